@@ -122,36 +122,36 @@ impl Shared {
 
 /// Puts changes in; dropping it ends them.
 #[derive(Debug)]
-pub struct Giver(Arc<Shared>);
+pub struct ChangeSender(Arc<Shared>);
 
 /// Takes them out.
 #[derive(Debug)]
-pub struct Taker {
+pub struct ChangeReceiver {
     shared: Arc<Shared>,
     /// When the first of what was taken last had come.
     since: Option<Instant>,
 }
 
-pub fn inbox() -> (Giver, Taker) {
+pub fn inbox() -> (ChangeSender, ChangeReceiver) {
     let shared = Arc::new(Shared::default());
-    (Giver(shared.clone()), Taker { shared, since: None })
+    (ChangeSender(shared.clone()), ChangeReceiver { shared, since: None })
 }
 
-impl Giver {
+impl ChangeSender {
     pub fn put(&self, change: Change) {
         self.0.inbox().put(change);
         self.0.news.notify_one();
     }
 }
 
-impl Drop for Giver {
+impl Drop for ChangeSender {
     fn drop(&mut self) {
         self.0.inbox().closed = true;
         self.0.news.notify_one();
     }
 }
 
-impl Taker {
+impl ChangeReceiver {
     /// Waits for changes and takes all that there are; `None` when there will be no more. Dropping the future loses none.
     pub async fn take(&mut self) -> Option<Vec<Change>> {
         loop {

@@ -1,7 +1,7 @@
 //! The whole of what the leader decides: from objects, nodes, the status that holds, recorded hand-overs and the time to
-//! what each object should say, the events about it, and the records to be written. Pure, but for what [`Watch`] remembers.
+//! what each object should say, the events about it, and the records to be written. Pure, but for what [`HandoverPlanner`] remembers.
 //!
-//! [`assign`] says where addresses should be, [`Watch::plan`] what of it may be written now, [`verdict`] what is said
+//! [`assign`] says where addresses should be, [`HandoverPlanner::plan`] what of it may be written now, [`verdict`] what is said
 //! about it.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,10 +13,10 @@ use crate::allocation::{Facts, Fate, Nodes, Objects, Outcome, assign};
 use crate::model::reserved::ClusterNetworks;
 use crate::model::services::Services;
 use crate::model::view::{EgressObject, Item, Part, parse_egress_ip};
-use crate::ownership::handover::{Evidence, Plan, Records, Step, Watch};
+use crate::ownership::handover::{Evidence, HandoverPlanner, Plan, Records, Step};
 use crate::plan::unserved::UnservedAddresses;
 use crate::status::conditions::{self, Notice, Statement};
-use crate::status::pod_counts::Census;
+use crate::status::pod_counts::PodCounts;
 
 /// All that is known. The status that holds is part of the objects.
 #[derive(Clone, Copy, Debug)]
@@ -30,7 +30,7 @@ pub struct Known<'a> {
     /// What nodes have been assigned and do not serve, by their own words.
     pub unserved: &'a BTreeMap<String, UnservedAddresses>,
     /// How many pods each object serves, and where nobody looks after them.
-    pub census: &'a Census,
+    pub census: &'a PodCounts,
     /// Where no node can host any address of an object, the node's address serves.
     pub node_address_serves: bool,
     pub networks: &'a ClusterNetworks,
@@ -78,7 +78,7 @@ pub struct Decisions {
     pub look_again: Option<Instant>,
 }
 
-pub fn decide(watch: &mut Watch, known: &Known<'_>) -> Decisions {
+pub fn decide(watch: &mut HandoverPlanner, known: &Known<'_>) -> Decisions {
     let Known { objects, nodes, unreachable, absent, networks, services, records, evidence, now, .. } = *known;
     let cluster = conditions::Cluster::new(nodes, known.node_address_serves);
     let hand_overs = &records.open;
@@ -104,7 +104,7 @@ fn decision(
     object: &Arc<EgressObject>,
     outcome: Outcome,
     new: Option<Vec<Item>>,
-    (eligible, cluster, census): (usize, &conditions::Cluster, &Census),
+    (eligible, cluster, census): (usize, &conditions::Cluster, &PodCounts),
 ) -> Decision {
     // Of an object that selects nobody knows whom, nothing is published.
     let publish = outcome.no_eligible_node() && !object.is_unknown(Part::Selectors);
@@ -159,7 +159,7 @@ pub struct NoRecords {
     absent: BTreeSet<String>,
     unserved: BTreeMap<String, UnservedAddresses>,
     endless: BTreeSet<String>,
-    census: Census,
+    census: PodCounts,
     networks: ClusterNetworks,
     services: Services,
 }
@@ -212,7 +212,7 @@ mod tests {
             let objects = Objects::from([(name.clone(), Arc::new(object))]);
             let (nodes, none, mut no_records) = (Nodes::new(), BTreeSet::new(), NoRecords::default());
             let known = no_records.known(&objects, &nodes, &none, Instant::now());
-            decide(&mut Watch::default(), &known).all.remove(0).no_eligible_node
+            decide(&mut HandoverPlanner::default(), &known).all.remove(0).no_eligible_node
         };
         assert_eq!(published((*readable).clone()), Some(vec!["172.18.0.100".parse().expect("a literal")]));
         assert_eq!(published(unreadable), None);

@@ -7,7 +7,7 @@
 //!
 //! One exception: where no address of the holder's node answers, a candidate need not wait for that long. The holder may
 //! live on, cut off from this candidate alone, and lead and confirm agents as if it had not been replaced. So the candidate
-//! notes whom it has replaced, and until when that one may go on ([`Former`]); `crate::ownership::suspicion` counts with it.
+//! notes whom it has replaced, and until when that one may go on ([`FormerLeader`]); `crate::ownership::suspicion` counts with it.
 
 use std::time::{Duration, Instant};
 
@@ -77,14 +77,14 @@ pub fn node_of(identity: &str) -> Option<&str> {
 
 /// No address of this holder's node has answered since then, although one did before.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Silence {
+pub struct SilentHolder {
     pub holder: String,
     pub since: Instant,
 }
 
 /// A leader that was replaced before its Lease had run out.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Former {
+pub struct FormerLeader {
     pub node: String,
     /// Since when no address of its node has answered.
     pub silent_since: Instant,
@@ -131,21 +131,21 @@ pub struct Election {
     /// The greatest number of transitions seen.
     greatest: Option<i32>,
     /// The leader that the latest take-over replaced early.
-    former: Option<Former>,
+    former: Option<FormerLeader>,
     /// Until then the Lease is left to other candidates.
     aside: Option<Instant>,
 }
 
 /// Leading without a gap: whoever led, or could have, before `since` is another matter.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Reign {
+pub struct LeaderTerm {
     pub since: Instant,
     /// When the latest renewal was asked for.
     pub renewed: Instant,
     /// When it ends without another renewal.
     pub until: Instant,
     /// Whoever led before `since` and may not know yet that it does not.
-    pub former: Option<Former>,
+    pub former: Option<FormerLeader>,
 }
 
 impl Election {
@@ -172,10 +172,10 @@ impl Election {
     }
 
     /// `None` where we do not lead at this moment.
-    pub fn reign(&self, now: Instant) -> Option<Reign> {
+    pub fn reign(&self, now: Instant) -> Option<LeaderTerm> {
         let renewed = self.renewed?;
         let until = renewed + self.timing.renew_deadline;
-        (now < until).then_some(Reign { since: self.since?, renewed, until, former: self.former.clone() })
+        (now < until).then_some(LeaderTerm { since: self.since?, renewed, until, former: self.former.clone() })
     }
 
     /// When the latest renewal was asked for. Others saw it later, and wait from then.
@@ -205,7 +205,7 @@ impl Election {
     }
 
     /// Decides on the Lease as it was just read, and by what is known of its holder's node.
-    pub fn step(&mut self, lease: Option<Record>, silence: Option<&Silence>, now: Instant) -> Step {
+    pub fn step(&mut self, lease: Option<Record>, silence: Option<&SilentHolder>, now: Instant) -> Step {
         let Some(lease) = lease else {
             self.renewed = None;
             return self.step_without(now);
@@ -236,7 +236,7 @@ impl Election {
                 return Step::Wait;
             };
             let (node, silent_since) = (node.to_owned(), silent.since);
-            self.former = Some(Former { node, silent_since, until: since + duration });
+            self.former = Some(FormerLeader { node, silent_since, until: since + duration });
         }
         Step::TakeOver { transitions: self.next_transitions() }
     }
@@ -383,21 +383,22 @@ mod tests {
         let at = |millis| start + Duration::from_millis(millis);
         let (holder, another) = (identity("node_a", 7, 1), identity("node_a", 8, 2));
         let lease = record(&holder, "1");
-        let silence = |since| Some(Silence { holder: holder.clone(), since: at(since) });
+        let silence = |since| Some(SilentHolder { holder: holder.clone(), since: at(since) });
         let mut me = Election::new("me".into(), timing);
-        let mut step =
-            |lease: &Record, silence: Option<Silence>, now| me.step(Some(lease.clone()), silence.as_ref(), at(now));
+        let mut step = |lease: &Record, silence: Option<SilentHolder>, now| {
+            me.step(Some(lease.clone()), silence.as_ref(), at(now))
+        };
         assert_eq!(step(&lease, None, 0), Step::Wait);
         assert_eq!(step(&lease, None, 1999), Step::Wait, "it answers, or nobody knows");
         let renewed = record(&holder, "2");
         assert_eq!(step(&renewed, silence(1500), 2000), Step::Wait, "it has just renewed");
         assert_eq!(step(&renewed, silence(1500), 2599), Step::Wait);
         assert_eq!(step(&renewed, silence(2101), 2600), Step::Wait, "it has not been silent for long");
-        let of_another = Silence { holder: another, since: at(0) };
+        let of_another = SilentHolder { holder: another, since: at(0) };
         assert_eq!(step(&renewed, Some(of_another), 2600), Step::Wait);
         assert_eq!(step(&renewed, silence(2100), 2600), Step::TakeOver { transitions: 1 });
         me.written(record("me", "3"), at(2600), at(2650));
-        let former = Former { node: "node_a".into(), silent_since: at(2100), until: at(2000) + timing.duration };
+        let former = FormerLeader { node: "node_a".into(), silent_since: at(2100), until: at(2000) + timing.duration };
         assert_eq!(me.reign(at(2650)).and_then(|reign| reign.former), Some(former), "it may go on until then");
         // Renewals change nothing of that, and the next take-over is another.
         me.written(record("me", "4"), at(2900), at(2900));
@@ -412,7 +413,7 @@ mod tests {
     fn a_stranger_and_the_leader_of_a_longer_lease_are_given_their_time() {
         let (start, timing) = (Instant::now(), Timing::default());
         let since = start.checked_sub(timing.duration).unwrap_or(start);
-        let thief = Silence { holder: "thief".into(), since };
+        let thief = SilentHolder { holder: "thief".into(), since };
         let mut me = Election::new("me".into(), timing);
         me.step(Some(record("thief", "1")), None, start);
         assert_eq!(
@@ -420,7 +421,7 @@ mod tests {
             Step::Wait,
             "it has no node"
         );
-        let silence = Silence { holder: identity("a", 1, 1), since };
+        let silence = SilentHolder { holder: identity("a", 1, 1), since };
         let lease = Record { duration: timing.duration * 5, ..record(&silence.holder, "2") };
         assert_eq!(me.step(Some(lease.clone()), Some(&silence), start), Step::Wait);
         assert_eq!(me.step(Some(lease), Some(&silence), start + timing.stale), Step::TakeOver { transitions: 1 });

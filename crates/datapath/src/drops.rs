@@ -102,7 +102,7 @@ impl Drops {
         if !follow {
             return Ok(());
         }
-        let (mut pace, mut byte) = (Pace::since(Instant::now()), [0]);
+        let (mut pace, mut byte) = (Backoff::since(Instant::now()), [0]);
         loop {
             let next = tokio::select! {
                 next = coming.recv() => next,
@@ -142,13 +142,13 @@ async fn write(writer: &mut (impl AsyncWrite + Unpin), line: &Line) -> io::Resul
 }
 
 /// What may be told in this second.
-struct Pace {
+struct Backoff {
     since: Instant,
     lines: u32,
     left_out: u64,
 }
 
-impl Pace {
+impl Backoff {
     const WINDOW: Duration = Duration::from_secs(1);
 
     const fn since(since: Instant) -> Self {
@@ -275,16 +275,16 @@ mod tests {
     #[test]
     fn some_are_told_each_second_and_how_many_were_left_out() {
         let begun = Instant::now();
-        let mut pace = Pace::since(begun);
+        let mut pace = Backoff::since(begun);
         assert!((0..LINES_PER_SECOND).all(|_| pace.takes(begun)));
         assert!(!pace.takes(begun), "one too many");
         pace.left_out += 1;
-        assert!(!pace.takes(begun + Pace::WINDOW), "not before it is said");
-        assert_eq!(pace.begin(begun + Pace::WINDOW), 1);
-        assert!(pace.takes(begun + Pace::WINDOW));
-        let mut quiet = Pace::since(begun);
+        assert!(!pace.takes(begun + Backoff::WINDOW), "not before it is said");
+        assert_eq!(pace.begin(begun + Backoff::WINDOW), 1);
+        assert!(pace.takes(begun + Backoff::WINDOW));
+        let mut quiet = Backoff::since(begun);
         assert!((0..LINES_PER_SECOND).all(|_| quiet.takes(begun)));
-        assert!(quiet.takes(begun + Pace::WINDOW), "another second");
+        assert!(quiet.takes(begun + Backoff::WINDOW), "another second");
     }
 
     #[tokio::test]

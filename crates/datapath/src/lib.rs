@@ -86,15 +86,15 @@ pub use crate::loader::features::{Attachment, Features, probe};
 pub use crate::maps::counters::{EgressIpCount, Reader};
 pub use crate::maps::lease::boot_ns;
 
-use crate::conntrack::reset_history::Told;
+use crate::conntrack::reset_history::CutConnections;
 use crate::drops::Drops;
-use crate::loader::abi_migration::Succession;
-use crate::loader::initial_state::{Foreknown, OwnAddresses};
+use crate::loader::abi_migration::AbiMigration;
+use crate::loader::initial_state::{InitialState, OwnAddresses};
 use crate::loader::lock::InstanceLock;
 use crate::loader::programs::Programs;
 use crate::maps::tables::{FlowTables, NodeTables, Tables};
 use crate::names::{Device, Pins, SWEEP_PROGRAM};
-use crate::nftables::leak_guard::SecondLine;
+use crate::nftables::leak_guard::LeakGuard;
 use crate::state::State;
 use egress_core::model::lease::SharedLease;
 use egress_core::plan::executor::Claimant;
@@ -147,7 +147,7 @@ pub struct Settings {
     pub attachment: Option<Attachment>,
     /// What is known of the cluster before it has been heard of, where pods that are not known are dropped from the first packet
     /// on; `None` where they pass until then.
-    pub foreknown: Option<Foreknown>,
+    pub foreknown: Option<InitialState>,
     /// The eBPF object, an ELF file.
     pub object: Cow<'static, [u8]>,
 }
@@ -219,9 +219,9 @@ pub struct Shared {
     sweep: Mutex<Option<SchedClassifier>>,
     /// Connections that were cut, to `nudge`.
     cut: UnboundedSender<Vec<Tuple>>,
-    told: Mutex<Told>,
-    second_line: SecondLine,
-    succession: Succession,
+    told: Mutex<CutConnections>,
+    second_line: LeakGuard,
+    succession: AbiMigration,
 }
 
 impl Shared {
@@ -248,7 +248,7 @@ impl Shared {
         let _ends = self.cut.send(self.told().news(cut));
     }
 
-    fn told(&self) -> MutexGuard<'_, Told> {
+    fn told(&self) -> MutexGuard<'_, CutConnections> {
         self.told.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -281,7 +281,7 @@ impl Dataplane {
         // What is wrong with these pins is said before what is wrong with others, and a refusal makes no directory. It needs no
         // device.
         let fit = pins::check(&pins, &settings)?;
-        let succession = Succession::look(&pins)?;
+        let succession = AbiMigration::look(&pins)?;
         late::names(&settings)?;
         foreign::refuse(&settings, &pins, &succession)?;
         let look = |error| StartError::kernel("look at the node's interfaces", error);
@@ -290,7 +290,7 @@ impl Dataplane {
         late::elsewhere(&settings, &facts, &versions)?;
         let made = pins::make(&pins, fit)?;
         // What was set aside is another layout by now.
-        let succession = Succession::look(&pins)?;
+        let succession = AbiMigration::look(&pins)?;
         let overlay = overlay::ensure(&netlink, settings.tunnel_port).await?;
 
         let mut programs = Programs::load(&settings, &pins, features.attachment).await?;
@@ -325,8 +325,8 @@ impl Dataplane {
             lease,
             sweep: Mutex::new(sweep),
             cut,
-            told: Mutex::new(Told::default()),
-            second_line: SecondLine::default(),
+            told: Mutex::new(CutConnections::default()),
+            second_line: LeakGuard::default(),
             succession,
         });
         // Before the overlay carries anything that connection tracking would follow.

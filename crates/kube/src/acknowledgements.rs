@@ -14,16 +14,16 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 
-use crate::api_outage::Outages;
+use crate::api_outage::ApiOutages;
 use crate::crd::{PreparedAddress, ReleasedAddress};
-use crate::node_object::OwnObject;
-use egress_core::model::ledger::Words;
+use crate::node_object::NodeObject;
+use egress_core::model::ledger::Acknowledgements;
 use egress_core::model::node::{Prepared, Readiness};
 use egress_core::model::view::Node;
 use egress_core::node_health::fitness::Ready;
 
 /// What has been given up, what the node is ready for, and the latest end of a lease without one.
-type Wanted = (Words, Readiness, Option<u64>);
+type Wanted = (Acknowledgements, Readiness, Option<u64>);
 
 /// How long one write may take.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -36,16 +36,16 @@ const RETRY: Duration = Duration::from_millis(500);
 pub async fn publish(
     (client, node_name): (Client, &str),
     (mut released, mut ready, mut bounded): (
-        watch::Receiver<Words>,
+        watch::Receiver<Acknowledgements>,
         watch::Receiver<Readiness>,
         watch::Receiver<Option<u64>>,
     ),
     (mut own, mut serves): (watch::Receiver<Option<Arc<Node>>>, watch::Receiver<Ready>),
-    outages: &Outages,
+    outages: &ApiOutages,
     stop: CancellationToken,
 ) {
     const WHAT: &str = "what this node has let go of or is ready for, in its EgressNode object";
-    let object = OwnObject::new(client, node_name);
+    let object = NodeObject::new(client, node_name);
     let mut has_looked = false;
     loop {
         let wanted =
@@ -88,7 +88,7 @@ pub async fn publish(
     }
 }
 
-async fn write(object: &OwnObject, node_uid: &str, wanted: &Wanted) -> Result<(), Error> {
+async fn write(object: &NodeObject, node_uid: &str, wanted: &Wanted) -> Result<(), Error> {
     object.say(node_uid, status(wanted)).await
 }
 
@@ -132,10 +132,10 @@ mod tests {
     async fn what_an_earlier_run_has_said_stays_until_this_one_has_looked() {
         let server = Server::start().await;
         let (client, outages) = server.client();
-        let released = Words::from([(ip("172.18.0.100"), 7)]);
+        let released = Acknowledgements::from([(ip("172.18.0.100"), 7)]);
         let node = Node { name: "a".into(), released, ..Node::default() };
         let (_own, is_own) = watch::channel(Some(Arc::new(node)));
-        let (_released, words) = watch::channel(Words::new());
+        let (_released, words) = watch::channel(Acknowledgements::new());
         let (_ready, readiness) = watch::channel(Readiness::default());
         let (_bounded, is_bounded) = watch::channel(None);
         let (serves, is_serving) = watch::channel(Ready::default());
@@ -156,7 +156,7 @@ mod tests {
     #[test]
     fn an_acknowledgement_is_read_as_it_was_written() {
         let (one, other) = (ip("172.18.0.100"), ip("fd00::1"));
-        let released = Words::from([(one, 7), (other, 8)]);
+        let released = Acknowledgements::from([(one, 7), (other, 8)]);
         let given = [(other, "node2".to_owned())].into();
         let prepared = [(ip("172.18.0.101"), Prepared(9, "node3".into(), false))].into();
         let said = (released, Readiness { given, prepared }, Some(12));

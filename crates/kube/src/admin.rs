@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use crate::convert::AgentFacts;
-use crate::error_text::Causes;
+use crate::error_text::ErrorText;
 use crate::{convert, watches};
 use egress_core::allocation::{Nodes, Objects};
 use egress_core::keys;
@@ -24,7 +24,7 @@ const PAGE: u32 = 500;
 /// A request that was not answered as hoped.
 #[derive(Debug, thiserror::Error)]
 pub enum Refused {
-    #[error("cannot {what}: {}", Causes(source))]
+    #[error("cannot {what}: {}", ErrorText(source))]
     Answered { what: &'static str, source: Error },
     /// A write may have been done all the same.
     #[error("cannot {what}: the API server does not answer in time")]
@@ -51,13 +51,13 @@ impl Patience {
     }
 }
 
-pub struct Administration {
+pub struct AdminClient {
     nodes: Api<KubeNode>,
     egress_nodes: Api<DynamicObject>,
     objects: Api<DynamicObject>,
 }
 
-impl Administration {
+impl AdminClient {
     pub fn new(client: Client) -> Self {
         let objects = Api::all_with(client.clone(), &watches::egressip_resource());
         let egress_nodes = Api::all_with(client.clone(), &watches::egress_node_resource());

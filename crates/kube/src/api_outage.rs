@@ -5,7 +5,7 @@
 //! refusal (a right that is missing) is another matter, which concerns one of them: it is said for that one. That it
 //! cannot answer at the moment (5xx, from itself or from a load balancer before it) is an absence.
 //!
-//! The first of those who have failed that is answered ends the absence for all ([`Outages::ends`]): they look again at once
+//! The first of those who have failed that is answered ends the absence for all ([`ApiOutages::ends`]): they look again at once
 //! instead of waiting for their own turn. Whoever has not failed himself proves nothing: a list that is too large to be
 //! answered is no reason to ask for it each second.
 
@@ -17,7 +17,7 @@ use kube::Error;
 use tokio::sync::watch;
 use tracing::{debug, info, warn};
 
-use crate::error_text::Causes;
+use crate::error_text::ErrorText;
 
 /// An outage that begins sooner behind the last is not said, unless it lasts until then.
 const AGAIN: Duration = Duration::from_secs(60);
@@ -30,7 +30,7 @@ const WORTH_A_WORD: Duration = Duration::from_secs(2);
 
 /// Shared by all who use one API server.
 #[derive(Clone, Debug)]
-pub struct Outages {
+pub struct ApiOutages {
     server: Arc<str>,
     state: Arc<Mutex<State>>,
     ends: watch::Sender<Option<Instant>>,
@@ -124,7 +124,7 @@ pub(super) fn is_absence_code(code: u16) -> bool {
     code >= 500
 }
 
-impl Outages {
+impl ApiOutages {
     pub fn new(server: &str) -> Self {
         let (ends, failures, returns) = (watch::Sender::new(None), watch::Sender::new(()), watch::Sender::new(()));
         Self {
@@ -215,8 +215,8 @@ impl Outages {
     /// A request failed; it will be tried again.
     pub fn failed(&self, what: &'static str, error: &Error) {
         match is_absence(error) {
-            false => self.refused(what, &Causes(error).to_string()),
-            true => self.unanswered(what, &Causes(error).to_string()),
+            false => self.refused(what, &ErrorText(error).to_string()),
+            true => self.unanswered(what, &ErrorText(error).to_string()),
         }
     }
 
@@ -287,7 +287,7 @@ mod tests {
 
     #[test]
     fn a_return_that_a_controller_tells_of_is_news_once() {
-        let outages = Outages::new("http://nowhere");
+        let outages = ApiOutages::new("http://nowhere");
         let returns = outages.returns();
         let mut seen = returns.clone();
         let mut is_news = move || {

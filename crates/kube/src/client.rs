@@ -11,8 +11,8 @@ use kube::config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigErro
 use kube::{Client, Config};
 use tokio::time::{sleep, timeout};
 
-use crate::api_outage::Outages;
-use crate::stalled_requests::Revive;
+use crate::api_outage::ApiOutages;
+use crate::stalled_requests::StalledRequests;
 
 /// Longer than any handshake takes, and short enough that a server that has moved is found.
 const CONNECT: Duration = Duration::from_secs(5);
@@ -42,7 +42,7 @@ fn first_line(error: &KubeconfigError) -> String {
 }
 
 /// From the file, else from the pod's service account; with who tells of the server's outages.
-pub async fn connect(kubeconfig: Option<&Path>) -> Result<(Client, Outages), ClientError> {
+pub async fn connect(kubeconfig: Option<&Path>) -> Result<(Client, ApiOutages), ClientError> {
     let config = match kubeconfig {
         Some(path) => {
             let source = |source| ClientError::Kubeconfig { path: path.to_owned(), source };
@@ -68,7 +68,7 @@ pub async fn answered(client: &Client, waits: impl FnOnce()) {
 }
 
 /// The addresses that the client connects to, asked for once where the server has a name.
-pub async fn addresses(outages: &Outages) -> BTreeSet<IpAddr> {
+pub async fn addresses(outages: &ApiOutages) -> BTreeSet<IpAddr> {
     let Ok(url) = outages.server().parse::<Uri>() else { return BTreeSet::new() };
     let host = url.host().unwrap_or_default().trim_matches(['[', ']']).to_owned();
     if let Ok(address) = host.parse() {
@@ -95,14 +95,14 @@ pub async fn connect_as_user(kubeconfig: Option<&Path>) -> Result<Client, Client
 
 /// The library asks again by itself where a server, or the load balancer before it, cannot answer now, and waits for minutes
 /// in between. Here whoever asks knows better when to ask again, and is to know that it was in vain.
-pub(super) fn client(mut config: Config) -> kube::Result<(Client, Outages)> {
+pub(super) fn client(mut config: Config) -> kube::Result<(Client, ApiOutages)> {
     (config.default_retry, config.connect_timeout) = (false, Some(CONNECT));
     // Without TLS nobody's word is needed; else the library would look for the system's, and an image has none.
     if config.cluster_url.scheme_str() == Some("http") {
         config.root_cert.get_or_insert_default();
     }
-    let outages = Outages::new(&config.cluster_url.to_string());
-    let client = ClientBuilder::try_from(config)?.with_layer(&Revive(outages.clone())).build();
+    let outages = ApiOutages::new(&config.cluster_url.to_string());
+    let client = ClientBuilder::try_from(config)?.with_layer(&StalledRequests(outages.clone())).build();
     Ok((client, outages))
 }
 

@@ -5,9 +5,9 @@ use std::error::Error;
 use std::fmt::{Display, Formatter, Result};
 
 /// Shows the error and each cause that the text so far does not say.
-pub struct Causes<'a>(pub &'a (dyn Error + 'static));
+pub struct ErrorText<'a>(pub &'a (dyn Error + 'static));
 
-impl Display for Causes<'_> {
+impl Display for ErrorText<'_> {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
         if let Some(refusal) = refusal(self.0) {
             return f.write_str(&refusal);
@@ -53,15 +53,15 @@ mod tests {
     #[test]
     fn every_cause_is_said_once() {
         let refused = || io::Error::other("refused");
-        assert_eq!(Causes(&Outer(refused())).to_string(), "cannot connect: refused");
-        assert_eq!(Causes(&Said(refused())).to_string(), "it failed: refused");
+        assert_eq!(ErrorText(&Outer(refused())).to_string(), "cannot connect: refused");
+        assert_eq!(ErrorText(&Said(refused())).to_string(), "it failed: refused");
     }
 
     #[test]
     fn a_refusal_is_the_servers_own_sentence() {
         let refused = |message| {
             let status = kube::core::Status::failure(message, "Forbidden").with_code(403);
-            Causes(&kube::Error::Api(status.boxed())).to_string()
+            ErrorText(&kube::Error::Api(status.boxed())).to_string()
         };
         assert_eq!(refused("egressips \"a\" is forbidden"), "egressips \"a\" is forbidden (403)");
         assert_eq!(refused(""), "403 Forbidden");

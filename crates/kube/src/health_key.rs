@@ -19,7 +19,7 @@ use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use crate::api_outage::Outages;
+use crate::api_outage::ApiOutages;
 use crate::post_params;
 use egress_core::notes::Notes;
 
@@ -148,7 +148,7 @@ impl KeyHolder {
 pub async fn keep(
     (client, namespace): (Client, &str),
     holder: KeyHolder,
-    (outages, notes): (&Outages, Option<Notes>),
+    (outages, notes): (&ApiOutages, Option<Notes>),
     if_absent: IfAbsent,
     stop: CancellationToken,
 ) {
@@ -174,7 +174,7 @@ pub async fn keep(
             }
             Ok(Err(KeyError::Request(error))) => {
                 outages.failed(ABOUT, &error);
-                (false, Some(crate::error_text::Causes(&error).to_string()))
+                (false, Some(crate::error_text::ErrorText(&error).to_string()))
             }
             Ok(Err(error)) => (false, Some(error.to_string())),
             Err(_) => {

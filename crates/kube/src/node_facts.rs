@@ -21,9 +21,9 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use crate::api_outage::Outages;
+use crate::api_outage::ApiOutages;
 use crate::crd::{EgressNodeStatus, NodeNetworks, NodeUplink};
-use crate::node_object::OwnObject;
+use crate::node_object::NodeObject;
 use egress_core::keys;
 use egress_core::model::host::{HostAddresses, HostNetworks};
 use egress_core::model::node::{Uplink, mac_text};
@@ -51,7 +51,7 @@ enum PublishError {
     #[error(transparent)]
     Api(#[from] Error),
     #[error("a request took too long")]
-    Silence(#[from] tokio::time::error::Elapsed),
+    SilentHolder(#[from] tokio::time::error::Elapsed),
 }
 
 /// Keeps what is said of this node as it should be, until told to stop.
@@ -59,7 +59,7 @@ pub async fn publish(
     place: Place<'_>,
     host: &impl HostAddresses,
     mut own: watch::Receiver<Option<Arc<Node>>>,
-    outages: &Outages,
+    outages: &ApiOutages,
     stop: CancellationToken,
 ) {
     const WHAT: &str = "this node's networks in its EgressNode object";
@@ -76,7 +76,7 @@ pub async fn publish(
             Err(error) => {
                 match &error {
                     PublishError::Api(error) => outages.failed(WHAT, error),
-                    PublishError::Silence(_) => outages.unanswered(WHAT, &error.to_string()),
+                    PublishError::SilentHolder(_) => outages.unanswered(WHAT, &error.to_string()),
                     PublishError::Addresses(_) => warn!(%error, "cannot publish {WHAT}; trying again"),
                 }
                 None
@@ -109,7 +109,7 @@ async fn publish_once(
 
 async fn write(place: &Place<'_>, networks: &HostNetworks) -> Result<(), Error> {
     let api: Api<KubeNode> = Api::all(place.client.clone());
-    let object = OwnObject::new(place.client.clone(), place.node_name);
+    let object = NodeObject::new(place.client.clone(), place.node_name);
     // A node registers itself when it likes; its object is on its way by the watch then.
     let Some(node) = api.get_opt(place.node_name).await? else { return Ok(()) };
     let uid = node.metadata.uid.clone().unwrap_or_default();

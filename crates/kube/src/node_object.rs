@@ -13,12 +13,12 @@ use crate::crd::{EgressNode, EgressNodeSpec};
 use crate::post_params;
 
 #[derive(Clone)]
-pub(super) struct OwnObject {
+pub(super) struct NodeObject {
     api: Api<EgressNode>,
     name: String,
 }
 
-impl OwnObject {
+impl NodeObject {
     pub(super) fn new(client: Client, node_name: &str) -> Self {
         Self { api: Api::all(client), name: node_name.to_owned() }
     }

@@ -12,7 +12,7 @@ use kube::Client;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use crate::api_outage::Outages;
+use crate::api_outage::ApiOutages;
 use crate::backoff::spread;
 use crate::leader_election::lease::LeaderLease;
 
@@ -25,7 +25,7 @@ const DOUBT: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Looks until told to stop.
-pub async fn watch(client: Client, namespace: &str, outages: &Outages, stop: CancellationToken) {
+pub async fn watch(client: Client, namespace: &str, outages: &ApiOutages, stop: CancellationToken) {
     let mut lease = LeaderLease::new(client, namespace);
     let mut failures = outages.failures();
     loop {
@@ -50,7 +50,7 @@ pub async fn watch(client: Client, namespace: &str, outages: &Outages, stop: Can
         tokio::select! {
             () = stop.cancelled() => return,
             () = sleep(LOOK + spread() * 10) => {}
-            () = Outages::doubt(&mut failures, is_answered, DOUBT + spread() / 5) => {}
+            () = ApiOutages::doubt(&mut failures, is_answered, DOUBT + spread() / 5) => {}
         }
     }
 }

@@ -16,7 +16,7 @@ use kube::core::Status;
 use kube::{Client, Error};
 use serde_json::{Value, json};
 
-use crate::error_text::Causes;
+use crate::error_text::ErrorText;
 use crate::{FIELD_MANAGER, convert, watches};
 use egress_core::keys;
 use egress_core::model::state::EgressId;
@@ -41,8 +41,8 @@ pub enum WriteError {
     #[error("the object has changed meanwhile")]
     Stale,
     #[error("the API server does not answer")]
-    Silence,
-    #[error("{}", Causes(.0))]
+    SilentHolder,
+    #[error("{}", ErrorText(.0))]
     Api(Error),
     #[error("the patch cannot be expressed: {0}")]
     Patch(#[from] serde_json::Error),

@@ -9,7 +9,7 @@ use kube::{Client, Config};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-use crate::api_outage::Outages;
+use crate::api_outage::ApiOutages;
 use crate::client::client;
 
 /// Answers lists and writes, holds watches open for ever, says nothing at all to whoever asks for something named
@@ -58,7 +58,7 @@ impl Server {
         server
     }
 
-    pub fn client(&self) -> (Client, Outages) {
+    pub fn client(&self) -> (Client, ApiOutages) {
         client(Config::new(format!("http://{}", self.address).parse().expect("an address"))).expect("a client")
     }
 

@@ -19,10 +19,10 @@ use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 use tracing::{debug, warn};
 
-use crate::api_outage::{Outages, is_absence_code};
+use crate::api_outage::{ApiOutages, is_absence_code};
 use crate::backoff::{paced, spread};
 use crate::convert::AgentFacts;
-use crate::error_text::Causes;
+use crate::error_text::ErrorText;
 use crate::ledger::{self, Broken};
 use crate::{convert, crd};
 use egress_core::model::view::{self, Change, Ledger, Update};
@@ -45,7 +45,7 @@ pub fn for_agent(
     client: &Client,
     (namespace, node_name): (&str, &str),
     service_networks: &[IpNet],
-    outages: &Outages,
+    outages: &ApiOutages,
 ) -> impl Stream<Item = Change> + Send + use<> {
     let namespaces: Api<PartialObjectMeta<Namespace>> = Api::all(client.clone());
     let pods: Api<Pod> = Api::all(client.clone());
@@ -67,7 +67,7 @@ pub fn for_controller(
     client: &Client,
     namespace: &str,
     service_networks: &[IpNet],
-    outages: &Outages,
+    outages: &ApiOutages,
 ) -> impl Stream<Item = Change> + Send + use<> {
     let objects: Api<DynamicObject> = Api::all_with(client.clone(), &egressip_resource());
     let services: Api<Service> = Api::all(client.clone());
@@ -96,7 +96,7 @@ pub fn for_controller(
 }
 
 /// Node objects, each with what its agent says of it in its EgressNode object.
-fn nodes(client: &Client, outages: &Outages) -> impl Stream<Item = Update<String, Arc<view::Node>>> + Send + use<> {
+fn nodes(client: &Client, outages: &ApiOutages) -> impl Stream<Item = Update<String, Arc<view::Node>>> + Send + use<> {
     let nodes: Api<Node> = Api::all(client.clone());
     let said: Api<DynamicObject> = Api::all_with(client.clone(), &egress_node_resource());
     let nodes = updates(("nodes", outages.clone()), nodes, config(), ResourceExt::name_any, convert::node)
@@ -180,7 +180,7 @@ fn ledger_after(last: &Ledger, update: Update<String, Result<Ledger, Broken>>) -
 }
 
 fn updates<T, K, V>(
-    (what, outages): (&'static str, Outages),
+    (what, outages): (&'static str, ApiOutages),
     api: Api<T>,
     config: watcher::Config,
     key: impl Fn(&T) -> K + Send,
@@ -235,7 +235,7 @@ where
     })
 }
 
-fn report(what: &'static str, outages: &Outages, error: &watcher::Error) {
+fn report(what: &'static str, outages: &ApiOutages, error: &watcher::Error) {
     match error {
         watcher::Error::InitialListFailed(error)
         | watcher::Error::WatchStartFailed(error)
@@ -243,10 +243,10 @@ fn report(what: &'static str, outages: &Outages, error: &watcher::Error) {
         // The server has forgotten so old a version: the list begins anew, as it should.
         watcher::Error::WatchError(status) if status.code == 410 => debug!(what, "listing again"),
         watcher::Error::WatchError(status) if is_absence_code(status.code) => {
-            outages.unanswered(what, &Causes(error).to_string());
+            outages.unanswered(what, &ErrorText(error).to_string());
         }
         watcher::Error::WatchError(_) | watcher::Error::NoResourceVersion => {
-            outages.refused(what, &Causes(error).to_string());
+            outages.refused(what, &ErrorText(error).to_string());
         }
     }
 }
@@ -318,7 +318,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_server_that_has_gone_back_is_listed_anew() {
-        let outages = Outages::new("here");
+        let outages = ApiOutages::new("here");
         let mut begun = 0;
         let begin = || {
             begun += 1;

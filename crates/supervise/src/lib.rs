@@ -25,7 +25,7 @@ use tracing::error;
 pub enum Task {
     Acknowledgements,
     ApiWatches,
-    Census,
+    PodCounts,
     Certificates,
     Controller,
     DeviceWatch,
@@ -60,7 +60,7 @@ impl Task {
         match self {
             Self::Acknowledgements => "acknowledgements",
             Self::ApiWatches => "API watches",
-            Self::Census => "census",
+            Self::PodCounts => "census",
             Self::Certificates => "certificates",
             Self::Controller => "controller",
             Self::DeviceWatch => "device watch",

@@ -22,15 +22,15 @@ use crate::health;
 use crate::health::tls::{self, Tls};
 use crate::metrics::awaited::Awaited;
 use crate::metrics::catalogue::Who;
-use crate::metrics::{self, Station};
+use crate::metrics::{self, HealthPage};
 use crate::node::run::{self, AgentSettings};
 use egress_core::plan::desired;
 use egress_datapath::devices::host::Host;
 use egress_datapath::loader::abi_migration;
-use egress_datapath::loader::initial_state::Foreknown;
+use egress_datapath::loader::initial_state::InitialState;
 use egress_datapath::names::{DEFAULT_INBOUND_ENTRIES, DEFAULT_NAT_ENTRIES};
 use egress_datapath::{self, Attachment, Dataplane, Quotas, StartError};
-use egress_kube::api_outage::Outages;
+use egress_kube::api_outage::ApiOutages;
 use egress_kube::{client, events};
 use egress_supervise::{self, Task};
 
@@ -193,7 +193,7 @@ impl RunArgs {
     }
 
     /// What the programs go by before the cluster is heard of, where they are not to leave everything alone until then.
-    fn foreknown(&self) -> Option<Foreknown> {
+    fn foreknown(&self) -> Option<InitialState> {
         matches!(self.unknown_pods, UnknownPods::Drop).then(|| self.model().foreknown())
     }
 
@@ -201,7 +201,7 @@ impl RunArgs {
         &self,
         (host, api_servers): (Host, BTreeSet<IpAddr>),
         tls: Option<Tls>,
-        (outages, station): (Outages, Arc<Station>),
+        (outages, station): (ApiOutages, Arc<HealthPage>),
         questions: Questions,
     ) -> AgentSettings {
         AgentSettings {
@@ -233,7 +233,7 @@ async fn run_async(args: &RunArgs, notes: Notes, (log, troubles): (LogLevel, Tro
     let (client, outages) = client::connect(args.api.kubeconfig.as_deref()).await?;
     let stop = stop_on_signal()?;
     // Before the programs are loaded, which takes time: whoever asks is told so.
-    let station = Arc::new(Station::new(Who::Agent, outages.clone()));
+    let station = Arc::new(HealthPage::new(Who::Agent, outages.clone()));
     if let Some(listen) = args.metrics.metrics_bind_address {
         let serve = metrics::serve(listen, Arc::clone(&station), stop.clone());
         tokio::spawn(egress_supervise::until(stop.clone(), Task::MetricsServer, serve));

@@ -10,16 +10,16 @@ use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use tracing::{info, warn};
 
-use crate::controller::write_errors::Complaint;
+use crate::controller::write_errors::WriteErrorLog;
 use egress_core::allocation::{Nodes, Objects};
 use egress_core::leader_election::node_of;
 use egress_core::model::ledger::Ledger;
 use egress_core::model::view::{EgressObject, Node, parse_egress_ip};
-use egress_core::node_health::Reach;
-use egress_core::ownership::acknowledgements::{Heard, Said};
+use egress_core::node_health::NodeHealth;
+use egress_core::ownership::acknowledgements::{AcknowledgementReader, SeenAcknowledgements};
 use egress_core::ownership::endless::{self, Alone};
 use egress_core::ownership::handover::{Evidence, HandOver, Step};
-use egress_core::ownership::suspicion::{Beginning, Longest, Suspicions, Terms, suspects};
+use egress_core::ownership::suspicion::{Longest, Suspicions, TermStart, Terms, suspects};
 use egress_kube::leader_election::Leadership;
 use egress_kube::ledger::{self, LEDGER_NAME, LedgerStore};
 use egress_kube::status::WriteError;
@@ -29,12 +29,12 @@ const DEPARTED: Duration = Duration::from_secs(60);
 /// How long one write may take.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-pub(super) struct Books {
+pub(super) struct LedgerWriter {
     store: LedgerStore,
     leadership: Leadership,
     /// Of the pass that is under way: what it writes is refused where another may have led since.
     since: Option<Instant>,
-    complaint: Complaint,
+    complaint: WriteErrorLog,
     /// When another's signature was seen behind this leader's own.
     overwritten: Option<Instant>,
     /// How this leader signs.
@@ -46,7 +46,7 @@ pub(super) struct Books {
     ledger: Option<Arc<Ledger>>,
     suspicions: Suspicions,
     departed: BTreeMap<IpAddr, (String, Instant)>,
-    heard: Heard,
+    heard: AcknowledgementReader,
     alone: Alone,
 }
 
@@ -55,7 +55,7 @@ pub(super) struct Books {
 pub(super) struct Extract {
     /// The ledger as it should be before anything else is written.
     pub(super) draft: Ledger,
-    said: Said,
+    said: SeenAcknowledgements,
     departed: BTreeMap<IpAddr, String>,
     ends: BTreeMap<String, Instant>,
     /// The nodes whose leases have no end.
@@ -66,19 +66,19 @@ pub(super) struct Extract {
 
 impl Extract {
     pub(super) fn evidence(&self) -> Evidence<'_> {
-        let Said { released, given, prepared, .. } = &self.said;
+        let SeenAcknowledgements { released, given, prepared, .. } = &self.said;
         Evidence { released, given, prepared, ends: &self.ends, departed: &self.departed }
     }
 }
 
-impl Books {
+impl LedgerWriter {
     /// `own` are this controller's own times.
     pub(super) fn new(store: LedgerStore, leadership: Leadership, leader: String, own: Terms) -> Self {
         Self {
             store,
             leadership,
             since: None,
-            complaint: Complaint::default(),
+            complaint: WriteErrorLog::default(),
             overwritten: None,
             leader,
             own,
@@ -87,7 +87,7 @@ impl Books {
             ledger: None,
             suspicions: Suspicions::default(),
             departed: BTreeMap::new(),
-            heard: Heard::default(),
+            heard: AcknowledgementReader::default(),
             alone: Alone::default(),
         }
     }
@@ -122,7 +122,7 @@ impl Books {
         &mut self,
         objects: &Objects,
         nodes: &Nodes,
-        reach: &Reach,
+        reach: &NodeHealth,
         (since, now): (Instant, Instant),
     ) -> Option<Extract> {
         self.since = Some(since);
@@ -169,7 +169,7 @@ impl Books {
         let former = self.leadership.former();
         let is_asked = |name: &str, node: &Node| node.assignable && node_of(&self.leader).is_none_or(|own| own != name);
         let others = nodes.iter().filter(|(name, node)| is_asked(name, node)).map(|(name, _)| name.as_str()).collect();
-        let beginning = Beginning { since, former: former.as_ref(), others: &others };
+        let beginning = TermStart { since, former: former.as_ref(), others: &others };
         let mut ends = self.suspicions.ends(reach, terms, beginning);
         // By what stands there, and by what is about to.
         let endless: BTreeSet<String> = endless::all(ledger).chain(endless::all(&draft)).cloned().collect();
@@ -240,7 +240,7 @@ impl Books {
             return false;
         }
         let written = tokio::time::timeout(PATIENCE, self.store.write(&draft)).await;
-        match written.unwrap_or(Err(WriteError::Silence)) {
+        match written.unwrap_or(Err(WriteError::SilentHolder)) {
             Ok(ledger) => {
                 self.follow(Arc::new(ledger), Instant::now());
                 if self.complaint.ends() {
@@ -275,9 +275,9 @@ mod tests {
     use egress_kube::leader_election::leadership;
     use egress_kube::stub::Server;
 
-    fn books(server: &Server, leads: &Leadership) -> Books {
+    fn books(server: &Server, leads: &Leadership) -> LedgerWriter {
         let store = LedgerStore::new(server.client().0, "now");
-        Books::new(store, leads.clone(), "me".into(), terms())
+        LedgerWriter::new(store, leads.clone(), "me".into(), terms())
     }
 
     fn terms() -> Terms {
@@ -337,12 +337,12 @@ mod tests {
         let (total, programs) = (Some(former), Some(former + terms().programs));
         books.follow(Arc::new(Ledger { total, programs, suspects, ..Ledger::default() }), now);
         let nothing = (Objects::new(), Nodes::new());
-        let mut end = |reach: &Reach| {
+        let mut end = |reach: &NodeHealth| {
             let extract = books.extract(&nothing.0, &nothing.1, reach, (now, now)).expect("the ledger is known");
             (extract.evidence().ends["n1"], extract)
         };
-        let unknown = Reach::by(Duration::from_secs(1));
-        let silent = Reach { silent: BTreeSet::from(["n1".to_owned()]), ..unknown.clone() };
+        let unknown = NodeHealth::by(Duration::from_secs(1));
+        let silent = NodeHealth { silent: BTreeSet::from(["n1".to_owned()]), ..unknown.clone() };
         assert!((now + former..now + former + terms().programs).contains(&end(&silent).0));
         let (end, extract) = end(&unknown);
         assert!(end >= now + former + terms().programs);
@@ -366,7 +366,7 @@ mod tests {
             let mut books = books(&server, &leads);
             books.follow(Arc::new(ledger), now);
             let nodes = Nodes::from([egress_core::allocation::samples::node("n1", "172.18.0.2/16")]);
-            let extract = books.extract(&Objects::new(), &nodes, &Reach::by(terms().lease), (now, now));
+            let extract = books.extract(&Objects::new(), &nodes, &NodeHealth::by(terms().lease), (now, now));
             let extract = extract.expect("the ledger is known");
             extract.evidence().ends.keys().cloned().collect::<Vec<_>>()
         };
@@ -381,7 +381,7 @@ mod tests {
         let (published, leads, _duty) = leadership();
         published.set_leads_until(Some(Instant::now() + Duration::from_secs(60)));
         let store = LedgerStore::new(server.client().0, "past");
-        let mut books = Books::new(store, leads.clone(), "me".into(), terms());
+        let mut books = LedgerWriter::new(store, leads.clone(), "me".into(), terms());
         books.since = leads.since();
         for (known, expected) in [("6", "6"), ("9", "7")] {
             books.ledger = None;

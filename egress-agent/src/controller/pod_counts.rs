@@ -32,7 +32,7 @@ use crate::health::{SERVICE, pod_counts};
 use egress_core::allocation::Nodes;
 use egress_core::model::state::SelectedPods;
 use egress_core::model::view::Node;
-pub use egress_core::status::pod_counts::Census;
+pub use egress_core::status::pod_counts::PodCounts;
 
 const ROUND: Duration = Duration::from_secs(5);
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -63,7 +63,7 @@ impl Tally {
         self.pods.insert(node.to_owned(), pods);
     }
 
-    fn census(&mut self, nodes: &Nodes, now: Instant) -> Census {
+    fn census(&mut self, nodes: &Nodes, now: Instant) -> PodCounts {
         self.heard.retain(|name, _| nodes.contains_key(name));
         self.pods.retain(|name, _| nodes.contains_key(name));
         let mut away = BTreeSet::new();
@@ -78,7 +78,7 @@ impl Tally {
         }
         let is_silent = |(name, node): (&String, &Arc<Node>)| node.ready && !self.pods.contains_key(name);
         let is_complete = now >= self.since + COMPLETE_AFTER || !nodes.iter().any(is_silent);
-        Census { pods: self.pods.clone(), away, is_complete }
+        PodCounts { pods: self.pods.clone(), away, is_complete }
     }
 }
 
@@ -87,7 +87,7 @@ pub async fn run(
     manner: Manner,
     own_node: String,
     mut nodes: watch::Receiver<Option<Arc<Nodes>>>,
-    census: watch::Sender<Census>,
+    census: watch::Sender<PodCounts>,
     stop: CancellationToken,
 ) {
     let mut clients = Clients::new(manner, own_node);
@@ -110,7 +110,7 @@ pub async fn run(
         }
         let Some(now) = nodes.borrow_and_update().clone() else {
             (tally, clients.kept) = (None, BTreeMap::new());
-            census.send_if_modified(|known| std::mem::take(known) != Census::default());
+            census.send_if_modified(|known| std::mem::take(known) != PodCounts::default());
             continue;
         };
         let tally = tally.get_or_insert_with(|| Tally::begin(Instant::now()));
@@ -276,7 +276,7 @@ mod tests {
         let begin = Instant::now();
         let at = |seconds| begin + Duration::from_secs(seconds);
         let known = |ready| nodes(&[("n1", ready), ("n2", true)]);
-        let alone = |census: &Census| {
+        let alone = |census: &PodCounts| {
             census.left_alone(EgressId(1)).map(|(node, count)| (node.to_owned(), count)).collect::<Vec<_>>()
         };
         let mut tally = Tally::begin(begin);

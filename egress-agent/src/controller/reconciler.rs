@@ -15,24 +15,24 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use crate::change_queue::Taker;
-use crate::controller::ledger::{Books, Extract};
-use crate::controller::pod_counts::Census;
+use crate::change_queue::ChangeReceiver;
+use crate::controller::ledger::{Extract, LedgerWriter};
+use crate::controller::pod_counts::PodCounts;
 use crate::controller::summary;
-use crate::controller::write_errors::Complaint;
+use crate::controller::write_errors::WriteErrorLog;
 use crate::metrics::Meters;
-use egress_core::allocation::egress_ids::Numbering;
+use egress_core::allocation::egress_ids::EgressIdAllocator;
 use egress_core::allocation::{Nodes, Objects};
 use egress_core::decision::{Decision, Decisions, Known, decide};
 use egress_core::model::reserved::ClusterNetworks;
 use egress_core::model::services::Services;
 use egress_core::model::view::{Change, Condition, EgressObject, Item, Node, Update, filled};
-use egress_core::node_health::Reach;
-use egress_core::ownership::handover::Watch;
+use egress_core::node_health::NodeHealth;
+use egress_core::ownership::handover::HandoverPlanner;
 use egress_core::ownership::suspicion::Terms;
 use egress_core::plan::desired::OnUnassigned;
 use egress_core::status::conditions::{self, Notice};
-use egress_core::status::foreign_writers::Strangers;
+use egress_core::status::foreign_writers::ForeignWriters;
 use egress_core::status::moves::{Moves, Why};
 use egress_core::status::node_problems::Problems;
 use egress_kube::events::{About, Events};
@@ -64,20 +64,20 @@ pub struct Leader {
     node_address_serves: bool,
     services: Arc<Services>,
     /// Which nodes answer.
-    reach: watch::Receiver<Reach>,
+    reach: watch::Receiver<NodeHealth>,
     /// Whose agents are to be asked, while this controller leads, and what they say.
     asked: watch::Sender<Option<Arc<Nodes>>>,
-    census: watch::Receiver<Census>,
-    books: Books,
-    watch: Watch,
+    census: watch::Receiver<PodCounts>,
+    books: LedgerWriter,
+    watch: HandoverPlanner,
     /// Since when this controller leads without a gap, as of the pass that it is in.
     since: Option<std::time::Instant>,
-    numbering: Numbering,
+    numbering: EgressIdAllocator,
     /// Objects have changed since their numbers were noted.
     unobserved: bool,
     told: BTreeMap<String, BTreeSet<Notice>>,
-    strangers: Strangers,
-    complaint: Complaint,
+    strangers: ForeignWriters,
+    complaint: WriteErrorLog,
     problems: Problems,
     writer: StatusWriter,
     events: Events,
@@ -100,7 +100,7 @@ impl Leader {
         (writer, ledger): (StatusWriter, LedgerStore),
         events: Events,
         leadership: Leadership,
-        (reach, terms, returns): (watch::Receiver<Reach>, Terms, watch::Receiver<()>),
+        (reach, terms, returns): (watch::Receiver<NodeHealth>, Terms, watch::Receiver<()>),
         signature: String,
         networks: ClusterNetworks,
     ) -> Self {
@@ -112,15 +112,15 @@ impl Leader {
             services: Arc::default(),
             reach,
             asked: watch::Sender::default(),
-            census: watch::channel(Census::default()).1,
-            books: Books::new(ledger, leadership.clone(), signature, terms),
-            watch: Watch::lingering(LINGER),
+            census: watch::channel(PodCounts::default()).1,
+            books: LedgerWriter::new(ledger, leadership.clone(), signature, terms),
+            watch: HandoverPlanner::lingering(LINGER),
             since: None,
-            numbering: Numbering::default(),
+            numbering: EgressIdAllocator::default(),
             unobserved: false,
             told: BTreeMap::new(),
-            strangers: Strangers::default(),
-            complaint: Complaint::default(),
+            strangers: ForeignWriters::default(),
+            complaint: WriteErrorLog::default(),
             problems: Problems::default(),
             writer,
             events,
@@ -139,7 +139,7 @@ impl Leader {
 
     /// Says what agents say of their pods.
     #[must_use]
-    pub fn counting(self, asked: watch::Sender<Option<Arc<Nodes>>>, census: watch::Receiver<Census>) -> Self {
+    pub fn counting(self, asked: watch::Sender<Option<Arc<Nodes>>>, census: watch::Receiver<PodCounts>) -> Self {
         Self { asked, census, ..self }
     }
 
@@ -150,7 +150,7 @@ impl Leader {
     }
 
     /// Runs until told to stop, or until the changes end.
-    pub async fn run(mut self, mut changes: Taker, stop: CancellationToken) {
+    pub async fn run(mut self, mut changes: ChangeReceiver, stop: CancellationToken) {
         let mut retry_at: Option<Instant> = None;
         loop {
             let retry = tokio::time::sleep_until(retry_at.unwrap_or_else(|| Instant::now() + RETRY));
@@ -338,7 +338,7 @@ impl Leader {
     async fn decide(
         &mut self,
         (objects, nodes): (Arc<Objects>, Arc<Nodes>),
-        (reach, census): (Reach, Census),
+        (reach, census): (NodeHealth, PodCounts),
         extract: Extract,
         now: std::time::Instant,
     ) -> Option<Decisions> {
@@ -402,7 +402,7 @@ impl Leader {
                 let outcome = match leadership.since() == since {
                     true => tokio::time::timeout(PATIENCE, writer.write(&decision.object, &decision.wanted))
                         .await
-                        .unwrap_or(Err(WriteError::Silence)),
+                        .unwrap_or(Err(WriteError::SilentHolder)),
                     false => Err(WriteError::Stale),
                 };
                 (decision, outcome)

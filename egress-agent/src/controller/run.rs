@@ -17,25 +17,25 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
-use crate::change_queue::{self, Giver};
+use crate::change_queue::{self, ChangeSender};
 use crate::controller::node_health::leader_probe;
 use crate::controller::node_health::prober::{self, Overlay};
 use crate::controller::node_health::session::Manner;
-use crate::controller::pod_counts::{self, Census};
+use crate::controller::pod_counts::{self, PodCounts};
 use crate::controller::reconciler::Leader;
-use crate::metrics::Station;
+use crate::metrics::HealthPage;
 use crate::metrics::health_page::{Running, RunningController};
 use egress_core::model::reserved::ClusterNetworks;
 use egress_core::model::view::{Change, Update};
-use egress_core::node_health::Reach;
+use egress_core::node_health::NodeHealth;
 use egress_core::plan::desired::OnUnassigned;
 use egress_datapath::overlay::endpoints::Endpoints;
 use egress_datapath::overlay::probe;
-use egress_kube::api_outage::Outages;
+use egress_kube::api_outage::ApiOutages;
 use egress_kube::events;
 use egress_kube::health_key::SharedKey;
 use egress_kube::health_key::{self, IfAbsent};
-use egress_kube::leader_election::{Rival, campaign, leadership, own_identity};
+use egress_kube::leader_election::{ElectionInputs, campaign, leadership, own_identity};
 use egress_kube::ledger::LedgerStore;
 use egress_kube::status::StatusWriter;
 use egress_kube::watches::for_controller;
@@ -54,9 +54,9 @@ pub struct ControllerSettings {
     /// The UDP port of the overlay, through which nodes are asked too.
     pub overlay: Option<u16>,
     /// Of the client's API server.
-    pub outages: Outages,
+    pub outages: ApiOutages,
     /// What is counted, and where scrapes and health pages ask; `None` for nowhere.
-    pub station: Option<Arc<Station>>,
+    pub station: Option<Arc<HealthPage>>,
 }
 
 /// Questions and answers through the overlay that may wait.
@@ -83,9 +83,9 @@ pub async fn run(client: Client, settings: ControllerSettings, stop: Cancellatio
     let (to_prober, for_prober) = change_queue::inbox();
     let (to_knocker, for_knocker) = change_queue::inbox();
     let ((rival, is_rival), (silent, silence)) = (watch::channel(None), watch::channel(None));
-    let ((found, reach), (asked, to_ask)) = (watch::channel(Reach::by(terms.lease)), watch::channel(None));
+    let ((found, reach), (asked, to_ask)) = (watch::channel(NodeHealth::by(terms.lease)), watch::channel(None));
     let (isolated, is_isolated) = watch::channel(false);
-    let (census, is_census) = watch::channel(Census::default());
+    let (census, is_census) = watch::channel(PodCounts::default());
     let (endpoints, (own_endpoint, ..)) = Endpoints::new(&node_name);
     let (synced, is_synced) = watch::channel(false);
 
@@ -106,13 +106,13 @@ pub async fn run(client: Client, settings: ControllerSettings, stop: Cancellatio
     let mut tasks = Tasks::new(&stop);
     tasks.spawn(Task::Controller, leader.run(for_leader, stop.clone()));
     let (candidate, place, of, until) = (client.clone(), namespace.clone(), outages.clone(), stop.clone());
-    let rival = Rival { holder: rival, silence, isolated: is_isolated };
+    let rival = ElectionInputs { holder: rival, silence, isolated: is_isolated };
     tasks.spawn(Task::LeaderElection, async move {
         campaign(candidate, (&place, identity), (published, rival), &of, beat, until).await;
     });
     tasks.spawn(Task::LeaderKnocks, leader_probe::run(probing.port, for_knocker, is_rival, silent, stop.clone()));
     if asks_agents {
-        tasks.spawn(Task::Census, pod_counts::run(probing.clone(), node_name.clone(), to_ask, census, stop.clone()));
+        tasks.spawn(Task::PodCounts, pod_counts::run(probing.clone(), node_name.clone(), to_ask, census, stop.clone()));
     }
     let through = overlay.map(|port| {
         let ((ask, questions), (echoed, echoes)) = (mpsc::channel(ECHOES), mpsc::channel(ECHOES));
@@ -140,7 +140,7 @@ pub async fn run(client: Client, settings: ControllerSettings, stop: Cancellatio
     let services: &[IpNet] = &networks.services;
     let incoming = for_controller(&client, &namespace, services, &outages);
     let (leader, prober, knocker) = (to_leader, to_prober, to_knocker);
-    let listeners = Listeners { leader, prober, knocker, endpoints, heard: Heard::default(), synced };
+    let listeners = Listeners { leader, prober, knocker, endpoints, heard: SyncedLists::default(), synced };
     tokio::join!(
         egress_supervise::until(stop.clone(), Task::ApiWatches, fan_out(incoming, listeners, stop.clone())),
         egress_supervise::until(stop.clone(), Task::EventWriter, delivery.run(stop.clone())),
@@ -151,18 +151,18 @@ pub async fn run(client: Client, settings: ControllerSettings, stop: Cancellatio
 
 /// Which lists have been heard.
 #[derive(Default)]
-struct Heard {
+struct SyncedLists {
     objects: bool,
     nodes: bool,
 }
 
 /// Those that changes are for.
 struct Listeners {
-    leader: Giver,
-    prober: Giver,
-    knocker: Giver,
+    leader: ChangeSender,
+    prober: ChangeSender,
+    knocker: ChangeSender,
     endpoints: Endpoints,
-    heard: Heard,
+    heard: SyncedLists,
     /// Objects and nodes have been listed: this controller could lead.
     synced: watch::Sender<bool>,
 }

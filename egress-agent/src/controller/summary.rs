@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use crate::metrics::meters::{Cluster, NodeState};
 use egress_core::allocation::Nodes;
 use egress_core::decision::Decision;
-use egress_core::node_health::Reach;
+use egress_core::node_health::NodeHealth;
 use egress_core::status::conditions::ASSIGNED;
 
 /// How the egress nodes are treated.
-pub(super) fn nodes(nodes: &Nodes, reach: &Reach) -> BTreeMap<String, NodeState> {
+pub(super) fn nodes(nodes: &Nodes, reach: &NodeHealth) -> BTreeMap<String, NodeState> {
     let state = |name: &String| match () {
         () if reach.unreachable.contains(name) => NodeState::Unreachable,
         () if reach.absent.contains(name) => NodeState::AgentAway,
@@ -67,7 +67,7 @@ mod tests {
         };
         let known: Nodes = [node("n1", true), node("n2", true), node("n3", true), node("n4", false)].into();
         let set = |name: &str| BTreeSet::from([name.to_owned()]);
-        let reach = Reach { unreachable: set("n2"), absent: set("n3"), ..Reach::default() };
+        let reach = NodeHealth { unreachable: set("n2"), absent: set("n3"), ..NodeHealth::default() };
         let cluster = cluster(&all, nodes(&known, &reach));
         assert_eq!((cluster.assigned, cluster.unassigned), (3, 2));
         assert_eq!(cluster.objects, BTreeMap::from([("Assigned", 1), ("NoCapacity", 1), ("PartiallyAssigned", 1)]));

@@ -8,11 +8,11 @@ const AGAIN: Duration = Duration::from_secs(10 * 60);
 
 /// Remembers what was said last.
 #[derive(Debug, Default)]
-pub(super) struct Complaint {
+pub(super) struct WriteErrorLog {
     said: Option<(u16, Instant)>,
 }
 
-impl Complaint {
+impl WriteErrorLog {
     /// Is it to be said that writing fails with this code? At once when it is another one than before, else rarely.
     pub(super) fn is_due(&mut self, code: u16, now: Instant) -> bool {
         let due = self.said.is_none_or(|(said, at)| said != code || now.duration_since(at) >= AGAIN);
@@ -34,7 +34,7 @@ mod tests {
 
     #[test]
     fn a_lasting_trouble_is_said_rarely_and_its_end_once() {
-        let (mut complaint, start) = (Complaint::default(), Instant::now());
+        let (mut complaint, start) = (WriteErrorLog::default(), Instant::now());
         let at = |seconds| start + Duration::from_secs(seconds);
         assert!(!complaint.ends(), "nothing was wrong");
         let said = [(403, 0), (403, 1), (403, 599), (403, 600), (403, 601), (500, 602), (403, 603)];

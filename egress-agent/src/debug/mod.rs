@@ -27,11 +27,11 @@ use egress_core::display_names::Names;
 use egress_core::model::view::Attach;
 use egress_core::node_health::fitness::{Obstacle, Uplink};
 pub use egress_core::notes::Notes;
-use egress_core::ownership::lease::Standing;
+use egress_core::ownership::lease::LeaseState;
 use egress_datapath::drops::Drops;
 use egress_datapath::loader::pinned;
 use egress_datapath::report::{Gateway, Kernel, Object};
-use egress_kube::api_outage::Outages;
+use egress_kube::api_outage::ApiOutages;
 
 /// What can be asked.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -223,10 +223,10 @@ pub struct Sources {
     pub node: mpsc::Sender<Question>,
     pub ready: watch::Receiver<Ready>,
     pub uplink: watch::Receiver<Uplink>,
-    pub standing: watch::Receiver<Standing>,
+    pub standing: watch::Receiver<LeaseState>,
     /// The node of the controller that asks this agent.
     pub leader: watch::Receiver<Option<String>>,
-    pub outages: Outages,
+    pub outages: ApiOutages,
     pub questions: Questions,
     pub since: Instant,
 }
@@ -262,8 +262,8 @@ impl Sources {
         let ready = self.ready.borrow().clone();
         let obstacle = Obstacle::of(ready.serving, &self.uplink.borrow());
         let leases = match *self.standing.borrow() {
-            Standing::Holds => "holds",
-            Standing::Fenced(_) => "fenced",
+            LeaseState::Holds => "holds",
+            LeaseState::Fenced(_) => "fenced",
         };
         status.agent = AgentState {
             running: true,

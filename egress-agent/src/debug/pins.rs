@@ -83,7 +83,7 @@ pub fn look(bpffs: &Path, is_swept: bool, gateways: &mut [Gateway], problems: &m
 mod tests {
     use super::*;
     use egress_core::model::samples::ip;
-    use egress_core::model::state::{HandoverStage, Moving};
+    use egress_core::model::state::{HandoverStage, HandoverState};
 
     #[test]
     fn programs_of_another_version_are_not_nothing() {
@@ -101,7 +101,7 @@ mod tests {
     fn what_programs_serve_is_called_by_what_names_there_are() {
         let owned = [(EgressId(1), ip("172.18.0.100"))].into();
         let peer = TunnelEndpoint(ip("172.18.0.2"));
-        let moving = |address| Moving { address: ip(address), peer, course: HandoverStage::Leaving };
+        let moving = |address| HandoverState { address: ip(address), peer, course: HandoverStage::Leaving };
         let moving = [(EgressId(1), moving("172.18.0.100")), (EgressId(2), moving("172.18.0.101"))].into();
         let pods = vec![PodState::Selected(EgressId(1)), PodState::Known];
         let pinned = Pinned { owned, moving, pods, ..Pinned::default() };

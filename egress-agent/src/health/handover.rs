@@ -8,7 +8,7 @@ use std::net::IpAddr;
 
 use tonic::metadata::{AsciiMetadataValue, MetadataMap};
 
-use egress_core::model::ledger::Words;
+use egress_core::model::ledger::Acknowledgements;
 
 /// Of a probe: let go of these.
 const LET_GO: &str = "egress-agent-let-go";
@@ -17,24 +17,24 @@ const RELEASED: &str = "egress-agent-released";
 /// At most three kilobytes with the longest addresses.
 const MOST: usize = 48;
 
-pub fn orders(metadata: &MetadataMap) -> Words {
+pub fn orders(metadata: &MetadataMap) -> Acknowledgements {
     read(metadata, LET_GO)
 }
 
-pub fn set_orders(metadata: &mut MetadataMap, orders: &Words) {
+pub fn set_orders(metadata: &mut MetadataMap, orders: &Acknowledgements) {
     write(metadata, LET_GO, orders);
 }
 
-pub fn released(metadata: &MetadataMap) -> Words {
+pub fn released(metadata: &MetadataMap) -> Acknowledgements {
     read(metadata, RELEASED)
 }
 
-pub fn set_released(metadata: &mut MetadataMap, released: &Words) {
+pub fn set_released(metadata: &mut MetadataMap, released: &Acknowledgements) {
     write(metadata, RELEASED, released);
 }
 
 /// What cannot be read is nothing: whoever meant something by it says it again.
-fn read(metadata: &MetadataMap, key: &'static str) -> Words {
+fn read(metadata: &MetadataMap, key: &'static str) -> Acknowledgements {
     let text = metadata.get(key).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let word = |word: &str| {
         let (address, number) = word.split_once('=')?;
@@ -43,7 +43,7 @@ fn read(metadata: &MetadataMap, key: &'static str) -> Words {
     text.split(' ').filter_map(word).take(MOST).collect()
 }
 
-fn write(metadata: &mut MetadataMap, key: &'static str, words: &Words) {
+fn write(metadata: &mut MetadataMap, key: &'static str, words: &Acknowledgements) {
     if words.is_empty() {
         return;
     }
@@ -63,21 +63,21 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read_the_oldest_first_and_nonsense_is_nothing() {
-        let words: Words = (0..100_u8).map(|i| (IpAddr::from([10, 0, 0, i]), 200 - u64::from(i))).collect();
+        let words: Acknowledgements = (0..100_u8).map(|i| (IpAddr::from([10, 0, 0, i]), 200 - u64::from(i))).collect();
         let mut metadata = MetadataMap::new();
-        assert_eq!((orders(&metadata), released(&metadata)), (Words::new(), Words::new()));
-        set_orders(&mut metadata, &Words::new());
+        assert_eq!((orders(&metadata), released(&metadata)), (Acknowledgements::new(), Acknowledgements::new()));
+        set_orders(&mut metadata, &Acknowledgements::new());
         assert!(metadata.is_empty());
         set_orders(&mut metadata, &words);
         let read = orders(&metadata);
         assert_eq!((read.len(), read.values().min(), read.values().max()), (MOST, Some(&101), Some(&148)));
         assert!(read.iter().all(|word| words.get(word.0) == Some(word.1)) && released(&metadata).is_empty());
-        let one = Words::from([("fd00:172:18::64".parse().expect("a literal"), 7)]);
+        let one = Acknowledgements::from([("fd00:172:18::64".parse().expect("a literal"), 7)]);
         set_released(&mut metadata, &one);
         assert_eq!(released(&metadata), one);
         for nonsense in ["", " ", "=", "1", "10.0.0.1", "10.0.0.1=", "10.0.0.1=-1", "x=1", "10.0.0.1=1=2"] {
             metadata.insert(RELEASED, nonsense.parse().expect("ASCII"));
-            assert_eq!(released(&metadata), Words::new(), "{nonsense:?}");
+            assert_eq!(released(&metadata), Acknowledgements::new(), "{nonsense:?}");
         }
     }
 }

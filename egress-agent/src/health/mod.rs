@@ -36,16 +36,16 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::transport::Server;
 use tracing::{info, warn};
 
-use crate::health::accept::Door;
+use crate::health::accept::Acceptor;
 pub use crate::health::accept::NodeAddresses;
 use crate::health::service::HealthService;
 use crate::health::tls::Tls;
 use crate::metrics::Meters;
 use crate::node::reconciler::Ready;
-use egress_core::model::ledger::Words;
+use egress_core::model::ledger::Acknowledgements;
 use egress_core::model::state::SelectedPods;
 use egress_core::node_health::fitness::{Obstacle, Uplink};
-use egress_kube::api_outage::Outages;
+use egress_kube::api_outage::ApiOutages;
 use egress_kube::health_key::SharedKey;
 use egress_supervise::{self, Task};
 
@@ -88,7 +88,7 @@ pub struct Facts {
     pub selected: watch::Receiver<SelectedPods>,
     pub uplink: watch::Receiver<Uplink>,
     /// The hand-overs that this node has obeyed.
-    pub released: watch::Receiver<Words>,
+    pub released: watch::Receiver<Acknowledgements>,
     /// The overlay's port, while questions that come through it are answered.
     pub overlay: watch::Receiver<Option<u16>>,
     /// The number of the latest end of an endless lease that the programs have obeyed.
@@ -102,15 +102,15 @@ pub struct Facts {
 }
 
 /// What probes tell.
-pub struct Told {
+pub struct Reports {
     /// As of when the leader has surely heard this agent.
     pub heard: watch::Sender<Option<Instant>>,
     /// The leader's total timeout.
     pub total: watch::Sender<Option<Duration>>,
     /// The hand-overs that this node is to obey.
-    pub orders: watch::Sender<Words>,
+    pub orders: watch::Sender<Acknowledgements>,
     /// Of this agent's API server: whether it has gone back is asked by controllers often, and told with their probes.
-    pub outages: Outages,
+    pub outages: ApiOutages,
     /// The node of the controller that asks.
     pub leader: watch::Sender<Option<String>>,
     /// Where connections that are refused are counted.
@@ -118,9 +118,9 @@ pub struct Told {
 }
 
 /// Serves until told to stop.
-pub async fn serve(settings: Settings, facts: Facts, told: Told, stop: CancellationToken) {
+pub async fn serve(settings: Settings, facts: Facts, told: Reports, stop: CancellationToken) {
     let Facts { mut ready, selected, mut uplink, released, overlay, bounded, next_hop, nodes, key, node_name } = facts;
-    let door = Door::new(nodes, told.meters.clone());
+    let door = Acceptor::new(nodes, told.meters.clone());
     let has_key = key.clone();
     let known = service::Known { released, overlay, bounded, next_hop, selected };
     let service = HealthService::new(settings.total_timeout, (key, node_name), known, told).await;
@@ -174,7 +174,7 @@ fn bounded() -> Server {
 
 async fn serve_on(
     address: SocketAddr,
-    (tls, door): (Option<Tls>, Door),
+    (tls, door): (Option<Tls>, Acceptor),
     service: HealthService,
     stop: CancellationToken,
 ) {

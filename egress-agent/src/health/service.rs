@@ -16,8 +16,8 @@ use tracing::warn;
 use crate::health::leader_contact::{self, Probe, Touch};
 use crate::health::signature::MessageAuth;
 use crate::health::signature::{self, Challenge, Fresh, Signature};
-use crate::health::{MESSAGE, REASON, SERVICE, Told, handover, pod_counts, unserved};
-use egress_core::model::ledger::Words;
+use crate::health::{MESSAGE, REASON, Reports, SERVICE, handover, pod_counts, unserved};
+use egress_core::model::ledger::Acknowledgements;
 use egress_core::model::state::SelectedPods;
 use egress_core::node_health::fitness::Obstacle;
 use egress_core::plan::unserved::UnservedAddresses;
@@ -47,7 +47,7 @@ struct Shared {
 
 /// What other parts of the agent know, for answers.
 pub(super) struct Known {
-    pub(super) released: watch::Receiver<Words>,
+    pub(super) released: watch::Receiver<Acknowledgements>,
     /// The overlay's port, while questions that come through it are answered.
     pub(super) overlay: watch::Receiver<Option<u16>>,
     /// The number of the latest end of an endless lease that the programs have obeyed.
@@ -61,7 +61,7 @@ pub(super) struct Known {
 struct Probes {
     fresh: Fresh,
     touch: Touch,
-    told: Told,
+    told: Reports,
     /// The leader's total timeout where it is not ours, once said.
     other_timeout: Option<Duration>,
     /// When a probe came last that was not signed, and that was said.
@@ -73,7 +73,7 @@ impl HealthService {
         total_timeout: Duration,
         (key, node_name): (SharedKey, String),
         known: Known,
-        told: Told,
+        told: Reports,
     ) -> Self {
         let reporter = HealthReporter::new();
         report(&reporter, false).await;
@@ -167,7 +167,7 @@ impl HealthService {
 }
 
 /// Of a signed request.
-fn note_leader(told: &Told, request: &Request<HealthCheckRequest>) {
+fn note_leader(told: &Reports, request: &Request<HealthCheckRequest>) {
     let leader = signature::from(request.metadata()).map(str::to_owned);
     told.leader.send_if_modified(|known| {
         let is_news = *known != leader;

@@ -20,7 +20,7 @@ pub(super) struct Ground {
     ready: watch::Sender<Ready>,
     uplink: watch::Sender<Uplink>,
     heard: watch::Receiver<Option<Instant>>,
-    orders: watch::Receiver<Words>,
+    orders: watch::Receiver<Acknowledgements>,
     pub(super) stop: CancellationToken,
     server: tokio::task::JoinHandle<()>,
 }
@@ -45,11 +45,11 @@ impl Ground {
         let (heard, is_heard) = watch::channel(None);
         let stop = CancellationToken::new();
         let settings = Settings { port, tls: None, total_timeout: Duration::from_secs(1) };
-        let (orders, is_ordered) = watch::channel(Words::new());
+        let (orders, is_ordered) = watch::channel(Acknowledgements::new());
         let (total, leader) = (watch::channel(None).0, watch::channel(None).0);
-        let outages = Outages::new("http://nowhere");
-        let told = Told { heard, total, orders, leader, outages, meters: Meters::default() };
-        let released = watch::channel(Words::new()).1;
+        let outages = ApiOutages::new("http://nowhere");
+        let told = Reports { heard, total, orders, leader, outages, meters: Meters::default() };
+        let released = watch::channel(Acknowledgements::new()).1;
         let overlay = watch::channel(None).1;
         let nodes = watch::channel(Arc::new([FIRST, SECOND].map(IpAddr::from).into())).1;
         let (key, node_name) = (shared(1), NAME.to_owned());
@@ -208,7 +208,7 @@ async fn the_agent_knows_when_the_leader_has_heard_it() {
 async fn a_former_leaders_orders_are_nothing_to_who_knows_of_a_newer() {
     let ground = Ground::start();
     let mut leader = Leader::of(&ground).await;
-    let words = |number| Words::from([([172, 18, 0, 100].into(), number)]);
+    let words = |number| Acknowledgements::from([([172, 18, 0, 100].into(), number)]);
     let mut order = async |term, number| {
         leader.probe(0, term, |metadata| handover::set_orders(metadata, &words(number))).await;
         ground.orders.borrow().clone()
@@ -222,7 +222,7 @@ async fn a_former_leaders_orders_are_nothing_to_who_knows_of_a_newer() {
 /// Everything that a leader can say.
 fn everything(metadata: &mut MetadataMap) {
     leader_contact::set_timeout(metadata, Duration::from_secs(1));
-    handover::set_orders(metadata, &Words::from([([172, 18, 0, 100].into(), 7)]));
+    handover::set_orders(metadata, &Acknowledgements::from([([172, 18, 0, 100].into(), 7)]));
 }
 
 #[tokio::test]

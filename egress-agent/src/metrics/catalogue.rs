@@ -238,7 +238,7 @@ metrics! {
     AddressConflicts = "egress_agent_address_conflicts", Counter, None, Agent,
         "Claims of other hosts on egress IPs of this node that were met by an announcement, one in ten seconds for an address",
         "It grows: two hosts have an address. The event `EgressIPConflict` on its object names the other one.";
-    Outages = "egress_agent_api_outages", Counter, None, Both,
+    ApiOutages = "egress_agent_api_outages", Counter, None, Both,
         "Times that the API server began not to answer",
         "Look at the API server and the network to it. Traffic goes on.";
     Unanswered = "egress_agent_api_unanswered_seconds", Gauge, None, Both,

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! kernel maps ──> dataplane::meter ─┐
-//! node's half ──> NodeFacts ────────┼─> Station::facts ─> expose::page ─> http
+//! node's half ──> NodeFacts ────────┼─> HealthPage::facts ─> expose::page ─> http
 //! meters (counted on the way) ──────┘
 //! ```
 //!
@@ -24,6 +24,6 @@ pub mod page;
 pub mod troubles;
 pub mod watchdog;
 
-pub use crate::metrics::health_page::Station;
+pub use crate::metrics::health_page::HealthPage;
 pub use crate::metrics::http::{Listen, serve};
 pub use crate::metrics::meters::Meters;

@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use crate::debug::Notes;
-use crate::metrics::health_page::Station;
+use crate::metrics::health_page::HealthPage;
 use crate::metrics::troubles::{Subject, Trouble, Troubles};
 use egress_core::model::view::Node;
 use egress_datapath::nftables::forward_policy;
@@ -22,7 +22,7 @@ const NOTES: &str = "node";
 
 /// Until told to stop.
 pub async fn follow(
-    station: &Station,
+    station: &HealthPage,
     mut own_node: watch::Receiver<Option<Arc<Node>>>,
     (events, notes): (Events, Option<Notes>),
     stop: CancellationToken,

@@ -10,9 +10,9 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 use egress_core::model::lease::SharedLease;
-use egress_core::ownership::lease::{Deadline, Fence, LeaseTerms};
-use egress_core::ownership::lease::{Stake, Standing};
-use egress_core::ownership::slow_reads::LateReadings;
+use egress_core::ownership::lease::{Deadline, LeaseHolder, LeaseTerms};
+use egress_core::ownership::lease::{LeaseDemand, LeaseState};
+use egress_core::ownership::slow_reads::SlowReads;
 use egress_datapath::boot_ns;
 use egress_kube::ledger::{self, LedgerStore};
 use egress_supervise::Heartbeat;
@@ -23,18 +23,18 @@ const IDLE: Duration = Duration::from_secs(1);
 const SUSPENDED: Duration = Duration::from_millis(50);
 
 /// What the loop goes by.
-pub struct Heard {
+pub struct Confirmations {
     /// As of when a leader has surely heard this node.
     pub heard: watch::Receiver<Option<Instant>>,
     /// The leader's total timeout.
     pub probed: watch::Receiver<Option<Duration>>,
-    pub stake: watch::Receiver<Stake>,
+    pub stake: watch::Receiver<LeaseDemand>,
 }
 
 /// What it says.
 pub struct Lease {
     /// Whether this node may hold addresses.
-    pub standing: watch::Sender<Standing>,
+    pub standing: watch::Sender<LeaseState>,
     /// Until when its programs may emit them.
     pub programs: SharedLease,
     /// The number of the latest end of a lease without one that the programs have obeyed.
@@ -81,14 +81,14 @@ fn is_endless(programs: &SharedLease) -> bool {
 pub async fn keep(
     (node_name, total): (String, Duration),
     store: LedgerStore,
-    Heard { mut heard, probed, mut stake }: Heard,
+    Confirmations { mut heard, probed, mut stake }: Confirmations,
     Lease { standing, programs, bounded }: Lease,
     beat: Heartbeat,
     stop: CancellationToken,
 ) {
     let mut clocks = Clocks::read();
-    let mut fence = Fence::new(total, clocks.now, is_endless(&programs));
-    let (mut readings, mut late) = (FuturesUnordered::new(), LateReadings::default());
+    let mut fence = LeaseHolder::new(total, clocks.now, is_endless(&programs));
+    let (mut readings, mut late) = (FuturesUnordered::new(), SlowReads::default());
     let (mut is_probed, mut has_stake) = (true, true);
     loop {
         // Before the clocks: if the machine stands still in between, a program ends this lease, and it is not renewed.
@@ -203,7 +203,7 @@ mod tests {
         let troubles = Troubles::default();
         let _subscriber = tracing::subscriber::set_default(tracing_subscriber::registry().with(troubles.clone()));
         let (heard, probed) = (watch::channel(heard).1, watch::channel(None).1);
-        let heard = Heard { heard, probed, stake: watch::channel(Stake::default()).1 };
+        let heard = Confirmations { heard, probed, stake: watch::channel(LeaseDemand::default()).1 };
         let (standing, bounded) = (watch::Sender::default(), watch::Sender::default());
         let lease = Lease { standing, programs: SharedLease::default(), bounded };
         let (node, store) =

@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 
-use egress_core::model::ledger::{Ledger, Words};
+use egress_core::model::ledger::{Acknowledgements, Ledger};
 use egress_kube::ledger::{self, LedgerStore};
 
 /// How long the ledger may take to be read. An API server that is there has answered by then; what moves for the failure of
@@ -23,12 +23,12 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// Publishes what of the orders is to be obeyed, until told to stop. `known` is the ledger as it was last heard of.
 pub async fn obey(
     (node_name, store): (String, LedgerStore),
-    mut orders: watch::Receiver<Words>,
+    mut orders: watch::Receiver<Acknowledgements>,
     mut known: watch::Receiver<Arc<Ledger>>,
-    obeyed: watch::Sender<Words>,
+    obeyed: watch::Sender<Acknowledgements>,
     stop: CancellationToken,
 ) {
-    let mut judged = Words::new();
+    let mut judged = Acknowledgements::new();
     loop {
         let open = unheard(&orders.borrow_and_update(), &known.borrow_and_update());
         if open != judged {
@@ -56,7 +56,7 @@ pub async fn obey(
 }
 
 /// Those that this agent cannot know of: the ledger that it has heard of is older.
-fn unheard(orders: &Words, known: &Ledger) -> Words {
+fn unheard(orders: &Acknowledgements, known: &Ledger) -> Acknowledgements {
     orders
         .iter()
         .filter(|(_, number)| **number > known.records.last)
@@ -67,9 +67,9 @@ fn unheard(orders: &Words, known: &Ledger) -> Words {
 async fn held_against(
     store: &LedgerStore,
     node_name: &str,
-    mut orders: Words,
+    mut orders: Acknowledgements,
     known: &mut watch::Receiver<Arc<Ledger>>,
-) -> Words {
+) -> Acknowledgements {
     // One that is gone, or broken, says nothing.
     let Ok(Ok(Some(read))) = tokio::time::timeout(PATIENCE, store.read()).await else { return orders };
     if let Ok(ledger) = ledger::read(&read) {
@@ -81,10 +81,10 @@ async fn held_against(
 
 /// Those of which the watch does not tell a moment later. The API server is there, and a probe may only have been faster; a
 /// hand-over that the ledger tells of is obeyed without a loss.
-async fn still_unheard(orders: Words, known: &mut watch::Receiver<Arc<Ledger>>) -> Words {
+async fn still_unheard(orders: Acknowledgements, known: &mut watch::Receiver<Arc<Ledger>>) -> Acknowledgements {
     let is_told =
         tokio::time::timeout(PATIENCE, known.wait_for(|known| unheard(&orders, known).is_empty())).await.is_ok();
-    if is_told { Words::new() } else { unheard(&orders, &known.borrow()) }
+    if is_told { Acknowledgements::new() } else { unheard(&orders, &known.borrow()) }
 }
 
 #[cfg(test)]
@@ -94,22 +94,22 @@ mod tests {
 
     #[test]
     fn what_the_ledger_has_told_needs_no_order() {
-        let orders = Words::from([([10, 0, 0, 1].into(), 7), ([10, 0, 0, 2].into(), 9)]);
+        let orders = Acknowledgements::from([([10, 0, 0, 1].into(), 7), ([10, 0, 0, 2].into(), 9)]);
         let ledger = |last| Ledger { records: Records { last, ..Records::default() }, ..Ledger::default() };
         assert_eq!(unheard(&orders, &ledger(6)), orders);
-        assert_eq!(unheard(&orders, &ledger(7)), Words::from([([10, 0, 0, 2].into(), 9)]));
-        assert_eq!(unheard(&orders, &ledger(9)), Words::new());
+        assert_eq!(unheard(&orders, &ledger(7)), Acknowledgements::from([([10, 0, 0, 2].into(), 9)]));
+        assert_eq!(unheard(&orders, &ledger(9)), Acknowledgements::new());
     }
 
     #[tokio::test]
     async fn a_probe_that_was_faster_than_the_watch_is_no_order() {
-        let orders = Words::from([([10, 0, 0, 1].into(), 7)]);
+        let orders = Acknowledgements::from([([10, 0, 0, 1].into(), 7)]);
         let (tell, mut known) = watch::channel(Arc::<Ledger>::default());
         assert_eq!(still_unheard(orders.clone(), &mut known).await, orders, "the watch tells nothing");
         let told = async {
             tokio::time::sleep(PATIENCE / 10).await;
             tell.send_modify(|ledger| Arc::make_mut(ledger).records.last = 7);
         };
-        assert_eq!(tokio::join!(still_unheard(orders, &mut known), told).0, Words::new());
+        assert_eq!(tokio::join!(still_unheard(orders, &mut known), told).0, Acknowledgements::new());
     }
 }

@@ -17,21 +17,21 @@ use kube::Client;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
-use crate::change_queue::{self, Giver};
+use crate::change_queue::{self, ChangeSender};
 use crate::debug::{self, Questions, Sources};
 use crate::health;
-use crate::metrics::Station;
-use crate::metrics::health_page::{Running, RunningAgent};
+use crate::metrics::HealthPage;
+use crate::metrics::health_page::{AgentSources, Running};
 use crate::metrics::watchdog;
-use crate::node::reconciler::ownership::{Ask, Ties};
+use crate::node::reconciler::ownership::{Ask, Coordination};
 use crate::node::reconciler::{Ready, Reconciler};
 use crate::node::{lease_keeper, probe_orders};
-use egress_core::model::ledger::{Ledger, Words};
+use egress_core::model::ledger::{Acknowledgements, Ledger};
 use egress_core::model::node::{Prepared, Readiness};
 use egress_core::model::state::SelectedPods;
 use egress_core::model::view::{Change, Node, Update};
 use egress_core::node_health::fitness::Uplink;
-use egress_core::ownership::lease::{Stake, Standing};
+use egress_core::ownership::lease::{LeaseDemand, LeaseState};
 use egress_core::plan::desired::Settings;
 use egress_core::plan::executor::Executor;
 use egress_datapath::devices::host::Host;
@@ -39,7 +39,7 @@ use egress_datapath::devices::next_hop::watch_uplink;
 use egress_datapath::overlay::endpoints::Endpoints;
 use egress_datapath::overlay::probe;
 use egress_kube::acknowledgements;
-use egress_kube::api_outage::Outages;
+use egress_kube::api_outage::ApiOutages;
 use egress_kube::events;
 use egress_kube::fresh_read::still_given;
 use egress_kube::health_key::SharedKey;
@@ -62,11 +62,11 @@ pub struct AgentSettings {
     /// Where to ask for this node's networks, to publish them where no CNI does.
     pub host: Option<Host>,
     /// Of the client's API server.
-    pub outages: Outages,
+    pub outages: ApiOutages,
     /// Where `egress-agent status` and others ask, and what they are told beside all else; `None` for nowhere.
     pub questions: Option<Questions>,
     /// What is counted, and where scrapes and health pages ask; `None` for nowhere.
-    pub station: Option<Arc<Station>>,
+    pub station: Option<Arc<HealthPage>>,
 }
 
 /// Questions of `egress-agent status` that may wait.
@@ -95,10 +95,11 @@ pub async fn run<E: Executor + Send + 'static>(
     // As of when the controller has surely heard this agent.
     let ((heard, surely_heard), (total, is_total)) = (watch::channel(None), watch::channel(None));
     let (leader, is_leader) = watch::channel(None);
-    let (released, words) = watch::channel(Words::new());
+    let (released, words) = watch::channel(Acknowledgements::new());
     let (ready_for, readiness) = watch::channel(Readiness::default());
     // What the controller's probes ask to be given up, and what of that is obeyed.
-    let ((orders, ordered), (obeyed, to_obey)) = (watch::channel(Words::new()), watch::channel(Words::new()));
+    let ((orders, ordered), (obeyed, to_obey)) =
+        (watch::channel(Acknowledgements::new()), watch::channel(Acknowledgements::new()));
     let (ledger, is_ledger) = watch::channel(Arc::<Ledger>::default());
     let (endpoints, (own_endpoint, node_endpoints, node_addresses)) = Endpoints::new(&node_name);
     let (answers_through, overlay_port) = watch::channel(None);
@@ -114,8 +115,8 @@ pub async fn run<E: Executor + Send + 'static>(
         endpoints,
     };
     let store = LedgerStore::new(client.clone(), &namespace);
-    let (stake, is_stake) = watch::channel(Stake::default());
-    let (standing, stands) = watch::channel(Standing::default());
+    let (stake, is_stake) = watch::channel(LeaseDemand::default());
+    let (standing, stands) = watch::channel(LeaseState::default());
     let (programs, (bounded, is_bounded)) = (executor.lease(), watch::channel(None));
     let (to_reconciler, asks) = mpsc::channel(QUESTIONS);
     let told = (is_ready.clone(), uplink.clone(), stands.clone());
@@ -140,7 +141,7 @@ pub async fn run<E: Executor + Send + 'static>(
                 key,
                 node_name: node_name.clone(),
             };
-            let told = health::Told { heard, total, orders, outages: outages.clone(), leader, meters };
+            let told = health::Reports { heard, total, orders, outages: outages.clone(), leader, meters };
             let serve = health::serve(health, facts, told, stop.clone());
             let serve = egress_supervise::until(stop.clone(), Task::HealthServer, serve);
             tokio::join!(serve, egress_supervise::until(stop.clone(), Task::Orders, obey));
@@ -170,7 +171,7 @@ pub async fn run<E: Executor + Send + 'static>(
     if let Some(station) = &station {
         let (ready, uplink, standing) = told.clone();
         let (node, beats) = (to_reconciler.clone(), (moves, beat.clone()));
-        let running = RunningAgent { node, ready, uplink, standing, stake: is_stake.clone(), beats };
+        let running = AgentSources { node, ready, uplink, standing, stake: is_stake.clone(), beats };
         station.runs(Running::Agent(running));
     }
     let notes = questions.as_ref().map(|questions| questions.notes.clone());
@@ -200,7 +201,7 @@ pub async fn run<E: Executor + Send + 'static>(
         }
     };
     // A task of its own: leases run out while others are at work.
-    let heard = lease_keeper::Heard { heard: surely_heard, probed: is_total, stake: is_stake };
+    let heard = lease_keeper::Confirmations { heard: surely_heard, probed: is_total, stake: is_stake };
     let lease = lease_keeper::Lease { standing, programs, bounded };
     let fence = lease_keeper::keep((node_name.clone(), total_timeout), store, heard, lease, beat, stop.clone());
     tasks.spawn(Task::LeaseKeeper, fence);
@@ -229,17 +230,17 @@ pub async fn run<E: Executor + Send + 'static>(
 fn ties(
     (client, store): (&Client, &LedgerStore),
     node_name: &str,
-    told: (watch::Receiver<Standing>, watch::Receiver<Words>),
-    tells: (watch::Sender<Stake>, watch::Sender<Words>),
-) -> Ties {
+    told: (watch::Receiver<LeaseState>, watch::Receiver<Acknowledgements>),
+    tells: (watch::Sender<LeaseDemand>, watch::Sender<Acknowledgements>),
+) -> Coordination {
     let (askers, name) = ((client.clone(), store.clone()), node_name.to_owned());
     let ask: Ask = Box::new(move |questions| still_given(askers.clone(), name.clone(), questions).boxed());
-    Ties::new(node_name, told, tells, ask)
+    Coordination::new(node_name, told, tells, ask)
 }
 
 /// Those that changes are for.
 struct Listeners {
-    node: Giver,
+    node: ChangeSender,
     /// This node's own Node object, for the one who publishes on it.
     own_node: watch::Sender<Option<Arc<Node>>>,
     /// What it is ready for.
@@ -292,7 +293,7 @@ impl Listeners {
         }
     }
 
-    /// Words are for the controller, and for the other node of a hand-over: others would compute everything anew for each.
+    /// Acknowledgements are for the controller, and for the other node of a hand-over: others would compute everything anew for each.
     fn put(&self, change: Change) {
         let (ready_for, ledger) = (self.ready_for(), self.ledger.borrow().clone());
         let is_awaited = |address: &IpAddr, from: &str| {
@@ -362,7 +363,7 @@ mod tests {
         };
         let (ours, others) = (ip("172.18.0.100"), ip("172.18.0.101"));
         let word = |name: &str| {
-            let released = Words::from([(ours, 7), (others, 8)]);
+            let released = Acknowledgements::from([(ours, 7), (others, 8)]);
             let node = Node { name: name.into(), released, ..Node::default() };
             Change::Nodes(Update::Changed(name.into(), Arc::new(node)))
         };
@@ -382,10 +383,13 @@ mod tests {
             });
             words.collect()
         };
-        assert_eq!(heard().await, [("n2".to_owned(), Words::from([(ours, 7)])), ("n3".to_owned(), Words::new())]);
+        assert_eq!(
+            heard().await,
+            [("n2".to_owned(), Acknowledgements::from([(ours, 7)])), ("n3".to_owned(), Acknowledgements::new())]
+        );
         // The other is for this node by now, and its old node has spoken before.
         ledger.records.open.insert(others, HandOver { number: 8, from: "n2".into(), to: Some("n1".into()) });
         listeners.tell(Change::Ledger(Arc::new(ledger)));
-        assert_eq!(heard().await, [("n2".to_owned(), Words::from([(ours, 7), (others, 8)]))]);
+        assert_eq!(heard().await, [("n2".to_owned(), Acknowledgements::from([(ours, 7), (others, 8)]))]);
     }
 }

@@ -7,7 +7,7 @@ use std::time::Instant;
 use egress_core::allocation::{Nodes, Objects};
 use egress_core::decision::{Decision, NoRecords, decide};
 use egress_core::keys;
-use egress_core::ownership::handover::Watch;
+use egress_core::ownership::handover::HandoverPlanner;
 use egress_kube::convert;
 use serde_json::{Value, json};
 
@@ -23,7 +23,7 @@ pub(crate) struct Cluster<'v> {
     /// Reasons of all events so far.
     pub(crate) events: BTreeSet<&'static str>,
     no_records: NoRecords,
-    watch: Watch,
+    watch: HandoverPlanner,
 }
 
 impl<'v> Cluster<'v> {
@@ -41,7 +41,7 @@ impl<'v> Cluster<'v> {
             objects: Vec::new(),
             events: BTreeSet::new(),
             no_records: NoRecords::default(),
-            watch: Watch::default(),
+            watch: HandoverPlanner::default(),
         }
     }
 

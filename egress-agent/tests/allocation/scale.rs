@@ -11,7 +11,7 @@ use egress_core::allocation::{Nodes, Objects};
 use egress_core::decision::{Decision, NoRecords, decide};
 use egress_core::keys;
 use egress_core::model::view::{Condition, Conditions, EgressObject};
-use egress_core::ownership::handover::Watch;
+use egress_core::ownership::handover::HandoverPlanner;
 use egress_core::status::conditions::{ASSIGNED, DEGRADED, Statement};
 use egress_kube::convert;
 use serde_json::{Value, json};
@@ -62,7 +62,7 @@ fn object(shape: Shape, i: usize) -> Value {
 struct Large {
     nodes: Nodes,
     objects: Objects,
-    watch: Watch,
+    watch: HandoverPlanner,
 }
 
 /// The time that passed, and what of it this thread was on a processor.
@@ -84,7 +84,7 @@ impl Large {
         let read_object = |i| convert::object(&serde_json::from_value(object(shape, i)).expect("an object"));
         let nodes = (0..NODES).map(read_node).map(|node| (node.name.clone(), Arc::new(node))).collect();
         let objects = (0..OBJECTS).map(read_object).map(|object| (object.name.clone(), Arc::new(object))).collect();
-        Self { nodes, objects, watch: Watch::default() }
+        Self { nodes, objects, watch: HandoverPlanner::default() }
     }
 
     /// What is decided while these nodes are gone.

@@ -20,12 +20,12 @@ use egress_agent::health;
 use egress_agent::metrics::Meters;
 use egress_agent::node::run::{self, AgentSettings};
 use egress_core::model::reserved::ClusterNetworks;
-use egress_core::model::state::{Action, HandoverStage, KernelState, Moving, PodState};
+use egress_core::model::state::{Action, HandoverStage, HandoverState, KernelState, PodState};
 use egress_core::node_health::liveness::Rules;
 use egress_core::plan::desired::{OnUnassigned, Settings, UnknownPods};
 use egress_core::plan::executor::{DataplaneError, Executor};
 use egress_core::plan::step::step;
-use egress_kube::api_outage::Outages;
+use egress_kube::api_outage::ApiOutages;
 use egress_kube::client::connect;
 use egress_kube::crd::{EgressIP, EgressNode};
 use egress_kube::health_key::SharedKey;
@@ -67,7 +67,7 @@ impl Lan {
                 self.clashes.lock().expect("not poisoned").extend(clash);
             }
             Action::Disown(_, address)
-            | Action::PutMoving(_, Moving { course: HandoverStage::Leaving, address, .. })
+            | Action::PutMoving(_, HandoverState { course: HandoverStage::Leaving, address, .. })
                 if holders.get(address) == Some(&node) =>
             {
                 holders.remove(address);
@@ -117,7 +117,7 @@ const NODES: [&str; 3] = ["t-node1", "t-node2", "t-node3"];
 struct Cluster {
     rules: Rules,
     client: Client,
-    outages: Outages,
+    outages: ApiOutages,
     kernels: BTreeMap<&'static str, Recorder>,
     lan: Lan,
     stop: CancellationToken,

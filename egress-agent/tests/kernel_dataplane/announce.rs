@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use egress_common::abi::Lease;
 use egress_core::model::reserved::Reserved;
-use egress_core::model::state::{Action, EgressId, HandoverStage, Moving, OnUnknownPod, TunnelEndpoint};
+use egress_core::model::state::{Action, EgressId, HandoverStage, HandoverState, OnUnknownPod, TunnelEndpoint};
 use egress_core::plan::executor::{DataplaneError, Executor, Expected};
 use egress_datapath::{Dataplane, Settings};
 use nix::sys::socket::{AddressFamily, LinkAddr, SockFlag, SockProtocol, SockType, recvfrom, socket};
@@ -111,8 +111,11 @@ fn a_claim_waits_for_the_probe_that_is_under_way() {
     on_node(|node| async move {
         let mut dataplane = node.start().await;
         let (id, address) = (EgressId(1), address(ADDRESSES[0]));
-        let moving =
-            Moving { course: HandoverStage::Arriving, address, peer: TunnelEndpoint(IpAddr::from([172, 18, 0, 3])) };
+        let moving = HandoverState {
+            course: HandoverStage::Arriving,
+            address,
+            peer: TunnelEndpoint(IpAddr::from([172, 18, 0, 3])),
+        };
         let own = Action::Own(id, address);
         let start = std::time::Instant::now();
         dataplane.apply(&Action::PutMoving(id, moving)).await.expect("ready");

@@ -1,7 +1,7 @@
 //! Entries of hand-overs: what ends them, and how they follow the uplink.
 
 use egress_common::abi;
-use egress_core::model::state::{Action, EgressId, HandoverStage, KernelState, Moving};
+use egress_core::model::state::{Action, EgressId, HandoverStage, HandoverState, KernelState};
 use egress_core::plan::executor::Executor;
 use egress_datapath::Dataplane;
 
@@ -11,8 +11,8 @@ use crate::node::{Node, UPLINK, device, eventually, ip, on_node};
 const ID: EgressId = EgressId(9);
 const A: &str = "172.18.0.100";
 
-fn moving(course: HandoverStage, address: &str) -> Moving {
-    Moving { course, address: addr(address), peer: endpoint("172.18.0.3") }
+fn moving(course: HandoverStage, address: &str) -> HandoverState {
+    HandoverState { course, address: addr(address), peer: endpoint("172.18.0.3") }
 }
 
 async fn apply(dataplane: &mut Dataplane, action: Action) {

@@ -11,7 +11,7 @@ use aya::programs::links::{FdLink, PinnedLink};
 use egress_common::abi::{ABI_VERSION, Verdict};
 use egress_core::model::state::{Action, EgressId, OnUnknownPod, PodState, Prefix, PrefixKind, TunnelEndpoint};
 use egress_core::plan::executor::Executor;
-use egress_datapath::loader::initial_state::Foreknown;
+use egress_datapath::loader::initial_state::InitialState;
 use egress_datapath::names::{Hook, NFT_TABLE};
 use egress_datapath::{Dataplane, Settings, StartError};
 
@@ -207,7 +207,7 @@ fn unknown_pods_are_dropped_from_the_first_packet_on() {
                 }
             });
         };
-        let dropping = Settings { foreknown: Some(Foreknown::new()), ..node.settings() };
+        let dropping = Settings { foreknown: Some(InitialState::new()), ..node.settings() };
         let dataplane = node::start(dropping.clone()).await;
         let counted = |dataplane: &Dataplane| dataplane.counters().expect("counters")[&Verdict::UnknownPod].packets;
         send(7);

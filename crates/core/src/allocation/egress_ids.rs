@@ -13,13 +13,13 @@ use crate::model::state::EgressId;
 use crate::selection::{by_rank, egress_ids};
 
 #[derive(Debug, Default)]
-pub struct Numbering {
+pub struct EgressIdAllocator {
     /// By the object's UID: a new object of an old name is another object.
     remembered: BTreeMap<String, EgressId>,
     last: u32,
 }
 
-impl Numbering {
+impl EgressIdAllocator {
     /// Takes note of the numbers in use.
     pub fn observe(&mut self, objects: &Objects) {
         let ids = egress_ids(objects);
@@ -108,7 +108,7 @@ mod tests {
 
     #[test]
     fn numbers_go_round_and_a_freed_one_is_not_the_next() {
-        let mut numbering = Numbering::default();
+        let mut numbering = EgressIdAllocator::default();
         let two = Objects::from([object("a", 1, None), object("b", 2, None)]);
         let numbers = numbering.number(&two);
         assert_eq!((numbers["a"], numbers["b"]), (EgressId(1), EgressId(2)));
@@ -118,7 +118,7 @@ mod tests {
 
     #[test]
     fn the_older_keeps_a_duplicate_and_a_wiped_number_comes_back() {
-        let mut numbering = Numbering::default();
+        let mut numbering = EgressIdAllocator::default();
         let same = Objects::from([object("young", 2, Some(5)), object("old", 1, Some(5))]);
         let numbers = numbering.number(&same);
         assert_eq!((numbers["old"], numbers["young"]), (EgressId(5), EgressId(6)));
@@ -128,11 +128,11 @@ mod tests {
 
     #[test]
     fn a_standby_continues_after_what_it_saw_and_the_end_is_followed_by_the_start() {
-        let mut standby = Numbering::default();
+        let mut standby = EgressIdAllocator::default();
         standby.observe(&Objects::from([object("a", 1, Some(7))]));
         standby.observe(&Objects::from([object("a", 1, Some(7)), object("b", 2, Some(9))]));
         assert_eq!(standby.number(&Objects::from([object("c", 3, None)]))["c"], EgressId(10));
-        let mut at_end = Numbering::default();
+        let mut at_end = EgressIdAllocator::default();
         let objects = Objects::from([object("a", 1, Some(MAX_EGRESS_ID)), object("b", 2, None)]);
         assert_eq!(at_end.number(&objects)["b"], EgressId(1));
     }

@@ -137,12 +137,12 @@ pub(super) fn outcomes<'a>(
     places: &[Places],
 ) -> BTreeMap<String, Outcome> {
     let entries: Vec<_> = claims.iter_mut().map(|claim| std::mem::take(&mut claim.entries)).collect();
-    let mut judge = Judge { facts, claims: &claims, hosts, owners, places };
+    let mut judge = NodeStates { facts, claims: &claims, hosts, owners, places };
     let outcome = |(rank, entries): (usize, _)| (claims[rank].object.name.clone(), judge.outcome(rank, entries));
     entries.into_iter().enumerate().map(outcome).collect()
 }
 
-struct Judge<'j, 'a> {
+struct NodeStates<'j, 'a> {
     facts: &'j Facts<'a>,
     claims: &'j [Claim<'a>],
     hosts: &'j mut Hosts<'a>,
@@ -150,7 +150,7 @@ struct Judge<'j, 'a> {
     places: &'j [Places],
 }
 
-impl Judge<'_, '_> {
+impl NodeStates<'_, '_> {
     fn outcome(&mut self, rank: usize, entries: Vec<(String, Option<IpAddr>)>) -> Outcome {
         let mut fate = |address: Option<IpAddr>| address.map_or(Fate::Invalid, |address| self.fate(rank, address));
         let entries: Vec<_> = entries.into_iter().map(|(entry, address)| (entry, fate(address))).collect();

@@ -1,4 +1,4 @@
-//! Ties between nodes, broken the same way on every machine and in every version.
+//! Coordination between nodes, broken the same way on every machine and in every version.
 
 use std::net::IpAddr;
 

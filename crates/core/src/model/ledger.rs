@@ -24,7 +24,7 @@ const GREATEST: u64 = 1 << 60;
 const MOST_AHEAD: u64 = 1_000_000;
 
 /// Addresses with the numbers of their hand-overs: what a node is to let go of, or says that it has.
-pub type Words = BTreeMap<IpAddr, u64>;
+pub type Acknowledgements = BTreeMap<IpAddr, u64>;
 
 /// The hand-overs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -98,7 +98,7 @@ impl Ledger {
     }
 
     /// What this node is to let go of.
-    pub fn leaving(&self, node: &str) -> Words {
+    pub fn leaving(&self, node: &str) -> Acknowledgements {
         let records = self.records.open.iter().filter(|(_, record)| record.from == node);
         records.map(|(address, record)| (*address, record.number)).collect()
     }

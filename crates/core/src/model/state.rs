@@ -52,7 +52,7 @@ pub struct Port {
 
 /// An address that is being handed over between this node and another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Moving {
+pub struct HandoverState {
     pub course: HandoverStage,
     pub address: IpAddr,
     /// The other node.
@@ -118,7 +118,7 @@ pub struct KernelState {
     /// Addresses that this node owns as a gateway: never two of one object.
     pub owned: BTreeMap<EgressId, IpAddr>,
     /// Hand-overs that concern this node.
-    pub moving: BTreeMap<EgressId, Moving>,
+    pub moving: BTreeMap<EgressId, HandoverState>,
     pub cluster: BTreeMap<IpNet, Prefix>,
     pub nodes: BTreeMap<IpAddr, NodeAddress>,
     /// `None` before the first write.
@@ -132,7 +132,7 @@ impl Policy {
     }
 }
 
-impl Moving {
+impl HandoverState {
     /// Whether this node gives the address to packets by this entry: the other node's, or all.
     pub fn is_taken(&self) -> bool {
         self.course != HandoverStage::Leaving
@@ -167,7 +167,7 @@ pub enum Action {
     Disown(EgressId, IpAddr),
     /// Be ready to take the address over, or hand it over: from then on what comes for it is passed on. One step, behind
     /// which this node gives the address to nothing any more.
-    PutMoving(EgressId, Moving),
+    PutMoving(EgressId, HandoverState),
     /// The hand-over is over: nothing is passed on, and replies for what was handed over are none of ours.
     EndMoving(EgressId, IpAddr),
     PutPolicy(EgressId, Family, Policy),

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::net::IpAddr;
 
-use crate::node_health::liveness::Answer;
+use crate::node_health::liveness::AgentAnswer;
 use crate::plan::unserved::UnservedAddresses;
 
 /// The road from this node to the outside, as far as it is watched.
@@ -49,8 +49,8 @@ impl Obstacle {
 const NEXT_HOP: &str = "next-hop";
 
 /// What a node says that does not serve, by the reason that it gives.
-pub fn refusal(code: Option<&str>) -> Answer {
-    if code == Some(NEXT_HOP) { Answer::NextHopLost } else { Answer::NotServing }
+pub fn refusal(code: Option<&str>) -> AgentAnswer {
+    if code == Some(NEXT_HOP) { AgentAnswer::NextHopLost } else { AgentAnswer::NotServing }
 }
 
 impl fmt::Display for Obstacle {
@@ -88,12 +88,12 @@ mod tests {
         let hops = vec!["172.18.0.1".parse().expect("a literal"), "fd00::1".parse().expect("a literal")];
         let lost = Uplink::NextHopLost(hops);
         let cases = [
-            (true, Uplink::Works, None, Answer::NotServing),
-            (false, Uplink::Works, Some("the kernel"), Answer::NotServing),
-            (false, lost.clone(), Some("the kernel"), Answer::NotServing),
-            (true, Uplink::Missing("eth0".into()), Some("no interface eth0"), Answer::NotServing),
-            (true, Uplink::NoCarrier("eth0".into()), Some("eth0 is down"), Answer::NotServing),
-            (true, lost, Some("172.18.0.1 and fd00::1 does not"), Answer::NextHopLost),
+            (true, Uplink::Works, None, AgentAnswer::NotServing),
+            (false, Uplink::Works, Some("the kernel"), AgentAnswer::NotServing),
+            (false, lost.clone(), Some("the kernel"), AgentAnswer::NotServing),
+            (true, Uplink::Missing("eth0".into()), Some("no interface eth0"), AgentAnswer::NotServing),
+            (true, Uplink::NoCarrier("eth0".into()), Some("eth0 is down"), AgentAnswer::NotServing),
+            (true, lost, Some("172.18.0.1 and fd00::1 does not"), AgentAnswer::NextHopLost),
         ];
         for (in_step, uplink, words, answer) in cases {
             let obstacle = Obstacle::of(in_step, &uplink);

@@ -27,17 +27,17 @@ impl Rules {
     }
 }
 
-/// What came back. Silence is no sign.
+/// What came back. SilentHolder is no sign.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sign {
-    Answer(Answer),
+pub enum Signal {
+    AgentAnswer(AgentAnswer),
     /// A connection was accepted or refused.
     Kernel,
 }
 
 /// What an agent says of its node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Answer {
+pub enum AgentAnswer {
     Serving,
     /// It could serve, but its next hop is silent.
     NextHopLost,
@@ -48,10 +48,10 @@ pub enum Answer {
 
 /// Where a node stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
+pub enum Liveness {
     /// There was no time yet to answer.
     Unknown,
-    Answers(Answer),
+    Answers(AgentAnswer),
     /// The kernel answers, the agent does not: in its grace period.
     AgentSilent,
     /// The same for longer than that.
@@ -60,17 +60,17 @@ pub enum Standing {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub struct Pulse {
+pub struct NodeSigns {
     /// The latest sign of any kind, or since when it is asked.
     alive: Instant,
-    answered: Option<(Instant, Answer)>,
+    answered: Option<(Instant, AgentAnswer)>,
     /// Since when the answer is what it is; before the first, since when it is asked.
     since: Instant,
     /// It was probed before, and counted as gone.
     is_again: bool,
 }
 
-impl Pulse {
+impl NodeSigns {
     pub fn begin(now: Instant) -> Self {
         Self { alive: now, answered: None, since: now, is_again: false }
     }
@@ -81,9 +81,9 @@ impl Pulse {
     }
 
     /// Signs need not come in their order.
-    pub fn note(&mut self, sign: Sign, at: Instant) {
+    pub fn note(&mut self, sign: Signal, at: Instant) {
         self.alive = self.alive.max(at);
-        let Sign::Answer(answer) = sign else { return };
+        let Signal::AgentAnswer(answer) = sign else { return };
         if self.answered.is_some_and(|(latest, _)| at < latest) {
             return;
         }
@@ -109,7 +109,7 @@ impl Pulse {
     /// When it was known to serve last; before it ever did, since when it is asked.
     pub fn well(&self) -> Instant {
         match self.answered {
-            Some((at, Answer::Serving)) => at,
+            Some((at, AgentAnswer::Serving)) => at,
             _ => self.since,
         }
     }
@@ -140,19 +140,19 @@ impl Pulse {
     pub fn is_agent_overdue(&self, rules: &Rules, now: Instant) -> bool {
         let answered = self.answered.map_or(self.since, |(at, _)| at);
         now >= answered + rules.total + rules.grace
-            && matches!(self.standing(rules, now), Standing::AgentSilent | Standing::AgentGone)
+            && matches!(self.standing(rules, now), Liveness::AgentSilent | Liveness::AgentGone)
     }
 
-    pub fn standing(&self, rules: &Rules, now: Instant) -> Standing {
+    pub fn standing(&self, rules: &Rules, now: Instant) -> Liveness {
         if now >= self.alive + rules.total {
-            return Standing::Silent;
+            return Liveness::Silent;
         }
         match self.answered {
-            Some((at, answer)) if now < at + rules.total => Standing::Answers(answer),
-            Some((at, _)) if now < at + rules.patience() => Standing::AgentSilent,
-            None if now < self.since + rules.total => Standing::Unknown,
-            None if now < self.since + rules.patience() => Standing::AgentSilent,
-            _ => Standing::AgentGone,
+            Some((at, answer)) if now < at + rules.total => Liveness::Answers(answer),
+            Some((at, _)) if now < at + rules.patience() => Liveness::AgentSilent,
+            None if now < self.since + rules.total => Liveness::Unknown,
+            None if now < self.since + rules.patience() => Liveness::AgentSilent,
+            _ => Liveness::AgentGone,
         }
     }
 }
@@ -163,30 +163,30 @@ mod tests {
 
     const RULES: Rules =
         Rules { total: Duration::from_secs(1), interval: Duration::from_millis(250), grace: Duration::from_secs(30) };
-    const OK: Sign = Sign::Answer(Answer::Serving);
-    const BAD: Sign = Sign::Answer(Answer::NotServing);
+    const OK: Signal = Signal::AgentAnswer(AgentAnswer::Serving);
+    const BAD: Signal = Signal::AgentAnswer(AgentAnswer::NotServing);
 
     /// Signs by milliseconds, then where the node stands at which.
-    fn story(name: &str, signs: &[(u64, Sign)], stands: &[(u64, Standing)]) {
+    fn story(name: &str, signs: &[(u64, Signal)], stands: &[(u64, Liveness)]) {
         let start = Instant::now();
         let at = |millis| start + Duration::from_millis(millis);
         for (time, standing) in stands {
-            let mut pulse = Pulse::begin(start);
+            let mut pulse = NodeSigns::begin(start);
             signs.iter().filter(|(when, _)| when <= time).for_each(|(when, sign)| pulse.note(*sign, at(*when)));
             assert_eq!(pulse.standing(&RULES, at(*time)), *standing, "{name}, after {time} ms");
         }
     }
 
     /// The kernel's word every quarter of a second.
-    fn kernel(from: u64, to: u64) -> Vec<(u64, Sign)> {
-        (from..=to).step_by(250).map(|time| (time, Sign::Kernel)).collect()
+    fn kernel(from: u64, to: u64) -> Vec<(u64, Signal)> {
+        (from..=to).step_by(250).map(|time| (time, Signal::Kernel)).collect()
     }
 
     #[test]
     fn a_dead_agents_node_is_suspected_when_its_programs_have_stopped() {
         let start = Instant::now();
         let at = |millis| start + Duration::from_millis(millis);
-        let mut pulse = Pulse::begin(start);
+        let mut pulse = NodeSigns::begin(start);
         pulse.note(OK, at(0));
         kernel(250, 40_000).into_iter().for_each(|(time, sign)| pulse.note(sign, at(time)));
         assert!(!pulse.is_agent_overdue(&RULES, at(30_999)), "its grace");
@@ -199,7 +199,7 @@ mod tests {
     #[test]
     fn an_agent_that_was_not_heard_since_the_beginning_may_have_ended_before() {
         let start = Instant::now();
-        let mut pulse = Pulse::begin_again(start);
+        let mut pulse = NodeSigns::begin_again(start);
         assert!(pulse.agent_went_first(&RULES));
         pulse.note(OK, start);
         assert!(!pulse.agent_went_first(&RULES));
@@ -207,8 +207,8 @@ mod tests {
 
     #[test]
     fn where_a_node_stands() {
-        use Standing::{AgentGone, AgentSilent, Answers, Silent, Unknown};
-        let (serves, refuses) = (Answers(Answer::Serving), Answers(Answer::NotServing));
+        use Liveness::{AgentGone, AgentSilent, Answers, Silent, Unknown};
+        let (serves, refuses) = (Answers(AgentAnswer::Serving), Answers(AgentAnswer::NotServing));
         story("never anything", &[], &[(0, Unknown), (999, Unknown), (1000, Silent)]);
         story("one answer", &[(200, OK)], &[(199, Unknown), (200, serves), (1199, serves), (1200, Silent)]);
         story("a slow answer is one", &[(0, OK), (900, OK)], &[(950, serves), (1899, serves), (1900, Silent)]);
@@ -231,7 +231,7 @@ mod tests {
     #[test]
     fn the_age_of_an_answer_is_that_of_the_first_of_its_kind() {
         let start = Instant::now();
-        let mut pulse = Pulse::begin(start);
+        let mut pulse = NodeSigns::begin(start);
         for millis in [0, 250, 500] {
             pulse.note(BAD, start + Duration::from_millis(millis));
         }

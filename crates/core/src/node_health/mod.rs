@@ -1,6 +1,6 @@
 //! Which nodes answer: what the leader knows by probing them.
 //!
-//! Whoever probes publishes a [`Reach`] and goes on changing it. Receivers are told when the other sets change;
+//! Whoever probes publishes a [`NodeHealth`] and goes on changing it. Receivers are told when the other sets change;
 //! `heard` moves on silently, several times a second for each node, and is right whenever it is looked at.
 //!
 //! - [`pulse`]: one node's signs of life, pure. [`judge`]: which nodes are gone by them, and which only seem so, pure.
@@ -15,12 +15,12 @@ pub mod state;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use crate::model::ledger::Words;
+use crate::model::ledger::Acknowledgements;
 use crate::plan::unserved::UnservedAddresses;
 
 /// What is known of nodes that are probed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Reach {
+pub struct NodeHealth {
     /// To be treated as gone.
     pub unreachable: BTreeSet<String>,
     /// When those were well last.
@@ -40,7 +40,7 @@ pub struct Reach {
     /// When each node's agent answered first since this controller probes, if it did: it has heard of this one's term by then.
     pub followed: BTreeMap<String, Instant>,
     /// What nodes have let go of, by their answers.
-    pub released: BTreeMap<String, Words>,
+    pub released: BTreeMap<String, Acknowledgements>,
     /// What nodes have been assigned and do not serve, by their answers.
     pub unserved: BTreeMap<String, UnservedAddresses>,
     /// The latest end of an endless lease that each node's programs have obeyed, by its number.
@@ -49,7 +49,7 @@ pub struct Reach {
     pub lease: Duration,
 }
 
-impl Reach {
+impl NodeHealth {
     /// Before anybody was probed.
     pub fn by(lease: Duration) -> Self {
         Self { lease, ..Self::default() }

@@ -1,14 +1,14 @@
 //! What nodes' words say of open hand-overs: which are over for the old node, and who is ready for them. Pure, but for what
-//! [`Heard`] remembers of time.
+//! [`AcknowledgementReader`] remembers of time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use crate::allocation::Nodes;
-use crate::model::ledger::{Ledger, Words};
+use crate::model::ledger::{Acknowledgements, Ledger};
 use crate::model::node::Prepared;
-use crate::node_health::Reach;
+use crate::node_health::NodeHealth;
 
 /// How long the status waits for a new node that is ready to hear the old node's word, which the leader has heard.
 const HEIRS_TIME: Duration = Duration::from_secs(1);
@@ -18,13 +18,13 @@ const PROBES_LEAD: Duration = Duration::from_millis(150);
 
 /// Since when old nodes' words about hand-overs, by number, wait for the new node.
 #[derive(Debug, Default)]
-pub struct Heard {
+pub struct AcknowledgementReader {
     since: BTreeMap<u64, Instant>,
 }
 
 /// The words at one time, about hand-overs by address and number.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Said {
+pub struct SeenAcknowledgements {
     /// Old nodes that have let go, and need not be waited for.
     pub released: BTreeSet<(IpAddr, u64)>,
     /// Whom old nodes have handed them over to, as far as they say so in their EgressNode objects.
@@ -36,9 +36,9 @@ pub struct Said {
     pub look_again: Option<Instant>,
 }
 
-impl Heard {
-    pub fn listen(&mut self, ledger: &Ledger, nodes: &Nodes, reach: &Reach, now: Instant) -> Said {
-        let mut said = Said::default();
+impl AcknowledgementReader {
+    pub fn listen(&mut self, ledger: &Ledger, nodes: &Nodes, reach: &NodeHealth, now: Instant) -> SeenAcknowledgements {
+        let mut said = SeenAcknowledgements::default();
         for (name, node) in nodes {
             for (address, Prepared(number, ..)) in &node.prepared {
                 let record = ledger.records.open.get(address).filter(|record| record.number == *number);
@@ -50,7 +50,9 @@ impl Heard {
         let mut waiting = BTreeMap::new();
         for (address, record) in &ledger.records.open {
             let has_changed = ledger.former_targets.contains_key(&record.number);
-            let says = |words: Option<&Words>| words.is_some_and(|words| words.get(address) == Some(&record.number));
+            let says = |words: Option<&Acknowledgements>| {
+                words.is_some_and(|words| words.get(address) == Some(&record.number))
+            };
             let old = nodes.get(&record.from).filter(|old| says(Some(&old.released)));
             if old.is_none() && !says(reach.released.get(&record.from)) {
                 continue;
@@ -114,10 +116,10 @@ mod tests {
 
     #[test]
     fn a_new_node_that_is_ready_is_waited_for_until_it_has_heard_and_not_for_ever() {
-        let (ledger, reach, start) = (ledger(), Reach::default(), Instant::now());
+        let (ledger, reach, start) = (ledger(), NodeHealth::default(), Instant::now());
         let ready = |is_open| Some(Prepared(7, "n1".into(), is_open));
         let over = BTreeSet::from([(ip(A), 7)]);
-        let mut heard = Heard::default();
+        let mut heard = AcknowledgementReader::default();
         let mut at = |nodes: Nodes, ms| {
             let said = heard.listen(&ledger, &nodes, &reach, start + Duration::from_millis(ms));
             (said.released == over, said.look_again)
@@ -129,7 +131,7 @@ mod tests {
         assert_eq!(at(nodes(7, ready(false)), 1_100), (true, None));
         assert_eq!(at(nodes(7, ready(false)), 1_200), (true, None), "nor is it begun anew");
         for prepared in [None, ready(true), Some(Prepared(6, "n1".into(), false))] {
-            let mut heard = Heard::default();
+            let mut heard = AcknowledgementReader::default();
             let said = heard.listen(&ledger, &nodes(7, prepared), &reach, start);
             assert_eq!((said.released, said.look_again), (over.clone(), None));
         }
@@ -140,7 +142,8 @@ mod tests {
         let ready = Some(Prepared(7, "n1".into(), false));
         for to in [None, Some("n3")] {
             let nodes = given_to(7, to, ready.clone());
-            let said = Heard::default().listen(&ledger(), &nodes, &Reach::default(), Instant::now());
+            let said =
+                AcknowledgementReader::default().listen(&ledger(), &nodes, &NodeHealth::default(), Instant::now());
             assert_eq!((said.released, said.look_again), (BTreeSet::from([(ip(A), 7)]), None));
             assert_eq!(said.given, BTreeMap::from([((ip(A), 7), to.map(str::to_owned))]));
         }
@@ -154,7 +157,7 @@ mod tests {
         let nodes = |number| ["n2", "n3", "n4"].map(|name| (name.to_owned(), Arc::new(ready(number)))).into();
         let mut ledger = ledger();
         let listen = |ledger: &Ledger, number| {
-            Heard::default().listen(ledger, &nodes(number), &Reach::default(), Instant::now())
+            AcknowledgementReader::default().listen(ledger, &nodes(number), &NodeHealth::default(), Instant::now())
         };
         let of = |names: &[&str]| BTreeMap::from([((ip(A), 7), names.iter().map(|&name| name.to_owned()).collect())]);
         assert_eq!(listen(&ledger, 7).prepared, of(&["n2"]));
@@ -169,9 +172,11 @@ mod tests {
     /// Else the status would be written before the new node takes other nodes' packets.
     #[test]
     fn a_word_that_was_faster_by_probes_waits_a_moment_for_the_one_that_says_more() {
-        let reach =
-            Reach { released: BTreeMap::from([("n1".to_owned(), BTreeMap::from([(ip(A), 7)]))]), ..Reach::default() };
-        let (ledger, start, mut heard) = (ledger(), Instant::now(), Heard::default());
+        let reach = NodeHealth {
+            released: BTreeMap::from([("n1".to_owned(), BTreeMap::from([(ip(A), 7)]))]),
+            ..NodeHealth::default()
+        };
+        let (ledger, start, mut heard) = (ledger(), Instant::now(), AcknowledgementReader::default());
         let ready = Some(Prepared(7, "n1".into(), false));
         let mut at = |nodes: Nodes, ms| {
             let said = heard.listen(&ledger, &nodes, &reach, start + Duration::from_millis(ms));
@@ -188,14 +193,14 @@ mod tests {
         assert_eq!(at(given_to(6, None, ready.clone()), 149), (0, 0, until(150)));
         assert_eq!(at(given_to(6, None, ready), 150), (1, 0, None), "who speaks by probes alone");
         // Another was named before, and may have been handed the address.
-        let mut heard = Heard::default();
+        let mut heard = AcknowledgementReader::default();
         let mut changed = ledger.clone();
         changed.record(ip(A), HandOver { number: 7, from: "n1".into(), to: Some("n3".into()) });
         assert_eq!(changed.former_targets, BTreeMap::from([(7, ["n2".to_owned()].into())]));
         let said = heard.listen(&changed, &given_to(6, None, None), &reach, start);
         assert_eq!((said.released.len(), said.look_again), (0, until(150)));
         // Where nobody is ready there is nobody to wait for.
-        let said = Heard::default().listen(&ledger, &given_to(6, None, None), &reach, start);
+        let said = AcknowledgementReader::default().listen(&ledger, &given_to(6, None, None), &reach, start);
         assert_eq!((said.released.len(), said.look_again), (1, None));
     }
 }

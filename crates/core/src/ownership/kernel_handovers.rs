@@ -34,9 +34,9 @@ use std::sync::Arc;
 
 use crate::model::ledger::{HandOver, Ledger};
 use crate::model::node::{Given, Node, Prepared};
-use crate::model::state::{EgressId, HandoverStage, KernelState, Moving, Place, TunnelEndpoint};
+use crate::model::state::{EgressId, HandoverStage, HandoverState, KernelState, Place, TunnelEndpoint};
 use crate::model::view::ClusterView;
-use crate::ownership::holdings::Tenure;
+use crate::ownership::holdings::Ownership;
 use crate::plan::desired::family_of;
 
 fn open(ledger: &Ledger) -> impl Iterator<Item = (&IpAddr, &HandOver)> {
@@ -44,7 +44,10 @@ fn open(ledger: &Ledger) -> impl Iterator<Item = (&IpAddr, &HandOver)> {
 }
 
 /// What this node has handed over, as long as the record of that is open, whoever is named there by now.
-fn handed_over<'a>(tenure: &'a Tenure, actual: &'a KernelState) -> impl Iterator<Item = (IpAddr, EgressId, Moving)> {
+fn handed_over<'a>(
+    tenure: &'a Ownership,
+    actual: &'a KernelState,
+) -> impl Iterator<Item = (IpAddr, EgressId, HandoverState)> {
     let ledger = tenure.ledger();
     let is_ours = |address: &IpAddr| {
         let record = ledger.records.open.get(address);
@@ -58,7 +61,7 @@ fn handed_over<'a>(tenure: &'a Tenure, actual: &'a KernelState) -> impl Iterator
 }
 
 /// This node's word about whom it has handed over to.
-pub fn given(tenure: &Tenure, view: &ClusterView, actual: &KernelState) -> Given {
+pub fn given(tenure: &Ownership, view: &ClusterView, actual: &KernelState) -> Given {
     // Of two Node objects with one endpoint, while a node gets another name, it is the one that is recorded.
     let name = |address: &IpAddr, peer: TunnelEndpoint| {
         let is_there = |name: &&String| view.nodes.get(*name).and_then(|node| node.endpoint()) == Some(peer);
@@ -70,11 +73,11 @@ pub fn given(tenure: &Tenure, view: &ClusterView, actual: &KernelState) -> Given
 }
 
 /// From this node to another one.
-pub fn leaving(tenure: &Tenure) -> impl Iterator<Item = (&IpAddr, &HandOver)> {
+pub fn leaving(tenure: &Ownership) -> impl Iterator<Item = (&IpAddr, &HandOver)> {
     open(tenure.ledger()).filter(|(_, record)| !tenure.is_fenced() && record.from == tenure.node_name())
 }
 
-fn arriving(tenure: &Tenure) -> impl Iterator<Item = (&IpAddr, &HandOver)> {
+fn arriving(tenure: &Ownership) -> impl Iterator<Item = (&IpAddr, &HandOver)> {
     let is_ours = |record: &HandOver| record.to.as_deref() == Some(tenure.node_name());
     open(tenure.ledger()).filter(move |(address, record)| is_ours(record) && tenure.may_take(address, record.number))
 }
@@ -87,7 +90,7 @@ pub fn is_ready(view: &ClusterView, address: &IpAddr, record: &HandOver) -> bool
 }
 
 /// This node's word that it is ready.
-pub fn prepared(tenure: &Tenure, actual: &KernelState) -> BTreeMap<IpAddr, Prepared> {
+pub fn prepared(tenure: &Ownership, actual: &KernelState) -> BTreeMap<IpAddr, Prepared> {
     let course = |address: &IpAddr| {
         let mut courses = actual.moving.values().filter(|moving| moving.is_taken() && moving.address == *address);
         courses.next().map(|moving| moving.course)
@@ -101,11 +104,11 @@ pub fn prepared(tenure: &Tenure, actual: &KernelState) -> BTreeMap<IpAddr, Prepa
 
 /// What the kernel should know of hand-overs, where all else should be as in `desired`, before anything is withheld.
 pub fn moving(
-    tenure: &Tenure,
+    tenure: &Ownership,
     view: &ClusterView,
     desired: &KernelState,
     actual: &KernelState,
-) -> BTreeMap<EgressId, Moving> {
+) -> BTreeMap<EgressId, HandoverState> {
     let mut all = BTreeMap::new();
     let endpoint = |node: &str| view.nodes.get(node).and_then(|node| node.endpoint());
     for (address, record) in leaving(tenure).filter(|(address, record)| is_ready(view, address, record)) {
@@ -113,7 +116,7 @@ pub fn moving(
         let Some(id) = served_for(desired, *address, peer) else { continue };
         // What this node has let go of it does not take up again, to pass it on.
         if actual.owned.get(&id) == Some(address) {
-            all.insert(id, Moving { course: HandoverStage::Leaving, address: *address, peer });
+            all.insert(id, HandoverState { course: HandoverStage::Leaving, address: *address, peer });
         }
     }
     for (address, id, moving) in handed_over(tenure, actual) {
@@ -133,7 +136,7 @@ pub fn moving(
             };
             let is_open = view.nodes.get(&record.from).is_some_and(is_given);
             let course = if is_open { HandoverStage::Open } else { HandoverStage::Arriving };
-            all.insert(id, Moving { course, address: *address, peer });
+            all.insert(id, HandoverState { course, address: *address, peer });
         }
     }
     all

@@ -13,13 +13,13 @@ const MANY: u32 = 17;
 const AGAIN: Duration = Duration::from_secs(600);
 
 #[derive(Debug, Default)]
-pub struct LateReadings {
+pub struct SlowReads {
     /// One bit for each, the latest last.
     late: u32,
     said: Option<Instant>,
 }
 
-impl LateReadings {
+impl SlowReads {
     /// A reading has ended. Whether it is to be said that most are late.
     pub fn note(&mut self, is_late: bool, now: Instant) -> bool {
         self.late = self.late << 1 | u32::from(is_late);
@@ -40,7 +40,7 @@ mod tests {
     fn late_answers_are_said_where_they_are_the_most_and_once() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
-        let mut readings = LateReadings::default();
+        let mut readings = SlowReads::default();
         let mut note = |late: &[bool], second| late.iter().filter(|late| readings.note(**late, at(second))).count();
         assert_eq!(note(&[true; 16], 0), 0, "a moment without an answer");
         assert_eq!(note(&[false; 32], 10), 0);

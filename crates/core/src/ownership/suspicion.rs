@@ -19,14 +19,14 @@
 //!
 //! A leader counts what it did not see itself from when it could have: answers from when it began to lead, suspicions
 //! from when it first saw them. One that took over early counts answers from when the Lease of its former would have run
-//! out ([`Beginning`]).
+//! out ([`TermStart`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use crate::leader_election::Former;
+use crate::leader_election::FormerLeader;
 use crate::model::ledger::Ledger;
-use crate::node_health::Reach;
+use crate::node_health::NodeHealth;
 
 /// What an agent may take to fall silent once its lease has run out.
 const MARGIN: Duration = Duration::from_millis(250);
@@ -42,16 +42,16 @@ pub struct Terms {
 
 /// From when a leader counts answers that it did not receive itself.
 #[derive(Clone, Copy, Debug)]
-pub struct Beginning<'a> {
+pub struct TermStart<'a> {
     /// Since when it leads.
     pub since: Instant,
     /// The leader that it replaced early, which may go on to confirm agents that this leader does not reach.
-    pub former: Option<&'a Former>,
+    pub former: Option<&'a FormerLeader>,
     /// The nodes that are probed, but for the leader's own.
     pub others: &'a BTreeSet<&'a str>,
 }
 
-impl Beginning<'_> {
+impl TermStart<'_> {
     /// When whatever a former leader does has come to its end.
     pub fn over(&self) -> Instant {
         self.former.map_or(self.since, |former| self.since.max(former.until))
@@ -76,9 +76,9 @@ impl Suspicions {
     /// When nothing of what nodes had is emitted there any more. Only of those that stand as suspected in the ledger.
     pub fn ends(
         &self,
-        reach: &Reach,
+        reach: &NodeHealth,
         Terms { lease, programs }: Terms,
-        beginning: Beginning<'_>,
+        beginning: TermStart<'_>,
     ) -> BTreeMap<String, Instant> {
         let end = |((node, _), seen): (&(String, u64), &Instant)| {
             let since = match beginning.former {
@@ -98,7 +98,7 @@ impl Suspicions {
     /// Until when a leader that was replaced early may have confirmed the agent on its own node. It does so only while it hears
     /// the agent of another node (`egress_agent::controller::node_health::confirmation`). One that has answered the new leader tells the former of the newer
     /// term, which ends that. One that was suspected before is not heard by the former either.
-    fn confirmed_itself(&self, former: &Former, reach: &Reach, beginning: Beginning<'_>) -> Instant {
+    fn confirmed_itself(&self, former: &FormerLeader, reach: &NodeHealth, beginning: TermStart<'_>) -> Instant {
         let since = beginning.since;
         let was_suspected = |node: &str| self.seen.iter().any(|((name, _), seen)| name == node && *seen < since);
         let others = beginning.others.iter().filter(|node| **node != former.node && !was_suspected(node));
@@ -159,7 +159,12 @@ impl Longest {
 
 /// Who is to be suspected: whom the prober suspects, and who has an address to let go of and has not been heard for half the
 /// total timeout, because its agent is silent or cannot be asked (any more). And when the next is.
-pub fn suspects(reach: &Reach, ledger: &Ledger, since: Instant, now: Instant) -> (BTreeSet<String>, Option<Instant>) {
+pub fn suspects(
+    reach: &NodeHealth,
+    ledger: &Ledger,
+    since: Instant,
+    now: Instant,
+) -> (BTreeSet<String>, Option<Instant>) {
     let (mut suspects, mut next) = (reach.suspects.clone(), None::<Instant>);
     for record in ledger.records.open.values() {
         let heard = reach.heard.get(&record.from).map_or(since, |heard| since.max(*heard));
@@ -185,16 +190,16 @@ mod tests {
         Ledger { suspects, ..Ledger::default() }
     }
 
-    fn began(since: Instant) -> Beginning<'static> {
+    fn began(since: Instant) -> TermStart<'static> {
         static NOBODY: BTreeSet<&str> = BTreeSet::new();
-        Beginning { since, former: None, others: &NOBODY }
+        TermStart { since, former: None, others: &NOBODY }
     }
 
     #[test]
     fn leases_run_out_of_those_who_are_suspected_only() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
-        let mut reach = Reach { lease: TOTAL, ..Reach::default() };
+        let mut reach = NodeHealth { lease: TOTAL, ..NodeHealth::default() };
         for node in ["a", "b"] {
             reach.heard.insert(node.into(), at(10));
         }
@@ -231,14 +236,14 @@ mod tests {
         let mut suspicions = Suspicions::default();
         suspicions.note(&ledger(&[("old", 1)]), at(9));
         suspicions.note(&ledger(&[("old", 1), ("its", 2), ("cut", 3)]), at(10));
-        let former = Former { node: "its".into(), silent_since: at(9), until: at(12) };
+        let former = FormerLeader { node: "its".into(), silent_since: at(9), until: at(12) };
         let ends = |others: &[&'static str], heard: &[(&str, u64)]| {
             let heard: BTreeMap<_, _> = heard.iter().map(|(node, time)| ((*node).to_owned(), at(*time))).collect();
             let silent = BTreeSet::from(["its".to_owned(), "cut".to_owned()]);
-            let reach = Reach { lease: TOTAL, silent, followed: heard.clone(), heard, ..Reach::default() };
+            let reach = NodeHealth { lease: TOTAL, silent, followed: heard.clone(), heard, ..NodeHealth::default() };
             let others = others.iter().copied().collect();
             let ends =
-                suspicions.ends(&reach, terms, Beginning { since: at(10), former: Some(&former), others: &others });
+                suspicions.ends(&reach, terms, TermStart { since: at(10), former: Some(&former), others: &others });
             (ends["its"], ends["cut"])
         };
         let (soon, late) = (at(14) + MARGIN, at(16) + MARGIN);
@@ -263,7 +268,7 @@ mod tests {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let terms = Terms { lease: TOTAL, programs: TOTAL * 3 };
-        let mut reach = Reach { lease: TOTAL, ..Reach::default() };
+        let mut reach = NodeHealth { lease: TOTAL, ..NodeHealth::default() };
         reach.heard.insert("a".into(), at(10));
         let mut suspicions = Suspicions::default();
         suspicions.note(&ledger(&[("a", 1)]), at(11));
@@ -328,7 +333,8 @@ mod tests {
                 .insert(std::net::IpAddr::from([172, 18, 0, u8::try_from(number).expect("few")]), record);
         }
         let heard = BTreeMap::from([("heard".to_owned(), at(9)), ("silent".to_owned(), at(7))]);
-        let reach = Reach { lease: TOTAL, heard, suspects: BTreeSet::from(["other".to_owned()]), ..Reach::default() };
+        let reach =
+            NodeHealth { lease: TOTAL, heard, suspects: BTreeSet::from(["other".to_owned()]), ..NodeHealth::default() };
         let set = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<BTreeSet<_>>();
         assert_eq!(
             suspects(&reach, &ledger, at(9), at(10)),

@@ -197,7 +197,7 @@ mod tests {
 
     #[test]
     fn an_object_that_nobody_is_selected_by_has_no_policy_until_it_has_a_pod() {
-        use crate::model::state::{Family, HandoverStage, Moving, Policy, TunnelEndpoint, WhenEmpty};
+        use crate::model::state::{Family, HandoverStage, HandoverState, Policy, TunnelEndpoint, WhenEmpty};
         let policy = Policy { slots: Vec::new(), pending: Vec::new(), when_empty: WhenEmpty::Drop };
         let key = |id| (EgressId(id), Family::V4);
         let all = KernelState {
@@ -211,7 +211,7 @@ mod tests {
         assert_eq!(desired.policy.keys().copied().collect::<Vec<_>>(), [key(1), key(2)]);
         // What this node takes over from another, also when an agent begins meanwhile.
         let peer = TunnelEndpoint(ip("172.18.0.3"));
-        let taken = Moving { course: HandoverStage::Open, address: ip("172.18.0.101"), peer };
+        let taken = HandoverState { course: HandoverStage::Open, address: ip("172.18.0.101"), peer };
         let held = KernelState {
             policy: BTreeMap::from([(key(3), policy)]),
             moving: BTreeMap::from([(EgressId(4), taken)]),

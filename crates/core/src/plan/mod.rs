@@ -77,7 +77,7 @@ pub fn plan(actual: &KernelState, desired: &KernelState) -> Vec<Action> {
 
 /// Changes of pods: what is done at once, the cuts that are due by it, and what must find them done.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Parted {
+pub struct Disconnected {
     pub at_once: Vec<Action>,
     /// By the address whose they are.
     pub cuts: BTreeMap<IpAddr, Action>,
@@ -85,7 +85,7 @@ pub struct Parted {
     pub behind: Vec<(IpAddr, Action)>,
 }
 
-impl Parted {
+impl Disconnected {
     /// Enters what one address needs, in its order.
     fn enter(&mut self, address: IpAddr, actions: Vec<Action>) {
         for action in actions {
@@ -107,10 +107,10 @@ impl Parted {
 }
 
 /// The difference of these addresses only; nothing else may differ in a way that concerns them.
-pub fn plan_addresses(actual: &KernelState, desired: &KernelState, addresses: &Addresses) -> Parted {
+pub fn plan_addresses(actual: &KernelState, desired: &KernelState, addresses: &Addresses) -> Disconnected {
     let services = addresses.services.iter().filter_map(|address| change_host_prefix(actual, desired, *address));
     let policies = missing_policies(actual, desired, &addresses.pods);
-    let mut parted = Parted { at_once: services.chain(policies).collect(), ..Parted::default() };
+    let mut parted = Disconnected { at_once: services.chain(policies).collect(), ..Disconnected::default() };
     for address in &addresses.pods {
         parted.enter(*address, change_pod(actual, desired, *address));
     }
@@ -351,7 +351,7 @@ impl Planner<'_> {
             })
         };
         let growing: BTreeSet<EgressId> = self.desired.policy.keys().map(|(id, _)| *id).filter(grows).collect();
-        let mut parted = Parted::default();
+        let mut parted = Disconnected::default();
         for (address, pod) in &self.actual.pods {
             let PodState::Selected(id) = pod else { continue };
             if self.desired.pods.get(address) != Some(pod) && growing.contains(id) {
@@ -384,7 +384,7 @@ impl Planner<'_> {
     }
 
     fn change_pods(&mut self, addresses: BTreeSet<IpAddr>) {
-        let mut parted = Parted::default();
+        let mut parted = Disconnected::default();
         for address in addresses {
             parted.enter(address, change_pod(&self.state, self.desired, address));
         }

@@ -59,7 +59,7 @@ impl Reason {
     }
 }
 
-/// Causes that a condition names, as many as an object may list where our own CRD is installed, and bytes of its message, of
+/// ErrorText that a condition names, as many as an object may list where our own CRD is installed, and bytes of its message, of
 /// which the API server refuses more than 32,768.
 const MOST_NAMED: usize = 64;
 const MOST_SAID: usize = 8_192;

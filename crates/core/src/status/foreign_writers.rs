@@ -15,7 +15,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 /// What we wrote, by the object's UID.
 #[derive(Debug, Default)]
-pub struct Strangers {
+pub struct ForeignWriters {
     written: BTreeMap<String, Written>,
 }
 
@@ -28,7 +28,7 @@ struct Written {
     not_before: Option<Instant>,
 }
 
-impl Strangers {
+impl ForeignWriters {
     /// The object as the server answered our write.
     pub fn wrote(&mut self, answer: &EgressObject) {
         let Some(version) = version(answer) else { return };
@@ -105,7 +105,7 @@ mod tests {
 
     #[test]
     fn a_stranger_is_told_once_and_corrected_ever_later() {
-        let (mut strangers, start) = (Strangers::default(), Instant::now());
+        let (mut strangers, start) = (ForeignWriters::default(), Instant::now());
         let at = |seconds| start + Duration::from_secs(seconds);
         assert!(!strangers.look(&object(9, "n2"), at(0)), "what an earlier leader wrote");
         strangers.wrote(&object(10, "n1"));
@@ -122,7 +122,7 @@ mod tests {
 
     #[test]
     fn what_is_not_known_to_be_ours_accuses_nobody() {
-        let (mut strangers, now) = (Strangers::default(), Instant::now());
+        let (mut strangers, now) = (ForeignWriters::default(), Instant::now());
         strangers.wrote(&object(10, "n1"));
         strangers.forget(&object(10, "n1"));
         assert!(!strangers.look(&object(12, "n2"), now));

@@ -6,7 +6,7 @@ use crate::model::state::{EgressId, SelectedPods};
 
 /// What agents have said last.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Census {
+pub struct PodCounts {
     /// By node.
     pub pods: BTreeMap<String, SelectedPods>,
     /// Nodes that are Ready and whose agent has not answered for some time.
@@ -15,7 +15,7 @@ pub struct Census {
     pub is_complete: bool,
 }
 
-impl Census {
+impl PodCounts {
     /// The pods that the object serves. `None` while too few nodes have been heard.
     pub fn selected(&self, id: EgressId) -> Option<u32> {
         self.is_complete.then(|| self.pods.values().filter_map(|pods| pods.get(&id)).sum())

@@ -90,7 +90,7 @@ async fn probe_family(uplink: Interface, mut unclaimed: BTreeSet<IpAddr>) -> io:
             socket.get_ref().send(&frames::probe(uplink.mac, *address))?;
         }
         let until = Instant::now() + PROBE_INTERVAL;
-        let mut heard = Heard::until(until, &socket);
+        let mut heard = ProbeAnswers::until(until, &socket);
         while !unclaimed.is_empty()
             && let Some(frame) = heard.next().await
         {
@@ -112,13 +112,13 @@ pub type Frame = ([u8; FRAME], usize);
 
 /// Frames that come until then. A timeout alone looks at its clock only where there is nothing to read, and a socket that
 /// always has something would never have anybody else run on this thread either.
-pub struct Heard<'a> {
+pub struct ProbeAnswers<'a> {
     socket: &'a AsyncFd<PacketSocket>,
     until: Instant,
     late: usize,
 }
 
-impl<'a> Heard<'a> {
+impl<'a> ProbeAnswers<'a> {
     pub const fn until(until: Instant, socket: &'a AsyncFd<PacketSocket>) -> Self {
         Self { socket, until, late: 0 }
     }
@@ -376,7 +376,7 @@ mod tests {
                 reads.set_nonblocking(true).expect("a flag");
                 let socket = PacketSocket::of(reads.into()).expect("a socket");
                 let until = Instant::now() + PROBE_INTERVAL;
-                let mut heard = Heard::until(until, &socket);
+                let mut heard = ProbeAnswers::until(until, &socket);
                 while heard.next().await.is_some() {}
             });
             done.send(()).expect("somebody waits");

@@ -140,20 +140,20 @@ fn numbers_in(directory: &Path) -> io::Result<BTreeSet<u32>> {
 
 /// Where our filter is, or may go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Seat {
+pub enum ConnectionSlot {
     Ours(TcHandle),
     Free(TcHandle),
 }
 
-pub fn seat(set: &OurSet, hook: Hook, ifindex: u32) -> io::Result<Seat> {
+pub fn seat(set: &OurSet, hook: Hook, ifindex: u32) -> io::Result<ConnectionSlot> {
     let of_ours = |filter: &Filter| filter.priority() == CLSACT_PRIORITY;
     if let Some(ours) = set.ours(hook, ifindex)?.into_iter().find(of_ours) {
-        return Ok(Seat::Ours(ours.handle.into()));
+        return Ok(ConnectionSlot::Ours(ours.handle.into()));
     }
     let there = filters::on(ifindex, hook.direction())?;
     let is_taken = there.iter().any(|filter| of_ours(filter) && filter.handle == u32::from(CLSACT_HANDLE));
     // Any handle will do: the next agent knows ours by what they are.
-    Ok(Seat::Free(if is_taken { TcHandle::AUTO_ASSIGN } else { CLSACT_HANDLE }))
+    Ok(ConnectionSlot::Free(if is_taken { TcHandle::AUTO_ASSIGN } else { CLSACT_HANDLE }))
 }
 
 /// Makes sure that the device takes filters.

@@ -22,7 +22,7 @@ use crate::Settings;
 use crate::attach::clsact::{self, OurSet};
 use crate::attach::filters;
 use crate::error::StartError;
-use crate::loader::abi_migration::Succession;
+use crate::loader::abi_migration::AbiMigration;
 use crate::maps::access::tcx_programs;
 use crate::names::{Hook, LINKS, Pins};
 
@@ -30,7 +30,7 @@ use crate::names::{Hook, LINKS, Pins};
 const DEPTH: u32 = 4;
 
 /// An error where a hook of ours has a program of another set.
-pub fn refuse(settings: &Settings, pins: &Pins, succession: &Succession) -> Result<(), StartError> {
+pub fn refuse(settings: &Settings, pins: &Pins, succession: &AbiMigration) -> Result<(), StartError> {
     let cannot_tell = |error| StartError::kernel("look for programs of another set", error);
     let versions = std::iter::once(pins.version()).chain(succession.others().iter().cloned());
     let ours = versions.map(|version| OurSet::of(&version)).collect::<io::Result<Vec<_>>>().map_err(cannot_tell)?;

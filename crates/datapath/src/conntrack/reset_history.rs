@@ -14,11 +14,11 @@ use egress_core::model::state::{Action, EgressId};
 /// The connections, and whose addresses they show. Between two changes for a pod no more of its connections become cut, so
 /// there are never more than `flows` held.
 #[derive(Debug, Default)]
-pub struct Told {
+pub struct CutConnections {
     objects: HashMap<Tuple, EgressId>,
 }
 
-impl Told {
+impl CutConnections {
     /// Those that are to be told: they count as told from now on.
     pub fn news(&mut self, cut: Cut) -> Vec<Tuple> {
         let is_news = |(connection, id): &(Tuple, EgressId)| self.objects.insert(*connection, *id).is_none();
@@ -66,7 +66,7 @@ mod tests {
         let pod = Addr::v4([10, 244, 1, 10]);
         let connection = Tuple::new(Direction::Egress, pod, Addr::v4([198, 51, 100, 10]), 1, 80, PROTO_TCP);
         let cut = || vec![(connection, EgressId(1))];
-        let mut told = Told::default();
+        let mut told = CutConnections::default();
         assert_eq!(told.news(cut()), [connection]);
         let of = |last| [10, 244, 1, last].into();
         let others = [

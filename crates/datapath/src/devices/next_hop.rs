@@ -19,7 +19,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
-use crate::announce::Heard;
+use crate::announce::ProbeAnswers;
 use crate::announce::frames;
 use crate::announce::socket::PacketSocket;
 use crate::devices::host::Host;
@@ -145,7 +145,7 @@ impl Hop {
             debug!(%error, hop = %self.address, "cannot ask the next hop");
         }
         self.unanswered = self.unanswered.saturating_add(1);
-        let mut heard = Heard::until(end, &self.socket);
+        let mut heard = ProbeAnswers::until(end, &self.socket);
         while let Some(Ok((frame, length))) = heard.next().await {
             let answer = frames::claimant(frame.get(..length).unwrap_or_default(), mac);
             if let Some(answer) = answer.filter(|answer| answer.address == self.address) {

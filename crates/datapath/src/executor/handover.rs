@@ -16,14 +16,14 @@ use crate::Shared;
 use crate::executor::{kernel, now_ns, put as put_entry, remove};
 use crate::maps::convert;
 use crate::state::State;
-use egress_core::model::state::{EgressId, HandoverStage, Moving};
+use egress_core::model::state::{EgressId, HandoverStage, HandoverState};
 use egress_core::plan::executor::DataplaneError;
 
 /// A flow that has sent a packet may look as if it had been silent for half a second (egress-ebpf/src/recent.rs).
 const NOTED_NS: u64 = 500_000_000;
 
-pub fn put(shared: &Shared, state: &mut State, id: EgressId, moving: Moving) -> Result<(), DataplaneError> {
-    let Moving { course, address, peer } = moving;
+pub fn put(shared: &Shared, state: &mut State, id: EgressId, moving: HandoverState) -> Result<(), DataplaneError> {
+    let HandoverState { course, address, peer } = moving;
     let owned = entry(state, id, &moving)?;
     let before = state.tables.moving.get(&id.0).map_err(kernel("read map moving"))?;
     // What was handed over before, of the same object: nobody else would end it.
@@ -48,7 +48,7 @@ pub fn put(shared: &Shared, state: &mut State, id: EgressId, moving: Moving) -> 
 }
 
 /// The address as it is owned here, or is to be.
-fn entry(state: &State, id: EgressId, moving: &Moving) -> Result<Owned, DataplaneError> {
+fn entry(state: &State, id: EgressId, moving: &HandoverState) -> Result<Owned, DataplaneError> {
     if moving.course == HandoverStage::Leaving {
         // Whatever has become of the uplink: who cannot send lets go too.
         let owned = state.tables.owned.get(&id.0).map_err(kernel("read map owned"))?;

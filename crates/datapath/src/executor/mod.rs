@@ -29,7 +29,9 @@ use crate::{Dataplane, Shared, announce};
 use egress_core::model::lease::SharedLease;
 use egress_core::model::node::{Mac, mac_text};
 use egress_core::model::reserved::Reserved;
-use egress_core::model::state::{Action, EgressId, HandoverStage, KernelState, Moving, PodOwner, PodState, Policy};
+use egress_core::model::state::{
+    Action, EgressId, HandoverStage, HandoverState, KernelState, PodOwner, PodState, Policy,
+};
 use egress_core::plan::executor::{Claimant, DataplaneError, Executor, Expected};
 use egress_supervise;
 
@@ -86,7 +88,7 @@ impl Executor for Dataplane {
             Action::Own(id, address) => own(&self.shared, *id, *address).await,
             Action::CutFlows(..) | Action::CutPodFlows(..) | Action::CutPod(_) => self.cut(vec![action.clone()]).await,
             Action::CutOrphans => walk(&self.shared, cut_orphans).await,
-            Action::PutMoving(_, Moving { course: HandoverStage::Arriving, address, .. }) => {
+            Action::PutMoving(_, HandoverState { course: HandoverStage::Arriving, address, .. }) => {
                 probe_early(&self.shared, *address);
                 egress_supervise::blocking(|| write(&self.shared, action))
             }

@@ -38,17 +38,17 @@ pub fn is_due(settings: &Settings) -> bool {
 
 /// Whether there are pins of another layout.
 pub fn has_others(bpffs: &Path) -> bool {
-    Succession::look(&Pins::new(bpffs)).is_ok_and(|succession| succession.is_open())
+    AbiMigration::look(&Pins::new(bpffs)).is_ok_and(|succession| succession.is_open())
 }
 
 /// The directories of other layouts.
 #[derive(Debug, Default)]
-pub struct Succession {
+pub struct AbiMigration {
     others: Vec<PathBuf>,
     is_over: AtomicBool,
 }
 
-impl Succession {
+impl AbiMigration {
     /// What else is below the directory of pins than this version's: nobody knows what that is.
     pub fn look(pins: &Pins) -> Result<Self, StartError> {
         let wrap = |error| StartError::kernel(format!("list {}", pins.root().display()), error);

@@ -22,7 +22,7 @@ use crate::maps::tables::Tables;
 use egress_core::model::state::{NodeAddress, Prefix, TunnelEndpoint};
 
 /// What is known of the cluster without it.
-pub type Foreknown = BTreeMap<IpNet, Prefix>;
+pub type InitialState = BTreeMap<IpNet, Prefix>;
 
 /// What the kernel knows of this node.
 pub struct OwnAddresses {
@@ -51,11 +51,11 @@ impl OwnAddresses {
 }
 
 /// Writes the entries; the networks among them that may hold pods.
-pub fn write(tables: &mut Tables, known: &Foreknown, own: &OwnAddresses) -> io::Result<Vec<IpNet>> {
+pub fn write(tables: &mut Tables, known: &InitialState, own: &OwnAddresses) -> io::Result<Vec<IpNet>> {
     let of_this_node = Prefix { kind: PrefixKind::PodSubnet, node: Some(own.node) };
     // Whose of the cluster's pods a packet is of, if not this node's, is not known: none of another node comes this way.
     let stands_in = |prefix: &Prefix| if prefix.kind == PrefixKind::PodNetwork { of_this_node } else { *prefix };
-    let mut cluster: Foreknown = known.iter().map(|(net, prefix)| (*net, stands_in(prefix))).collect();
+    let mut cluster: InitialState = known.iter().map(|(net, prefix)| (*net, stands_in(prefix))).collect();
     cluster.extend(own.pods.iter().map(|net| (*net, of_this_node)));
     for (net, prefix) in &cluster {
         tables.cluster.put(&convert::cluster_key(net), &convert::prefix_value(*prefix))?;

@@ -13,12 +13,12 @@ use crate::error::map_io;
 use crate::maps::convert;
 use crate::maps::tables::Hash;
 use crate::names::Pins;
-use egress_core::model::state::{EgressId, Family, Moving, PodState, Policy};
+use egress_core::model::state::{EgressId, Family, HandoverState, PodState, Policy};
 
 #[derive(Debug, Default)]
 pub struct Pinned {
     pub owned: BTreeMap<EgressId, IpAddr>,
-    pub moving: BTreeMap<EgressId, Moving>,
+    pub moving: BTreeMap<EgressId, HandoverState>,
     pub pods: Vec<PodState>,
     pub policies: BTreeMap<(EgressId, Family), Policy>,
 }

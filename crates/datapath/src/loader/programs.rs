@@ -34,7 +34,7 @@ use tokio::sync::oneshot;
 use tracing::{debug, error};
 
 use crate::Settings;
-use crate::attach::clsact::{self, OurSet, Seat};
+use crate::attach::clsact::{self, ConnectionSlot, OurSet};
 use crate::attach::filters;
 use crate::error::StartError;
 use crate::loader::features::Attachment;
@@ -146,12 +146,12 @@ impl Programs {
         let program = self.program(hook)?;
         set.take_in(program)?;
         let (id, is_new) = match seat {
-            Seat::Ours(handle) => {
+            ConnectionSlot::Ours(handle) => {
                 let ours = SchedClassifierLink::attached(device, hook.direction(), CLSACT_PRIORITY, handle, None)
                     .map_err(TcError::IoError)?;
                 (program.attach_to_link(ours)?, false)
             }
-            Seat::Free(handle) => {
+            ConnectionSlot::Free(handle) => {
                 let options = NlOptions { priority: CLSACT_PRIORITY, handle, classid: None };
                 let options = TcAttachOptions::Netlink(options);
                 (program.attach_with_options(device, hook.direction(), options)?, true)

@@ -10,7 +10,8 @@ use egress_common::abi;
 use ipnet::IpNet;
 
 use egress_core::model::state::{
-    EgressId, Moving, NodeAddress, Place, PodOwner, PodState, Policy, Port, Prefix, Slot, TunnelEndpoint, WhenEmpty,
+    EgressId, HandoverState, NodeAddress, Place, PodOwner, PodState, Policy, Port, Prefix, Slot, TunnelEndpoint,
+    WhenEmpty,
 };
 
 /// Bits before an IPv4 address in a v4-mapped one.
@@ -131,9 +132,9 @@ pub fn owned_pair(id: EgressId, address: IpAddr, ifindex: u32, mac: [u8; 6]) -> 
 }
 
 /// `None` for a course that this version does not know.
-pub fn moving(entry: &abi::HandoverEntry) -> Option<Moving> {
+pub fn moving(entry: &abi::HandoverEntry) -> Option<HandoverState> {
     let peer = TunnelEndpoint(entry.peer.to_ip());
-    Some(Moving { course: entry.stage()?, address: entry.owned.address.to_ip(), peer })
+    Some(HandoverState { course: entry.stage()?, address: entry.owned.address.to_ip(), peer })
 }
 
 #[cfg(test)]

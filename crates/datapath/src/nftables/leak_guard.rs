@@ -18,7 +18,7 @@ use egress_core::model::state::{Action, PodState};
 
 /// What is known of the table.
 #[derive(Default)]
-pub struct SecondLine {
+pub struct LeakGuard {
     /// It lacks something that it should have.
     is_stale: AtomicBool,
     /// It was made without the second line.
@@ -29,7 +29,7 @@ pub struct SecondLine {
     nft: Mutex<Nft>,
 }
 
-impl SecondLine {
+impl LeakGuard {
     /// Makes the table, or makes it anew. Not while what is there knows more pods than the maps.
     pub fn install(&self, shared: &Shared) {
         if shared.succession.is_open() {

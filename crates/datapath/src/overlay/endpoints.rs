@@ -1,5 +1,5 @@
 //! Every node's tunnel endpoint, for those who ask and answer through the overlay, and all addresses of all nodes, for who
-//! must know a node by its address. Told when one changes, and not with each change of a node.
+//! must know a node by its address. PublishedEndpoints when one changes, and not with each change of a node.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -19,11 +19,11 @@ pub struct Endpoints {
 }
 
 /// What is told: the own node's tunnel endpoint, all of them, and all addresses of all nodes.
-pub type Told =
+pub type PublishedEndpoints =
     (watch::Receiver<Option<IpAddr>>, watch::Receiver<Arc<BTreeSet<IpAddr>>>, watch::Receiver<Arc<BTreeSet<IpAddr>>>);
 
 impl Endpoints {
-    pub fn new(own_name: &str) -> (Self, Told) {
+    pub fn new(own_name: &str) -> (Self, PublishedEndpoints) {
         let ((own, is_own), (all, are_all)) = (watch::channel(None), watch::channel(Arc::default()));
         let (addresses, are_addresses) = watch::channel(Arc::default());
         let (by_node, addresses_by_node) = (BTreeMap::new(), BTreeMap::new());

@@ -40,7 +40,7 @@ use crate::maps::tables::{self, Hash};
 use crate::names::{Hook, Pins, READ_MAPS};
 use crate::survey;
 use crate::trace::copy::{Copied, Sizes};
-use crate::trace::prediction::{Foreseen, foresee};
+use crate::trace::prediction::{Prediction, foresee};
 use crate::trace::test_packet::Probe;
 
 /// What became of a made packet, and why.
@@ -49,7 +49,7 @@ pub struct Traced {
     /// The programs' word.
     pub verdict: Verdict,
     /// The decision's.
-    pub foreseen: Foreseen,
+    pub foreseen: Prediction,
     pub heads: Headers,
     pub config: Config,
     /// The flow and the mapping that the packet has, or would have made. Its port is chosen by chance where the pod's own is

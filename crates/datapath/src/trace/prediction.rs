@@ -11,11 +11,11 @@ use egress_common::decide::world::World;
 use egress_common::decide::{Owner, Tables};
 use egress_common::wire::{Headers, Quote};
 
-use crate::trace::recorder::{Asked, Witness};
+use crate::trace::recorder::{Asked, MapRecorder};
 
 /// What may become of the packet.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Foreseen {
+pub struct Prediction {
     /// The likeliest first.
     pub verdicts: Vec<Verdict>,
     /// The address that the flow has, where the object has one for it.
@@ -23,7 +23,7 @@ pub struct Foreseen {
     pub asked: Vec<Asked>,
 }
 
-impl Foreseen {
+impl Prediction {
     pub fn holds(&self, verdict: Verdict) -> bool {
         self.verdicts.contains(&verdict)
     }
@@ -36,11 +36,11 @@ const OVERLAY: [Verdict; 3] = [Verdict::NoRoute, Verdict::NoNeighbour, Verdict::
 
 /// Asks the decision of `from_pod` about a packet, and what follows where this node is the gateway. `frame_len` is the length
 /// of the frame (bytes).
-pub fn foresee(mut heads: Headers, frame_len: u32, world: &World) -> Foreseen {
+pub fn foresee(mut heads: Headers, frame_len: u32, world: &World) -> Prediction {
     let config = world.config.get();
-    let witness = Witness::new(world);
+    let witness = MapRecorder::new(world);
     if config.generation == 0 {
-        return Foreseen { verdicts: vec![Verdict::NotConfigured], slot: None, asked: Vec::new() };
+        return Prediction { verdicts: vec![Verdict::NotConfigured], slot: None, asked: Vec::new() };
     }
     let decision = from_pod::decide(&mut heads, &Quote::NONE, &witness, &config);
     let (verdicts, slot) = match decision {
@@ -57,11 +57,11 @@ pub fn foresee(mut heads: Headers, frame_len: u32, world: &World) -> Foreseen {
             (verdicts, Some((egress_id, slot)))
         }
     };
-    Foreseen { verdicts, slot, asked: witness.asked() }
+    Prediction { verdicts, slot, asked: witness.asked() }
 }
 
 /// As `snat_here` of the programs.
-fn here(heads: &Headers, witness: &Witness<'_>, egress_id: u32, slot: &Slot) -> Vec<Verdict> {
+fn here(heads: &Headers, witness: &MapRecorder<'_>, egress_id: u32, slot: &Slot) -> Vec<Verdict> {
     let owned = witness.owned(egress_id).filter(|owned| owned.address == slot.address);
     let Some(owned) = owned else {
         let leaves = witness.handover(egress_id).is_some_and(|moving| moving.stage() == Some(HandoverStage::Leaving));

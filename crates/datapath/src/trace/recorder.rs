@@ -42,12 +42,12 @@ pub enum Asked {
 }
 
 /// The maps of one packet.
-pub struct Witness<'w> {
+pub struct MapRecorder<'w> {
     world: &'w World,
     asked: RefCell<Vec<Asked>>,
 }
 
-impl<'w> Witness<'w> {
+impl<'w> MapRecorder<'w> {
     pub fn new(world: &'w World) -> Self {
         Self { world, asked: RefCell::default() }
     }
@@ -83,7 +83,7 @@ fn longest(world: &World, addr: &Addr) -> Option<IpNet> {
     nets.filter(|net| net.contains(&ip)).max_by_key(IpNet::prefix_len)
 }
 
-impl Tables for Witness<'_> {
+impl Tables for MapRecorder<'_> {
     fn now_ns(&self) -> u64 {
         self.world.now_ns()
     }

@@ -15,7 +15,7 @@ use kube::runtime::watcher::{self, Event};
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-use crate::api_outage::{Outages, is_absence, is_absence_code};
+use crate::api_outage::{ApiOutages, is_absence, is_absence_code};
 
 /// The first pause, doubled up to the longest; each is shortened by up to half, by chance.
 const FIRST: Duration = Duration::from_secs(1);
@@ -26,7 +26,7 @@ const SPREAD: Duration = Duration::from_secs(1);
 
 /// Who has failed waits here. One for each who tries again.
 #[derive(Debug)]
-pub(super) struct Pace {
+pub(super) struct Backoff {
     tries: u32,
     ends: watch::Receiver<Option<Instant>>,
 }
@@ -45,8 +45,8 @@ impl Failure {
     }
 }
 
-impl Pace {
-    pub(super) fn new(outages: &Outages) -> Self {
+impl Backoff {
+    pub(super) fn new(outages: &ApiOutages) -> Self {
         Self { tries: 0, ends: outages.ends() }
     }
 
@@ -98,16 +98,16 @@ pub(super) fn spread() -> Duration {
 
 struct Paced<T> {
     watch: BoxStream<'static, watcher::Result<Event<T>>>,
-    pace: Pace,
+    pace: Backoff,
     failure: Option<Failure>,
 }
 
 /// The watch, with its pauses.
 pub(super) fn paced<T: Send + 'static>(
     watch: BoxStream<'static, watcher::Result<Event<T>>>,
-    outages: &Outages,
+    outages: &ApiOutages,
 ) -> impl Stream<Item = watcher::Result<Event<T>>> + Send + use<T> {
-    let paced = Paced { watch, pace: Pace::new(outages), failure: None };
+    let paced = Paced { watch, pace: Backoff::new(outages), failure: None };
     stream::unfold(paced, |mut paced| async move {
         if let Some(failure) = paced.failure.take() {
             paced.pace.rest(failure).await;

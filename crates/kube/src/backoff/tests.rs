@@ -6,7 +6,7 @@ use super::*;
 
 #[test]
 fn pauses_grow_to_their_longest_and_are_of_all_lengths() {
-    let mut pace = Pace::new(&Outages::new("here"));
+    let mut pace = Backoff::new(&ApiOutages::new("here"));
     let whole: Vec<u64> = (0..8).map(|_| pace.next(LONGEST, 0.0).as_secs()).collect();
     assert_eq!(whole, [1, 2, 4, 8, 16, 30, 30, 30]);
     assert_eq!(pace.next(LONGEST, 1.0).as_secs(), 15);
@@ -19,8 +19,8 @@ fn pauses_grow_to_their_longest_and_are_of_all_lengths() {
 }
 
 /// Of a watch in the middle of a long outage.
-fn away(outages: &Outages) -> Pace {
-    Pace { tries: 9, ends: outages.ends() }
+fn away(outages: &ApiOutages) -> Backoff {
+    Backoff { tries: 9, ends: outages.ends() }
 }
 
 async fn is_soon_over(rest: impl Future<Output = ()>) -> bool {
@@ -29,7 +29,7 @@ async fn is_soon_over(rest: impl Future<Output = ()>) -> bool {
 
 #[tokio::test]
 async fn one_request_that_is_answered_ends_the_waiting_of_all_watches() {
-    let outages = Outages::new("here");
+    let outages = ApiOutages::new("here");
     let (mut one, mut other) = (away(&outages), away(&outages));
     outages.unanswered("the Lease", "refused");
     let end = async {
@@ -49,7 +49,7 @@ async fn one_request_that_is_answered_ends_the_waiting_of_all_watches() {
 
 #[tokio::test]
 async fn an_outage_that_ended_during_a_try_counts_and_a_refusal_is_not_hurried() {
-    let outages = Outages::new("here");
+    let outages = ApiOutages::new("here");
     let (mut tried, mut refused) = (away(&outages), away(&outages));
     outages.unanswered("the Lease", "refused");
     outages.works("the Lease");
@@ -60,7 +60,7 @@ async fn an_outage_that_ended_during_a_try_counts_and_a_refusal_is_not_hurried()
 
 #[tokio::test]
 async fn pauses_begin_anew_behind_what_was_told_and_not_behind_a_list_that_begins() {
-    let outages = Outages::new("here");
+    let outages = ApiOutages::new("here");
     let error = || {
         let status = Status::failure("no", "Unavailable").with_code(503).boxed();
         Err(watcher::Error::InitialListFailed(Error::Api(status)))

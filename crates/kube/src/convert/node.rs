@@ -16,7 +16,7 @@ use serde_json::Value;
 use crate::convert::{MOST_OF_PROBLEM, annotation};
 use crate::crd::{EgressNodeStatus, NodeUplink, PreparedAddress, ReleasedAddress};
 use egress_core::keys;
-use egress_core::model::ledger::Words;
+use egress_core::model::ledger::Acknowledgements;
 use egress_core::model::node::{Given, Prepared, Uplink};
 use egress_core::model::view::{Capacity, CloudConfig, Node, NodePart};
 use egress_core::text::quoted;
@@ -130,7 +130,7 @@ pub struct AgentFacts {
     all: Vec<IpNet>,
     uplink: Uplink,
     health: Option<Vec<IpAddr>>,
-    released: Words,
+    released: Acknowledgements,
     given: Given,
     prepared: BTreeMap<IpAddr, Prepared>,
     problems: Vec<String>,

@@ -33,10 +33,10 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
-use crate::api_outage::Outages;
-use crate::backoff::{Failure, Pace};
+use crate::api_outage::ApiOutages;
+use crate::backoff::{Backoff, Failure};
 use crate::crd::EgressIP;
-use crate::error_text::Causes;
+use crate::error_text::ErrorText;
 use crate::events::limit::Limit;
 use crate::post_params;
 use egress_core::model::view::{PodKey, ServiceKey};
@@ -66,14 +66,14 @@ const CONFLICT: u16 = 409;
 /// Takes events; never waits.
 #[derive(Clone)]
 pub struct Events {
-    queue: mpsc::Sender<Told>,
+    queue: mpsc::Sender<Recorded>,
     limit: Arc<Mutex<Limit>>,
     node_name: String,
     /// Since when there are events of this agent.
     since: Instant,
 }
 
-struct Told {
+struct Recorded {
     event: Event,
     /// An earlier agent of this node may have said it.
     maybe_again: bool,
@@ -83,12 +83,12 @@ struct Told {
 pub struct Delivery {
     client: Client,
     limit: Arc<Mutex<Limit>>,
-    queue: mpsc::Receiver<Told>,
-    outages: Outages,
+    queue: mpsc::Receiver<Recorded>,
+    outages: ApiOutages,
 }
 
 /// The two ends of a queue of events.
-pub fn queue(client: Client, node_name: &str, outages: &Outages) -> (Events, Delivery) {
+pub fn queue(client: Client, node_name: &str, outages: &ApiOutages) -> (Events, Delivery) {
     let (sender, receiver) = mpsc::channel(QUEUE);
     let limit = Arc::<Mutex<Limit>>::default();
     let events =
@@ -99,7 +99,7 @@ pub fn queue(client: Client, node_name: &str, outages: &Outages) -> (Events, Del
 impl Delivery {
     /// Runs until told to stop.
     pub async fn run(mut self, stop: CancellationToken) {
-        let mut pace = Pace::new(&self.outages);
+        let mut pace = Backoff::new(&self.outages);
         while let Some(Some(mut told)) = stop.run_until_cancelled(self.queue.recv()).await {
             match stop.run_until_cancelled(self.write(&mut told, &mut pace)).await {
                 Some(Ok(())) => pace.succeed(),
@@ -110,7 +110,7 @@ impl Delivery {
     }
 
     /// Tries until it is written, refused, or old; why it is not.
-    async fn write(&self, Told { event, maybe_again }: &mut Told, pace: &mut Pace) -> Result<(), String> {
+    async fn write(&self, Recorded { event, maybe_again }: &mut Recorded, pace: &mut Backoff) -> Result<(), String> {
         let (params, begun) = (post_params(), Instant::now());
         let namespace = event.metadata.namespace.as_deref().unwrap_or(NAMESPACE);
         let api: Api<Event> = Api::namespaced(self.client.clone(), namespace);
@@ -133,7 +133,7 @@ impl Delivery {
                     true => return Err("another event has its name".to_owned()),
                 },
                 Ok(Err(error)) => {
-                    let cause = Causes(&error).to_string();
+                    let cause = ErrorText(&error).to_string();
                     match (&error, Failure::of(&error)) {
                         (Error::Api(status), Failure::Refusal) if status.code != TOO_MANY_REQUESTS => {
                             return Err(cause);
@@ -218,7 +218,7 @@ impl Events {
         }
         event.metadata.name = Some(name_by_content(&event));
         let maybe_again = self.since.elapsed() < YOUNG;
-        match self.queue.try_send(Told { event, maybe_again }) {
+        match self.queue.try_send(Recorded { event, maybe_again }) {
             Ok(()) => {}
             Err(TrySendError::Full(told)) => lost(&self.limit, &told.event, "too many events are waiting"),
             Err(TrySendError::Closed(told)) => lost(&self.limit, &told.event, "the agent stops"),
@@ -304,7 +304,7 @@ fn warning(
 }
 
 /// Writes one about the node, before there is an agent that could: waits for it no longer than it is worth.
-pub async fn tell_of_node(client: Client, node_name: &str, outages: &Outages, (reason, message): (&str, &str)) {
+pub async fn tell_of_node(client: Client, node_name: &str, outages: &ApiOutages, (reason, message): (&str, &str)) {
     let (events, delivery) = queue(client, node_name, outages);
     events.warn_of_node(reason, message);
     // Without its sender the queue ends behind the event.

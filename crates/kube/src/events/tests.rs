@@ -46,8 +46,8 @@ async fn tried(ends: impl IntoIterator<Item = Created>) -> (Result<(), String>, 
     event.metadata.name = Some(by_content.clone());
     let by_time = name_by_time(&event);
     server.creates(ends);
-    let mut told = Told { event, maybe_again: false };
-    let outcome = delivery.write(&mut told, &mut Pace::new(&outages)).await;
+    let mut told = Recorded { event, maybe_again: false };
+    let outcome = delivery.write(&mut told, &mut Backoff::new(&outages)).await;
     let names = server.created().into_iter().map(|body| match (body.contains(&by_content), body.contains(&by_time)) {
         (true, false) => "content",
         (false, true) => "time",

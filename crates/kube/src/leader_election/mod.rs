@@ -10,10 +10,12 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use crate::api_outage::Outages;
+use crate::api_outage::ApiOutages;
 use crate::leader_election::gaps::Gaps;
 use crate::leader_election::lease::{LEASE_NAME, LeaderLease};
-use egress_core::leader_election::{Election, Former, Record, Reign, Silence, Step, Timing, identity, is_identity};
+use egress_core::leader_election::{
+    Election, FormerLeader, LeaderTerm, Record, SilentHolder, Step, Timing, identity, is_identity,
+};
 use egress_supervise::Heartbeat;
 
 /// For so long an attempt at the Lease that has shown no leader counts: until behind the next.
@@ -21,7 +23,7 @@ const UNKNOWN: Duration = Duration::from_millis(2500);
 
 /// Since and until when this controller leads, if nothing else happens. The leader asks right before each write.
 #[derive(Clone, Debug)]
-pub struct Leadership(watch::Receiver<Option<Reign>>);
+pub struct Leadership(watch::Receiver<Option<LeaderTerm>>);
 
 impl Leadership {
     pub fn leads(&self) -> bool {
@@ -39,7 +41,7 @@ impl Leadership {
     }
 
     /// The leader that this controller has replaced early, where it leads.
-    pub fn former(&self) -> Option<Former> {
+    pub fn former(&self) -> Option<FormerLeader> {
         self.0.borrow().as_ref().and_then(|reign| reign.former.clone())
     }
 
@@ -52,7 +54,7 @@ impl Leadership {
 /// Whether this controller is to keep in touch with all others. That begins with leading, and does not end with the Lease but
 /// when another leads.
 #[derive(Clone, Debug)]
-pub struct Duty {
+pub struct ProbeDuty {
     term: watch::Receiver<Option<u64>>,
     leadership: Leadership,
     /// When the latest attempt at the Lease showed no leader, if it did: the API server is away, or no controller holds it.
@@ -61,7 +63,7 @@ pub struct Duty {
     renewed: watch::Receiver<Option<Instant>>,
 }
 
-impl Duty {
+impl ProbeDuty {
     /// Of the leadership that it comes from: greater for each that takes over. `None` where it is not this controller's duty.
     pub fn term(&self) -> Option<u64> {
         *self.term.borrow()
@@ -73,7 +75,7 @@ impl Duty {
     }
 
     /// The leader that this controller has replaced early, where it leads.
-    pub fn former(&self) -> Option<Former> {
+    pub fn former(&self) -> Option<FormerLeader> {
         self.leadership.former()
     }
 
@@ -103,27 +105,27 @@ impl Duty {
 
 /// What [`campaign`] publishes.
 pub struct Published {
-    reign: watch::Sender<Option<Reign>>,
+    reign: watch::Sender<Option<LeaderTerm>>,
     term: watch::Sender<Option<u64>>,
     unknown: watch::Sender<Option<Instant>>,
     renewed: watch::Sender<Option<Instant>>,
 }
 
 /// What the campaign is told, and where it says who else holds the Lease.
-pub struct Rival {
+pub struct ElectionInputs {
     pub holder: watch::Sender<Option<String>>,
     /// The node of that one does not answer.
-    pub silence: watch::Receiver<Option<Silence>>,
+    pub silence: watch::Receiver<Option<SilentHolder>>,
     /// This controller leads, asks several other nodes, and hears none of them.
     pub isolated: watch::Receiver<bool>,
 }
 
 /// A channel for [`campaign`].
-pub fn leadership() -> (Published, Leadership, Duty) {
+pub fn leadership() -> (Published, Leadership, ProbeDuty) {
     let ((reign, leads), (term, duty)) = (watch::channel(None), watch::channel(None));
     let ((unknown, is_unknown), leadership) = (watch::channel(None), Leadership(leads));
     let (renewed, is_renewed) = watch::channel(None);
-    let duty = Duty { term: duty, leadership: leadership.clone(), unknown: is_unknown, renewed: is_renewed };
+    let duty = ProbeDuty { term: duty, leadership: leadership.clone(), unknown: is_unknown, renewed: is_renewed };
     (Published { reign, term, unknown, renewed }, leadership, duty)
 }
 
@@ -138,7 +140,7 @@ impl Published {
     #[cfg(any(test, feature = "testing"))]
     pub fn set_leads_until(&self, until: Option<Instant>) {
         let now = Instant::now();
-        self.reign.send_replace(until.map(|until| Reign { since: now, renewed: now, until, former: None }));
+        self.reign.send_replace(until.map(|until| LeaderTerm { since: now, renewed: now, until, former: None }));
     }
 
     /// Of the latest renewal.
@@ -157,7 +159,7 @@ impl Published {
     /// Whether this controller leads and no former leader may go on to: a free Lease is taken at once, by a controller that
     /// knows nothing of one.
     fn leads_without_former(&self, now: Instant) -> bool {
-        let is_over = |reign: &Reign| reign.former.as_ref().is_none_or(|former| former.until <= now);
+        let is_over = |reign: &LeaderTerm| reign.former.as_ref().is_none_or(|former| former.until <= now);
         self.reign.borrow().as_ref().is_some_and(is_over)
     }
 
@@ -183,7 +185,7 @@ impl Published {
     }
 }
 
-impl Rival {
+impl ElectionInputs {
     /// Who holds the Lease, as it was just read or written.
     fn note(&self, record: &Record, identity: &str) {
         let holder = Some(&record.holder).filter(|holder| *holder != identity && is_identity(holder));
@@ -207,8 +209,8 @@ const ASIDE_FOR_ANOTHER: Duration = Duration::from_secs(10);
 pub async fn campaign(
     client: Client,
     (namespace, identity): (&str, String),
-    (published, mut rival): (Published, Rival),
-    outages: &Outages,
+    (published, mut rival): (Published, ElectionInputs),
+    outages: &ApiOutages,
     heartbeat: Heartbeat,
     stop: CancellationToken,
 ) {
@@ -286,7 +288,7 @@ pub async fn campaign(
             Ok(()) = rival.silence.changed() => {}
             Ok(()) = rival.isolated.changed() => {}
             // Whether the server is there is found out here for all who ask it (`kube::outage`).
-            () = Outages::doubt(&mut failures, is_answered, spread(DOUBT, election.identity())) => {}
+            () = ApiOutages::doubt(&mut failures, is_answered, spread(DOUBT, election.identity())) => {}
         }
     }
     let may_release = published.leads_without_former(Instant::now());
@@ -336,7 +338,7 @@ async fn within<T>(patience: Duration, request: impl Future<Output = Result<T, k
 async fn attempt(
     lease: &mut LeaderLease,
     election: &mut Election,
-    silence: Option<&Silence>,
+    silence: Option<&SilentHolder>,
 ) -> Result<Record, Failed> {
     let timing = election.timing();
     // A holder asks this long before the end of what it has: one answer that takes longer costs a gap, however long it is
@@ -385,17 +387,20 @@ mod tests {
 
     #[tokio::test]
     async fn a_look_in_vain_and_a_failure_of_others_bring_the_next_look_forward() {
-        let outages = Outages::new("here");
+        let outages = ApiOutages::new("here");
         let mut failures = outages.failures();
         let pause = Duration::from_millis(20);
         let soon = Duration::from_millis(500);
-        assert!(tokio::time::timeout(soon, Outages::doubt(&mut failures, false, pause)).await.is_ok());
-        assert!(tokio::time::timeout(soon, Outages::doubt(&mut failures, true, pause)).await.is_err(), "all is well");
+        assert!(tokio::time::timeout(soon, ApiOutages::doubt(&mut failures, false, pause)).await.is_ok());
+        assert!(
+            tokio::time::timeout(soon, ApiOutages::doubt(&mut failures, true, pause)).await.is_err(),
+            "all is well"
+        );
         outages.unanswered("nodes", "refused");
-        assert!(tokio::time::timeout(soon, Outages::doubt(&mut failures, true, pause)).await.is_ok());
+        assert!(tokio::time::timeout(soon, ApiOutages::doubt(&mut failures, true, pause)).await.is_ok());
         failures.mark_unchanged();
         assert!(
-            tokio::time::timeout(soon, Outages::doubt(&mut failures, true, pause)).await.is_err(),
+            tokio::time::timeout(soon, ApiOutages::doubt(&mut failures, true, pause)).await.is_err(),
             "one look for each"
         );
     }

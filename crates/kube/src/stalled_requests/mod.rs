@@ -21,7 +21,7 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 use tower::{BoxError, Layer, Service};
 
-use crate::api_outage::Outages;
+use crate::api_outage::ApiOutages;
 use crate::backoff::spread;
 
 /// What was asked no longer ago than this may still be answered.
@@ -35,9 +35,9 @@ struct WasAway;
 
 /// Wraps the API client's service.
 #[derive(Clone, Debug)]
-pub(super) struct Revive(pub(super) Outages);
+pub(super) struct StalledRequests(pub(super) ApiOutages);
 
-impl<S> Layer<S> for Revive {
+impl<S> Layer<S> for StalledRequests {
     type Service = Revived<S>;
 
     fn layer(&self, inner: S) -> Revived<S> {
@@ -48,7 +48,7 @@ impl<S> Layer<S> for Revive {
 #[derive(Debug)]
 pub(super) struct Revived<S> {
     inner: S,
-    outages: Outages,
+    outages: ApiOutages,
 }
 
 impl<S> Service<Request<Body>> for Revived<S>

@@ -9,12 +9,12 @@ use super::*;
 use crate::backoff::paced;
 use crate::stub::{Server, until};
 
-fn late_once(outages: &Outages) {
+fn late_once(outages: &ApiOutages) {
     outages.unanswered("the Lease", "no answer");
     outages.works("the Lease");
 }
 
-async fn outage(outages: &Outages) {
+async fn outage(outages: &ApiOutages) {
     outages.unanswered("the Lease", "no answer");
     sleep(SERIOUS).await;
     outages.works("the Lease");

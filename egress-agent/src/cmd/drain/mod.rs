@@ -17,7 +17,7 @@ use kube::Client;
 use crate::cmd::CliError;
 use crate::cmd::drain::watch::{Look, Seen, Watch};
 use egress_core::keys::DRAIN;
-use egress_kube::admin::{Administration, Patience, Refused};
+use egress_kube::admin::{AdminClient, Patience, Refused};
 use egress_kube::client;
 
 /// Between two looks.
@@ -96,7 +96,7 @@ pub(super) fn run(args: &DrainArgs) -> Result<(), CliError> {
 
 async fn drain(client: Client, args: &DrainArgs) -> Result<(), DrainError> {
     let DrainArgs { node, undo, timeout, .. } = args;
-    let cluster = Administration::new(client);
+    let cluster = AdminClient::new(client);
     // What lies beyond the clock is for ever, too.
     let until = if *timeout == 0 { None } else { Instant::now().checked_add(Duration::from_secs(*timeout)) };
     let (first, later) = (Patience { each: FIRST, until }, Patience { each: LATER, until });
@@ -145,7 +145,7 @@ async fn drain(client: Client, args: &DrainArgs) -> Result<(), DrainError> {
     Err(error)
 }
 
-async fn mark(cluster: &Administration, node: &str, drained: bool, patience: Patience) -> Result<(), DrainError> {
+async fn mark(cluster: &AdminClient, node: &str, drained: bool, patience: Patience) -> Result<(), DrainError> {
     match cluster.set_drained(node, drained, patience).await {
         Ok(true) => Ok(()),
         Ok(false) => Err(DrainError::UnknownNode(node.to_owned())),
@@ -155,7 +155,7 @@ async fn mark(cluster: &Administration, node: &str, drained: bool, patience: Pat
 }
 
 /// The node before the objects: what it says it has let go of may be gone a moment after the status is written.
-async fn look(cluster: &Administration, node: &str, lists: bool, patience: Patience) -> Result<Look, Refused> {
+async fn look(cluster: &AdminClient, node: &str, lists: bool, patience: Patience) -> Result<Look, Refused> {
     let own = cluster.node(node, patience).await?;
     let nodes = if lists { Some(cluster.nodes(patience).await?) } else { None };
     Ok(Look { node: own, nodes, objects: cluster.objects(patience).await? })

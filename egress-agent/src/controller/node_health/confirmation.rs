@@ -1,6 +1,6 @@
 //! Which answers agents may be told of: each holds addresses by that.
 //!
-//! Of the other nodes all that are not gone, while this controller [vouches](egress_kube::leader_election::Duty::vouches). Of its
+//! Of the other nodes all that are not gone, while this controller [vouches](egress_kube::leader_election::ProbeDuty::vouches). Of its
 //! own node only those that came in before another node was heard: a leader that is cut off hears itself for ever, and its
 //! word must be worth no more than that of the others.
 
@@ -48,13 +48,13 @@ impl Others {
 
 /// Of one node that is asked.
 #[derive(Clone, Debug)]
-pub(super) struct Vouch {
+pub(super) struct Confirmation {
     /// Of the leader's own node.
     own: Option<Arc<Others>>,
     is_on: Arc<std::sync::atomic::AtomicBool>,
 }
 
-impl Vouch {
+impl Confirmation {
     pub(super) fn for_other() -> Self {
         Self { own: None, is_on: Arc::new(true.into()) }
     }
@@ -87,8 +87,8 @@ mod tests {
     fn a_leaders_own_word_is_worth_no_more_than_that_of_others() {
         let start = Instant::now();
         let at = |milliseconds| start + Duration::from_millis(milliseconds);
-        let (others, other) = (Arc::new(Others::new(start)), Vouch::for_other());
-        let own = Vouch::for_own(others.clone());
+        let (others, other) = (Arc::new(Others::new(start)), Confirmation::for_other());
+        let own = Confirmation::for_own(others.clone());
         assert_eq!(own.limit(at(100)), Some(at(100)), "there is no other");
         others.set(true);
         assert_eq!((own.limit(at(200)), other.limit(at(200))), (Some(start), Some(at(200))));

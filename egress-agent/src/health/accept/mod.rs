@@ -49,7 +49,7 @@ pub type NodeAddresses = watch::Receiver<Arc<BTreeSet<IpAddr>>>;
 
 /// Shared by the servers of all management addresses.
 #[derive(Clone)]
-pub(super) struct Door {
+pub(super) struct Acceptor {
     nodes: NodeAddresses,
     inside: Arc<Mutex<Inside>>,
     meters: Meters,
@@ -61,7 +61,7 @@ struct Inside {
     others: usize,
 }
 
-impl Door {
+impl Acceptor {
     pub(super) fn new(nodes: NodeAddresses, meters: Meters) -> Self {
         Self { nodes, inside: Arc::default(), meters }
     }

@@ -119,7 +119,7 @@ async fn a_crowd_of_idle_connections_and_slow_streams_keeps_no_node_waiting_and_
 fn nodes_have_places_that_no_other_takes_and_no_address_has_more_than_its_own() {
     let node: IpAddr = [10, 0, 0, 1].into();
     let (tell, nodes) = watch::channel(Arc::new(BTreeSet::from([node])));
-    let door = Door::new(nodes, Meters::default());
+    let door = Acceptor::new(nodes, Meters::default());
     let pod = |number: u8| IpAddr::from([10, 9, 0, number]);
     let mut inside: Vec<Place> = (0..=255).filter_map(|number| door.enter(pod(number / 2))).collect();
     assert_eq!(inside.len(), OTHERS);

@@ -143,7 +143,7 @@ fn series(metric: Id, facts: &Facts) -> Vec<Series> {
         Id::ReconcileFailures => alone(Value::Count(facts.meters.failures())),
         Id::AddressConflicts => alone(Value::Count(facts.meters.conflicts())),
         Id::HealthRefused => alone(Value::Count(facts.meters.refused())),
-        Id::Outages => alone(Value::Count(facts.outages)),
+        Id::ApiOutages => alone(Value::Count(facts.outages)),
         Id::Unanswered => alone(Value::Real(facts.unanswered.as_secs_f64())),
         Id::HandOvers => {
             let roles = facts.node.iter().flat_map(|node| [("from", node.from), ("to", node.to)]);

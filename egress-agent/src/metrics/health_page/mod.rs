@@ -20,10 +20,10 @@ use crate::metrics::meters::Meters;
 use crate::node::reconciler::Ready;
 use egress_core::model::state::EgressId;
 use egress_core::node_health::fitness::{Obstacle, Uplink};
-use egress_core::ownership::lease::{Stake, Standing};
+use egress_core::ownership::lease::{LeaseDemand, LeaseState};
 use egress_datapath::maps::facts::HookFacts;
 use egress_datapath::maps::meter::Meter;
-use egress_kube::api_outage::Outages;
+use egress_kube::api_outage::ApiOutages;
 use egress_kube::leader_election::Leadership;
 use egress_supervise::Heartbeat;
 
@@ -32,16 +32,16 @@ const PATIENCE: Duration = Duration::from_millis(500);
 
 /// What a process that runs is asked.
 pub enum Running {
-    Agent(RunningAgent),
+    Agent(AgentSources),
     Controller(RunningController),
 }
 
-pub struct RunningAgent {
+pub struct AgentSources {
     pub node: mpsc::Sender<Question>,
     pub ready: watch::Receiver<Ready>,
     pub uplink: watch::Receiver<Uplink>,
-    pub standing: watch::Receiver<Standing>,
-    pub stake: watch::Receiver<Stake>,
+    pub standing: watch::Receiver<LeaseState>,
+    pub stake: watch::Receiver<LeaseDemand>,
     /// Of the reconciler, and of the lease keeper.
     pub beats: (Heartbeat, Heartbeat),
 }
@@ -55,7 +55,7 @@ pub struct RunningController {
 }
 
 impl Running {
-    fn agent(&self) -> Option<&RunningAgent> {
+    fn agent(&self) -> Option<&AgentSources> {
         match self {
             Self::Agent(agent) => Some(agent),
             Self::Controller(_) => None,
@@ -63,11 +63,11 @@ impl Running {
     }
 }
 
-pub struct Station {
+pub struct HealthPage {
     who: Who,
     began: Instant,
     started: Duration,
-    outages: Outages,
+    outages: ApiOutages,
     meters: Meters,
     running: OnceLock<Running>,
     awaited: Awaited,
@@ -79,8 +79,8 @@ pub struct Station {
     limits: Limits,
 }
 
-impl Station {
-    pub fn new(who: Who, outages: Outages) -> Self {
+impl HealthPage {
+    pub fn new(who: Who, outages: ApiOutages) -> Self {
         Self {
             who,
             began: Instant::now(),
@@ -247,11 +247,11 @@ fn asked_of(held: &Held, most: usize) -> Vec<EgressId> {
     held.served.keys().take(most).copied().collect()
 }
 
-fn facts_of(running: &RunningAgent) -> AgentFacts {
+fn facts_of(running: &AgentSources) -> AgentFacts {
     AgentFacts {
         serving: Obstacle::of(running.ready.borrow().serving, &running.uplink.borrow()).is_none(),
         // A node without egress IPs is never confirmed, and misses nothing.
-        fenced: matches!(*running.standing.borrow(), Standing::Fenced(_)) && running.stake.borrow().wants,
+        fenced: matches!(*running.standing.borrow(), LeaseState::Fenced(_)) && running.stake.borrow().wants,
     }
 }
 

@@ -5,7 +5,7 @@ use crate::metrics::facts::Served;
 use egress_kube::leader_election::leadership;
 
 struct Agent {
-    station: Station,
+    station: HealthPage,
     questions: mpsc::Receiver<Question>,
     ready: watch::Sender<Ready>,
     beats: (Heartbeat, Heartbeat),
@@ -13,16 +13,16 @@ struct Agent {
 
 /// One that runs and has no kernel.
 fn agent() -> Agent {
-    let station = Station::new(Who::Agent, Outages::new("http://nowhere"));
+    let station = HealthPage::new(Who::Agent, ApiOutages::new("http://nowhere"));
     let (node, questions) = mpsc::channel(16);
     let (ready, is_ready) = watch::channel(Ready::default());
     let beats = (Heartbeat::default(), Heartbeat::default());
-    station.runs(Running::Agent(RunningAgent {
+    station.runs(Running::Agent(AgentSources {
         node,
         ready: is_ready,
         uplink: watch::channel(Uplink::Works).1,
-        standing: watch::channel(Standing::Holds).1,
-        stake: watch::channel(Stake::default()).1,
+        standing: watch::channel(LeaseState::Holds).1,
+        stake: watch::channel(LeaseDemand::default()).1,
         beats: beats.clone(),
     }));
     Agent { station, questions, ready, beats }
@@ -42,18 +42,18 @@ fn answering(mut questions: mpsc::Receiver<Question>, missing: Option<&str>) -> 
 
 #[tokio::test]
 async fn an_agent_that_starts_lives_and_is_not_ready() {
-    let station = Station::new(Who::Agent, Outages::new("http://nowhere"));
+    let station = HealthPage::new(Who::Agent, ApiOutages::new("http://nowhere"));
     assert_eq!(station.live(), Ok(()));
     assert_eq!(station.ready().await, Err("the programs are being loaded".to_owned()));
-    let slow = Station { limits: Limits { starts: Duration::ZERO, ..LIMITS }, ..station };
+    let slow = HealthPage { limits: Limits { starts: Duration::ZERO, ..LIMITS }, ..station };
     let dead = slow.live().expect_err("it hangs");
     assert!(dead.contains("not loaded"), "{dead}");
 }
 
 #[tokio::test]
 async fn an_agent_that_waits_for_an_uplink_lives_for_as_long_as_it_takes_and_says_what_it_waits_for() {
-    let station = Station::new(Who::Agent, Outages::new("http://nowhere"));
-    let station = Station { limits: Limits { starts: Duration::from_secs(1), ..LIMITS }, ..station };
+    let station = HealthPage::new(Who::Agent, ApiOutages::new("http://nowhere"));
+    let station = HealthPage { limits: Limits { starts: Duration::from_secs(1), ..LIMITS }, ..station };
     let awaited = station.awaited();
     awaited.set(Some("waiting for an uplink".to_owned()));
     tokio::time::sleep(station.limits.starts).await;
@@ -84,7 +84,7 @@ async fn a_nodes_half_that_does_not_move_is_dead_and_one_that_answers_late_lives
     let Agent { station, mut questions, ready: _ready, beats: (node, _fence) } = agent();
     assert_eq!(station.facts(usize::MAX).await.node, None, "it is busy");
     assert!(questions.len() <= 1, "and is not asked again and again");
-    let station = Station { limits: Limits { moves: Duration::from_millis(200), ..LIMITS }, ..station };
+    let station = HealthPage { limits: Limits { moves: Duration::from_millis(200), ..LIMITS }, ..station };
     let dead = station.live().expect_err("it hangs");
     assert!(dead.contains("node's half"), "{dead}");
     node.note();
@@ -101,7 +101,7 @@ async fn a_fence_that_does_not_look_is_dead_however_well_the_rest_is() {
     let Agent { station, questions, ready: _ready, beats: _beats } = agent();
     let half = answering(questions, None);
     assert_eq!(station.live(), Ok(()));
-    let station = Station { limits: Limits { beats: Duration::ZERO, ..LIMITS }, ..station };
+    let station = HealthPage { limits: Limits { beats: Duration::ZERO, ..LIMITS }, ..station };
     let dead = station.live().expect_err("it hangs");
     assert!(dead.contains("fence"), "{dead}");
     half.abort();
@@ -138,12 +138,12 @@ fn a_page_that_shows_a_thousand_reads_no_more() {
 #[test]
 fn a_node_without_egress_ips_is_not_shown_as_fenced() {
     let shown = |wants| {
-        let running = RunningAgent {
+        let running = AgentSources {
             node: mpsc::channel(1).0,
             ready: watch::channel(Ready::default()).1,
             uplink: watch::channel(Uplink::Works).1,
-            standing: watch::channel(Standing::Fenced(1)).1,
-            stake: watch::channel(Stake { wants, ..Stake::default() }).1,
+            standing: watch::channel(LeaseState::Fenced(1)).1,
+            stake: watch::channel(LeaseDemand { wants, ..LeaseDemand::default() }).1,
             beats: (Heartbeat::default(), Heartbeat::default()),
         };
         facts_of(&running).fenced
@@ -153,7 +153,7 @@ fn a_node_without_egress_ips_is_not_shown_as_fenced() {
 
 #[tokio::test]
 async fn a_controller_is_ready_when_it_could_lead_and_lives_while_it_looks_at_the_lease() {
-    let station = Station::new(Who::Controller, Outages::new("http://nowhere"));
+    let station = HealthPage::new(Who::Controller, ApiOutages::new("http://nowhere"));
     let (synced, is_synced) = watch::channel(false);
     let (leadership, beat) = (leadership().1, Heartbeat::default());
     station.runs(Running::Controller(RunningController { leadership, synced: is_synced, beat }));
@@ -163,6 +163,6 @@ async fn a_controller_is_ready_when_it_could_lead_and_lives_while_it_looks_at_th
     assert_eq!((station.ready().await, station.live()), (Ok(()), Ok(())));
     let facts = station.facts(usize::MAX).await;
     assert_eq!((facts.leads, facts.agent.is_none(), facts.ready), (Some(false), true, true));
-    let stuck = Station { limits: Limits { election: Duration::ZERO, ..LIMITS }, ..station };
+    let stuck = HealthPage { limits: Limits { election: Duration::ZERO, ..LIMITS }, ..station };
     assert!(stuck.live().is_err());
 }

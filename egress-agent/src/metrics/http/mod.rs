@@ -31,7 +31,7 @@ use tracing::{debug, info, warn};
 
 use crate::metrics::catalogue::MOST_EGRESS_IPS;
 use crate::metrics::expose;
-use crate::metrics::health_page::Station;
+use crate::metrics::health_page::HealthPage;
 
 /// At a time, of other hosts, and as many of this one. Who comes when there is no place is hung up on.
 const CONNECTIONS: usize = 32;
@@ -102,8 +102,8 @@ impl Listen {
 }
 
 /// Serves until told to stop. Without an address the agent goes on, and tries again.
-pub async fn serve(listen: Listen, station: Arc<Station>, stop: CancellationToken) {
-    let door = Arc::new(Door::new(station, is_of_this_host));
+pub async fn serve(listen: Listen, station: Arc<HealthPage>, stop: CancellationToken) {
+    let door = Arc::new(Acceptor::new(station, is_of_this_host));
     let for_probes = async {
         if let Some(listen) = listen.for_probes() {
             serve_at(listen, Arc::clone(&door), &stop).await;
@@ -112,7 +112,7 @@ pub async fn serve(listen: Listen, station: Arc<Station>, stop: CancellationToke
     tokio::join!(serve_at(listen, Arc::clone(&door), &stop), for_probes);
 }
 
-async fn serve_at(listen: Listen, door: Arc<Door>, stop: &CancellationToken) {
+async fn serve_at(listen: Listen, door: Arc<Acceptor>, stop: &CancellationToken) {
     let mut failing = false;
     let listener = loop {
         match listen.bind().await {
@@ -132,7 +132,7 @@ async fn serve_at(listen: Listen, door: Arc<Door>, stop: &CancellationToken) {
 }
 
 /// The same where the address is taken already.
-async fn serve_on(listener: TcpListener, door: Arc<Door>, stop: &CancellationToken) {
+async fn serve_on(listener: TcpListener, door: Arc<Acceptor>, stop: &CancellationToken) {
     loop {
         let accepted = tokio::select! {
             () = stop.cancelled() => return,
@@ -169,16 +169,16 @@ fn is_of_this_host(peer: IpAddr) -> bool {
 }
 
 /// What all connections share.
-struct Door {
-    station: Arc<Station>,
+struct Acceptor {
+    station: Arc<HealthPage>,
     is_of_this_host: fn(IpAddr) -> bool,
     own: Arc<Semaphore>,
     others: Arc<Semaphore>,
     scrapes: Mutex<()>,
 }
 
-impl Door {
-    fn new(station: Arc<Station>, is_of_this_host: fn(IpAddr) -> bool) -> Self {
+impl Acceptor {
+    fn new(station: Arc<HealthPage>, is_of_this_host: fn(IpAddr) -> bool) -> Self {
         let [own, others] = [(); 2].map(|()| Arc::new(Semaphore::new(CONNECTIONS)));
         Self { station, is_of_this_host, own, others, scrapes: Mutex::new(()) }
     }
@@ -189,7 +189,7 @@ impl Door {
     }
 }
 
-async fn answer(stream: TcpStream, door: &Door) {
+async fn answer(stream: TcpStream, door: &Acceptor) {
     let service =
         service_fn(|request: Request<Incoming>| async move { Ok::<_, Infallible>(page(&request, door).await) });
     let mut server = http1::Builder::new();
@@ -199,7 +199,7 @@ async fn answer(stream: TcpStream, door: &Door) {
     }
 }
 
-async fn page(request: &Request<Incoming>, door: &Door) -> Response<Full<Bytes>> {
+async fn page(request: &Request<Incoming>, door: &Acceptor) -> Response<Full<Bytes>> {
     let station = &door.station;
     let path = request.uri().path();
     if !["/metrics", "/healthz", "/readyz"].contains(&path) {

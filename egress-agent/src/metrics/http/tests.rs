@@ -4,16 +4,16 @@ use tokio_util::sync::DropGuard;
 
 use super::*;
 use crate::metrics::catalogue::Who;
-use egress_kube::api_outage::Outages;
+use egress_kube::api_outage::ApiOutages;
 
-fn door() -> Arc<Door> {
+fn door() -> Arc<Acceptor> {
     // One address of loopback is this host, the others stand for other hosts.
-    Arc::new(Door::new(Arc::new(Station::new(Who::Agent, Outages::new("http://nowhere"))), |peer| {
+    Arc::new(Acceptor::new(Arc::new(HealthPage::new(Who::Agent, ApiOutages::new("http://nowhere"))), |peer| {
         peer == Ipv4Addr::LOCALHOST
     }))
 }
 
-async fn serving(door: Arc<Door>) -> (SocketAddr, DropGuard) {
+async fn serving(door: Arc<Acceptor>) -> (SocketAddr, DropGuard) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback has ports");
     let (address, stop) = (listener.local_addr().expect("bound"), CancellationToken::new());
     let stopped = stop.clone();
@@ -130,7 +130,7 @@ async fn probes_are_answered_whatever_address_is_asked_for() {
     // An address that no host has cannot be bound: probes are answered all the same.
     let free = TcpListener::bind("127.0.0.1:0").await.and_then(|one| one.local_addr()).expect("a port");
     let (listen, stop) = (Listen::At((Ipv4Addr::new(192, 0, 2, 1), free.port()).into()), CancellationToken::new());
-    let station = Arc::new(Station::new(Who::Agent, Outages::new("http://nowhere")));
+    let station = Arc::new(HealthPage::new(Who::Agent, ApiOutages::new("http://nowhere")));
     let serving = tokio::spawn(serve(listen, station, stop.clone()));
     let answered = timeout(RETRY, async {
         while TcpStream::connect(free).await.is_err() {

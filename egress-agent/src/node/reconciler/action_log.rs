@@ -2,19 +2,19 @@
 
 use tracing::{debug, info};
 
-use egress_core::model::state::{Action, HandoverStage, Moving, Place, Policy};
+use egress_core::model::state::{Action, HandoverStage, HandoverState, Place, Policy};
 
 /// One line per change of the world; facts about nodes and prefixes are details.
 pub(super) fn log(action: &Action) {
     match action {
         Action::Disown(id, address) => info!(id = id.0, %address, "this node has given up an egress IP"),
-        Action::PutMoving(id, Moving { course: HandoverStage::Leaving, address, peer }) => {
+        Action::PutMoving(id, HandoverState { course: HandoverStage::Leaving, address, peer }) => {
             info!(id = id.0, %address, to = %peer.0, "an egress IP is handed over: what comes for it is passed on");
         }
-        Action::PutMoving(id, Moving { course: HandoverStage::Arriving, address, peer }) => {
+        Action::PutMoving(id, HandoverState { course: HandoverStage::Arriving, address, peer }) => {
             info!(id = id.0, %address, from = %peer.0, "this node is ready to take an egress IP over");
         }
-        Action::PutMoving(id, Moving { course: HandoverStage::Open, address, peer }) => {
+        Action::PutMoving(id, HandoverState { course: HandoverStage::Open, address, peer }) => {
             info!(id = id.0, %address, from = %peer.0, "this node takes an egress IP over");
         }
         Action::EndMoving(id, address) => info!(id = id.0, %address, "the hand-over of an egress IP is over"),

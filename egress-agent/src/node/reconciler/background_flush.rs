@@ -1,7 +1,7 @@
 //! Cuts that go on beside the turns.
 //!
 //! A cut walks whole maps, and most changes of a pod ask for one. Were a turn to wait for it, so would the next events of all
-//! other pods. So of what changes of pods ask for ([`Parted`]) the turn does the first part; the cuts, and what must find them
+//! other pods. So of what changes of pods ask for ([`Disconnected`]) the turn does the first part; the cuts, and what must find them
 //! done, are left here.
 //!
 //! - **For each address the order is the plan's.** Where a pod is gone, its address changes no further before the cut is over
@@ -22,7 +22,7 @@ use crate::node::reconciler::Reconciler;
 use crate::node::reconciler::action_log::log;
 use egress_core::model::state::{Action, EgressId, KernelState, PodState};
 use egress_core::model::view::Addresses;
-use egress_core::plan::Parted;
+use egress_core::plan::Disconnected;
 use egress_core::plan::executor::{DataplaneError, Executor};
 
 /// How much longer than a walk the pause behind it is.
@@ -41,8 +41,8 @@ struct Batch {
 }
 
 impl Batch {
-    fn enter(&mut self, parted: Parted) {
-        let Parted { cuts, behind, at_once: _ } = parted;
+    fn enter(&mut self, parted: Disconnected) {
+        let Disconnected { cuts, behind, at_once: _ } = parted;
         for (address, cut) in cuts {
             match &cut {
                 Action::CutPodFlows(_, id) => drop(self.left.insert((address, *id))),
@@ -116,7 +116,7 @@ impl Behind {
     }
 
     /// Leaves cuts here, and what must find them done.
-    pub(super) fn leave(&mut self, parted: Parted) {
+    pub(super) fn leave(&mut self, parted: Disconnected) {
         self.waiting.enter(parted);
     }
 

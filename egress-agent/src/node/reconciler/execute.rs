@@ -7,7 +7,7 @@ use tracing::{debug, warn};
 
 use crate::node::reconciler::Reconciler;
 use crate::node::reconciler::action_log::log;
-use egress_core::model::state::{Action, EgressId, HandoverStage, KernelState, Moving};
+use egress_core::model::state::{Action, EgressId, HandoverStage, HandoverState, KernelState};
 use egress_core::plan::executor::{DataplaneError, Executor};
 use egress_core::plan::refusal::{Entry, instead, waits};
 use egress_core::plan::step::step;
@@ -23,8 +23,9 @@ impl<E: Executor> Reconciler<E> {
         actual: &mut KernelState,
         plan: &[Action],
     ) -> Result<Vec<Failed>, DataplaneError> {
-        let begins =
-            |action: &Action| matches!(action, Action::PutMoving(_, Moving { course: HandoverStage::Arriving, .. }));
+        let begins = |action: &Action| {
+            matches!(action, Action::PutMoving(_, HandoverState { course: HandoverStage::Arriving, .. }))
+        };
         let claims = plan.iter().any(|action| matches!(action, Action::Own(..)));
         if claims || plan.iter().any(begins) {
             self.executor.expect(self.ties.expected(self.compiler.view()));
@@ -116,10 +117,10 @@ impl<E: Executor> Reconciler<E> {
     async fn do_without(
         &mut self,
         actual: &mut KernelState,
-        (id, moving): (EgressId, Moving),
+        (id, moving): (EgressId, HandoverState),
         error: &DataplaneError,
     ) -> Result<(), DataplaneError> {
-        let Moving { course, address, .. } = moving;
+        let HandoverState { course, address, .. } = moving;
         warn!(id = id.0, %address, %error, "cannot prepare the hand-over of an egress IP: going on without");
         self.unprepared = true;
         if course == HandoverStage::Leaving {

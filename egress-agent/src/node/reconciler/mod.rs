@@ -38,12 +38,12 @@ use crate::node::reconciler::attached_pods::Attaching;
 use crate::node::reconciler::background_flush::Behind;
 use crate::node::reconciler::failed_claims::Failing;
 use crate::node::reconciler::last_known::Last;
-use crate::node::reconciler::ownership::{Ties, Turn};
-use crate::node::reconciler::refused_pods::Told;
+use crate::node::reconciler::ownership::{Coordination, Turn};
+use crate::node::reconciler::refused_pods::ReportedConflicts;
 use crate::node::reconciler::rejected_entries::LeftOut;
 use crate::node::reconciler::synced::Synced;
 
-use crate::change_queue::Taker;
+use crate::change_queue::ChangeReceiver;
 use crate::metrics::Meters;
 use egress_core::model::node::mac_text;
 use egress_core::model::state::{Action, EgressId, KernelState, PodState, PrefixKind, SelectedPods};
@@ -58,7 +58,7 @@ use egress_core::plan::compile::Compiler;
 use egress_core::plan::desired::Settings;
 use egress_core::plan::executor::{Claimant, Conflict, DataplaneError, Executor};
 use egress_core::plan::refusal::Entry;
-use egress_core::plan::{Parted, plan, plan_addresses};
+use egress_core::plan::{Disconnected, plan, plan_addresses};
 use egress_core::selection::Standby;
 use egress_kube::events::{About, Events};
 use egress_supervise::Heartbeat;
@@ -113,13 +113,13 @@ pub struct Reconciler<E> {
     told_objects: BTreeSet<String>,
     standby: BTreeSet<Standby>,
     /// What pods do not get, as far as it has been told.
-    refused_pods: Told,
+    refused_pods: ReportedConflicts,
     /// Since when every try has failed.
     out_of_step: Option<Instant>,
     events: Option<Events>,
     ready: watch::Sender<Ready>,
     selected: watch::Sender<SelectedPods>,
-    ties: Ties,
+    ties: Coordination,
     meters: Meters,
     beat: Heartbeat,
     turn: Duration,
@@ -129,7 +129,7 @@ pub struct Reconciler<E> {
 
 impl<E: Executor> Reconciler<E> {
     pub fn new(settings: Settings, executor: E, events: Option<Events>, ready: watch::Sender<Ready>) -> Self {
-        let ties = Ties::none(&settings.node_name);
+        let ties = Coordination::none(&settings.node_name);
         Self {
             executor,
             compiler: Compiler::new(settings),
@@ -147,7 +147,7 @@ impl<E: Executor> Reconciler<E> {
             told_services: BTreeSet::new(),
             told_objects: BTreeSet::new(),
             standby: BTreeSet::new(),
-            refused_pods: Told::default(),
+            refused_pods: ReportedConflicts::default(),
             out_of_step: None,
             events,
             ready,
@@ -180,12 +180,12 @@ impl<E: Executor> Reconciler<E> {
 
     /// Obeys leases and hand-overs.
     #[must_use]
-    pub fn tied(self, ties: Ties) -> Self {
+    pub fn tied(self, ties: Coordination) -> Self {
         Self { ties, ..self }
     }
 
     /// Runs until told to stop, or until the changes end. What the kernel does then goes on.
-    pub async fn run(mut self, mut changes: Taker, stop: CancellationToken) -> E {
+    pub async fn run(mut self, mut changes: ChangeReceiver, stop: CancellationToken) -> E {
         let mut retry_at: Option<Instant> = None;
         let mut patience = FIRST_RETRY;
         let mut follows = tokio::time::interval(FOLLOWS);
@@ -369,7 +369,7 @@ impl<E: Executor> Reconciler<E> {
                 return Ok(());
             };
             let mut barred = Barred::default();
-            let mut parted = Parted::default();
+            let mut parted = Disconnected::default();
             // Where the round is a whole one.
             let mut planned = None;
             let plan = match touched {

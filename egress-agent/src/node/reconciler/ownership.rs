@@ -12,13 +12,13 @@ use tokio::time::Instant;
 use tracing::{info, warn};
 
 use crate::debug::Question;
-use egress_core::model::ledger::{Ledger, Words};
+use egress_core::model::ledger::{Acknowledgements, Ledger};
 use egress_core::model::node::{Given, Mac, Node, Readiness};
 use egress_core::model::state::{EgressId, KernelState};
 use egress_core::model::view::{ClusterView, parse_egress_ip};
-use egress_core::ownership::holdings::Tenure;
+use egress_core::ownership::holdings::Ownership;
 use egress_core::ownership::kernel_handovers;
-use egress_core::ownership::lease::{LeaseTerms, Stake, Standing};
+use egress_core::ownership::lease::{LeaseDemand, LeaseState, LeaseTerms};
 use egress_core::plan::executor::Expected;
 
 type Owned = BTreeMap<EgressId, IpAddr>;
@@ -36,12 +36,12 @@ pub(super) enum Turn {
     Asked(Question),
 }
 
-pub struct Ties {
-    pub(super) tenure: Tenure,
-    standing: watch::Receiver<Standing>,
-    orders: watch::Receiver<Words>,
-    stake: watch::Sender<Stake>,
-    released: watch::Sender<Words>,
+pub struct Coordination {
+    pub(super) tenure: Ownership,
+    standing: watch::Receiver<LeaseState>,
+    orders: watch::Receiver<Acknowledgements>,
+    stake: watch::Sender<LeaseDemand>,
+    released: watch::Sender<Acknowledgements>,
     ready: watch::Sender<Readiness>,
     ask: Ask,
     asks: Option<mpsc::Receiver<Question>>,
@@ -53,14 +53,14 @@ pub struct Ties {
     pub(super) has_given_up: bool,
 }
 
-impl Ties {
+impl Coordination {
     pub fn new(
         node_name: &str,
-        (standing, orders): (watch::Receiver<Standing>, watch::Receiver<Words>),
-        (stake, released): (watch::Sender<Stake>, watch::Sender<Words>),
+        (standing, orders): (watch::Receiver<LeaseState>, watch::Receiver<Acknowledgements>),
+        (stake, released): (watch::Sender<LeaseDemand>, watch::Sender<Acknowledgements>),
         ask: Ask,
     ) -> Self {
-        let (tenure, known) = (Tenure::new(node_name.to_owned()), BTreeMap::new());
+        let (tenure, known) = (Ownership::new(node_name.to_owned()), BTreeMap::new());
         let ready = watch::channel(Readiness::default()).0;
         Self {
             tenure,
@@ -85,9 +85,9 @@ impl Ties {
 
     /// No fence, and nobody who could be asked.
     pub(super) fn none(node_name: &str) -> Self {
-        let (standing, stake) = (watch::channel(Standing::Holds).1, watch::channel(Stake::default()).0);
+        let (standing, stake) = (watch::channel(LeaseState::Holds).1, watch::channel(LeaseDemand::default()).0);
         let nobody: Ask = Box::new(|_| Box::pin(std::future::ready(BTreeSet::new())));
-        let (orders, released) = (watch::channel(Words::new()).1, watch::channel(Words::new()).0);
+        let (orders, released) = (watch::channel(Acknowledgements::new()).1, watch::channel(Acknowledgements::new()).0);
         Self::new(node_name, (standing, orders), (stake, released), nobody)
     }
 
@@ -131,8 +131,8 @@ impl Ties {
     /// Which time this is, where this node is fenced.
     pub(super) fn fall(&self) -> Option<u64> {
         match *self.standing.borrow() {
-            Standing::Fenced(number) => Some(number),
-            Standing::Holds => None,
+            LeaseState::Fenced(number) => Some(number),
+            LeaseState::Holds => None,
         }
     }
 
@@ -151,7 +151,7 @@ impl Ties {
     pub(super) fn fenced(&self) -> impl Future<Output = ()> + use<> {
         let mut standing = self.standing.clone();
         async move {
-            let is_down = |standing: &Standing| matches!(standing, Standing::Fenced(_));
+            let is_down = |standing: &LeaseState| matches!(standing, LeaseState::Fenced(_));
             let is_fenced = is_down(&standing.borrow_and_update());
             if is_fenced || standing.wait_for(is_down).await.is_err() {
                 std::future::pending().await

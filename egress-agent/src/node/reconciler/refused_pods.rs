@@ -19,7 +19,7 @@ const EVERY: Duration = Duration::from_secs(60);
 
 /// What has been told, and what each namespace may still be told.
 #[derive(Debug, Default)]
-pub(super) struct Told {
+pub(super) struct ReportedConflicts {
     refusals: BTreeSet<Refusal>,
     budgets: BTreeMap<String, Budget>,
 }
@@ -30,7 +30,7 @@ struct Budget {
     since: Instant,
 }
 
-impl Told {
+impl ReportedConflicts {
     /// What is to be told now of all that is refused.
     fn next(&mut self, refused: BTreeSet<Refusal>, now: Instant) -> Vec<Refusal> {
         self.refusals.retain(|one| refused.contains(one));
@@ -89,7 +89,7 @@ mod tests {
 
     #[test]
     fn a_namespace_that_is_refused_much_is_told_little_and_keeps_nothing_from_others() {
-        let (mut told, begun) = (Told::default(), Instant::now());
+        let (mut told, begun) = (ReportedConflicts::default(), Instant::now());
         let mut refused: BTreeSet<_> = (0..1000).map(|name| refusal("noisy", name)).collect();
         assert_eq!(told.next(refused.clone(), begun).len(), 5);
         assert!(told.next(refused.clone(), begun).is_empty());

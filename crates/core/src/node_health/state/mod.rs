@@ -1,6 +1,6 @@
 //! All nodes that are probed, and which of them are to be treated as gone. Pure: every time is an argument.
 //!
-//! What one node's [`Pulse`] says is not enough:
+//! What one node's [`NodeSigns`] says is not enough:
 //!
 //! - **Who is cut off?** Where nobody has been heard since a node fell silent, it is not the node that is alone but whoever
 //!   asks. Nothing moves then, unless there is another witness: the next hop of the own node, which has answered since. It
@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
 
-use crate::node_health::liveness::{Answer, Pulse, Rules, Sign, Standing};
+use crate::node_health::liveness::{AgentAnswer, Liveness, NodeSigns, Rules, Signal};
 
 /// How long the others of a network have to report its next hop too: each looks and is asked four times a second.
 const TOGETHER: Duration = Duration::from_millis(700);
@@ -58,12 +58,12 @@ pub enum Treated {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct News {
     pub node: String,
-    pub standing: Standing,
+    pub standing: Liveness,
     pub treated: Treated,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Judgement {
+pub struct NodeHealthReport {
     pub unreachable: BTreeSet<String>,
     /// When these were well last.
     pub lost: BTreeMap<String, Instant>,
@@ -84,7 +84,7 @@ struct Member {
     traits: Traits,
     /// It may be given addresses.
     may_host: bool,
-    pulse: Pulse,
+    pulse: NodeSigns,
     /// When it was reached at its own address last.
     direct: Option<Instant>,
     /// It says that it answers through the overlay.
@@ -102,7 +102,7 @@ struct Member {
     failures: u32,
     /// The latest failure, or when one was forgiven.
     calm_since: Instant,
-    said: (Standing, bool, bool),
+    said: (Liveness, bool, bool),
 }
 
 impl Member {
@@ -111,10 +111,10 @@ impl Member {
         self.direct.is_some_and(|direct| self.pulse.alive() <= direct + DIRECT)
     }
 
-    fn standing(&self, rules: &Rules, now: Instant) -> Standing {
+    fn standing(&self, rules: &Rules, now: Instant) -> Liveness {
         match self.pulse.standing(rules, now) {
-            Standing::Answers(Answer::Serving) if self.has_lost_overlay(rules, now) => {
-                Standing::Answers(Answer::OverlayLost)
+            Liveness::Answers(AgentAnswer::Serving) if self.has_lost_overlay(rules, now) => {
+                Liveness::Answers(AgentAnswer::OverlayLost)
             }
             standing => standing,
         }
@@ -157,8 +157,8 @@ impl Member {
     }
 
     /// Of one that is gone: notes whether it serves, and says whether it has for long enough.
-    fn has_proven(&mut self, standing: Standing, now: Instant) -> bool {
-        if standing != Standing::Answers(Answer::Serving) {
+    fn has_proven(&mut self, standing: Liveness, now: Instant) -> bool {
+        if standing != Liveness::Answers(AgentAnswer::Serving) {
             self.serves_since = None;
             return false;
         }
@@ -169,7 +169,7 @@ impl Member {
 
 /// Everybody who is probed.
 #[derive(Debug)]
-pub struct Judge {
+pub struct NodeStates {
     rules: Rules,
     members: BTreeMap<String, Member>,
     cut_off: bool,
@@ -179,7 +179,7 @@ pub struct Judge {
     next_hops: BTreeMap<Option<IpNet>, Instant>,
 }
 
-impl Judge {
+impl NodeStates {
     pub fn new(rules: Rules) -> Self {
         Self { rules, members: BTreeMap::new(), cut_off: false, next_hop: None, next_hops: BTreeMap::new() }
     }
@@ -193,7 +193,7 @@ impl Judge {
         let member = Member {
             traits,
             may_host: true,
-            pulse: Pulse::begin(now),
+            pulse: NodeSigns::begin(now),
             direct: None,
             has_overlay: false,
             echoed: None,
@@ -203,7 +203,7 @@ impl Judge {
             serves_since: None,
             failures: 0,
             calm_since: now,
-            said: (Standing::Unknown, false, false),
+            said: (Liveness::Unknown, false, false),
         };
         self.members.insert(node.to_owned(), member);
     }
@@ -219,7 +219,7 @@ impl Judge {
         self.members.remove(node);
     }
 
-    pub fn note(&mut self, node: &str, sign: Sign, at: Instant) {
+    pub fn note(&mut self, node: &str, sign: Signal, at: Instant) {
         if let Some(member) = self.members.get_mut(node) {
             member.pulse.note(sign, at);
         }
@@ -255,21 +255,22 @@ impl Judge {
     /// controller alone could not hear keeps its addresses; one that is lost is found out again after the total timeout.
     pub fn begin_again(&mut self, now: Instant) {
         for member in self.members.values_mut().filter(|member| member.gone) {
-            member.pulse = Pulse::begin_again(now);
+            member.pulse = NodeSigns::begin_again(now);
             member.take_back(now);
         }
     }
 
-    pub fn judge(&mut self, now: Instant) -> Judgement {
+    pub fn judge(&mut self, now: Instant) -> NodeHealthReport {
         for member in self.members.values_mut() {
-            let says = member.pulse.standing(&self.rules, now) == Standing::Answers(Answer::Serving)
+            let says = member.pulse.standing(&self.rules, now) == Liveness::Answers(AgentAnswer::Serving)
                 && !member.pulse.has_paused(&self.rules, now);
             member.says_since = says.then(|| member.says_since.unwrap_or(now));
         }
         let (heard, hears_none) = (self.look_around(now), self.hears_none(now));
         let networks: BTreeSet<_> = self.members.values().map(|member| member.traits.network).collect();
         self.next_hops.retain(|network, _| networks.contains(network));
-        let mut judgement = Judgement { cut_off: heard == Heard::Nobody, hears_none, ..Judgement::default() };
+        let mut judgement =
+            NodeHealthReport { cut_off: heard == Audience::Nobody, hears_none, ..NodeHealthReport::default() };
         for network in networks {
             self.judge_network(network, heard, now, &mut judgement.suspects);
         }
@@ -281,13 +282,14 @@ impl Judge {
             }
             let standing = member.standing(&self.rules, now);
             let is_absent = match standing {
-                Standing::AgentSilent | Standing::AgentGone | Standing::Answers(Answer::NotServing) => true,
-                Standing::Silent => !self.cut_off,
-                Standing::Unknown | Standing::Answers(Answer::Serving | Answer::NextHopLost | Answer::OverlayLost) => {
+                Liveness::AgentSilent | Liveness::AgentGone | Liveness::Answers(AgentAnswer::NotServing) => true,
+                Liveness::Silent => !self.cut_off,
+                Liveness::Unknown
+                | Liveness::Answers(AgentAnswer::Serving | AgentAnswer::NextHopLost | AgentAnswer::OverlayLost) => {
                     false
                 }
             };
-            if standing == Standing::Silent && !member.pulse.agent_went_first(&self.rules) {
+            if standing == Liveness::Silent && !member.pulse.agent_went_first(&self.rules) {
                 judgement.silent.insert(name.clone());
             }
             if is_absent && !member.gone {
@@ -314,7 +316,7 @@ impl Judge {
     }
 
     /// Whom one hears. When somebody is heard again after nobody was, all have their time anew.
-    fn look_around(&mut self, now: Instant) -> Heard {
+    fn look_around(&mut self, now: Instant) -> Audience {
         let others = || self.members.values().filter(|member| !member.traits.own && !member.gone);
         let latest = others().map(|member| member.pulse.alive()).max();
         let half = self.rules.total / 2;
@@ -325,15 +327,15 @@ impl Judge {
         let next_hop = self.next_hop.filter(|hop| now < *hop + fresh && others().all(Member::is_direct));
         let heard = match latest {
             Some(latest) if others().count() > 1 && now >= latest + half => match next_hop {
-                Some(hop) if hop >= latest + half => Heard::NextHop(hop),
-                Some(_) => Heard::Some(latest),
-                None => Heard::Nobody,
+                Some(hop) if hop >= latest + half => Audience::NextHop(hop),
+                Some(_) => Audience::Some(latest),
+                None => Audience::Nobody,
             },
-            Some(latest) if others().count() > 1 => Heard::Some(latest),
-            _ => Heard::NothingToCompare,
+            Some(latest) if others().count() > 1 => Audience::Some(latest),
+            _ => Audience::NothingToCompare,
         };
-        let was_cut_off = std::mem::replace(&mut self.cut_off, heard == Heard::Nobody);
-        if was_cut_off && heard != Heard::Nobody {
+        let was_cut_off = std::mem::replace(&mut self.cut_off, heard == Audience::Nobody);
+        if was_cut_off && heard != Audience::Nobody {
             self.members.values_mut().filter(|member| !member.gone).for_each(|member| member.pulse.excuse(now));
         }
         heard
@@ -348,10 +350,16 @@ impl Judge {
         echoing > 0 && echoing >= self.members.values().filter(|member| member.has_missed_echoes(total, now)).count()
     }
 
-    fn judge_network(&mut self, network: Option<IpNet>, heard: Heard, now: Instant, suspects: &mut BTreeSet<String>) {
+    fn judge_network(
+        &mut self,
+        network: Option<IpNet>,
+        heard: Audience,
+        now: Instant,
+        suspects: &mut BTreeSet<String>,
+    ) {
         let rules = self.rules;
         let overlay_works = self.overlay_works(now);
-        let mut members: Vec<(&String, &mut Member, Standing)> = (self.members.iter_mut())
+        let mut members: Vec<(&String, &mut Member, Liveness)> = (self.members.iter_mut())
             .filter(|(_, member)| member.traits.network == network)
             .map(|(name, member)| {
                 let standing = member.standing(&rules, now);
@@ -365,7 +373,7 @@ impl Judge {
         }
 
         let is_otherwise =
-            |standing: Standing| matches!(standing, Standing::Answers(answer) if answer != Answer::NextHopLost);
+            |standing: Liveness| matches!(standing, Liveness::Answers(answer) if answer != AgentAnswer::NextHopLost);
         let next_hop_since = if members.iter().any(|(_, _, standing)| is_otherwise(*standing)) {
             Some(*self.next_hops.entry(network).or_insert(now))
         } else {
@@ -373,22 +381,23 @@ impl Judge {
             None
         };
         let is_alone = |member: &Member| member.traits.own || heard.since(member.pulse.alive(), &rules);
-        let fails = |member: &Member, standing: Standing| match standing {
-            Standing::Silent => is_alone(member),
-            Standing::AgentGone | Standing::Answers(Answer::NotServing) => true,
-            Standing::Answers(Answer::NextHopLost) => {
+        let fails = |member: &Member, standing: Liveness| match standing {
+            Liveness::Silent => is_alone(member),
+            Liveness::AgentGone | Liveness::Answers(AgentAnswer::NotServing) => true,
+            Liveness::Answers(AgentAnswer::NextHopLost) => {
                 next_hop_since.is_some_and(|since| now >= since.max(member.pulse.since()) + TOGETHER)
             }
-            Standing::Answers(Answer::OverlayLost) => overlay_works,
-            Standing::Unknown | Standing::AgentSilent | Standing::Answers(Answer::Serving) => false,
+            Liveness::Answers(AgentAnswer::OverlayLost) => overlay_works,
+            Liveness::Unknown | Liveness::AgentSilent | Liveness::Answers(AgentAnswer::Serving) => false,
         };
         let is_suspect = |member: &Member| {
             member.pulse.is_agent_overdue(&rules, now) || (member.pulse.is_suspect(&rules, now) && is_alone(member))
         };
-        let serves =
-            |member: &Member, standing: Standing| standing == Standing::Answers(Answer::Serving) && !is_suspect(member);
+        let serves = |member: &Member, standing: Liveness| {
+            standing == Liveness::Answers(AgentAnswer::Serving) && !is_suspect(member)
+        };
 
-        let takes = |member: &Member, standing: Standing| member.may_host && !member.gone && serves(member, standing);
+        let takes = |member: &Member, standing: Liveness| member.may_host && !member.gone && serves(member, standing);
         if !members.iter().any(|(_, member, standing)| takes(member, *standing)) {
             for (_, member, _) in members.iter_mut().filter(|(_, member, standing)| serves(member, *standing)) {
                 member.take_back(now);
@@ -396,7 +405,7 @@ impl Judge {
         }
         let somewhere_to_go = members.iter().any(|(_, member, standing)| takes(member, *standing));
         for (name, member, standing) in members {
-            let may_be_alive = matches!(standing, Standing::Answers(_));
+            let may_be_alive = matches!(standing, Liveness::Answers(_));
             if (member.gone && !may_be_alive) || (!member.gone && somewhere_to_go && is_suspect(member)) {
                 suspects.insert(name.clone());
             }
@@ -409,7 +418,7 @@ impl Judge {
 
 /// Whom one hears of the other nodes that do not count as gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Heard {
+enum Audience {
     Nobody,
     /// There is at most one.
     NothingToCompare,
@@ -419,7 +428,7 @@ enum Heard {
     NextHop(Instant),
 }
 
-impl Heard {
+impl Audience {
     /// Was anybody heard after a node whose latest sign is this old? Those that answer take turns within one interval.
     fn since(self, alive: Instant, rules: &Rules) -> bool {
         match self {

@@ -6,7 +6,7 @@
 //! touch for that long serves no egress IP.
 //!
 //! Until then the address stands in a record, which outlives the leader, and where somebody is to have it again the status
-//! goes on to show the old node, which goes on to serve: the record is what tells it to let go. A pass of [`Watch::plan`]
+//! goes on to show the old node, which goes on to serve: the record is what tells it to let go. A pass of [`HandoverPlanner::plan`]
 //! is one round of writes, in this order: records, then items, then records that are to be forgotten. A leader that fails
 //! in between leaves more records than needed, never fewer; whoever follows goes on from them.
 //!
@@ -71,7 +71,7 @@ pub struct Plan {
 
 /// When each open hand-over was done.
 #[derive(Debug, Default)]
-pub struct Watch {
+pub struct HandoverPlanner {
     done: BTreeMap<u64, Instant>,
     linger: Duration,
 }
@@ -149,7 +149,7 @@ impl Evidence<'_> {
     }
 }
 
-impl Watch {
+impl HandoverPlanner {
     /// Leaves the records of what is done for a while: the new node is to see them beside its status.
     pub fn lingering(linger: Duration) -> Self {
         Self { linger, ..Self::default() }

@@ -9,7 +9,7 @@
 //!   it knows of them may be from before. The same is true of whatever is new to a node that has been behind the
 //!   fence, whose watches may still tell it of the time before.
 //!
-//! Where the ledger cannot be heard, the leader's probes tell of single hand-overs ([`Tenure::order`]): to give up is all that
+//! Where the ledger cannot be heard, the leader's probes tell of single hand-overs ([`Ownership::order`]): to give up is all that
 //! follows from that.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,19 +18,19 @@ use std::sync::Arc;
 
 use egress_common::abi::MAX_SLOTS;
 
-use crate::model::ledger::{HandOver, Ledger, Words};
-use crate::model::state::{EgressId, KernelState, Moving, Place, WhenEmpty};
+use crate::model::ledger::{Acknowledgements, HandOver, Ledger};
+use crate::model::state::{EgressId, HandoverState, KernelState, Place, WhenEmpty};
 use crate::plan::desired::family_of;
 
 /// Addresses by the object that they serve, as in [`KernelState::owned`].
 type Owned = BTreeMap<EgressId, IpAddr>;
 
 #[derive(Debug)]
-pub struct Tenure {
+pub struct Ownership {
     node: String,
     ledger: Arc<Ledger>,
     /// Hand-overs from this node that the ledger has not told of yet.
-    orders: Words,
+    orders: Acknowledgements,
     fenced: bool,
     /// For good: there is no time from which a watch is known to have told all of what was before. It costs two reads for
     /// each address that comes later.
@@ -54,12 +54,12 @@ pub struct Barred {
     pub doubtful: Owned,
 }
 
-impl Tenure {
+impl Ownership {
     pub fn new(node: String) -> Self {
         Self {
             node,
             ledger: Arc::default(),
-            orders: Words::new(),
+            orders: Acknowledgements::new(),
             fenced: false,
             was_fenced: false,
             outlived: 0,
@@ -80,14 +80,14 @@ impl Tenure {
     }
 
     /// Hand-overs from this node that it has heard of by another way than the ledger: all that there are.
-    pub fn order(&mut self, orders: &Words) {
+    pub fn order(&mut self, orders: &Acknowledgements) {
         if self.orders != *orders {
             self.orders.clone_from(orders);
             self.give_up(orders);
         }
     }
 
-    fn give_up(&mut self, leaving: &Words) {
+    fn give_up(&mut self, leaving: &Acknowledgements) {
         self.given_up.extend(leaving.keys());
         // What was read anew before is old.
         self.confirmed.retain(|address| !leaving.contains_key(address));
@@ -178,7 +178,7 @@ impl Tenure {
     }
 
     /// This node's word for each open hand-over from it: the kernel holds the address no more, nor takes it by another.
-    pub fn released(&self, held: &Owned, moving: &BTreeMap<EgressId, Moving>) -> Words {
+    pub fn released(&self, held: &Owned, moving: &BTreeMap<EgressId, HandoverState>) -> Acknowledgements {
         let mut words = self.orders.clone();
         words.extend(self.ledger.leaving(&self.node));
         let taken = moving.values().filter(|moving| moving.is_taken()).map(|moving| moving.address);
@@ -198,7 +198,7 @@ pub fn withhold(state: &mut KernelState, barred: &Owned) {
         state.owned.remove(id);
         let other = state.moving.get(id).filter(|moving| moving.address == *address);
         if let Some(policy) = state.policy.get_mut(&(*id, family_of(*address))) {
-            if let Some(Moving { peer, .. }) = other {
+            if let Some(HandoverState { peer, .. }) = other {
                 let slots = policy.slots.iter_mut().filter(|slot| slot.place == Place::Here);
                 slots.for_each(|slot| slot.place = Place::Remote(*peer));
                 continue;

@@ -18,8 +18,8 @@ fn owned(all: &[(u32, &str)]) -> Owned {
     all.iter().map(|(id, address)| (EgressId(*id), ip(address))).collect()
 }
 
-fn me() -> Tenure {
-    Tenure::new("me".into())
+fn me() -> Ownership {
+    Ownership::new("me".into())
 }
 
 #[test]
@@ -63,7 +63,7 @@ fn what_was_given_up_is_taken_up_only_when_it_was_read_anew() {
     assert_eq!(tenure.barred(&one, &Owned::new()).doubtful, one);
     // What was read before the node is told to let go once more is old.
     tenure.confirm(&BTreeSet::from([ip(A)]));
-    tenure.order(&Words::from([(ip(A), 4)]));
+    tenure.order(&Acknowledgements::from([(ip(A), 4)]));
     assert_eq!(tenure.barred(&one, &Owned::new()).doubtful, one);
     tenure.confirm(&BTreeSet::from([ip(A)]));
     tenure.settle(&one);

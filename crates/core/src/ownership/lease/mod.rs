@@ -1,4 +1,4 @@
-//! Whether this node may hold addresses: its lease. [`Fence`] is pure, [`keep`] is the loop around it. [`obey`]: single
+//! Whether this node may hold addresses: its lease. [`LeaseHolder`] is pure, [`keep`] is the loop around it. [`obey`]: single
 //! addresses that it is told to let go of by the way of probes.
 //!
 //! A gateway that is cut off cannot be told that its addresses are given to another. So it gives them up by itself, before
@@ -14,7 +14,7 @@
 //! it is confirmed itself.
 //!
 //! A deadline that has passed, or was set to zero, is not renewed before the node's half has disowned all that the kernel
-//! had ([`Standing::Fenced`] bears a number that it answers with): the addresses may be other nodes' by now, and are taken
+//! had ([`LeaseState::Fenced`] bears a number that it answers with): the addresses may be other nodes' by now, and are taken
 //! up again only when ledger and objects have been read again past every cache (`crate::ownership::holdings`).
 //!
 //! Where the ledger says that this node's lease has no end, since no other node could host its addresses, it has none, and the
@@ -40,7 +40,7 @@ use crate::model::ledger::Ledger;
 
 /// Whether this node may hold addresses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Standing {
+pub enum LeaseState {
     /// By the lease, or after a start: the deadline in the programs bounds what they may emit.
     #[default]
     Holds,
@@ -51,16 +51,16 @@ pub enum Standing {
 
 /// What the fence must know of this node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stake {
+pub struct LeaseDemand {
     /// There are addresses to hold.
     pub wants: bool,
     /// What the ledger says of its lease.
     pub terms: LeaseTerms,
-    /// The number of the latest [`Standing::Fenced`] upon which the kernel was seen to hold nothing.
+    /// The number of the latest [`LeaseState::Fenced`] upon which the kernel was seen to hold nothing.
     pub obeyed: u64,
 }
 
-impl Default for Stake {
+impl Default for LeaseDemand {
     /// Before anything is known.
     fn default() -> Self {
         Self { wants: true, terms: LeaseTerms::default(), obeyed: 0 }
@@ -100,7 +100,7 @@ pub enum Deadline {
 
 /// The pure rule, on this node's own monotonic clock.
 #[derive(Debug)]
-pub struct Fence {
+pub struct LeaseHolder {
     /// This node's own total timeout.
     own: Duration,
     /// The leader's, as its probes say.
@@ -109,7 +109,7 @@ pub struct Fence {
     read_terms: LeaseTerms,
     /// That by which leases last.
     total: Duration,
-    stake: Stake,
+    stake: LeaseDemand,
     /// As of when a leader has surely heard this node.
     heard: Option<Instant>,
     /// When the latest reading of the ledger that does not suspect this node began.
@@ -131,7 +131,7 @@ pub struct Fence {
     is_down: bool,
 }
 
-impl Fence {
+impl LeaseHolder {
     /// `own` is the total timeout of this node's flag, `now` when the process began. A lease that the former agent has left
     /// without an end has none before the ledger says so: this node has not said that it has one.
     pub fn new(own: Duration, now: Instant, is_endless: bool) -> Self {
@@ -140,7 +140,7 @@ impl Fence {
             probed: None,
             read_terms: LeaseTerms::default(),
             total: own,
-            stake: Stake::default(),
+            stake: LeaseDemand::default(),
             heard: None,
             read: None,
             asked: None,
@@ -155,7 +155,7 @@ impl Fence {
         }
     }
 
-    pub fn set_stake(&mut self, stake: Stake) {
+    pub fn set_stake(&mut self, stake: LeaseDemand) {
         let known = std::mem::replace(&mut self.stake, stake).terms;
         if (known.total, known.programs) != (stake.terms.total, stake.terms.programs) {
             (self.read_terms.total, self.read_terms.programs) = (None, None);
@@ -228,14 +228,14 @@ impl Fence {
     }
 
     /// Where this node stands. `has_passed` says whether the deadline in the programs has.
-    pub fn stand(&mut self, now: Instant, has_passed: bool) -> Standing {
+    pub fn stand(&mut self, now: Instant, has_passed: bool) -> LeaseState {
         let is_confirmed = self.is_confirmed(now);
         if !self.is_down && (has_passed || !(is_confirmed || self.is_starting(now))) {
             self.is_down = true;
             self.falls += 1;
         }
         self.is_down &= !is_confirmed || self.stake.obeyed != self.falls;
-        if self.is_down { Standing::Fenced(self.falls) } else { Standing::Holds }
+        if self.is_down { LeaseState::Fenced(self.falls) } else { LeaseState::Holds }
     }
 
     fn is_confirmed(&self, now: Instant) -> bool {
@@ -254,11 +254,11 @@ impl Fence {
     }
 
     /// Until when the programs of a node that stands so may emit.
-    pub fn deadline(&self, standing: Standing) -> Deadline {
+    pub fn deadline(&self, standing: LeaseState) -> Deadline {
         match standing {
-            Standing::Fenced(_) => Deadline::Passed,
-            Standing::Holds if self.endless.is_some() => Deadline::Never,
-            Standing::Holds => {
+            LeaseState::Fenced(_) => Deadline::Passed,
+            LeaseState::Holds if self.endless.is_some() => Deadline::Never,
+            LeaseState::Holds => {
                 let heard = self.heard.map(|heard| heard + self.programs());
                 let read = self.read.map(|read| read + self.total * 16 / 10);
                 // None of either: this process has just begun.

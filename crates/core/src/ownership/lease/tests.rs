@@ -6,29 +6,29 @@ fn at(start: Instant, tenths: u32) -> Instant {
     start + TOTAL * tenths / 100
 }
 
-fn stake(wants: bool) -> Stake {
-    Stake { wants, ..Stake::default() }
+fn stake(wants: bool) -> LeaseDemand {
+    LeaseDemand { wants, ..LeaseDemand::default() }
 }
 
 #[test]
 fn what_was_heard_holds_for_the_whole_timeout_and_what_was_read_for_less() {
     let start = Instant::now();
     let at = |percent| at(start, percent);
-    let mut fence = Fence::new(TOTAL, at(0), false);
+    let mut fence = LeaseHolder::new(TOTAL, at(0), false);
     fence.set_stake(stake(true));
     fence.note_heard(at(0));
     fence.note_heard(at(50));
     fence.note_heard(at(40));
-    assert_eq!((fence.by_lease(at(149)), fence.by_lease(at(150))), (LeaseState::Held, LeaseState::Lost));
+    assert_eq!((fence.by_lease(at(149)), fence.by_lease(at(150))), (ByLease::Held, ByLease::Lost));
     assert_eq!(fence.ask_at(), Some(at(110)), "before it runs out");
     fence.note_asked(at(110));
     assert_eq!(fence.ask_at(), Some(at(130)));
     fence.note_read(at(110), false, LeaseTerms::default());
-    assert_eq!((fence.by_lease(at(169)), fence.by_lease(at(170))), (LeaseState::Held, LeaseState::Lost));
+    assert_eq!((fence.by_lease(at(169)), fence.by_lease(at(170))), (ByLease::Held, ByLease::Lost));
     fence.note_read(at(130), true, LeaseTerms::default());
-    assert_eq!(fence.by_lease(at(170)), LeaseState::Lost, "suspected");
+    assert_eq!(fence.by_lease(at(170)), ByLease::Lost, "suspected");
     fence.note_heard(at(160));
-    assert_eq!(fence.by_lease(at(172)), LeaseState::Held);
+    assert_eq!(fence.by_lease(at(172)), ByLease::Held);
     fence.set_stake(stake(false));
     assert_eq!(fence.ask_at(), None, "there is nothing to hold");
 }
@@ -37,14 +37,14 @@ fn what_was_heard_holds_for_the_whole_timeout_and_what_was_read_for_less() {
 fn a_restart_is_decided_by_the_first_answer_or_when_none_comes() {
     let start = Instant::now();
     let at = |percent| at(start, percent);
-    let mut fence = Fence::new(TOTAL, at(0), false);
+    let mut fence = LeaseHolder::new(TOTAL, at(0), false);
     fence.set_stake(stake(true));
-    assert_eq!((fence.by_lease(at(0)), fence.ask_at()), (LeaseState::Starting, Some(at(0))));
+    assert_eq!((fence.by_lease(at(0)), fence.ask_at()), (ByLease::Starting, Some(at(0))));
     fence.note_asked(at(0));
-    assert_eq!((fence.by_lease(at(99)), fence.by_lease(at(100))), (LeaseState::Starting, LeaseState::Lost));
+    assert_eq!((fence.by_lease(at(99)), fence.by_lease(at(100))), (ByLease::Starting, ByLease::Lost));
     assert_eq!(fence.next(at(1)), Some(at(20)));
     fence.note_read(at(0), false, LeaseTerms::default());
-    assert_eq!((fence.by_lease(at(59)), fence.by_lease(at(60))), (LeaseState::Held, LeaseState::Lost));
+    assert_eq!((fence.by_lease(at(59)), fence.by_lease(at(60))), (ByLease::Held, ByLease::Lost));
     // Cut off for long: it asks less often.
     (0..=54).for_each(|time| fence.note_asked(at(20 * time)));
     assert_eq!(fence.ask_at(), Some(at(1180)));
@@ -55,7 +55,7 @@ fn a_restart_is_decided_by_the_first_answer_or_when_none_comes() {
 fn a_node_that_has_wanted_nothing_for_long_reads_as_often_as_one_that_holds() {
     let start = Instant::now();
     let at = |percent| at(start, percent);
-    let mut fence = Fence::new(TOTAL, at(0), false);
+    let mut fence = LeaseHolder::new(TOTAL, at(0), false);
     fence.set_stake(stake(true));
     fence.note_asked(at(0));
     fence.note_read(at(0), false, LeaseTerms::default());
@@ -72,24 +72,24 @@ fn a_node_that_has_wanted_nothing_for_long_reads_as_often_as_one_that_holds() {
 fn a_machine_that_stood_still_gives_up_before_it_asks() {
     let start = Instant::now();
     let at = |percent| at(start, percent);
-    let mut fence = Fence::new(TOTAL, at(0), false);
+    let mut fence = LeaseHolder::new(TOTAL, at(0), false);
     fence.set_stake(stake(true));
     fence.note_heard(at(0));
     assert_eq!(fence.emits(at(900)), Deadline::Passed, "it could not be fenced before");
-    let mut fence = Fence::new(TOTAL, at(0), false);
+    let mut fence = LeaseHolder::new(TOTAL, at(0), false);
     fence.set_stake(stake(true));
     fence.note_heard(at(0));
     // Of these ten seconds this clock knows nothing.
     fence.note_suspended(at(10));
     // The same word once more, from before.
     fence.note_heard(at(0));
-    assert_eq!((fence.by_lease(at(10)), fence.ask_at()), (LeaseState::Lost, Some(at(10))));
+    assert_eq!((fence.by_lease(at(10)), fence.ask_at()), (ByLease::Lost, Some(at(10))));
     assert_eq!(fence.emits(at(10)), Deadline::Passed);
     fence.note_asked(at(10));
     fence.note_read(at(10), true, LeaseTerms::default());
-    assert_eq!(fence.by_lease(at(12)), LeaseState::Lost, "suspected by now");
+    assert_eq!(fence.by_lease(at(12)), ByLease::Lost, "suspected by now");
     fence.note_heard(at(15));
-    assert_eq!(fence.by_lease(at(40)), LeaseState::Held);
+    assert_eq!(fence.by_lease(at(40)), ByLease::Held);
 }
 
 #[test]
@@ -97,36 +97,36 @@ fn leases_last_as_long_as_the_leader_says() {
     let start = Instant::now();
     let at = |percent| at(start, percent);
     let terms = |total| LeaseTerms { total, ..LeaseTerms::default() };
-    let says = |total| Stake { terms: terms(total), ..stake(true) };
+    let says = |total| LeaseDemand { terms: terms(total), ..stake(true) };
     // This node's flag says ten seconds, or five; the leader goes by one, or by forty.
     for own in [TOTAL, TOTAL / 2] {
-        let mut fence = Fence::new(own, at(0), false);
+        let mut fence = LeaseHolder::new(own, at(0), false);
         fence.set_stake(says(Some(TOTAL / 10)));
         fence.note_heard(at(0));
-        assert_eq!((fence.by_lease(at(9)), fence.by_lease(at(10))), (LeaseState::Held, LeaseState::Lost), "{own:?}");
+        assert_eq!((fence.by_lease(at(9)), fence.by_lease(at(10))), (ByLease::Held, ByLease::Lost), "{own:?}");
         fence.note_read(at(20), false, terms(Some(TOTAL / 10)));
-        assert_eq!((fence.by_lease(at(25)), fence.by_lease(at(26))), (LeaseState::Held, LeaseState::Lost), "{own:?}");
-        let mut fence = Fence::new(own, at(0), false);
+        assert_eq!((fence.by_lease(at(25)), fence.by_lease(at(26))), (ByLease::Held, ByLease::Lost), "{own:?}");
+        let mut fence = LeaseHolder::new(own, at(0), false);
         fence.set_stake(says(Some(TOTAL * 4)));
         fence.note_heard(at(0));
-        assert_eq!((fence.by_lease(at(399)), fence.by_lease(at(400))), (LeaseState::Held, LeaseState::Lost), "{own:?}");
+        assert_eq!((fence.by_lease(at(399)), fence.by_lease(at(400))), (ByLease::Held, ByLease::Lost), "{own:?}");
     }
     // The next leader goes by less, and the ledger has not told it yet: a probe or a reading does.
-    let mut fence = Fence::new(TOTAL, at(0), false);
+    let mut fence = LeaseHolder::new(TOTAL, at(0), false);
     fence.set_stake(says(Some(TOTAL)));
     fence.note_probed(Some(TOTAL / 10));
     fence.note_heard(at(0));
-    assert_eq!(fence.by_lease(at(10)), LeaseState::Lost);
-    let mut fence = Fence::new(TOTAL, at(0), false);
+    assert_eq!(fence.by_lease(at(10)), ByLease::Lost);
+    let mut fence = LeaseHolder::new(TOTAL, at(0), false);
     fence.set_stake(says(Some(TOTAL)));
     fence.note_read(at(0), false, terms(Some(TOTAL / 10)));
-    assert_eq!(fence.by_lease(at(6)), LeaseState::Lost);
+    assert_eq!(fence.by_lease(at(6)), ByLease::Lost);
     // By more, and only its probes say so.
-    let mut fence = Fence::new(TOTAL, at(0), false);
+    let mut fence = LeaseHolder::new(TOTAL, at(0), false);
     fence.set_stake(says(Some(TOTAL)));
     fence.note_probed(Some(TOTAL * 4));
     fence.note_heard(at(0));
-    assert_eq!(fence.by_lease(at(100)), LeaseState::Lost, "the shorter one is safe");
+    assert_eq!(fence.by_lease(at(100)), ByLease::Lost, "the shorter one is safe");
 }
 
 /// Both sides of a change that the schedule's chance hardly ever meets: the node falls silent just before it.
@@ -135,42 +135,42 @@ fn a_leader_with_a_shorter_timeout_waits_for_the_leases_of_its_former() {
     use std::collections::BTreeSet;
 
     use crate::model::ledger::Ledger;
-    use crate::node_health::Reach;
-    use crate::ownership::suspicion::{Beginning, Longest, Suspicions, Terms};
+    use crate::node_health::NodeHealth;
+    use crate::ownership::suspicion::{Longest, Suspicions, TermStart, Terms};
     let start = Instant::now();
     let (at, own) = (|percent| at(start, percent), TOTAL / 4);
-    let mut fence = Fence::new(own, at(0), false);
+    let mut fence = LeaseHolder::new(own, at(0), false);
     let terms = LeaseTerms { total: Some(TOTAL), ..LeaseTerms::default() };
-    fence.set_stake(Stake { terms, ..stake(true) });
+    fence.set_stake(LeaseDemand { terms, ..stake(true) });
     fence.note_heard(at(0));
     let ledger = |suspects: &[(&str, u64)]| {
         let suspects = suspects.iter().map(|(node, number)| ((*node).to_owned(), *number)).collect();
         Ledger { suspects, ..Ledger::default() }
     };
     let (mut longest, mut suspicions) = (Longest::default(), Suspicions::default());
-    let reach = Reach { silent: ["n".to_owned()].into(), ..Reach::by(own) };
+    let reach = NodeHealth { silent: ["n".to_owned()].into(), ..NodeHealth::by(own) };
     for (ledger, total, now) in [(ledger(&[]), TOTAL, at(5)), (ledger(&[("n", 1)]), own, at(15))] {
         longest.note((Some(total), None), own, (now, now));
         suspicions.note(&ledger, now);
     }
-    let beginning = Beginning { since: at(5), former: None, others: &BTreeSet::new() };
+    let beginning = TermStart { since: at(5), former: None, others: &BTreeSet::new() };
     let end = |lease| suspicions.ends(&reach, Terms { lease, programs: lease }, beginning)["n"];
-    assert_eq!(fence.by_lease(end(own)), LeaseState::Held, "its own timeout would be too short");
-    assert_eq!(fence.by_lease(end(longest.of(own, at(15)))), LeaseState::Lost);
+    assert_eq!(fence.by_lease(end(own)), ByLease::Held, "its own timeout would be too short");
+    assert_eq!(fence.by_lease(end(longest.of(own, at(15)))), ByLease::Lost);
     assert_eq!(longest.of(own, end(longest.of(own, at(15)))), TOTAL, "not before that");
     // It dies behind its write. The next one has never seen the longer timeout.
     let mut fresh = Longest::default();
     fresh.note((Some(own), longest.to_tell(own, at(15))), own, (at(20), at(20)));
-    assert_eq!(fence.by_lease(end(fresh.of(own, at(20)))), LeaseState::Lost);
+    assert_eq!(fence.by_lease(end(fresh.of(own, at(20)))), ByLease::Lost);
 }
 
 const GRACE: Duration = Duration::from_secs(300);
 
 /// A holder by the ledger's terms, which has been heard.
-fn holder(now: Instant) -> Fence {
-    let mut fence = Fence::new(TOTAL, now, false);
+fn holder(now: Instant) -> LeaseHolder {
+    let mut fence = LeaseHolder::new(TOTAL, now, false);
     let terms = LeaseTerms { total: Some(TOTAL), programs: Some(TOTAL + GRACE), ..LeaseTerms::default() };
-    fence.set_stake(Stake { terms, ..stake(true) });
+    fence.set_stake(LeaseDemand { terms, ..stake(true) });
     fence.note_heard(now);
     fence
 }
@@ -181,13 +181,13 @@ fn programs_go_on_for_the_grace_behind_the_last_confirmation_and_not_behind_a_re
     let at = |percent| at(start, percent);
     let mut fence = holder(at(0));
     assert_eq!(fence.emits(at(10)), Deadline::At(at(0) + TOTAL + GRACE));
-    let mut reader = Fence::new(TOTAL, at(0), false);
+    let mut reader = LeaseHolder::new(TOTAL, at(0), false);
     reader.set_stake(stake(true));
     assert_eq!(reader.emits(at(0)), Deadline::AsItIs, "as the former agent left it");
     reader.note_read(at(0), false, LeaseTerms { programs: Some(TOTAL + GRACE), ..LeaseTerms::default() });
     assert_eq!(reader.emits(at(10)), Deadline::At(at(160)));
     // A leader that says nothing of it gives no grace, whatever this node's flags say.
-    let mut silent = Fence::new(TOTAL, at(0), false);
+    let mut silent = LeaseHolder::new(TOTAL, at(0), false);
     silent.set_stake(stake(true));
     silent.note_heard(at(0));
     assert_eq!(silent.emits(at(10)), Deadline::At(at(100)));
@@ -199,22 +199,22 @@ fn what_has_passed_is_not_renewed_before_the_kernel_was_emptied() {
     let start = Instant::now();
     let at = |percent| at(start, percent);
     let mut fence = holder(at(0));
-    assert_eq!(fence.stand(at(100), false), Standing::Fenced(1));
-    assert_eq!(fence.deadline(Standing::Fenced(1)), Deadline::Passed);
+    assert_eq!(fence.stand(at(100), false), LeaseState::Fenced(1));
+    assert_eq!(fence.deadline(LeaseState::Fenced(1)), Deadline::Passed);
     fence.note_heard(at(100));
-    assert_eq!(fence.stand(at(101), true), Standing::Fenced(1), "heard again at once");
-    let obeys = |fence: &mut Fence, obeyed| fence.set_stake(Stake { obeyed, ..fence.stake });
+    assert_eq!(fence.stand(at(101), true), LeaseState::Fenced(1), "heard again at once");
+    let obeys = |fence: &mut LeaseHolder, obeyed| fence.set_stake(LeaseDemand { obeyed, ..fence.stake });
     obeys(&mut fence, 1);
-    assert_eq!(fence.stand(at(101), true), Standing::Holds);
-    assert_eq!(fence.stand(at(102), false), Standing::Holds);
+    assert_eq!(fence.stand(at(101), true), LeaseState::Holds);
+    assert_eq!(fence.stand(at(102), false), LeaseState::Holds);
     // The deadline of a former process: this one has heard at once, and the kernel holds what that one did.
     let mut next = holder(at(0));
-    assert_eq!(next.stand(at(0), true), Standing::Fenced(1));
+    assert_eq!(next.stand(at(0), true), LeaseState::Fenced(1));
     obeys(&mut next, 1);
-    assert_eq!(next.stand(at(1), true), Standing::Holds);
-    assert_eq!(next.stand(at(150), false), Standing::Fenced(2), "it has lost it again");
+    assert_eq!(next.stand(at(1), true), LeaseState::Holds);
+    assert_eq!(next.stand(at(150), false), LeaseState::Fenced(2), "it has lost it again");
     next.note_heard(at(150));
-    assert_eq!(next.stand(at(151), true), Standing::Fenced(2), "an earlier word is none about this");
+    assert_eq!(next.stand(at(151), true), LeaseState::Fenced(2), "an earlier word is none about this");
 }
 
 #[test]
@@ -222,20 +222,20 @@ fn a_lease_without_an_end_is_believed_of_a_reading_and_ends_by_any_word() {
     let start = Instant::now();
     let at = |percent| at(start, percent);
     let mut fence = holder(at(0));
-    let told = |fence: &mut Fence, endless, ending| {
+    let told = |fence: &mut LeaseHolder, endless, ending| {
         let terms = LeaseTerms { endless, ending, ..fence.stake.terms };
-        fence.set_stake(Stake { terms, ..fence.stake });
+        fence.set_stake(LeaseDemand { terms, ..fence.stake });
     };
     told(&mut fence, Some(7), None);
-    assert_eq!((fence.stand(at(10), false), fence.ask_at()), (Standing::Holds, Some(at(0))), "it is to be read");
-    assert_eq!(fence.deadline(Standing::Holds), Deadline::At(at(0) + TOTAL + GRACE));
+    assert_eq!((fence.stand(at(10), false), fence.ask_at()), (LeaseState::Holds, Some(at(0))), "it is to be read");
+    assert_eq!(fence.deadline(LeaseState::Holds), Deadline::At(at(0) + TOTAL + GRACE));
     let endless = LeaseTerms { endless: Some(7), ..fence.stake.terms };
     fence.note_read(at(10), false, endless);
-    assert_eq!((fence.deadline(Standing::Holds), fence.ask_at()), (Deadline::Never, None));
-    assert_eq!(fence.stand(at(9999), false), Standing::Holds, "cut off from all");
+    assert_eq!((fence.deadline(LeaseState::Holds), fence.ask_at()), (Deadline::Never, None));
+    assert_eq!(fence.stand(at(9999), false), LeaseState::Holds, "cut off from all");
     assert_eq!(fence.bounded(), None);
     told(&mut fence, None, Some(8));
-    assert_eq!(fence.stand(at(9999), false), Standing::Fenced(1));
+    assert_eq!(fence.stand(at(9999), false), LeaseState::Fenced(1));
     assert_eq!(fence.bounded(), Some(8));
     // A reading that was served before.
     fence.note_read(at(20), false, endless);
@@ -250,33 +250,33 @@ fn a_lease_without_an_end_is_believed_of_a_reading_and_ends_by_any_word() {
 fn a_lease_without_an_end_outlives_an_agent_that_reaches_nothing() {
     let start = Instant::now();
     let at = |percent| at(start, percent);
-    let mut fence = Fence::new(TOTAL, at(0), true);
+    let mut fence = LeaseHolder::new(TOTAL, at(0), true);
     fence.set_stake(stake(true));
     assert_eq!(fence.ask_at(), Some(at(0)), "it is to be read");
-    assert_eq!(fence.stand(at(9999), false), Standing::Holds);
-    assert_eq!((fence.deadline(Standing::Holds), fence.bounded()), (Deadline::Never, None));
+    assert_eq!(fence.stand(at(9999), false), LeaseState::Holds);
+    assert_eq!((fence.deadline(LeaseState::Holds), fence.bounded()), (Deadline::Never, None));
     let terms = LeaseTerms { ending: Some(8), ..LeaseTerms::default() };
-    let mut ended = Fence::new(TOTAL, at(0), true);
-    ended.set_stake(Stake { terms, ..stake(true) });
-    assert_eq!((ended.stand(at(100), false), ended.bounded()), (Standing::Fenced(1), Some(8)));
+    let mut ended = LeaseHolder::new(TOTAL, at(0), true);
+    ended.set_stake(LeaseDemand { terms, ..stake(true) });
+    assert_eq!((ended.stand(at(100), false), ended.bounded()), (LeaseState::Fenced(1), Some(8)));
     fence.note_read(at(9990), false, LeaseTerms::default());
     assert_eq!(fence.emits(at(9999)), Deadline::At(at(9990) + TOTAL * 16 / 10), "the ledger knows nothing of it");
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum LeaseState {
+enum ByLease {
     /// The former agent's deadline runs on.
     Starting,
     Held,
     Lost,
 }
 
-impl Fence {
-    fn by_lease(&self, now: Instant) -> LeaseState {
+impl LeaseHolder {
+    fn by_lease(&self, now: Instant) -> ByLease {
         match self.is_confirmed(now) {
-            true => LeaseState::Held,
-            false if self.is_starting(now) => LeaseState::Starting,
-            false => LeaseState::Lost,
+            true => ByLease::Held,
+            false if self.is_starting(now) => ByLease::Starting,
+            false => ByLease::Lost,
         }
     }
 

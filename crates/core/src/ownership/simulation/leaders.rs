@@ -102,7 +102,7 @@ impl World {
         let silent = those(&|name| now >= alive(name) + own && alive(name) < heard(name) + own);
         let (absent, heard) = (those(&|name| now >= heard(name) + own), leader.heard.clone());
         let followed = leader.followed.clone();
-        let reach = Reach { suspects: suspects_now, silent, heard, followed, lease: own, ..Reach::default() };
+        let reach = NodeHealth { suspects: suspects_now, silent, heard, followed, lease: own, ..NodeHealth::default() };
         let times = terms(index);
         let mut draft = Ledger {
             leader: LEADERS[index].to_owned(),
@@ -128,7 +128,7 @@ impl World {
             programs: leader.longest_programs.of(times.programs, now),
         };
         let others = NODES.into_iter().filter(|name| *name != NODES[index]).collect();
-        let beginning = Beginning { since, former: leader.former.as_ref(), others: &others };
+        let beginning = TermStart { since, former: leader.former.as_ref(), others: &others };
         let ends = leader.suspicions.ends(&reach, times, beginning);
         let (departed, records) = (BTreeMap::new(), draft.records.clone());
         let (given, prepared) = (BTreeMap::new(), BTreeMap::new());

@@ -32,7 +32,7 @@ pub(super) enum Message {
         number: u64,
         confirmed: u64,
         term: u64,
-        orders: Words,
+        orders: Acknowledgements,
     },
     Answer {
         leader: usize,
@@ -41,7 +41,7 @@ pub(super) enum Message {
         term: u64,
         /// The greatest that the node has heard of.
         greatest: u64,
-        released: Words,
+        released: Acknowledgements,
     },
     /// The node's kernel refuses a probe: its agent is dead.
     Alive {
@@ -70,7 +70,7 @@ pub(super) enum Message {
     },
     Word {
         node: usize,
-        words: Words,
+        words: Acknowledgements,
     },
     WriteLedger {
         leader: usize,

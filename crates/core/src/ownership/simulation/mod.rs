@@ -29,14 +29,14 @@ use crate::ownership::simulation::nodes::{given, objects_of};
 use super::lease::*;
 use crate::allocation::samples::{node, object};
 use crate::allocation::{Facts, Nodes, Objects, assign};
-use crate::leader_election::{Former, Timing};
-use crate::model::ledger::{Ledger, Words};
+use crate::leader_election::{FormerLeader, Timing};
+use crate::model::ledger::{Acknowledgements, Ledger};
 use crate::model::state::EgressId;
 use crate::model::view::{EgressObject, parse_egress_ip};
-use crate::node_health::Reach;
-use crate::ownership::handover::{Evidence, Step, Watch};
-use crate::ownership::holdings::Tenure;
-use crate::ownership::suspicion::{Beginning, Longest, Suspicions, Terms, suspects};
+use crate::node_health::NodeHealth;
+use crate::ownership::handover::{Evidence, HandoverPlanner, Step};
+use crate::ownership::holdings::Ownership;
+use crate::ownership::suspicion::{Longest, Suspicions, TermStart, Terms, suspects};
 
 /// The leaders' flags, which differ. Nodes go by what stands in the ledger.
 const TOTALS: [Duration; 2] = [Duration::from_millis(1000), Duration::from_millis(4000)];
@@ -58,11 +58,11 @@ type Owned = BTreeMap<EgressId, IpAddr>;
 struct Api {
     ledgers: Vec<Arc<Ledger>>,
     objects: Vec<Arc<Objects>>,
-    words: BTreeMap<&'static str, Words>,
+    words: BTreeMap<&'static str, Acknowledgements>,
 }
 
 struct Node {
-    fence: Fence,
+    fence: LeaseHolder,
     /// Until when its programs emit what the kernel holds.
     deadline: Instant,
     /// Its agent is dead since the first time and until the second.
@@ -75,15 +75,15 @@ struct Node {
     obeyed: u64,
     /// The greatest term that it has heard of.
     term: u64,
-    tenure: Tenure,
+    tenure: Ownership,
     ledger_seen: usize,
     objects_seen: usize,
     /// When each probe came in, of one leader's term.
     probes: BTreeMap<(usize, u64, u64), Instant>,
     held: Owned,
-    said: Words,
+    said: Acknowledgements,
     /// What the latest probe has told it to let go of.
-    orders: Words,
+    orders: Acknowledgements,
     acts_at: Instant,
     /// Waits for objects to be read anew: nothing else is looked at meanwhile.
     asking: Option<(u64, Instant)>,
@@ -96,7 +96,7 @@ enum Work {
 }
 
 struct Leader {
-    watch: Watch,
+    watch: HandoverPlanner,
     suspicions: Suspicions,
     longest_lease: Longest,
     longest_programs: Longest,
@@ -111,7 +111,7 @@ struct Leader {
     alive: BTreeMap<String, Instant>,
     confirmed: BTreeMap<usize, u64>,
     /// What nodes have said in their answers.
-    released: BTreeMap<usize, Words>,
+    released: BTreeMap<usize, Acknowledgements>,
     /// One that leads no more probes all the same, and vouches for nobody.
     term: u64,
     since: Instant,
@@ -123,7 +123,7 @@ struct Leader {
     /// It has seen its successor's signature.
     is_replaced: bool,
     /// The leader that it has replaced early.
-    former: Option<Former>,
+    former: Option<FormerLeader>,
     number: u64,
     ledger_seen: usize,
     queue: Vec<Work>,
@@ -136,7 +136,7 @@ impl Leader {
     /// It has just started, and does not lead.
     fn new(term: u64, now: Instant) -> Self {
         Self {
-            watch: Watch::default(),
+            watch: HandoverPlanner::default(),
             suspicions: Suspicions::default(),
             longest_lease: Longest::default(),
             longest_programs: Longest::default(),
@@ -164,7 +164,7 @@ impl Leader {
     }
 
     /// It leads by the Lease from now on.
-    fn leading(self, former: Option<Former>) -> Self {
+    fn leading(self, former: Option<FormerLeader>) -> Self {
         let until = self.since + Duration::from_secs(3600);
         Self { leads_until: until, vouches_until: until, alone_until: until, former, ..self }
     }
@@ -269,20 +269,20 @@ impl World {
             object("c", 3, &["172.18.0.103"], &[]),
         ]);
         let named = |name: &&'static str| Node {
-            fence: Fence::new(Duration::from_secs(5), start, false),
+            fence: LeaseHolder::new(Duration::from_secs(5), start, false),
             deadline: start,
             dead: (start, start),
             is_new: false,
             has_listed: true,
             obeyed: 0,
             term: 0,
-            tenure: Tenure::new((*name).to_owned()),
+            tenure: Ownership::new((*name).to_owned()),
             ledger_seen: 0,
             objects_seen: 0,
             probes: BTreeMap::new(),
             held: Owned::new(),
-            said: Words::new(),
-            orders: Words::new(),
+            said: Acknowledgements::new(),
+            orders: Acknowledgements::new(),
             acts_at: start,
             asking: None,
         };
@@ -439,7 +439,7 @@ impl World {
             self.early += 1;
             self.part(next, old);
             let silent_since = now - timing.silence - self.random.milliseconds(300);
-            return self.begin_to_lead(next, Some(Former { node: NODES[old].to_owned(), silent_since, until }));
+            return self.begin_to_lead(next, Some(FormerLeader { node: NODES[old].to_owned(), silent_since, until }));
         }
         let leader = &mut self.leaders[old];
         let until = now + timing.nobody_leads();
@@ -460,7 +460,7 @@ impl World {
         }
     }
 
-    fn begin_to_lead(&mut self, next: usize, former: Option<Former>) {
+    fn begin_to_lead(&mut self, next: usize, former: Option<FormerLeader>) {
         self.term += 1;
         self.leads = Some(next);
         let new = Leader::new(self.term, self.now).leading(former);

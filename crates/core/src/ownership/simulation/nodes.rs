@@ -34,7 +34,7 @@ impl World {
         let view = objects_of(&self.api, node.objects_seen);
         let wants = !given(&view, name).is_empty();
         let (terms, obeyed) = (LeaseTerms::of(&ledger, name), node.obeyed);
-        node.fence.set_stake(Stake { wants, terms, obeyed });
+        node.fence.set_stake(LeaseDemand { wants, terms, obeyed });
         let asks = node.fence.ask_at().is_some_and(|time| time <= now);
         if asks {
             node.fence.note_asked(now);
@@ -45,7 +45,7 @@ impl World {
             Deadline::At(time) => node.deadline = time,
             Deadline::Passed | Deadline::Never => node.deadline = now,
         }
-        let fenced = matches!(standing, Standing::Fenced(_));
+        let fenced = matches!(standing, LeaseState::Fenced(_));
         node.tenure.set_fenced(fenced, &node.held);
         // Whoever has heard of it in the ledger goes by that.
         let unheard = node.orders.iter().filter(|(_, number)| **number > ledger.records.last);
@@ -55,7 +55,7 @@ impl World {
             node.asking = None;
             node.tenure.follow(ledger);
             node.apply(&view);
-            if let Standing::Fenced(fall) = standing {
+            if let LeaseState::Fenced(fall) = standing {
                 node.obeyed = fall;
             }
         } else if node.has_listed && node.asking.is_none_or(|(_, until)| now > until) {
@@ -89,9 +89,9 @@ impl Node {
 
     /// Another process, which knows nothing of the former one but what the kernel holds.
     fn restart(&mut self, now: Instant) {
-        self.fence = Fence::new(Duration::from_secs(5), now, false);
-        self.tenure = Tenure::new(self.tenure.node_name().to_owned());
-        (self.orders, self.said, self.obeyed) = (Words::new(), Words::new(), 0);
+        self.fence = LeaseHolder::new(Duration::from_secs(5), now, false);
+        self.tenure = Ownership::new(self.tenure.node_name().to_owned());
+        (self.orders, self.said, self.obeyed) = (Acknowledgements::new(), Acknowledgements::new(), 0);
         self.probes.clear();
         (self.term, self.asking, self.acts_at, self.has_listed) = (0, None, now, false);
     }

@@ -32,7 +32,7 @@ use tracing::{debug, info, warn};
 use crate::Shared;
 use crate::announce::frames;
 use crate::announce::socket::PacketSocket;
-use crate::conntrack::idle_reset::pod_link::{Ways, look};
+use crate::conntrack::idle_reset::pod_link::{PodLinks, look};
 use crate::error_log::Trouble;
 use crate::executor::now_ns;
 use egress_supervise;
@@ -162,7 +162,7 @@ fn note(trouble: &mut Trouble, done: &Done) {
 }
 
 /// Sends to those that need it. Where their ways must be asked for anew, so are those of all who are due by now.
-async fn tell(shared: &Arc<Shared>, ways: &mut Option<Ways>, due: &Due, batch: Batch) -> Done {
+async fn tell(shared: &Arc<Shared>, ways: &mut Option<PodLinks>, due: &Due, batch: Batch) -> Done {
     let (looking, asked) = (Arc::clone(shared), batch.clone());
     let asleep = egress_supervise::joined(spawn_blocking(move || asleep(&looking, asked)).await);
     let asleep = match asleep {
@@ -179,7 +179,7 @@ async fn tell(shared: &Arc<Shared>, ways: &mut Option<Ways>, due: &Due, batch: B
         let mut pods = due.pods(now);
         pods.extend(asleep.iter().map(|(connection, _)| connection.saddr.to_ip()));
         match look(&shared.netlink, port, pods).await {
-            Ok(to) => *ways = Some(Ways { port, until: now + PATIENCE, to }),
+            Ok(to) => *ways = Some(PodLinks { port, until: now + PATIENCE, to }),
             Err(error) => return Done::none_sent(asleep, Some(error)),
         }
     }
@@ -291,9 +291,9 @@ mod tests {
         let mut looks = Vec::new();
         let batches = [now, now, now, now + PATIENCE].map(|when| (when, due.take(when), due.pods(when)));
         for (when, batch, rest) in batches {
-            if !ways.as_ref().is_some_and(|ways: &Ways| ways.cover(port, when, &batch)) {
+            if !ways.as_ref().is_some_and(|ways: &PodLinks| ways.cover(port, when, &batch)) {
                 let pods = batch.iter().map(|(connection, _)| connection.saddr.to_ip()).chain(rest);
-                ways = Some(Ways { port, until: when + PATIENCE, to: pods.map(|pod| (pod, None)).collect() });
+                ways = Some(PodLinks { port, until: when + PATIENCE, to: pods.map(|pod| (pod, None)).collect() });
                 looks.push(ways.as_ref().map_or(0, |ways| ways.to.len()));
             }
         }

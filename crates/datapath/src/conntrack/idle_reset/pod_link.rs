@@ -24,14 +24,14 @@ use egress_core::model::node::Mac;
 const RESOLVING: Duration = Duration::from_millis(50);
 
 /// Where the pods of a round are, asked for all of them at once.
-pub struct Ways {
+pub struct PodLinks {
     pub port: Interface,
     pub until: Instant,
     /// The link address of each pod's next hop; `None` where there is none yet.
     pub to: BTreeMap<IpAddr, Option<Mac>>,
 }
 
-impl Ways {
+impl PodLinks {
     pub fn cover(&self, port: Interface, now: Instant, batch: &Batch) -> bool {
         let has = |connection: &Tuple| self.to.contains_key(&connection.saddr.to_ip());
         self.port == port && now < self.until && batch.iter().all(|(connection, _)| has(connection))

@@ -19,9 +19,9 @@ use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use crate::change_queue::Taker;
+use crate::change_queue::ChangeReceiver;
 use crate::controller::node_health::session::{DISCARD, is_there};
-use egress_core::leader_election::{Silence, Timing, node_of};
+use egress_core::leader_election::{SilentHolder, Timing, node_of};
 use egress_core::model::view::{Change, Node, Update};
 
 /// Between two rounds of knocks.
@@ -32,9 +32,9 @@ const NEXT: Duration = Duration::from_millis(25);
 /// Knocks until told to stop. `port` is that of the agents' health service, zero for the discard port.
 pub async fn run(
     port: u16,
-    mut nodes: Taker,
+    mut nodes: ChangeReceiver,
     mut holder: watch::Receiver<Option<String>>,
-    silence: watch::Sender<Option<Silence>>,
+    silence: watch::Sender<Option<SilentHolder>>,
     stop: CancellationToken,
 ) {
     let port = if port == 0 { DISCARD } else { port };
@@ -73,7 +73,7 @@ pub async fn run(
                     silence.send_if_modified(|silence| {
                         let is_news = silence.is_none();
                         if is_news {
-                            *silence = of.map(|holder| Silence { holder, since: begun });
+                            *silence = of.map(|holder| SilentHolder { holder, since: begun });
                         }
                         is_news
                     });

@@ -4,7 +4,7 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio_util::sync::DropGuard;
 
 use super::*;
-use crate::change_queue::{Giver, inbox};
+use crate::change_queue::{ChangeSender, inbox};
 use egress_core::leader_election::identity;
 
 /// A few times what a silent node has.
@@ -18,9 +18,9 @@ fn listener(address: &str) -> TcpListener {
 }
 
 struct Play {
-    nodes: Giver,
+    nodes: ChangeSender,
     holder: watch::Sender<Option<String>>,
-    silence: watch::Receiver<Option<Silence>>,
+    silence: watch::Receiver<Option<SilentHolder>>,
     _stop: DropGuard,
 }
 
@@ -36,7 +36,7 @@ fn knocking(addresses: &[IpAddr], port: u16) -> Play {
 }
 
 impl Play {
-    async fn falls_silent(&mut self) -> Option<Silence> {
+    async fn falls_silent(&mut self) -> Option<SilentHolder> {
         let silent = self.silence.wait_for(Option::is_some);
         tokio::time::timeout(PROOF, silent).await.ok()?.expect("it runs").clone()
     }

@@ -10,18 +10,18 @@ use ipnet::IpNet;
 use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
 
-use crate::controller::node_health::confirmation::{Others, Vouch};
+use crate::controller::node_health::confirmation::{Confirmation, Others};
 use crate::controller::node_health::prober::Found;
 use crate::controller::node_health::session::{Finding, Road};
-use egress_core::model::ledger::Words;
+use egress_core::model::ledger::Acknowledgements;
 use egress_core::model::view::Node;
-use egress_core::node_health::Reach;
-use egress_core::node_health::liveness::Sign;
+use egress_core::node_health::NodeHealth;
+use egress_core::node_health::liveness::Signal;
 
 /// Hands on what is found of a node.
 pub(super) struct Teller {
     pub(super) node: Arc<str>,
-    pub(super) reach: watch::Sender<Reach>,
+    pub(super) reach: watch::Sender<NodeHealth>,
     pub(super) found: mpsc::Sender<Found>,
     /// Where this is one of them.
     pub(super) others: Option<Arc<Others>>,
@@ -34,7 +34,7 @@ impl Teller {
     pub(super) fn tell(&self, finding: Finding) -> bool {
         // Of signs, those that end with a newer term: a kernel knows of none, and a node that is no egress node any more is not
         // asked by the next leader.
-        if let (Finding::Sign(Sign::Answer(_), at), Some(others)) = (&finding, &self.others)
+        if let (Finding::Signal(Signal::AgentAnswer(_), at), Some(others)) = (&finding, &self.others)
             && self.is_host.load(Ordering::Relaxed)
         {
             others.note(*at);
@@ -65,8 +65,8 @@ pub(super) struct Asked {
     /// The port of its overlay, where it answers there.
     pub(super) overlay: Option<u16>,
     pub(super) task: AbortHandle,
-    pub(super) vouch: Vouch,
-    pub(super) orders: watch::Sender<Words>,
+    pub(super) vouch: Confirmation,
+    pub(super) orders: watch::Sender<Acknowledgements>,
     pub(super) is_host: Arc<AtomicBool>,
     /// Of one that is no egress node any more.
     pub(super) until: Option<Instant>,
@@ -92,9 +92,9 @@ const TOLD_AGAIN: Duration = Duration::from_secs(600);
 
 /// Nodes of which that was told, and when.
 #[derive(Default)]
-pub(super) struct Strangers(BTreeMap<String, Instant>);
+pub(super) struct UnexpectedResponders(BTreeMap<String, Instant>);
 
-impl Strangers {
+impl UnexpectedResponders {
     pub(super) fn is_news(&mut self, node: &str, now: Instant) -> bool {
         self.0.retain(|_, told| now < *told + TOLD_AGAIN);
         let is_news = !self.0.contains_key(node);

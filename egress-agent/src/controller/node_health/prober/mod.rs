@@ -1,4 +1,4 @@
-//! Probing all egress nodes while it is this controller's duty: a task for each node, one [`Judge`] over all that they find.
+//! Probing all egress nodes while it is this controller's duty: a task for each node, one [`NodeStates`] over all that they find.
 //!
 //! A leader probes, and goes on when it cannot renew its Lease any more, until another leads: the agents' right to hold
 //! addresses hangs on it, and an API server that is away is no reason to end it. Where an agent has heard of a newer leader
@@ -22,19 +22,19 @@ use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
-use crate::change_queue::Taker;
-use crate::controller::node_health::confirmation::{Others, Vouch};
-use crate::controller::node_health::prober::asked::{Asked, Strangers, Teller, network, roads};
+use crate::change_queue::ChangeReceiver;
+use crate::controller::node_health::confirmation::{Confirmation, Others};
+use crate::controller::node_health::prober::asked::{Asked, Teller, UnexpectedResponders, network, roads};
 pub use crate::controller::node_health::prober::through::Overlay;
 use crate::controller::node_health::prober::through::echo;
 use crate::controller::node_health::session::{Asker, Finding, Manner, Road, ask};
-use egress_core::model::ledger::{Ledger, Words};
+use egress_core::model::ledger::{Acknowledgements, Ledger};
 use egress_core::model::view::{Change, Node, Update};
-use egress_core::node_health::Reach;
-use egress_core::node_health::liveness::{Answer, Standing};
-use egress_core::node_health::state::{Judge, Judgement, News, Traits, Treated};
+use egress_core::node_health::NodeHealth;
+use egress_core::node_health::liveness::{AgentAnswer, Liveness};
+use egress_core::node_health::state::{News, NodeHealthReport, NodeStates, Traits, Treated};
 use egress_datapath::overlay::endpoints::endpoint;
-use egress_kube::leader_election::Duty;
+use egress_kube::leader_election::ProbeDuty;
 use egress_supervise::{self, Task};
 
 /// How often is looked who is gone.
@@ -55,9 +55,9 @@ const LONGEST_GAP: Duration = Duration::from_secs(3);
 pub async fn run(
     manner: Manner,
     own_node: &str,
-    mut nodes: Taker,
-    mut duty: Duty,
-    (reach, isolated, mut overlay): (watch::Sender<Reach>, watch::Sender<bool>, Option<Overlay>),
+    mut nodes: ChangeReceiver,
+    mut duty: ProbeDuty,
+    (reach, isolated, mut overlay): (watch::Sender<NodeHealth>, watch::Sender<bool>, Option<Overlay>),
     stop: CancellationToken,
 ) {
     let (mut known, mut ledger) = (BTreeMap::new(), Arc::<Ledger>::default());
@@ -122,8 +122,8 @@ pub async fn run(
 fn begin(
     manner: &Manner,
     own_node: &str,
-    (term, duty): (u64, &Duty),
-    reach: &watch::Sender<Reach>,
+    (term, duty): (u64, &ProbeDuty),
+    reach: &watch::Sender<NodeHealth>,
     (known, ledger): (&BTreeMap<String, Arc<Node>>, &Arc<Ledger>),
 ) -> Round {
     let mut round = Round::new(manner.clone(), own_node, (term, duty.clone()), reach.clone());
@@ -133,7 +133,7 @@ fn begin(
 }
 
 /// Nobody is known to be gone any more. When agents were heard stays known: it is no less true.
-fn end(reach: &watch::Sender<Reach>) {
+fn end(reach: &watch::Sender<NodeHealth>) {
     reach.send_modify(|reach| {
         reach.unreachable.clear();
         reach.lost.clear();
@@ -174,9 +174,9 @@ struct Round {
     manner: Manner,
     own_node: String,
     term: u64,
-    duty: Duty,
-    reach: watch::Sender<Reach>,
-    judge: Judge,
+    duty: ProbeDuty,
+    reach: watch::Sender<NodeHealth>,
+    judge: NodeStates,
     others: Arc<Others>,
     asked: BTreeMap<String, Asked>,
     tasks: JoinSet<()>,
@@ -189,13 +189,13 @@ struct Round {
     heard_none: bool,
     /// When this controller was seen to lead last.
     led: Instant,
-    strangers: Strangers,
+    strangers: UnexpectedResponders,
 }
 
 impl Round {
-    fn new(manner: Manner, own_node: &str, (term, duty): (u64, Duty), reach: watch::Sender<Reach>) -> Self {
+    fn new(manner: Manner, own_node: &str, (term, duty): (u64, ProbeDuty), reach: watch::Sender<NodeHealth>) -> Self {
         let (found, findings) = mpsc::channel(QUEUE);
-        let judge = Judge::new(manner.rules);
+        let judge = NodeStates::new(manner.rules);
         let (own_node, tasks) = (own_node.to_owned(), JoinSet::new());
         let (asked, others) = (BTreeMap::new(), Arc::new(Others::new(Instant::now())));
         reach.send_if_modified(|reach| {
@@ -218,7 +218,7 @@ impl Round {
             cut_off: false,
             heard_none: false,
             led: Instant::now(),
-            strangers: Strangers::default(),
+            strangers: UnexpectedResponders::default(),
         }
     }
 
@@ -262,7 +262,7 @@ impl Round {
 
     /// Tells each node of the hand-overs from it.
     fn order(&self, ledger: &Ledger) {
-        let mut leaving: BTreeMap<&str, Words> = BTreeMap::new();
+        let mut leaving: BTreeMap<&str, Acknowledgements> = BTreeMap::new();
         for (address, record) in &ledger.records.open {
             leaving.entry(&record.from).or_default().insert(*address, record.number);
         }
@@ -293,9 +293,11 @@ impl Round {
         let place = u32::try_from(self.asked.len() % 64).unwrap_or_default();
         let offset = self.manner.rules.interval * place / 64;
         let others = (*name != self.own_node).then(|| self.others.clone());
-        let anew = || others.as_ref().map_or_else(|| Vouch::for_own(self.others.clone()), |_| Vouch::for_other());
+        let anew = || {
+            others.as_ref().map_or_else(|| Confirmation::for_own(self.others.clone()), |_| Confirmation::for_other())
+        };
         let vouch = former.map_or_else(anew, |former| former.vouch);
-        let orders = watch::Sender::new(Words::new());
+        let orders = watch::Sender::new(Acknowledgements::new());
         let (orders_of, own_node) = (orders.subscribe(), self.own_node.as_str().into());
         let asker =
             Asker { term: self.term, offset, vouch: vouch.clone(), orders: orders_of, node: name.into(), own_node };
@@ -345,7 +347,7 @@ impl Round {
     fn note(&mut self, (node, finding): Found) {
         let Some(asked) = self.asked.get_mut(&*node) else { return };
         match finding {
-            Finding::Sign(sign, at) => self.judge.note(&node, sign, at),
+            Finding::Signal(sign, at) => self.judge.note(&node, sign, at),
             Finding::Direct(at) => self.judge.note_direct(&node, at),
             // That is entered already.
             Finding::Heard(_) => {}
@@ -422,7 +424,7 @@ impl Round {
         for (name, asked) in &self.asked {
             asked.vouch.set(vouches && !judgement.unreachable.contains(name));
         }
-        let Judgement { unreachable, lost, suspects, mut silent, absent, hears_none, .. } = judgement;
+        let NodeHealthReport { unreachable, lost, suspects, mut silent, absent, hears_none, .. } = judgement;
         if !self.manner.asks_agents() {
             // An agent may have ended long before its node, and has fenced nothing then.
             silent.clear();

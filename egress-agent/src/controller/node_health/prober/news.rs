@@ -38,37 +38,37 @@ impl Round {
         let why = asked.and_then(|asked| asked.trouble.as_deref()).unwrap_or("no answer");
         let seconds = |until: Instant| until.saturating_duration_since(now).as_secs_f32().ceil();
         match (standing, treated) {
-            (Standing::Unknown, _) => {}
+            (Liveness::Unknown, _) => {}
             (_, Treated::UntilProven(until)) => {
                 info!(node, "the node serves again; it counts as reachable in {} s if it goes on", seconds(*until));
             }
-            (Standing::Answers(Answer::Serving), _) => info!(node, "the node serves"),
-            (Standing::Answers(Answer::NextHopLost), Treated::AsReachable) => {
+            (Liveness::Answers(AgentAnswer::Serving), _) => info!(node, "the node serves"),
+            (Liveness::Answers(AgentAnswer::NextHopLost), Treated::AsReachable) => {
                 debug!(node, "the node's next hop does not answer");
             }
-            (Standing::Answers(Answer::OverlayLost), Treated::AsReachable) => warn!(
+            (Liveness::Answers(AgentAnswer::OverlayLost), Treated::AsReachable) => warn!(
                 node,
                 port = asked.and_then(|asked| asked.overlay),
                 "the node answers health checks, but nothing through the overlay, and nothing can be moved from it: is that UDP port open between nodes?"
             ),
-            (Standing::Answers(Answer::OverlayLost), Treated::AsGone) => warn!(
+            (Liveness::Answers(AgentAnswer::OverlayLost), Treated::AsGone) => warn!(
                 node,
                 port = asked.and_then(|asked| asked.overlay),
                 "the node answers health checks, but nothing through the overlay, by which others answer: unreachable"
             ),
-            (Standing::Answers(_), Treated::AsReachable) => {
+            (Liveness::Answers(_), Treated::AsReachable) => {
                 warn!(node, "the node says that it cannot carry egress traffic, but no other could");
             }
-            (Standing::Answers(_), Treated::AsGone) => {
+            (Liveness::Answers(_), Treated::AsGone) => {
                 warn!(node, "the node says that it cannot carry egress traffic; its log says why");
             }
-            (Standing::AgentSilent | Standing::AgentGone, Treated::AsReachable) => warn!(
+            (Liveness::AgentSilent | Liveness::AgentGone, Treated::AsReachable) => warn!(
                 node,
                 port = self.manner.port,
                 why,
                 "the node is there, but its agent does not answer health checks: does it run, with this port? It keeps its addresses for {grace} s"
             ),
-            (Standing::AgentSilent | Standing::AgentGone, Treated::AsGone) => {
+            (Liveness::AgentSilent | Liveness::AgentGone, Treated::AsGone) => {
                 warn!(
                     node,
                     port = self.manner.port,
@@ -76,10 +76,10 @@ impl Round {
                     "the node's agent does not answer health checks: unreachable"
                 );
             }
-            (Standing::Silent, Treated::AsReachable) => {
+            (Liveness::Silent, Treated::AsReachable) => {
                 warn!(node, "the node is silent, but nothing can be moved from it");
             }
-            (Standing::Silent, Treated::AsGone) => warn!(node, "the node is silent: unreachable"),
+            (Liveness::Silent, Treated::AsGone) => warn!(node, "the node is silent: unreachable"),
         }
     }
 }

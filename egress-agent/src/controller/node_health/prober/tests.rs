@@ -6,15 +6,15 @@ use std::net::IpAddr;
 use tokio_util::sync::DropGuard;
 
 use super::*;
-use crate::change_queue::{Giver, inbox};
+use crate::change_queue::{ChangeSender, inbox};
 use crate::controller::node_health::session::Dial;
 use crate::health;
 use crate::health::signature::tests::{answer_for_anyone, shared};
 use crate::metrics::Meters;
 use crate::node::reconciler::Ready;
 use egress_core::node_health::fitness::Uplink;
-use egress_core::node_health::liveness::{Answer, Rules, Sign};
-use egress_kube::api_outage::Outages;
+use egress_core::node_health::liveness::{AgentAnswer, Rules, Signal};
+use egress_kube::api_outage::ApiOutages;
 use egress_kube::leader_election::leadership;
 
 const RULES: Rules =
@@ -30,8 +30,8 @@ fn node(number: u8) -> (String, Arc<Node>) {
 struct Server {
     uplink: watch::Sender<Uplink>,
     heard: watch::Receiver<Option<Instant>>,
-    orders: watch::Receiver<Words>,
-    released: watch::Sender<Words>,
+    orders: watch::Receiver<Acknowledgements>,
+    released: watch::Sender<Acknowledgements>,
     _ready: watch::Sender<Ready>,
     _stop: DropGuard,
 }
@@ -40,7 +40,8 @@ fn serve(number: u8, port: u16) -> Server {
     let addresses = node(number).1.health_addresses();
     let (ready, is_ready) = watch::channel(Ready { serving: true, addresses, ..Ready::default() });
     let ((uplink, is_uplink), (heard, is_heard)) = (watch::channel(Uplink::Works), watch::channel(None));
-    let ((released, is_released), (orders, is_ordered)) = (watch::channel(Words::new()), watch::channel(Words::new()));
+    let ((released, is_released), (orders, is_ordered)) =
+        (watch::channel(Acknowledgements::new()), watch::channel(Acknowledgements::new()));
     let overlay = watch::channel(None).1;
     let nodes = watch::channel(Arc::default()).1;
     let (uplinks, key, node_name) = (is_uplink, shared(1), node(number).0);
@@ -59,8 +60,8 @@ fn serve(number: u8, port: u16) -> Server {
     };
     let stop = CancellationToken::new();
     let (total, meters) = (watch::channel(None).0, Meters::default());
-    let outages = Outages::new("http://nowhere");
-    let told = health::Told { heard, total, orders, leader: watch::channel(None).0, outages, meters };
+    let outages = ApiOutages::new("http://nowhere");
+    let told = health::Reports { heard, total, orders, leader: watch::channel(None).0, outages, meters };
     let settings = health::Settings { port, tls: None, total_timeout: RULES.total };
     tokio::spawn(health::serve(settings, facts, told, stop.clone()));
     Server { uplink, heard: is_heard, orders: is_ordered, released, _ready: ready, _stop: stop.drop_guard() }
@@ -78,9 +79,9 @@ fn manner(port: u16) -> Manner {
     }
 }
 
-fn prober(port: u16, duty: Duty) -> (Giver, watch::Receiver<Reach>, DropGuard) {
+fn prober(port: u16, duty: ProbeDuty) -> (ChangeSender, watch::Receiver<NodeHealth>, DropGuard) {
     let (manner, stop) = (manner(port), CancellationToken::new());
-    let ((giver, taker), (reach, is_reach)) = (inbox(), watch::channel(Reach::by(manner.terms().lease)));
+    let ((giver, taker), (reach, is_reach)) = (inbox(), watch::channel(NodeHealth::by(manner.terms().lease)));
     let stopped = stop.clone();
     tokio::spawn(
         async move { run(manner, "node9", taker, duty, (reach, watch::Sender::new(false), None), stopped).await },
@@ -99,7 +100,7 @@ async fn free_port() -> u16 {
     listener.local_addr().expect("an address").port()
 }
 
-async fn until(what: &str, reach: &mut watch::Receiver<Reach>, is: impl Fn(&Reach) -> bool) {
+async fn until(what: &str, reach: &mut watch::Receiver<NodeHealth>, is: impl Fn(&NodeHealth) -> bool) {
     // What is heard moves on silently.
     let seen = async {
         while !is(&reach.borrow_and_update()) {
@@ -118,7 +119,7 @@ async fn duty_begins_with_leading_and_ends_when_another_leads() {
     let (nodes, mut reach, _stop) = prober(port, duty);
     nodes.put(Change::Nodes(Update::Replaced((1..=3).map(node).collect())));
     tokio::time::sleep(Duration::from_millis(300)).await;
-    assert_eq!(*reach.borrow(), Reach::by(RULES.total), "nobody leads");
+    assert_eq!(*reach.borrow(), NodeHealth::by(RULES.total), "nobody leads");
 
     lead(&published, 5);
     until("all are heard", &mut reach, |reach| reach.heard.len() == 3).await;
@@ -202,7 +203,7 @@ async fn a_node_is_told_of_hand_overs_and_says_that_it_has_obeyed() {
     lead(&published, 5);
     until("both are heard", &mut reach, |reach| reach.heard.len() == 2).await;
     let address: IpAddr = [172, 18, 0, 100].into();
-    let words = Words::from([(address, 7)]);
+    let words = Acknowledgements::from([(address, 7)]);
     let mut ledger = Ledger::default();
     let record = egress_core::model::ledger::HandOver { number: 7, from: "node14".into(), to: Some("node15".into()) };
     ledger.records.open.insert(address, record);
@@ -215,7 +216,7 @@ async fn a_node_is_told_of_hand_overs_and_says_that_it_has_obeyed() {
     until("it has obeyed", &mut reach, |reach| reach.released.get("node14") == Some(&words)).await;
     // It is over.
     nodes.put(Change::Ledger(Arc::default()));
-    let ordered = servers[0].orders.wait_for(Words::is_empty);
+    let ordered = servers[0].orders.wait_for(Acknowledgements::is_empty);
     let ordered = tokio::time::timeout(Duration::from_secs(5), ordered).await.map(|ordered| ordered.is_ok());
     assert_eq!(ordered, Ok(true));
 }
@@ -224,12 +225,12 @@ async fn a_node_is_told_of_hand_overs_and_says_that_it_has_obeyed() {
 async fn what_a_node_has_let_go_of_is_said_again_where_findings_pile_up() {
     let port = free_port().await;
     let server = serve(19, port);
-    let words = Words::from([([172, 18, 0, 100].into(), 7)]);
+    let words = Acknowledgements::from([([172, 18, 0, 100].into(), 7)]);
     server.released.send_replace(words.clone());
     let (found, mut findings) = mpsc::channel(1);
-    let reach = watch::channel(Reach::default()).0;
+    let reach = watch::channel(NodeHealth::default()).0;
     let teller = Teller { node: "node19".into(), reach, found, others: None, is_host: Arc::new(true.into()) };
-    let (vouch, orders) = (Vouch::for_other(), watch::channel(Words::new()).1);
+    let (vouch, orders) = (Confirmation::for_other(), watch::channel(Acknowledgements::new()).1);
     let (node_name, own_node) = ("node19".into(), "leader".into());
     let asker = Asker { term: 1, offset: Duration::ZERO, vouch, orders, node: node_name, own_node };
     let road = Road { address: node(19).1.management()[0], knock_at: Vec::new() };
@@ -252,8 +253,8 @@ fn only_answers_of_egress_nodes_let_a_leader_confirm_its_own_node() {
     let (start, later) = (Instant::now(), Instant::now() + Duration::from_secs(5));
     let others = Arc::new(Others::new(start));
     others.set(true);
-    let own = Vouch::for_own(others.clone());
-    let (reach, is_host) = (watch::channel(Reach::default()).0, Arc::new(AtomicBool::new(true)));
+    let own = Confirmation::for_own(others.clone());
+    let (reach, is_host) = (watch::channel(NodeHealth::default()).0, Arc::new(AtomicBool::new(true)));
     let teller = Teller {
         node: "other".into(),
         reach: reach.clone(),
@@ -262,13 +263,13 @@ fn only_answers_of_egress_nodes_let_a_leader_confirm_its_own_node() {
         is_host: is_host.clone(),
     };
     let told = |sign, millis| {
-        teller.tell(Finding::Sign(sign, start + Duration::from_millis(millis)));
+        teller.tell(Finding::Signal(sign, start + Duration::from_millis(millis)));
         own.limit(later).map(|limit| limit.saturating_duration_since(start).as_millis())
     };
-    assert_eq!(told(Sign::Answer(Answer::Serving), 100), Some(100));
-    assert_eq!(told(Sign::Kernel, 200), Some(100), "its agent is dead, and hears of nothing");
+    assert_eq!(told(Signal::AgentAnswer(AgentAnswer::Serving), 100), Some(100));
+    assert_eq!(told(Signal::Kernel, 200), Some(100), "its agent is dead, and hears of nothing");
     is_host.store(false, Relaxed);
-    assert_eq!(told(Sign::Answer(Answer::Serving), 300), Some(100), "the next leader does not ask it");
+    assert_eq!(told(Signal::AgentAnswer(AgentAnswer::Serving), 300), Some(100), "the next leader does not ask it");
     // The first answer stays the first.
     for millis in [400, 500] {
         teller.tell(Finding::Heard(start + Duration::from_millis(millis)));

@@ -30,7 +30,7 @@ use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
 use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 
-use crate::controller::node_health::confirmation::Vouch;
+use crate::controller::node_health::confirmation::Confirmation;
 use crate::health::leader_contact::{self, Probe};
 use crate::health::signature::MessageAuth;
 use crate::health::signature::{Challenge, Signature};
@@ -38,13 +38,13 @@ use crate::health::tls::{Tls, cause};
 use crate::health::{REASON, SERVICE, handover, unserved};
 use crate::metrics::Meters;
 use crate::metrics::meters::Probed;
-use egress_core::model::ledger::Words;
+use egress_core::model::ledger::Acknowledgements;
 use egress_core::node_health::fitness::refusal;
-use egress_core::node_health::liveness::{Answer, Rules, Sign};
+use egress_core::node_health::liveness::{AgentAnswer, Rules, Signal};
 use egress_core::ownership::suspicion::Terms;
 use egress_core::plan::unserved::UnservedAddresses;
-use egress_kube::api_outage::Outages;
-use egress_kube::error_text::Causes;
+use egress_kube::api_outage::ApiOutages;
+use egress_kube::error_text::ErrorText;
 use egress_kube::events::Events;
 use egress_kube::health_key::{Key, SharedKey};
 
@@ -75,7 +75,7 @@ impl Dial {
                 Endpoint::try_from(format!("https://{address}")).and_then(|all| all.tls_config(tls.client()))
             }
         };
-        endpoint.map_err(|error| Causes(&error).to_string())
+        endpoint.map_err(|error| ErrorText(&error).to_string())
     }
 }
 
@@ -93,7 +93,7 @@ pub struct Manner {
     /// Where is told what is wrong with a node's answers.
     pub events: Option<Events>,
     /// Of the API server, whose going back agents are told of; `None` in tests.
-    pub outages: Option<Outages>,
+    pub outages: Option<ApiOutages>,
 }
 
 impl Manner {
@@ -120,7 +120,7 @@ pub(super) struct Road {
 /// What came of asking.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Finding {
-    Sign(Sign, Instant),
+    Signal(Signal, Instant),
     /// The node was reached at its own address then.
     Direct(Instant),
     /// The agent will be told that its answer was received then.
@@ -137,7 +137,7 @@ pub(super) enum Finding {
         next_hop: Option<Instant>,
     },
     /// Beside an answer: what the agent has let go of. Said again until it is taken, then not while it stays the same.
-    Released(Words),
+    Released(Acknowledgements),
     /// Beside an answer: what the node has been assigned and does not serve. Likewise.
     Unserved(UnservedAddresses),
     /// Whether something else than the agent answered at this address last. As above.
@@ -148,7 +148,7 @@ pub(super) enum Finding {
 
 /// Something that was waited for.
 enum Came {
-    Answer {
+    AgentAnswer {
         connection: usize,
         number: u64,
         sent: Instant,
@@ -181,13 +181,13 @@ impl Failure {
     }
 }
 
-impl From<Answer> for Probed {
-    fn from(answer: Answer) -> Self {
+impl From<AgentAnswer> for Probed {
+    fn from(answer: AgentAnswer) -> Self {
         match answer {
             // The judge's word of one that says so.
-            Answer::Serving | Answer::OverlayLost => Self::Serving,
-            Answer::NextHopLost => Self::NextHopLost,
-            Answer::NotServing => Self::NotServing,
+            AgentAnswer::Serving | AgentAnswer::OverlayLost => Self::Serving,
+            AgentAnswer::NextHopLost => Self::NextHopLost,
+            AgentAnswer::NotServing => Self::NotServing,
         }
     }
 }
@@ -203,9 +203,9 @@ pub(super) struct Asker {
     /// Until the first probe, so that not all nodes are asked in one moment.
     pub(super) offset: Duration,
     /// Which answers the agent is told of.
-    pub(super) vouch: Vouch,
+    pub(super) vouch: Confirmation,
     /// What the agent is to let go of.
-    pub(super) orders: watch::Receiver<Words>,
+    pub(super) orders: watch::Receiver<Acknowledgements>,
     /// The node that is asked.
     pub(super) node: Arc<str>,
     /// The node of the leader.
@@ -251,7 +251,7 @@ pub(super) async fn ask(manner: &Manner, road: &Road, asker: &Asker, tell: impl 
                 }
             }
             Some(came) = pending.next() => match came {
-                Came::Answer { signed, outcome: Ok(answer), .. } if !line.believes(&answer, signed.as_deref()) => {
+                Came::AgentAnswer { signed, outcome: Ok(answer), .. } if !line.believes(&answer, signed.as_deref()) => {
                     manner.meters.probed(Probed::Unsigned, None);
                     manner.key.doubt();
                     tell(Finding::Trouble(match &signed {
@@ -264,7 +264,7 @@ pub(super) async fn ask(manner: &Manner, road: &Road, asker: &Asker, tell: impl 
                     // Where the agent is back another connection finds it.
                     line.hang_up();
                 }
-                Came::Answer { number, sent, outcome: Ok(answer), .. } => {
+                Came::AgentAnswer { number, sent, outcome: Ok(answer), .. } => {
                     let now = Instant::now();
                     answered = answered.max(number);
                     line.received.push((number, now));
@@ -287,17 +287,17 @@ pub(super) async fn ask(manner: &Manner, road: &Road, asker: &Asker, tell: impl 
                     tell(Finding::Said { timeout, term, overlay, bounded, next_hop });
                     let serves = answer.get_ref().status == i32::from(ServingStatus::Serving);
                     let reason = metadata.get(REASON).and_then(|reason| reason.to_str().ok());
-                    let said = if serves { Answer::Serving } else { refusal(reason) };
+                    let said = if serves { AgentAnswer::Serving } else { refusal(reason) };
                     manner.meters.probed(said.into(), Some(now.duration_since(sent)));
-                    tell(Finding::Sign(Sign::Answer(said), now));
+                    tell(Finding::Signal(Signal::AgentAnswer(said), now));
                     // The first that counts need not wait.
                     if line.take_challenge(Challenge::read(metadata)) && pending.len() < MOST_PENDING + knocks.len() {
                         pending.push(line.probe(&orders.borrow()));
                     }
                 }
                 // One of those that were on their way when the connection broke.
-                Came::Answer { connection, .. } if connection != line.connection => {}
-                Came::Answer { outcome: Err(failure), .. } => {
+                Came::AgentAnswer { connection, .. } if connection != line.connection => {}
+                Came::AgentAnswer { outcome: Err(failure), .. } => {
                     line.hang_up();
                     manner.meters.probed(failure.kind(), None);
                     let trouble = match failure {
@@ -316,7 +316,7 @@ pub(super) async fn ask(manner: &Manner, road: &Road, asker: &Asker, tell: impl 
                     knocks.remove(&at);
                     if is_there {
                         let now = Instant::now();
-                        tell(Finding::Sign(Sign::Kernel, now));
+                        tell(Finding::Signal(Signal::Kernel, now));
                         if at != road.address {
                             tell(Finding::Direct(now));
                         }
@@ -348,8 +348,8 @@ async fn discard(manner: &Manner, road: &Road, mut beat: tokio::time::Interval, 
     loop {
         tokio::select! {
             _ = beat.tick() => {
-                for (address, sign) in std::iter::once((road.address, Sign::Answer(Answer::Serving)))
-                    .chain(road.knock_at.iter().map(|address| (*address, Sign::Kernel)))
+                for (address, sign) in std::iter::once((road.address, Signal::AgentAnswer(AgentAnswer::Serving)))
+                    .chain(road.knock_at.iter().map(|address| (*address, Signal::Kernel)))
                 {
                     pending.push(async move {
                         let begun = Instant::now();
@@ -359,14 +359,14 @@ async fn discard(manner: &Manner, road: &Road, mut beat: tokio::time::Interval, 
             }
             Some((is_there, sign, took)) = pending.next() => {
                 // The others only say by which road the node is there.
-                if let Sign::Answer(answer) = sign {
+                if let Signal::AgentAnswer(answer) = sign {
                     let (what, took) = if is_there { (answer.into(), Some(took)) } else { (Probed::Late, None) };
                     manner.meters.probed(what, took);
                 }
                 if is_there {
                     let now = Instant::now();
-                    tell(Finding::Sign(sign, now));
-                    if sign == Sign::Kernel {
+                    tell(Finding::Signal(sign, now));
+                    if sign == Signal::Kernel {
                         tell(Finding::Direct(now));
                     }
                 }
@@ -402,7 +402,7 @@ struct Line<'a> {
     received: Vec<(u64, Instant)>,
     confirmed: u64,
     /// What the agent said last that it has let go of.
-    released: Words,
+    released: Acknowledgements,
     /// And what it does not serve.
     unserved: UnservedAddresses,
     term: u64,
@@ -427,7 +427,7 @@ impl<'a> Line<'a> {
             number: 0,
             received: Vec::new(),
             confirmed: 0,
-            released: Words::new(),
+            released: Acknowledgements::new(),
             unserved: UnservedAddresses::new(),
             term: asker.term,
             node: asker.node.clone(),
@@ -489,7 +489,7 @@ impl<'a> Line<'a> {
     }
 
     /// The next probe.
-    fn probe(&mut self, orders: &Words) -> Coming {
+    fn probe(&mut self, orders: &Acknowledgements) -> Coming {
         self.number += 1;
         let (connection, number, patience) = (self.connection, self.number, self.manner.rules.total);
         let mut request = Request::new(HealthCheckRequest { service: SERVICE.to_owned() });
@@ -497,7 +497,7 @@ impl<'a> Line<'a> {
         probe.write(request.metadata_mut());
         leader_contact::set_timeout(request.metadata_mut(), patience);
         handover::set_orders(request.metadata_mut(), orders);
-        let returned = self.manner.outages.as_ref().and_then(Outages::returned).map(|at| at.elapsed());
+        let returned = self.manner.outages.as_ref().and_then(ApiOutages::returned).map(|at| at.elapsed());
         if let Some(age) = returned.filter(|age| *age < TOLD_OF_RETURN) {
             leader_contact::set_returned_age(request.metadata_mut(), age);
         }
@@ -520,7 +520,7 @@ impl<'a> Line<'a> {
                 },
                 Err(trouble) => Err(Failure::NoDial(trouble)),
             };
-            Came::Answer { connection, number, sent, signed, outcome }
+            Came::AgentAnswer { connection, number, sent, signed, outcome }
         })
     }
 }

@@ -33,16 +33,21 @@ async fn found_by(port: u16, within: Duration, confirms: bool) -> Vec<Finding> {
 }
 
 async fn found_with(dial: Dial, port: u16, within: Duration, confirms: bool) -> Vec<Finding> {
-    let vouch = Vouch::for_other();
+    let vouch = Confirmation::for_other();
     vouch.set(confirms);
     found_vouching(dial, port, within, vouch).await
 }
 
-async fn found_vouching(dial: Dial, port: u16, within: Duration, vouch: Vouch) -> Vec<Finding> {
+async fn found_vouching(dial: Dial, port: u16, within: Duration, vouch: Confirmation) -> Vec<Finding> {
     found_metered((dial, Meters::default()), port, within, vouch).await
 }
 
-async fn found_metered((dial, meters): (Dial, Meters), port: u16, within: Duration, vouch: Vouch) -> Vec<Finding> {
+async fn found_metered(
+    (dial, meters): (Dial, Meters),
+    port: u16,
+    within: Duration,
+    vouch: Confirmation,
+) -> Vec<Finding> {
     found_keyed((dial, meters, shared(1)), port, within, vouch).await
 }
 
@@ -50,9 +55,9 @@ async fn found_keyed(
     (dial, meters, key): (Dial, Meters, SharedKey),
     port: u16,
     within: Duration,
-    vouch: Vouch,
+    vouch: Confirmation,
 ) -> Vec<Finding> {
-    let orders = watch::channel(Words::new()).1;
+    let orders = watch::channel(Acknowledgements::new()).1;
     let asker = Asker { term: 3, offset: Duration::ZERO, vouch, orders, node: "n".into(), own_node: "leader".into() };
     let road = Road { address: LOOPBACK, knock_at: vec![] };
     let manner = Manner { rules: RULES, port, dial, key, meters, events: None, outages: None };
@@ -60,7 +65,7 @@ async fn found_keyed(
     let findings = Mutex::new(Vec::new());
     let tell = |finding| {
         let finding = match finding {
-            Finding::Sign(sign, _) => Finding::Sign(sign, begin),
+            Finding::Signal(sign, _) => Finding::Signal(sign, begin),
             Finding::Heard(_) => Finding::Heard(begin),
             other => other,
         };
@@ -74,20 +79,20 @@ async fn found_keyed(
     findings.into_inner().expect("not poisoned")
 }
 
-fn signs(findings: &[Finding]) -> Vec<Sign> {
+fn signs(findings: &[Finding]) -> Vec<Signal> {
     let signs = findings.iter().filter_map(|finding| match finding {
-        Finding::Sign(sign, _) => Some(*sign),
+        Finding::Signal(sign, _) => Some(*sign),
         _ => None,
     });
-    let mut signs: Vec<Sign> = signs.collect();
+    let mut signs: Vec<Signal> = signs.collect();
     signs.dedup();
     signs
 }
 
 /// Without knocks: one may fall between two answers where the machine is busy.
-fn answers(findings: &[Finding]) -> Vec<Sign> {
+fn answers(findings: &[Finding]) -> Vec<Signal> {
     let mut answers = signs(findings);
-    answers.retain(|sign| matches!(sign, Sign::Answer(_)));
+    answers.retain(|sign| matches!(sign, Signal::AgentAnswer(_)));
     answers.dedup();
     answers
 }
@@ -121,7 +126,7 @@ async fn agent_keyed(tls: Option<Tls>, key: SharedKey) -> Agent {
     let (ready, is_ready) = watch::channel(Ready { serving: true, addresses: vec![LOOPBACK], ..Ready::default() });
     let ((uplink, is_uplink), (heard, is_heard)) = (watch::channel(Uplink::Works), watch::channel(None));
     let stop = CancellationToken::new();
-    let released = watch::channel(Words::new()).1;
+    let released = watch::channel(Acknowledgements::new()).1;
     let overlay = watch::channel(None).1;
     let nodes = watch::channel(Arc::new([LOOPBACK].into())).1;
     let node_name = "n".to_owned();
@@ -137,12 +142,12 @@ async fn agent_keyed(tls: Option<Tls>, key: SharedKey) -> Agent {
         key,
         node_name,
     };
-    let told = health::Told {
+    let told = health::Reports {
         heard,
         total: watch::channel(None).0,
-        orders: watch::channel(Words::new()).0,
+        orders: watch::channel(Acknowledgements::new()).0,
         leader: watch::channel(None).0,
-        outages: Outages::new("http://nowhere"),
+        outages: ApiOutages::new("http://nowhere"),
         meters: Meters::default(),
     };
     let settings = health::Settings { port, tls, total_timeout: Duration::from_secs(5) };
@@ -163,9 +168,9 @@ async fn the_agent_of_the_leaders_own_node_is_heard_as_long_as_others_are() {
         others.note(Instant::now());
         Instant::now()
     };
-    let asked = found_vouching(Dial::Plaintext, agent.port, RULES.interval * 10, Vouch::for_own(others.clone()));
+    let asked = found_vouching(Dial::Plaintext, agent.port, RULES.interval * 10, Confirmation::for_own(others.clone()));
     let (findings, last) = tokio::join!(asked, heard_others);
-    assert_eq!(answers(&findings), [Sign::Answer(Answer::Serving)], "it is asked all the while");
+    assert_eq!(answers(&findings), [Signal::AgentAnswer(AgentAnswer::Serving)], "it is asked all the while");
     let heard = agent.heard.borrow().expect("what came before another was heard counts");
     assert!(heard <= last && heard > last - RULES.interval * 2, "{:?}", last - heard);
 }
@@ -174,7 +179,8 @@ async fn the_agent_of_the_leaders_own_node_is_heard_as_long_as_others_are() {
 async fn answers_are_counted_by_what_they_say_and_timed() {
     let agent = agent().await;
     let meters = Meters::default();
-    let ask = |port| found_metered((Dial::Plaintext, meters.clone()), port, RULES.interval * 2, Vouch::for_other());
+    let ask =
+        |port| found_metered((Dial::Plaintext, meters.clone()), port, RULES.interval * 2, Confirmation::for_other());
     ask(agent.port).await;
     let [serving, others @ ..] = meters.probes();
     assert!(serving > 0 && others == [0; 6], "{serving} {others:?}");
@@ -195,7 +201,7 @@ async fn an_agent_answers_and_learns_that_it_was_heard() {
     let agent = agent().await;
     let begin = Instant::now();
     let findings = found(agent.port, Duration::from_millis(1200)).await;
-    assert_eq!(answers(&findings), [Sign::Answer(Answer::Serving)]);
+    assert_eq!(answers(&findings), [Signal::AgentAnswer(AgentAnswer::Serving)]);
     let said = Finding::Said {
         timeout: Some(Duration::from_secs(5)),
         term: Some(3),
@@ -209,15 +215,18 @@ async fn an_agent_answers_and_learns_that_it_was_heard() {
 
     let before = *agent.heard.borrow();
     let unconfirmed = found_by(agent.port, Duration::from_millis(1200), false).await;
-    assert_eq!(answers(&unconfirmed), [Sign::Answer(Answer::Serving)]);
+    assert_eq!(answers(&unconfirmed), [Signal::AgentAnswer(AgentAnswer::Serving)]);
     assert!(!unconfirmed.iter().any(|finding| matches!(finding, Finding::Heard(_))));
     assert_eq!(*agent.heard.borrow(), before, "it is not told");
 
     agent.uplink.send_replace(Uplink::NextHopLost(vec![LOOPBACK]));
     let lost = found(agent.port, Duration::from_millis(800)).await;
-    assert_eq!(answers(&lost), [Sign::Answer(Answer::NextHopLost)]);
+    assert_eq!(answers(&lost), [Signal::AgentAnswer(AgentAnswer::NextHopLost)]);
     agent.uplink.send_replace(Uplink::NoCarrier("eth0".into()));
-    assert_eq!(answers(&found(agent.port, Duration::from_millis(800)).await), [Sign::Answer(Answer::NotServing)]);
+    assert_eq!(
+        answers(&found(agent.port, Duration::from_millis(800)).await),
+        [Signal::AgentAnswer(AgentAnswer::NotServing)]
+    );
 }
 
 #[tokio::test]
@@ -227,7 +236,7 @@ async fn by_tls_it_is_the_same_and_what_is_wrong_with_a_certificate_is_told() {
     let agent = agent_with(Some(server.read().0)).await;
     let within = Duration::from_millis(900);
     let findings = found_with(Dial::Tls(leader.read().0), agent.port, within, true).await;
-    assert_eq!(signs(&findings), [Sign::Answer(Answer::Serving)]);
+    assert_eq!(signs(&findings), [Signal::AgentAnswer(AgentAnswer::Serving)]);
     let heard = *agent.heard.borrow();
     assert!(heard.is_some(), "it learns that it was heard");
 
@@ -235,15 +244,15 @@ async fn by_tls_it_is_the_same_and_what_is_wrong_with_a_certificate_is_told() {
         findings.iter().any(|finding| matches!(finding, Finding::Trouble(why) if why.contains(words)))
     };
     let findings = found_with(Dial::Tls(stranger.read().0), agent.port, within, true).await;
-    assert_eq!(signs(&findings), [Sign::Kernel], "its node is there");
+    assert_eq!(signs(&findings), [Signal::Kernel], "its node is there");
     assert!(trouble(&findings, "the other side's certificate was not signed by the CA"), "{findings:?}");
     // It knows the CA; the agent does not know its own.
     stranger.put("ca", &ca.pem);
     let findings = found_with(Dial::Tls(stranger.read().0), agent.port, within, true).await;
-    assert_eq!(signs(&findings), [Sign::Kernel]);
+    assert_eq!(signs(&findings), [Signal::Kernel]);
     assert!(trouble(&findings, "UnknownCA: the log of the other side says why"), "{findings:?}");
     let findings = found_with(Dial::Plaintext, agent.port, within, true).await;
-    assert_eq!(signs(&findings), [Sign::Kernel]);
+    assert_eq!(signs(&findings), [Signal::Kernel]);
     assert_eq!(*agent.heard.borrow(), heard, "no stranger keeps its leases alive");
 }
 
@@ -259,7 +268,7 @@ async fn a_session_that_is_closed_is_begun_anew() {
     let (ready, is_ready) = watch::channel(Ready { serving: true, addresses: vec![LOOPBACK], ..Ready::default() });
     let (_uplink, is_uplink) = watch::channel(Uplink::Works);
     let settings = health::Settings { port, tls: None, total_timeout: Duration::from_secs(1) };
-    let released = watch::channel(Words::new()).1;
+    let released = watch::channel(Acknowledgements::new()).1;
     let overlay = watch::channel(None).1;
     let nodes = watch::channel(Arc::new([LOOPBACK].into())).1;
     let node_name = "n".to_owned();
@@ -275,20 +284,20 @@ async fn a_session_that_is_closed_is_begun_anew() {
         key: shared(1),
         node_name,
     };
-    let told = health::Told {
+    let told = health::Reports {
         heard: watch::channel(None).0,
         total: watch::channel(None).0,
-        orders: watch::channel(Words::new()).0,
+        orders: watch::channel(Acknowledgements::new()).0,
         leader: watch::channel(None).0,
-        outages: Outages::new("http://nowhere"),
+        outages: ApiOutages::new("http://nowhere"),
         meters: Meters::default(),
     };
     tokio::spawn(health::serve(settings, facts, told, CancellationToken::new()));
     let findings = asked.await.expect("it ends");
-    let serving = Sign::Answer(Answer::Serving);
+    let serving = Signal::AgentAnswer(AgentAnswer::Serving);
     assert_eq!(answers(&findings), [serving]);
     let all = signs(&findings);
-    let between = all.iter().position(|sign| *sign == Sign::Kernel);
+    let between = all.iter().position(|sign| *sign == Signal::Kernel);
     assert!(between.is_some_and(|at| all[at..].contains(&serving)), "{all:?}");
     drop(ready);
 }
@@ -298,14 +307,14 @@ async fn who_refuses_or_accepts_and_says_nothing_is_there() {
     let (refusing, refused) = listener().await;
     drop(refusing);
     let findings = found(refused, Duration::from_millis(900)).await;
-    assert_eq!(signs(&findings), [Sign::Kernel]);
+    assert_eq!(signs(&findings), [Signal::Kernel]);
     let named = |finding: &Finding| matches!(finding, Finding::Trouble(why) if why.starts_with("Connection refused"));
     assert!(findings.iter().any(named), "{findings:?}");
 
     // As of a process that is stopped.
     let (_never_accepts, stopped) = listener().await;
     let findings = found(stopped, Duration::from_millis(1900)).await;
-    assert_eq!(signs(&findings), [Sign::Kernel]);
+    assert_eq!(signs(&findings), [Signal::Kernel]);
     assert!(findings.contains(&Finding::Trouble("no answer within 1000 ms".into())), "{findings:?}");
 }
 
@@ -343,7 +352,9 @@ impl Health for Slow {
 
 #[tokio::test]
 async fn a_slow_answer_is_an_answer_until_the_timeout() {
-    for (delay, expected) in [(700, vec![Sign::Kernel, Sign::Answer(Answer::Serving)]), (1200, vec![Sign::Kernel])] {
+    for (delay, expected) in
+        [(700, vec![Signal::Kernel, Signal::AgentAnswer(AgentAnswer::Serving)]), (1200, vec![Signal::Kernel])]
+    {
         let (listener, port) = listener().await;
         let incoming = tonic::transport::server::TcpIncoming::from(listener);
         let service = HealthServer::new(Slow(Duration::from_millis(delay)));
@@ -369,10 +380,14 @@ async fn another_server_is_no_agent() {
         if serves {
             reporter.set_service_status(SERVICE, tonic_health::ServingStatus::Serving).await;
         }
-        let findings =
-            found_metered((Dial::Plaintext, meters.clone()), port, Duration::from_millis(900), Vouch::for_other())
-                .await;
-        assert_eq!(signs(&findings), [Sign::Kernel], "{findings:?}");
+        let findings = found_metered(
+            (Dial::Plaintext, meters.clone()),
+            port,
+            Duration::from_millis(900),
+            Confirmation::for_other(),
+        )
+        .await;
+        assert_eq!(signs(&findings), [Signal::Kernel], "{findings:?}");
         assert!(findings.contains(&strange), "{findings:?}");
         assert!(!findings.iter().any(|finding| matches!(finding, Finding::Heard(_))), "{findings:?}");
     }
@@ -386,21 +401,26 @@ async fn an_agent_without_the_leaders_key_is_no_agent_and_changes_nothing_for_it
     let (one, holder) = SharedKey::new();
     let agent = agent_keyed(None, one).await;
     let within = Duration::from_millis(900);
-    let found = || found_keyed((Dial::Plaintext, Meters::default(), shared(1)), agent.port, within, Vouch::for_other());
+    let found =
+        || found_keyed((Dial::Plaintext, Meters::default(), shared(1)), agent.port, within, Confirmation::for_other());
     for key in [None, Some(key(2))] {
         holder.now.send_replace(key);
         let findings = found().await;
-        assert_eq!(signs(&findings), [Sign::Kernel], "{findings:?}");
+        assert_eq!(signs(&findings), [Signal::Kernel], "{findings:?}");
         assert!(agent.heard.borrow().is_none(), "it holds nothing by the word of one without its key");
     }
     timeout(within, holder.doubted()).await.expect("it looks whether its key is another by now");
     // A leader that has none asks, and believes nothing.
-    let findings =
-        found_keyed((Dial::Plaintext, Meters::default(), SharedKey::default()), agent.port, within, Vouch::for_other());
-    assert_eq!(signs(&findings.await), [Sign::Kernel]);
+    let findings = found_keyed(
+        (Dial::Plaintext, Meters::default(), SharedKey::default()),
+        agent.port,
+        within,
+        Confirmation::for_other(),
+    );
+    assert_eq!(signs(&findings.await), [Signal::Kernel]);
     assert!(agent.heard.borrow().is_none());
     holder.now.send_replace(Some(key(1)));
-    assert_eq!(answers(&found().await), [Sign::Answer(Answer::Serving)]);
+    assert_eq!(answers(&found().await), [Signal::AgentAnswer(AgentAnswer::Serving)]);
     assert!(agent.heard.borrow().is_some());
 }
 
@@ -430,7 +450,7 @@ async fn what_an_agent_said_to_another_probe_is_no_answer() {
     let service = HealthServer::new(Parrot(Mutex::default()));
     let server = tokio::spawn(Server::builder().add_service(service).serve_with_incoming(incoming));
     let (meters, within) = (Meters::default(), Duration::from_millis(900));
-    found_metered((Dial::Plaintext, meters.clone()), port, within, Vouch::for_other()).await;
+    found_metered((Dial::Plaintext, meters.clone()), port, within, Confirmation::for_other()).await;
     let [serving, _, _, _, _, unsigned, _] = meters.probes();
     assert!(serving == 1 && unsigned > 0, "{:?}", meters.probes());
     server.abort();

@@ -1,9 +1,9 @@
 //! Hand-overs between two nodes that are both well: nothing is let go of before it is taken over.
 
 use super::*;
-use egress_core::model::ledger::Words;
+use egress_core::model::ledger::Acknowledgements;
 use egress_core::model::node::{Prepared, Readiness};
-use egress_core::model::state::{HandoverStage, Moving, Place, Slot, TunnelEndpoint};
+use egress_core::model::state::{HandoverStage, HandoverState, Place, Slot, TunnelEndpoint};
 use egress_core::plan::executor::Expected;
 
 const A: &str = "172.18.0.100";
@@ -43,22 +43,22 @@ fn assigned_to(node: &str) -> Change {
 struct Stage {
     reconciler: Reconciler<Recorder>,
     recorder: Recorder,
-    released: watch::Receiver<Words>,
+    released: watch::Receiver<Acknowledgements>,
     ready: watch::Receiver<Readiness>,
-    orders: watch::Sender<Words>,
-    standing: watch::Sender<Standing>,
+    orders: watch::Sender<Acknowledgements>,
+    standing: watch::Sender<LeaseState>,
 }
 
 impl Stage {
     async fn begin(changes: Vec<Change>) -> Self {
         let recorder = Recorder::default();
         let ((said, released), (ready_for, readiness)) =
-            (watch::channel(Words::new()), watch::channel(Readiness::default()));
-        let (orders, is_ordered) = watch::channel(Words::new());
+            (watch::channel(Acknowledgements::new()), watch::channel(Readiness::default()));
+        let (orders, is_ordered) = watch::channel(Acknowledgements::new());
         let nobody: Ask = Box::new(|_| Box::pin(std::future::ready(BTreeSet::new())));
-        let (standing, is_standing) = watch::channel(Standing::Holds);
-        let tells = (watch::channel(Stake::default()).0, said);
-        let ties = Ties::new("n1", (is_standing, is_ordered), tells, nobody).preparing(ready_for);
+        let (standing, is_standing) = watch::channel(LeaseState::Holds);
+        let tells = (watch::channel(LeaseDemand::default()).0, said);
+        let ties = Coordination::new("n1", (is_standing, is_ordered), tells, nobody).preparing(ready_for);
         let ready = watch::channel(Ready::default()).0;
         let mut reconciler = Reconciler::new(settings(), recorder.clone(), None, ready).tied(ties);
         changes.into_iter().for_each(|change| reconciler.apply(change));
@@ -92,8 +92,8 @@ fn peer() -> TunnelEndpoint {
     TunnelEndpoint(ip("172.18.0.2"))
 }
 
-fn moving(course: HandoverStage) -> Moving {
-    Moving { course, address: ip(A), peer: peer() }
+fn moving(course: HandoverStage) -> HandoverState {
+    HandoverState { course, address: ip(A), peer: peer() }
 }
 
 #[tokio::test]
@@ -280,13 +280,13 @@ async fn behind_the_fence_nothing_is_taken_over_and_the_ledger_of_before_begins_
             stage.reconciler.actual = None;
             stage.recorder.is_walked.store(true, std::sync::atomic::Ordering::Relaxed);
         }
-        stage.standing.send_replace(Standing::Fenced(1));
+        stage.standing.send_replace(LeaseState::Fenced(1));
         let round = tokio::time::timeout(Duration::from_millis(20), stage.reconciler.reconcile()).await;
         assert_eq!(round.is_err(), observed);
         assert_eq!(stage.held(), (false, None));
         stage.recorder.is_walked.store(false, std::sync::atomic::Ordering::Relaxed);
         stage.go_on().await;
-        stage.standing.send_replace(Standing::Holds);
+        stage.standing.send_replace(LeaseState::Holds);
         stage.reconciler.incomplete = true;
         stage.go_on().await;
         assert_eq!(stage.held(), (false, None));
@@ -301,9 +301,9 @@ async fn a_node_that_had_nothing_to_lose_behind_the_fence_takes_what_it_has_hear
     let mut changes = held();
     changes.push(assigned_to("n2"));
     let mut stage = Stage::begin(changes).await;
-    stage.standing.send_replace(Standing::Fenced(1));
+    stage.standing.send_replace(LeaseState::Fenced(1));
     assert_eq!(stage.hear(open(7, "n2", "n1")).await, []);
-    stage.standing.send_replace(Standing::Holds);
+    stage.standing.send_replace(LeaseState::Holds);
     stage.reconciler.incomplete = true;
     assert_eq!(stage.go_on().await, [Action::PutMoving(ID, moving(HandoverStage::Arriving))]);
 }

@@ -3,13 +3,13 @@
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::*;
-use crate::change_queue::{Giver, inbox};
+use crate::change_queue::{ChangeSender, inbox};
 use crate::debug::{Question, Report};
 use crate::metrics::facts::{Held, NodeFacts, Served};
 use crate::metrics::meters::count_and_sum;
 
 struct Running {
-    giver: Giver,
+    giver: ChangeSender,
     asks: mpsc::Sender<Question>,
     meters: Meters,
 }
@@ -17,7 +17,7 @@ struct Running {
 fn start(recorder: &Recorder) -> Running {
     let ((giver, taker), meters) = (inbox(), Meters::default());
     let (asks, asked) = mpsc::channel(4);
-    let ties = Ties::none("n1").asked(asked);
+    let ties = Coordination::none("n1").asked(asked);
     let reconciler = Reconciler::new(settings(), recorder.clone(), None, watch::channel(Ready::default()).0);
     let reconciler = reconciler.tied(ties).metered(meters.clone());
     tokio::spawn(reconciler.run(taker, CancellationToken::new()));
@@ -162,9 +162,9 @@ async fn who_is_busy_moves_with_each_action_and_so_does_who_has_nothing_to_do() 
 #[tokio::test]
 async fn who_waits_says_for_what() {
     let nobody: Ask = Box::new(|_| Box::pin(std::future::pending()));
-    let is_standing = watch::channel(Standing::Holds).1;
-    let tells = (watch::channel(Stake::default()).0, watch::channel(BTreeMap::new()).0);
-    let ties = Ties::new("n1", (is_standing, watch::channel(BTreeMap::new()).1), tells, nobody);
+    let is_standing = watch::channel(LeaseState::Holds).1;
+    let tells = (watch::channel(LeaseDemand::default()).0, watch::channel(BTreeMap::new()).0);
+    let ties = Coordination::new("n1", (is_standing, watch::channel(BTreeMap::new()).1), tells, nobody);
     let ready = watch::channel(Ready::default()).0;
     let mut reconciler = Reconciler::new(settings(), Recorder::default(), None, ready).tied(ties);
     let said = async |reconciler: &mut Reconciler<Recorder>, what: &str| {

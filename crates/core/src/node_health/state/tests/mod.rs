@@ -4,16 +4,16 @@ use super::*;
 
 const RULES: Rules =
     Rules { total: Duration::from_secs(1), interval: Duration::from_millis(250), grace: Duration::from_secs(30) };
-const OK: Sign = Sign::Answer(Answer::Serving);
-const LOST: Sign = Sign::Answer(Answer::NextHopLost);
-const BAD: Sign = Sign::Answer(Answer::NotServing);
+const OK: Signal = Signal::AgentAnswer(AgentAnswer::Serving);
+const LOST: Signal = Signal::AgentAnswer(AgentAnswer::NextHopLost);
+const BAD: Signal = Signal::AgentAnswer(AgentAnswer::NotServing);
 
 /// Nodes that give signs at their own moments of each quarter of a second, judged every 50 ms.
 struct Play {
-    judge: Judge,
+    judge: NodeStates,
     start: Instant,
     now: u64,
-    signs: BTreeMap<&'static str, Option<Sign>>,
+    signs: BTreeMap<&'static str, Option<Signal>>,
     /// Who says that it answers through the overlay, and whether it does.
     overlay: BTreeMap<&'static str, bool>,
     /// Whether the own next hop answers.
@@ -32,7 +32,7 @@ impl Play {
     /// The first node is the asker's own where the name says so.
     fn new(nodes: &[&'static str]) -> Self {
         let start = Instant::now();
-        let mut judge = Judge::new(RULES);
+        let mut judge = NodeStates::new(RULES);
         for node in nodes {
             judge.enter(node, Traits { own: *node == "own", network: None }, start);
         }
@@ -53,7 +53,7 @@ impl Play {
         }
     }
 
-    fn all(&mut self, sign: Option<Sign>) {
+    fn all(&mut self, sign: Option<Signal>) {
         self.signs.values_mut().for_each(|known| *known = sign);
     }
 
@@ -61,7 +61,7 @@ impl Play {
         self.judge.begin_again(self.start + Duration::from_millis(self.now));
     }
 
-    fn set(&mut self, node: &'static str, sign: Option<Sign>) {
+    fn set(&mut self, node: &'static str, sign: Option<Signal>) {
         self.signs.insert(node, sign);
     }
 
@@ -296,7 +296,7 @@ fn the_other_of_two_nodes_is_gone_when_it_is_silent() {
 fn a_dead_agent_has_its_grace_and_is_no_suspect_meanwhile() {
     let mut play = Play::new(&["a", "b", "c"]);
     play.until(5000);
-    play.set("a", Some(Sign::Kernel));
+    play.set("a", Some(Signal::Kernel));
     // Stopped for thirty seconds, and then it must come to answer.
     play.until(35_500);
     assert_eq!((play.changes.len(), play.suspects.len()), (0, 0));
@@ -306,7 +306,7 @@ fn a_dead_agent_has_its_grace_and_is_no_suspect_meanwhile() {
     play.until(37_500);
     assert_eq!((play.gone(), play.suspects.len()), (vec!["a".to_owned()], 1));
     // All agents at once: nobody could take anything.
-    play.all(Some(Sign::Kernel));
+    play.all(Some(Signal::Kernel));
     play.until(100_000);
     assert_eq!(play.gone(), ["a"]);
 }
@@ -403,7 +403,7 @@ fn a_node_that_may_not_host_is_nowhere_to_go() {
 #[test]
 fn a_thousand_nodes_are_judged_in_moments() {
     let start = Instant::now();
-    let mut judge = Judge::new(RULES);
+    let mut judge = NodeStates::new(RULES);
     for node in 0..1000 {
         judge.enter(&format!("node{node}"), Traits::default(), start);
     }

@@ -47,7 +47,7 @@ fn an_overlay_that_was_never_there_is_seen_and_one_of_an_agent_that_starts_is_wa
     play.overlay(&["a", "b"], true);
     play.until(10_000);
     // Its agent is stopped: its kernel answers, and nothing through the overlay.
-    play.set("a", Some(Sign::Kernel));
+    play.set("a", Some(Signal::Kernel));
     play.overlay(&["a"], false);
     play.until(30_000);
     play.set("a", Some(OK));
@@ -64,7 +64,7 @@ fn an_agent_that_is_started_twice_in_a_moment_has_lost_nothing() {
     play.until(10_000);
     // Half a second between two starts is too short for an answer by that road.
     play.overlay(&["a"], false);
-    for (sign, until) in [(Sign::Kernel, 10_700), (OK, 11_300), (Sign::Kernel, 12_200), (OK, 12_500)] {
+    for (sign, until) in [(Signal::Kernel, 10_700), (OK, 11_300), (Signal::Kernel, 12_200), (OK, 12_500)] {
         play.set("a", Some(sign));
         play.until(until);
     }

@@ -23,7 +23,7 @@ struct Stage {
     heard: BTreeMap<String, Instant>,
     departed: BTreeMap<IpAddr, String>,
     records: Records,
-    watch: Watch,
+    watch: HandoverPlanner,
     start: Instant,
     /// Since when this leader leads.
     since: Instant,
@@ -43,7 +43,7 @@ impl Stage {
             heard: BTreeMap::new(),
             departed: BTreeMap::new(),
             records: Records::default(),
-            watch: Watch::default(),
+            watch: HandoverPlanner::default(),
             start,
             since: start,
         }
@@ -148,7 +148,7 @@ fn a_new_leader_goes_on_with_the_record_and_counts_from_its_first_look() {
     stage.unreachable.insert("n1".into());
     assert_eq!(stage.pass(0), at("n1", true));
     let to = stage.records.open[&A.parse().expect("a literal")].to.clone().expect("a node");
-    stage.watch = Watch::default();
+    stage.watch = HandoverPlanner::default();
     stage.since = stage.start + Duration::from_secs(4);
     assert_eq!(stage.pass(4), at("n1", true));
     assert_eq!(stage.pass(8), at("n1", true));
@@ -215,7 +215,7 @@ fn what_the_node_of_a_deleted_object_had_is_recorded_though_nobody_wants_it_yet(
     assert_eq!((record.from.as_str(), &record.to), ("n1", &None));
     // Another leads, who has not seen the object, and somebody wants the address.
     stage.departed.clear();
-    stage.watch = Watch::default();
+    stage.watch = HandoverPlanner::default();
     assert_eq!(stage.pass(3600), (None, true), "its node says nothing, and is in touch");
     stage.objects.extend([object("b", 2, &[A], &[])]);
     Arc::make_mut(stage.nodes.get_mut("n1").expect("a node")).assignable = false;
@@ -235,7 +235,7 @@ fn what_the_node_of_a_deleted_object_had_is_recorded_though_nobody_wants_it_yet(
 #[test]
 fn what_is_done_is_to_be_seen_for_a_while() {
     let mut stage = on("n1");
-    stage.watch = Watch::lingering(Duration::from_secs(2));
+    stage.watch = HandoverPlanner::lingering(Duration::from_secs(2));
     stage.unreachable.insert("n1".into());
     assert_eq!(stage.pass(0), at("n1", true));
     let to = stage.records.open[&A.parse().expect("a literal")].to.clone().expect("a node");
@@ -398,7 +398,7 @@ fn planned(
     let wanted = Assignment { outcomes, eligible: 2 };
     let Stage { released, given, prepared, departed, .. } = stage;
     let evidence = Evidence { released, given, prepared, ends, departed };
-    Watch::default().plan(&stage.objects, &wanted, records, &evidence, now)
+    HandoverPlanner::default().plan(&stage.objects, &wanted, records, &evidence, now)
 }
 
 /// A node serves one address of an object. One that is to get another waits until the first has left it.

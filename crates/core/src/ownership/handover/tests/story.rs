@@ -102,7 +102,7 @@ impl Story {
         let writes = before.into_iter().map(Ok).chain(items.into_iter().map(Err)).chain(after.into_iter().map(Ok));
         for (done, write) in writes.enumerate() {
             if crash == u64::try_from(done).ok() {
-                self.stage.watch = Watch::default();
+                self.stage.watch = HandoverPlanner::default();
                 self.stage.since = self.now();
                 break;
             }
