@@ -14,6 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures::FutureExt;
+use futures::future::BoxFuture;
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::task::{JoinError, JoinSet, block_in_place};
 use tokio::time::Instant;
@@ -112,26 +113,29 @@ pub async fn forever(task: Task, run: impl Future<Output = ()>) {
     until(CancellationToken::new(), task, run).await;
 }
 
-/// Tasks that must not wait for each other's computing: in a large cluster a decision, or a new plan, takes longer than a Lease or
-/// a node's silence may. They end when this is dropped.
+/// The parts of a process, each a task of its own: in a large cluster a decision, or a new plan, takes longer than a Lease or a
+/// node's silence may. They start together, when all of them have been named, so that none misses what another publishes first.
+/// They end when this is dropped.
 pub struct Tasks {
-    all: JoinSet<()>,
+    waiting: Vec<BoxFuture<'static, ()>>,
     stop: CancellationToken,
 }
 
 impl Tasks {
     pub fn new(stop: &CancellationToken) -> Self {
-        Self { all: JoinSet::new(), stop: stop.clone() }
+        Self { waiting: Vec::new(), stop: stop.clone() }
     }
 
     pub fn spawn(&mut self, task: Task, run: impl Future<Output = ()> + Send + 'static) {
         // Supervised: `supervise::until`.
-        self.all.spawn(until(self.stop.clone(), task, run));
+        self.waiting.push(until(self.stop.clone(), task, run).boxed());
     }
 
-    /// Waits for all, which end when they are told to stop.
-    pub async fn ended(mut self) {
-        while self.all.join_next().await.is_some() {}
+    /// Starts all, and waits for them to end, which they do when told to stop.
+    pub async fn ended(self) {
+        // Supervised: `spawn` has wrapped each.
+        let mut all: JoinSet<()> = self.waiting.into_iter().collect();
+        while all.join_next().await.is_some() {}
     }
 }
 

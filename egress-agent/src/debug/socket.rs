@@ -121,7 +121,7 @@ pub enum AskError {
     #[error("no agent runs here, or not with this --socket ({path})", path = .0.display())]
     Nobody(PathBuf),
     #[error("an agent is there and does not answer: it is stopped, or hangs")]
-    SilentHolder,
+    Silent,
     #[error("{path} cannot be asked: {source}; it takes root", path = .path.display())]
     Refused { path: PathBuf, source: io::Error },
     #[error("{0}")]
@@ -154,7 +154,7 @@ pub async fn drops(
     let mut patience = (!follow).then_some(PATIENCE);
     loop {
         let next = match patience.take() {
-            Some(patience) => timeout(patience, lines.next_line()).await.map_err(|_| AskError::SilentHolder)?,
+            Some(patience) => timeout(patience, lines.next_line()).await.map_err(|_| AskError::Silent)?,
             None => lines.next_line().await,
         };
         let line = match next {
@@ -172,7 +172,7 @@ pub async fn drops(
 
 pub async fn ask(path: &Path, request: Request) -> Result<Answer, AskError> {
     let asked = timeout(PATIENCE + Duration::from_millis(500), exchange(path, request)).await;
-    let bytes = asked.map_err(|_| AskError::SilentHolder)?.map_err(|source| AskError::of(path, source))?;
+    let bytes = asked.map_err(|_| AskError::Silent)?.map_err(|source| AskError::of(path, source))?;
     match serde_json::from_slice(&bytes).map_err(AskError::Unreadable)? {
         Answer::Error(text) => Err(AskError::Answered(text)),
         answer => Ok(answer),
