@@ -1,13 +1,11 @@
-//! The server: three pages, one request for each connection.
+//! The HTTP server of `/metrics`, `/healthz` and `/readyz`: one request for each connection.
 //!
-//! It is for a scraper and a kubelet, so everything is bounded: connections at a time, the time that a request may take to
-//! come, the time that a connection may last. Scrapes are made one after another.
+//! Its clients are a scraper and a kubelet, so everything is bounded: connections at a time, the time of a request, the time of
+//! a connection. `axum::serve` bounds none of these, so the accept loop is here; scrapes run one at a time.
 //!
-//! An agent whose kubelet gets no answer is ended. So nobody from outside can take the kubelet's place: connections by
-//! loopback, which is where it comes from, have places of their own, and loopback is listened on whatever other address is
-//! asked for.
+//! A kubelet restarts an agent that does not answer, so other hosts must not keep it out: connections from loopback, where the
+//! kubelet connects from, have slots of their own, and the server listens on loopback whatever other address is configured.
 
-use std::convert::Infallible;
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -15,14 +13,15 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
-use http_body_util::Full;
-use hyper::body::Incoming;
-use hyper::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, HeaderValue};
+use axum::Router;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
 use hyper::server::conn::http1;
-use hyper::service::service_fn;
-use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
@@ -103,16 +102,16 @@ impl Listen {
 
 /// Serves until told to stop. Without an address the agent goes on, and tries again.
 pub async fn serve(listen: Listen, station: Arc<HealthPage>, stop: CancellationToken) {
-    let door = Arc::new(Acceptor::new(station, is_of_this_host));
+    let acceptor = Arc::new(Acceptor::new(station, is_of_this_host));
     let for_probes = async {
         if let Some(listen) = listen.for_probes() {
-            serve_at(listen, Arc::clone(&door), &stop).await;
+            serve_at(listen, Arc::clone(&acceptor), &stop).await;
         }
     };
-    tokio::join!(serve_at(listen, Arc::clone(&door), &stop), for_probes);
+    tokio::join!(serve_at(listen, Arc::clone(&acceptor), &stop), for_probes);
 }
 
-async fn serve_at(listen: Listen, door: Arc<Acceptor>, stop: &CancellationToken) {
+async fn serve_at(listen: Listen, acceptor: Arc<Acceptor>, stop: &CancellationToken) {
     let mut failing = false;
     let listener = loop {
         match listen.bind().await {
@@ -128,11 +127,11 @@ async fn serve_at(listen: Listen, door: Arc<Acceptor>, stop: &CancellationToken)
         }
     };
     info!(address = %listen, "serving /metrics, /healthz and /readyz");
-    serve_on(listener, door, stop).await;
+    serve_on(listener, acceptor, stop).await;
 }
 
 /// The same where the address is taken already.
-async fn serve_on(listener: TcpListener, door: Arc<Acceptor>, stop: &CancellationToken) {
+async fn serve_on(listener: TcpListener, acceptor: Arc<Acceptor>, stop: &CancellationToken) {
     loop {
         let accepted = tokio::select! {
             () = stop.cancelled() => return,
@@ -140,15 +139,15 @@ async fn serve_on(listener: TcpListener, door: Arc<Acceptor>, stop: &Cancellatio
         };
         match accepted {
             Ok((stream, peer)) => {
-                let Some(place) = door.place(peer.ip()) else {
+                let Some(place) = acceptor.place(peer.ip()) else {
                     debug!(%peer, "too many connections for metrics and health");
                     continue;
                 };
-                let door = Arc::clone(&door);
+                let acceptor = Arc::clone(&acceptor);
                 // Short-lived: one connection, which ends by its timeouts.
                 tokio::spawn(async move {
                     // Whoever is too slow is hung up on.
-                    if timeout(CONNECTION, answer(stream, &door)).await.is_err() {
+                    if timeout(CONNECTION, answer(stream, acceptor)).await.is_err() {
                         debug!(%peer, "a request for metrics or health took too long");
                     }
                     drop(place);
@@ -189,59 +188,50 @@ impl Acceptor {
     }
 }
 
-async fn answer(stream: TcpStream, door: &Acceptor) {
-    let service =
-        service_fn(|request: Request<Incoming>| async move { Ok::<_, Infallible>(page(&request, door).await) });
-    let mut server = http1::Builder::new();
-    server.timer(TokioTimer::new()).header_read_timeout(REQUEST).keep_alive(false).max_headers(64);
-    if let Err(error) = server.serve_connection(TokioIo::new(stream), service).await {
-        debug!(%error, "a request for metrics or health ended early");
+/// The pages. HEAD is served as GET; any other method is refused.
+fn pages(acceptor: Arc<Acceptor>) -> Router {
+    let live = |State(acceptor): State<Arc<Acceptor>>| async move { health(acceptor.station.live()) };
+    let ready = |State(acceptor): State<Arc<Acceptor>>| async move { health(acceptor.station.ready().await) };
+    Router::new()
+        .route("/metrics", get(metrics))
+        .route("/healthz", get(live))
+        .route("/readyz", get(ready))
+        .fallback(|| async { text(StatusCode::NOT_FOUND, "there are /metrics, /healthz and /readyz\n".to_owned()) })
+        .with_state(acceptor)
+}
+
+async fn metrics(State(acceptor): State<Arc<Acceptor>>) -> Response {
+    let Ok(_one_at_a_time) = timeout(TURN, acceptor.scrapes.lock()).await else {
+        return text(StatusCode::SERVICE_UNAVAILABLE, "others are scraping\n".to_owned());
+    };
+    match expose::page(acceptor.station.facts(MOST_EGRESS_IPS).await) {
+        Ok(page) => typed(StatusCode::OK, expose::CONTENT_TYPE, page),
+        Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
     }
 }
 
-async fn page(request: &Request<Incoming>, door: &Acceptor) -> Response<Full<Bytes>> {
-    let station = &door.station;
-    let path = request.uri().path();
-    if !["/metrics", "/healthz", "/readyz"].contains(&path) {
-        return text(StatusCode::NOT_FOUND, "there are /metrics, /healthz and /readyz\n".to_owned());
-    }
-    if ![Method::GET, Method::HEAD].contains(request.method()) {
-        let mut refused = text(StatusCode::METHOD_NOT_ALLOWED, "GET or HEAD\n".to_owned());
-        refused.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
-        return refused;
-    }
-    match path {
-        "/healthz" => said(station.live()),
-        "/readyz" => said(station.ready().await),
-        _ => {
-            let Ok(_one_at_a_time) = timeout(TURN, door.scrapes.lock()).await else {
-                return text(StatusCode::SERVICE_UNAVAILABLE, "others are scraping\n".to_owned());
-            };
-            match expose::page(station.facts(MOST_EGRESS_IPS).await) {
-                Ok(page) => typed(StatusCode::OK, expose::CONTENT_TYPE, page),
-                Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
-            }
-        }
-    }
-}
-
-fn said(outcome: Result<(), String>) -> Response<Full<Bytes>> {
+fn health(outcome: Result<(), String>) -> Response {
     match outcome {
         Ok(()) => text(StatusCode::OK, "ok\n".to_owned()),
         Err(why) => text(StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")),
     }
 }
 
-fn text(status: StatusCode, text: String) -> Response<Full<Bytes>> {
+fn text(status: StatusCode, text: String) -> Response {
     typed(status, PLAIN, text)
 }
 
-fn typed(status: StatusCode, kind: &'static str, text: String) -> Response<Full<Bytes>> {
-    let mut response = Response::new(Full::from(text));
-    *response.status_mut() = status;
-    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
-    response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    response
+fn typed(status: StatusCode, kind: &'static str, text: String) -> Response {
+    (status, [(CONTENT_TYPE, kind), (CACHE_CONTROL, "no-store")], text).into_response()
+}
+
+async fn answer(stream: TcpStream, acceptor: Arc<Acceptor>) {
+    let mut server = http1::Builder::new();
+    server.timer(TokioTimer::new()).header_read_timeout(REQUEST).keep_alive(false).max_headers(64);
+    let pages = TowerToHyperService::new(pages(acceptor));
+    if let Err(error) = server.serve_connection(TokioIo::new(stream), pages).await {
+        debug!(%error, "a request for metrics or health ended early");
+    }
 }
 
 #[cfg(test)]

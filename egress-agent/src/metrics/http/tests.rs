@@ -6,23 +6,23 @@ use super::*;
 use crate::metrics::catalogue::Who;
 use egress_kube::api_outage::ApiOutages;
 
-fn door() -> Arc<Acceptor> {
+fn acceptor() -> Arc<Acceptor> {
     // One address of loopback is this host, the others stand for other hosts.
     Arc::new(Acceptor::new(Arc::new(HealthPage::new(Who::Agent, ApiOutages::new("http://nowhere"))), |peer| {
         peer == Ipv4Addr::LOCALHOST
     }))
 }
 
-async fn serving(door: Arc<Acceptor>) -> (SocketAddr, DropGuard) {
+async fn serving(acceptor: Arc<Acceptor>) -> (SocketAddr, DropGuard) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback has ports");
     let (address, stop) = (listener.local_addr().expect("bound"), CancellationToken::new());
     let stopped = stop.clone();
-    tokio::spawn(async move { serve_on(listener, door, &stopped).await });
+    tokio::spawn(async move { serve_on(listener, acceptor, &stopped).await });
     (address, stop.drop_guard())
 }
 
 async fn server() -> (SocketAddr, DropGuard) {
-    serving(door()).await
+    serving(acceptor()).await
 }
 
 /// From another host.
@@ -60,7 +60,7 @@ async fn three_pages_are_served_and_no_other() {
         assert!(get(address, path).await.starts_with("HTTP/1.1 404 "), "{path}");
     }
     let post = say(address, "POST /metrics HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n").await;
-    assert!(post.starts_with("HTTP/1.1 405 ") && post.contains("allow: GET, HEAD"), "{post}");
+    assert!(post.starts_with("HTTP/1.1 405 ") && post.contains("allow: GET,HEAD"), "{post}");
     let head = say(address, "HEAD /healthz HTTP/1.1\r\nHost: a\r\n\r\n").await;
     assert!(head.starts_with("HTTP/1.1 200 ") && head.ends_with("\r\n\r\n"), "{head}");
     assert!(say(address, "nonsense\r\n\r\n").await.starts_with("HTTP/1.1 400 "));
@@ -101,9 +101,9 @@ async fn who_is_slow_is_hung_up_on_and_others_have_their_turn() {
 
 #[tokio::test]
 async fn a_scrape_that_gets_no_turn_ends_and_health_waits_for_none() {
-    let door = door();
-    let (address, _stop) = serving(Arc::clone(&door)).await;
-    let busy = door.scrapes.lock().await;
+    let acceptor = acceptor();
+    let (address, _stop) = serving(Arc::clone(&acceptor)).await;
+    let busy = acceptor.scrapes.lock().await;
     let scrape = tokio::spawn(get(address, "/metrics"));
     let begun = std::time::Instant::now();
     assert!(get(address, "/healthz").await.starts_with("HTTP/1.1 200 "));
