@@ -19,7 +19,7 @@ const VARIABLE: &str = "EGRESS_TEST_SKIPS";
 /// their module.
 const EXPECTED: [(&str, &str); 16] = [
     // Commands of their own, with optimized code: docs/performance.md.
-    ("controller::reach::prober::tests::what_a_thousand_nodes_cost", "ignored"),
+    ("controller::node_health::prober::tests::what_a_thousand_nodes_cost", "ignored"),
     ("scale::figures", "ignored"),
     // It takes minutes to build, so whoever wants this test builds it first, as `.ci/run` does.
     ("image_agent_from_it_serves", "nobody has built an image here"),

@@ -90,7 +90,8 @@ impl OurSet {
 
     /// Whether the filter is of this hook, and one of ours.
     pub fn has(&self, hook: Hook, filter: &Filter) -> bool {
-        filter.name == hook.name() && filter.program.is_some_and(|number| self.filters.contains(&number))
+        hook.names().contains(&filter.name.as_str())
+            && filter.program.is_some_and(|number| self.filters.contains(&number))
     }
 
     /// The filters of this hook that are ours.

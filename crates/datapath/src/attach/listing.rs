@@ -46,8 +46,10 @@ pub const fn ifindex(config: &Config, hook: Hook) -> u32 {
 
 /// The device that a program of this version's directory is on, whatever its layout is.
 pub fn somewhere(version: &Path, hook: Hook) -> io::Result<Option<u32>> {
-    if let Some(linked) = by_link(&version.join(LINKS).join(hook.name()))? {
-        return Ok(Some(linked.ifindex));
+    for name in hook.names() {
+        if let Some(linked) = by_link(&version.join(LINKS).join(name))? {
+            return Ok(Some(linked.ifindex));
+        }
     }
     let set = OurSet::of(version)?;
     for ifindex in filters::devices()? {
