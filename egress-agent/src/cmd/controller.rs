@@ -7,9 +7,10 @@ use clap::Args;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tracing::{info, warn};
 
+use crate::cmd::stop_on_signal;
 use crate::cmd::{CliError, logging};
 use crate::config::reachability::ReachabilityArgs;
-use crate::config::shared::{ApiArgs, MetricsArgs, NetworkArgs, TunnelArgs, UnassignedArgs, stop_on_signal};
+use crate::config::shared::{ApiArgs, MetricsArgs, NetworkArgs, TunnelArgs, UnassignedArgs};
 use crate::config::tls::TlsArgs;
 use crate::controller::run::{self, ControllerSettings};
 use crate::health::tls;

@@ -22,9 +22,13 @@ pub mod uplink;
 pub mod values;
 
 use crate::config::tls;
+use egress_supervise::Task;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+use tracing::info;
 
 use crate::config::file::{ConfigFile, ConfigFileError};
 use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -69,6 +73,22 @@ enum Command {
     /// Print a file that is generated from code
     #[command(hide = true)]
     Codegen(codegen::CodegenArgs),
+}
+
+/// Cancelled by SIGTERM and SIGINT.
+fn stop_on_signal() -> Result<CancellationToken, CliError> {
+    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let stop = CancellationToken::new();
+    let stopping = stop.clone();
+    let follow = async move {
+        tokio::select! {
+            _ = terminate.recv() => info!("SIGTERM: stopping"),
+            _ = interrupt.recv() => info!("SIGINT: stopping"),
+        }
+        stopping.cancel();
+    };
+    tokio::spawn(egress_supervise::until(stop.clone(), Task::Signals, follow));
+    Ok(stop)
 }
 
 /// Where on this node.

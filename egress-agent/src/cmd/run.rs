@@ -11,9 +11,10 @@ use kube::Client;
 use tracing::{info, warn};
 
 use crate::cmd::page::DEFAULT_SOCKET;
+use crate::cmd::stop_on_signal;
 use crate::cmd::{CliError, NodeArgs, logging, uplink};
 use crate::config::reachability::HealthArgs;
-use crate::config::shared::{ApiArgs, MetricsArgs, NetworkArgs, TunnelArgs, UnassignedArgs, stop_on_signal};
+use crate::config::shared::{ApiArgs, MetricsArgs, NetworkArgs, TunnelArgs, UnassignedArgs};
 use crate::config::timeouts::TimeoutArgs;
 use crate::config::tls::TlsArgs;
 use crate::debug::log::{LogLevel, Troubles};

@@ -4,15 +4,10 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use ipnet::IpNet;
-use tokio::signal::unix::{SignalKind, signal};
-use tokio_util::sync::CancellationToken;
-use tracing::info;
 
-use crate::cmd::CliError;
 use crate::metrics::Listen;
 use egress_core::plan::desired;
 use egress_datapath::names::DEFAULT_TUNNEL_PORT;
-use egress_supervise::{self, Task};
 
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Kubernetes")]
@@ -97,20 +92,4 @@ impl UnassignedArgs {
             OnUnassigned::Drop => desired::OnUnassigned::Drop,
         }
     }
-}
-
-/// Cancelled by SIGTERM and SIGINT.
-pub(crate) fn stop_on_signal() -> Result<CancellationToken, CliError> {
-    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-    let stop = CancellationToken::new();
-    let stopping = stop.clone();
-    let follow = async move {
-        tokio::select! {
-            _ = terminate.recv() => info!("SIGTERM: stopping"),
-            _ = interrupt.recv() => info!("SIGINT: stopping"),
-        }
-        stopping.cancel();
-    };
-    tokio::spawn(egress_supervise::until(stop.clone(), Task::Signals, follow));
-    Ok(stop)
 }

@@ -22,9 +22,9 @@ use tokio::task::spawn_blocking;
 
 use crate::debug::log::{LogLevel, Trouble, Troubles};
 use crate::metrics::facts::NodeFacts;
-use crate::node::reconciler::Ready;
 use egress_core::display_names::Names;
 use egress_core::model::view::Attach;
+use egress_core::node_health::fitness::Ready;
 use egress_core::node_health::fitness::{Obstacle, Uplink};
 pub use egress_core::notes::Notes;
 use egress_core::ownership::lease::LeaseState;

@@ -8,10 +8,10 @@ use tokio::task::spawn_blocking;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
-use crate::debug::Notes;
 use crate::metrics::health_page::HealthPage;
 use crate::metrics::troubles::{Subject, Trouble, Troubles};
 use egress_core::model::view::Node;
+use egress_core::notes::Notes;
 use egress_datapath::nftables::forward_policy;
 use egress_kube::events::{About, Events};
 

@@ -299,8 +299,12 @@ impl Agent {
 
     fn sources(&self, node: mpsc::Sender<Question>, beats: (Heartbeat, Heartbeat)) -> AgentSources {
         let topics = &self.topics;
+        let ask = move |answer| {
+            let node = node.clone();
+            async move { node.send(Question::Facts(answer)).await.is_ok() }.boxed()
+        };
         AgentSources {
-            node,
+            node: Arc::new(ask),
             ready: topics.ready.subscribe(),
             uplink: topics.uplink.subscribe(),
             standing: topics.lease_state.subscribe(),

@@ -24,9 +24,9 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::ClientTlsConfig;
 use tracing::{info, warn};
 
-use crate::debug::Notes;
 pub use crate::health::tls::material::TlsError;
 use crate::health::tls::material::{Material, Pem};
+use egress_core::notes::Notes;
 use egress_supervise;
 
 /// How often the files are looked at. A projected secret of a pod takes up to a minute to change.

@@ -6,19 +6,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use tokio::sync::{mpsc, oneshot, watch};
+use futures::future::BoxFuture;
+use tokio::sync::{oneshot, watch};
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, timeout};
 use tracing::debug;
 
-use crate::debug::Question;
 use crate::metrics::awaited::Awaited;
 use crate::metrics::catalogue::Who;
 use crate::metrics::facts::{AgentFacts, Facts, Held, NodeFacts};
 use crate::metrics::life::{self, LIMITS, Limits};
 use crate::metrics::meters::Meters;
-use crate::node::reconciler::Ready;
 use egress_core::model::state::EgressId;
+use egress_core::node_health::fitness::Ready;
 use egress_core::node_health::fitness::{Obstacle, Uplink};
 use egress_core::ownership::lease::{LeaseDemand, LeaseState};
 use egress_datapath::maps::facts::HookFacts;
@@ -36,8 +36,11 @@ pub enum Running {
     Controller(RunningController),
 }
 
+/// Asks the reconciler for its part of a scrape. False where it has ended.
+pub type AskFacts = Arc<dyn Fn(oneshot::Sender<NodeFacts>) -> BoxFuture<'static, bool> + Send + Sync>;
+
 pub struct AgentSources {
-    pub node: mpsc::Sender<Question>,
+    pub node: AskFacts,
     pub ready: watch::Receiver<Ready>,
     pub uplink: watch::Receiver<Uplink>,
     pub standing: watch::Receiver<LeaseState>,
@@ -228,7 +231,7 @@ impl HealthPage {
             // Short-lived: one question.
             tokio::spawn(async move {
                 let (answer, question) = oneshot::channel();
-                let asked = node.send(Question::Facts(answer)).await.is_ok();
+                let asked = node(answer).await;
                 let fresh = if asked { question.await.ok() } else { None };
                 is_asked.store(false, Ordering::Release);
                 if fresh.is_some() {

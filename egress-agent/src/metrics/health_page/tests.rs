@@ -1,4 +1,5 @@
-use tokio::sync::watch;
+use futures::FutureExt;
+use tokio::sync::{mpsc, watch};
 
 use super::*;
 use crate::metrics::facts::Served;
@@ -6,7 +7,7 @@ use egress_kube::leader_election::leadership;
 
 struct Agent {
     station: HealthPage,
-    questions: mpsc::Receiver<Question>,
+    questions: mpsc::Receiver<oneshot::Sender<NodeFacts>>,
     ready: watch::Sender<Ready>,
     beats: (Heartbeat, Heartbeat),
 }
@@ -18,7 +19,10 @@ fn agent() -> Agent {
     let (ready, is_ready) = watch::channel(Ready::default());
     let beats = (Heartbeat::default(), Heartbeat::default());
     station.runs(Running::Agent(AgentSources {
-        node,
+        node: Arc::new(move |answer| {
+            let node = node.clone();
+            async move { node.send(answer).await.is_ok() }.boxed()
+        }),
         ready: is_ready,
         uplink: watch::channel(Uplink::Works).1,
         standing: watch::channel(LeaseState::Holds).1,
@@ -29,13 +33,14 @@ fn agent() -> Agent {
 }
 
 /// Answers as the node's half does, for as long as it is not aborted.
-fn answering(mut questions: mpsc::Receiver<Question>, missing: Option<&str>) -> tokio::task::JoinHandle<()> {
+fn answering(
+    mut questions: mpsc::Receiver<oneshot::Sender<NodeFacts>>,
+    missing: Option<&str>,
+) -> tokio::task::JoinHandle<()> {
     let missing = missing.map(str::to_owned);
     tokio::spawn(async move {
-        while let Some(question) = questions.recv().await {
-            if let Question::Facts(asker) = question {
-                drop(asker.send(NodeFacts { missing: missing.clone(), standby: 3, ..NodeFacts::default() }));
-            }
+        while let Some(asker) = questions.recv().await {
+            drop(asker.send(NodeFacts { missing: missing.clone(), standby: 3, ..NodeFacts::default() }));
         }
     })
 }
@@ -89,7 +94,7 @@ async fn a_nodes_half_that_does_not_move_is_dead_and_one_that_answers_late_lives
     assert!(dead.contains("node's half"), "{dead}");
     node.note();
     assert_eq!(station.live(), Ok(()), "it moves, and has answered nothing yet");
-    let Some(Question::Facts(asker)) = questions.recv().await else { panic!("another question") };
+    let asker = questions.recv().await.expect("a question");
     drop(asker.send(NodeFacts { standby: 7, ..NodeFacts::default() }));
     // Nobody waited for that any more.
     tokio::time::sleep(Duration::from_millis(20)).await;
@@ -139,7 +144,7 @@ fn a_page_that_shows_a_thousand_reads_no_more() {
 fn a_node_without_egress_ips_is_not_shown_as_fenced() {
     let shown = |wants| {
         let running = AgentSources {
-            node: mpsc::channel(1).0,
+            node: Arc::new(|_| std::future::ready(false).boxed()),
             ready: watch::channel(Ready::default()).1,
             uplink: watch::channel(Uplink::Works).1,
             standing: watch::channel(LeaseState::Fenced(1)).1,
