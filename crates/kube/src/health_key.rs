@@ -2,8 +2,9 @@
 //! that finds none makes one; the first to write it wins, and the others read what it wrote.
 //!
 //! It is read at the start, and again where something was not signed with it: then it may have been replaced. After the Secret
-//! is deleted the controllers that are started next make another, and all agents have it within seconds (docs/operations.md).
-//! Where it cannot be read the process continues with what it has; without a key it believes no one, and is not believed.
+//! is deleted the controllers that are started next make another, and all agents have it within seconds
+//! (docs/operations/health-check-key.md). Where it cannot be read the process continues with what it has; without a key it
+//! believes no one, and is not believed.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -29,7 +29,7 @@ use crate::toolchain::Paths;
 /// Every page, by its path in the clone.
 pub(crate) fn pages() -> Result<Vec<PathBuf>> {
     let root = Paths::find()?.root;
-    let mut pages = vec![PathBuf::from("README.md"), PathBuf::from("CHANGELOG.md")];
+    let mut pages = Vec::from(["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"].map(PathBuf::from));
     for folder in ["docs", "deploy"] {
         below(&root, Path::new(folder), &mut pages)?;
     }

@@ -10,7 +10,7 @@ use super::wait::until;
 use crate::testing::lab::LabContext;
 
 pub(super) const LEASE: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/egress-agent-leader";
-/// Three times the lease's duration: what docs/operations.md says of an election.
+/// Three times the lease's duration: what docs/operations/handover-and-failover.md says of an election.
 pub(super) const TAKE_OVER: Duration = Duration::from_secs(3 * 2);
 /// A leader that gives the Lease up saves the other the waiting.
 const HAND_OVER: Duration = Duration::from_secs(3);

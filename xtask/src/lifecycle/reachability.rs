@@ -39,7 +39,7 @@ struct Stage {
     source: &'static str,
 }
 
-/// One and a half times what docs/operations.md publishes. An election that waits for the Lease takes as long.
+/// One and a half times what docs/operations/measured-faults.md publishes. An election that waits for the Lease takes as long.
 const SOON: Duration = Duration::from_millis(3_300);
 
 /// The leading controller's node, which is a gateway too: power and network gone.

@@ -6,12 +6,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
-/// How long a change of an object may take until packets show it: three times what docs/operations.md publishes.
+/// How long a change of an object may take until packets show it: three times what docs/operations/assignments.md publishes.
 pub(crate) const EFFECT: Duration = Duration::from_secs(3 * 2);
 /// Likewise until an event tells of it (six seconds), and until the pods of an object are counted (five).
 pub(crate) const TOLD: Duration = Duration::from_secs(3 * 5);
 
-/// How long packets may be lost when a gateway dies that does not lead: three times what docs/operations.md publishes.
+/// How long packets may be lost when a gateway dies that does not lead: three times what docs/operations/measured-faults.md
+/// publishes.
 pub(crate) const FAIL_OVER: Duration = Duration::from_millis(3 * 1_500);
 /// The same of the leader's own node, which the other controller has to find silent first.
 pub(crate) const LEADERS_FAIL_OVER: Duration = Duration::from_millis(3 * 2_300);

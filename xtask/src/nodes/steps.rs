@@ -353,7 +353,7 @@ fn emitted_in_turn(seen: &Seen, from: &str, to: &str) -> Result<()> {
     Ok(())
 }
 
-/// docs/operations.md, "What happens in each fault". Leaves both nodes with the label.
+/// docs/operations/measured-faults.md, "What happens in each fault". Leaves both nodes with the label.
 fn cut(ground: &mut Ground) -> Result<()> {
     let cluster = &ground.cluster;
     cluster.types("label node node1 node2 k8s.ovn.org/egress-assignable= --overwrite")?;
@@ -391,7 +391,7 @@ fn cut(ground: &mut Ground) -> Result<()> {
     Ok(())
 }
 
-/// docs/operations.md, "Taking a node out of service".
+/// docs/operations/drain-and-upgrade.md, "Taking a node out of service".
 fn drain(ground: &mut Ground) -> Result<()> {
     let cluster = &ground.cluster;
     cluster.types("label node node1 node2 k8s.ovn.org/egress-assignable= --overwrite")?;
@@ -410,7 +410,7 @@ fn drain(ground: &mut Ground) -> Result<()> {
     Ok(())
 }
 
-/// docs/operations.md, "The condition `Degraded`": another host of the nodes' network has the address.
+/// docs/operations/assignments.md, "The condition `Degraded`": another host of the nodes' network has the address.
 fn conflict(ground: &mut Ground) -> Result<()> {
     const NAME: &str = "taken";
     let cluster = &ground.cluster;
