@@ -6,7 +6,7 @@ mod tests {
     use std::path::{Component, Path, PathBuf};
 
     use crate::documents::{pages, read};
-    use crate::toolchain::Paths;
+    use egress_toolchain::Paths;
 
     /// The text without what is code: there brackets are no links.
     fn prose(text: &str) -> String {

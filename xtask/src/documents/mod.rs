@@ -6,13 +6,14 @@
 //! | `typed` | one command of a block: by what it is run in the lab, and with which words |
 //! | `links` | that every link leads somewhere |
 //! | `played` | that the page on security names a test for each of its claims |
-//! | [`lifecycle::documents`](crate::lifecycle) | the commands of all pages, run on one lab |
+//! | `commands` | the commands of all pages, run on one lab |
 //!
 //! A fence has an info word: `sh` for commands to type, `console` for commands behind `$ ` with what they print, and for all
 //! else what it is (`yaml`, `mermaid`, `text`, ...). A block of commands is run by the lab's test unless the sentence before
 //! it says «not run here» or «run on real nodes», and so is each command unless its comment says so: a reader sees the same words that the test goes
 //! by. A line `<!-- lab: SCENE -->` above a fence names what the lab is to look like, where it is not as usual.
 
+mod commands;
 #[cfg(test)]
 mod links;
 pub(crate) mod page;
@@ -21,10 +22,18 @@ mod played;
 pub(crate) mod typed;
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
+use egress_lab::test::LabTest;
 
-use crate::toolchain::Paths;
+use egress_toolchain::Paths;
+
+/// The test on the lab that runs the commands of the pages.
+pub(crate) fn tests() -> Vec<LabTest> {
+    let run = commands::commands_of_all_pages;
+    vec![LabTest::new("documents_commands_do_what_they_show", Duration::from_secs(120), run)]
+}
 
 /// Every page, by its path in the clone.
 pub(crate) fn pages() -> Result<Vec<PathBuf>> {

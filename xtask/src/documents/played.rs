@@ -8,7 +8,7 @@ mod tests {
     use regex::Regex;
 
     use crate::documents::read;
-    use crate::toolchain::Paths;
+    use egress_toolchain::Paths;
 
     const PAGE: &str = "docs/security.md";
     /// Head of the last column of a table of claims.
@@ -38,9 +38,11 @@ mod tests {
         let root = Paths::find().expect("a clone").root;
         let page = read(Path::new(PAGE)).expect("the page");
         let mut text = String::new();
-        let crates = ["crates/core", "crates/datapath", "crates/kube", "crates/supervise"];
-        for folder in crates.into_iter().chain(["egress-agent", "egress-common", "fuzz", "xtask"]) {
-            for part in ["src", "tests"].map(|part| root.join(folder).join(part)) {
+        let crates = ["core", "datapath", "kube", "lab", "scenarios", "supervise", "toolchain"]
+            .map(|name| format!("crates/{name}"));
+        let others = ["egress-agent", "egress-common", "fuzz", "xtask"].map(str::to_owned);
+        for folder in crates.into_iter().chain(others) {
+            for part in ["src", "tests"].map(|part| root.join(&folder).join(part)) {
                 if part.is_dir() {
                     sources(&part, &mut text);
                 }

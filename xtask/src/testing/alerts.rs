@@ -8,7 +8,7 @@ use std::process::{Command, ExitCode};
 
 use anyhow::Result;
 
-use crate::toolchain::{Paths, Progress, debs, packages, run};
+use egress_toolchain::{Paths, Progress, debs, packages, run};
 
 const PROGRAM: &str = "promtool";
 /// That it comes in.

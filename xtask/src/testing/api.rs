@@ -6,8 +6,8 @@ use std::fs;
 use anyhow::{Context, Result};
 use tokio::runtime::{Builder, Runtime};
 
-use crate::apiserver::{ApiServer, kubeconfig};
-use crate::toolchain::Paths;
+use egress_lab::apiserver::{ApiServer, kubeconfig};
+use egress_toolchain::Paths;
 
 /// Read by `egress-agent/tests/cluster`.
 pub(super) const VARIABLE: &str = "EGRESS_TEST_KUBECONFIG";

@@ -11,7 +11,7 @@ use super::part::Part;
 use super::silence;
 use super::skips::{self, Notes};
 use super::summary::Outcome;
-use crate::toolchain::{Paths, cargo, output};
+use egress_toolchain::{Paths, cargo, output};
 
 /// Integration tests of egress-agent in files with this prefix need root and BPF.
 const KERNEL: &str = "kernel_";
@@ -26,7 +26,10 @@ pub(super) fn pure(paths: &Paths) -> Result<Targets> {
         ("egress-core", "crates/core"),
         ("egress-datapath", "crates/datapath"),
         ("egress-kube", "crates/kube"),
+        ("egress-lab", "crates/lab"),
+        ("egress-scenarios", "crates/scenarios"),
         ("egress-supervise", "crates/supervise"),
+        ("egress-toolchain", "crates/toolchain"),
         ("egress-agent", "egress-agent"),
         ("egress-fuzz", "fuzz"),
         ("xtask", "xtask"),

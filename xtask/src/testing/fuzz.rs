@@ -16,8 +16,8 @@ use clap::{Args, ValueEnum};
 
 use super::cargo_tests;
 use super::part::Part;
-use crate::toolchain::packages::{self, Purpose};
-use crate::toolchain::{BuildArgs, Paths, Progress, cargo, ensure_built, output, run};
+use egress_toolchain::packages::{self, Purpose};
+use egress_toolchain::{BuildArgs, Paths, Progress, cargo, ensure_built, output, run};
 
 /// Counters of edges and traces of comparisons, as libFuzzer reads them; assertions as in tests.
 const FLAGS: &str = "--cfg fuzzing -Cdebug-assertions -Coverflow-checks -Ccodegen-units=1 -Cpasses=sancov-module \

@@ -21,72 +21,17 @@ use nix::unistd::Pid;
 use super::part::Part;
 use super::skips;
 use super::summary::Outcome;
-use crate::lab::Cni;
-use crate::lab::cluster::ApiChoice;
-use crate::toolchain::{Built, Paths};
-
-/// One test on the lab.
-pub(crate) struct LabTest {
-    /// What it shows, in snake_case; `--filter` looks for parts of it.
-    pub(crate) name: &'static str,
-    /// After this time it has failed.
-    pub(crate) timeout: Duration,
-    pub(crate) run: fn(&LabContext) -> Result<()>,
-    /// How pods are connected on its ground.
-    pub(crate) cni: Cni,
-    /// It wants the machine for itself.
-    alone: bool,
-}
-
-impl LabTest {
-    pub(crate) fn new(name: &'static str, timeout: Duration, run: fn(&LabContext) -> Result<()>) -> Self {
-        Self { name, timeout, run, cni: Cni::Ovn, alone: false }
-    }
-
-    /// No other test runs beside it, since it measures or fills the machine.
-    pub(crate) fn alone(self) -> Self {
-        Self { alone: true, ..self }
-    }
-
-    /// The same on nodes with a bridge CNI, under another name.
-    pub(crate) fn on_a_bridge(self, name: &'static str) -> Self {
-        Self { name, cni: Cni::Bridge, ..self }
-    }
-}
-
-/// What a test gets.
-pub(crate) struct LabContext {
-    /// The agent to run.
-    pub(crate) built: Built,
-    /// An empty folder for logs and captures.
-    pub(crate) logs: PathBuf,
-    /// How pods are to be connected.
-    pub(crate) cni: Cni,
-}
-
-/// Why a test has nothing to show here; what it takes is nothing that the test run brings. It ends the test as an error does.
-#[derive(Debug)]
-pub(crate) struct Skip(pub(crate) &'static str);
-
-impl std::fmt::Display for Skip {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "skipped: {}", self.0)
-    }
-}
-
-impl std::error::Error for Skip {}
+use egress_lab::cluster::ApiChoice;
+use egress_lab::test::{LabContext, LabTest, Skip};
+use egress_toolchain::{Built, Paths};
 
 /// How the process of a skipped test ends, as automake's do.
 const SKIPPED: u8 = 77;
 
 /// Every test on the lab, in the order in which they run.
-pub(crate) fn lab_tests() -> Vec<LabTest> {
-    let mut tests = crate::lab::baseline::tests();
-    tests.extend(crate::lifecycle::tests());
-    tests.extend(crate::roads::tests());
-    tests.extend(crate::soak::tests());
-    tests.extend(crate::faults::tests());
-    tests.extend(crate::bench::tests());
+pub(super) fn lab_tests() -> Vec<LabTest> {
+    let mut tests = egress_scenarios::tests();
+    tests.extend(crate::documents::tests());
     tests
 }
 

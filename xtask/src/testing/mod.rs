@@ -32,11 +32,12 @@ use std::time::Instant;
 use anyhow::Result;
 use clap::Args;
 
-use crate::nodes;
-use crate::toolchain::kubectl;
-use crate::toolchain::packages::{self, Purpose};
-use crate::toolchain::{BuildArgs, Built, Paths, Progress, check_generated, ensure_built};
+use crate::checks::{check_generated, generated_paths};
 pub(crate) use alerts::alerts;
+use egress_scenarios::nodes;
+use egress_toolchain::kubectl;
+use egress_toolchain::packages::{self, Purpose};
+use egress_toolchain::{BuildArgs, Built, Paths, Progress, ensure_built};
 pub(crate) use fuzz::{FuzzArgs, fuzz};
 use kernels::Request;
 pub(crate) use kernels::run_guest;
@@ -222,7 +223,7 @@ fn list(args: &TestArgs) -> Result<()> {
             },
             Part::Lab => lab::lab_tests().iter().map(|test| test.name.to_owned()).collect(),
             Part::Nodes => nodes::names().map(str::to_owned).collect(),
-            Part::Codegen => crate::toolchain::generated_paths().into_iter().map(str::to_owned).collect(),
+            Part::Codegen => generated_paths().into_iter().map(str::to_owned).collect(),
         };
         for name in names.iter().filter(|name| name.contains(args.filter())) {
             println!("{part}: {name}");

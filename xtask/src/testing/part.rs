@@ -6,8 +6,8 @@ use anyhow::Result;
 use clap::ValueEnum;
 
 use super::{cargo_tests, lab};
-use crate::nodes;
-use crate::toolchain::{Paths, is_root, packages};
+use egress_scenarios::nodes;
+use egress_toolchain::{Paths, is_root, packages};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Part {

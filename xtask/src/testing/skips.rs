@@ -1,7 +1,7 @@
 //! Tests that are skipped: counted apart, named, and a failure unless they stand here with the reason.
 //!
 //! Three kinds come together: what the test harness of Rust ignores by its name, what a test notes when it finds that it can show
-//! nothing (`egress-agent/tests/skips`, `xtask/tests/apiserver/server.rs`), and tests on the lab that end with [`super::lab::Skip`].
+//! nothing (`egress-agent/tests/skips`, `crates/lab/tests/apiserver/server.rs`), and tests on the lab that end with [`egress_lab::test::Skip`].
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 use super::summary::Outcome;
-use crate::toolchain::Paths;
+use egress_toolchain::Paths;
 
 /// Names the file in which tests note it.
 const VARIABLE: &str = "EGRESS_TEST_SKIPS";

@@ -16,8 +16,8 @@ use super::cargo_tests;
 use super::kernels::{self, Request};
 use super::part::Part;
 use super::summary::{Outcome, Summary};
-use crate::toolchain::packages::{self, Purpose};
-use crate::toolchain::{BuildArgs, Paths, Progress, ensure_built};
+use egress_toolchain::packages::{self, Purpose};
+use egress_toolchain::{BuildArgs, Paths, Progress, ensure_built};
 
 /// The binary and the test in it.
 const BINARY: &str = "kernel_programs";

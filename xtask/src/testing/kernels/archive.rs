@@ -13,7 +13,7 @@ use std::process::Command;
 use anyhow::{Context, Result};
 
 use super::image::libraries;
-use crate::toolchain::{output, packages};
+use egress_toolchain::{output, packages};
 
 const FOLDER: u32 = 0o040_755;
 const PROGRAM: u32 = 0o100_755;

@@ -9,7 +9,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::toolchain::{Paths, Progress, debs, output};
+use egress_toolchain::{Paths, Progress, debs, output};
 
 /// What the tests use and the kernel may have as a module. What it has built in is in none of its files.
 const WANTED: [&str; 9] =

@@ -35,9 +35,9 @@ use anyhow::{Context, Result, bail};
 
 use super::cargo_tests::{self, DATAPLANE, FILTERS, SAME_BY_FILTERS};
 use super::summary::{Outcome, Summary};
-use crate::toolchain::packages::{self, Purpose};
-use crate::toolchain::{BuildArgs, Paths, Progress, ensure_built, output};
 use archive::Archive;
+use egress_toolchain::packages::{self, Purpose};
+use egress_toolchain::{BuildArgs, Paths, Progress, ensure_built, output};
 pub(crate) use guest::run as run_guest;
 use image::Image;
 use plan::{MODULES, PLAN, PROGRAMS, Plan, Suite};

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-use crate::toolchain::{Paths, Progress, debs, packages};
+use egress_toolchain::{Paths, Progress, debs, packages};
 
 const PROGRAM: &str = "qemu-system-x86_64";
 const PACKAGES: [&str; 1] = ["qemu-system-x86"];

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 
 use super::table::Mutation;
-use crate::toolchain::Paths;
+use egress_toolchain::Paths;
 
 /// What the object and the agent's own tests are built from.
 const FOLDERS: [&str; 6] = ["crates", "egress-common", "egress-ebpf", "egress-agent", "fuzz", "deploy"];

@@ -29,9 +29,9 @@ use clap::Args;
 
 use super::cargo_tests;
 use super::part::Part;
-use crate::toolchain::packages::{self, Purpose};
-use crate::toolchain::{BuildArgs, Paths, Progress, build_object_of, ensure_built};
 use copy::Copy;
+use egress_toolchain::packages::{self, Purpose};
+use egress_toolchain::{BuildArgs, Paths, Progress, build_object_of, ensure_built};
 use table::{MutatedPart, Mutation};
 use trial::End;
 

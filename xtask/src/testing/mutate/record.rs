@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 
 use super::table::{self, MutatedPart, Mutation};
 use super::{Fate, count};
-use crate::toolchain::Paths;
+use egress_toolchain::Paths;
 
 /// Below the clone.
 const FOLDER: &str = "docs/mutations";

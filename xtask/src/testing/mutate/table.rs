@@ -355,7 +355,7 @@ mod tests {
 
     use super::*;
     use crate::testing::mutate::copy::mutated;
-    use crate::toolchain::Paths;
+    use egress_toolchain::Paths;
 
     #[test]
     fn every_text_is_in_its_file_exactly_once() {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use crate::toolchain::{Paths, cargo};
+use egress_toolchain::{Paths, cargo};
 
 /// Read by egress-agent/tests/kernel_programs/object.rs.
 const VARIABLE: &str = "EGRESS_TEST_OBJECT";

@@ -1,0 +1,120 @@
+//! The query parameters of a request, each with its type.
+
+use super::status::{ApiError, Cause};
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum FieldValidation {
+    Ignore,
+    #[default]
+    Warn,
+    Strict,
+}
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct Query {
+    pub label_selector: String,
+    pub field_selector: String,
+    pub limit: Option<usize>,
+    pub continue_from: String,
+    /// None: not given, which asks for the latest state.
+    pub resource_version: Option<u64>,
+    pub resource_version_match: String,
+    pub watch: bool,
+    pub bookmarks: bool,
+    pub send_initial_events: Option<bool>,
+    pub timeout_secs: Option<u64>,
+    pub dry_run: bool,
+    pub field_manager: String,
+    pub field_validation: FieldValidation,
+    pub force: bool,
+    pub include_object: String,
+}
+
+impl Query {
+    pub(super) fn parse(pairs: &[(String, String)]) -> Result<Self, ApiError> {
+        let mut query = Self::default();
+        for (name, value) in pairs {
+            match name.as_str() {
+                "labelSelector" => query.label_selector.clone_from(value),
+                "fieldSelector" => query.field_selector.clone_from(value),
+                "limit" => query.limit = number(name, value)?.filter(|&limit| limit > 0),
+                "continue" => query.continue_from.clone_from(value),
+                "resourceVersion" => query.resource_version = number(name, value)?,
+                "resourceVersionMatch" => query.resource_version_match.clone_from(value),
+                "watch" => query.watch = flag(value),
+                "allowWatchBookmarks" => query.bookmarks = flag(value),
+                "sendInitialEvents" => query.send_initial_events = Some(flag(value)),
+                "timeoutSeconds" => query.timeout_secs = number(name, value)?,
+                "dryRun" => query.dry_run = dry_run(value)?,
+                "fieldManager" => query.field_manager.clone_from(value),
+                "fieldValidation" => query.field_validation = field_validation(value)?,
+                "force" => query.force = flag(value),
+                "includeObject" => query.include_object.clone_from(value),
+                _ => {}
+            }
+        }
+        query.check()?;
+        Ok(query)
+    }
+
+    fn check(&self) -> Result<(), ApiError> {
+        const MATCH: &str = "resourceVersionMatch";
+        let forbidden =
+            |field: &str, why: &str| Err(ApiError::invalid_options("ListOptions", Cause::forbidden(field, why)));
+        match (self.send_initial_events, self.resource_version_match.as_str()) {
+            (Some(_), _) if !self.watch => forbidden("sendInitialEvents", "sendInitialEvents is forbidden for list"),
+            (Some(_), other) if other != "NotOlderThan" => {
+                forbidden(MATCH, "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan")
+            }
+            (Some(true), _) if !self.bookmarks => {
+                forbidden("allowWatchBookmarks", "sendInitialEvents requires setting allowWatchBookmarks to true")
+            }
+            (None, "") => Ok(()),
+            (None, _) if self.watch => {
+                forbidden(MATCH, "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided")
+            }
+            (None, "Exact" | "NotOlderThan") if self.resource_version.is_none() => {
+                forbidden(MATCH, "resourceVersionMatch is forbidden unless resourceVersion is provided")
+            }
+            (None, "Exact") if self.resource_version == Some(0) => {
+                forbidden(MATCH, "resourceVersionMatch \"exact\" is forbidden for resourceVersion \"0\"")
+            }
+            (_, "Exact" | "NotOlderThan") => Ok(()),
+            (_, other) => Err(unsupported("ListOptions", MATCH, other, "\"Exact\", \"NotOlderThan\"")),
+        }
+    }
+}
+
+fn unsupported(options: &str, field: &str, value: &str, supported: &str) -> ApiError {
+    let message = format!("Unsupported value: {value:?}: supported values: {supported}");
+    ApiError::invalid_options(options, Cause { field: field.to_owned(), reason: "FieldValueNotSupported", message })
+}
+
+fn flag(value: &str) -> bool {
+    !matches!(value, "0" | "false" | "False" | "FALSE")
+}
+
+fn number<N: std::str::FromStr>(name: &str, value: &str) -> Result<Option<N>, ApiError> {
+    if value.is_empty() {
+        return Ok(None);
+    }
+    let unreadable = |_| ApiError::bad_request(format!("{name}: Invalid value: {value:?}"));
+    value.parse().map(Some).map_err(unreadable)
+}
+
+pub(super) fn dry_run(value: &str) -> Result<bool, ApiError> {
+    match value {
+        "" => Ok(false),
+        "All" => Ok(true),
+        other => Err(unsupported("PatchOptions", "dryRun", other, "\"All\"")),
+    }
+}
+
+fn field_validation(value: &str) -> Result<FieldValidation, ApiError> {
+    match value {
+        "Ignore" => Ok(FieldValidation::Ignore),
+        "" | "Warn" => Ok(FieldValidation::Warn),
+        "Strict" => Ok(FieldValidation::Strict),
+        other => Err(unsupported("PatchOptions", "fieldValidation", other, "\"Ignore\", \"Strict\", \"Warn\"")),
+    }
+}

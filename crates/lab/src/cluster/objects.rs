@@ -1,0 +1,138 @@
+//! The objects of a cluster that the lab stands for, as its kubelets and OVN-Kubernetes would have written them.
+//! Pure: numbers and pods in, JSON out.
+
+use serde_json::{Value, json};
+
+use crate::Pod;
+use crate::topology::addresses::{Dual, NodeNumber};
+use crate::topology::quirks::Cni;
+
+/// A node as a cloud's or kubeadm's controllers leave it: what OVN-Kubernetes would have said of it is not there.
+fn bare_node(number: NodeNumber) -> Value {
+    json!({
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {
+            "name": number.name(),
+            "labels": {"kubernetes.io/hostname": number.name(), "kubernetes.io/os": "linux"},
+        },
+        "spec": {"podCIDR": number.pod_subnet_v4(), "podCIDRs": [number.pod_subnet_v4(), number.pod_subnet_v6()]},
+    })
+}
+
+pub fn node(number: NodeNumber, cni: Cni) -> Value {
+    let bare = bare_node(number);
+    if cni == Cni::Bridge {
+        return bare;
+    }
+    let own = number.address();
+    let (v4, v6) = (format!("{}/16", own.v4), format!("{}/64", own.v6));
+    let primary = json!({"ipv4": v4, "ipv6": v6});
+    let subnets = json!({"default": [number.pod_subnet_v4(), number.pod_subnet_v6()]});
+    let mut node = bare;
+    node["metadata"]["annotations"] = json!({
+        "k8s.ovn.org/node-primary-ifaddr": primary.to_string(),
+        "k8s.ovn.org/host-cidrs": json!([v4, v6]).to_string(),
+        "k8s.ovn.org/node-subnets": subnets.to_string(),
+    });
+    node
+}
+
+/// A merge patch of a node's status.
+pub fn node_status(number: NodeNumber, ready: bool) -> Value {
+    let own = number.address();
+    // A node that fell silent is "Unknown", not "False": nobody is left there to say no.
+    let (status, reason) = if ready { ("True", "KubeletReady") } else { ("Unknown", "NodeStatusUnknown") };
+    json!({"status": {
+        "addresses": [
+            {"type": "InternalIP", "address": own.v4},
+            {"type": "InternalIP", "address": own.v6},
+            {"type": "Hostname", "address": number.name()},
+        ],
+        "conditions": [condition("Ready", status, reason)],
+    }})
+}
+
+fn condition(kind: &str, status: &str, reason: &str) -> Value {
+    let now = jiff::Timestamp::now().round(jiff::Unit::Second).unwrap_or_else(|_| jiff::Timestamp::now()).to_string();
+    json!({
+        "type": kind, "status": status, "reason": reason, "message": "",
+        "lastHeartbeatTime": now, "lastTransitionTime": now,
+    })
+}
+
+/// A namespace; `house=<name>` is what the story's manifests select by.
+pub fn namespace(name: &str) -> Value {
+    json!({
+        "apiVersion": "v1",
+        "kind": "Namespace",
+        "metadata": {"name": name, "labels": {"kubernetes.io/metadata.name": name, "house": name}},
+    })
+}
+
+pub fn service_account(namespace: &str) -> Value {
+    json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default", "namespace": namespace}})
+}
+
+pub fn pod(pod: &Pod) -> Value {
+    let annotations = match pod.cni {
+        Cni::Ovn => json!({"k8s.ovn.org/pod-networks": pod_networks(pod.node, pod.addresses).to_string()}),
+        Cni::Bridge => json!({}),
+    };
+    json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": pod.name,
+            "namespace": pod.namespace,
+            "labels": pod.labels,
+            "annotations": annotations,
+        },
+        "spec": {
+            "nodeName": pod.node.name(),
+            "automountServiceAccountToken": false,
+            "containers": [{"name": "shell", "image": "lab/none"}],
+        },
+    })
+}
+
+fn pod_networks(node: NodeNumber, own: Dual) -> Value {
+    let router = node.router();
+    json!({"default": {
+        "ip_addresses": [format!("{}/24", own.v4), format!("{}/64", own.v6)],
+        "gateway_ips": [router.v4, router.v6],
+        "role": "primary",
+    }})
+}
+
+/// A merge patch of a pod's status: running, with both addresses.
+pub fn pod_status(pod: &Pod) -> Value {
+    let host = pod.node.address();
+    json!({"status": {
+        "phase": "Running",
+        "hostIP": host.v4,
+        "hostIPs": [{"ip": host.v4}, {"ip": host.v6}],
+        "podIP": pod.addresses.v4,
+        "podIPs": [{"ip": pod.addresses.v4}, {"ip": pod.addresses.v6}],
+        "conditions": [{"type": "Ready", "status": "True"}],
+        "containerStatuses": [{
+            "name": "shell", "image": "lab/none", "imageID": "", "ready": true, "started": true, "restartCount": 0,
+            "state": {"running": {}},
+        }],
+    }})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn annotations_are_json_in_strings() {
+        let object = node(NodeNumber::new(1).expect("one is a node"), Cni::Ovn);
+        let annotation = object.pointer("/metadata/annotations/k8s.ovn.org~1node-subnets").and_then(Value::as_str);
+        assert_eq!(annotation, Some(r#"{"default":["10.244.1.0/24","fd00:10:244:1::/64"]}"#));
+        let annotation = object.pointer("/metadata/annotations/k8s.ovn.org~1node-primary-ifaddr");
+        let text = r#"{"ipv4":"172.18.0.2/16","ipv6":"fd00:172:18::2/64"}"#;
+        assert_eq!(annotation.and_then(Value::as_str), Some(text));
+    }
+}

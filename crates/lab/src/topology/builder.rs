@@ -1,0 +1,262 @@
+//! Building a lab: what it shall be like, then the order in which it comes up.
+//!
+//! Claim a prefix, write down and make all namespaces, run the scripts of [`super::topology`], mount the bpffs, add
+//! the services. A failure on the way drops the half-built lab, which tears itself down.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, ensure};
+use nix::mount::{MsFlags, mount};
+
+use super::addresses::{self as plan, NodeNumber};
+use super::ledger::{Ledger, Prefix, Resource};
+use super::netns::Netns;
+use super::quirks::Quirks;
+use super::script::{self, Script};
+use super::signals;
+use super::{self as topology, NodePlan, World};
+use crate::traffic::server::HTTP_PORT;
+use crate::{Lab, Node, Pod, Service};
+
+/// A pod to be: where it runs and what Kubernetes will know about it.
+#[derive(Debug, Clone)]
+pub struct PodSpec {
+    pub name: String,
+    pub namespace: String,
+    pub labels: BTreeMap<String, String>,
+    /// Index of the node, from 0.
+    pub node: usize,
+}
+
+/// What the lab shall be like.
+pub struct LabBuilder {
+    prefix: Prefix,
+    nodes: usize,
+    pods: Vec<PodSpec>,
+    quirks: Box<dyn Fn(usize) -> Quirks>,
+    second_network: bool,
+    server_checksum_offload: bool,
+    logs: Option<PathBuf>,
+}
+
+impl Default for LabBuilder {
+    /// Three nodes without pods, with the mixture of quirks, named by the process.
+    fn default() -> Self {
+        Self {
+            prefix: Prefix::OfProcess,
+            nodes: 3,
+            pods: Vec::new(),
+            quirks: Box::new(Quirks::mixed),
+            second_network: false,
+            server_checksum_offload: true,
+            logs: None,
+        }
+    }
+}
+
+impl LabBuilder {
+    /// A prefix that people can type; a number is added while another lab has it.
+    pub fn readable_prefix(mut self, prefix: &str) -> Self {
+        self.prefix = Prefix::Readable(prefix.to_owned());
+        self
+    }
+
+    pub fn nodes(mut self, nodes: usize) -> Self {
+        self.nodes = nodes;
+        self
+    }
+
+    /// So many pods on each node, in namespace `default`: `pod1-1` is the first pod of node 1.
+    pub fn pods_per_node(mut self, pods: usize) -> Self {
+        for node in 0..self.nodes {
+            self.pods.extend((1..=pods).map(|place| PodSpec {
+                name: format!("pod{}-{place}", node + 1),
+                namespace: "default".to_owned(),
+                labels: BTreeMap::new(),
+                node,
+            }));
+        }
+        self
+    }
+
+    pub fn pod(mut self, pod: PodSpec) -> Self {
+        self.pods.push(pod);
+        self
+    }
+
+    /// The quirks of each node, by its index from 0.
+    pub fn quirks(mut self, quirks: impl Fn(usize) -> Quirks + 'static) -> Self {
+        self.quirks = Box::new(quirks);
+        self
+    }
+
+    /// A second network (10.10.10.0/24) with its own outside.
+    pub fn second_network(mut self) -> Self {
+        self.second_network = true;
+        self
+    }
+
+    /// The outside server computes checksums itself, so that answers are complete on the wire.
+    pub fn server_without_checksum_offload(mut self) -> Self {
+        self.server_checksum_offload = false;
+        self
+    }
+
+    /// Logs go here and stay; without this they go with the lab.
+    pub fn keep_logs(mut self, folder: PathBuf) -> Self {
+        self.logs = Some(folder);
+        self
+    }
+
+    pub fn start(self) -> Result<Lab> {
+        signals::tear_down_on_signal()?;
+        let lab = self.plan()?;
+        lab.build(self.server_checksum_offload)?;
+        Ok(lab)
+    }
+
+    fn plan(&self) -> Result<Lab> {
+        ensure!(self.nodes > 0, "a lab needs a node");
+        let numbers = (1..=self.nodes).map(NodeNumber::new).collect::<Result<Vec<_>>>()?;
+        ensure!(self.pods.iter().all(|pod| pod.node < self.nodes), "a pod names a node that the lab has not");
+        let ledger = Ledger::claim(self.prefix.clone())?;
+        let netns = |role: &str| Netns::new(ledger.prefix(), role);
+        let node = |number: &NodeNumber| {
+            let host = netns(&number.name());
+            let router = netns(&format!("r{}", number.index() + 1));
+            let bpffs = ledger.folder().join("bpf").join(number.name());
+            let socket = ledger.folder().join(format!("{}.sock", number.name()));
+            Node { number: *number, host, router, quirks: (self.quirks)(number.index()), bpffs, socket }
+        };
+        let nodes: Vec<Node> = numbers.iter().map(node).collect();
+        let pods = plan_pods(&self.pods, &nodes, &netns)?;
+        let world = outside(&netns);
+        let second = self.second_network.then(|| second_outside(&netns));
+        let logs = self.logs.clone().unwrap_or_else(|| ledger.folder().join("logs"));
+        Ok(Lab { nodes, pods, world, second, overlay: netns("ovl"), logs, ledger })
+    }
+}
+
+fn plan_pods(specs: &[PodSpec], nodes: &[Node], netns: &dyn Fn(&str) -> Netns) -> Result<Vec<Pod>> {
+    let mut used = vec![0; nodes.len()];
+    let mut pods = Vec::with_capacity(specs.len());
+    for spec in specs {
+        let place = used[spec.node];
+        used[spec.node] += 1;
+        pods.push(Pod {
+            name: spec.name.clone(),
+            namespace: spec.namespace.clone(),
+            labels: spec.labels.clone(),
+            node: nodes[spec.node].number,
+            addresses: nodes[spec.node].number.pod(place, nodes[spec.node].quirks.cni)?,
+            cni: nodes[spec.node].quirks.cni,
+            netns: netns(&spec.name),
+        });
+    }
+    Ok(pods)
+}
+
+fn outside(netns: &dyn Fn(&str) -> Netns) -> World {
+    World {
+        lan: netns("lan"),
+        ext: netns("ext"),
+        server: netns("server"),
+        on_lan: plan::EXT,
+        lan_lengths: (16, 64),
+        behind: plan::EXT_BEHIND,
+        address: plan::SERVER,
+    }
+}
+
+fn second_outside(netns: &dyn Fn(&str) -> Netns) -> World {
+    World {
+        lan: netns("lan2"),
+        ext: netns("ext2"),
+        server: netns("server2"),
+        on_lan: plan::EXT2,
+        lan_lengths: (24, 64),
+        behind: plan::EXT2_BEHIND,
+        address: plan::SERVER2,
+    }
+}
+
+impl Lab {
+    fn build(&self, server_checksum_offload: bool) -> Result<()> {
+        std::fs::create_dir_all(&self.logs)?;
+        let scripts = self.scripts(server_checksum_offload)?;
+        let namespaces: Vec<Netns> = scripts.iter().map(|script| script.netns.clone()).collect();
+        self.ledger.make_namespaces(&namespaces)?;
+        script::execute(&scripts)?;
+        self.mount_bpffs()?;
+        self.publish_service()
+    }
+
+    fn scripts(&self, server_checksum_offload: bool) -> Result<Vec<Script>> {
+        let numbers: Vec<NodeNumber> = self.nodes.iter().map(|node| node.number).collect();
+        let mut ports: Vec<String> = numbers.iter().map(|number| topology::port_of(*number)).collect();
+        let mut scripts = vec![topology::bridge(&self.overlay, &ports)];
+        ports.push("ext".to_owned());
+        for world in std::iter::once(&self.world).chain(&self.second) {
+            scripts.push(topology::bridge(&world.lan, &ports));
+            scripts.extend(topology::world(world, server_checksum_offload));
+        }
+        let lan2 = self.second.as_ref().map(|world| &world.lan);
+        for node in &self.nodes {
+            let node_plan = self.node_plan(node);
+            let others: Vec<NodeNumber> = numbers.iter().copied().filter(|other| *other != node.number).collect();
+            scripts.push(topology::host(&node_plan, &others, &self.world.lan, lan2));
+            scripts.push(topology::router(&node_plan, &self.overlay, &others));
+            let pods = node_plan.pods.iter().enumerate();
+            scripts.extend(pods.map(|(place, (netns, own))| topology::pod(&node_plan, place, netns, *own)));
+        }
+        Ok(scripts)
+    }
+
+    pub fn node_plan(&self, node: &Node) -> NodePlan {
+        let pods = self.pods.iter().filter(|pod| pod.node == node.number);
+        NodePlan {
+            number: node.number,
+            host: node.host.clone(),
+            router: node.router.clone(),
+            quirks: node.quirks.clone(),
+            pods: pods.map(|pod| (pod.netns.clone(), pod.addresses)).collect(),
+        }
+    }
+
+    /// One bpffs of the lab's own, with a folder for each node's agent.
+    fn mount_bpffs(&self) -> Result<()> {
+        let point = self.ledger.folder().join("bpf");
+        std::fs::create_dir_all(&point)?;
+        self.ledger.make(vec![Resource::Mount(point.clone())], || {
+            mount(Some("bpf"), &point, Some("bpf"), MsFlags::empty(), None::<&str>).context("cannot mount a bpffs")
+        })?;
+        for node in &self.nodes {
+            std::fs::create_dir(&node.bpffs)?;
+        }
+        Ok(())
+    }
+
+    /// The lab's service: its ClusterIP leads to the first pod of all, a node's NodePort to the first pod there.
+    fn publish_service(&self) -> Result<()> {
+        let Some(backend) = self.pods.first() else { return Ok(()) };
+        for node in self.nodes.iter().filter(|node| node.quirks.service_proxy) {
+            let mut services = Vec::new();
+            for front in plan::SERVICE.both() {
+                let backend = SocketAddr::new(backend.addresses.towards(front), HTTP_PORT);
+                services.push(Service { front: SocketAddr::new(front, 80), protocol: "tcp", backend });
+            }
+            if let Some(local) = self.pods.iter().find(|pod| pod.node == node.number) {
+                services.extend(node.number.address().both().map(|front| node_port(front, local)));
+            }
+            node.add_services(&services)?;
+        }
+        Ok(())
+    }
+}
+
+fn node_port(front: IpAddr, pod: &Pod) -> Service {
+    let backend = SocketAddr::new(pod.addresses.towards(front), HTTP_PORT);
+    Service { front: SocketAddr::new(front, plan::NODE_PORT), protocol: "tcp", backend }
+}

@@ -1,0 +1,142 @@
+//! The nft rules of a host: the CNI's masquerade, which every node has, and the quirks that some have. Pure text.
+//!
+//! The tables bear the names of those who would own them on a real node, so that a person who lists the ruleset
+//! sees whose rule counted a packet.
+
+use std::net::{IpAddr, SocketAddr};
+
+use super::addresses::{self as plan, NodeNumber};
+use super::quirks::{Cni, Quirks};
+use super::{UPLINK, management_port};
+
+/// The mark of a selected pod's packet to another node's address (design section 9).
+const NODE_MARK: &str = "0x3f0";
+
+pub fn host(number: NodeNumber, quirks: &Quirks) -> String {
+    let mut rules = masquerade(number, quirks);
+    let management = management_port(quirks.cni);
+    if quirks.service_proxy {
+        rules.push_str(&service_proxy(management));
+    }
+    if quirks.drop_invalid {
+        rules.push_str(DROP_INVALID);
+    }
+    if quirks.stateful_forward {
+        rules.push_str(&stateful_forward(management));
+    }
+    rules
+}
+
+fn masquerade(number: NodeNumber, quirks: &Quirks) -> String {
+    let spares_mark = quirks.masquerade_spares_mark;
+    let mut spare = if spares_mark { format!("    meta mark {NODE_MARK} counter return\n") } else { String::new() };
+    // What goes to pods of other nodes leaves by the uplink here.
+    if quirks.cni == Cni::Bridge {
+        spare += &format!("    ip daddr {} return\n    ip6 daddr {} return\n", plan::CLUSTER_V4, plan::CLUSTER_V6);
+    }
+    format!(
+        "table inet cni {{
+  chain postrouting {{
+    type nat hook postrouting priority srcnat; policy accept;
+{spare}    oifname \"{UPLINK}\" ip saddr {v4} counter masquerade
+    oifname \"{UPLINK}\" ip6 saddr {v6} counter masquerade
+  }}
+}}
+",
+        v4 = number.pod_subnet_v4(),
+        v6 = number.pod_subnet_v6(),
+    )
+}
+
+/// Services are map entries, added by [`service`]. What a pod sends to a ClusterIP comes back into the pod network by
+/// mp0; it gets the node's address there, or the answer would go past the translation.
+fn service_proxy(management: &str) -> String {
+    format!(
+        "table inet kube-proxy {{
+  map services4 {{ type ipv4_addr . inet_proto . inet_service : ipv4_addr . inet_service; }}
+  map services6 {{ type ipv6_addr . inet_proto . inet_service : ipv6_addr . inet_service; }}
+  chain services {{
+    dnat ip to ip daddr . meta l4proto . th dport map @services4
+    dnat ip6 to ip6 daddr . meta l4proto . th dport map @services6
+  }}
+  chain prerouting {{
+    type nat hook prerouting priority dstnat; policy accept;
+    jump services
+  }}
+  chain output {{
+    type nat hook output priority -100; policy accept;
+    jump services
+  }}
+  chain postrouting {{
+    type nat hook postrouting priority srcnat; policy accept;
+    oifname \"{management}\" ip saddr {pods4} ct status dnat masquerade
+    oifname \"{management}\" ip6 saddr {pods6} ct status dnat masquerade
+  }}
+}}
+",
+        pods4 = plan::CLUSTER_V4,
+        pods6 = plan::CLUSTER_V6,
+    )
+}
+
+const DROP_INVALID: &str = "table inet kube-proxy-filter {
+  chain forward_invalid {
+    type filter hook forward priority filter; policy accept;
+    ct state invalid counter drop
+  }
+}
+";
+
+fn stateful_forward(management: &str) -> String {
+    format!(
+        "table inet host-firewall {{
+  chain forward_stateful {{
+    type filter hook forward priority filter + 10; policy drop;
+    ct state established,related counter accept
+    iifname \"{management}\" ct state new counter accept
+    ct status dnat counter accept
+    counter
+  }}
+}}
+"
+    )
+}
+
+/// The `nft` line that makes `front` (a ClusterIP, or a node's address with a NodePort) lead to `backend`.
+pub fn service(front: SocketAddr, protocol: &str, backend: SocketAddr) -> String {
+    let map = match front.ip() {
+        IpAddr::V4(_) => "services4",
+        IpAddr::V6(_) => "services6",
+    };
+    format!(
+        "add element inet kube-proxy {map} {{ {} . {protocol} . {} : {} . {} }}",
+        front.ip(),
+        front.port(),
+        backend.ip(),
+        backend.port()
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node() -> NodeNumber {
+        NodeNumber::new(2).expect("two is a node")
+    }
+
+    #[test]
+    fn every_node_masquerades_and_only_some_spare_the_mark() {
+        let spares = host(node(), &Quirks { masquerade_spares_mark: true, ..Quirks::default() });
+        let plain = host(node(), &Quirks::default());
+        assert!(spares.contains("masquerade") && plain.contains("masquerade"));
+        assert!(spares.contains(NODE_MARK) && !plain.contains(NODE_MARK));
+    }
+
+    #[test]
+    fn a_service_goes_into_the_map_of_its_family() {
+        let line =
+            service("[fd00:10:96::80]:80".parse().expect("front"), "tcp", "[fd00::1]:8080".parse().expect("end"));
+        assert_eq!(line, "add element inet kube-proxy services6 { fd00:10:96::80 . tcp . 80 : fd00::1 . 8080 }");
+    }
+}

@@ -1,0 +1,267 @@
+//! What a lab has made, written down before it is made, so that nothing is ever left behind.
+//!
+//! `/run/egress-lab/` holds per lab a ledger `<prefix>.json` and a folder `<prefix>/` (bpffs, logs, kubeconfigs).
+//! The owner keeps a lock (`flock`) on its ledger: the kernel drops the lock with the owner, however that dies, so
+//! "the lock can be taken" means "nobody owns this any more" and needs no comparison of pids. The pid and its start
+//! time are in the file for people.
+//!
+//! Order: an entry is on disk before the thing exists; the ledger goes last, after everything in it. Hence a crash
+//! at any point leaves a ledger that names at least all there is, and the next lab on the machine removes it.
+//! Processes need no entry: each carries the mark ([`super::netns::MARK`]) from its first instruction on.
+//!
+//! The folder itself is locked while labs come and go, so that two of them never remove each other's ground.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+
+use anyhow::{Context, Result, bail};
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg};
+use serde::{Deserialize, Serialize};
+
+use super::netns::{self, Netns};
+use super::teardown;
+
+/// Where all labs of the machine keep their ledgers.
+pub const GROUND: &str = "/run/egress-lab";
+
+/// One thing that does not vanish with its owner.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Resource {
+    /// A namespace under `ip netns`, with all that is inside.
+    Namespace(String),
+    /// A mount, by its mount point.
+    Mount(PathBuf),
+    /// A control group of this name in each hierarchy, with all below it.
+    Cgroup(String),
+}
+
+/// A ledger's content.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Record {
+    pub prefix: String,
+    pub pid: u32,
+    pub started: u64,
+    pub made: BTreeSet<Resource>,
+}
+
+struct Open {
+    record: Record,
+    file: Flock<File>,
+    closed: bool,
+}
+
+/// The ledger of a lab that this process owns.
+pub struct Ledger {
+    prefix: String,
+    open: Mutex<Open>,
+}
+
+impl Ledger {
+    /// Takes a prefix that no living lab uses, after removing what dead labs left.
+    pub fn claim(wish: Prefix) -> Result<Arc<Self>> {
+        let ground = Ground::lock()?;
+        ground.recover()?;
+        for attempt in 0..1000 {
+            let prefix = wish.candidate(attempt);
+            let Some(file) = create_locked(&ledger_path(&prefix))? else { continue };
+            let pid = std::process::id();
+            let record = Record { prefix: prefix.clone(), pid, started: start_time(pid), made: BTreeSet::new() };
+            let open = Mutex::new(Open { record, file, closed: false });
+            let ledger = Arc::new(Self { prefix, open });
+            ledger.lock().save()?;
+            fs::create_dir_all(ledger.folder())?;
+            remember(&ledger);
+            return Ok(ledger);
+        }
+        bail!("no free prefix for a lab under {GROUND}");
+    }
+
+    pub fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
+    /// The lab's own folder; it goes with the lab.
+    pub fn folder(&self) -> PathBuf {
+        Path::new(GROUND).join(&self.prefix)
+    }
+
+    /// Writes `things` down, then makes them. Refused once the teardown has begun.
+    pub fn make<T>(&self, things: Vec<Resource>, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        let mut open = self.lock();
+        if open.closed {
+            bail!("the lab {} is being torn down", self.prefix);
+        }
+        open.record.made.extend(things);
+        open.save()?;
+        work()
+    }
+
+    /// Removes everything that is written down, then the ledger. Errors are collected; a second call does nothing.
+    pub fn tear_down(&self) -> Result<()> {
+        let mut open = self.lock();
+        if open.closed {
+            return Ok(());
+        }
+        open.closed = true;
+        let ground = Ground::lock()?;
+        ground.remove(&open.record)?;
+        teardown::leave_ground(Path::new(GROUND))
+    }
+
+    /// Makes namespaces, with the ground locked: the mount that `ip netns` keeps names on is shared with other labs.
+    pub fn make_namespaces(&self, namespaces: &[Netns]) -> Result<()> {
+        let names = namespaces.iter().map(|namespace| Resource::Namespace(namespace.name().to_owned()));
+        self.make(names.collect(), || {
+            let _ground = Ground::lock()?;
+            teardown::note_names_mount(Path::new(GROUND))?;
+            let mut command = netns::marked(&self.prefix, "ip");
+            command.args(["-batch", "-"]);
+            let lines: Vec<String> = namespaces.iter().map(|one| format!("netns add {}\n", one.name())).collect();
+            netns::feed(command, &lines.concat()).context("cannot make the lab's namespaces")
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Open> {
+        // A panic while the lock was held leaves at worst a thing written down that was not made.
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Open {
+    fn save(&mut self) -> Result<()> {
+        // The file is replaced in place: its inode carries the lock. A torn write is read as "unknown content",
+        // so the new text goes down in one write, and it only ever grows.
+        let text = serde_json::to_vec(&self.record)?;
+        let file: &File = &self.file;
+        std::os::unix::fs::FileExt::write_all_at(file, &text, 0).context("cannot write the lab's ledger")?;
+        Ok(())
+    }
+}
+
+/// How a lab wants to be called.
+#[derive(Debug, Clone)]
+pub enum Prefix {
+    /// This name, or with a number behind it while another lab has it: for labs that people type commands for.
+    Readable(String),
+    /// Unique by the process: for tests, which stand side by side.
+    OfProcess,
+}
+
+impl Prefix {
+    fn candidate(&self, attempt: u32) -> String {
+        match self {
+            Self::Readable(name) if attempt == 0 => name.clone(),
+            Self::Readable(name) => format!("{name}{}", attempt + 1),
+            Self::OfProcess => format!("t{}-{attempt}", std::process::id()),
+        }
+    }
+}
+
+/// The folder of all ledgers, locked.
+struct Ground {
+    _lock: Flock<File>,
+}
+
+impl Ground {
+    fn lock() -> Result<Self> {
+        loop {
+            fs::create_dir_all(GROUND).with_context(|| format!("cannot make {GROUND}: a lab needs root"))?;
+            let folder = File::open(GROUND)?;
+            let lock = Flock::lock(folder, FlockArg::LockExclusive)
+                .map_err(|(_file, errno)| errno)
+                .with_context(|| format!("cannot lock {GROUND}"))?;
+            // The last lab to leave removes the folder: a lock on a removed one is worth nothing.
+            if fs::metadata(GROUND).is_ok_and(|now| lock.metadata().is_ok_and(|own| own.ino() == now.ino())) {
+                return Ok(Self { _lock: lock });
+            }
+        }
+    }
+
+    /// Removes what dead labs left; living ones hold their lock and stay.
+    fn recover(&self) -> Result<()> {
+        for entry in fs::read_dir(GROUND)? {
+            let path = entry?.path();
+            if path.extension().is_none_or(|extension| extension != "json") {
+                continue;
+            }
+            let file = OpenOptions::new().read(true).write(true).open(&path)?;
+            let Ok(lock) = Flock::lock(file, FlockArg::LockExclusiveNonblock) else { continue };
+            let record = read_record(&path);
+            eprintln!("lab: removing what a dead run left (prefix {}, pid {})", record.prefix, record.pid);
+            self.remove(&record)?;
+            drop(lock);
+        }
+        Ok(())
+    }
+
+    fn remove(&self, record: &Record) -> Result<()> {
+        teardown::remove(record, &Path::new(GROUND).join(&record.prefix))?;
+        match fs::remove_file(ledger_path(&record.prefix)) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Reads a dead lab's ledger. One that was never written yet owns nothing but its mark and its folder.
+fn read_record(path: &Path) -> Record {
+    let written = fs::read(path).ok().and_then(|text| serde_json::from_slice(&text).ok());
+    written.unwrap_or_else(|| Record {
+        prefix: path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default(),
+        pid: 0,
+        started: 0,
+        made: BTreeSet::new(),
+    })
+}
+
+fn ledger_path(prefix: &str) -> PathBuf {
+    Path::new(GROUND).join(format!("{prefix}.json"))
+}
+
+/// Creates and locks a ledger; `None` when a lab of that name lives.
+fn create_locked(path: &Path) -> Result<Option<Flock<File>>> {
+    let mut file = match OpenOptions::new().write(true).create_new(true).open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => return Ok(None),
+        Err(error) => return Err(error).with_context(|| format!("cannot make {}", path.display())),
+    };
+    file.flush()?;
+    match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+        Ok(lock) => Ok(Some(lock)),
+        Err((_file, Errno::EWOULDBLOCK)) => Ok(None),
+        Err((_file, errno)) => Err(errno).context("cannot lock the lab's ledger"),
+    }
+}
+
+/// The kernel's start time of a process in clock ticks since boot: field 22 of its stat line.
+fn start_time(pid: u32) -> u64 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let after_name = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
+    after_name.split_whitespace().nth(19).and_then(|ticks| ticks.parse().ok()).unwrap_or(0)
+}
+
+fn living() -> &'static Mutex<Vec<Weak<Ledger>>> {
+    static LIVING: OnceLock<Mutex<Vec<Weak<Ledger>>>> = OnceLock::new();
+    LIVING.get_or_init(Mutex::default)
+}
+
+fn remember(ledger: &Arc<Ledger>) {
+    let mut living = living().lock().unwrap_or_else(PoisonError::into_inner);
+    living.retain(|entry| entry.strong_count() > 0);
+    living.push(Arc::downgrade(ledger));
+}
+
+/// Tears down every lab of this process: what a signal does.
+pub fn tear_down_all() -> Vec<anyhow::Error> {
+    let ledgers: Vec<Arc<Ledger>> = {
+        let living = living().lock().unwrap_or_else(PoisonError::into_inner);
+        living.iter().filter_map(Weak::upgrade).collect()
+    };
+    ledgers.iter().filter_map(|ledger| ledger.tear_down().err()).collect()
+}

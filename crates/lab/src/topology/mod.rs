@@ -1,0 +1,330 @@
+//! The shape of the lab as scripts, one per namespace.
+//!
+//! ```text
+//!                server (198.51.100.10)                      server2 (203.0.113.10)
+//!                   |                                            |
+//!                  ext (172.18.0.1)                            ext2 (10.10.10.1)
+//!                   |                                            |
+//!   lan: br0 =======+=========================           lan2: br0 ===== (only with the second network)
+//!          |                 |
+//!        breth0            breth0        172.18.0.(1+i)
+//!     node1 (host)      node2 (host)
+//!     ovn-k8s-mp0       ovn-k8s-mp0      10.244.i.2
+//!          |                 |
+//!     r1: br0 ----+     r2: br0 ----+    10.244.i.1, the bridge is the pod subnet
+//!          |     pods        |     pods  10.244.i.10 and up
+//!        ovl0              ovl0          100.88.0.i
+//!          |                 |
+//!   ovl: br0 =================           the CNI's overlay between the routers: not ours
+//! ```
+//!
+//! That is the lab of OVN-Kubernetes' kind. With a bridge CNI (`Cni::Bridge`) there is neither mp0 nor router: the bridge is
+//! `cni0` on the node itself, with the first address, pods have those from the second on, and the nodes' network leads to
+//! pods of other nodes.
+//!
+//! A pod's packet to the world goes to the router (.1), which sends it to the node (.2, mp0); the host's stack does
+//! the rest. Answers go from mp0 on-link straight to the pod, as in OVN-Kubernetes, where mp0 is a port of the node's
+//! logical switch. Pods and mp0 addresses of other nodes are behind the router, on the overlay. The router sends
+//! no redirects, or pods would learn to leave it out.
+//!
+//! Each device is made inside a namespace of the lab, its peer inside another: the root namespace sees none of them.
+
+pub mod addresses;
+pub mod builder;
+pub mod firewall;
+pub mod ledger;
+pub mod netns;
+pub mod quirks;
+pub mod script;
+pub mod signals;
+pub mod teardown;
+
+use anyhow::Result;
+
+use addresses::{self as plan, Dual, NodeNumber};
+use netns::Netns;
+use quirks::{Cni, Quirks, ReversePath};
+use script::{CHECKSUMS, SEGMENTATION, Script};
+
+/// The node's interfaces, as its agent is told.
+pub const UPLINK: &str = "breth0";
+pub const MANAGEMENT: &str = "ovn-k8s-mp0";
+const BRIDGE: &str = "cni0";
+pub const SECOND_UPLINK: &str = "eth1";
+/// The pod's, the server's and the outside router's interfaces.
+pub const POD_INTERFACE: &str = "eth0";
+pub const EXT_LAN: &str = "lan0";
+
+/// A network of nodes and the world behind its router.
+pub struct World {
+    pub lan: Netns,
+    pub ext: Netns,
+    pub server: Netns,
+    pub on_lan: Dual,
+    pub lan_lengths: (u8, u8),
+    pub behind: Dual,
+    pub address: Dual,
+}
+
+/// A node as the scripts need it.
+pub struct NodePlan {
+    pub number: NodeNumber,
+    pub host: Netns,
+    pub router: Netns,
+    pub quirks: Quirks,
+    pub pods: Vec<(Netns, Dual)>,
+}
+
+fn address(script: &mut Script, interface: &str, own: Dual, lengths: (u8, u8)) {
+    script.config(format!("addr add {}/{} dev {interface}", own.v4, lengths.0));
+    script.config(format!("addr add {}/{} dev {interface} nodad", own.v6, lengths.1));
+}
+
+fn default_route(script: &mut Script, via: Dual) {
+    script.config(format!("route add default via {}", via.v4));
+    script.config(format!("route add default via {}", via.v6));
+}
+
+/// The script of a namespace that is a bridge `br0` with these ports and nothing else.
+pub fn bridge(netns: &Netns, ports: &[String]) -> Script {
+    let mut script = Script::switch(netns.clone());
+    script.link("link add br0 type bridge mcast_snooping 0");
+    script.config("link set br0 up");
+    for port in ports {
+        script.config(format!("link set {port} master br0 up"));
+    }
+    script
+}
+
+/// The outside: the router of the nodes' network, and the server behind it.
+pub fn world(world: &World, checksum_offload: bool) -> [Script; 2] {
+    let mut ext = Script::new(world.ext.clone());
+    ext.forwards();
+    ext.link(format!("link add {EXT_LAN} type veth peer name ext netns {}", world.lan.name()));
+    ext.config(format!("link set {EXT_LAN} up"));
+    address(&mut ext, EXT_LAN, world.on_lan, world.lan_lengths);
+    ext.config("link set srv0 up");
+    address(&mut ext, "srv0", world.behind, (24, 64));
+
+    let mut server = Script::new(world.server.clone());
+    server.link(format!("link add {POD_INTERFACE} type veth peer name srv0 netns {}", world.ext.name()));
+    server.config(format!("link set {POD_INTERFACE} up"));
+    address(&mut server, POD_INTERFACE, world.address, (24, 64));
+    default_route(&mut server, world.behind);
+    if !checksum_offload {
+        server.switch_off(POD_INTERFACE, CHECKSUMS);
+    }
+    [ext, server]
+}
+
+pub const fn management_port(cni: Cni) -> &'static str {
+    match cni {
+        Cni::Ovn => MANAGEMENT,
+        Cni::Bridge => BRIDGE,
+    }
+}
+
+/// The name of a node's port on a bridge of its own namespace (lan, overlay).
+pub fn port_of(number: NodeNumber) -> String {
+    number.name()
+}
+
+/// The host: two interfaces, a route to the cluster's pods, the CNI's masquerade, and its quirks.
+pub fn host(node: &NodePlan, others: &[NodeNumber], lan: &Netns, lan2: Option<&Netns>) -> Script {
+    let mut script = Script::new(node.host.clone());
+    script.forwards();
+    let filter = match node.quirks.reverse_path {
+        ReversePath::Off => 0,
+        ReversePath::Loose => 2,
+    };
+    script.set("ipv4/conf/all/rp_filter", filter);
+    script.set("ipv4/conf/default/rp_filter", filter);
+    for line in uplink_links(node, lan) {
+        script.link(line);
+    }
+    match node.quirks.cni {
+        Cni::Ovn => script.link(management_link(node)),
+        // As the plugin makes it, with a link address of its own.
+        Cni::Bridge => {
+            script.link(format!("link add {BRIDGE} mtu {} address {ROUTER_MAC} type bridge", plan::POD_MTU));
+        }
+    }
+    for line in uplink_config(node) {
+        script.config(line);
+    }
+    let lines = match node.quirks.cni {
+        Cni::Ovn => management_config(node.number),
+        Cni::Bridge => bridge_config(node, others),
+    };
+    for line in lines {
+        script.config(line);
+    }
+    if let Some(lan2) = lan2 {
+        let port = port_of(node.number);
+        script.link(format!("link add {SECOND_UPLINK} type veth peer name {port} netns {}", lan2.name()));
+        script.config(format!("link set {SECOND_UPLINK} up"));
+        address(&mut script, SECOND_UPLINK, node.number.second_address(), (24, 64));
+        script.config(format!("route add {} via {}", plan::BEHIND2_V4, plan::EXT2.v4));
+        script.config(format!("route add {} via {}", plan::BEHIND2_V6, plan::EXT2.v6));
+    }
+    script.rules = firewall::host(node.number, &node.quirks);
+    offloads(&mut script, &node.quirks, &[UPLINK, management_port(node.quirks.cni)]);
+    if node.quirks.macvlan_uplink {
+        offloads(&mut script, &node.quirks, &[LOWER]);
+    }
+    script
+}
+
+/// The macvlan's lower device.
+pub const LOWER: &str = "nic0";
+
+fn uplink_links(node: &NodePlan, lan: &Netns) -> Vec<String> {
+    let wire = if node.quirks.macvlan_uplink { LOWER } else { UPLINK };
+    let port = port_of(node.number);
+    let mut lines = vec![format!("link add {wire} type veth peer name {port} netns {}", lan.name())];
+    if node.quirks.macvlan_uplink {
+        lines.push(format!("link add {UPLINK} link {LOWER} type macvlan mode private"));
+    }
+    lines
+}
+
+fn uplink_config(node: &NodePlan) -> Vec<String> {
+    let own = node.number.address();
+    let mut lines = Vec::new();
+    if node.quirks.macvlan_uplink {
+        lines.push(format!("link set {LOWER} up"));
+    }
+    lines.extend([
+        format!("link set {UPLINK} up"),
+        format!("addr add {}/16 dev {UPLINK}", own.v4),
+        format!("addr add {}/64 dev {UPLINK} nodad", own.v6),
+        format!("route add default via {} dev {UPLINK}", plan::EXT.v4),
+        format!("route add default via {} dev {UPLINK}", plan::EXT.v6),
+    ]);
+    lines
+}
+
+fn management_config(number: NodeNumber) -> Vec<String> {
+    let (own, router) = (number.management(Cni::Ovn), number.router());
+    vec![
+        format!("link property add dev {MANAGEMENT} altname mp0"),
+        format!("link set {MANAGEMENT} up"),
+        format!("addr add {}/24 dev {MANAGEMENT}", own.v4),
+        format!("addr add {}/64 dev {MANAGEMENT} nodad", own.v6),
+        format!("route add {} via {} dev {MANAGEMENT}", plan::CLUSTER_V4, router.v4),
+        format!("route add {} via {} dev {MANAGEMENT}", plan::CLUSTER_V6, router.v6),
+    ]
+}
+
+/// The bridge of the pods, and the ways to those of other nodes.
+fn bridge_config(node: &NodePlan, others: &[NodeNumber]) -> Vec<String> {
+    let own = node.number.management(Cni::Bridge);
+    let mut lines = vec![
+        format!("addr add {}/24 dev {BRIDGE}", own.v4),
+        format!("addr add {}/64 dev {BRIDGE} nodad", own.v6),
+        format!("link set {BRIDGE} up"),
+    ];
+    lines.extend((0..node.pods.len()).map(|place| format!("link set {} master {BRIDGE} up", pod_port(place))));
+    for other in others {
+        let via = other.address();
+        lines.push(format!("route add {} via {}", other.pod_subnet_v4(), via.v4));
+        lines.push(format!("route add {} via {}", other.pod_subnet_v6(), via.v6));
+    }
+    lines
+}
+
+/// The `ip` lines that make a node's uplink anew after it was deleted: links, then configuration.
+pub fn uplink_again(node: &NodePlan, lan: &Netns) -> (Vec<String>, Vec<String>) {
+    (uplink_links(node, lan), uplink_config(node))
+}
+
+/// The same for its management port.
+pub fn management_again(node: &NodePlan) -> (Vec<String>, Vec<String>) {
+    (vec![management_link(node)], management_config(node.number))
+}
+
+/// The management port comes back with the link address that it had, as OVN-Kubernetes' does, which makes it from the
+/// IPv4 address: the router's neighbour entries stay right, and frames for another host are not ours to take.
+fn management_link(node: &NodePlan) -> String {
+    let [a, b, c, d] = node.number.management(Cni::Ovn).v4.octets();
+    let (mtu, router) = (plan::POD_MTU, node.router.name());
+    format!(
+        "link add {MANAGEMENT} mtu {mtu} address 0a:58:{a:02x}:{b:02x}:{c:02x}:{d:02x} type veth peer name mp0 mtu {mtu} \
+         netns {router}"
+    )
+}
+
+fn offloads(script: &mut Script, quirks: &Quirks, interfaces: &[&'static str]) {
+    for interface in interfaces {
+        if !quirks.checksum_offload {
+            script.switch_off(interface, CHECKSUMS);
+        }
+        if !quirks.segmentation_offload {
+            script.switch_off(interface, SEGMENTATION);
+        }
+    }
+}
+
+/// Switches off on devices made anew what was off on the old ones.
+pub fn offloads_again(host: &Netns, quirks: &Quirks, interfaces: &[&'static str]) -> Result<()> {
+    let mut script = Script::new(host.clone());
+    offloads(&mut script, quirks, interfaces);
+    script.switch_off_all()
+}
+
+/// The routers' link address towards their pods; each has a network of its own.
+const ROUTER_MAC: &str = "02:00:00:00:00:01";
+
+/// The pod network's router of a node. `others` are the nodes whose pods are behind the overlay.
+pub fn router(node: &NodePlan, overlay: &Netns, others: &[NodeNumber]) -> Script {
+    let mut script = Script::new(node.router.clone());
+    if node.quirks.cni == Cni::Bridge {
+        // It has no router; its port on the overlay is only there to be cut.
+        script.link(format!("link add ovl0 type veth peer name {} netns {}", port_of(node.number), overlay.name()));
+        return script;
+    }
+    script.forwards();
+    // A bridge without an address of its own takes that of a port, and another one when that port goes.
+    script.link(format!("link add br0 mtu {} address {ROUTER_MAC} type bridge mcast_snooping 0", plan::POD_MTU));
+    script.link(format!("link add ovl0 type veth peer name {} netns {}", port_of(node.number), overlay.name()));
+    script.config("link set br0 up");
+    address(&mut script, "br0", node.number.router(), (24, 64));
+    script.config("link set mp0 master br0 up");
+    for place in 0..node.pods.len() {
+        script.config(format!("link set {} master br0 up", pod_port(place)));
+    }
+    script.config("link set ovl0 up");
+    address(&mut script, "ovl0", node.number.transit(), (16, 64));
+    default_route(&mut script, node.number.management(Cni::Ovn));
+    for other in others {
+        let via = other.transit();
+        script.config(format!("route add {} via {}", other.pod_subnet_v4(), via.v4));
+        script.config(format!("route add {} via {}", other.pod_subnet_v6(), via.v6));
+    }
+    script
+}
+
+/// The name of a pod's port on its router's bridge.
+pub(super) fn pod_port(place: usize) -> String {
+    format!("pod{place}")
+}
+
+/// One pod: an interface on its router's bridge.
+pub fn pod(node: &NodePlan, place: usize, netns: &Netns, own: Dual) -> Script {
+    let mut script = Script::new(netns.clone());
+    let mtu = plan::POD_MTU;
+    let ports = match node.quirks.cni {
+        Cni::Ovn => &node.router,
+        Cni::Bridge => &node.host,
+    };
+    script.link(format!(
+        "link add {POD_INTERFACE} mtu {mtu} type veth peer name {} mtu {mtu} netns {}",
+        pod_port(place),
+        ports.name()
+    ));
+    script.config(format!("link set {POD_INTERFACE} up"));
+    address(&mut script, POD_INTERFACE, own, (24, 64));
+    default_route(&mut script, node.number.router());
+    offloads(&mut script, &node.quirks, &[POD_INTERFACE]);
+    script
+}

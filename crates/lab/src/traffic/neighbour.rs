@@ -1,0 +1,116 @@
+//! The router of the nodes' network, which asks all nodes again and again who has an egress IP: those that claim the address
+//! answer, by ARP or neighbour discovery. The questions are frames of its own, so that what its kernel knows, and packets that
+//! wait for it, stay as they are.
+
+use std::net::{IpAddr, Ipv6Addr};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow};
+use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, bind, send, socket};
+
+use super::packet;
+use crate::topology::addresses::EXT;
+use crate::topology::netns::{Netns, link_address};
+use crate::{EXT_LAN, Lab};
+
+/// How often it asks.
+const EVERY: Duration = Duration::from_millis(20);
+/// RFC 4861 section 4.3, and the option of section 4.6.1.
+const SOLICITATION: u8 = 135;
+const SOURCE_LINK_ADDRESS: [u8; 2] = [1, 1];
+/// Where the hop limit is, after the EtherType, and what it must be.
+const HOP_LIMIT: (usize, u8) = (2 + 7, 255);
+
+/// Asks until it is finished or dropped.
+pub struct Asker {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<Result<()>>>,
+}
+
+impl Asker {
+    pub fn start(lab: &Lab, addresses: &[IpAddr]) -> Result<Self> {
+        let (socket, mac) = open(lab.ext())?;
+        let frames = addresses.iter().map(|address| question(mac, *address)).collect::<Result<Vec<_>>>()?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let until = Arc::clone(&stop);
+        let ask = move || {
+            while !until.load(Ordering::Relaxed) {
+                for frame in &frames {
+                    send(socket.as_raw_fd(), frame, MsgFlags::empty()).context("cannot ask who has an address")?;
+                }
+                thread::sleep(EVERY);
+            }
+            Ok(())
+        };
+        Ok(Self { stop, thread: Some(thread::Builder::new().name("neighbour".to_owned()).spawn(ask)?) })
+    }
+
+    pub fn finish(mut self) -> Result<()> {
+        self.stop.store(true, Ordering::Relaxed);
+        let thread = self.thread.take().ok_or_else(|| anyhow!("the neighbour has been finished already"))?;
+        thread.join().map_err(|_panic| anyhow!("the neighbour panicked"))?
+    }
+}
+
+impl Drop for Asker {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+fn open(router: &Netns) -> Result<(OwnedFd, [u8; 6])> {
+    router.run(|| {
+        let socket = socket(AddressFamily::Packet, SockType::Raw, SockFlag::SOCK_CLOEXEC, None)?;
+        let own = link_address(EXT_LAN)?;
+        bind(socket.as_raw_fd(), &own)?;
+        Ok((socket, own.addr().context("no link address")?))
+    })
+}
+
+/// A frame that asks for an address.
+fn question(mac: [u8; 6], address: IpAddr) -> Result<Vec<u8>> {
+    let own = EXT.towards(address);
+    match address {
+        IpAddr::V4(v4) => {
+            // RFC 826: a request, Ethernet and IPv4.
+            let head = [0x08, 0x06, 0, 1, 0x08, 0, 6, 4, 0, 1];
+            let (from, to) = (packet::octets(own), v4.octets());
+            Ok([&[0xff; 6], &mac[..], &head, &mac, &from, &[0; 6], &to].concat())
+        }
+        IpAddr::V6(v6) => {
+            let [.., high, middle, low] = v6.octets();
+            let group =
+                Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xff00 | u16::from(high), u16::from_be_bytes([middle, low]));
+            let body = [&[SOLICITATION, 0, 0, 0, 0, 0, 0, 0], &v6.octets()[..], &SOURCE_LINK_ADDRESS, &mac].concat();
+            let body = packet::summed(own, group.into(), packet::ICMPV6, body, 2);
+            let mut packet = packet::ip(own, group.into(), packet::ICMPV6, &body)?;
+            packet[HOP_LIMIT.0] = HOP_LIMIT.1;
+            Ok([&[0x33, 0x33, 0xff, high, middle, low], &mac[..], &packet].concat())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::capture::dissect::{Checksum, Frame, dissect};
+
+    const MAC: [u8; 6] = [2, 0, 0, 0, 0, 9];
+
+    #[test]
+    fn questions_are_read_as_they_were_meant() {
+        let v4: IpAddr = [172, 18, 0, 110].into();
+        let frame = question(MAC, v4).expect("a frame");
+        let Frame::Arp { request: true, sender, target, .. } = dissect(&frame) else { panic!("{frame:02x?}") };
+        assert_eq!((IpAddr::from(sender), IpAddr::from(target)), (EXT.v4.into(), v4));
+        let v6: IpAddr = "fd00:172:18::1:2345".parse().expect("a literal");
+        let frame = question(MAC, v6).expect("a frame");
+        let Frame::Ip(seen) = dissect(&frame) else { panic!("{frame:02x?}") };
+        assert_eq!((seen.source, seen.destination.to_string()), (EXT.v6.into(), "ff02::1:ff01:2345".to_owned()));
+        assert_eq!((seen.checksum, seen.source_port), (Checksum::Complete, SOLICITATION.into()));
+    }
+}

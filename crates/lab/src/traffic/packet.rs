@@ -1,0 +1,92 @@
+//! Packets made by hand, for what no host's stack would send. The words are not the product's, so that the two can be
+//! compared.
+
+use std::net::{IpAddr, SocketAddr};
+
+use anyhow::{Result, bail};
+
+pub const ICMP: u8 = 1;
+pub const TCP: u8 = 6;
+pub const UDP: u8 = 17;
+pub const ICMPV6: u8 = 58;
+
+/// A datagram: what follows the IP header.
+pub fn udp(from: SocketAddr, to: SocketAddr, data: &[u8]) -> Result<Vec<u8>> {
+    let length = u16::try_from(8 + data.len())?;
+    let head = [from.port().to_be_bytes(), to.port().to_be_bytes(), length.to_be_bytes(), [0; 2]];
+    Ok(summed(from.ip(), to.ip(), UDP, [&head.concat(), data].concat(), 6))
+}
+
+/// What follows an IP header, with its checksum at `sum_at`.
+pub fn summed(from: IpAddr, to: IpAddr, protocol: u8, mut bytes: Vec<u8>, sum_at: usize) -> Vec<u8> {
+    let mut covered = Vec::new();
+    if protocol != ICMP {
+        covered.extend(octets(from));
+        covered.extend(octets(to));
+        covered.extend(u32::try_from(bytes.len()).unwrap_or(0).to_be_bytes());
+        covered.extend([0, 0, 0, protocol]);
+    }
+    covered.extend(&bytes);
+    bytes[sum_at..sum_at + 2].copy_from_slice(&(!sum(&covered)).to_be_bytes());
+    bytes
+}
+
+/// A whole packet that nobody may fragment, behind its EtherType.
+pub fn ip(from: IpAddr, to: IpAddr, protocol: u8, payload: &[u8]) -> Result<Vec<u8>> {
+    let length = u16::try_from(payload.len())?;
+    let addresses = [octets(from), octets(to)].concat();
+    let (ethertype, header) = match (from, to) {
+        (IpAddr::V4(_), IpAddr::V4(_)) => {
+            let [high, low] = (length + 20).to_be_bytes();
+            let mut header = [&[0x45, 0, high, low, 0, 0, 0x40, 0, 64, protocol, 0, 0], addresses.as_slice()].concat();
+            let checksum = !sum(&header);
+            header[10..12].copy_from_slice(&checksum.to_be_bytes());
+            ([0x08, 0x00], header)
+        }
+        (IpAddr::V6(_), IpAddr::V6(_)) => {
+            let [high, low] = length.to_be_bytes();
+            ([0x86, 0xdd], [&[0x60, 0, 0, 0, high, low, protocol, 64], addresses.as_slice()].concat())
+        }
+        _ => bail!("a packet has one family"),
+    };
+    Ok([&ethertype, header.as_slice(), payload].concat())
+}
+
+pub fn octets(address: IpAddr) -> Vec<u8> {
+    match address {
+        IpAddr::V4(address) => address.octets().to_vec(),
+        IpAddr::V6(address) => address.octets().to_vec(),
+    }
+}
+
+/// RFC 1071: the one's complement sum.
+pub fn sum(bytes: &[u8]) -> u16 {
+    let words = bytes.chunks(2).map(|pair| u32::from(pair[0]) << 8 | pair.get(1).copied().map_or(0, u32::from));
+    let mut sum: u32 = words.sum();
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    // The loop leaves sixteen bits.
+    u16::try_from(sum).unwrap_or(u16::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::capture::dissect::{Checksum, Frame, dissect};
+
+    #[test]
+    fn what_is_made_is_read_as_it_was_meant() {
+        for (from, to) in [("10.0.0.1:7", "10.0.0.2:8"), ("[fd00::1]:7", "[fd00::2]:8")] {
+            let (from, to): (SocketAddr, SocketAddr) = (from.parse().expect("from"), to.parse().expect("to"));
+            for data in [&b"even"[..], b"odd", b""] {
+                let packet = ip(from.ip(), to.ip(), UDP, &udp(from, to, data).expect("short")).expect("one family");
+                let Frame::Ip(seen) = dissect(&[&[0; 12], packet.as_slice()].concat()) else { panic!("{packet:02x?}") };
+                assert_eq!(seen.checksum, Checksum::Complete, "{packet:02x?}");
+                assert_eq!((seen.source, seen.source_port), (from.ip(), from.port()));
+                assert_eq!((seen.destination, seen.destination_port), (to.ip(), to.port()));
+            }
+        }
+        assert!(ip([10, 0, 0, 1].into(), "fd00::1".parse().expect("a literal"), UDP, &[]).is_err());
+    }
+}

@@ -1,0 +1,54 @@
+//! Waiting for a condition, with its time printed: a number that grows is a warning before the test fails.
+
+use std::fmt::Display;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+
+/// How long a change of an object may take until packets show it: three times what docs/operations/assignments.md publishes.
+pub const EFFECT: Duration = Duration::from_secs(3 * 2);
+/// Likewise until an event tells of it (six seconds), and until the pods of an object are counted (five).
+pub const TOLD: Duration = Duration::from_secs(3 * 5);
+
+/// How long packets may be lost when a gateway dies that does not lead: three times what docs/operations/measured-faults.md
+/// publishes.
+pub const FAIL_OVER: Duration = Duration::from_millis(3 * 1_500);
+/// The same of the leader's own node, which the other controller has to find silent first.
+pub const LEADERS_FAIL_OVER: Duration = Duration::from_millis(3 * 2_300);
+
+const PAUSE: Duration = Duration::from_millis(25);
+
+/// Looks until there is something to see.
+pub fn until<T>(what: &str, patience: Duration, mut look: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+    let begin = Instant::now();
+    loop {
+        if let Some(seen) = look()? {
+            println!("{what}: after {} ms", begin.elapsed().as_millis());
+            return Ok(seen);
+        }
+        if begin.elapsed() > patience {
+            bail!("{what}: not within {} s", patience.as_secs());
+        }
+        thread::sleep(PAUSE);
+    }
+}
+
+/// Looks until what is seen is what is expected.
+pub fn until_equal<T: PartialEq + Display>(
+    what: &str,
+    expected: &T,
+    mut look: impl FnMut() -> Result<T>,
+) -> Result<()> {
+    let mut last = None;
+    let outcome = until(&format!("{what}: {expected}"), EFFECT, || {
+        let seen = look()?;
+        let equal = seen == *expected;
+        last = Some(seen);
+        Ok(equal.then_some(()))
+    });
+    match (outcome, last) {
+        (Err(error), Some(last)) => bail!("{error:#}; it is {last}"),
+        (outcome, _) => outcome,
+    }
+}

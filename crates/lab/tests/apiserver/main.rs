@@ -1,0 +1,16 @@
+//! The lab's API server against its real clients: `kubectl` where it is installed, and kube's client and runtime.
+//!
+//! Each test starts a server of its own on a free loopback port.
+//! Where `KUBEBUILDER_ASSETS` names a folder with etcd and kube-apiserver, each starts those in the double's place: what
+//! the tests say of the double was seen to be true of the real thing that way.
+
+mod access;
+mod admission;
+mod definition;
+mod install;
+mod kubectl;
+mod objects;
+mod outage;
+mod server;
+mod verbs;
+mod watches;

@@ -1,0 +1,84 @@
+//! Pod events at a steady pace, and when each is in the kernel's map.
+//!
+//! A pod of the real node loses the label by which an object selects it, or gets it back. Pods take turns, so that a pod's
+//! event has long arrived when its next one comes; one that has not by then is an error.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use axum::http::Method;
+use aya::Pod;
+use aya::maps::{HashMap, Map, MapData};
+use egress_common::abi::{Addr, PodEntry};
+use serde_json::json;
+
+use super::world::{self, Scale};
+use super::{Effort, Ground};
+use egress_lab::Node;
+
+/// 100 a second.
+const PACE: Duration = Duration::from_millis(10);
+/// Between two looks into the map.
+const LOOK: Duration = Duration::from_micros(200);
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What was changed, and is not in the map yet.
+struct Sent {
+    pod: Addr,
+    is_selected: bool,
+    at: Instant,
+}
+
+/// Milliseconds from each event to the map.
+pub(super) fn play(ground: &Ground, effort: &Effort, events: usize) -> Result<Vec<f64>> {
+    let pods = open::<Addr, PodEntry>(ground.node()?, "pods")?;
+    let mut under_way: Vec<Sent> = Vec::new();
+    let mut arrivals = Vec::with_capacity(events);
+    let start = Instant::now();
+    let mut next = 0;
+    while next < events || !under_way.is_empty() {
+        if next < events && start.elapsed() >= PACE * u32::try_from(next)? {
+            under_way.push(send(ground, &effort.scale, next)?);
+            next += 1;
+        }
+        let mut waiting = Vec::with_capacity(under_way.len());
+        for sent in under_way {
+            // Another error than that it is not there would show as an event that never arrives.
+            let is_selected = pods.get(&sent.pod, 0).is_ok_and(|entry| entry.egress_id().is_some());
+            if is_selected == sent.is_selected {
+                arrivals.push(sent.at.elapsed().as_secs_f64() * 1e3);
+            } else {
+                ensure!(sent.at.elapsed() < PATIENCE, "an event of pod {:?} has not arrived", sent.pod);
+                waiting.push(sent);
+            }
+        }
+        under_way = waiting;
+        std::thread::sleep(LOOK);
+    }
+    Ok(arrivals)
+}
+
+/// The n-th event: first each pod loses its label, then each gets it back, and so on.
+fn send(ground: &Ground, scale: &Scale, number: usize) -> Result<Sent> {
+    let place = number % scale.own_pods;
+    let is_selected = (number / scale.own_pods) % 2 == 1;
+    let app = if is_selected { world::app(place) } else { "none".to_owned() };
+    let (namespace, name) = world::own_pod(place);
+    let path = format!("/api/v1/namespaces/{namespace}/pods/{name}");
+    let patch = json!({"metadata": {"labels": {"app": app}}});
+    let pod = Addr::v4(world::pod_address(1, place)?.octets());
+    // The watch carries it from the moment when the server has stored it.
+    let at = Instant::now();
+    ground.server()?.request(&Method::PATCH, &path, "application/merge-patch+json", &patch)?;
+    Ok(Sent { pod, is_selected, at })
+}
+
+/// The agent's own map, by its pin.
+pub(super) fn open<K: Pod, V: Pod>(node: &Node, name: &str) -> Result<HashMap<MapData, K, V>> {
+    let mut folders = std::fs::read_dir(&node.bpffs)?.collect::<std::io::Result<Vec<_>>>()?;
+    let layout: PathBuf = folders.pop().context("nothing is pinned")?.path();
+    let data =
+        MapData::from_pin(layout.join("maps").join(name)).with_context(|| format!("open the pinned map {name}"))?;
+    Ok(HashMap::try_from(Map::HashMap(data))?)
+}

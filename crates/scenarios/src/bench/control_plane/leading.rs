@@ -1,0 +1,100 @@
+//! What the controller does: all objects of a cluster that nobody has served yet, then the loss of one node.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use serde_json::Value;
+
+use super::figures::{Figure, Figures};
+use super::world::{self, Scale};
+use super::{Ground, PATIENCE, text};
+use egress_lab::apiserver::ApiServer;
+
+const OBJECTS: &str = "egressips.k8s.ovn.org";
+/// Between two looks at the API server's store.
+const LOOK: Duration = Duration::from_millis(200);
+
+impl Ground {
+    pub(super) fn lead(&mut self, scale: &Scale, say: &dyn Fn(&str), figures: &mut Figures) -> Result<()> {
+        say("the controller: all objects");
+        let before = self.server()?.written(OBJECTS);
+        let begin = Instant::now();
+        self.start_agent()?;
+        let took = self.wait_for(begin, say, |items| items.len() == scale.objects)?;
+        figures.add(Figure::AllAssigned, &[took.as_secs_f64()]);
+        figures.add(Figure::AllAssignedWrites, &[(self.server()?.written(OBJECTS) - before) as f64]);
+        self.settle()?;
+
+        // Not the real node: the controller is there.
+        let lost = world::node_name(2);
+        let theirs: BTreeSet<String> =
+            holders(self.server()?).into_iter().filter(|(_, node)| *node == lost).map(|(object, _)| object).collect();
+        ensure!(!theirs.is_empty(), "{lost} has no address to lose");
+        say(&format!("the controller: {lost} goes, with {} addresses", theirs.len()));
+        let before = self.server()?.written(OBJECTS);
+        let cpu = self.controller()?;
+        let begin = Instant::now();
+        self.cluster.delete(&format!("/api/v1/nodes/{lost}"))?;
+        let mut took = Duration::ZERO;
+        let cost = cpu.cost_of(|| {
+            took = self.wait_for(begin, say, |items| {
+                items.len() == scale.objects && items.iter().all(|(_, node)| *node != lost)
+            })?;
+            Ok(())
+        })?;
+        let writes = self.server()?.written(OBJECTS) - before;
+        figures.add(Figure::LossAddresses, &[theirs.len() as f64]);
+        figures.add(Figure::Loss, &[took.as_secs_f64()]);
+        figures.add(Figure::LossCpu, &[cost.percent_of_a_core / 100.0 * took.as_secs_f64()]);
+        figures.add(Figure::LossWrites, &[writes as f64]);
+        self.settle()?;
+        let process = self.controller()?;
+        figures.add(Figure::LeaderMemory, &[process.memory()?.resident_mib]);
+        Ok(())
+    }
+
+    /// How long after `begin` all objects were as wanted.
+    fn wait_for(
+        &self,
+        begin: Instant,
+        say: &dyn Fn(&str),
+        wanted: impl Fn(&[(String, String)]) -> bool,
+    ) -> Result<Duration> {
+        let mut said = Instant::now();
+        loop {
+            let items = holders(self.server()?);
+            if wanted(&items) {
+                return Ok(begin.elapsed());
+            }
+            ensure!(begin.elapsed() < PATIENCE, "{} objects have a node after {PATIENCE:?}", items.len());
+            if said.elapsed() > Duration::from_secs(10) {
+                say(&format!("{} objects have a node", items.len()));
+                said = Instant::now();
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    /// Waits until nothing is written any more.
+    fn settle(&self) -> Result<()> {
+        let begin = Instant::now();
+        loop {
+            let before = self.server()?.written(OBJECTS);
+            std::thread::sleep(Duration::from_secs(3));
+            if self.server()?.written(OBJECTS) == before {
+                return Ok(());
+            }
+            ensure!(begin.elapsed() < PATIENCE, "the leader never stops writing");
+        }
+    }
+}
+
+/// Objects whose status names a node, with the node.
+fn holders(server: &ApiServer) -> Vec<(String, String)> {
+    let holder = |object: &Value| {
+        let node = object.pointer("/status/items/0/node")?.as_str()?;
+        Some((text(object, "/metadata/name").to_owned(), node.to_owned()))
+    };
+    server.survey(OBJECTS, holder).into_iter().flatten().collect()
+}

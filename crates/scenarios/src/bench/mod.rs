@@ -1,0 +1,174 @@
+//! `cargo xtask bench`: how fast the data plane is, measured beside what it is compared with.
+//!
+//! One lab holds all peers at once, each on a pair of nodes of its own: plain forwarding without NAT and without a
+//! netfilter rule, netfilter's SNAT, and this project with real agents. A round measures every cell once, peer after
+//! peer; the rounds repeat, and the order of the peers turns with each, so that whatever else the machine does meets all
+//! of them. All traffic runs on one core: the threads that send and answer are pinned to it, and the kernel forwards on
+//! the core that sends. Everything else (agents, API server) is kept off that core.
+//!
+//! | file | what |
+//! |---|---|
+//! | `plan` | works, roads, peers: the names of what is measured |
+//! | `ground`, `peers` | the lab, its agents and objects; what the other peers' nodes are made of |
+//! | `requests`, `flood` | the works: requests and streams over sockets; frames injected and counted |
+//! | `programs`, `rig` | nanoseconds per packet of single programs, by `BPF_PROG_TEST_RUN` |
+//! | `control_plane` | instead of all that: one agent, and the leader, in a large cluster |
+//! | `numbers`, `report`, `chart` | medians and ratios; table and `results.json`; SVG |
+//!
+//! No figure is a condition of anything: a benchmark reports.
+
+mod chart;
+mod control_plane;
+mod core;
+mod flood;
+mod ground;
+mod numbers;
+mod peers;
+mod plan;
+mod programs;
+mod report;
+mod requests;
+mod rig;
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+
+use egress_lab::test::{LabContext, LabTest};
+use egress_toolchain::packages::{self, Purpose};
+use egress_toolchain::{BuildArgs, Built, Paths, Progress, ensure_built, ensure_built_static};
+use ground::Ground;
+use numbers::Results;
+use plan::{Peer, Work};
+
+#[derive(Args)]
+pub struct BenchArgs {
+    /// Measure one agent and the leader in a large cluster instead, with an optimised agent
+    #[arg(long, conflicts_with_all = ["only", "rounds", "seconds"])]
+    control_plane: bool,
+    /// With --control-plane: the agent as the image has it, linked with musl
+    #[arg(long, requires = "control_plane")]
+    of_image: bool,
+    /// Short cells and two rounds: to see that it works, not to compare
+    #[arg(long)]
+    quick: bool,
+    /// Measure only this; may be given several times
+    #[arg(long, value_enum)]
+    only: Vec<Work>,
+    /// How often each cell is measured
+    #[arg(long)]
+    rounds: Option<usize>,
+    /// Seconds per cell
+    #[arg(long)]
+    seconds: Option<f64>,
+    /// What the namespaces' names begin with
+    #[arg(long, default_value = "bench")]
+    prefix: String,
+    #[command(flatten)]
+    build: BuildArgs,
+}
+
+/// How much of it.
+#[derive(Clone, Debug)]
+struct Effort {
+    quick: bool,
+    works: Vec<Work>,
+    rounds: usize,
+    cell: Duration,
+}
+
+impl BenchArgs {
+    fn effort(&self) -> Effort {
+        let works = Work::ALL.into_iter().filter(|work| self.only.is_empty() || self.only.contains(work)).collect();
+        let rounds = self.rounds.unwrap_or(if self.quick { 2 } else { 5 }).max(1);
+        let seconds = self.seconds.unwrap_or(if self.quick { 0.2 } else { 2.0 });
+        Effort { quick: self.quick, works, rounds, cell: Duration::from_secs_f64(seconds.clamp(0.01, 60.0)) }
+    }
+}
+
+pub fn run(args: &BenchArgs) -> Result<()> {
+    let progress = Progress::start();
+    let paths = Paths::find()?;
+    for purpose in [Purpose::Lab, Purpose::Programs] {
+        packages::ensure(purpose, !args.build.no_install)?;
+    }
+    let folder = paths.target.join("bench");
+    let say = |line: &str| progress.step(line);
+    if args.control_plane {
+        // Time and memory of a build that nobody runs are of no use.
+        let build = BuildArgs { release: true, ..args.build.clone() };
+        let built = match args.of_image {
+            true => ensure_built_static(&build, &progress)?,
+            false => ensure_built(&build, &progress)?,
+        };
+        let effort = control_plane::Effort::new(args.quick);
+        let figures = control_plane::measure(&built, &args.prefix, &effort, &say)?;
+        control_plane::write(&figures, &folder).with_context(|| format!("write to {}", folder.display()))?;
+        print!("{}", control_plane::table(&figures));
+        progress.step(&format!("{}/control-plane.json", folder.display()));
+        return Ok(());
+    }
+    let built = ensure_built(&args.build, &progress)?;
+    let mut results = Results::default();
+    let measured = measure(&built, &paths, &args.prefix, &args.effort(), &say, &mut results);
+    // What was measured before something went wrong is worth having.
+    report::write(&results, &folder).with_context(|| format!("write to {}", folder.display()))?;
+    print!("{}", report::table(&results));
+    progress.step(&format!("{0}/results.json, {0}/results.svg", folder.display()));
+    measured
+}
+
+/// That the machinery runs: every program meets the packet that is said, and ends as is said. No figure is looked at.
+pub fn tests() -> Vec<LabTest> {
+    vec![LabTest::new("bench_programs_run_as_said", Duration::from_secs(120), try_programs).alone()]
+}
+
+fn try_programs(_context: &LabContext) -> Result<()> {
+    let effort = Effort { quick: true, works: vec![Work::Programs], rounds: 1, cell: Duration::ZERO };
+    let mut results = Results::default();
+    programs::measure(&Paths::find()?, core::reserve()?, &effort, &|line| println!("{line}"), &mut results)?;
+    ensure!(results.cells.iter().any(|cell| cell.work.starts_with("road out")), "no road was summed up");
+    print!("{}", report::table(&results));
+    Ok(())
+}
+
+/// Brings up the ground, measures round by round, and takes it down.
+fn measure(
+    built: &Built,
+    paths: &Paths,
+    prefix: &str,
+    effort: &Effort,
+    say: &dyn Fn(&str),
+    results: &mut Results,
+) -> Result<()> {
+    let core = core::reserve()?;
+    let works: Vec<Work> = effort.works.iter().copied().filter(|work| work.is_traffic()).collect();
+    if !works.is_empty() {
+        traffic(built, prefix, core, effort, &works, say, results)?;
+    }
+    if effort.works.contains(&Work::Programs) {
+        programs::measure(paths, core, effort, say, results)?;
+    }
+    Ok(())
+}
+
+fn traffic(
+    built: &Built,
+    prefix: &str,
+    core: usize,
+    effort: &Effort,
+    works: &[Work],
+    say: &dyn Fn(&str),
+    results: &mut Results,
+) -> Result<()> {
+    say(&format!("lab: {} pairs of nodes, traffic on CPU {core}", Peer::ALL.len()));
+    let ground = Ground::start(built, prefix, core)?;
+    for round in 0..effort.rounds {
+        for work in works {
+            say(&format!("round {} of {}: {}", round + 1, effort.rounds, work.name()));
+            ground.round(*work, round, effort.cell, results)?;
+        }
+    }
+    ground.tear_down()
+}

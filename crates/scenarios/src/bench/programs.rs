@@ -1,0 +1,352 @@
+//! Nanoseconds per packet of single programs, and of whole roads: what the programs on the way of one packet take
+//! together. Hot means 64 flows over and over, cold 100,000 in an order that no cache follows.
+//!
+//! Each sample is a pair: the rig with the program, the rig with nothing, right after one another; the difference is the
+//! program's. Where the program changes the packet's length, the rig's undoing of that is measured by itself and taken
+//! off as well. The verdicts are counted, so that what is measured is what is said.
+
+use std::net::Ipv4Addr;
+use std::process::{Command, Stdio};
+use std::thread;
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use egress_common::abi::{Config, RIG_FRAME, Rig, Verdict};
+use nix::sched::{CloneFlags, unshare};
+
+use super::Effort;
+use super::core::pin;
+use super::numbers::{Results, median};
+use super::rig::{
+    AWAY, Bench, DEVICES, FOREIGN, FOREIGN_PODS, Hook, LOCAL, LOCAL_PODS, MGMT, NODE, OTHER_NODE, REMOTE_PODS, SECRET,
+    TUNNEL_PORT, UPLINK, WORLD,
+};
+use egress_lab::traffic::packet::sum;
+use egress_toolchain::Paths;
+
+const HOT: u32 = 64;
+const COLD: u32 = 100_000;
+/// Shares no factor with the number of cold flows.
+const STRIDE: u32 = 61_803;
+const PORT: u16 = 1024;
+const UPLINK_MAC: [u8; 6] = [2, 0, 0, 0, 1, 2];
+const MGMT_MAC: [u8; 6] = [2, 0, 0, 0, 2, 2];
+
+/// One program and the packet that it meets.
+struct Case {
+    name: &'static str,
+    road: &'static str,
+    hook: Hook,
+    plan: Rig,
+    verdict: Verdict,
+    /// What the program does to the packet's length.
+    growth: Growth,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Growth {
+    None,
+    Grows,
+    Shrinks,
+}
+
+/// The cases in the order in which packets of a road meet them: a reply needs its flow.
+const ROADS: [(&str, &str, &[&str]); 4] = [
+    ("road out", "local", &["steer", "leave"]),
+    ("road back", "local", &["enter", "notice"]),
+    ("road out", "remote", &["steer", "leave (overlay)", "enter and accept", "leave (gateway)"]),
+    ("road back", "remote", &["enter and steer", "leave (overlay)", "enter and deliver", "notice"]),
+];
+
+/// Measures everything on a thread in a namespace of its own.
+pub(super) fn measure(
+    paths: &Paths,
+    core: usize,
+    effort: &Effort,
+    say: &dyn Fn(&str),
+    results: &mut Results,
+) -> Result<()> {
+    let sizes: &[u32] = if effort.quick { &[1_000] } else { &[1_000, 10_000, 100_000] };
+    for pods in sizes {
+        say(&format!("programs with {pods} pods"));
+        let (object, rig, rounds, quick) = (paths.object(), paths.rig(), effort.rounds, effort.quick);
+        let thread = thread::spawn(move || -> Result<Vec<Sampled>> {
+            pin(core)?;
+            unshare(CloneFlags::CLONE_NEWNET).context("make a network namespace")?;
+            make_devices()?;
+            let mut bench = Bench::load(&object, &rig, *pods)?;
+            sample(&mut bench, *pods, rounds, quick)
+        });
+        let sampled = thread.join().map_err(|_panic| anyhow!("the programs' thread panicked"))??;
+        for one in sampled {
+            let work = format!("{}, {}, {} pods", one.name, one.heat, thousands(*pods));
+            for value in one.values {
+                results.add(&work, one.road, "ours", "ns", value);
+            }
+        }
+    }
+    Ok(())
+}
+
+fn thousands(number: u32) -> String {
+    format!("{} k", number / 1000)
+}
+
+struct Sampled {
+    name: String,
+    road: &'static str,
+    heat: &'static str,
+    values: Vec<f64>,
+}
+
+fn sample(bench: &mut Bench, pods: u32, rounds: usize, quick: bool) -> Result<Vec<Sampled>> {
+    let mut all = Vec::new();
+    for (heat, flows, stride) in [("hot", HOT, 1), ("cold", COLD, STRIDE)] {
+        let runs = if quick { flows.max(1_000) } else { flows.max(50_000) };
+        let cases = cases(pods, flows, stride);
+        let grow = bench.run(&own("grow"), &cases[0].plan, 10_000)?;
+        let nothing = bench.run(&own("nothing"), &cases[0].plan, 10_000)?;
+        let mut shrinks = Vec::new();
+        for _ in 0..9 {
+            shrinks.push(bench.shrink()?);
+        }
+        let shrink = median(&shrinks);
+        let restore = |growth| match growth {
+            Growth::None => 0.0,
+            Growth::Grows => shrink,
+            Growth::Shrinks => (grow - nothing - shrink).max(0.0),
+        };
+        // Makes the flows, and the next hops that they keep.
+        for case in &cases {
+            check(bench, case, flows)?;
+        }
+        let mut sampled: Vec<Sampled> = cases
+            .iter()
+            .map(|case| Sampled { name: case.name.to_owned(), road: case.road, heat, values: Vec::new() })
+            .collect();
+        for _ in 0..rounds.max(5) {
+            for (case, into) in cases.iter().zip(&mut sampled) {
+                let subject = bench.run(&case.hook, &case.plan, runs)?;
+                let nothing = bench.run(&Hook { program: "nothing", ..case.hook }, &case.plan, runs)?;
+                into.values.push((subject - nothing - restore(case.growth)).max(0.0));
+            }
+        }
+        all.extend(roads(&sampled, heat));
+        all.extend(sampled);
+    }
+    Ok(all)
+}
+
+/// What the programs on a road take together, round by round.
+fn roads(sampled: &[Sampled], heat: &'static str) -> Vec<Sampled> {
+    let mut sums = Vec::new();
+    for (name, road, steps) in ROADS {
+        let found = steps.iter().map(|step| {
+            let fits = |one: &&Sampled| one.name == *step && (one.road == road || one.road == "both");
+            sampled.iter().find(fits).map(|one| one.values.as_slice())
+        });
+        let Some(found) = found.collect::<Option<Vec<_>>>() else { continue };
+        let rounds = found.iter().map(|values| values.len()).min().unwrap_or(0);
+        let values = (0..rounds).map(|round| found.iter().map(|values| values[round]).sum()).collect();
+        sums.push(Sampled { name: name.to_owned(), road, heat, values });
+    }
+    sums
+}
+
+/// Every run ends as the case says, from the second time on.
+fn check(bench: &mut Bench, case: &Case, flows: u32) -> Result<()> {
+    bench.run(&case.hook, &case.plan, flows)?;
+    let before = bench.verdicts()?;
+    bench.run(&case.hook, &case.plan, flows)?;
+    let after = bench.verdicts()?;
+    let moved: Vec<(Verdict, u64)> =
+        after.iter().zip(&before).map(|(now, then)| (now.0, now.1 - then.1)).filter(|one| one.1 > 0).collect();
+    let expected = [(case.verdict, u64::from(flows))];
+    ensure!(moved == expected, "{} ({}): {moved:?}, not {expected:?}", case.name, case.road);
+    Ok(())
+}
+
+fn make_devices() -> Result<()> {
+    std::fs::write("/proc/sys/net/ipv4/ip_forward", "1").context("forward packets")?;
+    let mut command = Command::new("ip");
+    command.args(["-batch", "-"]).stdin(Stdio::piped());
+    let mut child = command.spawn().context("start ip")?;
+    let mut input = child.stdin.take().context("no input")?;
+    std::io::Write::write_all(&mut input, DEVICES.as_bytes())?;
+    drop(input);
+    if child.wait()?.success() { Ok(()) } else { bail!("ip refused the devices") }
+}
+
+fn own(program: &'static str) -> Hook {
+    Hook { program, ifindex: UPLINK, ingress_ifindex: 0 }
+}
+
+/// A UDP packet; the rig puts in what differs between flows.
+struct Packet {
+    from: Ipv4Addr,
+    to: Ipv4Addr,
+    ports: (u16, u16),
+}
+
+const ETH: usize = 14;
+const OUTER: usize = 50;
+
+impl Packet {
+    fn bytes(&self, length: usize) -> Vec<u8> {
+        let mut bytes = vec![2, 0, 0, 0, 1, 2, 2, 0, 0, 0, 9, 8, 0x08, 0x00];
+        let total = u16::try_from(length - ETH).unwrap_or(0);
+        let mut ip = vec![0x45, 0];
+        ip.extend(total.to_be_bytes());
+        ip.extend([0, 0, 0x40, 0, 64, 17, 0, 0]);
+        ip.extend(self.from.octets());
+        ip.extend(self.to.octets());
+        let checksum = !sum(&ip);
+        ip[10..12].copy_from_slice(&checksum.to_be_bytes());
+        bytes.extend(ip);
+        for word in [self.ports.0, self.ports.1, total - 20, 0x1234] {
+            bytes.extend(word.to_be_bytes());
+        }
+        bytes.resize(length, 0);
+        bytes
+    }
+
+    fn frame(&self) -> [u8; RIG_FRAME] {
+        self.bytes(RIG_FRAME).try_into().unwrap_or([0; RIG_FRAME])
+    }
+}
+
+/// An overlay packet from one node to the other with a packet inside.
+fn overlay(from: Ipv4Addr, to: Ipv4Addr, egress_id: u32, source: [u8; 6], inner: &Packet) -> [u8; RIG_FRAME] {
+    let mut bytes = Packet { from, to, ports: (50_000, TUNNEL_PORT) }.bytes(RIG_FRAME);
+    // No outer UDP checksum.
+    bytes[40..42].copy_from_slice(&[0, 0]);
+    bytes[42..46].copy_from_slice(&[8, 0, 0, 0]);
+    bytes[46..50].copy_from_slice(&(egress_id << 8).to_be_bytes());
+    let inner = inner.bytes(RIG_FRAME - OUTER);
+    bytes[OUTER..].copy_from_slice(&inner);
+    bytes[OUTER..OUTER + 6].copy_from_slice(&[0x02, 0xe6, 0x7e, 0x55, 0x00, 0x01]);
+    bytes[OUTER + 6..OUTER + 12].copy_from_slice(&source);
+    bytes.try_into().unwrap_or([0; RIG_FRAME])
+}
+
+pub(super) fn any_frame() -> [u8; RIG_FRAME] {
+    Packet { from: NODE, to: WORLD, ports: (PORT, 80) }.frame()
+}
+
+/// Where a flow's port and addresses lie.
+#[derive(Clone, Copy)]
+enum Side {
+    /// Pod to world: source port, source address, destination address.
+    Out,
+    /// World to egress IP: destination port; the source is the world's.
+    Back,
+    /// World to pod: likewise, and the destination is the pod.
+    BackToPod,
+    /// Nothing differs.
+    Fixed,
+}
+
+fn plan(
+    frame: [u8; RIG_FRAME],
+    side: Side,
+    at: u32,
+    first_source: Ipv4Addr,
+    pods: u32,
+    flows: u32,
+    stride: u32,
+) -> Rig {
+    let (port_at, source_at, destination_at) = match side {
+        Side::Out => (at + 34, at + 26, at + 30),
+        Side::Back => (at + 36, 0, at + 26),
+        Side::BackToPod => (at + 36, at + 30, at + 26),
+        Side::Fixed => (0, 0, 0),
+    };
+    Rig {
+        subject: 0,
+        flows,
+        stride: stride % flows,
+        next: 0,
+        sources: (pods / 2).min(flows),
+        port_at,
+        source_at,
+        destination_at,
+        first_port: PORT.into(),
+        first_source: first_source.to_bits(),
+        first_destination: WORLD.to_bits(),
+        mark: 0,
+        priority: 0,
+        frame,
+    }
+}
+
+fn cases(pods: u32, flows: u32, stride: u32) -> Vec<Case> {
+    let hook = |program, ifindex, ingress_ifindex| Hook { program, ifindex, ingress_ifindex };
+    let steer = hook("from_pod", MGMT, MGMT);
+    let notice = hook("to_pod", MGMT, UPLINK);
+    let enter = hook("from_netdev", UPLINK, UPLINK);
+    let leave = hook("to_netdev", UPLINK, MGMT);
+    let inside = u32::try_from(OUTER).unwrap_or(0);
+    let plan = |frame, side, at, first| plan(frame, side, at, first, pods, flows, stride);
+    let out = |from| Packet { from, to: WORLD, ports: (PORT, 80) };
+    let back = |to| Packet { from: WORLD, to, ports: (80, PORT) };
+    let case = |name, road, hook: Hook, mut plan: Rig, verdict, growth| {
+        // For this host, by whichever device it comes.
+        plan.frame[..6].copy_from_slice(if hook.ifindex == MGMT { &MGMT_MAC } else { &UPLINK_MAC });
+        Case { name, road, hook, plan, verdict, growth }
+    };
+    let from_other = |id, inner: &Packet| overlay(OTHER_NODE, NODE, id, [2, 9, 9, 9, 9, 9], inner);
+    let own_overlay = overlay(NODE, OTHER_NODE, AWAY.0, SECRET, &out(REMOTE_PODS));
+    let leaving = |from| plan(out(from).frame(), Side::Out, 0, from);
+    // What a program has redirected there: the sign of the configuration of `rig`.
+    let redirected = |plan| Rig { priority: Config::EMPTY.redirected_priority(), ..plan };
+    let translated = |address| redirected(Rig { source_at: 0, ..leaving(address) });
+    let plain = Growth::None;
+    vec![
+        case("steer", "local", steer, leaving(LOCAL_PODS), Verdict::SnatHere, plain),
+        case("leave", "local", leave, translated(LOCAL.1), Verdict::NotOurs, plain),
+        case("enter", "local", enter, plan(back(LOCAL.1).frame(), Side::Back, 0, LOCAL.1), Verdict::ReplyHere, plain),
+        case(
+            "notice",
+            "both",
+            notice,
+            plan(back(LOCAL_PODS).frame(), Side::BackToPod, 0, LOCAL_PODS),
+            Verdict::NotOurs,
+            plain,
+        ),
+        case("steer", "remote", steer, leaving(REMOTE_PODS), Verdict::ToGateway, Growth::Grows),
+        case(
+            "leave (overlay)",
+            "remote",
+            leave,
+            redirected(plan(own_overlay, Side::Out, inside, REMOTE_PODS)),
+            Verdict::NotOurs,
+            plain,
+        ),
+        case(
+            "enter and accept",
+            "remote",
+            enter,
+            plan(from_other(FOREIGN.0, &out(FOREIGN_PODS)), Side::Out, inside, FOREIGN_PODS),
+            Verdict::SnatForNode,
+            Growth::Shrinks,
+        ),
+        case("leave (gateway)", "remote", leave, translated(FOREIGN.1), Verdict::NotOurs, plain),
+        case(
+            "enter and steer",
+            "remote",
+            enter,
+            plan(back(FOREIGN.1).frame(), Side::Back, 0, FOREIGN.1),
+            Verdict::ReplyToNode,
+            Growth::Grows,
+        ),
+        case(
+            "enter and deliver",
+            "remote",
+            enter,
+            plan(from_other(AWAY.0, &back(REMOTE_PODS)), Side::BackToPod, inside, REMOTE_PODS),
+            Verdict::ReplyDelivered,
+            Growth::Shrinks,
+        ),
+        case("enter, not ours", "both", enter, plan(back(NODE).frame(), Side::Fixed, 0, NODE), Verdict::NotOurs, plain),
+        case("leave, not ours", "both", leave, plan(out(NODE).frame(), Side::Fixed, 0, NODE), Verdict::NotOurs, plain),
+    ]
+}

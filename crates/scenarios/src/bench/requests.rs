@@ -1,0 +1,181 @@
+//! Requests and streams between a pod and the server outside, by ordinary sockets on threads pinned to one core.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream, UdpSocket};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+
+use super::core::pin;
+use super::peers::SERVER;
+use super::plan::Work;
+use egress_lab::Netns;
+
+const ECHO_PORT: u16 = 7000;
+const CLOSING_PORT: u16 = 7001;
+const SWALLOW_PORT: u16 = 7002;
+const POUR_PORT: u16 = 7003;
+const CHUNK: usize = 128 << 10;
+/// An answer that takes longer is none.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Starts the servers in this namespace. Their threads wait in accept and end with the process.
+pub(super) fn serve(outside: &Netns, core: usize) -> Result<()> {
+    listen(outside, core, ECHO_PORT, |stream| std::thread::spawn(move || echo(stream)).thread().unpark())?;
+    // The server closes first, so that waiting for stray packets of the connection is not the client's port's business.
+    listen(outside, core, CLOSING_PORT, |mut stream| {
+        let mut byte = [0];
+        // A client that has gone away is the client's failure to report.
+        let _gone = stream.read_exact(&mut byte).and_then(|()| stream.write_all(&byte));
+    })?;
+    listen(outside, core, SWALLOW_PORT, |stream| std::thread::spawn(move || swallow(stream)).thread().unpark())?;
+    listen(outside, core, POUR_PORT, |stream| std::thread::spawn(move || pour(stream)).thread().unpark())?;
+    let socket = outside.run(|| Ok(UdpSocket::bind((Ipv4Addr::UNSPECIFIED, ECHO_PORT))?))?;
+    std::thread::spawn(move || {
+        pin(core)?;
+        let mut bytes = [0; 64];
+        loop {
+            let (length, from) = socket.recv_from(&mut bytes)?;
+            socket.send_to(&bytes[..length], from)?;
+        }
+        #[expect(unreachable_code, reason = "names the type of the closure's errors")]
+        Ok::<(), anyhow::Error>(())
+    });
+    Ok(())
+}
+
+fn listen(outside: &Netns, core: usize, port: u16, answer: impl Fn(TcpStream) + Send + 'static) -> Result<()> {
+    let listener = outside.run(|| Ok(TcpListener::bind((Ipv4Addr::UNSPECIFIED, port))?))?;
+    std::thread::spawn(move || {
+        pin(core)?;
+        for stream in listener.incoming() {
+            let stream = stream?;
+            stream.set_nodelay(true)?;
+            answer(stream);
+        }
+        Ok::<(), anyhow::Error>(())
+    });
+    Ok(())
+}
+
+fn echo(mut stream: TcpStream) {
+    let mut byte = [0];
+    while stream.read_exact(&mut byte).and_then(|()| stream.write_all(&byte)).is_ok() {}
+}
+
+/// Reads to the end and tells how many bytes there were.
+fn swallow(mut stream: TcpStream) {
+    let mut bytes = vec![0; CHUNK];
+    let mut total = 0_u64;
+    while let Ok(length) = stream.read(&mut bytes) {
+        if length == 0 {
+            // The client is waiting for it, or has gone.
+            let _gone = stream.write_all(&total.to_be_bytes());
+            return;
+        }
+        total += length as u64;
+    }
+}
+
+fn pour(mut stream: TcpStream) {
+    let bytes = vec![0; CHUNK];
+    while stream.write_all(&bytes).is_ok() {}
+}
+
+/// Does the work from the pod for so long; how much of it was done in a second.
+pub(super) fn measure(work: Work, pod: &Netns, core: usize, time: Duration) -> Result<f64> {
+    pod.run(|| {
+        pin(core)?;
+        match work {
+            Work::TcpRr => tcp_requests(time),
+            Work::TcpCrr => connections(time),
+            Work::UdpRr => datagrams(time),
+            Work::TcpUp => upload(time),
+            Work::TcpDown => download(time),
+            Work::Forwarding | Work::Programs => anyhow::bail!("this work needs no sockets"),
+        }
+    })
+    .with_context(|| format!("{} from {}", work.name(), pod.name()))
+}
+
+fn connect(port: u16) -> Result<TcpStream> {
+    let stream = TcpStream::connect_timeout(&SocketAddrV4::new(SERVER, port).into(), PATIENCE)?;
+    stream.set_nodelay(true)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    Ok(stream)
+}
+
+/// Does `once` again and again for so long; how often in a second.
+fn rate(time: Duration, mut once: impl FnMut() -> Result<()>) -> Result<f64> {
+    let begin = Instant::now();
+    let mut count = 0_u32;
+    while begin.elapsed() < time {
+        once()?;
+        count += 1;
+    }
+    Ok(f64::from(count) / begin.elapsed().as_secs_f64())
+}
+
+fn tcp_requests(time: Duration) -> Result<f64> {
+    let mut stream = connect(ECHO_PORT)?;
+    let mut byte = [7];
+    rate(time, || {
+        stream.write_all(&byte)?;
+        Ok(stream.read_exact(&mut byte)?)
+    })
+}
+
+fn connections(time: Duration) -> Result<f64> {
+    let mut byte = [7];
+    rate(time, || {
+        let mut stream = connect(CLOSING_PORT)?;
+        stream.write_all(&byte)?;
+        stream.read_exact(&mut byte)?;
+        ensure!(stream.read(&mut byte)? == 0, "the server says more than it was asked");
+        Ok(())
+    })
+}
+
+fn datagrams(time: Duration) -> Result<f64> {
+    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+    socket.connect((SERVER, ECHO_PORT))?;
+    socket.set_read_timeout(Some(PATIENCE))?;
+    let mut byte = [7];
+    rate(time, || {
+        socket.send(&byte)?;
+        socket.recv(&mut byte)?;
+        Ok(())
+    })
+}
+
+fn upload(time: Duration) -> Result<f64> {
+    let mut stream = connect(SWALLOW_PORT)?;
+    let bytes = vec![7; CHUNK];
+    let begin = Instant::now();
+    while begin.elapsed() < time {
+        stream.write_all(&bytes)?;
+    }
+    stream.shutdown(std::net::Shutdown::Write)?;
+    let mut total = [0; 8];
+    stream.read_exact(&mut total)?;
+    Ok(megabits(u64::from_be_bytes(total), begin))
+}
+
+fn download(time: Duration) -> Result<f64> {
+    let mut stream = connect(POUR_PORT)?;
+    let mut bytes = vec![0; CHUNK];
+    let begin = Instant::now();
+    let mut total = 0;
+    while begin.elapsed() < time {
+        let length = stream.read(&mut bytes)?;
+        ensure!(length > 0, "the stream has ended");
+        total += length as u64;
+    }
+    Ok(megabits(total, begin))
+}
+
+fn megabits(bytes: u64, begin: Instant) -> f64 {
+    #[expect(clippy::cast_precision_loss, reason = "a rate needs no more digits than a double has")]
+    let bits = (bytes * 8) as f64;
+    bits / begin.elapsed().as_secs_f64() / 1e6
+}

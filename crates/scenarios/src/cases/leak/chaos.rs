@@ -1,0 +1,239 @@
+//! What happens to the cluster, one step after the other, by a seed. Each step that changes what is right for a caller
+//! says so in its history before the next step begins.
+
+use std::net::IpAddr;
+use std::time::{Duration, SystemTime};
+
+use anyhow::{Result, ensure};
+use serde_json::{Value, json};
+
+use super::cast::{Caller, Fate};
+use super::judge::LIMIT;
+use egress_lab::api_objects::{all, egress_ip, labels};
+use egress_lab::test_cluster::Ground;
+
+/// The addresses of an object.
+type Pair = [&'static str; 2];
+
+const FIRST: Pair = ["172.18.0.110", "fd00:172:18::110"];
+const SECOND: Pair = ["172.18.0.111", "fd00:172:18::111"];
+const BRIEF: Pair = ["172.18.0.112", "fd00:172:18::112"];
+const TOWN: Pair = ["172.18.0.113", "fd00:172:18::113"];
+/// On no node's network.
+const HOPELESS: Pair = ["192.0.2.50", "2001:db8:dead::50"];
+const SILENT: Pair = ["192.0.2.51", "2001:db8:dead::51"];
+
+fn ips(pair: Pair) -> Vec<IpAddr> {
+    pair.iter().filter_map(|text| text.parse().ok()).collect()
+}
+
+/// A small generator of numbers (xorshift64*): the same seed, the same steps.
+pub(super) struct Dice(u64);
+
+impl Dice {
+    pub(super) fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    /// From 0, below `sides`.
+    fn roll(&mut self, sides: usize) -> usize {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        let high = self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33;
+        usize::try_from(high).unwrap_or(0) % sides
+    }
+
+    pub(super) fn pause(&mut self) -> Duration {
+        Duration::from_millis(u64::try_from(self.roll(900)).unwrap_or(0) + 100)
+    }
+}
+
+/// The cluster as it should be now, and its callers.
+pub(super) struct Chaos {
+    pub(super) ground: Ground,
+    pub(super) callers: Vec<Caller>,
+    dice: Dice,
+    /// Of `always` and of `pair`, which swap them.
+    pairs: [Pair; 2],
+    /// Assignable nodes, at least two.
+    gateways: Vec<usize>,
+    swapped: SystemTime,
+    toggled: usize,
+    townie: bool,
+    brief: bool,
+}
+
+impl Chaos {
+    pub(super) fn new(ground: Ground, dice: Dice) -> Result<Self> {
+        let callers = Caller::all(&ground.lab)?;
+        for node in [1, 2] {
+            ground.assignable(node, true)?;
+        }
+        let mut chaos = Self {
+            ground,
+            callers,
+            dice,
+            pairs: [FIRST, SECOND],
+            gateways: vec![1, 2],
+            swapped: SystemTime::now(),
+            toggled: 0,
+            townie: false,
+            brief: true,
+        };
+        for (name, pair) in [("always", FIRST), ("pair", SECOND), ("brief", BRIEF)] {
+            chaos.ground.assign(&grouped(name, pair))?;
+        }
+        chaos.ground.assign(&egress_ip("town", &TOWN, &labels("town", "yes"), &all()))?;
+        chaos.ground.put(&grouped("hopeless", HOPELESS))?;
+        let mut silent = grouped("silent", SILENT);
+        silent["metadata"]["annotations"] = json!({"k8s.ovn.org/egressip-on-unassigned": "drop"});
+        chaos.ground.put(&silent)?;
+        let now = SystemTime::now();
+        for fate in [Fate::Never, Fate::Toggled, Fate::Townie, Fate::Hopeless] {
+            chaos.say(now, fate, None);
+        }
+        for (fate, pair) in [(Fate::Always, FIRST), (Fate::Reborn, FIRST), (Fate::Brief, BRIEF)] {
+            chaos.say(now, fate, Some(&ips(pair)));
+        }
+        chaos.say(now, Fate::Silent, Some(&[]));
+        Ok(chaos)
+    }
+
+    /// These addresses are right for callers of this fate from now on, or, if none are named, their node's.
+    fn say(&mut self, asked: SystemTime, fate: Fate, allowed: Option<&[IpAddr]>) {
+        for caller in self.callers.iter_mut().filter(|caller| caller.fate == fate) {
+            match allowed {
+                Some(allowed) => caller.is_now(asked, allowed),
+                None => caller.is_not_selected(asked),
+            }
+        }
+    }
+
+    /// One step; its name for people.
+    pub(super) fn step(&mut self) -> Result<String> {
+        match self.dice.roll(12) {
+            0 | 1 => self.move_gateway(),
+            2 | 3 => self.swap_addresses(),
+            4 | 5 => self.restart(true),
+            6 => self.restart(false),
+            7 | 8 => self.toggle(),
+            9 => self.bear_again(),
+            10 => self.make_or_delete(),
+            _ => self.move_town(),
+        }
+    }
+
+    fn move_gateway(&mut self) -> Result<String> {
+        let spare = (1..=3).find(|node| !self.gateways.contains(node));
+        if let Some(spare) = spare {
+            self.ground.assignable(spare, true)?;
+            self.gateways.push(spare);
+            return Ok(format!("node{spare} becomes a gateway"));
+        }
+        let gone = self.gateways.remove(self.dice.roll(2));
+        self.ground.assignable(gone, false)?;
+        Ok(format!("node{gone} is no gateway any more"))
+    }
+
+    /// Whoever is edited first waits for the other to give its addresses up.
+    fn swap_addresses(&mut self) -> Result<String> {
+        self.pairs.swap(0, 1);
+        self.swapped = SystemTime::now();
+        let first = self.dice.roll(2);
+        for place in [first, 1 - first] {
+            let (name, pair) = (["always", "pair"][place], self.pairs[place]);
+            let asked = SystemTime::now();
+            self.ground.put(&grouped(name, pair))?;
+            if place == 0 {
+                self.say(asked, Fate::Always, Some(&ips(pair)));
+                self.say(asked, Fate::Reborn, Some(&ips(pair)));
+            }
+            if self.toggled == place + 1 {
+                self.say(asked, Fate::Toggled, Some(&ips(pair)));
+            }
+        }
+        Ok("two objects swap their addresses".to_owned())
+    }
+
+    fn restart(&mut self, kill: bool) -> Result<String> {
+        let node = self.dice.roll(3) + 1;
+        let agent = self.ground.agent(node)?;
+        agent.ensure_alive()?;
+        if kill {
+            agent.kill()?
+        } else {
+            agent.terminate(Duration::from_secs(8))?
+        }
+        agent.restart()?;
+        Ok(format!("the agent of node{node} is {} and started again", if kill { "killed" } else { "stopped" }))
+    }
+
+    /// From no object to one, to another, to none.
+    fn toggle(&mut self) -> Result<String> {
+        self.toggled = (self.toggled + 1) % 3;
+        let group = ["none", "always", "pair"][self.toggled];
+        let asked = SystemTime::now();
+        self.ground.label_pod("toggled1", "group", Some(group))?;
+        let mut addresses = self.toggled.checked_sub(1).map(|place| ips(self.pairs[place]));
+        // Who joins an object may meet it as it was before its last edit has taken effect.
+        if let Some(addresses) = addresses.as_mut().filter(|_| self.swapped + LIMIT > asked) {
+            addresses.extend(self.pairs.iter().flat_map(|pair| ips(*pair)));
+        }
+        self.say(asked, Fate::Toggled, addresses.as_deref());
+        Ok(format!("toggled1 goes to {group}"))
+    }
+
+    fn bear_again(&mut self) -> Result<String> {
+        let asked = SystemTime::now();
+        self.ground.cluster.delete(&self.ground.pod_path("reborn2")?)?;
+        self.say(asked, Fate::Reborn, Some(&[]));
+        std::thread::sleep(self.dice.pause());
+        let asked = SystemTime::now();
+        self.ground.cluster.publish_pod(self.ground.pod("reborn2")?)?;
+        self.say(asked, Fate::Reborn, Some(&ips(self.pairs[0])));
+        Ok("reborn2 is deleted and made again".to_owned())
+    }
+
+    fn make_or_delete(&mut self) -> Result<String> {
+        self.brief = !self.brief;
+        let asked = SystemTime::now();
+        if self.brief {
+            self.ground.put(&grouped("brief", BRIEF))?;
+            self.say(asked, Fate::Brief, Some(&ips(BRIEF)));
+            return Ok("the object brief is made".to_owned());
+        }
+        self.ground.remove("brief")?;
+        self.say(asked, Fate::Brief, None);
+        Ok("the object brief is deleted".to_owned())
+    }
+
+    fn move_town(&mut self) -> Result<String> {
+        self.townie = !self.townie;
+        let asked = SystemTime::now();
+        self.ground.label_namespace("town", "town", self.townie.then_some("yes"))?;
+        let town = ips(TOWN);
+        self.say(asked, Fate::Townie, self.townie.then_some(town.as_slice()));
+        Ok(format!("the namespace town is {}selected", if self.townie { "" } else { "not " }))
+    }
+
+    /// All callers are seen as they should be now.
+    pub(super) fn settle(&mut self) -> Result<()> {
+        self.ground.agents_serve()?;
+        if let Some(place) = self.toggled.checked_sub(1) {
+            self.say(SystemTime::now(), Fate::Toggled, Some(&ips(self.pairs[place])));
+        }
+        for caller in &self.callers {
+            let from = &self.ground.pod(caller.name)?.netns;
+            for to in caller.door.both() {
+                self.ground.becomes(from, to, caller.seen_as(to)?)?;
+            }
+        }
+        ensure!(self.gateways.len() >= 2, "too few gateways");
+        Ok(())
+    }
+}
+
+fn grouped(name: &str, pair: Pair) -> Value {
+    egress_ip(name, &pair, &all(), &labels("group", name))
+}

@@ -1,0 +1,81 @@
+//! Devices that vanish and come back, as when the external bridge is restarted: the programs go with them and must be
+//! back at once. What leaves in between is nobody's to stop, so it is counted, with the time in which it left.
+
+use std::time::{Duration, SystemTime};
+
+use anyhow::{Result, ensure};
+
+use super::cast::{Caller, Fate};
+use super::{begin, chatter::Chatter};
+use egress_lab::capture::{Capture, Sighting};
+use egress_lab::test::LabContext;
+use egress_lab::test_cluster::node;
+use egress_lab::wait::{EFFECT, until};
+use egress_lab::{Lab, Node};
+
+/// From a device's return to its program's, at most.
+const WINDOW: Duration = Duration::from_millis(500);
+/// How long all is watched once it is right again.
+const WATCHED: Duration = Duration::from_secs(1);
+
+pub(in crate::cases) fn made_anew(context: &LabContext) -> Result<()> {
+    let (mut chaos, capture, chatter) = begin(context)?;
+    let mut total = 0;
+    for number in 1..=3 {
+        for management in [true, false] {
+            let begun = SystemTime::now();
+            let place = chaos.ground.lab.node(node(number)?);
+            if management {
+                chaos.ground.lab.remake_management(place)?;
+            } else {
+                chaos.ground.lab.remake_uplink(place)?;
+            }
+            forget_link_address(&chaos.ground.lab, place)?;
+            chaos.settle()?;
+            let device = if management { "the management port" } else { "the uplink" };
+            let leaked = leaks(&chaos.callers, &capture, begun)?;
+            let span = span(&leaked);
+            println!("node{number}, {device} made anew: {} packets of selected pods leaked in {span:?}", leaked.len());
+            ensure!(span < WINDOW, "the programs were not back for {span:?}");
+            // Behind steering stands a second line.
+            ensure!(!management || leaked.is_empty(), "leaked while the management port was made anew: {leaked:?}");
+            let right = SystemTime::now();
+            until("a second without a leak", EFFECT, || {
+                Ok(right.elapsed().is_ok_and(|past| past > WATCHED).then_some(()))
+            })?;
+            let late = leaks(&chaos.callers, &capture, right)?;
+            ensure!(late.is_empty(), "{} packets leaked when all was right again: {:?}", late.len(), late.first());
+            total += leaked.len();
+        }
+    }
+    println!("{total} packets leaked while six devices were made anew");
+    chatter.into_iter().try_for_each(Chatter::finish)?;
+    capture.finish()?;
+    Ok(())
+}
+
+/// Real devices keep their link addresses, the lab's get new ones, which neighbours of the node itself have to ask for.
+/// Those of egress IPs are the product's to announce.
+fn forget_link_address(lab: &Lab, node: &Node) -> Result<()> {
+    let neighbours = lab.nodes().iter().flat_map(|other| [&other.host, &other.router]).chain([lab.ext()]);
+    for neighbour in neighbours {
+        for address in node.number.address().both().into_iter().chain(node.management().both()) {
+            neighbour.exec("ip", &["neigh", "flush", "to", &address.to_string()])?;
+        }
+    }
+    Ok(())
+}
+
+/// Wrong packets of callers that are always selected.
+fn leaks(callers: &[Caller], capture: &Capture, since: SystemTime) -> Result<Vec<Sighting>> {
+    let seen = capture.seen()?;
+    let selected = callers.iter().filter(|caller| matches!(caller.fate, Fate::Always | Fate::Reborn | Fate::Silent));
+    let wrong = selected.flat_map(|caller| caller.judge(&seen).wrong);
+    Ok(wrong.filter(|sighting| sighting.at >= since).collect())
+}
+
+fn span(leaked: &[Sighting]) -> Duration {
+    let times = || leaked.iter().map(|sighting| sighting.at);
+    let (first, last) = (times().min(), times().max());
+    first.zip(last).and_then(|(first, last)| last.duration_since(first).ok()).unwrap_or_default()
+}

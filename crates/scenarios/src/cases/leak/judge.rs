@@ -1,0 +1,163 @@
+//! Who may have which source address, and when. Pure: histories and sightings in, a ruling out.
+//!
+//! A caller speaks to a door of its own, so the destination names the caller whatever the source says. Its history is
+//! what the API server said of it: a list of states, each with the addresses that are right in it. A packet is right
+//! when its source is right
+//!
+//! - in the state of its time, or
+//! - in an earlier state that its node may not have heard of the end of yet: for [`LIMIT`] at most, and no longer than
+//!   until a newer state has shown on the wire (with what may still be [`IN_FLIGHT`] then).
+//!
+//! So a caller for which no state ever allows its node's address may never show it, not for a moment; and a change
+//! that has taken effect may never be taken back.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::time::{Duration, SystemTime};
+
+use egress_lab::capture::Sighting;
+
+/// What a change may take: a new leader, a started agent, a busy machine.
+pub(super) const LIMIT: Duration = Duration::from_secs(12);
+/// What may still be on its way between nodes when the source node has changed its mind.
+pub(super) const IN_FLIGHT: Duration = Duration::from_millis(100);
+
+/// One state of a caller.
+#[derive(Debug, Clone)]
+pub(super) struct State {
+    /// When the API server was asked for it: nobody can have heard of it before.
+    pub(super) asked: SystemTime,
+    /// When the API server had answered: from then on the state before is over.
+    pub(super) answered: SystemTime,
+    pub(super) allowed: BTreeSet<IpAddr>,
+}
+
+/// What the packets of one caller were like.
+#[derive(Debug, Default)]
+pub(super) struct Ruling {
+    pub(super) sources: BTreeMap<IpAddr, u64>,
+    /// Right in a state that was over, and the longest time by which.
+    pub(super) late: u64,
+    pub(super) longest: Duration,
+    pub(super) wrong: Vec<Sighting>,
+}
+
+impl Ruling {
+    pub(super) fn packets(&self) -> u64 {
+        self.sources.values().sum()
+    }
+
+    pub(super) fn add(&mut self, other: Self) {
+        for (source, count) in other.sources {
+            *self.sources.entry(source).or_default() += count;
+        }
+        self.late += other.late;
+        self.longest = self.longest.max(other.longest);
+        self.wrong.extend(other.wrong);
+    }
+}
+
+/// Judges the packets to one destination, in their order.
+pub(super) fn judge(history: &[State], sightings: impl Iterator<Item = Sighting>) -> Ruling {
+    let ends = history.iter().skip(1).map(|next| Some(next.answered)).chain([None]);
+    let mut open: Vec<Open<'_>> =
+        history.iter().zip(ends).map(|(state, end)| Open { state, end, until: end.map(|end| end + LIMIT) }).collect();
+    let mut ruling = Ruling::default();
+    for sighting in sightings {
+        *ruling.sources.entry(sighting.source).or_default() += 1;
+        // The newest state that fits: what it shows ends those before it that do not allow it.
+        let fits = |open: &Open<'_>| open.holds(sighting.at) && open.state.allowed.contains(&sighting.source);
+        let Some(place) = open.iter().rposition(fits) else {
+            ruling.wrong.push(sighting);
+            continue;
+        };
+        if let Some(late) = open[place].end.and_then(|end| sighting.at.duration_since(end).ok()) {
+            ruling.late += 1;
+            ruling.longest = ruling.longest.max(late);
+        }
+        if open[..place].iter().any(|open| open.holds(sighting.at) && open.state.allowed.contains(&sighting.source)) {
+            // An older state explains it as well: nothing new has shown.
+            continue;
+        }
+        for older in &mut open[..place] {
+            let over = sighting.at + IN_FLIGHT;
+            older.until = Some(older.until.map_or(over, |until| until.min(over)));
+        }
+    }
+    ruling
+}
+
+/// A state, and how long it explains packets.
+struct Open<'a> {
+    state: &'a State,
+    /// When the next state was known to hold.
+    end: Option<SystemTime>,
+    until: Option<SystemTime>,
+}
+
+impl Open<'_> {
+    fn holds(&self, at: SystemTime) -> bool {
+        self.state.asked <= at && self.until.is_none_or(|until| at <= until)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use egress_lab::topology::addresses::NodeNumber;
+
+    const NODE: &str = "172.18.0.2";
+    const EGRESS: &str = "172.18.0.110";
+    const OTHER: &str = "172.18.0.111";
+
+    fn at(millis: u64) -> SystemTime {
+        SystemTime::UNIX_EPOCH + Duration::from_millis(millis)
+    }
+
+    fn state(millis: u64, allowed: &[&str]) -> State {
+        let allowed = allowed.iter().map(|text| text.parse().expect("address")).collect();
+        State { asked: at(millis), answered: at(millis + 10), allowed }
+    }
+
+    fn wrong(history: &[State], packets: &[(u64, &str)]) -> Vec<usize> {
+        let sighting = |(millis, source): &(u64, &str)| Sighting {
+            at: at(*millis),
+            node: NodeNumber::new(1).expect("one is a node"),
+            source: source.parse().expect("address"),
+            destination: "198.51.100.100".parse().expect("address"),
+            protocol: 17,
+            ports: (1, 2),
+            segment: None,
+        };
+        let sightings: Vec<Sighting> = packets.iter().map(sighting).collect();
+        let ruling = judge(history, sightings.iter().copied());
+        sightings.iter().enumerate().filter(|(_, s)| ruling.wrong.contains(s)).map(|(place, _)| place).collect()
+    }
+
+    #[test]
+    fn a_selected_caller_never_shows_its_node_or_pod() {
+        let history = [state(0, &[EGRESS]), state(1000, &[OTHER])];
+        let packets = [(500, EGRESS), (900, NODE), (1005, NODE), (1100, EGRESS), (1200, OTHER), (1201, "10.244.1.10")];
+        assert_eq!(wrong(&history, &packets), [1, 2, 5]);
+    }
+
+    #[test]
+    fn a_caller_that_is_not_selected_never_shows_an_egress_ip() {
+        assert_eq!(wrong(&[state(0, &[NODE])], &[(1, NODE), (2, EGRESS)]), [1]);
+    }
+
+    #[test]
+    fn a_change_may_take_time_but_not_be_taken_back() {
+        let history = [state(0, &[NODE]), state(1000, &[EGRESS])];
+        let packets = [(999, EGRESS), (1500, NODE), (2000, EGRESS), (2050, NODE), (2200, NODE), (2300, EGRESS)];
+        assert_eq!(wrong(&history, &packets), [0, 4]);
+        assert_eq!(wrong(&history, &[(14_000, NODE)]), [0]);
+    }
+
+    #[test]
+    fn a_state_that_comes_back_is_a_new_state() {
+        let history = [state(0, &[NODE]), state(1000, &[EGRESS]), state(2000, &[NODE]), state(3000, &[EGRESS])];
+        let packets = [(1100, EGRESS), (1300, NODE), (2100, NODE), (2250, EGRESS), (3100, EGRESS)];
+        assert_eq!(wrong(&history, &packets), [1, 3]);
+    }
+}

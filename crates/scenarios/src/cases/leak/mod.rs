@@ -1,0 +1,159 @@
+//! No wrong source address, whatever happens: callers of every fate call all the while, the cluster changes by the dice,
+//! and a capture at the nodes' ports of the switch sees every packet that leaves them. And since a check that cannot
+//! fail proves nothing: the same judge on the same capture says no when the programs and what stands behind them are taken
+//! off, and when one caller's packets are taken for another's.
+//!
+//! `cast`: who calls. `chaos`: what happens. `chatter`: how they call. `judge`: who may show which address when.
+//! `devices`: what leaves while devices are made anew.
+
+mod cast;
+mod chaos;
+mod chatter;
+pub(super) mod devices;
+mod judge;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+
+use cast::{Caller, DOORS, Fate, judge_as};
+use chaos::{Chaos, Dice};
+use chatter::Chatter;
+use egress_lab::Node;
+use egress_lab::capture::{Capture, Class, Key, Seen};
+use egress_lab::pins::{Pins, bpftool};
+use egress_lab::test::LabContext;
+use egress_lab::test_cluster::{Ground, node};
+use egress_lab::topology::addresses as plan;
+use egress_lab::traffic::flows::Flow;
+use egress_lab::traffic::server::ECHO_PORT;
+use egress_lab::wait::{EFFECT, until};
+use judge::Ruling;
+
+/// How long the cluster changes.
+const CHAOS: Duration = Duration::from_secs(60);
+/// The seed, unless the environment names another.
+const SEED: u64 = 7;
+const SEED_VARIABLE: &str = "EGRESS_LEAK_SEED";
+
+fn begin(context: &LabContext) -> Result<(Chaos, Capture, Vec<Chatter>)> {
+    let seed = std::env::var(SEED_VARIABLE).ok().and_then(|text| text.parse().ok()).unwrap_or(SEED);
+    println!("seed {seed} ({SEED_VARIABLE} names another)");
+    let ground = Ground::with_crd(context, cast::pods(), DOORS, |_| {})?;
+    let mut chaos = Chaos::new(ground, Dice::new(seed))?;
+    chaos.settle()?;
+    let doors: BTreeSet<IpAddr> = chaos.callers.iter().flat_map(|caller| caller.door.both()).collect();
+    let capture = Capture::watching(&chaos.ground.lab, doors)?;
+    let start = |caller: &Caller| Chatter::start(chaos.ground.pod(caller.name)?, caller.door);
+    let chatter = chaos.callers.iter().map(start).collect::<Result<Vec<_>>>()?;
+    Ok((chaos, capture, chatter))
+}
+
+pub(super) fn nothing_leaks(context: &LabContext) -> Result<()> {
+    let (mut chaos, capture, chatter) = begin(context)?;
+    let witness = chaos.ground.pod("never1")?.netns.clone();
+    let flows = plan::SERVER.both().map(|to| Flow::udp(&witness, (to, ECHO_PORT).into(), Duration::from_millis(20)));
+    let outcome = play(&mut chaos);
+    if outcome.is_err() {
+        println!("{}", chaos.ground.last_words());
+    }
+    for flow in flows {
+        let report = flow?.finish()?;
+        println!("never1: {} datagrams, {} lost", report.sent, report.lost());
+        ensure!(report.lost() == 0, "a pod that nobody selects has lost packets: {report:?}");
+    }
+    chatter.into_iter().try_for_each(Chatter::finish)?;
+    let seen = capture.finish()?;
+    let rulings = rule(&chaos.callers, &seen);
+    println!("{}{} frames captured", cast::table(&rulings, &seen), seen.frames);
+    for caller in &chaos.callers {
+        cast::show_wrong(caller, &caller.judge(&seen));
+    }
+    outcome?;
+    seen.check()?;
+    let elsewhere =
+        |key: &Key| !plan::is_lan(key.destination) && !chaos.callers.iter().any(|c| c.door.is(key.destination));
+    let strays = seen.packets(|key| elsewhere(key) && seen.class(key.source) == Class::Pod);
+    ensure!(strays == 0, "{strays} packets with a pod's address have left the nodes");
+    for (fate, ruling) in &rulings {
+        if let Some(first) = ruling.wrong.first() {
+            anyhow::bail!(
+                "{} packets of {fate:?} callers have a wrong source; the first: {first:?}",
+                ruling.wrong.len()
+            );
+        }
+        ensure!((ruling.packets() > 500) == (*fate != Fate::Silent), "{fate:?} callers sent {}", ruling.packets());
+    }
+    ensure!(rulings[&Fate::Silent].packets() == 0, "what shall be dropped is not");
+    Ok(())
+}
+
+fn play(chaos: &mut Chaos) -> Result<()> {
+    let begin = Instant::now();
+    let mut dice = Dice::new(1);
+    while begin.elapsed() < CHAOS {
+        let what = chaos.step()?;
+        println!("{:>6.1} s: {what}", begin.elapsed().as_secs_f32());
+        std::thread::sleep(dice.pause());
+    }
+    chaos.settle()
+}
+
+fn rule(callers: &[Caller], seen: &Seen) -> BTreeMap<Fate, Ruling> {
+    let mut rulings: BTreeMap<Fate, Ruling> = BTreeMap::new();
+    for caller in callers {
+        rulings.entry(caller.fate).or_default().add(caller.judge(seen));
+    }
+    rulings
+}
+
+/// What the test above would say of a product that leaks.
+pub(super) fn judge_can_say_no(context: &LabContext) -> Result<()> {
+    let (mut chaos, capture, chatter) = begin(context)?;
+    let caller = |name: &str| chaos.callers.iter().find(|caller| caller.name == name).cloned();
+    let (Some(always), Some(never)) = (caller("always1"), caller("never1")) else { anyhow::bail!("no callers") };
+    until("both have called", EFFECT, || {
+        let seen = capture.seen()?;
+        Ok((always.judge(&seen).packets() > 50 && never.judge(&seen).packets() > 50).then_some(()))
+    })?;
+    let seen = capture.seen()?;
+    ensure!(rule(&chaos.callers, &seen).values().all(|ruling| ruling.wrong.is_empty()), "a leak before there is one");
+    for (history, door) in [(&always, &never), (&never, &always)] {
+        let ruling = judge_as(&history.history, door.door, &seen);
+        println!("{}'s packets taken for {}'s: {} wrong", door.name, history.name, ruling.wrong.len());
+        ensure!(
+            ruling.wrong.len() as u64 == ruling.packets() && ruling.packets() > 0,
+            "the judge takes one for another"
+        );
+    }
+    // Its agent would put the program and the table back.
+    chaos.ground.agent(1)?.pause()?;
+    let first = chaos.ground.lab.node(node(1)?);
+    let link = Pins::of(first).link_path("from_pod")?;
+    bpftool(&["link", "detach", "pinned", &link.to_string_lossy()])?;
+    until("the second line drops what nobody steers", EFFECT, || Ok((held(first)? > 20).then_some(())))?;
+    ensure!(always.judge(&capture.seen()?).wrong.is_empty(), "the second line lets packets pass");
+    first.host.exec("nft", &["delete", "table", "inet", "egress-agent"])?;
+    let wrong = until("the judge sees the leak", EFFECT, || {
+        let ruling = always.judge(&capture.seen()?);
+        Ok((ruling.wrong.len() > 20).then_some(ruling.wrong))
+    })?;
+    let of_the_node = wrong.iter().filter(|sighting| always.node.is(sighting.source)).count();
+    println!(
+        "steering and second line taken off: {} packets wrong, {of_the_node} with the node's address",
+        wrong.len()
+    );
+    ensure!(of_the_node == wrong.len(), "what leaks has another address than the node's");
+    ensure!(never.judge(&capture.seen()?).wrong.is_empty(), "a caller that is not selected is judged to leak");
+    chaos.ground.agent(1)?.resume()?;
+    chatter.into_iter().try_for_each(Chatter::finish)
+}
+
+/// Packets that the table behind the programs has dropped.
+fn held(node: &Node) -> Result<u64> {
+    let rules = node.host.exec("nft", &["list", "table", "inet", "egress-agent"])?;
+    let counts = rules.split("counter packets ").skip(1).filter_map(|rest| rest.split(' ').next());
+    Ok(counts.map(str::parse::<u64>).sum::<Result<_, _>>()?)
+}

@@ -1,0 +1,190 @@
+//! Agents end and start again while packets flow: the programs go on alone, and the next agent adopts them.
+//!
+//! Constant flows of every kind run all the while from a pod whose gateway is another node, from pods on gateways, and
+//! from a pod that is not selected. They count: nothing may be lost, reset or delayed for long, and what the maps hold
+//! must stay. New connections are made while nobody watches, too.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+
+use super::leader::TAKE_OVER;
+use egress_lab::agents::Agent;
+use egress_lab::api_objects::{all, egress_ip, labels};
+use egress_lab::capture::{Capture, Class};
+use egress_lab::pins::{Link, Pins};
+use egress_lab::test::LabContext;
+use egress_lab::test_cluster::{Ground, Sight, look, pod};
+use egress_lab::topology::addresses as plan;
+use egress_lab::traffic::client;
+use egress_lab::traffic::flows::Flow;
+use egress_lab::traffic::server::ECHO_PORT;
+use egress_lab::wait::{EFFECT, until};
+
+const V4: &str = "172.18.0.110";
+const V6: &str = "fd00:172:18::110";
+/// Of datagrams and pings: what can be lost shows at this resolution.
+const TICK: Duration = Duration::from_millis(10);
+/// More than a busy machine takes to end a process, and less than the programs take.
+const AT_ONCE: Duration = Duration::from_millis(500);
+const SELECTED: [&str; 3] = ["source", "gateway4", "gateway6"];
+
+/// Of the watches' lags.
+const SEED: u64 = 2;
+
+pub(super) fn under_traffic(context: &LabContext) -> Result<()> {
+    let pods = vec![
+        pod("source", "red", 1, &[]),
+        pod("gateway4", "red", 2, &[]),
+        pod("gateway6", "red", 3, &[]),
+        pod("bystander", "blue", 1, &[]),
+    ];
+    let mut ground = Ground::start(context, pods)?;
+    ground.lag(SEED);
+    ground.assignable(2, true)?;
+    ground.assignable(3, true)?;
+    let pairs = ground.assign(&egress_ip("restarts", &[V4, V6], &labels("house", "red"), &all()))?;
+    println!("assigned: {pairs:?}");
+    for name in SELECTED {
+        ground.is_seen_as(name, Some(V4), Some(V6))?;
+    }
+    let capture = Capture::start(&ground.lab)?;
+    let flows = start_flows(&ground)?;
+    let ended = endings(&mut ground);
+    if ended.is_err() {
+        println!("{}", ground.last_words());
+    }
+    ended?;
+    let (mut sent, mut gap) = (0, Duration::ZERO);
+    for (name, flow) in flows {
+        let report = flow.finish()?;
+        sent += report.sent;
+        gap = gap.max(report.longest_gap);
+        let whole = report.lost() == 0 && report.duplicated == 0 && report.broken.is_none() && report.sent > 100;
+        ensure!(whole, "{name}: {} of {} lost: {report:?}", report.lost(), report.sent);
+    }
+    println!("{sent} datagrams, pings and messages, none lost, no connection reset, longest gap {gap:?}");
+    let seen = capture.finish()?;
+    seen.check()?;
+    ensure!(seen.to_the_world(Class::Pod) == 0, "a pod's address went out");
+    Ok(())
+}
+
+fn start_flows(ground: &Ground) -> Result<Vec<(String, Flow)>> {
+    let mut flows = Vec::new();
+    for pod in ground.lab.pods() {
+        for to in plan::SERVER.both() {
+            let echo = SocketAddr::new(to, ECHO_PORT);
+            flows.push((format!("{} UDP {to}", pod.name), Flow::udp(&pod.netns, echo, TICK)?));
+            flows.push((format!("{} ping {to}", pod.name), Flow::ping(&pod.netns, to, TICK)?));
+            flows.push((format!("{} TCP {to}", pod.name), Flow::tcp(&pod.netns, echo, TICK, client::PATIENCE)?));
+        }
+    }
+    Ok(flows)
+}
+
+/// More than a reading of the ledger gives programs, and less than a leader's probe does.
+const CONFIRMED: Duration = Duration::from_secs(10);
+
+/// Each way to end, on the source node, on the gateways and everywhere at once. Each time the controller has confirmed the
+/// gateways first: a reading of the ledger gives programs less (docs/adr/0017-lease-in-the-programs.md).
+fn endings(ground: &mut Ground) -> Result<()> {
+    for nodes in [&[1][..], &[2], &[3], &[1, 2, 3]] {
+        for kill in [true, false] {
+            for gateway in [2, 3] {
+                let pins = pins(ground, gateway)?;
+                until(&format!("the controller has confirmed node{gateway}"), TAKE_OVER, || {
+                    Ok((pins.lease_left()? > CONFIRMED).then_some(()))
+                })?;
+            }
+            restart(ground, nodes, kill).with_context(|| format!("restart of {nodes:?}, killed: {kill}"))?;
+        }
+    }
+    Ok(())
+}
+
+/// A start takes seconds, nearly all of them the verifier's. A stop does not wait for it, and leaves nothing behind.
+pub(super) fn stopped_while_it_starts(context: &LabContext) -> Result<()> {
+    let mut ground = Ground::without_agents(context, Vec::new(), 0, |_| {})?;
+    let options = ground.options(context);
+    let node = ground.lab.node(egress_lab::test_cluster::node(1)?).clone();
+    let pins = Pins::of(&node);
+    let pinned = || pins.layout().map_or(0, |folder| std::fs::read_dir(folder.join("maps")).map_or(0, Iterator::count));
+    ground.agents = vec![Agent::start(&ground.lab, &node, &options)?];
+    until("the maps are there, and the programs on their way", EFFECT, || Ok((pinned() > 0).then_some(())))?;
+    let begin = Instant::now();
+    let agent = ground.agent(1)?;
+    agent.terminate(AT_ONCE)?;
+    println!("it ended after {} ms", begin.elapsed().as_millis());
+    let log = std::fs::read_to_string(agent.log())?;
+    ensure!(log.contains("stopped before the programs were loaded"), "it had started: {log}");
+    ensure!(pinned() == 0, "{} maps are still pinned", pinned());
+    agent.restart()?;
+    ground.serves(1)
+}
+
+/// What must outlive an agent.
+struct Kept {
+    links: Vec<Link>,
+    maps: BTreeSet<u64>,
+    entries: Vec<(&'static str, BTreeSet<String>)>,
+}
+
+impl Kept {
+    fn look(ground: &Ground, node: usize) -> Result<Self> {
+        let pins = pins(ground, node)?;
+        let entries = ["flows", "nat", "pods", "policy", "owned", "cluster", "nodes"];
+        let entries = entries.map(|map| Ok((map, pins.keys(map)?))).into_iter().collect::<Result<_>>()?;
+        Ok(Self { links: pins.links()?, maps: pins.map_ids()?, entries })
+    }
+}
+
+fn pins(ground: &Ground, node: usize) -> Result<Pins> {
+    Ok(Pins::of(ground.lab.node(egress_lab::test_cluster::node(node)?)))
+}
+
+fn restart(ground: &mut Ground, nodes: &[usize], kill: bool) -> Result<()> {
+    let before = nodes.iter().map(|node| Kept::look(ground, *node)).collect::<Result<Vec<_>>>()?;
+    for node in nodes {
+        let agent = ground.agent(*node)?;
+        if kill { agent.kill()? } else { agent.terminate(Duration::from_secs(5))? }
+    }
+    // Nobody watches over these nodes now. New connections work all the same.
+    for name in SELECTED {
+        for (to, egress) in plan::SERVER.both().into_iter().zip([V4, V6]) {
+            let seen = look(&ground.pod(name)?.netns, to)?;
+            ensure!(seen == Sight::As(egress.parse()?), "without an agent {name} is {seen}");
+        }
+    }
+    for node in nodes {
+        ground.agent(*node)?.restart()?;
+    }
+    for (node, before) in nodes.iter().zip(before) {
+        adopted(ground, *node, &before)?;
+    }
+    Ok(())
+}
+
+/// Waits until the new agent's programs run on the old links, and compares what was kept.
+fn adopted(ground: &mut Ground, node: usize, before: &Kept) -> Result<()> {
+    ground.loaded(node)?;
+    let pins = pins(ground, node)?;
+    let links = until(&format!("the new programs of node{node} run"), EFFECT, || {
+        let links = pins.links()?;
+        let all = links.iter().zip(&before.links).all(|(new, old)| new.program != old.program);
+        Ok(all.then_some(links))
+    })?;
+    let same = links.iter().zip(&before.links).all(|(new, old)| new.id == old.id);
+    ensure!(same, "links were made anew instead of adopted: {:?}, {links:?}", before.links);
+    ground.serves(node)?;
+    let now = Kept::look(ground, node)?;
+    ensure!(now.maps == before.maps, "maps were made anew: {:?}, {:?}", before.maps, now.maps);
+    for ((map, old), (_, new)) in before.entries.iter().zip(&now.entries) {
+        let gone = old.difference(new).count();
+        ensure!(gone == 0, "{gone} of {} entries of {map} are gone on node{node}", old.len());
+        println!("node{node} {map}: {} entries before, {} after, none gone", old.len(), new.len());
+    }
+    Ok(())
+}

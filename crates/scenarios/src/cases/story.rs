@@ -1,0 +1,121 @@
+//! The walkthrough as people start it, with `cargo xtask run`: it ends well, and nothing of it is left on the machine:
+//! no namespace, mount, process or file, and in the kernel neither its maps nor its programs.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+
+use egress_lab::agents::last_lines;
+use egress_lab::lab_processes;
+use egress_lab::pins::{HOOKS, bpftool};
+use egress_lab::test::LabContext;
+use egress_lab::topology::ledger::GROUND;
+use egress_lab::wait::{EFFECT, until};
+
+/// How long the story may take on a busy machine.
+const STORY: Duration = Duration::from_secs(150);
+const NODES: usize = 3;
+
+pub(super) fn told(context: &LabContext) -> Result<()> {
+    let prefix = format!("y{}", std::process::id());
+    let folder = Path::new(GROUND).join(&prefix);
+    let log = context.logs.join("story.log");
+    let output = File::create(&log)?;
+    let mut child = Command::new(std::env::current_exe()?)
+        .args(["run", "--no-install", "--prefix", &prefix, "--agent"])
+        .arg(&context.built.agent)
+        .stdout(output.try_clone()?)
+        .stderr(output)
+        .spawn()?;
+    let begin = Instant::now();
+    let mut kernel = Objects::default();
+    let status = loop {
+        if let Some(status) = child.try_wait()? {
+            break status;
+        }
+        if begin.elapsed() > STORY {
+            child.kill()?;
+            child.wait()?;
+        }
+        // What the agents pin is known only while the story runs. A folder that goes meanwhile is no error.
+        if let Ok(found) = Objects::pinned(&folder.join("bpf")) {
+            kernel = kernel.and(found);
+        }
+        thread::sleep(Duration::from_millis(300));
+    };
+    println!("{}\nthe story took {} s", last_lines(&log, 4), begin.elapsed().as_secs());
+    ensure!(status.success(), "the story ended with {status}:\n{}", last_lines(&log, 60));
+    let told = std::fs::read_to_string(&log)?;
+    ensure!(told.contains("checks as expected"), "the story has no summary");
+    ensure!(kernel.programs.len() >= NODES * HOOKS.len(), "only {} programs were seen", kernel.programs.len());
+    println!("{} maps and {} programs were pinned at some time", kernel.maps.len(), kernel.programs.len());
+    nothing_left(&prefix, &folder)?;
+    // The kernel frees what nobody holds after a grace period of its own.
+    until("maps and programs are gone", EFFECT, || Ok(kernel.are_gone().then_some(())))
+}
+
+fn nothing_left(prefix: &str, folder: &Path) -> Result<()> {
+    let named = |folder: &str| -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+        entries
+            .filter(|entry| entry.file_name().to_string_lossy().starts_with(prefix))
+            .map(|entry| entry.path())
+            .collect()
+    };
+    let mut left = named("/run/netns");
+    left.extend(named(GROUND));
+    ensure!(left.is_empty(), "the story has left {left:?}");
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").context("cannot read the mounts")?;
+    ensure!(!mounts.contains(&folder.display().to_string()), "the story has left a mount");
+    let processes = lab_processes(prefix);
+    ensure!(processes.is_empty(), "the story has left processes {processes:?}");
+    Ok(())
+}
+
+/// The kernel's numbers of maps and programs.
+#[derive(Default)]
+struct Objects {
+    maps: BTreeSet<u64>,
+    programs: BTreeSet<u64>,
+}
+
+impl Objects {
+    fn and(mut self, other: Self) -> Self {
+        self.maps.extend(other.maps);
+        self.programs.extend(other.programs);
+        self
+    }
+
+    fn pinned(bpffs: &Path) -> Result<Self> {
+        let mut found = Self::default();
+        for node in std::fs::read_dir(bpffs)? {
+            let node = node?;
+            // The kernel has files of its own beside the nodes' folders.
+            if !node.file_type()?.is_dir() {
+                continue;
+            }
+            for layout in std::fs::read_dir(node.path())? {
+                let layout = layout?.path();
+                for link in std::fs::read_dir(layout.join("links"))? {
+                    let shown = bpftool(&["link", "show", "pinned", &link?.path().to_string_lossy()])?;
+                    found.programs.extend(shown["prog_id"].as_u64());
+                }
+                for map in std::fs::read_dir(layout.join("maps"))? {
+                    let shown = bpftool(&["map", "show", "pinned", &map?.path().to_string_lossy()])?;
+                    found.maps.extend(shown["id"].as_u64());
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    fn are_gone(&self) -> bool {
+        let gone = |kind: &str, id: &u64| bpftool(&[kind, "show", "id", &id.to_string()]).is_err();
+        self.maps.iter().all(|id| gone("map", id)) && self.programs.iter().all(|id| gone("prog", id))
+    }
+}

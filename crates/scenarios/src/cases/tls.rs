@@ -1,0 +1,107 @@
+//! Health checks by TLS, as the configuration file asks for: agents understand each other, take new certificates while they
+//! run, and keep the former ones where the new cannot be used.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
+
+use super::leader::leader;
+use egress_lab::agents::Agent;
+use egress_lab::test::LabContext;
+use egress_lab::test_cluster::{Ground, pod};
+use egress_lab::wait::until;
+
+const NAME: &str = "egress-agents";
+/// Agents look at the files every ten seconds.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Writes a new CA, and a certificate of it that serves both ends.
+fn certify(folder: &Path) -> Result<()> {
+    let (ca_key, key) = (KeyPair::generate()?, KeyPair::generate()?);
+    let mut ca = CertificateParams::new(Vec::new())?;
+    ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    ca.distinguished_name.push(DnType::CommonName, "CA of the lab");
+    std::fs::write(folder.join("ca"), ca.self_signed(&ca_key)?.pem())?;
+    let certificate = CertificateParams::new(vec![NAME.to_owned()])?.signed_by(&key, &Issuer::new(ca, ca_key))?;
+    std::fs::write(folder.join("certificate"), certificate.pem())?;
+    std::fs::write(folder.join("key"), key.serialize_pem())?;
+    Ok(())
+}
+
+/// Agents that serve, with certificates.
+pub(super) fn start(context: &LabContext) -> Result<Ground> {
+    let mut ground = Ground::without_agents(context, vec![pod("one", "red", 1, &[])], 0, |_| {})?;
+    let folder = ground.lab.folder().join("tls");
+    std::fs::create_dir(&folder)?;
+    certify(&folder)?;
+    let file = |name: &str| folder.join(name).display().to_string();
+    let text = format!(
+        "[egressip-healthcheck-tls]\nclient-cert={}\nclient-privkey={}\nclient-cacert={}\ncert-common-name={NAME}\n",
+        file("certificate"),
+        file("key"),
+        file("ca"),
+    );
+    std::fs::write(folder.join("agent.conf"), text)?;
+    let mut options = ground.options(context);
+    options = options.with(["--config-file".to_owned(), file("agent.conf")]);
+    ground.agents = Agent::start_all(&ground.lab, &options)?;
+    ground.agents_serve()?;
+    Ok(ground)
+}
+
+/// Waits until the agent has logged so many lines with all of these words.
+fn says(ground: &mut Ground, number: usize, words: &[&str], times: usize) -> Result<()> {
+    let log = ground.agent(number)?.log().to_owned();
+    has((number, &log), words, times)
+}
+
+/// The same of the controller.
+fn leader_says(ground: &mut Ground, number: usize, words: &[&str], times: usize) -> Result<()> {
+    let log = ground.controller(number)?.log().to_owned();
+    has((number, &log), words, times)
+}
+
+fn has((number, log): (usize, &Path), words: &[&str], times: usize) -> Result<()> {
+    until(&format!("node{number} says {words:?}"), PATIENCE, || {
+        let text = std::fs::read_to_string(log)?;
+        let line = |line: &&str| words.iter().all(|word| line.contains(word));
+        Ok((text.lines().filter(line).count() >= times).then_some(()))
+    })
+}
+
+pub(super) fn health_checks_by_tls(context: &LabContext) -> Result<()> {
+    let mut ground = start(context)?;
+    let leader = leader(&ground)?;
+    let other = leader % 3 + 1;
+    for number in 1..=3 {
+        says(&mut ground, number, &["answering health checks", "tls=true"], 1)?;
+        ground.assignable(number, true)?;
+    }
+    let serves = format!("node{other}");
+    leader_says(&mut ground, leader, &["the node serves", &serves], 1)?;
+
+    println!("another CA");
+    let folder = ground.lab.folder().join("tls");
+    certify(&folder)?;
+    for number in 1..=3 {
+        says(&mut ground, number, &["health checks are read anew"], 1)?;
+    }
+    leader_says(&mut ground, leader, &["health checks are read anew"], 1)?;
+    // A new session. The leader notices an agent that is away for longer than the total timeout alone, and one starts sooner.
+    ground.agent(other)?.kill()?;
+    leader_says(&mut ground, leader, &["its agent does not answer health checks", &serves], 1)?;
+    ground.agent(other)?.restart()?;
+    ground.serves(other)?;
+    leader_says(&mut ground, leader, &["the node serves", &serves], 2)?;
+
+    println!("a key that is none");
+    std::fs::write(folder.join("key"), "nonsense")?;
+    let words = ["holds no private key", "the former files stay in use"];
+    says(&mut ground, other, &words, 1)?;
+    leader_says(&mut ground, leader, &words, 1)?;
+    let refused = std::fs::read_to_string(ground.agent(other)?.log())?;
+    ensure!(!refused.contains("a health check is refused"), "the leader was refused:\n{refused}");
+    Ok(())
+}

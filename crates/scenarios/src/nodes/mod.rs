@@ -1,0 +1,77 @@
+//! `cargo xtask test --only nodes`: the product on two real Kubernetes nodes with a bridge CNI, installed and removed as
+//! docs/install.md has it.
+//!
+//! | file | what |
+//! |---|---|
+//! | `programs` | what it takes, and one line that says what is missing |
+//! | `pki`, `cluster`, `node.sh` | the cluster: control plane, nodes, pods |
+//! | `steps` | the tests, in their order |
+//!
+//! One cluster serves all tests, since it takes most of a minute to come up. Each test says in what state it leaves the
+//! cluster; the others run even where one fails.
+
+mod cluster;
+mod pki;
+mod programs;
+mod steps;
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use anyhow::Result;
+
+use egress_lab::yield_to_signal;
+use egress_toolchain::{Paths, Progress};
+use programs::Programs;
+pub use programs::assets;
+use steps::{Ground, STEPS, Step};
+
+/// The names of the tests.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    STEPS.iter().map(|step| step.name)
+}
+
+/// What came of one test: its name, the error, the seconds.
+pub type Ended = (&'static str, Result<()>);
+
+/// Runs the tests whose name contains the filter, and before them those that they stand on.
+pub fn run(filter: &str, paths: &Paths) -> Result<Vec<Ended>> {
+    let is_chosen = |step: &&Step| step.name.contains(filter);
+    if !STEPS.iter().any(|step| is_chosen(&step)) {
+        return Ok(Vec::new());
+    }
+    let progress = Progress::start();
+    let programs = Programs::find(paths)?;
+    let logs = logs(paths)?;
+    println!("logs: {}", logs.display());
+    let mut ground = Ground::start(&programs, &logs, &progress)?;
+    let mut ended = Vec::new();
+    for step in STEPS.iter().filter(|step| step.is_ground || is_chosen(step)) {
+        let begin = Instant::now();
+        progress.step(&format!("test {} ...", step.name));
+        let outcome = (step.run)(&mut ground);
+        let seconds = begin.elapsed().as_secs_f64();
+        match &outcome {
+            Ok(()) => println!("test {} ... ok ({seconds:.1} s)", step.name),
+            Err(error) => {
+                yield_to_signal();
+                println!("test {} ... FAILED ({seconds:.1} s): {error:#}", step.name);
+                ground.keep_agents_logs(&logs.join(step.name));
+            }
+        }
+        ended.push((step.name, outcome));
+    }
+    progress.step("nodes: tearing down");
+    ground.tear_down()?;
+    progress.step("nodes: gone");
+    Ok(ended)
+}
+
+fn logs(paths: &Paths) -> Result<PathBuf> {
+    let logs: PathBuf = Path::new(&paths.test_logs()).join("nodes");
+    if logs.exists() {
+        std::fs::remove_dir_all(&logs)?;
+    }
+    std::fs::create_dir_all(&logs)?;
+    Ok(logs)
+}

@@ -1,0 +1,115 @@
+//! Every protocol, family and gateway, with nothing but software to make checksums: on nodes whose checksum offload is
+//! off each packet on the wire must be right as it stands, and the server must have seen the egress IP.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use anyhow::Result;
+
+use super::findings::Findings;
+use super::ground::{FIRST_V4, FIRST_V6, Ground};
+use super::{kernel, second, stateful};
+use egress_lab::capture::{Capture, Class};
+use egress_lab::test::{LabContext, LabTest};
+use egress_lab::topology::addresses as plan;
+use egress_lab::traffic::client::{self, Ping};
+use egress_lab::traffic::flows::Flow;
+use egress_lab::traffic::server::{ECHO_PORT, HTTP_PORT};
+use egress_lab::{LabBuilder, Pod, Quirks};
+
+pub(super) fn tests() -> Vec<LabTest> {
+    let timeout = Duration::from_secs(90);
+    vec![
+        LabTest::new("roads_protocols_and_families_have_right_checksums", timeout, matrix),
+        LabTest::new("", timeout, matrix).on_a_bridge("bridge_protocols_and_families_have_right_checksums"),
+        LabTest::new("roads_by_clsact_filters", 2 * timeout, by_filters),
+    ]
+}
+
+const TICK: Duration = Duration::from_millis(5);
+/// Odd, so that a sum ends in half a word.
+const BYTES: usize = 100_001;
+/// ICMP payloads: nothing, odd, and a whole packet.
+const PINGS: [u32; 3] = [0, 57, 1300];
+
+fn builder(context: &LabContext) -> LabBuilder {
+    let cni = context.cni;
+    let quirks =
+        move |index| Quirks { cni, checksum_offload: false, segmentation_offload: index != 1, ..Quirks::default() };
+    LabBuilder::default().quirks(quirks).server_without_checksum_offload()
+}
+
+fn matrix(context: &LabContext) -> Result<()> {
+    let ground = Ground::build(context, builder(context))?;
+    let mut findings = Findings::default();
+    walk(&ground, &mut findings)?;
+    findings.conclude()
+}
+
+/// The same by filters, as on a kernel without links; and a program of another hand behind ours.
+fn by_filters(context: &LabContext) -> Result<()> {
+    let ground = Ground::build_with(context, builder(context), &["--attach=clsact"])?;
+    let mut findings = Findings::default();
+    walk(&ground, &mut findings)?;
+    for node in ground.lab.nodes() {
+        findings.equal(&format!("{}: pinned links", node.name()), &0, &kernel::pinned_links(node)?);
+        let mut ours = 0;
+        for (device, direction) in second::HOOKS {
+            let shown = node.host.exec("tc", &["filter", "show", "dev", device, direction])?;
+            ours += shown.matches("direct-action").count();
+        }
+        findings.equal(&format!("{}: filters on {} hooks", node.name(), second::HOOKS.len()), &4, &ours);
+    }
+    stateful::second_programs(&ground, &mut findings)?;
+    findings.conclude()
+}
+
+fn walk(ground: &Ground, findings: &mut Findings) -> Result<()> {
+    ground.place(&[(FIRST_V4, 1), (FIRST_V6, 2)])?;
+    let capture = Capture::start(&ground.lab)?;
+    for node in 1..=3 {
+        for (to, egress) in plan::SERVER.both().into_iter().zip([FIRST_V4, FIRST_V6]) {
+            let gateway = if to.is_ipv4() { 1 } else { 2 };
+            let road = if node == gateway { "local" } else { "remote" };
+            cell(ground, ground.chosen(node)?, to, egress, road, findings)?;
+        }
+    }
+    let seen = capture.finish()?;
+    for class in [Class::Egress, Class::Node, Class::Pod] {
+        println!("       packets to the world with a {class:?} address: {}", seen.to_the_world(class));
+    }
+    findings.equal("packets outside with a pod's or a node's address", &0, &{
+        seen.to_the_world(Class::Pod) + seen.to_the_world(Class::Node)
+    });
+    let complete: u64 = seen.tallies.values().map(|tally| tally.complete).sum();
+    findings.right(&format!("{complete} checksums, all complete, in {} frames", seen.frames), &seen.check());
+    Ok(())
+}
+
+/// TCP both ways, UDP and echo of one pod over one family.
+fn cell(ground: &Ground, pod: &Pod, to: IpAddr, egress: IpAddr, road: &str, findings: &mut Findings) -> Result<()> {
+    let mark = ground.server.log().mark();
+    let udp = Flow::udp(&pod.netns, SocketAddr::new(to, ECHO_PORT), TICK)?;
+    let http = SocketAddr::new(to, HTTP_PORT);
+    let down = client::get(&pod.netns, http, &format!("/bytes/{BYTES}"), &pod.name)??.body.len();
+    let up = client::post(&pod.netns, http, &vec![b'.'; BYTES], &pod.name)??.body;
+    let mut pongs = 0;
+    for size in PINGS {
+        pongs += client::ping(&pod.netns, to, Ping { size, ..Ping::default() })?.received;
+    }
+    let report = udp.finish()?;
+    let entries = ground.server.log().since(mark);
+    let callers = entries.iter().filter(|entry| entry.client.ip() == egress).count();
+    let whole = down == BYTES && up == format!("{BYTES}\n").into_bytes() && report.lost() == 0 && report.sent > 0;
+    let what = format!(
+        "{} -> {to}, {road} gateway: TCP {down} bytes in, {BYTES} out; UDP {} of {}; {pongs} of {} pings; \
+         {callers} of {} callers seen as {egress}",
+        pod.name,
+        report.echoed,
+        report.sent,
+        PINGS.len(),
+        entries.len()
+    );
+    findings.note(whole && usize::try_from(pongs)? == PINGS.len() && callers == entries.len() && callers == 3, &what);
+    Ok(())
+}

@@ -1,0 +1,122 @@
+//! Datagrams of a chosen size, each way apart: a pod sends a datagram of so many bytes and asks in it for an answer of so
+//! many bytes. Whether the sender's kernel sets DF is a setting of its namespace (RFC 1191); IPv6 knows nothing else.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use anyhow::Result;
+
+use egress_lab::Netns;
+
+/// Whether new sockets of a namespace forbid routers to cut what they send over IPv4.
+pub(super) fn forbid_fragments(netns: &Netns, forbid: bool) -> Result<()> {
+    let value = if forbid { "0" } else { "1" };
+    netns.sysctl(&[("ipv4/ip_no_pmtu_disc".to_owned(), value.to_owned())])
+}
+
+/// Answers datagrams until it is dropped: the first four bytes of a question are the length of the answer.
+pub(super) struct Answers {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<Result<()>>>,
+}
+
+impl Answers {
+    pub(super) fn start(netns: &Netns, at: SocketAddr) -> Result<Self> {
+        let socket = netns.run(|| {
+            let socket = UdpSocket::bind(at)?;
+            socket.set_read_timeout(Some(Duration::from_millis(50)))?;
+            Ok(socket)
+        })?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let seen = Arc::clone(&stop);
+        let thread = std::thread::Builder::new().name("answers".to_owned()).spawn(move || {
+            let mut buffer = vec![0; 65536];
+            while !seen.load(Ordering::Relaxed) {
+                let Ok((length, from)) = socket.recv_from(&mut buffer) else { continue };
+                let Some(wanted) = buffer[..length].first_chunk() else { continue };
+                let wanted = usize::try_from(u32::from_be_bytes(*wanted))?;
+                // What the kernel refuses for its length is lost, as on any server that does not look.
+                if let Err(error) = socket.send_to(&vec![b'.'; wanted], from) {
+                    tracing::debug!(%error, "an answer was not sent");
+                }
+            }
+            Ok(())
+        })?;
+        Ok(Self { stop, thread: Some(thread) })
+    }
+}
+
+impl Drop for Answers {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if self.thread.take().is_some_and(|thread| !matches!(thread.join(), Ok(Ok(())))) {
+            eprintln!("lab: the answers failed");
+        }
+    }
+}
+
+/// What became of one question after another on one socket.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Talk {
+    /// Which try was answered first, from 1.
+    pub(super) answered_at: Option<usize>,
+    /// How often the socket was told that a datagram is too long for the path.
+    pub(super) told: usize,
+    pub(super) errors: Vec<io::ErrorKind>,
+}
+
+const TRIES: usize = 4;
+const WAIT: Duration = Duration::from_millis(400);
+
+/// Asks with `size` bytes for `answer` bytes, a few times on one socket.
+pub(super) fn ask(from: &Netns, to: SocketAddr, size: usize, answer: u32) -> Result<Talk> {
+    from.run(|| {
+        let any: IpAddr = if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+        let socket = UdpSocket::bind((any, 0))?;
+        socket.connect(to)?;
+        socket.set_read_timeout(Some(WAIT))?;
+        let mut question = vec![b'?'; size];
+        question[..4].copy_from_slice(&answer.to_be_bytes());
+        let mut talk = Talk::default();
+        let mut buffer = vec![0; 65536];
+        for number in 1..=TRIES {
+            match socket.send(&question) {
+                Ok(_) => {}
+                Err(error) if is_too_long(&error) => talk.told += 1,
+                Err(error) => talk.errors.push(error.kind()),
+            }
+            match socket.recv(&mut buffer) {
+                Ok(length) if length == usize::try_from(answer)? => {
+                    talk.answered_at = Some(number);
+                    break;
+                }
+                Ok(_) => talk.errors.push(io::ErrorKind::InvalidData),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) if is_too_long(&error) => talk.told += 1,
+                Err(error) => talk.errors.push(error.kind()),
+            }
+        }
+        Ok(talk)
+    })
+}
+
+fn is_too_long(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::EMSGSIZE)
+}
+
+/// What the kernel knows of the path to an address: `... cache expires 598sec mtu 1300`.
+pub(super) fn path_mtu(from: &Netns, to: IpAddr) -> Result<Option<u32>> {
+    let text = from.exec("ip", &["route", "get", &to.to_string()])?;
+    let mut words = text.split_whitespace().skip_while(|word| *word != "mtu");
+    Ok(words.nth(1).and_then(|mtu| mtu.parse().ok()))
+}
+
+/// Lets a namespace forget what it has learned of paths.
+pub(super) fn forget_paths(netns: &Netns) -> Result<()> {
+    netns.exec("ip", &["route", "flush", "cache"])?;
+    netns.exec("ip", &["-6", "route", "flush", "cache"]).map(drop)
+}

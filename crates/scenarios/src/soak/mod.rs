@@ -1,0 +1,218 @@
+//! `cargo xtask soak`: round after round a fault, by a seed; what it costs in new and established connections, and that it
+//! breaks no promise.
+//!
+//! ```text
+//! a cluster at rest --fault--> what fails over, fails over --the fault ends--> a cluster at rest
+//!        pods on all nodes call without end, a capture sees each packet that leaves a node, and a server outside
+//!        says whom it sees
+//! ```
+//!
+//! Promises, kept all the time: no packet with a wrong source; no address emitted from two nodes at once; after five
+//! seconds of quiet the status says what the nodes do; a fault that leaves the road whole moves nothing and loses nothing;
+//! an API server that is gone fills neither logs nor memory. One that is broken is told with the command that plays its round
+//! again: a round is the same for the same seed and number, as far as chance on the machine lets it. How long anything
+//! took is a figure and no promise.
+//!
+//! | file | what |
+//! |---|---|
+//! | `fault` | the faults, and which comes in which round |
+//! | `ground`, `inject` | the lab with everything on it; faults put on it and taken off |
+//! | `sampler`, `streams`, `echo` | new connections, established ones, and the server outside |
+//! | `toll` | what an outage of the API server costs an agent |
+//! | `wire` | the judge of what leaves the nodes |
+//! | `round` | one round, and when the cluster is at rest |
+//! | `figures`, `report`, `chart` | what it came to; table and `results.json`; SVG |
+
+mod chart;
+pub(crate) mod echo;
+mod fault;
+mod figures;
+pub(crate) mod ground;
+mod inject;
+mod report;
+mod round;
+pub(crate) mod sampler;
+pub(crate) mod streams;
+mod toll;
+pub(crate) mod wire;
+
+use std::os::unix::fs::PermissionsExt;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+
+use egress_lab::agents::last_lines;
+use egress_lab::test::{LabContext, LabTest};
+use egress_toolchain::packages::{self, Purpose};
+use egress_toolchain::{BuildArgs, Built, Paths, Progress, ensure_built};
+use fault::{Extent, Fault, Plan};
+use ground::{Ground, Shape};
+use report::Report;
+use round::Soak;
+
+#[derive(Args)]
+pub struct SoakArgs {
+    /// How many rounds
+    #[arg(long, default_value_t = 200)]
+    rounds: usize,
+    /// The number that all chance comes from
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Only this fault; may be given several times
+    #[arg(long, value_enum)]
+    only: Vec<Fault>,
+    /// Only this round of all
+    #[arg(long, value_name = "NUMBER")]
+    round: Option<usize>,
+    /// Seconds that the API server may be gone; rounds then take up to as long
+    #[arg(long, value_name = "SECONDS", default_value_t = 12, value_parser = clap::value_parser!(u64).range(3..=600))]
+    longest_outage: u64,
+    /// The total timeout of agents and controllers, as their flag takes it, like 300ms
+    #[arg(long, value_name = "TIME")]
+    total_timeout: Option<String>,
+    /// What the namespaces' names begin with
+    #[arg(long, default_value = "soak")]
+    prefix: String,
+    #[command(flatten)]
+    build: BuildArgs,
+}
+
+impl SoakArgs {
+    fn plans(&self) -> Vec<Plan> {
+        let rounds = match self.round {
+            Some(round) => round..=round,
+            None => 1..=self.rounds,
+        };
+        let extent = Extent::Whole { longest_outage: self.longest_outage };
+        rounds.map(|round| Plan::of(self.seed, round, &self.only, extent)).collect()
+    }
+
+    fn again(&self, round: usize) -> String {
+        let only: Vec<String> = self.only.iter().map(|fault| format!(" --only {}", fault.name())).collect();
+        let (seed, outage) = (self.seed, self.longest_outage);
+        let timeout = self.total_timeout.as_ref().map(|time| format!(" --total-timeout {time}")).unwrap_or_default();
+        format!("cargo xtask soak --seed {seed} --round {round} --longest-outage {outage}{timeout}{}", only.concat())
+    }
+}
+
+pub fn run(args: &SoakArgs) -> Result<()> {
+    let progress = Progress::start();
+    let paths = Paths::find()?;
+    for purpose in [Purpose::Lab, Purpose::Programs] {
+        packages::ensure(purpose, !args.build.no_install)?;
+    }
+    let built = ensure_built(&args.build, &progress)?;
+    let folder = paths.target.join("soak");
+    let plans = args.plans();
+    let first = plans.first().copied().context("no rounds")?;
+    progress.step(&format!("lab: {} nodes; seed {}, {} rounds", Shape::SOAK.nodes, args.seed, plans.len()));
+    let logs = folder.join("logs");
+    if logs.exists() {
+        std::fs::remove_dir_all(&logs).with_context(|| format!("remove {}", logs.display()))?;
+    }
+    let timeout = args.total_timeout.as_ref().map(|time| format!("--egressip-reachability-total-timeout={time}"));
+    let shape = Shape { arguments: &timeout.iter().map(String::as_str).collect::<Vec<_>>(), ..Shape::SOAK };
+    let mut soak = Soak::new(Ground::start(&shape, &built, Some(&args.prefix), logs)?)?;
+    let again = |round: usize| args.again(round);
+    let mut played = 0;
+    let mut outcome = soak.begin(&first);
+    for plan in &plans {
+        if outcome.is_err() {
+            break;
+        }
+        outcome = soak.play(plan).map(|line| progress.step(&line)).with_context(|| {
+            format!("round {} ({}); again: {}", plan.round, plan.fault.name(), args.again(plan.round))
+        });
+        played += usize::from(outcome.is_ok());
+        // What was seen before something goes wrong is worth having.
+        let written = Report::of(&soak, args.seed, played, &again).write(&folder);
+        written.with_context(|| format!("write to {}", folder.display()))?;
+    }
+    let report = Report::of(&soak, args.seed, played, &again);
+    print!("{}", report.text());
+    progress.step(&format!("{0}/results.json, {0}/results.svg, {0}/logs", folder.display()));
+    let violations = soak.violations.len();
+    outcome?;
+    soak.ground.finish()?;
+    ensure!(violations == 0, "{violations} promises were broken");
+    Ok(())
+}
+
+/// A share of the rounds that a test run has time for.
+pub fn tests() -> Vec<LabTest> {
+    vec![
+        LabTest::new("soak_breaks_no_promise", Duration::from_secs(180), short),
+        LabTest::new("an_agent_that_ends_is_named_at_once", Duration::from_secs(60), ends),
+    ]
+}
+
+/// In the place of the agent is a program that says why it cannot work, and ends.
+fn ends(context: &LabContext) -> Result<()> {
+    let agent = context.logs.join("agent-that-ends");
+    std::fs::write(&agent, "#!/bin/sh\necho 'error: nothing to load'\nexit 1\n")?;
+    std::fs::set_permissions(&agent, PermissionsExt::from_mode(0o700))?;
+    let built = Built { agent, ..context.built.clone() };
+    let begin = Instant::now();
+    let Err(error) = Ground::start(&Shape::SOAK, &built, None, context.logs.clone()) else {
+        bail!("it starts without agents")
+    };
+    let (text, took) = (format!("{error:#}"), begin.elapsed());
+    let is_named = text.contains("the agent of node1 has ended") && text.contains("error: nothing to load");
+    ensure!(is_named, "it is not named: {text}");
+    ensure!(took < Duration::from_secs(30), "it took {} s", took.as_secs());
+    Ok(())
+}
+
+const SEED: u64 = 7;
+const SEED_VARIABLE: &str = "EGRESS_SOAK_SEED";
+/// No round begins later than this after the first.
+const SHARE: Duration = Duration::from_secs(28);
+/// What the share is of.
+const SHARED: [Fault; 13] = [
+    Fault::Cut,
+    Fault::PowerOff,
+    Fault::Uplink,
+    Fault::Management,
+    Fault::Kill,
+    Fault::Stop,
+    Fault::ApiServer,
+    Fault::Label,
+    Fault::Edit,
+    Fault::Recreate,
+    Fault::Leader,
+    Fault::Restart,
+    Fault::Pause,
+];
+
+fn short(context: &LabContext) -> Result<()> {
+    let seed = std::env::var(SEED_VARIABLE).ok().and_then(|text| text.parse().ok()).unwrap_or(SEED);
+    println!("seed {seed} ({SEED_VARIABLE} names another)");
+    let mut soak = Soak::new(Ground::start(&Shape::SOAK, &context.built, None, context.logs.clone())?)?;
+    let played = play_share(&mut soak, seed);
+    let again =
+        |round: usize| format!("round {round} of {SEED_VARIABLE}={seed} cargo xtask test --only lab --filter soak");
+    let report = Report::of(&soak, seed, *played.as_ref().unwrap_or(&0), &again);
+    print!("{}", report.text());
+    let violations = soak.violations.len();
+    if played.is_err() || violations > 0 {
+        for agent in &soak.ground.agents {
+            println!("-- {}\n{}", agent.node().name(), last_lines(agent.log(), 12));
+        }
+    }
+    played?;
+    soak.ground.finish()?;
+    ensure!(violations == 0, "{violations} promises were broken");
+    Ok(())
+}
+
+fn play_share(soak: &mut Soak, seed: u64) -> Result<usize> {
+    soak.begin(&Plan::of(seed, 1, &SHARED, Extent::Share))?;
+    let begin = Instant::now();
+    let mut played = 0;
+    while begin.elapsed() < SHARE {
+        println!("{}", soak.play(&Plan::of(seed, played + 1, &SHARED, Extent::Share))?);
+        played += 1;
+    }
+    Ok(played)
+}

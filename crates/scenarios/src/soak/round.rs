@@ -1,0 +1,387 @@
+//! One round: a cluster at rest, a fault, its end, and the cluster at rest again. What nodes put on the wire is judged all
+//! the while.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::time::{Duration, Instant, SystemTime};
+
+use anyhow::{Context, Result};
+
+use super::fault::{Effect, Fault, Plan};
+use super::figures::{Row, Table, passage};
+use super::ground::Ground;
+use super::inject::{self, Target};
+use super::sampler::Sample;
+use super::streams::Census;
+use super::toll::Toll;
+use super::wire::{Violation, Wire};
+use egress_lab::topology::addresses::NodeNumber;
+use egress_lab::yield_to_signal;
+
+/// After this time of quiet, status and data path say the same.
+const QUIET: Duration = Duration::from_secs(5);
+/// No round is followed by the next sooner.
+const REST: Duration = Duration::from_millis(3500);
+/// A cluster that is not at rest by then has broken a promise too.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How far back one looks for who emits an address now.
+const NOW: Duration = Duration::from_millis(500);
+/// No loss has become known for so long: longer than a sample waits.
+const NO_LOSS: Duration = Duration::from_millis(1300);
+const PAUSE: Duration = Duration::from_millis(100);
+/// A machine that lets a pod wait for so long between two samples may keep a node from answering for a second, too.
+const STALL_MS: f64 = 400.0;
+
+/// A violation and the round in which it was seen.
+#[derive(Debug, Clone)]
+pub(super) struct Told {
+    pub(super) plan: Plan,
+    pub(super) words: String,
+    kind: String,
+    /// How often it was seen in this round, first and last.
+    count: u64,
+    first: SystemTime,
+    last: SystemTime,
+}
+
+impl Told {
+    pub(super) fn extent(&self) -> String {
+        let time = self.last.duration_since(self.first).unwrap_or_default();
+        format!("{} times within {} ms", self.count, time.as_millis())
+    }
+}
+
+/// The run so far.
+pub(super) struct Soak {
+    pub(super) ground: Ground,
+    wire: Wire,
+    /// Of this round, by caller.
+    samples: Vec<Vec<Sample>>,
+    last_loss: Instant,
+    pub(super) violations: Vec<Told>,
+    pub(super) table: Table,
+    /// Frames that the capture could not read in time.
+    pub(super) missed: u32,
+    /// How many watches agents have together at rest.
+    watches: usize,
+    /// What the cluster has been waited for last.
+    last_unrest: String,
+    /// The longest times between two samples of a pod, in milliseconds, one for each round: the machine's pace.
+    pub(super) stalls_ms: Vec<f64>,
+}
+
+impl Soak {
+    pub(super) fn new(ground: Ground) -> Result<Self> {
+        let hosts = ground.nodes().into_iter().flat_map(|node| node.address().both()).collect();
+        let samples = ground.callers.iter().map(|_| Vec::new()).collect();
+        let mut soak = Self {
+            ground,
+            wire: Wire::new(hosts),
+            samples,
+            last_loss: Instant::now(),
+            violations: Vec::new(),
+            table: Table::new(),
+            missed: 0,
+            watches: 0,
+            last_unrest: String::new(),
+            stalls_ms: Vec::new(),
+        };
+        soak.be_strict()?;
+        Ok(soak)
+    }
+
+    /// The cluster comes to rest before the first round.
+    pub(super) fn begin(&mut self, plan: &Plan) -> Result<()> {
+        self.settle(plan, Instant::now())?;
+        self.watches = self.ground.watches();
+        Ok(())
+    }
+
+    /// Plays a round; one line about it.
+    pub(super) fn play(&mut self, plan: &Plan) -> Result<String> {
+        let before = self.ground.holders()?;
+        let gateway = before.get(plan.subject).copied().flatten().context("the address has no node")?;
+        let (leader, _) = self.ground.leader()?.context("nobody leads")?;
+        let target = Target { gateway, leader, subject: plan.subject };
+        self.pump(plan);
+        self.samples.iter_mut().for_each(Vec::clear);
+        let censuses: Vec<Census> = self.ground.callers.iter().map(|caller| caller.streams.census()).collect();
+        self.be_lenient(plan)?;
+
+        let toll = (plan.fault == Fault::ApiServer).then(|| Toll::of(&mut self.ground.agents)).transpose()?;
+        let begun = Instant::now();
+        inject::begin(&mut self.ground, plan.fault, target)?;
+        let mut again = plan.again();
+        while begun.elapsed() < plan.lasts {
+            std::thread::sleep(PAUSE.min(plan.lasts.saturating_sub(begun.elapsed())));
+            self.pump(plan);
+            if again.is_some_and(|time| begun.elapsed() >= time) {
+                inject::begin(&mut self.ground, plan.fault, target)?;
+                again = plan.again().map(|time| begun.elapsed() + time);
+            }
+        }
+        let paid =
+            toll.map(|before| Ok::<_, anyhow::Error>((Toll::of(&mut self.ground.agents)?, before))).transpose()?;
+        inject::end(&mut self.ground, plan.fault, target)?;
+        let ended = Instant::now();
+        let rest = self.settle(plan, ended)?;
+        self.be_strict()?;
+        let after = self.ground.holders()?;
+        let line = self.account(plan, target, (&before, &after), &censuses, (begun, ended, rest));
+        Ok(match paid {
+            Some((now, before)) => format!("{line}; {}", self.charge(plan, &now, &before)),
+            None => line,
+        })
+    }
+
+    /// What agents have paid for a fault, in words. A machine that stood still has them warn of each other.
+    fn charge(&mut self, plan: &Plan, now: &Toll, before: &Toll) -> String {
+        let stood_still = self.stalls_ms.last().is_some_and(|stall| *stall >= STALL_MS);
+        if let Some(words) = now.excess(before).filter(|_| !stood_still) {
+            self.tell(plan, Violation { kind: "toll".to_owned(), words, at: SystemTime::now() });
+        }
+        now.since(before)
+    }
+
+    /// A fault that leaves the road whole moves nothing, and nothing is lost. A machine that stood still proves nothing.
+    fn judge_whole(&mut self, plan: &Plan, row: &Row, stall_ms: f64) {
+        let lost = match plan.fault.effect() {
+            Effect::Nothing => row.lost,
+            Effect::Interrupts => row.others_lost,
+            Effect::FailsOver | Effect::HandsOver | Effect::Changes => return,
+        };
+        if stall_ms >= STALL_MS || (row.moved, lost) == (0, 0) {
+            return;
+        }
+        let moved = if row.moved > 0 { "an address has moved, and " } else { "" };
+        let words = format!("{moved}{lost} samples are lost");
+        self.tell(plan, Violation { kind: "not whole".to_owned(), words, at: SystemTime::now() });
+    }
+
+    /// Takes what has been seen, and judges it.
+    fn pump(&mut self, plan: &Plan) {
+        let (sightings, missed) = self.ground.capture.take_sightings();
+        self.missed = self.missed.max(missed);
+        let found = self.wire.judge(&sightings, is_egress);
+        for violation in found {
+            self.tell(plan, violation);
+        }
+        for (caller, samples) in self.ground.callers.iter().zip(&mut self.samples) {
+            let new = caller.sampler.take();
+            if new.iter().any(|sample| sample.answered.is_none()) {
+                self.last_loss = Instant::now();
+            }
+            samples.extend(new);
+        }
+    }
+
+    fn tell(&mut self, plan: &Plan, violation: Violation) {
+        // A lab that is being taken down keeps no promise.
+        yield_to_signal();
+        let Violation { kind, words, at } = violation;
+        let known = self.violations.iter_mut().find(|told| told.plan.round == plan.round && told.kind == kind);
+        if let Some(told) = known {
+            told.count += 1;
+            told.last = told.last.max(at);
+            return;
+        }
+        println!("VIOLATION in round {} ({}): {words}", plan.round, plan.fault.name());
+        self.violations.push(Told { plan: *plan, words, kind, count: 1, first: at, last: at });
+    }
+
+    /// What is right at the doors of callers when nothing changes.
+    fn be_strict(&mut self) -> Result<()> {
+        let egress = self.ground.egress()?;
+        for caller in &self.ground.callers {
+            self.wire.set_right(caller.door, [egress[&caller.subject]].into());
+        }
+        Ok(())
+    }
+
+    /// While an object changes, its callers may show what was right before, and what is right without it.
+    fn be_lenient(&mut self, plan: &Plan) -> Result<()> {
+        if plan.fault.effect() != Effect::Changes {
+            return Ok(());
+        }
+        let egress = self.ground.egress()?;
+        for caller in self.ground.callers.iter().filter(|caller| caller.subject == plan.subject) {
+            let mut right: BTreeSet<IpAddr> = [egress[&caller.subject]].into();
+            if plan.fault == Fault::Recreate {
+                right.extend(caller.own.iter().copied());
+            } else {
+                right.extend(self.ground.other_address(caller.subject)?);
+            }
+            self.wire.set_right(caller.door, right);
+        }
+        Ok(())
+    }
+
+    /// Waits until the cluster is at rest; how long that took.
+    fn settle(&mut self, plan: &Plan, ended: Instant) -> Result<Duration> {
+        let first_lease = self.ground.leader()?.map(|(_, renewed)| renewed);
+        let mut holders = self.ground.holders()?;
+        let mut quiet_since: Option<Instant> = None;
+        let (mut differs_since, mut rested): (Option<Instant>, _) = (None, None);
+        loop {
+            self.pump(plan);
+            let now = self.ground.holders()?;
+            let changed = now != holders;
+            holders = now;
+            let serves = self.ground.agents_serve()?;
+            if changed || !serves {
+                quiet_since = None;
+            } else if quiet_since.is_none() {
+                quiet_since = Some(Instant::now());
+            }
+            let disagreement = self.disagreement(&holders);
+            match &disagreement {
+                Some(_) => drop(differs_since.get_or_insert_with(Instant::now)),
+                None => differs_since = None,
+            }
+            let leads = self.ground.leader()?.map(|(_, renewed)| renewed) != first_lease;
+            let unrest = disagreement.clone().or_else(|| self.unrest(serves, leads));
+            match (&unrest, rested) {
+                (None, None) => rested = Some(ended.elapsed()),
+                (Some(words), _) => {
+                    rested = None;
+                    self.last_unrest.clone_from(words);
+                }
+                (None, Some(_)) => {}
+            }
+            // All the time since it is quiet: a machine that is busy may show late what was right long ago.
+            let long = |since: Option<Instant>| since.is_some_and(|since| since.elapsed() > QUIET);
+            if let Some(words) = disagreement.filter(|_| long(quiet_since) && long(differs_since)) {
+                let words = format!("{} s of quiet, and {words}", QUIET.as_secs());
+                let kind = "disagreement".to_owned();
+                self.tell(plan, Violation { kind, words, at: SystemTime::now() });
+            }
+            if let Some(rested) = rested.filter(|_| ended.elapsed() >= REST) {
+                return Ok(rested);
+            }
+            if let Some(words) = unrest.filter(|_| ended.elapsed() > PATIENCE) {
+                let words = format!("no rest after {} s: {words}", PATIENCE.as_secs());
+                self.tell(plan, Violation { kind: "no rest".to_owned(), words, at: SystemTime::now() });
+                return Ok(ended.elapsed());
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    /// Where status and data path differ.
+    fn disagreement(&self, holders: &[Option<NodeNumber>]) -> Option<String> {
+        let since = SystemTime::now() - NOW;
+        for (subject, holder) in self.ground.subjects.iter().zip(holders) {
+            let Ok(address) = subject.address() else { continue };
+            let Some(holder) = holder else { return Some(format!("{address} has no node")) };
+            let emitters = self.wire.emitters(address, since);
+            if emitters != [*holder].into() {
+                let seen = self.wire.history(address, SystemTime::now());
+                return Some(format!("{address} is on {} by its status, and was sent by {seen}", holder.name()));
+            }
+        }
+        None
+    }
+
+    /// What else is not as it is at rest.
+    fn unrest(&self, serves: bool, leads: bool) -> Option<String> {
+        if !serves {
+            return Some("an agent does not serve yet".to_owned());
+        }
+        if !leads {
+            return Some("nobody has renewed the lease".to_owned());
+        }
+        let watches = self.ground.watches();
+        if watches < self.watches {
+            return Some(format!("{watches} of {} watches are there", self.watches));
+        }
+        (self.last_loss.elapsed() < NO_LOSS).then(|| "connections fail".to_owned())
+    }
+
+    /// Enters a round into the table; a line about it.
+    fn account(
+        &mut self,
+        plan: &Plan,
+        target: Target,
+        (before, after): (&[Option<NodeNumber>], &[Option<NodeNumber>]),
+        censuses: &[Census],
+        (begun, ended, rest): (Instant, Instant, Duration),
+    ) -> String {
+        let fails_over = plan.fault.effect() == Effect::FailsOver;
+        let on_leader = fails_over && target.gateway == target.leader;
+        let name = plan.fault.name().to_owned() + if on_leader { ", of the leader" } else { "" };
+        let mut row = Row { rounds: 1, moved: u64::from(before != after), ..Row::default() };
+        row.rest_ms = rest.as_secs_f64() * 1000.0;
+        let mut stall = 0.0_f64;
+        for ((caller, samples), census) in self.ground.callers.iter().zip(&self.samples).zip(censuses) {
+            stall = stall.max(longest_gap(samples));
+            // Pods on a node that is cut off are cut off with it.
+            if fails_over && caller.node == target.gateway {
+                row.back_ms.push(back(samples, ended));
+                continue;
+            }
+            let passage = passage(samples, begun);
+            let concerned = match plan.fault.effect() {
+                Effect::Nothing => true,
+                Effect::Changes => caller.subject == plan.subject,
+                Effect::FailsOver | Effect::HandsOver | Effect::Interrupts => {
+                    before[caller.subject] == Some(target.gateway)
+                }
+            };
+            if !concerned {
+                row.others_lost += passage.lost;
+                continue;
+            }
+            row.add(passage);
+            let (lived, live) = caller.streams.survivors(census, ended);
+            row.streams += lived;
+            row.survived += live;
+        }
+        self.stalls_ms.push(stall);
+        self.judge_whole(plan, &row, stall);
+        let line = format!("{} ({})", line(plan, target, &row), self.last_unrest);
+        self.table.entry(name).or_default().merge(row);
+        line
+    }
+}
+
+fn line(plan: &Plan, target: Target, row: &Row) -> String {
+    let at = target.node(plan.fault).map(|node| format!(" {}", node.name())).unwrap_or_default();
+    let led = if target.gateway == target.leader && !at.is_empty() { " (leads)" } else { "" };
+    let times: Vec<String> = row.again_ms.iter().map(|time| format!("{time:.0}")).collect();
+    let times = if times.is_empty() { String::new() } else { format!(", again after {} ms", times.join(", ")) };
+    format!(
+        "round {}: {}{at}{led} for {:.1} s: {} of {} lost{times}; {} of {} streams live; {} lost by others; at rest \
+         after {:.1} s",
+        plan.round,
+        plan.fault.name(),
+        plan.lasts.as_secs_f64(),
+        row.lost,
+        row.asked,
+        row.survived,
+        row.streams,
+        row.others_lost,
+        row.rest_ms / 1000.0
+    )
+}
+
+/// Addresses of the lab's network that are neither a node's nor the router's: those that objects have.
+fn is_egress(source: IpAddr) -> bool {
+    match source {
+        IpAddr::V4(v4) => v4.octets()[..3] == [172, 18, 0] && v4.octets()[3] >= 100,
+        IpAddr::V6(v6) => v6.segments()[..4] == [0xfd00, 0x172, 0x18, 0] && v6.segments()[7] >= 0x100,
+    }
+}
+
+/// From the end of a fault until the last loss, in milliseconds.
+fn back(samples: &[Sample], ended: Instant) -> f64 {
+    let lost = samples.iter().filter(|sample| sample.answered.is_none()).map(|sample| sample.sent).max();
+    lost.map_or(0.0, |last| last.saturating_duration_since(ended).as_secs_f64() * 1000.0)
+}
+
+/// The longest time between two samples, in milliseconds.
+fn longest_gap(samples: &[Sample]) -> f64 {
+    let mut times: Vec<Instant> = samples.iter().map(|sample| sample.sent).collect();
+    times.sort_unstable();
+    let gaps = times.windows(2).map(|pair| pair[1].duration_since(pair[0]).as_secs_f64() * 1000.0);
+    gaps.fold(0.0, f64::max)
+}

@@ -1,0 +1,84 @@
+//! What an outage of the API server costs an agent beside traffic: lines in its log, and memory.
+
+use std::fs;
+
+use anyhow::{Context, Result};
+
+use egress_lab::agents::Agent;
+
+/// That the server is gone, and of the former leader that it is none any more; one for what chance adds.
+const WARNINGS: usize = 3;
+/// Whatever an agent keeps for each try in vain would be more, after minutes.
+const MEMORY_KIB: u64 = 32 * 1024;
+
+/// Of each agent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Toll(Vec<One>);
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct One {
+    name: String,
+    warnings: usize,
+    resident_kib: u64,
+}
+
+impl Toll {
+    pub(super) fn of(agents: &mut [Agent]) -> Result<Self> {
+        agents.iter_mut().map(one).collect::<Result<_>>().map(Self)
+    }
+
+    /// The most that one agent has paid since, for people.
+    pub(super) fn since(&self, before: &Self) -> String {
+        let pairs = || self.0.iter().zip(&before.0);
+        let warnings = pairs().map(|(now, then)| now.warnings - then.warnings).max().unwrap_or(0);
+        let memory = pairs().map(|(now, then)| now.resident_kib.saturating_sub(then.resident_kib)).max().unwrap_or(0);
+        format!("{warnings} warnings and {memory} KiB at most for an agent")
+    }
+
+    /// What is too much.
+    pub(super) fn excess(&self, before: &Self) -> Option<String> {
+        self.0.iter().zip(&before.0).find_map(|(now, then)| {
+            let warnings = now.warnings - then.warnings;
+            let memory = now.resident_kib.saturating_sub(then.resident_kib);
+            (warnings > WARNINGS || memory > MEMORY_KIB)
+                .then(|| format!("the agent of {} has warned {warnings} times and taken {memory} KiB", now.name))
+        })
+    }
+}
+
+fn one(agent: &mut Agent) -> Result<One> {
+    let name = agent.node().name();
+    let pid = agent.pid()?.with_context(|| format!("the agent of {name} does not run"))?;
+    let warnings = fs::read_to_string(agent.log())?.lines().filter(|line| line.contains(" WARN ")).count();
+    let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
+    Ok(One { name, warnings, resident_kib: resident_kib(&status).context("a process without memory")? })
+}
+
+fn resident_kib(status: &str) -> Option<u64> {
+    status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?.trim().strip_suffix(" kB")?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn toll(warnings: usize, resident_kib: u64) -> Toll {
+        Toll(vec![One { name: "node1".into(), warnings, resident_kib }])
+    }
+
+    #[test]
+    fn a_line_for_each_try_is_too_much_and_so_is_memory_that_grows() {
+        let before = toll(4, 50_000);
+        assert_eq!(toll(6, 51_000).excess(&before), None);
+        assert_eq!(toll(6, 51_000).since(&before), "2 warnings and 1000 KiB at most for an agent");
+        assert!(toll(30, 50_000).excess(&before).is_some());
+        assert!(toll(4, 100_000).excess(&before).is_some());
+        assert_eq!(toll(4, 10_000).excess(&before), None, "it may shrink");
+    }
+
+    #[test]
+    fn memory_is_what_the_kernel_says() {
+        assert_eq!(resident_kib("Name:\tx\nVmRSS:\t   51236 kB\nThreads:\t3\n"), Some(51_236));
+        assert_eq!(resident_kib("Name:\tx\n"), None);
+    }
+}

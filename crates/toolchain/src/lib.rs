@@ -1,0 +1,135 @@
+//! The eBPF toolchain and the builds: what `cargo xtask build` does, in the order in which it does it.
+//!
+//! 1. `compiler` finds a Rust compiler that can build for `bpfel-unknown-none`: one with the sources of `core`, or one
+//!    that ships `core` ready-made; where there is none, `debian` fetches one into the target folder (`debs`).
+//! 2. `linker` builds bpf-linker against the libLLVM of that compiler, once per compiler. A linker with another LLVM
+//!    than the compiler's may misread the bitcode, so the two are always a pair.
+//! 3. `object` builds `egress-ebpf` and copies the object to `<target>/bpf/egress-ebpf.o`, where egress-agent/build.rs
+//!    finds it.
+//! 4. `agent` builds egress-agent, which embeds the object.
+//! 5. `image`, when asked, builds it once more, static, and makes an image of it.
+//!
+//! Each step looks first whether there is something to do, so that a build with nothing to do takes well under a second.
+//! `packages` is about distribution packages at run time (nft, tcpdump, ...) and is used by the lab, the story and the
+//! tests.
+
+mod agent;
+mod command;
+mod compiler;
+mod debian;
+pub mod debs;
+mod image;
+pub mod kubectl;
+mod linker;
+mod object;
+pub mod packages;
+mod paths;
+
+use std::fs::File;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use clap::Args;
+
+pub use command::{Progress, cargo, is_root, output, run};
+use image::static_binary;
+pub use image::{BINARY, Image, ImageArgs, image, names_an_interpreter};
+pub use paths::Paths;
+
+#[derive(Args, Clone, Debug, Default)]
+pub struct BuildArgs {
+    /// Build egress-agent with optimisations
+    #[arg(long)]
+    pub release: bool,
+    /// Never install a distribution package or a toolchain component: name what is missing and stop
+    #[arg(long)]
+    pub no_install: bool,
+    /// Build programs that write a line about every packet to the agent's log: for looking, not for work
+    #[arg(long)]
+    pub log_packets: bool,
+}
+
+/// What a build leaves behind.
+#[derive(Clone, Debug)]
+pub struct Built {
+    /// The egress-agent binary.
+    pub agent: PathBuf,
+    /// The eBPF object that the binary embeds.
+    pub object: PathBuf,
+}
+
+impl Built {
+    /// The paths, whether or not anything was built.
+    pub fn expected(paths: &Paths, release: bool) -> Self {
+        Self { agent: agent::binary(paths, release), object: paths.object() }
+    }
+}
+
+pub fn build(args: &BuildArgs) -> Result<()> {
+    let progress = Progress::start();
+    let built = ensure_built(args, &progress)?;
+    progress.step(&format!("ready: {}, {}", built.agent.display(), built.object.display()));
+    Ok(())
+}
+
+/// Brings the object and the agent up to date. The lab, the story and the tests begin with this.
+pub fn ensure_built(args: &BuildArgs, progress: &Progress) -> Result<Built> {
+    let paths = Paths::find()?;
+    let object = ensure_object(&paths, args, progress)?;
+    let agent = agent::build(&paths, args.release, progress)?;
+    Ok(Built { agent, object })
+}
+
+/// The same, with the agent as the image has it: optimised, and linked with musl.
+pub fn ensure_built_static(args: &BuildArgs, progress: &Progress) -> Result<Built> {
+    let paths = Paths::find()?;
+    let object = ensure_object(&paths, args, progress)?;
+    let agent = static_binary(&paths, false, args.no_install, progress)?;
+    Ok(Built { agent, object })
+}
+
+/// Builds the object of a copy of this clone's sources, with this clone's compiler and linker.
+pub fn build_object_of(copy: &Paths, no_install: bool, progress: &Progress) -> Result<PathBuf> {
+    let paths = Paths::find()?;
+    let lock = lock(&paths, progress)?;
+    let compiler = compiler::choose(&paths, !no_install, progress)?;
+    let linker = linker::ensure(&paths, &compiler, progress)?;
+    drop(lock);
+    object::build_alone(copy, &compiler, &linker, progress)
+}
+
+/// Clippy of the eBPF workspace, for its own target.
+pub fn lint_object(paths: &Paths, install: bool, progress: &Progress) -> Result<()> {
+    let _lock = lock(paths, progress)?;
+    let compiler = compiler::choose(paths, install, progress)?;
+    let Some(clippy) = &compiler.clippy else {
+        progress.step(&format!("clippy of egress-ebpf skipped: {} came without clippy-driver", compiler.name));
+        return Ok(());
+    };
+    progress.step(&format!("clippy of egress-ebpf with {}", compiler.version.full));
+    let mut command = object::check_command(paths, &compiler);
+    // What `cargo clippy` does itself; but it would take the host's clippy, which has another compiler inside.
+    command.env("RUSTC_WORKSPACE_WRAPPER", clippy).env("CLIPPY_ARGS", "-Dwarnings__CLIPPY_HACKERY__");
+    run(&mut command).context("clippy of egress-ebpf")
+}
+
+fn ensure_object(paths: &Paths, args: &BuildArgs, progress: &Progress) -> Result<PathBuf> {
+    let _lock = lock(paths, progress)?;
+    let compiler = compiler::choose(paths, !args.no_install, progress)?;
+    let linker = linker::ensure(paths, &compiler, progress)?;
+    object::build(paths, &compiler, &linker, args.log_packets, progress)
+}
+
+/// Two builds in one target folder take turns; the lock ends with the process, however that ends.
+fn lock(paths: &Paths, progress: &Progress) -> Result<File> {
+    let dir = paths.toolchain();
+    std::fs::create_dir_all(&dir).with_context(|| format!("create {}", dir.display()))?;
+    let path = dir.join("lock");
+    let file = File::create(&path).with_context(|| format!("create {}", path.display()))?;
+    if file.try_lock().is_ok() {
+        return Ok(file);
+    }
+    progress.step("waiting for another build in this target folder");
+    file.lock().with_context(|| format!("lock {}", path.display()))?;
+    Ok(file)
+}

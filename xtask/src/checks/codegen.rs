@@ -1,0 +1,186 @@
+//! `cargo xtask codegen`: files in the clone that are generated from code.
+//!
+//! The code is the truth and the file is for readers and for `kubectl apply`, so each file is written whole, or a part
+//! of it between two marker lines. `--check` writes nothing and names every file that differs.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use egress_common::abi::{Class, Verdict};
+
+use egress_toolchain::{BuildArgs, Built, Paths, Progress, ensure_built, output};
+
+#[derive(Args, Debug)]
+pub(crate) struct CodegenArgs {
+    /// Write nothing; fail and name the files that differ from what would be written
+    #[arg(long)]
+    pub(crate) check: bool,
+}
+
+/// Where the text goes.
+enum Place {
+    /// The whole file.
+    Whole,
+    /// Between the lines `<!-- generated: NAME -->` and `<!-- end: NAME -->` of a file that a person writes.
+    Between(&'static str),
+}
+
+struct Generated {
+    path: &'static str,
+    place: Place,
+    text: fn(&Built) -> Result<String>,
+}
+
+/// Every generated file.
+fn files() -> Vec<Generated> {
+    vec![
+        Generated { path: "deploy/crd/crd.yaml", place: Place::Whole, text: |built| from_agent(built, "crd") },
+        Generated {
+            path: "deploy/base/egressnodes.yaml",
+            place: Place::Whole,
+            text: |built| from_agent(built, "egress-nodes"),
+        },
+        Generated { path: "docs/datapath.md", place: Place::Between("verdicts"), text: |_| Ok(verdict_table()) },
+        Generated {
+            path: "docs/metrics.md",
+            place: Place::Between("metrics"),
+            text: |built| from_agent(built, "metrics"),
+        },
+        Generated {
+            path: "docs/configuration.md",
+            place: Place::Between("configuration"),
+            text: |built| from_agent(built, "configuration"),
+        },
+        Generated {
+            path: "docs/troubleshooting.md",
+            place: Place::Between("reasons"),
+            text: |built| from_agent(built, "reasons"),
+        },
+    ]
+}
+
+/// Their paths in the clone.
+pub(crate) fn generated_paths() -> Vec<&'static str> {
+    files().into_iter().map(|file| file.path).collect()
+}
+
+/// What the agent prints for `egress-agent codegen WHAT`: it has the types, and xtask need not be built with them.
+fn from_agent(built: &Built, what: &str) -> Result<String> {
+    output(std::process::Command::new(&built.agent).args(["codegen", what]))
+}
+
+/// One row per verdict, in the order of their numbers, which are the indices of the map `counters`.
+fn verdict_table() -> String {
+    let mut table = String::from("| number | label | class | what became of the packet |\n|---|---|---|---|\n");
+    for verdict in Verdict::ALL {
+        let class = match verdict.class() {
+            Class::Pass => "pass",
+            Class::Redirect => "redirect",
+            Class::Answer => "answer",
+            Class::Hold => "hold",
+            Class::Drop => "drop",
+        };
+        let sentence = verdict.describe().trim();
+        table += &format!("| {} | `{}` | {class} | {sentence} |\n", verdict.index(), verdict.label());
+    }
+    table
+}
+
+pub(crate) fn codegen(args: &CodegenArgs) -> Result<()> {
+    let built = ensure_built(&BuildArgs::default(), &Progress::start())?;
+    if args.check {
+        let checked = check_generated(&built)?;
+        let drifted: Vec<&str> = checked.iter().filter(|file| !file.fresh).map(|file| file.path).collect();
+        if !drifted.is_empty() {
+            bail!("not up to date: {}; run `cargo xtask codegen`", drifted.join(", "));
+        }
+        println!("{} generated files are up to date", checked.len());
+        return Ok(());
+    }
+    let root = Paths::find()?.root;
+    for file in files() {
+        let path = root.join(file.path);
+        let wanted = wanted(&file, &path, &built)?;
+        if present(&path)? != wanted {
+            write(&path, &wanted)?;
+            println!("wrote {}", file.path);
+        }
+    }
+    Ok(())
+}
+
+/// One generated file, compared with what would be written.
+pub(crate) struct Checked {
+    pub(crate) path: &'static str,
+    pub(crate) fresh: bool,
+}
+
+pub(crate) fn check_generated(built: &Built) -> Result<Vec<Checked>> {
+    let root = Paths::find()?.root;
+    let check = |file: Generated| {
+        let path = root.join(file.path);
+        let fresh = present(&path)? == wanted(&file, &path, built)?;
+        Ok(Checked { path: file.path, fresh })
+    };
+    files().into_iter().map(check).collect()
+}
+
+/// The file as it should be.
+fn wanted(file: &Generated, path: &Path, built: &Built) -> Result<String> {
+    let text = (file.text)(built).with_context(|| format!("generate {}", file.path))?;
+    match file.place {
+        Place::Whole => Ok(text),
+        Place::Between(name) => {
+            spliced(&present(path)?, name, &text).with_context(|| format!("{} has no markers for {name}", file.path))
+        }
+    }
+}
+
+/// An absent file is like an empty one.
+fn present(path: &Path) -> Result<String> {
+    match fs::read_to_string(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(String::new()),
+        other => other.with_context(|| format!("read {}", path.display())),
+    }
+}
+
+fn write(path: &Path, text: &str) -> Result<()> {
+    if let Some(folder) = path.parent() {
+        fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
+    }
+    fs::write(path, text).with_context(|| format!("write {}", path.display()))
+}
+
+/// The page with the text between its markers replaced.
+fn spliced(page: &str, name: &str, text: &str) -> Option<String> {
+    let first = format!("<!-- generated: {name} -->\n");
+    let last = format!("<!-- end: {name} -->");
+    let (before, rest) = page.split_once(&first)?;
+    let (_, after) = rest.split_once(&last)?;
+    Some(format!("{before}{first}{}\n{last}{after}", text.trim_end()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_goes_between_the_markers_and_nothing_else_changes() {
+        let page = "# Page\n<!-- generated: table -->\nold\nrows\n<!-- end: table -->\nrest\n";
+        let once = spliced(page, "table", "new\n").expect("markers");
+        assert_eq!(once, "# Page\n<!-- generated: table -->\nnew\n<!-- end: table -->\nrest\n");
+        assert_eq!(spliced(&once, "table", "new").as_deref(), Some(once.as_str()));
+        assert_eq!(spliced(page, "other", "new"), None);
+    }
+
+    #[test]
+    fn every_verdict_has_a_row() {
+        let table = verdict_table();
+        assert_eq!(table.lines().count(), 2 + Verdict::ALL.len());
+        assert!(table.contains("| 42 | `no_gateway` | drop | "));
+        // Four columns, so a sentence with a bar of its own would show.
+        assert!(table.lines().all(|line| line.matches('|').count() == 5), "{table}");
+    }
+}

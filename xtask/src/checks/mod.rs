@@ -1,0 +1,10 @@
+//! The checks that need no kernel: generated files, format and lints, dependencies.
+
+mod codegen;
+mod deps;
+mod lint;
+mod spdx;
+
+pub(crate) use codegen::{CodegenArgs, check_generated, codegen, generated_paths};
+pub(crate) use deps::deps;
+pub(crate) use lint::{LintArgs, lint};
