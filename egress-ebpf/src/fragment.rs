@@ -1,4 +1,4 @@
-//! IPv4 fragmentation of packets that may be fragmented and are too large for the way to a pod: a router would do it, and
+//! IPv4 fragmentation of whole packets that may be fragmented and are too large for the way to a pod: a router would do it, and
 //! a redirect does not.
 //!
 //! The packet is sent in two: its rest is set aside, the cut packet goes out as a clone, then the rest takes its place and
@@ -27,7 +27,11 @@ pub fn fits_in_two(run: &Run<'_>, mtu: u32) -> bool {
     let header = u32::from(run.heads.l4_offset) - L3 as u32;
     let first = mtu.saturating_sub(header) & !7;
     let rest = run.wire_length().saturating_sub(header + first);
-    !run.heads.dont_fragment && run.packet.gso_size() == 0 && first > 0 && rest <= REST as u32 && rest + header <= mtu
+    run.heads.may_be_fragmented()
+        && run.packet.gso_size() == 0
+        && first > 0
+        && rest <= REST as u32
+        && rest + header <= mtu
 }
 
 /// Sends the packet, already rewritten, in two fragments. The value is what the program returns.
@@ -61,7 +65,7 @@ fn complete(run: &Run<'_>, space: &mut Rest) -> Result<(), Verdict> {
     try_complete(run, space).ok_or(Verdict::RewriteFailed)
 }
 
-/// A partial checksum is the sum of the pseudo header. A fragment has none of its own to complete.
+/// A partial checksum is the sum of the pseudo header.
 #[inline(always)]
 fn try_complete(run: &Run<'_>, space: &mut Rest) -> Option<()> {
     let (packet, protocol) = (run.packet, run.heads.tuple.protocol);
@@ -70,10 +74,6 @@ fn try_complete(run: &Run<'_>, space: &mut Rest) -> Option<()> {
         PROTO_UDP => l4::UDP_CHECKSUM,
         _ => return Some(()),
     };
-    let bits = u16::from_be_bytes(packet.load(L3 + ipv4::FRAGMENT)?);
-    if bits & !ipv4::DONT_FRAGMENT != 0 {
-        return Some(());
-    }
     let payload_at = u32::from(run.heads.l4_offset);
     let at = (payload_at as usize & OFFSET_MASK) + at;
     let total = u32::from(u16::from_be_bytes(packet.load(L3 + ipv4::TOTAL_LEN)?));
@@ -105,8 +105,8 @@ fn cut(packet: Packet, payload_at: u32, header: u32, first: u32, way: &Way, rest
     set_lengths(packet, header + first, bits | ipv4::MORE_FRAGMENTS)?;
     packet.set_macs(way.dmac, way.smac)?;
     packet.resize(payload_at + first)?;
-    // The offset counts units of eight bytes and keeps what it was, where this is a fragment already.
-    Some((length, bits + (first >> 3) as u16))
+    // The offset counts units of eight bytes.
+    Some((length, bits | (first >> 3) as u16))
 }
 
 #[inline(always)]

@@ -5,8 +5,7 @@ use aya_ebpf::helpers::generated::bpf_l4_csum_replace;
 use egress_common::abi::{Family, Verdict};
 use egress_common::decide::{End, Rewrite};
 use egress_common::wire::{
-    Frame, Headers, L3, L4, PROTO_DCCP, PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP, PROTO_UDP, PROTO_UDP_LITE, Quote, csum,
-    ipv4, ipv6, l4,
+    Frame, Headers, L3, L4, PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP, PROTO_UDP, Quote, csum, ipv4, ipv6, l4,
 };
 
 use crate::packet::Packet;
@@ -98,7 +97,7 @@ fn try_rewrite_quoted_transport(packet: Packet, quote: &Quote, rewrite: &Rewrite
     let (sum_at, covered) = match tuple.protocol {
         // Only with the end of its header.
         PROTO_TCP if packet.load::<4>(at + l4::TCP_CHECKSUM).is_some() => (l4::TCP_CHECKSUM, addresses + port),
-        PROTO_UDP | PROTO_UDP_LITE | PROTO_DCCP => (l4::UDP_CHECKSUM, addresses + port),
+        PROTO_UDP => (l4::UDP_CHECKSUM, addresses + port),
         PROTO_ICMPV6 => (l4::ICMP_CHECKSUM, addresses + port),
         PROTO_ICMP => (l4::ICMP_CHECKSUM, port),
         _ => return Some(change),

@@ -12,8 +12,7 @@ use aya_ebpf::helpers::generated::{bpf_csum_update, bpf_l4_csum_replace};
 use egress_common::abi::{Addr, Family, Verdict};
 use egress_common::decide::{End, Rewrite};
 use egress_common::wire::{
-    Frame, Headers, L3, L4, PROTO_DCCP, PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP, PROTO_UDP, PROTO_UDP_LITE, csum, ipv4,
-    ipv6, l4,
+    Frame, Headers, L3, L4, PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP, PROTO_UDP, csum, ipv4, ipv6, l4,
 };
 
 use crate::packet::{OFFSET_MASK, Packet};
@@ -56,12 +55,8 @@ impl Packet {
         let (sum_at, flags, port_at) = match (heads.tuple.protocol, end) {
             (PROTO_TCP, End::Source) => (l4::TCP_CHECKSUM, 0, l4::SPORT),
             (PROTO_TCP, End::Destination) => (l4::TCP_CHECKSUM, 0, l4::DPORT),
-            (PROTO_UDP | PROTO_UDP_LITE, End::Source) => (l4::UDP_CHECKSUM, u64::from(BPF_F_MARK_MANGLED_0), l4::SPORT),
-            (PROTO_UDP | PROTO_UDP_LITE, End::Destination) => {
-                (l4::UDP_CHECKSUM, u64::from(BPF_F_MARK_MANGLED_0), l4::DPORT)
-            }
-            (PROTO_DCCP, End::Source) => (l4::UDP_CHECKSUM, 0, l4::SPORT),
-            (PROTO_DCCP, End::Destination) => (l4::UDP_CHECKSUM, 0, l4::DPORT),
+            (PROTO_UDP, End::Source) => (l4::UDP_CHECKSUM, u64::from(BPF_F_MARK_MANGLED_0), l4::SPORT),
+            (PROTO_UDP, End::Destination) => (l4::UDP_CHECKSUM, u64::from(BPF_F_MARK_MANGLED_0), l4::DPORT),
             (PROTO_ICMP | PROTO_ICMPV6, _) => (l4::ICMP_CHECKSUM, 0, l4::ECHO_ID),
             _ => return None,
         };
@@ -164,8 +159,7 @@ pub fn replace_checksum(packet: Packet, heads: &Headers, old: &Addr, new: &Addr)
         _ if heads.l4 == L4::Other || !heads.has_l4() => None,
         PROTO_TCP => Some((l4::TCP_CHECKSUM, 0)),
         // Zero means "none" and stays zero; a result of zero is written as all ones (RFC 768).
-        PROTO_UDP | PROTO_UDP_LITE => Some((l4::UDP_CHECKSUM, u64::from(BPF_F_MARK_MANGLED_0))),
-        PROTO_DCCP => Some((l4::UDP_CHECKSUM, 0)),
+        PROTO_UDP => Some((l4::UDP_CHECKSUM, u64::from(BPF_F_MARK_MANGLED_0))),
         PROTO_ICMPV6 => Some((l4::ICMP_CHECKSUM, 0)),
         // ICMP has no pseudo header, SCTP neither.
         _ => None,

@@ -392,7 +392,7 @@ fn reply_remote(run: &Run<'_>, quote: &Quote, way: &mut Way, mapping: &NatEntry)
     let whole = match mtu::fit(length, config.overlay_mtu, heads, &mapping.source_node) {
         Fit::Tell(limit) => return Outcome::too_big(limit.min(config.pod_mtu)),
         Fit::Lost => return Outcome::done(Verdict::OverlayTooNarrow),
-        _ if length > config.pod_mtu && heads.dont_fragment => return Outcome::too_big(config.pod_mtu),
+        _ if length > config.pod_mtu && !heads.may_be_fragmented() => return Outcome::too_big(config.pod_mtu),
         Fit::Cut => false,
         Fit::Whole => true,
     };

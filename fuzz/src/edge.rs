@@ -8,8 +8,8 @@ use egress_common::decide::{End, Rewrite};
 use egress_common::wire::icmp::{ERROR_HEADER_V4, ERROR_HEADER_V6, write_error};
 use egress_common::wire::nd::ADVERTISEMENT_LEN;
 use egress_common::wire::{
-    ETH_LEN, Fragment, Frame as _, Headers, IPV4_LEN, IPV6_LEN, L3, L4, PROTO_DCCP, PROTO_ICMP, PROTO_ICMPV6,
-    PROTO_SCTP, PROTO_TCP, PROTO_UDP, PROTO_UDP_LITE, Quote, csum, ethertype, ipv4, ipv6, l4, tcp,
+    ETH_LEN, Fragment, Frame as _, Headers, IPV4_LEN, IPV6_LEN, L3, L4, PROTO_ICMP, PROTO_ICMPV6, PROTO_SCTP,
+    PROTO_TCP, PROTO_UDP, Quote, csum, ethertype, ipv4, ipv6, l4, tcp,
 };
 
 fn field<const N: usize>(frame: &[u8], at: usize) -> Option<[u8; N]> {
@@ -72,8 +72,7 @@ fn sctp_ports(end: End, port: u16, other: u16) -> [u8; 4] {
 const fn sum_over_addresses(protocol: u8) -> Option<(usize, bool)> {
     match protocol {
         PROTO_TCP => Some((l4::TCP_CHECKSUM, false)),
-        PROTO_UDP | PROTO_UDP_LITE => Some((l4::UDP_CHECKSUM, true)),
-        PROTO_DCCP => Some((l4::UDP_CHECKSUM, false)),
+        PROTO_UDP => Some((l4::UDP_CHECKSUM, true)),
         PROTO_ICMPV6 => Some((l4::ICMP_CHECKSUM, false)),
         _ => None,
     }

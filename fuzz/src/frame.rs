@@ -3,8 +3,8 @@
 use crate::edge::crc32c;
 use egress_common::abi::{Addr, Direction, Family};
 use egress_common::wire::{
-    Fragment, Headers, IPV4_LEN, IPV6_LEN, L3, PROTO_DCCP, PROTO_ICMP, PROTO_ICMPV6, PROTO_SCTP, PROTO_TCP, PROTO_UDP,
-    PROTO_UDP_LITE, Quote, csum, ethertype, ipv4, l4,
+    Fragment, Headers, IPV4_LEN, IPV6_LEN, L3, PROTO_ICMP, PROTO_ICMPV6, PROTO_SCTP, PROTO_TCP, PROTO_UDP, Quote, csum,
+    ethertype, ipv4, l4,
 };
 
 /// A packet in words.
@@ -67,9 +67,6 @@ impl Packet {
                 let length = u16::try_from(8 + self.data).expect("a short packet");
                 ([ports.as_slice(), &length.to_be_bytes(), &[0, 0]].concat(), 6)
             }
-            // All of it covered.
-            PROTO_UDP_LITE => ([ports.as_slice(), &[0, 0, 0, 0]].concat(), 6),
-            PROTO_DCCP => ([ports.as_slice(), &[4, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 7]].concat(), 6),
             PROTO_SCTP => {
                 let length = u16::try_from(4 + self.data).expect("a short packet").to_be_bytes();
                 ([ports.as_slice(), &[0, 0, 0, 9, 0, 0, 0, 0, self.kind, 0], &length].concat(), 8)
@@ -85,8 +82,7 @@ impl Packet {
             bytes[sum_at..sum_at + 4].copy_from_slice(&sum.to_le_bytes());
         } else if sum_at != usize::MAX && !self.unsummed {
             let sum = transport_sum(&self.saddr, &self.daddr, self.protocol, &bytes);
-            let zero_is_none = matches!(self.protocol, PROTO_UDP | PROTO_UDP_LITE);
-            let sum = if sum == 0 && zero_is_none { 0xffff } else { sum };
+            let sum = if sum == 0 && self.protocol == PROTO_UDP { 0xffff } else { sum };
             bytes[sum_at..sum_at + 2].copy_from_slice(&sum.to_ne_bytes());
         }
         bytes
@@ -124,8 +120,7 @@ pub fn is_summed_right(frame: &[u8]) -> Option<bool> {
     let transport = frame.get(usize::from(heads.l4_offset)..end)?;
     let (least, sum_at) = match heads.tuple.protocol {
         PROTO_TCP => (20, l4::TCP_CHECKSUM),
-        PROTO_UDP | PROTO_UDP_LITE => (8, l4::UDP_CHECKSUM),
-        PROTO_DCCP => (16, l4::UDP_CHECKSUM),
+        PROTO_UDP => (8, l4::UDP_CHECKSUM),
         PROTO_ICMP if heads.family == Family::V4 => (8, l4::ICMP_CHECKSUM),
         PROTO_ICMPV6 if heads.family == Family::V6 => (8, l4::ICMP_CHECKSUM),
         PROTO_SCTP => return is_sctp_summed_right(&heads, transport),
@@ -134,15 +129,8 @@ pub fn is_summed_right(frame: &[u8]) -> Option<bool> {
     if transport.len() < least || heads.fragment != Fragment::Whole {
         return None;
     }
-    let unsummed = transport[sum_at..sum_at + 2] == [0, 0];
-    // Zero means "none", or may; and DCCP and UDP-Lite may cover less than all.
-    let covers_less = match heads.tuple.protocol {
-        PROTO_UDP => unsummed,
-        PROTO_UDP_LITE => unsummed || transport[4..6] != [0, 0],
-        PROTO_DCCP => transport[5] & 0xf != 0,
-        _ => false,
-    };
-    if covers_less {
+    // Zero means "none".
+    if heads.tuple.protocol == PROTO_UDP && transport[sum_at..sum_at + 2] == [0, 0] {
         return None;
     }
     let sum = transport_sum(&heads.tuple.saddr, &heads.tuple.daddr, heads.tuple.protocol, transport);

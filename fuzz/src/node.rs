@@ -265,7 +265,7 @@ fn fits_in_two(skb: &Skb<'_>, heads: &Headers, mtu: u32) -> bool {
     let first = mtu.saturating_sub(header) & !7;
     let rest = Node::wire_length(skb, heads).saturating_sub(header + first);
     heads.family == Family::V4
-        && !heads.dont_fragment
+        && heads.may_be_fragmented()
         && skb.gso_size == 0
         && first > 0
         && rest <= 2048

@@ -14,7 +14,6 @@ pub(crate) const AH: u8 = 51;
 pub(crate) const ICMPV6: u8 = 58;
 pub(crate) const DESTINATION_OPTIONS: u8 = 60;
 pub(crate) const SCTP: u8 = 132;
-pub(crate) const UDP_LITE: u8 = 136;
 
 /// A packet from the network header on.
 #[derive(Clone, Debug)]
@@ -45,12 +44,6 @@ pub(crate) enum Body {
         sport: u16,
         dport: u16,
         summed: bool,
-        data: Vec<u8>,
-    },
-    UdpLite {
-        sport: u16,
-        dport: u16,
-        coverage: u16,
         data: Vec<u8>,
     },
     Sctp {
@@ -126,7 +119,6 @@ impl Packet {
         match self.body {
             Body::Tcp(_) => TCP,
             Body::Udp { .. } => UDP,
-            Body::UdpLite { .. } => UDP_LITE,
             Body::Sctp { .. } => SCTP,
             Body::Icmp { .. } if self.from.is_ipv4() => ICMP,
             Body::Icmp { .. } => ICMPV6,
@@ -173,13 +165,6 @@ impl Packet {
                     return bytes;
                 }
                 (bytes, 6)
-            }
-            Body::UdpLite { sport, dport, coverage, data } => {
-                let mut bytes = [ports(*sport, *dport).as_slice(), &coverage.to_be_bytes(), &[0, 0], data].concat();
-                let covered = if *coverage == 0 { bytes.len() } else { usize::from(*coverage) };
-                let sum = checksum(&[&self.pseudo(bytes.len()), &bytes[..covered]]);
-                bytes[6..8].copy_from_slice(&sum.to_be_bytes());
-                return bytes;
             }
             Body::Sctp { sport, dport, tag, chunks } => {
                 let mut bytes = [ports(*sport, *dport).as_slice(), &tag.to_be_bytes(), &[0; 4], chunks].concat();

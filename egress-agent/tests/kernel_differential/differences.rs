@@ -164,12 +164,16 @@ const DIFFERENCES: &[Difference] = &[
     Difference {
         title: "What cannot be translated is not sent",
         reason: "AH authenticates the addresses (RFC 3715), so what a NAT sends on is refused by its receiver; node information \
-                 queries have no identifier by which an answer finds its pod. Both are dropped (`unsupported_protocol`).",
+                 queries have no identifier by which an answer finds its pod; information and address mask queries are \
+                 historic (RFC 6918). All are dropped (`unsupported_protocol`). So are DCCP and UDP-Lite, which this kernel's \
+                 netfilter does not know: it changes the address alone, and their receivers drop what has a wrong checksum.",
         cases: &[
             "AH both ways (IPv4)",
             "AH from two pods to one server (IPv4)",
             "* with an authentication header",
             "ICMP query: node information",
+            "ICMP query: information",
+            "ICMP query: address mask",
         ],
     },
     Difference {
@@ -181,12 +185,6 @@ const DIFFERENCES: &[Difference] = &[
         title: "SCTP may go without a checksum",
         reason: "Zero stands for none, where both ends have agreed to that (RFC 9653), and stays. Netfilter takes it for a wrong one.",
         cases: &["SCTP whose checksum is zero", "SCTP with another port: whose checksum is zero"],
-    },
-    Difference {
-        title: "UDP-Lite is translated",
-        reason: "As UDP is, by its ports. This kernel's netfilter does not know it and changes the address only, so that its \
-                 checksum is wrong and its host drops it.",
-        cases: &["UDP-Lite *"],
     },
     Difference {
         title: "Source routes are refused",

@@ -124,7 +124,7 @@ fn prepare() {
 /// As a node does that has SNAT by nftables and kube-proxy's rule: the address is the node's, and what connection
 /// tracking calls invalid goes no further.
 fn start_netfilter() {
-    let with_ports = "meta l4proto { tcp, udp, udplite, sctp }";
+    let with_ports = "meta l4proto { tcp, udp, sctp }";
     let rules = format!(
         "table inet nat {{
             chain forward {{ type filter hook forward priority 0; ct state invalid drop; }}

@@ -6,7 +6,7 @@
 
 use std::net::IpAddr;
 
-use crate::craft::{ICMP, ICMPV6, SCTP, TCP, UDP, UDP_LITE, checksum, crc32c, octets, sum};
+use crate::craft::{ICMP, ICMPV6, SCTP, TCP, UDP, checksum, crc32c, octets, sum};
 use crate::view::{View, long, number};
 use crate::wire::{Frame, Offload};
 
@@ -69,7 +69,6 @@ fn headline(view: &View<'_>, names: &mut dyn Names) -> String {
     let what = match view.protocol {
         TCP => format!("TCP {}", flags(view.payload.get(13).copied().unwrap_or(0))),
         UDP => "UDP".to_owned(),
-        UDP_LITE => "UDP-Lite".to_owned(),
         SCTP => "SCTP".to_owned(),
         ICMP | ICMPV6 => {
             let byte = |at: usize| view.payload.get(at).copied().unwrap_or(0);
@@ -217,7 +216,7 @@ fn hex(bytes: &[u8]) -> String {
 fn checksum_at(protocol: u8) -> Option<usize> {
     match protocol {
         TCP => Some(16),
-        UDP | UDP_LITE => Some(6),
+        UDP => Some(6),
         ICMP | ICMPV6 => Some(2),
         SCTP => Some(8),
         _ => None,
@@ -245,7 +244,6 @@ fn transport_checksum(view: &View<'_>, offload: Offload) -> String {
         return format!("cut short, {:04x} without addresses and ports", reduced(view, stored));
     }
     let covered = match number(payload, 4) {
-        Some(covered) if view.protocol == UDP_LITE && covered >= 8 => usize::from(covered).min(payload.len()),
         // Behind the length that UDP says lies nothing of it.
         Some(length) if view.protocol == UDP && length >= 8 => usize::from(length).min(payload.len()),
         _ => payload.len(),

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use crate::craft::{AH, DESTINATION_OPTIONS, FRAGMENT, ICMP, ICMPV6, ROUTING, SCTP, TCP, UDP, UDP_LITE, octets, word};
+use crate::craft::{AH, DESTINATION_OPTIONS, FRAGMENT, ICMP, ICMPV6, ROUTING, SCTP, TCP, UDP, octets, word};
 
 /// Where a packet's parts lie.
 #[derive(Clone, Debug)]
@@ -136,7 +136,7 @@ impl<'a> View<'a> {
     /// Ports, or the identifier of an echo message in both places.
     pub(crate) fn ports(&self) -> Option<(u16, u16)> {
         match self.protocol {
-            TCP | UDP | UDP_LITE | SCTP => Some((number(self.payload, 0)?, number(self.payload, 2)?)),
+            TCP | UDP | SCTP => Some((number(self.payload, 0)?, number(self.payload, 2)?)),
             ICMP if matches!(self.payload.first()?, 0 | 8) => self.echo(),
             ICMPV6 if matches!(self.payload.first()?, 128 | 129) => self.echo(),
             _ => None,

@@ -44,15 +44,8 @@ pub(crate) fn arriving(from: &str, to: &str, kind: Body, quoted: &Packet, l4: us
     error(from, to, kind, quoted, l4).with(|packet| packet.dmac = UPLINK_MAC)
 }
 
-const BODIES: [Body; 7] = [
-    Body::Udp,
-    Body::UdpUnsummed,
-    Body::Tcp(SYN),
-    Body::EchoRequest,
-    Body::Lite(8),
-    Body::Sctp(1),
-    Body::SctpUnsummed(1),
-];
+const BODIES: [Body; 6] =
+    [Body::Udp, Body::UdpUnsummed, Body::Tcp(SYN), Body::EchoRequest, Body::Sctp(1), Body::SctpUnsummed(1)];
 
 /// The port that the flow has outside.
 fn shown(stage: &Stage, from: &str, port: u16) -> u16 {

@@ -10,10 +10,8 @@ pub(crate) const RST: u8 = 0x04;
 const PROTO_ICMP: u8 = 1;
 const PROTO_TCP: u8 = 6;
 const PROTO_UDP: u8 = 17;
-const PROTO_DCCP: u8 = 33;
 const PROTO_ICMPV6: u8 = 58;
 const PROTO_SCTP: u8 = 132;
-const PROTO_UDP_LITE: u8 = 136;
 /// Where the IP header starts.
 pub(crate) const L3: usize = 14;
 
@@ -29,9 +27,6 @@ pub(crate) enum Body {
     Unreachable,
     /// An ICMP message, by its first two bytes and its last four; what it quotes is the packet's content.
     Icmp([u8; 2], [u8; 4]),
-    /// UDP-Lite whose checksum covers so many bytes, zero for all.
-    Lite(u16),
-    Dccp,
     /// SCTP whose first chunk has this type.
     Sctp(u8),
     /// Likewise, with zero where the checksum stands.
@@ -149,8 +144,6 @@ impl Packet {
         match self.body {
             Body::Udp | Body::UdpUnsummed => PROTO_UDP,
             Body::Tcp(_) => PROTO_TCP,
-            Body::Lite(_) => PROTO_UDP_LITE,
-            Body::Dccp => PROTO_DCCP,
             Body::Sctp(_) | Body::SctpUnsummed(_) => PROTO_SCTP,
             Body::Other(protocol) => protocol,
             _ if self.from.is_ipv4() => PROTO_ICMP,
@@ -224,9 +217,6 @@ impl Packet {
             Body::EchoReply => (icmp([0, 0], [129, 0]), 2),
             Body::Unreachable => (icmp([3, 1], [1, 3]), 2),
             Body::Icmp(head, rest) => ([head.as_slice(), &[0, 0], &rest].concat(), 2),
-            Body::Lite(coverage) => ([ports.as_slice(), &coverage.to_be_bytes(), &[0, 0]].concat(), 6),
-            // A request: the length of its header in words, all of it covered, and a sequence number.
-            Body::Dccp => ([ports.as_slice(), &[5, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, 9]].concat(), 6),
             Body::Sctp(chunk) | Body::SctpUnsummed(chunk) => {
                 let length = u16::try_from(4 + data.len()).expect("a length").to_be_bytes();
                 ([ports.as_slice(), &[0, 0, 0, 9, 0, 0, 0, 0, chunk, 0], &length].concat(), 8)
@@ -253,10 +243,6 @@ impl Packet {
     }
 
     fn transport_checksum(&self, bytes: &[u8]) -> u16 {
-        let summed = match self.body {
-            Body::Lite(coverage) if coverage > 0 => &bytes[..usize::from(coverage)],
-            _ => bytes,
-        };
         let mut covered = Vec::new();
         if self.protocol() != PROTO_ICMP {
             covered.extend(octets(self.from));
@@ -264,9 +250,9 @@ impl Packet {
             covered.extend([0, self.protocol()]);
             covered.extend(u16::try_from(bytes.len()).expect("a length").to_be_bytes());
         }
-        covered.extend(summed);
+        covered.extend(bytes);
         match (checksum(&covered), self.protocol()) {
-            (0, PROTO_UDP | PROTO_UDP_LITE) => 0xffff,
+            (0, PROTO_UDP) => 0xffff,
             (sum, _) => sum,
         }
     }

@@ -8,17 +8,14 @@ use crate::cast::{Cast, addr};
 use crate::frames::{ACK, Body, Packet, RST, SYN, packet};
 use crate::stage::{FROM_POD, NEXT, Stage, TO_NETDEV, TO_POD, both};
 
-/// All that has an answer of its own: TCP, UDP with and without a checksum, queries, UDP-Lite, DCCP, GRE, ESP, IP in IP.
-const ANSWERED: [Body; 12] = [
+/// All that has an answer of its own: TCP, UDP with and without a checksum, queries, GRE, ESP, IP in IP.
+const ANSWERED: [Body; 9] = [
     Body::Udp,
     Body::UdpUnsummed,
     Body::Tcp(SYN),
     Body::Tcp(ACK),
     Body::Tcp(RST),
     Body::EchoRequest,
-    Body::Lite(0),
-    Body::Lite(8),
-    Body::Dccp,
     Body::Other(47),
     Body::Other(50),
     Body::Other(4),

@@ -48,6 +48,19 @@ fn a_pod_that_is_not_resolved_gets_neither_piece() {
     });
 }
 
+/// Some datapaths drop the short middle piece that would come of it.
+#[test]
+fn a_fragment_is_not_fragmented_again() {
+    on_stage(|stage| {
+        let answer = begin(stage, V4.pod, 4000).frame();
+        for (bits, verdict) in [(0x2000_u16, Verdict::MtuAnswered), (0x2010, Verdict::MtuExceeded)] {
+            let mut fragment = answer.clone();
+            fragment[L3 + 6..L3 + 8].copy_from_slice(&bits.to_be_bytes());
+            stage.run_frame(&FROM_NETDEV, &fragment, verdict);
+        }
+    });
+}
+
 /// A header that says less than the frame has: nothing of it can be cut.
 #[test]
 fn a_length_that_is_not_there_is_not_cut() {

@@ -152,7 +152,7 @@ verdicts! {
     MtuExceeded = 54, Drop, "mtu_exceeded";
     /// Header cut short or impossible, VLAN tags one behind the other, or a checksum that would go into a header field.
     Malformed = 55, Drop, "malformed";
-    /// What cannot be translated: ICMP that is neither query, answer nor error (redirects above all), AH, mobility headers.
+    /// What cannot be translated: ICMP that is neither query, answer nor error (redirects above all), AH, mobility headers, DCCP, UDP-Lite.
     UnsupportedProtocol = 56, Drop, "unsupported_protocol";
     /// A later fragment whose first one has not been seen, and that cannot be kept until it comes.
     FragmentUnknown = 57, Drop, "fragment_unknown";

@@ -2,8 +2,7 @@
 //!
 //! RFC 5382 section 5 (TCP: established at least 2 h 4 min, transitory at least 4 min), RFC 4787 section 4.3 (UDP: two
 //! minutes, better five), RFC 5508 section 3.2 (ICMP: 60 s); how far a TCP connection is, [`phase`] says. All other protocols
-//! have one time. It suits SCTP, whose idle associations send a heartbeat every 30 s and some (RFC 9260 section 8.3); DCCP, which has
-//! none, would need 2 h 4 min (RFC 5597 section 4), and loses connections that pause longer than `other` says. A flow of the
+//! have one time. It suits SCTP, whose idle associations send a heartbeat every 30 s (RFC 9260 section 8.3). A flow of the
 //! source node outlives the gateway's mapping, so that a flow that only receives keeps its address.
 //!
 //! What is not TCP and has not been answered yet lives 30 s, as UDP does in Linux's connection tracking, which is less than

@@ -16,11 +16,10 @@ pub const MAX_EXTENSION_HEADERS: usize = 6;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum L4 {
     Tcp,
-    /// UDP, and UDP-Lite and DCCP, which have ports and a checksum over the addresses in the same places.
     Udp,
     /// Has ports, and a checksum that covers them but no address (RFC 9260 section 6.8).
     Sctp,
-    /// A query with an identifier: echo, for IPv4 also timestamp and its like (RFC 5508 calls them all queries).
+    /// A query with an identifier: echo, for IPv4 also timestamp (RFC 5508).
     EchoRequest,
     EchoReply,
     /// An ICMP error, which quotes a packet.
@@ -29,8 +28,9 @@ pub enum L4 {
     Other,
     /// A later fragment of what may have ports.
     Later,
-    /// What no NAT can translate, or may: ICMP that is none of the above (a redirect would bend the routes of whoever
-    /// gets it); AH, which authenticates the addresses; the mobility header, whose checksum covers them; nothing at all.
+    /// What NAT cannot or may not translate: ICMP that is none of the above (a redirect would bend the receiver's routes);
+    /// AH, which authenticates the addresses; the mobility header, DCCP and UDP-Lite, whose checksums cover them; nothing
+    /// at all.
     Refused,
     /// A protocol that we know, cut short.
     Short,
@@ -174,7 +174,7 @@ impl Headers {
         let at = match (self.fragment, self.tuple.protocol) {
             (Fragment::Later, _) => 0,
             (_, PROTO_TCP) => l4::TCP_CHECKSUM,
-            (_, PROTO_UDP | PROTO_UDP_LITE | PROTO_DCCP) => l4::UDP_CHECKSUM,
+            (_, PROTO_UDP) => l4::UDP_CHECKSUM,
             (_, PROTO_SCTP) => l4::SCTP_CHECKSUM,
             (_, PROTO_ICMP | PROTO_ICMPV6) => l4::ICMP_CHECKSUM,
             _ => 0,
@@ -195,10 +195,17 @@ impl Headers {
         Segment { flags, number: self.tcp_end }
     }
 
-    /// Whether this is UDP to `port`, and not one of those that are only translated likewise.
+    /// Whether this is UDP to `port`.
     #[inline(always)]
     pub fn is_udp_to(&self, port: u32) -> bool {
-        self.l4 == L4::Udp && self.tuple.protocol == PROTO_UDP && self.tuple.dport() as u32 == port
+        self.l4 == L4::Udp && self.tuple.dport() as u32 == port
+    }
+
+    /// Whether a router may fragment the packet. IPv4 without DF, and no fragment already: some datapaths drop the short
+    /// middle piece that fragmentation of a fragment makes.
+    #[inline(always)]
+    pub fn may_be_fragmented(&self) -> bool {
+        !self.dont_fragment && self.fragment == Fragment::Whole
     }
 
     /// Whether the host may take this for UDP to `port`: it is, or its transport header lies where it was not read (cut
@@ -223,7 +230,7 @@ impl Headers {
     pub const fn kind_of(protocol: u8) -> L4 {
         match protocol {
             PROTO_TCP => L4::Tcp,
-            PROTO_UDP | PROTO_UDP_LITE | PROTO_DCCP => L4::Udp,
+            PROTO_UDP => L4::Udp,
             PROTO_SCTP => L4::Sctp,
             // Or a reply: who calls knows.
             PROTO_ICMP | PROTO_ICMPV6 => L4::EchoRequest,
@@ -277,7 +284,7 @@ pub(super) fn read_v4<F: Frame + ?Sized>(
 #[inline(always)]
 const fn unread_kind(fragment: Fragment, protocol: u8) -> L4 {
     match (fragment, protocol) {
-        (_, PROTO_AH | PROTO_MOBILITY | PROTO_NONE) => L4::Refused,
+        (_, PROTO_AH | PROTO_MOBILITY | PROTO_NONE | PROTO_DCCP | PROTO_UDP_LITE) => L4::Refused,
         (Fragment::Later, _) if is_extension(protocol) || !matches!(Headers::kind_of(protocol), L4::Other) => L4::Later,
         _ => L4::Other,
     }
@@ -415,7 +422,7 @@ fn read_l4<F: Frame + ?Sized>(frame: &F, heads: &mut Headers) {
     }
     let protocol = heads.tuple.protocol;
     match (protocol, heads.family) {
-        (PROTO_TCP | PROTO_UDP | PROTO_UDP_LITE | PROTO_DCCP | PROTO_SCTP, _) => {}
+        (PROTO_TCP | PROTO_UDP | PROTO_SCTP, _) => {}
         (PROTO_ICMP, Family::V4) | (PROTO_ICMPV6, Family::V6) => {}
         // Its addresses are all there is to know.
         _ => return,

@@ -15,10 +15,6 @@ pub mod v4 {
     pub const PARAMETER_PROBLEM: u8 = 12;
     pub const TIMESTAMP_REQUEST: u8 = 13;
     pub const TIMESTAMP_REPLY: u8 = 14;
-    pub const INFORMATION_REQUEST: u8 = 15;
-    pub const INFORMATION_REPLY: u8 = 16;
-    pub const MASK_REQUEST: u8 = 17;
-    pub const MASK_REPLY: u8 = 18;
 }
 
 /// RFC 4443.
@@ -38,8 +34,8 @@ pub mod v6 {
 pub const fn kind(family: Family, icmp_type: u8) -> L4 {
     match family {
         Family::V4 => match icmp_type {
-            v4::ECHO_REQUEST | v4::TIMESTAMP_REQUEST | v4::INFORMATION_REQUEST | v4::MASK_REQUEST => L4::EchoRequest,
-            v4::ECHO_REPLY | v4::TIMESTAMP_REPLY | v4::INFORMATION_REPLY | v4::MASK_REPLY => L4::EchoReply,
+            v4::ECHO_REQUEST | v4::TIMESTAMP_REQUEST => L4::EchoRequest,
+            v4::ECHO_REPLY | v4::TIMESTAMP_REPLY => L4::EchoReply,
             v4::UNREACHABLE | v4::SOURCE_QUENCH | v4::TIME_EXCEEDED | v4::PARAMETER_PROBLEM => L4::IcmpError,
             _ => L4::Refused,
         },

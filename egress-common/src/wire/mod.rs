@@ -87,7 +87,6 @@ pub mod l4 {
     pub const TCP_OFFSET_FLAGS: usize = 12;
     pub const TCP_CHECKSUM: usize = 16;
     pub const UDP_LENGTH: usize = 4;
-    /// Of UDP-Lite and DCCP too.
     pub const UDP_CHECKSUM: usize = 6;
     pub const ICMP_CHECKSUM: usize = 2;
     pub const SCTP_CHECKSUM: usize = 8;

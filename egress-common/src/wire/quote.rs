@@ -2,7 +2,7 @@
 
 use super::headers::{read_v4, read_v6};
 use super::{Fragment, Frame, Headers, L4, icmp, l4};
-use super::{PROTO_DCCP, PROTO_ICMP, PROTO_ICMPV6, PROTO_SCTP, PROTO_TCP, PROTO_UDP, PROTO_UDP_LITE};
+use super::{PROTO_ICMP, PROTO_ICMPV6, PROTO_SCTP, PROTO_TCP, PROTO_UDP};
 use crate::abi::{Direction, Family, Tuple};
 
 /// What is read of a quoted packet. Offsets count from the start of the frame.
@@ -73,7 +73,7 @@ impl Quote {
         let heads = &mut self.heads;
         let protocol = heads.tuple.protocol;
         match (protocol, family) {
-            (PROTO_TCP | PROTO_UDP | PROTO_UDP_LITE | PROTO_DCCP | PROTO_SCTP, _) => {
+            (PROTO_TCP | PROTO_UDP | PROTO_SCTP, _) => {
                 let sport = u16::from_be_bytes(frame.load(at + l4::SPORT)?);
                 let dport = u16::from_be_bytes(frame.load(at + l4::DPORT)?);
                 heads.tuple.set_ports(sport, dport);
@@ -152,7 +152,7 @@ mod tests {
 
     #[test]
     fn the_flow_of_a_quote_is_read() {
-        for protocol in [PROTO_UDP, PROTO_TCP, PROTO_SCTP, PROTO_DCCP, PROTO_UDP_LITE] {
+        for protocol in [PROTO_UDP, PROTO_TCP, PROTO_SCTP] {
             let quote = read(&error_v4(protocol, PORTS)).expect("a quote");
             assert_eq!((quote.tuple().sport(), quote.tuple().dport()), (4000, 53));
             assert_eq!((quote.tuple().saddr, quote.l4()), (Addr::v4([172, 18, 0, 100]), Headers::kind_of(protocol)));

@@ -140,7 +140,9 @@ impl Node {
             Verdict::ReplyToNode => match mtu::fit(length, config.overlay_mtu, heads, &mapping.source_node) {
                 Fit::Tell(limit) => Some(limit.min(config.pod_mtu)),
                 Fit::Lost => return Ok(Outcome::Dropped(Verdict::OverlayTooNarrow)),
-                Fit::Whole | Fit::Cut => (length > config.pod_mtu && heads.dont_fragment).then_some(config.pod_mtu),
+                Fit::Whole | Fit::Cut => {
+                    (length > config.pod_mtu && !heads.may_be_fragmented()).then_some(config.pod_mtu)
+                }
             },
             _ => None,
         };

@@ -20,7 +20,7 @@ const ROW: usize = 1 << 16;
 
 const ICMP: u8 = 1;
 const ICMP_V6: u8 = 58;
-/// Protocols whose mappings take a port: TCP, UDP, DCCP, SCTP, UDP-Lite, and ICMP with the query's identifier.
+/// Protocols whose mappings take a port: TCP, UDP, SCTP, and ICMP with the query's identifier.
 const WITH_PORTS: [u8; 7] = [ICMP, 6, 17, 33, ICMP_V6, 132, 136];
 
 /// Counts one walk.

@@ -4,8 +4,8 @@ use std::net::IpAddr;
 
 use egress_common::abi::Direction;
 use egress_common::wire::{
-    ETH_LEN, Headers, IPV4_LEN, IPV6_LEN, PROTO_DCCP, PROTO_ICMP, PROTO_ICMPV6, PROTO_SCTP, PROTO_TCP, PROTO_UDP,
-    PROTO_UDP_LITE, ethertype, sctp, tcp,
+    ETH_LEN, Headers, IPV4_LEN, IPV6_LEN, PROTO_ICMP, PROTO_ICMPV6, PROTO_SCTP, PROTO_TCP, PROTO_UDP, ethertype, sctp,
+    tcp,
 };
 
 /// A packet of a pod, in words.
@@ -58,7 +58,7 @@ impl Probe {
 
     /// Whether the protocol shows ports, or an identifier.
     pub const fn has_ports(protocol: u8) -> bool {
-        matches!(protocol, PROTO_TCP | PROTO_UDP | PROTO_SCTP | PROTO_DCCP | PROTO_UDP_LITE)
+        matches!(protocol, PROTO_TCP | PROTO_UDP | PROTO_SCTP)
     }
 
     fn network(&self, length: usize) -> Vec<u8> {
@@ -91,10 +91,7 @@ impl Probe {
         let rest: &[u8] = match self.protocol {
             PROTO_TCP if self.under_way => &[0, 0, 0, 1, 0, 0, 0, 1, 0x50, tcp::ACK, 0xff, 0xff, 0, 0, 0, 0],
             PROTO_TCP => &[0, 0, 0, 1, 0, 0, 0, 0, 0x50, tcp::SYN, 0xff, 0xff, 0, 0, 0, 0],
-            // UDP-Lite: all of it is summed.
-            PROTO_UDP | PROTO_UDP_LITE => &[0, 0, 0, 0],
-            // A request.
-            PROTO_DCCP => &[5, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0],
+            PROTO_UDP => &[0, 0, 0, 0],
             PROTO_SCTP if self.under_way => &[0, 0, 0, 1, 0, 0, 0, 0, SCTP_HEARTBEAT, 0, 0, 4],
             PROTO_SCTP => &[0, 0, 0, 0, 0, 0, 0, 0, sctp::INIT, 0, 0, 4],
             PROTO_ICMP => return self.echo(8),
@@ -113,7 +110,7 @@ impl Probe {
     fn sum(&self, transport: &mut [u8]) {
         let at = match self.protocol {
             PROTO_TCP => 16,
-            PROTO_UDP | PROTO_UDP_LITE | PROTO_DCCP => 6,
+            PROTO_UDP => 6,
             PROTO_ICMP | PROTO_ICMPV6 => 2,
             // SCTP's zero says that there is none (RFC 9653).
             _ => return,

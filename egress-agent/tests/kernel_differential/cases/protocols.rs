@@ -5,7 +5,7 @@ use crate::craft::{AH, Body, ESP, GRE, Packet};
 use crate::play::{Case, Talk};
 
 pub(super) fn cases(v6: bool) -> Vec<Case> {
-    [sctp(v6), udp_lite(v6), by_address(v6)].into_iter().flatten().collect()
+    [sctp(v6), by_address(v6)].into_iter().flatten().collect()
 }
 
 /// An INIT chunk with its tag, and the answer to it.
@@ -94,27 +94,6 @@ fn sctp(v6: bool) -> Vec<Case> {
         named("begun before anybody watched").pod(out(8, &DATA)),
         named("from a system port")
             .pod(|talk| talk.out(Body::Sctp { sport: 700, dport: DPORT, tag: 0, chunks: INIT.to_vec() })),
-    ]
-}
-
-fn udp_lite(v6: bool) -> Vec<Case> {
-    let named = |name: &str| Case::new(&format!("UDP-Lite {name}"), v6);
-    let exchange = |name: &str, coverage: u16| {
-        named(name)
-            .pod(move |talk| talk.out(Body::UdpLite { sport: SPORT, dport: DPORT, coverage, data: talk.data(40) }))
-            .world(move |talk| {
-                let dport = talk.chosen(0, SPORT);
-                talk.back(Body::UdpLite { sport: DPORT, dport, coverage, data: talk.data(40) })
-            })
-    };
-    vec![
-        exchange("that covers all", 0),
-        exchange("that covers its header", 8),
-        exchange("that covers a part", 20),
-        exchange("from two pods with one port", 0).pod(|talk| {
-            let body = Body::UdpLite { sport: SPORT, dport: DPORT, coverage: 0, data: talk.data(40) };
-            talk.out(body).with(|packet| packet.from = talk.cast.other_pod())
-        }),
     ]
 }
 

@@ -209,19 +209,17 @@ impl Maker {
     }
 
     fn body(&mut self) -> Body {
-        match self.0.below(20) {
+        match self.0.below(18) {
             0..=4 => Body::Udp,
             5 => Body::UdpUnsummed,
             6..=10 => Body::Tcp(self.flags()),
             11..=13 => Body::EchoRequest,
             14 => Body::EchoReply,
-            15 => Body::Lite(self.pick(&[0, 8])),
-            16 => Body::Dccp,
-            17 => {
+            15 => {
                 let chunk = self.pick(&[1, 1, 1, 0, 3]);
                 self.pick(&[Body::Sctp(chunk), Body::Sctp(chunk), Body::Sctp(chunk), Body::SctpUnsummed(chunk)])
             }
-            18 => Body::Other(self.pick(&[47, 50, 51, 4, 135, 2])),
+            16 => Body::Other(self.pick(&[47, 50, 51, 4, 135, 2, 33, 136])),
             _ => Body::Icmp(self.pick(&[[5, 0], [13, 0], [14, 0], [137, 0], [3, 1], [1, 0]]), [0, 7, 0, 9]),
         }
     }

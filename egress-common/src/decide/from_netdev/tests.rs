@@ -5,7 +5,7 @@ use crate::decide::packets::{Packet, packet};
 use crate::decide::snat::{self, EGRESS_PORTS, Face};
 use crate::decide::world::{World, addr, with_node_ports};
 use crate::decide::{Owner, from_pod, to_netdev};
-use crate::wire::{PROTO_AH, PROTO_DCCP, PROTO_SCTP, PROTO_UDP_LITE, tcp};
+use crate::wire::{PROTO_AH, PROTO_SCTP, tcp};
 
 fn asked<'t>(world: &'t World, packet: &Packet) -> FromNetdev<'t> {
     decide(&mut packet.arriving(), &Quote::NONE, world, &world.config.get())
@@ -214,7 +214,7 @@ fn a_mapping_of_another_version_is_a_drop() {
 #[test]
 fn protocols_without_ports_and_sctp_come_back() {
     both(|cast, world| {
-        for protocol in [47, 50, PROTO_SCTP, PROTO_DCCP, PROTO_UDP_LITE] {
+        for protocol in [47, 50, PROTO_SCTP] {
             begin(cast, world, Origin::Here, &packet(cast.pod, cast.world, 4000, 80).protocol(protocol));
             let reply = packet(cast.world, cast.egress, 80, 4000).protocol(protocol);
             let FromNetdev::ReplyHere { mapping } = asked(world, &reply) else { panic!("{protocol}") };

@@ -65,11 +65,6 @@ fn what_a_whole_packet_shows() {
         assert_eq!((ping.l4, ping.tuple.sport(), ping.tuple.dport()), (L4::EchoRequest, 77, 77));
         assert_eq!(packet(from, to, 1, 2).echo_reply(77).heads().l4, L4::EchoReply);
         assert_eq!(packet(from, to, 1, 2).unreachable().heads().l4, L4::IcmpError);
-        for protocol in [PROTO_UDP_LITE, PROTO_DCCP] {
-            let datagram = packet(from, to, 1, 2).protocol(protocol).heads();
-            assert_eq!((datagram.l4, datagram.tuple.sport(), datagram.tuple.dport()), (L4::Udp, 1, 2));
-            assert!(!datagram.is_udp_to(2) && !datagram.may_be_udp_to(2), "of another protocol");
-        }
         let sctp = packet(from, to, 1, 2).protocol(PROTO_SCTP).heads();
         assert_eq!((sctp.l4, sctp.tuple.sport(), sctp.tuple.dport(), sctp.sctp_chunk), (L4::Sctp, 1, 2, 0));
         assert_eq!(packet(from, to, 1, 2).sctp(14).heads().sctp_chunk, 14);
@@ -77,8 +72,9 @@ fn what_a_whole_packet_shows() {
             let other = packet(from, to, 1, 2).protocol(protocol).cut(1).heads();
             assert_eq!((other.l4, other.tuple.sport(), other.tuple.dport()), (L4::Other, 0, 0));
         }
-        for protocol in [PROTO_AH, PROTO_MOBILITY, PROTO_NONE] {
-            assert_eq!(packet(from, to, 1, 2).protocol(protocol).heads().l4, L4::Refused);
+        for protocol in [PROTO_AH, PROTO_MOBILITY, PROTO_NONE, PROTO_DCCP, PROTO_UDP_LITE] {
+            let refused = packet(from, to, 1, 2).protocol(protocol).heads();
+            assert_eq!((refused.l4, refused.may_be_udp_to(2)), (L4::Refused, false));
         }
     }
 }

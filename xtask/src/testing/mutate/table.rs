@@ -148,8 +148,8 @@ mutations! { PROGRAMS,
     "port-checksum", REWRITE, ["replies::"], "the receiver drops what got another port":
         "let (from, to) = (old.to_be(), new.to_be());" => "let (from, to) = (old.to_be(), old.to_be());";
     "udp-zero-checksum", REWRITE, ["replies::", "protocols::"], "a checksum that says none becomes a wrong one":
-        "PROTO_UDP | PROTO_UDP_LITE => Some((l4::UDP_CHECKSUM, u64::from(BPF_F_MARK_MANGLED_0)))," =>
-        "PROTO_UDP | PROTO_UDP_LITE => Some((l4::UDP_CHECKSUM, 0)),";
+        "PROTO_UDP => Some((l4::UDP_CHECKSUM, u64::from(BPF_F_MARK_MANGLED_0)))," =>
+        "PROTO_UDP => Some((l4::UDP_CHECKSUM, 0)),";
     "complete-sum", REWRITE, ["protocols::"], "a device's sum over an IPv6 packet is wrong, and the receiver sums it again":
         "packet.tell_sum(change.into());" => "packet.tell_sum(0);";
     "sctp-checksum", SCTP, ["sctp::"], "the receiver drops what got another port":
