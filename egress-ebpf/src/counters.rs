@@ -1,15 +1,20 @@
-//! Packets and bytes: by verdict, and for each egress IP. Each CPU counts for itself.
-#![expect(unsafe_code, reason = "map access is one of the three places for it")]
+//! Counters by verdict and by egress IP, and events: drops and address conflicts. Each CPU counts for itself.
+#![expect(unsafe_code, reason = "map and packet access; see `maps` and `packet`")]
 
 use aya_ebpf::bindings::{BPF_F_NO_PREALLOC, BPF_NOEXIST};
 use aya_ebpf::btf_maps::{PerCpuArray, PerCpuHashMap};
 use aya_ebpf::macros::btf_map;
-use egress_common::abi::{Count, EipCount, Verdict};
+use egress_common::abi::{Count, DropEvent, EipCount, Verdict};
+use egress_common::decide::Tables;
 
 use crate::Outcome;
+use crate::maps::{EVENTS, Maps};
+use crate::packet::Packet;
+use crate::workspace::{WORKSPACE, Workspace, workspace};
 
 #[btf_map(name = "counters")]
 static COUNTERS: PerCpuArray<Count, { Verdict::SLOTS }> = PerCpuArray::new();
+
 #[btf_map(name = "eip_counters")]
 static EIP_COUNTERS: PerCpuHashMap<u32, EipCount, 16384, { BPF_F_NO_PREALLOC as usize }> = PerCpuHashMap::new();
 
@@ -62,4 +67,47 @@ pub fn back(egress_id: u32, bytes: u32) {
         count.ingress_packets += 1;
         count.ingress_bytes += u64::from(bytes);
     });
+}
+
+/// At most so many events of a kind: one per CPU and this time.
+const REPORT_STEP_NS: u64 = 10_000_000;
+
+/// The kinds.
+const DROPS: usize = 0;
+
+pub const CONFLICTS: usize = 1;
+
+/// Whether this CPU may report one of these now; if so, the next one waits.
+#[inline(always)]
+#[expect(unsafe_code, reason = "map access is one of the three places for it")]
+pub fn may_report<const KIND: usize>(now: u64) -> bool {
+    let Some(workspace) = WORKSPACE.get_ptr_mut(0) else { return false };
+    // SAFETY: the element is this CPU's own, and nothing else refers to this field.
+    let next = unsafe { &mut (*workspace).next_report_ns[KIND] };
+    if now < *next {
+        return false;
+    }
+    *next = now + REPORT_STEP_NS;
+    true
+}
+
+/// Reports a drop to user space, at most every few milliseconds per CPU.
+#[inline(never)]
+pub fn report(packet: Packet, verdict: Verdict, length: u32) {
+    let now = Maps.now_ns();
+    if may_report::<DROPS>(now)
+        && let Some(Workspace { headers, .. }) = workspace()
+    {
+        let event = DropEvent {
+            time_ns: now,
+            verdict: verdict.index(),
+            ifindex: packet.ifindex(),
+            // Zero where the source is no selected pod of this node.
+            egress_id: Maps.pod(&headers.tuple.saddr).and_then(|pod| pod.egress_id()).unwrap_or(0),
+            length,
+            tuple: headers.tuple,
+        };
+        // A full ring buffer loses the event; the counter has it.
+        let _full = EVENTS.output(event, 0);
+    }
 }

@@ -1,33 +1,46 @@
-//! IPv4 fragmentation of whole packets that may be fragmented and are too large for the way to a pod: a router would do it, and
-//! a redirect does not.
+//! Fragments: replies that must be fragmented for their pod, and fragments that arrive before the first one.
 //!
-//! The packet is sent in two: its rest is set aside, the cut packet goes out as a clone, then the rest takes its place and
-//! goes the usual way. More than two pieces would take a sender with jumbo frames; such a packet is answered instead.
-//! A checksum that the sender has left to a device, as whoever sends by a veth or a virtio device does, is completed before
-//! the cut: a device that gets the pieces would sum up each for itself.
+//! **Fragmentation.** A router would fragment an IPv4 reply that exceeds the pod's MTU; a redirect does not. The packet is
+//! sent in two: the rest is set aside, the shortened packet leaves as a clone, then the rest takes its place. Larger packets
+//! are answered with ICMP. A partial checksum is completed first, since a device would complete it for each piece. Sending a
+//! clone runs programs on this CPU that use the same workspace, so later values are copied before.
 //!
-//! Sending a clone runs the programs of the other hook on this CPU, which use the same workspace: what is needed later is
-//! copied before.
+//! **Reordering.** A later fragment without known ports is held until the first one shows them; see [`hold`].
+#![expect(unsafe_code, reason = "map and packet access; see `maps` and `packet`")]
 
-use egress_common::abi::Verdict;
+use core::ffi::c_void;
+use core::intrinsics::AtomicOrdering::SeqCst;
+use core::{intrinsics, ptr};
+
+use aya_ebpf::bindings::BPF_NOEXIST;
+use aya_ebpf::btf_maps::{Array, LruHashMap};
+use aya_ebpf::helpers::generated::{bpf_get_smp_processor_id, bpf_loop};
+use aya_ebpf::macros::btf_map;
+use egress_common::abi::{Config, FragKey, Verdict};
+use egress_common::decide::expiry::FRAGMENT_NS;
+use egress_common::decide::{Tables, fragments};
 use egress_common::wire::{Frame, L3, PROTO_TCP, PROTO_UDP, csum, ipv4, l4};
 
+use crate::Outcome;
+use crate::fib::{self, Route};
+use crate::maps::{self, Maps, swap};
 use crate::packet::{OFFSET_MASK, Packet};
-use crate::run::Run;
-use crate::way::{self, Way};
+use crate::verifier::{self, opaque};
+use crate::workspace::{Run, Workspace};
 
 /// Largest rest that is set aside.
 pub const REST: usize = 2048;
+
 /// Space for the rest of a packet.
 pub type Rest = [u8; REST];
 
 /// Whether two pieces will do.
 #[inline(always)]
 pub fn fits_in_two(run: &Run<'_>, mtu: u32) -> bool {
-    let header = u32::from(run.heads.l4_offset) - L3 as u32;
+    let header = u32::from(run.headers.l4_offset) - L3 as u32;
     let first = mtu.saturating_sub(header) & !7;
     let rest = run.wire_length().saturating_sub(header + first);
-    run.heads.may_be_fragmented()
+    run.headers.may_be_fragmented()
         && run.packet.gso_size() == 0
         && first > 0
         && rest <= REST as u32
@@ -36,26 +49,26 @@ pub fn fits_in_two(run: &Run<'_>, mtu: u32) -> bool {
 
 /// Sends the packet, already rewritten, in two fragments. The value is what the program returns.
 #[inline(always)]
-pub fn send_in_two(run: &Run<'_>, way: &Way, rest: &mut Rest) -> Result<i32, Verdict> {
-    if !way.known {
+pub fn send_in_two(run: &Run<'_>, route: &Route, rest: &mut Rest) -> Result<i32, Verdict> {
+    if !route.known {
         return Err(Verdict::NoNeighbour);
     }
     // Beside the sending and not inside of it: one frame upon the other they are too large for Linux 6.1.
     complete(run, rest)?;
-    send_pieces(run, way, rest)
+    send_pieces(run, route, rest)
 }
 
 #[inline(never)]
-fn send_pieces(run: &Run<'_>, way: &Way, rest: &mut Rest) -> Result<i32, Verdict> {
-    let (packet, ifindex) = (run.packet, way.ifindex);
-    let payload_at = u32::from(run.heads.l4_offset);
+fn send_pieces(run: &Run<'_>, route: &Route, rest: &mut Rest) -> Result<i32, Verdict> {
+    let (packet, ifindex) = (run.packet, route.ifindex);
+    let payload_at = u32::from(run.headers.l4_offset);
     let header = payload_at - L3 as u32;
-    let first = (way.mtu - header) & !7;
+    let first = (route.mtu - header) & !7;
     packet.strip(run.config);
-    cut(packet, payload_at, header, first, way, rest).ok_or(Verdict::RewriteFailed).and_then(|(length, bits)| {
+    cut(packet, payload_at, header, first, route, rest).ok_or(Verdict::RewriteFailed).and_then(|(length, bits)| {
         packet.send_clone(ifindex).ok_or(Verdict::NoNeighbour)?;
         put_rest(packet, payload_at, header, length, bits, rest).ok_or(Verdict::RewriteFailed)?;
-        way::redirect(ifindex)
+        fib::redirect(ifindex)
     })
 }
 
@@ -68,13 +81,13 @@ fn complete(run: &Run<'_>, space: &mut Rest) -> Result<(), Verdict> {
 /// A partial checksum is the sum of the pseudo header.
 #[inline(always)]
 fn try_complete(run: &Run<'_>, space: &mut Rest) -> Option<()> {
-    let (packet, protocol) = (run.packet, run.heads.tuple.protocol);
+    let (packet, protocol) = (run.packet, run.headers.tuple.protocol);
     let at = match protocol {
         PROTO_TCP => l4::TCP_CHECKSUM,
         PROTO_UDP => l4::UDP_CHECKSUM,
         _ => return Some(()),
     };
-    let payload_at = u32::from(run.heads.l4_offset);
+    let payload_at = u32::from(run.headers.l4_offset);
     let at = (payload_at as usize & OFFSET_MASK) + at;
     let total = u32::from(u16::from_be_bytes(packet.load(L3 + ipv4::TOTAL_LEN)?));
     let length = (total + L3 as u32).checked_sub(payload_at)?;
@@ -97,13 +110,13 @@ fn try_complete(run: &Run<'_>, space: &mut Rest) -> Option<()> {
 
 /// Makes the packet its own first fragment; returns the length of the rest, and the fragment bits of the second one.
 #[inline(always)]
-fn cut(packet: Packet, payload_at: u32, header: u32, first: u32, way: &Way, rest: &mut Rest) -> Option<(u32, u16)> {
+fn cut(packet: Packet, payload_at: u32, header: u32, first: u32, route: &Route, rest: &mut Rest) -> Option<(u32, u16)> {
     let total = u32::from(u16::from_be_bytes(packet.load(L3 + ipv4::TOTAL_LEN)?));
     let bits = u16::from_be_bytes(packet.load(L3 + ipv4::FRAGMENT)?);
     let length = total.checked_sub(header + first)?;
     packet.load_tail(payload_at + first, length, rest)?;
     set_lengths(packet, header + first, bits | ipv4::MORE_FRAGMENTS)?;
-    packet.set_macs(way.dmac, way.smac)?;
+    packet.set_macs(route.dmac, route.smac)?;
     packet.resize(payload_at + first)?;
     // The offset counts units of eight bytes.
     Some((length, bits | (first >> 3) as u16))
@@ -127,4 +140,245 @@ fn set_lengths(packet: Packet, total: u32, bits: u16) -> Option<()> {
     packet.store(L3 + ipv4::TOTAL_LEN, total)?;
     packet.store(L3 + ipv4::FRAGMENT, bits)?;
     packet.store(L3 + ipv4::CHECKSUM, sum.to_ne_bytes())
+}
+
+// Holding of later fragments.
+//
+// | fragment | what happens |
+// |---|---|
+// | later one, ports unknown | the frame goes into `held`, its place into `awaited`; the packet ends here |
+// | first one | its ports go into `frags`; if others wait, a copy of it is reinjected, then each of them |
+//
+// Reinjection uses the device's own input queue, which keeps the order: later hooks and gateways see the first fragment
+// first.
+//
+// Two CPUs may meet. The holder writes the frame and then looks for the ports; the other writes the ports and then looks for
+// frames. So one of them sees the other. If both do, compare-and-swap on the state of the place decides.
+//
+// A held fragment continues in the skb of the first one, and with its metadata. A partial checksum would be completed over
+// unrelated bytes, but no stack leaves one in a fragment: Linux completes it before it fragments (`ip_do_fragment`,
+// `ip6_fragment`).
+//
+// Holding is best effort: places are reused in turn whatever they hold, so that unwanted fragments block no others.
+
+/// Fragments of one datagram that are kept: 64 KB in pieces of 1,280 bytes, as IPv6 senders may cut them, are 54.
+const MOST: u32 = 64;
+
+/// Places for fragments: 2 MB. At a time, twenty datagrams of 64 KB that come reversed find room.
+const PLACES: u32 = 1024;
+
+/// Longest frame that is kept: what a link of 1500 takes, with room for tags. One of larger frames cuts hardly anything.
+const FRAME: usize = 1992;
+
+/// CPUs begin so far from one another.
+const STRIDE: u32 = 64;
+
+#[btf_map(name = "held")]
+static HELD: Array<Held, { PLACES as usize }> = Array::new();
+
+/// Datagrams whose first fragment is waited for; what has been used longest ago is forgotten first.
+#[btf_map(name = "awaited")]
+static AWAITED: LruHashMap<FragKey, AwaitedFragments, 1024> = LruHashMap::new();
+
+/// Value of `held`.
+#[repr(C)]
+pub struct Held {
+    /// [`FREE`], [`BUSY`], or when it was kept (CLOCK_MONOTONIC, ns).
+    state: u64,
+    key: FragKey,
+    length: u32,
+    reserved: u32,
+    frame: [u8; FRAME],
+}
+
+const FREE: u64 = 0;
+
+/// A CPU reads or writes it.
+const BUSY: u64 = 1;
+
+/// Value of `awaited`: the places of its fragments, in the order in which they came.
+#[repr(C)]
+pub struct AwaitedFragments {
+    since_ns: u64,
+    count: u32,
+    reserved: u32,
+    /// One more than the number of each place; zero: not written yet.
+    places: [u16; MOST as usize],
+}
+
+/// What would crowd the stack; of this CPU.
+#[repr(C)]
+pub struct HoldSpace {
+    key: FragKey,
+    /// A new entry; all but its time stays zero.
+    fresh: AwaitedFragments,
+    /// Fragments that this CPU has kept.
+    kept: u32,
+    reserved: u32,
+}
+
+/// Whether later fragments of the datagram wait for its first one, whose ports the caller has just written.
+#[inline(always)]
+pub fn is_awaited(key: &FragKey) -> bool {
+    // Each side writes and then reads what the other one writes: without this the read may be done before the write is
+    // seen, on either side. `keep` swaps a state in between.
+    maps::fence();
+    AWAITED.get_ptr(key).is_some()
+}
+
+/// What becomes of a fragment that has met this end of a decision. Behind the decision and not inside of it: one frame upon
+/// the other they are too large for Linux 6.1.
+#[inline(always)]
+pub fn judge(outcome: Outcome, packet: Packet) -> Outcome {
+    match outcome.verdict() {
+        Verdict::FragmentUnknown => verifier::hold(packet),
+        Verdict::FragmentsReleased => verifier::release(packet),
+        _ => outcome,
+    }
+}
+
+/// Keeps a later fragment whose ports are not known.
+#[inline(always)]
+pub fn hold(packet: Packet, _: &Config, workspace: &mut Workspace) -> Outcome {
+    let Workspace { headers, hold: space, .. } = workspace;
+    space.key = fragments::key(headers);
+    let Some(awaited) = keep(packet, space) else {
+        return Outcome::done(Verdict::FragmentUnknown);
+    };
+    // The first one may have come meanwhile, and not have seen this one.
+    if fragments::known(&space.key, &Maps).is_some() {
+        release_held(packet, &space.key, awaited);
+    }
+    Outcome::done(Verdict::FragmentHeld)
+}
+
+/// Lets the first fragment begin anew, and those that wait for it behind it.
+#[inline(always)]
+pub fn release(packet: Packet, _: &Config, workspace: &mut Workspace) -> Outcome {
+    let Workspace { headers, hold: space, .. } = workspace;
+    space.key = fragments::key(headers);
+    let awaited = AWAITED.get_ptr_mut(&space.key);
+    if packet.reinject().is_none() {
+        return Outcome::done(Verdict::RewriteFailed);
+    }
+    // Of several first ones, one releases. The entry stays readable until this program ends.
+    if let Some(awaited) = awaited
+        && AWAITED.remove(&space.key).is_ok()
+    {
+        release_held(packet, &space.key, awaited);
+    }
+    Outcome::done(Verdict::FragmentsReleased)
+}
+
+/// Writes the fragment into a place, and where that is.
+#[inline(never)]
+fn keep(packet: Packet, space: &mut HoldSpace) -> Option<*mut AwaitedFragments> {
+    let length = packet.len() as u32;
+    if packet.gso_size() != 0 || length as usize > FRAME {
+        return None;
+    }
+    let now = Maps.now_ns();
+    let awaited = awaited(space, now)?;
+    // SAFETY: a pointer from a lookup; see `maps`.
+    let number = unsafe { intrinsics::atomic_xadd::<u32, u32, { SeqCst }>(&raw mut (*awaited).count, 1) };
+    if number >= MOST {
+        return None;
+    }
+    // SAFETY: the helper takes nothing.
+    let place = unsafe { bpf_get_smp_processor_id() }.wrapping_mul(STRIDE).wrapping_add(space.kept) & (PLACES - 1);
+    space.kept = space.kept.wrapping_add(1);
+    let held = HELD.get_ptr_mut(place)?;
+    // SAFETY (both): pointers from lookups; see `maps`.
+    let state = unsafe { &raw mut (*held).state };
+    let before = unsafe { ptr::read_volatile(state) };
+    if before == BUSY || swap(state, before, BUSY) != before {
+        return None;
+    }
+    // SAFETY: from here to the next swap the place is this CPU's own.
+    let stored = unsafe {
+        (*held).key = space.key;
+        (*held).length = length;
+        packet.load_tail(0, length, &mut (*held).frame)
+    };
+    // Behind the comparison the compiler would leave out the mask.
+    let at = opaque(number.into()) as usize & (MOST as usize - 1);
+    // SAFETY: see `maps`; the mask keeps the number within the array.
+    unsafe { ptr::write_volatile(&raw mut (*awaited).places[at], place as u16 + 1) };
+    swap(state, BUSY, if stored.is_some() { now } else { FREE });
+    stored.map(|()| awaited)
+}
+
+/// The datagram's entry, new where there is none or an old one: a number is used again some day.
+#[inline(always)]
+fn awaited(space: &mut HoldSpace, now: u64) -> Option<*mut AwaitedFragments> {
+    let known = AWAITED.get_ptr_mut(&space.key);
+    let flags = match known {
+        // SAFETY: a pointer from a lookup; see `maps`.
+        Some(known) if now.wrapping_sub(unsafe { (*known).since_ns }) <= FRAGMENT_NS => return Some(known),
+        Some(_) => 0,
+        None => BPF_NOEXIST.into(),
+    };
+    space.fresh.since_ns = now;
+    // Another CPU may have been first.
+    let _taken = AWAITED.insert(&space.key, &space.fresh, flags);
+    AWAITED.get_ptr_mut(&space.key)
+}
+
+struct Walk<'a> {
+    packet: Packet,
+    key: &'a FragKey,
+    awaited: *mut AwaitedFragments,
+    now: u64,
+}
+
+/// Lets all that is kept of a datagram begin anew, by way of this packet, whose content is lost.
+#[inline(never)]
+fn release_held(packet: Packet, key: &FragKey, awaited: *mut AwaitedFragments) {
+    let mut walk = Walk { packet, key, awaited, now: Maps.now_ns() };
+    // SAFETY: the callback has the signature that the helper asks for, and `walk` lives on this frame until the helper
+    // returns.
+    unsafe { bpf_loop(MOST, release_one as *mut c_void, (&raw mut walk).cast(), 0) };
+}
+
+/// One step: 0 goes on, 1 ends it.
+unsafe extern "C" fn release_one(number: u64, walk: *mut Walk<'_>) -> u64 {
+    // SAFETY: `bpf_loop` hands back the pointer that it was given, to a live frame.
+    let walk = unsafe { &mut *walk };
+    // SAFETY: a pointer from a lookup; see `maps`.
+    let count = unsafe { ptr::read_volatile(&raw const (*walk.awaited).count) };
+    if number as u32 >= count {
+        return 1;
+    }
+    // SAFETY: as above; the mask keeps the number within the array.
+    let place = unsafe { ptr::read_volatile(&raw const (*walk.awaited).places[number as usize & (MOST as usize - 1)]) };
+    // Not written yet: its CPU finds the ports itself. To look at some place meanwhile would keep another one from it.
+    if place == 0 {
+        return 0;
+    }
+    let Some(held) = HELD.get_ptr_mut(u32::from(place).wrapping_sub(1) & (PLACES - 1)) else { return 0 };
+    // SAFETY (both): as above.
+    let state = unsafe { &raw mut (*held).state };
+    let since = unsafe { ptr::read_volatile(state) };
+    if since <= BUSY || swap(state, since, BUSY) != since {
+        return 0;
+    }
+    // SAFETY: from here to the next swap the place is this CPU's own.
+    let held = unsafe { &mut *held };
+    if held.key != *walk.key {
+        swap(state, BUSY, since);
+        return 0;
+    }
+    if walk.now.saturating_sub(since) <= FRAGMENT_NS {
+        // A fragment that cannot be sent is lost, as on any way. A change of length, which there is in any case this way,
+        // ends a complete checksum, which is that of another fragment.
+        let length = held.length;
+        let _lost = walk
+            .packet
+            .resize(length.wrapping_sub(1))
+            .and_then(|()| walk.packet.resize(length))
+            .and_then(|()| walk.packet.store_tail(0, length, &held.frame))
+            .and_then(|()| walk.packet.reinject());
+    }
+    swap(state, BUSY, FREE);
+    0
 }

@@ -1,49 +1,167 @@
-//! ICMP errors, made from the packet that caused them: the tail is cut to what is quoted, room is made between the link
-//! and the network header, and the new headers are written there.
+//! Answers of the programs: ICMP errors and TCP resets to the sender of a packet.
 //!
-//! One trap: the packet may carry a *partial* checksum, which the sending device completes over the quoted transport
-//! header after we have summed it. So the quoted checksum is set to the one value that such a completion would write
-//! again: x with x = ~(S + x), where S is the sum of the rest, which in one's complement arithmetic is -S/2. Nobody can
-//! verify a quoted checksum, since the quote is cut short.
+//! The packet itself becomes the answer. For an ICMP error its tail is cut to what is quoted, and new headers are written
+//! before the network header. For a reset it is cut to its headers, its ends are swapped, and a new TCP header is written.
+//! Options and extension headers stay, so that a partial checksum still starts at the transport header.
+//!
+//! A packet may carry a *partial* checksum, which the sending device completes over the quoted transport header after it was
+//! summed here. So the quoted checksum becomes the value that such a completion writes again: x = ~(S + x), with S the sum
+//! of the rest, is -S/2 in one's complement. No receiver can verify a quoted checksum, since the quote is cut short.
 
-use egress_common::abi::{Addr, Family};
-use egress_common::wire::icmp::{ERROR_HEADER_V4, ERROR_HEADER_V6, write_error};
+use egress_common::abi::{Addr, Family, Verdict};
+use egress_common::decide::from_overlay::Outer;
+use egress_common::decide::{Tables, from_netdev, limit};
+use egress_common::wire::icmp::{Answer, ERROR_HEADER_V4, ERROR_HEADER_V6, write_error};
 use egress_common::wire::nd::ADVERTISEMENT_LEN;
-use egress_common::wire::{Frame, Headers, L3, L4, PROTO_TCP, PROTO_UDP, csum, l4};
+use egress_common::wire::reset::{LEN, Segment as ResetSegment, write};
+use egress_common::wire::{
+    Frame, Headers, IPV4_LEN, IPV6_LEN, L3, L4, PROTO_TCP, PROTO_UDP, Segment, csum, ipv4, ipv6, l4,
+    reset as wire_reset, tcp,
+};
 
-use crate::packet::Packet;
-use crate::run::Run;
+use crate::fib::{self, Lookup, Route};
+use crate::maps::Maps;
+use crate::packet::{OFFSET_MASK, Packet};
+use crate::workspace::{ANSWERS, Run};
+use crate::{Outcome, overlay};
+
+/// Tells the pod that sent the packet by the management port, from this node's address.
+#[inline(always)]
+pub fn error_to_pod(run: &Run<'_>, buffer: &mut Buffer, answer: Answer, otherwise: Verdict) -> Outcome {
+    let from = from_netdev::node_address(run.config, run.headers.family);
+    if !become_error(run, buffer, answer, &from) {
+        return Outcome::done(otherwise);
+    }
+    let verdict = match answer {
+        Answer::TooBig(_) => Verdict::MtuAnswered,
+        Answer::Prohibited => Verdict::HairpinAnswered,
+    };
+    Outcome::redirected(verdict, fib::send_back(run.packet, run.config))
+}
+
+/// Tells a pod of another node, through the overlay by which its packet came.
+#[inline(always)]
+pub fn error_to_remote_pod(run: &Run<'_>, buffer: &mut Buffer, outer: &Outer, mtu: u32) -> Outcome {
+    let from = from_netdev::node_address(run.config, run.headers.family);
+    if !become_error(run, buffer, Answer::TooBig(mtu), &from) {
+        return Outcome::done(Verdict::MtuExceeded);
+    }
+    let result = overlay::sent(overlay::by_device(run, &outer.source, outer.egress_id));
+    Outcome::redirected(Verdict::MtuAnswered, result)
+}
+
+/// Tells a sender outside, from the egress IP and quoting the packet as it came.
+#[inline(always)]
+pub fn error_to_world(run: &Run<'_>, buffer: &mut Buffer, mtu: u32) -> Outcome {
+    if !Maps.has_lease() {
+        return Outcome::done(Verdict::LeaseExpired);
+    }
+    if !become_error(run, buffer, Answer::TooBig(mtu), &run.headers.tuple.daddr) {
+        return Outcome::done(Verdict::MtuExceeded);
+    }
+    Outcome::redirected(Verdict::MtuAnswered, fib::send_back(run.packet, run.config))
+}
+
+/// Tells the pod that sent the packet by the management port that its connection has ended.
+#[inline(always)]
+pub fn reset_pod(run: &Run<'_>, buffer: &mut Buffer, otherwise: Verdict) -> Outcome {
+    if !become_reset(run, buffer) {
+        return Outcome::done(otherwise);
+    }
+    // What `to_pod` would note of it, for pods that are no longer selected too: the agent need not tell it again.
+    Maps.flow_answered(&run.headers.tuple, Segment { flags: tcp::RST, number: run.headers.tcp_ack });
+    Outcome::redirected(Verdict::CutAnswered, fib::send_back(run.packet, run.config))
+}
+
+/// Likewise a pod of this node whose packet is about to leave by the uplink: by the management port, past the stack.
+#[inline(never)]
+pub fn reset_pod_from_uplink(run: &Run<'_>, buffer: &mut Buffer, route: &mut Route, otherwise: Verdict) -> Outcome {
+    if !become_reset(run, buffer) {
+        return Outcome::done(otherwise);
+    }
+    let (pod, from) = (&run.headers.tuple.saddr, &run.headers.tuple.daddr);
+    let lookup = Lookup {
+        saddr: from,
+        daddr: pod,
+        ifindex: run.config.mgmt_ifindex,
+        as_routed: false,
+        device_mtu: run.config.pod_mtu,
+        kept: fib::cached_hop(pod),
+        by_nat_entry: false,
+        seal: 0,
+    };
+    match fib::resolve_route(run, &lookup, route) {
+        Some(verdict) => Outcome::done(verdict),
+        None => Outcome::redirected(Verdict::CutAnswered, fib::go(run, route)),
+    }
+}
+
+/// Likewise a pod of another node, through the overlay by which its packet came.
+#[inline(always)]
+pub fn reset_remote_pod(run: &Run<'_>, buffer: &mut Buffer, outer: &Outer, otherwise: Verdict) -> Outcome {
+    if !become_reset(run, buffer) {
+        return Outcome::done(otherwise);
+    }
+    let result = overlay::sent(overlay::by_device(run, &outer.source, outer.egress_id));
+    Outcome::redirected(Verdict::CutAnswered, result)
+}
+
+// The limit is asked behind what may be answered at all, which takes nothing from others.
+
+/// Makes the packet an ICMP error to its sender, where it may and can be.
+#[inline(always)]
+fn become_error(run: &Run<'_>, buffer: &mut Buffer, answer: Answer, from: &Addr) -> bool {
+    let head = answer.head(run.headers.family);
+    answers(run.headers, from) && may_answer() && error(run, head, from, buffer).is_some()
+}
+
+/// Makes the packet a reset to its sender, likewise.
+#[inline(always)]
+fn become_reset(run: &Run<'_>, buffer: &mut Buffer) -> bool {
+    wire_reset::answers(run.headers) && may_answer() && reset(run.packet, run.headers, buffer).is_some()
+}
+
+/// Whether this CPU may answer once more; see `decide::limit`.
+#[inline(always)]
+#[expect(unsafe_code, reason = "map access is one of the three places for it")]
+fn may_answer() -> bool {
+    let Some(full_at_ns) = ANSWERS.get_ptr_mut(0) else { return false };
+    // SAFETY: the element is this CPU's own, and nothing else refers to it.
+    limit::take(unsafe { &mut *full_at_ns }, Maps.now_ns())
+}
 
 /// Space for headers under construction.
 pub type Buffer = [u8; ADVERTISEMENT_LEN];
 
 /// Bytes of the transport header that are quoted: a TCP header, or what there is.
 const QUOTED_L4: u32 = 20;
+
 /// Words of a quote at most: an IPv4 header with options or an IPv6 header with a few extensions, and a TCP header.
 const QUOTE_WORDS: u32 = 32;
+
 /// Offsets into the quote stay below this; the mask shows it to the verifier.
-const OFFSET_MASK: usize = 0x3ff;
+const QUOTE_MASK: usize = 0x3ff;
 
 /// Whether the packet may be answered by an ICMP error from an address. Errors are not answered with errors, nor later
 /// fragments (RFC 1122 section 3.2.2). A partial checksum of SCTP would be completed over the quote too, and CRC32c knows
 /// no value that stays as it is.
 #[inline(always)]
-pub fn answers(heads: &Headers, from: &Addr) -> bool {
-    *from != Addr::UNSPECIFIED && !matches!(heads.l4, L4::IcmpError | L4::Sctp) && heads.has_l4()
+pub fn answers(headers: &Headers, from: &Addr) -> bool {
+    *from != Addr::UNSPECIFIED && !matches!(headers.l4, L4::IcmpError | L4::Sctp) && headers.has_l4()
 }
 
 /// Makes the packet, which an error may answer, that ICMP error to its own sender, link addresses swapped. `head` is the
 /// eight bytes of `Answer::head`. `None` when it cannot be done; the packet may be half written then.
 #[inline(never)]
 pub fn error(run: &Run<'_>, head: u64, from: &Addr, buffer: &mut Buffer) -> Option<()> {
-    let Run { packet, heads, .. } = *run;
+    let Run { packet, headers, .. } = *run;
     let available = packet.len() as u32 - L3 as u32;
-    let wanted = u32::from(heads.l4_offset) - L3 as u32 + QUOTED_L4;
+    let wanted = u32::from(headers.l4_offset) - L3 as u32 + QUOTED_L4;
     let quoted = if wanted < available { wanted } else { available } & !3;
     if quoted > QUOTE_WORDS * 4 {
         return None;
     }
-    let header = match heads.family {
+    let header = match headers.family {
         Family::V4 => ERROR_HEADER_V4,
         Family::V6 => ERROR_HEADER_V6,
     };
@@ -54,8 +172,8 @@ pub fn error(run: &Run<'_>, head: u64, from: &Addr, buffer: &mut Buffer) -> Opti
         return None;
     }
     let sum = sum_words(packet, quote_at, quoted);
-    write_error(heads.family, head, from, &heads.tuple.saddr, quoted as u16, sum, buffer);
-    match heads.family {
+    write_error(headers.family, head, from, &headers.tuple.saddr, quoted as u16, sum, buffer);
+    match headers.family {
         Family::V4 => packet.store_summed(L3, &buffer[..ERROR_HEADER_V4])?,
         Family::V6 => packet.store_summed(L3, &buffer[..ERROR_HEADER_V6])?,
     }
@@ -66,17 +184,17 @@ pub fn error(run: &Run<'_>, head: u64, from: &Addr, buffer: &mut Buffer) -> Opti
 /// See the module header. Only TCP and UDP carry partial checksums. Zero on success.
 #[inline(never)]
 fn settle_quoted_checksum(run: &Run<'_>, quote_at: usize, quoted: u32) -> u32 {
-    let Run { packet, heads, .. } = *run;
-    let field = match heads.tuple.protocol {
+    let Run { packet, headers, .. } = *run;
+    let field = match headers.tuple.protocol {
         PROTO_TCP => l4::TCP_CHECKSUM,
         PROTO_UDP => l4::UDP_CHECKSUM,
         _ => return 0,
     };
-    let ip_len = u32::from(heads.l4_offset) - L3 as u32;
+    let ip_len = u32::from(headers.l4_offset) - L3 as u32;
     if quoted < ip_len + field as u32 + 2 {
         return 1;
     }
-    let l4_at = (quote_at + ip_len as usize) & OFFSET_MASK;
+    let l4_at = (quote_at + ip_len as usize) & QUOTE_MASK;
     let Some(old) = packet.load(l4_at + field) else { return 1 };
     let with = sum_words(packet, l4_at, quoted - ip_len);
     let fixed = csum::fixed_point(with, u16::from_ne_bytes(old));
@@ -89,10 +207,80 @@ fn sum_words(packet: Packet, at: usize, length: u32) -> u64 {
     let mut sum = 0u64;
     let mut word = 0;
     while word < QUOTE_WORDS && word * 4 < length {
-        if let Some(bytes) = packet.load((at + (word * 4) as usize) & OFFSET_MASK) {
+        if let Some(bytes) = packet.load((at + (word * 4) as usize) & QUOTE_MASK) {
             sum += u64::from(u32::from_ne_bytes(bytes));
         }
         word += 1;
     }
     sum
+}
+
+const TTL: u8 = 64;
+
+/// Makes the packet, which a reset may answer, that reset to its own sender, link addresses swapped. `None` when it cannot
+/// be done; the packet may be half written then.
+#[inline(never)]
+pub fn reset(packet: Packet, headers: &Headers, buffer: &mut Buffer) -> Option<()> {
+    let l4_at = usize::from(headers.l4_offset) & OFFSET_MASK;
+    let segment = read_segment(packet, headers, l4_at)?;
+    let partial = packet.is_partial(l4_at + l4::TCP_CHECKSUM)?;
+    packet.resize((l4_at + LEN) as u32)?;
+    let mut header = [0; LEN];
+    write(headers.family, &headers.tuple, &segment, partial, &mut header);
+    packet.store_summed(l4_at, &header)?;
+    match headers.family {
+        Family::V4 => turn_v4(packet, l4_at, buffer)?,
+        Family::V6 => turn_v6(packet, l4_at, buffer)?,
+    }
+    let (dmac, smac) = (packet.load::<6>(0)?, packet.load::<6>(6)?);
+    packet.set_macs(smac, dmac)
+}
+
+#[inline(always)]
+fn read_segment(packet: Packet, headers: &Headers, l4_at: usize) -> Option<ResetSegment> {
+    const SEQUENCE: usize = 4;
+    const ACKNOWLEDGED: usize = 8;
+    Some(ResetSegment {
+        sequence: u32::from_be_bytes(packet.load(l4_at + SEQUENCE)?),
+        acknowledged: u32::from_be_bytes(packet.load(l4_at + ACKNOWLEDGED)?),
+        flags: headers.tcp_flags,
+        data: (packet.len() as u32).saturating_sub(L3 as u32 + headers.header_len()),
+    })
+}
+
+#[inline(always)]
+fn turn_v4(packet: Packet, l4_at: usize, buffer: &mut Buffer) -> Option<()> {
+    let old: [u8; IPV4_LEN] = packet.load(L3)?;
+    let [high, low] = ((l4_at - L3 + LEN) as u16).to_be_bytes();
+    let word = |at: usize| u16::from_ne_bytes([old[at], old[at + 1]]);
+    let kind = [old[0], 0];
+    let hops = [TTL, old[ipv4::PROTOCOL]];
+    // Swapped addresses leave the sum as it is.
+    let change = csum::change_u16(word(0), u16::from_ne_bytes(kind))
+        + csum::change_u16(word(ipv4::TOTAL_LEN), u16::from_ne_bytes([high, low]))
+        + csum::change_u16(word(ipv4::TTL), u16::from_ne_bytes(hops));
+    let sum = csum::replace(word(ipv4::CHECKSUM), change).to_ne_bytes();
+    let o = &old;
+    let new: [u8; IPV4_LEN] = [
+        kind[0], kind[1], high, low, o[4], o[5], o[6], o[7], hops[0], hops[1], sum[0], sum[1], // the addresses
+        o[16], o[17], o[18], o[19], o[12], o[13], o[14], o[15],
+    ];
+    buffer[..IPV4_LEN].copy_from_slice(&new);
+    packet.store_summed(L3, &buffer[..IPV4_LEN])
+}
+
+#[inline(always)]
+fn turn_v6(packet: Packet, l4_at: usize, buffer: &mut Buffer) -> Option<()> {
+    let [next]: [u8; 1] = packet.load(L3 + ipv6::NEXT_HEADER)?;
+    let [high, low] = ((l4_at - L3 - IPV6_LEN + LEN) as u16).to_be_bytes();
+    buffer[..ipv6::SADDR].copy_from_slice(&[0x60, 0, 0, 0, high, low, next, TTL]);
+    // By words: sixteen bytes at once would crowd the stack.
+    let mut at = 0;
+    while at < 16 {
+        let (from, to): ([u8; 4], [u8; 4]) = (packet.load(L3 + ipv6::SADDR + at)?, packet.load(L3 + ipv6::DADDR + at)?);
+        buffer[ipv6::SADDR + at..ipv6::SADDR + at + 4].copy_from_slice(&to);
+        buffer[ipv6::DADDR + at..ipv6::DADDR + at + 4].copy_from_slice(&from);
+        at += 4;
+    }
+    packet.store_summed(L3, &buffer[..IPV6_LEN])
 }

@@ -1,13 +1,13 @@
 //! The lease: until when this node may emit egress IPs.
 //!
-//! The agent renews it while the controller hears it. Nothing else here ends with the agent: programs go on without it, and the
-//! controller gives an address away when the lease of the node that had it has expired. So each path that emits or claims an
-//! egress IP asks: NAT (`decide::snat`), answers to ARP and neighbour discovery, ICMP errors to the world (`answer`), and
-//! packets that have waited for their neighbour (`roads::leave`). Entries of the flow cache end with it (`flow_cache`).
+//! The agent renews it while the controller hears the node. Programs continue without their agent, and the controller
+//! reassigns an address when the lease of its node has expired. So every path that emits or claims an egress IP asks: NAT
+//! (`decide::snat`), answers to ARP and neighbour discovery, ICMP errors to the world, and packets that waited for their
+//! neighbour (`to_netdev`). Entries of the flow cache end with it.
 //!
-//! Each frame that the uplink receives is a [`heartbeat`]. A machine that has stood still for three quarters of the total timeout finds
-//! a gap, and whichever program sees it first ends the lease for good: it runs before the agent does.
-#![expect(unsafe_code, reason = "map access is one of the three places for it; see `maps`")]
+//! Each frame that the uplink receives is a [`heartbeat`]. A machine that has stood still for three quarters of the total
+//! timeout finds a gap, and the first program to see it ends the lease, before the agent runs.
+#![expect(unsafe_code, reason = "map and packet access; see `maps` and `packet`")]
 
 use core::ptr;
 
@@ -17,7 +17,7 @@ use aya_ebpf::helpers::generated::{bpf_jiffies64, bpf_ktime_get_boot_ns};
 use aya_ebpf::macros::btf_map;
 use egress_common::abi::Lease;
 
-use crate::alive::swap;
+use crate::maps::swap;
 
 #[btf_map(name = "lease")]
 static LEASE: Array<Lease, 1, { BPF_F_MMAPABLE as usize }> = Array::new();
@@ -40,12 +40,12 @@ pub fn heartbeat() {
     // SAFETY: see `maps`; programs of other CPUs write it meanwhile, by whole words.
     let looked = unsafe { ptr::read_volatile(&raw const (*lease).looked_jiffies) };
     if jiffies.wrapping_sub(looked) >= LOOK_JIFFIES {
-        beat(jiffies);
+        note_heartbeat(jiffies);
     }
 }
 
 #[inline(never)]
-fn beat(jiffies: u64) {
+fn note_heartbeat(jiffies: u64) {
     let Some(lease) = LEASE.get_ptr_mut(0) else { return };
     let now = now_ns();
     // SAFETY: a field of what the lookup has found; see `maps`.

@@ -14,7 +14,7 @@ use crate::workspace::workspace;
 pub fn verdict(packet: Packet, verdict: Verdict, length: u32) {
     let Some(workspace) = workspace() else { return };
     let ctx = TcContext::new(packet.skb());
-    let tuple = &workspace.heads.tuple;
+    let tuple = &workspace.headers.tuple;
     trace!(
         &ctx,
         "verdict {} on interface {}: {:i} port {} to {:i} port {}, protocol {}, {} bytes",

@@ -1,49 +1,43 @@
 //! The TC programs of egress-agent, compiled to one eBPF object.
 //!
-//! Each program is the thin edge around one decision of `egress_common::decide`: it reads the heads, asks, does what the
-//! answer says, counts, and returns. One match turns verdicts into TC actions, and its value is what the program returns.
+//! Each program is the thin edge around one decision of `egress_common::decide`. It parses the headers, asks the decision,
+//! does what the answer says, counts, and returns. One match turns verdicts into TC actions ([`Outcome::finish`]), and its
+//! value is what the program returns.
+//!
+//! A packet takes one of three paths, fastest first:
+//!
+//! 1. `to_netdev` and `to_pod` leave alone what they recognise without parsing.
+//! 2. The flow cache repeats what the previous packet of the flow got ([`flow_cache`]).
+//! 3. The decision looks into the maps: `uncached` of each hook, a global function ([`verifier`]).
 #![no_std]
 #![no_main]
-// For the compiler barrier in `hidden`, and one store in `packet`.
+// For the compiler barrier in `opaque`, and one store in `packet`.
 #![feature(asm_experimental_arch)]
 // For compare-and-swap and counting, which the target has as intrinsics only.
 #![feature(core_intrinsics)]
 #![expect(internal_features, reason = "atomic operations; see `alive`")]
 #![expect(clippy::needless_borrows_for_generic_args, reason = "a key by value is one more copy on 512 bytes of stack")]
 
-mod alive;
-mod answer;
-mod apart;
 mod counters;
-mod found;
+mod fib;
+mod flow_cache;
 mod fragment;
-mod glance;
-mod hidden;
-mod hold;
+mod from_netdev;
+mod from_overlay;
+mod from_pod;
 mod icmp;
 mod lease;
 #[cfg(feature = "log")]
 mod log;
 mod maps;
-mod numbers;
+mod nat;
 mod overlay;
 mod packet;
-mod partial;
-mod passing;
-mod ports;
-mod quoted;
-mod recent;
-mod reset;
 mod rewrite;
-mod roads;
-mod room;
-mod run;
-mod sctp;
-mod shares;
-mod stamp;
 mod sweep;
-mod way;
-mod ways;
+mod to_netdev;
+mod to_pod;
+mod verifier;
 mod workspace;
 
 use aya_ebpf::bindings::{TC_ACT_SHOT, TC_ACT_UNSPEC};
@@ -137,7 +131,7 @@ impl Outcome {
             Class::Redirect | Class::Answer => self.0 as i32,
             Class::Hold => TC_ACT_SHOT,
             Class::Drop => {
-                answer::report(packet, verdict, length);
+                counters::report(packet, verdict, length);
                 TC_ACT_SHOT
             }
         }
@@ -152,12 +146,12 @@ fn run(
     ctx: &TcContext,
     unready: Verdict,
     is_alone: impl Fn(Packet, &Config) -> bool,
-    road: impl Fn(Packet, &Config, &mut Workspace) -> Outcome,
+    path: impl Fn(Packet, &Config, &mut Workspace) -> Outcome,
     rest: impl Fn(Packet, Outcome) -> Outcome,
 ) -> i32 {
     let length = ctx.len();
     let packet = Packet::new(ctx);
-    let (Some(config), Some(workspace)) = (numbers::config(), workspace::workspace()) else {
+    let (Some(config), Some(workspace)) = (maps::config(), workspace::workspace()) else {
         counters::verdict(unready, length);
         return if unready.class() == Class::Drop { TC_ACT_SHOT } else { TC_ACT_UNSPEC };
     };
@@ -167,19 +161,19 @@ fn run(
         return TC_ACT_UNSPEC;
     }
     workspace.now_ns = 0;
-    let outcome = road(packet, config, workspace);
+    let outcome = path(packet, config, workspace);
     rest(packet, outcome).finish(packet, length)
 }
 
 /// Management port, TC ingress: what pods of this node send into the host.
 #[classifier]
 pub fn from_pod(ctx: TcContext) -> i32 {
-    let action = run(&ctx, Verdict::NotConfigured, |_, _| false, roads::from_pod, roads::from_pod_rest);
+    let action = run(&ctx, Verdict::NotConfigured, |_, _| false, from_pod::begin, from_pod::finish);
     if action == TC_ACT_UNSPEC {
         let packet = Packet::new(&ctx);
         packet.set_of_pod();
         // The host's second line asks for it; see `dataplane/nft.rs` of the agent.
-        if let Some(seen) = numbers::seen_priority() {
+        if let Some(seen) = maps::seen_priority() {
             packet.set_priority(seen);
         }
     }
@@ -193,8 +187,8 @@ pub fn to_pod(ctx: TcContext) -> i32 {
         &ctx,
         Verdict::NotConfigured,
         |packet, config| packet.takes_off_redirected(config),
-        roads::to_pod,
-        roads::walked,
+        to_pod::begin,
+        |_, outcome| outcome,
     )
 }
 
@@ -202,20 +196,20 @@ pub fn to_pod(ctx: TcContext) -> i32 {
 #[classifier]
 pub fn from_overlay(ctx: TcContext) -> i32 {
     // The stack would forward such a packet with the pod's address.
-    run(&ctx, Verdict::NotReady, |_, _| false, roads::from_overlay, roads::from_overlay_rest)
+    run(&ctx, Verdict::NotReady, |_, _| false, from_overlay::begin, from_overlay::finish)
 }
 
 /// Uplink, TC ingress: what the world sends to this node.
 #[classifier]
 pub fn from_netdev(ctx: TcContext) -> i32 {
     lease::heartbeat();
-    run(&ctx, Verdict::NotConfigured, |_, _| false, roads::from_netdev, roads::from_netdev_rest)
+    run(&ctx, Verdict::NotConfigured, |_, _| false, from_netdev::begin, from_netdev::finish)
 }
 
 /// Uplink, TC egress: what this node sends to the world.
 #[classifier]
 pub fn to_netdev(ctx: TcContext) -> i32 {
-    run(&ctx, Verdict::NotConfigured, glance::leaves_alone, roads::to_netdev, roads::walked)
+    run(&ctx, Verdict::NotConfigured, to_netdev::is_left_alone, to_netdev::begin, |_, outcome| outcome)
 }
 
 /// Never attached: the agent runs it by BPF_PROG_TEST_RUN to remove what is idle. Returns how many entries went.

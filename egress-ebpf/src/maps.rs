@@ -1,21 +1,21 @@
-//! The maps (design section 3), and how decisions see them.
+//! The maps, and how decisions see them: [`Maps`] implements `decide::Tables`.
 //!
-//! Map access is one of the three places where unsafe lives. What carries every block here:
+//! Map access is one of the three places for unsafe. Every block here relies on this:
 //!
-//! - A pointer that a lookup returns is valid until the program ends: memory goes back to the system only after every
-//!   program that may hold it has ended (RCU). It may *not* be the same element's until then: once removed, it may be another
-//!   key's at once. See `abi::seal` for what follows.
-//! - Every field is an integer, for which any bytes are a value, so a racing write on another CPU shows old or new words.
-//! - `pods`, `nat`, `flows`, `owned` and `handovers` say what a packet becomes. They are copied into this CPU's workspace
-//!   first (`found`), and what is lent is the copy, if its seal says that it was written for this key as a whole; otherwise
-//!   the element is not there any more. A copy is good until the next look into the same map.
-//! - What is written to an element (times, the state of a connection, the next hop, what a flow came to) may hit the next
-//!   owner of the memory. A time or a state of another flow lets that one live as long as its protocol's timeouts say at
-//!   most; what a flow came to is sealed with its own key; a next hop has a seal of its own.
-//! - The others are lent as they lie, read at once, and name at most one value each that decides anything: see `Tables`.
-#![expect(unsafe_code, reason = "map access is one of the three places for it")]
+//! - A pointer from a lookup is valid until the program ends (RCU). The element may be removed meanwhile, and its memory
+//!   belong to another key at once.
+//! - Every field is an integer, for which all bytes are a value. A racing write shows old or new words.
+//! - `pods`, `nat`, `flows`, `owned` and `handovers` decide what becomes of a packet. Each element is copied into this CPU's
+//!   workspace, and used only if its seal says that it was written for this key as a whole (`abi::seal`). A copy is good
+//!   until the next lookup in the same map.
+//! - A write to an element (times, connection state, next hop, settled decision) may hit the next owner of its memory. Times
+//!   and states then let a flow live as long as its protocol's timeout at most; decisions and next hops have their own seals.
+//! - Elements of the other maps are read in place, and at most one value of each decides anything.
+#![expect(unsafe_code, reason = "map and packet access; see `maps` and `packet`")]
 
-use core::ptr;
+use core::arch::asm;
+use core::intrinsics::AtomicOrdering::{Relaxed, SeqCst};
+use core::{intrinsics, ptr};
 
 use aya_ebpf::bindings::{BPF_EXIST, BPF_F_NO_PREALLOC, BPF_NOEXIST};
 use aya_ebpf::btf_maps::lpm_trie::Key;
@@ -27,62 +27,79 @@ use egress_common::abi::{
     HandoverEntry, Holder, Inbound, NatEntry, NextHop, NodeEntry, Owned, OwnedAddr, PodEntry, Policy, PolicyKey, Share,
     Slot, Tuple, Usage,
 };
+use egress_common::decide::expiry::GONE;
 use egress_common::decide::snat::{EXHAUSTED_NS, PortSearch};
 use egress_common::decide::{Claim, Held, Owner, PortClaim, Tables, phase};
 use egress_common::wire::{PROTO_TCP, Segment, tcp};
 
-use crate::alive::{Touched, change, count_up, fence, touch};
-use crate::hidden::hidden;
-use crate::numbers::count_turn;
-use crate::workspace::WORKSPACE;
-use crate::{counters, found, hold, lease, numbers, ports, shares};
+use crate::verifier::opaque;
+use crate::workspace::{WORKSPACE, found};
+use crate::{counters, fragment, lease, nat};
 
 /// Elements come and go by the thousand and most nodes hold few: allocate as needed.
 const ON_DEMAND: usize = BPF_F_NO_PREALLOC as usize;
 
 #[btf_map(name = "config")]
 pub static CONFIG: Array<Config, 1> = Array::new();
+
 #[btf_map(name = "pods")]
 pub static PODS: HashMap<Addr, PodEntry, 4096, ON_DEMAND> = HashMap::new();
+
 #[btf_map(name = "policy")]
 pub static POLICY: HashMap<PolicyKey, Policy, 32768, ON_DEMAND> = HashMap::new();
+
 #[btf_map(name = "owned")]
 pub static OWNED: HashMap<u32, Owned, 16384, ON_DEMAND> = HashMap::new();
+
 #[btf_map(name = "owned_addr")]
 pub static OWNED_ADDR: HashMap<Addr, OwnedAddr, 16384, ON_DEMAND> = HashMap::new();
+
 #[btf_map(name = "handovers")]
 pub static HANDOVERS: HashMap<u32, HandoverEntry, 16384, ON_DEMAND> = HashMap::new();
+
 #[btf_map(name = "cluster")]
 pub static CLUSTER: LpmTrie<Addr, ClusterPrefix, 65536> = LpmTrie::new();
+
 #[btf_map(name = "nodes")]
 pub static NODES: HashMap<Addr, NodeEntry, 65536, ON_DEMAND> = HashMap::new();
+
 #[btf_map(name = "flows")]
 pub static FLOWS: HashMap<Tuple, Flow, 262144, ON_DEMAND> = HashMap::new();
+
 #[btf_map(name = "inbound")]
 pub static INBOUND: HashMap<Tuple, Inbound, 65536, ON_DEMAND> = HashMap::new();
+
 /// Ports by which pods of this node are reached from outside.
 #[btf_map(name = "exposed")]
 pub static EXPOSED: HashMap<ExposedPort, Exposure, 65536, ON_DEMAND> = HashMap::new();
+
 /// Datagrams that pods sent first; what has been silent longest is forgotten first.
 #[btf_map(name = "datagrams")]
 pub static DATAGRAMS: LruHashMap<Tuple, Datagram, 65536> = LruHashMap::new();
+
 /// How much of `flows` and `nat` each pod and each egress policy holds: counted by each sweep, and counted up by claims in
 /// between. Who finds no room here is not limited, but by the maps themselves.
 #[btf_map(name = "shares")]
 pub static SHARES: HashMap<Holder, Share, 65536, ON_DEMAND> = HashMap::new();
+
 /// How full the maps are: counted by each sweep, and counted up by claims in between.
 #[btf_map(name = "usage")]
 pub static USAGE: Array<Usage, 1> = Array::new();
+
 /// Two keys a mapping: 262,144 mappings.
 #[btf_map(name = "nat")]
 pub static NAT: HashMap<Tuple, NatEntry, 524288, ON_DEMAND> = HashMap::new();
+
 /// Destinations towards which a search has found every port taken, and when; see `decide::snat`.
 #[btf_map(name = "exhausted")]
 static EXHAUSTED: LruHashMap<Tuple, Datagram, 1024> = LruHashMap::new();
+
 #[btf_map(name = "frags")]
 pub static FRAGS: LruHashMap<FragKey, FragPorts, 16384> = LruHashMap::new();
+
 #[btf_map(name = "events")]
 pub static EVENTS: RingBuf<DropEvent, 262144> = RingBuf::new();
+
 /// What a map that takes no more answers (beside ENOMEM, which we treat alike).
 const EEXIST: i32 = -17;
 
@@ -94,7 +111,7 @@ pub struct Maps;
 #[inline(always)]
 fn lent<'a, V>(found: Option<*mut V>) -> Option<&'a V> {
     // The compiler would otherwise fold two null checks into one `or` of pointers, which the verifier refuses.
-    let there = hidden(u64::from(found.is_some()));
+    let there = opaque(u64::from(found.is_some()));
     // SAFETY: a pointer from a lookup in this program; see the module header.
     found.filter(|_| there != 0).map(|value| unsafe { &*value })
 }
@@ -112,9 +129,9 @@ impl Maps {
     /// Writes the next hop into a mapping; it may have gone meanwhile.
     #[inline(always)]
     pub fn set_hop(&self, key: &Tuple, hop: &NextHop) {
-        if let Some(mapping) = NAT.get_ptr_mut(key) {
+        if let Some(nat_entry) = NAT.get_ptr_mut(key) {
             // SAFETY: see the module header.
-            unsafe { (*mapping).hop = *hop };
+            unsafe { (*nat_entry).hop = *hop };
         }
     }
 }
@@ -153,7 +170,7 @@ impl Tables for Maps {
 
     #[inline(always)]
     fn pod(&self, addr: &Addr) -> Option<&PodEntry> {
-        found::pod(addr)
+        pod(addr)
     }
 
     #[inline(always)]
@@ -173,7 +190,7 @@ impl Tables for Maps {
 
     #[inline(always)]
     fn owned(&self, egress_id: u32) -> Option<&Owned> {
-        found::owned(egress_id)
+        owned(egress_id)
     }
 
     #[inline(always)]
@@ -188,7 +205,7 @@ impl Tables for Maps {
 
     #[inline(always)]
     fn handover(&self, egress_id: u32) -> Option<&HandoverEntry> {
-        found::handover(egress_id)
+        handover(egress_id)
     }
 
     #[inline(always)]
@@ -200,7 +217,7 @@ impl Tables for Maps {
         // SAFETY: see the module header.
         let inbound = unsafe { &mut *inbound };
         if change(&mut inbound.state, |state| phase::replied(state, segment.flags)) && segment.flags & tcp::RST != 0 {
-            count_turn();
+            raise_epoch();
         }
         change(&mut inbound.acknowledged, |known| phase::number(known, segment, Direction::Egress));
         touch(&raw mut inbound.last_seen_ns, self.now_ns()) != Touched::Gone
@@ -214,7 +231,7 @@ impl Tables for Maps {
         let fits = phase::fits(inbound.acknowledged, inbound.end);
         let has_changed = change(&mut inbound.state, |state| phase::heard(state, segment.flags, fits));
         if has_changed && segment.flags & (tcp::SYN | tcp::RST) != 0 {
-            count_turn();
+            raise_epoch();
         }
         change(&mut inbound.end, |known| phase::number(known, segment, Direction::Ingress));
         touch(&raw mut inbound.last_seen_ns, self.now_ns()) != Touched::Gone
@@ -255,7 +272,7 @@ impl Tables for Maps {
     fn forget_inbound(&self, tuple: &Tuple) {
         // Not there is the usual case.
         if INBOUND.remove(tuple).is_ok() {
-            count_turn();
+            raise_epoch();
         }
     }
 
@@ -277,36 +294,36 @@ impl Tables for Maps {
 
     #[inline(always)]
     fn flow_seen(&self, tuple: &Tuple, segment: Segment) -> Option<&Flow> {
-        found::flow(tuple, segment)
+        flow(tuple, segment)
     }
 
     #[inline(always)]
     fn flow_peek(&self, tuple: &Tuple) -> Option<&Flow> {
-        found::flow_only(tuple)
+        flow_only(tuple)
     }
 
     #[inline(always)]
     fn flow_answered(&self, tuple: &Tuple, segment: Segment) {
-        found::answered(tuple, segment);
+        answered(tuple, segment);
     }
 
     #[inline(always)]
     fn claim_flow(&self, tuple: &Tuple, flow: &Flow) -> Claim {
         let claim = claimed(FLOWS.insert(tuple, flow, BPF_NOEXIST.into()));
         if claim == Claim::Claimed {
-            shares::count(&tuple.saddr, flow.egress_id, Held::Flows);
+            nat::count(&tuple.saddr, flow.egress_id, Held::Flows);
         }
         claim
     }
 
     #[inline(always)]
     fn has_quota(&self, pod: &Addr, egress_id: u32, held: Held) -> bool {
-        shares::has_quota(pod, egress_id, held)
+        nat::has_quota(pod, egress_id, held)
     }
 
     #[inline(always)]
     fn decisions(&self) -> u32 {
-        let decisions = numbers::decisions();
+        let decisions = decisions();
         // What is asked under this number is not read before it.
         fence();
         decisions
@@ -334,44 +351,44 @@ impl Tables for Maps {
     fn forget_flow(&self, tuple: &Tuple) {
         // Whoever else has removed it has done the same.
         let _gone = FLOWS.remove(tuple);
-        count_turn();
+        raise_epoch();
     }
 
     #[inline(always)]
     fn put_flow(&self, tuple: &Tuple, flow: &Flow) -> bool {
         let done = FLOWS.insert(tuple, flow, BPF_EXIST.into()).is_ok();
         // The one that was there is gone.
-        count_turn();
+        raise_epoch();
         done
     }
 
     #[inline(always)]
     fn nat_seen(&self, key: &Tuple, segment: Segment) -> Option<&NatEntry> {
-        found::mapping(key, segment)
+        nat_entry(key, segment)
     }
 
     #[inline(always)]
     fn nat_peek(&self, key: &Tuple) -> Option<&NatEntry> {
-        found::mapping_only(key)
+        nat_entry_only(key)
     }
 
     #[inline(always)]
     fn claim_nat(&self, key: &Tuple, other: &Tuple, owner: &Owner) -> Claim {
-        ports::claim_nat(self.now_ns(), key, other, owner)
+        nat::claim_nat(self.now_ns(), key, other, owner)
     }
 
     #[inline(always)]
-    fn count_mapping(&self, pod: &Addr, egress_id: u32) {
-        shares::count(pod, egress_id, Held::Mappings);
-        // Mappings of mark 1008 belong to no object.
+    fn count_nat_entry(&self, pod: &Addr, egress_id: u32) {
+        nat::count(pod, egress_id, Held::NatEntries);
+        // NatEntries of mark 1008 belong to no object.
         if egress_id != 0 {
-            counters::egress_ip(egress_id, |count| count.mappings += 1);
+            counters::egress_ip(egress_id, |count| count.nat_entries += 1);
         }
     }
 
     #[inline(always)]
     fn claim_any_port(&self, forward: &Tuple, address: &Addr, owner: &Owner, search: &PortSearch) -> PortClaim {
-        ports::claim_any(self.now_ns(), forward, address, owner, search)
+        nat::claim_any(self.now_ns(), forward, address, owner, search)
     }
 
     #[inline(always)]
@@ -389,7 +406,7 @@ impl Tables for Maps {
     #[inline(always)]
     fn forget_nat(&self, key: &Tuple) -> bool {
         let done = NAT.remove(key).is_ok();
-        count_turn();
+        raise_epoch();
         done
     }
 
@@ -406,6 +423,281 @@ impl Tables for Maps {
 
     #[inline(always)]
     fn is_awaited(&self, key: &FragKey) -> bool {
-        hold::is_awaited(key)
+        fragment::is_awaited(key)
     }
+}
+
+/// The datagrams of a flow are noted once in each step of this length, half a minute: that map is a costly one, and what
+/// it forgets is what has been silent longest. A power of two.
+const DATAGRAM_STEP_NS: u64 = 1 << 35;
+
+/// Copies an element, so that what is checked is what is used.
+#[inline(always)]
+fn copied<V: Copy>(element: *const V, copy: &mut V) -> &V {
+    // SAFETY: a pointer from a lookup into a map, which the workspace is not part of; any bytes are a value of these types.
+    unsafe { ptr::copy_nonoverlapping(element, copy, 1) };
+    changed();
+    copy
+}
+
+/// A copy on the stack, where there is room.
+#[inline(always)]
+pub fn copy_of<V: Copy>(element: &V) -> V {
+    let copy = *element;
+    changed();
+    copy
+}
+
+/// Says that memory has changed: else the compiler might read an element once more instead of its copy.
+#[inline(always)]
+fn changed() {
+    // SAFETY: nothing is done.
+    unsafe { asm!("", options(nostack, preserves_flags)) };
+}
+
+/// A pod whose entry is written anew just now is looked up once more. One that is not there may be let pass, so whoever is
+/// met in between a second time is taken for a pod of an object that has nothing, which drops its packet.
+#[inline(never)]
+pub fn pod(addr: &Addr) -> Option<&'static PodEntry> {
+    let space = &mut found()?.pod;
+    for _ in 0..2 {
+        let pod = PODS.get_ptr_mut(addr)?;
+        if copied(pod, space).is_of(addr) {
+            return Some(space);
+        }
+    }
+    *space = PodEntry::selected(0, 0);
+    Some(space)
+}
+
+#[inline(never)]
+pub fn owned(egress_id: u32) -> Option<&'static Owned> {
+    let owned = OWNED.get_ptr_mut(egress_id)?;
+    let copy = copied(owned, &mut found()?.owned);
+    copy.is_of(egress_id).then_some(copy)
+}
+
+/// Whoever translates for the address finds it where that of `owned` lies.
+#[inline(never)]
+pub fn handover(egress_id: u32) -> Option<&'static HandoverEntry> {
+    let handover = HANDOVERS.get_ptr_mut(egress_id)?;
+    let found = found()?;
+    let copy = copied(handover, &mut found.handover);
+    if !copy.is_of(egress_id) {
+        return None;
+    }
+    found.owned = copy.owned;
+    Some(copy)
+}
+
+/// A flow, without noting anything.
+#[inline(never)]
+pub fn flow_only(tuple: &Tuple) -> Option<&'static Flow> {
+    let flow = FLOWS.get_ptr_mut(tuple)?;
+    let copy = copied(flow, &mut found()?.flow);
+    copy.is_of(tuple).then_some(copy)
+}
+
+/// A flow, which a packet of the pod keeps alive.
+#[inline(never)]
+pub fn flow(tuple: &Tuple, segment: Segment) -> Option<&'static Flow> {
+    let flow = FLOWS.get_ptr_mut(tuple)?;
+    let copy = copied(flow, &mut found()?.flow);
+    if !copy.is_of(tuple) {
+        return None;
+    }
+    // SAFETY: see `maps`.
+    let flow = unsafe { &mut *flow };
+    let now = run_ns();
+    match touch(&raw mut flow.last_seen_ns, now) {
+        Touched::Gone => return None,
+        // Keeps the datagrams of a flow from being forgotten before the flow is.
+        Touched::Noted if tuple.protocol != PROTO_TCP && (copy.last_seen_ns ^ now) / DATAGRAM_STEP_NS != 0 => {
+            Maps.note_datagram(tuple);
+        }
+        Touched::Noted | Touched::Fresh => {}
+    }
+    if change(&mut flow.state, |state| phase::own(state, segment.flags, Direction::Egress)) {
+        opened(segment.flags);
+    }
+    change(&mut flow.acknowledged, |known| phase::number(known, segment, Direction::Egress));
+    Some(copy)
+}
+
+/// A flow that an answer keeps alive. What has just been judged goes, and its mapping a little later.
+#[inline(never)]
+pub fn answered(tuple: &Tuple, segment: Segment) {
+    let Some(flow) = FLOWS.get_ptr_mut(tuple) else { return };
+    // SAFETY: see `maps`.
+    let flow = unsafe { &mut *flow };
+    let _noted = touch(&raw mut flow.last_seen_ns, run_ns());
+    if change(&mut flow.state, |state| phase::answered(state, segment.flags, tuple.protocol)) {
+        raise_epoch();
+    }
+    change(&mut flow.end, |known| phase::number(known, segment, Direction::Ingress));
+}
+
+/// A mapping, without noting anything.
+#[inline(never)]
+pub fn nat_entry_only(key: &Tuple) -> Option<&'static NatEntry> {
+    let nat_entry = NAT.get_ptr_mut(key)?;
+    let copy = copied(nat_entry, &mut found()?.nat_entry);
+    copy.is_of(key).then_some(copy)
+}
+
+/// A mapping, which a packet of its direction keeps alive.
+#[inline(never)]
+pub fn nat_entry(key: &Tuple, segment: Segment) -> Option<&'static NatEntry> {
+    let nat_entry = NAT.get_ptr_mut(key)?;
+    let copy = copied(nat_entry, &mut found()?.nat_entry);
+    if !copy.is_of(key) || !keep(nat_entry, key.direction(), segment) {
+        return None;
+    }
+    if phase::tells(copy.state, segment.flags, key.direction()) {
+        tell(copy, segment.flags, key.direction());
+    }
+    Some(copy)
+}
+
+/// Notes that a mapping is alive, and what the packet says of its connection; false where it is about to be removed. Out of
+/// line, as [`tell`] is, since their frames lie upon those of a search for a port.
+#[inline(never)]
+fn keep(nat_entry: *mut NatEntry, direction: Direction, segment: Segment) -> bool {
+    // SAFETY: see `maps`.
+    let nat_entry = unsafe { &mut *nat_entry };
+    if touch(&raw mut nat_entry.last_seen_ns, run_ns()) == Touched::Gone {
+        return false;
+    }
+    if change(&mut nat_entry.state, |state| phase::own(state, segment.flags, direction)) {
+        opened(segment.flags);
+    }
+    change(&mut nat_entry.number, |known| phase::number(known, segment, direction));
+    true
+}
+
+/// A connection that begins anew on a known tuple has to be seen to be answered, and to go on: what is kept of the former
+/// one must not hide it.
+#[inline(always)]
+fn opened(tcp_flags: u8) {
+    if tcp_flags & tcp::SYN != 0 {
+        raise_epoch();
+    }
+}
+
+/// Tells the other direction of a reset, or of an opening.
+#[inline(never)]
+fn tell(copy: &NatEntry, tcp_flags: u8, direction: Direction) {
+    let Some(other) = NAT.get_ptr_mut(&copy.other) else { return };
+    // SAFETY: see `maps`.
+    let state = unsafe { &mut (*other).state };
+    if change(state, |state| phase::told(copy.state, tcp_flags, direction, state).unwrap_or(state)) {
+        raise_epoch();
+    }
+}
+
+/// An entry is noted as alive at most this often, so that CPUs do not fight over its cache line.
+const SEEN_STEP_NS: u64 = 1 << 28;
+
+/// What noting that an entry is alive came to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Touched {
+    /// It has been judged and is about to be removed: as good as not there.
+    Gone,
+    /// It was seen a moment ago.
+    Fresh,
+    Noted,
+}
+
+/// Notes that an entry is alive, unless a sweep has won; see `decide::expiry`.
+#[inline(always)]
+pub fn touch(last_seen_ns: *mut u64, now: u64) -> Touched {
+    // SAFETY: the caller's pointer is one from a lookup; see `maps`.
+    let seen = unsafe { ptr::read_volatile(last_seen_ns) };
+    if seen == GONE {
+        return Touched::Gone;
+    }
+    if now.wrapping_sub(seen) <= SEEN_STEP_NS {
+        return Touched::Fresh;
+    }
+    // Whoever has written meanwhile, but for a sweep, has noted the same.
+    if swap(last_seen_ns, seen, now) == GONE { Touched::Gone } else { Touched::Noted }
+}
+
+/// Compare-and-swap of a whole number of 32 or 64 bits; returns what was there.
+#[inline(always)]
+pub fn swap<T: Copy>(at: *mut T, old: T, new: T) -> T {
+    // SAFETY: the caller's pointer is one from a lookup, to an aligned field; see `maps`.
+    unsafe { intrinsics::atomic_cxchg::<T, { SeqCst }, { SeqCst }>(at, old, new).0 }
+}
+
+/// Writes only what changes, so that CPUs do not fight over the cache line. Whether it did.
+#[inline(always)]
+pub fn change(state: &mut u32, next: impl Fn(u32) -> u32) -> bool {
+    let new = next(*state);
+    let differs = *state != new;
+    if differs {
+        *state = new;
+    }
+    differs
+}
+
+/// Nothing behind this is read before all that stands before it is written. An atomic addition whose old value is asked for
+/// orders both, on every processor (LKMM, "value-returning atomics are fully ordered").
+#[inline(always)]
+pub fn fence() {
+    let mut number = 0u32;
+    // SAFETY: a number on this frame.
+    let _ordered = opaque(unsafe { intrinsics::atomic_xadd::<u32, u32, { SeqCst }>(&raw mut number, 1) }.into());
+}
+
+#[inline(always)]
+pub fn count_up(number: *mut u32) {
+    // SAFETY: the caller's pointer is one from a lookup; the old value is not asked for.
+    unsafe { intrinsics::atomic_xadd::<u32, u32, { Relaxed }>(number, 1) };
+}
+
+/// Says that a flow or a mapping is gone, has been reset, or begins anew, behind that.
+#[inline(always)]
+pub fn raise_epoch() {
+    if let Some(usage) = USAGE.get_ptr_mut(0) {
+        // Not before what it tells of is written: see `fence`.
+        fence();
+        // SAFETY: see `maps`.
+        count_up(unsafe { &raw mut (*usage).epoch });
+    }
+}
+
+/// [`Config::decisions`].
+#[inline(always)]
+pub fn decisions() -> u32 {
+    // Volatile: read here and nowhere else, whatever the compiler would rather do.
+    // SAFETY: see `maps`.
+    CONFIG.get_ptr(0).map_or(0, |config| unsafe { ptr::read_volatile(&raw const (*config).decisions) })
+}
+
+/// [`egress_common::abi::Usage::epoch`].
+#[inline(always)]
+pub fn epoch() -> u32 {
+    // Volatile, as for `decisions`.
+    // SAFETY: see `maps`.
+    USAGE.get_ptr(0).map_or(0, |usage| unsafe { ptr::read_volatile(&raw const (*usage).epoch) })
+}
+
+/// [`Config::route_generation`], read here and now.
+#[inline(always)]
+pub fn route_generation(config: &Config) -> u32 {
+    // SAFETY: a reference is aligned and valid; the agent writes the number meanwhile.
+    unsafe { ptr::read_volatile(&raw const config.route_generation) }
+}
+
+/// The configuration, once the agent has written it.
+#[inline(always)]
+pub fn config() -> Option<&'static Config> {
+    CONFIG.get(0).filter(|config| config.generation != 0)
+}
+
+/// What is left to the stack says that it was seen also before the configuration is written: the table may be there already.
+#[inline(always)]
+pub fn seen_priority() -> Option<u32> {
+    CONFIG.get(0).and_then(Config::seen_priority)
 }

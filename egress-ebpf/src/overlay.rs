@@ -1,45 +1,50 @@
-//! The overlay: packets put into it and taken out of it, by the device or by the program itself.
+//! The overlay: packets are put into it and taken out of it, by the program or by the device `egress0`.
 //!
-//! The device `egress0` is always there and does both for any packet. The program does the same work faster for the
-//! plain ones, and leaves to the device what it would have to know more about:
+//! The device does both for any packet. The program is faster, and does it for plain packets:
 //!
-//! - **out**: where the next hop to the other node is settled and the outer packet fits. Segments of a GSO packet are cut
-//!   behind us: `BPF_F_ADJ_ROOM_FIXED_GSO` keeps their size, which the caller has compared with the way's MTU.
-//! - **in**: whole packets to the tunnel port from the tunnel endpoint's address to ours, without IP options, without an
-//!   outer UDP checksum (ours have none; another's is for the stack to verify), with a right outer header checksum, no
-//!   congestion mark (RFC 6040 has the inner packet changed then) and no GSO (taking headers off would leave its type as
-//!   that of a tunnelled packet). Who sent it and what is inside is asked by `from_overlay` afterwards, as behind the device.
+//! - **out**: the next hop to the node is known and the outer packet fits. `BPF_F_ADJ_ROOM_FIXED_GSO` keeps the size of GSO
+//!   segments, which the caller has compared with the MTU.
+//! - **in**: whole packets between the nodes' tunnel endpoints, without IP options, outer UDP checksum, congestion mark
+//!   (RFC 6040 changes the inner packet then) and GSO (the type would stay that of a tunnelled packet). `from_overlay` checks
+//!   sender and content afterwards, as for the device's packets.
 //!
-//! A packet that the program has put into the overlay came in by another device, as a pod's would that some rule has sent
-//! on to a node's tunnel port. The uplink's guard tells them apart as it tells all that programs redirect from the rest
-//! (`Packet::strip`).
-#![expect(unsafe_code, reason = "helper calls on the packet's context")]
+//! A packet that the program encapsulates came in by another device, like a pod's packet that a rule sends to a node's tunnel
+//! port. The sign of redirected packets (`Packet::strip`) tells them apart in `to_netdev`.
+#![expect(unsafe_code, reason = "map and packet access; see `maps` and `packet`")]
 
 use core::mem;
 
 use aya_ebpf::bindings::{BPF_F_TUNINFO_IPV6, BPF_F_ZERO_CSUM_TX, bpf_tunnel_key as TunnelKey};
 use aya_ebpf::helpers::generated::{bpf_skb_get_tunnel_key, bpf_skb_set_tunnel_key};
-use egress_common::abi::{Addr, Config, Family, Verdict};
+use egress_common::abi::{Addr, Config, Family, HandoverStage, Verdict};
+use egress_common::decide::Tables;
 use egress_common::decide::from_overlay::Outer;
+use egress_common::decide::mtu::{self, Fit};
 use egress_common::wire::{
     ETH_LEN, Fragment, Frame, Headers, IPV4_LEN, IPV6_LEN, L3, PROTO_UDP, csum, ethertype, ipv4, ipv6, l4,
 };
 
-use crate::packet::Packet;
-use crate::room::Room;
-use crate::run::Run;
-use crate::way::{self, Journey, Way};
-use crate::ways;
+use crate::fib::{self, Lookup, Route};
+use crate::maps::Maps;
+use crate::packet::{Packet, Room};
+use crate::workspace::Run;
+use crate::{Outcome, counters};
 
 const UDP_LEN: usize = 8;
+
 const VXLAN_LEN: usize = 8;
+
 /// UDP, VXLAN and the inner link header.
 const BEHIND_IP: usize = UDP_LEN + VXLAN_LEN + ETH_LEN;
+
 /// Link address of the overlay device, the same on every node.
 const DEVICE_MAC: [u8; 6] = [0x02, 0xe6, 0x7e, 0x55, 0x00, 0x01];
+
 /// The network identifier is valid, and nothing else is said (RFC 7348 section 5).
 const VXLAN_FLAGS: u32 = 0x0800_0000;
+
 const TTL: u8 = 64;
+
 /// The two bits of congestion notification, and the value that says "experienced" (RFC 3168 section 5).
 const ECN: u8 = 3;
 
@@ -49,38 +54,44 @@ const BY_DEVICE: u32 = 0;
 /// Puts the packet into the overlay towards a node, from this node's tunnel endpoint: no other is accepted there. Without
 /// `whole` the outer packet is longer than the uplink takes, and the device's to fragment.
 #[inline(always)]
-pub fn encapsulate(run: &Run<'_>, endpoint: &Addr, egress_id: u32, whole: bool, way: &mut Way) -> Result<i32, Verdict> {
+pub fn encapsulate(
+    run: &Run<'_>,
+    endpoint: &Addr,
+    egress_id: u32,
+    whole: bool,
+    route: &mut Route,
+) -> Result<i32, Verdict> {
     run.packet.strip(run.config);
     // What becomes of the next packet is as with this one, unless the next hop has just been looked up, or it was too long.
-    way.resolve = !whole;
+    route.resolve = !whole;
     if whole && run.config.is_overlay_in_program() {
-        way.resolve = !is_settled(run, endpoint, way);
-        if !way.resolve && make_room(run, endpoint) {
-            return sent(put(run, endpoint, egress_id, way));
+        route.resolve = !is_settled(run, endpoint, route);
+        if !route.resolve && make_room(run, endpoint) {
+            return sent(put(run, endpoint, egress_id, route));
         }
     }
-    way.ifindex = BY_DEVICE;
+    route.ifindex = BY_DEVICE;
     sent(by_device(run, endpoint, egress_id))
 }
 
 /// As [`encapsulate`] has done it with a packet right before this one, which fits too.
 #[inline(always)]
-pub fn encapsulate_again(run: &Run<'_>, endpoint: &Addr, egress_id: u32, way: &Way) -> Result<i32, Verdict> {
+pub fn encapsulate_again(run: &Run<'_>, endpoint: &Addr, egress_id: u32, route: &Route) -> Result<i32, Verdict> {
     run.packet.strip(run.config);
     // The kernel makes no room in what a tunnel of the pod's own has encapsulated already.
-    if way.ifindex != BY_DEVICE && make_room(run, endpoint) {
-        return sent(put(run, endpoint, egress_id, way));
+    if route.ifindex != BY_DEVICE && make_room(run, endpoint) {
+        return sent(put(run, endpoint, egress_id, route));
     }
     sent(by_device(run, endpoint, egress_id))
 }
 
 /// Largest inner packet that goes by the way of [`encapsulate`].
 #[inline(always)]
-pub fn inner_mtu(config: &Config, endpoint: &Addr, way: &Way) -> u32 {
-    if way.ifindex == BY_DEVICE {
+pub fn inner_mtu(config: &Config, endpoint: &Addr, route: &Route) -> u32 {
+    if route.ifindex == BY_DEVICE {
         return config.overlay_mtu;
     }
-    config.overlay_mtu.min(way.mtu.saturating_sub(overhead(endpoint.family()) as u32))
+    config.overlay_mtu.min(route.mtu.saturating_sub(overhead(endpoint.family()) as u32))
 }
 
 /// Whether the outer headers can name the length of the whole, of which segments may be cut later.
@@ -93,7 +104,7 @@ pub fn is_short(run: &Run<'_>, endpoint: &Addr) -> bool {
 #[inline(always)]
 pub fn sent(refused: Option<Verdict>) -> Result<i32, Verdict> {
     match refused {
-        None => Ok(way::TC_ACT_REDIRECT),
+        None => Ok(fib::TC_ACT_REDIRECT),
         Some(verdict) => Err(verdict),
     }
 }
@@ -106,24 +117,24 @@ pub fn sent(refused: Option<Verdict>) -> Result<i32, Verdict> {
 /// anybody. The device's packet over IPv4 is fragmented then. Over IPv6 nobody fragments it, so it goes as if nothing had
 /// been said.
 #[inline(always)]
-fn is_settled(run: &Run<'_>, endpoint: &Addr, way: &mut Way) -> bool {
-    let journey = Journey {
+fn is_settled(run: &Run<'_>, endpoint: &Addr, route: &mut Route) -> bool {
+    let lookup = Lookup {
         saddr: &run.config.self_node,
         daddr: endpoint,
         ifindex: run.config.uplink_ifindex,
         as_routed: true,
         device_mtu: run.config.uplink_mtu,
-        kept: ways::kept_hop(endpoint),
-        by_mapping: false,
+        kept: fib::cached_hop(endpoint),
+        by_nat_entry: false,
         seal: 0,
     };
-    if way::settle(run, &journey, way).is_some() || !is_short(run, endpoint) {
+    if fib::resolve_route(run, &lookup, route).is_some() || !is_short(run, endpoint) {
         return false;
     }
     let length = run.wire_length() + overhead(endpoint.family()) as u32;
-    match length <= way.mtu {
-        true => !way.resolve,
-        false => way.known && length <= run.config.uplink_mtu && endpoint.family() == Family::V6,
+    match length <= route.mtu {
+        true => !route.resolve,
+        false => route.known && length <= run.config.uplink_mtu && endpoint.family() == Family::V6,
     }
 }
 
@@ -149,14 +160,14 @@ fn make_room(run: &Run<'_>, endpoint: &Addr) -> bool {
 
 /// Writes the headers into the room that was made for them.
 #[inline(never)]
-fn put(run: &Run<'_>, endpoint: &Addr, egress_id: u32, way: &Way) -> Option<Verdict> {
+fn put(run: &Run<'_>, endpoint: &Addr, egress_id: u32, route: &Route) -> Option<Verdict> {
     let underlay = endpoint.family();
-    let Some(ecn) = ecn_of(run.packet, L3 + overhead(underlay), run.heads.family) else {
+    let Some(ecn) = ecn_of(run.packet, L3 + overhead(underlay), run.headers.family) else {
         return Some(Verdict::EncapFailed);
     };
-    let written = write_ip(run, endpoint, ecn, way);
+    let written = write_ip(run, endpoint, ecn, route);
     let written = written.and_then(|at| write_vxlan(run, at, egress_id)).is_some();
-    (!written || way::redirect(way.ifindex).is_err()).then_some(Verdict::EncapFailed)
+    (!written || fib::redirect(route.ifindex).is_err()).then_some(Verdict::EncapFailed)
 }
 
 /// Of the IP header at `at`.
@@ -168,10 +179,10 @@ fn ecn_of(packet: Packet, at: usize, family: Family) -> Option<u8> {
 
 /// The link and the network header; returns where they end.
 #[inline(always)]
-fn write_ip(run: &Run<'_>, endpoint: &Addr, ecn: u8, way: &Way) -> Option<usize> {
+fn write_ip(run: &Run<'_>, endpoint: &Addr, ecn: u8, route: &Route) -> Option<usize> {
     let Run { packet, config, .. } = *run;
     let length = packet.len() - L3;
-    packet.set_macs(way.dmac, way.smac)?;
+    packet.set_macs(route.dmac, route.smac)?;
     match endpoint.family() {
         Family::V4 => {
             let (from, to) = (config.self_node.v4_octets(), endpoint.v4_octets());
@@ -200,15 +211,15 @@ fn write_ip(run: &Run<'_>, endpoint: &Addr, ecn: u8, way: &Way) -> Option<usize>
 /// UDP, VXLAN and the inner link header, at `at`.
 #[inline(always)]
 fn write_vxlan(run: &Run<'_>, at: usize, egress_id: u32) -> Option<()> {
-    let Run { packet, config, heads } = *run;
+    let Run { packet, config, headers } = *run;
     let udp_length = (packet.len() - at) as u16;
-    packet.store(at + l4::SPORT, entropy(heads).to_be_bytes())?;
+    packet.store(at + l4::SPORT, entropy(headers).to_be_bytes())?;
     packet.store(at + l4::DPORT, (config.tunnel_port as u16).to_be_bytes())?;
     // The checksum stays zero, which is what room is made of.
     packet.store(at + l4::UDP_LENGTH, udp_length.to_be_bytes())?;
     packet.store(at + UDP_LEN, VXLAN_FLAGS.to_be_bytes())?;
     packet.store(at + UDP_LEN + 4, (egress_id << 8).to_be_bytes())?;
-    let inner = match heads.family {
+    let inner = match headers.family {
         Family::V4 => ethertype::IPV4,
         Family::V6 => ethertype::IPV6,
     };
@@ -221,8 +232,8 @@ fn write_vxlan(run: &Run<'_>, at: usize, egress_id: u32) -> Option<()> {
 
 /// A source port that differs from flow to flow, so that the underlay can spread them (RFC 7348 section 5).
 #[inline(always)]
-fn entropy(heads: &Headers) -> u16 {
-    let tuple = &heads.tuple;
+fn entropy(headers: &Headers) -> u16 {
+    let tuple = &headers.tuple;
     let ports = u32::from(tuple.sport()) << 16 | u32::from(tuple.dport());
     let mixed = (tuple.saddr.words()[3] ^ tuple.daddr.words()[3].rotate_left(7) ^ ports).wrapping_mul(0x9e37_79b1);
     0xc000 | (mixed >> 18) as u16
@@ -255,7 +266,7 @@ pub fn by_device(run: &Run<'_>, endpoint: &Addr, egress_id: u32) -> Option<Verdi
     // SAFETY: the context is the program's own, `key` lives on this frame and its true size is given.
     let result =
         unsafe { bpf_skb_set_tunnel_key(packet.skb(), &raw mut key, size_of::<TunnelKey>() as u32, flags.into()) };
-    (result != 0 || way::redirect(config.overlay_ifindex).is_err()).then_some(Verdict::EncapFailed)
+    (result != 0 || fib::redirect(config.overlay_ifindex).is_err()).then_some(Verdict::EncapFailed)
 }
 
 /// Reads the tunnel header that the overlay device has taken off; false where there was none, or one for another address
@@ -283,17 +294,17 @@ pub fn read_outer(packet: Packet, config: &Config, outer: &mut Outer) -> bool {
 
 /// Whether an IP packet that arrived at the uplink is one of the overlay, as far as its heads say.
 #[inline(always)]
-pub fn is_for_us(heads: &Headers, config: &Config) -> bool {
-    heads.is_udp_to(config.tunnel_port) && heads.tuple.daddr == config.self_node && config.is_overlay_in_program()
+pub fn is_for_us(headers: &Headers, config: &Config) -> bool {
+    headers.is_udp_to(config.tunnel_port) && headers.tuple.daddr == config.self_node && config.is_overlay_in_program()
 }
 
 /// Takes the outer headers off, where [`is_for_us`] and the packet is a plain one, and notes what they said. False where
 /// the packet is as it was, for the device.
 #[inline(never)]
-pub fn decapsulate(packet: Packet, heads: &Headers, outer: &mut Outer) -> bool {
-    match try_decapsulate(packet, heads) {
+pub fn decapsulate(packet: Packet, headers: &Headers, outer: &mut Outer) -> bool {
+    match try_decapsulate(packet, headers) {
         Some(egress_id) => {
-            *outer = Outer { source: heads.tuple.saddr, egress_id };
+            *outer = Outer { source: headers.tuple.saddr, egress_id };
             true
         }
         None => false,
@@ -301,15 +312,15 @@ pub fn decapsulate(packet: Packet, heads: &Headers, outer: &mut Outer) -> bool {
 }
 
 #[inline(always)]
-fn try_decapsulate(packet: Packet, heads: &Headers) -> Option<u32> {
-    if packet.gso_size() != 0 || !packet.is_for_this_host() || heads.fragment != Fragment::Whole {
+fn try_decapsulate(packet: Packet, headers: &Headers) -> Option<u32> {
+    if packet.gso_size() != 0 || !packet.is_for_this_host() || headers.fragment != Fragment::Whole {
         return None;
     }
-    let at = match heads.family {
+    let at = match headers.family {
         Family::V4 => L3 + IPV4_LEN,
         Family::V6 => L3 + IPV6_LEN,
     };
-    if usize::from(heads.l4_offset) != at || !is_plain(packet, heads.family)? {
+    if usize::from(headers.l4_offset) != at || !is_plain(packet, headers.family)? {
         return None;
     }
     let udp: [u8; UDP_LEN] = packet.load(at)?;
@@ -322,17 +333,17 @@ fn try_decapsulate(packet: Packet, heads: &Headers) -> Option<u32> {
     }
     let inner: [u8; 2] = packet.load(at + UDP_LEN + VXLAN_LEN + 12)?;
     let room = match u16::from_be_bytes(inner) {
-        ethertype::IPV4 if heads.family == Family::V4 => Room::Plain,
-        ethertype::IPV6 if heads.family == Family::V6 => Room::Plain,
+        ethertype::IPV4 if headers.family == Family::V4 => Room::Plain,
+        ethertype::IPV6 if headers.family == Family::V6 => Room::Plain,
         ethertype::IPV4 => Room::DecapsulateV4,
         ethertype::IPV6 => Room::DecapsulateV6,
         _ => return None,
     };
-    packet.change_room(-(overhead(heads.family) as i32), room)?;
+    packet.change_room(-(overhead(headers.family) as i32), room)?;
     // From here on the packet is not as it was, so this may not say that it is: one whose link header could not be written
     // is found malformed by `from_overlay`, which drops it.
     let _unwritten = packet.store(ETH_LEN - 2, inner);
-    packet.pull_heads();
+    packet.pull_headers();
     Some(vxlan[1] >> 8)
 }
 
@@ -352,4 +363,35 @@ fn is_plain(packet: Packet, family: Family) -> Option<bool> {
             !experienced && packet.len() == L3 + IPV6_LEN + payload
         }
     })
+}
+
+/// A packet of a pod of this node, whose policy does not know yet that its gateway is another node now.
+#[inline(never)]
+pub fn handed_over(run: &Run<'_>, route: &mut Route, egress_id: u32) -> Outcome {
+    let is_leaving = Maps.handover(egress_id).is_some_and(|handover| handover.stage() == Some(HandoverStage::Leaving));
+    if !is_leaving {
+        return counters::refused(egress_id, Verdict::NotGateway);
+    }
+    pass_on(run, route, egress_id)
+}
+
+/// To the other node of a hand-over, as a router would send it: two nodes that each take the other for the old one, since
+/// one has heard of a new hand-over and the other has not, send an answer to and fro until its hops are used up.
+#[inline(never)]
+pub fn pass_on(run: &Run<'_>, route: &mut Route, egress_id: u32) -> Outcome {
+    if run.headers.ttl <= 1 {
+        return Outcome::done(Verdict::NotGateway);
+    }
+    if let Err(verdict) = run.packet.decrement_ttl(run.headers) {
+        return Outcome::done(verdict);
+    }
+    let Some(handover) = Maps.handover(egress_id) else { return Outcome::done(Verdict::NotGateway) };
+    let to = &handover.peer;
+    let whole = match mtu::fit(run.wire_length(), run.config.overlay_mtu, run.headers, to) {
+        // What came by the overlay fits; an answer that does not is sent again, and finds the address where it is then.
+        Fit::Tell(_) | Fit::Lost => return Outcome::done(Verdict::OverlayTooNarrow),
+        Fit::Cut => false,
+        Fit::Whole => true,
+    };
+    Outcome::redirected(Verdict::HandedOver, encapsulate(run, to, egress_id, whole, route))
 }

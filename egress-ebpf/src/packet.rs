@@ -1,45 +1,53 @@
-//! The packet: reading and writing bytes, lengths, what the kernel says of it. One of the three places where unsafe lives.
+//! The packet: reading and writing bytes, its length, what the kernel says of it.
 //!
-//! Every access checks against `data_end` right before it, as the verifier asks; pointers are never kept over a helper
-//! that may move the packet. What is done to a packet with these stands in `rewrite`, `quoted`, `partial` and `fragment`.
-#![expect(unsafe_code, reason = "packet access is one of the three places for it")]
+//! Packet access is one of the three places for unsafe. Every access compares with `data_end` right before it, as the
+//! verifier demands, and no pointer is kept over a helper that may move the packet. `rewrite`, `fragment`, `icmp` and
+//! `overlay` change packets through these methods.
+#![expect(unsafe_code, reason = "map and packet access; see `maps` and `packet`")]
 
 use core::arch::asm;
+use core::ffi::c_void;
 use core::mem::offset_of;
 use core::ptr;
 
 use aya_ebpf::bindings::bpf_adj_room_mode::BPF_ADJ_ROOM_MAC;
 use aya_ebpf::bindings::{__sk_buff, BPF_F_INGRESS, BPF_F_RECOMPUTE_CSUM};
 use aya_ebpf::helpers::generated::{
-    bpf_clone_redirect, bpf_csum_update, bpf_skb_adjust_room, bpf_skb_change_tail, bpf_skb_load_bytes,
-    bpf_skb_pull_data, bpf_skb_store_bytes, bpf_skb_vlan_pop,
+    bpf_clone_redirect, bpf_csum_diff, bpf_csum_update, bpf_l4_csum_replace, bpf_loop, bpf_skb_adjust_room,
+    bpf_skb_change_tail, bpf_skb_load_bytes, bpf_skb_pull_data, bpf_skb_store_bytes, bpf_skb_vlan_pop,
 };
 use aya_ebpf::programs::TcContext;
 use egress_common::abi::Config;
-use egress_common::wire::{ETH_LEN, Frame, L3, PROTO_TCP, PROTO_UDP, csum, ethertype, ipv4, ipv6};
+use egress_common::wire::{ETH_LEN, Frame, Headers, L3, PROTO_TCP, PROTO_UDP, csum, ethertype, ipv4, ipv6};
 
-use crate::hidden::hidden;
-use crate::room::Room;
+use crate::fragment::Rest;
+use crate::verifier::opaque;
 
 /// Headers that are read directly must lie in the linear area: Ethernet, IP with options or two extension headers, TCP.
-const HEADS: u32 = 14 + 60 + 20;
+const HEADERS: u32 = 14 + 60 + 20;
+
 /// Likewise where there is more to walk: IPv6 extension headers, or a quoted packet with its own.
-const LONG_HEADS: u32 = 512;
+const LONG_HEADERS: u32 = 512;
+
 /// `pkt_type` of a frame whose link address is this host's, and of one whose is somebody else's.
 const PACKET_HOST: u32 = 0;
+
 const PACKET_OTHERHOST: u32 = 3;
+
 /// `tc_index` of what has come in by the management port and was left to the stack. Nothing but queueing disciplines that
 /// the kernel has no more (dsmark) and filters by it (tcindex) reads that field.
 const OF_POD: u32 = 0xe67e;
+
 /// The number of the network in a VLAN tag; the rest is priority.
 const VLAN_NUMBER: u32 = 0x0fff;
+
 /// Offsets of transport headers stay below this; the mask shows it to the verifier.
 pub const OFFSET_MASK: usize = 0x3fff;
 
 /// A length of 1..=MOST, in a form that shows both bounds to the verifier.
 #[inline(always)]
 fn tail_length<const MOST: usize>(length: u32) -> Option<u32> {
-    let less_one = hidden(u64::from(length.wrapping_sub(1)));
+    let less_one = opaque(u64::from(length.wrapping_sub(1)));
     (less_one < MOST as u64).then_some(less_one as u32 + 1)
 }
 
@@ -71,7 +79,7 @@ impl Packet {
     #[inline(always)]
     pub fn new(ctx: &TcContext) -> Self {
         let packet = Self { skb: ctx.skb.skb };
-        packet.pull_heads();
+        packet.pull_headers();
         packet
     }
 
@@ -83,17 +91,17 @@ impl Packet {
 
     /// Brings the heads into the linear area, as far as the packet is that long.
     #[inline(always)]
-    pub fn pull_heads(&self) {
-        if self.data() + HEADS as usize > self.data_end() && self.len() > self.data_end() - self.data() {
+    pub fn pull_headers(&self) {
+        if self.data() + HEADERS as usize > self.data_end() && self.len() > self.data_end() - self.data() {
             // Failure shows as heads cut short.
             // SAFETY: the context is the program's own.
-            unsafe { bpf_skb_pull_data(self.skb, HEADS.min(self.len() as u32)) };
+            unsafe { bpf_skb_pull_data(self.skb, HEADERS.min(self.len() as u32)) };
         }
     }
 
     /// Brings heads that are longer than usual into the linear area.
     #[inline(always)]
-    pub fn pull_long_heads(&self) {
+    pub fn pull_long_headers(&self) {
         let next = match self.load(ETH_LEN - 2).map(u16::from_be_bytes) {
             Some(ethertype::IPV4) => self.load(L3 + ipv4::PROTOCOL),
             Some(ethertype::IPV6) => self.load(L3 + ipv6::NEXT_HEADER),
@@ -102,7 +110,7 @@ impl Packet {
         let [PROTO_TCP | PROTO_UDP] = next.unwrap_or([0]) else {
             if self.len() > self.data_end() - self.data() {
                 // SAFETY: the context is the program's own.
-                unsafe { bpf_skb_pull_data(self.skb, LONG_HEADS.min(self.len() as u32)) };
+                unsafe { bpf_skb_pull_data(self.skb, LONG_HEADERS.min(self.len() as u32)) };
             }
             return;
         };
@@ -366,7 +374,7 @@ impl Packet {
 
     /// Lets a copy of the packet as it is now come in by its device once more, behind what has come in already.
     #[inline(always)]
-    pub fn begin_anew(&self) -> Option<()> {
+    pub fn reinject(&self) -> Option<()> {
         // SAFETY: the context is the program's own.
         (unsafe { bpf_clone_redirect(self.skb, self.ifindex(), BPF_F_INGRESS.into()) } == 0).then_some(())
     }
@@ -376,5 +384,133 @@ impl Packet {
     pub fn set_macs(&self, dmac: [u8; 6], smac: [u8; 6]) -> Option<()> {
         self.store(0, dmac)?;
         self.store(6, smac)
+    }
+}
+
+/// So many bytes the helper sums at a time.
+const SUMMED: u32 = 512;
+
+struct SumWalk<'a> {
+    skb: *mut __sk_buff,
+    space: &'a mut Rest,
+    offset: u32,
+    length: u32,
+    done: u32,
+    sum: u32,
+}
+
+/// One step of a sum: 0 goes on, 1 ends it.
+unsafe extern "C" fn add_chunk(_index: u64, walk: *mut SumWalk<'_>) -> u64 {
+    // SAFETY: `bpf_loop` hands back the pointer that it was given, to a live frame.
+    let walk = unsafe { &mut *walk };
+    if walk.done >= walk.length {
+        return 1;
+    }
+    let chunk = (opaque(u64::from((walk.length - walk.done).min(SUMMED) - 1)) as u32 & (SUMMED - 1)) + 1;
+    // The helper sums whole words of four bytes; what the packet does not fill is zero.
+    let last = chunk as usize & !3 & (SUMMED as usize * 2 - 1);
+    let space = walk.space.as_mut_ptr();
+    // SAFETY: `last` is at most 512, in a buffer of 2048 bytes.
+    unsafe { ptr::write_unaligned(space.add(last).cast::<u32>(), 0) };
+    // SAFETY: the context is the program's own, and `chunk` bytes fit into the space.
+    if unsafe { bpf_skb_load_bytes(walk.skb.cast(), walk.offset + walk.done, space.cast(), chunk) } != 0 {
+        return 1;
+    }
+    // SAFETY: so many bytes of the space have been written, by the two steps above.
+    let sum = unsafe { bpf_csum_diff(ptr::null_mut(), 0, space.cast(), (chunk + 3) & !3, walk.sum) };
+    walk.sum = sum as u32;
+    walk.done += chunk;
+    0
+}
+
+impl Packet {
+    /// Sum of the 16-bit words of `length` bytes at `offset`, by way of `space`.
+    #[inline(always)]
+    pub fn sum(&self, offset: u32, length: u32, space: &mut Rest) -> Option<u32> {
+        let mut walk = SumWalk { skb: self.skb(), space, offset, length, done: 0, sum: 0 };
+        // SAFETY: the callback has the signature that the helper asks for, and `walk` lives on this frame until the
+        // helper returns.
+        unsafe { bpf_loop(u32::from(u16::MAX) / SUMMED + 1, add_chunk as *mut c_void, (&raw mut walk).cast(), 0) };
+        (walk.done == length).then_some(walk.sum)
+    }
+
+    /// Whether the checksum at `at` is left for a device to complete: the helper changes all others.
+    #[inline(always)]
+    pub fn is_partial(&self, at: usize) -> Option<bool> {
+        let before: [u8; 2] = self.load(at)?;
+        // SAFETY: the context is the program's own.
+        if unsafe { bpf_l4_csum_replace(self.skb(), at as u32, 0, 1, 2) } != 0 {
+            return None;
+        }
+        let is_same = self.load(at)? == before;
+        self.store(at, before)?;
+        Some(is_same)
+    }
+
+    /// Whether a device is to write a checksum in front of the transport's own. A pod's packet socket names the place
+    /// (`PACKET_VNET_HDR`), and a device writes behind all hooks: into an address or a port that was judged here.
+    ///
+    /// No field shows the place, but the kernel refuses to cut a packet in front of its end. Where it does not refuse, the
+    /// packet is cut, so the caller drops it. Out of line, since all packets of pods pass here.
+    #[inline(never)]
+    pub fn is_completed_elsewhere(self, headers: &Headers) -> bool {
+        const EINVAL: i64 = -22;
+        if self.is_partial(L3) != Some(true) {
+            return false;
+        }
+        // SAFETY: the context is the program's own.
+        let refused = unsafe { bpf_skb_change_tail(self.skb(), headers.checksum_end() - 1, 0) };
+        refused != EINVAL
+    }
+
+    /// Makes the kernel forget that a device was to complete the transport checksum. It does so where the place that the
+    /// sum begins at is no longer in the packet: so the head of the packet is taken out and put back.
+    #[inline(always)]
+    pub fn forget_partial_checksum(&self, space: &mut Rest) -> Option<()> {
+        /// More than the longest IPv4 header and the link header before it.
+        const HEAD: u32 = 80;
+        self.load_tail(L3 as u32, HEAD, space)?;
+        for bytes in [-(HEAD as i32), HEAD as i32] {
+            // SAFETY: the context is the program's own.
+            if unsafe { bpf_skb_adjust_room(self.skb(), bytes, BPF_ADJ_ROOM_MAC, 0) } != 0 {
+                return None;
+            }
+        }
+        self.store_tail(L3 as u32, HEAD, space)
+    }
+}
+
+/// What room is made, or taken away, for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Room {
+    /// Headers of the family that is there.
+    Plain,
+    /// IP, UDP, VXLAN and Ethernet are put before the packet.
+    EncapsulateV4,
+    EncapsulateV6,
+    /// The packet behind is of that family, and the one before of the other (Linux 6.3).
+    DecapsulateV4,
+    DecapsulateV6,
+}
+
+impl Room {
+    #[inline(always)]
+    pub const fn flags(self) -> u64 {
+        // linux/bpf.h; the length of the inner link header is in the uppermost byte.
+        const FIXED_GSO: u64 = 1;
+        const ENCAP_L3_IPV4: u64 = 1 << 1;
+        const ENCAP_L3_IPV6: u64 = 1 << 2;
+        const ENCAP_L4_UDP: u64 = 1 << 4;
+        const ENCAP_L2_ETH: u64 = 1 << 6;
+        const DECAP_L3_IPV4: u64 = 1 << 7;
+        const DECAP_L3_IPV6: u64 = 1 << 8;
+        const TUNNEL: u64 = FIXED_GSO | ENCAP_L4_UDP | ENCAP_L2_ETH | (L3 as u64) << 56;
+        match self {
+            Self::Plain => 0,
+            Self::EncapsulateV4 => TUNNEL | ENCAP_L3_IPV4,
+            Self::EncapsulateV6 => TUNNEL | ENCAP_L3_IPV6,
+            Self::DecapsulateV4 => DECAP_L3_IPV4,
+            Self::DecapsulateV6 => DECAP_L3_IPV6,
+        }
     }
 }

@@ -1,16 +1,14 @@
-//! Expiry: walks the maps of flows, removes what is idle, and counts what stays.
+//! Expiry: removes idle entries of the flow maps, and counts what stays.
 //!
-//! A packet may meet an entry that is just being judged. Who wins is settled by compare-and-swap on the time when it was
-//! last seen (see `decide::expiry`): an entry that a packet has noted after it was judged stays, and one that was judged
-//! first is gone for that packet. A mapping goes when both of its keys could be taken; its reverse key is removed first,
-//! and whoever removes that removes the forward key too, here as everywhere.
+//! A packet may use an entry that is being judged. Compare-and-swap on its last-seen time settles the race (see
+//! `decide::expiry`): an entry noted after it was judged stays, one judged first is gone for that packet. A NAT entry goes
+//! when both its keys could be taken; the reverse key is removed first, and its remover also removes the forward key.
 //!
-//! An element that the walk is at may be removed by another hand, and its memory be another key's (`abi::seal`): so what is
-//! judged and removed is a copy's key, read before the time was taken. An element whose memory has changed hands since then
-//! has another time, which is not taken.
+//! The element at hand may be removed by another CPU, and its memory belong to another key (`abi::seal`). So the key is
+//! copied before the time is taken; memory that has changed owners since then has another time, which is not taken.
 //!
-//! With mark 1 on the test packet a map is nearly full, and connections that nobody has answered go sooner.
-#![expect(unsafe_code, reason = "map access by callback")]
+//! Mark 1 on the test packet says that a map is nearly full: unanswered connections expire sooner.
+#![expect(unsafe_code, reason = "map and packet access; see `maps` and `packet`")]
 
 use core::ffi::c_void;
 
@@ -19,8 +17,8 @@ use aya_ebpf::helpers::generated::bpf_for_each_map_elem;
 use egress_common::abi::{Direction, ExposedPort, Exposure, Flow, Holder, Inbound, NatEntry, Share, Timeouts, Tuple};
 use egress_common::decide::{Held, Tables, expiry};
 
-use crate::maps::{EXPOSED, FLOWS, INBOUND, Maps, NAT, SHARES, USAGE, clock_ns};
-use crate::{alive, found, numbers, shares};
+use crate::maps::{self, EXPOSED, FLOWS, INBOUND, Maps, NAT, SHARES, USAGE, clock_ns};
+use crate::nat;
 
 /// What the callbacks share.
 struct Sweep {
@@ -36,12 +34,12 @@ struct Sweep {
 type Callback<K, V> = unsafe extern "C" fn(*mut c_void, *const K, *mut V, *mut Sweep) -> i64;
 
 pub fn sweep(is_pressed: bool) -> i32 {
-    let timeouts = numbers::config().map_or(Timeouts::DEFAULT, |config| config.timeouts);
+    let timeouts = maps::config().map_or(Timeouts::DEFAULT, |config| config.timeouts);
     let timeouts = if is_pressed { expiry::pressed(timeouts) } else { timeouts };
     let mut sweep = Sweep { now_ns: clock_ns(), is_pressed, timeouts, removed: 0, kept: 0 };
     // What each pod, egress policy and exposed port has is counted beside what is known of it, which serves meanwhile.
     walk(&SHARES, begin_shares, &mut sweep);
-    let (nat, flows) = (walk(&NAT, mapping, &mut sweep), walk(&FLOWS, flow, &mut sweep));
+    let (nat, flows) = (walk(&NAT, nat_entry, &mut sweep), walk(&FLOWS, flow, &mut sweep));
     walk(&SHARES, end_shares, &mut sweep);
     walk(&EXPOSED, begin_count, &mut sweep);
     let inbound = walk(&INBOUND, inbound, &mut sweep);
@@ -78,14 +76,14 @@ fn walk<K, V, const N: usize, const F: usize>(
 /// Takes an entry that was last seen at `seen`; false where a packet was faster.
 #[inline(always)]
 fn take(last_seen_ns: *mut u64, seen: u64) -> bool {
-    alive::swap(last_seen_ns, seen, expiry::GONE) == seen
+    maps::swap(last_seen_ns, seen, expiry::GONE) == seen
 }
 
-unsafe extern "C" fn mapping(_map: *mut c_void, key: *const Tuple, value: *mut NatEntry, sweep: *mut Sweep) -> i64 {
+unsafe extern "C" fn nat_entry(_map: *mut c_void, key: *const Tuple, value: *mut NatEntry, sweep: *mut Sweep) -> i64 {
     // SAFETY: the helper hands in an element of the map and the pointer that it was given.
     let (key, entry, sweep) = unsafe { (&*key, &mut *value, &mut *sweep) };
     // The element may be removed, and its memory another key's, at any time: see `abi::seal`.
-    let (key, copy) = (&found::copy_of(key), &found::copy_of(entry));
+    let (key, copy) = (&maps::copy_of(key), &maps::copy_of(entry));
     let seen = copy.last_seen_ns;
     if !copy.is_of(key) {
         // To packets it is not there, and they can make none in its place: should it be more than a moment's mix, it has
@@ -129,7 +127,7 @@ unsafe extern "C" fn mapping(_map: *mut c_void, key: *const Tuple, value: *mut N
                 sweep.removed += 2;
             } else {
                 sweep.kept += 2;
-                shares::recount(&key.saddr, copy.egress_id, Held::Mappings);
+                nat::recount(&key.saddr, copy.egress_id, Held::NatEntries);
             }
         }
     }
@@ -139,7 +137,7 @@ unsafe extern "C" fn mapping(_map: *mut c_void, key: *const Tuple, value: *mut N
 /// Whether this is, as a whole, the element of `at`, and names `key` as its other one: what packets make of it.
 #[inline(never)]
 fn names(element: &NatEntry, at: &Tuple, key: &Tuple) -> bool {
-    let copy = found::copy_of(element);
+    let copy = maps::copy_of(element);
     copy.is_of(at) && copy.other == *key
 }
 
@@ -153,13 +151,13 @@ fn take_both(forward: &mut NatEntry, seen: u64, reverse: &mut NatEntry, answered
         return true;
     }
     // An answer came: packets that met the forward key in this moment were dropped, which a flow survives.
-    alive::swap(&raw mut forward.last_seen_ns, expiry::GONE, seen);
+    maps::swap(&raw mut forward.last_seen_ns, expiry::GONE, seen);
     false
 }
 
 unsafe extern "C" fn flow(_map: *mut c_void, key: *const Tuple, value: *mut Flow, sweep: *mut Sweep) -> i64 {
-    // SAFETY: as in `mapping`.
-    let (key, flow, sweep) = unsafe { (&found::copy_of(&*key), &mut *value, &mut *sweep) };
+    // SAFETY: as in `nat_entry`.
+    let (key, flow, sweep) = unsafe { (&maps::copy_of(&*key), &mut *value, &mut *sweep) };
     let seen = flow.last_seen_ns;
     let idle = expiry::is_flow_idle(&sweep.timeouts, flow, key.protocol, sweep.now_ns);
     if idle && take(&raw mut flow.last_seen_ns, seen) {
@@ -167,14 +165,14 @@ unsafe extern "C" fn flow(_map: *mut c_void, key: *const Tuple, value: *mut Flow
         sweep.removed += 1;
     } else {
         sweep.kept += 1;
-        shares::recount(&key.saddr, flow.egress_id, Held::Flows);
+        nat::recount(&key.saddr, flow.egress_id, Held::Flows);
     }
     0
 }
 
 unsafe extern "C" fn inbound(_map: *mut c_void, key: *const Tuple, value: *mut Inbound, sweep: *mut Sweep) -> i64 {
-    // SAFETY: as in `mapping`.
-    let (key, inbound, sweep) = unsafe { (&found::copy_of(&*key), &mut *value, &mut *sweep) };
+    // SAFETY: as in `nat_entry`.
+    let (key, inbound, sweep) = unsafe { (&maps::copy_of(&*key), &mut *value, &mut *sweep) };
     let seen = inbound.last_seen_ns;
     let idle = expiry::is_inbound_idle(&sweep.timeouts, sweep.is_pressed, inbound, key.protocol, sweep.now_ns);
     if idle && take(&raw mut inbound.last_seen_ns, seen) {
@@ -184,38 +182,38 @@ unsafe extern "C" fn inbound(_map: *mut c_void, key: *const Tuple, value: *mut I
         sweep.kept += 1;
         if let Some(exposure) = EXPOSED.get_ptr_mut(&ExposedPort::of(key)) {
             // SAFETY: a pointer from a lookup; see `maps`.
-            alive::count_up(unsafe { &raw mut (*exposure).counting });
+            maps::count_up(unsafe { &raw mut (*exposure).counting });
         }
     }
     0
 }
 
 unsafe extern "C" fn begin_shares(_: *mut c_void, _: *const Holder, share: *mut Share, _: *mut Sweep) -> i64 {
-    // SAFETY: as in `mapping`.
-    unsafe { ((*share).counting_flows, (*share).counting_mappings) = (0, 0) };
+    // SAFETY: as in `nat_entry`.
+    unsafe { ((*share).counting_flows, (*share).counting_nat_entries) = (0, 0) };
     0
 }
 
 /// What was claimed during the walk may be missing until the next one. Who has nothing any more is forgotten.
 unsafe extern "C" fn end_shares(_: *mut c_void, key: *const Holder, share: *mut Share, _: *mut Sweep) -> i64 {
-    // SAFETY: as in `mapping`.
-    let (key, share) = unsafe { (found::copy_of(&*key), &mut *share) };
-    (share.flows, share.mappings) = (share.counting_flows, share.counting_mappings);
-    if share.flows == 0 && share.mappings == 0 {
+    // SAFETY: as in `nat_entry`.
+    let (key, share) = unsafe { (maps::copy_of(&*key), &mut *share) };
+    (share.flows, share.nat_entries) = (share.counting_flows, share.counting_nat_entries);
+    if share.flows == 0 && share.nat_entries == 0 {
         let _gone = SHARES.remove(&key);
     }
     0
 }
 
 unsafe extern "C" fn begin_count(_: *mut c_void, _: *const ExposedPort, value: *mut Exposure, _: *mut Sweep) -> i64 {
-    // SAFETY: as in `mapping`.
+    // SAFETY: as in `nat_entry`.
     unsafe { (*value).counting = 0 };
     0
 }
 
 /// What was claimed during the walk may be missing until the next one.
 unsafe extern "C" fn end_count(_: *mut c_void, _: *const ExposedPort, value: *mut Exposure, _: *mut Sweep) -> i64 {
-    // SAFETY: as in `mapping`.
+    // SAFETY: as in `nat_entry`.
     unsafe { (*value).inbound = (*value).counting };
     0
 }

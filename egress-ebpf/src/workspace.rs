@@ -1,17 +1,21 @@
-//! The workspace: what would crowd the 512 bytes of stack, and what one CPU keeps from one run to the next.
-#![expect(unsafe_code, reason = "map access is one of the three places for it")]
+//! The workspace: this CPU's scratch space, for what would exceed the 512 bytes of stack.
+//!
+//! It holds the packet's headers, its route, copies of map elements, and headers under construction. TC programs of one CPU
+//! do not interrupt one another, so a run owns it, except that sending a clone runs other programs in between.
+#![expect(unsafe_code, reason = "map and packet access; see `maps` and `packet`")]
 
 use aya_ebpf::btf_maps::PerCpuArray;
 use aya_ebpf::macros::btf_map;
-use egress_common::abi::{Flow, HandoverEntry, NatEntry, Owned, PodEntry, Tuple};
+use egress_common::abi::{Config, Direction, Flow, HandoverEntry, NatEntry, Owned, PodEntry, Tuple, Verdict};
 use egress_common::decide::from_overlay::Outer;
-use egress_common::wire::{Headers, Quote};
+use egress_common::decide::mtu;
+use egress_common::wire::{Frame, Headers, L4, Quote};
 
-use crate::fragment::Rest;
-use crate::hold;
+use crate::fib::Route;
+use crate::flow_cache::Pending;
+use crate::fragment::{self, Rest};
 use crate::icmp::Buffer;
-use crate::recent::Asked;
-use crate::way::Way;
+use crate::packet::Packet;
 
 /// This CPU's own.
 #[btf_map(name = "workspace")]
@@ -24,13 +28,13 @@ pub static ANSWERS: PerCpuArray<u64, 1> = PerCpuArray::new();
 #[repr(C)]
 pub struct Workspace {
     /// Of the packet of this run; parsed before anything reads it.
-    pub heads: Headers,
+    pub headers: Headers,
     /// Of an ICMP error, once read.
     pub quote: Quote,
     /// Of a packet out of the overlay.
     pub outer: Outer,
     /// Of the packet of this run, once settled.
-    pub way: Way,
+    pub route: Route,
     /// The part of a packet that is sent as its second fragment.
     pub rest: Rest,
     /// Headers under construction.
@@ -38,9 +42,9 @@ pub struct Workspace {
     /// A key under construction.
     pub key: Tuple,
     /// A mapping under construction.
-    pub mapping: NatEntry,
+    pub nat_entry: NatEntry,
     /// For fragments that come before their first one.
-    pub hold: hold::Space,
+    pub hold: fragment::HoldSpace,
     /// What was found in the maps.
     pub found: Found,
     /// CLOCK_MONOTONIC (ns) of this run, once asked for; zero before.
@@ -48,13 +52,13 @@ pub struct Workspace {
     /// Before these times no drop is reported, and no conflict.
     pub next_report_ns: [u64; 2],
     /// What may be kept of this run.
-    pub asked: Asked,
+    pub pending: Pending,
 }
 
 /// Copies of elements, each good until the next look into its map.
 #[repr(C)]
 pub struct Found {
-    pub mapping: NatEntry,
+    pub nat_entry: NatEntry,
     pub flow: Flow,
     pub owned: Owned,
     pub handover: HandoverEntry,
@@ -70,9 +74,9 @@ pub fn found() -> Option<&'static mut Found> {
 
 /// Where to keep what a road comes to.
 #[inline(always)]
-pub fn asked() -> Option<&'static Asked> {
+pub fn pending() -> Option<&'static Pending> {
     // SAFETY: as for `found`; written before roads are walked.
-    WORKSPACE.get_ptr_mut(0).map(|workspace| unsafe { &(*workspace).asked })
+    WORKSPACE.get_ptr_mut(0).map(|workspace| unsafe { &(*workspace).pending })
 }
 
 #[inline(always)]
@@ -80,4 +84,49 @@ pub fn workspace() -> Option<&'static mut Workspace> {
     // SAFETY: the element is this CPU's own; TC programs run with bottom halves off and do not interrupt one another, and
     // one run asks once.
     WORKSPACE.get_ptr_mut(0).map(|workspace| unsafe { &mut *workspace })
+}
+
+/// What every step of a road needs.
+#[derive(Clone, Copy)]
+pub struct Run<'a> {
+    pub packet: Packet,
+    pub config: &'a Config,
+    pub headers: &'a Headers,
+}
+
+impl Run<'_> {
+    /// Length (bytes, from the IP header on) of the largest packet that this one will be on the wire.
+    #[inline(always)]
+    pub fn wire_length(&self) -> u32 {
+        mtu::wire_length(self.packet.len() as u32, self.packet.gso_size(), self.headers)
+    }
+}
+
+/// Reads the heads into the workspace, or says why not; out of line, so that its frame is gone when the decision is taken.
+#[inline(never)]
+pub fn parse(packet: Packet, headers: &mut Headers, direction: Direction) -> Option<Verdict> {
+    packet.pull_long_headers();
+    if headers.read(&packet, direction).is_none() {
+        let why = headers.why_unread();
+        *headers = Headers::NONE;
+        return Some(why);
+    }
+    None
+}
+
+/// Reads what an ICMP error quotes into the workspace.
+#[inline(always)]
+pub fn quoted<'a>(packet: Packet, headers: &Headers, quote: &'a mut Quote) -> &'a Quote {
+    if headers.l4 == L4::IcmpError {
+        read_quote(packet, headers, quote);
+    }
+    quote
+}
+
+/// Out of line as [`parse`].
+#[inline(never)]
+fn read_quote(packet: Packet, headers: &Headers, quote: &mut Quote) {
+    if quote.read(&packet, headers).is_none() {
+        *quote = Quote::NONE;
+    }
 }

@@ -119,15 +119,15 @@ fn pass(input: &mut Input<'_>, node: &mut Node, hook: usize, seen: &mut Vec<Vec<
 /// An ICMP error about a packet that was seen, from anybody to anybody, perhaps cut short.
 fn complaint(input: &mut Input<'_>, seen: &[Vec<u8>]) -> Vec<u8> {
     let about = &seen[input.below(seen.len())];
-    let Some(heads) = Headers::parse(about.as_slice(), Direction::Egress) else { return about.clone() };
-    let everybody = places::everybody(heads.family);
-    let ends = [heads.tuple.saddr, heads.tuple.daddr];
+    let Some(headers) = Headers::parse(about.as_slice(), Direction::Egress) else { return about.clone() };
+    let everybody = places::everybody(headers.family);
+    let ends = [headers.tuple.saddr, headers.tuple.daddr];
     let from = if input.flag() { input.pick(&everybody) } else { input.pick(&ends) };
     let to = if input.below(4) == 0 { input.pick(&everybody) } else { input.pick(&ends) };
-    if from.family() != heads.family || to.family() != heads.family {
+    if from.family() != headers.family || to.family() != headers.family {
         return about.clone();
     }
-    let kind = input.pick(&frame::error_kinds(heads.family));
+    let kind = input.pick(&frame::error_kinds(headers.family));
     frame::error_about(about, from, to, kind, input.pick(&[1500, 28, 48, 20, 60]))
 }
 

@@ -1,4 +1,4 @@
-//! What the programs do to the bytes of a packet (egress-ebpf/src/packet.rs, icmp.rs, answer.rs, overlay.rs), over a plain
+//! What the programs do to the bytes of a packet (egress-ebpf/src/packet.rs, rewrite.rs, icmp.rs, overlay.rs), over a plain
 //! vector: ends rewritten with their checksums corrected by difference, ICMP errors with what they quote, and the answers
 //! that the programs give themselves. `None` is a packet that ends too early.
 
@@ -78,10 +78,10 @@ const fn sum_over_addresses(protocol: u8) -> Option<(usize, bool)> {
     }
 }
 
-fn old_end(heads: &Headers, end: End) -> (Addr, u16) {
+fn old_end(headers: &Headers, end: End) -> (Addr, u16) {
     match end {
-        End::Source => (heads.tuple.saddr, heads.tuple.sport()),
-        End::Destination => (heads.tuple.daddr, heads.tuple.dport()),
+        End::Source => (headers.tuple.saddr, headers.tuple.sport()),
+        End::Destination => (headers.tuple.daddr, headers.tuple.dport()),
     }
 }
 
@@ -106,36 +106,36 @@ fn replace_addr(frame: &mut [u8], family: Family, header: usize, end: End, old: 
     }
 }
 
-/// The reset that answers a segment, to its sender (egress-ebpf/src/reset.rs); `None` where there is none.
-pub fn reset(frame: &[u8], heads: &Headers) -> Option<Vec<u8>> {
+/// The reset that answers a segment, to its sender (egress-ebpf/src/icmp.rs); `None` where there is none.
+pub fn reset(frame: &[u8], headers: &Headers) -> Option<Vec<u8>> {
     const LEN: usize = 20;
-    let answers = heads.l4 == L4::Tcp && heads.tcp_flags & tcp::RST == 0;
-    if !answers || heads.fragment != Fragment::Whole || heads.source_routed {
+    let answers = headers.l4 == L4::Tcp && headers.tcp_flags & tcp::RST == 0;
+    if !answers || headers.fragment != Fragment::Whole || headers.source_routed {
         return None;
     }
-    let at = usize::from(heads.l4_offset);
+    let at = usize::from(headers.l4_offset);
     // As far as its checksum.
     field::<2>(frame, at + l4::TCP_CHECKSUM)?;
     let (sequence, acknowledged) = (u32::from_be_bytes(field(frame, at + 4)?), field::<4>(frame, at + 8)?);
-    let data = u32::try_from(frame.len().saturating_sub(L3 + heads.header_len() as usize)).ok()?;
+    let data = u32::try_from(frame.len().saturating_sub(L3 + headers.header_len() as usize)).ok()?;
     let mut out = frame[..at].to_vec();
     out.extend([field::<2>(frame, at + l4::DPORT)?, field::<2>(frame, at + l4::SPORT)?].concat());
-    if heads.tcp_flags & tcp::ACK != 0 {
+    if headers.tcp_flags & tcp::ACK != 0 {
         out.extend([acknowledged, [0; 4], [0x50, tcp::RST, 0, 0]].concat());
     } else {
-        let ends = u32::from(heads.tcp_flags & tcp::SYN != 0) + u32::from(heads.tcp_flags & tcp::FIN != 0);
+        let ends = u32::from(headers.tcp_flags & tcp::SYN != 0) + u32::from(headers.tcp_flags & tcp::FIN != 0);
         let next = sequence.wrapping_add(data).wrapping_add(ends).to_be_bytes();
         out.extend([[0; 4], next, [0x50, tcp::RST | tcp::ACK, 0, 0]].concat());
     }
     out.extend([0; 4]);
-    let (from, to) = (heads.tuple.daddr, heads.tuple.saddr);
-    let addresses = match heads.family {
+    let (from, to) = (headers.tuple.daddr, headers.tuple.saddr);
+    let addresses = match headers.family {
         Family::V4 => [from.v4_octets(), to.v4_octets()].concat(),
         Family::V6 => [from.octets(), to.octets()].concat(),
     };
     let covered = [addresses.as_slice(), &[0, PROTO_TCP, 0, 20], &out[at..]].concat();
     put(&mut out, at + l4::TCP_CHECKSUM, &(!csum::fold64(csum::sum(&covered))).to_ne_bytes())?;
-    match heads.family {
+    match headers.family {
         Family::V4 => {
             let total = u16::try_from(at - L3 + LEN).ok()?.to_be_bytes();
             let words = [(0, [out[L3], 0]), (ipv4::TOTAL_LEN, total), (ipv4::TTL, [64, out[L3 + ipv4::PROTOCOL]])];
@@ -156,18 +156,18 @@ pub fn reset(frame: &[u8], heads: &Headers) -> Option<Vec<u8>> {
 }
 
 /// Gives the packet another end.
-pub fn rewrite(frame: &mut [u8], heads: &Headers, rewrite: &Rewrite) -> Option<()> {
-    let (old, old_port) = old_end(heads, rewrite.end);
-    let (transport, protocol) = (usize::from(heads.l4_offset), heads.tuple.protocol);
-    if heads.has_l4() {
-        let covers = sum_over_addresses(protocol).filter(|_| heads.l4 != L4::Other);
+pub fn rewrite(frame: &mut [u8], headers: &Headers, rewrite: &Rewrite) -> Option<()> {
+    let (old, old_port) = old_end(headers, rewrite.end);
+    let (transport, protocol) = (usize::from(headers.l4_offset), headers.tuple.protocol);
+    if headers.has_l4() {
+        let covers = sum_over_addresses(protocol).filter(|_| headers.l4 != L4::Other);
         if let Some((at, zero_is_none)) = covers {
             correct(frame, transport + at, zero_is_none, change_of(&old.octets(), &rewrite.addr.octets()))?;
         }
-        if old_port != rewrite.port && heads.l4 == L4::Sctp {
-            let other = if rewrite.end == End::Source { heads.tuple.dport() } else { heads.tuple.sport() };
+        if old_port != rewrite.port && headers.l4 == L4::Sctp {
+            let other = if rewrite.end == End::Source { headers.tuple.dport() } else { headers.tuple.sport() };
             // A fragment, whose length is none, is refused before it comes to this.
-            let length = heads.message_length(frame as &[u8], L3)?;
+            let length = headers.message_length(frame as &[u8], L3)?;
             put_sctp_ports(frame, transport, sctp_ports(rewrite.end, rewrite.port, other), Some(length))?;
         } else if old_port != rewrite.port {
             let port_at = match (protocol, rewrite.end) {
@@ -182,26 +182,26 @@ pub fn rewrite(frame: &mut [u8], heads: &Headers, rewrite: &Rewrite) -> Option<(
             put(frame, transport + port_at, &to)?;
         }
     }
-    replace_addr(frame, heads.family, L3, rewrite.end, &old, &rewrite.addr)
+    replace_addr(frame, headers.family, L3, rewrite.end, &old, &rewrite.addr)
 }
 
 /// Gives an ICMP error another end, and what it quotes, which went the other way, its opposite end.
-pub fn rewrite_error(frame: &mut [u8], heads: &Headers, quote: &Quote, rewrite: &Rewrite) -> Option<()> {
-    let (old, _) = old_end(heads, rewrite.end);
+pub fn rewrite_error(frame: &mut [u8], headers: &Headers, quote: &Quote, rewrite: &Rewrite) -> Option<()> {
+    let (old, _) = old_end(headers, rewrite.end);
     let inner_end = if rewrite.end == End::Source { End::Destination } else { End::Source };
     let addresses = change_of(&old.octets(), &rewrite.addr.octets());
     // A quoted IPv4 address and its header's checksum cancel out in the error's.
-    let mut change = if heads.family == Family::V6 { addresses } else { 0 };
+    let mut change = if headers.family == Family::V6 { addresses } else { 0 };
     change += rewrite_quoted_transport(frame, quote, rewrite, inner_end, addresses)?;
-    let sum_at = usize::from(heads.l4_offset) + l4::ICMP_CHECKSUM;
+    let sum_at = usize::from(headers.l4_offset) + l4::ICMP_CHECKSUM;
     if change != 0 {
         correct(frame, sum_at, false, change)?;
     }
-    if heads.family == Family::V6 {
+    if headers.family == Family::V6 {
         correct(frame, sum_at, false, addresses)?;
     }
-    replace_addr(frame, heads.family, quote.network_at(), inner_end, &old, &rewrite.addr)?;
-    replace_addr(frame, heads.family, L3, rewrite.end, &old, &rewrite.addr)
+    replace_addr(frame, headers.family, quote.network_at(), inner_end, &old, &rewrite.addr)?;
+    replace_addr(frame, headers.family, L3, rewrite.end, &old, &rewrite.addr)
 }
 
 /// What this changes in the sum over the quote.
@@ -274,20 +274,20 @@ pub fn decrement_ttl(frame: &mut [u8], family: Family) -> Option<()> {
 
 /// The ICMP error that the packet becomes, to its own sender; `None` where none may be made.
 #[must_use]
-pub fn error(frame: &[u8], heads: &Headers, head: u64, from: &Addr) -> Option<Vec<u8>> {
+pub fn error(frame: &[u8], headers: &Headers, head: u64, from: &Addr) -> Option<Vec<u8>> {
     /// Of the transport header; and of the whole quote at most.
     const QUOTED_L4: usize = 20;
     const LONGEST: usize = 128;
-    if *from == Addr::UNSPECIFIED || matches!(heads.l4, L4::IcmpError | L4::Sctp) || !heads.has_l4() {
+    if *from == Addr::UNSPECIFIED || matches!(headers.l4, L4::IcmpError | L4::Sctp) || !headers.has_l4() {
         return None;
     }
-    let network = usize::from(heads.l4_offset) - L3;
+    let network = usize::from(headers.l4_offset) - L3;
     let quoted = (network + QUOTED_L4).min(frame.len() - L3) & !3;
     if quoted > LONGEST {
         return None;
     }
     let mut quote = frame[L3..L3 + quoted].to_vec();
-    let sum_at = match heads.tuple.protocol {
+    let sum_at = match headers.tuple.protocol {
         PROTO_TCP => Some(network + l4::TCP_CHECKSUM),
         PROTO_UDP => Some(network + l4::UDP_CHECKSUM),
         _ => None,
@@ -300,8 +300,8 @@ pub fn error(frame: &[u8], heads: &Headers, head: u64, from: &Addr) -> Option<Ve
     }
     let mut buffer = [0; ADVERTISEMENT_LEN];
     let length = u16::try_from(quoted).ok()?;
-    write_error(heads.family, head, from, &heads.tuple.saddr, length, csum::sum(&quote), &mut buffer);
-    let header = if heads.family == Family::V4 { ERROR_HEADER_V4 } else { ERROR_HEADER_V6 };
+    write_error(headers.family, head, from, &headers.tuple.saddr, length, csum::sum(&quote), &mut buffer);
+    let header = if headers.family == Family::V4 { ERROR_HEADER_V4 } else { ERROR_HEADER_V6 };
     Some([&frame[6..12], &frame[..6], &frame[12..L3], &buffer[..header], &quote].concat())
 }
 
@@ -311,12 +311,12 @@ const BEHIND_IP: usize = 8 + 8 + ETH_LEN;
 /// What is in an overlay packet that the program takes out itself, and what its outer headers say; `None` where the packet
 /// is for the device.
 #[must_use]
-pub fn decapsulated(frame: &[u8], heads: &Headers, config: &Config) -> Option<(Outer, Vec<u8>)> {
-    let for_us = heads.is_udp_to(config.tunnel_port)
-        && heads.tuple.daddr == config.self_node
+pub fn decapsulated(frame: &[u8], headers: &Headers, config: &Config) -> Option<(Outer, Vec<u8>)> {
+    let for_us = headers.is_udp_to(config.tunnel_port)
+        && headers.tuple.daddr == config.self_node
         && config.is_overlay_in_program()
-        && heads.fragment == Fragment::Whole;
-    let (at, ecn, is_whole) = match heads.family {
+        && headers.fragment == Fragment::Whole;
+    let (at, ecn, is_whole) = match headers.family {
         Family::V4 => {
             let head: [u8; IPV4_LEN] = field(frame, L3)?;
             let total = usize::from(u16::from_be_bytes([head[ipv4::TOTAL_LEN], head[ipv4::TOTAL_LEN + 1]]));
@@ -327,7 +327,7 @@ pub fn decapsulated(frame: &[u8], heads: &Headers, config: &Config) -> Option<(O
             (L3 + IPV6_LEN, field::<2>(frame, L3)?[1] >> 4 & 3, frame.len() == L3 + IPV6_LEN + payload)
         }
     };
-    if !for_us || usize::from(heads.l4_offset) != at || ecn == 3 || !is_whole {
+    if !for_us || usize::from(headers.l4_offset) != at || ecn == 3 || !is_whole {
         return None;
     }
     let udp: [u8; 8] = field(frame, at)?;
@@ -341,5 +341,5 @@ pub fn decapsulated(frame: &[u8], heads: &Headers, config: &Config) -> Option<(O
         return None;
     }
     let inner = [&frame[..12], &kind, &frame[at + BEHIND_IP..]].concat();
-    Some((Outer { source: heads.tuple.saddr, egress_id: vni >> 8 }, inner))
+    Some((Outer { source: headers.tuple.saddr, egress_id: vni >> 8 }, inner))
 }

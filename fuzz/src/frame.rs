@@ -106,10 +106,10 @@ fn transport_sum(saddr: &Addr, daddr: &Addr, protocol: u8, bytes: &[u8]) -> u16 
 /// Whether the checksums are right; `None` where the packet is cut short, a fragment, or has none that we know.
 #[must_use]
 pub fn is_summed_right(frame: &[u8]) -> Option<bool> {
-    let heads = Headers::parse(frame, Direction::Egress)?;
-    let end = match heads.family {
+    let headers = Headers::parse(frame, Direction::Egress)?;
+    let end = match headers.family {
         Family::V4 => {
-            let header = frame.get(L3..usize::from(heads.l4_offset))?;
+            let header = frame.get(L3..usize::from(headers.l4_offset))?;
             if csum::fold64(csum::sum(header)) != 0xffff {
                 return Some(false);
             }
@@ -117,30 +117,30 @@ pub fn is_summed_right(frame: &[u8]) -> Option<bool> {
         }
         Family::V6 => L3 + IPV6_LEN + usize::from(u16::from_be_bytes(frame.get(L3 + 4..L3 + 6)?.try_into().ok()?)),
     };
-    let transport = frame.get(usize::from(heads.l4_offset)..end)?;
-    let (least, sum_at) = match heads.tuple.protocol {
+    let transport = frame.get(usize::from(headers.l4_offset)..end)?;
+    let (least, sum_at) = match headers.tuple.protocol {
         PROTO_TCP => (20, l4::TCP_CHECKSUM),
         PROTO_UDP => (8, l4::UDP_CHECKSUM),
-        PROTO_ICMP if heads.family == Family::V4 => (8, l4::ICMP_CHECKSUM),
-        PROTO_ICMPV6 if heads.family == Family::V6 => (8, l4::ICMP_CHECKSUM),
-        PROTO_SCTP => return is_sctp_summed_right(&heads, transport),
+        PROTO_ICMP if headers.family == Family::V4 => (8, l4::ICMP_CHECKSUM),
+        PROTO_ICMPV6 if headers.family == Family::V6 => (8, l4::ICMP_CHECKSUM),
+        PROTO_SCTP => return is_sctp_summed_right(&headers, transport),
         _ => return None,
     };
-    if transport.len() < least || heads.fragment != Fragment::Whole {
+    if transport.len() < least || headers.fragment != Fragment::Whole {
         return None;
     }
     // Zero means "none".
-    if heads.tuple.protocol == PROTO_UDP && transport[sum_at..sum_at + 2] == [0, 0] {
+    if headers.tuple.protocol == PROTO_UDP && transport[sum_at..sum_at + 2] == [0, 0] {
         return None;
     }
-    let sum = transport_sum(&heads.tuple.saddr, &heads.tuple.daddr, heads.tuple.protocol, transport);
+    let sum = transport_sum(&headers.tuple.saddr, &headers.tuple.daddr, headers.tuple.protocol, transport);
     Some(sum == 0)
 }
 
-fn is_sctp_summed_right(heads: &Headers, transport: &[u8]) -> Option<bool> {
+fn is_sctp_summed_right(headers: &Headers, transport: &[u8]) -> Option<bool> {
     let sum: [u8; 4] = transport.get(l4::SCTP_CHECKSUM..l4::SCTP_CHECKSUM + 4)?.try_into().ok()?;
     // Zero means "none", or may.
-    if sum == [0; 4] || heads.fragment != Fragment::Whole {
+    if sum == [0; 4] || headers.fragment != Fragment::Whole {
         return None;
     }
     let mut zeroed = transport.to_vec();

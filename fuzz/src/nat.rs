@@ -181,14 +181,14 @@ impl Story<'_> {
         };
         let answer = answer_to(&out);
         let expected = Packet { saddr: packet.daddr, daddr: packet.saddr, ..*packet };
-        let heads = Headers::parse(out.as_slice(), Direction::Egress).expect("it is IP");
+        let headers = Headers::parse(out.as_slice(), Direction::Egress).expect("it is IP");
         match self.node.from_netdev(&answer) {
             Outcome::Sent(verdict, back) | Outcome::Passed(verdict, back, _) if verdict == by => {
                 let back = Headers::parse(back.as_slice(), Direction::Ingress).expect("it is IP");
                 assert_eq!((back.tuple.saddr, back.tuple.daddr), (expected.saddr, expected.daddr));
                 assert_eq!(back.tuple.dport(), packet.sport, "{packet:?}");
             }
-            other => panic!("{packet:?} went as {heads:?}, and its answer: {other:?}"),
+            other => panic!("{packet:?} went as {headers:?}, and its answer: {other:?}"),
         }
         if self.sent.len() < 32 {
             self.sent.push(out);
@@ -218,12 +218,15 @@ impl Story<'_> {
 
     fn router_complains(&mut self) {
         let Some(sent) = self.old() else { return };
-        let heads = Headers::parse(sent.as_slice(), Direction::Egress).expect("it is IP");
+        let headers = Headers::parse(sent.as_slice(), Direction::Egress).expect("it is IP");
         let quoted = self.input.pick(&[1500, 28, 48, 20]);
-        let router = places::world(heads.family, 7);
-        let to =
-            self.input.pick(&[heads.tuple.saddr, places::egress(heads.family, 0), places::egress(heads.family, 1)]);
-        let kind = self.input.pick(&frame::error_kinds(heads.family));
+        let router = places::world(headers.family, 7);
+        let to = self.input.pick(&[
+            headers.tuple.saddr,
+            places::egress(headers.family, 0),
+            places::egress(headers.family, 1),
+        ]);
+        let kind = self.input.pick(&frame::error_kinds(headers.family));
         let error = frame::error_about(&sent, router, to, kind, quoted);
         assert_eq!(frame::is_summed_right(&error), Some(true));
         self.node.from_netdev(&error);
@@ -240,8 +243,8 @@ impl Story<'_> {
 
 /// What the peer of a packet sends back.
 fn answer_to(sent: &[u8]) -> Vec<u8> {
-    let heads = Headers::parse(sent, Direction::Egress).expect("it is IP");
-    let (tuple, family) = (heads.tuple, heads.family);
+    let headers = Headers::parse(sent, Direction::Egress).expect("it is IP");
+    let (tuple, family) = (headers.tuple, headers.family);
     let kind = match (tuple.protocol, family) {
         (PROTO_TCP, _) => tcp::ACK,
         (_, Family::V4) => 0,

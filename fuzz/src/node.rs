@@ -1,4 +1,4 @@
-//! A node: the decisions joined as the programs join them (egress-ebpf/src/roads.rs), and what must hold after each packet.
+//! A node: the decisions joined as the programs join them (egress-ebpf/src, a file for each hook), and what must hold after each packet.
 //!
 //! It is the model that the fuzz targets judge and the oracle that the programs on the kernel are compared with
 //! (egress-agent/tests/kernel_programs/oracle): one packet at a time, bytes in, verdict and bytes out, state kept.
@@ -135,16 +135,16 @@ impl Node {
     }
 
     /// As the programs read it, or what becomes of what cannot be read.
-    fn heads(frame: &[u8], direction: Direction) -> Result<Headers, Verdict> {
-        let mut heads = Headers::NONE;
-        match heads.read(frame, direction) {
-            Some(()) => Ok(heads),
-            None => Err(heads.why_unread()),
+    fn headers(frame: &[u8], direction: Direction) -> Result<Headers, Verdict> {
+        let mut headers = Headers::NONE;
+        match headers.read(frame, direction) {
+            Some(()) => Ok(headers),
+            None => Err(headers.why_unread()),
         }
     }
 
-    fn wire_length(skb: &Skb<'_>, heads: &Headers) -> u32 {
-        mtu::wire_length(u32::try_from(skb.frame.len()).unwrap_or(u32::MAX), skb.gso_size, heads)
+    fn wire_length(skb: &Skb<'_>, headers: &Headers) -> u32 {
+        mtu::wire_length(u32::try_from(skb.frame.len()).unwrap_or(u32::MAX), skb.gso_size, headers)
     }
 
     pub fn run(&mut self, hook: &Hook, skb: &Skb<'_>) -> Outcome {
@@ -181,11 +181,11 @@ impl Node {
         self.run(&Hook::ToPod, &Skb::plain(frame))
     }
 
-    /// As egress-ebpf/src/hold.rs does it, but what begins anew is not run again.
-    fn kept(&self, skb: &Skb<'_>, heads: &Headers, outcome: Outcome) -> Outcome {
+    /// As egress-ebpf/src/fragment.rs does it, but what begins anew is not run again.
+    fn kept(&self, skb: &Skb<'_>, headers: &Headers, outcome: Outcome) -> Outcome {
         const MOST: u32 = 64;
         const FRAME: usize = 1992;
-        let (key, now, mut awaited) = (fragments::key(heads), self.world.now.get(), self.world.awaited.borrow_mut());
+        let (key, now, mut awaited) = (fragments::key(headers), self.world.now.get(), self.world.awaited.borrow_mut());
         match outcome.verdict() {
             Verdict::FragmentUnknown if skb.gso_size == 0 && skb.frame.len() <= FRAME => {
                 let entry = awaited.entry(key).or_insert((now, 0));
@@ -204,11 +204,11 @@ impl Node {
     }
 
     fn run_to_pod(&mut self, skb: &Skb<'_>) -> Outcome {
-        let heads = match Self::heads(skb.frame, Direction::Ingress) {
-            Ok(heads) => heads,
+        let headers = match Self::headers(skb.frame, Direction::Ingress) {
+            Ok(headers) => headers,
             Err(verdict) => return Outcome::done(verdict, skb.frame, 0),
         };
-        let verdict = to_pod::decide(&heads, &self.world, &self.config());
+        let verdict = to_pod::decide(&headers, &self.world, &self.config());
         let is_refused = verdict == Verdict::InboundFull;
         assert!(is_refused || verdict.class() == Class::Pass, "it guards nothing else: {verdict:?}");
         Outcome::done(verdict, skb.frame, 0)
@@ -217,40 +217,40 @@ impl Node {
     /// Writes what the mapping shows, and sees that nobody else shows the same.
     fn translated(
         &mut self,
-        heads: &Headers,
+        headers: &Headers,
         quote: &Quote,
         frame: Vec<u8>,
         ports: PortRange,
-        mapping: &NatEntry,
+        nat_entry: &NatEntry,
     ) -> Result<Vec<u8>, Verdict> {
-        let reverse = &mapping.other;
-        let keeps_port = matches!(heads.l4, L4::Other | L4::IcmpError);
+        let reverse = &nat_entry.other;
+        let keeps_port = matches!(headers.l4, L4::Other | L4::IcmpError);
         assert!(keeps_port || (ports.first..=ports.last).contains(&reverse.dport()), "not one of them: {reverse:?}");
-        if heads.l4 != L4::IcmpError
-            && let Some(old) = self.asked.insert(*reverse, heads.tuple).filter(|old| *old != heads.tuple)
+        if headers.l4 != L4::IcmpError
+            && let Some(old) = self.asked.insert(*reverse, headers.tuple).filter(|old| *old != headers.tuple)
         {
-            let holds = self.world.nat.get(&old).is_some_and(|mapping| mapping.other == *reverse);
-            assert!(!holds, "two flows show the same: {old:?} and {:?}", heads.tuple);
+            let holds = self.world.nat.get(&old).is_some_and(|nat_entry| nat_entry.other == *reverse);
+            assert!(!holds, "two flows show the same: {old:?} and {:?}", headers.tuple);
         }
-        let out = rewritten(heads, quote, frame, &Rewrite::snat(mapping))?;
-        let after = Self::heads(&out, Direction::Egress).expect("still IP");
-        assert_eq!((after.tuple.saddr, after.tuple.daddr), (reverse.daddr, heads.tuple.daddr));
+        let out = rewritten(headers, quote, frame, &Rewrite::snat(nat_entry))?;
+        let after = Self::headers(&out, Direction::Egress).expect("still IP");
+        assert_eq!((after.tuple.saddr, after.tuple.daddr), (reverse.daddr, headers.tuple.daddr));
         Ok(out)
     }
 }
 
 /// With its other end; checksums that were right are right.
-fn rewritten(heads: &Headers, quote: &Quote, frame: Vec<u8>, rewrite: &Rewrite) -> Result<Vec<u8>, Verdict> {
+fn rewritten(headers: &Headers, quote: &Quote, frame: Vec<u8>, rewrite: &Rewrite) -> Result<Vec<u8>, Verdict> {
     let mut out = frame.clone();
-    let written = match heads.l4 {
-        L4::IcmpError => edge::rewrite_error(&mut out, heads, quote, rewrite),
-        _ => rewrite.check(heads).map(|()| edge::rewrite(&mut out, heads, rewrite))?,
+    let written = match headers.l4 {
+        L4::IcmpError => edge::rewrite_error(&mut out, headers, quote, rewrite),
+        _ => rewrite.check(headers).map(|()| edge::rewrite(&mut out, headers, rewrite))?,
     };
     written.ok_or(Verdict::RewriteFailed)?;
     if frame::is_summed_right(&frame) == Some(true) {
         assert_eq!(frame::is_summed_right(&out), Some(true), "{frame:02x?} became {out:02x?}");
     }
-    if heads.l4 == L4::IcmpError {
+    if headers.l4 == L4::IcmpError {
         let (before, after) = (frame::is_quote_summed_right(&frame, quote), frame::is_quote_summed_right(&out, quote));
         for (before, after) in before.into_iter().zip(after) {
             assert!(before != Some(true) || after == Some(true), "{frame:02x?} became {out:02x?}");
@@ -260,12 +260,12 @@ fn rewritten(heads: &Headers, quote: &Quote, frame: Vec<u8>, rewrite: &Rewrite) 
 }
 
 /// As egress-ebpf/src/fragment.rs asks it.
-fn fits_in_two(skb: &Skb<'_>, heads: &Headers, mtu: u32) -> bool {
-    let header = u32::from(heads.l4_offset) - u32::try_from(ETH_LEN).unwrap_or_default();
+fn fits_in_two(skb: &Skb<'_>, headers: &Headers, mtu: u32) -> bool {
+    let header = u32::from(headers.l4_offset) - u32::try_from(ETH_LEN).unwrap_or_default();
     let first = mtu.saturating_sub(header) & !7;
-    let rest = Node::wire_length(skb, heads).saturating_sub(header + first);
-    heads.family == Family::V4
-        && heads.may_be_fragmented()
+    let rest = Node::wire_length(skb, headers).saturating_sub(header + first);
+    headers.family == Family::V4
+        && headers.may_be_fragmented()
         && skb.gso_size == 0
         && first > 0
         && rest <= 2048
@@ -273,9 +273,9 @@ fn fits_in_two(skb: &Skb<'_>, heads: &Headers, mtu: u32) -> bool {
 }
 
 /// What an ICMP error quotes; nothing of any other packet.
-fn quoted(frame: &[u8], heads: &Headers) -> Quote {
+fn quoted(frame: &[u8], headers: &Headers) -> Quote {
     let mut quote = Quote::NONE;
-    if heads.l4 == L4::IcmpError && quote.read(frame, heads).is_none() {
+    if headers.l4 == L4::IcmpError && quote.read(frame, headers).is_none() {
         quote = Quote::NONE;
     }
     quote

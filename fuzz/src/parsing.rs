@@ -19,61 +19,61 @@ pub fn parsing(data: &[u8]) {
         }
     }
     for direction in [Direction::Egress, Direction::Ingress] {
-        if let Some(heads) = Headers::parse(frame.as_slice(), direction) {
-            assert_eq!(heads.tuple.direction(), direction);
-            stand_where_they_were_read(&frame, &heads);
-            hold_for_every_cut(&frame, &heads, direction);
-            quote_stands_where_it_was_read(&frame, &heads);
+        if let Some(headers) = Headers::parse(frame.as_slice(), direction) {
+            assert_eq!(headers.tuple.direction(), direction);
+            stand_where_they_were_read(&frame, &headers);
+            hold_for_every_cut(&frame, &headers, direction);
+            quote_stands_where_it_was_read(&frame, &headers);
         }
     }
     asks_for_addresses(&frame);
 }
 
-fn stand_where_they_were_read(frame: &[u8], heads: &Headers) {
+fn stand_where_they_were_read(frame: &[u8], headers: &Headers) {
     let (least, family) = match u16::from_be_bytes([frame[12], frame[13]]) {
         ethertype::IPV4 => (L3 + IPV4_LEN, Family::V4),
         ethertype::IPV6 => (L3 + IPV6_LEN, Family::V6),
         other => panic!("{other:04x} is not IP"),
     };
-    assert_eq!(heads.family, family);
-    assert!(usize::from(heads.l4_offset) >= least, "{heads:?}");
+    assert_eq!(headers.family, family);
+    assert!(usize::from(headers.l4_offset) >= least, "{headers:?}");
     if family == Family::V4 {
-        assert_eq!((heads.tuple.saddr.family(), heads.tuple.daddr.family()), (Family::V4, Family::V4));
+        assert_eq!((headers.tuple.saddr.family(), headers.tuple.daddr.family()), (Family::V4, Family::V4));
     }
-    assert!(heads.header_len() >= 20, "no underflow: {heads:?}");
-    let ports = (heads.tuple.sport(), heads.tuple.dport());
-    match heads.l4 {
+    assert!(headers.header_len() >= 20, "no underflow: {headers:?}");
+    let ports = (headers.tuple.sport(), headers.tuple.dport());
+    match headers.l4 {
         L4::Tcp | L4::Udp | L4::EchoRequest | L4::EchoReply => {
-            assert_ne!(heads.fragment, Fragment::Later, "a later fragment shows no transport header");
-            let head: [u8; 8] = frame.load(usize::from(heads.l4_offset)).expect("read, so there");
+            assert_ne!(headers.fragment, Fragment::Later, "a later fragment shows no transport header");
+            let head: [u8; 8] = frame.load(usize::from(headers.l4_offset)).expect("read, so there");
             let word = |at: usize| u16::from_be_bytes([head[at], head[at + 1]]);
-            let shown = if matches!(heads.l4, L4::Tcp | L4::Udp) { (word(0), word(2)) } else { (word(4), word(4)) };
-            assert_eq!(ports, shown, "{heads:?}");
+            let shown = if matches!(headers.l4, L4::Tcp | L4::Udp) { (word(0), word(2)) } else { (word(4), word(4)) };
+            assert_eq!(ports, shown, "{headers:?}");
         }
-        L4::IcmpError | L4::Other | L4::Short | L4::Later => assert_eq!(ports, (0, 0), "{heads:?}"),
+        L4::IcmpError | L4::Other | L4::Short | L4::Later => assert_eq!(ports, (0, 0), "{headers:?}"),
         L4::Sctp | L4::Refused | L4::Unread => {}
     }
 }
 
 /// A frame that ends earlier shows less, nothing else.
-fn hold_for_every_cut(frame: &[u8], heads: &Headers, direction: Direction) {
+fn hold_for_every_cut(frame: &[u8], headers: &Headers, direction: Direction) {
     for length in 0..frame.len().min(160) {
         if let Some(cut) = Headers::parse(&frame[..length], direction)
             && matches!(cut.l4, L4::Tcp | L4::Udp | L4::EchoRequest | L4::EchoReply | L4::IcmpError)
         {
-            assert_eq!(cut, *heads, "cut to {length} bytes");
+            assert_eq!(cut, *headers, "cut to {length} bytes");
         }
     }
 }
 
-fn quote_stands_where_it_was_read(frame: &[u8], heads: &Headers) {
+fn quote_stands_where_it_was_read(frame: &[u8], headers: &Headers) {
     let mut quote = Quote::NONE;
-    if heads.l4 != L4::IcmpError || quote.read(frame, heads).is_none() {
+    if headers.l4 != L4::IcmpError || quote.read(frame, headers).is_none() {
         return;
     }
-    let header = if heads.family == Family::V4 { IPV4_LEN } else { IPV6_LEN };
+    let header = if headers.family == Family::V4 { IPV4_LEN } else { IPV6_LEN };
     assert!(quote.network_at() + header <= frame.len(), "{quote:?}");
-    assert!(quote.network_at() >= usize::from(heads.l4_offset) + 8, "{quote:?}");
+    assert!(quote.network_at() >= usize::from(headers.l4_offset) + 8, "{quote:?}");
     assert!(quote.transport_at() >= quote.network_at() + header, "{quote:?}");
 }
 
@@ -86,8 +86,8 @@ fn asks_for_addresses(frame: &[u8]) {
         let read = arp::Message::parse(answer.as_slice()).expect("ARP");
         assert_eq!((read.is_request(), read.sender()), (false, request.target()), "an answer asks nothing");
     }
-    let Some(heads) = Headers::parse(frame, Direction::Ingress) else { return };
-    let sender = &heads.tuple.saddr;
+    let Some(headers) = Headers::parse(frame, Direction::Ingress) else { return };
+    let sender = &headers.tuple.saddr;
     if let Some((icmp::v6::NEIGHBOUR_SOLICITATION, target)) = nd::about(frame)
         && nd::Message::parse(frame).is_some()
     {
@@ -97,8 +97,8 @@ fn asks_for_addresses(frame: &[u8]) {
         solicitation.answer([2, 0, 0, 0, 0, 7], &mut answer);
         let back = Headers::parse(answer.as_slice(), Direction::Egress).expect("IPv6");
         assert_eq!(back.tuple.saddr, solicitation.target);
-        if heads.tuple.saddr != Addr::UNSPECIFIED {
-            assert_eq!(back.tuple.daddr, heads.tuple.saddr);
+        if headers.tuple.saddr != Addr::UNSPECIFIED {
+            assert_eq!(back.tuple.daddr, headers.tuple.saddr);
         }
         assert_eq!(crate::frame::is_summed_right(&answer), Some(true));
         assert!(nd::about(answer.as_slice()).is_some(), "neighbour discovery");

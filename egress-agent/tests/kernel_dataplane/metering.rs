@@ -123,10 +123,10 @@ fn a_scrape_reads_what_the_programs_keep() {
             .await;
         assert!(answered().bytes >= 28, "{:?}", answered());
 
-        count(&node, EipCount { egress_packets: 3, egress_bytes: 300, mappings: 1, ..EipCount::default() });
+        count(&node, EipCount { egress_packets: 3, egress_bytes: 300, nat_entries: 1, ..EipCount::default() });
         let seen = meter.read(std::iter::once(OBJECT)).expect("readable").egress_ips[&OBJECT];
         let cpus = u64::try_from(nr_cpus().expect("CPUs")).expect("not that many");
-        assert_eq!((seen.egress_packets, seen.egress_bytes, seen.mappings), (3 * cpus, 300 * cpus, cpus));
+        assert_eq!((seen.egress_packets, seen.egress_bytes, seen.nat_entries), (3 * cpus, 300 * cpus, cpus));
 
         for port in 2000..2040 {
             map(&node, port, [198, 51, 100, 10]);

@@ -38,7 +38,7 @@ impl Stage {
     /// As if a program had removed some flow: nothing that is kept beside the maps serves any more.
     pub(crate) fn turn(&mut self) {
         let mut usage = self.usage.get(&0, 0).expect("the usage");
-        usage.turns += 1;
+        usage.epoch += 1;
         self.usage.set(0, usage, 0).expect("write the usage");
     }
 

@@ -30,14 +30,14 @@ const FIELDS: [(&str, &[&str], &[&str]); 26] = [
     ("frags", &["saddr", "daddr", "id", "protocol"], &["sport", "dport", "seen_ns"]),
     ("held", &[], &["state", "key", "length"]),
     ("awaited", &["saddr", "daddr", "id", "protocol"], &["since_ns", "count", "places"]),
-    ("shares", &["pod", "egress_id"], &["flows", "mappings"]),
+    ("shares", &["pod", "egress_id"], &["flows", "nat_entries"]),
     ("usage", &[], &["nat", "flows", "inbound"]),
     ("counters", &[], &["packets", "bytes"]),
-    ("eip_counters", &[], &["egress_packets", "ingress_bytes", "mappings", "refusals"]),
+    ("eip_counters", &[], &["egress_packets", "ingress_bytes", "nat_entries", "refusals"]),
     ("next_hops", &[], &["to", "hop"]),
-    ("flow_cache", &[], &["key", "stamp", "verdict"]),
+    ("flow_cache", &[], &["key", "rewrite", "verdict"]),
     ("answers", &[], &[]),
-    ("workspace", &[], &["heads", "way"]),
+    ("workspace", &[], &["headers", "route"]),
 ];
 
 /// The first entry of a map as bpftool reads it.

@@ -167,7 +167,7 @@ fn pods_of_other_nodes_are_held_to_their_quota() {
         assert_eq!(stage.run_frame(&FROM_NETDEV, &frame(4005), Verdict::QuotaExceeded).action, SHOT);
         stage.run_frame(&FROM_NETDEV, &frame(4004), Verdict::SnatForNode);
         let share = stage.shares.get(&Holder::pod(addr(cast.remote_pod)), 0).expect("counted");
-        assert_eq!((share.flows, share.mappings), (0, 4));
+        assert_eq!((share.flows, share.nat_entries), (0, 4));
     });
 }
 

@@ -162,7 +162,7 @@ fn a_pod_that_holds_its_quota_is_refused_more_and_others_are_not() {
             stage.run_frame(&FROM_POD, &to(cast.away_pod, 1).frame(), Verdict::ToGateway);
             // Sweeps count the same.
             stage.sweep(false);
-            let held = |stage: &Stage, holder| stage.shares.get(&holder, 0).map(|of| (of.flows, of.mappings)).ok();
+            let held = |stage: &Stage, holder| stage.shares.get(&holder, 0).map(|of| (of.flows, of.nat_entries)).ok();
             let pod = Holder::pod(addr(cast.pod));
             assert_eq!(held(stage, pod), Some((8, 8)));
             assert_eq!(held(stage, Holder::policy(cast.here)), Some((12, 12)));

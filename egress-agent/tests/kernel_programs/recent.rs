@@ -212,7 +212,7 @@ fn a_reset_is_followed_as_on_the_road() {
         warm(stage, cast);
         let phase = |stage: &Stage| {
             let mapping = |key| stage.nat.get(&key, 0).expect("a mapping");
-            phase::mapping(&mapping(forward(cast)), Some(&mapping(reverse(cast))))
+            phase::nat_entry(&mapping(forward(cast)), Some(&mapping(reverse(cast))))
         };
         assert_eq!(phase(stage), phase::Phase::Established);
         for flags in [RST, RST | ACK, RST | ACK] {

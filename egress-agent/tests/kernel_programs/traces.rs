@@ -197,7 +197,7 @@ const CASES: &[Case] = &[
         Verdict::QuotaExceeded,
         |stage, cast| {
             stage.configure(|config| config.policy_quota = 7);
-            let share = Share { mappings: 7, ..Share::default() };
+            let share = Share { nat_entries: 7, ..Share::default() };
             stage.shares.insert(Holder::policy(cast.here), share, 0).expect("a share");
         },
         |cast| probe(cast.pod, cast.world, 53),

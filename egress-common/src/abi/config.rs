@@ -146,7 +146,7 @@ impl BloomFilter {
 
     /// False where the address has not been put in.
     #[inline(always)]
-    pub const fn may_have(&self, addr: &Addr) -> bool {
+    pub const fn may_contain(&self, addr: &Addr) -> bool {
         let (word, bit) = Self::place(addr);
         self.bits[word] & bit != 0
     }
@@ -306,13 +306,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sieve_has_what_was_put_in_and_little_else() {
+    fn a_filter_contains_what_was_put_in_and_little_else() {
         let owned: [Addr; 20] = core::array::from_fn(|last| Addr::v4([172, 18, 0, 100 + last as u8]));
-        let sieve = owned.iter().fold(BloomFilter::NONE, |sieve, addr| sieve.with(addr));
-        assert!(owned.iter().all(|addr| sieve.may_have(addr)));
+        let filter = owned.iter().fold(BloomFilter::NONE, |filter, addr| filter.with(addr));
+        assert!(owned.iter().all(|addr| filter.may_contain(addr)));
         let others = (0..10_000_u32).map(|number| Addr::v4((0x0a00_0000 + number * 7).to_be_bytes()));
-        let let_through = others.filter(|addr| sieve.may_have(addr)).count();
+        let let_through = others.filter(|addr| filter.may_contain(addr)).count();
         assert!((400..1200).contains(&let_through), "20 bits of 256 are 781 of 10,000: {let_through}");
-        assert!(owned.iter().all(|addr| BloomFilter::ALL.may_have(addr) && !BloomFilter::NONE.may_have(addr)));
+        assert!(owned.iter().all(|addr| BloomFilter::ALL.may_contain(addr) && !BloomFilter::NONE.may_contain(addr)));
     }
 }

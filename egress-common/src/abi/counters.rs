@@ -20,7 +20,7 @@ pub struct EipCount {
     pub ingress_packets: u64,
     pub ingress_bytes: u64,
     /// Mappings made.
-    pub mappings: u64,
+    pub nat_entries: u64,
     /// New flows refused.
     pub refusals: u64,
 }

@@ -191,10 +191,10 @@ impl Holder {
 pub struct Share {
     pub flows: u32,
     /// In `nat`, two keys each.
-    pub mappings: u32,
+    pub nat_entries: u32,
     /// Of the sweep that counts just now.
     pub counting_flows: u32,
-    pub counting_mappings: u32,
+    pub counting_nat_entries: u32,
 }
 abi!(Share, 16);
 
@@ -217,7 +217,7 @@ pub struct Usage {
     pub inbound: u32,
     /// Raised by the programs behind each flow, mapping or connection from outside that they remove, and each that a reset
     /// or an opening changes: whatever they keep beside the maps ends.
-    pub turns: u32,
+    pub epoch: u32,
 }
 abi!(Usage, 16);
 

@@ -136,14 +136,14 @@ impl NextHop {
 
     /// Whether this was written, as a whole, into the mapping with this seal. Asked of a copy; see `abi::seal`.
     #[inline(always)]
-    pub const fn is_of(&self, mapping: u32) -> bool {
-        self.seal == self.seal_in(mapping)
+    pub const fn is_of(&self, nat_entry: u32) -> bool {
+        self.seal == self.seal_in(nat_entry)
     }
 
     #[inline(always)]
-    const fn seal_in(&self, mapping: u32) -> u32 {
+    const fn seal_in(&self, nat_entry: u32) -> u32 {
         let (d, s) = (&self.dmac, &self.smac);
-        Seal::of_number(mapping)
+        Seal::of_number(nat_entry)
             .word(1, self.ifindex)
             .word(2, self.generation)
             .word(3, self.valid_until_ns as u32)

@@ -57,7 +57,7 @@ pub const fn timeout_ns(timeouts: &Timeouts, protocol: u8, phase: Phase) -> u64 
 #[inline(always)]
 pub fn is_mapping_idle(timeouts: &Timeouts, forward: &NatEntry, reverse: Option<&NatEntry>, now_ns: u64) -> bool {
     let seen = reverse.map_or(0, |reverse| reverse.last_seen_ns).max(forward.last_seen_ns);
-    let phase = phase::mapping(forward, reverse);
+    let phase = phase::nat_entry(forward, reverse);
     now_ns.saturating_sub(seen) > timeout_ns(timeouts, forward.other.protocol, phase)
 }
 
@@ -92,11 +92,11 @@ mod tests {
 
     const DEFAULT: &Timeouts = &Timeouts::DEFAULT;
 
-    fn mapping(protocol: u8, seen_secs: u64, state: u32) -> NatEntry {
+    fn nat_entry(protocol: u8, seen_secs: u64, state: u32) -> NatEntry {
         let other = Tuple::new(Direction::Ingress, Addr::UNSPECIFIED, Addr::UNSPECIFIED, 1, 2, protocol);
-        let mut mapping = NatEntry::new(other, Origin::Here, Addr::UNSPECIFIED, 1, seen_secs * SECOND_NS);
-        mapping.state = state;
-        mapping
+        let mut nat_entry = NatEntry::new(other, Origin::Here, Addr::UNSPECIFIED, 1, seen_secs * SECOND_NS);
+        nat_entry.state = state;
+        nat_entry
     }
 
     /// The last second at which something is kept.
@@ -106,7 +106,7 @@ mod tests {
 
     #[test]
     fn the_later_direction_counts() {
-        let (forward, reverse) = (mapping(PROTO_UDP, 0, SPOKE), mapping(PROTO_UDP, 200, SPOKE));
+        let (forward, reverse) = (nat_entry(PROTO_UDP, 0, SPOKE), nat_entry(PROTO_UDP, 200, SPOKE));
         assert_eq!(kept_secs(|now| is_mapping_idle(DEFAULT, &forward, Some(&reverse), now)), 500);
         assert_eq!(kept_secs(|now| is_mapping_idle(DEFAULT, &reverse, Some(&forward), now)), 500);
         assert_eq!(kept_secs(|now| is_mapping_idle(DEFAULT, &forward, None, now)), 30);
@@ -138,7 +138,7 @@ mod tests {
             (47, 0, SPOKE, 60),
             (47, 0, 0, 45),
         ] {
-            let (one, other) = (mapping(protocol, 0, forward), mapping(protocol, 0, reverse));
+            let (one, other) = (nat_entry(protocol, 0, forward), nat_entry(protocol, 0, reverse));
             let kept = kept_secs(|now| is_mapping_idle(timeouts, &one, Some(&other), now));
             assert_eq!(kept, secs, "{protocol} {forward} {reverse}");
         }
@@ -179,17 +179,17 @@ mod tests {
     fn in_need_only_the_unanswered_lose_time() {
         let timeouts = &pressed(Timeouts::DEFAULT);
         let kept = |state| {
-            let (one, other) = (mapping(PROTO_TCP, 0, state), mapping(PROTO_TCP, 0, state));
+            let (one, other) = (nat_entry(PROTO_TCP, 0, state), nat_entry(PROTO_TCP, 0, state));
             kept_secs(|now| is_mapping_idle(timeouts, &one, Some(&other), now))
         };
         assert_eq!((kept(0), kept(SPOKE), kept(FINISHED)), (10, 7_440, 240));
         for protocol in [PROTO_UDP, PROTO_ICMP, 47] {
-            let one = mapping(protocol, 0, 0);
+            let one = nat_entry(protocol, 0, 0);
             let kept = |other| kept_secs(|now| is_mapping_idle(timeouts, &one, Some(&other), now));
             let answered =
                 kept_secs(|now| now / SECOND_NS > u64::from(if protocol == PROTO_ICMP { 60_u32 } else { 300 }));
             assert_eq!(
-                (kept(mapping(protocol, 0, 0)), kept(mapping(protocol, 0, SPOKE))),
+                (kept(nat_entry(protocol, 0, 0)), kept(nat_entry(protocol, 0, SPOKE))),
                 (10, answered),
                 "{protocol}"
             );

@@ -9,17 +9,17 @@ use crate::wire::{Fragment, Headers, L4};
 /// has not been seen, or is not one that is translated, stays without, which decisions name
 /// [`crate::abi::Verdict::FragmentUnknown`]. A protocol without ports needs none of this where the fragment names it.
 #[inline(always)]
-pub fn resolve<T: Tables>(heads: &mut Headers, tables: &T) {
-    match heads.fragment {
+pub fn resolve<T: Tables>(headers: &mut Headers, tables: &T) {
+    match headers.fragment {
         Fragment::Whole => {}
-        Fragment::First if slots::translatable(heads).is_err() => {}
-        Fragment::First => remember(heads, tables),
-        Fragment::Later if heads.l4 != L4::Later => {}
+        Fragment::First if slots::translatable(headers).is_err() => {}
+        Fragment::First => remember(headers, tables),
+        Fragment::Later if headers.l4 != L4::Later => {}
         Fragment::Later => {
-            if let Some(ports) = known(&key(heads), tables) {
-                heads.tuple.set_ports(u16::from_be_bytes(ports.sport), u16::from_be_bytes(ports.dport));
-                heads.tuple.protocol = ports.protocol;
-                heads.l4 = if ports.is_reply == 0 { Headers::kind_of(ports.protocol) } else { L4::EchoReply };
+            if let Some(ports) = known(&key(headers), tables) {
+                headers.tuple.set_ports(u16::from_be_bytes(ports.sport), u16::from_be_bytes(ports.dport));
+                headers.tuple.protocol = ports.protocol;
+                headers.l4 = if ports.is_reply == 0 { Headers::kind_of(ports.protocol) } else { L4::EchoReply };
             }
         }
     }
@@ -31,10 +31,10 @@ pub fn resolve<T: Tables>(heads: &mut Headers, tables: &T) {
 ///
 /// Out of line: rare, and its keys would crowd the frame of who asks.
 #[inline(never)]
-pub fn resolve_kept<T: Tables>(heads: &mut Headers, tables: &T) -> bool {
-    resolve(heads, tables);
+pub fn resolve_kept<T: Tables>(headers: &mut Headers, tables: &T) -> bool {
+    resolve(headers, tables);
     // Asked when the ports are there: whoever keeps a later one looks for them afterwards.
-    heads.fragment == Fragment::First && slots::translatable(heads).is_ok() && tables.is_awaited(&key(heads))
+    headers.fragment == Fragment::First && slots::translatable(headers).is_ok() && tables.is_awaited(&key(headers))
 }
 
 /// The ports of a datagram whose first fragment has been seen.
@@ -48,35 +48,41 @@ pub fn known<'t, T: Tables>(key: &FragKey, tables: &'t T) -> Option<&'t FragPort
 ///
 /// Out of line: rare, and its key would crowd the frame of who asks.
 #[inline(never)]
-pub fn supersede<T: Tables>(heads: &Headers, tables: &T) {
-    if heads.fragment == Fragment::First && tables.fragment(&key(heads)).is_some() {
-        remember(heads, tables);
+pub fn supersede<T: Tables>(headers: &Headers, tables: &T) {
+    if headers.fragment == Fragment::First && tables.fragment(&key(headers)).is_some() {
+        remember(headers, tables);
     }
 }
 
 /// Out of line: the value that it makes would crowd the frame of who asks.
 #[inline(never)]
-fn remember<T: Tables>(heads: &Headers, tables: &T) {
+fn remember<T: Tables>(headers: &Headers, tables: &T) {
     let ports = FragPorts {
-        sport: heads.tuple.sport().to_be_bytes(),
-        dport: heads.tuple.dport().to_be_bytes(),
-        protocol: heads.tuple.protocol,
-        is_reply: (heads.l4 == L4::EchoReply) as u8,
+        sport: headers.tuple.sport().to_be_bytes(),
+        dport: headers.tuple.dport().to_be_bytes(),
+        protocol: headers.tuple.protocol,
+        is_reply: (headers.l4 == L4::EchoReply) as u8,
         reserved: [0; 2],
         seen_ns: tables.now_ns(),
     };
-    tables.put_fragment(&key(heads), &ports);
+    tables.put_fragment(&key(headers), &ports);
 }
 
 /// IPv6 knows a datagram by its ends and its number only: the protocol in a later fragment's header need not be that of
 /// the first one (RFC 8200 section 4.5).
 #[inline(always)]
-pub fn key(heads: &Headers) -> FragKey {
-    let protocol = match heads.family {
-        Family::V4 => heads.tuple.protocol,
+pub fn key(headers: &Headers) -> FragKey {
+    let protocol = match headers.family {
+        Family::V4 => headers.tuple.protocol,
         Family::V6 => 0,
     };
-    FragKey { saddr: heads.tuple.saddr, daddr: heads.tuple.daddr, id: heads.fragment_id, protocol, reserved: [0; 3] }
+    FragKey {
+        saddr: headers.tuple.saddr,
+        daddr: headers.tuple.daddr,
+        id: headers.fragment_id,
+        protocol,
+        reserved: [0; 3],
+    }
 }
 
 #[cfg(test)]
@@ -89,8 +95,8 @@ mod tests {
     #[test]
     fn a_datagram_is_known_by_its_ends_its_number_and_its_protocol() {
         both(|cast, world| {
-            resolve(&mut packet(cast.pod, cast.world, 4000, 80).fragment(0, true).heads(), world);
-            let mut later = packet(cast.pod, cast.world, 0, 0).fragment(100, true).heads();
+            resolve(&mut packet(cast.pod, cast.world, 4000, 80).fragment(0, true).headers(), world);
+            let mut later = packet(cast.pod, cast.world, 0, 0).fragment(100, true).headers();
             resolve(&mut later, world);
             assert_eq!((later.l4, later.tuple.sport(), later.tuple.dport()), (L4::Udp, 4000, 80));
             assert!(!later.has_l4(), "its checksum is not here");
@@ -98,16 +104,16 @@ mod tests {
                 packet(cast.known_pod, cast.world, 0, 0).fragment(100, true),
                 packet(cast.pod, cast.service, 0, 0).fragment(100, true),
             ] {
-                let mut heads = other.heads();
-                resolve(&mut heads, world);
-                assert_eq!((heads.l4, heads.tuple.sport()), (L4::Later, 0));
+                let mut headers = other.headers();
+                resolve(&mut headers, world);
+                assert_eq!((headers.l4, headers.tuple.sport()), (L4::Later, 0));
             }
             // The protocol tells IPv4's datagrams apart; for IPv6 the first fragment alone says what it is.
-            let mut tcp = packet(cast.pod, cast.world, 0, 0).protocol(PROTO_TCP).fragment(100, true).heads();
+            let mut tcp = packet(cast.pod, cast.world, 0, 0).protocol(PROTO_TCP).fragment(100, true).headers();
             resolve(&mut tcp, world);
             let expected = if cast.family == Family::V4 { (L4::Later, PROTO_TCP) } else { (L4::Udp, PROTO_UDP) };
             assert_eq!((tcp.l4, tcp.tuple.protocol), expected);
-            let mut another = packet(cast.pod, cast.world, 0, 0).fragment(100, true).heads();
+            let mut another = packet(cast.pod, cast.world, 0, 0).fragment(100, true).headers();
             another.fragment_id = [1, 2, 3, 4];
             resolve(&mut another, world);
             assert_eq!(another.l4, L4::Later);
@@ -118,10 +124,10 @@ mod tests {
     fn ports_are_not_remembered_for_ever() {
         both(|cast, world| {
             let begun = world.now.get();
-            resolve(&mut packet(cast.pod, cast.world, 4000, 80).fragment(0, true).heads(), world);
+            resolve(&mut packet(cast.pod, cast.world, 4000, 80).fragment(0, true).headers(), world);
             for (after_ns, known) in [(FRAGMENT_NS, true), (FRAGMENT_NS + 1, false)] {
                 world.now.set(begun + after_ns);
-                let mut later = packet(cast.pod, cast.world, 0, 0).fragment(100, false).heads();
+                let mut later = packet(cast.pod, cast.world, 0, 0).fragment(100, false).headers();
                 resolve(&mut later, world);
                 assert_eq!(later.l4 == L4::Udp, known, "the identification belongs to another datagram by now");
             }
@@ -132,10 +138,10 @@ mod tests {
     fn whole_packets_and_first_fragments_stay_as_they_are() {
         both(|cast, world| {
             for packet in [packet(cast.pod, cast.world, 1, 2), packet(cast.pod, cast.world, 1, 2).fragment(0, true)] {
-                let before = packet.heads();
-                let mut heads = before;
-                resolve(&mut heads, world);
-                assert_eq!(heads, before);
+                let before = packet.headers();
+                let mut headers = before;
+                resolve(&mut headers, world);
+                assert_eq!(headers, before);
             }
         });
     }
@@ -145,8 +151,8 @@ mod tests {
         both(|cast, world| {
             let whole = packet(cast.pod, cast.world, 1, 2);
             for first in [whole.clone().cut(4), whole.unreachable()] {
-                resolve(&mut first.clone().fragment(0, true).heads(), world);
-                let mut later = first.fragment(50, false).heads();
+                resolve(&mut first.clone().fragment(0, true).headers(), world);
+                let mut later = first.fragment(50, false).headers();
                 resolve(&mut later, world);
                 assert_eq!(later.l4, L4::Later);
             }
@@ -156,7 +162,7 @@ mod tests {
     #[test]
     fn a_protocol_without_ports_needs_no_first_fragment() {
         both(|cast, world| {
-            let mut gre = packet(cast.pod, cast.world, 0, 0).protocol(47).fragment(100, false).heads();
+            let mut gre = packet(cast.pod, cast.world, 0, 0).protocol(47).fragment(100, false).headers();
             assert_eq!(gre.l4, L4::Other);
             let before = gre;
             resolve(&mut gre, world);

@@ -14,15 +14,15 @@ pub enum FromNetdev<'t> {
     Done(Verdict),
     /// For a pod of this node.
     ReplyHere {
-        mapping: &'t NatEntry,
+        nat_entry: &'t NatEntry,
     },
-    /// For a pod behind `mapping.source_node`.
+    /// For a pod behind `nat_entry.source_node`.
     ReplyRemote {
-        mapping: &'t NatEntry,
+        nat_entry: &'t NatEntry,
     },
     /// Answers a packet marked 1008: translate back and leave it to the stack.
     NodeReply {
-        mapping: &'t NatEntry,
+        nat_entry: &'t NatEntry,
     },
     /// For an address that is being handed over: the mapping may be the other node's
     /// ([`HandoverEntry::peer`](crate::abi::HandoverEntry::peer)).
@@ -35,49 +35,49 @@ pub enum FromNetdev<'t> {
 ///
 /// Out of line: its comparisons would crowd the frame on which those of all roads lie.
 #[inline(never)]
-pub fn is_left_alone(heads: &Headers, config: &Config) -> bool {
-    let is_whole = heads.fragment == Fragment::Whole && matches!(heads.l4, L4::Tcp | L4::Udp);
+pub fn is_left_alone(headers: &Headers, config: &Config) -> bool {
+    let is_whole = headers.fragment == Fragment::Whole && matches!(headers.l4, L4::Tcp | L4::Udp);
     let may_be_nodes =
-        heads.tuple.daddr == node_address(config, heads.family) && is_node_port(heads.tuple.dport(), config);
-    is_whole && !may_be_nodes && !config.owned.may_have(&heads.tuple.daddr)
+        headers.tuple.daddr == node_address(config, headers.family) && is_node_port(headers.tuple.dport(), config);
+    is_whole && !may_be_nodes && !config.owned.may_contain(&headers.tuple.daddr)
 }
 
 #[inline(always)]
-pub fn decide<'t, T: Tables>(heads: &mut Headers, quote: &Quote, tables: &'t T, config: &Config) -> FromNetdev<'t> {
-    if let Some(owned) = tables.owned_addr(&heads.tuple.daddr) {
+pub fn decide<'t, T: Tables>(headers: &mut Headers, quote: &Quote, tables: &'t T, config: &Config) -> FromNetdev<'t> {
+    if let Some(owned) = tables.owned_addr(&headers.tuple.daddr) {
         let egress_id = owned.egress_id;
-        return match is_elsewhere(heads, quote, egress_id, tables, false) {
+        return match is_elsewhere(headers, quote, egress_id, tables, false) {
             true => FromNetdev::PassOn { egress_id },
-            false => answer(heads, quote, tables, true),
+            false => answer(headers, quote, tables, true),
         };
     }
-    if heads.tuple.daddr == node_address(config, heads.family)
+    if headers.tuple.daddr == node_address(config, headers.family)
         && config.node_ports.first != 0
-        && let Some(mapping) = for_node(heads, quote, tables, config)
-        && mapping.origin() == Some(Origin::Stack)
+        && let Some(nat_entry) = for_node(headers, quote, tables, config)
+        && nat_entry.origin() == Some(Origin::Stack)
     {
-        return FromNetdev::NodeReply { mapping };
+        return FromNetdev::NodeReply { nat_entry };
     }
     FromNetdev::Done(Verdict::NotOurs)
 }
 
 /// What the other node of a hand-over has got for the egress IP, and passed on.
 #[inline(always)]
-pub fn passed<'t, T: Tables>(heads: &mut Headers, quote: &Quote, tables: &'t T, egress_id: u32) -> FromNetdev<'t> {
-    match is_elsewhere(heads, quote, egress_id, tables, true) {
+pub fn passed<'t, T: Tables>(headers: &mut Headers, quote: &Quote, tables: &'t T, egress_id: u32) -> FromNetdev<'t> {
+    match is_elsewhere(headers, quote, egress_id, tables, true) {
         true => FromNetdev::PassOn { egress_id },
         // Nothing waits for what comes by the overlay: it would begin anew where its outer headers are missed.
-        false => answer(heads, quote, tables, false),
+        false => answer(headers, quote, tables, false),
     }
 }
 
 /// For an egress IP, by the mappings of this node. `keeps`: whether fragments that wait for their first one begin anew
 /// behind it.
 #[inline(always)]
-fn answer<'t, T: Tables>(heads: &mut Headers, quote: &Quote, tables: &'t T, keeps: bool) -> FromNetdev<'t> {
-    match heads.l4 {
-        L4::IcmpError => error_for_egress_ip(heads, quote, tables),
-        _ => for_egress_ip(heads, tables, keeps),
+fn answer<'t, T: Tables>(headers: &mut Headers, quote: &Quote, tables: &'t T, keeps: bool) -> FromNetdev<'t> {
+    match headers.l4 {
+        L4::IcmpError => error_for_egress_ip(headers, quote, tables),
+        _ => for_egress_ip(headers, tables, keeps),
     }
 }
 
@@ -89,15 +89,17 @@ fn answer<'t, T: Tables>(heads: &mut Headers, quote: &Quote, tables: &'t T, keep
 ///
 /// Out of line: nearly always there is no hand-over.
 #[inline(never)]
-fn is_elsewhere<T: Tables>(heads: &mut Headers, quote: &Quote, egress_id: u32, tables: &T, passed: bool) -> bool {
+fn is_elsewhere<T: Tables>(headers: &mut Headers, quote: &Quote, egress_id: u32, tables: &T, passed: bool) -> bool {
     let Some(handover) = tables.handover(egress_id) else { return false };
-    if handover.owned.address != heads.tuple.daddr {
+    if handover.owned.address != headers.tuple.daddr {
         return false;
     }
     match handover.stage() {
         // An agent that has ended in the middle of the step has let go of nothing.
-        Some(HandoverStage::Leaving) => !passed && !is_held(egress_id, &heads.tuple.daddr, tables),
-        Some(HandoverStage::Arriving | HandoverStage::Open) => !is_sent_since(heads, quote, handover.since_ns, tables),
+        Some(HandoverStage::Leaving) => !passed && !is_held(egress_id, &headers.tuple.daddr, tables),
+        Some(HandoverStage::Arriving | HandoverStage::Open) => {
+            !is_sent_since(headers, quote, handover.since_ns, tables)
+        }
         None => false,
     }
 }
@@ -110,44 +112,49 @@ fn is_held<T: Tables>(egress_id: u32, address: &Addr, tables: &T) -> bool {
 
 /// Whether this node has sent a packet of the flow that this answers, or is an error about, since then.
 #[inline(always)]
-fn is_sent_since<T: Tables>(heads: &mut Headers, quote: &Quote, since_ns: u64, tables: &T) -> bool {
-    let reverse = match heads.l4 {
+fn is_sent_since<T: Tables>(headers: &mut Headers, quote: &Quote, since_ns: u64, tables: &T) -> bool {
+    let reverse = match headers.l4 {
         L4::IcmpError => quote.flow(),
         _ => {
-            if heads.fragment == Fragment::Later {
-                fragments::resolve(heads, tables);
+            if headers.fragment == Fragment::Later {
+                fragments::resolve(headers, tables);
             }
-            &heads.tuple
+            &headers.tuple
         }
     };
-    let Some(forward) = tables.nat_peek(reverse).map(|mapping| mapping.other) else { return false };
-    tables.nat_peek(&forward).is_some_and(|mapping| mapping.last_seen_ns >= since_ns)
+    let Some(forward) = tables.nat_peek(reverse).map(|nat_entry| nat_entry.other) else { return false };
+    tables.nat_peek(&forward).is_some_and(|nat_entry| nat_entry.last_seen_ns >= since_ns)
 }
 
 /// For the node's address: the mapping of a packet marked 1008 that this answers, or is an error about. Everything else
 /// there is the host's; so a first fragment is remembered only where there is a mapping, and a later one asks for it.
 #[inline(never)]
-fn for_node<'t, T: Tables>(heads: &mut Headers, quote: &Quote, tables: &'t T, config: &Config) -> Option<&'t NatEntry> {
-    match heads.l4 {
+fn for_node<'t, T: Tables>(
+    headers: &mut Headers,
+    quote: &Quote,
+    tables: &'t T,
+    config: &Config,
+) -> Option<&'t NatEntry> {
+    match headers.l4 {
         L4::IcmpError => {
-            let quote = sent_to_learn(heads, quote).filter(|quote| is_node_port(quote.tuple().sport(), config))?;
+            let quote = sent_to_learn(headers, quote).filter(|quote| is_node_port(quote.tuple().sport(), config))?;
             tables.nat_peek(quote.flow())
         }
         L4::Later => {
-            fragments::resolve(heads, tables);
-            let may_be_ours = heads.l4 != L4::Later && is_node_port(heads.tuple.dport(), config);
-            if may_be_ours { tables.nat_seen(&heads.tuple, Segment::NONE) } else { None }
+            fragments::resolve(headers, tables);
+            let may_be_ours = headers.l4 != L4::Later && is_node_port(headers.tuple.dport(), config);
+            if may_be_ours { tables.nat_seen(&headers.tuple, Segment::NONE) } else { None }
         }
-        L4::Tcp | L4::Udp | L4::Sctp | L4::EchoReply if is_node_port(heads.tuple.dport(), config) => {
-            if let Some(mapping) = tables.nat_seen(&heads.tuple, heads.for_pod()) {
-                fragments::resolve(heads, tables);
-                return Some(mapping);
+        L4::Tcp | L4::Udp | L4::Sctp | L4::EchoReply if is_node_port(headers.tuple.dport(), config) => {
+            if let Some(nat_entry) = tables.nat_seen(&headers.tuple, headers.for_pod()) {
+                fragments::resolve(headers, tables);
+                return Some(nat_entry);
             }
-            fragments::supersede(heads, tables);
+            fragments::supersede(headers, tables);
             None
         }
         _ => {
-            fragments::supersede(heads, tables);
+            fragments::supersede(headers, tables);
             None
         }
     }
@@ -161,61 +168,61 @@ pub const fn is_node_port(port: u16, config: &Config) -> bool {
 /// The packet that an ICMP error is about, where it is one of the address that it is sent to. Queries only: the address
 /// answers none.
 #[inline(always)]
-fn sent_to_learn<'q>(heads: &Headers, quote: &'q Quote) -> Option<&'q Quote> {
-    (quote.tuple().saddr == heads.tuple.daddr && quote.l4() != L4::EchoReply).then_some(quote)
+fn sent_to_learn<'q>(headers: &Headers, quote: &'q Quote) -> Option<&'q Quote> {
+    (quote.tuple().saddr == headers.tuple.daddr && quote.l4() != L4::EchoReply).then_some(quote)
 }
 
 #[inline(always)]
-fn for_egress_ip<'t, T: Tables>(heads: &mut Headers, tables: &'t T, keeps: bool) -> FromNetdev<'t> {
-    if heads.l4 == L4::Later {
-        fragments::resolve_kept(heads, tables);
+fn for_egress_ip<'t, T: Tables>(headers: &mut Headers, tables: &'t T, keeps: bool) -> FromNetdev<'t> {
+    if headers.l4 == L4::Later {
+        fragments::resolve_kept(headers, tables);
     }
-    if let Err(verdict) = slots::translatable(heads) {
+    if let Err(verdict) = slots::translatable(headers) {
         return FromNetdev::Done(verdict);
     }
     // A request begins something, and only the pod's side does that.
-    if heads.l4 == L4::EchoRequest && heads.has_l4() {
+    if headers.l4 == L4::EchoRequest && headers.has_l4() {
         return FromNetdev::Done(Verdict::NoNatEntry);
     }
-    let Some(mapping) = tables.nat_seen(&heads.tuple, heads.for_pod()) else {
+    let Some(nat_entry) = tables.nat_seen(&headers.tuple, headers.for_pod()) else {
         // Nor may what follows it follow an answer that had its number; and strangers take no room in the map.
-        fragments::supersede(heads, tables);
+        fragments::supersede(headers, tables);
         return FromNetdev::Done(Verdict::NoNatEntry);
     };
-    if heads.fragment == Fragment::First && fragments::resolve_kept(heads, tables) && keeps {
+    if headers.fragment == Fragment::First && fragments::resolve_kept(headers, tables) && keeps {
         return FromNetdev::Done(Verdict::FragmentsReleased);
     }
-    reply(heads, mapping, tables)
+    reply(headers, nat_entry, tables)
 }
 
 /// The sender of an error may be any router on the way; what it quotes must be a packet that we sent.
 #[inline(always)]
-fn error_for_egress_ip<'t, T: Tables>(heads: &Headers, quote: &Quote, tables: &'t T) -> FromNetdev<'t> {
-    if heads.source_routed {
+fn error_for_egress_ip<'t, T: Tables>(headers: &Headers, quote: &Quote, tables: &'t T) -> FromNetdev<'t> {
+    if headers.source_routed {
         return FromNetdev::Done(Verdict::SourceRouted);
     }
-    let mapping = sent_to_learn(heads, quote).and_then(|quote| tables.nat_peek(quote.flow()));
-    match mapping {
-        Some(mapping) => reply(heads, mapping, tables),
+    let nat_entry = sent_to_learn(headers, quote).and_then(|quote| tables.nat_peek(quote.flow()));
+    match nat_entry {
+        Some(nat_entry) => reply(headers, nat_entry, tables),
         None => FromNetdev::Done(Verdict::IcmpUnmatched),
     }
 }
 
 #[inline(always)]
-fn reply<'t, T: Tables>(heads: &Headers, mapping: &'t NatEntry, tables: &T) -> FromNetdev<'t> {
+fn reply<'t, T: Tables>(headers: &Headers, nat_entry: &'t NatEntry, tables: &T) -> FromNetdev<'t> {
     // The stack answers Time Exceeded, as a router does.
-    if heads.ttl <= 1 {
+    if headers.ttl <= 1 {
         return FromNetdev::Done(Verdict::TtlExpired);
     }
-    match mapping.origin() {
+    match nat_entry.origin() {
         Some(Origin::Here) => {
             // Of an error this is the flow that it quotes, which it does not keep alive.
-            if heads.l4 != L4::IcmpError {
-                tables.flow_answered(&mapping.other, heads.for_pod());
+            if headers.l4 != L4::IcmpError {
+                tables.flow_answered(&nat_entry.other, headers.for_pod());
             }
-            FromNetdev::ReplyHere { mapping }
+            FromNetdev::ReplyHere { nat_entry }
         }
-        Some(Origin::Remote) => FromNetdev::ReplyRemote { mapping },
+        Some(Origin::Remote) => FromNetdev::ReplyRemote { nat_entry },
         Some(Origin::Stack) | None => FromNetdev::Done(Verdict::BadState),
     }
 }

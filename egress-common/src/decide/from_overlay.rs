@@ -11,7 +11,7 @@
 //! come back from the heir to the old node, with a hop less each time.
 //! Before the heir knows that the old node emits nothing any more it takes nothing else for the address.
 
-use super::snat::{self, Face};
+use super::snat::{self, SnatPool};
 use super::{Owner, Tables, fragments, slots};
 use crate::abi::{
     Addr, Class, Config, HandoverStage, NatEntry, NodeEntry, NodePlace, Origin, Owned, PrefixKind, Verdict,
@@ -55,36 +55,36 @@ pub fn sender<'t, T: Tables>(outer: &Outer, tables: &'t T) -> Option<&'t NodeEnt
 }
 
 #[inline(always)]
-pub fn decide<'t, T: Tables>(heads: &mut Headers, outer: &Outer, tables: &'t T, config: &Config) -> FromOverlay<'t> {
+pub fn decide<'t, T: Tables>(headers: &mut Headers, outer: &Outer, tables: &'t T, config: &Config) -> FromOverlay<'t> {
     let Some(sender) = sender(outer, tables) else { return FromOverlay::Done(Verdict::ForgedOuter) };
-    if let Some(pod) = tables.pod(&heads.tuple.daddr) {
+    if let Some(pod) = tables.pod(&headers.tuple.daddr) {
         // A gateway knows no pods: its mappings outlive the pod's selection, and the pod. The network identifier says whose
         // reply it is.
         if pod.egress_id() != Some(outer.egress_id) {
             return FromOverlay::Done(Verdict::NotItsPod);
         }
-        if !may_answer(heads, tables) {
+        if !may_answer(headers, tables) {
             return FromOverlay::Done(Verdict::ForgedInner);
         }
         // A later fragment does not show which flow it is of, and an error keeps none alive.
-        if heads.has_l4() && heads.l4 != L4::IcmpError {
-            tables.flow_answered(&heads.tuple.answered(), heads.for_pod());
+        if headers.has_l4() && headers.l4 != L4::IcmpError {
+            tables.flow_answered(&headers.tuple.answered(), headers.for_pod());
         }
         return FromOverlay::Deliver;
     }
-    if is_in_own_subnet(heads, tables, config) {
+    if is_in_own_subnet(headers, tables, config) {
         return FromOverlay::Done(Verdict::NotItsPod);
     }
     let of_sender = tables
-        .prefix(&heads.tuple.saddr)
+        .prefix(&headers.tuple.saddr)
         .is_some_and(|prefix| prefix.kind() == Some(PrefixKind::PodSubnet) && prefix.node == sender.node);
     let owned = match of_sender {
-        true => tables.owned(outer.egress_id).filter(|owned| owned.address.family() == heads.family),
+        true => tables.owned(outer.egress_id).filter(|owned| owned.address.family() == headers.family),
         false => None,
     };
     let (owned, source_node) = match owned {
         Some(owned) => (owned, &sender.node),
-        None => match of_hand_over(heads, outer, tables, of_sender) {
+        None => match of_hand_over(headers, outer, tables, of_sender) {
             HandOver::None if of_sender => return FromOverlay::Done(Verdict::NotGateway),
             HandOver::None => return FromOverlay::Done(Verdict::ForgedInner),
             HandOver::Answer => return FromOverlay::Answer,
@@ -93,19 +93,19 @@ pub fn decide<'t, T: Tables>(heads: &mut Headers, outer: &Outer, tables: &'t T, 
                 let Some(handover) = tables.handover(outer.egress_id) else {
                     return FromOverlay::Done(Verdict::NotGateway);
                 };
-                let Some(prefix) = tables.prefix(&heads.tuple.saddr) else {
+                let Some(prefix) = tables.prefix(&headers.tuple.saddr) else {
                     return FromOverlay::Done(Verdict::ForgedInner);
                 };
                 (&handover.owned, &prefix.node)
             }
         },
     };
-    if heads.l4 == L4::IcmpError && !heads.source_routed {
+    if headers.l4 == L4::IcmpError && !headers.source_routed {
         // By the mapping of what it quotes.
         return FromOverlay::Translate { owned, source_node };
     }
-    fragments::resolve(heads, tables);
-    match slots::translatable(heads) {
+    fragments::resolve(headers, tables);
+    match slots::translatable(headers) {
         Ok(()) => FromOverlay::Translate { owned, source_node },
         Err(verdict) => FromOverlay::Done(verdict),
     }
@@ -126,20 +126,20 @@ enum HandOver {
 /// For an address that this node does not own, or from a pod that is not of the node that sent it. Out of line: hardly
 /// ever asked.
 #[inline(never)]
-fn of_hand_over<T: Tables>(heads: &Headers, outer: &Outer, tables: &T, of_sender: bool) -> HandOver {
+fn of_hand_over<T: Tables>(headers: &Headers, outer: &Outer, tables: &T, of_sender: bool) -> HandOver {
     let Some(handover) = tables.handover(outer.egress_id) else { return HandOver::None };
     let is_from_peer = handover.peer == outer.source;
-    if is_from_peer && heads.tuple.daddr == handover.owned.address {
+    if is_from_peer && headers.tuple.daddr == handover.owned.address {
         return HandOver::Answer;
     }
-    if handover.owned.address.family() != heads.family {
+    if handover.owned.address.family() != headers.family {
         return HandOver::None;
     }
     match handover.stage() {
         Some(HandoverStage::Leaving) if of_sender => HandOver::PassOn,
         Some(HandoverStage::Open) if of_sender => HandOver::Take,
         Some(HandoverStage::Arriving | HandoverStage::Open) if is_from_peer => {
-            match tables.prefix(&heads.tuple.saddr) {
+            match tables.prefix(&headers.tuple.saddr) {
                 Some(prefix) if prefix.kind() == Some(PrefixKind::PodSubnet) => HandOver::Take,
                 _ => HandOver::None,
             }
@@ -152,23 +152,23 @@ fn of_hand_over<T: Tables>(heads: &Headers, outer: &Outer, tables: &T, of_sender
 /// of the cluster. An ICMP error may have any source, a node's address in one that the gateway itself sends, and it
 /// concerns only the flow that it quotes.
 #[inline(always)]
-fn may_answer<T: Tables>(heads: &Headers, tables: &T) -> bool {
-    let source = &heads.tuple.saddr;
-    heads.l4 == L4::IcmpError || (tables.node(source).is_none() && tables.prefix(source).is_none())
+fn may_answer<T: Tables>(headers: &Headers, tables: &T) -> bool {
+    let source = &headers.tuple.saddr;
+    headers.l4 == L4::IcmpError || (tables.node(source).is_none() && tables.prefix(source).is_none())
 }
 
 /// For an address that no pod has, or none that the agent knows.
 #[inline(always)]
-fn is_in_own_subnet<T: Tables>(heads: &Headers, tables: &T, config: &Config) -> bool {
+fn is_in_own_subnet<T: Tables>(headers: &Headers, tables: &T, config: &Config) -> bool {
     tables
-        .prefix(&heads.tuple.daddr)
+        .prefix(&headers.tuple.daddr)
         .is_some_and(|prefix| prefix.kind() == Some(PrefixKind::PodSubnet) && prefix.node == config.self_node)
 }
 
 /// The mapping of a flow that another node sent.
 #[inline(always)]
 pub fn translate<'t, T: Tables>(
-    heads: &Headers,
+    headers: &Headers,
     quote: &Quote,
     tables: &'t T,
     owned: &Owned,
@@ -181,7 +181,7 @@ pub fn translate<'t, T: Tables>(
         true => Owner { origin: Origin::Here, source_node: Addr::UNSPECIFIED, egress_id },
         false => Owner { origin: Origin::Remote, source_node: *source_node, egress_id },
     };
-    snat::translate(heads, quote, tables, &Face { address: owned.address, ports: snat::EGRESS_PORTS }, &owner)
+    snat::translate(headers, quote, tables, &SnatPool { address: owned.address, ports: snat::EGRESS_PORTS }, &owner)
 }
 
 #[cfg(test)]
@@ -197,7 +197,7 @@ mod tests {
 
     fn asked<'t>(world: &'t World, from: &str, egress_id: u32, packet: &Packet) -> FromOverlay<'t> {
         let outer = Outer { source: addr(from), egress_id };
-        decide(&mut packet.heads(), &outer, world, &world.config.get())
+        decide(&mut packet.headers(), &outer, world, &world.config.get())
     }
 
     fn from_remote(cast: &Cast) -> Packet {
@@ -211,11 +211,11 @@ mod tests {
                 panic!("not translated");
             };
             assert_eq!((owned.address, *source_node), (addr(cast.egress), addr(OTHER_NODE)));
-            let heads = from_remote(cast).heads();
-            let mapping = translate(&heads, &Quote::NONE, world, owned, ID, source_node, &world.config.get())
+            let headers = from_remote(cast).headers();
+            let nat_entry = translate(&headers, &Quote::NONE, world, owned, ID, source_node, &world.config.get())
                 .expect("a free port");
-            assert_eq!(mapping.origin(), Some(Origin::Remote));
-            assert_eq!((mapping.source_node, mapping.egress_id), (addr(OTHER_NODE), ID));
+            assert_eq!(nat_entry.origin(), Some(Origin::Remote));
+            assert_eq!((nat_entry.source_node, nat_entry.egress_id), (addr(OTHER_NODE), ID));
             // What a pod sends to a node's port and the CNI masquerades has another address of that node.
             let forged = asked(world, cast.other_mgmt, ID, &from_remote(cast));
             assert_eq!(forged, FromOverlay::Done(Verdict::ForgedOuter));
@@ -227,10 +227,10 @@ mod tests {
     fn a_reply_keeps_the_flow_alive_and_notes_its_end() {
         both(|cast, world| {
             let sent = packet(cast.pod, cast.world, 4000, 80).tcp(tcp::SYN);
-            let flow = |world: &World| world.flow_at(&sent.heads().tuple).expect("a flow");
-            from_pod::decide(&mut sent.heads(), &Quote::NONE, world, &world.config.get());
+            let flow = |world: &World| world.flow_at(&sent.headers().tuple).expect("a flow");
+            from_pod::decide(&mut sent.headers(), &Quote::NONE, world, &world.config.get());
             from_pod::decide(
-                &mut sent.clone().tcp(tcp::FIN | tcp::ACK).heads(),
+                &mut sent.clone().tcp(tcp::FIN | tcp::ACK).headers(),
                 &Quote::NONE,
                 world,
                 &world.config.get(),
@@ -351,14 +351,15 @@ mod tests {
         both(|cast, world| {
             let (node, own) = (addr(OTHER_NODE), *world.owned(ID).expect("owned"));
             let told = |from: &str, quoted: &Packet, owned: &Owned| {
-                let error = packet(from, cast.world, 0, 0).unreachable().heads();
+                let error = packet(from, cast.world, 0, 0).unreachable().headers();
                 translate(&error, &quoted.quoted(Direction::Ingress), world, owned, ID, &node, &world.config.get())
                     .map(|found| found.other)
             };
             let got = packet(cast.world, cast.remote_pod, 80, 4000);
             assert_eq!(told(cast.remote_pod, &got, &own), Err(Verdict::IcmpUnmatched));
-            let made = translate(&from_remote(cast).heads(), &Quote::NONE, world, &own, ID, &node, &world.config.get())
-                .map(|made| made.other);
+            let made =
+                translate(&from_remote(cast).headers(), &Quote::NONE, world, &own, ID, &node, &world.config.get())
+                    .map(|made| made.other);
             assert!(made.is_ok());
             assert_eq!(told(cast.remote_pod, &got, &own), made);
             let others = Owned::new(ID, addr(cast.foreign_egress), own.ifindex, own.mac);
@@ -389,7 +390,7 @@ mod tests {
     fn nothing_waits_here() {
         both(|cast, world| {
             let first = from_remote(cast).fragment(0, true);
-            world.await_first(&first.heads());
+            world.await_first(&first.headers());
             assert!(matches!(asked(world, OTHER_NODE, ID, &first), FromOverlay::Translate { .. }));
         });
     }
@@ -443,7 +444,7 @@ mod tests {
                 };
                 assert_eq!((owned.address, *source_node), (addr(cast.egress), node));
                 let config = world.config.get();
-                let made = translate(&passed.heads(), &Quote::NONE, world, owned, ID, source_node, &config);
+                let made = translate(&passed.headers(), &Quote::NONE, world, owned, ID, source_node, &config);
                 assert_eq!(made.map(|made| made.origin()), Ok(Some(origin)));
             }
             for nobody in [cast.lost_pod, cast.world, cast.service, cast.egress] {

@@ -26,8 +26,8 @@ pub enum FromPod<'t> {
 }
 
 #[inline(always)]
-pub fn decide<'t, T: Tables>(heads: &mut Headers, quote: &Quote, tables: &'t T, config: &Config) -> FromPod<'t> {
-    judge(heads, quote, tables, config, true)
+pub fn decide<'t, T: Tables>(headers: &mut Headers, quote: &Quote, tables: &'t T, config: &Config) -> FromPod<'t> {
+    judge(headers, quote, tables, config, true)
 }
 
 /// What becomes of a frame that [`why_unread`](Headers::why_unread) is said of. The kernel takes off one VLAN tag before the
@@ -44,23 +44,23 @@ pub fn unread<F: Frame + ?Sized>(why: Verdict, frame: &F) -> Verdict {
 /// Out of line, because in the programs its frame would crowd what follows it.
 #[inline(never)]
 pub fn judge<'t, T: Tables>(
-    heads: &mut Headers,
+    headers: &mut Headers,
     quote: &Quote,
     tables: &'t T,
     config: &Config,
     keeps: bool,
 ) -> FromPod<'t> {
-    if let Some((egress_id, slot)) = settled(heads, tables, config) {
+    if let Some((egress_id, slot)) = settled(headers, tables, config) {
         return FromPod::Send { egress_id, slot };
     }
     let decisions = tables.decisions();
     // 0. Nobody behind the management port sends overlay packets, whatever source it claims.
-    if heads.may_be_udp_to(config.tunnel_port) && tables.node(&heads.tuple.daddr).is_some() {
+    if headers.may_be_udp_to(config.tunnel_port) && tables.node(&headers.tuple.daddr).is_some() {
         return FromPod::Done(Verdict::ForgedTunnel);
     }
     // 1. Is the source a pod of this node? Anti-spoofing is the CNI's.
-    let pod = tables.pod(&heads.tuple.saddr);
-    if pod.is_none() && !in_own_pod_subnet(heads, tables, config) {
+    let pod = tables.pod(&headers.tuple.saddr);
+    if pod.is_none() && !in_own_pod_subnet(headers, tables, config) {
         return FromPod::Done(Verdict::NotPod);
     }
     // Not kept as an option: the number that is not there would be undefined, and the verifier sees it moved about.
@@ -69,30 +69,30 @@ pub fn judge<'t, T: Tables>(
         None => (false, 0),
     };
     if let Some(pod) = pod.filter(|_| !is_selected) {
-        to_pod::follow_datagram(heads, tables, config);
+        to_pod::follow_datagram(headers, tables, config);
         // Zero for all but the few that were selected before.
         if pod.cut_until_ns == 0 {
             return FromPod::Done(Verdict::NotSelected);
         }
     }
-    let node = tables.node(&heads.tuple.daddr).map(|node| node.place());
+    let node = tables.node(&headers.tuple.daddr).map(|node| node.place());
     // 2. An address of this node (1004).
     if node == Some(NodePlace::Own) {
         return FromPod::Done(Verdict::ToOwnNode);
     }
     // 3. An address of the cluster (102).
-    let prefix = tables.prefix(&heads.tuple.daddr).map(|prefix| prefix.kind());
+    let prefix = tables.prefix(&headers.tuple.daddr).map(|prefix| prefix.kind());
     match prefix {
         None | Some(Some(PrefixKind::EgressIp)) => {}
         // Also what another version wrote: it is some prefix of the cluster.
         Some(_) => return FromPod::Done(Verdict::ToCluster),
     }
     // 4. It answers a connection that came in from outside.
-    if heads.fragment != Fragment::Whole && fragments::resolve_kept(heads, tables) && keeps {
+    if headers.fragment != Fragment::Whole && fragments::resolve_kept(headers, tables) && keeps {
         return FromPod::Done(Verdict::FragmentsReleased);
     }
     if !is_selected {
-        match left_over(heads, tables, node.is_some()) {
+        match left_over(headers, tables, node.is_some()) {
             LeftOver::NotKnown => {}
             LeftOver::Nothing => return FromPod::Done(Verdict::NotSelected),
             LeftOver::Unknown => return FromPod::Done(Verdict::FragmentUnknown),
@@ -100,19 +100,19 @@ pub fn judge<'t, T: Tables>(
             LeftOver::Marked => return FromPod::Mark,
         }
     }
-    if is_answer(heads, tables) {
-        tables.inbound_answered(&heads.tuple, heads.of_pod());
+    if is_answer(headers, tables) {
+        tables.inbound_answered(&headers.tuple, headers.of_pod());
         return FromPod::Done(Verdict::InboundReply);
     }
-    if begins(heads) {
+    if begins(headers) {
         // Whatever came in on this tuple before, a pod's SYN or INIT begins a connection of its own.
-        tables.forget_inbound(&heads.tuple);
-    } else if heads.l4 == L4::IcmpError {
+        tables.forget_inbound(&headers.tuple);
+    } else if headers.l4 == L4::IcmpError {
         // It tells of a packet of such a connection, and is no sign of life (RFC 5508 section 4).
-        if answers_known(heads, quote, tables) {
+        if answers_known(headers, quote, tables) {
             return FromPod::Done(Verdict::InboundReply);
         }
-    } else if may_answer(heads) && tables.inbound_answered(&heads.tuple, heads.of_pod()) {
+    } else if may_answer(headers) && tables.inbound_answered(&headers.tuple, headers.of_pod()) {
         return FromPod::Done(Verdict::InboundReply);
     }
     // 5. No object selects the pod, or the pod is not known.
@@ -120,13 +120,13 @@ pub fn judge<'t, T: Tables>(
         // What is known has been left alone above.
         let verdict = unknown_pod(tables, config);
         if verdict == Verdict::UnknownPodPassed {
-            to_pod::follow_datagram(heads, tables, config);
+            to_pod::follow_datagram(headers, tables, config);
         }
         return FromPod::Done(verdict);
     }
     // 6. An address of another node (102 with the mark).
     if node.is_some() {
-        note_own_datagram(heads, tables);
+        note_own_datagram(headers, tables);
         return FromPod::Mark;
     }
     // 7. An egress IP of the cluster.
@@ -134,21 +134,21 @@ pub fn judge<'t, T: Tables>(
         return FromPod::Hairpin;
     }
     // 8. The flow's address.
-    match slots::of_flow(heads, quote, tables, egress_id) {
+    match slots::of_flow(headers, quote, tables, egress_id) {
         // The stack says Time Exceeded; it does not forward such a packet.
-        Ok(_) if heads.ttl <= 1 => FromPod::Done(Verdict::TtlExpired),
+        Ok(_) if headers.ttl <= 1 => FromPod::Done(Verdict::TtlExpired),
         Ok(slot) => {
             // An error shows no ports: its tuple is none of the flow that it quotes, but may be another one's.
-            if decisions != 0 && heads.l4 != L4::IcmpError {
-                tables.settle_flow(&heads.tuple, egress_id, slot, decisions);
+            if decisions != 0 && headers.l4 != L4::IcmpError {
+                tables.settle_flow(&headers.tuple, egress_id, slot, decisions);
             }
             FromPod::Send { egress_id, slot }
         }
-        Err(Verdict::AddressGone) if heads.l4 == L4::Tcp => FromPod::Reset(Verdict::AddressGone),
+        Err(Verdict::AddressGone) if headers.l4 == L4::Tcp => FromPod::Reset(Verdict::AddressGone),
         Err(verdict) => {
             if verdict == Verdict::NodeAddress {
                 // The stack, or `to_netdev` behind it, gives it the node's address.
-                note_own_datagram(heads, tables);
+                note_own_datagram(headers, tables);
             }
             FromPod::Done(verdict)
         }
@@ -173,33 +173,33 @@ enum LeftOver {
 /// forgotten where the pod begins another one on its tuple, or answers somebody who has; until then it is remembered for
 /// as long as the pod goes on with it.
 #[inline(never)]
-fn left_over<T: Tables>(heads: &Headers, tables: &T, to_node: bool) -> LeftOver {
+fn left_over<T: Tables>(headers: &Headers, tables: &T, to_node: bool) -> LeftOver {
     // Looked up again, since the caller has no room to keep it.
-    let Some(pod) = tables.pod(&heads.tuple.saddr) else { return LeftOver::NotKnown };
-    let is_told = heads.tuple.protocol == PROTO_TCP && tables.now_ns() < pod.cut_until_ns;
-    if is_told && heads.l4 == L4::Later {
+    let Some(pod) = tables.pod(&headers.tuple.saddr) else { return LeftOver::NotKnown };
+    let is_told = headers.tuple.protocol == PROTO_TCP && tables.now_ns() < pod.cut_until_ns;
+    if is_told && headers.l4 == L4::Later {
         return LeftOver::Unknown;
     }
-    if is_told && heads.l4 == L4::Tcp && tables.flow_seen(&heads.tuple, Segment::NONE).is_some() {
+    if is_told && headers.l4 == L4::Tcp && tables.flow_seen(&headers.tuple, Segment::NONE).is_some() {
         // Also a later fragment, by the ports of its first one.
-        if slots::is_mid_stream(heads) {
+        if slots::is_mid_stream(headers) {
             return LeftOver::Cut;
         }
-        tables.forget_flow(&heads.tuple);
+        tables.forget_flow(&headers.tuple);
     }
-    if begins(heads) || !to_node || slots::translatable(heads).is_err() {
+    if begins(headers) || !to_node || slots::translatable(headers).is_err() {
         return LeftOver::Nothing;
     }
-    let mapping = tables.nat_peek(&heads.tuple);
-    let is_marked = mapping.is_some_and(|mapping| mapping.origin() == Some(Origin::Stack));
+    let nat_entry = tables.nat_peek(&headers.tuple);
+    let is_marked = nat_entry.is_some_and(|nat_entry| nat_entry.origin() == Some(Origin::Stack));
     if is_marked { LeftOver::Marked } else { LeftOver::Nothing }
 }
 
 /// A datagram that goes by the stack: its answer is none to a connection from outside.
 #[inline(always)]
-fn note_own_datagram<T: Tables>(heads: &Headers, tables: &T) {
-    if !matches!(heads.l4, L4::Tcp | L4::IcmpError) && heads.has_l4() {
-        tables.note_datagram(&heads.tuple);
+fn note_own_datagram<T: Tables>(headers: &Headers, tables: &T) {
+    if !matches!(headers.l4, L4::Tcp | L4::IcmpError) && headers.has_l4() {
+        tables.note_datagram(&headers.tuple);
     }
 }
 
@@ -207,11 +207,11 @@ fn note_own_datagram<T: Tables>(heads: &Headers, tables: &T) {
 /// that do not come from the agent, one could change: that a connection came in on this tuple (4). It cannot begin while
 /// the flow is there (`to_pod`), and a SYN of the pod, which would end it, is always asked.
 #[inline(always)]
-fn settled<'t, T: Tables>(heads: &Headers, tables: &'t T, config: &Config) -> Option<(u32, &'t Slot)> {
-    let is_plain = heads.fragment == Fragment::Whole && heads.ttl > 1 && !heads.source_routed;
-    let may_be = match heads.l4 {
-        L4::Tcp => heads.tcp_flags & tcp::SYN == 0,
-        L4::Udp => heads.tuple.dport() as u32 != config.tunnel_port,
+fn settled<'t, T: Tables>(headers: &Headers, tables: &'t T, config: &Config) -> Option<(u32, &'t Slot)> {
+    let is_plain = headers.fragment == Fragment::Whole && headers.ttl > 1 && !headers.source_routed;
+    let may_be = match headers.l4 {
+        L4::Tcp => headers.tcp_flags & tcp::SYN == 0,
+        L4::Udp => headers.tuple.dport() as u32 != config.tunnel_port,
         L4::EchoRequest => true,
         _ => false,
     };
@@ -220,16 +220,16 @@ fn settled<'t, T: Tables>(heads: &Headers, tables: &'t T, config: &Config) -> Op
     }
     // Asked of the pod, not of the flow: an entry that is removed and used again just now may be another object's. Whoever
     // sends the packet on compares the slot with what the object owns.
-    let egress_id = tables.pod(&heads.tuple.saddr).and_then(|pod| pod.egress_id())?;
-    let flow = tables.flow_seen(&heads.tuple, heads.of_pod())?;
+    let egress_id = tables.pod(&headers.tuple.saddr).and_then(|pod| pod.egress_id())?;
+    let flow = tables.flow_seen(&headers.tuple, headers.of_pod())?;
     let slot = flow.settled_under(config.decisions).filter(|_| flow.egress_id == egress_id)?;
     Some((egress_id, slot))
 }
 
 #[inline(always)]
-fn in_own_pod_subnet<T: Tables>(heads: &Headers, tables: &T, config: &Config) -> bool {
+fn in_own_pod_subnet<T: Tables>(headers: &Headers, tables: &T, config: &Config) -> bool {
     tables
-        .prefix(&heads.tuple.saddr)
+        .prefix(&headers.tuple.saddr)
         .is_some_and(|prefix| prefix.kind() == Some(PrefixKind::PodSubnet) && prefix.node == config.self_node)
 }
 
@@ -243,27 +243,27 @@ pub fn unknown_pod<T: Tables>(tables: &T, config: &Config) -> Verdict {
 /// not read, and would be taken for those of a connection that has such ports, or the identifier zero. A query of a pod
 /// answers nobody, whoever outside has chosen its identifier too.
 #[inline(always)]
-const fn may_answer(heads: &Headers) -> bool {
-    !matches!(heads.l4, L4::EchoRequest | L4::IcmpError | L4::Later | L4::Refused | L4::Short | L4::Unread)
+const fn may_answer(headers: &Headers) -> bool {
+    !matches!(headers.l4, L4::EchoRequest | L4::IcmpError | L4::Later | L4::Refused | L4::Short | L4::Unread)
 }
 
 /// Whether the packet, or what an ICMP error quotes, is of a connection from outside that is remembered.
 #[inline(always)]
-pub fn answers_known<T: Tables>(heads: &Headers, quote: &Quote, tables: &T) -> bool {
-    match heads.l4 {
+pub fn answers_known<T: Tables>(headers: &Headers, quote: &Quote, tables: &T) -> bool {
+    match headers.l4 {
         // A reply that the pod got is of a query of its own, whoever outside has chosen its identifier too.
-        L4::IcmpError => slots::told_of(heads, quote)
+        L4::IcmpError => slots::told_of(headers, quote)
             .is_some_and(|quote| quote.l4() != L4::EchoReply && tables.inbound_known(quote.flow())),
-        _ => may_answer(heads) && tables.inbound_known(&heads.tuple),
+        _ => may_answer(headers) && tables.inbound_known(&headers.tuple),
     }
 }
 
 /// A packet that only ever begins a connection: a SYN of TCP, an INIT of SCTP.
 #[inline(always)]
-fn begins(heads: &Headers) -> bool {
-    match heads.l4 {
-        L4::Tcp => heads.has_l4() && heads.tcp_flags & (tcp::SYN | tcp::ACK) == tcp::SYN,
-        L4::Sctp => heads.has_l4() && heads.sctp_chunk == sctp::INIT,
+fn begins(headers: &Headers) -> bool {
+    match headers.l4 {
+        L4::Tcp => headers.has_l4() && headers.tcp_flags & (tcp::SYN | tcp::ACK) == tcp::SYN,
+        L4::Sctp => headers.has_l4() && headers.sctp_chunk == sctp::INIT,
         _ => false,
     }
 }
@@ -271,11 +271,11 @@ fn begins(heads: &Headers) -> bool {
 /// Packets that only ever answer, whatever we remember; but where both ends open at once (RFC 9293 section 3.5), the pod
 /// answers within a flow that it began itself.
 #[inline(always)]
-fn is_answer<T: Tables>(heads: &Headers, tables: &T) -> bool {
+fn is_answer<T: Tables>(headers: &Headers, tables: &T) -> bool {
     const SYN_ACK: u8 = tcp::SYN | tcp::ACK;
     const ASKED: u8 = SYN_ACK | tcp::RST | tcp::FIN;
-    match heads.l4 {
-        L4::Tcp => heads.tcp_flags & ASKED == SYN_ACK && tables.flow_peek(&heads.tuple).is_none(),
+    match headers.l4 {
+        L4::Tcp => headers.tcp_flags & ASKED == SYN_ACK && tables.flow_peek(&headers.tuple).is_none(),
         L4::EchoReply => true,
         _ => false,
     }

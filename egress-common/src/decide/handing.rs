@@ -11,7 +11,7 @@ use super::from_netdev::{self, FromNetdev};
 use super::from_overlay::{self, FromOverlay, Outer};
 use super::from_pod::{self, FromPod};
 use super::packets::{Packet, packet};
-use super::snat::{self, EGRESS_PORTS, Face};
+use super::snat::{self, EGRESS_PORTS, SnatPool};
 use super::world::{World, addr};
 use super::{Owner, Tables};
 use crate::abi::*;
@@ -140,8 +140,8 @@ impl Pair {
     /// A pod of one of the two sends.
     fn sends(&self, node: &'static str, sent: &Packet) -> End {
         let world = self.world(node);
-        let heads = &mut sent.heads();
-        match from_pod::decide(heads, &Quote::NONE, world, &world.config.get()) {
+        let headers = &mut sent.headers();
+        match from_pod::decide(headers, &Quote::NONE, world, &world.config.get()) {
             FromPod::Send { slot, .. } if slot.place() == SlotPlace::Here => match world.owned(ID) {
                 Some(owned) if owned.address == slot.address => {
                     let owner = Owner { origin: Origin::Here, source_node: Addr::UNSPECIFIED, egress_id: ID };
@@ -158,8 +158,8 @@ impl Pair {
     }
 
     fn emitted(&self, world: &World, node: &'static str, sent: &Packet, owner: &Owner) -> End {
-        let face = Face { address: addr(self.cast.egress), ports: EGRESS_PORTS };
-        match snat::translate(&sent.heads(), &Quote::NONE, world, &face, owner) {
+        let pool = SnatPool { address: addr(self.cast.egress), ports: EGRESS_PORTS };
+        match snat::translate(&sent.headers(), &Quote::NONE, world, &pool, owner) {
             Ok(_) => End::Emitted(node),
             Err(verdict) => End::Dropped(verdict),
         }
@@ -169,7 +169,7 @@ impl Pair {
     fn arrives(&self, node: &'static str, from: &str, sent: &Packet) -> End {
         let world = self.world(node);
         let outer = Outer { source: addr(from), egress_id: ID };
-        match from_overlay::decide(&mut sent.heads(), &outer, world, &world.config.get()) {
+        match from_overlay::decide(&mut sent.headers(), &outer, world, &world.config.get()) {
             FromOverlay::Translate { source_node, .. } => {
                 let owner = Owner { origin: Origin::Remote, source_node: *source_node, egress_id: ID };
                 self.emitted(world, node, sent, &owner)
@@ -193,7 +193,7 @@ impl Pair {
             FromNetdev::PassOn { .. } => {
                 let peer = Self::name(&self.world(node).handover(ID).expect("a hand-over").peer);
                 let (world, outer) = (self.world(peer), Outer { source: addr(node), egress_id: ID });
-                match from_overlay::decide(&mut answer.0.heads(), &outer, world, &world.config.get()) {
+                match from_overlay::decide(&mut answer.0.headers(), &outer, world, &world.config.get()) {
                     FromOverlay::Answer => {
                         let passed = from_netdev::passed(&mut answer.0.arriving(), &answer.1, world, ID);
                         self.goes(peer, &passed, answer)
@@ -211,9 +211,9 @@ impl Pair {
     fn begin_flows(&self) {
         for (world, port) in [(&self.old, OLD_PORT), (&self.heir, NEW_PORT)] {
             let owner = Owner { origin: Origin::Remote, source_node: addr(THIRD), egress_id: ID };
-            let face = Face { address: addr(self.cast.egress), ports: EGRESS_PORTS };
-            let sent = packet(self.third_pod(), self.cast.world, port, 80).heads();
-            snat::translate(&sent, &Quote::NONE, world, &face, &owner).expect("a free port");
+            let pool = SnatPool { address: addr(self.cast.egress), ports: EGRESS_PORTS };
+            let sent = packet(self.third_pod(), self.cast.world, port, 80).headers();
+            snat::translate(&sent, &Quote::NONE, world, &pool, &owner).expect("a free port");
         }
     }
 

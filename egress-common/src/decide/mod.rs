@@ -60,7 +60,7 @@ pub enum PortClaim {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Held {
     Flows,
-    Mappings,
+    NatEntries,
 }
 
 impl Held {
@@ -69,7 +69,7 @@ impl Held {
     pub const fn may_grow(self, share: &Share, quota: u32) -> bool {
         match self {
             Self::Flows => share.flows < quota,
-            Self::Mappings => share.mappings < quota,
+            Self::NatEntries => share.nat_entries < quota,
         }
     }
 }
@@ -146,7 +146,7 @@ pub trait Tables {
     fn nat_peek(&self, key: &Tuple) -> Option<&NatEntry>;
     fn claim_nat(&self, key: &Tuple, other: &Tuple, owner: &Owner) -> Claim;
     /// Counts a mapping for the pod and the egress policy (zero: of none).
-    fn count_mapping(&self, pod: &Addr, egress_id: u32);
+    fn count_nat_entry(&self, pod: &Addr, egress_id: u32);
     /// Claims the first free port of the search for the reverse key made from `forward` and `address`.
     fn claim_any_port(&self, forward: &Tuple, address: &Addr, owner: &Owner, search: &PortSearch) -> PortClaim;
     /// Whether every port towards this destination was found taken, at most [`snat::EXHAUSTED_NS`] ago.
@@ -179,32 +179,32 @@ pub struct Rewrite {
 impl Rewrite {
     /// What the forward direction of a mapping writes: the egress IP and its port as the source.
     #[inline(always)]
-    pub fn snat(mapping: &NatEntry) -> Self {
-        let reverse = &mapping.other;
+    pub fn snat(nat_entry: &NatEntry) -> Self {
+        let reverse = &nat_entry.other;
         Self { end: End::Source, addr: reverse.daddr, port: reverse.dport() }
     }
 
     /// What the reverse direction restores: the pod's address and port as the destination.
     #[inline(always)]
-    pub fn reverse(mapping: &NatEntry) -> Self {
-        let forward = &mapping.other;
+    pub fn reverse(nat_entry: &NatEntry) -> Self {
+        let forward = &nat_entry.other;
         Self { end: End::Destination, addr: forward.saddr, port: forward.sport() }
     }
 
     /// The port that the packet has now.
     #[inline(always)]
-    pub fn old_port(&self, heads: &Headers) -> u16 {
+    pub fn old_port(&self, headers: &Headers) -> u16 {
         match self.end {
-            End::Source => heads.tuple.sport(),
-            End::Destination => heads.tuple.dport(),
+            End::Source => headers.tuple.sport(),
+            End::Destination => headers.tuple.dport(),
         }
     }
 
     /// Whether it can be written into the packet. A fragment of SCTP cannot get another port: the checksum is over the
     /// whole message, whose length the first fragment does not know, and by how much the checksum changes depends on it.
     #[inline(always)]
-    pub fn check(&self, heads: &Headers) -> Result<(), Verdict> {
-        let is_first = heads.l4 == L4::Sctp && heads.fragment == Fragment::First;
-        if is_first && self.old_port(heads) != self.port { Err(Verdict::SctpFragment) } else { Ok(()) }
+    pub fn check(&self, headers: &Headers) -> Result<(), Verdict> {
+        let is_first = headers.l4 == L4::Sctp && headers.fragment == Fragment::First;
+        if is_first && self.old_port(headers) != self.port { Err(Verdict::SctpFragment) } else { Ok(()) }
     }
 }

@@ -10,11 +10,11 @@ const GSO_BY_FRAGS: u32 = 0xffff;
 /// it where the kernel holds several in one (GSO). Zero where a program cannot see how long the segments are: each fits
 /// the pod's own device.
 #[inline(always)]
-pub fn wire_length(frame_len: u32, gso_size: u32, heads: &Headers) -> u32 {
+pub fn wire_length(frame_len: u32, gso_size: u32, headers: &Headers) -> u32 {
     match gso_size {
         0 => frame_len.saturating_sub(L3 as u32),
         GSO_BY_FRAGS => 0,
-        size => size + heads.header_len(),
+        size => size + headers.header_len(),
     }
 }
 
@@ -36,11 +36,11 @@ pub enum Fit {
 /// An outer IPv4 packet may be fragmented, by the overlay device. An outer IPv6 packet is fragmented by nobody: routers may
 /// not, and the kernel does it for no tunnel of this kind.
 #[inline(always)]
-pub fn fit(length: u32, overlay_mtu: u32, heads: &Headers, endpoint: &Addr) -> Fit {
+pub fn fit(length: u32, overlay_mtu: u32, headers: &Headers, endpoint: &Addr) -> Fit {
     if length <= overlay_mtu {
         return Fit::Whole;
     }
-    match too_long(length, overlay_mtu, heads, endpoint) {
+    match too_long(length, overlay_mtu, headers, endpoint) {
         CUT => Fit::Cut,
         LOST => Fit::Lost,
         limit => Fit::Tell(limit),
@@ -52,10 +52,10 @@ const LOST: u32 = 1;
 
 /// Out of line, and in one register, since it is rare and the programs have little stack.
 #[inline(never)]
-fn too_long(length: u32, overlay_mtu: u32, heads: &Headers, endpoint: &Addr) -> u32 {
-    let limit = overlay_limit(overlay_mtu, heads.family);
+fn too_long(length: u32, overlay_mtu: u32, headers: &Headers, endpoint: &Addr) -> u32 {
+    let limit = overlay_limit(overlay_mtu, headers.family);
     match endpoint.family() {
-        Family::V4 if length <= limit || !heads.dont_fragment => CUT,
+        Family::V4 if length <= limit || !headers.dont_fragment => CUT,
         Family::V6 if length <= limit => LOST,
         Family::V4 | Family::V6 => limit,
     }
@@ -82,13 +82,13 @@ mod tests {
     #[test]
     fn what_is_too_long_for_the_overlay_is_cut_outside_or_told() {
         let whole = |cast| packet(cast, V4.world, 4000, 80);
-        let (v4, v6) = (whole(V4.pod).heads(), packet(V6.pod, V6.world, 4000, 80).heads());
+        let (v4, v6) = (whole(V4.pod).headers(), packet(V6.pod, V6.world, 4000, 80).headers());
         let free = Headers { dont_fragment: false, ..v4 };
         let bound = Headers { dont_fragment: true, ..v4 };
         let (over_v4, over_v6) = (&addr(V4.other_node), &addr(V6.other_node));
         for underlay in [over_v4, over_v6] {
-            for heads in [&free, &bound, &v6] {
-                assert_eq!(fit(1430, 1430, heads, underlay), Fit::Whole);
+            for headers in [&free, &bound, &v6] {
+                assert_eq!(fit(1430, 1430, headers, underlay), Fit::Whole);
             }
             assert_eq!(fit(1431, 1430, &bound, underlay), Fit::Tell(1430));
             assert_eq!(fit(1431, 1430, &v6, underlay), Fit::Tell(1430));
@@ -104,13 +104,13 @@ mod tests {
     #[test]
     fn a_segment_has_all_headers_and_its_share_of_the_data() {
         for (cast, network) in [(V4, 20), (V6, 40)] {
-            let tcp = packet(cast.pod, cast.world, 4000, 80).tcp(0x10).heads();
+            let tcp = packet(cast.pod, cast.world, 4000, 80).tcp(0x10).headers();
             assert_eq!(wire_length(1514, 0, &tcp), 1500, "alone");
             assert_eq!(wire_length(64_000, 1448, &tcp), 1448 + network + 20, "of many");
-            let udp = packet(cast.pod, cast.world, 4000, 80).heads();
+            let udp = packet(cast.pod, cast.world, 4000, 80).headers();
             assert_eq!(wire_length(64_000, 1400, &udp), 1400 + network + 8);
             assert_eq!(wire_length(3, 0, &udp), 0, "shorter than a link header");
-            let sctp = packet(cast.pod, cast.world, 4000, 80).protocol(PROTO_SCTP).heads();
+            let sctp = packet(cast.pod, cast.world, 4000, 80).protocol(PROTO_SCTP).headers();
             assert_eq!(wire_length(64_000, GSO_BY_FRAGS, &sctp), 0, "as the sender cut them");
         }
     }

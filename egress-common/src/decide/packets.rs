@@ -95,7 +95,7 @@ impl Packet {
     }
 
     /// As a pod's side sends it.
-    pub(crate) fn heads(&self) -> Headers {
+    pub(crate) fn headers(&self) -> Headers {
         Headers::parse(self.frame().as_slice(), Direction::Egress).expect("an IP frame")
     }
 

@@ -120,7 +120,7 @@ pub const fn tells(state: u32, flags: u8, direction: Direction) -> bool {
 
 /// The phase of a mapping, by its values at both keys; the other one may be on its way.
 #[inline(always)]
-pub fn mapping(forward: &NatEntry, reverse: Option<&NatEntry>) -> Phase {
+pub fn nat_entry(forward: &NatEntry, reverse: Option<&NatEntry>) -> Phase {
     let (state, end) = reverse.map_or((0, 0), |reverse| (reverse.state, reverse.number));
     if forward.other.protocol != PROTO_TCP {
         return if state & SPOKE == 0 { Phase::Opening } else { Phase::Established };
@@ -253,7 +253,7 @@ mod tests {
     }
 
     /// A mapping's phase after these packets.
-    fn mapping(packets: &[(Direction, u8)]) -> Phase {
+    fn nat_entry(packets: &[(Direction, u8)]) -> Phase {
         let mut states = [0, 0];
         for (direction, flags) in packets {
             let (one, other) = if *direction == Egress { (0, 1) } else { (1, 0) };
@@ -267,18 +267,18 @@ mod tests {
     const OPEN: [(Direction, u8); 3] = [(Egress, SYN), (Ingress, SYN_ACK), (Egress, ACK)];
 
     fn open_then(packets: &[(Direction, u8)]) -> Phase {
-        mapping(&[&OPEN[..], packets].concat())
+        nat_entry(&[&OPEN[..], packets].concat())
     }
 
     #[test]
     fn a_connection_opens_lives_and_closes() {
-        assert_eq!(mapping(&OPEN[..1]), Phase::Opening);
-        assert_eq!(mapping(&OPEN[..2]), Phase::Opening);
-        assert_eq!(mapping(&OPEN), Phase::Established);
+        assert_eq!(nat_entry(&OPEN[..1]), Phase::Opening);
+        assert_eq!(nat_entry(&OPEN[..2]), Phase::Opening);
+        assert_eq!(nat_entry(&OPEN), Phase::Established);
         assert_eq!(open_then(&[(Egress, FIN)]), Phase::Established, "half closed: the other side may go on");
         assert_eq!(open_then(&[(Ingress, FIN)]), Phase::Established);
         assert_eq!(open_then(&[(Egress, FIN), (Ingress, FIN), (Egress, ACK)]), Phase::Closing);
-        assert_eq!(mapping(&[(Egress, ACK), (Ingress, ACK)]), Phase::Established, "picked up in mid-stream");
+        assert_eq!(nat_entry(&[(Egress, ACK), (Ingress, ACK)]), Phase::Established, "picked up in mid-stream");
     }
 
     #[test]
@@ -289,7 +289,7 @@ mod tests {
                 assert_eq!(open_then(&[(from, flags), (goes_on, ACK)]), Phase::Established, "{from:?} {goes_on:?}");
             }
         }
-        assert_eq!(mapping(&[(Egress, SYN), (Ingress, RST_ACK)]), Phase::Closing, "refused");
+        assert_eq!(nat_entry(&[(Egress, SYN), (Ingress, RST_ACK)]), Phase::Closing, "refused");
     }
 
     #[test]

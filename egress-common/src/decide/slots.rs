@@ -18,61 +18,61 @@ const _: () = assert!(MAX_SLOTS.is_power_of_two());
 /// The slot of the packet's flow, or why there is none. An ICMP error has that of the flow that it quotes, and begins none.
 #[inline(always)]
 pub fn of_flow<'t, T: Tables>(
-    heads: &Headers,
+    headers: &Headers,
     quote: &Quote,
     tables: &'t T,
     egress_id: u32,
 ) -> Result<&'t Slot, Verdict> {
-    let policy = tables.policy(&PolicyKey::new(egress_id, heads.family)).ok_or(Verdict::NoPolicy)?;
+    let policy = tables.policy(&PolicyKey::new(egress_id, headers.family)).ok_or(Verdict::NoPolicy)?;
     if policy.count() == 0 {
-        return Err(without_address(heads, tables, egress_id, policy));
+        return Err(without_address(headers, tables, egress_id, policy));
     }
-    if heads.l4 == L4::IcmpError {
-        return of_error(heads, quote, tables, egress_id, policy);
+    if headers.l4 == L4::IcmpError {
+        return of_error(headers, quote, tables, egress_id, policy);
     }
-    translatable(heads)?;
-    let known = tables.flow_seen(&heads.tuple, heads.of_pod());
+    translatable(headers)?;
+    let known = tables.flow_seen(&headers.tuple, headers.of_pod());
     if let Some(flow) = known {
-        match kept(&heads.tuple, tables, egress_id, policy, flow) {
+        match kept(&headers.tuple, tables, egress_id, policy, flow) {
             Ok(slot) => return Ok(slot),
-            Err(verdict) if is_mid_stream(heads) => return Err(verdict),
+            Err(verdict) if is_mid_stream(headers) => return Err(verdict),
             Err(_) => {}
         }
     }
-    begin(heads, tables, egress_id, policy, known.is_some())
+    begin(headers, tables, egress_id, policy, known.is_some())
 }
 
 /// What becomes of a packet while the object has no address that is served. A running connection has one, and must not
 /// show another.
 #[inline(always)]
-fn without_address<T: Tables>(heads: &Headers, tables: &T, egress_id: u32, policy: &Policy) -> Verdict {
+fn without_address<T: Tables>(headers: &Headers, tables: &T, egress_id: u32, policy: &Policy) -> Verdict {
     let otherwise = match policy.when_empty() {
         WhenEmpty::Drop => Verdict::NoGateway,
         WhenEmpty::NodeAddress => Verdict::NodeAddress,
         WhenEmpty::NotListed => Verdict::FamilyNotListed,
     };
-    if !is_mid_stream(heads) {
+    if !is_mid_stream(headers) {
         return otherwise;
     }
-    let Some(flow) = tables.flow_peek(&heads.tuple) else { return otherwise };
+    let Some(flow) = tables.flow_peek(&headers.tuple) else { return otherwise };
     let waits = otherwise == Verdict::NoGateway && flow.egress_id == egress_id;
     if waits && place_of(policy, &flow.address).is_some() { Verdict::NoGateway } else { Verdict::AddressGone }
 }
 
 /// A TCP packet that does not begin a connection.
 #[inline(always)]
-pub fn is_mid_stream(heads: &Headers) -> bool {
-    heads.l4 == L4::Tcp && heads.tcp_flags & tcp::SYN == 0
+pub fn is_mid_stream(headers: &Headers) -> bool {
+    headers.l4 == L4::Tcp && headers.tcp_flags & tcp::SYN == 0
 }
 
 /// Whether the engine can give this packet another address; an ICMP error only by what it quotes.
 #[inline(always)]
-pub fn translatable(heads: &Headers) -> Result<(), Verdict> {
-    if heads.source_routed {
+pub fn translatable(headers: &Headers) -> Result<(), Verdict> {
+    if headers.source_routed {
         // It would go on from the address to others, past whatever was decided here for that address.
         return Err(Verdict::SourceRouted);
     }
-    match heads.l4 {
+    match headers.l4 {
         L4::Tcp | L4::Udp | L4::Sctp | L4::EchoRequest | L4::EchoReply | L4::Other => Ok(()),
         L4::IcmpError => Err(Verdict::IcmpUnmatched),
         L4::Short => Err(Verdict::Malformed),
@@ -84,22 +84,22 @@ pub fn translatable(heads: &Headers) -> Result<(), Verdict> {
 
 /// The flow that an ICMP error of a pod is about, as the pod sends it: the pod got the quoted packet, and tells its sender.
 #[inline(always)]
-pub fn told_of<'q>(heads: &Headers, quote: &'q Quote) -> Option<&'q Quote> {
-    (quote.tuple().daddr == heads.tuple.saddr && quote.tuple().saddr == heads.tuple.daddr).then_some(quote)
+pub fn told_of<'q>(headers: &Headers, quote: &'q Quote) -> Option<&'q Quote> {
+    (quote.tuple().daddr == headers.tuple.saddr && quote.tuple().saddr == headers.tuple.daddr).then_some(quote)
 }
 
 #[inline(always)]
 fn of_error<'t, T: Tables>(
-    heads: &Headers,
+    headers: &Headers,
     quote: &Quote,
     tables: &T,
     egress_id: u32,
     policy: &'t Policy,
 ) -> Result<&'t Slot, Verdict> {
-    if heads.source_routed {
+    if headers.source_routed {
         return Err(Verdict::SourceRouted);
     }
-    let tuple = told_of(heads, quote).ok_or(Verdict::IcmpUnmatched)?.flow();
+    let tuple = told_of(headers, quote).ok_or(Verdict::IcmpUnmatched)?.flow();
     let flow = tables.flow_peek(tuple).ok_or(Verdict::IcmpUnmatched)?;
     kept(tuple, tables, egress_id, policy, flow)
 }
@@ -153,35 +153,35 @@ fn place_of(policy: &Policy, address: &Addr) -> Option<u32> {
 
 #[inline(always)]
 fn begin<'t, T: Tables>(
-    heads: &Headers,
+    headers: &Headers,
     tables: &T,
     egress_id: u32,
     policy: &'t Policy,
     overwrite: bool,
 ) -> Result<&'t Slot, Verdict> {
-    if !overwrite && !tables.has_quota(&heads.tuple.saddr, egress_id, Held::Flows) {
+    if !overwrite && !tables.has_quota(&headers.tuple.saddr, egress_id, Held::Flows) {
         return Err(Verdict::QuotaExceeded);
     }
-    if heads.l4 != L4::Tcp {
+    if headers.l4 != L4::Tcp {
         // Outlives the flow: an answer that comes after the flow was cut is none to a connection from outside.
-        tables.note_datagram(&heads.tuple);
+        tables.note_datagram(&headers.tuple);
     }
-    let index = pick(&heads.tuple, policy.count());
+    let index = pick(&headers.tuple, policy.count());
     let slot = &policy.slots[(index & SLOT_MASK) as usize];
-    let state = phase::own(0, heads.tcp_flags, Direction::Egress);
+    let state = phase::own(0, headers.tcp_flags, Direction::Egress);
     let mut flow = Flow::new(slot.address, egress_id, index, state, tables.now_ns());
-    flow.acknowledged = heads.tcp_ack;
-    flow.seal(&heads.tuple);
+    flow.acknowledged = headers.tcp_ack;
+    flow.seal(&headers.tuple);
     if overwrite {
-        return if tables.put_flow(&heads.tuple, &flow) { Ok(slot) } else { Err(Verdict::MapFull) };
+        return if tables.put_flow(&headers.tuple, &flow) { Ok(slot) } else { Err(Verdict::MapFull) };
     }
-    match tables.claim_flow(&heads.tuple, &flow) {
+    match tables.claim_flow(&headers.tuple, &flow) {
         Claim::Claimed => Ok(slot),
         Claim::Full => Err(Verdict::MapFull),
         // Another CPU began the same flow: its choice stands.
         Claim::Taken => {
-            let flow = tables.flow_seen(&heads.tuple, heads.of_pod()).ok_or(Verdict::ClaimLost)?;
-            kept(&heads.tuple, tables, egress_id, policy, flow).map_err(|_| Verdict::ClaimLost)
+            let flow = tables.flow_seen(&headers.tuple, headers.of_pod()).ok_or(Verdict::ClaimLost)?;
+            kept(&headers.tuple, tables, egress_id, policy, flow).map_err(|_| Verdict::ClaimLost)
         }
     }
 }
@@ -226,8 +226,8 @@ mod tests {
     fn flows_spread_evenly() {
         let mut seen = [0u32; 5];
         for port in 1024..6024 {
-            let heads = packet("10.244.1.10", "198.51.100.10", port, 80).heads();
-            seen[pick(&heads.tuple, 5) as usize] += 1;
+            let headers = packet("10.244.1.10", "198.51.100.10", port, 80).headers();
+            seen[pick(&headers.tuple, 5) as usize] += 1;
         }
         assert!(seen.iter().all(|n| (850..1150).contains(n)), "{seen:?}");
     }
@@ -239,15 +239,15 @@ mod tests {
         let b = Slot::remote(Addr::v4([172, 18, 0, 101]), Addr::v4([172, 18, 0, 3]));
         let c = Slot::here(Addr::v4([172, 18, 0, 102]));
         world.set_policy(7, WhenEmpty::Drop, &[b]);
-        let heads = packet("10.244.1.10", "198.51.100.10", 4000, 80).heads();
-        assert_eq!(of_flow(&heads, &Quote::NONE, &world, 7), Ok(&b));
+        let headers = packet("10.244.1.10", "198.51.100.10", 4000, 80).headers();
+        assert_eq!(of_flow(&headers, &Quote::NONE, &world, 7), Ok(&b));
         world.set_policy(7, WhenEmpty::Drop, &[a, b, c]);
-        assert_eq!(of_flow(&heads, &Quote::NONE, &world, 7), Ok(&b));
+        assert_eq!(of_flow(&headers, &Quote::NONE, &world, 7), Ok(&b));
         let moved = Slot::remote(b.address, Addr::v4([172, 18, 0, 4]));
         world.set_policy(7, WhenEmpty::Drop, &[a, c, moved]);
-        assert_eq!(of_flow(&heads, &Quote::NONE, &world, 7), Ok(&moved));
+        assert_eq!(of_flow(&headers, &Quote::NONE, &world, 7), Ok(&moved));
         world.set_policy(7, WhenEmpty::Drop, &[a, c]);
-        let mut data = heads;
+        let mut data = headers;
         data.l4 = L4::Tcp;
         data.tcp_flags = tcp::ACK;
         world.remember_flow(&data.tuple, b.address, 7);
@@ -259,15 +259,15 @@ mod tests {
     #[test]
     fn nothing_assigned_is_a_named_verdict() {
         let world = World::new();
-        let heads = packet("10.244.1.10", "198.51.100.10", 4000, 80).heads();
-        assert_eq!(of_flow(&heads, &Quote::NONE, &world, 7), Err(Verdict::NoPolicy));
+        let headers = packet("10.244.1.10", "198.51.100.10", 4000, 80).headers();
+        assert_eq!(of_flow(&headers, &Quote::NONE, &world, 7), Err(Verdict::NoPolicy));
         for (when, verdict) in [
             (WhenEmpty::Drop, Verdict::NoGateway),
             (WhenEmpty::NodeAddress, Verdict::NodeAddress),
             (WhenEmpty::NotListed, Verdict::FamilyNotListed),
         ] {
             world.set_policy(7, when, &[]);
-            assert_eq!(of_flow(&heads, &Quote::NONE, &world, 7), Err(verdict));
+            assert_eq!(of_flow(&headers, &Quote::NONE, &world, 7), Err(verdict));
         }
     }
 }

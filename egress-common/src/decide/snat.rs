@@ -86,7 +86,7 @@ const fn is_echo(tuple: &Tuple) -> bool {
 
 /// What a flow is to show to the world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Face {
+pub struct SnatPool {
     pub address: Addr,
     pub ports: PortRange,
 }
@@ -94,59 +94,59 @@ pub struct Face {
 /// The mapping of a packet from a pod, made if it is not there; for an ICMP error that of the flow that it quotes.
 #[inline(always)]
 pub fn translate<'t, T: Tables>(
-    heads: &Headers,
+    headers: &Headers,
     quote: &Quote,
     tables: &'t T,
-    face: &Face,
+    pool: &SnatPool,
     owner: &Owner,
 ) -> Result<&'t NatEntry, Verdict> {
     // The node's own address needs no lease.
     if owner.origin != Origin::Stack && !tables.has_lease() {
         return Err(Verdict::LeaseExpired);
     }
-    if heads.l4 == L4::IcmpError {
-        let mapping = of_error(heads, quote, tables).filter(|mapping| mapping.other.daddr == face.address);
-        return mapping.ok_or(Verdict::IcmpUnmatched);
+    if headers.l4 == L4::IcmpError {
+        let nat_entry = of_error(headers, quote, tables).filter(|nat_entry| nat_entry.other.daddr == pool.address);
+        return nat_entry.ok_or(Verdict::IcmpUnmatched);
     }
-    let forward = &heads.tuple;
-    if let Some(mapping) = tables.nat_seen(forward, heads.of_pod()) {
-        if shows(mapping, face, owner) {
-            return Ok(mapping);
+    let forward = &headers.tuple;
+    if let Some(nat_entry) = tables.nat_seen(forward, headers.of_pod()) {
+        if shows(nat_entry, pool, owner) {
+            return Ok(nat_entry);
         }
-        retire(forward, mapping, tables);
+        retire(forward, nat_entry, tables);
     }
-    if !tables.has_quota(&forward.saddr, owner.egress_id, Held::Mappings) {
+    if !tables.has_quota(&forward.saddr, owner.egress_id, Held::NatEntries) {
         return Err(Verdict::QuotaExceeded);
     }
-    let port = match claim_own_port(heads, tables, face, owner) {
+    let port = match claim_own_port(headers, tables, pool, owner) {
         OwnPort::Claimed => Port { number: forward.sport(), ours: true },
         OwnPort::Adopted => Port { number: forward.sport(), ours: false },
         OwnPort::Full => return Err(Verdict::MapFull),
-        OwnPort::Taken if heads.l4 == L4::Other => return Err(Verdict::ProtocolTaken),
+        OwnPort::Taken if headers.l4 == L4::Other => return Err(Verdict::ProtocolTaken),
         // The answerer knows this flow by its own port only.
-        OwnPort::Taken if is_under_way(heads) => return Err(Verdict::PortTaken),
-        OwnPort::Taken if is_exhausted(forward, face, tables) => return Err(Verdict::PortsExhausted),
-        OwnPort::Taken => match find_port(heads, tables, face, owner) {
+        OwnPort::Taken if is_under_way(headers) => return Err(Verdict::PortTaken),
+        OwnPort::Taken if is_exhausted(forward, pool, tables) => return Err(Verdict::PortsExhausted),
+        OwnPort::Taken => match find_port(headers, tables, pool, owner) {
             PortClaim::Claimed(number) => Port { number, ours: true },
             PortClaim::NoneFree => {
-                note_exhausted(forward, face, tables);
+                note_exhausted(forward, pool, tables);
                 return Err(Verdict::PortsExhausted);
             }
             PortClaim::Full => return Err(Verdict::MapFull),
         },
     };
-    if claim_forward(heads, tables, face, owner, port)? == Forward::NeedsReverse {
-        hold_reverse(heads, tables, face, owner, port)?;
+    if claim_forward(headers, tables, pool, owner, port)? == Forward::NeedsReverse {
+        hold_reverse(headers, tables, pool, owner, port)?;
     }
-    let mapping = tables.nat_seen(forward, heads.of_pod()).ok_or(Verdict::ClaimLost)?;
-    if mapping.other.daddr == face.address { Ok(mapping) } else { Err(Verdict::ClaimLost) }
+    let nat_entry = tables.nat_seen(forward, headers.of_pod()).ok_or(Verdict::ClaimLost)?;
+    if nat_entry.other.daddr == pool.address { Ok(nat_entry) } else { Err(Verdict::ClaimLost) }
 }
 
 /// Tells the world of a packet that a pod got by a flow of its own; the flow lives no longer for it (RFC 5508 section 4).
 #[inline(never)]
-fn of_error<'t, T: Tables>(heads: &Headers, quote: &Quote, tables: &'t T) -> Option<&'t NatEntry> {
+fn of_error<'t, T: Tables>(headers: &Headers, quote: &Quote, tables: &'t T) -> Option<&'t NatEntry> {
     // What a pod got was no request: nothing unasked comes in.
-    let quote = slots::told_of(heads, quote).filter(|quote| quote.l4() != L4::EchoRequest)?;
+    let quote = slots::told_of(headers, quote).filter(|quote| quote.l4() != L4::EchoRequest)?;
     tables.nat_peek(quote.flow())
 }
 
@@ -154,12 +154,12 @@ fn of_error<'t, T: Tables>(heads: &Headers, quote: &Quote, tables: &'t T) -> Opt
 /// tunnel endpoint by now, or the subnet another node. The ports of the node's own address may have changed: answers to one
 /// that is not among them any more are the host's.
 #[inline(always)]
-fn shows(mapping: &NatEntry, face: &Face, owner: &Owner) -> bool {
-    let port = mapping.other.dport();
-    let is_listed = port >= face.ports.first && port <= face.ports.last;
-    mapping.other.daddr == face.address
-        && mapping.egress_id == owner.egress_id
-        && mapping.source_node == owner.source_node
+fn shows(nat_entry: &NatEntry, pool: &SnatPool, owner: &Owner) -> bool {
+    let port = nat_entry.other.dport();
+    let is_listed = port >= pool.ports.first && port <= pool.ports.last;
+    nat_entry.other.daddr == pool.address
+        && nat_entry.egress_id == owner.egress_id
+        && nat_entry.source_node == owner.source_node
         && (is_listed || owner.origin != Origin::Stack)
 }
 
@@ -183,8 +183,8 @@ fn retire<T: Tables>(forward: &Tuple, old: &NatEntry, tables: &T) {
 
 /// Whether the packet is of a connection, or an association of SCTP, that began before this node had a part in it.
 #[inline(always)]
-fn is_under_way(heads: &Headers) -> bool {
-    slots::is_mid_stream(heads) || heads.l4 == L4::Sctp && heads.sctp_chunk != sctp::INIT
+fn is_under_way(headers: &Headers) -> bool {
+    slots::is_mid_stream(headers) || headers.l4 == L4::Sctp && headers.sctp_chunk != sctp::INIT
 }
 
 /// What came of claiming the reverse key with the pod's own port.
@@ -206,14 +206,14 @@ struct Port {
 }
 
 #[inline(never)]
-fn claim_own_port<T: Tables>(heads: &Headers, tables: &T, face: &Face, owner: &Owner) -> OwnPort {
-    let port = heads.tuple.sport();
-    let is_listed = port >= face.ports.first && port <= face.ports.last;
-    if !is_listed && (owner.origin == Origin::Stack || heads.l4 != L4::Other) {
+fn claim_own_port<T: Tables>(headers: &Headers, tables: &T, pool: &SnatPool, owner: &Owner) -> OwnPort {
+    let port = headers.tuple.sport();
+    let is_listed = port >= pool.ports.first && port <= pool.ports.last;
+    if !is_listed && (owner.origin == Origin::Stack || headers.l4 != L4::Other) {
         return OwnPort::Taken;
     }
-    let forward = &heads.tuple;
-    let reverse = reverse_key(forward, &face.address, port);
+    let forward = &headers.tuple;
+    let reverse = reverse_key(forward, &pool.address, port);
     // Once more where it was taken back in between.
     for _ in 0..2 {
         match tables.claim_nat(&reverse, forward, owner) {
@@ -233,21 +233,21 @@ fn claim_own_port<T: Tables>(heads: &Headers, tables: &T, face: &Face, owner: &O
 pub const EXHAUSTED_NS: u64 = 1_000_000_000;
 
 #[inline(never)]
-fn is_exhausted<T: Tables>(forward: &Tuple, face: &Face, tables: &T) -> bool {
-    tables.is_exhausted(&reverse_key(forward, &face.address, 0))
+fn is_exhausted<T: Tables>(forward: &Tuple, pool: &SnatPool, tables: &T) -> bool {
+    tables.is_exhausted(&reverse_key(forward, &pool.address, 0))
 }
 
 #[inline(never)]
-fn note_exhausted<T: Tables>(forward: &Tuple, face: &Face, tables: &T) {
-    tables.note_exhausted(&reverse_key(forward, &face.address, 0));
+fn note_exhausted<T: Tables>(forward: &Tuple, pool: &SnatPool, tables: &T) {
+    tables.note_exhausted(&reverse_key(forward, &pool.address, 0));
 }
 
 /// Claims the reverse key with any free port of the face.
 #[inline(never)]
-fn find_port<T: Tables>(heads: &Headers, tables: &T, face: &Face, owner: &Owner) -> PortClaim {
-    let forward = &heads.tuple;
-    let search = PortSearch::new(face.ports, tables.random());
-    tables.claim_any_port(forward, &face.address, owner, &search)
+fn find_port<T: Tables>(headers: &Headers, tables: &T, pool: &SnatPool, owner: &Owner) -> PortClaim {
+    let forward = &headers.tuple;
+    let search = PortSearch::new(pool.ports, tables.random());
+    tables.claim_any_port(forward, &pool.address, owner, &search)
 }
 
 /// What stands once the forward key has been claimed.
@@ -263,17 +263,17 @@ enum Forward {
 /// that is just being swept stands no more.
 #[inline(never)]
 fn claim_forward<T: Tables>(
-    heads: &Headers,
+    headers: &Headers,
     tables: &T,
-    face: &Face,
+    pool: &SnatPool,
     owner: &Owner,
     port: Port,
 ) -> Result<Forward, Verdict> {
-    let forward = &heads.tuple;
-    let reverse = reverse_key(forward, &face.address, port.number);
+    let forward = &headers.tuple;
+    let reverse = reverse_key(forward, &pool.address, port.number);
     let claim = tables.claim_nat(forward, &reverse, owner);
     if claim == Claim::Claimed {
-        tables.count_mapping(&forward.saddr, owner.egress_id);
+        tables.count_nat_entry(&forward.saddr, owner.egress_id);
         return Ok(if port.ours { Forward::Stands } else { Forward::NeedsReverse });
     }
     let is_named = || tables.nat_seen(forward, Segment::NONE).is_some_and(|winner| winner.other == reverse);
@@ -290,9 +290,15 @@ fn claim_forward<T: Tables>(
 /// by a CPU that looks at the forward key next. Where another flow has got it meanwhile, the mapping goes, and the next
 /// packet makes another one.
 #[inline(never)]
-fn hold_reverse<T: Tables>(heads: &Headers, tables: &T, face: &Face, owner: &Owner, port: Port) -> Result<(), Verdict> {
-    let forward = &heads.tuple;
-    let reverse = reverse_key(forward, &face.address, port.number);
+fn hold_reverse<T: Tables>(
+    headers: &Headers,
+    tables: &T,
+    pool: &SnatPool,
+    owner: &Owner,
+    port: Port,
+) -> Result<(), Verdict> {
+    let forward = &headers.tuple;
+    let reverse = reverse_key(forward, &pool.address, port.number);
     let is_held = match tables.claim_nat(&reverse, forward, owner) {
         Claim::Claimed => true,
         Claim::Taken => tables.nat_peek(&reverse).is_none_or(|there| there.other == *forward),

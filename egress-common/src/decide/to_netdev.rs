@@ -4,7 +4,7 @@
 //! is forwarded with an egress IP as its source was given it by a pod, or by a rule of the host, and not by NAT.
 
 use super::from_pod::{self, FromPod};
-use super::snat::{self, Face};
+use super::snat::{self, SnatPool};
 use super::{Owner, Tables, fragments, from_netdev, slots, to_pod};
 use crate::abi::{Addr, Class, Config, NatEntry, Origin, PrefixKind, Verdict, has_node_mark};
 use crate::wire::{Headers, L4, Quote};
@@ -29,42 +29,42 @@ pub enum ToNetdev {
 }
 
 #[inline(always)]
-pub fn decide<T: Tables>(heads: &mut Headers, quote: &Quote, meta: &Meta, tables: &T, config: &Config) -> ToNetdev {
-    if meta.forwarded && heads.may_be_udp_to(config.tunnel_port) && tables.node(&heads.tuple.daddr).is_some() {
+pub fn decide<T: Tables>(headers: &mut Headers, quote: &Quote, meta: &Meta, tables: &T, config: &Config) -> ToNetdev {
+    if meta.forwarded && headers.may_be_udp_to(config.tunnel_port) && tables.node(&headers.tuple.daddr).is_some() {
         return ToNetdev::Done(Verdict::ForgedTunnel);
     }
     // For an egress IP that this node does not own: nodes of which none owns it would pass the packet round. What is
     // delivered here never gets this far.
-    if meta.returning && is_egress_ip(&heads.tuple.daddr, tables) {
+    if meta.returning && is_egress_ip(&headers.tuple.daddr, tables) {
         return ToNetdev::Done(Verdict::NotGateway);
     }
     // Of this node or of another one. What came in by the uplink is the network's own.
-    if meta.forwarded && !meta.returning && is_egress_ip(&heads.tuple.saddr, tables) {
+    if meta.forwarded && !meta.returning && is_egress_ip(&headers.tuple.saddr, tables) {
         return ToNetdev::Done(Verdict::SpoofedEgressIp);
     }
-    if meta.forwarded && passes_for_a_mapping(heads, tables, config) {
+    if meta.forwarded && passes_for_a_mapping(headers, tables, config) {
         return ToNetdev::Done(Verdict::PortTaken);
     }
     // Most packets are the node's own: nothing below would find a pod in them.
-    if !has_node_mark(meta.mark) && !config.may_be_pod(&heads.tuple.saddr) {
+    if !has_node_mark(meta.mark) && !config.may_be_pod(&headers.tuple.saddr) {
         return ToNetdev::Done(Verdict::NotOurs);
     }
-    let is_pods = tables.pod(&heads.tuple.saddr).is_some() && may_be_pods(heads, meta.forwarded, tables, config);
+    let is_pods = tables.pod(&headers.tuple.saddr).is_some() && may_be_pods(headers, meta.forwarded, tables, config);
     if has_node_mark(meta.mark) {
         if !is_pods {
             // The mark alone lets no pod's address out: whoever rules the host can set it.
-            let verdict = guard_foreign(heads, tables, config);
+            let verdict = guard_foreign(headers, tables, config);
             return if verdict.class() == Class::Drop { ToNetdev::Done(verdict) } else { ToNetdev::Unmark };
         }
-        fragments::resolve(heads, tables);
+        fragments::resolve(headers, tables);
         return ToNetdev::NodeSnat;
     }
     if is_pods {
-        let verdict = guard_own(heads, quote, tables, config);
+        let verdict = guard_own(headers, quote, tables, config);
         // The stack has not translated it: not every CNI does.
         return if verdict == Verdict::NodeAddress { ToNetdev::NodeSnat } else { ToNetdev::Done(verdict) };
     }
-    ToNetdev::Done(guard_foreign(heads, tables, config))
+    ToNetdev::Done(guard_foreign(headers, tables, config))
 }
 
 /// Whether a rule of the host has given the packet the node's address with a port by which NAT knows another pod's flow to
@@ -72,31 +72,31 @@ pub fn decide<T: Tables>(heads: &mut Headers, quote: &Quote, meta: &Meta, tables
 ///
 /// Out of line: asked of few ports.
 #[inline(never)]
-fn passes_for_a_mapping<T: Tables>(heads: &Headers, tables: &T, config: &Config) -> bool {
-    let tuple = &heads.tuple;
+fn passes_for_a_mapping<T: Tables>(headers: &Headers, tables: &T, config: &Config) -> bool {
+    let tuple = &headers.tuple;
     let may_be = from_netdev::is_node_port(tuple.sport(), config)
-        && tuple.saddr == from_netdev::node_address(config, heads.family);
+        && tuple.saddr == from_netdev::node_address(config, headers.family);
     may_be && tables.nat_peek(&snat::reverse_key(tuple, &tuple.saddr, tuple.sport())).is_some()
 }
 
 /// The mapping of a packet that gets the node's address.
 #[inline(always)]
 pub fn translate<'t, T: Tables>(
-    heads: &Headers,
+    headers: &Headers,
     quote: &Quote,
     tables: &'t T,
     config: &Config,
 ) -> Result<&'t NatEntry, Verdict> {
-    let address = from_netdev::node_address(config, heads.family);
+    let address = from_netdev::node_address(config, headers.family);
     if address == Addr::UNSPECIFIED || config.node_ports.first == 0 {
         return Err(Verdict::NoNodeAddress);
     }
     // An error by the mapping of what it quotes.
-    if heads.l4 != L4::IcmpError || heads.source_routed {
-        slots::translatable(heads)?;
+    if headers.l4 != L4::IcmpError || headers.source_routed {
+        slots::translatable(headers)?;
     }
     let owner = Owner { origin: Origin::Stack, source_node: Addr::UNSPECIFIED, egress_id: 0 };
-    snat::translate(heads, quote, tables, &Face { address, ports: config.node_ports }, &owner)
+    snat::translate(headers, quote, tables, &SnatPool { address, ports: config.node_ports }, &owner)
 }
 
 /// Whether an entry of `pods` may judge the packet. An entry for an address that is the node's own, an egress IP or another
@@ -104,11 +104,11 @@ pub fn translate<'t, T: Tables>(
 ///
 /// Out of line: asked of packets with a pod's address alone, which the CNI has translated as a rule.
 #[inline(never)]
-fn may_be_pods<T: Tables>(heads: &Headers, forwarded: bool, tables: &T, config: &Config) -> bool {
-    let is_nodes = tables.node(&heads.tuple.saddr).is_some();
+fn may_be_pods<T: Tables>(headers: &Headers, forwarded: bool, tables: &T, config: &Config) -> bool {
+    let is_nodes = tables.node(&headers.tuple.saddr).is_some();
     // On a node without a subnet of the family pods have addresses of which nothing is known.
     let may_be_anywhere = forwarded && !is_nodes;
-    let Some(prefix) = tables.prefix(&heads.tuple.saddr) else { return may_be_anywhere };
+    let Some(prefix) = tables.prefix(&headers.tuple.saddr) else { return may_be_anywhere };
     match prefix.kind() {
         // The second address of a subnet counts as the node's, and where the CNI is a bridge a pod may have it.
         Some(PrefixKind::PodSubnet) => prefix.node == config.self_node && (forwarded || !is_nodes),
@@ -124,15 +124,15 @@ fn is_egress_ip<T: Tables>(address: &Addr, tables: &T) -> bool {
 
 /// A pod of this node, with its own address, about to leave: what `from_pod` would leave alone may, nothing else.
 #[inline(never)]
-fn guard_own<T: Tables>(heads: &mut Headers, quote: &Quote, tables: &T, config: &Config) -> Verdict {
-    match from_pod::judge(heads, quote, tables, config, false) {
+fn guard_own<T: Tables>(headers: &mut Headers, quote: &Quote, tables: &T, config: &Config) -> Verdict {
+    match from_pod::judge(headers, quote, tables, config, false) {
         // For `from_pod` the stack answers it; here the stack is done with it, and it would leave.
         FromPod::Done(Verdict::TtlExpired) => Verdict::ProgramBypassed,
         // For `from_pod` a SYN+ACK or an echo reply is an answer whatever we remember, since the stack knows better. By here
         // the stack has given an answer through a service its own source back; what still has the pod's address answers
         // somebody who called that address, whom we remember and who may do so, or nobody.
         FromPod::Done(Verdict::InboundReply)
-            if !from_pod::answers_known(heads, quote, tables) || !is_called(heads, quote, tables, config) =>
+            if !from_pod::answers_known(headers, quote, tables) || !is_called(headers, quote, tables, config) =>
         {
             Verdict::ProgramBypassed
         }
@@ -145,26 +145,26 @@ fn guard_own<T: Tables>(heads: &mut Headers, quote: &Quote, tables: &T, config: 
 
 /// Of what an ICMP error quotes, where it is one.
 #[inline(always)]
-fn is_called<T: Tables>(heads: &Headers, quote: &Quote, tables: &T, config: &Config) -> bool {
-    let answer = if heads.l4 == L4::IcmpError { quote.flow() } else { &heads.tuple };
+fn is_called<T: Tables>(headers: &Headers, quote: &Quote, tables: &T, config: &Config) -> bool {
+    let answer = if headers.l4 == L4::IcmpError { quote.flow() } else { &headers.tuple };
     to_pod::is_called(answer, tables, config)
 }
 
 /// Any other source: a pod address that is not this node's must not leave, unless it stays in the cluster (a CNI that
 /// routes pods without an overlay).
 #[inline(never)]
-fn guard_foreign<T: Tables>(heads: &Headers, tables: &T, config: &Config) -> Verdict {
-    let Some(prefix) = tables.prefix(&heads.tuple.saddr) else {
+fn guard_foreign<T: Tables>(headers: &Headers, tables: &T, config: &Config) -> Verdict {
+    let Some(prefix) = tables.prefix(&headers.tuple.saddr) else {
         return Verdict::NotOurs;
     };
     match prefix.kind() {
         Some(PrefixKind::PodSubnet | PrefixKind::PodNetwork) => {}
         _ => return Verdict::NotOurs,
     }
-    if tables.node(&heads.tuple.saddr).is_some() || tables.node(&heads.tuple.daddr).is_some() {
+    if tables.node(&headers.tuple.saddr).is_some() || tables.node(&headers.tuple.daddr).is_some() {
         return Verdict::NotOurs;
     }
-    match tables.prefix(&heads.tuple.daddr) {
+    match tables.prefix(&headers.tuple.daddr) {
         Some(to) if to.kind() != Some(PrefixKind::EgressIp) => Verdict::ToCluster,
         // An address of this node's subnet that no pod has: `from_pod` has judged it already.
         _ if prefix.node == config.self_node => from_pod::unknown_pod(tables, config),
@@ -187,7 +187,7 @@ mod tests {
     const MARKED: Meta = Meta { mark: NODE_MARK, forwarded: true, returning: false };
 
     fn asked(world: &World, meta: &Meta, packet: &Packet) -> ToNetdev {
-        decide(&mut packet.heads(), &Quote::NONE, meta, world, &world.config.get())
+        decide(&mut packet.headers(), &Quote::NONE, meta, world, &world.config.get())
     }
 
     fn verdict(world: &World, packet: &Packet) -> Verdict {
@@ -211,10 +211,10 @@ mod tests {
                 assert_eq!(verdict, ToNetdev::Done(Verdict::ProgramBypassed));
             }
             let config = world.config.get();
-            let heads = packet(cast.pod, cast.other_node, 4000, 80).tcp(tcp::SYN).heads();
-            let mapping = translate(&heads, &Quote::NONE, world, &config).expect("a free port");
-            assert_eq!(mapping.other.daddr, addr(cast.node));
-            assert_eq!(mapping.origin(), Some(Origin::Stack));
+            let headers = packet(cast.pod, cast.other_node, 4000, 80).tcp(tcp::SYN).headers();
+            let nat_entry = translate(&headers, &Quote::NONE, world, &config).expect("a free port");
+            assert_eq!(nat_entry.other.daddr, addr(cast.node));
+            assert_eq!(nat_entry.origin(), Some(Origin::Stack));
             world.assert_paired();
         });
     }
@@ -238,7 +238,7 @@ mod tests {
             let error = packet(cast.pod, cast.world, 0, 0).unreachable();
             let told = |request: &Packet| {
                 let quote = request.quoted(Direction::Ingress);
-                decide(&mut error.heads(), &quote, &FORWARDED, world, &world.config.get())
+                decide(&mut error.headers(), &quote, &FORWARDED, world, &world.config.get())
             };
             assert_eq!(told(&request), ToNetdev::Done(Verdict::IcmpUnmatched));
             to_pod::decide(&request.arriving(), world, &world.config.get());
@@ -254,10 +254,10 @@ mod tests {
     fn an_error_that_lists_where_to_go_by_gets_no_address() {
         both(|cast, world| {
             let config = world.config.get();
-            let sent = packet(cast.pod, cast.other_node, 4000, 80).heads();
+            let sent = packet(cast.pod, cast.other_node, 4000, 80).headers();
             translate(&sent, &Quote::NONE, world, &config).expect("a free port");
             let quote = packet(cast.other_node, cast.pod, 80, 4000).quoted(Direction::Ingress);
-            let mut error = packet(cast.pod, cast.other_node, 0, 0).unreachable().heads();
+            let mut error = packet(cast.pod, cast.other_node, 0, 0).unreachable().headers();
             assert!(translate(&error, &quote, world, &config).is_ok());
             error.source_routed = true;
             assert_eq!(translate(&error, &quote, world, &config), Err(Verdict::SourceRouted));
@@ -268,19 +268,19 @@ mod tests {
     fn the_mark_without_an_address_or_a_port_is_a_drop() {
         both(|cast, world| {
             let config = world.config.get();
-            let heads = packet(cast.pod, cast.other_node, 4000, 80).tcp(tcp::SYN).heads();
+            let headers = packet(cast.pod, cast.other_node, 4000, 80).tcp(tcp::SYN).headers();
             let mut without_address = config;
             (without_address.node_v4, without_address.node_v6) = (Addr::UNSPECIFIED, Addr::UNSPECIFIED);
             for broken in [without_address, with_node_ports(config, 0, 0)] {
-                assert_eq!(translate(&heads, &Quote::NONE, world, &broken), Err(Verdict::NoNodeAddress));
+                assert_eq!(translate(&headers, &Quote::NONE, world, &broken), Err(Verdict::NoNodeAddress));
             }
-            let other = packet(cast.pod, cast.other_node, 0, 0).protocol(PROTO_AH).heads();
+            let other = packet(cast.pod, cast.other_node, 0, 0).protocol(PROTO_AH).headers();
             assert_eq!(translate(&other, &Quote::NONE, world, &config), Err(Verdict::UnsupportedProtocol));
             let narrow = with_node_ports(config, 61000, 61000);
-            assert!(translate(&heads, &Quote::NONE, world, &narrow).is_ok());
-            let second = packet(cast.known_pod, cast.other_node, 4000, 80).tcp(tcp::SYN).heads();
+            assert!(translate(&headers, &Quote::NONE, world, &narrow).is_ok());
+            let second = packet(cast.known_pod, cast.other_node, 4000, 80).tcp(tcp::SYN).headers();
             assert_eq!(translate(&second, &Quote::NONE, world, &narrow), Err(Verdict::PortsExhausted));
-            let running = packet(cast.known_pod, cast.other_node, 4000, 80).tcp(tcp::ACK).heads();
+            let running = packet(cast.known_pod, cast.other_node, 4000, 80).tcp(tcp::ACK).headers();
             assert_eq!(translate(&running, &Quote::NONE, world, &config), Err(Verdict::PortTaken));
         });
     }
@@ -291,10 +291,10 @@ mod tests {
         both(|cast, world| {
             let config = world.config.get();
             for sent in [packet(cast.pod, cast.other_node, 4000, 53), packet(cast.pod, cast.other_node, 0, 0).echo(9)] {
-                let heads = sent.heads();
-                let mapping = translate(&heads, &Quote::NONE, world, &config).expect("a free port");
-                let port = mapping.other.dport();
-                let masqueraded = |port, to_port| match heads.l4 {
+                let headers = sent.headers();
+                let nat_entry = translate(&headers, &Quote::NONE, world, &config).expect("a free port");
+                let port = nat_entry.other.dport();
+                let masqueraded = |port, to_port| match headers.l4 {
                     L4::EchoRequest => packet(cast.node, cast.other_node, 0, 0).echo(port),
                     _ => packet(cast.node, cast.other_node, port, to_port),
                 };
@@ -396,10 +396,10 @@ mod tests {
             assert_eq!(to_pod::decide(&called, world, &world.config.get()), Verdict::InboundRemembered);
             for (first, expected) in firsts {
                 let first = first.fragment(0, true);
-                world.await_first(&first.heads());
+                world.await_first(&first.headers());
                 assert_eq!(verdict(world, &first), expected);
             }
-            let mut marked = packet(cast.pod, cast.other_node, 4000, 80).fragment(0, true).heads();
+            let mut marked = packet(cast.pod, cast.other_node, 4000, 80).fragment(0, true).headers();
             world.await_first(&marked);
             let config = world.config.get();
             assert_eq!(decide(&mut marked, &Quote::NONE, &MARKED, world, &config), ToNetdev::NodeSnat);

@@ -28,22 +28,22 @@ use crate::wire::{Headers, L4, sctp, tcp};
 pub const SETTLE_NS: u64 = 30_000_000_000;
 
 #[inline(always)]
-pub fn decide<T: Tables>(heads: &Headers, tables: &T, config: &Config) -> Verdict {
-    let Some(pod) = tables.pod(&heads.tuple.daddr) else { return Verdict::NotPod };
+pub fn decide<T: Tables>(headers: &Headers, tables: &T, config: &Config) -> Verdict {
+    let Some(pod) = tables.pod(&headers.tuple.daddr) else { return Verdict::NotPod };
     let is_selected = pod.egress_id().is_some();
-    let answer = heads.tuple.reversed();
+    let answer = headers.tuple.reversed();
     // Whether the packet says itself that it begins something.
-    let begins = match heads.l4 {
-        L4::Tcp if phase::is_first(heads.tcp_flags) => true,
+    let begins = match headers.l4 {
+        L4::Tcp if phase::is_first(headers.tcp_flags) => true,
         L4::Tcp => {
             // Of a selected pod its own packets tell `from_pod` the rest, which nobody outside can make up.
-            let ends = heads.tcp_flags & (tcp::FIN | tcp::RST) != 0;
+            let ends = headers.tcp_flags & (tcp::FIN | tcp::RST) != 0;
             if ends || !is_selected {
-                tables.inbound_heard(&answer, heads.for_pod());
+                tables.inbound_heard(&answer, headers.for_pod());
             }
             return Verdict::NotOurs;
         }
-        L4::Sctp if heads.sctp_chunk == sctp::INIT => true,
+        L4::Sctp if headers.sctp_chunk == sctp::INIT => true,
         // Answers nothing, unlike other datagrams.
         L4::EchoRequest => false,
         l4 if l4.begins_anywhere() => {
@@ -56,7 +56,7 @@ pub fn decide<T: Tables>(heads: &Headers, tables: &T, config: &Config) -> Verdic
         _ => return Verdict::NotOurs,
     };
     // It answers nothing, also where the pod pings its sender by the same identifier.
-    let is_ping = heads.l4 == L4::EchoRequest;
+    let is_ping = headers.l4 == L4::EchoRequest;
     // Asked first, since it is so of most datagrams. Also a SYN: on the tuple of a flow of the pod it begins nothing,
     // whoever sends it.
     if !is_ping && tables.flow_peek(&answer).is_some() {
@@ -64,13 +64,13 @@ pub fn decide<T: Tables>(heads: &Headers, tables: &T, config: &Config) -> Verdic
     }
     // Another node's own address counts as outside: the answer must not be marked 1008, which would change its source. So
     // does an egress IP: another selected pod calls by a load balancer outside that keeps the client's address.
-    let place = tables.node(&heads.tuple.saddr).map(|node| node.place());
+    let place = tables.node(&headers.tuple.saddr).map(|node| node.place());
     let from_cluster =
-        tables.prefix(&heads.tuple.saddr).is_some_and(|prefix| prefix.kind() != Some(PrefixKind::EgressIp));
+        tables.prefix(&headers.tuple.saddr).is_some_and(|prefix| prefix.kind() != Some(PrefixKind::EgressIp));
     if place == Some(NodePlace::Own) || from_cluster {
         return Verdict::NotOurs;
     }
-    if tables.inbound_heard(&answer, heads.for_pod()) {
+    if tables.inbound_heard(&answer, headers.for_pod()) {
         return Verdict::NotOurs;
     }
     let exposure = tables.exposure(&ExposedPort::of(&answer));
@@ -78,7 +78,7 @@ pub fn decide<T: Tables>(heads: &Headers, tables: &T, config: &Config) -> Verdic
     if !begins && !has_evidence {
         return Verdict::NotOurs;
     }
-    if heads.l4 != L4::Tcp && !is_ping && tables.datagram_seen(&answer) {
+    if headers.l4 != L4::Tcp && !is_ping && tables.datagram_seen(&answer) {
         return Verdict::NotOurs;
     }
     let has_room = has_room(tables.inbound_in_use(), exposure, is_selected, config.inbound_size);
@@ -94,8 +94,8 @@ pub fn decide<T: Tables>(heads: &Headers, tables: &T, config: &Config) -> Verdic
 /// Whether a pod of this node, which has sent the packet, has made up its source: another node does not send by the
 /// management port, and what a pod says in its name is no evidence.
 #[inline(always)]
-pub fn is_made_up<T: Tables>(heads: &Headers, tables: &T) -> bool {
-    tables.node(&heads.tuple.saddr).is_some_and(|node| node.place() == NodePlace::Other)
+pub fn is_made_up<T: Tables>(headers: &Headers, tables: &T) -> bool {
+    tables.node(&headers.tuple.saddr).is_some_and(|node| node.place() == NodePlace::Other)
 }
 
 /// Whether one more may be remembered, of `size`; `exposure` is how many the port has, if it is exposed.
@@ -122,15 +122,15 @@ pub fn is_called<T: Tables>(answer: &Tuple, tables: &T, config: &Config) -> bool
 /// Notes a datagram of a pod that nothing selects, or that is not known, so that its answer is not taken for a connection
 /// from outside should the pod be selected later.
 #[inline(always)]
-pub fn follow_datagram<T: Tables>(heads: &Headers, tables: &T, config: &Config) {
-    let is_datagram = heads.l4.begins_anywhere() && heads.has_l4();
+pub fn follow_datagram<T: Tables>(headers: &Headers, tables: &T, config: &Config) {
+    let is_datagram = headers.l4.begins_anywhere() && headers.has_l4();
     // Of most ports no answer would count. What stays in the cluster, name look-ups above all, is never asked about.
     if is_datagram
-        && is_called(&heads.tuple, tables, config)
-        && tables.prefix(&heads.tuple.daddr).is_none()
-        && !tables.inbound_known(&heads.tuple)
+        && is_called(&headers.tuple, tables, config)
+        && tables.prefix(&headers.tuple.daddr).is_none()
+        && !tables.inbound_known(&headers.tuple)
     {
-        tables.note_datagram(&heads.tuple);
+        tables.note_datagram(&headers.tuple);
     }
 }
 
@@ -145,12 +145,12 @@ mod tests {
     use crate::decide::world::{World, addr};
     use crate::wire::{Headers, Quote};
 
-    fn from_pod<'t>(heads: &mut Headers, world: &'t World, config: &Config) -> FromPod<'t> {
-        from_pod::decide(heads, &Quote::NONE, world, config)
+    fn from_pod<'t>(headers: &mut Headers, world: &'t World, config: &Config) -> FromPod<'t> {
+        from_pod::decide(headers, &Quote::NONE, world, config)
     }
 
-    fn to_pod(heads: &Headers, world: &World) -> Verdict {
-        super::decide(heads, world, &world.config.get())
+    fn to_pod(headers: &Headers, world: &World) -> Verdict {
+        super::decide(headers, world, &world.config.get())
     }
 
     #[test]
@@ -191,14 +191,14 @@ mod tests {
                 packet(cast.world, cast.known_pod, 80, 4000).protocol(47).arriving(),
             ];
             let mut config = world.config.get();
-            for heads in &datagrams {
+            for headers in &datagrams {
                 for since_ns in [now, now - SETTLE_NS, now + 1_000_000_000] {
                     config.following_since_secs = (since_ns / 1_000_000_000) as u32;
-                    let verdict = super::decide(heads, world, &config);
+                    let verdict = super::decide(headers, world, &config);
                     assert_eq!(verdict, Verdict::NotOurs, "it may answer what the pod sent before");
                 }
                 config.following_since_secs = ((now - SETTLE_NS) / 1_000_000_000) as u32 - 1;
-                assert_eq!(super::decide(heads, world, &config), Verdict::InboundRemembered);
+                assert_eq!(super::decide(headers, world, &config), Verdict::InboundRemembered);
             }
         });
     }
@@ -220,10 +220,10 @@ mod tests {
         both(|cast, world| {
             let config = world.config.get();
             let query = packet(cast.pod, cast.world, 0, 0).echo(9);
-            assert!(matches!(from_pod(&mut query.heads(), world, &config), FromPod::Send { .. }));
+            assert!(matches!(from_pod(&mut query.headers(), world, &config), FromPod::Send { .. }));
             let ping = packet(cast.world, cast.pod, 0, 0).echo(9).arriving();
             assert_eq!(to_pod(&ping, world), Verdict::InboundRemembered);
-            assert!(matches!(from_pod(&mut query.heads(), world, &config), FromPod::Send { .. }), "a flow as before");
+            assert!(matches!(from_pod(&mut query.headers(), world, &config), FromPod::Send { .. }), "a flow as before");
         });
     }
 
@@ -232,16 +232,16 @@ mod tests {
         both(|cast, world| {
             let pod = cast.known_pod;
             let own = packet(pod, cast.world, 4000, 53);
-            from_pod(&mut own.heads(), world, &world.config.get());
+            from_pod(&mut own.headers(), world, &world.config.get());
             let asked = packet(cast.world, pod, 5000, 8080).arriving();
             assert_eq!(to_pod(&asked, world), Verdict::InboundRemembered);
             world.add_pod(pod, PodEntry::selected(ID, world.now.get()));
             let answer = packet(cast.world, pod, 53, 4000).arriving();
             assert_eq!(to_pod(&answer, world), Verdict::NotOurs, "the pod began it");
             let reply = packet(pod, cast.world, 8080, 5000);
-            let verdict = from_pod(&mut reply.heads(), world, &world.config.get());
+            let verdict = from_pod(&mut reply.headers(), world, &world.config.get());
             assert_eq!(verdict, FromPod::Done(Verdict::InboundReply));
-            assert!(matches!(from_pod(&mut own.heads(), world, &world.config.get()), FromPod::Send { .. }));
+            assert!(matches!(from_pod(&mut own.headers(), world, &world.config.get()), FromPod::Send { .. }));
         });
     }
 
@@ -252,12 +252,12 @@ mod tests {
             let syn = packet(cast.other_node, cast.pod, 50_000, 8443).tcp(tcp::SYN).arriving();
             assert_eq!(to_pod(&syn, world), Verdict::InboundRemembered);
             let data = packet(cast.pod, cast.other_node, 8443, 50_000).tcp(tcp::ACK);
-            assert_eq!(from_pod(&mut data.heads(), world, &config), FromPod::Done(Verdict::InboundReply));
+            assert_eq!(from_pod(&mut data.headers(), world, &config), FromPod::Done(Verdict::InboundReply));
             let asked = packet(cast.pod, cast.other_node, 4000, 53);
-            assert_eq!(from_pod(&mut asked.heads(), world, &config), FromPod::Mark);
+            assert_eq!(from_pod(&mut asked.headers(), world, &config), FromPod::Mark);
             let answer = packet(cast.other_node, cast.pod, 53, 4000).arriving();
             assert_eq!(to_pod(&answer, world), Verdict::NotOurs);
-            assert_eq!(from_pod(&mut asked.heads(), world, &config), FromPod::Mark);
+            assert_eq!(from_pod(&mut asked.headers(), world, &config), FromPod::Mark);
         });
     }
 
@@ -271,11 +271,15 @@ mod tests {
                 assert_eq!(to_pod(&syn, world), Verdict::InboundRemembered);
                 for flags in [tcp::SYN | tcp::ACK, tcp::ACK, tcp::FIN | tcp::ACK] {
                     let answer = packet(cast.pod, client, 8443, 50_000).tcp(flags);
-                    let steered = from_pod(&mut answer.heads(), world, &config);
+                    let steered = from_pod(&mut answer.headers(), world, &config);
                     assert_eq!(steered, FromPod::Done(Verdict::InboundReply), "{client} {flags}");
                 }
                 let own = packet(cast.pod, client, 8443, 50_001).tcp(tcp::SYN);
-                assert_eq!(from_pod(&mut own.heads(), world, &config), FromPod::Hairpin, "what the pod begins is none");
+                assert_eq!(
+                    from_pod(&mut own.headers(), world, &config),
+                    FromPod::Hairpin,
+                    "what the pod begins is none"
+                );
             }
         });
     }
@@ -286,10 +290,10 @@ mod tests {
             world.set_policy(ID, WhenEmpty::NodeAddress, &[]);
             let asked = packet(cast.pod, cast.world, 4000, 53);
             let given = FromPod::Done(Verdict::NodeAddress);
-            assert_eq!(from_pod(&mut asked.heads(), world, &world.config.get()), given);
+            assert_eq!(from_pod(&mut asked.headers(), world, &world.config.get()), given);
             let answer = packet(cast.world, cast.pod, 53, 4000).arriving();
             assert_eq!(to_pod(&answer, world), Verdict::NotOurs);
-            assert_eq!(from_pod(&mut asked.heads(), world, &world.config.get()), given);
+            assert_eq!(from_pod(&mut asked.headers(), world, &world.config.get()), given);
         });
     }
 
@@ -297,11 +301,11 @@ mod tests {
     fn a_syn_on_the_tuple_of_a_pods_flow_begins_nothing() {
         both(|cast, world| {
             let own = packet(cast.pod, cast.world, 4000, 443);
-            from_pod(&mut own.clone().tcp(tcp::SYN).heads(), world, &world.config.get());
+            from_pod(&mut own.clone().tcp(tcp::SYN).headers(), world, &world.config.get());
             let syn = packet(cast.world, cast.pod, 443, 4000).tcp(tcp::SYN).arriving();
             assert_eq!(to_pod(&syn, world), Verdict::NotOurs, "the server would unmask the node");
             let data = own.tcp(tcp::ACK);
-            assert!(matches!(from_pod(&mut data.heads(), world, &world.config.get()), FromPod::Send { .. }));
+            assert!(matches!(from_pod(&mut data.headers(), world, &world.config.get()), FromPod::Send { .. }));
         });
     }
 
@@ -309,7 +313,7 @@ mod tests {
     fn a_late_answer_to_a_flow_that_was_cut_is_no_connection_from_outside() {
         both(|cast, world| {
             let request = packet(cast.pod, cast.world, 4000, 53);
-            from_pod(&mut request.heads(), world, &world.config.get());
+            from_pod(&mut request.headers(), world, &world.config.get());
             world.cut_flows();
             assert_eq!(to_pod(&packet(cast.world, cast.pod, 53, 4000).arriving(), world), Verdict::NotOurs);
         });
@@ -319,7 +323,7 @@ mod tests {
     fn the_answer_of_a_pods_own_flow_is_no_connection_from_outside() {
         both(|cast, world| {
             for request in [packet(cast.pod, cast.world, 4000, 53), packet(cast.pod, cast.world, 0, 0).echo(9)] {
-                from_pod(&mut request.heads(), world, &world.config.get());
+                from_pod(&mut request.headers(), world, &world.config.get());
             }
             assert_eq!(world.flows_len(), 2);
             let answer = packet(cast.world, cast.pod, 53, 4000).arriving();
@@ -352,7 +356,7 @@ mod tests {
             assert_eq!(phase_of(world, &arriving(0)), phase::Phase::Established);
             world.add_pod(cast.known_pod, PodEntry::selected(ID, world.now.get()));
             let answer = packet(cast.known_pod, cast.world, 4000, 80).tcp(tcp::ACK);
-            let verdict = from_pod(&mut answer.heads(), world, &world.config.get());
+            let verdict = from_pod(&mut answer.headers(), world, &world.config.get());
             assert_eq!(verdict, FromPod::Done(Verdict::InboundReply), "and found when the pod is selected");
         });
     }
@@ -363,7 +367,7 @@ mod tests {
             let arriving = |flags| packet(cast.world, cast.pod, 80, 4000).tcp(flags).arriving();
             let answers = |flags| {
                 let answer = packet(cast.pod, cast.world, 4000, 80).tcp(flags);
-                let verdict = from_pod(&mut answer.heads(), world, &world.config.get());
+                let verdict = from_pod(&mut answer.headers(), world, &world.config.get());
                 assert_eq!(verdict, FromPod::Done(Verdict::InboundReply));
             };
             to_pod(&arriving(tcp::SYN), world);
@@ -392,7 +396,7 @@ mod tests {
             let begun = world.now.get();
             assert_eq!(to_pod(&asked, world), Verdict::InboundRemembered);
             world.now.set(begun + 200_000_000_000);
-            let verdict = from_pod(&mut reply.heads(), world, &world.config.get());
+            let verdict = from_pod(&mut reply.headers(), world, &world.config.get());
             assert_eq!(verdict, FromPod::Done(Verdict::InboundReply));
             assert_eq!(seen(), Some(begun), "who goes on sending unasked answers nobody some day");
             assert_eq!(to_pod(&asked, world), Verdict::NotOurs);
@@ -434,10 +438,10 @@ mod tests {
             assert_eq!(world.inbound_len(), 0);
             // Row two of the attacks: what the pod sends by that port has its egress IP.
             let own = packet(cast.pod, cast.world, 5560, 9999);
-            assert!(matches!(from_pod(&mut own.heads(), world, &config), FromPod::Send { .. }));
+            assert!(matches!(from_pod(&mut own.headers(), world, &config), FromPod::Send { .. }));
             assert_eq!(to_pod(&udp(cast.pod, 5060), world), Verdict::InboundRemembered);
             let answer = packet(cast.pod, cast.world, 5060, 9999);
-            assert_eq!(from_pod(&mut answer.heads(), world, &config), FromPod::Done(Verdict::InboundReply));
+            assert_eq!(from_pod(&mut answer.headers(), world, &config), FromPod::Done(Verdict::InboundReply));
         });
     }
 
@@ -460,9 +464,9 @@ mod tests {
                 let syn = packet(cast.world, cast.pod, 5000, port).tcp(tcp::SYN).arriving();
                 assert_eq!(to_pod(&syn, world), Verdict::InboundRemembered);
                 let answer = packet(cast.pod, cast.world, port, 5000).tcp(tcp::ACK);
-                assert_eq!(from_pod(&mut answer.heads(), world, &config), FromPod::Done(Verdict::InboundReply));
+                assert_eq!(from_pod(&mut answer.headers(), world, &config), FromPod::Done(Verdict::InboundReply));
                 let meta = to_netdev::Meta { mark: 0, forwarded: true, returning: false };
-                let left = to_netdev::decide(&mut answer.heads(), &Quote::NONE, &meta, world, &config);
+                let left = to_netdev::decide(&mut answer.headers(), &Quote::NONE, &meta, world, &config);
                 assert_eq!(left, to_netdev::ToNetdev::Done(leaves), "{port}");
             }
         });
@@ -551,7 +555,7 @@ mod tests {
         both(|cast, world| {
             let config = world.config.get().with_on_unknown_pod(OnUnknownPod::Pass);
             let own = packet(cast.unknown_pod, cast.world, 4000, 53);
-            let verdict = from_pod(&mut own.heads(), world, &config);
+            let verdict = from_pod(&mut own.headers(), world, &config);
             assert_eq!(verdict, FromPod::Done(Verdict::UnknownPodPassed));
             world.add_pod(cast.unknown_pod, PodEntry::selected(ID, world.now.get()));
             let answer = packet(cast.world, cast.unknown_pod, 53, 4000).arriving();

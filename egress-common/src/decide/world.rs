@@ -57,7 +57,7 @@ pub struct World {
     /// Where set, a port that has to be searched for is the one that this says, and must be free here too.
     pub adopt: RefCell<Option<Adopted>>,
     meanwhile: RefCell<Option<Meanwhile>>,
-    mappings: Cell<u32>,
+    nat_entries: Cell<u32>,
     lent: Box<LentValues>,
 }
 
@@ -70,7 +70,7 @@ struct LentValues {
     owned_addr: Lent<OwnedAddr>,
     handover: Lent<HandoverEntry>,
     flows: Lent<Flow>,
-    mappings: Lent<NatEntry>,
+    nat_entries: Lent<NatEntry>,
     frags: Lent<FragPorts>,
 }
 
@@ -101,7 +101,7 @@ impl World {
             awaited: RefCell::default(),
             adopt: RefCell::default(),
             meanwhile: RefCell::default(),
-            mappings: Cell::new(0),
+            nat_entries: Cell::new(0),
             lent: Box::new(LentValues {
                 pods: Lent::new(),
                 nodes: Lent::new(),
@@ -111,7 +111,7 @@ impl World {
                 owned_addr: Lent::new(),
                 handover: Lent::new(),
                 flows: Lent::new(),
-                mappings: Lent::new(),
+                nat_entries: Lent::new(),
                 frags: Lent::new(),
             }),
         }
@@ -128,7 +128,7 @@ impl World {
         lent.owned_addr.take_back();
         lent.handover.take_back();
         lent.flows.take_back();
-        lent.mappings.take_back();
+        lent.nat_entries.take_back();
         lent.frags.take_back();
     }
 
@@ -161,7 +161,7 @@ impl World {
     }
 
     pub fn mappings_made(&self) -> u32 {
-        self.mappings.get()
+        self.nat_entries.get()
     }
 
     /// As the program `sweep`, where no packet comes between; returns how many entries went.
@@ -170,9 +170,9 @@ impl World {
         let timeouts = if is_pressed { expiry::pressed(timeouts) } else { timeouts };
         let entries = || self.nat.len() + self.flows.len() + self.inbound.len();
         let before = entries();
-        for (key, mapping) in self.nat.all() {
-            let other = self.nat.get(&mapping.other).filter(|other| other.other == key);
-            let is_idle = |other| expiry::is_mapping_idle(&timeouts, &mapping, other, now);
+        for (key, nat_entry) in self.nat.all() {
+            let other = self.nat.get(&nat_entry.other).filter(|other| other.other == key);
+            let is_idle = |other| expiry::is_mapping_idle(&timeouts, &nat_entry, other, now);
             let goes = match (key.direction(), &other) {
                 // Judged at the forward key.
                 (Direction::Ingress, Some(_)) => false,
@@ -182,7 +182,7 @@ impl World {
             };
             if goes {
                 self.nat.remove(&key);
-                other.map(|_| self.nat.remove(&mapping.other));
+                other.map(|_| self.nat.remove(&nat_entry.other));
             }
         }
         self.flows.retain(|key, flow| !expiry::is_flow_idle(&timeouts, flow, key.protocol, now));
@@ -197,17 +197,17 @@ impl World {
     /// As if nothing had been seen of any entry since so many seconds ago.
     pub fn age(&self, seconds: u64) {
         let then = self.now.get() - seconds * 1_000_000_000;
-        self.nat.change_all(|mapping| mapping.last_seen_ns = then);
+        self.nat.change_all(|nat_entry| nat_entry.last_seen_ns = then);
         self.flows.change_all(|flow| flow.last_seen_ns = then);
         self.inbound.change_all(|inbound| inbound.last_seen_ns = then);
     }
 
     /// Every key of `nat` has its other one, of the other direction, and they name each other.
     pub fn assert_paired(&self) {
-        for (key, mapping) in self.nat.all() {
-            let other = self.nat.get(&mapping.other).unwrap_or_else(|| panic!("{key:?} is alone: {mapping:?}"));
+        for (key, nat_entry) in self.nat.all() {
+            let other = self.nat.get(&nat_entry.other).unwrap_or_else(|| panic!("{key:?} is alone: {nat_entry:?}"));
             assert_eq!(other.other, key, "they name each other");
-            assert_ne!(key.direction(), mapping.other.direction());
+            assert_ne!(key.direction(), nat_entry.other.direction());
         }
     }
 }
@@ -325,8 +325,8 @@ impl Tables for World {
             }
             let flows = self.flows.all().into_iter().filter(|(key, flow)| is_of(key, flow.egress_id)).count();
             let forward = self.nat.all().into_iter().filter(|(key, _)| key.direction() == Direction::Egress);
-            let mappings = forward.filter(|(key, mapping)| is_of(key, mapping.egress_id)).count();
-            Share { flows: flows as u32, mappings: mappings as u32, ..Share::default() }
+            let nat_entries = forward.filter(|(key, nat_entry)| is_of(key, nat_entry.egress_id)).count();
+            Share { flows: flows as u32, nat_entries: nat_entries as u32, ..Share::default() }
         };
         let of_policy = || share(Holder::policy(egress_id), &|_, id| id == egress_id);
         held.may_grow(&share(Holder::pod(*pod), &|key, _| key.saddr == *pod), config.pod_quota)
@@ -351,22 +351,22 @@ impl Tables for World {
     }
     fn nat_seen(&self, key: &Tuple, segment: Segment) -> Option<&NatEntry> {
         let before = self.nat.get(key)?.state;
-        let seen = self.nat.change(key, |mapping| {
-            mapping.last_seen_ns = self.now.get();
-            mapping.state = phase::own(before, segment.flags, key.direction());
-            mapping.number = phase::number(mapping.number, segment, key.direction());
+        let seen = self.nat.change(key, |nat_entry| {
+            nat_entry.last_seen_ns = self.now.get();
+            nat_entry.state = phase::own(before, segment.flags, key.direction());
+            nat_entry.number = phase::number(nat_entry.number, segment, key.direction());
         })?;
         self.nat.change(&seen.other, |other| {
             other.state = phase::told(before, segment.flags, key.direction(), other.state).unwrap_or(other.state);
         });
-        Some(self.lent.mappings.lend(seen))
+        Some(self.lent.nat_entries.lend(seen))
     }
     fn nat_peek(&self, key: &Tuple) -> Option<&NatEntry> {
-        self.nat.get(key).map(|mapping| self.lent.mappings.lend(mapping))
+        self.nat.get(key).map(|nat_entry| self.lent.nat_entries.lend(nat_entry))
     }
     fn claim_nat(&self, key: &Tuple, other: &Tuple, owner: &Owner) -> Claim {
-        let mapping = NatEntry::new(*other, owner.origin, owner.source_node, owner.egress_id, self.now.get());
-        let claim = self.nat.claim(key, mapping);
+        let nat_entry = NatEntry::new(*other, owner.origin, owner.source_node, owner.egress_id, self.now.get());
+        let claim = self.nat.claim(key, nat_entry);
         if claim == Claim::Full
             && let Some(meanwhile) = self.meanwhile.take()
         {
@@ -374,8 +374,8 @@ impl Tables for World {
         }
         claim
     }
-    fn count_mapping(&self, _pod: &Addr, _egress_id: u32) {
-        self.mappings.set(self.mappings.get() + 1);
+    fn count_nat_entry(&self, _pod: &Addr, _egress_id: u32) {
+        self.nat_entries.set(self.nat_entries.get() + 1);
     }
     fn claim_any_port(&self, forward: &Tuple, address: &Addr, owner: &Owner, search: &PortSearch) -> PortClaim {
         let adopted = self.adopt.borrow().as_ref().and_then(|adopted| adopted(forward));

@@ -116,9 +116,9 @@ impl Headers {
 
     /// `None` when the frame cannot be read.
     pub fn parse<F: Frame + ?Sized>(frame: &F, direction: Direction) -> Option<Self> {
-        let mut heads = Self::NONE;
-        heads.read(frame, direction)?;
-        Some(heads)
+        let mut headers = Self::NONE;
+        headers.read(frame, direction)?;
+        Some(headers)
     }
 
     /// As [`parse`](Self::parse), in place: the programs have little stack. [`why_unread`](Self::why_unread) says why not.
@@ -245,7 +245,7 @@ pub(super) fn read_v4<F: Frame + ?Sized>(
     frame: &F,
     at: usize,
     direction: Direction,
-    heads: &mut Headers,
+    headers: &mut Headers,
 ) -> Option<()> {
     let head: [u8; IPV4_LEN] = frame.load(at)?;
     let ihl = ((head[0] & 0x0f) as u16) << 2;
@@ -259,7 +259,7 @@ pub(super) fn read_v4<F: Frame + ?Sized>(
         (0, _) => Fragment::First,
         _ => Fragment::Later,
     };
-    *heads = Headers {
+    *headers = Headers {
         tuple: Tuple::new(
             direction,
             Addr::v4([head[12], head[13], head[14], head[15]]),
@@ -297,7 +297,7 @@ pub(super) fn read_v6<F: Frame + ?Sized>(
     frame: &F,
     at: usize,
     direction: Direction,
-    heads: &mut Headers,
+    headers: &mut Headers,
 ) -> Option<()> {
     // Two bytes where one would do: the verifier sees no use in a check of a single byte at an unknown offset.
     let [version, _] = frame.load(at)?;
@@ -305,7 +305,7 @@ pub(super) fn read_v6<F: Frame + ?Sized>(
     if version >> 4 != 6 {
         return None;
     }
-    *heads = Headers {
+    *headers = Headers {
         tuple: Tuple::new(direction, Addr::UNSPECIFIED, Addr::UNSPECIFIED, 0, 0, 0),
         family: Family::V6,
         l4_offset: (at + IPV6_LEN) as u16,
@@ -314,14 +314,14 @@ pub(super) fn read_v6<F: Frame + ?Sized>(
         ..Headers::NONE
     };
     // One at a time, or both lie on the stack at once.
-    heads.tuple.saddr = frame.load_addr(at + ipv6::SADDR)?;
-    heads.tuple.daddr = frame.load_addr(at + ipv6::DADDR)?;
-    if is_v4_mapped(&heads.tuple) {
+    headers.tuple.saddr = frame.load_addr(at + ipv6::SADDR)?;
+    headers.tuple.daddr = frame.load_addr(at + ipv6::DADDR)?;
+    if is_v4_mapped(&headers.tuple) {
         return None;
     }
-    let protocol = walk_extensions(frame, heads, next_header);
-    heads.tuple.protocol = protocol;
-    heads.l4 = match unread_kind(heads.fragment, protocol) {
+    let protocol = walk_extensions(frame, headers, next_header);
+    headers.tuple.protocol = protocol;
+    headers.l4 = match unread_kind(headers.fragment, protocol) {
         L4::Other if is_extension(protocol) => L4::Unread,
         kind => kind,
     };
@@ -350,17 +350,17 @@ const fn is_extension(protocol: u8) -> bool {
 /// Steps over extension headers (RFC 8200 section 4) and returns the protocol behind them, or the number of the one that
 /// was not reached.
 #[inline(always)]
-fn walk_extensions<F: Frame + ?Sized>(frame: &F, heads: &mut Headers, first: u8) -> u8 {
+fn walk_extensions<F: Frame + ?Sized>(frame: &F, headers: &mut Headers, first: u8) -> u8 {
     let mut next = first;
     for _ in 0..MAX_EXTENSION_HEADERS {
         if !is_extension(next) {
             return next;
         }
         // The mask keeps the offset within what six headers of 255 units could reach; a real one is far smaller.
-        let Some(ext) = frame.load::<8>((heads.l4_offset & 0x3fff) as usize) else { return next };
+        let Some(ext) = frame.load::<8>((headers.l4_offset & 0x3fff) as usize) else { return next };
         let length = if next == FRAGMENT {
-            heads.fragment_id = [ext[4], ext[5], ext[6], ext[7]];
-            heads.fragment = match (u16::from_be_bytes([ext[2], ext[3]]) >> 3, ext[3] & 1) {
+            headers.fragment_id = [ext[4], ext[5], ext[6], ext[7]];
+            headers.fragment = match (u16::from_be_bytes([ext[2], ext[3]]) >> 3, ext[3] & 1) {
                 // An atomic fragment is a whole packet (RFC 6946).
                 (0, 0) => Fragment::Whole,
                 (0, _) => Fragment::First,
@@ -370,13 +370,13 @@ fn walk_extensions<F: Frame + ?Sized>(frame: &F, heads: &mut Headers, first: u8)
         } else {
             if next == ROUTING {
                 // With no segment left it has arrived where it wanted to go by (RFC 8200 section 4.4).
-                heads.source_routed |= ext[3] != 0;
+                headers.source_routed |= ext[3] != 0;
             }
             (ext[1] as u16 + 1) << 3
         };
-        heads.l4_offset += length;
+        headers.l4_offset += length;
         next = ext[0];
-        if heads.fragment == Fragment::Later {
+        if headers.fragment == Fragment::Later {
             return next;
         }
     }
@@ -410,59 +410,59 @@ fn has_source_route<F: Frame + ?Sized>(frame: &F, end: u16) -> bool {
 
 /// Behind the data that a FIN may carry. Out of line: few packets come here.
 #[inline(never)]
-fn end_of_fin<F: Frame + ?Sized>(frame: &F, heads: &mut Headers) {
-    let data = heads.message_length(frame, L3).map_or(0, |length| length.saturating_sub(heads.l4_len.into()));
-    heads.tcp_end = heads.tcp_end.wrapping_add(data + 1);
+fn end_of_fin<F: Frame + ?Sized>(frame: &F, headers: &mut Headers) {
+    let data = headers.message_length(frame, L3).map_or(0, |length| length.saturating_sub(headers.l4_len.into()));
+    headers.tcp_end = headers.tcp_end.wrapping_add(data + 1);
 }
 
 #[inline(always)]
-fn read_l4<F: Frame + ?Sized>(frame: &F, heads: &mut Headers) {
-    if heads.fragment == Fragment::Later {
+fn read_l4<F: Frame + ?Sized>(frame: &F, headers: &mut Headers) {
+    if headers.fragment == Fragment::Later {
         return;
     }
-    let protocol = heads.tuple.protocol;
-    match (protocol, heads.family) {
+    let protocol = headers.tuple.protocol;
+    match (protocol, headers.family) {
         (PROTO_TCP | PROTO_UDP | PROTO_SCTP, _) => {}
         (PROTO_ICMP, Family::V4) | (PROTO_ICMPV6, Family::V6) => {}
         // Its addresses are all there is to know.
         _ => return,
     }
-    let offset = (heads.l4_offset & 0x3fff) as usize;
+    let offset = (headers.l4_offset & 0x3fff) as usize;
     let Some(head) = frame.load::<8>(offset) else {
-        heads.l4 = L4::Short;
+        headers.l4 = L4::Short;
         return;
     };
-    heads.l4_len = 8;
-    heads.l4 = match protocol {
-        PROTO_ICMP | PROTO_ICMPV6 => icmp::kind(heads.family, head[0]),
+    headers.l4_len = 8;
+    headers.l4 = match protocol {
+        PROTO_ICMP | PROTO_ICMPV6 => icmp::kind(headers.family, head[0]),
         _ => Headers::kind_of(protocol),
     };
-    match heads.l4 {
+    match headers.l4 {
         L4::Tcp => match frame.load::<10>(offset + l4::TCP_SEQUENCE) {
             Some([a, b, c, d, e, f, g, h, data_offset, flags]) => {
-                heads.l4_len = (data_offset >> 4) << 2;
-                heads.tcp_flags = flags;
-                heads.tcp_ack = u32::from_be_bytes([e, f, g, h]);
-                heads.tcp_end = u32::from_be_bytes([a, b, c, d]);
+                headers.l4_len = (data_offset >> 4) << 2;
+                headers.tcp_flags = flags;
+                headers.tcp_ack = u32::from_be_bytes([e, f, g, h]);
+                headers.tcp_end = u32::from_be_bytes([a, b, c, d]);
                 if flags & (tcp::FIN | tcp::RST) == tcp::FIN {
-                    end_of_fin(frame, heads);
+                    end_of_fin(frame, headers);
                 }
             }
             None => {
-                heads.l4 = L4::Short;
+                headers.l4 = L4::Short;
                 return;
             }
         },
         L4::EchoRequest | L4::EchoReply => {
             let id = u16::from_be_bytes([head[l4::ECHO_ID], head[l4::ECHO_ID + 1]]);
-            heads.tuple.set_ports(id, id);
+            headers.tuple.set_ports(id, id);
             return;
         }
         // A packet without any chunk is none (RFC 9260 section 3).
         L4::Sctp => match frame.load::<4>(offset + l4::SCTP_CHUNK) {
-            Some([chunk, ..]) => heads.sctp_chunk = chunk,
+            Some([chunk, ..]) => headers.sctp_chunk = chunk,
             None => {
-                heads.l4 = L4::Short;
+                headers.l4 = L4::Short;
                 return;
             }
         },
@@ -470,7 +470,7 @@ fn read_l4<F: Frame + ?Sized>(frame: &F, heads: &mut Headers) {
         _ => return,
     }
     let (sport, dport) = (u16::from_be_bytes([head[0], head[1]]), u16::from_be_bytes([head[2], head[3]]));
-    heads.tuple.set_ports(sport, dport);
+    headers.tuple.set_ports(sport, dport);
 }
 
 #[cfg(test)]

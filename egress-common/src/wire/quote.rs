@@ -9,7 +9,7 @@ use crate::abi::{Direction, Family, Tuple};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quote {
     /// The quoted packet as it was sent; its direction is the opposite of the error's.
-    heads: Headers,
+    headers: Headers,
     /// Kept, not made when asked for: the programs have little stack.
     flow: Tuple,
     l3_offset: u16,
@@ -20,17 +20,17 @@ const OFFSET_MASK: u16 = 0x3fff;
 
 impl Quote {
     /// Names no flow: no packet has such ends.
-    pub const NONE: Self = Self { heads: Headers::NONE, flow: Headers::NONE.tuple, l3_offset: 0 };
+    pub const NONE: Self = Self { headers: Headers::NONE, flow: Headers::NONE.tuple, l3_offset: 0 };
 
     #[cfg(test)]
-    pub(crate) const fn of(heads: Headers) -> Self {
-        Self { heads, flow: heads.tuple.reversed(), l3_offset: 0 }
+    pub(crate) const fn of(headers: Headers) -> Self {
+        Self { headers, flow: headers.tuple.reversed(), l3_offset: 0 }
     }
 
     /// The quoted packet as it was sent; its direction is the opposite of the error's.
     #[inline(always)]
     pub const fn tuple(&self) -> &Tuple {
-        &self.heads.tuple
+        &self.headers.tuple
     }
 
     /// The flow's tuple in the direction of the error.
@@ -41,7 +41,7 @@ impl Quote {
 
     #[inline(always)]
     pub const fn l4(&self) -> L4 {
-        self.heads.l4
+        self.headers.l4
     }
 
     /// Reads the quote of an ICMP error, in place. `None` when it names no flow: it is cut short before the ports, a later
@@ -55,14 +55,14 @@ impl Quote {
             Direction::Ingress => Direction::Egress,
         };
         match error.family {
-            Family::V4 => read_v4(frame, at, direction, &mut self.heads)?,
-            Family::V6 => read_v6(frame, at, direction, &mut self.heads)?,
+            Family::V4 => read_v4(frame, at, direction, &mut self.headers)?,
+            Family::V6 => read_v6(frame, at, direction, &mut self.headers)?,
         }
-        if self.heads.l4 != L4::Other || self.heads.fragment == Fragment::Later {
+        if self.headers.l4 != L4::Other || self.headers.fragment == Fragment::Later {
             return None;
         }
         self.read_ports(frame, error.family)?;
-        self.flow = self.heads.tuple.reversed();
+        self.flow = self.headers.tuple.reversed();
         Some(())
     }
 
@@ -70,23 +70,23 @@ impl Quote {
     #[inline(always)]
     fn read_ports<F: Frame + ?Sized>(&mut self, frame: &F, family: Family) -> Option<()> {
         let at = self.transport_at();
-        let heads = &mut self.heads;
-        let protocol = heads.tuple.protocol;
+        let headers = &mut self.headers;
+        let protocol = headers.tuple.protocol;
         match (protocol, family) {
             (PROTO_TCP | PROTO_UDP | PROTO_SCTP, _) => {
                 let sport = u16::from_be_bytes(frame.load(at + l4::SPORT)?);
                 let dport = u16::from_be_bytes(frame.load(at + l4::DPORT)?);
-                heads.tuple.set_ports(sport, dport);
-                heads.l4 = Headers::kind_of(protocol);
+                headers.tuple.set_ports(sport, dport);
+                headers.l4 = Headers::kind_of(protocol);
             }
             (PROTO_ICMP, Family::V4) | (PROTO_ICMPV6, Family::V6) => {
                 let [kind, _] = frame.load(at)?;
-                heads.l4 = icmp::kind(family, kind);
-                if !matches!(heads.l4, L4::EchoRequest | L4::EchoReply) {
+                headers.l4 = icmp::kind(family, kind);
+                if !matches!(headers.l4, L4::EchoRequest | L4::EchoReply) {
                     return None;
                 }
                 let id = u16::from_be_bytes(frame.load(at + l4::ECHO_ID)?);
-                heads.tuple.set_ports(id, id);
+                headers.tuple.set_ports(id, id);
             }
             _ => {}
         }
@@ -96,13 +96,13 @@ impl Quote {
     /// Length of what the quoted packet's network headers preceded.
     #[inline(always)]
     pub fn message_length<F: Frame + ?Sized>(&self, frame: &F) -> Option<u32> {
-        self.heads.message_length(frame, self.network_at())
+        self.headers.message_length(frame, self.network_at())
     }
 
     /// Where the quoted transport header starts.
     #[inline(always)]
     pub const fn transport_at(&self) -> usize {
-        (self.heads.l4_offset & OFFSET_MASK) as usize
+        (self.headers.l4_offset & OFFSET_MASK) as usize
     }
 
     /// Where the quoted network header starts.
@@ -142,9 +142,9 @@ mod tests {
     }
 
     fn read(frame: &[u8]) -> Option<Quote> {
-        let heads = Headers::parse(frame, Direction::Ingress)?;
+        let headers = Headers::parse(frame, Direction::Ingress)?;
         let mut quote = Quote::NONE;
-        quote.read(frame, &heads)?;
+        quote.read(frame, &headers)?;
         Some(quote)
     }
 

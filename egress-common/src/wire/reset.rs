@@ -10,8 +10,11 @@ pub const LEN: usize = 20;
 /// Whether the packet may be answered by a reset: never one for a reset, nor one for a piece of a segment.
 #[inline(always)]
 #[must_use]
-pub fn answers(heads: &Headers) -> bool {
-    heads.l4 == L4::Tcp && heads.tcp_flags & tcp::RST == 0 && heads.fragment == Fragment::Whole && !heads.source_routed
+pub fn answers(headers: &Headers) -> bool {
+    headers.l4 == L4::Tcp
+        && headers.tcp_flags & tcp::RST == 0
+        && headers.fragment == Fragment::Whole
+        && !headers.source_routed
 }
 
 /// What is asked of the segment that is answered.

@@ -22,9 +22,9 @@ impl Back {
     pub(super) const fn of(decision: &FromNetdev<'_>) -> Self {
         match decision {
             FromNetdev::Done(verdict) => Self::Done(*verdict),
-            FromNetdev::ReplyHere { mapping } => Self::To(Verdict::ReplyHere, **mapping),
-            FromNetdev::ReplyRemote { mapping } => Self::To(Verdict::ReplyToNode, **mapping),
-            FromNetdev::NodeReply { mapping } => Self::To(Verdict::NodeReply, **mapping),
+            FromNetdev::ReplyHere { nat_entry } => Self::To(Verdict::ReplyHere, **nat_entry),
+            FromNetdev::ReplyRemote { nat_entry } => Self::To(Verdict::ReplyToNode, **nat_entry),
+            FromNetdev::NodeReply { nat_entry } => Self::To(Verdict::NodeReply, **nat_entry),
             FromNetdev::PassOn { egress_id } => Self::PassOn(*egress_id),
         }
     }
@@ -39,22 +39,22 @@ impl Node {
         if frame.load(ETH_LEN - 2).map(u16::from_be_bytes) == Some(ethertype::ARP) {
             return self.asked_for_address(frame);
         }
-        let mut heads = match Self::heads(frame, Direction::Ingress) {
-            Ok(heads) => heads,
+        let mut headers = match Self::headers(frame, Direction::Ingress) {
+            Ok(headers) => headers,
             Err(verdict) => return Outcome::done(verdict, frame, 0),
         };
         if skb.gso_size == 0
-            && let Some((outer, inner)) = edge::decapsulated(frame, &heads, &config)
+            && let Some((outer, inner)) = edge::decapsulated(frame, &headers, &config)
         {
             return self.run_from_overlay(&outer, &Skb::plain(&inner));
         }
-        if heads.tuple.protocol == PROTO_ICMPV6
-            && let Some(outcome) = self.solicited(frame, &heads)
+        if headers.tuple.protocol == PROTO_ICMPV6
+            && let Some(outcome) = self.solicited(frame, &headers)
         {
             return outcome;
         }
-        let outcome = self.came_from_world(skb, &mut heads);
-        self.kept(skb, &heads, outcome)
+        let outcome = self.came_from_world(skb, &mut headers);
+        self.kept(skb, &headers, outcome)
     }
 
     fn asked_for_address(&self, frame: &[u8]) -> Outcome {
@@ -79,8 +79,8 @@ impl Node {
         self.world.owned_addr(address).filter(is_held)
     }
 
-    fn solicited(&self, frame: &[u8], heads: &Headers) -> Option<Outcome> {
-        let sender = &heads.tuple.saddr;
+    fn solicited(&self, frame: &[u8], headers: &Headers) -> Option<Outcome> {
+        let sender = &headers.tuple.saddr;
         let (kind, target) = nd::about(frame)?;
         let owned = self.held(&target)?;
         let message = nd::Message::parse(frame)?;
@@ -94,23 +94,24 @@ impl Node {
         Some(Outcome::Answered(Verdict::NeighbourAnswered, answer.to_vec()))
     }
 
-    fn came_from_world(&mut self, skb: &Skb<'_>, heads: &mut Headers) -> Outcome {
+    fn came_from_world(&mut self, skb: &Skb<'_>, headers: &mut Headers) -> Outcome {
         let (frame, config) = (skb.frame, self.config());
-        let quote = quoted(frame, heads);
-        let is_for_egress_ip = self.world.owned_addr.borrow().contains_key(&heads.tuple.daddr);
-        let decision = Back::of(&from_netdev::decide(heads, &quote, &self.world, &config));
+        let quote = quoted(frame, headers);
+        let is_for_egress_ip = self.world.owned_addr.borrow().contains_key(&headers.tuple.daddr);
+        let decision = Back::of(&from_netdev::decide(headers, &quote, &self.world, &config));
         if let Back::Done(verdict) = decision {
             assert!(
                 !is_for_egress_ip
                     || matches!(verdict.class(), Class::Drop | Class::Hold)
                     || verdict == Verdict::TtlExpired,
-                "unasked, and left to the host: {verdict:?} {heads:?}"
+                "unasked, and left to the host: {verdict:?} {headers:?}"
             );
         }
-        match self.back(skb, heads, &quote, &decision) {
+        match self.back(skb, headers, &quote, &decision) {
             Ok(outcome) => outcome,
             Err(TooBig(mtu)) => {
-                let answer = edge::error(frame, heads, Answer::TooBig(mtu).head(heads.family), &heads.tuple.daddr);
+                let answer =
+                    edge::error(frame, headers, Answer::TooBig(mtu).head(headers.family), &headers.tuple.daddr);
                 Outcome::told(Verdict::MtuAnswered, answer, Verdict::MtuExceeded)
             }
         }
@@ -120,28 +121,28 @@ impl Node {
     pub(super) fn back(
         &mut self,
         skb: &Skb<'_>,
-        heads: &Headers,
+        headers: &Headers,
         quote: &Quote,
         decision: &Back,
     ) -> Result<Outcome, TooBig> {
         let (frame, config) = (skb.frame, self.config());
-        let (verdict, mapping) = match decision {
+        let (verdict, nat_entry) = match decision {
             Back::Done(verdict) => return Ok(Outcome::done(*verdict, frame, 0)),
-            Back::PassOn(egress_id) => return Ok(self.pass_on(skb, heads, *egress_id)),
-            Back::To(verdict, mapping) => (*verdict, *mapping),
+            Back::PassOn(egress_id) => return Ok(self.pass_on(skb, headers, *egress_id)),
+            Back::To(verdict, nat_entry) => (*verdict, *nat_entry),
         };
-        self.judge_answer(heads, quote, &mapping);
-        let (length, mut in_two) = (Self::wire_length(skb, heads), false);
+        self.judge_answer(headers, quote, &nat_entry);
+        let (length, mut in_two) = (Self::wire_length(skb, headers), false);
         let too_big = match verdict {
             Verdict::ReplyHere if length > config.pod_mtu => {
-                in_two = fits_in_two(skb, heads, config.pod_mtu);
+                in_two = fits_in_two(skb, headers, config.pod_mtu);
                 (!in_two).then_some(config.pod_mtu)
             }
-            Verdict::ReplyToNode => match mtu::fit(length, config.overlay_mtu, heads, &mapping.source_node) {
+            Verdict::ReplyToNode => match mtu::fit(length, config.overlay_mtu, headers, &nat_entry.source_node) {
                 Fit::Tell(limit) => Some(limit.min(config.pod_mtu)),
                 Fit::Lost => return Ok(Outcome::Dropped(Verdict::OverlayTooNarrow)),
                 Fit::Whole | Fit::Cut => {
-                    (length > config.pod_mtu && !heads.may_be_fragmented()).then_some(config.pod_mtu)
+                    (length > config.pod_mtu && !headers.may_be_fragmented()).then_some(config.pod_mtu)
                 }
             },
             _ => None,
@@ -151,18 +152,18 @@ impl Node {
         }
         let mut out = frame.to_vec();
         let by_stack = verdict == Verdict::NodeReply;
-        let less = if by_stack { Some(()) } else { edge::decrement_ttl(&mut out, heads.family) };
-        let sender = if heads.l4 == L4::IcmpError { quote.tuple().daddr } else { heads.tuple.saddr };
-        if mapping.other.daddr != sender {
+        let less = if by_stack { Some(()) } else { edge::decrement_ttl(&mut out, headers.family) };
+        let sender = if headers.l4 == L4::IcmpError { quote.tuple().daddr } else { headers.tuple.saddr };
+        if nat_entry.other.daddr != sender {
             return Ok(Outcome::Dropped(Verdict::ClaimLost));
         }
         let less = less.ok_or(Verdict::RewriteFailed);
-        let out = match less.and_then(|()| rewritten(heads, quote, out, &Rewrite::reverse(&mapping))) {
+        let out = match less.and_then(|()| rewritten(headers, quote, out, &Rewrite::reverse(&nat_entry))) {
             Ok(out) => out,
             Err(verdict) => return Ok(Outcome::Dropped(verdict)),
         };
-        let after = Self::heads(&out, Direction::Ingress).expect("still IP");
-        assert_eq!(after.tuple.daddr, mapping.other.saddr, "for the pod");
+        let after = Self::headers(&out, Direction::Ingress).expect("still IP");
+        assert_eq!(after.tuple.daddr, nat_entry.other.saddr, "for the pod");
         Ok(match verdict {
             Verdict::NodeReply => Outcome::Passed(verdict, out, 0),
             _ if in_two => self.split(verdict, &out, config.pod_mtu),
@@ -172,11 +173,11 @@ impl Node {
 
     /// For a pod in two fragments, if the length that the packet says of itself is one that it has.
     pub(super) fn split(&self, verdict: Verdict, frame: &[u8], mtu: u32) -> Outcome {
-        let heads = Self::heads(frame, Direction::Ingress).expect("still IP");
-        if !(self.resolved)(&heads.tuple.daddr) {
+        let headers = Self::headers(frame, Direction::Ingress).expect("still IP");
+        if !(self.resolved)(&headers.tuple.daddr) {
             return Outcome::Dropped(Verdict::NoNeighbour);
         }
-        let header = usize::from(heads.l4_offset) - ETH_LEN;
+        let header = usize::from(headers.l4_offset) - ETH_LEN;
         let first = (mtu as usize - header) & !7;
         let total = frame.load(ETH_LEN + ipv4::TOTAL_LEN).map_or(0, |total| usize::from(u16::from_be_bytes(total)));
         let is_there = total > header + first && total <= header + first + 2048 && ETH_LEN + total <= frame.len();

@@ -3,7 +3,7 @@
 use egress_common::abi::{Addr, Class, Direction, Origin, Owned, Verdict};
 use egress_common::decide::from_netdev;
 use egress_common::decide::from_overlay::{self, FromOverlay, Outer};
-use egress_common::decide::snat::{self, Face};
+use egress_common::decide::snat::{self, SnatPool};
 use egress_common::decide::{Owner, Rewrite};
 use egress_common::wire::icmp::Answer;
 use egress_common::wire::{Headers, L4, Quote};
@@ -13,36 +13,36 @@ use crate::edge;
 
 impl Node {
     pub(super) fn run_from_overlay(&mut self, outer: &Outer, skb: &Skb<'_>) -> Outcome {
-        let mut heads = match Self::heads(skb.frame, Direction::Egress) {
-            Ok(heads) => heads,
+        let mut headers = match Self::headers(skb.frame, Direction::Egress) {
+            Ok(headers) => headers,
             Err(why) => return Outcome::Dropped(from_overlay::unread(why)),
         };
-        let (config, quote) = (self.config(), quoted(skb.frame, &heads));
-        let outcome = match from_overlay::decide(&mut heads, outer, &self.world, &config) {
+        let (config, quote) = (self.config(), quoted(skb.frame, &headers));
+        let outcome = match from_overlay::decide(&mut headers, outer, &self.world, &config) {
             FromOverlay::Done(verdict) => Outcome::done(verdict, skb.frame, 0),
-            FromOverlay::Deliver => match Self::wire_length(skb, &heads) > config.pod_mtu {
-                true if !fits_in_two(skb, &heads, config.pod_mtu) => Outcome::Dropped(Verdict::MtuExceeded),
+            FromOverlay::Deliver => match Self::wire_length(skb, &headers) > config.pod_mtu {
+                true if !fits_in_two(skb, &headers, config.pod_mtu) => Outcome::Dropped(Verdict::MtuExceeded),
                 true => self.split(Verdict::ReplyDelivered, skb.frame, config.pod_mtu),
                 false => Outcome::Sent(Verdict::ReplyDelivered, skb.frame.to_vec()),
             },
-            FromOverlay::PassOn => self.pass_on(skb, &heads, outer.egress_id),
+            FromOverlay::PassOn => self.pass_on(skb, &headers, outer.egress_id),
             FromOverlay::Answer => self.came_back(skb, outer.egress_id),
             FromOverlay::Translate { owned, source_node } => {
-                self.judge_sender(&heads, outer, source_node);
+                self.judge_sender(&headers, outer, source_node);
                 let owner = match *source_node == config.self_node {
                     true => Owner { origin: Origin::Here, source_node: Addr::UNSPECIFIED, egress_id: outer.egress_id },
                     false => Owner { origin: Origin::Remote, source_node: *source_node, egress_id: outer.egress_id },
                 };
                 let owned = *owned;
-                match self.out_by_uplink(skb, &heads, &quote, &owned, &owner) {
+                match self.out_by_uplink(skb, &headers, &quote, &owned, &owner) {
                     Ok(Outcome::Dropped(Verdict::PortTaken)) => {
-                        Outcome::told(Verdict::CutAnswered, edge::reset(skb.frame, &heads), Verdict::PortTaken)
+                        Outcome::told(Verdict::CutAnswered, edge::reset(skb.frame, &headers), Verdict::PortTaken)
                     }
                     Ok(outcome) => outcome,
                     Err(TooBig(mtu)) => {
-                        let (head, node) = (Answer::TooBig(mtu).head(heads.family), &config);
+                        let (head, node) = (Answer::TooBig(mtu).head(headers.family), &config);
                         let answer =
-                            edge::error(skb.frame, &heads, head, &from_netdev::node_address(node, heads.family));
+                            edge::error(skb.frame, &headers, head, &from_netdev::node_address(node, headers.family));
                         Outcome::told(Verdict::MtuAnswered, answer, Verdict::MtuExceeded)
                     }
                 }
@@ -56,40 +56,44 @@ impl Node {
     pub(super) fn out_by_uplink(
         &mut self,
         skb: &Skb<'_>,
-        heads: &Headers,
+        headers: &Headers,
         quote: &Quote,
         owned: &Owned,
         owner: &Owner,
     ) -> Result<Outcome, TooBig> {
-        let face = Face { address: owned.address, ports: snat::EGRESS_PORTS };
-        let mapping = match snat::translate(heads, quote, &self.world, &face, owner) {
-            Ok(mapping) => *mapping,
+        let pool = SnatPool { address: owned.address, ports: snat::EGRESS_PORTS };
+        let nat_entry = match snat::translate(headers, quote, &self.world, &pool, owner) {
+            Ok(nat_entry) => *nat_entry,
             Err(verdict) => {
                 assert_eq!(verdict.class(), Class::Drop, "no mapping, so no packet");
                 return Ok(Outcome::Dropped(verdict));
             }
         };
-        let source = Rewrite::snat(&mapping);
+        let source = Rewrite::snat(&nat_entry);
         if source.addr != owned.address {
             return Ok(Outcome::Dropped(Verdict::ClaimLost));
         }
-        if heads.l4 != L4::IcmpError {
-            assert_eq!((mapping.egress_id, mapping.origin()), (owner.egress_id, Some(owner.origin)), "{mapping:?}");
+        if headers.l4 != L4::IcmpError {
+            assert_eq!(
+                (nat_entry.egress_id, nat_entry.origin()),
+                (owner.egress_id, Some(owner.origin)),
+                "{nat_entry:?}"
+            );
         }
-        if !(self.routed)(&heads.tuple.daddr) {
+        if !(self.routed)(&headers.tuple.daddr) {
             return Ok(Outcome::Dropped(Verdict::NoRoute));
         }
         let limit = self.config().uplink_mtu;
-        if Self::wire_length(skb, heads) > limit {
+        if Self::wire_length(skb, headers) > limit {
             return Err(TooBig(limit));
         }
         let mut frame = skb.frame.to_vec();
-        let here = mapping.origin() == Some(Origin::Here);
-        let less = if here { edge::decrement_ttl(&mut frame, heads.family) } else { Some(()) };
+        let here = nat_entry.origin() == Some(Origin::Here);
+        let less = if here { edge::decrement_ttl(&mut frame, headers.family) } else { Some(()) };
         if less.is_none() {
             return Ok(Outcome::Dropped(Verdict::RewriteFailed));
         }
-        Ok(match self.translated(heads, quote, frame, face.ports, &mapping) {
+        Ok(match self.translated(headers, quote, frame, pool.ports, &nat_entry) {
             Ok(out) => Outcome::Sent(if here { Verdict::SnatHere } else { Verdict::SnatForNode }, out),
             Err(verdict) => Outcome::Dropped(verdict),
         })

@@ -17,42 +17,42 @@ impl Node {
         if skb.foreign {
             return Outcome::done(Verdict::NotPod, frame, 0);
         }
-        let mut heads = match Self::heads(frame, Direction::Egress) {
-            Ok(heads) => heads,
+        let mut headers = match Self::headers(frame, Direction::Egress) {
+            Ok(headers) => headers,
             Err(why) => return Outcome::done(from_pod::unread(why, frame), frame, 0),
         };
-        let quote = quoted(frame, &heads);
-        let node = from_netdev::node_address(&config, heads.family);
-        let outcome = match from_pod::decide(&mut heads, &quote, &self.world, &config) {
+        let quote = quoted(frame, &headers);
+        let node = from_netdev::node_address(&config, headers.family);
+        let outcome = match from_pod::decide(&mut headers, &quote, &self.world, &config) {
             FromPod::Done(verdict) => Outcome::done(verdict, frame, 0),
             FromPod::Hairpin => {
-                let answer = edge::error(frame, &heads, Answer::Prohibited.head(heads.family), &node);
+                let answer = edge::error(frame, &headers, Answer::Prohibited.head(headers.family), &node);
                 Outcome::told(Verdict::HairpinAnswered, answer, Verdict::Hairpin)
             }
-            FromPod::Reset(verdict) => self.reset(&heads, frame, verdict),
+            FromPod::Reset(verdict) => self.reset(&headers, frame, verdict),
             FromPod::Mark => Outcome::Passed(Verdict::MarkedNode, frame.to_vec(), NODE_MARK),
             FromPod::Send { egress_id, slot } => {
                 let slot = *slot;
-                self.judge_slot(&heads, egress_id, &slot);
-                match self.send(skb, &heads, &quote, egress_id, &slot) {
-                    Ok(Outcome::Dropped(Verdict::PortTaken)) => self.reset(&heads, frame, Verdict::PortTaken),
+                self.judge_slot(&headers, egress_id, &slot);
+                match self.send(skb, &headers, &quote, egress_id, &slot) {
+                    Ok(Outcome::Dropped(Verdict::PortTaken)) => self.reset(&headers, frame, Verdict::PortTaken),
                     Ok(outcome) => outcome,
                     Err(TooBig(mtu)) => {
-                        let answer = edge::error(frame, &heads, Answer::TooBig(mtu).head(heads.family), &node);
+                        let answer = edge::error(frame, &headers, Answer::TooBig(mtu).head(headers.family), &node);
                         Outcome::told(Verdict::MtuAnswered, answer, Verdict::MtuExceeded)
                     }
                 }
             }
         };
-        self.judge_stack(&heads, &outcome);
-        self.kept(skb, &heads, outcome)
+        self.judge_stack(&headers, &outcome);
+        self.kept(skb, &headers, outcome)
     }
 
     /// The pod is told that its connection has ended.
-    fn reset(&self, heads: &Headers, frame: &[u8], otherwise: Verdict) -> Outcome {
-        let answer = edge::reset(frame, heads);
+    fn reset(&self, headers: &Headers, frame: &[u8], otherwise: Verdict) -> Outcome {
+        let answer = edge::reset(frame, headers);
         if answer.is_some() {
-            self.world.flow_answered(&heads.tuple, Segment { flags: tcp::RST, number: heads.tcp_ack });
+            self.world.flow_answered(&headers.tuple, Segment { flags: tcp::RST, number: headers.tcp_ack });
         }
         Outcome::told(Verdict::CutAnswered, answer, otherwise)
     }
@@ -60,7 +60,7 @@ impl Node {
     fn send(
         &mut self,
         skb: &Skb<'_>,
-        heads: &Headers,
+        headers: &Headers,
         quote: &Quote,
         egress_id: u32,
         slot: &Slot,
@@ -70,19 +70,19 @@ impl Node {
                 let owner = Owner { origin: Origin::Here, source_node: Addr::UNSPECIFIED, egress_id };
                 let owned = self.world.owned(egress_id).filter(|owned| owned.address == slot.address).copied();
                 match owned {
-                    Some(owned) => self.out_by_uplink(skb, heads, quote, &owned, &owner),
-                    None => Ok(self.handed_over(skb, heads, egress_id)),
+                    Some(owned) => self.out_by_uplink(skb, headers, quote, &owned, &owner),
+                    None => Ok(self.handed_over(skb, headers, egress_id)),
                 }
             }
             SlotPlace::Remote => {
-                let length = Self::wire_length(skb, heads);
-                match mtu::fit(length, self.config().overlay_mtu, heads, &slot.endpoint) {
+                let length = Self::wire_length(skb, headers);
+                match mtu::fit(length, self.config().overlay_mtu, headers, &slot.endpoint) {
                     Fit::Tell(limit) => return Err(TooBig(limit)),
                     Fit::Lost => return Ok(Outcome::Dropped(Verdict::OverlayTooNarrow)),
                     Fit::Whole | Fit::Cut => {}
                 }
                 let mut frame = skb.frame.to_vec();
-                let less = edge::decrement_ttl(&mut frame, heads.family);
+                let less = edge::decrement_ttl(&mut frame, headers.family);
                 Ok(Outcome::changed(Verdict::ToGateway, less.map(|()| frame)))
             }
         }

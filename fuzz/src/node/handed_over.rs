@@ -1,4 +1,4 @@
-//! Between the two nodes of a hand-over (egress-ebpf/src/passing.rs).
+//! Between the two nodes of a hand-over (egress-ebpf/src/overlay.rs).
 
 use egress_common::abi::{Class, Direction, HandoverStage, Verdict};
 use egress_common::decide::mtu::{self, Fit};
@@ -10,26 +10,26 @@ use crate::edge;
 
 impl Node {
     /// A pod's packet for an address that this node does not have.
-    pub(super) fn handed_over(&self, skb: &Skb<'_>, heads: &Headers, egress_id: u32) -> Outcome {
+    pub(super) fn handed_over(&self, skb: &Skb<'_>, headers: &Headers, egress_id: u32) -> Outcome {
         let handover =
             self.world.handover(egress_id).filter(|handover| handover.stage() == Some(HandoverStage::Leaving));
         match handover {
-            Some(_) => self.pass_on(skb, heads, egress_id),
+            Some(_) => self.pass_on(skb, headers, egress_id),
             None => Outcome::Dropped(Verdict::NotGateway),
         }
     }
 
-    pub(super) fn pass_on(&self, skb: &Skb<'_>, heads: &Headers, egress_id: u32) -> Outcome {
+    pub(super) fn pass_on(&self, skb: &Skb<'_>, headers: &Headers, egress_id: u32) -> Outcome {
         let mut frame = skb.frame.to_vec();
-        if heads.ttl <= 1 {
+        if headers.ttl <= 1 {
             return Outcome::Dropped(Verdict::NotGateway);
         }
-        if edge::decrement_ttl(&mut frame, heads.family).is_none() {
+        if edge::decrement_ttl(&mut frame, headers.family).is_none() {
             return Outcome::Dropped(Verdict::RewriteFailed);
         }
         let Some(handover) = self.world.handover(egress_id) else { return Outcome::Dropped(Verdict::NotGateway) };
-        self.judge_passed(heads, egress_id, handover);
-        match mtu::fit(Self::wire_length(skb, heads), self.config().overlay_mtu, heads, &handover.peer) {
+        self.judge_passed(headers, egress_id, handover);
+        match mtu::fit(Self::wire_length(skb, headers), self.config().overlay_mtu, headers, &handover.peer) {
             Fit::Tell(_) | Fit::Lost => Outcome::Dropped(Verdict::OverlayTooNarrow),
             Fit::Whole | Fit::Cut => Outcome::Sent(Verdict::HandedOver, frame),
         }
@@ -37,14 +37,14 @@ impl Node {
 
     /// What came for the egress IP to the other node.
     pub(super) fn came_back(&mut self, skb: &Skb<'_>, egress_id: u32) -> Outcome {
-        let mut heads = match Self::heads(skb.frame, Direction::Ingress) {
-            Ok(heads) => heads,
+        let mut headers = match Self::headers(skb.frame, Direction::Ingress) {
+            Ok(headers) => headers,
             Err(why) => return Outcome::Dropped(from_overlay::unread(why)),
         };
-        let quote = quoted(skb.frame, &heads);
-        let decision = from_netdev::passed(&mut heads, &quote, &self.world, egress_id);
+        let quote = quoted(skb.frame, &headers);
+        let decision = from_netdev::passed(&mut headers, &quote, &self.world, egress_id);
         let decision = super::from_netdev::Back::of(&decision);
-        match self.back(skb, &heads, &quote, &decision) {
+        match self.back(skb, &headers, &quote, &decision) {
             // Nobody is told, and the stack sees none of it.
             Ok(outcome) if outcome.verdict().class() == Class::Pass => Outcome::Dropped(Verdict::BadState),
             Ok(outcome) => outcome,

@@ -12,41 +12,41 @@ use crate::edge;
 impl Node {
     pub(super) fn run_to_netdev(&mut self, skb: &Skb<'_>, meta: &Meta) -> Outcome {
         let (frame, config) = (skb.frame, self.config());
-        let mut heads = match Self::heads(frame, Direction::Egress) {
-            Ok(heads) => heads,
+        let mut headers = match Self::headers(frame, Direction::Egress) {
+            Ok(headers) => headers,
             Err(verdict) => return Outcome::done(verdict, frame, meta.mark),
         };
-        let quote = quoted(frame, &heads);
-        let outcome = match to_netdev::decide(&mut heads, &quote, meta, &self.world, &config) {
+        let quote = quoted(frame, &headers);
+        let outcome = match to_netdev::decide(&mut headers, &quote, meta, &self.world, &config) {
             ToNetdev::Done(verdict) => Outcome::done(verdict, frame, meta.mark),
             ToNetdev::Unmark => Outcome::Passed(Verdict::NodeSnatDone, frame.to_vec(), meta.mark & !NODE_MARK),
-            ToNetdev::NodeSnat => self.node_snat(&heads, &quote, frame, meta.mark & !NODE_MARK),
+            ToNetdev::NodeSnat => self.node_snat(&headers, &quote, frame, meta.mark & !NODE_MARK),
         };
-        self.judge_wire(&heads, meta, &outcome);
+        self.judge_wire(&headers, meta, &outcome);
         outcome
     }
 
     /// `mark` is what is left of it.
-    fn node_snat(&mut self, heads: &Headers, quote: &Quote, frame: &[u8], mark: u32) -> Outcome {
+    fn node_snat(&mut self, headers: &Headers, quote: &Quote, frame: &[u8], mark: u32) -> Outcome {
         let config = self.config();
-        let mapping = match to_netdev::translate(heads, quote, &self.world, &config) {
-            Ok(mapping) => *mapping,
-            Err(Verdict::PortTaken) => return self.reset_from_uplink(heads, frame),
+        let nat_entry = match to_netdev::translate(headers, quote, &self.world, &config) {
+            Ok(nat_entry) => *nat_entry,
+            Err(Verdict::PortTaken) => return self.reset_from_uplink(headers, frame),
             Err(verdict) => return Outcome::Dropped(verdict),
         };
-        if Rewrite::snat(&mapping).addr != from_netdev::node_address(&config, heads.family) {
+        if Rewrite::snat(&nat_entry).addr != from_netdev::node_address(&config, headers.family) {
             return Outcome::Dropped(Verdict::ClaimLost);
         }
-        match self.translated(heads, quote, frame.to_vec(), config.node_ports, &mapping) {
+        match self.translated(headers, quote, frame.to_vec(), config.node_ports, &nat_entry) {
             Ok(out) => Outcome::Passed(Verdict::NodeSnat, out, mark),
             Err(verdict) => Outcome::Dropped(verdict),
         }
     }
 
     /// The pod is told by the management port.
-    fn reset_from_uplink(&self, heads: &Headers, frame: &[u8]) -> Outcome {
-        match edge::reset(frame, heads) {
-            Some(_) if !(self.resolved)(&heads.tuple.saddr) => Outcome::Dropped(Verdict::NoNeighbour),
+    fn reset_from_uplink(&self, headers: &Headers, frame: &[u8]) -> Outcome {
+        match edge::reset(frame, headers) {
+            Some(_) if !(self.resolved)(&headers.tuple.saddr) => Outcome::Dropped(Verdict::NoNeighbour),
             Some(frame) => Outcome::Sent(Verdict::CutAnswered, frame),
             None => Outcome::Dropped(Verdict::PortTaken),
         }

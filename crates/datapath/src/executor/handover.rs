@@ -19,7 +19,7 @@ use crate::state::State;
 use egress_core::model::state::{EgressId, HandoverStage, HandoverState};
 use egress_core::plan::executor::DataplaneError;
 
-/// A flow that has sent a packet may look as if it had been silent for half a second (egress-ebpf/src/recent.rs).
+/// A flow that has sent a packet may look as if it had been silent for half a second (egress-ebpf/src/flow_cache.rs).
 const NOTED_NS: u64 = 500_000_000;
 
 pub fn put(shared: &Shared, state: &mut State, id: EgressId, moving: HandoverState) -> Result<(), DataplaneError> {

@@ -150,7 +150,7 @@ pub fn sum_of_egress_ip(of_cpus: &[EipCount]) -> EipCount {
         egress_bytes: sum.egress_bytes + count.egress_bytes,
         ingress_packets: sum.ingress_packets + count.ingress_packets,
         ingress_bytes: sum.ingress_bytes + count.ingress_bytes,
-        mappings: sum.mappings + count.mappings,
+        nat_entries: sum.nat_entries + count.nat_entries,
         refusals: sum.refusals + count.refusals,
     })
 }

@@ -43,7 +43,7 @@ impl Entry {
     /// `there` is the value at the other key, which may be on its way.
     fn of(key: &Tuple, mapping: &NatEntry, there: Option<&NatEntry>, timeouts: &Timeouts, now_ns: u64) -> Self {
         let since = |then_ns: u64| Duration::from_nanos(now_ns.saturating_sub(then_ns));
-        let phase = phase::mapping(mapping, there);
+        let phase = phase::nat_entry(mapping, there);
         let timeout = expiry::timeout_ns(timeouts, key.protocol, phase);
         let is_remote = mapping.origin() == Some(Origin::Remote);
         Self {

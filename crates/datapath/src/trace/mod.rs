@@ -276,7 +276,7 @@ impl Private {
         self.shares.clear()?;
         // What CPUs keep of the last packet ends with it.
         let mut usage = self.usage.get(&0, 0).map_err(map_io)?;
-        usage.turns = usage.turns.wrapping_add(1);
+        usage.epoch = usage.epoch.wrapping_add(1);
         self.usage.set(0, usage, 0).map_err(map_io)?;
         let cpus = nr_cpus().map_err(|(_, error)| error)?;
         let values = PerCpuValues::try_from(vec![0; cpus])?;

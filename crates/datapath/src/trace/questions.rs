@@ -121,7 +121,7 @@ fn question(asked: &Asked, packet: &Tuple, names: &Names) -> Question {
         Asked::NoQuota(held) => {
             let question = match held {
                 Held::Flows => "may the pod and its egress policy have one more flow?",
-                Held::Mappings => "may the pod and its egress policy have one more mapping here?",
+                Held::NatEntries => "may the pod and its egress policy have one more mapping here?",
             };
             (question.to_owned(), "no, one of them holds its quota".to_owned(), "shares", None)
         }

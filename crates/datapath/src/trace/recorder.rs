@@ -211,8 +211,8 @@ impl Tables for MapRecorder<'_> {
         }
         has
     }
-    fn count_mapping(&self, pod: &Addr, egress_id: u32) {
-        self.world.count_mapping(pod, egress_id);
+    fn count_nat_entry(&self, pod: &Addr, egress_id: u32) {
+        self.world.count_nat_entry(pod, egress_id);
     }
     fn claim_any_port(&self, forward: &Tuple, address: &Addr, owner: &Owner, search: &PortSearch) -> PortClaim {
         let claim = self.world.claim_any_port(forward, address, owner, search);

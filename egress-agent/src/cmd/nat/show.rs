@@ -206,14 +206,14 @@ impl Holders {
             egress_id: None,
             name: names.pods.get(&pod_ip).cloned(),
             flows: share.flows,
-            mappings: share.mappings,
+            mappings: share.nat_entries,
         };
         let policy = |(id, share): (u32, Share)| Holder {
             pod_ip: None,
             egress_id: Some(id),
             name: names.objects.get(&id).cloned(),
             flows: share.flows,
-            mappings: share.mappings,
+            mappings: share.nat_entries,
         };
         Self {
             pod_quota,

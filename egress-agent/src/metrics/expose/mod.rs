@@ -112,7 +112,7 @@ fn series(metric: Id, facts: &Facts) -> Vec<Series> {
         Id::Bytes => verdicts(facts, |count| count.bytes),
         Id::EipPackets => both_ways(facts, |c| (c.egress_packets, c.ingress_packets)),
         Id::EipBytes => both_ways(facts, |c| (c.egress_bytes, c.ingress_bytes)),
-        Id::EipCreated => egress_ips(facts, |id| Some(Value::Count(count_of(facts, id)?.mappings))),
+        Id::EipCreated => egress_ips(facts, |id| Some(Value::Count(count_of(facts, id)?.nat_entries))),
         Id::EipRefusals => egress_ips(facts, |id| Some(Value::Count(count_of(facts, id)?.refusals))),
         Id::EipMappings => egress_ips(facts, |id| Some(Value::Count(use_of(facts, id)?.mappings.into()))),
         Id::EipPortUse => egress_ips(facts, |id| Some(Value::Real(use_of(facts, id)?.ratio()))),

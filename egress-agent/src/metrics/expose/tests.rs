@@ -33,7 +33,7 @@ fn everything(who: Who) -> Facts {
         egress_bytes: 1000,
         ingress_packets: 9,
         ingress_bytes: 900,
-        mappings: 4,
+        nat_entries: 4,
         refusals: 2,
     };
     let dropped = (Verdict::NoGateway, Count { packets: 5, bytes: 300 });

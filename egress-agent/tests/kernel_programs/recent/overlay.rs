@@ -117,7 +117,7 @@ fn a_reset_is_followed_where_the_pod_is_elsewhere() {
         let phase = |stage: &Stage| {
             let forward = stage.nat.get(&key, 0).expect("a mapping");
             let reverse = stage.nat.get(&forward.other, 0).expect("its other key");
-            phase::mapping(&forward, Some(&reverse))
+            phase::nat_entry(&forward, Some(&reverse))
         };
         for _ in 0..3 {
             stage.run_frame(&FROM_NETDEV, &goes_on, Verdict::SnatForNode);

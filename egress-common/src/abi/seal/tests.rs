@@ -38,13 +38,13 @@ fn forward(pod: Addr, port: u16) -> Tuple {
     Tuple::new(Direction::Egress, pod, WORLD, port, 80, 6)
 }
 
-fn mapping(key: &Tuple, egress: Addr, port: u16, origin: Origin, node: Addr, id: u32) -> NatEntry {
+fn nat_entry(key: &Tuple, egress: Addr, port: u16, origin: Origin, node: Addr, id: u32) -> NatEntry {
     let other = Tuple::new(Direction::Ingress, WORLD, egress, 80, port, 6);
     NatEntry::new(other, origin, node, id, 1).sealed(key)
 }
 
 /// Mappings that may follow one another in one element's memory: neighbours in every word.
-fn mappings() -> Vec<(Tuple, NatEntry)> {
+fn nat_entries() -> Vec<(Tuple, NatEntry)> {
     let mut all = Vec::new();
     for (pod, port) in [(POD, 4000), (POD, 4001), (OTHER_POD, 4000)] {
         let key = forward(pod, port);
@@ -54,7 +54,7 @@ fn mappings() -> Vec<(Tuple, NatEntry)> {
             (NODE, 4000, Origin::Remote, NODE, 8),
             (EGRESS, 4000, Origin::Remote, NODE, 7),
         ] {
-            all.push((key, mapping(&key, egress, public, origin, node, id)));
+            all.push((key, nat_entry(&key, egress, public, origin, node, id)));
         }
     }
     all
@@ -107,7 +107,7 @@ fn made_of(w: [u32; 17]) -> Option<NatEntry> {
 
 #[test]
 fn a_mapping_read_while_its_memory_changes_hands_is_the_keys_own_or_none() {
-    let (all, mut numbers) = (mappings(), Numbers(1));
+    let (all, mut numbers) = (nat_entries(), Numbers(1));
     let (mut whole, mut refused) = (0, 0);
     for _ in 0..200 {
         for (key, old) in &all {
@@ -115,7 +115,7 @@ fn a_mapping_read_while_its_memory_changes_hands_is_the_keys_own_or_none() {
                 race(&mut numbers, words(old), words(new), |words| match made_of(words) {
                     Some(copy) if copy.is_of(key) => {
                         whole += 1;
-                        let own = all.iter().any(|(of, mapping)| of == key && *mapping == copy);
+                        let own = all.iter().any(|(of, nat_entry)| of == key && *nat_entry == copy);
                         assert!(own, "{key:?} was never {copy:?}");
                     }
                     _ => refused += 1,
@@ -130,7 +130,7 @@ fn a_mapping_read_while_its_memory_changes_hands_is_the_keys_own_or_none() {
 #[test]
 fn every_word_that_is_used_is_sealed() {
     let key = forward(POD, 4000);
-    let sealed = mapping(&key, EGRESS, 4000, Origin::Here, NODE, 7);
+    let sealed = nat_entry(&key, EGRESS, 4000, Origin::Here, NODE, 7);
     for bit in 0..17 * 32 {
         let mut changed = words(&sealed);
         changed[bit / 32] ^= 1 << (bit % 32);

@@ -2,7 +2,7 @@ use super::*;
 use crate::abi::{BloomFilter, Direction, HandoverEntry, Owned, Tuple};
 use crate::decide::cast::{Cast, ID, OTHER_NODE, both};
 use crate::decide::packets::{Packet, packet};
-use crate::decide::snat::{self, EGRESS_PORTS, Face};
+use crate::decide::snat::{self, EGRESS_PORTS, SnatPool};
 use crate::decide::world::{World, addr, with_node_ports};
 use crate::decide::{Owner, from_pod, to_netdev};
 use crate::wire::{PROTO_AH, PROTO_SCTP, tcp};
@@ -20,9 +20,9 @@ fn verdict(world: &World, packet: &Packet) -> Verdict {
 
 /// A flow of the pod to the world, translated.
 fn begin(cast: &Cast, world: &World, origin: Origin, packet: &Packet) -> NatEntry {
-    let face = Face { address: addr(cast.egress), ports: EGRESS_PORTS };
+    let pool = SnatPool { address: addr(cast.egress), ports: EGRESS_PORTS };
     let owner = Owner { origin, source_node: addr(OTHER_NODE), egress_id: ID };
-    *snat::translate(&packet.heads(), &Quote::NONE, world, &face, &owner).expect("a free port")
+    *snat::translate(&packet.headers(), &Quote::NONE, world, &pool, &owner).expect("a free port")
 }
 
 #[test]
@@ -31,13 +31,13 @@ fn replies_go_back_by_the_way_of_their_flow() {
         begin(cast, world, Origin::Here, &packet(cast.pod, cast.world, 4000, 80));
         begin(cast, world, Origin::Remote, &packet(cast.remote_pod, cast.world, 4001, 80).tcp(tcp::SYN));
         begin(cast, world, Origin::Here, &packet(cast.pod, cast.world, 0, 0).echo(4002));
-        let FromNetdev::ReplyHere { mapping } = asked(world, &packet(cast.world, cast.egress, 80, 4000)) else {
+        let FromNetdev::ReplyHere { nat_entry } = asked(world, &packet(cast.world, cast.egress, 80, 4000)) else {
             panic!("not for a pod here");
         };
-        assert_eq!((mapping.other.saddr, mapping.other.sport()), (addr(cast.pod), 4000));
+        assert_eq!((nat_entry.other.saddr, nat_entry.other.sport()), (addr(cast.pod), 4000));
         let syn_ack = packet(cast.world, cast.egress, 80, 4001).tcp(tcp::SYN | tcp::ACK);
-        let FromNetdev::ReplyRemote { mapping } = asked(world, &syn_ack) else { panic!("not for a pod elsewhere") };
-        assert_eq!((mapping.other.saddr, mapping.source_node), (addr(cast.remote_pod), addr(OTHER_NODE)));
+        let FromNetdev::ReplyRemote { nat_entry } = asked(world, &syn_ack) else { panic!("not for a pod elsewhere") };
+        assert_eq!((nat_entry.other.saddr, nat_entry.source_node), (addr(cast.remote_pod), addr(OTHER_NODE)));
         let pong = packet(cast.world, cast.egress, 0, 0).echo_reply(4002);
         assert!(matches!(asked(world, &pong), FromNetdev::ReplyHere { .. }));
     });
@@ -47,12 +47,12 @@ fn replies_go_back_by_the_way_of_their_flow() {
 fn a_reply_keeps_the_flow_of_a_pod_here_alive() {
     both(|cast, world| {
         let sent = packet(cast.pod, cast.world, 4000, 80);
-        from_pod::decide(&mut sent.heads(), &Quote::NONE, world, &world.config.get());
+        from_pod::decide(&mut sent.headers(), &Quote::NONE, world, &world.config.get());
         begin(cast, world, Origin::Here, &sent);
         world.now.set(world.now.get() + 200_000_000_000);
         let reply = asked(world, &packet(cast.world, cast.egress, 80, 4000));
         assert!(matches!(reply, FromNetdev::ReplyHere { .. }));
-        let flow = world.flow_at(&sent.heads().tuple).expect("a flow");
+        let flow = world.flow_at(&sent.headers().tuple).expect("a flow");
         assert_eq!(flow.last_seen_ns, world.now.get(), "as its mapping");
     });
 }
@@ -103,14 +103,14 @@ fn an_error_goes_to_the_pod_whose_packet_it_quotes() {
             let quote = Quote::of(Headers { tuple, l4: Headers::kind_of(tuple.protocol), ..Headers::NONE });
             decide(&mut error.arriving(), &quote, world, &world.config.get())
         };
-        let sent = packet(cast.egress, cast.world, 4000, 80).heads().tuple;
-        let FromNetdev::ReplyHere { mapping: found } = asked(sent) else { panic!("not for the pod") };
-        assert_eq!(found.other, packet(cast.pod, cast.world, 4000, 80).heads().tuple);
-        let ping = packet(cast.egress, cast.world, 0, 0).echo(4002).heads().tuple;
+        let sent = packet(cast.egress, cast.world, 4000, 80).headers().tuple;
+        let FromNetdev::ReplyHere { nat_entry: found } = asked(sent) else { panic!("not for the pod") };
+        assert_eq!(found.other, packet(cast.pod, cast.world, 4000, 80).headers().tuple);
+        let ping = packet(cast.egress, cast.world, 0, 0).echo(4002).headers().tuple;
         assert!(matches!(asked(ping), FromNetdev::ReplyHere { .. }));
         for stranger in [
-            packet(cast.egress, cast.world, 4001, 80).heads().tuple,
-            packet(cast.foreign_egress, cast.world, 4000, 80).heads().tuple,
+            packet(cast.egress, cast.world, 4001, 80).headers().tuple,
+            packet(cast.foreign_egress, cast.world, 4000, 80).headers().tuple,
             sent.reversed(),
         ] {
             assert_eq!(asked(stranger), FromNetdev::Done(Verdict::IcmpUnmatched), "{stranger:?}");
@@ -168,11 +168,11 @@ fn the_answer_to_a_marked_packet_is_known_by_its_port() {
         let request = packet(cast.pod, cast.other_node, 4000, 80).tcp(tcp::SYN);
         let config = world.config.get();
         let port =
-            to_netdev::translate(&request.heads(), &Quote::NONE, world, &config).expect("a free port").other.dport();
+            to_netdev::translate(&request.headers(), &Quote::NONE, world, &config).expect("a free port").other.dport();
         assert!((61000..=65535).contains(&port));
         let answer = packet(cast.other_node, cast.node, 80, port).tcp(tcp::SYN | tcp::ACK);
-        let FromNetdev::NodeReply { mapping } = asked(world, &answer) else { panic!("not undone") };
-        assert_eq!((mapping.other.saddr, mapping.other.sport()), (addr(cast.pod), 4000));
+        let FromNetdev::NodeReply { nat_entry } = asked(world, &answer) else { panic!("not undone") };
+        assert_eq!((nat_entry.other.saddr, nat_entry.other.sport()), (addr(cast.pod), 4000));
         for other in [
             packet(cast.other_node, cast.node, 81, port).tcp(tcp::ACK),
             packet(cast.world, cast.node, 80, port).tcp(tcp::ACK),
@@ -217,8 +217,8 @@ fn protocols_without_ports_and_sctp_come_back() {
         for protocol in [47, 50, PROTO_SCTP] {
             begin(cast, world, Origin::Here, &packet(cast.pod, cast.world, 4000, 80).protocol(protocol));
             let reply = packet(cast.world, cast.egress, 80, 4000).protocol(protocol);
-            let FromNetdev::ReplyHere { mapping } = asked(world, &reply) else { panic!("{protocol}") };
-            assert_eq!(mapping.other.saddr, addr(cast.pod));
+            let FromNetdev::ReplyHere { nat_entry } = asked(world, &reply) else { panic!("{protocol}") };
+            assert_eq!(nat_entry.other.saddr, addr(cast.pod));
         }
         assert_eq!(verdict(world, &packet(cast.world, cast.egress, 80, 4000).protocol(4)), Verdict::NoNatEntry);
     });
@@ -230,7 +230,7 @@ fn fragments_of_an_answer_to_a_marked_packet_follow_their_first_one() {
         let config = world.config.get();
         let request = packet(cast.pod, cast.other_node, 4000, 80);
         let port =
-            to_netdev::translate(&request.heads(), &Quote::NONE, world, &config).expect("a free port").other.dport();
+            to_netdev::translate(&request.headers(), &Quote::NONE, world, &config).expect("a free port").other.dport();
         let later = packet(cast.other_node, cast.node, 0, 0).fragment(100, false);
         assert_eq!(verdict(world, &later), Verdict::NotOurs);
         let hosts = packet(cast.other_node, cast.node, 80, 22).fragment(0, true);
@@ -238,8 +238,8 @@ fn fragments_of_an_answer_to_a_marked_packet_follow_their_first_one() {
         assert_eq!(verdict(world, &later), Verdict::NotOurs, "the host's own");
         let first = packet(cast.other_node, cast.node, 80, port).fragment(0, true);
         assert!(matches!(asked(world, &first), FromNetdev::NodeReply { .. }));
-        let FromNetdev::NodeReply { mapping } = asked(world, &later) else { panic!("not undone") };
-        assert_eq!((mapping.other.saddr, mapping.other.sport()), (addr(cast.pod), 4000));
+        let FromNetdev::NodeReply { nat_entry } = asked(world, &later) else { panic!("not undone") };
+        assert_eq!((nat_entry.other.saddr, nat_entry.other.sport()), (addr(cast.pod), 4000));
         world.await_first(&first.arriving());
         assert!(matches!(asked(world, &first), FromNetdev::NodeReply { .. }), "nothing waits here");
     });
@@ -251,7 +251,7 @@ fn a_datagram_of_the_host_with_the_number_of_another_stays_the_hosts() {
         let config = world.config.get();
         let request = packet(cast.pod, cast.other_node, 4000, 80);
         let port =
-            to_netdev::translate(&request.heads(), &Quote::NONE, world, &config).expect("a free port").other.dport();
+            to_netdev::translate(&request.headers(), &Quote::NONE, world, &config).expect("a free port").other.dport();
         let answer = packet(cast.other_node, cast.node, 80, port).fragment(0, true);
         let later = packet(cast.other_node, cast.node, 0, 0).fragment(100, false);
         for hosts in [22, 61000, 65535] {
@@ -273,15 +273,15 @@ fn an_error_about_a_marked_packet_goes_to_its_pod() {
         let config = world.config.get();
         let request = packet(cast.pod, cast.other_node, 4000, 80).tcp(tcp::SYN);
         let port =
-            to_netdev::translate(&request.heads(), &Quote::NONE, world, &config).expect("a free port").other.dport();
+            to_netdev::translate(&request.headers(), &Quote::NONE, world, &config).expect("a free port").other.dport();
         let error = packet(cast.world, cast.node, 0, 0).unreachable();
         let told = |sent: &Packet| {
             let quote = sent.quoted(Direction::Egress);
             decide(&mut error.arriving(), &quote, world, &world.config.get())
         };
         let sent = packet(cast.node, cast.other_node, port, 80).tcp(tcp::SYN);
-        let FromNetdev::NodeReply { mapping } = told(&sent) else { panic!("not for the pod") };
-        assert_eq!((mapping.other.saddr, mapping.other.sport()), (addr(cast.pod), 4000));
+        let FromNetdev::NodeReply { nat_entry } = told(&sent) else { panic!("not for the pod") };
+        assert_eq!((nat_entry.other.saddr, nat_entry.other.sport()), (addr(cast.pod), 4000));
         for hosts in [
             packet(cast.node, cast.other_node, 22, 80).tcp(tcp::SYN),
             packet(cast.node, cast.other_node, port, 81).tcp(tcp::SYN),
@@ -305,7 +305,7 @@ fn an_error_is_no_sign_of_life_and_quotes_no_answer() {
         };
         let seen = |world: &World| {
             let key = packet(cast.world, cast.egress, 0, 0).echo_reply(4009).arriving().tuple;
-            world.nat_peek(&key).map(|mapping| mapping.last_seen_ns)
+            world.nat_peek(&key).map(|nat_entry| nat_entry.last_seen_ns)
         };
         let before = seen(world);
         assert!(before.is_some());

@@ -13,7 +13,7 @@ const DATA: u8 = tcp::ACK;
 const TOLD_NS: u64 = 240_000_000_000;
 
 fn asked<'t>(world: &'t World, packet: &Packet) -> FromPod<'t> {
-    decide(&mut packet.heads(), &Quote::NONE, world, &world.config.get())
+    decide(&mut packet.headers(), &Quote::NONE, world, &world.config.get())
 }
 
 fn out(cast: &Cast, flags: u8) -> Packet {
@@ -102,7 +102,7 @@ fn a_connection_of_a_pod_that_is_no_longer_selected_is_told() {
         }
         let config = world.config.get();
         let meta = to_netdev::Meta { mark: 0, forwarded: true, returning: false };
-        let left = to_netdev::decide(&mut out(cast, DATA).heads(), &Quote::NONE, &meta, world, &config);
+        let left = to_netdev::decide(&mut out(cast, DATA).headers(), &Quote::NONE, &meta, world, &config);
         assert_eq!(left, to_netdev::ToNetdev::Done(Verdict::FlowCut), "nor by the uplink");
         // Other connections are none of ours, whenever they began.
         let other = packet(cast.pod, cast.world, 4001, 80);
@@ -131,7 +131,7 @@ fn no_piece_of_a_cut_connection_leaves() {
         begun(cast, world);
         let (first, later) = (out(cast, DATA).fragment(0, true), out(cast, DATA).fragment(100, false));
         assert_eq!(asked(world, &later), FromPod::Done(Verdict::FragmentUnknown), "so it is kept");
-        world.await_first(&first.heads());
+        world.await_first(&first.headers());
         deselect(cast, world);
         assert_eq!(asked(world, &first), FromPod::Done(Verdict::FragmentsReleased));
         world.awaited.borrow_mut().clear();
@@ -181,7 +181,7 @@ fn a_cut_connection_is_remembered_for_as_long_as_the_pod_goes_on_with_it() {
         begun(cast, world);
         deselect(cast, world);
         let closing_secs = world.config.get().timeouts.tcp_closing;
-        let tuple = out(cast, DATA).heads().tuple;
+        let tuple = out(cast, DATA).headers().tuple;
         world.flow_answered(&tuple, Segment { flags: tcp::RST, number: 0 });
         let begun_ns = world.now.get();
         // The pod heeds no reset, and says something now and then.
@@ -230,7 +230,7 @@ fn a_flow_to_another_node_goes_on_with_the_nodes_address() {
         let datagram = packet(cast.pod, cast.other_node, 4000, 53);
         for packet in [tcp(tcp::SYN), datagram.clone()] {
             assert_eq!(asked(world, &packet), FromPod::Mark);
-            to_netdev::translate(&packet.heads(), &Quote::NONE, world, &config).expect("a free port");
+            to_netdev::translate(&packet.headers(), &Quote::NONE, world, &config).expect("a free port");
         }
         deselect(cast, world);
         // It has no end: the mapping is no object's.

@@ -14,7 +14,7 @@ fn decided(world: &World, decisions: u32) -> Config {
 }
 
 fn asked<'t>(world: &'t World, packet: &Packet) -> FromPod<'t> {
-    decide(&mut packet.heads(), &Quote::NONE, world, &world.config.get())
+    decide(&mut packet.headers(), &Quote::NONE, world, &world.config.get())
 }
 
 fn address(answer: &FromPod<'_>) -> Option<Addr> {
@@ -113,7 +113,7 @@ fn an_error_settles_nothing_but_its_own_answer() {
             .expect("a flow of the other address");
         let quote = packet(cast.world, cast.pod, 80, port).quoted(Direction::Ingress);
         let error = packet(cast.pod, cast.world, 0, 0).unreachable();
-        let told = decide(&mut error.heads(), &quote, world, &world.config.get());
+        let told = decide(&mut error.headers(), &quote, world, &world.config.get());
         assert_eq!(address(&told), Some(addr(cast.foreign_egress)));
         assert_eq!(address(&asked(world, &echo)), own);
     });

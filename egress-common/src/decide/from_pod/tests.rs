@@ -15,7 +15,7 @@ use crate::decide::world::{World, addr};
 use crate::wire::{PROTO_AH, PROTO_DCCP, PROTO_MOBILITY, PROTO_SCTP, PROTO_UDP_LITE, sctp};
 
 fn asked<'t>(world: &'t World, packet: &Packet) -> FromPod<'t> {
-    decide(&mut packet.heads(), &Quote::NONE, world, &world.config.get())
+    decide(&mut packet.headers(), &Quote::NONE, world, &world.config.get())
 }
 
 fn verdict(world: &World, packet: &Packet) -> Verdict {
@@ -132,7 +132,7 @@ fn the_fragments_of_an_answer_to_a_ping_go_its_way_and_those_of_a_ping_theirs() 
         for (offset, more) in [(0, true), (100, true), (150, false)] {
             assert_eq!(verdict(world, &reply.clone().fragment(offset, more)), Verdict::InboundReply, "at {offset}");
         }
-        assert!(world.flow_peek(&reply.heads().tuple).is_none(), "no flow of the pod");
+        assert!(world.flow_peek(&reply.headers().tuple).is_none(), "no flow of the pod");
         for (offset, more) in [(0, true), (100, true), (150, false)] {
             assert_sent(cast, world, &query.clone().fragment(offset, more));
         }

@@ -57,7 +57,7 @@ impl<'w> Cpu<'w> {
     /// The last step, for people.
     fn last(&self) -> std::string::String {
         let came_to = match self.record.borrow().last() {
-            Some(Answer::NatEntry(Some(mapping))) => std::format!("saw {:?}", mapping.other.daddr),
+            Some(Answer::NatEntry(Some(nat_entry))) => std::format!("saw {:?}", nat_entry.other.daddr),
             Some(Answer::NatEntry(None)) => "saw nothing".into(),
             Some(Answer::Claim(claim)) => std::format!("{claim:?}"),
             Some(Answer::Port(claim)) => std::format!("searched: {claim:?}"),
@@ -68,9 +68,9 @@ impl<'w> Cpu<'w> {
     }
 
     /// Takes the next step of the packet, or ends.
-    fn go_on(&self, heads: &Headers, face: &Face) {
+    fn go_on(&self, headers: &Headers, pool: &SnatPool) {
         self.told.set(0);
-        let ran = catch_unwind(AssertUnwindSafe(|| translate(heads, &Quote::NONE, self, face, &OWNER).is_ok()));
+        let ran = catch_unwind(AssertUnwindSafe(|| translate(headers, &Quote::NONE, self, pool, &OWNER).is_ok()));
         match ran {
             Ok(done) => self.ended.set(Some(done)),
             Err(payload) if payload.is::<Pause>() => {}
@@ -82,13 +82,13 @@ impl<'w> Cpu<'w> {
 impl Tables for Cpu<'_> {
     fn nat_seen(&self, key: &Tuple, segment: Segment) -> Option<&NatEntry> {
         match self.step(|| Answer::NatEntry(self.world.nat_seen(key, segment))) {
-            Answer::NatEntry(mapping) => mapping,
+            Answer::NatEntry(nat_entry) => nat_entry,
             _ => unreachable!("the same steps each time"),
         }
     }
     fn nat_peek(&self, key: &Tuple) -> Option<&NatEntry> {
         match self.step(|| Answer::NatEntry(self.world.nat_peek(key))) {
-            Answer::NatEntry(mapping) => mapping,
+            Answer::NatEntry(nat_entry) => nat_entry,
             _ => unreachable!("the same steps each time"),
         }
     }
@@ -116,7 +116,7 @@ impl Tables for Cpu<'_> {
     fn has_quota(&self, _pod: &Addr, _egress_id: u32, _held: Held) -> bool {
         true
     }
-    fn count_mapping(&self, _pod: &Addr, _egress_id: u32) {}
+    fn count_nat_entry(&self, _pod: &Addr, _egress_id: u32) {}
     fn is_exhausted(&self, _destination: &Tuple) -> bool {
         false
     }
@@ -238,11 +238,11 @@ fn every_order(mut run: impl FnMut(&mut dyn FnMut([bool; 2]) -> usize)) -> usize
 
 /// Plays both CPUs in every order; `begin` is what there was before. The flow gets its own port, where that is free.
 fn play(is_free: bool, begin: impl Fn(&World, &Headers)) -> usize {
-    let heads = packet(V4.pod, V4.world, 4000, 80).heads();
-    let face = Face { address: addr(V4.egress), ports: EGRESS_PORTS };
+    let headers = packet(V4.pod, V4.world, 4000, 80).headers();
+    let pool = SnatPool { address: addr(V4.egress), ports: EGRESS_PORTS };
     every_order(|next| {
         let world = World::new();
-        begin(&world, &heads);
+        begin(&world, &headers);
         let mut story = Vec::new();
         let cpus = [Cpu::new(&world, 0), Cpu::new(&world, 1)];
         loop {
@@ -251,15 +251,15 @@ fn play(is_free: bool, begin: impl Fn(&World, &Headers)) -> usize {
                 break;
             }
             let who = next(may);
-            cpus[who].go_on(&heads, &face);
+            cpus[who].go_on(&headers, &pool);
             story.push(cpus[who].last());
         }
         world.assert_paired();
         let done = cpus.iter().filter(|cpu| cpu.ended.get() == Some(true)).count();
         assert!(done > 0, "one of the two packets goes at least: {story:#?}");
-        let mapping = world.nat_peek(&heads.tuple).expect("a mapping");
-        assert_eq!(mapping.other.daddr, face.address);
-        assert_eq!(mapping.other.dport() == 4000, is_free, "{story:#?}");
+        let nat_entry = world.nat_peek(&headers.tuple).expect("a mapping");
+        assert_eq!(nat_entry.other.daddr, pool.address);
+        assert_eq!(nat_entry.other.dport() == 4000, is_free, "{story:#?}");
     })
 }
 
@@ -270,18 +270,18 @@ fn a_new_flow_gets_one_mapping() {
 
 #[test]
 fn a_flow_whose_address_has_moved_gets_one_mapping() {
-    let orders = play(true, |world, heads| {
-        let old = Face { address: addr(V4.foreign_egress), ports: EGRESS_PORTS };
-        translate(heads, &Quote::NONE, world, &old, &OWNER).expect("a free port");
+    let orders = play(true, |world, headers| {
+        let old = SnatPool { address: addr(V4.foreign_egress), ports: EGRESS_PORTS };
+        translate(headers, &Quote::NONE, world, &old, &OWNER).expect("a free port");
     });
     assert!(orders > 1000, "{orders}");
 }
 
 #[test]
 fn a_flow_whose_own_port_is_taken_gets_one_mapping() {
-    let orders = play(false, |world, heads| {
+    let orders = play(false, |world, headers| {
         let other =
-            Tuple::new(Direction::Egress, addr(V4.known_pod), heads.tuple.daddr, 4000, 80, heads.tuple.protocol);
+            Tuple::new(Direction::Egress, addr(V4.known_pod), headers.tuple.daddr, 4000, 80, headers.tuple.protocol);
         let reverse = reverse_key(&other, &addr(V4.egress), 4000);
         assert_eq!(world.claim_nat(&reverse, &other, &OWNER), Claim::Claimed);
         assert_eq!(world.claim_nat(&other, &reverse, &OWNER), Claim::Claimed);

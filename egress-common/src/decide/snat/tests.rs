@@ -11,7 +11,7 @@ use crate::wire::{sctp, tcp};
 /// A type of SCTP chunk.
 const DATA: u8 = 0;
 const EGRESS: Addr = Addr::v4([172, 18, 0, 100]);
-const FACE: Face = Face { address: EGRESS, ports: EGRESS_PORTS };
+const FACE: SnatPool = SnatPool { address: EGRESS, ports: EGRESS_PORTS };
 pub(super) const OWNER: Owner = Owner { origin: Origin::Here, source_node: Addr::UNSPECIFIED, egress_id: 7 };
 
 #[test]
@@ -30,10 +30,10 @@ fn the_walk_covers_every_port_once() {
 #[test]
 fn who_holds_its_quota_gets_no_more() {
     both(|cast, world| {
-        let face = Face { address: addr(cast.egress), ports: EGRESS_PORTS };
+        let pool = SnatPool { address: addr(cast.egress), ports: EGRESS_PORTS };
         let asked = |pod, port| {
-            let heads = packet(pod, cast.world, 4000, port).heads();
-            translate(&heads, &Quote::NONE, world, &face, &OWNER).map(drop)
+            let headers = packet(pod, cast.world, 4000, port).headers();
+            translate(&headers, &Quote::NONE, world, &pool, &OWNER).map(drop)
         };
         world.configure(|config| (config.pod_quota, config.policy_quota) = (2, 3));
         assert_eq!(
@@ -41,9 +41,9 @@ fn who_holds_its_quota_gets_no_more() {
             [Ok(()), Ok(()), Err(Verdict::QuotaExceeded), Ok(())]
         );
         assert_eq!([4, 5].map(|port| asked(cast.known_pod, port)), [Ok(()), Err(Verdict::QuotaExceeded)]);
-        let heads = packet(cast.known_pod, cast.world, 4000, 5).heads();
+        let headers = packet(cast.known_pod, cast.world, 4000, 5).headers();
         let other = Owner { egress_id: 8, ..OWNER };
-        assert!(translate(&heads, &Quote::NONE, world, &face, &other).is_ok(), "of another policy");
+        assert!(translate(&headers, &Quote::NONE, world, &pool, &other).is_ok(), "of another policy");
     });
 }
 
@@ -51,10 +51,12 @@ fn who_holds_its_quota_gets_no_more() {
 #[test]
 fn without_a_lease_only_the_nodes_own_address_is_given() {
     both(|cast, world| {
-        let (heads, face) =
-            (packet(cast.pod, cast.world, 4000, 80).heads(), Face { address: addr(cast.egress), ports: EGRESS_PORTS });
+        let (headers, pool) = (
+            packet(cast.pod, cast.world, 4000, 80).headers(),
+            SnatPool { address: addr(cast.egress), ports: EGRESS_PORTS },
+        );
         let remote = Owner { origin: Origin::Remote, source_node: addr(cast.other_node), egress_id: 7 };
-        let asked = |owner: &Owner| translate(&heads, &Quote::NONE, world, &face, owner).copied();
+        let asked = |owner: &Owner| translate(&headers, &Quote::NONE, world, &pool, owner).copied();
         world.lease.set(Lease::bounded(world.now.get(), world.now.get(), 0));
         assert_eq!([asked(&OWNER), asked(&remote)], [Err(Verdict::LeaseExpired); 2]);
         assert!(world.nat.is_empty());
@@ -62,7 +64,7 @@ fn without_a_lease_only_the_nodes_own_address_is_given() {
         let begun = asked(&OWNER).expect("a lease");
         world.now.set(world.now.get() + 1);
         assert_eq!(asked(&OWNER), Err(Verdict::LeaseExpired));
-        assert_eq!(world.nat_peek(&heads.tuple).map(|mapping| mapping.last_seen_ns), Some(begun.last_seen_ns));
+        assert_eq!(world.nat_peek(&headers.tuple).map(|nat_entry| nat_entry.last_seen_ns), Some(begun.last_seen_ns));
         let stack = Owner { origin: Origin::Stack, source_node: Addr::UNSPECIFIED, egress_id: 0 };
         assert!(asked(&stack).is_ok(), "mark 1008");
     });
@@ -72,10 +74,10 @@ fn without_a_lease_only_the_nodes_own_address_is_given() {
 fn an_exhausted_range_is_searched_once_in_a_while() {
     both(|cast, world| {
         let ports = PortRange { first: 2000, last: 2001 };
-        let face = Face { address: addr(cast.egress), ports };
+        let pool = SnatPool { address: addr(cast.egress), ports };
         let asked = |port, to| {
-            let heads = packet(cast.pod, cast.world, port, to).heads();
-            translate(&heads, &Quote::NONE, world, &face, &OWNER).map(|mapping| mapping.other)
+            let headers = packet(cast.pod, cast.world, port, to).headers();
+            translate(&headers, &Quote::NONE, world, &pool, &OWNER).map(|nat_entry| nat_entry.other)
         };
         let first = asked(1, 80).expect("a free port");
         assert!(asked(2, 80).is_ok());
@@ -89,7 +91,7 @@ fn an_exhausted_range_is_searched_once_in_a_while() {
         assert_eq!(asked(3, 80), Ok(first), "and is again");
         assert_eq!(asked(4, 80), Err(Verdict::PortsExhausted));
         assert!(world.forget_nat(&first));
-        world.forget_nat(&packet(cast.pod, cast.world, 3, 80).heads().tuple);
+        world.forget_nat(&packet(cast.pod, cast.world, 3, 80).headers().tuple);
         assert_eq!(asked(first.dport(), 80), Ok(first), "a flow's own port needs no search");
     });
 }
@@ -97,16 +99,16 @@ fn an_exhausted_range_is_searched_once_in_a_while() {
 #[test]
 fn keeps_the_own_port_when_it_is_free() {
     let world = World::new();
-    let one = packet("10.244.1.10", "198.51.100.10", 4000, 80).heads();
-    let mapping = translate(&one, &Quote::NONE, &world, &FACE, &OWNER).expect("a free port");
-    assert_eq!(mapping.other.dport(), 4000);
+    let one = packet("10.244.1.10", "198.51.100.10", 4000, 80).headers();
+    let nat_entry = translate(&one, &Quote::NONE, &world, &FACE, &OWNER).expect("a free port");
+    assert_eq!(nat_entry.other.dport(), 4000);
     assert_eq!(world.mappings_made(), 1);
-    let two = packet("10.244.1.11", "198.51.100.10", 4000, 80).heads();
+    let two = packet("10.244.1.11", "198.51.100.10", 4000, 80).headers();
     let other = translate(&two, &Quote::NONE, &world, &FACE, &OWNER).expect("a free port");
     assert_ne!(other.other.dport(), 4000);
-    assert_eq!(translate(&one, &Quote::NONE, &world, &FACE, &OWNER).map(|m| m.other), Ok(mapping.other));
+    assert_eq!(translate(&one, &Quote::NONE, &world, &FACE, &OWNER).map(|m| m.other), Ok(nat_entry.other));
     assert_eq!(world.nat_len(), 4);
-    let low = packet("10.244.1.10", "198.51.100.10", 53, 53).heads();
+    let low = packet("10.244.1.10", "198.51.100.10", 53, 53).headers();
     let low = translate(&low, &Quote::NONE, &world, &FACE, &OWNER).expect("a free port");
     assert!(low.other.dport() >= 1024);
 }
@@ -116,17 +118,17 @@ fn refuses_only_when_no_port_is_free() {
     let world = World::new();
     let range = PortRange { first: 61000, last: 61009 };
     for pod in 0..10u8 {
-        let heads = packet(&std::format!("10.244.1.{}", 10 + pod), "198.51.100.10", 4000, 80).heads();
-        assert!(translate(&heads, &Quote::NONE, &world, &Face { address: EGRESS, ports: range }, &OWNER).is_ok());
+        let headers = packet(&std::format!("10.244.1.{}", 10 + pod), "198.51.100.10", 4000, 80).headers();
+        assert!(translate(&headers, &Quote::NONE, &world, &SnatPool { address: EGRESS, ports: range }, &OWNER).is_ok());
     }
-    let heads = packet("10.244.1.30", "198.51.100.10", 4000, 80).heads();
+    let headers = packet("10.244.1.30", "198.51.100.10", 4000, 80).headers();
     assert_eq!(
-        translate(&heads, &Quote::NONE, &world, &Face { address: EGRESS, ports: range }, &OWNER),
+        translate(&headers, &Quote::NONE, &world, &SnatPool { address: EGRESS, ports: range }, &OWNER),
         Err(Verdict::PortsExhausted)
     );
-    let elsewhere = packet("10.244.1.30", "198.51.100.11", 4000, 80).heads();
+    let elsewhere = packet("10.244.1.30", "198.51.100.11", 4000, 80).headers();
     assert!(
-        translate(&elsewhere, &Quote::NONE, &world, &Face { address: EGRESS, ports: range }, &OWNER).is_ok(),
+        translate(&elsewhere, &Quote::NONE, &world, &SnatPool { address: EGRESS, ports: range }, &OWNER).is_ok(),
         "another destination is another range"
     );
     assert_eq!(world.nat_len(), 22, "a refusal leaves no half mapping");
@@ -136,9 +138,9 @@ fn refuses_only_when_no_port_is_free() {
 fn a_full_map_leaves_no_half_mapping() {
     let world = World::new();
     world.limit_nat(3);
-    let one = packet("10.244.1.10", "198.51.100.10", 4000, 80).heads();
+    let one = packet("10.244.1.10", "198.51.100.10", 4000, 80).headers();
     assert!(translate(&one, &Quote::NONE, &world, &FACE, &OWNER).is_ok());
-    let two = packet("10.244.1.11", "198.51.100.10", 4001, 80).heads();
+    let two = packet("10.244.1.11", "198.51.100.10", 4001, 80).headers();
     assert_eq!(translate(&two, &Quote::NONE, &world, &FACE, &OWNER), Err(Verdict::MapFull));
     assert_eq!(world.nat_len(), 2);
 }
@@ -146,22 +148,23 @@ fn a_full_map_leaves_no_half_mapping() {
 #[test]
 fn a_moved_flow_is_picked_up_with_its_own_port_or_not_at_all() {
     let world = World::new();
-    let mut heads = packet("10.244.1.10", "198.51.100.10", 4000, 80).tcp(tcp::ACK).heads();
-    let mapping = translate(&heads, &Quote::NONE, &world, &FACE, &OWNER).expect("its own port is free");
-    assert_eq!(mapping.other.dport(), 4000);
-    heads.tuple.saddr = Addr::v4([10, 244, 1, 11]);
-    assert_eq!(translate(&heads, &Quote::NONE, &world, &FACE, &OWNER), Err(Verdict::PortTaken));
+    let mut headers = packet("10.244.1.10", "198.51.100.10", 4000, 80).tcp(tcp::ACK).headers();
+    let nat_entry = translate(&headers, &Quote::NONE, &world, &FACE, &OWNER).expect("its own port is free");
+    assert_eq!(nat_entry.other.dport(), 4000);
+    headers.tuple.saddr = Addr::v4([10, 244, 1, 11]);
+    assert_eq!(translate(&headers, &Quote::NONE, &world, &FACE, &OWNER), Err(Verdict::PortTaken));
 }
 
 #[test]
 fn another_address_makes_another_mapping() {
     let world = World::new();
-    let heads = packet("10.244.1.10", "198.51.100.10", 4000, 80).heads();
-    translate(&heads, &Quote::NONE, &world, &FACE, &OWNER).expect("a free port");
+    let headers = packet("10.244.1.10", "198.51.100.10", 4000, 80).headers();
+    translate(&headers, &Quote::NONE, &world, &FACE, &OWNER).expect("a free port");
     let other = Addr::v4([172, 18, 0, 101]);
-    let mapping = translate(&heads, &Quote::NONE, &world, &Face { address: other, ports: EGRESS_PORTS }, &OWNER)
-        .expect("a free port");
-    assert_eq!(mapping.other.daddr, other);
+    let nat_entry =
+        translate(&headers, &Quote::NONE, &world, &SnatPool { address: other, ports: EGRESS_PORTS }, &OWNER)
+            .expect("a free port");
+    assert_eq!(nat_entry.other.daddr, other);
     assert_eq!(world.nat_len(), 2, "the old keys are gone together");
 }
 
@@ -171,15 +174,15 @@ fn answers_follow_the_node_that_sends() {
     let world = World::new();
     for protocol_flags in [None, Some(tcp::SYN), Some(tcp::ACK)] {
         let flow = packet("10.244.2.10", "198.51.100.10", 4000, 80);
-        let heads = match protocol_flags {
-            None => flow.heads(),
-            Some(flags) => flow.tcp(flags).heads(),
+        let headers = match protocol_flags {
+            None => flow.headers(),
+            Some(flags) => flow.tcp(flags).headers(),
         };
         for node in [Addr::v4([172, 18, 0, 3]), Addr::v4([172, 18, 0, 9])] {
             let owner = Owner { origin: Origin::Remote, source_node: node, egress_id: 7 };
-            let mapping = translate(&heads, &Quote::NONE, &world, &FACE, &owner).expect("its own port is free");
-            assert_eq!((mapping.source_node, mapping.other.dport()), (node, 4000));
-            let answers = world.nat_peek(&mapping.other).expect("the reverse key");
+            let nat_entry = translate(&headers, &Quote::NONE, &world, &FACE, &owner).expect("its own port is free");
+            assert_eq!((nat_entry.source_node, nat_entry.other.dport()), (node, 4000));
+            let answers = world.nat_peek(&nat_entry.other).expect("the reverse key");
             assert_eq!(answers.source_node, node, "{protocol_flags:?}");
             world.assert_paired();
         }
@@ -190,9 +193,9 @@ fn answers_follow_the_node_that_sends() {
 #[test]
 fn echo_changes_its_identifier_in_both_places() {
     let world = World::new();
-    let one = packet("10.244.1.10", "198.51.100.10", 0, 0).echo(500).heads();
-    let mapping = translate(&one, &Quote::NONE, &world, &FACE, &OWNER).expect("a free id");
-    let reverse = mapping.other;
+    let one = packet("10.244.1.10", "198.51.100.10", 0, 0).echo(500).headers();
+    let nat_entry = translate(&one, &Quote::NONE, &world, &FACE, &OWNER).expect("a free id");
+    let reverse = nat_entry.other;
     assert_eq!(reverse.sport(), reverse.dport());
     assert!(reverse.dport() >= 1024);
 }
@@ -200,10 +203,10 @@ fn echo_changes_its_identifier_in_both_places() {
 #[test]
 fn a_search_that_meets_a_full_map_says_so() {
     let world = World::new();
-    let one = packet("10.244.1.10", "198.51.100.10", 4000, 80).heads();
+    let one = packet("10.244.1.10", "198.51.100.10", 4000, 80).headers();
     assert!(translate(&one, &Quote::NONE, &world, &FACE, &OWNER).is_ok());
     world.limit_nat(2);
-    let two = packet("10.244.1.11", "198.51.100.10", 4000, 80).heads();
+    let two = packet("10.244.1.11", "198.51.100.10", 4000, 80).headers();
     assert_eq!(
         translate(&two, &Quote::NONE, &world, &FACE, &OWNER),
         Err(Verdict::MapFull),
@@ -218,18 +221,18 @@ fn a_search_that_meets_a_full_map_says_so() {
 #[test]
 fn every_protocol_and_family_has_two_keys_that_name_each_other() {
     both(|cast, world| {
-        let face = Face { address: addr(cast.egress), ports: EGRESS_PORTS };
+        let pool = SnatPool { address: addr(cast.egress), ports: EGRESS_PORTS };
         for pod in [cast.pod, cast.known_pod, cast.unknown_pod] {
             for packet in [
                 packet(pod, cast.world, 4000, 80),
                 packet(pod, cast.world, 4000, 80).tcp(tcp::SYN),
                 packet(pod, cast.world, 0, 0).echo(4000),
             ] {
-                let heads = packet.heads();
-                let mapping = translate(&heads, &Quote::NONE, world, &face, &OWNER).expect("a free port");
-                let reverse = mapping.other;
-                assert_eq!((reverse.saddr, reverse.daddr), (addr(cast.world), face.address));
-                assert_eq!(reverse.protocol, heads.tuple.protocol);
+                let headers = packet.headers();
+                let nat_entry = translate(&headers, &Quote::NONE, world, &pool, &OWNER).expect("a free port");
+                let reverse = nat_entry.other;
+                assert_eq!((reverse.saddr, reverse.daddr), (addr(cast.world), pool.address));
+                assert_eq!(reverse.protocol, headers.tuple.protocol);
             }
         }
         assert_eq!(world.nat_len(), 18);
@@ -240,12 +243,12 @@ fn every_protocol_and_family_has_two_keys_that_name_each_other() {
 #[test]
 fn a_reverse_key_that_another_cpu_claimed_for_this_flow_is_adopted() {
     both(|cast, world| {
-        let heads = packet(cast.pod, cast.world, 4000, 80).heads();
-        let face = Face { address: addr(cast.egress), ports: EGRESS_PORTS };
-        let reverse = reverse_key(&heads.tuple, &face.address, 4000);
-        assert_eq!(world.claim_nat(&reverse, &heads.tuple, &OWNER), Claim::Claimed);
-        let mapping = translate(&heads, &Quote::NONE, world, &face, &OWNER).expect("adopted");
-        assert_eq!(mapping.other, reverse);
+        let headers = packet(cast.pod, cast.world, 4000, 80).headers();
+        let pool = SnatPool { address: addr(cast.egress), ports: EGRESS_PORTS };
+        let reverse = reverse_key(&headers.tuple, &pool.address, 4000);
+        assert_eq!(world.claim_nat(&reverse, &headers.tuple, &OWNER), Claim::Claimed);
+        let nat_entry = translate(&headers, &Quote::NONE, world, &pool, &OWNER).expect("adopted");
+        assert_eq!(nat_entry.other, reverse);
         assert_eq!(world.nat_len(), 2);
         world.assert_paired();
     });
@@ -256,29 +259,29 @@ fn a_reverse_key_that_another_cpu_claimed_for_this_flow_is_adopted() {
 #[test]
 fn a_reverse_key_that_another_cpu_adopted_is_not_taken_back() {
     both(|cast, world| {
-        let heads = packet(cast.pod, cast.world, 4000, 80).heads();
-        let face = Face { address: addr(cast.egress), ports: EGRESS_PORTS };
+        let headers = packet(cast.pod, cast.world, 4000, 80).headers();
+        let pool = SnatPool { address: addr(cast.egress), ports: EGRESS_PORTS };
         world.limit_nat(1);
         world.when_nat_is_full(move |world| {
             world.limit_nat(2);
-            assert!(translate(&heads, &Quote::NONE, world, &face, &OWNER).is_ok(), "the other CPU");
+            assert!(translate(&headers, &Quote::NONE, world, &pool, &OWNER).is_ok(), "the other CPU");
         });
-        assert_eq!(translate(&heads, &Quote::NONE, world, &face, &OWNER), Err(Verdict::MapFull));
+        assert_eq!(translate(&headers, &Quote::NONE, world, &pool, &OWNER), Err(Verdict::MapFull));
         assert_eq!(world.nat_len(), 2);
         world.assert_paired();
-        assert!(translate(&heads, &Quote::NONE, world, &face, &OWNER).is_ok(), "the next packet");
+        assert!(translate(&headers, &Quote::NONE, world, &pool, &OWNER).is_ok(), "the next packet");
     });
 }
 
 #[test]
 fn a_forward_key_that_was_left_alone_waits_for_the_sweep() {
     both(|cast, world| {
-        let heads = packet(cast.pod, cast.world, 4000, 80).heads();
-        let old = Face { address: addr(cast.foreign_egress), ports: EGRESS_PORTS };
-        let reverse = translate(&heads, &Quote::NONE, world, &old, &OWNER).expect("a free port").other;
+        let headers = packet(cast.pod, cast.world, 4000, 80).headers();
+        let old = SnatPool { address: addr(cast.foreign_egress), ports: EGRESS_PORTS };
+        let reverse = translate(&headers, &Quote::NONE, world, &old, &OWNER).expect("a free port").other;
         assert!(world.forget_nat(&reverse) && !world.forget_nat(&reverse));
-        let face = Face { address: addr(cast.egress), ports: EGRESS_PORTS };
-        assert_eq!(translate(&heads, &Quote::NONE, world, &face, &OWNER), Err(Verdict::ClaimLost));
+        let pool = SnatPool { address: addr(cast.egress), ports: EGRESS_PORTS };
+        assert_eq!(translate(&headers, &Quote::NONE, world, &pool, &OWNER), Err(Verdict::ClaimLost));
         assert_eq!(world.nat_len(), 1, "the new reverse key was taken back");
     });
 }
@@ -286,10 +289,10 @@ fn a_forward_key_that_was_left_alone_waits_for_the_sweep() {
 #[test]
 fn an_association_begins_with_any_port_and_goes_on_with_its_own() {
     both(|cast, world| {
-        let face = Face { address: addr(cast.egress), ports: EGRESS_PORTS };
+        let pool = SnatPool { address: addr(cast.egress), ports: EGRESS_PORTS };
         let shown = |pod, port, chunk| {
-            let heads = packet(pod, cast.world, port, 80).sctp(chunk).heads();
-            translate(&heads, &Quote::NONE, world, &face, &OWNER).map(|mapping| mapping.other.dport())
+            let headers = packet(pod, cast.world, port, 80).sctp(chunk).headers();
+            translate(&headers, &Quote::NONE, world, &pool, &OWNER).map(|nat_entry| nat_entry.other.dport())
         };
         assert_eq!(shown(cast.pod, 4000, sctp::INIT), Ok(4000), "it is free");
         let other = shown(cast.known_pod, 4000, sctp::INIT).expect("a free port");
@@ -300,8 +303,11 @@ fn an_association_begins_with_any_port_and_goes_on_with_its_own() {
         assert_eq!(shown(cast.pod, 4001, DATA), Ok(4001));
         assert_eq!(shown(cast.known_pod, 4001, DATA), Err(Verdict::PortTaken));
         assert_eq!(shown(cast.pod, 23, DATA), Err(Verdict::PortTaken));
-        let udp = packet(cast.known_pod, cast.world, 4000, 80).heads();
-        assert_eq!(translate(&udp, &Quote::NONE, world, &face, &OWNER).map(|mapping| mapping.other.dport()), Ok(4000));
+        let udp = packet(cast.known_pod, cast.world, 4000, 80).headers();
+        assert_eq!(
+            translate(&udp, &Quote::NONE, world, &pool, &OWNER).map(|nat_entry| nat_entry.other.dport()),
+            Ok(4000)
+        );
         world.assert_paired();
     });
 }
@@ -309,31 +315,31 @@ fn an_association_begins_with_any_port_and_goes_on_with_its_own() {
 #[test]
 fn the_first_fragment_of_an_association_keeps_its_port_or_is_refused() {
     both(|cast, world| {
-        let face = Face { address: addr(cast.egress), ports: EGRESS_PORTS };
+        let pool = SnatPool { address: addr(cast.egress), ports: EGRESS_PORTS };
         let begin = |pod| {
             let init = packet(pod, cast.world, 4000, 80).sctp(sctp::INIT);
-            *translate(&init.heads(), &Quote::NONE, world, &face, &OWNER).expect("a free port")
+            *translate(&init.headers(), &Quote::NONE, world, &pool, &OWNER).expect("a free port")
         };
         let (kept, changed) = (begin(cast.pod), begin(cast.known_pod));
         let port = changed.other.dport();
         let whole = |pod| packet(pod, cast.world, 4000, 80).sctp(DATA);
         let reply = |port| packet(cast.world, cast.egress, 80, port).sctp(DATA);
         let refused = Err(Verdict::SctpFragment);
-        let back = |mapping: &NatEntry| Rewrite::reverse(world.nat_peek(&mapping.other).expect("the reverse key"));
-        for (mapping, sent, got, first) in
+        let back = |nat_entry: &NatEntry| Rewrite::reverse(world.nat_peek(&nat_entry.other).expect("the reverse key"));
+        for (nat_entry, sent, got, first) in
             [(&kept, whole(cast.pod), reply(4000), Ok(())), (&changed, whole(cast.known_pod), reply(port), refused)]
         {
-            let (out, back) = (Rewrite::snat(mapping), back(mapping));
+            let (out, back) = (Rewrite::snat(nat_entry), back(nat_entry));
             for (fragment, expected) in [(None, Ok(())), (Some((0, true)), first), (Some((9, false)), Ok(()))] {
                 let cut = |whole: &Packet| match fragment {
                     Some((offset, more)) => whole.clone().fragment(offset, more),
                     None => whole.clone(),
                 };
-                assert_eq!(out.check(&cut(&sent).heads()), expected, "{fragment:?}");
+                assert_eq!(out.check(&cut(&sent).headers()), expected, "{fragment:?}");
                 assert_eq!(back.check(&cut(&got).arriving()), expected, "{fragment:?}");
             }
         }
-        let udp = packet(cast.known_pod, cast.world, 4000, 80).fragment(0, true).heads();
+        let udp = packet(cast.known_pod, cast.world, 4000, 80).fragment(0, true).headers();
         assert_eq!(Rewrite::snat(&changed).check(&udp), Ok(()), "corrected by difference alone");
     });
 }
@@ -341,17 +347,17 @@ fn the_first_fragment_of_an_association_keeps_its_port_or_is_refused() {
 #[test]
 fn a_protocol_without_ports_serves_one_pod_towards_each_destination() {
     both(|cast, world| {
-        let face = Face { address: addr(cast.egress), ports: EGRESS_PORTS };
+        let pool = SnatPool { address: addr(cast.egress), ports: EGRESS_PORTS };
         for protocol in [4, 47, 50, 255] {
-            let sent = |pod, to| packet(pod, to, 0, 0).protocol(protocol).heads();
+            let sent = |pod, to| packet(pod, to, 0, 0).protocol(protocol).headers();
             let first = sent(cast.pod, cast.world);
-            let mapping = translate(&first, &Quote::NONE, world, &face, &OWNER).expect("nobody has it");
-            assert_eq!((mapping.other.saddr, mapping.other.daddr), (addr(cast.world), face.address));
-            assert_eq!(mapping.other.dport(), 0);
-            let second = translate(&sent(cast.known_pod, cast.world), &Quote::NONE, world, &face, &OWNER);
+            let nat_entry = translate(&first, &Quote::NONE, world, &pool, &OWNER).expect("nobody has it");
+            assert_eq!((nat_entry.other.saddr, nat_entry.other.daddr), (addr(cast.world), pool.address));
+            assert_eq!(nat_entry.other.dport(), 0);
+            let second = translate(&sent(cast.known_pod, cast.world), &Quote::NONE, world, &pool, &OWNER);
             assert_eq!(second, Err(Verdict::ProtocolTaken));
-            assert!(translate(&sent(cast.known_pod, cast.excluded), &Quote::NONE, world, &face, &OWNER).is_ok());
-            assert!(translate(&first, &Quote::NONE, world, &face, &OWNER).is_ok());
+            assert!(translate(&sent(cast.known_pod, cast.excluded), &Quote::NONE, world, &pool, &OWNER).is_ok());
+            assert!(translate(&first, &Quote::NONE, world, &pool, &OWNER).is_ok());
         }
         world.assert_paired();
     });
@@ -360,17 +366,17 @@ fn a_protocol_without_ports_serves_one_pod_towards_each_destination() {
 #[test]
 fn on_the_nodes_own_address_nothing_of_the_hosts_is_taken() {
     both(|cast, world| {
-        let face = Face { address: addr(cast.node), ports: PortRange { first: 61000, last: 65535 } };
+        let pool = SnatPool { address: addr(cast.node), ports: PortRange { first: 61000, last: 65535 } };
         let owner = Owner { origin: Origin::Stack, ..OWNER };
-        let sent = |port, protocol| packet(cast.pod, cast.other_node, port, 80).protocol(protocol).heads();
+        let sent = |port, protocol| packet(cast.pod, cast.other_node, port, 80).protocol(protocol).headers();
         for (own, kept) in [(4000, false), (61007, true)] {
-            let heads = packet(cast.pod, cast.other_node, own, 80).sctp(sctp::INIT).heads();
-            let mapping = translate(&heads, &Quote::NONE, world, &face, &owner).expect("a free port");
-            let port = mapping.other.dport();
+            let headers = packet(cast.pod, cast.other_node, own, 80).sctp(sctp::INIT).headers();
+            let nat_entry = translate(&headers, &Quote::NONE, world, &pool, &owner).expect("a free port");
+            let port = nat_entry.other.dport();
             assert!((61000..=65535).contains(&port) && (port == own) == kept, "{own}: {port}");
         }
         // A tunnel of the node itself may end there.
-        assert_eq!(translate(&sent(0, 47), &Quote::NONE, world, &face, &owner), Err(Verdict::ProtocolTaken));
+        assert_eq!(translate(&sent(0, 47), &Quote::NONE, world, &pool, &owner), Err(Verdict::ProtocolTaken));
     });
 }
 
@@ -378,10 +384,10 @@ fn on_the_nodes_own_address_nothing_of_the_hosts_is_taken() {
 fn a_port_that_is_no_longer_nats_is_given_up() {
     both(|cast, world| {
         let owner = Owner { origin: Origin::Stack, ..OWNER };
-        let face = |first, last| Face { address: addr(cast.node), ports: PortRange { first, last } };
-        let udp = packet(cast.pod, cast.other_node, 4000, 80).heads();
-        let old = translate(&udp, &Quote::NONE, world, &face(61000, 61009), &owner).expect("a free port").other;
-        let new = translate(&udp, &Quote::NONE, world, &face(62000, 62009), &owner).expect("a free port").other;
+        let pool = |first, last| SnatPool { address: addr(cast.node), ports: PortRange { first, last } };
+        let udp = packet(cast.pod, cast.other_node, 4000, 80).headers();
+        let old = translate(&udp, &Quote::NONE, world, &pool(61000, 61009), &owner).expect("a free port").other;
+        let new = translate(&udp, &Quote::NONE, world, &pool(62000, 62009), &owner).expect("a free port").other;
         assert!((62000..=62009).contains(&new.dport()));
         assert!(world.nat_peek(&old).is_none(), "its answers are the host's");
         world.assert_paired();
@@ -391,15 +397,15 @@ fn a_port_that_is_no_longer_nats_is_given_up() {
 #[test]
 fn an_error_of_a_pod_has_the_face_of_its_flow() {
     both(|cast, world| {
-        let face = Face { address: addr(cast.egress), ports: EGRESS_PORTS };
-        let sent = packet(cast.pod, cast.world, 22, 80).heads();
-        let mapping = *translate(&sent, &Quote::NONE, world, &face, &OWNER).expect("a free port");
-        let error = packet(cast.pod, cast.world, 0, 0).unreachable().heads();
+        let pool = SnatPool { address: addr(cast.egress), ports: EGRESS_PORTS };
+        let sent = packet(cast.pod, cast.world, 22, 80).headers();
+        let nat_entry = *translate(&sent, &Quote::NONE, world, &pool, &OWNER).expect("a free port");
+        let error = packet(cast.pod, cast.world, 0, 0).unreachable().headers();
         let told = |quoted: &Packet| {
             let quote = quoted.quoted(Direction::Ingress);
-            translate(&error, &quote, world, &face, &OWNER).map(|mapping| mapping.other)
+            translate(&error, &quote, world, &pool, &OWNER).map(|nat_entry| nat_entry.other)
         };
-        assert_eq!(told(&packet(cast.world, cast.pod, 80, 22)), Ok(mapping.other));
+        assert_eq!(told(&packet(cast.world, cast.pod, 80, 22)), Ok(nat_entry.other));
         for stranger in [
             packet(cast.world, cast.pod, 81, 22),
             packet(cast.world, cast.known_pod, 80, 22),
@@ -409,7 +415,7 @@ fn an_error_of_a_pod_has_the_face_of_its_flow() {
         ] {
             assert_eq!(told(&stranger), Err(Verdict::IcmpUnmatched), "{stranger:?}");
         }
-        let nothing = translate(&error, &Quote::NONE, world, &face, &OWNER);
+        let nothing = translate(&error, &Quote::NONE, world, &pool, &OWNER);
         assert_eq!(nothing, Err(Verdict::IcmpUnmatched));
         assert_eq!(world.nat_len(), 2, "it begins no flow");
     });
@@ -418,11 +424,11 @@ fn an_error_of_a_pod_has_the_face_of_its_flow() {
 #[test]
 fn a_pod_got_answers_to_its_queries_and_nothing_else() {
     both(|cast, world| {
-        let face = Face { address: addr(cast.egress), ports: EGRESS_PORTS };
-        let ping = packet(cast.pod, cast.world, 0, 0).echo(9).heads();
-        translate(&ping, &Quote::NONE, world, &face, &OWNER).expect("a free id");
-        let error = packet(cast.pod, cast.world, 0, 0).unreachable().heads();
-        let told = |quoted: Packet| translate(&error, &quoted.quoted(Direction::Ingress), world, &face, &OWNER).is_ok();
+        let pool = SnatPool { address: addr(cast.egress), ports: EGRESS_PORTS };
+        let ping = packet(cast.pod, cast.world, 0, 0).echo(9).headers();
+        translate(&ping, &Quote::NONE, world, &pool, &OWNER).expect("a free id");
+        let error = packet(cast.pod, cast.world, 0, 0).unreachable().headers();
+        let told = |quoted: Packet| translate(&error, &quoted.quoted(Direction::Ingress), world, &pool, &OWNER).is_ok();
         assert!(told(packet(cast.world, cast.pod, 0, 0).echo_reply(9)));
         assert!(!told(packet(cast.world, cast.pod, 0, 0).echo(9)));
     });

@@ -40,7 +40,7 @@ impl World {
 
     /// Changes the value of a key of `nat`.
     pub(crate) fn change_nat(&self, key: &Tuple, change: impl Fn(NatEntry) -> NatEntry) {
-        self.nat.change(key, |mapping| *mapping = change(*mapping)).expect("a mapping");
+        self.nat.change(key, |nat_entry| *nat_entry = change(*nat_entry)).expect("a mapping");
     }
 
     pub(crate) fn add_node(&self, at: &str, place: NodePlace, node: &str) {

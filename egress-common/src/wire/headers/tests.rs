@@ -35,8 +35,8 @@ fn chained(chain: &[(u8, u8)]) -> Vec<u8> {
 fn an_ipv4_mapped_address_is_not_read() {
     let mapped = Addr::v4([10, 244, 1, 10]).octets();
     let why = |frame: &[u8]| {
-        let mut heads = Headers::NONE;
-        heads.read(frame, Direction::Egress).is_none().then(|| heads.why_unread())
+        let mut headers = Headers::NONE;
+        headers.read(frame, Direction::Egress).is_none().then(|| headers.why_unread())
     };
     for (at, length, verdict) in [
         (ipv6::SADDR, 82, Some(Verdict::V4Mapped)),
@@ -55,25 +55,25 @@ fn an_ipv4_mapped_address_is_not_read() {
 #[test]
 fn what_a_whole_packet_shows() {
     for (from, to) in PAIRS {
-        let udp = packet(from, to, 4000, 80).ttl(9).heads();
+        let udp = packet(from, to, 4000, 80).ttl(9).headers();
         assert_eq!((udp.l4, udp.tuple.sport(), udp.tuple.dport(), udp.ttl), (L4::Udp, 4000, 80, 9));
         assert_eq!((udp.fragment, udp.fragment_id, udp.has_l4()), (Fragment::Whole, udp.fragment_id, true));
-        let tcp = packet(from, to, 4000, 80).tcp(0x12).heads();
+        let tcp = packet(from, to, 4000, 80).tcp(0x12).headers();
         assert_eq!((tcp.l4, tcp.tcp_flags, tcp.l4_len, tcp.header_len()), (L4::Tcp, 0x12, 20, tcp.header_len()));
         assert_eq!(u32::from(tcp.l4_offset) - L3 as u32 + 20, tcp.header_len());
-        let ping = packet(from, to, 1, 2).echo(77).heads();
+        let ping = packet(from, to, 1, 2).echo(77).headers();
         assert_eq!((ping.l4, ping.tuple.sport(), ping.tuple.dport()), (L4::EchoRequest, 77, 77));
-        assert_eq!(packet(from, to, 1, 2).echo_reply(77).heads().l4, L4::EchoReply);
-        assert_eq!(packet(from, to, 1, 2).unreachable().heads().l4, L4::IcmpError);
-        let sctp = packet(from, to, 1, 2).protocol(PROTO_SCTP).heads();
+        assert_eq!(packet(from, to, 1, 2).echo_reply(77).headers().l4, L4::EchoReply);
+        assert_eq!(packet(from, to, 1, 2).unreachable().headers().l4, L4::IcmpError);
+        let sctp = packet(from, to, 1, 2).protocol(PROTO_SCTP).headers();
         assert_eq!((sctp.l4, sctp.tuple.sport(), sctp.tuple.dport(), sctp.sctp_chunk), (L4::Sctp, 1, 2, 0));
-        assert_eq!(packet(from, to, 1, 2).sctp(14).heads().sctp_chunk, 14);
+        assert_eq!(packet(from, to, 1, 2).sctp(14).headers().sctp_chunk, 14);
         for protocol in [4, 47, 50, 255] {
-            let other = packet(from, to, 1, 2).protocol(protocol).cut(1).heads();
+            let other = packet(from, to, 1, 2).protocol(protocol).cut(1).headers();
             assert_eq!((other.l4, other.tuple.sport(), other.tuple.dport()), (L4::Other, 0, 0));
         }
         for protocol in [PROTO_AH, PROTO_MOBILITY, PROTO_NONE, PROTO_DCCP, PROTO_UDP_LITE] {
-            let refused = packet(from, to, 1, 2).protocol(protocol).heads();
+            let refused = packet(from, to, 1, 2).protocol(protocol).headers();
             assert_eq!((refused.l4, refused.may_be_udp_to(2)), (L4::Refused, false));
         }
     }
@@ -82,7 +82,7 @@ fn what_a_whole_packet_shows() {
 #[test]
 fn icmp_of_the_other_family_is_no_icmp() {
     for ((from, to), protocol) in PAIRS.into_iter().zip([PROTO_ICMPV6, PROTO_ICMP]) {
-        assert_eq!(packet(from, to, 0x0800, 0).protocol(protocol).heads().l4, L4::Other);
+        assert_eq!(packet(from, to, 0x0800, 0).protocol(protocol).headers().l4, L4::Other);
     }
 }
 
@@ -98,11 +98,11 @@ fn truncation_is_noticed_where_it_is() {
         ] {
             let frame = whole.frame();
             for length in 0..frame.len() {
-                let l4 = parse(&frame[..length]).map(|heads| heads.l4);
+                let l4 = parse(&frame[..length]).map(|headers| headers.l4);
                 let expected = match length {
                     _ if length < L3 + network => None,
                     _ if length < L3 + network + transport => Some(L4::Short),
-                    _ => Some(whole.heads().l4),
+                    _ => Some(whole.headers().l4),
                 };
                 assert_eq!(l4, expected, "{length} bytes of {whole:?}");
             }
@@ -135,9 +135,9 @@ fn ipv4_options_are_stepped_over() {
         frame[L3] = 0x45 + words;
         let options = std::vec![1u8; usize::from(words) * 4];
         frame.splice(L3 + IPV4_LEN..L3 + IPV4_LEN, options);
-        let heads = parse(&frame).expect("IPv4");
-        assert_eq!((heads.l4, heads.tuple.sport(), heads.tuple.dport()), (L4::Udp, 4000, 80));
-        assert_eq!(usize::from(heads.l4_offset), L3 + IPV4_LEN + usize::from(words) * 4);
+        let headers = parse(&frame).expect("IPv4");
+        assert_eq!((headers.l4, headers.tuple.sport(), headers.tuple.dport()), (L4::Udp, 4000, 80));
+        assert_eq!(usize::from(headers.l4_offset), L3 + IPV4_LEN + usize::from(words) * 4);
     }
 }
 
@@ -149,20 +149,24 @@ fn extension_headers_are_stepped_over() {
         &[(DESTINATION, 255)],
         &[(DESTINATION, 0); MAX_EXTENSION_HEADERS],
     ] {
-        let heads = parse(&chained(chain)).expect("IPv6");
-        assert_eq!((heads.l4, heads.tuple.sport(), heads.tuple.protocol), (L4::Udp, 4000, PROTO_UDP), "{chain:?}");
+        let headers = parse(&chained(chain)).expect("IPv6");
+        assert_eq!(
+            (headers.l4, headers.tuple.sport(), headers.tuple.protocol),
+            (L4::Udp, 4000, PROTO_UDP),
+            "{chain:?}"
+        );
         let length: usize = chain.iter().map(|(_, length)| 8 + 8 * usize::from(*length)).sum();
-        assert_eq!(usize::from(heads.l4_offset), L3 + IPV6_LEN + length);
-        assert_eq!(heads.fragment, Fragment::Whole, "an atomic fragment is whole");
-        assert!(heads.may_be_udp_to(80) && !heads.may_be_udp_to(81));
+        assert_eq!(usize::from(headers.l4_offset), L3 + IPV6_LEN + length);
+        assert_eq!(headers.fragment, Fragment::Whole, "an atomic fragment is whole");
+        assert!(headers.may_be_udp_to(80) && !headers.may_be_udp_to(81));
     }
 }
 
 #[test]
 fn a_longer_chain_shows_no_port_and_may_be_anything() {
-    let heads = parse(&chained(&[(DESTINATION, 0); MAX_EXTENSION_HEADERS + 1])).expect("IPv6");
-    assert_eq!((heads.l4, heads.tuple.dport(), heads.tuple.protocol), (L4::Unread, 0, DESTINATION));
-    assert!(heads.may_be_udp_to(80) && heads.may_be_udp_to(4794));
+    let headers = parse(&chained(&[(DESTINATION, 0); MAX_EXTENSION_HEADERS + 1])).expect("IPv6");
+    assert_eq!((headers.l4, headers.tuple.dport(), headers.tuple.protocol), (L4::Unread, 0, DESTINATION));
+    assert!(headers.may_be_udp_to(80) && headers.may_be_udp_to(4794));
     let whole = chained(&[(DESTINATION, 5)]);
     let cut = parse(&whole[..L3 + IPV6_LEN + 20]).expect("IPv6");
     assert!(cut.l4 == L4::Short && cut.may_be_udp_to(4794));
@@ -202,10 +206,10 @@ fn a_source_route_is_noticed() {
 #[test]
 fn fragments_of_both_families() {
     for (from, to) in PAIRS {
-        let first = packet(from, to, 4000, 80).fragment(0, true).heads();
+        let first = packet(from, to, 4000, 80).fragment(0, true).headers();
         assert_eq!((first.fragment, first.l4, first.tuple.dport()), (Fragment::First, L4::Udp, 80));
         for more in [true, false] {
-            let later = packet(from, to, 4000, 80).fragment(185, more).heads();
+            let later = packet(from, to, 4000, 80).fragment(185, more).headers();
             assert_eq!((later.fragment, later.l4, later.tuple.dport()), (Fragment::Later, L4::Later, 0));
             assert_eq!((later.fragment_id, later.tuple.protocol), (first.fragment_id, PROTO_UDP));
             assert!(!later.has_l4() && !later.may_be_udp_to(0));
@@ -268,14 +272,14 @@ fn mutated_frames_are_read_within_their_bounds() {
         }
         frame.truncate(frame.len() - if round % 3 == 0 { numbers.below(frame.len()) } else { 0 });
         let watched = Watched { bytes: &frame, read: Cell::new(0) };
-        let Some(heads) = Headers::parse(&watched, Direction::Egress) else { continue };
-        if heads.l4 == L4::Short {
+        let Some(headers) = Headers::parse(&watched, Direction::Egress) else { continue };
+        if headers.l4 == L4::Short {
             continue;
         }
         // All that was read was there, and what lies behind it says nothing.
-        assert_eq!(parse(&frame[..watched.read.get()]), Some(heads), "{frame:02x?}");
-        if !matches!(heads.l4, L4::Other | L4::Later | L4::Refused | L4::Unread) {
-            assert!(usize::from(heads.l4_offset) + 8 <= frame.len(), "{frame:02x?}");
+        assert_eq!(parse(&frame[..watched.read.get()]), Some(headers), "{frame:02x?}");
+        if !matches!(headers.l4, L4::Other | L4::Later | L4::Refused | L4::Unread) {
+            assert!(usize::from(headers.l4_offset) + 8 <= frame.len(), "{frame:02x?}");
         }
     }
 }
@@ -285,25 +289,25 @@ fn the_length_of_a_message_is_what_its_headers_say() {
     for (from, to) in PAIRS {
         let whole = packet(from, to, 4000, 80);
         let mut frame = whole.frame();
-        assert_eq!(parse(&frame).and_then(|heads| heads.message_length(frame.as_slice(), L3)), Some(28));
+        assert_eq!(parse(&frame).and_then(|headers| headers.message_length(frame.as_slice(), L3)), Some(28));
         frame.extend([0; 6]);
-        assert_eq!(parse(&frame).and_then(|heads| heads.message_length(frame.as_slice(), L3)), Some(28), "padded");
+        assert_eq!(parse(&frame).and_then(|headers| headers.message_length(frame.as_slice(), L3)), Some(28), "padded");
         frame[if from.contains(':') { L3 + ipv6::PAYLOAD_LEN + 1 } else { L3 + ipv4::TOTAL_LEN + 1 }] = 21;
         let expected = if from.contains(':') { 21 } else { 1 };
-        assert_eq!(parse(&frame).and_then(|heads| heads.message_length(frame.as_slice(), L3)), Some(expected));
+        assert_eq!(parse(&frame).and_then(|headers| headers.message_length(frame.as_slice(), L3)), Some(expected));
         for fragment in [whole.clone().fragment(0, true), whole.fragment(9, false)] {
             let frame = fragment.frame();
-            assert_eq!(parse(&frame).and_then(|heads| heads.message_length(frame.as_slice(), L3)), None);
+            assert_eq!(parse(&frame).and_then(|headers| headers.message_length(frame.as_slice(), L3)), None);
         }
     }
     let mut options = packet(PAIRS[0].0, PAIRS[0].1, 4000, 80).frame();
     options[L3] = 0x47;
     options.splice(L3 + IPV4_LEN..L3 + IPV4_LEN, [1; 8]);
     options[L3 + ipv4::TOTAL_LEN + 1] += 8;
-    assert_eq!(parse(&options).and_then(|heads| heads.message_length(options.as_slice(), L3)), Some(28));
+    assert_eq!(parse(&options).and_then(|headers| headers.message_length(options.as_slice(), L3)), Some(28));
     options[L3 + ipv4::TOTAL_LEN + 1] = 27;
-    assert_eq!(parse(&options).and_then(|heads| heads.message_length(options.as_slice(), L3)), None, "no room");
+    assert_eq!(parse(&options).and_then(|headers| headers.message_length(options.as_slice(), L3)), None, "no room");
     let mut extended = chained(&[(DESTINATION, 1), (ROUTING, 0)]);
     extended[L3 + ipv6::PAYLOAD_LEN + 1] += 24;
-    assert_eq!(parse(&extended).and_then(|heads| heads.message_length(extended.as_slice(), L3)), Some(28));
+    assert_eq!(parse(&extended).and_then(|headers| headers.message_length(extended.as_slice(), L3)), Some(28));
 }

@@ -52,36 +52,35 @@ pub(super) fn all() -> impl Iterator<Item = &'static Mutation> {
     PROGRAMS.iter().chain(agent::AGENT)
 }
 
+const FIB: &str = "egress-ebpf/src/fib.rs";
+const FLOW_CACHE: &str = "egress-ebpf/src/flow_cache.rs";
+const FRAGMENT: &str = "egress-ebpf/src/fragment.rs";
+const PROGRAM_FROM_NETDEV: &str = "egress-ebpf/src/from_netdev.rs";
+const ICMP: &str = "egress-ebpf/src/icmp.rs";
+const LEASE: &str = "egress-ebpf/src/lease.rs";
 const MAIN: &str = "egress-ebpf/src/main.rs";
+const MAPS: &str = "egress-ebpf/src/maps.rs";
+const NAT: &str = "egress-ebpf/src/nat.rs";
+const REWRITE: &str = "egress-ebpf/src/rewrite.rs";
+const SWEEP: &str = "egress-ebpf/src/sweep.rs";
+const PROGRAM_TO_NETDEV: &str = "egress-ebpf/src/to_netdev.rs";
 const CONFIG: &str = "egress-common/src/abi/config.rs";
 const FLOWS: &str = "egress-common/src/abi/flows.rs";
-const FOUND: &str = "egress-ebpf/src/found.rs";
-const MAPS: &str = "egress-ebpf/src/maps.rs";
-const PORTS: &str = "egress-ebpf/src/ports.rs";
-const REWRITE: &str = "egress-ebpf/src/rewrite.rs";
-const RECENT: &str = "egress-ebpf/src/recent.rs";
-const ROADS: &str = "egress-ebpf/src/roads.rs";
-const SCTP: &str = "egress-ebpf/src/sctp.rs";
-const SWEEP: &str = "egress-ebpf/src/sweep.rs";
-const WAY: &str = "egress-ebpf/src/way.rs";
-const ANSWER: &str = "egress-ebpf/src/answer.rs";
 const WIRE: &str = "egress-common/src/wire/mod.rs";
 const CRC32C: &str = "egress-common/src/wire/crc32c.rs";
 const DECIDE: &str = "egress-common/src/decide/mod.rs";
-const ACCEPT: &str = "egress-common/src/decide/from_overlay.rs";
-const ENTER: &str = "egress-common/src/decide/from_netdev.rs";
+const FROM_OVERLAY: &str = "egress-common/src/decide/from_overlay.rs";
+const FROM_NETDEV: &str = "egress-common/src/decide/from_netdev.rs";
 const EXPIRY: &str = "egress-common/src/decide/expiry.rs";
-const HOLD: &str = "egress-ebpf/src/hold.rs";
 const FRAGMENTS: &str = "egress-common/src/decide/fragments.rs";
-const LEASE: &str = "egress-ebpf/src/lease.rs";
 const LEASE_ABI: &str = "egress-common/src/abi/lease.rs";
-const LEAVE: &str = "egress-common/src/decide/to_netdev.rs";
+const TO_NETDEV: &str = "egress-common/src/decide/to_netdev.rs";
 const RESET: &str = "egress-common/src/wire/reset.rs";
 const LIMIT: &str = "egress-common/src/decide/limit.rs";
 const MTU: &str = "egress-common/src/decide/mtu.rs";
 const SLOTS: &str = "egress-common/src/decide/slots.rs";
 const SNAT: &str = "egress-common/src/decide/snat.rs";
-const STEER: &str = "egress-common/src/decide/from_pod.rs";
+const FROM_POD: &str = "egress-common/src/decide/from_pod.rs";
 
 macro_rules! mutations {
     ($table:ident, $($name:literal, $file:ident, [$($test:literal),+], $why:literal: $find:literal => $replace:literal;)+) => {
@@ -96,15 +95,15 @@ mutations! { PROGRAMS,
     // The lease, on every path that emits or claims.
     "snat-without-a-lease", SNAT, ["lease::"], "programs without an agent emit what another node serves":
         "owner.origin != Origin::Stack && !tables.has_lease()" => "owner.origin != Origin::Stack && tables.decisions() == u32::MAX";
-    "answers-without-a-lease", ANSWER, ["lease::"], "neighbours are told of a node that has lost the address":
+    "answers-without-a-lease", PROGRAM_FROM_NETDEV, ["lease::"], "neighbours are told of a node that has lost the address":
         "    if !Maps.has_lease() {\n        return None;\n    }\n" => "";
-    "errors-without-a-lease", ANSWER, ["lease::"], "errors leave from an address of another node":
+    "errors-without-a-lease", ICMP, ["lease::"], "errors leave from an address of another node":
         "    if !Maps.has_lease() {\n        return Outcome::done(Verdict::LeaseExpired);\n    }\n" => "";
-    "flow-cache-outlives-the-lease", RECENT, ["lease::"], "flows go on for an eighth of a second":
-        "recent.until_ns = recent.until_ns.min(run_ns().saturating_add(lease::left_ns()));" => "";
-    "late-packets-leave", ANSWER, ["lease::"], "what has waited for its neighbour leaves from an address of another node":
+    "flow-cache-outlives-the-lease", FLOW_CACHE, ["lease::"], "flows go on for an eighth of a second":
+        "cached.until_ns = cached.until_ns.min(run_ns().saturating_add(lease::left_ns()));" => "";
+    "late-packets-leave", PROGRAM_TO_NETDEV, ["lease::"], "what has waited for its neighbour leaves from an address of another node":
         "(false, _) => Verdict::LeaseExpired," => "(false, _) => Verdict::NotOurs,";
-    "late-packets-of-a-moved-address-leave", ANSWER, ["lease::"], "likewise, where the node has a lease again":
+    "late-packets-of-a-moved-address-leave", PROGRAM_TO_NETDEV, ["lease::"], "likewise, where the node has a lease again":
         "(true, false) => Verdict::NotGateway," => "(true, false) => Verdict::NotOurs,";
     "a-gap-is-no-end", LEASE_ABI, ["lease::"], "a machine that stood still serves what another node serves by now":
         "self.is_bounded() && now_ns.saturating_sub(self.heartbeat_ns) > self.stall_ns" => "self.is_bounded() && now_ns == u64::MAX";
@@ -124,7 +123,7 @@ mutations! { PROGRAMS,
     "verdict-dropped", MAIN, ["guard::"], "whatever was decided, the stack gets the packet":
         "rest(packet, outcome).finish(packet, length)" => "rest(packet, outcome).finish(packet, length);\n    TC_ACT_UNSPEC";
     "unready-overlay-passes", MAIN, ["overlay::"], "before the configuration is there, the stack forwards overlay packets with pods' addresses":
-        "run(&ctx, Verdict::NotReady, |_, _| false, roads::from_overlay" => "run(&ctx, Verdict::NotConfigured, |_, _| false, roads::accept";
+        "run(&ctx, Verdict::NotReady, |_, _| false, from_overlay::begin" => "run(&ctx, Verdict::NotConfigured, |_, _| false, from_overlay::begin";
 
     // Where things stand in a packet.
     "ipv4-addresses-swapped", WIRE, ["replies::"], "the wrong end is rewritten":
@@ -141,8 +140,8 @@ mutations! { PROGRAMS,
         "let sum = csum::replace_u32(sum, old.words()[3], new.words()[3]);" =>
         "let sum = csum::replace_u32(sum, old.words()[3], old.words()[3]);";
     "pseudo-header-checksum", REWRITE, ["replies::"], "the receiver drops TCP and UDP":
-        "replace_checksum(*self, heads, &old, &rewrite.addr)?;\n        if" =>
-        "replace_checksum(*self, heads, &old, &old)?;\n        if";
+        "replace_checksum(*self, headers, &old, &rewrite.addr)?;\n        if" =>
+        "replace_checksum(*self, headers, &old, &old)?;\n        if";
     "icmpv6-checksum", REWRITE, ["replies::"], "the receiver drops ICMPv6, which unlike ICMP covers the addresses":
         "PROTO_ICMPV6 => Some((l4::ICMP_CHECKSUM, 0))," => "PROTO_ICMPV6 => None,";
     "port-checksum", REWRITE, ["replies::"], "the receiver drops what got another port":
@@ -152,22 +151,22 @@ mutations! { PROGRAMS,
         "PROTO_UDP => Some((l4::UDP_CHECKSUM, 0)),";
     "complete-sum", REWRITE, ["protocols::"], "a device's sum over an IPv6 packet is wrong, and the receiver sums it again":
         "packet.tell_sum(change.into());" => "packet.tell_sum(0);";
-    "sctp-checksum", SCTP, ["sctp::"], "the receiver drops what got another port":
+    "sctp-checksum", REWRITE, ["sctp::"], "the receiver drops what got another port":
         "sctp_checksum(u32::from_le_bytes(field), difference, length)" =>
         "sctp_checksum(u32::from_le_bytes(field), 0, length)";
-    "sctp-length-of-the-frame", SCTP, ["sctp::"], "the receiver drops what the link has padded":
-        "heads.message_length(&packet, L3)?" => "packet.len() as u32 - at as u32";
-    "sctp-quoted-checksum", SCTP, ["errors::"], "an error that reaches the pod quotes a packet that it never sent":
+    "sctp-length-of-the-frame", REWRITE, ["sctp::"], "the receiver drops what the link has padded":
+        "headers.message_length(&packet, L3)?" => "packet.len() as u32 - at as u32";
+    "sctp-quoted-checksum", REWRITE, ["errors::"], "an error that reaches the pod quotes a packet that it never sent":
         "replaced(field, old, new, length)" => "replaced(field, old, old, length)";
     "sctp-zero-checksum", CRC32C, ["sctp::"], "a checksum that is left to a device becomes a wrong one":
         "if field == 0 { 0 } else" => "if field == u32::MAX { 0 } else";
     "sctp-fragment-passes", DECIDE, ["sctp::"], "a fragment leaves with a checksum that is wrong for the whole":
-        "heads.l4 == L4::Sctp && heads.fragment == Fragment::First" =>
-        "heads.l4 == L4::Sctp && heads.fragment == Fragment::Later";
+        "headers.l4 == L4::Sctp && headers.fragment == Fragment::First" =>
+        "headers.l4 == L4::Sctp && headers.fragment == Fragment::Later";
     "ttl-stays", REWRITE, ["replies::"], "packets go round for ever":
         "([ttl, protocol], [ttl.wrapping_sub(1), protocol])" => "([ttl, protocol], [ttl, protocol])";
     "hop-limit-stays", REWRITE, ["replies::"], "packets go round for ever":
-        "[heads.ttl.wrapping_sub(1)]" => "[heads.ttl]";
+        "[headers.ttl.wrapping_sub(1)]" => "[headers.ttl]";
 
     // Mappings.
     "keys-mixed", SNAT, ["replies::"], "the forward key is claimed as the reverse one":
@@ -176,7 +175,7 @@ mutations! { PROGRAMS,
         "addr: forward.saddr, port: forward.sport()" => "addr: forward.daddr, port: forward.dport()";
     "snat-shows-the-peer", DECIDE, ["replies::"], "packets leave with a source that is not ours":
         "addr: reverse.daddr, port: reverse.dport()" => "addr: reverse.saddr, port: reverse.sport()";
-    "claim-overwrites", PORTS, ["life::what_is_just", "limits::"], "a second flow takes the port of the first":
+    "claim-overwrites", NAT, ["life::what_is_just", "limits::"], "a second flow takes the port of the first":
         "claimed(NAT.insert(key, made, BPF_NOEXIST.into()))" => "claimed(NAT.insert(key, made, 0))";
     "flow-claim-overwrites", MAPS, ["life::what_is_just"], "of two CPUs that begin one flow both win, with different addresses":
         "claimed(FLOWS.insert(tuple, flow, BPF_NOEXIST.into()))" => "claimed(FLOWS.insert(tuple, flow, 0))";
@@ -185,20 +184,20 @@ mutations! { PROGRAMS,
     "retire-leaves-the-forward-key", SNAT, ["life::", "pods::"], "a flow whose address has changed is dropped for ever":
         "        tables.forget_nat(forward);\n" => "";
     "former-node-answered", SNAT, ["overlay::"], "answers go to a node that the flow no longer comes from":
-        "        && mapping.source_node == owner.source_node\n" => "";
+        "        && nat_entry.source_node == owner.source_node\n" => "";
     "stride-shares-a-factor", SNAT, ["limits::"], "half of the ports are never tried":
         "stride = prime;" => "stride = 2;";
     "system-ports-kept", SNAT, ["replies::"], "NAT gives ports below 1024":
         "PortRange { first: 1024," => "PortRange { first: 1,";
     "mid-stream-port-changes", SNAT, ["life::", "pods::"], "a running connection goes on from a port that its peer does not know":
-        "OwnPort::Taken if is_under_way(heads) => return" => "OwnPort::Taken if forward.sport() == 0 => return";
-    "owned-address-not-compared", ROADS, ["ways::"], "a policy that is ahead of ownership sends by the old address":
+        "OwnPort::Taken if is_under_way(headers) => return" => "OwnPort::Taken if forward.sport() == 0 => return";
+    "owned-address-not-compared", NAT, ["ways::"], "a policy that is ahead of ownership sends by the old address":
         ".filter(|owned| owned.address == slot.address)" => ".filter(|owned| owned.address != Addr::UNSPECIFIED)";
 
     // Life.
     "expiry-without-last-seen", SWEEP, ["races::what_a_packet_uses"], "a sweep removes what a packet has just used":
-        "    alive::swap(last_seen_ns, seen, expiry::GONE) == seen" =>
-        "    unsafe extern \"C\" fn pause(_: u64, _: *mut c_void) -> u64 {\n        0\n    }\n    unsafe { aya_ebpf::helpers::generated::bpf_loop(400, pause as *mut c_void, core::ptr::null_mut(), 0) };\n    alive::swap(last_seen_ns, seen, expiry::GONE) != 0";
+        "    maps::swap(last_seen_ns, seen, expiry::GONE) == seen" =>
+        "    unsafe extern \"C\" fn pause(_: u64, _: *mut c_void) -> u64 {\n        0\n    }\n    unsafe { aya_ebpf::helpers::generated::bpf_loop(400, pause as *mut c_void, core::ptr::null_mut(), 0) };\n    maps::swap(last_seen_ns, seen, expiry::GONE) != 0";
     "sweep-takes-any-other-key", SWEEP, ["life::"], "a mapping that gets no answers stays for as long as its pod goes on":
         "copy.is_of(at) && copy.other == *key" => "copy.other == *key";
     "expiry-of-one-direction", EXPIRY, ["life::"], "a download is cut because only answers come":
@@ -209,49 +208,49 @@ mutations! { PROGRAMS,
     "unreplied-lives-as-answered", EXPIRY, ["life::"], "datagrams that nobody answers fill the map for minutes":
         "(_, Phase::Opening) if timeouts.unreplied < answered => timeouts.unreplied,\n" => "";
     "no-quota-of-mappings", SNAT, ["quota"], "one pod takes the gateway's table from all objects":
-        "if !tables.has_quota(&forward.saddr, owner.egress_id, Held::Mappings) {" => "if false {";
+        "if !tables.has_quota(&forward.saddr, owner.egress_id, Held::NatEntries) {" => "if false {";
     "no-quota-of-flows", SLOTS, ["quota"], "one pod takes its node's table from all others":
         "if !overwrite && !tables.has_quota(" => "if overwrite && !tables.has_quota(";
     "quota-never-recounted", SWEEP, ["quota"], "a pod that has once reached its quota is refused for ever":
-        "(share.flows, share.mappings) = (share.counting_flows, share.counting_mappings);" => "";
+        "(share.flows, share.nat_entries) = (share.counting_flows, share.counting_nat_entries);" => "";
     "fragment-key-without-protocol", FRAGMENTS, ["protocols::"], "a fragment of one protocol gets the ports of another's":
-        "protocol: heads.tuple.protocol," => "protocol: 0,";
+        "protocol: headers.tuple.protocol," => "protocol: 0,";
     "fragment-key-without-identification", FRAGMENTS, ["protocols::"], "a fragment gets the ports of another datagram":
-        "id: heads.fragment_id," => "id: [0; 4],";
-    "held-fragments-released-late", HOLD, ["fragments::"], "a fragment goes on with another datagram that has its number":
+        "id: headers.fragment_id," => "id: [0; 4],";
+    "held-fragments-released-late", FRAGMENT, ["fragments::"], "a fragment goes on with another datagram that has its number":
         "if walk.now.saturating_sub(since) <= FRAGMENT_NS {" => "if walk.now >= since {";
     "fragment-of-a-reply-is-a-query", FRAGMENTS, ["guard::"], "the rest of a pod's answer to a long ping shows an egress IP":
         "if ports.is_reply == 0 {" => "if ports.is_reply < 2 {";
     "first-fragment-shows-nothing", FRAGMENTS, ["fragments::"], "later fragments follow nobody":
-        "Fragment::First => remember(heads, tables)," => "Fragment::First => {}";
-    "stranger-leaves-ports", ENTER, ["fragments::"], "anybody's first fragments crowd out those of flows":
-        "fragments::supersede(heads, tables);\n        return FromNetdev::Done(Verdict::NoNatEntry);" =>
-        "fragments::resolve(heads, tables);\n        return FromNetdev::Done(Verdict::NoNatEntry);";
-    "guard-waits-for-fragments", LEAVE, ["guard::"], "a first fragment is dropped at the uplink, where nothing lets it begin anew":
-        "from_pod::judge(heads, quote, tables, config, false)" => "from_pod::judge(heads, quote, tables, config, true)";
-    "kept-hop-outlives-routes", WAY, ["ways::"], "packets go to the old router after a change of routes":
+        "Fragment::First => remember(headers, tables)," => "Fragment::First => {}";
+    "stranger-leaves-ports", FROM_NETDEV, ["fragments::"], "anybody's first fragments crowd out those of flows":
+        "fragments::supersede(headers, tables);\n        return FromNetdev::Done(Verdict::NoNatEntry);" =>
+        "fragments::resolve(headers, tables);\n        return FromNetdev::Done(Verdict::NoNatEntry);";
+    "guard-waits-for-fragments", TO_NETDEV, ["guard::"], "a first fragment is dropped at the uplink, where nothing lets it begin anew":
+        "from_pod::judge(headers, quote, tables, config, false)" => "from_pod::judge(headers, quote, tables, config, true)";
+    "kept-hop-outlives-routes", FIB, ["ways::"], "packets go to the old router after a change of routes":
         "hop.generation == generation && hop" => "hop";
 
     // Who may.
-    "outer-source-any-address", ACCEPT, ["encapsulation::"], "what a pod sends to a node's port passes for a node's packet":
+    "outer-source-any-address", FROM_OVERLAY, ["encapsulation::"], "what a pod sends to a node's port passes for a node's packet":
         "node.place() == NodePlace::Other && node.node == outer.source" => "node.place() == NodePlace::Other";
-    "outer-source-unchecked", ACCEPT, ["encapsulation::"], "anybody who knows a node's address there is a node":
+    "outer-source-unchecked", FROM_OVERLAY, ["encapsulation::"], "anybody who knows a node's address there is a node":
         "sender(outer, tables) else" => "sender(outer, tables).or(tables.node(&config.self_node)) else";
-    "inner-source-unchecked", ACCEPT, ["encapsulation::"], "a node can send with any source":
+    "inner-source-unchecked", FROM_OVERLAY, ["encapsulation::"], "a node can send with any source":
         "let owned = match of_sender {" => "let owned = match of_sender || outer.egress_id != 0 {";
-    "reply-to-any-pod", ACCEPT, ["encapsulation::", "overlay::"], "what the world sends to a former pod reaches who has its address now":
+    "reply-to-any-pod", FROM_OVERLAY, ["encapsulation::", "overlay::"], "what the world sends to a former pod reaches who has its address now":
         "pod.egress_id() != Some(outer.egress_id)" => "pod.egress_id() == Some(0)";
-    "own-pod-guard-skipped", LEAVE, ["guard::"], "a selected pod's packet leaves with the pod's address":
-        "let verdict = guard_own(heads, quote, tables, config);" => "let verdict = Verdict::NotOurs;";
-    "foreign-pod-guard-skipped", LEAVE, ["guard::"], "another node's pod leaves with its own address":
-        "ToNetdev::Done(guard_foreign(heads, tables, config))" => "ToNetdev::Done(Verdict::NotOurs)";
-    "mark-lets-pods-out", LEAVE, ["guard::"], "another node's pod leaves with its own address, if marked":
-        "let verdict = guard_foreign(heads, tables, config);" => "let verdict = Verdict::NotOurs;";
-    "tunnel-guard-skipped", LEAVE, ["guard::"], "a pod makes overlay packets of its own":
-        "if meta.forwarded && heads.may_be_udp_to" => "if meta.forwarded && meta.returning && heads.may_be_udp_to";
-    "mark-left-after-snat", ROADS, ["replies::"], "the stack's rules for mark 1008 meet a packet that is translated already":
+    "own-pod-guard-skipped", TO_NETDEV, ["guard::"], "a selected pod's packet leaves with the pod's address":
+        "let verdict = guard_own(headers, quote, tables, config);" => "let verdict = Verdict::NotOurs;";
+    "foreign-pod-guard-skipped", TO_NETDEV, ["guard::"], "another node's pod leaves with its own address":
+        "ToNetdev::Done(guard_foreign(headers, tables, config))" => "ToNetdev::Done(Verdict::NotOurs)";
+    "mark-lets-pods-out", TO_NETDEV, ["guard::"], "another node's pod leaves with its own address, if marked":
+        "let verdict = guard_foreign(headers, tables, config);" => "let verdict = Verdict::NotOurs;";
+    "tunnel-guard-skipped", TO_NETDEV, ["guard::"], "a pod makes overlay packets of its own":
+        "if meta.forwarded && headers.may_be_udp_to" => "if meta.forwarded && meta.returning && headers.may_be_udp_to";
+    "mark-left-after-snat", PROGRAM_TO_NETDEV, ["replies::"], "the stack's rules for mark 1008 meet a packet that is translated already":
         "ToNetdev::NodeSnat => {\n            packet.set_mark(meta.mark & !NODE_MARK);" => "ToNetdev::NodeSnat => {";
-    "mark-left-on-what-the-stack-translated", ROADS, ["guard::", "replies::"], "mark 1008 goes on to devices behind":
+    "mark-left-on-what-the-stack-translated", PROGRAM_TO_NETDEV, ["guard::", "replies::"], "mark 1008 goes on to devices behind":
         "ToNetdev::Unmark => {\n            packet.set_mark(meta.mark & !NODE_MARK);" => "ToNetdev::Unmark => {";
     "seen-not-said", MAIN, ["guard::"], "what steering leaves to the stack is dropped there":
         "packet.set_priority(seen);" => "packet.set_priority(seen & 1);";
@@ -259,56 +258,56 @@ mutations! { PROGRAMS,
         "if self.seen == 0 { None }" => "if self.seen == 1 { None }";
     "no-policy-passes", SLOTS, ["pods::"], "a selected pod leaves with the node's address until its policy is there":
         ".ok_or(Verdict::NoPolicy)" => ".ok_or(Verdict::NotSelected)";
-    "unasked-packets-pass", ENTER, ["replies::"], "what the world sends to an egress IP reaches the host":
-        "heads, tables);\n        return FromNetdev::Done(Verdict::NoNatEntry);" =>
-        "heads, tables);\n        return FromNetdev::Done(Verdict::NotOurs);";
-    "half-a-hand-over-passes-on", ENTER, ["moving::"], "a node whose agent is killed in the middle of letting go sends its answers away":
-        "!passed && !is_held(egress_id, &heads.tuple.daddr, tables)" => "!passed";
-    "error-goes-by-its-own-ends", ENTER, ["moving::"], "an ICMP error about what an heir has sent goes to the old node":
-        "L4::IcmpError => quote.flow()," => "L4::IcmpError => &heads.tuple,";
-    "quote-of-another-address", ENTER, ["errors::"], "an ICMP error about one egress IP comes in by another":
-        "quote.tuple().saddr == heads.tuple.daddr" => "quote.tuple().protocol != 0";
-    "answers-to-the-world-translated", STEER, ["replies::", "guard::"], "answers to connections from outside get an egress IP":
-        "} else if may_answer(heads) && tables.inbound_answered(&heads.tuple, heads.of_pod()) {" =>
-        "} else if heads.ttl == 0 && tables.inbound_answered(&heads.tuple, heads.of_pod()) {";
-    "settled-outlives-decisions", STEER, ["pods::"], "flows go on as before when what was decided about them has changed":
+    "unasked-packets-pass", FROM_NETDEV, ["replies::"], "what the world sends to an egress IP reaches the host":
+        "headers, tables);\n        return FromNetdev::Done(Verdict::NoNatEntry);" =>
+        "headers, tables);\n        return FromNetdev::Done(Verdict::NotOurs);";
+    "half-a-hand-over-passes-on", FROM_NETDEV, ["moving::"], "a node whose agent is killed in the middle of letting go sends its answers away":
+        "!passed && !is_held(egress_id, &headers.tuple.daddr, tables)" => "!passed";
+    "error-goes-by-its-own-ends", FROM_NETDEV, ["moving::"], "an ICMP error about what an heir has sent goes to the old node":
+        "L4::IcmpError => quote.flow()," => "L4::IcmpError => &headers.tuple,";
+    "quote-of-another-address", FROM_NETDEV, ["errors::"], "an ICMP error about one egress IP comes in by another":
+        "quote.tuple().saddr == headers.tuple.daddr" => "quote.tuple().protocol != 0";
+    "answers-to-the-world-translated", FROM_POD, ["replies::", "guard::"], "answers to connections from outside get an egress IP":
+        "} else if may_answer(headers) && tables.inbound_answered(&headers.tuple, headers.of_pod()) {" =>
+        "} else if headers.ttl == 0 && tables.inbound_answered(&headers.tuple, headers.of_pod()) {";
+    "settled-outlives-decisions", FROM_POD, ["pods::"], "flows go on as before when what was decided about them has changed":
         "flow.settled_under(config.decisions)" => "flow.settled_under(flow.decided)";
     "settled-unsealed", FLOWS, ["races::"], "a slot and the number of decisions that it was not asked under are taken for one":
         "if self.decided == decisions && is_whole {" => "if self.decided == decisions && (is_whole || decisions != 0) {";
-    "hop-unsealed", WAY, ["races::"], "half a next hop that another CPU is just writing is taken for one":
-        "|| hop.is_of(journey.seal)" => "|| hop.is_of(journey.seal) || hop.mtu < 1500";
+    "hop-unsealed", FIB, ["races::"], "half a next hop that another CPU is just writing is taken for one":
+        "|| hop.is_of(lookup.seal)" => "|| hop.is_of(lookup.seal) || hop.mtu < 1500";
     // With a pause between finding and reading: without one it takes hours to meet.
-    "sieve-forgets", ENTER, ["replies::"], "answers to an egress IP are taken for the host's, which resets them":
-        "is_whole && !may_be_nodes && !config.owned.may_have(&heads.tuple.daddr)" => "is_whole && !may_be_nodes";
-    "sieve-takes-the-nodes-ports", ENTER, ["replies::"], "answers to packets with the mark are taken for the host's":
+    "sieve-forgets", FROM_NETDEV, ["replies::"], "answers to an egress IP are taken for the host's, which resets them":
+        "is_whole && !may_be_nodes && !config.owned.may_contain(&headers.tuple.daddr)" => "is_whole && !may_be_nodes";
+    "sieve-takes-the-nodes-ports", FROM_NETDEV, ["replies::"], "answers to packets with the mark are taken for the host's":
         "is_whole && !may_be_nodes && !config.owned" => "is_whole && !config.owned";
-    "recent-outlives-decisions", RECENT, ["recent::"], "packets go the old way after the agent has decided otherwise":
-        "&& recent.numbers == numbers" => "&& recent.numbers.turns == numbers.turns";
-    "recent-outlives-removals", RECENT, ["recent::"], "packets go on with a port that is another flow's by now":
-        "&& recent.numbers == numbers" => "&& recent.numbers.decisions == numbers.decisions";
-    "recent-outlives-routes", RECENT, ["recent::"], "packets go to a router that is none any more":
-        "&& recent.numbers == numbers" =>
-        "&& recent.numbers.turns == numbers.turns && recent.numbers.decisions == numbers.decisions";
-    "recent-of-any-flow", RECENT, ["recent::"], "a packet gets the address and port of another flow":
-        "if recent.key != heads.tuple {" => "if recent.key.protocol != heads.tuple.protocol {";
-    "recent-of-any-node", RECENT, ["recent::"], "another node's packets get an egress IP without being asked who they are":
-        "recent.node == outer.source && recent.egress_id == outer.egress_id" => "recent.egress_id == outer.egress_id";
-    "recent-of-any-object", RECENT, ["recent::"], "packets of another object get this one's address":
-        "recent.node == outer.source && recent.egress_id == outer.egress_id" => "recent.node == outer.source";
-    "recent-for-resets", RECENT, ["recent::", "life::"], "a connection that is reset lives on as if it were not":
+    "recent-outlives-decisions", FLOW_CACHE, ["recent::"], "packets go the old way after the agent has decided otherwise":
+        "&& cached.generations == generations" => "&& cached.generations.epoch == generations.epoch";
+    "recent-outlives-removals", FLOW_CACHE, ["recent::"], "packets go on with a port that is another flow's by now":
+        "&& cached.generations == generations" => "&& cached.generations.decisions == generations.decisions";
+    "recent-outlives-routes", FLOW_CACHE, ["recent::"], "packets go to a router that is none any more":
+        "&& cached.generations == generations" =>
+        "&& cached.generations.epoch == generations.epoch && cached.generations.decisions == generations.decisions";
+    "recent-of-any-flow", FLOW_CACHE, ["recent::"], "a packet gets the address and port of another flow":
+        "if cached.key != headers.tuple {" => "if cached.key.protocol != headers.tuple.protocol {";
+    "recent-of-any-node", FLOW_CACHE, ["recent::"], "another node's packets get an egress IP without being asked who they are":
+        "cached.node == outer.source && cached.egress_id == outer.egress_id" => "cached.egress_id == outer.egress_id";
+    "recent-of-any-object", FLOW_CACHE, ["recent::"], "packets of another object get this one's address":
+        "cached.node == outer.source && cached.egress_id == outer.egress_id" => "cached.node == outer.source";
+    "recent-for-resets", FLOW_CACHE, ["recent::", "life::"], "a connection that is reset lives on as if it were not":
         "const SAYS_MORE: u8 = tcp::SYN | tcp::FIN | tcp::RST;" => "const SAYS_MORE: u8 = tcp::SYN | tcp::FIN;";
-    "recent-for-last-hops", RECENT, ["recent::"], "packets go round for ever":
-        "&& heads.ttl > 1 && !heads.source_routed;" => "&& !heads.source_routed;";
-    "reset-is-no-turn", FOUND, ["recent::"], "a stranger's reset ends the mapping of a connection that goes on":
-        "unwrap_or(state)) {\n        count_turn();\n    }" => "unwrap_or(state)) {}";
-    "opening-is-no-turn", FOUND, ["recent::"], "a connection that has begun anew is taken for one that nobody has answered":
-        "if tcp_flags & tcp::SYN != 0 {\n        count_turn();\n    }" => "let _ = tcp_flags;";
+    "recent-for-last-hops", FLOW_CACHE, ["recent::"], "packets go round for ever":
+        "&& headers.ttl > 1 && !headers.source_routed;" => "&& !headers.source_routed;";
+    "reset-is-no-turn", MAPS, ["recent::"], "a stranger's reset ends the mapping of a connection that goes on":
+        "unwrap_or(state)) {\n        raise_epoch();\n    }" => "unwrap_or(state)) {}";
+    "opening-is-no-turn", MAPS, ["recent::"], "a connection that has begun anew is taken for one that nobody has answered":
+        "if tcp_flags & tcp::SYN != 0 {\n        raise_epoch();\n    }" => "let _ = tcp_flags;";
     "inbound-forgotten-is-no-turn", MAPS, ["recent::"], "a pod's connection leaves with the pod's address":
-        "if INBOUND.remove(tuple).is_ok() {\n            count_turn();\n        }" => "if INBOUND.remove(tuple).is_ok() {}";
-    "mapping-unsealed", FOUND, ["reuse::"], "what another flow has in the memory of a removed mapping is written into a packet":
-        "let copy = copied(mapping, &mut found()?.mapping);\n    if !copy.is_of(key) || !keep(" =>
-        "unsafe extern \"C\" fn pause(_: u64, _: *mut core::ffi::c_void) -> u64 {\n        0\n    }\n    unsafe { aya_ebpf::helpers::generated::bpf_loop(4000, pause as *mut core::ffi::c_void, ptr::null_mut(), 0) };\n    let copy = copied(mapping, &mut found()?.mapping);\n    if !keep(";
-    "pod-unsealed", FOUND, ["reuse::"], "packets of a selected pod leave as those of a pod that nothing selects":
+        "if INBOUND.remove(tuple).is_ok() {\n            raise_epoch();\n        }" => "if INBOUND.remove(tuple).is_ok() {}";
+    "mapping-unsealed", MAPS, ["reuse::"], "what another flow has in the memory of a removed mapping is written into a packet":
+        "let copy = copied(nat_entry, &mut found()?.nat_entry);\n    if !copy.is_of(key) || !keep(" =>
+        "unsafe extern \"C\" fn pause(_: u64, _: *mut core::ffi::c_void) -> u64 {\n        0\n    }\n    unsafe { aya_ebpf::helpers::generated::bpf_loop(4000, pause as *mut core::ffi::c_void, ptr::null_mut(), 0) };\n    let copy = copied(nat_entry, &mut found()?.nat_entry);\n    if !keep(";
+    "pod-unsealed", MAPS, ["reuse::"], "packets of a selected pod leave as those of a pod that nothing selects":
         "if copied(pod, space).is_of(addr) {" =>
         "unsafe extern \"C\" fn pause(_: u64, _: *mut core::ffi::c_void) -> u64 {\n        0\n    }\n        unsafe { aya_ebpf::helpers::generated::bpf_loop(4000, pause as *mut core::ffi::c_void, ptr::null_mut(), 0) };\n        if copied(pod, space).seal != 0 {";
 
@@ -320,19 +319,19 @@ mutations! { PROGRAMS,
         "for _ in 0..2 {\n        match tables.claim_nat" => "for _ in 0..1 {\n        match tables.claim_nat";
 
     // Connections that were cut.
-    "piece-of-a-cut-connection", STEER, ["cut::"], "what is left of a cut connection leaves with another source":
-        "if is_told && heads.l4 == L4::Later {" => "if false {";
-    "cut-connection-goes-on", STEER, ["cut::"], "a deselected pod's connection goes on with another source":
+    "piece-of-a-cut-connection", FROM_POD, ["cut::"], "what is left of a cut connection leaves with another source":
+        "if is_told && headers.l4 == L4::Later {" => "if false {";
+    "cut-connection-goes-on", FROM_POD, ["cut::"], "a deselected pod's connection goes on with another source":
         "LeftOver::Cut => return FromPod::Reset(Verdict::FlowCut)," => "LeftOver::Cut => return FromPod::Done(Verdict::NotSelected),";
-    "port-lost-in-silence", ROADS, ["guard::"], "a pod's connection with the node's address hangs until the pod gives up":
-        "answer::reset_pod_from_uplink(run, buffer, way, verdict)" => "Outcome::done(verdict)";
+    "port-lost-in-silence", PROGRAM_TO_NETDEV, ["guard::"], "a pod's connection with the node's address hangs until the pod gives up":
+        "icmp::reset_pod_from_uplink(run, buffer, route, verdict)" => "Outcome::done(verdict)";
     "reset-with-the-senders-number", RESET, ["cut::"], "the pod does not accept the reset and waits for ever":
         "return (self.acknowledged, 0, tcp::RST);" => "return (self.sequence, 0, tcp::RST);";
     "reset-for-a-reset", RESET, ["cut::"], "two ends may tell one another for ever":
-        "heads.l4 == L4::Tcp && heads.tcp_flags & tcp::RST == 0" => "heads.l4 == L4::Tcp";
+        "        && headers.tcp_flags & tcp::RST == 0\n" => "";
 
-    "answers-that-are-none-limited", ANSWER, ["cut::"], "packets that nobody answers take the answers of those that wait for one":
-        "wire_reset::answers(run.heads) && may_answer()" => "may_answer() && wire_reset::answers(run.heads)";
+    "answers-that-are-none-limited", ICMP, ["cut::"], "packets that nobody answers take the answers of those that wait for one":
+        "wire_reset::answers(run.headers) && may_answer()" => "may_answer() && wire_reset::answers(run.headers)";
     "answers-without-limit", LIMIT, ["cut::"], "a stranger's packets become as many answers":
         "*full_at_ns = due + ANSWER_STEP_NS;" => "*full_at_ns = due;";
 
@@ -340,12 +339,12 @@ mutations! { PROGRAMS,
     "overlay-limit-without-overhead", MTU, ["answers::"], "packets that do not fit with their tunnel header are sent":
         "if length <= overlay_mtu {" => "if length <= overlay_mtu + 50 {";
     "segment-without-header", MTU, ["answers::"], "segments of a large packet are longer than the way takes":
-        "size => size + heads.header_len()," => "size => size,";
+        "size => size + headers.header_len()," => "size => size,";
     "link-header-counts", MTU, ["answers::"], "packets that just fit are refused":
         "frame_len.saturating_sub(L3 as u32)" => "frame_len";
-    "arp-answer-with-the-askers-mac", ANSWER, ["neighbours::"], "the network sends the egress IP's packets to whoever asked":
+    "arp-answer-with-the-askers-mac", PROGRAM_FROM_NETDEV, ["neighbours::"], "the network sends the egress IP's packets to whoever asked":
         "message.answer(owned.mac)" => "message.answer(message.sender_mac)";
-    "neighbour-answer-with-the-askers-mac", ANSWER, ["neighbours::"], "the network sends the egress IP's packets to whoever asked":
+    "neighbour-answer-with-the-askers-mac", PROGRAM_FROM_NETDEV, ["neighbours::"], "the network sends the egress IP's packets to whoever asked":
         "solicitation.answer(owned.mac, frame);" => "solicitation.answer(solicitation.answer_mac(), frame);";
 }
 

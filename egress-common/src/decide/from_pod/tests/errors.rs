@@ -4,7 +4,7 @@ use super::*;
 
 fn told<'t>(world: &'t World, error: &Packet, quoted: &Packet) -> FromPod<'t> {
     let quote = quoted.quoted(Direction::Ingress);
-    decide(&mut error.heads(), &quote, world, &world.config.get())
+    decide(&mut error.headers(), &quote, world, &world.config.get())
 }
 
 #[test]
@@ -57,7 +57,7 @@ fn an_error_to_another_node_is_marked() {
         let error = udp(cast, cast.other_node).unreachable();
         let quoted = packet(cast.other_node, cast.pod, 80, 4000);
         assert_eq!(told(world, &error, &quoted), FromPod::Mark);
-        assert!(!world.datagram_seen(&error.heads().tuple), "it answers");
+        assert!(!world.datagram_seen(&error.headers().tuple), "it answers");
     });
 }
 
@@ -65,9 +65,9 @@ fn an_error_to_another_node_is_marked() {
 fn who_lists_where_to_go_by_goes_nowhere() {
     both(|cast, world| {
         for packet in [udp(cast, cast.world), udp(cast, cast.world).unreachable()] {
-            let mut heads = packet.heads();
-            heads.source_routed = true;
-            let sent = decide(&mut heads, &Quote::NONE, world, &world.config.get());
+            let mut headers = packet.headers();
+            headers.source_routed = true;
+            let sent = decide(&mut headers, &Quote::NONE, world, &world.config.get());
             assert_eq!(sent, FromPod::Done(Verdict::SourceRouted));
         }
     });

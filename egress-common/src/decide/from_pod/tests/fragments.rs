@@ -8,11 +8,11 @@ fn fragments_follow_their_first_one() {
         let later = udp(cast, cast.world).fragment(100, true);
         assert_eq!(verdict(world, &later), Verdict::FragmentUnknown);
         assert_sent(cast, world, &udp(cast, cast.world).fragment(0, true));
-        let mut heads = later.heads();
+        let mut headers = later.headers();
         let slot = Slot::here(addr(cast.egress));
-        let sent = decide(&mut heads, &Quote::NONE, world, &world.config.get());
+        let sent = decide(&mut headers, &Quote::NONE, world, &world.config.get());
         assert_eq!(sent, FromPod::Send { egress_id: ID, slot: &slot });
-        assert_eq!((heads.tuple.sport(), heads.tuple.dport()), (4000, 80));
+        assert_eq!((headers.tuple.sport(), headers.tuple.dport()), (4000, 80));
         assert_eq!(world.flows_len(), 1, "one flow");
     });
 }
@@ -59,7 +59,7 @@ fn what_waits_is_released_before_anything_else_is_said() {
         for when in [WhenEmpty::Drop, WhenEmpty::NodeAddress, WhenEmpty::NotListed] {
             world.set_policy(ID, when, &[]);
             for first in firsts.clone().map(|packet| packet.fragment(0, true)) {
-                world.await_first(&first.heads());
+                world.await_first(&first.headers());
                 assert_eq!(verdict(world, &first), Verdict::FragmentsReleased, "{first:?} {when:?}");
                 world.awaited.borrow_mut().clear();
                 assert!(asked(world, &first) != FromPod::Done(Verdict::FragmentsReleased), "when it comes again");

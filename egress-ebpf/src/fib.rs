@@ -1,14 +1,14 @@
-//! The way out: next hops and redirects.
+//! Next hops: FIB lookup, its cache, and redirects.
 //!
-//! A next hop is settled once (`bpf_fib_lookup`) and kept in the mapping, with the agent's route generation and ten seconds
-//! of life, or by the CPU, for a second: what the path to another node takes may become less without a change of routes. The
-//! packet that settles it goes by `bpf_redirect_neigh`, which resolves the neighbour if need be and keeps its entry fresh;
-//! the others get the link addresses written and go straight to the device.
+//! A next hop comes from `bpf_fib_lookup`. A NAT entry keeps it for ten seconds and one route generation; the map
+//! `next_hops` keeps those of other nodes and pods for a second, since the path MTU to another node may drop without a
+//! change of routes. The packet that looked it up leaves by `bpf_redirect_neigh`, which resolves the neighbour; later ones
+//! get the link addresses written and go straight to the device.
 //!
-//! The lookup tells in one field the size of a route that has a locked one, and what an ICMP error has had the kernel believe
-//! of the path. Anybody can send such an error, about an echo that nobody has sent, and Linux forwards by the first alone
-//! (`ip_forward_use_pmtu`). So the field says nothing about pods, and never less than [`LEAST_MTU`] about the rest.
-#![expect(unsafe_code, reason = "helper calls on the packet's context")]
+//! The lookup returns one MTU for two causes: a locked route MTU, and what an ICMP error made the kernel believe of the path.
+//! Anybody can send such an error, and Linux forwards by the first cause alone (`ip_forward_use_pmtu`). So that MTU is
+//! ignored for pods, and never believed below [`LEAST_MTU`] for other destinations.
+#![expect(unsafe_code, reason = "map and packet access; see `maps` and `packet`")]
 
 use core::mem;
 
@@ -16,32 +16,37 @@ use aya_ebpf::bindings::{
     BPF_FIB_LKUP_RET_NO_NEIGH, BPF_FIB_LKUP_RET_SUCCESS, BPF_FIB_LOOKUP_OUTPUT, bpf_fib_lookup as FibParams,
     bpf_redir_neigh as Neighbour,
 };
+use aya_ebpf::btf_maps::PerCpuArray;
 use aya_ebpf::helpers::generated::{bpf_fib_lookup, bpf_redirect, bpf_redirect_neigh};
+use aya_ebpf::macros::btf_map;
 use egress_common::abi::{Addr, Config, Family, NextHop, Verdict};
 
-use crate::maps::{Maps, run_ns};
-use crate::numbers::route_generation;
+use crate::maps::{Maps, route_generation, run_ns};
 use crate::packet::Packet;
-use crate::run::Run;
-use crate::ways;
+use crate::workspace::Run;
 
 const AF_INET: u8 = 2;
+
 const AF_INET6: u8 = 10;
+
 /// Without a change of routes or neighbours, which the agent tells of, the next hop of a mapping is looked up again after
 /// this time.
-const MAPPING_HOP_LIFE_NS: u64 = 10_000_000_000;
+const NAT_HOP_LIFE_NS: u64 = 10_000_000_000;
+
 /// Likewise one that the CPU keeps. Many flows share it, so that it costs little; and nobody tells of a path MTU that the
 /// kernel has learned.
 const CPU_HOP_LIFE_NS: u64 = 1_000_000_000;
+
 /// Less than every IPv6 link takes, and than QUIC needs, is believed of no path (RFC 8200 section 5, RFC 9000 section 14).
 const LEAST_MTU: u32 = 1280;
+
 /// What a redirect helper returns when it will happen.
 pub const TC_ACT_REDIRECT: i32 = 7;
 
 /// A next hop: ready for use, or one that the kernel still has to resolve for this packet. A struct, not an enum: fields
 /// of a variant that is not there would be undefined, and the verifier refuses to see them copied.
 #[repr(C)]
-pub struct Way {
+pub struct Route {
     /// To be resolved by the kernel, for this packet.
     pub resolve: bool,
     /// The link addresses below are known.
@@ -57,7 +62,7 @@ pub struct Way {
     params: FibParams,
 }
 
-impl Way {
+impl Route {
     /// As it is kept from now on; built in place, since the stack has little room.
     #[inline(always)]
     fn kept(&mut self, generation: u32, until: u64, seal: u32) -> &NextHop {
@@ -74,7 +79,7 @@ impl Way {
 }
 
 /// Ends of the packet as it will leave, and the device that it must leave by.
-pub struct Journey<'a> {
+pub struct Lookup<'a> {
     pub saddr: &'a Addr,
     pub daddr: &'a Addr,
     pub ifindex: u32,
@@ -86,47 +91,47 @@ pub struct Journey<'a> {
     /// The next hop that is kept: by the packet's mapping, or by the CPU for `daddr`.
     pub kept: &'a NextHop,
     /// Whether the mapping of the packet's tuple is to keep a new one; else the CPU does.
-    pub by_mapping: bool,
+    pub by_nat_entry: bool,
     /// Of that mapping.
     pub seal: u32,
 }
 
 /// Settles the way; `None` when it is settled, else why there is none.
 #[inline(never)]
-pub fn settle(run: &Run<'_>, journey: &Journey<'_>, way: &mut Way) -> Option<Verdict> {
+pub fn resolve_route(run: &Run<'_>, lookup: &Lookup<'_>, route: &mut Route) -> Option<Verdict> {
     // Before the routes are asked: they may change behind that.
     let (generation, now) = (route_generation(run.config), run_ns());
-    let hop = journey.kept;
-    let is_known = hop.generation == generation && hop.ifindex == journey.ifindex;
+    let hop = lookup.kept;
+    let is_known = hop.generation == generation && hop.ifindex == lookup.ifindex;
     // Another CPU may just be writing the one of a mapping; this CPU's own is whole.
-    if is_known && now < hop.valid_until_ns && (!journey.by_mapping || hop.is_of(journey.seal)) {
-        way.resolve = false;
-        way.known = true;
-        way.ifindex = hop.ifindex;
-        way.mtu = hop.mtu;
-        way.dmac = hop.dmac;
-        way.smac = hop.smac;
+    if is_known && now < hop.valid_until_ns && (!lookup.by_nat_entry || hop.is_of(lookup.seal)) {
+        route.resolve = false;
+        route.known = true;
+        route.ifindex = hop.ifindex;
+        route.mtu = hop.mtu;
+        route.dmac = hop.dmac;
+        route.smac = hop.smac;
         return None;
     }
-    let settled = match look_up(run, journey, &mut way.params) {
+    let settled = match look_up(run, lookup, &mut route.params) {
         Ok(settled) => settled,
         Err(verdict) => return Some(verdict),
     };
-    way.resolve = true;
-    way.known = settled;
-    way.dmac = way.params.dmac;
-    way.smac = way.params.smac;
-    way.ifindex = way.params.ifindex;
-    let asks_route = settled && journey.ifindex != run.config.mgmt_ifindex;
-    way.mtu = if asks_route { route_mtu(&way.params, journey.device_mtu) } else { journey.device_mtu };
-    set_neighbour(way);
+    route.resolve = true;
+    route.known = settled;
+    route.dmac = route.params.dmac;
+    route.smac = route.params.smac;
+    route.ifindex = route.params.ifindex;
+    let asks_route = settled && lookup.ifindex != run.config.mgmt_ifindex;
+    route.mtu = if asks_route { route_mtu(&route.params, lookup.device_mtu) } else { lookup.device_mtu };
+    set_neighbour(route);
     if settled {
-        let life = if journey.by_mapping { MAPPING_HOP_LIFE_NS } else { CPU_HOP_LIFE_NS };
-        let hop = way.kept(generation, now + life, journey.seal);
-        if journey.by_mapping {
-            Maps.set_hop(&run.heads.tuple, hop);
+        let life = if lookup.by_nat_entry { NAT_HOP_LIFE_NS } else { CPU_HOP_LIFE_NS };
+        let hop = route.kept(generation, now + life, lookup.seal);
+        if lookup.by_nat_entry {
+            Maps.set_hop(&run.headers.tuple, hop);
         } else {
-            ways::keep_hop(journey.daddr, hop);
+            cache_hop(lookup.daddr, hop);
         }
     }
     None
@@ -134,14 +139,14 @@ pub fn settle(run: &Run<'_>, journey: &Journey<'_>, way: &mut Way) -> Option<Ver
 
 /// Asks the routing table; a way by another device than the given one is none. True when the neighbour is known too.
 #[inline(always)]
-fn look_up(run: &Run<'_>, journey: &Journey<'_>, params: &mut FibParams) -> Result<bool, Verdict> {
+fn look_up(run: &Run<'_>, lookup: &Lookup<'_>, params: &mut FibParams) -> Result<bool, Verdict> {
     // SAFETY: all fields are integers, for which zero is a value.
     *params = unsafe { mem::zeroed() };
-    params.ifindex = journey.ifindex;
+    params.ifindex = lookup.ifindex;
     // Any length asks for the route's MTU in return.
     params.__bindgen_anon_1.tot_len = 1;
-    let (saddr, daddr) = (journey.saddr.words(), journey.daddr.words());
-    match journey.daddr.family() {
+    let (saddr, daddr) = (lookup.saddr.words(), lookup.daddr.words());
+    match lookup.daddr.family() {
         Family::V4 => {
             params.family = AF_INET;
             params.__bindgen_anon_3.ipv4_src = saddr[3];
@@ -154,11 +159,11 @@ fn look_up(run: &Run<'_>, journey: &Journey<'_>, params: &mut FibParams) -> Resu
         }
     }
     // Without the flag the device is the one that the packet would have come by, and leaves the choice of the way free.
-    let flags = if journey.as_routed { 0 } else { BPF_FIB_LOOKUP_OUTPUT };
+    let flags = if lookup.as_routed { 0 } else { BPF_FIB_LOOKUP_OUTPUT };
     // SAFETY: the context is the program's own, `params` outlives the call and its true size is given.
     let result = unsafe { bpf_fib_lookup(run.packet.skb().cast(), params, size_of::<FibParams>() as i32, flags) };
     // For IPv6 the kernel takes the device as a wish only, even with the flag.
-    if params.ifindex != journey.ifindex {
+    if params.ifindex != lookup.ifindex {
         return Err(Verdict::NoRoute);
     }
     match result as u32 {
@@ -176,27 +181,27 @@ fn route_mtu(params: &FibParams, device_mtu: u32) -> u32 {
 }
 
 #[inline(always)]
-fn set_neighbour(way: &mut Way) {
-    way.neighbour.nh_family = u32::from(way.params.family);
+fn set_neighbour(route: &mut Route) {
+    route.neighbour.nh_family = u32::from(route.params.family);
     // SAFETY (both): the members of the unions are integers; the family says which one was written.
-    if way.params.family == AF_INET {
-        way.neighbour.__bindgen_anon_1.ipv4_nh = unsafe { way.params.__bindgen_anon_4.ipv4_dst };
+    if route.params.family == AF_INET {
+        route.neighbour.__bindgen_anon_1.ipv4_nh = unsafe { route.params.__bindgen_anon_4.ipv4_dst };
     } else {
-        way.neighbour.__bindgen_anon_1.ipv6_nh = unsafe { way.params.__bindgen_anon_4.ipv6_dst };
+        route.neighbour.__bindgen_anon_1.ipv6_nh = unsafe { route.params.__bindgen_anon_4.ipv6_dst };
     }
 }
 
 /// Sends the packet on its way; the value is what the program returns.
 #[inline(always)]
-pub fn go(run: &Run<'_>, way: &mut Way) -> Result<i32, Verdict> {
+pub fn go(run: &Run<'_>, route: &mut Route) -> Result<i32, Verdict> {
     let Run { packet, config, .. } = *run;
     packet.strip(config);
-    let result = if way.resolve {
+    let result = if route.resolve {
         // SAFETY: the neighbour outlives the call and its true size is given.
-        unsafe { bpf_redirect_neigh(way.ifindex, &raw mut way.neighbour, size_of::<Neighbour>() as i32, 0) }
+        unsafe { bpf_redirect_neigh(route.ifindex, &raw mut route.neighbour, size_of::<Neighbour>() as i32, 0) }
     } else {
-        packet.set_macs(way.dmac, way.smac).ok_or(Verdict::RewriteFailed)?;
-        return redirect(way.ifindex);
+        packet.set_macs(route.dmac, route.smac).ok_or(Verdict::RewriteFailed)?;
+        return redirect(route.ifindex);
     };
     redirected(result)
 }
@@ -215,7 +220,64 @@ fn redirected(result: i64) -> Result<i32, Verdict> {
 
 /// Turns the packet round on the device that it came from.
 #[inline(always)]
-pub fn turn_round(packet: Packet, config: &Config) -> Result<i32, Verdict> {
+pub fn send_back(packet: Packet, config: &Config) -> Result<i32, Verdict> {
     packet.strip(config);
     redirect(packet.ifindex())
+}
+
+#[inline(always)]
+pub fn lookup_to_pod<'a>(run: &Run<'a>, pod: &'a Addr, kept: &'a NextHop, nat_entry: Option<u32>) -> Lookup<'a> {
+    Lookup {
+        saddr: &run.headers.tuple.saddr,
+        daddr: pod,
+        ifindex: run.config.mgmt_ifindex,
+        as_routed: false,
+        device_mtu: run.config.pod_mtu,
+        kept,
+        by_nat_entry: nat_entry.is_some(),
+        seal: nat_entry.unwrap_or(0),
+    }
+}
+
+/// Next hops that no mapping keeps, towards other nodes and pods, by the end of their address: two that fall on one place
+/// take turns. This CPU's own; not pinned.
+#[btf_map(name = "next_hops")]
+static NEXT_HOPS: PerCpuArray<CachedHop, NEXT_HOP_PLACES> = PerCpuArray::new();
+
+const NEXT_HOP_PLACES: usize = 512;
+
+/// Value of `next_hops`.
+#[repr(C)]
+pub struct CachedHop {
+    to: Addr,
+    hop: NextHop,
+}
+
+#[inline(always)]
+fn cached(to: &Addr) -> Option<*mut CachedHop> {
+    let end = u32::from_be(to.words()[3]);
+    NEXT_HOPS.get_ptr_mut((end ^ end >> 9) & (NEXT_HOP_PLACES as u32 - 1))
+}
+
+/// The next hop on the way to an address; one that is never valid where none is known.
+#[inline(always)]
+pub fn cached_hop(to: &Addr) -> &'static NextHop {
+    static NONE: NextHop = NextHop::NONE;
+    let Some(kept) = cached(to) else { return &NONE };
+    // SAFETY: the element is this CPU's own, and TC programs do not interrupt one another.
+    let kept = unsafe { &mut *kept };
+    if kept.to != *to {
+        kept.to = *to;
+        kept.hop.valid_until_ns = 0;
+    }
+    &kept.hop
+}
+
+/// Keeps it, where [`cached_hop`] has been asked for this address right before.
+#[inline(always)]
+pub fn cache_hop(to: &Addr, hop: &NextHop) {
+    if let Some(kept) = cached(to) {
+        // SAFETY: as in `cached_hop`.
+        unsafe { (*kept).hop = *hop };
+    }
 }

@@ -1,0 +1,342 @@
+//! The flow cache: each CPU keeps what became of the last plain packet of a flow, and repeats it for the next ones.
+//!
+//! An entry is valid while nothing that decided it has changed. [`Generations`] are read before the decision and compared
+//! before each use:
+//!
+//! - [`Config::decisions`]: the agent raises it after each change of pods, policies, owned addresses, nodes and prefixes;
+//! - `Usage::epoch`: programs raise it after removing a flow or NAT entry, after a reset, and for a reused tuple;
+//! - [`Config::route_generation`]: next hops.
+//!
+//! An entry ends after [`LIFE_NS`], so that flow and NAT entry are noted as alive, and with the lease if it emits an egress
+//! IP. Its clock stops while the machine is suspended and the lease's does not: after a resume such an entry may serve for
+//! the rest of its life. SYN, FIN, RST, fragments, source routes, the last hop, oversize packets, and protocols other than
+//! TCP and UDP never use the cache. Only its own CPU writes an entry.
+#![expect(unsafe_code, reason = "map and packet access; see `maps` and `packet`")]
+
+use aya_ebpf::btf_maps::PerCpuArray;
+use aya_ebpf::macros::btf_map;
+use egress_common::abi::{Addr, Config, NatEntry, Tuple, Verdict};
+use egress_common::decide::from_overlay::Outer;
+use egress_common::decide::{End, Rewrite};
+use egress_common::wire::{Fragment, Frame, Headers, L4, PROTO_UDP, tcp};
+
+use crate::fib::{self, Route};
+use crate::maps::{self, fence, run_ns};
+use crate::packet::Packet;
+use crate::rewrite::{CachedRewrite, Macs};
+use crate::workspace::{self, Found, Run, Workspace};
+use crate::{Outcome, counters, lease, overlay};
+
+/// How long an entry serves (ns): with the steps in which `alive` notes, an entry of `nat` or `flows` may look idle for
+/// less than half a second more than it is. Timeouts are whole seconds.
+const LIFE_NS: u64 = 1 << 27;
+
+/// A power of two.
+const PLACES: u32 = 1024;
+
+/// No place: the packet is not one to keep anything of.
+const NOWHERE: u32 = u32::MAX;
+
+#[btf_map(name = "flow_cache")]
+static FLOW_CACHE: PerCpuArray<CacheEntry, { PLACES as usize }> = PerCpuArray::new();
+
+/// Value of `flow_cache`. All zero is nobody's: there is no decision of the number zero. What tells that a packet is of another
+/// flow stands first, in one line of the cache.
+#[repr(C)]
+pub struct CacheEntry {
+    key: Tuple,
+    verdict: u16,
+    /// Of the last packet that found another flow here.
+    missed: u16,
+    egress_id: u32,
+    /// Tunnel endpoint of the other node, of what came from it or goes to it.
+    node: Addr,
+    /// What is written: the egress IP as the source, or the pod as the destination.
+    rewrite: CachedRewrite,
+    until_ns: u64,
+    generations: Generations,
+    ifindex: u32,
+    mtu: u32,
+    macs: Macs,
+}
+
+/// What was in force before the road was walked.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub struct Generations {
+    decisions: u32,
+    epoch: u32,
+    route_generation: u32,
+}
+
+/// Where to keep what the road of this packet comes to, and under which numbers it is walked.
+#[repr(C)]
+pub struct Pending {
+    place: u32,
+    generations: Generations,
+}
+
+impl Generations {
+    #[inline(always)]
+    fn read(config: &Config) -> Self {
+        Self { decisions: maps::decisions(), epoch: maps::epoch(), route_generation: maps::route_generation(config) }
+    }
+}
+
+impl Pending {
+    const fn nothing(&mut self) {
+        self.place = NOWHERE;
+    }
+
+    /// The road is to be walked under the numbers that were read; none of the maps is read before them.
+    #[inline(always)]
+    fn ask(&mut self, place: u32, generations: Generations) {
+        fence();
+        self.place = place;
+        self.generations = generations;
+    }
+}
+
+/// The hook that a packet is at: another one's entry is not for it. Numbers, so that [`go`] is made for each.
+pub mod at {
+    pub const FROM_POD: u8 = 0;
+    pub const FROM_OVERLAY: u8 = 1;
+    pub const FROM_NETDEV: u8 = 2;
+    pub const TO_POD: u8 = 3;
+}
+
+/// Sends a plain packet of a recent flow the way that the last one went; [`Outcome::NONE`] where the road must be walked,
+/// and the packet is as it was.
+#[inline(never)]
+pub fn go<const AT: u8>(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
+    let Workspace { headers, pending, route, outer, .. } = workspace;
+    pending.nothing();
+    if !is_plain(headers) {
+        return Outcome::NONE;
+    }
+    let generations = Generations::read(config);
+    let mixed = mix(&headers.tuple);
+    let place = mixed >> (u32::BITS - PLACES.ilog2());
+    let Some(cached) = FLOW_CACHE.get_ptr_mut(place) else { return Outcome::NONE };
+    // SAFETY: the element is this CPU's own, and TC programs do not interrupt one another.
+    let cached = unsafe { &mut *cached };
+    let run = &Run { packet, config, headers };
+    if cached.key != headers.tuple {
+        // Kept from its second packet on: of flows that send now and then, each would write a whole entry in vain.
+        if cached.missed == mixed as u16 {
+            pending.ask(place, generations);
+        }
+        cached.missed = mixed as u16;
+        return Outcome::NONE;
+    }
+    let is_current = generations.decisions != 0 && cached.generations == generations && run_ns() < cached.until_ns;
+    if !is_current {
+        pending.ask(place, generations);
+        return Outcome::NONE;
+    }
+    let is = |verdict: Verdict| u32::from(cached.verdict) == verdict.index();
+    let fits = run.wire_length() <= cached.mtu;
+    let fits_outer =
+        || fits && overlay::is_short(run, &cached.node) && (headers.l4 == L4::Tcp || packet.gso_size() == 0);
+    match AT {
+        at::FROM_POD if is(Verdict::SnatHere) && fits => out(run, cached, Verdict::SnatHere),
+        at::FROM_POD if is(Verdict::ToGateway) && fits_outer() => to_node(run, cached, route, Verdict::ToGateway),
+        at::FROM_OVERLAY if is(Verdict::SnatForNode) && fits && is_from(cached, outer) => {
+            out(run, cached, Verdict::SnatForNode)
+        }
+        at::FROM_OVERLAY if is(Verdict::ReplyDelivered) && fits && is_from(cached, outer) => deliver(run, cached),
+        at::FROM_NETDEV if is(Verdict::ReplyHere) && fits => back(run, cached),
+        at::FROM_NETDEV if is(Verdict::ReplyToNode) && fits_outer() => {
+            to_node(run, cached, route, Verdict::ReplyToNode)
+        }
+        at::FROM_POD if is(Verdict::NotSelected) => Outcome::done(Verdict::NotSelected),
+        at::FROM_POD if is(Verdict::ToCluster) => Outcome::done(Verdict::ToCluster),
+        at::FROM_POD if is(Verdict::ToOwnNode) => Outcome::done(Verdict::ToOwnNode),
+        at::FROM_POD if is(Verdict::InboundReply) => Outcome::done(Verdict::InboundReply),
+        at::TO_POD if is(Verdict::NotOurs) => Outcome::done(Verdict::NotOurs),
+        _ => Outcome::NONE,
+    }
+}
+
+/// Of the node and the object that the last one was of.
+#[inline(always)]
+fn is_from(cached: &CacheEntry, outer: &Outer) -> bool {
+    cached.node == outer.source && cached.egress_id == outer.egress_id
+}
+
+/// Whole, not at its last hop, and nothing that a flow has to note but that it is alive.
+#[inline(always)]
+fn is_plain(headers: &Headers) -> bool {
+    const SAYS_MORE: u8 = tcp::SYN | tcp::FIN | tcp::RST;
+    let is_whole = headers.fragment == Fragment::Whole && headers.has_l4() && headers.ttl > 1 && !headers.source_routed;
+    is_whole
+        && match headers.l4 {
+            L4::Tcp => headers.tcp_flags & (SAYS_MORE | tcp::ACK) == tcp::ACK,
+            L4::Udp => headers.tuple.protocol == PROTO_UDP,
+            _ => false,
+        }
+}
+
+/// The upper bits are those of the place.
+#[inline(always)]
+fn mix(tuple: &Tuple) -> u32 {
+    let ports = u32::from(tuple.sport()) << 16 | u32::from(tuple.dport());
+    (tuple.saddr.words()[3] ^ tuple.daddr.words()[3].rotate_left(7) ^ ports).wrapping_mul(0x9e37_79b1)
+}
+
+/// The gateway is this node.
+#[inline(always)]
+fn out(run: &Run<'_>, cached: &CacheEntry, verdict: Verdict) -> Outcome {
+    let result = send(run, cached, End::Source, takes_hop(verdict));
+    if result.is_ok() {
+        counters::out(cached.egress_id, run.packet.len() as u32);
+    }
+    Outcome::redirected(verdict, result)
+}
+
+/// The pod is on this node.
+#[inline(always)]
+fn back(run: &Run<'_>, cached: &CacheEntry) -> Outcome {
+    counters::back(cached.egress_id, run.packet.len() as u32);
+    Outcome::redirected(Verdict::ReplyHere, send(run, cached, End::Destination, true))
+}
+
+/// A gateway has done all but the last hop.
+#[inline(always)]
+fn deliver(run: &Run<'_>, cached: &CacheEntry) -> Outcome {
+    run.packet.strip(run.config);
+    let (dmac, smac) = split(&cached.macs);
+    let result = run.packet.set_macs(dmac, smac).ok_or(Verdict::RewriteFailed);
+    Outcome::redirected(Verdict::ReplyDelivered, result.and_then(|()| fib::redirect(cached.ifindex)))
+}
+
+#[inline(always)]
+fn send(run: &Run<'_>, cached: &CacheEntry, end: End, counts_hop: bool) -> Result<i32, Verdict> {
+    run.packet.strip(run.config);
+    cached.rewrite.put(run.packet, run.headers, end, counts_hop, Some(&cached.macs))?;
+    fib::redirect(cached.ifindex)
+}
+
+/// The gateway, or the pod, is on another node.
+#[inline(always)]
+fn to_node(run: &Run<'_>, cached: &CacheEntry, route: &mut Route, verdict: Verdict) -> Outcome {
+    let written = if verdict == Verdict::ReplyToNode {
+        counters::back(cached.egress_id, run.packet.len() as u32);
+        cached.rewrite.put(run.packet, run.headers, End::Destination, true, None)
+    } else {
+        run.packet.decrement_ttl(run.headers)
+    };
+    let result = written.and_then(|()| {
+        (route.dmac, route.smac) = split(&cached.macs);
+        route.ifindex = cached.ifindex;
+        overlay::encapsulate_again(run, &cached.node, cached.egress_id, route)
+    });
+    Outcome::redirected(verdict, result)
+}
+
+#[inline(always)]
+fn split(macs: &Macs) -> ([u8; 6], [u8; 6]) {
+    let [a, b, c, d, e, f, g, h, i, j, k, l] = *macs;
+    ([a, b, c, d, e, f], [g, h, i, j, k, l])
+}
+
+/// The node where the pod is takes one, out and back.
+#[inline(always)]
+const fn takes_hop(verdict: Verdict) -> bool {
+    !matches!(verdict, Verdict::SnatForNode)
+}
+
+/// The place for what the road of this packet came to, if it is to be kept; where it lay and until when is written.
+#[inline(always)]
+fn begin(run: &Run<'_>, verdict: Verdict) -> Option<&'static mut CacheEntry> {
+    let pending = workspace::pending().filter(|pending| pending.place != NOWHERE)?;
+    let cached = FLOW_CACHE.get_ptr_mut(pending.place)?;
+    // SAFETY: as in `go`.
+    let cached = unsafe { &mut *cached };
+    cached.key = run.headers.tuple;
+    cached.until_ns = run_ns() + LIFE_NS;
+    cached.generations = pending.generations;
+    cached.verdict = verdict.index() as u16;
+    Some(cached)
+}
+
+/// Keeps a packet that went by a next hop that is known. `node` is the tunnel endpoint of the other node, `mtu` what the way
+/// takes of packets like this one.
+#[inline(always)]
+fn begin_route(
+    run: &Run<'_>,
+    verdict: Verdict,
+    egress_id: u32,
+    node: &Addr,
+    route: &Route,
+    mtu: u32,
+) -> Option<&'static mut CacheEntry> {
+    if route.resolve {
+        return None;
+    }
+    let cached = begin(run, verdict)?;
+    cached.node = *node;
+    cached.egress_id = egress_id;
+    cached.ifindex = route.ifindex;
+    cached.mtu = mtu;
+    cached.macs[..6].copy_from_slice(&route.dmac);
+    cached.macs[6..].copy_from_slice(&route.smac);
+    Some(cached)
+}
+
+/// A packet of a flow whose gateway is this node, or an answer to a pod of this node: the mapping lies in the workspace.
+#[inline(never)]
+pub fn store_translated(run: &Run<'_>, outcome: Outcome, route: &Route) {
+    let Some(Found { nat_entry, .. }) = workspace::found() else { return };
+    let (verdict, rewrite) = if outcome.is(Verdict::ReplyHere) {
+        (Verdict::ReplyHere, Rewrite::reverse(nat_entry))
+    } else if outcome.is(Verdict::SnatHere) {
+        (Verdict::SnatHere, Rewrite::snat(nat_entry))
+    } else if outcome.is(Verdict::SnatForNode) {
+        (Verdict::SnatForNode, Rewrite::snat(nat_entry))
+    } else {
+        return;
+    };
+    if let Some(cached) = begin_route(run, verdict, nat_entry.egress_id, &nat_entry.source_node, route, route.mtu) {
+        cached.rewrite.set(run.headers, &rewrite, takes_hop(verdict));
+        if verdict != Verdict::ReplyHere {
+            cached.until_ns = cached.until_ns.min(run_ns().saturating_add(lease::left_ns()));
+        }
+    }
+}
+
+/// A packet of a pod of this node that went to its gateway.
+#[inline(never)]
+pub fn store_to_gateway(run: &Run<'_>, egress_id: u32, gateway: &Addr, route: &Route) {
+    let mtu = overlay::inner_mtu(run.config, gateway, route);
+    begin_route(run, Verdict::ToGateway, egress_id, gateway, route, mtu);
+}
+
+/// An answer that went to the node of its pod.
+#[inline(never)]
+pub fn store_reply_to_node(run: &Run<'_>, nat_entry: &NatEntry, route: &Route) {
+    let node = &nat_entry.source_node;
+    let mtu = overlay::inner_mtu(run.config, node, route).min(run.config.pod_mtu);
+    if let Some(cached) = begin_route(run, Verdict::ReplyToNode, nat_entry.egress_id, node, route, mtu) {
+        cached.rewrite.set(run.headers, &Rewrite::reverse(nat_entry), true);
+    }
+}
+
+/// An answer from a gateway that went to its pod.
+#[inline(never)]
+pub fn store_delivered(run: &Run<'_>, outcome: Outcome, outer: &Outer, route: &Route) {
+    if outcome.is(Verdict::ReplyDelivered) {
+        begin_route(run, Verdict::ReplyDelivered, outer.egress_id, &outer.source, route, route.mtu);
+    }
+}
+
+/// A packet that was left alone, whatever its length.
+#[inline(never)]
+pub fn store_left_alone(run: &Run<'_>, verdict: Verdict) {
+    if matches!(
+        verdict,
+        Verdict::NotSelected | Verdict::ToOwnNode | Verdict::ToCluster | Verdict::InboundReply | Verdict::NotOurs
+    ) {
+        begin(run, verdict);
+    }
+}

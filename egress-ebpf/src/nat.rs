@@ -1,0 +1,224 @@
+//! SNAT to the world: the NAT entry of a flow, its ports, and the quotas of pods and policies.
+//!
+//! `egress_common::decide::snat` decides; this file claims keys in the map `nat` and sends the packet. Functions are out of
+//! line where their stack frames, one on top of the other, would exceed what Linux 6.1 allows.
+#![expect(unsafe_code, reason = "map and packet access; see `maps` and `packet`")]
+
+use core::ffi::c_void;
+
+use aya_ebpf::bindings::BPF_NOEXIST;
+use aya_ebpf::helpers::generated::bpf_loop;
+use egress_common::abi::{Addr, Holder, NatEntry, Origin, Share, Slot, Tuple, Verdict};
+use egress_common::decide::from_overlay::Outer;
+use egress_common::decide::snat::{self, PortSearch, SnatPool};
+use egress_common::decide::{self, Claim, Held, Owner, PortClaim, Rewrite, Tables};
+use egress_common::wire::{Frame, Quote};
+
+use crate::fib::{self, Lookup, Route};
+use crate::flow_cache::{self};
+use crate::maps::{self, Maps, NAT, SHARES, claimed, count_up};
+use crate::rewrite::rewrite;
+use crate::workspace::{Found, Run, WORKSPACE, found};
+use crate::{Outcome, counters};
+
+// The searches for a mapping are out of line, so that their frames lie beside those of what follows. They return why
+// there is none; the mapping, and the address that it shows, lie in the workspace.
+
+/// The gateway is this node.
+#[inline(never)]
+pub fn snat_here(run: &Run<'_>, quote: &Quote, egress_id: u32, slot: &Slot) -> Option<Verdict> {
+    let owner = Owner { origin: Origin::Here, source_node: Addr::UNSPECIFIED, egress_id };
+    // The policy may be ahead of the ownership; without it nobody would answer for the address.
+    let Some(owned) = Maps.owned(egress_id).filter(|owned| owned.address == slot.address) else {
+        return Some(Verdict::NotGateway);
+    };
+    let pool = SnatPool { address: owned.address, ports: snat::EGRESS_PORTS };
+    snat::translate(run.headers, quote, &Maps, &pool, &owner).err()
+}
+
+/// As [`snat_here`], for a pod of another node.
+#[inline(never)]
+pub fn snat_for_node(run: &Run<'_>, quote: &Quote, outer: &Outer, source_node: &Addr) -> Option<Verdict> {
+    let Some(found) = found() else { return Some(Verdict::BadState) };
+    let owned = &found.owned;
+    decide::from_overlay::translate(run.headers, quote, &Maps, owned, outer.egress_id, source_node, run.config).err()
+}
+
+/// As [`snat_here`], on the node's own address.
+#[inline(never)]
+pub fn snat_node(run: &Run<'_>, quote: &Quote) -> Option<Verdict> {
+    decide::to_netdev::translate(run.headers, quote, &Maps, run.config).err()
+}
+
+/// As [`out_by_uplink`], and kept for the next packets.
+#[inline(always)]
+pub fn out_cached(run: &Run<'_>, quote: &Quote, route: &mut Route) -> Outcome {
+    let outcome = out_by_uplink(run, quote, route);
+    flow_cache::store_translated(run, outcome, route);
+    outcome
+}
+
+/// Settles the way, checks the length, rewrites, goes. The TTL is taken down by the node where the pod is. Out of line, so
+/// that its frame lies beside those of the search for a mapping.
+#[inline(never)]
+fn out_by_uplink(run: &Run<'_>, quote: &Quote, route: &mut Route) -> Outcome {
+    let Run { packet, headers, .. } = *run;
+    let Some(Found { nat_entry, .. }) = found() else { return Outcome::done(Verdict::BadState) };
+    let source = Rewrite::snat(nat_entry);
+    if let Some(verdict) = route_out(run, route) {
+        return Outcome::done(verdict);
+    }
+    let limit = route.mtu;
+    if run.wire_length() > limit {
+        return Outcome::too_big(limit);
+    }
+    let here = nat_entry.origin() == Some(Origin::Here);
+    if here && let Err(verdict) = packet.decrement_ttl(headers) {
+        return Outcome::done(verdict);
+    }
+    if let Err(verdict) = rewrite(run, quote, &source) {
+        return Outcome::done(verdict);
+    }
+    let verdict = if here { Verdict::SnatHere } else { Verdict::SnatForNode };
+    let result = fib::go(run, route);
+    if route.resolve {
+        packet.set_waiting(run.config, nat_entry.egress_id);
+    }
+    if result.is_ok() {
+        counters::out(nat_entry.egress_id, packet.len() as u32);
+    }
+    Outcome::redirected(verdict, result)
+}
+
+/// Settles the way of a packet that has found its mapping. Out of line as that.
+#[inline(never)]
+fn route_out(run: &Run<'_>, route: &mut Route) -> Option<Verdict> {
+    let Some(Found { nat_entry, owned, .. }) = found() else { return Some(Verdict::BadState) };
+    let lookup = Lookup {
+        saddr: &owned.address,
+        daddr: &run.headers.tuple.daddr,
+        ifindex: owned.ifindex,
+        as_routed: false,
+        device_mtu: run.config.uplink_mtu,
+        kept: &nat_entry.hop,
+        by_nat_entry: true,
+        seal: nat_entry.seal,
+    };
+    fib::resolve_route(run, &lookup, route)
+}
+
+/// Insert-if-absent of one key of a mapping, built in this CPU's workspace.
+#[inline(always)]
+pub fn claim_nat(now: u64, key: &Tuple, other: &Tuple, owner: &Owner) -> Claim {
+    let Some(workspace) = WORKSPACE.get_ptr_mut(0) else { return Claim::Full };
+    // SAFETY: the element is this CPU's own, and no other reference to this field is alive.
+    let nat_entry = unsafe { &mut (*workspace).nat_entry };
+    *nat_entry = NatEntry::new(*other, owner.origin, owner.source_node, owner.egress_id, now);
+    nat_entry.seal(key);
+    // Lent, not copied: the stack has no room for it.
+    let made: &NatEntry = nat_entry;
+    claimed(NAT.insert(key, made, BPF_NOEXIST.into()))
+}
+
+struct PortWalk<'a> {
+    forward: &'a Tuple,
+    owner: &'a Owner,
+    search: &'a PortSearch,
+    now: u64,
+    found: PortClaim,
+}
+
+/// One step of the search: 0 goes on, 1 ends it.
+unsafe extern "C" fn try_port(index: u64, walk: *mut PortWalk<'_>) -> u64 {
+    // SAFETY: `bpf_loop` hands back the pointer that it was given, to a live frame.
+    let walk = unsafe { &mut *walk };
+    let port = walk.search.at(index as u32);
+    let Some(workspace) = WORKSPACE.get_ptr_mut(0) else { return 1 };
+    // SAFETY: as in `claim_nat`.
+    let reverse = unsafe { &mut (*workspace).key };
+    snat::set_reverse_port(reverse, walk.forward, port);
+    match claim_nat(walk.now, reverse, walk.forward, walk.owner) {
+        Claim::Claimed => {
+            walk.found = PortClaim::Claimed(port);
+            1
+        }
+        Claim::Taken => 0,
+        Claim::Full => {
+            walk.found = PortClaim::Full;
+            1
+        }
+    }
+}
+
+/// Lays the key that is searched for into the workspace, because the steps are at the end of the longest chain of calls.
+/// All but its port stays.
+#[inline(never)]
+fn prepare(forward: &Tuple, address: &Addr) {
+    if let Some(workspace) = WORKSPACE.get_ptr_mut(0) {
+        // SAFETY: as in `claim_nat`.
+        unsafe { (*workspace).key = snat::reverse_key(forward, address, 0) };
+    }
+}
+
+/// Claims the first free port of the search.
+#[inline(always)]
+pub fn claim_any(now: u64, forward: &Tuple, address: &Addr, owner: &Owner, search: &PortSearch) -> PortClaim {
+    prepare(forward, address);
+    let mut walk = PortWalk { forward, owner, search, now, found: PortClaim::NoneFree };
+    // SAFETY: the callback has the signature that the helper asks for, and `walk` lives on this frame until the helper
+    // returns.
+    unsafe { bpf_loop(search.span, try_port as *mut c_void, (&raw mut walk).cast(), 0) };
+    walk.found
+}
+
+/// Whether the pod and its egress policy may have one more.
+#[inline(never)]
+pub fn has_quota(pod: &Addr, egress_id: u32, held: Held) -> bool {
+    let Some(config) = maps::config() else { return true };
+    if !may_grow(&Holder::pod(*pod), held, config.pod_quota) {
+        return false;
+    }
+    egress_id == 0 || may_grow(&Holder::policy(egress_id), held, config.policy_quota)
+}
+
+#[inline(always)]
+fn may_grow(holder: &Holder, held: Held, quota: u32) -> bool {
+    // SAFETY: see `maps`.
+    SHARES.get_ptr(holder).is_none_or(|share| held.may_grow(unsafe { &*share }, quota))
+}
+
+/// Counts one more of the pod and of the egress policy.
+#[inline(never)]
+pub fn count(pod: &Addr, egress_id: u32, held: Held) {
+    raise(&Holder::pod(*pod), held, false);
+    if egress_id != 0 {
+        raise(&Holder::policy(egress_id), held, false);
+    }
+}
+
+/// The same, of the sweep that counts just now.
+#[inline(never)]
+pub fn recount(pod: &Addr, egress_id: u32, held: Held) {
+    raise(&Holder::pod(*pod), held, true);
+    if egress_id != 0 {
+        raise(&Holder::policy(egress_id), held, true);
+    }
+}
+
+#[inline(always)]
+fn raise(holder: &Holder, held: Held, sweeps: bool) {
+    if SHARES.get_ptr(holder).is_none() {
+        // Another CPU may have been first, and a full map loses a count, never a packet.
+        let _taken = SHARES.insert(holder, Share::default(), BPF_NOEXIST.into());
+    }
+    let Some(share) = SHARES.get_ptr_mut(holder) else { return };
+    // SAFETY: see `maps`.
+    count_up(unsafe {
+        match (held, sweeps) {
+            (Held::Flows, false) => &raw mut (*share).flows,
+            (Held::NatEntries, false) => &raw mut (*share).nat_entries,
+            (Held::Flows, true) => &raw mut (*share).counting_flows,
+            (Held::NatEntries, true) => &raw mut (*share).counting_nat_entries,
+        }
+    });
+}

@@ -1,0 +1,33 @@
+//! `to_pod`: management port, TC egress. What the host sends to pods of this node.
+//!
+//! It remembers connections from outside, so that `from_pod` leaves their answers alone. No packet is changed.
+
+use egress_common::abi::{Config, Direction, Verdict};
+use egress_common::decide::{self};
+
+use crate::Outcome;
+use crate::flow_cache::{self, at};
+use crate::maps::Maps;
+use crate::packet::Packet;
+use crate::workspace::{Run, Workspace, parse};
+
+pub fn begin(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
+    // As in `to_netdev`.
+    if packet.takes_off_redirected(config) || packet.is_tagged() {
+        return Outcome::done(Verdict::NotOurs);
+    }
+    if let Some(verdict) = parse(packet, &mut workspace.headers, Direction::Ingress) {
+        return Outcome::done(verdict);
+    }
+    let outcome = flow_cache::go::<{ at::TO_POD }>(packet, config, workspace);
+    if !outcome.is_none() {
+        return outcome;
+    }
+    let run = &Run { packet, config, headers: &workspace.headers };
+    if packet.is_of_pod() && decide::to_pod::is_made_up(run.headers, &Maps) {
+        return Outcome::done(Verdict::NotOurs);
+    }
+    let verdict = decide::to_pod::decide(run.headers, &Maps, config);
+    flow_cache::store_left_alone(run, verdict);
+    Outcome::done(verdict)
+}

@@ -1,0 +1,85 @@
+//! Everything that exists for the verifier.
+//!
+//! - **[`opaque`]**: the compiler compares one register and uses an equal one, drops a mask after a comparison, or merges two
+//!   null checks. The verifier (Linux 6.1 and 6.12 above all) then sees that the register in use was never checked.
+//! - **Global functions**: a static function is verified again for each path that leads to it and everything its caller
+//!   knows. Linux 6.1 prunes few of these paths, and the rest of a hook would exceed a million instructions. A global
+//!   function is verified once, with nothing known. It takes the packet alone and looks up config and workspace itself, so
+//!   its caller holds no reference into the workspace. Packets from the flow cache call none of these.
+//! - **`#[inline(never)]`**: frames of calls in sequence share the 512 bytes of stack, inlined ones add up.
+//! - **[`Outcome`]**: one register. A `Result` or `Option` of it would be returned through memory of the caller's frame, and
+//!   a global function returns a number only. So "no outcome yet" is a reserved value in it, behind `Option`-like methods.
+//! - **Structs in place of enums** in the workspace: fields of an absent variant are undefined, and the verifier refuses to
+//!   copy them.
+#![expect(unsafe_code, reason = "map and packet access; see `maps` and `packet`")]
+
+use core::arch::asm;
+
+use aya_ebpf::bindings::__sk_buff;
+use aya_ebpf::programs::TcContext;
+use egress_common::abi::{Config, Verdict};
+use egress_common::wire::nd;
+
+use crate::packet::Packet;
+use crate::workspace::{Workspace, workspace};
+use crate::{Outcome, fragment, maps};
+
+/// The same number, from nowhere.
+#[inline(always)]
+pub fn opaque(number: u64) -> u64 {
+    let mut opaque = number;
+    // SAFETY: a register is moved to itself.
+    unsafe { asm!("{0} = {0}", inout(reg) opaque, options(pure, nomem, nostack, preserves_flags)) };
+    opaque
+}
+
+/// For each name: a global function that does what the inner function does, and what calls it.
+macro_rules! global {
+    ($($name:ident => $symbol:ident: $inner:path;)*) => {$(
+        #[inline(always)]
+        pub fn $name(packet: Packet) -> Outcome {
+            // What the compiler knows of the function, the verifier does not.
+            Outcome(opaque($symbol(packet.skb())))
+        }
+
+        // SAFETY: no other function of the object has this name.
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        extern "C" fn $symbol(skb: *mut __sk_buff) -> u64 {
+            walk(skb, $inner).word()
+        }
+    )*};
+}
+
+global! {
+    from_pod => path_from_pod: crate::from_pod::uncached;
+    from_overlay => path_from_overlay: crate::from_overlay::uncached;
+    handover_reply => path_handover_reply: crate::from_overlay::handover_reply;
+    neighbour => path_neighbour: crate::from_netdev::neighbour_discovery;
+    from_netdev => path_from_netdev: crate::from_netdev::uncached;
+    hold => fragment_hold: fragment::hold;
+    release => fragment_release: fragment::release;
+}
+
+#[inline(always)]
+fn walk(skb: *mut __sk_buff, path: impl Fn(Packet, &Config, &mut Workspace) -> Outcome) -> Outcome {
+    // Both are there, or the run would have ended before.
+    let (Some(config), Some(workspace)) = (maps::config(), workspace()) else {
+        return Outcome::done(Verdict::NotReady);
+    };
+    path(Packet::again(&TcContext::new(skb)), config, workspace)
+}
+
+/// The message of neighbour discovery that the packet is, where it may be believed. What comes of its options and of its
+/// checksum would be gone through again for each number of them.
+#[inline(always)]
+pub fn believed(packet: Packet) -> Option<nd::Message> {
+    nd::Message::from_word(opaque(neighbour_message(packet.skb())))
+}
+
+// SAFETY: no other function of the object has this name.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn neighbour_message(skb: *mut __sk_buff) -> u64 {
+    nd::Message::parse(&Packet::again(&TcContext::new(skb))).map_or(0, nd::Message::word)
+}
