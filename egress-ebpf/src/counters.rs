@@ -44,7 +44,7 @@ pub fn egress_ip(egress_id: u32, change: impl Fn(&mut EipCount)) {
     let _full = EIP_COUNTERS.insert(egress_id, first, BPF_NOEXIST.into());
 }
 
-/// A new flow that gets no mapping is counted for its egress IP too.
+/// A new flow that gets no NAT entry is counted for its egress IP too.
 #[inline(always)]
 pub fn refused(egress_id: u32, verdict: Verdict) -> Outcome {
     egress_ip(egress_id, |count| count.refusals += 1);

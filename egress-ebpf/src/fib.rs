@@ -29,12 +29,12 @@ const AF_INET: u8 = 2;
 
 const AF_INET6: u8 = 10;
 
-/// Without a change of routes or neighbours, which the agent tells of, the next hop of a mapping is looked up again after
-/// this time.
+/// The next hop of a NAT entry is looked up again after this time, or after a change of routes or neighbours, for which the
+/// agent raises the route generation.
 const NAT_HOP_LIFE_NS: u64 = 10_000_000_000;
 
-/// Likewise one that the CPU keeps. Many flows share it, so that it costs little; and nobody tells of a path MTU that the
-/// kernel has learned.
+/// Likewise one in `next_hops`. Many flows share it, so another lookup costs little; and no generation shows a path MTU that
+/// the kernel has learned.
 const CPU_HOP_LIFE_NS: u64 = 1_000_000_000;
 
 /// Less than every IPv6 link takes, and than QUIC needs, is believed of no path (RFC 8200 section 5, RFC 9000 section 14).
@@ -55,7 +55,7 @@ pub struct Route {
     pub ifindex: u32,
     pub dmac: [u8; 6],
     pub smac: [u8; 6],
-    /// As it is kept.
+    /// In the form that is cached.
     made: NextHop,
     neighbour: Neighbour,
     /// Working space of the lookup.
@@ -63,7 +63,7 @@ pub struct Route {
 }
 
 impl Route {
-    /// As it is kept from now on; built in place, since the stack has little room.
+    /// The next hop in the form that is cached; built in place, since the stack has little room.
     #[inline(always)]
     fn kept(&mut self, generation: u32, until: u64, seal: u32) -> &NextHop {
         let hop = &mut self.made;
@@ -88,22 +88,22 @@ pub struct Lookup<'a> {
     pub as_routed: bool,
     /// What the device takes where the route says nothing.
     pub device_mtu: u32,
-    /// The next hop that is kept: by the packet's mapping, or by the CPU for `daddr`.
+    /// The cached next hop: of the packet's NAT entry, or of `next_hops` for `daddr`.
     pub kept: &'a NextHop,
-    /// Whether the mapping of the packet's tuple is to keep a new one; else the CPU does.
+    /// Whether the NAT entry keeps a new one; else `next_hops` does.
     pub by_nat_entry: bool,
-    /// Of that mapping.
+    /// Seal of that NAT entry.
     pub seal: u32,
 }
 
-/// Settles the way; `None` when it is settled, else why there is none.
+/// Finds the route, from the cached next hop if that is valid.
 #[inline(never)]
-pub fn resolve_route(run: &Run<'_>, lookup: &Lookup<'_>, route: &mut Route) -> Option<Verdict> {
-    // Before the routes are asked: they may change behind that.
+pub fn resolve_route(run: &Run<'_>, lookup: &Lookup<'_>, route: &mut Route) -> Result<(), Verdict> {
+    // Read before the lookup: routes may change after it.
     let (generation, now) = (route_generation(run.config), run_ns());
     let hop = lookup.kept;
     let is_known = hop.generation == generation && hop.ifindex == lookup.ifindex;
-    // Another CPU may just be writing the one of a mapping; this CPU's own is whole.
+    // Another CPU may be writing that of a NAT entry; this CPU's own is whole.
     if is_known && now < hop.valid_until_ns && (!lookup.by_nat_entry || hop.is_of(lookup.seal)) {
         route.resolve = false;
         route.known = true;
@@ -111,12 +111,9 @@ pub fn resolve_route(run: &Run<'_>, lookup: &Lookup<'_>, route: &mut Route) -> O
         route.mtu = hop.mtu;
         route.dmac = hop.dmac;
         route.smac = hop.smac;
-        return None;
+        return Ok(());
     }
-    let settled = match look_up(run, lookup, &mut route.params) {
-        Ok(settled) => settled,
-        Err(verdict) => return Some(verdict),
-    };
+    let settled = look_up(run, lookup, &mut route.params)?;
     route.resolve = true;
     route.known = settled;
     route.dmac = route.params.dmac;
@@ -134,10 +131,10 @@ pub fn resolve_route(run: &Run<'_>, lookup: &Lookup<'_>, route: &mut Route) -> O
             cache_hop(lookup.daddr, hop);
         }
     }
-    None
+    Ok(())
 }
 
-/// Asks the routing table; a way by another device than the given one is none. True when the neighbour is known too.
+/// Asks the routing table. A route by another device is none. True when the neighbour is known too.
 #[inline(always)]
 fn look_up(run: &Run<'_>, lookup: &Lookup<'_>, params: &mut FibParams) -> Result<bool, Verdict> {
     // SAFETY: all fields are integers, for which zero is a value.
@@ -158,7 +155,7 @@ fn look_up(run: &Run<'_>, lookup: &Lookup<'_>, params: &mut FibParams) -> Result
             params.__bindgen_anon_4.ipv6_dst = daddr;
         }
     }
-    // Without the flag the device is the one that the packet would have come by, and leaves the choice of the way free.
+    // Without the flag the device is the input device, and the route is free to use another one.
     let flags = if lookup.as_routed { 0 } else { BPF_FIB_LOOKUP_OUTPUT };
     // SAFETY: the context is the program's own, `params` outlives the call and its true size is given.
     let result = unsafe { bpf_fib_lookup(run.packet.skb().cast(), params, size_of::<FibParams>() as i32, flags) };
@@ -191,7 +188,7 @@ fn set_neighbour(route: &mut Route) {
     }
 }
 
-/// Sends the packet on its way; the value is what the program returns.
+/// Sends the packet by its route; the value is what the program returns.
 #[inline(always)]
 pub fn go(run: &Run<'_>, route: &mut Route) -> Result<i32, Verdict> {
     let Run { packet, config, .. } = *run;
@@ -218,7 +215,7 @@ fn redirected(result: i64) -> Result<i32, Verdict> {
     if result as i32 == TC_ACT_REDIRECT { Ok(TC_ACT_REDIRECT) } else { Err(Verdict::NoNeighbour) }
 }
 
-/// Turns the packet round on the device that it came from.
+/// Sends the packet back by the device that it came from.
 #[inline(always)]
 pub fn send_back(packet: Packet, config: &Config) -> Result<i32, Verdict> {
     packet.strip(config);
@@ -239,8 +236,8 @@ pub fn lookup_to_pod<'a>(run: &Run<'a>, pod: &'a Addr, kept: &'a NextHop, nat_en
     }
 }
 
-/// Next hops that no mapping keeps, towards other nodes and pods, by the end of their address: two that fall on one place
-/// take turns. This CPU's own; not pinned.
+/// Next hops to other nodes and pods, by the end of their address. Addresses that share a place replace each other. This
+/// CPU's own; not pinned.
 #[btf_map(name = "next_hops")]
 static NEXT_HOPS: PerCpuArray<CachedHop, NEXT_HOP_PLACES> = PerCpuArray::new();
 
@@ -259,7 +256,7 @@ fn cached(to: &Addr) -> Option<*mut CachedHop> {
     NEXT_HOPS.get_ptr_mut((end ^ end >> 9) & (NEXT_HOP_PLACES as u32 - 1))
 }
 
-/// The next hop on the way to an address; one that is never valid where none is known.
+/// The cached next hop to an address; one that is never valid where there is none.
 #[inline(always)]
 pub fn cached_hop(to: &Addr) -> &'static NextHop {
     static NONE: NextHop = NextHop::NONE;
@@ -273,7 +270,7 @@ pub fn cached_hop(to: &Addr) -> &'static NextHop {
     &kept.hop
 }
 
-/// Keeps it, where [`cached_hop`] has been asked for this address right before.
+/// Caches it. [`cached_hop`] was called for this address right before.
 #[inline(always)]
 pub fn cache_hop(to: &Addr, hop: &NextHop) {
     if let Some(kept) = cached(to) {

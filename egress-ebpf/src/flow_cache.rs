@@ -34,14 +34,11 @@ const LIFE_NS: u64 = 1 << 27;
 /// A power of two.
 const PLACES: u32 = 1024;
 
-/// No place: the packet is not one to keep anything of.
-const NOWHERE: u32 = u32::MAX;
-
 #[btf_map(name = "flow_cache")]
 static FLOW_CACHE: PerCpuArray<CacheEntry, { PLACES as usize }> = PerCpuArray::new();
 
-/// Value of `flow_cache`. All zero is nobody's: there is no decision of the number zero. What tells that a packet is of another
-/// flow stands first, in one line of the cache.
+/// Value of `flow_cache`. All zero is no entry: no decision has the number zero. The key comes first, so that a packet of
+/// another flow costs one cache line.
 #[repr(C)]
 pub struct CacheEntry {
     key: Tuple,
@@ -60,7 +57,7 @@ pub struct CacheEntry {
     macs: Macs,
 }
 
-/// What was in force before the road was walked.
+/// The generations that were current before the decision.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub struct Generations {
@@ -69,9 +66,10 @@ pub struct Generations {
     route_generation: u32,
 }
 
-/// Where to keep what the road of this packet comes to, and under which numbers it is walked.
+/// Where to store the outcome of this packet, and the generations of its decision.
 #[repr(C)]
 pub struct Pending {
+    is_wanted: bool,
     place: u32,
     generations: Generations,
 }
@@ -85,14 +83,14 @@ impl Generations {
 
 impl Pending {
     const fn nothing(&mut self) {
-        self.place = NOWHERE;
+        self.is_wanted = false;
     }
 
-    /// The road is to be walked under the numbers that were read; none of the maps is read before them.
+    /// The decision follows under these generations; no map is read before them.
     #[inline(always)]
     fn ask(&mut self, place: u32, generations: Generations) {
         fence();
-        self.place = place;
+        (self.is_wanted, self.place) = (true, place);
         self.generations = generations;
     }
 }
@@ -105,40 +103,39 @@ pub mod at {
     pub const TO_POD: u8 = 3;
 }
 
-/// Sends a plain packet of a recent flow the way that the last one went; [`Outcome::NONE`] where the road must be walked,
-/// and the packet is as it was.
+/// Repeats the outcome of the flow's previous packet. `None` where the decision must be taken; the packet is unchanged then.
 #[inline(never)]
-pub fn go<const AT: u8>(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
+pub fn go<const AT: u8>(packet: Packet, config: &Config, workspace: &mut Workspace) -> Option<Outcome> {
     let Workspace { headers, pending, route, outer, .. } = workspace;
     pending.nothing();
     if !is_plain(headers) {
-        return Outcome::NONE;
+        return None;
     }
     let generations = Generations::read(config);
     let mixed = mix(&headers.tuple);
     let place = mixed >> (u32::BITS - PLACES.ilog2());
-    let Some(cached) = FLOW_CACHE.get_ptr_mut(place) else { return Outcome::NONE };
+    let cached = FLOW_CACHE.get_ptr_mut(place)?;
     // SAFETY: the element is this CPU's own, and TC programs do not interrupt one another.
     let cached = unsafe { &mut *cached };
     let run = &Run { packet, config, headers };
     if cached.key != headers.tuple {
-        // Kept from its second packet on: of flows that send now and then, each would write a whole entry in vain.
+        // Stored from the second packet on: flows that send rarely would write entries in vain.
         if cached.missed == mixed as u16 {
             pending.ask(place, generations);
         }
         cached.missed = mixed as u16;
-        return Outcome::NONE;
+        return None;
     }
     let is_current = generations.decisions != 0 && cached.generations == generations && run_ns() < cached.until_ns;
     if !is_current {
         pending.ask(place, generations);
-        return Outcome::NONE;
+        return None;
     }
     let is = |verdict: Verdict| u32::from(cached.verdict) == verdict.index();
     let fits = run.wire_length() <= cached.mtu;
     let fits_outer =
         || fits && overlay::is_short(run, &cached.node) && (headers.l4 == L4::Tcp || packet.gso_size() == 0);
-    match AT {
+    Some(match AT {
         at::FROM_POD if is(Verdict::SnatHere) && fits => out(run, cached, Verdict::SnatHere),
         at::FROM_POD if is(Verdict::ToGateway) && fits_outer() => to_node(run, cached, route, Verdict::ToGateway),
         at::FROM_OVERLAY if is(Verdict::SnatForNode) && fits && is_from(cached, outer) => {
@@ -154,8 +151,8 @@ pub fn go<const AT: u8>(packet: Packet, config: &Config, workspace: &mut Workspa
         at::FROM_POD if is(Verdict::ToOwnNode) => Outcome::done(Verdict::ToOwnNode),
         at::FROM_POD if is(Verdict::InboundReply) => Outcome::done(Verdict::InboundReply),
         at::TO_POD if is(Verdict::NotOurs) => Outcome::done(Verdict::NotOurs),
-        _ => Outcome::NONE,
-    }
+        _ => return None,
+    })
 }
 
 /// Of the node and the object that the last one was of.
@@ -240,16 +237,16 @@ fn split(macs: &Macs) -> ([u8; 6], [u8; 6]) {
     ([a, b, c, d, e, f], [g, h, i, j, k, l])
 }
 
-/// The node where the pod is takes one, out and back.
+/// Whether this node decrements the TTL: the pod's node does, in both directions.
 #[inline(always)]
 const fn takes_hop(verdict: Verdict) -> bool {
     !matches!(verdict, Verdict::SnatForNode)
 }
 
-/// The place for what the road of this packet came to, if it is to be kept; where it lay and until when is written.
+/// The place for the outcome of this packet, if it is to be stored, with key, verdict and validity written.
 #[inline(always)]
 fn begin(run: &Run<'_>, verdict: Verdict) -> Option<&'static mut CacheEntry> {
-    let pending = workspace::pending().filter(|pending| pending.place != NOWHERE)?;
+    let pending = workspace::pending().filter(|pending| pending.is_wanted)?;
     let cached = FLOW_CACHE.get_ptr_mut(pending.place)?;
     // SAFETY: as in `go`.
     let cached = unsafe { &mut *cached };
@@ -260,7 +257,7 @@ fn begin(run: &Run<'_>, verdict: Verdict) -> Option<&'static mut CacheEntry> {
     Some(cached)
 }
 
-/// Keeps a packet that went by a next hop that is known. `node` is the tunnel endpoint of the other node, `mtu` what the way
+/// Stores a packet that left by a known next hop. `node` is the tunnel endpoint of the other node, `mtu` what the route
 /// takes of packets like this one.
 #[inline(always)]
 fn begin_route(
@@ -284,7 +281,7 @@ fn begin_route(
     Some(cached)
 }
 
-/// A packet of a flow whose gateway is this node, or an answer to a pod of this node: the mapping lies in the workspace.
+/// A packet of a flow whose gateway is this node, or a reply to a pod of this node: the NAT entry lies in the workspace.
 #[inline(never)]
 pub fn store_translated(run: &Run<'_>, outcome: Outcome, route: &Route) {
     let Some(Found { nat_entry, .. }) = workspace::found() else { return };

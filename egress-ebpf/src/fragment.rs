@@ -229,12 +229,13 @@ pub fn is_awaited(key: &FragKey) -> bool {
 /// What becomes of a fragment that has met this end of a decision. Behind the decision and not inside of it: one frame upon
 /// the other they are too large for Linux 6.1.
 #[inline(always)]
-pub fn judge(outcome: Outcome, packet: Packet) -> Outcome {
-    match outcome.verdict() {
-        Verdict::FragmentUnknown => verifier::hold(packet),
-        Verdict::FragmentsReleased => verifier::release(packet),
+pub fn judge(outcome: Option<Outcome>, packet: Packet) -> Outcome {
+    let outcome = match outcome.map(Outcome::verdict) {
+        Some(Verdict::FragmentUnknown) => verifier::hold(packet),
+        Some(Verdict::FragmentsReleased) => verifier::release(packet),
         _ => outcome,
-    }
+    };
+    outcome.unwrap_or_else(|| Outcome::unexpected(packet))
 }
 
 /// Keeps a later fragment whose ports are not known.
@@ -245,14 +246,14 @@ pub fn hold(packet: Packet, _: &Config, workspace: &mut Workspace) -> Outcome {
     let Some(awaited) = keep(packet, space) else {
         return Outcome::done(Verdict::FragmentUnknown);
     };
-    // The first one may have come meanwhile, and not have seen this one.
+    // The first one may have arrived since, without seeing this one.
     if fragments::known(&space.key, &Maps).is_some() {
         release_held(packet, &space.key, awaited);
     }
     Outcome::done(Verdict::FragmentHeld)
 }
 
-/// Lets the first fragment begin anew, and those that wait for it behind it.
+/// Reinjects the first fragment, then those that wait for it.
 #[inline(always)]
 pub fn release(packet: Packet, _: &Config, workspace: &mut Workspace) -> Outcome {
     let Workspace { headers, hold: space, .. } = workspace;
@@ -331,7 +332,7 @@ struct Walk<'a> {
     now: u64,
 }
 
-/// Lets all that is kept of a datagram begin anew, by way of this packet, whose content is lost.
+/// Reinjects all held fragments of a datagram in this packet, whose content is lost.
 #[inline(never)]
 fn release_held(packet: Packet, key: &FragKey, awaited: *mut AwaitedFragments) {
     let mut walk = Walk { packet, key, awaited, now: Maps.now_ns() };
@@ -340,7 +341,7 @@ fn release_held(packet: Packet, key: &FragKey, awaited: *mut AwaitedFragments) {
     unsafe { bpf_loop(MOST, release_one as *mut c_void, (&raw mut walk).cast(), 0) };
 }
 
-/// One step: 0 goes on, 1 ends it.
+/// One step: 0 continues, 1 ends the loop.
 unsafe extern "C" fn release_one(number: u64, walk: *mut Walk<'_>) -> u64 {
     // SAFETY: `bpf_loop` hands back the pointer that it was given, to a live frame.
     let walk = unsafe { &mut *walk };
@@ -351,7 +352,7 @@ unsafe extern "C" fn release_one(number: u64, walk: *mut Walk<'_>) -> u64 {
     }
     // SAFETY: as above; the mask keeps the number within the array.
     let place = unsafe { ptr::read_volatile(&raw const (*walk.awaited).places[number as usize & (MOST as usize - 1)]) };
-    // Not written yet: its CPU finds the ports itself. To look at some place meanwhile would keep another one from it.
+    // Not written yet: its CPU finds the ports itself.
     if place == 0 {
         return 0;
     }

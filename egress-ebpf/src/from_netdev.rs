@@ -15,50 +15,50 @@ use crate::counters::{self, may_report};
 use crate::fib::{self, Route, lookup_to_pod};
 use crate::flow_cache::{self, at};
 use crate::fragment::{self, Rest};
-use crate::from_overlay::{by_overlay, never_passed, take_inner};
+use crate::from_overlay::{never_passed, take_inner};
 use crate::icmp::{self, Buffer};
 use crate::maps::{EVENTS, Maps};
 use crate::overlay::{self, pass_on};
 use crate::packet::Packet;
 use crate::rewrite::restore;
-use crate::workspace::{Run, Workspace, parse, quoted};
-use crate::{Outcome, verifier};
+use crate::workspace::{Run, Workspace, is_inner, parse, quoted};
+use crate::{Outcome, from_overlay, verifier};
 
-pub fn begin(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
+pub fn begin(packet: Packet, config: &Config, workspace: &mut Workspace) -> Option<Outcome> {
     if packet.is_tagged() || packet.is_for_another_host() {
-        return Outcome::done(Verdict::NotOurs);
+        return Some(Outcome::done(Verdict::NotOurs));
     }
-    let Workspace { headers, outer, .. } = workspace;
+    let Workspace { headers, outer, is_inner, .. } = workspace;
+    *is_inner = false;
     if packet.load(12).map(u16::from_be_bytes) == Some(ethertype::ARP) {
         *headers = Headers::NONE;
-        return answer_arp(packet, config);
+        return Some(answer_arp(packet, config));
     }
-    if let Some(verdict) = parse(packet, headers, Direction::Ingress) {
-        return Outcome::done(verdict);
+    if let Err(verdict) = parse(packet, headers, Direction::Ingress) {
+        return Some(Outcome::done(verdict));
     }
     if overlay::is_for_us(headers, config) && overlay::decapsulate(packet, headers, outer) {
-        let outcome = take_inner(packet, config, workspace);
-        return if outcome.is_none() { Outcome::BY_OVERLAY } else { never_passed(outcome) };
+        *is_inner = true;
+        return take_inner(packet, config, workspace).map(never_passed);
     }
     if from_netdev::is_left_alone(headers, config) {
-        return Outcome::done(Verdict::NotOurs);
+        return Some(Outcome::done(Verdict::NotOurs));
     }
     flow_cache::go::<{ at::FROM_NETDEV }>(packet, config, workspace)
 }
 
 #[inline(always)]
-pub fn finish(packet: Packet, outcome: Outcome) -> Outcome {
-    if outcome.is_none() {
-        let outcome = verifier::neighbour(packet);
-        if outcome.is_none() { fragment::judge(verifier::from_netdev(packet), packet) } else { outcome }
-    } else if outcome.is_by_overlay() {
-        never_passed(by_overlay(packet))
-    } else {
-        outcome
+pub fn finish(packet: Packet) -> Outcome {
+    if is_inner() {
+        return never_passed(from_overlay::finish(packet));
+    }
+    match verifier::neighbour(packet) {
+        Some(outcome) => outcome,
+        None => fragment::judge(verifier::from_netdev(packet), packet),
     }
 }
 
-/// ARP on the uplink: answered where the target is an owned egress IP, and told of where another host says to have one.
+/// ARP on the uplink: requests for an owned egress IP are answered, and other hosts that claim one are reported.
 #[inline(never)]
 pub fn answer_arp(packet: Packet, config: &Config) -> Outcome {
     let Some(message) = wire_arp::Message::parse(&packet) else {
@@ -78,18 +78,18 @@ pub fn answer_arp(packet: Packet, config: &Config) -> Outcome {
     Outcome::redirected(Verdict::ArpAnswered, fib::send_back(packet, config))
 }
 
-/// Neighbour discovery that concerns an owned egress IP; nothing where it is anything else. Apart from the rest of the road,
-/// whose frames would leave no room on the stack.
+/// Neighbour discovery about an owned egress IP; `None` for any other packet. A call of its own, since the frames of
+/// [`uncached`] leave it no room on the stack.
 #[inline(always)]
-pub fn neighbour_discovery(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
+pub fn neighbour_discovery(packet: Packet, config: &Config, workspace: &mut Workspace) -> Option<Outcome> {
     let Workspace { headers, buffer, .. } = workspace;
     if headers.tuple.protocol != PROTO_ICMPV6 {
-        return Outcome::NONE;
+        return None;
     }
-    answer_neighbour(packet, config, headers, buffer).unwrap_or(Outcome::NONE)
+    answer_neighbour(packet, config, headers, buffer)
 }
 
-/// Neighbour discovery on the uplink, likewise; `None` where it is anything else, or may not be believed.
+/// Neighbour discovery on the uplink, likewise. `None` for any other packet, and for invalid messages.
 #[inline(never)]
 pub fn answer_neighbour(packet: Packet, config: &Config, headers: &Headers, frame: &mut Buffer) -> Option<Outcome> {
     let sender = &headers.tuple.saddr;
@@ -115,7 +115,7 @@ pub fn answer_neighbour(packet: Packet, config: &Config, headers: &Headers, fram
     Some(Outcome::redirected(Verdict::NeighbourAnswered, fib::send_back(packet, config)))
 }
 
-/// Whether it is an owned egress IP that has another link address here; if so, user space hears of it.
+/// Whether another host claims an owned egress IP, by another link address; if so, user space gets an event.
 #[inline(never)]
 fn is_contested(address: &Addr, mac: &[u8; 6]) -> bool {
     let is_anothers = held(address).is_some_and(|owned| owned.mac != *mac);
@@ -130,13 +130,12 @@ fn is_contested(address: &Addr, mac: &[u8; 6]) -> bool {
     is_anothers
 }
 
-/// An address that has been handed over is answered for by its new node, though replies for it are still taken here. Its
-/// object may have another address on this node by then. Without a lease nothing is answered for: another node may have the
-/// address.
+/// The owned egress IP, if this node answers for it. The new owner answers for a handed-over address, though replies are
+/// still taken here. Without a lease this node answers for none: another node may have the address.
 #[inline(never)]
 fn held(target: &Addr) -> Option<&'static OwnedAddr> {
-    // Asked first. Behind the looks `is_contested` is never true on Linux 6.1 (the tests of neighbour discovery notice it there).
-    // Why is not known; its verifier, which cuts out branches that it takes for dead, is the suspect.
+    // First: after the lookups `is_contested` is never true on Linux 6.1 (the tests of neighbour discovery notice it). The
+    // cause is unknown; the dead code elimination of its verifier is the suspect.
     if !Maps.has_lease() {
         return None;
     }
@@ -145,7 +144,7 @@ fn held(target: &Addr) -> Option<&'static OwnedAddr> {
     (held.address == *target).then_some(owned)
 }
 
-/// A packet of the world, of no recent flow.
+/// The decision, for a packet that the flow cache does not serve.
 #[inline(always)]
 pub fn uncached(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
     let Workspace { headers, quote, .. } = workspace;
@@ -183,7 +182,7 @@ fn reply_here(run: &Run<'_>, quote: &Quote, route: &mut Route, rest: &mut Rest, 
     let Run { packet, headers, .. } = *run;
     counters::back(nat_entry.egress_id, packet.len() as u32);
     let lookup = lookup_to_pod(run, &nat_entry.other.saddr, &nat_entry.hop, Some(nat_entry.seal));
-    if let Some(verdict) = fib::resolve_route(run, &lookup, route) {
+    if let Err(verdict) = fib::resolve_route(run, &lookup, route) {
         return Outcome::done(verdict);
     }
     let oversize = run.wire_length() > route.mtu;
@@ -204,7 +203,7 @@ fn reply_remote(run: &Run<'_>, quote: &Quote, route: &mut Route, nat_entry: &Nat
     let Run { packet, config, headers } = *run;
     counters::back(nat_entry.egress_id, packet.len() as u32);
     let length = run.wire_length();
-    // What may be fragmented is: outside on the way through the overlay, and by the pod's node.
+    // A packet that may be fragmented is: as an outer packet in the overlay, or by the pod's node.
     let whole = match mtu::fit(length, config.overlay_mtu, headers, &nat_entry.source_node) {
         Fit::Tell(limit) => return Outcome::too_big(limit.min(config.pod_mtu)),
         Fit::Lost => return Outcome::done(Verdict::OverlayTooNarrow),

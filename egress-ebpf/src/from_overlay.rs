@@ -21,83 +21,77 @@ use crate::packet::Packet;
 use crate::workspace::{Run, Workspace, parse, quoted};
 use crate::{Outcome, counters, icmp, verifier};
 
-pub fn begin(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
-    // A service of the host has led it to this node's own tunnel port, whoever it says that it is from.
+pub fn begin(packet: Packet, config: &Config, workspace: &mut Workspace) -> Option<Outcome> {
+    // A pod's packet that a Service has led to this node's own tunnel port.
     if packet.is_of_pod() {
-        return Outcome::done(Verdict::ForgedOuter);
+        return Some(Outcome::done(Verdict::ForgedOuter));
     }
     if !overlay::read_outer(packet, config, &mut workspace.outer) {
-        return Outcome::done(Verdict::ForgedOuter);
+        return Some(Outcome::done(Verdict::ForgedOuter));
     }
     // Agents ask each other whether the overlay carries anything; only nodes get through to them.
     if workspace.outer.egress_id == 0 && packet.load(ETH_LEN - 2) == Some(ethertype::ECHO.to_be_bytes()) {
         let is_from_node = decide::from_overlay::sender(&workspace.outer, &Maps).is_some();
-        return Outcome::done(if is_from_node { Verdict::NotIp } else { Verdict::ForgedOuter });
+        return Some(Outcome::done(if is_from_node { Verdict::NotIp } else { Verdict::ForgedOuter }));
     }
     take_inner(packet, config, workspace)
 }
 
-#[inline(always)]
-pub fn finish(packet: Packet, outcome: Outcome) -> Outcome {
-    if outcome.is_none() { by_overlay(packet) } else { outcome }
-}
-
-/// A packet out of the overlay, whoever has taken its outer headers off.
+/// The inner packet, after the device or `from_netdev` has taken the outer headers off.
 #[inline(never)]
-pub fn take_inner(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
+pub fn take_inner(packet: Packet, config: &Config, workspace: &mut Workspace) -> Option<Outcome> {
     if packet.is_tagged() {
-        return Outcome::done(Verdict::Malformed);
+        return Some(Outcome::done(Verdict::Malformed));
     }
-    if let Some(why) = parse(packet, &mut workspace.headers, Direction::Egress) {
-        return Outcome::done(decide::from_overlay::unread(why));
+    if let Err(why) = parse(packet, &mut workspace.headers, Direction::Egress) {
+        return Some(Outcome::done(decide::from_overlay::unread(why)));
     }
     flow_cache::go::<{ at::FROM_OVERLAY }>(packet, config, workspace)
 }
 
-/// A packet out of the overlay, of no recent flow.
+/// The inner packet, not in the flow cache. The two calls are in sequence, so that their frames share the stack.
 #[inline(always)]
-pub fn by_overlay(packet: Packet) -> Outcome {
-    let outcome = verifier::from_overlay(packet);
-    // Here, so that the frames of the two lie beside each other.
-    if outcome.is_none() { verifier::handover_reply(packet) } else { outcome }
+pub fn finish(packet: Packet) -> Outcome {
+    let outcome = verifier::from_overlay(packet).or_else(|| verifier::handover_reply(packet));
+    outcome.unwrap_or_else(|| Outcome::unexpected(packet))
 }
 
-/// Likewise, of no recent flow. [`Outcome::NONE`] where it is for `handover_reply`.
+/// The decision, for a packet that the flow cache does not serve. `None` where [`handover_reply`] has to continue.
 #[inline(always)]
-pub fn uncached(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
+pub fn uncached(packet: Packet, config: &Config, workspace: &mut Workspace) -> Option<Outcome> {
     let Workspace { headers, quote, route, rest, buffer, outer, .. } = workspace;
     let outer = &*outer;
     let quote = quoted(packet, headers, quote);
     let decision = decide::from_overlay::decide(headers, outer, &Maps, config);
     let run = &Run { packet, config, headers };
     let source_node = match decision {
-        FromOverlay::Done(verdict) => return Outcome::done(verdict),
+        FromOverlay::Done(verdict) => return Some(Outcome::done(verdict)),
         FromOverlay::Deliver => {
             let outcome = deliver(run, route, rest);
             flow_cache::store_delivered(run, outcome, outer, route);
-            return outcome;
+            return Some(outcome);
         }
-        FromOverlay::PassOn => return pass_on(run, route, outer.egress_id),
-        FromOverlay::Answer => return Outcome::NONE,
+        FromOverlay::PassOn => return Some(pass_on(run, route, outer.egress_id)),
+        FromOverlay::Answer => return None,
         // The address lies in the workspace.
         FromOverlay::Translate { owned: _, source_node } => source_node,
     };
     let outcome = match snat_for_node(run, quote, outer, source_node) {
-        None => out_cached(run, quote, route),
-        Some(verdict) => counters::refused(outer.egress_id, verdict),
+        Ok(()) => out_cached(run, quote, route),
+        Err(verdict) => counters::refused(outer.egress_id, verdict),
     };
-    match outcome.mtu_exceeded() {
+    Some(match outcome.mtu_exceeded() {
         Some(mtu) => icmp::error_to_remote_pod(run, buffer, outer, mtu),
         None if outcome.is(Verdict::PortTaken) => icmp::reset_remote_pod(run, buffer, outer, Verdict::PortTaken),
         None => outcome,
-    }
+    })
 }
 
 /// A reply from a gateway, for a pod of this node; the gateway has done everything but the last hop.
 #[inline(never)]
 fn deliver(run: &Run<'_>, route: &mut Route, rest: &mut Rest) -> Outcome {
     let lookup = lookup_to_pod(run, &run.headers.tuple.daddr, fib::cached_hop(&run.headers.tuple.daddr), None);
-    if let Some(verdict) = fib::resolve_route(run, &lookup, route) {
+    if let Err(verdict) = fib::resolve_route(run, &lookup, route) {
         return Outcome::done(verdict);
     }
     let oversize = run.wire_length() > route.mtu;
@@ -109,10 +103,10 @@ fn deliver(run: &Run<'_>, route: &mut Route, rest: &mut Rest) -> Outcome {
     Outcome::redirected(Verdict::ReplyDelivered, result)
 }
 
-/// What came for an egress IP to the other node of its hand-over: nobody is told anything, and the stack sees none of it.
+/// A reply for an egress IP that the other node of a hand-over passes on. It is not answered, and never left to the stack.
 #[inline(always)]
 pub fn handover_reply(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
-    if let Some(why) = parse(packet, &mut workspace.headers, Direction::Ingress) {
+    if let Err(why) = parse(packet, &mut workspace.headers, Direction::Ingress) {
         return Outcome::done(from_overlay::unread(why));
     }
     let Workspace { headers, quote, outer, .. } = workspace;
@@ -121,7 +115,7 @@ pub fn handover_reply(packet: Packet, config: &Config, workspace: &mut Workspace
     never_passed(back(packet, config, workspace, decision))
 }
 
-/// What was taken out of the overlay here bears a pod's address: the stack must not see it.
+/// A packet out of the overlay has a pod's address: the stack must not see it.
 #[inline(always)]
 pub fn never_passed(outcome: Outcome) -> Outcome {
     if outcome.verdict().class() == Class::Pass { Outcome::done(Verdict::BadState) } else { outcome }

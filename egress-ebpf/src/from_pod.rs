@@ -19,29 +19,29 @@ use crate::packet::Packet;
 use crate::workspace::{Run, Workspace, parse, quoted};
 use crate::{Outcome, counters, fragment, icmp, verifier};
 
-pub fn begin(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
+pub fn begin(packet: Packet, config: &Config, workspace: &mut Workspace) -> Option<Outcome> {
     if packet.is_tagged() {
-        return Outcome::done(Verdict::NotOurs);
+        return Some(Outcome::done(Verdict::NotOurs));
     }
     if packet.is_for_another_host() {
         // The stack will not forward it.
-        return Outcome::done(Verdict::NotPod);
+        return Some(Outcome::done(Verdict::NotPod));
     }
-    if let Some(why) = parse(packet, &mut workspace.headers, Direction::Egress) {
-        return Outcome::done(decide::from_pod::unread(why, &packet));
+    if let Err(why) = parse(packet, &mut workspace.headers, Direction::Egress) {
+        return Some(Outcome::done(decide::from_pod::unread(why, &packet)));
     }
     if packet.is_completed_elsewhere(&workspace.headers) {
-        return Outcome::done(Verdict::Malformed);
+        return Some(Outcome::done(Verdict::Malformed));
     }
     flow_cache::go::<{ at::FROM_POD }>(packet, config, workspace)
 }
 
 #[inline(always)]
-pub fn finish(packet: Packet, outcome: Outcome) -> Outcome {
-    if outcome.is_none() { fragment::judge(verifier::from_pod(packet), packet) } else { outcome }
+pub fn finish(packet: Packet) -> Outcome {
+    fragment::judge(verifier::from_pod(packet), packet)
 }
 
-/// A packet of a pod of this node, of no recent flow.
+/// The decision, for a packet that the flow cache does not serve.
 #[inline(always)]
 pub fn uncached(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
     let Workspace { headers, quote, route, buffer, .. } = workspace;
@@ -62,9 +62,9 @@ pub fn uncached(packet: Packet, config: &Config, workspace: &mut Workspace) -> O
         FromPod::Send { egress_id, slot } => {
             let outcome = match slot.place() {
                 SlotPlace::Here => match snat_here(run, quote, egress_id, slot) {
-                    None => out_cached(run, quote, route),
-                    Some(Verdict::NotGateway) => handed_over(run, route, egress_id),
-                    Some(verdict) => counters::refused(egress_id, verdict),
+                    Ok(()) => out_cached(run, quote, route),
+                    Err(Verdict::NotGateway) => handed_over(run, route, egress_id),
+                    Err(verdict) => counters::refused(egress_id, verdict),
                 },
                 SlotPlace::Remote => to_gateway(run, route, egress_id, slot),
             };
@@ -84,7 +84,7 @@ fn to_gateway(run: &Run<'_>, route: &mut Route, egress_id: u32, slot: &Slot) -> 
     let whole = match mtu::fit(run.wire_length(), config.overlay_mtu, headers, &slot.endpoint) {
         Fit::Tell(limit) => return Outcome::too_big(limit),
         Fit::Lost => return Outcome::done(Verdict::OverlayTooNarrow),
-        // Outside, so that it arrives whole.
+        // The outer packet is fragmented, so that the inner one arrives whole.
         Fit::Cut => false,
         Fit::Whole => true,
     };

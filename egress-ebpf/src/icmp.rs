@@ -46,7 +46,7 @@ pub fn error_to_remote_pod(run: &Run<'_>, buffer: &mut Buffer, outer: &Outer, mt
     if !become_error(run, buffer, Answer::TooBig(mtu), &from) {
         return Outcome::done(Verdict::MtuExceeded);
     }
-    let result = overlay::sent(overlay::by_device(run, &outer.source, outer.egress_id));
+    let result = overlay::by_device(run, &outer.source, outer.egress_id).map(|()| fib::TC_ACT_REDIRECT);
     Outcome::redirected(Verdict::MtuAnswered, result)
 }
 
@@ -90,10 +90,8 @@ pub fn reset_pod_from_uplink(run: &Run<'_>, buffer: &mut Buffer, route: &mut Rou
         by_nat_entry: false,
         seal: 0,
     };
-    match fib::resolve_route(run, &lookup, route) {
-        Some(verdict) => Outcome::done(verdict),
-        None => Outcome::redirected(Verdict::CutAnswered, fib::go(run, route)),
-    }
+    let result = fib::resolve_route(run, &lookup, route).and_then(|()| fib::go(run, route));
+    Outcome::redirected(Verdict::CutAnswered, result)
 }
 
 /// Likewise a pod of another node, through the overlay by which its packet came.
@@ -102,7 +100,7 @@ pub fn reset_remote_pod(run: &Run<'_>, buffer: &mut Buffer, outer: &Outer, other
     if !become_reset(run, buffer) {
         return Outcome::done(otherwise);
     }
-    let result = overlay::sent(overlay::by_device(run, &outer.source, outer.egress_id));
+    let result = overlay::by_device(run, &outer.source, outer.egress_id).map(|()| fib::TC_ACT_REDIRECT);
     Outcome::redirected(Verdict::CutAnswered, result)
 }
 
@@ -168,9 +166,7 @@ pub fn error(run: &Run<'_>, head: u64, from: &Addr, buffer: &mut Buffer) -> Opti
     packet.resize(L3 as u32 + quoted)?;
     packet.make_room(header as u32)?;
     let quote_at = L3 + header;
-    if settle_quoted_checksum(run, quote_at, quoted) != 0 {
-        return None;
-    }
+    settle_quoted_checksum(run, quote_at, quoted)?;
     let sum = sum_words(packet, quote_at, quoted);
     write_error(headers.family, head, from, &headers.tuple.saddr, quoted as u16, sum, buffer);
     match headers.family {
@@ -181,24 +177,24 @@ pub fn error(run: &Run<'_>, head: u64, from: &Addr, buffer: &mut Buffer) -> Opti
     packet.set_macs(smac, dmac)
 }
 
-/// See the module header. Only TCP and UDP carry partial checksums. Zero on success.
+/// See the module header. Only TCP and UDP carry partial checksums.
 #[inline(never)]
-fn settle_quoted_checksum(run: &Run<'_>, quote_at: usize, quoted: u32) -> u32 {
+fn settle_quoted_checksum(run: &Run<'_>, quote_at: usize, quoted: u32) -> Option<()> {
     let Run { packet, headers, .. } = *run;
     let field = match headers.tuple.protocol {
         PROTO_TCP => l4::TCP_CHECKSUM,
         PROTO_UDP => l4::UDP_CHECKSUM,
-        _ => return 0,
+        _ => return Some(()),
     };
     let ip_len = u32::from(headers.l4_offset) - L3 as u32;
     if quoted < ip_len + field as u32 + 2 {
-        return 1;
+        return None;
     }
     let l4_at = (quote_at + ip_len as usize) & QUOTE_MASK;
-    let Some(old) = packet.load(l4_at + field) else { return 1 };
+    let old = packet.load(l4_at + field)?;
     let with = sum_words(packet, l4_at, quoted - ip_len);
     let fixed = csum::fixed_point(with, u16::from_ne_bytes(old));
-    packet.store_summed(l4_at + field, &fixed.to_ne_bytes()).map_or(1, |()| 0)
+    packet.store_summed(l4_at + field, &fixed.to_ne_bytes())
 }
 
 /// Sum of `length` bytes at `at`, a multiple of four; what lies outside the packet adds nothing.

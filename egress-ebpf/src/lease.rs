@@ -37,7 +37,7 @@ pub fn heartbeat() {
     // SAFETY: the helper takes nothing and is there since Linux 5.6; the JIT makes it one load.
     let jiffies = unsafe { bpf_jiffies64() };
     let Some(lease) = LEASE.get_ptr_mut(0) else { return };
-    // SAFETY: see `maps`; programs of other CPUs write it meanwhile, by whole words.
+    // SAFETY: see `maps`; programs of other CPUs write it at the same time, by whole words.
     let looked = unsafe { ptr::read_volatile(&raw const (*lease).looked_jiffies) };
     if jiffies.wrapping_sub(looked) >= LOOK_JIFFIES {
         note_heartbeat(jiffies);
@@ -50,7 +50,7 @@ fn note_heartbeat(jiffies: u64) {
     let now = now_ns();
     // SAFETY: a field of what the lookup has found; see `maps`.
     let heartbeat = unsafe { &raw mut (*lease).heartbeat_ns };
-    // SAFETY: likewise. Read before the lease, so that what others write meanwhile is later and stays.
+    // SAFETY: likewise. Read before the lease, so that a later write of another CPU stays.
     let seen = unsafe { ptr::read_volatile(heartbeat) };
     // Not where there is a gap, which the heartbeat would hide from the other CPUs.
     if left(lease, now) > 0 {
@@ -62,7 +62,7 @@ fn note_heartbeat(jiffies: u64) {
 
 #[inline(always)]
 fn left(lease: *mut Lease, now_ns: u64) -> u64 {
-    // Volatile: the agent writes meanwhile, each word by one store. The deadline first, since the agent writes it last.
+    // Volatile: the agent writes at the same time, each word by one store. The deadline first, since the agent writes it last.
     // SAFETY: see `maps`.
     let until_ns = unsafe { ptr::read_volatile(&raw const (*lease).until_ns) };
     // SAFETY: likewise.

@@ -15,7 +15,7 @@
 #![feature(asm_experimental_arch)]
 // For compare-and-swap and counting, which the target has as intrinsics only.
 #![feature(core_intrinsics)]
-#![expect(internal_features, reason = "atomic operations; see `alive`")]
+#![expect(internal_features, reason = "atomic operations; see `maps`")]
 #![expect(clippy::needless_borrows_for_generic_args, reason = "a key by value is one more copy on 512 bytes of stack")]
 
 mod counters;
@@ -40,6 +40,8 @@ mod to_pod;
 mod verifier;
 mod workspace;
 
+use core::num::NonZeroU64;
+
 use aya_ebpf::bindings::{TC_ACT_SHOT, TC_ACT_UNSPEC};
 use aya_ebpf::macros::classifier;
 use aya_ebpf::programs::TcContext;
@@ -48,37 +50,30 @@ use egress_common::abi::{Class, Config, SWEEP_PRESSED, Verdict};
 use crate::packet::Packet;
 use crate::workspace::Workspace;
 
-/// What became of a packet: the verdict, and what the redirect helper returned. Packed, so that out-of-line functions
-/// return it in a register.
+/// What became of a packet: the verdict in the upper half; in the lower one the TC action, or the MTU that was exceeded.
+/// Neither is zero, so that an `Option` of it is one register too; see [`verifier`].
 #[derive(Clone, Copy)]
 #[repr(transparent)]
-pub struct Outcome(u64);
+pub struct Outcome(NonZeroU64);
 
 impl Outcome {
-    /// None yet.
-    const NONE: Self = Self(u64::MAX);
-    /// None yet, of a packet that was taken out of the overlay.
-    const BY_OVERLAY: Self = Self(u64::MAX - 1);
-
+    /// The bits of a register, as [`to_bits`](Self::to_bits) made them.
     #[inline(always)]
-    fn is_none(self) -> bool {
-        self.0 == Self::NONE.0
+    fn from_bits(bits: u64) -> Option<Self> {
+        NonZeroU64::new(bits).map(Self)
     }
 
+    /// Zero for none.
     #[inline(always)]
-    fn is_by_overlay(self) -> bool {
-        self.0 == Self::BY_OVERLAY.0
-    }
-
-    /// What a global function returns; see `apart`.
-    #[inline(always)]
-    const fn word(self) -> u64 {
-        self.0
+    fn to_bits(outcome: Option<Self>) -> u64 {
+        outcome.map_or(0, |outcome| outcome.0.get())
     }
 
     #[inline(always)]
     fn new(verdict: Verdict, action: i32) -> Self {
-        Self(u64::from(verdict.index()) << 32 | u64::from(action as u32))
+        let bits = u64::from(verdict.index()) << 32 | u64::from(action as u32);
+        // No verdict comes with TC_ACT_OK, which is zero.
+        Self(NonZeroU64::new(bits).unwrap_or(NonZeroU64::MIN))
     }
 
     #[inline(always)]
@@ -86,21 +81,27 @@ impl Outcome {
         Self::new(verdict, TC_ACT_SHOT)
     }
 
-    /// Too large for the way, which takes `mtu`; nothing has been written to the packet yet.
+    /// Where there is always an outcome, though the types do not say so.
+    #[inline(always)]
+    fn unexpected(_: Packet) -> Self {
+        Self::done(Verdict::BadState)
+    }
+
+    /// Larger than `mtu`; nothing has been written to the packet yet.
     #[inline(always)]
     fn too_big(mtu: u32) -> Self {
         Self::new(Verdict::MtuExceeded, mtu as i32)
     }
 
-    /// What the way takes, where that is why the packet did not go.
+    /// The MTU that the packet exceeds, if that is its outcome.
     #[inline(always)]
     fn mtu_exceeded(self) -> Option<u32> {
-        self.is(Verdict::MtuExceeded).then_some(self.0 as u32)
+        self.is(Verdict::MtuExceeded).then_some(self.0.get() as u32)
     }
 
     #[inline(always)]
     fn is(self, verdict: Verdict) -> bool {
-        (self.0 >> 32) as u32 == verdict.index()
+        self.index() == verdict.index()
     }
 
     /// `verdict` if the redirect will happen, else the reason why not.
@@ -115,7 +116,12 @@ impl Outcome {
     #[inline(always)]
     fn verdict(self) -> Verdict {
         // Only verdicts go in.
-        Verdict::from_index((self.0 >> 32) as u32).unwrap_or(Verdict::BadState)
+        Verdict::from_index(self.index()).unwrap_or(Verdict::BadState)
+    }
+
+    #[inline(always)]
+    fn index(self) -> u32 {
+        (self.0.get() >> 32) as u32
     }
 
     /// Counts and turns into the TC action. Leaving alone is TC_ACT_UNSPEC (TCX_NEXT), never TC_ACT_OK, which would hide
@@ -128,7 +134,7 @@ impl Outcome {
         log::verdict(packet, verdict, length);
         match verdict.class() {
             Class::Pass => TC_ACT_UNSPEC,
-            Class::Redirect | Class::Answer => self.0 as i32,
+            Class::Redirect | Class::Answer => self.0.get() as i32,
             Class::Hold => TC_ACT_SHOT,
             Class::Drop => {
                 counters::report(packet, verdict, length);
@@ -138,16 +144,15 @@ impl Outcome {
     }
 }
 
-/// Runs one road. Before the agent has written the configuration, nothing is decided and everything is `unready`. What
-/// `is_alone` sees at a glance to be none of ours needs no road. Where the road leaves a packet without an outcome, `rest`
-/// goes on with it: with no reference into the workspace, which it looks up itself.
+/// Runs one hook. Without a configuration from the agent every packet is `unready`. `is_alone` leaves packets alone without
+/// parsing. Where `begin` has no outcome, `rest` continues, without references into the workspace.
 #[inline(always)]
 fn run(
     ctx: &TcContext,
     unready: Verdict,
     is_alone: impl Fn(Packet, &Config) -> bool,
-    path: impl Fn(Packet, &Config, &mut Workspace) -> Outcome,
-    rest: impl Fn(Packet, Outcome) -> Outcome,
+    begin: impl Fn(Packet, &Config, &mut Workspace) -> Option<Outcome>,
+    rest: impl Fn(Packet) -> Outcome,
 ) -> i32 {
     let length = ctx.len();
     let packet = Packet::new(ctx);
@@ -155,14 +160,17 @@ fn run(
         counters::verdict(unready, length);
         return if unready.class() == Class::Drop { TC_ACT_SHOT } else { TC_ACT_UNSPEC };
     };
-    // A build that logs tells the heads of these too.
+    // A build with the feature `log` parses these too.
     if !cfg!(feature = "log") && is_alone(packet, config) {
         counters::verdict(Verdict::NotOurs, length);
         return TC_ACT_UNSPEC;
     }
     workspace.now_ns = 0;
-    let outcome = path(packet, config, workspace);
-    rest(packet, outcome).finish(packet, length)
+    let outcome = match begin(packet, config, workspace) {
+        Some(outcome) => outcome,
+        None => rest(packet),
+    };
+    outcome.finish(packet, length)
 }
 
 /// Management port, TC ingress: what pods of this node send into the host.
@@ -172,7 +180,7 @@ pub fn from_pod(ctx: TcContext) -> i32 {
     if action == TC_ACT_UNSPEC {
         let packet = Packet::new(&ctx);
         packet.set_of_pod();
-        // The host's second line asks for it; see `dataplane/nft.rs` of the agent.
+        // The leak guard asks for it: a table of nftables that the agent writes.
         if let Some(seen) = maps::seen_priority() {
             packet.set_priority(seen);
         }
@@ -187,8 +195,8 @@ pub fn to_pod(ctx: TcContext) -> i32 {
         &ctx,
         Verdict::NotConfigured,
         |packet, config| packet.takes_off_redirected(config),
-        to_pod::begin,
-        |_, outcome| outcome,
+        |packet, config, workspace| Some(to_pod::begin(packet, config, workspace)),
+        Outcome::unexpected,
     )
 }
 
@@ -209,7 +217,13 @@ pub fn from_netdev(ctx: TcContext) -> i32 {
 /// Uplink, TC egress: what this node sends to the world.
 #[classifier]
 pub fn to_netdev(ctx: TcContext) -> i32 {
-    run(&ctx, Verdict::NotConfigured, to_netdev::is_left_alone, to_netdev::begin, |_, outcome| outcome)
+    run(
+        &ctx,
+        Verdict::NotConfigured,
+        to_netdev::is_left_alone,
+        |packet, config, workspace| Some(to_netdev::begin(packet, config, workspace)),
+        Outcome::unexpected,
+    )
 }
 
 /// Never attached: the agent runs it by BPF_PROG_TEST_RUN to remove what is idle. Returns how many entries went.

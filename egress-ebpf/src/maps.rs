@@ -86,7 +86,7 @@ pub static SHARES: HashMap<Holder, Share, 65536, ON_DEMAND> = HashMap::new();
 #[btf_map(name = "usage")]
 pub static USAGE: Array<Usage, 1> = Array::new();
 
-/// Two keys a mapping: 262,144 mappings.
+/// Two keys for each NAT entry: 262,144 entries.
 #[btf_map(name = "nat")]
 pub static NAT: HashMap<Tuple, NatEntry, 524288, ON_DEMAND> = HashMap::new();
 
@@ -126,7 +126,7 @@ pub fn claimed(result: Result<(), i32>) -> Claim {
 }
 
 impl Maps {
-    /// Writes the next hop into a mapping; it may have gone meanwhile.
+    /// Writes the next hop into a NAT entry, if that still exists.
     #[inline(always)]
     pub fn set_hop(&self, key: &Tuple, hop: &NextHop) {
         if let Some(nat_entry) = NAT.get_ptr_mut(key) {
@@ -349,7 +349,7 @@ impl Tables for Maps {
 
     #[inline(always)]
     fn forget_flow(&self, tuple: &Tuple) {
-        // Whoever else has removed it has done the same.
+        // Another CPU may have removed it first.
         let _gone = FLOWS.remove(tuple);
         raise_epoch();
     }
@@ -455,8 +455,8 @@ fn changed() {
     unsafe { asm!("", options(nostack, preserves_flags)) };
 }
 
-/// A pod whose entry is written anew just now is looked up once more. One that is not there may be let pass, so whoever is
-/// met in between a second time is taken for a pod of an object that has nothing, which drops its packet.
+/// A pod whose entry is being rewritten is looked up twice. Packets of unknown pods may pass, so a second torn read counts
+/// as a selected pod without a policy, whose packets are dropped.
 #[inline(never)]
 pub fn pod(addr: &Addr) -> Option<&'static PodEntry> {
     let space = &mut found()?.pod;
@@ -477,7 +477,7 @@ pub fn owned(egress_id: u32) -> Option<&'static Owned> {
     copy.is_of(egress_id).then_some(copy)
 }
 
-/// Whoever translates for the address finds it where that of `owned` lies.
+/// Copies the owned address to where a lookup in `owned` puts it: the translation reads it there.
 #[inline(never)]
 pub fn handover(egress_id: u32) -> Option<&'static HandoverEntry> {
     let handover = HANDOVERS.get_ptr_mut(egress_id)?;
@@ -524,7 +524,7 @@ pub fn flow(tuple: &Tuple, segment: Segment) -> Option<&'static Flow> {
     Some(copy)
 }
 
-/// A flow that an answer keeps alive. What has just been judged goes, and its mapping a little later.
+/// A flow that an answer keeps alive. One that was just judged expires, and its NAT entry soon after.
 #[inline(never)]
 pub fn answered(tuple: &Tuple, segment: Segment) {
     let Some(flow) = FLOWS.get_ptr_mut(tuple) else { return };
@@ -537,7 +537,7 @@ pub fn answered(tuple: &Tuple, segment: Segment) {
     change(&mut flow.end, |known| phase::number(known, segment, Direction::Ingress));
 }
 
-/// A mapping, without noting anything.
+/// A NAT entry, without noting anything.
 #[inline(never)]
 pub fn nat_entry_only(key: &Tuple) -> Option<&'static NatEntry> {
     let nat_entry = NAT.get_ptr_mut(key)?;
@@ -545,7 +545,7 @@ pub fn nat_entry_only(key: &Tuple) -> Option<&'static NatEntry> {
     copy.is_of(key).then_some(copy)
 }
 
-/// A mapping, which a packet of its direction keeps alive.
+/// A NAT entry, which a packet of its direction keeps alive.
 #[inline(never)]
 pub fn nat_entry(key: &Tuple, segment: Segment) -> Option<&'static NatEntry> {
     let nat_entry = NAT.get_ptr_mut(key)?;
@@ -559,7 +559,7 @@ pub fn nat_entry(key: &Tuple, segment: Segment) -> Option<&'static NatEntry> {
     Some(copy)
 }
 
-/// Notes that a mapping is alive, and what the packet says of its connection; false where it is about to be removed. Out of
+/// Notes that a NAT entry is alive, and what the packet says of its connection; false where it is about to be removed. Out of
 /// line, as [`tell`] is, since their frames lie upon those of a search for a port.
 #[inline(never)]
 fn keep(nat_entry: *mut NatEntry, direction: Direction, segment: Segment) -> bool {
@@ -575,8 +575,7 @@ fn keep(nat_entry: *mut NatEntry, direction: Direction, segment: Segment) -> boo
     true
 }
 
-/// A connection that begins anew on a known tuple has to be seen to be answered, and to go on: what is kept of the former
-/// one must not hide it.
+/// A new connection on a known tuple must be noticed: the flow cache of the former one must not hide it.
 #[inline(always)]
 fn opened(tcp_flags: u8) {
     if tcp_flags & tcp::SYN != 0 {
@@ -619,7 +618,7 @@ pub fn touch(last_seen_ns: *mut u64, now: u64) -> Touched {
     if now.wrapping_sub(seen) <= SEEN_STEP_NS {
         return Touched::Fresh;
     }
-    // Whoever has written meanwhile, but for a sweep, has noted the same.
+    // Another packet that wrote first has noted the same; a sweep has not.
     if swap(last_seen_ns, seen, now) == GONE { Touched::Gone } else { Touched::Noted }
 }
 
@@ -656,7 +655,7 @@ pub fn count_up(number: *mut u32) {
     unsafe { intrinsics::atomic_xadd::<u32, u32, { Relaxed }>(number, 1) };
 }
 
-/// Says that a flow or a mapping is gone, has been reset, or begins anew, behind that.
+/// Raises the epoch after a flow or NAT entry was removed, reset or reused.
 #[inline(always)]
 pub fn raise_epoch() {
     if let Some(usage) = USAGE.get_ptr_mut(0) {
@@ -686,7 +685,7 @@ pub fn epoch() -> u32 {
 /// [`Config::route_generation`], read here and now.
 #[inline(always)]
 pub fn route_generation(config: &Config) -> u32 {
-    // SAFETY: a reference is aligned and valid; the agent writes the number meanwhile.
+    // SAFETY: a reference is aligned and valid; the agent may write the number at the same time.
     unsafe { ptr::read_volatile(&raw const config.route_generation) }
 }
 

@@ -15,42 +15,43 @@ use egress_common::decide::{self, Claim, Held, Owner, PortClaim, Rewrite, Tables
 use egress_common::wire::{Frame, Quote};
 
 use crate::fib::{self, Lookup, Route};
-use crate::flow_cache::{self};
+use crate::flow_cache;
 use crate::maps::{self, Maps, NAT, SHARES, claimed, count_up};
 use crate::rewrite::rewrite;
 use crate::workspace::{Found, Run, WORKSPACE, found};
 use crate::{Outcome, counters};
 
-// The searches for a mapping are out of line, so that their frames lie beside those of what follows. They return why
-// there is none; the mapping, and the address that it shows, lie in the workspace.
+// The searches for a NAT entry are out of line, so that their frames share the stack with those of later calls. The entry,
+// and the address that it shows, lie in the workspace.
 
 /// The gateway is this node.
 #[inline(never)]
-pub fn snat_here(run: &Run<'_>, quote: &Quote, egress_id: u32, slot: &Slot) -> Option<Verdict> {
+pub fn snat_here(run: &Run<'_>, quote: &Quote, egress_id: u32, slot: &Slot) -> Result<(), Verdict> {
     let owner = Owner { origin: Origin::Here, source_node: Addr::UNSPECIFIED, egress_id };
-    // The policy may be ahead of the ownership; without it nobody would answer for the address.
+    // The policy may be ahead of the ownership; replies to an address that is not owned would be lost.
     let Some(owned) = Maps.owned(egress_id).filter(|owned| owned.address == slot.address) else {
-        return Some(Verdict::NotGateway);
+        return Err(Verdict::NotGateway);
     };
     let pool = SnatPool { address: owned.address, ports: snat::EGRESS_PORTS };
-    snat::translate(run.headers, quote, &Maps, &pool, &owner).err()
+    snat::translate(run.headers, quote, &Maps, &pool, &owner).map(drop)
 }
 
 /// As [`snat_here`], for a pod of another node.
 #[inline(never)]
-pub fn snat_for_node(run: &Run<'_>, quote: &Quote, outer: &Outer, source_node: &Addr) -> Option<Verdict> {
-    let Some(found) = found() else { return Some(Verdict::BadState) };
+pub fn snat_for_node(run: &Run<'_>, quote: &Quote, outer: &Outer, source_node: &Addr) -> Result<(), Verdict> {
+    let Some(found) = found() else { return Err(Verdict::BadState) };
     let owned = &found.owned;
-    decide::from_overlay::translate(run.headers, quote, &Maps, owned, outer.egress_id, source_node, run.config).err()
+    decide::from_overlay::translate(run.headers, quote, &Maps, owned, outer.egress_id, source_node, run.config)
+        .map(drop)
 }
 
 /// As [`snat_here`], on the node's own address.
 #[inline(never)]
-pub fn snat_node(run: &Run<'_>, quote: &Quote) -> Option<Verdict> {
-    decide::to_netdev::translate(run.headers, quote, &Maps, run.config).err()
+pub fn snat_node(run: &Run<'_>, quote: &Quote) -> Result<(), Verdict> {
+    decide::to_netdev::translate(run.headers, quote, &Maps, run.config).map(drop)
 }
 
-/// As [`out_by_uplink`], and kept for the next packets.
+/// As [`out_by_uplink`], and cached for the next packets.
 #[inline(always)]
 pub fn out_cached(run: &Run<'_>, quote: &Quote, route: &mut Route) -> Outcome {
     let outcome = out_by_uplink(run, quote, route);
@@ -58,14 +59,14 @@ pub fn out_cached(run: &Run<'_>, quote: &Quote, route: &mut Route) -> Outcome {
     outcome
 }
 
-/// Settles the way, checks the length, rewrites, goes. The TTL is taken down by the node where the pod is. Out of line, so
-/// that its frame lies beside those of the search for a mapping.
+/// Finds the route, checks the length, rewrites, sends. The pod's node decrements the TTL. Out of line, so that its frame
+/// shares the stack with those of the search for a NAT entry.
 #[inline(never)]
 fn out_by_uplink(run: &Run<'_>, quote: &Quote, route: &mut Route) -> Outcome {
     let Run { packet, headers, .. } = *run;
     let Some(Found { nat_entry, .. }) = found() else { return Outcome::done(Verdict::BadState) };
     let source = Rewrite::snat(nat_entry);
-    if let Some(verdict) = route_out(run, route) {
+    if let Err(verdict) = route_out(run, route) {
         return Outcome::done(verdict);
     }
     let limit = route.mtu;
@@ -90,10 +91,10 @@ fn out_by_uplink(run: &Run<'_>, quote: &Quote, route: &mut Route) -> Outcome {
     Outcome::redirected(verdict, result)
 }
 
-/// Settles the way of a packet that has found its mapping. Out of line as that.
+/// Finds the route of a packet that has a NAT entry. Out of line for its frame.
 #[inline(never)]
-fn route_out(run: &Run<'_>, route: &mut Route) -> Option<Verdict> {
-    let Some(Found { nat_entry, owned, .. }) = found() else { return Some(Verdict::BadState) };
+fn route_out(run: &Run<'_>, route: &mut Route) -> Result<(), Verdict> {
+    let Some(Found { nat_entry, owned, .. }) = found() else { return Err(Verdict::BadState) };
     let lookup = Lookup {
         saddr: &owned.address,
         daddr: &run.headers.tuple.daddr,
@@ -107,7 +108,7 @@ fn route_out(run: &Run<'_>, route: &mut Route) -> Option<Verdict> {
     fib::resolve_route(run, &lookup, route)
 }
 
-/// Insert-if-absent of one key of a mapping, built in this CPU's workspace.
+/// Insert-if-absent of one key of a NAT entry, built in this CPU's workspace.
 #[inline(always)]
 pub fn claim_nat(now: u64, key: &Tuple, other: &Tuple, owner: &Owner) -> Claim {
     let Some(workspace) = WORKSPACE.get_ptr_mut(0) else { return Claim::Full };
@@ -128,7 +129,7 @@ struct PortWalk<'a> {
     found: PortClaim,
 }
 
-/// One step of the search: 0 goes on, 1 ends it.
+/// One step of the search: 0 continues, 1 ends it.
 unsafe extern "C" fn try_port(index: u64, walk: *mut PortWalk<'_>) -> u64 {
     // SAFETY: `bpf_loop` hands back the pointer that it was given, to a live frame.
     let walk = unsafe { &mut *walk };

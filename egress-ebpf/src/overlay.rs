@@ -51,8 +51,8 @@ const ECN: u8 = 3;
 /// In place of the uplink's index: the overlay's device puts the packet in.
 const BY_DEVICE: u32 = 0;
 
-/// Puts the packet into the overlay towards a node, from this node's tunnel endpoint: no other is accepted there. Without
-/// `whole` the outer packet is longer than the uplink takes, and the device's to fragment.
+/// Sends the packet through the overlay to a node, from this node's tunnel endpoint: no other is accepted there. Without
+/// `whole` the outer packet exceeds the uplink's MTU, and the device fragments it.
 #[inline(always)]
 pub fn encapsulate(
     run: &Run<'_>,
@@ -62,30 +62,30 @@ pub fn encapsulate(
     route: &mut Route,
 ) -> Result<i32, Verdict> {
     run.packet.strip(run.config);
-    // What becomes of the next packet is as with this one, unless the next hop has just been looked up, or it was too long.
+    // The flow cache may repeat this, unless the next hop was looked up just now, or the packet is too long.
     route.resolve = !whole;
     if whole && run.config.is_overlay_in_program() {
-        route.resolve = !is_settled(run, endpoint, route);
+        route.resolve = !is_routed(run, endpoint, route);
         if !route.resolve && make_room(run, endpoint) {
-            return sent(put(run, endpoint, egress_id, route));
+            return put(run, endpoint, egress_id, route).map(|()| fib::TC_ACT_REDIRECT);
         }
     }
     route.ifindex = BY_DEVICE;
-    sent(by_device(run, endpoint, egress_id))
+    by_device(run, endpoint, egress_id).map(|()| fib::TC_ACT_REDIRECT)
 }
 
-/// As [`encapsulate`] has done it with a packet right before this one, which fits too.
+/// As [`encapsulate`] did with the previous packet of the flow.
 #[inline(always)]
 pub fn encapsulate_again(run: &Run<'_>, endpoint: &Addr, egress_id: u32, route: &Route) -> Result<i32, Verdict> {
     run.packet.strip(run.config);
     // The kernel makes no room in what a tunnel of the pod's own has encapsulated already.
     if route.ifindex != BY_DEVICE && make_room(run, endpoint) {
-        return sent(put(run, endpoint, egress_id, route));
+        return put(run, endpoint, egress_id, route).map(|()| fib::TC_ACT_REDIRECT);
     }
-    sent(by_device(run, endpoint, egress_id))
+    by_device(run, endpoint, egress_id).map(|()| fib::TC_ACT_REDIRECT)
 }
 
-/// Largest inner packet that goes by the way of [`encapsulate`].
+/// Largest inner packet that takes the route of [`encapsulate`].
 #[inline(always)]
 pub fn inner_mtu(config: &Config, endpoint: &Addr, route: &Route) -> u32 {
     if route.ifindex == BY_DEVICE {
@@ -100,24 +100,13 @@ pub fn is_short(run: &Run<'_>, endpoint: &Addr) -> bool {
     run.packet.len() as u32 + overhead(endpoint.family()) as u32 <= 0xffff
 }
 
-/// Out-of-line functions return a reason or none, which is one register.
-#[inline(always)]
-pub fn sent(refused: Option<Verdict>) -> Result<i32, Verdict> {
-    match refused {
-        None => Ok(fib::TC_ACT_REDIRECT),
-        Some(verdict) => Err(verdict),
-    }
-}
-
-/// Settles the way to a node by the uplink; false where the device is to take the packet: the way is not known, or too
-/// narrow, or by another device, or has just been looked up. The stack resolves the neighbour for the device's packet and
-/// keeps it fresh.
+/// Whether the program may encapsulate towards this node. The device takes the packet where the route is unknown, too narrow,
+/// by another device, or was looked up just now: the stack then resolves the neighbour and keeps it fresh.
 ///
-/// Too narrow is a way that fits the uplink all the same, because some ICMP error has said so: of a router on the way, or of
-/// anybody. The device's packet over IPv4 is fragmented then. Over IPv6 nobody fragments it, so it goes as if nothing had
-/// been said.
+/// A path MTU below the uplink's comes from an ICMP error, of a router or forged. Over IPv4 the device's packet is fragmented
+/// then. Over IPv6 it cannot be, so the program ignores such an MTU.
 #[inline(always)]
-fn is_settled(run: &Run<'_>, endpoint: &Addr, route: &mut Route) -> bool {
+fn is_routed(run: &Run<'_>, endpoint: &Addr, route: &mut Route) -> bool {
     let lookup = Lookup {
         saddr: &run.config.self_node,
         daddr: endpoint,
@@ -128,7 +117,7 @@ fn is_settled(run: &Run<'_>, endpoint: &Addr, route: &mut Route) -> bool {
         by_nat_entry: false,
         seal: 0,
     };
-    if fib::resolve_route(run, &lookup, route).is_some() || !is_short(run, endpoint) {
+    if fib::resolve_route(run, &lookup, route).is_err() || !is_short(run, endpoint) {
         return false;
     }
     let length = run.wire_length() + overhead(endpoint.family()) as u32;
@@ -160,14 +149,14 @@ fn make_room(run: &Run<'_>, endpoint: &Addr) -> bool {
 
 /// Writes the headers into the room that was made for them.
 #[inline(never)]
-fn put(run: &Run<'_>, endpoint: &Addr, egress_id: u32, route: &Route) -> Option<Verdict> {
+fn put(run: &Run<'_>, endpoint: &Addr, egress_id: u32, route: &Route) -> Result<(), Verdict> {
     let underlay = endpoint.family();
     let Some(ecn) = ecn_of(run.packet, L3 + overhead(underlay), run.headers.family) else {
-        return Some(Verdict::EncapFailed);
+        return Err(Verdict::EncapFailed);
     };
-    let written = write_ip(run, endpoint, ecn, route);
-    let written = written.and_then(|at| write_vxlan(run, at, egress_id)).is_some();
-    (!written || fib::redirect(route.ifindex).is_err()).then_some(Verdict::EncapFailed)
+    let written = write_ip(run, endpoint, ecn, route).and_then(|at| write_vxlan(run, at, egress_id));
+    let sent = written.and_then(|()| fib::redirect(route.ifindex).ok());
+    sent.map(drop).ok_or(Verdict::EncapFailed)
 }
 
 /// Of the IP header at `at`.
@@ -242,7 +231,7 @@ fn entropy(headers: &Headers) -> u16 {
 /// As [`encapsulate`], by the device. Its outer IPv4 packet may be fragmented: what the uplink takes the programs have
 /// compared already, and what the kernel believes of the path to a node anybody may have told it.
 #[inline(never)]
-pub fn by_device(run: &Run<'_>, endpoint: &Addr, egress_id: u32) -> Option<Verdict> {
+pub fn by_device(run: &Run<'_>, endpoint: &Addr, egress_id: u32) -> Result<(), Verdict> {
     let Run { packet, config, .. } = *run;
     // SAFETY: all fields are integers, for which zero is a value.
     let mut key: TunnelKey = unsafe { mem::zeroed() };
@@ -266,7 +255,8 @@ pub fn by_device(run: &Run<'_>, endpoint: &Addr, egress_id: u32) -> Option<Verdi
     // SAFETY: the context is the program's own, `key` lives on this frame and its true size is given.
     let result =
         unsafe { bpf_skb_set_tunnel_key(packet.skb(), &raw mut key, size_of::<TunnelKey>() as u32, flags.into()) };
-    (result != 0 || fib::redirect(config.overlay_ifindex).is_err()).then_some(Verdict::EncapFailed)
+    let is_sent = result == 0 && fib::redirect(config.overlay_ifindex).is_ok();
+    if is_sent { Ok(()) } else { Err(Verdict::EncapFailed) }
 }
 
 /// Reads the tunnel header that the overlay device has taken off; false where there was none, or one for another address
@@ -292,7 +282,7 @@ pub fn read_outer(packet: Packet, config: &Config, outer: &mut Outer) -> bool {
     false
 }
 
-/// Whether an IP packet that arrived at the uplink is one of the overlay, as far as its heads say.
+/// Whether an IP packet that arrived at the uplink is one of the overlay, as far as its headers say.
 #[inline(always)]
 pub fn is_for_us(headers: &Headers, config: &Config) -> bool {
     headers.is_udp_to(config.tunnel_port) && headers.tuple.daddr == config.self_node && config.is_overlay_in_program()
@@ -365,7 +355,7 @@ fn is_plain(packet: Packet, family: Family) -> Option<bool> {
     })
 }
 
-/// A packet of a pod of this node, whose policy does not know yet that its gateway is another node now.
+/// A packet of a pod of this node whose policy still names this node, which has handed the address over.
 #[inline(never)]
 pub fn handed_over(run: &Run<'_>, route: &mut Route, egress_id: u32) -> Outcome {
     let is_leaving = Maps.handover(egress_id).is_some_and(|handover| handover.stage() == Some(HandoverStage::Leaving));
@@ -375,8 +365,8 @@ pub fn handed_over(run: &Run<'_>, route: &mut Route, egress_id: u32) -> Outcome 
     pass_on(run, route, egress_id)
 }
 
-/// To the other node of a hand-over, as a router would send it: two nodes that each take the other for the old one, since
-/// one has heard of a new hand-over and the other has not, send an answer to and fro until its hops are used up.
+/// Sends to the other node of a hand-over, with one hop less, as a router does: two nodes that each take the other for the
+/// old one, because one of them knows of a newer hand-over, would otherwise send a reply back and forth forever.
 #[inline(never)]
 pub fn pass_on(run: &Run<'_>, route: &mut Route, egress_id: u32) -> Outcome {
     if run.headers.ttl <= 1 {
@@ -388,7 +378,7 @@ pub fn pass_on(run: &Run<'_>, route: &mut Route, egress_id: u32) -> Outcome {
     let Some(handover) = Maps.handover(egress_id) else { return Outcome::done(Verdict::NotGateway) };
     let to = &handover.peer;
     let whole = match mtu::fit(run.wire_length(), run.config.overlay_mtu, run.headers, to) {
-        // What came by the overlay fits; an answer that does not is sent again, and finds the address where it is then.
+        // Packets from the overlay fit. An oversize reply is lost; its retransmission finds the new node.
         Fit::Tell(_) | Fit::Lost => return Outcome::done(Verdict::OverlayTooNarrow),
         Fit::Cut => false,
         Fit::Whole => true,

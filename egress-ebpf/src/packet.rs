@@ -29,7 +29,7 @@ const HEADERS: u32 = 14 + 60 + 20;
 /// Likewise where there is more to walk: IPv6 extension headers, or a quoted packet with its own.
 const LONG_HEADERS: u32 = 512;
 
-/// `pkt_type` of a frame whose link address is this host's, and of one whose is somebody else's.
+/// `pkt_type` of a frame whose link address is this host's, and of one whose is another host's.
 const PACKET_HOST: u32 = 0;
 
 const PACKET_OTHERHOST: u32 = 3;
@@ -75,7 +75,7 @@ impl Frame for Packet {
 }
 
 impl Packet {
-    /// The packet with its heads in the linear area, as far as it is that long.
+    /// The packet with its headers in the linear area, as far as it is that long.
     #[inline(always)]
     pub fn new(ctx: &TcContext) -> Self {
         let packet = Self { skb: ctx.skb.skb };
@@ -83,23 +83,23 @@ impl Packet {
         packet
     }
 
-    /// The packet of this run once more, as it is by now.
+    /// The packet of this run, in a global function.
     #[inline(always)]
     pub fn again(ctx: &TcContext) -> Self {
         Self { skb: ctx.skb.skb }
     }
 
-    /// Brings the heads into the linear area, as far as the packet is that long.
+    /// Pulls the headers into the linear area, as far as the packet is that long.
     #[inline(always)]
     pub fn pull_headers(&self) {
         if self.data() + HEADERS as usize > self.data_end() && self.len() > self.data_end() - self.data() {
-            // Failure shows as heads cut short.
+            // A failure shows as headers cut short.
             // SAFETY: the context is the program's own.
             unsafe { bpf_skb_pull_data(self.skb, HEADERS.min(self.len() as u32)) };
         }
     }
 
-    /// Brings heads that are longer than usual into the linear area.
+    /// Pulls headers that are longer than usual into the linear area.
     #[inline(always)]
     pub fn pull_long_headers(&self) {
         let next = match self.load(ETH_LEN - 2).map(u16::from_be_bytes) {
@@ -322,7 +322,7 @@ impl Packet {
         (unsafe { bpf_skb_adjust_room(self.skb, bytes, BPF_ADJ_ROOM_MAC, room.flags()) } == 0).then_some(())
     }
 
-    /// Lets a complete checksum, which knows nothing of direct writes, hear of what was written where there were zeros.
+    /// Adds bytes that were written directly, in place of zeros, to a complete checksum.
     /// Both offsets are even.
     #[inline(always)]
     pub fn add_to_sum(&self, from: usize, to: usize) -> Option<()> {
@@ -372,7 +372,7 @@ impl Packet {
         (unsafe { bpf_clone_redirect(self.skb, ifindex, 0) } == 0).then_some(())
     }
 
-    /// Lets a copy of the packet as it is now come in by its device once more, behind what has come in already.
+    /// Puts a copy of the packet at the end of its device's input queue.
     #[inline(always)]
     pub fn reinject(&self) -> Option<()> {
         // SAFETY: the context is the program's own.
@@ -399,7 +399,7 @@ struct SumWalk<'a> {
     sum: u32,
 }
 
-/// One step of a sum: 0 goes on, 1 ends it.
+/// One step of a sum: 0 continues, 1 ends it.
 unsafe extern "C" fn add_chunk(_index: u64, walk: *mut SumWalk<'_>) -> u64 {
     // SAFETY: `bpf_loop` hands back the pointer that it was given, to a live frame.
     let walk = unsafe { &mut *walk };

@@ -166,7 +166,7 @@ pub const ONE_HOP_LESS: u64 = !u16::from_ne_bytes([0, 1]) as u64;
 /// The transport checksum, and a complete one, after an address has changed.
 ///
 /// The helper takes it that the IPv4 header's checksum makes up for the address, as it does, and tells a complete checksum
-/// what it changes in the transport's. For IPv6, whose header has none, the address is told here. So the flag
+/// what it changes in the transport's. For IPv6, whose header has none, the address is added here. So the flag
 /// `BPF_F_IPV6` (Linux 6.16), by which the helper says nothing, is not needed; nor would it do for packets whose transport
 /// has no checksum, or has it in another fragment.
 #[inline(never)]
@@ -394,7 +394,7 @@ pub struct CachedRewrite {
 pub type Macs = [u8; 12];
 
 impl CachedRewrite {
-    /// For packets with these heads. `counts_hop` where this node takes one. Out of line for its frame.
+    /// For packets with these headers. `counts_hop` if this node decrements the TTL. Out of line for its frame.
     #[inline(never)]
     pub fn set(&mut self, headers: &Headers, rewrite: &Rewrite, counts_hop: bool) {
         let old = match rewrite.end {

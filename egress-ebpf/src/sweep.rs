@@ -30,14 +30,14 @@ struct Sweep {
     kept: u32,
 }
 
-/// Signature of a callback of `bpf_for_each_map_elem`; zero goes on.
+/// Signature of a callback of `bpf_for_each_map_elem`; zero continues.
 type Callback<K, V> = unsafe extern "C" fn(*mut c_void, *const K, *mut V, *mut Sweep) -> i64;
 
 pub fn sweep(is_pressed: bool) -> i32 {
     let timeouts = maps::config().map_or(Timeouts::DEFAULT, |config| config.timeouts);
     let timeouts = if is_pressed { expiry::pressed(timeouts) } else { timeouts };
     let mut sweep = Sweep { now_ns: clock_ns(), is_pressed, timeouts, removed: 0, kept: 0 };
-    // What each pod, egress policy and exposed port has is counted beside what is known of it, which serves meanwhile.
+    // New counts of each pod, egress policy and exposed port; the former ones stay in use until the walk ends.
     walk(&SHARES, begin_shares, &mut sweep);
     let (nat, flows) = (walk(&NAT, nat_entry, &mut sweep), walk(&FLOWS, flow, &mut sweep));
     walk(&SHARES, end_shares, &mut sweep);
@@ -97,7 +97,7 @@ unsafe extern "C" fn nat_entry(_map: *mut c_void, key: *const Tuple, value: *mut
         }
         return 0;
     }
-    // Each mapping is met at both keys, and judged and counted at the forward one. A key whose other one does not name it
+    // The walk visits both keys of a NAT entry; it is judged and counted at the forward one. A key whose other one does not name it
     // is left from a claim that never settled: at the forward key it would lose all answers, so it goes at once; at the
     // reverse key it may be a claim that is just being made, so it has its time.
     let other = NAT.get_ptr_mut(&copy.other);

@@ -19,7 +19,8 @@ use crate::rewrite::rewrite;
 use crate::workspace::{Run, Workspace, found, parse, quoted};
 use crate::{Outcome, icmp};
 
-/// About to leave by the uplink, and no pod's; or redirected there by a program of this node.
+/// The fast check: the packet has a source that is no pod's, or a program of this node has redirected it. `false` decides
+/// nothing. It knows whole TCP and UDP packets with plain network headers only.
 #[inline(never)]
 pub fn is_left_alone(packet: Packet, config: &Config) -> bool {
     if packet.takes_off_redirected(config) {
@@ -29,7 +30,7 @@ pub fn is_left_alone(packet: Packet, config: &Config) -> bool {
         return false;
     }
     let Some((from, protocol, from_port, port)) = read_plain(packet) else { return false };
-    // What is forwarded may bear an egress IP, but where it has the node's own address; and then a port of NAT's.
+    // A forwarded packet may have an egress IP as its source, or the node's address with a port of NAT.
     let is_nodes = !packet.is_forwarded()
         || (from == from_netdev::node_address(config, from.family())
             && !from_netdev::is_node_port(from_port, config)
@@ -66,7 +67,7 @@ fn read_plain(packet: Packet) -> Option<(Addr, u8, u16, u16)> {
         }
         _ => return None,
     };
-    // As much as the road asks of a transport header that is not cut short.
+    // The shortest transport header that parsing accepts.
     let head: [u8; 8] = packet.load(l4_at)?;
     let port_at = |at: usize| u16::from_be_bytes([head[at], head[at + 1]]);
     matches!(protocol, PROTO_TCP | PROTO_UDP).then_some((from, protocol, port_at(l4::SPORT), port_at(l4::DPORT)))
@@ -78,7 +79,7 @@ fn may_be_overlay(protocol: u8, port: u16, config: &Config) -> bool {
 }
 
 pub fn begin(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
-    // A build that logs comes here with all packets.
+    // A build with the feature `log` gets here with all packets.
     if packet.takes_off_redirected(config) || packet.is_tagged() {
         return Outcome::done(Verdict::NotOurs);
     }
@@ -87,7 +88,7 @@ pub fn begin(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outc
         *headers = Headers::NONE;
         return waited(packet, egress_id);
     }
-    if let Some(verdict) = parse(packet, headers, Direction::Egress) {
+    if let Err(verdict) = parse(packet, headers, Direction::Egress) {
         return Outcome::done(verdict);
     }
     let quote = quoted(packet, headers, quote);
@@ -103,12 +104,12 @@ pub fn begin(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outc
         ToNetdev::NodeSnat => {
             packet.set_mark(meta.mark & !NODE_MARK);
             let verdict = match (snat_node(run, quote), found()) {
-                (None, Some(found)) => match rewrite(run, quote, &Rewrite::snat(&found.nat_entry)) {
+                (Ok(()), Some(found)) => match rewrite(run, quote, &Rewrite::snat(&found.nat_entry)) {
                     Ok(()) => Verdict::NodeSnat,
                     Err(verdict) => verdict,
                 },
-                (Some(verdict), _) => verdict,
-                (None, None) => Verdict::BadState,
+                (Err(verdict), _) => verdict,
+                (Ok(()), None) => Verdict::BadState,
             };
             match verdict {
                 Verdict::PortTaken => icmp::reset_pod_from_uplink(run, buffer, route, verdict),
@@ -118,7 +119,7 @@ pub fn begin(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outc
     }
 }
 
-/// In one word: the mark's bits, and two of ours above them. Out of line, since `to_netdev` has no stack to spare.
+/// [`Meta`] in one register. Out of line, since `to_netdev` has no stack to spare.
 #[inline(never)]
 fn meta_word(packet: Packet) -> u64 {
     u64::from(packet.mark()) | u64::from(packet.is_forwarded()) << 32 | u64::from(packet.is_returning()) << 33
@@ -130,8 +131,8 @@ fn meta_of(packet: Packet) -> Meta {
     Meta { mark: word as u32, forwarded: word >> 32 & 1 != 0, returning: word >> 33 & 1 != 0 }
 }
 
-/// A packet that a program of this node has redirected with an egress IP as its source, and that may have waited for its
-/// neighbour since: for as long as the uplink had no carrier, say, and the address may be another node's by now.
+/// A packet with an egress IP that a program redirected and that may have waited for its neighbour, for example while the
+/// uplink had no carrier. The address may belong to another node by now.
 #[inline(never)]
 pub fn waited(packet: Packet, egress_id: u32) -> Outcome {
     let source = match packet.load(ETH_LEN - 2).map(u16::from_be_bytes) {

@@ -16,11 +16,10 @@ pub fn begin(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outc
     if packet.takes_off_redirected(config) || packet.is_tagged() {
         return Outcome::done(Verdict::NotOurs);
     }
-    if let Some(verdict) = parse(packet, &mut workspace.headers, Direction::Ingress) {
+    if let Err(verdict) = parse(packet, &mut workspace.headers, Direction::Ingress) {
         return Outcome::done(verdict);
     }
-    let outcome = flow_cache::go::<{ at::TO_POD }>(packet, config, workspace);
-    if !outcome.is_none() {
+    if let Some(outcome) = flow_cache::go::<{ at::TO_POD }>(packet, config, workspace) {
         return outcome;
     }
     let run = &Run { packet, config, headers: &workspace.headers };

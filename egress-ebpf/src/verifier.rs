@@ -7,8 +7,9 @@
 //!   function is verified once, with nothing known. It takes the packet alone and looks up config and workspace itself, so
 //!   its caller holds no reference into the workspace. Packets from the flow cache call none of these.
 //! - **`#[inline(never)]`**: frames of calls in sequence share the 512 bytes of stack, inlined ones add up.
-//! - **[`Outcome`]**: one register. A `Result` or `Option` of it would be returned through memory of the caller's frame, and
-//!   a global function returns a number only. So "no outcome yet" is a reserved value in it, behind `Option`-like methods.
+//! - **One register**: what an out-of-line function returns in more than one register goes through memory of its caller's
+//!   frame, and a global function returns a number only. `Result<(), Verdict>`, [`Outcome`] and `Option<Outcome>` are one
+//!   register each. `Option<u64>` is not: the change of a sum has a reserved value instead (`rewrite::NOT_WRITTEN`).
 //! - **Structs in place of enums** in the workspace: fields of an absent variant are undefined, and the verifier refuses to
 //!   copy them.
 #![expect(unsafe_code, reason = "map and packet access; see `maps` and `packet`")]
@@ -24,7 +25,7 @@ use crate::packet::Packet;
 use crate::workspace::{Workspace, workspace};
 use crate::{Outcome, fragment, maps};
 
-/// The same number, from nowhere.
+/// The same number; the compiler knows nothing of it.
 #[inline(always)]
 pub fn opaque(number: u64) -> u64 {
     let mut opaque = number;
@@ -37,16 +38,16 @@ pub fn opaque(number: u64) -> u64 {
 macro_rules! global {
     ($($name:ident => $symbol:ident: $inner:path;)*) => {$(
         #[inline(always)]
-        pub fn $name(packet: Packet) -> Outcome {
-            // What the compiler knows of the function, the verifier does not.
-            Outcome(opaque($symbol(packet.skb())))
+        pub fn $name(packet: Packet) -> Option<Outcome> {
+            // The compiler knows what the function returns, and the verifier does not.
+            Outcome::from_bits(opaque($symbol(packet.skb())))
         }
 
         // SAFETY: no other function of the object has this name.
         #[unsafe(no_mangle)]
         #[inline(never)]
         extern "C" fn $symbol(skb: *mut __sk_buff) -> u64 {
-            walk(skb, $inner).word()
+            Outcome::to_bits(on_packet(skb, $inner))
         }
     )*};
 }
@@ -62,16 +63,18 @@ global! {
 }
 
 #[inline(always)]
-fn walk(skb: *mut __sk_buff, path: impl Fn(Packet, &Config, &mut Workspace) -> Outcome) -> Outcome {
-    // Both are there, or the run would have ended before.
+fn on_packet<O: Into<Option<Outcome>>>(
+    skb: *mut __sk_buff,
+    inner: impl Fn(Packet, &Config, &mut Workspace) -> O,
+) -> Option<Outcome> {
+    // Both exist, or the run would have ended before.
     let (Some(config), Some(workspace)) = (maps::config(), workspace()) else {
-        return Outcome::done(Verdict::NotReady);
+        return Some(Outcome::done(Verdict::NotReady));
     };
-    path(Packet::again(&TcContext::new(skb)), config, workspace)
+    inner(Packet::again(&TcContext::new(skb)), config, workspace).into()
 }
 
-/// The message of neighbour discovery that the packet is, where it may be believed. What comes of its options and of its
-/// checksum would be gone through again for each number of them.
+/// The packet's neighbour discovery message, if it is valid. Static, it would be verified for each number of its options.
 #[inline(always)]
 pub fn believed(packet: Packet) -> Option<nd::Message> {
     nd::Message::from_word(opaque(neighbour_message(packet.skb())))

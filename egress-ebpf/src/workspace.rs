@@ -33,7 +33,7 @@ pub struct Workspace {
     pub quote: Quote,
     /// Of a packet out of the overlay.
     pub outer: Outer,
-    /// Of the packet of this run, once settled.
+    /// Of the packet of this run, once looked up.
     pub route: Route,
     /// The part of a packet that is sent as its second fragment.
     pub rest: Rest,
@@ -41,7 +41,7 @@ pub struct Workspace {
     pub buffer: Buffer,
     /// A key under construction.
     pub key: Tuple,
-    /// A mapping under construction.
+    /// A NAT entry under construction.
     pub nat_entry: NatEntry,
     /// For fragments that come before their first one.
     pub hold: fragment::HoldSpace,
@@ -51,8 +51,10 @@ pub struct Workspace {
     pub now_ns: u64,
     /// Before these times no drop is reported, and no conflict.
     pub next_report_ns: [u64; 2],
-    /// What may be kept of this run.
+    /// Where the flow cache keeps the outcome of this run.
     pub pending: Pending,
+    /// The packet of `from_netdev` is one that it has taken out of the overlay.
+    pub is_inner: bool,
 }
 
 /// Copies of elements, each good until the next look into its map.
@@ -65,17 +67,24 @@ pub struct Found {
     pub pod: PodEntry,
 }
 
-/// Space for what is looked up.
+/// Space for copies of map elements.
 #[inline(always)]
 pub fn found() -> Option<&'static mut Found> {
-    // SAFETY: the element is this CPU's own, as for `workspace`, and roads take none of it from there.
+    // SAFETY: the element is this CPU's own, as for `workspace`, and no other reference to it is alive.
     WORKSPACE.get_ptr_mut(0).map(|workspace| unsafe { &mut (*workspace).found })
 }
 
-/// Where to keep what a road comes to.
+/// Whether `from_netdev` has taken the packet of this run out of the overlay.
+#[inline(always)]
+pub fn is_inner() -> bool {
+    // SAFETY: as for `found`; written before it is read.
+    WORKSPACE.get_ptr_mut(0).is_some_and(|workspace| unsafe { (*workspace).is_inner })
+}
+
+/// Where the flow cache keeps the outcome of this run.
 #[inline(always)]
 pub fn pending() -> Option<&'static Pending> {
-    // SAFETY: as for `found`; written before roads are walked.
+    // SAFETY: as for `found`; written before it is read.
     WORKSPACE.get_ptr_mut(0).map(|workspace| unsafe { &(*workspace).pending })
 }
 
@@ -86,7 +95,7 @@ pub fn workspace() -> Option<&'static mut Workspace> {
     WORKSPACE.get_ptr_mut(0).map(|workspace| unsafe { &mut *workspace })
 }
 
-/// What every step of a road needs.
+/// What every step of a path needs.
 #[derive(Clone, Copy)]
 pub struct Run<'a> {
     pub packet: Packet,
@@ -102,16 +111,16 @@ impl Run<'_> {
     }
 }
 
-/// Reads the heads into the workspace, or says why not; out of line, so that its frame is gone when the decision is taken.
+/// Reads the headers into the workspace. Out of line, so that its frame is gone when the decision is taken.
 #[inline(never)]
-pub fn parse(packet: Packet, headers: &mut Headers, direction: Direction) -> Option<Verdict> {
+pub fn parse(packet: Packet, headers: &mut Headers, direction: Direction) -> Result<(), Verdict> {
     packet.pull_long_headers();
     if headers.read(&packet, direction).is_none() {
         let why = headers.why_unread();
         *headers = Headers::NONE;
-        return Some(why);
+        return Err(why);
     }
-    None
+    Ok(())
 }
 
 /// Reads what an ICMP error quotes into the workspace.

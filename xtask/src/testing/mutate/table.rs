@@ -121,7 +121,7 @@ mutations! { PROGRAMS,
     "pass-ends-the-chain", MAIN, ["guard::"], "TC_ACT_OK hides packets from programs behind ours":
         "Class::Pass => TC_ACT_UNSPEC," => "Class::Pass => 0,";
     "verdict-dropped", MAIN, ["guard::"], "whatever was decided, the stack gets the packet":
-        "rest(packet, outcome).finish(packet, length)" => "rest(packet, outcome).finish(packet, length);\n    TC_ACT_UNSPEC";
+        "    outcome.finish(packet, length)\n" => "    outcome.finish(packet, length);\n    TC_ACT_UNSPEC\n";
     "unready-overlay-passes", MAIN, ["overlay::"], "before the configuration is there, the stack forwards overlay packets with pods' addresses":
         "run(&ctx, Verdict::NotReady, |_, _| false, from_overlay::begin" => "run(&ctx, Verdict::NotConfigured, |_, _| false, from_overlay::begin";
 
