@@ -10,11 +10,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::allocation::{Facts, Fate, Nodes, Objects, Outcome, assign};
+use crate::model::node::UnservedAddresses;
 use crate::model::reserved::ClusterNetworks;
 use crate::model::services::Services;
 use crate::model::view::{EgressObject, Item, Part, parse_egress_ip};
 use crate::ownership::handover::{Evidence, HandoverPlanner, Plan, Records, Step};
-use crate::plan::unserved::UnservedAddresses;
 use crate::status::conditions::{self, Notice, Statement};
 use crate::status::pod_counts::PodCounts;
 

@@ -25,7 +25,7 @@ use crate::api_outage::ApiOutages;
 use crate::crd::{EgressNodeStatus, NodeNetworks, NodeUplink};
 use crate::node_object::NodeObject;
 use egress_core::keys;
-use egress_core::model::host::{HostAddresses, HostNetworks};
+use egress_core::model::node::{HostAddresses, HostNetworks};
 use egress_core::model::node::{Uplink, mac_text};
 use egress_core::model::view::Node;
 

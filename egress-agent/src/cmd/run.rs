@@ -25,7 +25,7 @@ use crate::metrics::awaited::Awaited;
 use crate::metrics::catalogue::Who;
 use crate::metrics::{self, HealthPage};
 use crate::node::run::{self, AgentSettings};
-use egress_core::plan::desired;
+use egress_core::model::settings;
 use egress_datapath::devices::host::Host;
 use egress_datapath::loader::abi_migration;
 use egress_datapath::loader::initial_state::InitialState;
@@ -177,17 +177,17 @@ impl RunArgs {
         self.api.config_file()
     }
 
-    fn model(&self) -> desired::Settings {
-        desired::Settings {
+    fn model(&self) -> settings::Settings {
+        settings::Settings {
             node_name: self.api.node_name.clone(),
             cluster_subnets: self.networks.cluster_subnets.clone(),
             service_cidrs: self.networks.service_cidrs.clone(),
             excluded_cidrs: self.excluded_cidrs.clone(),
             api_servers: BTreeSet::new(),
             unknown_pods: match self.unknown_pods {
-                UnknownPods::Auto => desired::UnknownPods::Auto,
-                UnknownPods::Drop => desired::UnknownPods::Drop,
-                UnknownPods::Pass => desired::UnknownPods::Pass,
+                UnknownPods::Auto => settings::UnknownPods::Auto,
+                UnknownPods::Drop => settings::UnknownPods::Drop,
+                UnknownPods::Pass => settings::UnknownPods::Pass,
             },
             on_unassigned: self.unassigned.on_unassigned(),
         }
@@ -206,7 +206,7 @@ impl RunArgs {
         questions: Questions,
     ) -> AgentSettings {
         AgentSettings {
-            model: desired::Settings { api_servers, ..self.model() },
+            model: settings::Settings { api_servers, ..self.model() },
             namespace: self.api.namespace.clone(),
             health: health::Settings { port: self.health.port(), tls, total_timeout: self.health.total_timeout() },
             overlay: Some(self.tunnel.tunnel_port),

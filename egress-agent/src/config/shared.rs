@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 use ipnet::IpNet;
 
 use crate::metrics::Listen;
-use egress_core::plan::desired;
+use egress_core::model::settings;
 use egress_datapath::names::DEFAULT_TUNNEL_PORT;
 
 #[derive(Args, Debug)]
@@ -86,10 +86,10 @@ enum OnUnassigned {
 }
 
 impl UnassignedArgs {
-    pub fn on_unassigned(&self) -> desired::OnUnassigned {
+    pub fn on_unassigned(&self) -> settings::OnUnassigned {
         match self.on_unassigned {
-            OnUnassigned::NodeAddress => desired::OnUnassigned::NodeAddress,
-            OnUnassigned::Drop => desired::OnUnassigned::Drop,
+            OnUnassigned::NodeAddress => settings::OnUnassigned::NodeAddress,
+            OnUnassigned::Drop => settings::OnUnassigned::Drop,
         }
     }
 }

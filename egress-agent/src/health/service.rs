@@ -18,9 +18,9 @@ use crate::health::signature::MessageAuth;
 use crate::health::signature::{self, Challenge, Fresh, Signature};
 use crate::health::{MESSAGE, REASON, Reports, SERVICE, handover, pod_counts, unserved};
 use egress_core::model::ledger::Acknowledgements;
+use egress_core::model::node::UnservedAddresses;
 use egress_core::model::state::SelectedPods;
 use egress_core::node_health::fitness::Obstacle;
-use egress_core::plan::unserved::UnservedAddresses;
 use egress_kube::health_key::{Key, SharedKey};
 
 /// How old a challenge may be that a probe names, beside twice the total timeout: answers may take as long as that.

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use tonic::metadata::{AsciiMetadataValue, MetadataMap};
 
-use egress_core::plan::unserved::{Unserved, UnservedAddresses};
+use egress_core::model::node::{Unserved, UnservedAddresses};
 
 /// Of an answer.
 const UNSERVED: &str = "egress-agent-unserved";

@@ -20,11 +20,10 @@ use egress_agent::health;
 use egress_agent::metrics::Meters;
 use egress_agent::node::run::{self, AgentSettings};
 use egress_core::model::reserved::ClusterNetworks;
+use egress_core::model::settings::{OnUnassigned, Settings, UnknownPods};
 use egress_core::model::state::{Action, HandoverStage, HandoverState, KernelState, PodState};
 use egress_core::node_health::liveness::Rules;
-use egress_core::plan::desired::{OnUnassigned, Settings, UnknownPods};
 use egress_core::plan::executor::{DataplaneError, Executor};
-use egress_core::plan::step::step;
 use egress_kube::api_outage::ApiOutages;
 use egress_kube::client::connect;
 use egress_kube::crd::{EgressIP, EgressNode};
@@ -97,7 +96,7 @@ impl Executor for Recorder {
 
     async fn apply(&mut self, action: &Action) -> Result<(), DataplaneError> {
         self.lan.note(self.node, action);
-        step(&mut self.state.lock().expect("not poisoned"), action);
+        self.state.lock().expect("not poisoned").apply(action);
         Ok(())
     }
 }

@@ -12,11 +12,11 @@
 
 use std::net::IpAddr;
 
+use egress_core::model::reserved::{LINK_LOCAL, MULTICAST};
 use egress_core::model::state::{
     Action, EgressId, Family, NodeAddress, OnUnknownPod, Place, PodState, Policy, Prefix, PrefixKind, Slot,
     TunnelEndpoint, WhenEmpty,
 };
-use egress_core::plan::desired::{LINK_LOCAL, MULTICAST};
 use egress_core::plan::executor::Executor;
 use egress_datapath::Dataplane;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};

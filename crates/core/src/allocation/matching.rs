@@ -19,7 +19,6 @@ use std::net::IpAddr;
 
 use crate::allocation::hosts::{Class, ClassIndex, NodeIndex};
 use crate::allocation::search;
-use crate::allocation::tie_break;
 use crate::model::view::Capacity;
 
 pub(super) type UnitIndex = usize;
@@ -51,7 +50,7 @@ pub(super) struct Holding {
 
 impl Holding {
     pub(super) fn new(name: &str, capacity: Capacity) -> Self {
-        let tie = tie_break::hash(name.as_bytes());
+        let tie = hash(name.as_bytes());
         Self { tie, capacity, load: 0, load_v4: 0, fresh: Vec::new(), fresh_of_class: BTreeMap::new() }
     }
 
@@ -137,7 +136,7 @@ impl<'a> Matching<'a> {
     /// The object has an address to be placed.
     pub(super) fn add(&mut self, object: usize, address: IpAddr, class: ClassIndex, last: Option<NodeIndex>) {
         let unit = self.units.len();
-        let tie = tie_break::hash_of_address(address);
+        let tie = hash_of_address(address);
         self.units.push(Unit { object, address, tie, class, last, node: None });
         self.objects[object].waiting.push(unit);
     }
@@ -198,7 +197,7 @@ impl<'a> Matching<'a> {
     /// The order of nodes for an address: the least loaded, then its last one, then by hash.
     pub(super) fn cost(&self, unit: UnitIndex, node: NodeIndex) -> (usize, bool, u64) {
         let Unit { tie, last, .. } = self.units[unit];
-        (self.nodes[node].load, last != Some(node), tie_break::mixed(tie, self.nodes[node].tie))
+        (self.nodes[node].load, last != Some(node), mixed(tie, self.nodes[node].tie))
     }
 
     /// Has no node with room, of all that a chain of moves might reach, fewer addresses than this one?
@@ -274,4 +273,24 @@ fn groups(nodes: usize, classes: &[Class]) -> (Vec<Option<usize>>, Vec<Vec<NodeI
         groups.push(members.into_iter().collect());
     }
     (group, groups)
+}
+
+/// FNV-1a: ties between nodes are broken the same way on every machine and in every version.
+fn hash(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+fn hash_of_address(address: IpAddr) -> u64 {
+    match address {
+        IpAddr::V4(address) => hash(&address.octets()),
+        IpAddr::V6(address) => hash(&address.octets()),
+    }
+}
+
+/// The finisher of splitmix64 over both: neighbouring addresses go different ways.
+fn mixed(address: u64, node: u64) -> u64 {
+    let mixed = (address ^ node.rotate_left(32)).wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ (mixed >> 31)
 }

@@ -22,7 +22,6 @@ mod properties;
 #[cfg(any(test, feature = "testing"))]
 pub mod samples;
 pub mod search;
-pub mod tie_break;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -34,10 +33,10 @@ pub use crate::allocation::outcome::{Fate, Obstacle, Outcome};
 use crate::allocation::owners::Owners;
 use egress_common::abi::MAX_SLOTS;
 
+use crate::model::ledger::HandOver;
 use crate::model::reserved::{ClusterNetworks, Reservations};
 use crate::model::services::Services;
 use crate::model::view::{EgressObject, Item, Node, parse_egress_ip};
-use crate::ownership::handover::HandOver;
 use crate::selection::by_rank;
 
 pub type Objects = BTreeMap<String, Arc<EgressObject>>;

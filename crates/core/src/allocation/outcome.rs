@@ -8,9 +8,9 @@ use crate::allocation::hosts::Hosts;
 use crate::allocation::owners::Owners;
 use crate::allocation::{Claim, Facts, Places};
 use crate::keys;
+use crate::model::node::Unserved;
 use crate::model::reserved::Reserved;
 use crate::model::view::{Item, Node};
-use crate::plan::unserved::Unserved;
 
 /// What became of one entry of `spec.egressIPs`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -18,7 +18,6 @@
 //! - [`executor`]: the seam to the one that performs plans.
 
 pub mod exposed;
-pub mod host;
 pub mod lease;
 pub mod ledger;
 pub mod node;
@@ -28,5 +27,6 @@ pub mod reserved;
 pub mod samples;
 pub mod selector;
 pub mod services;
+pub mod settings;
 pub mod state;
 pub mod view;

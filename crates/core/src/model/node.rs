@@ -5,6 +5,8 @@
 //! read now (`networks_known`), since pods would leave by their node's address upon it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
@@ -95,6 +97,64 @@ pub type Given = BTreeMap<IpAddr, String>;
 pub struct Readiness {
     pub given: Given,
     pub prepared: BTreeMap<IpAddr, Prepared>,
+}
+
+/// What a node reports of its assigned addresses, by address.
+pub type UnservedAddresses = BTreeMap<IpAddr, Unserved>;
+
+/// Why a node does not serve an address that is assigned to it. The node reports it with its answers to probes, and the
+/// leader publishes it in the conditions of the object.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Unserved {
+    /// Another host answers for it, with this link address.
+    InUse(String),
+    /// Another node of the cluster does, which has this address.
+    HeldByNode(IpAddr),
+    /// It can be no egress IP there.
+    Reserved,
+    /// The kernel does not take the entry.
+    Refused,
+}
+
+impl Unserved {
+    /// The reason of a condition.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::InUse(_) => "AddressInUse",
+            Self::HeldByNode(_) => "HeldByNode",
+            Self::Reserved => "ReservedAddress",
+            Self::Refused => "EntryRefused",
+        }
+    }
+}
+
+impl fmt::Display for Unserved {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::InUse(mac) => write!(f, "another host ({mac}) answers for it"),
+            Self::HeldByNode(node) => write!(f, "node {node} still answers for it"),
+            Self::Reserved => f.write_str("it can be no egress IP there"),
+            Self::Refused => f.write_str("the node's kernel does not take it"),
+        }
+    }
+}
+
+/// Addresses of the node, each with the length of its network.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HostNetworks {
+    /// The one address per family that the node itself uses on its uplink.
+    pub primary: Vec<IpNet>,
+    /// All, those of the uplink among them, those of the management port not.
+    pub all: BTreeSet<IpNet>,
+    /// Those of the management port.
+    pub management: BTreeSet<IpAddr>,
+    /// Nothing while there is no uplink.
+    pub uplink: Uplink,
+}
+
+/// Asks the kernel for them.
+pub trait HostAddresses: Sync {
+    fn networks(&self) -> impl Future<Output = io::Result<HostNetworks>> + Send;
 }
 
 /// A part of a node that can be unreadable by itself.

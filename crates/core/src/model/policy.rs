@@ -11,7 +11,7 @@ use std::net::IpAddr;
 
 use crate::model::selector::Selector;
 
-use crate::model::state::EgressId;
+use crate::model::state::{EgressId, Family, family_of};
 use crate::model::view::{Created, Reading};
 
 /// One entry of `status.items`, as written.
@@ -165,6 +165,15 @@ pub fn parse_egress_ip(text: &str) -> Option<IpAddr> {
     // Most are written without spaces, and this is asked of every address of the cluster.
     let read = text.parse::<IpAddr>().or_else(|_| text.trim().parse());
     read.ok().map(|address| address.to_canonical())
+}
+
+/// The family that an entry means, also where it cannot be read: a typing error must not turn a drop into a leak.
+pub fn listed_family(text: &str) -> Family {
+    match parse_egress_ip(text) {
+        Some(address) => family_of(address),
+        None if text.contains(':') => Family::V6,
+        None => Family::V4,
+    }
 }
 
 #[cfg(test)]

@@ -16,7 +16,6 @@ use std::sync::Arc;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use crate::model::node::Node;
-use crate::plan::desired::{JOIN, LINK_LOCAL, MULTICAST, v4};
 
 /// Why an address cannot be an egress IP.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -228,6 +227,26 @@ fn of_network(network: IpNet) -> Vec<(IpAddr, Reserved)> {
     }
 }
 
+const fn v4(a: u8, b: u8, len: u8) -> IpNet {
+    IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(a, b, 0, 0), len))
+}
+
+const fn v6(first: u16, len: u8) -> IpNet {
+    IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::new(first, 0, 0, 0, 0, 0, 0, 0), len))
+}
+
+/// OVN-Kubernetes' join subnets.
+pub const JOIN: [IpNet; 2] = [v4(100, 64, 16), v6(0xfd98, 64)];
+/// What no router forwards (RFC 6890): link-local, "this host", loopback and the limited broadcast.
+pub const LINK_LOCAL: [IpNet; 6] = [
+    v4(169, 254, 16),
+    v4(0, 0, 8),
+    v4(127, 0, 8),
+    IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::BROADCAST, 32)),
+    v6(0xfe80, 10),
+    IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::LOCALHOST, 128)),
+];
+pub const MULTICAST: [IpNet; 2] = [v4(224, 0, 4), v6(0xff00, 8)];
 const THIS_NETWORK: [IpNet; 2] = [v4(0, 0, 8), IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::UNSPECIFIED, 128))];
 const LOOPBACK: [IpNet; 2] = [v4(127, 0, 8), IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::LOCALHOST, 128))];
 const CLASS_E: [IpNet; 2] = [v4(240, 0, 4), IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::BROADCAST, 32))];

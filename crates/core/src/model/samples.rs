@@ -6,9 +6,9 @@ use std::net::IpAddr;
 use crate::model::selector::{Requirement, Selector};
 use ipnet::IpNet;
 
+use crate::model::settings::{OnUnassigned, Settings, UnknownPods};
 use crate::model::state::EgressId;
 use crate::model::view::{Conditions, EgressObject, Item, Selects};
-use crate::plan::desired::{OnUnassigned, Settings, UnknownPods};
 
 pub fn ip(text: &str) -> IpAddr {
     text.parse().expect("a literal")

@@ -9,9 +9,17 @@ use std::net::IpAddr;
 pub use egress_common::abi::{Family, HandoverStage, OnUnknownPod, PrefixKind};
 use ipnet::IpNet;
 
+pub fn family_of(address: IpAddr) -> Family {
+    if address.is_ipv4() { Family::V4 } else { Family::V6 }
+}
+
 /// Cluster-unique number of an EgressIP object, 1..=`egress_common::abi::MAX_EGRESS_ID`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EgressId(pub u32);
+
+/// Stands in the map for "selected by an object that has no egress ID yet". No object ever has this ID, hence no policy,
+/// and a missing policy is a drop.
+pub const NOT_NUMBERED: EgressId = EgressId(0);
 
 /// A node's address that other nodes send overlay packets to; it also names the node in the maps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -144,11 +152,74 @@ impl KernelState {
     /// that node's to know; and since it may send before this node's own policy is written, or after that is gone, the claim
     /// is enough.
     pub fn permits(&self, pod: Option<IpAddr>, id: EgressId, address: IpAddr) -> bool {
-        let policy = self.policy.get(&(id, crate::plan::desired::family_of(address)));
+        let policy = self.policy.get(&(id, family_of(address)));
         let is_listed = policy.is_some_and(|policy| policy.addresses().any(|one| one == address));
         match pod {
             Some(pod) => is_listed && self.pods.get(&pod) == Some(&PodState::Selected(id)),
             None => is_listed || self.owned.get(&id) == Some(&address),
+        }
+    }
+
+    /// The state after the action. Cutting flows changes no map that the model speaks of.
+    pub fn apply(&mut self, action: &Action) {
+        match action {
+            Action::SetUnknownPods(on) => self.on_unknown_pod = Some(*on),
+            Action::PutNode(address, node) => {
+                self.nodes.insert(*address, *node);
+            }
+            Action::RemoveNode(address) => {
+                self.nodes.remove(address);
+            }
+            Action::PutPrefix(prefix, value) => {
+                self.cluster.insert(*prefix, *value);
+            }
+            Action::RemovePrefix(prefix) => {
+                self.cluster.remove(prefix);
+            }
+            Action::Own(id, address) => {
+                self.owned.insert(*id, *address);
+            }
+            Action::Disown(id, address) => {
+                self.owned.remove(id);
+                if self.moving.get(id).is_some_and(|moving| moving.is_taken() && moving.address == *address) {
+                    self.moving.remove(id);
+                }
+            }
+            Action::PutMoving(id, moving) => {
+                self.moving.insert(*id, *moving);
+                if moving.course == HandoverStage::Leaving {
+                    self.owned.remove(id);
+                }
+            }
+            Action::EndMoving(id, _) => {
+                self.moving.remove(id);
+            }
+            Action::PutPolicy(id, family, policy) => {
+                self.policy.insert((*id, *family), policy.clone());
+            }
+            Action::RemovePolicy(id, family) => {
+                self.policy.remove(&(*id, *family));
+            }
+            Action::PutPod(address, pod) => {
+                self.pods.insert(*address, *pod);
+            }
+            Action::RemovePod(address) => {
+                self.pods.remove(address);
+                self.owners.remove(address);
+            }
+            Action::PutOwner(address, owner) => {
+                self.owners.insert(*address, *owner);
+            }
+            Action::Expose(address, port) => {
+                self.exposed.entry(*address).or_default().insert(*port);
+            }
+            Action::Conceal(address, port) => {
+                if let Some(ports) = self.exposed.get_mut(address) {
+                    ports.remove(port);
+                }
+                self.exposed.retain(|_, ports| !ports.is_empty());
+            }
+            Action::CutFlows(..) | Action::CutPodFlows(..) | Action::CutPod(_) | Action::CutOrphans => {}
         }
     }
 }

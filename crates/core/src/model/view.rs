@@ -14,9 +14,7 @@ pub use crate::model::ledger::Ledger;
 pub use crate::model::node::{Capacity, CloudConfig, Node, NodePart};
 pub use crate::model::policy::{Condition, Conditions, EgressObject, Item, Part, Selects, Unreadable, parse_egress_ip};
 pub use crate::model::services::{Service, ServiceKey, Services};
-use crate::model::state::{EgressId, PodState};
-use crate::selection::NOT_NUMBERED;
-use crate::selection::pod_addresses::PodNetwork;
+use crate::model::state::EgressId;
 
 pub type Labels = BTreeMap<String, String>;
 
@@ -240,58 +238,6 @@ const MOST_ATTACHED: usize = 4096;
 const MOST_DEPARTED: usize = 64;
 
 impl ClusterView {
-    /// Takes note of the pods that the kernel had selected before. Their UIDs are kept: a later pod with the address of one of
-    /// them is another. Whether their objects had an address then nobody knows: one that lists none has had none.
-    pub fn recall(&mut self, network: &PodNetwork, selected: &BTreeMap<IpAddr, PodState>) {
-        for (address, state) in selected {
-            let PodState::Selected(id) = state else { continue };
-            if let Some((_, pod)) = network.holder(self, *address) {
-                let uid = pod.uid.clone();
-                let mut objects = self.objects.values().filter(|object| object.id == Some(*id));
-                let had_address = objects.any(|object| !object.addresses().is_empty());
-                self.remembered.insert(uid, Remembered { id: *id, had_address });
-            }
-        }
-    }
-
-    /// The same of those that are selected now, of all pods.
-    pub fn remember(&mut self, network: &PodNetwork, pods: &BTreeMap<IpAddr, PodState>) {
-        let alive: BTreeSet<String> = self.pods.values().map(|pod| pod.uid.clone()).collect();
-        self.remembered.retain(|uid, _| alive.contains(uid));
-        let objects = self.objects.values().filter(|object| object.has_assigned());
-        let can_serve: BTreeSet<EgressId> = objects.filter_map(|object| object.id).collect();
-        for (address, state) in pods {
-            self.note_state(network, *address, Some(state), |_, id| can_serve.contains(&id));
-        }
-    }
-
-    /// And of one address, which has this state now.
-    pub fn remember_one(&mut self, network: &PodNetwork, address: IpAddr, state: Option<&PodState>) {
-        self.note_state(network, address, state, |view, id| {
-            view.objects.values().any(|object| object.id == Some(id) && object.has_assigned())
-        });
-    }
-
-    fn note_state(
-        &mut self,
-        network: &PodNetwork,
-        address: IpAddr,
-        state: Option<&PodState>,
-        can_serve: impl Fn(&Self, EgressId) -> bool,
-    ) {
-        let Some(uid) = network.holder(self, address).map(|(_, pod)| pod.uid.clone()) else { return };
-        match state {
-            // Of an object without a number of its own nothing could be known again.
-            Some(PodState::Selected(NOT_NUMBERED)) | None => {}
-            Some(PodState::Selected(id)) => {
-                let known = self.remembered.get(&uid).is_some_and(|known| known.id == *id && known.had_address);
-                let had_address = known || can_serve(self, *id);
-                self.remembered.insert(uid, Remembered { id: *id, had_address });
-            }
-            Some(PodState::Known) => drop(self.remembered.remove(&uid)),
-        }
-    }
-
     /// Addresses of selected pods that the update takes away, or that are over: of a container that has ended, the kernel still
     /// sends what waits in its sockets.
     fn leaving(&self, update: &Update<PodKey, Pod>) -> Vec<IpAddr> {

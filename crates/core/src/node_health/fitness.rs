@@ -3,8 +3,8 @@
 use std::fmt;
 use std::net::IpAddr;
 
+use crate::model::node::UnservedAddresses;
 use crate::node_health::liveness::AgentAnswer;
-use crate::plan::unserved::UnservedAddresses;
 
 /// The road from this node to the outside, as far as it is watched.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

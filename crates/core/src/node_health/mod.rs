@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use crate::model::ledger::Acknowledgements;
-use crate::plan::unserved::UnservedAddresses;
+use crate::model::node::UnservedAddresses;
 
 /// What is known of nodes that are probed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -34,10 +34,10 @@ use std::sync::Arc;
 
 use crate::model::ledger::{HandOver, Ledger};
 use crate::model::node::{Given, Node, Prepared};
+use crate::model::state::family_of;
 use crate::model::state::{EgressId, HandoverStage, HandoverState, KernelState, Place, TunnelEndpoint};
 use crate::model::view::ClusterView;
 use crate::ownership::holdings::Ownership;
-use crate::plan::desired::family_of;
 
 fn open(ledger: &Ledger) -> impl Iterator<Item = (&IpAddr, &HandOver)> {
     ledger.records.open.iter().filter(|(_, record)| record.to.as_ref().is_some_and(|to| *to != record.from))

@@ -6,10 +6,11 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use crate::model::reserved::Reservations;
+use crate::model::settings::Settings;
 use crate::model::state::{KernelState, PodOwner, PodState};
 use crate::model::view::{Addresses, Attach, Change, ClusterView, Node, PodKey, ServiceKey, Touched, Update};
 use crate::plan::capacity::ServiceRoom;
-use crate::plan::desired::{Desired, Refusals, Settings, desired, on_unknown_pod, put_pod};
+use crate::plan::desired::{Desired, Refusals, desired, on_unknown_pod, put_pod};
 use crate::selection::pod_addresses::{PodNetwork, Refusal};
 use crate::selection::{Selection, Standby};
 

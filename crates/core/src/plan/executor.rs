@@ -12,7 +12,7 @@ use std::net::IpAddr;
 use std::pin::Pin;
 
 use crate::model::lease::SharedLease;
-use crate::model::node::Mac;
+use crate::model::node::{Mac, Unserved};
 use crate::model::reserved::Reserved;
 use crate::model::state::{Action, KernelState};
 
@@ -146,6 +146,19 @@ impl DataplaneError {
         match self {
             Self::Full { .. } | Self::Refused { .. } => true,
             Self::Kernel { .. } | Self::AddressInUse { .. } | Self::Reserved { .. } | Self::HeldByNode { .. } => false,
+        }
+    }
+}
+
+impl From<&DataplaneError> for Unserved {
+    fn from(error: &DataplaneError) -> Self {
+        match error {
+            DataplaneError::AddressInUse { mac, .. } => Self::InUse(mac.clone()),
+            DataplaneError::HeldByNode { node, .. } => Self::HeldByNode(*node),
+            DataplaneError::Reserved { .. } => Self::Reserved,
+            DataplaneError::Kernel { .. } | DataplaneError::Full { .. } | DataplaneError::Refused { .. } => {
+                Self::Refused
+            }
         }
     }
 }

@@ -34,8 +34,6 @@ pub mod executor;
 #[cfg(any(test, feature = "testing"))]
 pub mod reference;
 pub mod refusal;
-pub mod step;
-pub mod unserved;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -44,12 +42,10 @@ use egress_common::abi::MAX_SLOTS;
 use ipnet::IpNet;
 
 use crate::model::state::{
-    Action, EgressId, Family, HandoverStage, KernelState, OnUnknownPod, Place, PodState, Policy, Slot, WhenEmpty,
+    Action, EgressId, Family, HandoverStage, KernelState, NOT_NUMBERED, OnUnknownPod, Place, PodState, Policy, Slot,
+    WhenEmpty, family_of,
 };
 use crate::model::view::Addresses;
-use crate::plan::desired::family_of;
-use crate::plan::step::step;
-use crate::selection::NOT_NUMBERED;
 
 /// The whole difference.
 pub fn plan(actual: &KernelState, desired: &KernelState) -> Vec<Action> {
@@ -204,7 +200,7 @@ struct Planner<'a> {
 
 impl Planner<'_> {
     fn push(&mut self, action: Action) {
-        step(&mut self.state, &action);
+        self.state.apply(&action);
         self.actions.push(action);
     }
 

@@ -39,7 +39,7 @@ pub fn fates(state: &KernelState, pod: IpAddr) -> BTreeSet<Fate> {
 }
 
 pub fn family_of(address: IpAddr) -> Family {
-    crate::plan::desired::family_of(address)
+    crate::model::state::family_of(address)
 }
 
 /// Marsaglia's xorshift: small, and the seed replays the case.
@@ -194,5 +194,5 @@ pub fn perform(state: &mut KernelState, flows: &mut BTreeSet<Flow>, action: &Act
         Action::CutOrphans => state.permits(*pod, *id, *address),
         _ => true,
     });
-    step(state, action);
+    state.apply(action);
 }

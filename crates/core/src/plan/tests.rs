@@ -12,7 +12,7 @@ fn check_plan(old: &KernelState, new: &KernelState) -> Vec<Action> {
     let (mut now, mut cut, mut cut_pods, mut gone) = (old.clone(), BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
     for action in &actions {
         check_action(&now, action, &cut, old);
-        step(&mut now, action);
+        now.apply(action);
         if let Action::CutFlows(id, addresses) = action {
             cut.extend(addresses.iter().map(|address| (*id, *address)));
             let still = now.policy.iter().filter(|((i, _), _)| i == id).flat_map(|(_, p)| p.addresses());
@@ -59,7 +59,7 @@ fn every_prefix_of_every_plan_is_safe() {
         // A new agent starts from what an interrupted plan has left.
         let mut interrupted = old.clone();
         let steps = usize::try_from(random.below(actions.len() as u64 + 1)).expect("a small number");
-        actions.iter().take(steps).for_each(|action| step(&mut interrupted, action));
+        actions.iter().take(steps).for_each(|action| interrupted.apply(action));
         check_plan(&interrupted, &random_state(&mut random));
     }
 }
@@ -228,7 +228,7 @@ fn a_pod_that_goes_or_hands_its_address_on_leaves_nothing_behind() {
         let mut now = actual.clone();
         let due = actions.contains(&Action::CutPod(address));
         for action in actions.into_iter().take_while(|action| *action != Action::CutPod(address)) {
-            step(&mut now, &action);
+            now.apply(&action);
         }
         assert_eq!(plan(&now, &desired).contains(&Action::CutPod(address)), due, "{actual:?} {desired:?}");
     }

@@ -7,9 +7,10 @@ use ipnet::IpNet;
 
 use crate::allocation::{Fate, Nodes, Outcome};
 use crate::keys;
+use crate::model::policy::listed_family;
 use crate::model::state::Family;
+use crate::model::state::family_of;
 use crate::model::view::{EgressObject, Part, Unreadable, parse_egress_ip};
-use crate::plan::desired::{family_of, listed_family};
 use crate::text::{listed, quoted};
 
 /// Reasons of the condition `Assigned`.
@@ -408,8 +409,8 @@ fn entry_notice(name: &str, entry: &str, fate: &Fate) -> Option<Notice> {
 mod tests {
     use super::*;
     use crate::allocation::samples::object;
+    use crate::model::node::Unserved;
     use crate::model::view::Item;
-    use crate::plan::unserved::Unserved;
 
     fn outcome(fates: &[(&str, Fate)]) -> Outcome {
         let entries: Vec<(String, Fate)> =

@@ -15,7 +15,7 @@ use tokio::task::JoinSet;
 use crate::devices::interfaces;
 use crate::devices::next_hop::next_hop;
 use crate::error::netlink_io;
-use egress_core::model::host::{HostAddresses, HostNetworks};
+use egress_core::model::node::{HostAddresses, HostNetworks};
 use egress_supervise::{self, Task};
 
 /// kube-proxy in IPVS mode keeps the addresses of all services on this device.

@@ -10,7 +10,6 @@ use crate::node::reconciler::action_log::log;
 use egress_core::model::state::{Action, EgressId, HandoverStage, HandoverState, KernelState};
 use egress_core::plan::executor::{DataplaneError, Executor};
 use egress_core::plan::refusal::{Entry, instead, waits};
-use egress_core::plan::step::step;
 
 /// A claim that failed, and why.
 pub(super) type Failed = (EgressId, IpAddr, DataplaneError);
@@ -50,7 +49,7 @@ impl<E: Executor> Reconciler<E> {
             match (self.act(action).await, action) {
                 (Ok(()), _) => {
                     log(action);
-                    step(actual, action);
+                    actual.apply(action);
                     self.left_out.done(action, Instant::now());
                 }
                 (Err(error), Action::Own(id, address)) => {
@@ -91,7 +90,7 @@ impl<E: Executor> Reconciler<E> {
         for action in instead(actual, refused) {
             self.act(&action).await?;
             log(&action);
-            step(actual, &action);
+            actual.apply(&action);
         }
         Ok(())
     }
@@ -128,7 +127,7 @@ impl<E: Executor> Reconciler<E> {
             for action in [Action::Disown(id, address), Action::EndMoving(id, address)] {
                 self.act(&action).await?;
                 log(&action);
-                step(actual, &action);
+                actual.apply(&action);
             }
         }
         Ok(())

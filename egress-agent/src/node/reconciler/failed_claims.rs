@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use egress_core::model::node::{Unserved, UnservedAddresses};
 use egress_core::model::state::{EgressId, KernelState};
 use egress_core::plan::executor::DataplaneError;
-use egress_core::plan::unserved::{Unserved, UnservedAddresses};
 
 type Claim = (EgressId, IpAddr);
 

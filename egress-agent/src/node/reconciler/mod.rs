@@ -46,6 +46,7 @@ use crate::node::reconciler::synced::Synced;
 use crate::change_queue::ChangeReceiver;
 use crate::metrics::Meters;
 use egress_core::model::node::mac_text;
+use egress_core::model::settings::Settings;
 use egress_core::model::state::{Action, EgressId, KernelState, PodState, PrefixKind, SelectedPods};
 use egress_core::model::view::{
     Change, EgressObject, Node, PodKey, ServiceKey, Touched, Unreadable, Update, parse_egress_ip,
@@ -55,7 +56,6 @@ use egress_core::ownership::holdings::{Barred, withhold};
 use egress_core::ownership::kernel_handovers::moving;
 use egress_core::plan::capacity::{MOST_EGRESS_IPS, MOST_OF_SERVICE, spare_policies};
 use egress_core::plan::compile::Compiler;
-use egress_core::plan::desired::Settings;
 use egress_core::plan::executor::{Claimant, Conflict, DataplaneError, Executor};
 use egress_core::plan::refusal::Entry;
 use egress_core::plan::{Disconnected, plan, plan_addresses};

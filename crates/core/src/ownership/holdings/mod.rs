@@ -19,8 +19,8 @@ use std::sync::Arc;
 use egress_common::abi::MAX_SLOTS;
 
 use crate::model::ledger::{Acknowledgements, HandOver, Ledger};
+use crate::model::state::family_of;
 use crate::model::state::{EgressId, HandoverState, KernelState, Place, WhenEmpty};
-use crate::plan::desired::family_of;
 
 /// Addresses by the object that they serve, as in [`KernelState::owned`].
 type Owned = BTreeMap<EgressId, IpAddr>;

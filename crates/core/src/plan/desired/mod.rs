@@ -1,78 +1,23 @@
 //! What the maps of this node should hold, for a view of the cluster.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 
 use crate::model::selector::Selector;
 use egress_common::abi::MAX_SLOTS;
-use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use ipnet::IpNet;
 
 use crate::model::exposed;
-use crate::model::reserved::ClusterNetworks;
+use crate::model::policy::listed_family;
+use crate::model::settings::{OnUnassigned, Settings, UnknownPods};
 use crate::model::state::{
-    EgressId, Family, KernelState, NodeAddress, OnUnknownPod, Place, PodOwner, PodState, Policy, Prefix, PrefixKind,
-    Slot, WhenEmpty,
+    EgressId, Family, KernelState, NOT_NUMBERED, NodeAddress, OnUnknownPod, Place, PodOwner, PodState, Policy, Prefix,
+    PrefixKind, Slot, WhenEmpty, family_of,
 };
 use crate::model::view::{ClusterView, EgressObject, Node, Part, parse_egress_ip};
 use crate::plan::capacity::{MOST_EGRESS_IPS, ServiceRoom};
 use crate::selection::pod_addresses::{PodNetwork, Refusal};
-use crate::selection::{NOT_NUMBERED, Selection, by_rank};
-
-/// What happens to packets of pods that this node does not know (yet).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum UnknownPods {
-    /// Drop where the CNI announces addresses before the pod starts; elsewhere pass while no object could select a pod
-    /// here.
-    Auto,
-    Drop,
-    Pass,
-}
-
-/// What happens where the controller has published that no node can host any address of an object.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OnUnassigned {
-    NodeAddress,
-    Drop,
-}
-
-/// What the model is told by flags.
-#[derive(Clone, Debug)]
-pub struct Settings {
-    pub node_name: String,
-    pub cluster_subnets: Vec<IpNet>,
-    pub service_cidrs: Vec<IpNet>,
-    pub excluded_cidrs: Vec<IpNet>,
-    /// What the client of the cluster connects to.
-    pub api_servers: BTreeSet<IpAddr>,
-    pub unknown_pods: UnknownPods,
-    pub on_unassigned: OnUnassigned,
-}
-
-impl Settings {
-    /// The cluster's own networks.
-    pub fn networks(&self) -> ClusterNetworks {
-        let (pods, services) = (self.cluster_subnets.clone(), self.service_cidrs.clone());
-        ClusterNetworks { pods, services, api_servers: self.api_servers.clone() }
-    }
-
-    /// What is the cluster's whoever is in it, from what is general to what is certain.
-    fn prefixes(&self) -> [(&[IpNet], PrefixKind); 6] {
-        [
-            (&self.excluded_cidrs, PrefixKind::Excluded),
-            (&MULTICAST, PrefixKind::Multicast),
-            (&LINK_LOCAL, PrefixKind::LinkLocal),
-            (&JOIN, PrefixKind::Join),
-            (&self.service_cidrs, PrefixKind::Service),
-            (&self.cluster_subnets, PrefixKind::PodNetwork),
-        ]
-    }
-
-    /// What is known of the cluster without having heard of it.
-    pub fn foreknown(&self) -> BTreeMap<IpNet, Prefix> {
-        let all = self.prefixes().into_iter().flat_map(|(nets, kind)| nets.iter().map(move |net| (net, kind)));
-        all.map(|(net, kind)| (net.trunc(), Prefix { kind, node: None })).collect()
-    }
-}
+use crate::selection::{Selection, by_rank};
 
 /// The whole desired state, and by which selection. `None` while this node's own Node object is not known: without its
 /// addresses, traffic to the node itself would be taken for traffic to the world.
@@ -243,19 +188,6 @@ fn when_empty(object: &EgressObject, family: Family, settings: &Settings) -> Whe
     if exception_is_on && published { WhenEmpty::NodeAddress } else { WhenEmpty::Drop }
 }
 
-/// The family that an entry means, also where it cannot be read: a typing error must not turn a drop into a leak.
-pub fn listed_family(text: &str) -> Family {
-    match parse_egress_ip(text) {
-        Some(address) => family_of(address),
-        None if text.contains(':') => Family::V6,
-        None => Family::V4,
-    }
-}
-
-pub fn family_of(address: IpAddr) -> Family {
-    if address.is_ipv4() { Family::V4 } else { Family::V6 }
-}
-
 fn node_addresses(view: &ClusterView, settings: &Settings) -> BTreeMap<IpAddr, NodeAddress> {
     let mut addresses = BTreeMap::new();
     let endpoints: BTreeSet<IpAddr> = view.nodes.values().filter_map(|node| node.endpoint()).map(|at| at.0).collect();
@@ -319,27 +251,6 @@ fn egress_ips(
     }
     (addresses.into_iter().map(IpNet::from).collect(), beyond)
 }
-
-pub const fn v4(a: u8, b: u8, len: u8) -> IpNet {
-    IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(a, b, 0, 0), len))
-}
-
-const fn v6(first: u16, len: u8) -> IpNet {
-    IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::new(first, 0, 0, 0, 0, 0, 0, 0), len))
-}
-
-/// OVN-Kubernetes' join subnets.
-pub const JOIN: [IpNet; 2] = [v4(100, 64, 16), v6(0xfd98, 64)];
-/// What no router forwards (RFC 6890): link-local, "this host", loopback and the limited broadcast.
-pub const LINK_LOCAL: [IpNet; 6] = [
-    v4(169, 254, 16),
-    v4(0, 0, 8),
-    v4(127, 0, 8),
-    IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::BROADCAST, 32)),
-    v6(0xfe80, 10),
-    IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::LOCALHOST, 128)),
-];
-pub const MULTICAST: [IpNet; 2] = [v4(224, 0, 4), v6(0xff00, 8)];
 
 #[cfg(test)]
 mod tests;

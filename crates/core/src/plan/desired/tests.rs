@@ -6,7 +6,7 @@ use crate::model::samples::{ip, net, object, settings};
 use crate::model::state::{PodOwner, PodState, TunnelEndpoint};
 use crate::model::view::{Attach, Change, Labels, Pod, PodKey, Service, ServiceKey, Unreadable, Update};
 use crate::plan::compile::Compiler;
-use crate::selection::{MOST_STANDBY, NOT_NUMBERED};
+use crate::selection::MOST_STANDBY;
 
 fn node(i: u8) -> Node {
     Node {

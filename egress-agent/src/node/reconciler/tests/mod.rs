@@ -12,13 +12,12 @@ use super::ownership::Ask;
 use super::*;
 use egress_core::model::samples::equals;
 use egress_core::model::samples::{ip, net, settings};
+use egress_core::model::state::family_of;
 use egress_core::model::state::{Family, OnUnknownPod, PodOwner, PodState, Policy, Prefix, PrefixKind, WhenEmpty};
 use egress_core::model::view::{
     Attach, Conditions, Item, Labels, Ledger, Part, Pod, PodKey, Selects, Service, ServiceKey,
 };
 use egress_core::ownership::lease::{LeaseDemand, LeaseState};
-use egress_core::plan::desired::family_of;
-use egress_core::plan::step::step;
 
 /// Remembers what it was asked to do; refuses to claim what somebody else has.
 #[derive(Clone, Default)]
@@ -85,7 +84,7 @@ impl Executor for Recorder {
         if self.full.lock().expect("not poisoned").contains(action) {
             return Err(DataplaneError::Full { map: "of a test", limit: 0 });
         }
-        step(&mut self.state.lock().expect("not poisoned"), action);
+        self.state.lock().expect("not poisoned").apply(action);
         self.log.lock().expect("not poisoned").push(action.clone());
         Ok(())
     }
