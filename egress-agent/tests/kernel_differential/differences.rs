@@ -1,5 +1,5 @@
-//! The cases in which we do not do what netfilter does, and why; the page `docs/nat-differences.md` is made from this list
-//! and from what the cases came to.
+//! The cases in which our NAT differs from netfilter, and why. The page `docs/nat-differences.md` is generated from this
+//! list and from the results of the cases.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -18,10 +18,10 @@ pub(crate) struct Difference {
 
 const DIFFERENCES: &[Difference] = &[
     Difference {
-        title: "Nobody is behind the address",
-        reason: "An egress IP is no address of the node: what arrives for it and answers no flow is dropped (`no_nat_entry`, \
-                 `icmp_unmatched`) and told nothing, so that a scan learns nothing of the node. With netfilter the address is \
-                 the node's own, and its stack answers.",
+        title: "No host answers at the address",
+        reason: "An egress IP is no address of the node. A packet that arrives for it and answers no flow is dropped \
+                 without an answer (`no_nat_entry`, `icmp_unmatched`), so a scan learns nothing of the node. With \
+                 netfilter the address is the node's own, and its stack answers.",
         cases: &[
             "unasked: ACK",
             "unasked: SYN",
@@ -42,12 +42,11 @@ const DIFFERENCES: &[Difference] = &[
         ],
     },
     Difference {
-        title: "Sequence numbers and states of TCP are the ends' affair",
-        reason: "Netfilter follows windows and states, calls what does not fit invalid, and translates nothing that is \
-                 invalid; hosts then drop it. We translate by addresses and ports and leave the judgement to the two ends, \
-                 which must make it anyway (RFC 5961): a flow then survives a change of its gateway, which no window does, \
-                 and nothing is lost where netfilter guesses wrong. A segment with a wrong number reaches the pod and is \
-                 refused there.",
+        title: "The ends check sequence numbers and states of TCP",
+        reason: "Netfilter follows windows and states, treats what does not fit as invalid, and does not translate it; \
+                 hosts then drop it. We translate by addresses and ports and leave the check to the two ends, which must \
+                 make it anyway (RFC 5961). So a flow survives a change of its gateway, which no window does, and nothing \
+                 is lost if netfilter guesses wrong. A segment with a wrong number reaches the pod and is refused there.",
         cases: &[
             "TCP ACK before the SYN was answered",
             "TCP FIN before the SYN was answered",
@@ -67,14 +66,14 @@ const DIFFERENCES: &[Difference] = &[
     },
     Difference {
         title: "Link-local destinations are left alone",
-        reason: "They belong to the node and its link (question 3), whose metadata services expect the pod's or the node's \
+        reason: "They belong to the node and its link (question 3). Metadata services there expect the pod's or the node's \
                  address.",
         cases: &["from the pod to a link-local address (IPv4)"],
     },
     Difference {
         title: "Checksums are changed, not checked",
-        reason: "A packet whose checksum is wrong leaves with one that is as wrong, so that its receiver drops it; to check it, \
-                 every byte would have to be read. Netfilter reads them, calls the packet invalid, and the host drops it.",
+        reason: "A packet with a wrong checksum leaves with one that is equally wrong, and its receiver drops it; a check \
+                 would read every byte. Netfilter reads them, treats the packet as invalid, and the host drops it.",
         cases: &[
             "malformed: * with a wrong checksum from the pod",
             "malformed: * with a wrong checksum to the pod",
@@ -85,10 +84,10 @@ const DIFFERENCES: &[Difference] = &[
         ],
     },
     Difference {
-        title: "Lengths are the receiver's to check",
-        reason: "What the headers that we read do not contradict goes on as it is, padding and missing ends included; nothing \
-                 is read or written outside of the packet. Netfilter's host trims padding and drops what is shorter than it \
-                 says.",
+        title: "The receiver checks lengths",
+        reason: "A packet that does not contradict the headers that we read passes unchanged, with padding and missing \
+                 ends; nothing is read or written outside of the packet. Netfilter's host trims padding and drops a packet \
+                 that is shorter than it says.",
         cases: &[
             "malformed: * longer than its length says",
             "malformed: UDP *shorter than its length says",
@@ -103,7 +102,7 @@ const DIFFERENCES: &[Difference] = &[
     },
     Difference {
         title: "IPv4 options and hop-by-hop options are carried, not obeyed",
-        reason: "They are kept as they are, but for source routes, which are dropped (`source_routed`). A router records its \
+        reason: "They are kept unchanged, except source routes, which are dropped (`source_routed`). A router records its \
                  route and time, and answers options that it cannot read.",
         cases: &[
             "* with a record route option",
@@ -113,22 +112,22 @@ const DIFFERENCES: &[Difference] = &[
         ],
     },
     Difference {
-        title: "Six extension headers are walked",
-        reason: "A longer chain is dropped (`chain_too_long`): a program needs a bound, and nothing sends such chains.",
+        title: "Up to six extension headers are read",
+        reason: "A longer chain is dropped (`chain_too_long`): a program needs a bound, and no host sends such chains.",
         cases: &["* with seven extension headers"],
     },
     Difference {
         title: "Fragments are translated one by one",
-        reason: "Netfilter holds fragments back until the datagram is whole. We translate each as it comes, and hold back \
-                 only those that come before the first one, which shows the ports. What is incomplete or overlaps goes on as \
-                 it is, and its receiver judges; DF is kept.",
+        reason: "Netfilter holds fragments until the datagram is whole. We translate each as it comes, and hold only those \
+                 that come before the first one, which has the ports. An incomplete or overlapping datagram passes \
+                 unchanged, and its receiver judges; DF is kept.",
         cases: &["fragments of * without the last", "fragments: overlapping", "fragments: with DF set"],
     },
     Difference {
-        title: "Who tells a sender that a packet is too long, and what is quoted",
-        reason: "The program answers by itself: a pod from the node's address, a sender outside from the egress IP, as netfilter \
-                 does. It quotes the network header and 20 bytes of what follows, all that path MTU discovery needs; a kernel \
-                 quotes up to 576 or 1280 bytes.",
+        title: "The source and the quote of errors about packets that are too long",
+        reason: "The program answers by itself: a pod from the node's address, a sender outside from the egress IP, as \
+                 netfilter does. It quotes the network header and 20 bytes after it, which is all that path MTU discovery \
+                 needs; a kernel quotes up to 576 or 1280 bytes.",
         cases: &[
             "UDP for the pod that is *too long",
             "TCP for the pod that is *too long",
@@ -141,32 +140,34 @@ const DIFFERENCES: &[Difference] = &[
         ],
     },
     Difference {
-        title: "A pod is told instead of its packet being fragmented",
-        reason: "An IPv4 packet that may be fragmented and is too long for the way out is refused, and the pod told by ICMP: its \
-                 next packets have the right size. What is too long for the way to the pod is fragmented.",
+        title: "A pod gets an ICMP error instead of fragmentation",
+        reason: "An IPv4 packet that may be fragmented and is too long for the path out is refused with an ICMP error to \
+                 the pod: its next packets have the right size. A packet that is too long for the path to the pod is \
+                 fragmented.",
         cases: &[
             "UDP that may be fragmented to a narrow way that is *too long (IPv4)",
             "offload: checksum of a datagram that is fragmented for the way (IPv4)",
         ],
     },
     Difference {
-        title: "Time Exceeded to the outside bears the node's address",
-        reason: "The node's stack answers for a reply that has used up its hops, before anything of it was changed; so `traceroute` \
-                 towards an egress IP shows the node. Netfilter gives its answer the egress IP.",
+        title: "Time Exceeded to the outside has the node's address",
+        reason: "The node's stack answers a reply whose TTL has run out, before anything of it was changed; so \
+                 `traceroute` towards an egress IP shows the node. Netfilter gives its answer the egress IP.",
         cases: &["0 hops left, to the pod", "1 hops left, to the pod"],
     },
     Difference {
-        title: "The pod's own address is not defended",
-        reason: "A packet for a pod's own address from outside is none of ours. Netfilter knows its ports from the pod's flow and \
-                 changes the sender's port so that both can be told apart.",
+        title: "The pod's own address is not protected",
+        reason: "A packet for a pod's own address from outside is left alone. Netfilter knows its ports from the pod's \
+                 flow and changes the sender's port to tell both apart.",
         cases: &["unasked: to the pod's own address, in its flow"],
     },
     Difference {
         title: "What cannot be translated is not sent",
-        reason: "AH authenticates the addresses (RFC 3715), so what a NAT sends on is refused by its receiver; node information \
-                 queries have no identifier by which an answer finds its pod; information and address mask queries are \
-                 historic (RFC 6918). All are dropped (`unsupported_protocol`). So are DCCP and UDP-Lite, which this kernel's \
-                 netfilter does not know: it changes the address alone, and their receivers drop what has a wrong checksum.",
+        reason: "AH authenticates the addresses (RFC 3715), so its receiver refuses what a NAT has changed; node \
+                 information queries have no identifier by which an answer finds its pod; information and address mask \
+                 queries are historic (RFC 6918). All are dropped (`unsupported_protocol`). So are DCCP and UDP-Lite, \
+                 which this kernel's netfilter does not know: it changes the address alone, and their receivers drop the \
+                 packet for its wrong checksum.",
         cases: &[
             "AH both ways (IPv4)",
             "AH from two pods to one server (IPv4)",
@@ -177,24 +178,24 @@ const DIFFERENCES: &[Difference] = &[
         ],
     },
     Difference {
-        title: "States of SCTP are the ends' affair",
-        reason: "As TCP's are: an association survives a change of its gateway. It is picked up with the pod's own port only.",
+        title: "The ends check states of SCTP",
+        reason: "As for TCP: an association survives a change of its gateway. It is picked up with the pod's own port only.",
         cases: &["SCTP abort from the server", "SCTP begun before anybody watched"],
     },
     Difference {
-        title: "SCTP may go without a checksum",
-        reason: "Zero stands for none, where both ends have agreed to that (RFC 9653), and stays. Netfilter takes it for a wrong one.",
+        title: "SCTP may have no checksum",
+        reason: "Zero means none, if both ends have agreed to that (RFC 9653), and stays. Netfilter treats it as wrong.",
         cases: &["SCTP whose checksum is zero", "SCTP with another port: whose checksum is zero"],
     },
     Difference {
         title: "Source routes are refused",
-        reason: "A packet that goes on from its destination to others is dropped (`source_routed`): what was decided here was \
-                 decided for the address that it shows.",
+        reason: "A packet that visits other addresses after its destination is dropped (`source_routed`): the decision \
+                 here was made for the visible address.",
         cases: &["* with a routing header with segments left"],
     },
     Difference {
         title: "Errors of unknown types",
-        reason: "ICMPv6 numbers below 128 that no document gives a meaning are dropped (`unsupported_protocol`).",
+        reason: "ICMPv6 types below 128 without a documented meaning are dropped (`unsupported_protocol`).",
         cases: &["error 5/0 about * (IPv6)", "error 100/0 about * (IPv6)"],
     },
 ];
