@@ -1,8 +1,8 @@
-//! The whole of what the leader decides: from objects, nodes, the status that holds, recorded hand-overs and the time to
-//! what each object should say, the events about it, and the records to be written. Pure, but for what [`HandoverPlanner`] remembers.
+//! The leader's decision: from objects, nodes, their current status, open hand-overs and the time to the desired status
+//! of every object, its events, and the changes of the records. Pure, except for the memory of [`HandoverPlanner`].
 //!
-//! [`assign`] says where addresses should be, [`HandoverPlanner::plan`] what of it may be written now, [`verdict`] what is said
-//! about it.
+//! [`assign`] says where addresses should be, [`HandoverPlanner::plan`] what of that may be written now, and
+//! [`conditions`] what the status reports.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -14,56 +14,56 @@ use crate::model::node::UnservedAddresses;
 use crate::model::reserved::ClusterNetworks;
 use crate::model::services::Services;
 use crate::model::view::{EgressObject, Item, Part, parse_egress_ip};
-use crate::ownership::handover::{Evidence, HandoverPlanner, Plan, Records, Step};
+use crate::ownership::handover::{Evidence, HandoverPlanner, Plan, RecordChange, Records};
 use crate::status::conditions::{self, Notice, Statement};
 use crate::status::pod_counts::PodCounts;
 
-/// All that is known. The status that holds is part of the objects.
+/// Input of a decision. The current status is part of the objects.
 #[derive(Clone, Copy, Debug)]
 pub struct Known<'a> {
     pub objects: &'a Objects,
     pub nodes: &'a Nodes,
     /// Nodes that do not answer.
     pub unreachable: &'a BTreeSet<String>,
-    /// Nodes that keep what they have and get nothing more.
+    /// Nodes that keep their addresses and get no new ones.
     pub absent: &'a BTreeSet<String>,
-    /// What nodes have been assigned and do not serve, by their own words.
+    /// Assigned addresses that nodes report as not served.
     pub unserved: &'a BTreeMap<String, UnservedAddresses>,
-    /// How many pods each object serves, and where nobody looks after them.
+    /// How many pods each object serves, and the nodes whose agents are away.
     pub census: &'a PodCounts,
-    /// Where no node can host any address of an object, the node's address serves.
+    /// Whether the node's address serves where no node can host any address of an object.
     pub node_address_serves: bool,
     pub networks: &'a ClusterNetworks,
     pub services: &'a Services,
     pub records: &'a Records,
     pub evidence: Evidence<'a>,
-    /// The nodes whose leases have no end.
+    /// Nodes whose leases have no end.
     pub endless: &'a BTreeSet<String>,
     pub now: Instant,
 }
 
-/// What one object should say, and what is to be said about it.
+/// Desired status and events of one object.
 #[derive(Clone, Debug)]
 pub struct Decision {
     pub object: Arc<EgressObject>,
     pub items: Vec<Item>,
     pub conditions: Vec<Statement>,
-    /// The addresses, where no node can host any of them.
+    /// The addresses of the object, if no node can host any of them.
     pub no_eligible_node: Option<Vec<IpAddr>>,
-    /// `None` while it is not known.
+    /// `None` while it is unknown.
     pub selected_pods: Option<u32>,
     pub notices: BTreeSet<Notice>,
 }
 
 impl Decision {
-    /// The object does not say it yet.
+    /// Whether the published status differs.
     pub fn is_new(&self) -> bool {
         let published: Option<BTreeSet<IpAddr>> =
             self.no_eligible_node.as_ref().map(|all| all.iter().copied().collect());
         self.object.items != self.items
             || self.object.no_eligible_node != published
             || self.selected_pods.is_some_and(|count| self.object.selected_pods != Some(count))
-            || !self.conditions.iter().all(|statement| statement.is_said(&self.object))
+            || !self.conditions.iter().all(|statement| statement.is_published(&self.object))
     }
 }
 
@@ -72,9 +72,9 @@ impl Decision {
 pub struct Decisions {
     /// Of every object, by name.
     pub all: Vec<Decision>,
-    /// Changes of the records, in their order.
-    pub steps: Vec<Step>,
-    /// When to decide again, if nothing else happens.
+    /// Changes of the records, in order.
+    pub steps: Vec<RecordChange>,
+    /// When to decide again without another change.
     pub look_again: Option<Instant>,
 }
 
@@ -85,7 +85,7 @@ pub fn decide(watch: &mut HandoverPlanner, known: &Known<'_>) -> Decisions {
     let assignment = assign(&Facts { objects, nodes, unreachable, absent, networks, services, hand_overs });
     let mut plan = watch.plan(objects, &assignment, records, &evidence, now);
     let mut all = Vec::with_capacity(objects.len());
-    // Both in the order of names.
+    // Both are in the order of names.
     let mut outcomes = assignment.outcomes.into_iter().peekable();
     for (name, object) in objects {
         while outcomes.next_if(|(other, _)| other < name).is_some() {}
@@ -99,14 +99,14 @@ pub fn decide(watch: &mut HandoverPlanner, known: &Known<'_>) -> Decisions {
     Decisions { all, steps: plan.steps, look_again: plan.look_again }
 }
 
-/// `new` are the items where they are to be written: else what stands there is right, or has to wait.
+/// `new` are the items to write, if any. Otherwise the current ones are right or have to wait.
 fn decision(
     object: &Arc<EgressObject>,
     outcome: Outcome,
     new: Option<Vec<Item>>,
     (eligible, cluster, census): (usize, &conditions::Cluster, &PodCounts),
 ) -> Decision {
-    // Of an object that selects nobody knows whom, nothing is published.
+    // While the selectors of an object are unknown, nothing is published: its pods must not leave with node addresses.
     let publish = outcome.no_eligible_node() && !object.is_unknown(Part::Selectors);
     let alone: Vec<(&str, u32)> = object.id.into_iter().flat_map(|id| census.left_alone(id)).collect();
     let conditions = conditions::conditions(object, &outcome, &alone, cluster);
@@ -121,7 +121,7 @@ fn decision(
     Decision { object: object.clone(), items, conditions, no_eligible_node, selected_pods, notices }
 }
 
-/// Entries that have a node, and are not there yet.
+/// Marks entries that have a node and are not served there yet.
 fn name_what_moves(outcome: &mut Outcome, items: &[Item], (plan, endless): (&Plan, &BTreeSet<String>)) {
     if *items == *outcome.items {
         return;
@@ -136,7 +136,7 @@ fn name_what_moves(outcome: &mut Outcome, items: &[Item], (plan, endless): (&Pla
     }
 }
 
-/// Entries whose nodes say that they do not serve them.
+/// Marks entries that their nodes report as not served.
 fn name_what_is_not_served(outcome: &mut Outcome, unserved: &BTreeMap<String, UnservedAddresses>) {
     for (entry, fate) in outcome.entries.iter_mut().filter(|_| !unserved.is_empty()) {
         let Fate::Assigned { node } = fate else { continue };
@@ -147,7 +147,7 @@ fn name_what_is_not_served(outcome: &mut Outcome, unserved: &BTreeMap<String, Un
     }
 }
 
-/// For tests: no hand-over is open, and the lease of each node that holds something has run out.
+/// For tests: no hand-over is open, and the lease of each node that holds an address has expired.
 #[derive(Debug, Default)]
 pub struct NoRecords {
     records: Records,
@@ -202,7 +202,7 @@ mod tests {
     use crate::allocation::samples::object;
     use crate::model::view::Unreadable;
 
-    /// Its pods are not known, so nothing may have them leave with their nodes' addresses.
+    /// The object's pods are unknown, so the decision must not let them leave with their nodes' addresses.
     #[test]
     fn of_an_object_whose_selectors_cannot_be_read_it_is_not_said_that_no_node_can_host_it() {
         let (name, readable) = object("a", 1, &["172.18.0.100"], &[]);

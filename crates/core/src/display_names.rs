@@ -1,11 +1,11 @@
-//! What people call what the maps know by numbers and addresses.
+//! Display names for the numbers and addresses that maps contain.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
-/// As the agent of this node knows them; empty where none answers.
+/// The names that this node's agent knows; empty without an agent.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Names {
     pub node: Option<String>,

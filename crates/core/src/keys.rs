@@ -9,33 +9,32 @@ pub const HOST_CIDRS: &str = "k8s.ovn.org/host-cidrs";
 /// Node: `{"default":["10.244.0.0/24"]}`, or `{"default":"10.244.0.0/24"}` in older releases.
 pub const NODE_SUBNETS: &str = "k8s.ovn.org/node-subnets";
 /// Node: `[{"interface":"eni-1","ifaddr":{"ipv4":"10.0.128.0/18"},"capacity":{"ipv4":9,"ipv6":10}}]`, or
-/// `"capacity":{"ip":14}`; the first entry counts. Written by OpenShift's controller for clouds.
+/// `"capacity":{"ip":14}`; the first entry counts. Written by OpenShift's cloud controller.
 pub const CLOUD_CONFIG: &str = "cloud.network.openshift.io/egress-ipconfig";
-/// Node: `true` where the agent can carry egress IPs on other interfaces than the primary one.
+/// Node: `true` if the agent can carry egress IPs on interfaces other than the primary one.
 pub const SERVES_SECONDARY: &str = "k8s.ovn.org/egress-agent-serves-secondary";
-/// Node: its egress IPs go to other nodes where these can take them, and it gets no others; whatever the value, but for
-/// `false`. Written by `egress-agent drain`, or by users.
+/// Node: its egress IPs go to other nodes if these can take them, and it gets no new ones. Any value but `false`
+/// counts. Written by `egress-agent drain`, or by users.
 pub const DRAIN: &str = "k8s.ovn.org/egress-drain";
-/// Node: written by OVN-Kubernetes on every node where it runs, and by nobody else.
+/// Node: written only by OVN-Kubernetes, on every node where it runs.
 pub const CHASSIS_ID: &str = "k8s.ovn.org/node-chassis-id";
 /// Node: `{"default":{"mode":"local",..}}`, or `shared`.
 pub const GATEWAY_CONFIG: &str = "k8s.ovn.org/l3-gateway-config";
-/// Node: written by OVN-Kubernetes on every node where it runs, and by nobody else; either will do.
+/// Node: one of these marks a node of OVN-Kubernetes.
 pub const OF_OVN_KUBERNETES: [&str; 2] = [CHASSIS_ID, GATEWAY_CONFIG];
 /// Node: egress IPs that OVN-Kubernetes has put on interfaces, `["10.10.10.100"]`.
 pub const EGRESS_IPS_ON_INTERFACES: [&str; 2] =
     ["k8s.ovn.org/secondary-host-egress-ips", "k8s.ovn.org/bridge-egress-ips"];
 /// Pod: `{"default":{"ip_addresses":["10.244.0.5/24"],"ip_address":"10.244.0.5/24",..}}`.
 pub const POD_NETWORKS: &str = "k8s.ovn.org/pod-networks";
-/// Service (label): another proxy than kube-proxy takes care of it.
+/// Service (label): a proxy other than kube-proxy handles it.
 pub const SERVICE_PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
 
 /// EgressIP: the egress ID, decimal. Written by the leader.
 pub const EGRESS_ID: &str = "k8s.ovn.org/egressip-tunnel-id";
-/// EgressIP: the addresses of the object, canonical, sorted, joined by commas, for which the leader has found that no
-/// node can host any of them. It holds only while the object lists exactly these addresses. An annotation, because
-/// OVN-Kubernetes' CRD prunes conditions; the addresses rather than a generation, because there every status write
-/// raises the generation.
+/// EgressIP: the addresses of the object, canonical, sorted, joined by commas, if the leader has found that no node can
+/// host any of them. Valid only while the object lists exactly these addresses. An annotation, because OVN-Kubernetes'
+/// CRD prunes conditions; addresses instead of a generation, because every status write raises the generation there.
 pub const NO_ELIGIBLE_NODE: &str = "k8s.ovn.org/egressip-no-eligible-node";
 /// EgressIP: `drop` turns off the node's address for this object. Written by users.
 pub const ON_UNASSIGNED: &str = "k8s.ovn.org/egressip-on-unassigned";

@@ -1,30 +1,30 @@
-//! Who leads: the rule of client-go's leader election as a pure state machine.
+//! Leader election as in client-go, as a pure state machine.
 //!
-//! A Lease names its holder and how long others wait. Wall clocks are never compared: a candidate notes on its own
-//! monotonic clock when it *saw* the record change, and takes over when it has not changed for the lease's duration. The
-//! holder counts from *before* it asked for the renewal and stops leading at the renew deadline, which is shorter than
-//! the duration: it has stopped before anybody else may begin, whatever the network did to its requests.
-//!
-//! One exception: where no address of the holder's node answers, a candidate need not wait for that long. The holder may
-//! live on, cut off from this candidate alone, and lead and confirm agents as if it had not been replaced. So the candidate
-//! notes whom it has replaced, and until when that one may go on ([`FormerLeader`]); `crate::ownership::suspicion` counts with it.
+//! - A Lease names its holder and how long candidates wait. Wall clocks are never compared: a candidate notes on its
+//!   own monotonic clock when it *saw* the record change, and takes over when the record has not changed for the
+//!   lease's duration.
+//! - The holder counts from *before* it sent the renewal and stops leading at the renew deadline, which is shorter than
+//!   the duration. So it stops before another candidate may begin, whatever the network does to its requests.
+//! - If no address of the holder's node answers, a candidate takes over earlier. The holder may be alive, cut off from
+//!   this candidate only, and may still confirm agents. So the candidate records it as [`FormerLeader`] with the end of
+//!   its Lease; `crate::ownership::suspicion` counts with it.
 
 use std::time::{Duration, Instant};
 
-/// Durations of the rule. Whole seconds where they are written to the Lease.
+/// Durations. Those that are written to the Lease are whole seconds.
 #[derive(Clone, Copy, Debug)]
 pub struct Timing {
-    /// How long others wait without seeing a renewal.
+    /// How long candidates wait without seeing a renewal.
     pub duration: Duration,
     /// How long the holder leads without a successful renewal.
     pub renew_deadline: Duration,
     /// Between two renewals.
     pub retry: Duration,
-    /// Between two looks of a standby. The later a renewal is seen the longer it is waited for.
+    /// Between two reads of a standby. A renewal that is seen later is waited for longer.
     pub look: Duration,
-    /// The node of a holder that has not answered for that long is silent.
+    /// A node is silent when it has not answered for that long.
     pub silence: Duration,
-    /// The holder on a silent node may be replaced when its latest renewal was seen that long ago.
+    /// The holder on a silent node is replaced when its latest renewal was seen that long ago.
     pub stale: Duration,
 }
 
@@ -42,27 +42,27 @@ impl Default for Timing {
 }
 
 impl Timing {
-    /// Between the end of one leader and the beginning of the next, at least, unless the next takes over early.
-    pub fn nobody_leads(&self) -> Duration {
+    /// The shortest gap between two leaders, except after an early take-over.
+    pub fn leaderless_gap(&self) -> Duration {
         self.duration - self.renew_deadline
     }
 }
 
-/// However long a Lease says that others wait: nobody can be kept from leading by a number, after its last renewal.
+/// The longest wait after a renewal, whatever duration a Lease states.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
-/// For so long a leader that hears no other node leaves the Lease to others. A standby looks ten times a second.
-const ASIDE: Duration = Duration::from_millis(500);
+/// How long a leader that hears no other node leaves the Lease to others. A standby reads it ten times a second.
+const STEP_DOWN_PAUSE: Duration = Duration::from_millis(500);
 
-/// More leaders than there ever are, a new one each second for thirty years.
+/// More leaders than there ever are: one per second for thirty years.
 const MOST_TRANSITIONS: i32 = 1 << 30;
 
-/// Who a controller is as a candidate: this process, not only its node, since a restarted controller is another one.
+/// Identity of a candidate: the process, not only the node, since a restarted controller is another candidate.
 pub fn identity(node_name: &str, process: u32, started_ns: u128) -> String {
     format!("{node_name}_{process}_{started_ns:x}")
 }
 
-/// Is this the name of a controller?
+/// Whether this is the identity of a controller.
 pub fn is_identity(text: &str) -> bool {
     let mut parts = text.rsplitn(3, '_');
     let is_time = parts.next().is_some_and(|time| u128::from_str_radix(time, 16).is_ok());
@@ -70,35 +70,35 @@ pub fn is_identity(text: &str) -> bool {
     is_time && is_process && parts.next().is_some_and(|node| !node.is_empty())
 }
 
-/// The node of an agent that has this name.
+/// The node of this identity.
 pub fn node_of(identity: &str) -> Option<&str> {
     is_identity(identity).then(|| identity.rsplitn(3, '_').nth(2)).flatten()
 }
 
-/// No address of this holder's node has answered since then, although one did before.
+/// The holder's node stopped answering at all of its addresses at this time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SilentHolder {
     pub holder: String,
     pub since: Instant,
 }
 
-/// A leader that was replaced before its Lease had run out.
+/// A leader that was replaced before its Lease expired.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FormerLeader {
     pub node: String,
-    /// Since when no address of its node has answered.
+    /// Since when no address of its node answers.
     pub silent_since: Instant,
-    /// Until when it may confirm agents: for the duration of its Lease.
+    /// Until when it may confirm agents: the end of its Lease.
     pub until: Instant,
 }
 
-/// What the rule reads and writes of a Lease.
+/// The part of a Lease that the election reads and writes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Record {
-    /// Empty when the holder has let go.
+    /// Empty after a release.
     pub holder: String,
     pub duration: Duration,
-    /// As text: only whether it changed matters.
+    /// As text: only a change matters.
     pub renewed: String,
     pub acquired: String,
     pub transitions: i32,
@@ -106,14 +106,14 @@ pub struct Record {
 
 /// What to do about the Lease now.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Step {
-    /// Somebody else holds it.
+pub enum ElectionStep {
+    /// Another candidate holds it.
     Wait,
-    /// There is none: create it with us as its holder, and with a number that no leader has had.
+    /// There is none: create it with a number of transitions that no leader has had.
     Create { transitions: i32 },
-    /// Take it over: one more transition.
+    /// Take it over, with one more transition.
     TakeOver { transitions: i32 },
-    /// It is ours: renew.
+    /// Renew it.
     Renew,
 }
 
@@ -122,29 +122,29 @@ pub struct Election {
     identity: String,
     timing: Timing,
     observed: Option<(Record, Instant)>,
-    /// Start of the last request that renewed the Lease for us.
+    /// Start of the last request that renewed our Lease.
     renewed: Option<Instant>,
     /// Since when we lead without a gap.
     since: Option<Instant>,
-    /// Since when there is no Lease, although a controller held it when it was seen last.
+    /// Since when the Lease is missing, if a controller held it when it was last seen.
     gone: Option<Instant>,
     /// The greatest number of transitions seen.
     greatest: Option<i32>,
     /// The leader that the latest take-over replaced early.
     former: Option<FormerLeader>,
     /// Until then the Lease is left to other candidates.
-    aside: Option<Instant>,
+    stepped_down_until: Option<Instant>,
 }
 
-/// Leading without a gap: whoever led, or could have, before `since` is another matter.
+/// One term: leading without a gap since `since`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeaderTerm {
     pub since: Instant,
-    /// When the latest renewal was asked for.
+    /// Start of the latest renewal.
     pub renewed: Instant,
-    /// When it ends without another renewal.
+    /// When the term ends without another renewal.
     pub until: Instant,
-    /// Whoever led before `since` and may not know yet that it does not.
+    /// The former leader, which may not have noticed yet that it was replaced.
     pub former: Option<FormerLeader>,
 }
 
@@ -159,7 +159,7 @@ impl Election {
             gone: None,
             greatest: None,
             former: None,
-            aside: None,
+            stepped_down_until: None,
         }
     }
 
@@ -171,41 +171,41 @@ impl Election {
         self.timing
     }
 
-    /// `None` where we do not lead at this moment.
-    pub fn reign(&self, now: Instant) -> Option<LeaderTerm> {
+    /// `None` while we do not lead.
+    pub fn term(&self, now: Instant) -> Option<LeaderTerm> {
         let renewed = self.renewed?;
         let until = renewed + self.timing.renew_deadline;
         (now < until).then_some(LeaderTerm { since: self.since?, renewed, until, former: self.former.clone() })
     }
 
-    /// When the latest renewal was asked for. Others saw it later, and wait from then.
+    /// Start of the latest renewal. Others saw it later, and wait from then on.
     pub fn renewed(&self) -> Option<Instant> {
         self.renewed
     }
 
-    /// The Lease was ours when we saw it last: there is nothing to read before it is renewed.
+    /// Whether the Lease was ours when last seen: then it is renewed without being read first.
     pub fn holds(&self) -> bool {
         self.renewed.is_some()
     }
 
-    /// When to look at the Lease next, where the latest look was at `now`.
+    /// When to read the Lease next, after a read at `now`.
     pub fn look_again(&self, now: Instant) -> Instant {
         let Timing { retry, look, .. } = self.timing;
         if self.holds() {
             return now + retry;
         }
-        // It takes over as soon as it may.
+        // A standby takes over as soon as it may.
         let expiry = self.observed.as_ref().map(|(record, since)| *since + self.patience_with(record));
         expiry.filter(|expiry| *expiry > now).map_or(now + look, |expiry| expiry.min(now + look))
     }
 
-    /// A stranger may have written anything; less than ours would be no rule among controllers.
+    /// Foreign writers may write any duration. A shorter one than ours is not valid among controllers.
     fn patience_with(&self, record: &Record) -> Duration {
         record.duration.clamp(self.timing.duration, LONGEST_WAIT)
     }
 
-    /// Decides on the Lease as it was just read, and by what is known of its holder's node.
-    pub fn step(&mut self, lease: Option<Record>, silence: Option<&SilentHolder>, now: Instant) -> Step {
+    /// Decides on the Lease as it was just read, and on what is known of its holder's node.
+    pub fn step(&mut self, lease: Option<Record>, silence: Option<&SilentHolder>, now: Instant) -> ElectionStep {
         let Some(lease) = lease else {
             self.renewed = None;
             return self.step_without(now);
@@ -223,50 +223,50 @@ impl Election {
             self.observed = Some((lease, now));
         }
         let since = self.observed.as_ref().map_or(now, |(_, since)| *since);
-        if (mine || free) && self.stands_aside(now) {
-            return Step::Wait;
+        if (mine || free) && self.has_stepped_down(now) {
+            return ElectionStep::Wait;
         }
         if mine {
-            return Step::Renew;
+            return ElectionStep::Renew;
         }
         self.former = None;
         if !free && now < since + duration {
             let silent = silent.filter(|_| now >= since + self.timing.stale);
             let Some((silent, node)) = silent.and_then(|silent| Some((silent, node_of(&silent.holder)?))) else {
-                return Step::Wait;
+                return ElectionStep::Wait;
             };
             let (node, silent_since) = (node.to_owned(), silent.since);
             self.former = Some(FormerLeader { node, silent_since, until: since + duration });
         }
-        Step::TakeOver { transitions: self.next_transitions() }
+        ElectionStep::TakeOver { transitions: self.next_transitions() }
     }
 
-    /// This leader hears no other node: another candidate is to lead, if there is one. Where there is none by then, this one
-    /// takes the Lease again.
-    pub fn stand_aside(&mut self, now: Instant) {
+    /// Called when this leader hears no other node: another candidate should lead. Without another one, this controller
+    /// takes the Lease again after a pause.
+    pub fn step_down(&mut self, now: Instant) {
         (self.renewed, self.since) = (None, None);
-        self.aside = Some(now + ASIDE);
+        self.stepped_down_until = Some(now + STEP_DOWN_PAUSE);
     }
 
-    pub fn stands_aside(&self, now: Instant) -> bool {
-        self.aside.is_some_and(|until| now < until)
+    pub fn has_stepped_down(&self, now: Instant) -> bool {
+        self.stepped_down_until.is_some_and(|until| now < until)
     }
 
-    /// Somebody has deleted it. Who held it leads until it has tried to renew it, and makes it anew then: others wait as for
-    /// any holder. Whoever never saw one does not: that is how the first comes to be.
-    fn step_without(&mut self, now: Instant) -> Step {
+    /// The Lease was deleted. Its holder leads until the next renewal and creates it again then, so others wait as for
+    /// any holder. A candidate that never saw a Lease does not wait: this is how the first leader begins.
+    fn step_without(&mut self, now: Instant) -> ElectionStep {
         let holder = self.observed.as_ref().map(|(record, _)| record.holder.as_str());
         if holder.is_some_and(|holder| holder != self.identity && is_identity(holder)) {
             let since = *self.gone.get_or_insert(now);
             if now < since + self.timing.duration {
-                return Step::Wait;
+                return ElectionStep::Wait;
             }
         }
-        Step::Create { transitions: self.next_transitions() }
+        ElectionStep::Create { transitions: self.next_transitions() }
     }
 
-    /// Terms of leaders are told apart by it (`egress_agent::health::leader_contact`), so it only grows. What a stranger wrote there is no
-    /// reason to run out of numbers.
+    /// The number of transitions tells terms apart (`egress_agent::health::leader_contact`), so it only grows. A number
+    /// written by a foreign writer is ignored if it would exhaust the range.
     fn note(&mut self, transitions: i32) {
         if (0..=MOST_TRANSITIONS).contains(&transitions) {
             self.greatest = self.greatest.max(Some(transitions));
@@ -277,10 +277,10 @@ impl Election {
         self.greatest.map_or(0, |greatest| greatest.saturating_add(1))
     }
 
-    /// The Lease was written with us as its holder by a request that began at `asked`, and was answered just now.
+    /// The Lease was written with us as holder. The request began at `asked` and was just answered.
     pub fn written(&mut self, record: Record, asked: Instant, now: Instant) {
-        // Whoever takes it over begins anew, and so does whoever has not led for a moment.
-        if self.reign(now).is_none() {
+        // A take-over begins a new term, and so does a gap in leading.
+        if self.term(now).is_none() {
             self.since = Some(now);
         }
         self.note(record.transitions);
@@ -299,10 +299,10 @@ mod tests {
         Record { holder: holder.into(), duration, renewed: renewed.into(), ..Record::default() }
     }
 
-    /// When this controller takes over whom it sees like that first at `start`, looking every ten milliseconds.
+    /// When this controller takes over a Lease that it first sees at `start` and reads every ten milliseconds.
     fn waits(me: &mut Election, lease: &Record, start: Instant) -> Instant {
         let mut now = start;
-        while me.step(Some(lease.clone()), None, now) == Step::Wait {
+        while me.step(Some(lease.clone()), None, now) == ElectionStep::Wait {
             now += Duration::from_millis(10);
         }
         now
@@ -316,11 +316,11 @@ mod tests {
         assert_eq!(waits(&mut me, &record("other", "1970"), start), start + timing.duration);
         let seen = start + timing.duration / 2;
         let mut me = Election::new("me".into(), timing);
-        assert_eq!(me.step(Some(record("other", "1970")), None, start), Step::Wait);
+        assert_eq!(me.step(Some(record("other", "1970")), None, start), ElectionStep::Wait);
         assert_eq!(waits(&mut me, &record("other", "2099"), seen), seen + timing.duration);
         assert_eq!(
             me.step(Some(record("other", "2099")), None, seen + timing.duration),
-            Step::TakeOver { transitions: 1 }
+            ElectionStep::TakeOver { transitions: 1 }
         );
     }
 
@@ -329,15 +329,15 @@ mod tests {
         let timing = Timing::default();
         let start = Instant::now();
         let (mut me, mut other) = (Election::new("me".into(), timing), Election::new("other".into(), timing));
-        assert_eq!(me.step(None, None, start), Step::Create { transitions: 0 });
+        assert_eq!(me.step(None, None, start), ElectionStep::Create { transitions: 0 });
         let lease = record("me", "1");
-        // The answer to the renewal was slow; the other saw it at once.
+        // The answer to the renewal was slow; the other candidate saw it at once.
         me.written(lease.clone(), start, start + timing.renew_deadline / 2);
         let now = waits(&mut other, &lease, start);
-        assert_eq!((me.reign(now), me.reign(start + timing.renew_deadline)), (None, None));
-        assert!(me.reign(start + timing.renew_deadline - Duration::from_millis(1)).is_some());
-        assert!(now >= start + timing.renew_deadline + timing.nobody_leads());
-        assert!(timing.nobody_leads() >= Duration::from_millis(500), "for what is on its way");
+        assert_eq!((me.term(now), me.term(start + timing.renew_deadline)), (None, None));
+        assert!(me.term(start + timing.renew_deadline - Duration::from_millis(1)).is_some());
+        assert!(now >= start + timing.renew_deadline + timing.leaderless_gap());
+        assert!(timing.leaderless_gap() >= Duration::from_millis(500), "for what is on its way");
     }
 
     #[test]
@@ -345,17 +345,24 @@ mod tests {
         let start = Instant::now();
         let mut me = Election::new("me".into(), Timing::default());
         me.written(record("me", "1"), start, start);
-        me.stand_aside(start);
-        assert_eq!((me.reign(start), me.holds()), (None, false));
+        me.step_down(start);
+        assert_eq!((me.term(start), me.holds()), (None, false));
         // Whether or not it could be released.
-        assert_eq!(me.step(Some(record("", "2")), None, start), Step::Wait);
-        assert_eq!(me.step(Some(record("me", "1")), None, start), Step::Wait);
+        assert_eq!(me.step(Some(record("", "2")), None, start), ElectionStep::Wait);
+        assert_eq!(me.step(Some(record("me", "1")), None, start), ElectionStep::Wait);
         let others = &mut Election::new("other".into(), Timing::default());
-        assert_eq!(others.step(Some(record("", "2")), None, start), Step::TakeOver { transitions: 1 });
-        assert_eq!(me.step(Some(record("", "2")), None, start + ASIDE), Step::TakeOver { transitions: 1 });
+        assert_eq!(others.step(Some(record("", "2")), None, start), ElectionStep::TakeOver { transitions: 1 });
+        assert_eq!(
+            me.step(Some(record("", "2")), None, start + STEP_DOWN_PAUSE),
+            ElectionStep::TakeOver { transitions: 1 }
+        );
         let mut me = Election::new("me".into(), Timing::default());
-        me.stand_aside(start);
-        assert_eq!(me.step(Some(record("me", "1")), None, start + ASIDE), Step::Renew, "it could not be released");
+        me.step_down(start);
+        assert_eq!(
+            me.step(Some(record("me", "1")), None, start + STEP_DOWN_PAUSE),
+            ElectionStep::Renew,
+            "it could not be released"
+        );
     }
 
     #[test]
@@ -365,16 +372,16 @@ mod tests {
         let mut me = Election::new("me".into(), timing);
         me.written(record("me", "1"), at(0), at(1));
         me.written(record("me", "2"), at(9), at(9));
-        assert_eq!(me.reign(at(10)).map(|reign| reign.since), Some(at(1)));
-        // Too late: somebody else could have led.
+        assert_eq!(me.term(at(10)).map(|term| term.since), Some(at(1)));
+        // Too late: another candidate could have led.
         me.written(record("me", "3"), at(30), at(31));
-        assert_eq!(me.reign(at(32)).map(|reign| reign.since), Some(at(31)));
-        // Somebody else has, and all of it within a moment.
-        assert_eq!(me.step(Some(record("other", "4")), None, at(33)), Step::Wait);
-        assert_eq!(me.reign(at(33)), None);
-        assert_eq!(me.step(Some(record("", "5")), None, at(34)), Step::TakeOver { transitions: 1 });
+        assert_eq!(me.term(at(32)).map(|term| term.since), Some(at(31)));
+        // Another candidate leads for a moment.
+        assert_eq!(me.step(Some(record("other", "4")), None, at(33)), ElectionStep::Wait);
+        assert_eq!(me.term(at(33)), None);
+        assert_eq!(me.step(Some(record("", "5")), None, at(34)), ElectionStep::TakeOver { transitions: 1 });
         me.written(record("me", "6"), at(34), at(35));
-        assert_eq!(me.reign(at(35)).map(|reign| reign.since), Some(at(35)));
+        assert_eq!(me.term(at(35)).map(|term| term.since), Some(at(35)));
     }
 
     #[test]
@@ -388,25 +395,25 @@ mod tests {
         let mut step = |lease: &Record, silence: Option<SilentHolder>, now| {
             me.step(Some(lease.clone()), silence.as_ref(), at(now))
         };
-        assert_eq!(step(&lease, None, 0), Step::Wait);
-        assert_eq!(step(&lease, None, 1999), Step::Wait, "it answers, or nobody knows");
+        assert_eq!(step(&lease, None, 0), ElectionStep::Wait);
+        assert_eq!(step(&lease, None, 1999), ElectionStep::Wait, "it answers, or nobody knows");
         let renewed = record(&holder, "2");
-        assert_eq!(step(&renewed, silence(1500), 2000), Step::Wait, "it has just renewed");
-        assert_eq!(step(&renewed, silence(1500), 2599), Step::Wait);
-        assert_eq!(step(&renewed, silence(2101), 2600), Step::Wait, "it has not been silent for long");
+        assert_eq!(step(&renewed, silence(1500), 2000), ElectionStep::Wait, "it has just renewed");
+        assert_eq!(step(&renewed, silence(1500), 2599), ElectionStep::Wait);
+        assert_eq!(step(&renewed, silence(2101), 2600), ElectionStep::Wait, "it has not been silent for long");
         let of_another = SilentHolder { holder: another, since: at(0) };
-        assert_eq!(step(&renewed, Some(of_another), 2600), Step::Wait);
-        assert_eq!(step(&renewed, silence(2100), 2600), Step::TakeOver { transitions: 1 });
+        assert_eq!(step(&renewed, Some(of_another), 2600), ElectionStep::Wait);
+        assert_eq!(step(&renewed, silence(2100), 2600), ElectionStep::TakeOver { transitions: 1 });
         me.written(record("me", "3"), at(2600), at(2650));
         let former = FormerLeader { node: "node_a".into(), silent_since: at(2100), until: at(2000) + timing.duration };
-        assert_eq!(me.reign(at(2650)).and_then(|reign| reign.former), Some(former), "it may go on until then");
-        // Renewals change nothing of that, and the next take-over is another.
+        assert_eq!(me.term(at(2650)).and_then(|term| term.former), Some(former), "it may go on until then");
+        // Renewals keep the former leader. The next take-over replaces it.
         me.written(record("me", "4"), at(2900), at(2900));
-        assert!(me.reign(at(2900)).is_some_and(|reign| reign.former.is_some()));
-        assert_eq!(me.step(Some(lease.clone()), None, at(3000)), Step::Wait);
-        assert_eq!(me.step(Some(lease), None, at(5000)), Step::TakeOver { transitions: 1 });
+        assert!(me.term(at(2900)).is_some_and(|term| term.former.is_some()));
+        assert_eq!(me.step(Some(lease.clone()), None, at(3000)), ElectionStep::Wait);
+        assert_eq!(me.step(Some(lease), None, at(5000)), ElectionStep::TakeOver { transitions: 1 });
         me.written(record("me", "5"), at(5000), at(5000));
-        assert_eq!(me.reign(at(5000)).map(|reign| reign.former), Some(None));
+        assert_eq!(me.term(at(5000)).map(|term| term.former), Some(None));
     }
 
     #[test]
@@ -418,15 +425,18 @@ mod tests {
         me.step(Some(record("thief", "1")), None, start);
         assert_eq!(
             me.step(Some(record("thief", "1")), Some(&thief), start + timing.stale * 2),
-            Step::Wait,
+            ElectionStep::Wait,
             "it has no node"
         );
         let silence = SilentHolder { holder: identity("a", 1, 1), since };
         let lease = Record { duration: timing.duration * 5, ..record(&silence.holder, "2") };
-        assert_eq!(me.step(Some(lease.clone()), Some(&silence), start), Step::Wait);
-        assert_eq!(me.step(Some(lease), Some(&silence), start + timing.stale), Step::TakeOver { transitions: 1 });
+        assert_eq!(me.step(Some(lease.clone()), Some(&silence), start), ElectionStep::Wait);
+        assert_eq!(
+            me.step(Some(lease), Some(&silence), start + timing.stale),
+            ElectionStep::TakeOver { transitions: 1 }
+        );
         me.written(record("me", "3"), start, start);
-        let until = me.reign(start).and_then(|reign| reign.former).map(|former| former.until);
+        let until = me.term(start).and_then(|term| term.former).map(|former| former.until);
         assert_eq!(until, Some(start + timing.duration * 5));
     }
 
@@ -449,10 +459,13 @@ mod tests {
     fn a_wall_clock_that_jumps_changes_nothing() {
         let start = Instant::now();
         let mut me = Election::new("me".into(), Timing::default());
-        // The holder renews each second; its wall clock goes to and fro, and once says what it said before.
+        // The holder renews each second. Its wall clock jumps, and repeats a time once.
         let times = ["2026", "1970", "2099", "2026", "0001", "9999"];
         for (second, renewed) in (0..).zip(times.iter().cycle().take(60)) {
-            assert_eq!(me.step(Some(record("other", renewed)), None, start + Duration::from_secs(second)), Step::Wait);
+            assert_eq!(
+                me.step(Some(record("other", renewed)), None, start + Duration::from_secs(second)),
+                ElectionStep::Wait
+            );
         }
         let latest = start + Duration::from_secs(59);
         let next = waits(&mut me, &record("other", "9999"), latest + Duration::from_millis(10));
@@ -464,12 +477,12 @@ mod tests {
         let (start, ours) = (Instant::now(), Timing::default().duration.as_secs());
         let at = |seconds| start + Duration::from_secs(seconds);
         let with = |seconds| Record { duration: Duration::from_secs(seconds), ..record("thief", "1") };
-        // A former version's lease lasts longer than ours.
+        // The lease of an older version lasts longer than ours.
         for (said, waits) in [(0, ours), (ours, ours), (5, 5), (30, 30), (u64::MAX, 60)] {
             let mut me = Election::new("me".into(), Timing::default());
-            assert_eq!(me.step(Some(with(said)), None, at(0)), Step::Wait, "{said}");
-            assert_eq!(me.step(Some(with(said)), None, at(waits - 1)), Step::Wait, "{said}");
-            assert_eq!(me.step(Some(with(said)), None, at(waits)), Step::TakeOver { transitions: 1 }, "{said}");
+            assert_eq!(me.step(Some(with(said)), None, at(0)), ElectionStep::Wait, "{said}");
+            assert_eq!(me.step(Some(with(said)), None, at(waits - 1)), ElectionStep::Wait, "{said}");
+            assert_eq!(me.step(Some(with(said)), None, at(waits)), ElectionStep::TakeOver { transitions: 1 }, "{said}");
         }
     }
 
@@ -486,12 +499,12 @@ mod tests {
     fn a_released_lease_is_taken_at_once_and_a_stolen_one_is_noticed() {
         let now = Instant::now();
         let mut me = Election::new("me".into(), Timing::default());
-        assert_eq!(me.step(Some(record("", "1")), None, now), Step::TakeOver { transitions: 1 });
+        assert_eq!(me.step(Some(record("", "1")), None, now), ElectionStep::TakeOver { transitions: 1 });
         me.written(record("me", "2"), now, now);
-        assert_eq!(me.step(Some(record("me", "2")), None, now), Step::Renew);
-        assert!(me.reign(now).is_some());
-        assert_eq!(me.step(Some(record("thief", "3")), None, now), Step::Wait);
-        assert_eq!((me.reign(now), me.holds()), (None, false));
+        assert_eq!(me.step(Some(record("me", "2")), None, now), ElectionStep::Renew);
+        assert!(me.term(now).is_some());
+        assert_eq!(me.step(Some(record("thief", "3")), None, now), ElectionStep::Wait);
+        assert_eq!((me.term(now), me.holds()), (None, false));
     }
 
     #[test]
@@ -502,13 +515,14 @@ mod tests {
         let lease = Record { transitions: 7, ..record(&holder, "1") };
         let (mut it, mut other) =
             (Election::new(holder.clone(), Timing::default()), Election::new("b".into(), Timing::default()));
-        assert_eq!(other.step(Some(lease.clone()), None, at(0)), Step::Wait);
+        assert_eq!(other.step(Some(lease.clone()), None, at(0)), ElectionStep::Wait);
         it.written(lease, at(0), at(0));
-        assert_eq!(it.step(None, None, at(9000)), Step::Create { transitions: 8 });
-        // However long ago it was seen last: who held it may have renewed it just before.
-        assert_eq!(other.step(None, None, at(9000)), Step::Wait);
-        assert_eq!(other.step(None, None, at(10_999)), Step::Wait);
-        assert_eq!(other.step(None, None, at(11_000)), Step::Create { transitions: 8 });
+        assert_eq!(it.step(None, None, at(9000)), ElectionStep::Create { transitions: 8 });
+        // The wait does not depend on when the Lease was last seen: its holder may have renewed it just before the
+        // deletion.
+        assert_eq!(other.step(None, None, at(9000)), ElectionStep::Wait);
+        assert_eq!(other.step(None, None, at(10_999)), ElectionStep::Wait);
+        assert_eq!(other.step(None, None, at(11_000)), ElectionStep::Create { transitions: 8 });
     }
 
     #[test]
@@ -518,10 +532,10 @@ mod tests {
         me.step(Some(Record { transitions: 5, ..record(&identity("a", 1, 1), "1") }), None, start);
         for transitions in [0, -3, i32::MAX] {
             let thief = Record { transitions, ..record("thief", "1") };
-            assert_eq!(me.step(Some(thief), None, start), Step::Wait);
+            assert_eq!(me.step(Some(thief), None, start), ElectionStep::Wait);
         }
-        assert_eq!(me.step(None, None, start), Step::Create { transitions: 6 });
+        assert_eq!(me.step(None, None, start), ElectionStep::Create { transitions: 6 });
         let free = Record { transitions: 2, ..record("", "2") };
-        assert_eq!(me.step(Some(free), None, start), Step::TakeOver { transitions: 6 });
+        assert_eq!(me.step(Some(free), None, start), ElectionStep::TakeOver { transitions: 6 });
     }
 }

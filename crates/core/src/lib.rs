@@ -1,4 +1,5 @@
-//! egress_core.
+//! The policy model of egress-agent: selection, allocation, ownership, desired state and plan. No Kubernetes client, no
+//! eBPF library, no sockets: time and facts are arguments.
 
 pub mod allocation;
 pub mod decision;

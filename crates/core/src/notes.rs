@@ -1,9 +1,9 @@
-//! Problems that last, for whoever asks an agent what is wrong.
+//! Lasting problems, for the status of an agent.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// What is wrong for longer than one line of the log: by what it is about, so that it goes when it is mended.
+/// Current problems by topic: each entry disappears when its problem is solved.
 #[derive(Clone, Debug, Default)]
 pub struct Notes(Arc<Mutex<BTreeMap<&'static str, Vec<String>>>>);
 

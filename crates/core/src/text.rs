@@ -1,8 +1,8 @@
-//! Text that users have written, in what is said of it: as much as tells them which it is. Pure.
+//! Bounded quotes of texts that users write.
 
 use std::borrow::Cow;
 
-/// At most so many bytes of a text of somebody else's, in whole characters, and how long it is where that is not all.
+/// At most `most` bytes of a foreign text, cut between characters, with its length if it is cut.
 pub fn quoted(text: &str, most: usize) -> Cow<'_, str> {
     if text.len() <= most {
         return Cow::Borrowed(text);
@@ -10,7 +10,7 @@ pub fn quoted(text: &str, most: usize) -> Cow<'_, str> {
     Cow::Owned(format!("{}... ({} bytes)", &text[..text.floor_char_boundary(most)], text.len()))
 }
 
-/// At most so many of these, and as many as fit into so many bytes; then how many more there are.
+/// At most so many texts that fit into so many bytes, then the number of the others.
 pub fn listed(texts: &[String], separator: &str, (most, bytes): (usize, usize)) -> String {
     let mut all = String::new();
     for (place, text) in texts.iter().enumerate() {

@@ -238,7 +238,7 @@ fn status_ops(object: &EgressObject, wanted: &Wanted, counted: Option<u32>, now:
         ops.push(json!({"op": "add", "path": "/status/selectedPods", "value": count}));
     }
     let mut conditions = Vec::new();
-    for statement in wanted.conditions.iter().filter(|statement| !statement.is_said(object)) {
+    for statement in wanted.conditions.iter().filter(|statement| !statement.is_published(object)) {
         let value = value(statement);
         conditions.push(match object.conditions.get(statement.kind) {
             Some((index, _)) => json!({"op": "replace", "path": format!("/status/conditions/{index}"), "value": value}),

@@ -18,7 +18,7 @@ use egress_core::model::view::{EgressObject, Node, parse_egress_ip};
 use egress_core::node_health::NodeHealth;
 use egress_core::ownership::acknowledgements::{AcknowledgementReader, SeenAcknowledgements};
 use egress_core::ownership::endless::{self, Alone};
-use egress_core::ownership::handover::{Evidence, HandOver, Step};
+use egress_core::ownership::handover::{Evidence, HandOver, RecordChange};
 use egress_core::ownership::suspicion::{Longest, Suspicions, TermStart, Terms, suspects};
 use egress_kube::leader_election::Leadership;
 use egress_kube::ledger::{self, LEDGER_NAME, LedgerStore};
@@ -139,7 +139,7 @@ impl LedgerWriter {
         // A clock before 1970 counts from the beginning.
         let unix_ms = UNIX_EPOCH.elapsed().map_or(0, |time| u64::try_from(time.as_millis()).unwrap_or(0));
         let words = nodes.values().map(|node| &node.released).chain(reach.released.values());
-        draft.count_on(words.flat_map(|words| words.values().copied()), unix_ms);
+        draft.continue_after(words.flat_map(|words| words.values().copied()), unix_ms);
         let (suspected, look_again) = suspects(reach, ledger, since, now);
         draft.suspects.retain(|node, _| suspected.contains(node));
         for node in suspected {
@@ -154,7 +154,7 @@ impl LedgerWriter {
             bounded.entry(name.clone()).and_modify(|by_probes| *by_probes = number.max(*by_probes)).or_insert(number);
         }
         let settled = self.alone.follow(&mut draft, (objects, nodes), &bounded, now);
-        let said = self.heard.listen(ledger, nodes, reach, now);
+        let said = self.heard.read(ledger, nodes, reach, now);
         let open = &ledger.records.open;
         let shown: BTreeSet<IpAddr> = match self.departed.is_empty() {
             true => BTreeSet::new(),
@@ -180,10 +180,10 @@ impl LedgerWriter {
     }
 
     /// Writes the draft with the hand-overs that begin or change, if anything in it is new. Before any status says it.
-    pub(super) async fn open(&mut self, mut draft: Ledger, steps: &[Step]) -> bool {
+    pub(super) async fn open(&mut self, mut draft: Ledger, steps: &[RecordChange]) -> bool {
         let recorded = || {
             steps.iter().filter_map(|step| match step {
-                Step::Record(address, hand_over) => Some((address, hand_over)),
+                RecordChange::Record(address, hand_over) => Some((address, hand_over)),
                 _ => None,
             })
         };
@@ -200,11 +200,11 @@ impl LedgerWriter {
     }
 
     /// Takes out what is over. Behind all that it was waited for with.
-    pub(super) async fn close(&mut self, steps: &[Step]) -> bool {
+    pub(super) async fn close(&mut self, steps: &[RecordChange]) -> bool {
         let Some(ledger) = &self.ledger else { return true };
         let mut draft = Ledger::clone(ledger);
         for step in steps {
-            if let Step::Forget(address) = step {
+            if let RecordChange::Forget(address) = step {
                 draft.forget(address);
             }
         }

@@ -417,7 +417,7 @@ impl Leader {
                     has_written = true;
                     let reason = wanted.conditions.first().map_or("", |condition| condition.reason);
                     // A count alone is news for whoever asks.
-                    if object.items != wanted.items || !wanted.conditions.iter().all(|one| one.is_said(&object)) {
+                    if object.items != wanted.items || !wanted.conditions.iter().all(|one| one.is_published(&object)) {
                         info!(egressip = object.name, id = wanted.id.0, items = %shown(&wanted), reason, "status written");
                     }
                     self.strangers.wrote(&answer);

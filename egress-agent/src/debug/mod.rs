@@ -24,8 +24,7 @@ use crate::debug::log::{LogLevel, Trouble, Troubles};
 use crate::metrics::facts::NodeFacts;
 use egress_core::display_names::Names;
 use egress_core::model::view::Attach;
-use egress_core::node_health::fitness::Ready;
-use egress_core::node_health::fitness::{Obstacle, Uplink};
+use egress_core::node_health::fitness::{Ready, ServingObstacle, UplinkState};
 pub use egress_core::notes::Notes;
 use egress_core::ownership::lease::LeaseState;
 use egress_datapath::drops::Drops;
@@ -222,7 +221,7 @@ pub struct Questions {
 pub struct Sources {
     pub node: mpsc::Sender<Question>,
     pub ready: watch::Receiver<Ready>,
-    pub uplink: watch::Receiver<Uplink>,
+    pub uplink: watch::Receiver<UplinkState>,
     pub standing: watch::Receiver<LeaseState>,
     /// The node of the controller that asks this agent.
     pub leader: watch::Receiver<Option<String>>,
@@ -260,10 +259,10 @@ impl Sources {
             }
         }
         let ready = self.ready.borrow().clone();
-        let obstacle = Obstacle::of(ready.serving, &self.uplink.borrow());
+        let obstacle = ServingObstacle::of(ready.serving, &self.uplink.borrow());
         let leases = match *self.standing.borrow() {
             LeaseState::Holds => "holds",
-            LeaseState::Fenced(_) => "fenced",
+            LeaseState::Expired(_) => "fenced",
         };
         status.agent = AgentState {
             running: true,

@@ -47,7 +47,7 @@ pub fn fill(status: &mut Status, Pinned { owned, moving, pods, policies }: Pinne
     let moving = moving.into_iter().filter(|(id, _)| !owned.contains_key(id)).map(|(id, moving)| {
         let TunnelEndpoint(peer) = moving.peer;
         let peer = names.nodes.get(&peer).cloned().unwrap_or_else(|| peer.to_string());
-        let state = match moving.course {
+        let state = match moving.stage {
             HandoverStage::Leaving => format!("passed on to {peer}"),
             HandoverStage::Arriving | HandoverStage::Open => format!("comes from {peer}"),
         };
@@ -101,7 +101,7 @@ mod tests {
     fn what_programs_serve_is_called_by_what_names_there_are() {
         let owned = [(EgressId(1), ip("172.18.0.100"))].into();
         let peer = TunnelEndpoint(ip("172.18.0.2"));
-        let moving = |address| HandoverState { address: ip(address), peer, course: HandoverStage::Leaving };
+        let moving = |address| HandoverState { address: ip(address), peer, stage: HandoverStage::Leaving };
         let moving = [(EgressId(1), moving("172.18.0.100")), (EgressId(2), moving("172.18.0.101"))].into();
         let pods = vec![PodState::Selected(EgressId(1)), PodState::Known];
         let pinned = Pinned { owned, moving, pods, ..Pinned::default() };

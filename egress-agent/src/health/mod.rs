@@ -43,8 +43,7 @@ use crate::health::tls::Tls;
 use crate::metrics::Meters;
 use egress_core::model::ledger::Acknowledgements;
 use egress_core::model::state::SelectedPods;
-use egress_core::node_health::fitness::Ready;
-use egress_core::node_health::fitness::{Obstacle, Uplink};
+use egress_core::node_health::fitness::{Ready, ServingObstacle, UplinkState};
 use egress_kube::api_outage::ApiOutages;
 use egress_kube::health_key::SharedKey;
 use egress_supervise::{self, Task};
@@ -86,7 +85,7 @@ pub struct Facts {
     pub ready: watch::Receiver<Ready>,
     /// How many pods each object serves here.
     pub selected: watch::Receiver<SelectedPods>,
-    pub uplink: watch::Receiver<Uplink>,
+    pub uplink: watch::Receiver<UplinkState>,
     /// The hand-overs that this node has obeyed.
     pub released: watch::Receiver<Acknowledgements>,
     /// The overlay's port, while questions that come through it are answered.
@@ -129,7 +128,7 @@ pub async fn serve(settings: Settings, facts: Facts, told: Reports, stop: Cancel
     let _known = timeout(KEY, stop.run_until_cancelled(has_key.known())).await;
     loop {
         let now = ready.borrow_and_update().clone();
-        let obstacle = Obstacle::of(now.serving, &uplink.borrow_and_update());
+        let obstacle = ServingObstacle::of(now.serving, &uplink.borrow_and_update());
         if said.as_ref() != Some(&obstacle) && !now.addresses.is_empty() {
             match &obstacle {
                 Some(obstacle) => warn!("this node cannot carry egress traffic: {obstacle}"),

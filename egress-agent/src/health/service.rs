@@ -20,7 +20,7 @@ use crate::health::{MESSAGE, REASON, Reports, SERVICE, handover, pod_counts, uns
 use egress_core::model::ledger::Acknowledgements;
 use egress_core::model::node::UnservedAddresses;
 use egress_core::model::state::SelectedPods;
-use egress_core::node_health::fitness::Obstacle;
+use egress_core::node_health::fitness::ServingObstacle;
 use egress_kube::health_key::{Key, SharedKey};
 
 /// How old a challenge may be that a probe names, beside twice the total timeout: answers may take as long as that.
@@ -34,7 +34,7 @@ pub(super) struct HealthService(Arc<Shared>);
 
 struct Shared {
     /// What is answered now. `None` inside: the node serves.
-    obstacle: watch::Sender<Option<Obstacle>>,
+    obstacle: watch::Sender<Option<ServingObstacle>>,
     unserved: watch::Sender<UnservedAddresses>,
     /// The same for those who watch.
     reporter: HealthReporter,
@@ -79,7 +79,7 @@ impl HealthService {
         report(&reporter, false).await;
         let fresh = Fresh::new(Instant::now());
         let probes = Probes { fresh, touch: Touch::default(), told, other_timeout: None, unsigned: None };
-        let (probes, obstacle) = (Mutex::new(probes), watch::Sender::new(Some(Obstacle::NotInStep)));
+        let (probes, obstacle) = (Mutex::new(probes), watch::Sender::new(Some(ServingObstacle::NotInStep)));
         let unserved = watch::Sender::default();
         Self(Arc::new(Shared { obstacle, unserved, reporter, total_timeout, key, node_name, known, probes }))
     }
@@ -89,7 +89,7 @@ impl HealthService {
     }
 
     /// What is answered from now on.
-    pub(super) async fn set(&self, obstacle: Option<Obstacle>, unserved: UnservedAddresses) {
+    pub(super) async fn set(&self, obstacle: Option<ServingObstacle>, unserved: UnservedAddresses) {
         self.0.unserved.send_replace(unserved);
         let serves = obstacle.is_none();
         let served = self.0.obstacle.send_replace(obstacle).is_none();

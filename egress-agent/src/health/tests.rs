@@ -18,7 +18,7 @@ use crate::health::signature::tests::{key, shared};
 pub(super) struct Ground {
     pub(super) port: u16,
     ready: watch::Sender<Ready>,
-    uplink: watch::Sender<Uplink>,
+    uplink: watch::Sender<UplinkState>,
     heard: watch::Receiver<Option<Instant>>,
     orders: watch::Receiver<Acknowledgements>,
     pub(super) stop: CancellationToken,
@@ -41,7 +41,7 @@ impl Ground {
     pub(super) fn start() -> Self {
         let port = std::net::TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a free port").port();
         let (ready, is_ready) = watch::channel(ready(&[FIRST]));
-        let (uplink, is_uplink) = watch::channel(Uplink::Works);
+        let (uplink, is_uplink) = watch::channel(UplinkState::Works);
         let (heard, is_heard) = watch::channel(None);
         let stop = CancellationToken::new();
         let settings = Settings { port, tls: None, total_timeout: Duration::from_secs(1) };
@@ -105,18 +105,18 @@ async fn who_watches_is_told_of_each_change_on_one_connection_and_does_not_keep_
     let mut watched = client.watch(ask(SERVICE)).await.expect("a stream").into_inner();
     let mut next = async || watched.next().await.expect("it goes on").expect("an answer").status;
     assert_eq!(next().await, i32::from(Answer::Serving));
-    ground.uplink.send_replace(Uplink::NoCarrier("eth0".into()));
+    ground.uplink.send_replace(UplinkState::NoCarrier("eth0".into()));
     assert_eq!(next().await, i32::from(Answer::NotServing));
     let refused = client.check(ask(SERVICE)).await.expect("an answer");
     assert_eq!(refused.get_ref().status, i32::from(Answer::NotServing));
     assert_eq!(refused.metadata().get(REASON).expect("a reason"), "no-carrier");
     // Another obstacle is no news to who watches, another address is no end.
-    ground.uplink.send_replace(Uplink::NextHopLost(vec![]));
+    ground.uplink.send_replace(UplinkState::NextHopLost(vec![]));
     ground.ready.send_replace(ready(&[FIRST, SECOND]));
     let mut other = ground.client(SECOND).await;
     let refused = other.check(ask(SERVICE)).await.expect("an answer");
     assert_eq!(refused.metadata().get(REASON).expect("a reason"), "next-hop");
-    ground.uplink.send_replace(Uplink::Works);
+    ground.uplink.send_replace(UplinkState::Works);
     assert_eq!(next().await, i32::from(Answer::Serving));
     // An address that is gone is not answered on.
     ground.ready.send_replace(ready(&[FIRST]));

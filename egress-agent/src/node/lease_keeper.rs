@@ -100,13 +100,13 @@ pub async fn keep(
             readings.clear();
             fence.note_suspended(now);
         }
-        fence.set_stake(*stake.borrow_and_update());
+        fence.set_demand(*stake.borrow_and_update());
         // Before what such a probe has confirmed counts.
         fence.note_probed(*probed.borrow());
         if let Some(as_of) = *heard.borrow_and_update() {
             fence.note_heard(as_of);
         }
-        let is = fence.stand(now, found.left_ns(clocks.boot_ns) == 0);
+        let is = fence.state(now, found.left_ns(clocks.boot_ns) == 0);
         let is_written = match fence.deadline(is) {
             Deadline::AsItIs => true,
             Deadline::At(time) => programs.renew(found, clocks.lease(time, fence.stall())),

@@ -30,7 +30,7 @@ use egress_core::model::node::Readiness;
 use egress_core::model::settings::Settings;
 use egress_core::model::state::SelectedPods;
 use egress_core::model::view::Node;
-use egress_core::node_health::fitness::{Ready, Uplink};
+use egress_core::node_health::fitness::{Ready, UplinkState};
 use egress_core::ownership::lease::{LeaseDemand, LeaseState};
 use egress_core::plan::executor::Executor;
 use egress_datapath::devices::host::Host;
@@ -98,7 +98,7 @@ struct Topics {
     obeyed: watch::Sender<Acknowledgements>,
 
     // Of the uplink watch.
-    uplink: watch::Sender<Uplink>,
+    uplink: watch::Sender<UplinkState>,
     /// When a next hop answered last.
     next_hop: watch::Sender<Option<Instant>>,
 

@@ -66,7 +66,7 @@ impl Lan {
                 self.clashes.lock().expect("not poisoned").extend(clash);
             }
             Action::Disown(_, address)
-            | Action::PutMoving(_, HandoverState { course: HandoverStage::Leaving, address, .. })
+            | Action::PutHandover(_, HandoverState { stage: HandoverStage::Leaving, address, .. })
                 if holders.get(address) == Some(&node) =>
             {
                 holders.remove(address);
@@ -82,8 +82,8 @@ impl Lan {
 
 impl Executor for Recorder {
     async fn held(&mut self) -> Result<KernelState, DataplaneError> {
-        let KernelState { owned, moving, .. } = self.now();
-        Ok(KernelState { owned, moving, ..KernelState::default() })
+        let KernelState { owned, handovers, .. } = self.now();
+        Ok(KernelState { owned, handovers, ..KernelState::default() })
     }
 
     async fn observe(&mut self) -> Result<KernelState, DataplaneError> {

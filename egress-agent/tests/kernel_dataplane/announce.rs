@@ -112,13 +112,13 @@ fn a_claim_waits_for_the_probe_that_is_under_way() {
         let mut dataplane = node.start().await;
         let (id, address) = (EgressId(1), address(ADDRESSES[0]));
         let moving = HandoverState {
-            course: HandoverStage::Arriving,
+            stage: HandoverStage::Arriving,
             address,
             peer: TunnelEndpoint(IpAddr::from([172, 18, 0, 3])),
         };
         let own = Action::Own(id, address);
         let start = std::time::Instant::now();
-        dataplane.apply(&Action::PutMoving(id, moving)).await.expect("ready");
+        dataplane.apply(&Action::PutHandover(id, moving)).await.expect("ready");
         tokio::time::sleep(Duration::from_millis(200)).await;
         dataplane.probe_ahead(std::slice::from_ref(&own)).await;
         dataplane.apply(&own).await.expect("own");

@@ -11,8 +11,8 @@ use crate::node::{Node, UPLINK, device, eventually, ip, on_node};
 const ID: EgressId = EgressId(9);
 const A: &str = "172.18.0.100";
 
-fn moving(course: HandoverStage, address: &str) -> HandoverState {
-    HandoverState { course, address: addr(address), peer: endpoint("172.18.0.3") }
+fn moving(stage: HandoverStage, address: &str) -> HandoverState {
+    HandoverState { stage, address: addr(address), peer: endpoint("172.18.0.3") }
 }
 
 async fn apply(dataplane: &mut Dataplane, action: Action) {
@@ -21,30 +21,30 @@ async fn apply(dataplane: &mut Dataplane, action: Action) {
 
 /// Whether it is owned, and what is being handed over.
 async fn held(dataplane: &mut Dataplane) -> (bool, Option<HandoverStage>) {
-    let KernelState { owned, moving, .. } = dataplane.held().await.expect("held");
-    (owned.contains_key(&ID), moving.get(&ID).map(|moving| moving.course))
+    let KernelState { owned, handovers: moving, .. } = dataplane.held().await.expect("held");
+    (owned.contains_key(&ID), moving.get(&ID).map(|moving| moving.stage))
 }
 
 #[test]
 fn what_is_given_up_is_not_taken_by_a_hand_over_either() {
     on_node(|node| async move {
         let mut dataplane = node.start().await;
-        for course in [HandoverStage::Arriving, HandoverStage::Open] {
+        for stage in [HandoverStage::Arriving, HandoverStage::Open] {
             for answers in [true, false] {
-                apply(&mut dataplane, Action::PutMoving(ID, moving(course, A))).await;
+                apply(&mut dataplane, Action::PutHandover(ID, moving(stage, A))).await;
                 if answers {
                     apply(&mut dataplane, Action::Own(ID, addr(A))).await;
                 }
-                assert_eq!(held(&mut dataplane).await, (answers, Some(course)));
+                assert_eq!(held(&mut dataplane).await, (answers, Some(stage)));
                 apply(&mut dataplane, Action::Disown(ID, addr("172.18.0.101"))).await;
-                assert_eq!(held(&mut dataplane).await, (answers, Some(course)), "another address");
+                assert_eq!(held(&mut dataplane).await, (answers, Some(stage)), "another address");
                 apply(&mut dataplane, Action::Disown(ID, addr(A))).await;
                 assert_eq!(held(&mut dataplane).await, (false, None));
             }
         }
         // What was handed over is passed on still.
         apply(&mut dataplane, Action::Own(ID, addr(A))).await;
-        apply(&mut dataplane, Action::PutMoving(ID, moving(HandoverStage::Leaving, A))).await;
+        apply(&mut dataplane, Action::PutHandover(ID, moving(HandoverStage::Leaving, A))).await;
         apply(&mut dataplane, Action::Disown(ID, addr(A))).await;
         assert_eq!(held(&mut dataplane).await, (false, Some(HandoverStage::Leaving)));
     });
@@ -59,7 +59,7 @@ fn written(node: &Node) -> (u32, [u8; 6]) {
 fn a_hand_over_follows_the_uplink_and_begins_without_one() {
     on_node(|node| async move {
         let mut dataplane = node.start().await;
-        apply(&mut dataplane, Action::PutMoving(ID, moving(HandoverStage::Open, A))).await;
+        apply(&mut dataplane, Action::PutHandover(ID, moving(HandoverStage::Open, A))).await;
         let before = device(UPLINK);
         assert_eq!(written(&node), before);
         ip(&format!("link del {UPLINK}\n"));
@@ -69,7 +69,7 @@ fn a_hand_over_follows_the_uplink_and_begins_without_one() {
 
         apply(&mut dataplane, Action::Own(ID, addr(A))).await;
         ip(&format!("link del {UPLINK}\n"));
-        let gone = Action::PutMoving(EgressId(10), moving(HandoverStage::Arriving, "172.18.0.101"));
+        let gone = Action::PutHandover(EgressId(10), moving(HandoverStage::Arriving, "172.18.0.101"));
         let mut refused = false;
         for _ in 0..500 {
             refused = dataplane.apply(&gone).await.is_err();
@@ -79,7 +79,7 @@ fn a_hand_over_follows_the_uplink_and_begins_without_one() {
             tokio::time::sleep(std::time::Duration::from_millis(10)).await;
         }
         assert!(refused, "the agent knows that there is no uplink");
-        apply(&mut dataplane, Action::PutMoving(ID, moving(HandoverStage::Leaving, A))).await;
+        apply(&mut dataplane, Action::PutHandover(ID, moving(HandoverStage::Leaving, A))).await;
         assert_eq!(held(&mut dataplane).await, (false, Some(HandoverStage::Leaving)));
     });
 }

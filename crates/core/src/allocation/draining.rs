@@ -1,6 +1,7 @@
-//! What stays on a node that is drained, and why. Pure: the same assignment as the leader's, of what the API server says.
+//! The addresses that stay on a drained node, and why. Pure: the leader's assignment, applied to what the API server
+//! has.
 //!
-//! Which nodes answer is the leader's to know, so that an address that is said to go may stay for that.
+//! Only the leader knows which nodes answer, so an address that is reported to move may stay for that reason.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -11,7 +12,7 @@ use crate::model::reserved::ClusterNetworks;
 use crate::model::services::Services;
 use crate::model::view::{EgressObject, Node, parse_egress_ip};
 
-/// The addresses that the node has, by the status, with the names of their objects.
+/// The addresses of the node by the status, with the names of their objects.
 pub fn held(objects: &Objects, node: &str) -> BTreeMap<IpAddr, String> {
     let of = |object: &EgressObject| {
         let items = object.items.iter().filter(|item| item.node == node);
@@ -21,7 +22,7 @@ pub fn held(objects: &Objects, node: &str) -> BTreeMap<IpAddr, String> {
     objects.values().flat_map(|object| of(object)).collect()
 }
 
-/// Those that no other node can take, with what keeps each of the others from it.
+/// The addresses that no other node can take, with the reason for each other node.
 pub fn stays(objects: &Objects, nodes: &Nodes, node: &str) -> BTreeMap<IpAddr, String> {
     let (none, no_hand_overs) = (BTreeSet::new(), BTreeMap::new());
     let (unreachable, absent, hand_overs) = (&none, &none, &no_hand_overs);
@@ -54,7 +55,7 @@ fn hindrance(name: &str, node: &Node, object: &EgressObject) -> String {
     match () {
         () if node.drained => format!("{name} is drained too"),
         () if !node.ready => format!("{name} is not ready"),
-        () if !node.is_part() || !node.networks_known => format!("{name} has not said its networks"),
+        () if !node.has_published_networks() || !node.networks_known => format!("{name} has not said its networks"),
         () if has_another => format!("{name} has another address of the object"),
         () => format!("{name} has as many egress IPs as its cloud allows"),
     }

@@ -1,8 +1,8 @@
-//! Egress IDs: who gets which number. Pure but for its memory.
+//! Allocation of egress IDs. Pure, except for its memory.
 //!
-//! Numbers are handed out in cyclic order, so that a freed one comes again only after all others. The standby observes
-//! too, so that whoever leads next goes on where the last leader stopped, and knows the number of an object whose annotation
-//! was wiped.
+//! IDs are allocated in cyclic order, so that a freed one is reused only after all others. The standby observes too, so
+//! that the next leader continues where the last one stopped, and knows the ID of an object whose annotation was
+//! removed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,7 +20,7 @@ pub struct EgressIdAllocator {
 }
 
 impl EgressIdAllocator {
-    /// Takes note of the numbers in use.
+    /// Records the IDs in use.
     pub fn observe(&mut self, objects: &Objects) {
         let ids = egress_ids(objects);
         let alive: BTreeSet<&str> = objects.values().map(|object| object.uid.as_str()).collect();
@@ -34,7 +34,7 @@ impl EgressIdAllocator {
         }
     }
 
-    /// The number that each object has or shall have.
+    /// The current or new ID of each object.
     pub fn number(&mut self, objects: &Objects) -> BTreeMap<String, EgressId> {
         self.observe(objects);
         let mut numbers = egress_ids(objects);
@@ -70,7 +70,7 @@ impl EgressIdAllocator {
         Some(EgressId(id))
     }
 
-    /// Less than half a round further than the last: another leader handed it out.
+    /// Less than half a cycle ahead of the last one: another leader allocated it.
     fn is_ahead(&self, id: EgressId) -> bool {
         (id.0 + MAX_EGRESS_ID - self.last) % MAX_EGRESS_ID < MAX_EGRESS_ID / 2
     }

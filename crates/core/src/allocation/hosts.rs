@@ -1,13 +1,11 @@
 //! Which nodes could take an address.
 //!
-//! A node takes part when it has the label, is ready, answers, and has said its networks. Of those, the ones whose
-//! primary network holds the address could take it; but where the address lies in a network of another interface of some
-//! node, only such nodes do, as users of the original know it.
-//!
-//! One whose agent is away keeps what it has, and could take nothing more. Nor could one that is drained, and what that has
-//! goes to others as far as they can take it.
-//!
-//! Addresses with the same answer share a [`Class`]: there are few of them, however many addresses and nodes.
+//! - A node takes part if it has the label, is ready, answers, and has published its networks. An address goes to a
+//!   node whose primary network contains it. If it lies in a network of another interface of some node, only such nodes
+//!   can take it, as in OVN-Kubernetes.
+//! - A node whose agent is away keeps its addresses and takes no new ones. Neither does a drained node, whose addresses
+//!   move to others as far as these can take them.
+//! - Addresses with the same candidates share a [`Class`]: there are few of them, however many addresses and nodes.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -17,12 +15,12 @@ use ipnet::IpNet;
 use crate::allocation::Facts;
 use crate::model::view::Node;
 
-/// The place of a node in the list of those that take part.
+/// Index of a node among those that take part.
 pub(super) type NodeIndex = usize;
-/// The place of a class in the list of classes.
+/// Index of a class.
 pub(super) type ClassIndex = usize;
 
-/// Addresses that the same nodes could take.
+/// Addresses with the same candidate nodes.
 #[derive(Debug)]
 pub(super) struct Class {
     /// Ascending.
@@ -33,11 +31,11 @@ pub(super) struct Class {
 pub(super) struct Hosts<'a> {
     /// The nodes that take part, by name.
     pub(super) nodes: Vec<(&'a str, &'a Node)>,
-    /// Their places: asked for every address that has one.
+    /// Their indices, looked up for every assigned address.
     places: HashMap<&'a str, NodeIndex>,
-    /// Those of them that take nothing more.
+    /// Nodes that take no new addresses.
     absent: BTreeSet<NodeIndex>,
-    /// Those that others are to take over from.
+    /// Drained nodes.
     drained: BTreeSet<NodeIndex>,
     primary: Networks,
     secondary: Networks,
@@ -45,13 +43,13 @@ pub(super) struct Hosts<'a> {
     known: BTreeMap<Key, ClassIndex>,
 }
 
-/// The networks that hold an address: of primary interfaces, and of others.
+/// The networks that contain an address: of primary interfaces, and of others.
 type Key = (Vec<IpNet>, Vec<IpNet>);
 
 impl<'a> Hosts<'a> {
     pub(super) fn new(facts: &Facts<'a>) -> Self {
         let takes_part = |(name, node): &(&'a str, &'a Node)| {
-            node.assignable && node.ready && node.is_part() && !facts.unreachable.contains(*name)
+            node.assignable && node.ready && node.has_published_networks() && !facts.unreachable.contains(*name)
         };
         let all = facts.nodes.iter().map(|(name, node)| (name.as_str(), node.as_ref()));
         let nodes: Vec<_> = all.filter(takes_part).collect();
@@ -74,7 +72,7 @@ impl<'a> Hosts<'a> {
         self.places.get(name).copied()
     }
 
-    /// Can this node carry the address? Whether others would be preferred is another question.
+    /// Whether this node can carry the address, even if others are preferred.
     pub(super) fn can(&self, node: NodeIndex, address: IpAddr) -> bool {
         self.nodes[node].1.hosts(address)
     }
@@ -103,7 +101,7 @@ impl<'a> Hosts<'a> {
     }
 }
 
-/// Networks and the nodes that are in them.
+/// Networks with their nodes.
 #[derive(Debug, Default)]
 struct Networks {
     nodes: BTreeMap<IpNet, Vec<NodeIndex>>,

@@ -1,17 +1,15 @@
 //! Places addresses on nodes: as many as possible, older objects first, then as evenly as possible.
 //!
-//! It is a flow of least cost, one unit at a time. A unit goes from an object over one of its addresses to a node; the
-//! n-th address of a node costs more than the one before. A node takes one address of an object, and no more than its
-//! cloud allows. To add a unit for an object, a search goes from its waiting addresses to nodes that could take them, and
-//! from there on along addresses that were placed in this run and could make room by going elsewhere; of the nodes with
-//! room that it reaches, the least loaded one ends the chain. Objects come oldest first, and no unit is ever taken back,
-//! so the number placed is the largest one, the older is served when capacity is short, and the loads are the most even
-//! ones: each unit took the cheapest way, which keeps the whole at least cost.
+//! It is a min-cost flow, one unit at a time. A unit goes from an object over one of its addresses to a node; the n-th
+//! address of a node costs more than the one before. A node takes one address of an object, and no more than its cloud
+//! allows. To add a unit, [`search`] finds a chain of moves from the object's waiting addresses to the least loaded
+//! reachable node with room; only addresses placed in this run move. Objects come oldest first and no unit is ever
+//! taken back, so the number placed is maximal, older objects win when capacity is short, and the loads are as even as
+//! possible.
 //!
-//! The search is left out where the direct way is as good as any could be, which it nearly always is.
-//!
-//! Exact with one exception: where an object has addresses of both families and a cloud limits each family by itself the
-//! limits are kept, but the number may not be the largest.
+//! The search is skipped if the direct placement is optimal, which is the usual case. One exception to exactness: if an
+//! object has addresses of both families and a cloud limits each family, the limits are kept but the number may not be
+//! maximal.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,26 +21,26 @@ use crate::model::view::Capacity;
 
 pub(super) type UnitIndex = usize;
 
-/// An address that is to be placed.
+/// An address to be placed.
 #[derive(Debug)]
 pub(super) struct Unit {
     pub(super) object: usize,
     pub(super) address: IpAddr,
     tie: u64,
     pub(super) class: ClassIndex,
-    /// Where it was last.
+    /// Its former node.
     last: Option<NodeIndex>,
     pub(super) node: Option<NodeIndex>,
 }
 
-/// A node and what it holds.
+/// A node and the addresses it holds.
 #[derive(Debug)]
 pub(super) struct Holding {
     tie: u64,
     capacity: Capacity,
     load: usize,
     load_v4: usize,
-    /// What was placed in this run and may still move.
+    /// Addresses placed in this run, which may still move.
     pub(super) fresh: Vec<UnitIndex>,
     /// How many of these each class has.
     fresh_of_class: BTreeMap<ClassIndex, usize>,
@@ -54,12 +52,12 @@ impl Holding {
         Self { tie, capacity, load: 0, load_v4: 0, fresh: Vec::new(), fresh_of_class: BTreeMap::new() }
     }
 
-    /// The classes of what may still move.
+    /// The classes of addresses that may still move.
     pub(super) fn classes(&self) -> impl Iterator<Item = ClassIndex> {
         self.fresh_of_class.keys().copied()
     }
 
-    /// How many more of this family it takes.
+    /// How many more addresses of this family it takes.
     fn room_of_family(&self, v4: bool) -> usize {
         let (limit, load) = match v4 {
             true => (self.capacity.v4, self.load_v4),
@@ -72,7 +70,7 @@ impl Holding {
         self.room_of_family(v4) > 0 && self.capacity.total.is_none_or(|limit| self.load < limit)
     }
 
-    /// Could an address of this family take the place of one of that?
+    /// Whether an address of one family may replace one of the other.
     pub(super) fn may_exchange(&self, new_v4: bool, old_v4: bool) -> bool {
         new_v4 == old_v4 || self.room_of_family(new_v4) > 0
     }
@@ -91,7 +89,7 @@ impl Holding {
 
 /// What an object has on a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Slot {
+pub(super) enum OwnerSlot {
     /// It was there before and stays.
     Kept,
     Fresh(UnitIndex),
@@ -99,7 +97,7 @@ pub(super) enum Slot {
 
 #[derive(Debug, Default)]
 pub(super) struct Owner {
-    pub(super) slots: BTreeMap<NodeIndex, Slot>,
+    pub(super) slots: BTreeMap<NodeIndex, OwnerSlot>,
     /// Addresses without a node, those that had one first.
     pub(super) waiting: Vec<UnitIndex>,
 }
@@ -110,11 +108,11 @@ pub(super) struct Matching<'a> {
     pub(super) nodes: Vec<Holding>,
     pub(super) objects: Vec<Owner>,
     pub(super) units: Vec<Unit>,
-    /// Nodes that some address could take, in groups that no address connects.
+    /// Candidate nodes in groups that no address connects.
     groups: Vec<Vec<NodeIndex>>,
     group: Vec<Option<usize>>,
     pub(super) dead: search::Dead,
-    /// Objects that had their turn and have addresses waiting which could still stand in for others.
+    /// Processed objects with waiting addresses that could still stand in for others.
     unsettled: BTreeSet<usize>,
 }
 
@@ -128,12 +126,12 @@ impl<'a> Matching<'a> {
 
     /// The object keeps an address of this family on the node.
     pub(super) fn keep(&mut self, object: usize, node: NodeIndex, v4: bool) {
-        self.objects[object].slots.insert(node, Slot::Kept);
+        self.objects[object].slots.insert(node, OwnerSlot::Kept);
         self.nodes[node].load += 1;
         self.nodes[node].load_v4 += usize::from(v4);
     }
 
-    /// The object has an address to be placed.
+    /// Adds an address to be placed.
     pub(super) fn add(&mut self, object: usize, address: IpAddr, class: ClassIndex, last: Option<NodeIndex>) {
         let unit = self.units.len();
         let tie = hash_of_address(address);
@@ -141,7 +139,7 @@ impl<'a> Matching<'a> {
         self.objects[object].waiting.push(unit);
     }
 
-    /// Places what was added.
+    /// Places the added addresses.
     pub(super) fn solve(&mut self) {
         for object in 0..self.objects.len() {
             let units = &self.units;
@@ -151,12 +149,12 @@ impl<'a> Matching<'a> {
         }
     }
 
-    /// Nodes with an address of an object that has others waiting, `object` or one that had its turn before.
+    /// Nodes with an address of an object that has others waiting: `object`, or one processed before.
     pub(super) fn nodes_with_stand_ins(&mut self, object: usize) -> BTreeSet<NodeIndex> {
         let (objects, dead) = (&self.objects, &self.dead);
         self.unsettled.retain(|object| objects[*object].waiting.iter().any(|unit| !dead.has_unit(*unit)));
         let slots = self.unsettled.iter().chain([&object]).flat_map(|object| &objects[*object].slots);
-        slots.filter(|(_, slot)| matches!(slot, Slot::Fresh(_))).map(|(node, _)| *node).collect()
+        slots.filter(|(_, slot)| matches!(slot, OwnerSlot::Fresh(_))).map(|(node, _)| *node).collect()
     }
 
     fn place_one(&mut self, object: usize) -> bool {
@@ -180,7 +178,8 @@ impl<'a> Matching<'a> {
         true
     }
 
-    /// The best node for a waiting address of the object, no other address moved. One address speaks for all of its class.
+    /// The best node for a waiting address of the object without moving another. One address represents all of its
+    /// class.
     fn direct(&self, object: usize) -> Option<(UnitIndex, NodeIndex)> {
         let owner = &self.objects[object];
         let mut seen = BTreeSet::new();
@@ -194,13 +193,13 @@ impl<'a> Matching<'a> {
         best.min().map(|(_, unit, node)| (unit, node))
     }
 
-    /// The order of nodes for an address: the least loaded, then its last one, then by hash.
+    /// The order of nodes for an address: the least loaded, then its former one, then by hash.
     pub(super) fn cost(&self, unit: UnitIndex, node: NodeIndex) -> (usize, bool, u64) {
         let Unit { tie, last, .. } = self.units[unit];
         (self.nodes[node].load, last != Some(node), mixed(tie, self.nodes[node].tie))
     }
 
-    /// Has no node with room, of all that a chain of moves might reach, fewer addresses than this one?
+    /// Whether no reachable node with room has fewer addresses than this one.
     fn is_least_loaded(&self, node: NodeIndex) -> bool {
         let Some(group) = self.group[node] else { return false };
         let load = self.nodes[node].load;
@@ -212,7 +211,7 @@ impl<'a> Matching<'a> {
         let Unit { object, address, class, .. } = self.units[unit];
         self.units[unit].node = Some(node);
         self.objects[object].waiting.retain(|other| *other != unit);
-        self.objects[object].slots.insert(node, Slot::Fresh(unit));
+        self.objects[object].slots.insert(node, OwnerSlot::Fresh(unit));
         let holding = &mut self.nodes[node];
         holding.fresh.push(unit);
         *holding.fresh_of_class.entry(class).or_default() += 1;
@@ -238,7 +237,7 @@ impl<'a> Matching<'a> {
         holding.load_v4 -= usize::from(address.is_ipv4());
     }
 
-    /// Moves all at once; not at all where a node would have more than it may.
+    /// Applies all moves, or none if a node would exceed a limit.
     fn apply(&mut self, moves: &[(UnitIndex, Option<NodeIndex>)]) -> bool {
         let before: Vec<_> = moves.iter().map(|(unit, _)| (*unit, self.units[*unit].node)).collect();
         self.set(moves);
@@ -287,7 +286,7 @@ fn hash_of_address(address: IpAddr) -> u64 {
     }
 }
 
-/// The finisher of splitmix64 over both: neighbouring addresses go different ways.
+/// The finisher of splitmix64 over both: neighbouring addresses prefer different nodes.
 fn mixed(address: u64, node: u64) -> u64 {
     let mixed = (address ^ node.rotate_left(32)).wrapping_add(0x9e37_79b9_7f4a_7c15);
     let mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -1,15 +1,15 @@
 //! Which node serves which egress IP. Pure.
 //!
-//! 1. [`owners`]: every address belongs to one object: to the one that has it in its status, else to the oldest that lists
+//! 1. [`owners`]: every address belongs to one object: the one that has it in its status, else the oldest that lists
 //!    it.
-//! 2. What is assigned and still right stays where it is.
+//! 2. Assigned addresses that are still valid stay where they are.
 //! 3. [`hosts`]: which nodes could take each of the others; [`matching`], with [`search`]: as many as possible are
 //!    placed, older objects first, as evenly as possible. A node never holds two addresses of one object.
-//! 4. What drained nodes have goes to others, as far as these can take it behind all that.
-//! 5. [`outcome`]: what became of each entry, and what the status should say.
+//! 4. Addresses of drained nodes move to others, as far as these can take them after that.
+//! 5. [`outcome`]: the result for each entry, and the desired items of the status.
 //!
-//! The order of the input does not matter: objects are taken by age and name, ties between nodes are broken by a hash of
-//! address and node.
+//! The order of the input does not matter: objects are ranked by age and name, and ties between nodes are broken by a
+//! hash of address and node.
 
 pub mod draining;
 pub mod egress_ids;
@@ -29,7 +29,7 @@ use std::sync::Arc;
 
 use crate::allocation::hosts::{Hosts, NodeIndex};
 use crate::allocation::matching::{Holding, Matching};
-pub use crate::allocation::outcome::{Fate, Obstacle, Outcome};
+pub use crate::allocation::outcome::{Fate, HostObstacle, Outcome};
 use crate::allocation::owners::Owners;
 use egress_common::abi::MAX_SLOTS;
 
@@ -42,24 +42,24 @@ use crate::selection::by_rank;
 pub type Objects = BTreeMap<String, Arc<EgressObject>>;
 pub type Nodes = BTreeMap<String, Arc<Node>>;
 
-/// What an assignment is made from. The status that holds now is part of the objects.
+/// Input of an assignment. The current status is part of the objects.
 #[derive(Clone, Copy, Debug)]
 pub struct Facts<'a> {
     pub objects: &'a Objects,
     pub nodes: &'a Nodes,
     /// Nodes that do not answer.
     pub unreachable: &'a BTreeSet<String>,
-    /// Nodes that keep what they have, and get nothing more: nobody there would take it.
+    /// Nodes that keep their addresses and get no new ones: their agents are away.
     pub absent: &'a BTreeSet<String>,
     /// The cluster's own networks.
     pub networks: &'a ClusterNetworks,
-    /// Addresses of Services outside these.
+    /// Services with addresses outside these networks.
     pub services: &'a Services,
-    /// Addresses on their way to another node: that is where they stay.
+    /// Open hand-overs: such an address stays on its way to the new node.
     pub hand_overs: &'a BTreeMap<IpAddr, HandOver>,
 }
 
-/// Who serves what.
+/// Which node serves which address.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Assignment {
     /// By the object's name.
@@ -69,7 +69,7 @@ pub struct Assignment {
 }
 
 impl Assignment {
-    /// The objects with what becomes of each. Both are in the order of names: one walk, no look for each.
+    /// The objects with their outcomes. Both are in the order of names, so one walk suffices.
     pub fn beside<'a>(&'a self, objects: &'a Objects) -> impl Iterator<Item = (&'a Arc<EgressObject>, &'a Outcome)> {
         let mut outcomes = self.outcomes.iter().peekable();
         objects.iter().filter_map(move |(name, object)| {
@@ -78,21 +78,21 @@ impl Assignment {
         })
     }
 
-    /// The objects whose status should say something else than it does.
+    /// The objects whose items differ from the desired ones.
     pub fn changed<'a>(&'a self, objects: &'a Objects) -> impl Iterator<Item = (&'a str, &'a Outcome)> {
         let changed = self.beside(objects).filter(|(object, outcome)| object.items != outcome.items);
         changed.map(|(object, outcome)| (object.name.as_str(), outcome))
     }
 }
 
-/// An object as it is read here, by its place in rank.
+/// An object with its parsed addresses, by rank.
 struct Claim<'a> {
     object: &'a EgressObject,
-    /// What it lists: canonical where it can be read, each once.
+    /// Its entries: canonical if valid, unique.
     entries: Vec<(String, Option<IpAddr>)>,
     /// The addresses among them that it may have, sorted.
     addresses: Vec<IpAddr>,
-    /// What its status says, as far as it can be read, sorted.
+    /// The valid items of its status, sorted.
     items: Vec<(IpAddr, &'a str)>,
 }
 
@@ -125,7 +125,8 @@ impl<'a> Claim<'a> {
     }
 }
 
-/// As many of each family as programs can choose from: those that are in the status, then in the order of the spec.
+/// Keeps as many addresses of each family as programs can choose from: those in the status, then in the order of the
+/// spec.
 fn leave_out_surplus(addresses: &mut Vec<IpAddr>, items: &[(IpAddr, &str)]) {
     addresses.sort_by_key(|address| !items.iter().any(|(assigned, _)| assigned == address));
     let (mut v4, mut v6) = (0, 0);
@@ -157,8 +158,9 @@ pub fn assign(facts: &Facts<'_>) -> Assignment {
     }
 }
 
-/// A Service takes no address from an object that has it, and none from any by what its author lists (`spec.externalIPs`):
-/// an object would lose its address as soon as it has no node for a moment. Only what the cluster gave to it is reserved.
+/// Services take no address from an object that has it, and their authors (`spec.externalIPs`) take none from any
+/// object: otherwise an object would lose its address whenever it has no node for a moment. Only addresses that the
+/// cluster assigned to Services are reserved.
 fn reservations(facts: &Facts<'_>, claims: &[Claim<'_>]) -> Reservations {
     let mut services: BTreeSet<IpAddr> = facts.services.given().collect();
     if !services.is_empty() {
@@ -170,8 +172,8 @@ fn reservations(facts: &Facts<'_>, claims: &[Claim<'_>]) -> Reservations {
     Reservations::new(nodes, facts.networks, services, None)
 }
 
-/// What an object's status shows, and what could not be placed for it, is free for others from now on, as it will be once
-/// the status is written. False when nothing is to be given up, or nobody else wants it.
+/// An address that an object's status shows and that could not be placed is free for others, as it will be once the
+/// status is written. Returns false if there is none, or no other object wants it.
 fn give_up(claims: &mut [Claim<'_>], owners: &Owners<'_>, places: &[Places]) -> bool {
     let mut given_up = BTreeSet::new();
     for (rank, claim) in claims.iter_mut().enumerate() {
@@ -187,7 +189,8 @@ fn give_up(claims: &mut [Claim<'_>], owners: &Owners<'_>, places: &[Places]) -> 
 /// The nodes of an object's addresses.
 type Places = BTreeMap<IpAddr, NodeIndex>;
 
-/// What stays. Of two addresses on one node the first does, which is the one that agents serve. Then what is on its way.
+/// Assigned addresses that stay. Of two addresses on one node the first stays, which is the one that agents serve.
+/// Addresses being handed over come after these.
 fn kept(
     (rank, claim): (usize, &Claim<'_>),
     hand_overs: &BTreeMap<IpAddr, HandOver>,
@@ -197,7 +200,7 @@ fn kept(
     let (mut places, mut used) = (Places::new(), BTreeSet::new());
     let to = |address: &IpAddr| Some((*address, hand_overs.get(address)?.to.as_deref()?));
     let on_the_way = claim.addresses.iter().filter_map(to);
-    // What a drained node is giving away stays given.
+    // An address that a drained node is handing over does not stay.
     let is_given_away = |(address, node): &(IpAddr, &str)| {
         let to = hand_overs.get(address).and_then(|hand_over| hosts.index(hand_over.to.as_deref()?));
         let is_drained = |node| hosts.is_drained(node);
@@ -245,7 +248,7 @@ fn place_others(
     }
 }
 
-/// What no other node can take stays: a node that is drained serves better than none.
+/// An address that no other node can take stays: a drained node serves better than none.
 fn empty_drained(
     facts: &Facts<'_>,
     claims: &[Claim<'_>],
@@ -264,7 +267,7 @@ fn empty_drained(
     }
 }
 
-/// Where pending addresses were, whichever object had them.
+/// The former nodes of pending addresses, whichever object had them.
 fn last_nodes(
     claims: &[Claim<'_>],
     hand_overs: &BTreeMap<IpAddr, HandOver>,

@@ -1,4 +1,4 @@
-//! What became of each object: the fate of every entry, and the items of its status.
+//! The outcome for each object: the fate of every entry, and the items of its status.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -12,21 +12,21 @@ use crate::model::node::Unserved;
 use crate::model::reserved::Reserved;
 use crate::model::view::{Item, Node};
 
-/// What became of one entry of `spec.egressIPs`.
+/// The result for one entry of `spec.egressIPs`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Fate {
     Assigned {
         node: String,
     },
-    /// It has this node, which does not serve it.
+    /// Its node does not serve it.
     NotServed {
         node: String,
         why: Unserved,
     },
-    /// It has a node, and this one has not let go of it yet.
+    /// It has a new node, and the old one has not released it yet.
     Moving {
         from: String,
-        /// Nor will it without its agent: its lease has no end.
+        /// The old node's lease has no end, so it does not expire without the agent.
         is_endless: bool,
     },
     /// Not an address.
@@ -35,19 +35,19 @@ pub enum Fate {
     Conflict {
         node: String,
     },
-    /// It can be no egress IP.
+    /// The address is reserved.
     Reserved(Reserved),
     /// Another object has it.
     Taken {
         object: String,
         node: Option<String>,
     },
-    /// No node with the label has a network that holds it.
+    /// No node with the label has a network that contains it.
     NoNode,
-    /// This node could hold it, if it were not for this; as others like it, perhaps.
+    /// This node could hold it without this obstacle; possibly others, too.
     NotReady {
         node: String,
-        why: Obstacle,
+        why: HostObstacle,
     },
     /// This node could hold it, and is drained, as are all others that could.
     Drained {
@@ -57,49 +57,49 @@ pub enum Fate {
     NoRoom,
     /// Nodes that could take it have as many addresses as their cloud allows.
     NoCapacity,
-    /// The object has as many addresses of the family as it may, without this one.
+    /// The object already has the maximum of addresses of this family.
     Surplus,
 }
 
 /// Why a node with the label that could hold an address takes none.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Obstacle {
+pub enum HostObstacle {
     /// Its condition Ready is not True.
     NotReady,
-    /// It has not said its own address or its pod subnets.
-    NetworksUnsaid,
-    /// Its agent has not said where it answers health checks.
-    HealthUnsaid,
-    /// It does not answer health checks there, or says that it cannot serve.
+    /// It has not published its own address or its pod subnets.
+    NetworksUnknown,
+    /// Its agent has not published where it answers health checks.
+    HealthAddressUnknown,
+    /// It does not answer health checks there, or reports that it cannot serve.
     Unhealthy { at: Vec<IpAddr> },
-    /// The node is there, and its agent does not answer.
+    /// The node answers, and its agent does not.
     AgentAway,
 }
 
-impl Obstacle {
+impl HostObstacle {
     fn of(facts: &Facts<'_>, name: &str, node: &Node) -> Self {
         match () {
             () if !node.ready => Self::NotReady,
-            () if !node.is_part() => Self::NetworksUnsaid,
-            () if facts.unreachable.contains(name) && node.health_addresses().is_empty() => Self::HealthUnsaid,
+            () if !node.has_published_networks() => Self::NetworksUnknown,
+            () if facts.unreachable.contains(name) && node.health_addresses().is_empty() => Self::HealthAddressUnknown,
             () if facts.unreachable.contains(name) => Self::Unhealthy { at: node.health_addresses() },
             () if facts.absent.contains(name) => Self::AgentAway,
-            () => Self::NetworksUnsaid,
+            () => Self::NetworksUnknown,
         }
     }
 }
 
-impl fmt::Display for Obstacle {
+impl fmt::Display for HostObstacle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NotReady => f.write_str("is not Ready"),
-            Self::NetworksUnsaid => write!(
+            Self::NetworksUnknown => write!(
                 f,
                 "has not said its networks (annotations {} and {}, or its EgressNode object): does its egress-agent run?",
                 keys::PRIMARY_IFADDR,
                 keys::NODE_SUBNETS
             ),
-            Self::HealthUnsaid => {
+            Self::HealthAddressUnknown => {
                 f.write_str("has not said where its egress-agent answers health checks (its EgressNode object)")
             }
             Self::Unhealthy { at } => {
@@ -111,19 +111,18 @@ impl fmt::Display for Obstacle {
     }
 }
 
-/// What became of one object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
-    /// Canonical where they can be read, in the order of the spec, each once.
+    /// Canonical if valid, in the order of the spec, unique.
     pub entries: Vec<(String, Fate)>,
-    /// As `status.items` should show it: what stays in the order in which it stands there, then what is new.
+    /// The desired `status.items`: those that stay in their current order, then the new ones.
     pub items: Vec<Item>,
 }
 
 impl Outcome {
-    /// No node can host any address of the object: the one case in which the node's address may serve. Whether a node is
-    /// ready decides on placing, not on this: an address whose node is away comes back. Nor is it this case where an
-    /// address could be placed, were it free, or where nobody knows which address an entry means.
+    /// Whether no node can host any address of the object: the only case in which the node's address may serve.
+    /// Readiness does not matter here: an address whose node is away returns. An address that could be placed if it
+    /// were free does not count, and neither does an invalid entry.
     pub fn no_eligible_node(&self) -> bool {
         !self.entries.is_empty() && self.entries.iter().all(|(_, fate)| *fate == Fate::NoNode)
     }
@@ -137,12 +136,12 @@ pub(super) fn outcomes<'a>(
     places: &[Places],
 ) -> BTreeMap<String, Outcome> {
     let entries: Vec<_> = claims.iter_mut().map(|claim| std::mem::take(&mut claim.entries)).collect();
-    let mut judge = NodeStates { facts, claims: &claims, hosts, owners, places };
+    let mut judge = Judge { facts, claims: &claims, hosts, owners, places };
     let outcome = |(rank, entries): (usize, _)| (claims[rank].object.name.clone(), judge.outcome(rank, entries));
     entries.into_iter().enumerate().map(outcome).collect()
 }
 
-struct NodeStates<'j, 'a> {
+struct Judge<'j, 'a> {
     facts: &'j Facts<'a>,
     claims: &'j [Claim<'a>],
     hosts: &'j mut Hosts<'a>,
@@ -150,7 +149,7 @@ struct NodeStates<'j, 'a> {
     places: &'j [Places],
 }
 
-impl NodeStates<'_, '_> {
+impl Judge<'_, '_> {
     fn outcome(&mut self, rank: usize, entries: Vec<(String, Option<IpAddr>)>) -> Outcome {
         let mut fate = |address: Option<IpAddr>| address.map_or(Fate::Invalid, |address| self.fate(rank, address));
         let entries: Vec<_> = entries.into_iter().map(|(entry, address)| (entry, fate(address))).collect();
@@ -186,7 +185,7 @@ impl NodeStates<'_, '_> {
         match waiting().find(|(_, node)| !node.drained).or_else(|| waiting().next()) {
             None => Fate::NoNode,
             Some((name, node)) if node.drained => Fate::Drained { node: name.clone() },
-            Some((name, node)) => Fate::NotReady { node: name.clone(), why: Obstacle::of(self.facts, name, node) },
+            Some((name, node)) => Fate::NotReady { node: name.clone(), why: HostObstacle::of(self.facts, name, node) },
         }
     }
 
@@ -202,7 +201,7 @@ fn items(before: &[Item], entries: &[(String, Fate)]) -> Vec<Item> {
             assigned.push(Item { node: node.clone(), egress_ip: egress_ip.clone() });
         }
     }
-    // The sort is stable: what is new comes last, in the order of the spec.
+    // The sort is stable: new items come last, in the order of the spec.
     assigned.sort_by_key(|item| before.iter().position(|old| old == item).unwrap_or(before.len()));
     assigned
 }

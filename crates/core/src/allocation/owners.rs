@@ -1,8 +1,8 @@
-//! Whose an address is where several objects list it.
+//! Which object owns an address that several objects list.
 //!
-//! One that has it in its status keeps it, also while its node is away: connections go on with it. Where several have,
-//! one whose node can serve it comes first; then the oldest. What can be no egress IP ([`crate::model::reserved`]) is no
-//! object's.
+//! An object that has the address in its status keeps it, also while its node is away, so that connections continue
+//! with it. Of several, one whose node can serve it comes first, then the oldest. A reserved address
+//! ([`crate::model::reserved`]) has no owner.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -11,11 +11,11 @@ use crate::allocation::Claim;
 use crate::allocation::hosts::Hosts;
 use crate::model::reserved::{Reservations, Reserved};
 
-/// What is settled about addresses before any is placed.
+/// The owners of all addresses, settled before any address is placed.
 #[derive(Debug)]
 pub(super) struct Owners<'a> {
     reserved: &'a Reservations,
-    /// The place of the object in rank.
+    /// The rank of the object.
     objects: HashMap<IpAddr, usize>,
 }
 
@@ -41,12 +41,12 @@ impl<'a> Owners<'a> {
         Self { reserved, objects }
     }
 
-    /// The object that the address belongs to, by its place in rank.
+    /// The rank of the object that owns the address.
     pub(super) fn object(&self, address: IpAddr) -> Option<usize> {
         self.objects.get(&address).copied()
     }
 
-    /// Why it is nobody's.
+    /// Why the address has no owner.
     pub(super) fn reserved(&self, address: IpAddr) -> Option<&'a Reserved> {
         self.reserved.of(address)
     }

@@ -1,5 +1,4 @@
-//! What must hold for every cluster, against all placements that there are: small clusters by random numbers, the same in
-//! every run.
+//! Properties of assignments in small random clusters, checked against all possible placements. The seeds are fixed.
 
 use super::*;
 use crate::allocation::samples::{node, object};
@@ -63,7 +62,7 @@ impl Cluster {
     }
 }
 
-/// Three networks; a node has one or two of them on its primary interface, and perhaps one on another.
+/// Three networks; a node has one or two of them on its primary interface, and sometimes one on another.
 fn random(numbers: &mut Numbers) -> Cluster {
     let network = |i: usize, node: usize| format!("10.{i}.0.{}/16", node + 1).parse().expect("a network");
     let mut nodes = Nodes::new();
@@ -110,8 +109,7 @@ fn random(numbers: &mut Numbers) -> Cluster {
     Cluster { nodes, objects, unreachable }
 }
 
-/// How good a placement is: objects by rank with the number of their addresses, then the loads. The more the better, the
-/// older the better, the more even the better.
+/// The score of a placement: how many addresses, how many for each object by rank, then how even the loads are.
 fn score(cluster: &Cluster, placed: &BTreeMap<String, Vec<Item>>) -> (usize, Vec<usize>, std::cmp::Reverse<usize>) {
     let counts: Vec<usize> =
         by_rank(cluster.objects.values()).iter().map(|object| placed[&object.name].len()).collect();
@@ -120,7 +118,7 @@ fn score(cluster: &Cluster, placed: &BTreeMap<String, Vec<Item>>) -> (usize, Vec
     (counts.iter().sum(), counts, std::cmp::Reverse(loads.values().map(|load| load * load).sum()))
 }
 
-/// The rules, written down once more and without a thought for speed: may this node take the address?
+/// The rules written independently and without optimisation: whether this node may take the address.
 fn may_take(cluster: &Cluster, name: &str, address: IpAddr) -> bool {
     let takes_part = |name: &str| {
         let node = &cluster.nodes[name];
@@ -135,7 +133,7 @@ fn may_take(cluster: &Cluster, name: &str, address: IpAddr) -> bool {
     takes_part(name) && if others { in_other(name) } else { in_primary(name) }
 }
 
-/// The best score of all placements that leave what stays where it is.
+/// The best score of all placements that keep assigned addresses in place.
 fn best(cluster: &Cluster, assignment: &Assignment) -> (usize, Vec<usize>, std::cmp::Reverse<usize>) {
     let mut placed: BTreeMap<String, Vec<Item>> = BTreeMap::new();
     let mut pending = Vec::new();
@@ -229,7 +227,7 @@ fn a_change_moves_nothing_that_it_does_not_concern() {
         let mut cluster = random(&mut numbers).settled();
         let before = cluster.assign();
         match numbers.below(4) {
-            // A new object, a new node, another node that is back, capacity that is gone.
+            // A new object, a new node, a node that returns, a lost capacity.
             0 => cluster.objects.extend([object("a", 0, &["10.0.0.250", "10.1.0.250"], &[])]),
             1 => cluster.nodes.extend([node("m", "10.0.9.9/16")]),
             2 => cluster.unreachable.clear(),

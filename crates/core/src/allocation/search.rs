@@ -1,17 +1,18 @@
 //! The search for a chain of moves that ends with one more address placed.
 //!
-//! Each step is an address that looks for a node: a waiting one of the object that is to be served, one that another
-//! step's address takes the node from, or a waiting one of an object whose address gives way to it. Every address and
-//! every node is visited once. An address that could see nothing new, because others of its class have seen it all, is
-//! passed over, with all of its kind that its node holds: a search costs about the nodes of the classes that it meets,
-//! however much was placed before.
+//! Each step is an address that looks for a node: a waiting one of the object to be served, one whose node another
+//! step's address takes, or a waiting one of an object whose address gives way to it. Every address and every node is
+//! visited once. An address is skipped, with all of its class on the same node, if others of its class have already
+//! examined all candidates. So a search costs about the nodes of the classes that it reaches, however many addresses
+//! are placed.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::allocation::hosts::{ClassIndex, NodeIndex};
-use crate::allocation::matching::{Matching, Slot, UnitIndex};
+use crate::allocation::matching::{Matching, OwnerSlot, UnitIndex};
 
-/// What leads to no room. Nothing of it ever will: a chain that entered it would have found what the search did not.
+/// Addresses and nodes that lead to no room. They never will: a chain that entered them would have found what the
+/// search did not.
 #[derive(Debug, Default)]
 pub(super) struct Dead {
     units: BTreeSet<UnitIndex>,
@@ -24,10 +25,10 @@ impl Dead {
     }
 }
 
-/// A node, and a family where it limits families.
+/// A node, and a family if it limits families.
 type Visit = (NodeIndex, Option<bool>);
 
-/// A set of them: a few bits for each node.
+/// A set of visits: a few bits for each node.
 #[derive(Debug, Default)]
 struct Visits(Vec<u8>);
 
@@ -57,7 +58,7 @@ impl Visits {
     }
 }
 
-/// Moves that are done at once, and the node that has one more address then.
+/// Moves that are applied together, and the node that has one more address then.
 pub(super) struct Chain {
     pub(super) moves: Vec<(UnitIndex, Option<NodeIndex>)>,
     pub(super) end: NodeIndex,
@@ -73,15 +74,15 @@ enum Cause {
     StandsIn { for_step: usize },
 }
 
-struct Step {
+struct SearchStep {
     unit: UnitIndex,
     cause: Cause,
 }
 
-/// What is looked at in its turn.
+/// The next item to examine.
 enum Next {
     Step(usize),
-    /// What the node holds: each could give way to the address of that step.
+    /// The addresses of the node: each could give way to the address of that step.
     Holding {
         node: NodeIndex,
         by: usize,
@@ -90,18 +91,18 @@ enum Next {
 
 struct Search<'m, 'a> {
     matching: &'m Matching<'a>,
-    steps: Vec<Step>,
+    steps: Vec<SearchStep>,
     queue: VecDeque<Next>,
     units: BTreeSet<UnitIndex>,
     nodes: Visits,
-    /// Nodes of each class that no address was able to look at yet.
+    /// Nodes of each class that no address could examine yet.
     remaining: BTreeMap<ClassIndex, Vec<NodeIndex>>,
     /// Nodes with an address of an object that has others waiting: they could stand in for it.
     with_stand_ins: BTreeSet<NodeIndex>,
     best: Option<((usize, bool, u64), usize, NodeIndex)>,
 }
 
-/// The chain to the least loaded node with room that can be reached.
+/// The chain to the least loaded reachable node with room.
 pub(super) fn chain(matching: &mut Matching<'_>, object: usize) -> Option<Chain> {
     let with_stand_ins = matching.nodes_with_stand_ins(object);
     let mut search = Search {
@@ -133,12 +134,12 @@ pub(super) fn chain(matching: &mut Matching<'_>, object: usize) -> Option<Chain>
 }
 
 impl Search<'_, '_> {
-    /// The step that the address becomes, unless it is one already.
+    /// Makes the address a step, unless it is one already.
     fn step(&mut self, unit: UnitIndex, cause: Cause) -> Option<usize> {
         if self.matching.dead.has_unit(unit) || !self.units.insert(unit) {
             return None;
         }
-        self.steps.push(Step { unit, cause });
+        self.steps.push(SearchStep { unit, cause });
         Some(self.steps.len() - 1)
     }
 
@@ -147,7 +148,7 @@ impl Search<'_, '_> {
         self.queue.extend(step.map(Next::Step));
     }
 
-    /// Have addresses of this class seen all nodes that they could take?
+    /// Whether addresses of this class have examined all of their candidates.
     fn has_seen_all(&self, class: ClassIndex) -> bool {
         self.remaining.get(&class).is_some_and(Vec::is_empty)
     }
@@ -186,7 +187,7 @@ impl Search<'_, '_> {
         self.remaining.insert(class, nodes);
     }
 
-    /// True when nothing is left to be seen there.
+    /// Returns true if nothing is left to examine there.
     fn look_at(&mut self, step: usize, node: NodeIndex) -> bool {
         let matching = self.matching;
         let unit = self.steps[step].unit;
@@ -197,9 +198,9 @@ impl Search<'_, '_> {
             return true;
         }
         match matching.objects[matching.units[unit].object].slots.get(&node) {
-            Some(Slot::Kept) => return false,
-            // The object has the node already: only what it has there can give way.
-            Some(Slot::Fresh(other)) => {
+            Some(OwnerSlot::Kept) => return false,
+            // The object has the node already: only its address there can give way.
+            Some(OwnerSlot::Fresh(other)) => {
                 if holding.may_exchange(v4, matching.units[*other].address.is_ipv4()) {
                     self.add(*other, Cause::Displaced { by: step, from: node });
                 }
@@ -223,7 +224,7 @@ impl Search<'_, '_> {
         true
     }
 
-    /// Does an address of the same object take this node earlier in the chain?
+    /// Whether an address of the same object takes this node earlier in the chain.
     fn is_taken_on_the_way(&self, step: usize, node: NodeIndex) -> bool {
         let object = |step: usize| self.matching.units[self.steps[step].unit].object;
         let (own, mut at) = (object(step), step);

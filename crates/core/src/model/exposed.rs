@@ -1,27 +1,26 @@
 //! Ports by which pods of this node are reached from outside the cluster.
 //!
-//! A datagram shows by itself neither who began nor whether anybody asked for it. What says that the pod answers somebody
-//! outside is that its port is one that users have exposed: by a Service with node ports, a load balancer or external
-//! addresses, or by a host port. Services say it by selector and target port, as the service proxy's endpoints are made
-//! from them; endpoints that somebody writes by hand expose nothing.
+//! A datagram alone does not show which side began the exchange. A pod answers an outside client if its port is exposed
+//! by its users: by a Service with node ports, a load balancer or external addresses, or by a host port. Services count
+//! by selector and target port, as the service proxy builds its endpoints from these; manually written endpoints expose
+//! nothing.
 //!
-//! All pods have entries, not only selected ones: who is selected later finds its running exchanges.
+//! All pods have entries, not only selected ones, so that a pod selected later keeps its running exchanges.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::model::state::Port;
 use crate::model::view::{ClusterView, Labels, Pod, PodKey};
 
-/// Ports of one pod that are entered: what is over is left out, so that no pod fills the map. A Service names no more by
-/// number, and no more by name.
+/// Ports entered for one pod, so that no pod fills the map. A Service may name as many by number, and as many by name.
 pub const MOST_PORTS: usize = 64;
-/// Labels that a Service selects by; one with more exposes nothing.
+/// Labels that a Service selects by. A Service with more exposes nothing.
 pub const MOST_LABELS: usize = 64;
-/// Ports of Services that are looked at for one pod. Who may create Services decides how many there are, and every change of
-/// one asks for all pods of its namespace.
+/// Service ports examined for one pod. Authors of Services decide how many there are, and every change of a Service
+/// recomputes all pods of its namespace.
 const MOST_LOOKED_AT: usize = 8_192;
 
-/// What a Service exposes; nothing for one that is reached from inside only, or selects no pods.
+/// What a Service exposes; nothing if it is reached from inside only, or selects no pods.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Exposes {
     pub selector: Labels,
@@ -29,15 +28,15 @@ pub struct Exposes {
     pub ports: BTreeSet<(u8, TargetPort)>,
 }
 
-/// Which port of a pod a Service leads to.
+/// The pod port that a Service leads to.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum TargetPort {
     Number(u16),
-    /// Of a port that a container declares.
+    /// The name of a declared container port.
     Name(String),
 }
 
-/// A port that a container declares, and that something goes by: it has a name, or is a port of the host.
+/// A declared container port that has a name, or is a host port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ContainerPort {
     pub name: Option<String>,
@@ -54,7 +53,7 @@ impl Exposes {
         self.selector.iter().all(|(key, value)| pod.labels.get(key) == Some(value))
     }
 
-    /// Of so many ports as a Service may name the lowest, by number and by name: others would not be entered.
+    /// The lowest ports by number and by name, as many as a Service may name.
     pub fn of(selector: Labels, ports: BTreeSet<(u8, TargetPort)>) -> Self {
         if selector.len() > MOST_LABELS {
             return Self::default();
@@ -66,7 +65,7 @@ impl Exposes {
     }
 }
 
-/// All ports by which the pod is exposed, more than [`MOST_PORTS`] perhaps.
+/// All ports by which the pod is exposed, possibly more than [`MOST_PORTS`].
 pub fn all_ports(view: &ClusterView, key: &PodKey, pod: &Pod) -> BTreeSet<Port> {
     let mut named: BTreeMap<(u8, &str), Vec<Port>> = BTreeMap::new();
     for ContainerPort { name, port, .. } in &pod.ports {
@@ -86,7 +85,7 @@ pub fn all_ports(view: &ClusterView, key: &PodKey, pod: &Pod) -> BTreeSet<Port> 
     all
 }
 
-/// Those that are entered.
+/// The ports that are entered.
 pub fn ports(view: &ClusterView, key: &PodKey, pod: &Pod) -> BTreeSet<Port> {
     all_ports(view, key, pod).into_iter().take(MOST_PORTS).collect()
 }
@@ -126,7 +125,7 @@ mod tests {
         }
     }
 
-    /// Namespace, name, label of the selected pods, and what is exposed of them.
+    /// Namespace, name, label of the selected pods, and exposed ports.
     type Exposing<'a> = (&'a str, &'a str, &'a str, &'a [(u8, TargetPort)]);
 
     fn view(services: &[Exposing<'_>]) -> ClusterView {

@@ -1,4 +1,4 @@
-//! Until when this node's programs may emit egress IPs, in memory that both sides see.
+//! The lease of this node's programs: until when they may emit egress IPs, in memory shared with the kernel.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use egress_common::abi::Lease;
 
-/// [`Lease`] as words that several write: the agent's lease keeper, and programs, which note heartbeats and end a lease.
+/// [`Lease`] as atomic words: the agent's lease keeper writes them, and programs record heartbeats and end a lease.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct LeaseCell {
@@ -16,12 +16,12 @@ pub struct LeaseCell {
     looked_jiffies: AtomicU64,
 }
 
-// The element of the map is mapped as one.
+// The value of the map element is mapped as this type.
 const _: () = assert!(size_of::<LeaseCell>() == size_of::<Lease>());
 
-/// The element of the map `lease` in the kernel; in tests one of their own.
+/// The element of the map `lease` in the kernel; in tests a private one.
 ///
-/// Of user space one task writes it, the lease keeper (`crate::ownership::lease`).
+/// In user space only the lease keeper writes it (`crate::ownership::lease`).
 #[derive(Clone)]
 pub struct SharedLease(Arc<dyn AsRef<LeaseCell> + Send + Sync>);
 
@@ -34,7 +34,7 @@ impl SharedLease {
         (*self.0).as_ref()
     }
 
-    /// The deadline first: it is written last.
+    /// The deadline is read first because it is written last.
     pub fn read(&self) -> Lease {
         let cell = self.cell();
         let until_ns = cell.until_ns.load(Ordering::Acquire);
@@ -48,13 +48,14 @@ impl SharedLease {
         }
     }
 
-    /// Writes another lease, by one store of the deadline behind the rest, unless a program has ended the one that was `found`
-    /// since. Whether it is written.
+    /// Writes another lease; the store of the deadline comes last. Returns false if a program has ended the lease
+    /// `found` since.
     pub fn renew(&self, found: Lease, lease: Lease) -> bool {
         let cell = self.cell();
-        // One without an end needs neither, and the one that was found does until it is replaced.
+        // A lease without an end needs neither field, and the lease `found` needs both until it is replaced.
         if lease.is_bounded() {
-            // First: with the former heartbeat a shorter gap may be one. A program may have noted a later one.
+            // The heartbeat first: with the old one a shorter stall would count as a gap. A program may have recorded a
+            // later one.
             cell.heartbeat_ns.fetch_max(lease.heartbeat_ns, Ordering::Release);
             cell.stall_ns.store(lease.stall_ns, Ordering::Release);
         }
@@ -62,7 +63,7 @@ impl SharedLease {
         cell.until_ns.compare_exchange(from, to, Ordering::Release, Ordering::Relaxed).is_ok()
     }
 
-    /// Nothing may be emitted from now on.
+    /// Ends the lease: nothing may be emitted from now on.
     pub fn expire(&self) {
         self.cell().until_ns.store(Lease::EXPIRED.until_ns, Ordering::Release);
     }
@@ -73,7 +74,7 @@ impl SharedLease {
     }
 }
 
-/// Expired, and shared with no kernel.
+/// Expired, and not shared with a kernel.
 impl Default for SharedLease {
     fn default() -> Self {
         struct Own(LeaseCell);

@@ -1,32 +1,32 @@
-//! What the leader has recorded for everybody, outside of the objects: addresses on their way, and nodes that are suspected.
+//! The ledger: what the leader records outside of the objects, that is open hand-overs and suspected nodes.
 //!
-//! One value, written as a whole by the leader, followed by every agent. It outlives the leader, so a new one goes on from
-//! it (`controller::handover`); what an agent makes of it is [`crate::ownership::holdings`]'s.
+//! It is one value, written as a whole by the leader and followed by every agent. It outlives the leader, so that a new
+//! one continues from it (`crate::ownership::handover`). [`crate::ownership::holdings`] is the agent's use of it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
-/// An address on its way.
+/// An address that changes its node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HandOver {
-    /// No other hand-over ever had it, so that a node's word is known to be about this one.
+    /// Unique among all hand-overs, so that an acknowledgement refers to exactly one.
     pub number: u64,
-    /// The node that holds the address until it has let go.
+    /// The old node: it holds the address until it releases it.
     pub from: String,
-    /// The node that gets it then. `None` while no node can take it, or nobody lists it.
+    /// The new node. `None` while no node can take the address, or no object lists it.
     pub to: Option<String>,
 }
 
-/// No number is greater, whatever somebody writes into an annotation: there is room behind it for all that ever come.
+/// The greatest valid number, with room above for all numbers that will ever be used.
 const GREATEST: u64 = 1 << 60;
 /// How far an acknowledgement's number may be ahead of the ledger's last, or of the time in milliseconds.
 const MOST_AHEAD: u64 = 1_000_000;
 
-/// Addresses with the numbers of their hand-overs: what a node is to let go of, or says that it has.
+/// Addresses with the numbers of their hand-overs: to be released, or acknowledged as released.
 pub type Acknowledgements = BTreeMap<IpAddr, u64>;
 
-/// The hand-overs.
+/// The open hand-overs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Records {
     /// The greatest number so far.
@@ -34,42 +34,42 @@ pub struct Records {
     pub open: BTreeMap<IpAddr, HandOver>,
 }
 
-/// All that is recorded.
+/// The whole ledger.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ledger {
-    /// The API server's; empty where it has no ledger.
+    /// The API server's resource version; empty if there is no ledger.
     pub version: String,
-    /// The leader that wrote last. A new one writes this before anything else, so that a former one writes in vain.
+    /// The leader that wrote last. A new leader writes this first, so that later writes of the former one fail.
     pub leader: String,
-    /// The total timeout that the leader goes by: leases last that long, whatever an agent's own flag says. `None` where a
-    /// leader of a former version wrote it.
+    /// The leader's total timeout: leases last that long, whatever an agent's own flag says. `None` if a leader of an
+    /// older version wrote the ledger.
     pub total: Option<Duration>,
-    /// A longer one of former leaders, while agents may hold by it that have not heard of the change.
+    /// A longer total timeout of former leaders, while agents that have not seen the change may use it.
     pub former_total: Option<Duration>,
-    /// How long after it was heard last an agent's programs may emit, where it cannot fence them itself: the total timeout and
-    /// the grace of the leader. `None` as above: as long as the lease then.
+    /// How long programs may emit after their agent was last confirmed, if the agent cannot end the lease itself: the
+    /// total timeout and the leader's grace. `None` as above: then as long as the lease.
     pub programs: Option<Duration>,
     /// A longer one of former leaders, likewise.
     pub former_programs: Option<Duration>,
     pub records: Records,
-    /// The nodes that an open hand-over, by its number, has named before as its new node: the old one may have handed the
-    /// address over to one of them.
+    /// Former new nodes of an open hand-over, by its number: the old node may have handed the address over to one of
+    /// them.
     pub former_targets: BTreeMap<u64, BTreeSet<String>>,
-    /// Nodes that have not been heard for a while, with a number for each time that this began.
+    /// Nodes that have not answered for a while, with a unique number for each suspicion.
     pub suspects: BTreeMap<String, u64>,
-    /// Nodes whose leases have no end, since no other node could host any of their addresses, likewise.
+    /// Nodes whose leases have no end because no other node could host their addresses, numbered likewise.
     pub endless: BTreeMap<String, u64>,
-    /// Nodes whose leases are to have an end again, likewise: until their agents say that they have.
+    /// Nodes whose leases get an end again, numbered likewise, until their agents acknowledge it.
     pub ending: BTreeMap<String, u64>,
 }
 
 impl Ledger {
-    /// While a hand-over of an address is open nobody but its new node may hold it.
+    /// While a hand-over is open, only its new node may hold the address.
     pub fn lets_hold(&self, node: &str, address: &IpAddr) -> bool {
         self.records.open.get(address).is_none_or(|record| record.to.as_deref() == Some(node))
     }
 
-    /// Records a hand-over that begins, or has another new node.
+    /// Records a new hand-over, or another new node for an open one.
     pub fn record(&mut self, address: IpAddr, hand_over: HandOver) {
         self.records.last = self.records.last.max(hand_over.number);
         let former = self.records.open.insert(address, hand_over.clone());
@@ -84,39 +84,39 @@ impl Ledger {
         }
     }
 
-    /// A hand-over is over.
+    /// Removes a finished hand-over.
     pub fn forget(&mut self, address: &IpAddr) {
         if let Some(record) = self.records.open.remove(address) {
             self.former_targets.remove(&record.number);
         }
     }
 
-    /// Whether the hand-over names this node as its new one, or has named it.
+    /// Whether this node is, or was, the new node of the hand-over.
     pub fn has_named(&self, record: &HandOver, node: &str) -> bool {
         let former = self.former_targets.get(&record.number);
         record.to.as_deref() == Some(node) || former.is_some_and(|former| former.contains(node))
     }
 
-    /// What this node is to let go of.
+    /// The addresses that this node has to release.
     pub fn leaving(&self, node: &str) -> Acknowledgements {
         let records = self.records.open.iter().filter(|(_, record)| record.from == node);
         records.map(|(address, record)| (*address, record.number)).collect()
     }
 
-    /// A number that nothing in the ledger has had.
+    /// A number that the ledger has not used.
     pub fn next_number(&self) -> u64 {
         let numbers = self.suspects.values().chain(self.endless.values()).chain(self.ending.values());
         numbers.copied().max().unwrap_or_default().max(self.records.last) + 1
     }
 
-    /// Goes on behind all numbers that may be about still, where this ledger knows of none: what stood there before was lost.
-    /// `words` are those of nodes' words. Others remember numbers, too, so it begins at the time in milliseconds: no cluster
-    /// has a thousand hand-overs a second.
-    pub fn count_on(&mut self, words: impl Iterator<Item = u64>, unix_ms: u64) {
+    /// Continues after all numbers that may still be in use, if this ledger knows none because the previous one was
+    /// lost. `numbers` are those of acknowledgements. Other parties remember numbers, too, so counting starts at the
+    /// time in milliseconds: no cluster has a thousand hand-overs a second.
+    pub fn continue_after(&mut self, words: impl Iterator<Item = u64>, unix_ms: u64) {
         let is_sane = |number: &u64| *number <= GREATEST;
         let last = Some(self.records.last).filter(|last| *last > 0 && is_sane(last)).unwrap_or(unix_ms);
-        // Any agent's token can write any number: one may be ahead of the ledger's by what a ledger that was lost could have given
-        // out, and by no more, so that numbers never run out.
+        // Any agent can write any number. A number ahead of the ledger's counts only as far as a lost ledger could have
+        // issued it, so that numbers never run out.
         let limit = last.max(unix_ms).saturating_add(MOST_AHEAD);
         self.records.last = words.filter(|number| *number <= limit).fold(last, u64::max);
     }
@@ -131,7 +131,7 @@ mod tests {
         let counted = |last, words: &[u64], unix_ms| {
             let records = Records { last, ..Records::default() };
             let mut ledger = Ledger { records, ..Ledger::default() };
-            ledger.count_on(words.iter().copied(), unix_ms);
+            ledger.continue_after(words.iter().copied(), unix_ms);
             ledger.next_number()
         };
         assert_eq!(counted(0, &[], 5_000), 5_001);

@@ -1,8 +1,8 @@
-//! A node of the cluster as the model knows it, and which addresses it can carry.
+//! A node of the cluster, and which addresses it can host.
 //!
-//! **What cannot be read stays as it was**, as for objects ([`crate::model::policy`]): taken for unsaid, one bad annotation would
-//! take all its addresses from a node at once. Only the judgement that a node can *not* host an address asks for what can be
-//! read now (`networks_known`), since pods would leave by their node's address upon it.
+//! **Unreadable parts keep their last value**, as for objects ([`crate::model::policy`]): if a bad annotation counted
+//! as absent, the node would lose all its addresses at once. Only the judgement that a node can *not* host an address
+//! requires readable networks (`networks_known`), since pods would then leave with their node's address.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -15,56 +15,55 @@ use serde::{Deserialize, Serialize};
 use crate::model::state::TunnelEndpoint;
 use crate::model::view::Reading;
 
-/// A node of the cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Node {
     pub name: String,
     pub uid: String,
     /// Label `k8s.ovn.org/egress-assignable`, whatever its value.
     pub assignable: bool,
-    /// To have no egress IPs, where others can take them (annotation `k8s.ovn.org/egress-drain`).
+    /// Annotation `k8s.ovn.org/egress-drain`: other nodes take its egress IPs where they can.
     pub drained: bool,
     /// Condition Ready is True.
     pub ready: bool,
     /// The node's own address with the prefix length of its network, per family.
     pub primary: Vec<IpNet>,
-    /// The node has said where its pods are and its networks, those of other interfaces too where egress IPs may be there,
-    /// all of it readable.
+    /// The node has published its pod subnets and its networks, including those of other interfaces that may carry
+    /// egress IPs, and all of them are readable.
     pub networks_known: bool,
     /// Every address of the node with its prefix length.
     pub host_cidrs: Vec<IpNet>,
-    /// One of these two is what its agent says: no annotation of its Node object does.
+    /// The agent published one of these two; the Node object has no such annotation.
     pub networks_by_agent: bool,
     /// `status.addresses`.
     pub internal: Vec<IpAddr>,
     pub external: Vec<IpAddr>,
     /// The node's pod subnets.
     pub pod_subnets: Vec<IpNet>,
-    /// What the cloud says about egress IPs of this node, in a cloud that says something.
+    /// What the cloud publishes about egress IPs of this node, if it does.
     pub cloud: Option<CloudConfig>,
-    /// The agent there can carry egress IPs on other interfaces than the primary one.
+    /// The agent can carry egress IPs on interfaces other than the primary one.
     pub serves_secondary: bool,
-    /// What its agent says of its uplink.
+    /// The uplink, as the agent publishes it.
     pub uplink: Uplink,
-    /// Where its agent says that it answers health checks; `None` where it has not said it.
+    /// Where the agent answers health checks; `None` if it has not published that.
     pub health: Option<Vec<IpAddr>>,
-    /// What its agent has let go of, with the number of the hand-over.
+    /// Released addresses, with the numbers of their hand-overs.
     pub released: BTreeMap<IpAddr, u64>,
-    /// The nodes that it has handed these over to, of what it has let go of.
+    /// The nodes that took these over from it.
     pub given: Given,
-    /// What its agent is ready to take over.
+    /// Addresses that the agent is ready to take over.
     pub prepared: BTreeMap<IpAddr, Prepared>,
-    /// The latest end of a lease without one that its programs obey, by its number in the ledger.
+    /// The number of the latest ending lease that its programs obey.
     pub bounded: Option<u64>,
     /// OVN-Kubernetes manages the node: it announces a pod's address before the pod starts.
     pub announces_pods: bool,
-    /// It says of itself that pods' traffic does not pass the host.
+    /// The node reports a gateway mode in which pod traffic bypasses the host.
     pub shared_gateway: bool,
-    /// It has put egress IPs of its own on interfaces of the node.
+    /// OVN-Kubernetes has put its own egress IPs on interfaces of the node.
     pub foreign_egress_ips: bool,
-    /// Annotations that could not be read, one line each.
+    /// Unreadable annotations, one line each.
     pub problems: Vec<String>,
-    /// What these would have said.
+    /// The parts that these annotations define.
     pub unreadable: BTreeSet<NodePart>,
 }
 
@@ -75,31 +74,31 @@ pub fn mac_text(mac: Mac) -> String {
     mac.map(|byte| format!("{byte:02x}")).join(":")
 }
 
-/// What a node says of the network at its uplink, which only it can see.
+/// The network at the uplink, as only the node can see it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Uplink {
-    /// By which others know its answers; `None` where its agent has not said it.
+    /// The link address that identifies the node's answers; `None` until the agent publishes it.
     pub mac: Option<Mac>,
     /// The gateways of its routes there.
     pub next_hops: BTreeSet<IpAddr>,
 }
 
-/// A node's word that it is ready for an address: the number of the hand-over, the node that has the address, and whether
-/// every node may send here by now.
+/// Acknowledgement that a node is ready for an address: the number of the hand-over, the old node, and whether every
+/// node may send to it by now.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Prepared(pub u64, pub String, pub bool);
 
 /// The nodes that a node has handed addresses over to.
 pub type Given = BTreeMap<IpAddr, String>;
 
-/// What a node says of hand-overs beside what it has let go of.
+/// Acknowledgements of hand-overs other than releases.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Readiness {
     pub given: Given,
     pub prepared: BTreeMap<IpAddr, Prepared>,
 }
 
-/// What a node reports of its assigned addresses, by address.
+/// Assigned addresses that a node does not serve, by address.
 pub type UnservedAddresses = BTreeMap<IpAddr, Unserved>;
 
 /// Why a node does not serve an address that is assigned to it. The node reports it with its answers to probes, and the
@@ -108,11 +107,11 @@ pub type UnservedAddresses = BTreeMap<IpAddr, Unserved>;
 pub enum Unserved {
     /// Another host answers for it, with this link address.
     InUse(String),
-    /// Another node of the cluster does, which has this address.
+    /// Another node of the cluster, with this address, answers for it.
     HeldByNode(IpAddr),
-    /// It can be no egress IP there.
+    /// The address is reserved.
     Reserved,
-    /// The kernel does not take the entry.
+    /// The kernel refuses the entry.
     Refused,
 }
 
@@ -139,20 +138,20 @@ impl fmt::Display for Unserved {
     }
 }
 
-/// Addresses of the node, each with the length of its network.
+/// Addresses of the node as its kernel has them, each with its prefix length.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostNetworks {
-    /// The one address per family that the node itself uses on its uplink.
+    /// The address that the node itself uses on its uplink, one per family.
     pub primary: Vec<IpNet>,
-    /// All, those of the uplink among them, those of the management port not.
+    /// All addresses, including those of the uplink and without those of the management port.
     pub all: BTreeSet<IpNet>,
-    /// Those of the management port.
+    /// Addresses of the management port.
     pub management: BTreeSet<IpAddr>,
-    /// Nothing while there is no uplink.
+    /// Empty while there is no uplink.
     pub uplink: Uplink,
 }
 
-/// Asks the kernel for them.
+/// Reads them from the kernel.
 pub trait HostAddresses: Sync {
     fn networks(&self) -> impl Future<Output = io::Result<HostNetworks>> + Send;
 }
@@ -166,15 +165,15 @@ pub enum NodePart {
     Cloud,
 }
 
-/// What a cloud lets a node carry.
+/// Limits of a cloud for a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CloudConfig {
-    /// The networks of egress IPs; they stand in for the node's own.
+    /// The networks of egress IPs; they replace the node's own.
     pub networks: Vec<IpNet>,
     pub capacity: Capacity,
 }
 
-/// How many egress IPs a node may have: all together, and of each family. `None` is no limit.
+/// How many egress IPs a node may have: in total, and of each family. `None` is no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Capacity {
     pub total: Option<usize>,
@@ -210,42 +209,41 @@ impl Reading for Node {
 }
 
 impl Node {
-    /// The address that overlay packets are sent to, which also names the node: IPv4 first, so that every node of the
-    /// cluster comes to the same answer.
+    /// The address that overlay packets are sent to, which also names the node: IPv4 first, so that all nodes agree.
     pub fn endpoint(&self) -> Option<TunnelEndpoint> {
         let primary = self.primary.iter().map(IpNet::addr);
         let candidates: Vec<IpAddr> = if self.primary.is_empty() { self.internal.clone() } else { primary.collect() };
         candidates.iter().find(|a| a.is_ipv4()).or(candidates.first()).copied().map(TunnelEndpoint)
     }
 
-    /// Every address of the node itself, its management port's included.
+    /// Every address of the node itself, including its management port's.
     pub fn addresses(&self) -> BTreeSet<IpAddr> {
-        let mut addresses = self.said_addresses();
+        let mut addresses = self.listed_addresses();
         addresses.extend(self.management());
         addresses
     }
 
-    /// Those that its Node object lists.
-    pub fn said_addresses(&self) -> BTreeSet<IpAddr> {
+    /// Addresses that the Node object lists.
+    pub fn listed_addresses(&self) -> BTreeSet<IpAddr> {
         let networks = self.primary.iter().chain(&self.host_cidrs).map(IpNet::addr);
         networks.chain(self.internal.iter().chain(&self.external).copied()).collect()
     }
 
-    /// Where its agent answers health checks: its management port's addresses, or its own. Only addresses that are the node's
-    /// to have count, since its kubelet may write any. OVN-Kubernetes' management port has the second address of each pod
-    /// subnet, also where the agent, one of a former version, has not said so.
+    /// Where the agent answers health checks: addresses of the management port, or the node's own. Only addresses that
+    /// can be the node's count, since the kubelet may publish any. OVN-Kubernetes' management port has the second
+    /// address of each pod subnet; this applies also if the agent, of an older version, has not published it.
     pub fn health_addresses(&self) -> Vec<IpAddr> {
         let Some(said) = &self.health else { return self.ovn_management() };
-        let own = self.said_addresses();
+        let own = self.listed_addresses();
         let is_its = |address: &&IpAddr| {
             own.contains(*address) || self.pod_subnets.iter().any(|subnet| subnet.contains(*address))
         };
         said.iter().filter(is_its).copied().collect()
     }
 
-    /// The addresses of the management port, as far as one knows.
+    /// The known addresses of the management port.
     pub fn management(&self) -> Vec<IpAddr> {
-        let own = self.said_addresses();
+        let own = self.listed_addresses();
         self.health_addresses().into_iter().filter(|address| !own.contains(address)).collect()
     }
 
@@ -254,17 +252,17 @@ impl Node {
         subnets.filter_map(|subnet| nth_address(subnet, 2)).collect()
     }
 
-    /// Has it said enough to carry anything: its own address, and where its pods are?
-    pub fn is_part(&self) -> bool {
+    /// Whether it has published enough to host anything: its own address and its pod subnets.
+    pub fn has_published_networks(&self) -> bool {
         !self.primary.is_empty() && !self.pod_subnets.is_empty()
     }
 
-    /// Can the node carry the address? As far as one knows: one that has not said its networks might.
+    /// Whether the node might host the address: a node with unknown networks might.
     pub fn may_host(&self, address: IpAddr) -> bool {
         !self.networks_known || self.hosts(address)
     }
 
-    /// Can the node carry the address, on whichever interface?
+    /// Whether the node can host the address, on any interface.
     pub fn hosts(&self, address: IpAddr) -> bool {
         let holds = |network: &IpNet| network.contains(&address);
         self.primary_networks().iter().any(holds) || self.secondary_networks().any(|network| holds(&network))
@@ -275,7 +273,7 @@ impl Node {
         self.cloud.as_ref().map_or(&self.primary, |cloud| &cloud.networks)
     }
 
-    /// The networks of the other interfaces, where the agent can serve them. A cloud brings nothing there.
+    /// The networks of the other interfaces, if the agent serves them. Clouds support none there.
     pub fn secondary_networks(&self) -> impl Iterator<Item = IpNet> {
         let serves = self.serves_secondary && self.cloud.is_none();
         let is_other = move |network: &&IpNet| serves && !self.primary.contains(network) && is_global(network.addr());

@@ -1,10 +1,10 @@
-//! An EgressIP object as the model knows it.
+//! An EgressIP object.
 //!
-//! **What cannot be read stays as it was.** Nobody can say what an unreadable selector, list of addresses or status
-//! means, and each guess would be somebody's wrong source address: taken for empty it deselects pods, which then leave
-//! with their node's address. So such a part is taken from the last reading ([`Reading::filled_from`]), whether
-//! the object came alone or in a list. Where there is no last reading, the object selects nothing but the pods that the
-//! kernel knew as its own (`selection`), lists the addresses that it was assigned, and drops what has none.
+//! **Unreadable parts keep their last value.** The meaning of an unreadable selector, list of addresses or status is
+//! unknown, and a guess would give some pod a wrong source address: if it counted as empty, pods would be deselected
+//! and leave with their node's address. So such a part is taken from the last reading ([`Reading::filled_from`]), for
+//! single changes and for lists. Without an earlier reading, the object selects only the pods that the kernel knew as
+//! its own (`selection`), lists the addresses that are assigned to it, and drops traffic that has no address.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -21,7 +21,7 @@ pub struct Item {
     pub egress_ip: String,
 }
 
-/// A condition as found in the status.
+/// A condition of the status.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Condition {
     pub status: bool,
@@ -31,18 +31,18 @@ pub struct Condition {
     pub last_transition: String,
 }
 
-/// Where conditions stand in the status: those of others stay where they are.
+/// Conditions with their places in the status: foreign ones stay where they are.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Conditions {
     /// The status has a list of conditions.
     pub listed: bool,
-    /// The first of each of the agent's own types, by its type and with its place. Few, and all objects of a large cluster
-    /// have them: a tree would take ten times the room. Who may write the status may list thousands of others.
+    /// The first of each of the agent's own types, with its place. They are few, and all objects of a large cluster
+    /// have them, so a list takes a tenth of the space of a tree. A status may contain thousands of foreign ones.
     found: Box<[(String, usize, Condition)]>,
 }
 
 impl Conditions {
-    /// A list, as it stands in the status, and which types of it are the agent's own.
+    /// Reads the list of a status; `own` are the agent's types.
     pub fn of(own: &[&str], list: impl IntoIterator<Item = (String, Condition)>) -> Self {
         let mut found: Vec<(String, usize, Condition)> = Vec::new();
         for (place, (kind, condition)) in list.into_iter().enumerate() {
@@ -53,20 +53,19 @@ impl Conditions {
         Self { listed: true, found: found.into() }
     }
 
-    /// The first of the type, and its place in the list.
+    /// The first condition of the type, and its place in the list.
     pub fn get(&self, kind: &str) -> Option<(usize, &Condition)> {
         self.found.iter().find(|(known, ..)| known == kind).map(|(_, place, condition)| (*place, condition))
     }
 }
 
-/// Whom an object selects.
+/// The selectors of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Selects {
     pub namespaces: Selector,
     pub pods: Selector,
 }
 
-/// An EgressIP object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EgressObject {
     pub name: String,
@@ -76,30 +75,30 @@ pub struct EgressObject {
     pub created: Created,
     /// `spec.egressIPs` as typed.
     pub listed: Vec<String>,
-    /// `None` where a selector cannot be read and no earlier reading is known: nothing new is selected then.
+    /// `None` if a selector is unreadable and no earlier reading is known: then no new pods are selected.
     pub selects: Option<Selects>,
-    /// The egress ID that the object carries.
+    /// The egress ID of the object.
     pub id: Option<EgressId>,
     /// The addresses for which the controller has published that no node can host any of them.
     pub no_eligible_node: Option<BTreeSet<IpAddr>>,
-    /// The object asks for a drop where the node's address would serve.
+    /// The object asks for a drop instead of the node's address.
     pub drop_unassigned: bool,
     pub has_annotations: bool,
     pub has_status: bool,
-    /// The status has a list of items, empty or not.
+    /// The status has a list of items, possibly empty.
     pub has_items: bool,
     pub items: Vec<Item>,
     /// `status.selectedPods`.
     pub selected_pods: Option<u32>,
     pub conditions: Conditions,
-    /// What cannot be read of the object as it is now.
+    /// The parts of the current object that are unreadable.
     pub unreadable: Vec<Unreadable>,
 }
 
 /// A part of an object that can be unreadable by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Part {
-    /// `spec.egressIPs`; an entry that is no address is not this.
+    /// `spec.egressIPs`. An entry that is no address does not make it unreadable.
     Addresses,
     /// `spec.namespaceSelector` or `spec.podSelector`.
     Selectors,
@@ -107,12 +106,12 @@ pub enum Part {
     Items,
 }
 
-/// A part that cannot be read, and why, in a line for people.
+/// An unreadable part, and why, in a line for users.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Unreadable {
     pub part: Part,
     pub why: String,
-    /// The part is as it was last read; else nothing is known of it.
+    /// The part has its last value; otherwise nothing is known of it.
     pub is_known: bool,
 }
 
@@ -138,36 +137,36 @@ impl Reading for EgressObject {
 }
 
 impl EgressObject {
-    /// Cannot be read now, and was never read before.
+    /// Unreadable now and never read before.
     pub fn is_unknown(&self, part: Part) -> bool {
         self.unreadable.iter().any(|unreadable| unreadable.part == part && !unreadable.is_known)
     }
 
-    /// Age first, then name: the order in which objects win over each other, the same on every node.
+    /// Age first, then name: the precedence of objects, the same on every node.
     pub fn rank(&self) -> (Created, &str) {
         (self.created, &self.name)
     }
 
-    /// An address that it lists has a node, by its status.
+    /// Whether a listed address has a node in the status.
     pub fn has_assigned(&self) -> bool {
         let listed = self.addresses();
         self.items.iter().filter_map(|item| parse_egress_ip(&item.egress_ip)).any(|address| listed.contains(&address))
     }
 
-    /// The listed addresses that can be read, canonical and each once.
+    /// The valid listed addresses, canonical and unique.
     pub fn addresses(&self) -> BTreeSet<IpAddr> {
         self.listed.iter().filter_map(|text| parse_egress_ip(text)).collect()
     }
 }
 
-/// The only reading of an egress IP: an address without prefix length; `::ffff:a.b.c.d` is IPv4.
+/// Parses an egress IP: an address without a prefix length; `::ffff:a.b.c.d` is IPv4.
 pub fn parse_egress_ip(text: &str) -> Option<IpAddr> {
-    // Most are written without spaces, and this is asked of every address of the cluster.
+    // Most have no spaces, and all addresses of the cluster are parsed often.
     let read = text.parse::<IpAddr>().or_else(|_| text.trim().parse());
     read.ok().map(|address| address.to_canonical())
 }
 
-/// The family that an entry means, also where it cannot be read: a typing error must not turn a drop into a leak.
+/// The family of an entry, guessed if it is invalid: a typing error must not turn a drop into a leak.
 pub fn listed_family(text: &str) -> Family {
     match parse_egress_ip(text) {
         Some(address) => family_of(address),

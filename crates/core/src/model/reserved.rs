@@ -1,12 +1,12 @@
-//! Addresses that are never an egress IP, whoever lists them. Pure.
+//! Addresses that are never an egress IP, whichever object lists them. Pure.
 //!
-//! One table, asked twice: by the controller before it assigns (`controller::assignment`), and by the node before it
-//! claims (`reconcile`). Whoever may write an EgressIP object must not take an address from a router, a node or the
-//! network itself; and a node that took its own next hop or API server would cut itself off.
+//! The controller checks before it assigns (`crate::allocation`), and the node before it claims
+//! (`egress_agent::node::reconciler`): authors of EgressIP objects must not take an address from a router, a node or
+//! the network itself, and a node that took its own next hop or API server would cut itself off.
 //!
-//! What an agent alone says of its node reserves an address where no other node could host it, or where another agent says the
-//! same: one agent's token takes no address from an object. Else the probe before a claim finds the host that
-//! has the address.
+//! A report by an agent reserves an address only if no other node could host it, or if another agent reports the same:
+//! one agent's token takes no address from an object. In the remaining cases the probe before a claim finds the host
+//! that has the address.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
@@ -33,17 +33,17 @@ pub enum Reserved {
     Join,
     PodNetwork(IpNet),
     ServiceNetwork(IpNet),
-    /// The address of a network itself (RFC 1122 section 3.2.1.3).
+    /// The network address of a network (RFC 1122 section 3.2.1.3).
     Network(IpNet),
-    /// The directed broadcast address of a network, likewise.
+    /// The directed broadcast address of a network (RFC 1122 section 3.2.1.3).
     Broadcast(IpNet),
     /// The subnet-router anycast address (RFC 4291 section 2.6.1).
     Anycast(IpNet),
-    /// A node has this address itself; the first by name of several.
+    /// A node's own address; of several nodes the first by name.
     Node(Arc<str>),
-    /// A node sends by this address to the world; without a name the one that says so.
+    /// The next hop of a node; without a name that of the node that asks.
     NextHop(Option<Arc<str>>),
-    /// A node has its API server there.
+    /// The API server of a node.
     ApiServer,
     /// A cluster IP or a load balancer's address of a Service.
     Service,
@@ -72,16 +72,16 @@ impl fmt::Display for Reserved {
     }
 }
 
-/// The cluster's networks, as flags and the client's configuration say them.
+/// The cluster's networks, by flags and the client's configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClusterNetworks {
     pub pods: Vec<IpNet>,
     pub services: Vec<IpNet>,
-    /// What the agent's client connects to.
+    /// The addresses that the agent's client connects to.
     pub api_servers: BTreeSet<IpAddr>,
 }
 
-/// The whole table for one view of the cluster.
+/// All reserved addresses for one view of the cluster.
 #[derive(Debug, Default)]
 pub struct Reservations {
     addresses: HashMap<IpAddr, Reserved>,
@@ -92,8 +92,8 @@ pub struct Reservations {
 }
 
 impl Reservations {
-    /// `nodes` by name, and `services` the addresses outside the service networks that Services were given. `own` is the
-    /// node that asks, if one does: it believes itself.
+    /// `nodes` by name, and `services` the addresses outside the service networks that Services were given. `own` is
+    /// the node that asks, if any: it believes its own reports.
     pub fn new<'a>(
         nodes: impl DoubleEndedIterator<Item = (&'a str, &'a Node)> + Clone,
         networks: &ClusterNetworks,
@@ -101,7 +101,7 @@ impl Reservations {
         own: Option<&str>,
     ) -> Self {
         let mut table = Self::default();
-        // Later ones win: what is most certain comes last.
+        // Later entries win: the most certain come last.
         for subnet in networks.pods.iter().chain(nodes.clone().flat_map(|(_, node)| &node.pod_subnets)) {
             table.put(*subnet, Reserved::PodNetwork(subnet.trunc()));
         }
@@ -117,21 +117,21 @@ impl Reservations {
             prefixes.iter().for_each(|prefix| table.put(*prefix, reason.clone()));
         }
         let addresses = &mut table.addresses;
-        let words = words(nodes.clone(), own);
-        let of_words = |rank| words.iter().filter(move |word| word.rank == rank).map(Word::entry);
+        let reports = reports(nodes.clone(), own);
+        let of_reports = |rank| reports.iter().filter(move |report| report.rank == rank).map(Report::entry);
         let of_nodes = nodes.clone().flat_map(|(_, node)| {
             let cloud = node.cloud.iter().flat_map(|cloud| &cloud.networks);
             let said = node.primary.iter().chain(&node.host_cidrs).filter(|_| !node.networks_by_agent);
             said.chain(cloud)
         });
-        addresses.extend(of_words(Rank::Network));
+        addresses.extend(of_reports(Rank::Network));
         for network in of_nodes.map(IpNet::trunc).collect::<BTreeSet<_>>() {
             addresses.extend(of_network(network));
         }
         addresses.extend(services.into_iter().map(|address| (address, Reserved::Service)));
         addresses.extend(networks.api_servers.iter().map(|address| (*address, Reserved::ApiServer)));
-        addresses.extend(of_words(Rank::NextHop));
-        addresses.extend(of_words(Rank::Node));
+        addresses.extend(of_reports(Rank::NextHop));
+        addresses.extend(of_reports(Rank::Node));
         for (name, node) in nodes.rev() {
             let name: Arc<str> = name.into();
             let listed = match node.networks_by_agent {
@@ -150,7 +150,7 @@ impl Reservations {
         self.prefixes.insert(prefix, reason);
     }
 
-    /// Why the address cannot be an egress IP; `None` where it can.
+    /// Why the address cannot be an egress IP; `None` if it can.
     pub fn of(&self, address: IpAddr) -> Option<&Reserved> {
         let lengths = if address.is_ipv4() { &self.v4 } else { &self.v6 };
         let prefixes = lengths.iter().filter_map(|length| IpNet::new(address, *length).ok());
@@ -159,20 +159,20 @@ impl Reservations {
     }
 }
 
-/// What an agent alone says of an address.
-struct Word {
+/// What agents alone report about an address.
+struct Report {
     rank: Rank,
     address: IpAddr,
     reason: Reserved,
 }
 
-impl Word {
+impl Report {
     fn entry(&self) -> (IpAddr, Reserved) {
         (self.address, self.reason.clone())
     }
 }
 
-/// In the order of certainty.
+/// Ascending certainty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Rank {
     Network,
@@ -180,9 +180,9 @@ enum Rank {
     Node,
 }
 
-/// The words of agents that count.
-fn words<'a>(nodes: impl DoubleEndedIterator<Item = (&'a str, &'a Node)> + Clone, own: Option<&str>) -> Vec<Word> {
-    // The first node by name of those that say the same is named, and whether there are several.
+/// The reports of agents that count.
+fn reports<'a>(nodes: impl DoubleEndedIterator<Item = (&'a str, &'a Node)> + Clone, own: Option<&str>) -> Vec<Report> {
+    // The first reporting node by name, and whether there are several.
     let mut said: BTreeMap<(Rank, IpAddr), (&str, Reserved, bool)> = BTreeMap::new();
     for (name, node) in nodes.clone() {
         let mut note = |rank, address, reason| {
@@ -190,7 +190,7 @@ fn words<'a>(nodes: impl DoubleEndedIterator<Item = (&'a str, &'a Node)> + Clone
                 .and_modify(|(.., is_shared)| *is_shared = true)
                 .or_insert((name, reason, false));
         };
-        // A node says what its own networks have, and no more.
+        // A node reports only on its own networks.
         for hop in node.uplink.next_hops.iter().filter(|hop| node.may_host(**hop)) {
             note(Rank::NextHop, *hop, Reserved::NextHop(Some(name.into())));
         }
@@ -199,8 +199,8 @@ fn words<'a>(nodes: impl DoubleEndedIterator<Item = (&'a str, &'a Node)> + Clone
             for (address, reason) in networks.into_iter().flat_map(of_network) {
                 note(Rank::Network, address, reason);
             }
-            // Those of its management port are in the pod network.
-            for address in node.said_addresses() {
+            // Addresses of the management port are in the pod network.
+            for address in node.listed_addresses() {
                 note(Rank::Node, address, Reserved::Node(name.into()));
             }
         }
@@ -209,11 +209,11 @@ fn words<'a>(nodes: impl DoubleEndedIterator<Item = (&'a str, &'a Node)> + Clone
         let of_others = || nodes.clone().any(|(other, node)| other != *name && node.may_host(address));
         *is_shared || own == Some(*name) || !of_others()
     };
-    let counting = said.into_iter().filter(|((_, address), word)| counts(*address, word));
-    counting.map(|((rank, address), (_, reason, _))| Word { rank, address, reason }).collect()
+    let counting = said.into_iter().filter(|((_, address), report)| counts(*address, report));
+    counting.map(|((rank, address), (_, reason, _))| Report { rank, address, reason }).collect()
 }
 
-/// Networks of two addresses (RFC 3021, RFC 6164), and of one, have no addresses but their hosts'.
+/// Networks of two addresses (RFC 3021, RFC 6164), and of one, have only host addresses.
 fn of_network(network: IpNet) -> Vec<(IpAddr, Reserved)> {
     match network {
         IpNet::V4(v4) if v4.prefix_len() < 31 => {
@@ -280,7 +280,7 @@ mod tests {
         Reservations::new(nodes, &networks, services.iter().map(|text| ip(text)), None)
     }
 
-    /// Each list as the agents of these nodes say it, all in one network.
+    /// Each list as the agents of these nodes report it, all in one network.
     fn said(agents: &[(&str, &str, &[&str])], own: Option<&str>) -> Reservations {
         let node = |all: &[&str], hop: &str| Node {
             primary: vec![net(all[0])],
@@ -296,8 +296,8 @@ mod tests {
         Reservations::new(nodes, &ClusterNetworks::default(), [], own)
     }
 
-    /// With the token of one agent an attacker names addresses of objects as its node's own, as its next hop, or as the
-    /// network and broadcast addresses of a small network.
+    /// With the token of one agent an attacker reports addresses of objects as its node's own, as its next hop, or as
+    /// the network and broadcast addresses of a small network.
     #[test]
     fn one_agents_word_takes_no_address_that_another_node_could_host() {
         let honest = ("n1", "172.18.0.1", ["172.18.0.2/16"].as_slice());
@@ -311,7 +311,7 @@ mod tests {
         assert_eq!(table.of(ip("10.9.9.9")).cloned(), node("n2"), "a network of its own");
         assert_eq!(table.of(ip("10.9.9.255")), Some(&Reserved::Broadcast(net("10.9.9.0/24"))));
         assert_eq!(table.of(ip("172.18.255.255")), Some(&Reserved::Broadcast(net("172.18.0.0/16"))), "both say so");
-        // Two that name the same next hop, and each node for itself.
+        // Two nodes that name the same next hop, and each node for itself.
         let both = said(&[honest, ("n2", "172.18.0.1", forged)], Some("n2"));
         assert_eq!(both.of(ip("172.18.0.1")), Some(&Reserved::NextHop(Some("n1".into()))));
         assert_eq!(both.of(ip("172.18.0.100")).cloned(), node("n2"));
@@ -375,7 +375,7 @@ mod tests {
             "2001:db8::",
             "2001:db8::3",
             "2001:db8:1::",
-            // A node cannot reserve what is in none of its networks.
+            // A node cannot reserve an address outside its networks.
             "198.51.100.1",
             "100.65.0.1",
             "8.8.8.8",

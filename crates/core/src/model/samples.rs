@@ -1,4 +1,4 @@
-//! What the tests of the model and of what drives it begin with.
+//! Values that tests begin with.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -31,7 +31,7 @@ pub fn settings() -> Settings {
     }
 }
 
-/// It selects the pods of namespaces with `env=prod`, and has egress ID 1. Of an item: its node, its address.
+/// Selects the pods of namespaces with `env=prod`, with egress ID 1. Items are pairs of node and address.
 pub fn object(name: &str, listed: &[&str], items: &[(&str, &str)]) -> EgressObject {
     EgressObject {
         name: name.into(),

@@ -1,4 +1,4 @@
-//! Label selectors (`metav1.LabelSelector`), as the policy model has them.
+//! Label selectors (`metav1.LabelSelector`).
 
 use std::collections::BTreeSet;
 

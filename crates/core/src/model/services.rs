@@ -1,9 +1,9 @@
-//! Addresses of Services that have an entry of their own in the map `cluster`.
+//! Addresses of Services that have their own entry in the map `cluster`.
 //!
-//! The service proxy translates what pods send to them, behind us, so `from_pod` must leave it alone. Cluster IPs are in a
-//! service network as a rule, which is one entry; the rest (external addresses, those of load balancers, cluster IPs
-//! outside the networks that the agent was told) have one each, as far as there is room ([`crate::plan::capacity`]). Services come
-//! and go by the thousand in a large cluster: an update that changes no such address costs nothing further.
+//! The service proxy translates what pods send to them after `from_pod`, which must leave it alone. Cluster IPs are
+//! usually in a service network, which is one entry. The others (external addresses, load balancer addresses, cluster
+//! IPs outside the configured networks) have one entry each, as far as there is room ([`crate::plan::capacity`]).
+//! Services change often in a large cluster: an update that changes no such address costs nothing further.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -17,34 +17,34 @@ pub struct ServiceKey {
     pub name: String,
 }
 
-/// What is known of one.
+/// A Service.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Service {
     pub uid: String,
-    /// Those that the service proxy takes care of, and that are not in a service network; no more than one may have
-    /// ([`crate::plan::capacity::MOST_OF_SERVICE`]).
+    /// Addresses that the service proxy handles and that are in no service network, at most
+    /// [`crate::plan::capacity::MOST_OF_SERVICE`].
     pub addresses: BTreeSet<IpAddr>,
-    /// Those of them that its author has not chosen: cluster IPs, and what a load balancer has given it.
+    /// Those of them that the cluster assigned: cluster IPs, and addresses given by a load balancer.
     pub given: BTreeSet<IpAddr>,
-    /// How many it has beside these.
+    /// The number of its other addresses.
     pub surplus: usize,
     pub exposes: Exposes,
 }
 
-/// What an update of Services concerns.
+/// What an update of Services affects.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct ServicesTouched {
     pub addresses: BTreeSet<IpAddr>,
-    /// Where pods may be exposed by other ports now.
+    /// Namespaces whose pods may be exposed by other ports now.
     pub namespaces: BTreeSet<String>,
 }
 
-/// Those that have such addresses, or expose pods.
+/// Services that have such addresses, or expose pods.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Services(BTreeMap<ServiceKey, Service>);
 
 impl Services {
-    /// Enters an update and says what came or went by it.
+    /// Applies an update and returns what it changed.
     pub fn apply(&mut self, update: Update<ServiceKey, Service>) -> ServicesTouched {
         let mut touched = ServicesTouched::default();
         match update {
@@ -73,7 +73,7 @@ impl Services {
         touched.addresses.extend(old.addresses.symmetric_difference(&addresses));
         touched.addresses.extend(old.given.symmetric_difference(&given));
         if old.surplus != surplus {
-            // No entry changes, but what is said of its room does.
+            // No entry changes, but the reported room does.
             touched.addresses.extend(addresses.first());
         }
     }
@@ -89,12 +89,12 @@ impl Services {
         self.0.get(key)
     }
 
-    /// What all of them were given: addresses that nobody has by his own word.
+    /// Addresses that the cluster assigned to Services, not their authors.
     pub fn given(&self) -> impl Iterator<Item = IpAddr> {
         self.0.values().flat_map(|service| service.given.iter().copied())
     }
 
-    /// In the order of namespaces and names.
+    /// By namespace and name.
     pub fn iter(&self) -> impl Iterator<Item = (&ServiceKey, &Service)> {
         self.0.iter()
     }

@@ -12,28 +12,28 @@ use crate::model::state::Prefix;
 /// What happens to packets of pods that this node does not know (yet).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UnknownPods {
-    /// Drop where the CNI announces addresses before the pod starts; elsewhere pass while no object could select a pod
+    /// Drop if the CNI announces addresses before the pod starts; otherwise pass while no object could select a pod
     /// here.
     Auto,
     Drop,
     Pass,
 }
 
-/// What happens where the controller has published that no node can host any address of an object.
+/// What happens if no node can host any address of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnUnassigned {
     NodeAddress,
     Drop,
 }
 
-/// What the model is told by flags.
+/// Settings of one node.
 #[derive(Clone, Debug)]
 pub struct Settings {
     pub node_name: String,
     pub cluster_subnets: Vec<IpNet>,
     pub service_cidrs: Vec<IpNet>,
     pub excluded_cidrs: Vec<IpNet>,
-    /// What the client of the cluster connects to.
+    /// The addresses that the cluster client connects to.
     pub api_servers: BTreeSet<IpAddr>,
     pub unknown_pods: UnknownPods,
     pub on_unassigned: OnUnassigned,
@@ -46,7 +46,7 @@ impl Settings {
         ClusterNetworks { pods, services, api_servers: self.api_servers.clone() }
     }
 
-    /// What is the cluster's whoever is in it, from what is general to what is certain.
+    /// Prefixes that belong to every cluster or are configured, from general to certain.
     pub fn prefixes(&self) -> [(&[IpNet], PrefixKind); 6] {
         [
             (&self.excluded_cidrs, PrefixKind::Excluded),
@@ -58,7 +58,7 @@ impl Settings {
         ]
     }
 
-    /// What is known of the cluster without having heard of it.
+    /// The prefixes that are known before the cluster is observed.
     pub fn foreknown(&self) -> BTreeMap<IpNet, Prefix> {
         let all = self.prefixes().into_iter().flat_map(|(nets, kind)| nets.iter().map(move |net| (net, kind)));
         all.map(|(net, kind)| (net.trunc(), Prefix { kind, node: None })).collect()

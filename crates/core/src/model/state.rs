@@ -1,7 +1,7 @@
-//! The state of the kernel as the model speaks of it: what is desired, what an action changes.
+//! The state of the kernel: what is desired, what is observed, and the actions that change it.
 //!
-//! Plain values with standard address types. The data plane turns them into the ABI of `egress_common::abi` and back;
-//! the model never sees a map.
+//! Plain values with standard address types. `egress_datapath` converts them to and from the ABI of
+//! `egress_common::abi`; the model never sees a map.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -17,28 +17,28 @@ pub fn family_of(address: IpAddr) -> Family {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EgressId(pub u32);
 
-/// Stands in the map for "selected by an object that has no egress ID yet". No object ever has this ID, hence no policy,
-/// and a missing policy is a drop.
+/// The egress ID in the map for "selected by an object that has no egress ID yet". No object has this ID, hence no
+/// policy, and a missing policy is a drop.
 pub const NOT_NUMBERED: EgressId = EgressId(0);
 
 /// A node's address that other nodes send overlay packets to; it also names the node in the maps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TunnelEndpoint(pub IpAddr);
 
-/// What this node knows of one of its pods' addresses.
+/// State of an address of one of this node's pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PodState {
     Known,
     Selected(EgressId),
 }
 
-/// Which pod has an address, so that another one with the same address and the same selection can be told from it: a
-/// number made of the pod's UID, the same after every restart and in every version.
+/// Identifies the pod that has an address, to tell it from another pod with the same address and selection: a hash of
+/// the pod's UID, stable across restarts and versions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PodOwner(pub u64);
 
 impl PodOwner {
-    /// FNV-1a. Zero stands for "not noted yet" in the kernel.
+    /// FNV-1a. Zero means "not recorded yet" in the kernel.
     pub fn of(uid: &str) -> Self {
         let hash = uid.bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
@@ -58,10 +58,10 @@ pub struct Port {
     pub number: u16,
 }
 
-/// An address that is being handed over between this node and another one.
+/// A hand-over of an address between this node and another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HandoverState {
-    pub course: HandoverStage,
+    pub stage: HandoverStage,
     pub address: IpAddr,
     /// The other node.
     pub peer: TunnelEndpoint,
@@ -92,41 +92,41 @@ pub enum WhenEmpty {
 /// The addresses of one object and family.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy {
-    /// Those that are served.
+    /// Served addresses.
     pub slots: Vec<Slot>,
-    /// Those that no node serves now: their flows wait for them, and are not cut. Sorted.
+    /// Addresses that no node serves now: their flows wait and are not cut. Sorted.
     pub pending: Vec<IpAddr>,
     pub when_empty: WhenEmpty,
 }
 
-/// What a prefix of the cluster is; the node is given for pod subnets only.
+/// The kind of a prefix of the cluster; only pod subnets have a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Prefix {
     pub kind: PrefixKind,
     pub node: Option<TunnelEndpoint>,
 }
 
-/// Whose address it is.
+/// The node that has an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NodeAddress {
     pub own: bool,
     pub node: TunnelEndpoint,
 }
 
-/// What the maps of this node should hold (desired) or do hold (actual): one shape for both, so that the difference
-/// between them is the plan.
+/// What the maps of this node should hold (desired) or do hold (actual): one shape for both, so that their difference
+/// is the plan.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KernelState {
     pub pods: BTreeMap<IpAddr, PodState>,
-    /// Whose these addresses are.
+    /// The pods that have these addresses.
     pub owners: BTreeMap<IpAddr, PodOwner>,
-    /// By which ports pods are reached from outside; no entry for a pod that has none.
+    /// Ports by which pods are reached from outside; no entry for a pod without such ports.
     pub exposed: BTreeMap<IpAddr, BTreeSet<Port>>,
     pub policy: BTreeMap<(EgressId, Family), Policy>,
     /// Addresses that this node owns as a gateway: never two of one object.
     pub owned: BTreeMap<EgressId, IpAddr>,
-    /// Hand-overs that concern this node.
-    pub moving: BTreeMap<EgressId, HandoverState>,
+    /// Hand-overs of this node.
+    pub handovers: BTreeMap<EgressId, HandoverState>,
     pub cluster: BTreeMap<IpNet, Prefix>,
     pub nodes: BTreeMap<IpAddr, NodeAddress>,
     /// `None` before the first write.
@@ -134,23 +134,23 @@ pub struct KernelState {
 }
 
 impl Policy {
-    /// What the object has: served, or waited for.
+    /// All addresses of the object, served or pending.
     pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
         self.slots.iter().map(|slot| slot.address).chain(self.pending.iter().copied())
     }
 }
 
 impl HandoverState {
-    /// Whether this node gives the address to packets by this entry: the other node's, or all.
+    /// Whether this node translates packets by this entry: the other node's, or all.
     pub fn is_taken(&self) -> bool {
-        self.course != HandoverStage::Leaving
+        self.stage != HandoverStage::Leaving
     }
 }
 
 impl KernelState {
-    /// Whether a flow of this object may go on with this address. Which object selects a pod of another node (`None`) is
-    /// that node's to know; and since it may send before this node's own policy is written, or after that is gone, the claim
-    /// is enough.
+    /// Whether a flow of this object may keep this address. Only the node of a pod knows which object selects it
+    /// (`None` is a pod of another node). That node may send before this node's own policy is written, or after it is
+    /// removed, so owning the address is enough.
     pub fn permits(&self, pod: Option<IpAddr>, id: EgressId, address: IpAddr) -> bool {
         let policy = self.policy.get(&(id, family_of(address)));
         let is_listed = policy.is_some_and(|policy| policy.addresses().any(|one| one == address));
@@ -160,7 +160,8 @@ impl KernelState {
         }
     }
 
-    /// The state after the action. Cutting flows changes no map that the model speaks of.
+    /// The state after the action, as plans are tested against it and as the agent keeps it between observations.
+    /// Cutting flows changes no map of the model.
     pub fn apply(&mut self, action: &Action) {
         match action {
             Action::SetUnknownPods(on) => self.on_unknown_pod = Some(*on),
@@ -181,18 +182,18 @@ impl KernelState {
             }
             Action::Disown(id, address) => {
                 self.owned.remove(id);
-                if self.moving.get(id).is_some_and(|moving| moving.is_taken() && moving.address == *address) {
-                    self.moving.remove(id);
+                if self.handovers.get(id).is_some_and(|handover| handover.is_taken() && handover.address == *address) {
+                    self.handovers.remove(id);
                 }
             }
-            Action::PutMoving(id, moving) => {
-                self.moving.insert(*id, *moving);
-                if moving.course == HandoverStage::Leaving {
+            Action::PutHandover(id, handover) => {
+                self.handovers.insert(*id, *handover);
+                if handover.stage == HandoverStage::Leaving {
                     self.owned.remove(id);
                 }
             }
-            Action::EndMoving(id, _) => {
-                self.moving.remove(id);
+            Action::EndHandover(id, _) => {
+                self.handovers.remove(id);
             }
             Action::PutPolicy(id, family, policy) => {
                 self.policy.insert((*id, *family), policy.clone());
@@ -224,7 +225,7 @@ impl KernelState {
     }
 }
 
-/// One step of a plan. Every prefix of a plan leaves a state in which no selected flow leaves with a wrong address.
+/// One step of a plan. After every prefix of a plan, no selected flow leaves with a wrong address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
     SetUnknownPods(OnUnknownPod),
@@ -232,38 +233,38 @@ pub enum Action {
     RemoveNode(IpAddr),
     PutPrefix(IpNet, Prefix),
     RemovePrefix(IpNet),
-    /// Claim (probe first), answer for and announce the address; NAT for it.
+    /// Claim the address (after a probe), answer for it, announce it and translate.
     Own(EgressId, IpAddr),
     /// Stop answering and translating for the address of this object, also by a hand-over.
     Disown(EgressId, IpAddr),
-    /// Be ready to take the address over, or hand it over: from then on what comes for it is passed on. One step, behind
-    /// which this node gives the address to nothing any more.
-    PutMoving(EgressId, HandoverState),
-    /// The hand-over is over: nothing is passed on, and replies for what was handed over are none of ours.
-    EndMoving(EgressId, IpAddr),
+    /// Prepare to take the address over, or hand it over and forward later packets to the new node. One step, after
+    /// which this node no longer translates to the address.
+    PutHandover(EgressId, HandoverState),
+    /// End the hand-over: stop forwarding, and drop replies for flows that were handed over.
+    EndHandover(EgressId, IpAddr),
     PutPolicy(EgressId, Family, Policy),
     RemovePolicy(EgressId, Family),
     PutPod(IpAddr, PodState),
     RemovePod(IpAddr),
-    /// Note whose the address is.
+    /// Record which pod has the address.
     PutOwner(IpAddr, PodOwner),
-    /// What comes from outside for this port of the pod is somebody's question.
+    /// Outside packets to this port of the pod are requests.
     Expose(IpAddr, Port),
-    /// It is so no more.
+    /// Reverses [`Action::Expose`].
     Conceal(IpAddr, Port),
-    /// Forget everything of the pod that had this address: it is gone, and the next one inherits nothing.
+    /// Remove all state of the pod that had this address, so that the next pod inherits nothing.
     CutPod(IpAddr),
-    /// Cut the flows and mappings of these addresses of the object: they were taken from it.
+    /// Cut the flows and NAT entries of these addresses, which the object has lost.
     CutFlows(EgressId, BTreeSet<IpAddr>),
-    /// Cut the flows of a pod that is no longer selected by this object.
+    /// Cut the flows of a pod that this object no longer selects.
     CutPodFlows(IpAddr, EgressId),
-    /// Cut every flow that the state, as it is in the kernel, does not permit: whoever wrote it may have been killed, or
-    /// have failed, before it came to the cut.
+    /// Cut every flow that the kernel's own state does not permit: an earlier agent may have been killed, or have
+    /// failed, before it cut them.
     CutOrphans,
 }
 
 impl Action {
-    /// Whether it is one of those that one walk of the maps serves together.
+    /// Whether one walk of the maps serves this action together with others of its kind.
     pub fn is_cut(&self) -> bool {
         match self {
             Self::CutPod(_) | Self::CutFlows(..) | Self::CutPodFlows(..) => true,
@@ -274,8 +275,8 @@ impl Action {
             | Self::RemovePrefix(_)
             | Self::Own(..)
             | Self::Disown(..)
-            | Self::PutMoving(..)
-            | Self::EndMoving(..)
+            | Self::PutHandover(..)
+            | Self::EndHandover(..)
             | Self::PutPolicy(..)
             | Self::RemovePolicy(..)
             | Self::PutPod(..)

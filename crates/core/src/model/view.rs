@@ -1,7 +1,7 @@
-//! What the agent knows of the cluster: plain types, filled by `kube`, read by the model and the controller.
+//! The cluster as the agent knows it: plain types, filled by `egress_kube`, read by the model and the controller.
 //!
-//! Only what somebody decides by is kept. Values that are shared between the node's half and the controller are behind
-//! `Arc`, so that the second view costs pointers.
+//! Only what decisions depend on is kept. Values that the node's reconciler and the controller share are in an `Arc`,
+//! so that the second view costs pointers.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
@@ -18,7 +18,7 @@ use crate::model::state::EgressId;
 
 pub type Labels = BTreeMap<String, String>;
 
-/// Seconds since the epoch, as `metadata.creationTimestamp` counts.
+/// Seconds since the epoch, as in `metadata.creationTimestamp`.
 pub type Created = i64;
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -35,15 +35,15 @@ pub struct Pod {
     pub labels: Labels,
     /// `status.podIPs`, one of each family.
     pub reported: BTreeSet<IpAddr>,
-    /// What the pod's annotation says in a CNI's name, one of each family. Who may create the pod may write it: see
+    /// Addresses from the CNI's annotation, one of each family. The author of the pod can write it: see
     /// [`crate::selection::pod_addresses`].
     pub announced: BTreeSet<IpAddr>,
-    /// How many addresses the annotation lists beside these.
+    /// How many more addresses the annotation lists.
     pub surplus: usize,
-    /// What the CNI has given it, one of each family, where the node's plugin chain has told this agent. The view fills it in.
+    /// Addresses that the node's CNI plugin chain reported, one of each family. The view fills this in.
     pub attached: BTreeSet<IpAddr>,
-    /// The kubelet has reported no address of it yet, or says that it has no network just now, as after a restart of the node:
-    /// its next packets may come from an address that nobody knows.
+    /// The kubelet has not reported an address yet, or reports that the pod has no network, as after a restart of the
+    /// node: its next packets may come from an unknown address.
     pub starting: bool,
     /// It is being deleted.
     pub terminating: bool,
@@ -54,18 +54,18 @@ pub struct Pod {
 }
 
 impl Pod {
-    /// Does traffic with the pod's addresses come from it through the pod network?
+    /// Whether traffic with the pod's addresses comes from it through the pod network.
     pub fn is_endpoint(&self) -> bool {
         !self.host_network && !self.completed
     }
 
-    /// Every address that it is said to have, by anybody.
+    /// Every address from any source.
     pub fn listed(&self) -> impl Iterator<Item = IpAddr> {
         self.reported.iter().chain(&self.announced).chain(&self.attached).copied()
     }
 }
 
-/// What the CNI has given a pod of this node, one address of each family.
+/// Addresses that the CNI gave a pod of this node, one of each family.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attach {
     pub pod: PodKey,
@@ -76,7 +76,7 @@ pub struct Attach {
 /// A change of one kind of objects.
 #[derive(Clone, Debug)]
 pub enum Update<K, V> {
-    /// The whole list, at the start and whenever the watch began anew.
+    /// The whole list, at the start and whenever the watch restarts.
     Replaced(BTreeMap<K, V>),
     Changed(K, V),
     Removed(K),
@@ -90,19 +90,19 @@ pub enum Change {
     Pods(Update<PodKey, Pod>),
     Nodes(Update<String, Arc<Node>>),
     Services(Update<ServiceKey, Service>),
-    /// What the leader has recorded.
+    /// What the leader recorded.
     Ledger(Arc<Ledger>),
 }
 
-/// What must be computed anew after a change.
+/// What must be recomputed after a change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Touched {
-    /// The entries of these addresses, no more.
+    /// The entries of these addresses only.
     Addresses(Addresses),
     Everything,
 }
 
-/// Whose entries are concerned.
+/// The affected addresses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Addresses {
     pub pods: BTreeSet<IpAddr>,
@@ -131,18 +131,17 @@ impl Default for Touched {
     }
 }
 
-/// Something of which a part may be unreadable at a time.
+/// An object of which parts may be unreadable.
 pub trait Reading: Clone {
-    /// Whether all of it could be read.
+    /// Whether all of it is readable.
     fn is_whole(&self) -> bool;
 
-    /// With the parts that cannot be read as they were when they were last read. Another one of the same name lends
-    /// nothing.
+    /// Fills unreadable parts from the last reading. Another object of the same name contributes nothing.
     #[must_use]
     fn filled_from(self, known: &Self) -> Self;
 }
 
-/// The update with everything that is unreadable as it was last read.
+/// Fills the unreadable parts of an update from the last readings.
 pub fn filled<T: Reading>(
     update: Update<String, Arc<T>>,
     known: impl Fn(&String) -> Option<Arc<T>>,
@@ -173,16 +172,16 @@ pub struct ClusterView {
     pub pods: BTreeMap<PodKey, Pod>,
     pub nodes: BTreeMap<String, Arc<Node>>,
     pub services: Services,
-    /// By pod UID, which object served it by the last compilation; when the agent starts, by what the kernel has. It stands in
-    /// for selectors that cannot be read now, and keeps pods with an object that has lost its addresses.
+    /// The object that served each pod (by UID) at the last compilation; at the start of the agent, as the kernel has
+    /// it. It replaces selectors that are unreadable now, and keeps pods with an object that has lost its addresses.
     pub remembered: BTreeMap<String, Remembered>,
-    /// Addresses of selected pods that are gone, the latest last: what still comes from there is dropped until another pod has
-    /// the address, since a pod may be deleted before it has ended.
+    /// Addresses of selected pods that are gone, the latest last. Packets from there are dropped until another pod has
+    /// the address, since a pod may be deleted before its processes end.
     pub departed: VecDeque<IpAddr>,
     pub attachments: Attachments,
 }
 
-/// Which object served a pod.
+/// The object that served a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Remembered {
     pub id: EgressId,
@@ -190,7 +189,7 @@ pub struct Remembered {
     pub had_address: bool,
 }
 
-/// What the plugin chain of this node's CNI has said of the pods' addresses, by pod UID: the last word on each address counts.
+/// Addresses that the node's CNI plugin chain reported, by pod UID: the latest report on each address counts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Attachments {
     addresses: BTreeMap<String, BTreeSet<IpAddr>>,
@@ -231,15 +230,16 @@ impl Attachments {
     }
 }
 
-/// Pods whose attachments are kept: a node has a few hundred at most, and one whose object never comes is among the oldest.
+/// Pods whose attachments are kept. A node has a few hundred at most, and pods whose objects never appear are among the
+/// oldest.
 const MOST_ATTACHED: usize = 4096;
 
 /// Departed pods whose addresses are kept: a CNI gives an address again late.
 const MOST_DEPARTED: usize = 64;
 
 impl ClusterView {
-    /// Addresses of selected pods that the update takes away, or that are over: of a container that has ended, the kernel still
-    /// sends what waits in its sockets.
+    /// Addresses of selected pods that the update removes, or that have ended: the kernel still sends what waits in the
+    /// sockets of an ended container.
     fn leaving(&self, update: &Update<PodKey, Pod>) -> Vec<IpAddr> {
         let is_still = |new: &Pod, pod: &Pod| new.uid == pod.uid && new.is_endpoint();
         let stays = |key: &PodKey, pod: &Pod| match update {
@@ -251,7 +251,7 @@ impl ClusterView {
         gone.filter(|(_, pod)| self.remembered.contains_key(&pod.uid)).flat_map(|(_, pod)| pod.listed()).collect()
     }
 
-    /// Notes them, and forgets those that a pod has again.
+    /// Records them, and forgets those that a pod has again.
     fn depart(&mut self, leaving: Vec<IpAddr>, touched: &mut BTreeSet<IpAddr>) {
         let endpoints = self.pods.values().filter(|pod| pod.is_endpoint());
         let taken: BTreeSet<IpAddr> = match leaving.is_empty() && self.departed.is_empty() {
@@ -260,12 +260,12 @@ impl ClusterView {
         };
         self.departed.retain(|address| !leaving.contains(address) && !taken.contains(address));
         self.departed.extend(leaving.into_iter().filter(|address| !taken.contains(address)));
-        // Their entries go.
+        // Their entries are removed.
         let surplus = self.departed.len().saturating_sub(MOST_DEPARTED);
         touched.extend(self.departed.drain(..surplus));
     }
 
-    /// Takes note of what the CNI has given a pod, which may not be known yet. Returns whose entries are concerned.
+    /// Records what the CNI gave a pod, which may be unknown yet. Returns the affected addresses.
     pub fn attach(&mut self, Attach { uid, addresses, .. }: &Attach) -> BTreeSet<IpAddr> {
         let mut concerned = self.attachments.note(uid, addresses);
         concerned.insert(uid.clone());
@@ -279,7 +279,7 @@ impl ClusterView {
         touched
     }
 
-    /// Enters into the pods of an update what is known of their addresses, and forgets it of those that go.
+    /// Fills the recorded addresses into the pods of an update, and forgets those of removed pods.
     fn fill_attached(&mut self, mut update: Update<PodKey, Pod>) -> Update<PodKey, Pod> {
         let gone: Vec<String> = match &update {
             Update::Replaced(new) => {
@@ -327,13 +327,13 @@ impl ClusterView {
                 let pods = pods.flat_map(|(_, pod)| pod.listed()).collect();
                 Touched::Addresses(Addresses { pods, services: touched.addresses })
             }
-            // It says what may be held of what is desired, not what is desired.
+            // The ledger limits what may be held of the desired state, not the desired state itself.
             Change::Ledger(_) => Touched::NOTHING,
         }
     }
 }
 
-/// Enters an update; `concern` is shown every value that came or went. False when nothing changed.
+/// Applies an update and passes every changed value to `concern`. Returns false without a change.
 fn apply<K: Ord, V: PartialEq>(map: &mut BTreeMap<K, V>, update: Update<K, V>, mut concern: impl FnMut(&V)) -> bool {
     match update {
         Update::Replaced(new) => {

@@ -1,14 +1,14 @@
-//! One node's signs of life, and where it stands by them. Pure: every time is an argument.
+//! Signs of life of one node, and its liveness. Pure: every time is an argument.
 //!
-//! There are two kinds of signs. An *answer* is the agent's word. A connection that is accepted or refused is the word of
-//! the node's *kernel* alone: its agent is killed, stopped or being replaced, and its programs go on without it. Such a
-//! node is given a grace period. Only a node that gives no sign at all for the total timeout is gone.
+//! There are two kinds of signs. An *answer* comes from the agent. A connection that is accepted or refused comes from
+//! the node's *kernel*: its agent is killed, stopped or being replaced, and its programs continue without it. Such a
+//! node gets a grace period. Only a node without any sign for the total timeout is gone.
 //!
-//! It does not matter by which address a sign came: one road that works is enough.
+//! The address that a sign came from does not matter: one working path is enough.
 
 use std::time::{Duration, Instant};
 
-/// How long things take.
+/// Durations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rules {
     /// A node without a sign of life for that long is gone.
@@ -20,14 +20,14 @@ pub struct Rules {
 }
 
 impl Rules {
-    /// How long no answer is no answer in time. The grace begins when a silence is known to be one, and whoever comes back at
-    /// its end has as long as anybody to say so.
+    /// How long a missing answer is waited for. The grace begins when a silence is detected, and an agent that returns
+    /// at its end has the usual time to answer.
     fn patience(&self) -> Duration {
         self.total + self.grace + self.total
     }
 }
 
-/// What came back. SilentHolder is no sign.
+/// A sign of life. Silence is no sign.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signal {
     AgentAnswer(AgentAnswer),
@@ -35,7 +35,7 @@ pub enum Signal {
     Kernel,
 }
 
-/// What an agent says of its node.
+/// What an agent reports of its node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AgentAnswer {
     Serving,
@@ -46,25 +46,25 @@ pub enum AgentAnswer {
     NotServing,
 }
 
-/// Where a node stands.
+/// The liveness of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Liveness {
-    /// There was no time yet to answer.
+    /// It had no time to answer yet.
     Unknown,
     Answers(AgentAnswer),
     /// The kernel answers, the agent does not: in its grace period.
     AgentSilent,
-    /// The same for longer than that.
+    /// The same after the grace period.
     AgentGone,
     Silent,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub struct NodeSigns {
-    /// The latest sign of any kind, or since when it is asked.
+    /// The latest sign of any kind, or the start of probing.
     alive: Instant,
     answered: Option<(Instant, AgentAnswer)>,
-    /// Since when the answer is what it is; before the first, since when it is asked.
+    /// Since when the answer is unchanged; before the first, the start of probing.
     since: Instant,
     /// It was probed before, and counted as gone.
     is_again: bool,
@@ -75,12 +75,13 @@ impl NodeSigns {
         Self { alive: now, answered: None, since: now, is_again: false }
     }
 
-    /// What was known of the node is old, but for one thing: its agent may have ended before, and has fenced nothing then.
+    /// Starts again without earlier signs, except that its agent may have ended before, so that it did not end its
+    /// lease.
     pub fn begin_again(now: Instant) -> Self {
         Self { is_again: true, ..Self::begin(now) }
     }
 
-    /// Signs need not come in their order.
+    /// Signs may arrive out of order.
     pub fn note(&mut self, sign: Signal, at: Instant) {
         self.alive = self.alive.max(at);
         let Signal::AgentAnswer(answer) = sign else { return };
@@ -93,7 +94,7 @@ impl NodeSigns {
         self.answered = Some((at, answer));
     }
 
-    /// Its silence up to now was not its own: what it said last still stands.
+    /// Excuses its silence up to now, which had another cause: its last answer stays valid.
     pub fn excuse(&mut self, now: Instant) {
         self.alive = self.alive.max(now);
         match &mut self.answered {
@@ -106,7 +107,7 @@ impl NodeSigns {
         self.alive
     }
 
-    /// When it was known to serve last; before it ever did, since when it is asked.
+    /// When it last reported that it serves; before that, the start of probing.
     pub fn well(&self) -> Instant {
         match self.answered {
             Some((at, AgentAnswer::Serving)) => at,
@@ -114,19 +115,19 @@ impl NodeSigns {
         }
     }
 
-    /// No answer for half the total timeout: its agent may be one that has just started again.
+    /// No answer for half the total timeout: its agent may have restarted.
     pub fn has_paused(&self, rules: &Rules, now: Instant) -> bool {
         self.answered.is_none_or(|(at, _)| now >= at + rules.total / 2)
     }
 
-    /// Whether the node's kernel has gone on for a total timeout behind the last answer of its agent: it was the agent that fell
-    /// silent first, and has not fenced the node itself.
+    /// Whether the node's kernel has answered for a total timeout after the last answer of its agent: the agent fell
+    /// silent first, and did not end the node's lease.
     pub fn agent_went_first(&self, rules: &Rules) -> bool {
         let is_unheard = self.is_again && self.answered.is_none();
         is_unheard || self.alive >= self.answered.map_or(self.since, |(at, _)| at) + rules.total
     }
 
-    /// Since when its answer is what it is.
+    /// Since when the answer is unchanged.
     pub fn since(&self) -> Instant {
         self.since
     }
@@ -135,15 +136,15 @@ impl NodeSigns {
         now >= self.alive + rules.total / 2
     }
 
-    /// Its agent is silent, and its programs, which go by what was heard last, have stopped: to suspect the node costs
-    /// nothing any more, and its addresses need not wait for that when it counts as gone.
+    /// Its agent is silent, and its programs, which depend on the last confirmation, have stopped. Suspecting the node
+    /// costs nothing then, and its addresses need not wait for it when it counts as gone.
     pub fn is_agent_overdue(&self, rules: &Rules, now: Instant) -> bool {
         let answered = self.answered.map_or(self.since, |(at, _)| at);
         now >= answered + rules.total + rules.grace
-            && matches!(self.standing(rules, now), Liveness::AgentSilent | Liveness::AgentGone)
+            && matches!(self.liveness(rules, now), Liveness::AgentSilent | Liveness::AgentGone)
     }
 
-    pub fn standing(&self, rules: &Rules, now: Instant) -> Liveness {
+    pub fn liveness(&self, rules: &Rules, now: Instant) -> Liveness {
         if now >= self.alive + rules.total {
             return Liveness::Silent;
         }
@@ -166,18 +167,18 @@ mod tests {
     const OK: Signal = Signal::AgentAnswer(AgentAnswer::Serving);
     const BAD: Signal = Signal::AgentAnswer(AgentAnswer::NotServing);
 
-    /// Signs by milliseconds, then where the node stands at which.
+    /// Signs by milliseconds, then the liveness at each time.
     fn story(name: &str, signs: &[(u64, Signal)], stands: &[(u64, Liveness)]) {
         let start = Instant::now();
         let at = |millis| start + Duration::from_millis(millis);
-        for (time, standing) in stands {
+        for (time, liveness) in stands {
             let mut pulse = NodeSigns::begin(start);
             signs.iter().filter(|(when, _)| when <= time).for_each(|(when, sign)| pulse.note(*sign, at(*when)));
-            assert_eq!(pulse.standing(&RULES, at(*time)), *standing, "{name}, after {time} ms");
+            assert_eq!(pulse.liveness(&RULES, at(*time)), *liveness, "{name}, after {time} ms");
         }
     }
 
-    /// The kernel's word every quarter of a second.
+    /// The kernel answers every quarter of a second.
     fn kernel(from: u64, to: u64) -> Vec<(u64, Signal)> {
         (from..=to).step_by(250).map(|time| (time, Signal::Kernel)).collect()
     }
@@ -195,7 +196,7 @@ mod tests {
         assert!(!pulse.is_agent_overdue(&RULES, at(31_300)), "it is back");
     }
 
-    /// Else the deadline of its programs would not be waited for.
+    /// Otherwise the deadline of its programs would not be waited for.
     #[test]
     fn an_agent_that_was_not_heard_since_the_beginning_may_have_ended_before() {
         let start = Instant::now();

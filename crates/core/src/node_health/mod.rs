@@ -1,12 +1,11 @@
-//! Which nodes answer: what the leader knows by probing them.
+//! Which nodes answer: the leader's knowledge from probes.
 //!
-//! Whoever probes publishes a [`NodeHealth`] and goes on changing it. Receivers are told when the other sets change;
-//! `heard` moves on silently, several times a second for each node, and is right whenever it is looked at.
+//! The prober (`egress_agent::controller::node_health::prober`) publishes a [`NodeHealth`] and keeps changing it.
+//! Receivers are notified when the other sets change; `heard` changes without notification, several times a second for
+//! each node, and is always current.
 //!
-//! - [`pulse`]: one node's signs of life, pure. [`judge`]: which nodes are gone by them, and which only seem so, pure.
-//! - [`knock`]: whether the node of another controller that leads is there at all.
-//! - [`session`]: asking one node by one address. [`prober`]: all nodes, while it is this controller's duty.
-//!   `vouch`: which answers agents are told of.
+//! [`liveness`] judges one node by its signs of life, [`state`] decides which nodes count as gone, and [`fitness`] is a
+//! node's own judgement.
 
 pub mod fitness;
 pub mod liveness;
@@ -18,39 +17,39 @@ use std::time::{Duration, Instant};
 use crate::model::ledger::Acknowledgements;
 use crate::model::node::UnservedAddresses;
 
-/// What is known of nodes that are probed.
+/// The health of the probed nodes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeHealth {
-    /// To be treated as gone.
+    /// Nodes that count as gone.
     pub unreachable: BTreeSet<String>,
-    /// When those were well last.
+    /// When those were last well.
     pub lost: BTreeMap<String, Instant>,
-    /// Their agents are away: they keep what they have, and nothing more is given to them.
+    /// Nodes whose agents are away: they keep their addresses and get no new ones.
     pub absent: BTreeSet<String>,
-    /// At an address of these something answers that is not their agent, or an agent with another key.
+    /// Nodes at whose address something else answers, or an agent with another key.
     pub strange: BTreeSet<String>,
-    /// Without any sign of life for half the total timeout. Not those whose agent alone is silent.
+    /// Without any sign of life for half the total timeout. Nodes where only the agent is silent do not count.
     pub suspects: BTreeSet<String>,
-    /// Without any sign of life for the total timeout, and not because their agents ended before: these have fenced their nodes
-    /// themselves. What the programs of all others that do not answer may still emit lasts longer.
+    /// Without any sign of life for the total timeout, where the agent did not end before: the agents have ended these
+    /// leases themselves. The programs of all other silent nodes may emit longer.
     pub silent: BTreeSet<String>,
-    /// When the latest answer of each node's agent was received that the agent is told of, or will be. No answer of a node
-    /// that counts as gone is. Also of nodes that are not probed any more.
+    /// When the latest answer was received that the node's agent gets a confirmation for. Answers of nodes that count
+    /// as gone get none. Includes nodes that are no longer probed.
     pub heard: BTreeMap<String, Instant>,
-    /// When each node's agent answered first since this controller probes, if it did: it has heard of this one's term by then.
+    /// When each node's agent first answered this controller's probes, and so knows of this term.
     pub followed: BTreeMap<String, Instant>,
-    /// What nodes have let go of, by their answers.
+    /// Released addresses, by the nodes' answers.
     pub released: BTreeMap<String, Acknowledgements>,
-    /// What nodes have been assigned and do not serve, by their answers.
+    /// Assigned addresses that nodes report as not served.
     pub unserved: BTreeMap<String, UnservedAddresses>,
-    /// The latest end of an endless lease that each node's programs have obeyed, by its number.
+    /// The latest ending of an endless lease that each node's programs obey, by its number.
     pub bounded: BTreeMap<String, u64>,
-    /// How long after its latest answer an agent may still hold addresses; it never changes.
+    /// How long after its latest answer an agent may hold addresses; constant.
     pub lease: Duration,
 }
 
 impl NodeHealth {
-    /// Before anybody was probed.
+    /// Before the first probe.
     pub fn by(lease: Duration) -> Self {
         Self { lease, ..Self::default() }
     }

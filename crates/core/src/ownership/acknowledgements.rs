@@ -1,5 +1,5 @@
-//! What nodes' words say of open hand-overs: which are over for the old node, and who is ready for them. Pure, but for what
-//! [`AcknowledgementReader`] remembers of time.
+//! Acknowledgements of open hand-overs: which old nodes have released their addresses, and which nodes are ready for
+//! them. Pure, except for the times that [`AcknowledgementReader`] remembers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -10,40 +10,40 @@ use crate::model::ledger::{Acknowledgements, Ledger};
 use crate::model::node::Prepared;
 use crate::node_health::NodeHealth;
 
-/// How long the status waits for a new node that is ready to hear the old node's word, which the leader has heard.
-const HEIRS_TIME: Duration = Duration::from_secs(1);
+/// How long the status waits for a ready new node to see the old node's acknowledgement, which the leader has seen.
+const NEW_OWNER_PATIENCE: Duration = Duration::from_secs(1);
 
-/// How much faster a word may come by a probe than by the API server, if that is there.
-const PROBES_LEAD: Duration = Duration::from_millis(150);
+/// How much earlier an acknowledgement may arrive by a probe than by the API server.
+const PROBE_LEAD: Duration = Duration::from_millis(150);
 
-/// Since when old nodes' words about hand-overs, by number, wait for the new node.
+/// Since when acknowledgements of old nodes, by number, wait for the new node.
 #[derive(Debug, Default)]
 pub struct AcknowledgementReader {
     since: BTreeMap<u64, Instant>,
 }
 
-/// The words at one time, about hand-overs by address and number.
+/// The acknowledgements at one time, by address and number of the hand-over.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SeenAcknowledgements {
-    /// Old nodes that have let go, and need not be waited for.
+    /// Released hand-overs that need not wait any longer.
     pub released: BTreeSet<(IpAddr, u64)>,
-    /// Whom old nodes have handed them over to, as far as they say so in their EgressNode objects.
+    /// The nodes that old nodes have handed these over to, by their EgressNode objects.
     pub given: BTreeMap<(IpAddr, u64), Option<String>>,
-    /// The nodes that are ready for them, of those that the hand-over names or has named: no other can have been given the
-    /// address, whatever its agent's token is used to say.
+    /// The nodes that are ready for these, among the present and former new nodes of the hand-over: no other can have
+    /// received the address, whatever its agent's token writes.
     pub prepared: BTreeMap<(IpAddr, u64), BTreeSet<String>>,
-    /// When the next new node is waited for no longer.
+    /// When the wait for the next new node ends.
     pub look_again: Option<Instant>,
 }
 
 impl AcknowledgementReader {
-    pub fn listen(&mut self, ledger: &Ledger, nodes: &Nodes, reach: &NodeHealth, now: Instant) -> SeenAcknowledgements {
-        let mut said = SeenAcknowledgements::default();
+    pub fn read(&mut self, ledger: &Ledger, nodes: &Nodes, reach: &NodeHealth, now: Instant) -> SeenAcknowledgements {
+        let mut seen = SeenAcknowledgements::default();
         for (name, node) in nodes {
             for (address, Prepared(number, ..)) in &node.prepared {
                 let record = ledger.records.open.get(address).filter(|record| record.number == *number);
                 if record.is_some_and(|record| ledger.has_named(record, name)) {
-                    said.prepared.entry((*address, *number)).or_default().insert(name.clone());
+                    seen.prepared.entry((*address, *number)).or_default().insert(name.clone());
                 }
             }
         }
@@ -58,31 +58,31 @@ impl AcknowledgementReader {
                 continue;
             }
             let since = self.since.get(&record.number).copied().unwrap_or(now);
-            // Also once it is over, or it would be waited for anew.
+            // Also after the wait, or it would begin again.
             waiting.insert(record.number, since);
-            let heir = record.to.as_ref().and_then(|to| nodes.get(to)?.prepared.get(address));
-            let heir = heir.filter(|Prepared(number, ..)| *number == record.number);
+            let new_owner = record.to.as_ref().and_then(|to| nodes.get(to)?.prepared.get(address));
+            let new_owner = new_owner.filter(|Prepared(number, ..)| *number == record.number);
             let (waits, end) = match old.map(|old| old.given.get(address)) {
-                // What comes before a new node that is getting ready is there goes by the old one, so that one is waited for;
-                // not without end, since it may never hear it.
+                // Until the new node is fully ready, packets reach it through the old one, so it is waited for, but not
+                // forever: it may never see the acknowledgement.
                 Some(given) => {
-                    said.given.insert((*address, record.number), given.cloned());
+                    seen.given.insert((*address, record.number), given.cloned());
                     let is_given = given.is_some() && given == record.to.as_ref();
-                    (is_given && heir.is_some_and(|Prepared(.., is_open)| !is_open), since + HEIRS_TIME)
+                    (is_given && new_owner.is_some_and(|Prepared(.., is_open)| !is_open), since + NEW_OWNER_PATIENCE)
                 }
-                // By probes alone, which may only have been faster: the word that the new node waits for comes, or the old
-                // node has heard of no other, and passes nothing on. It may have handed over to another than the one that is
-                // named by now.
-                None => (heir.is_some() || has_changed, since + PROBES_LEAD),
+                // Only probes report it, which may just have been faster. Either the full acknowledgement follows, or
+                // the old node knows of no other node and forwards nothing. It may also have handed over to a former
+                // new node.
+                None => (new_owner.is_some() || has_changed, since + PROBE_LEAD),
             };
             if waits && now < end {
-                said.look_again = Some(said.look_again.map_or(end, |other| other.min(end)));
+                seen.look_again = Some(seen.look_again.map_or(end, |other| other.min(end)));
             } else {
-                said.released.insert((*address, record.number));
+                seen.released.insert((*address, record.number));
             }
         }
         self.since = waiting;
-        said
+        seen
     }
 }
 
@@ -119,10 +119,10 @@ mod tests {
         let (ledger, reach, start) = (ledger(), NodeHealth::default(), Instant::now());
         let ready = |is_open| Some(Prepared(7, "n1".into(), is_open));
         let over = BTreeSet::from([(ip(A), 7)]);
-        let mut heard = AcknowledgementReader::default();
+        let mut reader = AcknowledgementReader::default();
         let mut at = |nodes: Nodes, ms| {
-            let said = heard.listen(&ledger, &nodes, &reach, start + Duration::from_millis(ms));
-            (said.released == over, said.look_again)
+            let seen = reader.read(&ledger, &nodes, &reach, start + Duration::from_millis(ms));
+            (seen.released == over, seen.look_again)
         };
         let end = Some(start + Duration::from_millis(1_100));
         assert_eq!(at(nodes(6, ready(false)), 0), (false, None), "a word about another hand-over");
@@ -131,9 +131,9 @@ mod tests {
         assert_eq!(at(nodes(7, ready(false)), 1_100), (true, None));
         assert_eq!(at(nodes(7, ready(false)), 1_200), (true, None), "nor is it begun anew");
         for prepared in [None, ready(true), Some(Prepared(6, "n1".into(), false))] {
-            let mut heard = AcknowledgementReader::default();
-            let said = heard.listen(&ledger, &nodes(7, prepared), &reach, start);
-            assert_eq!((said.released, said.look_again), (over.clone(), None));
+            let mut reader = AcknowledgementReader::default();
+            let seen = reader.read(&ledger, &nodes(7, prepared), &reach, start);
+            assert_eq!((seen.released, seen.look_again), (over.clone(), None));
         }
     }
 
@@ -142,14 +142,13 @@ mod tests {
         let ready = Some(Prepared(7, "n1".into(), false));
         for to in [None, Some("n3")] {
             let nodes = given_to(7, to, ready.clone());
-            let said =
-                AcknowledgementReader::default().listen(&ledger(), &nodes, &NodeHealth::default(), Instant::now());
-            assert_eq!((said.released, said.look_again), (BTreeSet::from([(ip(A), 7)]), None));
-            assert_eq!(said.given, BTreeMap::from([((ip(A), 7), to.map(str::to_owned))]));
+            let seen = AcknowledgementReader::default().read(&ledger(), &nodes, &NodeHealth::default(), Instant::now());
+            assert_eq!((seen.released, seen.look_again), (BTreeSet::from([(ip(A), 7)]), None));
+            assert_eq!(seen.given, BTreeMap::from([((ip(A), 7), to.map(str::to_owned))]));
         }
     }
 
-    /// With the token of any agent one could say it, and the address would wait for that node.
+    /// Any agent's token can write this, and the address would wait for that node.
     #[test]
     fn who_was_never_named_is_not_ready() {
         let ready =
@@ -157,7 +156,7 @@ mod tests {
         let nodes = |number| ["n2", "n3", "n4"].map(|name| (name.to_owned(), Arc::new(ready(number)))).into();
         let mut ledger = ledger();
         let listen = |ledger: &Ledger, number| {
-            AcknowledgementReader::default().listen(ledger, &nodes(number), &NodeHealth::default(), Instant::now())
+            AcknowledgementReader::default().read(ledger, &nodes(number), &NodeHealth::default(), Instant::now())
         };
         let of = |names: &[&str]| BTreeMap::from([((ip(A), 7), names.iter().map(|&name| name.to_owned()).collect())]);
         assert_eq!(listen(&ledger, 7).prepared, of(&["n2"]));
@@ -169,19 +168,19 @@ mod tests {
         assert!(ledger.former_targets.is_empty(), "another hand-over");
     }
 
-    /// Else the status would be written before the new node takes other nodes' packets.
+    /// Otherwise the status would be written before the new node takes other nodes' packets.
     #[test]
     fn a_word_that_was_faster_by_probes_waits_a_moment_for_the_one_that_says_more() {
         let reach = NodeHealth {
             released: BTreeMap::from([("n1".to_owned(), BTreeMap::from([(ip(A), 7)]))]),
             ..NodeHealth::default()
         };
-        let (ledger, start, mut heard) = (ledger(), Instant::now(), AcknowledgementReader::default());
+        let (ledger, start, mut reader) = (ledger(), Instant::now(), AcknowledgementReader::default());
         let ready = Some(Prepared(7, "n1".into(), false));
         let mut at = |nodes: Nodes, ms| {
-            let said = heard.listen(&ledger, &nodes, &reach, start + Duration::from_millis(ms));
-            assert_eq!(said.prepared, BTreeMap::from([((ip(A), 7), BTreeSet::from(["n2".to_owned()]))]));
-            (said.released.len(), said.given.len(), said.look_again)
+            let seen = reader.read(&ledger, &nodes, &reach, start + Duration::from_millis(ms));
+            assert_eq!(seen.prepared, BTreeMap::from([((ip(A), 7), BTreeSet::from(["n2".to_owned()]))]));
+            (seen.released.len(), seen.given.len(), seen.look_again)
         };
         let until = |ms| Some(start + Duration::from_millis(ms));
         assert_eq!(at(given_to(6, None, ready.clone()), 0), (0, 0, until(150)));
@@ -192,15 +191,15 @@ mod tests {
         );
         assert_eq!(at(given_to(6, None, ready.clone()), 149), (0, 0, until(150)));
         assert_eq!(at(given_to(6, None, ready), 150), (1, 0, None), "who speaks by probes alone");
-        // Another was named before, and may have been handed the address.
-        let mut heard = AcknowledgementReader::default();
+        // Another new node was named before, and may have received the address.
+        let mut reader = AcknowledgementReader::default();
         let mut changed = ledger.clone();
         changed.record(ip(A), HandOver { number: 7, from: "n1".into(), to: Some("n3".into()) });
         assert_eq!(changed.former_targets, BTreeMap::from([(7, ["n2".to_owned()].into())]));
-        let said = heard.listen(&changed, &given_to(6, None, None), &reach, start);
-        assert_eq!((said.released.len(), said.look_again), (0, until(150)));
-        // Where nobody is ready there is nobody to wait for.
-        let said = AcknowledgementReader::default().listen(&ledger, &given_to(6, None, None), &reach, start);
-        assert_eq!((said.released.len(), said.look_again), (1, None));
+        let seen = reader.read(&changed, &given_to(6, None, None), &reach, start);
+        assert_eq!((seen.released.len(), seen.look_again), (0, until(150)));
+        // Without a ready node there is none to wait for.
+        let seen = AcknowledgementReader::default().read(&ledger, &given_to(6, None, None), &reach, start);
+        assert_eq!((seen.released.len(), seen.look_again), (1, None));
     }
 }

@@ -1,12 +1,12 @@
 //! Nodes whose leases have no end. Pure.
 //!
-//! A lease ends so that another node can take the addresses. Where no other node could host any address of a node, the end would
-//! cost its egress traffic and help no other node: a cluster with one gateway would lose it whenever its agent is down for longer than
-//! the grace. So the ledger says that the lease has no end, and from then on nothing of that node is given away unless it
-//! lets go itself, or its Node is deleted.
+//! A lease ends so that another node can take the addresses. If no other node could host any address of a node, the end
+//! would cost its egress traffic and help no other node: a cluster with one gateway would lose it whenever its agent is
+//! down for longer than the grace. So the ledger states that the lease has no end, and from then on no address of that
+//! node moves unless its agent releases it or its Node is deleted.
 //!
-//! When another node could host one, the ledger says that the lease is to end, and the agent says so in its answers to probes
-//! when its programs have a deadline again. Until then the lease counts as endless.
+//! When another node could host one, the ledger states that the lease is to end, and the agent acknowledges it in its
+//! answers to probes when its programs have a deadline again. Until then the lease counts as endless.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -16,8 +16,8 @@ use crate::allocation::{Nodes, Objects};
 use crate::model::ledger::Ledger;
 use crate::model::view::parse_egress_ip;
 
-/// The nodes with addresses that no other egress node could host, as far as one knows. Whether these answer does not matter:
-/// they may do so the next moment.
+/// The nodes with addresses that no other egress node could host. Whether others answer does not matter: they may
+/// answer the next moment.
 fn alone<'a>(objects: &'a Objects, nodes: &Nodes, ledger: &'a Ledger) -> BTreeSet<&'a str> {
     let mut held: BTreeMap<&str, BTreeSet<IpAddr>> = BTreeMap::new();
     for item in objects.values().flat_map(|object| &object.items) {
@@ -35,8 +35,8 @@ fn alone<'a>(objects: &'a Objects, nodes: &Nodes, ledger: &'a Ledger) -> BTreeSe
     held.into_iter().filter(is_alone).map(|(name, _)| name).collect()
 }
 
-/// A node must be the only one for so long: nodes get their labels one after the other, and what has no end takes an agent's word
-/// to end.
+/// A node must be alone for so long: nodes get their labels one after the other, and only an agent's acknowledgement
+/// ends an endless lease.
 const SETTLED: Duration = Duration::from_secs(10);
 
 /// Since when nodes are the only ones that could host their addresses.
@@ -44,8 +44,8 @@ const SETTLED: Duration = Duration::from_secs(10);
 pub struct Alone(BTreeMap<String, Instant>);
 
 impl Alone {
-    /// Writes into the draft of a ledger which leases have no end by now, and which are to have one. `bounded` is what agents
-    /// have said: the greatest number of an ending lease that they have obeyed. Returns when there may be another.
+    /// Writes endless and ending leases into the draft of a ledger. `bounded` are the acknowledged numbers of ending
+    /// leases. Returns when there may be another change.
     pub fn follow(
         &mut self,
         draft: &mut Ledger,
@@ -55,7 +55,7 @@ impl Alone {
     ) -> Option<Instant> {
         let alone: BTreeSet<String> = alone(objects, nodes, draft).into_iter().map(str::to_owned).collect();
         self.0.retain(|name, _| alone.contains(name));
-        // A node that does not exist is waited for no longer: its deletion says that it may be taken for gone.
+        // A deleted node is not waited for: its deletion means that it counts as gone.
         draft.endless.retain(|name, _| nodes.contains_key(name));
         draft.ending.retain(|name, number| {
             nodes.contains_key(name) && bounded.get(name).is_none_or(|obeyed| *obeyed < *number)
@@ -99,7 +99,7 @@ mod tests {
         all(ledger).any(|name| name == node)
     }
 
-    /// The node has an address, and is alone, has company, is deleted.
+    /// The node has an address, and is alone, not alone, or deleted.
     #[test]
     fn a_lease_has_no_end_while_no_other_node_could_host_the_addresses() {
         let objects = Objects::from([object("a", 1, &["172.18.0.101"], &[("n1", "172.18.0.101")])]);
@@ -145,7 +145,8 @@ mod tests {
         assert!(!is_endless(&draft, "n1"), "its Node is deleted");
     }
 
-    /// The labels and networks of others count, not whether they answer; what is on its way from a node is its own still.
+    /// The labels and networks of others count, not whether they answer; an address being handed over still belongs to
+    /// the old node.
     #[test]
     fn who_could_host_an_address_is_an_egress_node_whose_networks_may_hold_it() {
         let objects = Objects::from([object("a", 1, &["172.18.0.101"], &[("n1", "172.18.0.101")])]);

@@ -1,32 +1,33 @@
-//! Hand-overs that lose nothing: what of the open ones this node's kernel is to know of. Pure.
+//! Hand-overs without loss: the open hand-overs that this node's kernel should know. Pure.
 //!
-//! A hand-over of an address whose two nodes both have living agents goes in these steps. Each is seen by the one who does
-//! the next, so they come in this order:
+//! If both nodes have living agents, a hand-over goes in these steps. Each step is visible to the party that does the
+//! next:
 //!
-//! 1. the leader records it (`controller::handover`);
-//! 2. the new node is made ready ([`HandoverStage::Arriving`]) and says so (`kube::words`): it translates what the old node passes
-//!    on, and as long as that one passes nothing on it emits nothing;
-//! 3. the old node, which has served the address until now, hands over ([`HandoverStage::Leaving`]): in one step it emits nothing
-//!    any more and passes on what comes; it says that it has let go, and who has it now;
-//! 4. the new node that is named by that translates for every node from now on ([`HandoverStage::Open`]), and says so;
-//! 5. the leader writes the status; the new node answers for the address and announces it, the others send to it;
-//! 6. the record is forgotten some seconds later, and both end the passing on.
+//! 1. the leader records it (`crate::ownership::handover`);
+//! 2. the new node prepares ([`HandoverStage::Arriving`]) and acknowledges (`egress_kube::acknowledgements`): it
+//!    translates forwarded packets, and emits nothing until some arrive;
+//! 3. the old node hands over ([`HandoverStage::Leaving`]): in one step it stops emitting and forwards what arrives; it
+//!    acknowledges the release and names the node that has the address now;
+//! 4. the named node translates for every node from now on ([`HandoverStage::Open`]), and acknowledges that;
+//! 5. the leader writes the status; the new node answers for the address and announces it, and the others send to it;
+//! 6. the record is removed some seconds later, and both end the forwarding.
 //!
-//! **One heir for a number.** The leader may change its mind meanwhile, more than once, and its word and those of nodes come
-//! by watches that nothing orders. So who has the address is what the old node says, and it says it once: it hands over to
-//! one node under a number, and goes on passing on to that one for as long as the record is open, whoever is named there by
-//! then ([`handed_over`]). A node is open only by that word, with its own name. So under one number at most one node is ever
-//! open, and what others are that were ready for it, and were called off, comes to nothing: they take packets from the old
-//! node alone, which sends them none. The leader takes who is named for the holder (`controller::handover`): it lets go
-//! before anybody is given the address, the old node too, and that is a hand-over with a number of its own.
+//! **One new owner per number.** The leader may change its mind, and watches are not ordered. So the old node's
+//! acknowledgement decides, and it is given once: it hands over to one node under a number and keeps forwarding to it
+//! while the record is open, whichever node the record names by then ([`handed_over`]). A node is open only if that
+//! acknowledgement names it, so at most one node is ever open under one number. Other prepared nodes emit nothing,
+//! since the old node forwards nothing to them. The leader treats the named node as the holder
+//! (`crate::ownership::handover`): it must release the address before another node, even the old one, gets it, by a
+//! hand-over with its own number.
 //!
-//! One order of things is left. The leader forgets a record before it has heard that its new node is ready, because the old
-//! one is to keep the address, which has handed it over just then. It takes the address up again when it has read ledger and
-//! object anew; the new one ends what it has begun when it hears of the forgotten record. If its watch is later than that
-//! reading, both may emit for that long: the new one only what a third node sends it that has not heard of an older
-//! hand-over either, since the old one passes nothing on any more.
+//! One race remains. The leader removes a record to leave the address at the old node, before it knows that the new
+//! node is ready, and the old node has just handed it over. The old node takes the address back after a fresh read of
+//! ledger and object; the new one stops when it sees that the record is gone. If its watch is later than that read,
+//! both may emit in between: the new one only packets of a third node that has missed an older hand-over too, since the
+//! old one no longer forwards.
 //!
-//! An old node that finds no new node ready in time gives the address up as before: what comes in between is dropped. So is it where the address moves between objects: what comes late is no longer the object's.
+//! If no new node becomes ready in time, or if the address moves between objects, the old node releases it without
+//! forwarding: packets in between are dropped.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -43,88 +44,90 @@ fn open(ledger: &Ledger) -> impl Iterator<Item = (&IpAddr, &HandOver)> {
     ledger.records.open.iter().filter(|(_, record)| record.to.as_ref().is_some_and(|to| *to != record.from))
 }
 
-/// What this node has handed over, as long as the record of that is open, whoever is named there by now.
+/// The addresses that this node has handed over, while their records are open, whichever nodes these name by now.
 fn handed_over<'a>(
-    tenure: &'a Ownership,
+    ownership: &'a Ownership,
     actual: &'a KernelState,
 ) -> impl Iterator<Item = (IpAddr, EgressId, HandoverState)> {
-    let ledger = tenure.ledger();
+    let ledger = ownership.ledger();
     let is_ours = |address: &IpAddr| {
         let record = ledger.records.open.get(address);
-        !tenure.is_fenced() && record.is_some_and(|record| record.from == tenure.node_name())
+        !ownership.is_lease_expired() && record.is_some_and(|record| record.from == ownership.node_name())
     };
-    let gone = actual.moving.iter().filter(move |(id, moving)| {
-        let is_held = actual.owned.get(id) == Some(&moving.address);
-        moving.course == HandoverStage::Leaving && !is_held && is_ours(&moving.address)
+    let gone = actual.handovers.iter().filter(move |(id, handover)| {
+        let is_held = actual.owned.get(id) == Some(&handover.address);
+        handover.stage == HandoverStage::Leaving && !is_held && is_ours(&handover.address)
     });
-    gone.map(|(id, moving)| (moving.address, *id, *moving))
+    gone.map(|(id, handover)| (handover.address, *id, *handover))
 }
 
-/// This node's word about whom it has handed over to.
-pub fn given(tenure: &Ownership, view: &ClusterView, actual: &KernelState) -> Given {
-    // Of two Node objects with one endpoint, while a node gets another name, it is the one that is recorded.
+/// This node's acknowledgement of the nodes that it has handed over to.
+pub fn given(ownership: &Ownership, view: &ClusterView, actual: &KernelState) -> Given {
+    // Of two Node objects with one endpoint, as while a node is renamed, it is the recorded one.
     let name = |address: &IpAddr, peer: TunnelEndpoint| {
         let is_there = |name: &&String| view.nodes.get(*name).and_then(|node| node.endpoint()) == Some(peer);
-        let recorded = tenure.ledger().records.open.get(address).and_then(|record| record.to.as_ref());
+        let recorded = ownership.ledger().records.open.get(address).and_then(|record| record.to.as_ref());
         recorded.filter(is_there).or_else(|| view.nodes.keys().find(is_there)).cloned()
     };
-    let gone = handed_over(tenure, actual);
-    gone.filter_map(|(address, _, moving)| Some((address, name(&address, moving.peer)?))).collect()
+    let gone = handed_over(ownership, actual);
+    gone.filter_map(|(address, _, handover)| Some((address, name(&address, handover.peer)?))).collect()
 }
 
-/// From this node to another one.
-pub fn leaving(tenure: &Ownership) -> impl Iterator<Item = (&IpAddr, &HandOver)> {
-    open(tenure.ledger()).filter(|(_, record)| !tenure.is_fenced() && record.from == tenure.node_name())
+/// Hand-overs from this node to another one.
+pub fn leaving(ownership: &Ownership) -> impl Iterator<Item = (&IpAddr, &HandOver)> {
+    open(ownership.ledger()).filter(|(_, record)| !ownership.is_lease_expired() && record.from == ownership.node_name())
 }
 
-fn arriving(tenure: &Ownership) -> impl Iterator<Item = (&IpAddr, &HandOver)> {
-    let is_ours = |record: &HandOver| record.to.as_deref() == Some(tenure.node_name());
-    open(tenure.ledger()).filter(move |(address, record)| is_ours(record) && tenure.may_take(address, record.number))
+fn arriving(ownership: &Ownership) -> impl Iterator<Item = (&IpAddr, &HandOver)> {
+    let is_ours = |record: &HandOver| record.to.as_deref() == Some(ownership.node_name());
+    open(ownership.ledger())
+        .filter(move |(address, record)| is_ours(record) && ownership.may_take(address, record.number))
 }
 
-/// Whether the new node has said that it is ready.
+/// Whether the new node has acknowledged that it is ready.
 pub fn is_ready(view: &ClusterView, address: &IpAddr, record: &HandOver) -> bool {
-    let heir = record.to.as_ref().and_then(|to| view.nodes.get(to));
-    let said = heir.and_then(|heir| heir.prepared.get(address));
+    let new_owner = record.to.as_ref().and_then(|to| view.nodes.get(to));
+    let said = new_owner.and_then(|new_owner| new_owner.prepared.get(address));
     said.is_some_and(|Prepared(number, from, _)| *number == record.number && *from == record.from)
 }
 
-/// This node's word that it is ready.
-pub fn prepared(tenure: &Ownership, actual: &KernelState) -> BTreeMap<IpAddr, Prepared> {
-    let course = |address: &IpAddr| {
-        let mut courses = actual.moving.values().filter(|moving| moving.is_taken() && moving.address == *address);
-        courses.next().map(|moving| moving.course)
+/// This node's acknowledgement that it is ready.
+pub fn prepared(ownership: &Ownership, actual: &KernelState) -> BTreeMap<IpAddr, Prepared> {
+    let stage = |address: &IpAddr| {
+        let mut stages =
+            actual.handovers.values().filter(|handover| handover.is_taken() && handover.address == *address);
+        stages.next().map(|handover| handover.stage)
     };
     let word = |(address, record): (&IpAddr, &HandOver)| {
-        let is_open = course(address)? == HandoverStage::Open;
+        let is_open = stage(address)? == HandoverStage::Open;
         Some((*address, Prepared(record.number, record.from.clone(), is_open)))
     };
-    arriving(tenure).filter_map(word).collect()
+    arriving(ownership).filter_map(word).collect()
 }
 
-/// What the kernel should know of hand-overs, where all else should be as in `desired`, before anything is withheld.
-pub fn moving(
-    tenure: &Ownership,
+/// The hand-overs that the kernel should know for this `desired` state, before addresses are withheld.
+pub fn handovers(
+    ownership: &Ownership,
     view: &ClusterView,
     desired: &KernelState,
     actual: &KernelState,
 ) -> BTreeMap<EgressId, HandoverState> {
     let mut all = BTreeMap::new();
     let endpoint = |node: &str| view.nodes.get(node).and_then(|node| node.endpoint());
-    for (address, record) in leaving(tenure).filter(|(address, record)| is_ready(view, address, record)) {
+    for (address, record) in leaving(ownership).filter(|(address, record)| is_ready(view, address, record)) {
         let Some(peer) = record.to.as_deref().and_then(endpoint) else { continue };
         let Some(id) = served_for(desired, *address, peer) else { continue };
-        // What this node has let go of it does not take up again, to pass it on.
+        // A released address is not taken up again to forward it.
         if actual.owned.get(&id) == Some(address) {
-            all.insert(id, HandoverState { course: HandoverStage::Leaving, address: *address, peer });
+            all.insert(id, HandoverState { stage: HandoverStage::Leaving, address: *address, peer });
         }
     }
-    for (address, id, moving) in handed_over(tenure, actual) {
-        if served_for(desired, address, moving.peer) == Some(id) {
-            all.insert(id, moving);
+    for (address, id, handover) in handed_over(ownership, actual) {
+        if served_for(desired, address, handover.peer) == Some(id) {
+            all.insert(id, handover);
         }
     }
-    for (address, record) in arriving(tenure) {
+    for (address, record) in arriving(ownership) {
         let Some(peer) = endpoint(&record.from) else { continue };
         let Some(id) = served_for(desired, *address, peer) else { continue };
         // A node has one address of an object at a time.
@@ -132,17 +135,17 @@ pub fn moving(
         if is_free(desired) && is_free(actual) {
             let is_given = |from: &Arc<Node>| {
                 let to = from.given.get(address).map(String::as_str);
-                from.released.get(address) == Some(&record.number) && to == Some(tenure.node_name())
+                from.released.get(address) == Some(&record.number) && to == Some(ownership.node_name())
             };
             let is_open = view.nodes.get(&record.from).is_some_and(is_given);
-            let course = if is_open { HandoverStage::Open } else { HandoverStage::Arriving };
-            all.insert(id, HandoverState { course, address: *address, peer });
+            let stage = if is_open { HandoverStage::Open } else { HandoverStage::Arriving };
+            all.insert(id, HandoverState { stage, address: *address, peer });
         }
     }
     all
 }
 
-/// The object that the address serves, by this node or by the other one.
+/// The object that the address serves, on this node or on the other one.
 fn served_for(desired: &KernelState, address: IpAddr, peer: TunnelEndpoint) -> Option<EgressId> {
     let is_between = |place: Place| place == Place::Here || place == Place::Remote(peer);
     let of_family = desired.policy.iter().filter(|((_, family), _)| *family == family_of(address));

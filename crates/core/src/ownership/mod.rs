@@ -1,4 +1,4 @@
-//! ownership.
+//! Which node may hold an address: the lease of a node, hand-overs between nodes, and the leader's view of both.
 
 pub mod acknowledgements;
 pub mod endless;

@@ -1,26 +1,26 @@
-//! Readings of the ledger that are answered too late to hold addresses by. Pure.
+//! Ledger reads whose answers come too late to hold addresses. Pure.
 //!
-//! A node that no controller probes holds its addresses by these readings alone. Each lasts for 0.6 T from when it began, and
-//! the next begins T/5 later. So where answers take longer than 0.4 T the lease has gaps, and a gap is enough to keep a node
-//! from ever taking an address: it must read ledger and object within one lease. An API server that is away for a moment
-//! has the same effect, and is told of elsewhere.
+//! A node that no controller probes holds its addresses by these reads alone. Each is valid for 0.6 T from its start,
+//! and the next starts T/5 later. So if answers take longer than 0.4 T the lease has gaps, and a gap keeps a node from
+//! ever taking an address: it must read ledger and object within one lease. A short outage of the API server has the
+//! same effect, and is reported elsewhere.
 
 use std::time::{Duration, Instant};
 
-/// Of the latest 32 readings.
+/// Of the latest 32 reads.
 const MANY: u32 = 17;
-/// Between two lines.
+/// Between two log lines.
 const AGAIN: Duration = Duration::from_secs(600);
 
 #[derive(Debug, Default)]
 pub struct SlowReads {
-    /// One bit for each, the latest last.
+    /// One bit per read, the latest last.
     late: u32,
     said: Option<Instant>,
 }
 
 impl SlowReads {
-    /// A reading has ended. Whether it is to be said that most are late.
+    /// Records the end of a read. Returns whether to log that most are late.
     pub fn note(&mut self, is_late: bool, now: Instant) -> bool {
         self.late = self.late << 1 | u32::from(is_late);
         let is_due = self.said.is_none_or(|said| now >= said + AGAIN);

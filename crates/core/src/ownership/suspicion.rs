@@ -1,25 +1,23 @@
-//! Which nodes are suspected in the ledger, and when the leases of such a node have run out. Pure but for its memory.
+//! Which nodes are suspected in the ledger, and when their leases expire. Pure, except for its memory.
 //!
-//! An agent holds addresses while it knows that a leader has heard it within the total timeout T, or while a ledger that it
-//! has just read does not suspect it (`crate::ownership::lease`). So before the leader gives an address away from a node that says
-//! nothing, it suspects the node in the ledger, and waits until whoever had read the ledger before that, or had been heard
-//! before, has lost what it held:
+//! An agent holds addresses while it knows that a leader has heard it within the total timeout T, or while a ledger
+//! that it has just read does not suspect it (`crate::ownership::lease`). So before the leader moves an address away
+//! from a silent node, it suspects the node in the ledger, and waits until every earlier confirmation and every earlier
+//! read has expired:
 //!
 //! ```text
-//! last answer --- T + MARGIN -----------------------> |   the whole node is silent: its agent fences it
-//!              suspicion written --- 0.75 T --------> | given away
+//! last answer --- T + MARGIN -----------------------> |   the whole node is silent: its agent ends the lease
+//!              suspicion written --- 0.75 T --------> | address moves
 //!
 //! last answer --- T + grace + MARGIN ---------------> |   its agent may be gone: its programs stop by themselves
-//!              suspicion written --- 1.75 T --------> | given away
+//!              suspicion written --- 1.75 T --------> | address moves
 //! ```
 //!
-//! The agent counts from earlier points in time, and for shorter: from when it received the probe that the leader has an
-//! answer to, for T; from before it asked for the ledger, for 0.6 T. The deadline of its programs is the grace behind the
-//! former, and T behind the latter.
-//!
-//! A leader counts what it did not see itself from when it could have: answers from when it began to lead, suspicions
-//! from when it first saw them. One that took over early counts answers from when the Lease of its former would have run
-//! out ([`TermStart`]).
+//! The agent counts from earlier times, and for shorter: T from when it received the probe whose answer the leader has,
+//! and 0.6 T from before it requested the ledger. The deadline of its programs is the grace after the former, and T
+//! after the latter. A leader counts what it did not see itself from the first possible time: answers from the
+//! beginning of its term, suspicions from when it first saw them. After an early take-over it counts answers from when
+//! the former leader's Lease would have expired ([`TermStart`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -28,31 +26,31 @@ use crate::leader_election::FormerLeader;
 use crate::model::ledger::Ledger;
 use crate::node_health::NodeHealth;
 
-/// What an agent may take to fall silent once its lease has run out.
+/// How long an agent may take to stop after its lease has expired.
 const MARGIN: Duration = Duration::from_millis(250);
 
-/// How long a node may emit after it was heard last.
+/// How long a node may emit after its last answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Terms {
-    /// A living agent fences its node then: the total timeout.
+    /// With an agent, which then ends the lease: the total timeout.
     pub lease: Duration,
-    /// Programs whose agent is gone stop then: the total timeout and the grace.
+    /// Without an agent, until the programs stop: the total timeout and the grace.
     pub programs: Duration,
 }
 
 /// From when a leader counts answers that it did not receive itself.
 #[derive(Clone, Copy, Debug)]
 pub struct TermStart<'a> {
-    /// Since when it leads.
+    /// The beginning of its term.
     pub since: Instant,
-    /// The leader that it replaced early, which may go on to confirm agents that this leader does not reach.
+    /// The leader that it replaced early, which may still confirm agents that this leader does not reach.
     pub former: Option<&'a FormerLeader>,
-    /// The nodes that are probed, but for the leader's own.
+    /// The probed nodes other than the leader's own.
     pub others: &'a BTreeSet<&'a str>,
 }
 
 impl TermStart<'_> {
-    /// When whatever a former leader does has come to its end.
+    /// When everything that a former leader does has ended.
     pub fn over(&self) -> Instant {
         self.former.map_or(self.since, |former| self.since.max(former.until))
     }
@@ -65,7 +63,7 @@ pub struct Suspicions {
 }
 
 impl Suspicions {
-    /// The ledger as it stands. Also told to those who do not lead.
+    /// Records the ledger; also called on standbys.
     pub fn note(&mut self, ledger: &Ledger, now: Instant) {
         self.seen.retain(|(node, number), _| ledger.suspects.get(node) == Some(number));
         for (node, number) in &ledger.suspects {
@@ -73,7 +71,7 @@ impl Suspicions {
         }
     }
 
-    /// When nothing of what nodes had is emitted there any more. Only of those that stand as suspected in the ledger.
+    /// When suspected nodes stop emitting everything that they had. Other nodes are not included.
     pub fn ends(
         &self,
         reach: &NodeHealth,
@@ -95,9 +93,10 @@ impl Suspicions {
         self.seen.iter().map(end).collect()
     }
 
-    /// Until when a leader that was replaced early may have confirmed the agent on its own node. It does so only while it hears
-    /// the agent of another node (`egress_agent::controller::node_health::confirmation`). One that has answered the new leader tells the former of the newer
-    /// term, which ends that. One that was suspected before is not heard by the former either.
+    /// Until when a leader that was replaced early may have confirmed the agent on its own node. It does so only while
+    /// it hears the agent of another node (`egress_agent::controller::node_health::confirmation`). Such an agent that
+    /// has answered the new leader reports the newer term, which ends that. A node that was already suspected is not
+    /// heard by the former leader either.
     fn confirmed_itself(&self, former: &FormerLeader, reach: &NodeHealth, beginning: TermStart<'_>) -> Instant {
         let since = beginning.since;
         let was_suspected = |node: &str| self.seen.iter().any(|((name, _), seen)| name == node && *seen < since);
@@ -107,19 +106,19 @@ impl Suspicions {
     }
 }
 
-/// The longest time of a kind (see [`Terms`]) that an agent may still go by. Agents go by what stands in the ledger; where a former
-/// leader had another time, one that has not heard of the change holds by that one until it has run out. Until then that stands
-/// in the ledger too: another leader may come behind the change.
+/// The longest duration of a kind (see [`Terms`]) that an agent may still use. Agents use the one in the ledger. If a
+/// former leader had a longer one, an agent that has not seen the change uses that until it expires, so it stays in the
+/// ledger: another leader may follow in between.
 #[derive(Debug, Default)]
 pub struct Longest {
     former: Option<Duration>,
-    /// When it has run out; not known while it is the one to go by.
+    /// When it has expired; `None` while it is in use.
     until: Option<Instant>,
 }
 
 impl Longest {
-    /// What stands in the ledger of this leader and of its former ones, and this controller's own. Also told to those who do not
-    /// lead. `over` is until when a former leader may give leases by its own time.
+    /// Records the durations of the ledger's leader and of former ones, and this controller's own; also called on
+    /// standbys. `over` is until when a former leader may grant leases with its own duration.
     pub fn note(
         &mut self,
         (total, told): (Option<Duration>, Option<Duration>),
@@ -141,12 +140,12 @@ impl Longest {
         }
     }
 
-    /// What a leader that goes by its own time is to write of it.
+    /// The longer duration that the leader has to write.
     pub fn to_tell(&self, own: Duration, now: Instant) -> Option<Duration> {
         Some(self.of(own, now)).filter(|longest| *longest > own)
     }
 
-    /// When there is something else to tell.
+    /// When that changes.
     pub fn next(&self, now: Instant) -> Option<Instant> {
         self.until.filter(|until| *until > now)
     }
@@ -157,8 +156,8 @@ impl Longest {
     }
 }
 
-/// Who is to be suspected: whom the prober suspects, and who has an address to let go of and has not been heard for half the
-/// total timeout, because its agent is silent or cannot be asked (any more). And when the next is.
+/// The nodes to suspect: those that the prober suspects, and those that have an address to release and have not been
+/// heard for half the total timeout. And when to look again.
 pub fn suspects(
     reach: &NodeHealth,
     ledger: &Ledger,
@@ -218,7 +217,7 @@ mod tests {
             "written late"
         );
         assert_eq!(suspicions.ends(&reach, terms, began(at(20)))["a"], at(24) + MARGIN, "who leads since then only");
-        // Withdrawn and written again is another.
+        // A suspicion that is withdrawn and written again is another one.
         suspicions.note(&ledger(&[("a", 1), ("b", 2)]), at(13));
         assert_eq!(suspicions.ends(&reach, terms, began(at(0)))["b"], at(16));
         suspicions.note(&ledger(&[("a", 3), ("b", 2)]), at(15));
@@ -262,7 +261,7 @@ mod tests {
         assert_eq!(ends(&["its"], &[("its", 13)]).0, at(17) + MARGIN, "it was heard");
     }
 
-    /// Whose agent may have ended before its node fell silent has programs that go on.
+    /// If the agent may have ended before its node fell silent, its programs continue.
     #[test]
     fn programs_without_an_agent_are_waited_for_longer() {
         let start = Instant::now();
@@ -299,12 +298,12 @@ mod tests {
         assert_eq!((longest.of(own, at(110)), longest.of(own, at(110) + MARGIN)), (ten, own));
         longest.note(ledger(Some(TOTAL / 2)), own, (at(120), at(120)));
         assert_eq!(longest.of(own, at(120)), own, "a shorter one is no matter");
-        // The former goes by its own until it has heard of this one.
+        // The former leader uses its own until it has heard of this one.
         let mut early = Longest::default();
         early.note(ledger(Some(ten)), own, (at(0), at(0)));
         early.note(ledger(Some(own)), own, (at(1), at(3)));
         assert_eq!((early.of(own, at(13)), early.of(own, at(13) + MARGIN)), (ten, own));
-        // Who comes behind the change reads of it.
+        // A later leader reads of it.
         let behind = |told| (Some(own), told);
         let mut fresh = Longest::default();
         fresh.note(behind(Some(ten)), own, (at(200), at(200)));
@@ -312,7 +311,7 @@ mod tests {
         fresh.note(behind(Some(ten)), own, (at(205), at(205)));
         let end = at(210) + MARGIN;
         assert_eq!((fresh.of(own, at(210)), fresh.of(own, end), fresh.to_tell(own, end)), (ten, own, None));
-        // It stands there until somebody writes, and does not begin anew.
+        // It stays until the next write, and does not start again.
         fresh.note(behind(Some(ten)), own, (at(220), at(220)));
         assert_eq!((fresh.of(own, at(220)), fresh.next(at(220))), (own, None));
         fresh.note(behind(None), own, (at(230), at(230)));

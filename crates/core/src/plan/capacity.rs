@@ -1,16 +1,17 @@
-//! Who may fill how much of the maps. Pure.
+//! Shares of the maps. Pure.
 //!
-//! | entries of `cluster` | whose doing they are | at most, of 65,536 |
+//! | entries of `cluster` | limited by | at most, of 65,536 |
 //! |---|---|---|
-//! | nodes' pod subnets, and what flags say | the cluster's | what the others leave: 16,384 |
-//! | egress IPs that are assigned | who may create EgressIP objects | [`MOST_EGRESS_IPS`], of the oldest objects |
-//! | addresses of Services outside the service networks | who may create Services | [`MOST_OF_SERVICES`], equal shares for the namespaces, first of what the cluster gave them and then of what their authors chose; [`MOST_OF_SERVICE`] of one Service |
+//! | nodes' pod subnets, and prefixes from flags | the cluster | what the others leave: 16,384 |
+//! | assigned egress IPs | authors of EgressIP objects | [`MOST_EGRESS_IPS`], of the oldest objects |
+//! | addresses of Services outside the service networks | authors of Services | [`MOST_OF_SERVICES`], in equal shares for the namespaces, cluster-assigned before author-chosen; [`MOST_OF_SERVICE`] of one Service |
 //!
-//! What is left out is judged by a shorter prefix, at last as the world: a selected pod calls that address of a Service by its
-//! egress IP, and is not refused where it calls that egress IP of another object. Every node leaves out the same.
+//! An address without an entry is judged by a shorter prefix, in the end as outside: a selected pod reaches such a
+//! Service address with its egress IP, and is not refused at such an egress IP of another object. Every node leaves out
+//! the same ones.
 //!
-//! `policy` has entries of those objects alone that select a pod here or have an address here, now or before
-//! ([`spare_policies`]): objects that nobody is selected by cost a node nothing.
+//! `policy` has entries only for objects that select a pod or have an address here, now or before ([`spare_policies`]),
+//! so that other objects cost a node nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -28,19 +29,18 @@ pub const MOST_EGRESS_IPS: usize = 16_384;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ServiceRoom {
     admitted: BTreeSet<IpAddr>,
-    /// How many addresses of a Service have none, for want of room.
+    /// The number of addresses of each Service that have no entry because of limited room.
     left_out: BTreeMap<ServiceKey, usize>,
 }
 
 impl ServiceRoom {
-    /// How many addresses of which Services are left out, as of the last call of [`follow`](Self::follow).
+    /// The number of addresses left out of each Service by the last call of [`follow`](Self::follow).
     pub fn left_out(&self) -> &BTreeMap<ServiceKey, usize> {
         &self.left_out
     }
 
-    /// Brings the entries of Services' addresses up to date and says which came or went. Other knowledge of an address wins:
-    /// a node's address, an egress IP, one in a prefix that is the cluster's anyway. (An entry of its own would hide whose
-    /// pod it is.) Such an address takes no room.
+    /// Updates the entries of Services' addresses and returns the changed ones. An address that is a node's, an egress
+    /// IP, or in a prefix of the cluster takes no room: its own entry would hide the more exact one.
     pub fn follow(
         &mut self,
         services: &Services,
@@ -66,12 +66,12 @@ impl ServiceRoom {
     }
 }
 
-/// What Services ask for.
+/// The addresses of Services by namespace.
 type ByNamespace<'a> = BTreeMap<&'a str, Vec<(&'a ServiceKey, IpAddr)>>;
 
-/// At most so many addresses, and how many of which Services are beyond. The lowest ones of each Service, and of each
-/// namespace as many as of any other that has more to ask for. What authors have chosen comes after all that the cluster
-/// gave: who may make namespaces takes no cluster IP from the others.
+/// Admits at most `most` addresses and counts the others. Each Service admits its lowest ones, and namespaces get equal
+/// shares. Author-chosen addresses come after all cluster-assigned ones, so that creating namespaces takes no cluster
+/// IP from others.
 fn admit(
     services: &Services,
     takes_room: impl Fn(&IpAddr) -> bool,
@@ -95,8 +95,8 @@ fn admit(
     let mut admitted = BTreeSet::new();
     for by_namespace in [given, chosen] {
         let mut asking: Vec<_> = by_namespace.into_values().map(Vec::into_iter).collect();
-        // A turn asks no namespace that has nothing more to ask for: one with many Services must not cost a look at all
-        // others for each of its addresses.
+        // Namespaces without further requests drop out, so that one with many Services does not cost a look at all
+        // others for each address.
         while !asking.is_empty() {
             asking.retain_mut(|asks| {
                 let Some((key, address)) = asks.next() else { return false };
@@ -112,8 +112,8 @@ fn admit(
     (admitted, left_out)
 }
 
-/// Leaves out the policies that nobody asks for here: those of objects that select no pod of this node and have no address
-/// here. What the kernel holds stays until its object is gone: a plan takes a policy that goes for lost addresses.
+/// Removes the policies of objects that select no pod of this node and have no address here. Policies in the kernel
+/// stay until their object is gone: a plan would take a removed policy for lost addresses.
 pub fn spare_policies(desired: &mut KernelState, actual: &KernelState) {
     let mut asked: BTreeSet<EgressId> = BTreeSet::new();
     for state in [&*desired, actual] {
@@ -121,7 +121,7 @@ pub fn spare_policies(desired: &mut KernelState, actual: &KernelState) {
             PodState::Selected(id) => Some(*id),
             PodState::Known => None,
         }));
-        asked.extend(state.owned.keys().chain(state.moving.keys()));
+        asked.extend(state.owned.keys().chain(state.handovers.keys()));
     }
     desired.policy.retain(|key, _| asked.contains(&key.0) || actual.policy.contains_key(key));
 }
@@ -209,12 +209,12 @@ mod tests {
         let mut desired = all.clone();
         spare_policies(&mut desired, &KernelState::default());
         assert_eq!(desired.policy.keys().copied().collect::<Vec<_>>(), [key(1), key(2)]);
-        // What this node takes over from another, also when an agent begins meanwhile.
+        // The same for addresses that this node takes over, also when an agent starts during the hand-over.
         let peer = TunnelEndpoint(ip("172.18.0.3"));
-        let taken = HandoverState { course: HandoverStage::Open, address: ip("172.18.0.101"), peer };
+        let taken = HandoverState { stage: HandoverStage::Open, address: ip("172.18.0.101"), peer };
         let held = KernelState {
             policy: BTreeMap::from([(key(3), policy)]),
-            moving: BTreeMap::from([(EgressId(4), taken)]),
+            handovers: BTreeMap::from([(EgressId(4), taken)]),
             ..KernelState::default()
         };
         let mut desired = all;

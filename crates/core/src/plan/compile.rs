@@ -1,5 +1,5 @@
-//! Keeps the desired state up to date: a change of pods or services computes their entries only, any other change the
-//! whole (objects, namespaces and nodes change rarely, and a whole compilation costs what a map dump costs).
+//! Keeps the desired state up to date. A change of pods or services recomputes their entries only; any other change
+//! recomputes everything: objects, namespaces and nodes change rarely, and it costs as much as a map dump.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -14,7 +14,7 @@ use crate::plan::desired::{Desired, Refusals, desired, on_unknown_pod, put_pod};
 use crate::selection::pod_addresses::{PodNetwork, Refusal};
 use crate::selection::{Selection, Standby};
 
-/// The view, what it means, and what has been touched since the last plan.
+/// The view, the desired state, and what has changed since the last plan.
 #[derive(Debug)]
 pub struct Compiler {
     settings: Settings,
@@ -26,12 +26,12 @@ pub struct Compiler {
     beyond: BTreeMap<String, usize>,
     touched: Touched,
     standby: BTreeSet<Standby>,
-    unsaid: Unsaid,
+    stale_standby: StaleStandby,
 }
 
-/// Whose standby objects are to be found anew: with hundreds of pods that is more work than all else a pod's event asks for.
+/// The pods whose standby objects are stale. With hundreds of pods that costs more than the rest of a pod event.
 #[derive(Debug)]
-enum Unsaid {
+enum StaleStandby {
     All,
     Of(BTreeSet<PodKey>),
 }
@@ -40,34 +40,34 @@ impl Compiler {
     pub fn new(settings: Settings) -> Self {
         let view = ClusterView::default();
         let (selection, refused) = (Selection::default(), Refusals::new());
-        let (standby, unsaid) = (BTreeSet::new(), Unsaid::All);
+        let (standby, stale_standby) = (BTreeSet::new(), StaleStandby::All);
         let (room, beyond) = (ServiceRoom::default(), BTreeMap::new());
         let (desired, touched) = (None, Touched::Everything);
-        Self { settings, view, selection, desired, refused, room, beyond, touched, standby, unsaid }
+        Self { settings, view, selection, desired, refused, room, beyond, touched, standby, stale_standby }
     }
 
     pub fn view(&self) -> &ClusterView {
         &self.view
     }
 
-    /// This node as the cluster knows it.
+    /// This node.
     pub fn own_node(&self) -> Option<&Node> {
         self.view.nodes.get(&self.settings.node_name).map(Arc::as_ref)
     }
 
-    /// Which addresses this node must not claim. What Services have is left to the controller: one may come after the
-    /// egress IP, and would take it from its object.
+    /// Addresses that this node must not claim. Addresses of Services are left to the controller: one may appear after
+    /// the egress IP, and would take it from its object.
     pub fn reservations(&self) -> Reservations {
         let nodes = self.view.nodes.iter().map(|(name, node)| (name.as_str(), node.as_ref()));
         Reservations::new(nodes, &self.settings.networks(), [], Some(&self.settings.node_name))
     }
 
-    /// What was desired last.
+    /// The last desired state.
     pub fn desired(&self) -> Option<&KernelState> {
         self.desired.as_ref()
     }
 
-    /// What the kernel held when it was first observed; later calls change nothing.
+    /// Records the first observation of the kernel; later calls change nothing.
     pub fn remember(&mut self, pods: &BTreeMap<IpAddr, PodState>) {
         let own = self.view.nodes.get(&self.settings.node_name);
         if let (None, Some(own)) = (&self.desired, own) {
@@ -76,7 +76,7 @@ impl Compiler {
         }
     }
 
-    /// Enters a change; several may be entered before one compilation.
+    /// Applies a change; several may be applied before one compilation.
     pub fn apply(&mut self, change: Change) {
         let pod = match &change {
             Change::Pods(Update::Changed(key, _) | Update::Removed(key)) => Some(key.clone()),
@@ -86,25 +86,27 @@ impl Compiler {
         self.touch(pod, touched);
     }
 
-    /// Takes note of what the CNI has given a pod.
+    /// Records the addresses that the CNI gave a pod.
     pub fn attach(&mut self, attach: &Attach) {
         let pods = self.view.attach(attach);
         self.touch(Some(attach.pod.clone()), Touched::Addresses(Addresses { pods, ..Addresses::default() }));
     }
 
     fn touch(&mut self, pod: Option<PodKey>, touched: Touched) {
-        match (pod, &touched, &mut self.unsaid) {
-            (_, Touched::Everything, unsaid) => *unsaid = Unsaid::All,
-            (Some(pod), _, Unsaid::Of(pods)) => drop(pods.insert(pod)),
-            // All pods at once, or something that selects nobody.
-            (None, Touched::Addresses(addresses), unsaid) if !addresses.pods.is_empty() => *unsaid = Unsaid::All,
+        match (pod, &touched, &mut self.stale_standby) {
+            (_, Touched::Everything, stale_standby) => *stale_standby = StaleStandby::All,
+            (Some(pod), _, StaleStandby::Of(pods)) => drop(pods.insert(pod)),
+            // A change of all pods, or one that affects no pod.
+            (None, Touched::Addresses(addresses), stale_standby) if !addresses.pods.is_empty() => {
+                *stale_standby = StaleStandby::All
+            }
             _ => {}
         }
         self.touched = std::mem::take(&mut self.touched).and(touched);
     }
 
-    /// Brings the desired state up to the view and says what that concerned. `None` while this node's own Node object
-    /// is not known; what was desired before then stays.
+    /// Brings the desired state up to the view and returns what changed. `None` while this node's own Node object is
+    /// unknown; the former desired state stays then.
     pub fn compile(&mut self) -> Option<(&KernelState, Touched)> {
         let mut touched = std::mem::take(&mut self.touched);
         if self.unknown_pods_change(&touched) {
@@ -135,20 +137,20 @@ impl Compiler {
         self.desired.as_ref().map(|desired| (desired, touched))
     }
 
-    /// A pod has come that is selected and has no address yet, or the last such one has got its own.
+    /// A selected pod without an address has appeared, or the last one has got its address.
     fn unknown_pods_change(&mut self, touched: &Touched) -> bool {
         let (Touched::Addresses(_), Some(desired)) = (touched, &self.desired) else { return false };
         let Some(own) = self.view.nodes.get(&self.settings.node_name) else { return false };
         desired.on_unknown_pod != Some(on_unknown_pod(&self.view, &self.settings, own, &mut self.selection))
     }
 
-    /// The pod that has the address by the last compilation.
+    /// The pod that has the address, as of the last compilation.
     pub fn holder(&self, address: IpAddr) -> Option<&PodKey> {
         self.selection.network().holder(&self.view, address).map(|(key, _)| key)
     }
 
-    /// Whether the pod has got these addresses by the last compilation, or why it gets one of them never. `None` as long as it is
-    /// not known.
+    /// Whether the pod has these addresses, as of the last compilation, or why it never gets one of them. `None` while
+    /// that is unknown.
     pub fn attached(&self, Attach { pod: key, uid, addresses }: &Attach) -> Option<Result<(), Refusal>> {
         let pod = self.view.pods.get(key).filter(|pod| pod.uid == *uid)?;
         let refused = addresses.iter().filter_map(|address| self.refused.get(address)).flatten();
@@ -161,31 +163,31 @@ impl Compiler {
         (!pod.is_endpoint() || addresses.iter().all(has)).then_some(Ok(()))
     }
 
-    /// What pods claim and do not get, as of the last compilation.
+    /// Claims of pods that were refused by the last compilation.
     pub fn refused(&self) -> BTreeSet<Refusal> {
         let surplus = self.selection.network().surplus(&self.view);
         self.refused.values().flatten().cloned().chain(surplus).collect()
     }
 
-    /// The Services of which addresses were left out by the last compilation, and how many.
+    /// The number of addresses of each Service without an entry, as of the last compilation.
     pub fn left_out(&self) -> &BTreeMap<ServiceKey, usize> {
         self.room.left_out()
     }
 
-    /// The EgressIP objects that have egress IPs for which there is no room, and how many, as of the last compilation.
+    /// The number of egress IPs of each EgressIP object without an entry, as of the last compilation.
     pub fn beyond(&self) -> &BTreeMap<String, usize> {
         &self.beyond
     }
 
-    /// Everybody who must be told that another object serves, as of the last compilation.
+    /// The objects that select pods which other objects serve, as of the last compilation.
     pub fn standby(&mut self) -> &BTreeSet<Standby> {
-        match std::mem::replace(&mut self.unsaid, Unsaid::Of(BTreeSet::new())) {
-            Unsaid::All => self.standby = self.selection.standby(&self.view, self.view.pods.keys()),
-            Unsaid::Of(pods) if !pods.is_empty() => {
+        match std::mem::replace(&mut self.stale_standby, StaleStandby::Of(BTreeSet::new())) {
+            StaleStandby::All => self.standby = self.selection.standby(&self.view, self.view.pods.keys()),
+            StaleStandby::Of(pods) if !pods.is_empty() => {
                 self.standby.retain(|standby| !pods.contains(&standby.pod));
                 self.standby.extend(self.selection.standby(&self.view, &pods));
             }
-            Unsaid::Of(_) => {}
+            StaleStandby::Of(_) => {}
         }
         &self.standby
     }

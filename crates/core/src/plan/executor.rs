@@ -1,8 +1,8 @@
-//! The seam between plans and the kernel.
+//! The interface between plans and the kernel.
 //!
-//! A plan is a list of [`Action`]s; one executor performs them, in order. An entry that the kernel refuses is left out
-//! (`refusal`); at the first other failure it stops. What then holds is a prefix of the plan, and every prefix is safe
-//! (see `plan`).
+//! A plan is a list of [`Action`]s; one executor performs them in order. An entry that the kernel refuses is skipped
+//! (`refusal`); any other failure stops the plan. The result is a prefix of the plan, and every prefix is safe (see
+//! `plan`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -16,30 +16,30 @@ use crate::model::node::{Mac, Unserved};
 use crate::model::reserved::Reserved;
 use crate::model::state::{Action, KernelState};
 
-/// What an asynchronous method of a trait object returns.
+/// Return type of an asynchronous method of a trait object.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// The one that performs plans. Implemented by `dataplane::Dataplane` on the kernel and by a recorder in tests.
+/// Performs plans. Implemented on the kernel by `egress_datapath`, and by a recorder in tests.
 pub trait Executor {
-    /// What the kernel holds now.
+    /// The state of the kernel.
     fn observe(&mut self) -> impl Future<Output = Result<KernelState, DataplaneError>> + Send;
 
-    /// What it owns and what is handed over alone, whatever else is being done with the kernel's state.
+    /// Only the owned addresses and the hand-overs, independent of concurrent changes.
     fn held(&mut self) -> impl Future<Output = Result<KernelState, DataplaneError>> + Send;
 
-    /// What the claims of the plan that is about to be performed may count on. It replaces what was said before.
+    /// What the claims of the next plan may rely on; replaces the former value.
     fn expect(&mut self, _expected: Expected) {}
 
-    /// The plan that is about to be performed, for what is better done for all of it at once. It changes nothing.
+    /// Announces the next plan, for work that is better done for all of it at once. Changes nothing.
     fn prepare(&mut self, _plan: &[Action]) -> impl Future<Output = ()> + Send {
         std::future::ready(())
     }
 
-    /// The kernel holds what the cluster wants, for the first time since it was observed. An earlier run may have ended
-    /// before it had told the network what it had claimed.
+    /// The kernel has reached the desired state for the first time since it was observed. An earlier run may have ended
+    /// before it announced its claims.
     fn confirm(&mut self) {}
 
-    /// The node's pods are followed just now, and what is known of them is in the kernel: said each second. Or no more.
+    /// Called each second while the node's pods are followed and the kernel is up to date; false when that ends.
     fn follows(&mut self, _is_so: bool) {}
 
     /// Until when the programs may emit egress IPs.
@@ -47,36 +47,35 @@ pub trait Executor {
         SharedLease::default()
     }
 
-    /// Waits until somebody else is heard to answer for an address that is held here. May be dropped and asked again.
+    /// Waits until another host answers for an address that is held here. May be dropped and called again.
     fn conflict(&mut self) -> impl Future<Output = Claimant> + Send {
         std::future::pending()
     }
 
-    /// Cuts, all by one walk. It begins at once, goes on beside other actions, and ends also where nobody waits for it. An error
-    /// leaves some of them done.
+    /// Performs all cuts in one walk. It begins at once, runs beside other actions, and completes even if the future is
+    /// dropped. After an error some of them are done.
     fn cut(&mut self, cuts: Vec<Action>) -> BoxFuture<'static, Result<(), DataplaneError>>;
 
-    /// One action; an error leaves the state as it was before the action.
+    /// Performs one action; an error leaves the state as it was before.
     fn apply(&mut self, action: &Action) -> impl Future<Output = Result<(), DataplaneError>> + Send;
 }
 
 /// What is known of addresses that this node is about to claim, and of the nodes that may answer for them.
 ///
-/// A record alone proves nothing: its node may never have had the address, which another host has then.
+/// A record alone proves nothing: its old node may never have had the address, so that another host may have it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Expected {
-    /// Their former node says that it has handed them over to this one, and it hands over what it serves: no probe is
-    /// needed.
+    /// Addresses whose old node acknowledges that it handed them over to this one: no probe is needed.
     pub handed_over: BTreeSet<IpAddr>,
-    /// The nodes (by tunnel endpoint) that open hand-overs to this node name as holders. Such a node may answer an early
-    /// probe: its lease has ended when the address is claimed.
+    /// The old nodes (by tunnel endpoint) of open hand-overs to this node. Such a node may answer an early probe: its
+    /// lease has ended when the address is claimed.
     pub holders: BTreeMap<IpAddr, IpAddr>,
-    /// The nodes, by tunnel endpoint, that publish these link addresses of their uplinks.
+    /// The link addresses of uplinks that nodes publish, by tunnel endpoint.
     pub links: BTreeMap<Mac, IpAddr>,
 }
 
 impl Expected {
-    /// Whether the host with this link address is the node that the address comes from.
+    /// Whether the host with this link address is the old node of the address.
     pub fn is_holder(&self, address: IpAddr, mac: Mac) -> bool {
         self.links.get(&mac).is_some_and(|node| self.holders.get(&address) == Some(node))
     }
@@ -89,11 +88,11 @@ pub struct Claimant {
     pub mac: Mac,
 }
 
-/// Likewise, with what the cluster knows of it.
+/// The same with the cluster's knowledge of that host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Conflict {
     pub address: IpAddr,
-    /// Where it is a node of the cluster.
+    /// The tunnel endpoint, if the host is a node of the cluster.
     pub node: Option<IpAddr>,
     pub mac: String,
 }
@@ -114,25 +113,25 @@ impl fmt::Display for Conflict {
     }
 }
 
-/// Why the data plane could not do what it was asked.
+/// Why the data plane could not perform an action.
 #[derive(Debug, thiserror::Error)]
 pub enum DataplaneError {
     /// A map, a program or a link could not be read or written.
     #[error("{what}: {source}")]
     Kernel { what: &'static str, source: std::io::Error },
-    /// The action asks for more than a map holds.
+    /// The action exceeds the size of a map.
     #[error("{map} is full: {limit} entries")]
     Full { map: &'static str, limit: u32 },
-    /// The kernel takes entries of this map, and not this one.
+    /// The kernel refuses this entry of the map and takes others.
     #[error("map {map} does not take the entry: {source}")]
     Refused { map: &'static str, source: std::io::Error },
-    /// Somebody else answers for an egress IP on the network (RFC 5227): it is not claimed.
+    /// Another host answers for an egress IP on the network (RFC 5227): it is not claimed.
     #[error("{address} is in use by {mac}: free it there or take it out of the EgressIP object")]
     AddressInUse { address: std::net::IpAddr, mac: String },
-    /// The address can be no egress IP: it is not asked for on the network.
+    /// The address is reserved: it is neither probed nor claimed.
     #[error("{address} {reason}: take it out of the EgressIP object")]
     Reserved { address: std::net::IpAddr, reason: Reserved },
-    /// Another node of the cluster still answers for an egress IP that has been assigned to this one: it is not claimed.
+    /// Another node of the cluster still answers for an egress IP that is assigned to this one: it is not claimed.
     #[error(
         "node {node} ({mac}) still answers for {address}: is its egress-agent running? The address is claimed when that \
          node has stopped; `egress-agent cleanup` there stops it at once"
@@ -141,7 +140,7 @@ pub enum DataplaneError {
 }
 
 impl DataplaneError {
-    /// Whether it says something of one entry alone, and nothing of all others.
+    /// Whether the error concerns one entry only.
     pub fn is_of_entry(&self) -> bool {
         match self {
             Self::Full { .. } | Self::Refused { .. } => true,

@@ -1,31 +1,29 @@
 //! The ordered actions that lead from the actual to the desired state.
 //!
 //! After every prefix of a plan each flow of a selected pod leaves with an address that its object had before or has
-//! after, or is dropped. The order that gives this:
+//! after, or is dropped. The order that guarantees this:
 //!
-//! 1. new pods that nothing selects are known, and unknown pods are dropped, where that is desired;
-//! 2. node addresses and prefixes come, the longest prefix first, so that no lookup sees a value of neither side;
-//! 3. what this node was to take over and is not any more it takes no more; what is ready to be taken over by another node
-//!    is handed over, and this node is made ready for what comes from another;
-//! 4. addresses come that nobody has to give up before (gateway side before steering);
-//! 5. addresses go that stand in the way of another claim: steering first, then the claim, then its flows;
-//! 6. the addresses that waited for them come;
+//! 1. new pods that nothing selects become known, and unknown pods are dropped, if desired;
+//! 2. node addresses and prefixes are added, the longest prefix first, so that no lookup sees a value of neither side;
+//! 3. hand-overs to this node that are no longer wanted end; addresses whose new node is ready are handed over, and
+//!    this node prepares for those that it takes over;
+//! 4. addresses are added that no other object has to give up (the gateway's side before the policy);
+//! 5. addresses that block another claim are removed: from the policy first, then the claim, then its flows;
+//! 6. the claims that waited for these are added;
 //! 7. pods that leave an object whose policy grows are parked, then policies change, those that lose an address first,
-//!    and what they lost is cut;
-//! 8. pods change, their old flows are cut;
-//! 9. policies go, then the remaining addresses (steering before gateway side), and what other nodes have sent by these
-//!    until then is cut;
-//! 10. hand-overs end that are over;
-//! 11. prefixes go, the shortest first, then node addresses;
-//! 12. unknown pods pass, where that is desired.
+//!    and the flows of lost addresses are cut;
+//! 8. pods change, and their old flows are cut;
+//! 9. policies are removed, then the remaining addresses (the policy before the gateway's side), and flows that other
+//!    nodes sent by these until then are cut;
+//! 10. finished hand-overs end;
+//! 11. prefixes are removed, the shortest first, then node addresses;
+//! 12. unknown pods pass, if desired.
 //!
-//! A cut comes behind the change that makes it due. A plan that ends between the two is made up for by who observes the
-//! state next and cuts what that state does not permit (`Action::CutOrphans`), before it plans anew. A cut walks whole maps,
-//! and one walk serves any number of cuts, so those of several pods stand one behind the other, after all the writes that
-//! make them due: no pod's flows are another pod's business.
+//! A cut follows the change that makes it due. If a plan ends between the two, the next observation cuts what the
+//! kernel's state does not permit (`Action::CutOrphans`) before it plans. A cut walks whole maps, and one walk serves
+//! any number of cuts, so cuts of several pods come together, after all writes that make them due.
 //!
-//! The order is a matter of this node alone; that an address which moves between nodes is answered for by one of them
-//! at a time is the hand-over's business.
+//! The order concerns this node only; the hand-over ensures that one node at a time answers for a moving address.
 
 pub mod capacity;
 pub mod compile;
@@ -47,7 +45,7 @@ use crate::model::state::{
 };
 use crate::model::view::Addresses;
 
-/// The whole difference.
+/// Plans the whole difference.
 pub fn plan(actual: &KernelState, desired: &KernelState) -> Vec<Action> {
     let mut plan = Planner { state: actual.clone(), actual, desired, actions: Vec::new(), cut: BTreeSet::new() };
     plan.introduce_pods();
@@ -64,25 +62,25 @@ pub fn plan(actual: &KernelState, desired: &KernelState) -> Vec<Action> {
     plan.change_pods(pods.copied().collect::<BTreeSet<_>>());
     plan.remove_policies();
     plan.disown_rest();
-    plan.end_moving();
+    plan.end_handovers();
     plan.remove_places();
     plan.unknown_pods(OnUnknownPod::PassWhileFollowed);
     plan.unknown_pods(OnUnknownPod::Pass);
     plan.actions
 }
 
-/// Changes of pods: what is done at once, the cuts that are due by it, and what must find them done.
+/// Changes of pods: immediate writes, the cuts that they make due, and the writes that follow the cuts.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Disconnected {
     pub at_once: Vec<Action>,
-    /// By the address whose they are.
+    /// By the pod's address.
     pub cuts: BTreeMap<IpAddr, Action>,
-    /// Likewise.
+    /// By the pod's address, in order.
     pub behind: Vec<(IpAddr, Action)>,
 }
 
 impl Disconnected {
-    /// Enters what one address needs, in its order.
+    /// Adds the actions for one address, in order.
     fn enter(&mut self, address: IpAddr, actions: Vec<Action>) {
         for action in actions {
             if action.is_cut() {
@@ -95,14 +93,14 @@ impl Disconnected {
         }
     }
 
-    /// All of it, in an order that serves.
+    /// All actions in a valid order.
     pub fn into_actions(self) -> impl Iterator<Item = Action> {
         let behind = self.behind.into_iter().map(|(_, action)| action);
         self.at_once.into_iter().chain(self.cuts.into_values()).chain(behind)
     }
 }
 
-/// The difference of these addresses only; nothing else may differ in a way that concerns them.
+/// Plans the difference of these addresses only; no other difference may concern them.
 pub fn plan_addresses(actual: &KernelState, desired: &KernelState, addresses: &Addresses) -> Disconnected {
     let services = addresses.services.iter().filter_map(|address| change_host_prefix(actual, desired, *address));
     let policies = missing_policies(actual, desired, &addresses.pods);
@@ -113,7 +111,8 @@ pub fn plan_addresses(actual: &KernelState, desired: &KernelState, addresses: &A
     parted
 }
 
-/// The policies of objects that have no pod here yet: ahead of it. One that has an address here is the whole plan's.
+/// Policies of objects that have no pod here yet, before that pod. If the object has an address here, the whole plan
+/// adds them.
 fn missing_policies(actual: &KernelState, desired: &KernelState, pods: &BTreeSet<IpAddr>) -> Vec<Action> {
     let selecting: BTreeSet<EgressId> = pods
         .iter()
@@ -137,7 +136,7 @@ fn change_host_prefix(actual: &KernelState, desired: &KernelState, address: IpAd
     }
 }
 
-/// Before anything else of the pod: at an address that gets another pod the former one's ports mean nothing.
+/// Before the other changes of the pod: the old ports mean nothing for another pod at this address.
 fn change_exposed(actual: &KernelState, desired: &KernelState, address: IpAddr) -> Vec<Action> {
     let none = BTreeSet::new();
     let of = |state: &'_ KernelState| state.exposed.get(&address).cloned().unwrap_or_default();
@@ -161,8 +160,8 @@ fn change_pod(actual: &KernelState, desired: &KernelState, address: IpAddr) -> V
     if old != Some(new) {
         actions.push(Action::PutPod(address, *new));
     }
-    // A pod that is gone, whose address is kept from whoever still sends from it (`ClusterView::departed`). Should the cut fail,
-    // the next pod's is one too: its owner is another.
+    // A departed pod: its address stays blocked for late senders (`ClusterView::departed`). If the cut fails, the next
+    // pod makes it due again, because its owner differs.
     let is_departed = *new == PodState::Selected(NOT_NUMBERED) && has.is_none();
     match old {
         _ if is_handed_over => actions.push(Action::CutPod(address)),
@@ -172,15 +171,15 @@ fn change_pod(actual: &KernelState, desired: &KernelState, address: IpAddr) -> V
         }
         _ => {}
     }
-    // Last, so that a cut that failed is seen to be due again.
+    // Last, so that a failed cut becomes due again.
     if let Some(owner) = has.filter(|_| had != has) {
         actions.push(Action::PutOwner(address, *owner));
     }
     actions
 }
 
-/// A pod that is gone. Its entry goes last, so that a cut that failed, or that a killed agent never came to, is seen to be
-/// due again; parked meanwhile, it begins no flow behind the cut.
+/// A pod that is gone. Its entry is removed last, so that a cut that failed or was never reached becomes due again.
+/// Until then it is parked, so that it begins no flow after the cut.
 fn forget_pod(address: IpAddr, old: PodState) -> Vec<Action> {
     let parked = PodState::Selected(NOT_NUMBERED);
     let parks = matches!(old, PodState::Selected(_)) && old != parked;
@@ -194,7 +193,7 @@ struct Planner<'a> {
     /// The actual state after the actions so far.
     state: KernelState,
     actions: Vec<Action>,
-    /// Whose lost addresses have been cut.
+    /// The policies whose lost addresses have been cut.
     cut: BTreeSet<(EgressId, Family)>,
 }
 
@@ -204,7 +203,7 @@ impl Planner<'_> {
         self.actions.push(action);
     }
 
-    /// New pods that nothing selects come first: the rest may wait for the network, and they have no part in it.
+    /// New pods that nothing selects come first: they are independent of the rest, which may wait for the network.
     fn introduce_pods(&mut self) {
         for (address, pod) in &self.desired.pods {
             if *pod == PodState::Known && !self.actual.pods.contains_key(address) {
@@ -246,29 +245,30 @@ impl Planner<'_> {
     }
 
     fn hand_over(&mut self) {
-        for (id, moving) in &self.desired.moving {
-            let is_held = moving.course == HandoverStage::Leaving && self.state.owned.get(id) == Some(&moving.address);
-            if is_held || self.state.moving.get(id) != Some(moving) {
-                self.push(Action::PutMoving(*id, *moving));
+        for (id, handover) in &self.desired.handovers {
+            let is_held =
+                handover.stage == HandoverStage::Leaving && self.state.owned.get(id) == Some(&handover.address);
+            if is_held || self.state.handovers.get(id) != Some(handover) {
+                self.push(Action::PutHandover(*id, *handover));
             }
         }
     }
 
-    /// Addresses that this node neither owns nor is to own: nothing is to be given them any more.
+    /// Ends hand-overs to this node of addresses that it neither owns nor should own.
     fn end_taking(&mut self) {
-        for (id, moving) in &self.actual.moving {
-            let has = |state: &KernelState| state.owned.get(id) == Some(&moving.address);
-            let goes = !self.desired.moving.contains_key(id) && !has(self.actual) && !has(self.desired);
-            if moving.is_taken() && goes {
-                self.push(Action::EndMoving(*id, moving.address));
+        for (id, handover) in &self.actual.handovers {
+            let has = |state: &KernelState| state.owned.get(id) == Some(&handover.address);
+            let goes = !self.desired.handovers.contains_key(id) && !has(self.actual) && !has(self.desired);
+            if handover.is_taken() && goes {
+                self.push(Action::EndHandover(*id, handover.address));
             }
         }
     }
 
-    fn end_moving(&mut self) {
-        for (id, moving) in &self.actual.moving {
-            if !self.desired.moving.contains_key(id) && self.state.moving.contains_key(id) {
-                self.push(Action::EndMoving(*id, moving.address));
+    fn end_handovers(&mut self) {
+        for (id, handover) in &self.actual.handovers {
+            if !self.desired.handovers.contains_key(id) && self.state.handovers.contains_key(id) {
+                self.push(Action::EndHandover(*id, handover.address));
             }
         }
     }
@@ -291,7 +291,7 @@ impl Planner<'_> {
         }
     }
 
-    /// Gives up what another claim waits for: the object is to own another address, or another object this one.
+    /// Removes claims that block others: the object should own another address, or another object this one.
     fn disown_blocking(&mut self) {
         let wanted: BTreeSet<IpAddr> = self.desired.owned.values().copied().collect();
         for (id, address) in &self.actual.owned {
@@ -304,18 +304,20 @@ impl Planner<'_> {
         }
     }
 
-    /// Other nodes may go on sending until the claim has ended, so the cut comes behind it, also where there has been one.
+    /// Other nodes may keep sending until the claim has ended, so a cut follows it, even after an earlier one.
     fn disown(&mut self, id: EgressId, address: IpAddr) {
         self.push(Action::Disown(id, address));
-        // What is on its way back here is taken on from the node that has it.
-        if let Some(moving) = self.desired.moving.get(&id).filter(|moving| self.state.moving.get(&id) != Some(moving)) {
-            self.push(Action::PutMoving(id, *moving));
+        // Packets that still arrive here are forwarded to the node that has the address.
+        if let Some(handover) =
+            self.desired.handovers.get(&id).filter(|handover| self.state.handovers.get(&id) != Some(handover))
+        {
+            self.push(Action::PutHandover(id, *handover));
         }
         self.cut.remove(&(id, family_of(address)));
         self.cut_lost(id, family_of(address));
     }
 
-    /// Reduces a policy to the addresses that the object keeps, where they are served by now. New addresses wait until pods
+    /// Reduces a policy to the addresses that the object keeps and that are served now. New addresses wait until pods
     /// that leave the object are parked.
     fn shrink(&mut self, id: EgressId, family: Family, without: Option<IpAddr>) {
         let Some(policy) = self.state.policy.get(&(id, family)) else { return };
@@ -326,7 +328,7 @@ impl Planner<'_> {
         };
         let desired = self.desired.policy.get(&(id, family));
         let slots: Vec<Slot> = desired.into_iter().flat_map(|d| d.slots.iter().filter(kept)).copied().collect();
-        // The others of those that the object keeps: their flows wait.
+        // The other addresses that the object keeps: their flows wait.
         let is_kept = |address: &IpAddr| !slots.iter().any(|slot| slot.address == *address);
         let pending: BTreeSet<IpAddr> = desired.into_iter().flat_map(Policy::addresses).filter(is_kept).collect();
         let pending: Vec<IpAddr> = pending.into_iter().take(MAX_SLOTS - slots.len().min(MAX_SLOTS)).collect();
@@ -337,7 +339,7 @@ impl Planner<'_> {
         }
     }
 
-    /// Pods that leave an object must not see what the object gets now: its ID may mean another object by now.
+    /// Pods that leave an object must not use its new addresses: its ID may mean another object by now.
     fn park_pods(&mut self) {
         let grows = |id: &EgressId| {
             [Family::V4, Family::V6].iter().any(|family| {
@@ -358,8 +360,8 @@ impl Planner<'_> {
         parted.into_actions().for_each(|action| self.push(action));
     }
 
-    /// Policies that have what another object gets give it up first; so does a policy that is to go although a pod joins
-    /// its ID.
+    /// Policies release what another object gets before that object gets it; so does a policy that is to be removed
+    /// although a pod joins its ID.
     fn put_policies(&mut self) {
         let desired = self.desired;
         let joined: BTreeSet<&PodState> = desired.pods.values().collect();
@@ -402,7 +404,7 @@ impl Planner<'_> {
         }
     }
 
-    /// Cuts what the object has lost by now, once.
+    /// Cuts the flows of addresses that the object has lost, once.
     fn cut_lost(&mut self, id: EgressId, family: Family) {
         let lost = self.lost(id, family);
         if !lost.is_empty() && self.cut.insert((id, family)) {
@@ -410,8 +412,8 @@ impl Planner<'_> {
         }
     }
 
-    /// The addresses that the object has in the actual state and no longer in the desired one. A claim counts, whose policy
-    /// a former plan may not have come to, or have removed.
+    /// The addresses that the object has in the actual state and not in the desired one. A claim counts too: an earlier
+    /// plan may not have reached its policy, or may have removed it.
     fn lost(&self, id: EgressId, family: Family) -> BTreeSet<IpAddr> {
         let of = |state: &KernelState| -> BTreeSet<IpAddr> {
             let listed = state.policy.get(&(id, family)).into_iter().flat_map(Policy::addresses);
@@ -426,7 +428,7 @@ fn served(policy: &Policy) -> impl Iterator<Item = IpAddr> {
     policy.slots.iter().map(|slot| slot.address)
 }
 
-/// Does the new policy let traffic do anything that the old one does not?
+/// Whether the new policy lets traffic do anything that the old one does not.
 fn gains(old: &Policy, new: &Policy) -> bool {
     let leaks = |policy: &Policy| policy.slots.is_empty() && policy.when_empty != WhenEmpty::Drop;
     new.slots.iter().any(|slot| !old.slots.contains(slot)) || (leaks(new) && !leaks(old))

@@ -1,4 +1,4 @@
-//! A reference of what a kernel does with a prefix of a plan, and random states to plan between: what tests judge plans by.
+//! A reference model of a kernel with a prefix of a plan, and random states: what tests judge plans by.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -7,31 +7,31 @@ use super::*;
 use crate::model::samples::{ip, net};
 use crate::model::state::{NodeAddress, PodOwner, Prefix, PrefixKind, TunnelEndpoint};
 
-/// What may happen to a new flow of a pod towards the world.
+/// What may happen to a new flow of a pod to the outside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Fate {
+pub enum FlowFate {
     Dropped,
     NodeAddress,
     Leaves(IpAddr),
 }
 
-/// The kernel in miniature: all fates that flows of the pod may have.
-pub fn fates(state: &KernelState, pod: IpAddr) -> BTreeSet<Fate> {
+/// All possible fates of the pod's flows.
+pub fn fates(state: &KernelState, pod: IpAddr) -> BTreeSet<FlowFate> {
     let fate = match state.pods.get(&pod) {
         None if matches!(state.on_unknown_pod, Some(OnUnknownPod::Pass | OnUnknownPod::PassWhileFollowed)) => {
-            Fate::NodeAddress
+            FlowFate::NodeAddress
         }
-        None => Fate::Dropped,
-        Some(PodState::Known) => Fate::NodeAddress,
+        None => FlowFate::Dropped,
+        Some(PodState::Known) => FlowFate::NodeAddress,
         Some(PodState::Selected(id)) => match state.policy.get(&(*id, family_of(pod))) {
-            None => Fate::Dropped,
+            None => FlowFate::Dropped,
             Some(policy) if policy.slots.is_empty() => match policy.when_empty {
-                WhenEmpty::Drop => Fate::Dropped,
-                WhenEmpty::NodeAddress | WhenEmpty::NotListed => Fate::NodeAddress,
+                WhenEmpty::Drop => FlowFate::Dropped,
+                WhenEmpty::NodeAddress | WhenEmpty::NotListed => FlowFate::NodeAddress,
             },
             Some(policy) => {
                 let served = |slot: &&Slot| slot.place != Place::Here || state.owned.get(id) == Some(&slot.address);
-                return policy.slots.iter().filter(served).map(|slot| Fate::Leaves(slot.address)).collect();
+                return policy.slots.iter().filter(served).map(|slot| FlowFate::Leaves(slot.address)).collect();
             }
         },
     };
@@ -65,7 +65,7 @@ pub const ADDRESSES: [&str; 6] =
 pub const PREFIXES: [&str; 4] = ["203.0.0.0/8", "203.0.113.0/24", "203.0.113.10/32", "203.0.0.0/16"];
 pub const ENDPOINTS: [&str; 2] = ["172.18.0.3", "172.18.0.4"];
 
-/// A state as a desired state may be: one object per address, one address per object here, and that one owned.
+/// A random valid desired state: one object per address, one address per object here, and that one owned.
 pub fn random_state(random: &mut Random) -> KernelState {
     let mut state = KernelState {
         on_unknown_pod: Some(random.one_of(&[OnUnknownPod::Drop, OnUnknownPod::Pass, OnUnknownPod::PassWhileFollowed])),
@@ -125,12 +125,12 @@ pub fn lookup(cluster: &BTreeMap<IpNet, Prefix>, address: IpAddr) -> Option<Pref
     hits.max_by_key(|(prefix, _)| prefix.prefix_len()).map(|(_, value)| *value)
 }
 
-/// What holds in every state that a plan passes through.
+/// Invariants of every state that a plan passes through.
 pub fn check(old: &KernelState, now: &KernelState, new: &KernelState) {
     for pod in PODS.map(ip) {
         let mut allowed = fates(old, pod);
         allowed.extend(fates(new, pod));
-        allowed.insert(Fate::Dropped);
+        allowed.insert(FlowFate::Dropped);
         let fates = fates(now, pod);
         assert!(fates.is_subset(&allowed), "{pod} gets {fates:?}, allowed {allowed:?}");
     }
@@ -148,7 +148,7 @@ pub fn check(old: &KernelState, now: &KernelState, new: &KernelState) {
     }
 }
 
-/// What holds for single actions.
+/// Invariants of single actions.
 pub fn check_action(now: &KernelState, action: &Action, cut: &BTreeSet<(EgressId, IpAddr)>, old: &KernelState) {
     match action {
         Action::Own(id, address) => {
@@ -168,15 +168,15 @@ pub fn check_action(now: &KernelState, action: &Action, cut: &BTreeSet<(EgressId
     }
 }
 
-/// A flow of a pod of this node, or, where that is `None`, of another's: with this object, and this address.
+/// A flow of a pod of this node (or of another node if `None`), with its object and its address.
 pub type Flow = (Option<IpAddr>, EgressId, IpAddr);
 
-/// What a pod of another node may have begun here by now: that node's policy may be ahead of this one's, or behind it.
+/// Flows that pods of another node may have begun here: that node's policy may be ahead of this one's, or behind it.
 pub fn begun_from_elsewhere(state: &KernelState) -> BTreeSet<Flow> {
     state.owned.iter().map(|(id, address)| (None, *id, *address)).collect()
 }
 
-/// Everything that goes on in this state.
+/// Every flow that is permitted in this state.
 pub fn running(state: &KernelState) -> BTreeSet<Flow> {
     let slots = || state.policy.iter().flat_map(|((id, _), policy)| policy.addresses().map(|address| (*id, address)));
     let pods = || PODS.map(ip).into_iter().map(Some).chain([None]);

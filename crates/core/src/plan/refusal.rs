@@ -1,19 +1,19 @@
-//! What follows where the kernel refuses one entry of a plan: its map is full, the kernel has no memory, or it does not take
-//! this value. Pure.
+//! What follows if the kernel refuses one entry of a plan: its map is full, there is no memory, or the value is
+//! invalid. Pure.
 //!
-//! The entry is left out, and the rest of the plan is done. What plans promise holds all the same:
+//! The entry is skipped and the rest of the plan is done. Every prefix of the plan stays safe:
 //!
-//! | refused | what holds then |
+//! | refused | result |
 //! |---|---|
 //! | a pod, new or changed | it is unknown, and unknown pods are dropped while a selected one is among them |
 //! | a policy, new or changed | its pods are dropped (`no_policy`) |
 //! | a claim | its slot is withheld from the policy, and its flows wait ([`crate::ownership::holdings::withhold`]) |
-//! | a hand-over | it is done without: what comes between is dropped |
-//! | a port by which a pod is reached from outside | datagrams for it are taken for the pod's own traffic |
-//! | a pod's owner | it is noted later; until then its cut is seen to be due again |
-//! | a prefix, a node's address | as before: a destination that no entry has is judged by the next shorter prefix, at last as the world |
+//! | a hand-over | the address moves without it: packets in between are dropped |
+//! | a port by which a pod is reached from outside | datagrams for it count as the pod's own traffic |
+//! | a pod's owner | it is recorded later; until then its cut is due again |
+//! | a prefix, a node's address | as before: an address without an entry is judged by the next shorter prefix, in the end as outside |
 //!
-//! The last row does not fail closed, so nothing that tenants fill may take the room of nodes and pod subnets
+//! The last row does not fail closed, so entries of tenants must not take the room of nodes and pod subnets
 //! ([`crate::plan::capacity`]).
 
 use std::collections::BTreeSet;
@@ -24,7 +24,7 @@ use ipnet::IpNet;
 
 use crate::model::state::{Action, EgressId, Family, KernelState, OnUnknownPod, PodState, Port};
 
-/// What one action writes and the kernel may refuse.
+/// An entry that one action writes and the kernel may refuse.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Entry {
     Pod(IpAddr),
@@ -35,7 +35,7 @@ pub enum Entry {
     Moving(EgressId),
     Prefix(IpNet),
     Node(IpAddr),
-    /// Never refused by the kernel; kept from passing while a selected pod is unknown.
+    /// Never refused by the kernel; not set to pass while a selected pod is unknown.
     UnknownPods,
 }
 
@@ -43,7 +43,7 @@ pub enum Entry {
 pub const MAPS: [&str; 7] = ["pods", "exposed", "policy", "owned", "handovers", "cluster", "nodes"];
 
 impl Entry {
-    /// What the action writes. `None` for removals and cuts: where these fail it is the kernel that fails.
+    /// The entry that the action writes. `None` for removals and cuts, which fail only if the kernel fails.
     pub fn of(action: &Action) -> Option<Self> {
         Some(match action {
             Action::SetUnknownPods(_) => Self::UnknownPods,
@@ -52,13 +52,13 @@ impl Entry {
             Action::Expose(address, port) => Self::Exposed(*address, *port),
             Action::PutPolicy(id, family, _) => Self::Policy(*id, *family),
             Action::Own(id, _) => Self::Claim(*id),
-            Action::PutMoving(id, _) => Self::Moving(*id),
+            Action::PutHandover(id, _) => Self::Moving(*id),
             Action::PutPrefix(prefix, _) => Self::Prefix(*prefix),
             Action::PutNode(address, _) => Self::Node(*address),
             Action::RemoveNode(_)
             | Action::RemovePrefix(_)
             | Action::Disown(..)
-            | Action::EndMoving(..)
+            | Action::EndHandover(..)
             | Action::RemovePolicy(..)
             | Action::RemovePod(_)
             | Action::Conceal(..)
@@ -69,7 +69,7 @@ impl Entry {
         })
     }
 
-    /// The map that it is in, one of [`MAPS`].
+    /// The map of the entry, one of [`MAPS`].
     pub fn map(&self) -> Option<&'static str> {
         Some(match self {
             Self::Pod(_) | Self::Owner(_) => "pods",
@@ -83,7 +83,7 @@ impl Entry {
         })
     }
 
-    /// Whether both states hold the same of it.
+    /// Whether both states hold the same entry.
     pub fn is_same(&self, one: &KernelState, other: &KernelState) -> bool {
         match self {
             Self::Pod(address) => one.pods.get(address) == other.pods.get(address),
@@ -94,7 +94,7 @@ impl Entry {
             }
             Self::Policy(id, family) => one.policy.get(&(*id, *family)) == other.policy.get(&(*id, *family)),
             Self::Claim(id) => one.owned.get(id) == other.owned.get(id),
-            Self::Moving(id) => one.moving.get(id) == other.moving.get(id),
+            Self::Moving(id) => one.handovers.get(id) == other.handovers.get(id),
             Self::Prefix(prefix) => one.cluster.get(prefix) == other.cluster.get(prefix),
             Self::Node(address) => one.nodes.get(address) == other.nodes.get(address),
             Self::UnknownPods => one.on_unknown_pod == other.on_unknown_pod,
@@ -120,8 +120,8 @@ impl fmt::Display for Entry {
     }
 }
 
-/// What is done in place of an action that was refused in this state. An entry that cannot be changed goes, and so do its
-/// flows: no later plan could see that they are to be cut.
+/// Actions that replace a refused one in this state. An entry that cannot be changed is removed with its flows: no
+/// later plan would know that they have to be cut.
 pub fn instead(state: &KernelState, refused: &Action) -> Vec<Action> {
     match refused {
         Action::PutPod(address, pod) => {
@@ -142,13 +142,13 @@ pub fn instead(state: &KernelState, refused: &Action) -> Vec<Action> {
     }
 }
 
-/// Whether the action must not be done while these are refused.
+/// Whether the action must be skipped while these entries are refused.
 pub fn waits<'a>(state: &KernelState, mut refused: impl Iterator<Item = &'a Action>, action: &Action) -> bool {
     match action {
         Action::SetUnknownPods(OnUnknownPod::Pass | OnUnknownPod::PassWhileFollowed) => {
             refused.any(|action| matches!(action, Action::PutPod(_, PodState::Selected(_))))
         }
-        // An entry that is not there has no owner.
+        // A missing entry has no owner.
         Action::PutOwner(address, _) => !state.pods.contains_key(address),
         _ => false,
     }

@@ -1,4 +1,4 @@
-//! Every prefix of plans between random states, judged by a small reference of what a kernel with that prefix does.
+//! Every prefix of plans between random states, judged by a reference model of a kernel with that prefix.
 
 use std::collections::BTreeMap;
 
@@ -47,7 +47,7 @@ fn every_prefix_of_every_plan_is_safe() {
     for seed in 1..=2_000_u64 {
         let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15));
         let (mut old, new) = (random_state(&mut random), random_state(&mut random));
-        // Of some it has not been noted yet.
+        // Some owners have not been recorded yet.
         old.owners.retain(|_, _| random.below(4) > 0);
         let outcome = std::panic::catch_unwind(|| {
             let actions = check_plan(&old, &new);
@@ -56,7 +56,7 @@ fn every_prefix_of_every_plan_is_safe() {
         });
         let actions = outcome.unwrap_or_else(|_| panic!("seed {seed}\nold {old:#?}\nnew {new:#?}"));
 
-        // A new agent starts from what an interrupted plan has left.
+        // A new agent starts from an interrupted plan.
         let mut interrupted = old.clone();
         let steps = usize::try_from(random.below(actions.len() as u64 + 1)).expect("a small number");
         actions.iter().take(steps).for_each(|action| interrupted.apply(action));
@@ -64,7 +64,7 @@ fn every_prefix_of_every_plan_is_safe() {
     }
 }
 
-/// As who starts without a memory does it.
+/// Starts like an agent without memory.
 fn begin_anew(state: &mut KernelState, flows: &mut BTreeSet<Flow>, desired: &KernelState) {
     perform(state, flows, &Action::CutOrphans);
     for action in plan(state, desired) {
@@ -98,7 +98,7 @@ fn an_agent_that_is_killed_at_any_step_leaves_no_cut_undone() {
             let mut expected = expected.clone();
             expected.extend(begun.intersection(&running(&new)));
             assert_eq!(flows, expected, "seed {seed}, killed after {steps} of {actions:#?}");
-            // The cluster may have changed meanwhile.
+            // The cluster may have changed in the meantime.
             begin_anew(&mut other, &mut others, &newer);
             assert!(others.is_subset(&running(&newer)), "seed {seed}, killed after {steps}, then another change");
         }
@@ -156,7 +156,7 @@ fn a_pod_event_is_one_write() {
     assert_eq!(parts(), plan(&actual, &desired));
 }
 
-/// One walk serves all cuts that stand one behind the other.
+/// One walk serves all consecutive cuts.
 #[test]
 fn cuts_of_many_pods_stand_together() {
     let pods: Vec<IpAddr> = (10..60).map(|last| ip(&format!("10.244.1.{last}"))).collect();
@@ -224,7 +224,7 @@ fn a_pod_that_goes_or_hands_its_address_on_leaves_nothing_behind() {
     ] {
         let actions = plan(&actual, &desired);
         assert_eq!(actions, expected, "{actual:?} {desired:?}");
-        // An agent that is killed, or a cut that fails, is made up for.
+        // The cut of a killed agent, or a failed one, becomes due again.
         let mut now = actual.clone();
         let due = actions.contains(&Action::CutPod(address));
         for action in actions.into_iter().take_while(|action| *action != Action::CutPod(address)) {

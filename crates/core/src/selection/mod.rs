@@ -1,9 +1,9 @@
 //! Which object serves which pod.
 //!
-//! Of several objects that select one pod the oldest serves, then the first by name. The others are standby, which their
-//! owners are told by an event. An object none of whose addresses is assigned takes no pod from one that has some, unless
-//! it was serving that pod: an older object with a typing error in its addresses costs younger ones nothing, and one whose
-//! node is away keeps its pods, whose connections go on when it comes back.
+//! Of several objects that select a pod the oldest serves it, then the first by name. The others are standby, and an
+//! event reports that. An object without an assigned address takes no pod from one that has some, unless it already
+//! serves the pod: so an older object with a typing error costs younger ones nothing, and one whose node is away keeps
+//! its pods, whose connections continue when the node returns.
 
 pub mod pod_addresses;
 
@@ -15,7 +15,7 @@ use crate::model::state::{EgressId, NOT_NUMBERED, PodState};
 use crate::model::view::{ClusterView, EgressObject, Pod, PodKey, Remembered};
 use crate::selection::pod_addresses::PodNetwork;
 
-/// Objects that are told of one pod that another serves, the oldest. Who writes objects decides how many select it.
+/// The oldest standby objects reported for one pod. Authors of objects decide how many select it.
 pub const MOST_STANDBY: usize = 16;
 
 /// An object that selects a pod which an older one serves.
@@ -26,8 +26,8 @@ pub struct Standby {
     pub served_by: String,
 }
 
-/// The egress ID of every object that has one of its own. Where two carry the same, the older keeps it and the other
-/// counts as not numbered.
+/// The egress IDs of all objects. If two objects carry the same ID, the older keeps it and the other counts as not
+/// numbered.
 pub fn egress_ids(objects: &BTreeMap<String, Arc<EgressObject>>) -> BTreeMap<String, EgressId> {
     let mut taken = BTreeSet::new();
     by_rank(objects.values())
@@ -43,8 +43,7 @@ pub fn by_rank<'a>(objects: impl IntoIterator<Item = &'a Arc<EgressObject>>) -> 
     objects
 }
 
-/// The answers to "which objects select this pod", kept between pod events: they hold until an object or a namespace
-/// changes.
+/// Which objects select a pod, cached between pod events: valid until an object or a namespace changes.
 #[derive(Debug, Default)]
 pub struct Selection {
     network: PodNetwork,
@@ -66,8 +65,8 @@ impl Selection {
         self.ids.get(object).copied()
     }
 
-    /// The entry of a pod address. `None` for an address that is no pod's, or whose pod's namespace is not known yet:
-    /// an unknown pod.
+    /// The entry of a pod address. `None` for an address without a pod, or while the pod's namespace is unknown: an
+    /// unknown pod.
     pub fn pod_state(&mut self, view: &ClusterView, (key, pod): (&PodKey, &Pod)) -> Option<PodState> {
         let serving = self.selecting(view, key, pod)?.first().map(|object| object.name.clone());
         Some(match serving {
@@ -76,7 +75,7 @@ impl Selection {
         })
     }
 
-    /// Everybody who must be told that another object serves, as far as these pods go.
+    /// The objects that select these pods and do not serve them.
     pub fn standby<'a>(&mut self, view: &ClusterView, pods: impl IntoIterator<Item = &'a PodKey>) -> BTreeSet<Standby> {
         let mut standby = BTreeSet::new();
         let pods = pods.into_iter().filter_map(|key| view.pods.get_key_value(key));
@@ -95,19 +94,19 @@ impl Selection {
         standby
     }
 
-    /// Is a pod starting here that an object selects, or could: whose packets may come from an address that is not known yet?
-    /// Likewise a pod whose namespace is not known yet, since its entry waits for that.
+    /// Whether a pod is starting here that an object selects, or could select, so that its packets may come from an
+    /// unknown address. A pod whose namespace is unknown counts too, since its entry waits for that.
     pub fn awaits_addresses(&mut self, view: &ClusterView) -> bool {
         let is_alive = |(_, pod): &(&PodKey, &Pod)| pod.is_endpoint() && !pod.terminating;
         view.pods.iter().filter(is_alive).any(|(key, pod)| match self.selecting(view, key, pod) {
             None => true,
             Some(_) if !pod.starting || !pod.attached.is_empty() => false,
-            // Nobody can read whom an object selects.
+            // An object with unreadable selectors might select it.
             Some(selecting) => !selecting.is_empty() || view.objects.values().any(|object| object.selects.is_none()),
         })
     }
 
-    /// The objects that select a pod, the serving one first. `None` while the namespace is not known.
+    /// The objects that select a pod, the serving one first. `None` while the namespace is unknown.
     fn selecting(&mut self, view: &ClusterView, key: &PodKey, pod: &Pod) -> Option<Vec<Arc<EgressObject>>> {
         let labels = view.namespaces.get(&key.namespace)?;
         let candidates = self.by_namespace.entry(key.namespace.clone()).or_insert_with(|| {
@@ -117,7 +116,7 @@ impl Selection {
         let remembered = view.remembered.get(&pod.uid);
         let selected = |object: &&Arc<EgressObject>| match &object.selects {
             Some(selects) => selects.pods.matches(&pod.labels),
-            // Nobody knows whom it selects: those that it had selected when it could be read.
+            // With unreadable selectors, the object selects the pods that it selected before.
             None => remembered.is_some_and(|known| self.ids.get(&object.name) == Some(&known.id)),
         };
         let mut selecting: Vec<_> = candidates.iter().filter(selected).cloned().collect();
@@ -133,8 +132,8 @@ impl Selection {
 }
 
 impl ClusterView {
-    /// Takes note of the pods that the kernel had selected before. Their UIDs are kept: a later pod with the address of one of
-    /// them is another. Whether their objects had an address then nobody knows: one that lists none has had none.
+    /// Records the pods that the kernel had selected. UIDs are kept, since a later pod with the same address is another
+    /// pod. Whether their objects had an address then is unknown: one that lists none had none.
     pub fn recall(&mut self, network: &PodNetwork, selected: &BTreeMap<IpAddr, PodState>) {
         for (address, state) in selected {
             let PodState::Selected(id) = state else { continue };
@@ -147,7 +146,7 @@ impl ClusterView {
         }
     }
 
-    /// The same of those that are selected now, of all pods.
+    /// Records the selected pods of the whole view.
     pub fn remember(&mut self, network: &PodNetwork, pods: &BTreeMap<IpAddr, PodState>) {
         let alive: BTreeSet<String> = self.pods.values().map(|pod| pod.uid.clone()).collect();
         self.remembered.retain(|uid, _| alive.contains(uid));
@@ -158,7 +157,7 @@ impl ClusterView {
         }
     }
 
-    /// And of one address, which has this state now.
+    /// Records the current state of one address.
     pub fn remember_one(&mut self, network: &PodNetwork, address: IpAddr, state: Option<&PodState>) {
         self.note_state(network, address, state, |view, id| {
             view.objects.values().any(|object| object.id == Some(id) && object.has_assigned())
@@ -174,7 +173,7 @@ impl ClusterView {
     ) {
         let Some(uid) = network.holder(self, address).map(|(_, pod)| pod.uid.clone()) else { return };
         match state {
-            // Of an object without a number of its own nothing could be known again.
+            // An object without an ID could not be recognised later.
             Some(PodState::Selected(NOT_NUMBERED)) | None => {}
             Some(PodState::Selected(id)) => {
                 let known = self.remembered.get(&uid).is_some_and(|known| known.id == *id && known.had_address);

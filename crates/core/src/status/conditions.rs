@@ -1,4 +1,4 @@
-//! What is said about an object: the conditions in its status and the events that users see. Pure.
+//! The conditions in the status of an object and the events that users see. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,23 +19,23 @@ pub enum Reason {
     /// Every address has a node.
     Assigned,
     PartiallyAssigned,
-    /// The nodes that addresses are assigned to do not serve them.
+    /// The nodes of assigned addresses do not serve them.
     NotServed,
-    /// A node has not let go yet of what another is to have.
+    /// The old node has not released an address yet.
     Moving,
-    /// No node can host any address: pods leave with their node's address where that is not turned off.
+    /// No node can host any address: pods leave with their node's address unless that is turned off.
     NoEligibleNode,
-    /// A node could host an address, and is not ready, does not answer, has not said its networks or is drained.
+    /// A node could host an address, and is not ready, does not answer, has not published its networks, or is drained.
     NoReadyNode,
     /// Nodes that could take an address have as many as their cloud allows.
     NoCapacity,
     /// No entry is an address.
     InvalidEgressIP,
     InvalidSelector,
-    /// The list of addresses cannot be read.
+    /// The list of addresses is unreadable.
     InvalidSpec,
     EgressIPConflict,
-    /// An entry can be no egress IP, as a network's or a router's own address.
+    /// An entry is reserved, such as a network's or a router's own address.
     ReservedAddress,
     UnsupportedRequest,
 }
@@ -60,22 +60,22 @@ impl Reason {
     }
 }
 
-/// ErrorText that a condition names, as many as an object may list where our own CRD is installed, and bytes of its message, of
+/// Causes that a condition names, as many as an object may list with our own CRD, and the bytes of its message, of
 /// which the API server refuses more than 32,768.
 const MOST_NAMED: usize = 64;
-const MOST_SAID: usize = 8_192;
+const MOST_MESSAGE_BYTES: usize = 8_192;
 /// Bytes of an entry that messages quote: an address has 45 at most.
 const MOST_OF_ENTRY: usize = 64;
 /// Bytes of all entries together in an event, whose note has 1024.
 const MOST_OF_ENTRIES: usize = 640;
-/// Entries of one object with one trouble that have an event each.
+/// Entries of one object with the same problem that have an event each.
 const MOST_EVENTS: usize = 8;
 
-/// The types of our conditions.
+/// The agent's own condition types.
 pub const ASSIGNED: &str = "Assigned";
 pub const DEGRADED: &str = "Degraded";
 
-/// A condition as it should be.
+/// A desired condition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Statement {
     pub kind: &'static str,
@@ -85,8 +85,8 @@ pub struct Statement {
 }
 
 impl Statement {
-    /// Does the object say so, of the generation that it has?
-    pub fn is_said(&self, object: &EgressObject) -> bool {
+    /// Whether the object has this condition for its current generation.
+    pub fn is_published(&self, object: &EgressObject) -> bool {
         object.conditions.get(self.kind).is_some_and(|(_, found)| {
             found.status == self.status
                 && found.reason == self.reason
@@ -96,15 +96,15 @@ impl Statement {
     }
 }
 
-/// An event: what users of the original look for, by its reason.
+/// An event, with the reason that OVN-Kubernetes uses.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Notice {
     pub reason: &'static str,
     pub message: String,
 }
 
-/// All conditions of ours, in the order in which they are listed.
-/// `alone` are nodes whose agent is away, with the number of the object's pods there.
+/// All own conditions, in the order of the list. `alone` are nodes whose agent is away, with the number of the object's
+/// pods there.
 pub fn conditions(
     object: &EgressObject,
     outcome: &Outcome,
@@ -114,12 +114,12 @@ pub fn conditions(
     vec![assigned(object, outcome, cluster), degraded(object, outcome, alone)]
 }
 
-/// What messages say of the cluster.
+/// Facts about the cluster for messages.
 #[derive(Clone, Debug, Default)]
 pub struct Cluster {
-    /// The networks in which nodes with the label can host addresses; `None` where no node has the label.
+    /// The networks in which nodes with the label can host addresses; `None` if no node has the label.
     pub networks: Option<BTreeSet<IpNet>>,
-    /// Where no node can host any address of an object, the node's address serves.
+    /// The node's address serves if no node can host any address of an object.
     pub node_address_serves: bool,
 }
 
@@ -152,7 +152,7 @@ impl Cluster {
         }
     }
 
-    /// What becomes of packets that get no address of the object; `None` where all its families have one.
+    /// What happens to packets that get no address of the object; `None` if all its families have one.
     fn consequence(&self, object: &EgressObject, outcome: &Outcome) -> Option<String> {
         let has = |family: Family| {
             let mut items = outcome.items.iter().filter_map(|item| parse_egress_ip(&item.egress_ip));
@@ -195,16 +195,16 @@ fn assigned(object: &EgressObject, outcome: &Outcome, cluster: &Cluster) -> Stat
         () if fates().any(|fate| matches!(fate, Fate::Reserved(_))) => Reason::ReservedAddress,
         () => Reason::InvalidEgressIP,
     };
-    let mut causes: Vec<String> = complaints(object).map(|(_, message)| message).collect();
+    let mut causes: Vec<String> = spec_problems(object).map(|(_, message)| message).collect();
     causes.extend(outcome.entries.iter().filter_map(|(entry, fate)| cause(entry, fate, cluster)));
     if outcome.entries.is_empty() {
         causes.push("spec.egressIPs is empty".to_owned());
     }
     let message = match cluster.consequence(object, outcome) {
         _ if causes.is_empty() => "every egress IP has a node".to_owned(),
-        None => said(&causes),
-        // Behind the causes, which may be many.
-        Some(consequence) => format!("{}; {consequence}", said(&causes)),
+        None => joined(&causes),
+        // After the causes, which may be many.
+        Some(consequence) => format!("{}; {consequence}", joined(&causes)),
     };
     Statement { kind: ASSIGNED, status: reason == Reason::Assigned, reason: reason.as_str(), message }
 }
@@ -212,14 +212,14 @@ fn assigned(object: &EgressObject, outcome: &Outcome, cluster: &Cluster) -> Stat
 /// The agent of a node that has pods of the object does not answer.
 const AGENT_AWAY: &str = "AgentAway";
 
-/// Serves, but not as it should: with some of its addresses only, or as it was last read. Where it serves with none,
-/// `Assigned` says so.
+/// The object is degraded if it serves with some of its addresses only, or as last read. If it serves with none,
+/// `Assigned` reports it.
 fn degraded(object: &EgressObject, outcome: &Outcome, alone: &[(&str, u32)]) -> Statement {
     let statement = |status, reason, message| Statement { kind: DEGRADED, status, reason, message };
     if outcome.items.is_empty() {
         return statement(false, "NothingAssigned", "no egress IP has a node".to_owned());
     }
-    let spec = complaints(object).map(|(reason, _)| ("spec", reason.as_str()));
+    let spec = spec_problems(object).map(|(reason, _)| ("spec", reason.as_str()));
     let entries = outcome.entries.iter().filter_map(|(entry, fate)| Some((entry.as_str(), reason_of(fate)?)));
     let not_serving = |entry: &str| {
         outcome.entries.iter().find_map(|(other, fate)| match fate {
@@ -246,12 +246,12 @@ fn degraded(object: &EgressObject, outcome: &Outcome, alone: &[(&str, u32)]) -> 
         }
     };
     let causes: Vec<String> = causes.iter().map(of_entry).collect();
-    statement(true, reason, said(&causes))
+    statement(true, reason, joined(&causes))
 }
 
-/// A bounded message, whatever users write and other CRDs let through.
-fn said(causes: &[String]) -> String {
-    listed(causes, "; ", (MOST_NAMED, MOST_SAID))
+/// A bounded message, whatever users write and other CRDs accept.
+fn joined(causes: &[String]) -> String {
+    listed(causes, "; ", (MOST_NAMED, MOST_MESSAGE_BYTES))
 }
 
 /// Why an entry has no node, in a word.
@@ -276,8 +276,8 @@ fn unreadable(object: &EgressObject, part: Part) -> bool {
     object.unreadable.iter().any(|unreadable| unreadable.part == part)
 }
 
-/// What is wrong with the spec as a whole. A status that cannot be read is written anew and needs no word.
-fn complaints(object: &EgressObject) -> impl Iterator<Item = (Reason, String)> {
+/// Problems of the spec as a whole. An unreadable status is rewritten and needs no message.
+fn spec_problems(object: &EgressObject) -> impl Iterator<Item = (Reason, String)> {
     object.unreadable.iter().filter_map(|Unreadable { part, why, .. }| {
         Some(match part {
             Part::Selectors => {
@@ -314,13 +314,13 @@ fn cause(entry: &str, fate: &Fate, cluster: &Cluster) -> Option<String> {
     })
 }
 
-/// The original's events with the original's texts; `eligible` is the number of eligible nodes in the cluster.
+/// The events of OVN-Kubernetes with its texts; `eligible` is the number of eligible nodes in the cluster.
 pub fn notices(object: &EgressObject, outcome: &Outcome, eligible: usize) -> BTreeSet<Notice> {
     let name = &object.name;
     let mut notices = entry_notices(name, outcome);
-    notices.extend(complaints(object).map(|(reason, message)| Notice { reason: reason.as_str(), message }));
+    notices.extend(spec_problems(object).map(|(reason, message)| Notice { reason: reason.as_str(), message }));
     let items = &outcome.items;
-    // As in the original, whatever the cause; only an entry that is no address is no request.
+    // As in OVN-Kubernetes, whatever the cause; only an invalid entry is no request.
     let is_waiting = |fate: &Fate| {
         !matches!(
             fate,
@@ -348,7 +348,7 @@ pub fn notices(object: &EgressObject, outcome: &Outcome, eligible: usize) -> BTr
     notices
 }
 
-/// One for each entry with a trouble of its own; where they are many, for the first ones, and one for all others.
+/// One event for each entry with its own problem; if there are many, for the first ones, and one for all others.
 fn entry_notices(name: &str, outcome: &Outcome) -> BTreeSet<Notice> {
     let mut by_reason: BTreeMap<&'static str, Vec<Notice>> = BTreeMap::new();
     for notice in outcome.entries.iter().filter_map(|(entry, fate)| entry_notice(name, entry, fate)) {
@@ -425,7 +425,7 @@ mod tests {
         Outcome { entries, items }
     }
 
-    fn said(fates: &[(&str, Fate)]) -> Vec<(bool, &'static str)> {
+    fn published(fates: &[(&str, Fate)]) -> Vec<(bool, &'static str)> {
         let (_, object) = object("a", 1, &[], &[]);
         conditions(&object, &outcome(fates), &[], &Cluster::default())
             .into_iter()
@@ -437,16 +437,16 @@ mod tests {
     fn an_object_is_whole_degraded_or_without_a_node() {
         let here = Fate::Assigned { node: "n1".into() };
         let taken = Fate::Taken { object: "b".into(), node: None };
-        assert_eq!(said(&[("1", here.clone())]), [(true, "Assigned"), (false, "AllAssigned")]);
-        let degraded = said(&[("1", here.clone()), ("2", Fate::NoRoom), ("3", Fate::NoRoom)]);
+        assert_eq!(published(&[("1", here.clone())]), [(true, "Assigned"), (false, "AllAssigned")]);
+        let degraded = published(&[("1", here.clone()), ("2", Fate::NoRoom), ("3", Fate::NoRoom)]);
         assert_eq!(degraded, [(false, "PartiallyAssigned"), (true, "NoRoom")]);
-        let several = said(&[("1", here.clone()), ("2", taken.clone()), ("x", Fate::Invalid)]);
+        let several = published(&[("1", here.clone()), ("2", taken.clone()), ("x", Fate::Invalid)]);
         assert_eq!(several, [(false, "PartiallyAssigned"), (true, "SeveralReasons")]);
-        assert_eq!(said(&[("2", taken)]), [(false, "UnsupportedRequest"), (false, "NothingAssigned")]);
-        assert_eq!(said(&[("2", Fate::NoCapacity)]), [(false, "NoCapacity"), (false, "NothingAssigned")]);
+        assert_eq!(published(&[("2", taken)]), [(false, "UnsupportedRequest"), (false, "NothingAssigned")]);
+        assert_eq!(published(&[("2", Fate::NoCapacity)]), [(false, "NoCapacity"), (false, "NothingAssigned")]);
         let drained = Fate::Drained { node: "n1".into() };
-        assert_eq!(said(&[("2", drained)]), [(false, "NoReadyNode"), (false, "NothingAssigned")]);
-        assert_eq!(said(&[]).first().map(|(status, _)| *status), Some(false), "nothing is listed");
+        assert_eq!(published(&[("2", drained)]), [(false, "NoReadyNode"), (false, "NothingAssigned")]);
+        assert_eq!(published(&[]).first().map(|(status, _)| *status), Some(false), "nothing is listed");
 
         let (_, a) = object("a", 1, &[], &[]);
         let messages = conditions(
@@ -458,11 +458,11 @@ mod tests {
         assert_eq!(messages[1].message, "2: NoRoom; x: InvalidEgressIP");
     }
 
-    /// An address that has a node and is not served, and what becomes of packets that get no address.
+    /// An assigned address that is not served, and what happens to packets that get no address.
     #[test]
     fn it_is_said_what_is_not_served_and_what_becomes_of_packets() {
         let (v4, v6) = ("172.18.0.100", "fd00::100");
-        let said = |listed: &[&str], fates: &[(&str, Fate)], cluster: &Cluster| {
+        let published = |listed: &[&str], fates: &[(&str, Fate)], cluster: &Cluster| {
             let (_, object) = object("a", 1, listed, &[]);
             let [assigned, degraded] =
                 conditions(&object, &outcome(fates), &[], cluster).try_into().expect("two of them");
@@ -470,30 +470,30 @@ mod tests {
         };
         let strict = Cluster::default();
         let why = Unserved::InUse("02:00:00:00:00:09".into());
-        let in_use = said(&[v4], &[(v4, Fate::NotServed { node: "n1".into(), why })], &strict);
+        let in_use = published(&[v4], &[(v4, Fate::NotServed { node: "n1".into(), why })], &strict);
         let message = "172.18.0.100: assigned to node n1, which does not serve it: another host (02:00:00:00:00:09) answers for it; \
                        packets that would leave with it are dropped";
         let in_a_word = "172.18.0.100: AddressInUse on node n1";
         assert_eq!(in_use, ("NotServed", message.into(), true, "AddressInUse", in_a_word.into()));
-        let both = said(&[v4, v6], &[(v4, Fate::Assigned { node: "n1".into() }), (v6, Fate::NoRoom)], &strict);
+        let both = published(&[v4, v6], &[(v4, Fate::Assigned { node: "n1".into() }), (v6, Fate::NoRoom)], &strict);
         assert!(both.1.ends_with("; IPv6 packets of pods that no other object serves are dropped"), "{}", both.1);
         assert!(
-            said(&["172.18.0.300"], &[("172.18.0.300", Fate::Invalid)], &strict)
+            published(&["172.18.0.300"], &[("172.18.0.300", Fate::Invalid)], &strict)
                 .1
                 .ends_with("packets of pods that no other object serves are dropped")
         );
-        // Nobody has the label, nobody is in that network; and what is turned on.
+        // No node has the label, no node is in that network, and which option is on.
         let lenient = Cluster { networks: None, node_address_serves: true };
         let label = "172.18.0.100: no node has the label k8s.ovn.org/egress-assignable; packets of pods that no \
                      other object serves leave with their nodes' addresses";
-        assert_eq!(said(&[v4], &[(v4, Fate::NoNode)], &lenient).1, label);
+        assert_eq!(published(&[v4], &[(v4, Fate::NoNode)], &lenient).1, label);
         let (_, asks_for_a_drop) = object("a", 1, &[v4], &[]);
         let asks_for_a_drop = EgressObject { drop_unassigned: true, ..(*asks_for_a_drop).clone() };
         let dropped = conditions(&asks_for_a_drop, &outcome(&[(v4, Fate::NoNode)]), &[], &lenient);
         assert!(dropped[0].message.ends_with("packets of pods that no other object serves are dropped"), "{dropped:?}");
         let networks = ["172.19.0.0/16", "fd00::/64"].map(|text| text.parse().expect("a literal"));
         let elsewhere =
-            said(&[v4], &[(v4, Fate::NoNode)], &Cluster { networks: Some(networks.into()), ..strict.clone() });
+            published(&[v4], &[(v4, Fate::NoNode)], &Cluster { networks: Some(networks.into()), ..strict.clone() });
         assert!(
             elsewhere.1.contains(
                 "they are in 172.19.0.0/16, fd00::/64; packets of pods that no other object serves are dropped"
@@ -501,10 +501,10 @@ mod tests {
             "{}",
             elsewhere.1
         );
-        let half = said(&[v4, "x"], &[(v4, Fate::NoNode), ("x", Fate::Invalid)], &lenient);
+        let half = published(&[v4, "x"], &[(v4, Fate::NoNode), ("x", Fate::Invalid)], &lenient);
         assert!(half.1.ends_with("packets of pods that no other object serves are dropped"), "{}", half.1);
         assert!(
-            said(&[], &[], &strict)
+            published(&[], &[], &strict)
                 .1
                 .ends_with("packets of pods that no other object serves leave with their nodes' addresses")
         );
@@ -523,7 +523,7 @@ mod tests {
         }
         let notices: Vec<String> = notices(&a, &outcome, 1).into_iter().map(|notice| notice.message).collect();
         assert_eq!(notices.len(), MOST_EVENTS + 2, "{notices:?}");
-        assert!(notices.contains(&"EgressIP: a has 492 more entries of which the same is to be said".to_owned()));
+        assert!(notices.contains(&"EgressIP: a has 492 more entries of which the same is to be published".to_owned()));
         assert!(notices.iter().any(|message| message.contains("500 that it lists beyond are not served")));
     }
 
@@ -537,17 +537,23 @@ mod tests {
         for outcome in [outcome(&fates), outcome(&[&fates[..], &[("1", Fate::Assigned { node: "n".into() })]].concat())]
         {
             for statement in conditions(&a, &outcome, &[], &Cluster::default()) {
-                assert!(statement.message.len() <= MOST_SAID + 32, "{} bytes", statement.message.len());
+                assert!(statement.message.len() <= MOST_MESSAGE_BYTES + 32, "{} bytes", statement.message.len());
             }
             for notice in notices(&a, &outcome, 1) {
                 assert!(notice.message.len() <= 1024, "{} bytes: {notice:?}", notice.message.len());
             }
         }
-        let said = conditions(&a, &outcome(&fates), &[], &Cluster::default());
-        assert!(said[0].message.contains("0xxxxx") && said[0].message.contains("(12001 bytes)"), "{said:?}");
+        let published = conditions(&a, &outcome(&fates), &[], &Cluster::default());
+        assert!(
+            published[0].message.contains("0xxxxx") && published[0].message.contains("(12001 bytes)"),
+            "{published:?}"
+        );
         fates.iter_mut().for_each(|(_, fate)| *fate = taken.clone());
-        let said = conditions(&a, &outcome(&fates), &[], &Cluster::default());
-        assert!(said[0].message.len() <= MOST_SAID + 32 && said[0].message.contains(" more"), "{said:?}");
+        let published = conditions(&a, &outcome(&fates), &[], &Cluster::default());
+        assert!(
+            published[0].message.len() <= MOST_MESSAGE_BYTES + 32 && published[0].message.contains(" more"),
+            "{published:?}"
+        );
     }
 
     #[test]
@@ -555,9 +561,10 @@ mod tests {
         let (_, a) = object("a", 1, &[], &[]);
         let unreadable = Unreadable { part: Part::Selectors, why: "podSelector: x".into(), is_known: true };
         let a = EgressObject { unreadable: vec![unreadable], ..(*a).clone() };
-        let said = conditions(&a, &outcome(&[("1", Fate::Assigned { node: "n1".into() })]), &[], &Cluster::default());
-        assert_eq!((said[0].reason, said[1].reason), ("InvalidSelector", "InvalidSelector"));
-        assert!(!said[0].status && said[1].status);
+        let published =
+            conditions(&a, &outcome(&[("1", Fate::Assigned { node: "n1".into() })]), &[], &Cluster::default());
+        assert_eq!((published[0].reason, published[1].reason), ("InvalidSelector", "InvalidSelector"));
+        assert!(!published[0].status && published[1].status);
     }
 
     #[test]
@@ -593,8 +600,8 @@ mod tests {
         let fates = [("1", Fate::Assigned { node: "n1".into() })];
         let alone = [("n3", 2), ("n4", 1)];
         let (_, object) = object("a", 1, &["1"], &[]);
-        let said = conditions(&object, &outcome(&fates), &alone, &Cluster::default());
-        let [assigned, degraded] = said.try_into().expect("two of them");
+        let published = conditions(&object, &outcome(&fates), &alone, &Cluster::default());
+        let [assigned, degraded] = published.try_into().expect("two of them");
         assert!(assigned.status, "{assigned:?}");
         assert_eq!((degraded.status, degraded.reason), (true, "AgentAway"));
         assert!(

@@ -1,9 +1,9 @@
-//! Others who write `status.items`: recognised, told once, not fought. Pure but for its memory.
+//! Foreign writers of `status.items`: detected, reported once, not fought. Pure, except for its memory.
 //!
-//! There is one writer of the status, the leader. Where what it wrote is replaced by something else, somebody else is at
-//! work: OVN-Kubernetes' own EgressIP, which would also answer for the addresses, or a person. What is valid of theirs
-//! is kept by the assignment as any other; what is not is written anew, but each time later, up to a minute: two
-//! controllers that correct each other at once would move addresses to and fro as fast as the API server lets them.
+//! The leader is the only writer of the status. If another value replaces what it wrote, there is a foreign writer:
+//! OVN-Kubernetes' own EgressIP, which would also answer for the addresses, or a person. The assignment keeps valid
+//! foreign items like any others. Invalid ones are corrected, each time later, up to a minute: two controllers that
+//! correct each other at once would move addresses as fast as the API server permits.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use crate::model::view::{EgressObject, Item};
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
-/// What we wrote, by the object's UID.
+/// What this controller wrote, by the object's UID.
 #[derive(Debug, Default)]
 pub struct ForeignWriters {
     written: BTreeMap<String, Written>,
@@ -23,13 +23,13 @@ pub struct ForeignWriters {
 struct Written {
     version: u64,
     items: Vec<Item>,
-    /// How long the next correction waits, once somebody else has written.
+    /// How long the next correction waits after a foreign write.
     pause: Option<Duration>,
     not_before: Option<Instant>,
 }
 
 impl ForeignWriters {
-    /// The object as the server answered our write.
+    /// The object as the server returned it after our write.
     pub fn wrote(&mut self, answer: &EgressObject) {
         let Some(version) = version(answer) else { return };
         let pause = self.written.get(&answer.uid).and_then(|written| written.pause);
@@ -37,22 +37,22 @@ impl ForeignWriters {
         self.written.insert(answer.uid.clone(), written);
     }
 
-    /// Whether a write of ours was done is not known.
+    /// The result of our write is unknown.
     pub fn forget(&mut self, object: &EgressObject) {
         self.written.remove(&object.uid);
     }
 
-    /// Another leads, or the object is gone: what is found later is theirs by right.
+    /// Another controller leads, or the object is gone: later changes are legitimate.
     pub fn retain(&mut self, alive: impl Fn(&str) -> bool) {
         self.written.retain(|uid, _| alive(uid));
     }
 
-    /// Whether any has been seen.
+    /// Whether any foreign writer was seen.
     pub fn are_seen(&self) -> bool {
         self.written.values().any(|written| written.pause.is_some())
     }
 
-    /// Looks at the object as it is now; true when a stranger is seen for the first time.
+    /// Checks the current object; true when a foreign writer is seen for the first time.
     pub fn look(&mut self, object: &EgressObject, now: Instant) -> bool {
         let Some(written) = self.written.get_mut(&object.uid) else { return false };
         let is_newer = version(object).is_some_and(|version| version > written.version);
@@ -66,7 +66,7 @@ impl ForeignWriters {
         first
     }
 
-    /// May the status be corrected now?
+    /// Whether the status may be corrected now.
     pub fn may_write(&self, object: &EgressObject, now: Instant) -> bool {
         self.written.get(&object.uid).and_then(|written| written.not_before).is_none_or(|then| now >= then)
     }

@@ -1,4 +1,4 @@
-//! status.
+//! What users and operators see: conditions, events, moves, counts and problems.
 
 pub mod conditions;
 pub mod foreign_writers;

@@ -1,8 +1,8 @@
-//! Addresses that move from one node to another: what the object is told of it, and how long a failover takes, from the last
-//! good sign of a node that counts as gone to the status that gives its address to another. Pure. An address may be without a
-//! node in between, while its lease runs out.
+//! Addresses that move between nodes: the events, and the duration of a failover from the last good sign of a gone node
+//! to the status that assigns its address to another. Pure. An address may be without a node in between, while its
+//! lease expires.
 //!
-//! A leader that has not seen the beginning says nothing of the end.
+//! A leader that has not seen the beginning does not report the end.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -20,7 +20,7 @@ pub struct Moves {
 struct Left {
     node: String,
     why: Why,
-    /// When the node was well last, if it counts as gone.
+    /// When the node was last well, if it counts as gone.
     well: Option<Instant>,
 }
 
@@ -32,7 +32,7 @@ pub enum Why {
     NotReady,
     NotLabelled,
     Drained,
-    /// The object has been edited, or others have come or gone.
+    /// The object was edited, or other objects or nodes changed.
     Other,
 }
 
@@ -57,7 +57,7 @@ pub struct Move {
     from: String,
     to: String,
     why: Why,
-    /// Of a failover.
+    /// Only of a failover.
     pub took: Option<Duration>,
 }
 
@@ -77,7 +77,7 @@ impl fmt::Display for Move {
 }
 
 impl Moves {
-    /// An object's status has been written. `why` says it of a node, and when it was well last if it counts as gone.
+    /// Records a written status. `why` gives the reason for a node, and when it was last well if it counts as gone.
     pub fn note(
         &mut self,
         (before, after): (&[Item], &[Item]),
@@ -91,7 +91,7 @@ impl Moves {
         let mut moves = Vec::new();
         for Item { node, egress_ip } in after.iter().filter(|item| !before.contains(item)) {
             let Some(Left { node: from, why, well }) = self.open.remove(egress_ip) else { continue };
-            // Back where it was: it never moved.
+            // Back at the same node: it never moved.
             if from != *node {
                 let took = well.map(|well| now.saturating_duration_since(well));
                 moves.push(Move { address: egress_ip.clone(), from, to: node.clone(), why, took });
@@ -100,7 +100,7 @@ impl Moves {
         moves
     }
 
-    /// The object is gone, or this controller leads no more.
+    /// The object is gone, or this controller no longer leads.
     pub fn forget(&mut self, is_gone: impl Fn(&str) -> bool) {
         self.open.retain(|address, _| !is_gone(address));
     }

@@ -1,19 +1,19 @@
-//! What cannot be read of nodes: one line for each, when it is new. Pure but for its memory.
+//! Unreadable parts of nodes: one line for each, when it is new. Pure, except for its memory.
 //!
-//! Nodes are written often, their kubelets report every few seconds; a broken annotation is no news each time.
+//! Nodes are written every few seconds, and a broken annotation is reported only once.
 
 use std::collections::BTreeMap;
 
 use crate::allocation::Nodes;
 
-/// What was said, by node.
+/// The reported problems, by node.
 #[derive(Debug, Default)]
 pub struct Problems {
     said: BTreeMap<String, Vec<String>>,
 }
 
 impl Problems {
-    /// What is to be said now, with the node that it is about.
+    /// New problems, with their nodes.
     pub fn news<'a>(&mut self, nodes: &'a Nodes) -> Vec<(&'a str, &'a str)> {
         let mut news = Vec::new();
         for (name, node) in nodes.iter().filter(|(_, node)| !node.problems.is_empty()) {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::model::state::{EgressId, SelectedPods};
 
-/// What agents have said last.
+/// The latest reports of agents.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodCounts {
     /// By node.
@@ -16,12 +16,12 @@ pub struct PodCounts {
 }
 
 impl PodCounts {
-    /// The pods that the object serves. `None` while too few nodes have been heard.
+    /// The pods that the object serves. `None` while reports of too many nodes are missing.
     pub fn selected(&self, id: EgressId) -> Option<u32> {
         self.is_complete.then(|| self.pods.values().filter_map(|pods| pods.get(&id)).sum())
     }
 
-    /// Nodes without an agent that have pods of the object, by what was heard last, and how many.
+    /// Nodes without an agent that have pods of the object, by the last report, and how many.
     pub fn left_alone(&self, id: EgressId) -> impl Iterator<Item = (&str, u32)> {
         self.away.iter().filter_map(move |node| Some((node.as_str(), *self.pods.get(node)?.get(&id)?)))
     }

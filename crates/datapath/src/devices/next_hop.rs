@@ -27,7 +27,7 @@ use crate::devices::interfaces::{self, Interface};
 use crate::error::netlink_io;
 use egress_core::model::node::Mac;
 use egress_core::model::view::Node;
-use egress_core::node_health::fitness::Uplink;
+use egress_core::node_health::fitness::UplinkState;
 
 const INTERVAL: Duration = Duration::from_millis(250);
 const MISSES: u32 = 3;
@@ -41,7 +41,7 @@ const NOWHERE: [IpAddr; 2] =
 pub async fn watch_uplink(
     host: &Host,
     own_node: watch::Receiver<Option<Arc<Node>>>,
-    (seen, answered): (watch::Sender<Uplink>, watch::Sender<Option<std::time::Instant>>),
+    (seen, answered): (watch::Sender<UplinkState>, watch::Sender<Option<std::time::Instant>>),
     stop: CancellationToken,
 ) {
     let mut hops = Hops::default();
@@ -52,11 +52,11 @@ pub async fn watch_uplink(
         if !may_host {
             hops = Hops::default();
         }
-        let now = if may_host { hops.look(host, look).await } else { Ok(Uplink::Works) };
+        let now = if may_host { hops.look(host, look).await } else { Ok(UplinkState::Works) };
         let now = now.unwrap_or_else(|error| {
             // What cannot be seen speaks against nothing.
             debug!(%error, "cannot look at the uplink");
-            Uplink::Works
+            UplinkState::Works
         });
         let latest = hops.hops.iter().filter_map(|hop| hop.answered).max();
         answered.send_if_modified(|known| std::mem::replace(known, latest) != latest);
@@ -94,14 +94,14 @@ struct Hop {
 
 impl Hops {
     /// One look, which ends at that time.
-    async fn look(&mut self, host: &Host, end: Instant) -> io::Result<Uplink> {
+    async fn look(&mut self, host: &Host, end: Instant) -> io::Result<UplinkState> {
         let Some(link) = interfaces::link(&host.netlink, &host.uplink).await? else {
             *self = Self::default();
-            return Ok(Uplink::Missing(host.uplink.clone()));
+            return Ok(UplinkState::Missing(host.uplink.clone()));
         };
         if !interfaces::has_carrier(&link) {
             *self = Self::default();
-            return Ok(Uplink::NoCarrier(host.uplink.clone()));
+            return Ok(UplinkState::NoCarrier(host.uplink.clone()));
         }
         let interface = interfaces::from_message(&link);
         if self.looks.is_multiple_of(ROUTES_EVERY) || self.interface != Some(interface) {
@@ -111,7 +111,7 @@ impl Hops {
         futures::future::join_all(self.hops.iter_mut().map(|hop| hop.ask(interface.mac, end))).await;
         let lost: Vec<IpAddr> =
             self.hops.iter().filter(|hop| hop.unanswered >= MISSES).map(|hop| hop.address).collect();
-        Ok(if lost.is_empty() { Uplink::Works } else { Uplink::NextHopLost(lost) })
+        Ok(if lost.is_empty() { UplinkState::Works } else { UplinkState::NextHopLost(lost) })
     }
 
     /// Keeps what is known of those that stay.

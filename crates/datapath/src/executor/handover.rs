@@ -23,7 +23,7 @@ use egress_core::plan::executor::DataplaneError;
 const NOTED_NS: u64 = 500_000_000;
 
 pub fn put(shared: &Shared, state: &mut State, id: EgressId, moving: HandoverState) -> Result<(), DataplaneError> {
-    let HandoverState { course, address, peer } = moving;
+    let HandoverState { stage, address, peer } = moving;
     let owned = entry(state, id, &moving)?;
     let before = state.tables.moving.get(&id.0).map_err(kernel("read map moving"))?;
     // What was handed over before, of the same object: nobody else would end it.
@@ -35,9 +35,9 @@ pub fn put(shared: &Shared, state: &mut State, id: EgressId, moving: HandoverSta
         Some(before) => before.since_ns,
         None => now_ns().map_err(kernel("read the clock"))?.saturating_sub(NOTED_NS),
     };
-    let entry = abi::HandoverEntry::new(id.0, course, since_ns, peer.0.into(), owned);
+    let entry = abi::HandoverEntry::new(id.0, stage, since_ns, peer.0.into(), owned);
     put_entry("handovers", &mut state.tables.moving, &id.0, &entry)?;
-    if course == HandoverStage::Leaving {
+    if stage == HandoverStage::Leaving {
         let given_up = state.undecided(|tables| tables.owned.remove(&id.0));
         given_up.map_err(kernel("remove from map owned"))?;
         // Nor is it announced from here any more. Behind the step: a busy kernel may take its time for a filter.
@@ -49,7 +49,7 @@ pub fn put(shared: &Shared, state: &mut State, id: EgressId, moving: HandoverSta
 
 /// The address as it is owned here, or is to be.
 fn entry(state: &State, id: EgressId, moving: &HandoverState) -> Result<Owned, DataplaneError> {
-    if moving.course == HandoverStage::Leaving {
+    if moving.stage == HandoverStage::Leaving {
         // Whatever has become of the uplink: who cannot send lets go too.
         let owned = state.tables.owned.get(&id.0).map_err(kernel("read map owned"))?;
         if let Some(owned) = owned.filter(|owned| owned.address == moving.address.into()) {

@@ -88,7 +88,7 @@ impl Executor for Dataplane {
             Action::Own(id, address) => own(&self.shared, *id, *address).await,
             Action::CutFlows(..) | Action::CutPodFlows(..) | Action::CutPod(_) => self.cut(vec![action.clone()]).await,
             Action::CutOrphans => walk(&self.shared, cut_orphans).await,
-            Action::PutMoving(_, HandoverState { course: HandoverStage::Arriving, address, .. }) => {
+            Action::PutHandover(_, HandoverState { stage: HandoverStage::Arriving, address, .. }) => {
                 probe_early(&self.shared, *address);
                 egress_supervise::blocking(|| write(&self.shared, action))
             }
@@ -151,8 +151,8 @@ fn write_maps(shared: &Shared, action: &Action) -> Result<(), DataplaneError> {
             disown(shared, &mut shared.state(), *id, *address)?;
             return shared.forget_counts(id.0).map_err(kernel("remove from map eip_counters"));
         }
-        Action::PutMoving(id, moving) => return handover::put(shared, &mut shared.state(), *id, *moving),
-        Action::EndMoving(id, address) => return handover::end(&mut shared.state(), *id, *address),
+        Action::PutHandover(id, moving) => return handover::put(shared, &mut shared.state(), *id, *moving),
+        Action::EndHandover(id, address) => return handover::end(&mut shared.state(), *id, *address),
         _ => {}
     }
     let mut guard = shared.tables();
@@ -163,7 +163,7 @@ fn write_maps(shared: &Shared, action: &Action) -> Result<(), DataplaneError> {
         Action::Own(..) | Action::CutPod(_) | Action::CutFlows(..) | Action::CutPodFlows(..) | Action::CutOrphans => {
             Ok(())
         }
-        Action::SetUnknownPods(_) | Action::Disown(..) | Action::PutMoving(..) | Action::EndMoving(..) => Ok(()),
+        Action::SetUnknownPods(_) | Action::Disown(..) | Action::PutHandover(..) | Action::EndHandover(..) => Ok(()),
         Action::PutNode(address, node) => {
             put("nodes", &mut tables.nodes, &Addr::from(*address), &convert::node_entry(*node))?;
             drop(guard);

@@ -60,7 +60,7 @@ pub fn held(state: &State) -> Result<KernelState, DataplaneError> {
     };
     state.tables.owned.for_each(see).map_err(kernel("read map owned"))?;
     let see = |id: &u32, entry: &abi::HandoverEntry| {
-        held.moving.extend(convert::moving(entry).map(|moving| (EgressId(*id), moving)));
+        held.handovers.extend(convert::moving(entry).map(|moving| (EgressId(*id), moving)));
     };
     state.tables.moving.for_each(see).map_err(kernel("read map moving"))?;
     Ok(held)

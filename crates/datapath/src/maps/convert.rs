@@ -131,10 +131,10 @@ pub fn owned_pair(id: EgressId, address: IpAddr, ifindex: u32, mac: [u8; 6]) -> 
     )
 }
 
-/// `None` for a course that this version does not know.
+/// `None` for a stage that this version does not know.
 pub fn moving(entry: &abi::HandoverEntry) -> Option<HandoverState> {
     let peer = TunnelEndpoint(entry.peer.to_ip());
-    Some(HandoverState { course: entry.stage()?, address: entry.owned.address.to_ip(), peer })
+    Some(HandoverState { stage: entry.stage()?, address: entry.owned.address.to_ip(), peer })
 }
 
 #[cfg(test)]

@@ -101,10 +101,10 @@ impl State {
         self.tables.moving.for_each(|id, entry| all.push((*id, *entry)))?;
         for (id, entry) in all {
             // Of another version: its end comes with the next plan.
-            let Some(course) = entry.stage() else { continue };
+            let Some(stage) = entry.stage() else { continue };
             let (owned, _) = convert::owned_pair(EgressId(id), entry.owned.address.to_ip(), uplink.index, uplink.mac);
             if entry.owned != owned {
-                let entry = HandoverEntry::new(id, course, entry.since_ns, entry.peer, owned);
+                let entry = HandoverEntry::new(id, stage, entry.since_ns, entry.peer, owned);
                 self.tables.moving.put(&id, &entry)?;
             }
         }

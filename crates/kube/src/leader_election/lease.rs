@@ -7,7 +7,7 @@ use kube::api::{Api, ObjectMeta};
 use kube::{Client, Error};
 
 use crate::post_params;
-use egress_core::leader_election::{Record, Step, Timing};
+use egress_core::leader_election::{ElectionStep, Record, Timing};
 
 pub const LEASE_NAME: &str = "egress-agent-leader";
 
@@ -48,7 +48,12 @@ impl LeaderLease {
     }
 
     /// Writes what the step says over what was seen last; `None` when somebody else wrote in the meantime.
-    pub async fn write(&mut self, step: &Step, identity: &str, timing: Timing) -> Result<Option<Record>, Error> {
+    pub async fn write(
+        &mut self,
+        step: &ElectionStep,
+        identity: &str,
+        timing: Timing,
+    ) -> Result<Option<Record>, Error> {
         let now = MicroTime(Timestamp::now());
         let known = self.lease.clone().and_then(|lease| lease.spec).unwrap_or_default();
         let mut spec = LeaseSpec {
@@ -58,9 +63,9 @@ impl LeaderLease {
             ..known
         };
         match step {
-            Step::Wait => return Ok(None),
-            Step::Renew => {}
-            Step::Create { transitions } | Step::TakeOver { transitions } => {
+            ElectionStep::Wait => return Ok(None),
+            ElectionStep::Renew => {}
+            ElectionStep::Create { transitions } | ElectionStep::TakeOver { transitions } => {
                 (spec.acquire_time, spec.lease_transitions) = (Some(now), Some(*transitions));
             }
         }

@@ -14,7 +14,7 @@ use crate::api_outage::ApiOutages;
 use crate::leader_election::gaps::Gaps;
 use crate::leader_election::lease::{LEASE_NAME, LeaderLease};
 use egress_core::leader_election::{
-    Election, FormerLeader, LeaderTerm, Record, SilentHolder, Step, Timing, identity, is_identity,
+    Election, ElectionStep, FormerLeader, LeaderTerm, Record, SilentHolder, Timing, identity, is_identity,
 };
 use egress_supervise::Heartbeat;
 
@@ -233,7 +233,8 @@ pub async fn campaign(
         let is_answered = outcome.is_ok();
         let held = outcome.as_ref().ok().cloned();
         // A Lease that it has released itself will be another's.
-        let is_known = matches!(&outcome, Ok(record) if is_identity(&record.holder)) || election.stands_aside(begun);
+        let is_known =
+            matches!(&outcome, Ok(record) if is_identity(&record.holder)) || election.has_stepped_down(begun);
         match outcome {
             Ok(record) => {
                 outages.works("the Lease");
@@ -248,7 +249,7 @@ pub async fn campaign(
             Err(Failed::Late) => outages.unanswered("the Lease", "a request took too long"),
         }
         let now = Instant::now();
-        let reign = election.reign(now);
+        let reign = election.term(now);
         if led && reign.is_none() {
             warn!("this controller does not lead any more");
         }
@@ -275,9 +276,9 @@ pub async fn campaign(
             (stood_aside, another_led) = (Some(now), false);
             published.ends();
             // For writes that are on their way, as between any two leaders.
-            tokio::time::sleep(election.timing().nobody_leads()).await;
+            tokio::time::sleep(election.timing().leaderless_gap()).await;
             release(&mut lease, &election).await;
-            election.stand_aside(Instant::now());
+            election.step_down(Instant::now());
             continue;
         }
         // A holder counts from the beginning of a renewal, as the Lease does: a slow answer leaves no gap.
@@ -346,7 +347,7 @@ async fn attempt(
     let patience = timing.renew_deadline - timing.retry;
     if election.holds() {
         let asked = Instant::now();
-        if let Some(record) = within(patience, lease.write(&Step::Renew, election.identity(), timing)).await? {
+        if let Some(record) = within(patience, lease.write(&ElectionStep::Renew, election.identity(), timing)).await? {
             election.written(record.clone(), asked, Instant::now());
             return Ok(record);
         }
@@ -356,7 +357,7 @@ async fn attempt(
     let found = read.clone().unwrap_or_default();
     let asked = Instant::now();
     let step = election.step(read, silence, asked);
-    if step == Step::Wait {
+    if step == ElectionStep::Wait {
         return Ok(found);
     }
     match within(patience, lease.write(&step, election.identity(), timing)).await? {

@@ -18,8 +18,7 @@ use crate::metrics::facts::{AgentFacts, Facts, Held, NodeFacts};
 use crate::metrics::life::{self, LIMITS, Limits};
 use crate::metrics::meters::Meters;
 use egress_core::model::state::EgressId;
-use egress_core::node_health::fitness::Ready;
-use egress_core::node_health::fitness::{Obstacle, Uplink};
+use egress_core::node_health::fitness::{Ready, ServingObstacle, UplinkState};
 use egress_core::ownership::lease::{LeaseDemand, LeaseState};
 use egress_datapath::maps::facts::HookFacts;
 use egress_datapath::maps::meter::Meter;
@@ -42,7 +41,7 @@ pub type AskFacts = Arc<dyn Fn(oneshot::Sender<NodeFacts>) -> BoxFuture<'static,
 pub struct AgentSources {
     pub node: AskFacts,
     pub ready: watch::Receiver<Ready>,
-    pub uplink: watch::Receiver<Uplink>,
+    pub uplink: watch::Receiver<UplinkState>,
     pub standing: watch::Receiver<LeaseState>,
     pub stake: watch::Receiver<LeaseDemand>,
     /// Of the reconciler, and of the lease keeper.
@@ -252,9 +251,9 @@ fn asked_of(held: &Held, most: usize) -> Vec<EgressId> {
 
 fn facts_of(running: &AgentSources) -> AgentFacts {
     AgentFacts {
-        serving: Obstacle::of(running.ready.borrow().serving, &running.uplink.borrow()).is_none(),
+        serving: ServingObstacle::of(running.ready.borrow().serving, &running.uplink.borrow()).is_none(),
         // A node without egress IPs is never confirmed, and misses nothing.
-        fenced: matches!(*running.standing.borrow(), LeaseState::Fenced(_)) && running.stake.borrow().wants,
+        fenced: matches!(*running.standing.borrow(), LeaseState::Expired(_)) && running.stake.borrow().wants,
     }
 }
 

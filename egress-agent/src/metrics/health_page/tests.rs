@@ -24,7 +24,7 @@ fn agent() -> Agent {
             async move { node.send(answer).await.is_ok() }.boxed()
         }),
         ready: is_ready,
-        uplink: watch::channel(Uplink::Works).1,
+        uplink: watch::channel(UplinkState::Works).1,
         standing: watch::channel(LeaseState::Holds).1,
         stake: watch::channel(LeaseDemand::default()).1,
         beats: beats.clone(),
@@ -146,8 +146,8 @@ fn a_node_without_egress_ips_is_not_shown_as_fenced() {
         let running = AgentSources {
             node: Arc::new(|_| std::future::ready(false).boxed()),
             ready: watch::channel(Ready::default()).1,
-            uplink: watch::channel(Uplink::Works).1,
-            standing: watch::channel(LeaseState::Fenced(1)).1,
+            uplink: watch::channel(UplinkState::Works).1,
+            standing: watch::channel(LeaseState::Expired(1)).1,
             stake: watch::channel(LeaseDemand { wants, ..LeaseDemand::default() }).1,
             beats: (Heartbeat::default(), Heartbeat::default()),
         };

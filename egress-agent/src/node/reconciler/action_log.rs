@@ -8,16 +8,16 @@ use egress_core::model::state::{Action, HandoverStage, HandoverState, Place, Pol
 pub(super) fn log(action: &Action) {
     match action {
         Action::Disown(id, address) => info!(id = id.0, %address, "this node has given up an egress IP"),
-        Action::PutMoving(id, HandoverState { course: HandoverStage::Leaving, address, peer }) => {
+        Action::PutHandover(id, HandoverState { stage: HandoverStage::Leaving, address, peer }) => {
             info!(id = id.0, %address, to = %peer.0, "an egress IP is handed over: what comes for it is passed on");
         }
-        Action::PutMoving(id, HandoverState { course: HandoverStage::Arriving, address, peer }) => {
+        Action::PutHandover(id, HandoverState { stage: HandoverStage::Arriving, address, peer }) => {
             info!(id = id.0, %address, from = %peer.0, "this node is ready to take an egress IP over");
         }
-        Action::PutMoving(id, HandoverState { course: HandoverStage::Open, address, peer }) => {
+        Action::PutHandover(id, HandoverState { stage: HandoverStage::Open, address, peer }) => {
             info!(id = id.0, %address, from = %peer.0, "this node takes an egress IP over");
         }
-        Action::EndMoving(id, address) => info!(id = id.0, %address, "the hand-over of an egress IP is over"),
+        Action::EndHandover(id, address) => info!(id = id.0, %address, "the hand-over of an egress IP is over"),
         Action::PutPolicy(id, family, policy) => {
             info!(id = id.0, ?family, slots = shown(policy), when_empty = ?policy.when_empty, "policy");
         }

@@ -23,7 +23,7 @@ impl<E: Executor> Reconciler<E> {
         plan: &[Action],
     ) -> Result<Vec<Failed>, DataplaneError> {
         let begins = |action: &Action| {
-            matches!(action, Action::PutMoving(_, HandoverState { course: HandoverStage::Arriving, .. }))
+            matches!(action, Action::PutHandover(_, HandoverState { stage: HandoverStage::Arriving, .. }))
         };
         let claims = plan.iter().any(|action| matches!(action, Action::Own(..)));
         if claims || plan.iter().any(begins) {
@@ -58,7 +58,7 @@ impl<E: Executor> Reconciler<E> {
                     }
                     failed.push((*id, *address, error));
                 }
-                (Err(error), Action::PutMoving(id, moving)) => {
+                (Err(error), Action::PutHandover(id, moving)) => {
                     if error.is_of_entry() {
                         self.note_refusal(action, &error);
                     }
@@ -119,12 +119,12 @@ impl<E: Executor> Reconciler<E> {
         (id, moving): (EgressId, HandoverState),
         error: &DataplaneError,
     ) -> Result<(), DataplaneError> {
-        let HandoverState { course, address, .. } = moving;
+        let HandoverState { stage, address, .. } = moving;
         warn!(id = id.0, %address, %error, "cannot prepare the hand-over of an egress IP: going on without");
         self.unprepared = true;
-        if course == HandoverStage::Leaving {
+        if stage == HandoverStage::Leaving {
             // Half of it may be done.
-            for action in [Action::Disown(id, address), Action::EndMoving(id, address)] {
+            for action in [Action::Disown(id, address), Action::EndHandover(id, address)] {
                 self.act(&action).await?;
                 log(&action);
                 actual.apply(&action);

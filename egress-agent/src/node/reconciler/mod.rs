@@ -53,7 +53,7 @@ use egress_core::model::view::{
 };
 pub use egress_core::node_health::fitness::Ready;
 use egress_core::ownership::holdings::{Barred, withhold};
-use egress_core::ownership::kernel_handovers::moving;
+use egress_core::ownership::kernel_handovers::handovers;
 use egress_core::plan::capacity::{MOST_EGRESS_IPS, MOST_OF_SERVICE, spare_policies};
 use egress_core::plan::compile::Compiler;
 use egress_core::plan::executor::{Claimant, Conflict, DataplaneError, Executor};
@@ -382,7 +382,7 @@ impl<E: Executor> Reconciler<E> {
                     self.ties.wants(!desired.owned.is_empty());
                     barred = self.ties.tenure.barred(&desired.owned, &actual.owned);
                     let mut desired = desired.clone();
-                    desired.moving = moving(&self.ties.tenure, self.compiler.view(), &desired, &actual);
+                    desired.handovers = handovers(&self.ties.tenure, self.compiler.view(), &desired, &actual);
                     spare_policies(&mut desired, &actual);
                     self.refuse_reserved(&mut desired);
                     withhold(&mut desired, &barred.all);
@@ -473,11 +473,11 @@ impl<E: Executor> Reconciler<E> {
 
     /// Leaves out of what is desired what can be no egress IP, whoever has assigned it.
     fn refuse_reserved(&mut self, desired: &mut KernelState) {
-        if desired.owned.is_empty() && desired.moving.is_empty() {
+        if desired.owned.is_empty() && desired.handovers.is_empty() {
             return;
         }
         let table = self.compiler.reservations();
-        desired.moving.retain(|_, moving| !moving.is_taken() || table.of(moving.address).is_none());
+        desired.handovers.retain(|_, moving| !moving.is_taken() || table.of(moving.address).is_none());
         for (id, address) in &desired.owned {
             if let Some(reason) = table.of(*address).cloned() {
                 self.refused.insert(*id, *address);
@@ -523,7 +523,7 @@ impl<E: Executor> Reconciler<E> {
     fn object_of(&self, action: &Action) -> Option<String> {
         let mut objects = self.compiler.view().objects.values();
         let found = match action {
-            Action::PutPod(_, PodState::Selected(id)) | Action::PutPolicy(id, ..) | Action::PutMoving(id, _) => {
+            Action::PutPod(_, PodState::Selected(id)) | Action::PutPolicy(id, ..) | Action::PutHandover(id, _) => {
                 objects.find(|object| object.id == Some(*id))
             }
             Action::PutPrefix(prefix, value) if value.kind == PrefixKind::EgressIp => {

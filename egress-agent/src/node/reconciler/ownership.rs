@@ -124,14 +124,14 @@ impl Coordination {
         Self { asks: Some(asks), ..self }
     }
 
-    pub(super) fn is_fenced(&self) -> bool {
+    pub(super) fn is_lease_expired(&self) -> bool {
         self.fall().is_some()
     }
 
     /// Which time this is, where this node is fenced.
     pub(super) fn fall(&self) -> Option<u64> {
         match *self.standing.borrow() {
-            LeaseState::Fenced(number) => Some(number),
+            LeaseState::Expired(number) => Some(number),
             LeaseState::Holds => None,
         }
     }
@@ -144,16 +144,16 @@ impl Coordination {
 
     /// Whether this node is behind the fence, or was when the kernel was looked at last: it may hold what the fence takes.
     pub(super) fn is_or_was_fenced(&self) -> bool {
-        self.is_fenced() || self.tenure.is_fenced()
+        self.is_lease_expired() || self.tenure.is_lease_expired()
     }
 
     /// Waits until this node is fenced, if it is not now.
     pub(super) fn fenced(&self) -> impl Future<Output = ()> + use<> {
         let mut standing = self.standing.clone();
         async move {
-            let is_down = |standing: &LeaseState| matches!(standing, LeaseState::Fenced(_));
-            let is_fenced = is_down(&standing.borrow_and_update());
-            if is_fenced || standing.wait_for(is_down).await.is_err() {
+            let is_down = |standing: &LeaseState| matches!(standing, LeaseState::Expired(_));
+            let is_lease_expired = is_down(&standing.borrow_and_update());
+            if is_lease_expired || standing.wait_for(is_down).await.is_err() {
                 std::future::pending().await
             }
         }
@@ -180,8 +180,8 @@ impl Coordination {
     /// What of this the kernel must give up now.
     pub(super) fn barred(&mut self, held: &Owned) -> Owned {
         // Not taken for seen: who waits for it plans the whole anew.
-        let fenced = self.is_fenced();
-        self.tenure.set_fenced(fenced, held);
+        let fenced = self.is_lease_expired();
+        self.tenure.set_lease_expired(fenced, held);
         self.tenure.order(&self.orders.borrow());
         if fenced && !held.is_empty() && !self.has_given_up {
             warn!(
@@ -241,7 +241,7 @@ impl Coordination {
     pub(super) fn say(&mut self, view: &ClusterView, actual: &KernelState) {
         let (given, prepared) = (self.given(view, actual), kernel_handovers::prepared(&self.tenure, actual));
         say(&self.ready, Readiness { given, prepared });
-        say(&self.released, self.tenure.released(&actual.owned, &actual.moving));
+        say(&self.released, self.tenure.released(&actual.owned, &actual.handovers));
     }
 
     /// Whom this node has handed over to, as long as the record is open: that does not become untrue where the fence ends the

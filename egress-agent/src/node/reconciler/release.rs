@@ -3,7 +3,7 @@
 use crate::node::reconciler::action_log::log;
 use crate::node::reconciler::{Reconciler, withhold};
 use egress_core::model::state::{Action, KernelState};
-use egress_core::ownership::kernel_handovers::moving;
+use egress_core::ownership::kernel_handovers::handovers;
 use egress_core::plan::executor::{DataplaneError, Executor};
 use egress_core::plan::plan;
 
@@ -27,7 +27,7 @@ impl<E: Executor> Reconciler<E> {
 
     /// Likewise where the cluster is not known yet, and may not be for long: what is seen of the kernel is old then.
     pub(super) async fn let_go_unsynced(&mut self) -> Result<(), DataplaneError> {
-        if self.ties.is_fenced() {
+        if self.ties.is_lease_expired() {
             self.actual = None;
             self.let_go().await?;
         }
@@ -38,7 +38,7 @@ impl<E: Executor> Reconciler<E> {
     fn overtaken(&mut self, actual: &KernelState) -> Vec<Action> {
         let overtaken = self.ties.tenure.overtaken(actual).into_iter();
         let alone = overtaken.filter(|(id, address)| actual.owned.get(id) != Some(address));
-        alone.map(|(id, address)| Action::EndMoving(id, address)).collect()
+        alone.map(|(id, address)| Action::EndHandover(id, address)).collect()
     }
 
     /// What the kernel holds and this node may not goes first, also while it is not known what the node should hold.
@@ -49,7 +49,7 @@ impl<E: Executor> Reconciler<E> {
         self.perform(actual, &overtaken).await?;
         if !barred.is_empty() {
             let mut desired = actual.clone();
-            desired.moving = moving(&self.ties.tenure, self.compiler.view(), actual, actual);
+            desired.handovers = handovers(&self.ties.tenure, self.compiler.view(), actual, actual);
             withhold(&mut desired, &barred);
             let mut plan = plan(actual, &desired);
             // Policies wait for a walk of the maps, where there is one.

@@ -47,7 +47,7 @@ impl<E: Executor> Reconciler<E> {
     fn held(&self, actual: &KernelState) -> Held {
         let (view, nothing) = (self.compiler.view(), KernelState::default());
         let desired = self.compiler.desired().unwrap_or(&nothing);
-        let KernelState { pods, policy, owned, moving, cluster, nodes, .. } = actual;
+        let KernelState { pods, policy, owned, handovers: moving, cluster, nodes, .. } = actual;
         let entries = [
             ("pods", pods.len()),
             ("policy", policy.len()),
@@ -166,16 +166,17 @@ impl<E: Executor> Reconciler<E> {
         // Not known before the node's own networks are.
         let desired = self.compiler.desired().map(|desired| &desired.owned);
         let wanted = desired.into_iter().flatten().map(|(id, _)| id);
-        let ids: BTreeSet<EgressId> = actual.owned.keys().chain(wanted).chain(actual.moving.keys()).copied().collect();
+        let ids: BTreeSet<EgressId> =
+            actual.owned.keys().chain(wanted).chain(actual.handovers.keys()).copied().collect();
         let mut addresses = Vec::new();
         for id in ids {
-            let (owned, moving) = (actual.owned.get(&id), actual.moving.get(&id));
+            let (owned, moving) = (actual.owned.get(&id), actual.handovers.get(&id));
             let wanted = desired.and_then(|desired| desired.get(&id));
             let Some(address) = owned.or(wanted).or(moving.map(|moving| &moving.address)) else { continue };
             let object = names.objects.get(&id.0).cloned();
             let peer = moving.map(|moving| {
                 let TunnelEndpoint(peer) = moving.peer;
-                (moving.course, names.nodes.get(&peer).cloned().unwrap_or_else(|| peer.to_string()))
+                (moving.stage, names.nodes.get(&peer).cloned().unwrap_or_else(|| peer.to_string()))
             });
             let state = match peer {
                 Some((HandoverStage::Leaving, peer)) if owned.is_none() => format!("passed on to {peer}"),
@@ -184,7 +185,7 @@ impl<E: Executor> Reconciler<E> {
                 }
                 _ if owned.is_some() && (desired.is_none() || owned == wanted) => "served".to_owned(),
                 _ if owned.is_some() => "to be given up".to_owned(),
-                _ if self.ties.tenure.is_fenced() => "not served: out of touch".to_owned(),
+                _ if self.ties.tenure.is_lease_expired() => "not served: out of touch".to_owned(),
                 _ if self.refused.contains_key(&id) => "not claimed yet".to_owned(),
                 _ => "not served yet".to_owned(),
             };

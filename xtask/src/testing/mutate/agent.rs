@@ -290,7 +290,7 @@ mutations! { AGENT,
     "deleted-lease-taken-at-once", ELECTION, ["leader_election::"], "two controllers lead after somebody has deleted the Lease":
         "if now < since + self.timing.duration {" => "if now < since {";
     "gap-unseen", ELECTION, ["leader_election::"], "a leader goes on with what it has seen before another led":
-        "if self.reign(now).is_none() {" => "if self.since.is_none() {";
+        "if self.term(now).is_none() {" => "if self.since.is_none() {";
     "leads-without-looking", LEADERSHIP, ["leader_election::"],
         "an agent that did not run for a while writes when another leads":
         ".filter(|reign| Instant::now() < reign.until)" => ".filter(|_| true)";
@@ -398,7 +398,7 @@ mutations! { AGENT,
         "causes.extend(alone.iter().map(|(node, _)| (*node, AGENT_AWAY)));" => "";
     "isolated-leader-leads-on", ELECTION, ["leader_election::"],
         "a leader that hears no other node takes all addresses to its own, and other nodes do not reach it":
-        "if (mine || free) && self.stands_aside(now) {" => "if free && mine && self.stands_aside(now) {";
+        "if (mine || free) && self.has_stepped_down(now) {" => "if free && mine && self.has_stepped_down(now) {";
     "isolation-goes-unnoticed", JUDGE, ["node_health::state::"],
         "a leader whose next hop answers does not know that it hears no other node":
         "(self.look_around(now), self.hears_none(now))" =>

@@ -1,4 +1,4 @@
-//! Nodes that are to have no egress IPs.
+//! Drained nodes.
 
 use super::*;
 use crate::model::node::{Capacity, CloudConfig};
@@ -47,12 +47,12 @@ fn where_all_are_drained_all_stays_and_nothing_comes() {
     let outcomes = assign(&objects, &nodes);
     assert_eq!(
         fate(&outcomes, "b"),
-        &Fate::NotReady { node: "n3".into(), why: Obstacle::NotReady },
+        &Fate::NotReady { node: "n3".into(), why: HostObstacle::NotReady },
         "what comes back by itself is named first"
     );
 }
 
-/// Nobody loses the node that it has, or could have, to what a drained node gives away.
+/// A waiting address takes its node before an address of a drained node does.
 #[test]
 fn what_has_no_node_goes_before_what_a_drained_node_gives_away() {
     let mut nodes = nodes(2);

@@ -144,10 +144,10 @@ fn a_node_that_is_away_or_has_not_said_its_networks_might_host_an_address() {
         (fate(&outcomes, "a").clone(), outcomes["a"].no_eligible_node())
     };
     let away = |why| (Fate::NotReady { node: "n1".into(), why }, false);
-    assert_eq!(fate_with(|node| node.ready = false), away(Obstacle::NotReady));
-    let unsaid = fate_with(|node| (node.primary, node.networks_known) = (Vec::new(), false));
-    assert_eq!(unsaid, away(Obstacle::NetworksUnsaid));
-    assert_eq!(fate_with(|node| (node.ready, node.networks_known) = (false, false)), away(Obstacle::NotReady));
+    assert_eq!(fate_with(|node| node.ready = false), away(HostObstacle::NotReady));
+    let stale_standby = fate_with(|node| (node.primary, node.networks_known) = (Vec::new(), false));
+    assert_eq!(stale_standby, away(HostObstacle::NetworksUnknown));
+    assert_eq!(fate_with(|node| (node.ready, node.networks_known) = (false, false)), away(HostObstacle::NotReady));
     assert_eq!(fate_with(|node| (node.ready, node.assignable) = (false, false)), (Fate::NoNode, true));
 }
 
@@ -175,7 +175,10 @@ fn a_node_that_does_not_answer_is_given_nothing() {
     assert_eq!(assignment.eligible, 1);
     let all = BTreeSet::from(["n1".to_owned(), "n2".to_owned()]);
     let assignment = assign_without(&objects, &nodes, &all);
-    assert_eq!(*fate(&assignment.outcomes, "a"), Fate::NotReady { node: "n1".into(), why: Obstacle::HealthUnsaid });
+    assert_eq!(
+        *fate(&assignment.outcomes, "a"),
+        Fate::NotReady { node: "n1".into(), why: HostObstacle::HealthAddressUnknown }
+    );
     let at: Vec<IpAddr> = vec!["172.18.0.1".parse().expect("a literal")];
     let said = Node { health: Some(at.clone()), ..(*nodes["n1"]).clone() };
     let nodes = Nodes::from([("n1".to_owned(), Arc::new(said))]);
@@ -183,7 +186,7 @@ fn a_node_that_does_not_answer_is_given_nothing() {
         Fate::NotReady { why, .. } => why.clone(),
         other => panic!("{other:?}"),
     };
-    assert_eq!(why, Obstacle::Unhealthy { at });
+    assert_eq!(why, HostObstacle::Unhealthy { at });
     assert_eq!(why.to_string(), "does not answer health checks at 172.18.0.1, or says that it cannot serve");
 }
 
@@ -209,14 +212,14 @@ fn a_node_whose_agent_is_away_keeps_what_it_has_and_gets_nothing_more() {
     assert_eq!((node_of(&outcomes, "a", kept), node_of(&outcomes, "b", new)), (Some("n1"), Some("n2")));
     let outcomes = with(1);
     assert_eq!(node_of(&outcomes, "a", kept), Some("n1"));
-    assert_eq!(*fate(&outcomes, "b"), Fate::NotReady { node: "n1".into(), why: Obstacle::AgentAway });
+    assert_eq!(*fate(&outcomes, "b"), Fate::NotReady { node: "n1".into(), why: HostObstacle::AgentAway });
 }
 
 #[test]
 fn an_address_prefers_its_last_node_among_equals() {
     let nodes = nodes(5);
     for last in nodes.keys() {
-        // It moves between objects: the one that has it in its status does not list it any more.
+        // It moves between objects: the object that has it in its status no longer lists it.
         let before = object("before", 1, &["172.18.0.200"], &[(last, "172.18.0.101")]);
         let objects = Objects::from([before, object("now", 2, &["172.18.0.101"], &[])]);
         let moved = assign(&objects, &nodes);
@@ -327,7 +330,7 @@ fn what_is_on_its_way_stays_so_and_goes_back_only_to_its_last_node() {
 #[test]
 fn what_can_be_no_egress_ip_is_refused_with_its_reason() {
     let (reserved, free) = ("172.18.255.255", "172.18.0.100");
-    // Also where a former leader has assigned it.
+    // Also if a former leader has assigned it.
     for items in [&[][..], &[("n1", reserved)]] {
         let objects = Objects::from([object("a", 1, &[reserved, free], items)]);
         let outcomes = assign(&objects, &nodes(2));

@@ -1,20 +1,20 @@
-//! All nodes that are probed, and which of them are to be treated as gone. Pure: every time is an argument.
+//! All probed nodes, and which of them count as gone. Pure: every time is an argument.
 //!
-//! What one node's [`NodeSigns`] says is not enough:
+//! The [`NodeSigns`] of a node alone are not enough:
 //!
-//! - **Who is cut off?** Where nobody has been heard since a node fell silent, it is not the node that is alone but whoever
-//!   asks. Nothing moves then, unless there is another witness: the next hop of the own node, which has answered since. It
-//!   stands on the road that packets take, not on the CNI's; so it counts only where all that are silent have been reached
-//!   by that road of late. Otherwise nodes that really fail together are found by their condition Ready.
-//! - **Next hop.** Nodes of one network notice within moments of each other that it is gone. So a node that reports it is
-//!   gone only when another of its network still says otherwise a little later.
-//! - **Overlay.** A node that serves and says that it answers questions through the overlay, and does not for twice the
-//!   total timeout in which its agent was there, has lost the road between nodes. It is gone if at least as many nodes have answered by that road just
-//!   now as have not: else it is whoever asks, with some others perhaps, or a firewall everywhere.
-//! - **Somewhere to go.** Where no node of a network serves, nothing moves: no node could take the addresses. A node that is
-//!   drained, or has lost its label and is asked on for a while, is given none.
-//! - **Coming back.** A node that was gone serves for a while before it counts again, longer each time, unless no other is
-//!   left. A node that stays up is forgiven one failure after the other.
+//! - **Isolation.** If no node has been heard since a node fell silent, this controller may be the one that is cut off.
+//!   Nothing moves then, unless the own node's next hop has answered since. It is on the path of packets, not on the
+//!   CNI's, so it counts only if all silent nodes were recently reached by that path. Nodes that fail together are
+//!   otherwise found by their condition Ready.
+//! - **Next hop.** Nodes of one network notice at nearly the same time that it is gone. So a node that reports it is
+//!   gone only if another one of its network still reports otherwise a little later.
+//! - **Overlay.** A serving node that does not answer through the overlay for twice the total timeout while its agent
+//!   is up has lost the path between nodes. It is gone if at least as many nodes answer by that path as do not:
+//!   otherwise the fault is on this controller's side, or a firewall blocks all.
+//! - **Target.** If no node of a network serves, nothing moves: no node could take the addresses. Drained nodes, and
+//!   nodes without the label, are no targets.
+//! - **Recovery.** A node that was gone must serve for a while before it counts again, longer each time, unless no
+//!   other is left. Each failure expires after a while.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -23,57 +23,57 @@ use ipnet::IpNet;
 
 use crate::node_health::liveness::{AgentAnswer, Liveness, NodeSigns, Rules, Signal};
 
-/// How long the others of a network have to report its next hop too: each looks and is asked four times a second.
+/// How long other nodes of a network may take to report its next hop too: each looks and is probed four times a second.
 const TOGETHER: Duration = Duration::from_millis(700);
-/// How often an agent asks its next hops.
+/// How often an agent probes its next hops.
 const NEXT_HOP_LOOK: Duration = Duration::from_millis(250);
-/// How long a node that was gone once must serve before it counts again; twice as long each further time.
+/// How long a recovered node must serve before it counts again; doubled with each failure.
 const FIRST_HOLD_DOWN: Duration = Duration::from_secs(2);
 const LONGEST_HOLD_DOWN: Duration = Duration::from_secs(300);
-/// After so long without a failure one is forgiven.
+/// A failure expires after this time without another.
 const FORGIVEN_AFTER: Duration = Duration::from_secs(300);
-/// A node that was reached at its own address no longer ago than that, before its last sign, could have been reached there.
+/// A node that was reached at its own address at most that long before its last sign counts as reachable there.
 const DIRECT: Duration = Duration::from_secs(90);
 
-/// What matters of a node here.
+/// Properties of a node that matter here.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Traits {
-    /// The node of the controller. That it answers says nothing of the roads to the others.
+    /// The controller's own node. Its answers say nothing about the paths to others.
     pub own: bool,
-    /// The network of its egress IPs: nodes of one can stand in for each other.
+    /// The network of its egress IPs: nodes of one network can replace each other.
     pub network: Option<IpNet>,
 }
 
-/// How a node is treated.
+/// How a node counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Treated {
     AsReachable,
-    /// Like gone, since then.
+    /// As gone, since then.
     AsGone,
-    /// Like gone, though it serves: when that ends.
+    /// As gone although it serves, until then.
     UntilProven(Instant),
 }
 
-/// Something about a node that a person wants to know.
+/// A change to be logged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct News {
     pub node: String,
-    pub standing: Liveness,
+    pub liveness: Liveness,
     pub treated: Treated,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeHealthReport {
     pub unreachable: BTreeSet<String>,
-    /// When these were well last.
+    /// When these were last well.
     pub lost: BTreeMap<String, Instant>,
     pub suspects: BTreeSet<String>,
-    /// Those that give no sign, and whose agents answered until then: each has fenced its node itself.
+    /// Nodes without any sign whose agents answered until then: each agent has ended its node's lease.
     pub silent: BTreeSet<String>,
-    /// Those that are not gone, and would not take what is given to them.
+    /// Nodes that are not gone, and would not take new addresses.
     pub absent: BTreeSet<String>,
     pub news: Vec<News>,
-    /// Nobody answers: whoever asks is cut off, or all nodes are gone.
+    /// No node answers: this controller is cut off, or all nodes are gone.
     pub cut_off: bool,
     /// No other node answers, whatever the own node's next hop does.
     pub hears_none: bool,
@@ -82,52 +82,52 @@ pub struct NodeHealthReport {
 #[derive(Debug)]
 struct Member {
     traits: Traits,
-    /// It may be given addresses.
+    /// It may get addresses.
     may_host: bool,
     pulse: NodeSigns,
-    /// When it was reached at its own address last.
+    /// When it was last reached at its own address.
     direct: Option<Instant>,
-    /// It says that it answers through the overlay.
+    /// It reports that it answers through the overlay.
     has_overlay: bool,
-    /// When it did last.
+    /// When it last did.
     echoed: Option<Instant>,
-    /// Since when its agent says without a pause that it serves. It is the agent that answers through the overlay: while it is
-    /// started again nothing is missed.
-    says_since: Option<Instant>,
+    /// Since when its agent has reported without a pause that it serves. The agent answers through the overlay, so
+    /// answers during its restart are not missed.
+    serving_since: Option<Instant>,
     gone: bool,
-    /// When one that is gone was well last.
+    /// When a node that is gone was last well.
     lost: Instant,
-    /// Since when one that is gone serves without interruption.
+    /// Since when a node that is gone serves without interruption.
     serves_since: Option<Instant>,
     failures: u32,
-    /// The latest failure, or when one was forgiven.
+    /// The latest failure, or when one expired.
     calm_since: Instant,
     said: (Liveness, bool, bool),
 }
 
 impl Member {
-    /// Its silence is that of the node's own address too.
+    /// Whether its own address is silent too.
     fn is_direct(&self) -> bool {
         self.direct.is_some_and(|direct| self.pulse.alive() <= direct + DIRECT)
     }
 
-    fn standing(&self, rules: &Rules, now: Instant) -> Liveness {
-        match self.pulse.standing(rules, now) {
+    fn liveness(&self, rules: &Rules, now: Instant) -> Liveness {
+        match self.pulse.liveness(rules, now) {
             Liveness::Answers(AgentAnswer::Serving) if self.has_lost_overlay(rules, now) => {
                 Liveness::Answers(AgentAnswer::OverlayLost)
             }
-            standing => standing,
+            liveness => liveness,
         }
     }
 
-    /// An agent that has just started has as much time as any.
+    /// A new agent gets the usual time.
     fn has_lost_overlay(&self, rules: &Rules, now: Instant) -> bool {
         self.has_missed_echoes(rules.total * 2, now)
     }
 
     fn has_missed_echoes(&self, long: Duration, now: Instant) -> bool {
-        let Some(says_since) = self.says_since else { return false };
-        self.has_overlay && now >= self.echoed.unwrap_or(says_since).max(says_since) + long
+        let Some(serving_since) = self.serving_since else { return false };
+        self.has_overlay && now >= self.echoed.unwrap_or(serving_since).max(serving_since) + long
     }
 
     fn hold_down(&self) -> Duration {
@@ -156,9 +156,9 @@ impl Member {
         }
     }
 
-    /// Of one that is gone: notes whether it serves, and says whether it has for long enough.
-    fn has_proven(&mut self, standing: Liveness, now: Instant) -> bool {
-        if standing != Liveness::Answers(AgentAnswer::Serving) {
+    /// Records whether a node that is gone serves, and returns whether it has for long enough.
+    fn has_proven(&mut self, liveness: Liveness, now: Instant) -> bool {
+        if liveness != Liveness::Answers(AgentAnswer::Serving) {
             self.serves_since = None;
             return false;
         }
@@ -167,15 +167,15 @@ impl Member {
     }
 }
 
-/// Everybody who is probed.
+/// All probed nodes.
 #[derive(Debug)]
 pub struct NodeStates {
     rules: Rules,
     members: BTreeMap<String, Member>,
     cut_off: bool,
-    /// When the next hop of the own node answered last.
+    /// When the own node's next hop last answered.
     next_hop: Option<Instant>,
-    /// Since when not all nodes of a network report its next hop.
+    /// Since when some nodes of a network do not report its next hop.
     next_hops: BTreeMap<Option<IpNet>, Instant>,
 }
 
@@ -184,7 +184,7 @@ impl NodeStates {
         Self { rules, members: BTreeMap::new(), cut_off: false, next_hop: None, next_hops: BTreeMap::new() }
     }
 
-    /// A node that is probed from now on, or has other traits than before.
+    /// Adds a node, or changes its traits.
     pub fn enter(&mut self, node: &str, traits: Traits, now: Instant) {
         if let Some(member) = self.members.get_mut(node) {
             member.traits = traits;
@@ -197,7 +197,7 @@ impl NodeStates {
             direct: None,
             has_overlay: false,
             echoed: None,
-            says_since: None,
+            serving_since: None,
             gone: false,
             lost: now,
             serves_since: None,
@@ -208,7 +208,7 @@ impl NodeStates {
         self.members.insert(node.to_owned(), member);
     }
 
-    /// Whether it may be given addresses.
+    /// Whether it may get addresses.
     pub fn note_host(&mut self, node: &str, may_host: bool) {
         if let Some(member) = self.members.get_mut(node) {
             member.may_host = may_host;
@@ -225,14 +225,14 @@ impl NodeStates {
         }
     }
 
-    /// It was reached at its own address, whatever its management address says.
+    /// It was reached at its own address, whatever its management address does.
     pub fn note_direct(&mut self, node: &str, at: Instant) {
         if let Some(member) = self.members.get_mut(node) {
             member.direct = member.direct.max(Some(at));
         }
     }
 
-    /// Whether it says that it answers through the overlay. One's own node is not asked by that road.
+    /// Whether it reports that it answers through the overlay. The own node is not probed by that path.
     pub fn note_overlay(&mut self, node: &str, answers: bool) {
         if let Some(member) = self.members.get_mut(node) {
             member.has_overlay = answers && !member.traits.own;
@@ -246,13 +246,13 @@ impl NodeStates {
         }
     }
 
-    /// The next hop of the own node has answered.
+    /// The own node's next hop has answered.
     pub fn note_next_hop(&mut self, at: Instant) {
         self.next_hop = self.next_hop.max(Some(at));
     }
 
-    /// What was found while nothing could be decided upon it is old: all nodes have their time again. A node that this
-    /// controller alone could not hear keeps its addresses; one that is lost is found out again after the total timeout.
+    /// Discards findings from a time without decisions: all nodes have their time again. A node that only this
+    /// controller could not hear keeps its addresses; a lost one is detected again after the total timeout.
     pub fn begin_again(&mut self, now: Instant) {
         for member in self.members.values_mut().filter(|member| member.gone) {
             member.pulse = NodeSigns::begin_again(now);
@@ -262,9 +262,9 @@ impl NodeStates {
 
     pub fn judge(&mut self, now: Instant) -> NodeHealthReport {
         for member in self.members.values_mut() {
-            let says = member.pulse.standing(&self.rules, now) == Liveness::Answers(AgentAnswer::Serving)
+            let says = member.pulse.liveness(&self.rules, now) == Liveness::Answers(AgentAnswer::Serving)
                 && !member.pulse.has_paused(&self.rules, now);
-            member.says_since = says.then(|| member.says_since.unwrap_or(now));
+            member.serving_since = says.then(|| member.serving_since.unwrap_or(now));
         }
         let (heard, hears_none) = (self.look_around(now), self.hears_none(now));
         let networks: BTreeSet<_> = self.members.values().map(|member| member.traits.network).collect();
@@ -280,8 +280,8 @@ impl NodeStates {
                 judgement.unreachable.insert(name.clone());
                 judgement.lost.insert(name.clone(), member.lost);
             }
-            let standing = member.standing(&self.rules, now);
-            let is_absent = match standing {
+            let liveness = member.liveness(&self.rules, now);
+            let is_absent = match liveness {
                 Liveness::AgentSilent | Liveness::AgentGone | Liveness::Answers(AgentAnswer::NotServing) => true,
                 Liveness::Silent => !self.cut_off,
                 Liveness::Unknown
@@ -289,13 +289,13 @@ impl NodeStates {
                     false
                 }
             };
-            if standing == Liveness::Silent && !member.pulse.agent_went_first(&self.rules) {
+            if liveness == Liveness::Silent && !member.pulse.agent_went_first(&self.rules) {
                 judgement.silent.insert(name.clone());
             }
             if is_absent && !member.gone {
                 judgement.absent.insert(name.clone());
             }
-            let saying = (standing, member.gone, member.serves_since.is_some());
+            let saying = (liveness, member.gone, member.serves_since.is_some());
             if std::mem::replace(&mut member.said, saying) == saying {
                 continue;
             }
@@ -304,25 +304,24 @@ impl NodeStates {
                 None if member.gone => Treated::AsGone,
                 None => Treated::AsReachable,
             };
-            judgement.news.push(News { node: name.clone(), standing, treated });
+            judgement.news.push(News { node: name.clone(), liveness, treated });
         }
         judgement
     }
 
-    /// Before any of them counts as gone: then there is nothing to compare any more.
+    /// Before any of them counts as gone, since then there is nothing to compare with.
     fn hears_none(&self, now: Instant) -> bool {
         let others = || self.members.values().filter(|member| !member.traits.own && !member.gone);
         others().count() > 1 && others().all(|member| member.pulse.is_suspect(&self.rules, now))
     }
 
-    /// Whom one hears. When somebody is heard again after nobody was, all have their time anew.
+    /// Which other nodes are heard. When one is heard again after none was, all nodes have their time again.
     fn look_around(&mut self, now: Instant) -> Audience {
         let others = || self.members.values().filter(|member| !member.traits.own && !member.gone);
         let latest = others().map(|member| member.pulse.alive()).max();
         let half = self.rules.total / 2;
-        // One that has fallen silent as well was on the same road.
-        // The agent of this node knows of an answer at the end of the look after which it came, and says so with its next answer to
-        // a probe.
+        // A next hop that has fallen silent as well was on the same path.
+        // This node's agent notes an answer at the end of a look and reports it with its next probe answer.
         let fresh = half.max(NEXT_HOP_LOOK * 2 + self.rules.interval) + self.rules.interval / 2;
         let next_hop = self.next_hop.filter(|hop| now < *hop + fresh && others().all(Member::is_direct));
         let heard = match latest {
@@ -341,8 +340,9 @@ impl NodeStates {
         heard
     }
 
-    /// The smaller part of a cluster is the one that is cut off, and whoever asks may be in it. Those that have been cut off
-    /// together are not found lost in the same moment: who has just missed echoes counts with those that have lost them.
+    /// The smaller part of a cluster is cut off, and this controller may be in it. Nodes that are cut off together are
+    /// not detected at the same moment, so one that has just missed answers counts with those that have lost the
+    /// overlay.
     fn overlay_works(&self, now: Instant) -> bool {
         let total = self.rules.total;
         let echoes = |member: &&Member| member.has_overlay && member.echoed.is_some_and(|echoed| now < echoed + total);
@@ -362,26 +362,26 @@ impl NodeStates {
         let mut members: Vec<(&String, &mut Member, Liveness)> = (self.members.iter_mut())
             .filter(|(_, member)| member.traits.network == network)
             .map(|(name, member)| {
-                let standing = member.standing(&rules, now);
-                (name, member, standing)
+                let liveness = member.liveness(&rules, now);
+                (name, member, liveness)
             })
             .collect();
-        for (_, member, standing) in &mut members {
-            if member.gone && member.has_proven(*standing, now) {
+        for (_, member, liveness) in &mut members {
+            if member.gone && member.has_proven(*liveness, now) {
                 member.take_back(now);
             }
         }
 
         let is_otherwise =
-            |standing: Liveness| matches!(standing, Liveness::Answers(answer) if answer != AgentAnswer::NextHopLost);
-        let next_hop_since = if members.iter().any(|(_, _, standing)| is_otherwise(*standing)) {
+            |liveness: Liveness| matches!(liveness, Liveness::Answers(answer) if answer != AgentAnswer::NextHopLost);
+        let next_hop_since = if members.iter().any(|(_, _, liveness)| is_otherwise(*liveness)) {
             Some(*self.next_hops.entry(network).or_insert(now))
         } else {
             self.next_hops.remove(&network);
             None
         };
         let is_alone = |member: &Member| member.traits.own || heard.since(member.pulse.alive(), &rules);
-        let fails = |member: &Member, standing: Liveness| match standing {
+        let fails = |member: &Member, liveness: Liveness| match liveness {
             Liveness::Silent => is_alone(member),
             Liveness::AgentGone | Liveness::Answers(AgentAnswer::NotServing) => true,
             Liveness::Answers(AgentAnswer::NextHopLost) => {
@@ -393,43 +393,44 @@ impl NodeStates {
         let is_suspect = |member: &Member| {
             member.pulse.is_agent_overdue(&rules, now) || (member.pulse.is_suspect(&rules, now) && is_alone(member))
         };
-        let serves = |member: &Member, standing: Liveness| {
-            standing == Liveness::Answers(AgentAnswer::Serving) && !is_suspect(member)
+        let serves = |member: &Member, liveness: Liveness| {
+            liveness == Liveness::Answers(AgentAnswer::Serving) && !is_suspect(member)
         };
 
-        let takes = |member: &Member, standing: Liveness| member.may_host && !member.gone && serves(member, standing);
-        if !members.iter().any(|(_, member, standing)| takes(member, *standing)) {
-            for (_, member, _) in members.iter_mut().filter(|(_, member, standing)| serves(member, *standing)) {
+        let takes = |member: &Member, liveness: Liveness| member.may_host && !member.gone && serves(member, liveness);
+        if !members.iter().any(|(_, member, liveness)| takes(member, *liveness)) {
+            for (_, member, _) in members.iter_mut().filter(|(_, member, liveness)| serves(member, *liveness)) {
                 member.take_back(now);
             }
         }
-        let somewhere_to_go = members.iter().any(|(_, member, standing)| takes(member, *standing));
-        for (name, member, standing) in members {
-            let may_be_alive = matches!(standing, Liveness::Answers(_));
+        let somewhere_to_go = members.iter().any(|(_, member, liveness)| takes(member, *liveness));
+        for (name, member, liveness) in members {
+            let may_be_alive = matches!(liveness, Liveness::Answers(_));
             if (member.gone && !may_be_alive) || (!member.gone && somewhere_to_go && is_suspect(member)) {
                 suspects.insert(name.clone());
             }
-            if !member.gone && somewhere_to_go && fails(member, standing) {
+            if !member.gone && somewhere_to_go && fails(member, liveness) {
                 member.declare(now);
             }
         }
     }
 }
 
-/// Whom one hears of the other nodes that do not count as gone.
+/// Which other nodes that do not count as gone are heard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Audience {
     Nobody,
     /// There is at most one.
     NothingToCompare,
-    /// Somebody, last then.
+    /// Some node, last at this time.
     Some(Instant),
-    /// None of them, but the next hop of the own node, last then.
+    /// No node, but the own node's next hop, last at this time.
     NextHop(Instant),
 }
 
 impl Audience {
-    /// Was anybody heard after a node whose latest sign is this old? Those that answer take turns within one interval.
+    /// Whether another node was heard after one whose latest sign is this old. Nodes answer in turn within one
+    /// interval.
     fn since(self, alive: Instant, rules: &Rules) -> bool {
         match self {
             Self::Nobody => false,

@@ -1,17 +1,16 @@
-//! When an address that changes its node may be given to the new one. Pure, but for what it remembers of time.
+//! When an address that changes its node may go to the new one. Pure, except for the times that it remembers.
 //!
-//! The assignment says where addresses should be. Here is seen to it that no address ever has two holders: whatever takes
-//! it from a node, a failure, an edit, a deletion or a move between objects, the node that had it has let go before
-//! another gets it. It has when it says so, or when its lease on the address has run out: a node that has not been in
-//! touch for that long serves no egress IP.
+//! The assignment says where addresses should be; the planner ensures that no address ever has two holders. Whatever
+//! takes an address from a node (a failure, an edit, a deletion, a move between objects), the old node releases it
+//! before another gets it: by an acknowledgement, or by the expiry of its lease.
 //!
-//! Until then the address stands in a record, which outlives the leader, and where somebody is to have it again the status
-//! goes on to show the old node, which goes on to serve: the record is what tells it to let go. A pass of [`HandoverPlanner::plan`]
-//! is one round of writes, in this order: records, then items, then records that are to be forgotten. A leader that fails
-//! in between leaves more records than needed, never fewer; whoever follows goes on from them.
+//! Until then the address is in a record, which outlives the leader. The status keeps showing the old node, which keeps
+//! serving until it sees the record. One pass of [`HandoverPlanner::plan`] is one round of writes in this order:
+//! records, items, removals of records. A leader that fails in between leaves more records than needed, never fewer,
+//! and the next leader continues from them.
 //!
-//! Time is this leader's own, monotonic. A record has none: a new leader counts from its first look. When leases run out
-//! is worked out in [`crate::ownership::suspicion`].
+//! Time is this leader's own, monotonic. Records have none: a new leader counts from its first look.
+//! [`crate::ownership::suspicion`] computes when leases expire.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -22,36 +21,36 @@ pub use crate::model::ledger::{HandOver, Records};
 use crate::model::view::{Item, parse_egress_ip};
 use crate::selection::by_rank;
 
-/// So many hand-overs are open at once that the ledger stays far below what an API server takes, a mebibyte, with the
-/// longest names. The others wait.
+/// Hand-overs open at once: with the longest names the ledger stays far below the API server's limit, a mebibyte. The
+/// others wait.
 pub const MOST_OPEN: usize = 1_000;
 
-/// What is known of letting go.
+/// Evidence of released addresses.
 #[derive(Clone, Copy, Debug)]
 pub struct Evidence<'a> {
-    /// The addresses that nodes say they have let go of, with the number of the hand-over.
+    /// Addresses that nodes acknowledge as released, with the numbers of the hand-overs.
     pub released: &'a BTreeSet<(IpAddr, u64)>,
-    /// The nodes that these say they have handed them over to, or nobody; they may not have said it yet.
+    /// The nodes that have received these, or `None`; it may not be known yet.
     pub given: &'a BTreeMap<(IpAddr, u64), Option<String>>,
-    /// The nodes that say they are ready for them. The old node hands over to one of these, and says so then.
+    /// The nodes that are ready for them. The old node hands over to one of these, and acknowledges which.
     pub prepared: &'a BTreeMap<(IpAddr, u64), BTreeSet<String>>,
-    /// When all that a node holds has run out. Of one that is not listed it does not.
+    /// When everything that a node holds has expired. The leases of other nodes do not expire.
     pub ends: &'a BTreeMap<String, Instant>,
-    /// Who held the addresses of objects that are gone: no status says it any more.
+    /// The holders of addresses of deleted objects, which no status shows any more.
     pub departed: &'a BTreeMap<IpAddr, String>,
 }
 
 /// A change of the records.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Step {
-    /// Begins, or has another new node. Before items are written.
+pub enum RecordChange {
+    /// Begins a hand-over, or changes its new node. Written before items.
     Record(IpAddr, HandOver),
-    /// Is done, or is called off. After items are written.
+    /// The hand-over is done or cancelled. Written after items.
     Forget(IpAddr),
 }
 
-impl Step {
-    /// It begins a hand-over of an address that has none.
+impl RecordChange {
+    /// Whether it begins a hand-over of an address that has none.
     pub fn is_new_to(&self, records: &Records) -> bool {
         matches!(self, Self::Record(address, _) if !records.open.contains_key(address))
     }
@@ -60,12 +59,12 @@ impl Step {
 /// One round of writes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
-    pub steps: Vec<Step>,
-    /// What the status of an object may say now, where that is not what it says.
+    pub steps: Vec<RecordChange>,
+    /// The items that the status of an object may have now, where they differ.
     pub items: BTreeMap<String, Vec<Item>>,
-    /// The nodes that have not let go yet of what should be elsewhere.
+    /// The nodes that have not released yet what should be elsewhere.
     pub holders: BTreeMap<IpAddr, String>,
-    /// When the next lease runs out, if nothing else happens.
+    /// When the next lease expires, without another change.
     pub look_again: Option<Instant>,
 }
 
@@ -76,38 +75,38 @@ pub struct HandoverPlanner {
     linger: Duration,
 }
 
-/// How it goes on with an address.
-enum Course {
-    /// Nobody else holds it.
+/// The next step for an address.
+enum Progress {
+    /// No other node holds it.
     Clear,
-    /// Its hand-over is called off, or nobody wants it any more.
+    /// Its hand-over is cancelled, or no object wants the address any more.
     Forget,
     /// The hand-over with this number is done.
     Done(u64),
-    /// That node is to let go of it.
+    /// This node has to release it.
     Begin(String),
-    GoOn(HandOver),
-    /// As it is recorded, whatever is wanted by now.
+    Continue(HandOver),
+    /// As recorded, whichever node is wanted by now.
     Finish(HandOver),
 }
 
 /// What is known of an open hand-over.
-struct Judged<'a> {
+struct OpenHandOver<'a> {
     record: &'a HandOver,
     is_free: bool,
-    /// The old node has said that it has let go, and which node it has handed it over to.
-    said: Option<Option<&'a String>>,
+    /// The node that received the address, if the old node has acknowledged a release.
+    given: Option<Option<&'a String>>,
     prepared: Option<&'a BTreeSet<String>>,
 }
 
-impl Judged<'_> {
-    /// A node that has been handed the address over to, and is not to have it; where the old node has said nothing, one that
-    /// may have been.
+impl OpenHandOver<'_> {
+    /// A node that has received the address and is not wanted. Without an acknowledgement of the old node, one that may
+    /// have received it.
     fn taken_by(&self, target: Option<&str>) -> Option<&String> {
         let is_another = |node: &&String| target != Some(node.as_str());
-        match self.said {
+        match self.given {
             Some(given) => given.filter(is_another),
-            // Of several it is the one that is recorded now.
+            // Of several it is the recorded one.
             None => {
                 let all = || self.prepared.iter().flat_map(|all| all.iter()).filter(is_another);
                 all().find(|node| self.record.to.as_ref() == Some(*node)).or_else(|| all().next())
@@ -116,41 +115,41 @@ impl Judged<'_> {
     }
 }
 
-/// `holders` are the nodes that a status names, the one that serves first.
-fn course(known: Option<&Judged<'_>>, holders: &[&str], target: Option<&str>) -> Course {
+/// `holders` are the nodes in statuses, the serving one first.
+fn progress(known: Option<&OpenHandOver<'_>>, holders: &[&str], target: Option<&str>) -> Progress {
     let is_there = target.is_some_and(|target| holders.contains(&target));
-    let Some(judged) = known else {
+    let Some(open) = known else {
         let holder = holders.first().filter(|_| !is_there);
-        return holder.map_or(Course::Clear, |holder| Course::Begin((*holder).to_owned()));
+        return holder.map_or(Progress::Clear, |holder| Progress::Begin((*holder).to_owned()));
     };
-    let Judged { record, is_free, .. } = judged;
-    // Only the node of the record was ever given it: what else stands in a status is a stranger's word.
+    let OpenHandOver { record, is_free, .. } = open;
+    // Only the recorded new node can have received it. Other nodes in a status are written by foreign writers.
     let given = record.to.as_ref().filter(|to| **to != record.from && holders.contains(&to.as_str()));
     match given {
-        Some(_) if is_there => Course::Done(record.number),
-        Some(holder) => Course::Begin(holder.clone()),
-        // A node that was to have it, and is not any more, goes on with what has been passed on to it until it hears of that:
-        // it lets go first, of whoever is to have it now, the old node too. Where that one has not said yet who has it, it is
-        // about to hand over to the node that is ready, and there is nothing to be called off any more.
-        None => match judged.taken_by(target) {
-            Some(heir) if *is_free => Course::Begin(heir.clone()),
-            Some(heir) if record.to.as_ref() == Some(heir) => Course::Finish((*record).clone()),
-            _ if target == Some(record.from.as_str()) => Course::Forget,
-            _ if target.is_none() && *is_free => Course::Forget,
-            _ => Course::GoOn((*record).clone()),
+        Some(_) if is_there => Progress::Done(record.number),
+        Some(holder) => Progress::Begin(holder.clone()),
+        // A node that was the new one and no longer is continues with forwarded packets until it sees the change, so it
+        // releases the address first, before any other node gets it, even the old one. If the old node has not yet
+        // named the new owner, it is about to hand over to the node that is ready, and it is too late to cancel.
+        None => match open.taken_by(target) {
+            Some(new_owner) if *is_free => Progress::Begin(new_owner.clone()),
+            Some(new_owner) if record.to.as_ref() == Some(new_owner) => Progress::Finish((*record).clone()),
+            _ if target == Some(record.from.as_str()) => Progress::Forget,
+            _ if target.is_none() && *is_free => Progress::Forget,
+            _ => Progress::Continue((*record).clone()),
         },
     }
 }
 
 impl Evidence<'_> {
-    /// The old node's own word about whom it has handed the address over to.
-    fn said(&self, address: IpAddr, record: &HandOver) -> Option<Option<&String>> {
+    /// The old node's own acknowledgement of the node that received the address.
+    fn new_owner(&self, address: IpAddr, record: &HandOver) -> Option<Option<&String>> {
         self.given.get(&(address, record.number)).map(Option::as_ref)
     }
 }
 
 impl HandoverPlanner {
-    /// Leaves the records of what is done for a while: the new node is to see them beside its status.
+    /// Keeps finished records for a while: the new node should see them beside its status.
     pub fn lingering(linger: Duration) -> Self {
         Self { linger, ..Self::default() }
     }
@@ -164,7 +163,7 @@ impl HandoverPlanner {
         now: Instant,
     ) -> Plan {
         let mut concerned = concerned(objects, wanted, records);
-        // Recorded though nobody may want them yet: whoever wants one later, and whoever leads then, is to know who had it.
+        // Recorded even if no object wants them yet: a later object, and a later leader, must know the holder.
         concerned.extend(evidence.departed.keys());
         let (mut holders, targets) = (holders(objects, &concerned), targets(wanted, &concerned));
         for (address, node) in evidence.departed {
@@ -176,45 +175,45 @@ impl HandoverPlanner {
             let holders = holders.get(&address).map(Vec::as_slice).unwrap_or_default();
             let target = targets.get(&address).copied();
             let known = records.open.get(&address);
-            let judged = known.map(|record| Judged {
+            let open = known.map(|record| OpenHandOver {
                 record,
                 is_free: is_free_of(address, record, evidence, now),
-                said: evidence.said(address, record),
+                given: evidence.new_owner(address, record),
                 prepared: evidence.prepared.get(&(address, record.number)),
             });
-            // Who stands in the status already would take it for given, before it is let go of.
-            let is_free = judged.as_ref().is_some_and(|judged| judged.is_free);
+            // A node that is already in the status would use the address before it is released.
+            let is_free = open.as_ref().is_some_and(|open| open.is_free);
             let to = target.map(str::to_owned);
             let waits = target.filter(|target| holders.contains(target));
-            let record = match course(judged.as_ref(), holders, target) {
-                Course::Clear => continue,
-                Course::Forget => {
-                    plan.steps.push(Step::Forget(address));
+            let record = match progress(open.as_ref(), holders, target) {
+                Progress::Clear => continue,
+                Progress::Forget => {
+                    plan.steps.push(RecordChange::Forget(address));
                     continue;
                 }
-                Course::Done(number) => {
+                Progress::Done(number) => {
                     let end = *self.done.entry(number).or_insert(now) + self.linger;
                     if now >= end {
-                        plan.steps.push(Step::Forget(address));
+                        plan.steps.push(RecordChange::Forget(address));
                     } else {
                         plan.look_again_at(end);
                     }
                     continue;
                 }
-                Course::Begin(from) if known.is_none() && room == 0 => {
+                Progress::Begin(from) if known.is_none() && room == 0 => {
                     plan.holders.insert(address, from);
                     continue;
                 }
-                Course::Begin(from) => {
+                Progress::Begin(from) => {
                     room -= usize::from(known.is_none());
                     last += 1;
                     HandOver { number: last, from, to: to.filter(|_| waits.is_none()) }
                 }
-                Course::GoOn(record) => HandOver { to: to.filter(|_| is_free || waits.is_none()), ..record },
-                Course::Finish(record) => record,
+                Progress::Continue(record) => HandOver { to: to.filter(|_| is_free || waits.is_none()), ..record },
+                Progress::Finish(record) => record,
             };
             if known != Some(&record) {
-                plan.steps.push(Step::Record(address, record.clone()));
+                plan.steps.push(RecordChange::Record(address, record.clone()));
             }
             if !is_free_of(address, &record, evidence, now) {
                 if let Some(end) = evidence.ends.get(&record.from) {
@@ -224,14 +223,14 @@ impl HandoverPlanner {
             }
         }
         plan.items = items(objects, wanted, &plan.holders);
-        plan.steps.sort_by_key(|step| matches!(step, Step::Forget(_)));
+        plan.steps.sort_by_key(|step| matches!(step, RecordChange::Forget(_)));
         let open: BTreeSet<u64> = records.open.values().map(|record| record.number).collect();
         self.done.retain(|number, _| open.contains(number));
         plan
     }
 }
 
-/// The old node has said that it has given the address up, or its lease has run out.
+/// Whether the old node has released the address, or its lease has expired.
 fn is_free_of(address: IpAddr, record: &HandOver, evidence: &Evidence<'_>, now: Instant) -> bool {
     let has_run_out = evidence.ends.get(&record.from).is_some_and(|end| now >= *end);
     has_run_out || evidence.released.contains(&(address, record.number))
@@ -243,7 +242,7 @@ impl Plan {
     }
 }
 
-/// The addresses of which something changes: all others are where they should be.
+/// The addresses with a pending change: all others are where they should be.
 fn concerned(objects: &Objects, wanted: &Assignment, records: &Records) -> BTreeSet<IpAddr> {
     let mut concerned: BTreeSet<IpAddr> = records.open.keys().copied().collect();
     for (object, outcome) in wanted.beside(objects).filter(|(object, outcome)| object.items != outcome.items) {
@@ -253,7 +252,7 @@ fn concerned(objects: &Objects, wanted: &Assignment, records: &Records) -> BTree
     concerned
 }
 
-/// The nodes that a status names for an address, those of older objects first: the first is who serves it.
+/// The nodes that statuses name for an address, those of older objects first: the first one serves it.
 fn holders<'a>(objects: &'a Objects, concerned: &BTreeSet<IpAddr>) -> BTreeMap<IpAddr, Vec<&'a str>> {
     let mut holders: BTreeMap<IpAddr, Vec<&str>> = BTreeMap::new();
     let is_concerned = |item: &Item| parse_egress_ip(&item.egress_ip).filter(|address| concerned.contains(address));
@@ -271,13 +270,13 @@ fn targets<'a>(wanted: &'a Assignment, concerned: &BTreeSet<IpAddr>) -> BTreeMap
     items.filter(|(address, _)| concerned.contains(address)).collect()
 }
 
-/// What is wanted, but of addresses that another node holds: the old item, where it stands in the object's status.
+/// The wanted items. If another node holds the address, the old item stays, if the object's status has it.
 fn items(objects: &Objects, wanted: &Assignment, holders: &BTreeMap<IpAddr, String>) -> BTreeMap<String, Vec<Item>> {
     let held = |item: &Item| parse_egress_ip(&item.egress_ip).and_then(|address| holders.get(&address));
     let mut all = BTreeMap::new();
     for (object, outcome) in wanted.beside(objects) {
         let shown = object.items.as_slice();
-        // What stands there already may have been put there by a stranger.
+        // A foreign writer may have put the current item there.
         if *shown == *outcome.items && (holders.is_empty() || outcome.items.iter().all(|item| held(item).is_none())) {
             continue;
         }
@@ -292,7 +291,7 @@ fn items(objects: &Objects, wanted: &Assignment, holders: &BTreeMap<IpAddr, Stri
                 new.push(item.clone());
             }
         }
-        // A node that one of the object's addresses has not left yet waits for the next.
+        // A node that still has one of the object's addresses cannot get the next.
         new.retain(|item| items.iter().all(|stays| stays.node != item.node));
         items.extend(new);
         if *items != *shown {

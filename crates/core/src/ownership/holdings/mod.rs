@@ -1,16 +1,16 @@
-//! Which addresses this node may hold of those that a status gives it. Pure.
+//! Which of the addresses that a status assigns to this node it may hold. Pure.
 //!
-//! The status says who serves an address, and it comes by another watch than the [`Ledger`] and than what the fence says
-//! (`crate::ownership::lease`); nothing orders them. So the status alone is believed only by a node that has nothing to unlearn:
+//! Status, [`Ledger`] and lease (`crate::ownership::lease`) arrive by different ways without an order. So the status
+//! alone suffices only for a node that cannot have outdated knowledge:
 //!
-//! - While a hand-over of an address is open nobody but its new node may hold it.
-//! - Behind the fence, out of touch for as long as the lease lasts, this node holds nothing.
-//! - What it has given up in one of these ways it takes up again only when ledger and object have been read anew since: what
-//!   it knows of them may be from before. The same is true of whatever is new to a node that has been behind the
-//!   fence, whose watches may still tell it of the time before.
+//! - While a hand-over of an address is open, only its new node may hold it.
+//! - With an expired lease, this node holds nothing.
+//! - An address that it has given up for one of these reasons is taken up again only after a fresh read of ledger and
+//!   object. The same applies to every new address after the lease has expired once, since watches may still deliver
+//!   older state.
 //!
-//! Where the ledger cannot be heard, the leader's probes tell of single hand-overs ([`Ownership::order`]): to give up is all that
-//! follows from that.
+//! Without the ledger, the leader's probes report single hand-overs ([`Ownership::order`]), which can only take
+//! addresses away.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -29,28 +29,28 @@ type Owned = BTreeMap<EgressId, IpAddr>;
 pub struct Ownership {
     node: String,
     ledger: Arc<Ledger>,
-    /// Hand-overs from this node that the ledger has not told of yet.
+    /// Hand-overs from this node that the ledger has not shown yet.
     orders: Acknowledgements,
-    fenced: bool,
-    /// For good: there is no time from which a watch is known to have told all of what was before. It costs two reads for
-    /// each address that comes later.
-    was_fenced: bool,
-    /// The last number that the ledger had when the fence ended what was taken by hand-overs. Those up to it begin nothing
-    /// anew: a node that has nothing may be behind the fence at any time, and what it hears of then is new.
+    lease_expired: bool,
+    /// Never reset: no time is known from which a watch has delivered everything older. It costs two reads for each
+    /// later address.
+    has_expired_before: bool,
+    /// The ledger's last number when the lease expired while addresses were being taken over. Those hand-overs do not
+    /// start again: the lease of a node without addresses may expire at any time, and later numbers are new.
     outlived: u64,
-    /// On their way from here, and held until their new node is ready.
+    /// Addresses being handed over from here, held until their new node is ready.
     waiting: BTreeSet<IpAddr>,
-    /// Given up, and not read anew since.
+    /// Given up, without a fresh read since.
     given_up: BTreeSet<IpAddr>,
-    /// Read anew just now.
+    /// Just read.
     confirmed: BTreeSet<IpAddr>,
 }
 
-/// What this node may not hold, of what it is to hold.
+/// Desired addresses that this node may not hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Barred {
     pub all: Owned,
-    /// Those of them that only wait until ledger and object have been read again.
+    /// Those of them that only wait for a fresh read of ledger and object.
     pub doubtful: Owned,
 }
 
@@ -60,8 +60,8 @@ impl Ownership {
             node,
             ledger: Arc::default(),
             orders: Acknowledgements::new(),
-            fenced: false,
-            was_fenced: false,
+            lease_expired: false,
+            has_expired_before: false,
             outlived: 0,
             waiting: BTreeSet::new(),
             given_up: BTreeSet::new(),
@@ -79,7 +79,7 @@ impl Ownership {
         self.give_up(&leaving);
     }
 
-    /// Hand-overs from this node that it has heard of by another way than the ledger: all that there are.
+    /// All hand-overs from this node that probes report.
     pub fn order(&mut self, orders: &Acknowledgements) {
         if self.orders != *orders {
             self.orders.clone_from(orders);
@@ -89,21 +89,21 @@ impl Ownership {
 
     fn give_up(&mut self, leaving: &Acknowledgements) {
         self.given_up.extend(leaving.keys());
-        // What was read anew before is old.
+        // Older reads are outdated.
         self.confirmed.retain(|address| !leaving.contains_key(address));
     }
 
-    /// Whether this node is behind the fence; `held` is what the kernel holds.
-    pub fn set_fenced(&mut self, fenced: bool, held: &Owned) {
-        self.fenced = fenced;
-        if fenced {
-            self.was_fenced = true;
+    /// Whether the lease has expired; `held` is what the kernel holds.
+    pub fn set_lease_expired(&mut self, lease_expired: bool, held: &Owned) {
+        self.lease_expired = lease_expired;
+        if lease_expired {
+            self.has_expired_before = true;
             self.confirmed.clear();
             self.given_up.extend(held.values());
         }
     }
 
-    /// The hand-overs from here whose new node is not ready yet. These addresses are held on.
+    /// The hand-overs from here whose new node is not ready yet. These addresses stay held.
     pub fn set_waiting(&mut self, waiting: BTreeSet<IpAddr>) {
         self.waiting = waiting;
     }
@@ -112,42 +112,42 @@ impl Ownership {
         &self.ledger
     }
 
-    pub fn is_fenced(&self) -> bool {
-        self.fenced
+    pub fn is_lease_expired(&self) -> bool {
+        self.lease_expired
     }
 
-    /// Whether this node may go on with the hand-over of this number that gives it the address.
+    /// Whether this node may continue the hand-over of this number to it.
     pub fn may_take(&self, address: &IpAddr, number: u64) -> bool {
-        // What it was told by another way is newer than the ledger that it knows.
+        // Requests by probes are newer than the known ledger.
         let is_ordered_away = self.orders.get(address).is_some_and(|order| *order > number);
-        !self.fenced && !is_ordered_away && number > self.outlived
+        !self.lease_expired && !is_ordered_away && number > self.outlived
     }
 
-    /// What of this, which the node takes by hand-overs, it may take no more.
+    /// Addresses that this node is taking over and may not take any more.
     pub fn overtaken(&mut self, actual: &KernelState) -> Owned {
         let may_take = |address: &IpAddr| {
             let record = self.ledger.records.open.get(address);
-            record.map_or(!self.fenced && !self.orders.contains_key(address), |record| {
+            record.map_or(!self.lease_expired && !self.orders.contains_key(address), |record| {
                 record.to.as_ref() == Some(&self.node) && self.may_take(address, record.number)
             })
         };
-        let taken = actual.moving.iter().filter(|(_, moving)| moving.is_taken() && !may_take(&moving.address));
-        let overtaken: Owned = taken.map(|(id, moving)| (*id, moving.address)).collect();
-        if self.fenced && !overtaken.is_empty() {
+        let taken = actual.handovers.iter().filter(|(_, handover)| handover.is_taken() && !may_take(&handover.address));
+        let overtaken: Owned = taken.map(|(id, handover)| (*id, handover.address)).collect();
+        if self.lease_expired && !overtaken.is_empty() {
             self.outlived = self.ledger.records.last;
         }
         overtaken
     }
 
-    /// What of this must not be held, where the kernel holds these.
+    /// Desired addresses that must not be held, given those that the kernel holds.
     pub fn barred(&self, owned: &Owned, held: &Owned) -> Barred {
         let mut barred = Barred::default();
         for (id, address) in owned {
             let is_new = held.get(id) != Some(address);
             let waits = self.waiting.contains(address) && !is_new;
             let is_anothers = !waits && !self.ledger.lets_hold(&self.node, address);
-            let is_doubtful = (!waits && self.given_up.contains(address)) || (self.was_fenced && is_new);
-            if self.fenced || is_anothers {
+            let is_doubtful = (!waits && self.given_up.contains(address)) || (self.has_expired_before && is_new);
+            if self.lease_expired || is_anothers {
                 barred.all.insert(*id, *address);
             } else if is_doubtful && !self.confirmed.contains(address) {
                 barred.all.insert(*id, *address);
@@ -157,12 +157,12 @@ impl Ownership {
         barred
     }
 
-    /// These were read anew just now, and they are this node's.
+    /// Records that a fresh read confirms these addresses.
     pub fn confirm(&mut self, addresses: &BTreeSet<IpAddr>) {
         self.confirmed.extend(addresses);
     }
 
-    /// The kernel has been brought to what is desired, or as near as could be. What was read anew is old from now on.
+    /// The kernel has reached the desired state, or as near as possible. Earlier reads are outdated from now on.
     pub fn settle(&mut self, held: &Owned) {
         for address in std::mem::take(&mut self.confirmed) {
             if held.values().any(|other| *other == address) {
@@ -171,32 +171,32 @@ impl Ownership {
         }
     }
 
-    /// The open hand-overs to this node, from nodes that have given the address up, or whose leases have run out.
+    /// The open hand-overs to this node, from nodes that have released the address, or whose leases have expired.
     pub fn arriving(&self) -> impl Iterator<Item = (&IpAddr, &HandOver)> {
         let records = self.ledger.records.open.iter();
         records.filter(|(_, record)| record.to.as_ref() == Some(&self.node) && record.from != self.node)
     }
 
-    /// This node's word for each open hand-over from it: the kernel holds the address no more, nor takes it by another.
-    pub fn released(&self, held: &Owned, moving: &BTreeMap<EgressId, HandoverState>) -> Acknowledgements {
+    /// This node's acknowledgements of open hand-overs from it: the kernel neither holds the address nor takes it over.
+    pub fn released(&self, held: &Owned, handovers: &BTreeMap<EgressId, HandoverState>) -> Acknowledgements {
         let mut words = self.orders.clone();
         words.extend(self.ledger.leaving(&self.node));
-        let taken = moving.values().filter(|moving| moving.is_taken()).map(|moving| moving.address);
+        let taken = handovers.values().filter(|handover| handover.is_taken()).map(|handover| handover.address);
         let all: BTreeSet<IpAddr> = held.values().copied().chain(taken).collect();
         words.retain(|address, _| !all.contains(address));
         words
     }
 }
 
-/// The state without these: not owned here, and waited for by their flows. Those that are being handed over go on by the
-/// other node, which has them or passes them on.
+/// Removes these addresses from the state: not owned here, and pending for their flows. Those in a hand-over continue
+/// on the other node, which has them or forwards their packets.
 pub fn withhold(state: &mut KernelState, barred: &Owned) {
     for (id, address) in barred {
         if state.owned.get(id) != Some(address) {
             continue;
         }
         state.owned.remove(id);
-        let other = state.moving.get(id).filter(|moving| moving.address == *address);
+        let other = state.handovers.get(id).filter(|handover| handover.address == *address);
         if let Some(policy) = state.policy.get_mut(&(*id, family_of(*address))) {
             if let Some(HandoverState { peer, .. }) = other {
                 let slots = policy.slots.iter_mut().filter(|slot| slot.place == Place::Here);
@@ -204,7 +204,7 @@ pub fn withhold(state: &mut KernelState, barred: &Owned) {
                 continue;
             }
             policy.slots.retain(|slot| slot.place != Place::Here);
-            // The address is the object's all the same: without it there is none, and not the node's.
+            // The address still belongs to the object: without it the object has none, and not the node's.
             policy.when_empty = WhenEmpty::Drop;
             if policy.slots.len() + policy.pending.len() < MAX_SLOTS {
                 policy.pending.push(*address);

@@ -24,68 +24,68 @@ fn me() -> Ownership {
 
 #[test]
 fn only_the_new_node_may_hold_what_is_on_its_way() {
-    let mut tenure = me();
+    let mut ownership = me();
     let both = owned(&[(1, A), (2, B)]);
-    assert_eq!(tenure.barred(&both, &both), Barred::default());
-    tenure.follow(ledger(&[(A, 3, "me", Some("other"))]));
-    assert_eq!(tenure.barred(&both, &both).all, owned(&[(1, A)]));
-    assert!(tenure.barred(&both, &both).doubtful.is_empty(), "there is nothing to ask");
-    assert!(tenure.released(&both, &BTreeMap::new()).is_empty(), "it is held still");
-    assert_eq!(tenure.released(&owned(&[(2, B)]), &BTreeMap::new()), BTreeMap::from([(ip(A), 3)]));
+    assert_eq!(ownership.barred(&both, &both), Barred::default());
+    ownership.follow(ledger(&[(A, 3, "me", Some("other"))]));
+    assert_eq!(ownership.barred(&both, &both).all, owned(&[(1, A)]));
+    assert!(ownership.barred(&both, &both).doubtful.is_empty(), "there is nothing to ask");
+    assert!(ownership.released(&both, &BTreeMap::new()).is_empty(), "it is held still");
+    assert_eq!(ownership.released(&owned(&[(2, B)]), &BTreeMap::new()), BTreeMap::from([(ip(A), 3)]));
 
-    // A status that is late, or a stranger's.
-    let mut tenure = me();
+    // A late status, or one by a foreign writer.
+    let mut ownership = me();
     for to in [Some("third"), None] {
-        tenure.follow(ledger(&[(A, 3, "other", to)]));
-        assert_eq!(tenure.barred(&both, &Owned::new()).all, owned(&[(1, A)]));
-        assert_eq!(tenure.arriving().count(), 0);
+        ownership.follow(ledger(&[(A, 3, "other", to)]));
+        assert_eq!(ownership.barred(&both, &Owned::new()).all, owned(&[(1, A)]));
+        assert_eq!(ownership.arriving().count(), 0);
     }
-    tenure.follow(ledger(&[(A, 3, "other", Some("me"))]));
-    assert_eq!(tenure.barred(&both, &Owned::new()), Barred::default());
-    assert_eq!(tenure.arriving().map(|(address, _)| *address).collect::<Vec<_>>(), [ip(A)]);
+    ownership.follow(ledger(&[(A, 3, "other", Some("me"))]));
+    assert_eq!(ownership.barred(&both, &Owned::new()), Barred::default());
+    assert_eq!(ownership.arriving().map(|(address, _)| *address).collect::<Vec<_>>(), [ip(A)]);
 }
 
 #[test]
 fn what_was_given_up_is_taken_up_only_when_it_was_read_anew() {
-    let mut tenure = me();
+    let mut ownership = me();
     let one = owned(&[(1, A)]);
-    tenure.follow(ledger(&[(A, 3, "me", Some("other"))]));
-    tenure.follow(ledger(&[]));
-    // The status that this node knows may be from before.
-    let barred = tenure.barred(&one, &Owned::new());
+    ownership.follow(ledger(&[(A, 3, "me", Some("other"))]));
+    ownership.follow(ledger(&[]));
+    // The status that this node knows may be outdated.
+    let barred = ownership.barred(&one, &Owned::new());
     assert_eq!((&barred.all, &barred.doubtful), (&one, &one));
-    assert!(tenure.released(&Owned::new(), &BTreeMap::new()).is_empty(), "there is nothing open to speak of");
+    assert!(ownership.released(&Owned::new(), &BTreeMap::new()).is_empty(), "there is nothing open to speak of");
 
-    tenure.confirm(&BTreeSet::from([ip(A)]));
-    assert_eq!(tenure.barred(&one, &Owned::new()), Barred::default());
-    // It could not be claimed: the next attempt asks anew.
-    tenure.settle(&Owned::new());
-    assert_eq!(tenure.barred(&one, &Owned::new()).doubtful, one);
-    // What was read before the node is told to let go once more is old.
-    tenure.confirm(&BTreeSet::from([ip(A)]));
-    tenure.order(&Acknowledgements::from([(ip(A), 4)]));
-    assert_eq!(tenure.barred(&one, &Owned::new()).doubtful, one);
-    tenure.confirm(&BTreeSet::from([ip(A)]));
-    tenure.settle(&one);
-    assert_eq!(tenure.barred(&one, &one), Barred::default());
+    ownership.confirm(&BTreeSet::from([ip(A)]));
+    assert_eq!(ownership.barred(&one, &Owned::new()), Barred::default());
+    // It could not be claimed: the next attempt reads again.
+    ownership.settle(&Owned::new());
+    assert_eq!(ownership.barred(&one, &Owned::new()).doubtful, one);
+    // A read from before another release request is outdated.
+    ownership.confirm(&BTreeSet::from([ip(A)]));
+    ownership.order(&Acknowledgements::from([(ip(A), 4)]));
+    assert_eq!(ownership.barred(&one, &Owned::new()).doubtful, one);
+    ownership.confirm(&BTreeSet::from([ip(A)]));
+    ownership.settle(&one);
+    assert_eq!(ownership.barred(&one, &one), Barred::default());
 }
 
 #[test]
 fn behind_the_fence_nothing_is_held_and_after_it_everything_is_asked_for() {
-    let mut tenure = me();
+    let mut ownership = me();
     let both = owned(&[(1, A), (2, B)]);
-    tenure.set_fenced(true, &owned(&[(1, A)]));
-    tenure.set_fenced(true, &Owned::new());
-    assert_eq!(tenure.barred(&both, &Owned::new()), Barred { all: both.clone(), doubtful: Owned::new() });
-    tenure.set_fenced(false, &Owned::new());
-    let barred = tenure.barred(&both, &Owned::new());
+    ownership.set_lease_expired(true, &owned(&[(1, A)]));
+    ownership.set_lease_expired(true, &Owned::new());
+    assert_eq!(ownership.barred(&both, &Owned::new()), Barred { all: both.clone(), doubtful: Owned::new() });
+    ownership.set_lease_expired(false, &Owned::new());
+    let barred = ownership.barred(&both, &Owned::new());
     assert_eq!((&barred.all, &barred.doubtful), (&both, &both), "also what is new: the news may be old");
-    tenure.confirm(&BTreeSet::from([ip(B)]));
-    assert_eq!(tenure.barred(&both, &Owned::new()).all, owned(&[(1, A)]));
-    tenure.settle(&owned(&[(2, B)]));
-    assert_eq!(tenure.barred(&both, &owned(&[(2, B)])).all, owned(&[(1, A)]));
-    // What the kernel could not let go of is no exception.
-    assert_eq!(tenure.barred(&both, &both).all, owned(&[(1, A)]));
+    ownership.confirm(&BTreeSet::from([ip(B)]));
+    assert_eq!(ownership.barred(&both, &Owned::new()).all, owned(&[(1, A)]));
+    ownership.settle(&owned(&[(2, B)]));
+    assert_eq!(ownership.barred(&both, &owned(&[(2, B)])).all, owned(&[(1, A)]));
+    // Addresses that the kernel could not release are no exception.
+    assert_eq!(ownership.barred(&both, &both).all, owned(&[(1, A)]));
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! What a leader does: it probes, and makes its passes with one request after the other.
+//! Leaders: they probe, and make their passes with one request after the other.
 
 use super::*;
 use crate::model::reserved::ClusterNetworks;
@@ -26,7 +26,7 @@ impl World {
         }
     }
 
-    /// Of one that leads, or believes so still.
+    /// Of a process that leads, or still believes so.
     fn work(&mut self, index: usize) {
         let now = self.now;
         if self.leaders[index].waits_until.is_some_and(|until| now < until) {
@@ -46,7 +46,7 @@ impl World {
             return;
         }
         if leader.is_replaced && matches!(leader.queue[0], Work::Ledger(_)) {
-            // And of what would have followed.
+            // And of the following requests.
             return leader.queue.clear();
         }
         leader.waits_until = Some(now + Duration::from_secs(1));
@@ -57,7 +57,7 @@ impl World {
         self.send(LEADERS[index], API, message);
     }
 
-    /// Also of one that leads no more.
+    /// Also of a process that no longer leads.
     fn probe(&mut self, index: usize) {
         let now = self.now;
         if self.leaders[index].probes_at.is_some_and(|time| now < time) {
@@ -77,10 +77,10 @@ impl World {
         }
     }
 
-    /// One pass, as the leader makes it.
+    /// One pass of the leader.
     fn plan(&mut self, index: usize) {
         let (now, own) = (self.now, TOTALS[index]);
-        // Objects are seen as they are: a stale one is refused.
+        // Objects are current: a stale write is refused.
         let objects = self.objects();
         let leader = &mut self.leaders[index];
         let since = leader.since;
@@ -92,7 +92,7 @@ impl World {
         let heard =
             |name: &str| leader.heard.get(name).map_or(asked_since(name), |heard| asked_since(name).max(*heard));
         let alive = |name: &str| leader.alive.get(name).map_or(heard(name), |alive| heard(name).max(*alive));
-        // The agent alone, for as long as it is given.
+        // The agent alone, for the configured time.
         let is_gone = |name: &str| now >= heard(name) + own * 2 + GRACES[index];
         let those = |is: &dyn Fn(&str) -> bool| -> BTreeSet<String> {
             NODES.iter().filter(|name| is(name)).map(|name| (*name).to_owned()).collect()
@@ -121,8 +121,8 @@ impl World {
             }
         }
         let said = |(address, number): (&IpAddr, &u64)| (*address, *number);
-        let words = self.api.words.values().chain(leader.released.values());
-        let released: BTreeSet<_> = words.flatten().map(said).collect();
+        let acknowledgements = self.api.acknowledgements.values().chain(leader.released.values());
+        let released: BTreeSet<_> = acknowledgements.flatten().map(said).collect();
         let times = Terms {
             lease: leader.longest_lease.of(own, now),
             programs: leader.longest_programs.of(times.programs, now),
@@ -144,7 +144,7 @@ impl World {
             plan.steps.retain(|step| step.is_new_to(&records));
         }
         for step in &plan.steps {
-            if let Step::Record(address, hand_over) = step {
+            if let RecordChange::Record(address, hand_over) = step {
                 draft.records.last = draft.records.last.max(hand_over.number);
                 draft.records.open.insert(*address, hand_over.clone());
             }
@@ -163,11 +163,11 @@ impl World {
         }
         let mut closed = draft;
         for step in &plan.steps {
-            if let Step::Forget(address) = step {
+            if let RecordChange::Forget(address) = step {
                 closed.records.open.remove(address);
             }
         }
-        if plan.steps.iter().any(|step| matches!(step, Step::Forget(_))) {
+        if plan.steps.iter().any(|step| matches!(step, RecordChange::Forget(_))) {
             leader.queue.push(Work::Ledger(closed));
         }
     }

@@ -1,8 +1,8 @@
-//! What the parts of the world say to one another, and the dice.
+//! The messages of the simulation, and its random source.
 
 use super::*;
 
-/// By which all is decided: when messages come, and what goes wrong.
+/// The random source for delays and faults.
 pub(super) struct Random(pub(super) u64);
 
 impl Random {
@@ -24,7 +24,7 @@ impl Random {
     }
 }
 
-/// What goes between leaders, nodes and the API server; any of it may be late or lost.
+/// Messages between leaders, nodes and the API server; any may be late or lost.
 pub(super) enum Message {
     Probe {
         leader: usize,
@@ -39,7 +39,7 @@ pub(super) enum Message {
         node: usize,
         number: u64,
         term: u64,
-        /// The greatest that the node has heard of.
+        /// The greatest term that the node has heard of.
         greatest: u64,
         released: Acknowledgements,
     },
@@ -70,7 +70,7 @@ pub(super) enum Message {
     },
     Word {
         node: usize,
-        words: Acknowledgements,
+        acknowledgements: Acknowledgements,
     },
     WriteLedger {
         leader: usize,

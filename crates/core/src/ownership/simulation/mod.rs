@@ -1,18 +1,15 @@
 //! Agents, leaders and an API server that cannot always reach each other: at no moment do two nodes hold one address.
 //!
-//! The rules are the real ones: the fence, the tenure, suspicions, assignment and hand-overs. Messages take their time or
-//! are lost, watches of ledger and objects lag by different amounts, nodes act late, leaders follow each other as the Lease
-//! lets them, nodes lose and get back their label, and probes tell of hand-overs too. The API server goes away for a while,
-//! and one node is cut off from the leaders meanwhile: what it loses by that it holds again only when the API server is
-//! back.
-//!
-//! Each leader runs on a node of its own, whose agent it hears whatever is cut. Many a leader is replaced early, before its
-//! Lease has run out, and decides and confirms as before until that, or until an agent tells it of its successor: also one
-//! that was not silent at all. Then the nodes of the two do not reach each other, and often others hear one of them alone.
-//!
-//! Agents die, and others come in their place: their programs emit what the kernel holds until the deadline passes. What is
-//! judged is what a node emits. One case is left out, and documented: an agent that dies within a total timeout of its whole
-//! node being cut off, which looks just like an agent that lives and fences the node.
+//! - The rules are the real ones: lease, ownership, suspicions, assignment and hand-overs. Messages are late or lost,
+//!   watches of ledger and objects lag by different amounts, nodes act late, leaders follow each other as the Lease
+//!   permits, labels change, and probes report hand-overs too. The API server fails for a while, and one node is cut
+//!   off from the leaders then: it holds lost addresses again only when the API server is back.
+//! - Each leader runs on its own node, whose agent it always hears. Many leaders are replaced early, and decide and
+//!   confirm as before until their Lease expires or an agent reports the successor, even if they were not silent. Then
+//!   the nodes of the two do not reach each other, and often other nodes reach only one of them.
+//! - Agents die and are replaced: their programs emit what the kernel holds until the deadline. The test judges what a
+//!   node emits. One documented case is excluded: an agent that dies within a total timeout of the isolation of its
+//!   whole node looks like one that lives and ends its lease.
 
 pub mod leaders;
 pub mod messages;
@@ -34,19 +31,19 @@ use crate::model::ledger::{Acknowledgements, Ledger};
 use crate::model::state::EgressId;
 use crate::model::view::{EgressObject, parse_egress_ip};
 use crate::node_health::NodeHealth;
-use crate::ownership::handover::{Evidence, HandoverPlanner, Step};
+use crate::ownership::handover::{Evidence, HandoverPlanner, RecordChange};
 use crate::ownership::holdings::Ownership;
 use crate::ownership::suspicion::{Longest, Suspicions, TermStart, Terms, suspects};
 
-/// The leaders' flags, which differ. Nodes go by what stands in the ledger.
+/// The leaders' flags, which differ. Nodes use the ledger's value.
 const TOTALS: [Duration; 2] = [Duration::from_millis(1000), Duration::from_millis(4000)];
-/// And how long after that programs go on without their agent.
+/// How long after that programs continue without their agent.
 const GRACES: [Duration; 2] = [Duration::from_millis(5000), Duration::from_millis(9000)];
-/// Roads of a node whose agent has just died stay as they are for so long.
+/// Paths of a node whose agent has just died do not change for so long.
 const APART: Duration = Duration::from_secs(5);
 const TICK: Duration = Duration::from_millis(10);
 const PROBE: Duration = Duration::from_millis(250);
-/// What the API server has said before it goes away has come in by then.
+/// Messages of the API server from before its outage have arrived by then.
 const LATEST: Duration = Duration::from_secs(1);
 const NODES: [&str; 3] = ["n1", "n2", "n3"];
 /// On the first nodes.
@@ -54,42 +51,42 @@ const LEADERS: [&str; 2] = ["l1", "l2"];
 const API: &str = "api";
 type Owned = BTreeMap<EgressId, IpAddr>;
 
-/// What the API server holds, and all that it ever held.
+/// Contents of the API server, and everything it ever held.
 struct Api {
     ledgers: Vec<Arc<Ledger>>,
     objects: Vec<Arc<Objects>>,
-    words: BTreeMap<&'static str, Acknowledgements>,
+    acknowledgements: BTreeMap<&'static str, Acknowledgements>,
 }
 
 struct Node {
-    fence: LeaseHolder,
+    lease: LeaseHolder,
     /// Until when its programs emit what the kernel holds.
     deadline: Instant,
-    /// Its agent is dead since the first time and until the second.
+    /// Its agent is dead from the first time until the second.
     dead: (Instant, Instant),
     /// Another process is about to begin.
     is_new: bool,
-    /// Ledger and objects: one that has just begun knows none of what its former was told.
+    /// Ledger and objects: a new process knows nothing of what its predecessor received.
     has_listed: bool,
-    /// The latest time that it was fenced and obeyed.
+    /// The latest time that its lease was expired and it obeyed.
     obeyed: u64,
     /// The greatest term that it has heard of.
     term: u64,
-    tenure: Ownership,
+    ownership: Ownership,
     ledger_seen: usize,
     objects_seen: usize,
-    /// When each probe came in, of one leader's term.
+    /// When each probe of one leader's term arrived.
     probes: BTreeMap<(usize, u64, u64), Instant>,
     held: Owned,
     said: Acknowledgements,
-    /// What the latest probe has told it to let go of.
+    /// The release requests of the latest probe.
     orders: Acknowledgements,
     acts_at: Instant,
-    /// Waits for objects to be read anew: nothing else is looked at meanwhile.
+    /// Waits for a fresh read of objects, and nothing else is processed until then.
     asking: Option<(u64, Instant)>,
 }
 
-/// What a leader does next, one request at a time.
+/// A leader's next steps, one request at a time.
 enum Work {
     Ledger(Ledger),
     Object(Arc<EgressObject>, EgressObject),
@@ -101,24 +98,24 @@ struct Leader {
     longest_lease: Longest,
     longest_programs: Longest,
     heard: BTreeMap<String, Instant>,
-    /// The first answer of each since it leads.
+    /// The first answer of each in this term.
     followed: BTreeMap<String, Instant>,
-    /// Answers of the own node's agent that are not confirmed yet: the number of the probe, and when it came.
+    /// Unconfirmed answers of the own node's agent: the number of the probe, and when it arrived.
     own: Vec<(u64, Instant)>,
-    /// When any other node gave a sign last.
+    /// When any other node last gave a sign.
     others: Instant,
-    /// When the kernels of nodes answered last.
+    /// When the kernels of nodes last answered.
     alive: BTreeMap<String, Instant>,
     confirmed: BTreeMap<usize, u64>,
-    /// What nodes have said in their answers.
+    /// Acknowledgements in the nodes' answers.
     released: BTreeMap<usize, Acknowledgements>,
-    /// One that leads no more probes all the same, and vouches for nobody.
+    /// A process that no longer leads still probes, and confirms no answers.
     term: u64,
     since: Instant,
     /// As far as it knows.
     leads_until: Instant,
     vouches_until: Instant,
-    /// Nobody can have replaced it until then, whatever it hears.
+    /// It cannot have been replaced before then, whatever it hears.
     alone_until: Instant,
     /// It has seen its successor's signature.
     is_replaced: bool,
@@ -185,7 +182,7 @@ impl Leader {
         }
     }
 
-    /// Answers of the own node's agent are worth no more than the signs of the others.
+    /// Answers of the own node's agent count no more than the signs of the others.
     fn hear_own(&mut self, index: usize) {
         let others = self.others;
         let counting: Vec<_> = self.own.extract_if(.., |(_, at)| *at <= others).collect();
@@ -193,20 +190,20 @@ impl Leader {
     }
 }
 
-/// Which node something is on; the API server is on none of them.
+/// The node that something is on; the API server is on none of them.
 fn place(name: &str) -> Option<usize> {
     NODES.iter().position(|node| *node == name).or_else(|| LEADERS.iter().position(|leader| *leader == name))
 }
 
-/// All that may be cut, in one direction each.
-fn roads() -> Vec<(&'static str, &'static str)> {
+/// All paths that may be cut, in one direction each.
+fn paths() -> Vec<(&'static str, &'static str)> {
     let to_leaders = NODES.into_iter().flat_map(|node| LEADERS.map(|leader| (node, leader)));
     let to_api = NODES.into_iter().chain(LEADERS).map(|end| (end, API));
-    let one_way = to_leaders.filter(|(node, leader)| place(node) != place(leader)).chain(to_api);
-    one_way.flat_map(|(from, to)| [(from, to), (to, from)]).collect()
+    let one_direction = to_leaders.filter(|(node, leader)| place(node) != place(leader)).chain(to_api);
+    one_direction.flat_map(|(from, to)| [(from, to), (to, from)]).collect()
 }
 
-/// Whether it is a road of this end, or of anything on its node. A leader's own are those to the API server.
+/// Whether it is a path of this end, or of anything on its node. A leader's own paths are those to the API server.
 fn is_of((from, to): (&'static str, &'static str), one: &str, whole: bool) -> bool {
     match whole {
         true => place(from) == place(one) || place(to) == place(one),
@@ -234,12 +231,12 @@ struct World {
     mail: BTreeMap<(Instant, u64), Message>,
     sent: u64,
     quiet: bool,
-    /// Since when, and until when, the API server is away from everybody.
+    /// The outage of the API server, from and until.
     away: (Instant, Instant),
-    /// Which node is then cut off from the leaders too, and until when.
+    /// The node that is cut off from the leaders during the outage, and until when.
     mute: (&'static str, Instant),
     moves: u64,
-    /// How many addresses the fence has taken while the API server was away.
+    /// How many addresses expired leases have taken during outages of the API server.
     lost: u64,
     /// How many addresses have left a node whose agent was dead.
     left: u64,
@@ -269,14 +266,14 @@ impl World {
             object("c", 3, &["172.18.0.103"], &[]),
         ]);
         let named = |name: &&'static str| Node {
-            fence: LeaseHolder::new(Duration::from_secs(5), start, false),
+            lease: LeaseHolder::new(Duration::from_secs(5), start, false),
             deadline: start,
             dead: (start, start),
             is_new: false,
             has_listed: true,
             obeyed: 0,
             term: 0,
-            tenure: Ownership::new((*name).to_owned()),
+            ownership: Ownership::new((*name).to_owned()),
             ledger_seen: 0,
             objects_seen: 0,
             probes: BTreeMap::new(),
@@ -297,7 +294,7 @@ impl World {
                     ..Ledger::default()
                 })],
                 objects: vec![Arc::new(objects)],
-                words: BTreeMap::new(),
+                acknowledgements: BTreeMap::new(),
             },
             nodes: NODES.iter().map(named).collect(),
             labels: (1..=3).map(|i| node(&format!("n{i}"), &format!("172.18.0.{i}/16"))).collect(),
@@ -363,7 +360,7 @@ impl World {
         }
     }
 
-    /// The API server, from everybody.
+    /// An outage of the API server for all.
     fn is_away(&self) -> bool {
         !self.quiet && self.now < self.away.1
     }
@@ -376,7 +373,7 @@ impl World {
         Arc::clone(&self.api.objects[self.api.objects.len() - 1])
     }
 
-    /// Cuts and mends roads, takes and gives labels, changes the leader.
+    /// Cuts and restores paths, changes labels, changes the leader.
     fn disturb(&mut self) {
         if self.quiet {
             self.cut.clear();
@@ -388,13 +385,13 @@ impl World {
         } else if self.random.below(60) == 0 {
             let ends = [NODES[0], NODES[1], NODES[2], LEADERS[0], LEADERS[1]];
             let one = ends[self.random.below(5)];
-            // Often a whole node is cut off, with its leader, sometimes one road, in one direction.
+            // Often a whole node is cut off, with its leader, sometimes one path, in one direction.
             let whole = self.random.below(2) == 0;
-            let roads: Vec<_> = roads().into_iter().filter(|road| is_of(*road, one, whole)).collect();
-            if roads.iter().any(|(from, to)| self.has_just_died(from) || self.has_just_died(to)) {
+            let paths: Vec<_> = paths().into_iter().filter(|path| is_of(*path, one, whole)).collect();
+            if paths.iter().any(|(from, to)| self.has_just_died(from) || self.has_just_died(to)) {
                 return;
             }
-            // Or the API server, from all, and one node for some of that time.
+            // Or an outage of the API server, and one node is cut off for some of that time.
             if self.random.below(15) == 0 {
                 self.cut.clear();
                 let since = if self.is_away() { self.away.0 } else { self.now };
@@ -404,12 +401,12 @@ impl World {
                     self.mute = (node, self.now + self.random.milliseconds(4_000));
                 }
             }
-            let roads = if whole { roads } else { vec![roads[self.random.below(roads.len())]] };
+            let paths = if whole { paths } else { vec![paths[self.random.below(paths.len())]] };
             let mend = self.random.below(2) == 0;
-            for road in roads {
-                self.cut.insert(road);
+            for path in paths {
+                self.cut.insert(path);
                 if mend {
-                    self.cut.remove(&road);
+                    self.cut.remove(&path);
                 }
             }
         } else if self.random.below(400) == 0 {
@@ -422,7 +419,8 @@ impl World {
         }
     }
 
-    /// The leader has not renewed its Lease. It stops before another may begin, or is replaced early and does not know it.
+    /// The leader has not renewed its Lease. It stops before another may begin, or is replaced early without knowing
+    /// it.
     fn change_leader(&mut self) {
         let (now, timing) = (self.now, Timing::default());
         let Some(old) = self.leads.take() else {
@@ -442,21 +440,21 @@ impl World {
             return self.begin_to_lead(next, Some(FormerLeader { node: NODES[old].to_owned(), silent_since, until }));
         }
         let leader = &mut self.leaders[old];
-        let until = now + timing.nobody_leads();
+        let until = now + timing.leaderless_gap();
         (leader.leads_until, leader.vouches_until, leader.alone_until) = (now, until, now);
         self.changes_at = until;
     }
 
-    /// The nodes of the two do not reach each other, and often the third reaches the former alone. What is cut off often does
-    /// not reach the API server either.
+    /// The nodes of the two do not reach each other, and often the third reaches only the former. Isolated nodes often
+    /// do not reach the API server either.
     fn part(&mut self, next: usize, old: usize) {
         let third = self.random.below(3) > 0;
-        let mut roads = vec![(LEADERS[next], NODES[old]), (LEADERS[old], NODES[next])];
-        roads.extend(third.then_some((LEADERS[next], NODES[2])));
+        let mut paths = vec![(LEADERS[next], NODES[old]), (LEADERS[old], NODES[next])];
+        paths.extend(third.then_some((LEADERS[next], NODES[2])));
         let away = [NODES[old], NODES[2]].into_iter().take(1 + usize::from(third));
-        roads.extend(away.filter(|_| self.random.below(3) > 0).map(|node| (API, node)));
+        paths.extend(away.filter(|_| self.random.below(3) > 0).map(|node| (API, node)));
         if !self.quiet && !NODES.into_iter().any(|node| self.has_just_died(node)) {
-            self.cut.extend(roads.into_iter().flat_map(|(from, to)| [(from, to), (to, from)]));
+            self.cut.extend(paths.into_iter().flat_map(|(from, to)| [(from, to), (to, from)]));
         }
     }
 
@@ -486,7 +484,7 @@ impl World {
         self.changes_at = self.now + Duration::from_millis(500) + self.random.milliseconds(8_000);
     }
 
-    /// The agent of a node whose roads are whole.
+    /// The agent of a node whose paths are intact.
     fn kill(&mut self) {
         let index = self.random.below(3);
         let (name, lasts) = (NODES[index], self.random.milliseconds(25_000));
@@ -535,10 +533,10 @@ impl World {
                 if term >= node_of.term {
                     node_of.term = term;
                     node_of.orders = orders;
-                    node_of.fence.note_probed(Some(TOTALS[leader]));
+                    node_of.lease.note_probed(Some(TOTALS[leader]));
                     node_of.probes.insert((leader, term, number), at);
                     if let Some(as_of) = node_of.probes.get(&(leader, term, confirmed)).copied() {
-                        node_of.fence.note_heard(as_of);
+                        node_of.lease.note_heard(as_of);
                     }
                 }
                 let (released, greatest) = (node_of.said.clone(), node_of.term);
@@ -576,7 +574,7 @@ impl World {
             Message::HasRead { node, began, suspected, terms } => {
                 // An answer to a process that has died since is lost.
                 if began >= self.nodes[node].dead.1 {
-                    self.nodes[node].fence.note_read(began, suspected, terms);
+                    self.nodes[node].lease.note_read(began, suspected, terms);
                 }
             }
             Message::ReadObjects { node, ask } => {
@@ -588,13 +586,15 @@ impl World {
                 let node = &mut self.nodes[node];
                 if now >= node.dead.1 && node.asking.is_some_and(|(open, _)| open == ask) {
                     node.asking = None;
-                    let name = node.tenure_name();
+                    let name = node.ownership_name();
                     let given = given(&objects, name).into_values();
-                    node.tenure.confirm(&given.filter(|address| ledger.lets_hold(name, address)).collect());
+                    node.ownership.confirm(&given.filter(|address| ledger.lets_hold(name, address)).collect());
                     node.apply(&objects_of(&self.api, node.objects_seen));
                 }
             }
-            Message::Word { node, words } => drop(self.api.words.insert(NODES[node], words)),
+            Message::Word { node, acknowledgements } => {
+                drop(self.api.acknowledgements.insert(NODES[node], acknowledgements))
+            }
             Message::WriteLedger { leader, base, ledger } => {
                 let done = base + 1 == self.api.ledgers.len();
                 if done {
@@ -619,7 +619,7 @@ impl World {
                 let (index, leader) = (leader, &mut self.leaders[leader]);
                 leader.waits_until = None;
                 if done {
-                    // The answer shows what stands now.
+                    // The answer has the current value.
                     leader.ledger_seen = leader.ledger_seen.max(self.api.ledgers.len() - 1);
                     leader.suspicions.note(&self.api.ledgers[leader.ledger_seen], self.now);
                     leader.note_terms(&self.api.ledgers[leader.ledger_seen], index, self.now);

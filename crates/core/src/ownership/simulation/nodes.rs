@@ -1,4 +1,4 @@
-//! What a node does: it sees what its watches have told it so far, obeys, speaks, and asks.
+//! Nodes: they process what their watches have delivered, obey, acknowledge and read.
 
 use super::*;
 
@@ -34,32 +34,32 @@ impl World {
         let view = objects_of(&self.api, node.objects_seen);
         let wants = !given(&view, name).is_empty();
         let (terms, obeyed) = (LeaseTerms::of(&ledger, name), node.obeyed);
-        node.fence.set_stake(LeaseDemand { wants, terms, obeyed });
-        let asks = node.fence.ask_at().is_some_and(|time| time <= now);
+        node.lease.set_demand(LeaseDemand { wants, terms, obeyed });
+        let asks = node.lease.ask_at().is_some_and(|time| time <= now);
         if asks {
-            node.fence.note_asked(now);
+            node.lease.note_asked(now);
         }
-        let standing = node.fence.stand(now, now >= node.deadline);
-        match node.fence.deadline(standing) {
+        let state = node.lease.state(now, now >= node.deadline);
+        match node.lease.deadline(state) {
             Deadline::AsItIs => {}
             Deadline::At(time) => node.deadline = time,
             Deadline::Passed | Deadline::Never => node.deadline = now,
         }
-        let fenced = matches!(standing, LeaseState::Fenced(_));
-        node.tenure.set_fenced(fenced, &node.held);
-        // Whoever has heard of it in the ledger goes by that.
+        let expired = matches!(state, LeaseState::Expired(_));
+        node.ownership.set_lease_expired(expired, &node.held);
+        // A node that has seen it in the ledger uses the ledger.
         let unheard = node.orders.iter().filter(|(_, number)| **number > ledger.records.last);
-        node.tenure.order(&unheard.map(|(address, number)| (*address, *number)).collect());
+        node.ownership.order(&unheard.map(|(address, number)| (*address, *number)).collect());
         let mut ask = None;
-        if fenced {
+        if expired {
             node.asking = None;
-            node.tenure.follow(ledger);
+            node.ownership.follow(ledger);
             node.apply(&view);
-            if let LeaseState::Fenced(fall) = standing {
+            if let LeaseState::Expired(fall) = state {
                 node.obeyed = fall;
             }
         } else if node.has_listed && node.asking.is_none_or(|(_, until)| now > until) {
-            node.tenure.follow(ledger);
+            node.ownership.follow(ledger);
             let doubtful = node.apply(&view);
             if !doubtful.is_empty() {
                 self.sent += 1;
@@ -67,9 +67,9 @@ impl World {
                 node.asking = Some((self.sent, now + Duration::from_secs(1)));
             }
         }
-        let words = node.tenure.released(&node.held, &BTreeMap::new());
-        let says = words != node.said || self.random.below(50) == 0;
-        node.said.clone_from(&words);
+        let acknowledgements = node.ownership.released(&node.held, &BTreeMap::new());
+        let says = acknowledgements != node.said || self.random.below(50) == 0;
+        node.said.clone_from(&acknowledgements);
         if asks {
             self.send(name, API, Message::ReadLedger { node: index, began: now });
         }
@@ -77,31 +77,31 @@ impl World {
             self.send(name, API, Message::ReadObjects { node: index, ask });
         }
         if says {
-            self.send(name, API, Message::Word { node: index, words });
+            self.send(name, API, Message::Word { node: index, acknowledgements });
         }
     }
 }
 
 impl Node {
-    pub(super) fn tenure_name(&self) -> &str {
-        self.tenure.node_name()
+    pub(super) fn ownership_name(&self) -> &str {
+        self.ownership.node_name()
     }
 
-    /// Another process, which knows nothing of the former one but what the kernel holds.
+    /// Another process, which knows of the former one only what the kernel holds.
     fn restart(&mut self, now: Instant) {
-        self.fence = LeaseHolder::new(Duration::from_secs(5), now, false);
-        self.tenure = Ownership::new(self.tenure.node_name().to_owned());
+        self.lease = LeaseHolder::new(Duration::from_secs(5), now, false);
+        self.ownership = Ownership::new(self.ownership.node_name().to_owned());
         (self.orders, self.said, self.obeyed) = (Acknowledgements::new(), Acknowledgements::new(), 0);
         self.probes.clear();
         (self.term, self.asking, self.acts_at, self.has_listed) = (0, None, now, false);
     }
 
-    /// Holds what it may of what the status gives it. What waits for being read anew.
+    /// Holds what it may of what the status assigns, except for addresses that wait for a fresh read.
     pub(super) fn apply(&mut self, objects: &Objects) -> Owned {
-        let desired = given(objects, self.tenure.node_name());
-        let barred = self.tenure.barred(&desired, &self.held);
+        let desired = given(objects, self.ownership.node_name());
+        let barred = self.ownership.barred(&desired, &self.held);
         self.held = desired.into_iter().filter(|(id, _)| !barred.all.contains_key(id)).collect();
-        self.tenure.settle(&self.held);
+        self.ownership.settle(&self.held);
         barred.doubtful
     }
 }
@@ -110,7 +110,7 @@ pub(super) fn objects_of(api: &Api, seen: usize) -> Arc<Objects> {
     Arc::clone(&api.objects[seen])
 }
 
-/// What a status gives to a node, the older object's first.
+/// The addresses that a status assigns to a node, the older object's first.
 pub(super) fn given(objects: &Objects, node: &str) -> Owned {
     let mut all = BTreeMap::new();
     let mut ids = (1..).map(EgressId);

@@ -1,4 +1,4 @@
-//! What the maps of this node should hold, for a view of the cluster.
+//! The desired state of the maps of this node, for a view of the cluster.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -19,11 +19,11 @@ use crate::plan::capacity::{MOST_EGRESS_IPS, ServiceRoom};
 use crate::selection::pod_addresses::{PodNetwork, Refusal};
 use crate::selection::{Selection, by_rank};
 
-/// The whole desired state, and by which selection. `None` while this node's own Node object is not known: without its
-/// addresses, traffic to the node itself would be taken for traffic to the world.
+/// Computes the desired state. `None` while this node's own Node object is unknown: without its addresses, traffic to
+/// the node itself would count as outside traffic.
 pub fn desired(view: &ClusterView, settings: &Settings) -> Option<Desired> {
     let own = view.nodes.get(&settings.node_name)?;
-    // The address that others know this node by must not change under them: it counts from when it is published.
+    // Other nodes know this node by this address, so it counts only once it is published.
     if own.primary.is_empty() {
         return None;
     }
@@ -35,8 +35,8 @@ pub fn desired(view: &ClusterView, settings: &Settings) -> Option<Desired> {
     room.follow(&view.services, &nodes, &mut cluster);
     let (policy, owned) = policies(view, settings, &selection, &nodes);
     let on_unknown_pod = Some(on_unknown_pod(view, settings, own, &mut selection));
-    let (pods, owners, exposed, moving) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-    let mut state = KernelState { pods, owners, exposed, policy, owned, moving, cluster, nodes, on_unknown_pod };
+    let (pods, owners, exposed, handovers) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+    let mut state = KernelState { pods, owners, exposed, policy, owned, handovers, cluster, nodes, on_unknown_pod };
     let mut refused = Refusals::new();
     let claimed = view.pods.values().flat_map(|pod| selection.network().claimed_by(pod));
     let addresses: BTreeSet<IpAddr> = claimed.chain(view.departed.iter().copied()).collect();
@@ -46,8 +46,8 @@ pub fn desired(view: &ClusterView, settings: &Settings) -> Option<Desired> {
     Some(Desired { state, selection, refused, room, beyond })
 }
 
-/// What is desired, what says so, what is refused of what pods claim, which addresses of Services have room, and how many egress
-/// IPs of which objects have none.
+/// The desired state, the selection that it follows from, refused claims of pods, admitted addresses of Services, and
+/// the number of egress IPs without an entry, by object.
 pub struct Desired {
     pub state: KernelState,
     pub selection: Selection,
@@ -56,7 +56,7 @@ pub struct Desired {
     pub beyond: BTreeMap<String, usize>,
 }
 
-/// By the address that is refused.
+/// By the refused address.
 pub type Refusals = BTreeMap<IpAddr, Vec<Refusal>>;
 
 /// Brings the entry of one pod address up to the view.
@@ -91,10 +91,9 @@ pub(super) fn put_pod(
     }
 }
 
-/// What becomes of packets of pods that are not known. Where the CNI announces addresses before a pod starts, nobody sends
-/// from an unknown one; elsewhere every pod does until the kubelet has reported its address, so it matters only while one
-/// that is selected may be among them. An agent that is gone cannot tell: the programs let none pass then, unless no object
-/// selects anything.
+/// The treatment of unknown pods. If the CNI announces addresses before a pod starts, no pod sends from an unknown one.
+/// Otherwise every pod does until the kubelet reports its address, which matters only while a selected pod may be among
+/// them. Without an agent the programs let none pass, unless no object selects anything.
 pub(super) fn on_unknown_pod(
     view: &ClusterView,
     settings: &Settings,
@@ -110,8 +109,8 @@ pub(super) fn on_unknown_pod(
     }
 }
 
-/// Could an object select a pod that begins here now? One that selects a namespace could: pods go anywhere. So could one
-/// whose selectors nobody can read.
+/// Whether an object could select a pod that starts here now: one that selects a namespace can, since pods are
+/// scheduled anywhere, and so can one with unreadable selectors.
 fn could_select(view: &ClusterView) -> bool {
     let selects_one = |namespaces: &Selector| view.namespaces.values().any(|labels| namespaces.matches(labels));
     view.objects.values().any(|object| object.selects.as_ref().is_none_or(|selects| selects_one(&selects.namespaces)))
@@ -120,9 +119,9 @@ fn could_select(view: &ClusterView) -> bool {
 type Policies = BTreeMap<(EgressId, Family), Policy>;
 type Owned = BTreeMap<EgressId, IpAddr>;
 
-/// Policies of all objects of the cluster and what this node owns. An item is served when nothing older contradicts
-/// it: of two objects with one address the older has it, and a node holds one address of an object. The controller
-/// writes no such status; a stranger's must not make nodes disagree.
+/// Policies of all objects of the cluster, and the addresses that this node owns. An item is served unless an older one
+/// contradicts it: of two objects with one address the older has it, and a node holds one address of an object. The
+/// controller writes no contradictions; a status by a foreign writer must not make nodes disagree.
 fn policies(
     view: &ClusterView,
     settings: &Settings,
@@ -137,8 +136,8 @@ fn policies(
             .items
             .iter()
             .filter_map(|item| parse_egress_ip(&item.egress_ip).map(|address| (address, item.node.as_str())))
-            // A node that owned its own address would drop all that is for itself. What the object does not list (any
-            // more) is not its address, whatever the status says.
+            // A node that owned its own address would drop its own traffic. An address that the object does not list is
+            // not served, whatever the status contains.
             .filter(|(address, _)| !nodes_own.contains_key(address) && listed.contains(address))
             .collect();
         items.sort_unstable();
@@ -171,7 +170,7 @@ fn policies(
             policies.insert((id, family), Policy { slots, pending, when_empty });
         }
     }
-    // What another object has by now is not waited for.
+    // An address that another object has by now is not pending.
     for ((id, _), policy) in &mut policies {
         policy.pending.retain(|address| claimed.get(address).is_none_or(|holder| *holder == Some(*id)));
     }
@@ -183,7 +182,7 @@ fn when_empty(object: &EgressObject, family: Family, settings: &Settings) -> Whe
         return WhenEmpty::NotListed;
     }
     let exception_is_on = settings.on_unassigned == OnUnassigned::NodeAddress && !object.drop_unassigned;
-    // What was published holds for the addresses that it was judged for.
+    // The published judgement applies to the addresses that it was made for.
     let published = object.no_eligible_node.as_ref().is_some_and(|judged| *judged == object.addresses());
     if exception_is_on && published { WhenEmpty::NodeAddress } else { WhenEmpty::Drop }
 }
@@ -194,16 +193,16 @@ fn node_addresses(view: &ClusterView, settings: &Settings) -> BTreeMap<IpAddr, N
     for (name, node) in &view.nodes {
         let Some(endpoint) = node.endpoint() else { continue };
         let own = *name == settings.node_name;
-        // Packets to another node's management address are pod network traffic: left alone by its subnet's prefix.
+        // Packets to another node's management address are pod network traffic: its subnet's prefix leaves them alone.
         let management = if own { Vec::new() } else { node.management() };
         for address in node.addresses().into_iter().filter(|a| !management.contains(a)) {
-            // What others are known by, overlay packets too, is theirs whoever else lists it: a kubelet writes any address onto
-            // its own Node.
+            // A tunnel endpoint belongs to its node, whoever else lists it: a kubelet can write any address onto its
+            // own Node.
             if !own && address != endpoint.0 && endpoints.contains(&address) {
                 continue;
             }
             let entry = NodeAddress { own, node: endpoint };
-            // Where two nodes claim one address, our own knowledge of ourselves wins, then the first by name.
+            // If two nodes list one address, this node's own knowledge of itself wins, then the first by name.
             let known = addresses.entry(address).or_insert(entry);
             if own {
                 *known = entry;
@@ -213,7 +212,7 @@ fn node_addresses(view: &ClusterView, settings: &Settings) -> BTreeMap<IpAddr, N
     addresses
 }
 
-/// Later insertions win over earlier ones with the same prefix: from what is general to what is certain.
+/// Later insertions replace earlier ones with the same prefix, from general to certain.
 fn prefixes(view: &ClusterView, settings: &Settings, egress_ips: &[IpNet]) -> BTreeMap<IpNet, Prefix> {
     let mut cluster = BTreeMap::new();
     let mut put = |prefixes: &[IpNet], kind, node| {
@@ -229,9 +228,9 @@ fn prefixes(view: &ClusterView, settings: &Settings, egress_ips: &[IpNet]) -> BT
     cluster
 }
 
-/// The cluster's egress IPs: the assigned ones, `most` of the oldest objects, and how many of which objects are beyond that.
-/// What is listed and not assigned is the world's. A node's own address is no egress IP, and nor is what an object does not
-/// list.
+/// The cluster's egress IPs: the assigned ones, up to `most` of the oldest objects, and the number of the others by
+/// object. Listed addresses without a node are outside addresses. A node's own address is no egress IP, and neither is
+/// one that the object does not list.
 fn egress_ips(
     view: &ClusterView,
     nodes: &BTreeMap<IpAddr, NodeAddress>,

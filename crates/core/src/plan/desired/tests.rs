@@ -93,7 +93,7 @@ fn slots_are_here_or_at_the_nodes_endpoint_and_this_nodes_are_owned() {
     assert_eq!(state.owned, BTreeMap::from([(EgressId(1), ip("172.18.0.100"))]));
 }
 
-/// An older object with a typing error in its address has nothing to serve with; one that was serving keeps its pods.
+/// An older object with a typing error in its address serves nothing; one that was serving keeps its pods.
 #[test]
 fn an_object_without_an_address_takes_no_pod_from_another_unless_it_was_serving_it() {
     let old = |items: &[(&str, &str)]| object("a", &["172.18.0.100"], items);
@@ -133,12 +133,12 @@ fn an_object_without_an_address_takes_no_pod_from_another_unless_it_was_serving_
     assert_eq!(served_by(&mut compiler, [old(&here), young(&there)]), (1, "b".into()), "the older can serve by now");
     for labels in ["x", "y"] {
         assert_eq!(served_by(&mut compiler, [old(&[]), young(&there)]), (1, "b".into()), "it keeps what it had");
-        // Everything is computed again.
+        // A full compilation.
         let labels = Labels::from([("env".into(), "prod".into()), (labels.into(), String::new())]);
         compiler.apply(Change::Namespaces(Update::Changed("prod".into(), labels)));
     }
     assert_eq!(served_by(&mut compiler, [old(&[]), young(&[])]), (1, "b".into()));
-    // An agent that starts knows it by what the kernel has.
+    // A starting agent knows it from the kernel.
     let mut again = begun();
     for object in [old(&[]), young(&there)] {
         again.apply(Change::Objects(Update::Changed(object.name.clone(), Arc::new(object))));
@@ -147,8 +147,8 @@ fn an_object_without_an_address_takes_no_pod_from_another_unless_it_was_serving_
     assert_eq!(served_by(&mut again, [old(&[]), young(&there)]), (1, "b".into()));
 }
 
-/// A pod may be deleted before it has ended. Its address is kept from passing until another pod has it, or many others have
-/// gone since.
+/// A pod may be deleted before its processes end. Its address stays blocked until another pod has it, or until many
+/// others have departed since.
 #[test]
 fn what_a_selected_pod_that_is_gone_still_sends_is_dropped() {
     let mut compiler = Compiler::new(settings());
@@ -169,7 +169,7 @@ fn what_a_selected_pod_that_is_gone_still_sends_is_dropped() {
     assert_eq!(at(&mut compiler, 10), served);
     compiler.apply(Change::Pods(Update::Removed(key("web10"))));
     assert_eq!(at(&mut compiler, 10), parked);
-    // Also where the whole is computed again.
+    // Also after a full compilation.
     compiler.apply(Change::Namespaces(Update::Changed("dev".into(), Labels::new())));
     assert_eq!(at(&mut compiler, 10), parked);
     compiler.apply(Change::Pods(Update::Changed(key("next"), Pod { uid: "next".into(), ..pod("10.244.1.10") })));
@@ -180,7 +180,7 @@ fn what_a_selected_pod_that_is_gone_still_sends_is_dropped() {
         compiler.apply(Change::Pods(Update::Removed(key(&format!("web{last}")))));
     }
     assert_eq!((at(&mut compiler, 11), at(&mut compiler, 12)), (None, parked), "sixty-four are kept");
-    // One that is over, for as long as its object is there and behind that.
+    // A pod that has ended, while its object exists and after that.
     let over = Pod { completed: true, ..pod("10.244.1.78") };
     compiler.apply(Change::Pods(Update::Changed(key("web78"), over.clone())));
     assert_eq!(at(&mut compiler, 78), parked);
@@ -188,12 +188,12 @@ fn what_a_selected_pod_that_is_gone_still_sends_is_dropped() {
     assert_eq!(at(&mut compiler, 78), parked);
     compiler.apply(Change::Pods(Update::Removed(key("web78"))));
     assert_eq!(at(&mut compiler, 78), parked);
-    // One that came by an event.
+    // A pod that came by an event.
     compiler.apply(Change::Pods(Update::Changed(key("late"), pod("10.244.1.99"))));
     assert_eq!(at(&mut compiler, 99), served);
     compiler.apply(Change::Pods(Update::Removed(key("late"))));
     assert_eq!(at(&mut compiler, 99), parked);
-    // Nobody selects it: others may pass from there.
+    // No object selects it: other pods may pass from there.
     compiler.apply(Change::Objects(Update::Removed("a".into())));
     assert_eq!(at(&mut compiler, 80), Some(PodState::Known));
     compiler.apply(Change::Pods(Update::Removed(key("web80"))));
@@ -202,7 +202,7 @@ fn what_a_selected_pod_that_is_gone_still_sends_is_dropped() {
 
 #[test]
 fn a_strangers_status_makes_no_two_nodes_disagree() {
-    // Two addresses of one object on a node; an address that an older object has; an address that is a node's own.
+    // Two addresses of one object on a node, an address of an older object, and a node's own address.
     let listed = ["172.18.0.100", "172.18.0.101", "172.18.0.2"];
     let older = object("a", &listed, &[("n1", "172.18.0.101"), ("n1", "172.18.0.100"), ("n2", "172.18.0.2")]);
     let younger = object("b", &["172.18.0.100", "172.18.0.105"], &[("n2", "172.18.0.100")]);
@@ -272,7 +272,7 @@ fn what_cannot_be_read_stays_as_it_was_alone_or_in_a_list() {
     for part in [Part::Addresses, Part::Selectors, Part::Items] {
         for in_a_list in [false, true] {
             let mut view = view(vec![readable()], vec![("web", pod("10.244.1.10"))]);
-            // Twice: what is kept is kept again.
+            // Twice: the kept value is kept again.
             for _ in 0..2 {
                 let (name, value) = ("a".to_owned(), Arc::new(unreadable(part, readable())));
                 view.apply(Change::Objects(match in_a_list {
@@ -387,7 +387,7 @@ fn unknown_pods_are_dropped_while_one_that_is_selected_starts_or_where_the_cni_a
 
 #[test]
 fn prefixes_and_addresses_say_what_is_the_clusters() {
-    // The second address is not assigned, the third is a node's own, and of the last the object says nothing.
+    // The second address is not assigned, the third is a node's own, and the object does not list the last.
     let items = [("n1", "172.18.0.100"), ("n2", "172.18.0.2"), ("n2", "172.18.0.55")];
     let object = object("a", &["172.18.0.100", "172.18.0.101", "172.18.0.2"], &items);
     let state = compiled(&view(vec![object], vec![]));
@@ -445,14 +445,15 @@ fn of_many_objects_that_select_a_pod_a_few_are_kept_beside_the_one_that_serves()
 #[test]
 fn a_node_waits_until_it_has_said_which_address_others_know_it_by() {
     let mut view = view(vec![], vec![]);
-    let unsaid = |i| Arc::new(Node { primary: Vec::new(), internal: vec![ip(&format!("172.18.0.{i}"))], ..node(i) });
-    view.nodes.insert("n2".into(), unsaid(2));
+    let unpublished =
+        |i| Arc::new(Node { primary: Vec::new(), internal: vec![ip(&format!("172.18.0.{i}"))], ..node(i) });
+    view.nodes.insert("n2".into(), unpublished(2));
     assert!(!compiled(&view).nodes[&ip("172.18.0.2")].own, "another's address is known all the same");
-    view.nodes.insert("n1".into(), unsaid(1));
+    view.nodes.insert("n1".into(), unpublished(1));
     assert!(desired(&view, &settings()).is_none());
 }
 
-/// Whatever the events and however they are grouped, the compiled state is that of the view.
+/// Any grouping of events gives the compiled state of the final view.
 #[test]
 fn compiling_by_and_by_equals_compiling_at_once() {
     let mut seed = 0x9E37_79B9_7F4A_7C15_u64;
@@ -490,7 +491,7 @@ fn compiling_by_and_by_equals_compiling_at_once() {
                 Change::Services(Update::Changed(front, Service { addresses, exposes, ..Service::default() }))
             }
             9 => {
-                // Its subnets, its own addresses and whether the CNI announces pods: each judges addresses of pods.
+                // Its subnets, its own addresses and whether the CNI announces pods: each affects addresses of pods.
                 let mut own = Node { announces_pods: below(2) > 0, ..node(1) };
                 own.pod_subnets = vec![net(if below(4) > 0 { "10.244.1.0/24" } else { "10.244.1.0/31" })];
                 own.host_cidrs.extend((below(3) == 0).then(|| net("10.244.1.1/24")));
@@ -531,8 +532,7 @@ fn compiling_by_and_by_equals_compiling_at_once() {
     assert!(refused > 100, "and addresses that no pod gets: {refused}");
 }
 
-/// What the CNI has given a pod counts before and against what the kubelet reports, whichever is heard of first, and until the
-/// pod is gone.
+/// The CNI's report takes precedence over the kubelet's, whichever comes first, until the pod is gone.
 #[test]
 fn what_the_cni_gave_a_pod_counts_before_it_is_reported() {
     let mut compiler = Compiler::new(settings());
@@ -553,7 +553,7 @@ fn what_the_cni_gave_a_pod_counts_before_it_is_reported() {
         state.owners.get(&ip(&format!("10.244.1.{last}"))).copied()
     };
     let is = |uid: &str| Some(PodOwner::of(uid));
-    // The plugin is faster than the watch.
+    // The plugin reports before the watch.
     compiler.attach(&given("one", 10));
     assert_eq!(owner(&mut compiler, 10), None);
     assert_eq!(compiler.desired().map(|state| state.on_unknown_pod), Some(Some(OnUnknownPod::PassWhileFollowed)));
@@ -561,21 +561,21 @@ fn what_the_cni_gave_a_pod_counts_before_it_is_reported() {
     assert_eq!(owner(&mut compiler, 10), is("one"));
     let on_unknown = |compiler: &Compiler| compiler.desired().and_then(|state| state.on_unknown_pod);
     assert_eq!(on_unknown(&compiler), Some(OnUnknownPod::PassWhileFollowed), "its address is known");
-    // And slower.
+    // The plugin reports after the watch.
     compiler.apply(put("two", bare("two")));
     assert_eq!(owner(&mut compiler, 11), None);
     assert_eq!(on_unknown(&compiler), Some(OnUnknownPod::Drop));
     compiler.attach(&given("two", 11));
     assert_eq!(owner(&mut compiler, 11), is("two"));
     assert_eq!(on_unknown(&compiler), Some(OnUnknownPod::PassWhileFollowed));
-    // A sandbox is made anew: the kubelet still reports the former address, which another pod gets.
+    // A sandbox is created again: the kubelet still reports the former address, which another pod gets.
     compiler.apply(put("one", Pod { starting: false, reported: of(10), ..bare("one") }));
     compiler.attach(&given("one", 12));
     assert_eq!((owner(&mut compiler, 10), owner(&mut compiler, 12)), (None, is("one")));
     compiler.attach(&given("three", 12));
     compiler.apply(put("three", bare("three")));
     assert_eq!((owner(&mut compiler, 10), owner(&mut compiler, 12)), (is("one"), is("three")), "the last word");
-    // Whole lists change nothing of it, and a pod takes what was said of it along.
+    // Whole lists change nothing of it, and a pod keeps what was reported of it.
     let listed = [("one", Pod { reported: of(10), ..bare("one") }), ("two", bare("two")), ("three", bare("three"))];
     let listed = listed.into_iter().map(|(name, pod)| (key(name), pod)).collect();
     compiler.apply(Change::Pods(Update::Replaced(listed)));

@@ -1,23 +1,20 @@
 //! Which pod of this node has which address.
 //!
-//! The author of a pod writes its annotations, and any address into them. So a claim counts by its source and by where the
-//! address is:
+//! The author of a pod can write any address into its annotations. So a claim counts by its source and by its place:
 //!
-//! 1. Where the plugin `egress-agent cni` is in the node's plugin chain it tells the agent what the CNI has given a pod, as root
-//!    of the node and before the pod sends anything. Nothing is newer or better: it counts alone, and against whatever another
-//!    pod is reported to have.
-//! 2. The kubelet reports `status.podIPs`, which authors of pods have no right to write. Where a pod has them, no announcement
-//!    counts.
-//! 3. OVN-Kubernetes announces addresses in an annotation before the pod starts. That counts only of a pod that a scheduler
-//!    has bound, on a node that OVN-Kubernetes manages, inside the node's pod subnets, and never against a reported address. Two
-//!    pods that announce one address get none: one of them is wrong, and nobody can say which until the kubelet reports it.
-//! 4. Of reported claims a pod that is not terminating wins (CNIs give an address to the next pod while the last one still has
-//!    its object), then the older, then the first by name: the same answer after every restart.
-//! 5. No claim makes a pod's address of one of the node's own, of a service network's, of an egress IP, or of one outside the
-//!    node's pod subnets. Addresses that Services list are not asked about: their authors would choose which pods count. Such
-//!    an entry gives way to a pod subnet anyway ([`crate::plan::desired`]).
+//! 1. The CNI plugin `egress-agent cni` reports what the CNI gave a pod, as root and before the pod sends anything. It
+//!    is the best source: it counts alone, and against reports for other pods.
+//! 2. The kubelet reports `status.podIPs`, which authors of pods may not write. With them, no announcement counts.
+//! 3. OVN-Kubernetes announces addresses in an annotation before the pod starts. That counts only for a scheduled pod
+//!    on a node that OVN-Kubernetes manages, inside the node's pod subnets, and never against a reported address. Two
+//!    pods that announce one address get none until the kubelet reports it.
+//! 4. Of reported claims, a pod that is not terminating wins (CNIs reuse an address while the old pod still has its
+//!    object), then the older, then the first by name: the same result after every restart.
+//! 5. No claim counts for an address of the node, of a service network, of an egress IP, or outside the node's pod
+//!    subnets. Addresses of Services are not examined, since their authors would decide which pods count; a pod subnet
+//!    has precedence over them anyway ([`crate::plan::desired`]).
 //!
-//! What is refused is an event on the pod.
+//! A refused claim is an event on the pod.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -28,7 +25,7 @@ use ipnet::IpNet;
 use crate::model::state::{NodeAddress, Prefix, PrefixKind};
 use crate::model::view::{ClusterView, Node, Pod, PodKey};
 
-/// Who says that a pod has an address. The better word is the lesser value.
+/// The source of a claim; better sources are lesser values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Source {
     Attached,
@@ -46,7 +43,7 @@ pub struct PodNetwork {
     services: Vec<IpNet>,
 }
 
-/// An address that a pod does not get.
+/// A refused claim.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Refusal {
     pub pod: PodKey,
@@ -54,7 +51,7 @@ pub struct Refusal {
     pub why: Refused,
 }
 
-/// Why it does not get it.
+/// Why a claim is refused.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Refused {
     OwnNode(IpAddr),
@@ -62,18 +59,18 @@ pub enum Refused {
     Service(IpAddr),
     EgressIp(IpAddr),
     Outside(IpAddr),
-    /// It stands for the node's pod subnet, or is its router's.
+    /// The network, broadcast or router address of the node's pod subnet.
     Subnet(IpAddr),
     /// Another pod has it.
     Taken(IpAddr),
-    /// Another pod announces it too, and the kubelet has reported it of neither.
+    /// Another pod announces it too, and the kubelet has reported it for neither.
     Contested(IpAddr),
-    /// So many more addresses than one of each family.
+    /// This many addresses more than one of each family.
     TooMany(usize),
 }
 
 impl Refused {
-    /// Whether two pods want the same address.
+    /// Whether two pods claim the same address.
     pub fn is_conflict(&self) -> bool {
         matches!(self, Self::Taken(_) | Self::Contested(_))
     }
@@ -110,8 +107,8 @@ impl PodNetwork {
         }
     }
 
-    /// Whose word counts of the pod, and what it is.
-    fn word<'a>(&self, pod: &'a Pod) -> (Source, &'a BTreeSet<IpAddr>) {
+    /// The best source for the pod, and its addresses.
+    fn addresses_by_source<'a>(&self, pod: &'a Pod) -> (Source, &'a BTreeSet<IpAddr>) {
         if !pod.attached.is_empty() {
             (Source::Attached, &pod.attached)
         } else if !pod.reported.is_empty() {
@@ -121,18 +118,18 @@ impl PodNetwork {
         }
     }
 
-    /// Who says that the pod has the address; `None` where nobody does whose word counts.
+    /// The source by which the pod has the address; `None` without a valid one.
     fn source(&self, pod: &Pod, address: IpAddr) -> Option<Source> {
         if !pod.is_endpoint() {
             return None;
         }
-        let (source, listed) = self.word(pod);
+        let (source, listed) = self.addresses_by_source(pod);
         (listed.contains(&address) && (source != Source::Announced || self.announced)).then_some(source)
     }
 
     /// The addresses that the pod has if no other has them and none is refused.
     pub fn claimed_by<'a>(&self, pod: &'a Pod) -> impl Iterator<Item = IpAddr> + use<'a> {
-        let (source, listed) = self.word(pod);
+        let (source, listed) = self.addresses_by_source(pod);
         let is_claimed = pod.is_endpoint() && (source != Source::Announced || self.announced);
         listed.iter().copied().filter(move |_| is_claimed)
     }
@@ -145,8 +142,8 @@ impl PodNetwork {
         cluster: &BTreeMap<IpNet, Prefix>,
     ) -> Option<Refused> {
         let is_in = |networks: &[IpNet]| networks.iter().any(|network| network.contains(&address));
-        // A node that has no subnet of a family cannot be asked; what the kubelet reports then counts, so that the pod's traffic
-        // is judged by its object and does not pass as a stranger's.
+        // Without a pod subnet of this family the place cannot be judged. Reports of the kubelet count then, so that
+        // the pod's traffic follows its object instead of passing as unknown.
         let is_known = self.subnets.iter().any(|subnet| subnet.addr().is_ipv4() == address.is_ipv4());
         let is_egress_ip = cluster.get(&IpNet::from(address)).is_some_and(|prefix| prefix.kind == PrefixKind::EgressIp);
         if self.own.contains(&address) {
@@ -166,11 +163,11 @@ impl PodNetwork {
         }
     }
 
-    /// Of OVN-Kubernetes' subnets the first address is their router's; a bridge that has it is the node's own.
+    /// The first address of an OVN-Kubernetes subnet is its router's; a bridge that has it is the node's own.
     fn is_subnets_own(&self, address: IpAddr) -> bool {
         let is_own_of = |subnet: &IpNet| {
             let is_broadcast = address.is_ipv4() && address == subnet.broadcast();
-            // Of IPv6 the iterator begins with the network's own, the anycast address of routers (RFC 4291 2.6.1).
+            // For IPv6 the iterator begins with the network address, the anycast address of routers (RFC 4291 2.6.1).
             let router = subnet.hosts().nth(usize::from(address.is_ipv6()));
             let has_hosts = subnet.max_prefix_len() - subnet.prefix_len() > 1;
             has_hosts && (is_broadcast || address == subnet.network() || self.announced && router == Some(address))
@@ -186,7 +183,7 @@ impl PodNetwork {
         claims
     }
 
-    /// The pod that has the address, wherever that is; and the claims of others.
+    /// The pod that has the address, before its place is judged, and the claims of others.
     fn settle<'a>(&self, view: &'a ClusterView, address: IpAddr) -> Settled<'a> {
         let mut claims = self.claims(view, address).into_iter();
         let Some(first) = claims.next() else { return Settled::default() };
@@ -208,7 +205,7 @@ impl PodNetwork {
         self.settle(view, address).holder.map(|(_, key, pod)| (key, pod))
     }
 
-    /// The pod that gets the address, and who does not.
+    /// The pod that gets the address, and the refused claims.
     pub fn judge<'a>(
         &self,
         view: &'a ClusterView,
@@ -218,7 +215,7 @@ impl PodNetwork {
         let Settled { holder, others, is_contested } = self.settle(view, address);
         let refused = |(key, pod): (&PodKey, &Pod), why| Refusal { pod: key.clone(), uid: pod.uid.clone(), why };
         let why = if is_contested { Refused::Contested(address) } else { Refused::Taken(address) };
-        // One that is terminating has lost its address in the usual way.
+        // A terminating pod has lost its address in the usual way.
         let losers = others.into_iter().filter(|(_, pod)| !pod.terminating);
         let mut refusals: Vec<Refusal> = losers.map(|loser| refused(loser, why.clone())).collect();
         let holder = holder.and_then(|(source, key, pod)| {

@@ -1,4 +1,4 @@
-//! Single claims first; then random attackers, who may create pods and Services in their own namespace and nothing else.
+//! Single claims first, then random attackers who may create pods and Services in their own namespace only.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::model::view::{Change, Labels, Service, ServiceKey, Update};
 use crate::plan::compile::Compiler;
 use crate::plan::desired::{Desired, desired};
 
-/// Node `n1`, by OVN-Kubernetes or not, and another one.
+/// Node `n1`, with or without OVN-Kubernetes, and another one.
 fn nodes(announces_pods: bool) -> BTreeMap<String, Arc<Node>> {
     let node = |i: u8| Node {
         name: format!("n{i}"),
@@ -46,7 +46,7 @@ fn pod(uid: &str, reported: &[&str], announced: &[&str]) -> Pod {
     }
 }
 
-/// Namespace `prod` is selected by an object, whose first address node `n1` serves; `dev` by none.
+/// An object selects namespace `prod`, and node `n1` serves its first address; nothing selects `dev`.
 fn view(announces_pods: bool, pods: Vec<(PodKey, Pod)>) -> ClusterView {
     let listed = ["172.18.0.100", "172.18.0.101", "10.244.1.200"];
     let object = object("a", &listed, &[("n1", "172.18.0.100"), ("n2", "10.244.1.200")]);
@@ -171,8 +171,8 @@ fn no_pod_has_the_address_of_a_node_a_service_an_egress_ip_or_of_elsewhere() {
             assert_eq!(refused(&view), [("web".to_owned(), why(ip(address)))], "{address}");
         }
     }
-    // The second address of the subnet is OVN-Kubernetes' management port; a bridge has the first and says so, and gives the
-    // second to a pod.
+    // The second address of the subnet is OVN-Kubernetes' management port; a bridge has the first, publishes it, and
+    // gives the second to a pod.
     for (is_managed, said, address, count) in [
         (true, None, "10.244.1.2", 0),
         (false, None, "10.244.1.2", 1),
@@ -184,7 +184,7 @@ fn no_pod_has_the_address_of_a_node_a_service_an_egress_ip_or_of_elsewhere() {
         view.nodes.insert("n1".into(), Arc::new(Node { health, ..Node::clone(&view.nodes["n1"]) }));
         assert_eq!(compiled(&view).0.pods.len(), count, "{address}");
     }
-    // Where the node has no subnet of a family nobody knows what is outside.
+    // Without a subnet of the family, no address is known to be outside.
     let mut bare = view(
         true,
         vec![
@@ -244,7 +244,7 @@ impl Random {
     }
 }
 
-/// Of victims, of everybody else, and of nobody.
+/// Addresses of victims, of other pods, and unused ones.
 const ADDRESSES: [&str; 16] = [
     "10.244.1.10",
     "10.244.1.11",
@@ -264,7 +264,7 @@ const ADDRESSES: [&str; 16] = [
     "fd00:10:244:2::10",
 ];
 
-/// Who may create pods and Services in namespace `dev`: everything that such a user may write, and no status.
+/// An author of pods and Services in namespace `dev`: everything that such a user may write, and no status.
 fn attack(random: &mut Random, changes: &mut Vec<Change>) {
     for _ in 0..1 + random.below(6) {
         let name = format!("evil{}", random.below(4));
@@ -332,7 +332,8 @@ fn who_may_create_pods_and_services_changes_nothing_of_a_pod_of_another_namespac
             for address in pod.listed() {
                 let was = (before.pods.get(&address), before.owners.get(&address));
                 let is = (after.pods.get(&address), after.owners.get(&address));
-                // What is only announced can be contested, until the kubelet reports it: then it is dropped, and nobody's.
+                // An announced address may be contested until the kubelet reports it: then it is dropped, and no pod
+                // has it.
                 let is_contested = pod.reported.is_empty() && is == (None, None);
                 assert!(is == was || is_contested, "seed {seed}: {address} of {}: {was:?}, then {is:?}", pod.uid);
                 contested += usize::from(is != was);
@@ -348,7 +349,7 @@ fn who_may_create_pods_and_services_changes_nothing_of_a_pod_of_another_namespac
         let own = &alone.nodes["n1"];
         for (address, state) in &after.pods {
             assert!(own.pod_subnets.iter().any(|subnet| subnet.contains(address)), "seed {seed}: {address}");
-            assert!(!own.said_addresses().contains(address) && !after.cluster.contains_key(&IpNet::from(*address)));
+            assert!(!own.listed_addresses().contains(address) && !after.cluster.contains_key(&IpNet::from(*address)));
             attacked += usize::from(!before.pods.contains_key(address) && *state == PodState::Known);
         }
     }

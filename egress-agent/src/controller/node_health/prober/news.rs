@@ -32,12 +32,12 @@ impl Round {
     }
 
     /// One line for each change.
-    pub(super) fn say(&self, News { node, standing, treated }: &News, now: Instant) {
+    pub(super) fn say(&self, News { node, liveness, treated }: &News, now: Instant) {
         let grace = self.manner.rules.grace.as_secs();
         let asked = self.asked.get(node);
         let why = asked.and_then(|asked| asked.trouble.as_deref()).unwrap_or("no answer");
         let seconds = |until: Instant| until.saturating_duration_since(now).as_secs_f32().ceil();
-        match (standing, treated) {
+        match (liveness, treated) {
             (Liveness::Unknown, _) => {}
             (_, Treated::UntilProven(until)) => {
                 info!(node, "the node serves again; it counts as reachable in {} s if it goes on", seconds(*until));

@@ -12,7 +12,7 @@ use crate::health;
 use crate::health::signature::tests::{answer_for_anyone, shared};
 use crate::metrics::Meters;
 use crate::node::reconciler::Ready;
-use egress_core::node_health::fitness::Uplink;
+use egress_core::node_health::fitness::UplinkState;
 use egress_core::node_health::liveness::{AgentAnswer, Rules, Signal};
 use egress_kube::api_outage::ApiOutages;
 use egress_kube::leader_election::leadership;
@@ -28,7 +28,7 @@ fn node(number: u8) -> (String, Arc<Node>) {
 }
 
 struct Server {
-    uplink: watch::Sender<Uplink>,
+    uplink: watch::Sender<UplinkState>,
     heard: watch::Receiver<Option<Instant>>,
     orders: watch::Receiver<Acknowledgements>,
     released: watch::Sender<Acknowledgements>,
@@ -39,7 +39,7 @@ struct Server {
 fn serve(number: u8, port: u16) -> Server {
     let addresses = node(number).1.health_addresses();
     let (ready, is_ready) = watch::channel(Ready { serving: true, addresses, ..Ready::default() });
-    let ((uplink, is_uplink), (heard, is_heard)) = (watch::channel(Uplink::Works), watch::channel(None));
+    let ((uplink, is_uplink), (heard, is_heard)) = (watch::channel(UplinkState::Works), watch::channel(None));
     let ((released, is_released), (orders, is_ordered)) =
         (watch::channel(Acknowledgements::new()), watch::channel(Acknowledgements::new()));
     let overlay = watch::channel(None).1;
@@ -129,14 +129,14 @@ async fn duty_begins_with_leading_and_ends_when_another_leads() {
     let (at_agent, at_leader) = (heard.borrow().expect("heard"), reach.borrow().heard["node1"]);
     assert!(at_agent <= at_leader);
 
-    servers[1].uplink.send_replace(Uplink::NoCarrier("eth0".into()));
+    servers[1].uplink.send_replace(UplinkState::NoCarrier("eth0".into()));
     let gone = |names: &[&str]| BTreeSet::from_iter(names.iter().map(|name| (*name).to_owned()));
     until("node2 says no", &mut reach, |reach| reach.unreachable == gone(&["node2"])).await;
     nodes.put(Change::Nodes(Update::Removed("node2".into())));
     // It is asked on: it may have addresses to let go of.
     tokio::time::sleep(RULES.interval * 4).await;
     assert_eq!(reach.borrow().unreachable, gone(&["node2"]));
-    servers[0].uplink.send_replace(Uplink::NoCarrier("eth0".into()));
+    servers[0].uplink.send_replace(UplinkState::NoCarrier("eth0".into()));
     until("node1 says no", &mut reach, |reach| reach.unreachable == gone(&["node1", "node2"])).await;
 
     published.set_term(None);

@@ -16,7 +16,7 @@ use crate::health::signature::tests::{answer_for_anyone, key, shared};
 use crate::health::tls::tests::{Authority, Node};
 use crate::metrics::meters::count_and_sum;
 use crate::node::reconciler::Ready;
-use egress_core::node_health::fitness::Uplink;
+use egress_core::node_health::fitness::UplinkState;
 use egress_kube::health_key::SharedKey;
 
 const RULES: Rules =
@@ -105,7 +105,7 @@ async fn listener() -> (TcpListener, u16) {
 
 struct Agent {
     port: u16,
-    uplink: watch::Sender<Uplink>,
+    uplink: watch::Sender<UplinkState>,
     heard: watch::Receiver<Option<Instant>>,
     stop: CancellationToken,
     _ready: watch::Sender<Ready>,
@@ -124,7 +124,7 @@ async fn agent_keyed(tls: Option<Tls>, key: SharedKey) -> Agent {
     let (free, port) = listener().await;
     drop(free);
     let (ready, is_ready) = watch::channel(Ready { serving: true, addresses: vec![LOOPBACK], ..Ready::default() });
-    let ((uplink, is_uplink), (heard, is_heard)) = (watch::channel(Uplink::Works), watch::channel(None));
+    let ((uplink, is_uplink), (heard, is_heard)) = (watch::channel(UplinkState::Works), watch::channel(None));
     let stop = CancellationToken::new();
     let released = watch::channel(Acknowledgements::new()).1;
     let overlay = watch::channel(None).1;
@@ -185,7 +185,7 @@ async fn answers_are_counted_by_what_they_say_and_timed() {
     let [serving, others @ ..] = meters.probes();
     assert!(serving > 0 && others == [0; 6], "{serving} {others:?}");
     assert_eq!(count_and_sum(&meters.probe()).0, serving);
-    agent.uplink.send_replace(Uplink::NextHopLost(vec![LOOPBACK]));
+    agent.uplink.send_replace(UplinkState::NextHopLost(vec![LOOPBACK]));
     ask(agent.port).await;
     let (free, nobody) = listener().await;
     drop(free);
@@ -219,10 +219,10 @@ async fn an_agent_answers_and_learns_that_it_was_heard() {
     assert!(!unconfirmed.iter().any(|finding| matches!(finding, Finding::Heard(_))));
     assert_eq!(*agent.heard.borrow(), before, "it is not told");
 
-    agent.uplink.send_replace(Uplink::NextHopLost(vec![LOOPBACK]));
+    agent.uplink.send_replace(UplinkState::NextHopLost(vec![LOOPBACK]));
     let lost = found(agent.port, Duration::from_millis(800)).await;
     assert_eq!(answers(&lost), [Signal::AgentAnswer(AgentAnswer::NextHopLost)]);
-    agent.uplink.send_replace(Uplink::NoCarrier("eth0".into()));
+    agent.uplink.send_replace(UplinkState::NoCarrier("eth0".into()));
     assert_eq!(
         answers(&found(agent.port, Duration::from_millis(800)).await),
         [Signal::AgentAnswer(AgentAnswer::NotServing)]
@@ -266,7 +266,7 @@ async fn a_session_that_is_closed_is_begun_anew() {
     // Where it is refused, its kernel answers.
     tokio::time::sleep(Duration::from_millis(900)).await;
     let (ready, is_ready) = watch::channel(Ready { serving: true, addresses: vec![LOOPBACK], ..Ready::default() });
-    let (_uplink, is_uplink) = watch::channel(Uplink::Works);
+    let (_uplink, is_uplink) = watch::channel(UplinkState::Works);
     let settings = health::Settings { port, tls: None, total_timeout: Duration::from_secs(1) };
     let released = watch::channel(Acknowledgements::new()).1;
     let overlay = watch::channel(None).1;

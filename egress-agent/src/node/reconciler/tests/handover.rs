@@ -80,7 +80,7 @@ impl Stage {
     /// Whether the kernel owns the address, and what it takes by a hand-over.
     fn held(&self) -> (bool, Option<HandoverStage>) {
         let state = self.recorder.state.lock().expect("not poisoned");
-        (state.owned.contains_key(&ID), state.moving.get(&ID).map(|moving| moving.course))
+        (state.owned.contains_key(&ID), state.handovers.get(&ID).map(|moving| moving.stage))
     }
 
     fn released(&self) -> bool {
@@ -92,8 +92,8 @@ fn peer() -> TunnelEndpoint {
     TunnelEndpoint(ip("172.18.0.2"))
 }
 
-fn moving(course: HandoverStage) -> HandoverState {
-    HandoverState { course, address: ip(A), peer: peer() }
+fn moving(stage: HandoverStage) -> HandoverState {
+    HandoverState { stage, address: ip(A), peer: peer() }
 }
 
 #[tokio::test]
@@ -104,13 +104,13 @@ async fn an_address_is_served_until_its_heir_is_ready_and_is_handed_over_in_one_
     assert!(!stage.released() && stage.reconciler.incomplete, "it is not waited for without end");
 
     let done = stage.hear(ready(2, 7)).await;
-    assert_eq!(done[0], Action::PutMoving(ID, moving(HandoverStage::Leaving)));
+    assert_eq!(done[0], Action::PutHandover(ID, moving(HandoverStage::Leaving)));
     let there = [Slot { address: ip(A), place: Place::Remote(peer()) }];
     assert!(matches!(&done[1..], [Action::PutPolicy(_, _, policy)] if policy.slots == there), "{done:?}");
     assert_eq!(*stage.released.borrow(), BTreeMap::from([(ip(A), 7)]));
 
     assert_eq!(stage.hear(assigned_to("n2")).await, [], "it is as it should be already");
-    assert_eq!(stage.hear(Change::Ledger(Arc::default())).await, [Action::EndMoving(ID, ip(A))]);
+    assert_eq!(stage.hear(Change::Ledger(Arc::default())).await, [Action::EndHandover(ID, ip(A))]);
     assert!(!stage.released());
 }
 
@@ -138,16 +138,16 @@ async fn an_heir_is_ready_before_it_answers_for_the_address() {
     let mut changes = held();
     changes.push(assigned_to("n2"));
     let mut stage = Stage::begin(changes).await;
-    assert_eq!(stage.hear(open(7, "n2", "n1")).await, [Action::PutMoving(ID, moving(HandoverStage::Arriving))]);
+    assert_eq!(stage.hear(open(7, "n2", "n1")).await, [Action::PutHandover(ID, moving(HandoverStage::Arriving))]);
     let says = |open| BTreeMap::from([(ip(A), Prepared(7, "n2".into(), open))]);
     assert_eq!(stage.ready.borrow().prepared, says(false));
     assert_eq!(stage.hear(released(2, 6)).await, [], "a word about another hand-over");
-    assert_eq!(stage.hear(released(2, 7)).await, [Action::PutMoving(ID, moving(HandoverStage::Open))]);
+    assert_eq!(stage.hear(released(2, 7)).await, [Action::PutHandover(ID, moving(HandoverStage::Open))]);
     assert_eq!(stage.ready.borrow().prepared, says(true));
     let done = stage.hear(assigned_to("n1")).await;
     assert_eq!(done[0], Action::Own(ID, ip(A)), "{done:?}");
-    assert!(!done.contains(&Action::EndMoving(ID, ip(A))), "late ones are taken still");
-    assert_eq!(stage.hear(Change::Ledger(Arc::default())).await, [Action::EndMoving(ID, ip(A))]);
+    assert!(!done.contains(&Action::EndHandover(ID, ip(A))), "late ones are taken still");
+    assert_eq!(stage.hear(Change::Ledger(Arc::default())).await, [Action::EndHandover(ID, ip(A))]);
     assert!(stage.ready.borrow().prepared.is_empty());
 }
 
@@ -191,7 +191,7 @@ async fn a_node_that_loses_one_address_of_the_object_and_gets_another_does_one_b
     stage.reconciler.apply(open(7, "n2", "n1"));
     let done = stage.hear(items(&[("n2", A)])).await;
     assert!(done.contains(&Action::Disown(ID, ip("172.18.0.101"))), "{done:?}");
-    assert!(!done.iter().any(|action| matches!(action, Action::PutMoving(..))), "{done:?}");
+    assert!(!done.iter().any(|action| matches!(action, Action::PutHandover(..))), "{done:?}");
 }
 
 /// The node that has been handed the address over to may have begun to send by it, whoever is to have it by now.
@@ -212,10 +212,10 @@ async fn what_has_been_handed_over_is_handed_over_to_nobody_else_under_the_same_
     nobody.records.open.values_mut().for_each(|record| record.to = None);
     stage.hear(Change::Ledger(Arc::new(nobody))).await;
     stage.hear(open(7, "n1", "n3")).await;
-    assert_eq!(stage.recorder.state.lock().expect("not poisoned").moving[&ID], moving(HandoverStage::Leaving));
+    assert_eq!(stage.recorder.state.lock().expect("not poisoned").handovers[&ID], moving(HandoverStage::Leaving));
     assert_eq!((says(&stage), stage.released()), (to_n2, true));
     // Another number, from the node that has it: nothing is passed on to anybody.
-    assert_eq!(stage.hear(open(8, "n2", "n3")).await.last(), Some(&Action::EndMoving(ID, ip(A))));
+    assert_eq!(stage.hear(open(8, "n2", "n3")).await.last(), Some(&Action::EndHandover(ID, ip(A))));
     assert!(says(&stage).is_empty() && !stage.released());
 }
 
@@ -249,7 +249,7 @@ async fn taken_over(answers: bool) -> Stage {
 
 #[tokio::test]
 async fn an_order_that_is_newer_than_the_ledger_ends_what_was_taken_over_before_it_is_said() {
-    for (answers, first) in [(true, Action::Disown(ID, ip(A))), (false, Action::EndMoving(ID, ip(A)))] {
+    for (answers, first) in [(true, Action::Disown(ID, ip(A))), (false, Action::EndHandover(ID, ip(A)))] {
         let mut stage = taken_over(answers).await;
         stage.orders.send_replace(BTreeMap::from([(ip(A), 8)]));
         assert_eq!(stage.go_on().await[0], first);
@@ -263,11 +263,11 @@ async fn an_order_that_is_newer_than_the_ledger_ends_what_was_taken_over_before_
 #[tokio::test]
 async fn what_was_taken_over_and_never_answered_for_is_held_until_that_is_ended() {
     let mut stage = taken_over(false).await;
-    *stage.recorder.fails.lock().expect("not poisoned") = Some(Action::EndMoving(ID, ip(A)));
+    *stage.recorder.fails.lock().expect("not poisoned") = Some(Action::EndHandover(ID, ip(A)));
     stage.reconciler.apply(open(7, "n1", "n2"));
     stage.reconciler.reconcile().await.expect_err("it cannot be ended");
     assert!(!stage.released());
-    assert_eq!(stage.go_on().await[0], Action::EndMoving(ID, ip(A)));
+    assert_eq!(stage.go_on().await[0], Action::EndHandover(ID, ip(A)));
     assert_eq!(*stage.released.borrow(), BTreeMap::from([(ip(A), 7)]));
 }
 
@@ -280,7 +280,7 @@ async fn behind_the_fence_nothing_is_taken_over_and_the_ledger_of_before_begins_
             stage.reconciler.actual = None;
             stage.recorder.is_walked.store(true, std::sync::atomic::Ordering::Relaxed);
         }
-        stage.standing.send_replace(LeaseState::Fenced(1));
+        stage.standing.send_replace(LeaseState::Expired(1));
         let round = tokio::time::timeout(Duration::from_millis(20), stage.reconciler.reconcile()).await;
         assert_eq!(round.is_err(), observed);
         assert_eq!(stage.held(), (false, None));
@@ -290,7 +290,7 @@ async fn behind_the_fence_nothing_is_taken_over_and_the_ledger_of_before_begins_
         stage.reconciler.incomplete = true;
         stage.go_on().await;
         assert_eq!(stage.held(), (false, None));
-        let taken = Action::PutMoving(ID, moving(HandoverStage::Arriving));
+        let taken = Action::PutHandover(ID, moving(HandoverStage::Arriving));
         assert_eq!(stage.hear(open(9, "n2", "n1")).await, [taken], "a hand-over of after that");
     }
 }
@@ -301,30 +301,31 @@ async fn a_node_that_had_nothing_to_lose_behind_the_fence_takes_what_it_has_hear
     let mut changes = held();
     changes.push(assigned_to("n2"));
     let mut stage = Stage::begin(changes).await;
-    stage.standing.send_replace(LeaseState::Fenced(1));
+    stage.standing.send_replace(LeaseState::Expired(1));
     assert_eq!(stage.hear(open(7, "n2", "n1")).await, []);
     stage.standing.send_replace(LeaseState::Holds);
     stage.reconciler.incomplete = true;
-    assert_eq!(stage.go_on().await, [Action::PutMoving(ID, moving(HandoverStage::Arriving))]);
+    assert_eq!(stage.go_on().await, [Action::PutHandover(ID, moving(HandoverStage::Arriving))]);
 }
 
 #[tokio::test]
 async fn a_hand_over_that_cannot_be_prepared_costs_nothing_else() {
     let mut stage = Stage::begin(held()).await;
     stage.hear(open(7, "n1", "n2")).await;
-    *stage.recorder.fails.lock().expect("not poisoned") = Some(Action::PutMoving(ID, moving(HandoverStage::Leaving)));
+    *stage.recorder.fails.lock().expect("not poisoned") = Some(Action::PutHandover(ID, moving(HandoverStage::Leaving)));
     let done = stage.hear(ready(2, 7)).await;
-    assert_eq!(done[..2], [Action::Disown(ID, ip(A)), Action::EndMoving(ID, ip(A))]);
+    assert_eq!(done[..2], [Action::Disown(ID, ip(A)), Action::EndHandover(ID, ip(A))]);
     assert!(matches!(done[2..], [Action::PutPolicy(..), ..]), "the rest goes on: {done:?}");
     assert!(stage.released());
 
     let mut changes = held();
     changes.push(assigned_to("n2"));
     let mut stage = Stage::begin(changes).await;
-    *stage.recorder.fails.lock().expect("not poisoned") = Some(Action::PutMoving(ID, moving(HandoverStage::Arriving)));
+    *stage.recorder.fails.lock().expect("not poisoned") =
+        Some(Action::PutHandover(ID, moving(HandoverStage::Arriving)));
     assert_eq!(stage.hear(open(7, "n2", "n1")).await, []);
     assert!(stage.ready.borrow().prepared.is_empty() && stage.reconciler.incomplete);
-    assert_eq!(stage.go_on().await, [Action::PutMoving(ID, moving(HandoverStage::Arriving))], "it is tried again");
+    assert_eq!(stage.go_on().await, [Action::PutHandover(ID, moving(HandoverStage::Arriving))], "it is tried again");
 }
 
 #[tokio::test]

@@ -44,8 +44,8 @@ struct Recorder {
 
 impl Executor for Recorder {
     async fn held(&mut self) -> Result<KernelState, DataplaneError> {
-        let KernelState { owned, moving, .. } = self.state.lock().expect("not poisoned").clone();
-        Ok(KernelState { owned, moving, ..KernelState::default() })
+        let KernelState { owned, handovers, .. } = self.state.lock().expect("not poisoned").clone();
+        Ok(KernelState { owned, handovers, ..KernelState::default() })
     }
 
     async fn observe(&mut self) -> Result<KernelState, DataplaneError> {
@@ -465,14 +465,14 @@ async fn a_fence_ends_what_takes_its_time_and_takes_everything_also_without_a_no
     let said = tokio::time::timeout(Duration::from_secs(5), said).await;
     assert!(matches!(said, Ok(Ok(()))), "an order does not wait for an answer");
     giver.put(Change::Nodes(Update::Replaced([node(2)].into())));
-    standing.send_replace(LeaseState::Fenced(1));
+    standing.send_replace(LeaseState::Expired(1));
     until(0).await;
     // In touch again. The question whose the address is has no answer; a fence does not wait for one.
     giver.put(Change::Nodes(Update::Replaced([node(1), node(2)].into())));
     standing.send_replace(LeaseState::Holds);
     tokio::time::sleep(Duration::from_millis(20)).await;
     assert_eq!(owned(), 0);
-    standing.send_replace(LeaseState::Fenced(1));
+    standing.send_replace(LeaseState::Expired(1));
     tokio::time::sleep(Duration::from_millis(20)).await;
     stop.cancel();
     tokio::time::timeout(Duration::from_secs(5), running).await.expect("nothing hangs").expect("no panic");
@@ -494,7 +494,7 @@ async fn a_fence_does_not_wait_for_a_walk_of_the_maps() {
     // What it was at was ended.
     reconciler.actual = None;
     recorder.is_walked.store(true, std::sync::atomic::Ordering::Relaxed);
-    standing.send_replace(LeaseState::Fenced(1));
+    standing.send_replace(LeaseState::Expired(1));
     let walk = tokio::time::timeout(Duration::from_millis(20), reconciler.reconcile()).await;
     assert!(walk.is_err());
     assert_eq!(done(), [Action::Disown(EgressId(1), ip("172.18.0.100"))]);
@@ -519,7 +519,7 @@ async fn what_a_fence_could_not_take_at_once_does_not_wait_for_a_walk_of_the_map
     let disown = Action::Disown(EgressId(1), ip("172.18.0.100"));
     *recorder.fails.lock().expect("not poisoned") = Some(disown.clone());
     reconciler.actual = None;
-    standing.send_replace(LeaseState::Fenced(1));
+    standing.send_replace(LeaseState::Expired(1));
     reconciler.reconcile().await.expect_err("it fails once");
     recorder.log.lock().expect("not poisoned").clear();
     standing.send_replace(LeaseState::Holds);
@@ -551,7 +551,7 @@ async fn what_a_fence_took_is_served_again_when_it_was_read_again_and_no_sooner(
         (recorder.state.lock().expect("not poisoned").owned.len(), reconciler.ties.has_given_up)
     };
     assert_eq!(go_on().await, (1, false));
-    standing.send_replace(LeaseState::Fenced(1));
+    standing.send_replace(LeaseState::Expired(1));
     assert_eq!(go_on().await, (0, true));
     standing.send_replace(LeaseState::Holds);
     assert_eq!([go_on().await, go_on().await], [(0, true); 2], "it is heard, and nothing can be read");
@@ -576,7 +576,7 @@ async fn a_node_whose_leases_run_out_before_it_knows_the_cluster_lets_go() {
     tokio::time::sleep(Duration::from_millis(50)).await;
     let owned = || recorder.state.lock().expect("not poisoned").owned.len();
     assert_eq!(owned(), 1, "that is not known yet");
-    standing.send_replace(LeaseState::Fenced(1));
+    standing.send_replace(LeaseState::Expired(1));
     let gone = async {
         while owned() > 0 {
             tokio::time::sleep(Duration::from_millis(1)).await;
@@ -589,7 +589,7 @@ async fn a_node_whose_leases_run_out_before_it_knows_the_cluster_lets_go() {
 #[tokio::test]
 async fn a_fence_that_falls_in_the_middle_of_a_round_is_told_behind_it() {
     use futures::FutureExt;
-    let (standing, is_standing) = watch::channel(LeaseState::Fenced(1));
+    let (standing, is_standing) = watch::channel(LeaseState::Expired(1));
     let nobody: Ask = Box::new(|_| Box::pin(std::future::pending()));
     let tells = (watch::channel(Default::default()).0, watch::channel(BTreeMap::new()).0);
     let mut ties = Coordination::new("n1", (is_standing, watch::channel(BTreeMap::new()).1), tells, nobody);

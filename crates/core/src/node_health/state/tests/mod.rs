@@ -14,22 +14,22 @@ struct Play {
     start: Instant,
     now: u64,
     signs: BTreeMap<&'static str, Option<Signal>>,
-    /// Who says that it answers through the overlay, and whether it does.
+    /// Nodes that report that they answer through the overlay, and whether they do.
     overlay: BTreeMap<&'static str, bool>,
     /// Whether the own next hop answers.
     next_hop: bool,
-    /// Every change of who is gone.
+    /// Every change of the set of gone nodes.
     changes: Vec<(u64, Vec<String>)>,
     suspects: BTreeSet<String>,
     absent: BTreeSet<String>,
-    /// When those that are gone were well last.
+    /// When those that are gone were last well.
     lost: BTreeMap<String, Instant>,
     cut_off: bool,
     hears_none: bool,
 }
 
 impl Play {
-    /// The first node is the asker's own where the name says so.
+    /// The first node is the controller's own if its name says so.
     fn new(nodes: &[&'static str]) -> Self {
         let start = Instant::now();
         let mut judge = NodeStates::new(RULES);
@@ -65,7 +65,7 @@ impl Play {
         self.signs.insert(node, sign);
     }
 
-    /// These say that they answer through the overlay, and do or do not.
+    /// These report that they answer through the overlay, and do or do not.
     fn overlay(&mut self, nodes: &[&'static str], answers: bool) {
         for node in nodes {
             self.overlay.insert(node, answers);
@@ -83,7 +83,7 @@ impl Play {
         self.changes.last().map(|(_, gone)| gone.clone()).unwrap_or_default()
     }
 
-    /// Goes on until then.
+    /// Runs until then.
     fn until(&mut self, end: u64) {
         while self.now < end {
             self.now += 10;
@@ -159,7 +159,7 @@ fn hold_downs_grow_with_flapping_and_shrink_in_peace() {
         waits.push((play.now - begin + 250) / 1000);
     }
     assert_eq!(waits, [2, 4, 8, 16]);
-    // Four failures are forgiven in twenty minutes.
+    // Four failures expire in twenty minutes.
     play.until(play.now + 4 * 300_000 + 1000);
     play.set("a", None);
     play.until(play.now + 2000);
@@ -181,7 +181,7 @@ fn where_nobody_is_heard_any_more_nothing_moves() {
             assert!(play.suspects.is_empty(), "{:?} after {} ms", play.suspects, play.now);
         }
         assert!(play.cut_off && play.hears_none);
-        // One comes back much earlier than the others, which then have their time.
+        // One recovers much earlier than the others, which then have their time.
         play.set("b", Some(OK));
         play.until(60_800);
         assert!(!play.cut_off && !play.hears_none);
@@ -242,7 +242,7 @@ fn a_next_hop_is_no_witness_of_a_road_that_was_never_taken() {
     assert_eq!(together(false, &["a", "b"], 5000), (0, 0, true), "nobody says that the own road works");
     assert_eq!(together(true, &["a"], 5000), (0, 0, true), "b may be there, behind a firewall");
     assert_eq!(together(true, &["a", "b"], 120_000), (0, 0, true), "long ago");
-    // A leader that loses all its roads at once: its next hop may be heard a moment longer.
+    // A leader that loses all its paths at once: its next hop may be heard a moment longer.
     let mut play = Play::new(&["a", "b", "own"]);
     play.next_hop = true;
     play.direct(&["a", "b"]);
@@ -253,7 +253,7 @@ fn a_next_hop_is_no_witness_of_a_road_that_was_never_taken() {
     play.next_hop = false;
     play.until(30_000);
     assert_eq!((play.changes.len(), play.suspects.len(), play.cut_off), (0, 0, true));
-    // Its roads come back, and the next hop is heard first.
+    // Its paths recover, and the next hop is heard first.
     play.direct(&["a", "b"]);
     play.next_hop = true;
     play.until(30_700);
@@ -272,7 +272,7 @@ fn two_nodes_that_die_one_after_the_other_are_both_gone() {
     play.set("b", None);
     play.until(9000);
     assert_eq!(play.gone(), ["a", "b"]);
-    // Of the last one nothing can move anywhere.
+    // Nothing can move away from the last one.
     play.set("c", None);
     play.until(20_000);
     assert_eq!(play.gone(), ["a", "b"]);
@@ -297,7 +297,7 @@ fn a_dead_agent_has_its_grace_and_is_no_suspect_meanwhile() {
     let mut play = Play::new(&["a", "b", "c"]);
     play.until(5000);
     play.set("a", Some(Signal::Kernel));
-    // Stopped for thirty seconds, and then it must come to answer.
+    // Stopped for thirty seconds: answers must arrive first.
     play.until(35_500);
     assert_eq!((play.changes.len(), play.suspects.len()), (0, 0));
     play.until(36_500);
@@ -305,13 +305,13 @@ fn a_dead_agent_has_its_grace_and_is_no_suspect_meanwhile() {
     assert_eq!(play.absent, BTreeSet::from(["a".to_owned()]), "it gets nothing more");
     play.until(37_500);
     assert_eq!((play.gone(), play.suspects.len()), (vec!["a".to_owned()], 1));
-    // All agents at once: nobody could take anything.
+    // All agents at once: no node could take anything.
     play.all(Some(Signal::Kernel));
     play.until(100_000);
     assert_eq!(play.gone(), ["a"]);
 }
 
-/// A controller that could write nothing for a while, and hears all nodes when it can, moves nothing.
+/// A controller that could not write for a while, and hears all nodes when it can, moves nothing.
 #[test]
 fn what_was_found_while_nothing_could_be_decided_is_found_out_again() {
     let mut play = Play::new(&["a", "b", "c"]);
@@ -350,7 +350,7 @@ fn a_next_hop_that_all_have_lost_moves_nothing() {
     play.until(5400);
     play.set("c", Some(LOST));
     play.until(30_000);
-    // And so again.
+    // The same again.
     play.set("b", Some(OK));
     play.until(30_250);
     play.set("a", Some(OK));
@@ -376,14 +376,14 @@ fn networks_are_judged_apart() {
     play.set("c", Some(LOST));
     play.until(6000);
     assert_eq!(play.gone(), ["c"]);
-    // The last of its network stays, whatever others do.
+    // The last of its network stays, whatever the others do.
     play.set("d", None);
     play.until(9000);
     assert_eq!(play.gone(), ["c"]);
 }
 
-/// It is asked on for a minute after it has lost its label, and counted as somewhere to go all the while: the others waited out
-/// their time after a failure, and no address had a node.
+/// A node is probed for a minute after it has lost its label. It must not count as a target: otherwise the others would
+/// wait out their time after a failure while no address has a node.
 #[test]
 fn a_node_that_may_not_host_is_nowhere_to_go() {
     let mut play = Play::new(&["a", "b", "drained"]);

@@ -1,4 +1,4 @@
-//! Nodes that answer health checks, and nothing through the overlay.
+//! Nodes that answer health checks, and do not answer through the overlay.
 
 use super::*;
 
@@ -6,7 +6,7 @@ use super::*;
 fn a_node_that_has_lost_the_overlay_alone_is_gone_though_it_answers() {
     let mut play = Play::new(&["a", "b", "c", "own"]);
     play.overlay(&["a", "b", "own"], true);
-    // One of another version, which is not asked.
+    // One of another version, which is not probed there.
     play.until(10_000);
     assert_eq!(play.changes, []);
     play.overlay(&["a"], false);
@@ -46,7 +46,7 @@ fn an_overlay_that_was_never_there_is_seen_and_one_of_an_agent_that_starts_is_wa
     let mut play = Play::new(&["a", "b"]);
     play.overlay(&["a", "b"], true);
     play.until(10_000);
-    // Its agent is stopped: its kernel answers, and nothing through the overlay.
+    // Its agent is stopped: its kernel answers, and the overlay does not.
     play.set("a", Some(Signal::Kernel));
     play.overlay(&["a"], false);
     play.until(30_000);
@@ -62,7 +62,7 @@ fn an_agent_that_is_started_twice_in_a_moment_has_lost_nothing() {
     let mut play = Play::new(&["a", "b", "own"]);
     play.overlay(&["a", "b", "own"], true);
     play.until(10_000);
-    // Half a second between two starts is too short for an answer by that road.
+    // Half a second between two starts is too short for an answer by that path.
     play.overlay(&["a"], false);
     for (sign, until) in [(Signal::Kernel, 10_700), (OK, 11_300), (Signal::Kernel, 12_200), (OK, 12_500)] {
         play.set("a", Some(sign));
@@ -78,7 +78,7 @@ fn where_fewer_answer_through_the_overlay_than_have_lost_it_nothing_moves() {
     let mut play = Play::new(&["a", "b", "c", "d", "own"]);
     play.overlay(&["a", "b", "c", "d"], true);
     play.until(10_000);
-    // Their last answers do not come in the same moment.
+    // Their last answers do not arrive at the same moment.
     play.overlay(&["a"], false);
     play.until(10_300);
     play.overlay(&["b", "c"], false);

@@ -12,7 +12,7 @@ use crate::model::view::EgressObject;
 const LEASE: Duration = Duration::from_secs(5);
 const A: &str = "172.18.0.101";
 
-/// A cluster with a leader that writes all it plans at once, and nodes that do nothing by themselves.
+/// A cluster with a leader that writes all it plans at once, and passive nodes.
 struct Stage {
     nodes: Nodes,
     objects: Objects,
@@ -25,7 +25,7 @@ struct Stage {
     records: Records,
     watch: HandoverPlanner,
     start: Instant,
-    /// Since when this leader leads.
+    /// The beginning of this leader's term.
     since: Instant,
 }
 
@@ -62,13 +62,13 @@ impl Stage {
         self.watch.plan(objects, &wanted, &self.records, &evidence, now)
     }
 
-    fn record(&mut self, step: &Step) {
+    fn record(&mut self, step: &RecordChange) {
         match step {
-            Step::Record(address, hand_over) => {
+            RecordChange::Record(address, hand_over) => {
                 self.records.last = self.records.last.max(hand_over.number);
                 self.records.open.insert(*address, hand_over.clone());
             }
-            Step::Forget(address) => {
+            RecordChange::Forget(address) => {
                 self.records.open.remove(address);
             }
         }
@@ -79,7 +79,7 @@ impl Stage {
         *object = Arc::new(EgressObject { items, ..(**object).clone() });
     }
 
-    /// A pass at this second, all written. Where the address is then, and whether a record is open.
+    /// Plans at this second and writes everything. Returns where the address is then, and whether a record is open.
     fn pass(&mut self, second: u64) -> (Option<String>, bool) {
         let plan = self.plan(self.start + Duration::from_secs(second));
         plan.steps.iter().for_each(|step| self.record(step));
@@ -161,7 +161,7 @@ fn whoever_lists_a_freed_address_waits_for_its_node_too() {
     stage.objects.extend([object("b", 2, &[A], &[])]);
     assert_eq!(stage.pass(0), at("n1", false));
     stage.objects.remove("a");
-    // Gone with its object, and with it the status that named the node: the record must have been there before.
+    // The object is gone, and with it the status that named the node: the record must exist before.
     let hand_over = HandOver { number: 1, from: "n1".into(), to: None };
     stage.records = Records { last: 1, open: BTreeMap::from([(A.parse().expect("a literal"), hand_over)]) };
     stage.unreachable.insert("n1".into());
@@ -169,7 +169,7 @@ fn whoever_lists_a_freed_address_waits_for_its_node_too() {
     assert_eq!(stage.pass(4), (None, true));
     assert!(matches!(stage.pass(5), (Some(node), true) if node != "n1"));
 
-    // An edit leaves the record behind by itself; the same node may have the address at once.
+    // An edit alone leaves the record; the same node may have the address at once.
     let mut stage = on("n1");
     stage.objects = Objects::from([object("a", 1, &[], &[("n1", A)])]);
     assert_eq!(stage.pass(0), (None, true));
@@ -200,7 +200,7 @@ fn the_node_of_a_deleted_object_is_waited_for() {
     assert_eq!(stage.pass(0), (None, true));
     assert_eq!(stage.pass(4), (None, true));
     assert!(matches!(stage.pass(5), (Some(node), true) if node != "n1"));
-    // It is not asked for twice.
+    // It is not requested twice.
     assert!(matches!(stage.pass(5), (Some(node), false) if node != "n1"));
 }
 
@@ -213,7 +213,7 @@ fn what_the_node_of_a_deleted_object_had_is_recorded_though_nobody_wants_it_yet(
     assert_eq!(stage.pass(0), (None, true));
     let record = stage.records.open[&address].clone();
     assert_eq!((record.from.as_str(), &record.to), ("n1", &None));
-    // Another leads, who has not seen the object, and somebody wants the address.
+    // Another leader, which has not seen the object, and an object wants the address.
     stage.departed.clear();
     stage.watch = HandoverPlanner::default();
     assert_eq!(stage.pass(3600), (None, true), "its node says nothing, and is in touch");
@@ -222,7 +222,7 @@ fn what_the_node_of_a_deleted_object_had_is_recorded_though_nobody_wants_it_yet(
     assert_eq!(stage.pass(3601), (None, true));
     stage.released.insert((address, record.number));
     assert!(matches!(stage.pass(3602), (Some(node), true) if node != "n1"));
-    // And where nobody does it is over with the node's word.
+    // If no object wants it, the node's acknowledgement ends the hand-over.
     let mut stage = on("n1");
     stage.objects.clear();
     stage.departed.insert(address, "n1".into());
@@ -253,50 +253,54 @@ fn a_node_that_was_ready_and_is_not_to_have_it_any_more_lets_go_first() {
         stage.unreachable.insert("n1".into());
         assert_eq!(stage.pass(0), at("n1", true));
         let HandOver { number, to, .. } = stage.records.open[&address].clone();
-        let heir = to.expect("a node");
-        stage.prepared.insert((address, number), BTreeSet::from([heir.clone()]));
-        // Another one is to have it, or nobody.
-        stage.nodes.retain(|name, _| *name != heir && (others || name == "n1"));
+        let new_owner = to.expect("a node");
+        stage.prepared.insert((address, number), BTreeSet::from([new_owner.clone()]));
+        // Another node is wanted, or none.
+        stage.nodes.retain(|name, _| *name != new_owner && (others || name == "n1"));
         stage.pass(1);
         assert_eq!(stage.records.open[&address].from, "n1", "nothing was passed on yet");
         stage.released.insert((address, number));
         assert_eq!(stage.pass(1), (None, true), "nobody is given it");
         let record = stage.records.open[&address].clone();
-        assert_eq!((&record.from, record.number > number, record.to.is_some()), (&heir, true, others));
+        assert_eq!((&record.from, record.number > number, record.to.is_some()), (&new_owner, true, others));
         assert_eq!(stage.pass(2), (None, true));
         stage.released.insert((address, record.number));
         assert_eq!(stage.pass(2), (record.to, others));
     }
 }
 
-/// A record to a node that has said that it is ready; nobody has let go yet.
+/// A record to a node that is ready; the old node has not released the address yet.
 fn on_its_way() -> (Stage, IpAddr, u64, String) {
     let address: IpAddr = A.parse().expect("a literal");
     let mut stage = on("n1");
     Arc::make_mut(stage.nodes.get_mut("n1").expect("a node")).assignable = false;
     assert_eq!(stage.pass(0), at("n1", true));
     let HandOver { number, to, .. } = stage.records.open[&address].clone();
-    let heir = to.expect("a node");
-    stage.prepared.insert((address, number), BTreeSet::from([heir.clone()]));
-    (stage, address, number, heir)
+    let new_owner = to.expect("a node");
+    stage.prepared.insert((address, number), BTreeSet::from([new_owner.clone()]));
+    (stage, address, number, new_owner)
 }
 
 #[test]
 fn a_hand_over_to_a_node_that_is_ready_is_finished_whoever_is_wanted_by_now() {
     for back in [true, false] {
-        let (mut stage, address, number, heir) = on_its_way();
-        // The old node may have the address again, or the new one may not have it any more.
+        let (mut stage, address, number, new_owner) = on_its_way();
+        // The old node may get the address again, or the new one may not have it any more.
         Arc::make_mut(stage.nodes.get_mut("n1").expect("a node")).assignable = back;
-        Arc::make_mut(stage.nodes.get_mut(&heir).expect("a node")).assignable = false;
+        Arc::make_mut(stage.nodes.get_mut(&new_owner).expect("a node")).assignable = false;
         assert_eq!(stage.pass(1), at("n1", true));
         let record = stage.records.open[&address].clone();
-        assert_eq!((record.number, record.to.as_ref()), (number, Some(&heir)), "it may be handed over just now");
+        assert_eq!((record.number, record.to.as_ref()), (number, Some(&new_owner)), "it may be handed over just now");
         stage.released.insert((address, number));
-        stage.given.insert((address, number), Some(heir.clone()));
+        stage.given.insert((address, number), Some(new_owner.clone()));
         stage.pass(2);
         let record = stage.records.open[&address].clone();
-        assert_eq!((record.from.as_str(), record.number > number), (heir.as_str(), true), "who has it lets go first");
-        // The status names the old node still, which is not to take that for leave to take it up.
+        assert_eq!(
+            (record.from.as_str(), record.number > number),
+            (new_owner.as_str(), true),
+            "who has it lets go first"
+        );
+        // The status still names the old node, which must not take that as permission to hold the address.
         assert!(record.to.is_none() || !back, "{record:?}");
         for second in 3..6 {
             assert_eq!(stage.pass(second), (None, true), "nobody is given it");
@@ -305,7 +309,7 @@ fn a_hand_over_to_a_node_that_is_ready_is_finished_whoever_is_wanted_by_now() {
         stage.released.insert((address, record.number));
         stage.given.insert((address, record.number), None);
         let (to, is_open) = stage.pass(6);
-        assert!(is_open && to.is_some() && to != Some(heir), "{to:?}");
+        assert!(is_open && to.is_some() && to != Some(new_owner), "{to:?}");
         assert_eq!(stage.records.open[&address].to, to);
         assert_eq!(stage.pass(6), (to, false));
     }
@@ -313,26 +317,26 @@ fn a_hand_over_to_a_node_that_is_ready_is_finished_whoever_is_wanted_by_now() {
 
 #[test]
 fn who_was_ready_and_was_handed_nothing_is_not_waited_for() {
-    let (mut stage, address, number, heir) = on_its_way();
+    let (mut stage, address, number, new_owner) = on_its_way();
     stage.released.insert((address, number));
     stage.given.insert((address, number), None);
-    Arc::make_mut(stage.nodes.get_mut(&heir).expect("a node")).assignable = false;
-    let third = if heir == "n2" { "n3" } else { "n2" };
+    Arc::make_mut(stage.nodes.get_mut(&new_owner).expect("a node")).assignable = false;
+    let third = if new_owner == "n2" { "n3" } else { "n2" };
     assert_eq!(stage.pass(1), at(third, true));
     assert_eq!(stage.records.open[&address].number, number);
 }
 
-/// Of several that were ready under one number, only the one that is named has anything.
+/// Of several nodes that were ready under one number, only the named one has anything.
 #[test]
 fn of_two_that_were_ready_the_one_that_is_named_lets_go() {
-    let (mut stage, address, number, heir) = on_its_way();
-    let other = if heir == "n2" { "n3" } else { "n2" };
+    let (mut stage, address, number, new_owner) = on_its_way();
+    let other = if new_owner == "n2" { "n3" } else { "n2" };
     stage.prepared.get_mut(&(address, number)).expect("words").insert(other.into());
     stage.released.insert((address, number));
     stage.given.insert((address, number), Some(other.into()));
     stage.pass(1);
     let record = stage.records.open[&address].clone();
-    assert_eq!((record.from.as_str(), record.to.as_deref()), (other, Some(heir.as_str())));
+    assert_eq!((record.from.as_str(), record.to.as_deref()), (other, Some(new_owner.as_str())));
 }
 
 /// Whichever name comes first.
@@ -342,7 +346,7 @@ fn of_two_that_are_ready_the_one_that_is_recorded_goes_on() {
         let (mut stage, address, number, _) = on_its_way();
         stage.records.open.get_mut(&address).expect("a record").to = Some(recorded.into());
         stage.prepared.insert((address, number), [recorded, former].map(str::to_owned).into());
-        // The old node is to have it again.
+        // The old node is wanted again.
         Arc::make_mut(stage.nodes.get_mut("n1").expect("a node")).assignable = true;
         for node in [recorded, former] {
             Arc::make_mut(stage.nodes.get_mut(node).expect("a node")).assignable = false;
@@ -377,7 +381,7 @@ fn an_address_never_has_two_holders() {
     }
 }
 
-/// Nodes get ready, and hand over to one another; the one that is to have the address changes all the time.
+/// Nodes become ready and hand over to one another while the wanted node changes all the time.
 #[test]
 fn an_address_never_has_two_holders_where_nodes_hand_it_over_to_one_another() {
     for seed in 0..300 {
@@ -385,7 +389,7 @@ fn an_address_never_has_two_holders_where_nodes_hand_it_over_to_one_another() {
     }
 }
 
-/// What the leader has planned of an assignment that is given, of a ledger that has these records.
+/// The leader's plan for a given assignment and ledger.
 fn planned(
     stage: &Stage,
     wanted: &[(&str, &str)],
@@ -401,7 +405,7 @@ fn planned(
     HandoverPlanner::default().plan(&stage.objects, &wanted, records, &evidence, now)
 }
 
-/// A node serves one address of an object. One that is to get another waits until the first has left it.
+/// A node serves one address of an object, so another one waits until the first has left.
 #[test]
 fn a_node_gets_no_second_address_of_an_object_before_the_first_has_left() {
     let low = "172.18.0.100";
@@ -424,7 +428,7 @@ fn a_ledger_that_is_full_gets_no_more_records() {
         let plan = planned(&stage, &[("n2", A)], &ends, (records, stage.start));
         let address: IpAddr = A.parse().expect("a literal");
         assert_eq!(plan.holders.get(&address).map(String::as_str), Some("n1"), "whether recorded or not");
-        plan.steps.iter().any(|step| matches!(step, Step::Record(recorded, _) if *recorded == address))
+        plan.steps.iter().any(|step| matches!(step, RecordChange::Record(recorded, _) if *recorded == address))
     };
     let most = u32::try_from(MOST_OPEN).expect("a small number");
     assert!(begun(&of(most - 1)));
@@ -435,9 +439,9 @@ fn a_ledger_that_is_full_gets_no_more_records() {
 fn a_hand_over_that_is_open_is_not_new() {
     let address: IpAddr = "172.18.0.100".parse().expect("a literal");
     let record = HandOver { number: 7, from: "n1".into(), to: None };
-    let begins = Step::Record(address, record.clone());
+    let begins = RecordChange::Record(address, record.clone());
     let mut records = Records::default();
-    assert!(begins.is_new_to(&records) && !Step::Forget(address).is_new_to(&records));
+    assert!(begins.is_new_to(&records) && !RecordChange::Forget(address).is_new_to(&records));
     records.open.insert(address, record);
     assert!(!begins.is_new_to(&records), "whoever leads by it has to be waited for");
 }

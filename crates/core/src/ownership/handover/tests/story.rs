@@ -1,4 +1,4 @@
-//! Nodes that are cut off and return, objects that are edited, leaders that die between two writes, nodes that are slow.
+//! Nodes that are cut off and return, edited objects, leaders that die between two writes, slow nodes.
 
 use super::*;
 
@@ -17,7 +17,7 @@ impl Numbers {
     }
 }
 
-/// What the agent of a node does.
+/// The state of a node's agent.
 #[derive(Default)]
 struct Agent {
     cut: bool,
@@ -25,7 +25,7 @@ struct Agent {
     holds: BTreeSet<IpAddr>,
     /// Ready to take over, by the number of the hand-over.
     taken: BTreeMap<IpAddr, u64>,
-    /// Handed over, by number, and to whom.
+    /// Handed over, by number, and to which node.
     gave: BTreeMap<IpAddr, (u64, String)>,
 }
 
@@ -35,19 +35,19 @@ struct Story {
     time: Duration,
     numbers: Numbers,
     /// Whether nodes wait for one another, and hand over.
-    heirs: bool,
+    new_owners: bool,
 }
 
 const ADDRESSES: [&str; 3] = [A, "172.18.0.102", "172.18.0.103"];
 
-pub(super) fn tell(seed: u64, heirs: bool) {
+pub(super) fn tell(seed: u64, new_owners: bool) {
     let numbers = Numbers((seed + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     let two = [object("a", 1, &[A, ADDRESSES[1]], &[]), object("b", 2, &[A, ADDRESSES[2]], &[])];
-    // What moves between objects is not handed over.
-    let objects = if heirs { Objects::from([object("a", 1, &ADDRESSES, &[])]) } else { Objects::from(two) };
+    // Addresses that move between objects are not handed over.
+    let objects = if new_owners { Objects::from([object("a", 1, &ADDRESSES, &[])]) } else { Objects::from(two) };
     let stage = Stage::new(objects);
     let agents = stage.nodes.keys().map(|name| (name.clone(), Agent::default())).collect();
-    let mut story = Story { stage, agents, time: Duration::ZERO, numbers, heirs };
+    let mut story = Story { stage, agents, time: Duration::ZERO, numbers, new_owners };
     for _ in 0..120 {
         story.second(seed, true);
     }
@@ -92,7 +92,7 @@ impl Story {
         let writes = u64::try_from(writes).expect("few");
         let crash = (eventful && self.numbers.one_in(6)).then(|| self.numbers.below(1 + writes));
         let (before, after): (Vec<_>, Vec<_>) =
-            plan.steps.iter().cloned().partition(|step| matches!(step, Step::Record(..)));
+            plan.steps.iter().cloned().partition(|step| matches!(step, RecordChange::Record(..)));
         let losing_first = |items: &(String, Vec<Item>)| {
             let old = &self.stage.objects[&items.0].items;
             old.iter().all(|item| items.1.iter().any(|new| new.egress_ip == item.egress_ip))
@@ -125,7 +125,7 @@ impl Story {
                 agent.cut = !agent.cut;
             }
             1 => {
-                let name = if self.heirs { "a" } else { ["a", "b"][usize::from(self.numbers.one_in(2))] };
+                let name = if self.new_owners { "a" } else { ["a", "b"][usize::from(self.numbers.one_in(2))] };
                 let listed = ADDRESSES.iter().filter(|_| self.numbers.one_in(2));
                 let listed = listed.map(|text| (*text).to_owned()).collect();
                 let object = self.stage.objects.get_mut(name).expect("the object");
@@ -135,10 +135,10 @@ impl Story {
         }
     }
 
-    /// Some nodes look at what is written; in quiet times all do. Between two writes of the leader nobody hands over: what
-    /// is left of that is told in `model::moving`.
+    /// Some nodes look at what is written; in quiet times all do. No node hands over between two writes of the leader:
+    /// `crate::ownership::kernel_handovers` describes that case.
     fn act(&mut self, eventful: bool, hands_over: bool) {
-        let (stage, heirs) = (&mut self.stage, self.heirs);
+        let (stage, new_owners) = (&mut self.stage, self.new_owners);
         for (name, agent) in self.agents.iter_mut().filter(|(_, agent)| !agent.cut) {
             if eventful && self.numbers.one_in(2) {
                 continue;
@@ -164,7 +164,7 @@ impl Story {
                 .collect();
             for (address, record) in open {
                 let word = (*address, record.number);
-                let arrives = heirs && record.to.as_ref() == Some(name) && record.from != *name;
+                let arrives = new_owners && record.to.as_ref() == Some(name) && record.from != *name;
                 if arrives && !agent.taken.contains_key(address) {
                     agent.taken.insert(*address, record.number);
                     stage.prepared.entry(word).or_default().insert(name.clone());
@@ -172,13 +172,13 @@ impl Story {
                 if record.from != *name {
                     continue;
                 }
-                if heirs && agent.holds.contains(address) {
+                if new_owners && agent.holds.contains(address) {
                     let ready = |to: &&String| stage.prepared.get(&word).is_some_and(|all| all.contains(*to));
                     match record.to.as_ref().filter(ready) {
                         Some(to) if hands_over => {
                             agent.gave.insert(*address, (record.number, to.clone()));
                         }
-                        // It may be ready yet.
+                        // It may already be ready.
                         _ if !hands_over || (eventful && self.numbers.one_in(2)) => {
                             holds.insert(*address);
                             continue;
@@ -188,7 +188,7 @@ impl Story {
                 }
                 stage.released.insert(word);
                 let to = agent.gave.get(address).map(|(_, to)| to.clone());
-                // What has been said once is not taken back.
+                // Acknowledgements are not withdrawn.
                 let said = stage.given.entry(word).or_default();
                 *said = to.or(said.take());
             }
