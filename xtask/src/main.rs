@@ -42,11 +42,11 @@ enum Command {
     /// The first process of a guest of `test --kernel`
     #[command(hide = true)]
     Guest,
-    /// Measure the data plane beside plain forwarding and netfilter
+    /// Measure the datapath beside plain forwarding and netfilter
     Bench(egress_scenarios::bench::BenchArgs),
-    /// Break nodes, agents and the API server of a lab by the dice, and measure what that does to traffic
+    /// Inject random faults into nodes, agents and the API server of a lab (seeded), and measure what that does to traffic
     Soak(egress_scenarios::soak::SoakArgs),
-    /// Play the faults of ownership on a lab, and judge who emitted an egress IP by what was on the wire
+    /// Play the faults of ownership on a lab, and judge by captured packets which node sent from an egress IP
     Faults(egress_scenarios::faults::FaultsArgs),
     /// Serve the lab's in-memory Kubernetes API
     Apiserver(egress_lab::apiserver::ApiserverArgs),

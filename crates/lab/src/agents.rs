@@ -6,16 +6,16 @@ use std::fs::{File, OpenOptions};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Output, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::cluster::Cluster;
 use crate::confinement::{self, confined};
+use crate::kube_api::KubeApi;
 use crate::topology::addresses as plan;
+use crate::wait::poll;
 use crate::{Lab, Node, UPLINK};
 
 /// How many nodes have a controller.
@@ -46,11 +46,11 @@ const OF_BOTH: [&str; 6] = [
 const OF_CONTROLLERS: &str = "--egressip-reachability-grace";
 
 impl AgentOptions {
-    pub fn new(binary: &Path, cluster: &Cluster) -> Self {
+    pub fn new(binary: &Path, api: &KubeApi) -> Self {
         Self {
             binary: binary.to_owned(),
-            kubeconfig: cluster.node_kubeconfig().to_owned(),
-            controller_kubeconfig: cluster.controller_kubeconfig().to_owned(),
+            kubeconfig: api.node_kubeconfig().to_owned(),
+            controller_kubeconfig: api.controller_kubeconfig().to_owned(),
             extra: Vec::new(),
             controller_extra: Vec::new(),
         }
@@ -137,11 +137,8 @@ impl Process {
 
     fn terminate(&mut self, patience: Duration) -> Result<()> {
         self.signal(Signal::SIGTERM)?;
-        let end = Instant::now() + patience;
-        while self.pid()?.is_some() {
-            ensure!(Instant::now() < end, "{} does not end on SIGTERM", self.name);
-            thread::sleep(Duration::from_millis(20));
-        }
+        let ended = poll(patience, || Ok(self.pid()?.is_none().then_some(())))?;
+        ensure!(ended.is_some(), "{} does not end on SIGTERM", self.name);
         self.child = None;
         Ok(())
     }
@@ -392,7 +389,7 @@ impl Agent {
         self.node().host.exec(&line[0], &arguments)
     }
 
-    /// Likewise with `--stay`: it goes on when it is done. Its output is to be read.
+    /// Likewise with `--stay`: it continues when it is done. Its output is to be read.
     pub fn clean_up_and_stay(&self) -> Result<Child> {
         let line = self.cleanup()?;
         self.node().host.run(|| {

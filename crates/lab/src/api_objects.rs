@@ -1,4 +1,4 @@
-//! EgressIP objects as people write them. Pure.
+//! Paths of the API, labels and annotations, and EgressIP objects as people write them. Pure.
 
 use serde_json::{Value, json};
 
@@ -6,6 +6,15 @@ pub const ASSIGNABLE: &str = "k8s.ovn.org/egress-assignable";
 pub const EGRESS_IPS: &str = "/apis/k8s.ovn.org/v1/egressips";
 pub const EGRESS_NODES: &str = "/apis/egress-agent.io/v1alpha1/egressnodes";
 pub const EVENTS: &str = "/api/v1/events";
+pub const NODES: &str = "/api/v1/nodes";
+/// The Lease of the controllers' leader.
+pub const LEASE: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/egress-agent-leader";
+/// The controllers' hand-over ledger.
+pub const LEDGER: &str = "/api/v1/namespaces/kube-system/configmaps/egress-agent-hand-overs";
+/// The annotation with an object's egress ID.
+pub const TUNNEL_ID: &str = "k8s.ovn.org/egressip-tunnel-id";
+/// Where agents answer health checks.
+pub const HEALTH_PORT: u16 = 9107;
 
 /// Selects every namespace, or every pod.
 pub fn all() -> Value {

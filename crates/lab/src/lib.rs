@@ -25,12 +25,13 @@ pub mod agents;
 pub mod api_objects;
 pub mod apiserver;
 pub mod capture;
-pub mod cluster;
 pub mod confinement;
 pub mod cut;
 mod hold;
+pub mod kube_api;
 pub mod machine;
 pub mod pins;
+pub mod random;
 pub mod test;
 pub mod test_cluster;
 pub mod topology;
@@ -226,7 +227,7 @@ impl Lab {
         self.world.lan.exec("ip", &["link", "set", &topology::port_of(node.number), state]).map(drop)
     }
 
-    /// Deletes the node's `breth0` and makes it anew, as a restart of the external bridge does.
+    /// Deletes the node's `breth0` and recreates it, as a restart of the external bridge does.
     pub fn remake_uplink(&self, node: &Node) -> Result<()> {
         let plan = self.node_plan(node);
         let device = if node.quirks.macvlan_uplink { topology::LOWER } else { UPLINK };
@@ -238,7 +239,7 @@ impl Lab {
         script::ip(&node.host, &config)
     }
 
-    /// Deletes the node's mp0 and makes it anew.
+    /// Deletes the node's mp0 and recreates it.
     pub fn remake_management(&self, node: &Node) -> Result<()> {
         Self::remove_management(node)?;
         self.make_management(node)

@@ -8,7 +8,7 @@
 //!
 //! What has waited reaches the node's programs before its processes run, as it does where an interrupt comes first. The clocks
 //! are those of the machine that the lab is on, so they show the time that has passed: a guest whose host does not tell it is
-//! not shown. The node's pods are unplugged meanwhile; they have no processes of their own that could be stopped.
+//! not shown. The node's pods are unplugged in the meantime; they have no processes of their own that could be stopped.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -36,7 +36,7 @@ pub struct StoppedMachine {
     since: Instant,
 }
 
-/// What came in meanwhile.
+/// What came in in the meantime.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Resumed {
     /// How long it stood still.

@@ -1,4 +1,4 @@
-//! Waiting for a condition, with its time printed: a number that grows is a warning before the test fails.
+//! Waiting for a condition. The time is printed: a number that grows is a warning before the test fails.
 
 use std::fmt::Display;
 use std::thread;
@@ -19,19 +19,31 @@ pub const LEADERS_FAIL_OVER: Duration = Duration::from_millis(3 * 2_300);
 
 const PAUSE: Duration = Duration::from_millis(25);
 
-/// Looks until there is something to see.
-pub fn until<T>(what: &str, patience: Duration, mut look: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+/// Looks until there is something to see; `None` when the time is over.
+pub fn poll<T>(patience: Duration, mut look: impl FnMut() -> Result<Option<T>>) -> Result<Option<T>> {
     let begin = Instant::now();
     loop {
-        if let Some(seen) = look()? {
-            println!("{what}: after {} ms", begin.elapsed().as_millis());
+        let seen = look()?;
+        if seen.is_some() || begin.elapsed() > patience {
             return Ok(seen);
-        }
-        if begin.elapsed() > patience {
-            bail!("{what}: not within {} s", patience.as_secs());
         }
         thread::sleep(PAUSE);
     }
+}
+
+/// The same with its time printed, and an error when the time is over.
+pub fn until<T>(what: &str, patience: Duration, look: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+    let begin = Instant::now();
+    let Some(seen) = poll(patience, look)? else { bail!("{what}: not within {} s", patience.as_secs()) };
+    println!("{what}: after {} ms", begin.elapsed().as_millis());
+    Ok(seen)
+}
+
+/// Asks until the answer is yes; returns how long that took.
+pub fn until_true(what: &str, patience: Duration, mut holds: impl FnMut() -> Result<bool>) -> Result<Duration> {
+    let begin = Instant::now();
+    until(what, patience, || Ok(holds()?.then_some(())))?;
+    Ok(begin.elapsed())
 }
 
 /// Looks until what is seen is what is expected.

@@ -6,7 +6,7 @@
 //! | `paths` | what must hold for every packet on both paths |
 //! | `soak` | randomised fault injection (seeded), what faults cost and that they break no promise |
 //! | `faults` | the faults of ownership, and which node emitted an egress IP during each |
-//! | `bench` | the speed of the data plane and of the control plane |
+//! | `bench` | the speed of the datapath and of the control plane |
 //! | `story` | the walkthrough that `cargo xtask run` plays |
 //! | `nodes` | the product on two real Kubernetes nodes |
 

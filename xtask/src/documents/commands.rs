@@ -14,9 +14,9 @@ use crate::documents::page::{Block, Scene, Shown, blocks};
 use crate::documents::typed::{BPFFS, Runner};
 use crate::documents::{pages, read};
 use egress_lab::api_objects::{EGRESS_IPS, all, assigned, condition, egress_ip, labels};
-use egress_lab::cluster::Cluster;
+use egress_lab::kube_api::KubeApi;
 use egress_lab::test::{LabContext, Skip};
-use egress_lab::test_cluster::{Ground, node, pod};
+use egress_lab::test_cluster::{TestCluster, node, pod};
 use egress_lab::wait::{EFFECT, until};
 use egress_scenarios::cases::explain::forge;
 use egress_scenarios::cases::metrics;
@@ -30,13 +30,13 @@ pub(super) fn commands_of_all_pages(context: &LabContext) -> Result<()> {
     for page in pages()? {
         all_blocks.extend(blocks(&page, &read(&page)?).map_err(|wrong| anyhow!(wrong))?);
     }
-    let mut stage = Stage::start(context)?;
+    let mut test = CommandsTest::start(context)?;
     let mut run = 0;
     for block in all_blocks {
-        run += stage.play(&block)?;
+        run += test.play(&block)?;
     }
     println!("{run} commands were run");
-    if !stage.has_kubectl {
+    if !test.has_kubectl {
         return Err(Skip("kubectl is not installed; the commands of other programs were run").into());
     }
     ensure!(run > 30, "only {run} commands were run");
@@ -44,20 +44,20 @@ pub(super) fn commands_of_all_pages(context: &LabContext) -> Result<()> {
 }
 
 /// The lab, and what it looks like.
-struct Stage {
-    ground: Ground,
+struct CommandsTest {
+    cluster: TestCluster,
     agent: String,
     /// `None` behind a block that may have changed something.
     scene: Option<Scene>,
     has_kubectl: bool,
 }
 
-impl Stage {
+impl CommandsTest {
     fn start(context: &LabContext) -> Result<Self> {
         let pods = vec![pod("one", "red", 1, &[]), pod("homer", "simpson", 1, &[]), pod("two", "red", 2, &[])];
-        let ground = metrics::start(context, pods)?;
+        let cluster = metrics::start(context, pods)?;
         let agent = context.built.agent.display().to_string();
-        Ok(Self { ground, agent, scene: None, has_kubectl: Cluster::has_kubectl() })
+        Ok(Self { cluster, agent, scene: None, has_kubectl: KubeApi::has_kubectl() })
     }
 
     /// Runs a block's commands, one behind the other, and says how many.
@@ -106,7 +106,7 @@ impl Stage {
     fn kubectl(&self, arguments: &[String]) -> Result<Output> {
         let root = Paths::find()?.root;
         let mut command = std::process::Command::new("kubectl");
-        command.arg("--kubeconfig").arg(self.ground.cluster.kubeconfig()).args(arguments).current_dir(root);
+        command.arg("--kubeconfig").arg(self.cluster.api.kubeconfig()).args(arguments).current_dir(root);
         command.output().context("cannot start kubectl")
     }
 
@@ -114,15 +114,15 @@ impl Stage {
     fn agent(&self, arguments: &[String]) -> Result<Output> {
         if arguments.first().is_some_and(|command| command == "drain") {
             let mut command = std::process::Command::new(&self.agent);
-            command.args(arguments).env("EGRESS_AGENT_KUBECONFIG", self.ground.cluster.kubeconfig());
+            command.args(arguments).env("EGRESS_AGENT_KUBECONFIG", self.cluster.api.kubeconfig());
             return command.stdin(Stdio::null()).output().context("cannot start egress-agent drain");
         }
-        let place = self.ground.lab.node(node(1)?);
+        let place = self.cluster.lab.node(node(1)?);
         let child = place.host.run(|| {
             let mut command = place.host.command(&self.agent);
             command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
             command.env("EGRESS_AGENT_SOCKET", &place.socket).env("EGRESS_AGENT_BPFFS", &place.bpffs);
-            command.env("EGRESS_AGENT_KUBECONFIG", self.ground.cluster.node_kubeconfig());
+            command.env("EGRESS_AGENT_KUBECONFIG", self.cluster.api.node_kubeconfig());
             command.spawn().context("cannot start egress-agent")
         })?;
         if arguments.iter().any(|argument| argument == "--follow") {
@@ -132,7 +132,7 @@ impl Stage {
     }
 
     fn on_node(&self, words: &[String]) -> Result<Output> {
-        let place = self.ground.lab.node(node(1)?);
+        let place = self.cluster.lab.node(node(1)?);
         let pins = place.bpffs.display().to_string();
         let words: Vec<String> = words.iter().map(|word| word.replace(BPFFS, &pins)).collect();
         let (program, arguments) = words.split_first().context("no words")?;
@@ -141,29 +141,29 @@ impl Stage {
 
     /// Brings the lab to what a block begins with.
     fn set(&mut self, scene: Scene) -> Result<()> {
-        let ground = &mut self.ground;
+        let cluster = &mut self.cluster;
         for number in 1..=NODES {
             let drained = if scene == Scene::Node1Drained && number == 1 { json!("") } else { Value::Null };
             let marked = json!({"metadata": {"annotations": {DRAIN: drained}}});
-            ground.cluster.merge(&format!("/api/v1/nodes/node{number}"), &marked)?;
+            cluster.api.merge(&format!("/api/v1/nodes/node{number}"), &marked)?;
         }
         for object in objects() {
-            ground.put(&object)?;
+            cluster.put(&object)?;
         }
-        if scene == Scene::Usual && !is_on_node1(ground, FIRST)? {
+        if scene == Scene::Usual && !is_on_node1(cluster, FIRST)? {
             // The pages look at node1, so that something is to be seen there.
-            label(ground, |number| number == 1)?;
-            until("node1 has an address", EFFECT, || Ok(is_on_node1(ground, FIRST)?.then_some(())))?;
+            label(cluster, |number| number == 1)?;
+            until("node1 has an address", EFFECT, || Ok(is_on_node1(cluster, FIRST)?.then_some(())))?;
         }
-        label(ground, |_| scene != Scene::NoLabel)?;
+        label(cluster, |_| scene != Scene::NoLabel)?;
         until("the lab is as it is to be", EFFECT, || {
             for object in objects() {
                 let name = object["metadata"]["name"].as_str().unwrap_or_default();
-                let reason = condition(&present(ground, name)?).map(|(reason, _)| reason).unwrap_or_default();
+                let reason = condition(&present(cluster, name)?).map(|(reason, _)| reason).unwrap_or_default();
                 let is_done = match scene {
                     Scene::Usual => reason == "Assigned",
                     Scene::NoLabel => reason == "NoEligibleNode",
-                    Scene::Node1Drained => reason == "Assigned" && !is_on_node1(ground, name)?,
+                    Scene::Node1Drained => reason == "Assigned" && !is_on_node1(cluster, name)?,
                 };
                 if !is_done {
                     return Ok(None);
@@ -172,10 +172,10 @@ impl Stage {
             Ok(Some(()))
         })?;
         if scene != Scene::NoLabel {
-            ground.is_seen_as("one", Some("172.18.0.110"), None)?;
+            cluster.is_seen_as("one", Some("172.18.0.110"), None)?;
         }
         // Something to tell for who asks for drops.
-        forge(ground, "one")?;
+        forge(cluster, "one")?;
         self.agent(&["log-level", "info"].map(str::to_owned))?;
         self.scene = Some(scene);
         Ok(())
@@ -194,16 +194,16 @@ fn objects() -> [Value; 3] {
     ]
 }
 
-fn present(ground: &Ground, name: &str) -> Result<Value> {
-    Ok(ground.cluster.get(&format!("{EGRESS_IPS}/{name}"))?.unwrap_or_default())
+fn present(cluster: &TestCluster, name: &str) -> Result<Value> {
+    Ok(cluster.api.get(&format!("{EGRESS_IPS}/{name}"))?.unwrap_or_default())
 }
 
-fn is_on_node1(ground: &Ground, name: &str) -> Result<bool> {
-    Ok(assigned(&present(ground, name)?).iter().any(|(_, node)| node == "node1"))
+fn is_on_node1(cluster: &TestCluster, name: &str) -> Result<bool> {
+    Ok(assigned(&present(cluster, name)?).iter().any(|(_, node)| node == "node1"))
 }
 
-fn label(ground: &Ground, has: impl Fn(usize) -> bool) -> Result<()> {
-    (1..=NODES).try_for_each(|number| ground.assignable(number, has(number)))
+fn label(cluster: &TestCluster, has: impl Fn(usize) -> bool) -> Result<()> {
+    (1..=NODES).try_for_each(|number| cluster.assignable(number, has(number)))
 }
 
 /// Whether the lab may look otherwise behind it.
@@ -216,7 +216,7 @@ fn changes(runner: &Runner) -> bool {
     }
 }
 
-/// What goes on until it is told to stop: its first line is awaited, then Ctrl-C is typed.
+/// What continues until it is told to stop: its first line is awaited, then Ctrl-C is typed.
 fn until_ctrl_c(mut child: Child) -> Result<Output> {
     let mut lines = BufReader::new(child.stdout.take().context("its output")?);
     let mut first = String::new();

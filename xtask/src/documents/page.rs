@@ -146,7 +146,7 @@ fn says_not_run(text: &str) -> bool {
     [NOT_RUN, RUN_ON_NODES].iter().any(|words| text.contains(words))
 }
 
-/// One command in each line. A block that is not run may go on in the next line; in any other that is an error, since the
+/// One command in each line. A block that is not run may continue in the next line; in any other that is an error, since the
 /// line is no command.
 fn listed(place: &Place, inside: Vec<(usize, String)>) -> Vec<Shown> {
     let commands =

@@ -15,13 +15,13 @@ pub(super) const VARIABLE: &str = "EGRESS_TEST_KUBECONFIG";
 pub(super) const SLOW: &str = "EGRESS_TEST_SLOW_KUBECONFIG";
 
 /// The lab's API servers, for as long as they are held: one, where the variable names none, and a slow one.
-pub(super) struct TestCluster {
+pub(super) struct ApiServers {
     pub(super) kubeconfig: OsString,
     pub(super) slow: OsString,
     _own: (Vec<ApiServer>, Runtime),
 }
 
-impl TestCluster {
+impl ApiServers {
     pub(super) fn start(paths: &Paths) -> Result<Self> {
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().context("start tokio")?;
         let mut own = Vec::new();

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-use super::api::{self, TestCluster};
+use super::api::{self, ApiServers};
 use super::part::Part;
 use super::silence;
 use super::skips::{self, Notes};
@@ -108,7 +108,7 @@ pub(super) const FILTERS: (&str, &str) = ("EGRESS_TEST_ATTACHMENT", "clsact");
 /// for filters itself.
 pub(super) const SAME_BY_FILTERS: [&str; 4] = ["announce::", "killed::", "told::", "clsact::"];
 
-/// The data plane's tests once more, by filters.
+/// The datapath's tests once more, by filters.
 pub(super) fn run_by_filters(filter: &str, paths: &Paths, outcome: &mut Outcome) -> Result<()> {
     println!("the data plane by clsact filters:");
     let skipped = SAME_BY_FILTERS.iter().flat_map(|name| ["--skip", *name]).map(str::to_owned);
@@ -129,7 +129,7 @@ pub(super) fn run_with(
     outcome: &mut Outcome,
     seen: impl FnMut(&str),
 ) -> Result<()> {
-    let cluster = TestCluster::start(paths)?;
+    let cluster = ApiServers::start(paths)?;
     let mut command = cargo_test(targets, paths);
     let notes = Notes::begin(paths)?;
     let (variable, file) = notes.variable();

@@ -21,7 +21,7 @@ use nix::unistd::Pid;
 use super::part::Part;
 use super::skips;
 use super::summary::Outcome;
-use egress_lab::cluster::ApiChoice;
+use egress_lab::kube_api::ApiChoice;
 use egress_lab::test::{LabContext, LabTest, Skip};
 use egress_toolchain::{Built, Paths};
 
@@ -38,7 +38,7 @@ pub(super) fn lab_tests() -> Vec<LabTest> {
 /// How long a test may take to tear its lab down once it was told to stop.
 const GRACE: Duration = Duration::from_secs(20);
 
-/// What a real API server takes to start, in each test anew, and to answer more slowly than the in-memory one.
+/// What a real API server takes to start, in each test again, and to answer more slowly than the in-memory one.
 const REAL_SERVER: Duration = Duration::from_secs(120);
 
 /// Each is a cluster of up to eight processes and some hundred threads.

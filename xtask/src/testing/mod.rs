@@ -54,7 +54,7 @@ pub(crate) struct TestArgs {
     /// Run only tests whose name contains this
     #[arg(long)]
     filter: Option<String>,
-    /// Run the tests of programs and data plane on this kernel instead, in a virtual machine, like 6.1 or 6.12; may be
+    /// Run the tests of programs and datapath on this kernel instead, in a virtual machine, like 6.1 or 6.12; may be
     /// given several times
     #[arg(long, value_name = "VERSION", conflicts_with_all = ["only", "list"])]
     kernel: Vec<String>,

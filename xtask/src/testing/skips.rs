@@ -21,7 +21,7 @@ const EXPECTED: [(&str, &str); 16] = [
     // Commands of their own, with optimized code: docs/performance.md.
     ("controller::node_health::prober::tests::what_a_thousand_nodes_cost", "ignored"),
     ("scale::figures", "ignored"),
-    // It takes minutes to build, so whoever wants this test builds it first, as `.ci/run` does.
+    // It takes minutes to build, so who wants this test builds it first, as `.ci/run` does.
     ("image_agent_from_it_serves", "nobody has built an image here"),
     // Not every release of every distribution has a package of it.
     ("kubectl_drives_everything", "kubectl is not installed"),
@@ -33,7 +33,7 @@ const EXPECTED: [(&str, &str); 16] = [
     ("a_real_server_takes_every_overlay", "no folder with a real API server"),
     // With real nodes: likewise.
     ("nodes_", "no folder with a kubelet"),
-    // The data plane's tests run once more by filters, where these have nothing to show.
+    // The datapath's tests run once more by filters, where these have nothing to show.
     ("clsact::", "this kernel has no links"),
     ("rights::", "this kernel has no links"),
     ("lifecycle::", "this kernel has no links"),

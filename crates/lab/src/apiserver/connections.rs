@@ -11,7 +11,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
-/// Shared by the listener and whoever wants an outage.
+/// Shared by the listener and who wants an outage.
 #[derive(Clone, Default)]
 pub(super) struct Switch(Arc<Mutex<Position>>);
 

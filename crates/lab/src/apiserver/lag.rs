@@ -5,6 +5,8 @@
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
+use crate::random::mixed;
+
 #[derive(Clone, Debug)]
 pub(super) struct Lag {
     seed: u64,
@@ -21,14 +23,6 @@ impl Lag {
         let (first, last) = (*self.milliseconds.start(), *self.milliseconds.end());
         Duration::from_millis(first + mixed(self.seed ^ mixed(reader)) % (last - first + 1))
     }
-}
-
-/// SplitMix64's output function: Steele, Lea, Flood 2014, figure 16.
-fn mixed(value: u64) -> u64 {
-    let z = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }
 
 #[cfg(test)]

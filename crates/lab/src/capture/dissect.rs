@@ -47,7 +47,7 @@ pub struct Packet {
     pub checksum: Checksum,
 }
 
-/// What a TCP header says besides its ports: enough to tell an endpoint's SYN from a reset by somebody who knows nothing of the
+/// What a TCP header says besides its ports: enough to tell an endpoint's SYN from a reset by someone who knows nothing of the
 /// connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Segment {

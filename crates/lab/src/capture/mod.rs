@@ -1,5 +1,5 @@
 //! A capture on the nodes' network: every frame that a node sends, seen at its port of the switch (so nothing that
-//! leaves a node can hide, whoever it is for), counted by source and judged by its checksum.
+//! leaves a node can hide, who it is for), counted by source and judged by its checksum.
 //!
 //! A packet socket in the switch's namespace sees a frame twice, entering by one port and leaving by another; only
 //! the entering one counts. Whether the kernel dropped frames because the reader was slow is counted too: a capture
@@ -60,12 +60,12 @@ pub struct Tally {
     pub wrong: u64,
 }
 
-/// Stands for ARP among the protocols of sightings; no IP packet has it.
+/// Stands for ARP among the protocols of captured packets; no IP packet has it.
 pub const ARP: u8 = 255;
 
 /// One packet to a watched destination, or of a watched source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Sighting {
+pub struct CapturedPacket {
     /// The kernel's time, not the reader's.
     pub at: SystemTime,
     /// Whose port it came in by.
@@ -79,7 +79,7 @@ pub struct Sighting {
     pub segment: Option<Segment>,
 }
 
-impl fmt::Display for Sighting {
+impl fmt::Display for CapturedPacket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { source, destination, protocol, ports, .. } = self;
         write!(f, "{source} -> {destination} by {}, protocol {protocol} {ports:?}", self.node.name())?;
@@ -87,7 +87,7 @@ impl fmt::Display for Sighting {
     }
 }
 
-impl Sighting {
+impl CapturedPacket {
     /// The line of the count that it is in.
     pub fn key(&self) -> Key {
         let Self { source, destination, protocol, ports, .. } = *self;
@@ -113,9 +113,9 @@ pub const IN_FLIGHT: Duration = Duration::from_millis(20);
 
 /// The nodes that emitted an address, in turn. A node that emits it again when another has begun to is in it again, unless that was
 /// still on its way ([`IN_FLIGHT`]): two nodes that emit an address at once take turns without end.
-pub fn turns(sightings: &[Sighting], address: IpAddr) -> Vec<NodeNumber> {
+pub fn turns(captured: &[CapturedPacket], address: IpAddr) -> Vec<NodeNumber> {
     let mut turns: Vec<(NodeNumber, SystemTime)> = Vec::new();
-    for Sighting { at, node, .. } in sightings.iter().filter(|sighting| sighting.source == address) {
+    for CapturedPacket { at, node, .. } in captured.iter().filter(|sighting| sighting.source == address) {
         let was_on_its_way = match turns.as_slice() {
             [.., (former, _), (_, since)] => former == node && *at <= *since + IN_FLIGHT,
             _ => false,
@@ -137,7 +137,7 @@ pub struct Seen {
     /// Frames that the kernel could not hand over in time.
     pub missed: u32,
     /// Every packet to one of the watched destinations, in the order in which the kernel saw them.
-    pub sightings: Vec<Sighting>,
+    pub captured: Vec<CapturedPacket>,
     watched: BTreeSet<IpAddr>,
     /// Whether all that egress IPs emit is watched too, ARP answers and announcements included.
     watches_owners: bool,
@@ -201,9 +201,9 @@ impl Capture {
     }
 
     /// What was sighted since the last call, and how many frames were missed so far: for a capture that runs long.
-    pub fn take_sightings(&self) -> (Vec<Sighting>, u32) {
+    pub fn take_captured(&self) -> (Vec<CapturedPacket>, u32) {
         let mut seen = lock(&self.seen);
-        (std::mem::take(&mut seen.sightings), seen.missed)
+        (std::mem::take(&mut seen.captured), seen.missed)
     }
 
     /// Ends the capture and hands over the count.
@@ -273,7 +273,7 @@ impl Seen {
                 let owner = self.watches_owners && self.class(source) == Class::Egress;
                 if owner || self.watched.contains(&destination) {
                     let ports = (source_port, destination_port);
-                    self.sight(port, |node| Sighting { at, node, source, destination, protocol, ports, segment });
+                    self.sight(port, |node| CapturedPacket { at, node, source, destination, protocol, ports, segment });
                 }
                 self.note_packet(port, packet);
             }
@@ -281,7 +281,7 @@ impl Seen {
                 let (source, destination) = (IpAddr::V4(*sender), IpAddr::V4(*target));
                 if self.watches_owners && self.class(source) == Class::Egress {
                     let (protocol, ports, segment) = (ARP, (0, 0), None);
-                    self.sight(port, |node| Sighting { at, node, source, destination, protocol, ports, segment });
+                    self.sight(port, |node| CapturedPacket { at, node, source, destination, protocol, ports, segment });
                 }
                 *self.claims.entry((port.to_owned(), IpAddr::V4(*sender))).or_default() += 1;
             }
@@ -289,11 +289,11 @@ impl Seen {
         }
     }
 
-    fn sight(&mut self, port: &str, by: impl FnOnce(NodeNumber) -> Sighting) {
+    fn sight(&mut self, port: &str, by: impl FnOnce(NodeNumber) -> CapturedPacket) {
         // Only nodes' ports are noted, and those are called like their nodes.
         let number = port.strip_prefix("node").and_then(|number| number.parse().ok());
         let Some(Ok(node)) = number.map(NodeNumber::new) else { return };
-        self.sightings.push(by(node));
+        self.captured.push(by(node));
     }
 
     fn note_packet(&mut self, port: &str, packet: &Packet) {
@@ -427,7 +427,7 @@ mod tests {
     fn nodes_emit_an_address_in_turn_or_they_do_not() {
         let address = IpAddr::from([172, 18, 0, 110]);
         let turns_of = |seen: &[(u64, usize)]| -> Vec<String> {
-            let sightings = seen.iter().map(|&(millis, node)| Sighting {
+            let captured = seen.iter().map(|&(millis, node)| CapturedPacket {
                 at: SystemTime::UNIX_EPOCH + Duration::from_millis(millis),
                 node: NodeNumber::new(node).expect("a node"),
                 source: address,
@@ -436,7 +436,7 @@ mod tests {
                 ports: (0, 0),
                 segment: None,
             });
-            turns(&sightings.collect::<Vec<_>>(), address).into_iter().map(NodeNumber::name).collect()
+            turns(&captured.collect::<Vec<_>>(), address).into_iter().map(NodeNumber::name).collect()
         };
         assert_eq!(turns_of(&[(0, 1), (5, 1), (100, 2), (105, 2)]), ["node1", "node2"]);
         // The last of the former was on its way.

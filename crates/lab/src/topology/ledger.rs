@@ -9,7 +9,7 @@
 //! at any point leaves a ledger that names at least all there is, and the next lab on the machine removes it.
 //! Processes need no entry: each carries the mark ([`super::netns::MARK`]) from its first instruction on.
 //!
-//! The folder itself is locked while labs come and go, so that two of them never remove each other's ground.
+//! The folder itself is locked while labs come and go, so that two of them never remove each other's files.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
@@ -27,7 +27,7 @@ use super::netns::{self, Netns};
 use super::teardown;
 
 /// Where all labs of the machine keep their ledgers.
-pub const GROUND: &str = "/run/egress-lab";
+pub const FOLDER: &str = "/run/egress-lab";
 
 /// One thing that does not vanish with its owner.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -65,8 +65,8 @@ pub struct Ledger {
 impl Ledger {
     /// Takes a prefix that no living lab uses, after removing what dead labs left.
     pub fn claim(wish: Prefix) -> Result<Arc<Self>> {
-        let ground = Ground::lock()?;
-        ground.recover()?;
+        let cluster = LedgerFolder::lock()?;
+        cluster.recover()?;
         for attempt in 0..1000 {
             let prefix = wish.candidate(attempt);
             let Some(file) = create_locked(&ledger_path(&prefix))? else { continue };
@@ -79,7 +79,7 @@ impl Ledger {
             remember(&ledger);
             return Ok(ledger);
         }
-        bail!("no free prefix for a lab under {GROUND}");
+        bail!("no free prefix for a lab under {FOLDER}");
     }
 
     pub fn prefix(&self) -> &str {
@@ -88,7 +88,7 @@ impl Ledger {
 
     /// The lab's own folder; it goes with the lab.
     pub fn folder(&self) -> PathBuf {
-        Path::new(GROUND).join(&self.prefix)
+        Path::new(FOLDER).join(&self.prefix)
     }
 
     /// Writes `things` down, then makes them. Refused once the teardown has begun.
@@ -109,17 +109,17 @@ impl Ledger {
             return Ok(());
         }
         open.closed = true;
-        let ground = Ground::lock()?;
-        ground.remove(&open.record)?;
-        teardown::leave_ground(Path::new(GROUND))
+        let cluster = LedgerFolder::lock()?;
+        cluster.remove(&open.record)?;
+        teardown::leave_ground(Path::new(FOLDER))
     }
 
-    /// Makes namespaces, with the ground locked: the mount that `ip netns` keeps names on is shared with other labs.
+    /// Makes namespaces, with the folder locked: the mount that `ip netns` keeps names on is shared with other labs.
     pub fn make_namespaces(&self, namespaces: &[Netns]) -> Result<()> {
         let names = namespaces.iter().map(|namespace| Resource::Namespace(namespace.name().to_owned()));
         self.make(names.collect(), || {
-            let _ground = Ground::lock()?;
-            teardown::note_names_mount(Path::new(GROUND))?;
+            let _ground = LedgerFolder::lock()?;
+            teardown::note_names_mount(Path::new(FOLDER))?;
             let mut command = netns::marked(&self.prefix, "ip");
             command.args(["-batch", "-"]);
             let lines: Vec<String> = namespaces.iter().map(|one| format!("netns add {}\n", one.name())).collect();
@@ -164,20 +164,20 @@ impl Prefix {
 }
 
 /// The folder of all ledgers, locked.
-struct Ground {
+struct LedgerFolder {
     _lock: Flock<File>,
 }
 
-impl Ground {
+impl LedgerFolder {
     fn lock() -> Result<Self> {
         loop {
-            fs::create_dir_all(GROUND).with_context(|| format!("cannot make {GROUND}: a lab needs root"))?;
-            let folder = File::open(GROUND)?;
+            fs::create_dir_all(FOLDER).with_context(|| format!("cannot make {FOLDER}: a lab needs root"))?;
+            let folder = File::open(FOLDER)?;
             let lock = Flock::lock(folder, FlockArg::LockExclusive)
                 .map_err(|(_file, errno)| errno)
-                .with_context(|| format!("cannot lock {GROUND}"))?;
+                .with_context(|| format!("cannot lock {FOLDER}"))?;
             // The last lab to leave removes the folder: a lock on a removed one is worth nothing.
-            if fs::metadata(GROUND).is_ok_and(|now| lock.metadata().is_ok_and(|own| own.ino() == now.ino())) {
+            if fs::metadata(FOLDER).is_ok_and(|now| lock.metadata().is_ok_and(|own| own.ino() == now.ino())) {
                 return Ok(Self { _lock: lock });
             }
         }
@@ -185,7 +185,7 @@ impl Ground {
 
     /// Removes what dead labs left; living ones hold their lock and stay.
     fn recover(&self) -> Result<()> {
-        for entry in fs::read_dir(GROUND)? {
+        for entry in fs::read_dir(FOLDER)? {
             let path = entry?.path();
             if path.extension().is_none_or(|extension| extension != "json") {
                 continue;
@@ -201,7 +201,7 @@ impl Ground {
     }
 
     fn remove(&self, record: &Record) -> Result<()> {
-        teardown::remove(record, &Path::new(GROUND).join(&record.prefix))?;
+        teardown::remove(record, &Path::new(FOLDER).join(&record.prefix))?;
         match fs::remove_file(ledger_path(&record.prefix)) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),
             _ => Ok(()),
@@ -221,7 +221,7 @@ fn read_record(path: &Path) -> Record {
 }
 
 fn ledger_path(prefix: &str) -> PathBuf {
-    Path::new(GROUND).join(format!("{prefix}.json"))
+    Path::new(FOLDER).join(format!("{prefix}.json"))
 }
 
 /// Creates and locks a ledger; `None` when a lab of that name lives.

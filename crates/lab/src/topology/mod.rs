@@ -233,7 +233,7 @@ fn bridge_config(node: &NodePlan, others: &[NodeNumber]) -> Vec<String> {
     lines
 }
 
-/// The `ip` lines that make a node's uplink anew after it was deleted: links, then configuration.
+/// The `ip` lines that recreate a node's uplink after it was deleted: links, then configuration.
 pub fn uplink_again(node: &NodePlan, lan: &Netns) -> (Vec<String>, Vec<String>) {
     (uplink_links(node, lan), uplink_config(node))
 }
@@ -265,7 +265,7 @@ fn offloads(script: &mut Script, quirks: &Quirks, interfaces: &[&'static str]) {
     }
 }
 
-/// Switches off on devices made anew what was off on the old ones.
+/// Switches off on devices recreated what was off on the old ones.
 pub fn offloads_again(host: &Netns, quirks: &Quirks, interfaces: &[&'static str]) -> Result<()> {
     let mut script = Script::new(host.clone());
     offloads(&mut script, quirks, interfaces);

@@ -1,5 +1,5 @@
 //! What makes one node's host unlike another's. Real hosts are not bare; each quirk here is one thing that real
-//! nodes carry and that a data plane has been seen to trip over.
+//! nodes carry and that a datapath has been seen to trip over.
 
 /// Reverse path filtering of the host, as in `net.ipv4.conf.*.rp_filter`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

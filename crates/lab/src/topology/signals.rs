@@ -1,5 +1,5 @@
 //! Ctrl-C. A signal tears down every lab of this process from its ledger and ends the process; what runs on other
-//! threads meanwhile fails at some point; [`yield_to_signal`] keeps it from telling about that. The handler is installed
+//! threads in the meantime fails at some point; [`yield_to_signal`] keeps it from telling about that. The handler is installed
 //! process-wide, so it does not matter which thread the signal reaches.
 
 use std::sync::atomic::{AtomicBool, Ordering};

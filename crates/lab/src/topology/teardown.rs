@@ -186,9 +186,9 @@ fn remove_folder(folder: &Path) -> Result<()> {
 }
 
 /// Notes, before the first `ip netns add` of a machine, that the mount which that makes is a lab's.
-pub(super) fn note_names_mount(ground: &Path) -> Result<()> {
+pub(super) fn note_names_mount(cluster: &Path) -> Result<()> {
     if !is_mount_point(NAMES)? {
-        fs::write(ground.join(NAMES_MARK), "")?;
+        fs::write(cluster.join(NAMES_MARK), "")?;
     }
     Ok(())
 }
@@ -198,14 +198,14 @@ fn is_mount_point(path: &str) -> Result<bool> {
     Ok(mounts.lines().any(|line| line.split(' ').nth(4) == Some(path)))
 }
 
-/// The last lab to leave removes the ground that labs stand on. Called with the ground locked.
-pub(super) fn leave_ground(ground: &Path) -> Result<()> {
-    let mark = ground.join(NAMES_MARK);
+/// The last lab to leave removes the folder of the ledgers. Called with the folder locked.
+pub(super) fn leave_ground(cluster: &Path) -> Result<()> {
+    let mark = cluster.join(NAMES_MARK);
     if mark.exists() && fs::read_dir(NAMES).is_ok_and(|mut names| names.next().is_none()) {
         unmount(Path::new(NAMES))?;
         fs::remove_file(&mark)?;
     }
-    match fs::remove_dir(ground) {
+    match fs::remove_dir(cluster) {
         // Other labs stand on it.
         Err(error) if error.kind() == std::io::ErrorKind::DirectoryNotEmpty => Ok(()),
         other => other.context("cannot remove the folder of labs"),

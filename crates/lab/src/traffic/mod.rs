@@ -3,6 +3,7 @@
 pub mod access_log;
 pub mod client;
 pub mod flows;
+pub mod fragments;
 pub mod neighbour;
 pub mod packet;
 pub mod server;

@@ -70,6 +70,25 @@ pub fn sum(bytes: &[u8]) -> u16 {
     u16::try_from(sum).unwrap_or(u16::MAX)
 }
 
+/// Where the product's overlay listens.
+pub const TUNNEL_PORT: u16 = 4794;
+/// The overlay device's link address, the same on every node.
+const OVERLAY_MAC: [u8; 6] = [0x02, 0xe6, 0x7e, 0x55, 0x00, 0x01];
+
+/// The UDP payload of an overlay packet, as an attacker could make it: VXLAN (RFC 7348) with an egress ID as VNI, and inside
+/// it a UDP datagram from any source.
+pub fn overlay(egress_id: u32, source: SocketAddr, destination: SocketAddr) -> Result<Vec<u8>> {
+    let id = egress_id.to_be_bytes();
+    let mut bytes = vec![0x08, 0, 0, 0, id[1], id[2], id[3], 0];
+    bytes.extend(OVERLAY_MAC);
+    bytes.extend([0x02, 0, 0, 0, 0, 0x66]);
+    let udp = udp(source, destination, DATA)?;
+    bytes.extend(ip(source.ip(), destination.ip(), UDP, &udp)?);
+    Ok(bytes)
+}
+
+const DATA: &[u8] = b"not what it seems..";
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -88,5 +107,12 @@ mod tests {
             }
         }
         assert!(ip([10, 0, 0, 1].into(), "fd00::1".parse().expect("a literal"), UDP, &[]).is_err());
+    }
+
+    #[test]
+    fn the_inner_header_is_where_it_should_be() {
+        let bytes = overlay(7, "10.0.0.1:1".parse().expect("from"), "10.0.0.2:2".parse().expect("to")).expect("packet");
+        assert_eq!(sum(&bytes[22..42]), 0xffff);
+        assert_eq!(bytes[4..8], [0, 0, 7, 0]);
     }
 }

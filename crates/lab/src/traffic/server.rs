@@ -62,7 +62,7 @@ impl Server {
         Self::start(lab.outside(), &plan::SERVER.both(), &lab.logs().join("access_log"))
     }
 
-    /// The server outside with so many more addresses ([`plan::door`]).
+    /// The server outside with so many more addresses ([`plan::address`]).
     pub fn outside_with_doors(lab: &Lab, doors: u8) -> Result<Self> {
         let outside = lab.outside();
         let mut addresses = plan::SERVER.both().to_vec();

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::{Context, Result, bail, ensure};
 use egress_lab::apiserver::{ApiServer, kubeconfig};
-use egress_lab::cluster::{ControlPlane, Place};
+use egress_lab::kube_api::{ControlPlane, Place};
 use k8s_openapi::api::authentication::v1::TokenRequest;
 use k8s_openapi::api::core::v1::{Namespace, ServiceAccount};
 use kube::api::PostParams;

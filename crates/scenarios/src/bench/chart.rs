@@ -1,11 +1,11 @@
-//! The chart: every work and road as a group of bars, as long as its ratio to plain forwarding (no bar: not measured);
+//! The chart: every work and path as a group of bars, as long as its ratio to plain forwarding (no bar: not measured);
 //! below, nanoseconds per packet of single programs.
 
 use std::fmt::Write as _;
 
-use super::numbers::{Cell, Results};
 use super::plan::Peer;
 use super::report::figure;
+use super::samples::{Cell, Results};
 
 const LEFT: f64 = 300.0;
 const RIGHT: f64 = 760.0;
@@ -17,15 +17,15 @@ pub(super) fn svg(results: &Results) -> String {
     let mut body = String::new();
     let mut y = 40.0;
     let compared =
-        results.cells.iter().filter(|cell| results.cell(&cell.work, cell.road, Peer::Plain.name()).is_some());
+        results.cells.iter().filter(|cell| results.cell(&cell.work, cell.path, Peer::Plain.name()).is_some());
     let compared: Vec<&Cell> = compared.collect();
     let top = y;
     let mut group = None;
     for cell in &compared {
-        let here = Some((&cell.work, cell.road));
+        let here = Some((&cell.work, cell.path));
         if group != here {
             y += 8.0;
-            label(&mut body, y, &format!("{}, {}", cell.work, cell.road));
+            label(&mut body, y, &format!("{}, {}", cell.work, cell.path));
             group = here;
         }
         let ratio = results.ratio(cell, Peer::Plain).unwrap_or(0.0);
@@ -43,7 +43,7 @@ pub(super) fn svg(results: &Results) -> String {
     let longest = single.iter().map(|cell| cell.median()).fold(1.0, f64::max);
     y += 30.0;
     for cell in single {
-        label(&mut body, y, &format!("{}, {}", cell.work, cell.road));
+        label(&mut body, y, &format!("{}, {}", cell.work, cell.path));
         bar(&mut body, y, cell.median() / longest, color(cell.peer), &format!("{} ns", figure(cell.median())));
         y += BAR + 2.0;
     }

@@ -11,7 +11,7 @@ use anyhow::{Result, ensure};
 use nix::sys::socket::{AddressFamily, LinkAddr, MsgFlags, MultiHeaders, SockFlag, SockType, bind, sendmmsg, socket};
 use serde_json::Value;
 
-use super::core::pin;
+use super::cpu::pin;
 use super::peers::{DISCARD, NOBODY};
 use egress_lab::Netns;
 use egress_lab::topology::netns::link_address;

@@ -1,4 +1,4 @@
-//! `cargo xtask bench`: how fast the data plane is, measured beside what it is compared with.
+//! `cargo xtask bench`: how fast the datapath is, measured beside what it is compared with.
 //!
 //! One lab holds all peers at once, each on a pair of nodes of its own: plain forwarding without NAT and without a
 //! netfilter rule, netfilter's SNAT, and this project with real agents. A round measures every cell once, peer after
@@ -8,39 +8,39 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `plan` | works, roads, peers: the names of what is measured |
+//! | `plan` | works, paths, peers: the names of what is measured |
 //! | `ground`, `peers` | the lab, its agents and objects; what the other peers' nodes are made of |
 //! | `requests`, `flood` | the works: requests and streams over sockets; frames injected and counted |
-//! | `programs`, `rig` | nanoseconds per packet of single programs, by `BPF_PROG_TEST_RUN` |
+//! | `programs`, `prog_run` | nanoseconds per packet of single programs, by `BPF_PROG_TEST_RUN` |
 //! | `control_plane` | instead of all that: one agent, and the leader, in a large cluster |
-//! | `numbers`, `report`, `chart` | medians and ratios; table and `results.json`; SVG |
+//! | `samples`, `report`, `chart` | medians and ratios; table and `results.json`; SVG |
 //!
 //! No figure is a condition of anything: a benchmark reports.
 
+mod bench_cluster;
 mod chart;
 mod control_plane;
-mod core;
+mod cpu;
 mod flood;
-mod ground;
-mod numbers;
 mod peers;
 mod plan;
+mod prog_run;
 mod programs;
 mod report;
 mod requests;
-mod rig;
+mod samples;
 
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 
+use bench_cluster::BenchCluster;
 use egress_lab::test::{LabContext, LabTest};
 use egress_toolchain::packages::{self, Purpose};
 use egress_toolchain::{BuildArgs, Built, Paths, Progress, ensure_built, ensure_built_static};
-use ground::Ground;
-use numbers::Results;
 use plan::{Peer, Work};
+use samples::Results;
 
 #[derive(Args)]
 pub struct BenchArgs {
@@ -127,13 +127,13 @@ pub fn tests() -> Vec<LabTest> {
 fn try_programs(_context: &LabContext) -> Result<()> {
     let effort = Effort { quick: true, works: vec![Work::Programs], rounds: 1, cell: Duration::ZERO };
     let mut results = Results::default();
-    programs::measure(&Paths::find()?, core::reserve()?, &effort, &|line| println!("{line}"), &mut results)?;
-    ensure!(results.cells.iter().any(|cell| cell.work.starts_with("road out")), "no road was summed up");
+    programs::measure(&Paths::find()?, cpu::reserve()?, &effort, &|line| println!("{line}"), &mut results)?;
+    ensure!(results.cells.iter().any(|cell| cell.work.starts_with("path out")), "no path was summed up");
     print!("{}", report::table(&results));
     Ok(())
 }
 
-/// Brings up the ground, measures round by round, and takes it down.
+/// Brings up the test cluster, measures round by round, and takes it down.
 fn measure(
     built: &Built,
     paths: &Paths,
@@ -142,7 +142,7 @@ fn measure(
     say: &dyn Fn(&str),
     results: &mut Results,
 ) -> Result<()> {
-    let core = core::reserve()?;
+    let core = cpu::reserve()?;
     let works: Vec<Work> = effort.works.iter().copied().filter(|work| work.is_traffic()).collect();
     if !works.is_empty() {
         traffic(built, prefix, core, effort, &works, say, results)?;
@@ -163,12 +163,12 @@ fn traffic(
     results: &mut Results,
 ) -> Result<()> {
     say(&format!("lab: {} pairs of nodes, traffic on CPU {core}", Peer::ALL.len()));
-    let ground = Ground::start(built, prefix, core)?;
+    let cluster = BenchCluster::start(built, prefix, core)?;
     for round in 0..effort.rounds {
         for work in works {
             say(&format!("round {} of {}: {}", round + 1, effort.rounds, work.name()));
-            ground.round(*work, round, effort.cell, results)?;
+            cluster.round(*work, round, effort.cell, results)?;
         }
     }
-    ground.tear_down()
+    cluster.tear_down()
 }

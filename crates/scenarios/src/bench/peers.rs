@@ -1,6 +1,6 @@
 //! What the other peers' nodes are made of. Pure text, for `ip -batch` and `nft`.
 //!
-//! Both have a VXLAN device between source node and gateway for the remote road, as any CNI's overlay is made: a route
+//! Both have a VXLAN device between source node and gateway for the remote path, as any CNI's overlay is made: a route
 //! of the pod's own leads its packets there, and a host route leads the answers back. Netfilter also translates: on the
 //! pod's node by the masquerade rule that every node has, on the gateway by a rule for that pod. Connection tracking is
 //! kept off the tunnel's outer packets, as careful CNIs do.
@@ -21,7 +21,7 @@ fn inner(node: NodeNumber) -> Ipv4Addr {
     Ipv4Addr::new(192, 0, 2, 1 + u8::try_from(node.index()).unwrap_or(0))
 }
 
-/// Whose address the pod of netfilter's remote road shows.
+/// Whose address the pod of netfilter's remote path shows.
 pub(super) const NETFILTER_REMOTE: Ipv4Addr = Ipv4Addr::new(172, 18, 0, 160);
 
 fn tunnel(own: NodeNumber, other: NodeNumber, vni: usize) -> Vec<String> {
@@ -44,7 +44,7 @@ pub(super) fn source(peer: Peer, own: NodeNumber, gateway: NodeNumber, remote_po
     lines
 }
 
-/// The gateway of the remote road.
+/// The gateway of the remote path.
 pub(super) fn gateway(peer: Peer, own: NodeNumber, source: NodeNumber, remote_pod: Ipv4Addr) -> Vec<String> {
     let mut lines = tunnel(own, source, peer.source_node());
     lines.push(format!("route add {remote_pod}/32 via {} dev {DEVICE}", inner(source)));
@@ -100,10 +100,10 @@ pub(super) fn sink(ports: &[String]) -> String {
 }
 
 /// Behind which outside NIC the injected packets end.
-pub(super) fn exit_of(peer: Peer, road: super::plan::Road) -> usize {
-    match road {
-        super::plan::Road::Local => peer.source_node(),
-        super::plan::Road::Remote => peer.gateway_node(),
+pub(super) fn exit_of(peer: Peer, path: super::plan::PacketPath) -> usize {
+    match path {
+        super::plan::PacketPath::Local => peer.source_node(),
+        super::plan::PacketPath::Remote => peer.gateway_node(),
     }
 }
 

@@ -4,14 +4,14 @@ use clap::ValueEnum;
 
 /// Where the gateway is, seen from the pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Road {
+pub(super) enum PacketPath {
     /// On the pod's node.
     Local,
     /// On another node: encapsulated both ways.
     Remote,
 }
 
-impl Road {
+impl PacketPath {
     pub(super) const ALL: [Self; 2] = [Self::Local, Self::Remote];
 
     pub(super) const fn name(self) -> &'static str {
@@ -31,7 +31,7 @@ pub(super) enum Peer {
     Netfilter,
     /// Real agents.
     Ours,
-    /// Real agents that leave the overlay to its device: a remote road only.
+    /// Real agents that leave the overlay to its device: a remote path only.
     OursByDevice,
 }
 
@@ -47,7 +47,7 @@ impl Peer {
         }
     }
 
-    /// Number of the peer's first node; the second, the gateway of its remote road, is the next one.
+    /// Number of the peer's first node; the second, the gateway of its remote path, is the next one.
     pub(super) const fn source_node(self) -> usize {
         match self {
             Self::Ours => 1,
@@ -57,10 +57,10 @@ impl Peer {
         }
     }
 
-    pub(super) const fn roads(self) -> &'static [Road] {
+    pub(super) const fn paths(self) -> &'static [PacketPath] {
         match self {
-            Self::Plain | Self::Netfilter | Self::Ours => &Road::ALL,
-            Self::OursByDevice => &[Road::Remote],
+            Self::Plain | Self::Netfilter | Self::Ours => &PacketPath::ALL,
+            Self::OursByDevice => &[PacketPath::Remote],
         }
     }
 

@@ -1,4 +1,4 @@
-//! Nanoseconds per packet of single programs, and of whole roads: what the programs on the way of one packet take
+//! Nanoseconds per packet of single programs, and of whole paths: what the programs on the way of one packet take
 //! together. Hot means 64 flows over and over, cold 100,000 in an order that no cache follows.
 //!
 //! Each sample is a pair: the rig with the program, the rig with nothing, right after one another; the difference is the
@@ -14,13 +14,13 @@ use egress_common::abi::{Config, RIG_FRAME, Rig, Verdict};
 use nix::sched::{CloneFlags, unshare};
 
 use super::Effort;
-use super::core::pin;
-use super::numbers::{Results, median};
-use super::rig::{
+use super::cpu::pin;
+use super::prog_run::{
     AWAY, Bench, DEVICES, FOREIGN, FOREIGN_PODS, Hook, LOCAL, LOCAL_PODS, MGMT, NODE, OTHER_NODE, REMOTE_PODS, SECRET,
     TUNNEL_PORT, UPLINK, WORLD,
 };
-use egress_lab::traffic::packet::sum;
+use super::samples::{Results, median};
+use egress_lab::traffic::packet;
 use egress_toolchain::Paths;
 
 const HOT: u32 = 64;
@@ -34,7 +34,7 @@ const MGMT_MAC: [u8; 6] = [2, 0, 0, 0, 2, 2];
 /// One program and the packet that it meets.
 struct Case {
     name: &'static str,
-    road: &'static str,
+    path: &'static str,
     hook: Hook,
     plan: Rig,
     verdict: Verdict,
@@ -49,12 +49,12 @@ enum Growth {
     Shrinks,
 }
 
-/// The cases in the order in which packets of a road meet them: a reply needs its flow.
-const ROADS: [(&str, &str, &[&str]); 4] = [
-    ("road out", "local", &["steer", "leave"]),
-    ("road back", "local", &["enter", "notice"]),
-    ("road out", "remote", &["steer", "leave (overlay)", "enter and accept", "leave (gateway)"]),
-    ("road back", "remote", &["enter and steer", "leave (overlay)", "enter and deliver", "notice"]),
+/// The cases in the order in which packets of a path meet them: a reply needs its flow.
+const PATHS: [(&str, &str, &[&str]); 4] = [
+    ("path out", "local", &["steer", "leave"]),
+    ("path back", "local", &["enter", "notice"]),
+    ("path out", "remote", &["steer", "leave (overlay)", "enter and accept", "leave (gateway)"]),
+    ("path back", "remote", &["enter and steer", "leave (overlay)", "enter and deliver", "notice"]),
 ];
 
 /// Measures everything on a thread in a namespace of its own.
@@ -80,7 +80,7 @@ pub(super) fn measure(
         for one in sampled {
             let work = format!("{}, {}, {} pods", one.name, one.heat, thousands(*pods));
             for value in one.values {
-                results.add(&work, one.road, "ours", "ns", value);
+                results.add(&work, one.path, "ours", "ns", value);
             }
         }
     }
@@ -93,7 +93,7 @@ fn thousands(number: u32) -> String {
 
 struct Sampled {
     name: String,
-    road: &'static str,
+    path: &'static str,
     heat: &'static str,
     values: Vec<f64>,
 }
@@ -121,7 +121,7 @@ fn sample(bench: &mut Bench, pods: u32, rounds: usize, quick: bool) -> Result<Ve
         }
         let mut sampled: Vec<Sampled> = cases
             .iter()
-            .map(|case| Sampled { name: case.name.to_owned(), road: case.road, heat, values: Vec::new() })
+            .map(|case| Sampled { name: case.name.to_owned(), path: case.path, heat, values: Vec::new() })
             .collect();
         for _ in 0..rounds.max(5) {
             for (case, into) in cases.iter().zip(&mut sampled) {
@@ -130,24 +130,24 @@ fn sample(bench: &mut Bench, pods: u32, rounds: usize, quick: bool) -> Result<Ve
                 into.values.push((subject - nothing - restore(case.growth)).max(0.0));
             }
         }
-        all.extend(roads(&sampled, heat));
+        all.extend(paths(&sampled, heat));
         all.extend(sampled);
     }
     Ok(all)
 }
 
-/// What the programs on a road take together, round by round.
-fn roads(sampled: &[Sampled], heat: &'static str) -> Vec<Sampled> {
+/// What the programs on a path take together, round by round.
+fn paths(sampled: &[Sampled], heat: &'static str) -> Vec<Sampled> {
     let mut sums = Vec::new();
-    for (name, road, steps) in ROADS {
+    for (name, path, steps) in PATHS {
         let found = steps.iter().map(|step| {
-            let fits = |one: &&Sampled| one.name == *step && (one.road == road || one.road == "both");
+            let fits = |one: &&Sampled| one.name == *step && (one.path == path || one.path == "both");
             sampled.iter().find(fits).map(|one| one.values.as_slice())
         });
         let Some(found) = found.collect::<Option<Vec<_>>>() else { continue };
         let rounds = found.iter().map(|values| values.len()).min().unwrap_or(0);
         let values = (0..rounds).map(|round| found.iter().map(|values| values[round]).sum()).collect();
-        sums.push(Sampled { name: name.to_owned(), road, heat, values });
+        sums.push(Sampled { name: name.to_owned(), path, heat, values });
     }
     sums
 }
@@ -161,7 +161,7 @@ fn check(bench: &mut Bench, case: &Case, flows: u32) -> Result<()> {
     let moved: Vec<(Verdict, u64)> =
         after.iter().zip(&before).map(|(now, then)| (now.0, now.1 - then.1)).filter(|one| one.1 > 0).collect();
     let expected = [(case.verdict, u64::from(flows))];
-    ensure!(moved == expected, "{} ({}): {moved:?}, not {expected:?}", case.name, case.road);
+    ensure!(moved == expected, "{} ({}): {moved:?}, not {expected:?}", case.name, case.path);
     Ok(())
 }
 
@@ -192,21 +192,12 @@ const OUTER: usize = 50;
 
 impl Packet {
     fn bytes(&self, length: usize) -> Vec<u8> {
-        let mut bytes = vec![2, 0, 0, 0, 1, 2, 2, 0, 0, 0, 9, 8, 0x08, 0x00];
-        let total = u16::try_from(length - ETH).unwrap_or(0);
-        let mut ip = vec![0x45, 0];
-        ip.extend(total.to_be_bytes());
-        ip.extend([0, 0, 0x40, 0, 64, 17, 0, 0]);
-        ip.extend(self.from.octets());
-        ip.extend(self.to.octets());
-        let checksum = !sum(&ip);
-        ip[10..12].copy_from_slice(&checksum.to_be_bytes());
-        bytes.extend(ip);
-        for word in [self.ports.0, self.ports.1, total - 20, 0x1234] {
-            bytes.extend(word.to_be_bytes());
-        }
-        bytes.resize(length, 0);
-        bytes
+        let after_ip = length - ETH - 20;
+        let ports = [self.ports.0, self.ports.1, u16::try_from(after_ip).unwrap_or(0), 0x1234];
+        let mut datagram = ports.map(u16::to_be_bytes).concat();
+        datagram.resize(after_ip, 0);
+        let packet = packet::ip(self.from.into(), self.to.into(), packet::UDP, &datagram).unwrap_or_default();
+        [&[2, 0, 0, 0, 1, 2, 2, 0, 0, 0, 9, 8], packet.as_slice()].concat()
     }
 
     fn frame(&self) -> [u8; RIG_FRAME] {
@@ -288,10 +279,10 @@ fn cases(pods: u32, flows: u32, stride: u32) -> Vec<Case> {
     let plan = |frame, side, at, first| plan(frame, side, at, first, pods, flows, stride);
     let out = |from| Packet { from, to: WORLD, ports: (PORT, 80) };
     let back = |to| Packet { from: WORLD, to, ports: (80, PORT) };
-    let case = |name, road, hook: Hook, mut plan: Rig, verdict, growth| {
+    let case = |name, path, hook: Hook, mut plan: Rig, verdict, growth| {
         // For this host, by whichever device it comes.
         plan.frame[..6].copy_from_slice(if hook.ifindex == MGMT { &MGMT_MAC } else { &UPLINK_MAC });
-        Case { name, road, hook, plan, verdict, growth }
+        Case { name, path, hook, plan, verdict, growth }
     };
     let from_other = |id, inner: &Packet| overlay(OTHER_NODE, NODE, id, [2, 9, 9, 9, 9, 9], inner);
     let own_overlay = overlay(NODE, OTHER_NODE, AWAY.0, SECRET, &out(REMOTE_PODS));

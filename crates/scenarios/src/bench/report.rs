@@ -8,8 +8,8 @@ use anyhow::Result;
 use serde_json::{Value, json};
 
 use super::chart;
-use super::numbers::{Cell, Results};
 use super::plan::Peer;
+use super::samples::{Cell, Results};
 
 pub(super) fn write(results: &Results, folder: &Path) -> Result<()> {
     fs::create_dir_all(folder)?;
@@ -22,7 +22,7 @@ pub(super) fn write(results: &Results, folder: &Path) -> Result<()> {
 fn row(results: &Results, cell: &Cell) -> Value {
     json!({
         "work": cell.work,
-        "road": cell.road,
+        "path": cell.path,
         "peer": cell.peer,
         "median": cell.median(),
         "unit": cell.unit,
@@ -35,13 +35,13 @@ fn row(results: &Results, cell: &Cell) -> Value {
 /// Spread: from the least to the greatest sample, as a part of the median.
 pub(super) fn table(results: &Results) -> String {
     let mut text = String::new();
-    let heads = ["work", "road", "peer", "median", "unit", "/plain", "/netfilter", "spread"];
+    let heads = ["work", "path", "peer", "median", "unit", "/plain", "/netfilter", "spread"];
     let mut rows = vec![heads.map(str::to_owned)];
     for cell in &results.cells {
         let ratio = |to| results.ratio(cell, to).map_or("-".to_owned(), |ratio| format!("{ratio:.2}"));
         rows.push([
             cell.work.clone(),
-            cell.road.to_owned(),
+            cell.path.to_owned(),
             cell.peer.to_owned(),
             figure(cell.median()),
             cell.unit.to_owned(),
@@ -84,7 +84,7 @@ mod tests {
         results.add("work", "local", "ours", "1/s", 150.0);
         let row = row(&results, &results.cells[1]);
         let keys: Vec<&String> = row.as_object().expect("an object").keys().collect();
-        for key in ["work", "road", "peer", "median", "unit", "ratio_to_plain", "ratio_to_netfilter", "spread"] {
+        for key in ["work", "path", "peer", "median", "unit", "ratio_to_plain", "ratio_to_netfilter", "spread"] {
             assert!(keys.contains(&&key.to_owned()), "{key}");
         }
         assert_eq!((&row["ratio_to_plain"], &row["ratio_to_netfilter"]), (&json!(1.5), &Value::Null));

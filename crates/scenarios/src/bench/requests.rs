@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
-use super::core::pin;
+use super::cpu::pin;
 use super::peers::SERVER;
 use super::plan::Work;
 use egress_lab::Netns;

@@ -6,30 +6,30 @@ use serde_json::json;
 use egress_lab::api_objects::{EGRESS_IPS, all, assigned, egress_ip, labels};
 use egress_lab::pins::Pins;
 use egress_lab::test::LabContext;
-use egress_lab::test_cluster::{Ground, pod};
+use egress_lab::test_cluster::{TestCluster, pod};
 use egress_lab::wait::{EFFECT, until};
 
 const V4: &str = "172.18.0.100";
 
 /// A Service lists an egress IP before its only gateway is away.
 pub(super) fn a_service_keeps_no_egress_ip_from_coming_back(context: &LabContext) -> Result<()> {
-    let ground = Ground::start(context, vec![pod("homer", "simpson", 1, &[]), pod("patty", "bouvier", 1, &[])])?;
-    ground.assignable(2, true)?;
-    ground.assign(&egress_ip("simpsons", &[V4], &labels("house", "simpson"), &all()))?;
+    let cluster = TestCluster::start(context, vec![pod("homer", "simpson", 1, &[]), pod("patty", "bouvier", 1, &[])])?;
+    cluster.assignable(2, true)?;
+    cluster.assign(&egress_ip("simpsons", &[V4], &labels("house", "simpson"), &all()))?;
     let front = json!({
         "apiVersion": "v1", "kind": "Service", "metadata": {"name": "front", "namespace": "bouvier"},
         "spec": {"clusterIP": "10.96.9.9", "ports": [{"port": 80}], "externalIPs": [V4]},
     });
-    ground.cluster.create("/api/v1/namespaces/bouvier/services", &front)?;
-    ground.is_seen_as("homer", Some(V4), None)?;
+    cluster.api.create("/api/v1/namespaces/bouvier/services", &front)?;
+    cluster.is_seen_as("homer", Some(V4), None)?;
     for (is_there, what) in [(false, "no node"), (true, "a node again")] {
-        ground.assignable(2, is_there)?;
+        cluster.assignable(2, is_there)?;
         until(&format!("the egress IP has {what}"), EFFECT, || {
-            let object = ground.cluster.get(&format!("{EGRESS_IPS}/simpsons"))?;
+            let object = cluster.api.get(&format!("{EGRESS_IPS}/simpsons"))?;
             Ok((object.as_ref().map(assigned).unwrap_or_default().is_empty() != is_there).then_some(()))
         })?;
     }
-    ground.is_seen_as("homer", Some(V4), None)
+    cluster.is_seen_as("homer", Some(V4), None)
 }
 
 /// More than the map of pods takes.
@@ -37,9 +37,10 @@ const MANY: u32 = 4_500;
 
 /// Whoever may create pods names a node for them, and in an annotation that OVN-Kubernetes writes any address there.
 pub(super) fn pods_that_nothing_has_scheduled_take_no_room(context: &LabContext) -> Result<()> {
-    let mut ground = Ground::start(context, vec![pod("homer", "simpson", 1, &[]), pod("patty", "bouvier", 2, &[])])?;
+    let mut cluster =
+        TestCluster::start(context, vec![pod("homer", "simpson", 1, &[]), pod("patty", "bouvier", 2, &[])])?;
     let sign = json!({"metadata": {"annotations": {"k8s.ovn.org/node-chassis-id": "chassis1"}}});
-    ground.cluster.merge("/api/v1/nodes/node1", &sign)?;
+    cluster.api.merge("/api/v1/nodes/node1", &sign)?;
     for number in 0..MANY {
         let networks = json!({"default": {"ip_addresses": [format!("fd00:10:244:1::1:{number:x}/64")]}}).to_string();
         let claimer = json!({
@@ -48,11 +49,11 @@ pub(super) fn pods_that_nothing_has_scheduled_take_no_room(context: &LabContext)
                          "annotations": {"k8s.ovn.org/pod-networks": networks}},
             "spec": {"nodeName": "node1", "containers": [{"name": "shell", "image": "lab/none"}]},
         });
-        ground.cluster.create("/api/v1/namespaces/bouvier/pods", &claimer)?;
+        cluster.api.create("/api/v1/namespaces/bouvier/pods", &claimer)?;
     }
     // The agent has heard of a later pod, so of these.
-    ground.serves(1)?;
-    let known = Pins::of(&ground.lab.nodes()[0]).keys("pods")?.len();
+    cluster.serves(1)?;
+    let known = Pins::of(&cluster.lab.nodes()[0]).keys("pods")?.len();
     ensure!(known == 2, "node1 knows {known} addresses of pods, and homer has two");
     Ok(())
 }

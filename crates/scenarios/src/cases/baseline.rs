@@ -1,4 +1,4 @@
-//! What a lab is without any agent: the ground that all other tests stand on, proved by itself.
+//! What a lab is without any agent: the test cluster that all other tests stand on, proved by itself.
 //!
 //! Pods reach the world with their node's address and each other with their own; services lead where they should;
 //! checksums are right; a node that is cut off is cut off; and nothing is left when it is over, also after a kill.
@@ -15,7 +15,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use egress_lab::agents::{Agent, AgentOptions};
 use egress_lab::capture::{Capture, Class};
-use egress_lab::cluster::{ApiChoice, Cluster};
+use egress_lab::kube_api::{ApiChoice, KubeApi};
 use egress_lab::test::{LabContext, LabTest};
 use egress_lab::topology::addresses::{self as plan, NodeNumber};
 use egress_lab::traffic::client::{self, Ping};
@@ -38,7 +38,7 @@ pub(super) fn tests() -> Vec<LabTest> {
         test("lab_agents_can_be_stopped_and_started", agents),
         test("lab_second_network_is_reachable", second_network),
         test("lab_node_without_power_is_cut_off", power),
-        test("lab_interfaces_can_be_made_anew", interfaces_anew),
+        test("lab_interfaces_can_be_recreated", interfaces_anew),
         test("lab_nodes_and_people_share_an_api_server", api_server),
         test("lab_leaves_nothing_behind", nothing_left),
         test("lab_of_a_killed_run_is_removed_by_the_next", recovery),
@@ -265,23 +265,23 @@ fn interfaces_anew(context: &LabContext) -> Result<()> {
 
 fn api_server(context: &LabContext) -> Result<()> {
     let lab = start(context)?;
-    let cluster = Cluster::start(&lab, &ApiChoice::InMemory)?;
-    cluster.publish(&lab)?;
+    let api = KubeApi::start(&lab, &ApiChoice::InMemory)?;
+    api.publish(&lab)?;
     let node = lab.nodes().first().context("no node")?;
-    let relay = SocketAddr::new(plan::EXT.v4.into(), egress_lab::cluster::API_PORT);
+    let relay = SocketAddr::new(plan::EXT.v4.into(), egress_lab::kube_api::API_PORT);
     let reply = client::get(&node.host, relay, "/api/v1/pods", "baseline")??;
     let pods: serde_json::Value = serde_json::from_slice(&reply.body)?;
     let count = pods.pointer("/items").and_then(|items| items.as_array()).map_or(0, Vec::len);
     ensure!(count == lab.pods().len(), "a node sees {count} pods");
-    let nodes: kube::Api<k8s_openapi::api::core::v1::Node> = kube::Api::all(cluster.client());
-    let listed = cluster.runtime().block_on(nodes.list(&kube::api::ListParams::default()))?;
+    let nodes: kube::Api<k8s_openapi::api::core::v1::Node> = kube::Api::all(api.client());
+    let listed = api.runtime().block_on(nodes.list(&kube::api::ListParams::default()))?;
     ensure!(listed.items.len() == lab.nodes().len(), "a client sees {} nodes", listed.items.len());
-    let in_memory = cluster.in_memory().context("the lab's API server is another one")?;
+    let in_memory = api.in_memory().context("the lab's API server is another one")?;
     in_memory.set_outage(true);
     ensure!(client::get(&node.host, relay, "/api/v1/pods", "baseline")?.is_err(), "a node sees no outage");
     in_memory.set_outage(false);
-    if Cluster::has_kubectl() {
-        let nodes = cluster.kubectl(&["get", "nodes"])?;
+    if KubeApi::has_kubectl() {
+        let nodes = api.kubectl(&["get", "nodes"])?;
         println!("{nodes}");
         ensure!(nodes.matches(" Ready").count() == lab.nodes().len(), "kubectl does not see all nodes ready");
     }
@@ -298,7 +298,7 @@ struct Snapshot {
 }
 
 impl Snapshot {
-    /// Only what bears the prefix, where things have names: other labs come and go meanwhile.
+    /// Only what bears the prefix, where things have names: other labs come and go in the meantime.
     fn take(prefix: &str) -> Result<Self> {
         let ours = |name: &String| name.starts_with(prefix);
         let entries = |folder: &str| -> BTreeSet<String> {
@@ -314,7 +314,7 @@ impl Snapshot {
                 .map(|entry| entry.file_name().to_string_lossy().into_owned())
                 .collect(),
             mounts: points.filter(|point| point.contains(&format!("/{prefix}"))).collect(),
-            ledgers: entries(egress_lab::topology::ledger::GROUND),
+            ledgers: entries(egress_lab::topology::ledger::FOLDER),
         })
     }
 }

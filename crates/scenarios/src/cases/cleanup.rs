@@ -16,7 +16,7 @@ use egress_lab::agents::Agent;
 use egress_lab::api_objects::{all, egress_ip};
 use egress_lab::pins::bpftool;
 use egress_lab::test::LabContext;
-use egress_lab::test_cluster::{Ground, Sight, look, pod};
+use egress_lab::test_cluster::{Sight, TestCluster, look, pod};
 use egress_lab::topology::addresses as plan;
 use egress_lab::wait::{EFFECT, until};
 
@@ -27,42 +27,42 @@ const V6: &str = "fd00:172:18::110";
 
 pub(super) fn leaves_nothing(context: &LabContext) -> Result<()> {
     let pods = vec![pod("one", "red", 1, &[]), pod("two", "red", 2, &[]), pod("three", "red", 3, &[])];
-    let mut ground = Ground::without_agents(context, pods, 0, |_| {})?;
-    let before = ground.lab.nodes().iter().map(settled).collect::<Result<Vec<_>>>()?;
-    let options = ground.options(context);
+    let mut cluster = TestCluster::without_agents(context, pods)?;
+    let before = cluster.lab.nodes().iter().map(settled).collect::<Result<Vec<_>>>()?;
+    let options = cluster.options(context);
     // One node has its programs on their hooks the other way.
     let mut by_filters = options.clone();
     by_filters.extra.push("--attach=clsact".to_owned());
     let start =
-        |node: &Node| Agent::start(&ground.lab, node, if node.number.index() == 2 { &by_filters } else { &options });
-    ground.agents = ground.lab.nodes().iter().map(start).collect::<Result<_>>()?;
-    ground.agents_serve()?;
-    ground.assignable(2, true)?;
-    ground.assignable(3, true)?;
-    ground.assign(&egress_ip("doomed", &[V4, V6], &all(), &all()))?;
+        |node: &Node| Agent::start(&cluster.lab, node, if node.number.index() == 2 { &by_filters } else { &options });
+    cluster.agents = cluster.lab.nodes().iter().map(start).collect::<Result<_>>()?;
+    cluster.agents_serve()?;
+    cluster.assignable(2, true)?;
+    cluster.assignable(3, true)?;
+    cluster.assign(&egress_ip("doomed", &[V4, V6], &all(), &all()))?;
     for name in ["one", "two", "three"] {
-        ground.is_seen_as(name, Some(V4), Some(V6))?;
+        cluster.is_seen_as(name, Some(V4), Some(V6))?;
     }
-    for (node, before) in ground.lab.nodes().iter().zip(&before) {
+    for (node, before) in cluster.lab.nodes().iter().zip(&before) {
         let changed = differences(before, &snapshot(node)?).len();
         ensure!(changed > 3, "the snapshot of {} does not see the agent", node.name());
     }
-    let refused = ground.agent(1)?.clean_up();
+    let refused = cluster.agent(1)?.clean_up();
     ensure!(refused.is_err(), "cleanup ran beside an agent: {refused:?}");
     println!("beside an agent: {:#}", refused.err().context("no error")?);
-    ground.is_seen_as("one", Some(V4), Some(V6))?;
+    cluster.is_seen_as("one", Some(V4), Some(V6))?;
 
-    for agent in &mut ground.agents {
+    for agent in &mut cluster.agents {
         agent.kill()?;
     }
-    for (agent, before) in ground.agents.iter().zip(&before) {
+    for (agent, before) in cluster.agents.iter().zip(&before) {
         println!("{}: {}", agent.node().name(), agent.clean_up()?.replace('\n', "; "));
         same(before, agent.node())?;
         let again = agent.clean_up()?;
         ensure!(again.trim() == "nothing to remove", "a second cleanup finds {again}");
     }
-    stays_until_it_is_told(ground.agent(1)?)?;
-    for pod in ground.lab.pods() {
+    stays_until_it_is_told(cluster.agent(1)?)?;
+    for pod in cluster.lab.pods() {
         for to in plan::SERVER.both() {
             let seen = look(&pod.netns, to)?;
             ensure!(seen == Sight::As(pod.node.address().towards(to)), "after cleanup {} is {seen}", pod.name);
@@ -132,7 +132,7 @@ pub(crate) fn snapshot(node: &Node) -> Result<BTreeMap<String, BTreeSet<String>>
         ("ip", &["-6", "rule", "show"]),
         ("ip", &["-o", "maddr", "show"]),
         ("tc", &["qdisc", "show"]),
-        // Counters of the host's own rules go on.
+        // Counters of the host's own rules continue.
         ("nft", &["--stateless", "list", "ruleset"]),
         ("bridge", &["fdb", "show"]),
     ];

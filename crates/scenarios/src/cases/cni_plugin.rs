@@ -15,9 +15,9 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 
 use egress_lab::api_objects::{all, egress_ip, labels};
-use egress_lab::cluster::objects;
+use egress_lab::kube_api::objects;
 use egress_lab::test::LabContext;
-use egress_lab::test_cluster::{Ground, Sight, look, node, pod};
+use egress_lab::test_cluster::{Sight, TestCluster, look, node, pod};
 use egress_lab::topology::addresses::{self as plan, Dual, SERVER};
 use egress_lab::wait::{EFFECT, until};
 use egress_lab::{Netns, Node, Pod};
@@ -35,15 +35,15 @@ const WAITS: Duration = Duration::from_secs(5);
 
 pub(super) fn no_first_packet_is_lost(context: &LabContext) -> Result<()> {
     packages::ensure(Purpose::Cni, true)?;
-    let mut ground = Ground::start(context, vec![pod("steady", "red", 1, &[]), pod("other", "blue", 3, &[])])?;
-    ground.assignable(1, true)?;
-    ground.assignable(2, true)?;
-    ground.assign(&egress_ip("eip", &[V4, V6], &labels("house", "red"), &all()))?;
-    ground.is_seen_as("steady", Some(V4), Some(V6))?;
-    let runtime = Runtime::new(&ground)?;
+    let mut cluster = TestCluster::start(context, vec![pod("steady", "red", 1, &[]), pod("other", "blue", 3, &[])])?;
+    cluster.assignable(1, true)?;
+    cluster.assignable(2, true)?;
+    cluster.assign(&egress_ip("eip", &[V4, V6], &labels("house", "red"), &all()))?;
+    cluster.is_seen_as("steady", Some(V4), Some(V6))?;
+    let runtime = Runtime::new(&cluster)?;
 
     println!("without the plugin");
-    let without = runtime.start_pods(&ground, "without", 60)?;
+    let without = runtime.start_pods(&cluster, "without", 60)?;
     println!("{without:?}");
     ensure!(without.wrong == 0, "{} of 60 pods were seen with another address", without.wrong);
 
@@ -52,7 +52,7 @@ pub(super) fn no_first_packet_is_lost(context: &LabContext) -> Result<()> {
     runtime.is_chained(true)?;
     for round in 0..2 {
         // A hundred addresses: those of the second round have had other pods, selected ones and others.
-        let with = runtime.start_pods(&ground, ["first", "second"][round], 100)?;
+        let with = runtime.start_pods(&cluster, ["first", "second"][round], 100)?;
         println!("{with:?}");
         ensure!(
             with.wrong == 0 && with.lost == 0,
@@ -67,22 +67,22 @@ pub(super) fn no_first_packet_is_lost(context: &LabContext) -> Result<()> {
     runtime.is_chained(true)?;
 
     println!("no agent answers");
-    ground.agent(1)?.kill()?;
+    cluster.agent(1)?.kill()?;
     let begun = Instant::now();
-    let late = runtime.make(&ground, "late", "red")?;
+    let late = runtime.make(&cluster, "late", "red")?;
     println!("the pod starts after {} ms", begun.elapsed().as_millis());
     ensure!(begun.elapsed() < WAITS + Duration::from_secs(1), "it waited for {:?}", begun.elapsed());
     ensure!(look(&late.netns, SERVER.v4.into())? == Sight::Nothing, "no program knows it, and it got out");
-    ground.agent(1)?.restart()?;
-    ground.cluster.patch_status(&path_of(&late), &objects::pod_status(&late))?;
-    ground.becomes(&late.netns, SERVER.v4.into(), Sight::As(V4.parse()?))?;
-    runtime.unmake(&ground, &late)?;
+    cluster.agent(1)?.restart()?;
+    cluster.api.patch_status(&path_of(&late), &objects::pod_status(&late))?;
+    cluster.becomes(&late.netns, SERVER.v4.into(), Sight::As(V4.parse()?))?;
+    runtime.unmake(&cluster, &late)?;
 
     println!("and it goes without a trace");
     installer.kill()?;
     installer.wait()?;
-    ground.agent(1)?.terminate(EFFECT)?;
-    let node1 = ground.lab.node(node(1)?);
+    cluster.agent(1)?.terminate(EFFECT)?;
+    let node1 = cluster.lab.node(node(1)?);
     let cleanup = [
         "cleanup",
         "--uplink=breth0",
@@ -127,10 +127,10 @@ struct Runtime {
 }
 
 impl Runtime {
-    fn new(ground: &Ground) -> Result<Self> {
-        let node = ground.lab.node(node(1)?).clone();
-        let folder = ground.lab.folder().join("cni");
-        let runtime = Self { node, folder, prefix: ground.lab.prefix().to_owned(), count: AtomicUsize::new(0) };
+    fn new(cluster: &TestCluster) -> Result<Self> {
+        let node = cluster.lab.node(node(1)?).clone();
+        let folder = cluster.lab.folder().join("cni");
+        let runtime = Self { node, folder, prefix: cluster.lab.prefix().to_owned(), count: AtomicUsize::new(0) };
         for folder in [runtime.configurations(), runtime.programs()] {
             std::fs::create_dir_all(folder)?;
         }
@@ -239,9 +239,9 @@ impl Runtime {
     }
 
     /// A pod whose containers may begin now. Its object says no address yet.
-    fn make(&self, ground: &Ground, name: &str, namespace: &str) -> Result<Pod> {
+    fn make(&self, cluster: &TestCluster, name: &str, namespace: &str) -> Result<Pod> {
         let netns = Netns::new(&self.prefix, &format!("cni{}", self.count.fetch_add(1, Ordering::Relaxed)));
-        ground.lab.add_namespaces(std::slice::from_ref(&netns))?;
+        cluster.lab.add_namespaces(std::slice::from_ref(&netns))?;
         let mut pod = Pod {
             name: name.to_owned(),
             namespace: namespace.to_owned(),
@@ -253,8 +253,8 @@ impl Runtime {
             netns,
         };
         let collection = format!("/api/v1/namespaces/{namespace}/pods");
-        ground.cluster.create(&collection, &objects::pod(&pod))?;
-        let result = self.call("ADD", &pod.netns, &self.arguments(ground, &pod)?)?;
+        cluster.api.create(&collection, &objects::pod(&pod))?;
+        let result = self.call("ADD", &pod.netns, &self.arguments(cluster, &pod)?)?;
         let listed = result["ips"].as_array().context("no addresses")?;
         let address = |is_v4| -> Result<IpAddr> {
             let listed =
@@ -266,8 +266,8 @@ impl Runtime {
         Ok(pod)
     }
 
-    fn arguments(&self, ground: &Ground, pod: &Pod) -> Result<String> {
-        let object = ground.cluster.get(&path_of(pod))?.context("no pod")?;
+    fn arguments(&self, cluster: &TestCluster, pod: &Pod) -> Result<String> {
+        let object = cluster.api.get(&path_of(pod))?.context("no pod")?;
         let uid = object.pointer("/metadata/uid").and_then(Value::as_str).context("no UID")?;
         Ok(format!(
             "IgnoreUnknown=1;K8S_POD_NAMESPACE={};K8S_POD_NAME={};K8S_POD_INFRA_CONTAINER_ID={};K8S_POD_UID={uid}",
@@ -278,26 +278,26 @@ impl Runtime {
     }
 
     /// The sandbox first, then the object, as a kubelet does.
-    fn unmake(&self, ground: &Ground, pod: &Pod) -> Result<()> {
-        self.call("DEL", &pod.netns, &self.arguments(ground, pod)?)?;
-        ground.cluster.delete(&path_of(pod))
+    fn unmake(&self, cluster: &TestCluster, pod: &Pod) -> Result<()> {
+        self.call("DEL", &pod.netns, &self.arguments(cluster, pod)?)?;
+        cluster.api.delete(&path_of(pod))
     }
 
     /// Starts so many pods, every second one selected, each of which asks the server at once and is gone soon after.
-    fn start_pods(&self, ground: &Ground, of: &str, count: usize) -> Result<Seen> {
+    fn start_pods(&self, cluster: &TestCluster, of: &str, count: usize) -> Result<Seen> {
         let (next, seen) = (AtomicUsize::new(0), Mutex::new(Seen::default()));
         let one = |number: usize| -> Result<()> {
             let namespace = if number.is_multiple_of(2) { "red" } else { "blue" };
-            let pod = self.make(ground, &format!("{of}-{number}"), namespace)?;
+            let pod = self.make(cluster, &format!("{of}-{number}"), namespace)?;
             // One family first for one, the other for others.
             let to: IpAddr = if number % 4 < 2 { SERVER.v4.into() } else { SERVER.v6.into() };
             let egress_ip: IpAddr = if to.is_ipv4() { V4.parse()? } else { V6.parse()? };
             let right = if namespace == "red" { egress_ip } else { pod.node.address().towards(to) };
             let sight = look(&pod.netns, to)?;
             thread::sleep(REPORTED);
-            ground.cluster.patch_status(&path_of(&pod), &objects::pod_status(&pod))?;
-            ground.becomes(&pod.netns, to, Sight::As(right))?;
-            self.unmake(ground, &pod)?;
+            cluster.api.patch_status(&path_of(&pod), &objects::pod_status(&pod))?;
+            cluster.becomes(&pod.netns, to, Sight::As(right))?;
+            self.unmake(cluster, &pod)?;
             let mut seen = seen.lock().map_err(|_poisoned| anyhow::anyhow!("another pod has failed"))?;
             match sight {
                 Sight::Nothing => seen.lost += 1,

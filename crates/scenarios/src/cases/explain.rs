@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::inspect::{has, said};
 use egress_lab::pins::HOOKS;
-use egress_lab::test_cluster::{Ground, node};
+use egress_lab::test_cluster::{TestCluster, node};
 use egress_lab::topology::addresses as plan;
 use egress_lab::traffic::server::HTTP_PORT;
 use egress_lab::wait::{EFFECT, until};
@@ -21,91 +21,91 @@ use egress_lab::wait::{EFFECT, until};
 const TUNNEL_PORT: u16 = 4794;
 
 /// A pod's packet to the tunnel port of node 3, which its own node drops.
-pub fn forge(ground: &Ground, pod: &str) -> Result<()> {
-    let to = SocketAddr::new(ground.lab.node(node(3)?).number.address().v4.into(), TUNNEL_PORT);
-    ground.pod(pod)?.netns.run(|| {
+pub fn forge(cluster: &TestCluster, pod: &str) -> Result<()> {
+    let to = SocketAddr::new(cluster.lab.node(node(3)?).number.address().v4.into(), TUNNEL_PORT);
+    cluster.pod(pod)?.netns.run(|| {
         UdpSocket::bind("0.0.0.0:0")?.send_to(&[0; 20], to)?;
         Ok(())
     })
 }
 
-fn asked(ground: &mut Ground, line: &str) -> Result<String> {
-    asked_on(ground, 1, line)
+fn asked(cluster: &mut TestCluster, line: &str) -> Result<String> {
+    asked_on(cluster, 1, line)
 }
 
-fn asked_on(ground: &mut Ground, node: usize, line: &str) -> Result<String> {
+fn asked_on(cluster: &mut TestCluster, node: usize, line: &str) -> Result<String> {
     let words: Vec<&str> = line.split(' ').collect();
-    let output = ground.agent(node)?.ask(&words)?;
+    let output = cluster.agent(node)?.ask(&words)?;
     let status = output.status;
     let text = said(output);
     ensure!(status.success(), "{line}: {status}\n{text}");
     Ok(text)
 }
 
-fn json(ground: &mut Ground, line: &str) -> Result<Value> {
-    json_on(ground, 1, line)
+fn json(cluster: &mut TestCluster, line: &str) -> Result<Value> {
+    json_on(cluster, 1, line)
 }
 
-fn json_on(ground: &mut Ground, node: usize, line: &str) -> Result<Value> {
-    let text = asked_on(ground, node, &format!("{line} -o json"))?;
+fn json_on(cluster: &mut TestCluster, node: usize, line: &str) -> Result<Value> {
+    let text = asked_on(cluster, node, &format!("{line} -o json"))?;
     serde_json::from_str(&text).with_context(|| format!("{line}: {text}"))
 }
 
 /// Beside an agent that serves `egress` to the pod red/one.
-pub(super) fn beside_an_agent(ground: &mut Ground, egress: &str) -> Result<()> {
+pub(super) fn beside_an_agent(cluster: &mut TestCluster, egress: &str) -> Result<()> {
     let server = plan::SERVER.v4;
     println!("trace");
-    let counted = |ground: &mut Ground| asked(ground, "nat count");
-    let before = counted(ground)?;
-    let traced = json(ground, &format!("trace --pod red/one --to {server}:{HTTP_PORT}"))?;
+    let counted = |cluster: &mut TestCluster| asked(cluster, "nat count");
+    let before = counted(cluster)?;
+    let traced = json(cluster, &format!("trace --pod red/one --to {server}:{HTTP_PORT}"))?;
     ensure!(traced["verdict"] == "snat_here" && traced["agrees"] == true, "{traced:#}");
     ensure!(traced["source"]["address"] == egress && traced["gateway"]["here"] == true, "{traced:#}");
     ensure!(
         traced["warnings"].as_array().is_some_and(Vec::is_empty),
         "the program on the hook is this one: {traced:#}"
     );
-    ensure!(counted(ground)? == before, "a trace makes no mapping");
-    let text = asked(ground, &format!("trace --pod red/one --to {server} --proto icmp"))?;
+    ensure!(counted(cluster)? == before, "a trace makes no mapping");
+    let text = asked(cluster, &format!("trace --pod red/one --to {server} --proto icmp"))?;
     println!("{text}");
     has(
         &text,
         &["red/one", "a pod of this node? yes, selected by first", &format!("sees {egress}"), "verdict   snat_here"],
     )?;
-    let there = ground.lab.node(node(2)?).number.address().v4;
-    let text = asked(ground, &format!("trace --pod red/one --to {there}:80"))?;
+    let there = cluster.lab.node(node(2)?).number.address().v4;
+    let text = asked(cluster, &format!("trace --pod red/one --to {there}:80"))?;
     has(&text, &["verdict   marked_node", "of node2"])?;
-    let refused = ground.agent(1)?.ask(&["trace", "--pod", "red/two", "--to", "198.51.100.10:80"])?;
+    let refused = cluster.agent(1)?.ask(&["trace", "--pod", "red/two", "--to", "198.51.100.10:80"])?;
     ensure!(refused.status.code() == Some(1), "{}", refused.status);
     has(&said(refused), &["red/two is not on this node", "node1"])?;
 
     println!("nat");
-    ground.is_seen_as("one", Some(egress), None)?;
-    let list = json(ground, &format!("nat list --egress-ip {egress} --pod red/one --to {server} --proto tcp"))?;
+    cluster.is_seen_as("one", Some(egress), None)?;
+    let list = json(cluster, &format!("nat list --egress-ip {egress} --pod red/one --to {server} --proto tcp"))?;
     let first = list.get(0).with_context(|| format!("the request has no mapping: {list:#}"))?;
     ensure!(first["object"] == "first" && first["node"] == "node1" && first["pod"] == "red/one", "{list:#}");
-    ensure!(json(ground, "nat list --pod-ip 10.244.1.99")?.as_array().is_some_and(Vec::is_empty), "nobody's");
-    let text = asked(ground, "nat list")?;
+    ensure!(json(cluster, "nat list --pod-ip 10.244.1.99")?.as_array().is_some_and(Vec::is_empty), "nobody's");
+    let text = asked(cluster, "nat list")?;
     println!("{text}");
     has(&text, &["EGRESS IP", egress, "red/one"])?;
-    println!("{}", asked(ground, "nat count")?);
-    let count = json(ground, "nat count")?;
+    println!("{}", asked(cluster, "nat count")?);
+    let count = json(cluster, "nat count")?;
     ensure!(count["egress_ips"][egress].as_u64() >= Some(1), "{count:#}");
-    dropped(ground)?;
-    log_level(ground)
+    dropped(cluster)?;
+    log_level(cluster)
 }
 
 /// A packet that is dropped, and who hears of it.
-fn dropped(ground: &mut Ground) -> Result<()> {
+fn dropped(cluster: &mut TestCluster) -> Result<()> {
     println!("drops");
     let text = until("a drop is told", EFFECT, || {
-        forge(ground, "one")?;
-        let text = asked(ground, "drops --reason forged_tunnel")?;
+        forge(cluster, "one")?;
+        let text = asked(cluster, "drops --reason forged_tunnel")?;
         Ok((!text.is_empty()).then_some(text))
     })?;
     println!("{text}");
     has(&text, &["forged_tunnel", "(red/one)", "first", "ovn-k8s-mp0"])?;
-    ensure!(asked(ground, "drops --reason no_route")?.is_empty(), "another reason's");
-    let (mut follower, first) = follower(ground)?;
+    ensure!(asked(cluster, "drops --reason no_route")?.is_empty(), "another reason's");
+    let (mut follower, first) = follower(cluster)?;
     has(&first, &["forged_tunnel", "(red/one)"])?;
     // Ctrl-C is the end of who follows.
     kill(Pid::from_raw(i32::try_from(follower.id())?), Signal::SIGINT)?;
@@ -114,72 +114,72 @@ fn dropped(ground: &mut Ground) -> Result<()> {
     Ok(())
 }
 
-fn log_level(ground: &mut Ground) -> Result<()> {
+fn log_level(cluster: &mut TestCluster) -> Result<()> {
     println!("log-level");
-    ensure!(asked(ground, "log-level")?.trim() == "info", "as it was started");
-    has(&asked(ground, "log-level info,egress_datapath=debug")?, &["egress_datapath=debug"])?;
-    let log = ground.agent(1)?.log().to_owned();
+    ensure!(asked(cluster, "log-level")?.trim() == "info", "as it was started");
+    has(&asked(cluster, "log-level info,egress_datapath=debug")?, &["egress_datapath=debug"])?;
+    let log = cluster.agent(1)?.log().to_owned();
     until("drops are in the log", EFFECT, || {
-        forge(ground, "one")?;
+        forge(cluster, "one")?;
         Ok(std::fs::read_to_string(&log)?.contains("packet dropped").then_some(()))
     })?;
-    let refused = ground.agent(1)?.ask(&["log-level", "==="])?;
+    let refused = cluster.agent(1)?.ask(&["log-level", "==="])?;
     ensure!(refused.status.code() == Some(1), "{}", refused.status);
     has(&said(refused), &["is not understood"])?;
-    asked(ground, "log-level info")?;
+    asked(cluster, "log-level info")?;
     Ok(())
 }
 
 /// On node 2, whose programs are filters and whose pod red/two goes by the gateway of node 1: beside its agent, and without.
-pub(super) fn by_filters(ground: &mut Ground, egress: &str) -> Result<()> {
+pub(super) fn by_filters(cluster: &mut TestCluster, egress: &str) -> Result<()> {
     println!("where the programs are filters");
     let server = plan::SERVER.v4;
-    let pod = ground.pod("two")?.addresses.v4;
+    let pod = cluster.pod("two")?.addresses.v4;
     for runs in [true, false] {
         if !runs {
-            ground.agent(2)?.kill()?;
+            cluster.agent(2)?.kill()?;
         }
-        let status = asked_on(ground, 2, "status")?;
+        let status = asked_on(cluster, 2, "status")?;
         for line in status.lines().filter(|line| HOOKS.iter().any(|hook| line.starts_with(hook))) {
             has(line, &["clsact"])?;
         }
         has(&status, &HOOKS)?;
-        ground.is_seen_as("two", Some(egress), None)?;
-        let traced = json_on(ground, 2, &format!("trace --pod-ip {pod} --to {server}:{HTTP_PORT}"))?;
+        cluster.is_seen_as("two", Some(egress), None)?;
+        let traced = json_on(cluster, 2, &format!("trace --pod-ip {pod} --to {server}:{HTTP_PORT}"))?;
         ensure!(traced["verdict"] == "to_gateway" && traced["agrees"] == true, "{traced:#}");
         ensure!(traced["warnings"].as_array().is_some_and(Vec::is_empty), "the filter is this program: {traced:#}");
         for line in ["nat list", "nat count"] {
-            asked_on(ground, 2, line)?;
+            asked_on(cluster, 2, line)?;
         }
     }
-    ground.agent(2)?.restart()?;
-    ground.serves(2)?;
+    cluster.agent(2)?.restart()?;
+    cluster.serves(2)?;
     until("a drop is told", EFFECT, || {
-        forge(ground, "two")?;
-        Ok(asked_on(ground, 2, "drops")?.contains("forged_tunnel").then_some(()))
+        forge(cluster, "two")?;
+        Ok(asked_on(cluster, 2, "drops")?.contains("forged_tunnel").then_some(()))
     })
 }
 
 /// Follows drops; the first that it tells is one of before.
-pub(super) fn follower(ground: &mut Ground) -> Result<(Child, String)> {
-    let mut child = ground.agent(1)?.follow(&["drops", "--follow", "--reason", "forged_tunnel"])?;
+pub(super) fn follower(cluster: &mut TestCluster) -> Result<(Child, String)> {
+    let mut child = cluster.agent(1)?.follow(&["drops", "--follow", "--reason", "forged_tunnel"])?;
     let mut first = String::new();
     BufReader::new(child.stdout.as_mut().context("its output")?).read_line(&mut first)?;
     Ok((child, first))
 }
 
 /// Without one.
-pub(super) fn beside_none(ground: &mut Ground, egress: &str, follower: Child) -> Result<()> {
+pub(super) fn beside_none(cluster: &mut TestCluster, egress: &str, follower: Child) -> Result<()> {
     let output = follower.wait_with_output()?;
     ensure!(output.status.success(), "{}", output.status);
     has(&said(output), &["the agent has ended"])?;
     let server = plan::SERVER.v4;
-    let pod = ground.pod("one")?.addresses.v4;
-    let traced = json(ground, &format!("trace --pod-ip {pod} --to {server}:{HTTP_PORT}"))?;
+    let pod = cluster.pod("one")?.addresses.v4;
+    let traced = json(cluster, &format!("trace --pod-ip {pod} --to {server}:{HTTP_PORT}"))?;
     ensure!(traced["verdict"] == "snat_here" && traced["source"]["address"] == egress, "{traced:#}");
-    has(&asked(ground, &format!("nat list --egress-ip {egress}"))?, &[egress])?;
+    has(&asked(cluster, &format!("nat list --egress-ip {egress}"))?, &[egress])?;
     for words in [&["drops"][..], &["log-level"]] {
-        let output = ground.agent(1)?.ask(words)?;
+        let output = cluster.agent(1)?.ask(words)?;
         ensure!(output.status.code() == Some(1), "{words:?}: {}", output.status);
         has(&said(output), &["no agent runs here"])?;
     }

@@ -9,9 +9,9 @@ use anyhow::{Result, ensure};
 use egress_lab::Pod;
 use egress_lab::api_objects::{all, egress_ip, labels};
 use egress_lab::capture::Capture;
-use egress_lab::cluster::objects;
+use egress_lab::kube_api::objects;
 use egress_lab::test::LabContext;
-use egress_lab::test_cluster::{Ground, Sight, pod};
+use egress_lab::test_cluster::{Sight, TestCluster, pod};
 use egress_lab::topology::addresses::SERVER;
 use egress_lab::traffic::client;
 use egress_lab::traffic::flows::Flow;
@@ -22,34 +22,34 @@ const V4: &str = "172.18.0.110";
 const TICK: Duration = Duration::from_millis(10);
 
 /// The pod's object as it is before the kubelet has reported anything.
-fn is_scheduled(ground: &Ground, pod: &Pod) -> Result<()> {
+fn is_scheduled(cluster: &TestCluster, pod: &Pod) -> Result<()> {
     let collection = format!("/api/v1/namespaces/{}/pods", pod.namespace);
-    ground.cluster.create(&collection, &objects::pod(pod)).map(drop)
+    cluster.api.create(&collection, &objects::pod(pod)).map(drop)
 }
 
 pub(super) fn of_pods_whose_addresses_nobody_knows(context: &LabContext) -> Result<()> {
     let names = [("steady", "red"), ("chosen", "red"), ("plain", "blue"), ("stranger", "blue")];
-    let mut ground = Ground::start(context, names.map(|(name, house)| pod(name, house, 1, &[])).to_vec())?;
-    ground.assignable(1, true)?;
-    ground.assign(&egress_ip("eip", &[V4], &labels("house", "red"), &all()))?;
-    ground.is_seen_as("chosen", Some(V4), None)?;
-    let [chosen, plain, stranger] = ["chosen", "plain", "stranger"].map(|name| ground.pod(name).cloned());
+    let mut cluster = TestCluster::start(context, names.map(|(name, house)| pod(name, house, 1, &[])).to_vec())?;
+    cluster.assignable(1, true)?;
+    cluster.assign(&egress_ip("eip", &[V4], &labels("house", "red"), &all()))?;
+    cluster.is_seen_as("chosen", Some(V4), None)?;
+    let [chosen, plain, stranger] = ["chosen", "plain", "stranger"].map(|name| cluster.pod(name).cloned());
     let (chosen, plain, stranger) = (chosen?, plain?, stranger?);
     let to = SERVER.v4.into();
     let node = Sight::As(plain.node.address().v4.into());
-    let drops = |pod: &Pod| ground.cluster.delete(&ground.pod_path(&pod.name)?);
+    let drops = |pod: &Pod| cluster.api.delete(&cluster.pod_path(&pod.name)?);
 
     println!("a pod that nothing selects, before anybody knows its address");
     drops(&plain)?;
     drops(&stranger)?;
-    ground.becomes(&plain.netns, to, node)?;
-    is_scheduled(&ground, &plain)?;
+    cluster.becomes(&plain.netns, to, node)?;
+    is_scheduled(&cluster, &plain)?;
     let flows = [
         Flow::udp(&plain.netns, SocketAddr::new(to, ECHO_PORT), TICK)?,
         Flow::tcp(&plain.netns, SocketAddr::new(to, ECHO_PORT), TICK, client::PATIENCE)?,
     ];
     std::thread::sleep(Duration::from_secs(1));
-    ground.cluster.publish_pod(&plain)?;
+    cluster.api.publish_pod(&plain)?;
     std::thread::sleep(Duration::from_secs(1));
     for flow in flows {
         let report = flow.finish()?;
@@ -57,7 +57,7 @@ pub(super) fn of_pods_whose_addresses_nobody_knows(context: &LabContext) -> Resu
     }
 
     println!("a pod that is deleted, and has not ended yet, and comes again");
-    let capture = Capture::start(&ground.lab)?;
+    let capture = Capture::start(&cluster.lab)?;
     // The selected pod alone asks this port by IPv4; the last words of the closed flows go to another.
     let wrong = |capture: &Capture| -> Result<u64> {
         let seen = capture.seen()?;
@@ -66,23 +66,23 @@ pub(super) fn of_pods_whose_addresses_nobody_knows(context: &LabContext) -> Resu
     };
     let before = wrong(&capture)?;
     drops(&chosen)?;
-    ground.becomes(&chosen.netns, to, Sight::Nothing)?;
-    is_scheduled(&ground, &chosen)?;
+    cluster.becomes(&chosen.netns, to, Sight::Nothing)?;
+    is_scheduled(&cluster, &chosen)?;
     // While a selected pod is starting nobody knows whose packets these are. Over IPv6, so that they are not counted.
-    ground.becomes(&stranger.netns, SERVER.v6.into(), Sight::Nothing)?;
-    ground.becomes(&chosen.netns, to, Sight::Nothing)?;
-    ground.cluster.publish_pod(&chosen)?;
-    ground.is_seen_as("chosen", Some(V4), None)?;
+    cluster.becomes(&stranger.netns, SERVER.v6.into(), Sight::Nothing)?;
+    cluster.becomes(&chosen.netns, to, Sight::Nothing)?;
+    cluster.api.publish_pod(&chosen)?;
+    cluster.is_seen_as("chosen", Some(V4), None)?;
     let after = wrong(&capture)?;
     ensure!(after == before, "{} packets left with the node's address", after - before);
-    ground.becomes(&stranger.netns, to, node)?;
+    cluster.becomes(&stranger.netns, to, node)?;
 
     println!("an agent that is gone follows no pods");
-    ground.agent(1)?.kill()?;
+    cluster.agent(1)?.kill()?;
     until("the programs let no unknown pod pass", EFFECT, || {
         Ok((egress_lab::test_cluster::look(&stranger.netns, to)? == Sight::Nothing).then_some(()))
     })?;
-    ground.becomes(&plain.netns, to, node)?;
-    ground.agent(1)?.restart()?;
-    ground.becomes(&stranger.netns, to, node)
+    cluster.becomes(&plain.netns, to, node)?;
+    cluster.agent(1)?.restart()?;
+    cluster.becomes(&stranger.netns, to, node)
 }

@@ -13,7 +13,7 @@ use super::leader::leader;
 use egress_lab::agents::Agent;
 use egress_lab::api_objects::{all, egress_ip, labels};
 use egress_lab::test::LabContext;
-use egress_lab::test_cluster::{Ground, node, pod};
+use egress_lab::test_cluster::{TestCluster, node, pod};
 use egress_lab::wait::until;
 
 const PORT: u16 = 9107;
@@ -24,33 +24,33 @@ const SLOW: usize = 500;
 /// What an agent may take for all of them.
 const MEMORY_KIB: u64 = 32 * 1024;
 
-fn start(context: &LabContext) -> Result<Ground> {
-    let mut ground = Ground::start(context, vec![pod("caller", "red", 1, &[])])?;
+fn start(context: &LabContext) -> Result<TestCluster> {
+    let mut cluster = TestCluster::start(context, vec![pod("caller", "red", 1, &[])])?;
     for number in 1..=3 {
-        ground.assignable(number, true)?;
-        says(&mut ground, number, &["the key that agents sign health checks with is known"], 1)?;
+        cluster.assignable(number, true)?;
+        says(&mut cluster, number, &["the key that agents sign health checks with is known"], 1)?;
     }
-    ground.assign(&egress_ip("first", &["172.18.0.110"], &labels("house", "red"), &all()))?;
-    ground.is_seen_as("caller", Some("172.18.0.110"), None)?;
-    Ok(ground)
+    cluster.assign(&egress_ip("first", &["172.18.0.110"], &labels("house", "red"), &all()))?;
+    cluster.is_seen_as("caller", Some("172.18.0.110"), None)?;
+    Ok(cluster)
 }
 
-fn log(ground: &mut Ground, number: usize) -> Result<String> {
-    Ok(std::fs::read_to_string(ground.agent(number)?.log())?)
+fn log(cluster: &mut TestCluster, number: usize) -> Result<String> {
+    Ok(std::fs::read_to_string(cluster.agent(number)?.log())?)
 }
 
 /// Waits until the agent has logged so many lines with all of these words.
-fn says(ground: &mut Ground, number: usize, words: &[&str], times: usize) -> Result<()> {
+fn says(cluster: &mut TestCluster, number: usize, words: &[&str], times: usize) -> Result<()> {
     until(&format!("node{number} says {words:?}"), PATIENCE, || {
-        let text = log(ground, number)?;
+        let text = log(cluster, number)?;
         let lines = text.lines().filter(|line| words.iter().all(|word| line.contains(word))).count();
         Ok((lines >= times).then_some(()))
     })
 }
 
 /// The same of the controller.
-fn leader_says(ground: &mut Ground, number: usize, words: &[&str], times: usize) -> Result<()> {
-    let log = ground.controller(number)?.log().to_owned();
+fn leader_says(cluster: &mut TestCluster, number: usize, words: &[&str], times: usize) -> Result<()> {
+    let log = cluster.controller(number)?.log().to_owned();
     until(&format!("the controller of node{number} says {words:?}"), PATIENCE, || {
         let text = std::fs::read_to_string(&log)?;
         let lines = text.lines().filter(|line| words.iter().all(|word| line.contains(word))).count();
@@ -58,8 +58,8 @@ fn leader_says(ground: &mut Ground, number: usize, words: &[&str], times: usize)
     })
 }
 
-fn resident_kib(ground: &mut Ground, number: usize) -> Result<u64> {
-    let pid = ground.agent(number)?.pid()?.context("an agent has ended")?;
+fn resident_kib(cluster: &mut TestCluster, number: usize) -> Result<u64> {
+    let pid = cluster.agent(number)?.pid()?.context("an agent has ended")?;
     let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
     Ok(line.trim().trim_end_matches(" kB").parse()?)
@@ -68,10 +68,10 @@ fn resident_kib(ground: &mut Ground, number: usize) -> Result<u64> {
 pub(super) fn crowd_of_a_pod_keeps_no_leader_waiting(context: &LabContext) -> Result<()> {
     let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
     setrlimit(Resource::RLIMIT_NOFILE, most, most)?;
-    let mut ground = start(context)?;
-    let other = leader(&ground)? % 3 + 1;
-    let before = resident_kib(&mut ground, other)?;
-    let to = SocketAddr::new(ground.lab.node(node(other)?).management().both()[0], PORT);
+    let mut cluster = start(context)?;
+    let other = leader(&cluster)? % 3 + 1;
+    let before = resident_kib(&mut cluster, other)?;
+    let to = SocketAddr::new(cluster.lab.node(node(other)?).management().both()[0], PORT);
     // The preface, settings, and a hundred requests that begin and never end.
     let mut slow = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0".to_vec();
     for stream in (0..100_u32).map(|number| 2 * number + 1) {
@@ -79,45 +79,45 @@ pub(super) fn crowd_of_a_pod_keeps_no_leader_waiting(context: &LabContext) -> Re
         slow.extend(stream.to_be_bytes());
         slow.extend(b"\x83\x86\x04\x1c/grpc.health.v1.Health/Check");
     }
-    let crowd = ground.pod("caller")?.netns.spawn(move || {
-        let mut crowd = Vec::new();
+    let connections = cluster.pod("caller")?.netns.spawn(move || {
+        let mut connections = Vec::new();
         for number in 0..IDLE + SLOW {
             let Ok(mut connection) = TcpStream::connect_timeout(&to, Duration::from_secs(2)) else { continue };
             if number >= IDLE {
                 drop(connection.write_all(&slow));
             }
-            crowd.push(connection);
+            connections.push(connection);
         }
         std::thread::sleep(Duration::from_secs(3));
-        Ok(crowd.len())
+        Ok(connections.len())
     })?;
     let mut greatest = before;
-    while !crowd.is_finished() {
-        greatest = greatest.max(resident_kib(&mut ground, other)?);
+    while !connections.is_finished() {
+        greatest = greatest.max(resident_kib(&mut cluster, other)?);
         std::thread::sleep(Duration::from_millis(100));
     }
-    let made = crowd.join().map_err(|_panic| anyhow::anyhow!("the crowd panicked"))??;
+    let made = connections.join().map_err(|_panic| anyhow::anyhow!("the crowd panicked"))??;
     println!("{made} of {} connections were made; the agent grew by {} KiB", IDLE + SLOW, greatest - before);
     ensure!(greatest - before < MEMORY_KIB, "the agent grew by {} KiB", greatest - before);
-    let leader = leader(&ground)?;
-    let log = std::fs::read_to_string(ground.controller(leader)?.log())?;
+    let leader = leader(&cluster)?;
+    let log = std::fs::read_to_string(cluster.controller(leader)?.log())?;
     ensure!(!log.contains("does not answer health checks"), "probes did not go on:\n{log}");
     for number in 1..=3 {
-        ground.agent(number)?.ensure_alive()?;
+        cluster.agent(number)?.ensure_alive()?;
     }
-    ground.is_seen_as("caller", Some("172.18.0.110"), None)
+    cluster.is_seen_as("caller", Some("172.18.0.110"), None)
 }
 
 /// As a pod that a CNI gives the management address: six lines of gRPC.
 pub(super) fn something_else_at_a_health_address_is_not_believed(context: &LabContext) -> Result<()> {
-    let mut ground = start(context)?;
-    let leader = leader(&ground)?;
+    let mut cluster = start(context)?;
+    let leader = leader(&cluster)?;
     let other = leader % 3 + 1;
     let name = format!("node{other}");
-    leader_says(&mut ground, leader, &["the node serves", &name], 1)?;
-    ground.agent(other)?.kill()?;
-    let (host, stop) = (ground.agent(other)?.node().host.clone(), tokio_util::sync::CancellationToken::new());
-    let (addresses, ended) = (ground.lab.node(node(other)?).management().both(), stop.clone());
+    leader_says(&mut cluster, leader, &["the node serves", &name], 1)?;
+    cluster.agent(other)?.kill()?;
+    let (host, stop) = (cluster.agent(other)?.node().host.clone(), tokio_util::sync::CancellationToken::new());
+    let (addresses, ended) = (cluster.lab.node(node(other)?).management().both(), stop.clone());
     let stranger = host.spawn(move || {
         tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
             let (reporter, service) = tonic_health::server::health_reporter();
@@ -134,52 +134,52 @@ pub(super) fn something_else_at_a_health_address_is_not_believed(context: &LabCo
             Ok(())
         })
     })?;
-    leader_says(&mut ground, leader, &["something else than its agent answers", &name], 1)?;
+    leader_says(&mut cluster, leader, &["something else than its agent answers", &name], 1)?;
     leader_says(
-        &mut ground,
+        &mut cluster,
         leader,
         &["its agent does not answer health checks", &name, "something else answers at"],
         1,
     )?;
     until("an event on the Node", PATIENCE, || {
-        let events = ground.cluster.get("/apis/events.k8s.io/v1/namespaces/default/events")?;
+        let events = cluster.api.get("/apis/events.k8s.io/v1/namespaces/default/events")?;
         let items = events.as_ref().and_then(|list| list["items"].as_array().cloned()).unwrap_or_default();
         let is_told = |event: &serde_json::Value| {
             event["reason"] == "HealthAnswerNotSigned" && event["regarding"]["name"] == name.as_str()
         };
         Ok(items.iter().any(is_told).then_some(()))
     })?;
-    let text = std::fs::read_to_string(ground.controller(leader)?.log())?;
+    let text = std::fs::read_to_string(cluster.controller(leader)?.log())?;
     let served = text.lines().filter(|line| line.contains("the node serves") && line.contains(&name)).count();
     ensure!(served == 1, "the stranger was believed:\n{text}");
     stop.cancel();
     stranger.join().map_err(|_panic| anyhow::anyhow!("the stranger panicked"))??;
-    ground.agent(other)?.restart()?;
-    ground.serves(other)?;
-    leader_says(&mut ground, leader, &["the node serves", &name], 2)?;
-    ground.is_seen_as("caller", Some("172.18.0.110"), None)
+    cluster.agent(other)?.restart()?;
+    cluster.serves(other)?;
+    leader_says(&mut cluster, leader, &["the node serves", &name], 2)?;
+    cluster.is_seen_as("caller", Some("172.18.0.110"), None)
 }
 
 pub(super) fn a_key_is_replaced_while_all_serve(context: &LabContext) -> Result<()> {
-    let mut ground = start(context)?;
-    let first = leader(&ground)?;
-    let key = |ground: &Ground| Ok(ground.cluster.get(SECRET)?.map(|secret| secret["data"]["key"].to_string()));
-    let former = key(&ground)?.context("there is no key")?;
-    ground.cluster.delete(SECRET)?;
+    let mut cluster = start(context)?;
+    let first = leader(&cluster)?;
+    let key = |cluster: &TestCluster| Ok(cluster.api.get(SECRET)?.map(|secret| secret["data"]["key"].to_string()));
+    let former = key(&cluster)?.context("there is no key")?;
+    cluster.api.delete(SECRET)?;
     // As `kubectl rollout restart deployment` does it.
     for number in [first % 2 + 1, first] {
-        ground.controller(number)?.terminate(Duration::from_secs(5))?;
-        ground.controller(number)?.restart()?;
+        cluster.controller(number)?.terminate(Duration::from_secs(5))?;
+        cluster.controller(number)?.restart()?;
     }
     for number in 1..=3 {
-        says(&mut ground, number, &["sign health checks with is known", "is_another=true"], 1)?;
+        says(&mut cluster, number, &["sign health checks with is known", "is_another=true"], 1)?;
     }
-    let current = until("another key", PATIENCE, || key(&ground))?;
+    let current = until("another key", PATIENCE, || key(&cluster))?;
     ensure!(current != former, "the same key again");
     // Whoever is not heard would be told of within seconds.
     std::thread::sleep(Duration::from_secs(3));
-    let mut logs = ground.agents.iter().map(|agent| agent.log().to_owned()).collect::<Vec<_>>();
-    logs.extend(Agent::controllers(&mut ground.agents).map(|controller| controller.log().to_owned()));
+    let mut logs = cluster.agents.iter().map(|agent| agent.log().to_owned()).collect::<Vec<_>>();
+    logs.extend(Agent::controllers(&mut cluster.agents).map(|controller| controller.log().to_owned()));
     for file in logs {
         let (log, name) = (std::fs::read_to_string(&file)?, file.display());
         let lost = ["unreachable", "has given up an egress IP", "something else than"]
@@ -190,5 +190,5 @@ pub(super) fn a_key_is_replaced_while_all_serve(context: &LabContext) -> Result<
             ensure!(!log.contains(text.trim_matches('"')), "{name} shows the key");
         }
     }
-    ground.is_seen_as("caller", Some("172.18.0.110"), None)
+    cluster.is_seen_as("caller", Some("172.18.0.110"), None)
 }

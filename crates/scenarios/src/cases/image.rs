@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use egress_lab::agents::last_lines;
 use egress_lab::api_objects::{all, egress_ip};
 use egress_lab::test::{LabContext, Skip};
-use egress_lab::test_cluster::{Ground, LOADED, node, pod};
+use egress_lab::test_cluster::{LOADED, TestCluster, node, pod};
 use egress_lab::topology::addresses as plan;
 use egress_lab::topology::netns::MARK;
 use egress_lab::wait::until;
@@ -32,25 +32,25 @@ pub(super) fn agent_from_the_image_serves(context: &LabContext) -> Result<()> {
         );
     }
     let pods = vec![pod("one", "red", 1, &[]), pod("two", "red", 2, &[])];
-    let mut ground = Ground::start(context, pods)?;
-    ground.assignable(1, true)?;
-    ground.assign(&egress_ip("before", &[BEFORE], &all(), &all()))?;
-    ground.is_seen_as("one", Some(BEFORE), None)?;
+    let mut cluster = TestCluster::start(context, pods)?;
+    cluster.assignable(1, true)?;
+    cluster.assign(&egress_ip("before", &[BEFORE], &all(), &all()))?;
+    cluster.is_seen_as("one", Some(BEFORE), None)?;
 
-    ground.agent(1)?.kill()?;
-    let kubeconfig = ground.cluster.node_kubeconfig().to_owned();
-    let bundle = Bundle::new(&ground.lab, node(1)?, &image, kubeconfig)?;
+    cluster.agent(1)?.kill()?;
+    let kubeconfig = cluster.api.node_kubeconfig().to_owned();
+    let bundle = Bundle::new(&cluster.lab, node(1)?, &image, kubeconfig)?;
     let mut container = bundle.start("run", &["run"])?;
     until("the agent in the container has loaded its programs", LOADED, || {
         ensure!(container.try_wait()?.is_none(), "it has ended:\n{}", last_lines(&bundle.log("run"), 15));
         Ok(fs::read_to_string(bundle.log("run"))?.contains("data plane is up").then_some(()))
     })?;
-    ground.is_seen_as("one", Some(BEFORE), None)?;
+    cluster.is_seen_as("one", Some(BEFORE), None)?;
     // Only this agent can claim it, and steer its node's pods to it.
-    ground.remove("before")?;
-    ground.assign(&egress_ip("fresh", &[FRESH], &all(), &all()))?;
+    cluster.remove("before")?;
+    cluster.assign(&egress_ip("fresh", &[FRESH], &all(), &all()))?;
     for name in ["one", "two"] {
-        ground.is_seen_as(name, Some(FRESH), None)?;
+        cluster.is_seen_as(name, Some(FRESH), None)?;
     }
     let status = bundle.exec(&["egress-agent", "status"])?;
     let said = String::from_utf8_lossy(&status.stdout).into_owned();

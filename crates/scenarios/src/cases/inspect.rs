@@ -10,7 +10,7 @@ use super::explain;
 use super::metrics;
 use egress_lab::api_objects::{all, egress_ip, labels};
 use egress_lab::test::LabContext;
-use egress_lab::test_cluster::{Ground, pod};
+use egress_lab::test_cluster::{TestCluster, pod};
 use egress_lab::wait::{EFFECT, until};
 
 const ADDRESS: &str = "172.18.0.110";
@@ -19,8 +19,8 @@ pub(super) fn said(output: Output) -> String {
     [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat()
 }
 
-fn table(ground: &mut Ground, node: usize) -> Result<String> {
-    let output = ground.agent(node)?.status(&[])?;
+fn table(cluster: &mut TestCluster, node: usize) -> Result<String> {
+    let output = cluster.agent(node)?.status(&[])?;
     ensure!(output.status.success(), "status ends with {}", output.status);
     let text = said(output);
     println!("{text}");
@@ -35,14 +35,14 @@ pub(super) fn has(text: &str, words: &[&str]) -> Result<()> {
 }
 
 pub(super) fn status_with_and_without_an_agent(context: &LabContext) -> Result<()> {
-    let mut ground = metrics::start(context, vec![pod("one", "red", 1, &[]), pod("two", "red", 2, &[])])?;
-    ground.assignable(1, true)?;
-    ground.assign(&egress_ip("first", &[ADDRESS], &labels("house", "red"), &all()))?;
-    ground.assign(&egress_ip("late", &["172.18.0.111"], &labels("house", "red"), &all()))?;
-    ground.is_seen_as("one", Some(ADDRESS), None)?;
+    let mut cluster = metrics::start(context, vec![pod("one", "red", 1, &[]), pod("two", "red", 2, &[])])?;
+    cluster.assignable(1, true)?;
+    cluster.assign(&egress_ip("first", &[ADDRESS], &labels("house", "red"), &all()))?;
+    cluster.assign(&egress_ip("late", &["172.18.0.111"], &labels("house", "red"), &all()))?;
+    cluster.is_seen_as("one", Some(ADDRESS), None)?;
     // The other object's address is served as well, for nobody.
     let text = until("both are served", EFFECT, || {
-        let text = said(ground.agent(1)?.status(&[])?);
+        let text = said(cluster.agent(1)?.status(&[])?);
         Ok((text.matches("  served").count() == 2).then_some(text))
     })?;
     println!("{text}");
@@ -65,27 +65,27 @@ pub(super) fn status_with_and_without_an_agent(context: &LabContext) -> Result<(
     )?;
     ensure!(!text.contains("NOT ATTACHED"), "all programs are on their hooks");
     ensure!(text.contains("controller") && text.contains("on node"), "the controller is known");
-    let text = table(&mut ground, 2)?;
+    let text = table(&mut cluster, 2)?;
     has(&text, &["node2 (no egress node)", "no egress IPs here", "172.18.0.110 node1", "GATEWAY  ADDRESS"])?;
 
-    let json = |ground: &mut Ground| -> Result<Value> {
-        Ok(serde_json::from_slice(&ground.agent(1)?.status(&["-o", "json"])?.stdout)?)
+    let json = |cluster: &mut TestCluster| -> Result<Value> {
+        Ok(serde_json::from_slice(&cluster.agent(1)?.status(&["-o", "json"])?.stdout)?)
     };
-    let status = json(&mut ground)?;
+    let status = json(&mut cluster)?;
     ensure!(status["agent"]["running"] == true && status["cluster"]["node"] == "node1", "{status:#}");
     ensure!(status["addresses"][0]["address"] == ADDRESS, "{status:#}");
     ensure!(status["cluster"]["standby"][0]["served_by"] == "first", "{status:#}");
 
-    metrics::are_seen(&ground, ADDRESS)?;
-    explain::beside_an_agent(&mut ground, ADDRESS)?;
-    explain::by_filters(&mut ground, ADDRESS)?;
-    metrics::shared_gateway_is_told(&mut ground)?;
+    metrics::are_seen(&cluster, ADDRESS)?;
+    explain::beside_an_agent(&mut cluster, ADDRESS)?;
+    explain::by_filters(&mut cluster, ADDRESS)?;
+    metrics::shared_gateway_is_told(&mut cluster)?;
 
     println!("wrong input");
-    let output = ground.agent(1)?.status(&["-o", "xml"])?;
+    let output = cluster.agent(1)?.status(&["-o", "xml"])?;
     ensure!(output.status.code() == Some(2), "{}", output.status);
     has(&said(output), &["'xml'", "table", "json"])?;
-    let output = ground.lab.node(egress_lab::test_cluster::node(1)?).host.output(
+    let output = cluster.lab.node(egress_lab::test_cluster::node(1)?).host.output(
         &context.built.agent.display().to_string(),
         &["status", "--socket", "/run/nowhere.sock", "--bpffs", "/run/nowhere"],
     )?;
@@ -93,27 +93,27 @@ pub(super) fn status_with_and_without_an_agent(context: &LabContext) -> Result<(
     has(&said(output), &["error: no agent runs here", "/run/nowhere.sock", "no pins below /run/nowhere"])?;
 
     println!("the agent is stopped");
-    ground.agent(1)?.pause()?;
+    cluster.agent(1)?.pause()?;
     has(
-        &table(&mut ground, 1)?,
+        &table(&mut cluster, 1)?,
         &["does not answer: it is stopped, or hangs", "agent        does not answer", ADDRESS],
     )?;
-    ground.agent(1)?.resume()?;
+    cluster.agent(1)?.resume()?;
     println!("the agent is killed");
-    let (follower, _) = explain::follower(&mut ground)?;
-    ground.agent(1)?.kill()?;
+    let (follower, _) = explain::follower(&mut cluster)?;
+    cluster.agent(1)?.kill()?;
     has(
-        &table(&mut ground, 1)?,
+        &table(&mut cluster, 1)?,
         &["no agent runs here", ADDRESS, "served, by the programs alone", "2 addresses known, 2 selected", "from_pod"],
     )?;
-    explain::beside_none(&mut ground, ADDRESS, follower)?;
-    let status = json(&mut ground)?;
+    explain::beside_none(&mut cluster, ADDRESS, follower)?;
+    let status = json(&mut cluster)?;
     ensure!(status["agent"]["running"] == false && status.get("cluster").is_none(), "{status:#}");
     println!("it runs again");
-    ground.agent(1)?.restart()?;
-    ground.serves(1)?;
-    has(&table(&mut ground, 1)?, &["node1 (egress node)"])?;
-    let mode = std::fs::metadata(&ground.lab.node(egress_lab::test_cluster::node(1)?).socket).context("the socket")?;
+    cluster.agent(1)?.restart()?;
+    cluster.serves(1)?;
+    has(&table(&mut cluster, 1)?, &["node1 (egress node)"])?;
+    let mode = std::fs::metadata(&cluster.lab.node(egress_lab::test_cluster::node(1)?).socket).context("the socket")?;
     let mode = std::os::unix::fs::PermissionsExt::mode(&mode.permissions()) & 0o777;
     ensure!(mode == 0o600, "its mode is {mode:o}");
     Ok(())

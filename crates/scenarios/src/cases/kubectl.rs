@@ -8,9 +8,9 @@ use std::process::{Child, Command, Stdio};
 use anyhow::{Context, Result, ensure};
 
 use egress_lab::api_objects::ASSIGNABLE;
-use egress_lab::cluster::Cluster;
+use egress_lab::kube_api::KubeApi;
 use egress_lab::test::{LabContext, Skip};
-use egress_lab::test_cluster::{Ground, pod};
+use egress_lab::test_cluster::{TestCluster, pod};
 use egress_lab::wait::{EFFECT, TOLD, until};
 use egress_toolchain::{Paths, kubectl};
 
@@ -19,15 +19,15 @@ const OBJECT: &str = "egressip-simpson";
 const COLUMNS: &str = "NAME EGRESSIPS ASSIGNED NODE ASSIGNED EGRESSIPS SELECTED PODS";
 
 pub(super) fn drives_everything(context: &LabContext) -> Result<()> {
-    if !Cluster::has_kubectl() {
+    if !KubeApi::has_kubectl() {
         return Err(Skip("kubectl is not installed").into());
     }
     let pods = vec![pod("homer", "simpson", 1, &[]), pod("patty", "bouvier", 2, &[])];
-    let ground = Ground::start(context, pods)?;
+    let cluster = TestCluster::start(context, pods)?;
     let watched = context.logs.join("watched");
-    let watch = Watch::start(&ground, &watched)?;
-    assigned(&ground)?;
-    changed(&ground)?;
+    let watch = Watch::start(&cluster, &watched)?;
+    assigned(&cluster)?;
+    changed(&cluster)?;
     until("get -w shows both assignments", EFFECT, || {
         let rows = std::fs::read_to_string(&watched)?;
         let row = |address: &str| {
@@ -36,19 +36,19 @@ pub(super) fn drives_everything(context: &LabContext) -> Result<()> {
         Ok((row("172.18.0.100") && row("172.18.0.105")).then_some(()))
     })?;
     drop(watch);
-    explained(&ground)?;
-    refused(&ground, context)?;
-    shows_no_difference(&ground)?;
-    type_in(&ground, &["delete", "egressip", OBJECT])?;
-    ground.is_seen_as("homer", None, None)?;
-    let rows = type_in(&ground, &["get", "eip"])?;
+    explained(&cluster)?;
+    refused(&cluster, context)?;
+    shows_no_difference(&cluster)?;
+    type_in(&cluster, &["delete", "egressip", OBJECT])?;
+    cluster.is_seen_as("homer", None, None)?;
+    let rows = type_in(&cluster, &["get", "eip"])?;
     ensure!(rows.trim().is_empty(), "a deleted object is still shown: {rows}");
     Ok(())
 }
 
-fn type_in(ground: &Ground, args: &[&str]) -> Result<String> {
+fn type_in(cluster: &TestCluster, args: &[&str]) -> Result<String> {
     println!("$ kubectl {}", args.join(" "));
-    let said = ground.cluster.kubectl(args)?;
+    let said = cluster.api.kubectl(args)?;
     print!("{said}");
     Ok(said)
 }
@@ -58,24 +58,24 @@ fn columns(line: &str) -> String {
     line.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-fn assigned(ground: &Ground) -> Result<()> {
-    type_in(ground, &["label", "node", "node2", &format!("{ASSIGNABLE}=")])?;
+fn assigned(cluster: &TestCluster) -> Result<()> {
+    type_in(cluster, &["label", "node", "node2", &format!("{ASSIGNABLE}=")])?;
     let example = Paths::find()?.root.join("deploy/examples/egressip-simpson.yaml");
-    type_in(ground, &["apply", "-f", &example.to_string_lossy()])?;
-    becomes(ground, "172.18.0.100")?;
-    ground.is_seen_as("homer", Some("172.18.0.100"), None)?;
-    ground.is_seen_as("patty", None, None)?;
+    type_in(cluster, &["apply", "-f", &example.to_string_lossy()])?;
+    becomes(cluster, "172.18.0.100")?;
+    cluster.is_seen_as("homer", Some("172.18.0.100"), None)?;
+    cluster.is_seen_as("patty", None, None)?;
     until("the table counts homer", TOLD, || {
-        let table = ground.cluster.kubectl(&["get", "egressip"])?;
+        let table = cluster.api.kubectl(&["get", "egressip"])?;
         let row = table.lines().nth(1).map(columns);
         Ok((row == Some(format!("{OBJECT} 172.18.0.100 node2 172.18.0.100 1"))).then_some(()))
     })
 }
 
 /// Waits until the table shows the address on node2.
-fn becomes(ground: &Ground, address: &str) -> Result<()> {
+fn becomes(cluster: &TestCluster, address: &str) -> Result<()> {
     let table = until(&format!("the table shows {address}"), EFFECT, || {
-        let table = ground.cluster.kubectl(&["get", "egressip"])?;
+        let table = cluster.api.kubectl(&["get", "egressip"])?;
         let row = table.lines().nth(1).map(columns);
         let is_shown = row.is_some_and(|row| row.starts_with(&format!("{OBJECT} {address} node2 {address}")));
         Ok(is_shown.then_some(table))
@@ -85,36 +85,36 @@ fn becomes(ground: &Ground, address: &str) -> Result<()> {
     Ok(())
 }
 
-fn changed(ground: &Ground) -> Result<()> {
-    type_in(ground, &["label", "--overwrite", "namespace", "bouvier", "house=simpson"])?;
-    ground.is_seen_as("patty", Some("172.18.0.100"), None)?;
-    type_in(ground, &["label", "--overwrite", "namespace", "bouvier", "house=bouvier"])?;
-    ground.is_seen_as("patty", None, None)?;
-    patch(ground, r#"["172.18.0.105"]"#)?;
-    becomes(ground, "172.18.0.105")?;
-    ground.is_seen_as("homer", Some("172.18.0.105"), None)
+fn changed(cluster: &TestCluster) -> Result<()> {
+    type_in(cluster, &["label", "--overwrite", "namespace", "bouvier", "house=simpson"])?;
+    cluster.is_seen_as("patty", Some("172.18.0.100"), None)?;
+    type_in(cluster, &["label", "--overwrite", "namespace", "bouvier", "house=bouvier"])?;
+    cluster.is_seen_as("patty", None, None)?;
+    patch(cluster, r#"["172.18.0.105"]"#)?;
+    becomes(cluster, "172.18.0.105")?;
+    cluster.is_seen_as("homer", Some("172.18.0.105"), None)
 }
 
-fn patch(ground: &Ground, addresses: &str) -> Result<()> {
+fn patch(cluster: &TestCluster, addresses: &str) -> Result<()> {
     let patch = format!(r#"{{"spec":{{"egressIPs":{addresses}}}}}"#);
-    type_in(ground, &["patch", "egressip", OBJECT, "--type", "merge", "-p", &patch]).map(drop)
+    type_in(cluster, &["patch", "egressip", OBJECT, "--type", "merge", "-p", &patch]).map(drop)
 }
 
 /// `describe` shows events of an object only where they carry its UID.
-fn explained(ground: &Ground) -> Result<()> {
-    patch(ground, r#"["172.18.0.105", "172.18.0.2"]"#)?;
+fn explained(cluster: &TestCluster) -> Result<()> {
+    patch(cluster, r#"["172.18.0.105", "172.18.0.2"]"#)?;
     let said = until("describe shows the event", TOLD, || {
-        let said = ground.cluster.kubectl(&["describe", "egressip", OBJECT])?;
+        let said = cluster.api.kubectl(&["describe", "egressip", OBJECT])?;
         let events = said.split_once("Events:").map_or("", |(_, events)| events);
         Ok(events.contains("EgressIPConflict").then_some(said))
     })?;
     println!("{said}");
     ensure!(said.contains("172.18.0.2") && said.contains("PartiallyAssigned"), "the condition is not shown");
-    ground.is_seen_as("homer", Some("172.18.0.105"), None)
+    cluster.is_seen_as("homer", Some("172.18.0.105"), None)
 }
 
 /// What no reader could mean is refused by the API server, in words, and changes nothing.
-fn refused(ground: &Ground, context: &LabContext) -> Result<()> {
+fn refused(cluster: &TestCluster, context: &LabContext) -> Result<()> {
     let file = context.logs.join("bad-operator.yaml");
     std::fs::write(
         &file,
@@ -128,36 +128,36 @@ fn refused(ground: &Ground, context: &LabContext) -> Result<()> {
         ("172.18.0.106/16", r#"["172.18.0.106/16"]"#),
         ("eip", r#"["eip"]"#),
     ] {
-        let refusal = patch(ground, addresses).err();
+        let refusal = patch(cluster, addresses).err();
         let refusal = format!("{:#}", refusal.with_context(|| format!("{bad} was taken for an address"))?);
         println!("{refusal}");
         ensure!(refusal.contains("spec.egressIPs[") && refusal.contains(bad), "the refusal does not name {bad}");
     }
-    let refusal = type_in(ground, &["apply", "-f", &file.to_string_lossy()]).err();
+    let refusal = type_in(cluster, &["apply", "-f", &file.to_string_lossy()]).err();
     let refusal = format!("{:#}", refusal.context("a selector with the operator Like was taken")?);
     println!("{refusal}");
     ensure!(refusal.contains("operator") && refusal.contains("Like"), "the refusal does not say what is wrong");
-    ground.is_seen_as("homer", Some("172.18.0.105"), None)
+    cluster.is_seen_as("homer", Some("172.18.0.105"), None)
 }
 
 /// What the agent writes into an object is no difference to who keeps it as a file; `repository` has the rest of this.
-fn shows_no_difference(ground: &Ground) -> Result<()> {
+fn shows_no_difference(cluster: &TestCluster) -> Result<()> {
     let example = Paths::find()?.root.join("deploy/examples/egressip-simpson.yaml");
     let path = example.to_string_lossy();
     let as_repository = |verb| [verb, "--server-side", "--force-conflicts", "--field-manager=repository", "-f", &*path];
-    type_in(ground, &as_repository("apply"))?;
-    becomes(ground, "172.18.0.100")?;
-    type_in(ground, &as_repository("diff")).map(drop)
+    type_in(cluster, &as_repository("apply"))?;
+    becomes(cluster, "172.18.0.100")?;
+    type_in(cluster, &as_repository("diff")).map(drop)
 }
 
 /// `kubectl get egressip -w` until it is dropped.
 struct Watch(Child);
 
 impl Watch {
-    fn start(ground: &Ground, output: &Path) -> Result<Self> {
+    fn start(cluster: &TestCluster, output: &Path) -> Result<Self> {
         let program = kubectl::find().context("kubectl has gone")?;
         let mut command = Command::new(program);
-        command.arg("--kubeconfig").arg(ground.cluster.kubeconfig()).args(["get", "egressip", "-w"]);
+        command.arg("--kubeconfig").arg(cluster.api.kubeconfig()).args(["get", "egressip", "-w"]);
         command.stdin(Stdio::null()).stdout(File::create(output)?);
         Ok(Self(command.spawn().context("cannot start kubectl")?))
     }

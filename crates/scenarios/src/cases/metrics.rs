@@ -9,7 +9,7 @@ use serde_json::json;
 
 use egress_lab::agents::{Agent, CONTROLLER_PAGES, CONTROLLERS};
 use egress_lab::test::LabContext;
-use egress_lab::test_cluster::{Ground, node};
+use egress_lab::test_cluster::{TestCluster, node};
 use egress_lab::topology::addresses as plan;
 use egress_lab::traffic::client::{self, Reply};
 use egress_lab::wait::{EFFECT, until};
@@ -28,25 +28,25 @@ type Scrape = BTreeMap<String, f64>;
 
 /// Three nodes whose agents serve their pages, which say that they are not ready until they are. The programs of node 2 are
 /// filters.
-pub fn start(context: &LabContext, pods: Vec<PodSpec>) -> Result<Ground> {
-    let mut ground = Ground::without_agents(context, pods, 0, |_| {})?;
-    let mut options = ground.options(context);
+pub fn start(context: &LabContext, pods: Vec<PodSpec>) -> Result<TestCluster> {
+    let mut cluster = TestCluster::without_agents(context, pods)?;
+    let mut options = cluster.options(context);
     options.extra = vec![format!("--metrics-bind-address={AT}")];
     let mut by_filters = options.clone();
     by_filters.extra.push("--attach=clsact".to_owned());
     let start =
-        |node: &Node| Agent::start(&ground.lab, node, if node.number.index() == 1 { &by_filters } else { &options });
-    ground.agents = ground.lab.nodes().iter().map(start).collect::<Result<_>>()?;
-    gets_ready(&ground, 1)?;
-    ground.agents_serve()?;
-    Ok(ground)
+        |node: &Node| Agent::start(&cluster.lab, node, if node.number.index() == 1 { &by_filters } else { &options });
+    cluster.agents = cluster.lab.nodes().iter().map(start).collect::<Result<_>>()?;
+    gets_ready(&cluster, 1)?;
+    cluster.agents_serve()?;
+    Ok(cluster)
 }
 
 /// Nobody is there, then it says why it is not ready, then it is.
-fn gets_ready(ground: &Ground, number: usize) -> Result<()> {
+fn gets_ready(cluster: &TestCluster, number: usize) -> Result<()> {
     let mut said = BTreeSet::new();
     until(&format!("node{number} is ready"), egress_lab::test_cluster::LOADED, || {
-        let Some(page) = page(ground, number, "/readyz")? else { return Ok(None) };
+        let Some(page) = page(cluster, number, "/readyz")? else { return Ok(None) };
         said.insert((page.status, String::from_utf8_lossy(&page.body).into_owned()));
         Ok((page.status == 200).then_some(()))
     })?;
@@ -56,24 +56,24 @@ fn gets_ready(ground: &Ground, number: usize) -> Result<()> {
 }
 
 /// `None` where nobody listens.
-fn page(ground: &Ground, number: usize, path: &str) -> Result<Option<Reply>> {
-    page_at(ground, (number, AT), path)
+fn page(cluster: &TestCluster, number: usize, path: &str) -> Result<Option<Reply>> {
+    page_at(cluster, (number, AT), path)
 }
 
-fn page_at(ground: &Ground, (number, at): (usize, SocketAddr), path: &str) -> Result<Option<Reply>> {
-    match client::get(&ground.lab.node(node(number)?).host, at, path, "scraper")? {
+fn page_at(cluster: &TestCluster, (number, at): (usize, SocketAddr), path: &str) -> Result<Option<Reply>> {
+    match client::get(&cluster.lab.node(node(number)?).host, at, path, "scraper")? {
         Ok(reply) => Ok(Some(reply)),
         Err(error) if error.kind() == ErrorKind::ConnectionRefused => Ok(None),
         Err(error) => Err(error).context("a page of an agent"),
     }
 }
 
-fn scrape(ground: &Ground, number: usize) -> Result<Scrape> {
-    scrape_at(ground, (number, AT))
+fn scrape(cluster: &TestCluster, number: usize) -> Result<Scrape> {
+    scrape_at(cluster, (number, AT))
 }
 
-fn scrape_at(ground: &Ground, (number, at): (usize, SocketAddr)) -> Result<Scrape> {
-    let reply = page_at(ground, (number, at), "/metrics")?;
+fn scrape_at(cluster: &TestCluster, (number, at): (usize, SocketAddr)) -> Result<Scrape> {
+    let reply = page_at(cluster, (number, at), "/metrics")?;
     let reply = reply.with_context(|| format!("node{number} serves no metrics at {at}"))?;
     ensure!(reply.status == 200, "a scrape is answered with {}", reply.status);
     let text = String::from_utf8(reply.body)?;
@@ -111,9 +111,9 @@ fn send(from: &Netns, to: IpAddr, count: usize) -> Result<()> {
 }
 
 /// Waits until as much is counted; it must never be more.
-fn grows(ground: &Ground, before: &Scrape, by: &[(&str, f64)]) -> Result<()> {
+fn grows(cluster: &TestCluster, before: &Scrape, by: &[(&str, f64)]) -> Result<()> {
     until("what was sent is counted", EFFECT, || {
-        let after = scrape(ground, 1)?;
+        let after = scrape(cluster, 1)?;
         let mut is_all = true;
         for (series, by) in by {
             let grown = value(&after, series)? - value(before, series)?;
@@ -125,26 +125,26 @@ fn grows(ground: &Ground, before: &Scrape, by: &[(&str, f64)]) -> Result<()> {
 }
 
 /// The pod `one` of node 1 has this address, which node 1 serves for the object `first`; `late` has another one.
-pub(super) fn are_seen(ground: &Ground, address: &str) -> Result<()> {
+pub(super) fn are_seen(cluster: &TestCluster, address: &str) -> Result<()> {
     println!("two scrapes differ by what was sent");
     let labels = format!("egress_ip=\"{address}\",egressip=\"first\"");
     let packets = format!("egress_agent_egress_ip_packets_total{{{labels},direction=\"egress\"}}");
     let bytes = format!("egress_agent_egress_ip_bytes_total{{{labels},direction=\"egress\"}}");
     let mappings = format!("egress_agent_egress_ip_mappings_created_total{{{labels}}}");
     let translated = "egress_agent_packets_total{class=\"redirect\",verdict=\"snat_here\"}";
-    let before = scrape(ground, 1)?;
-    send(&ground.pod("one")?.netns, plan::SERVER.v4.into(), 20)?;
-    grows(ground, &before, &[(&packets, 20.0), (&bytes, 20.0 * 142.0), (&mappings, 1.0), (translated, 20.0)])?;
+    let before = scrape(cluster, 1)?;
+    send(&cluster.pod("one")?.netns, plan::SERVER.v4.into(), 20)?;
+    grows(cluster, &before, &[(&packets, 20.0), (&bytes, 20.0 * 142.0), (&mappings, 1.0), (translated, 20.0)])?;
 
     println!("a drop shows under its reason");
     let dropped = "egress_agent_packets_total{class=\"drop\",verdict=\"no_nat_entry\"}";
-    let before = scrape(ground, 1)?;
-    send(ground.lab.ext(), address.parse()?, 7)?;
-    grows(ground, &before, &[(dropped, 7.0)])?;
+    let before = scrape(cluster, 1)?;
+    send(cluster.lab.ext(), address.parse()?, 7)?;
+    grows(cluster, &before, &[(dropped, 7.0)])?;
 
     println!("the controller that leads says what it knows of the cluster");
-    let all: Vec<Scrape> = (1..=3).map(|number| scrape(ground, number)).collect::<Result<_>>()?;
-    let of_controller = |number| scrape_at(ground, (number, CONTROLLER_AT));
+    let all: Vec<Scrape> = (1..=3).map(|number| scrape(cluster, number)).collect::<Result<_>>()?;
+    let of_controller = |number| scrape_at(cluster, (number, CONTROLLER_AT));
     let controllers: Vec<Scrape> = (1..=CONTROLLERS).map(of_controller).collect::<Result<_>>()?;
     let leads = |scrape: &&Scrape| scrape.get("egress_agent_leader") == Some(&1.0);
     let [leader] = &controllers.iter().filter(leads).collect::<Vec<_>>()[..] else {
@@ -163,26 +163,26 @@ pub(super) fn are_seen(ground: &Ground, address: &str) -> Result<()> {
             ensure!(attached > 0.5, "node{}: {hook} is not attached", index + 1);
         }
     }
-    let status = |path| Ok::<_, anyhow::Error>(page(ground, 1, path)?.map(|page| page.status));
+    let status = |path| Ok::<_, anyhow::Error>(page(cluster, 1, path)?.map(|page| page.status));
     ensure!((status("/healthz")?, status("/readyz")?, status("/nothing")?) == (Some(200), Some(200), Some(404)));
     Ok(())
 }
 
 /// OVN-Kubernetes says of node 2 that pods' traffic does not pass the host: one event on the Node, and a line of its status.
-pub(super) fn shared_gateway_is_told(ground: &mut Ground) -> Result<()> {
+pub(super) fn shared_gateway_is_told(cluster: &mut TestCluster) -> Result<()> {
     println!("a node in shared gateway mode");
     let annotate = |value: Option<&str>| json!({"metadata": {"annotations": {GATEWAY: value}}});
     let words = "OVN-Kubernetes runs in shared gateway mode";
-    ground.cluster.merge("/api/v1/nodes/node2", &annotate(Some(r#"{"default":{"mode":"shared"}}"#)))?;
-    let message = ground.event("node2", "SharedGatewayMode")?;
+    cluster.api.merge("/api/v1/nodes/node2", &annotate(Some(r#"{"default":{"mode":"shared"}}"#)))?;
+    let message = cluster.event("node2", "SharedGatewayMode")?;
     ensure!(message.starts_with(words), "{message}");
     // As what lasts; what was logged stays among the last errors.
     let line = format!("! node: {words}");
-    let has_line = |ground: &mut Ground| -> Result<bool> {
-        let output = ground.agent(2)?.status(&[])?;
+    let has_line = |cluster: &mut TestCluster| -> Result<bool> {
+        let output = cluster.agent(2)?.status(&[])?;
         Ok(String::from_utf8_lossy(&output.stdout).lines().any(|said| said.starts_with(&line)))
     };
-    until("its status says so", EFFECT, || Ok(has_line(ground)?.then_some(())))?;
-    ground.cluster.merge("/api/v1/nodes/node2", &annotate(None))?;
-    until("its status says so no more", EFFECT, || Ok((!has_line(ground)?).then_some(())))
+    until("its status says so", EFFECT, || Ok(has_line(cluster)?.then_some(())))?;
+    cluster.api.merge("/api/v1/nodes/node2", &annotate(None))?;
+    until("its status says so no more", EFFECT, || Ok((!has_line(cluster)?).then_some(())))
 }

@@ -5,69 +5,67 @@
 //! | `story` | the walkthrough of `cargo xtask run`, and that nothing of it is left |
 //! | `rolling` | agents of all nodes replaced one by one under a thousand connections |
 //! | `restart`, `leader` | agents killed and restarted under traffic: nothing lost, nothing reset, nothing flushed |
-//! | `handover` | an address changes its node: the old one lets go first, also where it is cut off or the leader dies |
+//! | `handover` | an address changes its node: the old one releases it first, also where it is cut off or the leader dies |
 //! | `inspect`, `explain` | `egress-agent status`, `trace`, `nat`, `drops`, `log-level` beside an agent and without one |
 //! | `metrics` | the pages for scrapers and kubelets |
-//! | `planned` | an address that is moved by plan: no request is lost, no connection ends |
-//! | `claims` | addresses that somebody else has, or nobody may have, are claimed by no node |
+//! | `planned_moves` | an address that is moved by plan: no request is lost, no connection ends |
+//! | `conflict_detection` | addresses that another has, or nobody may have, are claimed by no node |
 //! | `dead_agent` | an address leaves a gateway whose agent is dead and whose programs answer for it |
 //! | `reachability` | nodes that are cut off lose their addresses; those whose agent alone is silent do not |
 //! | `tls` | health checks by TLS, and certificates that change |
 //! | `health_port` | a crowd at the health port, something else in an agent's place, a key that is replaced |
-//! | `selection`, `changing` | who is selected, and that each change takes effect within seconds |
+//! | `selection`, `changes` | who is selected, and that each change takes effect within seconds |
 //! | `pod_addresses` | annotations that name addresses of others change nobody's source |
-//! | `repository` | an object that is applied by the server again and again, pruned and applied anew |
+//! | `gitops` | an object that is applied by the server again and again, pruned and applied again |
 //! | `leak` | no wrong source address while everything changes; and that the judge can say no |
 //! | `kubectl`, `documents` | what people type, and what the documents have them type |
-//! | `refusals`, `objects_refused` | bad input: one clear line, running traffic unharmed |
-//! | `tasks` | a panic in any long-lived task ends the agent at once, and no traffic |
-//! | `room` | what users fill they fill for themselves: addresses of Services, junk in objects |
+//! | `bad_start`, `bad_objects` | bad input: one clear line, running traffic unharmed |
+//! | `task_panics` | a panic in any long-lived task ends the agent at once, and no traffic |
+//! | `isolation` | what users fill they fill for themselves: addresses of Services, junk in objects |
 //! | `api_user` | what ordinary users of the API write costs EgressIP objects of others nothing |
 //! | `cleanup` | `egress-agent cleanup` leaves nothing |
 //! | `image` | the agent in a container, from its image |
 //!
-//! `ground` is the lab with everything on it, `emitters` says who emits an address by what is on the wire, `objects` writes EgressIP objects, `pins` reads a node's kernel, `wait`
+//! `ground` is the lab with everything on it, `senders` says who emits an address by captured packets, `objects` writes EgressIP objects, `pins` reads a node's kernel, `wait`
 //! waits for conditions and says how long they took.
 
 mod api_user;
+mod bad_objects;
+mod bad_start;
 mod baseline;
-mod changing;
-mod claims;
+mod changes;
 pub(crate) mod cleanup;
 mod cni_plugin;
-mod crowd;
+mod conditions;
+mod conflict_detection;
+mod connections;
 mod dead_agent;
-mod early;
-mod emitters;
 pub mod explain;
 mod first_packets;
+mod gitops;
 mod handover;
 mod health_port;
 mod image;
 mod inspect;
+mod isolation;
 mod kubectl;
+mod late_management_port;
 mod leader;
 mod leak;
+mod lifecycle;
 pub mod metrics;
-mod objects_refused;
-mod planned;
+mod planned_moves;
 mod pod_addresses;
 mod reachability;
-mod refusals;
-mod repository;
 mod restart;
 mod rolling;
-mod room;
 mod selection;
-mod served;
+mod senders;
 mod story;
-mod tasks;
+mod task_panics;
 mod tls;
-mod truth;
 
 use std::time::Duration;
-
-pub(crate) use handover::LEDGER;
 
 use egress_lab::test::LabTest;
 
@@ -81,17 +79,23 @@ pub fn tests() -> Vec<LabTest> {
         test("leader_loses_its_node", reachability::leader_loses_its_node),
         test("leader_that_hears_no_node", reachability::leader_that_hears_no_node_lets_another_lead),
         test("leak_is_seen_by_its_judge", leak::judge_can_say_no),
-        test("devices_made_anew_are_steered_at_once", leak::devices::made_anew),
+        test("recreated_devices_are_attached_at_once", leak::devices::made_anew),
         LabTest::new("nothing_leaks_while_everything_changes", Duration::from_secs(180), leak::nothing_leaks),
         test("kubectl_drives_everything", kubectl::drives_everything),
-        test("bad_start_is_refused_in_one_line", refusals::one_clear_line),
-        test("bad_objects_are_named_and_hurt_nobody", objects_refused::are_named_and_hurt_nobody),
-        test("room_objects_that_select_nobody_cost_nobody_else", room::objects_that_select_nobody_cost_nobody_else)
-            .alone(),
-        test("room_services_with_many_addresses_cost_nobody_else", room::services_with_many_addresses_cost_nobody_else)
-            .alone(),
-        test("served_moved_and_removed", served::from_nothing_to_removed),
-        test("served_moved_and_removed", served::from_nothing_to_removed)
+        test("bad_start_is_refused_in_one_line", bad_start::one_clear_line),
+        test("bad_objects_are_named_and_hurt_nobody", bad_objects::are_named_and_hurt_nobody),
+        test(
+            "room_objects_that_select_nobody_cost_nobody_else",
+            isolation::objects_that_select_nobody_cost_nobody_else,
+        )
+        .alone(),
+        test(
+            "room_services_with_many_addresses_cost_nobody_else",
+            isolation::services_with_many_addresses_cost_nobody_else,
+        )
+        .alone(),
+        test("served_moved_and_removed", lifecycle::from_nothing_to_removed),
+        test("served_moved_and_removed", lifecycle::from_nothing_to_removed)
             .on_a_bridge("bridge_served_moved_and_removed"),
         test("nodes", reachability::cut_off_nodes_lose_their_addresses)
             .on_a_bridge("bridge_cut_off_nodes_lose_their_addresses"),
@@ -101,19 +105,22 @@ pub fn tests() -> Vec<LabTest> {
         test("first", first_packets::of_pods_whose_addresses_nobody_knows)
             .on_a_bridge("bridge_first_packets_of_pods_whose_addresses_nobody_knows"),
         test("cni", cni_plugin::no_first_packet_is_lost).on_a_bridge("bridge_cni_plugin_loses_no_first_packet"),
-        test("status_says_what_is_not_served", truth::of_what_is_not_served),
-        test("status_counts_pods_and_names_agents_that_are_away", truth::of_selected_pods_and_who_looks_after_them),
-        test("status_of_an_older_object_that_can_serve_nothing", truth::of_an_older_object_that_can_serve_nothing),
-        test("room_flows_of_one_pod_cost_nobody_else", room::flows_of_one_pod_cost_nobody_else).alone(),
-        test("room_long_junk_is_quoted_in_part", room::long_junk_is_quoted_in_part),
+        test("status_says_what_is_not_served", conditions::of_what_is_not_served),
+        test(
+            "status_counts_pods_and_names_agents_that_are_away",
+            conditions::of_selected_pods_and_who_looks_after_them,
+        ),
+        test("status_of_an_older_object_that_can_serve_nothing", conditions::of_an_older_object_that_can_serve_nothing),
+        test("room_flows_of_one_pod_cost_nobody_else", isolation::flows_of_one_pod_cost_nobody_else).alone(),
+        test("room_long_junk_is_quoted_in_part", isolation::long_junk_is_quoted_in_part),
         test("cleanup_leaves_nothing", cleanup::leaves_nothing),
         test("image_agent_from_it_serves", image::agent_from_the_image_serves),
         test("restarts_of_agents_lose_no_packet", restart::under_traffic),
         test("rolling_updates_lose_no_more_than_is_said", rolling::lose_no_more_than_is_said).alone(),
         test("start_is_stopped_at_once", restart::stopped_while_it_starts),
-        test("no_pod_is_quicker_than_the_programs", early::no_pod_is_quicker_than_the_programs),
-        test("claims_are_probed_for_each_time", claims::are_probed_for_each_time),
-        test("claims_are_refused_with_a_reason", claims::are_refused_with_a_reason),
+        test("no_pod_is_quicker_than_the_programs", late_management_port::no_pod_is_quicker_than_the_programs),
+        test("claims_are_probed_for_each_time", conflict_detection::are_probed_for_each_time),
+        test("claims_are_refused_with_a_reason", conflict_detection::are_refused_with_a_reason),
         test("dead_agent_does_not_keep_its_addresses", dead_agent::does_not_keep_its_addresses),
         test("dead_agent_is_waited_for_without_a_health_port", dead_agent::is_waited_for_without_a_health_port),
         test("cut_off_nodes_lose_their_addresses", reachability::cut_off_nodes_lose_their_addresses),
@@ -134,25 +141,26 @@ pub fn tests() -> Vec<LabTest> {
             reachability::next_hops_count_where_one_node_alone_has_lost_its_own,
         ),
         test("slow_api_server_moves_nothing", reachability::slow_api_server_moves_nothing),
-        test("what_leaves_the_road_whole_moves_nothing", reachability::what_leaves_the_road_whole_moves_nothing),
-        test("hand_over_old_node_lets_go_first", handover::old_node_lets_go_first),
-        test("hand_over_next_leader_goes_on", handover::next_leader_goes_on),
-        test(
-            "hand_over_node_without_api_server_is_told_by_probes",
-            handover::node_without_api_server_is_told_by_probes,
-        ),
+        test("what_leaves_the_path_whole_moves_nothing", reachability::what_leaves_the_path_whole_moves_nothing),
+        test("hand_over_old_node_releases_first", handover::old_node_lets_go_first),
+        test("hand_over_next_leader_continues", handover::next_leader_goes_on),
+        test("hand_over_node_without_api_server_learns_by_probes", handover::node_without_api_server_is_told_by_probes),
         test("leases_outlive_the_api_server", handover::away_api_server_ends_nothing),
         test("hand_over_cut_off_node_gives_up_first", handover::cut_off_node_gives_up_first),
         test("status_with_and_without_an_agent", inspect::status_with_and_without_an_agent),
         LabTest::new(
             "task_that_panics_ends_the_agent",
             Duration::from_secs(300),
-            tasks::one_that_panics_ends_the_agent,
+            task_panics::one_that_panics_ends_the_agent,
         ),
-        test("planned_moves_lose_nothing", planned::moves_lose_nothing),
-        test("planned_drain_moves_what_can_go", planned::drain_moves_what_can_go),
+        test("planned_moves_lose_nothing", planned_moves::moves_lose_nothing),
+        test("planned_drain_moves_what_can_go", planned_moves::drain_moves_what_can_go),
         test("health_checks_by_tls", tls::health_checks_by_tls),
-        test("health_port_crowd_keeps_no_leader_waiting", health_port::crowd_of_a_pod_keeps_no_leader_waiting).alone(),
+        test(
+            "health_port_many_connections_keep_no_leader_waiting",
+            health_port::crowd_of_a_pod_keeps_no_leader_waiting,
+        )
+        .alone(),
         test(
             "health_port_something_else_is_not_believed",
             health_port::something_else_at_a_health_address_is_not_believed,
@@ -162,7 +170,7 @@ pub fn tests() -> Vec<LabTest> {
         test("only_endpoints_are_selected", selection::only_endpoints_count),
         test("oldest_object_serves", selection::oldest_object_serves),
         test("pod_addresses_of_annotations_change_nobodys_source", pod_addresses::annotations_change_nobodys_source),
-        test("changes_hurt_nobody_else", changing::labels_and_pods),
+        test("changes_hurt_nobody_else", changes::labels_and_pods),
         test(
             "api_user_service_keeps_no_egress_ip_from_coming_back",
             api_user::a_service_keeps_no_egress_ip_from_coming_back,

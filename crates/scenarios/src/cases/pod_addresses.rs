@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use egress_lab::api_objects::{all, egress_ip, labels};
 use egress_lab::pins::Pins;
 use egress_lab::test::LabContext;
-use egress_lab::test_cluster::{Ground, Sight, look, pod};
+use egress_lab::test_cluster::{Sight, TestCluster, look, pod};
 use egress_lab::topology::addresses as plan;
 use egress_lab::wait::{EFFECT, until};
 
@@ -27,16 +27,16 @@ pub(super) fn annotations_change_nobodys_source(context: &LabContext) -> Result<
         pod("patty", "bouvier", 1, &[]),
         pod("carl", "bouvier", 2, &[]),
     ];
-    let mut ground = Ground::start(context, pods)?;
+    let mut cluster = TestCluster::start(context, pods)?;
     // One of the two addresses is served where users make their pods.
-    ground.assignable(1, true)?;
-    ground.assignable(2, true)?;
-    ground.assign(&egress_ip("simpsons", &[V4, V6], &labels("house", "simpson"), &all()))?;
+    cluster.assignable(1, true)?;
+    cluster.assignable(2, true)?;
+    cluster.assign(&egress_ip("simpsons", &[V4, V6], &labels("house", "simpson"), &all()))?;
     for (name, ..) in WITNESSES {
-        ground.is_seen_as(name, egress(name, V4), egress(name, V6))?;
+        cluster.is_seen_as(name, egress(name, V4), egress(name, V6))?;
     }
-    let homer = ground.pod("homer")?.addresses;
-    let node = ground.pod("homer")?.node.address();
+    let homer = cluster.pod("homer")?.addresses;
+    let node = cluster.pod("homer")?.node.address();
     let text = |addresses: plan::Dual| vec![addresses.v4.to_string(), addresses.v6.to_string()];
     let many = (0..MANY).map(|i| format!("fd00:10:244:1::1:{i:x}")).collect();
     let claims: [Claim; 5] = [
@@ -52,11 +52,11 @@ pub(super) fn annotations_change_nobodys_source(context: &LabContext) -> Result<
             for number in 1..=3 {
                 let sign =
                     json!({"metadata": {"annotations": {"k8s.ovn.org/node-chassis-id": format!("chassis{number}")}}});
-                ground.cluster.merge(&format!("/api/v1/nodes/node{number}"), &sign)?;
+                cluster.api.merge(&format!("/api/v1/nodes/node{number}"), &sign)?;
             }
         }
         for claim in &claims {
-            claimed(&mut ground, claim, is_managed)?;
+            claimed(&mut cluster, claim, is_managed)?;
         }
     }
     Ok(())
@@ -69,13 +69,13 @@ fn egress(name: &str, address: &'static str) -> Option<&'static str> {
     WITNESSES.contains(&(name, true)).then_some(address)
 }
 
-fn claimed(ground: &mut Ground, (namespace, addresses, reason): &Claim, is_managed: bool) -> Result<()> {
+fn claimed(cluster: &mut TestCluster, (namespace, addresses, reason): &Claim, is_managed: bool) -> Result<()> {
     println!(
         "{namespace}: {} addresses, {} first, managed by OVN-Kubernetes: {is_managed}",
         addresses.len(),
         addresses[0]
     );
-    let known = || -> Result<usize> { Ok(Pins::of(&ground.lab.nodes()[0]).keys("pods")?.len()) };
+    let known = || -> Result<usize> { Ok(Pins::of(&cluster.lab.nodes()[0]).keys("pods")?.len()) };
     let before = known()?;
     let listed: Vec<String> =
         addresses.iter().map(|address| format!("{address}/{}", if address.contains(':') { 64 } else { 24 })).collect();
@@ -87,37 +87,37 @@ fn claimed(ground: &mut Ground, (namespace, addresses, reason): &Claim, is_manag
         "metadata": {"name": "claimer", "namespace": namespace, "annotations": {"k8s.ovn.org/pod-networks": networks}},
         "spec": {"nodeName": "node1", "containers": [{"name": "shell", "image": "lab/none"}]},
     });
-    ground.cluster.create(&collection, &claimer)?;
+    cluster.api.create(&collection, &claimer)?;
     let scheduled = json!([{"type": "PodScheduled", "status": "True"}]);
-    ground.cluster.patch_status(&path, &json!({"status": {"conditions": scheduled}}))?;
+    cluster.api.patch_status(&path, &json!({"status": {"conditions": scheduled}}))?;
     // The agent has heard of a later pod, so of this one, and its node can still talk to the API server.
-    ground.serves(1)?;
-    let more = Pins::of(&ground.lab.nodes()[0]).keys("pods")?.len().saturating_sub(before);
+    cluster.serves(1)?;
+    let more = Pins::of(&cluster.lab.nodes()[0]).keys("pods")?.len().saturating_sub(before);
     // Of the many it may have one, which is nobody's.
     let allowed = usize::from(is_managed && addresses.len() > 2);
     ensure!(more <= allowed, "the pods of node1 have {more} addresses more");
-    undisturbed(ground)?;
+    undisturbed(cluster)?;
     if is_managed {
         let told = until(&format!("event {reason} about the pod"), EFFECT, || {
-            let list = ground.cluster.get(&format!("/api/v1/namespaces/{namespace}/events"))?.unwrap_or_default();
+            let list = cluster.api.get(&format!("/api/v1/namespaces/{namespace}/events"))?.unwrap_or_default();
             let events = list["items"].as_array().cloned().unwrap_or_default();
             let is_ours = |event: &&Value| event["involvedObject"]["name"] == "claimer" && event["reason"] == *reason;
             Ok(events.iter().rfind(is_ours).and_then(|event| event["message"].as_str()).map(str::to_owned))
         })?;
         println!("{told}");
     }
-    ground.cluster.delete(&path)?;
-    ground.serves(1)?;
-    undisturbed(ground)
+    cluster.api.delete(&path)?;
+    cluster.serves(1)?;
+    undisturbed(cluster)
 }
 
 /// No pod, and not the node either, is seen as anybody else, nor is any not seen.
-fn undisturbed(ground: &Ground) -> Result<()> {
-    let node = &ground.lab.nodes()[0];
+fn undisturbed(cluster: &TestCluster) -> Result<()> {
+    let node = &cluster.lab.nodes()[0];
     for _ in 0..ROUNDS {
         for to in plan::SERVER.both() {
             for (name, is_selected) in WITNESSES {
-                let pod = ground.pod(name)?;
+                let pod = cluster.pod(name)?;
                 let egress = if to.is_ipv4() { V4 } else { V6 };
                 let expected = match is_selected {
                     true => egress.parse().context("an address")?,

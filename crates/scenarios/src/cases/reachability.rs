@@ -6,13 +6,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
-use super::emitters::Emitters;
-use super::leader::{LEASE, leader};
+use super::leader::leader;
+use super::senders::Senders;
 use egress_lab::agents::Agent;
+use egress_lab::api_objects::LEASE;
 use egress_lab::api_objects::{EGRESS_IPS, all, assigned, egress_ip, labels};
 use egress_lab::cut::Cut;
 use egress_lab::test::{LabContext, Skip};
-use egress_lab::test_cluster::{Ground, node, pod};
+use egress_lab::test_cluster::{TestCluster, node, pod};
 use egress_lab::topology::addresses as plan;
 use egress_lab::traffic::client;
 use egress_lab::traffic::server::HTTP_PORT;
@@ -30,11 +31,11 @@ const MOMENT: Duration = Duration::from_millis(100);
 const WHILE: Duration = Duration::from_millis(900);
 
 /// The lab, and its nodes by what they do: one that leads and hosts nothing, one with the address, one that could take it.
-struct Stage {
-    ground: Ground,
+struct ReachabilityTest {
+    cluster: TestCluster,
     leader: usize,
     gateway: usize,
-    heir: usize,
+    new_owner: usize,
     /// The pod on the leader's node.
     source: &'static str,
 }
@@ -45,52 +46,52 @@ const SOON: Duration = Duration::from_millis(3_300);
 /// The leading controller's node, which is a gateway too: power and network gone.
 pub(super) fn leader_loses_its_node(context: &LabContext) -> Result<()> {
     let pods = NAMES.iter().zip(1..).map(|(name, number)| pod(name, "red", number, &[])).collect();
-    let ground = Ground::start(context, pods)?;
-    let gateway = leader(&ground)?;
-    let (heir, source) = (gateway % 3 + 1, NAMES[(gateway + 1) % 3]);
-    ground.assignable(gateway, true)?;
-    ground.assign(&egress_ip("held", &[ADDRESS], &labels("house", "red"), &all()))?;
-    ground.assignable(heir, true)?;
-    ground.is_seen_as(source, Some(ADDRESS), None)?;
+    let cluster = TestCluster::start(context, pods)?;
+    let gateway = leader(&cluster)?;
+    let (new_owner, source) = (gateway % 3 + 1, NAMES[(gateway + 1) % 3]);
+    cluster.assignable(gateway, true)?;
+    cluster.assign(&egress_ip("held", &[ADDRESS], &labels("house", "red"), &all()))?;
+    cluster.assignable(new_owner, true)?;
+    cluster.is_seen_as(source, Some(ADDRESS), None)?;
     // A node whose lease has had no end says so first that it has one now.
     std::thread::sleep(PROOF);
-    let emitters = Emitters::watch(&ground, ADDRESS, &[source])?;
-    emitters.begins(gateway, EFFECT)?;
+    let senders = Senders::watch(&cluster, ADDRESS, &[source])?;
+    senders.begins(gateway, EFFECT)?;
     println!("node{gateway} leads, has the address and loses power");
     let cut = Instant::now();
-    ground.lab.set_power(ground.lab.node(node(gateway)?), false)?;
-    moves_within(SOON, &ground, source, (gateway, cut))?;
-    ensure!(leader(&ground)? != gateway, "node{gateway} leads still");
+    cluster.lab.set_power(cluster.lab.node(node(gateway)?), false)?;
+    moves_within(SOON, &cluster, source, (gateway, cut))?;
+    ensure!(leader(&cluster)? != gateway, "node{gateway} leads still");
     println!("it is back, and nothing moves");
-    ground.lab.set_power(ground.lab.node(node(gateway)?), true)?;
-    stays(&ground, heir, source)?;
-    emitters.were(&[gateway, heir])
+    cluster.lab.set_power(cluster.lab.node(node(gateway)?), true)?;
+    stays(&cluster, new_owner, source)?;
+    senders.were(&[gateway, new_owner])
 }
 
-fn start(context: &LabContext) -> Result<Stage> {
+fn start(context: &LabContext) -> Result<ReachabilityTest> {
     let pods = NAMES.iter().zip(1..).map(|(name, number)| pod(name, "red", number, &[])).collect();
-    let ground = Ground::start(context, pods)?;
-    let leader = leader(&ground)?;
-    let (gateway, heir) = (leader % 3 + 1, (leader + 1) % 3 + 1);
-    ground.assignable(gateway, true)?;
-    ground.assign(&egress_ip("held", &[ADDRESS], &labels("house", "red"), &all()))?;
-    ground.assignable(heir, true)?;
+    let cluster = TestCluster::start(context, pods)?;
+    let leader = leader(&cluster)?;
+    let (gateway, new_owner) = (leader % 3 + 1, (leader + 1) % 3 + 1);
+    cluster.assignable(gateway, true)?;
+    cluster.assign(&egress_ip("held", &[ADDRESS], &labels("house", "red"), &all()))?;
+    cluster.assignable(new_owner, true)?;
     for name in NAMES {
-        ground.is_seen_as(name, Some(ADDRESS), None)?;
+        cluster.is_seen_as(name, Some(ADDRESS), None)?;
     }
     println!("node{leader} leads, node{gateway} has the address");
-    Ok(Stage { ground, leader, gateway, heir, source: NAMES[leader - 1] })
+    Ok(ReachabilityTest { cluster, leader, gateway, new_owner, source: NAMES[leader - 1] })
 }
 
-fn holder(ground: &Ground) -> Result<String> {
-    let object = ground.cluster.get(&format!("{EGRESS_IPS}/held"))?.context("the object is gone")?;
+fn holder(cluster: &TestCluster) -> Result<String> {
+    let object = cluster.api.get(&format!("{EGRESS_IPS}/held"))?.context("the object is gone")?;
     let pairs = assigned(&object);
     Ok(pairs.first().map(|(_, node)| node.clone()).unwrap_or_default())
 }
 
-fn is_seen(ground: &Ground, name: &str, patience: Duration) -> Result<bool> {
+fn is_seen(cluster: &TestCluster, name: &str, patience: Duration) -> Result<bool> {
     let to = SocketAddr::new(plan::SERVER.v4.into(), HTTP_PORT);
-    let reply = client::get_within(&ground.pod(name)?.netns, to, "/", "reachability", patience)?;
+    let reply = client::get_within(&cluster.pod(name)?.netns, to, "/", "reachability", patience)?;
     let address: IpAddr = ADDRESS.parse()?;
     Ok(match reply {
         Ok(reply) => reply.seen_as()? == address,
@@ -99,16 +100,16 @@ fn is_seen(ground: &Ground, name: &str, patience: Duration) -> Result<bool> {
 }
 
 /// Until requests of this pod are answered again, from the moment of the cut.
-fn moves(ground: &Ground, name: &str, (gateway, cut): (usize, Instant)) -> Result<()> {
-    moves_within(FAIL_OVER, ground, name, (gateway, cut))
+fn moves(cluster: &TestCluster, name: &str, (gateway, cut): (usize, Instant)) -> Result<()> {
+    moves_within(FAIL_OVER, cluster, name, (gateway, cut))
 }
 
-fn moves_within(patience: Duration, ground: &Ground, name: &str, (gateway, cut): (usize, Instant)) -> Result<()> {
+fn moves_within(patience: Duration, cluster: &TestCluster, name: &str, (gateway, cut): (usize, Instant)) -> Result<()> {
     let old = format!("node{gateway}");
     let mut lost = false;
     let back = loop {
         let begin = Instant::now();
-        let seen = is_seen(ground, name, MOMENT)?;
+        let seen = is_seen(cluster, name, MOMENT)?;
         lost |= !seen;
         if seen && lost {
             break begin;
@@ -117,103 +118,103 @@ fn moves_within(patience: Duration, ground: &Ground, name: &str, (gateway, cut):
         std::thread::sleep(Duration::from_millis(10));
     };
     println!("{name} is served again {} ms after the cut", back.duration_since(cut).as_millis());
-    ensure!(holder(ground)? != old, "the address is still on {old}");
+    ensure!(holder(cluster)? != old, "the address is still on {old}");
     Ok(())
 }
 
-fn stays(ground: &Ground, gateway: usize, name: &str) -> Result<()> {
+fn stays(cluster: &TestCluster, gateway: usize, name: &str) -> Result<()> {
     let end = Instant::now() + PROOF;
     let (mut asked, mut failed) = (0, 0);
     while Instant::now() < end {
         asked += 1;
-        failed += u32::from(!is_seen(ground, name, WHILE)?);
+        failed += u32::from(!is_seen(cluster, name, WHILE)?);
         std::thread::sleep(Duration::from_millis(10));
     }
     println!("{name}: {asked} requests, {failed} failed");
     ensure!(failed == 0, "{failed} of {asked} requests of {name} have failed");
-    let holder = holder(ground)?;
+    let holder = holder(cluster)?;
     ensure!(holder == format!("node{gateway}"), "the address has gone to {holder}");
     Ok(())
 }
 
 /// A node without any cable, then one whose uplink alone is cut.
 pub(super) fn cut_off_nodes_lose_their_addresses(context: &LabContext) -> Result<()> {
-    let Stage { ground, gateway, heir, source, .. } = start(context)?;
+    let ReachabilityTest { cluster, gateway, new_owner, source, .. } = start(context)?;
     println!("node{gateway} is cut off");
     let cut = Instant::now();
-    ground.lab.set_power(ground.lab.node(node(gateway)?), false)?;
-    moves(&ground, source, (gateway, cut))?;
-    ground.lab.set_power(ground.lab.node(node(gateway)?), true)?;
+    cluster.lab.set_power(cluster.lab.node(node(gateway)?), false)?;
+    moves(&cluster, source, (gateway, cut))?;
+    cluster.lab.set_power(cluster.lab.node(node(gateway)?), true)?;
     println!("it is back, and nothing moves");
-    stays(&ground, heir, source)?;
+    stays(&cluster, new_owner, source)?;
 
-    println!("the uplink of node{heir} is cut");
+    println!("the uplink of node{new_owner} is cut");
     let cut = Instant::now();
-    ground.lab.lan().exec("ip", &["link", "set", &format!("node{heir}"), "down"])?;
-    moves(&ground, source, (heir, cut))
+    cluster.lab.lan().exec("ip", &["link", "set", &format!("node{new_owner}"), "down"])?;
+    moves(&cluster, source, (new_owner, cut))
 }
 
 /// The uplink is back the moment that another node serves: what has waited there for its next hop bears an address that is
 /// not this node's any more.
 pub(super) fn links_that_are_back_send_nothing_by_an_address_that_has_moved(context: &LabContext) -> Result<()> {
-    let Stage { ground, gateway, heir, .. } = start(context)?;
+    let ReachabilityTest { cluster, gateway, new_owner, .. } = start(context)?;
     let port = format!("node{gateway}");
-    let emitters = Emitters::watch(&ground, ADDRESS, &NAMES)?;
-    emitters.begins(gateway, EFFECT)?;
+    let senders = Senders::watch(&cluster, ADDRESS, &NAMES)?;
+    senders.begins(gateway, EFFECT)?;
     println!("the uplink of node{gateway} is cut");
-    ground.lab.lan().exec("ip", &["link", "set", &port, "down"])?;
-    emitters.begins(heir, FAIL_OVER)?;
-    ground.lab.lan().exec("ip", &["link", "set", &port, "up"])?;
+    cluster.lab.lan().exec("ip", &["link", "set", &port, "down"])?;
+    senders.begins(new_owner, FAIL_OVER)?;
+    cluster.lab.lan().exec("ip", &["link", "set", &port, "up"])?;
     println!("it is back");
-    emitters.were(&[gateway, heir])
+    senders.were(&[gateway, new_owner])
 }
 
 /// Both others at once, seen by a leader that could be what is cut off, and is not.
 pub(super) fn nodes_that_die_together_lose_their_addresses(context: &LabContext) -> Result<()> {
-    let Stage { mut ground, leader, gateway, heir, source } = start(context)?;
-    ground.assignable(leader, true)?;
-    ground.serves(leader)?;
-    // The leader has to know the road on which it would miss them.
+    let ReachabilityTest { mut cluster, leader, gateway, new_owner, source } = start(context)?;
+    cluster.assignable(leader, true)?;
+    cluster.serves(leader)?;
+    // The leader has to know the path on which it would miss them.
     std::thread::sleep(PROOF);
-    println!("node{gateway} and node{heir} lose power");
+    println!("node{gateway} and node{new_owner} lose power");
     let cut = Instant::now();
-    for number in [gateway, heir] {
-        ground.lab.set_power(ground.lab.node(node(number)?), false)?;
+    for number in [gateway, new_owner] {
+        cluster.lab.set_power(cluster.lab.node(node(number)?), false)?;
     }
-    moves(&ground, source, (gateway, cut))?;
-    ensure!(holder(&ground)? == format!("node{leader}"), "the address is on {}", holder(&ground)?);
+    moves(&cluster, source, (gateway, cut))?;
+    ensure!(holder(&cluster)? == format!("node{leader}"), "the address is on {}", holder(&cluster)?);
     println!("they are back, and nothing moves");
-    for number in [gateway, heir] {
-        ground.lab.set_power(ground.lab.node(node(number)?), true)?;
+    for number in [gateway, new_owner] {
+        cluster.lab.set_power(cluster.lab.node(node(number)?), true)?;
     }
-    stays(&ground, leader, source)
+    stays(&cluster, leader, source)
 }
 
 /// The node of the leader is cut from the other nodes alone: the API server and its next hop answer, and it could take all
 /// others for lost. The other controller hears them.
 pub(super) fn leader_that_hears_no_node_lets_another_lead(context: &LabContext) -> Result<()> {
-    let Stage { mut ground, leader: former, gateway, .. } = start(context)?;
-    ground.assignable(former, true)?;
-    ground.serves(former)?;
-    // The leader has to know the road on which it would miss them.
+    let ReachabilityTest { mut cluster, leader: former, gateway, .. } = start(context)?;
+    cluster.assignable(former, true)?;
+    cluster.serves(former)?;
+    // The leader has to know the path on which it would miss them.
     std::thread::sleep(PROOF);
-    let (well, emitters) = (NAMES[gateway - 1], Emitters::watch(&ground, ADDRESS, &NAMES)?);
+    let (well, senders) = (NAMES[gateway - 1], Senders::watch(&cluster, ADDRESS, &NAMES)?);
     println!("node{former} leads and is cut from the other nodes");
     let cut = Instant::now();
-    ground.lab.cut(&Cut::Nodes(node(former)?))?;
+    cluster.lab.cut(&Cut::Nodes(node(former)?))?;
     let mut last_failure = cut;
     while last_failure.elapsed() < PROOF {
-        if !is_seen(&ground, well, MOMENT)? {
+        if !is_seen(&cluster, well, MOMENT)? {
             last_failure = Instant::now();
         }
         ensure!(cut.elapsed() < STEPS_DOWN + PROOF, "{well} is not served while node{former} is cut");
     }
     println!("{well} was not served for up to {} ms", last_failure.duration_since(cut).as_millis());
-    ensure!(leader(&ground)? != former, "node{former} leads still");
-    ensure!(holder(&ground)? == format!("node{gateway}"), "the address is on {}", holder(&ground)?);
-    ground.lab.mend(&Cut::Nodes(node(former)?))?;
-    stays(&ground, gateway, NAMES[former - 1])?;
-    emitters.were(&[gateway])
+    ensure!(leader(&cluster)? != former, "node{former} leads still");
+    ensure!(holder(&cluster)? == format!("node{gateway}"), "the address is on {}", holder(&cluster)?);
+    cluster.lab.mend(&Cut::Nodes(node(former)?))?;
+    stays(&cluster, gateway, NAMES[former - 1])?;
+    senders.were(&[gateway])
 }
 
 /// The silence of half the total timeout, half a second for writes, a look of the other controller, and its first answers: 1.3 s.
@@ -224,40 +225,40 @@ const STEPS_DOWN: Duration = Duration::from_secs(4);
 const RESUMES: Duration = Duration::from_millis(100);
 
 /// The agent killed, stopped; the CNI's network cut; the next hop of all silent.
-pub(super) fn what_leaves_the_road_whole_moves_nothing(context: &LabContext) -> Result<()> {
-    let Stage { mut ground, leader, gateway, source, .. } = start(context)?;
+pub(super) fn what_leaves_the_path_whole_moves_nothing(context: &LabContext) -> Result<()> {
+    let ReachabilityTest { mut cluster, leader, gateway, source, .. } = start(context)?;
     println!("its agent is stopped");
-    ground.agent(gateway)?.pause()?;
-    stays(&ground, gateway, source)?;
-    ground.agent(gateway)?.resume()?;
+    cluster.agent(gateway)?.pause()?;
+    stays(&cluster, gateway, source)?;
+    cluster.agent(gateway)?.resume()?;
     // It cannot know that its machine has run on, and asks before it serves.
     std::thread::sleep(RESUMES);
-    until("it serves again", PATIENCE, || Ok(is_seen(&ground, source, WHILE)?.then_some(())))?;
+    until("it serves again", PATIENCE, || Ok(is_seen(&cluster, source, WHILE)?.then_some(())))?;
     println!("it is killed");
-    ground.agent(gateway)?.kill()?;
-    stays(&ground, gateway, source)?;
-    ground.agent(gateway)?.restart()?;
-    ground.serves(gateway)?;
-    let log = ground.controller(leader)?.log().to_owned();
+    cluster.agent(gateway)?.kill()?;
+    stays(&cluster, gateway, source)?;
+    cluster.agent(gateway)?.restart()?;
+    cluster.serves(gateway)?;
+    let log = cluster.controller(leader)?.log().to_owned();
     until("the leader hears it again", PATIENCE, || {
         let text = std::fs::read_to_string(&log)?;
         let line = |line: &&str| line.contains("the node serves") && line.contains(&format!("node{gateway}"));
         Ok((text.lines().filter(line).count() > 1).then_some(()))
     })?;
     println!("the CNI's network is cut on it");
-    let router = &ground.lab.node(node(gateway)?).router;
+    let router = &cluster.lab.node(node(gateway)?).router;
     router.exec("ip", &["link", "set", "ovl0", "down"])?;
-    stays(&ground, gateway, source)
+    stays(&cluster, gateway, source)
 }
 
 /// Every answer takes 300 to 900 ms. Nothing moves for that; what has to move does.
 pub(super) fn slow_api_server_moves_nothing(context: &LabContext) -> Result<()> {
-    let Stage { mut ground, leader, gateway, source, .. } = start(context)?;
-    let server = ground.cluster.in_memory().ok_or(Skip("a server that can be made slow is the lab's own"))?;
+    let ReachabilityTest { mut cluster, leader, gateway, source, .. } = start(context)?;
+    let server = cluster.api.in_memory().ok_or(Skip("a server that can be made slow is the lab's own"))?;
     server.answer_late(300..=900);
-    let led = lease(&ground)?;
-    let mut logs: Vec<_> = ground.agents.iter().map(|agent| agent.log().to_owned()).collect();
-    logs.extend(Agent::controllers(&mut ground.agents).map(|controller| controller.log().to_owned()));
+    let led = lease(&cluster)?;
+    let mut logs: Vec<_> = cluster.agents.iter().map(|agent| agent.log().to_owned()).collect();
+    logs.extend(Agent::controllers(&mut cluster.agents).map(|controller| controller.log().to_owned()));
     let said = || -> Result<usize> {
         let texts = logs.iter().map(std::fs::read_to_string).collect::<std::io::Result<Vec<_>>>()?;
         let lines = texts.iter().flat_map(|text| text.lines());
@@ -267,20 +268,20 @@ pub(super) fn slow_api_server_moves_nothing(context: &LabContext) -> Result<()> 
     let (mut requests, mut gaps) = (0, 0);
     while begin.elapsed() < SLOW_FOR {
         for name in NAMES {
-            ensure!(is_seen(&ground, name, WHILE)?, "{name} got no answer {:?} after it was slow", begin.elapsed());
+            ensure!(is_seen(&cluster, name, WHILE)?, "{name} got no answer {:?} after it was slow", begin.elapsed());
             requests += 1;
         }
-        let now = lease(&ground)?;
+        let now = lease(&cluster)?;
         ensure!(now == led, "the Lease was {led:?} and is {now:?}");
         gaps = logs.iter().map(|log| gaps_in(log)).sum::<Result<usize>>()?;
     }
-    ensure!(holder(&ground)? == format!("node{gateway}"), "the address is on {}", holder(&ground)?);
-    ensure!(said()? == before, "an agent was not well:\n{}", ground.last_words());
+    ensure!(holder(&cluster)? == format!("node{gateway}"), "the address is on {}", holder(&cluster)?);
+    ensure!(said()? == before, "an agent was not well:\n{}", cluster.last_words());
     println!("{requests} requests answered in {SLOW_FOR:?}, node{leader} leads on, with {gaps} gaps");
     println!("node{gateway} loses power");
     let cut = Instant::now();
-    ground.lab.set_power(ground.lab.node(node(gateway)?), false)?;
-    moves_within(SLOW_FAIL_OVER, &ground, source, (gateway, cut))?;
+    cluster.lab.set_power(cluster.lab.node(node(gateway)?), false)?;
+    moves_within(SLOW_FAIL_OVER, &cluster, source, (gateway, cut))?;
     Ok(())
 }
 
@@ -300,16 +301,16 @@ fn gaps_in(log: &std::path::Path) -> Result<usize> {
 }
 
 /// Who holds the Lease, and how often it has changed hands.
-fn lease(ground: &Ground) -> Result<(String, String)> {
-    let lease = ground.cluster.get(LEASE)?.context("there is no Lease")?;
+fn lease(cluster: &TestCluster) -> Result<(String, String)> {
+    let lease = cluster.api.get(LEASE)?.context("there is no Lease")?;
     Ok((lease["spec"]["holderIdentity"].to_string(), lease["spec"]["leaseTransitions"].to_string()))
 }
 
-/// A firewall between nodes closes the overlay's port to one of them; all else goes on.
+/// A firewall between nodes closes the overlay's port to one of them; all else continues.
 pub(super) fn nodes_that_the_overlay_does_not_reach_lose_their_addresses(context: &LabContext) -> Result<()> {
-    let Stage { mut ground, leader, gateway, heir, source } = start(context)?;
+    let ReachabilityTest { mut cluster, leader, gateway, new_owner, source } = start(context)?;
     let closed = |node: &str, to: usize| -> Result<String> {
-        let address = ground.lab.node(egress_lab::test_cluster::node(to)?).number.address().v4;
+        let address = cluster.lab.node(egress_lab::test_cluster::node(to)?).number.address().v4;
         Ok(format!(
             "add table bridge {node}
              add chain bridge {node} forward {{ type filter hook forward priority 0; }}
@@ -317,41 +318,42 @@ pub(super) fn nodes_that_the_overlay_does_not_reach_lose_their_addresses(context
 "
         ))
     };
-    let (first, second) = (closed("first", gateway)?, closed("second", heir)?);
+    let (first, second) = (closed("first", gateway)?, closed("second", new_owner)?);
     println!("the overlay does not reach node{gateway} any more");
     let cut = Instant::now();
-    ground.lab.lan().feed("nft", &["-f", "-"], &first)?;
-    moves_within(OVERLAY_FAIL_OVER, &ground, source, (gateway, cut))?;
-    println!("nor does it reach node{heir}: nowhere to go");
-    ground.lab.lan().feed("nft", &["-f", "-"], &second)?;
-    let log = ground.controller(leader)?.log().to_owned();
+    cluster.lab.lan().feed("nft", &["-f", "-"], &first)?;
+    moves_within(OVERLAY_FAIL_OVER, &cluster, source, (gateway, cut))?;
+    println!("nor does it reach node{new_owner}: nowhere to go");
+    cluster.lab.lan().feed("nft", &["-f", "-"], &second)?;
+    let log = cluster.controller(leader)?.log().to_owned();
     until("the leader says why", PATIENCE, || {
         let text = std::fs::read_to_string(&log)?;
-        let line =
-            |line: &str| line.contains("is that UDP port open between nodes?") && line.contains(&format!("node{heir}"));
+        let line = |line: &str| {
+            line.contains("is that UDP port open between nodes?") && line.contains(&format!("node{new_owner}"))
+        };
         Ok(text.lines().any(line).then_some(()))
     })?;
-    ensure!(holder(&ground)? == format!("node{heir}"), "the address has gone to {}", holder(&ground)?);
-    ground.lab.lan().exec("nft", &["delete", "table", "bridge", "second"])?;
-    ground.is_seen_as(source, Some(ADDRESS), None)
+    ensure!(holder(&cluster)? == format!("node{new_owner}"), "the address has gone to {}", holder(&cluster)?);
+    cluster.lab.lan().exec("nft", &["delete", "table", "bridge", "second"])?;
+    cluster.is_seen_as(source, Some(ADDRESS), None)
 }
 
 /// The next hop is lost by one node, then by all.
 pub(super) fn next_hops_count_where_one_node_alone_has_lost_its_own(context: &LabContext) -> Result<()> {
-    let Stage { ground, gateway, heir, source, .. } = start(context)?;
+    let ReachabilityTest { cluster, gateway, new_owner, source, .. } = start(context)?;
     // Ports that are isolated do not reach each other.
     let isolate = |port: &str, on: &str| {
-        ground.lab.lan().exec("ip", &["link", "set", port, "type", "bridge_slave", "isolated", on]).map(drop)
+        cluster.lab.lan().exec("ip", &["link", "set", port, "type", "bridge_slave", "isolated", on]).map(drop)
     };
     isolate("ext", "on")?;
     println!("node{gateway} loses its next hop");
     let cut = Instant::now();
     isolate(&format!("node{gateway}"), "on")?;
-    moves(&ground, source, (gateway, cut))?;
-    println!("so does node{heir}: nowhere to go");
-    isolate(&format!("node{heir}"), "on")?;
+    moves(&cluster, source, (gateway, cut))?;
+    println!("so does node{new_owner}: nowhere to go");
+    isolate(&format!("node{new_owner}"), "on")?;
     std::thread::sleep(PROOF);
-    ensure!(holder(&ground)? == format!("node{heir}"), "the address has gone to {}", holder(&ground)?);
-    isolate(&format!("node{heir}"), "off")?;
-    ground.is_seen_as(source, Some(ADDRESS), None)
+    ensure!(holder(&cluster)? == format!("node{new_owner}"), "the address has gone to {}", holder(&cluster)?);
+    isolate(&format!("node{new_owner}"), "off")?;
+    cluster.is_seen_as(source, Some(ADDRESS), None)
 }

@@ -1,4 +1,4 @@
-//! Agents end and start again while packets flow: the programs go on alone, and the next agent adopts them.
+//! Agents end and start again while packets flow: the programs continue alone, and the next agent adopts them.
 //!
 //! Constant flows of every kind run all the while from a pod whose gateway is another node, from pods on gateways, and
 //! from a pod that is not selected. They count: nothing may be lost, reset or delayed for long, and what the maps hold
@@ -16,7 +16,7 @@ use egress_lab::api_objects::{all, egress_ip, labels};
 use egress_lab::capture::{Capture, Class};
 use egress_lab::pins::{Link, Pins};
 use egress_lab::test::LabContext;
-use egress_lab::test_cluster::{Ground, Sight, look, pod};
+use egress_lab::test_cluster::{Sight, TestCluster, look, pod};
 use egress_lab::topology::addresses as plan;
 use egress_lab::traffic::client;
 use egress_lab::traffic::flows::Flow;
@@ -41,20 +41,20 @@ pub(super) fn under_traffic(context: &LabContext) -> Result<()> {
         pod("gateway6", "red", 3, &[]),
         pod("bystander", "blue", 1, &[]),
     ];
-    let mut ground = Ground::start(context, pods)?;
-    ground.lag(SEED);
-    ground.assignable(2, true)?;
-    ground.assignable(3, true)?;
-    let pairs = ground.assign(&egress_ip("restarts", &[V4, V6], &labels("house", "red"), &all()))?;
+    let mut cluster = TestCluster::start(context, pods)?;
+    cluster.lag(SEED);
+    cluster.assignable(2, true)?;
+    cluster.assignable(3, true)?;
+    let pairs = cluster.assign(&egress_ip("restarts", &[V4, V6], &labels("house", "red"), &all()))?;
     println!("assigned: {pairs:?}");
     for name in SELECTED {
-        ground.is_seen_as(name, Some(V4), Some(V6))?;
+        cluster.is_seen_as(name, Some(V4), Some(V6))?;
     }
-    let capture = Capture::start(&ground.lab)?;
-    let flows = start_flows(&ground)?;
-    let ended = endings(&mut ground);
+    let capture = Capture::start(&cluster.lab)?;
+    let flows = start_flows(&cluster)?;
+    let ended = endings(&mut cluster);
     if ended.is_err() {
-        println!("{}", ground.last_words());
+        println!("{}", cluster.last_words());
     }
     ended?;
     let (mut sent, mut gap) = (0, Duration::ZERO);
@@ -72,9 +72,9 @@ pub(super) fn under_traffic(context: &LabContext) -> Result<()> {
     Ok(())
 }
 
-fn start_flows(ground: &Ground) -> Result<Vec<(String, Flow)>> {
+fn start_flows(cluster: &TestCluster) -> Result<Vec<(String, Flow)>> {
     let mut flows = Vec::new();
-    for pod in ground.lab.pods() {
+    for pod in cluster.lab.pods() {
         for to in plan::SERVER.both() {
             let echo = SocketAddr::new(to, ECHO_PORT);
             flows.push((format!("{} UDP {to}", pod.name), Flow::udp(&pod.netns, echo, TICK)?));
@@ -90,16 +90,16 @@ const CONFIRMED: Duration = Duration::from_secs(10);
 
 /// Each way to end, on the source node, on the gateways and everywhere at once. Each time the controller has confirmed the
 /// gateways first: a reading of the ledger gives programs less (docs/adr/0017-lease-in-the-programs.md).
-fn endings(ground: &mut Ground) -> Result<()> {
+fn endings(cluster: &mut TestCluster) -> Result<()> {
     for nodes in [&[1][..], &[2], &[3], &[1, 2, 3]] {
         for kill in [true, false] {
             for gateway in [2, 3] {
-                let pins = pins(ground, gateway)?;
+                let pins = pins(cluster, gateway)?;
                 until(&format!("the controller has confirmed node{gateway}"), TAKE_OVER, || {
                     Ok((pins.lease_left()? > CONFIRMED).then_some(()))
                 })?;
             }
-            restart(ground, nodes, kill).with_context(|| format!("restart of {nodes:?}, killed: {kill}"))?;
+            restart(cluster, nodes, kill).with_context(|| format!("restart of {nodes:?}, killed: {kill}"))?;
         }
     }
     Ok(())
@@ -107,22 +107,22 @@ fn endings(ground: &mut Ground) -> Result<()> {
 
 /// A start takes seconds, nearly all of them the verifier's. A stop does not wait for it, and leaves nothing behind.
 pub(super) fn stopped_while_it_starts(context: &LabContext) -> Result<()> {
-    let mut ground = Ground::without_agents(context, Vec::new(), 0, |_| {})?;
-    let options = ground.options(context);
-    let node = ground.lab.node(egress_lab::test_cluster::node(1)?).clone();
+    let mut cluster = TestCluster::without_agents(context, Vec::new())?;
+    let options = cluster.options(context);
+    let node = cluster.lab.node(egress_lab::test_cluster::node(1)?).clone();
     let pins = Pins::of(&node);
     let pinned = || pins.layout().map_or(0, |folder| std::fs::read_dir(folder.join("maps")).map_or(0, Iterator::count));
-    ground.agents = vec![Agent::start(&ground.lab, &node, &options)?];
+    cluster.agents = vec![Agent::start(&cluster.lab, &node, &options)?];
     until("the maps are there, and the programs on their way", EFFECT, || Ok((pinned() > 0).then_some(())))?;
     let begin = Instant::now();
-    let agent = ground.agent(1)?;
+    let agent = cluster.agent(1)?;
     agent.terminate(AT_ONCE)?;
     println!("it ended after {} ms", begin.elapsed().as_millis());
     let log = std::fs::read_to_string(agent.log())?;
     ensure!(log.contains("stopped before the programs were loaded"), "it had started: {log}");
     ensure!(pinned() == 0, "{} maps are still pinned", pinned());
     agent.restart()?;
-    ground.serves(1)
+    cluster.serves(1)
 }
 
 /// What must outlive an agent.
@@ -133,44 +133,44 @@ struct Kept {
 }
 
 impl Kept {
-    fn look(ground: &Ground, node: usize) -> Result<Self> {
-        let pins = pins(ground, node)?;
+    fn look(cluster: &TestCluster, node: usize) -> Result<Self> {
+        let pins = pins(cluster, node)?;
         let entries = ["flows", "nat", "pods", "policy", "owned", "cluster", "nodes"];
         let entries = entries.map(|map| Ok((map, pins.keys(map)?))).into_iter().collect::<Result<_>>()?;
         Ok(Self { links: pins.links()?, maps: pins.map_ids()?, entries })
     }
 }
 
-fn pins(ground: &Ground, node: usize) -> Result<Pins> {
-    Ok(Pins::of(ground.lab.node(egress_lab::test_cluster::node(node)?)))
+fn pins(cluster: &TestCluster, node: usize) -> Result<Pins> {
+    Ok(Pins::of(cluster.lab.node(egress_lab::test_cluster::node(node)?)))
 }
 
-fn restart(ground: &mut Ground, nodes: &[usize], kill: bool) -> Result<()> {
-    let before = nodes.iter().map(|node| Kept::look(ground, *node)).collect::<Result<Vec<_>>>()?;
+fn restart(cluster: &mut TestCluster, nodes: &[usize], kill: bool) -> Result<()> {
+    let before = nodes.iter().map(|node| Kept::look(cluster, *node)).collect::<Result<Vec<_>>>()?;
     for node in nodes {
-        let agent = ground.agent(*node)?;
+        let agent = cluster.agent(*node)?;
         if kill { agent.kill()? } else { agent.terminate(Duration::from_secs(5))? }
     }
     // Nobody watches over these nodes now. New connections work all the same.
     for name in SELECTED {
         for (to, egress) in plan::SERVER.both().into_iter().zip([V4, V6]) {
-            let seen = look(&ground.pod(name)?.netns, to)?;
+            let seen = look(&cluster.pod(name)?.netns, to)?;
             ensure!(seen == Sight::As(egress.parse()?), "without an agent {name} is {seen}");
         }
     }
     for node in nodes {
-        ground.agent(*node)?.restart()?;
+        cluster.agent(*node)?.restart()?;
     }
     for (node, before) in nodes.iter().zip(before) {
-        adopted(ground, *node, &before)?;
+        adopted(cluster, *node, &before)?;
     }
     Ok(())
 }
 
 /// Waits until the new agent's programs run on the old links, and compares what was kept.
-fn adopted(ground: &mut Ground, node: usize, before: &Kept) -> Result<()> {
-    ground.loaded(node)?;
-    let pins = pins(ground, node)?;
+fn adopted(cluster: &mut TestCluster, node: usize, before: &Kept) -> Result<()> {
+    cluster.loaded(node)?;
+    let pins = pins(cluster, node)?;
     let links = until(&format!("the new programs of node{node} run"), EFFECT, || {
         let links = pins.links()?;
         let all = links.iter().zip(&before.links).all(|(new, old)| new.program != old.program);
@@ -178,8 +178,8 @@ fn adopted(ground: &mut Ground, node: usize, before: &Kept) -> Result<()> {
     })?;
     let same = links.iter().zip(&before.links).all(|(new, old)| new.id == old.id);
     ensure!(same, "links were made anew instead of adopted: {:?}, {links:?}", before.links);
-    ground.serves(node)?;
-    let now = Kept::look(ground, node)?;
+    cluster.serves(node)?;
+    let now = Kept::look(cluster, node)?;
     ensure!(now.maps == before.maps, "maps were made anew: {:?}, {:?}", before.maps, now.maps);
     for ((map, old), (_, new)) in before.entries.iter().zip(&now.entries) {
         let gone = old.difference(new).count();

@@ -1,5 +1,5 @@
 //! A rolling update, as the DaemonSet does it: node by node, the next when the agent of the last one is ready. A thousand
-//! connections of pods on all nodes are kept meanwhile, through gateways here and elsewhere, and a hundred new ones are made a
+//! connections of pods on all nodes are kept in the meantime, through gateways here and elsewhere, and a hundred new ones are made a
 //! second.
 
 use std::io::ErrorKind;
@@ -10,13 +10,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use super::crowd::{Crowd, PATIENCE, Report};
+use super::connections::{Connections, PATIENCE, Report};
 use egress_lab::agents::Agent;
 use egress_lab::api_objects::{all, egress_ip, labels};
 use egress_lab::capture::{Capture, Class};
 use egress_lab::pins::Pins;
 use egress_lab::test::LabContext;
-use egress_lab::test_cluster::{Ground, LOADED, node, pod};
+use egress_lab::test_cluster::{LOADED, TestCluster, node, pod};
 use egress_lab::traffic::client;
 use egress_lab::wait::until;
 use egress_toolchain::Paths;
@@ -40,24 +40,24 @@ const OTHER: &str = "v0";
 pub(super) fn lose_no_more_than_is_said(context: &LabContext) -> Result<()> {
     rolls_one_by_one()?;
     let pods = NAMES.into_iter().zip(1..).map(|(name, node)| pod(name, "red", node, &[])).collect();
-    let mut ground = Ground::without_agents(context, pods, 0, |_| {})?;
-    let mut options = ground.options(context);
+    let mut cluster = TestCluster::without_agents(context, pods)?;
+    let mut options = cluster.options(context);
     options.extra = vec![format!("--metrics-bind-address={PAGES}")];
-    ground.agents = Agent::start_all(&ground.lab, &options)?;
-    ground.agents_serve()?;
-    ground.assignable(2, true)?;
-    ground.assignable(3, true)?;
-    let pairs = ground.assign(&egress_ip("rolls", &[V4, V6], &labels("house", "red"), &all()))?;
+    cluster.agents = Agent::start_all(&cluster.lab, &options)?;
+    cluster.agents_serve()?;
+    cluster.assignable(2, true)?;
+    cluster.assignable(3, true)?;
+    let pairs = cluster.assign(&egress_ip("rolls", &[V4, V6], &labels("house", "red"), &all()))?;
     println!("assigned: {pairs:?}");
     for name in NAMES {
-        ground.is_seen_as(name, Some(V4), Some(V6))?;
+        cluster.is_seen_as(name, Some(V4), Some(V6))?;
     }
-    let capture = Capture::start(&ground.lab)?;
-    let callers = NAMES.iter().map(|name| ground.pod(name)).collect::<Result<Vec<_>>>()?;
-    let crowd = Crowd::gather(&callers, KEPT, EVERY, [V4.parse()?, V6.parse()?])?;
-    same_layout(&mut ground, &crowd)?;
-    other_layout(&mut ground, &crowd)?;
-    crowd.disperse()?;
+    let capture = Capture::start(&cluster.lab)?;
+    let callers = NAMES.iter().map(|name| cluster.pod(name)).collect::<Result<Vec<_>>>()?;
+    let connections = Connections::gather(&callers, KEPT, EVERY, [V4.parse()?, V6.parse()?])?;
+    same_layout(&mut cluster, &connections)?;
+    other_layout(&mut cluster, &connections)?;
+    connections.disperse()?;
     let seen = capture.finish()?;
     seen.check()?;
     ensure!(seen.to_the_world(Class::Pod) == 0, "a pod's address went out");
@@ -75,14 +75,14 @@ fn rolls_one_by_one() -> Result<()> {
     Ok(())
 }
 
-fn same_layout(ground: &mut Ground, crowd: &Crowd) -> Result<()> {
-    let sent_again = crowd.sent_again()?;
-    crowd.begin();
+fn same_layout(cluster: &mut TestCluster, connections: &Connections) -> Result<()> {
+    let sent_again = connections.sent_again()?;
+    connections.begin();
     for number in 1..=NAMES.len() {
-        replace(ground, number, |_| Ok(()))?;
+        replace(cluster, number, |_| Ok(()))?;
     }
-    let report = settled(crowd);
-    let sent_again = crowd.sent_again()? - sent_again;
+    let report = settled(connections);
+    let sent_again = connections.sent_again()? - sent_again;
     println!("the same layout: {report:?}, {sent_again} segments sent again");
     ensure!(report.kept > 1_000 && report.echoes > report.kept as u64, "too few to say anything: {report:?}");
     ensure!(report.ended == 0, "{} of {} connections ended", report.ended, report.kept);
@@ -95,22 +95,22 @@ fn same_layout(ground: &mut Ground, crowd: &Crowd) -> Result<()> {
 }
 
 /// Each node as an agent of another version has left it: the same programs on the same hooks, by a directory of another name.
-fn other_layout(ground: &mut Ground, crowd: &Crowd) -> Result<()> {
+fn other_layout(cluster: &mut TestCluster, connections: &Connections) -> Result<()> {
     // One begins while the API server is away.
-    (1..=NAMES.len()).try_for_each(|number| other_layout_on(ground, number, crowd, number == NAMES.len()))
+    (1..=NAMES.len()).try_for_each(|number| other_layout_on(cluster, number, connections, number == NAMES.len()))
 }
 
-fn other_layout_on(ground: &mut Ground, number: usize, crowd: &Crowd, waits: bool) -> Result<()> {
-    crowd.begin();
-    replace(ground, number, |ground| {
-        let former = Pins::of(ground.lab.node(node(number)?)).layout()?;
+fn other_layout_on(cluster: &mut TestCluster, number: usize, connections: &Connections, waits: bool) -> Result<()> {
+    connections.begin();
+    replace(cluster, number, |cluster| {
+        let former = Pins::of(cluster.lab.node(node(number)?)).layout()?;
         std::fs::rename(&former, former.with_file_name(OTHER))
             .with_context(|| format!("rename {}", former.display()))?;
-        if waits { waits_for_the_api_server(ground, number, crowd) } else { Ok(()) }
+        if waits { waits_for_the_api_server(cluster, number, connections) } else { Ok(()) }
     })?;
-    let layout = Pins::of(ground.lab.node(node(number)?)).layout()?;
+    let layout = Pins::of(cluster.lab.node(node(number)?)).layout()?;
     ensure!(!layout.ends_with(OTHER), "the pins of before are still there");
-    let report = settled(crowd);
+    let report = settled(connections);
     println!("another layout on node{number}: {report:?}");
     ensure!(report.strange == 0, "{} new connections had another address", report.strange);
     ensure!(report.ended_alone == 0, "{} connections ended without a cause", report.ended_alone);
@@ -118,52 +118,57 @@ fn other_layout_on(ground: &mut Ground, number: usize, crowd: &Crowd, waits: boo
     Ok(())
 }
 
-/// The former programs go on meanwhile.
-fn waits_for_the_api_server(ground: &mut Ground, number: usize, crowd: &Crowd) -> Result<()> {
-    if ground.cluster.in_memory().is_none() {
+/// The former programs continue in the meantime.
+fn waits_for_the_api_server(cluster: &mut TestCluster, number: usize, connections: &Connections) -> Result<()> {
+    if cluster.api.in_memory().is_none() {
         println!("only the lab's own API server can be made to go away");
         return Ok(());
     }
-    let set_outage =
-        |ground: &Ground, is_out| ground.cluster.in_memory().into_iter().for_each(|server| server.set_outage(is_out));
-    set_outage(ground, true);
-    ground.agent(number)?.restart()?;
-    let log = ground.agent(number)?.log().to_owned();
+    let set_outage = |cluster: &TestCluster, is_out| {
+        cluster.api.in_memory().into_iter().for_each(|server| server.set_outage(is_out))
+    };
+    set_outage(cluster, true);
+    cluster.agent(number)?.restart()?;
+    let log = cluster.agent(number)?.log().to_owned();
     until("it waits for the API server", LOADED, || {
         Ok(std::fs::read_to_string(&log)?.contains("waiting for the API server").then_some(()))
     })?;
-    let report = settled(crowd);
+    let report = settled(connections);
     println!("while it waits: {report:?}");
     ensure!(report.calls > 50 && report.failed == 0, "something is lost: {report:?}");
-    let layout = Pins::of(ground.lab.node(node(number)?)).layout()?;
+    let layout = Pins::of(cluster.lab.node(node(number)?)).layout()?;
     ensure!(layout.ends_with(OTHER), "it has begun");
-    set_outage(ground, false);
+    set_outage(cluster, false);
     Ok(())
 }
 
 /// When all new connections have been answered, or have failed.
-fn settled(crowd: &Crowd) -> Report {
+fn settled(connections: &Connections) -> Report {
     sleep(PATIENCE);
-    crowd.report()
+    connections.report()
 }
 
 /// Ends the agent and starts the next one, which is waited for.
-fn replace(ground: &mut Ground, number: usize, meanwhile: impl FnOnce(&mut Ground) -> Result<()>) -> Result<()> {
+fn replace(
+    cluster: &mut TestCluster,
+    number: usize,
+    meanwhile: impl FnOnce(&mut TestCluster) -> Result<()>,
+) -> Result<()> {
     let begin = Instant::now();
-    ground.agent(number)?.terminate(Duration::from_secs(10))?;
-    meanwhile(ground)?;
-    if ground.agent(number)?.pid()?.is_none() {
-        ground.agent(number)?.restart()?;
+    cluster.agent(number)?.terminate(Duration::from_secs(10))?;
+    meanwhile(cluster)?;
+    if cluster.agent(number)?.pid()?.is_none() {
+        cluster.agent(number)?.restart()?;
     }
-    is_ready(ground, number)?;
+    is_ready(cluster, number)?;
     println!("node{number} has a new agent after {} ms", begin.elapsed().as_millis());
     Ok(())
 }
 
-fn is_ready(ground: &mut Ground, number: usize) -> Result<()> {
-    let host = ground.lab.node(node(number)?).host.clone();
+fn is_ready(cluster: &mut TestCluster, number: usize) -> Result<()> {
+    let host = cluster.lab.node(node(number)?).host.clone();
     until(&format!("node{number} is ready"), LOADED, || {
-        ground.agent(number)?.ensure_alive()?;
+        cluster.agent(number)?.ensure_alive()?;
         match client::get(&host, PAGES, "/readyz", "kubelet")? {
             Ok(reply) => Ok((reply.status == 200).then_some(())),
             Err(error) if error.kind() == ErrorKind::ConnectionRefused => Ok(None),

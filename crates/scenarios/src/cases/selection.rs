@@ -8,10 +8,10 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 use egress_lab::api_objects::{all, egress_ip, expression, labels};
-use egress_lab::cluster::objects;
+use egress_lab::kube_api::objects;
 use egress_lab::pins::Pins;
 use egress_lab::test::LabContext;
-use egress_lab::test_cluster::{Ground, Sight, look, node, pod};
+use egress_lab::test_cluster::{Sight, TestCluster, look, node, pod};
 use egress_lab::topology::addresses as plan;
 use egress_lab::wait::{EFFECT, until};
 
@@ -29,13 +29,13 @@ const PODS: [Who; 4] = [
     ("blue-a", "blue", 1, &[("app", "a")]),
 ];
 
-fn ground(context: &LabContext) -> Result<Ground> {
+fn cluster(context: &LabContext) -> Result<TestCluster> {
     let pods = PODS.into_iter().map(|(name, namespace, node, labels)| pod(name, namespace, node, labels));
-    let ground = Ground::start(context, pods.collect())?;
-    ground.label_namespace("red", "team", Some("x"))?;
-    ground.assignable(2, true)?;
-    ground.assignable(3, true)?;
-    Ok(ground)
+    let cluster = TestCluster::start(context, pods.collect())?;
+    cluster.label_namespace("red", "team", Some("x"))?;
+    cluster.assignable(2, true)?;
+    cluster.assignable(3, true)?;
+    Ok(cluster)
 }
 
 /// Namespace selector, pod selector, who is selected.
@@ -62,45 +62,45 @@ fn selectors() -> Vec<(Value, Value, &'static [&'static str])> {
 }
 
 pub(super) fn selectors_select(context: &LabContext) -> Result<()> {
-    let ground = ground(context)?;
+    let cluster = cluster(context)?;
     for (namespaces, pods, selected) in selectors() {
         let mut object = egress_ip("selecting", &[V4, V6], &namespaces, &pods);
         if pods.is_null() {
             object["spec"].as_object_mut().context("no spec")?.remove("podSelector");
         }
         println!("namespaces {namespaces}, pods {pods}: {selected:?}");
-        ground.assign(&object)?;
-        expect(&ground, selected)?;
+        cluster.assign(&object)?;
+        expect(&cluster, selected)?;
     }
-    ground.remove("selecting")?;
-    expect(&ground, &[])
+    cluster.remove("selecting")?;
+    expect(&cluster, &[])
 }
 
 /// These pods have the egress IPs, all others their node's addresses.
-fn expect(ground: &Ground, selected: &[&str]) -> Result<()> {
+fn expect(cluster: &TestCluster, selected: &[&str]) -> Result<()> {
     for (name, ..) in PODS {
         let chosen = selected.contains(&name);
-        ground.is_seen_as(name, chosen.then_some(V4), chosen.then_some(V6))?;
+        cluster.is_seen_as(name, chosen.then_some(V4), chosen.then_some(V6))?;
     }
     Ok(())
 }
 
 /// Pods without an address, in the host's network, and completed ones: selected by name only.
 pub(super) fn only_endpoints_count(context: &LabContext) -> Result<()> {
-    let ground = ground(context)?;
-    ground.assign(&egress_ip("everybody", &[V4, V6], &all(), &all()))?;
-    expect(&ground, &["front", "back", "plain", "blue-a"])?;
-    on_the_host(&ground)?;
-    without_address(&ground)?;
-    completed(&ground)
+    let cluster = cluster(context)?;
+    cluster.assign(&egress_ip("everybody", &[V4, V6], &all(), &all()))?;
+    expect(&cluster, &["front", "back", "plain", "blue-a"])?;
+    on_the_host(&cluster)?;
+    without_address(&cluster)?;
+    completed(&cluster)
 }
 
 /// A pod in the host's network has the host's addresses, and the host is not selected.
-fn on_the_host(ground: &Ground) -> Result<()> {
-    let host = ground.lab.node(node(1)?);
+fn on_the_host(cluster: &TestCluster) -> Result<()> {
+    let host = cluster.lab.node(node(1)?);
     let own = host.number.address();
     let pods = "/api/v1/namespaces/red/pods";
-    ground.cluster.create(
+    cluster.api.create(
         pods,
         &json!({
             "apiVersion": "v1", "kind": "Pod",
@@ -109,12 +109,12 @@ fn on_the_host(ground: &Ground) -> Result<()> {
         }),
     )?;
     let status = json!({"status": {"phase": "Running", "podIP": own.v4, "podIPs": [{"ip": own.v4}, {"ip": own.v6}]}});
-    ground.cluster.patch_status(&format!("{pods}/on-host"), &status)?;
+    cluster.api.patch_status(&format!("{pods}/on-host"), &status)?;
     // Changes behind it take effect, so this one has, too.
-    ground.remove("everybody")?;
-    expect(ground, &[])?;
-    ground.assign(&egress_ip("everybody", &[V4, V6], &all(), &all()))?;
-    expect(ground, &["front", "back", "plain", "blue-a"])?;
+    cluster.remove("everybody")?;
+    expect(cluster, &[])?;
+    cluster.assign(&egress_ip("everybody", &[V4, V6], &all(), &all()))?;
+    expect(cluster, &["front", "back", "plain", "blue-a"])?;
     for to in plan::SERVER.both() {
         let seen = look(&host.host, to)?;
         ensure!(seen == Sight::As(own.towards(to)), "a pod in the host's network is {seen}");
@@ -125,68 +125,68 @@ fn on_the_host(ground: &Ground) -> Result<()> {
 }
 
 /// A pod that gets its address late is served from then on; the others never notice.
-fn without_address(ground: &Ground) -> Result<()> {
-    let late = ground.pod("front")?.clone();
-    let path = ground.pod_path("front")?;
-    ground.cluster.delete(&path)?;
-    ground.becomes(&late.netns, plan::SERVER.v4.into(), Sight::Nothing)?;
+fn without_address(cluster: &TestCluster) -> Result<()> {
+    let late = cluster.pod("front")?.clone();
+    let path = cluster.pod_path("front")?;
+    cluster.api.delete(&path)?;
+    cluster.becomes(&late.netns, plan::SERVER.v4.into(), Sight::Nothing)?;
     let bare = json!({
         "apiVersion": "v1", "kind": "Pod",
         "metadata": {"name": "front", "namespace": "red", "labels": late.labels},
         "spec": {"nodeName": "node1", "containers": [{"name": "shell", "image": "lab/none"}]},
     });
-    ground.cluster.create("/api/v1/namespaces/red/pods", &bare)?;
-    ground.cluster.patch_status(&path, &json!({"status": {"phase": "Pending"}}))?;
-    ground.is_seen_as("blue-a", Some(V4), Some(V6))?;
+    cluster.api.create("/api/v1/namespaces/red/pods", &bare)?;
+    cluster.api.patch_status(&path, &json!({"status": {"phase": "Pending"}}))?;
+    cluster.is_seen_as("blue-a", Some(V4), Some(V6))?;
     let seen = look(&late.netns, plan::SERVER.v4.into())?;
     ensure!(seen == Sight::Nothing, "a pod whose address nobody knows is {seen}");
     // No annotation of a CNI here: the kubelet's word counts.
-    ground.cluster.patch_status(&path, &objects::pod_status(&late))?;
-    ground.is_seen_as("front", Some(V4), Some(V6))
+    cluster.api.patch_status(&path, &objects::pod_status(&late))?;
+    cluster.is_seen_as("front", Some(V4), Some(V6))
 }
 
-/// The address of a completed pod belongs to whoever has it next.
-fn completed(ground: &Ground) -> Result<()> {
-    let done = ground.pod("blue-a")?.clone();
+/// The address of a completed pod belongs to who has it next.
+fn completed(cluster: &TestCluster) -> Result<()> {
+    let done = cluster.pod("blue-a")?.clone();
     let to: IpAddr = plan::SERVER.v4.into();
-    ground.cluster.patch_status(&ground.pod_path("blue-a")?, &json!({"status": {"phase": "Succeeded"}}))?;
-    ground.becomes(&done.netns, to, Sight::Nothing)?;
-    ground.assign(&egress_ip("everybody", &[V4, V6], &all(), &expression("heir", "DoesNotExist", &[])))?;
+    cluster.api.patch_status(&cluster.pod_path("blue-a")?, &json!({"status": {"phase": "Succeeded"}}))?;
+    cluster.becomes(&done.netns, to, Sight::Nothing)?;
+    cluster.assign(&egress_ip("everybody", &[V4, V6], &all(), &expression("heir", "DoesNotExist", &[])))?;
     let mut heir = done.clone();
     heir.name = "heir".to_owned();
     heir.labels = BTreeMap::from([("heir".to_owned(), "true".to_owned())]);
-    ground.cluster.publish_pod(&heir)?;
-    ground.becomes(&done.netns, to, Sight::As(done.node.address().towards(to)))?;
-    ground.label("/api/v1/namespaces/blue/pods/heir", "heir", &Value::Null)?;
-    ground.becomes(&done.netns, to, Sight::As(V4.parse()?))
+    cluster.api.publish_pod(&heir)?;
+    cluster.becomes(&done.netns, to, Sight::As(done.node.address().towards(to)))?;
+    cluster.label("/api/v1/namespaces/blue/pods/heir", "heir", &Value::Null)?;
+    cluster.becomes(&done.netns, to, Sight::As(V4.parse()?))
 }
 
 /// The oldest object serves, whatever its name; the next takes its place when it goes. One that lists IPv6 alone leaves
 /// IPv4 alone.
 pub(super) fn oldest_object_serves(context: &LabContext) -> Result<()> {
-    let ground = ground(context)?;
+    let cluster = cluster(context)?;
     let on = |name: &str, addresses: &[&str]| egress_ip(name, addresses, &labels("team", "x"), &labels("app", "a"));
-    ground.assign(&on("zebra", &["172.18.0.120"]))?;
-    ground.is_seen_as("front", Some("172.18.0.120"), None)?;
-    next_second(&ground, "zebra")?;
-    ground.assign(&on("aardvark", &["172.18.0.121", "fd00:172:18::121"]))?;
-    println!("{}", ground.event("aardvark", "UndefinedRequest")?);
+    cluster.assign(&on("zebra", &["172.18.0.120"]))?;
+    cluster.is_seen_as("front", Some("172.18.0.120"), None)?;
+    next_second(&cluster, "zebra")?;
+    cluster.assign(&on("aardvark", &["172.18.0.121", "fd00:172:18::121"]))?;
+    println!("{}", cluster.event("aardvark", "UndefinedRequest")?);
     // The older lists no IPv6 address: the younger does not fill in.
-    ground.is_seen_as("front", Some("172.18.0.120"), None)?;
-    next_second(&ground, "aardvark")?;
-    ground.assign(&on("six", &["fd00:172:18::122"]))?;
-    ground.remove("zebra")?;
-    ground.is_seen_as("front", Some("172.18.0.121"), Some("fd00:172:18::121"))?;
-    ground.remove("aardvark")?;
-    ground.is_seen_as("front", None, Some("fd00:172:18::122"))?;
-    ground.is_seen_as("blue-a", None, None)?;
-    ground.remove("six")?;
-    ground.is_seen_as("front", None, None)
+    cluster.is_seen_as("front", Some("172.18.0.120"), None)?;
+    next_second(&cluster, "aardvark")?;
+    cluster.assign(&on("six", &["fd00:172:18::122"]))?;
+    cluster.remove("zebra")?;
+    cluster.is_seen_as("front", Some("172.18.0.121"), Some("fd00:172:18::121"))?;
+    cluster.remove("aardvark")?;
+    cluster.is_seen_as("front", None, Some("fd00:172:18::122"))?;
+    cluster.is_seen_as("blue-a", None, None)?;
+    cluster.remove("six")?;
+    cluster.is_seen_as("front", None, None)
 }
 
 /// Ages count in seconds: waits until the next object is younger than this one.
-fn next_second(ground: &Ground, name: &str) -> Result<()> {
-    let object = ground.cluster.egress_ip(name)?.context("no such object")?;
+fn next_second(cluster: &TestCluster, name: &str) -> Result<()> {
+    let object = cluster.api.egress_ip(name)?.context("no such object")?;
     let created = object["metadata"]["creationTimestamp"].as_str().unwrap_or_default().to_owned();
     let created: jiff::Timestamp = created.parse()?;
     until("a second later", EFFECT, || Ok((jiff::Timestamp::now().as_second() > created.as_second()).then_some(())))

@@ -14,7 +14,7 @@ use egress_lab::agents::last_lines;
 use egress_lab::lab_processes;
 use egress_lab::pins::{HOOKS, bpftool};
 use egress_lab::test::LabContext;
-use egress_lab::topology::ledger::GROUND;
+use egress_lab::topology::ledger::FOLDER;
 use egress_lab::wait::{EFFECT, until};
 
 /// How long the story may take on a busy machine.
@@ -23,7 +23,7 @@ const NODES: usize = 3;
 
 pub(super) fn told(context: &LabContext) -> Result<()> {
     let prefix = format!("y{}", std::process::id());
-    let folder = Path::new(GROUND).join(&prefix);
+    let folder = Path::new(FOLDER).join(&prefix);
     let log = context.logs.join("story.log");
     let output = File::create(&log)?;
     let mut child = Command::new(std::env::current_exe()?)
@@ -42,7 +42,7 @@ pub(super) fn told(context: &LabContext) -> Result<()> {
             child.kill()?;
             child.wait()?;
         }
-        // What the agents pin is known only while the story runs. A folder that goes meanwhile is no error.
+        // What the agents pin is known only while the story runs. A folder that goes in the meantime is no error.
         if let Ok(found) = Objects::pinned(&folder.join("bpf")) {
             kernel = kernel.and(found);
         }
@@ -68,7 +68,7 @@ fn nothing_left(prefix: &str, folder: &Path) -> Result<()> {
             .collect()
     };
     let mut left = named("/run/netns");
-    left.extend(named(GROUND));
+    left.extend(named(FOLDER));
     ensure!(left.is_empty(), "the story has left {left:?}");
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").context("cannot read the mounts")?;
     ensure!(!mounts.contains(&folder.display().to_string()), "the story has left a mount");

@@ -10,7 +10,7 @@ use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use super::leader::leader;
 use egress_lab::agents::Agent;
 use egress_lab::test::LabContext;
-use egress_lab::test_cluster::{Ground, pod};
+use egress_lab::test_cluster::{TestCluster, pod};
 use egress_lab::wait::until;
 
 const NAME: &str = "egress-agents";
@@ -31,9 +31,9 @@ fn certify(folder: &Path) -> Result<()> {
 }
 
 /// Agents that serve, with certificates.
-pub(super) fn start(context: &LabContext) -> Result<Ground> {
-    let mut ground = Ground::without_agents(context, vec![pod("one", "red", 1, &[])], 0, |_| {})?;
-    let folder = ground.lab.folder().join("tls");
+pub(super) fn start(context: &LabContext) -> Result<TestCluster> {
+    let mut cluster = TestCluster::without_agents(context, vec![pod("one", "red", 1, &[])])?;
+    let folder = cluster.lab.folder().join("tls");
     std::fs::create_dir(&folder)?;
     certify(&folder)?;
     let file = |name: &str| folder.join(name).display().to_string();
@@ -44,22 +44,22 @@ pub(super) fn start(context: &LabContext) -> Result<Ground> {
         file("ca"),
     );
     std::fs::write(folder.join("agent.conf"), text)?;
-    let mut options = ground.options(context);
+    let mut options = cluster.options(context);
     options = options.with(["--config-file".to_owned(), file("agent.conf")]);
-    ground.agents = Agent::start_all(&ground.lab, &options)?;
-    ground.agents_serve()?;
-    Ok(ground)
+    cluster.agents = Agent::start_all(&cluster.lab, &options)?;
+    cluster.agents_serve()?;
+    Ok(cluster)
 }
 
 /// Waits until the agent has logged so many lines with all of these words.
-fn says(ground: &mut Ground, number: usize, words: &[&str], times: usize) -> Result<()> {
-    let log = ground.agent(number)?.log().to_owned();
+fn says(cluster: &mut TestCluster, number: usize, words: &[&str], times: usize) -> Result<()> {
+    let log = cluster.agent(number)?.log().to_owned();
     has((number, &log), words, times)
 }
 
 /// The same of the controller.
-fn leader_says(ground: &mut Ground, number: usize, words: &[&str], times: usize) -> Result<()> {
-    let log = ground.controller(number)?.log().to_owned();
+fn leader_says(cluster: &mut TestCluster, number: usize, words: &[&str], times: usize) -> Result<()> {
+    let log = cluster.controller(number)?.log().to_owned();
     has((number, &log), words, times)
 }
 
@@ -72,36 +72,36 @@ fn has((number, log): (usize, &Path), words: &[&str], times: usize) -> Result<()
 }
 
 pub(super) fn health_checks_by_tls(context: &LabContext) -> Result<()> {
-    let mut ground = start(context)?;
-    let leader = leader(&ground)?;
+    let mut cluster = start(context)?;
+    let leader = leader(&cluster)?;
     let other = leader % 3 + 1;
     for number in 1..=3 {
-        says(&mut ground, number, &["answering health checks", "tls=true"], 1)?;
-        ground.assignable(number, true)?;
+        says(&mut cluster, number, &["answering health checks", "tls=true"], 1)?;
+        cluster.assignable(number, true)?;
     }
     let serves = format!("node{other}");
-    leader_says(&mut ground, leader, &["the node serves", &serves], 1)?;
+    leader_says(&mut cluster, leader, &["the node serves", &serves], 1)?;
 
     println!("another CA");
-    let folder = ground.lab.folder().join("tls");
+    let folder = cluster.lab.folder().join("tls");
     certify(&folder)?;
     for number in 1..=3 {
-        says(&mut ground, number, &["health checks are read anew"], 1)?;
+        says(&mut cluster, number, &["health checks are read anew"], 1)?;
     }
-    leader_says(&mut ground, leader, &["health checks are read anew"], 1)?;
+    leader_says(&mut cluster, leader, &["health checks are read anew"], 1)?;
     // A new session. The leader notices an agent that is away for longer than the total timeout alone, and one starts sooner.
-    ground.agent(other)?.kill()?;
-    leader_says(&mut ground, leader, &["its agent does not answer health checks", &serves], 1)?;
-    ground.agent(other)?.restart()?;
-    ground.serves(other)?;
-    leader_says(&mut ground, leader, &["the node serves", &serves], 2)?;
+    cluster.agent(other)?.kill()?;
+    leader_says(&mut cluster, leader, &["its agent does not answer health checks", &serves], 1)?;
+    cluster.agent(other)?.restart()?;
+    cluster.serves(other)?;
+    leader_says(&mut cluster, leader, &["the node serves", &serves], 2)?;
 
     println!("a key that is none");
     std::fs::write(folder.join("key"), "nonsense")?;
     let words = ["holds no private key", "the former files stay in use"];
-    says(&mut ground, other, &words, 1)?;
-    leader_says(&mut ground, leader, &words, 1)?;
-    let refused = std::fs::read_to_string(ground.agent(other)?.log())?;
+    says(&mut cluster, other, &words, 1)?;
+    leader_says(&mut cluster, leader, &words, 1)?;
+    let refused = std::fs::read_to_string(cluster.agent(other)?.log())?;
     ensure!(!refused.contains("a health check is refused"), "the leader was refused:\n{refused}");
     Ok(())
 }

@@ -10,8 +10,8 @@ use anyhow::{Context, Result, ensure};
 use aya::maps::{Array, Map, MapData};
 use egress_common::abi::Lease;
 
+use super::fault_test::FaultTest;
 use super::probes;
-use super::stage::Stage;
 use egress_lab::Node;
 use egress_lab::cut::Cut;
 use egress_lab::machine::StoppedMachine;
@@ -41,7 +41,7 @@ pub(super) struct Case {
     pub(super) arguments: &'static [&'static str],
     pub(super) fate: Fate,
     /// Puts the fault on and takes it off again.
-    pub(super) play: fn(&mut Stage<'_>, &Options) -> Result<()>,
+    pub(super) play: fn(&mut FaultTest<'_>, &Options) -> Result<()>,
 }
 
 /// Saves time where the grace is no matter: a dead agent's addresses move after some 8 s instead of 34.
@@ -58,77 +58,77 @@ pub(super) const CASES: &[Case] = &[
         what: "agent of a gateway killed and kept from starting for 120 s, its node runs on",
         arguments: &[],
         fate: Fate::Moves,
-        play: |stage, _| agent_killed(stage),
+        play: |test, _| agent_killed(test),
     },
     Case {
         name: "crash-at-start",
         what: "agent of a gateway in a crash loop: ended as soon as it runs",
         arguments: SHORT_GRACE,
         fate: Fate::Either,
-        play: |stage, _| crash_loop(stage, Point::Started),
+        play: |test, _| crash_loop(test, Point::Started),
     },
     Case {
         name: "crash-at-maps",
         what: "the same, ended when it has opened its maps",
         arguments: SHORT_GRACE,
         fate: Fate::Either,
-        play: |stage, _| crash_loop(stage, Point::Maps),
+        play: |test, _| crash_loop(test, Point::Maps),
     },
     Case {
         name: "crash-at-programs",
         what: "the same, ended when it has loaded some of its programs",
         arguments: SHORT_GRACE,
         fate: Fate::Either,
-        play: |stage, _| crash_loop(stage, Point::Programs),
+        play: |test, _| crash_loop(test, Point::Programs),
     },
     Case {
         name: "crash-at-attached",
         what: "the same, ended when its programs are attached",
         arguments: SHORT_GRACE,
         fate: Fate::Either,
-        play: |stage, _| crash_loop(stage, Point::Attached),
+        play: |test, _| crash_loop(test, Point::Attached),
     },
     Case {
         name: "crash-at-lease",
         what: "the same, ended when it has renewed its lease for the first time",
         arguments: SHORT_GRACE,
         fate: Fate::Either,
-        play: |stage, _| crash_loop(stage, Point::Lease),
+        play: |test, _| crash_loop(test, Point::Lease),
     },
     Case {
         name: "bad-rollout",
         what: "agents of half of the nodes, both gateways among them, replaced by a program that ends with an error for 20 s",
         arguments: SHORT_GRACE,
         fate: Fate::Moves,
-        play: |stage, _| bad_rollout(stage),
+        play: |test, _| bad_rollout(test),
     },
     Case {
         name: "cut-everything",
         what: "a gateway cut from everything for 20 s, its agent restarted meanwhile",
         arguments: SHORT_GRACE,
         fate: Fate::Moves,
-        play: |stage, _| cut_gateway(stage, &Cut::Everything(stage.gateway)),
+        play: |test, _| cut_gateway(test, &Cut::Everything(test.gateway)),
     },
     Case {
         name: "cut-api-server",
         what: "a gateway cut from the API server alone for 20 s, its agent restarted meanwhile",
         arguments: SHORT_GRACE,
         fate: Fate::Either,
-        play: |stage, _| cut_gateway(stage, &Cut::ApiServer(stage.gateway)),
+        play: |test, _| cut_gateway(test, &Cut::ApiServer(test.gateway)),
     },
     Case {
         name: "cut-nodes",
         what: "a gateway cut from all other nodes for 20 s, its agent restarted meanwhile",
         arguments: SHORT_GRACE,
         fate: Fate::Moves,
-        play: |stage, _| cut_gateway(stage, &Cut::Nodes(stage.gateway)),
+        play: |test, _| cut_gateway(test, &Cut::Nodes(test.gateway)),
     },
     Case {
         name: "cut-controllers",
         what: "the nodes of both controllers and a gateway cut from all else for 20 s",
         arguments: &[],
         fate: Fate::Either,
-        play: |stage, _| cut_controllers(stage),
+        play: |test, _| cut_controllers(test),
     },
     Case {
         name: "api-server-away",
@@ -149,38 +149,38 @@ pub(super) const CASES: &[Case] = &[
         what: "a gateway's machine stopped for 3 s; what was sent to it meanwhile comes when it runs again",
         arguments: &[],
         fate: Fate::Moves,
-        play: |stage, _| machine_stopped(stage, Duration::from_secs(3)),
+        play: |test, _| machine_stopped(test, Duration::from_secs(3)),
     },
     Case {
         name: "machine-stopped-longer",
         what: "the same for 8 s",
         arguments: &[],
         fate: Fate::Moves,
-        play: |stage, _| machine_stopped(stage, Duration::from_secs(8)),
+        play: |test, _| machine_stopped(test, Duration::from_secs(8)),
     },
     Case {
         name: "forged-probes",
         what: "health probes from a pod to a gateway: not signed, wrongly signed, replayed, malformed, many",
         arguments: &[],
         fate: Fate::Stays,
-        play: |stage, _| probes::play(stage),
+        play: |test, _| probes::play(test),
     },
     Case {
         name: "node-deleted",
         what: "Node object of a gateway deleted while its agent runs, created again after 10 s",
         arguments: &[],
         fate: Fate::Moves,
-        play: |stage, _| node_deleted(stage),
+        play: |test, _| node_deleted(test),
     },
 ];
 
-fn agent_killed(stage: &mut Stage<'_>) -> Result<()> {
-    stage.say("the agent is killed");
-    stage.agent().kill()?;
-    stage.wait(Duration::from_secs(120))?;
-    stage.say("the agent starts");
-    stage.agent().restart()?;
-    stage.ground.wait_for_agents()
+fn agent_killed(test: &mut FaultTest<'_>) -> Result<()> {
+    test.say("the agent is killed");
+    test.agent().kill()?;
+    test.wait(Duration::from_secs(120))?;
+    test.say("the agent starts");
+    test.agent().restart()?;
+    test.cluster.wait_for_agents()
 }
 
 /// Where an agent is in its start, as its process shows it.
@@ -198,34 +198,34 @@ enum Point {
     Lease,
 }
 
-fn crash_loop(stage: &mut Stage<'_>, point: Point) -> Result<()> {
-    let node = stage.ground.lab.node(stage.gateway).clone();
+fn crash_loop(test: &mut FaultTest<'_>, point: Point) -> Result<()> {
+    let node = test.cluster.base.lab.node(test.gateway).clone();
     let (end, mut starts, mut reached) = (Instant::now() + PAST_GRACE, 0, 0);
-    stage.say("the crash loop begins");
+    test.say("the crash loop begins");
     while Instant::now() < end {
         let lease = lease_end(&node)?;
-        stage.agent().restart()?;
+        test.agent().restart()?;
         starts += 1;
         let patience = Instant::now() + PATIENCE;
         while Instant::now() < patience {
-            if is_at(stage, &node, point, lease)? {
+            if is_at(test, &node, point, lease)? {
                 reached += 1;
                 break;
             }
             std::thread::sleep(LOOK);
         }
-        stage.agent().kill()?;
-        stage.wait(Duration::from_millis(100))?;
+        test.agent().kill()?;
+        test.wait(Duration::from_millis(100))?;
     }
     ensure!(reached > 0, "the agent did not get to the point where it is ended");
-    stage.say(&format!("the crash loop ends: {starts} starts, ended at that point {reached} times"));
-    stage.agent().restart()?;
-    stage.ground.wait_for_agents()
+    test.say(&format!("the crash loop ends: {starts} starts, ended at that point {reached} times"));
+    test.agent().restart()?;
+    test.cluster.wait_for_agents()
 }
 
-fn is_at(stage: &mut Stage<'_>, node: &Node, point: Point, lease: u64) -> Result<bool> {
-    let binary = stage.built.agent.clone();
-    let agent = stage.agent();
+fn is_at(test: &mut FaultTest<'_>, node: &Node, point: Point, lease: u64) -> Result<bool> {
+    let binary = test.built.agent.clone();
+    let agent = test.agent();
     let pid = agent.pid()?.with_context(|| format!("the agent has ended by itself:\n{}", agent.last_words()))?;
     let folder = PathBuf::from(format!("/proc/{pid}"));
     let holds = |kind: &str| {
@@ -252,137 +252,137 @@ fn lease_end(node: &Node) -> Result<u64> {
     Ok(lease.get(&0, 0)?.until_ns)
 }
 
-fn bad_rollout(stage: &mut Stage<'_>) -> Result<()> {
-    let bad = stage.logs.join("agent-that-ends");
+fn bad_rollout(test: &mut FaultTest<'_>) -> Result<()> {
+    let bad = test.logs.join("agent-that-ends");
     fs::write(&bad, "#!/bin/sh\necho 'error: a bad rollout'\nexit 1\n")?;
     fs::set_permissions(&bad, fs::Permissions::from_mode(0o700))?;
     let half = [3, 4].map(NodeNumber::new).into_iter().collect::<Result<Vec<_>>>()?;
-    stage.say("the rollout: agents of node3 and node4 end with an error");
+    test.say("the rollout: agents of node3 and node4 end with an error");
     for node in &half {
-        stage.ground.agent(*node).roll_out(&bad);
+        test.cluster.agent(*node).roll_out(&bad);
     }
     let end = Instant::now() + PAST_GRACE;
     while Instant::now() < end {
         for node in &half {
-            stage.ground.agent(*node).restart()?;
+            test.cluster.agent(*node).restart()?;
         }
-        stage.wait(Duration::from_secs(1))?;
+        test.wait(Duration::from_secs(1))?;
     }
-    let good = stage.built.agent.clone();
+    let good = test.built.agent.clone();
     for node in &half {
-        let agent = stage.ground.agent(*node);
+        let agent = test.cluster.agent(*node);
         agent.roll_out(&good);
         agent.restart()?;
     }
-    stage.say("the rollout is corrected");
-    stage.ground.wait_for_agents()
+    test.say("the rollout is corrected");
+    test.cluster.wait_for_agents()
 }
 
-fn cut_gateway(stage: &mut Stage<'_>, cut: &Cut) -> Result<()> {
+fn cut_gateway(test: &mut FaultTest<'_>, cut: &Cut) -> Result<()> {
     // Pods reach the API server as little as they did.
     if !matches!(cut, Cut::ApiServer(_)) {
-        stage.are_away(&[stage.gateway]);
+        test.are_away(&[test.gateway]);
     }
-    stage.say("the cut");
-    stage.cut(cut)?;
-    stage.wait(Duration::from_secs(5))?;
-    stage.say("the agent is restarted");
-    stage.agent().restart()?;
-    stage.wait(PAST_GRACE - Duration::from_secs(5))?;
-    stage.say("the cut is mended");
-    stage.mend(cut)?;
-    stage.ground.wait_for_agents()
+    test.say("the cut");
+    test.cut(cut)?;
+    test.wait(Duration::from_secs(5))?;
+    test.say("the agent is restarted");
+    test.agent().restart()?;
+    test.wait(PAST_GRACE - Duration::from_secs(5))?;
+    test.say("the cut is mended");
+    test.mend(cut)?;
+    test.cluster.wait_for_agents()
 }
 
-fn cut_controllers(stage: &mut Stage<'_>) -> Result<()> {
-    let mut group = vec![NodeNumber::new(1)?, NodeNumber::new(2)?, stage.gateway];
+fn cut_controllers(test: &mut FaultTest<'_>) -> Result<()> {
+    let mut group = vec![NodeNumber::new(1)?, NodeNumber::new(2)?, test.gateway];
     group.sort_unstable();
-    stage.are_away(&group);
+    test.are_away(&group);
     let cut = Cut::Group(group);
-    stage.say("the cut");
-    stage.cut(&cut)?;
-    stage.wait(Duration::from_secs(20))?;
-    stage.say("the cut is mended");
-    stage.mend(&cut)?;
-    stage.ground.wait_for_agents()
+    test.say("the cut");
+    test.cut(&cut)?;
+    test.wait(Duration::from_secs(20))?;
+    test.say("the cut is mended");
+    test.mend(&cut)?;
+    test.cluster.wait_for_agents()
 }
 
-fn api_server_away(stage: &mut Stage<'_>, options: &Options) -> Result<()> {
+fn api_server_away(test: &mut FaultTest<'_>, options: &Options) -> Result<()> {
     let half = options.outage.saturating_sub(Duration::from_secs(5)) / 2;
-    stage.say("the API server is away");
-    set_outage(stage, true)?;
-    stage.wait(half)?;
-    stop_machine(stage, Duration::from_secs(5))?;
-    stage.wait(half)?;
-    set_outage(stage, false)?;
-    stage.say("the API server is back");
-    stage.ground.wait_for_agents()
+    test.say("the API server is away");
+    set_outage(test, true)?;
+    test.wait(half)?;
+    stop_machine(test, Duration::from_secs(5))?;
+    test.wait(half)?;
+    set_outage(test, false)?;
+    test.say("the API server is back");
+    test.cluster.wait_for_agents()
 }
 
-fn set_outage(stage: &Stage<'_>, is_out: bool) -> Result<()> {
-    stage.ground.cluster.in_memory().context("the lab's own API server")?.set_outage(is_out);
+fn set_outage(test: &FaultTest<'_>, is_out: bool) -> Result<()> {
+    test.cluster.base.api.in_memory().context("the lab's own API server")?.set_outage(is_out);
     Ok(())
 }
 
-fn etcd_restored(stage: &mut Stage<'_>, options: &Options) -> Result<()> {
-    let gateway = stage.gateway;
-    let server = stage.ground.cluster.in_memory().context("the lab's own API server")?;
+fn etcd_restored(test: &mut FaultTest<'_>, options: &Options) -> Result<()> {
+    let gateway = test.gateway;
+    let server = test.cluster.base.api.in_memory().context("the lab's own API server")?;
     let (backup, saved) = (server.save(), Instant::now());
-    stage.say("the backup is made; then gateways lose their labels and get them back, and all addresses move by plan");
+    test.say("the backup is made; then gateways lose their labels and get them back, and all addresses move by plan");
     let mut moves = 0;
     loop {
-        let from: BTreeSet<NodeNumber> = stage.ground.holders()?.into_iter().flatten().collect();
-        from.iter().try_for_each(|node| stage.ground.assignable(*node, false))?;
+        let from: BTreeSet<NodeNumber> = test.cluster.holders()?.into_iter().flatten().collect();
+        from.iter().try_for_each(|node| test.cluster.assignable(*node, false))?;
         let end = Instant::now() + PATIENCE;
-        while stage.ground.holders()?.iter().any(|holder| holder.is_none_or(|holder| from.contains(&holder))) {
+        while test.cluster.holders()?.iter().any(|holder| holder.is_none_or(|holder| from.contains(&holder))) {
             ensure!(Instant::now() < end, "the addresses do not move");
-            stage.wait(Duration::from_millis(100))?;
+            test.wait(Duration::from_millis(100))?;
         }
         moves += 1;
-        stage.wait(BETWEEN_MOVES)?;
+        test.wait(BETWEEN_MOVES)?;
         if from.contains(&gateway) && saved.elapsed() >= options.backup_age {
             break;
         }
-        from.iter().try_for_each(|node| stage.ground.assignable(*node, true))?;
-        stage.wait(BETWEEN_MOVES)?;
+        from.iter().try_for_each(|node| test.cluster.assignable(*node, true))?;
+        test.wait(BETWEEN_MOVES)?;
     }
-    let holder = stage.ground.holders()?[0].map(NodeNumber::name).unwrap_or_default();
-    let server = stage.ground.cluster.in_memory().context("the lab's own API server")?;
+    let holder = test.cluster.holders()?[0].map(NodeNumber::name).unwrap_or_default();
+    let server = test.cluster.base.api.in_memory().context("the lab's own API server")?;
     let lost = server.go_back(&backup);
     let age = saved.elapsed().as_secs_f64();
-    stage.say(&format!(
+    test.say(&format!(
         "all addresses have moved {moves} times, the first one is on {holder}; the backup is put back: {lost} versions and \
          {age:.0} s old, it names {}",
         gateway.name()
     ));
-    stage.wait(Duration::from_secs(5))?;
-    stage.ground.wait_for_agents()
+    test.wait(Duration::from_secs(5))?;
+    test.cluster.wait_for_agents()
 }
 
-fn machine_stopped(stage: &mut Stage<'_>, time: Duration) -> Result<()> {
-    stop_machine(stage, time)?;
-    stage.ground.wait_for_agents()
+fn machine_stopped(test: &mut FaultTest<'_>, time: Duration) -> Result<()> {
+    stop_machine(test, time)?;
+    test.cluster.wait_for_agents()
 }
 
-fn stop_machine(stage: &mut Stage<'_>, time: Duration) -> Result<()> {
-    stage.are_away(&[stage.gateway]);
-    stage.say("the machine stands still");
-    let agent = &mut stage.ground.agents[stage.gateway.index()];
-    let machine = StoppedMachine::stop(&stage.ground.lab, agent)?;
-    stage.wait(time)?;
-    let agent = &mut stage.ground.agents[stage.gateway.index()];
-    let resumed = machine.resume(&stage.ground.lab, agent)?;
+fn stop_machine(test: &mut FaultTest<'_>, time: Duration) -> Result<()> {
+    test.are_away(&[test.gateway]);
+    test.say("the machine stands still");
+    let agent = &mut test.cluster.base.agents[test.gateway.index()];
+    let machine = StoppedMachine::stop(&test.cluster.base.lab, agent)?;
+    test.wait(time)?;
+    let agent = &mut test.cluster.base.agents[test.gateway.index()];
+    let resumed = machine.resume(&test.cluster.base.lab, agent)?;
     let (frames, after) = (resumed.frames, resumed.after.as_secs_f64());
-    stage.say(&format!("it runs again after {after:.1} s, with {frames} frames that have waited"));
+    test.say(&format!("it runs again after {after:.1} s, with {frames} frames that have waited"));
     Ok(())
 }
 
-fn node_deleted(stage: &mut Stage<'_>) -> Result<()> {
-    let gateway = stage.gateway;
-    stage.say("the Node is deleted");
-    stage.ground.delete_node(gateway)?;
-    stage.wait(Duration::from_secs(10))?;
-    stage.say("the Node is created again");
-    stage.ground.create_node(gateway)?;
-    stage.ground.wait_for_agents()
+fn node_deleted(test: &mut FaultTest<'_>) -> Result<()> {
+    let gateway = test.gateway;
+    test.say("the Node is deleted");
+    test.cluster.delete_node(gateway)?;
+    test.wait(Duration::from_secs(10))?;
+    test.say("the Node is created again");
+    test.cluster.create_node(gateway)?;
+    test.cluster.wait_for_agents()
 }

@@ -14,7 +14,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::{Duration, SystemTime};
 
-use egress_lab::capture::{ARP, IN_FLIGHT, Sighting};
+use egress_lab::capture::{ARP, CapturedPacket, IN_FLIGHT};
 use egress_lab::topology::addresses::NodeNumber;
 
 /// A node that is silent for so long has stopped: fifty times what lies between two packets of a pod.
@@ -58,9 +58,9 @@ pub(super) struct Gap {
 }
 
 /// The stretches of an address in the order in which they begin.
-pub(super) fn stretches(seen: &[Sighting], address: IpAddr) -> Vec<Stretch> {
+pub(super) fn stretches(seen: &[CapturedPacket], address: IpAddr) -> Vec<Stretch> {
     let mut all: Vec<Stretch> = Vec::new();
-    for Sighting { at, node, .. } in seen.iter().filter(|one| one.source == address) {
+    for CapturedPacket { at, node, .. } in seen.iter().filter(|one| one.source == address) {
         let present = all.iter_mut().rev().find(|stretch| stretch.node == *node);
         match present.filter(|stretch| at.duration_since(stretch.last).unwrap_or_default() < QUIET) {
             Some(stretch) => {
@@ -74,7 +74,7 @@ pub(super) fn stretches(seen: &[Sighting], address: IpAddr) -> Vec<Stretch> {
 }
 
 /// Every pair of nodes that emitted the address at once.
-pub(super) fn doubles(seen: &[Sighting], address: IpAddr) -> Vec<Double> {
+pub(super) fn doubles(seen: &[CapturedPacket], address: IpAddr) -> Vec<Double> {
     let all = stretches(seen, address);
     let pairs = all.iter().enumerate().flat_map(|(place, before)| {
         let later = all[place + 1..].iter().take_while(|after| after.first <= before.last);
@@ -86,7 +86,8 @@ pub(super) fn doubles(seen: &[Sighting], address: IpAddr) -> Vec<Double> {
         } else {
             (before.node, after.node, after.first + IN_FLIGHT, before.last)
         };
-        let of_stray = |one: &&Sighting| one.source == address && one.node == stray && (from..=until).contains(&one.at);
+        let of_stray =
+            |one: &&CapturedPacket| one.source == address && one.node == stray && (from..=until).contains(&one.at);
         let packets = seen.iter().filter(of_stray).count();
         let claims = seen.iter().filter(of_stray).filter(|one| one.protocol == ARP).count();
         (from <= until).then_some(Double { stray, other, from, until, packets, claims })
@@ -94,9 +95,9 @@ pub(super) fn doubles(seen: &[Sighting], address: IpAddr) -> Vec<Double> {
     found.collect()
 }
 
-/// The longest gap of an address between two times, by what pods sent to these doors.
+/// The longest gap of an address between two times, by what pods sent to these addresses.
 pub(super) fn longest_gap(
-    seen: &[Sighting],
+    seen: &[CapturedPacket],
     address: IpAddr,
     doors: &BTreeSet<IpAddr>,
     (begin, end): (SystemTime, SystemTime),
@@ -115,7 +116,7 @@ pub(super) fn longest_gap(
 }
 
 /// The nodes that have emitted the address since a time.
-pub(super) fn emitters(seen: &[Sighting], address: IpAddr, since: SystemTime) -> BTreeSet<NodeNumber> {
+pub(super) fn senders(seen: &[CapturedPacket], address: IpAddr, since: SystemTime) -> BTreeSet<NodeNumber> {
     let late = seen.iter().rev().take_while(|one| one.at >= since);
     late.filter(|one| one.source == address).map(|one| one.node).collect()
 }
@@ -132,8 +133,8 @@ mod tests {
         SystemTime::UNIX_EPOCH + Duration::from_millis(millis)
     }
 
-    fn sighting(millis: u64, node: usize) -> Sighting {
-        Sighting {
+    fn sighting(millis: u64, node: usize) -> CapturedPacket {
+        CapturedPacket {
             at: at(millis),
             node: NodeNumber::new(node).expect("a node"),
             source: EGRESS.into(),
@@ -145,17 +146,17 @@ mod tests {
     }
 
     /// Packets of a node, one each ten milliseconds.
-    fn emits(node: usize, from: u64, until: u64) -> impl Iterator<Item = Sighting> {
+    fn emits(node: usize, from: u64, until: u64) -> impl Iterator<Item = CapturedPacket> {
         (from..=until).step_by(10).map(move |millis| sighting(millis, node))
     }
 
-    fn in_order(sightings: impl Iterator<Item = Sighting>) -> Vec<Sighting> {
-        let mut all: Vec<Sighting> = sightings.collect();
+    fn in_order(captured: impl Iterator<Item = CapturedPacket>) -> Vec<CapturedPacket> {
+        let mut all: Vec<CapturedPacket> = captured.collect();
         all.sort_by_key(|one| one.at);
         all
     }
 
-    fn found(seen: &[Sighting]) -> Vec<(String, u128, usize)> {
+    fn found(seen: &[CapturedPacket]) -> Vec<(String, u128, usize)> {
         let all = doubles(seen, EGRESS.into());
         all.iter().map(|one| (one.stray.name(), one.lasts().as_millis(), one.packets)).collect()
     }
@@ -192,7 +193,7 @@ mod tests {
 
     #[test]
     fn claims_count_and_are_told_apart() {
-        let claim = Sighting { protocol: ARP, ..sighting(2005, 1) };
+        let claim = CapturedPacket { protocol: ARP, ..sighting(2005, 1) };
         let seen = in_order(emits(1, 0, 1000).chain(emits(2, 1500, 3000)).chain([claim]));
         let all = doubles(&seen, EGRESS.into());
         assert_eq!(all.iter().map(|one| (one.packets, one.claims)).collect::<Vec<_>>(), [(1, 1)]);
@@ -207,14 +208,14 @@ mod tests {
     #[test]
     fn a_gap_begins_with_the_period_and_ends_with_it() {
         let doors: BTreeSet<IpAddr> = [DOOR.into()].into();
-        let gap = |seen: &[Sighting], end| longest_gap(seen, EGRESS.into(), &doors, (at(1000), at(end)));
+        let gap = |seen: &[CapturedPacket], end| longest_gap(seen, EGRESS.into(), &doors, (at(1000), at(end)));
         let seen = in_order(emits(1, 0, 2000).chain(emits(2, 3500, 5000)));
         assert_eq!(gap(&seen, 5005), Gap { from: at(2000), lasts: Duration::from_millis(1500) });
         assert_eq!(gap(&seen, 9000), Gap { from: at(5000), lasts: Duration::from_secs(4) });
         assert_eq!(gap(&[], 9000), Gap { from: at(1000), lasts: Duration::from_secs(8) });
         // Answers to ARP are no pod's packets.
-        let claims: Vec<Sighting> =
-            seen.iter().map(|one| Sighting { protocol: ARP, destination: EGRESS.into(), ..*one }).collect();
+        let claims: Vec<CapturedPacket> =
+            seen.iter().map(|one| CapturedPacket { protocol: ARP, destination: EGRESS.into(), ..*one }).collect();
         assert_eq!(gap(&claims, 9000).lasts, Duration::from_secs(8));
     }
 
@@ -222,7 +223,7 @@ mod tests {
     fn emitters_are_those_of_late() {
         let seen = in_order(emits(1, 0, 1000).chain(emits(2, 1500, 3000)));
         let names =
-            |since| emitters(&seen, EGRESS.into(), at(since)).into_iter().map(NodeNumber::name).collect::<Vec<_>>();
+            |since| senders(&seen, EGRESS.into(), at(since)).into_iter().map(NodeNumber::name).collect::<Vec<_>>();
         assert_eq!(names(2000), ["node2"]);
         assert_eq!(names(500), ["node1", "node2"]);
     }

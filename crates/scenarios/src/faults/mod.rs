@@ -1,5 +1,5 @@
 //! `cargo xtask faults`: the faults of ownership, one after the other, each on a cluster of its own; who emitted an egress IP
-//! meanwhile, by what was on the wire.
+//! in the meantime, by captured packets.
 //!
 //! ```text
 //! four nodes, controllers on the first two, addresses on the others --fault--> ... --its end--> at rest --> judged
@@ -17,10 +17,10 @@
 //! | `report` | table, `report.md` and `results.json` |
 
 mod cases;
+mod fault_test;
 mod judge;
 mod probes;
 mod report;
-mod stage;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -33,8 +33,8 @@ use egress_lab::test::{LabContext, LabTest};
 use egress_lab::yield_to_signal;
 use egress_toolchain::packages::{self, Purpose};
 use egress_toolchain::{BuildArgs, Built, Paths, Progress, ensure_built};
+use fault_test::FaultTest;
 use report::Row;
-use stage::Stage;
 
 #[derive(Args)]
 pub struct FaultsArgs {
@@ -78,8 +78,8 @@ pub fn run(args: &FaultsArgs) -> Result<()> {
         Options { outage: Duration::from_secs(args.outage), backup_age: Duration::from_secs(args.backup_age) };
     let mut rows = Vec::new();
     for case in chosen {
-        let ground = (&built, logs.join(case.name), Some(args.prefix.as_str()));
-        let played = play(case, &options, ground, &progress);
+        let cluster = (&built, logs.join(case.name), Some(args.prefix.as_str()));
+        let played = play(case, &options, cluster, &progress);
         // A lab that is being taken down shows nothing.
         yield_to_signal();
         let row = Row::of(case, played);
@@ -97,13 +97,13 @@ pub fn run(args: &FaultsArgs) -> Result<()> {
 fn play(
     case: &Case,
     options: &Options,
-    ground: (&Built, PathBuf, Option<&str>),
+    cluster: (&Built, PathBuf, Option<&str>),
     progress: &Progress,
-) -> Result<stage::Outcome> {
+) -> Result<fault_test::Outcome> {
     progress.step(&format!("{}: {}", case.name, case.what));
-    let mut stage = Stage::start(case.name, case.arguments, ground, progress)?;
-    (case.play)(&mut stage, options)?;
-    stage.finish()
+    let mut test = FaultTest::start(case.name, case.arguments, cluster, progress)?;
+    (case.play)(&mut test, options)?;
+    test.finish()
 }
 
 /// The rows that a test run has time for.

@@ -21,7 +21,7 @@ use tonic::transport::{Endpoint, Uri};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 
-use super::stage::Stage;
+use super::fault_test::FaultTest;
 use egress_lab::Node;
 use egress_lab::topology::netns::{Netns, link_address};
 
@@ -32,23 +32,29 @@ const LASTS: Duration = Duration::from_secs(20);
 const AT_ONCE: usize = 16;
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-pub(super) fn play(stage: &mut Stage<'_>) -> Result<()> {
-    let node = stage.ground.lab.node(stage.gateway).clone();
-    let pod =
-        stage.ground.lab.pods().iter().find(|pod| pod.node == stage.leader).context("a pod of the leader's node")?;
+pub(super) fn play(test: &mut FaultTest<'_>) -> Result<()> {
+    let node = test.cluster.base.lab.node(test.gateway).clone();
+    let pod = test
+        .cluster
+        .base
+        .lab
+        .pods()
+        .iter()
+        .find(|pod| pod.node == test.leader)
+        .context("a pod of the leader's node")?;
     let (pod, to) = (pod.netns.clone(), SocketAddr::new(node.management().v4.into(), PORT));
-    stage.say("the agent is restarted, so that a controller's session is seen from its beginning");
+    test.say("the agent is restarted, so that a controller's session is seen from its beginning");
     let record = Record::start(&node)?;
-    stage.agent().restart()?;
-    stage.ground.wait_for_agents()?;
-    stage.wait(Duration::from_secs(3))?;
+    test.agent().restart()?;
+    test.cluster.wait_for_agents()?;
+    test.wait(Duration::from_secs(3))?;
     let session = record.finish()?;
-    stage.say(&format!("probes from a pod begin; the session to replay has {} bytes", session.len()));
-    let (from, of) = (stage.leader.name(), node.name());
+    test.say(&format!("probes from a pod begin; the session to replay has {} bytes", session.len()));
+    let (from, of) = (test.leader.name(), node.name());
     let attack = Attack::start(&pod, to, (from, of), session)?;
-    stage.wait(LASTS)?;
+    test.wait(LASTS)?;
     let counts = attack.finish()?;
-    stage.say(&format!("probes from a pod end: {counts}"));
+    test.say(&format!("probes from a pod end: {counts}"));
     Ok(())
 }
 

@@ -9,8 +9,8 @@ use anyhow::Result;
 use serde_json::{Value, json};
 
 use super::cases::{Case, Fate};
+use super::fault_test::{Outcome, Seen};
 use super::judge::{Double, Stretch};
-use super::stage::{Outcome, Seen};
 use egress_lab::topology::addresses::NodeNumber;
 
 /// Shown of each row's violations.

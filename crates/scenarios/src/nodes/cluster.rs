@@ -314,7 +314,7 @@ fn control_plane(lab: &Lab, programs: &Programs, folder: &Path) -> Result<Proces
         let log = lab.logs().join(format!("{name}.log"));
         processes.spawn(lab.ext(), log, &programs.assets.join(name), &arguments, &[]).map(drop)
     };
-    spawn("etcd", egress_lab::cluster::etcd_arguments(folder, 2379, 2380))?;
+    spawn("etcd", egress_lab::kube_api::etcd_arguments(folder, 2379, 2380))?;
     let mut server = vec![
         "--etcd-servers=http://127.0.0.1:2379".to_owned(),
         format!("--advertise-address={}", EXT.v4),

@@ -24,7 +24,7 @@ use egress_lab::yield_to_signal;
 use egress_toolchain::{Paths, Progress};
 use programs::Programs;
 pub use programs::assets;
-use steps::{Ground, STEPS, Step};
+use steps::{NodeTest, STEPS, Step};
 
 /// The names of the tests.
 pub fn names() -> impl Iterator<Item = &'static str> {
@@ -44,25 +44,25 @@ pub fn run(filter: &str, paths: &Paths) -> Result<Vec<Ended>> {
     let programs = Programs::find(paths)?;
     let logs = logs(paths)?;
     println!("logs: {}", logs.display());
-    let mut ground = Ground::start(&programs, &logs, &progress)?;
+    let mut test = NodeTest::start(&programs, &logs, &progress)?;
     let mut ended = Vec::new();
-    for step in STEPS.iter().filter(|step| step.is_ground || is_chosen(step)) {
+    for step in STEPS.iter().filter(|step| step.is_shared || is_chosen(step)) {
         let begin = Instant::now();
         progress.step(&format!("test {} ...", step.name));
-        let outcome = (step.run)(&mut ground);
+        let outcome = (step.run)(&mut test);
         let seconds = begin.elapsed().as_secs_f64();
         match &outcome {
             Ok(()) => println!("test {} ... ok ({seconds:.1} s)", step.name),
             Err(error) => {
                 yield_to_signal();
                 println!("test {} ... FAILED ({seconds:.1} s): {error:#}", step.name);
-                ground.keep_agents_logs(&logs.join(step.name));
+                test.keep_agents_logs(&logs.join(step.name));
             }
         }
         ended.push((step.name, outcome));
     }
     progress.step("nodes: tearing down");
-    ground.tear_down()?;
+    test.tear_down()?;
     progress.step("nodes: gone");
     Ok(ended)
 }

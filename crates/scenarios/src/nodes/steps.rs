@@ -23,22 +23,22 @@ use egress_toolchain::Progress;
 
 pub(super) struct Step {
     pub(super) name: &'static str,
-    pub(super) run: fn(&mut Ground) -> Result<()>,
+    pub(super) run: fn(&mut NodeTest) -> Result<()>,
     /// Whether the others stand on it.
-    pub(super) is_ground: bool,
+    pub(super) is_shared: bool,
 }
 
-const fn step(name: &'static str, run: fn(&mut Ground) -> Result<()>) -> Step {
-    Step { name, run, is_ground: false }
+const fn step(name: &'static str, run: fn(&mut NodeTest) -> Result<()>) -> Step {
+    Step { name, run, is_shared: false }
 }
 
-const fn ground(name: &'static str, run: fn(&mut Ground) -> Result<()>) -> Step {
-    Step { name, run, is_ground: true }
+const fn shared(name: &'static str, run: fn(&mut NodeTest) -> Result<()>) -> Step {
+    Step { name, run, is_shared: true }
 }
 
 pub(super) const STEPS: [Step; 9] = [
-    ground("nodes_install_as_documented", install),
-    ground("nodes_selected_pods_leave_with_the_egress_ip", first_egress_ip),
+    shared("nodes_install_as_documented", install),
+    shared("nodes_selected_pods_leave_with_the_egress_ip", first_egress_ip),
     step("nodes_new_pods_lose_no_first_packet", first_packets),
     step("nodes_a_rollout_loses_nothing", rollout),
     step("nodes_a_gateway_that_is_cut_off_loses_its_address", cut),
@@ -63,7 +63,7 @@ const FLOWS: u8 = 50;
 type Snapshot = BTreeMap<String, BTreeSet<String>>;
 
 /// What the tests stand on.
-pub(super) struct Ground {
+pub(super) struct NodeTest {
     cluster: Cluster,
     /// One on each node.
     selected: Vec<Pod>,
@@ -71,11 +71,11 @@ pub(super) struct Ground {
     before: Vec<Snapshot>,
 }
 
-impl Ground {
+impl NodeTest {
     /// The cluster, with pods on each node and without the product.
     pub(super) fn start(programs: &Programs, logs: &Path, progress: &Progress) -> Result<Self> {
         let cluster = Cluster::start(programs, logs, progress)?;
-        let cast = [
+        let placed = [
             ("simpson", "homer", "node1"),
             ("simpson", "marge", "node2"),
             ("bouvier", "patty", "node1"),
@@ -83,16 +83,16 @@ impl Ground {
         ];
         cluster.add_house("simpson")?;
         cluster.add_house("bouvier")?;
-        for (house, name, node) in cast {
+        for (house, name, node) in placed {
             cluster.add_pods(house, &[(name.to_owned(), node, None)])?;
         }
-        let pods = cast.map(|(house, name, _)| cluster.pod(house, name));
+        let pods = placed.map(|(house, name, _)| cluster.pod(house, name));
         let mut pods = pods.into_iter().collect::<Result<Vec<_>>>()?;
         let others = pods.split_off(2);
-        let mut ground = Self { cluster, selected: pods, others, before: Vec::new() };
-        ground.nothing_is_selected()?;
-        ground.before = ground.cluster.nodes().iter().map(snapshot_of).collect::<Result<_>>()?;
-        Ok(ground)
+        let mut test = Self { cluster, selected: pods, others, before: Vec::new() };
+        test.nothing_is_selected()?;
+        test.before = test.cluster.nodes().iter().map(snapshot_of).collect::<Result<_>>()?;
+        Ok(test)
     }
 
     pub(super) fn tear_down(self) -> Result<()> {
@@ -201,7 +201,7 @@ impl Traffic {
         let seen = self.capture.finish()?;
         seen.check()?;
         for (door, source) in sources {
-            let to_door = seen.sightings.iter().filter(|one| one.destination == door);
+            let to_door = seen.captured.iter().filter(|one| one.destination == door);
             let wrong = to_door.clone().filter(|one| one.source != source).count();
             ensure!(to_door.count() > 0 && wrong == 0, "{wrong} packets to {door} have another source than {source}");
         }
@@ -229,8 +229,8 @@ fn has_rolled_out(cluster: &Cluster, what: &str) -> Result<()> {
 }
 
 /// docs/install.md, "A bridge CNI".
-fn install(ground: &mut Ground) -> Result<()> {
-    let cluster = &ground.cluster;
+fn install(test: &mut NodeTest) -> Result<()> {
+    let cluster = &test.cluster;
     println!("{}", cluster.types("apply -k deploy/overlays/bridge-cni")?);
     rolled_out(cluster, "egress-agent")?;
     has_rolled_out(cluster, "deployment/egress-agent-controller")?;
@@ -257,16 +257,16 @@ fn install(ground: &mut Ground) -> Result<()> {
         ensure!(last["type"] == "egress-agent-cni", "the last plugin on {name} is {last}");
         ensure!(node.path("/opt/cni/bin/egress-agent-cni").exists(), "{name} has no plugin");
     }
-    ground.nothing_is_selected()
+    test.nothing_is_selected()
 }
 
 /// docs/install.md, "The first egress IP".
-fn first_egress_ip(ground: &mut Ground) -> Result<()> {
-    let cluster = &ground.cluster;
+fn first_egress_ip(test: &mut NodeTest) -> Result<()> {
+    let cluster = &test.cluster;
     cluster.types("label node node1 k8s.ovn.org/egress-assignable=")?;
     cluster.types("apply -f deploy/examples/egressip-simpson.yaml")?;
-    ground.is_served_by("node1", EFFECT)?;
-    ground.all_are_right()?;
+    test.is_served_by("node1", EFFECT)?;
+    test.all_are_right()?;
     until("two pods are counted", TOLD, || {
         let object = cluster.get(&["egressip", OBJECT])?;
         Ok((object["status"]["selectedPods"] == 2).then_some(()))
@@ -275,11 +275,11 @@ fn first_egress_ip(ground: &mut Ground) -> Result<()> {
     Ok(())
 }
 
-/// Forty pods, every second one selected; the first packet of each is an echo request to a door of its own, of which there is
+/// Forty pods, every second one selected; the first packet of each is an echo request to an address of its own, of which there is
 /// one alone.
-fn first_packets(ground: &mut Ground) -> Result<()> {
+fn first_packets(test: &mut NodeTest) -> Result<()> {
     const PODS: u8 = 40;
-    let cluster = &ground.cluster;
+    let cluster = &test.cluster;
     let doors: Vec<IpAddr> = (0..PODS).map(|number| plan::door(number).v4.into()).collect();
     let capture = Capture::watching(&cluster.lab, doors.iter().copied().collect())?;
     let mark = cluster.server.log().mark();
@@ -312,7 +312,7 @@ fn first_packets(ground: &mut Ground) -> Result<()> {
     let seen = capture.finish()?;
     let mut wrong = Vec::new();
     for (name, door, source) in &expected {
-        let to_door: Vec<_> = seen.sightings.iter().filter(|one| one.destination == *door).collect();
+        let to_door: Vec<_> = seen.captured.iter().filter(|one| one.destination == *door).collect();
         let echoes = to_door.iter().filter(|one| one.protocol == 1).count();
         let others = to_door.iter().filter(|one| one.source != *source).count();
         let asked = requests.iter().filter(|one| one.user_agent == *name);
@@ -332,17 +332,17 @@ fn first_packets(ground: &mut Ground) -> Result<()> {
 }
 
 /// docs/install.md, "Upgrade": agents are replaced one by one.
-fn rollout(ground: &mut Ground) -> Result<()> {
-    let traffic = ground.traffic()?;
-    ground.cluster.types("-n egress-agent rollout restart daemonset/egress-agent")?;
-    rolled_out(&ground.cluster, "egress-agent")?;
-    ground.all_are_right()?;
+fn rollout(test: &mut NodeTest) -> Result<()> {
+    let traffic = test.traffic()?;
+    test.cluster.types("-n egress-agent rollout restart daemonset/egress-agent")?;
+    rolled_out(&test.cluster, "egress-agent")?;
+    test.all_are_right()?;
     traffic.finish_without_loss().map(drop)
 }
 
 /// The nodes that emitted the address, in turn.
 fn turns_of(seen: &Seen) -> Vec<String> {
-    turns(&seen.sightings, EGRESS_IP).iter().map(|node| node.name()).collect()
+    turns(&seen.captured, EGRESS_IP).iter().map(|node| node.name()).collect()
 }
 
 /// The address is emitted by one node, then by the other, but for what is in flight when the other begins. A node whose link is
@@ -354,10 +354,10 @@ fn emitted_in_turn(seen: &Seen, from: &str, to: &str) -> Result<()> {
 }
 
 /// docs/operations/measured-faults.md, "What happens in each fault". Leaves both nodes with the label.
-fn cut(ground: &mut Ground) -> Result<()> {
-    let cluster = &ground.cluster;
+fn cut(test: &mut NodeTest) -> Result<()> {
+    let cluster = &test.cluster;
     cluster.types("label node node1 node2 k8s.ovn.org/egress-assignable= --overwrite")?;
-    let from = ground.gateway()?;
+    let from = test.gateway()?;
     let (stays, to) = if from == "node1" { (1, "node2") } else { (0, "node1") };
     let lease = cluster.get(&["-n", "egress-agent", "lease", "egress-agent-leader"])?;
     let leader = lease["spec"]["holderIdentity"].as_str().unwrap_or_default().to_owned();
@@ -370,19 +370,19 @@ fn cut(ground: &mut Ground) -> Result<()> {
         let none = |key: &str| ledger["data"][key].as_str().is_none_or(|text| text == "{}");
         Ok((none("endless-leases") && none("ending-leases")).then_some(()))
     })?;
-    let remaining = &ground.selected[stays];
-    let traffic = ground.traffic()?;
+    let remaining = &test.selected[stays];
+    let traffic = test.traffic()?;
     let node = &cluster.node(&from)?.lab;
     until("an answer to a pod that stays", EFFECT, || Ok(cluster.is_seen_as(remaining, EGRESS_IP).ok()))?;
     cluster.lab.set_power(node, false)?;
-    let moved = ground.is_served_by(to, bound + EFFECT);
+    let moved = test.is_served_by(to, bound + EFFECT);
     let seen = cluster.is_seen_as(remaining, EGRESS_IP);
     let told = cluster.event(OBJECT, "EgressIPMoved", TOLD);
     cluster.lab.set_power(node, true)?;
     moved?;
     seen?;
     println!("{}", told?);
-    ground.all_are_right()?;
+    test.all_are_right()?;
     std::thread::sleep(WATCHED);
     let (lost, seen) = traffic.finish()?;
     let gap = lost.iter().find(|one| one.name == remaining.name).context("no flow")?.longest_gap;
@@ -392,18 +392,18 @@ fn cut(ground: &mut Ground) -> Result<()> {
 }
 
 /// docs/operations/drain-and-upgrade.md, "Taking a node out of service".
-fn drain(ground: &mut Ground) -> Result<()> {
-    let cluster = &ground.cluster;
+fn drain(test: &mut NodeTest) -> Result<()> {
+    let cluster = &test.cluster;
     cluster.types("label node node1 node2 k8s.ovn.org/egress-assignable= --overwrite")?;
-    let from = ground.gateway()?;
+    let from = test.gateway()?;
     let to = if from == "node1" { "node2" } else { "node1" };
-    let traffic = ground.traffic()?;
+    let traffic = test.traffic()?;
     println!("{}", cluster.egress_agent(&["drain", &from])?);
-    ground.is_served_by(to, EFFECT)?;
+    test.is_served_by(to, EFFECT)?;
     println!("{}", cluster.egress_agent(&["drain", &from, "--undo"])?);
     let node = cluster.get(&["node", &from])?;
     ensure!(node["metadata"]["annotations"]["k8s.ovn.org/egress-drain"].is_null(), "the mark is still there");
-    ground.all_are_right()?;
+    test.all_are_right()?;
     let seen = traffic.finish_without_loss()?;
     let turns = turns_of(&seen);
     ensure!(turns == [from.as_str(), to], "{EGRESS_IP} was emitted by {turns:?}");
@@ -411,9 +411,9 @@ fn drain(ground: &mut Ground) -> Result<()> {
 }
 
 /// docs/operations/assignments.md, "The condition `Degraded`": another host of the nodes' network has the address.
-fn conflict(ground: &mut Ground) -> Result<()> {
+fn conflict(test: &mut NodeTest) -> Result<()> {
     const NAME: &str = "taken";
-    let cluster = &ground.cluster;
+    let cluster = &test.cluster;
     let host = Netns::new(cluster.lab.prefix(), "host");
     cluster.lab.add_namespaces(std::slice::from_ref(&host))?;
     let lan = cluster.lab.lan();
@@ -436,25 +436,25 @@ fn conflict(ground: &mut Ground) -> Result<()> {
     cluster.types(&format!("delete egressip {NAME}"))?;
     outcome?;
     println!("{}", told?);
-    ground.all_are_right()
+    test.all_are_right()
 }
 
 /// docs/install.md, "Uninstall". Leaves the nodes as they were.
-fn uninstall(ground: &mut Ground) -> Result<()> {
-    let cluster = &ground.cluster;
-    for (node, before) in cluster.nodes().iter().zip(&ground.before) {
+fn uninstall(test: &mut NodeTest) -> Result<()> {
+    let cluster = &test.cluster;
+    for (node, before) in cluster.nodes().iter().zip(&test.before) {
         let seen = differences(before, &snapshot_of(node)?).len();
         ensure!(seen > 3, "the snapshot of {} does not see the agent", node.lab.name());
     }
     cluster.types("delete egressip --all")?;
-    ground.nothing_is_selected()?;
+    test.nothing_is_selected()?;
     cluster.types("-n egress-agent delete daemonset egress-agent")?;
     cluster.types("apply -k deploy/overlays/cleanup-bridge-cni")?;
     rolled_out(cluster, "egress-agent-cleanup")?;
     cluster.types("delete -k deploy/overlays/cleanup-bridge-cni")?;
     cluster.types("delete --ignore-not-found -k deploy/overlays/bridge-cni")?;
-    ground.nothing_is_selected()?;
-    for (node, before) in cluster.nodes().iter().zip(&ground.before) {
+    test.nothing_is_selected()?;
+    for (node, before) in cluster.nodes().iter().zip(&test.before) {
         let mut left = Vec::new();
         let outcome = until(&format!("{} is as it was", node.lab.name()), EFFECT, || {
             left = differences(before, &snapshot_of(node)?);
@@ -490,9 +490,9 @@ fn snapshot_of(node: &RealNode) -> Result<Snapshot> {
 }
 
 /// docs/install.md, "What a cluster needs".
-fn without_bpffs(ground: &mut Ground) -> Result<()> {
+fn without_bpffs(test: &mut NodeTest) -> Result<()> {
     const LINE: &str = "mount -t bpf bpf /sys/fs/bpf";
-    let cluster = &ground.cluster;
+    let cluster = &test.cluster;
     cluster.node("node2")?.exec(&["umount", "--lazy", "/sys/fs/bpf"])?;
     cluster.types("apply -k deploy/overlays/bridge-cni")?;
     let said = until("the agent of node2 says what is missing", KUBERNETES, || {

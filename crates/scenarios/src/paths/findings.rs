@@ -1,4 +1,4 @@
-//! Answers to the questions of one test: each is printed as it is found, and the test goes on, so that one run shows
+//! Answers to the questions of one test: each is printed as it is found, and the test continues, so that one run shows
 //! everything that is wrong.
 
 use std::fmt;

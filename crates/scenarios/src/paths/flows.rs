@@ -9,17 +9,19 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 
 use super::findings::Findings;
-use super::ground::{FIRST_V4, Ground, OBJECT, PATIENCE, SECOND_V4, seen_as, until};
 use egress_lab::capture::{Capture, Class, Key, Seen};
 use egress_lab::test::{LabContext, LabTest};
+use egress_lab::test_cluster::TestCluster;
+use egress_lab::test_cluster::placement::{FIRST_V4, OBJECT, PATIENCE, SECOND_V4, seen_as};
 use egress_lab::topology::addresses as plan;
 use egress_lab::traffic::client;
 use egress_lab::traffic::flows::Flow;
 use egress_lab::traffic::server::{ECHO_PORT, HTTP_PORT};
+use egress_lab::wait::until_true;
 use egress_lab::{Lab, Quirks};
 
 pub(super) fn tests() -> Vec<LabTest> {
-    vec![LabTest::new("roads_flows_keep_and_follow_their_address", Duration::from_secs(150), flows)]
+    vec![LabTest::new("paths_flows_keep_and_follow_their_address", Duration::from_secs(150), flows)]
 }
 
 const TICK: Duration = Duration::from_millis(5);
@@ -30,25 +32,25 @@ const REQUESTS: usize = 90;
 const LEAST: usize = 22;
 
 fn flows(context: &LabContext) -> Result<()> {
-    let ground = Ground::start(context, Quirks::mixed)?;
-    ground.place(&[(FIRST_V4, 1)])?;
-    let capture = Capture::start(&ground.lab)?;
+    let cluster = TestCluster::for_placement(context, Quirks::mixed)?;
+    cluster.place(&[(FIRST_V4, 1)])?;
+    let capture = Capture::start(&cluster.lab)?;
     let mut findings = Findings::default();
-    let old = start(&ground.lab, 4)?;
+    let old = start(&cluster.lab, 4)?;
     // Another address comes: the old flows stay, new ones spread.
     let before = capture.seen()?;
-    ground.place(&[(FIRST_V4, 1), (SECOND_V4, 2)])?;
-    spread(&ground, &[FIRST_V4, SECOND_V4], &mut findings)?;
+    cluster.place(&[(FIRST_V4, 1), (SECOND_V4, 2)])?;
+    spread(&cluster, &[FIRST_V4, SECOND_V4], &mut findings)?;
     let elsewhere = echo_packets(&capture.seen()?, SECOND_V4) - echo_packets(&before, SECOND_V4);
     findings.equal("packets of old flows with the new address", &0, &elsewhere);
     // Flows over both addresses, then the first one moves to node 3.
-    let both = start(&ground.lab, 8)?;
-    follow(&ground, &capture, &mut findings)?;
+    let both = start(&cluster.lab, 8)?;
+    follow(&cluster, &capture, &mut findings)?;
     // The second address goes back and the third one comes: who has the first does not notice.
-    ground.list(OBJECT, "chosen", &[FIRST_V4, THIRD_V4])?;
-    ground.await_assignment(OBJECT, THIRD_V4, 2)?;
-    let gone = || Ok(answered_as(&ground)? == BTreeSet::from([FIRST_V4, THIRD_V4]));
-    until("new flows have the first and the third address", PATIENCE, gone)?;
+    cluster.list(OBJECT, "chosen", &[FIRST_V4, THIRD_V4])?;
+    cluster.await_assignment(OBJECT, THIRD_V4, 2)?;
+    let gone = || Ok(answered_as(&cluster)? == BTreeSet::from([FIRST_V4, THIRD_V4]));
+    until_true("new flows have the first and the third address", PATIENCE, gone)?;
     thread::sleep(100 * TICK);
     for (name, flow) in old {
         let report = flow.finish()?;
@@ -85,15 +87,15 @@ fn echo_packets(seen: &Seen, source: IpAddr) -> u64 {
     seen.packets(|key| key.source == source && key.to_port == ECHO_PORT && plan::SERVER.is(key.destination))
 }
 
-fn spread(ground: &Ground, addresses: &[IpAddr], findings: &mut Findings) -> Result<()> {
+fn spread(cluster: &TestCluster, addresses: &[IpAddr], findings: &mut Findings) -> Result<()> {
     let mut counts: BTreeMap<(String, IpAddr), usize> = BTreeMap::new();
     for node in 1..=3 {
-        let pod = ground.chosen(node)?;
-        let mark = ground.server.log().mark();
+        let pod = cluster.chosen(node)?;
+        let mark = cluster.access_log()?.mark();
         for _ in 0..REQUESTS {
             client::get(&pod.netns, SocketAddr::new(plan::SERVER.v4.into(), HTTP_PORT), "/", &pod.name)??;
         }
-        for entry in ground.server.log().since(mark).iter().filter(|entry| entry.user_agent == pod.name) {
+        for entry in cluster.access_log()?.since(mark).iter().filter(|entry| entry.user_agent == pod.name) {
             *counts.entry((pod.name.clone(), entry.client.ip())).or_default() += 1;
         }
         let share = |address: &IpAddr| counts.get(&(pod.name.clone(), *address)).copied().unwrap_or(0);
@@ -104,17 +106,17 @@ fn spread(ground: &Ground, addresses: &[IpAddr], findings: &mut Findings) -> Res
     Ok(())
 }
 
-/// The first address moves from node 1 to node 3; its packets go on from there.
-fn follow(ground: &Ground, capture: &Capture, findings: &mut Findings) -> Result<()> {
-    ground.assignable(3, true)?;
-    ground.assignable(1, false)?;
-    ground.await_assignment(OBJECT, FIRST_V4, 3)?;
+/// The first address moves from node 1 to node 3; its packets continue from there.
+fn follow(cluster: &TestCluster, capture: &Capture, findings: &mut Findings) -> Result<()> {
+    cluster.assignable(3, true)?;
+    cluster.assignable(1, false)?;
+    cluster.await_assignment(OBJECT, FIRST_V4, 3)?;
     let from = |node: &str| -> Result<u64> {
         let is_of = |key: &Key| key.port == node && key.source == FIRST_V4 && key.to_port == ECHO_PORT;
         Ok(capture.seen()?.packets(is_of))
     };
     let (begun, at_old) = (Instant::now(), from("node1")?);
-    let moved = until("flows leave by the new node", PATIENCE, || Ok(from("node3")? > 100));
+    let moved = until_true("flows leave by the new node", PATIENCE, || Ok(from("node3")? > 100));
     let what = format!("{FIRST_V4} moved: {} packets by node3 within {:?}", from("node3")?, begun.elapsed());
     findings.note(moved.is_ok(), &what);
     println!("       meanwhile {} more by node1", from("node1")? - at_old);
@@ -125,11 +127,11 @@ fn follow(ground: &Ground, capture: &Capture, findings: &mut Findings) -> Result
 }
 
 /// How new flows of all chosen pods are seen.
-fn answered_as(ground: &Ground) -> Result<BTreeSet<IpAddr>> {
+fn answered_as(cluster: &TestCluster) -> Result<BTreeSet<IpAddr>> {
     let mut seen = BTreeSet::new();
     for node in 1..=3 {
         for _ in 0..8 {
-            seen.extend(seen_as(&ground.chosen(node)?.netns, plan::SERVER.v4.into())?);
+            seen.extend(seen_as(&cluster.chosen(node)?.netns, plan::SERVER.v4.into())?);
         }
     }
     Ok(seen)

@@ -1,5 +1,5 @@
 //! Fragments in every order: the datagram arrives whole at the socket that it is for, and nothing outside bears a wrong
-//! source meanwhile.
+//! source in the meantime.
 //!
 //! Families × UDP, echo, TCP × from the pod, to the pod × gateway here, elsewhere × orders of [`Order`]. The ends are real
 //! sockets; only the pieces are made by hand. Of TCP a connection is made as ever, and then one more segment, which its
@@ -12,19 +12,20 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, socket};
 
-use super::cut::{self, DATA, Datagram, Order};
 use super::findings::Findings;
-use super::ground::{FIRST_V4, FIRST_V6, Ground};
-use super::kernel::Counts;
+use super::maps::Counts;
 use egress_lab::capture::{Capture, Class};
 use egress_lab::test::{LabContext, LabTest};
+use egress_lab::test_cluster::TestCluster;
+use egress_lab::test_cluster::placement::{FIRST_V4, FIRST_V6};
 use egress_lab::topology::addresses as plan;
 use egress_lab::traffic::flows::{allow_echo_sockets, echo_request, echo_socket};
+use egress_lab::traffic::fragments::{self, DATA, Datagram, Order};
 use egress_lab::{LabBuilder, Netns, POD_INTERFACE, Pod};
 
 pub(super) fn tests() -> Vec<LabTest> {
     let timeout = Duration::from_secs(150);
-    vec![LabTest::new("roads_fragments_arrive_in_every_order", timeout, every_order)]
+    vec![LabTest::new("paths_fragments_arrive_in_every_order", timeout, every_order)]
 }
 
 /// Where the server listens for pieces.
@@ -32,23 +33,23 @@ const PORT: u16 = 8095;
 const PATIENCE: Duration = Duration::from_secs(1);
 
 fn every_order(context: &LabContext) -> Result<()> {
-    let ground = Ground::build(context, LabBuilder::default())?;
-    ground.place(&[(FIRST_V4, 1), (FIRST_V6, 2)])?;
+    let cluster = TestCluster::for_placement_on(context, LabBuilder::default(), &[], |_| Ok(()))?;
+    cluster.place(&[(FIRST_V4, 1), (FIRST_V6, 2)])?;
     // The server's kernel answers echo requests in pieces of its own: such as the pods' way takes.
     let mtu = plan::POD_MTU.to_string();
-    ground.lab.outside().exec("ip", &["link", "set", POD_INTERFACE, "mtu", &mtu])?;
-    let capture = Capture::start(&ground.lab)?;
+    cluster.lab.outside().exec("ip", &["link", "set", POD_INTERFACE, "mtu", &mtu])?;
+    let capture = Capture::start(&cluster.lab)?;
     let mut findings = Findings::default();
     let mut number = 1000;
     for node in 1..=2 {
         for (to, egress) in plan::SERVER.both().into_iter().zip([FIRST_V4, FIRST_V6]) {
             let gateway = if to.is_ipv4() { 1 } else { 2 };
-            let pod = ground.chosen(node)?;
-            let road = if node == gateway { "local" } else { "remote" };
+            let pod = cluster.chosen(node)?;
+            let path = if node == gateway { "local" } else { "remote" };
             for order in Order::ALL {
                 number += 16;
-                let talk = Talk { pod, outside: ground.lab.outside(), to, egress, order, number };
-                talk.all(road, &ground, &mut findings)?;
+                let talk = Talk { pod, outside: cluster.lab.outside(), to, egress, order, number };
+                talk.all(path, &cluster, &mut findings)?;
             }
         }
     }
@@ -71,7 +72,7 @@ pub(super) struct Talk<'a> {
 }
 
 impl Talk<'_> {
-    pub(super) fn all(&self, road: &str, ground: &Ground, findings: &mut Findings) -> Result<()> {
+    pub(super) fn all(&self, path: &str, cluster: &TestCluster, findings: &mut Findings) -> Result<()> {
         type Protocol<'t> = fn(&Talk<'t>) -> Result<()>;
         let protocols: [(&str, Protocol<'_>); 4] = [
             ("UDP", Self::udp),
@@ -80,15 +81,15 @@ impl Talk<'_> {
             ("TCP to the pod", Self::tcp_in),
         ];
         for (name, protocol) in protocols {
-            let before: Vec<Counts> = ground.lab.nodes().iter().map(Counts::of).collect::<Result<_>>()?;
+            let before: Vec<Counts> = cluster.lab.nodes().iter().map(Counts::of).collect::<Result<_>>()?;
             let outcome = protocol(self);
             let mut held = Vec::new();
-            for (node, before) in ground.lab.nodes().iter().zip(&before) {
+            for (node, before) in cluster.lab.nodes().iter().zip(&before) {
                 let mut grown = Counts::of(node)?.since(before);
                 grown.retain(|label, _| label.starts_with("fragment"));
                 held.push(grown);
             }
-            let what = format!("{} and {}, {road} gateway, {name}, {:?}: {held:?}", self.pod.name, self.to, self.order);
+            let what = format!("{} and {}, {path} gateway, {name}, {:?}: {held:?}", self.pod.name, self.to, self.order);
             findings.right(&what, &outcome);
         }
         Ok(())
@@ -107,7 +108,7 @@ impl Talk<'_> {
     }
 
     fn send(&self, from: &Netns, offset: u16, datagrams: &[Datagram]) -> Result<()> {
-        cut::send(from, datagrams, self.order, self.number + offset)
+        fragments::send(from, datagrams, self.order, self.number + offset)
     }
 
     fn udp(&self) -> Result<()> {

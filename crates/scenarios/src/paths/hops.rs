@@ -1,4 +1,4 @@
-//! TTL and hop limit: our roads count as the node's router does, once, whether the gateway is here or elsewhere.
+//! TTL and hop limit: our paths count as the node's router does, once, whether the gateway is here or elsewhere.
 //!
 //! ```text
 //! pod (ttl n) -> pod network's router (n-1) -> mp0 -> node (n-2) -> ext (n-3) -> server
@@ -13,29 +13,30 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 
 use super::findings::Findings;
-use super::ground::{FIRST_V4, FIRST_V6, Ground};
 use egress_lab::capture::{Capture, Class};
 use egress_lab::test::{LabContext, LabTest};
+use egress_lab::test_cluster::TestCluster;
+use egress_lab::test_cluster::placement::{FIRST_V4, FIRST_V6};
 use egress_lab::topology::addresses as plan;
 use egress_lab::traffic::client::{self, Ping};
 use egress_lab::{Pod, Quirks};
 
 pub(super) fn tests() -> Vec<LabTest> {
-    vec![LabTest::new("roads_count_hops_as_a_router_does", Duration::from_secs(90), hops)]
+    vec![LabTest::new("paths_count_hops_as_a_router_does", Duration::from_secs(90), hops)]
 }
 
 fn hops(context: &LabContext) -> Result<()> {
-    let ground = Ground::start(context, Quirks::mixed)?;
-    ground.place(&[(FIRST_V4, 1), (FIRST_V6, 2)])?;
-    let capture = Capture::start(&ground.lab)?;
+    let cluster = TestCluster::for_placement(context, Quirks::mixed)?;
+    cluster.place(&[(FIRST_V4, 1), (FIRST_V6, 2)])?;
+    let capture = Capture::start(&cluster.lab)?;
     let mut findings = Findings::default();
     for node in 1..=3 {
         for to in plan::SERVER.both() {
-            let plain = ladder(ground.plain(node)?, to)?;
-            let chosen = ladder(ground.chosen(node)?, to)?;
+            let plain = ladder(cluster.plain(node)?, to)?;
+            let chosen = ladder(cluster.chosen(node)?, to)?;
             let gateway = if to.is_ipv4() { 1 } else { 2 };
-            let road = if node == gateway { "local" } else { "remote" };
-            findings.equal(&format!("chosen{node} -> {to}, {road} gateway"), &plain, &chosen);
+            let path = if node == gateway { "local" } else { "remote" };
+            findings.equal(&format!("chosen{node} -> {to}, {path} gateway"), &plain, &chosen);
         }
     }
     let seen = capture.finish()?;

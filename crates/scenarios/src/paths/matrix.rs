@@ -7,10 +7,11 @@ use std::time::Duration;
 use anyhow::Result;
 
 use super::findings::Findings;
-use super::ground::{FIRST_V4, FIRST_V6, Ground};
-use super::{kernel, second, stateful};
+use super::{maps, other_tc_program, stateful};
 use egress_lab::capture::{Capture, Class};
 use egress_lab::test::{LabContext, LabTest};
+use egress_lab::test_cluster::TestCluster;
+use egress_lab::test_cluster::placement::{FIRST_V4, FIRST_V6};
 use egress_lab::topology::addresses as plan;
 use egress_lab::traffic::client::{self, Ping};
 use egress_lab::traffic::flows::Flow;
@@ -20,9 +21,9 @@ use egress_lab::{LabBuilder, Pod, Quirks};
 pub(super) fn tests() -> Vec<LabTest> {
     let timeout = Duration::from_secs(90);
     vec![
-        LabTest::new("roads_protocols_and_families_have_right_checksums", timeout, matrix),
+        LabTest::new("paths_protocols_and_families_have_right_checksums", timeout, matrix),
         LabTest::new("", timeout, matrix).on_a_bridge("bridge_protocols_and_families_have_right_checksums"),
-        LabTest::new("roads_by_clsact_filters", 2 * timeout, by_filters),
+        LabTest::new("paths_by_clsact_filters", 2 * timeout, by_filters),
     ]
 }
 
@@ -40,38 +41,38 @@ fn builder(context: &LabContext) -> LabBuilder {
 }
 
 fn matrix(context: &LabContext) -> Result<()> {
-    let ground = Ground::build(context, builder(context))?;
+    let cluster = TestCluster::for_placement_on(context, builder(context), &[], |_| Ok(()))?;
     let mut findings = Findings::default();
-    walk(&ground, &mut findings)?;
+    walk(&cluster, &mut findings)?;
     findings.conclude()
 }
 
 /// The same by filters, as on a kernel without links; and a program of another hand behind ours.
 fn by_filters(context: &LabContext) -> Result<()> {
-    let ground = Ground::build_with(context, builder(context), &["--attach=clsact"])?;
+    let cluster = TestCluster::for_placement_on(context, builder(context), &["--attach=clsact"], |_| Ok(()))?;
     let mut findings = Findings::default();
-    walk(&ground, &mut findings)?;
-    for node in ground.lab.nodes() {
-        findings.equal(&format!("{}: pinned links", node.name()), &0, &kernel::pinned_links(node)?);
+    walk(&cluster, &mut findings)?;
+    for node in cluster.lab.nodes() {
+        findings.equal(&format!("{}: pinned links", node.name()), &0, &maps::pinned_links(node)?);
         let mut ours = 0;
-        for (device, direction) in second::HOOKS {
+        for (device, direction) in other_tc_program::HOOKS {
             let shown = node.host.exec("tc", &["filter", "show", "dev", device, direction])?;
             ours += shown.matches("direct-action").count();
         }
-        findings.equal(&format!("{}: filters on {} hooks", node.name(), second::HOOKS.len()), &4, &ours);
+        findings.equal(&format!("{}: filters on {} hooks", node.name(), other_tc_program::HOOKS.len()), &4, &ours);
     }
-    stateful::second_programs(&ground, &mut findings)?;
+    stateful::second_programs(&cluster, &mut findings)?;
     findings.conclude()
 }
 
-fn walk(ground: &Ground, findings: &mut Findings) -> Result<()> {
-    ground.place(&[(FIRST_V4, 1), (FIRST_V6, 2)])?;
-    let capture = Capture::start(&ground.lab)?;
+fn walk(cluster: &TestCluster, findings: &mut Findings) -> Result<()> {
+    cluster.place(&[(FIRST_V4, 1), (FIRST_V6, 2)])?;
+    let capture = Capture::start(&cluster.lab)?;
     for node in 1..=3 {
         for (to, egress) in plan::SERVER.both().into_iter().zip([FIRST_V4, FIRST_V6]) {
             let gateway = if to.is_ipv4() { 1 } else { 2 };
-            let road = if node == gateway { "local" } else { "remote" };
-            cell(ground, ground.chosen(node)?, to, egress, road, findings)?;
+            let path = if node == gateway { "local" } else { "remote" };
+            cell(cluster, cluster.chosen(node)?, to, egress, path, findings)?;
         }
     }
     let seen = capture.finish()?;
@@ -87,8 +88,15 @@ fn walk(ground: &Ground, findings: &mut Findings) -> Result<()> {
 }
 
 /// TCP both ways, UDP and echo of one pod over one family.
-fn cell(ground: &Ground, pod: &Pod, to: IpAddr, egress: IpAddr, road: &str, findings: &mut Findings) -> Result<()> {
-    let mark = ground.server.log().mark();
+fn cell(
+    cluster: &TestCluster,
+    pod: &Pod,
+    to: IpAddr,
+    egress: IpAddr,
+    path: &str,
+    findings: &mut Findings,
+) -> Result<()> {
+    let mark = cluster.access_log()?.mark();
     let udp = Flow::udp(&pod.netns, SocketAddr::new(to, ECHO_PORT), TICK)?;
     let http = SocketAddr::new(to, HTTP_PORT);
     let down = client::get(&pod.netns, http, &format!("/bytes/{BYTES}"), &pod.name)??.body.len();
@@ -98,11 +106,11 @@ fn cell(ground: &Ground, pod: &Pod, to: IpAddr, egress: IpAddr, road: &str, find
         pongs += client::ping(&pod.netns, to, Ping { size, ..Ping::default() })?.received;
     }
     let report = udp.finish()?;
-    let entries = ground.server.log().since(mark);
+    let entries = cluster.access_log()?.since(mark);
     let callers = entries.iter().filter(|entry| entry.client.ip() == egress).count();
     let whole = down == BYTES && up == format!("{BYTES}\n").into_bytes() && report.lost() == 0 && report.sent > 0;
     let what = format!(
-        "{} -> {to}, {road} gateway: TCP {down} bytes in, {BYTES} out; UDP {} of {}; {pongs} of {} pings; \
+        "{} -> {to}, {path} gateway: TCP {down} bytes in, {BYTES} out; UDP {} of {}; {pongs} of {} pings; \
          {callers} of {} callers seen as {egress}",
         pod.name,
         report.echoed,

@@ -1,4 +1,4 @@
-//! The roads of a packet, walked with real packets through real agents, programs and interfaces: what must hold beyond
+//! The paths of a packet, walked with real packets through real agents, programs and interfaces: what must hold beyond
 //! the story that `cargo xtask run` plays. Each file is one promise; each test shares one lab among questions that do
 //! not disturb one another, and prints what it counted.
 //!
@@ -15,7 +15,7 @@
 //! fragments   in every order (cut: how they are made)
 //! path        a narrow hop behind the uplink, which a router there tells of
 //! hops        TTL and hop limit
-//! remade      interfaces that vanish and come back, and what leaks meanwhile
+//! remade      interfaces that vanish and come back, and what leaks in the meantime
 //! flows       which address a flow has, now and later
 //! facts       networks, services and the one exception, as the cluster says them
 //! underlay    nodes that know one another by IPv6 only
@@ -23,47 +23,44 @@
 //! matrix      every protocol, family and gateway, with checksums judged on the wire
 //! ```
 
-mod cut;
-mod evidence;
-mod facts;
+mod attacks;
+mod cluster_facts;
+mod datagrams;
 mod findings;
 mod flows;
-mod forgery;
+mod forged_overlay;
 mod fragments;
-mod ground;
 mod hops;
-mod kernel;
+mod idle_reset;
+mod maps;
 mod matrix;
 mod neighbours;
 mod offload;
-mod overlay;
-mod path;
-mod remade;
-mod second;
-mod sizes;
+mod other_tc_program;
+mod oversize;
+mod path_mtu;
+mod recreated_interfaces;
 mod stateful;
-mod talk;
-mod told;
 mod underlay;
 
 use egress_lab::test::LabTest;
 
 pub fn tests() -> Vec<LabTest> {
     let all = [
-        forgery::tests(),
-        evidence::tests(),
+        forged_overlay::tests(),
+        attacks::tests(),
         offload::tests(),
         stateful::tests(),
         neighbours::tests(),
-        sizes::tests(),
+        oversize::tests(),
         fragments::tests(),
-        path::tests(),
+        path_mtu::tests(),
         hops::tests(),
-        remade::tests(),
+        recreated_interfaces::tests(),
         flows::tests(),
-        told::tests(),
+        idle_reset::tests(),
         matrix::tests(),
-        facts::tests(),
+        cluster_facts::tests(),
         underlay::tests(),
     ];
     all.into_iter().flatten().collect()

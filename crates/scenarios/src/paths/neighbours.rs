@@ -11,18 +11,20 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 
 use super::findings::Findings;
-use super::ground::{FIRST_V4, FIRST_V6, Ground, OBJECT, PATIENCE, SECOND_V4, seen_as, until};
 use egress_lab::capture::Capture;
 use egress_lab::test::{LabContext, LabTest};
+use egress_lab::test_cluster::TestCluster;
+use egress_lab::test_cluster::placement::{FIRST_V4, FIRST_V6, OBJECT, PATIENCE, SECOND_V4, seen_as};
 use egress_lab::topology::addresses as plan;
 use egress_lab::traffic::client;
 use egress_lab::traffic::flows::Flow;
 use egress_lab::traffic::server::ECHO_PORT;
+use egress_lab::wait::until_true;
 use egress_lab::{EXT_LAN, Netns, Quirks, UPLINK};
 
 pub(super) fn tests() -> Vec<LabTest> {
     let timeout = Duration::from_secs(120);
-    vec![LabTest::new("roads_neighbours_find_and_follow_addresses", timeout, neighbours)]
+    vec![LabTest::new("paths_neighbours_find_and_follow_addresses", timeout, neighbours)]
 }
 
 /// A neighbour asks for so long (three times, a second apart) before it gives up.
@@ -32,26 +34,26 @@ const SOON: Duration = Duration::from_secs(3);
 
 fn neighbours(context: &LabContext) -> Result<()> {
     // All uplinks filter multicast.
-    let mut ground = Ground::start(context, |_| Quirks { macvlan_uplink: true, ..Quirks::default() })?;
-    ground.place(&[(FIRST_V4, 1), (FIRST_V6, 2)])?;
-    let capture = Capture::start(&ground.lab)?;
+    let mut cluster = TestCluster::for_placement(context, |_| Quirks { macvlan_uplink: true, ..Quirks::default() })?;
+    cluster.place(&[(FIRST_V4, 1), (FIRST_V6, 2)])?;
+    let capture = Capture::start(&cluster.lab)?;
     let mut findings = Findings::default();
     for (address, node) in [(FIRST_V4, 1), (FIRST_V6, 2)] {
-        found(&ground, address, node, "with its agent", &mut findings)?;
+        found(&cluster, address, node, "with its agent", &mut findings)?;
     }
-    for agent in &mut ground.agents {
+    for agent in &mut cluster.agents {
         agent.kill()?;
     }
     for (address, node) in [(FIRST_V4, 1), (FIRST_V6, 2)] {
-        found(&ground, address, node, "with its agent killed", &mut findings)?;
+        found(&cluster, address, node, "with its agent killed", &mut findings)?;
     }
-    for agent in &mut ground.agents {
+    for agent in &mut cluster.agents {
         agent.restart()?;
     }
     for (address, node) in [(FIRST_V4, 1), (FIRST_V6, 2)] {
-        found(&ground, address, node, "with its agent restarted", &mut findings)?;
+        found(&cluster, address, node, "with its agent restarted", &mut findings)?;
     }
-    moved(&ground, &capture, &mut findings)?;
+    moved(&cluster, &capture, &mut findings)?;
     findings.conclude()
 }
 
@@ -69,17 +71,17 @@ fn link_address(host: &Netns) -> Result<String> {
 }
 
 /// `ext` forgets its neighbours and finds the address again, asked for by a pod's reply.
-fn found(ground: &Ground, address: IpAddr, node: usize, when: &str, findings: &mut Findings) -> Result<()> {
-    let ext = ground.lab.ext();
-    let expected = link_address(&ground.node(node)?.host)?;
+fn found(cluster: &TestCluster, address: IpAddr, node: usize, when: &str, findings: &mut Findings) -> Result<()> {
+    let ext = cluster.lab.ext();
+    let expected = link_address(&cluster.node(node)?.host)?;
     let to = plan::SERVER.both().into_iter().find(|to| to.is_ipv4() == address.is_ipv4()).context("no server")?;
     ext.exec("ip", &["neigh", "flush", "all"])?;
     ext.output("ip", &["neigh", "del", &address.to_string(), "dev", EXT_LAN])?;
     let forgotten = known(ext, address)?.is_none();
-    let pod = ground.chosen(3)?;
+    let pod = cluster.chosen(3)?;
     let mut seen = None;
-    let after = until("the address is found", ASKS, || {
-        seen = client::get(&pod.netns, SocketAddr::new(to, 8080), "/", "roads")?.ok();
+    let after = until_true("the address is found", ASKS, || {
+        seen = client::get(&pod.netns, SocketAddr::new(to, 8080), "/", "paths")?.ok();
         Ok(seen.is_some())
     });
     let seen = seen.map(|reply| reply.seen_as()).transpose()?;
@@ -91,22 +93,24 @@ fn found(ground: &Ground, address: IpAddr, node: usize, when: &str, findings: &m
 }
 
 /// Both addresses go to node 3, while pods talk; `ext` had cached the old nodes.
-fn moved(ground: &Ground, capture: &Capture, findings: &mut Findings) -> Result<()> {
-    let ext = ground.lab.ext();
+fn moved(cluster: &TestCluster, capture: &Capture, findings: &mut Findings) -> Result<()> {
+    let ext = cluster.lab.ext();
     // Node 3 takes the one that is moved first, node 1 the other.
     for (address, from, to) in [(FIRST_V6, 2, 3), (FIRST_V4, 1, 2)] {
         let server = plan::SERVER.towards(address);
-        seen_as(&ground.chosen(3)?.netns, server)?;
+        seen_as(&cluster.chosen(3)?.netns, server)?;
         let old = known(ext, address)?;
-        findings.equal(&format!("{address} before the move"), &Some(link_address(&ground.node(from)?.host)?), &old);
-        let flow = Flow::tcp(&ground.chosen(3)?.netns, SocketAddr::new(server, ECHO_PORT), TICK, 3 * client::PATIENCE)?;
+        findings.equal(&format!("{address} before the move"), &Some(link_address(&cluster.node(from)?.host)?), &old);
+        let flow =
+            Flow::tcp(&cluster.chosen(3)?.netns, SocketAddr::new(server, ECHO_PORT), TICK, 3 * client::PATIENCE)?;
         thread::sleep(20 * TICK);
-        ground.assignable(to, true)?;
-        ground.assignable(from, false)?;
-        ground.await_assignment(OBJECT, address, to)?;
-        let expected = link_address(&ground.node(to)?.host)?;
-        let after =
-            until("the neighbour knows the new node", SOON, || Ok(known(ext, address)?.as_ref() == Some(&expected)));
+        cluster.assignable(to, true)?;
+        cluster.assignable(from, false)?;
+        cluster.await_assignment(OBJECT, address, to)?;
+        let expected = link_address(&cluster.node(to)?.host)?;
+        let after = until_true("the neighbour knows the new node", SOON, || {
+            Ok(known(ext, address)?.as_ref() == Some(&expected))
+        });
         findings.right(&format!("{address} at node{to}: ext learned it after the status said so, by"), &after);
         thread::sleep(50 * TICK);
         let report = flow.finish()?;
@@ -122,12 +126,12 @@ fn moved(ground: &Ground, capture: &Capture, findings: &mut Findings) -> Result<
         println!("       node{node} claimed {FIRST_V4} {count} times by ARP");
     }
     // A new address is announced too: nobody asked for it before.
-    ground.assignable(1, true)?;
-    ground.list(OBJECT, "chosen", &[FIRST_V4, FIRST_V6, SECOND_V4])?;
-    ground.await_assignment(OBJECT, SECOND_V4, 1)?;
+    cluster.assignable(1, true)?;
+    cluster.list(OBJECT, "chosen", &[FIRST_V4, FIRST_V6, SECOND_V4])?;
+    cluster.await_assignment(OBJECT, SECOND_V4, 1)?;
     let claimed =
         || -> Result<u64> { Ok(capture.seen()?.claims.get(&("node1".to_owned(), SECOND_V4)).copied().unwrap_or(0)) };
-    let announced = until("the new address is announced", PATIENCE, || Ok(claimed()? > 0));
+    let announced = until_true("the new address is announced", PATIENCE, || Ok(claimed()? > 0));
     findings.note(announced.is_ok(), &format!("{SECOND_V4} is new on node1: announced {} times by ARP", claimed()?));
     Ok(())
 }

@@ -12,13 +12,15 @@ use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, bind, send, 
 use nix::{setsockopt_impl, sockopt_impl};
 
 use super::findings::Findings;
-use super::ground::{FIRST_V4, FIRST_V6, Ground, PATIENCE, until};
-use super::kernel::Counts;
+use super::maps::Counts;
 use egress_lab::capture::Capture;
 use egress_lab::test::{LabContext, LabTest};
+use egress_lab::test_cluster::TestCluster;
+use egress_lab::test_cluster::placement::{FIRST_V4, FIRST_V6, PATIENCE};
 use egress_lab::topology::addresses as plan;
 use egress_lab::topology::netns::link_address;
 use egress_lab::traffic::packet;
+use egress_lab::wait::until_true;
 use egress_lab::{POD_INTERFACE, Pod, Quirks, UPLINK};
 
 sockopt_impl!(
@@ -32,7 +34,7 @@ sockopt_impl!(
 
 pub(super) fn tests() -> Vec<LabTest> {
     let timeout = Duration::from_secs(120);
-    vec![LabTest::new("roads_checksums_left_to_devices_change_no_header", timeout, elsewhere)]
+    vec![LabTest::new("paths_checksums_left_to_devices_change_no_header", timeout, elsewhere)]
 }
 
 /// The port outside.
@@ -42,23 +44,23 @@ const ROUTER_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 const UDP_CHECKSUM: u16 = 6;
 
 fn elsewhere(context: &LabContext) -> Result<()> {
-    let ground = Ground::start(context, |_| Quirks::default())?;
-    ground.place(&[(FIRST_V4, 1), (FIRST_V6, 2)])?;
-    let node = ground.node(1)?;
+    let cluster = TestCluster::for_placement(context, |_| Quirks::default())?;
+    cluster.place(&[(FIRST_V4, 1), (FIRST_V6, 2)])?;
+    let node = cluster.node(1)?;
     // A NIC that computes no checksums: the kernel does, behind the uplink's program.
     node.host.exec("ethtool", &["-K", UPLINK, "tx", "off"])?;
     let mut findings = Findings::default();
-    let capture = Capture::start(&ground.lab)?;
+    let capture = Capture::start(&cluster.lab)?;
     let outside = |port: u16| -> Result<u64> {
         Ok(capture.seen()?.packets(|key| key.protocol == packet::UDP && key.to_port == port))
     };
-    for (what, pod) in [("plain", ground.plain(1)?), ("selected", ground.chosen(1)?)] {
+    for (what, pod) in [("plain", cluster.plain(1)?), ("selected", cluster.chosen(1)?)] {
         for to in plan::SERVER.both() {
             // Where the last words of the addresses are, and the UDP header begins.
             let (from_at, to_at, l4) = if to.is_ipv4() { (28, 32, 34) } else { (36, 52, 54) };
             let before = outside(MARKER)?;
             send_all(pod, to, (l4, UDP_CHECKSUM))?;
-            let arrived = until("they leave", PATIENCE / 10, || Ok(outside(MARKER)? == before + COUNT));
+            let arrived = until_true("they leave", PATIENCE / 10, || Ok(outside(MARKER)? == before + COUNT));
             findings.note(arrived.is_ok(), &format!("{what} pod to {to}: the right place leaves"));
             let fields = [
                 (20, from_at - 20, "source"),
@@ -70,7 +72,7 @@ fn elsewhere(context: &LabContext) -> Result<()> {
                 let before = Counts::of(node)?;
                 send_all(pod, to, (start, offset))?;
                 let dropped = || Ok(Counts::of(node)?.since(&before).get(Verdict::Malformed.label()) == Some(&COUNT));
-                let all = until("they are dropped", PATIENCE / 10, dropped);
+                let all = until_true("they are dropped", PATIENCE / 10, dropped);
                 findings.note(all.is_ok(), &format!("{what} pod to {to}: a checksum into the {field} is malformed"));
             }
         }

@@ -16,19 +16,21 @@ use anyhow::Result;
 use serde_json::json;
 
 use super::findings::Findings;
-use super::ground::{FIRST_V4, FIRST_V6, Ground, NAMESPACE, PATIENCE, seen_as, until};
-use super::{kernel, second};
+use super::{maps, other_tc_program};
 use egress_lab::capture::{Capture, Class};
 use egress_lab::test::{LabContext, LabTest};
+use egress_lab::test_cluster::TestCluster;
+use egress_lab::test_cluster::placement::{FIRST_V4, FIRST_V6, NAMESPACE, PATIENCE, seen_as};
 use egress_lab::topology::addresses as plan;
 use egress_lab::traffic::client::{self, Ping};
 use egress_lab::traffic::flows::Flow;
 use egress_lab::traffic::server::{ECHO_PORT, Server};
+use egress_lab::wait::until_true;
 use egress_lab::{Pod, Quirks, Service};
 
 pub(super) fn tests() -> Vec<LabTest> {
     let timeout = Duration::from_secs(180);
-    vec![LabTest::new("roads_stateful_hosts_keep_long_flows", timeout, stateful)]
+    vec![LabTest::new("paths_stateful_hosts_keep_long_flows", timeout, stateful)]
 }
 
 const TICK: Duration = Duration::from_millis(10);
@@ -50,16 +52,16 @@ fn quirks(index: usize) -> Quirks {
 }
 
 fn stateful(context: &LabContext) -> Result<()> {
-    let ground = Ground::start(context, quirks)?;
-    ground.place(&[(FIRST_V4, 1), (FIRST_V6, 2)])?;
+    let cluster = TestCluster::for_placement(context, quirks)?;
+    cluster.place(&[(FIRST_V4, 1), (FIRST_V6, 2)])?;
     let selected = Instant::now();
     let mut findings = Findings::default();
-    let capture = Capture::start(&ground.lab)?;
-    second_programs(&ground, &mut findings)?;
-    let world = to_the_world(&ground)?;
-    to_nodes(&ground, selected, &mut findings)?;
-    not_inbound(&ground, world, &mut findings)?;
-    from_outside(&ground, &mut findings)?;
+    let capture = Capture::start(&cluster.lab)?;
+    second_programs(&cluster, &mut findings)?;
+    let world = to_the_world(&cluster)?;
+    to_nodes(&cluster, selected, &mut findings)?;
+    not_inbound(&cluster, world, &mut findings)?;
+    from_outside(&cluster, &mut findings)?;
     let seen = capture.finish()?;
     findings.equal("packets outside with a pod's address", &0, &seen.to_the_world(Class::Pod));
     let checksums = seen.check();
@@ -68,28 +70,34 @@ fn stateful(context: &LabContext) -> Result<()> {
 }
 
 /// Exactly what was sent is counted where we leave it alone.
-pub(super) fn second_programs(ground: &Ground, findings: &mut Findings) -> Result<()> {
-    for node in ground.lab.nodes() {
-        second::attach(&node.host, ECHO_PORT)?;
+pub(super) fn second_programs(cluster: &TestCluster, findings: &mut Findings) -> Result<()> {
+    for node in cluster.lab.nodes() {
+        other_tc_program::attach(&node.host, ECHO_PORT)?;
         let number = node.number.index() + 1;
-        let other = ground.node(number % 3 + 1)?;
-        let _server = Server::on_node(&ground.lab, other)?;
-        let (chosen, plain) = (ground.chosen(number)?, ground.plain(number)?);
+        let other = cluster.node(number % 3 + 1)?;
+        let _server = Server::on_node(&cluster.lab, other)?;
+        let (chosen, plain) = (cluster.chosen(number)?, cluster.plain(number)?);
         let to_node = other.number.address().both();
-        second(ground, plain, plan::SERVER.both(), [Some(true); 4], findings)?;
-        second(ground, chosen, to_node, [Some(true); 4], findings)?;
-        second(ground, plain, to_node, [Some(true); 4], findings)?;
+        second(cluster, plain, plan::SERVER.both(), [Some(true); 4], findings)?;
+        second(cluster, chosen, to_node, [Some(true); 4], findings)?;
+        second(cluster, plain, to_node, [Some(true); 4], findings)?;
         // What passes the uplink depends on where the gateway is; mp0 is redirected from, and replies are left alone there.
         let redirected = [Some(false), None, None, Some(true)];
-        second(ground, chosen, plan::SERVER.both(), redirected, findings)?;
+        second(cluster, chosen, plan::SERVER.both(), redirected, findings)?;
     }
     Ok(())
 }
 
 /// Sends datagrams of both families and compares the count of each hook: mp0 in, uplink out, uplink in, mp0 out.
-fn second(ground: &Ground, pod: &Pod, to: [IpAddr; 2], sees: [Option<bool>; 4], findings: &mut Findings) -> Result<()> {
-    let host = &ground.lab.node(pod.node).host;
-    let before = second::counted(host)?;
+fn second(
+    cluster: &TestCluster,
+    pod: &Pod,
+    to: [IpAddr; 2],
+    sees: [Option<bool>; 4],
+    findings: &mut Findings,
+) -> Result<()> {
+    let host = &cluster.lab.node(pod.node).host;
+    let before = other_tc_program::counted(host)?;
     let flows = to.map(|to| Flow::udp(&pod.netns, SocketAddr::new(to, ECHO_PORT), TICK));
     thread::sleep(20 * TICK);
     let mut sent = 0;
@@ -99,8 +107,10 @@ fn second(ground: &Ground, pod: &Pod, to: [IpAddr; 2], sees: [Option<bool>; 4], 
         sent += report.sent;
         echoed += report.echoed;
     }
-    let after = second::counted(host)?;
-    for ((((device, direction), before), after), sees) in second::HOOKS.into_iter().zip(before).zip(after).zip(sees) {
+    let after = other_tc_program::counted(host)?;
+    for ((((device, direction), before), after), sees) in
+        other_tc_program::HOOKS.into_iter().zip(before).zip(after).zip(sees)
+    {
         let what =
             format!("{} -> {}: {sent} sent, {echoed} echoed, second program at {device} {direction}", pod.name, to[0]);
         if let Some(sees) = sees {
@@ -111,10 +121,10 @@ fn second(ground: &Ground, pod: &Pod, to: [IpAddr; 2], sees: [Option<bool>; 4], 
 }
 
 /// Selected pods talk to the world for as long as the rest takes.
-fn to_the_world(ground: &Ground) -> Result<Vec<(String, Flow)>> {
+fn to_the_world(cluster: &TestCluster) -> Result<Vec<(String, Flow)>> {
     let mut flows = Vec::new();
     for node in 1..=3 {
-        let pod = ground.chosen(node)?;
+        let pod = cluster.chosen(node)?;
         for to in plan::SERVER.both() {
             let echo = SocketAddr::new(to, ECHO_PORT);
             flows.push((format!("{} TCP {to}", pod.name), Flow::tcp(&pod.netns, echo, TICK, client::PATIENCE)?));
@@ -124,12 +134,12 @@ fn to_the_world(ground: &Ground) -> Result<Vec<(String, Flow)>> {
     Ok(flows)
 }
 
-fn to_nodes(ground: &Ground, selected: Instant, findings: &mut Findings) -> Result<()> {
-    let nodes = ground.lab.nodes();
-    let servers = nodes.iter().map(|node| Server::on_node(&ground.lab, node)).collect::<Result<Vec<_>>>()?;
+fn to_nodes(cluster: &TestCluster, selected: Instant, findings: &mut Findings) -> Result<()> {
+    let nodes = cluster.lab.nodes();
+    let servers = nodes.iter().map(|node| Server::on_node(&cluster.lab, node)).collect::<Result<Vec<_>>>()?;
     let mut flows = Vec::new();
-    let mut roads = Vec::new();
-    for pod in (1..=3).map(|node| ground.chosen(node)) {
+    let mut paths = Vec::new();
+    for pod in (1..=3).map(|node| cluster.chosen(node)) {
         let pod = pod?;
         for node in nodes.iter().filter(|node| node.number != pod.node) {
             for to in node.number.address().both() {
@@ -137,13 +147,13 @@ fn to_nodes(ground: &Ground, selected: Instant, findings: &mut Findings) -> Resu
                 let name = format!("{} -> {} {to}", pod.name, node.name());
                 flows.push((format!("{name} TCP"), Flow::tcp(&pod.netns, echo, TICK, client::PATIENCE)?));
                 flows.push((format!("{name} UDP"), Flow::udp(&pod.netns, echo, TICK)?));
-                roads.push((pod, to));
+                paths.push((pod, to));
             }
         }
     }
     let (mut pings, mut pongs) = (0, 0);
     while selected.elapsed() < SETTLE + Duration::from_secs(1) {
-        for (pod, to) in &roads {
+        for (pod, to) in &paths {
             pings += 1;
             pongs += client::ping(&pod.netns, *to, Ping::default())?.received;
         }
@@ -175,11 +185,11 @@ fn expect_whole(flows: Vec<(String, Flow)>, findings: &mut Findings) -> Result<(
     Ok(())
 }
 
-fn not_inbound(ground: &Ground, world: Vec<(String, Flow)>, findings: &mut Findings) -> Result<()> {
+fn not_inbound(cluster: &TestCluster, world: Vec<(String, Flow)>, findings: &mut Findings) -> Result<()> {
     // Old flows have crossed the time of settling; these are new after it.
-    let more = to_the_world(ground)?;
+    let more = to_the_world(cluster)?;
     for node in 1..=3 {
-        let pod = ground.chosen(node)?;
+        let pod = cluster.chosen(node)?;
         for to in plan::SERVER.both() {
             let pong = client::ping(&pod.netns, to, Ping { count: 3, ..Ping::default() })?;
             findings.equal(&format!("pings to {to} answered"), &3, &pong.received);
@@ -187,60 +197,60 @@ fn not_inbound(ground: &Ground, world: Vec<(String, Flow)>, findings: &mut Findi
     }
     expect_whole(world, findings)?;
     expect_whole(more, findings)?;
-    for node in ground.lab.nodes() {
-        let inbound = kernel::dump(node, "inbound")?;
+    for node in cluster.lab.nodes() {
+        let inbound = maps::dump(node, "inbound")?;
         findings.equal(&format!("connections from outside that {} remembers", node.name()), &0, &inbound.len());
     }
     Ok(())
 }
 
 /// The Service whose translation `add_services` stands for: datagrams count at ports that it exposes.
-pub(super) fn expose(ground: &Ground) -> Result<()> {
+pub(super) fn expose(cluster: &TestCluster) -> Result<()> {
     for role in ["chosen", "plain"] {
         let port = |protocol| json!({"name": protocol, "protocol": protocol, "port": 80, "targetPort": ECHO_PORT});
         let spec = json!({"type": "NodePort", "selector": {"role": role}, "ports": [port("TCP"), port("UDP")]});
         let service = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": role}, "spec": spec});
-        ground.cluster.create(&format!("/api/v1/namespaces/{NAMESPACE}/services"), &service)?;
+        cluster.api.create(&format!("/api/v1/namespaces/{NAMESPACE}/services"), &service)?;
     }
-    for node in ground.lab.nodes() {
+    for node in cluster.lab.nodes() {
         // Two pods with two addresses and two ports each.
-        until("ports are exposed", PATIENCE, || Ok(kernel::dump(node, "exposed")?.len() == 8))?;
+        until_true("ports are exposed", PATIENCE, || Ok(maps::dump(node, "exposed")?.len() == 8))?;
     }
     Ok(())
 }
 
 /// Flows from outside by a NodePort, begun while the pod is selected and while it is not.
-fn from_outside(ground: &Ground, findings: &mut Findings) -> Result<()> {
-    expose(ground)?;
+fn from_outside(cluster: &TestCluster, findings: &mut Findings) -> Result<()> {
+    expose(cluster)?;
     for node in 1..=3 {
-        let (host, pod) = (ground.node(node)?, ground.chosen(node)?);
-        let _server = Server::in_pod(&ground.lab, pod)?;
+        let (host, pod) = (cluster.node(node)?, cluster.chosen(node)?);
+        let _server = Server::in_pod(&cluster.lab, pod)?;
         for front in host.number.address().both() {
             let backend = SocketAddr::new(pod.addresses.towards(front), ECHO_PORT);
             let front = SocketAddr::new(front, NODE_PORT);
             host.add_services(&["tcp", "udp"].map(|protocol| Service { front, protocol, backend }))?;
         }
-        let begun_selected = node_port_flows(ground, pod, "begun selected")?;
-        select(ground, pod, false)?;
-        let begun_plain = node_port_flows(ground, pod, "begun deselected")?;
+        let begun_selected = node_port_flows(cluster, pod, "begun selected")?;
+        select(cluster, pod, false)?;
+        let begun_plain = node_port_flows(cluster, pod, "begun deselected")?;
         thread::sleep(50 * TICK);
-        select(ground, pod, true)?;
-        let begun_again = node_port_flows(ground, pod, "begun selected again")?;
+        select(cluster, pod, true)?;
+        let begun_again = node_port_flows(cluster, pod, "begun selected again")?;
         thread::sleep(100 * TICK);
         for flows in [begun_selected, begun_plain, begun_again] {
             expect_whole(flows, findings)?;
         }
-        let remembered = kernel::dump(host, "inbound")?.len();
+        let remembered = maps::dump(host, "inbound")?.len();
         println!("       node{node} remembers {remembered} connections from outside");
     }
     Ok(())
 }
 
-fn node_port_flows(ground: &Ground, pod: &Pod, when: &str) -> Result<Vec<(String, Flow)>> {
+fn node_port_flows(cluster: &TestCluster, pod: &Pod, when: &str) -> Result<Vec<(String, Flow)>> {
     let mut flows = Vec::new();
     for front in pod.node.address().both() {
         let front = SocketAddr::new(front, NODE_PORT);
-        let from = ground.lab.outside();
+        let from = cluster.lab.outside();
         let tcp = Flow::tcp(from, front, TICK, client::PATIENCE)?;
         flows.push((format!("outside -> {} by {front}, TCP, {when}", pod.name), tcp));
         flows.push((format!("outside -> {} by {front}, UDP, {when}", pod.name), Flow::udp(from, front, TICK)?));
@@ -250,12 +260,12 @@ fn node_port_flows(ground: &Ground, pod: &Pod, when: &str) -> Result<Vec<(String
 }
 
 /// Changes the selection and waits until the world sees it.
-fn select(ground: &Ground, pod: &Pod, on: bool) -> Result<()> {
-    ground.set_role(pod, if on { "chosen" } else { "plain" })?;
+fn select(cluster: &TestCluster, pod: &Pod, on: bool) -> Result<()> {
+    cluster.set_role(pod, if on { "chosen" } else { "plain" })?;
     for (to, egress) in plan::SERVER.both().into_iter().zip([FIRST_V4, FIRST_V6]) {
         let expected = if on { egress } else { pod.node.address().towards(to) };
         let what = format!("{} is seen as {expected}", pod.name);
-        until(&what, PATIENCE, || Ok(seen_as(&pod.netns, to)? == Some(expected)))?;
+        until_true(&what, PATIENCE, || Ok(seen_as(&pod.netns, to)? == Some(expected)))?;
     }
     Ok(())
 }

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use clap::ValueEnum;
+use egress_lab::random::Random;
 
 /// What befalls the cluster in one round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, ValueEnum)]
@@ -26,7 +27,7 @@ pub(super) enum Fault {
     Label,
     /// An object gets another address
     Edit,
-    /// An object is deleted and made anew
+    /// An object is deleted and recreated
     Recreate,
     /// The controller that leads is killed
     Leader,
@@ -164,16 +165,16 @@ pub(super) struct Plan {
 impl Plan {
     /// The plan of a round (from 1). `only` are the faults to choose from, all where there are none.
     pub(super) fn of(seed: u64, round: usize, only: &[Fault], extent: Extent) -> Self {
-        let mut dice = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(round as u64));
+        let mut random = Random::of_round(seed, round);
         let faults: &[Fault] = if only.is_empty() { &Fault::ALL } else { only };
         // Fail-overs are what is measured: half of the rounds, where there is a choice.
         let moving: Vec<Fault> = faults.iter().copied().filter(|fault| fault.effect() == Effect::FailsOver).collect();
-        let moves = dice.below(2) == 0 && !moving.is_empty();
+        let moves = random.below(2) == 0 && !moving.is_empty();
         let choice = if moves { moving.as_slice() } else { faults };
-        let fault = choice[usize::try_from(dice.below(choice.len() as u64)).unwrap_or(0)];
-        let subject = usize::from(dice.below(2) == 1);
+        let fault = choice[random.index(choice.len())];
+        let subject = usize::from(random.below(2) == 1);
         let (least, most) = fault.lasts(extent);
-        let lasts = Duration::from_millis(least * 1000 + dice.below(most.saturating_sub(least) * 1000));
+        let lasts = Duration::from_millis(least * 1000 + random.below(most.saturating_sub(least) * 1000));
         Self { round, fault, subject, lasts }
     }
 
@@ -181,19 +182,6 @@ impl Plan {
     pub(super) fn again(&self) -> Option<Duration> {
         let rest = u64::from(self.lasts.subsec_millis());
         (self.fault == Fault::CrashLoop).then(|| Duration::from_millis(300 + 2 * rest))
-    }
-}
-
-/// Numbers by a seed (splitmix64).
-struct Dice(u64);
-
-impl Dice {
-    fn below(&mut self, sides: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % sides.max(1)
     }
 }
 

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result};
 
 use super::fault::Fault;
-use super::ground::Ground;
+use super::loaded_cluster::LoadedCluster;
 use egress_lab::agents;
 use egress_lab::cut::Cut;
 use egress_lab::machine::StoppedMachine;
@@ -40,84 +40,85 @@ impl Target {
 }
 
 /// Begins a fault.
-pub(super) fn begin(ground: &mut Ground, fault: Fault, target: Target) -> Result<()> {
-    let node = ground.lab.node(target.gateway).clone();
+pub(super) fn begin(cluster: &mut LoadedCluster, fault: Fault, target: Target) -> Result<()> {
+    let node = cluster.base.lab.node(target.gateway).clone();
     match fault {
         Fault::Cut => {
-            ground.lab.set_lan(&node, false)?;
-            ground.lab.set_overlay(&node, false)
+            cluster.base.lab.set_lan(&node, false)?;
+            cluster.base.lab.set_overlay(&node, false)
         }
         Fault::PowerOff => {
-            agents::power(&ground.lab, &mut ground.agents[target.gateway.index()], false)?;
-            ground.lab.set_pods(&node, false)?;
+            agents::power(&cluster.base.lab, &mut cluster.base.agents[target.gateway.index()], false)?;
+            cluster.base.lab.set_pods(&node, false)?;
             // A node that boots has no programs of its former life.
-            ground.agent(target.gateway).clean_up().map(drop)
+            cluster.agent(target.gateway).clean_up().map(drop)
         }
-        Fault::Uplink => ground.lab.set_carrier(&node, false),
-        Fault::Management => ground.lab.set_overlay(&node, false),
-        Fault::Kill => ground.agent(target.gateway).kill(),
-        Fault::Leader => ground.agent(target.leader).controller()?.kill(),
-        Fault::Stop => ground.agent(target.gateway).pause(),
-        Fault::ApiServer => outage(ground, true),
-        Fault::Label => ground.assignable(target.gateway, false),
-        Fault::Edit => ground.turn(target.subject),
-        Fault::Recreate => ground.delete(target.subject),
+        Fault::Uplink => cluster.base.lab.set_carrier(&node, false),
+        Fault::Management => cluster.base.lab.set_overlay(&node, false),
+        Fault::Kill => cluster.agent(target.gateway).kill(),
+        Fault::Leader => cluster.agent(target.leader).controller()?.kill(),
+        Fault::Stop => cluster.agent(target.gateway).pause(),
+        Fault::ApiServer => outage(cluster, true),
+        Fault::Label => cluster.assignable(target.gateway, false),
+        Fault::Edit => cluster.turn(target.subject),
+        Fault::Recreate => cluster.delete(target.subject),
         // One after the other would leave time for each to come back before the next goes.
         Fault::Restart => {
-            agents::Agent::controllers(&mut ground.agents).try_for_each(agents::Controller::kill)?;
-            ground.agents.iter_mut().try_for_each(agents::Agent::kill)
+            agents::Agent::controllers(&mut cluster.base.agents).try_for_each(agents::Controller::kill)?;
+            cluster.base.agents.iter_mut().try_for_each(agents::Agent::kill)
         }
         Fault::Pause => {
-            ground.stopped = Some(StoppedMachine::stop(&ground.lab, &mut ground.agents[target.gateway.index()])?);
+            cluster.stopped =
+                Some(StoppedMachine::stop(&cluster.base.lab, &mut cluster.base.agents[target.gateway.index()])?);
             Ok(())
         }
-        Fault::NoApi => ground.lab.cut(&Cut::ApiServer(target.gateway)),
-        Fault::Isolate => ground.lab.cut(&Cut::Nodes(target.gateway)),
-        Fault::CrashLoop => ground.agent(target.gateway).restart(),
-        Fault::DeleteNode => ground.delete_node(target.gateway),
+        Fault::NoApi => cluster.base.lab.cut(&Cut::ApiServer(target.gateway)),
+        Fault::Isolate => cluster.base.lab.cut(&Cut::Nodes(target.gateway)),
+        Fault::CrashLoop => cluster.agent(target.gateway).restart(),
+        Fault::DeleteNode => cluster.delete_node(target.gateway),
     }
 }
 
 /// Ends it.
-pub(super) fn end(ground: &mut Ground, fault: Fault, target: Target) -> Result<()> {
-    let node = ground.lab.node(target.gateway).clone();
+pub(super) fn end(cluster: &mut LoadedCluster, fault: Fault, target: Target) -> Result<()> {
+    let node = cluster.base.lab.node(target.gateway).clone();
     match fault {
         Fault::Cut => {
-            ground.lab.set_lan(&node, true)?;
-            ground.lab.set_overlay(&node, true)
+            cluster.base.lab.set_lan(&node, true)?;
+            cluster.base.lab.set_overlay(&node, true)
         }
         Fault::PowerOff => {
-            agents::power(&ground.lab, &mut ground.agents[target.gateway.index()], true)?;
+            agents::power(&cluster.base.lab, &mut cluster.base.agents[target.gateway.index()], true)?;
             // Its pods come behind its agent, as they do where the node is not ready before.
-            ground.wait_for_agents()?;
-            ground.lab.set_pods(&node, true)
+            cluster.wait_for_agents()?;
+            cluster.base.lab.set_pods(&node, true)
         }
-        Fault::Uplink => ground.lab.set_carrier(&node, true),
-        Fault::Management => ground.lab.set_overlay(&node, true),
-        Fault::Kill => ground.agent(target.gateway).restart(),
-        Fault::Leader => ground.agent(target.leader).controller()?.restart(),
-        Fault::Stop => ground.agent(target.gateway).resume(),
-        Fault::ApiServer => outage(ground, false),
-        Fault::Label => ground.assignable(target.gateway, true),
+        Fault::Uplink => cluster.base.lab.set_carrier(&node, true),
+        Fault::Management => cluster.base.lab.set_overlay(&node, true),
+        Fault::Kill => cluster.agent(target.gateway).restart(),
+        Fault::Leader => cluster.agent(target.leader).controller()?.restart(),
+        Fault::Stop => cluster.agent(target.gateway).resume(),
+        Fault::ApiServer => outage(cluster, false),
+        Fault::Label => cluster.assignable(target.gateway, true),
         Fault::Edit => Ok(()),
-        Fault::Recreate => ground.create(target.subject),
+        Fault::Recreate => cluster.create(target.subject),
         Fault::Restart => {
-            agents::Agent::controllers(&mut ground.agents).try_for_each(agents::Controller::restart)?;
-            ground.agents.iter_mut().try_for_each(agents::Agent::restart)
+            agents::Agent::controllers(&mut cluster.base.agents).try_for_each(agents::Controller::restart)?;
+            cluster.base.agents.iter_mut().try_for_each(agents::Agent::restart)
         }
         Fault::Pause => {
-            let machine = ground.stopped.take().context("no machine is stopped")?;
-            machine.resume(&ground.lab, &mut ground.agents[target.gateway.index()]).map(drop)
+            let machine = cluster.stopped.take().context("no machine is stopped")?;
+            machine.resume(&cluster.base.lab, &mut cluster.base.agents[target.gateway.index()]).map(drop)
         }
-        Fault::NoApi => ground.lab.mend(&Cut::ApiServer(target.gateway)),
-        Fault::Isolate => ground.lab.mend(&Cut::Nodes(target.gateway)),
-        Fault::CrashLoop => ground.agent(target.gateway).restart(),
-        Fault::DeleteNode => ground.create_node(target.gateway),
+        Fault::NoApi => cluster.base.lab.mend(&Cut::ApiServer(target.gateway)),
+        Fault::Isolate => cluster.base.lab.mend(&Cut::Nodes(target.gateway)),
+        Fault::CrashLoop => cluster.agent(target.gateway).restart(),
+        Fault::DeleteNode => cluster.create_node(target.gateway),
     }
 }
 
-fn outage(ground: &Ground, is_out: bool) -> Result<()> {
-    let server = ground.cluster.in_memory().context("only the lab's own API server can be stopped")?;
+fn outage(cluster: &LoadedCluster, is_out: bool) -> Result<()> {
+    let server = cluster.base.api.in_memory().context("only the lab's own API server can be stopped")?;
     server.set_outage(is_out);
     Ok(())
 }

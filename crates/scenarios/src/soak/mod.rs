@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Promises, kept all the time: no packet with a wrong source; no address emitted from two nodes at once; after five
-//! seconds of quiet the status says what the nodes do; a fault that leaves the road whole moves nothing and loses nothing;
+//! seconds of quiet the status says what the nodes do; a fault that leaves the path whole moves nothing and loses nothing;
 //! an API server that is gone fills neither logs nor memory. One that is broken is told with the command that plays its round
 //! again: a round is the same for the same seed and number, as far as chance on the machine lets it. How long anything
 //! took is a figure and no promise.
@@ -18,7 +18,7 @@
 //! | `fault` | the faults, and which comes in which round |
 //! | `ground`, `inject` | the lab with everything on it; faults put on it and taken off |
 //! | `sampler`, `streams`, `echo` | new connections, established ones, and the server outside |
-//! | `toll` | what an outage of the API server costs an agent |
+//! | `outage_cost` | what an outage of the API server costs an agent |
 //! | `wire` | the judge of what leaves the nodes |
 //! | `round` | one round, and when the cluster is at rest |
 //! | `figures`, `report`, `chart` | what it came to; table and `results.json`; SVG |
@@ -27,13 +27,13 @@ mod chart;
 pub(crate) mod echo;
 mod fault;
 mod figures;
-pub(crate) mod ground;
 mod inject;
+pub(crate) mod loaded_cluster;
+mod outage_cost;
 mod report;
 mod round;
 pub(crate) mod sampler;
 pub(crate) mod streams;
-mod toll;
 pub(crate) mod wire;
 
 use std::os::unix::fs::PermissionsExt;
@@ -47,7 +47,7 @@ use egress_lab::test::{LabContext, LabTest};
 use egress_toolchain::packages::{self, Purpose};
 use egress_toolchain::{BuildArgs, Built, Paths, Progress, ensure_built};
 use fault::{Extent, Fault, Plan};
-use ground::{Ground, Shape};
+use loaded_cluster::{LoadedCluster, Shape};
 use report::Report;
 use round::Soak;
 
@@ -113,7 +113,7 @@ pub fn run(args: &SoakArgs) -> Result<()> {
     }
     let timeout = args.total_timeout.as_ref().map(|time| format!("--egressip-reachability-total-timeout={time}"));
     let shape = Shape { arguments: &timeout.iter().map(String::as_str).collect::<Vec<_>>(), ..Shape::SOAK };
-    let mut soak = Soak::new(Ground::start(&shape, &built, Some(&args.prefix), logs)?)?;
+    let mut soak = Soak::new(LoadedCluster::start(&shape, &built, Some(&args.prefix), logs)?)?;
     let again = |round: usize| args.again(round);
     let mut played = 0;
     let mut outcome = soak.begin(&first);
@@ -134,7 +134,7 @@ pub fn run(args: &SoakArgs) -> Result<()> {
     progress.step(&format!("{0}/results.json, {0}/results.svg, {0}/logs", folder.display()));
     let violations = soak.violations.len();
     outcome?;
-    soak.ground.finish()?;
+    soak.cluster.finish()?;
     ensure!(violations == 0, "{violations} promises were broken");
     Ok(())
 }
@@ -154,7 +154,7 @@ fn ends(context: &LabContext) -> Result<()> {
     std::fs::set_permissions(&agent, PermissionsExt::from_mode(0o700))?;
     let built = Built { agent, ..context.built.clone() };
     let begin = Instant::now();
-    let Err(error) = Ground::start(&Shape::SOAK, &built, None, context.logs.clone()) else {
+    let Err(error) = LoadedCluster::start(&Shape::SOAK, &built, None, context.logs.clone()) else {
         bail!("it starts without agents")
     };
     let (text, took) = (format!("{error:#}"), begin.elapsed());
@@ -188,7 +188,7 @@ const SHARED: [Fault; 13] = [
 fn short(context: &LabContext) -> Result<()> {
     let seed = std::env::var(SEED_VARIABLE).ok().and_then(|text| text.parse().ok()).unwrap_or(SEED);
     println!("seed {seed} ({SEED_VARIABLE} names another)");
-    let mut soak = Soak::new(Ground::start(&Shape::SOAK, &context.built, None, context.logs.clone())?)?;
+    let mut soak = Soak::new(LoadedCluster::start(&Shape::SOAK, &context.built, None, context.logs.clone())?)?;
     let played = play_share(&mut soak, seed);
     let again =
         |round: usize| format!("round {round} of {SEED_VARIABLE}={seed} cargo xtask test --only lab --filter soak");
@@ -196,12 +196,12 @@ fn short(context: &LabContext) -> Result<()> {
     print!("{}", report.text());
     let violations = soak.violations.len();
     if played.is_err() || violations > 0 {
-        for agent in &soak.ground.agents {
+        for agent in &soak.cluster.base.agents {
             println!("-- {}\n{}", agent.node().name(), last_lines(agent.log(), 12));
         }
     }
     played?;
-    soak.ground.finish()?;
+    soak.cluster.finish()?;
     ensure!(violations == 0, "{violations} promises were broken");
     Ok(())
 }

@@ -9,11 +9,11 @@ use anyhow::{Context, Result};
 
 use super::fault::{Effect, Fault, Plan};
 use super::figures::{Row, Table, passage};
-use super::ground::Ground;
 use super::inject::{self, Target};
+use super::loaded_cluster::LoadedCluster;
+use super::outage_cost::Toll;
 use super::sampler::Sample;
 use super::streams::Census;
-use super::toll::Toll;
 use super::wire::{Violation, Wire};
 use egress_lab::topology::addresses::NodeNumber;
 use egress_lab::yield_to_signal;
@@ -53,7 +53,7 @@ impl Told {
 
 /// The run so far.
 pub(super) struct Soak {
-    pub(super) ground: Ground,
+    pub(super) cluster: LoadedCluster,
     wire: Wire,
     /// Of this round, by caller.
     samples: Vec<Vec<Sample>>,
@@ -71,11 +71,11 @@ pub(super) struct Soak {
 }
 
 impl Soak {
-    pub(super) fn new(ground: Ground) -> Result<Self> {
-        let hosts = ground.nodes().into_iter().flat_map(|node| node.address().both()).collect();
-        let samples = ground.callers.iter().map(|_| Vec::new()).collect();
+    pub(super) fn new(cluster: LoadedCluster) -> Result<Self> {
+        let hosts = cluster.nodes().into_iter().flat_map(|node| node.address().both()).collect();
+        let samples = cluster.callers.iter().map(|_| Vec::new()).collect();
         let mut soak = Self {
-            ground,
+            cluster,
             wire: Wire::new(hosts),
             samples,
             last_loss: Instant::now(),
@@ -93,40 +93,41 @@ impl Soak {
     /// The cluster comes to rest before the first round.
     pub(super) fn begin(&mut self, plan: &Plan) -> Result<()> {
         self.settle(plan, Instant::now())?;
-        self.watches = self.ground.watches();
+        self.watches = self.cluster.watches();
         Ok(())
     }
 
     /// Plays a round; one line about it.
     pub(super) fn play(&mut self, plan: &Plan) -> Result<String> {
-        let before = self.ground.holders()?;
+        let before = self.cluster.holders()?;
         let gateway = before.get(plan.subject).copied().flatten().context("the address has no node")?;
-        let (leader, _) = self.ground.leader()?.context("nobody leads")?;
+        let (leader, _) = self.cluster.leader()?.context("nobody leads")?;
         let target = Target { gateway, leader, subject: plan.subject };
         self.pump(plan);
         self.samples.iter_mut().for_each(Vec::clear);
-        let censuses: Vec<Census> = self.ground.callers.iter().map(|caller| caller.streams.census()).collect();
+        let censuses: Vec<Census> = self.cluster.callers.iter().map(|caller| caller.streams.census()).collect();
         self.be_lenient(plan)?;
 
-        let toll = (plan.fault == Fault::ApiServer).then(|| Toll::of(&mut self.ground.agents)).transpose()?;
+        let toll = (plan.fault == Fault::ApiServer).then(|| Toll::of(&mut self.cluster.base.agents)).transpose()?;
         let begun = Instant::now();
-        inject::begin(&mut self.ground, plan.fault, target)?;
+        inject::begin(&mut self.cluster, plan.fault, target)?;
         let mut again = plan.again();
         while begun.elapsed() < plan.lasts {
             std::thread::sleep(PAUSE.min(plan.lasts.saturating_sub(begun.elapsed())));
             self.pump(plan);
             if again.is_some_and(|time| begun.elapsed() >= time) {
-                inject::begin(&mut self.ground, plan.fault, target)?;
+                inject::begin(&mut self.cluster, plan.fault, target)?;
                 again = plan.again().map(|time| begun.elapsed() + time);
             }
         }
-        let paid =
-            toll.map(|before| Ok::<_, anyhow::Error>((Toll::of(&mut self.ground.agents)?, before))).transpose()?;
-        inject::end(&mut self.ground, plan.fault, target)?;
+        let paid = toll
+            .map(|before| Ok::<_, anyhow::Error>((Toll::of(&mut self.cluster.base.agents)?, before)))
+            .transpose()?;
+        inject::end(&mut self.cluster, plan.fault, target)?;
         let ended = Instant::now();
         let rest = self.settle(plan, ended)?;
         self.be_strict()?;
-        let after = self.ground.holders()?;
+        let after = self.cluster.holders()?;
         let line = self.account(plan, target, (&before, &after), &censuses, (begun, ended, rest));
         Ok(match paid {
             Some((now, before)) => format!("{line}; {}", self.charge(plan, &now, &before)),
@@ -143,7 +144,7 @@ impl Soak {
         now.since(before)
     }
 
-    /// A fault that leaves the road whole moves nothing, and nothing is lost. A machine that stood still proves nothing.
+    /// A fault that leaves the path whole moves nothing, and nothing is lost. A machine that stood still proves nothing.
     fn judge_whole(&mut self, plan: &Plan, row: &Row, stall_ms: f64) {
         let lost = match plan.fault.effect() {
             Effect::Nothing => row.lost,
@@ -160,13 +161,13 @@ impl Soak {
 
     /// Takes what has been seen, and judges it.
     fn pump(&mut self, plan: &Plan) {
-        let (sightings, missed) = self.ground.capture.take_sightings();
+        let (captured, missed) = self.cluster.capture.take_captured();
         self.missed = self.missed.max(missed);
-        let found = self.wire.judge(&sightings, is_egress);
+        let found = self.wire.judge(&captured, is_egress);
         for violation in found {
             self.tell(plan, violation);
         }
-        for (caller, samples) in self.ground.callers.iter().zip(&mut self.samples) {
+        for (caller, samples) in self.cluster.callers.iter().zip(&mut self.samples) {
             let new = caller.sampler.take();
             if new.iter().any(|sample| sample.answered.is_none()) {
                 self.last_loss = Instant::now();
@@ -189,10 +190,10 @@ impl Soak {
         self.violations.push(Told { plan: *plan, words, kind, count: 1, first: at, last: at });
     }
 
-    /// What is right at the doors of callers when nothing changes.
+    /// What is right at the addresses of callers when nothing changes.
     fn be_strict(&mut self) -> Result<()> {
-        let egress = self.ground.egress()?;
-        for caller in &self.ground.callers {
+        let egress = self.cluster.egress()?;
+        for caller in &self.cluster.callers {
             self.wire.set_right(caller.door, [egress[&caller.subject]].into());
         }
         Ok(())
@@ -203,13 +204,13 @@ impl Soak {
         if plan.fault.effect() != Effect::Changes {
             return Ok(());
         }
-        let egress = self.ground.egress()?;
-        for caller in self.ground.callers.iter().filter(|caller| caller.subject == plan.subject) {
+        let egress = self.cluster.egress()?;
+        for caller in self.cluster.callers.iter().filter(|caller| caller.subject == plan.subject) {
             let mut right: BTreeSet<IpAddr> = [egress[&caller.subject]].into();
             if plan.fault == Fault::Recreate {
                 right.extend(caller.own.iter().copied());
             } else {
-                right.extend(self.ground.other_address(caller.subject)?);
+                right.extend(self.cluster.other_address(caller.subject)?);
             }
             self.wire.set_right(caller.door, right);
         }
@@ -218,16 +219,16 @@ impl Soak {
 
     /// Waits until the cluster is at rest; how long that took.
     fn settle(&mut self, plan: &Plan, ended: Instant) -> Result<Duration> {
-        let first_lease = self.ground.leader()?.map(|(_, renewed)| renewed);
-        let mut holders = self.ground.holders()?;
+        let first_lease = self.cluster.leader()?.map(|(_, renewed)| renewed);
+        let mut holders = self.cluster.holders()?;
         let mut quiet_since: Option<Instant> = None;
         let (mut differs_since, mut rested): (Option<Instant>, _) = (None, None);
         loop {
             self.pump(plan);
-            let now = self.ground.holders()?;
+            let now = self.cluster.holders()?;
             let changed = now != holders;
             holders = now;
-            let serves = self.ground.agents_serve()?;
+            let serves = self.cluster.agents_serve()?;
             if changed || !serves {
                 quiet_since = None;
             } else if quiet_since.is_none() {
@@ -238,7 +239,7 @@ impl Soak {
                 Some(_) => drop(differs_since.get_or_insert_with(Instant::now)),
                 None => differs_since = None,
             }
-            let leads = self.ground.leader()?.map(|(_, renewed)| renewed) != first_lease;
+            let leads = self.cluster.leader()?.map(|(_, renewed)| renewed) != first_lease;
             let unrest = disagreement.clone().or_else(|| self.unrest(serves, leads));
             match (&unrest, rested) {
                 (None, None) => rested = Some(ended.elapsed()),
@@ -270,11 +271,11 @@ impl Soak {
     /// Where status and data path differ.
     fn disagreement(&self, holders: &[Option<NodeNumber>]) -> Option<String> {
         let since = SystemTime::now() - NOW;
-        for (subject, holder) in self.ground.subjects.iter().zip(holders) {
+        for (subject, holder) in self.cluster.subjects.iter().zip(holders) {
             let Ok(address) = subject.address() else { continue };
             let Some(holder) = holder else { return Some(format!("{address} has no node")) };
-            let emitters = self.wire.emitters(address, since);
-            if emitters != [*holder].into() {
+            let senders = self.wire.senders(address, since);
+            if senders != [*holder].into() {
                 let seen = self.wire.history(address, SystemTime::now());
                 return Some(format!("{address} is on {} by its status, and was sent by {seen}", holder.name()));
             }
@@ -290,7 +291,7 @@ impl Soak {
         if !leads {
             return Some("nobody has renewed the lease".to_owned());
         }
-        let watches = self.ground.watches();
+        let watches = self.cluster.watches();
         if watches < self.watches {
             return Some(format!("{watches} of {} watches are there", self.watches));
         }
@@ -312,7 +313,7 @@ impl Soak {
         let mut row = Row { rounds: 1, moved: u64::from(before != after), ..Row::default() };
         row.rest_ms = rest.as_secs_f64() * 1000.0;
         let mut stall = 0.0_f64;
-        for ((caller, samples), census) in self.ground.callers.iter().zip(&self.samples).zip(censuses) {
+        for ((caller, samples), census) in self.cluster.callers.iter().zip(&self.samples).zip(censuses) {
             stall = stall.max(longest_gap(samples));
             // Pods on a node that is cut off are cut off with it.
             if fails_over && caller.node == target.gateway {

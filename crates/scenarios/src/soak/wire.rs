@@ -1,6 +1,6 @@
-//! What the nodes put on the wire, judged packet by packet. Pure: sightings in, violations out.
+//! What the nodes put on the wire, judged packet by packet. Pure: captured packets in, violations out.
 //!
-//! - A packet to a pod's door bears an address that is right for that pod.
+//! - A packet to a pod's address bears an address that is right for that pod.
 //! - No address is emitted from two nodes at once. An address may go from one node to another, and then the former is
 //!   silent: nothing moves back by itself, so one that speaks again within [`AT_ONCE`] has never stopped.
 
@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::{Duration, SystemTime};
 
-use egress_lab::capture::{ARP, IN_FLIGHT, Sighting};
+use egress_lab::capture::{ARP, CapturedPacket, IN_FLIGHT};
 use egress_lab::topology::addresses::NodeNumber;
 
 /// No address comes back to a node sooner by right: rounds are longer than this.
@@ -26,9 +26,9 @@ pub(crate) struct Violation {
 /// All that has been seen, as far as it matters for what comes.
 #[derive(Debug, Default)]
 pub(crate) struct Wire {
-    /// What may be seen at each door.
+    /// What may be seen at each address.
     right: BTreeMap<IpAddr, BTreeSet<IpAddr>>,
-    emitters: BTreeMap<IpAddr, Vec<Emitter>>,
+    senders: BTreeMap<IpAddr, Vec<Emitter>>,
     /// Addresses of hosts: what a host says of its own accord is no pod's.
     hosts: BTreeSet<IpAddr>,
 }
@@ -46,15 +46,15 @@ impl Wire {
         Self { hosts, ..Self::default() }
     }
 
-    /// From now on these addresses are right at a door.
+    /// From now on these addresses are right at a address.
     pub(crate) fn set_right(&mut self, door: IpAddr, right: BTreeSet<IpAddr>) {
         self.right.insert(door, right);
     }
 
     /// Judges what was seen; `egress` says which sources are egress IPs.
-    pub(crate) fn judge(&mut self, sightings: &[Sighting], egress: impl Fn(IpAddr) -> bool) -> Vec<Violation> {
+    pub(crate) fn judge(&mut self, captured: &[CapturedPacket], egress: impl Fn(IpAddr) -> bool) -> Vec<Violation> {
         let mut found = Vec::new();
-        for sighting in sightings {
+        for sighting in captured {
             found.extend(self.wrong_source(sighting));
             if egress(sighting.source) {
                 found.extend(self.second_emitter(sighting));
@@ -63,14 +63,14 @@ impl Wire {
         found
     }
 
-    /// Whether a packet to a door has a source that is not right there.
-    pub(crate) fn wrong_source(&self, sighting: &Sighting) -> Option<Violation> {
+    /// Whether a packet to a address has a source that is not right there.
+    pub(crate) fn wrong_source(&self, sighting: &CapturedPacket) -> Option<Violation> {
         let right = self.right.get(&sighting.destination)?;
         let own_words = sighting.is_a_routers() && self.hosts.contains(&sighting.source);
         if sighting.protocol == ARP || own_words || right.contains(&sighting.source) {
             return None;
         }
-        let Sighting { node, source, destination, protocol, ports, .. } = sighting;
+        let CapturedPacket { node, source, destination, protocol, ports, .. } = sighting;
         let words = format!(
             "{} sent a packet with the wrong source {source} to {destination}, protocol {protocol}, ports {ports:?}",
             node.name()
@@ -78,15 +78,15 @@ impl Wire {
         Some(Violation { kind: format!("wrong source {source} at {destination}"), words, at: sighting.at })
     }
 
-    fn second_emitter(&mut self, sighting: &Sighting) -> Option<Violation> {
-        let Sighting { at, node, source, .. } = *sighting;
-        let emitters = self.emitters.entry(source).or_default();
-        if let Some(current) = emitters.last_mut().filter(|current| current.node == node) {
+    fn second_emitter(&mut self, sighting: &CapturedPacket) -> Option<Violation> {
+        let CapturedPacket { at, node, source, .. } = *sighting;
+        let senders = self.senders.entry(source).or_default();
+        if let Some(current) = senders.last_mut().filter(|current| current.node == node) {
             current.last = current.last.max(at);
             return None;
         }
-        let current = emitters.last().copied();
-        let before = emitters.iter().rev().find(|before| before.node == node).copied();
+        let current = senders.last().copied();
+        let before = senders.iter().rev().find(|before| before.node == node).copied();
         if let (Some(current), Some(before)) = (current, before) {
             let late = at.duration_since(current.since).unwrap_or_default();
             let silent = at.duration_since(before.last).unwrap_or_default();
@@ -108,22 +108,22 @@ impl Wire {
                 return Some(Violation { kind, words, at });
             }
         }
-        emitters.push(Emitter { node, since: at, last: at });
+        senders.push(Emitter { node, since: at, last: at });
         // The present one and its forerunner are all that is asked for; a node in between counts too.
-        let surplus = emitters.len().saturating_sub(4);
-        emitters.drain(..surplus);
+        let surplus = senders.len().saturating_sub(4);
+        senders.drain(..surplus);
         None
     }
 
     /// Who emits an address since `since`.
-    pub(crate) fn emitters(&self, address: IpAddr, since: SystemTime) -> BTreeSet<NodeNumber> {
-        let all = self.emitters.get(&address).map(Vec::as_slice).unwrap_or_default();
+    pub(crate) fn senders(&self, address: IpAddr, since: SystemTime) -> BTreeSet<NodeNumber> {
+        let all = self.senders.get(&address).map(Vec::as_slice).unwrap_or_default();
         all.iter().filter(|one| one.last >= since).map(|one| one.node).collect()
     }
 
     /// Who has emitted an address, and how long ago for the last time, for people.
     pub(crate) fn history(&self, address: IpAddr, now: SystemTime) -> String {
-        let all = self.emitters.get(&address).map(Vec::as_slice).unwrap_or_default();
+        let all = self.senders.get(&address).map(Vec::as_slice).unwrap_or_default();
         let told = all.iter().map(|one| {
             let ago = now.duration_since(one.last).unwrap_or_default();
             format!("{} {} ms ago", one.node.name(), ago.as_millis())
@@ -144,8 +144,8 @@ mod tests {
         text.parse().expect("a literal")
     }
 
-    fn sighting(millis: u64, node: usize, source: &str) -> Sighting {
-        Sighting {
+    fn sighting(millis: u64, node: usize, source: &str) -> CapturedPacket {
+        CapturedPacket {
             at: SystemTime::UNIX_EPOCH + Duration::from_millis(millis),
             node: NodeNumber::new(node).expect("a node"),
             source: address(source),
@@ -159,8 +159,9 @@ mod tests {
     fn violations(seen: &[(u64, usize, &str)]) -> usize {
         let mut wire = Wire::new(BTreeSet::new());
         wire.set_right(address(DOOR), [address(EGRESS)].into());
-        let sightings: Vec<Sighting> = seen.iter().map(|(at, node, source)| sighting(*at, *node, source)).collect();
-        wire.judge(&sightings, |source| source == address(EGRESS)).len()
+        let captured: Vec<CapturedPacket> =
+            seen.iter().map(|(at, node, source)| sighting(*at, *node, source)).collect();
+        wire.judge(&captured, |source| source == address(EGRESS)).len()
     }
 
     #[test]
@@ -192,7 +193,7 @@ mod tests {
         let mut wire = Wire::new(BTreeSet::new());
         wire.judge(&[sighting(0, 1, EGRESS), sighting(900, 2, EGRESS)], |_| true);
         let since = SystemTime::UNIX_EPOCH + Duration::from_millis(500);
-        let names: Vec<String> = wire.emitters(address(EGRESS), since).into_iter().map(NodeNumber::name).collect();
+        let names: Vec<String> = wire.senders(address(EGRESS), since).into_iter().map(NodeNumber::name).collect();
         assert_eq!(names, ["node2"]);
     }
 }

@@ -1,14 +1,14 @@
 //! The walkthrough that `cargo xtask run` plays: real agents on a real kernel, and a server outside that says whose
 //! address it saw.
 //!
-//! `cast` says who plays, `stage` is the lab with everything on it, `acts` is the story, `report` compares what was
+//! `pods` says who plays, `stage` is the lab with everything on it, `steps` is the story, `report` compares what was
 //! expected with what was seen.
 
-mod acts;
-mod cast;
-mod holding;
+mod hold;
+mod pods;
 mod report;
-mod stage;
+mod steps;
+mod walkthrough;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -16,15 +16,15 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 
-use egress_lab::agents::{Agent, AgentOptions, last_lines};
+use egress_lab::agents::{AgentOptions, last_lines};
 use egress_lab::capture::Capture;
-use egress_lab::cluster::{ApiChoice, Cluster};
-use egress_lab::traffic::server::Server;
-use egress_lab::{Lab, LabBuilder, yield_to_signal};
+use egress_lab::kube_api::{ApiChoice, KubeApi};
+use egress_lab::test_cluster::TestCluster;
+use egress_lab::{LabBuilder, yield_to_signal};
 use egress_toolchain::packages::{self, Purpose};
 use egress_toolchain::{BuildArgs, Paths, Progress, ensure_built};
 use report::Report;
-use stage::Stage;
+use walkthrough::Walkthrough;
 
 #[derive(Args)]
 pub struct RunArgs {
@@ -69,47 +69,42 @@ pub fn run(args: &RunArgs) -> Result<()> {
         None => ensure_built(&args.build, &progress)?.agent,
     };
     progress.step(&format!("lab: {} nodes with {} pods each", args.nodes, args.pods));
-    let mut stage = set(args, agent, &paths, &progress)?;
-    let played = acts::play(&mut stage).context("the story broke off");
+    let mut walkthrough = set(args, agent, &paths, &progress)?;
+    let played = steps::play(&mut walkthrough).context("the story broke off");
     if played.is_err() {
         yield_to_signal();
     }
-    let concluded = played.and_then(|()| conclude(&stage));
+    let concluded = played.and_then(|()| conclude(&walkthrough));
     if concluded.is_err() {
-        show_agents(&stage);
+        show_agents(&walkthrough);
     }
     if args.hold {
         if let Err(error) = &concluded {
             println!("\nerror: {error:#}");
         }
-        holding::hold(&stage);
+        hold::hold(&walkthrough);
     }
-    let taken_down = take_down(stage, args);
+    let taken_down = take_down(walkthrough, args);
     progress.step("the lab is down");
     concluded.and(taken_down)
 }
 
 /// Brings up everything that the story needs.
-fn set(args: &RunArgs, agent: PathBuf, paths: &Paths, progress: &Progress) -> Result<Stage> {
-    let lab = start_lab(args, paths)?;
-    progress.step(&format!("lab {}: network up", lab.prefix()));
-    let server = Server::outside(&lab)?;
-    let cluster = Cluster::start(&lab, &ApiChoice::new(args.kubeconfig.clone()))?;
-    cluster.install_crd(&paths.root.join("deploy/crd/crd.yaml"))?;
-    // Of a story that was broken off on the same server.
-    acts::withdraw(&cluster)?;
-    cluster.publish(&lab)?;
-    progress.step(&format!("Kubernetes: {}", cluster.description()));
-    if !Cluster::has_kubectl() {
+fn set(args: &RunArgs, agent: PathBuf, paths: &Paths, progress: &Progress) -> Result<Walkthrough> {
+    // Objects of a story that was broken off on the same server are removed first.
+    let api = ApiChoice::new(args.kubeconfig.clone());
+    let mut cluster = TestCluster::bring_up_on(lab_of(args, paths), &api, steps::withdraw)?;
+    progress.step(&format!("lab {}: network up", cluster.lab.prefix()));
+    progress.step(&format!("Kubernetes: {}", cluster.api.description()));
+    if !KubeApi::has_kubectl() {
         progress.step("kubectl is not installed: the lab's own client makes the same requests in its place");
     }
-    let options = AgentOptions::new(&agent, &cluster).with(log_options(args));
-    let capture = Some(Capture::start(&lab)?);
-    let agents = Agent::start_all(&lab, &options)?;
-    progress.step(&format!("{} agents started", agents.len()));
+    let capture = Some(Capture::start(&cluster.lab)?);
+    cluster.start_agents(&AgentOptions::new(&agent, &cluster.api).with(log_options(args)))?;
+    progress.step(&format!("{} agents started", cluster.agents.len()));
     let examples = paths.root.join("deploy/examples");
     let patience = Duration::from_secs(args.patience);
-    Ok(Stage { capture, agents, server, cluster, lab, report: Report::default(), examples, patience })
+    Ok(Walkthrough { capture, cluster, report: Report::default(), examples, patience })
 }
 
 /// Packets are logged under the name of the programs' crate.
@@ -118,42 +113,44 @@ fn log_options(args: &RunArgs) -> Vec<String> {
     level.into_iter().map(str::to_owned).collect()
 }
 
-fn start_lab(args: &RunArgs, paths: &Paths) -> Result<Lab> {
+fn lab_of(args: &RunArgs, paths: &Paths) -> LabBuilder {
     let mut builder = LabBuilder::default().readable_prefix(&args.prefix).nodes(args.nodes);
-    for pod in cast::cast(args.nodes, args.pods) {
+    for pod in pods::pods(args.nodes, args.pods) {
         builder = builder.pod(pod);
     }
     if args.keep_logs {
         builder = builder.keep_logs(paths.target.join("run-logs"));
     }
-    builder.start().context("cannot bring up the lab")
+    builder
 }
 
 /// Prints the table; an error when something was not as expected.
-fn conclude(stage: &Stage) -> Result<()> {
-    println!("\n{}", stage.report);
-    let (failed, count) = (stage.report.failed(), stage.report.count());
+fn conclude(walkthrough: &Walkthrough) -> Result<()> {
+    println!("\n{}", walkthrough.report);
+    let (failed, count) = (walkthrough.report.failed(), walkthrough.report.count());
     println!("{} of {count} checks as expected", count - failed);
     ensure!(failed == 0, "{failed} of {count} checks differ from what was expected");
     Ok(())
 }
 
 /// The agents' last words, which tell more than the checks do.
-fn show_agents(stage: &Stage) {
-    for agent in &stage.agents {
+fn show_agents(walkthrough: &Walkthrough) {
+    for agent in &walkthrough.cluster.agents {
         println!("\n-- {} ({})", agent.log().display(), agent.node().name());
         println!("{}", last_lines(agent.log(), 10));
     }
 }
 
-fn take_down(stage: Stage, args: &RunArgs) -> Result<()> {
-    let Stage { capture, agents, server, cluster, lab, .. } = stage;
-    drop((capture, agents));
-    let removed =
-        if args.kubeconfig.is_some() { acts::withdraw(&cluster).and(cluster.remove_objects()) } else { Ok(()) };
-    drop((cluster, server));
+fn take_down(walkthrough: Walkthrough, args: &RunArgs) -> Result<()> {
+    let Walkthrough { capture, mut cluster, .. } = walkthrough;
+    cluster.agents.clear();
+    drop(capture);
+    let removed = match args.kubeconfig.is_some() {
+        true => steps::withdraw(&cluster.api).and(cluster.api.remove_objects()),
+        false => Ok(()),
+    };
     if args.keep_logs {
-        println!("logs: {}", lab.logs().display());
+        println!("logs: {}", cluster.lab.logs().display());
     }
-    removed.and(lab.tear_down())
+    removed.and(cluster.tear_down())
 }

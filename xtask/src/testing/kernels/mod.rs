@@ -1,4 +1,4 @@
-//! `cargo xtask test --kernel VERSION`: the tests of programs and data plane on another kernel, in a virtual machine.
+//! `cargo xtask test --kernel VERSION`: the tests of programs and datapath on another kernel, in a virtual machine.
 //!
 //! ```text
 //! image    the kernel, from the distribution's packages        <target>/kernels/VERSION/

@@ -34,7 +34,7 @@ const SHOWN_LINES: usize = 120;
 /// How the slowest tests are known: the ones to look at when a guest takes too long.
 const SLOWEST: usize = 5;
 
-/// Lines of a test that has passed which somebody must see: that it looked at less than elsewhere, or at nothing.
+/// Lines of a test that has passed which someone must see: that it looked at less than elsewhere, or at nothing.
 const REMARKS: [&str; 2] = ["skipped: ", "reduced: "];
 
 #[derive(Clone, Copy, Debug)]

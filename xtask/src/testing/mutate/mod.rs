@@ -114,23 +114,23 @@ pub(crate) fn mutate(args: &MutateArgs) -> Result<ExitCode> {
         }
         return Ok(ExitCode::SUCCESS);
     }
-    let ground = Ground::prepare(args, &chosen)?;
+    let trials = Trials::prepare(args, &chosen)?;
     let (mut results, count) = (Vec::new(), chosen.len());
     for (index, mutation) in chosen.into_iter().enumerate() {
         let start = Instant::now();
-        let fate = ground.try_out(mutation)?;
-        ground.progress.step(&format!("{} of {count}: {}: {fate}", index + 1, mutation.name));
+        let fate = trials.try_out(mutation)?;
+        trials.progress.step(&format!("{} of {count}: {}: {fate}", index + 1, mutation.name));
         results.push((mutation, fate, start.elapsed()));
     }
-    ground.copy.restore()?;
+    trials.copy.restore()?;
     if args.record {
-        record::write(&ground.paths, &results)?;
+        record::write(&trials.paths, &results)?;
     }
     Ok(conclude(&results))
 }
 
 /// What all mutations share.
-struct Ground {
+struct Trials {
     paths: Paths,
     copy: Copy,
     filter: Option<String>,
@@ -156,7 +156,7 @@ struct Programs {
 /// Nothing is broken yet.
 const UNBROKEN: Duration = Duration::from_secs(3600);
 
-impl Ground {
+impl Trials {
     /// Builds everything once and sees that the sources as they are pass.
     fn prepare(args: &MutateArgs, chosen: &[&Mutation]) -> Result<Self> {
         let (no_install, filter) = (args.no_install, args.filter.clone());
@@ -173,18 +173,18 @@ impl Ground {
         let (paths, progress) = (Paths::find()?, Progress::start());
         let copy = Copy::of(&paths);
         let second_look = filter.is_none() && !args.named_only;
-        let mut ground =
+        let mut trials =
             Self { filter, second_look, programs: None, limit: UNBROKEN, no_install, paths, copy, progress };
-        ground.copy.restore()?;
+        trials.copy.restore()?;
         if !of_programs.is_empty() {
-            ground.programs = Some(ground.prepare_programs(&of_programs)?);
+            trials.programs = Some(trials.prepare_programs(&of_programs)?);
         }
         if !of_agent.is_empty() {
             let start = Instant::now();
-            ground.is_green("the agent", trial::of_agent(&ground.copy.paths, &of_agent, UNBROKEN)?)?;
-            ground.limit = patience(start.elapsed());
+            trials.is_green("the agent", trial::of_agent(&trials.copy.paths, &of_agent, UNBROKEN)?)?;
+            trials.limit = patience(start.elapsed());
         }
-        Ok(ground)
+        Ok(trials)
     }
 
     fn prepare_programs(&self, named: &[&str]) -> Result<Programs> {

@@ -1,7 +1,7 @@
 //! Server-side apply: merge what the manager says, remove what it no longer says, refuse what others own.
 //!
 //! Per leaf path: a value that differs from the live one and has another owner is a conflict (or taken, with force); an equal
-//! value is shared. What this manager applied before, does not apply now and nobody else owns is removed.
+//! value is shared. What this manager applied before, does not apply now and no other owns is removed.
 //! Not done: moving ownership between API versions, unsetting defaults of the schema, unions.
 
 use std::collections::BTreeSet;

@@ -13,8 +13,8 @@ use aya::maps::{HashMap, Map, MapData};
 use egress_common::abi::{Addr, PodEntry};
 use serde_json::json;
 
-use super::world::{self, Scale};
-use super::{Effort, Ground};
+use super::large_cluster::{self, Scale};
+use super::{Effort, ScaleCluster};
 use egress_lab::Node;
 
 /// 100 a second.
@@ -31,15 +31,15 @@ struct Sent {
 }
 
 /// Milliseconds from each event to the map.
-pub(super) fn play(ground: &Ground, effort: &Effort, events: usize) -> Result<Vec<f64>> {
-    let pods = open::<Addr, PodEntry>(ground.node()?, "pods")?;
+pub(super) fn play(cluster: &ScaleCluster, effort: &Effort, events: usize) -> Result<Vec<f64>> {
+    let pods = open::<Addr, PodEntry>(cluster.node()?, "pods")?;
     let mut under_way: Vec<Sent> = Vec::new();
     let mut arrivals = Vec::with_capacity(events);
     let start = Instant::now();
     let mut next = 0;
     while next < events || !under_way.is_empty() {
         if next < events && start.elapsed() >= PACE * u32::try_from(next)? {
-            under_way.push(send(ground, &effort.scale, next)?);
+            under_way.push(send(cluster, &effort.scale, next)?);
             next += 1;
         }
         let mut waiting = Vec::with_capacity(under_way.len());
@@ -60,17 +60,17 @@ pub(super) fn play(ground: &Ground, effort: &Effort, events: usize) -> Result<Ve
 }
 
 /// The n-th event: first each pod loses its label, then each gets it back, and so on.
-fn send(ground: &Ground, scale: &Scale, number: usize) -> Result<Sent> {
+fn send(cluster: &ScaleCluster, scale: &Scale, number: usize) -> Result<Sent> {
     let place = number % scale.own_pods;
     let is_selected = (number / scale.own_pods) % 2 == 1;
-    let app = if is_selected { world::app(place) } else { "none".to_owned() };
-    let (namespace, name) = world::own_pod(place);
+    let app = if is_selected { large_cluster::app(place) } else { "none".to_owned() };
+    let (namespace, name) = large_cluster::own_pod(place);
     let path = format!("/api/v1/namespaces/{namespace}/pods/{name}");
     let patch = json!({"metadata": {"labels": {"app": app}}});
-    let pod = Addr::v4(world::pod_address(1, place)?.octets());
+    let pod = Addr::v4(large_cluster::pod_address(1, place)?.octets());
     // The watch carries it from the moment when the server has stored it.
     let at = Instant::now();
-    ground.server()?.request(&Method::PATCH, &path, "application/merge-patch+json", &patch)?;
+    cluster.server()?.request(&Method::PATCH, &path, "application/merge-patch+json", &patch)?;
     Ok(Sent { pod, is_selected, at })
 }
 

@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::Result;
 use serde_json::{Value, json};
 
-use super::super::numbers;
+use super::super::samples;
 
 /// In the order of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -125,7 +125,7 @@ pub(in super::super) fn table(figures: &Figures) -> String {
         let greatest = samples.iter().copied().fold(0.0, f64::max);
         let range = if samples.len() > 1 { format!("{least:.2} to {greatest:.2}") } else { String::new() };
         let goal = figure.goal().map(|goal| format!("at most {goal}")).unwrap_or_default();
-        let median = numbers::median(samples);
+        let median = samples::median(samples);
         // Writing to a string never fails.
         let _ = writeln!(text, "| {} | {median:.2} | {} | {range} | {goal} |", figure.name(), figure.unit());
     }
@@ -139,7 +139,7 @@ pub(in super::super) fn write(figures: &Figures, folder: &Path) -> Result<()> {
         .into_iter()
         .map(|(figure, samples)| {
             json!({
-                "what": figure.name(), "unit": figure.unit(), "median": numbers::median(samples),
+                "what": figure.name(), "unit": figure.unit(), "median": samples::median(samples),
                 "samples": samples, "goal": figure.goal(),
             })
         })

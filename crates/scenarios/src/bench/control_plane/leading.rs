@@ -7,15 +7,15 @@ use anyhow::{Result, ensure};
 use serde_json::Value;
 
 use super::figures::{Figure, Figures};
-use super::world::{self, Scale};
-use super::{Ground, PATIENCE, text};
+use super::large_cluster::{self, Scale};
+use super::{PATIENCE, ScaleCluster, text};
 use egress_lab::apiserver::ApiServer;
 
 const OBJECTS: &str = "egressips.k8s.ovn.org";
 /// Between two looks at the API server's store.
 const LOOK: Duration = Duration::from_millis(200);
 
-impl Ground {
+impl ScaleCluster {
     pub(super) fn lead(&mut self, scale: &Scale, say: &dyn Fn(&str), figures: &mut Figures) -> Result<()> {
         say("the controller: all objects");
         let before = self.server()?.written(OBJECTS);
@@ -27,7 +27,7 @@ impl Ground {
         self.settle()?;
 
         // Not the real node: the controller is there.
-        let lost = world::node_name(2);
+        let lost = large_cluster::node_name(2);
         let theirs: BTreeSet<String> =
             holders(self.server()?).into_iter().filter(|(_, node)| *node == lost).map(|(object, _)| object).collect();
         ensure!(!theirs.is_empty(), "{lost} has no address to lose");
@@ -35,7 +35,7 @@ impl Ground {
         let before = self.server()?.written(OBJECTS);
         let cpu = self.controller()?;
         let begin = Instant::now();
-        self.cluster.delete(&format!("/api/v1/nodes/{lost}"))?;
+        self.base.api.delete(&format!("/api/v1/nodes/{lost}"))?;
         let mut took = Duration::ZERO;
         let cost = cpu.cost_of(|| {
             took = self.wait_for(begin, say, |items| {

@@ -18,19 +18,19 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `world` | the cluster's objects |
+//! | `large_cluster` | the cluster's objects |
 //! | `process` | what the kernel says of the agent's process |
 //! | `events` | pod events, and when they are in the map |
 //! | `leading` | what the leader does |
-//! | `full` | a million entries in `nat` |
+//! | `full_nat_map` | a million entries in `nat` |
 //! | `figures` | names, goals, the table and `control-plane.json` |
 
 mod events;
 mod figures;
-mod full;
+mod full_nat_map;
+mod large_cluster;
 mod leading;
 mod process;
-mod world;
 
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
@@ -39,17 +39,18 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use egress_lab::agents::{Agent, AgentOptions};
+use egress_lab::api_objects::HEALTH_PORT;
 use egress_lab::apiserver::ApiServer;
-use egress_lab::cluster::{ApiChoice, Cluster};
-use egress_lab::{Lab, LabBuilder, MANAGEMENT, Node, Quirks};
-use egress_toolchain::{Built, Paths};
+use egress_lab::kube_api::ApiChoice;
+use egress_lab::test_cluster::TestCluster;
+use egress_lab::{LabBuilder, MANAGEMENT, Node, Quirks};
+use egress_toolchain::Built;
 use figures::{Figure, Figures};
+use large_cluster::Scale;
 use process::Process;
-use world::Scale;
 
 pub(super) use figures::{table, write};
 
-const HEALTH_PORT: u16 = 9107;
 /// Seconds: each node is asked once a second.
 const TOTAL_TIMEOUT: u32 = 4;
 /// How often an agent is asked whether it is synchronised.
@@ -83,11 +84,9 @@ impl Effort {
     }
 }
 
-/// The lab with its one real node. Fields are dropped in this order.
-struct Ground {
-    agent: Option<Agent>,
-    cluster: Cluster,
-    lab: Lab,
+/// The cluster with its one real node and its agent.
+struct ScaleCluster {
+    base: TestCluster,
     options: AgentOptions,
 }
 
@@ -97,30 +96,27 @@ pub(super) fn measure(built: &Built, prefix: &str, effort: &Effort, say: &dyn Fn
         "{} nodes, {} pods, {} of them on the real node, {} objects",
         scale.nodes, scale.pods, scale.own_pods, scale.objects
     ));
-    let mut ground = Ground::start(built, prefix, scale)?;
+    let mut cluster = ScaleCluster::start(built, prefix, scale)?;
     let mut figures = Figures::default();
-    ground.lead(scale, say, &mut figures)?;
-    ground.follow(effort, say, &mut figures)?;
-    ground.bear(effort, say, &mut figures)?;
-    ground.finish()?;
+    cluster.lead(scale, say, &mut figures)?;
+    cluster.follow(effort, say, &mut figures)?;
+    cluster.bear(effort, say, &mut figures)?;
+    cluster.finish()?;
     Ok(figures)
 }
 
-impl Ground {
+impl ScaleCluster {
     fn start(built: &Built, prefix: &str, scale: &Scale) -> Result<Self> {
         let bare = |_| Quirks::default();
-        let lab =
-            LabBuilder::default().readable_prefix(prefix).nodes(1).quirks(bare).start().context("bring up the lab")?;
-        let cluster = Cluster::start(&lab, &ApiChoice::InMemory)?;
-        cluster.install_crd(&Paths::find()?.root.join("deploy/crd/crd.yaml"))?;
-        cluster.publish(&lab)?;
+        let lab = LabBuilder::default().readable_prefix(prefix).nodes(1).quirks(bare);
+        let base = TestCluster::bring_up(lab, None, &ApiChoice::InMemory)?;
         // More pods than the lab's usual subnet of a node holds.
-        for node in lab.nodes() {
-            let management = format!("{}/22", world::management()?);
+        for node in base.lab.nodes() {
+            let management = format!("{}/22", large_cluster::management()?);
             node.host.exec("ip", &["address", "add", &management, "dev", MANAGEMENT])?;
         }
-        for net in [world::NODE_NETWORK, world::PODS] {
-            for node in lab.nodes() {
+        for net in [large_cluster::NODE_NETWORK, large_cluster::PODS] {
+            for node in base.lab.nodes() {
                 node.host.exec("ip", &["route", "add", "local", net, "dev", "lo"])?;
             }
         }
@@ -128,31 +124,31 @@ impl Ground {
             format!("--egressip-reachability-total-timeout={TOTAL_TIMEOUT}"),
             // Nodes that are objects acknowledge nothing, and there is no agent whose end is to be waited for.
             "--egressip-reachability-grace=0".to_owned(),
-            format!("--cluster-subnets={}", world::PODS),
-            format!("--metrics-bind-address={}", full::METRICS),
-            format!("--nat-entries={}", full::ROOM),
+            format!("--cluster-subnets={}", large_cluster::PODS),
+            format!("--metrics-bind-address={}", full_nat_map::METRICS),
+            format!("--nat-entries={}", full_nat_map::ROOM),
         ];
-        let mut options = AgentOptions::new(&built.agent, &cluster).with(extra);
+        let mut options = AgentOptions::new(&built.agent, &base.api).with(extra);
         options.controller_extra.extend(["--egressip-node-healthcheck-port", "0"].map(str::to_owned));
-        let ground = Self { agent: None, cluster, lab, options };
-        world::fill(ground.server()?, scale)?;
-        Ok(ground)
+        let cluster = Self { base, options };
+        large_cluster::fill(cluster.server()?, scale)?;
+        Ok(cluster)
     }
 
     fn server(&self) -> Result<&ApiServer> {
-        self.cluster.in_memory().context("the in-memory API server is not there")
+        self.base.api.in_memory().context("the in-memory API server is not there")
     }
 
     fn node(&self) -> Result<&Node> {
-        self.lab.nodes().first().context("a lab without nodes")
+        self.base.lab.nodes().first().context("a lab without nodes")
     }
 
     /// Starts the agent, after ending the one that runs; returns how long it took until it was synchronised.
     fn start_agent(&mut self) -> Result<Duration> {
         let start = Instant::now();
-        match &mut self.agent {
+        match self.base.agents.first_mut() {
             Some(agent) => agent.restart()?,
-            None => self.agent = Some(Agent::start(&self.lab, self.node()?, &self.options)?),
+            None => self.base.start_agents(&self.options)?,
         }
         while !self.is_synchronised()? {
             self.agent()?.ensure_alive()?;
@@ -163,7 +159,7 @@ impl Ground {
     }
 
     fn agent(&mut self) -> Result<&mut Agent> {
-        self.agent.as_mut().context("no agent runs")
+        self.base.agents.first_mut().context("no agent runs")
     }
 
     fn controller(&mut self) -> Result<Process> {
@@ -178,7 +174,7 @@ impl Ground {
 
     fn is_synchronised(&self) -> Result<bool> {
         let node = self.node()?;
-        let to = SocketAddr::new(world::management()?.into(), HEALTH_PORT);
+        let to = SocketAddr::new(large_cluster::management()?.into(), HEALTH_PORT);
         node.host.run(|| Ok(TcpStream::connect_timeout(&to, Duration::from_millis(200)).is_ok()))
     }
 
@@ -220,9 +216,7 @@ impl Ground {
     }
 
     fn finish(self) -> Result<()> {
-        let Self { agent, cluster, lab, .. } = self;
-        drop((agent, cluster));
-        lab.tear_down()
+        self.base.tear_down()
     }
 }
 

@@ -7,10 +7,11 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 
-use super::cast::{Caller, Fate};
+use super::callers::{Caller, Fate};
 use super::judge::LIMIT;
 use egress_lab::api_objects::{all, egress_ip, labels};
-use egress_lab::test_cluster::Ground;
+use egress_lab::random::Random;
+use egress_lab::test_cluster::TestCluster;
 
 /// The addresses of an object.
 type Pair = [&'static str; 2];
@@ -27,33 +28,16 @@ fn ips(pair: Pair) -> Vec<IpAddr> {
     pair.iter().filter_map(|text| text.parse().ok()).collect()
 }
 
-/// A small generator of numbers (xorshift64*): the same seed, the same steps.
-pub(super) struct Dice(u64);
-
-impl Dice {
-    pub(super) fn new(seed: u64) -> Self {
-        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
-    }
-
-    /// From 0, below `sides`.
-    fn roll(&mut self, sides: usize) -> usize {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        let high = self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33;
-        usize::try_from(high).unwrap_or(0) % sides
-    }
-
-    pub(super) fn pause(&mut self) -> Duration {
-        Duration::from_millis(u64::try_from(self.roll(900)).unwrap_or(0) + 100)
-    }
+/// How long the cluster is left alone between two steps.
+pub(super) fn pause(random: &mut Random) -> Duration {
+    Duration::from_millis(random.below(900) + 100)
 }
 
 /// The cluster as it should be now, and its callers.
 pub(super) struct Chaos {
-    pub(super) ground: Ground,
+    pub(super) cluster: TestCluster,
     pub(super) callers: Vec<Caller>,
-    dice: Dice,
+    random: Random,
     /// Of `always` and of `pair`, which swap them.
     pairs: [Pair; 2],
     /// Assignable nodes, at least two.
@@ -65,15 +49,15 @@ pub(super) struct Chaos {
 }
 
 impl Chaos {
-    pub(super) fn new(ground: Ground, dice: Dice) -> Result<Self> {
-        let callers = Caller::all(&ground.lab)?;
+    pub(super) fn new(cluster: TestCluster, random: Random) -> Result<Self> {
+        let callers = Caller::all(&cluster.lab)?;
         for node in [1, 2] {
-            ground.assignable(node, true)?;
+            cluster.assignable(node, true)?;
         }
         let mut chaos = Self {
-            ground,
+            cluster,
             callers,
-            dice,
+            random,
             pairs: [FIRST, SECOND],
             gateways: vec![1, 2],
             swapped: SystemTime::now(),
@@ -82,13 +66,13 @@ impl Chaos {
             brief: true,
         };
         for (name, pair) in [("always", FIRST), ("pair", SECOND), ("brief", BRIEF)] {
-            chaos.ground.assign(&grouped(name, pair))?;
+            chaos.cluster.assign(&grouped(name, pair))?;
         }
-        chaos.ground.assign(&egress_ip("town", &TOWN, &labels("town", "yes"), &all()))?;
-        chaos.ground.put(&grouped("hopeless", HOPELESS))?;
+        chaos.cluster.assign(&egress_ip("town", &TOWN, &labels("town", "yes"), &all()))?;
+        chaos.cluster.put(&grouped("hopeless", HOPELESS))?;
         let mut silent = grouped("silent", SILENT);
         silent["metadata"]["annotations"] = json!({"k8s.ovn.org/egressip-on-unassigned": "drop"});
-        chaos.ground.put(&silent)?;
+        chaos.cluster.put(&silent)?;
         let now = SystemTime::now();
         for fate in [Fate::Never, Fate::Toggled, Fate::Townie, Fate::Hopeless] {
             chaos.say(now, fate, None);
@@ -112,7 +96,7 @@ impl Chaos {
 
     /// One step; its name for people.
     pub(super) fn step(&mut self) -> Result<String> {
-        match self.dice.roll(12) {
+        match self.random.index(12) {
             0 | 1 => self.move_gateway(),
             2 | 3 => self.swap_addresses(),
             4 | 5 => self.restart(true),
@@ -127,12 +111,12 @@ impl Chaos {
     fn move_gateway(&mut self) -> Result<String> {
         let spare = (1..=3).find(|node| !self.gateways.contains(node));
         if let Some(spare) = spare {
-            self.ground.assignable(spare, true)?;
+            self.cluster.assignable(spare, true)?;
             self.gateways.push(spare);
             return Ok(format!("node{spare} becomes a gateway"));
         }
-        let gone = self.gateways.remove(self.dice.roll(2));
-        self.ground.assignable(gone, false)?;
+        let gone = self.gateways.remove(self.random.index(2));
+        self.cluster.assignable(gone, false)?;
         Ok(format!("node{gone} is no gateway any more"))
     }
 
@@ -140,11 +124,11 @@ impl Chaos {
     fn swap_addresses(&mut self) -> Result<String> {
         self.pairs.swap(0, 1);
         self.swapped = SystemTime::now();
-        let first = self.dice.roll(2);
+        let first = self.random.index(2);
         for place in [first, 1 - first] {
             let (name, pair) = (["always", "pair"][place], self.pairs[place]);
             let asked = SystemTime::now();
-            self.ground.put(&grouped(name, pair))?;
+            self.cluster.put(&grouped(name, pair))?;
             if place == 0 {
                 self.say(asked, Fate::Always, Some(&ips(pair)));
                 self.say(asked, Fate::Reborn, Some(&ips(pair)));
@@ -157,8 +141,8 @@ impl Chaos {
     }
 
     fn restart(&mut self, kill: bool) -> Result<String> {
-        let node = self.dice.roll(3) + 1;
-        let agent = self.ground.agent(node)?;
+        let node = self.random.index(3) + 1;
+        let agent = self.cluster.agent(node)?;
         agent.ensure_alive()?;
         if kill {
             agent.kill()?
@@ -174,7 +158,7 @@ impl Chaos {
         self.toggled = (self.toggled + 1) % 3;
         let group = ["none", "always", "pair"][self.toggled];
         let asked = SystemTime::now();
-        self.ground.label_pod("toggled1", "group", Some(group))?;
+        self.cluster.label_pod("toggled1", "group", Some(group))?;
         let mut addresses = self.toggled.checked_sub(1).map(|place| ips(self.pairs[place]));
         // Who joins an object may meet it as it was before its last edit has taken effect.
         if let Some(addresses) = addresses.as_mut().filter(|_| self.swapped + LIMIT > asked) {
@@ -186,11 +170,11 @@ impl Chaos {
 
     fn bear_again(&mut self) -> Result<String> {
         let asked = SystemTime::now();
-        self.ground.cluster.delete(&self.ground.pod_path("reborn2")?)?;
+        self.cluster.api.delete(&self.cluster.pod_path("reborn2")?)?;
         self.say(asked, Fate::Reborn, Some(&[]));
-        std::thread::sleep(self.dice.pause());
+        std::thread::sleep(pause(&mut self.random));
         let asked = SystemTime::now();
-        self.ground.cluster.publish_pod(self.ground.pod("reborn2")?)?;
+        self.cluster.api.publish_pod(self.cluster.pod("reborn2")?)?;
         self.say(asked, Fate::Reborn, Some(&ips(self.pairs[0])));
         Ok("reborn2 is deleted and made again".to_owned())
     }
@@ -199,11 +183,11 @@ impl Chaos {
         self.brief = !self.brief;
         let asked = SystemTime::now();
         if self.brief {
-            self.ground.put(&grouped("brief", BRIEF))?;
+            self.cluster.put(&grouped("brief", BRIEF))?;
             self.say(asked, Fate::Brief, Some(&ips(BRIEF)));
             return Ok("the object brief is made".to_owned());
         }
-        self.ground.remove("brief")?;
+        self.cluster.remove("brief")?;
         self.say(asked, Fate::Brief, None);
         Ok("the object brief is deleted".to_owned())
     }
@@ -211,7 +195,7 @@ impl Chaos {
     fn move_town(&mut self) -> Result<String> {
         self.townie = !self.townie;
         let asked = SystemTime::now();
-        self.ground.label_namespace("town", "town", self.townie.then_some("yes"))?;
+        self.cluster.label_namespace("town", "town", self.townie.then_some("yes"))?;
         let town = ips(TOWN);
         self.say(asked, Fate::Townie, self.townie.then_some(town.as_slice()));
         Ok(format!("the namespace town is {}selected", if self.townie { "" } else { "not " }))
@@ -219,14 +203,14 @@ impl Chaos {
 
     /// All callers are seen as they should be now.
     pub(super) fn settle(&mut self) -> Result<()> {
-        self.ground.agents_serve()?;
+        self.cluster.agents_serve()?;
         if let Some(place) = self.toggled.checked_sub(1) {
             self.say(SystemTime::now(), Fate::Toggled, Some(&ips(self.pairs[place])));
         }
         for caller in &self.callers {
-            let from = &self.ground.pod(caller.name)?.netns;
+            let from = &self.cluster.pod(caller.name)?.netns;
             for to in caller.door.both() {
-                self.ground.becomes(from, to, caller.seen_as(to)?)?;
+                self.cluster.becomes(from, to, caller.seen_as(to)?)?;
             }
         }
         ensure!(self.gateways.len() >= 2, "too few gateways");

@@ -5,9 +5,9 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Result, ensure};
 
-use super::cast::{Caller, Fate};
-use super::{begin, chatter::Chatter};
-use egress_lab::capture::{Capture, Sighting};
+use super::callers::{Caller, Fate};
+use super::{begin, traffic::CallerTraffic};
+use egress_lab::capture::{Capture, CapturedPacket};
 use egress_lab::test::LabContext;
 use egress_lab::test_cluster::node;
 use egress_lab::wait::{EFFECT, until};
@@ -24,13 +24,13 @@ pub(in crate::cases) fn made_anew(context: &LabContext) -> Result<()> {
     for number in 1..=3 {
         for management in [true, false] {
             let begun = SystemTime::now();
-            let place = chaos.ground.lab.node(node(number)?);
+            let place = chaos.cluster.lab.node(node(number)?);
             if management {
-                chaos.ground.lab.remake_management(place)?;
+                chaos.cluster.lab.remake_management(place)?;
             } else {
-                chaos.ground.lab.remake_uplink(place)?;
+                chaos.cluster.lab.remake_uplink(place)?;
             }
-            forget_link_address(&chaos.ground.lab, place)?;
+            forget_link_address(&chaos.cluster.lab, place)?;
             chaos.settle()?;
             let device = if management { "the management port" } else { "the uplink" };
             let leaked = leaks(&chaos.callers, &capture, begun)?;
@@ -49,7 +49,7 @@ pub(in crate::cases) fn made_anew(context: &LabContext) -> Result<()> {
         }
     }
     println!("{total} packets leaked while six devices were made anew");
-    chatter.into_iter().try_for_each(Chatter::finish)?;
+    chatter.into_iter().try_for_each(CallerTraffic::finish)?;
     capture.finish()?;
     Ok(())
 }
@@ -67,14 +67,14 @@ fn forget_link_address(lab: &Lab, node: &Node) -> Result<()> {
 }
 
 /// Wrong packets of callers that are always selected.
-fn leaks(callers: &[Caller], capture: &Capture, since: SystemTime) -> Result<Vec<Sighting>> {
+fn leaks(callers: &[Caller], capture: &Capture, since: SystemTime) -> Result<Vec<CapturedPacket>> {
     let seen = capture.seen()?;
     let selected = callers.iter().filter(|caller| matches!(caller.fate, Fate::Always | Fate::Reborn | Fate::Silent));
     let wrong = selected.flat_map(|caller| caller.judge(&seen).wrong);
     Ok(wrong.filter(|sighting| sighting.at >= since).collect())
 }
 
-fn span(leaked: &[Sighting]) -> Duration {
+fn span(leaked: &[CapturedPacket]) -> Duration {
     let times = || leaked.iter().map(|sighting| sighting.at);
     let (first, last) = (times().min(), times().max());
     first.zip(last).and_then(|(first, last)| last.duration_since(first).ok()).unwrap_or_default()

@@ -1,6 +1,6 @@
-//! Who may have which source address, and when. Pure: histories and sightings in, a ruling out.
+//! Who may have which source address, and when. Pure: histories and captured packets in, a ruling out.
 //!
-//! A caller speaks to a door of its own, so the destination names the caller whatever the source says. Its history is
+//! A caller speaks to an address of its own, so the destination names the caller whatever the source says. Its history is
 //! what the API server said of it: a list of states, each with the addresses that are right in it. A packet is right
 //! when its source is right
 //!
@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::{Duration, SystemTime};
 
-use egress_lab::capture::Sighting;
+use egress_lab::capture::CapturedPacket;
 
 /// What a change may take: a new leader, a started agent, a busy machine.
 pub(super) const LIMIT: Duration = Duration::from_secs(12);
@@ -39,7 +39,7 @@ pub(super) struct Ruling {
     /// Right in a state that was over, and the longest time by which.
     pub(super) late: u64,
     pub(super) longest: Duration,
-    pub(super) wrong: Vec<Sighting>,
+    pub(super) wrong: Vec<CapturedPacket>,
 }
 
 impl Ruling {
@@ -58,12 +58,12 @@ impl Ruling {
 }
 
 /// Judges the packets to one destination, in their order.
-pub(super) fn judge(history: &[State], sightings: impl Iterator<Item = Sighting>) -> Ruling {
+pub(super) fn judge(history: &[State], captured: impl Iterator<Item = CapturedPacket>) -> Ruling {
     let ends = history.iter().skip(1).map(|next| Some(next.answered)).chain([None]);
     let mut open: Vec<Open<'_>> =
         history.iter().zip(ends).map(|(state, end)| Open { state, end, until: end.map(|end| end + LIMIT) }).collect();
     let mut ruling = Ruling::default();
-    for sighting in sightings {
+    for sighting in captured {
         *ruling.sources.entry(sighting.source).or_default() += 1;
         // The newest state that fits: what it shows ends those before it that do not allow it.
         let fits = |open: &Open<'_>| open.holds(sighting.at) && open.state.allowed.contains(&sighting.source);
@@ -120,7 +120,7 @@ mod tests {
     }
 
     fn wrong(history: &[State], packets: &[(u64, &str)]) -> Vec<usize> {
-        let sighting = |(millis, source): &(u64, &str)| Sighting {
+        let sighting = |(millis, source): &(u64, &str)| CapturedPacket {
             at: at(*millis),
             node: NodeNumber::new(1).expect("one is a node"),
             source: source.parse().expect("address"),
@@ -129,9 +129,9 @@ mod tests {
             ports: (1, 2),
             segment: None,
         };
-        let sightings: Vec<Sighting> = packets.iter().map(sighting).collect();
-        let ruling = judge(history, sightings.iter().copied());
-        sightings.iter().enumerate().filter(|(_, s)| ruling.wrong.contains(s)).map(|(place, _)| place).collect()
+        let captured: Vec<CapturedPacket> = packets.iter().map(sighting).collect();
+        let ruling = judge(history, captured.iter().copied());
+        captured.iter().enumerate().filter(|(_, s)| ruling.wrong.contains(s)).map(|(place, _)| place).collect()
     }
 
     #[test]

@@ -1,16 +1,16 @@
-//! No wrong source address, whatever happens: callers of every fate call all the while, the cluster changes by the dice,
+//! No wrong source address, whatever happens: callers of every fate call all the while, the cluster changes at random,
 //! and a capture at the nodes' ports of the switch sees every packet that leaves them. And since a check that cannot
 //! fail proves nothing: the same judge on the same capture says no when the programs and what stands behind them are taken
 //! off, and when one caller's packets are taken for another's.
 //!
-//! `cast`: who calls. `chaos`: what happens. `chatter`: how they call. `judge`: who may show which address when.
-//! `devices`: what leaves while devices are made anew.
+//! `callers`: who calls. `chaos`: what happens. `traffic`: how they call. `judge`: who may show which address when.
+//! `devices`: what leaves while devices are recreated.
 
-mod cast;
+mod callers;
 mod chaos;
-mod chatter;
 pub(super) mod devices;
 mod judge;
+mod traffic;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -18,19 +18,20 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 
-use cast::{Caller, DOORS, Fate, judge_as};
-use chaos::{Chaos, Dice};
-use chatter::Chatter;
+use callers::{Caller, DOORS, Fate, judge_as};
+use chaos::{Chaos, pause};
 use egress_lab::Node;
 use egress_lab::capture::{Capture, Class, Key, Seen};
 use egress_lab::pins::{Pins, bpftool};
+use egress_lab::random::Random;
 use egress_lab::test::LabContext;
-use egress_lab::test_cluster::{Ground, node};
+use egress_lab::test_cluster::{TestCluster, node};
 use egress_lab::topology::addresses as plan;
 use egress_lab::traffic::flows::Flow;
 use egress_lab::traffic::server::ECHO_PORT;
 use egress_lab::wait::{EFFECT, until};
 use judge::Ruling;
+use traffic::CallerTraffic;
 
 /// How long the cluster changes.
 const CHAOS: Duration = Duration::from_secs(60);
@@ -38,38 +39,38 @@ const CHAOS: Duration = Duration::from_secs(60);
 const SEED: u64 = 7;
 const SEED_VARIABLE: &str = "EGRESS_LEAK_SEED";
 
-fn begin(context: &LabContext) -> Result<(Chaos, Capture, Vec<Chatter>)> {
+fn begin(context: &LabContext) -> Result<(Chaos, Capture, Vec<CallerTraffic>)> {
     let seed = std::env::var(SEED_VARIABLE).ok().and_then(|text| text.parse().ok()).unwrap_or(SEED);
     println!("seed {seed} ({SEED_VARIABLE} names another)");
-    let ground = Ground::with_crd(context, cast::pods(), DOORS, |_| {})?;
-    let mut chaos = Chaos::new(ground, Dice::new(seed))?;
+    let cluster = TestCluster::with_crd(context, callers::pods(), DOORS, |_| {})?;
+    let mut chaos = Chaos::new(cluster, Random::new(seed))?;
     chaos.settle()?;
     let doors: BTreeSet<IpAddr> = chaos.callers.iter().flat_map(|caller| caller.door.both()).collect();
-    let capture = Capture::watching(&chaos.ground.lab, doors)?;
-    let start = |caller: &Caller| Chatter::start(chaos.ground.pod(caller.name)?, caller.door);
+    let capture = Capture::watching(&chaos.cluster.lab, doors)?;
+    let start = |caller: &Caller| CallerTraffic::start(chaos.cluster.pod(caller.name)?, caller.door);
     let chatter = chaos.callers.iter().map(start).collect::<Result<Vec<_>>>()?;
     Ok((chaos, capture, chatter))
 }
 
 pub(super) fn nothing_leaks(context: &LabContext) -> Result<()> {
     let (mut chaos, capture, chatter) = begin(context)?;
-    let witness = chaos.ground.pod("never1")?.netns.clone();
+    let witness = chaos.cluster.pod("never1")?.netns.clone();
     let flows = plan::SERVER.both().map(|to| Flow::udp(&witness, (to, ECHO_PORT).into(), Duration::from_millis(20)));
     let outcome = play(&mut chaos);
     if outcome.is_err() {
-        println!("{}", chaos.ground.last_words());
+        println!("{}", chaos.cluster.last_words());
     }
     for flow in flows {
         let report = flow?.finish()?;
         println!("never1: {} datagrams, {} lost", report.sent, report.lost());
         ensure!(report.lost() == 0, "a pod that nobody selects has lost packets: {report:?}");
     }
-    chatter.into_iter().try_for_each(Chatter::finish)?;
+    chatter.into_iter().try_for_each(CallerTraffic::finish)?;
     let seen = capture.finish()?;
     let rulings = rule(&chaos.callers, &seen);
-    println!("{}{} frames captured", cast::table(&rulings, &seen), seen.frames);
+    println!("{}{} frames captured", callers::table(&rulings, &seen), seen.frames);
     for caller in &chaos.callers {
-        cast::show_wrong(caller, &caller.judge(&seen));
+        callers::show_wrong(caller, &caller.judge(&seen));
     }
     outcome?;
     seen.check()?;
@@ -92,11 +93,11 @@ pub(super) fn nothing_leaks(context: &LabContext) -> Result<()> {
 
 fn play(chaos: &mut Chaos) -> Result<()> {
     let begin = Instant::now();
-    let mut dice = Dice::new(1);
+    let mut random = Random::new(1);
     while begin.elapsed() < CHAOS {
         let what = chaos.step()?;
         println!("{:>6.1} s: {what}", begin.elapsed().as_secs_f32());
-        std::thread::sleep(dice.pause());
+        std::thread::sleep(pause(&mut random));
     }
     chaos.settle()
 }
@@ -129,8 +130,8 @@ pub(super) fn judge_can_say_no(context: &LabContext) -> Result<()> {
         );
     }
     // Its agent would put the program and the table back.
-    chaos.ground.agent(1)?.pause()?;
-    let first = chaos.ground.lab.node(node(1)?);
+    chaos.cluster.agent(1)?.pause()?;
+    let first = chaos.cluster.lab.node(node(1)?);
     let link = Pins::of(first).link_path("from_pod")?;
     bpftool(&["link", "detach", "pinned", &link.to_string_lossy()])?;
     until("the second line drops what nobody steers", EFFECT, || Ok((held(first)? > 20).then_some(())))?;
@@ -147,8 +148,8 @@ pub(super) fn judge_can_say_no(context: &LabContext) -> Result<()> {
     );
     ensure!(of_the_node == wrong.len(), "what leaks has another address than the node's");
     ensure!(never.judge(&capture.seen()?).wrong.is_empty(), "a caller that is not selected is judged to leak");
-    chaos.ground.agent(1)?.resume()?;
-    chatter.into_iter().try_for_each(Chatter::finish)
+    chaos.cluster.agent(1)?.resume()?;
+    chatter.into_iter().try_for_each(CallerTraffic::finish)
 }
 
 /// Packets that the table behind the programs has dropped.

@@ -1,0 +1,101 @@
+//! The accounts of agents and controllers, with the rights of `deploy/base/rbac.yaml` as it is shipped: what they may not do
+//! shows in the lab before it shows in someone's cluster. Only the namespace is another, one that every cluster has: a namespace that
+//! the lab made could not be removed again from a server without controllers.
+//!
+//! ```text
+//! rbac.yaml --create--> accounts, roles, bindings --TokenRequest--> tokens --> the nodes' kubeconfigs
+//! ```
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use axum::http::Method;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::{KubeApi, kubeconfig};
+use crate::wait::poll;
+
+/// The namespace of the account as it is shipped, and in the lab.
+const SHIPPED: &str = "namespace: egress-agent\n";
+const HERE: &str = "namespace: kube-system\n";
+/// An API server makes it some moments after it is ready.
+const NAMESPACE: &str = "/api/v1/namespaces/kube-system";
+const ACCOUNTS: &str = "/api/v1/namespaces/kube-system/serviceaccounts";
+/// Longer than a lab is held. A server may grant less and says so in nothing but the token.
+const LIFETIME_SECONDS: u32 = 24 * 3600;
+/// How long it may take until the server knows a binding that it was given.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+impl KubeApi {
+    /// Makes the accounts with their rights, and the nodes' kubeconfigs ones with their tokens.
+    pub(super) fn restrict_agents(&self, manifest: &Path) -> Result<()> {
+        self.wait_for(NAMESPACE, PATIENCE, |_| true)?;
+        let text = std::fs::read_to_string(manifest).with_context(|| format!("cannot read {}", manifest.display()))?;
+        let text = text.replace(SHIPPED, HERE);
+        for document in serde_yaml::Deserializer::from_str(&text) {
+            let object = Value::deserialize(document)?;
+            let collection = collection(&object).with_context(|| format!("no path for {object}"))?;
+            self.claim(&collection, object)?;
+        }
+        for (account, file) in [("egress-agent", &self.for_nodes), ("egress-agent-controller", &self.for_controllers)] {
+            let request = json!({
+                "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest",
+                "spec": {"expirationSeconds": LIFETIME_SECONDS},
+            });
+            let path = format!("{ACCOUNTS}/{account}/token");
+            let answer = self.request(&Method::POST, &path, "application/json", &request)?;
+            let token = answer.pointer("/status/token").and_then(Value::as_str).context("the server gave no token")?;
+            self.wait_until_granted(token)?;
+            kubeconfig::authenticate(file, token)?;
+        }
+        Ok(())
+    }
+
+    /// Asks for what all of them ask for first.
+    fn wait_until_granted(&self, token: &str) -> Result<()> {
+        let file = self.for_people.with_extension("probe");
+        std::fs::copy(&self.for_people, &file)?;
+        kubeconfig::authenticate(&file, token)?;
+        let client = self.runtime.block_on(kubeconfig::client(&file))?;
+        let granted = poll(PATIENCE, || {
+            let request = axum::http::Request::get("/api/v1/nodes?limit=1").body(Vec::new())?;
+            Ok(self.runtime.block_on(client.request::<Value>(request)).ok())
+        })?;
+        ensure!(granted.is_some(), "the account may not list nodes");
+        Ok(std::fs::remove_file(&file)?)
+    }
+}
+
+/// Where objects like this one are created.
+fn collection(object: &Value) -> Option<String> {
+    let group = match object.get("apiVersion")?.as_str()? {
+        "v1" => "/api/v1".to_owned(),
+        version => format!("/apis/{version}"),
+    };
+    let namespace = object.pointer("/metadata/namespace").and_then(Value::as_str);
+    let namespace = namespace.map(|name| format!("/namespaces/{name}")).unwrap_or_default();
+    // True of every kind in the manifest.
+    let plural = object.get("kind")?.as_str()?.to_lowercase() + "s";
+    Some(format!("{group}{namespace}/{plural}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_paths_of_what_rights_are_made_of() {
+        let path = |version: &str, kind: &str, namespace: Option<&str>| {
+            collection(&json!({"apiVersion": version, "kind": kind, "metadata": {"namespace": namespace}}))
+        };
+        let rbac = "rbac.authorization.k8s.io/v1";
+        let expected = "/api/v1/namespaces/kube-system/serviceaccounts";
+        assert_eq!(path("v1", "ServiceAccount", Some("kube-system")).as_deref(), Some(expected));
+        let expected = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings";
+        assert_eq!(path(rbac, "ClusterRoleBinding", None).as_deref(), Some(expected));
+        let expected = "/apis/rbac.authorization.k8s.io/v1/namespaces/default/roles";
+        assert_eq!(path(rbac, "Role", Some("default")).as_deref(), Some(expected));
+    }
+}

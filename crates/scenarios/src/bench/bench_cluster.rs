@@ -1,0 +1,225 @@
+//! The lab of a benchmark: for each peer a node with two pods and a gateway beside it, all on one switch with one server
+//! outside. Ours are served by real agents that follow the lab's API server; two objects put one pod on each path.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+
+use super::flood::Flood;
+use super::plan::{PacketPath, Peer, Work};
+use super::samples::Results;
+use super::{peers, requests};
+use egress_lab::agents::{Agent, AgentOptions};
+use egress_lab::api_objects::{ASSIGNABLE, EGRESS_IPS};
+use egress_lab::kube_api::ApiChoice;
+use egress_lab::test_cluster::TestCluster;
+use egress_lab::topology::addresses::NodeNumber;
+use egress_lab::traffic::client;
+use egress_lab::traffic::server::{HTTP_PORT, Server};
+use egress_lab::wait::poll;
+use egress_lab::{LabBuilder, MANAGEMENT, Netns, Node, Pod, PodSpec, Quirks, ReversePath};
+use egress_toolchain::Built;
+
+const NAMESPACE: &str = "bench";
+/// How long agents may take for what they do at once.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// The far end of the management port.
+const FAR_END: &str = "mp0";
+
+pub(super) struct BenchCluster {
+    base: TestCluster,
+    core: usize,
+}
+
+/// Where a path of ours ends, and the egress IP there.
+const PLACES: [(Peer, PacketPath, usize, Ipv4Addr); 3] = [
+    (Peer::Ours, PacketPath::Local, Peer::Ours.source_node(), Ipv4Addr::new(172, 18, 0, 150)),
+    (Peer::Ours, PacketPath::Remote, Peer::Ours.gateway_node(), Ipv4Addr::new(172, 18, 0, 151)),
+    (Peer::OursByDevice, PacketPath::Remote, Peer::OursByDevice.gateway_node(), Ipv4Addr::new(172, 18, 0, 152)),
+];
+
+fn pod_name(peer: Peer, path: PacketPath) -> String {
+    format!("{}-{}", peer.name(), path.name())
+}
+
+/// As bare as a host can be: what a host has beside these costs everyone but us.
+fn bare(_node: usize) -> Quirks {
+    Quirks { service_proxy: false, reverse_path: ReversePath::Off, ..Quirks::default() }
+}
+
+impl BenchCluster {
+    pub(super) fn start(built: &Built, prefix: &str, core: usize) -> Result<Self> {
+        let mut builder = LabBuilder::default().readable_prefix(prefix).nodes(2 * Peer::ALL.len()).quirks(bare);
+        for peer in Peer::ALL {
+            for path in peer.paths().iter().copied() {
+                let name = pod_name(peer, path);
+                let labels = [("role".to_owned(), name.clone())].into();
+                builder = builder.pod(PodSpec {
+                    name,
+                    namespace: NAMESPACE.to_owned(),
+                    labels,
+                    node: peer.source_node() - 1,
+                });
+            }
+        }
+        let base = TestCluster::bring_up(builder, None, &ApiChoice::InMemory)?;
+        let mut cluster = Self { base, core };
+        for peer in [Peer::Plain, Peer::Netfilter] {
+            cluster.prepare(peer)?;
+        }
+        cluster.switch_to_ours(built)?;
+        cluster.sink()?;
+        cluster.check()?;
+        requests::serve(cluster.base.lab.outside(), core)?;
+        Ok(cluster)
+    }
+
+    fn node(&self, number: usize) -> Result<&Node> {
+        Ok(self.base.lab.node(NodeNumber::new(number)?))
+    }
+
+    fn pod(&self, peer: Peer, path: PacketPath) -> Result<&Pod> {
+        self.base.lab.pod(&pod_name(peer, path))
+    }
+
+    fn prepare(&self, peer: Peer) -> Result<()> {
+        let (source, gateway) = (self.node(peer.source_node())?, self.node(peer.gateway_node())?);
+        let [local, remote] =
+            [self.pod(peer, PacketPath::Local)?.addresses.v4, self.pod(peer, PacketPath::Remote)?.addresses.v4];
+        batch(&source.host, &peers::source(peer, source.number, gateway.number, remote))?;
+        batch(&gateway.host, &peers::gateway(peer, gateway.number, source.number, remote))?;
+        match peer {
+            Peer::Plain => {
+                for node in [source, gateway] {
+                    node.host.exec("nft", &["flush", "ruleset"])?;
+                }
+                batch(self.base.lab.ext(), &peers::outside((local, source.number), (remote, gateway.number)))
+            }
+            Peer::Netfilter => {
+                let rules = peers::netfilter_rules(remote);
+                [source, gateway].iter().try_for_each(|node| node.host.feed("nft", &["-f", "-"], &rules))
+            }
+            Peer::Ours | Peer::OursByDevice => Ok(()),
+        }
+    }
+
+    /// Agents on our nodes, and an object for each path.
+    fn switch_to_ours(&mut self, built: &Built) -> Result<()> {
+        for peer in Peer::ALL.into_iter().filter(|peer| peer.is_ours()) {
+            let by_device = (peer == Peer::OursByDevice).then_some("--encapsulation=device");
+            let options = AgentOptions::new(&built.agent, &self.base.api).with(by_device);
+            for number in [peer.source_node(), peer.gateway_node()] {
+                let agent = Agent::start(&self.base.lab, self.node(number)?, &options)?;
+                self.base.agents.push(agent);
+            }
+        }
+        // One candidate at a time: an assignment that is there stays.
+        for (peer, path, number, address) in PLACES {
+            self.base.api.label_node(&format!("node{number}"), ASSIGNABLE, Some(""))?;
+            let name = pod_name(peer, path);
+            let object = json!({
+                "apiVersion": "k8s.ovn.org/v1",
+                "kind": "EgressIP",
+                "metadata": {"name": name},
+                "spec": {
+                    "egressIPs": [address],
+                    "namespaceSelector": {"matchLabels": {"house": NAMESPACE}},
+                    "podSelector": {"matchLabels": {"role": name}},
+                },
+            });
+            self.base.api.create(EGRESS_IPS, &object)?;
+            let path = format!("{EGRESS_IPS}/{name}");
+            let node = format!("node{number}");
+            let there = |value: &Value| value.pointer("/status/items/0/node").and_then(Value::as_str) == Some(&node);
+            self.base.api.wait_for(&path, PATIENCE, there)?;
+        }
+        Ok(())
+    }
+
+    fn sink(&self) -> Result<()> {
+        let ports: Vec<String> = self.base.lab.nodes().iter().map(Node::name).collect();
+        self.base.lab.lan().feed("nft", &["-f", "-"], &peers::sink(&ports))
+    }
+
+    /// Each pod is seen outside as its peer and path have it: what is measured is what is said.
+    fn check(&self) -> Result<()> {
+        let _server = Server::outside(&self.base.lab)?;
+        for peer in Peer::ALL {
+            for path in peer.paths().iter().copied() {
+                let pod = self.pod(peer, path)?;
+                let node = NodeNumber::new(peer.source_node())?.address().v4;
+                let expected = IpAddr::V4(match (peer, path) {
+                    (Peer::Plain, _) => pod.addresses.v4,
+                    (Peer::Netfilter, PacketPath::Local) => node,
+                    (Peer::Netfilter, PacketPath::Remote) => peers::NETFILTER_REMOTE,
+                    (Peer::Ours | Peer::OursByDevice, _) => PLACES
+                        .iter()
+                        .find(|place| (place.0, place.1) == (peer, path))
+                        .map(|place| place.3)
+                        .context("a path without an address")?,
+                });
+                self.await_sight(pod, expected)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn await_sight(&self, pod: &Pod, expected: IpAddr) -> Result<()> {
+        let mut seen = None;
+        let is_expected = poll(PATIENCE, || {
+            let reply = client::get(&pod.netns, (peers::SERVER, HTTP_PORT).into(), "/", "bench")?;
+            seen = reply.ok().map(|reply| reply.seen_as()).transpose()?;
+            Ok((seen == Some(expected)).then_some(()))
+        })?;
+        is_expected.with_context(|| format!("{} is seen as {seen:?}, not as {expected}", pod.name))
+    }
+
+    /// One work on all paths by all peers; who begins changes with the round.
+    pub(super) fn round(&self, work: Work, round: usize, time: Duration, results: &mut Results) -> Result<()> {
+        for path in PacketPath::ALL {
+            let mut order = Peer::ALL;
+            order.rotate_left(round % Peer::ALL.len());
+            for peer in order.into_iter().filter(|peer| peer.paths().contains(&path)) {
+                let sample = match work {
+                    Work::Forwarding => self.forwarding(peer, path, time)?,
+                    _ => requests::measure(work, &self.pod(peer, path)?.netns, self.core, time)?,
+                };
+                results.add(work.name(), path.name(), peer.name(), work.unit(), sample);
+            }
+        }
+        Ok(())
+    }
+
+    fn forwarding(&self, peer: Peer, path: PacketPath, time: Duration) -> Result<f64> {
+        let node = self.node(peer.source_node())?;
+        let exit = self.node(peers::exit_of(peer, path))?.name();
+        let flood = Flood {
+            router: &node.router,
+            device: FAR_END,
+            to: link_address(&node.host, MANAGEMENT)?,
+            from: link_address(&node.router, "br0")?,
+            pod: self.pod(peer, path)?.addresses.v4,
+            switch: self.base.lab.lan(),
+            exit: &exit,
+        };
+        flood.measure(self.core, time)
+    }
+
+    pub(super) fn tear_down(self) -> Result<()> {
+        self.base.tear_down()
+    }
+}
+
+fn batch(netns: &Netns, lines: &[String]) -> Result<()> {
+    netns.feed("ip", &["-batch", "-"], &(lines.join("\n") + "\n"))
+}
+
+fn link_address(netns: &Netns, device: &str) -> Result<[u8; 6]> {
+    let text = netns.exec("ip", &["-j", "link", "show", "dev", device])?;
+    let shown: Value = serde_json::from_str(&text)?;
+    let address = shown.pointer("/0/address").and_then(Value::as_str).context("no link address")?;
+    let bytes: Vec<u8> = address.split(':').map(|part| u8::from_str_radix(part, 16)).collect::<Result<_, _>>()?;
+    bytes.try_into().ok().with_context(|| format!("{address} is no link address"))
+}

@@ -1,0 +1,254 @@
+//! A node for the programs alone: a network namespace with the devices and neighbours that they look for, the product's
+//! object with maps filled for so many pods, and the rig that restores packets between runs (egress-ebpf/src/bin/rig.rs).
+//!
+//! ```text
+//!   breth0        172.18.0.2/16   the router 172.18.0.1 and the other node 172.18.0.3 have known link addresses
+//!   ovn-k8s-mp0   10.244.1.2/24   own pods 10.128.0.0/15 behind 10.244.1.1, likewise
+//! ```
+
+use std::net::Ipv4Addr;
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use aya::maps::lpm_trie::Key;
+use aya::maps::{Array, HashMap, LpmTrie, Map, MapData, PerCpuArray, ProgramArray};
+use aya::programs::{SchedClassifier, TestRun as _, TestRunOptions};
+use aya::{Ebpf, EbpfLoader, Pod};
+use egress_common::abi::{
+    Addr, BloomFilter, ClusterPrefix, Config, Count, Cover, Family, Lease, NodeEntry, NodePlace, Owned, OwnedAddr,
+    PodEntry, Policy, PolicyKey, PortRange, PrefixKind, RIG_FRAME, Rig, Slot, Verdict, WhenEmpty,
+};
+
+pub(super) const UPLINK: u32 = 11;
+pub(super) const MGMT: u32 = 12;
+const OVERLAY: u32 = 13;
+pub(super) const TUNNEL_PORT: u16 = 4794;
+pub(super) const SECRET: [u8; 6] = [2, 1, 2, 3, 4, 5];
+
+pub(super) const NODE: Ipv4Addr = Ipv4Addr::new(172, 18, 0, 2);
+pub(super) const OTHER_NODE: Ipv4Addr = Ipv4Addr::new(172, 18, 0, 3);
+/// Pods of this node: those of the local path first, those of the remote path from the second address on.
+pub(super) const LOCAL_PODS: Ipv4Addr = Ipv4Addr::new(10, 128, 0, 0);
+pub(super) const REMOTE_PODS: Ipv4Addr = Ipv4Addr::new(10, 129, 0, 0);
+/// Pods of the other node.
+pub(super) const FOREIGN_PODS: Ipv4Addr = Ipv4Addr::new(10, 130, 0, 0);
+pub(super) const WORLD: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 0);
+/// Objects: served here for pods here, served by the other node, served here for the other node's pods.
+pub(super) const LOCAL: (u32, Ipv4Addr) = (7, Ipv4Addr::new(172, 18, 0, 100));
+pub(super) const AWAY: (u32, Ipv4Addr) = (8, Ipv4Addr::new(172, 18, 0, 101));
+pub(super) const FOREIGN: (u32, Ipv4Addr) = (9, Ipv4Addr::new(172, 18, 0, 102));
+
+/// The script of the namespace.
+pub(super) const DEVICES: &str = "link set lo up
+link add breth0 index 11 address 02:00:00:00:01:02 type veth peer name out0 index 21
+link add ovn-k8s-mp0 index 12 address 02:00:00:00:02:02 mtu 1400 type veth peer name pods0 index 22
+addr add 172.18.0.2/16 dev breth0
+addr add 10.244.1.2/24 dev ovn-k8s-mp0
+link add egress0 index 13 type vxlan external dstport 4794 nolearning
+link set breth0 up
+link set egress0 up
+link set out0 up
+link set ovn-k8s-mp0 up
+link set pods0 up
+neigh replace 172.18.0.1 lladdr 02:00:00:00:01:01 dev breth0 nud permanent
+neigh replace 172.18.0.3 lladdr 02:00:00:00:01:03 dev breth0 nud permanent
+neigh replace 10.244.1.1 lladdr 02:00:00:00:02:01 dev ovn-k8s-mp0 nud permanent
+route add default via 172.18.0.1
+route add 10.128.0.0/15 via 10.244.1.1
+";
+
+/// Both objects, loaded and filled. The rig outlives the programs that it calls.
+pub(super) struct Bench {
+    rig: Ebpf,
+    plan: Array<MapData, Rig>,
+    counters: PerCpuArray<MapData, Count>,
+    _subjects: ProgramArray<MapData>,
+    _product: Ebpf,
+}
+
+/// The programs under test, in the order of the rig's list; the rig's own come behind them.
+const SUBJECTS: [&str; 5] = ["from_pod", "to_pod", "from_netdev", "to_netdev", "from_overlay"];
+const OWN: [&str; 2] = ["nothing", "grow"];
+
+/// Which program, on which device, coming from which.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Hook {
+    pub(super) program: &'static str,
+    pub(super) ifindex: u32,
+    pub(super) ingress_ifindex: u32,
+}
+
+fn addr(ip: Ipv4Addr) -> Addr {
+    Addr::v4(ip.octets())
+}
+
+fn take(ebpf: &mut Ebpf, name: &str) -> Result<Map> {
+    ebpf.take_map(name).with_context(|| format!("the object has no map {name}"))
+}
+
+fn put<K: Pod, V: Pod>(
+    ebpf: &mut Ebpf,
+    name: &str,
+    entries: impl IntoIterator<Item = (K, V)>,
+) -> Result<HashMap<MapData, K, V>> {
+    let mut map: HashMap<MapData, K, V> = HashMap::try_from(take(ebpf, name)?)?;
+    for (key, value) in entries {
+        map.insert(key, value, 0).with_context(|| format!("fill map {name}"))?;
+    }
+    Ok(map)
+}
+
+impl Bench {
+    /// Called inside the namespace.
+    pub(super) fn load(product: &Path, rig: &Path, pods: u32) -> Result<Self> {
+        let mut product = EbpfLoader::new().map_max_entries("pods", 1 << 17).load_file(product)?;
+        let mut rig = Ebpf::load_file(rig)?;
+        // First of all: loaded programs hold the maps that are filled and let go of below.
+        for name in SUBJECTS {
+            classifier(&mut product, name)?;
+        }
+        for name in OWN.into_iter().chain(["again", "shrink"]) {
+            classifier(&mut rig, name)?;
+        }
+        fill(&mut product, pods)?;
+        let counters = PerCpuArray::try_from(take(&mut product, "counters")?)?;
+        let plan = Array::try_from(take(&mut rig, "rig")?)?;
+        let mut subjects = ProgramArray::try_from(take(&mut rig, "subjects")?)?;
+        let mut place = 0;
+        for (ebpf, names) in [(&mut product, SUBJECTS.as_slice()), (&mut rig, OWN.as_slice())] {
+            for name in names {
+                subjects.set(place, classifier(ebpf, name)?.fd()?, 0)?;
+                place += 1;
+            }
+        }
+        Ok(Self { rig, plan, counters, _subjects: subjects, _product: product })
+    }
+
+    /// Nanoseconds per run, of so many runs, without taking anything off.
+    pub(super) fn run(&mut self, hook: &Hook, plan: &Rig, times: u32) -> Result<f64> {
+        let place = SUBJECTS.iter().chain(&OWN).position(|name| *name == hook.program).context("no such program")?;
+        let plan = Rig { subject: u32::try_from(place)?, next: 0, ..*plan };
+        self.plan.set(0, plan, 0)?;
+        self.repeat("again", hook, &plan.frame, times)
+    }
+
+    /// What it costs to take away the room that the overlay's headers took. A long packet can lose it many times.
+    pub(super) fn shrink(&mut self) -> Result<f64> {
+        const LONG: usize = 3200;
+        const TIMES: u32 = 50;
+        let mut frame = vec![0; LONG];
+        frame[..RIG_FRAME].copy_from_slice(&super::programs::any_frame());
+        let hook = Hook { program: "shrink", ifindex: UPLINK, ingress_ifindex: 0 };
+        self.repeat("shrink", &hook, &frame, TIMES)
+    }
+
+    fn repeat(&mut self, program: &str, hook: &Hook, frame: &[u8], times: u32) -> Result<f64> {
+        // linux/bpf.h: `struct __sk_buff` has 192 bytes.
+        let mut context = [0; 192];
+        context[36..40].copy_from_slice(&hook.ingress_ifindex.to_ne_bytes());
+        context[40..44].copy_from_slice(&hook.ifindex.to_ne_bytes());
+        let mut out = [0; 4096];
+        let options = TestRunOptions {
+            data_in: Some(frame),
+            data_out: Some(&mut out),
+            ctx_in: Some(&context),
+            repeat: times,
+            ..TestRunOptions::default()
+        };
+        let program = classifier(&mut self.rig, program)?;
+        let ran = program.test_run(options).with_context(|| format!("run {}", hook.program))?;
+        let code = ran.return_value.cast_signed();
+        // The rig's own failures; TC_ACT_UNSPEC is -1.
+        ensure!(code >= -1, "{}: the rig could not restore the packet ({code})", hook.program);
+        Ok(ran.duration.as_secs_f64() * 1e9)
+    }
+
+    /// How often each verdict was given so far.
+    pub(super) fn verdicts(&self) -> Result<Vec<(Verdict, u64)>> {
+        let count = |verdict: &Verdict| -> Result<(Verdict, u64)> {
+            let values = self.counters.get(&verdict.index(), 0)?;
+            Ok((*verdict, values.iter().map(|count| count.packets).sum()))
+        };
+        Verdict::ALL.iter().map(count).collect()
+    }
+}
+
+/// The program, loaded at its first use.
+fn classifier<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut SchedClassifier> {
+    let program = ebpf.program_mut(name).with_context(|| format!("the object has no program {name}"))?;
+    let program: &mut SchedClassifier = program.try_into()?;
+    if program.fd().is_err() {
+        program.load().with_context(|| format!("load {name}"))?;
+    }
+    Ok(program)
+}
+
+/// Half of the pods on each path.
+fn fill(product: &mut Ebpf, pods: u32) -> Result<()> {
+    let mut map: Array<MapData, Config> = Array::try_from(take(product, "config")?)?;
+    map.set(0, config(), 0)?;
+    let mut lease: Array<MapData, Lease> = Array::try_from(take(product, "lease")?)?;
+    lease.set(0, Lease::ENDLESS, 0)?;
+    let block = |first: Ipv4Addr, id: u32| {
+        let pods = (0..pods / 2).map(move |place| addr(Ipv4Addr::from_bits(first.to_bits() + place)));
+        pods.map(move |pod| (pod, PodEntry::selected(id, 0).sealed(&pod)))
+    };
+    put(product, "pods", block(LOCAL_PODS, LOCAL.0).chain(block(REMOTE_PODS, AWAY.0)))?;
+    let policy = |id: u32, slot: Slot| -> Result<_> {
+        let policy = Policy::with_slots(WhenEmpty::Drop, &[slot]).context("one slot")?;
+        Ok((PolicyKey::new(id, Family::V4), policy))
+    };
+    let policies = [
+        policy(LOCAL.0, Slot::here(addr(LOCAL.1)))?,
+        policy(AWAY.0, Slot::remote(addr(AWAY.1), addr(OTHER_NODE)))?,
+        policy(FOREIGN.0, Slot::here(addr(FOREIGN.1)))?,
+    ];
+    put(product, "policy", policies)?;
+    let mac = [2, 0, 0, 0, 1, 2];
+    let own = |(egress_id, address)| Owned::new(egress_id, addr(address), UPLINK, mac);
+    put(product, "owned", [LOCAL, FOREIGN].map(|object| (object.0, own(object))))?;
+    let named = |(egress_id, _)| OwnedAddr { egress_id, ifindex: UPLINK, mac, reserved: [0; 2] };
+    put(product, "owned_addr", [LOCAL, FOREIGN].map(|object| (addr(object.1), named(object))))?;
+    let node = |at, place| (addr(at), NodeEntry::new(place, addr(at)));
+    put(product, "nodes", [node(NODE, NodePlace::Own), node(OTHER_NODE, NodePlace::Other)])?;
+    let mut api: LpmTrie<MapData, Addr, ClusterPrefix> = LpmTrie::try_from(take(product, "cluster")?)?;
+    for (net, length, kind, of) in prefixes() {
+        api.insert(&Key::new(96 + length, addr(net)), ClusterPrefix::new(kind, of), 0)?;
+    }
+    Ok(())
+}
+
+fn config() -> Config {
+    let mut config = Config::EMPTY;
+    config.generation = 1;
+    config.route_generation = 1;
+    (config.uplink_ifindex, config.mgmt_ifindex, config.overlay_ifindex) = (UPLINK, MGMT, OVERLAY);
+    config.tunnel_port = TUNNEL_PORT.into();
+    (config.uplink_mtu, config.pod_mtu, config.overlay_mtu) = (1500, 1400, 1450);
+    config.node_ports = PortRange { first: 61000, last: 65535 };
+    config.node_v4 = addr(NODE);
+    config.self_node = addr(NODE);
+    config.overlay_secret = SECRET;
+    config.decisions = 1;
+    // As the agent writes it.
+    config.owned = [LOCAL, FOREIGN].iter().fold(BloomFilter::NONE, |owned, object| owned.with(&addr(object.1)));
+    config.pods_v4 = Cover { net: [10, 128, 0, 0], mask: [255, 128, 0, 0] };
+    config.pods_v6 = Cover::NONE;
+    config
+}
+
+/// What an agent writes for a cluster of two nodes.
+fn prefixes() -> Vec<(Ipv4Addr, u32, PrefixKind, Addr)> {
+    let nobody = Addr::UNSPECIFIED;
+    let mut prefixes = vec![
+        (LOCAL_PODS, 15, PrefixKind::PodSubnet, addr(NODE)),
+        (FOREIGN_PODS, 15, PrefixKind::PodSubnet, addr(OTHER_NODE)),
+        (Ipv4Addr::new(10, 96, 0, 0), 16, PrefixKind::Service, nobody),
+        (Ipv4Addr::new(100, 64, 0, 0), 16, PrefixKind::Join, nobody),
+        (Ipv4Addr::new(169, 254, 0, 0), 16, PrefixKind::LinkLocal, nobody),
+        (Ipv4Addr::new(224, 0, 0, 0), 4, PrefixKind::Multicast, nobody),
+        (Ipv4Addr::new(10, 128, 0, 0), 9, PrefixKind::PodNetwork, nobody),
+    ];
+    prefixes.extend([LOCAL, AWAY, FOREIGN].map(|(_, address)| (address, 32, PrefixKind::EgressIp, nobody)));
+    prefixes
+}

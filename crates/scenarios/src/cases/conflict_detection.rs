@@ -1,0 +1,94 @@
+//! Claims of addresses that another has: refused each time that they are made, whatever was served before.
+
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+
+use egress_lab::api_objects::{all, condition, egress_ip, labels, path_of};
+use egress_lab::pins::Pins;
+use egress_lab::test::LabContext;
+use egress_lab::test_cluster::{Sight, TestCluster, node, pod};
+use egress_lab::topology::EXT_LAN;
+use egress_lab::topology::addresses::SERVER;
+use egress_lab::wait::{EFFECT, until};
+
+/// A host of the nodes' network that is no node.
+const NEIGHBOUR: &str = "172.18.0.177";
+/// Free at first, taken by that host later.
+const TAKEN_LATER: &str = "172.18.0.178";
+/// The next hop of all nodes.
+const ROUTER: &str = "172.18.0.1";
+/// Longer than all that follows the deletion of an object.
+const FORGOTTEN: Duration = Duration::from_secs(4);
+
+/// Addresses that no egress IP can be, each with a word of what is said of it.
+const RESERVED: [(&str, &str); 6] = [
+    ("172.18.255.255", "broadcast"),
+    ("172.18.0.0", "network address"),
+    (ROUTER, "next hop"),
+    ("fd00:172:18::", "anycast"),
+    ("10.244.1.77", "pod"),
+    ("0.1.2.3", "this network"),
+];
+
+fn held(cluster: &TestCluster) -> Result<usize> {
+    let nodes = (1..=3).map(|number| Pins::of(cluster.lab.node(node(number)?)).keys("owned_addr"));
+    nodes.map(|keys| Ok(keys?.len())).sum()
+}
+
+/// The object's addresses are claimed by no node, and its owner is told.
+fn is_refused(cluster: &TestCluster, name: &str, address: &str) -> Result<()> {
+    cluster.put(&egress_ip(name, &[address], &labels("house", "red"), &all()))?;
+    let told = cluster.event(name, "EgressIPConflict")?;
+    println!("event: {told}");
+    ensure!(held(cluster)? == 0, "{address} is served by {name} although another host has it");
+    Ok(())
+}
+
+/// What was once assigned proves nothing of who has the address now.
+pub(super) fn are_probed_for_each_time(context: &LabContext) -> Result<()> {
+    let pods = vec![pod("one", "red", 1, &[]), pod("two", "red", 2, &[])];
+    let cluster = TestCluster::start(context, pods)?;
+    let host = |line: &str| cluster.lab.ext().exec("ip", &line.split(' ').collect::<Vec<_>>()).map(drop);
+    host(&format!("addr add {NEIGHBOUR}/16 dev {EXT_LAN}"))?;
+    for number in 1..=2 {
+        cluster.assignable(number, true)?;
+    }
+    is_refused(&cluster, "first", NEIGHBOUR)?;
+    cluster.remove("first")?;
+    thread::sleep(FORGOTTEN);
+    is_refused(&cluster, "second", NEIGHBOUR)?;
+    cluster.remove("second")?;
+
+    println!("{TAKEN_LATER} is served, let go of, and taken by a host");
+    cluster.assign(&egress_ip("served", &[TAKEN_LATER], &labels("house", "red"), &all()))?;
+    cluster.is_seen_as("one", Some(TAKEN_LATER), None)?;
+    cluster.remove("served")?;
+    until("it is let go of", EFFECT, || Ok((held(&cluster)? == 0).then_some(())))?;
+    host(&format!("addr add {TAKEN_LATER}/16 dev {EXT_LAN}"))?;
+    thread::sleep(FORGOTTEN);
+    is_refused(&cluster, "later", TAKEN_LATER)
+}
+
+/// Nodes, networks and next hops keep their addresses.
+pub(super) fn are_refused_with_a_reason(context: &LabContext) -> Result<()> {
+    let cluster = TestCluster::start(context, vec![pod("one", "red", 1, &[])])?;
+    cluster.assignable(1, true)?;
+    for (number, (address, reason)) in (1..).zip(RESERVED) {
+        let name = format!("reserved{number}");
+        let object = egress_ip(&name, &[address], &labels("house", "red"), &all());
+        cluster.put(&object)?;
+        let said = until(&format!("{address} is refused"), EFFECT, || {
+            let object = cluster.api.get(&path_of(&object))?;
+            Ok(object.as_ref().and_then(condition).filter(|(reason, _)| reason == "ReservedAddress"))
+        })?;
+        ensure!(said.1.contains(reason), "{address}: the condition does not say {reason}: {}", said.1);
+        let told = cluster.event(&name, "ReservedAddress")?;
+        ensure!(told.contains(reason), "{address}: the event does not say {reason}: {told}");
+        ensure!(held(&cluster)? == 0, "{address} is served");
+        cluster.remove(&name)?;
+    }
+    let pod = cluster.pod("one")?;
+    cluster.becomes(&pod.netns, SERVER.v4.into(), Sight::As(pod.node.address().v4.into()))
+}

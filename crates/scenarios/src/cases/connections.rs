@@ -1,0 +1,246 @@
+//! A crowd of callers: connections that each pod keeps, and new ones that it makes at a constant rate, all to the server outside.
+//! What has become of each is known when the connections is told to stop.
+
+use std::collections::BTreeMap;
+use std::io::{self, ErrorKind};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, ensure};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
+use tokio_util::sync::CancellationToken;
+
+use egress_lab::topology::addresses as plan;
+use egress_lab::traffic::server::{ECHO_PORT, HTTP_PORT};
+use egress_lab::wait::poll;
+use egress_lab::{Netns, Pod};
+
+/// Each kept connection says something as often.
+const SPEAKS: Duration = Duration::from_secs(1);
+/// A new connection that has no answer by then has failed: as long as a lost SYN waits before it is sent again.
+pub(super) const PATIENCE: Duration = Duration::from_secs(1);
+/// A kept connection is given up when it has been silent for as long.
+const GIVEN_UP: Duration = Duration::from_secs(20);
+
+/// How a kept connection fares.
+#[derive(Debug, Clone, Copy, Default)]
+struct Life {
+    /// The pod's.
+    port: u16,
+    echoes: u64,
+    /// The longest time that an echo has taken.
+    slowest: Duration,
+    /// When it said what has not been answered yet.
+    waits_since: Option<Instant>,
+    ended: Option<ErrorKind>,
+}
+
+/// A new connection: when it began, and the address that the world saw.
+#[derive(Debug, Clone, Copy)]
+struct Call {
+    began: Instant,
+    seen: Result<IpAddr, ErrorKind>,
+}
+
+#[derive(Default)]
+struct Books {
+    lives: Vec<Life>,
+    calls: Vec<Call>,
+}
+
+/// What a crowd has lived through since it was asked last.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Report {
+    pub(super) kept: usize,
+    /// Connections that ended.
+    pub(super) ended: usize,
+    /// Those among them whose port no other pod has towards the server: only one of two can show it to the world.
+    pub(super) ended_alone: usize,
+    pub(super) echoes: u64,
+    pub(super) slowest: Duration,
+    pub(super) calls: usize,
+    pub(super) failed: usize,
+    /// From the first failed new connection to the last one.
+    pub(super) failing_for: Duration,
+    /// New connections that were seen with another address than the connections's.
+    pub(super) strange: usize,
+}
+
+/// The callers; they end with this value.
+pub(super) struct Connections {
+    books: Arc<Mutex<Books>>,
+    stop: CancellationToken,
+    threads: Vec<JoinHandle<Result<()>>>,
+    pods: Vec<Netns>,
+    egress: [IpAddr; 2],
+}
+
+impl Connections {
+    /// Each of these pods keeps `count` connections, half of them to each family, and makes a new one `every` so often. When
+    /// this returns all kept ones have been answered.
+    pub(super) fn gather(pods: &[&Pod], count: usize, every: Duration, egress: [IpAddr; 2]) -> Result<Self> {
+        let books = Books { lives: vec![Life::default(); count * pods.len()], calls: Vec::new() };
+        let books = Arc::new(Mutex::new(books));
+        let (stop, mut threads) = (CancellationToken::new(), Vec::new());
+        for (number, pod) in pods.iter().enumerate() {
+            let (books, stop) = (Arc::clone(&books), stop.clone());
+            threads.push(pod.netns.spawn(move || {
+                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+                runtime.block_on(async {
+                    for place in number * count..(number + 1) * count {
+                        let to = SocketAddr::new(server(place), ECHO_PORT);
+                        tokio::spawn(keep(to, place, SPEAKS.mul_f64(fraction(place, count)), Arc::clone(&books)));
+                    }
+                    tokio::select! { () = call(every, &books) => {}, () = stop.cancelled() => {} }
+                });
+                Ok(())
+            })?);
+        }
+        let pods = pods.iter().map(|pod| pod.netns.clone()).collect();
+        let connections = Self { books, stop, threads, pods, egress };
+        let answered =
+            poll(GIVEN_UP, || Ok(connections.lock().lives.iter().all(|life| life.echoes > 0).then_some(())))?;
+        ensure!(answered.is_some(), "not all connections have been answered");
+        Ok(connections)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Books> {
+        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Forgets what was before, but for who has ended.
+    pub(super) fn begin(&self) {
+        let mut books = self.lock();
+        books.calls.clear();
+        for life in &mut books.lives {
+            (life.echoes, life.slowest) = (0, Duration::ZERO);
+        }
+    }
+
+    /// Since [`begin`](Self::begin). What waits for its answer counts as slow as it is by now.
+    pub(super) fn report(&self) -> Report {
+        let books = self.lock();
+        let (lives, calls) = (&books.lives, &books.calls);
+        let port = |(place, life): (usize, &Life)| (server(place), life.port);
+        let mut ports: BTreeMap<_, usize> = BTreeMap::new();
+        lives.iter().enumerate().for_each(|life| *ports.entry(port(life)).or_default() += 1);
+        let ended = || lives.iter().enumerate().filter(|(_, life)| life.ended.is_some());
+        let slowness = |life: &Life| life.slowest.max(life.waits_since.map_or(Duration::ZERO, |since| since.elapsed()));
+        let failures: Vec<Instant> = calls.iter().filter(|call| call.seen.is_err()).map(|call| call.began).collect();
+        let failing_for =
+            failures.iter().max().zip(failures.iter().min()).map_or(Duration::ZERO, |(last, first)| *last - *first);
+        Report {
+            kept: lives.len(),
+            ended: ended().count(),
+            ended_alone: ended().filter(|life| ports[&port(*life)] == 1).count(),
+            echoes: lives.iter().map(|life| life.echoes).sum(),
+            slowest: lives.iter().filter(|life| life.ended.is_none()).map(slowness).max().unwrap_or_default(),
+            calls: calls.len(),
+            failed: failures.len(),
+            failing_for,
+            strange: calls.iter().filter(|call| call.seen.is_ok_and(|seen| !self.egress.contains(&seen))).count(),
+        }
+    }
+
+    /// Segments of kept connections that the pods' kernels have sent again, since the connections began.
+    pub(super) fn sent_again(&self) -> Result<u64> {
+        let mut all = 0;
+        for pod in &self.pods {
+            let text = pod.exec("ss", &["-tinOH", "state", "established", "dport", "=", &format!(":{ECHO_PORT}")])?;
+            let of_line = |line: &str| -> Result<u64> {
+                let Some(field) = line.split_whitespace().find_map(|word| word.strip_prefix("retrans:")) else {
+                    return Ok(0);
+                };
+                let (_, total) = field.split_once('/').with_context(|| format!("what ss says: {line}"))?;
+                Ok(total.parse()?)
+            };
+            all += text.lines().map(of_line).sum::<Result<u64>>()?;
+        }
+        Ok(all)
+    }
+
+    pub(super) fn disperse(mut self) -> Result<()> {
+        self.stop.cancel();
+        self.threads.drain(..).try_for_each(|thread| thread.join().map_err(|_panic| anyhow!("a caller panicked"))?)
+    }
+}
+
+impl Drop for Connections {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+/// By turns of both families.
+fn server(number: usize) -> IpAddr {
+    plan::SERVER.both()[number % 2]
+}
+
+/// Which part of the time between two messages a connection begins at, so that they do not all speak at once.
+fn fraction(place: usize, count: usize) -> f64 {
+    let part = u32::try_from(place % count).unwrap_or(0);
+    f64::from(part) / f64::from(u32::try_from(count).unwrap_or(1))
+}
+
+async fn keep(to: SocketAddr, place: usize, behind: Duration, books: Arc<Mutex<Books>>) {
+    sleep(behind).await;
+    let Err(error) = talk(to, place, &books).await;
+    lock(&books).lives[place].ended = Some(error.kind());
+}
+
+async fn talk(to: SocketAddr, place: usize, books: &Mutex<Books>) -> Result<std::convert::Infallible, io::Error> {
+    let mut stream = timeout(GIVEN_UP, TcpStream::connect(to)).await??;
+    stream.set_nodelay(true)?;
+    lock(books).lives[place].port = stream.local_addr()?.port();
+    for number in 0_u64.. {
+        let said = Instant::now();
+        lock(books).lives[place].waits_since = Some(said);
+        stream.write_all(&number.to_be_bytes()).await?;
+        let mut echo = [0; 8];
+        timeout(GIVEN_UP, stream.read_exact(&mut echo)).await??;
+        if echo != number.to_be_bytes() {
+            return Err(ErrorKind::InvalidData.into());
+        }
+        {
+            let life = &mut lock(books).lives[place];
+            (life.echoes, life.slowest, life.waits_since) = (life.echoes + 1, life.slowest.max(said.elapsed()), None);
+        }
+        sleep(SPEAKS.saturating_sub(said.elapsed())).await;
+    }
+    Err(ErrorKind::Other.into())
+}
+
+/// New connections, by turns of both families, for as long as it is let.
+async fn call(every: Duration, books: &Arc<Mutex<Books>>) {
+    let mut ticks = interval(every);
+    // A machine that is late is late: what it would have asked in between says nothing.
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
+    for number in 0.. {
+        ticks.tick().await;
+        let books = Arc::clone(books);
+        tokio::spawn(async move {
+            let began = Instant::now();
+            let asked = timeout(PATIENCE, ask(SocketAddr::new(server(number), HTTP_PORT))).await;
+            let seen = asked.unwrap_or_else(|_late| Err(ErrorKind::TimedOut.into())).map_err(|error| error.kind());
+            lock(&books).calls.push(Call { began, seen });
+        });
+    }
+}
+
+/// The address that the server sees.
+async fn ask(to: SocketAddr) -> io::Result<IpAddr> {
+    let mut stream = TcpStream::connect(to).await?;
+    stream.write_all(format!("GET / HTTP/1.1\r\nHost: {to}\r\nConnection: close\r\n\r\n").as_bytes()).await?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await?;
+    let said = answer.lines().last().and_then(|line| line.trim().parse().ok());
+    said.ok_or_else(|| ErrorKind::UnexpectedEof.into())
+}
+
+fn lock(books: &Mutex<Books>) -> MutexGuard<'_, Books> {
+    books.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,64 @@
+//! An agent that is there before its node's management port, as behind a boot: no pod is quicker than the programs.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+
+use egress_lab::api_objects::{all, egress_ip};
+use egress_lab::capture::{Capture, Class};
+use egress_lab::pins::Pins;
+use egress_lab::test::LabContext;
+use egress_lab::test_cluster::{TestCluster, node, pod};
+use egress_lab::topology::addresses as plan;
+use egress_lab::traffic::flows::Flow;
+use egress_lab::traffic::server::ECHO_PORT;
+use egress_lab::wait::{EFFECT, until};
+use egress_lab::{Lab, MANAGEMENT};
+
+const V4: &str = "172.18.0.110";
+const V6: &str = "fd00:172:18::110";
+const TICK: Duration = Duration::from_millis(2);
+
+pub(super) fn no_pod_is_quicker_than_the_programs(context: &LabContext) -> Result<()> {
+    let mut cluster = TestCluster::start(context, vec![pod("one", "red", 1, &[])])?;
+    cluster.assignable(2, true)?;
+    cluster.assignable(3, true)?;
+    cluster.assign(&egress_ip("early", &[V4, V6], &all(), &all()))?;
+    cluster.is_seen_as("one", Some(V4), Some(V6))?;
+
+    let place = cluster.lab.node(node(1)?).clone();
+    cluster.agent(1)?.kill()?;
+    Lab::remove_management(&place)?;
+    println!("{}", cluster.agent(1)?.clean_up()?);
+    ensure!(!place.bpffs.exists(), "cleanup has left pins");
+    cluster.agent(1)?.restart()?;
+    let log = cluster.agent(1)?.log().to_owned();
+    let line = format!("waiting for interface {MANAGEMENT}, the management port (--mgmt-port)");
+    until("the agent says what it waits for", EFFECT, || {
+        let said = std::fs::read_to_string(&log)?;
+        Ok((said.matches(&line).count() == 1).then_some(()))
+    })?;
+    // Its programs are loaded and know the pod, who may send by then.
+    let pins = Pins::of(&place);
+    until("the pod's both addresses are in the kernel", EFFECT, || {
+        Ok(pins.keys("pods").is_ok_and(|pods| pods.len() >= 2).then_some(()))
+    })?;
+
+    let capture = Capture::start(&cluster.lab)?;
+    let from = &cluster.pod("one")?.netns;
+    let flows = plan::SERVER.both().into_iter().map(|to| Flow::udp(from, SocketAddr::new(to, ECHO_PORT), TICK));
+    let flows = flows.collect::<Result<Vec<_>>>()?;
+    cluster.lab.make_management(&place)?;
+    cluster.is_seen_as("one", Some(V4), Some(V6))?;
+    for flow in flows {
+        let report = flow.finish()?;
+        println!("{} sent, {} came back", report.sent, report.sent - report.lost());
+    }
+    let seen = capture.finish()?;
+    seen.check()?;
+    let [pods, nodes, egress] = [Class::Pod, Class::Node, Class::Egress].map(|class| seen.to_the_world(class));
+    println!("outside: {egress} packets with an egress IP, {nodes} with a node's address, {pods} with a pod's");
+    ensure!(egress > 0 && nodes == 0 && pods == 0, "a selected pod's packets left with another address");
+    Ok(())
+}

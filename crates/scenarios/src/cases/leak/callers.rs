@@ -1,0 +1,170 @@
+//! Who calls, and what the API server has said of each so far.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::time::SystemTime;
+
+use anyhow::{Context, Result};
+
+use super::judge::{self, Ruling, State, judge};
+use egress_lab::capture::{CapturedPacket, Class, Seen};
+use egress_lab::test_cluster::{Sight, pod};
+use egress_lab::topology::addresses::{self as plan, Dual};
+use egress_lab::{Lab, PodSpec};
+
+/// What becomes of a caller in the course of the test, and hence what it may show.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Fate {
+    /// Selected from first to last by an object that always has nodes: its egress IP or nothing.
+    Always,
+    /// Never selected: its node's address only, and not a packet of it lost.
+    Never,
+    /// Its label changes.
+    Toggled,
+    /// Its namespace's label changes.
+    Townie,
+    /// Always selected; deleted and made again: its egress IP or nothing.
+    Reborn,
+    /// Its object is deleted and made again.
+    Brief,
+    /// No node can host its object's addresses, which the controller says: its node's address.
+    Hopeless,
+    /// The same, and its object wants a drop: nothing at all.
+    Silent,
+}
+
+/// Name, node, namespace and fate.
+const CALLERS: [(&str, usize, &str, Fate); 11] = [
+    ("always1", 1, "red", Fate::Always),
+    ("always2", 2, "red", Fate::Always),
+    ("always3", 3, "red", Fate::Always),
+    ("never1", 1, "red", Fate::Never),
+    ("never2", 2, "red", Fate::Never),
+    ("toggled1", 1, "red", Fate::Toggled),
+    ("townie3", 3, "town", Fate::Townie),
+    ("reborn2", 2, "red", Fate::Reborn),
+    ("brief2", 2, "red", Fate::Brief),
+    ("hopeless3", 3, "red", Fate::Hopeless),
+    ("silent1", 1, "red", Fate::Silent),
+];
+
+pub(super) const DOORS: u8 = 11;
+
+/// The pods, each with its group's label as its object selects it.
+pub(super) fn pods() -> Vec<PodSpec> {
+    let group = |fate| match fate {
+        Fate::Always | Fate::Reborn => "always",
+        Fate::Brief => "brief",
+        Fate::Hopeless => "hopeless",
+        Fate::Silent => "silent",
+        Fate::Never | Fate::Toggled | Fate::Townie => "none",
+    };
+    CALLERS
+        .iter()
+        .map(|(name, node, namespace, fate)| pod(name, namespace, *node, &[("group", group(*fate))]))
+        .collect()
+}
+
+/// One caller.
+#[derive(Debug, Clone)]
+pub(super) struct Caller {
+    pub(super) name: &'static str,
+    pub(super) fate: Fate,
+    pub(super) door: Dual,
+    pub(super) node: Dual,
+    pub(super) pod: Dual,
+    pub(super) history: Vec<State>,
+}
+
+impl Caller {
+    pub(super) fn all(lab: &Lab) -> Result<Vec<Self>> {
+        let callers = CALLERS.iter().zip(0..).map(|((name, _, _, fate), number)| {
+            let pod = lab.pod(name)?;
+            let (node, pod) = (pod.node.address(), pod.addresses);
+            Ok(Self { name, fate: *fate, door: plan::door(number), node, pod, history: Vec::new() })
+        });
+        callers.collect()
+    }
+
+    /// From now on these are right.
+    pub(super) fn is_now(&mut self, asked: SystemTime, allowed: &[IpAddr]) {
+        let allowed: BTreeSet<IpAddr> = allowed.iter().copied().collect();
+        self.history.push(State { asked, answered: SystemTime::now(), allowed });
+    }
+
+    /// From now on it is like any pod that nobody selects. Of a pod that was selected before, the host's connection
+    /// tracking does not know the old connections: what it takes for invalid (the end of a connection without its
+    /// beginning) it does not masquerade, so those packets may bear the pod's own address.
+    pub(super) fn is_not_selected(&mut self, asked: SystemTime) {
+        let mut allowed = self.node.both().to_vec();
+        if !matches!(self.fate, Fate::Never | Fate::Hopeless) && !self.history.is_empty() {
+            allowed.extend(self.pod.both());
+        }
+        self.is_now(asked, &allowed);
+    }
+
+    /// How the world sees a new connection of it now.
+    pub(super) fn seen_as(&self, to: IpAddr) -> Result<Sight> {
+        let state = self.history.last().with_context(|| format!("{} has no history", self.name))?;
+        let right = |address: &&IpAddr| address.is_ipv4() == to.is_ipv4() && !self.pod.is(**address);
+        Ok(state.allowed.iter().find(right).copied().into())
+    }
+
+    /// Judges what was seen at its address.
+    pub(super) fn judge(&self, seen: &Seen) -> Ruling {
+        judge_as(&self.history, self.door, seen)
+    }
+}
+
+/// Judges the packets to a address by anybody's history.
+pub(super) fn judge_as(history: &[State], door: Dual, seen: &Seen) -> Ruling {
+    let mut ruling = Ruling::default();
+    for destination in door.both() {
+        // Once no object lists an address, it is any address to a node, which says "unreachable" to late answers: as
+        // itself and of its own accord.
+        let own = |sighting: &CapturedPacket| sighting.is_a_routers() && seen.class(sighting.source) == Class::Node;
+        let packets = seen.captured.iter().filter(|sighting| sighting.destination == destination && !own(sighting));
+        ruling.add(judge(history, packets.copied()));
+    }
+    ruling
+}
+
+/// The rulings by fate, for people.
+pub(super) fn table(rulings: &BTreeMap<Fate, Ruling>, seen: &Seen) -> String {
+    let mut lines = format!(
+        "{:<10} {:>8} {:>8} {:>8} {:>6} {:>6} {:>9} {:>6}\n",
+        "callers", "packets", "egress", "node", "pod", "late", "longest", "wrong"
+    );
+    for (fate, ruling) in rulings {
+        let of = |class: Class| -> u64 {
+            ruling.sources.iter().filter(|(source, _)| seen.class(**source) == class).map(|(_, count)| count).sum()
+        };
+        lines += &format!(
+            "{:<10} {:>8} {:>8} {:>8} {:>6} {:>6} {:>6} ms {:>6}\n",
+            format!("{fate:?}"),
+            ruling.packets(),
+            of(Class::Egress),
+            of(Class::Node),
+            of(Class::Pod),
+            ruling.late,
+            ruling.longest.as_millis(),
+            ruling.wrong.len()
+        );
+    }
+    let routers = seen.captured.iter().filter(|sighting| sighting.is_a_routers()).count();
+    lines + &format!("{routers} times a node said \"unreachable\" to late answers for an address that is nobody's\n")
+}
+
+/// What was wrong with a caller's packets, with the states around them: for who looks for the cause.
+pub(super) fn show_wrong(caller: &Caller, ruling: &Ruling) {
+    const SHOWN: usize = 12;
+    let clock = |at: SystemTime| at.duration_since(SystemTime::UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
+    let Some(first) = ruling.wrong.first() else { return };
+    println!("{}: {} wrong", caller.name, ruling.wrong.len());
+    for state in caller.history.iter().filter(|state| state.asked + judge::LIMIT > first.at) {
+        println!("  {:.3} to {:.3}: {:?}", clock(state.asked), clock(state.answered), state.allowed);
+    }
+    for sighting in ruling.wrong.iter().take(SHOWN) {
+        println!("  {:.3} {sighting}", clock(sighting.at));
+    }
+}

@@ -1,0 +1,118 @@
+//! A caller that never stops: to its own address it sends, in both families, datagrams of an old flow and of a new one each
+//! time, echo requests, requests on new connections, and messages on a connection that it keeps as long as it can.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use anyhow::{Result, anyhow};
+
+use egress_lab::topology::addresses::Dual;
+use egress_lab::traffic::flows::{allow_echo_sockets, echo_request, echo_socket, udp_socket};
+use egress_lab::traffic::server::{ECHO_PORT, HTTP_PORT};
+use egress_lab::{Netns, Pod};
+
+/// Between two rounds of datagrams, and of requests.
+const TICK: Duration = Duration::from_millis(60);
+const REQUESTS: Duration = Duration::from_millis(150);
+const PATIENCE: Duration = Duration::from_millis(250);
+
+/// Talks until it is stopped.
+pub(super) struct CallerTraffic {
+    stop: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<Result<()>>>,
+}
+
+impl CallerTraffic {
+    pub(super) fn start(pod: &Pod, door: Dual) -> Result<Self> {
+        let stop = Arc::new(AtomicBool::new(false));
+        allow_echo_sockets(&pod.netns)?;
+        let mut chatter = Self { stop, threads: Vec::new() };
+        for to in door.both() {
+            chatter.spawn(&pod.netns, move |stop| datagrams(to, stop))?;
+            chatter.spawn(&pod.netns, move |stop| connections(to, stop))?;
+        }
+        Ok(chatter)
+    }
+
+    fn spawn(
+        &mut self,
+        netns: &Netns,
+        work: impl FnOnce(&AtomicBool) -> io::Result<()> + Send + 'static,
+    ) -> Result<()> {
+        let stop = Arc::clone(&self.stop);
+        self.threads.push(netns.spawn(move || Ok(work(&stop)?))?);
+        Ok(())
+    }
+
+    pub(super) fn finish(mut self) -> Result<()> {
+        self.stop.store(true, Ordering::Relaxed);
+        for thread in std::mem::take(&mut self.threads) {
+            thread.join().map_err(|_panic| anyhow!("a caller panicked"))??;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for CallerTraffic {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+/// What the network says about a packet (refused, unreachable, forbidden) is no reason to stop sending.
+fn sent(outcome: io::Result<usize>) -> io::Result<()> {
+    match outcome {
+        Err(error) if error.kind() == ErrorKind::NotConnected => Err(error),
+        _ => Ok(()),
+    }
+}
+
+fn datagrams(to: IpAddr, stop: &AtomicBool) -> io::Result<()> {
+    let echo = SocketAddr::new(to, ECHO_PORT);
+    let old = udp_socket(echo)?;
+    let ping = echo_socket(to)?;
+    while !stop.load(Ordering::Relaxed) {
+        sent(old.send(b"old"))?;
+        sent(udp_socket(echo)?.send(b"new"))?;
+        sent(ping.send(&echo_request(to)))?;
+        thread::sleep(TICK);
+    }
+    Ok(())
+}
+
+fn connections(to: IpAddr, stop: &AtomicBool) -> io::Result<()> {
+    let mut kept: Option<TcpStream> = None;
+    while !stop.load(Ordering::Relaxed) {
+        // A request that fails has sent its packets all the same.
+        if let Ok(mut stream) = TcpStream::connect_timeout(&SocketAddr::new(to, HTTP_PORT), PATIENCE) {
+            stream.set_read_timeout(Some(PATIENCE))?;
+            let head = format!("GET / HTTP/1.1\r\nHost: {to}\r\nConnection: close\r\n\r\n");
+            let asked = stream.write_all(head.as_bytes());
+            drop(asked.and_then(|()| stream.read_to_end(&mut Vec::new())));
+        }
+        kept = match kept.take() {
+            Some(stream) => talk(stream).ok(),
+            None => TcpStream::connect_timeout(&SocketAddr::new(to, ECHO_PORT), PATIENCE).ok(),
+        };
+        thread::sleep(REQUESTS);
+    }
+    Ok(())
+}
+
+/// One message; the echoes so far are read and forgotten. An error ends the connection.
+fn talk(mut stream: TcpStream) -> io::Result<TcpStream> {
+    stream.set_nonblocking(true)?;
+    match stream.write(b"still here") {
+        Err(error) if error.kind() != ErrorKind::WouldBlock => return Err(error),
+        _ => {}
+    }
+    match stream.read(&mut [0; 256]) {
+        Ok(0) => Err(ErrorKind::UnexpectedEof.into()),
+        Err(error) if error.kind() != ErrorKind::WouldBlock => Err(error),
+        _ => Ok(stream),
+    }
+}

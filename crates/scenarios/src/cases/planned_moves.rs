@@ -1,0 +1,207 @@
+//! An address that is moved by plan, while pods of three nodes open a connection every 10 ms and keep others: the old node serves
+//! until the new one is ready, and passes on what comes late.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::process::{Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+
+use crate::soak::echo::{self, Echo};
+use crate::soak::sampler::{PATIENCE, Sampler};
+use crate::soak::streams::{COUNT, Streams};
+use egress_lab::api_objects::{EGRESS_IPS, all, assigned, egress_ip, labels};
+use egress_lab::capture::{Capture, turns};
+use egress_lab::test::LabContext;
+use egress_lab::test_cluster::{TestCluster, node, pod};
+use egress_lab::topology::addresses as plan;
+use egress_lab::traffic::server::ECHO_PORT;
+use egress_lab::wait::{EFFECT, until};
+
+const ADDRESSES: [&str; 2] = ["172.18.0.110", "fd00:172:18::110"];
+const NAMES: [&str; 2] = ["four", "six"];
+const NODES: usize = 3;
+/// Before a move, and behind it: longer than late packets are passed on.
+const QUIET: Duration = Duration::from_millis(2_500);
+
+/// A pod's new connections, and those that it keeps.
+struct Caller {
+    pod: String,
+    expected: &'static str,
+    sampler: Sampler,
+    streams: Streams,
+}
+
+/// A lab with an object for each family, whose addresses node1 has, and on each node a pod of each.
+fn start(context: &LabContext) -> Result<(TestCluster, Echo)> {
+    let of_node = |node: usize| NAMES.map(|name| pod(&format!("{name}{node}"), "red", node, &[("object", name)]));
+    let cluster = TestCluster::start(context, (1..=NODES).flat_map(of_node).collect())?;
+    let echo = Echo::start(cluster.lab.outside(), &plan::SERVER.both())?;
+    cluster.assignable(1, true)?;
+    for (name, address) in NAMES.into_iter().zip(ADDRESSES) {
+        cluster.assign(&egress_ip(name, &[address], &all(), &labels("object", name)))?;
+    }
+    for node in 1..=NODES {
+        cluster.is_seen_as(&format!("four{node}"), Some(ADDRESSES[0]), None)?;
+        cluster.is_seen_as(&format!("six{node}"), None, Some(ADDRESSES[1]))?;
+    }
+    Ok((cluster, echo))
+}
+
+fn call(cluster: &TestCluster) -> Result<Vec<Caller>> {
+    let mut callers = Vec::new();
+    for node in 1..=NODES {
+        for (name, (server, expected)) in NAMES.iter().zip(plan::SERVER.both().into_iter().zip(ADDRESSES)) {
+            let pod = format!("{name}{node}");
+            let netns = &cluster.pod(&pod)?.netns;
+            let sampler = Sampler::start(netns, SocketAddr::new(server, echo::PORT))?;
+            let streams = Streams::start(netns, SocketAddr::new(server, ECHO_PORT))?;
+            callers.push(Caller { pod, expected, sampler, streams });
+        }
+    }
+    sleep(QUIET);
+    Ok(callers)
+}
+
+/// Waits until a node has both addresses.
+fn are_on(cluster: &TestCluster, node: usize) -> Result<()> {
+    let name = format!("node{node}");
+    until(&format!("{name} has both addresses"), EFFECT, || {
+        let mut holders = Vec::new();
+        for object in NAMES {
+            let object = cluster.api.get(&format!("{EGRESS_IPS}/{object}"))?.unwrap_or_default();
+            holders.extend(assigned(&object).into_iter().map(|(_, node)| node));
+        }
+        Ok((holders == [name.as_str(); 2]).then_some(()))
+    })
+}
+
+/// Plays `go` while the pods call; nothing may be lost, no connection end, and nothing bear another address.
+fn loses_nothing(
+    cluster: &TestCluster,
+    callers: &[Caller],
+    what: &str,
+    go: impl FnOnce(&TestCluster) -> Result<()>,
+) -> Result<()> {
+    callers.iter().for_each(|caller| drop(caller.sampler.take()));
+    let begin = Instant::now();
+    let census: Vec<_> = callers.iter().map(|caller| caller.streams.census()).collect();
+    go(cluster)?;
+    sleep(QUIET);
+    let since = Instant::now();
+    sleep(PATIENCE);
+    let (mut asked, mut lost, mut strange, mut lives) = (0, Vec::new(), Vec::new(), 0);
+    for (caller, census) in callers.iter().zip(&census) {
+        for sample in caller.sampler.take() {
+            asked += 1;
+            match sample.answered {
+                None => lost.push((&caller.pod, sample.sent.duration_since(begin))),
+                Some((_, seen)) if seen.to_string() != caller.expected => strange.push((&caller.pod, seen)),
+                Some(_) => {}
+            }
+        }
+        let (well, live) = caller.streams.survivors(census, since);
+        ensure!(well == COUNT as u64, "{} keeps {well} connections", caller.pod);
+        lives += live;
+        ensure!(live == well, "{what}: {} of {well} connections of {} ended", well - live, caller.pod);
+    }
+    println!("{what}: {} of {asked} lost, {lives} connections went on", lost.len());
+    ensure!(strange.is_empty(), "{what}: seen with another address: {strange:?}");
+    ensure!(lost.is_empty(), "{what}: {} of {asked} lost: {:?}", lost.len(), &lost[..lost.len().min(8)]);
+    ensure!(asked > 500, "{asked} samples are too few to say anything");
+    Ok(())
+}
+
+/// The labels of nodes go, one after the other.
+pub(super) fn moves_lose_nothing(context: &LabContext) -> Result<()> {
+    let (cluster, _echo) = start(context)?;
+    let callers = call(&cluster)?;
+    let capture = Capture::watching_owners(&cluster.lab, BTreeSet::new())?;
+    for (old, new_owner) in [(1, 2), (2, 3), (3, 1)] {
+        cluster.assignable(new_owner, true)?;
+        loses_nothing(&cluster, &callers, &format!("node{old} loses its label"), |cluster| {
+            cluster.assignable(old, false)?;
+            are_on(cluster, new_owner)
+        })?;
+    }
+    let seen = capture.finish()?;
+    for address in ADDRESSES {
+        let turns = turns(&seen.captured, address.parse()?);
+        ensure!(turns == [1, 2, 3, 1].map(node).into_iter().collect::<Result<Vec<_>>>()?, "{address}: {turns:?}");
+    }
+    callers.into_iter().try_for_each(|caller| caller.sampler.finish().and_then(|()| caller.streams.finish()))
+}
+
+/// What `egress-agent drain` has said, and whether it ended well.
+struct Said {
+    well: bool,
+    text: String,
+}
+
+impl Said {
+    fn has(&self, words: &[&str]) -> Result<()> {
+        words.iter().try_for_each(|words| {
+            ensure!(self.text.contains(words), "{words:?} is not in what it said:\n{}", self.text);
+            Ok(())
+        })
+    }
+}
+
+/// With an administrator's rights, outside the nodes.
+fn drain(context: &LabContext, cluster: &TestCluster, arguments: &[&str]) -> Result<Said> {
+    let kubeconfig = cluster.api.kubeconfig().display().to_string();
+    let arguments: Vec<&str> = [&["drain", "--kubeconfig", &kubeconfig], arguments].concat();
+    let output = Command::new(&context.built.agent).args(&arguments).stdin(Stdio::null()).output()?;
+    let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
+    println!("drain {}: {}\n{text}", arguments[3..].join(" "), output.status);
+    Ok(Said { well: output.status.success(), text })
+}
+
+/// `egress-agent drain`: where nobody can take an address it stays and is served; where someone can nothing is lost. Of an
+/// agent that is dead nobody says that its programs have let go.
+pub(super) fn drain_moves_what_can_go(context: &LabContext) -> Result<()> {
+    let (mut cluster, _echo) = start(context)?;
+    let callers = call(&cluster)?;
+    let refused = |arguments: &[&str], words: &[&str]| {
+        let said = drain(context, &cluster, arguments)?;
+        ensure!(!said.well, "it ended well");
+        said.has(words)
+    };
+    refused(&["node9"], &["there is no node node9"])?;
+    loses_nothing(&cluster, &callers, "node1 has nobody to give to", |_| {
+        let nobody = "no other node with the label k8s.ovn.org/egress-assignable has a network for it";
+        refused(&["node1"], &[ADDRESSES[0], ADDRESSES[1], nobody, "2 egress IPs stay, and served"])
+    })?;
+    cluster.assignable(2, true)?;
+    are_on(&cluster, 2)?;
+    sleep(QUIET);
+    let said = drain(context, &cluster, &["node1", "--undo"])?;
+    ensure!(said.well, "it is taken back");
+    for (old, new_owner) in [(2, 1), (1, 2)] {
+        let (old_name, new_owner_name) = (format!("node{old}"), format!("moved to node{new_owner}"));
+        loses_nothing(&cluster, &callers, &format!("node{old} is drained"), |cluster| {
+            let said = drain(context, cluster, &[&old_name])?;
+            ensure!(said.well, "it is drained");
+            said.has(&[ADDRESSES[0], ADDRESSES[1], &new_owner_name, "is drained"])?;
+            are_on(cluster, new_owner)
+        })?;
+        if new_owner == 1 {
+            refused(&["node1"], &["node2 is drained too"])?;
+            // In this order: node1 would give what it has to a node that may have it.
+            for node in ["node1", "node2"] {
+                ensure!(drain(context, &cluster, &[node, "--undo"])?.well, "it is taken back");
+            }
+            // Nothing comes back by itself.
+            sleep(QUIET);
+            are_on(&cluster, 1)?;
+        }
+    }
+    callers.into_iter().try_for_each(|caller| caller.sampler.finish().and_then(|()| caller.streams.finish()))?;
+    ensure!(drain(context, &cluster, &["node1", "--undo"])?.well, "it is taken back");
+    cluster.agent(2)?.kill()?;
+    let said = drain(context, &cluster, &["node2"])?;
+    ensure!(!said.well, "it ended well");
+    said.has(&["moved to node1", "was not heard to let go of 172.18.0.110, fd00:172:18::110"])
+}

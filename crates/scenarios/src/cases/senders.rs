@@ -1,0 +1,76 @@
+//! Who emits an egress IP: what the nodes put on the wire, packets of its pods and answers to ARP, whatever agents say of it.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+
+use egress_lab::capture::{ARP, Capture, CapturedPacket, turns};
+use egress_lab::test_cluster::{TestCluster, node};
+use egress_lab::topology::addresses as plan;
+use egress_lab::traffic::flows::Flow;
+use egress_lab::traffic::neighbour::Asker;
+use egress_lab::traffic::server::ECHO_PORT;
+use egress_lab::wait::until;
+
+const TICK: Duration = Duration::from_millis(5);
+/// Who emits an address that it has lost is seen within so long: a hundred times what lies between two packets.
+const PROOF: Duration = Duration::from_secs(2);
+/// Fewer answers of a node say nothing about it.
+const FEWEST: usize = 20;
+
+/// Watches an IPv4 address while pods send by it and a neighbour asks for it.
+pub(super) struct Senders {
+    address: IpAddr,
+    capture: Capture,
+    flows: Vec<Flow>,
+    asker: Asker,
+}
+
+impl Senders {
+    pub(super) fn watch(cluster: &TestCluster, address: &str, pods: &[&str]) -> Result<Self> {
+        let address = address.parse()?;
+        let capture = Capture::watching_owners(&cluster.lab, BTreeSet::new())?;
+        let to = SocketAddr::new(plan::SERVER.v4.into(), ECHO_PORT);
+        let flows = pods.iter().map(|pod| Flow::udp(&cluster.pod(pod)?.netns, to, TICK)).collect::<Result<_>>()?;
+        let asker = Asker::start(&cluster.lab, &[address])?;
+        Ok(Self { address, capture, flows, asker })
+    }
+
+    /// Waits until a node has emitted the address often enough.
+    pub(super) fn begins(&self, number: usize, patience: Duration) -> Result<()> {
+        let node = node(number)?;
+        until(&format!("node{number} emits {}", self.address), patience, || {
+            let seen = self.capture.seen()?.captured;
+            let answers =
+                seen.iter().filter(|one| one.node == node && one.source == self.address && one.protocol == ARP);
+            Ok((answers.count() >= FEWEST).then_some(()))
+        })
+    }
+
+    /// Goes on for a while, and fails unless these nodes have emitted the address, each when the one before had ended.
+    pub(super) fn were(self, expected: &[usize]) -> Result<()> {
+        thread::sleep(PROOF);
+        self.asker.finish()?;
+        for flow in self.flows {
+            flow.finish()?;
+        }
+        let captured = self.capture.seen()?.captured;
+        let expected = expected.iter().map(|number| node(*number)).collect::<Result<Vec<_>>>()?;
+        let of_it: Vec<&CapturedPacket> = captured.iter().filter(|one| one.source == self.address).collect();
+        let mut of_pods = 0;
+        for node in &expected {
+            let (answers, packets): (Vec<&CapturedPacket>, Vec<&CapturedPacket>) =
+                of_it.iter().copied().filter(|one| one.node == *node).partition(|one| one.protocol == ARP);
+            println!("{} emitted {}: {} packets, {} ARP", node.name(), self.address, packets.len(), answers.len());
+            ensure!(answers.len() >= FEWEST, "too few of {} to say anything", node.name());
+            of_pods += packets.len();
+        }
+        ensure!(of_pods >= FEWEST, "too few packets of pods to say anything");
+        let turns = turns(&captured, self.address);
+        ensure!(turns == expected, "{} was emitted by {turns:?} in turn, not by {expected:?}", self.address);
+        Ok(())
+    }
+}

@@ -1,0 +1,195 @@
+//! Packets too large for the way. Redirects check no MTU, so our programs do: the sender gets an ICMP answer and knows
+//! better from then on, or the packet is cut and arrives whole. Nothing vanishes silently.
+//!
+//! | way out | too large because |
+//! |---|---|
+//! | gateway here | its uplink takes 1300 |
+//! | gateway elsewhere | the overlay on the source node's uplink takes 1300 - 50 |
+//! | gateway elsewhere | the gateway's uplink takes less than the overlay |
+//!
+//! 1250 is less than IPv6 asks of every link: there the overlay takes 1280 all the same, and is fragmented outside.
+//!
+//! On the way in, the server's 1500 meet pods that take 1400. Pods announce the larger segment size here (`advmss`), so
+//! that TCP too has something to learn.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+
+use super::datagrams::{self, Answers, Talk};
+use super::findings::Findings;
+use super::maps::{self, Counts};
+use egress_lab::capture::{Capture, Class};
+use egress_lab::test::{LabContext, LabTest};
+use egress_lab::test_cluster::TestCluster;
+use egress_lab::test_cluster::placement::{FIRST_V4, FIRST_V6, PATIENCE};
+use egress_lab::topology::addresses as plan;
+use egress_lab::traffic::client::{self, Ping};
+use egress_lab::traffic::server::HTTP_PORT;
+use egress_lab::wait::until_true;
+use egress_lab::{EXT_LAN, LabBuilder, Pod, Quirks, UPLINK};
+
+pub(super) fn tests() -> Vec<LabTest> {
+    vec![LabTest::new("paths_oversize_packets_are_answered_or_arrive", Duration::from_secs(170), sizes)]
+}
+
+/// Where the outside answers with datagrams of the size that it is asked for.
+const ANSWERS: u16 = 8090;
+/// What uplinks take in the second half.
+const NARROW: u32 = 1300;
+/// Bytes of a TCP transfer, each way.
+const TRANSFER: usize = 3_000_000;
+
+/// Node 1: no checksum offload. Node 2: as it comes. Node 3: neither checksum nor segmentation offload.
+fn quirks(index: usize) -> Quirks {
+    Quirks { checksum_offload: index == 1, segmentation_offload: index != 2, ..Quirks::default() }
+}
+
+fn sizes(context: &LabContext) -> Result<()> {
+    // The server leaves its checksums to a device: what is cut on its way in must be complete before.
+    let cluster = TestCluster::for_placement_on(context, LabBuilder::default().quirks(quirks), &[], |_| Ok(()))?;
+    cluster.place(&[(FIRST_V4, 1), (FIRST_V6, 2)])?;
+    let answers: Vec<Answers> = [true, false]
+        .into_iter()
+        .zip([ANSWERS, ANSWERS + 1])
+        .flat_map(|(forbid, port)| plan::SERVER.both().map(|at| (forbid, SocketAddr::new(at, port))))
+        .map(|(forbid, at)| {
+            datagrams::forbid_fragments(cluster.lab.outside(), forbid)?;
+            Answers::start(cluster.lab.outside(), at)
+        })
+        .collect::<Result<_>>()?;
+    datagrams::forbid_fragments(cluster.lab.outside(), true)?;
+    let capture = Capture::start(&cluster.lab)?;
+    let mut findings = Findings::default();
+    for node in 1..=3 {
+        way_in(&cluster, cluster.chosen(node)?, &mut findings)?;
+    }
+    narrow(&cluster, NARROW)?;
+    for node in 1..=3 {
+        way_out(&cluster, cluster.chosen(node)?, &mut findings)?;
+    }
+    drop(answers);
+    let seen = capture.finish()?;
+    findings.equal("packets outside with a pod's address", &0, &seen.to_the_world(Class::Pod));
+    let checksums = seen.check();
+    findings.right(&format!("checksums of {} frames", seen.frames), &checksums);
+    findings.conclude()
+}
+
+/// Where the gateway of a family is, for people.
+fn path(pod: &Pod, to: IpAddr) -> &'static str {
+    let gateway = if to.is_ipv4() { 0 } else { 1 };
+    if pod.node.index() == gateway { "local" } else { "remote" }
+}
+
+/// Answers of 1500 bytes to a pod that takes 1400.
+fn way_in(cluster: &TestCluster, pod: &Pod, findings: &mut Findings) -> Result<()> {
+    for (via, family) in [(pod.node.router().v4.to_string(), "-4"), (pod.node.router().v6.to_string(), "-6")] {
+        pod.netns.exec("ip", &[family, "route", "change", "default", "via", &via, "advmss", "1460"])?;
+    }
+    for to in plan::SERVER.both() {
+        for (port, sender) in [(ANSWERS, "DF"), (ANSWERS + 1, "no DF")] {
+            datagrams::forget_paths(cluster.lab.outside())?;
+            let before = counts(cluster)?;
+            let talk = datagrams::ask(&pod.netns, SocketAddr::new(to, port), 100, 1460)?;
+            let told = datagrams::path_mtu(cluster.lab.outside(), egress(to))?;
+            let name = format!("{} <- {to} ({} gateway), datagram of 1460 bytes, {sender}", pod.name, path(pod, to));
+            let what = format!("{name}: {talk:?}, server's path MTU {told:?}, counted {:?}", grown(cluster, &before)?);
+            findings.note(talk.answered_at.is_some_and(|number| number <= 2) && talk.errors.is_empty(), &what);
+        }
+        datagrams::forget_paths(cluster.lab.outside())?;
+        transfers(cluster, pod, to, "in", findings)?;
+    }
+    Ok(())
+}
+
+fn egress(to: IpAddr) -> IpAddr {
+    if to.is_ipv4() { FIRST_V4 } else { FIRST_V6 }
+}
+
+/// Some megabytes each way by TCP.
+pub(super) fn transfers(
+    cluster: &TestCluster,
+    pod: &Pod,
+    to: IpAddr,
+    when: &str,
+    findings: &mut Findings,
+) -> Result<()> {
+    let server = SocketAddr::new(to, HTTP_PORT);
+    let before = counts(cluster)?;
+    let down = client::get(&pod.netns, server, &format!("/bytes/{TRANSFER}"), "sizes")?;
+    let down = down.map(|reply| reply.body.len()).map_err(|error| error.kind());
+    let up = client::post(&pod.netns, server, &vec![b'.'; TRANSFER], "sizes")?;
+    let up = up.map(|reply| String::from_utf8_lossy(&reply.body).trim().to_owned()).map_err(|error| error.kind());
+    let whole = down == Ok(TRANSFER) && up == Ok(TRANSFER.to_string());
+    let name = format!("{} <-> {to} ({} gateway), TCP, narrow way {when}", pod.name, path(pod, to));
+    findings.note(whole, &format!("{name}: {down:?} bytes in, {up:?} out, counted {:?}", grown(cluster, &before)?));
+    Ok(())
+}
+
+/// The nodes' network becomes narrow; waits until the programs know.
+pub(super) fn narrow(cluster: &TestCluster, mtu: u32) -> Result<()> {
+    cluster.lab.ext().exec("ip", &["link", "set", EXT_LAN, "mtu", &mtu.to_string()])?;
+    for node in cluster.lab.nodes() {
+        node.host.exec("ip", &["link", "set", UPLINK, "mtu", &mtu.to_string()])?;
+    }
+    for node in cluster.lab.nodes() {
+        until_true("the programs know the uplink's MTU", PATIENCE, || {
+            let text = format!("{:?}", maps::dump(node, "config")?);
+            Ok(text.contains(&format!("\"uplink_mtu\": Number({mtu})")))
+        })?;
+    }
+    Ok(())
+}
+
+/// Pods' packets of 1400 bytes on uplinks that take 1300.
+fn way_out(cluster: &TestCluster, pod: &Pod, findings: &mut Findings) -> Result<()> {
+    for to in plan::SERVER.both() {
+        for (forbid, sender) in [(true, "DF"), (false, "no DF")] {
+            datagrams::forbid_fragments(&pod.netns, forbid)?;
+            datagrams::forget_paths(&pod.netns)?;
+            let before = counts(cluster)?;
+            let talk = datagrams::ask(&pod.netns, SocketAddr::new(to, ANSWERS), 1350, 100)?;
+            let told = datagrams::path_mtu(&pod.netns, to)?;
+            let name = format!("{} -> {to} ({} gateway), datagram of 1350 bytes, {sender}", pod.name, path(pod, to));
+            let what = format!("{name}: {talk:?}, pod's path MTU {told:?}, counted {:?}", grown(cluster, &before)?);
+            findings.note(arrives(&talk), &what);
+        }
+        datagrams::forbid_fragments(&pod.netns, true)?;
+        datagrams::forget_paths(&pod.netns)?;
+        let pong = client::ping(&pod.netns, to, Ping { size: 1340, whole: true, count: 2, ..Ping::default() })?;
+        let told = datagrams::path_mtu(&pod.netns, to)?;
+        let name = format!("{} -> {to} ({} gateway), ping that may not be cut", pod.name, path(pod, to));
+        ensure!(pong.received == 0, "{name} arrived: {}", pong.text);
+        let least = if path(pod, to) == "local" { NARROW } else { NARROW - 70 };
+        let right = told.is_some_and(|mtu| (least..=NARROW).contains(&mtu));
+        findings.note(right, &format!("{name}: the pod knows a path MTU of {told:?}"));
+        datagrams::forget_paths(&pod.netns)?;
+        transfers(cluster, pod, to, "out", findings)?;
+    }
+    Ok(())
+}
+
+/// The first datagram may be the one that teaches the sender.
+fn arrives(talk: &Talk) -> bool {
+    talk.answered_at.is_some_and(|number| number <= 3) && talk.errors.is_empty()
+}
+
+fn counts(cluster: &TestCluster) -> Result<Vec<Counts>> {
+    cluster.lab.nodes().iter().map(Counts::of).collect()
+}
+
+/// What the nodes counted of sizes and drops since, all together, without the common verdicts.
+fn grown(cluster: &TestCluster, before: &[Counts]) -> Result<std::collections::BTreeMap<&'static str, u64>> {
+    const COMMON: [&str; 6] = ["not_ours", "not_ip", "not_pod", "to_cluster", "not_selected", "to_own_node"];
+    let mut all = std::collections::BTreeMap::new();
+    for (node, before) in cluster.lab.nodes().iter().zip(before) {
+        for (label, packets) in Counts::of(node)?.since(before) {
+            if !COMMON.contains(&label) {
+                *all.entry(label).or_insert(0) += packets;
+            }
+        }
+    }
+    Ok(all)
+}

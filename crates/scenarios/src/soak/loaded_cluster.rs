@@ -1,0 +1,311 @@
+//! The cluster of soak and faults: nodes that may all host egress IPs, agents on each, an API server, two objects
+//! with one address each (IPv4, IPv6), and on each node a pod of either object that never stops calling.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::{Value, json};
+
+use super::echo::{self, Echo};
+use super::sampler::Sampler;
+use super::streams::Streams;
+use egress_lab::agents::{Agent, AgentOptions, last_lines};
+use egress_lab::api_objects::{ASSIGNABLE, EGRESS_IPS, EGRESS_NODES, HEALTH_PORT, LEASE, NODES};
+use egress_lab::apiserver::ApiServer;
+use egress_lab::capture::Capture;
+use egress_lab::kube_api::ApiChoice;
+use egress_lab::machine::StoppedMachine;
+use egress_lab::test_cluster::TestCluster;
+use egress_lab::topology::addresses::{self as plan, NodeNumber};
+use egress_lab::traffic::server::ECHO_PORT;
+use egress_lab::{LabBuilder, PodSpec};
+use egress_toolchain::Built;
+
+/// How large it is, and what its processes are started with.
+pub(crate) struct Shape<'a> {
+    pub(crate) nodes: usize,
+    /// The first nodes that may host egress IPs, by number: they get the addresses. All others may host them later.
+    pub(crate) hosts: &'a [usize],
+    /// More arguments of agents and controllers.
+    pub(crate) arguments: &'a [&'a str],
+}
+
+impl Shape<'_> {
+    /// The soak's: addresses are where the controller puts them.
+    pub(crate) const SOAK: Self = Self { nodes: 3, hosts: &[1, 2, 3], arguments: &[] };
+}
+
+const NAMESPACE: &str = "soak";
+/// How long the cluster may take until it serves for the first time.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// An object, and the addresses that it has in turns.
+pub(crate) struct Subject {
+    pub(crate) name: &'static str,
+    addresses: [&'static str; 2],
+    /// Which of them it has now.
+    turn: usize,
+}
+
+impl Subject {
+    /// The address that the object has.
+    pub(crate) fn address(&self) -> Result<IpAddr> {
+        Ok(self.addresses[self.turn].parse()?)
+    }
+
+    fn object(&self) -> Value {
+        json!({
+            "apiVersion": "k8s.ovn.org/v1",
+            "kind": "EgressIP",
+            "metadata": {"name": self.name},
+            "spec": {
+                "egressIPs": [self.addresses[self.turn]],
+                "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": NAMESPACE}},
+                "podSelector": {"matchLabels": {"object": self.name}},
+            },
+        })
+    }
+}
+
+/// A pod that calls without end, at an address of its own.
+pub(crate) struct Caller {
+    pub(crate) node: NodeNumber,
+    pub(crate) subject: usize,
+    pub(crate) door: IpAddr,
+    /// What it may bear while no object selects it.
+    pub(crate) own: BTreeSet<IpAddr>,
+    pub(crate) sampler: Sampler,
+    pub(crate) streams: Streams,
+}
+
+/// Fields are dropped in this order: callers first, the lab last.
+pub(crate) struct LoadedCluster {
+    pub(crate) callers: Vec<Caller>,
+    pub(crate) capture: Capture,
+    /// The machine that is stopped.
+    pub(crate) stopped: Option<StoppedMachine>,
+    pub(crate) subjects: [Subject; 2],
+    _echo: Echo,
+    pub(crate) base: TestCluster,
+}
+
+fn pods(nodes: usize) -> impl Iterator<Item = PodSpec> {
+    (0..nodes).flat_map(|node| {
+        ["four", "six"].map(|object| PodSpec {
+            name: format!("{object}{}", node + 1),
+            namespace: NAMESPACE.to_owned(),
+            labels: [("object".to_owned(), object.to_owned())].into(),
+            node,
+        })
+    })
+}
+
+impl LoadedCluster {
+    pub(crate) fn start(shape: &Shape<'_>, built: &Built, prefix: Option<&str>, logs: PathBuf) -> Result<Self> {
+        let builder = LabBuilder::default().nodes(shape.nodes).keep_logs(logs);
+        let mut builder = pods(shape.nodes).fold(builder, LabBuilder::pod);
+        if let Some(prefix) = prefix {
+            builder = builder.readable_prefix(prefix);
+        }
+        let doors = u8::try_from(pods(shape.nodes).count())?;
+        let mut base = TestCluster::bring_up(builder, Some(doors), &ApiChoice::InMemory)?;
+        let addresses: Vec<IpAddr> = (0..doors).flat_map(|number| plan::door(number).both()).collect();
+        let echo = Echo::start(base.lab.outside(), &addresses)?;
+        // A socket for each sample: flows that are forgotten soon leave ports for those that come.
+        let options = AgentOptions::new(&built.agent, &base.api).with(["--udp-timeout=20"]);
+        base.start_agents(&options.with(shape.arguments.iter().copied()))?;
+        let subjects = [
+            Subject { name: "four", addresses: ["172.18.0.110", "172.18.0.111"], turn: 0 },
+            Subject { name: "six", addresses: ["fd00:172:18::110", "fd00:172:18::111"], turn: 0 },
+        ];
+        let capture = Capture::watching_owners(&base.lab, addresses.into_iter().collect())?;
+        let (callers, stopped) = (Vec::new(), None);
+        let mut cluster = Self { callers, capture, stopped, subjects, _echo: echo, base };
+        cluster.serve(shape)?;
+        cluster.callers = cluster.call()?;
+        Ok(cluster)
+    }
+
+    /// Nodes host addresses, objects have them, and agents are ready.
+    fn serve(&mut self, shape: &Shape<'_>) -> Result<()> {
+        let (hosts, others): (Vec<_>, Vec<_>) =
+            self.nodes().into_iter().partition(|node| shape.hosts.contains(&(node.index() + 1)));
+        hosts.iter().try_for_each(|node| self.assignable(*node, true))?;
+        for subject in 0..self.subjects.len() {
+            self.create(subject)?;
+        }
+        let end = Instant::now() + PATIENCE;
+        loop {
+            // First: one that has ended is named at once, whatever else is missing for it.
+            let agents = self.silent_agent()?;
+            let unassigned = self.unassigned()?;
+            if agents.is_none() && unassigned.is_none() {
+                break;
+            }
+            let missing: Vec<String> = agents.into_iter().chain(unassigned).collect();
+            let seconds = PATIENCE.as_secs();
+            ensure!(Instant::now() < end, "the cluster does not serve after {seconds} s: {}", missing.join("; "));
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        others.iter().try_for_each(|node| self.assignable(*node, true))?;
+        // Agents learn of pods and addresses within moments; who is not selected yet bears its node's address.
+        std::thread::sleep(Duration::from_secs(2));
+        Ok(())
+    }
+
+    fn call(&self) -> Result<Vec<Caller>> {
+        let call = |(pod, number): (&egress_lab::Pod, u8)| {
+            let subject = usize::from(pod.name.starts_with("six"));
+            let door = plan::door(number).towards(self.subjects[subject].address()?);
+            let own = pod.node.address().both().into_iter().chain(pod.addresses.both()).collect();
+            Ok(Caller {
+                node: pod.node,
+                subject,
+                door,
+                own,
+                sampler: Sampler::start(&pod.netns, SocketAddr::new(door, echo::PORT))?,
+                streams: Streams::start(&pod.netns, SocketAddr::new(door, ECHO_PORT))?,
+            })
+        };
+        self.base.lab.pods().iter().zip(0..).map(call).collect()
+    }
+
+    pub(crate) fn nodes(&self) -> Vec<NodeNumber> {
+        self.base.lab.nodes().iter().map(|node| node.number).collect()
+    }
+
+    pub(crate) fn agent(&mut self, node: NodeNumber) -> &mut Agent {
+        &mut self.base.agents[node.index()]
+    }
+
+    pub(crate) fn assignable(&self, node: NodeNumber, on: bool) -> Result<()> {
+        let label = if on { json!("") } else { Value::Null };
+        let path = format!("{NODES}/{}", node.name());
+        self.base.api.merge(&path, &json!({"metadata": {"labels": {ASSIGNABLE: label}}}))
+    }
+
+    /// Deletes the Node, and what it owns as the garbage collector does.
+    pub(crate) fn delete_node(&self, node: NodeNumber) -> Result<()> {
+        for collection in [NODES, EGRESS_NODES] {
+            self.base.api.delete(&format!("{collection}/{}", node.name()))?;
+        }
+        Ok(())
+    }
+
+    /// Creates the Node again, as a kubelet does, and gives it its label.
+    pub(crate) fn create_node(&self, node: NodeNumber) -> Result<()> {
+        self.base.api.publish_node(self.base.lab.node(node))?;
+        self.assignable(node, true)
+    }
+
+    pub(crate) fn create(&self, subject: usize) -> Result<()> {
+        self.base.api.create(EGRESS_IPS, &self.subjects[subject].object()).map(drop)
+    }
+
+    pub(crate) fn delete(&self, subject: usize) -> Result<()> {
+        self.base.api.delete(&format!("{EGRESS_IPS}/{}", self.subjects[subject].name))
+    }
+
+    /// The object gets its other address.
+    pub(crate) fn turn(&mut self, subject: usize) -> Result<()> {
+        self.subjects[subject].turn = 1 - self.subjects[subject].turn;
+        let object = self.subjects[subject].object();
+        self.base.api.replace(&format!("{EGRESS_IPS}/{}", self.subjects[subject].name), &object)
+    }
+
+    /// The node of each object's address, as its status says.
+    pub(crate) fn holders(&self) -> Result<Vec<Option<NodeNumber>>> {
+        let holder = |subject: &Subject| {
+            let object = self.base.api.get(&format!("{EGRESS_IPS}/{}", subject.name))?.unwrap_or_default();
+            let items = object.pointer("/status/items").and_then(Value::as_array).cloned().unwrap_or_default();
+            let [item] = items.as_slice() else { return Ok(None) };
+            let address: IpAddr = item["egressIP"].as_str().context("an item without an address")?.parse()?;
+            if address != subject.address()? {
+                return Ok(None);
+            }
+            number_of(item["node"].as_str().unwrap_or_default()).map(Some)
+        };
+        self.subjects.iter().map(holder).collect()
+    }
+
+    /// Who leads, and when it has said so last.
+    pub(crate) fn leader(&self) -> Result<Option<(NodeNumber, String)>> {
+        let Some(lease) = self.base.api.get(LEASE)? else { return Ok(None) };
+        let holder = lease["spec"]["holderIdentity"].as_str().unwrap_or_default();
+        let Some((node, _)) = holder.split_once('_') else { return Ok(None) };
+        Ok(Some((number_of(node)?, lease["spec"]["renewTime"].to_string())))
+    }
+
+    /// Whether every agent runs and has brought its kernel in step since it started: then it accepts health checks.
+    pub(crate) fn agents_serve(&mut self) -> Result<bool> {
+        Ok(self.silent_agent()?.is_none())
+    }
+
+    /// One that does not, with its last words. One that has ended is an error.
+    fn silent_agent(&mut self) -> Result<Option<String>> {
+        self.base.agents.iter_mut().try_for_each(Agent::ensure_alive)?;
+        for (node, agent) in self.base.lab.nodes().iter().zip(&self.base.agents) {
+            let to = SocketAddr::new(node.management().v4.into(), HEALTH_PORT);
+            let there = node.host.run(|| Ok(TcpStream::connect_timeout(&to, Duration::from_millis(500)).is_ok()))?;
+            if !there {
+                let (name, said) = (node.name(), last_lines(agent.log(), 3));
+                return Ok(Some(format!("the agent of {name} takes no health checks; its last words:\n{said}")));
+            }
+        }
+        Ok(None)
+    }
+
+    fn unassigned(&self) -> Result<Option<String>> {
+        let holders = self.holders()?;
+        let mut without = self.subjects.iter().zip(&holders).filter(|(_, holder)| holder.is_none());
+        Ok(without.next().map(|(subject, _)| format!("EgressIP {} has no node for its address", subject.name)))
+    }
+
+    /// How many watches the API server has.
+    pub(crate) fn watches(&self) -> usize {
+        self.base.api.in_memory().map_or(0, ApiServer::watches)
+    }
+
+    pub(crate) fn wait_for_agents(&mut self) -> Result<()> {
+        let end = Instant::now() + PATIENCE;
+        while !self.agents_serve()? {
+            let silent = self.silent_agent()?.unwrap_or_default();
+            ensure!(Instant::now() < end, "an agent does not serve after {} s: {silent}", PATIENCE.as_secs());
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        Ok(())
+    }
+
+    /// What is right for each object's pods when the cluster is at rest.
+    pub(crate) fn egress(&self) -> Result<BTreeMap<usize, IpAddr>> {
+        self.subjects.iter().enumerate().map(|(place, subject)| Ok((place, subject.address()?))).collect()
+    }
+
+    /// The address that an object has after its next turn.
+    pub(crate) fn other_address(&self, subject: usize) -> Result<Option<IpAddr>> {
+        let subject = &self.subjects[subject];
+        Ok(subject.addresses.get(1 - subject.turn).map(|text| text.parse()).transpose()?)
+    }
+
+    /// Ends what calls, and takes the lab down.
+    pub(crate) fn finish(self) -> Result<()> {
+        let Self { callers, capture, base, _echo, .. } = self;
+        for caller in callers {
+            caller.sampler.finish()?;
+            caller.streams.finish()?;
+        }
+        capture.finish()?;
+        drop(_echo);
+        base.tear_down()
+    }
+}
+
+fn number_of(node: &str) -> Result<NodeNumber> {
+    match node.strip_prefix("node").and_then(|number| number.parse().ok()) {
+        Some(number) => NodeNumber::new(number),
+        None => bail!("{node:?} is no node of the lab"),
+    }
+}

@@ -1,0 +1,193 @@
+//! The stage: the lab with its agents, its Kubernetes and its server, and what the acts do on it.
+//!
+//! An agent acts on an object some moments after kubectl has returned. So each look at the server's log begins with
+//! settling: requests until the first one is seen as expected, or patience runs out. What comes after that is checked
+//! without mercy. A failed check is noted and the story continues; a broken lab or an agent that has ended stops it.
+
+use std::collections::BTreeSet;
+use std::io::ErrorKind;
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+use super::report::Report;
+use egress_lab::agents::Agent;
+use egress_lab::api_objects::{ASSIGNABLE, LEDGER};
+use egress_lab::capture::Capture;
+use egress_lab::kube_api::KubeApi;
+use egress_lab::test_cluster::TestCluster;
+use egress_lab::topology::addresses::{self as plan, NodeNumber};
+use egress_lab::traffic::client;
+use egress_lab::traffic::server::HTTP_PORT;
+use egress_lab::wait::poll;
+use egress_lab::{Netns, Pod};
+
+/// How many requests each pod makes per family once things have settled.
+const REQUESTS: usize = 4;
+/// The same where requests spread over two addresses: few enough to be quick, and enough that a missing address is
+/// not bad luck (one in 2^31 for two pods).
+const SPREAD_REQUESTS: usize = 16;
+/// How many lines of the access log an act shows.
+const SHOWN_LINES: usize = 12;
+
+/// Fields are dropped in this order: traffic first, the test cluster last.
+pub(super) struct Walkthrough {
+    pub(super) capture: Option<Capture>,
+    pub(super) cluster: TestCluster,
+    pub(super) report: Report,
+    pub(super) examples: PathBuf,
+    /// How long an assignment may take; its effects on traffic get a quarter of that.
+    pub(super) patience: Duration,
+}
+
+impl Walkthrough {
+    pub(super) fn agents_alive(&mut self) -> Result<()> {
+        self.cluster.agents.iter_mut().try_for_each(Agent::ensure_alive)
+    }
+
+    /// Says what a person would type, runs it and prints the answer.
+    pub(super) fn show(&self, typed: &str, run: impl FnOnce(&KubeApi) -> Result<String>) -> Result<()> {
+        println!("   $ kubectl {typed}");
+        for line in run(&self.cluster.api)?.lines() {
+            println!("     {line}");
+        }
+        Ok(())
+    }
+
+    pub(super) fn apply(&self, example: &str) -> Result<()> {
+        let file = self.examples.join(example);
+        self.show(&format!("apply -f deploy/examples/{example}"), |api| api.apply_egress_ip(&file))
+    }
+
+    pub(super) fn label(&self, node: NodeNumber, on: bool) -> Result<()> {
+        let node = node.name();
+        let sign = if on { "=" } else { "-" };
+        let typed = format!("label node {node} {ASSIGNABLE}{sign}");
+        self.show(&typed, |api| api.label_node(&node, ASSIGNABLE, on.then_some("")))
+    }
+
+    /// Waits until the lease of each node has an end: of a node that was the only one that could host its addresses nothing is
+    /// given away before its agent has heard of the other.
+    pub(super) fn leases_end(&self) -> Result<()> {
+        let ended = poll(self.patience, || {
+            let ledger = self.cluster.api.get(LEDGER)?.unwrap_or_default();
+            Ok(["endless-leases", "ending-leases"].iter().all(|key| ledger["data"][key].is_null()).then_some(()))
+        })?;
+        ended.context("a lease has no end though another node could host the address")
+    }
+
+    /// Waits until the object's addresses are assigned as wanted, notes it, and shows the table.
+    pub(super) fn expect_assigned(
+        &mut self,
+        object: &str,
+        expected: &str,
+        wanted: impl Fn(&[(String, String)]) -> bool,
+    ) -> Result<()> {
+        let end = Instant::now() + self.patience;
+        let assignment = loop {
+            self.agents_alive()?;
+            let assignment = assignments(self.cluster.api.egress_ip(object)?.as_ref());
+            if wanted(&assignment) || Instant::now() > end {
+                break assignment;
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        };
+        let pairs: Vec<String> = assignment.iter().map(|(node, address)| format!("{address} on {node}")).collect();
+        println!("   assigned: {}", if pairs.is_empty() { "nothing".to_owned() } else { pairs.join(", ") });
+        let seen = if wanted(&assignment) { expected.to_owned() } else { format!("[{}]", pairs.join(", ")) };
+        self.report.check(object, &expected, &seen);
+        self.show("get egressip", KubeApi::egress_ip_table)
+    }
+
+    /// Lets every pod that `expected` has an opinion on call the outside, and compares what the server saw.
+    pub(super) fn expect_outside(&mut self, expected: impl Fn(&Pod, IpAddr) -> Option<BTreeSet<IpAddr>>) -> Result<()> {
+        let questions: Vec<(Pod, SocketAddr, BTreeSet<IpAddr>)> = self
+            .cluster
+            .lab
+            .pods()
+            .iter()
+            .flat_map(|pod| plan::SERVER.both().map(|to| (pod.clone(), SocketAddr::new(to, HTTP_PORT))))
+            .filter_map(|(pod, to)| expected(&pod, to.ip()).map(|expected| (pod, to, expected)))
+            .collect();
+        for (pod, to, expected) in &questions {
+            self.settle(&pod.netns, *to, expected, &pod.name)?;
+        }
+        let mark = self.cluster.access_log()?.mark();
+        for (pod, to, expected) in &questions {
+            let count = if expected.len() > 1 { SPREAD_REQUESTS } else { REQUESTS };
+            let mut seen = BTreeSet::new();
+            for _ in 0..count {
+                seen.insert(ask(&pod.netns, *to, &pod.name)?);
+            }
+            let who = format!("{} -> {}", pod.name, if to.is_ipv4() { "IPv4" } else { "IPv6" });
+            self.report.check(&who, &listed(expected), &listed(&seen));
+        }
+        self.show_log(mark)
+    }
+
+    /// Compares how a server inside the cluster sees a caller.
+    pub(super) fn expect_inside(&mut self, what: &str, from: &Netns, to: SocketAddr, expected: IpAddr) -> Result<()> {
+        let seen = ask(from, to, "inside")?;
+        self.report.check(what, &expected, &seen);
+        Ok(())
+    }
+
+    fn settle(&mut self, from: &Netns, to: SocketAddr, expected: &BTreeSet<IpAddr>, caller: &str) -> Result<()> {
+        let wanted: BTreeSet<String> = expected.iter().map(IpAddr::to_string).collect();
+        let mut missing = wanted.clone();
+        let end = Instant::now() + self.patience / 4;
+        while !missing.is_empty() && Instant::now() < end {
+            self.agents_alive()?;
+            let seen = ask(from, to, caller)?;
+            if !wanted.contains(&seen) {
+                // Not there yet: whatever was seen before says nothing.
+                missing.clone_from(&wanted);
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            missing.remove(&seen);
+        }
+        Ok(())
+    }
+
+    fn show_log(&self, mark: usize) -> Result<()> {
+        let lines = self.cluster.access_log()?.since(mark);
+        println!("   access log of the server outside:");
+        // One line per caller and address is what tells the story.
+        let mut shown = BTreeSet::new();
+        let telling = lines.iter().filter(|line| shown.insert((line.user_agent.clone(), line.client.ip())));
+        let telling: Vec<_> = telling.collect();
+        for line in telling.iter().take(SHOWN_LINES) {
+            println!("     {line}");
+        }
+        println!("     ({} requests in all, each pair of caller and address shown once)", lines.len());
+        Ok(())
+    }
+}
+
+/// One request: how the server saw it, or why it was not answered.
+fn ask(from: &Netns, to: SocketAddr, caller: &str) -> Result<String> {
+    Ok(match client::get(from, to, "/", caller)? {
+        Ok(reply) => reply.seen_as()?.to_string(),
+        Err(error) if matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::WouldBlock) => "no answer".to_owned(),
+        Err(error) => error.kind().to_string(),
+    })
+}
+
+fn listed(items: &BTreeSet<impl std::fmt::Display>) -> String {
+    // By text, since addresses and texts sort differently.
+    let texts: BTreeSet<String> = items.iter().map(|item| item.to_string()).collect();
+    texts.into_iter().collect::<Vec<_>>().join(", ")
+}
+
+/// The (node, address) pairs of an object's status.
+fn assignments(object: Option<&Value>) -> Vec<(String, String)> {
+    let items = object.and_then(|object| object.pointer("/status/items")).and_then(Value::as_array);
+    let pair = |item: &Value| {
+        let text = |key: &str| item.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
+        (text("node"), text("egressIP"))
+    };
+    items.map(|items| items.iter().map(pair).collect()).unwrap_or_default()
+}
