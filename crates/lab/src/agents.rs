@@ -1,5 +1,5 @@
 //! The product's processes, each in a node's network namespace and nothing else of it, confined as in its manifest
-//! (`confinement`), with a log of its own: one `egress-agent run` per node, and one `egress-agent controller` on each of the
+//! (`confinement`), each with its log: one `egress-agent run` per node, and one `egress-agent controller` on each of the
 //! first two. They can be killed, stopped, continued and restarted, as real ones are.
 
 use std::fs::{File, OpenOptions};

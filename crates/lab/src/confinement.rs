@@ -1,6 +1,6 @@
-//! What agents and controllers of the lab may do on their nodes: the capabilities that `deploy/base/daemonset.yaml` and
-//! `controller.yaml` give to their containers and no others, in every set, and nothing to be gained by another program. What an agent cannot do with them shows in the
-//! lab before it shows in someone's cluster.
+//! The rights of agents and controllers on the lab's nodes: the capabilities that `deploy/base/daemonset.yaml` and
+//! `controller.yaml` give to their containers and no others, in every set, and none gained by another program. A missing
+//! capability shows in the lab first.
 
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;

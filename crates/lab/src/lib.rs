@@ -1,25 +1,26 @@
-//! A cluster of network namespaces: nodes with a host's stack and quirks, pods, the CNI's overlay between them, a
-//! network outside with a server that logs who called. Real interfaces, real packets, nothing but root needed.
+//! The test cluster: network namespaces with real interfaces, real packets, real agents and an API server. Needs nothing but root.
 //!
 //! ```text
-//! LabBuilder --start--> Lab (topology up)      builder, addresses, quirks, topology, firewall, script
+//! LabBuilder --start--> Lab (topology up) --TestCluster::bring_up--> API server, server outside --start_agents--> agents
 //!                        | drop, signal, or the next lab after a crash
 //!                        v
-//!                       removed from its ledger      ledger, teardown, signals
+//!                       removed from its ledger
 //! ```
 //!
-//! What one does with a lab is beside it, each a value that ends with its scope:
-//! - [`server`]: HTTP, TCP echo and UDP echo outside (or in a pod), with an access log;
-//! - [`client`]: requests and pings from any namespace;
-//! - [`flows`]: long-lived connections and streams that count what they lost;
-//! - [`capture`]: every packet on the outside network by source, with its checksums verified;
-//! - [`agents`]: the product's processes, one per node;
-//! - [`cut`], [`machine`]: parts of the network that are cut, and machines that are stopped and resumed;
-//! - [`neighbour`]: a host of the nodes' network that asks for an egress IP again and again;
-//! - [`cluster`]: Kubernetes as the agents see it.
+//! | module | what |
+//! |---|---|
+//! | [`topology`] | nodes with a host's stack and quirks, pods, the CNI's overlay, the network outside; the ledger and its removal |
+//! | [`test_cluster`] | a lab with everything on it: every test, the soak, the faults, the benchmark and the walkthrough begin with it |
+//! | [`agents`] | the agent and controller processes, one agent per node, with the capabilities of their manifests (`confinement`) |
+//! | [`kube_api`], [`apiserver`] | Kubernetes as the agents see it, and the API server in memory |
+//! | [`traffic`] | servers with an access log, clients, long-lived flows, hand-made packets and fragments |
+//! | [`capture`] | every packet on the nodes' network by source, with its checksums verified |
+//! | [`cut`], [`machine`] | parts of the network that are cut, and machines that are paused |
+//! | [`api_objects`], [`pins`] | EgressIP objects and API paths; a node's pinned maps and links |
+//! | [`wait`], [`random`], [`test`] | waiting, random numbers from a seed, and what a test on the lab is |
 //!
-//! Invariants: all devices are made inside namespaces of the lab (the root namespace has none of them at any time);
-//! everything that outlives a process is in the ledger before it exists; every process carries the lab's mark.
+//! Invariants: all devices are made inside namespaces of the lab (the root namespace never has one of them); everything that
+//! outlives a process is in the ledger before it exists; every process carries the lab's mark.
 
 pub mod agents;
 pub mod api_objects;

@@ -1,4 +1,4 @@
-//! A test on the lab: its name, its limits and what it gets. `cargo xtask test` runs them, each in a process of its own.
+//! A test on the lab: its name, its limits and what it gets. `cargo xtask test` runs each in its own process.
 
 use std::path::PathBuf;
 use std::time::Duration;

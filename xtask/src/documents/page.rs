@@ -65,7 +65,7 @@ pub(crate) fn blocks(page: &Path, text: &str) -> Result<Vec<Block>, Wrong> {
             continue;
         };
         let indent = line.len() - line.trim_start().len();
-        let place = Place { page: page.to_owned(), line: number + 1 };
+        let place = Position { page: page.to_owned(), line: number + 1 };
         let inside: Vec<(usize, String)> = lines
             .by_ref()
             .take_while(|(_, line)| line.trim_start() != "```")
@@ -99,12 +99,12 @@ pub(crate) fn blocks(page: &Path, text: &str) -> Result<Vec<Block>, Wrong> {
     Ok(blocks)
 }
 
-struct Place {
+struct Position {
     page: PathBuf,
     line: usize,
 }
 
-impl Place {
+impl Position {
     fn says(&self, what: &str) -> Wrong {
         format!("{}:{}: {what}", self.page.display(), self.line)
     }
@@ -148,14 +148,14 @@ fn says_not_run(text: &str) -> bool {
 
 /// One command in each line. A block that is not run may continue in the next line; in any other that is an error, since the
 /// line is no command.
-fn listed(place: &Place, inside: Vec<(usize, String)>) -> Vec<Shown> {
+fn listed(place: &Position, inside: Vec<(usize, String)>) -> Vec<Shown> {
     let commands =
         inside.into_iter().filter(|(_, line)| !line.trim().is_empty() && !line.trim_start().starts_with('#'));
     commands.map(|(number, line)| shown(place, number, line)).collect()
 }
 
 /// Commands behind a prompt, each with what it prints.
-fn prompted(place: &Place, inside: Vec<(usize, String)>) -> Result<Vec<Shown>, Wrong> {
+fn prompted(place: &Position, inside: Vec<(usize, String)>) -> Result<Vec<Shown>, Wrong> {
     let mut commands: Vec<Shown> = Vec::new();
     for (number, line) in inside {
         match (line.strip_prefix("$ "), commands.last_mut()) {
@@ -167,7 +167,7 @@ fn prompted(place: &Place, inside: Vec<(usize, String)>) -> Result<Vec<Shown>, W
     Ok(commands)
 }
 
-fn shown(place: &Place, number: usize, line: String) -> Shown {
+fn shown(place: &Position, number: usize, line: String) -> Shown {
     let place = format!("{}:{}", place.page.display(), number + 1);
     let not_run = line.split_once(" #").is_some_and(|(_, comment)| says_not_run(comment));
     Shown { place, line, not_run, prints: Vec::new() }

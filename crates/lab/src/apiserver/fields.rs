@@ -227,7 +227,7 @@ pub(super) fn set_managers(object: &mut Value, managers: &[Manager]) {
     meta::set_or_remove(meta::metadata_mut(object), "managedFields", entries);
 }
 
-/// Record that `updater` wrote `after` over `before`: it owns what it changed, and nobody owns what is gone.
+/// Record that `updater` wrote `after` over `before`: it owns what it changed, and what is gone has no owner.
 pub(super) fn track_update(kind: &Kind, before: Option<&Value>, after: &mut Value, updater: Manager) {
     let old = before.map(|before| leaves(kind, before)).unwrap_or_default();
     let new = leaves(kind, after);

@@ -141,7 +141,7 @@ impl ApiError {
         Self::about(Reason::Forbidden, kind, name, message)
     }
 
-    /// Credentials that nobody gave out.
+    /// Unknown credentials.
     pub fn unauthorized() -> Self {
         Self::new(Reason::Unauthorized, "Unauthorized")
     }

@@ -42,7 +42,7 @@ pub enum Class {
 
 /// One line of the count: packets of a node's port that are alike.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Key {
+pub struct CaptureKey {
     /// The node that sent it.
     pub port: String,
     pub source: IpAddr,
@@ -89,13 +89,13 @@ impl fmt::Display for CapturedPacket {
 
 impl CapturedPacket {
     /// The line of the count that it is in.
-    pub fn key(&self) -> Key {
+    pub fn key(&self) -> CaptureKey {
         let Self { source, destination, protocol, ports, .. } = *self;
         let to_port = match protocol {
             crate::capture::dissect::ICMP | crate::capture::dissect::ICMPV6 => ports.0,
             _ => ports.1,
         };
-        Key { port: self.node.name(), source, destination, protocol, to_port }
+        CaptureKey { port: self.node.name(), source, destination, protocol, to_port }
     }
 
     /// "Host unreachable" and "time exceeded" are a router's words, never an endpoint's.
@@ -130,7 +130,7 @@ pub fn turns(captured: &[CapturedPacket], address: IpAddr) -> Vec<NodeNumber> {
 /// What was seen so far.
 #[derive(Debug, Clone, Default)]
 pub struct Seen {
-    pub tallies: BTreeMap<Key, Tally>,
+    pub tallies: BTreeMap<CaptureKey, Tally>,
     /// ARP packets by (node's port, claimed address): answers and announcements.
     pub claims: BTreeMap<(String, IpAddr), u64>,
     pub frames: u64,
@@ -238,7 +238,7 @@ impl Seen {
     }
 
     /// The packets that a question is about.
-    pub fn packets(&self, question: impl Fn(&Key) -> bool) -> u64 {
+    pub fn packets(&self, question: impl Fn(&CaptureKey) -> bool) -> u64 {
         self.tallies.iter().filter(|(key, _)| question(key)).map(|(_, tally)| tally.packets).sum()
     }
 
@@ -249,7 +249,7 @@ impl Seen {
 
     /// What a node asks of its neighbours, as its agent does of the next hop, stays on the link. With a bridge CNI the nodes'
     /// network also leads to other nodes' bridges, where their agents are asked.
-    pub fn is_to_the_world(&self, key: &Key, class: Class) -> bool {
+    pub fn is_to_the_world(&self, key: &CaptureKey, class: Class) -> bool {
         let asks = class == Class::Node && plan::is_pod_network(key.destination);
         let to_neighbours = asks || class == Class::Node && is_of_the_link(key.destination);
         !plan::is_lan(key.destination) && !to_neighbours && self.class(key.source) == class
@@ -301,7 +301,7 @@ impl Seen {
             crate::capture::dissect::ICMP | crate::capture::dissect::ICMPV6 => packet.source_port,
             _ => packet.destination_port,
         };
-        let key = Key {
+        let key = CaptureKey {
             port: port.to_owned(),
             source: packet.source,
             destination: packet.destination,

@@ -166,7 +166,7 @@ fn server_arguments(folder: &Path, etcd: u16, port: u16) -> Result<Vec<String>> 
         "--service-account-issuer=https://lab".to_owned(),
         format!("--service-account-key-file={key}"),
         format!("--service-account-signing-key-file={key}"),
-        // Pods of the lab have no tokens, and nobody here would make their accounts.
+        // Pods of the lab have no tokens, and no controller here would create their accounts.
         "--disable-admission-plugins=ServiceAccount".to_owned(),
         "--endpoint-reconciler-type=none".to_owned(),
         "--allow-privileged=true".to_owned(),

@@ -40,7 +40,7 @@ pub(super) fn authenticate(file: &Path, token: &str) -> Result<()> {
     let context = context.and_then(|named| named.context.as_mut()).context("the kubeconfig has no current context")?;
     context.user = Some(USER.to_owned());
     let auth_info = Some(AuthInfo { token: Some(token.to_owned().into()), ..AuthInfo::default() });
-    // Nobody else's credentials are left in it.
+    // No other credentials stay in it.
     config.auth_infos = vec![NamedAuthInfo { name: USER.to_owned(), auth_info, ..NamedAuthInfo::default() }];
     write(&config, file)
 }

@@ -1,5 +1,5 @@
-//! `kubectl`, where the machine has it; else the same requests by the lab's own client, with the same words printed.
-//! Whoever reads the story's output sees the same either way, and is told when it was not kubectl.
+//! `kubectl`, where the machine has it; else the same requests by the lab's own client, with the same words printed. The output
+//! says when it was not kubectl.
 
 use std::path::Path;
 use std::process::Command;

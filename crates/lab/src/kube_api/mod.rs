@@ -210,7 +210,7 @@ impl KubeApi {
             self.publish_namespace(namespace)?;
         }
         lab.pods().iter().try_for_each(|pod| {
-            // One that a killed lab has left where nobody empties namespaces.
+            // One that a killed lab has left where no controller empties namespaces.
             self.delete(&format!("/api/v1/namespaces/{}/pods/{}", pod.namespace, pod.name))?;
             self.publish_pod(pod)
         })
@@ -298,7 +298,7 @@ impl KubeApi {
     }
 
     pub fn delete(&self, path: &str) -> Result<()> {
-        // Nobody here would end a pod's grace period.
+        // No kubelet here would end a pod's grace period.
         let options = serde_json::json!({"gracePeriodSeconds": 0});
         match self.request(&Method::DELETE, path, "application/json", &options) {
             Err(error) if status_code(&error) != Some(404) => {

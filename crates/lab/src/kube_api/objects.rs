@@ -41,7 +41,7 @@ pub fn node(number: NodeNumber, cni: Cni) -> Value {
 /// A merge patch of a node's status.
 pub fn node_status(number: NodeNumber, ready: bool) -> Value {
     let own = number.address();
-    // A node that fell silent is "Unknown", not "False": nobody is left there to say no.
+    // A node that fell silent is "Unknown", not "False": no kubelet is left there to say no.
     let (status, reason) = if ready { ("True", "KubeletReady") } else { ("Unknown", "NodeStatusUnknown") };
     json!({"status": {
         "addresses": [

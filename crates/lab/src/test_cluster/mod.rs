@@ -77,19 +77,21 @@ const PATIENCE: Duration = Duration::from_millis(400);
 impl TestCluster {
     /// The lab with an API server that knows the kinds, nodes and pods, and without agents. A server outside has `addresses`
     /// more addresses.
-    pub fn bring_up(lab: LabBuilder, doors: Option<u8>, api: &ApiChoice) -> Result<Self> {
-        Self::bring_up_with(lab, doors, api, |_| {}, |_| Ok(()))
+    pub fn bring_up(lab: LabBuilder, server_addresses: Option<u8>, api: &ApiChoice) -> Result<Self> {
+        Self::bring_up_with(lab, server_addresses, api, |_| {}, |_| Ok(()))
     }
 
     fn bring_up_with(
         lab: LabBuilder,
-        doors: Option<u8>,
+        server_addresses: Option<u8>,
         api: &ApiChoice,
         change_crd: impl FnOnce(&mut Value),
         before_publishing: impl FnOnce(&KubeApi) -> Result<()>,
     ) -> Result<Self> {
         let lab = lab.start().context("bring up the lab")?;
-        let server = doors.map(|doors| Server::outside_with_doors(&lab, doors)).transpose()?;
+        let server = server_addresses
+            .map(|server_addresses| Server::outside_with_addresses(&lab, server_addresses))
+            .transpose()?;
         let api = KubeApi::start(&lab, api)?;
         let text = std::fs::read_to_string(Paths::find()?.root.join("deploy/crd/crd.yaml"))?;
         let mut crd: Value = serde_yaml::from_str(&text)?;
@@ -136,11 +138,11 @@ impl TestCluster {
     pub fn with_crd(
         context: &LabContext,
         pods: Vec<PodSpec>,
-        doors: u8,
+        server_addresses: u8,
         change_crd: impl FnOnce(&mut Value),
     ) -> Result<Self> {
         let lab = Self::three_nodes(context, pods);
-        let cluster = Self::bring_up_with(lab, Some(doors), &ApiChoice::new(None), change_crd, |_| Ok(()))?;
+        let cluster = Self::bring_up_with(lab, Some(server_addresses), &ApiChoice::new(None), change_crd, |_| Ok(()))?;
         cluster.serving(context, &[])
     }
 

@@ -78,7 +78,7 @@ pub const EXT2_BEHIND: Dual = Dual::new([203, 0, 113, 1], [0x2001, 0xdb8, 0x203,
 pub const SERVER2: Dual = Dual::new([203, 0, 113, 10], [0x2001, 0xdb8, 0x203, 0, 0, 0, 0, 0x10]);
 /// More addresses of the server outside, by number: callers that each use their own can be told apart by the
 /// destination of what they send, whatever its source.
-pub fn door(number: u8) -> Dual {
+pub fn server_address(number: u8) -> Dual {
     let end = number.saturating_add(100);
     Dual::new([198, 51, 100, end], [0x2001, 0xdb8, 0x100, 0, 0, 0, 0, 0x100 + u16::from(end)])
 }

@@ -2,7 +2,7 @@
 //!
 //! `/run/egress-lab/` holds per lab a ledger `<prefix>.json` and a folder `<prefix>/` (bpffs, logs, kubeconfigs).
 //! The owner keeps a lock (`flock`) on its ledger: the kernel drops the lock with the owner, however that dies, so
-//! "the lock can be taken" means "nobody owns this any more" and needs no comparison of pids. The pid and its start
+//! "the lock can be taken" means "no owner is left" and needs no comparison of pids. The pid and its start
 //! time are in the file for people.
 //!
 //! Order: an entry is on disk before the thing exists; the ledger goes last, after everything in it. Hence a crash

@@ -144,7 +144,7 @@ pub fn host(node: &NodePlan, others: &[NodeNumber], lan: &Netns, lan2: Option<&N
     }
     match node.quirks.cni {
         Cni::Ovn => script.link(management_link(node)),
-        // As the plugin makes it, with a link address of its own.
+        // As the plugin makes it, with its own link address.
         Cni::Bridge => {
             script.link(format!("link add {BRIDGE} mtu {} address {ROUTER_MAC} type bridge", plan::POD_MTU));
         }
@@ -272,7 +272,7 @@ pub fn offloads_again(host: &Netns, quirks: &Quirks, interfaces: &[&'static str]
     script.switch_off_all()
 }
 
-/// The routers' link address towards their pods; each has a network of its own.
+/// The routers' link address towards their pods; each has its own network.
 const ROUTER_MAC: &str = "02:00:00:00:00:01";
 
 /// The pod network's router of a node. `others` are the nodes whose pods are behind the overlay.

@@ -70,7 +70,7 @@ impl Netns {
         })
     }
 
-    /// Starts `work` inside the namespace on a thread of its own.
+    /// Starts `work` inside the namespace on its own thread.
     pub fn spawn<T, F>(&self, work: F) -> Result<thread::JoinHandle<Result<T>>>
     where
         T: Send + 'static,

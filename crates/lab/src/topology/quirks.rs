@@ -15,7 +15,7 @@ pub enum Cni {
     /// its own, and pods of other nodes are behind an overlay.
     Ovn,
     /// The CNI plugin `bridge` with `host-local`: a bridge of the node has the first address of the pod subnet, pods have those
-    /// from the second on, and pods of other nodes are behind these (host-gw). Nobody announces a pod's address.
+    /// from the second on, and pods of other nodes are behind these (host-gw). No pod's address is announced.
     Bridge,
 }
 

@@ -61,7 +61,7 @@ static WAITING: Mutex<Option<mpsc::Sender<()>>> = Mutex::new(None);
 pub fn wait_for_signal() {
     let (sender, receiver) = mpsc::channel();
     *WAITING.lock().unwrap_or_else(PoisonError::into_inner) = Some(sender);
-    // Without a handler nobody sends, and the signal ends the process anyway.
+    // Without a handler nothing is sent, and the signal ends the process anyway.
     receiver.recv().unwrap_or_else(|_| thread::park());
 }
 

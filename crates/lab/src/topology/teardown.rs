@@ -1,4 +1,4 @@
-//! Removal of all that a lab made, from its ledger alone: the same road for a lab that ends well, one that is
+//! Removal of all that a lab made, from its ledger alone: the same way for a lab that ends well, one that is
 //! interrupted, and one whose owner was killed. Every step is tried; what fails is collected and named at the end.
 //!
 //! Order: processes first (they hold namespaces and mounts), then mounts, then namespaces, whose devices the kernel

@@ -31,7 +31,7 @@ impl Reply {
     }
 }
 
-/// One GET on a connection of its own; `caller` is what the access log shows as user agent.
+/// One GET on its own connection; `caller` is what the access log shows as user agent.
 pub fn get(from: &Netns, to: SocketAddr, path: &str, caller: &str) -> Result<io::Result<Reply>> {
     get_within(from, to, path, caller, PATIENCE)
 }
@@ -47,7 +47,7 @@ pub fn get_within(
     from.run(|| Ok(request(to, &head("GET", to, path, caller, 0), &[], patience)))
 }
 
-/// One POST on a connection of its own; the lab's server answers with the number of bytes that arrived.
+/// One POST on its own connection; the lab's server answers with the number of bytes that arrived.
 pub fn post(from: &Netns, to: SocketAddr, body: &[u8], caller: &str) -> Result<io::Result<Reply>> {
     from.run(|| Ok(request(to, &head("POST", to, "/", caller, body.len()), body, PATIENCE)))
 }

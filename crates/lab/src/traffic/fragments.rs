@@ -107,7 +107,7 @@ impl Datagram {
     }
 }
 
-/// Sends datagrams in pieces from a namespace, each with a number of its own from `number` on.
+/// Sends datagrams in pieces from a namespace, each with its own number from `number` on.
 pub fn send(from: &Netns, datagrams: &[Datagram], order: Order, number: u16) -> Result<()> {
     let mut cut = Vec::new();
     for (datagram, number) in datagrams.iter().zip(number..) {

@@ -1,4 +1,4 @@
-//! Who sends and who answers on the lab.
+//! Traffic on the lab: servers and their access log, clients, long-lived flows, hand-made packets.
 
 pub mod access_log;
 pub mod client;

@@ -1,6 +1,6 @@
-//! The router of the nodes' network, which asks all nodes again and again who has an egress IP: those that claim the address
-//! answer, by ARP or neighbour discovery. The questions are frames of its own, so that what its kernel knows, and packets that
-//! wait for it, stay as they are.
+//! The router of the nodes' network, which asks all nodes repeatedly for an egress IP, by ARP or neighbour discovery: nodes that
+//! claim the address answer. The questions are hand-made frames, so that the router's neighbour table, and packets that wait for
+//! it, stay unchanged.
 
 use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::{AsRawFd, OwnedFd};

@@ -31,7 +31,7 @@ pub fn summed(from: IpAddr, to: IpAddr, protocol: u8, mut bytes: Vec<u8>, sum_at
     bytes
 }
 
-/// A whole packet that nobody may fragment, behind its EtherType.
+/// A whole packet with DF set, after its EtherType.
 pub fn ip(from: IpAddr, to: IpAddr, protocol: u8, payload: &[u8]) -> Result<Vec<u8>> {
     let length = u16::try_from(payload.len())?;
     let addresses = [octets(from), octets(to)].concat();

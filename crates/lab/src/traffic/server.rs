@@ -63,11 +63,11 @@ impl Server {
     }
 
     /// The server outside with so many more addresses ([`plan::address`]).
-    pub fn outside_with_doors(lab: &Lab, doors: u8) -> Result<Self> {
+    pub fn outside_with_addresses(lab: &Lab, server_addresses: u8) -> Result<Self> {
         let outside = lab.outside();
         let mut addresses = plan::SERVER.both().to_vec();
-        for door in (0..doors).map(plan::door) {
-            for (address, length) in [(IpAddr::V4(door.v4), 24), (IpAddr::V6(door.v6), 64)] {
+        for server_address in (0..server_addresses).map(plan::server_address) {
+            for (address, length) in [(IpAddr::V4(server_address.v4), 24), (IpAddr::V6(server_address.v6), 64)] {
                 let prefix = format!("{address}/{length}");
                 outside.exec("ip", &["addr", "add", &prefix, "dev", POD_INTERFACE, "nodad"])?;
                 addresses.push(address);

@@ -1,4 +1,4 @@
-//! One core for the traffic, the others for everything else.
+//! One CPU for the traffic, the others for everything else.
 
 use anyhow::{Context, Result};
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};

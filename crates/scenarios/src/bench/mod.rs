@@ -9,7 +9,7 @@
 //! | file | what |
 //! |---|---|
 //! | `plan` | works, paths, peers: the names of what is measured |
-//! | `ground`, `peers` | the lab, its agents and objects; what the other peers' nodes are made of |
+//! | `bench_cluster`, `peers` | the cluster, its agents and objects; the setup of the other peers' nodes |
 //! | `requests`, `flood` | the works: requests and streams over sockets; frames injected and counted |
 //! | `programs`, `prog_run` | nanoseconds per packet of single programs, by `BPF_PROG_TEST_RUN` |
 //! | `control_plane` | instead of all that: one agent, and the leader, in a large cluster |
@@ -133,7 +133,7 @@ fn try_programs(_context: &LabContext) -> Result<()> {
     Ok(())
 }
 
-/// Brings up the test cluster, measures round by round, and takes it down.
+/// Brings up the cluster, measures round by round, and takes it down.
 fn measure(
     built: &Built,
     paths: &Paths,

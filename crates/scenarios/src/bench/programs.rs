@@ -32,7 +32,7 @@ const UPLINK_MAC: [u8; 6] = [2, 0, 0, 0, 1, 2];
 const MGMT_MAC: [u8; 6] = [2, 0, 0, 0, 2, 2];
 
 /// One program and the packet that it meets.
-struct Case {
+struct ProgramCase {
     name: &'static str,
     path: &'static str,
     hook: Hook,
@@ -153,7 +153,7 @@ fn paths(sampled: &[Sampled], heat: &'static str) -> Vec<Sampled> {
 }
 
 /// Every run ends as the case says, from the second time on.
-fn check(bench: &mut Bench, case: &Case, flows: u32) -> Result<()> {
+fn check(bench: &mut Bench, case: &ProgramCase, flows: u32) -> Result<()> {
     bench.run(&case.hook, &case.plan, flows)?;
     let before = bench.verdicts()?;
     bench.run(&case.hook, &case.plan, flows)?;
@@ -181,7 +181,7 @@ fn own(program: &'static str) -> Hook {
 }
 
 /// A UDP packet; the rig puts in what differs between flows.
-struct Packet {
+struct BenchPacket {
     from: Ipv4Addr,
     to: Ipv4Addr,
     ports: (u16, u16),
@@ -190,7 +190,7 @@ struct Packet {
 const ETH: usize = 14;
 const OUTER: usize = 50;
 
-impl Packet {
+impl BenchPacket {
     fn bytes(&self, length: usize) -> Vec<u8> {
         let after_ip = length - ETH - 20;
         let ports = [self.ports.0, self.ports.1, u16::try_from(after_ip).unwrap_or(0), 0x1234];
@@ -206,8 +206,8 @@ impl Packet {
 }
 
 /// An overlay packet from one node to the other with a packet inside.
-fn overlay(from: Ipv4Addr, to: Ipv4Addr, egress_id: u32, source: [u8; 6], inner: &Packet) -> [u8; RIG_FRAME] {
-    let mut bytes = Packet { from, to, ports: (50_000, TUNNEL_PORT) }.bytes(RIG_FRAME);
+fn overlay(from: Ipv4Addr, to: Ipv4Addr, egress_id: u32, source: [u8; 6], inner: &BenchPacket) -> [u8; RIG_FRAME] {
+    let mut bytes = BenchPacket { from, to, ports: (50_000, TUNNEL_PORT) }.bytes(RIG_FRAME);
     // No outer UDP checksum.
     bytes[40..42].copy_from_slice(&[0, 0]);
     bytes[42..46].copy_from_slice(&[8, 0, 0, 0]);
@@ -220,7 +220,7 @@ fn overlay(from: Ipv4Addr, to: Ipv4Addr, egress_id: u32, source: [u8; 6], inner:
 }
 
 pub(super) fn any_frame() -> [u8; RIG_FRAME] {
-    Packet { from: NODE, to: WORLD, ports: (PORT, 80) }.frame()
+    BenchPacket { from: NODE, to: WORLD, ports: (PORT, 80) }.frame()
 }
 
 /// Where a flow's port and addresses lie.
@@ -269,7 +269,7 @@ fn plan(
     }
 }
 
-fn cases(pods: u32, flows: u32, stride: u32) -> Vec<Case> {
+fn cases(pods: u32, flows: u32, stride: u32) -> Vec<ProgramCase> {
     let hook = |program, ifindex, ingress_ifindex| Hook { program, ifindex, ingress_ifindex };
     let steer = hook("from_pod", MGMT, MGMT);
     let notice = hook("to_pod", MGMT, UPLINK);
@@ -277,14 +277,14 @@ fn cases(pods: u32, flows: u32, stride: u32) -> Vec<Case> {
     let leave = hook("to_netdev", UPLINK, MGMT);
     let inside = u32::try_from(OUTER).unwrap_or(0);
     let plan = |frame, side, at, first| plan(frame, side, at, first, pods, flows, stride);
-    let out = |from| Packet { from, to: WORLD, ports: (PORT, 80) };
-    let back = |to| Packet { from: WORLD, to, ports: (80, PORT) };
+    let out = |from| BenchPacket { from, to: WORLD, ports: (PORT, 80) };
+    let back = |to| BenchPacket { from: WORLD, to, ports: (80, PORT) };
     let case = |name, path, hook: Hook, mut plan: Rig, verdict, growth| {
         // For this host, by whichever device it comes.
         plan.frame[..6].copy_from_slice(if hook.ifindex == MGMT { &MGMT_MAC } else { &UPLINK_MAC });
-        Case { name, path, hook, plan, verdict, growth }
+        ProgramCase { name, path, hook, plan, verdict, growth }
     };
-    let from_other = |id, inner: &Packet| overlay(OTHER_NODE, NODE, id, [2, 9, 9, 9, 9, 9], inner);
+    let from_other = |id, inner: &BenchPacket| overlay(OTHER_NODE, NODE, id, [2, 9, 9, 9, 9, 9], inner);
     let own_overlay = overlay(NODE, OTHER_NODE, AWAY.0, SECRET, &out(REMOTE_PODS));
     let leaving = |from| plan(out(from).frame(), Side::Out, 0, from);
     // What a program has redirected there: the sign of the configuration of `rig`.

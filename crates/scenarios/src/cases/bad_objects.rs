@@ -1,5 +1,5 @@
-//! Malformed objects that a laxer server lets through: what can be read of them is served, the rest is named in a
-//! condition and an event, and everybody else continues as before.
+//! Malformed objects that a laxer API server admits: what is readable is served, the rest is named in a condition and an event,
+//! and other objects are served as before.
 
 use std::net::SocketAddr;
 use std::time::Duration;

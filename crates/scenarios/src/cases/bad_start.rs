@@ -1,6 +1,6 @@
-//! Bad input at the start of an agent: it ends with one clear line that says what to do, and an exit code that is not
-//! zero. Where nothing can be decided (the API server does not answer) it waits, and says so once. Traffic of the node,
-//! which an earlier agent has set up, never notices.
+//! Bad input at the start of an agent: it ends with one clear line that says what to do, and with an exit code other than zero.
+//! Where nothing can be decided (the API server does not answer) it waits, and says so once. Traffic that an
+//! earlier agent has set up is unaffected.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};

@@ -1,7 +1,7 @@
-//! What a lab is without any agent: the test cluster that all other tests stand on, proved by itself.
+//! The lab without any agent, tested by itself: all other tests depend on it.
 //!
-//! Pods reach the world with their node's address and each other with their own; services lead where they should;
-//! checksums are right; a node that is cut off is cut off; and nothing is left when it is over, also after a kill.
+//! Pods reach the world with their node's address and each other with their own; services lead to their pods; cuts of power cut;
+//! long-lived flows survive; and nothing of a lab is left afterwards, even where it was killed.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
@@ -354,7 +354,7 @@ fn recovery(context: &LabContext) -> Result<()> {
     Ok(())
 }
 
-/// Starts `cargo xtask lab --hold` as a process of its own and waits until it is up.
+/// Starts `cargo xtask lab --hold` as its own process and waits until it is up.
 fn hold(prefix: &str) -> Result<Child> {
     let program = std::env::current_exe()?;
     let mut child = Command::new(program)

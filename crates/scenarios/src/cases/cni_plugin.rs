@@ -110,7 +110,7 @@ fn path_of(pod: &Pod) -> String {
 
 /// How the world saw the first request of each.
 #[derive(Debug, Default)]
-struct Seen {
+struct FirstRequests {
     right: usize,
     /// Not at all, or late.
     lost: usize,
@@ -284,8 +284,8 @@ impl Runtime {
     }
 
     /// Starts so many pods, every second one selected, each of which asks the server at once and is gone soon after.
-    fn start_pods(&self, cluster: &TestCluster, of: &str, count: usize) -> Result<Seen> {
-        let (next, seen) = (AtomicUsize::new(0), Mutex::new(Seen::default()));
+    fn start_pods(&self, cluster: &TestCluster, of: &str, count: usize) -> Result<FirstRequests> {
+        let (next, seen) = (AtomicUsize::new(0), Mutex::new(FirstRequests::default()));
         let one = |number: usize| -> Result<()> {
             let namespace = if number.is_multiple_of(2) { "red" } else { "blue" };
             let pod = self.make(cluster, &format!("{of}-{number}"), namespace)?;

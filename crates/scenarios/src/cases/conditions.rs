@@ -1,4 +1,4 @@
-//! What an object's conditions say is what its pods' packets show.
+//! An object's conditions say what its pods' packets show.
 
 use std::time::{Duration, Instant};
 

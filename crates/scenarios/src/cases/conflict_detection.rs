@@ -1,4 +1,4 @@
-//! Claims of addresses that another has: refused each time that they are made, whatever was served before.
+//! Claims of addresses that another host has: refused each time, whatever was served before.
 
 use std::thread;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! A crowd of callers: connections that each pod keeps, and new ones that it makes at a constant rate, all to the server outside.
-//! What has become of each is known when the connections is told to stop.
+//! Connections that each pod keeps, and new ones that it opens at a constant rate, all to the server outside. The report says
+//! what became of each.
 
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};
@@ -54,7 +54,7 @@ struct Books {
 
 /// What a crowd has lived through since it was asked last.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Report {
+pub(super) struct ConnectionReport {
     pub(super) kept: usize,
     /// Connections that ended.
     pub(super) ended: usize,
@@ -122,7 +122,7 @@ impl Connections {
     }
 
     /// Since [`begin`](Self::begin). What waits for its answer counts as slow as it is by now.
-    pub(super) fn report(&self) -> Report {
+    pub(super) fn report(&self) -> ConnectionReport {
         let books = self.lock();
         let (lives, calls) = (&books.lives, &books.calls);
         let port = |(place, life): (usize, &Life)| (server(place), life.port);
@@ -133,7 +133,7 @@ impl Connections {
         let failures: Vec<Instant> = calls.iter().filter(|call| call.seen.is_err()).map(|call| call.began).collect();
         let failing_for =
             failures.iter().max().zip(failures.iter().min()).map_or(Duration::ZERO, |(last, first)| *last - *first);
-        Report {
+        ConnectionReport {
             kept: lives.len(),
             ended: ended().count(),
             ended_alone: ended().filter(|life| ports[&port(*life)] == 1).count(),

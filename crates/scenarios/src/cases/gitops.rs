@@ -1,5 +1,5 @@
-//! A tool that keeps objects as a repository has them: it applies them by the server, as a manager of its own, again and again,
-//! and deletes what the repository has no more. What the agents write comes and goes in the meantime, and is nothing to the tool.
+//! A GitOps tool: it applies objects by server-side apply, as a field manager of its own, again and again, and deletes what its
+//! repository no longer has. What the agents write does not conflict with the tool.
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};

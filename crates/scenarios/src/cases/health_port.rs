@@ -1,4 +1,4 @@
-//! The health port as others find it: a pod that crowds it, something else in the place of an agent, and a key that is replaced.
+//! Attacks on the health port: a pod that opens many connections, another server in an agent's place, and a key that is replaced.
 
 use std::io::Write;
 use std::net::{SocketAddr, TcpStream};

@@ -1,5 +1,5 @@
-//! What users of the API fill, they fill for themselves: Services with thousands of addresses, entries of kilobytes that are
-//! no addresses. Pods that are selected, or come to be, notice nothing.
+//! What a user of the API fills affects this user only: Services with thousands of addresses, entries of kilobytes that are no
+//! addresses. Selected pods, and pods that become selected, notice nothing.
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};

@@ -25,7 +25,7 @@ pub(super) fn drives_everything(context: &LabContext) -> Result<()> {
     let pods = vec![pod("homer", "simpson", 1, &[]), pod("patty", "bouvier", 2, &[])];
     let cluster = TestCluster::start(context, pods)?;
     let watched = context.logs.join("watched");
-    let watch = Watch::start(&cluster, &watched)?;
+    let watch = KubectlWatch::start(&cluster, &watched)?;
     assigned(&cluster)?;
     changed(&cluster)?;
     until("get -w shows both assignments", EFFECT, || {
@@ -151,9 +151,9 @@ fn shows_no_difference(cluster: &TestCluster) -> Result<()> {
 }
 
 /// `kubectl get egressip -w` until it is dropped.
-struct Watch(Child);
+struct KubectlWatch(Child);
 
-impl Watch {
+impl KubectlWatch {
     fn start(cluster: &TestCluster, output: &Path) -> Result<Self> {
         let program = kubectl::find().context("kubectl has gone")?;
         let mut command = Command::new(program);
@@ -163,7 +163,7 @@ impl Watch {
     }
 }
 
-impl Drop for Watch {
+impl Drop for KubectlWatch {
     fn drop(&mut self) {
         if let Err(error) = self.0.kill().and_then(|()| self.0.wait()) {
             eprintln!("lab: cannot end kubectl: {error}");

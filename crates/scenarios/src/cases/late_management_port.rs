@@ -1,4 +1,4 @@
-//! An agent that is there before its node's management port, as behind a boot: no pod is quicker than the programs.
+//! An agent that starts before its node's management port exists, as after a boot: no pod sends before the programs are attached.
 
 use std::net::SocketAddr;
 use std::time::Duration;

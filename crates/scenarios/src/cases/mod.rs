@@ -1,33 +1,36 @@
-//! The product's life on the lab: real agents, real packets and, where it is installed, real kubectl.
+//! Test cases on the lab: real agents, real packets and, where it is installed, real kubectl.
 //!
 //! | file | what it shows |
 //! |---|---|
-//! | `story` | the walkthrough of `cargo xtask run`, and that nothing of it is left |
-//! | `rolling` | agents of all nodes replaced one by one under a thousand connections |
-//! | `restart`, `leader` | agents killed and restarted under traffic: nothing lost, nothing reset, nothing flushed |
-//! | `handover` | an address changes its node: the old one releases it first, also where it is cut off or the leader dies |
-//! | `inspect`, `explain` | `egress-agent status`, `trace`, `nat`, `drops`, `log-level` beside an agent and without one |
+//! | `baseline` | the lab itself, without agents |
+//! | `story` | the walkthrough of `cargo xtask run` succeeds and leaves nothing |
+//! | `lifecycle` | an egress IP is served, moved and removed |
+//! | `rolling` | a rolling update of all agents under a thousand connections |
+//! | `restart`, `leader` | agents killed and restarted under traffic: nothing is lost, reset or flushed |
+//! | `handover` | an address changes its node: the old node releases it first, also when it is cut off or the leader dies |
+//! | `inspect`, `explain` | `egress-agent status`, `trace`, `nat`, `drops`, `log-level`, with and without a running agent |
 //! | `metrics` | the pages for scrapers and kubelets |
-//! | `planned_moves` | an address that is moved by plan: no request is lost, no connection ends |
-//! | `conflict_detection` | addresses that another has, or nobody may have, are claimed by no node |
-//! | `dead_agent` | an address leaves a gateway whose agent is dead and whose programs answer for it |
-//! | `reachability` | nodes that are cut off lose their addresses; those whose agent alone is silent do not |
-//! | `tls` | health checks by TLS, and certificates that change |
-//! | `health_port` | a crowd at the health port, something else in an agent's place, a key that is replaced |
-//! | `selection`, `changes` | who is selected, and that each change takes effect within seconds |
-//! | `pod_addresses` | annotations that name addresses of others change nobody's source |
-//! | `gitops` | an object that is applied by the server again and again, pruned and applied again |
-//! | `leak` | no wrong source address while everything changes; and that the judge can say no |
-//! | `kubectl`, `documents` | what people type, and what the documents have them type |
+//! | `planned_moves` | a planned move loses no request and ends no connection |
+//! | `conflict_detection` | no node claims an address that another host has, or that is not allowed |
+//! | `dead_agent` | an address leaves a gateway whose agent is dead while its programs still answer for it |
+//! | `reachability` | nodes that are cut off lose their addresses; nodes with a silent agent keep them |
+//! | `tls` | health checks by TLS, and certificate rotation |
+//! | `health_port` | many connections to the health port, another server on it, a key that is replaced |
+//! | `selection`, `changes` | which pods are selected, and that each change takes effect within seconds |
+//! | `first_packets`, `late_management_port`, `cni_plugin` | the first packets of pods, of nodes and of a CNI |
+//! | `pod_addresses` | annotations that name addresses of other pods change no source |
+//! | `gitops` | an object that a GitOps tool applies again and again, prunes and applies again |
+//! | `leak` | no wrong source address while everything changes; and the judge can fail |
+//! | `kubectl` | what users type |
 //! | `bad_start`, `bad_objects` | bad input: one clear line, running traffic unharmed |
+//! | `conditions` | conditions of an object say what its pods' packets show |
 //! | `task_panics` | a panic in any long-lived task ends the agent at once, and no traffic |
-//! | `isolation` | what users fill they fill for themselves: addresses of Services, junk in objects |
-//! | `api_user` | what ordinary users of the API write costs EgressIP objects of others nothing |
+//! | `isolation` | objects and Services that one user fills do not affect others |
+//! | `api_user` | ordinary users of the API cannot harm EgressIP objects of others |
 //! | `cleanup` | `egress-agent cleanup` leaves nothing |
 //! | `image` | the agent in a container, from its image |
 //!
-//! `ground` is the lab with everything on it, `senders` says who emits an address by captured packets, `objects` writes EgressIP objects, `pins` reads a node's kernel, `wait`
-//! waits for conditions and says how long they took.
+//! `senders` says which nodes send from an address, by captured packets; `connections` keeps and opens connections.
 
 mod api_user;
 mod bad_objects;

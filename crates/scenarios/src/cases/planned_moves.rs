@@ -1,5 +1,5 @@
-//! An address that is moved by plan, while pods of three nodes open a connection every 10 ms and keep others: the old node serves
-//! until the new one is ready, and passes on what comes late.
+//! A planned move, while pods of three nodes open a connection every 10 ms and keep others: the old node serves until the new
+//! one is ready, and passes on late packets.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -27,7 +27,7 @@ const NODES: usize = 3;
 const QUIET: Duration = Duration::from_millis(2_500);
 
 /// A pod's new connections, and those that it keeps.
-struct Caller {
+struct MoveCaller {
     pod: String,
     expected: &'static str,
     sampler: Sampler,
@@ -50,7 +50,7 @@ fn start(context: &LabContext) -> Result<(TestCluster, Echo)> {
     Ok((cluster, echo))
 }
 
-fn call(cluster: &TestCluster) -> Result<Vec<Caller>> {
+fn call(cluster: &TestCluster) -> Result<Vec<MoveCaller>> {
     let mut callers = Vec::new();
     for node in 1..=NODES {
         for (name, (server, expected)) in NAMES.iter().zip(plan::SERVER.both().into_iter().zip(ADDRESSES)) {
@@ -58,7 +58,7 @@ fn call(cluster: &TestCluster) -> Result<Vec<Caller>> {
             let netns = &cluster.pod(&pod)?.netns;
             let sampler = Sampler::start(netns, SocketAddr::new(server, echo::PORT))?;
             let streams = Streams::start(netns, SocketAddr::new(server, ECHO_PORT))?;
-            callers.push(Caller { pod, expected, sampler, streams });
+            callers.push(MoveCaller { pod, expected, sampler, streams });
         }
     }
     sleep(QUIET);
@@ -81,7 +81,7 @@ fn are_on(cluster: &TestCluster, node: usize) -> Result<()> {
 /// Plays `go` while the pods call; nothing may be lost, no connection end, and nothing bear another address.
 fn loses_nothing(
     cluster: &TestCluster,
-    callers: &[Caller],
+    callers: &[MoveCaller],
     what: &str,
     go: impl FnOnce(&TestCluster) -> Result<()>,
 ) -> Result<()> {

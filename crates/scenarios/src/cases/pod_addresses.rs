@@ -1,5 +1,5 @@
-//! Who may create pods gives them any annotation: the address of another pod, of the node, of an egress IP, of the world, or
-//! thousands. Nobody else's traffic changes by that, on nodes of OVN-Kubernetes as on others.
+//! A user who may create pods can give them any annotation: the address of another pod, of the node, of an egress IP, of the
+//! world, or thousands. No other pod's traffic changes, on nodes of OVN-Kubernetes and of other CNIs.
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use super::connections::{Connections, PATIENCE, Report};
+use super::connections::{ConnectionReport, Connections, PATIENCE};
 use egress_lab::agents::Agent;
 use egress_lab::api_objects::{all, egress_ip, labels};
 use egress_lab::capture::{Capture, Class};
@@ -143,7 +143,7 @@ fn waits_for_the_api_server(cluster: &mut TestCluster, number: usize, connection
 }
 
 /// When all new connections have been answered, or have failed.
-fn settled(connections: &Connections) -> Report {
+fn settled(connections: &Connections) -> ConnectionReport {
     sleep(PATIENCE);
     connections.report()
 }

@@ -1,4 +1,4 @@
-//! Who emits an egress IP: what the nodes put on the wire, packets of its pods and answers to ARP, whatever agents say of it.
+//! Which nodes send from an egress IP, by captured packets: packets of its pods and answers to ARP, whatever agents report.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};

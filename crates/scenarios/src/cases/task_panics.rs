@@ -1,5 +1,5 @@
-//! A panic in any of the long-lived tasks of an agent or of a controller: the process ends at once and says which task it was, traffic continues by what
-//! is pinned, and the next agent adopts it.
+//! A panic in any long-lived task of an agent or of a controller: the process ends at once and names the task, the pinned
+//! programs keep serving traffic, and the next agent adopts them.
 
 use std::net::SocketAddr;
 use std::process::{Output, Stdio};

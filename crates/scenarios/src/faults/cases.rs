@@ -34,7 +34,7 @@ pub(super) struct Options {
     pub(super) backup_age: Duration,
 }
 
-pub(super) struct Case {
+pub(super) struct FaultCase {
     pub(super) name: &'static str,
     pub(super) what: &'static str,
     /// Of agents and controllers, beside the lab's.
@@ -52,120 +52,120 @@ const PATIENCE: Duration = Duration::from_secs(20);
 const BETWEEN_MOVES: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_millis(2);
 
-pub(super) const CASES: &[Case] = &[
-    Case {
+pub(super) const CASES: &[FaultCase] = &[
+    FaultCase {
         name: "agent-killed",
         what: "agent of a gateway killed and kept from starting for 120 s, its node runs on",
         arguments: &[],
         fate: Fate::Moves,
         play: |test, _| agent_killed(test),
     },
-    Case {
+    FaultCase {
         name: "crash-at-start",
         what: "agent of a gateway in a crash loop: ended as soon as it runs",
         arguments: SHORT_GRACE,
         fate: Fate::Either,
         play: |test, _| crash_loop(test, Point::Started),
     },
-    Case {
+    FaultCase {
         name: "crash-at-maps",
         what: "the same, ended when it has opened its maps",
         arguments: SHORT_GRACE,
         fate: Fate::Either,
         play: |test, _| crash_loop(test, Point::Maps),
     },
-    Case {
+    FaultCase {
         name: "crash-at-programs",
         what: "the same, ended when it has loaded some of its programs",
         arguments: SHORT_GRACE,
         fate: Fate::Either,
         play: |test, _| crash_loop(test, Point::Programs),
     },
-    Case {
+    FaultCase {
         name: "crash-at-attached",
         what: "the same, ended when its programs are attached",
         arguments: SHORT_GRACE,
         fate: Fate::Either,
         play: |test, _| crash_loop(test, Point::Attached),
     },
-    Case {
+    FaultCase {
         name: "crash-at-lease",
         what: "the same, ended when it has renewed its lease for the first time",
         arguments: SHORT_GRACE,
         fate: Fate::Either,
         play: |test, _| crash_loop(test, Point::Lease),
     },
-    Case {
+    FaultCase {
         name: "bad-rollout",
         what: "agents of half of the nodes, both gateways among them, replaced by a program that ends with an error for 20 s",
         arguments: SHORT_GRACE,
         fate: Fate::Moves,
         play: |test, _| bad_rollout(test),
     },
-    Case {
+    FaultCase {
         name: "cut-everything",
         what: "a gateway cut from everything for 20 s, its agent restarted meanwhile",
         arguments: SHORT_GRACE,
         fate: Fate::Moves,
         play: |test, _| cut_gateway(test, &Cut::Everything(test.gateway)),
     },
-    Case {
+    FaultCase {
         name: "cut-api-server",
         what: "a gateway cut from the API server alone for 20 s, its agent restarted meanwhile",
         arguments: SHORT_GRACE,
         fate: Fate::Either,
         play: |test, _| cut_gateway(test, &Cut::ApiServer(test.gateway)),
     },
-    Case {
+    FaultCase {
         name: "cut-nodes",
         what: "a gateway cut from all other nodes for 20 s, its agent restarted meanwhile",
         arguments: SHORT_GRACE,
         fate: Fate::Moves,
         play: |test, _| cut_gateway(test, &Cut::Nodes(test.gateway)),
     },
-    Case {
+    FaultCase {
         name: "cut-controllers",
         what: "the nodes of both controllers and a gateway cut from all else for 20 s",
         arguments: &[],
         fate: Fate::Either,
         play: |test, _| cut_controllers(test),
     },
-    Case {
+    FaultCase {
         name: "api-server-away",
         what: "API server away, a gateway's machine stopped for 5 s in the middle",
         arguments: &[],
         fate: Fate::Either,
         play: api_server_away,
     },
-    Case {
+    FaultCase {
         name: "etcd-restored",
         what: "API server set back to a backup, since which the addresses have moved to and fro",
         arguments: &[],
         fate: Fate::Either,
         play: etcd_restored,
     },
-    Case {
+    FaultCase {
         name: "machine-stopped",
         what: "a gateway's machine stopped for 3 s; what was sent to it meanwhile comes when it runs again",
         arguments: &[],
         fate: Fate::Moves,
         play: |test, _| machine_stopped(test, Duration::from_secs(3)),
     },
-    Case {
+    FaultCase {
         name: "machine-stopped-longer",
         what: "the same for 8 s",
         arguments: &[],
         fate: Fate::Moves,
         play: |test, _| machine_stopped(test, Duration::from_secs(8)),
     },
-    Case {
+    FaultCase {
         name: "forged-probes",
         what: "health probes from a pod to a gateway: not signed, wrongly signed, replayed, malformed, many",
         arguments: &[],
         fate: Fate::Stays,
         play: |test, _| probes::play(test),
     },
-    Case {
+    FaultCase {
         name: "node-deleted",
         what: "Node object of a gateway deleted while its agent runs, created again after 10 s",
         arguments: &[],

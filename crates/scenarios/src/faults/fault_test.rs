@@ -1,4 +1,4 @@
-//! What a fault is played on: a cluster of its own, traffic that never ends, and a capture of all of it.
+//! One fault played: a cluster of its own, traffic without pause, and a capture of all of it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -61,7 +61,7 @@ pub(super) struct FaultTest<'a> {
 }
 
 /// What was seen of one address.
-pub(super) struct Seen {
+pub(super) struct SeenAddress {
     pub(super) address: IpAddr,
     pub(super) doubles: Vec<Double>,
     /// Of all its pods together: no node emitted it.
@@ -73,16 +73,16 @@ pub(super) struct Seen {
     pub(super) after: Option<NodeNumber>,
 }
 
-impl Seen {
+impl SeenAddress {
     pub(super) fn moved(&self) -> bool {
         self.before != self.after
     }
 }
 
 /// What became of a fault.
-pub(super) struct Outcome {
+pub(super) struct FaultOutcome {
     pub(super) begun: SystemTime,
-    pub(super) addresses: Vec<Seen>,
+    pub(super) addresses: Vec<SeenAddress>,
     /// Packets with a wrong source, the first few in words.
     pub(super) wrong: Vec<String>,
     pub(super) packets: usize,
@@ -105,13 +105,13 @@ impl<'a> FaultTest<'a> {
         let cluster = LoadedCluster::start(&shape, built, prefix, logs.clone())?;
         let addresses = cluster.subjects.iter().map(|subject| subject.address()).collect::<Result<Vec<_>>>()?;
         let asker = Asker::start(&cluster.base.lab, &addresses)?;
-        let flow = |(pod, caller): (&egress_lab::Pod, &crate::soak::loaded_cluster::Caller)| {
-            Flow::udp(&pod.netns, SocketAddr::new(caller.door, ECHO_PORT), TICK)
+        let flow = |(pod, caller): (&egress_lab::Pod, &crate::soak::loaded_cluster::LoadCaller)| {
+            Flow::udp(&pod.netns, SocketAddr::new(caller.server_address, ECHO_PORT), TICK)
         };
         let flows = cluster.base.lab.pods().iter().zip(&cluster.callers).map(flow).collect::<Result<_>>()?;
         let mut wire = Wire::new(cluster.nodes().into_iter().flat_map(|node| node.address().both()).collect());
         for caller in &cluster.callers {
-            wire.set_right(caller.door, [addresses[caller.subject]].into());
+            wire.set_right(caller.server_address, [addresses[caller.subject]].into());
         }
         let sent = vec![Vec::new(); cluster.callers.len()];
         let first = NodeNumber::new(GATEWAYS[0])?;
@@ -228,24 +228,27 @@ impl<'a> FaultTest<'a> {
     }
 
     /// Waits for rest after the fault has ended, a moment longer, and judges.
-    pub(super) fn finish(mut self) -> Result<Outcome> {
+    pub(super) fn finish(mut self) -> Result<FaultOutcome> {
         let rest = self.settle()?;
         self.wait(PROOF)?;
         let (begun, end) = (self.begun.1, SystemTime::now());
         let after = self.cluster.holders()?;
-        let mut doors: BTreeMap<usize, BTreeMap<IpAddr, NodeNumber>> = BTreeMap::new();
+        let mut server_addresses: BTreeMap<usize, BTreeMap<IpAddr, NodeNumber>> = BTreeMap::new();
         for caller in self.cluster.callers.iter().filter(|caller| !self.away.contains(&caller.node)) {
-            doors.entry(caller.subject).or_default().insert(caller.door, caller.node);
+            server_addresses.entry(caller.subject).or_default().insert(caller.server_address, caller.node);
         }
         let mut addresses = Vec::new();
         for (place, subject) in self.cluster.subjects.iter().enumerate() {
             let address = subject.address()?;
-            let of = |doors: BTreeSet<IpAddr>| judge::longest_gap(&self.seen, address, &doors, (begun, end));
-            let of_pods = doors[&place].iter().map(|(door, node)| (*node, of([*door].into())));
-            addresses.push(Seen {
+            let of = |server_addresses: BTreeSet<IpAddr>| {
+                judge::longest_gap(&self.seen, address, &server_addresses, (begun, end))
+            };
+            let of_pods =
+                server_addresses[&place].iter().map(|(server_address, node)| (*node, of([*server_address].into())));
+            addresses.push(SeenAddress {
                 address,
                 doubles: judge::doubles(&self.seen, address),
-                gap: of(doors[&place].keys().copied().collect()),
+                gap: of(server_addresses[&place].keys().copied().collect()),
                 of_a_pod: of_pods.max_by_key(|(_, gap)| gap.lasts),
                 stretches: judge::stretches(&self.seen, address),
                 before: self.before[place],
@@ -260,7 +263,7 @@ impl<'a> FaultTest<'a> {
         }
         cluster.finish()?;
         let (packets, took) = (seen.len(), since.elapsed());
-        Ok(Outcome { begun, addresses, wrong, packets, rest, said, stall, took })
+        Ok(FaultOutcome { begun, addresses, wrong, packets, rest, said, stall, took })
     }
 }
 

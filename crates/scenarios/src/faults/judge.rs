@@ -99,10 +99,10 @@ pub(super) fn doubles(seen: &[CapturedPacket], address: IpAddr) -> Vec<Double> {
 pub(super) fn longest_gap(
     seen: &[CapturedPacket],
     address: IpAddr,
-    doors: &BTreeSet<IpAddr>,
+    server_addresses: &BTreeSet<IpAddr>,
     (begin, end): (SystemTime, SystemTime),
 ) -> Gap {
-    let of_pods = seen.iter().filter(|one| one.source == address && doors.contains(&one.destination));
+    let of_pods = seen.iter().filter(|one| one.source == address && server_addresses.contains(&one.destination));
     let times = of_pods.map(|one| one.at).filter(|at| (begin..end).contains(at));
     let (mut before, mut longest) = (begin, Gap { from: begin, lasts: Duration::ZERO });
     for at in times.chain([end]) {
@@ -127,7 +127,7 @@ mod tests {
     use egress_lab::traffic::packet::UDP;
 
     const EGRESS: [u8; 4] = [172, 18, 0, 110];
-    const DOOR: [u8; 4] = [198, 51, 100, 100];
+    const SERVER_ADDRESS: [u8; 4] = [198, 51, 100, 100];
 
     fn at(millis: u64) -> SystemTime {
         SystemTime::UNIX_EPOCH + Duration::from_millis(millis)
@@ -138,7 +138,7 @@ mod tests {
             at: at(millis),
             node: NodeNumber::new(node).expect("a node"),
             source: EGRESS.into(),
-            destination: DOOR.into(),
+            destination: SERVER_ADDRESS.into(),
             protocol: UDP,
             ports: (1, 2),
             segment: None,
@@ -207,8 +207,9 @@ mod tests {
 
     #[test]
     fn a_gap_begins_with_the_period_and_ends_with_it() {
-        let doors: BTreeSet<IpAddr> = [DOOR.into()].into();
-        let gap = |seen: &[CapturedPacket], end| longest_gap(seen, EGRESS.into(), &doors, (at(1000), at(end)));
+        let server_addresses: BTreeSet<IpAddr> = [SERVER_ADDRESS.into()].into();
+        let gap =
+            |seen: &[CapturedPacket], end| longest_gap(seen, EGRESS.into(), &server_addresses, (at(1000), at(end)));
         let seen = in_order(emits(1, 0, 2000).chain(emits(2, 3500, 5000)));
         assert_eq!(gap(&seen, 5005), Gap { from: at(2000), lasts: Duration::from_millis(1500) });
         assert_eq!(gap(&seen, 9000), Gap { from: at(5000), lasts: Duration::from_secs(4) });

@@ -1,19 +1,19 @@
-//! `cargo xtask faults`: the faults of ownership, one after the other, each on a cluster of its own; who emitted an egress IP
-//! in the meantime, by captured packets.
+//! `cargo xtask faults`: the faults of ownership, one after the other, each on its own cluster; which nodes sent from an egress
+//! IP during each, by captured packets.
 //!
 //! ```text
 //! four nodes, controllers on the first two, addresses on the others --fault--> ... --its end--> at rest --> judged
-//!        pods of all nodes send without end, the router asks for the addresses, a capture sees what leaves a node
+//!        pods of all nodes send without pause, the router asks for the addresses, a capture sees what leaves a node
 //! ```
 //!
-//! Goals: no address is emitted by two nodes, and no packet has a wrong source. How long no node emits an address is a figure
-//! and no goal. A row that misses a goal fails the command, after all rows were played and the report was written.
+//! Goals: no two nodes send from one address, and no packet has a wrong source. How long no node sends from an address is a
+//! figure and no goal. A row that misses a goal fails the command, after all rows were played and the report was written.
 //!
 //! | file | what |
 //! |---|---|
 //! | `cases`, `probes` | the faults |
-//! | `stage` | the cluster, its traffic and what is seen of it |
-//! | `judge` | the judge of what was seen |
+//! | `fault_test` | the cluster, its traffic and what was captured |
+//! | `judge` | which nodes sent when, by what was captured |
 //! | `report` | table, `report.md` and `results.json` |
 
 mod cases;
@@ -28,13 +28,13 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 
-use cases::{CASES, Case, Options};
+use cases::{CASES, FaultCase, Options};
 use egress_lab::test::{LabContext, LabTest};
 use egress_lab::yield_to_signal;
 use egress_toolchain::packages::{self, Purpose};
 use egress_toolchain::{BuildArgs, Built, Paths, Progress, ensure_built};
 use fault_test::FaultTest;
-use report::Row;
+use report::FaultRow;
 
 #[derive(Args)]
 pub struct FaultsArgs {
@@ -82,7 +82,7 @@ pub fn run(args: &FaultsArgs) -> Result<()> {
         let played = play(case, &options, cluster, &progress);
         // A lab that is being taken down shows nothing.
         yield_to_signal();
-        let row = Row::of(case, played);
+        let row = FaultRow::of(case, played);
         progress.step(&row.line());
         rows.push(row);
         report::write(&rows, &folder).with_context(|| format!("write to {}", folder.display()))?;
@@ -95,11 +95,11 @@ pub fn run(args: &FaultsArgs) -> Result<()> {
 }
 
 fn play(
-    case: &Case,
+    case: &FaultCase,
     options: &Options,
     cluster: (&Built, PathBuf, Option<&str>),
     progress: &Progress,
-) -> Result<fault_test::Outcome> {
+) -> Result<fault_test::FaultOutcome> {
     progress.step(&format!("{}: {}", case.name, case.what));
     let mut test = FaultTest::start(case.name, case.arguments, cluster, progress)?;
     (case.play)(&mut test, options)?;
@@ -119,7 +119,7 @@ fn one(context: &LabContext, name: &str) -> Result<()> {
     let case = CASES.iter().find(|case| case.name == name).context("no such row")?;
     let options = Options { outage: Duration::from_secs(20), backup_age: Duration::from_secs(20) };
     let played = play(case, &options, (&context.built, context.logs.clone(), None), &Progress::start())?;
-    let row = Row::of(case, Ok(played));
+    let row = FaultRow::of(case, Ok(played));
     println!("{}", row.line());
     ensure!(row.broken.is_empty(), "{}", row.broken.join("\n"));
     Ok(())

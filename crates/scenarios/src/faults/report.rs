@@ -8,8 +8,8 @@ use std::time::{Duration, SystemTime};
 use anyhow::Result;
 use serde_json::{Value, json};
 
-use super::cases::{Case, Fate};
-use super::fault_test::{Outcome, Seen};
+use super::cases::{Fate, FaultCase};
+use super::fault_test::{FaultOutcome, SeenAddress};
 use super::judge::{Double, Stretch};
 use egress_lab::topology::addresses::NodeNumber;
 
@@ -17,11 +17,11 @@ use egress_lab::topology::addresses::NodeNumber;
 const SHOWN: usize = 5;
 
 /// One fault and what became of it.
-pub(super) struct Row {
+pub(super) struct FaultRow {
     pub(super) name: &'static str,
     pub(super) what: String,
     pub(super) arguments: String,
-    pub(super) addresses: Vec<Seen>,
+    pub(super) addresses: Vec<SeenAddress>,
     pub(super) begun: SystemTime,
     pub(super) wrong: Vec<String>,
     pub(super) packets: usize,
@@ -35,13 +35,13 @@ pub(super) struct Row {
     pub(super) broken: Vec<String>,
 }
 
-impl Row {
-    pub(super) fn of(case: &Case, played: Result<Outcome>) -> Self {
+impl FaultRow {
+    pub(super) fn of(case: &FaultCase, played: Result<FaultOutcome>) -> Self {
         let (name, what, arguments) = (case.name, case.what.to_owned(), case.arguments.join(" "));
         match played {
             Ok(outcome) => {
                 let broken = broken(case.fate, &outcome);
-                let Outcome { begun, addresses, wrong, packets, rest, said, stall, took } = outcome;
+                let FaultOutcome { begun, addresses, wrong, packets, rest, said, stall, took } = outcome;
                 let error = None;
                 Self { name, what, arguments, addresses, begun, wrong, packets, rest, said, stall, took, error, broken }
             }
@@ -63,7 +63,7 @@ impl Row {
         }
     }
 
-    fn doubles(&self) -> impl Iterator<Item = (&Seen, &Double)> {
+    fn doubles(&self) -> impl Iterator<Item = (&SeenAddress, &Double)> {
         self.addresses.iter().flat_map(|seen| seen.doubles.iter().map(move |double| (seen, double)))
     }
 
@@ -108,7 +108,7 @@ impl Row {
     }
 
     /// Where an address was, by what the wire shows.
-    fn course(&self, seen: &Seen) -> String {
+    fn course(&self, seen: &SeenAddress) -> String {
         let mut turns: Vec<&Stretch> = Vec::new();
         for stretch in &seen.stretches {
             if turns.last().is_none_or(|last| last.node != stretch.node) {
@@ -174,7 +174,7 @@ impl Row {
 }
 
 /// The goals that were missed.
-fn broken(fate: Fate, outcome: &Outcome) -> Vec<String> {
+fn broken(fate: Fate, outcome: &FaultOutcome) -> Vec<String> {
     let mut broken = Vec::new();
     for seen in &outcome.addresses {
         for double in seen.doubles.iter().take(SHOWN) {
@@ -193,7 +193,7 @@ fn broken(fate: Fate, outcome: &Outcome) -> Vec<String> {
     }
     let count = outcome.wrong.len();
     broken.extend(outcome.wrong.iter().take(SHOWN).map(|words| format!("one of {count}: {words}")));
-    let moved = |seen: &&Seen| seen.moved();
+    let moved = |seen: &&SeenAddress| seen.moved();
     match fate {
         Fate::Stays => {
             broken.extend(outcome.addresses.iter().filter(moved).map(|seen| format!("{} moved", seen.address)))
@@ -211,7 +211,7 @@ fn broken(fate: Fate, outcome: &Outcome) -> Vec<String> {
 }
 
 /// The table, and what was broken.
-pub(super) fn text(rows: &[Row]) -> String {
+pub(super) fn text(rows: &[FaultRow]) -> String {
     let mut text = String::from(
         "| row | fault | two emitters, s | no emitter, s | a pod without, s | wrong source | what happened |\n|---|---|---|---|---|---|---|\n",
     );
@@ -253,10 +253,10 @@ pub(super) fn text(rows: &[Row]) -> String {
     text
 }
 
-pub(super) fn write(rows: &[Row], folder: &Path) -> Result<()> {
+pub(super) fn write(rows: &[FaultRow], folder: &Path) -> Result<()> {
     fs::create_dir_all(folder)?;
     fs::write(folder.join("report.md"), format!("# Faults\n\n{}", text(rows)))?;
-    let rows: Vec<Value> = rows.iter().map(Row::json).collect();
+    let rows: Vec<Value> = rows.iter().map(FaultRow::json).collect();
     fs::write(folder.join("results.json"), serde_json::to_string_pretty(&json!({ "rows": rows }))? + "\n")?;
     Ok(())
 }

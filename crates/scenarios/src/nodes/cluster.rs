@@ -37,14 +37,14 @@ use egress_toolchain::{Built, Paths, Progress};
 const SERVICES: &str = "10.96.0.0/12";
 const FIRST_SERVICE: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 1);
 /// Addresses of the server, so that callers can be told apart.
-pub(super) const DOORS: u8 = 60;
+pub(super) const SERVER_ADDRESSES: u8 = 60;
 /// How long Kubernetes itself may take for something on a busy machine; no document publishes a bound.
 pub(super) const KUBERNETES: Duration = Duration::from_secs(180);
 /// The node.sh of each node.
 const SCRIPT: &str = include_str!("node.sh");
 
 /// The cluster. Fields are dropped in this order: nodes first, the network last.
-pub(super) struct Cluster {
+pub(super) struct RealCluster {
     nodes: Vec<RealNode>,
     _control_plane: Processes,
     pub(super) server: Server,
@@ -65,7 +65,7 @@ pub(super) struct RealNode {
 
 /// A pod that runs.
 #[derive(Debug, Clone)]
-pub(super) struct Pod {
+pub(super) struct RealPod {
     pub(super) name: String,
     pub(super) netns: Netns,
     /// What a pod that nothing selects is seen as.
@@ -118,12 +118,12 @@ impl Drop for Processes {
     }
 }
 
-impl Cluster {
+impl RealCluster {
     pub(super) fn start(programs: &Programs, logs: &Path, progress: &Progress) -> Result<Self> {
         progress.step("nodes: network");
         let quirks = |_| Quirks { cni: Cni::Bridge, service_proxy: false, ..Quirks::default() };
         let lab = LabBuilder::default().nodes(2).quirks(quirks).keep_logs(logs.to_owned()).start()?;
-        let server = Server::outside_with_doors(&lab, DOORS)?;
+        let server = Server::outside_with_addresses(&lab, SERVER_ADDRESSES)?;
         let folder = lab.folder().join("nodes");
         fs::create_dir_all(&folder)?;
         pki::write(&folder, EXT.v4.into(), FIRST_SERVICE.into())?;
@@ -234,7 +234,7 @@ impl Cluster {
     }
 
     /// A pod of [`add_pods`](Self::add_pods) once it runs.
-    pub(super) fn pod(&self, house: &str, name: &str) -> Result<Pod> {
+    pub(super) fn pod(&self, house: &str, name: &str) -> Result<RealPod> {
         let pod = until(&format!("pod {name} is Ready"), KUBERNETES, || {
             let pod = self.get(&["--namespace", house, "pod", name])?;
             Ok((condition(&pod, "Ready") == Some("True")).then_some(pod))
@@ -249,11 +249,11 @@ impl Cluster {
         };
         let pid = processes()?.into_iter().find(is_its).with_context(|| format!("no process of pod {name}"))?;
         let netns = Netns::of_process(self.lab.prefix(), pid);
-        Ok(Pod { name: name.to_owned(), netns, node: node.lab.number.address().v4.into() })
+        Ok(RealPod { name: name.to_owned(), netns, node: node.lab.number.address().v4.into() })
     }
 
     /// Waits until the server outside sees the pod's requests come from this address.
-    pub(super) fn is_seen_as(&self, pod: &Pod, address: IpAddr) -> Result<()> {
+    pub(super) fn is_seen_as(&self, pod: &RealPod, address: IpAddr) -> Result<()> {
         until_equal(&pod.name, &Sight::As(address), || look(&pod.netns, SERVER.v4.into()))
     }
 

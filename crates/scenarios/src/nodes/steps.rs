@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
-use super::cluster::{Cluster, KUBERNETES, Pod, RealNode, condition};
+use super::cluster::{KUBERNETES, RealCluster, RealNode, RealPod, condition};
 use super::programs::Programs;
 use crate::cases::cleanup::{differences, snapshot};
 use egress_lab::api_objects::{all, egress_ip, labels};
@@ -64,17 +64,17 @@ type Snapshot = BTreeMap<String, BTreeSet<String>>;
 
 /// What the tests stand on.
 pub(super) struct NodeTest {
-    cluster: Cluster,
+    cluster: RealCluster,
     /// One on each node.
-    selected: Vec<Pod>,
-    others: Vec<Pod>,
+    selected: Vec<RealPod>,
+    others: Vec<RealPod>,
     before: Vec<Snapshot>,
 }
 
 impl NodeTest {
     /// The cluster, with pods on each node and without the product.
     pub(super) fn start(programs: &Programs, logs: &Path, progress: &Progress) -> Result<Self> {
-        let cluster = Cluster::start(programs, logs, progress)?;
+        let cluster = RealCluster::start(programs, logs, progress)?;
         let placed = [
             ("simpson", "homer", "node1"),
             ("simpson", "marge", "node2"),
@@ -149,16 +149,16 @@ impl NodeTest {
     /// Pods of both nodes send a datagram every 10 ms, and have a connection each.
     fn traffic(&self) -> Result<Traffic> {
         let pods = self.selected.iter().chain(&self.others);
-        let doors: Vec<IpAddr> =
-            (FLOWS..).map(|number| plan::door(number).v4.into()).take(pods.clone().count()).collect();
-        let capture = Capture::watching_owners(&self.cluster.lab, doors.iter().copied().collect())?;
+        let server_addresses: Vec<IpAddr> =
+            (FLOWS..).map(|number| plan::server_address(number).v4.into()).take(pods.clone().count()).collect();
+        let capture = Capture::watching_owners(&self.cluster.lab, server_addresses.iter().copied().collect())?;
         let mut flows = Vec::new();
-        for (pod, door) in pods.zip(doors) {
-            let to = SocketAddr::new(door, ECHO_PORT);
+        for (pod, server_address) in pods.zip(server_addresses) {
+            let to = SocketAddr::new(server_address, ECHO_PORT);
             let source = if self.selected.iter().any(|one| one.name == pod.name) { EGRESS_IP } else { pod.node };
             let datagrams = Flow::udp(&pod.netns, to, TICK)?;
             let connection = Flow::tcp(&pod.netns, to, TICK * 10, Duration::from_secs(20))?;
-            flows.push(PodFlows { name: pod.name.clone(), door, source, datagrams, connection });
+            flows.push(PodFlows { name: pod.name.clone(), server_address, source, datagrams, connection });
         }
         Ok(Traffic { capture, flows })
     }
@@ -166,7 +166,7 @@ impl NodeTest {
 
 struct PodFlows {
     name: String,
-    door: IpAddr,
+    server_address: IpAddr,
     source: IpAddr,
     datagrams: Flow,
     connection: Flow,
@@ -196,14 +196,17 @@ impl Traffic {
             ensure!(sent > 100, "{} has sent {sent} datagrams only", flow.name);
             ensure!(connection.broken.is_none(), "the connection of {} has ended: {connection:?}", flow.name);
             all.push(Lost { name: flow.name, lost, longest_gap });
-            sources.push((flow.door, flow.source));
+            sources.push((flow.server_address, flow.source));
         }
         let seen = self.capture.finish()?;
         seen.check()?;
-        for (door, source) in sources {
-            let to_door = seen.captured.iter().filter(|one| one.destination == door);
+        for (server_address, source) in sources {
+            let to_door = seen.captured.iter().filter(|one| one.destination == server_address);
             let wrong = to_door.clone().filter(|one| one.source != source).count();
-            ensure!(to_door.count() > 0 && wrong == 0, "{wrong} packets to {door} have another source than {source}");
+            ensure!(
+                to_door.count() > 0 && wrong == 0,
+                "{wrong} packets to {server_address} have another source than {source}"
+            );
         }
         let pods = seen.to_the_world(Class::Pod);
         ensure!(pods == 0, "{pods} packets left with a pod's address");
@@ -220,11 +223,11 @@ impl Traffic {
     }
 }
 
-fn rolled_out(cluster: &Cluster, set: &str) -> Result<()> {
+fn rolled_out(cluster: &RealCluster, set: &str) -> Result<()> {
     has_rolled_out(cluster, &format!("daemonset/{set}"))
 }
 
-fn has_rolled_out(cluster: &Cluster, what: &str) -> Result<()> {
+fn has_rolled_out(cluster: &RealCluster, what: &str) -> Result<()> {
     cluster.types(&format!("-n egress-agent rollout status {what} --timeout={}s", KUBERNETES.as_secs())).map(drop)
 }
 
@@ -280,21 +283,23 @@ fn first_egress_ip(test: &mut NodeTest) -> Result<()> {
 fn first_packets(test: &mut NodeTest) -> Result<()> {
     const PODS: u8 = 40;
     let cluster = &test.cluster;
-    let doors: Vec<IpAddr> = (0..PODS).map(|number| plan::door(number).v4.into()).collect();
-    let capture = Capture::watching(&cluster.lab, doors.iter().copied().collect())?;
+    let server_addresses: Vec<IpAddr> = (0..PODS).map(|number| plan::server_address(number).v4.into()).collect();
+    let capture = Capture::watching(&cluster.lab, server_addresses.iter().copied().collect())?;
     let mark = cluster.server.log().mark();
     let mut houses: BTreeMap<&str, Vec<_>> = BTreeMap::new();
     let mut expected = Vec::new();
-    for (number, door) in (0..PODS).zip(&doors) {
+    for (number, server_address) in (0..PODS).zip(&server_addresses) {
         let house = if number % 2 == 0 { "simpson" } else { "bouvier" };
         let node = if number % 4 < 2 { "node1" } else { "node2" };
         let name = format!("new-{number}");
         let request = format!("GET / HTTP/1.0\r\nUser-Agent: {name}\r\n\r\n");
         // The server takes a connection whose input has ended for one that is given up.
-        let script = format!("ping -c 1 -W 5 {door}; (printf '{request}'; sleep 2) | nc -w 5 {door} {HTTP_PORT}");
+        let script = format!(
+            "ping -c 1 -W 5 {server_address}; (printf '{request}'; sleep 2) | nc -w 5 {server_address} {HTTP_PORT}"
+        );
         houses.entry(house).or_default().push((name.clone(), node, Some(script)));
         let own = cluster.node(node)?.lab.number.address().v4.into();
-        expected.push((name, *door, if house == "simpson" { EGRESS_IP } else { own }));
+        expected.push((name, *server_address, if house == "simpson" { EGRESS_IP } else { own }));
     }
     houses.iter().try_for_each(|(house, pods)| cluster.add_pods(house, pods))?;
     let mut done = 0;
@@ -311,8 +316,8 @@ fn first_packets(test: &mut NodeTest) -> Result<()> {
     let requests = cluster.server.log().since(mark);
     let seen = capture.finish()?;
     let mut wrong = Vec::new();
-    for (name, door, source) in &expected {
-        let to_door: Vec<_> = seen.captured.iter().filter(|one| one.destination == *door).collect();
+    for (name, server_address, source) in &expected {
+        let to_door: Vec<_> = seen.captured.iter().filter(|one| one.destination == *server_address).collect();
         let echoes = to_door.iter().filter(|one| one.protocol == 1).count();
         let others = to_door.iter().filter(|one| one.source != *source).count();
         let asked = requests.iter().filter(|one| one.user_agent == *name);
@@ -513,13 +518,13 @@ fn without_bpffs(test: &mut NodeTest) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::cluster::DOORS;
+    use super::super::cluster::SERVER_ADDRESSES;
     use super::*;
 
     #[test]
     fn names_are_unique_and_doors_suffice() {
         let names: BTreeSet<&str> = STEPS.iter().map(|step| step.name).collect();
         assert_eq!(names.len(), STEPS.len());
-        const { assert!(FLOWS + 4 <= DOORS) };
+        const { assert!(FLOWS + 4 <= SERVER_ADDRESSES) };
     }
 }

@@ -1,4 +1,4 @@
-//! What counts as an answer to someone outside, and whose source a packet may bear: attacks by a neighbour and by pods.
+//! Attacks by a neighbour and by pods: what counts as an answer to a host outside, and which source a packet may have.
 //!
 //! - A host of the LAN sprays every UDP port of a selected pod; then the pod sends to that host from each of them.
 //! - A host of the world begins and resets as many connections at a NodePort of a selected pod as `inbound` has entries.

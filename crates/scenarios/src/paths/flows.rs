@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 
 use super::findings::Findings;
-use egress_lab::capture::{Capture, Class, Key, Seen};
+use egress_lab::capture::{Capture, CaptureKey, Class, Seen};
 use egress_lab::test::{LabContext, LabTest};
 use egress_lab::test_cluster::TestCluster;
 use egress_lab::test_cluster::placement::{FIRST_V4, OBJECT, PATIENCE, SECOND_V4, seen_as};
@@ -112,7 +112,7 @@ fn follow(cluster: &TestCluster, capture: &Capture, findings: &mut Findings) -> 
     cluster.assignable(1, false)?;
     cluster.await_assignment(OBJECT, FIRST_V4, 3)?;
     let from = |node: &str| -> Result<u64> {
-        let is_of = |key: &Key| key.port == node && key.source == FIRST_V4 && key.to_port == ECHO_PORT;
+        let is_of = |key: &CaptureKey| key.port == node && key.source == FIRST_V4 && key.to_port == ECHO_PORT;
         Ok(capture.seen()?.packets(is_of))
     };
     let (begun, at_old) = (Instant::now(), from("node1")?);

@@ -1,5 +1,5 @@
-//! Connections that an edit cuts: every pod hears of it at once, also one that only waits for data, no other does, and
-//! no packet of theirs is seen outside with another address.
+//! Connections that an edit cuts: every pod learns of it at once, also one that only waits for data; other pods see nothing; and
+//! no packet of a cut connection is seen outside with another address.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};

@@ -1,27 +1,26 @@
-//! The paths of a packet, walked with real packets through real agents, programs and interfaces: what must hold beyond
-//! the story that `cargo xtask run` plays. Each file is one promise; each test shares one lab among questions that do
-//! not disturb one another, and prints what it counted.
+//! What must hold for packets on both paths, with real agents, programs and interfaces. Each file is one promise; each test
+//! shares one lab among questions that do not disturb one another, and prints what it counted.
 //!
-//! ```text
-//! ground      a lab with agents, an outside server and Kubernetes; where addresses go; waiting
-//! kernel      what the programs counted and what the pinned maps hold
-//! findings    every question is asked, then the test fails if one was answered wrongly
-//! forgery     hand-made overlay packets that pods send (overlay: how they are made)
-//! evidence    datagrams and sources that are made up: by a neighbour, and by pods
-//! offload     checksums that a pod leaves to devices
-//! stateful    hosts that drop what conntrack calls invalid; connections from outside; the second TC program
-//! neighbours  who answers for an address, and who learns of a move
-//! sizes       packets too large for the way (talk: servers and clients that say what size they send)
-//! fragments   in every order (cut: how they are made)
-//! path        a narrow hop behind the uplink, which a router there tells of
-//! hops        TTL and hop limit
-//! remade      interfaces that vanish and come back, and what leaks in the meantime
-//! flows       which address a flow has, now and later
-//! facts       networks, services and the one exception, as the cluster says them
-//! underlay    nodes that know one another by IPv6 only
-//! told        connections that an edit cuts, and who hears of it
-//! matrix      every protocol, family and gateway, with checksums judged on the wire
-//! ```
+//! | file | what |
+//! |---|---|
+//! | `maps` | what the programs counted and what the pinned maps hold |
+//! | `findings` | all questions are asked, then the test fails if one was answered wrongly |
+//! | `forged_overlay` | hand-made overlay packets that pods send |
+//! | `attacks` | forged datagrams and sources: by a neighbour, and by pods |
+//! | `offload` | checksums that a pod leaves to devices |
+//! | `stateful` | hosts that drop what conntrack calls invalid; connections from outside |
+//! | `other_tc_program` | a second TC program after ours on each hook |
+//! | `neighbours` | which node answers for an address, and which neighbours learn of a move |
+//! | `oversize` | packets too large for the path (`datagrams`: servers and clients with chosen sizes) |
+//! | `fragments` | fragments in every order |
+//! | `path_mtu` | a narrow hop after the uplink, which a router there reports |
+//! | `hops` | TTL and hop limit |
+//! | `recreated_interfaces` | interfaces that vanish and come back, and what leaks in between |
+//! | `flows` | which address a flow has, now and later |
+//! | `cluster_facts` | networks, Services and the one exception, as the cluster reports them |
+//! | `underlay` | nodes whose primary network is IPv6 only |
+//! | `idle_reset` | connections that an edit cuts: every pod learns of it |
+//! | `matrix` | every protocol, family and gateway, with checksums verified on the wire |
 
 mod attacks;
 mod cluster_facts;

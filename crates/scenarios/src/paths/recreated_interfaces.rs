@@ -1,6 +1,6 @@
-//! mp0 and `breth0` are deleted and made again under traffic, as a restart of Open vSwitch does. The programs are back at
-//! once, traffic continues, and a capture counts what left in the meantime: not one packet of a selected pod with the address of
-//! a pod or of a node. Only selected pods send in this lab, on every node, to both families.
+//! mp0 and `breth0` are deleted and created again under traffic, as a restart of Open vSwitch does. The programs are attached
+//! again at once, traffic continues, and a capture counts what left in between: not one packet of a selected pod with the address
+//! of a pod or of a node. Only selected pods send in this lab, on every node, to both families.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
@@ -13,7 +13,7 @@ use anyhow::{Result, ensure};
 use super::findings::Findings;
 use super::maps::Counts;
 use egress_lab::capture::dissect;
-use egress_lab::capture::{Capture, CapturedPacket, Class, Key};
+use egress_lab::capture::{Capture, CaptureKey, CapturedPacket, Class};
 use egress_lab::test::{LabContext, LabTest};
 use egress_lab::test_cluster::TestCluster;
 use egress_lab::test_cluster::placement::{FIRST_V4, FIRST_V6, PATIENCE, seen_as};
@@ -72,7 +72,7 @@ fn remade(context: &LabContext) -> Result<()> {
     let seen = capture.finish()?;
     println!("       packets to the world with an egress IP: {}", seen.to_the_world(Class::Egress));
     for class in [Class::Pod, Class::Node] {
-        let is_leaked = |key: &Key| seen.is_to_the_world(key, class) && !is_the_hosts_own(key);
+        let is_leaked = |key: &CaptureKey| seen.is_to_the_world(key, class) && !is_the_hosts_own(key);
         for sighting in seen.captured.iter().filter(|sighting| is_leaked(&sighting.key())) {
             println!("       {}", steps.place(sighting));
         }
@@ -154,7 +154,7 @@ fn end_earlier_connections(cluster: &TestCluster) -> Result<()> {
 /// A node that has no uplink for a while does not serve, and its addresses go elsewhere: who still sends to it is told where
 /// to by its stack. And where mp0 is gone, what the node has under way with another node's address there, or from its own
 /// (the leader asks all nodes), takes the default route.
-fn is_the_hosts_own(key: &Key) -> bool {
+fn is_the_hosts_own(key: &CaptureKey) -> bool {
     // Unreachable, and redirect.
     let tells = matches!((key.protocol, key.to_port), (dissect::ICMP, 3 | 5) | (dissect::ICMPV6, 1 | 137));
     (tells && !plan::is_pod_network(key.source))

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::figures::{BAR, Row, Table};
+use super::figures::{BAR, SoakRow, Table};
 
 const LEFT: f64 = 60.0;
 const WIDTH: f64 = 720.0;
@@ -14,7 +14,7 @@ const LEAST_AXIS: f64 = 2000.0;
 const AIM: f64 = 1500.0;
 
 pub(super) fn svg(table: &Table) -> String {
-    let shown: Vec<(&String, &Row)> = table.iter().filter(|(_, row)| !row.again_ms.is_empty()).collect();
+    let shown: Vec<(&String, &SoakRow)> = table.iter().filter(|(_, row)| !row.again_ms.is_empty()).collect();
     let longest = shown.iter().filter_map(|(_, row)| row.quantile(1.0)).fold(LEAST_AXIS, f64::max);
     let axis = (longest / BAR).ceil() * BAR;
     let mut body = String::new();
@@ -33,7 +33,7 @@ pub(super) fn svg(table: &Table) -> String {
     )
 }
 
-fn histogram(body: &mut String, y: f64, axis: f64, name: &str, row: &Row) {
+fn histogram(body: &mut String, y: f64, axis: f64, name: &str, row: &SoakRow) {
     let bars = row.histogram();
     let highest = bars.iter().copied().max().unwrap_or(1);
     let scale = WIDTH / axis;

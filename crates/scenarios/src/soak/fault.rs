@@ -1,5 +1,4 @@
-//! What can befall the cluster, and which of it befalls it in which round. Pure: a seed and a number in, a plan out, so
-//! that any round can be played alone.
+//! The faults, and which of them comes in which round. Pure: seed and number in, plan out, so that any round can be repeated alone.
 
 use std::time::Duration;
 
@@ -154,7 +153,7 @@ pub(super) enum Extent {
 
 /// What one round does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Plan {
+pub(super) struct RoundPlan {
     pub(super) round: usize,
     pub(super) fault: Fault,
     /// Which of the addresses the fault is about: the first, or the second.
@@ -162,7 +161,7 @@ pub(super) struct Plan {
     pub(super) lasts: Duration,
 }
 
-impl Plan {
+impl RoundPlan {
     /// The plan of a round (from 1). `only` are the faults to choose from, all where there are none.
     pub(super) fn of(seed: u64, round: usize, only: &[Fault], extent: Extent) -> Self {
         let mut random = Random::of_round(seed, round);
@@ -196,17 +195,17 @@ mod tests {
     #[test]
     fn a_round_is_the_same_whenever_it_is_played() {
         for round in 1..50 {
-            assert_eq!(Plan::of(7, round, &[], WHOLE), Plan::of(7, round, &[], WHOLE));
+            assert_eq!(RoundPlan::of(7, round, &[], WHOLE), RoundPlan::of(7, round, &[], WHOLE));
         }
         assert_ne!(
-            (1..50).map(|n| Plan::of(7, n, &[], WHOLE)).collect::<Vec<_>>(),
-            (1..50).map(|n| Plan::of(8, n, &[], WHOLE)).collect::<Vec<_>>()
+            (1..50).map(|n| RoundPlan::of(7, n, &[], WHOLE)).collect::<Vec<_>>(),
+            (1..50).map(|n| RoundPlan::of(8, n, &[], WHOLE)).collect::<Vec<_>>()
         );
     }
 
     #[test]
     fn every_fault_comes_and_fail_overs_come_most() {
-        let plans: Vec<Plan> = (1..=200).map(|round| Plan::of(7, round, &[], WHOLE)).collect();
+        let plans: Vec<RoundPlan> = (1..=200).map(|round| RoundPlan::of(7, round, &[], WHOLE)).collect();
         let names: BTreeSet<&str> = plans.iter().map(|plan| plan.fault.name()).collect();
         assert_eq!(names.len(), Fault::ALL.len());
         let moving = plans.iter().filter(|plan| plan.fault.effect() == Effect::FailsOver).count();
@@ -217,7 +216,7 @@ mod tests {
     #[test]
     fn a_share_is_short_and_the_whole_has_what_is_promised() {
         let longest = |fault, extent| {
-            (1..200).map(|round| Plan::of(7, round, &[fault], extent).lasts.as_secs()).max().unwrap_or_default()
+            (1..200).map(|round| RoundPlan::of(7, round, &[fault], extent).lasts.as_secs()).max().unwrap_or_default()
         };
         assert!(Fault::ALL.iter().all(|fault| longest(*fault, Extent::Share) < 10));
         assert_eq!(longest(Fault::Stop, WHOLE), 29);
@@ -226,16 +225,16 @@ mod tests {
 
     #[test]
     fn a_crash_loop_ends_starts_at_many_points() {
-        let plans = (1..50).map(|round| Plan::of(7, round, &[Fault::CrashLoop], WHOLE));
+        let plans = (1..50).map(|round| RoundPlan::of(7, round, &[Fault::CrashLoop], WHOLE));
         let times: BTreeSet<Duration> = plans.filter_map(|plan| plan.again()).collect();
         assert!(times.len() > 20 && times.iter().all(|time| (300..2300).contains(&time.as_millis())));
-        assert_eq!(Plan::of(7, 1, &[Fault::Kill], WHOLE).again(), None);
+        assert_eq!(RoundPlan::of(7, 1, &[Fault::Kill], WHOLE).again(), None);
     }
 
     #[test]
     fn one_can_choose() {
         let only = [Fault::Kill, Fault::Label];
-        assert!((1..50).all(|round| only.contains(&Plan::of(1, round, &only, WHOLE).fault)));
+        assert!((1..50).all(|round| only.contains(&RoundPlan::of(1, round, &only, WHOLE).fault)));
     }
 
     #[test]

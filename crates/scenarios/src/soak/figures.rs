@@ -39,7 +39,7 @@ pub(super) fn passage(samples: &[Sample], begun: Instant) -> Passage {
 
 /// All rounds of one fault.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Row {
+pub(super) struct SoakRow {
     pub(super) rounds: u64,
     /// Rounds in which an address has changed its node.
     pub(super) moved: u64,
@@ -62,9 +62,9 @@ pub(super) struct Row {
 }
 
 /// Rows by the name of the fault.
-pub(super) type Table = BTreeMap<String, Row>;
+pub(super) type Table = BTreeMap<String, SoakRow>;
 
-impl Row {
+impl SoakRow {
     pub(super) fn add(&mut self, passage: Passage) {
         self.again_ms.extend(passage.again_ms);
         self.asked += passage.asked;
@@ -162,7 +162,7 @@ mod tests {
 
     #[test]
     fn bars_are_as_wide_as_said() {
-        let row = Row { again_ms: vec![0.0, 99.0, 100.0, 350.0], ..Row::default() };
+        let row = SoakRow { again_ms: vec![0.0, 99.0, 100.0, 350.0], ..SoakRow::default() };
         assert_eq!(row.histogram(), [2, 1, 0, 1]);
     }
 }

@@ -1,5 +1,5 @@
-//! The cluster of soak and faults: nodes that may all host egress IPs, agents on each, an API server, two objects
-//! with one address each (IPv4, IPv6), and on each node a pod of either object that never stops calling.
+//! The cluster of soak and faults: a [`TestCluster`] whose nodes may all host egress IPs, with two objects of one address each
+//! (IPv4, IPv6), and on each node a pod of either object that sends without pause.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -71,10 +71,10 @@ impl Subject {
 }
 
 /// A pod that calls without end, at an address of its own.
-pub(crate) struct Caller {
+pub(crate) struct LoadCaller {
     pub(crate) node: NodeNumber,
     pub(crate) subject: usize,
-    pub(crate) door: IpAddr,
+    pub(crate) server_address: IpAddr,
     /// What it may bear while no object selects it.
     pub(crate) own: BTreeSet<IpAddr>,
     pub(crate) sampler: Sampler,
@@ -83,7 +83,7 @@ pub(crate) struct Caller {
 
 /// Fields are dropped in this order: callers first, the lab last.
 pub(crate) struct LoadedCluster {
-    pub(crate) callers: Vec<Caller>,
+    pub(crate) callers: Vec<LoadCaller>,
     pub(crate) capture: Capture,
     /// The machine that is stopped.
     pub(crate) stopped: Option<StoppedMachine>,
@@ -110,9 +110,10 @@ impl LoadedCluster {
         if let Some(prefix) = prefix {
             builder = builder.readable_prefix(prefix);
         }
-        let doors = u8::try_from(pods(shape.nodes).count())?;
-        let mut base = TestCluster::bring_up(builder, Some(doors), &ApiChoice::InMemory)?;
-        let addresses: Vec<IpAddr> = (0..doors).flat_map(|number| plan::door(number).both()).collect();
+        let server_addresses = u8::try_from(pods(shape.nodes).count())?;
+        let mut base = TestCluster::bring_up(builder, Some(server_addresses), &ApiChoice::InMemory)?;
+        let addresses: Vec<IpAddr> =
+            (0..server_addresses).flat_map(|number| plan::server_address(number).both()).collect();
         let echo = Echo::start(base.lab.outside(), &addresses)?;
         // A socket for each sample: flows that are forgotten soon leave ports for those that come.
         let options = AgentOptions::new(&built.agent, &base.api).with(["--udp-timeout=20"]);
@@ -156,18 +157,18 @@ impl LoadedCluster {
         Ok(())
     }
 
-    fn call(&self) -> Result<Vec<Caller>> {
+    fn call(&self) -> Result<Vec<LoadCaller>> {
         let call = |(pod, number): (&egress_lab::Pod, u8)| {
             let subject = usize::from(pod.name.starts_with("six"));
-            let door = plan::door(number).towards(self.subjects[subject].address()?);
+            let server_address = plan::server_address(number).towards(self.subjects[subject].address()?);
             let own = pod.node.address().both().into_iter().chain(pod.addresses.both()).collect();
-            Ok(Caller {
+            Ok(LoadCaller {
                 node: pod.node,
                 subject,
-                door,
+                server_address,
                 own,
-                sampler: Sampler::start(&pod.netns, SocketAddr::new(door, echo::PORT))?,
-                streams: Streams::start(&pod.netns, SocketAddr::new(door, ECHO_PORT))?,
+                sampler: Sampler::start(&pod.netns, SocketAddr::new(server_address, echo::PORT))?,
+                streams: Streams::start(&pod.netns, SocketAddr::new(server_address, ECHO_PORT))?,
             })
         };
         self.base.lab.pods().iter().zip(0..).map(call).collect()

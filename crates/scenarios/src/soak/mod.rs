@@ -1,27 +1,31 @@
-//! `cargo xtask soak`: round after round a fault, by a seed; what it costs in new and established connections, and that it
-//! breaks no promise.
+//! `cargo xtask soak`: randomised fault injection (seeded), one fault per round; what a fault costs in new and established
+//! connections, and that it breaks no promise.
 //!
 //! ```text
 //! a cluster at rest --fault--> what fails over, fails over --the fault ends--> a cluster at rest
-//!        pods on all nodes call without end, a capture sees each packet that leaves a node, and a server outside
-//!        says whom it sees
+//!        pods on all nodes send without pause, a capture sees each packet that leaves a node, and a server outside
+//!        reports the source that it sees
 //! ```
 //!
-//! Promises, kept all the time: no packet with a wrong source; no address emitted from two nodes at once; after five
-//! seconds of quiet the status says what the nodes do; a fault that leaves the path whole moves nothing and loses nothing;
-//! an API server that is gone fills neither logs nor memory. One that is broken is told with the command that plays its round
-//! again: a round is the same for the same seed and number, as far as chance on the machine lets it. How long anything
-//! took is a figure and no promise.
+//! Promises, checked all the time:
+//! - no packet has a wrong source;
+//! - no two nodes send from one address at the same time;
+//! - after five seconds of quiet the status says what the nodes do;
+//! - a fault that leaves the path whole moves nothing and loses nothing;
+//! - an API server that is away fills neither logs nor memory.
+//!
+//! A broken promise is reported with the command that repeats its round: the same seed and number give the same round, apart from
+//! timing on the machine. Times are figures and no promises.
 //!
 //! | file | what |
 //! |---|---|
-//! | `fault` | the faults, and which comes in which round |
-//! | `ground`, `inject` | the lab with everything on it; faults put on it and taken off |
+//! | `fault` | the faults, and the plan of a round |
+//! | `loaded_cluster`, `inject` | the cluster under load; faults injected and ended |
 //! | `sampler`, `streams`, `echo` | new connections, established ones, and the server outside |
 //! | `outage_cost` | what an outage of the API server costs an agent |
-//! | `wire` | the judge of what leaves the nodes |
+//! | `wire` | checks of each packet that leaves a node |
 //! | `round` | one round, and when the cluster is at rest |
-//! | `figures`, `report`, `chart` | what it came to; table and `results.json`; SVG |
+//! | `figures`, `report`, `chart` | results; table and `results.json`; SVG |
 
 mod chart;
 pub(crate) mod echo;
@@ -46,9 +50,9 @@ use egress_lab::agents::last_lines;
 use egress_lab::test::{LabContext, LabTest};
 use egress_toolchain::packages::{self, Purpose};
 use egress_toolchain::{BuildArgs, Built, Paths, Progress, ensure_built};
-use fault::{Extent, Fault, Plan};
+use fault::{Extent, Fault, RoundPlan};
 use loaded_cluster::{LoadedCluster, Shape};
-use report::Report;
+use report::SoakReport;
 use round::Soak;
 
 #[derive(Args)]
@@ -79,13 +83,13 @@ pub struct SoakArgs {
 }
 
 impl SoakArgs {
-    fn plans(&self) -> Vec<Plan> {
+    fn plans(&self) -> Vec<RoundPlan> {
         let rounds = match self.round {
             Some(round) => round..=round,
             None => 1..=self.rounds,
         };
         let extent = Extent::Whole { longest_outage: self.longest_outage };
-        rounds.map(|round| Plan::of(self.seed, round, &self.only, extent)).collect()
+        rounds.map(|round| RoundPlan::of(self.seed, round, &self.only, extent)).collect()
     }
 
     fn again(&self, round: usize) -> String {
@@ -126,10 +130,10 @@ pub fn run(args: &SoakArgs) -> Result<()> {
         });
         played += usize::from(outcome.is_ok());
         // What was seen before something goes wrong is worth having.
-        let written = Report::of(&soak, args.seed, played, &again).write(&folder);
+        let written = SoakReport::of(&soak, args.seed, played, &again).write(&folder);
         written.with_context(|| format!("write to {}", folder.display()))?;
     }
-    let report = Report::of(&soak, args.seed, played, &again);
+    let report = SoakReport::of(&soak, args.seed, played, &again);
     print!("{}", report.text());
     progress.step(&format!("{0}/results.json, {0}/results.svg, {0}/logs", folder.display()));
     let violations = soak.violations.len();
@@ -192,7 +196,7 @@ fn short(context: &LabContext) -> Result<()> {
     let played = play_share(&mut soak, seed);
     let again =
         |round: usize| format!("round {round} of {SEED_VARIABLE}={seed} cargo xtask test --only lab --filter soak");
-    let report = Report::of(&soak, seed, *played.as_ref().unwrap_or(&0), &again);
+    let report = SoakReport::of(&soak, seed, *played.as_ref().unwrap_or(&0), &again);
     print!("{}", report.text());
     let violations = soak.violations.len();
     if played.is_err() || violations > 0 {
@@ -207,11 +211,11 @@ fn short(context: &LabContext) -> Result<()> {
 }
 
 fn play_share(soak: &mut Soak, seed: u64) -> Result<usize> {
-    soak.begin(&Plan::of(seed, 1, &SHARED, Extent::Share))?;
+    soak.begin(&RoundPlan::of(seed, 1, &SHARED, Extent::Share))?;
     let begin = Instant::now();
     let mut played = 0;
     while begin.elapsed() < SHARE {
-        println!("{}", soak.play(&Plan::of(seed, played + 1, &SHARED, Extent::Share))?);
+        println!("{}", soak.play(&RoundPlan::of(seed, played + 1, &SHARED, Extent::Share))?);
         played += 1;
     }
     Ok(played)

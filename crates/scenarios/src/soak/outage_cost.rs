@@ -1,4 +1,4 @@
-//! What an outage of the API server costs an agent beside traffic: lines in its log, and memory.
+//! What an outage of the API server costs an agent besides traffic: lines in its log, and memory.
 
 use std::fs;
 

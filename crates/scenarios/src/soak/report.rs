@@ -8,11 +8,11 @@ use anyhow::Result;
 use serde_json::{Value, json};
 
 use super::chart;
-use super::figures::{Row, Table, quantile};
+use super::figures::{SoakRow, Table, quantile};
 use super::round::{Soak, Told};
 
 /// A whole run.
-pub(super) struct Report<'a> {
+pub(super) struct SoakReport<'a> {
     pub(super) seed: u64,
     pub(super) rounds: usize,
     pub(super) table: &'a Table,
@@ -23,7 +23,7 @@ pub(super) struct Report<'a> {
     pub(super) again: &'a dyn Fn(usize) -> String,
 }
 
-impl<'a> Report<'a> {
+impl<'a> SoakReport<'a> {
     pub(super) fn of(soak: &'a Soak, seed: u64, rounds: usize, again: &'a dyn Fn(usize) -> String) -> Self {
         let Soak { table, violations, missed, stalls_ms, .. } = soak;
         Self { seed, rounds, table, violations, missed: *missed, stalls_ms, again }
@@ -91,7 +91,7 @@ impl<'a> Report<'a> {
     }
 }
 
-fn row_json(name: &str, row: &Row) -> Value {
+fn row_json(name: &str, row: &SoakRow) -> Value {
     json!({
         "fault": name,
         "rounds": row.rounds,
@@ -111,7 +111,7 @@ fn row_json(name: &str, row: &Row) -> Value {
     })
 }
 
-fn cells(name: &str, row: &Row) -> [String; 15] {
+fn cells(name: &str, row: &SoakRow) -> [String; 15] {
     let time = |part: f64| row.quantile(part).map_or("-".to_owned(), |time| format!("{time:.0}"));
     [
         name.to_owned(),
@@ -153,11 +153,18 @@ mod tests {
 
     #[test]
     fn a_table_has_a_line_for_each_fault() {
-        let row = Row { rounds: 3, again_ms: vec![900.0, 1100.0], streams: 4, survived: 3, ..Row::default() };
+        let row = SoakRow { rounds: 3, again_ms: vec![900.0, 1100.0], streams: 4, survived: 3, ..SoakRow::default() };
         let table: Table = [("cut".to_owned(), row)].into();
         let again = |round: usize| format!("cargo xtask soak --seed 7 --round {round}");
-        let report =
-            Report { seed: 7, rounds: 3, table: &table, violations: &[], missed: 0, stalls_ms: &[12.0], again: &again };
+        let report = SoakReport {
+            seed: 7,
+            rounds: 3,
+            table: &table,
+            violations: &[],
+            missed: 0,
+            stalls_ms: &[12.0],
+            again: &again,
+        };
         let text = report.text();
         assert!(text.lines().any(|line| line.starts_with("cut") && line.contains("1100") && line.contains("75 %")));
         assert_eq!(report.json()["faults"][0]["again_ms"]["p50"], json!(900.0));

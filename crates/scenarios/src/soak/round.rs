@@ -7,8 +7,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result};
 
-use super::fault::{Effect, Fault, Plan};
-use super::figures::{Row, Table, passage};
+use super::fault::{Effect, Fault, RoundPlan};
+use super::figures::{SoakRow, Table, passage};
 use super::inject::{self, Target};
 use super::loaded_cluster::LoadedCluster;
 use super::outage_cost::Toll;
@@ -35,7 +35,7 @@ const STALL_MS: f64 = 400.0;
 /// A violation and the round in which it was seen.
 #[derive(Debug, Clone)]
 pub(super) struct Told {
-    pub(super) plan: Plan,
+    pub(super) plan: RoundPlan,
     pub(super) words: String,
     kind: String,
     /// How often it was seen in this round, first and last.
@@ -91,14 +91,14 @@ impl Soak {
     }
 
     /// The cluster comes to rest before the first round.
-    pub(super) fn begin(&mut self, plan: &Plan) -> Result<()> {
+    pub(super) fn begin(&mut self, plan: &RoundPlan) -> Result<()> {
         self.settle(plan, Instant::now())?;
         self.watches = self.cluster.watches();
         Ok(())
     }
 
     /// Plays a round; one line about it.
-    pub(super) fn play(&mut self, plan: &Plan) -> Result<String> {
+    pub(super) fn play(&mut self, plan: &RoundPlan) -> Result<String> {
         let before = self.cluster.holders()?;
         let gateway = before.get(plan.subject).copied().flatten().context("the address has no node")?;
         let (leader, _) = self.cluster.leader()?.context("nobody leads")?;
@@ -136,7 +136,7 @@ impl Soak {
     }
 
     /// What agents have paid for a fault, in words. A machine that stood still has them warn of each other.
-    fn charge(&mut self, plan: &Plan, now: &Toll, before: &Toll) -> String {
+    fn charge(&mut self, plan: &RoundPlan, now: &Toll, before: &Toll) -> String {
         let stood_still = self.stalls_ms.last().is_some_and(|stall| *stall >= STALL_MS);
         if let Some(words) = now.excess(before).filter(|_| !stood_still) {
             self.tell(plan, Violation { kind: "toll".to_owned(), words, at: SystemTime::now() });
@@ -145,7 +145,7 @@ impl Soak {
     }
 
     /// A fault that leaves the path whole moves nothing, and nothing is lost. A machine that stood still proves nothing.
-    fn judge_whole(&mut self, plan: &Plan, row: &Row, stall_ms: f64) {
+    fn judge_whole(&mut self, plan: &RoundPlan, row: &SoakRow, stall_ms: f64) {
         let lost = match plan.fault.effect() {
             Effect::Nothing => row.lost,
             Effect::Interrupts => row.others_lost,
@@ -160,7 +160,7 @@ impl Soak {
     }
 
     /// Takes what has been seen, and judges it.
-    fn pump(&mut self, plan: &Plan) {
+    fn pump(&mut self, plan: &RoundPlan) {
         let (captured, missed) = self.cluster.capture.take_captured();
         self.missed = self.missed.max(missed);
         let found = self.wire.judge(&captured, is_egress);
@@ -176,7 +176,7 @@ impl Soak {
         }
     }
 
-    fn tell(&mut self, plan: &Plan, violation: Violation) {
+    fn tell(&mut self, plan: &RoundPlan, violation: Violation) {
         // A lab that is being taken down keeps no promise.
         yield_to_signal();
         let Violation { kind, words, at } = violation;
@@ -194,13 +194,13 @@ impl Soak {
     fn be_strict(&mut self) -> Result<()> {
         let egress = self.cluster.egress()?;
         for caller in &self.cluster.callers {
-            self.wire.set_right(caller.door, [egress[&caller.subject]].into());
+            self.wire.set_right(caller.server_address, [egress[&caller.subject]].into());
         }
         Ok(())
     }
 
     /// While an object changes, its callers may show what was right before, and what is right without it.
-    fn be_lenient(&mut self, plan: &Plan) -> Result<()> {
+    fn be_lenient(&mut self, plan: &RoundPlan) -> Result<()> {
         if plan.fault.effect() != Effect::Changes {
             return Ok(());
         }
@@ -212,13 +212,13 @@ impl Soak {
             } else {
                 right.extend(self.cluster.other_address(caller.subject)?);
             }
-            self.wire.set_right(caller.door, right);
+            self.wire.set_right(caller.server_address, right);
         }
         Ok(())
     }
 
     /// Waits until the cluster is at rest; how long that took.
-    fn settle(&mut self, plan: &Plan, ended: Instant) -> Result<Duration> {
+    fn settle(&mut self, plan: &RoundPlan, ended: Instant) -> Result<Duration> {
         let first_lease = self.cluster.leader()?.map(|(_, renewed)| renewed);
         let mut holders = self.cluster.holders()?;
         let mut quiet_since: Option<Instant> = None;
@@ -301,7 +301,7 @@ impl Soak {
     /// Enters a round into the table; a line about it.
     fn account(
         &mut self,
-        plan: &Plan,
+        plan: &RoundPlan,
         target: Target,
         (before, after): (&[Option<NodeNumber>], &[Option<NodeNumber>]),
         censuses: &[Census],
@@ -310,7 +310,7 @@ impl Soak {
         let fails_over = plan.fault.effect() == Effect::FailsOver;
         let on_leader = fails_over && target.gateway == target.leader;
         let name = plan.fault.name().to_owned() + if on_leader { ", of the leader" } else { "" };
-        let mut row = Row { rounds: 1, moved: u64::from(before != after), ..Row::default() };
+        let mut row = SoakRow { rounds: 1, moved: u64::from(before != after), ..SoakRow::default() };
         row.rest_ms = rest.as_secs_f64() * 1000.0;
         let mut stall = 0.0_f64;
         for ((caller, samples), census) in self.cluster.callers.iter().zip(&self.samples).zip(censuses) {
@@ -345,7 +345,7 @@ impl Soak {
     }
 }
 
-fn line(plan: &Plan, target: Target, row: &Row) -> String {
+fn line(plan: &RoundPlan, target: Target, row: &SoakRow) -> String {
     let at = target.node(plan.fault).map(|node| format!(" {}", node.name())).unwrap_or_default();
     let led = if target.gateway == target.leader && !at.is_empty() { " (leads)" } else { "" };
     let times: Vec<String> = row.again_ms.iter().map(|time| format!("{time:.0}")).collect();

@@ -1,4 +1,4 @@
-//! What the nodes put on the wire, judged packet by packet. Pure: captured packets in, violations out.
+//! Checks of each packet that leaves a node. Pure: captured packets in, violations out.
 //!
 //! - A packet to a pod's address bears an address that is right for that pod.
 //! - No address is emitted from two nodes at once. An address may go from one node to another, and then the former is
@@ -47,8 +47,8 @@ impl Wire {
     }
 
     /// From now on these addresses are right at a address.
-    pub(crate) fn set_right(&mut self, door: IpAddr, right: BTreeSet<IpAddr>) {
-        self.right.insert(door, right);
+    pub(crate) fn set_right(&mut self, server_address: IpAddr, right: BTreeSet<IpAddr>) {
+        self.right.insert(server_address, right);
     }
 
     /// Judges what was seen; `egress` says which sources are egress IPs.
@@ -138,7 +138,7 @@ mod tests {
     use egress_lab::traffic::packet::UDP;
 
     const EGRESS: &str = "172.18.0.110";
-    const DOOR: &str = "198.51.100.100";
+    const SERVER_ADDRESS: &str = "198.51.100.100";
 
     fn address(text: &str) -> IpAddr {
         text.parse().expect("a literal")
@@ -149,7 +149,7 @@ mod tests {
             at: SystemTime::UNIX_EPOCH + Duration::from_millis(millis),
             node: NodeNumber::new(node).expect("a node"),
             source: address(source),
-            destination: address(DOOR),
+            destination: address(SERVER_ADDRESS),
             protocol: UDP,
             ports: (1, 2),
             segment: None,
@@ -158,7 +158,7 @@ mod tests {
 
     fn violations(seen: &[(u64, usize, &str)]) -> usize {
         let mut wire = Wire::new(BTreeSet::new());
-        wire.set_right(address(DOOR), [address(EGRESS)].into());
+        wire.set_right(address(SERVER_ADDRESS), [address(EGRESS)].into());
         let captured: Vec<CapturedPacket> =
             seen.iter().map(|(at, node, source)| sighting(*at, *node, source)).collect();
         wire.judge(&captured, |source| source == address(EGRESS)).len()

@@ -1,8 +1,8 @@
-//! The walkthrough that `cargo xtask run` plays: real agents on a real kernel, and a server outside that says whose
-//! address it saw.
+//! The walkthrough that `cargo xtask run` plays: real agents on a real kernel, and a server outside that reports the source
+//! address of each request.
 //!
-//! `pods` says who plays, `stage` is the lab with everything on it, `steps` is the story, `report` compares what was
-//! expected with what was seen.
+//! `pods` lists the pods, `walkthrough` is the cluster and what the steps do on it, `steps` is the story, `report` compares what
+//! was expected with what was seen.
 
 mod hold;
 mod pods;
@@ -23,7 +23,7 @@ use egress_lab::test_cluster::TestCluster;
 use egress_lab::{LabBuilder, yield_to_signal};
 use egress_toolchain::packages::{self, Purpose};
 use egress_toolchain::{BuildArgs, Paths, Progress, ensure_built};
-use report::Report;
+use report::StoryReport;
 use walkthrough::Walkthrough;
 
 #[derive(Args)]
@@ -104,7 +104,7 @@ fn set(args: &RunArgs, agent: PathBuf, paths: &Paths, progress: &Progress) -> Re
     progress.step(&format!("{} agents started", cluster.agents.len()));
     let examples = paths.root.join("deploy/examples");
     let patience = Duration::from_secs(args.patience);
-    Ok(Walkthrough { capture, cluster, report: Report::default(), examples, patience })
+    Ok(Walkthrough { capture, cluster, report: StoryReport::default(), examples, patience })
 }
 
 /// Packets are logged under the name of the programs' crate.

@@ -1,4 +1,4 @@
-//! Who plays: two families in two namespaces, spread over the nodes. Pure.
+//! The pods: two families in two namespaces, spread over the nodes. Pure.
 
 use std::collections::BTreeMap;
 

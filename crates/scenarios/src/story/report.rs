@@ -19,13 +19,13 @@ impl Check {
 
 /// The comparisons of a whole story.
 #[derive(Debug, Default)]
-pub(super) struct Report {
+pub(super) struct StoryReport {
     step: String,
     steps: usize,
     checks: Vec<Check>,
 }
 
-impl Report {
+impl StoryReport {
     /// Begins a step: its title is printed, and later checks belong to it.
     pub(super) fn begin(&mut self, step: &str) {
         self.steps += 1;
@@ -54,7 +54,7 @@ impl Report {
     }
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for StoryReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let rows: Vec<[&str; 4]> = std::iter::once(["WHO", "EXPECTED", "SEEN", ""])
             .chain(self.checks.iter().map(|check| {
@@ -85,7 +85,7 @@ mod tests {
 
     #[test]
     fn the_table_names_a_step_once_and_marks_what_differs() {
-        let mut report = Report::default();
+        let mut report = StoryReport::default();
         report.begin("before");
         report.check("homer", &"172.18.0.2", &"172.18.0.2");
         report.check("marge", &"172.18.0.3", &"timed out");

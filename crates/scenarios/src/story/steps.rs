@@ -1,4 +1,4 @@
-//! The story, act by act: an egress IP's life from the label on a node to the object's end.
+//! The story, step by step: an egress IP's life from the label on a node to the object's end.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};

@@ -1,8 +1,8 @@
-//! The stage: the lab with its agents, its Kubernetes and its server, and what the acts do on it.
+//! The cluster of the walkthrough, and what its steps do on it.
 //!
-//! An agent acts on an object some moments after kubectl has returned. So each look at the server's log begins with
-//! settling: requests until the first one is seen as expected, or patience runs out. What comes after that is checked
-//! without mercy. A failed check is noted and the story continues; a broken lab or an agent that has ended stops it.
+//! An agent acts on an object some moments after kubectl has returned. So each look at the server's log begins with requests
+//! until the first one is seen as expected, or patience runs out. What comes after that is checked strictly. A failed check is
+//! noted and the story continues; a broken lab or an agent that has ended stops it.
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use super::report::Report;
+use super::report::StoryReport;
 use egress_lab::agents::Agent;
 use egress_lab::api_objects::{ASSIGNABLE, LEDGER};
 use egress_lab::capture::Capture;
@@ -37,7 +37,7 @@ const SHOWN_LINES: usize = 12;
 pub(super) struct Walkthrough {
     pub(super) capture: Option<Capture>,
     pub(super) cluster: TestCluster,
-    pub(super) report: Report,
+    pub(super) report: StoryReport,
     pub(super) examples: PathBuf,
     /// How long an assignment may take; its effects on traffic get a quarter of that.
     pub(super) patience: Duration,

@@ -13,7 +13,7 @@ use nix::sys::reboot::{RebootMode, reboot};
 
 use super::line::Line;
 use super::pace;
-use super::plan::{MODULES, PLAN, PROGRAMS, Plan};
+use super::plan::{KernelPlan, MODULES, PLAN, PROGRAMS};
 use super::suite::{self, Conditions};
 
 const LINE: &str = "/dev/ttyS1";
@@ -59,7 +59,7 @@ fn set_up() -> Result<Line> {
 
 fn work(line: &Line) -> Result<()> {
     let plan = fs::read(PLAN).with_context(|| format!("read {PLAN}"))?;
-    let plan: Plan = serde_json::from_slice(&plan).with_context(|| format!("read {PLAN}"))?;
+    let plan: KernelPlan = serde_json::from_slice(&plan).with_context(|| format!("read {PLAN}"))?;
     for name in &plan.modules {
         load(name)?;
     }

@@ -40,7 +40,7 @@ use egress_toolchain::packages::{self, Purpose};
 use egress_toolchain::{BuildArgs, Paths, Progress, ensure_built, output};
 pub(crate) use guest::run as run_guest;
 use image::Image;
-use plan::{MODULES, PLAN, PROGRAMS, Plan, Suite};
+use plan::{KernelPlan, MODULES, PLAN, PROGRAMS, Suite};
 use qemu::{Accelerator, CPUS, Qemu};
 use watch::Limits;
 
@@ -139,7 +139,7 @@ impl Bench<'_> {
             archive.program(&format!("{PROGRAMS}/{name}"), &program)?;
         }
         let (host_pace, _) = pace::measure("ip")?;
-        let mut plan = Plan { modules: Vec::new(), suites: Vec::new(), at_once: CPUS, host_pace };
+        let mut plan = KernelPlan { modules: Vec::new(), suites: Vec::new(), at_once: CPUS, host_pace };
         for (name, bytes) in self.image.modules()? {
             archive.data(&format!("{MODULES}/{name}"), &bytes)?;
             plan.modules.push(name);

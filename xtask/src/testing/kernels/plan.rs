@@ -12,7 +12,7 @@ pub(super) const MODULES: &str = "/modules";
 pub(super) const PROGRAMS: &str = "/bin";
 
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Plan {
+pub(super) struct KernelPlan {
     /// In the order in which they can be loaded.
     pub(super) modules: Vec<String>,
     pub(super) suites: Vec<Suite>,

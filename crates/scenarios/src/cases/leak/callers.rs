@@ -1,4 +1,4 @@
-//! Who calls, and what the API server has said of each so far.
+//! The callers, and what the API server has reported of each so far.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -48,7 +48,7 @@ const CALLERS: [(&str, usize, &str, Fate); 11] = [
     ("silent1", 1, "red", Fate::Silent),
 ];
 
-pub(super) const DOORS: u8 = 11;
+pub(super) const SERVER_ADDRESSES: u8 = 11;
 
 /// The pods, each with its group's label as its object selects it.
 pub(super) fn pods() -> Vec<PodSpec> {
@@ -67,21 +67,21 @@ pub(super) fn pods() -> Vec<PodSpec> {
 
 /// One caller.
 #[derive(Debug, Clone)]
-pub(super) struct Caller {
+pub(super) struct LeakCaller {
     pub(super) name: &'static str,
     pub(super) fate: Fate,
-    pub(super) door: Dual,
+    pub(super) server_address: Dual,
     pub(super) node: Dual,
     pub(super) pod: Dual,
     pub(super) history: Vec<State>,
 }
 
-impl Caller {
+impl LeakCaller {
     pub(super) fn all(lab: &Lab) -> Result<Vec<Self>> {
         let callers = CALLERS.iter().zip(0..).map(|((name, _, _, fate), number)| {
             let pod = lab.pod(name)?;
             let (node, pod) = (pod.node.address(), pod.addresses);
-            Ok(Self { name, fate: *fate, door: plan::door(number), node, pod, history: Vec::new() })
+            Ok(Self { name, fate: *fate, server_address: plan::server_address(number), node, pod, history: Vec::new() })
         });
         callers.collect()
     }
@@ -112,14 +112,14 @@ impl Caller {
 
     /// Judges what was seen at its address.
     pub(super) fn judge(&self, seen: &Seen) -> Ruling {
-        judge_as(&self.history, self.door, seen)
+        judge_as(&self.history, self.server_address, seen)
     }
 }
 
 /// Judges the packets to a address by anybody's history.
-pub(super) fn judge_as(history: &[State], door: Dual, seen: &Seen) -> Ruling {
+pub(super) fn judge_as(history: &[State], server_address: Dual, seen: &Seen) -> Ruling {
     let mut ruling = Ruling::default();
-    for destination in door.both() {
+    for destination in server_address.both() {
         // Once no object lists an address, it is any address to a node, which says "unreachable" to late answers: as
         // itself and of its own accord.
         let own = |sighting: &CapturedPacket| sighting.is_a_routers() && seen.class(sighting.source) == Class::Node;
@@ -156,7 +156,7 @@ pub(super) fn table(rulings: &BTreeMap<Fate, Ruling>, seen: &Seen) -> String {
 }
 
 /// What was wrong with a caller's packets, with the states around them: for who looks for the cause.
-pub(super) fn show_wrong(caller: &Caller, ruling: &Ruling) {
+pub(super) fn show_wrong(caller: &LeakCaller, ruling: &Ruling) {
     const SHOWN: usize = 12;
     let clock = |at: SystemTime| at.duration_since(SystemTime::UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
     let Some(first) = ruling.wrong.first() else { return };

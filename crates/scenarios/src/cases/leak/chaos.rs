@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 
-use super::callers::{Caller, Fate};
+use super::callers::{Fate, LeakCaller};
 use super::judge::LIMIT;
 use egress_lab::api_objects::{all, egress_ip, labels};
 use egress_lab::random::Random;
@@ -36,7 +36,7 @@ pub(super) fn pause(random: &mut Random) -> Duration {
 /// The cluster as it should be now, and its callers.
 pub(super) struct Chaos {
     pub(super) cluster: TestCluster,
-    pub(super) callers: Vec<Caller>,
+    pub(super) callers: Vec<LeakCaller>,
     random: Random,
     /// Of `always` and of `pair`, which swap them.
     pairs: [Pair; 2],
@@ -50,7 +50,7 @@ pub(super) struct Chaos {
 
 impl Chaos {
     pub(super) fn new(cluster: TestCluster, random: Random) -> Result<Self> {
-        let callers = Caller::all(&cluster.lab)?;
+        let callers = LeakCaller::all(&cluster.lab)?;
         for node in [1, 2] {
             cluster.assignable(node, true)?;
         }
@@ -209,7 +209,7 @@ impl Chaos {
         }
         for caller in &self.callers {
             let from = &self.cluster.pod(caller.name)?.netns;
-            for to in caller.door.both() {
+            for to in caller.server_address.both() {
                 self.cluster.becomes(from, to, caller.seen_as(to)?)?;
             }
         }

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Result, ensure};
 
-use super::callers::{Caller, Fate};
+use super::callers::{Fate, LeakCaller};
 use super::{begin, traffic::CallerTraffic};
 use egress_lab::capture::{Capture, CapturedPacket};
 use egress_lab::test::LabContext;
@@ -67,7 +67,7 @@ fn forget_link_address(lab: &Lab, node: &Node) -> Result<()> {
 }
 
 /// Wrong packets of callers that are always selected.
-fn leaks(callers: &[Caller], capture: &Capture, since: SystemTime) -> Result<Vec<CapturedPacket>> {
+fn leaks(callers: &[LeakCaller], capture: &Capture, since: SystemTime) -> Result<Vec<CapturedPacket>> {
     let seen = capture.seen()?;
     let selected = callers.iter().filter(|caller| matches!(caller.fate, Fate::Always | Fate::Reborn | Fate::Silent));
     let wrong = selected.flat_map(|caller| caller.judge(&seen).wrong);

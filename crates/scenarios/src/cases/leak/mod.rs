@@ -18,10 +18,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 
-use callers::{Caller, DOORS, Fate, judge_as};
+use callers::{Fate, LeakCaller, SERVER_ADDRESSES, judge_as};
 use chaos::{Chaos, pause};
 use egress_lab::Node;
-use egress_lab::capture::{Capture, Class, Key, Seen};
+use egress_lab::capture::{Capture, CaptureKey, Class, Seen};
 use egress_lab::pins::{Pins, bpftool};
 use egress_lab::random::Random;
 use egress_lab::test::LabContext;
@@ -42,12 +42,13 @@ const SEED_VARIABLE: &str = "EGRESS_LEAK_SEED";
 fn begin(context: &LabContext) -> Result<(Chaos, Capture, Vec<CallerTraffic>)> {
     let seed = std::env::var(SEED_VARIABLE).ok().and_then(|text| text.parse().ok()).unwrap_or(SEED);
     println!("seed {seed} ({SEED_VARIABLE} names another)");
-    let cluster = TestCluster::with_crd(context, callers::pods(), DOORS, |_| {})?;
+    let cluster = TestCluster::with_crd(context, callers::pods(), SERVER_ADDRESSES, |_| {})?;
     let mut chaos = Chaos::new(cluster, Random::new(seed))?;
     chaos.settle()?;
-    let doors: BTreeSet<IpAddr> = chaos.callers.iter().flat_map(|caller| caller.door.both()).collect();
-    let capture = Capture::watching(&chaos.cluster.lab, doors)?;
-    let start = |caller: &Caller| CallerTraffic::start(chaos.cluster.pod(caller.name)?, caller.door);
+    let server_addresses: BTreeSet<IpAddr> =
+        chaos.callers.iter().flat_map(|caller| caller.server_address.both()).collect();
+    let capture = Capture::watching(&chaos.cluster.lab, server_addresses)?;
+    let start = |caller: &LeakCaller| CallerTraffic::start(chaos.cluster.pod(caller.name)?, caller.server_address);
     let chatter = chaos.callers.iter().map(start).collect::<Result<Vec<_>>>()?;
     Ok((chaos, capture, chatter))
 }
@@ -74,8 +75,9 @@ pub(super) fn nothing_leaks(context: &LabContext) -> Result<()> {
     }
     outcome?;
     seen.check()?;
-    let elsewhere =
-        |key: &Key| !plan::is_lan(key.destination) && !chaos.callers.iter().any(|c| c.door.is(key.destination));
+    let elsewhere = |key: &CaptureKey| {
+        !plan::is_lan(key.destination) && !chaos.callers.iter().any(|c| c.server_address.is(key.destination))
+    };
     let strays = seen.packets(|key| elsewhere(key) && seen.class(key.source) == Class::Pod);
     ensure!(strays == 0, "{strays} packets with a pod's address have left the nodes");
     for (fate, ruling) in &rulings {
@@ -102,7 +104,7 @@ fn play(chaos: &mut Chaos) -> Result<()> {
     chaos.settle()
 }
 
-fn rule(callers: &[Caller], seen: &Seen) -> BTreeMap<Fate, Ruling> {
+fn rule(callers: &[LeakCaller], seen: &Seen) -> BTreeMap<Fate, Ruling> {
     let mut rulings: BTreeMap<Fate, Ruling> = BTreeMap::new();
     for caller in callers {
         rulings.entry(caller.fate).or_default().add(caller.judge(seen));
@@ -121,9 +123,9 @@ pub(super) fn judge_can_say_no(context: &LabContext) -> Result<()> {
     })?;
     let seen = capture.seen()?;
     ensure!(rule(&chaos.callers, &seen).values().all(|ruling| ruling.wrong.is_empty()), "a leak before there is one");
-    for (history, door) in [(&always, &never), (&never, &always)] {
-        let ruling = judge_as(&history.history, door.door, &seen);
-        println!("{}'s packets taken for {}'s: {} wrong", door.name, history.name, ruling.wrong.len());
+    for (history, server_address) in [(&always, &never), (&never, &always)] {
+        let ruling = judge_as(&history.history, server_address.server_address, &seen);
+        println!("{}'s packets taken for {}'s: {} wrong", server_address.name, history.name, ruling.wrong.len());
         ensure!(
             ruling.wrong.len() as u64 == ruling.packets() && ruling.packets() > 0,
             "the judge takes one for another"

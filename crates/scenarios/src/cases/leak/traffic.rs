@@ -27,11 +27,11 @@ pub(super) struct CallerTraffic {
 }
 
 impl CallerTraffic {
-    pub(super) fn start(pod: &Pod, door: Dual) -> Result<Self> {
+    pub(super) fn start(pod: &Pod, server_address: Dual) -> Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         allow_echo_sockets(&pod.netns)?;
         let mut chatter = Self { stop, threads: Vec::new() };
-        for to in door.both() {
+        for to in server_address.both() {
             chatter.spawn(&pod.netns, move |stop| datagrams(to, stop))?;
             chatter.spawn(&pod.netns, move |stop| connections(to, stop))?;
         }
