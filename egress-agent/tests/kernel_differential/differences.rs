@@ -30,8 +30,8 @@ const DIFFERENCES: &[Difference] = &[
             "unasked: echo request",
             "unasked: with the pod's port to the system port",
             "* unasked, from outside",
-            "fragments: of a flow that nobody knows, from outside",
-            "TCP begun before anybody watched, from outside",
+            "fragments: of an unknown flow, from outside",
+            "TCP picked up in mid-stream, from outside",
             "TCP SYN+ACK from another host",
             "TCP SYN+ACK from another port",
             "TCP SYN+ACK to another port",
@@ -132,9 +132,9 @@ const DIFFERENCES: &[Difference] = &[
             "UDP for the pod that is *too long",
             "TCP for the pod that is *too long",
             "echo for the pod that is *too long",
-            "UDP to a narrow way that is *too long",
-            "TCP to a narrow way that is *too long",
-            "echo to a narrow way that is *too long",
+            "UDP to a narrow path that is *too long",
+            "TCP to a narrow path that is *too long",
+            "echo to a narrow path that is *too long",
             "offload: TCP segments too long *",
             "offload: checksum of an oversize datagram",
         ],
@@ -145,8 +145,8 @@ const DIFFERENCES: &[Difference] = &[
                  the pod: its next packets have the right size. A packet that is too long for the path to the pod is \
                  fragmented.",
         cases: &[
-            "UDP that may be fragmented to a narrow way that is *too long (IPv4)",
-            "offload: checksum of a datagram that is fragmented for the way (IPv4)",
+            "UDP that may be fragmented to a narrow path that is *too long (IPv4)",
+            "offload: checksum of a datagram that is fragmented for the path (IPv4)",
         ],
     },
     Difference {
@@ -180,7 +180,7 @@ const DIFFERENCES: &[Difference] = &[
     Difference {
         title: "The ends check states of SCTP",
         reason: "As for TCP: an association survives a change of its gateway. It is picked up with the pod's own port only.",
-        cases: &["SCTP abort from the server", "SCTP begun before anybody watched"],
+        cases: &["SCTP abort from the server", "SCTP picked up in mid-stream"],
     },
     Difference {
         title: "SCTP may have no checksum",

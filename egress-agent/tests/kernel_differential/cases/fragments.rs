@@ -66,7 +66,7 @@ fn more(v6: bool) -> Vec<Case> {
     let named = |name: &str| Case::new(&format!("fragments: {name}"), v6);
     let mut cases = vec![
         named("a flow begins with fragments").pod_bytes(|talk| talk.udp_out(WHOLE).fragments(&[FIRST, 2 * FIRST])),
-        named("of a flow that nobody knows, from outside")
+        named("of an unknown flow, from outside")
             .world_bytes(|talk| talk.udp_back(WHOLE).fragments(&[FIRST, 2 * FIRST])),
         named("of two datagrams, mixed").pod(|talk| talk.udp_out(20)).pod_bytes(|talk| {
             let one = talk.udp_out(WHOLE).fragments(&[FIRST, 2 * FIRST]);

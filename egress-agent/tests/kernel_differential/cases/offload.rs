@@ -53,7 +53,7 @@ pub(super) fn cases(v6: bool) -> Vec<Case> {
         named("UDP segments to the pod")
             .pod(|talk| talk.udp_out(20))
             .shots(|talk| unfinished(Side::World, &talk.udp_back(4000), UDP_SUM, Some((GSO_UDP_L4, 1000)))),
-        open(named("TCP segments too long for the way").narrow())
+        open(named("TCP segments too long for the path").narrow())
             .shots(move |talk| unfinished(Side::Pods, &data_out(talk, 5000), TCP_SUM, Some((tcp_kind, 1340)))),
         open(named("TCP segments too long for the pod"))
             .shots(move |talk| unfinished(Side::World, &data_back(talk, 5000), TCP_SUM, Some((tcp_kind, 1420)))),
@@ -69,7 +69,7 @@ pub(super) fn cases(v6: bool) -> Vec<Case> {
                 .shots(|talk| unfinished(Side::World, &talk.udp_back(1420), UDP_SUM, None)),
         );
         cases.push(
-            named("checksum of a datagram that is fragmented for the way")
+            named("checksum of a datagram that is fragmented for the path")
                 .narrow()
                 .shots(|talk| unfinished(Side::Pods, &talk.udp_out(1330), UDP_SUM, None)),
         );

@@ -91,7 +91,7 @@ fn sctp(v6: bool) -> Vec<Case> {
         begun(named("whose checksum is zero")).pod_bytes(move |talk| zeroed(out(8, &DATA)(talk))),
         both_begun("with another port: whose checksum is zero").pod_bytes(move |talk| zeroed(second(8, &DATA)(talk))),
         named("unasked, from outside").world(back(9, &INIT)),
-        named("begun before anybody watched").pod(out(8, &DATA)),
+        named("picked up in mid-stream").pod(out(8, &DATA)),
         named("from a system port")
             .pod(|talk| talk.out(Body::Sctp { sport: 700, dport: DPORT, tag: 0, chunks: INIT.to_vec() })),
     ]

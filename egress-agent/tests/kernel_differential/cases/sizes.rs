@@ -1,4 +1,4 @@
-//! Packets that are too long for the way: who is told, and how.
+//! Packets that are too long for the path: the ICMP error that its sender gets.
 
 use super::{ACK, CLIENT, SERVER, open};
 use crate::cast::NARROW;
@@ -23,11 +23,11 @@ pub(super) fn cases(v6: bool) -> Vec<Case> {
         let udp = move |talk: &Talk<'_>| talk.udp_out(NARROW + over - headers(v6, 8));
         let tcp = move |talk: &Talk<'_>| talk.tcp_out(ACK, CLIENT + 1, SERVER + 1, NARROW + over - headers(v6, 20));
         let echo = move |talk: &Talk<'_>| talk.echo_out(7777, NARROW + over - headers(v6, 8));
-        cases.push(named("UDP to a narrow way").narrow().pod(move |talk| dont_fragment(udp(talk))));
-        cases.push(open(named("TCP to a narrow way").narrow()).pod(move |talk| dont_fragment(tcp(talk))));
-        cases.push(named("echo to a narrow way").narrow().pod(move |talk| dont_fragment(echo(talk))));
+        cases.push(named("UDP to a narrow path").narrow().pod(move |talk| dont_fragment(udp(talk))));
+        cases.push(open(named("TCP to a narrow path").narrow()).pod(move |talk| dont_fragment(tcp(talk))));
+        cases.push(named("echo to a narrow path").narrow().pod(move |talk| dont_fragment(echo(talk))));
         if !v6 {
-            cases.push(named("UDP that may be fragmented to a narrow way").narrow().pod(udp));
+            cases.push(named("UDP that may be fragmented to a narrow path").narrow().pod(udp));
         }
         let udp_back = move |talk: &Talk<'_>| talk.udp_back(PODS + over - headers(v6, 8));
         let echo_back = move |talk: &Talk<'_>| talk.echo_back(7777, PODS + over - headers(v6, 8));

@@ -100,8 +100,8 @@ fn lasting(named: &dyn Fn(&str) -> Case) -> Vec<Case> {
             .pod(out(ACK, 0, 0, 0)),
         open(named("urgent data"))
             .pod(move |talk| with_tcp(out(PSH | ACK | URG, 0, 0, 20)(talk), |tcp| tcp.urgent = 13)),
-        named("begun before anybody watched, from the pod").pod(out(PSH | ACK, 0, 0, 50)).world(back(ACK, 0, 50, 0)),
-        named("begun before anybody watched, from outside").world(back(PSH | ACK, 0, 0, 50)),
+        named("picked up in mid-stream, from the pod").pod(out(PSH | ACK, 0, 0, 50)).world(back(ACK, 0, 50, 0)),
+        named("picked up in mid-stream, from outside").world(back(PSH | ACK, 0, 0, 50)),
         open(named("SYN in the middle of a connection"))
             .pod(|talk| talk.tcp_out(SYN, CLIENT + 90_000, 0, 0))
             .world(back(ACK, 0, 0, 0))
