@@ -1,9 +1,8 @@
-//! A node's acknowledgements of hand-overs, in its EgressNode object: that it has given an address up, which the controller
-//! waits for, and that it is ready to take one over, which the node that has it waits for. And of its lease: that it has an
-//! end again.
+//! Publishes this node's acknowledgements in its EgressNode object: released addresses (the controller waits for these),
+//! addresses that the node is ready to take over (the old owner waits for these), and the latest endless lease that has ended.
 //!
-//! They name hand-overs by number, so that they are never taken for acknowledgements of a later one, and only those that are
-//! open: they go with the last of them.
+//! An acknowledgement carries the number of its hand-over, so it never counts for a later one. Only acknowledgements of open
+//! hand-overs are kept.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,17 +21,16 @@ use egress_core::model::node::{Prepared, Readiness};
 use egress_core::model::view::Node;
 use egress_core::node_health::fitness::Ready;
 
-/// What has been given up, what the node is ready for, and the latest end of a lease without one.
-type Wanted = (Acknowledgements, Readiness, Option<u64>);
+/// Released addresses, readiness, and the number of the latest end of an endless lease.
+type Desired = (Acknowledgements, Readiness, Option<u64>);
 
-/// How long one write may take.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// After a failed write.
+/// Timeout of one write.
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// Pause after a failed write.
 const RETRY: Duration = Duration::from_millis(500);
 
-/// Keeps them as they should be, until told to stop. `own` is this node's own Node object. Until the node's half has
-/// looked at the kernel it says nothing, and what an earlier run has said stays: a word that is taken back for the time of a
-/// start is one that others wait for again.
+/// Keeps the published acknowledgements current until stopped. `own` is this node's Node object. It writes nothing before the
+/// node reconciler has read the kernel: acknowledgements of an earlier run stay, or others would wait for them again.
 pub async fn publish(
     (client, node_name): (Client, &str),
     (mut released, mut ready, mut bounded): (
@@ -44,21 +42,22 @@ pub async fn publish(
     outages: &ApiOutages,
     stop: CancellationToken,
 ) {
-    const WHAT: &str = "what this node has let go of or is ready for, in its EgressNode object";
+    const WHAT: &str = "the acknowledgements in this node's EgressNode object";
     let object = NodeObject::new(client, node_name);
-    let mut has_looked = false;
+    let mut has_read_kernel = false;
     loop {
-        let wanted =
+        let desired =
             (released.borrow_and_update().clone(), ready.borrow_and_update().clone(), *bounded.borrow_and_update());
         let known = own.borrow_and_update().as_ref().map(|node| {
             let Node { uid, given, prepared, released, bounded, .. } = &**node;
-            let said = (released.clone(), Readiness { given: given.clone(), prepared: prepared.clone() }, *bounded);
-            (uid.clone(), said)
+            let published =
+                (released.clone(), Readiness { given: given.clone(), prepared: prepared.clone() }, *bounded);
+            (uid.clone(), published)
         });
-        has_looked |= serves.borrow_and_update().serving || wanted != Default::default();
+        has_read_kernel |= serves.borrow_and_update().serving || desired != Default::default();
         let mut failed = false;
-        if let Some((uid, _)) = known.filter(|(_, said)| has_looked && *said != wanted) {
-            let write = tokio::time::timeout(PATIENCE, write(&object, &uid, &wanted));
+        if let Some((uid, _)) = known.filter(|(_, published)| has_read_kernel && *published != desired) {
+            let write = tokio::time::timeout(TIMEOUT, write(&object, &uid, &desired));
             let written = tokio::select! {
                 () = stop.cancelled() => return,
                 written = write => written,
@@ -66,10 +65,10 @@ pub async fn publish(
             failed = !matches!(written, Ok(Ok(())));
             match written {
                 Ok(Ok(())) => {
-                    outages.works(WHAT);
-                    let (released, ready, bounded) = &wanted;
-                    if wanted != Default::default() {
-                        info!(?released, ?ready, ?bounded, "said what this node has let go of, and is ready for");
+                    outages.answered(WHAT);
+                    let (released, ready, bounded) = &desired;
+                    if desired != Default::default() {
+                        info!(?released, ?ready, ?bounded, "acknowledgements published");
                     }
                 }
                 Ok(Err(error)) => outages.failed(WHAT, &error),
@@ -83,17 +82,17 @@ pub async fn publish(
             alive = ready.changed() => if alive.is_err() { return },
             alive = bounded.changed() => if alive.is_err() { return },
             alive = own.changed() => if alive.is_err() { return },
-            alive = serves.changed(), if !has_looked => if alive.is_err() { return },
+            alive = serves.changed(), if !has_read_kernel => if alive.is_err() { return },
         }
     }
 }
 
-async fn write(object: &NodeObject, node_uid: &str, wanted: &Wanted) -> Result<(), Error> {
-    object.say(node_uid, status(wanted)).await
+async fn write(object: &NodeObject, node_uid: &str, desired: &Desired) -> Result<(), Error> {
+    object.publish(node_uid, status(desired)).await
 }
 
-/// Lists that are empty are left out of the object.
-fn status((released, ready, bounded): &Wanted) -> Value {
+/// Empty lists are left out of the object.
+fn status((released, ready, bounded): &Desired) -> Value {
     let released: Vec<_> = released
         .iter()
         .map(|(address, number)| ReleasedAddress {
@@ -129,26 +128,27 @@ mod tests {
     use egress_core::model::samples::ip;
 
     #[tokio::test]
-    async fn what_an_earlier_run_has_said_stays_until_this_one_has_looked() {
+    async fn acknowledgements_of_an_earlier_run_stay_until_the_kernel_is_read() {
         let server = Server::start().await;
         let (client, outages) = server.client();
         let released = Acknowledgements::from([(ip("172.18.0.100"), 7)]);
         let node = Node { name: "a".into(), released, ..Node::default() };
         let (_own, is_own) = watch::channel(Some(Arc::new(node)));
-        let (_released, words) = watch::channel(Acknowledgements::new());
+        let (_released, is_released) = watch::channel(Acknowledgements::new());
         let (_ready, readiness) = watch::channel(Readiness::default());
         let (_bounded, is_bounded) = watch::channel(None);
         let (serves, is_serving) = watch::channel(Ready::default());
         let stop = CancellationToken::new();
-        let (its, until) = (stop.clone(), Duration::from_millis(300));
+        let (its_stop, pause) = (stop.clone(), Duration::from_millis(300));
         let publishing = tokio::spawn(async move {
-            publish((client, "a"), (words, readiness, is_bounded), (is_own, is_serving), &outages, its).await;
+            publish((client, "a"), (is_released, readiness, is_bounded), (is_own, is_serving), &outages, its_stop)
+                .await;
         });
-        tokio::time::sleep(until).await;
-        assert_eq!(server.asked("PATCH"), 0, "nobody has looked yet");
+        tokio::time::sleep(pause).await;
+        assert_eq!(server.asked("PATCH"), 0, "the kernel has not been read yet");
         serves.send_replace(Ready { serving: true, ..Ready::default() });
-        tokio::time::sleep(until).await;
-        assert!(server.asked("PATCH") > 0, "it is over, and goes");
+        tokio::time::sleep(pause).await;
+        assert!(server.asked("PATCH") > 0, "the hand-over is over, its acknowledgement is removed");
         stop.cancel();
         publishing.await.expect("it ends");
     }
@@ -159,18 +159,18 @@ mod tests {
         let released = Acknowledgements::from([(one, 7), (other, 8)]);
         let given = [(other, "node2".to_owned())].into();
         let prepared = [(ip("172.18.0.101"), Prepared(9, "node3".into(), false))].into();
-        let said = (released, Readiness { given, prepared }, Some(12));
-        let text = status(&said);
+        let published = (released, Readiness { given, prepared }, Some(12));
+        let text = status(&published);
         assert_eq!(
             text["released"],
             json!([{"address": "172.18.0.100", "handOver": 7}, {"address": "fd00::1", "handOver": 8, "to": "node2"}])
         );
-        let mut object = DynamicObject::new("a", &crate::watches::egress_node_resource());
+        let mut object = DynamicObject::new("a", &crate::crd::egress_node_resource());
         object.data["status"] = text;
         object.data["status"]["nodeUID"] = json!("u");
         let node = Node { uid: "u".into(), ..Node::default() };
         let read = convert::joined(&node, Some(&convert::agent_facts(&object)));
-        assert_eq!((read.released, Readiness { given: read.given, prepared: read.prepared }, read.bounded), said);
+        assert_eq!((read.released, Readiness { given: read.given, prepared: read.prepared }, read.bounded), published);
         let nothing = json!({"released": null, "prepared": null, "boundedLease": null});
         assert_eq!(status(&Default::default()), nothing);
     }

@@ -1,52 +1,57 @@
-//! What commands of an administrator ask of the API server: once each and for a limited time, with an error that says what
-//! was refused.
+//! Requests of commands (`drain`, `trace`): each is sent once, with a timeout, and an error says what the API server refused.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use k8s_openapi::api::core::v1::Node as KubeNode;
+use k8s_openapi::api::core::v1::{Node as KubeNode, Pod};
 use kube::api::{Api, DynamicObject, ListParams, Patch, PatchParams};
 use kube::{Client, Error, ResourceExt};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
+use tokio::time::timeout;
 
 use crate::convert::AgentFacts;
 use crate::error_text::ErrorText;
-use crate::{convert, watches};
+use crate::{convert, crd};
 use egress_core::allocation::{Nodes, Objects};
 use egress_core::keys;
 use egress_core::model::view::Node;
 
-/// So many things are listed with one request.
+/// Objects per list request.
 const PAGE: u32 = 500;
 
-/// A request that was not answered as hoped.
+/// A failed request.
 #[derive(Debug, thiserror::Error)]
-pub enum Refused {
+pub enum RequestError {
     #[error("cannot {what}: {}", ErrorText(source))]
     Answered { what: &'static str, source: Error },
-    /// A write may have been done all the same.
+    /// A write may have succeeded all the same.
     #[error("cannot {what}: the API server does not answer in time")]
     Unanswered { what: &'static str },
 }
 
-/// How long an answer is waited for.
+/// How long to wait for answers.
 #[derive(Clone, Copy, Debug)]
 pub struct Patience {
-    /// For each request.
+    /// Per request.
     pub each: Duration,
-    /// For all of them.
+    /// For all requests together.
     pub until: Option<Instant>,
 }
 
 impl Patience {
-    async fn wait<T>(self, what: &'static str, request: impl Future<Output = kube::Result<T>>) -> Result<T, Refused> {
+    async fn wait<T>(
+        self,
+        what: &'static str,
+        request: impl Future<Output = kube::Result<T>>,
+    ) -> Result<T, RequestError> {
         let left = self.until.map(|until| until.saturating_duration_since(Instant::now()));
         let limit = left.map_or(self.each, |left| left.min(self.each));
-        match tokio::time::timeout(limit, request).await {
-            Ok(answer) => answer.map_err(|source| Refused::Answered { what, source }),
-            Err(_) => Err(Refused::Unanswered { what }),
+        match timeout(limit, request).await {
+            Ok(answer) => answer.map_err(|source| RequestError::Answered { what, source }),
+            Err(_) => Err(RequestError::Unanswered { what }),
         }
     }
 }
@@ -59,52 +64,52 @@ pub struct AdminClient {
 
 impl AdminClient {
     pub fn new(client: Client) -> Self {
-        let objects = Api::all_with(client.clone(), &watches::egressip_resource());
-        let egress_nodes = Api::all_with(client.clone(), &watches::egress_node_resource());
+        let objects = Api::all_with(client.clone(), &crd::egressip_resource());
+        let egress_nodes = Api::all_with(client.clone(), &crd::egress_node_resource());
         Self { nodes: Api::all(client), egress_nodes, objects }
     }
 
-    /// Whether there is such a node.
-    pub async fn set_drained(&self, node: &str, drained: bool, patience: Patience) -> Result<bool, Refused> {
+    /// Marks the node as drained, or not. False if there is no such node.
+    pub async fn set_drained(&self, node: &str, drained: bool, patience: Patience) -> Result<bool, RequestError> {
         let value = if drained { Value::from("true") } else { Value::Null };
         let patch = json!({"metadata": {"annotations": {keys::DRAIN: value}}});
         let (how, patch) = (PatchParams::default(), Patch::Merge(patch));
         match patience.wait("annotate the node", self.nodes.patch(node, &how, &patch)).await {
             Ok(_) => Ok(true),
-            Err(Refused::Answered { source: Error::Api(status), .. }) if status.code == 404 => Ok(false),
+            Err(RequestError::Answered { source: Error::Api(status), .. }) if status.code == 404 => Ok(false),
             Err(error) => Err(error),
         }
     }
 
-    /// The node of that name, if there is one.
-    pub async fn node(&self, name: &str, patience: Patience) -> Result<Option<Node>, Refused> {
+    /// `None` if there is no such node.
+    pub async fn node(&self, name: &str, patience: Patience) -> Result<Option<Node>, RequestError> {
         let Some(found) = patience.wait("get the node", self.nodes.get_opt(name)).await? else { return Ok(None) };
-        let said = patience.wait("get the EgressNode object", self.egress_nodes.get_opt(name)).await?;
-        let said = said.as_ref().map(convert::agent_facts);
-        Ok(Some(convert::joined(&convert::node(&found), said.as_ref())))
+        let facts = patience.wait("get the EgressNode object", self.egress_nodes.get_opt(name)).await?;
+        let facts = facts.as_ref().map(convert::agent_facts);
+        Ok(Some(convert::joined(&convert::node(&found), facts.as_ref())))
     }
 
-    pub async fn nodes(&self, patience: Patience) -> Result<Nodes, Refused> {
+    pub async fn nodes(&self, patience: Patience) -> Result<Nodes, RequestError> {
         let nodes = all("list nodes", &self.nodes, patience).await?;
-        let said = all("list EgressNode objects", &self.egress_nodes, patience).await?;
-        let said: BTreeMap<String, AgentFacts> =
-            said.iter().map(|object| (object.name_any(), convert::agent_facts(object))).collect();
+        let facts = all("list EgressNode objects", &self.egress_nodes, patience).await?;
+        let facts: BTreeMap<String, AgentFacts> =
+            facts.iter().map(|object| (object.name_any(), convert::agent_facts(object))).collect();
         let join = |node: &KubeNode| {
             let name = node.name_any();
-            let joined = convert::joined(&convert::node(node), said.get(&name));
+            let joined = convert::joined(&convert::node(node), facts.get(&name));
             (name, Arc::new(joined))
         };
         Ok(nodes.iter().map(join).collect())
     }
 
-    pub async fn objects(&self, patience: Patience) -> Result<Objects, Refused> {
+    pub async fn objects(&self, patience: Patience) -> Result<Objects, RequestError> {
         let objects = all("list EgressIP objects", &self.objects, patience).await?;
         Ok(objects.iter().map(|object| (object.name_any(), Arc::new(convert::object(object)))).collect())
     }
 }
 
-/// Page by page: one with all of a large cluster might not come in time.
-async fn all<K>(what: &'static str, api: &Api<K>, patience: Patience) -> Result<Vec<K>, Refused>
+/// Lists page by page: a list of a large cluster in one answer might exceed the timeout.
+async fn all<K>(what: &'static str, api: &Api<K>, patience: Patience) -> Result<Vec<K>, RequestError>
 where
     K: Clone + std::fmt::Debug + DeserializeOwned,
 {
@@ -119,12 +124,35 @@ where
     }
 }
 
+const POD_TIMEOUT: Duration = Duration::from_secs(5);
+
+#[derive(Debug, thiserror::Error)]
+pub enum PodError {
+    #[error("there is no such pod")]
+    NotFound,
+    #[error("{0}")]
+    Refused(Box<Error>),
+    #[error("the API server does not answer within {} s", POD_TIMEOUT.as_secs())]
+    Timeout,
+}
+
+/// The pod's addresses: those that the kubelet reports, else those that a CNI announces. It lists one pod by name, because
+/// agents have the right to list pods and no right to get one.
+pub async fn pod_addresses(client: Client, namespace: &str, name: &str) -> Result<Vec<IpAddr>, PodError> {
+    let api: Api<Pod> = Api::namespaced(client, namespace);
+    let one = ListParams::default().fields(&format!("metadata.name={name}"));
+    let found = timeout(POD_TIMEOUT, api.list(&one)).await.map_err(|_| PodError::Timeout)?;
+    let found = found.map_err(|error| PodError::Refused(Box::new(error)))?;
+    let pod = convert::pod(found.items.first().ok_or(PodError::NotFound)?);
+    Ok(if pod.reported.is_empty() { pod.announced } else { pod.reported }.into_iter().collect())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_request_that_hangs_ends_with_its_own_time_or_with_that_of_all() {
+    async fn a_request_ends_with_its_own_timeout_or_that_of_all() {
         let (short, long) = (Duration::from_millis(20), Duration::from_secs(600));
         let begin = Instant::now();
         for patience in [
@@ -134,10 +162,10 @@ mod tests {
             Patience { each: long, until: Some(begin) },
         ] {
             let answer = patience.wait("do it", std::future::pending::<kube::Result<()>>()).await;
-            assert!(matches!(answer, Err(Refused::Unanswered { .. })), "{answer:?}");
+            assert!(matches!(answer, Err(RequestError::Unanswered { .. })), "{answer:?}");
         }
         assert!(begin.elapsed() < long / 2, "{:?}", begin.elapsed());
         let answer = Patience { each: long, until: Some(begin) }.wait("do it", std::future::ready(Ok(7))).await;
-        assert_eq!(answer.expect("what is there is taken"), 7);
+        assert_eq!(answer.expect("an answer that is there is used"), 7);
     }
 }

@@ -1,13 +1,11 @@
-//! The API server's absence: said once when it goes and once when it is back, and told to all who wait for it.
+//! Outages of the API server: logged once when one begins and once when it ends, and published to every task that retries.
 //!
-//! The watches, the Lease and what is published all fail when the server is away, and go on trying. Each on its own would
-//! say so; together they say it once, with the server's address and the cause. A request that the server answers with a
-//! refusal (a right that is missing) is another matter, which concerns one of them: it is said for that one. That it
-//! cannot answer at the moment (5xx, from itself or from a load balancer before it) is an absence.
+//! Watches, the Lease and publishing tasks all fail while the server is away, and retry. Together they log one line, with the
+//! server's address and the cause. A refusal (a missing right) concerns one of them and is logged for that one. A 5xx answer,
+//! from the server or from a load balancer in front of it, counts as an outage.
 //!
-//! The first of those who have failed that is answered ends the absence for all ([`ApiOutages::ends`]): they look again at once
-//! instead of waiting for their own turn. Whoever has not failed himself proves nothing: a list that is too large to be
-//! answered is no reason to ask for it each second.
+//! The first failed request that is answered ends the outage for all ([`ApiOutages::ends`]), and they retry at once. A request
+//! that had not failed proves nothing: a list that is too large to be answered is no reason to retry it every second.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,121 +17,121 @@ use tracing::{debug, info, warn};
 
 use crate::error_text::ErrorText;
 
-/// An outage that begins sooner behind the last is not said, unless it lasts until then.
-const AGAIN: Duration = Duration::from_secs(60);
+/// An outage that begins sooner after the last one is not logged, unless it lasts until then.
+const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Messages take their time: longer than the oldest probe that counts.
-const SAME_RETURN: Duration = Duration::from_secs(30);
+/// Reports of one rollback arrive within this time: it is longer than the age of the oldest probe that counts.
+const SAME_ROLLBACK: Duration = Duration::from_secs(30);
 
-/// One that is late once or twice is there.
-const WORTH_A_WORD: Duration = Duration::from_secs(2);
+/// A server that is late once or twice is no outage.
+const SHORTEST_OUTAGE: Duration = Duration::from_secs(2);
 
-/// Shared by all who use one API server.
+/// Shared by all users of one API server.
 #[derive(Clone, Debug)]
 pub struct ApiOutages {
     server: Arc<str>,
     state: Arc<Mutex<State>>,
     ends: watch::Sender<Option<Instant>>,
     failures: watch::Sender<()>,
-    returns: watch::Sender<()>,
-    /// When the server was found to know less than it did.
-    returned: Arc<Mutex<Option<Instant>>>,
-    /// What was before is known to no watch of this process.
+    rollbacks: watch::Sender<()>,
+    /// When the server was found to have older data than before.
+    rolled_back_at: Arc<Mutex<Option<Instant>>>,
+    /// Start of this process: its watches list later, so an earlier rollback does not concern them.
     began: Instant,
 }
 
-/// Who cannot do what it does, by its name.
+/// Failing tasks, by name.
 #[derive(Debug, Default)]
 struct State {
     unanswered: BTreeMap<&'static str, Instant>,
     refused: BTreeSet<&'static str>,
-    /// Since when the server has been away; until one who has failed is answered.
+    /// When the outage began; until a failed request is answered.
     since: Option<Instant>,
-    /// When the line about this outage was written, with its begin.
-    said: Option<Instant>,
-    /// When the last line about any was.
-    last_said: Option<Instant>,
-    /// How many there have been.
+    /// When this outage began, once it has been logged.
+    logged: Option<Instant>,
+    /// When an outage was last logged.
+    last_logged: Option<Instant>,
+    /// Number of outages.
     outages: u64,
-    /// Who watches where, by the path of the request.
+    /// Names of the watches, by the path of the request.
     watches: BTreeMap<String, &'static str>,
 }
 
-/// What there is to know of outages.
+/// Outages in numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Seen {
-    /// How many there have been, with one that lasts.
+pub struct OutageSummary {
+    /// Number of outages, a current one included.
     pub outages: u64,
-    /// For how long the server has not answered, where it does not.
+    /// Duration of the current outage.
     pub away: Option<Duration>,
 }
 
-/// What an answer ends.
+/// What an answer has ended.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Ended {
-    /// An outage that began then.
+    /// An outage, with its beginning.
     outage: Option<Instant>,
-    /// One that was said, which began then.
-    said: Option<Instant>,
+    /// A logged outage, with its beginning.
+    logged: Option<Instant>,
     refusal: bool,
 }
 
 impl State {
-    /// Is it to be said that the server does not answer?
+    /// Whether to log that the server does not answer.
     fn unanswered(&mut self, what: &'static str, now: Instant) -> bool {
         self.unanswered.entry(what).or_insert(now);
         self.outages += u64::from(self.since.is_none());
         let since = *self.since.get_or_insert(now);
-        let is_due = self.last_said.is_none_or(|last| now.duration_since(last) >= AGAIN);
-        if self.said.is_some() || !is_due {
+        let is_due = self.last_logged.is_none_or(|last| now.duration_since(last) >= LOG_INTERVAL);
+        if self.logged.is_some() || !is_due {
             return false;
         }
-        (self.said, self.last_said) = (Some(since), Some(now));
+        (self.logged, self.last_logged) = (Some(since), Some(now));
         true
     }
 
-    /// Is it news that the server refuses this? It answers, at least.
+    /// Whether to log that the server refuses this, and what the refusal ends: it is an answer.
     fn refused(&mut self, what: &'static str, now: Instant) -> (bool, Ended) {
-        let ended = self.works(what, now);
+        let ended = self.answered(what, now);
         (self.refused.insert(what) && !ended.refusal, Ended { refusal: false, ..ended })
     }
 
-    fn works(&mut self, what: &'static str, now: Instant) -> Ended {
+    fn answered(&mut self, what: &'static str, now: Instant) -> Ended {
         let mut ended = Ended { refusal: self.refused.remove(what), ..Ended::default() };
         if let Some(begun) = self.unanswered.remove(what) {
-            // Its own: what somebody else has failed at for long, for reasons of its own, was no outage.
+            // The outage as this task saw it: another task may have failed for longer, for a reason of its own.
             ended.outage = self.since.take().map(|_| begun);
-            ended.said = self.said.take();
-            if ended.said.is_some() {
-                self.last_said = Some(now);
+            ended.logged = self.logged.take();
+            if ended.logged.is_some() {
+                self.last_logged = Some(now);
             }
         }
         ended
     }
 }
 
-/// Whether an error says that the server is not there, or cannot answer anybody now.
-pub(super) fn is_absence(error: &Error) -> bool {
+/// Whether the error says that the server is unreachable or cannot answer now.
+pub(super) fn is_outage(error: &Error) -> bool {
     match error {
-        Error::Api(status) => is_absence_code(status.code),
+        Error::Api(status) => is_outage_code(status.code),
         _ => true,
     }
 }
 
-pub(super) fn is_absence_code(code: u16) -> bool {
+pub(super) fn is_outage_code(code: u16) -> bool {
     code >= 500
 }
 
 impl ApiOutages {
     pub fn new(server: &str) -> Self {
-        let (ends, failures, returns) = (watch::Sender::new(None), watch::Sender::new(()), watch::Sender::new(()));
+        let (ends, failures, rollbacks) = (watch::Sender::new(None), watch::Sender::new(()), watch::Sender::new(()));
         Self {
             server: server.into(),
             state: Arc::default(),
             ends,
             failures,
-            returns,
-            returned: Arc::default(),
+            rollbacks,
+            rolled_back_at: Arc::default(),
             began: Instant::now(),
         }
     }
@@ -143,18 +141,18 @@ impl ApiOutages {
         &self.server
     }
 
-    /// Changes when a request was not answered: whoever looks seldom is to find out whether the server is there.
+    /// Changes when a request is not answered, so that tasks that ask rarely check whether the server is there.
     pub fn failures(&self) -> watch::Receiver<()> {
         self.failures.subscribe()
     }
 
-    /// Changes at the end of each outage, to when it began.
+    /// Changes at the end of each outage, to its beginning.
     pub fn ends(&self) -> watch::Receiver<Option<Instant>> {
         self.ends.subscribe()
     }
 
-    /// Waits for the time of a look that is due because the latest, or a request of another since, was in vain. `failures` is
-    /// from before the latest.
+    /// Waits until the next check is due because the last one, or a request of another task since, failed. `failures` is from
+    /// before the last check.
     pub async fn doubt(failures: &mut watch::Receiver<()>, is_answered: bool, pause: Duration) {
         if is_answered && failures.changed().await.is_err() {
             std::future::pending::<()>().await;
@@ -162,59 +160,59 @@ impl ApiOutages {
         tokio::time::sleep(pause).await;
     }
 
-    pub fn seen(&self) -> Seen {
+    pub fn summary(&self) -> OutageSummary {
         let state = self.state();
-        Seen { outages: state.outages, away: state.since.map(|since| since.elapsed()) }
+        OutageSummary { outages: state.outages, away: state.since.map(|since| since.elapsed()) }
     }
 
-    /// Changes when the server is found to know less than it did: a watch that goes on where it was hears nothing then, until
-    /// as much has happened again.
-    pub fn returns(&self) -> watch::Receiver<()> {
-        self.returns.subscribe()
+    /// Changes when the server is found to have older data than before. A watch that is resumed then gets no events until the
+    /// server's versions have caught up.
+    pub fn rollbacks(&self) -> watch::Receiver<()> {
+        self.rollbacks.subscribe()
     }
 
-    /// The server's latest version of something is this, and was that before.
-    pub fn went_back(&self, latest: u64, before: u64) {
+    /// The server's version of an object is `latest`, and was `before`.
+    pub fn rolled_back(&self, latest: u64, before: u64) {
         warn!(
             server = %self.server, latest, before,
-            "the API server knows less than it did: has a backup been restored? All is listed anew; look whether egress IPs are \
+            "the API server knows less than it did: has a backup been restored? All is listed again; look whether egress IPs are \
              where they should be"
         );
-        // Each time: a backup may be restored twice.
-        self.return_now(Instant::now());
+        // Every time: a backup may be restored twice.
+        self.note_rollback(Instant::now());
     }
 
-    /// A controller has found, at that time, that the server knows less than it did. News where this process has not just listed
-    /// all again.
-    pub fn learn_of_return(&self, at: Instant) {
-        let is_known = self.returned().map_or(at < self.began, |known| at < known + SAME_RETURN);
+    /// A controller has found at this time that the server has older data than before. Ignored if this process has listed all
+    /// objects since.
+    pub fn learn_of_rollback(&self, at: Instant) {
+        let is_known = self.rolled_back_at().map_or(at < self.began, |known| at < known + SAME_ROLLBACK);
         if !is_known {
             warn!(
                 server = %self.server,
                 "a controller says that the API server knows less than it did: has a backup been restored? All is listed again"
             );
-            self.return_now(at);
+            self.note_rollback(at);
         }
     }
 
-    /// When the server was last found to know less than it did.
-    pub fn returned(&self) -> Option<Instant> {
-        *self.returned.lock().unwrap_or_else(PoisonError::into_inner)
+    /// When the server was last found to have older data than before.
+    pub fn rolled_back_at(&self) -> Option<Instant> {
+        *self.rolled_back_at.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn return_now(&self, at: Instant) {
-        *self.returned.lock().unwrap_or_else(PoisonError::into_inner) = Some(at);
-        self.returns.send_replace(());
+    fn note_rollback(&self, at: Instant) {
+        *self.rolled_back_at.lock().unwrap_or_else(PoisonError::into_inner) = Some(at);
+        self.rollbacks.send_replace(());
     }
 
-    /// For how long the server has not answered, where that is longer than a request may take.
+    /// Duration of the current outage, if it is longer than one late answer.
     pub fn away(&self) -> Option<Duration> {
-        self.seen().away.filter(|away| *away >= WORTH_A_WORD)
+        self.summary().away.filter(|away| *away >= SHORTEST_OUTAGE)
     }
 
-    /// A request failed; it will be tried again.
+    /// A request failed and will be retried.
     pub fn failed(&self, what: &'static str, error: &Error) {
-        match is_absence(error) {
+        match is_outage(error) {
             false => self.refused(what, &ErrorText(error).to_string()),
             true => self.unanswered(what, &ErrorText(error).to_string()),
         }
@@ -229,8 +227,8 @@ impl ApiOutages {
         self.failures.send_replace(());
     }
 
-    /// A request that may be given up was not answered. Whether the server is away is for those to say who go on asking, and
-    /// who are told to look.
+    /// A request that may be given up was not answered. It makes others check, and only requests that are retried decide
+    /// whether this is an outage.
     pub(super) fn suspected(&self, what: &'static str, cause: &str) {
         debug!(what, cause, "a request is not answered");
         self.failures.send_replace(());
@@ -238,33 +236,33 @@ impl ApiOutages {
 
     pub fn refused(&self, what: &'static str, cause: &str) {
         let (is_news, ended) = self.state().refused(what, Instant::now());
-        self.tell(what, &ended);
+        self.publish_end(what, &ended);
         if is_news {
             warn!(server = %self.server, what, cause, "the API server refuses a request; trying again");
         }
     }
 
-    /// A request was answered as it should be.
-    pub fn works(&self, what: &'static str) {
-        let ended = self.state().works(what, Instant::now());
-        self.tell(what, &ended);
+    /// A request was answered with success.
+    pub fn answered(&self, what: &'static str) {
+        let ended = self.state().answered(what, Instant::now());
+        self.publish_end(what, &ended);
     }
 
-    /// From now on a watch that begins on this path is one of these.
+    /// Registers the name of watches on this path.
     pub(super) fn watches(&self, path: &str, what: &'static str) {
         self.state().watches.insert(path.to_owned(), what);
     }
 
-    /// A watch has begun on this path. It may be long until it tells of something.
+    /// A watch has begun on this path, which is an answer. Its first event may be far away.
     pub(super) fn watch_begins(&self, path: &str) {
         let what = self.state().watches.get(path).copied();
         if let Some(what) = what {
-            self.works(what);
+            self.answered(what);
         }
     }
 
-    fn tell(&self, what: &'static str, ended: &Ended) {
-        if let Some(began) = ended.said {
+    fn publish_end(&self, what: &'static str, ended: &Ended) {
+        if let Some(began) = ended.logged {
             info!(server = %self.server, away_s = began.elapsed().as_secs(), "the API server answers again");
         }
         if ended.outage.is_some() {
@@ -275,7 +273,7 @@ impl ApiOutages {
         }
     }
 
-    /// No step leaves the state half changed.
+    /// A poisoned lock is used: every update is complete in itself.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -286,87 +284,87 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_return_that_a_controller_tells_of_is_news_once() {
+    fn a_rollback_that_a_controller_reports_is_handled_once() {
         let outages = ApiOutages::new("http://nowhere");
-        let returns = outages.returns();
-        let mut seen = returns.clone();
+        let rollbacks = outages.rollbacks();
+        let mut seen = rollbacks.clone();
         let mut is_news = move || {
             let is_news = seen.has_changed().expect("it lives");
             seen.mark_unchanged();
             is_news
         };
         let now = Instant::now();
-        outages.learn_of_return(now.checked_sub(Duration::from_secs(60)).expect("a time"));
+        outages.learn_of_rollback(now.checked_sub(Duration::from_secs(60)).expect("a time"));
         assert!(!is_news(), "before this process began to watch");
-        outages.learn_of_return(now + Duration::from_secs(1));
+        outages.learn_of_rollback(now + Duration::from_secs(1));
         assert!(is_news());
-        outages.learn_of_return(now + Duration::from_secs(2));
-        assert!(!is_news(), "the same, by another probe");
-        outages.went_back(7, 9);
+        outages.learn_of_rollback(now + Duration::from_secs(2));
+        assert!(!is_news(), "the same rollback, by another probe");
+        outages.rolled_back(7, 9);
         assert!(is_news());
-        outages.went_back(5, 7);
+        outages.rolled_back(5, 7);
         assert!(is_news(), "a second restore, however soon");
-        outages.learn_of_return(now + Duration::from_secs(120));
+        outages.learn_of_rollback(now + Duration::from_secs(120));
         assert!(is_news(), "another");
     }
 
     #[test]
-    fn an_outage_is_said_once_and_ends_with_the_first_who_is_answered() {
+    fn an_outage_is_logged_once_and_ends_with_the_first_answer() {
         let (mut state, start) = (State::default(), Instant::now());
         let at = |seconds| start + Duration::from_secs(seconds);
         let tries = [("pods", 0), ("nodes", 0), ("pods", 30), ("nodes", 59), ("nodes", 60), ("pods", 600)];
-        let said = tries.map(|(what, second)| state.unanswered(what, at(second)));
-        assert_eq!(said, [true, false, false, false, false, false], "ten minutes, one line");
+        let logged = tries.map(|(what, second)| state.unanswered(what, at(second)));
+        assert_eq!(logged, [true, false, false, false, false, false], "ten minutes, one line");
         assert_eq!(state.outages, 1);
-        assert_eq!(state.works("objects", at(601)), Ended::default(), "it never failed");
-        let ended = Ended { outage: Some(at(0)), said: Some(at(0)), refusal: false };
-        assert_eq!(state.works("pods", at(602)), ended);
-        assert_eq!(state.works("nodes", at(602)), Ended::default(), "the others are told of it");
+        assert_eq!(state.answered("objects", at(601)), Ended::default(), "it never failed");
+        let ended = Ended { outage: Some(at(0)), logged: Some(at(0)), refusal: false };
+        assert_eq!(state.answered("pods", at(602)), ended);
+        assert_eq!(state.answered("nodes", at(602)), Ended::default(), "it ends for the others too");
     }
 
     #[test]
-    fn what_one_has_failed_at_for_long_is_no_outage_of_others() {
+    fn a_task_that_fails_for_long_is_no_outage_of_others() {
         let (mut state, start) = (State::default(), Instant::now());
         let at = |seconds| start + Duration::from_secs(seconds);
         state.unanswered("nodes", at(0));
         state.unanswered("the Lease", at(7_200));
-        assert_eq!(state.works("the Lease", at(7_215)).outage, Some(at(7_200)));
+        assert_eq!(state.answered("the Lease", at(7_215)).outage, Some(at(7_200)));
         state.unanswered("the Lease", at(7_300));
-        assert_eq!(state.works("the Lease", at(7_310)).outage, Some(at(7_300)), "and the next one");
+        assert_eq!(state.answered("the Lease", at(7_310)).outage, Some(at(7_300)), "and the next one");
         assert_eq!(state.outages, 2);
     }
 
     #[test]
-    fn who_was_late_to_fail_says_nothing_and_ends_it_again() {
+    fn a_late_failure_logs_nothing_and_ends_the_outage_again() {
         let (mut state, start) = (State::default(), Instant::now());
         let at = |seconds| start + Duration::from_secs(seconds);
         assert!(state.unanswered("pods", at(0)));
-        state.works("pods", at(100));
-        assert!(!state.unanswered("nodes", at(101)), "a request from before");
-        assert_eq!(state.works("nodes", at(102)), Ended { outage: Some(at(101)), ..Ended::default() });
-        assert!(!state.unanswered("nodes", at(110)), "another, soon behind the first");
+        state.answered("pods", at(100));
+        assert!(!state.unanswered("nodes", at(101)), "soon after the first");
+        assert_eq!(state.answered("nodes", at(102)), Ended { outage: Some(at(101)), ..Ended::default() });
+        assert!(!state.unanswered("nodes", at(110)), "another, soon after the first");
         assert!(state.unanswered("nodes", at(160)), "and it lasts");
-        assert_eq!(state.works("nodes", at(161)).said, Some(at(110)));
+        assert_eq!(state.answered("nodes", at(161)).logged, Some(at(110)));
     }
 
     #[test]
-    fn a_refusal_is_said_for_each_and_ends_for_each() {
+    fn a_refusal_is_logged_for_each_task_and_ends_for_each() {
         let (mut state, now) = (State::default(), Instant::now());
         let refused = |state: &mut State, what| state.refused(what, now).0;
         assert_eq!(["services", "services", "pods"].map(|what| refused(&mut state, what)), [true, false, true]);
-        assert!(state.works("services", now).refusal);
-        assert_eq!(state.works("services", now), Ended::default());
+        assert!(state.answered("services", now).refusal);
+        assert_eq!(state.answered("services", now), Ended::default());
         assert!(state.unanswered("pods", now));
         let (is_news, ended) = state.refused("pods", now);
-        assert!(!is_news, "said before");
-        assert_eq!(ended.said, Some(now), "a refusal is an answer");
-        assert_eq!(state.works("pods", now), Ended { refusal: true, ..Ended::default() });
+        assert!(!is_news, "logged before");
+        assert_eq!(ended.logged, Some(now), "a refusal is an answer");
+        assert_eq!(state.answered("pods", now), Ended { refusal: true, ..Ended::default() });
     }
 
     #[test]
-    fn what_a_server_or_a_balancer_cannot_answer_is_an_absence() {
+    fn a_5xx_of_a_server_or_load_balancer_is_an_outage() {
         let error = |code| Error::Api(kube::core::Status::failure("no", "No").with_code(code).boxed());
-        assert_eq!([403, 404, 409, 410, 429].map(|code| is_absence(&error(code))), [false; 5]);
-        assert_eq!([500, 502, 503, 504].map(|code| is_absence(&error(code))), [true; 4]);
+        assert_eq!([403, 404, 409, 410, 429].map(|code| is_outage(&error(code))), [false; 5]);
+        assert_eq!([500, 502, 503, 504].map(|code| is_outage(&error(code))), [true; 4]);
     }
 }

@@ -1,4 +1,4 @@
-//! A client for the cluster that the agent belongs to.
+//! A client of the API server of the agent's cluster.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -14,20 +14,20 @@ use tokio::time::{sleep, timeout};
 use crate::api_outage::ApiOutages;
 use crate::stalled_requests::StalledRequests;
 
-/// Longer than any handshake takes, and short enough that a server that has moved is found.
+/// Longer than any handshake, and short enough to find a server that has moved.
 const CONNECT: Duration = Duration::from_secs(5);
-/// Between two questions whether it answers, and for each answer.
+/// Pause between two requests whether the server answers, and timeout of each.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Why there is no client. One line each, with what to do.
+/// Why there is no client: one line each, with what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     #[error("cannot use the kubeconfig {path}: {}; check --kubeconfig", first_line(source), path = path.display())]
     Kubeconfig { path: PathBuf, source: KubeconfigError },
     #[error("not in a pod of a cluster ({0}); give --kubeconfig")]
     NotInCluster(#[source] InClusterError),
-    #[error("no way to an API server is known ({}; {pod}); give --kubeconfig", first_line(source))]
-    NoWay { source: KubeconfigError, pod: InClusterError },
+    #[error("no API server is known ({}; {pod}); give --kubeconfig", first_line(source))]
+    NotConfigured { source: KubeconfigError, pod: InClusterError },
     #[error(
         "the kubeconfig has the proxy {0} for its cluster, and none is supported; name a server that is reached without one"
     )]
@@ -36,12 +36,12 @@ pub enum ClientError {
     Setup(#[source] kube::Error),
 }
 
-/// The library shows the place in the file on further lines.
+/// The library appends an excerpt of the file on further lines.
 fn first_line(error: &KubeconfigError) -> String {
     error.to_string().lines().next().unwrap_or_default().to_owned()
 }
 
-/// From the file, else from the pod's service account; with who tells of the server's outages.
+/// Connects by the kubeconfig, else by the pod's service account. The outages are those of the client's server.
 pub async fn connect(kubeconfig: Option<&Path>) -> Result<(Client, ApiOutages), ClientError> {
     let config = match kubeconfig {
         Some(path) => {
@@ -53,7 +53,7 @@ pub async fn connect(kubeconfig: Option<&Path>) -> Result<(Client, ApiOutages), 
     client(config).map_err(ClientError::Setup)
 }
 
-/// Waits until the server answers anything, be it that we may not ask. `waits` is told where it does not at once.
+/// Waits until the server answers anything, a refusal included. Calls `waits` if it does not answer at once.
 pub async fn answered(client: &Client, waits: impl FnOnce()) {
     let mut waits = Some(waits);
     loop {
@@ -67,7 +67,7 @@ pub async fn answered(client: &Client, waits: impl FnOnce()) {
     }
 }
 
-/// The addresses that the client connects to, asked for once where the server has a name.
+/// The addresses that the client connects to. A name is resolved once.
 pub async fn addresses(outages: &ApiOutages) -> BTreeSet<IpAddr> {
     let Ok(url) = outages.server().parse::<Uri>() else { return BTreeSet::new() };
     let host = url.host().unwrap_or_default().trim_matches(['[', ']']).to_owned();
@@ -76,28 +76,28 @@ pub async fn addresses(outages: &ApiOutages) -> BTreeSet<IpAddr> {
     }
     match timeout(CONNECT, tokio::net::lookup_host((host.as_str(), 0))).await {
         Ok(Ok(found)) => found.map(|found| found.ip().to_canonical()).collect(),
-        // The watches say that the server cannot be reached.
+        // The watches log that the server cannot be reached.
         Ok(Err(_)) | Err(_) => BTreeSet::new(),
     }
 }
 
-/// For a command of an administrator: from the file, else as kubectl finds its way, else from the pod's service account.
+/// Connects for a command: by the given kubeconfig, else by that which kubectl uses, else by the pod's service account.
 pub async fn connect_as_user(kubeconfig: Option<&Path>) -> Result<Client, ClientError> {
     if kubeconfig.is_some() {
         return Ok(connect(kubeconfig).await?.0);
     }
     let config = match read(Kubeconfig::read()).await {
         Ok(found) => direct(found)?,
-        Err(source) => Config::incluster().map_err(|pod| ClientError::NoWay { source, pod })?,
+        Err(source) => Config::incluster().map_err(|pod| ClientError::NotConfigured { source, pod })?,
     };
     Ok(client(config).map_err(ClientError::Setup)?.0)
 }
 
-/// The library asks again by itself where a server, or the load balancer before it, cannot answer now, and waits for minutes
-/// in between. Here whoever asks knows better when to ask again, and is to know that it was in vain.
+/// Turns off the library's own retries of 5xx answers, with pauses of minutes: callers here decide when to retry, and must know
+/// of each failure.
 pub(super) fn client(mut config: Config) -> kube::Result<(Client, ApiOutages)> {
     (config.default_retry, config.connect_timeout) = (false, Some(CONNECT));
-    // Without TLS nobody's word is needed; else the library would look for the system's, and an image has none.
+    // Without TLS no CA is needed; else the library would load the system's, and the image has none.
     if config.cluster_url.scheme_str() == Some("http") {
         config.root_cert.get_or_insert_default();
     }
@@ -106,14 +106,14 @@ pub(super) fn client(mut config: Config) -> kube::Result<(Client, ApiOutages)> {
     Ok((client, outages))
 }
 
-/// What a kubeconfig says, and the proxy that it has for its cluster.
+/// The configuration of a kubeconfig, and the proxy that it names for its cluster.
 async fn read(file: Result<Kubeconfig, KubeconfigError>) -> Result<(Config, Option<String>), KubeconfigError> {
     let file = file?;
     let proxy = proxy(&file);
     Ok((Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?, proxy))
 }
 
-/// Of the cluster of its context.
+/// The proxy of the cluster of its current context.
 fn proxy(file: &Kubeconfig) -> Option<String> {
     let name = file.current_context.as_ref()?;
     let context = file.contexts.iter().find(|one| one.name == *name)?.context.as_ref()?;
@@ -121,8 +121,8 @@ fn proxy(file: &Kubeconfig) -> Option<String> {
     cluster.proxy_url.clone().filter(|url| !url.is_empty())
 }
 
-/// Where the file has none the library takes that of the environment, without a look at the exceptions beside it. The API server
-/// is asked directly.
+/// Connects without a proxy. If the file has none, the library would take that of the environment and ignore its exceptions
+/// (`NO_PROXY`).
 fn direct((mut config, proxy): (Config, Option<String>)) -> Result<Config, ClientError> {
     config.proxy_url = None;
     proxy.map_or(Ok(config), |url| Err(ClientError::Proxy(url)))

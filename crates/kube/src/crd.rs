@@ -1,12 +1,13 @@
-//! The EgressIP API, `k8s.ovn.org/v1`, and what agents say of their nodes, `egress-agent.io/v1alpha1`.
+//! The API types: EgressIP (`k8s.ovn.org/v1`), and EgressNode (`egress-agent.io/v1alpha1`), which holds the facts of a node.
 //!
-//! `deploy/crd/crd.yaml` and `deploy/base/egressnodes.yaml` are generated from these types (`egress-agent codegen`). The schema refuses what no reader could
-//! mean: a text that is no address, a selector without an operator. Objects are watched in untyped form and converted one by
-//! one, so that one that another version of the schema let through does not hide all others; what is wrong with such an
-//! object, the controller says in its conditions.
+//! `deploy/crd/crd.yaml` and `deploy/base/egressnodes.yaml` are generated from these types (`cargo xtask codegen`). The schema
+//! refuses what no reader could interpret: a text that is no address, a selector without an operator. Objects are watched in
+//! untyped form and converted one by one, so that an object of another version of the schema does not hide the others; the
+//! controller reports what is wrong with such an object in its conditions.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, Time};
+use kube::api::ApiResource;
 use kube::{CustomResource, CustomResourceExt};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
@@ -31,8 +32,8 @@ use serde::{Deserialize, Serialize};
 pub struct EgressIPSpec {
     /// The source addresses, IPv4 or IPv6. Each is assigned to another node, and all that are assigned serve every
     /// selected pod.
-    // An API server checks an update for what it changes alone (KEP-4008, on since Kubernetes 1.30): objects of the time
-    // before these rules stay as they are, and their status can be written.
+    // An API server validates only what an update changes (KEP-4008, on since Kubernetes 1.30): objects that are older than
+    // these rules stay as they are, and their status can be written.
     #[serde(rename = "egressIPs")]
     #[schemars(schema_with = "addresses")]
     pub egress_ips: Vec<String>,
@@ -54,7 +55,7 @@ pub struct EgressIPStatus {
     pub items: Vec<EgressIPStatusItem>,
     /// Pods whose packets leave by this object, on all nodes; those that an older object serves are that one's. Counted every
     /// few seconds.
-    // An API server of 1.36 warns of each apply where it does not know a format, and knows no unsigned ones.
+    // An API server of 1.36 warns at each apply of a format that it does not know, and it knows no unsigned ones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "int64"))]
     pub selected_pods: Option<u32>,
@@ -63,7 +64,7 @@ pub struct EgressIPStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<EgressIPCondition>,
-    /// The generation of the spec that this status speaks of.
+    /// The generation of the spec that this status is about.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
 }
@@ -94,12 +95,12 @@ pub struct EgressIPCondition {
     /// When the status last changed.
     #[schemars(schema_with = "date_time")]
     pub last_transition_time: Time,
-    /// The generation that the condition speaks of.
+    /// The generation that the condition is about.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
 }
 
-/// EgressNode is what the agent of a node says of it. It has the node's name, and only that node's agent writes it.
+/// EgressNode holds the facts that a node's agent publishes. It has the node's name, and only that node's agent writes it.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     group = "egress-agent.io",
@@ -109,7 +110,7 @@ pub struct EgressIPCondition {
     singular = "egressnode",
     shortname = "egn",
     status = "EgressNodeStatus",
-    doc = "EgressNode is what the agent of a node says of it. It has the node's name, and only that node's agent writes it.",
+    doc = "EgressNode holds the facts that a node's agent publishes. It has the node's name, and only that node's agent writes it.",
     printcolumn = r#"{"name":"Health Addresses","type":"string","jsonPath":".status.healthAddresses"}"#,
     printcolumn = r#"{"name":"Uplink","type":"string","jsonPath":".status.uplink.mac"}"#,
     printcolumn = r#"{"name":"Released","type":"string","jsonPath":".status.released[*].address"}"#,
@@ -121,7 +122,7 @@ pub struct EgressNodeSpec {}
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct EgressNodeStatus {
-    /// The UID of the Node that this speaks of.
+    /// The UID of the Node that these facts are about.
     #[serde(default, rename = "nodeUID")]
     pub node_uid: String,
     /// The node's networks, where no CNI annotates its Node with them.
@@ -134,7 +135,7 @@ pub struct EgressNodeStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("maxItems" = 4, "x-kubernetes-list-type" = "atomic"))]
     pub health_addresses: Option<Vec<String>>,
-    /// Egress IPs of open hand-overs that the node's kernel does not hold any more.
+    /// Egress IPs of open hand-overs that the node's kernel no longer holds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("maxItems" = 4096, "x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["address"]))]
     pub released: Option<Vec<ReleasedAddress>>,
@@ -142,7 +143,7 @@ pub struct EgressNodeStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("maxItems" = 4096, "x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["address"]))]
     pub prepared: Option<Vec<PreparedAddress>>,
-    /// The latest end of a lease without one, by its number, that the node's programs obey.
+    /// The number of the latest endless lease that has ended and whose end the node's programs obey.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "int64"))]
     pub bounded_lease: Option<u64>,
@@ -159,18 +160,18 @@ pub struct NodeNetworks {
     pub all: Vec<String>,
 }
 
-/// What others must know of a node's uplink.
+/// What other nodes need of a node's uplink.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeUplink {
-    /// Its link address, by which others know its answers.
+    /// Its link address, by which others recognise its answers.
     pub mac: String,
     /// The gateways of its routes there.
     #[schemars(extend("maxItems" = 64, "x-kubernetes-list-type" = "atomic"))]
     pub next_hops: Vec<String>,
 }
 
-/// One acknowledgement of the old node.
+/// One acknowledgement of the old owner.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ReleasedAddress {
@@ -178,12 +179,12 @@ pub struct ReleasedAddress {
     /// The number of the hand-over.
     #[schemars(extend("format" = "int64"))]
     pub hand_over: u64,
-    /// The node that it passes packets for the address on to, if it does.
+    /// The node that it forwards packets for the address to, if it does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub to: Option<String>,
 }
 
-/// One acknowledgement of the new node.
+/// One acknowledgement of the new owner.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PreparedAddress {
@@ -193,8 +194,18 @@ pub struct PreparedAddress {
     pub hand_over: u64,
     /// The node that has or had the address.
     pub from: String,
-    /// Every node may send here by now.
+    /// Every node may send packets for the address here.
     pub open: bool,
+}
+
+/// The kind EgressIP, untyped.
+pub fn egressip_resource() -> ApiResource {
+    ApiResource::erase::<EgressIP>(&())
+}
+
+/// The kind EgressNode, untyped: one object that another version of the schema let through does not hide all others.
+pub fn egress_node_resource() -> ApiResource {
+    ApiResource::erase::<EgressNode>(&())
 }
 
 /// The manifest, as committed in `deploy/crd/crd.yaml`.
@@ -216,9 +227,8 @@ fn date_time(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "string", "format": "date-time"})
 }
 
-/// At most 64 addresses. The formats are those of every Kubernetes that has `apiextensions.k8s.io/v1`, other than CEL's
-/// `isIP`, which came with 1.31: an API server reads them with Go's `net.ParseIP`, which takes neither a prefix length, nor
-/// a zone, nor a number above 255 or with a leading zero.
+/// At most 64 addresses. Every Kubernetes with `apiextensions.k8s.io/v1` knows these formats, unlike CEL's `isIP` (1.31). An API
+/// server parses them with Go's `net.ParseIP`, which accepts no prefix length, no zone, no number above 255 and no leading zero.
 fn addresses(_: &mut SchemaGenerator) -> Schema {
     // The longest form of an IPv6 address: eight groups, of which the last two are an IPv4 address.
     const LONGEST: usize = 45;
@@ -281,7 +291,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_manifest_shows_what_users_know() {
+    fn the_manifest_has_the_names_and_columns_that_users_know() {
         let crd = EgressIP::crd();
         let names = crd.spec.names;
         assert_eq!((names.plural.as_str(), names.kind.as_str()), ("egressips", "EgressIP"));
@@ -311,7 +321,7 @@ mod tests {
             for word in ["$ref", "allOf", "oneOf", "not"] {
                 assert!(!schema.contains_key(word), "{path} has {word}");
             }
-            // What a structural schema may not say in a branch: it would change what is kept.
+            // A structural schema may not have these in a branch: they would change what is pruned.
             for branch in schema.get("anyOf").and_then(|any| any.as_array()).into_iter().flatten() {
                 let words = branch.as_object().into_iter().flat_map(|branch| branch.keys());
                 assert_eq!(words.collect::<Vec<_>>(), ["format"], "{path}");

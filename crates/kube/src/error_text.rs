@@ -1,10 +1,10 @@
-//! An error with its causes, for people: the API client's own text often ends where it becomes interesting, and where the
-//! API server refuses something goes on for half a page.
+//! An error with its causes, for people. The API client's own text often omits the cause, and repeats a refusal of the API server
+//! at length.
 
 use std::error::Error;
 use std::fmt::{Display, Formatter, Result};
 
-/// Shows the error and each cause that the text so far does not say.
+/// Displays the error, and each cause that the text so far does not contain.
 pub struct ErrorText<'a>(pub &'a (dyn Error + 'static));
 
 impl Display for ErrorText<'_> {
@@ -12,14 +12,14 @@ impl Display for ErrorText<'_> {
         if let Some(refusal) = refusal(self.0) {
             return f.write_str(&refusal);
         }
-        let mut said = self.0.to_string();
-        f.write_str(&said)?;
+        let mut text_so_far = self.0.to_string();
+        f.write_str(&text_so_far)?;
         let mut cause = self.0.source();
         while let Some(error) = cause {
             let text = refusal(error).unwrap_or_else(|| error.to_string());
-            if !said.contains(&text) {
+            if !text_so_far.contains(&text) {
                 write!(f, ": {text}")?;
-                said.push_str(&text);
+                text_so_far.push_str(&text);
             }
             cause = error.source();
         }
@@ -27,7 +27,7 @@ impl Display for ErrorText<'_> {
     }
 }
 
-/// What the API server answers where it refuses: its own sentence.
+/// A refusal of the API server: its own message and code.
 fn refusal(error: &(dyn Error + 'static)) -> Option<String> {
     match error.downcast_ref()? {
         kube::Error::Api(status) if status.message.is_empty() => Some(format!("{} {}", status.code, status.reason)),
@@ -48,17 +48,17 @@ mod tests {
 
     #[derive(Debug, thiserror::Error)]
     #[error("it failed: {0}")]
-    struct Said(#[source] io::Error);
+    struct WithCause(#[source] io::Error);
 
     #[test]
-    fn every_cause_is_said_once() {
+    fn every_cause_is_shown_once() {
         let refused = || io::Error::other("refused");
         assert_eq!(ErrorText(&Outer(refused())).to_string(), "cannot connect: refused");
-        assert_eq!(ErrorText(&Said(refused())).to_string(), "it failed: refused");
+        assert_eq!(ErrorText(&WithCause(refused())).to_string(), "it failed: refused");
     }
 
     #[test]
-    fn a_refusal_is_the_servers_own_sentence() {
+    fn a_refusal_is_shown_by_the_servers_own_message() {
         let refused = |message| {
             let status = kube::core::Status::failure(message, "Forbidden").with_code(403);
             ErrorText(&kube::Error::Api(status.boxed())).to_string()

@@ -1,10 +1,10 @@
-//! The key that controllers and agents sign with (`egress_agent::health::signature`), in a Secret of their namespace. A controller
-//! that finds none makes one; the first to write it wins, and the others read what it wrote.
+//! The key that controllers and agents sign health checks with, in a Secret of their namespace. A controller that finds none
+//! creates it; the first write wins, and the others read it.
 //!
-//! It is read at the start, and again where something was not signed with it: then it may have been replaced. After the Secret
-//! is deleted the controllers that are started next make another, and all agents have it within seconds
-//! (docs/operations/health-check-key.md). Where it cannot be read the process continues with what it has; without a key it
-//! believes no one, and is not believed.
+//! It is read at the start, and again after a message that was not signed with it, since it may have been replaced. After the
+//! Secret is deleted, the controllers that start next create another, and all agents have it within seconds
+//! (docs/operations/health-check-key.md). If it cannot be read, the process keeps the key that it has; without a key it trusts no message, and
+//! its own are not trusted.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -27,28 +27,28 @@ use egress_core::notes::Notes;
 pub const SECRET_NAME: &str = "egress-agent-key";
 const ENTRY: &str = "key";
 
-/// How long one reading may take.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// Behind one that failed.
+/// Timeout of one read.
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// Pause after a failed read.
 const RETRY: Duration = Duration::from_secs(1);
-/// Between two readings, the former of which has shown another key.
+/// Pause after a read that has shown another key.
 const SOON: Duration = Duration::from_secs(2);
-/// The same where it has shown the same key: whoever reaches the health ports of all agents can have each doubt its key as
-/// often. A node that is not believed meanwhile is in its grace period (30 s).
+/// Pause after a read that has shown the same key: anyone who reaches the health ports can make each agent doubt its key. A node
+/// that is not trusted in this time is in its grace period (30 s).
 const PAUSE: Duration = Duration::from_secs(15);
 
 const ABOUT: &str = "the key that agents sign health checks with";
 
-/// What to do where there is no Secret.
+/// What to do if there is no Secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IfAbsent {
-    /// A controller makes it.
-    Make,
-    /// An agent waits for it, and has no right to more.
+    /// A controller creates it.
+    Create,
+    /// An agent waits for it: it has no right to create it.
     Wait,
 }
 
-/// Why there is no key. None of these shows it.
+/// Why there is no key. No text contains the key.
 #[derive(Debug, thiserror::Error)]
 enum KeyError {
     #[error(transparent)]
@@ -64,7 +64,7 @@ enum KeyError {
     Absent,
 }
 
-/// Of agents and controllers. Neither logs nor errors show it.
+/// The key. Neither logs nor errors show it.
 #[derive(Clone)]
 pub struct Key(Arc<hmac::Key>);
 
@@ -75,10 +75,10 @@ impl fmt::Debug for Key {
 }
 
 impl Key {
-    /// In bytes: the length of what the hash gives, as RFC 2104 recommends.
+    /// In bytes: the length of the hash, as RFC 2104 recommends.
     pub const LENGTH: usize = 32;
 
-    /// `None` where it has another length.
+    /// `None` if the length is wrong.
     pub fn new(bytes: &[u8]) -> Option<Self> {
         (bytes.len() == Self::LENGTH).then(|| Self(Arc::new(hmac::Key::new(HMAC_SHA256, bytes))))
     }
@@ -88,7 +88,7 @@ impl Key {
     }
 }
 
-/// The key as it is now, for all who sign.
+/// The current key, for everything that signs.
 #[derive(Clone)]
 pub struct SharedKey {
     now: watch::Receiver<Option<Key>>,
@@ -102,7 +102,7 @@ impl fmt::Debug for SharedKey {
 }
 
 impl Default for SharedKey {
-    /// None, ever.
+    /// Never has a key.
     fn default() -> Self {
         Self::new().0
     }
@@ -115,37 +115,37 @@ pub struct KeyHolder {
 }
 
 impl SharedKey {
-    /// Before the key is known.
+    /// A pair without a key so far.
     pub fn new() -> (Self, KeyHolder) {
         let ((publish, now), doubt) = (watch::channel(None), Arc::new(Notify::new()));
         (Self { now, doubt: doubt.clone() }, KeyHolder { now: publish, doubt })
     }
 
-    /// `None` while it is not known: nothing is believed then.
+    /// `None` while it is not known: no message is trusted then.
     pub fn now(&self) -> Option<Key> {
         self.now.borrow().clone()
     }
 
-    /// Waits until it is.
+    /// Waits until it is known.
     pub async fn known(&self) {
-        // One that ends knows none any more.
+        // An error means that the process ends.
         drop(self.now.clone().wait_for(Option::is_some).await);
     }
 
-    /// Something was not signed with it: the key may be another by now.
+    /// A message was not signed with it: the key may have been replaced.
     pub fn doubt(&self) {
         self.doubt.notify_one();
     }
 }
 
 impl KeyHolder {
-    /// Waits until somebody doubts that it is the right one; at once where somebody has since.
+    /// Waits until the key is doubted. Returns at once if it was doubted since the last call.
     pub async fn doubted(&self) {
         self.doubt.notified().await;
     }
 }
 
-/// Has it read and known, until told to stop.
+/// Keeps the key current until stopped.
 pub async fn keep(
     (client, namespace): (Client, &str),
     holder: KeyHolder,
@@ -155,16 +155,16 @@ pub async fn keep(
 ) {
     let store = Store { api: Api::namespaced(client, namespace) };
     let mut known = Vec::new();
-    let mut ends = outages.ends();
+    let mut outage_ends = outages.ends();
     loop {
-        ends.mark_unchanged();
-        let Some(read) = stop.run_until_cancelled(tokio::time::timeout(PATIENCE, store.read(if_absent))).await else {
+        outage_ends.mark_unchanged();
+        let Some(read) = stop.run_until_cancelled(tokio::time::timeout(TIMEOUT, store.read(if_absent))).await else {
             return;
         };
         let mut pause = PAUSE;
         let (is_done, note) = match read {
             Ok(Ok((key, bytes))) => {
-                outages.works(ABOUT);
+                outages.answered(ABOUT);
                 if known != bytes {
                     info!(is_another = !known.is_empty(), "{ABOUT} is known");
                     known = bytes;
@@ -198,7 +198,7 @@ pub async fn keep(
         tokio::select! {
             () = stop.cancelled() => return,
             () = next => {}
-            Ok(()) = ends.changed(), if !is_done => {}
+            Ok(()) = outage_ends.changed(), if !is_done => {}
         }
     }
 }
@@ -216,9 +216,9 @@ impl Store {
             return Err(KeyError::Absent);
         }
         match self.api.create(&post_params(), &new_secret()?).await {
-            Ok(made) => {
-                warn!("there was no Secret {SECRET_NAME}: this controller has made one");
-                key_of(made)
+            Ok(created) => {
+                warn!("there was no Secret {SECRET_NAME}: this controller has created one");
+                key_of(created)
             }
             // The other controller was faster.
             Err(Error::Api(status)) if status.code == 409 => {
@@ -235,7 +235,7 @@ fn new_secret() -> Result<Secret, KeyError> {
     aws_lc_rs::rand::fill(&mut bytes).map_err(|_| KeyError::Random)?;
     Ok(Secret {
         metadata: ObjectMeta { name: Some(SECRET_NAME.to_owned()), ..ObjectMeta::default() },
-        // To be deleted and made again, not edited.
+        // It is replaced by deleting it, not edited.
         immutable: Some(true),
         data: Some(BTreeMap::from([(ENTRY.to_owned(), ByteString(bytes.to_vec()))])),
         ..Secret::default()
@@ -252,7 +252,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_is_random_and_what_is_none_is_refused() {
+    fn a_key_is_random_and_a_malformed_secret_is_refused() {
         let [one, other] = [(); 2].map(|()| key_of(new_secret().expect("random")).expect("a key").1);
         assert!(one != other && one.len() == Key::LENGTH);
         let secret = |data: &[(&str, &[u8])]| Secret {

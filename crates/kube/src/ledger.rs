@@ -1,7 +1,7 @@
-//! The ledger as a ConfigMap: one object of the agents' namespace, so that one watch tells an agent all of it.
+//! The ledger of hand-overs as a ConfigMap in the agents' namespace: one object, so that one watch brings all of it.
 //!
-//! Every write is conditional on the version that was read: whoever wrote in between, a new leader above all, makes it
-//! fail. Entries that people look at (`kubectl get configmap egress-agent-hand-overs -o yaml`) are compact JSON.
+//! Every write is conditional on the version that was read, so it fails if another writer, such as a new leader, came first.
+//! Entries that people read (`kubectl get configmap egress-agent-hand-overs -o yaml`) are compact JSON.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -34,13 +34,13 @@ const ENDING: &str = "ending-leases";
 /// A ledger that cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Broken {
-    /// The version to write over.
+    /// The version to overwrite.
     pub version: String,
-    /// The entry, and what is wrong with it.
+    /// The entry, and the error.
     pub why: String,
 }
 
-/// What stands in the ConfigMap.
+/// Reads the ConfigMap.
 pub fn read(object: &ConfigMap) -> Result<Ledger, Broken> {
     entries(object).map_err(|why| Broken { version: object.resource_version().unwrap_or_default(), why })
 }
@@ -98,7 +98,7 @@ fn data(ledger: &Ledger) -> BTreeMap<String, String> {
     data
 }
 
-/// Writes the ledger, and reads it anew.
+/// Writes the ledger, and reads it past the watches.
 #[derive(Clone)]
 pub struct LedgerStore {
     api: Api<ConfigMap>,
@@ -109,7 +109,7 @@ impl LedgerStore {
         Self { api: Api::namespaced(client, namespace) }
     }
 
-    /// Writes it in the place of the version that it names. Returns it with its new version.
+    /// Replaces the version that the ledger names. Returns it with its new version.
     pub async fn write(&self, ledger: &Ledger) -> Result<Ledger, WriteError> {
         let version = (!ledger.version.is_empty()).then(|| ledger.version.clone());
         let metadata =
@@ -127,7 +127,7 @@ impl LedgerStore {
         }
     }
 
-    /// What the API server has now: no cache answers. `None` where there is none.
+    /// A quorum read. `None` if there is no ledger.
     pub async fn read(&self) -> Result<Option<ConfigMap>, Error> {
         self.api.get_opt(LEDGER_NAME).await
     }
@@ -139,7 +139,7 @@ mod tests {
     use egress_core::ownership::handover::MOST_OPEN;
 
     #[test]
-    fn what_is_written_is_read() {
+    fn a_ledger_is_read_as_it_was_written() {
         let hand_over = |number, to: Option<&str>| HandOver { number, from: "a".into(), to: to.map(str::to_owned) };
         let open = [("172.18.0.100", hand_over(6, Some("b"))), ("fd00::1", hand_over(7, None))];
         let open = open.into_iter().map(|(address, record)| (address.parse().expect("a literal"), record)).collect();
@@ -165,7 +165,8 @@ mod tests {
         assert!(read(&object(broken)).is_err_and(|broken| broken.why.starts_with("records: ")));
     }
 
-    /// What every agent is sent with each write while all hand-overs that may be open are (docs/adr/0012-ledger-and-leases.md).
+    /// Every agent gets all of it with each write, with as many open hand-overs as there may be
+    /// (docs/adr/0012-ledger-and-leases.md).
     #[test]
     fn a_full_ledger_is_small_and_fits_with_the_longest_names() {
         let full = |node: &str, address: fn(u16) -> IpAddr| {
@@ -173,7 +174,7 @@ mod tests {
             let most = u16::try_from(MOST_OPEN).expect("a few");
             let open = (0..most).map(|place| (address(place), record(1_795_321_234_567 + u64::from(place)))).collect();
             let ledger = Ledger { records: Records { last: 1_795_321_299_999, open }, ..Ledger::default() };
-            // As it stands in the object: quotes within a string take two bytes.
+            // As in the object: quotes within a string take two bytes.
             json!(data(&ledger)).to_string().len()
         };
         let v4 = full("ip-10-0-131-217.ec2.internal", |place| {

@@ -1,11 +1,13 @@
-//! The Kubernetes edge: kube types end here.
+//! The Kubernetes edge of the agent: `kube` types do not leave this crate.
 //!
-//! In: [`watch`] follows the kinds that count and turns every object into a value of `model::view` by [`convert`].
-//! Out: [`status`] patches EgressIP objects, [`lease`] reads and writes the leader's Lease, [`ledger`] what is recorded for
-//! all agents, [`own_node`] and [`words`] what the agent says of its node (`own_object`), [`events`] tells users. [`secret`] has the key that agents sign with.
-//! [`anew`] and [`pods`] read objects past the watches, [`causes`] says why something failed, [`outage`] when the API server is away, [`rollback`] when it has gone back;
-//! `pace` and `revive` have everything go on as soon as it is back;
-//! [`crd`] holds the type of the API, [`keys`] every label and annotation by name.
+//! - In: [`watches`] follows every kind that counts, [`convert`] turns objects into values of `egress_core::model::view`.
+//!   [`fresh_read`] reads past the watches.
+//! - Out: [`status`] patches EgressIP objects, [`ledger`] records hand-overs, [`node_facts`] and [`acknowledgements`] write the
+//!   EgressNode object ([`node_object`]), [`events`] publishes events.
+//! - Leader election: [`leader_election`] runs the loop around the Lease.
+//! - Failures: [`api_outage`] logs and ends outages, [`backoff`] paces retries, [`stalled_requests`] ends hanging requests,
+//!   [`restored_backup`] detects a restored etcd backup, [`error_text`] formats errors.
+//! - [`crd`] defines the API types, [`health_key`] the Secret that health checks are signed with, [`admin`] serves commands.
 
 pub mod acknowledgements;
 pub mod admin;
@@ -22,7 +24,6 @@ pub mod leader_election;
 pub mod ledger;
 pub mod node_facts;
 pub mod node_object;
-pub mod pods;
 pub mod restored_backup;
 #[cfg(test)]
 mod rights;
@@ -34,7 +35,7 @@ pub mod watches;
 
 use kube::api::PostParams;
 
-/// Who we are in `managedFields`, so that people see which fields are ours.
+/// Our name in `managedFields`.
 const FIELD_MANAGER: &str = "egress-agent";
 
 fn post_params() -> PostParams {

@@ -1,11 +1,9 @@
-//! What the cluster must know of this node, in its EgressNode object: its uplink and where it answers health checks, which
-//! only this agent can say, and its networks where no CNI annotates its Node with them.
+//! Publishes this node's facts in its EgressNode object: the uplink and the health addresses, which only its agent knows, and
+//! the networks if no CNI annotates the Node with them.
 //!
-//! OVN-Kubernetes does (`node-primary-ifaddr`, `host-cidrs`, `node-subnets`), and such annotations count first, by any writer
-//! (`crate::convert::joined`).
-//!
-//! The address of this node that others send to is the published one, so the agent sends nothing to others before the cluster
-//! knows it (`model::desired`).
+//! OVN-Kubernetes does (`node-primary-ifaddr`, `host-cidrs`, `node-subnets`); such annotations take precedence, whatever wrote
+//! them (`crate::convert::joined`). Other nodes send to the published address, so the agent sends nothing to them before it is
+//! published (`egress_core::plan::desired`).
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -29,14 +27,14 @@ use egress_core::model::node::{HostAddresses, HostNetworks};
 use egress_core::model::node::{Uplink, mac_text};
 use egress_core::model::view::Node;
 
-/// How often the node's own addresses are looked at.
-const LOOK: Duration = Duration::from_secs(5);
-/// More than the object takes are not said.
+/// How often the node's own addresses are read.
+const READ_INTERVAL: Duration = Duration::from_secs(5);
+/// The maximum of the object's schema.
 const MOST_NETWORKS: usize = 1024;
-/// How long one exchange with the API server may take.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Timeout of one exchange with the API server.
+const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Where to publish.
+/// Where to publish, and what to leave out.
 pub struct Place<'a> {
     pub client: Client,
     pub node_name: &'a str,
@@ -51,10 +49,10 @@ enum PublishError {
     #[error(transparent)]
     Api(#[from] Error),
     #[error("a request took too long")]
-    SilentHolder(#[from] tokio::time::error::Elapsed),
+    Timeout(#[from] tokio::time::error::Elapsed),
 }
 
-/// Keeps what is said of this node as it should be, until told to stop.
+/// Keeps the published facts current until stopped.
 pub async fn publish(
     place: Place<'_>,
     host: &impl HostAddresses,
@@ -63,20 +61,20 @@ pub async fn publish(
     stop: CancellationToken,
 ) {
     const WHAT: &str = "this node's networks in its EgressNode object";
-    // What is published, as far as one knows.
-    let mut said: Option<HostNetworks> = None;
+    // The published facts, if known.
+    let mut published: Option<HostNetworks> = None;
     loop {
-        let outcome = publish_once(&place, host, said.as_ref()).await;
+        let outcome = publish_once(&place, host, published.as_ref()).await;
         let failing = outcome.is_err();
-        said = match outcome {
+        published = match outcome {
             Ok(networks) => {
-                outages.works(WHAT);
+                outages.answered(WHAT);
                 Some(networks)
             }
             Err(error) => {
                 match &error {
                     PublishError::Api(error) => outages.failed(WHAT, error),
-                    PublishError::SilentHolder(_) => outages.unanswered(WHAT, &error.to_string()),
+                    PublishError::Timeout(_) => outages.unanswered(WHAT, &error.to_string()),
                     PublishError::Addresses(_) => warn!(%error, "cannot publish {WHAT}; trying again"),
                 }
                 None
@@ -84,25 +82,25 @@ pub async fn publish(
         };
         tokio::select! {
             () = stop.cancelled() => return,
-            () = tokio::time::sleep(LOOK) => {}
-            // Somebody may have changed what we wrote, or the node has just registered.
+            () = tokio::time::sleep(READ_INTERVAL) => {}
+            // Another writer may have changed the object, or the node has just registered.
             alive = own.changed(), if !failing => match alive {
-                Ok(()) => said = None,
+                Ok(()) => published = None,
                 Err(_) => return,
             },
         }
     }
 }
 
-/// Asks the API server only where this node is not as it was said to be.
+/// Calls the API server only if the facts differ from the published ones.
 async fn publish_once(
     place: &Place<'_>,
     host: &impl HostAddresses,
-    said: Option<&HostNetworks>,
+    published: Option<&HostNetworks>,
 ) -> Result<HostNetworks, PublishError> {
     let networks = host.networks().await?;
-    if said != Some(&networks) {
-        tokio::time::timeout(PATIENCE, write(place, &networks)).await??;
+    if published != Some(&networks) {
+        tokio::time::timeout(TIMEOUT, write(place, &networks)).await??;
     }
     Ok(networks)
 }
@@ -110,29 +108,34 @@ async fn publish_once(
 async fn write(place: &Place<'_>, networks: &HostNetworks) -> Result<(), Error> {
     let api: Api<KubeNode> = Api::all(place.client.clone());
     let object = NodeObject::new(place.client.clone(), place.node_name);
-    // A node registers itself when it likes; its object is on its way by the watch then.
+    // The kubelet may register the Node later; the watch brings it then.
     let Some(node) = api.get_opt(place.node_name).await? else { return Ok(()) };
     let uid = node.metadata.uid.clone().unwrap_or_default();
-    let said = object.read().await?.and_then(|object| object.status).unwrap_or_default();
-    let Some(status) = changes(&node, &said, networks, place.leave_out) else { return Ok(()) };
-    object.say(&uid, status).await?;
+    let published = object.read().await?.and_then(|object| object.status).unwrap_or_default();
+    let Some(status) = changes(&node, &published, networks, place.leave_out) else { return Ok(()) };
+    object.publish(&uid, status).await?;
     info!(primary = ?networks.primary, "published this node's networks in its EgressNode object");
     Ok(())
 }
 
-/// What is to be merged into the status; `None` when all is as it should be.
-fn changes(node: &KubeNode, said: &EgressNodeStatus, networks: &HostNetworks, leave_out: &[IpNet]) -> Option<Value> {
+/// The fields to merge into the status. `None` if it is current.
+fn changes(
+    node: &KubeNode,
+    published: &EgressNodeStatus,
+    networks: &HostNetworks,
+    leave_out: &[IpNet],
+) -> Option<Value> {
     let annotations = node.metadata.annotations.iter().flatten();
     let has_ovn = annotations.into_iter().any(|(key, _)| keys::OF_OVN_KUBERNETES.contains(&key.as_str()));
     let own = (!has_ovn).then(|| own_networks(node, networks, leave_out)).filter(|own| *own != NodeNetworks::default());
     let (uplink, health) = (uplink(&networks.uplink), health_addresses(networks));
     let uid = node.metadata.uid.clone().unwrap_or_default();
-    let is_same =
-        said.node_uid == uid && (&said.networks, &said.uplink, &said.health_addresses) == (&own, &uplink, &health);
-    // Null removes what is not so any more.
+    let is_same = published.node_uid == uid
+        && (&published.networks, &published.uplink, &published.health_addresses) == (&own, &uplink, &health);
+    // Null removes a field.
     let mut status = json!({"networks": own, "uplink": uplink, "healthAddresses": health});
-    if !said.node_uid.is_empty() && said.node_uid != uid {
-        // Of a former Node of the name.
+    if !published.node_uid.is_empty() && published.node_uid != uid {
+        // They belong to a former Node of this name.
         ["released", "prepared", "boundedLease"].into_iter().for_each(|key| status[key] = Value::Null);
     }
     (!is_same).then_some(status)
@@ -143,10 +146,10 @@ fn uplink(uplink: &Uplink) -> Option<NodeUplink> {
     Some(NodeUplink { mac: mac_text(uplink.mac?), next_hops })
 }
 
-/// Where health checks are answered: on the management port, so that the answers say that the pod network works; else, where
-/// it has no address, on the node's own. One of each family; `None` while there is none.
+/// Where the agent answers health checks: on the management port, so that an answer proves that the pod network works; without an
+/// address there, on the node's own. One address of each family; `None` while there is none.
 fn health_addresses(networks: &HostNetworks) -> Option<Vec<String>> {
-    let management = networks.management.iter().copied().filter(|address| !is_of_this_host_alone(*address));
+    let management = networks.management.iter().copied().filter(|address| !is_host_local(*address));
     let own = networks.primary.iter().map(IpNet::addr);
     let mut chosen: Vec<IpAddr> = Vec::new();
     for address in management.chain(own) {
@@ -160,12 +163,12 @@ fn health_addresses(networks: &HostNetworks) -> Option<Vec<String>> {
 fn own_networks(node: &KubeNode, networks: &HostNetworks, leave_out: &[IpNet]) -> NodeNetworks {
     let of = |v4: bool| networks.primary.iter().find(|one| one.addr().is_ipv4() == v4).map(IpNet::to_string);
     let subnets = pod_subnets(node);
-    let foreign = egress_ips(node);
+    let egress_ips = egress_ips(node);
     let is_the_nodes = |network: &&IpNet| {
         let address = network.addr();
         let in_a_network = |other: &IpNet| other.contains(&address);
-        !is_of_this_host_alone(address)
-            && !foreign.contains(&address)
+        !is_host_local(address)
+            && !egress_ips.contains(&address)
             && !leave_out.iter().any(in_a_network)
             && !subnets.iter().filter_map(|subnet| subnet.parse().ok()).any(|subnet: IpNet| in_a_network(&subnet))
     };
@@ -173,7 +176,7 @@ fn own_networks(node: &KubeNode, networks: &HostNetworks, leave_out: &[IpNet]) -
     NodeNetworks { primary: [of(true), of(false)].into_iter().flatten().collect(), all }
 }
 
-fn is_of_this_host_alone(address: IpAddr) -> bool {
+fn is_host_local(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => address.is_loopback() || address.is_link_local(),
         IpAddr::V6(address) => address.is_loopback() || address.is_unicast_link_local(),
@@ -188,7 +191,7 @@ fn pod_subnets(node: &KubeNode) -> Vec<String> {
     }
 }
 
-/// Egress IPs that OVN-Kubernetes has left on interfaces of this node.
+/// Egress IPs that OVN-Kubernetes has put on interfaces of this node.
 fn egress_ips(node: &KubeNode) -> BTreeSet<IpAddr> {
     let annotations = node.metadata.annotations.iter().flatten();
     let lists = annotations.filter(|(key, _)| keys::EGRESS_IPS_ON_INTERFACES.contains(&key.as_str()));
@@ -220,7 +223,7 @@ mod tests {
     }
 
     /// The status after the merge, as it is read.
-    fn said(node: &KubeNode, before: &EgressNodeStatus, networks: &HostNetworks) -> Option<EgressNodeStatus> {
+    fn published(node: &KubeNode, before: &EgressNodeStatus, networks: &HostNetworks) -> Option<EgressNodeStatus> {
         let mut status = json!(before);
         status["nodeUID"] = json!("u");
         for (key, value) in changes(node, before, networks, &[])?.as_object().expect("fields") {
@@ -230,40 +233,45 @@ mod tests {
     }
 
     #[test]
-    fn a_bare_node_says_its_networks_once() {
+    fn a_node_without_annotations_publishes_its_networks_once() {
         let (bare, nothing) = (node(json!({})), EgressNodeStatus::default());
-        let first = said(&bare, &nothing, &networks()).expect("there is something to say");
+        let first = published(&bare, &nothing, &networks()).expect("something to publish");
         let own = first.networks.clone().expect("its networks");
         assert_eq!(own.primary, ["172.18.0.2/16", "fd00::2/64"]);
         assert_eq!(own.all, ["10.10.10.2/24", "172.18.0.2/16", "fd00::2/64"]);
         let health = first.health_addresses.clone().expect("an address");
-        assert_eq!(health, ["10.244.1.1", "fd00::2"], "the node's own where the port has none");
+        assert_eq!(health, ["10.244.1.1", "fd00::2"], "the node's own address if the port has none");
         let uplink = first.uplink.clone().expect("an uplink");
         assert_eq!((uplink.mac.as_str(), &uplink.next_hops[..]), ("02:00:ac:12:00:02", &["172.18.0.1".to_owned()][..]));
-        assert_eq!(said(&bare, &first, &networks()), None, "nothing to write twice");
+        assert_eq!(published(&bare, &first, &networks()), None, "nothing to write twice");
         let moved = HostNetworks { primary: vec!["172.18.0.9/16".parse().expect("a literal")], ..networks() };
-        let again = said(&bare, &first, &moved).expect("the address has changed");
+        let again = published(&bare, &first, &moved).expect("the address has changed");
         assert_eq!(again.networks.expect("its networks").primary, ["172.18.0.9/16"]);
         let gone = HostNetworks { uplink: Uplink::default(), ..networks() };
-        assert_eq!(said(&bare, &first, &gone).expect("the uplink has gone").uplink, None);
+        assert_eq!(published(&bare, &first, &gone).expect("the uplink has gone").uplink, None);
         let released = Some(vec![ReleasedAddress { address: "172.18.0.100".into(), hand_over: 7, to: None }]);
         let former = EgressNodeStatus { node_uid: "former".into(), released, ..first };
-        let again = said(&bare, &former, &networks()).expect("the Node was made again");
-        assert_eq!((again.node_uid.as_str(), again.released), ("u", None), "what the former one has acknowledged goes");
+        let again = published(&bare, &former, &networks()).expect("the Node was made again");
+        assert_eq!(
+            (again.node_uid.as_str(), again.released),
+            ("u", None),
+            "acknowledgements of the former Node are removed"
+        );
     }
 
     #[test]
-    fn where_ovn_kubernetes_says_the_networks_the_agent_does_not() {
+    fn networks_that_ovn_kubernetes_publishes_are_not_published_twice() {
         for key in keys::OF_OVN_KUBERNETES {
             let node = node(json!({key: "x"}));
-            let status = said(&node, &EgressNodeStatus::default(), &networks()).expect("what only the agent can say");
+            let status =
+                published(&node, &EgressNodeStatus::default(), &networks()).expect("what only the agent can say");
             assert!(status.networks.is_none() && status.uplink.is_some() && status.health_addresses.is_some(), "{key}");
-            assert_eq!(said(&node, &status, &networks()), None, "{key}");
+            assert_eq!(published(&node, &status, &networks()), None, "{key}");
         }
     }
 
     #[test]
-    fn addresses_that_are_not_the_nodes_stay_out() {
+    fn addresses_that_are_not_the_nodes_are_left_out() {
         let listed = node(json!({"k8s.ovn.org/secondary-host-egress-ips": r#"["10.10.10.2"]"#}));
         let own = own_networks(&listed, &networks(), &["fd00::/64".parse().expect("a literal")]);
         assert_eq!(own.all, ["172.18.0.2/16"]);

@@ -1,8 +1,7 @@
-//! This node's EgressNode object, which its agent alone writes: facts of the node ([`crate::node_facts`]) and acknowledgements of
-//! hand-overs ([`crate::acknowledgements`]), each its own fields of the status.
+//! This node's EgressNode object, which only its agent writes: facts of the node ([`crate::node_facts`]) and acknowledgements of
+//! hand-overs ([`crate::acknowledgements`]), each in their own fields of the status.
 //!
-//! It belongs to the Node, and goes with it. Its status names the Node's UID, so that what was said of a former Node of the
-//! name is not taken for this one's.
+//! The Node owns it. Its status names the Node's UID, so that facts of a former Node of the same name do not count.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::{Api, ObjectMeta, Patch, PatchParams};
@@ -23,13 +22,13 @@ impl NodeObject {
         Self { api: Api::all(client), name: node_name.to_owned() }
     }
 
-    /// `None` where there is none.
+    /// `None` if there is no object.
     pub(super) async fn read(&self) -> Result<Option<EgressNode>, Error> {
         self.api.get_opt(&self.name).await
     }
 
-    /// Merges these fields into the status, and makes the object where there is none.
-    pub(super) async fn say(&self, node_uid: &str, mut status: Value) -> Result<(), Error> {
+    /// Merges these fields into the status. Creates the object if there is none.
+    pub(super) async fn publish(&self, node_uid: &str, mut status: Value) -> Result<(), Error> {
         status["nodeUID"] = json!(node_uid);
         let patch = Patch::Merge(json!({"status": status}));
         match self.patch(&patch).await {

@@ -1,10 +1,10 @@
-//! Whether the API server knows less than it did: after a restore of etcd from a backup.
+//! Detects an API server with older data than before, after a restore of etcd from a backup.
 //!
-//! A watch that is resumed at a version of before the restore hears nothing until as much has happened again. So an agent
-//! reads the leader's Lease now and then, which is renewed several times a second, and compares versions; a smaller one
-//! makes all watches list again (`crate::api_outage`). The controllers do the same with each renewal.
+//! A watch that is resumed at a version from before the restore gets no events until the server's versions have caught up. So an
+//! agent reads the leader's Lease now and then, which is renewed several times a second, and compares versions. A smaller
+//! version makes all watches list again (`crate::api_outage`). Controllers do the same with each renewal.
 //!
-//! The same request tells whether the server answers at all, for all that have failed and look seldom.
+//! The same request detects the end of an outage for tasks that retry rarely.
 
 use std::time::Duration;
 
@@ -17,22 +17,22 @@ use crate::backoff::spread;
 use crate::leader_election::lease::LeaderLease;
 
 const WHAT: &str = "the Lease";
-/// Between two readings: of a thousand agents there are seventeen a second.
-const LOOK: Duration = Duration::from_secs(60);
-/// The same after a request of any kind was not answered.
-const DOUBT: Duration = Duration::from_secs(1);
-/// How long one reading may take.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Interval of the reads: seventeen a second with a thousand agents.
+const INTERVAL: Duration = Duration::from_secs(60);
+/// Pause before a read after any request has failed.
+const AFTER_FAILURE: Duration = Duration::from_secs(1);
+/// Timeout of one read.
+const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Looks until told to stop.
+/// Runs until stopped.
 pub async fn watch(client: Client, namespace: &str, outages: &ApiOutages, stop: CancellationToken) {
     let mut lease = LeaderLease::new(client, namespace);
     let mut failures = outages.failures();
     loop {
         failures.mark_unchanged();
-        let is_answered = match timeout(PATIENCE, lease.read()).await {
+        let is_answered = match timeout(TIMEOUT, lease.read()).await {
             Ok(Ok(_)) => {
-                outages.works(WHAT);
+                outages.answered(WHAT);
                 true
             }
             Ok(Err(error)) => {
@@ -44,13 +44,13 @@ pub async fn watch(client: Client, namespace: &str, outages: &ApiOutages, stop: 
                 false
             }
         };
-        if let Some((latest, before)) = lease.went_back() {
-            outages.went_back(latest, before);
+        if let Some((latest, before)) = lease.take_rollback() {
+            outages.rolled_back(latest, before);
         }
         tokio::select! {
             () = stop.cancelled() => return,
-            () = sleep(LOOK + spread() * 10) => {}
-            () = ApiOutages::doubt(&mut failures, is_answered, DOUBT + spread() / 5) => {}
+            () = sleep(INTERVAL + spread() * 10) => {}
+            () = ApiOutages::doubt(&mut failures, is_answered, AFTER_FAILURE + spread() / 5) => {}
         }
     }
 }

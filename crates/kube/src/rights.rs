@@ -1,7 +1,7 @@
-//! The rights in `deploy/base/rbac.yaml` against the requests of this folder: none is missing, and none is there for nothing.
+//! Compares the rights in `deploy/base/rbac.yaml` with the requests of this crate: none is missing, and none is superfluous.
 //!
-//! Each request is found by the text that makes it. That the server calls it what is said here (`get_opt` is a `get`) shows in
-//! the lab, where agents have these rights and no others.
+//! Each request is found by its source text. The lab proves the verbs (`get_opt` is a `get`), since agents have these rights and
+//! no others there.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -22,7 +22,7 @@ const CONTROLLER: &str = "egress-agent-controller";
 /// Group and resource, namespace, name (empty where any), verb.
 type Right = (&'static str, &'static str, &'static str, &'static str);
 
-/// A file of this folder, the text in it, how often it is there, and what is asked for by it: by an agent, and by a controller.
+/// A file of this crate, a text in it, how often it occurs, and the rights that it needs: those of an agent, and of a controller.
 type Request = (&'static str, &'static str, usize, &'static [Right], &'static [Right]);
 
 const LEDGER: &str = crate::ledger::LEDGER_NAME;
@@ -79,12 +79,12 @@ const REQUESTS: &[Request] = &[
         &[("egressnodes.egress-agent.io/status", CLUSTER, "", "patch")],
         &[],
     ),
-    // With the rights of the person who types the command.
+    // With the rights of the user who runs the command.
     ("admin.rs", "self.nodes.patch(node,", 1, &[], &[]),
     ("admin.rs", "self.nodes.get_opt(name)", 1, &[], &[]),
     ("admin.rs", "self.egress_nodes.get_opt(name)", 1, &[], &[]),
     ("admin.rs", "api.list(&page)", 1, &[], &[]),
-    ("pods.rs", "api.list(&one)", 1, &[("pods", CLUSTER, "", "list")], &[]),
+    ("admin.rs", "api.list(&one)", 1, &[("pods", CLUSTER, "", "list")], &[]),
     ("fresh_read.rs", "api.get(&name)", 1, &[("egressips.k8s.ovn.org", CLUSTER, "", "get")], &[]),
     ("status.rs", "self.api.patch(&object.name,", 1, &[], &[("egressips.k8s.ovn.org", CLUSTER, "", "patch")]),
     (
@@ -105,7 +105,7 @@ const REQUESTS: &[Request] = &[
     ("events/mod.rs", "api.create(&params,", 1, EVENTS, EVENTS),
 ];
 
-/// Whatever of kube's API makes a request, behind the name of a handle.
+/// Methods of `kube::Api` that make a request, after the name of a handle.
 const VERBS: &str = "get|get_opt|get_metadata|get_status|get_scale|list|list_metadata|watch|watch_metadata|create|patch\
                      |patch_status|patch_metadata|patch_subresource|replace|replace_status|replace_subresource|delete\
                      |delete_collection|create_subresource|evict|exec|logs";
@@ -113,7 +113,7 @@ const VERBS: &str = "get|get_opt|get_metadata|get_status|get_scale|list|list_met
 fn source(file: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src").join(file);
     let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-    // What tests ask for needs no rights.
+    // Requests of tests need no rights.
     text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default().to_owned()
 }
 
@@ -142,7 +142,7 @@ fn own_sources() -> Vec<String> {
 /// The account, group and resource, namespace, name, verb.
 type Granted = (String, String, String, String, String);
 
-/// As the manifest grants them. Roles have the names of their accounts.
+/// The rights that the manifest grants. Roles have the names of their accounts.
 fn granted() -> BTreeSet<Granted> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/base/rbac.yaml");
     let text = fs::read_to_string(path).expect("the manifest");
@@ -184,8 +184,8 @@ fn granted() -> BTreeSet<Granted> {
 }
 
 #[test]
-fn the_manifest_grants_what_is_asked_for_and_nothing_else() {
-    let asked: BTreeSet<Granted> = REQUESTS
+fn the_manifest_grants_the_needed_rights_and_no_others() {
+    let needed: BTreeSet<Granted> = REQUESTS
         .iter()
         .flat_map(|(_, _, _, agent, controller)| [(AGENT, *agent), (CONTROLLER, *controller)])
         .flat_map(|(account, rights)| rights.iter().map(move |right| (account, *right)))
@@ -194,9 +194,9 @@ fn the_manifest_grants_what_is_asked_for_and_nothing_else() {
         })
         .collect();
     let granted = granted();
-    let missing: Vec<_> = asked.difference(&granted).collect();
-    let needless: Vec<_> = granted.difference(&asked).collect();
-    assert!(missing.is_empty() && needless.is_empty(), "missing: {missing:?}, for nothing: {needless:?}");
+    let missing: Vec<_> = needed.difference(&granted).collect();
+    let superfluous: Vec<_> = granted.difference(&needed).collect();
+    assert!(missing.is_empty() && superfluous.is_empty(), "missing: {missing:?}, superfluous: {superfluous:?}");
 }
 
 #[test]
@@ -215,12 +215,12 @@ fn every_request_of_the_sources_is_known() {
         let found =
             calls.iter().map(String::as_str).chain(others).map(|call| text.matches(call).count()).sum::<usize>();
         let known = by_file.get(file.as_str()).copied().unwrap_or_default();
-        assert_eq!(found, known, "{file} makes requests that stand in no rule");
+        assert_eq!(found, known, "{file} makes requests that no rule covers");
     }
 }
 
 #[test]
-fn requests_are_made_in_this_folder_alone() {
+fn requests_are_made_in_this_crate_alone() {
     for file in sources().iter().filter(|file| !file.starts_with("crates/kube/")) {
         let text = source(&format!("../../../{file}"));
         for name in ["Api::all", "Api::namespaced", "Api::default_namespaced", "watcher("] {

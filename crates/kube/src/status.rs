@@ -1,14 +1,15 @@
-//! What the leader writes into an EgressIP object.
+//! Writes the leader's decisions into EgressIP objects.
 //!
-//! Two JSON patches, each guarded by `test` on UID and resource version: first the annotations (the egress ID, and the
-//! fact that no node can host any address), then the status. In this order, because agents act on the status and need
-//! the number for it, and because a fact that no longer holds must be gone before anything else changes.
+//! Two JSON patches, each guarded by `test` on UID and resource version: first the annotations (the egress ID, and the list of
+//! addresses that no node can host), then the status. The order matters: agents act on the status and need the ID for it, and an
+//! exception that no longer holds must be removed before anything else changes.
 //!
-//! Only what is ours is touched, and nothing that is as it should be. Whether the CRD has a status subresource, and
-//! whether it keeps conditions, shows in the server's answers: OVN-Kubernetes' CRD has neither.
+//! Only our own fields are written, and only where they differ. Whether the CRD has a status subresource, and whether it keeps
+//! conditions, shows in the server's answers: OVN-Kubernetes' CRD has neither.
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, DynamicObject, Patch, PatchParams};
@@ -17,17 +18,17 @@ use kube::{Client, Error};
 use serde_json::{Value, json};
 
 use crate::error_text::ErrorText;
-use crate::{FIELD_MANAGER, convert, watches};
+use crate::{FIELD_MANAGER, convert, crd};
 use egress_core::keys;
 use egress_core::model::state::EgressId;
 use egress_core::model::view::{EgressObject, Item};
 use egress_core::status::conditions::{ASSIGNED, Statement};
 
-/// What the object should say.
+/// The desired annotations and status of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wanted {
+pub struct DesiredStatus {
     pub id: EgressId,
-    /// The addresses, when no node can host any of them.
+    /// The addresses, if no node can host any of them.
     pub no_eligible_node: Option<Vec<IpAddr>>,
     pub items: Vec<Item>,
     /// `None` while it is not known.
@@ -37,11 +38,11 @@ pub struct Wanted {
 
 #[derive(Debug, thiserror::Error)]
 pub enum WriteError {
-    /// Somebody else wrote meanwhile, or the object is gone: look again.
-    #[error("the object has changed meanwhile")]
+    /// Another writer was faster, or the object is gone: read it again.
+    #[error("the object has changed since it was read")]
     Stale,
     #[error("the API server does not answer")]
-    SilentHolder,
+    Timeout,
     #[error("{}", ErrorText(.0))]
     Api(Error),
     #[error("the patch cannot be expressed: {0}")]
@@ -55,7 +56,7 @@ impl From<Error> for WriteError {
 }
 
 impl WriteError {
-    /// The server's number for its refusal; zero where there is none.
+    /// The status code of a refusal; zero for other errors.
     pub fn code(&self) -> u16 {
         match self {
             Self::Api(Error::Api(status)) => status.code,
@@ -64,18 +65,44 @@ impl WriteError {
     }
 }
 
-/// Writes to EgressIP objects, and learns what their CRD has.
+/// Interval of log lines about one error.
+const LOG_INTERVAL: Duration = Duration::from_secs(10 * 60);
+
+/// Limits log lines about failed writes: a missing right fails for every object at every attempt, one a second, and one line
+/// reports all of it.
+#[derive(Debug, Default)]
+pub struct WriteErrorLog {
+    logged: Option<(u16, Instant)>,
+}
+
+impl WriteErrorLog {
+    /// Whether to log a failure with this code: at once if it differs from the last one, else rarely.
+    pub fn is_due(&mut self, code: u16, now: Instant) -> bool {
+        let due = self.logged.is_none_or(|(logged, at)| logged != code || now.duration_since(at) >= LOG_INTERVAL);
+        if due {
+            self.logged = Some((code, now));
+        }
+        due
+    }
+
+    /// Writing succeeds. Whether to log that.
+    pub fn ends(&mut self) -> bool {
+        self.logged.take().is_some()
+    }
+}
+
+/// Writes to EgressIP objects, and learns which fields their CRD has.
 pub struct StatusWriter {
     api: Api<DynamicObject>,
     subresource: AtomicBool,
     conditions: AtomicBool,
-    /// It keeps the number of selected pods: one of an older version does not.
+    /// The CRD keeps the number of selected pods: an older version does not.
     counts: AtomicBool,
 }
 
 impl StatusWriter {
     pub fn new(client: Client) -> Self {
-        let api = Api::all_with(client, &watches::egressip_resource());
+        let api = Api::all_with(client, &crd::egressip_resource());
         Self {
             api,
             subresource: AtomicBool::new(true),
@@ -84,46 +111,50 @@ impl StatusWriter {
         }
     }
 
-    /// Is nothing to be written?
-    pub fn is_right(&self, object: &EgressObject, wanted: &Wanted) -> bool {
-        annotation_ops(object, wanted).is_empty() && self.status_ops(object, wanted).is_empty()
+    /// Whether nothing is to be written.
+    pub fn is_current(&self, object: &EgressObject, desired: &DesiredStatus) -> bool {
+        annotation_ops(object, desired).is_empty() && self.status_ops(object, desired).is_empty()
     }
 
-    /// Makes the object say what it should. Returns it as the server has it then.
-    pub async fn write(&self, object: &EgressObject, wanted: &Wanted) -> Result<EgressObject, WriteError> {
+    /// Writes what differs. Returns the object as the server has it then.
+    pub async fn write(&self, object: &EgressObject, desired: &DesiredStatus) -> Result<EgressObject, WriteError> {
         let mut object = object.clone();
-        let ops = annotation_ops(&object, wanted);
+        let ops = annotation_ops(&object, desired);
         if !ops.is_empty() {
             object = self.patch(&object, ops, false).await?;
         }
-        let ops = self.status_ops(&object, wanted);
+        let ops = self.status_ops(&object, desired);
         if ops.is_empty() {
             return Ok(object);
         }
         if !self.subresource.load(Ordering::Relaxed) {
             let answer = self.patch(&object, ops, false).await?;
             // A CRD with the subresource ignores the status of a plain write.
-            self.subresource.store(answer.items != wanted.items, Ordering::Relaxed);
+            self.subresource.store(answer.items != desired.items, Ordering::Relaxed);
             return Ok(answer);
         }
         match self.patch(&object, ops, true).await {
             Err(WriteError::Api(Error::Api(status))) if status.code == 404 => {
-                // No such object, or no such subresource: the plain road tells them apart.
-                self.without_subresource(&object, wanted).await
+                // No such object, or no such subresource: a plain write tells them apart.
+                self.without_subresource(&object, desired).await
             }
             answer => {
                 let answer = answer?;
                 self.conditions.store(answer.conditions.get(ASSIGNED).is_some(), Ordering::Relaxed);
-                if wanted.selected_pods.is_some() {
-                    self.counts.store(answer.selected_pods == wanted.selected_pods, Ordering::Relaxed);
+                if desired.selected_pods.is_some() {
+                    self.counts.store(answer.selected_pods == desired.selected_pods, Ordering::Relaxed);
                 }
                 Ok(answer)
             }
         }
     }
 
-    async fn without_subresource(&self, object: &EgressObject, wanted: &Wanted) -> Result<EgressObject, WriteError> {
-        let answer = match self.patch(object, item_ops(object, wanted), false).await {
+    async fn without_subresource(
+        &self,
+        object: &EgressObject,
+        desired: &DesiredStatus,
+    ) -> Result<EgressObject, WriteError> {
+        let answer = match self.patch(object, item_ops(object, desired), false).await {
             Err(WriteError::Api(Error::Api(status))) if status.code == 404 => return Err(WriteError::Stale),
             answer => answer?,
         };
@@ -131,15 +162,15 @@ impl StatusWriter {
         Ok(answer)
     }
 
-    fn status_ops(&self, object: &EgressObject, wanted: &Wanted) -> Vec<Value> {
+    fn status_ops(&self, object: &EgressObject, desired: &DesiredStatus) -> Vec<Value> {
         let subresource = self.subresource.load(Ordering::Relaxed);
         if subresource && self.conditions.load(Ordering::Relaxed) {
-            let counted = wanted.selected_pods.filter(|_| self.counts.load(Ordering::Relaxed));
-            status_ops(object, wanted, counted, &Timestamp::now())
-        } else if object.items == wanted.items && object.has_items {
+            let counted = desired.selected_pods.filter(|_| self.counts.load(Ordering::Relaxed));
+            status_ops(object, desired, counted, &Timestamp::now())
+        } else if object.items == desired.items && object.has_items {
             Vec::new()
         } else {
-            item_ops(object, wanted)
+            item_ops(object, desired)
         }
     }
 
@@ -162,7 +193,7 @@ impl StatusWriter {
     }
 }
 
-/// Only of the object as it was read, and of no other with its name.
+/// Adds guards: the patch applies only to the object as it was read, and to no other of its name.
 fn guarded(object: &EgressObject, ops: Vec<Value>) -> Vec<Value> {
     let mut guarded = vec![
         json!({"op": "test", "path": "/metadata/uid", "value": object.uid}),
@@ -172,21 +203,21 @@ fn guarded(object: &EgressObject, ops: Vec<Value>) -> Vec<Value> {
     guarded
 }
 
-/// A conflict, or a `test` that failed. A refusal of what was written has the same code as the latter, and names causes:
-/// that is no news of another writer, and trying again would hide it.
+/// A conflict, or a `test` that failed. A refusal by validation has the same code as the latter and names causes: there is no
+/// other writer then, and a retry would hide the error.
 fn is_stale(status: &Status) -> bool {
     let names_causes = status.details.as_ref().is_some_and(|details| !details.causes.is_empty());
     status.code == 409 || (status.code == 422 && !names_causes)
 }
 
-fn annotation_ops(object: &EgressObject, wanted: &Wanted) -> Vec<Value> {
+fn annotation_ops(object: &EgressObject, desired: &DesiredStatus) -> Vec<Value> {
     let mut changes = Vec::new();
-    if object.id != Some(wanted.id) {
-        changes.push((keys::EGRESS_ID, wanted.id.0.to_string()));
+    if object.id != Some(desired.id) {
+        changes.push((keys::EGRESS_ID, desired.id.0.to_string()));
     }
-    let judged = wanted.no_eligible_node.as_ref().map(|addresses| addresses.iter().copied().collect());
-    if object.no_eligible_node != judged
-        && let Some(addresses) = &wanted.no_eligible_node
+    let unhosted = desired.no_eligible_node.as_ref().map(|addresses| addresses.iter().copied().collect());
+    if object.no_eligible_node != unhosted
+        && let Some(addresses) = &desired.no_eligible_node
     {
         let texts: Vec<String> = addresses.iter().map(IpAddr::to_string).collect();
         changes.push((keys::NO_ELIGIBLE_NODE, texts.join(",")));
@@ -200,15 +231,15 @@ fn annotation_ops(object: &EgressObject, wanted: &Wanted) -> Vec<Value> {
         let map: serde_json::Map<String, Value> = changes.into_iter().map(|(k, v)| (k.to_owned(), v.into())).collect();
         vec![json!({"op": "add", "path": "/metadata/annotations", "value": map})]
     };
-    if object.no_eligible_node.is_some() && judged.is_none() {
+    if object.no_eligible_node.is_some() && unhosted.is_none() {
         let path = format!("/metadata/annotations/{}", escape(keys::NO_ELIGIBLE_NODE));
         ops.push(json!({"op": "remove", "path": path}));
     }
     ops
 }
 
-fn item_ops(object: &EgressObject, wanted: &Wanted) -> Vec<Value> {
-    let items = items(wanted);
+fn item_ops(object: &EgressObject, desired: &DesiredStatus) -> Vec<Value> {
+    let items = items(desired);
     if object.has_status {
         vec![json!({"op": "add", "path": "/status/items", "value": items})]
     } else {
@@ -216,29 +247,29 @@ fn item_ops(object: &EgressObject, wanted: &Wanted) -> Vec<Value> {
     }
 }
 
-fn items(wanted: &Wanted) -> Vec<Value> {
-    wanted.items.iter().map(|item| json!({"node": item.node, "egressIP": item.egress_ip})).collect()
+fn items(desired: &DesiredStatus) -> Vec<Value> {
+    desired.items.iter().map(|item| json!({"node": item.node, "egressIP": item.egress_ip})).collect()
 }
 
-fn status_ops(object: &EgressObject, wanted: &Wanted, counted: Option<u32>, now: &Timestamp) -> Vec<Value> {
+fn status_ops(object: &EgressObject, desired: &DesiredStatus, counted: Option<u32>, now: &Timestamp) -> Vec<Value> {
     let value = |statement: &Statement| condition(object, statement, now);
     if !object.has_status {
-        let conditions: Vec<Value> = wanted.conditions.iter().map(value).collect();
+        let conditions: Vec<Value> = desired.conditions.iter().map(value).collect();
         let mut status = json!({
-            "items": items(wanted), "conditions": conditions, "observedGeneration": object.generation
+            "items": items(desired), "conditions": conditions, "observedGeneration": object.generation
         });
         counted.into_iter().for_each(|count| status["selectedPods"] = count.into());
         return vec![json!({"op": "add", "path": "/status", "value": status})];
     }
     let mut ops = Vec::new();
-    if object.items != wanted.items || !object.has_items {
-        ops.extend(item_ops(object, wanted));
+    if object.items != desired.items || !object.has_items {
+        ops.extend(item_ops(object, desired));
     }
     if let Some(count) = counted.filter(|count| object.selected_pods != Some(*count)) {
         ops.push(json!({"op": "add", "path": "/status/selectedPods", "value": count}));
     }
     let mut conditions = Vec::new();
-    for statement in wanted.conditions.iter().filter(|statement| !statement.is_published(object)) {
+    for statement in desired.conditions.iter().filter(|statement| !statement.is_published(object)) {
         let value = value(statement);
         conditions.push(match object.conditions.get(statement.kind) {
             Some((index, _)) => json!({"op": "replace", "path": format!("/status/conditions/{index}"), "value": value}),
@@ -256,19 +287,19 @@ fn status_ops(object: &EgressObject, wanted: &Wanted, counted: Option<u32>, now:
     ops
 }
 
-fn condition(object: &EgressObject, wanted: &Statement, now: &Timestamp) -> Value {
+fn condition(object: &EgressObject, desired: &Statement, now: &Timestamp) -> Value {
     // The time of the last change of the status, not of the last write.
-    let since = match object.conditions.get(wanted.kind) {
-        Some((_, found)) if found.status == wanted.status && !found.last_transition.is_empty() => {
+    let since = match object.conditions.get(desired.kind) {
+        Some((_, found)) if found.status == desired.status && !found.last_transition.is_empty() => {
             found.last_transition.clone()
         }
         _ => now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
     };
     let mut value = json!({
-        "type": wanted.kind,
-        "status": if wanted.status { "True" } else { "False" },
-        "reason": wanted.reason,
-        "message": wanted.message,
+        "type": desired.kind,
+        "status": if desired.status { "True" } else { "False" },
+        "reason": desired.reason,
+        "message": desired.message,
         "lastTransitionTime": since,
     });
     if let Some(generation) = object.generation {
@@ -291,19 +322,19 @@ mod tests {
         convert::object(&serde_json::from_value(value).expect("an object"))
     }
 
-    fn said(kind: &'static str, status: bool, reason: &'static str, message: &str) -> Statement {
+    fn statement(kind: &'static str, status: bool, reason: &'static str, message: &str) -> Statement {
         Statement { kind, status, reason, message: message.into() }
     }
 
-    fn wanted() -> Wanted {
-        Wanted {
+    fn desired() -> DesiredStatus {
+        DesiredStatus {
             id: EgressId(3),
             no_eligible_node: None,
             items: vec![Item { node: "n1".into(), egress_ip: "172.18.0.100".into() }],
             selected_pods: Some(2),
             conditions: vec![
-                said(ASSIGNED, true, "Assigned", "every egress IP has a node"),
-                said(DEGRADED, false, "AllAssigned", "every egress IP has a node"),
+                statement(ASSIGNED, true, "Assigned", "every egress IP has a node"),
+                statement(DEGRADED, false, "AllAssigned", "every egress IP has a node"),
             ],
         }
     }
@@ -316,12 +347,12 @@ mod tests {
     }
 
     #[test]
-    fn a_fresh_object_gets_the_whole_map_and_the_whole_status() {
+    fn a_new_object_gets_the_whole_map_and_the_whole_status() {
         let fresh = with(json!({"name": "a", "generation": 1}), Value::Null);
-        let ops = annotation_ops(&fresh, &wanted());
+        let ops = annotation_ops(&fresh, &desired());
         let map = json!({"k8s.ovn.org/egressip-tunnel-id": "3"});
         assert_eq!(ops, [json!({"op": "add", "path": "/metadata/annotations", "value": map})]);
-        let ops = status_ops(&fresh, &wanted(), Some(2), &Timestamp::UNIX_EPOCH);
+        let ops = status_ops(&fresh, &desired(), Some(2), &Timestamp::UNIX_EPOCH);
         assert_eq!(ops[0]["path"], "/status");
         assert_eq!(ops[0]["value"]["conditions"][0]["lastTransitionTime"], "1970-01-01T00:00:00Z");
         assert_eq!(ops[0]["value"]["conditions"][1]["type"], "Degraded");
@@ -346,7 +377,7 @@ mod tests {
     fn annotations_of_others_are_not_touched() {
         let mine =
             with(json!({"name": "a", "annotations": {"team": "x", keys::NO_ELIGIBLE_NODE: "1.2.3.4"}}), json!({}));
-        let ops = annotation_ops(&mine, &wanted());
+        let ops = annotation_ops(&mine, &desired());
         let paths: Vec<&str> = ops.iter().filter_map(|op| op["path"].as_str()).collect();
         assert_eq!(
             paths,
@@ -372,36 +403,48 @@ mod tests {
         });
         let status = json!({"items": [item], "conditions": [{"type": "Other"}, condition, degraded]});
         let right = with(meta.clone(), status);
-        assert_eq!(annotation_ops(&right, &wanted()), Vec::<Value>::new());
-        assert_eq!(status_ops(&right, &wanted(), None, &Timestamp::UNIX_EPOCH), Vec::<Value>::new());
+        assert_eq!(annotation_ops(&right, &desired()), Vec::<Value>::new());
+        assert_eq!(status_ops(&right, &desired(), None, &Timestamp::UNIX_EPOCH), Vec::<Value>::new());
 
         let count = json!({"op": "add", "path": "/status/selectedPods", "value": 2});
-        assert_eq!(status_ops(&right, &wanted(), Some(2), &Timestamp::UNIX_EPOCH), [count]);
+        assert_eq!(status_ops(&right, &desired(), Some(2), &Timestamp::UNIX_EPOCH), [count]);
         let counted = EgressObject { selected_pods: Some(2), ..right.clone() };
-        assert_eq!(status_ops(&counted, &wanted(), Some(2), &Timestamp::UNIX_EPOCH), Vec::<Value>::new());
+        assert_eq!(status_ops(&counted, &desired(), Some(2), &Timestamp::UNIX_EPOCH), Vec::<Value>::new());
 
         let newer = EgressObject { generation: Some(2), ..right };
-        let ops = status_ops(&newer, &wanted(), None, &Timestamp::UNIX_EPOCH);
+        let ops = status_ops(&newer, &desired(), None, &Timestamp::UNIX_EPOCH);
         let paths: Vec<&str> = ops.iter().filter_map(|op| op["path"].as_str()).collect();
         assert_eq!(paths, ["/status/conditions/1", "/status/conditions/2", "/status/observedGeneration"]);
         assert_eq!((&ops[0]["op"], &ops[0]["value"]["type"]), (&json!("replace"), &json!("Assigned")));
         assert_eq!(ops[0]["value"]["lastTransitionTime"], "2024-01-01T00:00:00Z");
 
-        // A condition that turns has turned now.
+        // A condition whose status changes gets the current time.
         let turned = Timestamp::from_second(1_700_000_000).expect("a time");
-        let mut wanted_otherwise = wanted();
-        wanted_otherwise.conditions.iter_mut().for_each(|statement| statement.status = !statement.status);
-        let ops = status_ops(&newer, &wanted_otherwise, None, &turned);
+        let mut changed = desired();
+        changed.conditions.iter_mut().for_each(|statement| statement.status = !statement.status);
+        let ops = status_ops(&newer, &changed, None, &turned);
         assert_eq!(ops[0]["value"]["lastTransitionTime"], "2023-11-14T22:13:20Z");
 
         let guards = guarded(&newer, Vec::new());
         let versions: Vec<&Value> = guards.iter().filter(|op| op["op"] == "test").map(|op| &op["path"]).collect();
         assert_eq!(versions, ["/metadata/uid", "/metadata/resourceVersion"]);
 
-        // As an older agent left it.
+        // As written by an older agent.
         let older = with(meta, json!({"items": [item], "conditions": [{"type": "Other"}, condition]}));
-        let ops = status_ops(&older, &wanted(), None, &Timestamp::UNIX_EPOCH);
+        let ops = status_ops(&older, &desired(), None, &Timestamp::UNIX_EPOCH);
         assert_eq!((&ops[0]["op"], &ops[0]["path"]), (&json!("add"), &json!("/status/conditions/-")));
         assert_eq!((&ops[0]["value"]["type"], ops.len()), (&json!("Degraded"), 2));
+    }
+
+    #[test]
+    fn a_lasting_error_is_logged_rarely_and_its_end_once() {
+        let (mut errors, start) = (WriteErrorLog::default(), Instant::now());
+        let at = |seconds| start + Duration::from_secs(seconds);
+        assert!(!errors.ends(), "nothing was wrong");
+        let failures = [(403, 0), (403, 1), (403, 599), (403, 600), (403, 601), (500, 602), (403, 603)];
+        let due = failures.map(|(code, second)| errors.is_due(code, at(second)));
+        assert_eq!(due, [true, false, false, true, false, true, true]);
+        assert_eq!([errors.ends(), errors.ends()], [true, false]);
+        assert!(errors.is_due(403, at(604)));
     }
 }

@@ -1,4 +1,4 @@
-//! An API server of few words, for tests of what is done when it does not answer.
+//! A minimal API server, for tests of failures.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -12,9 +12,8 @@ use tokio::net::{TcpListener, TcpStream};
 use crate::api_outage::ApiOutages;
 use crate::client::client;
 
-/// Answers lists and writes, holds watches open for ever, says nothing at all to whoever asks for something named
-/// `silence`, is `busy`, has nothing that is `absent`, has a newer version than whoever writes in the `past`, hangs up on as
-/// many as it has been told to, and deals with those who create something as it has been told to.
+/// Answers lists and writes, and holds watches open. A name in the request selects a failure: `silence` gets no answer, `busy` 503,
+/// `absent` 404, a write to `past` a conflict, `slow` a late answer. [`Server::hang_up`] and [`Server::creates`] set others.
 pub struct Server {
     address: SocketAddr,
     state: Arc<Mutex<State>>,
@@ -25,20 +24,20 @@ struct State {
     asked: Vec<String>,
     hang_up: usize,
     creates: VecDeque<Created>,
-    /// What was sent to be created.
+    /// Bodies of requests to create an object.
     created: Vec<String>,
 }
 
-/// What becomes of a request to create something.
+/// The outcome of a request to create an object.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Created {
-    /// There is one of that name.
+    /// An object of that name exists.
     Exists,
-    /// No answer but the end of the connection.
+    /// The connection is closed without an answer.
     HangsUp,
 }
 
-/// What is `slow` is answered behind this time.
+/// Delay of a `slow` answer.
 const SLOW: Duration = Duration::from_millis(1500);
 const OBJECT: &str = r#"{"kind":"ConfigMap","apiVersion":"v1","metadata":{"resourceVersion":"7"}}"#;
 const EGRESS_IP: &str = r#"{"kind":"EgressIP","apiVersion":"k8s.ovn.org/v1","metadata":{"name":"slow"},
@@ -62,22 +61,22 @@ impl Server {
         client(Config::new(format!("http://{}", self.address).parse().expect("an address"))).expect("a client")
     }
 
-    /// How often something was asked.
+    /// The number of requests whose first line contains this.
     pub fn asked(&self, what: &str) -> usize {
         self.state.lock().expect("not poisoned").asked.iter().filter(|line| line.contains(what)).count()
     }
 
-    /// As many requests from now on get no answer but the end of their connection.
+    /// Closes the connections of the next requests without an answer.
     pub fn hang_up(&self, times: usize) {
         self.state.lock().expect("not poisoned").hang_up = times;
     }
 
-    /// What becomes of the next requests to create something; those behind them are granted.
+    /// The outcomes of the next requests to create an object; later ones succeed.
     pub fn creates(&self, each: impl IntoIterator<Item = Created>) {
         self.state.lock().expect("not poisoned").creates = each.into_iter().collect();
     }
 
-    /// What was sent to be created, granted or not.
+    /// Bodies of all requests to create an object.
     pub fn created(&self) -> Vec<String> {
         self.state.lock().expect("not poisoned").created.clone()
     }

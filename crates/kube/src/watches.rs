@@ -1,8 +1,8 @@
 //! Seven watches of an agent, five of a controller, each as one stream of changes.
 //!
-//! kube's watcher lists, watches and lists again when it must; its errors are told to `outage`, and it is tried again at the
-//! pace of `pace`. A list arrives as a whole (`Replaced`), so that what went away while nobody watched is known to be gone.
-//! Objects are converted as they arrive and nothing else of them is kept.
+//! kube's watcher lists, watches, and lists again when it must. Its errors are reported to [`ApiOutages`], and [`crate::backoff`]
+//! paces retries. A list arrives as a whole (`Replaced`), so that objects that were deleted during an outage disappear. Objects
+//! are converted as they arrive, and nothing else of them is stored.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use futures::{Stream, StreamExt, stream};
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node, Pod, Service};
-use kube::api::{Api, ApiResource, DynamicObject};
+use kube::api::{Api, DynamicObject};
 use kube::core::PartialObjectMeta;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Client, Resource, ResourceExt};
@@ -19,28 +19,19 @@ use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 use tracing::{debug, warn};
 
-use crate::api_outage::{ApiOutages, is_absence_code};
+use crate::api_outage::{ApiOutages, is_outage_code};
 use crate::backoff::{paced, spread};
+use crate::convert;
 use crate::convert::AgentFacts;
+use crate::crd::{egress_node_resource, egressip_resource};
 use crate::error_text::ErrorText;
 use crate::ledger::{self, Broken};
-use crate::{convert, crd};
 use egress_core::model::view::{self, Change, Ledger, Update};
 
-/// Seconds until a watch is begun anew where it was: also what it takes to notice that the server is silently gone.
+/// Seconds until a watch is resumed where it was, which bounds the time to notice that the server is silently gone.
 const WATCH_SECONDS: u32 = 60;
 
-/// The kind EgressIP, untyped.
-pub fn egressip_resource() -> ApiResource {
-    ApiResource::erase::<crd::EgressIP>(&())
-}
-
-/// The kind EgressNode, untyped: one object that another version of the schema let through does not hide all others.
-pub fn egress_node_resource() -> ApiResource {
-    ApiResource::erase::<crd::EgressNode>(&())
-}
-
-/// All that a node's agent must know of the cluster, for ever.
+/// Everything that a node's agent needs of the cluster.
 pub fn for_agent(
     client: &Client,
     (namespace, node_name): (&str, &str),
@@ -62,7 +53,7 @@ pub fn for_agent(
     ])
 }
 
-/// What a controller must know: whose pods come and go is nothing to it.
+/// Everything that a controller needs: no pods and no namespaces.
 pub fn for_controller(
     client: &Client,
     namespace: &str,
@@ -95,40 +86,40 @@ pub fn for_controller(
     ])
 }
 
-/// Node objects, each with what its agent says of it in its EgressNode object.
+/// Node objects, each joined with the facts in its EgressNode object.
 fn nodes(client: &Client, outages: &ApiOutages) -> impl Stream<Item = Update<String, Arc<view::Node>>> + Send + use<> {
     let nodes: Api<Node> = Api::all(client.clone());
-    let said: Api<DynamicObject> = Api::all_with(client.clone(), &egress_node_resource());
+    let facts: Api<DynamicObject> = Api::all_with(client.clone(), &egress_node_resource());
     let nodes = updates(("nodes", outages.clone()), nodes, config(), ResourceExt::name_any, convert::node)
         .map(|update| Half::Node(Box::new(update)));
-    let said =
-        updates(("EgressNode objects", outages.clone()), said, config(), ResourceExt::name_any, convert::agent_facts);
-    let both = stream::select_all([nodes.boxed(), said.map(|update| Half::Agent(Box::new(update))).boxed()]);
+    let facts =
+        updates(("EgressNode objects", outages.clone()), facts, config(), ResourceExt::name_any, convert::agent_facts);
+    let both = stream::select_all([nodes.boxed(), facts.map(|update| Half::Agent(Box::new(update))).boxed()]);
     both.scan(Join::default(), |join, half| std::future::ready(Some(join.apply(half)))).flat_map(stream::iter)
 }
 
-/// What one of two watches tells.
+/// An update of one of the two watches.
 enum Half {
     Node(Box<Update<String, view::Node>>),
     Agent(Box<Update<String, AgentFacts>>),
 }
 
-/// Two watches as one: nothing before each has listed, a list where one lists, else what changes of one node.
+/// Joins two watches: nothing before both have listed, a list if one lists, else the change of one node.
 #[derive(Default)]
 struct Join {
     nodes: Option<BTreeMap<String, view::Node>>,
-    said: Option<BTreeMap<String, AgentFacts>>,
+    facts: Option<BTreeMap<String, AgentFacts>>,
 }
 
 impl Join {
     fn apply(&mut self, half: Half) -> Option<Update<String, Arc<view::Node>>> {
         let name = match half {
-            Half::Node(update) => enter_half(&mut self.nodes, *update),
-            Half::Agent(update) => enter_half(&mut self.said, *update),
+            Half::Node(update) => apply_half(&mut self.nodes, *update),
+            Half::Agent(update) => apply_half(&mut self.facts, *update),
         };
-        let (nodes, said) = (self.nodes.as_ref()?, self.said.as_ref()?);
+        let (nodes, facts) = (self.nodes.as_ref()?, self.facts.as_ref()?);
         let join =
-            |(name, node): (&String, &view::Node)| (name.clone(), Arc::new(convert::joined(node, said.get(name))));
+            |(name, node): (&String, &view::Node)| (name.clone(), Arc::new(convert::joined(node, facts.get(name))));
         Some(match name {
             None => Update::Replaced(nodes.iter().map(join).collect()),
             Some(name) => match nodes.get_key_value(&name).map(join) {
@@ -139,8 +130,8 @@ impl Join {
     }
 }
 
-/// Which one has changed; `None` for all.
-fn enter_half<V>(known: &mut Option<BTreeMap<String, V>>, update: Update<String, V>) -> Option<String> {
+/// Applies the update. Returns the changed name, or `None` for all.
+fn apply_half<V>(known: &mut Option<BTreeMap<String, V>>, update: Update<String, V>) -> Option<String> {
     match update {
         Update::Replaced(all) => {
             *known = Some(all);
@@ -161,8 +152,8 @@ fn config() -> watcher::Config {
     watcher::Config::default().timeout(WATCH_SECONDS)
 }
 
-/// The ledger with what one watch tells of it. What cannot be read, or was deleted, stays as it was: an agent must not take
-/// up what it has let go of. It has nobody's signature then, so the leader writes it anew.
+/// The ledger after an update. One that cannot be read or was deleted stays as it was, because an agent must not take back a
+/// released address. It is marked as unsigned, so that the leader writes it again.
 fn ledger_after(last: &Ledger, update: Update<String, Result<Ledger, Broken>>) -> Ledger {
     let read = match update {
         Update::Replaced(all) => all.into_values().next(),
@@ -193,19 +184,19 @@ where
 {
     let mut listed = BTreeMap::new();
     outages.watches(api.resource_url(), what);
-    let returns = outages.returns();
+    let rollbacks = outages.rollbacks();
     let begin = move || {
         let (api, config) = (api.clone(), config.clone());
         watcher(api, config)
     };
-    paced(anew(begin, returns).boxed(), &outages).filter_map(move |event| {
+    paced(with_relists(begin, rollbacks).boxed(), &outages).filter_map(move |event| {
         std::future::ready(match event {
             Ok(event) => {
                 // A list that begins may still fail.
                 if !matches!(event, Event::Init) {
-                    outages.works(what);
+                    outages.answered(what);
                 }
-                enter(&mut listed, event, &key, &value)
+                apply_event(&mut listed, event, &key, &value)
             }
             Err(error) => {
                 report(what, &outages, &error);
@@ -215,18 +206,18 @@ where
     })
 }
 
-/// A watch that begins anew with a list where the server has gone back: its place in what happens there means nothing then.
-fn anew<S>(begin: impl Fn() -> S + Send, returns: watch::Receiver<()>) -> impl Stream<Item = S::Item> + Send
+/// A watch that lists again if the server was rolled back: its resource version has no meaning there.
+fn with_relists<S>(begin: impl Fn() -> S + Send, rollbacks: watch::Receiver<()>) -> impl Stream<Item = S::Item> + Send
 where
     S: Stream + Send,
     S::Item: Send,
 {
     let first = Box::pin(begin());
-    stream::unfold((first, begin, returns), |(mut watch, begin, mut returns)| async move {
+    stream::unfold((first, begin, rollbacks), |(mut watch, begin, mut rollbacks)| async move {
         loop {
             tokio::select! {
-                event = watch.next() => return Some((event?, (watch, begin, returns))),
-                Ok(()) = returns.changed() => {
+                event = watch.next() => return Some((event?, (watch, begin, rollbacks))),
+                Ok(()) = rollbacks.changed() => {
                     tokio::time::sleep(spread()).await;
                     watch = Box::pin(begin());
                 }
@@ -240,9 +231,9 @@ fn report(what: &'static str, outages: &ApiOutages, error: &watcher::Error) {
         watcher::Error::InitialListFailed(error)
         | watcher::Error::WatchStartFailed(error)
         | watcher::Error::WatchFailed(error) => outages.failed(what, error),
-        // The server has forgotten so old a version: the list begins anew, as it should.
+        // The server no longer has this version (compaction): the watcher lists again.
         watcher::Error::WatchError(status) if status.code == 410 => debug!(what, "listing again"),
-        watcher::Error::WatchError(status) if is_absence_code(status.code) => {
+        watcher::Error::WatchError(status) if is_outage_code(status.code) => {
             outages.unanswered(what, &ErrorText(error).to_string());
         }
         watcher::Error::WatchError(_) | watcher::Error::NoResourceVersion => {
@@ -251,8 +242,8 @@ fn report(what: &'static str, outages: &ApiOutages, error: &watcher::Error) {
     }
 }
 
-/// One event of a watch; a list is collected until it is complete.
-fn enter<T, K: Ord, V>(
+/// Handles one event of a watch. A list is collected until it is complete.
+fn apply_event<T, K: Ord, V>(
     listed: &mut BTreeMap<K, V>,
     event: Event<T>,
     key: impl Fn(&T) -> K,
@@ -278,7 +269,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_ledger_that_is_broken_or_gone_holds_and_is_to_be_written_anew() {
+    fn a_broken_or_deleted_ledger_stays_and_is_to_be_written_again() {
         let known = Ledger { version: "7".into(), leader: "a".into(), ..Ledger::default() };
         let unsigned = |version: &str| Ledger { version: version.into(), leader: String::new(), ..known.clone() };
         let broken = Broken { version: "8".into(), why: "records: ...".into() };
@@ -289,9 +280,9 @@ mod tests {
     }
 
     #[test]
-    fn nodes_are_told_of_when_both_watches_have_listed_and_then_one_by_one() {
+    fn nodes_are_published_after_both_lists_and_then_one_by_one() {
         let node = |name: &str| view::Node { name: name.into(), uid: "u".into(), ..view::Node::default() };
-        let facts = |mac: &str| {
+        let with_mac = |mac: &str| {
             let status = serde_json::json!({"nodeUID": "u", "uplink": {"mac": mac, "nextHops": []}});
             let mut object = DynamicObject::new("a", &egress_node_resource());
             object.data["status"] = status;
@@ -299,25 +290,25 @@ mod tests {
         };
         let mut join = Join::default();
         let both = BTreeMap::from([("a".to_owned(), node("a")), ("b".to_owned(), node("b"))]);
-        assert!(join.apply(Half::Node(Box::new(Update::Replaced(both)))).is_none(), "what agents say is not known");
-        let said = BTreeMap::from([("a".to_owned(), facts("02:00:00:00:00:01"))]);
-        let Some(Update::Replaced(all)) = join.apply(Half::Agent(Box::new(Update::Replaced(said)))) else {
+        assert!(join.apply(Half::Node(Box::new(Update::Replaced(both)))).is_none(), "facts of agents are not known");
+        let facts = BTreeMap::from([("a".to_owned(), with_mac("02:00:00:00:00:01"))]);
+        let Some(Update::Replaced(all)) = join.apply(Half::Agent(Box::new(Update::Replaced(facts)))) else {
             panic!("a list")
         };
         assert_eq!(all["a"].uplink.mac, Some([2, 0, 0, 0, 0, 1]));
         assert_eq!((all.len(), all["b"].uplink.mac), (2, None));
-        let changed = join.apply(Half::Agent(Box::new(Update::Changed("b".into(), facts("02:00:00:00:00:02")))));
+        let changed = join.apply(Half::Agent(Box::new(Update::Changed("b".into(), with_mac("02:00:00:00:00:02")))));
         assert!(matches!(changed, Some(Update::Changed(_, b)) if b.uplink.mac == Some([2, 0, 0, 0, 0, 2])));
         let gone = join.apply(Half::Agent(Box::new(Update::Removed("b".into()))));
         assert!(matches!(gone, Some(Update::Changed(_, b)) if b.uplink.mac.is_none()));
         let gone = join.apply(Half::Node(Box::new(Update::Removed("b".into()))));
         assert!(matches!(gone, Some(Update::Removed(name)) if name == "b"));
-        let stray = join.apply(Half::Agent(Box::new(Update::Changed("c".into(), facts("02:00:00:00:00:03")))));
+        let stray = join.apply(Half::Agent(Box::new(Update::Changed("c".into(), with_mac("02:00:00:00:00:03")))));
         assert!(matches!(stray, Some(Update::Removed(name)) if name == "c"), "of no Node");
     }
 
     #[tokio::test]
-    async fn a_server_that_has_gone_back_is_listed_anew() {
+    async fn a_server_that_was_rolled_back_is_listed_again() {
         let outages = ApiOutages::new("here");
         let mut begun = 0;
         let begin = || {
@@ -325,12 +316,12 @@ mod tests {
             stream::iter([begun]).chain(stream::pending())
         };
         let begin = std::sync::Mutex::new(begin);
-        let watch = anew(move || (begin.lock().expect("not poisoned"))(), outages.returns());
+        let watch = with_relists(move || (begin.lock().expect("not poisoned"))(), outages.rollbacks());
         let mut watch = std::pin::pin!(watch);
         assert_eq!(watch.next().await, Some(1));
         let soon = std::time::Duration::from_millis(50);
         assert!(tokio::time::timeout(soon, watch.next()).await.is_err(), "nothing happens");
-        outages.went_back(7, 9);
+        outages.rolled_back(7, 9);
         let again = tokio::time::timeout(std::time::Duration::from_secs(5), watch.next()).await;
         assert_eq!(again, Ok(Some(2)));
     }

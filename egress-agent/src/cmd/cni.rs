@@ -98,15 +98,15 @@ fn keep(args: &CniInstallArgs, compare: bool) -> Result<Vec<PathBuf>, ChainError
     let CniInstallArgs { cni_conf_dir, cni_bin_dir, cni_socket } = args;
     let mut written = Vec::new();
     if compare || !cni_bin_dir.join(PLUGIN).exists() {
-        written.extend(chain::put_program(cni_bin_dir, Path::new("/proc/self/exe"))?);
+        written.extend(chain::add_program(cni_bin_dir, Path::new("/proc/self/exe"))?);
     }
-    written.extend(chain::put(cni_conf_dir, cni_socket)?);
+    written.extend(chain::add(cni_conf_dir, cni_socket)?);
     Ok(written)
 }
 
 /// Takes the plugin out again. Returns what was written or removed.
 pub(super) fn remove(conf_dir: &Path, bin_dir: &Path) -> Result<Vec<PathBuf>, ChainError> {
-    let mut changed = chain::take_out(conf_dir)?;
+    let mut changed = chain::remove(conf_dir)?;
     changed.extend(chain::remove_program(bin_dir)?);
     Ok(changed)
 }

@@ -91,7 +91,7 @@ async fn run_async(args: &ControllerArgs) -> Result<(), CliError> {
         probing: args.reachability.manner(tls),
         overlay: Some(args.tunnel.tunnel_port),
         outages,
-        station: Some(station),
+        health_page: Some(station),
     };
     info!(node = args.api.node_name, "the controller runs");
     run::run(client, settings, stop).await;

@@ -263,7 +263,7 @@ async fn run_async(args: &RunArgs, notes: Notes, (log, troubles): (LogLevel, Tro
             Err(error) => {
                 if let Some(reason) = error.told_of_node() {
                     let why = error.to_string();
-                    events::tell_of_node(client, &args.api.node_name, &outages, (reason, &why)).await;
+                    events::write_node_event(client, &args.api.node_name, &outages, (reason, &why)).await;
                 }
                 return Err(error.into());
             }

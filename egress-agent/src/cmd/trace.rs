@@ -14,8 +14,8 @@ use egress_core::display_names::Names;
 use egress_datapath::trace::report::Report;
 use egress_datapath::trace::test_packet::Probe;
 use egress_datapath::trace::{TraceError, Tracer};
+use egress_kube::admin::{self, PodError};
 use egress_kube::client::{ClientError, connect_as_user};
-use egress_kube::pods::{self, PodError};
 
 #[derive(Args, Debug)]
 pub(super) struct TraceArgs {
@@ -118,7 +118,7 @@ async fn sender(args: &TraceArgs, names: &Names) -> Result<IpAddr, NoTrace> {
         Ok(client) => client,
         Err(error) => return Err(NoTrace::NoServer { socket, source: Box::new(error) }),
     };
-    let addresses = pods::addresses(client, &pod.namespace, &pod.name).await;
+    let addresses = admin::pod_addresses(client, &pod.namespace, &pod.name).await;
     let addresses = addresses.map_err(|source| NoTrace::NobodyKnows { pod: pod.clone(), socket, source })?;
     addresses.into_iter().find(fits).ok_or_else(|| NoTrace::NoAddress { pod: pod.clone(), to })
 }

@@ -1,7 +1,7 @@
 //! The node's plugin chain: the first configuration in the runtime's directory, a list of plugins in JSON (`.conflist`).
 //!
-//! A CNI may write its file anew, so what is there is looked at again and again. Files are replaced as a whole: a runtime reads
-//! the former one or the new one.
+//! A CNI may rewrite its file, so the chain is checked again and again. Files are replaced atomically: a runtime reads either the
+//! old or the new one.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -22,7 +22,7 @@ pub enum ChainError {
     #[error("there is no configuration of a CNI in {path} yet", path = .0.display())]
     NoChain(PathBuf),
     #[error(
-        "{path}, which the runtime reads first, is no list of plugins: one that is can have another behind it \
+        "{path}, which the runtime reads first, is no list of plugins: only a list can be extended \
          (a file NAME.conflist with the field \"plugins\")", path = .0.display()
     )]
     NoList(PathBuf),
@@ -33,7 +33,7 @@ fn of(path: &Path) -> impl FnOnce(io::Error) -> ChainError {
     move |source| ChainError::File { path, source }
 }
 
-/// The configuration that a runtime takes: the first by name.
+/// The configuration that a runtime uses: the first by name.
 fn first(folder: &Path) -> Result<PathBuf, ChainError> {
     let mut files = Vec::new();
     for entry in fs::read_dir(folder).map_err(of(folder))? {
@@ -46,7 +46,7 @@ fn first(folder: &Path) -> Result<PathBuf, ChainError> {
     files.into_iter().min().ok_or_else(|| ChainError::NoChain(folder.to_owned()))
 }
 
-/// The chain with `plugin` at its end, or without it; `None` where it is so already.
+/// The chain with `plugin` at its end, or without it. `None` if it is so already.
 fn edited(chain: &Value, plugin: Option<&Value>) -> Option<Value> {
     let plugins = chain["plugins"].as_array()?;
     let others = plugins.iter().filter(|one| one["type"] != PLUGIN).cloned();
@@ -65,11 +65,11 @@ fn read(path: &Path) -> Result<Value, ChainError> {
     if chain["plugins"].is_array() { Ok(chain) } else { Err(ChainError::NoList(path.to_owned())) }
 }
 
-/// Puts the plugin at the end of the chain. Returns the file that was changed.
+/// Adds the plugin at the end of the chain. Returns the changed file.
 ///
 /// # Errors
 /// There is no chain yet, or it cannot be read or written.
-pub fn put(folder: &Path, socket: &Path) -> Result<Option<PathBuf>, ChainError> {
+pub fn add(folder: &Path, socket: &Path) -> Result<Option<PathBuf>, ChainError> {
     let path = first(folder)?;
     let plugin = json!({"type": PLUGIN, "socket": socket});
     let Some(chain) = edited(&read(&path)?, Some(&plugin)) else { return Ok(None) };
@@ -77,11 +77,11 @@ pub fn put(folder: &Path, socket: &Path) -> Result<Option<PathBuf>, ChainError> 
     Ok(Some(path))
 }
 
-/// Takes the plugin out of all chains in the directory. Returns the files that were changed.
+/// Removes the plugin from all chains in the directory. Returns the changed files.
 ///
 /// # Errors
-/// Likewise. What is no list has no plugin of ours.
-pub fn take_out(folder: &Path) -> Result<Vec<PathBuf>, ChainError> {
+/// A file cannot be read or written. A file that is no list is skipped.
+pub fn remove(folder: &Path) -> Result<Vec<PathBuf>, ChainError> {
     let mut changed = Vec::new();
     for entry in fs::read_dir(folder).map_err(of(folder))? {
         let path = entry.map_err(of(folder))?.path();
@@ -101,11 +101,11 @@ fn text(chain: &Value) -> Vec<u8> {
     format!("{chain:#}\n").into_bytes()
 }
 
-/// Copies the program among the CNI's, where another one or none is. Returns its path if it was written.
+/// Copies the program to the CNI's binaries if it is missing or differs. Returns its path if it was written.
 ///
 /// # Errors
 /// It cannot be read or written.
-pub fn put_program(folder: &Path, program: &Path) -> Result<Option<PathBuf>, ChainError> {
+pub fn add_program(folder: &Path, program: &Path) -> Result<Option<PathBuf>, ChainError> {
     let path = folder.join(PLUGIN);
     let wanted = fs::read(program).map_err(of(program))?;
     if fs::read(&path).is_ok_and(|there| there == wanted) {
@@ -115,7 +115,7 @@ pub fn put_program(folder: &Path, program: &Path) -> Result<Option<PathBuf>, Cha
     Ok(Some(path))
 }
 
-/// Removes the program. Returns its path if it was there.
+/// Removes the program. Returns its path if it existed.
 ///
 /// # Errors
 /// It cannot be removed.
@@ -128,13 +128,13 @@ pub fn remove_program(folder: &Path) -> Result<Option<PathBuf>, ChainError> {
     }
 }
 
-/// With the rights that the file had.
+/// Keeps the permissions of the file.
 fn replace(path: &Path, content: &[u8]) -> Result<(), ChainError> {
     let mode = fs::metadata(path).map_err(of(path))?.permissions().mode();
     write(path, content, mode)
 }
 
-/// All of it or nothing, also after a loss of power. A name that begins with a dot is no runtime's to read.
+/// Writes atomically, even across a loss of power. Runtimes ignore names that begin with a dot.
 fn write(path: &Path, content: &[u8], mode: u32) -> Result<(), ChainError> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let beside = path.with_file_name(format!(".{name}.{}", std::process::id()));
@@ -146,7 +146,7 @@ fn write(path: &Path, content: &[u8], mode: u32) -> Result<(), ChainError> {
         fs::rename(&beside, path)
     })();
     written.map_err(|error| {
-        // What is half there is of no use.
+        // An incomplete file is of no use.
         drop(fs::remove_file(&beside));
         of(path)(error)
     })
@@ -187,49 +187,49 @@ mod tests {
     }
 
     #[test]
-    fn the_plugin_is_the_last_of_the_first_chain_and_goes_without_a_trace() {
+    fn the_plugin_is_added_to_the_first_chain_and_removed_without_a_trace() {
         let folder = Folder::new("last");
         let (first, second) = (folder.put("10-a.conflist", LIST), folder.put("20-b.conflist", LIST));
         folder.put(".05-half.conflist", "{");
         folder.put("00-notes.txt", "none");
         fs::set_permissions(&first, fs::Permissions::from_mode(0o600)).expect("ours");
         let socket = Path::new("/run/egress-agent/agent.sock");
-        assert_eq!(put(&folder.0, socket).expect("a chain"), Some(first.clone()));
+        assert_eq!(add(&folder.0, socket).expect("a chain"), Some(first.clone()));
         assert_eq!(types(&first), ["bridge", "portmap", PLUGIN]);
         assert_eq!(fs::metadata(&first).expect("there").permissions().mode() & 0o777, 0o600);
         assert_eq!(types(&second), ["bridge", "portmap"]);
-        assert_eq!(put(&folder.0, socket).expect("a chain"), None, "it is so already");
-        // The CNI writes its file anew; a socket is elsewhere.
+        assert_eq!(add(&folder.0, socket).expect("a chain"), None, "it is so already");
+        // The CNI rewrites its file; the socket moves.
         folder.put("10-a.conflist", LIST);
-        assert_eq!(put(&folder.0, Path::new("/elsewhere")).expect("a chain"), Some(first.clone()));
-        assert_eq!(put(&folder.0, socket).expect("a chain"), Some(first.clone()));
+        assert_eq!(add(&folder.0, Path::new("/elsewhere")).expect("a chain"), Some(first.clone()));
+        assert_eq!(add(&folder.0, socket).expect("a chain"), Some(first.clone()));
         assert_eq!(types(&first), ["bridge", "portmap", PLUGIN]);
-        assert_eq!(take_out(&folder.0).expect("files"), vec![first.clone()]);
+        assert_eq!(remove(&folder.0).expect("files"), vec![first.clone()]);
         assert_eq!(types(&first), ["bridge", "portmap"]);
-        assert!(take_out(&folder.0).expect("files").is_empty());
+        assert!(remove(&folder.0).expect("files").is_empty());
         let left = fs::read_dir(&folder.0).expect("a folder").count();
-        assert_eq!(left, 4, "nothing half done");
+        assert_eq!(left, 4, "no temporary file");
     }
 
     #[test]
-    fn what_is_no_chain_is_named_and_left_as_it_is() {
+    fn a_file_that_is_no_chain_is_named_and_unchanged() {
         let folder = Folder::new("none");
-        assert!(matches!(put(&folder.0, Path::new("/s")), Err(ChainError::NoChain(_))));
+        assert!(matches!(add(&folder.0, Path::new("/s")), Err(ChainError::NoChain(_))));
         let single = r#"{"cniVersion":"1.0.0","name":"n","type":"bridge"}"#;
         for content in [single, "{", "[]", r#"{"plugins":{}}"#] {
             let file = folder.put("10-a.conf", content);
-            let refused = put(&folder.0, Path::new("/s")).expect_err(content).to_string();
+            let refused = add(&folder.0, Path::new("/s")).expect_err(content).to_string();
             assert!(refused.contains("10-a.conf") && refused.contains("plugins"), "{refused}");
             assert_eq!(fs::read_to_string(&file).expect("there"), content);
-            assert!(take_out(&folder.0).expect("files").is_empty());
+            assert!(remove(&folder.0).expect("files").is_empty());
         }
     }
 
     #[test]
-    fn the_program_is_written_where_it_is_another_one() {
+    fn the_program_is_written_if_it_differs() {
         let folder = Folder::new("program");
         let program = folder.put("egress-agent", "one");
-        let put = |program: &Path| put_program(&folder.0, program).expect("written");
+        let put = |program: &Path| add_program(&folder.0, program).expect("written");
         let there = folder.0.join(PLUGIN);
         assert_eq!((put(&program), put(&program)), (Some(there.clone()), None));
         assert_eq!(fs::metadata(&there).expect("there").permissions().mode() & 0o777, 0o755);

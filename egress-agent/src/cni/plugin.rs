@@ -14,13 +14,13 @@ use crate::debug::socket::ask;
 use crate::debug::{Answer, Request};
 use egress_core::model::view::{Attach, PodKey};
 
-/// How long a pod's start waits for an agent: one that is updated is away for a second or two.
+/// How long a pod's start waits for the agent, which is away for a second or two during an update.
 pub const PATIENCE: Duration = Duration::from_secs(5);
-const AGAIN: Duration = Duration::from_millis(50);
+const RETRY: Duration = Duration::from_millis(50);
 
 const VERSIONS: [&str; 5] = ["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
 
-/// Codes of the specification.
+/// Error codes of the specification.
 const INVALID_ENVIRONMENT: u32 = 4;
 const UNREADABLE: u32 = 6;
 const INVALID_CONFIGURATION: u32 = 7;
@@ -42,7 +42,7 @@ impl Failure {
     }
 }
 
-/// What the runtime hands over on standard input, as far as it is asked for.
+/// The used fields of what the runtime passes on standard input.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Configuration {
@@ -51,14 +51,14 @@ struct Configuration {
     prev_result: Option<Value>,
 }
 
-/// Does what the environment and the standard input ask for, waiting for an agent at most so long. Returns what is to be printed.
+/// Runs the command in the environment, and waits for the agent at most for `timeout`. Returns the result to print.
 ///
 /// # Errors
-/// What the runtime cannot have meant. That no agent answers is none: `warn` is told.
+/// Invalid input of the runtime. A missing answer of the agent is no error: it goes to `warn`.
 pub async fn run(
     variable: impl Fn(&str) -> Option<String>,
     input: &str,
-    patience: Duration,
+    timeout: Duration,
     warn: impl Fn(&str),
 ) -> Result<Option<Value>, Failure> {
     let command = variable("CNI_COMMAND").ok_or_else(|| {
@@ -72,11 +72,11 @@ pub async fn run(
             let result = prev_result.ok_or_else(|| {
                 Failure::new(
                     INVALID_CONFIGURATION,
-                    "no prevResult: the plugin goes behind the one that makes the network",
+                    "no prevResult: the plugin comes after the one that sets up the network",
                 )
             })?;
             match attach(&variable("CNI_ARGS").unwrap_or_default(), &result) {
-                Ok(attach) => tell(&socket, attach, patience, warn).await,
+                Ok(attach) => send(&socket, attach, timeout, warn).await,
                 Err(why) => warn(&why),
             }
             Ok(Some(result))
@@ -87,29 +87,29 @@ pub async fn run(
     }
 }
 
-/// Of which pod, and which addresses.
+/// The pod and its addresses.
 fn attach(arguments: &str, result: &Value) -> Result<Attach, String> {
     let arguments: BTreeMap<&str, &str> = arguments.split(';').filter_map(|one| one.split_once('=')).collect();
     let argument = |name: &str| {
         let value = arguments.get(name).copied().filter(|value| !value.is_empty());
         value
             .map(str::to_owned)
-            .ok_or_else(|| format!("the runtime does not say {name}: the agent is not told of the pod"))
+            .ok_or_else(|| format!("the runtime does not pass {name}: the agent does not learn the pod's address"))
     };
     let pod = PodKey { namespace: argument("K8S_POD_NAMESPACE")?, name: argument("K8S_POD_NAME")? };
     let uid = argument("K8S_POD_UID")?;
     let listed = result["ips"].as_array().into_iter().flatten();
     let listed = listed.filter_map(|ip| ip["address"].as_str()?.parse::<IpNet>().ok()).map(|net| net.addr());
     let listed: Vec<IpAddr> = listed.collect();
-    // Kubernetes knows one of each family.
+    // Kubernetes allows one address of each family.
     let first = |is_ipv4| listed.iter().find(|address| address.is_ipv4() == is_ipv4).copied();
     let addresses = [first(true), first(false)].into_iter().flatten().collect();
     Ok(Attach { pod, uid, addresses })
 }
 
-/// Returns when the agent's maps know the addresses, or nobody has said so in time.
-async fn tell(socket: &Path, attach: Attach, patience: Duration, warn: impl Fn(&str)) {
-    let deadline = Instant::now() + patience;
+/// Returns when the agent's maps have the addresses, or at the timeout.
+async fn send(socket: &Path, attach: Attach, timeout: Duration, warn: impl Fn(&str)) {
+    let deadline = Instant::now() + timeout;
     loop {
         let why = match timeout_at(deadline, ask(socket, Request::Attach(attach.clone()))).await {
             Ok(Ok(Answer::Attached { refused: None })) => return,
@@ -118,10 +118,10 @@ async fn tell(socket: &Path, attach: Attach, patience: Duration, warn: impl Fn(&
             Ok(Err(error)) => error.to_string(),
             Err(_) => "the agent does not know the pod's address yet".to_owned(),
         };
-        if Instant::now() + AGAIN >= deadline {
+        if Instant::now() + RETRY >= deadline {
             return warn(&format!("{why}; the pod starts, and an egress IP waits until its address is known"));
         }
-        sleep(AGAIN).await;
+        sleep(RETRY).await;
     }
 }
 
@@ -132,16 +132,16 @@ mod tests {
     const ARGUMENTS: &str = "IgnoreUnknown=1;K8S_POD_NAMESPACE=red;K8S_POD_NAME=web;K8S_POD_UID=u-1";
 
     async fn called(command: Option<&str>, input: &str) -> (Result<Option<Value>, Failure>, Vec<String>) {
-        let said = std::cell::RefCell::new(Vec::new());
+        let warnings = std::cell::RefCell::new(Vec::new());
         let variable = |name: &str| match name {
             "CNI_COMMAND" => command.map(str::to_owned),
             "CNI_ARGS" => Some(ARGUMENTS.to_owned()),
             _ => None,
         };
         let outcome =
-            run(variable, input, Duration::from_millis(200), |line: &str| said.borrow_mut().push(line.to_owned()))
+            run(variable, input, Duration::from_millis(200), |line: &str| warnings.borrow_mut().push(line.to_owned()))
                 .await;
-        (outcome, said.into_inner())
+        (outcome, warnings.into_inner())
     }
 
     fn result() -> Value {
@@ -152,20 +152,20 @@ mod tests {
     }
 
     #[test]
-    fn one_address_of_each_family_is_told() {
-        let told = attach(ARGUMENTS, &result()).expect("all is there");
-        assert_eq!(told.pod, PodKey { namespace: "red".into(), name: "web".into() });
-        assert_eq!(told.uid, "u-1");
-        let texts: Vec<String> = told.addresses.iter().map(IpAddr::to_string).collect();
+    fn one_address_of_each_family_is_sent() {
+        let sent = attach(ARGUMENTS, &result()).expect("all is there");
+        assert_eq!(sent.pod, PodKey { namespace: "red".into(), name: "web".into() });
+        assert_eq!(sent.uid, "u-1");
+        let texts: Vec<String> = sent.addresses.iter().map(IpAddr::to_string).collect();
         assert_eq!(texts, ["10.244.1.7", "fd00:10:244:1::7"]);
         assert!(
             attach("K8S_POD_NAMESPACE=red;K8S_POD_NAME=web", &result()).is_err_and(|why| why.contains("K8S_POD_UID"))
         );
-        assert_eq!(attach(ARGUMENTS, &json!({})).map(|told| told.addresses.len()), Ok(0));
+        assert_eq!(attach(ARGUMENTS, &json!({})).map(|sent| sent.addresses.len()), Ok(0));
     }
 
     #[tokio::test]
-    async fn what_no_runtime_means_is_refused_in_its_terms() {
+    async fn invalid_input_is_refused_with_the_codes_of_the_specification() {
         let configuration = |more: Value| {
             let mut all =
                 json!({"cniVersion": "1.0.0", "name": "n", "type": "egress-agent-cni", "socket": "/nowhere/s"});
@@ -179,9 +179,9 @@ mod tests {
             (Some("ADD"), "{}".into(), UNREADABLE),
             (Some("ADD"), configuration(json!({})), INVALID_CONFIGURATION),
         ] {
-            let (outcome, said) = called(command, &input).await;
+            let (outcome, warnings) = called(command, &input).await;
             assert_eq!(outcome.map_err(|failure| failure.code), Err(code), "{command:?} {input}");
-            assert!(said.is_empty());
+            assert!(warnings.is_empty());
         }
         for command in ["DEL", "CHECK", "GC", "STATUS"] {
             assert_eq!(called(Some(command), "").await.0, Ok(None));
@@ -190,14 +190,14 @@ mod tests {
         assert_eq!(versions["supportedVersions"], json!(VERSIONS));
     }
 
-    /// Where no agent answers the pod starts all the same, with what the plugins before have made.
+    /// Without an agent the pod starts all the same, with the result of the plugins before.
     #[tokio::test]
-    async fn no_pod_waits_for_ever() {
+    async fn a_pod_starts_without_an_agent() {
         let input = json!({"socket": "/nowhere/agent.sock", "prevResult": result()}).to_string();
         let begun = Instant::now();
-        let (outcome, said) = called(Some("ADD"), &input).await;
+        let (outcome, warnings) = called(Some("ADD"), &input).await;
         assert_eq!(outcome, Ok(Some(result())));
-        assert!(said.len() == 1 && said[0].contains("no agent runs here"), "{said:?}");
+        assert!(warnings.len() == 1 && warnings[0].contains("no agent runs here"), "{warnings:?}");
         assert!(begun.elapsed() < PATIENCE, "{:?}", begun.elapsed());
     }
 }

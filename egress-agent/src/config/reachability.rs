@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use clap::Args;
 
-use crate::controller::node_health::session::{Dial, Manner};
+use crate::controller::node_health::session::{Dial, ProbeSettings};
 use crate::health::tls::Tls;
 use crate::metrics::Meters;
 use egress_core::node_health::liveness::Rules;
@@ -71,12 +71,12 @@ pub struct ReachabilityArgs {
 
 impl ReachabilityArgs {
     /// In plaintext without TLS.
-    pub fn manner(&self, tls: Option<Tls>) -> Manner {
+    pub fn manner(&self, tls: Option<Tls>) -> ProbeSettings {
         let total = self.health.total_timeout();
         let interval = (total / 4).clamp(*INTERVALS.start(), *INTERVALS.end());
         let grace = Duration::from_secs(self.egressip_reachability_grace.into());
         let rules = Rules { total, interval, grace };
-        Manner {
+        ProbeSettings {
             rules,
             port: self.health.port(),
             dial: tls.map_or(Dial::Plaintext, Dial::Tls),
@@ -100,7 +100,7 @@ mod tests {
         reachability: ReachabilityArgs,
     }
 
-    fn manner(arguments: &[&str]) -> Manner {
+    fn manner(arguments: &[&str]) -> ProbeSettings {
         Line::try_parse_from([&["agent"], arguments].concat()).expect("flags").reachability.manner(None)
     }
 

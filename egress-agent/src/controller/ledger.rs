@@ -1,7 +1,7 @@
-//! The leader's books: the ledger, what is to be read from it and from nodes' words, and how it is written.
+//! The leader's view of the ledger: what it and the nodes' acknowledgements say about hand-overs, and how it is written.
 //!
-//! The standby keeps them too, so that a new leader knows what it has seen itself: since when nodes are suspected, and who had
-//! the addresses of objects that were deleted a moment ago.
+//! The standby keeps this state too, so that a new leader knows what it has seen itself: since when nodes are suspected, and which
+//! nodes had the addresses of objects that were deleted a moment ago.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -10,7 +10,6 @@ use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use tracing::{info, warn};
 
-use crate::controller::write_errors::WriteErrorLog;
 use egress_core::allocation::{Nodes, Objects};
 use egress_core::leader_election::node_of;
 use egress_core::model::ledger::Ledger;
@@ -22,63 +21,63 @@ use egress_core::ownership::handover::{Evidence, HandOver, RecordChange};
 use egress_core::ownership::suspicion::{Longest, Suspicions, TermStart, Terms, suspects};
 use egress_kube::leader_election::Leadership;
 use egress_kube::ledger::{self, LEDGER_NAME, LedgerStore};
-use egress_kube::status::WriteError;
+use egress_kube::status::{WriteError, WriteErrorLog};
 
-/// Whoever had the address of a deleted object has heard of it by then, or of nothing for long.
+/// After this time a node that had the address of a deleted object has learned of the deletion, or is out of touch for long.
 const DEPARTED: Duration = Duration::from_secs(60);
-/// How long one write may take.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Timeout of one write.
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 pub(super) struct LedgerWriter {
     store: LedgerStore,
     leadership: Leadership,
-    /// Of the pass that is under way: what it writes is refused where another may have led since.
+    /// Beginning of the leadership in the current pass: its writes are refused if another may have led since.
     since: Option<Instant>,
-    complaint: WriteErrorLog,
-    /// When another's signature was seen behind this leader's own.
+    write_errors: WriteErrorLog,
+    /// When a signature of another leader was seen after this leader's own.
     overwritten: Option<Instant>,
-    /// How this leader signs.
+    /// The identity with which this leader signs.
     leader: String,
-    /// By which this leader gives leases.
+    /// The durations of the leases that this leader gives.
     own: Terms,
     longest_lease: Longest,
     longest_programs: Longest,
     ledger: Option<Arc<Ledger>>,
     suspicions: Suspicions,
     departed: BTreeMap<IpAddr, (String, Instant)>,
-    heard: AcknowledgementReader,
-    alone: Alone,
+    acknowledgements: AcknowledgementReader,
+    endless_leases: Alone,
 }
 
-/// What is known for one decision.
+/// What one decision is based on.
 #[derive(Debug)]
-pub(super) struct Extract {
-    /// The ledger as it should be before anything else is written.
+pub(super) struct LedgerExtract {
+    /// The ledger to write before anything else.
     pub(super) draft: Ledger,
-    said: SeenAcknowledgements,
+    acknowledged: SeenAcknowledgements,
     departed: BTreeMap<IpAddr, String>,
     ends: BTreeMap<String, Instant>,
     /// The nodes whose leases have no end.
     pub(super) endless: BTreeSet<String>,
-    /// When the next node is to be suspected, or is waited for no longer.
+    /// When the next node is to be suspected, or the wait for one ends.
     pub(super) look_again: Option<Instant>,
 }
 
-impl Extract {
+impl LedgerExtract {
     pub(super) fn evidence(&self) -> Evidence<'_> {
-        let SeenAcknowledgements { released, given, prepared, .. } = &self.said;
+        let SeenAcknowledgements { released, given, prepared, .. } = &self.acknowledged;
         Evidence { released, given, prepared, ends: &self.ends, departed: &self.departed }
     }
 }
 
 impl LedgerWriter {
-    /// `own` are this controller's own times.
+    /// `own` are this controller's lease durations.
     pub(super) fn new(store: LedgerStore, leadership: Leadership, leader: String, own: Terms) -> Self {
         Self {
             store,
             leadership,
             since: None,
-            complaint: WriteErrorLog::default(),
+            write_errors: WriteErrorLog::default(),
             overwritten: None,
             leader,
             own,
@@ -87,12 +86,12 @@ impl LedgerWriter {
             ledger: None,
             suspicions: Suspicions::default(),
             departed: BTreeMap::new(),
-            heard: AcknowledgementReader::default(),
-            alone: Alone::default(),
+            acknowledgements: AcknowledgementReader::default(),
+            endless_leases: Alone::default(),
         }
     }
 
-    /// The answer to a write is known before the watch brings older versions.
+    /// Takes a version. Older ones, which the watch brings after the answer to a write, are ignored.
     pub(super) fn follow(&mut self, ledger: Arc<Ledger>, now: Instant) {
         let version = |ledger: &Ledger| ledger.version.parse::<u64>().ok();
         let known = self.ledger.as_ref().and_then(|known| version(known));
@@ -110,21 +109,21 @@ impl LedgerWriter {
         self.ledger = Some(ledger);
     }
 
-    /// An object is gone, and with it what its status said.
+    /// An object is deleted: remembers which nodes had its addresses.
     pub(super) fn depart(&mut self, object: &EgressObject, now: Instant) {
         self.departed.retain(|_, (_, since)| now < *since + DEPARTED);
         let items = object.items.iter().filter_map(|item| Some((parse_egress_ip(&item.egress_ip)?, item)));
         self.departed.extend(items.map(|(address, item)| (address, (item.node.clone(), now))));
     }
 
-    /// `None` while the ledger is not known. `since` is when this leader began to lead.
+    /// Collects what a decision needs. `None` while the ledger is not known. `since` is when this leader began to lead.
     pub(super) fn extract(
         &mut self,
         objects: &Objects,
         nodes: &Nodes,
-        reach: &NodeHealth,
+        node_health: &NodeHealth,
         (since, now): (Instant, Instant),
-    ) -> Option<Extract> {
+    ) -> Option<LedgerExtract> {
         self.since = Some(since);
         let ledger = self.ledger.as_ref()?;
         let own = self.own;
@@ -138,9 +137,9 @@ impl LedgerWriter {
         };
         // A clock before 1970 counts from the beginning.
         let unix_ms = UNIX_EPOCH.elapsed().map_or(0, |time| u64::try_from(time.as_millis()).unwrap_or(0));
-        let words = nodes.values().map(|node| &node.released).chain(reach.released.values());
-        draft.continue_after(words.flat_map(|words| words.values().copied()), unix_ms);
-        let (suspected, look_again) = suspects(reach, ledger, since, now);
+        let released = nodes.values().map(|node| &node.released).chain(node_health.released.values());
+        draft.continue_after(released.flat_map(|released| released.values().copied()), unix_ms);
+        let (suspected, look_again) = suspects(node_health, ledger, since, now);
         draft.suspects.retain(|node, _| suspected.contains(node));
         for node in suspected {
             if !draft.suspects.contains_key(&node) {
@@ -148,13 +147,13 @@ impl LedgerWriter {
                 draft.suspects.insert(node, draft.records.last);
             }
         }
-        // By probes it is sooner; without a health port there are none.
-        let mut bounded = reach.bounded.clone();
+        // Probes bring it sooner; without a health port only the object has it.
+        let mut bounded = node_health.bounded.clone();
         for (name, number) in nodes.iter().filter_map(|(name, node)| Some((name, node.bounded?))) {
             bounded.entry(name.clone()).and_modify(|by_probes| *by_probes = number.max(*by_probes)).or_insert(number);
         }
-        let settled = self.alone.follow(&mut draft, (objects, nodes), &bounded, now);
-        let said = self.heard.read(ledger, nodes, reach, now);
+        let settled = self.endless_leases.follow(&mut draft, (objects, nodes), &bounded, now);
+        let acknowledged = self.acknowledgements.read(ledger, nodes, node_health, now);
         let open = &ledger.records.open;
         let shown: BTreeSet<IpAddr> = match self.departed.is_empty() {
             true => BTreeSet::new(),
@@ -170,16 +169,16 @@ impl LedgerWriter {
         let is_asked = |name: &str, node: &Node| node.assignable && node_of(&self.leader).is_none_or(|own| own != name);
         let others = nodes.iter().filter(|(name, node)| is_asked(name, node)).map(|(name, _)| name.as_str()).collect();
         let beginning = TermStart { since, former: former.as_ref(), others: &others };
-        let mut ends = self.suspicions.ends(reach, terms, beginning);
-        // By what stands there, and by what is about to.
+        let mut ends = self.suspicions.ends(node_health, terms, beginning);
+        // By the written ledger and by the draft.
         let endless: BTreeSet<String> = endless::all(ledger).chain(endless::all(&draft)).cloned().collect();
         ends.retain(|node, _| !endless.contains(node));
         let longest = lease.next(now).into_iter().chain(programs.next(now)).chain(settled);
-        let look_again = look_again.into_iter().chain(said.look_again).chain(longest).min();
-        Some(Extract { draft, said, departed, ends, endless, look_again })
+        let look_again = look_again.into_iter().chain(acknowledged.look_again).chain(longest).min();
+        Some(LedgerExtract { draft, acknowledged, departed, ends, endless, look_again })
     }
 
-    /// Writes the draft with the hand-overs that begin or change, if anything in it is new. Before any status says it.
+    /// Writes the draft with the hand-overs that begin or change, if it differs. It comes before any status that follows from it.
     pub(super) async fn open(&mut self, mut draft: Ledger, steps: &[RecordChange]) -> bool {
         let recorded = || {
             steps.iter().filter_map(|step| match step {
@@ -191,15 +190,15 @@ impl LedgerWriter {
             draft.record(*address, hand_over.clone());
         }
         let is_written = self.write(draft).await;
-        // What is not written is begun anew each second.
+        // What cannot be written is tried again each second, and not logged each time.
         for (address, HandOver { number, from, to }) in recorded().filter(|_| is_written) {
-            let to = to.as_deref().unwrap_or("nobody yet");
+            let to = to.as_deref().unwrap_or("none yet");
             info!(%address, number, from, to, "an egress IP is to change its node");
         }
         is_written
     }
 
-    /// Takes out what is over. Behind all that it was waited for with.
+    /// Removes finished hand-overs, after everything that waited for them is written.
     pub(super) async fn close(&mut self, steps: &[RecordChange]) -> bool {
         let Some(ledger) = &self.ledger else { return true };
         let mut draft = Ledger::clone(ledger);
@@ -211,16 +210,20 @@ impl LedgerWriter {
         self.write(draft).await
     }
 
-    /// Where the API server has gone back to an older ledger nothing could be written behind the one that is known here. A
-    /// read is answered by what it has, so an older version is no late one. It is gone on from as by a new leader; but
-    /// numbers are not given twice.
-    async fn look_back(&mut self) {
+    /// Adopts an older ledger after a rollback of the API server, because no write would succeed by the known version. A quorum read
+    /// is never late, so an older version means a rollback. The leader continues from it as a new leader does, but never reuses
+    /// a number.
+    async fn adopt_rollback(&mut self) {
         let version = |ledger: &Ledger| ledger.version.parse::<u64>().ok();
         let Some(known) = self.ledger.clone() else { return };
-        let Ok(Ok(Some(read))) = tokio::time::timeout(PATIENCE, self.store.read()).await else { return };
+        let Ok(Ok(Some(read))) = tokio::time::timeout(TIMEOUT, self.store.read()).await else { return };
         let Ok(mut older) = ledger::read(&read) else { return };
         let Some((old, new)) = version(&older).zip(version(&known)).filter(|(old, new)| old < new) else { return };
-        warn!(version = old, before = new, "the ConfigMap {LEDGER_NAME} is an older one than before: going on from it");
+        warn!(
+            version = old,
+            before = new,
+            "the ConfigMap {LEDGER_NAME} is an older one than before: continuing from it"
+        );
         older.records.last = older.records.last.max(known.records.last);
         self.ledger = None;
         self.follow(Arc::new(older), Instant::now());
@@ -228,33 +231,33 @@ impl LedgerWriter {
 
     /// False when it could not be written.
     async fn write(&mut self, draft: Ledger) -> bool {
-        // One that was deleted is written again.
+        // A deleted ledger is written again.
         if self.ledger.as_deref() == Some(&draft) && !draft.version.is_empty() {
             return true;
         }
         if self.since.is_none() || self.leadership.since() != self.since {
             return false;
         }
-        // Whoever has signed it may have taken over early. Only the Lease can tell.
+        // Another leader that has signed it may have taken over early. Only a renewal of the Lease can exclude that.
         if self.overwritten.is_some_and(|at| self.leadership.renewed().is_none_or(|renewed| renewed <= at)) {
             return false;
         }
-        let written = tokio::time::timeout(PATIENCE, self.store.write(&draft)).await;
-        match written.unwrap_or(Err(WriteError::SilentHolder)) {
+        let written = tokio::time::timeout(TIMEOUT, self.store.write(&draft)).await;
+        match written.unwrap_or(Err(WriteError::Timeout)) {
             Ok(ledger) => {
                 self.follow(Arc::new(ledger), Instant::now());
-                if self.complaint.ends() {
+                if self.write_errors.ends() {
                     info!("hand-overs are written again");
                 }
                 true
             }
-            // Whoever wrote meanwhile, it comes by the watch.
+            // The watch brings the version of the other writer.
             Err(WriteError::Stale) => {
-                self.look_back().await;
+                self.adopt_rollback().await;
                 false
             }
             Err(error) => {
-                if self.complaint.is_due(error.code(), Instant::now()) {
+                if self.write_errors.is_due(error.code(), Instant::now()) {
                     warn!(%error, "cannot write the ConfigMap {LEDGER_NAME}: no egress IP changes its node; trying again");
                 }
                 false
@@ -263,7 +266,7 @@ impl LedgerWriter {
     }
 }
 
-/// One that was deleted has no owner.
+/// Whether another leader has signed it. A deleted ledger has no signature.
 fn is_of_another(ledger: &Ledger, leader: &str) -> bool {
     !ledger.leader.is_empty() && ledger.leader != leader
 }
@@ -275,7 +278,7 @@ mod tests {
     use egress_kube::leader_election::leadership;
     use egress_kube::stub::Server;
 
-    fn books(server: &Server, leads: &Leadership) -> LedgerWriter {
+    fn writer(server: &Server, leads: &Leadership) -> LedgerWriter {
         let store = LedgerStore::new(server.client().0, "now");
         LedgerWriter::new(store, leads.clone(), "me".into(), terms())
     }
@@ -286,59 +289,59 @@ mod tests {
 
     /// What is written is answered with version 7.
     #[tokio::test]
-    async fn who_does_not_lead_any_more_writes_nothing_and_a_late_watch_changes_nothing() {
+    async fn a_former_leader_writes_nothing_and_a_late_watch_changes_nothing() {
         let server = Server::start().await;
         let (published, leads, _duty) = leadership();
         published.set_leads_until(Some(Instant::now() + Duration::from_secs(60)));
-        let mut books = books(&server, &leads);
+        let mut writer = writer(&server, &leads);
         let ledger = |version: &str| Ledger { version: version.into(), ..Ledger::default() };
-        books.follow(Arc::new(ledger("6")), Instant::now());
+        writer.follow(Arc::new(ledger("6")), Instant::now());
         let draft = Ledger { leader: "me".into(), ..ledger("6") };
         // Another has led since this pass began.
-        books.since = leads.since().map(|since| since - Duration::from_secs(1));
-        assert!(!books.write(draft.clone()).await);
+        writer.since = leads.since().map(|since| since - Duration::from_secs(1));
+        assert!(!writer.write(draft.clone()).await);
         assert_eq!(server.asked("PUT"), 0);
-        books.since = leads.since();
-        assert!(books.write(draft).await);
-        books.follow(Arc::new(ledger("6")), Instant::now());
-        assert_eq!(books.ledger.as_ref().map(|ledger| ledger.version.as_str()), Some("7"));
+        writer.since = leads.since();
+        assert!(writer.write(draft).await);
+        writer.follow(Arc::new(ledger("6")), Instant::now());
+        assert_eq!(writer.ledger.as_ref().map(|ledger| ledger.version.as_str()), Some("7"));
     }
 
-    /// It believes that it leads until its renew deadline.
+    /// It may consider itself the leader until its renew deadline.
     #[tokio::test]
-    async fn who_was_replaced_early_writes_nothing_behind_its_successor() {
+    async fn a_leader_that_was_replaced_early_writes_nothing_after_its_successor() {
         let server = Server::start().await;
         let (published, leads, _duty) = leadership();
         published.set_leads_until(Some(Instant::now() + Duration::from_secs(60)));
-        let mut books = books(&server, &leads);
-        books.since = leads.since();
+        let mut writer = writer(&server, &leads);
+        writer.since = leads.since();
         let signed = |leader: &str, version: &str| {
             Arc::new(Ledger { leader: leader.into(), version: version.into(), ..Ledger::default() })
         };
         let draft = Ledger { leader: "me".into(), ..Ledger::default() };
-        books.follow(signed("former", "5"), Instant::now());
-        assert!(books.write(draft.clone()).await, "a new leader signs");
-        books.follow(signed("", "7"), Instant::now());
-        assert!(books.write(draft.clone()).await, "it was deleted");
-        books.follow(signed("other", "9"), Instant::now());
-        books.follow(signed("other", "10"), Instant::now());
-        assert!(!books.write(draft.clone()).await);
+        writer.follow(signed("former", "5"), Instant::now());
+        assert!(writer.write(draft.clone()).await, "a new leader signs");
+        writer.follow(signed("", "7"), Instant::now());
+        assert!(writer.write(draft.clone()).await, "it was deleted");
+        writer.follow(signed("other", "9"), Instant::now());
+        writer.follow(signed("other", "10"), Instant::now());
+        assert!(!writer.write(draft.clone()).await);
         published.set_renewed(Some(Instant::now()));
-        assert!(books.write(draft).await, "the Lease is its own still");
+        assert!(writer.write(draft).await, "it still holds the Lease");
     }
 
     #[tokio::test]
-    async fn leases_are_waited_for_as_long_as_a_former_leader_gave_them() {
+    async fn waits_for_leases_are_as_long_as_a_former_leader_gave_them() {
         let server = Server::start().await;
         let (_published, leads, _duty) = leadership();
-        let mut books = books(&server, &leads);
+        let mut writer = writer(&server, &leads);
         let (now, former) = (Instant::now(), Duration::from_secs(30));
         let suspects = BTreeMap::from([("n1".to_owned(), 1)]);
         let (total, programs) = (Some(former), Some(former + terms().programs));
-        books.follow(Arc::new(Ledger { total, programs, suspects, ..Ledger::default() }), now);
+        writer.follow(Arc::new(Ledger { total, programs, suspects, ..Ledger::default() }), now);
         let nothing = (Objects::new(), Nodes::new());
-        let mut end = |reach: &NodeHealth| {
-            let extract = books.extract(&nothing.0, &nothing.1, reach, (now, now)).expect("the ledger is known");
+        let mut end = |node_health: &NodeHealth| {
+            let extract = writer.extract(&nothing.0, &nothing.1, node_health, (now, now)).expect("the ledger is known");
             (extract.evidence().ends["n1"], extract)
         };
         let unknown = NodeHealth::by(Duration::from_secs(1));
@@ -349,9 +352,9 @@ mod tests {
         assert_eq!((extract.draft.former_total, extract.draft.programs), (Some(former), Some(terms().programs)));
     }
 
-    /// Its programs emit without an end, whatever is suspected of it.
+    /// Its programs emit without an end, even if it is suspected.
     #[tokio::test]
-    async fn nothing_of_a_node_whose_lease_has_no_end_is_given_away() {
+    async fn addresses_of_a_node_with_an_endless_lease_are_not_given_away() {
         let server = Server::start().await;
         let (_published, leads, _duty) = leadership();
         let now = Instant::now();
@@ -363,10 +366,10 @@ mod tests {
                 ending: numbered(ending),
                 ..Ledger::default()
             };
-            let mut books = books(&server, &leads);
-            books.follow(Arc::new(ledger), now);
+            let mut writer = writer(&server, &leads);
+            writer.follow(Arc::new(ledger), now);
             let nodes = Nodes::from([egress_core::allocation::samples::node("n1", "172.18.0.2/16")]);
-            let extract = books.extract(&Objects::new(), &nodes, &NodeHealth::by(terms().lease), (now, now));
+            let extract = writer.extract(&Objects::new(), &nodes, &NodeHealth::by(terms().lease), (now, now));
             let extract = extract.expect("the ledger is known");
             extract.evidence().ends.keys().cloned().collect::<Vec<_>>()
         };
@@ -374,22 +377,22 @@ mod tests {
         assert!(ends(&["n1"], &[]).is_empty() && ends(&[], &["n1"]).is_empty());
     }
 
-    /// The server has version 7, and refuses whoever writes in the place of another one.
+    /// The server has version 7, and refuses writes over any other.
     #[tokio::test]
-    async fn an_older_ledger_of_the_server_is_gone_on_from_and_a_newer_one_waited_for() {
+    async fn an_older_ledger_of_the_server_is_adopted_and_a_newer_one_waited_for() {
         let server = Server::start().await;
         let (published, leads, _duty) = leadership();
         published.set_leads_until(Some(Instant::now() + Duration::from_secs(60)));
         let store = LedgerStore::new(server.client().0, "past");
-        let mut books = LedgerWriter::new(store, leads.clone(), "me".into(), terms());
-        books.since = leads.since();
+        let mut writer = LedgerWriter::new(store, leads.clone(), "me".into(), terms());
+        writer.since = leads.since();
         for (known, expected) in [("6", "6"), ("9", "7")] {
-            books.ledger = None;
+            writer.ledger = None;
             let records = Records { last: 40, ..Records::default() };
             let ledger = Ledger { version: known.into(), records, ..Ledger::default() };
-            books.follow(Arc::new(ledger.clone()), Instant::now());
-            assert!(!books.write(Ledger { leader: "me".into(), ..ledger }).await);
-            let now = books.ledger.as_ref().expect("known");
+            writer.follow(Arc::new(ledger.clone()), Instant::now());
+            assert!(!writer.write(Ledger { leader: "me".into(), ..ledger }).await);
+            let now = writer.ledger.as_ref().expect("known");
             assert_eq!((now.version.as_str(), now.records.last), (expected, 40));
         }
     }

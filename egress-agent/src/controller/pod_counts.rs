@@ -1,9 +1,9 @@
-//! How many pods each object serves on each node, and which agents are away: asked of every node, with or without the label,
-//! every few seconds while this controller leads.
+//! How many pods each object serves on each node, and which agents are away. While this controller leads, every node is asked every
+//! few seconds, with or without the egress label.
 //!
-//! Probes ([`egress_core::node_health`]) go to egress nodes alone and decide who holds addresses. This only tells people: the status has the
-//! sum, and a condition names the nodes whose pods nobody looks after. A request is a health check that is signed and is no
-//! probe, so that it confirms nothing.
+//! These requests only inform users: the status has the sum, and a condition names nodes whose pods have no running agent. Probes
+//! ([`egress_core::node_health`]) go to egress nodes only and decide who holds addresses. A request here is a signed health check
+//! that is no probe, so it confirms nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -26,7 +26,7 @@ use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 use tracing::{info, warn};
 
-use crate::controller::node_health::session::Manner;
+use crate::controller::node_health::session::ProbeSettings;
 use crate::health::signature::MessageAuth;
 use crate::health::{SERVICE, pod_counts};
 use egress_core::allocation::Nodes;
@@ -35,44 +35,44 @@ use egress_core::model::view::Node;
 pub use egress_core::status::pod_counts::PodCounts;
 
 const ROUND: Duration = Duration::from_secs(5);
-const PATIENCE: Duration = Duration::from_secs(2);
-/// Requests at a time.
+const TIMEOUT: Duration = Duration::from_secs(2);
+/// Concurrent requests.
 const PARALLEL: usize = 64;
-/// An agent that is updated is away for some seconds.
+/// An agent is away for some seconds during an update.
 const AWAY_AFTER: Duration = Duration::from_secs(30);
 /// How long the first sum waits for agents that have not answered yet.
 const COMPLETE_AFTER: Duration = Duration::from_secs(15);
-/// Of a request, random: an answer to an earlier one is none to this.
+/// A random value per request, so that an answer to an earlier request is not accepted.
 const NONCE: &str = "egress-agent-nonce";
 
-/// What has been heard since this controller leads. Pure.
+/// The answers since this controller leads. Pure.
 struct Tally {
     since: Instant,
-    /// When each node was first to be asked, or answered last.
-    heard: BTreeMap<String, Instant>,
+    /// The last answer of each node, or the time of its first request.
+    last_answer: BTreeMap<String, Instant>,
     pods: BTreeMap<String, SelectedPods>,
 }
 
 impl Tally {
     fn begin(now: Instant) -> Self {
-        Self { since: now, heard: BTreeMap::new(), pods: BTreeMap::new() }
+        Self { since: now, last_answer: BTreeMap::new(), pods: BTreeMap::new() }
     }
 
     fn note(&mut self, node: &str, pods: SelectedPods, at: Instant) {
-        self.heard.insert(node.to_owned(), at);
+        self.last_answer.insert(node.to_owned(), at);
         self.pods.insert(node.to_owned(), pods);
     }
 
-    fn census(&mut self, nodes: &Nodes, now: Instant) -> PodCounts {
-        self.heard.retain(|name, _| nodes.contains_key(name));
+    fn counts(&mut self, nodes: &Nodes, now: Instant) -> PodCounts {
+        self.last_answer.retain(|name, _| nodes.contains_key(name));
         self.pods.retain(|name, _| nodes.contains_key(name));
         let mut away = BTreeSet::new();
         for (name, node) in nodes {
-            let heard = self.heard.entry(name.clone()).or_insert(now);
-            // Of a node that is not Ready its pods are gone too, or about to be, and others say so. Its time begins anew.
+            let last_answer = self.last_answer.entry(name.clone()).or_insert(now);
+            // The pods of a node that is not Ready are about to go too, and others report that. Its time starts again.
             if !node.ready {
-                *heard = now;
-            } else if now >= *heard + AWAY_AFTER {
+                *last_answer = now;
+            } else if now >= *last_answer + AWAY_AFTER {
                 away.insert(name.clone());
             }
         }
@@ -82,15 +82,15 @@ impl Tally {
     }
 }
 
-/// Asks while there are nodes to be asked, until told to stop.
+/// Asks while there are nodes to ask, until stopped.
 pub async fn run(
-    manner: Manner,
+    settings: ProbeSettings,
     own_node: String,
     mut nodes: watch::Receiver<Option<Arc<Nodes>>>,
-    census: watch::Sender<PodCounts>,
+    counts: watch::Sender<PodCounts>,
     stop: CancellationToken,
 ) {
-    let mut clients = Clients::new(manner, own_node);
+    let mut clients = Clients::new(settings, own_node);
     let mut tally: Option<Tally> = None;
     let mut round = interval(ROUND);
     round.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -102,7 +102,7 @@ pub async fn run(
                 if changed.is_err() {
                     return;
                 }
-                // A duty that begins is taken up at once; nodes that come and go can wait.
+                // Leadership that begins is acted on at once; changes of nodes can wait.
                 if nodes.borrow().is_some() == tally.is_some() {
                     continue;
                 }
@@ -110,7 +110,7 @@ pub async fn run(
         }
         let Some(now) = nodes.borrow_and_update().clone() else {
             (tally, clients.kept) = (None, BTreeMap::new());
-            census.send_if_modified(|known| std::mem::take(known) != PodCounts::default());
+            counts.send_if_modified(|known| std::mem::take(known) != PodCounts::default());
             continue;
         };
         let tally = tally.get_or_insert_with(|| Tally::begin(Instant::now()));
@@ -121,16 +121,16 @@ pub async fn run(
         for (node, pods) in answers {
             tally.note(&node, pods, Instant::now());
         }
-        let new = tally.census(&now, Instant::now());
-        tell_of_agents(&census.borrow().away, &new.away);
-        census.send_if_modified(|known| std::mem::replace(known, new.clone()) != new);
+        let new = tally.counts(&now, Instant::now());
+        log_agents(&counts.borrow().away, &new.away);
+        counts.send_if_modified(|known| std::mem::replace(known, new.clone()) != new);
     }
 }
 
-fn tell_of_agents(known: &BTreeSet<String>, now: &BTreeSet<String>) {
+fn log_agents(known: &BTreeSet<String>, now: &BTreeSet<String>) {
     for node in now.difference(known) {
         let seconds = AWAY_AFTER.as_secs();
-        warn!(%node, "the agent of a Ready node has not answered for {seconds} s: nobody looks after its pods");
+        warn!(%node, "the agent of a Ready node has not answered for {seconds} s: its pods have no running agent");
     }
     for node in known.difference(now) {
         info!(%node, "the agent of the node answers again");
@@ -139,23 +139,23 @@ fn tell_of_agents(known: &BTreeSet<String>, now: &BTreeSet<String>) {
 
 /// Connections that are kept between rounds.
 struct Clients {
-    manner: Manner,
+    settings: ProbeSettings,
     own_node: String,
     kept: BTreeMap<SocketAddr, HealthClient<Channel>>,
 }
 
-/// What came of asking one node.
+/// The outcome of asking one node.
 #[derive(Default)]
 struct Asked {
-    /// Where nothing came.
+    /// Addresses without an answer.
     silent: Vec<SocketAddr>,
-    /// Who has answered by which connection.
+    /// The connection that brought an answer, and the answer.
     answer: Option<(SocketAddr, HealthClient<Channel>, (String, SelectedPods))>,
 }
 
 impl Clients {
-    fn new(manner: Manner, own_node: String) -> Self {
-        Self { manner, own_node, kept: BTreeMap::new() }
+    fn new(settings: ProbeSettings, own_node: String) -> Self {
+        Self { settings, own_node, kept: BTreeMap::new() }
     }
 
     async fn ask_all(&mut self, nodes: &Nodes) -> Vec<(String, SelectedPods)> {
@@ -164,32 +164,31 @@ impl Clients {
         self.kept.retain(|at, _| all.contains(&at.ip()));
         let mut questions = Vec::new();
         for (name, node) in nodes {
-            let mut roads = Vec::new();
+            let mut paths = Vec::new();
             for address in addresses(node) {
-                let at = SocketAddr::new(address, self.manner.port);
-                roads.extend(self.client(at).map(|client| (at, client)));
+                let at = SocketAddr::new(address, self.settings.port);
+                paths.extend(self.client(at).map(|client| (at, client)));
             }
-            questions.push(self.ask(name.clone(), roads));
+            questions.push(self.ask(name.clone(), paths));
         }
         let asked: Vec<Asked> = futures::stream::iter(questions).buffer_unordered(PARALLEL).collect().await;
         let mut answers = Vec::new();
         for Asked { silent, answer } in asked {
             silent.iter().for_each(|at| drop(self.kept.remove(at)));
-            let Some((at, client, said)) = answer else { continue };
+            let Some((at, client, answer)) = answer else { continue };
             self.kept.insert(at, client);
-            answers.push(said);
+            answers.push(answer);
         }
         answers
     }
 
-    /// The kept one, or one that connects with the certificates of now. It is kept when it has brought an answer.
+    /// The kept connection, or a new one with the current certificates. A new one is kept after its first answer.
     fn client(&self, at: SocketAddr) -> Option<HealthClient<Channel>> {
         if let Some(client) = self.kept.get(&at) {
             return Some(client.clone());
         }
-        let endpoint = self.manner.dial.endpoint(at).ok()?.connect_timeout(PATIENCE);
-        // A connection that breaks is not made anew by itself: it would begin with the certificates of then, which may have been
-        // replaced since.
+        let endpoint = self.settings.dial.endpoint(at).ok()?.connect_timeout(TIMEOUT);
+        // A broken connection is not made again by the library: it would use certificates that may have been replaced since.
         let is_made = AtomicBool::new(false);
         let connector = tower::service_fn(move |_: Uri| {
             let is_first = !is_made.swap(true, Ordering::Relaxed);
@@ -203,23 +202,23 @@ impl Clients {
         Some(HealthClient::new(endpoint.connect_with_connector_lazy(connector)))
     }
 
-    /// By one address after the other. Only an answer that the agent has signed counts.
+    /// Asks by one address after the other. Only an answer that the agent has signed counts.
     fn ask(
         &self,
         node: String,
-        roads: Vec<(SocketAddr, HealthClient<Channel>)>,
+        paths: Vec<(SocketAddr, HealthClient<Channel>)>,
     ) -> impl Future<Output = Asked> + use<> {
-        let (key, own_node) = (self.manner.key.now(), self.own_node.clone());
+        let (key, own_node) = (self.settings.key.now(), self.own_node.clone());
         async move {
             let mut asked = Asked::default();
             let Some(key) = key else { return asked };
-            for (at, mut client) in roads {
+            for (at, mut client) in paths {
                 let mut request = Request::new(HealthCheckRequest { service: SERVICE.to_owned() });
                 let nonce = format!("{:016x}", std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), &node));
                 let Ok(nonce) = AsciiMetadataValue::try_from(nonce) else { continue };
                 request.metadata_mut().insert(NONCE, nonce);
                 let signature = key.sign_request(request.metadata_mut(), SERVICE, &own_node, &node);
-                let Ok(Ok(answer)) = timeout(PATIENCE, client.check(request)).await else {
+                let Ok(Ok(answer)) = timeout(TIMEOUT, client.check(request)).await else {
                     asked.silent.push(at);
                     continue;
                 };
@@ -251,47 +250,47 @@ mod tests {
     }
 
     #[test]
-    fn what_all_agents_say_is_added_up() {
+    fn counts_of_all_agents_are_added_up() {
         let (begin, known) = (Instant::now(), nodes(&[("n1", true), ("n2", true), ("n3", false)]));
         let at = |seconds| begin + Duration::from_secs(seconds);
         let mut tally = Tally::begin(begin);
         tally.note("n1", pods(&[(1, 2), (2, 1)]), at(0));
-        assert_eq!(tally.census(&known, at(0)).selected(EgressId(1)), None, "n2 has not been heard");
+        assert_eq!(tally.counts(&known, at(0)).selected(EgressId(1)), None, "n2 has not answered");
         tally.note("n2", pods(&[(1, 3)]), at(5));
-        let census = tally.census(&known, at(5));
-        assert_eq!([1, 2, 3].map(|id| census.selected(EgressId(id))), [Some(5), Some(1), Some(0)]);
+        let counts = tally.counts(&known, at(5));
+        assert_eq!([1, 2, 3].map(|id| counts.selected(EgressId(id))), [Some(5), Some(1), Some(0)]);
         tally.note("n2", pods(&[]), at(10));
-        assert_eq!(tally.census(&known, at(10)).selected(EgressId(1)), Some(2));
-        // A node that goes takes its pods along.
-        assert_eq!(tally.census(&nodes(&[("n2", true)]), at(11)).selected(EgressId(1)), Some(0));
-        // One whose agent was never there is not waited for without end.
+        assert_eq!(tally.counts(&known, at(10)).selected(EgressId(1)), Some(2));
+        // The pods of a deleted node do not count.
+        assert_eq!(tally.counts(&nodes(&[("n2", true)]), at(11)).selected(EgressId(1)), Some(0));
+        // A node whose agent never answers is not waited for without end.
         let mut tally = Tally::begin(begin);
         tally.note("n1", pods(&[(1, 2)]), at(14));
-        assert_eq!(tally.census(&known, at(14)).selected(EgressId(1)), None);
-        assert_eq!(tally.census(&known, at(15)).selected(EgressId(1)), Some(2));
+        assert_eq!(tally.counts(&known, at(14)).selected(EgressId(1)), None);
+        assert_eq!(tally.counts(&known, at(15)).selected(EgressId(1)), Some(2));
     }
 
     #[test]
-    fn an_agent_is_away_that_is_silent_for_long_on_a_node_that_is_ready() {
+    fn an_agent_is_away_after_long_silence_on_a_ready_node() {
         let begin = Instant::now();
         let at = |seconds| begin + Duration::from_secs(seconds);
         let known = |ready| nodes(&[("n1", ready), ("n2", true)]);
-        let alone = |census: &PodCounts| {
-            census.left_alone(EgressId(1)).map(|(node, count)| (node.to_owned(), count)).collect::<Vec<_>>()
+        let without_agent = |counts: &PodCounts| {
+            counts.left_alone(EgressId(1)).map(|(node, count)| (node.to_owned(), count)).collect::<Vec<_>>()
         };
         let mut tally = Tally::begin(begin);
         tally.note("n1", pods(&[(1, 2)]), at(0));
         for second in (0..120).step_by(5) {
             tally.note("n2", pods(&[(1, 1)]), at(second));
-            let census = tally.census(&known(second < 60), at(second));
+            let counts = tally.counts(&known(second < 60), at(second));
             let is_away = (30..60).contains(&second);
-            assert_eq!(alone(&census).is_empty(), !is_away, "{second}");
-            // What it said last stands.
-            assert_eq!(census.selected(EgressId(1)), Some(3));
+            assert_eq!(without_agent(&counts).is_empty(), !is_away, "{second}");
+            // Its last answer counts.
+            assert_eq!(counts.selected(EgressId(1)), Some(3));
         }
-        assert!(alone(&tally.census(&known(true), at(120))).is_empty(), "its time has begun anew");
-        assert_eq!(alone(&tally.census(&known(true), at(150))), [("n1".to_owned(), 2), ("n2".to_owned(), 1)]);
+        assert!(without_agent(&tally.counts(&known(true), at(120))).is_empty(), "its time has started again");
+        assert_eq!(without_agent(&tally.counts(&known(true), at(150))), [("n1".to_owned(), 2), ("n2".to_owned(), 1)]);
         tally.note("n1", pods(&[]), at(151));
-        assert_eq!(alone(&tally.census(&known(true), at(151))), [("n2".to_owned(), 1)]);
+        assert_eq!(without_agent(&tally.counts(&known(true), at(151))), [("n2".to_owned(), 1)]);
     }
 }

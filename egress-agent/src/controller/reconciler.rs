@@ -1,9 +1,9 @@
-//! Takes the changes of objects and nodes, and where this controller leads: decides, and writes what differs.
+//! Takes the changes of objects and nodes. While this controller leads it decides, and writes what differs.
 //!
-//! Writes go in two rounds: first objects that lose an address, then the others, so that an address which moves between
-//! objects is free before it is given. Before them the hand-overs that begin are recorded, behind them those that are over
-//! are forgotten ([`egress_core::ownership::handover`]). A write that somebody else's made stale is not an error: the newer object is on its
-//! way by the watch, and is decided on then.
+//! The order of writes: hand-overs that begin are recorded first; then the status of objects that lose an address, then that of the
+//! others, so that an address which moves between objects is free before it is given; finished hand-overs are removed last
+//! ([`egress_core::ownership::handover`]). A write that fails because of another writer is no error: the watch brings the newer
+//! object, and it is decided on then.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -16,10 +16,9 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::change_queue::ChangeReceiver;
-use crate::controller::ledger::{Extract, LedgerWriter};
+use crate::controller::ledger::{LedgerExtract, LedgerWriter};
 use crate::controller::pod_counts::PodCounts;
 use crate::controller::summary;
-use crate::controller::write_errors::WriteErrorLog;
 use crate::metrics::Meters;
 use egress_core::allocation::egress_ids::EgressIdAllocator;
 use egress_core::allocation::{Nodes, Objects};
@@ -38,69 +37,69 @@ use egress_core::status::node_problems::Problems;
 use egress_kube::events::{About, Events};
 use egress_kube::leader_election::Leadership;
 use egress_kube::ledger::LedgerStore;
-use egress_kube::status::{StatusWriter, Wanted, WriteError};
+use egress_kube::status::{DesiredStatus, StatusWriter, WriteError, WriteErrorLog};
 
-/// Writes at a time.
+/// Concurrent writes.
 const PARALLEL: usize = 16;
-/// How long a failed or stale write waits when no change comes.
+/// Pause after a failed or stale write without any change.
 const RETRY: Duration = Duration::from_secs(1);
-/// How long the record of a hand-over that is done stays: the new node sees it then, however its watches lag.
+/// How long the record of a finished hand-over stays, so that the new owner sees it even if its watches lag.
 const LINGER: Duration = Duration::from_secs(2);
-/// How long one write may take.
-const PATIENCE: Duration = Duration::from_secs(10);
-const FOREIGN_STATUS: &str = "somebody else than egress-agent writes status.items; if OVN-Kubernetes' own EgressIP is enabled \
+/// Timeout of one write.
+const TIMEOUT: Duration = Duration::from_secs(10);
+const FOREIGN_STATUS: &str = "another program than egress-agent writes status.items; if OVN-Kubernetes' own EgressIP is enabled \
                               turn it off (--enable-egress-ip=false): two would answer for the addresses";
 
-const WENT_BACK: &str = "the API server knows less than it did: if a backup has been restored, look whether each egress IP is \
+const ROLLED_BACK: &str = "the API server knows less than it did: if a backup has been restored, look whether each egress IP is \
                          where its object's status says";
 
-/// What is known of the cluster, and what has been said so far.
-pub struct Leader {
-    /// Shared with the thread that decides, while it does.
+/// The known state of the cluster, and what has been published.
+pub struct ControllerReconciler {
+    /// Shared with the thread that decides.
     objects: Option<Arc<Objects>>,
     nodes: Option<Arc<Nodes>>,
     networks: Arc<ClusterNetworks>,
-    /// Where no node can host any address of an object, the node's address serves.
+    /// If no node can host any address of an object, its pods leave with the node's address.
     node_address_serves: bool,
     services: Arc<Services>,
-    /// Which nodes answer.
-    reach: watch::Receiver<NodeHealth>,
-    /// Whose agents are to be asked, while this controller leads, and what they say.
-    asked: watch::Sender<Option<Arc<Nodes>>>,
-    census: watch::Receiver<PodCounts>,
-    books: LedgerWriter,
-    watch: HandoverPlanner,
-    /// Since when this controller leads without a gap, as of the pass that it is in.
+    /// Which egress nodes answer.
+    node_health: watch::Receiver<NodeHealth>,
+    /// The nodes to ask for pod counts while this controller leads, and the counts.
+    to_ask: watch::Sender<Option<Arc<Nodes>>>,
+    pod_counts: watch::Receiver<PodCounts>,
+    ledger: LedgerWriter,
+    handovers: HandoverPlanner,
+    /// Since when this controller leads without a gap, as of the current pass.
     since: Option<std::time::Instant>,
-    numbering: EgressIdAllocator,
-    /// Objects have changed since their numbers were noted.
-    unobserved: bool,
-    told: BTreeMap<String, BTreeSet<Notice>>,
-    strangers: ForeignWriters,
-    complaint: WriteErrorLog,
+    egress_ids: EgressIdAllocator,
+    /// Objects have changed since their IDs were observed.
+    ids_unobserved: bool,
+    published: BTreeMap<String, BTreeSet<Notice>>,
+    foreign_writers: ForeignWriters,
+    write_errors: WriteErrorLog,
     problems: Problems,
     writer: StatusWriter,
     events: Events,
     leadership: Leadership,
     meters: Meters,
     moves: Moves,
-    /// Changes when the API server has gone back.
-    returns: watch::Receiver<()>,
+    /// Changes after a rollback of the API server.
+    rollbacks: watch::Receiver<()>,
 }
 
-/// One object and what is to be written to it.
-struct Wish {
+/// An object and its desired status.
+struct StatusUpdate {
     object: Arc<EgressObject>,
-    wanted: Wanted,
+    desired: DesiredStatus,
     notices: BTreeSet<Notice>,
 }
 
-impl Leader {
+impl ControllerReconciler {
     pub fn new(
         (writer, ledger): (StatusWriter, LedgerStore),
         events: Events,
         leadership: Leadership,
-        (reach, terms, returns): (watch::Receiver<NodeHealth>, Terms, watch::Receiver<()>),
+        (node_health, terms, rollbacks): (watch::Receiver<NodeHealth>, Terms, watch::Receiver<()>),
         signature: String,
         networks: ClusterNetworks,
     ) -> Self {
@@ -110,46 +109,46 @@ impl Leader {
             networks: Arc::new(networks),
             node_address_serves: true,
             services: Arc::default(),
-            reach,
-            asked: watch::Sender::default(),
-            census: watch::channel(PodCounts::default()).1,
-            books: LedgerWriter::new(ledger, leadership.clone(), signature, terms),
-            watch: HandoverPlanner::lingering(LINGER),
+            node_health,
+            to_ask: watch::Sender::default(),
+            pod_counts: watch::channel(PodCounts::default()).1,
+            ledger: LedgerWriter::new(ledger, leadership.clone(), signature, terms),
+            handovers: HandoverPlanner::lingering(LINGER),
             since: None,
-            numbering: EgressIdAllocator::default(),
-            unobserved: false,
-            told: BTreeMap::new(),
-            strangers: ForeignWriters::default(),
-            complaint: WriteErrorLog::default(),
+            egress_ids: EgressIdAllocator::default(),
+            ids_unobserved: false,
+            published: BTreeMap::new(),
+            foreign_writers: ForeignWriters::default(),
+            write_errors: WriteErrorLog::default(),
             problems: Problems::default(),
             writer,
             events,
             leadership,
             meters: Meters::default(),
             moves: Moves::default(),
-            returns,
+            rollbacks,
         }
     }
 
-    /// Says so of packets of objects whose addresses no node can host.
+    /// Sets what happens to packets of objects whose addresses no node can host.
     #[must_use]
     pub fn with_unassigned(self, on_unassigned: OnUnassigned) -> Self {
         Self { node_address_serves: on_unassigned == OnUnassigned::NodeAddress, ..self }
     }
 
-    /// Says what agents say of their pods.
+    /// Adds pod counts to the status.
     #[must_use]
-    pub fn counting(self, asked: watch::Sender<Option<Arc<Nodes>>>, census: watch::Receiver<PodCounts>) -> Self {
-        Self { asked, census, ..self }
+    pub fn counting(self, to_ask: watch::Sender<Option<Arc<Nodes>>>, pod_counts: watch::Receiver<PodCounts>) -> Self {
+        Self { to_ask, pod_counts, ..self }
     }
 
-    /// Counts there.
+    /// Sets the metrics.
     #[must_use]
     pub fn metered(self, meters: Meters) -> Self {
         Self { meters, ..self }
     }
 
-    /// Runs until told to stop, or until the changes end.
+    /// Runs until stopped, or until the changes end.
     pub async fn run(mut self, mut changes: ChangeReceiver, stop: CancellationToken) {
         let mut retry_at: Option<Instant> = None;
         loop {
@@ -158,7 +157,7 @@ impl Leader {
                 () = stop.cancelled() => return,
                 changes = changes.take() => match changes {
                     Some(changes) => {
-                        let news = changes.into_iter().map(|change| self.apply(change)).filter(|is_news| *is_news);
+                        let news = changes.into_iter().map(|change| self.apply(change)).filter(|calls_for_decision| *calls_for_decision);
                         if news.count() == 0 {
                             continue;
                         }
@@ -169,55 +168,55 @@ impl Leader {
                     if !alive {
                         return;
                     }
-                    // A renewal is no news.
+                    // A renewal alone changes nothing.
                     if self.leadership.since() == self.since {
                         continue;
                     }
                 }
-                Ok(()) = self.reach.changed() => {}
-                Ok(()) = self.census.changed() => {}
-                Ok(()) = self.returns.changed() => self.tell_of_return(),
+                Ok(()) = self.node_health.changed() => {}
+                Ok(()) = self.pod_counts.changed() => {}
+                Ok(()) = self.rollbacks.changed() => self.report_rollback(),
                 () = retry, if retry_at.is_some() => {}
             }
             self.since = self.leadership.since();
-            if let (true, Some(objects)) = (std::mem::take(&mut self.unobserved), &self.objects) {
-                self.numbering.observe(objects);
+            if let (true, Some(objects)) = (std::mem::take(&mut self.ids_unobserved), &self.objects) {
+                self.egress_ids.observe(objects);
             }
             retry_at = None;
             let Some(since) = self.since else {
-                self.strangers.retain(|_| false);
+                self.foreign_writers.retain(|_| false);
                 self.problems = Problems::default();
-                self.asked.send_if_modified(|asked| asked.take().is_some());
+                self.to_ask.send_if_modified(|to_ask| to_ask.take().is_some());
                 self.moves.forget(|_| true);
                 self.meters.set_cluster(None);
                 continue;
             };
             tokio::select! {
-                // Whatever was under way is the next leader's to find, as after a crash.
+                // The next leader finds unfinished writes as after a crash.
                 () = stop.cancelled() => return,
                 again = self.decide_and_write(since) => retry_at = again,
             }
         }
     }
 
-    /// The log of each process has it; here it is for people who look at objects. It concerns all of them, and one event is enough.
-    fn tell_of_return(&self) {
+    /// Reports a rollback of the API server as an event, in addition to the logs. It concerns all objects; an event on one is enough.
+    fn report_rollback(&self) {
         let oldest = self.objects.iter().flat_map(|all| all.values()).min_by_key(|one| (one.created, &one.name));
         if let (true, Some(object)) = (self.leadership.leads(), oldest) {
             let about = About { name: &object.name, uid: &object.uid, pod: None };
-            self.events.warn(about, "APIServerWentBack", WENT_BACK);
+            self.events.warn(about, "APIServerWentBack", ROLLED_BACK);
         }
     }
 
-    /// False where nothing is to be decided because of it.
+    /// Whether the change calls for a decision.
     fn apply(&mut self, change: Change) -> bool {
         match change {
             Change::Objects(update) => {
-                self.unobserved = true;
+                self.ids_unobserved = true;
                 self.apply_objects(update);
             }
             Change::Nodes(update) => self.apply_nodes(update),
-            Change::Ledger(ledger) => self.books.follow(ledger, Instant::now().into_std()),
+            Change::Ledger(ledger) => self.ledger.follow(ledger, Instant::now().into_std()),
             // Most Services have no address that could be an egress IP.
             Change::Services(update) => return !Arc::make_mut(&mut self.services).apply(update).addresses.is_empty(),
             Change::Namespaces(_) | Change::Pods(_) => return false,
@@ -242,26 +241,26 @@ impl Leader {
             Update::Replaced(objects) => {
                 let known = self.objects.iter().flat_map(|known| known.values());
                 let gone = known.filter(|known| objects.get(&known.name).is_none_or(|new| new.uid != known.uid));
-                gone.for_each(|object| self.books.depart(object, now));
+                gone.for_each(|object| self.ledger.depart(object, now));
                 self.objects = Some(Arc::new(objects));
             }
-            Update::Changed(_, object) => self.enter(object),
+            Update::Changed(_, object) => self.insert_object(object),
             Update::Removed(name) => {
-                self.told.remove(&name);
+                self.published.remove(&name);
                 if let Some(object) = self.objects.as_mut().and_then(|objects| Arc::make_mut(objects).remove(&name)) {
                     self.moves.forget(|address| object.listed.iter().any(|listed| listed == address));
-                    self.books.depart(&object, now);
+                    self.ledger.depart(&object, now);
                 }
             }
         }
     }
 
-    /// The answer to a write is known before the watch brings older versions of the object.
-    fn enter(&mut self, object: Arc<EgressObject>) {
+    /// Takes a version of an object. Older ones, which the watch brings after the answer to a write, are ignored.
+    fn insert_object(&mut self, object: Arc<EgressObject>) {
         let Some(objects) = &mut self.objects else { return };
-        // Deleted and made anew between two looks.
+        // Deleted and created again between two updates.
         if let Some(former) = objects.get(&object.name).filter(|known| known.uid != object.uid) {
-            self.books.depart(former, Instant::now().into_std());
+            self.ledger.depart(former, Instant::now().into_std());
         }
         let version = |object: &EgressObject| object.resource_version.parse::<u64>().ok();
         let older = objects.get(&object.name).is_some_and(|known| {
@@ -272,90 +271,90 @@ impl Leader {
         }
     }
 
-    /// When to do so again, if nothing else happens.
+    /// Returns when to decide again without any change.
     async fn decide_and_write(&mut self, since: std::time::Instant) -> Option<Instant> {
         let (Some(objects), Some(nodes)) = (self.objects.clone(), self.nodes.clone()) else { return None };
-        self.asked.send_if_modified(|asked| {
-            let is_known = asked.as_ref().is_some_and(|known| Arc::ptr_eq(known, &nodes));
-            *asked = Some(nodes.clone());
+        self.to_ask.send_if_modified(|to_ask| {
+            let is_known = to_ask.as_ref().is_some_and(|known| Arc::ptr_eq(known, &nodes));
+            *to_ask = Some(nodes.clone());
             !is_known
         });
         for (node, problem) in self.problems.news(&nodes) {
             warn!(node, problem, "what cannot be read of a node is as it was last read");
         }
-        let numbers = self.numbering.number(&objects);
+        let ids = self.egress_ids.number(&objects);
         let now = Instant::now().into_std();
-        // A copy: whoever probes must not wait for a decision.
-        let reach = self.reach.borrow_and_update().clone();
-        let census = self.census.borrow_and_update().clone();
-        let extract = self.books.extract(&objects, &nodes, &reach, (since, now))?;
+        // A copy: the prober must not wait for a decision.
+        let node_health = self.node_health.borrow_and_update().clone();
+        let pod_counts = self.pod_counts.borrow_and_update().clone();
+        let extract = self.ledger.extract(&objects, &nodes, &node_health, (since, now))?;
         let (draft, again) = (extract.draft.clone(), extract.look_again);
-        let nodes_seen = summary::nodes(&nodes, &reach);
-        let decided = self.decide((objects, nodes), (reach, census), extract, now).await?;
+        let nodes_seen = summary::nodes(&nodes, &node_health);
+        let decided = self.decide((objects, nodes), (node_health, pod_counts), extract, now).await?;
         let Decisions { all, mut steps, look_again } = decided;
-        // One that was replaced early may have statuses to write still, by records that must not be called off meanwhile. Those
-        // of other addresses begin: their new nodes prepare in that time.
+        // A leader that was replaced early may still write statuses by open records, which must stay until it no longer can. Records of
+        // other addresses begin, so that their new owners prepare in that time.
         if let Some(until) = self.leadership.former().map(|former| former.until).filter(|until| now < *until) {
             steps.retain(|step| step.is_new_to(&draft.records));
-            let retry = (!self.books.open(draft, &steps).await).then(|| Instant::now() + RETRY);
+            let retry = (!self.ledger.open(draft, &steps).await).then(|| Instant::now() + RETRY);
             return again.into_iter().chain(look_again).chain([until]).map(Instant::from_std).chain(retry).min();
         }
         self.meters.set_cluster(Some(summary::cluster(&all, nodes_seen)));
         let again = again.into_iter().chain(look_again).min().map(Instant::from_std);
-        let wishes: Vec<Wish> = all
+        let updates: Vec<StatusUpdate> = all
             .into_iter()
             .filter_map(|decision| {
                 let Decision { object, items, conditions, no_eligible_node, selected_pods, notices } = decision;
-                let id = *numbers.get(&object.name)?;
-                Some(Wish {
+                let id = *ids.get(&object.name)?;
+                Some(StatusUpdate {
                     object,
-                    wanted: Wanted { id, no_eligible_node, items, selected_pods, conditions },
+                    desired: DesiredStatus { id, no_eligible_node, items, selected_pods, conditions },
                     notices,
                 })
             })
             .collect();
-        self.tell(&wishes);
-        self.look_for_strangers();
-        let settled =
-            self.books.open(draft, &steps).await && self.write_all(wishes, now).await && self.books.close(&steps).await;
+        self.publish_notices(&updates);
+        self.check_foreign_writers();
+        let settled = self.ledger.open(draft, &steps).await
+            && self.write_all(updates, now).await
+            && self.ledger.close(&steps).await;
         let retry = (!settled).then(|| Instant::now() + RETRY);
         retry.into_iter().chain(again).min()
     }
 
     /// False when something is left to do.
-    async fn write_all(&mut self, wishes: Vec<Wish>, now: std::time::Instant) -> bool {
-        let differs = |wish: &Wish| !self.writer.is_right(&wish.object, &wish.wanted);
-        let (wishes, held): (Vec<_>, Vec<_>) =
-            wishes.into_iter().filter(differs).partition(|wish| self.strangers.may_write(&wish.object, now));
-        let (losing, others): (Vec<_>, Vec<_>) = wishes.into_iter().partition(loses_an_address);
+    async fn write_all(&mut self, updates: Vec<StatusUpdate>, now: std::time::Instant) -> bool {
+        let differs = |update: &StatusUpdate| !self.writer.is_current(&update.object, &update.desired);
+        let (updates, held): (Vec<_>, Vec<_>) =
+            updates.into_iter().filter(differs).partition(|update| self.foreign_writers.may_write(&update.object, now));
+        let (losing, others): (Vec<_>, Vec<_>) = updates.into_iter().partition(loses_an_address);
         let settled = self.write(losing).await;
-        // What could not be taken must not be given.
+        // An address that was not taken from one object must not be given to another.
         settled && self.write(others).await && held.is_empty()
     }
 
-    /// On a thread that may be busy for a while: other tasks on this one, the renewal of the Lease
-    /// among them, need not wait.
+    /// Decides on a blocking thread, so that other tasks, such as the renewal of the Lease, need not wait.
     async fn decide(
         &mut self,
         (objects, nodes): (Arc<Objects>, Arc<Nodes>),
-        (reach, census): (NodeHealth, PodCounts),
-        extract: Extract,
+        (node_health, pod_counts): (NodeHealth, PodCounts),
+        extract: LedgerExtract,
         now: std::time::Instant,
     ) -> Option<Decisions> {
-        let mut watch = std::mem::take(&mut self.watch);
+        let mut handovers = std::mem::take(&mut self.handovers);
         let (networks, services) = (Arc::clone(&self.networks), Arc::clone(&self.services));
         let node_address_serves = self.node_address_serves;
         let deciding = tokio::task::spawn_blocking(move || {
             let (records, evidence, endless) = (&extract.draft.records, extract.evidence(), &extract.endless);
-            let (unreachable, absent) = (&reach.unreachable, &reach.absent);
+            let (unreachable, absent) = (&node_health.unreachable, &node_health.absent);
             let (objects, nodes, networks, services) = (&objects, &nodes, &networks, &services);
             let known = Known {
                 objects,
                 nodes,
                 unreachable,
                 absent,
-                unserved: &reach.unserved,
-                census: &census,
+                unserved: &node_health.unserved,
+                census: &pod_counts,
                 node_address_serves,
                 networks,
                 services,
@@ -364,12 +363,12 @@ impl Leader {
                 endless,
                 now,
             };
-            let decisions = decide(&mut watch, &known);
-            (watch, decisions)
+            let decisions = decide(&mut handovers, &known);
+            (handovers, decisions)
         });
         match deciding.await {
-            Ok((watch, decisions)) => {
-                self.watch = watch;
+            Ok((handovers, decisions)) => {
+                self.handovers = handovers;
                 Some(decisions)
             }
             Err(error) => match error.try_into_panic() {
@@ -380,13 +379,13 @@ impl Leader {
         }
     }
 
-    fn look_for_strangers(&mut self) {
+    fn check_foreign_writers(&mut self) {
         let Some(objects) = &self.objects else { return };
         let uids: BTreeSet<&str> = objects.values().map(|object| object.uid.as_str()).collect();
-        self.strangers.retain(|uid| uids.contains(uid));
+        self.foreign_writers.retain(|uid| uids.contains(uid));
         let now = Instant::now().into_std();
         for object in objects.values() {
-            if self.strangers.look(object, now) {
+            if self.foreign_writers.look(object, now) {
                 warn!(egressip = object.name, "{FOREIGN_STATUS}");
                 let about = About { name: &object.name, uid: &object.uid, pod: None };
                 self.events.warn(about, "ForeignStatus", FOREIGN_STATUS);
@@ -394,15 +393,15 @@ impl Leader {
         }
     }
 
-    async fn write(&mut self, decisions: Vec<Wish>) -> bool {
+    async fn write(&mut self, decisions: Vec<StatusUpdate>) -> bool {
         let (writer, leadership, since) = (&self.writer, &self.leadership, self.since);
         let written: Vec<_> = futures::stream::iter(decisions)
             .map(|decision| async move {
-                // Another may have led in between: then this decision is of its time.
+                // If another may have led in between, this decision is out of date.
                 let outcome = match leadership.since() == since {
-                    true => tokio::time::timeout(PATIENCE, writer.write(&decision.object, &decision.wanted))
+                    true => tokio::time::timeout(TIMEOUT, writer.write(&decision.object, &decision.desired))
                         .await
-                        .unwrap_or(Err(WriteError::SilentHolder)),
+                        .unwrap_or(Err(WriteError::Timeout)),
                     false => Err(WriteError::Stale),
                 };
                 (decision, outcome)
@@ -411,22 +410,23 @@ impl Leader {
             .collect()
             .await;
         let (mut settled, mut has_written, mut failed) = (true, false, Vec::new());
-        for (Wish { object, wanted, .. }, outcome) in written {
+        for (StatusUpdate { object, desired, .. }, outcome) in written {
             match outcome {
                 Ok(answer) => {
                     has_written = true;
-                    let reason = wanted.conditions.first().map_or("", |condition| condition.reason);
-                    // A count alone is news for whoever asks.
-                    if object.items != wanted.items || !wanted.conditions.iter().all(|one| one.is_published(&object)) {
-                        info!(egressip = object.name, id = wanted.id.0, items = %shown(&wanted), reason, "status written");
+                    let reason = desired.conditions.first().map_or("", |condition| condition.reason);
+                    // A change of the pod count alone is not logged.
+                    if object.items != desired.items || !desired.conditions.iter().all(|one| one.is_published(&object))
+                    {
+                        info!(egressip = object.name, id = desired.id.0, items = %shown(&desired), reason, "status written");
                     }
-                    self.strangers.wrote(&answer);
-                    self.note_moves(&object, &wanted.items);
+                    self.foreign_writers.wrote(&answer);
+                    self.note_moves(&object, &desired.items);
                     self.apply_objects(Update::Changed(object.name.clone(), Arc::new(answer)));
                 }
                 Err(WriteError::Stale) => settled = false,
                 Err(error) => {
-                    self.strangers.forget(&object);
+                    self.foreign_writers.forget(&object);
                     failed.push((object, error));
                 }
             }
@@ -434,23 +434,23 @@ impl Leader {
         match failed.first() {
             Some((object, error)) => {
                 settled = false;
-                if self.complaint.is_due(error.code(), Instant::now().into_std()) {
+                if self.write_errors.is_due(error.code(), Instant::now().into_std()) {
                     let others = failed.len() - 1;
                     warn!(egressip = object.name, others, %error, "cannot write the status; trying again");
                 }
             }
-            None if has_written && self.complaint.ends() => info!("the status is written again"),
+            None if has_written && self.write_errors.ends() => info!("the status is written again"),
             None => {}
         }
         settled
     }
 
-    /// Tells the object of each address that has another node now.
+    /// Publishes an event for each address that has another node now.
     fn note_moves(&mut self, object: &EgressObject, items: &[Item]) {
-        let (nodes, reach) = (&self.nodes, self.reach.borrow());
+        let (nodes, node_health) = (&self.nodes, self.node_health.borrow());
         let why = |name: &str| {
             let node = nodes.as_ref().and_then(|nodes| nodes.get(name));
-            let well = reach.lost.get(name).copied();
+            let well = node_health.lost.get(name).copied();
             (Why::of(node.map(Arc::as_ref), well.is_some()), well)
         };
         for moved in self.moves.note((&object.items, items), why, Instant::now().into_std()) {
@@ -460,21 +460,22 @@ impl Leader {
         }
     }
 
-    /// Publishes what has not been said yet. A new leader takes what the condition says as said.
-    fn tell(&mut self, decisions: &[Wish]) {
-        for Wish { object, wanted, notices } in decisions {
+    /// Publishes new notices. A new leader takes a notice as published if the condition says the same.
+    fn publish_notices(&mut self, decisions: &[StatusUpdate]) {
+        for StatusUpdate { object, desired, notices } in decisions {
             let found = &object.conditions;
-            let said_by_another =
-                wanted.conditions.iter().filter(|wanted| wanted.kind == conditions::ASSIGNED).all(|wanted| {
-                    let is_same = |found: &Condition| found.reason == wanted.reason && found.message == wanted.message;
-                    found.get(wanted.kind).is_some_and(|(_, found)| is_same(found))
+            let published_by_former =
+                desired.conditions.iter().filter(|desired| desired.kind == conditions::ASSIGNED).all(|desired| {
+                    let is_same =
+                        |found: &Condition| found.reason == desired.reason && found.message == desired.message;
+                    found.get(desired.kind).is_some_and(|(_, found)| is_same(found))
                 });
-            let told = match self.told.insert(object.name.clone(), notices.clone()) {
-                Some(told) => told,
-                None if said_by_another => continue,
+            let published = match self.published.insert(object.name.clone(), notices.clone()) {
+                Some(published) => published,
+                None if published_by_former => continue,
                 None => BTreeSet::new(),
             };
-            for notice in notices.difference(&told) {
+            for notice in notices.difference(&published) {
                 let about = About { name: &object.name, uid: &object.uid, pod: None };
                 self.events.warn(about, notice.reason, &notice.message);
             }
@@ -482,12 +483,12 @@ impl Leader {
     }
 }
 
-fn loses_an_address(decision: &Wish) -> bool {
-    let kept: BTreeSet<&str> = decision.wanted.items.iter().map(|item| item.egress_ip.as_str()).collect();
+fn loses_an_address(decision: &StatusUpdate) -> bool {
+    let kept: BTreeSet<&str> = decision.desired.items.iter().map(|item| item.egress_ip.as_str()).collect();
     decision.object.items.iter().any(|item| !kept.contains(item.egress_ip.as_str()))
 }
 
-fn shown(wanted: &Wanted) -> String {
-    let items: Vec<String> = wanted.items.iter().map(|item| format!("{}={}", item.egress_ip, item.node)).collect();
+fn shown(desired: &DesiredStatus) -> String {
+    let items: Vec<String> = desired.items.iter().map(|item| format!("{}={}", item.egress_ip, item.node)).collect();
     items.join(" ")
 }

@@ -1,4 +1,4 @@
-//! The cluster in numbers, for scrapes. Pure.
+//! The cluster in numbers, for metrics. Pure.
 
 use std::collections::BTreeMap;
 
@@ -8,17 +8,17 @@ use egress_core::decision::Decision;
 use egress_core::node_health::NodeHealth;
 use egress_core::status::conditions::ASSIGNED;
 
-/// How the egress nodes are treated.
-pub(super) fn nodes(nodes: &Nodes, reach: &NodeHealth) -> BTreeMap<String, NodeState> {
+/// The state of each egress node.
+pub(super) fn nodes(nodes: &Nodes, node_health: &NodeHealth) -> BTreeMap<String, NodeState> {
     let state = |name: &String| match () {
-        () if reach.unreachable.contains(name) => NodeState::Unreachable,
-        () if reach.absent.contains(name) => NodeState::AgentAway,
+        () if node_health.unreachable.contains(name) => NodeState::Unreachable,
+        () if node_health.absent.contains(name) => NodeState::AgentAway,
         () => NodeState::Answers,
     };
     nodes.values().filter(|node| node.assignable).map(|node| (node.name.clone(), state(&node.name))).collect()
 }
 
-/// What was decided of all objects.
+/// Counts of the decisions about all objects.
 pub(super) fn cluster(all: &[Decision], nodes: BTreeMap<String, NodeState>) -> Cluster {
     let mut cluster = Cluster { nodes, ..Cluster::default() };
     for Decision { object, items, conditions, .. } in all {
@@ -43,12 +43,12 @@ mod tests {
     fn decision(listed: &[&str], given: usize, reason: &'static str) -> Decision {
         let listed: Vec<String> = listed.iter().map(|one| (*one).to_owned()).collect();
         let items = listed.iter().take(given).map(|one| Item { node: "n1".into(), egress_ip: one.clone() }).collect();
-        let said = |kind, reason| Statement { kind, status: true, reason, message: String::new() };
+        let condition = |kind, reason| Statement { kind, status: true, reason, message: String::new() };
         Decision {
             selected_pods: None,
             object: Arc::new(EgressObject { listed, ..(*object("a", 1, &[], &[]).1).clone() }),
             items,
-            conditions: vec![said(ASSIGNED, reason), said("Degraded", "AllAssigned")],
+            conditions: vec![condition(ASSIGNED, reason), condition("Degraded", "AllAssigned")],
             no_eligible_node: None,
             notices: BTreeSet::new(),
         }
@@ -67,8 +67,8 @@ mod tests {
         };
         let known: Nodes = [node("n1", true), node("n2", true), node("n3", true), node("n4", false)].into();
         let set = |name: &str| BTreeSet::from([name.to_owned()]);
-        let reach = NodeHealth { unreachable: set("n2"), absent: set("n3"), ..NodeHealth::default() };
-        let cluster = cluster(&all, nodes(&known, &reach));
+        let node_health = NodeHealth { unreachable: set("n2"), absent: set("n3"), ..NodeHealth::default() };
+        let cluster = cluster(&all, nodes(&known, &node_health));
         assert_eq!((cluster.assigned, cluster.unassigned), (3, 2));
         assert_eq!(cluster.objects, BTreeMap::from([("Assigned", 1), ("NoCapacity", 1), ("PartiallyAssigned", 1)]));
         let states = [("n1", NodeState::Answers), ("n2", NodeState::Unreachable), ("n3", NodeState::AgentAway)];

@@ -138,7 +138,7 @@ impl HealthService {
             note_leader(&probes.told, request);
             if let Some(returned) = leader_contact::returned_age(request.metadata()).and_then(|age| at.checked_sub(age))
             {
-                probes.told.outages.learn_of_return(returned);
+                probes.told.outages.learn_of_rollback(returned);
             }
             let total = leader_contact::timeout(request.metadata());
             probes.told.total.send_if_modified(|known| std::mem::replace(known, total) != total);

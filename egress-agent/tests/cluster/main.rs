@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use crate::skips::skipped;
 use egress_agent::controller;
-use egress_agent::controller::node_health::session::{Dial, Manner};
+use egress_agent::controller::node_health::session::{Dial, ProbeSettings};
 use egress_agent::controller::run::ControllerSettings;
 use egress_agent::health;
 use egress_agent::metrics::Meters;
@@ -204,7 +204,7 @@ impl Cluster {
                     ..ClusterNetworks::default()
                 },
                 on_unassigned: OnUnassigned::NodeAddress,
-                probing: Manner {
+                probing: ProbeSettings {
                     rules: self.rules,
                     port: 0,
                     dial: Dial::Plaintext,
@@ -215,7 +215,7 @@ impl Cluster {
                 },
                 overlay: None,
                 outages: self.outages.clone(),
-                station: None,
+                health_page: None,
             };
             agents.spawn(controller::run::run(self.client.clone(), settings, self.stop.clone()));
         }

@@ -22,7 +22,7 @@ struct StatusItem {
     egress_ip: String,
 }
 
-/// What cannot be read is named in the value: an object that no schema should have let through hides nothing.
+/// What cannot be read is named in the value: an object that violates the schema hides no other object.
 pub fn object(object: &DynamicObject) -> EgressObject {
     let meta = &object.metadata;
     let spec = &object.data["spec"];
@@ -57,7 +57,7 @@ fn read<T>(part: Part, value: Result<T, String>, unreadable: &mut Vec<Unreadable
     value.map_err(|why| unreadable.push(of_part(why))).ok()
 }
 
-/// The addresses that an object had when its spec could be read.
+/// The addresses that an object had when its spec could still be read.
 fn assigned(items: Option<&[Item]>) -> Vec<String> {
     items.into_iter().flatten().map(|item| item.egress_ip.clone()).collect()
 }
@@ -74,8 +74,8 @@ fn selects(spec: &Value) -> Result<Selects, String> {
     })
 }
 
-/// As the API server checks selectors of its own kinds: a set operator without values, or values that the operator ignores, is a
-/// mistake.
+/// Checks a selector as the API server does for its own kinds: a set operator without values, and values that the operator
+/// ignores, are errors.
 fn selector(field: &str, value: &Value) -> Result<Selector, String> {
     let selector = LabelSelector::deserialize(value).map_err(|error| format!("{field}: {error}"))?;
     let one = |(key, value): (String, String)| Ok(Requirement::In(key, BTreeSet::from([value])));
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn selectors_mean_what_they_mean_in_kubernetes() {
+    fn selectors_match_as_in_kubernetes() {
         let matches = |selector: Value, labels: &[(&str, &str)]| {
             let labels: Labels = labels.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
             with_selector(selector).selects.map(|s| s.namespaces.matches(&labels))
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_named_and_hides_nothing_else() {
+    fn an_unreadable_part_is_named_and_hides_nothing_else() {
         let metadata = json!({"name": "a", "annotations": {"k8s.ovn.org/egressip-tunnel-id": "7"}});
         let item = json!({"node": "n", "egressIP": "172.18.0.100"});
         let status = json!({"items": [item]});
@@ -202,14 +202,14 @@ mod tests {
         let spec = json!({"egressIPs": ["172.18.0.100"], "namespaceSelector": {}, "podSelector": 7});
         let odd = convert(json!({"metadata": metadata, "spec": spec, "status": {"items": [{"node": 7}]}}));
         assert_eq!(parts(&odd), [Part::Selectors, Part::Items]);
-        assert!(!odd.has_items, "so that it is written anew");
+        assert!(!odd.has_items, "so that they are written again");
         assert!(odd.unreadable[0].why.starts_with("podSelector: "), "{:?}", odd.unreadable);
         let long = convert(json!({"spec": {"egressIPs": "x".repeat(12_000), "namespaceSelector": {}}}));
         assert!(long.unreadable[0].why.len() < MOST_OF_PROBLEM + 32, "{} bytes", long.unreadable[0].why.len());
     }
 
     #[test]
-    fn an_egress_id_out_of_range_is_none() {
+    fn an_egress_id_out_of_range_is_ignored() {
         assert_eq!(["0", "16777216", "x", "-1"].map(egress_id), [None; 4]);
         assert_eq!(egress_id("16777215"), Some(EgressId(16_777_215)));
     }

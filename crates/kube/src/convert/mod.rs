@@ -1,4 +1,4 @@
-//! From Kubernetes objects to values of `model::view`. Pure.
+//! From Kubernetes objects to values of `egress_core::model::view`. Pure.
 //!
 //! What cannot be read becomes a problem that is named in the value; it blocks nothing else.
 
@@ -16,10 +16,10 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use egress_core::model::view::Created;
 
-/// Bytes of a line that says why something cannot be read, which may quote what a user has written.
+/// Maximum bytes of a problem: it may quote what a user has written.
 const MOST_OF_PROBLEM: usize = 256;
 
-/// IANA's number of a port's protocol, which is TCP where nothing is said.
+/// IANA's number of a port's protocol. The default is TCP.
 fn protocol(name: Option<&str>) -> Option<u8> {
     match name {
         None | Some("TCP") => Some(6),

@@ -1,4 +1,4 @@
-//! Nodes: who they are, where their pods are, which addresses are theirs.
+//! Nodes: identity, pod subnets, addresses, and the facts that their agents publish.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
@@ -29,7 +29,7 @@ struct PrimaryIfaddr {
     ipv6: String,
 }
 
-/// What a cloud allows: networks, and how many addresses. The first entry is the primary interface's.
+/// What a cloud allows on one interface: networks, and how many addresses. The first entry is the primary interface.
 #[derive(Deserialize)]
 struct CloudInterface {
     ifaddr: PrimaryIfaddr,
@@ -37,7 +37,7 @@ struct CloudInterface {
     capacity: CloudCapacity,
 }
 
-/// A key that is not there is no limit; zero is none at all.
+/// A missing key is no limit; zero allows no address.
 #[derive(Default, Deserialize)]
 struct CloudCapacity {
     ip: Option<i64>,
@@ -45,14 +45,14 @@ struct CloudCapacity {
     ipv6: Option<i64>,
 }
 
-/// Entries of a list of addresses or networks that count, of whoever writes one: agents have an entry for each in their
-/// kernels. Of pod subnets and next hops there are few.
+/// Maximum entries of a list of addresses or networks, whatever writes it: agents have a kernel entry for each. Pod subnets and
+/// next hops are few.
 const MOST_LISTED: usize = 1_024;
 const MOST_SUBNETS: usize = 64;
 const MOST_NEXT_HOPS: usize = 64;
-/// Addresses of a management port.
+/// Maximum addresses of a management port.
 const MOST_HEALTH_ADDRESSES: usize = 4;
-/// Lines about one EgressNode object.
+/// Maximum problems of one EgressNode object.
 const MOST_PROBLEMS: usize = 8;
 
 /// Older releases wrote a single-stack node's subnet as a plain string.
@@ -115,14 +115,14 @@ pub fn node(node: &KubeNode) -> Node {
     read
 }
 
-/// Whether the node has said where its pods are and its networks, all of it readable.
+/// Whether the node's pod subnets and networks are published and readable.
 fn knows_networks(node: &Node) -> bool {
     let has_networks_elsewhere = node.serves_secondary && node.cloud.is_none();
     let is_missed = |part: &NodePart| *part != NodePart::HostCidrs || has_networks_elsewhere;
     !node.primary.is_empty() && !node.pod_subnets.is_empty() && !node.unreadable.iter().any(is_missed)
 }
 
-/// What the agent of a node says of it, by its EgressNode object.
+/// The facts that a node's agent publishes in its EgressNode object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AgentFacts {
     node_uid: String,
@@ -137,7 +137,7 @@ pub struct AgentFacts {
     bounded: Option<u64>,
 }
 
-/// The status of an EgressNode object. What cannot be read is a problem, and counts as not said.
+/// Reads the status of an EgressNode object. What cannot be read is a problem, and counts as not published.
 pub fn agent_facts(object: &DynamicObject) -> AgentFacts {
     let mut problems = Vec::new();
     let status = object.data.get("status").cloned().unwrap_or_default();
@@ -180,31 +180,31 @@ fn one<T: FromStr<Err: Display>>(text: &str, problems: &mut Vec<String>) -> Opti
     read.ok()
 }
 
-/// A node with what its agent says of it. Annotations of its networks, of a CNI or of people, come first.
-pub fn joined(node: &Node, said: Option<&AgentFacts>) -> Node {
+/// A node with the facts of its agent. Annotations of its networks, by a CNI or an administrator, take precedence.
+pub fn joined(node: &Node, published: Option<&AgentFacts>) -> Node {
     let mut node = node.clone();
-    let Some(said) = said.filter(|said| said.node_uid == node.uid) else {
-        // What was said last holds: an object that is deleted, and written again by its agent, takes no address from the node.
+    let Some(published) = published.filter(|published| published.node_uid == node.uid) else {
+        // The last facts hold: an object that is deleted, and written again by its agent, takes no address from the node.
         if node.primary.is_empty() {
             node.unreadable.extend([NodePart::Primary, NodePart::HostCidrs]);
         }
         return node;
     };
     if node.primary.is_empty() && !node.unreadable.contains(&NodePart::Primary) {
-        node.primary.clone_from(&said.primary);
-        node.networks_by_agent |= !said.primary.is_empty();
+        node.primary.clone_from(&published.primary);
+        node.networks_by_agent |= !published.primary.is_empty();
     }
     if node.host_cidrs.is_empty() && !node.unreadable.contains(&NodePart::HostCidrs) {
-        node.host_cidrs.clone_from(&said.all);
-        node.networks_by_agent |= !said.all.is_empty();
+        node.host_cidrs.clone_from(&published.all);
+        node.networks_by_agent |= !published.all.is_empty();
     }
-    node.uplink.clone_from(&said.uplink);
-    node.health.clone_from(&said.health);
-    node.released.clone_from(&said.released);
-    node.given.clone_from(&said.given);
-    node.prepared.clone_from(&said.prepared);
-    node.bounded = said.bounded;
-    node.problems.extend_from_slice(&said.problems);
+    node.uplink.clone_from(&published.uplink);
+    node.health.clone_from(&published.health);
+    node.released.clone_from(&published.released);
+    node.given.clone_from(&published.given);
+    node.prepared.clone_from(&published.prepared);
+    node.bounded = published.bounded;
+    node.problems.extend_from_slice(&published.problems);
     node.networks_known = knows_networks(&node);
     node
 }
@@ -218,7 +218,7 @@ fn read_uplink(mac: &str, next_hops: Vec<String>, problems: &mut Vec<String>) ->
     Uplink { mac: read, next_hops: parsed(next_hops, MOST_NEXT_HOPS, problems).into_iter().collect() }
 }
 
-/// The list, or a problem where it is longer than any node's.
+/// The list, or a problem if it is longer than any node's.
 fn few((key, most): (&str, usize), list: Vec<IpNet>, problems: &mut Vec<String>) -> Vec<IpNet> {
     if list.len() > most {
         problems.push(format!("annotation {key}: {} entries, and a node has {most} at most", list.len()));
@@ -227,7 +227,7 @@ fn few((key, most): (&str, usize), list: Vec<IpNet>, problems: &mut Vec<String>)
     list
 }
 
-/// Only one that says so: what cannot be read is OVN-Kubernetes' own affair.
+/// Only if the annotation says so: an unreadable one is OVN-Kubernetes' concern.
 fn is_shared_gateway(meta: &ObjectMeta) -> bool {
     let config = annotation(meta, keys::GATEWAY_CONFIG).and_then(|text| serde_json::from_str::<Value>(text).ok());
     config.is_some_and(|config| config["default"]["mode"] == "shared")
@@ -238,7 +238,7 @@ fn lists_any(meta: &ObjectMeta, key: &str) -> bool {
     list.is_some_and(|list| !list.is_empty())
 }
 
-/// What cannot be read, and a line for each problem.
+/// Unreadable parts, and a line for each problem.
 #[derive(Default)]
 struct Unreadable {
     parts: BTreeSet<NodePart>,
@@ -246,7 +246,7 @@ struct Unreadable {
 }
 
 impl Unreadable {
-    /// Reads a part, which counts as unreadable if there is any problem with it.
+    /// Reads a part. It counts as unreadable if there is any problem with it.
     fn part<T>(&mut self, part: NodePart, read: impl FnOnce(&mut Vec<String>) -> T) -> T {
         let before = self.problems.len();
         let value = read(&mut self.problems);
@@ -268,7 +268,7 @@ fn networks(key: &str, pair: &PrimaryIfaddr, problems: &mut Vec<String>) -> Vec<
     networks
 }
 
-/// Where the cloud's word cannot be read, nothing is known to be allowed.
+/// If the cloud's configuration cannot be read, nothing is allowed.
 fn cloud(meta: &ObjectMeta, problems: &mut Vec<String>) -> Option<CloudConfig> {
     annotation(meta, keys::CLOUD_CONFIG)?;
     let interfaces: Vec<serde_json::Value> = read(meta, keys::CLOUD_CONFIG, problems).unwrap_or_default();
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ovn_kubernetes_does_beside_us_is_read() {
+    fn annotations_of_ovn_kubernetes_are_read() {
         let with = |annotations| {
             let node = convert(json!({"metadata": {"name": "n1", "annotations": annotations}}));
             (node.shared_gateway, node.foreign_egress_ips)
@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn one_broken_annotation_leaves_the_others() {
+    fn one_broken_annotation_does_not_hide_the_others() {
         let node = convert(json!({
             "metadata": {"name": "a", "labels": {"k8s.ovn.org/egress-assignable": "false"}, "annotations": {
                 "k8s.ovn.org/node-primary-ifaddr": r#"{"ipv4":"172.18.0.2/16","ipv6":""}"#,
@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn an_uplink_without_a_link_address_is_a_problem_of_its_own() {
+    fn a_broken_link_address_is_a_problem_and_keeps_the_next_hops() {
         for (mac, read, problems) in [
             ("02:00:ac:12:00:02", Some([2, 0, 0xac, 0x12, 0, 2]), 0),
             ("02:00:ac:12:00:02:03", None, 1),
@@ -393,19 +393,19 @@ mod tests {
             ("02:00:ac:12:00:100", None, 1),
             ("", None, 1),
         ] {
-            let said = facts(json!({"nodeUID": "u", "uplink": {"mac": mac, "nextHops": ["172.18.0.1"]}}));
-            assert_eq!((said.uplink.mac, said.problems.len()), (read, problems), "{mac}");
-            assert_eq!(said.uplink.next_hops.len(), 1);
+            let published = facts(json!({"nodeUID": "u", "uplink": {"mac": mac, "nextHops": ["172.18.0.1"]}}));
+            assert_eq!((published.uplink.mac, published.problems.len()), (read, problems), "{mac}");
+            assert_eq!(published.uplink.next_hops.len(), 1);
         }
     }
 
     #[test]
-    fn what_an_agent_says_counts_of_its_own_node_and_after_what_a_cni_says() {
+    fn facts_of_an_agent_count_for_its_own_node_and_after_annotations_of_a_cni() {
         let of = |annotations: serde_json::Value| {
             convert(json!({"metadata": {"name": "a", "uid": "u", "annotations": annotations},
                            "spec": {"podCIDRs": ["10.1.0.0/24"]}}))
         };
-        let said = facts(json!({
+        let published = facts(json!({
             "nodeUID": "u",
             "networks": {"primary": ["172.18.0.2/16"], "all": ["172.18.0.2/16", "10.9.9.9/24"]},
             "healthAddresses": ["10.1.0.1"],
@@ -413,7 +413,7 @@ mod tests {
             "prepared": [{"address": "172.18.0.101", "handOver": 9, "from": "b", "open": true}],
             "boundedLease": 12,
         }));
-        let bare = joined(&of(json!({})), Some(&said));
+        let bare = joined(&of(json!({})), Some(&published));
         assert_eq!(bare.primary, nets(&["172.18.0.2/16"]));
         assert_eq!(bare.host_cidrs, nets(&["172.18.0.2/16", "10.9.9.9/24"]));
         assert!(bare.networks_known && bare.health.is_some_and(|all| all.len() == 1));
@@ -423,38 +423,38 @@ mod tests {
         assert_eq!(bare.given, [(ip("fd00::1"), "b".to_owned())].into());
         assert_eq!(bare.prepared, [(ip("172.18.0.101"), Prepared(9, "b".into(), true))].into());
         let annotated = of(json!({"k8s.ovn.org/node-primary-ifaddr": r#"{"ipv4":"192.0.2.9/24"}"#}));
-        assert_eq!(joined(&annotated, Some(&said)).primary, nets(&["192.0.2.9/24"]));
+        assert_eq!(joined(&annotated, Some(&published)).primary, nets(&["192.0.2.9/24"]));
         let broken = of(json!({"k8s.ovn.org/node-primary-ifaddr": "nonsense"}));
-        assert!(joined(&broken, Some(&said)).primary.is_empty(), "what cannot be read is not replaced");
+        assert!(joined(&broken, Some(&published)).primary.is_empty(), "an unreadable annotation is not replaced");
         let former = facts(json!({"nodeUID": "former", "healthAddresses": ["10.1.0.1"]}));
-        let unsaid = joined(&of(json!({})), None);
-        assert_eq!(joined(&of(json!({})), Some(&former)), unsaid, "of a Node that was deleted");
-        assert_eq!(unsaid.unreadable, [NodePart::Primary, NodePart::HostCidrs].into());
-        assert!(!unsaid.networks_known && unsaid.problems.is_empty());
-        let held = unsaid.filled_from(&joined(&of(json!({})), Some(&said)));
-        assert_eq!(held.primary, nets(&["172.18.0.2/16"]), "what was said last holds");
+        let without_facts = joined(&of(json!({})), None);
+        assert_eq!(joined(&of(json!({})), Some(&former)), without_facts, "facts of a Node that was deleted");
+        assert_eq!(without_facts.unreadable, [NodePart::Primary, NodePart::HostCidrs].into());
+        assert!(!without_facts.networks_known && without_facts.problems.is_empty());
+        let held = without_facts.filled_from(&joined(&of(json!({})), Some(&published)));
+        assert_eq!(held.primary, nets(&["172.18.0.2/16"]), "the last facts hold");
     }
 
     #[test]
     fn nonsense_of_an_agent_is_bounded_and_named() {
-        let said = facts(json!({"nodeUID": "u", "healthAddresses": vec!["x".repeat(200_000); 100],
+        let published = facts(json!({"nodeUID": "u", "healthAddresses": vec!["x".repeat(200_000); 100],
                                 "networks": {"primary": ["nonsense"], "all": ["10.0.0.1/24"]}}));
-        assert!(said.problems.len() <= MOST_PROBLEMS && said.all.len() == 1, "{}", said.problems.len());
-        assert!(said.problems.iter().all(|problem| problem.len() < MOST_OF_PROBLEM + 32));
-        let said = facts(json!({"nodeUID": 7}));
-        assert!(said.problems.len() == 1 && said.node_uid.is_empty());
+        assert!(published.problems.len() <= MOST_PROBLEMS && published.all.len() == 1, "{}", published.problems.len());
+        assert!(published.problems.iter().all(|problem| problem.len() < MOST_OF_PROBLEM + 32));
+        let published = facts(json!({"nodeUID": 7}));
+        assert!(published.problems.len() == 1 && published.node_uid.is_empty());
     }
 
     #[test]
-    fn what_is_kept_and_said_of_a_node_is_bounded() {
+    fn what_is_stored_and_reported_of_a_node_is_bounded() {
         let with = |key: &str, value: String| {
             convert(json!({"metadata": {"name": "a", "annotations": {key: value}},
                            "spec": {"podCIDRs": ["10.1.0.0/24"]}}))
         };
-        for (key, said) in
+        for (key, published) in
             [(keys::PRIMARY_IFADDR, json!("x".repeat(200_000))), (keys::HOST_CIDRS, json!("x".repeat(200_000)))]
         {
-            let node = with(key, said.to_string());
+            let node = with(key, published.to_string());
             assert!(node.problems.len() == 1 && node.problems[0].len() < MOST_OF_PROBLEM + 32, "{key}");
         }
         let networks = |count: u32| {
@@ -474,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn networks_that_cannot_be_read_are_not_known_where_egress_ips_may_be_there() {
+    fn unreadable_networks_are_unknown_if_they_may_host_egress_ips() {
         let with = |more: serde_json::Value| {
             let mut annotations = json!({
                 "k8s.ovn.org/node-primary-ifaddr": r#"{"ipv4":"172.18.0.2/16"}"#,
@@ -495,7 +495,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_cloud_the_first_interface_counts_and_a_missing_limit_is_none() {
+    fn the_first_interface_of_a_cloud_counts_and_a_missing_limit_is_none() {
         let with = |config: &str| {
             convert(json!({"metadata": {"name": "a", "annotations": {
                 "k8s.ovn.org/node-primary-ifaddr": r#"{"ipv4":"10.0.128.9/18"}"#,

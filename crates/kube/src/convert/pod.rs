@@ -1,4 +1,4 @@
-//! Pods of this node.
+//! Pods of this node: labels, ports, and the addresses that the kubelet and the CNI publish.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -12,7 +12,7 @@ use egress_core::keys;
 use egress_core::model::state::Port;
 use egress_core::model::view::{ContainerPort, Pod, PodKey};
 
-/// One network of the CNI's annotation; the older field holds one address.
+/// One network of the CNI's annotation. The older field holds one address.
 #[derive(Deserialize)]
 struct PodNetwork {
     #[serde(default)]
@@ -48,10 +48,10 @@ pub fn pod(pod: &KubePod) -> Pod {
     }
 }
 
-/// Ports of a pod that are kept: more than anybody names.
+/// Maximum ports of a pod that are stored: more than any real pod has.
 const MOST_PORTS: usize = 256;
 
-/// What containers declare and something goes by. Of containers that run before the others some go on with them.
+/// Ports that containers declare with a name or as host ports. Init containers count too: sidecars are among them.
 fn ports(pod: &KubePod) -> Vec<ContainerPort> {
     let Some(spec) = &pod.spec else { return Vec::new() };
     let containers = spec.containers.iter().chain(spec.init_containers.iter().flatten());
@@ -66,20 +66,20 @@ fn ports(pod: &KubePod) -> Vec<ContainerPort> {
     read.take(MOST_PORTS).collect()
 }
 
-/// The API server says so when a scheduler binds the pod, and the kubelet of pods that it takes. An author can name the node,
-/// for thousands of pods, but write no status: a scheduler gives a node no more pods than it has room for.
+/// The API server sets the condition when a scheduler binds the pod, and the kubelet for pods that it accepts. A user can set the
+/// node of thousands of pods but write no status, and a scheduler gives a node no more pods than it has room for.
 fn is_scheduled(pod: &KubePod) -> bool {
     let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
     conditions.into_iter().any(|condition| condition.type_ == "PodScheduled" && condition.status == "True")
 }
 
-/// The kubelet says so from Kubernetes 1.29 on.
+/// The kubelet sets the condition since Kubernetes 1.29.
 fn has_no_network(pod: &KubePod) -> bool {
     let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
     conditions.into_iter().any(|one| one.type_ == "PodReadyToStartContainers" && one.status == "False")
 }
 
-/// What the annotation says in the name of a CNI. None of it where it cannot be read.
+/// The addresses in the CNI's annotation. None if it cannot be read.
 fn announced(pod: &KubePod) -> Vec<IpAddr> {
     let networks = annotation(&pod.metadata, keys::POD_NETWORKS);
     let networks = networks.and_then(|text| serde_json::from_str::<BTreeMap<String, PodNetwork>>(text).ok());
@@ -89,7 +89,7 @@ fn announced(pod: &KubePod) -> Vec<IpAddr> {
     listed.map(|net| net.addr().to_canonical()).filter(|address| seen.insert(*address)).collect()
 }
 
-/// What the kubelet says.
+/// The addresses in the status, which the kubelet writes.
 fn reported(pod: &KubePod) -> Vec<IpAddr> {
     let Some(status) = &pod.status else { return Vec::new() };
     let listed = status.pod_ips.iter().flatten().map(|ip| ip.ip.as_str());
@@ -100,7 +100,7 @@ fn reported(pod: &KubePod) -> Vec<IpAddr> {
         .collect()
 }
 
-/// The first of each family: Kubernetes gives a pod no more.
+/// The first address of each family: Kubernetes gives a pod no more.
 fn of_each_family(addresses: &[IpAddr]) -> BTreeSet<IpAddr> {
     let first = |is_ipv4| addresses.iter().find(|address| address.is_ipv4() == is_ipv4).copied();
     [first(true), first(false)].into_iter().flatten().collect()
@@ -112,7 +112,7 @@ mod tests {
 
     use super::*;
 
-    /// What the kubelet reports, and what the CNI announces of a pod that is scheduled.
+    /// Reported and announced addresses of a scheduled pod, and the surplus.
     fn addresses(mut value: serde_json::Value) -> (Vec<String>, Vec<String>, usize) {
         value["status"]["conditions"] = json!([{"type": "PodScheduled", "status": "True"}]);
         read(value)
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kubelet_reports_and_the_cni_announces_is_kept_apart() {
+    fn addresses_of_the_kubelet_and_of_the_cni_are_kept_apart() {
         let status = json!({"podIP": "10.244.1.9", "podIPs": [{"ip": "10.244.1.9"}, {"ip": "fd00::9"}]});
         let reported = texts(&["10.244.1.9", "fd00::9"], &[], 0);
         assert_eq!(addresses(json!({"metadata": {}, "status": status})), reported);
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_its_author_gave_a_node_has_no_announced_address() {
+    fn a_pod_that_no_scheduler_has_bound_has_no_announced_address() {
         let networks = r#"{"default":{"ip_addresses":["10.244.1.7/24","10.244.1.8/24"]}}"#;
         let meta = json!({"annotations": {"k8s.ovn.org/pod-networks": networks}});
         for status in [json!({}), json!({"conditions": [{"type": "PodScheduled", "status": "False"}]})] {

@@ -1,4 +1,4 @@
-//! Services: the addresses that the service proxy takes care of and that no service network covers.
+//! Services: addresses that the service proxy translates outside the service networks, and the pods that they expose.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -18,7 +18,7 @@ pub fn service_key(service: &KubeService) -> ServiceKey {
     ServiceKey { namespace: meta.namespace.clone().unwrap_or_default(), name: meta.name.clone().unwrap_or_default() }
 }
 
-/// What this node must know of the Service.
+/// What a node needs of the Service.
 pub fn service(service: &KubeService, service_networks: &[IpNet]) -> Service {
     let uid = service.metadata.uid.clone().unwrap_or_default();
     let (given, chosen) = addresses(service, service_networks);
@@ -29,20 +29,20 @@ pub fn service(service: &KubeService, service_networks: &[IpNet]) -> Service {
     Service { uid, surplus: count - addresses.len(), addresses, given, exposes: exposes(service) }
 }
 
-/// Which pods it makes reachable from outside, by which of their ports.
+/// The pods that it makes reachable from outside, and by which of their ports.
 fn exposes(service: &KubeService) -> Exposes {
     let Some(spec) = &service.spec else { return Exposes::default() };
     let by_type = matches!(spec.type_.as_deref(), Some("NodePort" | "LoadBalancer"));
     let by_address = spec.external_ips.iter().flatten().next().is_some();
     let selector = spec.selector.clone().unwrap_or_default();
-    // Without a selector it has no pods, not all of them.
+    // Without a selector it has no pods, rather than all.
     if selector.is_empty() || !(by_type || by_address) {
         return Exposes::default();
     }
     let ports = spec.ports.iter().flatten().filter_map(|port| {
         let target = match &port.target_port {
             Some(IntOrString::String(name)) => TargetPort::Name(name.clone()),
-            // Zero is not set, as it is in a Service that leaves it to the API server.
+            // Zero means unset.
             Some(IntOrString::Int(number)) if *number != 0 => TargetPort::Number(u16::try_from(*number).ok()?),
             Some(IntOrString::Int(_)) | None => TargetPort::Number(u16::try_from(port.port).ok()?),
         };
@@ -51,16 +51,17 @@ fn exposes(service: &KubeService) -> Exposes {
     Exposes::of(selector, ports.collect())
 }
 
-/// What kube-proxy translates besides addresses of the service networks: nothing of a Service that it leaves to another
-/// proxy or that has no cluster IP, and no load balancer's address that is to be reached at the load balancer. First what
-/// the cluster has given it, then what its author has chosen.
+/// Addresses that kube-proxy translates outside the service networks: those given by the cluster, and those chosen by the user.
+///
+/// Excluded are a Service of another proxy (label `service-proxy-name`), a Service without a cluster IP, and a load balancer's
+/// address with `ipMode: Proxy`.
 fn addresses(service: &KubeService, service_networks: &[IpNet]) -> (BTreeSet<IpAddr>, BTreeSet<IpAddr>) {
     let Some(spec) = &service.spec else { return Default::default() };
     let cluster_ips = spec.cluster_ips.iter().flatten().chain(&spec.cluster_ip);
     let mut given: BTreeSet<IpAddr> = cluster_ips.filter_map(|text| address(text)).collect();
-    let of_another = service.metadata.labels.iter().flatten().any(|(key, _)| key == keys::SERVICE_PROXY_NAME);
+    let of_another_proxy = service.metadata.labels.iter().flatten().any(|(key, _)| key == keys::SERVICE_PROXY_NAME);
     let mut chosen = BTreeSet::new();
-    if !given.is_empty() && !of_another {
+    if !given.is_empty() && !of_another_proxy {
         chosen.extend(spec.external_ips.iter().flatten().filter_map(|text| address(text)));
         let status = service.status.as_ref().and_then(|status| status.load_balancer.as_ref());
         let ingress = status.and_then(|balancer| balancer.ingress.as_ref()).into_iter().flatten();
@@ -73,8 +74,8 @@ fn addresses(service: &KubeService, service_networks: &[IpNet]) -> (BTreeSet<IpA
     (given, chosen)
 }
 
-/// Also what is there where an address could be: `None`, of a headless Service, is none. Nor are those that are no
-/// host's: an entry for one would be an entry for nothing, or for all.
+/// Parses a host address. `None`, of a headless Service, is no address; nor are unspecified, loopback and multicast addresses,
+/// whose entries would match nothing or everything.
 fn address(text: &str) -> Option<IpAddr> {
     let address: IpAddr = text.parse().ok()?;
     let address = address.to_canonical();
@@ -98,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_reached_from_outside_exposes_the_target_ports_of_its_pods() {
+    fn a_service_reached_from_outside_exposes_the_target_ports_of_its_pods() {
         let ports = json!([{"port": 80, "targetPort": 8080}, {"port": 53, "protocol": "UDP", "targetPort": "dns"},
                            {"port": 36412, "protocol": "SCTP"}, {"port": 81, "targetPort": 0},
                            {"port": 82, "protocol": "ICMP"}, {"port": 83, "targetPort": 70000}]);
@@ -115,11 +116,11 @@ mod tests {
             assert_eq!(with(reached).ports.into_iter().collect::<Vec<_>>(), expected);
         }
         assert!(with(json!({"type": "ClusterIP"})).is_empty());
-        assert!(with(json!({"type": "NodePort", "selector": {}})).is_empty(), "endpoints are somebody's own");
+        assert!(with(json!({"type": "NodePort", "selector": {}})).is_empty(), "endpoints are written by hand");
     }
 
     #[test]
-    fn of_many_addresses_ports_and_labels_no_more_are_kept_than_count() {
+    fn addresses_ports_and_labels_of_a_service_are_bounded() {
         let many: Vec<String> =
             (0..100_000_u32).map(|i| std::net::Ipv4Addr::from(0x1400_0000 + i).to_string()).collect();
         let ports: Vec<Value> = (1..20_000)
@@ -137,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_service_proxy_translates_is_the_clusters() {
+    fn addresses_that_the_service_proxy_translates_belong_to_the_cluster() {
         let spec = json!({"clusterIP": "10.96.0.7", "clusterIPs": ["10.96.0.7", "fd00:96::7"],
                           "externalIPs": ["192.0.2.7", "nonsense", "0.0.0.0"]});
         let ingress = json!([{"ip": "192.0.2.8"}, {"ip": "192.0.2.9", "ipMode": "VIP"},
@@ -147,9 +148,9 @@ mod tests {
         assert_eq!(texts(whole.clone()), ["192.0.2.7", "192.0.2.8", "192.0.2.9", "fd00:96::7"]);
         let chosen: BTreeSet<IpAddr> = &read(whole.clone()).addresses - &read(whole.clone()).given;
         assert_eq!(chosen.into_iter().collect::<Vec<_>>(), ["192.0.2.7".parse::<IpAddr>().expect("a literal")]);
-        let mut of_another = whole.clone();
-        of_another["metadata"]["labels"] = json!({"service.kubernetes.io/service-proxy-name": "mesh"});
-        assert_eq!(texts(of_another), ["fd00:96::7"]);
+        let mut of_another_proxy = whole.clone();
+        of_another_proxy["metadata"]["labels"] = json!({"service.kubernetes.io/service-proxy-name": "mesh"});
+        assert_eq!(texts(of_another_proxy), ["fd00:96::7"]);
         let headless = json!({"clusterIP": "None", "clusterIPs": ["None"], "externalIPs": ["192.0.2.7"]});
         assert!(texts(json!({"metadata": {}, "spec": headless, "status": status})).is_empty());
         assert!(texts(json!({"metadata": {}, "spec": {"type": "ExternalName", "externalName": "a"}})).is_empty());

@@ -1,23 +1,22 @@
-//! How many events, and lines in the log in the place of events, others can cause: whoever edits an object again and again
-//! fills neither the API server nor the log.
+//! Rate limits of events, and of the log lines that replace them: repeated edits of an object fill neither the API server nor the log.
 
 use std::collections::HashMap;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Events of one reason about one object at once, and how long it takes until there may be one more: as client-go's.
+/// Events of one reason about one object at once, and the time until one more is allowed: as client-go's.
 const BURST: u32 = 25;
-const REGAINED: Duration = Duration::from_secs(300);
-/// Objects that are kept in mind.
-const MOST: usize = 4096;
-/// Between two lines about events that are not written.
-const QUIET: Duration = Duration::from_secs(10);
+const REGAIN: Duration = Duration::from_secs(300);
+/// Maximum kinds of events (reason and object) that are counted.
+const MAX_KINDS: usize = 4096;
+/// Interval between two log lines about events that are not written.
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 #[derive(Default)]
 pub(super) struct Limit {
     spent: HashMap<u64, Spent>,
-    /// When the last line was written, and events without one since.
+    /// The time of the last log line, and the number of events without one since.
     lines: Option<(Instant, u64)>,
 }
 
@@ -28,9 +27,9 @@ struct Spent {
 
 impl Spent {
     fn regain(&mut self, now: Instant) {
-        while self.count > 0 && now.duration_since(self.since) >= REGAINED {
+        while self.count > 0 && now.duration_since(self.since) >= REGAIN {
             self.count -= 1;
-            self.since += REGAINED;
+            self.since += REGAIN;
         }
         if self.count == 0 {
             self.since = now;
@@ -39,15 +38,15 @@ impl Spent {
 }
 
 impl Limit {
-    /// Whether there may be one more of this kind.
+    /// Whether one more event of this kind is allowed.
     pub(super) fn take(&mut self, kind: u64, now: Instant) -> bool {
-        if self.spent.len() >= MOST && !self.spent.contains_key(&kind) {
+        if self.spent.len() >= MAX_KINDS && !self.spent.contains_key(&kind) {
             self.spent.retain(|_, spent| {
                 spent.regain(now);
                 spent.count > 0
             });
-            // Rather a few events too many than memory without bound.
-            if self.spent.len() >= MOST {
+            // A few events too many are better than unbounded memory.
+            if self.spent.len() >= MAX_KINDS {
                 self.spent.clear();
             }
         }
@@ -58,10 +57,10 @@ impl Limit {
         has_room
     }
 
-    /// Whether it is time for a line, and how many events have had none since the last one.
+    /// The number of events without a log line since the last one, if a line is due.
     pub(super) fn line(&mut self, now: Instant) -> Option<u64> {
         match &mut self.lines {
-            Some((last, left_out)) if now.duration_since(*last) < QUIET => {
+            Some((last, left_out)) if now.duration_since(*last) < LOG_INTERVAL => {
                 *left_out += 1;
                 None
             }
@@ -75,29 +74,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_one_kind_there_are_so_many_and_then_one_more_at_a_time() {
+    fn events_of_one_kind_are_a_burst_and_then_one_at_a_time() {
         let (mut limit, begin) = (Limit::default(), Instant::now());
         assert_eq!((0..100).filter(|_| limit.take(1, begin)).count(), 25);
         assert!(limit.take(2, begin), "another object");
-        let later = begin + REGAINED;
+        let later = begin + REGAIN;
         assert!(!limit.take(1, later - Duration::from_secs(1)));
         assert_eq!((0..100).filter(|_| limit.take(1, later)).count(), 1);
-        assert_eq!((0..100).filter(|_| limit.take(1, begin + REGAINED * 100)).count(), 25);
+        assert_eq!((0..100).filter(|_| limit.take(1, begin + REGAIN * 100)).count(), 25);
     }
 
     #[test]
-    fn many_kinds_take_no_more_memory_than_some_do() {
+    fn many_kinds_take_bounded_memory() {
         let (mut limit, begin) = (Limit::default(), Instant::now());
         assert!((0..100_000).all(|kind| limit.take(kind, begin)));
-        assert!(limit.spent.len() <= MOST);
+        assert!(limit.spent.len() <= MAX_KINDS);
     }
 
     #[test]
-    fn lines_are_few_and_say_how_many_there_would_be() {
+    fn log_lines_are_few_and_count_the_others() {
         let (mut limit, begin) = (Limit::default(), Instant::now());
         assert_eq!(limit.line(begin), Some(0));
         assert!((0..100).all(|_| limit.line(begin).is_none()));
-        assert_eq!(limit.line(begin + QUIET), Some(100));
-        assert_eq!(limit.line(begin + QUIET * 2), Some(0));
+        assert_eq!(limit.line(begin + LOG_INTERVAL), Some(100));
+        assert_eq!(limit.line(begin + LOG_INTERVAL * 2), Some(0));
     }
 }

@@ -1,19 +1,12 @@
-//! Events on EgressIP objects, on Services, on this agent's own Node, and on pods of it.
+//! Events on EgressIP objects, Services, Nodes and pods. Each carries the object's UID, so that `kubectl describe` shows it.
 //!
-//! Each carries the object's UID, so that `kubectl describe` shows it. They are created one by one: kube's recorder
-//! counts events of one reason as one and would drop the differing texts, and callers here publish once per change.
-//!
-//! An agent that starts finds what an earlier one may have told of already. So an event has a name that follows from what it
-//! says and from the hour, and where the API server has one of that name a young agent leaves it at that: whoever looks sees
-//! what has been said within the hour. Later it is a change, which has been there before, and the event gets a name with its
-//! time. Where it cannot be known whose a name is that is taken, an event is written twice rather than not at all.
-//!
-//! Of one reason about one object there are 25 at once and then one more in five minutes ([`limit`]).
-//!
-//! Nobody waits for them: neither the kernel's half nor the leader may be held up by an API server that answers slowly.
-//! They stand in a queue of their own, from which one task writes them, and wait there while the API server is away. Where
-//! it is full, or nobody takes it for a quarter of an hour, an event is a line in the log instead, or is counted in the
-//! next one (one in ten seconds): what it says is in the object's condition or in the log of the node as well.
+//! - One object per event: kube's recorder merges events of one reason and would drop the differing texts.
+//! - The name is a hash of the content and the hour. If the name is taken, an agent that has just started skips the event (an
+//!   earlier run has written it); later it is a repeated change, and the event gets a name with its time. If it is unclear whose
+//!   event has the name, the event is written twice rather than not at all.
+//! - Rate: 25 events of one reason about one object, then one in five minutes ([`limit`]).
+//! - Callers never wait: a queue and one task write, and wait while the API server is away. If the queue is full, or an event is
+//!   older than a quarter of an hour, it becomes a log line or is counted in the next one (one in ten seconds).
 
 pub mod limit;
 
@@ -41,45 +34,45 @@ use crate::events::limit::Limit;
 use crate::post_params;
 use egress_core::model::view::{PodKey, ServiceKey};
 
-/// Where events of objects without a namespace are kept.
+/// The namespace of events about objects without one.
 const NAMESPACE: &str = "default";
-/// The API refuses what is longer, each in bytes: notes, names of senders, names of objects.
+/// Limits of the API in bytes: notes, names of reporting instances, names of objects.
 const MAX_NOTE: usize = 1024;
 const MAX_INSTANCE: usize = 128;
 const MAX_NAME: usize = 253;
 
-/// Events that may wait.
+/// Capacity of the queue.
 const QUEUE: usize = 256;
-/// How long one write may take.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// The same for an agent that ends.
-const LAST_WORD: Duration = Duration::from_secs(3);
-/// How long an event is worth being written.
-const KEPT: Duration = Duration::from_secs(15 * 60);
-/// For so long an agent looks about: what it tells of may be older than it is.
-const YOUNG: Duration = Duration::from_secs(120);
-/// What was said in an earlier one is said again.
+/// Timeout of one write.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// Timeout of a write by an agent that exits.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(3);
+/// An event older than this is dropped.
+const MAX_AGE: Duration = Duration::from_secs(15 * 60);
+/// How long after its start an agent assumes that an earlier run may have written an event.
+const RECENT_START: Duration = Duration::from_secs(120);
+/// An event is written again in another hour.
 const HOUR_SECS: i64 = 3600;
 const TOO_MANY_REQUESTS: u16 = 429;
 const CONFLICT: u16 = 409;
 
-/// Takes events; never waits.
+/// Accepts events; never waits.
 #[derive(Clone)]
 pub struct Events {
     queue: mpsc::Sender<Recorded>,
     limit: Arc<Mutex<Limit>>,
     node_name: String,
-    /// Since when there are events of this agent.
+    /// When this agent started.
     since: Instant,
 }
 
 struct Recorded {
     event: Event,
-    /// An earlier agent of this node may have said it.
-    maybe_again: bool,
+    /// An earlier run on this node may have written it.
+    may_be_repeated: bool,
 }
 
-/// Writes them.
+/// Writes the queued events.
 pub struct Delivery {
     client: Client,
     limit: Arc<Mutex<Limit>>,
@@ -87,7 +80,7 @@ pub struct Delivery {
     outages: ApiOutages,
 }
 
-/// The two ends of a queue of events.
+/// The two ends of the queue.
 pub fn queue(client: Client, node_name: &str, outages: &ApiOutages) -> (Events, Delivery) {
     let (sender, receiver) = mpsc::channel(QUEUE);
     let limit = Arc::<Mutex<Limit>>::default();
@@ -97,33 +90,37 @@ pub fn queue(client: Client, node_name: &str, outages: &ApiOutages) -> (Events, 
 }
 
 impl Delivery {
-    /// Runs until told to stop.
+    /// Runs until stopped.
     pub async fn run(mut self, stop: CancellationToken) {
-        let mut pace = Backoff::new(&self.outages);
-        while let Some(Some(mut told)) = stop.run_until_cancelled(self.queue.recv()).await {
-            match stop.run_until_cancelled(self.write(&mut told, &mut pace)).await {
-                Some(Ok(())) => pace.succeed(),
-                Some(Err(cause)) => lost(&self.limit, &told.event, &cause),
-                None => lost(&self.limit, &told.event, "the agent stops"),
+        let mut backoff = Backoff::new(&self.outages);
+        while let Some(Some(mut recorded)) = stop.run_until_cancelled(self.queue.recv()).await {
+            match stop.run_until_cancelled(self.write(&mut recorded, &mut backoff)).await {
+                Some(Ok(())) => backoff.succeed(),
+                Some(Err(cause)) => log_unwritten(&self.limit, &recorded.event, &cause),
+                None => log_unwritten(&self.limit, &recorded.event, "the agent stops"),
             }
         }
     }
 
-    /// Tries until it is written, refused, or old; why it is not.
-    async fn write(&self, Recorded { event, maybe_again }: &mut Recorded, pace: &mut Backoff) -> Result<(), String> {
+    /// Retries until the event is written, refused or too old. The error is the reason.
+    async fn write(
+        &self,
+        Recorded { event, may_be_repeated }: &mut Recorded,
+        backoff: &mut Backoff,
+    ) -> Result<(), String> {
         let (params, begun) = (post_params(), Instant::now());
         let namespace = event.metadata.namespace.as_deref().unwrap_or(NAMESPACE);
         let api: Api<Event> = Api::namespaced(self.client.clone(), namespace);
-        // A try of a name with the time may have arrived although its answer has not.
+        // A try with the name by time may have been written although its answer was lost.
         let (mut is_by_time, mut may_be_ours) = (false, false);
         loop {
-            pace.begin();
-            let (failure, cause) = match tokio::time::timeout(PATIENCE, api.create(&params, event)).await {
+            backoff.begin();
+            let (failure, cause) = match tokio::time::timeout(TIMEOUT, api.create(&params, event)).await {
                 Ok(Ok(_)) => break,
                 Ok(Err(Error::Api(status))) if status.code == CONFLICT => match is_by_time {
-                    // An earlier agent has said it.
-                    false if *maybe_again => break,
-                    // It may be a try of ours that has arrived, and as well what was said before.
+                    // An earlier run has written it.
+                    false if *may_be_repeated => break,
+                    // It may be an earlier try of this event, or an earlier event.
                     false => {
                         event.metadata.name = Some(name_by_time(event));
                         is_by_time = true;
@@ -141,24 +138,24 @@ impl Delivery {
                         (_, failure) => (failure, cause),
                     }
                 }
-                Err(_) => (Failure::Absence, "a request took too long".to_owned()),
+                Err(_) => (Failure::Outage, "a request took too long".to_owned()),
             };
             may_be_ours = is_by_time;
-            if begun.elapsed() > KEPT {
+            if begun.elapsed() > MAX_AGE {
                 return Err(cause);
             }
-            if matches!(failure, Failure::Absence) {
-                // No outage of its own: where events alone cannot be written, all else is answered.
+            if matches!(failure, Failure::Outage) {
+                // Events that cannot be written are no outage if everything else is answered.
                 self.outages.suspected("events", &cause);
             }
-            pace.rest(failure).await;
+            backoff.pause(failure).await;
         }
         Ok(())
     }
 }
 
-/// What an event would have said, unless there has just been a line about another one.
-fn lost(limit: &Mutex<Limit>, event: &Event, cause: &str) {
+/// Logs an event that is not written, unless a line about another one is recent.
+fn log_unwritten(limit: &Mutex<Limit>, event: &Event, cause: &str) {
     let Some(others) = lock(limit).line(Instant::now()) else { return };
     let regarding = event.regarding.as_ref().and_then(|object| object.name.as_deref());
     let (reason, note) = (event.reason.as_deref(), event.note.as_deref());
@@ -176,7 +173,7 @@ fn lock(limit: &Mutex<Limit>) -> MutexGuard<'_, Limit> {
 pub struct About<'a> {
     pub name: &'a str,
     pub uid: &'a str,
-    /// A pod that it is about, too.
+    /// A related pod.
     pub pod: Option<&'a PodKey>,
 }
 
@@ -186,7 +183,7 @@ impl Events {
         self.queue(self.event(about, reason, message, Timestamp::now()));
     }
 
-    /// What went as it should, about an object.
+    /// A normal event about an object.
     pub fn note(&self, about: About<'_>, reason: &str, message: &str) {
         let event = self.event(about, reason, message, Timestamp::now());
         self.queue(Event { type_: Some("Normal".to_owned()), ..event });
@@ -197,31 +194,33 @@ impl Events {
         self.queue(of_node(&self.node_name, &self.node_name, (reason, message), Timestamp::now()));
     }
 
-    /// A warning of a controller about a node, beside it.
+    /// A controller's warning about another node.
     pub fn warn_of_other_node(&self, node: &str, reason: &str, message: &str) {
         self.queue(of_node(&self.node_name, node, (reason, message), Timestamp::now()));
     }
 
-    /// A warning about a pod of this agent's node, beside the pod.
+    /// A warning about a pod of this agent's node, in the pod's namespace.
     pub fn warn_of_pod(&self, (pod, uid): (&PodKey, &str), reason: &str, message: &str) {
         self.queue(of_pod(&self.node_name, (pod, uid), (reason, message), Timestamp::now()));
     }
 
-    /// A warning about a Service, beside it.
+    /// A warning about a Service, in its namespace.
     pub fn warn_of_service(&self, (service, uid): (&ServiceKey, &str), reason: &str, message: &str) {
         self.queue(of_service(&self.node_name, (service, uid), (reason, message), Timestamp::now()));
     }
 
     fn queue(&self, mut event: Event) {
         if !lock(&self.limit).take(kind(&event), Instant::now()) {
-            return lost(&self.limit, &event, "there were too many of its reason about its object");
+            return log_unwritten(&self.limit, &event, "there were too many of its reason about its object");
         }
         event.metadata.name = Some(name_by_content(&event));
-        let maybe_again = self.since.elapsed() < YOUNG;
-        match self.queue.try_send(Recorded { event, maybe_again }) {
+        let may_be_repeated = self.since.elapsed() < RECENT_START;
+        match self.queue.try_send(Recorded { event, may_be_repeated }) {
             Ok(()) => {}
-            Err(TrySendError::Full(told)) => lost(&self.limit, &told.event, "too many events are waiting"),
-            Err(TrySendError::Closed(told)) => lost(&self.limit, &told.event, "the agent stops"),
+            Err(TrySendError::Full(recorded)) => {
+                log_unwritten(&self.limit, &recorded.event, "too many events are waiting")
+            }
+            Err(TrySendError::Closed(recorded)) => log_unwritten(&self.limit, &recorded.event, "the agent stops"),
         }
     }
 
@@ -239,7 +238,7 @@ impl Events {
     }
 }
 
-/// As the kubelet does it, with the name for the UID: `kubectl describe node` looks for that.
+/// Sets the UID to the name, as the kubelet does: `kubectl describe node` looks for that.
 fn of_node(own_name: &str, node: &str, why: (&str, &str), now: Timestamp) -> Event {
     let regarding = ObjectReference {
         api_version: Some("v1".to_owned()),
@@ -251,7 +250,7 @@ fn of_node(own_name: &str, node: &str, why: (&str, &str), now: Timestamp) -> Eve
     warning((own_name, regarding), "Serve", why, now)
 }
 
-/// Where the API wants it: in the pod's own namespace.
+/// The API requires the pod's namespace.
 fn of_pod(node_name: &str, (pod, uid): (&PodKey, &str), why: (&str, &str), now: Timestamp) -> Event {
     let regarding = ObjectReference { uid: Some(uid.to_owned()), ..reference(pod) };
     let mut event = warning((node_name, regarding), "Serve", why, now);
@@ -303,55 +302,55 @@ fn warning(
     }
 }
 
-/// Writes one about the node, before there is an agent that could: waits for it no longer than it is worth.
-pub async fn tell_of_node(client: Client, node_name: &str, outages: &ApiOutages, (reason, message): (&str, &str)) {
+/// Writes one event about the node before the agent exits, with a short timeout.
+pub async fn write_node_event(client: Client, node_name: &str, outages: &ApiOutages, (reason, message): (&str, &str)) {
     let (events, delivery) = queue(client, node_name, outages);
     events.warn_of_node(reason, message);
-    // Without its sender the queue ends behind the event.
+    // Without a sender the queue ends after the event.
     drop(events);
-    if tokio::time::timeout(LAST_WORD, delivery.run(CancellationToken::new())).await.is_err() {
+    if tokio::time::timeout(EXIT_TIMEOUT, delivery.run(CancellationToken::new())).await.is_err() {
         warn!(reason, "an event could not be written before the agent ends");
     }
 }
 
-/// The same for whatever says the same of the same within an hour: who, of whom, what.
+/// A name that is the same for the same reporter, object, reason and note within an hour.
 fn name_by_content(event: &Event) -> String {
     let Event { regarding, related, reason, note, reporting_instance, event_time, .. } = event;
     let hour = event_time.as_ref().map(|MicroTime(time)| time.as_second() / HOUR_SECS);
-    // Its keys are fixed. Another version of it, in another agent, has what lasts told once more.
+    // The hasher has fixed keys. Another version of it, in another agent, causes one more event.
     let mut hasher = DefaultHasher::new();
     (object(regarding), object(related), reason, note, reporting_instance, hour).hash(&mut hasher);
     name(event, &format!("{:016x}", hasher.finish()))
 }
 
-/// The same for events of one reason about one object.
+/// A number that is the same for events of one reason about one object.
 fn kind(event: &Event) -> u64 {
     let mut hasher = DefaultHasher::new();
     (object(&event.regarding), &event.reason).hash(&mut hasher);
     hasher.finish()
 }
 
-/// Which object: namespace, name, UID.
+/// Namespace, name and UID of the object.
 fn object(reference: &Option<ObjectReference>) -> Option<[Option<&str>; 3]> {
     let ObjectReference { namespace, name, uid, .. } = reference.as_ref()?;
     Some([namespace, name, uid].map(Option::as_deref))
 }
 
-/// As every writer of events does it.
+/// A name by time, as client-go gives it.
 fn name_by_time(event: &Event) -> String {
     let time = event.event_time.as_ref().map(|MicroTime(time)| time.as_nanosecond()).unwrap_or_default();
     name(event, &format!("{time:x}"))
 }
 
-/// The object's name and more; a long name leaves room for that.
-fn name(event: &Event, more: &str) -> String {
+/// The object's name, cut if necessary, and a suffix.
+fn name(event: &Event, suffix: &str) -> String {
     let object = event.regarding.as_ref().and_then(|object| object.name.as_deref()).unwrap_or_default();
-    // A part that ends in a dot or a dash would make no name.
-    let object = cut(object, MAX_NAME - more.len() - 1).trim_end_matches(['.', '-']);
-    format!("{object}.{more}")
+    // A part that ends in a dot or a dash would make an invalid name.
+    let object = cut(object, MAX_NAME - suffix.len() - 1).trim_end_matches(['.', '-']);
+    format!("{object}.{suffix}")
 }
 
-/// As much of the text as fits, in whole characters.
+/// The text, cut to a length in bytes between characters.
 fn cut(text: &str, bytes: usize) -> &str {
     &text[..text.floor_char_boundary(bytes)]
 }

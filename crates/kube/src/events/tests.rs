@@ -1,5 +1,5 @@
 use super::*;
-use crate::api_outage::Seen;
+use crate::api_outage::OutageSummary;
 use crate::stub::{Created, Server, until};
 
 #[tokio::test]
@@ -13,16 +13,16 @@ async fn an_event_waits_for_a_server_that_hangs_up() {
     let about = |name| About { name, uid: "u", pod: None };
     events.warn(about("one"), "EgressIPConflict", "first");
     events.warn(about("two"), "EgressIPConflict", "second");
-    // Two tries in vain, then one for each.
+    // Two failed tries, then one for each.
     until("both are written", || server.asked("POST") == 4).await;
     stop.cancel();
     writing.await.expect("no panic");
-    assert_eq!(outages.seen(), Seen::default(), "what fails at events alone is no outage");
+    assert_eq!(outages.summary(), OutageSummary::default(), "failed events alone are no outage");
 }
 
 #[tokio::test]
-async fn what_is_there_is_not_told_again_by_an_agent_that_starts_and_is_by_one_that_runs() {
-    for (age, posts) in [(Duration::ZERO, 2), (YOUNG, 3)] {
+async fn an_existing_event_is_written_again_by_a_running_agent_and_not_by_a_starting_one() {
+    for (age, posts) in [(Duration::ZERO, 2), (RECENT_START, 3)] {
         let server = Server::start().await;
         let (client, outages) = server.client();
         let (mut events, delivery) = queue(client, "a", &outages);
@@ -36,8 +36,8 @@ async fn what_is_there_is_not_told_again_by_an_agent_that_starts_and_is_by_one_t
     }
 }
 
-/// How an event of an agent that has run for long is written where its tries end so; by which names.
-async fn tried(ends: impl IntoIterator<Item = Created>) -> (Result<(), String>, Vec<&'static str>) {
+/// The outcome for an event of a long-running agent whose tries end like this, and the names that were tried.
+async fn written_after(ends: impl IntoIterator<Item = Created>) -> (Result<(), String>, Vec<&'static str>) {
     let server = Server::start().await;
     let (client, outages) = server.client();
     let (_events, delivery) = queue(client, "a", &outages);
@@ -46,8 +46,8 @@ async fn tried(ends: impl IntoIterator<Item = Created>) -> (Result<(), String>, 
     event.metadata.name = Some(by_content.clone());
     let by_time = name_by_time(&event);
     server.creates(ends);
-    let mut told = Recorded { event, maybe_again: false };
-    let outcome = delivery.write(&mut told, &mut Backoff::new(&outages)).await;
+    let mut recorded = Recorded { event, may_be_repeated: false };
+    let outcome = delivery.write(&mut recorded, &mut Backoff::new(&outages)).await;
     let names = server.created().into_iter().map(|body| match (body.contains(&by_content), body.contains(&by_time)) {
         (true, false) => "content",
         (false, true) => "time",
@@ -57,32 +57,36 @@ async fn tried(ends: impl IntoIterator<Item = Created>) -> (Result<(), String>, 
 }
 
 #[tokio::test]
-async fn a_name_that_is_taken_ends_a_try_where_it_can_be_ours_alone() {
+async fn a_taken_name_ends_the_tries_if_only_this_event_can_have_it() {
     use Created::{Exists, HangsUp};
-    assert_eq!(tried([]).await, (Ok(()), vec!["content"]));
-    assert_eq!(tried([Exists]).await, (Ok(()), vec!["content", "time"]));
+    assert_eq!(written_after([]).await, (Ok(()), vec!["content"]));
+    assert_eq!(written_after([Exists]).await, (Ok(()), vec!["content", "time"]));
     assert_eq!(
-        tried([HangsUp, Exists]).await,
+        written_after([HangsUp, Exists]).await,
         (Ok(()), vec!["content", "content", "time"]),
-        "the earlier one's, maybe"
+        "it may be an earlier event"
     );
-    assert_eq!(tried([Exists, HangsUp, Exists]).await, (Ok(()), vec!["content", "time", "time"]), "it has arrived");
-    let (outcome, names) = tried([HangsUp, Exists, Exists]).await;
-    assert!(outcome.is_err() && names.len() == 3, "another's: {names:?}");
+    assert_eq!(
+        written_after([Exists, HangsUp, Exists]).await,
+        (Ok(()), vec!["content", "time", "time"]),
+        "an earlier try has arrived"
+    );
+    let (outcome, names) = written_after([HangsUp, Exists, Exists]).await;
+    assert!(outcome.is_err() && names.len() == 3, "another event: {names:?}");
 }
 
 #[tokio::test]
-async fn who_ends_writes_its_event_first() {
+async fn an_agent_that_exits_writes_its_event_first() {
     let server = Server::start().await;
     let (client, outages) = server.client();
-    tell_of_node(client, "a", &outages, ("SecondAgent", "another one runs here")).await;
+    write_node_event(client, "a", &outages, ("SecondAgent", "another one runs here")).await;
     assert_eq!(server.asked("POST"), 1);
 }
 
 #[test]
 fn an_event_of_a_node_is_where_describe_looks_for_it() {
     let event = of_node("node1", "node1", ("MapNearlyFull", "nat"), Timestamp::UNIX_EPOCH);
-    let regarding = event.regarding.as_ref().expect("whom it is about");
+    let regarding = event.regarding.as_ref().expect("the object");
     assert_eq!((regarding.kind.as_deref(), regarding.uid.as_deref()), (Some("Node"), Some("node1")));
     assert_eq!((event.reporting_instance.as_deref(), event.reason.as_deref()), (Some("node1"), Some("MapNearlyFull")));
     assert!(name_by_content(&event).starts_with("node1."));
@@ -101,7 +105,7 @@ fn long_names_are_cut_where_the_api_refuses_them() {
 }
 
 #[test]
-fn what_says_the_same_in_an_hour_has_the_same_name() {
+fn equal_events_of_one_hour_have_the_same_name() {
     let after = |secs| Timestamp::UNIX_EPOCH + Duration::from_secs(secs);
     let later = after(3599);
     let one = name_by_content(&of_node("node1", "node1", ("MapNearlyFull", "nat"), Timestamp::UNIX_EPOCH));

@@ -1,30 +1,30 @@
-//! Reigns of one controller that follow one another with gaps, because an API server is slow. Pure.
+//! Gaps between the terms of one controller, which a slow API server causes. Pure.
 //!
-//! A renewal that is answered later than the renew deadline ends a reign, and begins another where nobody else has led in
-//! between. Once is nothing; again and again, nothing that takes longer is ever decided or written.
+//! A renewal that is answered after the renew deadline ends a term, and another begins unless another controller has led in
+//! between. One gap is harmless; with gap after gap, nothing that takes longer is ever decided or written.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// So many within [`SPAN`] are worth a line, and not more than one in [`AGAIN`].
+/// This many gaps within [`SPAN`] are logged, at most once in [`LOG_INTERVAL`].
 const MANY: usize = 3;
 const SPAN: Duration = Duration::from_secs(60);
-const AGAIN: Duration = Duration::from_secs(600);
+const LOG_INTERVAL: Duration = Duration::from_secs(600);
 
 #[derive(Debug, Default)]
 pub struct Gaps {
-    /// When the latest reign began.
+    /// When the latest term began.
     since: Option<Instant>,
     ends: VecDeque<Instant>,
-    said: Option<Instant>,
+    logged: Option<Instant>,
 }
 
 impl Gaps {
-    /// After each attempt: since when this controller leads, where it does, and whether the Lease is its own, as far as it has seen.
-    /// How many gaps there have been, where that is to be said.
+    /// Called after each attempt: since when this controller leads, if it does, and whether it holds the Lease as far as it knows.
+    /// Returns the number of gaps if they are to be logged.
     pub fn note(&mut self, since: Option<Instant>, holds: bool, now: Instant) -> Option<usize> {
         if !holds {
-            // Another leads, or may: that has causes of its own.
+            // Another controller leads or may lead, which has other causes.
             (self.since, self.ends) = (None, VecDeque::new());
             return None;
         }
@@ -35,9 +35,9 @@ impl Gaps {
         }
         self.ends.push_back(now);
         self.ends.retain(|end| now < *end + SPAN);
-        let is_due = self.said.is_none_or(|said| now >= said + AGAIN);
+        let is_due = self.logged.is_none_or(|logged| now >= logged + LOG_INTERVAL);
         (self.ends.len() >= MANY && is_due).then(|| {
-            self.said = Some(now);
+            self.logged = Some(now);
             self.ends.len()
         })
     }
@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gaps_that_follow_one_another_are_said_once() {
+    fn repeated_gaps_are_logged_once() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let mut gaps = Gaps::default();
@@ -59,7 +59,7 @@ mod tests {
         assert_eq!((note(Some(9), true, 9), note(Some(70), true, 70)), (None, None), "the first is long ago");
         assert_eq!(note(Some(72), true, 72), None);
         assert_eq!(note(Some(74), true, 74), Some(3));
-        assert_eq!(note(Some(76), true, 76), None, "said");
+        assert_eq!(note(Some(76), true, 76), None, "logged");
         assert_eq!([680, 682, 684].map(|second| note(Some(second), true, second)), [None, None, Some(3)]);
         // Others lead in between.
         for second in [2000, 2004, 2008, 2012] {

@@ -1,4 +1,4 @@
-//! The leader's Lease: thin input and output around `controller::election`.
+//! The leader's Lease: input and output for `egress_core::leader_election`.
 
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
@@ -15,14 +15,14 @@ pub const LEASE_NAME: &str = "egress-agent-leader";
 pub struct LeaderLease {
     api: Api<Lease>,
     lease: Option<Lease>,
-    /// The greatest version of it so far, and of the one before where that was greater.
+    /// The latest resource version, and a rollback that has not been reported yet: the latest and the greater one before.
     version: u64,
-    went_back: Option<(u64, u64)>,
+    rollback: Option<(u64, u64)>,
 }
 
 impl LeaderLease {
     pub fn new(client: Client, namespace: &str) -> Self {
-        Self { api: Api::namespaced(client, namespace), lease: None, version: 0, went_back: None }
+        Self { api: Api::namespaced(client, namespace), lease: None, version: 0, rollback: None }
     }
 
     pub async fn read(&mut self) -> Result<Option<Record>, Error> {
@@ -31,23 +31,23 @@ impl LeaderLease {
         Ok(self.lease.as_ref().map(record))
     }
 
-    /// Versions of one kind only grow, also where an object is made anew, and no cache answers here. A smaller one is that of
-    /// a server whose data have been replaced by older ones.
+    /// Resource versions of one kind only grow, even if an object is created again, and no cache answers here. A smaller version
+    /// means that the server's data have been replaced by older data.
     fn note_version(&mut self) {
         let version = self.lease.as_ref().and_then(|lease| lease.metadata.resource_version.as_ref()?.parse().ok());
         let Some(version) = version else { return };
         if version < self.version {
-            self.went_back = Some((version, self.version));
+            self.rollback = Some((version, self.version));
         }
         self.version = version;
     }
 
-    /// The latest version, and the greater one of before, where the server has gone back since this was asked last.
-    pub fn went_back(&mut self) -> Option<(u64, u64)> {
-        self.went_back.take()
+    /// The latest version and the greater one before, if the server was rolled back since the last call.
+    pub fn take_rollback(&mut self) -> Option<(u64, u64)> {
+        self.rollback.take()
     }
 
-    /// Writes what the step says over what was seen last; `None` when somebody else wrote in the meantime.
+    /// Writes the step over the last version that was read. `None` if another writer was faster.
     pub async fn write(
         &mut self,
         step: &ElectionStep,
@@ -72,7 +72,7 @@ impl LeaderLease {
         self.put(spec).await
     }
 
-    /// Lets go, so that another need not wait.
+    /// Releases the Lease, so that another controller need not wait.
     pub async fn release(&mut self) -> Result<(), Error> {
         let Some(spec) = self.lease.clone().and_then(|lease| lease.spec) else { return Ok(()) };
         let spec = LeaseSpec {
@@ -86,7 +86,7 @@ impl LeaderLease {
 
     async fn put(&mut self, spec: LeaseSpec) -> Result<Option<Record>, Error> {
         let written = match &self.lease {
-            // With the version that was seen last: a conflict is another writer, and so is a Lease that is gone.
+            // Conditional on the last version that was read: a conflict is another writer, and so is a deleted Lease.
             Some(lease) => {
                 let lease = Lease { spec: Some(spec), ..lease.clone() };
                 self.api.replace(LEASE_NAME, &post_params(), &lease).await
@@ -128,13 +128,13 @@ mod tests {
     use crate::stub::Server;
 
     #[tokio::test]
-    async fn a_server_that_goes_back_is_noticed_once() {
+    async fn a_rollback_of_the_server_is_reported_once() {
         let mut lease = LeaderLease::new(Server::start().await.client().0, "there");
         let mut seen = |version: Option<&str>| {
             let metadata = ObjectMeta { resource_version: version.map(str::to_owned), ..ObjectMeta::default() };
             lease.lease = version.map(|_| Lease { metadata, spec: None });
             lease.note_version();
-            lease.went_back()
+            lease.take_rollback()
         };
         let versions = [Some("7"), Some("99"), None, Some("100"), Some("98"), Some("98"), Some("101"), Some("x")];
         let expected = [None, None, None, None, Some((98, 100)), None, None, None];

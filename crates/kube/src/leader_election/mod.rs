@@ -18,10 +18,10 @@ use egress_core::leader_election::{
 };
 use egress_supervise::Heartbeat;
 
-/// For so long an attempt at the Lease that has shown no leader counts: until behind the next.
+/// How long an attempt at the Lease that has shown no leader counts: until after the next attempt.
 const UNKNOWN: Duration = Duration::from_millis(2500);
 
-/// Since and until when this controller leads, if nothing else happens. The leader asks right before each write.
+/// Since and until when this controller leads. The reconciler checks it right before each write.
 #[derive(Clone, Debug)]
 pub struct Leadership(watch::Receiver<Option<LeaderTerm>>);
 
@@ -30,19 +30,19 @@ impl Leadership {
         self.since().is_some()
     }
 
-    /// Since when this controller leads without a gap, where it does at this moment.
+    /// Since when this controller leads without a gap, if it leads now.
     pub fn since(&self) -> Option<Instant> {
-        self.0.borrow().as_ref().filter(|reign| Instant::now() < reign.until).map(|reign| reign.since)
+        self.0.borrow().as_ref().filter(|term| Instant::now() < term.until).map(|term| term.since)
     }
 
-    /// When the latest renewal was asked for, where this controller leads.
+    /// When the latest renewal was sent, if this controller leads.
     pub fn renewed(&self) -> Option<Instant> {
-        self.0.borrow().as_ref().map(|reign| reign.renewed)
+        self.0.borrow().as_ref().map(|term| term.renewed)
     }
 
-    /// The leader that this controller has replaced early, where it leads.
+    /// The leader that this controller has replaced early, if it leads.
     pub fn former(&self) -> Option<FormerLeader> {
-        self.0.borrow().as_ref().and_then(|reign| reign.former.clone())
+        self.0.borrow().as_ref().and_then(|term| term.former.clone())
     }
 
     /// Waits for the next renewal or loss. False when there will be none.
@@ -51,44 +51,44 @@ impl Leadership {
     }
 }
 
-/// Whether this controller is to keep in touch with all others. That begins with leading, and does not end with the Lease but
-/// when another leads.
+/// Whether this controller has to probe the agents. The duty begins with leading. It ends when another controller leads, and not
+/// with the Lease.
 #[derive(Clone, Debug)]
 pub struct ProbeDuty {
     term: watch::Receiver<Option<u64>>,
     leadership: Leadership,
-    /// When the latest attempt at the Lease showed no leader, if it did: the API server is away, or no controller holds it.
+    /// When the latest attempt at the Lease showed no leader: the API server is away, or no controller holds the Lease.
     unknown: watch::Receiver<Option<Instant>>,
-    /// When the latest renewal was asked for.
+    /// When the latest renewal was sent.
     renewed: watch::Receiver<Option<Instant>>,
 }
 
 impl ProbeDuty {
-    /// Of the leadership that it comes from: greater for each that takes over. `None` where it is not this controller's duty.
+    /// The number of the term, greater with each take-over. `None` without the duty.
     pub fn term(&self) -> Option<u64> {
         *self.term.borrow()
     }
 
-    /// Whether the Lease says so at this moment.
+    /// Whether this controller leads now, by the Lease.
     pub fn leads(&self) -> bool {
         self.leadership.leads()
     }
 
-    /// The leader that this controller has replaced early, where it leads.
+    /// The leader that this controller has replaced early, if it leads.
     pub fn former(&self) -> Option<FormerLeader> {
         self.leadership.former()
     }
 
-    /// Whether it says so and nobody can have taken it over yet, not even early: then there is no other leader, whatever anybody
-    /// has heard.
+    /// Whether this controller leads and no other can have taken over yet, not even early. Then there is no other leader, whatever
+    /// agents report.
     pub fn leads_alone(&self) -> bool {
         self.leads() && self.has_renewed_within(Timing::default().stale)
     }
 
-    /// Whether agents may be told that they were heard. They hold addresses by that, so who does not lead any more tells them
-    /// only while its Lease lasts, or while it has just tried in vain to know who leads: else another may lead by now, and this
-    /// controller has only not run, or not looked yet. Who takes the Lease over before it has run out counts with that.
-    pub fn vouches(&self) -> bool {
+    /// Whether answers of agents may be confirmed, by which they hold addresses. A former leader confirms only while its Lease
+    /// lasts, or after a recent failed attempt to learn who leads. Otherwise another may lead already, and this controller has
+    /// only not run or not looked. A controller that takes over early accounts for this.
+    pub fn may_confirm(&self) -> bool {
         let is_lasting = || self.has_renewed_within(Timing::default().duration);
         self.leads() || is_lasting() || self.unknown.borrow().is_some_and(|at| at.elapsed() < UNKNOWN)
     }
@@ -97,7 +97,7 @@ impl ProbeDuty {
         self.renewed.borrow().is_some_and(|renewed| Instant::now() < renewed + time)
     }
 
-    /// Waits until it may be another. False when it will not.
+    /// Waits for a change of the term. False when there will be none.
     pub async fn changed(&mut self) -> bool {
         self.term.changed().await.is_ok()
     }
@@ -105,80 +105,80 @@ impl ProbeDuty {
 
 /// What [`campaign`] publishes.
 pub struct Published {
-    reign: watch::Sender<Option<LeaderTerm>>,
+    leader_term: watch::Sender<Option<LeaderTerm>>,
     term: watch::Sender<Option<u64>>,
     unknown: watch::Sender<Option<Instant>>,
     renewed: watch::Sender<Option<Instant>>,
 }
 
-/// What the campaign is told, and where it says who else holds the Lease.
+/// Inputs of the campaign, and where it publishes which other controller holds the Lease.
 pub struct ElectionInputs {
     pub holder: watch::Sender<Option<String>>,
-    /// The node of that one does not answer.
+    /// Set while the node of that holder does not answer.
     pub silence: watch::Receiver<Option<SilentHolder>>,
-    /// This controller leads, asks several other nodes, and hears none of them.
+    /// This controller leads, probes several other nodes, and none of them answers.
     pub isolated: watch::Receiver<bool>,
 }
 
 /// A channel for [`campaign`].
 pub fn leadership() -> (Published, Leadership, ProbeDuty) {
-    let ((reign, leads), (term, duty)) = (watch::channel(None), watch::channel(None));
+    let ((leader_term, leads), (term, duty)) = (watch::channel(None), watch::channel(None));
     let ((unknown, is_unknown), leadership) = (watch::channel(None), Leadership(leads));
     let (renewed, is_renewed) = watch::channel(None);
     let duty = ProbeDuty { term: duty, leadership: leadership.clone(), unknown: is_unknown, renewed: is_renewed };
-    (Published { reign, term, unknown, renewed }, leadership, duty)
+    (Published { leader_term, term, unknown, renewed }, leadership, duty)
 }
 
 impl Published {
-    /// Of the duty.
+    /// Sets the term of the duty.
     #[cfg(any(test, feature = "testing"))]
     pub fn set_term(&self, term: Option<u64>) {
         self.term.send_replace(term);
     }
 
-    /// Of the Lease.
+    /// Sets the end of the leadership.
     #[cfg(any(test, feature = "testing"))]
     pub fn set_leads_until(&self, until: Option<Instant>) {
         let now = Instant::now();
-        self.reign.send_replace(until.map(|until| LeaderTerm { since: now, renewed: now, until, former: None }));
+        self.leader_term.send_replace(until.map(|until| LeaderTerm { since: now, renewed: now, until, former: None }));
     }
 
-    /// Of the latest renewal.
+    /// Sets the time of the latest renewal.
     #[cfg(any(test, feature = "testing"))]
     pub fn set_renewed(&self, at: Option<Instant>) {
         self.renewed.send_replace(at);
-        self.reign.send_modify(|reign| reign.iter_mut().zip(at).for_each(|(reign, at)| reign.renewed = at));
+        self.leader_term.send_modify(|term| term.iter_mut().zip(at).for_each(|(term, at)| term.renewed = at));
     }
 
-    /// Of an attempt at the Lease that showed no leader.
+    /// Sets the time of an attempt that showed no leader.
     #[cfg(any(test, feature = "testing"))]
     pub fn set_unknown(&self, at: Option<Instant>) {
         self.unknown.send_replace(at);
     }
 
-    /// Whether this controller leads and no former leader may go on to: a free Lease is taken at once, by a controller that
-    /// knows nothing of one.
+    /// Whether this controller leads and no former leader may still lead. A released Lease is taken at once, by a controller that
+    /// knows of no former leader.
     fn leads_without_former(&self, now: Instant) -> bool {
-        let is_over = |reign: &LeaderTerm| reign.former.as_ref().is_none_or(|former| former.until <= now);
-        self.reign.borrow().as_ref().is_some_and(is_over)
+        let is_over = |term: &LeaderTerm| term.former.as_ref().is_none_or(|former| former.until <= now);
+        self.leader_term.borrow().as_ref().is_some_and(is_over)
     }
 
-    /// It leads no more, and the Lease may be another's from now on.
+    /// This controller no longer leads, and another may take the Lease from now on.
     fn ends(&self) {
         self.renewed.send_replace(None);
-        self.reign.send_replace(None);
+        self.leader_term.send_replace(None);
     }
 
-    /// Who holds the Lease, as it was just read or written.
+    /// Publishes the holder of the Lease, as it was just read or written.
     fn held(&self, record: &Record, identity: &str) {
         let term = match record.holder.as_str() {
             holder if holder == identity => u64::try_from(record.transitions).ok().or(Some(0)),
-            // Whoever has let go has no follower yet, and a stranger asks nobody.
+            // A released Lease has no new holder yet, and a foreign program probes no agents.
             holder if holder.is_empty() || !is_identity(holder) => return,
             _ => None,
         };
         self.term.send_if_modified(|known| {
-            // A Lease that is made anew counts from zero, its holder does not.
+            // A Lease that is created again counts from zero; the term must not decrease.
             let term = term.map(|term| known.map_or(term, |known| known.max(term)));
             std::mem::replace(known, term) != term
         });
@@ -186,7 +186,7 @@ impl Published {
 }
 
 impl ElectionInputs {
-    /// Who holds the Lease, as it was just read or written.
+    /// Publishes another holder of the Lease, as it was just read or written.
     fn note(&self, record: &Record, identity: &str) {
         let holder = Some(&record.holder).filter(|holder| *holder != identity && is_identity(holder));
         self.holder.send_if_modified(|known| {
@@ -197,19 +197,19 @@ impl ElectionInputs {
     }
 }
 
-/// A look in vain is repeated after this time at most, and so is one that others' failures put in doubt.
+/// A failed attempt is repeated after this time at most, and so is one after a failure of another task.
 const DOUBT: Duration = Duration::from_secs(1);
 
-/// A leader that hears no other node releases the Lease no more often than that: where no other controller has taken it, this one
-/// has to decide; where each of them hears no node, they do not take turns without end.
-const ASIDE_AGAIN: Duration = Duration::from_secs(60);
-const ASIDE_FOR_ANOTHER: Duration = Duration::from_secs(10);
+/// How often an isolated leader releases the Lease. If no other controller has taken it, this one has to decide; if all controllers
+/// are isolated, they must not alternate endlessly.
+const STEP_DOWN_PAUSE: Duration = Duration::from_secs(60);
+const STEP_DOWN_PAUSE_AFTER_ANOTHER: Duration = Duration::from_secs(10);
 
-/// Stands for leader until told to stop, and lets go then.
+/// Takes part in the election until stopped, and releases the Lease then.
 pub async fn campaign(
     client: Client,
     (namespace, identity): (&str, String),
-    (published, mut rival): (Published, ElectionInputs),
+    (published, mut inputs): (Published, ElectionInputs),
     outages: &ApiOutages,
     heartbeat: Heartbeat,
     stop: CancellationToken,
@@ -218,30 +218,30 @@ pub async fn campaign(
     let mut election = Election::new(identity, Timing::default());
     let (mut holder, mut gaps) = (String::new(), Gaps::default());
     let mut failures = outages.failures();
-    // When the Lease was released last for that, and whether another has held it since.
-    let (mut stood_aside, mut another_led) = (None::<Instant>, false);
+    // When the Lease was last released because of isolation, and whether another has held it since.
+    let (mut stepped_down, mut another_led) = (None::<Instant>, false);
     loop {
         failures.mark_unchanged();
         heartbeat.note();
-        let led = published.reign.borrow().is_some();
+        let led = published.leader_term.borrow().is_some();
         let begun = Instant::now();
-        let silence = rival.silence.borrow_and_update().clone();
+        let silence = inputs.silence.borrow_and_update().clone();
         let outcome = attempt(&mut lease, &mut election, silence.as_ref()).await;
-        if let Some((latest, before)) = lease.went_back() {
-            outages.went_back(latest, before);
+        if let Some((latest, before)) = lease.take_rollback() {
+            outages.rolled_back(latest, before);
         }
         let is_answered = outcome.is_ok();
         let held = outcome.as_ref().ok().cloned();
-        // A Lease that it has released itself will be another's.
+        // A Lease that this controller has just released will be taken by another.
         let is_known =
             matches!(&outcome, Ok(record) if is_identity(&record.holder)) || election.has_stepped_down(begun);
         match outcome {
             Ok(record) => {
-                outages.works("the Lease");
-                rival.note(&record, election.identity());
+                outages.answered("the Lease");
+                inputs.note(&record, election.identity());
                 another_led |= is_identity(&record.holder) && record.holder != election.identity();
                 if record.holder != holder {
-                    say(&record.holder, namespace);
+                    log_holder(&record.holder, namespace);
                     holder = record.holder;
                 }
             }
@@ -249,14 +249,14 @@ pub async fn campaign(
             Err(Failed::Late) => outages.unanswered("the Lease", "a request took too long"),
         }
         let now = Instant::now();
-        let reign = election.term(now);
-        if led && reign.is_none() {
+        let leader_term = election.term(now);
+        if led && leader_term.is_none() {
             warn!("this controller does not lead any more");
         }
-        if let Some(former) = reign.as_ref().filter(|_| !led).and_then(|reign| reign.former.as_ref()) {
+        if let Some(former) = leader_term.as_ref().filter(|_| !led).and_then(|term| term.former.as_ref()) {
             warn!(node = former.node, "no address of the former leader's node answers: its Lease was not waited for");
         }
-        if let Some(gaps) = gaps.note(reign.as_ref().map(|reign| reign.since), election.holds(), now) {
+        if let Some(gaps) = gaps.note(leader_term.as_ref().map(|term| term.since), election.holds(), now) {
             let deadline_ms = election.timing().renew_deadline.as_millis();
             warn!(
                 gaps,
@@ -265,30 +265,30 @@ pub async fn campaign(
             );
         }
         published.unknown.send_replace((!is_known).then_some(now));
-        published.reign.send_replace(reign);
+        published.leader_term.send_replace(leader_term);
         published.renewed.send_replace(election.renewed());
-        // Behind them: who probes by it looks whom this leader has replaced.
+        // After the others: the prober then reads which leader was replaced.
         held.into_iter().for_each(|record| published.held(&record, election.identity()));
-        let pause = if another_led { ASIDE_FOR_ANOTHER } else { ASIDE_AGAIN };
-        let may_stand_aside = stood_aside.is_none_or(|at| now >= at + pause);
-        if *rival.isolated.borrow_and_update() && may_stand_aside && published.leads_without_former(now) {
+        let pause = if another_led { STEP_DOWN_PAUSE_AFTER_ANOTHER } else { STEP_DOWN_PAUSE };
+        let may_step_down = stepped_down.is_none_or(|at| now >= at + pause);
+        if *inputs.isolated.borrow_and_update() && may_step_down && published.leads_without_former(now) {
             warn!("no other egress node answers this controller: the Lease is released, so that another can lead");
-            (stood_aside, another_led) = (Some(now), false);
+            (stepped_down, another_led) = (Some(now), false);
             published.ends();
-            // For writes that are on their way, as between any two leaders.
+            // Lets writes in flight finish, as between any two leaders.
             tokio::time::sleep(election.timing().leaderless_gap()).await;
             release(&mut lease, &election).await;
             election.step_down(Instant::now());
             continue;
         }
-        // A holder counts from the beginning of a renewal, as the Lease does: a slow answer leaves no gap.
+        // A holder counts from the beginning of a renewal, as the Lease does, so that a slow answer leaves no gap.
         let latest = if election.holds() { begun } else { now };
         tokio::select! {
             () = stop.cancelled() => break,
             () = next_look(&election, latest) => {}
-            Ok(()) = rival.silence.changed() => {}
-            Ok(()) = rival.isolated.changed() => {}
-            // Whether the server is there is found out here for all who ask it (`kube::outage`).
+            Ok(()) = inputs.silence.changed() => {}
+            Ok(()) = inputs.isolated.changed() => {}
+            // This check tells all tasks whether the server answers again (`api_outage`).
             () = ApiOutages::doubt(&mut failures, is_answered, spread(DOUBT, election.identity())) => {}
         }
     }
@@ -304,14 +304,14 @@ async fn release(lease: &mut LeaderLease, election: &Election) {
     info!(released = matches!(released, Ok(Ok(()))), "stopped leading");
 }
 
-/// Waits for the time of the next look.
+/// Waits until the next attempt is due.
 async fn next_look(election: &Election, latest: Instant) {
     let pause = spread(election.look_again(latest).saturating_duration_since(latest), election.identity());
     tokio::time::sleep_until((latest + pause).into()).await;
 }
 
-/// One line for each that holds the Lease.
-fn say(holder: &str, namespace: &str) {
+/// Logs each new holder of the Lease.
+fn log_holder(holder: &str, namespace: &str) {
     if is_identity(holder) || holder.is_empty() {
         info!(leader = holder, "there is a new leader");
     } else {
@@ -323,27 +323,26 @@ fn say(holder: &str, namespace: &str) {
     }
 }
 
-/// Why an attempt at the Lease came to nothing.
+/// Why an attempt at the Lease failed.
 enum Failed {
     Refused(kube::Error),
     Late,
 }
 
-/// Each request has its time, not all of them together: a slow server would let a renewal through and cut off the look behind
-/// it, again and again, and nobody would lead.
+/// Each request has its own timeout. With one for all, a slow server would let the renewal succeed and cut off the read after it,
+/// again and again, and no controller would lead.
 async fn within<T>(patience: Duration, request: impl Future<Output = Result<T, kube::Error>>) -> Result<T, Failed> {
     tokio::time::timeout(patience, request).await.map_err(|_| Failed::Late)?.map_err(Failed::Refused)
 }
 
-/// One round; returns what the Lease says.
+/// One attempt: renew, or read and take over. Returns the content of the Lease.
 async fn attempt(
     lease: &mut LeaderLease,
     election: &mut Election,
     silence: Option<&SilentHolder>,
 ) -> Result<Record, Failed> {
     let timing = election.timing();
-    // A holder asks this long before the end of what it has: one answer that takes longer costs a gap, however long it is
-    // waited for.
+    // A holder renews this long before its renew deadline. An answer that takes longer costs a gap, however long the timeout.
     let patience = timing.renew_deadline - timing.retry;
     if election.holds() {
         let asked = Instant::now();
@@ -351,7 +350,7 @@ async fn attempt(
             election.written(record.clone(), asked, Instant::now());
             return Ok(record);
         }
-        // Somebody else wrote it, or an answer to this controller was lost.
+        // Another program wrote it, or an answer to this controller was lost.
     }
     let read = within(patience, lease.read()).await?;
     let found = read.clone().unwrap_or_default();
@@ -365,18 +364,18 @@ async fn attempt(
             election.written(record.clone(), asked, Instant::now());
             Ok(record)
         }
-        // Somebody else was faster: whatever they wrote is read in the next round.
+        // Another controller was faster. The next attempt reads what it wrote.
         None => Ok(found),
     }
 }
 
-/// Names this process, not only its node: a restarted controller is another candidate.
+/// Identifies this process, not only its node: a restarted controller is another candidate.
 pub fn own_identity(node_name: &str) -> String {
     let started = std::time::SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_nanos());
     identity(node_name, std::process::id(), started)
 }
 
-/// The interval, up to a fifth longer by the name: controllers that started together need not ask together.
+/// The interval, up to a fifth longer by a hash of the identity, so that controllers do not ask at the same moment.
 fn spread(interval: Duration, identity: &str) -> Duration {
     let hash = identity.bytes().fold(0_u32, |hash, byte| hash.wrapping_mul(31).wrapping_add(byte.into()));
     interval + interval / 5 * (hash % 100) / 100
@@ -387,22 +386,19 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_look_in_vain_and_a_failure_of_others_bring_the_next_look_forward() {
+    async fn a_failed_attempt_and_a_failure_of_others_bring_the_next_attempt_forward() {
         let outages = ApiOutages::new("here");
         let mut failures = outages.failures();
         let pause = Duration::from_millis(20);
         let soon = Duration::from_millis(500);
         assert!(tokio::time::timeout(soon, ApiOutages::doubt(&mut failures, false, pause)).await.is_ok());
-        assert!(
-            tokio::time::timeout(soon, ApiOutages::doubt(&mut failures, true, pause)).await.is_err(),
-            "all is well"
-        );
+        assert!(tokio::time::timeout(soon, ApiOutages::doubt(&mut failures, true, pause)).await.is_err(), "no failure");
         outages.unanswered("nodes", "refused");
         assert!(tokio::time::timeout(soon, ApiOutages::doubt(&mut failures, true, pause)).await.is_ok());
         failures.mark_unchanged();
         assert!(
             tokio::time::timeout(soon, ApiOutages::doubt(&mut failures, true, pause)).await.is_err(),
-            "one look for each"
+            "one attempt for each failure"
         );
     }
 
@@ -415,31 +411,31 @@ mod tests {
         };
         assert_eq!(held("node2_77_1f", 4), None);
         assert_eq!(held("me", 5), Some(5));
-        assert_eq!(held("", 5), Some(5), "nobody leads");
+        assert_eq!(held("", 5), Some(5), "no controller leads");
         assert_eq!(held("me", 0), Some(5), "the Lease was deleted");
-        assert_eq!(held("somebody", 6), Some(5), "no controller has that name");
+        assert_eq!(held("foreign", 6), Some(5), "no controller has that name");
         assert_eq!(held("node2_77_1f", 6), None);
     }
 
     #[test]
-    fn a_former_leader_vouches_for_nobody_unless_it_cannot_know_who_leads() {
+    fn a_former_leader_confirms_nothing_unless_it_cannot_know_who_leads() {
         let (published, leads, duty) = leadership();
         let now = Instant::now();
-        assert!(!duty.vouches());
+        assert!(!duty.may_confirm());
         published.set_leads_until(Some(now + Duration::from_secs(60)));
-        assert!(duty.vouches() && leads.leads());
-        // It has not run, or not looked, for longer than it leads.
+        assert!(duty.may_confirm() && leads.leads());
+        // It has not run, or not looked, until after the end of its leadership.
         published.set_leads_until(Some(now));
-        assert!(!duty.vouches() && leads.since().is_none());
+        assert!(!duty.may_confirm() && leads.since().is_none());
         published.set_unknown(Some(Instant::now()));
-        assert!(duty.vouches());
+        assert!(duty.may_confirm());
         published.set_unknown(now.checked_sub(UNKNOWN));
-        assert!(!duty.vouches(), "long ago");
-        // A renewal was answered late: the Lease is its own still.
+        assert!(!duty.may_confirm(), "long ago");
+        // A renewal was answered late: it still holds the Lease.
         published.set_renewed(Some(Instant::now()));
-        assert!(duty.vouches() && !duty.leads());
+        assert!(duty.may_confirm() && !duty.leads());
         published.set_renewed(now.checked_sub(Timing::default().duration));
-        assert!(!duty.vouches(), "another may lead");
+        assert!(!duty.may_confirm(), "another may lead");
     }
 
     #[test]

@@ -17,7 +17,7 @@ use kube::Client;
 use crate::cmd::CliError;
 use crate::cmd::drain::watch::{Look, Seen, Watch};
 use egress_core::keys::DRAIN;
-use egress_kube::admin::{AdminClient, Patience, Refused};
+use egress_kube::admin::{AdminClient, Patience, RequestError};
 use egress_kube::client;
 
 /// Between two looks.
@@ -50,9 +50,9 @@ pub(crate) enum DrainError {
     #[error("there is no node {0}: kubectl get nodes")]
     UnknownNode(String),
     #[error(transparent)]
-    Refused(#[from] Refused),
+    Refused(#[from] RequestError),
     #[error("{source}; it may be marked all the same (annotation {DRAIN}): kubectl describe node {node}")]
-    Unsure { node: String, source: Refused },
+    Unsure { node: String, source: RequestError },
     #[error("{0} has been deleted meanwhile, and the mark with it; a node that comes with that name is not drained")]
     Deleted(String),
     #[error(
@@ -149,13 +149,13 @@ async fn mark(cluster: &AdminClient, node: &str, drained: bool, patience: Patien
     match cluster.set_drained(node, drained, patience).await {
         Ok(true) => Ok(()),
         Ok(false) => Err(DrainError::UnknownNode(node.to_owned())),
-        Err(source @ Refused::Unanswered { .. }) => Err(DrainError::Unsure { node: node.to_owned(), source }),
+        Err(source @ RequestError::Unanswered { .. }) => Err(DrainError::Unsure { node: node.to_owned(), source }),
         Err(source) => Err(source.into()),
     }
 }
 
 /// The node before the objects: what it says it has let go of may be gone a moment after the status is written.
-async fn look(cluster: &AdminClient, node: &str, lists: bool, patience: Patience) -> Result<Look, Refused> {
+async fn look(cluster: &AdminClient, node: &str, lists: bool, patience: Patience) -> Result<Look, RequestError> {
     let own = cluster.node(node, patience).await?;
     let nodes = if lists { Some(cluster.nodes(patience).await?) } else { None };
     Ok(Look { node: own, nodes, objects: cluster.objects(patience).await? })

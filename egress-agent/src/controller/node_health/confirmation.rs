@@ -1,26 +1,26 @@
-//! Which answers agents may be told of: each holds addresses by that.
+//! Which answers may be confirmed to agents: they hold addresses by that.
 //!
-//! Of the other nodes all that are not gone, while this controller [vouches](egress_kube::leader_election::ProbeDuty::vouches). Of its
-//! own node only those that came in before another node was heard: a leader that is cut off hears itself for ever, and its
-//! word must be worth no more than that of the others.
+//! Answers of other nodes that are not gone count while this controller
+//! [may confirm](egress_kube::leader_election::ProbeDuty::may_confirm). Answers of its own node count only if they came before the
+//! last answer of another node: a leader that is cut off still hears itself, and must not hold addresses longer than the others.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// When any other node gave a sign last.
+/// When any other node last answered.
 #[derive(Debug)]
-pub(super) struct Others(Mutex<State>);
+pub(super) struct OtherNodes(Mutex<State>);
 
 #[derive(Debug)]
 struct State {
-    /// Since when they are asked, where none has given one yet.
+    /// The last answer, or the beginning of probing.
     latest: Instant,
-    are_there: bool,
+    exist: bool,
 }
 
-impl Others {
+impl OtherNodes {
     pub(super) fn new(now: Instant) -> Self {
-        Self(Mutex::new(State { latest: now, are_there: false }))
+        Self(Mutex::new(State { latest: now, exist: false }))
     }
 
     pub(super) fn note(&self, at: Instant) {
@@ -28,29 +28,29 @@ impl Others {
         state.latest = state.latest.max(at);
     }
 
-    /// Whether there is any other node that is asked.
-    pub(super) fn set(&self, are_there: bool) {
-        self.state().are_there = are_there;
+    /// Sets whether any other node is probed.
+    pub(super) fn set(&self, exist: bool) {
+        self.state().exist = exist;
     }
 
-    /// Up to when this node's own answers count.
+    /// The time up to which answers of the leader's own node count.
     fn limit(&self, now: Instant) -> Instant {
         let state = self.state();
-        // Where nobody could take anything nobody needs to fear for it.
-        if state.are_there { state.latest } else { now }
+        // Without other egress nodes no address can move.
+        if state.exist { state.latest } else { now }
     }
 
-    /// No step leaves the state half changed.
+    /// A poisoned lock is used: every update is complete in itself.
     fn state(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Of one node that is asked.
+/// Whether and which answers of one node may be confirmed.
 #[derive(Clone, Debug)]
 pub(super) struct Confirmation {
-    /// Of the leader's own node.
-    own: Option<Arc<Others>>,
+    /// Set for the leader's own node.
+    own: Option<Arc<OtherNodes>>,
     is_on: Arc<std::sync::atomic::AtomicBool>,
 }
 
@@ -59,16 +59,16 @@ impl Confirmation {
         Self { own: None, is_on: Arc::new(true.into()) }
     }
 
-    pub(super) fn for_own(others: Arc<Others>) -> Self {
+    pub(super) fn for_own(others: Arc<OtherNodes>) -> Self {
         Self { own: Some(others), is_on: Arc::new(true.into()) }
     }
 
-    /// One whose node counts as gone must not take it for the right to hold addresses which others are about to get.
+    /// Turned off while the node counts as gone: it must not hold addresses that others are about to get.
     pub(super) fn set(&self, is_on: bool) {
         self.is_on.store(is_on, std::sync::atomic::Ordering::Release);
     }
 
-    /// The agent may be told of answers that came in up to then; `None` for none.
+    /// Answers up to this time may be confirmed. `None` for none.
     pub(super) fn limit(&self, now: Instant) -> Option<Instant> {
         if !self.is_on.load(std::sync::atomic::Ordering::Acquire) {
             return None;
@@ -84,10 +84,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_leaders_own_word_is_worth_no_more_than_that_of_others() {
+    fn answers_of_the_leaders_own_node_count_no_longer_than_those_of_others() {
         let start = Instant::now();
         let at = |milliseconds| start + Duration::from_millis(milliseconds);
-        let (others, other) = (Arc::new(Others::new(start)), Confirmation::for_other());
+        let (others, other) = (Arc::new(OtherNodes::new(start)), Confirmation::for_other());
         let own = Confirmation::for_own(others.clone());
         assert_eq!(own.limit(at(100)), Some(at(100)), "there is no other");
         others.set(true);

@@ -139,7 +139,7 @@ impl HealthPage {
             }
             None => None,
         };
-        let seen = self.outages.seen();
+        let seen = self.outages.summary();
         let (mut agent, mut leads) = (None, None);
         match self.running.get() {
             Some(Running::Agent(running)) => agent = Some(facts_of(running)),

@@ -293,7 +293,7 @@ mutations! { AGENT,
         "if self.term(now).is_none() {" => "if self.since.is_none() {";
     "leads-without-looking", LEADERSHIP, ["leader_election::"],
         "an agent that did not run for a while writes when another leads":
-        ".filter(|reign| Instant::now() < reign.until)" => ".filter(|_| true)";
+        ".filter(|term| Instant::now() < term.until)" => ".filter(|_| true)";
     "former-leader-vouches-for-ever", LEADERSHIP, ["leader_election::"],
         "nodes hold addresses by a former leader's word when the next gives them away":
         "is_some_and(|at| at.elapsed() < UNKNOWN)" => "is_some()";
@@ -414,17 +414,17 @@ mutations! { AGENT,
         "Some(self.pods.values().filter_map(|pods| pods.get(&id)).sum())";
     "node-that-is-back-counts-as-alone", CENSUS, ["controller::pod_counts::"],
         "objects are Degraded for agents that are just starting with their nodes":
-        "*heard = now;" => "";
+        "*last_answer = now;" => "";
     "exception-never-taken-back", STATUS, ["status::"],
         "pods leave with their node's address though a node could have one of their object's":
-        "object.no_eligible_node.is_some() && judged.is_none()" => "object.no_eligible_node.is_some() && judged.is_some()";
+        "object.no_eligible_node.is_some() && unhosted.is_none()" => "object.no_eligible_node.is_some() && unhosted.is_some()";
     "refusal-is-stale", STATUS, ["status::"],
         "a status that the API server refuses is written again without end, and nobody is told":
         "(status.code == 422 && !names_causes)" => "status.code == 422";
     "count-written-without-end", STATUS, ["status::"], "each object is written with each decision":
         "counted.filter(|count| object.selected_pods != Some(*count))" => "counted";
     "condition-never-turns", STATUS, ["status::"], "a condition says that it has been so since long before it turned":
-        "if found.status == wanted.status && !found.last_transition.is_empty()" => "if !found.last_transition.is_empty()";
+        "if found.status == desired.status && !found.last_transition.is_empty()" => "if !found.last_transition.is_empty()";
     "write-over-a-newer-object", STATUS, ["status::"], "a leader that is late writes its status over the next leader's":
         "json!({\"op\": \"test\", \"path\": \"/metadata/resourceVersion\", \"value\": object.resource_version})," => "";
     "way-back-is-a-move", MOVES, ["status::moves::"],

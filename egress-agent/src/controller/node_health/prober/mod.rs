@@ -1,80 +1,92 @@
-//! Probing all egress nodes while it is this controller's duty: a task for each node, one [`NodeStates`] over all that they find.
+//! Probes the agents of all egress nodes while that is this controller's duty: one task per node, and one [`NodeStates`] that
+//! judges what they find.
 //!
-//! A leader probes, and goes on when it cannot renew its Lease any more, until another leads: the agents' right to hold
-//! addresses hangs on it, and an API server that is away is no reason to end it. Where an agent has heard of a newer leader
-//! it says so, and that ends it too, unless nobody can have taken the Lease over yet: terms begin anew where the Lease was
-//! deleted.
+//! A leader probes, and continues after it can no longer renew its Lease, until another controller leads: agents hold addresses by
+//! the confirmations in probes, and an outage of the API server must not end that. If an agent reports a newer leader, probing
+//! ends too, unless no other controller can have taken the Lease yet: terms start again at zero after the Lease is deleted.
 
-pub mod asked;
-pub mod news;
-pub mod through;
-
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use futures::future::join_all;
+use ipnet::IpNet;
 use tokio::sync::{mpsc, watch};
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use crate::change_queue::ChangeReceiver;
-use crate::controller::node_health::confirmation::{Confirmation, Others};
-use crate::controller::node_health::prober::asked::{Asked, Teller, UnexpectedResponders, network, roads};
-pub use crate::controller::node_health::prober::through::Overlay;
-use crate::controller::node_health::prober::through::echo;
-use crate::controller::node_health::session::{Asker, Finding, Manner, Road, ask};
+use crate::controller::node_health::confirmation::{Confirmation, OtherNodes};
+use crate::controller::node_health::session::{Asker, Finding, ProbePath, ProbeSettings, ask};
 use egress_core::model::ledger::{Acknowledgements, Ledger};
 use egress_core::model::view::{Change, Node, Update};
 use egress_core::node_health::NodeHealth;
-use egress_core::node_health::liveness::{AgentAnswer, Liveness};
+use egress_core::node_health::liveness::{AgentAnswer, Liveness, Signal};
 use egress_core::node_health::state::{News, NodeHealthReport, NodeStates, Traits, Treated};
 use egress_datapath::overlay::endpoints::endpoint;
+use egress_datapath::overlay::probe::{Echo, Question};
 use egress_kube::leader_election::ProbeDuty;
 use egress_supervise::{self, Task};
 
-/// How often is looked who is gone.
-const LOOK: Duration = Duration::from_millis(50);
-/// A node that is no egress node any more, or whose Node is deleted, is asked on for so long: it may not have let go of its
+/// Interval of judging all nodes.
+const JUDGE_INTERVAL: Duration = Duration::from_millis(50);
+/// How long a node is still probed after it ceases to be an egress node or its Node is deleted: it may not have released its
 /// addresses yet.
 const LINGER: Duration = Duration::from_secs(60);
-/// When a node that does not exist any more was heard is forgotten then.
+/// How long the last answer of a deleted node is remembered.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
-/// Findings that wait.
+/// Capacity of the queue of findings.
 const QUEUE: usize = 4096;
-/// How soon a leader that has stopped probing looks whether it should.
-const AGAIN: Duration = Duration::from_secs(1);
-/// For so long at most a slow API server keeps a controller from leading, again and again.
+/// Interval of checking whether a leader that has stopped probing should probe again.
+const RESTART_INTERVAL: Duration = Duration::from_secs(1);
+/// The longest gap between terms that a slow API server causes.
 const LONGEST_GAP: Duration = Duration::from_secs(3);
 
-/// Probes while it is this controller's duty, until told to stop.
+/// How long answers may be unsigned before they are reported: an agent that has just started, or has another key already, is no
+/// unexpected responder yet.
+const UNEXPECTED_AFTER: Duration = Duration::from_secs(2);
+/// Interval of reports about one node: an unexpected responder can come and go.
+const REPORT_INTERVAL: Duration = Duration::from_secs(600);
+/// Reason of the event on the Node.
+const NOT_SIGNED: &str = "HealthAnswerNotSigned";
+
+/// Probes through the overlay, in addition to health checks.
+pub struct Overlay {
+    /// The UDP port of overlay packets.
+    pub port: u16,
+    pub ask: mpsc::Sender<Question>,
+    pub echoes: mpsc::Receiver<Echo>,
+}
+
+/// Probes while it is this controller's duty, until stopped.
 pub async fn run(
-    manner: Manner,
+    settings: ProbeSettings,
     own_node: &str,
     mut nodes: ChangeReceiver,
     mut duty: ProbeDuty,
-    (reach, isolated, mut overlay): (watch::Sender<NodeHealth>, watch::Sender<bool>, Option<Overlay>),
+    (node_health, isolated, mut overlay): (watch::Sender<NodeHealth>, watch::Sender<bool>, Option<Overlay>),
     stop: CancellationToken,
 ) {
     let (mut known, mut ledger) = (BTreeMap::new(), Arc::<Ledger>::default());
-    let mut round: Option<Round> = None;
-    let mut look = tokio::time::interval(LOOK);
-    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut again = tokio::time::interval(AGAIN);
-    again.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut probing: Option<Probing> = None;
+    let mut judge = tokio::time::interval(JUDGE_INTERVAL);
+    judge.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut restart = tokio::time::interval(RESTART_INTERVAL);
+    restart.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {
             () = stop.cancelled() => return,
             changes = nodes.take() => {
                 let Some(changes) = changes else { return };
                 changes.into_iter().for_each(|change| apply(&mut known, &mut ledger, change));
-                if let Some(round) = &mut round {
-                    round.follow(&known);
-                    round.order(&ledger);
+                if let Some(probing) = &mut probing {
+                    probing.follow(&known);
+                    probing.send_orders(&ledger);
                 }
             }
             alive = duty.changed() => {
@@ -82,37 +94,37 @@ pub async fn run(
                     return;
                 }
                 let term = duty.term();
-                if term == round.as_ref().map(|round| round.term) {
+                if term == probing.as_ref().map(|probing| probing.term) {
                     continue;
                 }
-                round = term.map(|term| begin(&manner, own_node, (term, &duty), &reach, (&known, &ledger)));
+                probing = term.map(|term| begin(&settings, own_node, (term, &duty), &node_health, (&known, &ledger)));
                 isolated.send_replace(false);
-                if round.is_none() {
-                    end(&reach);
+                if probing.is_none() {
+                    end(&node_health);
                 }
             }
-            finding = next(&mut round) => {
-                let Some(current) = &mut round else { continue };
+            finding = next(&mut probing) => {
+                let Some(current) = &mut probing else { continue };
                 if current.is_of_newer_leader(&finding) && !duty.leads_alone() {
-                    info!("another leads by now: probing ends here");
-                    round = None;
-                    end(&reach);
+                    info!("another controller leads: probing ends here");
+                    probing = None;
+                    end(&node_health);
                 } else {
                     current.note(finding);
                 }
             }
             Some((node, at)) = echo(&mut overlay) => {
-                round.iter_mut().for_each(|round| round.judge.note_echo(&node, at));
+                probing.iter_mut().for_each(|probing| probing.states.note_echo(&node, at));
             }
-            // What another's term has ended is this controller's duty all the same where the Lease says so.
-            _ = again.tick(), if round.is_none() && duty.leads_alone() => {
-                round = duty.term().map(|term| begin(&manner, own_node, (term, &duty), &reach, (&known, &ledger)));
+            // Probing that ended by the report of an agent starts again if the Lease says that this controller leads.
+            _ = restart.tick(), if probing.is_none() && duty.leads_alone() => {
+                probing = duty.term().map(|term| begin(&settings, own_node, (term, &duty), &node_health, (&known, &ledger)));
             }
-            _ = look.tick(), if round.is_some() => {
-                if let Some(round) = &mut round {
-                    let is_isolated = round.look();
+            _ = judge.tick(), if probing.is_some() => {
+                if let Some(probing) = &mut probing {
+                    let is_isolated = probing.judge();
                     isolated.send_if_modified(|known| std::mem::replace(known, is_isolated) != is_isolated);
-                    overlay.iter().for_each(|overlay| round.ask_through(overlay));
+                    overlay.iter().for_each(|overlay| probing.probe_overlay(overlay));
                 }
             }
         }
@@ -120,29 +132,29 @@ pub async fn run(
 }
 
 fn begin(
-    manner: &Manner,
+    settings: &ProbeSettings,
     own_node: &str,
     (term, duty): (u64, &ProbeDuty),
-    reach: &watch::Sender<NodeHealth>,
+    node_health: &watch::Sender<NodeHealth>,
     (known, ledger): (&BTreeMap<String, Arc<Node>>, &Arc<Ledger>),
-) -> Round {
-    let mut round = Round::new(manner.clone(), own_node, (term, duty.clone()), reach.clone());
-    round.follow(known);
-    round.order(ledger);
-    round
+) -> Probing {
+    let mut probing = Probing::new(settings.clone(), own_node, (term, duty.clone()), node_health.clone());
+    probing.follow(known);
+    probing.send_orders(ledger);
+    probing
 }
 
-/// Nobody is known to be gone any more. When agents were heard stays known: it is no less true.
-fn end(reach: &watch::Sender<NodeHealth>) {
-    reach.send_modify(|reach| {
-        reach.unreachable.clear();
-        reach.lost.clear();
-        reach.suspects.clear();
-        reach.silent.clear();
-        reach.absent.clear();
-        reach.strange.clear();
-        reach.released.clear();
-        reach.unserved.clear();
+/// No node counts as gone any more. The times of the last answers stay: they are still true.
+fn end(node_health: &watch::Sender<NodeHealth>) {
+    node_health.send_modify(|node_health| {
+        node_health.unreachable.clear();
+        node_health.lost.clear();
+        node_health.suspects.clear();
+        node_health.silent.clear();
+        node_health.absent.clear();
+        node_health.strange.clear();
+        node_health.released.clear();
+        node_health.unserved.clear();
     });
 }
 
@@ -158,10 +170,10 @@ fn apply(known: &mut BTreeMap<String, Arc<Node>>, ledger: &mut Arc<Ledger>, chan
 
 type Found = (Arc<str>, Finding);
 
-/// Never, where nobody is asked.
-async fn next(round: &mut Option<Round>) -> Found {
-    match round {
-        Some(Round { findings, .. }) => match findings.recv().await {
+/// The next finding; pending for ever without probing.
+async fn next(probing: &mut Option<Probing>) -> Found {
+    match probing {
+        Some(Probing { findings, .. }) => match findings.recv().await {
             Some(found) => found,
             None => std::future::pending().await,
         },
@@ -169,247 +181,272 @@ async fn next(round: &mut Option<Round>) -> Found {
     }
 }
 
-/// Probing from the beginning of a duty to its end, which ends the tasks too.
-struct Round {
-    manner: Manner,
+/// The next answer through the overlay; pending for ever without an overlay.
+async fn echo(overlay: &mut Option<Overlay>) -> Option<Echo> {
+    match overlay {
+        Some(overlay) => overlay.echoes.recv().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Probing from the beginning of a duty to its end. Dropping it ends the tasks.
+struct Probing {
+    settings: ProbeSettings,
     own_node: String,
     term: u64,
     duty: ProbeDuty,
-    reach: watch::Sender<NodeHealth>,
-    judge: NodeStates,
-    others: Arc<Others>,
-    asked: BTreeMap<String, Asked>,
+    node_health: watch::Sender<NodeHealth>,
+    states: NodeStates,
+    others: Arc<OtherNodes>,
+    probed: BTreeMap<String, ProbedNode>,
     tasks: JoinSet<()>,
     found: mpsc::Sender<Found>,
     findings: mpsc::Receiver<Found>,
-    /// When nodes were asked through the overlay last.
-    asked_through: Option<Instant>,
+    /// When nodes were last probed through the overlay.
+    overlay_probed: Option<Instant>,
     cut_off: bool,
-    /// No other node answered at the latest look.
+    /// No other node answered at the last judgement.
     heard_none: bool,
-    /// When this controller was seen to lead last.
+    /// When this controller was last known to lead.
     led: Instant,
-    strangers: UnexpectedResponders,
+    reported: UnexpectedResponders,
 }
 
-impl Round {
-    fn new(manner: Manner, own_node: &str, (term, duty): (u64, ProbeDuty), reach: watch::Sender<NodeHealth>) -> Self {
+impl Probing {
+    fn new(
+        settings: ProbeSettings,
+        own_node: &str,
+        (term, duty): (u64, ProbeDuty),
+        node_health: watch::Sender<NodeHealth>,
+    ) -> Self {
         let (found, findings) = mpsc::channel(QUEUE);
-        let judge = NodeStates::new(manner.rules);
+        let states = NodeStates::new(settings.rules);
         let (own_node, tasks) = (own_node.to_owned(), JoinSet::new());
-        let (asked, others) = (BTreeMap::new(), Arc::new(Others::new(Instant::now())));
-        reach.send_if_modified(|reach| {
-            reach.followed.clear();
+        let (probed, others) = (BTreeMap::new(), Arc::new(OtherNodes::new(Instant::now())));
+        node_health.send_if_modified(|node_health| {
+            node_health.followed.clear();
             false
         });
         Self {
-            manner,
+            settings,
             own_node,
             term,
             duty,
-            reach,
-            judge,
+            node_health,
+            states,
             others,
-            asked,
+            probed,
             tasks,
             found,
             findings,
-            asked_through: None,
+            overlay_probed: None,
             cut_off: false,
             heard_none: false,
             led: Instant::now(),
-            strangers: UnexpectedResponders::default(),
+            reported: UnexpectedResponders::default(),
         }
     }
 
-    /// Asks who is to be asked, and nobody else.
+    /// Starts and ends probes so that exactly the egress nodes are probed.
     fn follow(&mut self, nodes: &BTreeMap<String, Arc<Node>>) {
         let now = Instant::now();
-        for (_, asked) in self.asked.iter_mut().filter(|(name, _)| !nodes.contains_key(*name)) {
-            asked.until.get_or_insert(now + LINGER);
+        for (_, probed) in self.probed.iter_mut().filter(|(name, _)| !nodes.contains_key(*name)) {
+            probed.until.get_or_insert(now + LINGER);
         }
-        self.reach.send_if_modified(|reach| {
-            reach.heard.retain(|name, heard| nodes.contains_key(name) || now < *heard + FORGOTTEN_AFTER);
+        self.node_health.send_if_modified(|node_health| {
+            node_health.heard.retain(|name, heard| nodes.contains_key(name) || now < *heard + FORGOTTEN_AFTER);
             false
         });
         for (name, node) in nodes {
-            let known = self.asked.get_mut(name);
+            let known = self.probed.get_mut(name);
             if !node.assignable {
-                if let Some(asked) = known {
-                    asked.until.get_or_insert(now + LINGER);
+                if let Some(probed) = known {
+                    probed.until.get_or_insert(now + LINGER);
                 }
                 continue;
             }
-            let roads = roads(node);
-            if let Some(asked) = known {
-                asked.until = None;
-                asked.endpoint = endpoint(node).or(asked.endpoint);
-                // Where its addresses cannot be read just now, it is asked where it was before.
-                if roads.is_empty() || asked.roads == roads {
+            let paths = paths(node);
+            if let Some(probed) = known {
+                probed.until = None;
+                probed.endpoint = endpoint(node).or(probed.endpoint);
+                // If its addresses cannot be read now, it is probed where it was before.
+                if paths.is_empty() || probed.paths == paths {
                     continue;
                 }
             }
-            if !roads.is_empty() {
-                self.enter(name, roads, node, now);
+            if !paths.is_empty() {
+                self.start(name, paths, node, now);
             }
         }
-        for (name, asked) in &self.asked {
-            asked.is_host.store(asked.until.is_none(), Relaxed);
-            self.judge.note_host(name, nodes.get(name).is_some_and(|node| node.assignable && !node.drained));
+        for (name, probed) in &self.probed {
+            probed.is_egress_node.store(probed.until.is_none(), Relaxed);
+            self.states.note_host(name, nodes.get(name).is_some_and(|node| node.assignable && !node.drained));
         }
         self.count_others();
     }
 
-    /// Tells each node of the hand-overs from it.
-    fn order(&self, ledger: &Ledger) {
+    /// Passes to each node the hand-overs of its addresses to others.
+    fn send_orders(&self, ledger: &Ledger) {
         let mut leaving: BTreeMap<&str, Acknowledgements> = BTreeMap::new();
         for (address, record) in &ledger.records.open {
             leaving.entry(&record.from).or_default().insert(*address, record.number);
         }
-        for (name, asked) in &self.asked {
+        for (name, probed) in &self.probed {
             let orders = leaving.remove(name.as_str()).unwrap_or_default();
-            asked.orders.send_if_modified(|known| {
-                let is_news = *known != orders;
+            probed.orders.send_if_modified(|known| {
+                let is_new = *known != orders;
                 *known = orders;
-                is_news
+                is_new
             });
         }
     }
 
     fn count_others(&self) {
-        self.others.set(self.asked.iter().any(|(name, asked)| asked.until.is_none() && *name != self.own_node));
+        self.others.set(self.probed.iter().any(|(name, probed)| probed.until.is_none() && *name != self.own_node));
     }
 
-    fn enter(&mut self, name: &str, roads: Vec<Road>, node: &Node, now: Instant) {
+    fn start(&mut self, name: &str, paths: Vec<ProbePath>, node: &Node, now: Instant) {
         let traits = Traits { own: *name == self.own_node, network: network(node) };
-        // Who took over early has found that one silent before.
+        // A leader that took over early has found the node of the former leader silent before.
         let former = self.duty.former().filter(|former| former.node == name);
-        self.judge.enter(name, traits, former.map_or(now, |former| former.silent_since));
-        let former = self.asked.remove(name);
+        self.states.enter(name, traits, former.map_or(now, |former| former.silent_since));
+        let former = self.probed.remove(name);
         if let Some(former) = &former {
             former.task.abort();
         }
-        // Spread over the interval.
-        let place = u32::try_from(self.asked.len() % 64).unwrap_or_default();
-        let offset = self.manner.rules.interval * place / 64;
+        // Spreads the nodes over the interval.
+        let place = u32::try_from(self.probed.len() % 64).unwrap_or_default();
+        let offset = self.settings.rules.interval * place / 64;
         let others = (*name != self.own_node).then(|| self.others.clone());
-        let anew = || {
+        let new_confirmation = || {
             others.as_ref().map_or_else(|| Confirmation::for_own(self.others.clone()), |_| Confirmation::for_other())
         };
-        let vouch = former.map_or_else(anew, |former| former.vouch);
+        let confirmation = former.map_or_else(new_confirmation, |former| former.confirmation);
         let orders = watch::Sender::new(Acknowledgements::new());
         let (orders_of, own_node) = (orders.subscribe(), self.own_node.as_str().into());
-        let asker =
-            Asker { term: self.term, offset, vouch: vouch.clone(), orders: orders_of, node: name.into(), own_node };
-        let (manner, all) = (self.manner.clone(), roads.clone());
-        let (reach, found, is_host) = (self.reach.clone(), self.found.clone(), Arc::new(AtomicBool::new(true)));
-        let teller = Teller { node: name.into(), reach, found, others, is_host: is_host.clone() };
+        let asker = Asker {
+            term: self.term,
+            offset,
+            confirmation: confirmation.clone(),
+            orders: orders_of,
+            node: name.into(),
+            own_node,
+        };
+        let (settings, all) = (self.settings.clone(), paths.clone());
+        let (node_health, found, is_egress_node) =
+            (self.node_health.clone(), self.found.clone(), Arc::new(AtomicBool::new(true)));
+        let sender =
+            FindingSender { node: name.into(), node_health, found, others, is_egress_node: is_egress_node.clone() };
         let asking = async move {
-            join_all(all.iter().map(|road| ask(&manner, road, &asker, |finding| teller.tell(finding)))).await;
+            join_all(all.iter().map(|path| ask(&settings, path, &asker, |finding| sender.send(finding)))).await;
         };
         let task = self.tasks.spawn(egress_supervise::forever(Task::Prober, asking));
         let (endpoint, overlay) = (endpoint(node), None);
-        let asked = Asked {
-            roads,
+        let probed = ProbedNode {
+            paths,
             endpoint,
             overlay,
             task,
-            vouch,
+            confirmation,
             orders,
-            is_host,
+            is_egress_node,
             until: None,
-            trouble: None,
-            strange: BTreeMap::new(),
+            last_failure: None,
+            unexpected: BTreeMap::new(),
             differs: false,
         };
-        self.asked.insert(name.to_owned(), asked);
+        self.probed.insert(name.to_owned(), probed);
     }
 
-    fn leave(&mut self, name: &str) {
-        self.judge.leave(name);
-        self.reach.send_if_modified(|reach| {
-            reach.released.remove(name);
-            reach.unserved.remove(name);
-            reach.strange.remove(name);
+    fn end_probe(&mut self, name: &str) {
+        self.states.leave(name);
+        self.node_health.send_if_modified(|node_health| {
+            node_health.released.remove(name);
+            node_health.unserved.remove(name);
+            node_health.strange.remove(name);
             false
         });
-        if let Some(asked) = self.asked.remove(name) {
-            asked.task.abort();
+        if let Some(probed) = self.probed.remove(name) {
+            probed.task.abort();
         }
     }
 
-    /// An agent has heard of one.
+    /// Whether an agent reports a newer leader.
     fn is_of_newer_leader(&self, (node, finding): &Found) -> bool {
-        let Finding::Said { term: Some(term), .. } = finding else { return false };
-        *term > self.term && self.asked.contains_key(&**node)
+        let Finding::AgentReport { term: Some(term), .. } = finding else { return false };
+        *term > self.term && self.probed.contains_key(&**node)
     }
 
     fn note(&mut self, (node, finding): Found) {
-        let Some(asked) = self.asked.get_mut(&*node) else { return };
+        let Some(probed) = self.probed.get_mut(&*node) else { return };
         match finding {
-            Finding::Signal(sign, at) => self.judge.note(&node, sign, at),
-            Finding::Direct(at) => self.judge.note_direct(&node, at),
-            // That is entered already.
-            Finding::Heard(_) => {}
-            Finding::Released(words) => {
-                self.reach.send_modify(|reach| drop(reach.released.insert(node.to_string(), words)));
+            Finding::Signal(sign, at) => self.states.note(&node, sign, at),
+            Finding::Direct(at) => self.states.note_direct(&node, at),
+            // `FindingSender` has handled it.
+            Finding::Confirmed(_) => {}
+            Finding::Released(released) => {
+                self.node_health
+                    .send_modify(|node_health| drop(node_health.released.insert(node.to_string(), released)));
             }
             Finding::Unserved(unserved) => {
-                self.reach.send_if_modified(|reach| {
-                    let known = reach.unserved.remove(&*node).unwrap_or_default();
-                    let is_news = known != unserved;
+                self.node_health.send_if_modified(|node_health| {
+                    let known = node_health.unserved.remove(&*node).unwrap_or_default();
+                    let is_new = known != unserved;
                     if !unserved.is_empty() {
-                        reach.unserved.insert(node.to_string(), unserved);
+                        node_health.unserved.insert(node.to_string(), unserved);
                     }
-                    is_news
+                    is_new
                 });
             }
-            Finding::Strange(address, is_strange) => match is_strange {
-                true => drop(asked.strange.insert(address, Instant::now())),
-                false => drop(asked.strange.remove(&address)),
+            Finding::UnexpectedResponder(address, is_unexpected) => match is_unexpected {
+                true => drop(probed.unexpected.insert(address, Instant::now())),
+                false => drop(probed.unexpected.remove(&address)),
             },
-            Finding::Trouble(why) => asked.trouble = Some(why),
-            Finding::Said { timeout, overlay, bounded, next_hop, .. } => {
-                asked.overlay = overlay;
-                // Of the others it says nothing of this controller's road.
+            Finding::NoAnswer(why) => probed.last_failure = Some(why),
+            Finding::AgentReport { timeout, overlay, bounded, next_hop, .. } => {
+                probed.overlay = overlay;
+                // Next hops of other nodes say nothing about this controller's network.
                 if *node == *self.own_node {
-                    next_hop.into_iter().for_each(|at| self.judge.note_next_hop(at));
+                    next_hop.into_iter().for_each(|at| self.states.note_next_hop(at));
                 }
                 if let Some(number) = bounded {
-                    self.reach.send_if_modified(|reach| reach.bounded.insert(node.to_string(), number) != Some(number));
+                    self.node_health.send_if_modified(|node_health| {
+                        node_health.bounded.insert(node.to_string(), number) != Some(number)
+                    });
                 }
-                self.judge.note_overlay(&node, overlay.is_some());
-                let total = self.manner.rules.total;
+                self.states.note_overlay(&node, overlay.is_some());
+                let total = self.settings.rules.total;
                 let differs = timeout.is_some_and(|timeout| timeout != total);
-                if differs && !asked.differs {
+                if differs && !probed.differs {
                     warn!(
                         %node, there = ?timeout.unwrap_or_default(), here = ?total,
-                        "a node goes by another --egressip-reachability-total-timeout than the leader: set the same on all"
+                        "a node has another --egressip-reachability-total-timeout than the leader: set the same on all"
                     );
                 }
-                asked.differs = differs;
+                probed.differs = differs;
             }
         }
     }
 
-    /// Whether no other node answers, of several. One look is not enough: where this task has stood still, answers wait.
-    fn look(&mut self) -> bool {
+    /// Judges all nodes. Returns whether no other node answers, of several, at two judgements in a row: after a pause of this task
+    /// answers may still be in the queue.
+    fn judge(&mut self) -> bool {
         let now = Instant::now();
-        let over = |asked: &Asked| asked.until.is_some_and(|until| now >= until);
-        let leave: Vec<String> = self.asked.iter().filter(|(_, a)| over(a)).map(|(name, _)| name.clone()).collect();
-        leave.iter().for_each(|name| self.leave(name));
+        let over = |probed: &ProbedNode| probed.until.is_some_and(|until| now >= until);
+        let leave: Vec<String> = self.probed.iter().filter(|(_, a)| over(a)).map(|(name, _)| name.clone()).collect();
+        leave.iter().for_each(|name| self.end_probe(name));
         self.count_others();
         if self.duty.leads() {
-            // A slow API server has it lead with gaps, which are shorter.
-            if now >= self.led + self.manner.rules.total.max(LONGEST_GAP) {
+            // Gaps between terms that a slow API server causes are shorter.
+            if now >= self.led + self.settings.rules.total.max(LONGEST_GAP) {
                 info!("this controller leads again: which nodes are lost is found out again");
-                self.judge.begin_again(now);
+                self.states.begin_again(now);
             }
             self.led = now;
         }
-        let judgement = self.judge.judge(now);
+        let judgement = self.states.judge(now);
         for news in &judgement.news {
-            self.say(news, now);
+            self.log_change(news, now);
         }
         if std::mem::replace(&mut self.cut_off, judgement.cut_off) != judgement.cut_off {
             match judgement.cut_off {
@@ -419,25 +456,221 @@ impl Round {
                 false => info!("egress nodes answer again"),
             }
         }
-        self.look_for_strangers(now);
-        let vouches = self.duty.vouches();
-        for (name, asked) in &self.asked {
-            asked.vouch.set(vouches && !judgement.unreachable.contains(name));
+        self.report_unexpected_responders(now);
+        let may_confirm = self.duty.may_confirm();
+        for (name, probed) in &self.probed {
+            probed.confirmation.set(may_confirm && !judgement.unreachable.contains(name));
         }
         let NodeHealthReport { unreachable, lost, suspects, mut silent, absent, hears_none, .. } = judgement;
-        if !self.manner.asks_agents() {
-            // An agent may have ended long before its node, and has fenced nothing then.
+        if !self.settings.asks_agents() {
+            // Without health checks an agent may have exited long before its node falls silent, with its lease in force.
             silent.clear();
         }
-        self.reach.send_if_modified(|reach| {
-            let known = (&reach.unreachable, &reach.suspects, &reach.silent, &reach.absent);
-            let is_news = known != (&unreachable, &suspects, &silent, &absent);
-            (reach.unreachable, reach.suspects, reach.silent, reach.absent) = (unreachable, suspects, silent, absent);
-            reach.lost = lost;
-            is_news
+        self.node_health.send_if_modified(|node_health| {
+            let known = (&node_health.unreachable, &node_health.suspects, &node_health.silent, &node_health.absent);
+            let is_new = known != (&unreachable, &suspects, &silent, &absent);
+            (node_health.unreachable, node_health.suspects, node_health.silent, node_health.absent) =
+                (unreachable, suspects, silent, absent);
+            node_health.lost = lost;
+            is_new
         });
         std::mem::replace(&mut self.heard_none, hears_none) && hears_none
     }
+
+    /// Publishes and reports nodes at whose health addresses something else answers.
+    fn report_unexpected_responders(&mut self, now: Instant) {
+        let unexpected =
+            self.probed.iter().filter_map(|(node, probed)| Some((node.clone(), probed.unexpected_responder(now)?)));
+        let unexpected: BTreeMap<String, IpAddr> = unexpected.collect();
+        for (node, address) in &unexpected {
+            if !self.reported.is_new(node, now) {
+                continue;
+            }
+            let message = format!(
+                "something else than its agent answers at {address}, the health address of node {node}, or an agent with \
+                 another key: nothing that it says is believed"
+            );
+            warn!("{message}");
+            self.settings.events.iter().for_each(|events| events.warn_of_other_node(node, NOT_SIGNED, &message));
+        }
+        self.node_health.send_if_modified(|node_health| {
+            let strange = unexpected.into_keys().collect();
+            let is_new = node_health.strange != strange;
+            node_health.strange = strange;
+            is_new
+        });
+    }
+
+    /// Logs each change of a node.
+    fn log_change(&self, News { node, liveness, treated }: &News, now: Instant) {
+        let grace = self.settings.rules.grace.as_secs();
+        let probed = self.probed.get(node);
+        let why = probed.and_then(|probed| probed.last_failure.as_deref()).unwrap_or("no answer");
+        let seconds = |until: Instant| until.saturating_duration_since(now).as_secs_f32().ceil();
+        match (liveness, treated) {
+            (Liveness::Unknown, _) => {}
+            (_, Treated::UntilProven(until)) => {
+                info!(
+                    node,
+                    "the node serves again; it counts as reachable in {} s if it keeps serving",
+                    seconds(*until)
+                );
+            }
+            (Liveness::Answers(AgentAnswer::Serving), _) => info!(node, "the node serves"),
+            (Liveness::Answers(AgentAnswer::NextHopLost), Treated::AsReachable) => {
+                debug!(node, "the node's next hop does not answer");
+            }
+            (Liveness::Answers(AgentAnswer::OverlayLost), Treated::AsReachable) => warn!(
+                node,
+                port = probed.and_then(|probed| probed.overlay),
+                "the node answers health checks, but nothing through the overlay, and nothing can be moved from it: is that UDP port open between nodes?"
+            ),
+            (Liveness::Answers(AgentAnswer::OverlayLost), Treated::AsGone) => warn!(
+                node,
+                port = probed.and_then(|probed| probed.overlay),
+                "the node answers health checks, but nothing through the overlay, by which others answer: unreachable"
+            ),
+            (Liveness::Answers(_), Treated::AsReachable) => {
+                warn!(node, "the node says that it cannot carry egress traffic, but no other could");
+            }
+            (Liveness::Answers(_), Treated::AsGone) => {
+                warn!(node, "the node says that it cannot carry egress traffic; its log says why");
+            }
+            (Liveness::AgentSilent | Liveness::AgentGone, Treated::AsReachable) => warn!(
+                node,
+                port = self.settings.port,
+                why,
+                "the node is there, but its agent does not answer health checks: does it run, with this port? It keeps its addresses for {grace} s"
+            ),
+            (Liveness::AgentSilent | Liveness::AgentGone, Treated::AsGone) => {
+                warn!(
+                    node,
+                    port = self.settings.port,
+                    why,
+                    "the node's agent does not answer health checks: unreachable"
+                );
+            }
+            (Liveness::Silent, Treated::AsReachable) => {
+                warn!(node, "the node is silent, but nothing can be moved from it");
+            }
+            (Liveness::Silent, Treated::AsGone) => warn!(node, "the node is silent: unreachable"),
+        }
+    }
+
+    /// Probes every node that answers through the overlay, once in each interval.
+    fn probe_overlay(&mut self, overlay: &Overlay) {
+        let now = Instant::now();
+        if self.overlay_probed.is_some_and(|probed| now < probed + self.settings.rules.interval) {
+            return;
+        }
+        self.overlay_probed = Some(now);
+        for (name, probed) in &self.probed {
+            if let (Some(to), Some(_)) = (probed.endpoint, probed.overlay)
+                && *name != self.own_node
+            {
+                // If the queue is full, this one is skipped and the next follows soon.
+                let _left_out = overlay.ask.try_send(Question { node: name.as_str().into(), to });
+            }
+        }
+    }
+}
+
+/// Sends the findings about one node to the prober.
+struct FindingSender {
+    node: Arc<str>,
+    node_health: watch::Sender<NodeHealth>,
+    found: mpsc::Sender<Found>,
+    /// For other nodes than the leader's own.
+    others: Option<Arc<OtherNodes>>,
+    /// It is still an egress node.
+    is_egress_node: Arc<AtomicBool>,
+}
+
+impl FindingSender {
+    /// Whether the finding was accepted.
+    fn send(&self, finding: Finding) -> bool {
+        // Only signals that end with a newer term count: a kernel knows of no term, and the next leader does not probe a node that
+        // is no longer an egress node.
+        if let (Finding::Signal(Signal::AgentAnswer(_), at), Some(others)) = (&finding, &self.others)
+            && self.is_egress_node.load(Relaxed)
+        {
+            others.note(*at);
+        }
+        // Not through the queue: the agent relies on it that the controller knows this answer.
+        if let Finding::Confirmed(at) = finding {
+            self.node_health.send_if_modified(|node_health| {
+                match node_health.heard.get_mut(&*self.node) {
+                    Some(heard) => *heard = at.max(*heard),
+                    None => drop(node_health.heard.insert(self.node.to_string(), at)),
+                }
+                if !node_health.followed.contains_key(&*self.node) {
+                    node_health.followed.insert(self.node.to_string(), at);
+                }
+                false
+            });
+            return true;
+        }
+        // If the queue is full, the finding is lost and comes again with one of the next answers.
+        self.found.try_send((self.node.clone(), finding)).is_ok()
+    }
+}
+
+struct ProbedNode {
+    paths: Vec<ProbePath>,
+    /// The tunnel endpoint of the node.
+    endpoint: Option<IpAddr>,
+    /// The port of its overlay, if it answers there.
+    overlay: Option<u16>,
+    task: AbortHandle,
+    confirmation: Confirmation,
+    orders: watch::Sender<Acknowledgements>,
+    is_egress_node: Arc<AtomicBool>,
+    /// When probing ends, for a node that is no longer an egress node.
+    until: Option<Instant>,
+    last_failure: Option<String>,
+    /// Addresses where something else answers, and since when.
+    unexpected: BTreeMap<IpAddr, Instant>,
+    /// It has another total timeout, which has been logged.
+    differs: bool,
+}
+
+impl ProbedNode {
+    /// An address where something else has answered for long enough.
+    fn unexpected_responder(&self, now: Instant) -> Option<IpAddr> {
+        self.unexpected.iter().find(|(_, since)| now >= **since + UNEXPECTED_AFTER).map(|(address, _)| *address)
+    }
+}
+
+/// When each node was last reported.
+#[derive(Default)]
+struct UnexpectedResponders(BTreeMap<String, Instant>);
+
+impl UnexpectedResponders {
+    fn is_new(&mut self, node: &str, now: Instant) -> bool {
+        self.0.retain(|_, reported| now < *reported + REPORT_INTERVAL);
+        let is_new = !self.0.contains_key(node);
+        if is_new {
+            self.0.insert(node.to_owned(), now);
+        }
+        is_new
+    }
+}
+
+/// The paths by which a node is probed.
+fn paths(node: &Node) -> Vec<ProbePath> {
+    let own: BTreeSet<IpAddr> = node.primary.iter().map(IpNet::addr).chain(node.internal.iter().copied()).collect();
+    let path = |address: IpAddr| {
+        let knock_at = own.iter().copied().filter(|own| own.is_ipv4() == address.is_ipv4()).collect();
+        ProbePath { address, knock_at }
+    };
+    node.health_addresses().into_iter().map(path).collect()
+}
+
+/// The network by which nodes are compared with each other: IPv4 first, as for tunnel endpoints.
+fn network(node: &Node) -> Option<IpNet> {
+    let networks = node.primary_networks();
+    let first = networks.iter().find(|network| network.addr().is_ipv4()).or(networks.first());
+    first.map(IpNet::trunc)
 }
 
 #[cfg(test)]

@@ -1,16 +1,12 @@
-//! Asking one node by one of its addresses, on and on: probes over a session that is kept, and knocks where no answer comes.
+//! Probes one node by one address, continuously: health checks over a kept connection, and knocks if no answer comes.
 //!
-//! A probe is a health check with a number ([`touch`]). Several may be on their way: a slow answer is an answer, until the
-//! total timeout; then the session counts as broken and another is begun. Where an answer is late, knocks tell whether the
-//! node is there: connections that are closed as soon as they are accepted or refused. They go to the management address,
-//! and to the node's own addresses too: these are reached by the roads that the overlay takes, whatever becomes of the
-//! CNI's. There they also go now and then where all is well, to know that somebody answers.
+//! A probe is a health check with a number ([`leader_contact`]). Several may be in flight. An answer counts until the total timeout;
+//! after that the connection counts as broken and another is made. If an answer is late, knocks (TCP connections that are closed at
+//! once) show whether the node is there. They go to the management address and to the node's own addresses, which are reached by
+//! the network that the overlay uses, whatever becomes of the CNI's; to these they also go now and then while all is well.
 //!
-//! An answer counts where the agent has signed it (`crate::health::signature`). One that is not signed is no sign of anything but of
-//! something that answers there; nor is a word of gRPC's own, which nobody signs.
-//!
-//! Where agents serve no health checks, a knock at the discard port is all there is, and a node that is there counts as
-//! serving.
+//! An answer counts only if the agent has signed it (`crate::health::signature`). An unsigned answer, and an error of gRPC itself,
+//! only show that something else answers. Without health checks, a knock at the discard port is the probe.
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
@@ -48,14 +44,14 @@ use egress_kube::error_text::ErrorText;
 use egress_kube::events::Events;
 use egress_kube::health_key::{Key, SharedKey};
 
-/// Probes on their way at a time.
+/// Maximum probes in flight.
 const MOST_PENDING: usize = 8;
-/// Between two knocks at the own addresses of a node that answers: whether it can be reached there must be known before it
-/// falls silent.
-const TRY: Duration = Duration::from_secs(30);
-/// How long agents are told that the API server has gone back.
-const TOLD_OF_RETURN: Duration = Duration::from_secs(600);
-/// RFC 863. Nobody listens there, which is an answer.
+/// Interval of knocks at the own addresses of a node that answers: whether it is reachable there must be known before it falls
+/// silent.
+const OWN_ADDRESS_INTERVAL: Duration = Duration::from_secs(30);
+/// How long agents get the report that the API server was rolled back.
+const ROLLBACK_REPORTED_FOR: Duration = Duration::from_secs(600);
+/// RFC 863. A refusal by the kernel is an answer.
 pub(super) const DISCARD: u16 = 9;
 
 /// How to reach an agent's health service.
@@ -67,7 +63,7 @@ pub enum Dial {
 }
 
 impl Dial {
-    /// Asked anew for each connection: it has the certificates that are in use when it is made. An error is one line for people.
+    /// Called for each connection, so that it uses the current certificates. An error is one line for people.
     pub fn endpoint(&self, address: SocketAddr) -> Result<Endpoint, String> {
         let endpoint = match self {
             Self::Plaintext => Endpoint::try_from(format!("http://{address}")),
@@ -79,9 +75,9 @@ impl Dial {
     }
 }
 
-/// How nodes are asked.
+/// How nodes are probed.
 #[derive(Clone)]
-pub struct Manner {
+pub struct ProbeSettings {
     pub rules: Rules,
     /// Of the agents' health service; zero for the discard port.
     pub port: u16,
@@ -90,64 +86,64 @@ pub struct Manner {
     pub key: SharedKey,
     /// Where answers are counted.
     pub meters: Meters,
-    /// Where is told what is wrong with a node's answers.
+    /// Where problems of a node's answers are reported.
     pub events: Option<Events>,
-    /// Of the API server, whose going back agents are told of; `None` in tests.
+    /// Of the API server, whose rollback is reported to agents; `None` in tests.
     pub outages: Option<ApiOutages>,
 }
 
-impl Manner {
-    /// How long nodes may emit egress IPs after their agents were heard last.
+impl ProbeSettings {
+    /// How long nodes may emit egress IPs after the last answer of their agents.
     pub const fn terms(&self) -> Terms {
         Terms { lease: self.rules.total, programs: self.rules.total.saturating_add(self.rules.grace) }
     }
 
-    /// Whether agents answer. At the discard port it is the kernel that does.
+    /// Whether agents answer, rather than the kernel at the discard port.
     pub const fn asks_agents(&self) -> bool {
         self.port != 0
     }
 }
 
-/// Where a node is asked.
+/// The addresses of one probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Road {
-    /// Of its management port.
+pub(super) struct ProbePath {
+    /// The address of the node's management port.
     pub(super) address: IpAddr,
     /// The node's own addresses of the same family.
     pub(super) knock_at: Vec<IpAddr>,
 }
 
-/// What came of asking.
+/// A result of probing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Finding {
     Signal(Signal, Instant),
-    /// The node was reached at its own address then.
+    /// The node was reached at its own address at this time.
     Direct(Instant),
-    /// The agent will be told that its answer was received then.
-    Heard(Instant),
-    /// Beside an answer: the total timeout that the agent goes by, and the greatest term that it has heard of.
-    Said {
+    /// The answer received at this time will be confirmed to the agent.
+    Confirmed(Instant),
+    /// With an answer: the agent's total timeout, and the greatest term that it knows.
+    AgentReport {
         timeout: Option<Duration>,
         term: Option<u64>,
-        /// The overlay's port, where it answers questions through it.
+        /// The port of the overlay, if the agent answers probes through it.
         overlay: Option<u16>,
-        /// The latest end of an endless lease that its programs have obeyed.
+        /// The latest end of an endless lease that its programs obey.
         bounded: Option<u64>,
-        /// When its next hop had surely answered.
+        /// A time at which its next hop had answered.
         next_hop: Option<Instant>,
     },
-    /// Beside an answer: what the agent has let go of. Said again until it is taken, then not while it stays the same.
+    /// With an answer: the released addresses. Sent again until it is accepted, then only when it changes.
     Released(Acknowledgements),
-    /// Beside an answer: what the node has been assigned and does not serve. Likewise.
+    /// With an answer: assigned addresses that the node does not serve. Sent like `Released`.
     Unserved(UnservedAddresses),
-    /// Whether something else than the agent answered at this address last. As above.
-    Strange(IpAddr, bool),
+    /// Whether the last answer at this address came from something else than the agent. Sent like `Released`.
+    UnexpectedResponder(IpAddr, bool),
     /// Why there is no answer.
-    Trouble(String),
+    NoAnswer(String),
 }
 
-/// Something that was waited for.
-enum Came {
+/// What the loop waits for.
+enum Event {
     AgentAnswer {
         connection: usize,
         number: u64,
@@ -157,7 +153,7 @@ enum Came {
     },
     Knock {
         at: IpAddr,
-        is_there: bool,
+        is_reachable: bool,
     },
 }
 
@@ -167,16 +163,16 @@ type Signed = (Key, Signature);
 enum Failure {
     Late,
     Status(Box<Status>),
-    NoDial(String),
+    NoEndpoint(String),
 }
 
 impl Failure {
-    /// As it is counted.
+    /// The metric's label.
     fn kind(&self) -> Probed {
         match self {
             Self::Late => Probed::Late,
-            Self::Status(status) if is_the_servers(status.code()) => Probed::Refused,
-            Self::Status(_) | Self::NoDial(_) => Probed::Unreachable,
+            Self::Status(status) if is_from_a_server(status.code()) => Probed::Refused,
+            Self::Status(_) | Self::NoEndpoint(_) => Probed::Unreachable,
         }
     }
 }
@@ -184,7 +180,7 @@ impl Failure {
 impl From<AgentAnswer> for Probed {
     fn from(answer: AgentAnswer) -> Self {
         match answer {
-            // The judge's word of one that says so.
+            // `OverlayLost` is a judgement about an agent that reports that it serves.
             AgentAnswer::Serving | AgentAnswer::OverlayLost => Self::Serving,
             AgentAnswer::NextHopLost => Self::NextHopLost,
             AgentAnswer::NotServing => Self::NotServing,
@@ -192,133 +188,134 @@ impl From<AgentAnswer> for Probed {
     }
 }
 
-type Coming = Pin<Box<dyn Future<Output = Came> + Send>>;
+type Coming = Pin<Box<dyn Future<Output = Event> + Send>>;
 type Pending = FuturesUnordered<Coming>;
 
-/// For whom one asks.
+/// The leader and the node that it probes.
 #[derive(Clone, Debug)]
 pub(super) struct Asker {
-    /// Of the leader.
+    /// The leader's term.
     pub(super) term: u64,
-    /// Until the first probe, so that not all nodes are asked in one moment.
+    /// Delay of the first probe, so that not all nodes are probed at one moment.
     pub(super) offset: Duration,
-    /// Which answers the agent is told of.
-    pub(super) vouch: Confirmation,
-    /// What the agent is to let go of.
+    /// Which answers may be confirmed.
+    pub(super) confirmation: Confirmation,
+    /// The addresses that the agent has to release.
     pub(super) orders: watch::Receiver<Acknowledgements>,
-    /// The node that is asked.
+    /// The probed node.
     pub(super) node: Arc<str>,
     /// The node of the leader.
     pub(super) own_node: Arc<str>,
 }
 
-/// Asks until it is dropped. `tell` is told of everything, and before the agent is; it says whether it has taken it.
-pub(super) async fn ask(manner: &Manner, road: &Road, asker: &Asker, tell: impl Fn(Finding) -> bool) {
-    let rules = manner.rules;
+/// Probes until it is dropped. `report` gets every finding, before the agent gets its confirmation, and returns whether it has
+/// accepted it.
+pub(super) async fn ask(settings: &ProbeSettings, path: &ProbePath, asker: &Asker, report: impl Fn(Finding) -> bool) {
+    let rules = settings.rules;
     let begin = tokio::time::Instant::now() + asker.offset;
-    if !manner.asks_agents() {
-        return discard(manner, road, interval_at(begin, rules.interval), tell).await;
+    if !settings.asks_agents() {
+        return discard(settings, path, interval_at(begin, rules.interval), report).await;
     }
-    // Probes and, half-way between two, a look whether there is an answer.
-    let mut beat = interval_at(begin, rules.interval / 2);
-    beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    // Every second tick is a probe, and every other one checks for its answer.
+    let mut tick = interval_at(begin, rules.interval / 2);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut orders = asker.orders.clone();
-    let mut line = Line::new(manner, road, asker);
+    let mut session = Session::new(settings, path, asker);
     let (mut pending, mut knocks) = (Pending::new(), BTreeSet::new());
-    let (mut is_probe, mut answered, mut tried) = (false, 0, None::<Instant>);
+    let (mut is_probe, mut answered, mut knocked) = (false, 0, None::<Instant>);
     loop {
         tokio::select! {
-            _ = beat.tick() => {
+            _ = tick.tick() => {
                 is_probe = !is_probe;
-                let is_late = answered < line.number;
-                if !is_probe && (is_late || tried.is_none_or(|tried| tried.elapsed() >= TRY)) {
-                    tried = Some(Instant::now());
-                    // One that is busy is not asked the more for it: where a knock is on its way there is no other.
-                    for address in road.knock_at.iter().copied().chain(is_late.then_some(road.address)) {
+                let is_late = answered < session.number;
+                if !is_probe && (is_late || knocked.is_none_or(|knocked| knocked.elapsed() >= OWN_ADDRESS_INTERVAL)) {
+                    knocked = Some(Instant::now());
+                    // At most one knock per address is in flight, so a busy node does not get more of them.
+                    for address in path.knock_at.iter().copied().chain(is_late.then_some(path.address)) {
                         if knocks.insert(address) {
-                            pending.push(knock(SocketAddr::new(address, manner.port), rules.interval * 2));
+                            pending.push(knock(SocketAddr::new(address, settings.port), rules.interval * 2));
                         }
                     }
                 } else if is_probe && pending.len() < MOST_PENDING + knocks.len() {
-                    line.confirm(asker, &tell);
-                    pending.push(line.probe(&orders.borrow()));
+                    session.confirm(asker, &report);
+                    pending.push(session.probe(&orders.borrow()));
                 }
             }
-            // What the agent has to do begins sooner.
+            // A probe at once, so that the agent starts sooner.
             Ok(()) = orders.changed() => {
                 if pending.len() < MOST_PENDING + knocks.len() {
-                    pending.push(line.probe(&orders.borrow()));
+                    pending.push(session.probe(&orders.borrow()));
                 }
             }
-            Some(came) = pending.next() => match came {
-                Came::AgentAnswer { signed, outcome: Ok(answer), .. } if !line.believes(&answer, signed.as_deref()) => {
-                    manner.meters.probed(Probed::Unsigned, None);
-                    manner.key.doubt();
-                    tell(Finding::Trouble(match &signed {
-                        Some(_) => format!("something else answers at {}, or an agent without this one's key", line.address),
-                        None => "this agent does not know the agents' key yet, and believes nobody".to_owned(),
+            Some(event) = pending.next() => match event {
+                Event::AgentAnswer { signed, outcome: Ok(answer), .. } if !session.is_signed_by_agent(&answer, signed.as_deref()) => {
+                    settings.meters.probed(Probed::Unsigned, None);
+                    settings.key.doubt();
+                    report(Finding::NoAnswer(match &signed {
+                        Some(_) => format!("something else answers at {}, or an agent without this one's key", session.address),
+                        None => "this controller does not know the agents' key yet, and trusts no answer".to_owned(),
                     }));
                     if signed.is_some() {
-                        line.set_strange(true, &tell);
+                        session.set_unexpected(true, &report);
                     }
-                    // Where the agent is back another connection finds it.
-                    line.hang_up();
+                    // If the agent is back, another connection finds it.
+                    session.hang_up();
                 }
-                Came::AgentAnswer { number, sent, outcome: Ok(answer), .. } => {
+                Event::AgentAnswer { number, sent, outcome: Ok(answer), .. } => {
                     let now = Instant::now();
                     answered = answered.max(number);
-                    line.received.push((number, now));
-                    line.confirm(asker, &tell);
+                    session.received.push((number, now));
+                    session.confirm(asker, &report);
                     let metadata = answer.metadata();
-                    line.set_strange(false, &tell);
-                    // First, where there is room for little: all else comes with each answer.
+                    session.set_unexpected(false, &report);
+                    // First, because the queue may be nearly full: all other findings come with each answer.
                     let released = handover::released(metadata);
-                    if number == answered && line.released != released && tell(Finding::Released(released.clone())) {
-                        line.released = released;
+                    if number == answered && session.released != released && report(Finding::Released(released.clone())) {
+                        session.released = released;
                     }
                     let unserved = unserved::read(metadata);
-                    if number == answered && line.unserved != unserved && tell(Finding::Unserved(unserved.clone())) {
-                        line.unserved = unserved;
+                    if number == answered && session.unserved != unserved && report(Finding::Unserved(unserved.clone())) {
+                        session.unserved = unserved;
                     }
                     let (timeout, term) = (leader_contact::timeout(metadata), leader_contact::term(metadata));
                     let (overlay, bounded) = (leader_contact::overlay_port(metadata), leader_contact::bounded(metadata));
                     // Its age is that of a moment after the request was sent.
                     let next_hop = leader_contact::next_hop_age(metadata).and_then(|age| sent.checked_sub(age));
-                    tell(Finding::Said { timeout, term, overlay, bounded, next_hop });
+                    report(Finding::AgentReport { timeout, term, overlay, bounded, next_hop });
                     let serves = answer.get_ref().status == i32::from(ServingStatus::Serving);
                     let reason = metadata.get(REASON).and_then(|reason| reason.to_str().ok());
-                    let said = if serves { AgentAnswer::Serving } else { refusal(reason) };
-                    manner.meters.probed(said.into(), Some(now.duration_since(sent)));
-                    tell(Finding::Signal(Signal::AgentAnswer(said), now));
-                    // The first that counts need not wait.
-                    if line.take_challenge(Challenge::read(metadata)) && pending.len() < MOST_PENDING + knocks.len() {
-                        pending.push(line.probe(&orders.borrow()));
+                    let answer_kind = if serves { AgentAnswer::Serving } else { refusal(reason) };
+                    settings.meters.probed(answer_kind.into(), Some(now.duration_since(sent)));
+                    report(Finding::Signal(Signal::AgentAnswer(answer_kind), now));
+                    // The first probe that counts is sent at once.
+                    if session.take_challenge(Challenge::read(metadata)) && pending.len() < MOST_PENDING + knocks.len() {
+                        pending.push(session.probe(&orders.borrow()));
                     }
                 }
-                // One of those that were on their way when the connection broke.
-                Came::AgentAnswer { connection, .. } if connection != line.connection => {}
-                Came::AgentAnswer { outcome: Err(failure), .. } => {
-                    line.hang_up();
-                    manner.meters.probed(failure.kind(), None);
-                    let trouble = match failure {
+                // A probe of a connection that has broken since.
+                Event::AgentAnswer { connection, .. } if connection != session.connection => {}
+                Event::AgentAnswer { outcome: Err(failure), .. } => {
+                    session.hang_up();
+                    settings.meters.probed(failure.kind(), None);
+                    let why = match failure {
                         Failure::Late => format!("no answer within {} ms", rules.total.as_millis()),
-                        Failure::NoDial(trouble) => trouble,
+                        Failure::NoEndpoint(why) => why,
                         Failure::Status(status) => {
-                            if is_the_servers(status.code()) {
-                                line.set_strange(true, &tell);
+                            if is_from_a_server(status.code()) {
+                                session.set_unexpected(true, &report);
                             }
                             cause::find(&*status).unwrap_or_else(|| last_cause(&status))
                         }
                     };
-                    tell(Finding::Trouble(trouble));
+                    report(Finding::NoAnswer(why));
                 }
-                Came::Knock { at, is_there } => {
+                Event::Knock { at, is_reachable } => {
                     knocks.remove(&at);
-                    if is_there {
+                    if is_reachable {
                         let now = Instant::now();
-                        tell(Finding::Signal(Signal::Kernel, now));
-                        if at != road.address {
-                            tell(Finding::Direct(now));
+                        report(Finding::Signal(Signal::Kernel, now));
+                        if at != path.address {
+                            report(Finding::Direct(now));
                         }
                     }
                 }
@@ -327,7 +324,7 @@ pub(super) async fn ask(manner: &Manner, road: &Road, asker: &Asker, tell: impl 
     }
 }
 
-/// The end of the chain: what stands before it names libraries.
+/// The last cause in the chain: the others name libraries.
 fn last_cause(status: &Status) -> String {
     let mut last = std::error::Error::source(status);
     while let Some(next) = last.and_then(std::error::Error::source) {
@@ -336,38 +333,43 @@ fn last_cause(status: &Status) -> String {
     last.map_or_else(|| format!("{}: {}", status.code(), status.message()), ToString::to_string)
 }
 
-/// Codes by which a server says that it is not one of ours; the others are made up on this side too.
-fn is_the_servers(code: Code) -> bool {
+/// Codes that only a server sends, which is not an agent then. The others also arise on this side.
+fn is_from_a_server(code: Code) -> bool {
     matches!(code, Code::NotFound | Code::Unimplemented | Code::PermissionDenied | Code::Unauthenticated)
 }
 
-async fn discard(manner: &Manner, road: &Road, mut beat: tokio::time::Interval, tell: impl Fn(Finding) -> bool) {
-    let rules = manner.rules;
-    beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+async fn discard(
+    settings: &ProbeSettings,
+    path: &ProbePath,
+    mut tick: tokio::time::Interval,
+    report: impl Fn(Finding) -> bool,
+) {
+    let rules = settings.rules;
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut pending = FuturesUnordered::new();
     loop {
         tokio::select! {
-            _ = beat.tick() => {
-                for (address, sign) in std::iter::once((road.address, Signal::AgentAnswer(AgentAnswer::Serving)))
-                    .chain(road.knock_at.iter().map(|address| (*address, Signal::Kernel)))
+            _ = tick.tick() => {
+                for (address, signal) in std::iter::once((path.address, Signal::AgentAnswer(AgentAnswer::Serving)))
+                    .chain(path.knock_at.iter().map(|address| (*address, Signal::Kernel)))
                 {
                     pending.push(async move {
                         let begun = Instant::now();
-                        (is_there(SocketAddr::new(address, DISCARD), rules.total).await, sign, begun.elapsed())
+                        (is_reachable(SocketAddr::new(address, DISCARD), rules.total).await, signal, begun.elapsed())
                     });
                 }
             }
-            Some((is_there, sign, took)) = pending.next() => {
-                // The others only say by which road the node is there.
-                if let Signal::AgentAnswer(answer) = sign {
-                    let (what, took) = if is_there { (answer.into(), Some(took)) } else { (Probed::Late, None) };
-                    manner.meters.probed(what, took);
+            Some((is_reachable, signal, took)) = pending.next() => {
+                // The others only show by which address the node is reachable.
+                if let Signal::AgentAnswer(answer) = signal {
+                    let (what, took) = if is_reachable { (answer.into(), Some(took)) } else { (Probed::Late, None) };
+                    settings.meters.probed(what, took);
                 }
-                if is_there {
+                if is_reachable {
                     let now = Instant::now();
-                    tell(Finding::Signal(sign, now));
-                    if sign == Signal::Kernel {
-                        tell(Finding::Direct(now));
+                    report(Finding::Signal(signal, now));
+                    if signal == Signal::Kernel {
+                        report(Finding::Direct(now));
                     }
                 }
             }
@@ -376,54 +378,54 @@ async fn discard(manner: &Manner, road: &Road, mut beat: tokio::time::Interval, 
 }
 
 fn knock(address: SocketAddr, patience: Duration) -> Coming {
-    Box::pin(async move { Came::Knock { at: address.ip(), is_there: is_there(address, patience).await } })
+    Box::pin(async move { Event::Knock { at: address.ip(), is_reachable: is_reachable(address, patience).await } })
 }
 
-/// Does the node's kernel accept or refuse a connection?
-pub(super) async fn is_there(address: SocketAddr, patience: Duration) -> bool {
+/// Whether the node's kernel accepts or refuses a connection.
+pub(super) async fn is_reachable(address: SocketAddr, patience: Duration) -> bool {
     match timeout(patience, TcpStream::connect(address)).await {
         Ok(Ok(_)) => true,
-        // All other errors are those of this node, or of a router that cannot find the other.
+        // All other errors are of this node, or of a router without a route to the other.
         Ok(Err(error)) => matches!(error.kind(), ErrorKind::ConnectionRefused | ErrorKind::ConnectionReset),
         Err(_) => false,
     }
 }
 
-/// The probes of one session with their numbers, and the connections that they take.
-struct Line<'a> {
-    manner: &'a Manner,
+/// The numbered probes of one session, and their connections.
+struct Session<'a> {
+    settings: &'a ProbeSettings,
     address: SocketAddr,
     client: Option<HealthClient<Channel>>,
-    /// Counts connections.
+    /// Number of the current connection.
     connection: usize,
-    session: u64,
+    id: u64,
     number: u64,
-    /// Answers that the agent is not told of yet: the number of the probe, and when its answer came in.
+    /// Unconfirmed answers: the number of the probe, and the time of its answer.
     received: Vec<(u64, Instant)>,
     confirmed: u64,
-    /// What the agent said last that it has let go of.
+    /// The last released addresses that were accepted.
     released: Acknowledgements,
-    /// And what it does not serve.
+    /// The last unserved addresses that were accepted.
     unserved: UnservedAddresses,
     term: u64,
     node: Arc<str>,
     own_node: Arc<str>,
-    /// What the next probe has to name.
+    /// The challenge that the next probe has to contain.
     challenge: Option<Challenge>,
-    is_strange: bool,
+    is_unexpected: bool,
 }
 
-impl<'a> Line<'a> {
-    fn new(manner: &'a Manner, road: &Road, asker: &Asker) -> Self {
-        let address = SocketAddr::new(road.address, manner.port);
-        // Random: whatever another prober numbers is not mixed up with this.
-        let session = std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), address);
+impl<'a> Session<'a> {
+    fn new(settings: &'a ProbeSettings, path: &ProbePath, asker: &Asker) -> Self {
+        let address = SocketAddr::new(path.address, settings.port);
+        // Random, so that probes of another prober are not confused with these.
+        let id = std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), address);
         Self {
-            manner,
+            settings,
             address,
             client: None,
             connection: 0,
-            session,
+            id,
             number: 0,
             received: Vec::new(),
             confirmed: 0,
@@ -433,24 +435,25 @@ impl<'a> Line<'a> {
             node: asker.node.clone(),
             own_node: asker.own_node.clone(),
             challenge: None,
-            is_strange: false,
+            is_unexpected: false,
         }
     }
 
     /// Whether the agent has signed the answer.
-    fn believes(&self, answer: &Response<HealthCheckResponse>, signed: Option<&Signed>) -> bool {
+    fn is_signed_by_agent(&self, answer: &Response<HealthCheckResponse>, signed: Option<&Signed>) -> bool {
         signed.is_some_and(|(key, request)| {
             key.has_signed_answer(answer.metadata(), answer.get_ref().status, &self.node, request)
         })
     }
 
-    fn set_strange(&mut self, is_strange: bool, tell: &impl Fn(Finding) -> bool) {
-        if self.is_strange != is_strange && tell(Finding::Strange(self.address.ip(), is_strange)) {
-            self.is_strange = is_strange;
+    fn set_unexpected(&mut self, is_unexpected: bool, report: &impl Fn(Finding) -> bool) {
+        if self.is_unexpected != is_unexpected && report(Finding::UnexpectedResponder(self.address.ip(), is_unexpected))
+        {
+            self.is_unexpected = is_unexpected;
         }
     }
 
-    /// Whether no probe so far can have counted with the process that gave it.
+    /// Whether no earlier probe can have counted for the agent's process that issued it.
     fn take_challenge(&mut self, given: Option<Challenge>) -> bool {
         let Some(given) = given else { return false };
         let known = self.challenge;
@@ -460,20 +463,20 @@ impl<'a> Line<'a> {
         known.is_none_or(|known| !known.is_of_the_process_of(&given))
     }
 
-    /// Settles which answer the next probe confirms, and tells of it first.
-    fn confirm(&mut self, asker: &Asker, tell: &impl Fn(Finding) -> bool) {
-        let limit = asker.vouch.limit(Instant::now());
+    /// Determines which answer the next probe confirms, and reports it first.
+    fn confirm(&mut self, asker: &Asker, report: &impl Fn(Finding) -> bool) {
+        let limit = asker.confirmation.limit(Instant::now());
         let Some(limit) = limit else { return self.received.clear() };
-        let told = self.received.extract_if(.., |(_, at)| *at <= limit);
-        for (number, at) in told {
-            tell(Finding::Heard(at));
+        let confirmed = self.received.extract_if(.., |(_, at)| *at <= limit);
+        for (number, at) in confirmed {
+            report(Finding::Confirmed(at));
             self.confirmed = self.confirmed.max(number);
         }
-        // Of one that waits for long only the latest matter.
+        // If confirmation is off for long, only the latest answers matter.
         self.received.drain(..self.received.len().saturating_sub(MOST_PENDING));
     }
 
-    /// The connection is good for nothing.
+    /// Drops the connection.
     fn hang_up(&mut self) {
         self.client = None;
         self.connection += 1;
@@ -484,31 +487,31 @@ impl<'a> Line<'a> {
             return Ok(client.clone());
         }
         let endpoint =
-            self.manner.dial.endpoint(self.address)?.connect_timeout(self.manner.rules.total).tcp_nodelay(true);
+            self.settings.dial.endpoint(self.address)?.connect_timeout(self.settings.rules.total).tcp_nodelay(true);
         Ok(self.client.insert(HealthClient::new(endpoint.connect_lazy())).clone())
     }
 
     /// The next probe.
     fn probe(&mut self, orders: &Acknowledgements) -> Coming {
         self.number += 1;
-        let (connection, number, patience) = (self.connection, self.number, self.manner.rules.total);
+        let (connection, number, patience) = (self.connection, self.number, self.settings.rules.total);
         let mut request = Request::new(HealthCheckRequest { service: SERVICE.to_owned() });
-        let probe = Probe { session: self.session, number, confirmed: self.confirmed, term: self.term };
+        let probe = Probe { session: self.id, number, confirmed: self.confirmed, term: self.term };
         probe.write(request.metadata_mut());
         leader_contact::set_timeout(request.metadata_mut(), patience);
         handover::set_orders(request.metadata_mut(), orders);
-        let returned = self.manner.outages.as_ref().and_then(ApiOutages::returned).map(|at| at.elapsed());
-        if let Some(age) = returned.filter(|age| *age < TOLD_OF_RETURN) {
+        let rollback_age = self.settings.outages.as_ref().and_then(ApiOutages::rolled_back_at).map(|at| at.elapsed());
+        if let Some(age) = rollback_age.filter(|age| *age < ROLLBACK_REPORTED_FOR) {
             leader_contact::set_returned_age(request.metadata_mut(), age);
         }
         let sent = Instant::now();
         self.challenge.iter().for_each(|challenge| challenge.write(request.metadata_mut()));
-        let signed = self.manner.key.now().map(|key| {
+        let signed = self.settings.key.now().map(|key| {
             let signature = key.sign_request(request.metadata_mut(), SERVICE, &self.own_node, &self.node);
             Box::new((key, signature))
         });
         if signed.is_none() {
-            // A plain health check: who cannot sign has nothing to say.
+            // Without a key, send a plain health check.
             request.metadata_mut().clear();
         }
         let client = self.client();
@@ -518,9 +521,9 @@ impl<'a> Line<'a> {
                     Ok(answer) => answer.map_err(|status| Failure::Status(Box::new(status))),
                     Err(_) => Err(Failure::Late),
                 },
-                Err(trouble) => Err(Failure::NoDial(trouble)),
+                Err(why) => Err(Failure::NoEndpoint(why)),
             };
-            Came::AgentAnswer { connection, number, sent, signed, outcome }
+            Event::AgentAnswer { connection, number, sent, signed, outcome }
         })
     }
 }

@@ -10,7 +10,7 @@ use tonic_health::pb::health_server::{Health, HealthServer};
 use tonic_health::server::WatchStream;
 
 use super::*;
-use crate::controller::node_health::confirmation::Others;
+use crate::controller::node_health::confirmation::OtherNodes;
 use crate::health;
 use crate::health::signature::tests::{answer_for_anyone, key, shared};
 use crate::health::tls::tests::{Authority, Node};
@@ -23,7 +23,7 @@ const RULES: Rules =
     Rules { total: Duration::from_secs(1), interval: Duration::from_millis(250), grace: Duration::from_secs(30) };
 const LOOPBACK: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
 
-/// What asking brings within this time, beginning then, without times.
+/// The findings within this time, with their times erased.
 async fn found(port: u16, within: Duration) -> Vec<Finding> {
     found_by(port, within, true).await
 }
@@ -33,40 +33,41 @@ async fn found_by(port: u16, within: Duration, confirms: bool) -> Vec<Finding> {
 }
 
 async fn found_with(dial: Dial, port: u16, within: Duration, confirms: bool) -> Vec<Finding> {
-    let vouch = Confirmation::for_other();
-    vouch.set(confirms);
-    found_vouching(dial, port, within, vouch).await
+    let confirmation = Confirmation::for_other();
+    confirmation.set(confirms);
+    found_confirming(dial, port, within, confirmation).await
 }
 
-async fn found_vouching(dial: Dial, port: u16, within: Duration, vouch: Confirmation) -> Vec<Finding> {
-    found_metered((dial, Meters::default()), port, within, vouch).await
+async fn found_confirming(dial: Dial, port: u16, within: Duration, confirmation: Confirmation) -> Vec<Finding> {
+    found_metered((dial, Meters::default()), port, within, confirmation).await
 }
 
 async fn found_metered(
     (dial, meters): (Dial, Meters),
     port: u16,
     within: Duration,
-    vouch: Confirmation,
+    confirmation: Confirmation,
 ) -> Vec<Finding> {
-    found_keyed((dial, meters, shared(1)), port, within, vouch).await
+    found_keyed((dial, meters, shared(1)), port, within, confirmation).await
 }
 
 async fn found_keyed(
     (dial, meters, key): (Dial, Meters, SharedKey),
     port: u16,
     within: Duration,
-    vouch: Confirmation,
+    confirmation: Confirmation,
 ) -> Vec<Finding> {
     let orders = watch::channel(Acknowledgements::new()).1;
-    let asker = Asker { term: 3, offset: Duration::ZERO, vouch, orders, node: "n".into(), own_node: "leader".into() };
-    let road = Road { address: LOOPBACK, knock_at: vec![] };
-    let manner = Manner { rules: RULES, port, dial, key, meters, events: None, outages: None };
+    let asker =
+        Asker { term: 3, offset: Duration::ZERO, confirmation, orders, node: "n".into(), own_node: "leader".into() };
+    let path = ProbePath { address: LOOPBACK, knock_at: vec![] };
+    let settings = ProbeSettings { rules: RULES, port, dial, key, meters, events: None, outages: None };
     let begin = Instant::now();
     let findings = Mutex::new(Vec::new());
-    let tell = |finding| {
+    let report = |finding| {
         let finding = match finding {
             Finding::Signal(sign, _) => Finding::Signal(sign, begin),
-            Finding::Heard(_) => Finding::Heard(begin),
+            Finding::Confirmed(_) => Finding::Confirmed(begin),
             other => other,
         };
         let mut findings = findings.lock().expect("not poisoned");
@@ -75,7 +76,7 @@ async fn found_keyed(
         }
         true
     };
-    let _ends = timeout(within, ask(&manner, &road, &asker, tell)).await;
+    let _ends = timeout(within, ask(&settings, &path, &asker, report)).await;
     findings.into_inner().expect("not poisoned")
 }
 
@@ -89,7 +90,7 @@ fn signs(findings: &[Finding]) -> Vec<Signal> {
     signs
 }
 
-/// Without knocks: one may fall between two answers where the machine is busy.
+/// Without knocks: on a busy machine one may fall between two answers.
 fn answers(findings: &[Finding]) -> Vec<Signal> {
     let mut answers = signs(findings);
     answers.retain(|sign| matches!(sign, Signal::AgentAnswer(_)));
@@ -142,7 +143,7 @@ async fn agent_keyed(tls: Option<Tls>, key: SharedKey) -> Agent {
         key,
         node_name,
     };
-    let told = health::Reports {
+    let reports = health::Reports {
         heard,
         total: watch::channel(None).0,
         orders: watch::channel(Acknowledgements::new()).0,
@@ -151,7 +152,7 @@ async fn agent_keyed(tls: Option<Tls>, key: SharedKey) -> Agent {
         meters: Meters::default(),
     };
     let settings = health::Settings { port, tls, total_timeout: Duration::from_secs(5) };
-    tokio::spawn(health::serve(settings, facts, told, stop.clone()));
+    tokio::spawn(health::serve(settings, facts, reports, stop.clone()));
     while TcpStream::connect((LOOPBACK, port)).await.is_err() {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
@@ -159,18 +160,19 @@ async fn agent_keyed(tls: Option<Tls>, key: SharedKey) -> Agent {
 }
 
 #[tokio::test]
-async fn the_agent_of_the_leaders_own_node_is_heard_as_long_as_others_are() {
+async fn the_agent_of_the_leaders_own_node_is_confirmed_as_long_as_others_answer() {
     let agent = agent().await;
-    let others = Arc::new(Others::new(Instant::now()));
+    let others = Arc::new(OtherNodes::new(Instant::now()));
     others.set(true);
     let heard_others = async {
         tokio::time::sleep(RULES.interval * 4).await;
         others.note(Instant::now());
         Instant::now()
     };
-    let asked = found_vouching(Dial::Plaintext, agent.port, RULES.interval * 10, Confirmation::for_own(others.clone()));
+    let asked =
+        found_confirming(Dial::Plaintext, agent.port, RULES.interval * 10, Confirmation::for_own(others.clone()));
     let (findings, last) = tokio::join!(asked, heard_others);
-    assert_eq!(answers(&findings), [Signal::AgentAnswer(AgentAnswer::Serving)], "it is asked all the while");
+    assert_eq!(answers(&findings), [Signal::AgentAnswer(AgentAnswer::Serving)], "it is probed all the time");
     let heard = agent.heard.borrow().expect("what came before another was heard counts");
     assert!(heard <= last && heard > last - RULES.interval * 2, "{:?}", last - heard);
 }
@@ -187,22 +189,22 @@ async fn answers_are_counted_by_what_they_say_and_timed() {
     assert_eq!(count_and_sum(&meters.probe()).0, serving);
     agent.uplink.send_replace(UplinkState::NextHopLost(vec![LOOPBACK]));
     ask(agent.port).await;
-    let (free, nobody) = listener().await;
+    let (free, unused) = listener().await;
     drop(free);
-    ask(nobody).await;
+    ask(unused).await;
     let [_, not_serving, next_hop_lost, late, refused, unsigned, unreachable] = meters.probes();
     assert_eq!((not_serving, late, refused, unsigned), (0, 0, 0, 0));
     assert!(next_hop_lost > 0 && unreachable > 0, "{:?}", meters.probes());
-    assert_eq!(count_and_sum(&meters.probe()).0, meters.probes()[0] + next_hop_lost, "what has no answer took no time");
+    assert_eq!(count_and_sum(&meters.probe()).0, meters.probes()[0] + next_hop_lost, "only answers have a duration");
 }
 
 #[tokio::test]
-async fn an_agent_answers_and_learns_that_it_was_heard() {
+async fn an_answer_of_an_agent_is_confirmed() {
     let agent = agent().await;
     let begin = Instant::now();
     let findings = found(agent.port, Duration::from_millis(1200)).await;
     assert_eq!(answers(&findings), [Signal::AgentAnswer(AgentAnswer::Serving)]);
-    let said = Finding::Said {
+    let said = Finding::AgentReport {
         timeout: Some(Duration::from_secs(5)),
         term: Some(3),
         overlay: None,
@@ -216,8 +218,8 @@ async fn an_agent_answers_and_learns_that_it_was_heard() {
     let before = *agent.heard.borrow();
     let unconfirmed = found_by(agent.port, Duration::from_millis(1200), false).await;
     assert_eq!(answers(&unconfirmed), [Signal::AgentAnswer(AgentAnswer::Serving)]);
-    assert!(!unconfirmed.iter().any(|finding| matches!(finding, Finding::Heard(_))));
-    assert_eq!(*agent.heard.borrow(), before, "it is not told");
+    assert!(!unconfirmed.iter().any(|finding| matches!(finding, Finding::Confirmed(_))));
+    assert_eq!(*agent.heard.borrow(), before, "no confirmation");
 
     agent.uplink.send_replace(UplinkState::NextHopLost(vec![LOOPBACK]));
     let lost = found(agent.port, Duration::from_millis(800)).await;
@@ -230,40 +232,40 @@ async fn an_agent_answers_and_learns_that_it_was_heard() {
 }
 
 #[tokio::test]
-async fn by_tls_it_is_the_same_and_what_is_wrong_with_a_certificate_is_told() {
+async fn tls_works_alike_and_problems_of_certificates_are_reported() {
     let (ca, another) = (Authority::new(), Authority::new());
-    let (server, leader, stranger) = (Node::new(&ca), Node::new(&ca), Node::new(&another));
+    let (server, leader, foreign) = (Node::new(&ca), Node::new(&ca), Node::new(&another));
     let agent = agent_with(Some(server.read().0)).await;
     let within = Duration::from_millis(900);
     let findings = found_with(Dial::Tls(leader.read().0), agent.port, within, true).await;
     assert_eq!(signs(&findings), [Signal::AgentAnswer(AgentAnswer::Serving)]);
     let heard = *agent.heard.borrow();
-    assert!(heard.is_some(), "it learns that it was heard");
+    assert!(heard.is_some(), "the answer is confirmed");
 
-    let trouble = |findings: &[Finding], words: &str| {
-        findings.iter().any(|finding| matches!(finding, Finding::Trouble(why) if why.contains(words)))
+    let no_answer = |findings: &[Finding], words: &str| {
+        findings.iter().any(|finding| matches!(finding, Finding::NoAnswer(why) if why.contains(words)))
     };
-    let findings = found_with(Dial::Tls(stranger.read().0), agent.port, within, true).await;
+    let findings = found_with(Dial::Tls(foreign.read().0), agent.port, within, true).await;
     assert_eq!(signs(&findings), [Signal::Kernel], "its node is there");
-    assert!(trouble(&findings, "the other side's certificate was not signed by the CA"), "{findings:?}");
+    assert!(no_answer(&findings, "the other side's certificate was not signed by the CA"), "{findings:?}");
     // It knows the CA; the agent does not know its own.
-    stranger.put("ca", &ca.pem);
-    let findings = found_with(Dial::Tls(stranger.read().0), agent.port, within, true).await;
+    foreign.put("ca", &ca.pem);
+    let findings = found_with(Dial::Tls(foreign.read().0), agent.port, within, true).await;
     assert_eq!(signs(&findings), [Signal::Kernel]);
-    assert!(trouble(&findings, "UnknownCA: the log of the other side says why"), "{findings:?}");
+    assert!(no_answer(&findings, "UnknownCA: the log of the other side says why"), "{findings:?}");
     let findings = found_with(Dial::Plaintext, agent.port, within, true).await;
     assert_eq!(signs(&findings), [Signal::Kernel]);
-    assert_eq!(*agent.heard.borrow(), heard, "no stranger keeps its leases alive");
+    assert_eq!(*agent.heard.borrow(), heard, "only the leader keeps its leases alive");
 }
 
 #[tokio::test]
-async fn a_session_that_is_closed_is_begun_anew() {
+async fn a_closed_connection_is_made_again() {
     let agent = agent().await;
     let (port, stop) = (agent.port, agent.stop.clone());
     let asked = tokio::spawn(async move { found(port, Duration::from_secs(3)).await });
     tokio::time::sleep(Duration::from_millis(600)).await;
     stop.cancel();
-    // Where it is refused, its kernel answers.
+    // A refusal is an answer of the kernel.
     tokio::time::sleep(Duration::from_millis(900)).await;
     let (ready, is_ready) = watch::channel(Ready { serving: true, addresses: vec![LOOPBACK], ..Ready::default() });
     let (_uplink, is_uplink) = watch::channel(UplinkState::Works);
@@ -284,7 +286,7 @@ async fn a_session_that_is_closed_is_begun_anew() {
         key: shared(1),
         node_name,
     };
-    let told = health::Reports {
+    let reports = health::Reports {
         heard: watch::channel(None).0,
         total: watch::channel(None).0,
         orders: watch::channel(Acknowledgements::new()).0,
@@ -292,7 +294,7 @@ async fn a_session_that_is_closed_is_begun_anew() {
         outages: ApiOutages::new("http://nowhere"),
         meters: Meters::default(),
     };
-    tokio::spawn(health::serve(settings, facts, told, CancellationToken::new()));
+    tokio::spawn(health::serve(settings, facts, reports, CancellationToken::new()));
     let findings = asked.await.expect("it ends");
     let serving = Signal::AgentAnswer(AgentAnswer::Serving);
     assert_eq!(answers(&findings), [serving]);
@@ -303,24 +305,24 @@ async fn a_session_that_is_closed_is_begun_anew() {
 }
 
 #[tokio::test]
-async fn who_refuses_or_accepts_and_says_nothing_is_there() {
+async fn a_node_that_refuses_or_accepts_without_an_answer_is_reachable() {
     let (refusing, refused) = listener().await;
     drop(refusing);
     let findings = found(refused, Duration::from_millis(900)).await;
     assert_eq!(signs(&findings), [Signal::Kernel]);
-    let named = |finding: &Finding| matches!(finding, Finding::Trouble(why) if why.starts_with("Connection refused"));
+    let named = |finding: &Finding| matches!(finding, Finding::NoAnswer(why) if why.starts_with("Connection refused"));
     assert!(findings.iter().any(named), "{findings:?}");
 
     // As of a process that is stopped.
     let (_never_accepts, stopped) = listener().await;
     let findings = found(stopped, Duration::from_millis(1900)).await;
     assert_eq!(signs(&findings), [Signal::Kernel]);
-    assert!(findings.contains(&Finding::Trouble("no answer within 1000 ms".into())), "{findings:?}");
+    assert!(findings.contains(&Finding::NoAnswer("no answer within 1000 ms".into())), "{findings:?}");
 }
 
 #[tokio::test]
-async fn who_says_nothing_at_all_is_silent() {
-    // Its queue is full, so that it drops what asks for a connection.
+async fn a_node_without_any_answer_is_silent() {
+    // Its queue is full, so that it drops SYN packets.
     let socket = TcpSocket::new_v4().expect("a socket");
     socket.bind("127.0.0.1:0".parse().expect("a literal")).expect("a port");
     let full = socket.listen(0).expect("listens");
@@ -330,7 +332,7 @@ async fn who_says_nothing_at_all_is_silent() {
         queue.push(connection);
     }
     assert_eq!(signs(&found(address.port(), Duration::from_millis(1500)).await), []);
-    assert!(!is_there(address, Duration::from_millis(300)).await);
+    assert!(!is_reachable(address, Duration::from_millis(300)).await);
 }
 
 /// Answers after this time.
@@ -346,7 +348,7 @@ impl Health for Slow {
     type WatchStream = WatchStream;
 
     async fn watch(&self, _: Request<HealthCheckRequest>) -> Result<Response<WatchStream>, Status> {
-        Err(Status::unimplemented("nobody watches"))
+        Err(Status::unimplemented("no watches"))
     }
 }
 
@@ -360,7 +362,7 @@ async fn a_slow_answer_is_an_answer_until_the_timeout() {
         let service = HealthServer::new(Slow(Duration::from_millis(delay)));
         let server = tokio::spawn(Server::builder().add_service(service).serve_with_incoming(incoming));
         let mut seen = signs(&found(port, Duration::from_millis(1600)).await);
-        // Once an answer is there, knocks may fall between two.
+        // After the first answer, knocks may fall between two answers.
         seen.truncate(expected.len());
         assert_eq!(seen, expected, "after {delay} ms");
         server.abort();
@@ -374,8 +376,8 @@ async fn another_server_is_no_agent() {
     let (reporter, service) = tonic_health::server::health_reporter();
     let server = tokio::spawn(Server::builder().add_service(service).serve_with_incoming(incoming));
     let meters = Meters::default();
-    let strange = Finding::Strange(LOOPBACK, true);
-    // First it knows no such service, which is gRPC's word and nobody's; then it says that it serves.
+    let strange = Finding::UnexpectedResponder(LOOPBACK, true);
+    // First it knows no such service, which is an unsigned gRPC error; then it reports that it serves.
     for serves in [false, true] {
         if serves {
             reporter.set_service_status(SERVICE, tonic_health::ServingStatus::Serving).await;
@@ -389,7 +391,7 @@ async fn another_server_is_no_agent() {
         .await;
         assert_eq!(signs(&findings), [Signal::Kernel], "{findings:?}");
         assert!(findings.contains(&strange), "{findings:?}");
-        assert!(!findings.iter().any(|finding| matches!(finding, Finding::Heard(_))), "{findings:?}");
+        assert!(!findings.iter().any(|finding| matches!(finding, Finding::Confirmed(_))), "{findings:?}");
     }
     let [serving, _, _, _, refused, unsigned, _] = meters.probes();
     assert!(serving == 0 && refused > 0 && unsigned > 0, "{:?}", meters.probes());
@@ -397,7 +399,7 @@ async fn another_server_is_no_agent() {
 }
 
 #[tokio::test]
-async fn an_agent_without_the_leaders_key_is_no_agent_and_changes_nothing_for_it() {
+async fn an_agent_with_another_key_is_not_trusted_and_trusts_no_leader() {
     let (one, holder) = SharedKey::new();
     let agent = agent_keyed(None, one).await;
     let within = Duration::from_millis(900);
@@ -407,10 +409,10 @@ async fn an_agent_without_the_leaders_key_is_no_agent_and_changes_nothing_for_it
         holder.now.send_replace(key);
         let findings = found().await;
         assert_eq!(signs(&findings), [Signal::Kernel], "{findings:?}");
-        assert!(agent.heard.borrow().is_none(), "it holds nothing by the word of one without its key");
+        assert!(agent.heard.borrow().is_none(), "a leader without its key confirms nothing");
     }
-    timeout(within, holder.doubted()).await.expect("it looks whether its key is another by now");
-    // A leader that has none asks, and believes nothing.
+    timeout(within, holder.doubted()).await.expect("it checks whether its key was replaced");
+    // A leader without a key probes, and trusts no answer.
     let findings = found_keyed(
         (Dial::Plaintext, Meters::default(), SharedKey::default()),
         agent.port,
@@ -424,13 +426,13 @@ async fn an_agent_without_the_leaders_key_is_no_agent_and_changes_nothing_for_it
     assert!(agent.heard.borrow().is_some());
 }
 
-/// What sits between the two can pass messages on, and nothing else: those of one connection in the place of another's.
+/// A man in the middle can replay messages of another connection, and nothing else.
 #[tokio::test]
-async fn what_an_agent_said_to_another_probe_is_no_answer() {
-    struct Parrot(Mutex<Option<tonic::metadata::MetadataMap>>);
+async fn an_answer_to_another_probe_is_not_accepted() {
+    struct Replay(Mutex<Option<tonic::metadata::MetadataMap>>);
 
     #[tonic::async_trait]
-    impl Health for Parrot {
+    impl Health for Replay {
         async fn check(&self, request: Request<HealthCheckRequest>) -> Result<Response<HealthCheckResponse>, Status> {
             let mut answer = answer_for_anyone(&request);
             let mut first = self.0.lock().expect("not poisoned");
@@ -441,13 +443,13 @@ async fn what_an_agent_said_to_another_probe_is_no_answer() {
         type WatchStream = WatchStream;
 
         async fn watch(&self, _: Request<HealthCheckRequest>) -> Result<Response<WatchStream>, Status> {
-            Err(Status::unimplemented("nobody watches"))
+            Err(Status::unimplemented("no watches"))
         }
     }
 
     let (listener, port) = listener().await;
     let incoming = tonic::transport::server::TcpIncoming::from(listener);
-    let service = HealthServer::new(Parrot(Mutex::default()));
+    let service = HealthServer::new(Replay(Mutex::default()));
     let server = tokio::spawn(Server::builder().add_service(service).serve_with_incoming(incoming));
     let (meters, within) = (Meters::default(), Duration::from_millis(900));
     found_metered((Dial::Plaintext, meters.clone()), port, within, Confirmation::for_other()).await;
