@@ -5,9 +5,9 @@
 //! change of routes. The packet that looked it up leaves by `bpf_redirect_neigh`, which resolves the neighbour; later ones
 //! get the link addresses written and go straight to the device.
 //!
-//! The lookup returns one MTU for two causes: a locked route MTU, and what an ICMP error made the kernel believe of the path.
-//! Anybody can send such an error, and Linux forwards by the first cause alone (`ip_forward_use_pmtu`). So that MTU is
-//! ignored for pods, and never believed below [`LEAST_MTU`] for other destinations.
+//! The lookup returns one MTU for two causes: a locked route MTU, and what an ICMP error made the kernel believe of the
+//! path. Anybody can send such an error, and Linux forwards by the first cause alone (`ip_forward_use_pmtu`). So that MTU
+//! is ignored for pods, and never believed below [`LEAST_MTU`] for other destinations.
 #![expect(unsafe_code, reason = "map and packet access; see `maps` and `packet`")]
 
 use core::mem;
@@ -33,8 +33,8 @@ const AF_INET6: u8 = 10;
 /// agent raises the route generation.
 const NAT_HOP_LIFE_NS: u64 = 10_000_000_000;
 
-/// Likewise one in `next_hops`. Many flows share it, so another lookup costs little; and no generation shows a path MTU that
-/// the kernel has learned.
+/// Likewise one in `next_hops`. Many flows share it, so another lookup costs little; and no generation shows a path MTU
+/// that the kernel has learned.
 const CPU_HOP_LIFE_NS: u64 = 1_000_000_000;
 
 /// Less than every IPv6 link takes, and than QUIC needs, is believed of no path (RFC 8200 section 5, RFC 9000 section 14).

@@ -103,7 +103,8 @@ pub mod at {
     pub const TO_POD: u8 = 3;
 }
 
-/// Repeats the outcome of the flow's previous packet. `None` where the decision must be taken; the packet is unchanged then.
+/// Repeats the outcome of the flow's previous packet. `None` where the decision must be taken; the packet is unchanged
+/// then.
 #[inline(never)]
 pub fn go<const AT: u8>(packet: Packet, config: &Config, workspace: &mut Workspace) -> Option<Outcome> {
     let Workspace { headers, pending, route, outer, .. } = workspace;

@@ -1,9 +1,9 @@
 //! Fragments: replies that must be fragmented for their pod, and fragments that arrive before the first one.
 //!
 //! **Fragmentation.** A router would fragment an IPv4 reply that exceeds the pod's MTU; a redirect does not. The packet is
-//! sent in two: the rest is set aside, the shortened packet leaves as a clone, then the rest takes its place. Larger packets
-//! are answered with ICMP. A partial checksum is completed first, since a device would complete it for each piece. Sending a
-//! clone runs programs on this CPU that use the same workspace, so later values are copied before.
+//! sent in two: the rest is set aside, the shortened packet leaves as a clone, then the rest takes its place. Larger
+//! packets are answered with ICMP. A partial checksum is completed first, since a device would complete it for each piece.
+//! Sending a clone runs programs on this CPU that use the same workspace, so later values are copied before.
 //!
 //! **Reordering.** A later fragment without known ports is held until the first one shows them; see [`hold`].
 #![expect(unsafe_code, reason = "map and packet access; see `maps` and `packet`")]
@@ -152,8 +152,8 @@ fn set_lengths(packet: Packet, total: u32, bits: u16) -> Option<()> {
 // Reinjection uses the device's own input queue, which keeps the order: later hooks and gateways see the first fragment
 // first.
 //
-// Two CPUs may meet. The holder writes the frame and then looks for the ports; the other writes the ports and then looks for
-// frames. So one of them sees the other. If both do, compare-and-swap on the state of the place decides.
+// Two CPUs may meet. The holder writes the frame and then looks for the ports; the other writes the ports and then looks
+// for frames. So one of them sees the other. If both do, compare-and-swap on the state of the place decides.
 //
 // A held fragment continues in the skb of the first one, and with its metadata. A partial checksum would be completed over
 // unrelated bytes, but no stack leaves one in a fragment: Linux completes it before it fragments (`ip_do_fragment`,
@@ -174,7 +174,7 @@ const FRAME: usize = 1992;
 const STRIDE: u32 = 64;
 
 #[btf_map(name = "held")]
-static HELD: Array<Held, { PLACES as usize }> = Array::new();
+static HELD: Array<HeldFragment, { PLACES as usize }> = Array::new();
 
 /// Datagrams whose first fragment is waited for; what has been used longest ago is forgotten first.
 #[btf_map(name = "awaited")]
@@ -182,7 +182,7 @@ static AWAITED: LruHashMap<FragKey, AwaitedFragments, 1024> = LruHashMap::new();
 
 /// Value of `held`.
 #[repr(C)]
-pub struct Held {
+pub struct HeldFragment {
     /// [`FREE`], [`BUSY`], or when it was kept (CLOCK_MONOTONIC, ns).
     state: u64,
     key: FragKey,

@@ -1,8 +1,8 @@
 //! `from_overlay`: overlay device, TC ingress. What other nodes send.
 //!
-//! On a gateway these are packets of pods, which leave by the uplink with the egress IP; on the pod's node, replies from the
-//! gateway. `from_netdev` comes here too, with packets that it has taken out of the overlay itself. The stack would forward
-//! such a packet with the pod's address, so none passes.
+//! On a gateway these are packets of pods, which leave by the uplink with the egress IP; on the pod's node, replies from
+//! the gateway. `from_netdev` comes here too, with packets that it has taken out of the overlay itself. The stack would
+//! forward such a packet with the pod's address, so none passes.
 
 use egress_common::abi::{Class, Config, Direction, Verdict};
 use egress_common::decide::from_overlay::{self, FromOverlay};

@@ -4,9 +4,9 @@
 //! before the network header. For a reset it is cut to its headers, its ends are swapped, and a new TCP header is written.
 //! Options and extension headers stay, so that a partial checksum still starts at the transport header.
 //!
-//! A packet may carry a *partial* checksum, which the sending device completes over the quoted transport header after it was
-//! summed here. So the quoted checksum becomes the value that such a completion writes again: x = ~(S + x), with S the sum
-//! of the rest, is -S/2 in one's complement. No receiver can verify a quoted checksum, since the quote is cut short.
+//! A packet may carry a *partial* checksum, which the sending device completes over the quoted transport header after it
+//! was summed here. So the quoted checksum becomes the value that such a completion writes again: x = ~(S + x), with S the
+//! sum of the rest, is -S/2 in one's complement. No receiver can verify a quoted checksum, since the quote is cut short.
 
 use egress_common::abi::{Addr, Family, Verdict};
 use egress_common::decide::from_overlay::Outer;

@@ -62,8 +62,8 @@ fn note_heartbeat(jiffies: u64) {
 
 #[inline(always)]
 fn left(lease: *mut Lease, now_ns: u64) -> u64 {
-    // Volatile: the agent writes at the same time, each word by one store. The deadline first, since the agent writes it last.
-    // SAFETY: see `maps`.
+    // Volatile: the agent writes at the same time, each word by one store. The deadline first, since the agent writes it
+    // last. SAFETY: see `maps`.
     let until_ns = unsafe { ptr::read_volatile(&raw const (*lease).until_ns) };
     // SAFETY: likewise.
     let heartbeat_ns = unsafe { ptr::read_volatile(&raw const (*lease).heartbeat_ns) };

@@ -5,11 +5,12 @@
 //! - A pointer from a lookup is valid until the program ends (RCU). The element may be removed meanwhile, and its memory
 //!   belong to another key at once.
 //! - Every field is an integer, for which all bytes are a value. A racing write shows old or new words.
-//! - `pods`, `nat`, `flows`, `owned` and `handovers` decide what becomes of a packet. Each element is copied into this CPU's
-//!   workspace, and used only if its seal says that it was written for this key as a whole (`abi::seal`). A copy is good
-//!   until the next lookup in the same map.
-//! - A write to an element (times, connection state, next hop, settled decision) may hit the next owner of its memory. Times
-//!   and states then let a flow live as long as its protocol's timeout at most; decisions and next hops have their own seals.
+//! - `pods`, `nat`, `flows`, `owned` and `handovers` decide what becomes of a packet. Each element is copied into this
+//!   CPU's workspace, and used only if its seal says that it was written for this key as a whole (`abi::seal`). A copy is
+//!   good until the next lookup in the same map.
+//! - A write to an element (times, connection state, next hop, settled decision) may hit the next owner of its memory.
+//!   Times and states then let a flow live as long as its protocol's timeout at most; decisions and next hops have their
+//!   own seals.
 //! - Elements of the other maps are read in place, and at most one value of each decides anything.
 #![expect(unsafe_code, reason = "map and packet access; see `maps` and `packet`")]
 
@@ -29,7 +30,7 @@ use egress_common::abi::{
 };
 use egress_common::decide::expiry::GONE;
 use egress_common::decide::snat::{EXHAUSTED_NS, PortSearch};
-use egress_common::decide::{Claim, Held, Owner, PortClaim, Tables, phase};
+use egress_common::decide::{ClaimOutcome, NatOwner, PortClaim, QuotaKind, Tables, phase};
 use egress_common::wire::{PROTO_TCP, Segment, tcp};
 
 use crate::verifier::opaque;
@@ -117,11 +118,11 @@ fn lent<'a, V>(found: Option<*mut V>) -> Option<&'a V> {
 }
 
 #[inline(always)]
-pub fn claimed(result: Result<(), i32>) -> Claim {
+pub fn claimed(result: Result<(), i32>) -> ClaimOutcome {
     match result {
-        Ok(()) => Claim::Claimed,
-        Err(EEXIST) => Claim::Taken,
-        Err(_) => Claim::Full,
+        Ok(()) => ClaimOutcome::Claimed,
+        Err(EEXIST) => ClaimOutcome::Taken,
+        Err(_) => ClaimOutcome::Full,
     }
 }
 
@@ -248,9 +249,9 @@ impl Tables for Maps {
     }
 
     #[inline(always)]
-    fn claim_inbound(&self, tuple: &Tuple) -> Claim {
+    fn claim_inbound(&self, tuple: &Tuple) -> ClaimOutcome {
         let claim = claimed(INBOUND.insert(tuple, Inbound::new(self.now_ns()), BPF_NOEXIST.into()));
-        if claim != Claim::Claimed {
+        if claim != ClaimOutcome::Claimed {
             return claim;
         }
         // SAFETY (both): see the module header.
@@ -308,16 +309,16 @@ impl Tables for Maps {
     }
 
     #[inline(always)]
-    fn claim_flow(&self, tuple: &Tuple, flow: &Flow) -> Claim {
+    fn claim_flow(&self, tuple: &Tuple, flow: &Flow) -> ClaimOutcome {
         let claim = claimed(FLOWS.insert(tuple, flow, BPF_NOEXIST.into()));
-        if claim == Claim::Claimed {
-            nat::count(&tuple.saddr, flow.egress_id, Held::Flows);
+        if claim == ClaimOutcome::Claimed {
+            nat::count(&tuple.saddr, flow.egress_id, QuotaKind::Flows);
         }
         claim
     }
 
     #[inline(always)]
-    fn has_quota(&self, pod: &Addr, egress_id: u32, held: Held) -> bool {
+    fn has_quota(&self, pod: &Addr, egress_id: u32, held: QuotaKind) -> bool {
         nat::has_quota(pod, egress_id, held)
     }
 
@@ -373,13 +374,13 @@ impl Tables for Maps {
     }
 
     #[inline(always)]
-    fn claim_nat(&self, key: &Tuple, other: &Tuple, owner: &Owner) -> Claim {
+    fn claim_nat(&self, key: &Tuple, other: &Tuple, owner: &NatOwner) -> ClaimOutcome {
         nat::claim_nat(self.now_ns(), key, other, owner)
     }
 
     #[inline(always)]
     fn count_nat_entry(&self, pod: &Addr, egress_id: u32) {
-        nat::count(pod, egress_id, Held::NatEntries);
+        nat::count(pod, egress_id, QuotaKind::NatEntries);
         // NatEntries of mark 1008 belong to no object.
         if egress_id != 0 {
             counters::egress_ip(egress_id, |count| count.nat_entries += 1);
@@ -387,7 +388,7 @@ impl Tables for Maps {
     }
 
     #[inline(always)]
-    fn claim_any_port(&self, forward: &Tuple, address: &Addr, owner: &Owner, search: &PortSearch) -> PortClaim {
+    fn claim_any_port(&self, forward: &Tuple, address: &Addr, owner: &NatOwner, search: &PortSearch) -> PortClaim {
         nat::claim_any(self.now_ns(), forward, address, owner, search)
     }
 
@@ -559,8 +560,8 @@ pub fn nat_entry(key: &Tuple, segment: Segment) -> Option<&'static NatEntry> {
     Some(copy)
 }
 
-/// Notes that a NAT entry is alive, and what the packet says of its connection; false where it is about to be removed. Out of
-/// line, as [`tell`] is, since their frames lie upon those of a search for a port.
+/// Notes that a NAT entry is alive, and what the packet says of its connection; false where it is about to be removed. Out
+/// of line, as [`tell`] is, since their frames lie upon those of a search for a port.
 #[inline(never)]
 fn keep(nat_entry: *mut NatEntry, direction: Direction, segment: Segment) -> bool {
     // SAFETY: see `maps`.
@@ -695,7 +696,8 @@ pub fn config() -> Option<&'static Config> {
     CONFIG.get(0).filter(|config| config.generation != 0)
 }
 
-/// What is left to the stack says that it was seen also before the configuration is written: the table may be there already.
+/// What is left to the stack says that it was seen also before the configuration is written: the table may be there
+/// already.
 #[inline(always)]
 pub fn seen_priority() -> Option<u32> {
     CONFIG.get(0).and_then(Config::seen_priority)

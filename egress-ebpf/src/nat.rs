@@ -11,7 +11,7 @@ use aya_ebpf::helpers::generated::bpf_loop;
 use egress_common::abi::{Addr, Holder, NatEntry, Origin, Share, Slot, Tuple, Verdict};
 use egress_common::decide::from_overlay::Outer;
 use egress_common::decide::snat::{self, PortSearch, SnatPool};
-use egress_common::decide::{self, Claim, Held, Owner, PortClaim, Rewrite, Tables};
+use egress_common::decide::{self, ClaimOutcome, NatOwner, PortClaim, QuotaKind, Rewrite, Tables};
 use egress_common::wire::{Frame, Quote};
 
 use crate::fib::{self, Lookup, Route};
@@ -27,7 +27,7 @@ use crate::{Outcome, counters};
 /// The gateway is this node.
 #[inline(never)]
 pub fn snat_here(run: &Run<'_>, quote: &Quote, egress_id: u32, slot: &Slot) -> Result<(), Verdict> {
-    let owner = Owner { origin: Origin::Here, source_node: Addr::UNSPECIFIED, egress_id };
+    let owner = NatOwner { origin: Origin::Here, source_node: Addr::UNSPECIFIED, egress_id };
     // The policy may be ahead of the ownership; replies to an address that is not owned would be lost.
     let Some(owned) = Maps.owned(egress_id).filter(|owned| owned.address == slot.address) else {
         return Err(Verdict::NotGateway);
@@ -110,8 +110,8 @@ fn route_out(run: &Run<'_>, route: &mut Route) -> Result<(), Verdict> {
 
 /// Insert-if-absent of one key of a NAT entry, built in this CPU's workspace.
 #[inline(always)]
-pub fn claim_nat(now: u64, key: &Tuple, other: &Tuple, owner: &Owner) -> Claim {
-    let Some(workspace) = WORKSPACE.get_ptr_mut(0) else { return Claim::Full };
+pub fn claim_nat(now: u64, key: &Tuple, other: &Tuple, owner: &NatOwner) -> ClaimOutcome {
+    let Some(workspace) = WORKSPACE.get_ptr_mut(0) else { return ClaimOutcome::Full };
     // SAFETY: the element is this CPU's own, and no other reference to this field is alive.
     let nat_entry = unsafe { &mut (*workspace).nat_entry };
     *nat_entry = NatEntry::new(*other, owner.origin, owner.source_node, owner.egress_id, now);
@@ -123,7 +123,7 @@ pub fn claim_nat(now: u64, key: &Tuple, other: &Tuple, owner: &Owner) -> Claim {
 
 struct PortWalk<'a> {
     forward: &'a Tuple,
-    owner: &'a Owner,
+    owner: &'a NatOwner,
     search: &'a PortSearch,
     now: u64,
     found: PortClaim,
@@ -139,12 +139,12 @@ unsafe extern "C" fn try_port(index: u64, walk: *mut PortWalk<'_>) -> u64 {
     let reverse = unsafe { &mut (*workspace).key };
     snat::set_reverse_port(reverse, walk.forward, port);
     match claim_nat(walk.now, reverse, walk.forward, walk.owner) {
-        Claim::Claimed => {
+        ClaimOutcome::Claimed => {
             walk.found = PortClaim::Claimed(port);
             1
         }
-        Claim::Taken => 0,
-        Claim::Full => {
+        ClaimOutcome::Taken => 0,
+        ClaimOutcome::Full => {
             walk.found = PortClaim::Full;
             1
         }
@@ -163,7 +163,7 @@ fn prepare(forward: &Tuple, address: &Addr) {
 
 /// Claims the first free port of the search.
 #[inline(always)]
-pub fn claim_any(now: u64, forward: &Tuple, address: &Addr, owner: &Owner, search: &PortSearch) -> PortClaim {
+pub fn claim_any(now: u64, forward: &Tuple, address: &Addr, owner: &NatOwner, search: &PortSearch) -> PortClaim {
     prepare(forward, address);
     let mut walk = PortWalk { forward, owner, search, now, found: PortClaim::NoneFree };
     // SAFETY: the callback has the signature that the helper asks for, and `walk` lives on this frame until the helper
@@ -174,7 +174,7 @@ pub fn claim_any(now: u64, forward: &Tuple, address: &Addr, owner: &Owner, searc
 
 /// Whether the pod and its egress policy may have one more.
 #[inline(never)]
-pub fn has_quota(pod: &Addr, egress_id: u32, held: Held) -> bool {
+pub fn has_quota(pod: &Addr, egress_id: u32, held: QuotaKind) -> bool {
     let Some(config) = maps::config() else { return true };
     if !may_grow(&Holder::pod(*pod), held, config.pod_quota) {
         return false;
@@ -183,14 +183,14 @@ pub fn has_quota(pod: &Addr, egress_id: u32, held: Held) -> bool {
 }
 
 #[inline(always)]
-fn may_grow(holder: &Holder, held: Held, quota: u32) -> bool {
+fn may_grow(holder: &Holder, held: QuotaKind, quota: u32) -> bool {
     // SAFETY: see `maps`.
     SHARES.get_ptr(holder).is_none_or(|share| held.may_grow(unsafe { &*share }, quota))
 }
 
 /// Counts one more of the pod and of the egress policy.
 #[inline(never)]
-pub fn count(pod: &Addr, egress_id: u32, held: Held) {
+pub fn count(pod: &Addr, egress_id: u32, held: QuotaKind) {
     raise(&Holder::pod(*pod), held, false);
     if egress_id != 0 {
         raise(&Holder::policy(egress_id), held, false);
@@ -199,7 +199,7 @@ pub fn count(pod: &Addr, egress_id: u32, held: Held) {
 
 /// The same, of the sweep that counts just now.
 #[inline(never)]
-pub fn recount(pod: &Addr, egress_id: u32, held: Held) {
+pub fn recount(pod: &Addr, egress_id: u32, held: QuotaKind) {
     raise(&Holder::pod(*pod), held, true);
     if egress_id != 0 {
         raise(&Holder::policy(egress_id), held, true);
@@ -207,7 +207,7 @@ pub fn recount(pod: &Addr, egress_id: u32, held: Held) {
 }
 
 #[inline(always)]
-fn raise(holder: &Holder, held: Held, sweeps: bool) {
+fn raise(holder: &Holder, held: QuotaKind, sweeps: bool) {
     if SHARES.get_ptr(holder).is_none() {
         // Another CPU may have been first, and a full map loses a count, never a packet.
         let _taken = SHARES.insert(holder, Share::default(), BPF_NOEXIST.into());
@@ -216,10 +216,10 @@ fn raise(holder: &Holder, held: Held, sweeps: bool) {
     // SAFETY: see `maps`.
     count_up(unsafe {
         match (held, sweeps) {
-            (Held::Flows, false) => &raw mut (*share).flows,
-            (Held::NatEntries, false) => &raw mut (*share).nat_entries,
-            (Held::Flows, true) => &raw mut (*share).counting_flows,
-            (Held::NatEntries, true) => &raw mut (*share).counting_nat_entries,
+            (QuotaKind::Flows, false) => &raw mut (*share).flows,
+            (QuotaKind::NatEntries, false) => &raw mut (*share).nat_entries,
+            (QuotaKind::Flows, true) => &raw mut (*share).counting_flows,
+            (QuotaKind::NatEntries, true) => &raw mut (*share).counting_nat_entries,
         }
     });
 }

@@ -5,11 +5,11 @@
 //! - **out**: the next hop to the node is known and the outer packet fits. `BPF_F_ADJ_ROOM_FIXED_GSO` keeps the size of GSO
 //!   segments, which the caller has compared with the MTU.
 //! - **in**: whole packets between the nodes' tunnel endpoints, without IP options, outer UDP checksum, congestion mark
-//!   (RFC 6040 changes the inner packet then) and GSO (the type would stay that of a tunnelled packet). `from_overlay` checks
-//!   sender and content afterwards, as for the device's packets.
+//!   (RFC 6040 changes the inner packet then) and GSO (the type would stay that of a tunnelled packet). `from_overlay`
+//!   checks sender and content afterwards, as for the device's packets.
 //!
-//! A packet that the program encapsulates came in by another device, like a pod's packet that a rule sends to a node's tunnel
-//! port. The sign of redirected packets (`Packet::strip`) tells them apart in `to_netdev`.
+//! A packet that the program encapsulates came in by another device, like a pod's packet that a rule sends to a node's
+//! tunnel port. The sign of redirected packets (`Packet::strip`) tells them apart in `to_netdev`.
 #![expect(unsafe_code, reason = "map and packet access; see `maps` and `packet`")]
 
 use core::mem;
@@ -100,11 +100,11 @@ pub fn is_short(run: &Run<'_>, endpoint: &Addr) -> bool {
     run.packet.len() as u32 + overhead(endpoint.family()) as u32 <= 0xffff
 }
 
-/// Whether the program may encapsulate towards this node. The device takes the packet where the route is unknown, too narrow,
-/// by another device, or was looked up just now: the stack then resolves the neighbour and keeps it fresh.
+/// Whether the program may encapsulate towards this node. The device takes the packet where the route is unknown, too
+/// narrow, by another device, or was looked up just now: the stack then resolves the neighbour and keeps it fresh.
 ///
-/// A path MTU below the uplink's comes from an ICMP error, of a router or forged. Over IPv4 the device's packet is fragmented
-/// then. Over IPv6 it cannot be, so the program ignores such an MTU.
+/// A path MTU below the uplink's comes from an ICMP error, of a router or forged. Over IPv4 the device's packet is
+/// fragmented then. Over IPv6 it cannot be, so the program ignores such an MTU.
 #[inline(always)]
 fn is_routed(run: &Run<'_>, endpoint: &Addr, route: &mut Route) -> bool {
     let lookup = Lookup {

@@ -156,8 +156,8 @@ impl Packet {
         self.set_field::<{ offset_of!(__sk_buff, priority) }>(priority);
     }
 
-    /// Says that the packet came from a pod, wherever the stack sends it. Kept when an IP or link header is changed or taken
-    /// off; a pod cannot take it off, since this is written behind everything that it does.
+    /// Says that the packet came from a pod, wherever the stack sends it. Kept when an IP or link header is changed or
+    /// taken off; a pod cannot take it off, since this is written behind everything that it does.
     #[inline(always)]
     pub fn set_of_pod(&self) {
         self.set_field::<{ offset_of!(__sk_buff, tc_index) }>(OF_POD);
@@ -227,8 +227,9 @@ impl Packet {
         is_ours
     }
 
-    /// Puts on the sign of a packet that bears an egress IP and goes by the kernel's neighbour entry, which may keep it until the
-    /// neighbour is known. The mark says whose egress IP it is: nothing reads it before the device's own egress hook.
+    /// Puts on the sign of a packet that bears an egress IP and goes by the kernel's neighbour entry, which may keep it
+    /// until the neighbour is known. The mark says whose egress IP it is: nothing reads it before the device's own egress
+    /// hook.
     #[inline(always)]
     pub fn set_waiting(&self, config: &Config, egress_id: u32) {
         self.set_priority(config.waiting_priority());

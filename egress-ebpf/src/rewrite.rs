@@ -104,9 +104,9 @@ impl Packet {
         self.store(offset + port_at, new.to_be_bytes())
     }
 
-    /// Two bytes, both zero. Out of line: with this look between the helper's call and the write of the port, Linux 6.1 wrote
-    /// the port to the other port's place. Seen with Debian's 6.1.0-56, and with the same object not on 6.18; the cause was
-    /// not found.
+    /// Two bytes, both zero. Out of line: with this look between the helper's call and the write of the port, Linux 6.1
+    /// wrote the port to the other port's place. Seen with Debian's 6.1.0-56, and with the same object not on 6.18; the
+    /// cause was not found.
     #[inline(never)]
     fn is_zero(self, at: usize) -> bool {
         self.load(at & OFFSET_MASK) == Some([0; 2])
@@ -311,8 +311,8 @@ fn try_rewrite_quoted_transport(packet: Packet, quote: &Quote, rewrite: &Rewrite
     Some(change + csum::change_u16(old, new))
 }
 
-/// Writes a port of the packet, and its checksum. By the helper: in the sum of a complete checksum, which is not SCTP's own,
-/// they do not cancel out.
+/// Writes a port of the packet, and its checksum. By the helper: in the sum of a complete checksum, which is not SCTP's
+/// own, they do not cancel out.
 #[inline(never)]
 pub fn replace_port(packet: Packet, headers: &Headers, end: End, port: u16) -> Option<()> {
     let at = usize::from(headers.l4_offset) & OFFSET_MASK;
@@ -410,8 +410,8 @@ impl CachedRewrite {
         self.port = rewrite.port;
     }
 
-    /// Gives a whole TCP or UDP packet of the flow its other end, and link addresses where it leaves by a link. A failure may
-    /// leave it half written: the caller drops it.
+    /// Gives a whole TCP or UDP packet of the flow its other end, and link addresses where it leaves by a link. A failure
+    /// may leave it half written: the caller drops it.
     #[inline(always)]
     pub fn put(
         &self,

@@ -15,7 +15,7 @@ use core::ffi::c_void;
 use aya_ebpf::btf_maps::HashMap;
 use aya_ebpf::helpers::generated::bpf_for_each_map_elem;
 use egress_common::abi::{Direction, ExposedPort, Exposure, Flow, Holder, Inbound, NatEntry, Share, Timeouts, Tuple};
-use egress_common::decide::{Held, Tables, expiry};
+use egress_common::decide::{QuotaKind, Tables, expiry};
 
 use crate::maps::{self, EXPOSED, FLOWS, INBOUND, Maps, NAT, SHARES, USAGE, clock_ns};
 use crate::nat;
@@ -97,9 +97,9 @@ unsafe extern "C" fn nat_entry(_map: *mut c_void, key: *const Tuple, value: *mut
         }
         return 0;
     }
-    // The walk visits both keys of a NAT entry; it is judged and counted at the forward one. A key whose other one does not name it
-    // is left from a claim that never settled: at the forward key it would lose all answers, so it goes at once; at the
-    // reverse key it may be a claim that is just being made, so it has its time.
+    // The walk visits both keys of a NAT entry; it is judged and counted at the forward one. A key whose other one does not
+    // name it is left from a claim that never settled: at the forward key it would lose all answers, so it goes at once; at
+    // the reverse key it may be a claim that is just being made, so it has its time.
     let other = NAT.get_ptr_mut(&copy.other);
     // SAFETY: a pointer from a lookup; see `maps`.
     let other = other.map(|other| unsafe { &mut *other }).filter(|other| names(other, &copy.other, key));
@@ -127,7 +127,7 @@ unsafe extern "C" fn nat_entry(_map: *mut c_void, key: *const Tuple, value: *mut
                 sweep.removed += 2;
             } else {
                 sweep.kept += 2;
-                nat::recount(&key.saddr, copy.egress_id, Held::NatEntries);
+                nat::recount(&key.saddr, copy.egress_id, QuotaKind::NatEntries);
             }
         }
     }
@@ -165,7 +165,7 @@ unsafe extern "C" fn flow(_map: *mut c_void, key: *const Tuple, value: *mut Flow
         sweep.removed += 1;
     } else {
         sweep.kept += 1;
-        nat::recount(&key.saddr, flow.egress_id, Held::Flows);
+        nat::recount(&key.saddr, flow.egress_id, QuotaKind::Flows);
     }
     0
 }

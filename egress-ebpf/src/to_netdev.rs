@@ -2,8 +2,8 @@
 //!
 //! The guard: no selected pod's packet leaves with the pod's address, and none with an egress IP that this node may not
 //! emit. Packets with the mark get the node's address. Most packets are the node's own: [`is_left_alone`] recognises them
-//! from a few words of the packet, without parsing. A check of this kind at the uplink's ingress was measured: it halves the
-//! time of packets for the node itself, and costs translated packets more than it gains on the other hooks.
+//! from a few words of the packet, without parsing. A check of this kind at the uplink's ingress was measured: it halves
+//! the time of packets for the node itself, and costs translated packets more than it gains on the other hooks.
 
 use egress_common::abi::{Addr, Config, Direction, Family, HandoverStage, NODE_MARK, Verdict, has_node_mark};
 use egress_common::decide::to_netdev::{Meta, ToNetdev};

@@ -1,7 +1,7 @@
 //! Everything that exists for the verifier.
 //!
-//! - **[`opaque`]**: the compiler compares one register and uses an equal one, drops a mask after a comparison, or merges two
-//!   null checks. The verifier (Linux 6.1 and 6.12 above all) then sees that the register in use was never checked.
+//! - **[`opaque`]**: the compiler compares one register and uses an equal one, drops a mask after a comparison, or merges
+//!   two null checks. The verifier (Linux 6.1 and 6.12 above all) then sees that the register in use was never checked.
 //! - **Global functions**: a static function is verified again for each path that leads to it and everything its caller
 //!   knows. Linux 6.1 prunes few of these paths, and the rest of a hook would exceed a million instructions. A global
 //!   function is verified once, with nothing known. It takes the packet alone and looks up config and workspace itself, so

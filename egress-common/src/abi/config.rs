@@ -96,11 +96,11 @@ pub struct Config {
     /// CLOCK_MONOTONIC (s) until when [`OnUnknownPod::PassWhileFollowed`] passes: an agent that is gone knows nothing of a
     /// selected pod that starts.
     pub pass_until_secs: u32,
-    /// Most entries of one pod address, in `flows` and (as mappings) in `nat`; and of one egress policy.
+    /// Most entries of one pod address, in `flows` and (as NAT entries) in `nat`; and of one egress policy.
     pub pod_quota: u32,
     pub policy_quota: u32,
-    /// Link address that overlay packets made by the programs of this node bear inside. Zero: the programs leave the overlay
-    /// to its device.
+    /// Link address that overlay packets made by the programs of this node bear inside. Zero: the programs leave the
+    /// overlay to its device.
     pub overlay_secret: [u8; 6],
     /// Lower half of what `from_pod` writes into the priority of packets that it leaves to the stack, where a rule in
     /// nftables drops what selected pods send without it. Random, so that no pod can write it. Zero: there is no such rule.
@@ -248,8 +248,8 @@ impl Config {
         0xe67f_0000 | self.redirected as u32
     }
 
-    /// The same of a packet that bears an egress IP and may wait for its neighbour: whether this node still has the address is
-    /// asked again where it leaves.
+    /// The same of a packet that bears an egress IP and may wait for its neighbour: whether this node still has the address
+    /// is asked again where it leaves.
     #[inline(always)]
     pub const fn waiting_priority(&self) -> u32 {
         0xe67d_0000 | self.redirected as u32

@@ -19,7 +19,7 @@ pub struct EipCount {
     pub egress_bytes: u64,
     pub ingress_packets: u64,
     pub ingress_bytes: u64,
-    /// Mappings made.
+    /// NAT entries made.
     pub nat_entries: u64,
     /// New flows refused.
     pub refusals: u64,

@@ -211,12 +211,12 @@ abi!(Datagram, 8);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Usage {
-    /// Two for each mapping.
+    /// Two for each NAT entry.
     pub nat: u32,
     pub flows: u32,
     pub inbound: u32,
-    /// Raised by the programs behind each flow, mapping or connection from outside that they remove, and each that a reset
-    /// or an opening changes: whatever they keep beside the maps ends.
+    /// Raised by the programs after removing a flow, NAT entry or connection from outside, and after a reset or opening
+    /// changed one: entries of the flow cache end.
     pub epoch: u32,
 }
 abi!(Usage, 16);

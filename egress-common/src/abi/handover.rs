@@ -1,25 +1,27 @@
 //! Map `handovers`: addresses that are being handed over between this node and another one.
 //!
-//! The old node hands over in one step: it takes the address out of `owned` when its entry stands here, and from then on
-//! passes on to the heir what it is sent for it. The heir has its entry before that, and translates what the old node
-//! passes on; when it has heard that the old node emits nothing any more it translates for every node, and some time later
-//! it answers for the address. The entries go some seconds later.
+//! 1. The new owner gets an entry. It translates what the old owner passes on.
+//! 2. The old owner gets an entry and gives up the address in one step: it is removed from `owned`. From then on it passes
+//!    on to the new owner what it receives for the address.
+//! 3. Once the old owner has acknowledged that it emits nothing, the new owner translates for every node. Some time later
+//!    it answers ARP and neighbour discovery for the address.
+//! 4. The entries are removed seconds later.
 //!
-//! Both have mappings of the address then, and one port may be in both. Answers that come in at either are the heir's where
-//! the flow has been sent by it since the hand-over began, and else the old node's.
+//! During a hand-over both have NAT entries of the address, and a port may be in both. A reply belongs to the new owner if
+//! it has sent packets of the flow since the hand-over began, and to the old owner otherwise.
 
 use super::seal::Seal;
 use super::{Addr, Owned, abi};
 
-/// What the hand-over is for this node.
+/// How far the hand-over is, seen from this node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u32)]
 pub enum HandoverStage {
-    /// The other node has it, or will in a moment.
+    /// On the old owner: the other node has the address, or will have it soon.
     Leaving = 1,
-    /// The other node may have it still.
+    /// On the new owner: the other node may still have the address.
     Arriving = 2,
-    /// The other node emits nothing for it any more.
+    /// On the new owner: the other node emits nothing for the address any more.
     Open = 3,
 }
 
@@ -30,7 +32,7 @@ pub struct HandoverEntry {
     stage: u32,
     /// Of the key, the stage, the time and the other node; `owned` has a seal of its own.
     pub seal: u32,
-    /// CLOCK_MONOTONIC (ns) since when flows may have begun at the heir, a moment early.
+    /// CLOCK_MONOTONIC (ns) since when flows may have begun at the new owner, a moment early.
     pub since_ns: u64,
     /// Tunnel endpoint of the other node.
     pub peer: Addr,

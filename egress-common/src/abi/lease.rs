@@ -4,12 +4,12 @@ use super::abi;
 
 /// The only element of `lease`, which the agent's lease keeper maps into its memory.
 ///
-/// Every path that emits or claims an egress IP asks it, so programs whose agent is gone fall silent by themselves. The clock is
-/// CLOCK_BOOTTIME, which counts the time that the machine was suspended.
+/// Every path that emits or claims an egress IP asks it, so programs whose agent is gone fall silent by themselves. The
+/// clock is CLOCK_BOOTTIME, which counts the time that the machine was suspended.
 ///
-/// The deadline is made for agents that die on a node that lives. A machine that stands still for as long as the total timeout
-/// may have lost its addresses long before that deadline, and its programs run again before its agent does. So the lease has a
-/// heartbeat beside the deadline: a gap in it ends the lease, and only the agent can renew it then.
+/// The deadline is made for agents that die on a node that lives. A machine that stands still for as long as the total
+/// timeout may have lost its addresses long before that deadline, and its programs run again before its agent does. So the
+/// lease has a heartbeat beside the deadline: a gap in it ends the lease, and only the agent can renew it then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Lease {

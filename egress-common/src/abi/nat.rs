@@ -1,6 +1,6 @@
-//! Map `nat`: tuple -> mapping.
+//! Map `nat`: tuple -> NAT entry.
 //!
-//! A mapping has two keys. The forward key is the tuple as the pod sends it, the reverse key the tuple as the answer
+//! A NAT entry has two keys. The forward key is the tuple as the pod sends it, the reverse key the tuple as the answer
 //! arrives for the egress IP. Each value holds the other key, which is also what the packet must become: the forward
 //! value's `other` names the source to write, the reverse value's `other` the destination to restore. The reverse key is
 //! claimed first, by insert-if-absent; both live and die together.
@@ -92,7 +92,7 @@ impl Tuple {
     }
 }
 
-/// Where the pod of a mapping is, and thereby the way of the reply.
+/// Where the pod of a NAT entry is, and so the path of the reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Origin {
@@ -117,7 +117,7 @@ pub struct NextHop {
     pub mtu: u32,
     pub dmac: [u8; 6],
     pub smac: [u8; 6],
-    /// Of all of this and the seal of its mapping: several CPUs may write it at once.
+    /// Of all of this and the seal of its NAT entry: several CPUs may write it at once.
     pub seal: u32,
     pub reserved: u32,
 }
@@ -128,13 +128,13 @@ impl NextHop {
     pub const NONE: Self =
         Self { ifindex: 0, generation: 0, valid_until_ns: 0, mtu: 0, dmac: [0; 6], smac: [0; 6], seal: 0, reserved: 0 };
 
-    /// As it is written into the mapping with this seal.
+    /// As it is written into the NAT entry with this seal.
     #[inline(always)]
     pub const fn seal(&mut self, of: u32) {
         self.seal = self.seal_in(of);
     }
 
-    /// Whether this was written, as a whole, into the mapping with this seal. Asked of a copy; see `abi::seal`.
+    /// Whether this was written, as a whole, into the NAT entry with this seal. Asked of a copy; see `abi::seal`.
     #[inline(always)]
     pub const fn is_of(&self, nat_entry: u32) -> bool {
         self.seal == self.seal_in(nat_entry)
@@ -166,7 +166,7 @@ pub struct NatEntry {
     pub state: u32,
     /// Of the key and of what stays as it was made: `other`, `source_node`, `egress_id`, `origin`.
     pub seal: u32,
-    /// The mapping's other key.
+    /// The NAT entry's other key.
     pub other: Tuple,
     pub egress_id: u32,
     origin: u32,
@@ -174,7 +174,7 @@ pub struct NatEntry {
     pub source_node: Addr,
     /// Next hop of this direction.
     pub hop: NextHop,
-    /// When the mapping was made.
+    /// When the NAT entry was made.
     pub created_ns: u64,
     /// Of a TCP connection, as last noted in this direction: what the pod has acknowledged, or where the last FIN or RST
     /// for it ends (`decide::phase`).

@@ -1,16 +1,14 @@
-//! Seals: whether the words that were read of an element belong together, and to the key that was asked for.
+//! Seals: checksums that tell whether a copied map element is whole, and of the key that was looked up.
 //!
-//! A program that has looked an element up holds its address, and no lock. When the element is removed meanwhile, the
-//! kernel may give its memory to another key of the same map at once: `bpf_mem_alloc` waits for the programs that run
-//! only before memory goes back to the system, and a preallocated map not even then. The new owner's key is copied in, then
-//! its value, in whatever order and steps `memcpy` likes, and then the element is linked. So a program may read the old
-//! value, the new one, or some words of each, also of two values that one key had one after the other.
+//! A program that has looked up an element holds its address, and no lock. When the element is removed, the kernel may give
+//! its memory to another key of the same map at once: `bpf_mem_alloc` waits for running programs only before it returns
+//! memory to the system, and a preallocated map not even then. The new key and value are copied in by `memcpy` in any order,
+//! then the element is linked. So a program may read the old value, the new one, or words of both.
 //!
-//! Neither comparing the key once more nor reading a mark last would tell on every processor. So an element has a
-//! checksum of its key and of all its words that stay as they are, and a program copies the words, computes the checksum
-//! of its own key and *the copy*, and only then uses the copy. No order of reads and writes matters: what passes is what
-//! was once written for this key, as a whole, but for one mix in 2^32. Nobody can choose the mix who does not win a race of
-//! nanoseconds against the removal of one flow and the making of another in the same memory.
+//! Neither a second comparison of the key nor a mark that is read last is enough on every processor. So an element has a
+//! checksum of its key and all its constant words. A program copies the words, computes the checksum of the requested key
+//! and *the copy*, and only then uses the copy. No order of reads and writes matters: a valid copy was once written for this
+//! key as a whole, except for one mix in 2^32, which needs a race of nanoseconds to provoke.
 
 use super::{Addr, Tuple};
 

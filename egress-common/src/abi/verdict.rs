@@ -3,13 +3,13 @@
 /// What the edge does with a packet, by group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
-    /// Goes on as it came (perhaps with its mark set or its 1008 translation done or undone).
+    /// Continues as it came (perhaps with its mark set or its 1008 translation done or undone).
     Pass,
     /// Leaves by another device, rewritten where the verdict says so.
     Redirect,
     /// Answered by the program itself.
     Answer,
-    /// Set aside; it comes by the same hook again, and ends in another verdict then.
+    /// Held; it comes by the same hook again, and gets another verdict then.
     Hold,
     Drop,
 }
@@ -108,16 +108,16 @@ verdicts! {
     ArpAnswered = 30, Answer, "arp_answered";
     /// Neighbour solicitation for an owned egress IP.
     NeighbourAnswered = 31, Answer, "neighbour_answered";
-    /// Too large for the way, and the sender was told by ICMP.
+    /// Larger than the MTU of its route: answered by ICMP.
     MtuAnswered = 32, Answer, "mtu_answered";
-    /// From a pod to an egress IP of the cluster, and the pod was told by ICMP.
+    /// From a pod to an egress IP of the cluster: answered by ICMP.
     HairpinAnswered = 33, Answer, "hairpin_answered";
-    /// Of a TCP connection that cannot go on, and the pod was told by a reset.
+    /// Of a TCP connection that cannot continue: answered by a reset.
     CutAnswered = 34, Answer, "cut_answered";
 
     /// A later fragment that came before its first one: kept until that comes.
     FragmentHeld = 36, Hold, "fragment_held";
-    /// A first fragment that others were waiting for: all of them begin anew, this one first.
+    /// A first fragment that others were waiting for: all of them are reinjected, this one first.
     FragmentsReleased = 37, Hold, "fragments_released";
 
     /// From a pod that the agent does not know.
@@ -148,9 +148,9 @@ verdicts! {
     NoRoute = 52, Drop, "no_route";
     /// The neighbour does not answer.
     NoNeighbour = 53, Drop, "no_neighbour";
-    /// Too large for the way, and no ICMP answer could be made.
+    /// Larger than the MTU of its route, and no ICMP answer could be made.
     MtuExceeded = 54, Drop, "mtu_exceeded";
-    /// Header cut short or impossible, VLAN tags one behind the other, or a checksum that would go into a header field.
+    /// Header cut short or impossible, stacked VLAN tags, or a checksum that would go into a header field.
     Malformed = 55, Drop, "malformed";
     /// What cannot be translated: ICMP that is neither query, answer nor error (redirects above all), AH, mobility headers, DCCP, UDP-Lite.
     UnsupportedProtocol = 56, Drop, "unsupported_protocol";

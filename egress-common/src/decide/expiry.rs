@@ -1,16 +1,16 @@
-//! When an entry is idle: the timeouts, and how the two directions of a mapping count together.
+//! When an entry is idle: the timeouts, and how the two directions of a NAT entry count together.
 //!
 //! RFC 5382 section 5 (TCP: established at least 2 h 4 min, transitory at least 4 min), RFC 4787 section 4.3 (UDP: two
-//! minutes, better five), RFC 5508 section 3.2 (ICMP: 60 s); how far a TCP connection is, [`phase`] says. All other protocols
-//! have one time. It suits SCTP, whose idle associations send a heartbeat every 30 s (RFC 9260 section 8.3). A flow of the
-//! source node outlives the gateway's mapping, so that a flow that only receives keeps its address.
+//! minutes, better five), RFC 5508 section 3.2 (ICMP: 60 s); how far a TCP connection is, [`phase`] says. All other
+//! protocols have one time. It suits SCTP, whose idle associations send a heartbeat every 30 s (RFC 9260 section 8.3). A
+//! flow of the source node outlives the gateway's NAT entry, so that a flow that only receives keeps its address.
 //!
 //! What is not TCP and has not been answered yet lives 30 s, as UDP does in Linux's connection tracking, which is less than
 //! the RFCs ask for: a pod makes as many of these entries as it likes.
 //!
-//! An entry is judged, marked as [`GONE`] by compare-and-swap, and removed. A packet notes its time by the same
-//! operation, so of a packet and a sweep that meet one wins, and what has been seen since it was judged stays. Of a mapping
-//! both keys are marked before either is removed.
+//! An entry is judged, marked as [`GONE`] by compare-and-swap, and removed. A packet notes its time by the same operation,
+//! so of a packet and a sweep that meet one wins, and what has been seen since it was judged stays. Of a NAT entry both
+//! keys are marked before either is removed.
 
 use super::phase::{self, Phase};
 use crate::abi::{Flow, Inbound, NatEntry, Timeouts};
@@ -53,7 +53,7 @@ pub const fn timeout_ns(timeouts: &Timeouts, protocol: u8, phase: Phase) -> u64 
     seconds as u64 * SECOND_NS
 }
 
-/// Whether a mapping goes; both directions are judged together, since both keys live and die together.
+/// Whether a NAT entry goes; both directions are judged together, since both keys live and die together.
 #[inline(always)]
 pub fn is_mapping_idle(timeouts: &Timeouts, forward: &NatEntry, reverse: Option<&NatEntry>, now_ns: u64) -> bool {
     let seen = reverse.map_or(0, |reverse| reverse.last_seen_ns).max(forward.last_seen_ns);
@@ -61,7 +61,7 @@ pub fn is_mapping_idle(timeouts: &Timeouts, forward: &NatEntry, reverse: Option<
     now_ns.saturating_sub(seen) > timeout_ns(timeouts, forward.other.protocol, phase)
 }
 
-/// Whether a flow goes. Answered datagrams get three times the gateway's patience, so that a flow outlives its mapping.
+/// Whether a flow goes. Answered datagrams get three times the gateway's patience, so that a flow outlives its NAT entry.
 #[inline(always)]
 pub fn is_flow_idle(timeouts: &Timeouts, flow: &Flow, protocol: u8, now_ns: u64) -> bool {
     let phase = phase::flow(flow);
@@ -71,8 +71,8 @@ pub fn is_flow_idle(timeouts: &Timeouts, flow: &Flow, protocol: u8, now_ns: u64)
 }
 
 /// Whether a connection from outside is forgotten; `pressed` where a map is nearly full. What nobody outside has confirmed,
-/// and what is over, goes within seconds: anybody outside can make entries of it, and a connection that goes on is in neither
-/// phase.
+/// and what is over, goes within seconds: anybody outside can make entries of it, and a connection that goes on is in
+/// neither phase.
 #[inline(always)]
 pub fn is_inbound_idle(timeouts: &Timeouts, pressed: bool, inbound: &Inbound, protocol: u8, now_ns: u64) -> bool {
     // A question from outside has been asked; what the pod answers is not noted of datagrams.

@@ -25,15 +25,14 @@ pub fn resolve<T: Tables>(headers: &mut Headers, tables: &T) {
     }
 }
 
-/// As [`resolve`], where later fragments are kept until their first one comes. Whether this is such a first one: then it
-/// and those that wait begin anew ([`crate::abi::Verdict::FragmentsReleased`]), whatever is to be said of them, which is
-/// said when they come again. Elsewhere nothing waits, and nobody asks.
+/// As [`resolve`], at a hook that holds later fragments. Whether this is a first fragment that others wait for: then all of
+/// them are reinjected ([`crate::abi::Verdict::FragmentsReleased`]), and decided when they arrive again.
 ///
-/// Out of line: rare, and its keys would crowd the frame of who asks.
+/// Out of line: rare, and its keys would crowd the caller's stack frame.
 #[inline(never)]
 pub fn resolve_kept<T: Tables>(headers: &mut Headers, tables: &T) -> bool {
     resolve(headers, tables);
-    // Asked when the ports are there: whoever keeps a later one looks for them afterwards.
+    // After the ports are written: the holder of a later fragment looks for them afterwards.
     headers.fragment == Fragment::First && slots::translatable(headers).is_ok() && tables.is_awaited(&key(headers))
 }
 
@@ -46,7 +45,7 @@ pub fn known<'t, T: Tables>(key: &FragKey, tables: &'t T) -> Option<&'t FragPort
 
 /// A first fragment that is the host's: those that follow it must not follow a datagram of ours that had the same number.
 ///
-/// Out of line: rare, and its key would crowd the frame of who asks.
+/// Out of line: rare, and its key would crowd the caller's stack frame.
 #[inline(never)]
 pub fn supersede<T: Tables>(headers: &Headers, tables: &T) {
     if headers.fragment == Fragment::First && tables.fragment(&key(headers)).is_some() {
@@ -54,7 +53,7 @@ pub fn supersede<T: Tables>(headers: &Headers, tables: &T) {
     }
 }
 
-/// Out of line: the value that it makes would crowd the frame of who asks.
+/// Out of line: the value that it makes would crowd the caller's stack frame.
 #[inline(never)]
 fn remember<T: Tables>(headers: &Headers, tables: &T) {
     let ports = FragPorts {

@@ -1,9 +1,9 @@
 //! `from_netdev`: the uplink, TC ingress. What the world sends to this node.
 //!
-//! For an owned egress IP: the reply of a flow, and an ICMP error that quotes a packet of it, go back to its pod, here or
-//! through the overlay; anything else for it is dropped, so that nothing unasked reaches the host or a pod. For the
-//! node's own address: replies to packets marked 1008, recognised by the port range that only NAT uses. Everything else is
-//! left alone.
+//! For an owned egress IP: replies, and ICMP errors that quote a packet of a flow, go to the pod, here or through the
+//! overlay. All other packets for it are dropped, so that nothing unsolicited reaches the host or a pod. For the node's own
+//! address: replies to packets with the mark, recognised by the port range that only NAT uses. All other traffic is
+//! untouched.
 
 use super::{Tables, fragments, slots};
 use crate::abi::{Addr, Config, Family, HandoverStage, NatEntry, Origin, Verdict};
@@ -24,16 +24,17 @@ pub enum FromNetdev<'t> {
     NodeReply {
         nat_entry: &'t NatEntry,
     },
-    /// For an address that is being handed over: the mapping may be the other node's
+    /// For an address that is being handed over: the NAT entry may be the other node's
     /// ([`HandoverEntry::peer`](crate::abi::HandoverEntry::peer)).
     PassOn {
         egress_id: u32,
     },
 }
 
-/// Whether the heads alone say that [`from_netdev`] has nothing to do with the packet: nearly all that is for the node itself.
+/// Whether the headers alone say that [`from_netdev`] has nothing to do with the packet: nearly all that is for the node
+/// itself.
 ///
-/// Out of line: its comparisons would crowd the frame on which those of all roads lie.
+/// Out of line: its comparisons would crowd the frame that all paths share.
 #[inline(never)]
 pub fn is_left_alone(headers: &Headers, config: &Config) -> bool {
     let is_whole = headers.fragment == Fragment::Whole && matches!(headers.l4, L4::Tcp | L4::Udp);
@@ -61,18 +62,18 @@ pub fn decide<'t, T: Tables>(headers: &mut Headers, quote: &Quote, tables: &'t T
     FromNetdev::Done(Verdict::NotOurs)
 }
 
-/// What the other node of a hand-over has got for the egress IP, and passed on.
+/// A reply that the other node of a hand-over has received for the egress IP and passed on.
 #[inline(always)]
 pub fn passed<'t, T: Tables>(headers: &mut Headers, quote: &Quote, tables: &'t T, egress_id: u32) -> FromNetdev<'t> {
     match is_elsewhere(headers, quote, egress_id, tables, true) {
         true => FromNetdev::PassOn { egress_id },
-        // Nothing waits for what comes by the overlay: it would begin anew where its outer headers are missed.
+        // Fragments from the overlay are not held: reinjected, they would lack their outer headers.
         false => answer(headers, quote, tables, false),
     }
 }
 
-/// For an egress IP, by the mappings of this node. `keeps`: whether fragments that wait for their first one begin anew
-/// behind it.
+/// A packet for an egress IP, by the NAT entries of this node. `keeps`: whether later fragments are held until their first
+/// one arrives.
 #[inline(always)]
 fn answer<'t, T: Tables>(headers: &mut Headers, quote: &Quote, tables: &'t T, keeps: bool) -> FromNetdev<'t> {
     match headers.l4 {
@@ -81,11 +82,11 @@ fn answer<'t, T: Tables>(headers: &mut Headers, quote: &Quote, tables: &'t T, ke
     }
 }
 
-/// Whether an answer is first of all the other node's of a hand-over: the old node asks the heir about each, and the heir
-/// leaves to the old node what it has not sent itself. What the heir has passed on is the old node's own.
+/// Whether a reply goes to the other node of a hand-over first. The old owner passes on every reply; the new owner passes on
+/// replies of flows that it has not sent. The old owner keeps what the new owner passes on.
 ///
-/// A fragment goes the way of its first one, which alone shows the ports: the old node asks about all of them, and the heir
-/// keeps those whose first one it has kept. An ICMP error goes the way of the flow that it quotes.
+/// A fragment follows its first one, which alone shows the ports: the old owner passes all of them on, and the new owner
+/// keeps those whose first one it kept. An ICMP error follows the flow that it quotes.
 ///
 /// Out of line: nearly always there is no hand-over.
 #[inline(never)]
@@ -95,7 +96,7 @@ fn is_elsewhere<T: Tables>(headers: &mut Headers, quote: &Quote, egress_id: u32,
         return false;
     }
     match handover.stage() {
-        // An agent that has ended in the middle of the step has let go of nothing.
+        // An agent that was killed in the middle of this step has given up nothing.
         Some(HandoverStage::Leaving) => !passed && !is_held(egress_id, &headers.tuple.daddr, tables),
         Some(HandoverStage::Arriving | HandoverStage::Open) => {
             !is_sent_since(headers, quote, handover.since_ns, tables)
@@ -126,8 +127,8 @@ fn is_sent_since<T: Tables>(headers: &mut Headers, quote: &Quote, since_ns: u64,
     tables.nat_peek(&forward).is_some_and(|nat_entry| nat_entry.last_seen_ns >= since_ns)
 }
 
-/// For the node's address: the mapping of a packet marked 1008 that this answers, or is an error about. Everything else
-/// there is the host's; so a first fragment is remembered only where there is a mapping, and a later one asks for it.
+/// For the node's address: the NAT entry of a packet marked 1008 that this answers, or is an error about. Everything else
+/// there is the host's; so a first fragment is remembered only where there is a NAT entry, and a later one asks for it.
 #[inline(never)]
 fn for_node<'t, T: Tables>(
     headers: &mut Headers,

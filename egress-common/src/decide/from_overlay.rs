@@ -1,18 +1,17 @@
-//! `from_overlay`: the overlay, TC ingress. What another node sent: a flow for an egress IP of ours, or a gateway's reply to a
-//! pod of ours.
+//! `from_overlay`: the overlay device, TC ingress. A flow for an egress IP of this node, or a gateway's reply to a pod of it.
 //!
-//! Nodes are trusted, their overlay packets are not taken on faith: the outer source must be another node's tunnel
-//! endpoint (and the outer destination this node's: the edge compares it, where it reads the outer headers), the inner
-//! source of a flow a pod of that very node, the pod that a reply is for selected by its object, and the inner source of
-//! a reply no address of the cluster.
+//! Nodes are trusted, and their packets are checked all the same:
 //!
-//! While an address is handed over (`abi::HandoverEntry`) the old node passes on what comes for it, and the heir takes from the
-//! old node, and from nobody else, what pods of other nodes have sent. What a pod has sent is passed on once; an answer may
-//! come back from the heir to the old node, with a hop less each time.
-//! Before the heir knows that the old node emits nothing any more it takes nothing else for the address.
+//! - the outer source is another node's tunnel endpoint, and the outer destination this node's (the edge compares it);
+//! - the inner source of a flow is a pod of that very node;
+//! - the destination of a reply is a pod that the object selects, and its source no address of the cluster.
+//!
+//! During a hand-over (`abi::HandoverEntry`) the old owner passes on what it receives for the address. The new owner accepts
+//! packets of other nodes' pods from the old owner only, until the old owner emits nothing any more. A pod's packet is
+//! passed on once. A reply may come back from the new owner to the old one, with one hop less each time.
 
 use super::snat::{self, SnatPool};
-use super::{Owner, Tables, fragments, slots};
+use super::{NatOwner, Tables, fragments, slots};
 use crate::abi::{
     Addr, Class, Config, HandoverStage, NatEntry, NodeEntry, NodePlace, Origin, Owned, PrefixKind, Verdict,
 };
@@ -30,25 +29,25 @@ pub enum FromOverlay<'t> {
     Done(Verdict),
     /// A reply from a gateway for a pod of this node that its object selects.
     Deliver,
-    /// Ours to translate; the pod's node is named for the way back.
+    /// To be translated here; the reply goes back to this node.
     Translate {
         owned: &'t Owned,
         source_node: &'t Addr,
     },
     /// The address has been handed over to another node ([`HandoverEntry::peer`](crate::abi::HandoverEntry::peer)).
     PassOn,
-    /// Passed on by the other node of a hand-over: for the egress IP, by a mapping of this node if there is one.
+    /// Passed on by the other node of a hand-over: for the egress IP, by a NAT entry of this node if there is one.
     Answer,
 }
 
-/// What becomes of a packet that [`why_unread`](crate::wire::Headers::why_unread) is said of: the stack must not see it.
+/// The verdict of a packet that could not be parsed: the stack must not see it.
 #[inline(always)]
 pub const fn unread(why: Verdict) -> Verdict {
     if matches!(why.class(), Class::Pass) { Verdict::Malformed } else { why }
 }
 
-/// The node that sent it. Nodes send from their tunnel endpoint: another address of theirs is what a masqueraded packet of a
-/// pod would show.
+/// The node that sent it. Nodes send from their tunnel endpoint; another address of a node may be that of a pod's
+/// masqueraded packet.
 #[inline(always)]
 pub fn sender<'t, T: Tables>(outer: &Outer, tables: &'t T) -> Option<&'t NodeEntry> {
     tables.node(&outer.source).filter(|node| node.place() == NodePlace::Other && node.node == outer.source)
@@ -58,8 +57,8 @@ pub fn sender<'t, T: Tables>(outer: &Outer, tables: &'t T) -> Option<&'t NodeEnt
 pub fn decide<'t, T: Tables>(headers: &mut Headers, outer: &Outer, tables: &'t T, config: &Config) -> FromOverlay<'t> {
     let Some(sender) = sender(outer, tables) else { return FromOverlay::Done(Verdict::ForgedOuter) };
     if let Some(pod) = tables.pod(&headers.tuple.daddr) {
-        // A gateway knows no pods: its mappings outlive the pod's selection, and the pod. The network identifier says whose
-        // reply it is.
+        // A gateway knows no pods: its NAT entries outlive the pod's selection, and the pod. The network identifier says
+        // whose reply it is.
         if pod.egress_id() != Some(outer.egress_id) {
             return FromOverlay::Done(Verdict::NotItsPod);
         }
@@ -101,7 +100,7 @@ pub fn decide<'t, T: Tables>(headers: &mut Headers, outer: &Outer, tables: &'t T
         },
     };
     if headers.l4 == L4::IcmpError && !headers.source_routed {
-        // By the mapping of what it quotes.
+        // By the NAT entry of what it quotes.
         return FromOverlay::Translate { owned, source_node };
     }
     fragments::resolve(headers, tables);
@@ -165,7 +164,7 @@ fn is_in_own_subnet<T: Tables>(headers: &Headers, tables: &T, config: &Config) -
         .is_some_and(|prefix| prefix.kind() == Some(PrefixKind::PodSubnet) && prefix.node == config.self_node)
 }
 
-/// The mapping of a flow that another node sent.
+/// The NAT entry of a flow that another node sent.
 #[inline(always)]
 pub fn translate<'t, T: Tables>(
     headers: &Headers,
@@ -176,10 +175,10 @@ pub fn translate<'t, T: Tables>(
     source_node: &Addr,
     config: &Config,
 ) -> Result<&'t NatEntry, Verdict> {
-    // A pod of this node may have sent it to the old node of a hand-over, which has passed it on.
+    // A pod of this node may have sent it to the old owner of a hand-over, which has passed it on.
     let owner = match *source_node == config.self_node {
-        true => Owner { origin: Origin::Here, source_node: Addr::UNSPECIFIED, egress_id },
-        false => Owner { origin: Origin::Remote, source_node: *source_node, egress_id },
+        true => NatOwner { origin: Origin::Here, source_node: Addr::UNSPECIFIED, egress_id },
+        false => NatOwner { origin: Origin::Remote, source_node: *source_node, egress_id },
     };
     snat::translate(headers, quote, tables, &SnatPool { address: owned.address, ports: snat::EGRESS_PORTS }, &owner)
 }
@@ -291,7 +290,7 @@ mod tests {
         });
     }
 
-    /// The gateway's mapping outlives a pod's selection, and the pod: its address may be another one's by now.
+    /// The gateway's NAT entry outlives a pod's selection, and the pod: its address may be another one's by now.
     #[test]
     fn replies_are_for_pods_that_their_object_selects() {
         both(|cast, world| {

@@ -30,8 +30,8 @@ pub fn decide<'t, T: Tables>(headers: &mut Headers, quote: &Quote, tables: &'t T
     judge(headers, quote, tables, config, true)
 }
 
-/// What becomes of a frame that [`why_unread`](Headers::why_unread) is said of. The kernel takes off one VLAN tag before the
-/// programs run. Where that was a priority tag (number zero) and another tag follows, the stack takes off that one too,
+/// What becomes of a frame that [`why_unread`](Headers::why_unread) is said of. The kernel takes off one VLAN tag before
+/// the programs run. Where that was a priority tag (number zero) and another tag follows, the stack takes off that one too,
 /// and would forward a pod's packet that was not judged here.
 #[inline(always)]
 pub fn unread<F: Frame + ?Sized>(why: Verdict, frame: &F) -> Verdict {
@@ -54,7 +54,7 @@ pub fn judge<'t, T: Tables>(
         return FromPod::Send { egress_id, slot };
     }
     let decisions = tables.decisions();
-    // 0. Nobody behind the management port sends overlay packets, whatever source it claims.
+    // 0. No pod sends overlay packets, whatever source it claims.
     if headers.may_be_udp_to(config.tunnel_port) && tables.node(&headers.tuple.daddr).is_some() {
         return FromPod::Done(Verdict::ForgedTunnel);
     }
@@ -161,17 +161,16 @@ enum LeftOver {
     /// There was none that we know of.
     NotKnown,
     Nothing,
-    /// A piece without ports, whose first one will tell.
+    /// A later fragment; its first one will show the ports.
     Unknown,
     /// Of a connection that had an egress IP, and must show no other address.
     Cut,
-    /// Of a flow to another node that shows the node's address: that is no object's, so it goes on.
+    /// Of a flow to another node that shows the node's address: no object owns that address, so the flow continues.
     Marked,
 }
 
-/// Of a pod that was selected. A packet that begins a flow has nothing to do with that time. A cut connection is
-/// forgotten where the pod begins another one on its tuple, or answers somebody who has; until then it is remembered for
-/// as long as the pod goes on with it.
+/// What a deselected pod's packet belongs to. A packet that begins a flow belongs to nothing former. A cut connection is
+/// remembered while the pod continues it, and forgotten when either end begins another one on its tuple.
 #[inline(never)]
 fn left_over<T: Tables>(headers: &Headers, tables: &T, to_node: bool) -> LeftOver {
     // Looked up again, since the caller has no room to keep it.
@@ -195,7 +194,7 @@ fn left_over<T: Tables>(headers: &Headers, tables: &T, to_node: bool) -> LeftOve
     if is_marked { LeftOver::Marked } else { LeftOver::Nothing }
 }
 
-/// A datagram that goes by the stack: its answer is none to a connection from outside.
+/// A datagram that leaves through the stack: its reply begins no connection from outside.
 #[inline(always)]
 fn note_own_datagram<T: Tables>(headers: &Headers, tables: &T) {
     if !matches!(headers.l4, L4::Tcp | L4::IcmpError) && headers.has_l4() {
@@ -203,9 +202,9 @@ fn note_own_datagram<T: Tables>(headers: &Headers, tables: &T) {
     }
 }
 
-/// The packet's flow, where its questions were asked before and nothing that they ask has changed since. Of the answers
-/// that do not come from the agent, one could change: that a connection came in on this tuple (4). It cannot begin while
-/// the flow is there (`to_pod`), and a SYN of the pod, which would end it, is always asked.
+/// The packet's flow, if it was decided before and nothing that decided it has changed. Of the facts that do not come from
+/// the agent one could change: that a connection came in on this tuple (4). None can begin while the flow exists (`to_pod`),
+/// and a SYN of the pod, which would end the flow, is always decided.
 #[inline(always)]
 fn settled<'t, T: Tables>(headers: &Headers, tables: &'t T, config: &Config) -> Option<(u32, &'t Slot)> {
     let is_plain = headers.fragment == Fragment::Whole && headers.ttl > 1 && !headers.source_routed;
@@ -218,8 +217,8 @@ fn settled<'t, T: Tables>(headers: &Headers, tables: &'t T, config: &Config) -> 
     if config.decisions == 0 || !is_plain || !may_be {
         return None;
     }
-    // Asked of the pod, not of the flow: an entry that is removed and used again just now may be another object's. Whoever
-    // sends the packet on compares the slot with what the object owns.
+    // The egress ID comes from the pod, not from the flow: a flow entry that is being reused may belong to another object.
+    // The sender of the packet compares the slot with what the object owns.
     let egress_id = tables.pod(&headers.tuple.saddr).and_then(|pod| pod.egress_id())?;
     let flow = tables.flow_seen(&headers.tuple, headers.of_pod())?;
     let slot = flow.settled_under(config.decisions).filter(|_| flow.egress_id == egress_id)?;
@@ -241,7 +240,7 @@ pub fn unknown_pod<T: Tables>(tables: &T, config: &Config) -> Verdict {
 
 /// Whether the packet may be of a connection from outside that has its tuple. The ports of some are zero because they were
 /// not read, and would be taken for those of a connection that has such ports, or the identifier zero. A query of a pod
-/// answers nobody, whoever outside has chosen its identifier too.
+/// is no answer, even if a host outside has chosen the same identifier.
 #[inline(always)]
 const fn may_answer(headers: &Headers) -> bool {
     !matches!(headers.l4, L4::EchoRequest | L4::IcmpError | L4::Later | L4::Refused | L4::Short | L4::Unread)

@@ -2,7 +2,7 @@
 //! from then on so many a second, for each CPU. What is beyond that is dropped under the name of its cause.
 //!
 //! One number is the whole state: when the bucket would be full again. Answers of all kinds share it: a limit for each
-//! destination would let whoever makes up sources have as many as he likes.
+//! destination would give a sender with forged sources as many as it likes.
 
 /// Between two answers in the long run: 1,000 a second.
 pub const ANSWER_STEP_NS: u64 = 1_000_000;

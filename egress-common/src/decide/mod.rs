@@ -1,12 +1,12 @@
 //! The decisions: values in, verdict and rewrite out.
 //!
-//! One file per hook, named as in the design: [`from_pod`] and [`to_pod`] on the management port, [`from_overlay`] on the overlay,
-//! [`from_netdev`] and [`to_netdev`] on the uplink; and what they share: [`snat`] (mappings and ports), [`slots`] (which address a
-//! flow has), [`fragments`], [`limit`], [`mtu`], [`phase`] and [`expiry`]. None of them touches a packet. They ask [`Tables`], which the programs
-//! implement over the maps and the tests over hash maps, and they return what is to be done; the edge does it.
+//! One file per hook: [`from_pod`] and [`to_pod`] on the management port, [`from_overlay`] on the overlay device,
+//! [`from_netdev`] and [`to_netdev`] on the uplink. They share [`snat`] (NAT entries and ports), [`slots`] (the address of
+//! a flow), [`fragments`], [`limit`], [`mtu`], [`phase`] and [`expiry`].
 //!
-//! "ToNetdev alone" is always a verdict of class pass. A packet of a selected pod that reaches the end of a decision without
-//! an egress IP is a drop with a name.
+//! No decision touches a packet. It asks [`Tables`], which the programs implement over maps and the tests over hash maps,
+//! and returns what is to be done; the edge does it. A packet that is left alone always has a verdict of class pass. A
+//! packet of a selected pod that reaches the end of a decision without an egress IP is dropped with its own reason.
 
 pub mod expiry;
 pub mod fragments;
@@ -24,7 +24,7 @@ pub mod to_pod;
 #[cfg(test)]
 pub(crate) mod cast;
 #[cfg(test)]
-mod handing;
+mod handover;
 #[cfg(test)]
 pub(crate) mod packets;
 #[cfg(any(test, feature = "model"))]
@@ -39,9 +39,9 @@ use snat::PortSearch;
 
 /// What an insert-if-absent came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Claim {
+pub enum ClaimOutcome {
     Claimed,
-    /// Somebody has the key; for `nat` read it to see who.
+    /// The key exists. For `nat`, its value names the owner.
     Taken,
     /// The map takes no more.
     Full,
@@ -58,12 +58,12 @@ pub enum PortClaim {
 
 /// Which of the two large maps a share is of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Held {
+pub enum QuotaKind {
     Flows,
     NatEntries,
 }
 
-impl Held {
+impl QuotaKind {
     /// Whether the holder of this share may have one more.
     #[inline(always)]
     pub const fn may_grow(self, share: &Share, quota: u32) -> bool {
@@ -74,9 +74,9 @@ impl Held {
     }
 }
 
-/// What a mapping's two values have in common.
+/// What a NAT entry's two values have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Owner {
+pub struct NatOwner {
     pub origin: Origin,
     pub source_node: Addr,
     pub egress_id: u32,
@@ -103,7 +103,7 @@ pub trait Tables {
     fn handover(&self, egress_id: u32) -> Option<&HandoverEntry>;
 
     /// A packet of the pod: does it answer a connection that came in from outside? Of datagrams this does not keep the
-    /// entry alive, since a pod that goes on sending answers nobody some day.
+    /// entry alive, since a pod may continue to send without answering.
     fn inbound_answered(&self, tuple: &Tuple, segment: Segment) -> bool;
     /// A packet from outside: does it belong to such a connection, which it then keeps alive?
     fn inbound_heard(&self, tuple: &Tuple, segment: Segment) -> bool;
@@ -111,7 +111,7 @@ pub trait Tables {
     fn inbound_known(&self, tuple: &Tuple) -> bool;
     /// How many entries the map has, as last counted and claimed since.
     fn inbound_in_use(&self) -> u32;
-    fn claim_inbound(&self, tuple: &Tuple) -> Claim;
+    fn claim_inbound(&self, tuple: &Tuple) -> ClaimOutcome;
     /// How many of them are at this port, likewise; `None` where it is not exposed.
     fn exposure(&self, port: &ExposedPort) -> Option<u32>;
     fn forget_inbound(&self, tuple: &Tuple);
@@ -123,14 +123,14 @@ pub trait Tables {
     fn flow_seen(&self, tuple: &Tuple, segment: Segment) -> Option<&Flow>;
     /// As `flow_seen`, without noting anything.
     fn flow_peek(&self, tuple: &Tuple) -> Option<&Flow>;
-    /// An answer to the flow, by its mapping: keeps the flow alive, as it does the mapping, and notes what it says of the
-    /// connection.
+    /// An answer to the flow, by its NAT entry: keeps the flow alive, as it does the NAT entry, and notes what it says of
+    /// the connection.
     fn flow_answered(&self, tuple: &Tuple, segment: Segment);
     /// Claims the key, and counts it for the pod and the policy.
-    fn claim_flow(&self, tuple: &Tuple, flow: &Flow) -> Claim;
-    /// Whether the pod and its egress policy (zero: of none) may have one more flow or mapping. Several CPUs that ask at once
-    /// may all hear yes.
-    fn has_quota(&self, pod: &Addr, egress_id: u32, held: Held) -> bool;
+    fn claim_flow(&self, tuple: &Tuple, flow: &Flow) -> ClaimOutcome;
+    /// Whether the pod and its egress policy (zero: of none) may have one more flow or NAT entry. Several CPUs that ask at
+    /// once may all hear yes.
+    fn has_quota(&self, pod: &Addr, egress_id: u32, held: QuotaKind) -> bool;
     /// [`crate::abi::Config::decisions`], read once and before anything that it stands for.
     fn decisions(&self) -> u32;
     /// Notes what the questions about a flow came to under these decisions.
@@ -144,11 +144,11 @@ pub trait Tables {
     fn nat_seen(&self, key: &Tuple, segment: Segment) -> Option<&NatEntry>;
     /// As `nat_seen`, without noting anything.
     fn nat_peek(&self, key: &Tuple) -> Option<&NatEntry>;
-    fn claim_nat(&self, key: &Tuple, other: &Tuple, owner: &Owner) -> Claim;
-    /// Counts a mapping for the pod and the egress policy (zero: of none).
+    fn claim_nat(&self, key: &Tuple, other: &Tuple, owner: &NatOwner) -> ClaimOutcome;
+    /// Counts a NAT entry for the pod and the egress policy (zero: of none).
     fn count_nat_entry(&self, pod: &Addr, egress_id: u32);
     /// Claims the first free port of the search for the reverse key made from `forward` and `address`.
-    fn claim_any_port(&self, forward: &Tuple, address: &Addr, owner: &Owner, search: &PortSearch) -> PortClaim;
+    fn claim_any_port(&self, forward: &Tuple, address: &Addr, owner: &NatOwner, search: &PortSearch) -> PortClaim;
     /// Whether every port towards this destination was found taken, at most [`snat::EXHAUSTED_NS`] ago.
     fn is_exhausted(&self, destination: &Tuple) -> bool;
     fn note_exhausted(&self, destination: &Tuple);
@@ -177,7 +177,7 @@ pub struct Rewrite {
 }
 
 impl Rewrite {
-    /// What the forward direction of a mapping writes: the egress IP and its port as the source.
+    /// What the forward direction of a NAT entry writes: the egress IP and its port as the source.
     #[inline(always)]
     pub fn snat(nat_entry: &NatEntry) -> Self {
         let reverse = &nat_entry.other;

@@ -27,13 +27,13 @@ pub enum Fit {
     Whole,
     /// Its outer packet is fragmented.
     Cut,
-    /// Not at all: its sender is told of this size.
+    /// Not at all: its sender gets an ICMP error with this size.
     Tell(u32),
     /// Not at all, and there is nothing to be told, since no sender goes below that size.
     Lost,
 }
 
-/// An outer IPv4 packet may be fragmented, by the overlay device. An outer IPv6 packet is fragmented by nobody: routers may
+/// An outer IPv4 packet may be fragmented, by the overlay device. An outer IPv6 packet is never fragmented: routers may
 /// not, and the kernel does it for no tunnel of this kind.
 #[inline(always)]
 pub fn fit(length: u32, overlay_mtu: u32, headers: &Headers, endpoint: &Addr) -> Fit {
@@ -96,7 +96,7 @@ mod tests {
         }
         assert_eq!(fit(1431, 1430, &free, over_v4), Fit::Cut);
         assert_eq!(fit(1280, 1250, &v6, over_v4), Fit::Cut);
-        // Nobody cuts an outer IPv6 packet.
+        // An outer IPv6 packet is never fragmented.
         assert_eq!(fit(1431, 1430, &free, over_v6), Fit::Tell(1430));
         assert_eq!(fit(1280, 1250, &v6, over_v6), Fit::Lost);
     }

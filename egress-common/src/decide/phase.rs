@@ -2,7 +2,7 @@
 //!
 //! RFC 7857 section 2 (after RFC 6146 section 3.5.2): a connection is *opening* until both sides have spoken, then
 //! *established*, and *closing* once both sides have finished or one has reset. A reset counts only while nothing follows
-//! it, and only the side that opened the connection can open it anew.
+//! it, and only the side that opened the connection can open it again.
 //!
 //! Anybody can send a FIN or RST with the address of the other side. It counts only where it [`fits`]: its sequence number
 //! is the one that the pod waits for, by what the pod has acknowledged, or a little behind it (RFC 5961 section 3.2). Both
@@ -13,11 +13,11 @@
 //! may be missing, and a reset after them does not count. The pod's own FIN always brings its last one.
 //!
 //! Other protocols are *opening* until the first answer has come, and established from then on. Only packets from outside
-//! say so ([`Segment`]): a pod that goes on sending has not been answered.
+//! count as answers ([`Segment`]): a pod that continues to send has not been answered.
 //!
-//! A mapping has a state and a number per direction, written by the packets of that direction, so that each packet needs
-//! one lookup. A reset and an opening concern both and are also told to the other ([`told`]). `flows` and `inbound` have one
-//! state for both sides.
+//! A NAT entry has a state and a number per direction, written by the packets of that direction, so that each packet needs
+//! one lookup. A reset and an opening concern both and are also told to the other ([`told`]). `flows` and `inbound` have
+//! one state for both sides.
 
 use crate::abi::{Direction, Flow, Inbound, NatEntry};
 use crate::wire::{PROTO_TCP, Segment, tcp};
@@ -94,7 +94,7 @@ pub const fn own(state: u32, flags: u8, direction: Direction) -> u32 {
     match direction {
         Direction::Egress if resets(flags) => (state | RESET) & !CLAIMED,
         Direction::Ingress if resets(flags) => state | RESET | CLAIMED,
-        // The pod opens anew; a stranger does not.
+        // The pod may open the connection again; the other end may not.
         Direction::Egress if is_first(flags) => 0,
         Direction::Ingress if is_first(flags) => state,
         _ => spoke(state, flags, FINISHED),
@@ -118,7 +118,7 @@ pub const fn tells(state: u32, flags: u8, direction: Direction) -> bool {
     told(state, flags, direction, 0).is_some()
 }
 
-/// The phase of a mapping, by its values at both keys; the other one may be on its way.
+/// The phase of a NAT entry, by its values at both keys; the other one may be on its way.
 #[inline(always)]
 pub fn nat_entry(forward: &NatEntry, reverse: Option<&NatEntry>) -> Phase {
     let (state, end) = reverse.map_or((0, 0), |reverse| (reverse.state, reverse.number));
@@ -146,7 +146,7 @@ const fn is_reset(state: u32, fits: bool) -> bool {
     state & RESET != 0 && (fits || state & CLAIMED == 0)
 }
 
-/// The phase of a mapping. `fits`: see [`fits`].
+/// The phase of a NAT entry. `fits`: see [`fits`].
 #[inline(always)]
 const fn of_mapping(forward: u32, reverse: u32, fits: bool) -> Phase {
     let both = forward & reverse;
@@ -252,7 +252,7 @@ mod tests {
         heard(state, flags, true)
     }
 
-    /// A mapping's phase after these packets.
+    /// A NAT entry's phase after these packets.
     fn nat_entry(packets: &[(Direction, u8)]) -> Phase {
         let mut states = [0, 0];
         for (direction, flags) in packets {

@@ -2,13 +2,13 @@
 //!
 //! A flow keeps its address, not its node. When addresses come and go, a flow stays with the one that it has; when its
 //! address is served by another node, the flow follows; while it is served by none, a running TCP flow waits for it; when
-//! it was taken from the object, a running TCP flow is cut and told so. Anything else can begin anew at any packet, and
-//! gets another address.
+//! it was taken from the object, a running TCP flow is cut and its pod gets a reset. Any other flow can begin again at any
+//! packet, and gets another address.
 //!
 //! What a flow may do is read off the policy each time: a cut leaves no mark on a flow, and an address that comes back
 //! finds its flows again.
 
-use super::{Claim, Held, Tables, phase};
+use super::{ClaimOutcome, QuotaKind, Tables, phase};
 use crate::abi::{Addr, Direction, Flow, MAX_SLOTS, Policy, PolicyKey, Slot, Tuple, Verdict, WhenEmpty};
 use crate::wire::{Headers, L4, Quote, tcp};
 
@@ -137,7 +137,7 @@ fn slot_at<'t>(policy: &'t Policy, place: u32, address: &Addr) -> Option<&'t Slo
     (place < policy.count() && slot.address == *address).then_some(slot)
 }
 
-/// Where the address is among the slots, those that nobody serves now behind the others.
+/// Where the address is among the slots; those that no node serves now come last.
 #[inline(never)]
 fn place_of(policy: &Policy, address: &Addr) -> Option<u32> {
     let listed = policy.count() + policy.pending();
@@ -159,7 +159,7 @@ fn begin<'t, T: Tables>(
     policy: &'t Policy,
     overwrite: bool,
 ) -> Result<&'t Slot, Verdict> {
-    if !overwrite && !tables.has_quota(&headers.tuple.saddr, egress_id, Held::Flows) {
+    if !overwrite && !tables.has_quota(&headers.tuple.saddr, egress_id, QuotaKind::Flows) {
         return Err(Verdict::QuotaExceeded);
     }
     if headers.l4 != L4::Tcp {
@@ -176,10 +176,10 @@ fn begin<'t, T: Tables>(
         return if tables.put_flow(&headers.tuple, &flow) { Ok(slot) } else { Err(Verdict::MapFull) };
     }
     match tables.claim_flow(&headers.tuple, &flow) {
-        Claim::Claimed => Ok(slot),
-        Claim::Full => Err(Verdict::MapFull),
+        ClaimOutcome::Claimed => Ok(slot),
+        ClaimOutcome::Full => Err(Verdict::MapFull),
         // Another CPU began the same flow: its choice stands.
-        Claim::Taken => {
+        ClaimOutcome::Taken => {
             let flow = tables.flow_seen(&headers.tuple, headers.of_pod()).ok_or(Verdict::ClaimLost)?;
             kept(&headers.tuple, tables, egress_id, policy, flow).map_err(|_| Verdict::ClaimLost)
         }

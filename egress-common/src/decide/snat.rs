@@ -1,24 +1,22 @@
-//! Mappings: which port a flow has on its egress IP.
+//! SNAT: which port a flow has on its egress IP.
 //!
-//! The rules (RFC 4787, RFC 5382, RFC 6056): the pod's own port is kept when it is free and not a system port, otherwise
-//! a free one of 1024..=65535 is found with full coverage of the range, per egress IP, destination address, destination
-//! port and protocol. Two keys cannot be claimed at once, so:
+//! The rules (RFC 4787, RFC 5382, RFC 6056): the pod's own port is kept if it is free and no system port. Otherwise a search
+//! covers all of 1024..=65535, per egress IP, destination address, destination port and protocol. Two keys cannot be claimed
+//! at once, so:
 //!
-//! 1. The reverse key is claimed by insert-if-absent. If it is there with *our* forward tuple, it is adopted.
-//! 2. The forward key likewise. Who loses it takes back the reverse key that it claimed itself and reads the winner's.
+//! 1. The reverse key is claimed by insert-if-absent. If it exists with *this* forward tuple, it is adopted.
+//! 2. The forward key is claimed likewise. The loser removes the reverse key that it claimed, and reads the winner's.
+//! 3. The CPU that claimed an adopted reverse key may have removed it, since it cannot check the forward key and remove the
+//!    reverse one in one step. So after adopting one and claiming the forward key, the reverse key is claimed too; and after
+//!    removing one, the forward key is read again, and the reverse key claimed again if it is named there.
 //!
-//! 3. A reverse key that was adopted may have been taken back by the one that claimed it, who cannot look at the forward key
-//!    and remove the other one in one step. So who has adopted one and then has claimed the forward key claims the reverse
-//!    key too; and who has taken one back looks at the forward key once more, and claims it again if it is named there.
+//! Two CPUs that see the first two packets of a flow thus end with one NAT entry. The order of the lock of each key is enough.
 //!
-//! So two CPUs that see the first two packets of one flow end with one mapping, whichever is first at either key. That the
-//! second claim meets the removal on one side or the other needs no more order than that of the key's lock.
-//!
-//! A protocol without ports is one mapping for its address and destination, and refuses who comes second, by name. On an
-//! address that is the node's own there is none at all, because what arrives there may be the host's; the others are
-//! limited to the ports that only NAT uses.
+//! A protocol without ports has one NAT entry per address and destination; a second pod is refused by its own drop reason.
+//! The node's own address has none for it, because what arrives there may be the host's; for other protocols that address
+//! uses the ports that only NAT uses.
 
-use super::{Claim, Held, Owner, PortClaim, Tables, slots};
+use super::{ClaimOutcome, NatOwner, PortClaim, QuotaKind, Tables, slots};
 use crate::abi::{Addr, Direction, NatEntry, Origin, PortRange, Tuple, Verdict};
 use crate::wire::{Headers, L4, PROTO_ICMP, PROTO_ICMPV6, Quote, Segment, sctp};
 
@@ -91,14 +89,14 @@ pub struct SnatPool {
     pub ports: PortRange,
 }
 
-/// The mapping of a packet from a pod, made if it is not there; for an ICMP error that of the flow that it quotes.
+/// The NAT entry of a packet from a pod, made if it is not there; for an ICMP error that of the flow that it quotes.
 #[inline(always)]
 pub fn translate<'t, T: Tables>(
     headers: &Headers,
     quote: &Quote,
     tables: &'t T,
     pool: &SnatPool,
-    owner: &Owner,
+    owner: &NatOwner,
 ) -> Result<&'t NatEntry, Verdict> {
     // The node's own address needs no lease.
     if owner.origin != Origin::Stack && !tables.has_lease() {
@@ -115,7 +113,7 @@ pub fn translate<'t, T: Tables>(
         }
         retire(forward, nat_entry, tables);
     }
-    if !tables.has_quota(&forward.saddr, owner.egress_id, Held::NatEntries) {
+    if !tables.has_quota(&forward.saddr, owner.egress_id, QuotaKind::NatEntries) {
         return Err(Verdict::QuotaExceeded);
     }
     let port = match claim_own_port(headers, tables, pool, owner) {
@@ -150,11 +148,11 @@ fn of_error<'t, T: Tables>(headers: &Headers, quote: &Quote, tables: &'t T) -> O
     tables.nat_peek(quote.flow())
 }
 
-/// Whether a mapping is what the flow is to show now, and leads its answers to where the pod is: its node may have another
-/// tunnel endpoint by now, or the subnet another node. The ports of the node's own address may have changed: answers to one
-/// that is not among them any more are the host's.
+/// Whether a NAT entry is what the flow is to show now, and leads its answers to where the pod is: its node may have
+/// another tunnel endpoint by now, or the subnet another node. The ports of the node's own address may have changed:
+/// answers to one that is not among them any more are the host's.
 #[inline(always)]
-fn shows(nat_entry: &NatEntry, pool: &SnatPool, owner: &Owner) -> bool {
+fn shows(nat_entry: &NatEntry, pool: &SnatPool, owner: &NatOwner) -> bool {
     let port = nat_entry.other.dport();
     let is_listed = port >= pool.ports.first && port <= pool.ports.last;
     nat_entry.other.daddr == pool.address
@@ -166,11 +164,11 @@ fn shows(nat_entry: &NatEntry, pool: &SnatPool, owner: &Owner) -> bool {
 // The steps are out of line, because in the programs their frames would crowd one another and the caller's.
 
 /// The flow had another address; its answers to that one find nothing from now on. Of several CPUs that see this, the one
-/// that removes the old reverse key removes the forward key too, and nobody else: by then it may be a new mapping's. Where
-/// the reverse key is gone already, that CPU is at work, or the sweep will see a forward key that was left alone. Nothing here
-/// can tell the two, and to remove the forward key on suspicion could leave the other CPU's new mapping without its own. Only
-/// an agent that is killed between the two removals of a cut leaves one alone for longer than a moment; the flow's packets
-/// are dropped (`claim_lost`) until the first sweep of the next agent, which is at its start.
+/// that removes the old reverse key removes the forward key too, and nobody else: by then it may be a new NAT entry's.
+/// Where the reverse key is gone already, that CPU is at work, or the sweep will see a forward key that was left alone.
+/// Nothing here can tell the two, and to remove the forward key on suspicion could leave the other CPU's new NAT entry
+/// without its own. Only an agent that is killed between the two removals of a cut leaves one alone for longer than a
+/// moment; the flow's packets are dropped (`claim_lost`) until the first sweep of the next agent, which is at its start.
 #[inline(never)]
 fn retire<T: Tables>(forward: &Tuple, old: &NatEntry, tables: &T) {
     // Copied: once that other CPU has removed the old value, its memory may hold another one.
@@ -206,7 +204,7 @@ struct Port {
 }
 
 #[inline(never)]
-fn claim_own_port<T: Tables>(headers: &Headers, tables: &T, pool: &SnatPool, owner: &Owner) -> OwnPort {
+fn claim_own_port<T: Tables>(headers: &Headers, tables: &T, pool: &SnatPool, owner: &NatOwner) -> OwnPort {
     let port = headers.tuple.sport();
     let is_listed = port >= pool.ports.first && port <= pool.ports.last;
     if !is_listed && (owner.origin == Origin::Stack || headers.l4 != L4::Other) {
@@ -217,9 +215,9 @@ fn claim_own_port<T: Tables>(headers: &Headers, tables: &T, pool: &SnatPool, own
     // Once more where it was taken back in between.
     for _ in 0..2 {
         match tables.claim_nat(&reverse, forward, owner) {
-            Claim::Claimed => return OwnPort::Claimed,
-            Claim::Full => return OwnPort::Full,
-            Claim::Taken => {}
+            ClaimOutcome::Claimed => return OwnPort::Claimed,
+            ClaimOutcome::Full => return OwnPort::Full,
+            ClaimOutcome::Taken => {}
         }
         if let Some(there) = tables.nat_seen(&reverse, Segment::NONE) {
             return if there.other == *forward { OwnPort::Adopted } else { OwnPort::Taken };
@@ -244,7 +242,7 @@ fn note_exhausted<T: Tables>(forward: &Tuple, pool: &SnatPool, tables: &T) {
 
 /// Claims the reverse key with any free port of the face.
 #[inline(never)]
-fn find_port<T: Tables>(headers: &Headers, tables: &T, pool: &SnatPool, owner: &Owner) -> PortClaim {
+fn find_port<T: Tables>(headers: &Headers, tables: &T, pool: &SnatPool, owner: &NatOwner) -> PortClaim {
     let forward = &headers.tuple;
     let search = PortSearch::new(pool.ports, tables.random());
     tables.claim_any_port(forward, &pool.address, owner, &search)
@@ -258,21 +256,21 @@ enum Forward {
     NeedsReverse,
 }
 
-/// Claims the forward key; a loser takes back the reverse key that it claimed itself. Where a mapping of the flow stands by
-/// then that names this very reverse key, another CPU has adopted it: then it is not the loser's to take back. A mapping
-/// that is just being swept stands no more.
+/// Claims the forward key; a loser takes back the reverse key that it claimed itself. Where a NAT entry of the flow stands
+/// by then that names this very reverse key, another CPU has adopted it: then it is not the loser's to take back. A NAT
+/// entry that is just being swept stands no more.
 #[inline(never)]
 fn claim_forward<T: Tables>(
     headers: &Headers,
     tables: &T,
     pool: &SnatPool,
-    owner: &Owner,
+    owner: &NatOwner,
     port: Port,
 ) -> Result<Forward, Verdict> {
     let forward = &headers.tuple;
     let reverse = reverse_key(forward, &pool.address, port.number);
     let claim = tables.claim_nat(forward, &reverse, owner);
-    if claim == Claim::Claimed {
+    if claim == ClaimOutcome::Claimed {
         tables.count_nat_entry(&forward.saddr, owner.egress_id);
         return Ok(if port.ours { Forward::Stands } else { Forward::NeedsReverse });
     }
@@ -283,26 +281,26 @@ fn claim_forward<T: Tables>(
             return Ok(Forward::NeedsReverse);
         }
     }
-    if claim == Claim::Full { Err(Verdict::MapFull) } else { Ok(Forward::Stands) }
+    if claim == ClaimOutcome::Full { Err(Verdict::MapFull) } else { Ok(Forward::Stands) }
 }
 
-/// Claims the reverse key of a mapping whose forward key stands. One that is there and then is not has just been taken back,
-/// by a CPU that looks at the forward key next. Where another flow has got it meanwhile, the mapping goes, and the next
-/// packet makes another one.
+/// Claims the reverse key of a NAT entry whose forward key stands. One that is there and then is not has just been taken
+/// back, by a CPU that looks at the forward key next. Where another flow has got it meanwhile, the NAT entry goes, and the
+/// next packet makes another one.
 #[inline(never)]
 fn hold_reverse<T: Tables>(
     headers: &Headers,
     tables: &T,
     pool: &SnatPool,
-    owner: &Owner,
+    owner: &NatOwner,
     port: Port,
 ) -> Result<(), Verdict> {
     let forward = &headers.tuple;
     let reverse = reverse_key(forward, &pool.address, port.number);
     let is_held = match tables.claim_nat(&reverse, forward, owner) {
-        Claim::Claimed => true,
-        Claim::Taken => tables.nat_peek(&reverse).is_none_or(|there| there.other == *forward),
-        Claim::Full => false,
+        ClaimOutcome::Claimed => true,
+        ClaimOutcome::Taken => tables.nat_peek(&reverse).is_none_or(|there| there.other == *forward),
+        ClaimOutcome::Full => false,
     };
     if is_held {
         return Ok(());

@@ -1,11 +1,11 @@
-//! `to_netdev`: the uplink, TC egress. The last look at what this node sends; it guards, and serves mark 1008.
+//! `to_netdev`: the uplink, TC egress. The guard of what this node sends, and SNAT of packets with the mark.
 //!
-//! What our programs have redirected never comes here: the edge knows it by its sign (`Config::redirected`). So whatever
-//! is forwarded with an egress IP as its source was given it by a pod, or by a rule of the host, and not by NAT.
+//! Packets that a program of this node redirected are recognised by their sign (`Config::redirected`) before this decision.
+//! So a forwarded packet with an egress IP as its source got it from a pod or a rule of the host, and not from NAT.
 
 use super::from_pod::{self, FromPod};
 use super::snat::{self, SnatPool};
-use super::{Owner, Tables, fragments, from_netdev, slots, to_pod};
+use super::{NatOwner, Tables, fragments, from_netdev, slots, to_pod};
 use crate::abi::{Addr, Class, Config, NatEntry, Origin, PrefixKind, Verdict, has_node_mark};
 use crate::wire::{Headers, L4, Quote};
 
@@ -52,7 +52,7 @@ pub fn decide<T: Tables>(headers: &mut Headers, quote: &Quote, meta: &Meta, tabl
     let is_pods = tables.pod(&headers.tuple.saddr).is_some() && may_be_pods(headers, meta.forwarded, tables, config);
     if has_node_mark(meta.mark) {
         if !is_pods {
-            // The mark alone lets no pod's address out: whoever rules the host can set it.
+            // The mark alone lets no pod's address out: any program of the host can set it.
             let verdict = guard_foreign(headers, tables, config);
             return if verdict.class() == Class::Drop { ToNetdev::Done(verdict) } else { ToNetdev::Unmark };
         }
@@ -79,7 +79,7 @@ fn passes_for_a_mapping<T: Tables>(headers: &Headers, tables: &T, config: &Confi
     may_be && tables.nat_peek(&snat::reverse_key(tuple, &tuple.saddr, tuple.sport())).is_some()
 }
 
-/// The mapping of a packet that gets the node's address.
+/// The NAT entry of a packet that gets the node's address.
 #[inline(always)]
 pub fn translate<'t, T: Tables>(
     headers: &Headers,
@@ -91,11 +91,11 @@ pub fn translate<'t, T: Tables>(
     if address == Addr::UNSPECIFIED || config.node_ports.first == 0 {
         return Err(Verdict::NoNodeAddress);
     }
-    // An error by the mapping of what it quotes.
+    // An error by the NAT entry of what it quotes.
     if headers.l4 != L4::IcmpError || headers.source_routed {
         slots::translatable(headers)?;
     }
-    let owner = Owner { origin: Origin::Stack, source_node: Addr::UNSPECIFIED, egress_id: 0 };
+    let owner = NatOwner { origin: Origin::Stack, source_node: Addr::UNSPECIFIED, egress_id: 0 };
     snat::translate(headers, quote, tables, &SnatPool { address, ports: config.node_ports }, &owner)
 }
 
@@ -128,9 +128,9 @@ fn guard_own<T: Tables>(headers: &mut Headers, quote: &Quote, tables: &T, config
     match from_pod::judge(headers, quote, tables, config, false) {
         // For `from_pod` the stack answers it; here the stack is done with it, and it would leave.
         FromPod::Done(Verdict::TtlExpired) => Verdict::ProgramBypassed,
-        // For `from_pod` a SYN+ACK or an echo reply is an answer whatever we remember, since the stack knows better. By here
-        // the stack has given an answer through a service its own source back; what still has the pod's address answers
-        // somebody who called that address, whom we remember and who may do so, or nobody.
+        // For `from_pod` a SYN+ACK or an echo reply is an answer whatever we remember, since the stack knows better. By
+        // here the stack has given an answer through a service its own source back; what still has the pod's address
+        // answers somebody who called that address, whom we remember and who may do so, or nobody.
         FromPod::Done(Verdict::InboundReply)
             if !from_pod::answers_known(headers, quote, tables) || !is_called(headers, quote, tables, config) =>
         {

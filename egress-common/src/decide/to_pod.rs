@@ -1,26 +1,24 @@
 //! `to_pod`: the management port, TC egress. What the host sends to pods of this node.
 //!
-//! A connection that came in from outside must be answered by the way it came, whatever the policy says now or later, so
-//! it is remembered here, on evidence:
+//! A connection from outside must be answered by the path that it came, whatever the policy. So it is remembered, on
+//! evidence:
 //!
-//! - A SYN, or an INIT of SCTP, begins a connection whatever port it is for. At the uplink the pod's own address leaves for
-//!   it only where the port is exposed too ([`is_called`]); an answer through a proxy has another source by then.
-//! - A datagram says nothing by itself. It counts where its port is one by which users have exposed the pod (`exposed`),
-//!   unless it answers one of the pod, which `datagrams` knows, and `flows`. Everything else is the pod's own traffic.
-//! - What comes from another node's own address counts, since nodes are trusted, but not where a pod of this node has sent it
-//!   ([`is_made_up`]); and everything where hosts outside reach pods by their own addresses (`Config::direct_routing`),
-//!   which alone exposes protocols without ports.
+//! - A SYN, or an INIT of SCTP, begins a connection on any port. At the uplink, the pod's own address leaves for it only if
+//!   the port is exposed too ([`is_called`]); an answer through a proxy has another source by then.
+//! - A datagram counts if its port is exposed by users (`exposed`) and it answers no datagram of the pod (`datagrams`,
+//!   `flows`). All other datagrams are the pod's own traffic.
+//! - A packet from another node's own address counts, since nodes are trusted, unless a pod of this node sent it
+//!   ([`is_made_up`]). With `Config::direct_routing` every packet counts; only then are protocols without ports exposed.
 //!
-//! Replies that our programs redirect to this port never come here: the edge knows them by their sign.
+//! Replies that programs redirect to this port are recognised by their sign before this decision.
 //!
-//! What is remembered lives as its connection does ([`phase`]); packets keep it alive whether the pod is selected or not,
-//! so that a selection that comes late finds it. The map never forgets a live connection to take another. Once half of it is
-//! in use no exposed port gets more than a quarter of what is free, and what is not exposed gets nothing; its last quarter
-//! is for pods that are selected. What a selected pod would answer without being remembered is dropped: the answer would
-//! leave with the egress IP.
+//! An entry lives as its connection does ([`phase`]), whether the pod is selected or not, so that a later selection finds it.
+//! The map never evicts a live connection. Once half of it is in use, an exposed port gets at most a quarter of the free
+//! part, and other ports nothing; the last quarter is for selected pods. A packet that a selected pod would answer without
+//! an entry is dropped: the answer would leave with the egress IP.
 
 use super::phase;
-use super::{Claim, Tables};
+use super::{ClaimOutcome, Tables};
 use crate::abi::{Config, ExposedPort, NodePlace, PrefixKind, Tuple, Verdict};
 use crate::wire::{Headers, L4, sctp, tcp};
 
@@ -82,12 +80,12 @@ pub fn decide<T: Tables>(headers: &Headers, tables: &T, config: &Config) -> Verd
         return Verdict::NotOurs;
     }
     let has_room = has_room(tables.inbound_in_use(), exposure, is_selected, config.inbound_size);
-    let claim = if has_room { tables.claim_inbound(&answer) } else { Claim::Full };
+    let claim = if has_room { tables.claim_inbound(&answer) } else { ClaimOutcome::Full };
     match claim {
-        Claim::Claimed => Verdict::InboundRemembered,
-        Claim::Taken => Verdict::NotOurs,
-        Claim::Full if is_selected => Verdict::InboundFull,
-        Claim::Full => Verdict::InboundRefused,
+        ClaimOutcome::Claimed => Verdict::InboundRemembered,
+        ClaimOutcome::Taken => Verdict::NotOurs,
+        ClaimOutcome::Full if is_selected => Verdict::InboundFull,
+        ClaimOutcome::Full => Verdict::InboundRefused,
     }
 }
 

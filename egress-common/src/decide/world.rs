@@ -11,7 +11,7 @@ use std::vec::Vec;
 
 use self::table::Lent;
 use super::snat::{self, PortSearch};
-use super::{Claim, Held, Owner, PortClaim, Tables, expiry, phase};
+use super::{ClaimOutcome, NatOwner, PortClaim, QuotaKind, Tables, expiry, phase};
 use crate::abi::*;
 use crate::wire::{PROTO_TCP, Segment};
 
@@ -25,7 +25,7 @@ pub use table::Table;
 
 type Meanwhile = Box<dyn FnOnce(&World)>;
 
-/// Which port the mapping of a forward tuple has elsewhere, if it has one there.
+/// Which port the NAT entry of a forward tuple has elsewhere, if it has one there.
 pub type Adopted = Box<dyn Fn(&Tuple) -> Option<u16>>;
 
 /// The maps of one node.
@@ -272,9 +272,9 @@ impl Tables for World {
     fn inbound_in_use(&self) -> u32 {
         self.inbound.len() as u32
     }
-    fn claim_inbound(&self, tuple: &Tuple) -> Claim {
+    fn claim_inbound(&self, tuple: &Tuple) -> ClaimOutcome {
         let claim = self.inbound.claim(tuple, Inbound::new(self.now.get()));
-        if claim == Claim::Claimed
+        if claim == ClaimOutcome::Claimed
             && let Some(used) = self.exposed.borrow_mut().get_mut(&ExposedPort::of(tuple))
         {
             *used += 1;
@@ -311,10 +311,10 @@ impl Tables for World {
             flow.end = phase::number(flow.end, segment, Direction::Ingress);
         });
     }
-    fn claim_flow(&self, tuple: &Tuple, flow: &Flow) -> Claim {
+    fn claim_flow(&self, tuple: &Tuple, flow: &Flow) -> ClaimOutcome {
         self.flows.claim(tuple, *flow)
     }
-    fn has_quota(&self, pod: &Addr, egress_id: u32, held: Held) -> bool {
+    fn has_quota(&self, pod: &Addr, egress_id: u32, held: QuotaKind) -> bool {
         let config = self.config.get();
         if config.pod_quota == u32::MAX && config.policy_quota == u32::MAX {
             return true;
@@ -364,10 +364,10 @@ impl Tables for World {
     fn nat_peek(&self, key: &Tuple) -> Option<&NatEntry> {
         self.nat.get(key).map(|nat_entry| self.lent.nat_entries.lend(nat_entry))
     }
-    fn claim_nat(&self, key: &Tuple, other: &Tuple, owner: &Owner) -> Claim {
+    fn claim_nat(&self, key: &Tuple, other: &Tuple, owner: &NatOwner) -> ClaimOutcome {
         let nat_entry = NatEntry::new(*other, owner.origin, owner.source_node, owner.egress_id, self.now.get());
         let claim = self.nat.claim(key, nat_entry);
-        if claim == Claim::Full
+        if claim == ClaimOutcome::Full
             && let Some(meanwhile) = self.meanwhile.take()
         {
             meanwhile(self);
@@ -377,13 +377,13 @@ impl Tables for World {
     fn count_nat_entry(&self, _pod: &Addr, _egress_id: u32) {
         self.nat_entries.set(self.nat_entries.get() + 1);
     }
-    fn claim_any_port(&self, forward: &Tuple, address: &Addr, owner: &Owner, search: &PortSearch) -> PortClaim {
+    fn claim_any_port(&self, forward: &Tuple, address: &Addr, owner: &NatOwner, search: &PortSearch) -> PortClaim {
         let adopted = self.adopt.borrow().as_ref().and_then(|adopted| adopted(forward));
         for port in adopted.into_iter().chain((0..search.span).map(|index| search.at(index))) {
             match self.claim_nat(&snat::reverse_key(forward, address, port), forward, owner) {
-                Claim::Claimed => return PortClaim::Claimed(port),
-                Claim::Taken => {}
-                Claim::Full => return PortClaim::Full,
+                ClaimOutcome::Claimed => return PortClaim::Claimed(port),
+                ClaimOutcome::Taken => {}
+                ClaimOutcome::Full => return PortClaim::Full,
             }
         }
         PortClaim::NoneFree

@@ -68,7 +68,7 @@ impl Segment {
     pub const NONE: Self = Self { number: 0, flags: 0 };
 }
 
-/// The heads of a packet as read once.
+/// The headers of a packet as read once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Headers {
     /// Ports are zero where the packet shows none.
@@ -138,8 +138,8 @@ impl Headers {
         Some(())
     }
 
-    /// Why [`read`](Self::read) has just failed, into heads that were read before or [`NONE`](Self::NONE): the frame is not
-    /// IP, its network header is cut short, or it has an IPv4-mapped address.
+    /// Why [`read`](Self::read) has just failed, into headers that were read before or [`NONE`](Self::NONE): the frame is
+    /// not IP, its network header is cut short, or it has an IPv4-mapped address.
     #[inline(always)]
     pub fn why_unread(&self) -> Verdict {
         let is_mapped = self.family == Family::V6 && is_v4_mapped(&self.tuple);

@@ -1,4 +1,5 @@
-//! Neighbour discovery (RFC 4861): what may be believed, the solicitation that asks for an egress IP, and its advertisement.
+//! Neighbour discovery (RFC 4861): what may be believed, the solicitation that asks for an egress IP, and its
+//! advertisement.
 
 use super::{ETH_LEN, Frame, IPV6_LEN, L3, PROTO_ICMPV6, csum, icmp, ipv6};
 use crate::abi::{Addr, Family};

@@ -4,7 +4,7 @@ use egress_common::abi::{Addr, Class, Direction, Origin, Owned, Verdict};
 use egress_common::decide::from_netdev;
 use egress_common::decide::from_overlay::{self, FromOverlay, Outer};
 use egress_common::decide::snat::{self, SnatPool};
-use egress_common::decide::{Owner, Rewrite};
+use egress_common::decide::{NatOwner, Rewrite};
 use egress_common::wire::icmp::Answer;
 use egress_common::wire::{Headers, L4, Quote};
 
@@ -30,8 +30,10 @@ impl Node {
             FromOverlay::Translate { owned, source_node } => {
                 self.judge_sender(&headers, outer, source_node);
                 let owner = match *source_node == config.self_node {
-                    true => Owner { origin: Origin::Here, source_node: Addr::UNSPECIFIED, egress_id: outer.egress_id },
-                    false => Owner { origin: Origin::Remote, source_node: *source_node, egress_id: outer.egress_id },
+                    true => {
+                        NatOwner { origin: Origin::Here, source_node: Addr::UNSPECIFIED, egress_id: outer.egress_id }
+                    }
+                    false => NatOwner { origin: Origin::Remote, source_node: *source_node, egress_id: outer.egress_id },
                 };
                 let owned = *owned;
                 match self.out_by_uplink(skb, &headers, &quote, &owned, &owner) {
@@ -59,7 +61,7 @@ impl Node {
         headers: &Headers,
         quote: &Quote,
         owned: &Owned,
-        owner: &Owner,
+        owner: &NatOwner,
     ) -> Result<Outcome, TooBig> {
         let pool = SnatPool { address: owned.address, ports: snat::EGRESS_PORTS };
         let nat_entry = match snat::translate(headers, quote, &self.world, &pool, owner) {

@@ -4,7 +4,7 @@ use egress_common::abi::{Addr, Direction, NODE_MARK, Origin, Slot, SlotPlace, Ve
 use egress_common::decide::from_netdev;
 use egress_common::decide::from_pod::{self, FromPod};
 use egress_common::decide::mtu::Fit;
-use egress_common::decide::{Owner, Tables as _, mtu};
+use egress_common::decide::{NatOwner, Tables as _, mtu};
 use egress_common::wire::icmp::Answer;
 use egress_common::wire::{Headers, Quote, Segment, tcp};
 
@@ -67,7 +67,7 @@ impl Node {
     ) -> Result<Outcome, TooBig> {
         match slot.place() {
             SlotPlace::Here => {
-                let owner = Owner { origin: Origin::Here, source_node: Addr::UNSPECIFIED, egress_id };
+                let owner = NatOwner { origin: Origin::Here, source_node: Addr::UNSPECIFIED, egress_id };
                 let owned = self.world.owned(egress_id).filter(|owned| owned.address == slot.address).copied();
                 match owned {
                     Some(owned) => self.out_by_uplink(skb, headers, quote, &owned, &owner),

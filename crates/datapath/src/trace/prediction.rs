@@ -8,7 +8,7 @@ use egress_common::decide::from_pod::{self, FromPod};
 use egress_common::decide::mtu::{self, Fit};
 use egress_common::decide::snat::{self, EGRESS_PORTS, SnatPool};
 use egress_common::decide::world::World;
-use egress_common::decide::{Owner, Tables};
+use egress_common::decide::{NatOwner, Tables};
 use egress_common::wire::{Headers, Quote};
 
 use crate::trace::recorder::{Asked, MapRecorder};
@@ -71,7 +71,7 @@ fn here(heads: &Headers, witness: &MapRecorder<'_>, egress_id: u32, slot: &Slot)
         };
     };
     let face = SnatPool { address: owned.address, ports: EGRESS_PORTS };
-    let owner = Owner { origin: Origin::Here, source_node: Addr::UNSPECIFIED, egress_id };
+    let owner = NatOwner { origin: Origin::Here, source_node: Addr::UNSPECIFIED, egress_id };
     match snat::translate(heads, &Quote::NONE, witness, &face, &owner) {
         Ok(_) => [&[Verdict::SnatHere], WAY.as_slice()].concat(),
         Err(Verdict::PortTaken) => vec![Verdict::CutAnswered, Verdict::PortTaken],

@@ -3,7 +3,7 @@
 use egress_common::abi::{
     Addr, ClusterPrefix, Flow, NatEntry, NodeEntry, NodePlace, Policy, PrefixKind, Slot, SlotPlace, Tuple, WhenEmpty,
 };
-use egress_common::decide::{Claim, Held, PortClaim};
+use egress_common::decide::{ClaimOutcome, PortClaim, QuotaKind};
 use ipnet::IpNet;
 use serde::Serialize;
 
@@ -26,7 +26,7 @@ pub struct Question {
 /// question.
 pub fn questions(asked: &[Asked], tuple: &Tuple, names: &Names) -> Vec<Question> {
     let is_made = |before: &[Asked], key: &Tuple| {
-        before.iter().any(|one| matches!(one, Asked::Key(made, _, Claim::Claimed) if made == key))
+        before.iter().any(|one| matches!(one, Asked::Key(made, _, ClaimOutcome::Claimed) if made == key))
     };
     let mut questions = Vec::new();
     for (place, one) in asked.iter().enumerate() {
@@ -77,8 +77,8 @@ fn question(asked: &Asked, packet: &Tuple, names: &Names) -> Question {
         }
         Asked::Begun(flow, claim) => {
             let answer = match claim {
-                Claim::Full => "none: the map is full".to_owned(),
-                Claim::Claimed | Claim::Taken => format!("{}, by its hash", flow.address.to_ip()),
+                ClaimOutcome::Full => "none: the map is full".to_owned(),
+                ClaimOutcome::Claimed | ClaimOutcome::Taken => format!("{}, by its hash", flow.address.to_ip()),
             };
             ("which address does a new flow get?".to_owned(), answer, "flows", None)
         }
@@ -108,9 +108,9 @@ fn question(asked: &Asked, packet: &Tuple, names: &Names) -> Question {
         }
         Asked::Key(key, _, claim) => {
             let answer = match claim {
-                Claim::Claimed => "yes",
-                Claim::Taken => "no, another flow has it",
-                Claim::Full => "no, the map is full",
+                ClaimOutcome::Claimed => "yes",
+                ClaimOutcome::Taken => "no, another flow has it",
+                ClaimOutcome::Full => "no, the map is full",
             };
             let question = match key == packet {
                 true => "can the mapping be made?".to_owned(),
@@ -120,8 +120,8 @@ fn question(asked: &Asked, packet: &Tuple, names: &Names) -> Question {
         }
         Asked::NoQuota(held) => {
             let question = match held {
-                Held::Flows => "may the pod and its egress policy have one more flow?",
-                Held::NatEntries => "may the pod and its egress policy have one more mapping here?",
+                QuotaKind::Flows => "may the pod and its egress policy have one more flow?",
+                QuotaKind::NatEntries => "may the pod and its egress policy have one more mapping here?",
             };
             (question.to_owned(), "no, one of them holds its quota".to_owned(), "shares", None)
         }

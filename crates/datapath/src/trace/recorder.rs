@@ -12,7 +12,7 @@ use egress_common::abi::{
 };
 use egress_common::decide::snat::PortSearch;
 use egress_common::decide::world::World;
-use egress_common::decide::{Claim, Held, Owner, PortClaim, Tables};
+use egress_common::decide::{ClaimOutcome, NatOwner, PortClaim, QuotaKind, Tables};
 use egress_common::wire::Segment;
 use ipnet::IpNet;
 
@@ -28,17 +28,17 @@ pub enum Asked {
     Policy(PolicyKey, Option<Box<Policy>>),
     Flow(Tuple, Option<Flow>),
     /// A new flow, and what the map made of it.
-    Begun(Flow, Claim),
+    Begun(Flow, ClaimOutcome),
     Owned(u32, Option<Owned>),
     Handover(u32, Option<HandoverEntry>),
     /// Whether this node may emit its egress IPs.
     Lease(bool),
     NatEntry(Tuple, Option<Box<NatEntry>>),
     /// A key of a mapping: this one, for that one.
-    Key(Tuple, Tuple, Claim),
+    Key(Tuple, Tuple, ClaimOutcome),
     AnyPort(PortClaim),
     /// The pod, or its egress policy, holds its quota.
-    NoQuota(Held),
+    NoQuota(QuotaKind),
 }
 
 /// The maps of one packet.
@@ -145,7 +145,7 @@ impl Tables for MapRecorder<'_> {
     fn inbound_in_use(&self) -> u32 {
         self.world.inbound_in_use()
     }
-    fn claim_inbound(&self, tuple: &Tuple) -> Claim {
+    fn claim_inbound(&self, tuple: &Tuple) -> ClaimOutcome {
         self.world.claim_inbound(tuple)
     }
     fn exposure(&self, port: &ExposedPort) -> Option<u32> {
@@ -171,7 +171,7 @@ impl Tables for MapRecorder<'_> {
     fn flow_answered(&self, tuple: &Tuple, segment: Segment) {
         self.world.flow_answered(tuple, segment);
     }
-    fn claim_flow(&self, tuple: &Tuple, flow: &Flow) -> Claim {
+    fn claim_flow(&self, tuple: &Tuple, flow: &Flow) -> ClaimOutcome {
         let claim = self.world.claim_flow(tuple, flow);
         self.note(Asked::Begun(*flow, claim));
         claim
@@ -189,7 +189,7 @@ impl Tables for MapRecorder<'_> {
         self.world.forget_flow(tuple);
     }
     fn put_flow(&self, tuple: &Tuple, flow: &Flow) -> bool {
-        self.note(Asked::Begun(*flow, Claim::Claimed));
+        self.note(Asked::Begun(*flow, ClaimOutcome::Claimed));
         self.world.put_flow(tuple, flow)
     }
     fn nat_seen(&self, key: &Tuple, segment: Segment) -> Option<&NatEntry> {
@@ -199,12 +199,12 @@ impl Tables for MapRecorder<'_> {
     fn nat_peek(&self, key: &Tuple) -> Option<&NatEntry> {
         self.world.nat_peek(key)
     }
-    fn claim_nat(&self, key: &Tuple, other: &Tuple, owner: &Owner) -> Claim {
+    fn claim_nat(&self, key: &Tuple, other: &Tuple, owner: &NatOwner) -> ClaimOutcome {
         let claim = self.world.claim_nat(key, other, owner);
         self.note(Asked::Key(*key, *other, claim));
         claim
     }
-    fn has_quota(&self, pod: &Addr, egress_id: u32, held: Held) -> bool {
+    fn has_quota(&self, pod: &Addr, egress_id: u32, held: QuotaKind) -> bool {
         let has = self.world.has_quota(pod, egress_id, held);
         if !has {
             self.note(Asked::NoQuota(held));
@@ -214,7 +214,7 @@ impl Tables for MapRecorder<'_> {
     fn count_nat_entry(&self, pod: &Addr, egress_id: u32) {
         self.world.count_nat_entry(pod, egress_id);
     }
-    fn claim_any_port(&self, forward: &Tuple, address: &Addr, owner: &Owner, search: &PortSearch) -> PortClaim {
+    fn claim_any_port(&self, forward: &Tuple, address: &Addr, owner: &NatOwner, search: &PortSearch) -> PortClaim {
         let claim = self.world.claim_any_port(forward, address, owner, search);
         self.note(Asked::AnyPort(claim));
         claim

@@ -43,7 +43,7 @@ fn nat_entry(key: &Tuple, egress: Addr, port: u16, origin: Origin, node: Addr, i
     NatEntry::new(other, origin, node, id, 1).sealed(key)
 }
 
-/// Mappings that may follow one another in one element's memory: neighbours in every word.
+/// NAT entries that may follow one another in one element's memory: neighbours in every word.
 fn nat_entries() -> Vec<(Tuple, NatEntry)> {
     let mut all = Vec::new();
     for (pod, port) in [(POD, 4000), (POD, 4001), (OTHER_POD, 4000)] {
@@ -82,7 +82,7 @@ fn race<const N: usize>(numbers: &mut Numbers, old: [u32; N], new: [u32; N], mut
     take(copy);
 }
 
-/// The words of a mapping that are used, and the mapping made of such words.
+/// The words of a NAT entry that are used, and the NAT entry made of such words.
 fn words(of: &NatEntry) -> [u32; 17] {
     let [ports, rest] = of.other.last_words();
     let (s, d, n) = (of.other.saddr.words(), of.other.daddr.words(), of.source_node.words());
@@ -139,7 +139,7 @@ fn every_word_that_is_used_is_sealed() {
     for other in [forward(POD, 4001), forward(OTHER_POD, 4000), key.reversed()] {
         assert!(!sealed.is_of(&other));
     }
-    // What changes while the mapping lives is not.
+    // What changes while the NAT entry lives is not.
     let mut used = sealed;
     (used.last_seen_ns, used.state) = (9, 3);
     assert!(used.is_of(&key));

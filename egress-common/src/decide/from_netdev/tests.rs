@@ -4,7 +4,7 @@ use crate::decide::cast::{Cast, ID, OTHER_NODE, both};
 use crate::decide::packets::{Packet, packet};
 use crate::decide::snat::{self, EGRESS_PORTS, SnatPool};
 use crate::decide::world::{World, addr, with_node_ports};
-use crate::decide::{Owner, from_pod, to_netdev};
+use crate::decide::{NatOwner, from_pod, to_netdev};
 use crate::wire::{PROTO_AH, PROTO_SCTP, tcp};
 
 fn asked<'t>(world: &'t World, packet: &Packet) -> FromNetdev<'t> {
@@ -21,7 +21,7 @@ fn verdict(world: &World, packet: &Packet) -> Verdict {
 /// A flow of the pod to the world, translated.
 fn begin(cast: &Cast, world: &World, origin: Origin, packet: &Packet) -> NatEntry {
     let pool = SnatPool { address: addr(cast.egress), ports: EGRESS_PORTS };
-    let owner = Owner { origin, source_node: addr(OTHER_NODE), egress_id: ID };
+    let owner = NatOwner { origin, source_node: addr(OTHER_NODE), egress_id: ID };
     *snat::translate(&packet.headers(), &Quote::NONE, world, &pool, &owner).expect("a free port")
 }
 
@@ -317,8 +317,8 @@ fn an_error_is_no_sign_of_life_and_quotes_no_answer() {
     });
 }
 
-/// What is owned is looked for, whatever the sieve lets through beside it; what a glance at the heads leaves alone, the
-/// questions leave alone too.
+/// What is owned is looked for, whatever the Bloom filter lets through beside it; what the check of the headers leaves
+/// alone, the questions leave alone too.
 #[test]
 fn what_is_left_alone_by_its_heads_is_nobodys() {
     both(|cast, world| {
@@ -351,7 +351,8 @@ fn what_is_left_alone_by_its_heads_is_nobodys() {
         assert!(
             [config.node_ports.first, config.node_ports.last].iter().all(|at| !is_left_alone(&answer(*at), &config))
         );
-        // Whole TCP and UDP packets for five addresses: all but those to the node's ports for NAT, and to what shares a bit.
+        // Whole TCP and UDP packets for five addresses: all but those to the node's ports for NAT, and to what shares a
+        // bit.
         assert!((20..=40).contains(&left_alone), "{left_alone}");
     });
 }
@@ -403,7 +404,7 @@ fn the_old_node_asks_the_heir_about_all_that_comes() {
             let asked = decide(&mut answer.arriving(), &quote, world, &world.config.get());
             assert_eq!(asked, FromNetdev::PassOn { egress_id: ID }, "{answer:?}");
         }
-        // What the heir has not sent comes back.
+        // What the new owner has not sent comes back.
         for (answer, quote) in answers(cast, 4000) {
             let back = passed(&mut answer.arriving(), &quote, world, ID);
             assert!(matches!(back, FromNetdev::ReplyHere { .. }), "{answer:?}: {back:?}");

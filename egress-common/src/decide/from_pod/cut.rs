@@ -233,7 +233,7 @@ fn a_flow_to_another_node_goes_on_with_the_nodes_address() {
             to_netdev::translate(&packet.headers(), &Quote::NONE, world, &config).expect("a free port");
         }
         deselect(cast, world);
-        // It has no end: the mapping is no object's.
+        // It has no end: the NAT entry is no object's.
         for now in [world.now.get(), world.now.get() + 2 * TOLD_NS] {
             world.now.set(now);
             for packet in [tcp(DATA), tcp(tcp::FIN | tcp::ACK), datagram.clone()] {

@@ -1,7 +1,7 @@
-//! Two CPUs that make the mapping of one flow at the same time, in every order of their steps.
+//! Two CPUs that make the NAT entry of one flow at the same time, in every order of their steps.
 //!
-//! A step is one look into `nat`, or one change of it. A CPU is run again from its beginning for each of its steps: what its
-//! former ones came to is on record, the next one is taken, and behind that it stops.
+//! A step is one look into `nat`, or one change of it. A CPU is run again from its beginning for each of its steps: what
+//! its former ones came to is on record, the next one is taken, and behind that it stops.
 
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -21,7 +21,7 @@ use crate::decide::world::{World, addr};
 #[derive(Clone, Copy)]
 enum Answer<'w> {
     NatEntry(Option<&'w NatEntry>),
-    Claim(Claim),
+    ClaimOutcome(ClaimOutcome),
     Port(PortClaim),
     Forgotten(bool),
 }
@@ -59,7 +59,7 @@ impl<'w> Cpu<'w> {
         let came_to = match self.record.borrow().last() {
             Some(Answer::NatEntry(Some(nat_entry))) => std::format!("saw {:?}", nat_entry.other.daddr),
             Some(Answer::NatEntry(None)) => "saw nothing".into(),
-            Some(Answer::Claim(claim)) => std::format!("{claim:?}"),
+            Some(Answer::ClaimOutcome(claim)) => std::format!("{claim:?}"),
             Some(Answer::Port(claim)) => std::format!("searched: {claim:?}"),
             Some(Answer::Forgotten(was_there)) => std::format!("removed: {was_there}"),
             None => "nothing".into(),
@@ -92,13 +92,13 @@ impl Tables for Cpu<'_> {
             _ => unreachable!("the same steps each time"),
         }
     }
-    fn claim_nat(&self, key: &Tuple, other: &Tuple, owner: &Owner) -> Claim {
-        match self.step(|| Answer::Claim(self.world.claim_nat(key, other, owner))) {
-            Answer::Claim(claim) => claim,
+    fn claim_nat(&self, key: &Tuple, other: &Tuple, owner: &NatOwner) -> ClaimOutcome {
+        match self.step(|| Answer::ClaimOutcome(self.world.claim_nat(key, other, owner))) {
+            Answer::ClaimOutcome(claim) => claim,
             _ => unreachable!("the same steps each time"),
         }
     }
-    fn claim_any_port(&self, forward: &Tuple, address: &Addr, owner: &Owner, search: &PortSearch) -> PortClaim {
+    fn claim_any_port(&self, forward: &Tuple, address: &Addr, owner: &NatOwner, search: &PortSearch) -> PortClaim {
         match self.step(|| Answer::Port(self.world.claim_any_port(forward, address, owner, search))) {
             Answer::Port(claim) => claim,
             _ => unreachable!("the same steps each time"),
@@ -113,7 +113,7 @@ impl Tables for Cpu<'_> {
     fn has_lease(&self) -> bool {
         true
     }
-    fn has_quota(&self, _pod: &Addr, _egress_id: u32, _held: Held) -> bool {
+    fn has_quota(&self, _pod: &Addr, _egress_id: u32, _held: QuotaKind) -> bool {
         true
     }
     fn count_nat_entry(&self, _pod: &Addr, _egress_id: u32) {}
@@ -129,7 +129,7 @@ impl Tables for Cpu<'_> {
         self.number * 1_000
     }
 
-    // Nobody who makes a mapping asks any of these.
+    // Nobody who makes a NAT entry asks any of these.
     fn pod(&self, _: &Addr) -> Option<&PodEntry> {
         unreachable!()
     }
@@ -163,7 +163,7 @@ impl Tables for Cpu<'_> {
     fn inbound_in_use(&self) -> u32 {
         unreachable!()
     }
-    fn claim_inbound(&self, _: &Tuple) -> Claim {
+    fn claim_inbound(&self, _: &Tuple) -> ClaimOutcome {
         unreachable!()
     }
     fn exposure(&self, _: &ExposedPort) -> Option<u32> {
@@ -187,7 +187,7 @@ impl Tables for Cpu<'_> {
     fn flow_answered(&self, _: &Tuple, _: Segment) {
         unreachable!()
     }
-    fn claim_flow(&self, _: &Tuple, _: &Flow) -> Claim {
+    fn claim_flow(&self, _: &Tuple, _: &Flow) -> ClaimOutcome {
         unreachable!()
     }
     fn decisions(&self) -> u32 {
@@ -283,8 +283,8 @@ fn a_flow_whose_own_port_is_taken_gets_one_mapping() {
         let other =
             Tuple::new(Direction::Egress, addr(V4.known_pod), headers.tuple.daddr, 4000, 80, headers.tuple.protocol);
         let reverse = reverse_key(&other, &addr(V4.egress), 4000);
-        assert_eq!(world.claim_nat(&reverse, &other, &OWNER), Claim::Claimed);
-        assert_eq!(world.claim_nat(&other, &reverse, &OWNER), Claim::Claimed);
+        assert_eq!(world.claim_nat(&reverse, &other, &OWNER), ClaimOutcome::Claimed);
+        assert_eq!(world.claim_nat(&other, &reverse, &OWNER), ClaimOutcome::Claimed);
     });
     assert!(orders > 50, "{orders}");
 }

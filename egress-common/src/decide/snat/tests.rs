@@ -12,7 +12,7 @@ use crate::wire::{sctp, tcp};
 const DATA: u8 = 0;
 const EGRESS: Addr = Addr::v4([172, 18, 0, 100]);
 const FACE: SnatPool = SnatPool { address: EGRESS, ports: EGRESS_PORTS };
-pub(super) const OWNER: Owner = Owner { origin: Origin::Here, source_node: Addr::UNSPECIFIED, egress_id: 7 };
+pub(super) const OWNER: NatOwner = NatOwner { origin: Origin::Here, source_node: Addr::UNSPECIFIED, egress_id: 7 };
 
 #[test]
 fn the_walk_covers_every_port_once() {
@@ -42,7 +42,7 @@ fn who_holds_its_quota_gets_no_more() {
         );
         assert_eq!([4, 5].map(|port| asked(cast.known_pod, port)), [Ok(()), Err(Verdict::QuotaExceeded)]);
         let headers = packet(cast.known_pod, cast.world, 4000, 5).headers();
-        let other = Owner { egress_id: 8, ..OWNER };
+        let other = NatOwner { egress_id: 8, ..OWNER };
         assert!(translate(&headers, &Quote::NONE, world, &pool, &other).is_ok(), "of another policy");
     });
 }
@@ -55,8 +55,8 @@ fn without_a_lease_only_the_nodes_own_address_is_given() {
             packet(cast.pod, cast.world, 4000, 80).headers(),
             SnatPool { address: addr(cast.egress), ports: EGRESS_PORTS },
         );
-        let remote = Owner { origin: Origin::Remote, source_node: addr(cast.other_node), egress_id: 7 };
-        let asked = |owner: &Owner| translate(&headers, &Quote::NONE, world, &pool, owner).copied();
+        let remote = NatOwner { origin: Origin::Remote, source_node: addr(cast.other_node), egress_id: 7 };
+        let asked = |owner: &NatOwner| translate(&headers, &Quote::NONE, world, &pool, owner).copied();
         world.lease.set(Lease::bounded(world.now.get(), world.now.get(), 0));
         assert_eq!([asked(&OWNER), asked(&remote)], [Err(Verdict::LeaseExpired); 2]);
         assert!(world.nat.is_empty());
@@ -65,7 +65,7 @@ fn without_a_lease_only_the_nodes_own_address_is_given() {
         world.now.set(world.now.get() + 1);
         assert_eq!(asked(&OWNER), Err(Verdict::LeaseExpired));
         assert_eq!(world.nat_peek(&headers.tuple).map(|nat_entry| nat_entry.last_seen_ns), Some(begun.last_seen_ns));
-        let stack = Owner { origin: Origin::Stack, source_node: Addr::UNSPECIFIED, egress_id: 0 };
+        let stack = NatOwner { origin: Origin::Stack, source_node: Addr::UNSPECIFIED, egress_id: 0 };
         assert!(asked(&stack).is_ok(), "mark 1008");
     });
 }
@@ -179,7 +179,7 @@ fn answers_follow_the_node_that_sends() {
             Some(flags) => flow.tcp(flags).headers(),
         };
         for node in [Addr::v4([172, 18, 0, 3]), Addr::v4([172, 18, 0, 9])] {
-            let owner = Owner { origin: Origin::Remote, source_node: node, egress_id: 7 };
+            let owner = NatOwner { origin: Origin::Remote, source_node: node, egress_id: 7 };
             let nat_entry = translate(&headers, &Quote::NONE, &world, &FACE, &owner).expect("its own port is free");
             assert_eq!((nat_entry.source_node, nat_entry.other.dport()), (node, 4000));
             let answers = world.nat_peek(&nat_entry.other).expect("the reverse key");
@@ -246,7 +246,7 @@ fn a_reverse_key_that_another_cpu_claimed_for_this_flow_is_adopted() {
         let headers = packet(cast.pod, cast.world, 4000, 80).headers();
         let pool = SnatPool { address: addr(cast.egress), ports: EGRESS_PORTS };
         let reverse = reverse_key(&headers.tuple, &pool.address, 4000);
-        assert_eq!(world.claim_nat(&reverse, &headers.tuple, &OWNER), Claim::Claimed);
+        assert_eq!(world.claim_nat(&reverse, &headers.tuple, &OWNER), ClaimOutcome::Claimed);
         let nat_entry = translate(&headers, &Quote::NONE, world, &pool, &OWNER).expect("adopted");
         assert_eq!(nat_entry.other, reverse);
         assert_eq!(world.nat_len(), 2);
@@ -367,7 +367,7 @@ fn a_protocol_without_ports_serves_one_pod_towards_each_destination() {
 fn on_the_nodes_own_address_nothing_of_the_hosts_is_taken() {
     both(|cast, world| {
         let pool = SnatPool { address: addr(cast.node), ports: PortRange { first: 61000, last: 65535 } };
-        let owner = Owner { origin: Origin::Stack, ..OWNER };
+        let owner = NatOwner { origin: Origin::Stack, ..OWNER };
         let sent = |port, protocol| packet(cast.pod, cast.other_node, port, 80).protocol(protocol).headers();
         for (own, kept) in [(4000, false), (61007, true)] {
             let headers = packet(cast.pod, cast.other_node, own, 80).sctp(sctp::INIT).headers();
@@ -383,7 +383,7 @@ fn on_the_nodes_own_address_nothing_of_the_hosts_is_taken() {
 #[test]
 fn a_port_that_is_no_longer_nats_is_given_up() {
     both(|cast, world| {
-        let owner = Owner { origin: Origin::Stack, ..OWNER };
+        let owner = NatOwner { origin: Origin::Stack, ..OWNER };
         let pool = |first, last| SnatPool { address: addr(cast.node), ports: PortRange { first, last } };
         let udp = packet(cast.pod, cast.other_node, 4000, 80).headers();
         let old = translate(&udp, &Quote::NONE, world, &pool(61000, 61009), &owner).expect("a free port").other;

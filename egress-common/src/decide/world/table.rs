@@ -4,7 +4,7 @@ use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::HashMap;
 use std::vec::Vec;
 
-use super::super::Claim;
+use super::super::ClaimOutcome;
 use crate::abi::Tuple;
 
 /// Values that were lent. They lie in blocks that never move, each twice as large as the one before.
@@ -101,15 +101,15 @@ impl<V: Copy> Table<V> {
         self.entries.borrow_mut().retain(|key, value| keep(key, value));
     }
 
-    pub(super) fn claim(&self, key: &Tuple, value: V) -> Claim {
+    pub(super) fn claim(&self, key: &Tuple, value: V) -> ClaimOutcome {
         let mut entries = self.entries.borrow_mut();
         if entries.contains_key(key) {
-            return Claim::Taken;
+            return ClaimOutcome::Taken;
         }
         if entries.len() >= self.limit.get() {
-            return Claim::Full;
+            return ClaimOutcome::Full;
         }
         entries.insert(*key, value);
-        Claim::Claimed
+        ClaimOutcome::Claimed
     }
 }

@@ -13,23 +13,23 @@ use super::from_pod::{self, FromPod};
 use super::packets::{Packet, packet};
 use super::snat::{self, EGRESS_PORTS, SnatPool};
 use super::world::{World, addr};
-use super::{Owner, Tables};
+use super::{NatOwner, Tables};
 use crate::abi::*;
 use crate::wire::Quote;
 
 /// A third node.
 const THIRD: &str = "172.18.0.4";
-/// Flows: of the old node's time, and of the heir's.
+/// Flows: of the old owner's time, and of the new owner's.
 const OLD_PORT: u16 = 4000;
 const NEW_PORT: u16 = 4001;
 
-/// The writes of the old node, in order: the decisions' number, its entry, the address taken out of `owned`, its policy, and
-/// when the record is forgotten the entry, and the address out of `owned_addr`.
+/// The writes of the old owner, in order: the decisions' number, its entry, the address taken out of `owned`, its policy,
+/// and when the record is forgotten the entry, and the address out of `owned_addr`.
 const LEAVING: usize = 2;
 const GIVEN_UP: usize = 3;
 const POINTED_AWAY: usize = 4;
 const OLD_WRITES: usize = 6;
-/// Those of the heir: its entry, twice, `owned_addr`, `owned`, its policy, and when the record is forgotten the entry.
+/// Those of the new owner: its entry, twice, `owned_addr`, `owned`, its policy, and when the record is forgotten the entry.
 const READY: usize = 1;
 const OPEN: usize = 2;
 const OWNED: usize = 4;
@@ -60,7 +60,7 @@ fn can_be(old: usize, heir: usize) -> bool {
 }
 
 impl Pair {
-    /// The old node has the address.
+    /// The old owner has the address.
     fn new(cast: Cast) -> Self {
         let pair = Self { cast, old: staged(&cast), heir: staged(&cast) };
         pair.settle(&pair.old, NODE);
@@ -144,7 +144,7 @@ impl Pair {
         match from_pod::decide(headers, &Quote::NONE, world, &world.config.get()) {
             FromPod::Send { slot, .. } if slot.place() == SlotPlace::Here => match world.owned(ID) {
                 Some(owned) if owned.address == slot.address => {
-                    let owner = Owner { origin: Origin::Here, source_node: Addr::UNSPECIFIED, egress_id: ID };
+                    let owner = NatOwner { origin: Origin::Here, source_node: Addr::UNSPECIFIED, egress_id: ID };
                     self.emitted(world, node, sent, &owner)
                 }
                 _ => match world.handover(ID).filter(|handover| handover.stage() == Some(HandoverStage::Leaving)) {
@@ -157,7 +157,7 @@ impl Pair {
         }
     }
 
-    fn emitted(&self, world: &World, node: &'static str, sent: &Packet, owner: &Owner) -> End {
+    fn emitted(&self, world: &World, node: &'static str, sent: &Packet, owner: &NatOwner) -> End {
         let pool = SnatPool { address: addr(self.cast.egress), ports: EGRESS_PORTS };
         match snat::translate(&sent.headers(), &Quote::NONE, world, &pool, owner) {
             Ok(_) => End::Emitted(node),
@@ -171,7 +171,7 @@ impl Pair {
         let outer = Outer { source: addr(from), egress_id: ID };
         match from_overlay::decide(&mut sent.headers(), &outer, world, &world.config.get()) {
             FromOverlay::Translate { source_node, .. } => {
-                let owner = Owner { origin: Origin::Remote, source_node: *source_node, egress_id: ID };
+                let owner = NatOwner { origin: Origin::Remote, source_node: *source_node, egress_id: ID };
                 self.emitted(world, node, sent, &owner)
             }
             FromOverlay::PassOn => self.arrives(Self::name(&world.handover(ID).expect("a hand-over").peer), node, sent),
@@ -210,7 +210,7 @@ impl Pair {
     /// Both flows have sent: each by the node that had the address then.
     fn begin_flows(&self) {
         for (world, port) in [(&self.old, OLD_PORT), (&self.heir, NEW_PORT)] {
-            let owner = Owner { origin: Origin::Remote, source_node: addr(THIRD), egress_id: ID };
+            let owner = NatOwner { origin: Origin::Remote, source_node: addr(THIRD), egress_id: ID };
             let pool = SnatPool { address: addr(self.cast.egress), ports: EGRESS_PORTS };
             let sent = packet(self.third_pod(), self.cast.world, port, 80).headers();
             snat::translate(&sent, &Quote::NONE, world, &pool, &owner).expect("a free port");
@@ -254,7 +254,7 @@ fn the_address_leaves_from_one_node_and_no_packet_of_a_pod_is_lost() {
         // Its own node knows of itself at last.
         assert_eq!(pair.sends(OTHER_NODE, &packet(remote_pod, world, 5001, 80)), expected, "{at}: a pod of the heir");
         let third = packet(pair.third_pod(), world, 5002, 80);
-        // Others go by the status, which names the old node until the heir has said that it is open; and late.
+        // Others go by the status, which names the old owner until the new owner has said that it is open; and late.
         let late = pair.arrives(NODE, THIRD, &third);
         match old <= POINTED_AWAY && heir < NEW_WRITES {
             true => assert_eq!(late, expected, "{at}: a pod of a third node"),
@@ -273,10 +273,11 @@ fn what_comes_back_finds_the_node_that_has_sent() {
     every_state(|pair, old, heir| {
         pair.begin_flows();
         let at = std::format!("the old node at {old}, the heir at {heir}");
-        // Neighbours send to the old node until they have heard of the new one.
+        // Neighbours send to the old owner until they have heard of the new one.
         let hears = [(NODE, old < OLD_WRITES), (OTHER_NODE, heir > OPEN)];
         for (node, _) in hears.into_iter().filter(|(_, hears)| *hears) {
-            // The old node's mappings serve as long as both know of the hand-over, and on the old node alone before it.
+            // The old owner's NAT entries serve as long as both know of the hand-over, and on the old owner alone before
+            // it.
             let knows_both = old < OLD_WRITES - 1 && (READY..NEW_WRITES).contains(&heir);
             if node == NODE && old < GIVEN_UP || knows_both {
                 for answer in pair.answers(OLD_PORT) {
@@ -292,7 +293,7 @@ fn what_comes_back_finds_the_node_that_has_sent() {
     });
 }
 
-/// The old node is killed between two writes, and the hand-over is called off: it serves on, with nobody there to ask.
+/// The old owner is killed between two writes, and the hand-over is called off: it serves on, with nobody there to ask.
 #[test]
 fn who_is_killed_before_it_has_let_go_serves_on_alone() {
     for cast in [V4, V6] {
