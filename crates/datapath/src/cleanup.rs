@@ -23,7 +23,8 @@ use crate::loader::lock::InstanceLock;
 use crate::maps::tables::Hash;
 use crate::names::{CLSACT_PROGRAMS, Hook, LINKS, NFT_TABLE, OVERLAY_DEVICE, Pins};
 use crate::nftables::Nft;
-use crate::{Settings, announce, overlay};
+use crate::settings::Settings;
+use crate::{announce, overlay};
 
 /// What was removed and what could not be, one line each.
 #[derive(Debug, Default)]

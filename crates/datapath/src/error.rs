@@ -8,7 +8,7 @@ use crate::names::Device;
 
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    #[error("{}", crate::loader::object::NOT_EMBEDDED)]
+    #[error("{}", crate::object::NOT_EMBEDDED)]
     NoObject,
     #[error("this kernel lacks {missing}: use a kernel that has it (see docs/kernel-support.md)")]
     MissingFeatures { missing: String },

@@ -203,6 +203,15 @@ impl Hook {
     }
 }
 
+/// How programs are put on their hooks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Attachment {
+    /// TCX links, pinned.
+    Tcx,
+    /// Filters of the clsact queueing discipline.
+    Clsact,
+}
+
 /// Paths below `--bpffs`.
 #[derive(Clone, Debug)]
 pub struct Pins {

@@ -13,7 +13,7 @@ use crate::cmd::CliError;
 use crate::cmd::page::{DEFAULT_SOCKET, Output};
 use crate::debug::socket::{AskError, drops, names};
 use egress_core::display_names::Names;
-use egress_datapath::drops::{Line, Sample};
+use egress_datapath::events::drops::{Line, Sample};
 use egress_datapath::trace::questions::protocol;
 
 #[derive(Args, Debug)]

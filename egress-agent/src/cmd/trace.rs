@@ -83,7 +83,7 @@ pub(super) fn run(args: &TraceArgs) -> Result<(), CliError> {
     let names = runtime.block_on(names(&args.page.socket));
     let from = runtime.block_on(sender(args, &names))?;
     let probe = args.probe(from)?;
-    let object = egress_datapath::loader::object::embedded().unwrap_or_default();
+    let object = egress_datapath::object::embedded().unwrap_or_default();
     let mut tracer = Tracer::new(&args.page.bpffs, object).map_err(NoTrace::from)?;
     let traced = tracer.trace(&probe).map_err(NoTrace::from)?;
     let report = Report::of(&traced, &names);

@@ -27,9 +27,9 @@ use egress_core::model::view::Attach;
 use egress_core::node_health::fitness::{Ready, ServingObstacle, UplinkState};
 pub use egress_core::notes::Notes;
 use egress_core::ownership::lease::LeaseState;
-use egress_datapath::drops::Drops;
+use egress_datapath::events::drops::Drops;
 use egress_datapath::loader::pinned;
-use egress_datapath::report::{Gateway, Kernel, Object};
+use egress_datapath::survey::report::{Gateway, Kernel, Object};
 use egress_kube::api_outage::ApiOutages;
 
 /// What can be asked.

@@ -8,8 +8,8 @@ use egress_core::display_names::Names;
 use egress_core::model::state::{EgressId, HandoverStage, PodState, TunnelEndpoint};
 use egress_datapath::loader::abi_migration;
 use egress_datapath::loader::pinned::{self, Pinned};
-use egress_datapath::report::{Gateway, Kernel, concerning};
 use egress_datapath::survey;
+use egress_datapath::survey::report::{Gateway, Kernel, concerning};
 
 #[derive(Debug, thiserror::Error)]
 pub enum PinsError {

@@ -15,7 +15,7 @@ use tracing::{debug, info, warn};
 use crate::debug::log::LogLevel;
 use crate::debug::{Answer, Request, Sources};
 use egress_core::display_names::Names;
-use egress_datapath::drops::Line;
+use egress_datapath::events::drops::Line;
 
 /// Longest question (bytes).
 const QUESTION: u64 = 4096;

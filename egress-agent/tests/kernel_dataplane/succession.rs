@@ -11,8 +11,8 @@ use aya::programs::links::{FdLink, PinnedLink};
 use egress_common::abi::{ABI_VERSION, Verdict};
 use egress_core::model::state::{Action, EgressId, OnUnknownPod, PodState, Prefix, PrefixKind, TunnelEndpoint};
 use egress_core::plan::executor::Executor;
-use egress_datapath::loader::initial_state::InitialState;
 use egress_datapath::names::{Hook, NFT_TABLE};
+use egress_datapath::settings::InitialState;
 use egress_datapath::{Dataplane, Settings, StartError};
 
 use crate::actions::addr;

@@ -68,7 +68,7 @@ fn classifier<'a>(ebpf: &'a mut Ebpf, name: &str) -> &'a mut SchedClassifier {
 }
 
 fn load() -> Ebpf {
-    let object = egress_datapath::loader::object::embedded().expect("an embedded object");
+    let object = egress_datapath::object::embedded().expect("an embedded object");
     EbpfLoader::new().verifier_log_level(VerifierLogLevel::STATS).load(object).expect("load the maps")
 }
 

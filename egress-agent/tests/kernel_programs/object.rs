@@ -16,6 +16,6 @@ static NAMED: LazyLock<Option<Vec<u8>>> = LazyLock::new(|| {
 pub(crate) fn bytes() -> &'static [u8] {
     match NAMED.as_deref() {
         Some(bytes) => bytes,
-        None => egress_datapath::loader::object::embedded().expect(egress_datapath::loader::object::NOT_EMBEDDED),
+        None => egress_datapath::object::embedded().expect(egress_datapath::object::NOT_EMBEDDED),
     }
 }

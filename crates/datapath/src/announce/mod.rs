@@ -19,6 +19,7 @@
 //! Giving up goes the other way round.
 
 pub mod frames;
+pub mod next_hop;
 pub mod socket;
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -18,21 +18,20 @@ use aya::sys::SyscallError;
 use nix::net::if_::if_nametoindex;
 use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 
-use crate::Settings;
 use crate::attach::clsact::{self, OurSet};
 use crate::attach::filters;
 use crate::error::StartError;
-use crate::loader::abi_migration::AbiMigration;
 use crate::maps::access::tcx_programs;
 use crate::names::{Hook, LINKS, Pins};
+use crate::settings::Settings;
 
 /// How deep below a BPF file system's root another agent's directory is looked for.
 const DEPTH: u32 = 4;
 
 /// An error where a hook of ours has a program of another set.
-pub fn refuse(settings: &Settings, pins: &Pins, succession: &AbiMigration) -> Result<(), StartError> {
+pub fn refuse(settings: &Settings, pins: &Pins, others: &[PathBuf]) -> Result<(), StartError> {
     let cannot_tell = |error| StartError::kernel("look for programs of another set", error);
-    let versions = std::iter::once(pins.version()).chain(succession.others().iter().cloned());
+    let versions = std::iter::once(pins.version()).chain(others.iter().cloned());
     let ours = versions.map(|version| OurSet::of(&version)).collect::<io::Result<Vec<_>>>().map_err(cannot_tell)?;
     for hook in Hook::ALL {
         let device = settings.device(hook.device());

@@ -11,8 +11,8 @@ use egress_common::abi::Config;
 
 use crate::attach::clsact::OurSet;
 use crate::attach::filters;
-use crate::loader::features::Attachment;
 use crate::maps::access;
+use crate::names::Attachment;
 use crate::names::{Device, Hook, LINKS, Pins};
 
 /// A program on its hook.

@@ -19,10 +19,8 @@ use egress_common::abi::{Addr, Direction, Flow, NatEntry, Origin, Tuple};
 use egress_common::wire::PROTO_TCP;
 
 use crate::maps::tables::{FlowTables, Hash};
+use crate::node_state::reset_history::Cut;
 use egress_core::model::state::{Action, EgressId, KernelState};
-
-/// Connections whose pods are to be told, as the pods send them, and the objects whose addresses they show.
-pub type Cut = Vec<(Tuple, EgressId)>;
 
 /// What one walk is to cut.
 #[derive(Debug, Default)]

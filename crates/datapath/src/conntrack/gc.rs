@@ -19,9 +19,9 @@ use tokio::time::sleep;
 use tracing::{debug, info, warn};
 
 use crate::error::map_io;
-use crate::loader::config;
 use crate::maps::tables::FlowTables;
-use crate::{Dataplane, Shared};
+use crate::node_state::config;
+use crate::node_state::shared::Shared;
 use egress_supervise;
 
 /// A test run wants a whole Ethernet header.
@@ -63,15 +63,15 @@ pub async fn run(shared: Arc<Shared>) {
 }
 
 /// What a sweep came to.
-struct Swept {
-    removed: u32,
+pub(crate) struct Swept {
+    pub(crate) removed: u32,
     /// A map was, or is, nearly full.
     pressed: bool,
 }
 
 impl Shared {
     /// The host's ephemeral or reserved ports may have been changed: nobody tells, so one looks.
-    fn follow_ports(&self) -> io::Result<()> {
+    pub(crate) fn follow_ports(&self) -> io::Result<()> {
         let seen = config::host_ports();
         let news = self.state().follow_ports(&self.settings, seen)?;
         if let Some(ports) = news {
@@ -81,7 +81,7 @@ impl Shared {
         Ok(())
     }
 
-    fn sweep(&self) -> io::Result<Swept> {
+    pub(crate) fn sweep(&self) -> io::Result<Swept> {
         // One sweep at a time; nothing else waits for it.
         let program = self.sweep.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(program) = program.as_ref() else {
@@ -123,13 +123,5 @@ impl FlowTables {
             ("inbound", usage.inbound, self.inbound.limit()),
         ];
         Ok(maps.into_iter().filter(|(_, used, limit)| *used >= limit - limit / 8).map(|(name, ..)| name).collect())
-    }
-}
-
-impl Dataplane {
-    /// Removes what is idle now; returns how many entries went. Like every sweep it follows the host's port ranges.
-    pub fn sweep(&self) -> io::Result<u32> {
-        self.shared.follow_ports()?;
-        self.shared.sweep().map(|swept| swept.removed)
     }
 }

@@ -3,23 +3,27 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use futures::TryStreamExt;
 use ipnet::IpNet;
-use rtnetlink::Handle;
 use rtnetlink::packet_route::address::AddressMessage;
 use rtnetlink::packet_route::link::LinkAttribute;
+use rtnetlink::packet_route::route::{RouteAddress, RouteAttribute};
+use rtnetlink::{Handle, RouteMessageBuilder};
 use tokio::task::JoinSet;
 
 use crate::devices::interfaces;
-use crate::devices::next_hop::next_hop;
 use crate::error::netlink_io;
 use egress_core::model::node::{HostAddresses, HostNetworks};
 use egress_supervise::{self, Task};
 
 /// kube-proxy in IPVS mode keeps the addresses of all services on this device.
 const SERVICE_DEVICE: &str = "kube-ipvs0";
+
+/// Destinations in no network of anybody: the route to them is the default one (RFC 5737, RFC 3849).
+const NOWHERE: [IpAddr; 2] =
+    [IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1))];
 
 /// Where to ask.
 pub struct Host {
@@ -84,4 +88,18 @@ impl HostAddresses for Host {
 fn network(message: &AddressMessage) -> Option<IpNet> {
     let seen = interfaces::addressed(message)?;
     IpNet::new(seen.address, seen.length).ok()
+}
+
+/// The gateway of the default route of this family on the uplink.
+pub async fn next_hop(netlink: &Handle, index: u32, own: IpAddr) -> Option<IpAddr> {
+    let nowhere = NOWHERE.into_iter().find(|nowhere| nowhere.is_ipv4() == own.is_ipv4())?;
+    let length = if nowhere.is_ipv4() { 32 } else { 128 };
+    let message =
+        RouteMessageBuilder::<IpAddr>::new().destination_prefix(nowhere, length).ok()?.output_interface(index).build();
+    let route = netlink.route().get(message).execute().try_next().await.map_err(netlink_io);
+    route.ok()??.attributes.iter().find_map(|attribute| match attribute {
+        RouteAttribute::Gateway(RouteAddress::Inet(address)) => Some(IpAddr::V4(*address)),
+        RouteAttribute::Gateway(RouteAddress::Inet6(address)) => Some(IpAddr::V6(*address)),
+        _ => None,
+    })
 }

@@ -8,6 +8,7 @@ use rtnetlink::packet_route::address::{AddressAttribute, AddressFlags, AddressMe
 use rtnetlink::packet_route::link::{InfoBridge, InfoData, InfoKind, LinkAttribute, LinkFlags, LinkInfo, LinkMessage};
 
 use crate::error::netlink_io;
+use crate::names::Device;
 
 /// A device as the programs need to know it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +33,16 @@ pub struct NodeFacts {
     /// Primary addresses of the uplink.
     pub v4: Option<Ipv4Addr>,
     pub v6: Option<Ipv6Addr>,
+}
+
+impl NodeFacts {
+    pub fn device(&self, device: Device) -> Option<Interface> {
+        match device {
+            Device::Mgmt => self.mgmt,
+            Device::Uplink => self.uplink,
+            Device::Overlay => self.overlay,
+        }
+    }
 }
 
 /// The link message of a device; `None` where there is none of that name.

@@ -1,9 +1,5 @@
-//! devices.
+//! The node's devices, addresses and networks, asked from the kernel, and the ports that NAT may use on the node's address.
 
 pub mod host;
 pub mod interfaces;
-pub mod late;
-pub mod neighbours;
-pub mod next_hop;
 pub mod node_ports;
-pub mod watch;

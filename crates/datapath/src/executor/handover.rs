@@ -12,10 +12,11 @@ use std::net::IpAddr;
 use egress_common::abi::{self, Owned};
 use tracing::info;
 
-use crate::Shared;
-use crate::executor::{kernel, now_ns, put as put_entry, remove};
+use crate::clock::now_ns;
+use crate::executor::{kernel, put as put_entry, remove};
 use crate::maps::convert;
-use crate::state::State;
+use crate::node_state::State;
+use crate::node_state::shared::Shared;
 use egress_core::model::state::{EgressId, HandoverStage, HandoverState};
 use egress_core::plan::executor::DataplaneError;
 

@@ -15,17 +15,19 @@ use egress_common::abi::{self, Addr, Exposure, MAX_SLOTS, PodEntry, PolicyKey, T
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use ipnet::IpNet;
-use nix::time::{ClockId, clock_gettime};
 use tokio::task::spawn_blocking;
 use tracing::info;
 
+use crate::announce;
+use crate::clock::now_ns;
 use crate::conntrack::flush::{self, Due};
-use crate::devices::next_hop::next_hop;
+use crate::dataplane::Dataplane;
+use crate::devices::host::next_hop;
 use crate::executor::observe::{held, observe};
 use crate::maps::convert;
 use crate::maps::tables::Hash;
-use crate::state::{State, own_names};
-use crate::{Dataplane, Shared, announce};
+use crate::node_state::shared::Shared;
+use crate::node_state::{State, own_names};
 use egress_core::model::lease::SharedLease;
 use egress_core::model::node::{Mac, mac_text};
 use egress_core::model::reserved::Reserved;
@@ -406,14 +408,6 @@ fn disown(shared: &Shared, state: &mut State, id: EgressId, address: IpAddr) -> 
 fn policy_value(policy: &Policy) -> Result<egress_common::abi::Policy, DataplaneError> {
     let limit = u32::try_from(MAX_SLOTS).unwrap_or(u32::MAX);
     convert::policy_value(policy).ok_or(DataplaneError::Full { map: "a value of map policy", limit })
-}
-
-/// The programs' clock (`bpf_ktime_get_coarse_ns`): times in the maps are compared there.
-pub fn now_ns() -> io::Result<u64> {
-    let now = clock_gettime(ClockId::CLOCK_MONOTONIC_COARSE)?;
-    let seconds = u64::try_from(now.tv_sec()).map_err(io::Error::other)?;
-    let nanoseconds = u64::try_from(now.tv_nsec()).map_err(io::Error::other)?;
-    Ok(seconds.saturating_mul(1_000_000_000).saturating_add(nanoseconds))
 }
 
 fn kernel(what: &'static str) -> impl Fn(io::Error) -> DataplaneError {

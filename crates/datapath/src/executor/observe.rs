@@ -2,10 +2,10 @@
 
 use egress_common::abi::{self, Addr, ExposedPort, Exposure, Owned, PolicyKey};
 
-use crate::Shared;
 use crate::executor::kernel;
 use crate::maps::convert;
-use crate::state::State;
+use crate::node_state::State;
+use crate::node_state::shared::Shared;
 use egress_core::model::state::{EgressId, KernelState, Port};
 use egress_core::plan::executor::DataplaneError;
 

@@ -8,7 +8,7 @@
 //!
 //! - The programs are configured from their first packet on: a gateway that owns nothing drops what comes for it.
 //! - The nftables table of before stays as it is. It knows the selected pods of before, and lets nothing of theirs pass that
-//!   the former `from_pod` has not seen ([`crate::nftables::leak_guard`]).
+//!   the former `from_pod` has not seen ([`crate::node_state::leak_guard`]).
 //!
 //! It is not begun before the API server answers ([`is_due`]): until then the former programs go on.
 //!
@@ -23,10 +23,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use tracing::{info, warn};
 
-use crate::Settings;
 use crate::error::StartError;
 use crate::loader::pins::{self, Fit};
 use crate::names::{CLSACT_MARKS, CLSACT_PROGRAMS, Hook, LINKS, Pins};
+use crate::settings::Settings;
 
 /// Whether a start with these settings would take over from another layout, or from maps of other sizes: not to be done while
 /// nobody can tell it what to serve.

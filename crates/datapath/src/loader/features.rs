@@ -13,15 +13,7 @@ use tracing::debug;
 use crate::error::StartError;
 use crate::loader::kernel_types;
 use crate::maps::access::tcx_programs;
-
-/// How programs are put on their hooks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Attachment {
-    /// TCX links, pinned.
-    Tcx,
-    /// Filters of the clsact queueing discipline.
-    Clsact,
-}
+use crate::names::Attachment;
 
 /// The loopback device, which has this number in every network namespace.
 const ANY_DEVICE: u32 = 1;

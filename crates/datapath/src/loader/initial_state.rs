@@ -6,7 +6,6 @@
 //! the management port, whose other addresses are pods', and this node's own addresses. The first observation of the kernel ends
 //! it: the plan that follows replaces them.
 
-use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -19,10 +18,8 @@ use crate::devices::interfaces::{self, NodeFacts};
 use crate::error::netlink_io;
 use crate::maps::convert;
 use crate::maps::tables::Tables;
+use crate::settings::InitialState;
 use egress_core::model::state::{NodeAddress, Prefix, TunnelEndpoint};
-
-/// What is known of the cluster without it.
-pub type InitialState = BTreeMap<IpNet, Prefix>;
 
 /// What the kernel knows of this node.
 pub struct OwnAddresses {

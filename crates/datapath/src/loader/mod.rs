@@ -1,12 +1,10 @@
-//! loader.
+//! Loading: what the kernel can do, one agent per node, the pins, the programs, and maps of another layout.
 
 pub mod abi_migration;
-pub mod config;
 pub mod features;
 pub mod initial_state;
 pub mod kernel_types;
 pub mod lock;
-pub mod object;
 pub mod pinned;
 pub mod pins;
 pub mod programs;

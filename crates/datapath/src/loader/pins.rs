@@ -14,9 +14,9 @@ use aya::sys::SyscallError;
 use aya_obj::Object;
 use tracing::{error, info};
 
-use crate::Settings;
 use crate::error::StartError;
 use crate::names::{PINNED_MAPS, Pins, READ_MAPS};
+use crate::settings::Settings;
 
 /// What two maps must share so that one can stand in for the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

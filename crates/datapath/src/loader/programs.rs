@@ -33,13 +33,13 @@ use nix::sys::signal::SigSet;
 use tokio::sync::oneshot;
 use tracing::{debug, error};
 
-use crate::Settings;
 use crate::attach::clsact::{self, ConnectionSlot, OurSet};
 use crate::attach::filters;
 use crate::error::StartError;
-use crate::loader::features::Attachment;
 use crate::maps::access::tcx_programs;
+use crate::names::Attachment;
 use crate::names::{CLSACT_PRIORITY, Hook, PINNED_MAPS, Pins, SWEEP_PROGRAM};
+use crate::settings::Settings;
 
 /// The loaded programs and where they run.
 pub struct Programs {

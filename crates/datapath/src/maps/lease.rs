@@ -9,20 +9,12 @@ use std::time::Duration;
 use aya::Ebpf;
 use aya::maps::Map;
 use egress_common::abi::Lease;
-use nix::time::{ClockId, clock_gettime};
 
+use crate::clock::boot_ns;
 use crate::error::StartError;
 use crate::maps::access::MappedLease;
 use crate::maps::tables;
 use egress_core::model::lease::{LeaseCell, SharedLease};
-
-/// CLOCK_BOOTTIME (ns), the clock of the map: it counts the time that the machine was suspended.
-pub fn boot_ns() -> io::Result<u64> {
-    let time = clock_gettime(ClockId::CLOCK_BOOTTIME)?;
-    let seconds = u64::try_from(time.tv_sec()).map_err(io::Error::other)?;
-    let nanos = u64::try_from(time.tv_nsec()).map_err(io::Error::other)?;
-    Ok(seconds * 1_000_000_000 + nanos)
-}
 
 /// The map, in memory.
 pub fn take(ebpf: &mut Ebpf) -> Result<SharedLease, StartError> {

@@ -1,12 +1,9 @@
-//! maps.
+//! The maps: typed handles, reads of whole maps, and the conversion between map entries and the model.
 
 pub mod access;
 pub mod convert;
-pub mod counters;
-pub mod events;
 pub mod facts;
 pub mod lease;
-pub mod meter;
 pub mod nat_entries;
 pub mod port_use;
 pub mod tables;

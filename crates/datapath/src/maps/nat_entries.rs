@@ -12,8 +12,8 @@ use egress_common::decide::expiry;
 use egress_common::decide::phase::{self, Phase};
 use egress_common::wire::PROTO_TCP;
 
+use crate::clock::now_ns;
 use crate::error::map_io;
-use crate::executor::now_ns;
 use crate::maps::tables::Hash;
 use crate::names::{NAT_MAP, Pins, SHARES_MAP};
 

@@ -31,7 +31,6 @@
 //! as a whole in one transaction, and `cleanup` deletes it. A kernel without nf_tables does without: a warning.
 
 pub mod forward_policy;
-pub mod leak_guard;
 pub mod message;
 pub mod xtables;
 

@@ -11,9 +11,8 @@ use egress_common::abi::{
 use egress_common::decide::world::World;
 use egress_common::wire::{Headers, PROTO_ICMP, PROTO_ICMPV6};
 
+use crate::clock::{boot_ns, now_ns};
 use crate::error::map_io;
-use crate::executor::now_ns;
-use crate::maps::lease;
 use crate::maps::tables::{Hash, Trie};
 use crate::names::Pins;
 
@@ -35,7 +34,7 @@ impl Copied {
         let world = World::empty(config(pins)?);
         world.now.set(now_ns()?);
         // The world has one clock.
-        let left = lease(pins)?.left_ns(lease::boot_ns()?);
+        let left = lease(pins)?.left_ns(boot_ns()?);
         let now = world.now.get();
         world.lease.set(Lease::bounded(now.saturating_add(left), now, 0));
         let egress_id = reads(&world, pins, heads)?;

@@ -1,19 +1,16 @@
-//! A made packet through the loaded programs, without a trace of it: see `explain`.
+//! `egress-agent trace`: runs a test packet through the loaded programs and explains the verdict, without side effects.
 //!
-//! A program cannot be run over other maps than those that it was loaded with. So the object is loaded once more, attached
-//! nowhere, with the maps that programs only read as they are pinned, and with maps of its own for what programs write, into
-//! which the entries that concern the packet are copied. That the instructions are those of the program on the hook is told by
-//! the kernel's hash of them (the *tag*), which does not depend on the maps. The tag says nothing of the object's constants;
-//! both come from one build.
+//! Two independent sources must agree: the **programs** run by `BPF_PROG_TEST_RUN` and give the verdict, and the **decision** of
+//! `egress_common::decide` runs on the host over the same map entries and gives the reasons ([`recorder`], [`questions`]). A
+//! [`prediction`] that does not hold the verdict is a defect, or the maps changed in between.
 //!
-//! Of full maps the copies are as full: `nat` and `flows` are walked and counted, since nothing else counts them exactly.
-//! What is not pinned (fragments that wait, what CPUs keep of recent flows, when a search for ports found none) is as in maps
-//! where nothing has happened yet: it makes no difference to what a whole packet comes to, but for the second after a search
-//! that found no port.
+//! The object is loaded once more, attached nowhere: maps that programs only read are the pinned ones, maps that they write
+//! are its own, with copies of the entries that concern the packet ([`copy`](mod@copy)). The kernel's hash of the instructions (the tag)
+//! shows that it is the program on the hook. State that is not pinned (fragments, flow cache, failed port searches) starts
+//! empty, which matters only in the second after a search that found no port. Full maps are copied as full.
 
 pub mod advice;
 pub mod copy;
-pub mod explain;
 pub mod prediction;
 pub mod questions;
 pub mod recorder;

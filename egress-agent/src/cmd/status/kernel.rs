@@ -5,7 +5,7 @@ use jiff::Timestamp;
 use crate::cmd::status::columns;
 use crate::debug::Status;
 use crate::debug::log::Trouble;
-use egress_datapath::report::{Fill, Gateway, Interface, Kernel, Object, Program};
+use egress_datapath::survey::report::{Fill, Gateway, Interface, Kernel, Object, Program};
 
 /// Maps that are as empty as this are not worth a line.
 const WORTH: u64 = 50;
@@ -100,7 +100,7 @@ fn troubles(of: &[Trouble]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use egress_datapath::report::Served;
+    use egress_datapath::survey::report::Served;
 
     #[test]
     fn what_is_there_is_shown_and_what_is_not_is_left_out() {

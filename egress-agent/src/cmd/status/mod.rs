@@ -11,7 +11,7 @@ use crate::cmd::page::{Output, PageArgs};
 use crate::debug::pins::{self, PinsError};
 use crate::debug::socket::{AskError, ask};
 use crate::debug::{Address, AgentState, Answer, ClusterState, Request, Status};
-use egress_datapath::report::Kernel;
+use egress_datapath::survey::report::Kernel;
 
 #[derive(Args, Debug)]
 pub(super) struct StatusArgs {

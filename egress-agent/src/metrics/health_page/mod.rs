@@ -21,7 +21,7 @@ use egress_core::model::state::EgressId;
 use egress_core::node_health::fitness::{Ready, ServingObstacle, UplinkState};
 use egress_core::ownership::lease::{LeaseDemand, LeaseState};
 use egress_datapath::maps::facts::HookFacts;
-use egress_datapath::maps::meter::Meter;
+use egress_datapath::meter::Meter;
 use egress_kube::api_outage::ApiOutages;
 use egress_kube::leader_election::Leadership;
 use egress_supervise::Heartbeat;

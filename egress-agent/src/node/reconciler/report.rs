@@ -11,7 +11,7 @@ use egress_core::model::view::{ClusterView, PodKey};
 use egress_core::plan::executor::Executor;
 use egress_core::selection::Standby;
 use egress_core::selection::pod_addresses::Refusal;
-use egress_datapath::report::{Gateway, concerning};
+use egress_datapath::survey::report::{Gateway, concerning};
 
 /// Lines of one status about addresses that pods do not get: users decide how many there are.
 const MOST_REFUSED: usize = 20;

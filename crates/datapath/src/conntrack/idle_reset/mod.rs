@@ -29,12 +29,11 @@ use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{debug, info, warn};
 
-use crate::Shared;
 use crate::announce::frames;
 use crate::announce::socket::PacketSocket;
+use crate::clock::now_ns;
 use crate::conntrack::idle_reset::pod_link::{PodLinks, look};
-use crate::error_log::Trouble;
-use crate::executor::now_ns;
+use crate::node_state::shared::Shared;
 use egress_supervise;
 
 /// How often a pod is asked at most, and how long it has to answer.
@@ -152,6 +151,31 @@ impl Done {
     }
 }
 
+/// A failure that repeats: logged when it begins, and once more at its end with the number of connections given up.
+#[derive(Debug, Default)]
+struct Trouble {
+    is_logged: bool,
+    lost: usize,
+}
+
+impl Trouble {
+    /// Notes a failure; true where it is the first of a series.
+    fn begin(&mut self) -> bool {
+        !std::mem::replace(&mut self.is_logged, true)
+    }
+
+    /// Counts connections that were given up.
+    fn lose(&mut self, lost: usize) {
+        self.lost += lost;
+    }
+
+    /// Ends the series; the number of connections given up, where any were.
+    fn end(&mut self) -> Option<usize> {
+        let Self { is_logged, lost } = std::mem::take(self);
+        (is_logged && lost > 0).then_some(lost)
+    }
+}
+
 fn note(trouble: &mut Trouble, done: &Done) {
     if let Some(error) = &done.error
         && trouble.begin()
@@ -246,7 +270,7 @@ mod tests {
     use egress_common::wire::PROTO_TCP;
 
     use super::*;
-    use crate::Interface;
+    use crate::devices::interfaces::Interface;
 
     fn connection(port: u16) -> Tuple {
         let (pod, world) = (Addr::v4([10, 244, 1, 10]), Addr::v4([198, 51, 100, 10]));
@@ -329,5 +353,18 @@ mod tests {
         for over in [0, now, now + ANSWERING_NS] {
             assert!(!is_answered(&until(over), now), "{over}");
         }
+    }
+
+    #[test]
+    fn a_repeated_failure_is_logged_once_and_its_losses_at_its_end() {
+        let mut trouble = Trouble::default();
+        assert_eq!(trouble.end(), None, "nothing was wrong");
+        assert_eq!([trouble.begin(), trouble.begin()], [true, false]);
+        for lost in [2, 0, 3] {
+            trouble.lose(lost);
+        }
+        assert_eq!([trouble.end(), trouble.end()], [Some(5), None]);
+        assert_eq!((trouble.begin(), trouble.end()), (true, None), "nothing was lost by it");
+        assert!(trouble.begin(), "another one");
     }
 }

@@ -15,8 +15,8 @@ use rtnetlink::{Handle, RouteMessageBuilder};
 use tokio::time::{Instant, sleep};
 use tracing::debug;
 
-use crate::Interface;
 use crate::conntrack::idle_reset::Batch;
+use crate::devices::interfaces::Interface;
 use crate::error::netlink_io;
 use egress_core::model::node::Mac;
 

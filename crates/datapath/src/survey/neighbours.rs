@@ -15,7 +15,7 @@ const STATE: usize = 8;
 const DESTINATION: u16 = 1;
 
 /// By address; of an address on several devices, some one of them.
-pub fn all() -> io::Result<BTreeMap<IpAddr, &'static str>> {
+pub(super) fn all() -> io::Result<BTreeMap<IpAddr, &'static str>> {
     let length = u32::try_from(NETLINK_HEADER + HEADER).map_err(io::Error::other)?;
     let mut request = BytesMut::with_capacity(NETLINK_HEADER + HEADER);
     request.put_u32_ne(length);

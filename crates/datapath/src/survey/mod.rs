@@ -1,6 +1,9 @@
 //! A look at what is there, for `egress-agent status`: devices, programs, maps, neighbours. From the pins and from netlink, in an
 //! agent or beside one; nothing is written, and nothing is kept.
 
+mod neighbours;
+pub mod report;
+
 use std::collections::BTreeMap;
 use std::io;
 use std::net::IpAddr;
@@ -18,13 +21,12 @@ use nix::ifaddrs::getifaddrs;
 use nix::net::if_::{InterfaceFlags, if_indextoname};
 
 use crate::attach::listing;
-use crate::devices::neighbours;
 use crate::error::map_io;
-use crate::loader::features::Attachment;
 use crate::maps::lease;
 use crate::maps::tables::{Hash, Trie};
+use crate::names::Attachment;
 use crate::names::{Device, Hook, Pins};
-use crate::report::{Fill, Interface, Kernel, Program};
+use crate::survey::report::{Fill, Interface, Kernel, Program};
 
 /// `None` where nothing is pinned. Of the large maps `is_swept` says whether the agent, which counts them every ten seconds,
 /// is at work: else they are walked.

@@ -8,8 +8,10 @@ use std::collections::HashMap;
 
 use egress_common::abi::{Addr, Tuple};
 
-use crate::conntrack::flush::Cut;
 use egress_core::model::state::{Action, EgressId};
+
+/// Connections whose pods are to be told, as the pods send them, and the objects whose addresses they show.
+pub type Cut = Vec<(Tuple, EgressId)>;
 
 /// The connections, and whose addresses they show. Between two changes for a pod no more of its connections become cut, so
 /// there are never more than `flows` held.

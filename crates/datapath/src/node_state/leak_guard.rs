@@ -13,7 +13,8 @@ use tracing::{debug, info, warn};
 
 use crate::maps::tables::Tables;
 use crate::nftables::{Nft, Rules};
-use crate::{Settings, Shared};
+use crate::node_state::shared::Shared;
+use crate::settings::Settings;
 use egress_core::model::state::{Action, PodState};
 
 /// What is known of the table.

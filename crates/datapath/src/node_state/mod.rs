@@ -1,6 +1,11 @@
 //! What the agent knows of its kernel side, and how it follows the node: one value behind one lock.
 
+pub mod config;
+pub mod leak_guard;
 pub mod owned;
+pub mod reset_history;
+pub mod shared;
+pub mod watch;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -9,22 +14,21 @@ use std::time::{Duration, Instant};
 
 use egress_common::abi::{Addr, Config, Cover, Family, OnUnknownPod, PortRange};
 use ipnet::IpNet;
-use tokio::sync::watch;
+use tokio::sync::watch::{Receiver, Sender, channel};
 use tracing::{info, warn};
 
 use crate::announce::Claims;
-use crate::devices::interfaces::{Interface, NodeFacts};
-use crate::devices::late;
+use crate::attach::missing_devices;
+use crate::clock::now_ns;
+use crate::devices::interfaces::NodeFacts;
 use crate::devices::node_ports::{HostPorts, Seen};
 use crate::error::{StartError, map_io};
-use crate::executor::now_ns;
-use crate::loader::config;
 use crate::loader::programs::{AttachError, Programs};
 use crate::maps::convert;
 use crate::maps::facts::HookFacts;
 use crate::maps::tables::{FlowTables, NodeTables, Tables};
 use crate::names::{Device, Hook};
-use crate::{Quotas, Settings};
+use crate::settings::{Quotas, Settings};
 use egress_core::model::lease::SharedLease;
 use egress_core::plan::executor::Expected;
 
@@ -55,7 +59,7 @@ pub struct State {
     /// Addresses that nobody answered for, and when.
     probed: BTreeMap<IpAddr, Instant>,
     /// Early probes. The channel of one is closed when it has ended.
-    probes: BTreeMap<IpAddr, watch::Receiver<()>>,
+    probes: BTreeMap<IpAddr, Receiver<()>>,
 }
 
 /// How long packets of pods that are not known pass after the last time that they were said to be followed: an agent that is
@@ -272,14 +276,14 @@ impl State {
 
     fn note_missing(&mut self, settings: &Settings, device: Device) {
         if self.missing.insert(device) {
-            warn!("{}", late::line(device, settings.device(device)));
+            warn!("{}", missing_devices::line(device, settings.device(device)));
         }
     }
 
     /// Of the hook's program, and of its statistics where the kernel keeps them.
     pub fn hook_facts(&mut self, settings: &Settings, hook: Hook, has_statistics: bool) -> HookFacts {
         let (attached, device) = (self.programs.ifindex(hook).is_some(), hook.device());
-        let awaits = self.missing.contains(&device).then(|| late::line(device, settings.device(device)));
+        let awaits = self.missing.contains(&device).then(|| missing_devices::line(device, settings.device(device)));
         HookFacts { attached, awaits, runs: has_statistics.then(|| self.programs.runs(hook)).flatten() }
     }
 
@@ -290,15 +294,15 @@ impl State {
     }
 
     /// An early probe for the address begins; it has ended when this is dropped.
-    pub fn begin_probe(&mut self, address: IpAddr) -> watch::Sender<()> {
-        let (sender, ended) = watch::channel(());
+    pub fn begin_probe(&mut self, address: IpAddr) -> Sender<()> {
+        let (sender, ended) = channel(());
         self.probes.retain(|_, ended| ended.has_changed().is_ok());
         self.probes.insert(address, ended);
         sender
     }
 
     /// The end of the early probe for the address, where there was one of late.
-    pub fn probe_end(&self, address: IpAddr) -> Option<watch::Receiver<()>> {
+    pub fn probe_end(&self, address: IpAddr) -> Option<Receiver<()>> {
         self.probes.get(&address).cloned()
     }
 
@@ -379,16 +383,6 @@ impl State {
         }
         self.said_narrow = is_narrow;
         Ok(())
-    }
-}
-
-impl NodeFacts {
-    pub fn device(&self, device: Device) -> Option<Interface> {
-        match device {
-            Device::Mgmt => self.mgmt,
-            Device::Uplink => self.uplink,
-            Device::Overlay => self.overlay,
-        }
     }
 }
 

@@ -9,12 +9,13 @@ use std::net::IpAddr;
 use egress_common::abi::{BloomFilter, HandoverEntry};
 use tracing::warn;
 
+use crate::announce;
+use crate::clock::now_ns;
 use crate::devices::interfaces::Interface;
-use crate::executor::now_ns;
 use crate::maps::convert;
 use crate::maps::tables::NodeTables;
-use crate::state::State;
-use crate::{Settings, announce};
+use crate::node_state::State;
+use crate::settings::Settings;
 use egress_core::model::state::EgressId;
 
 impl State {

@@ -6,13 +6,11 @@
 //! a row it is lost.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::TryStreamExt;
-use rtnetlink::packet_route::route::{RouteAddress, RouteAttribute};
-use rtnetlink::{Handle, RouteMessageBuilder};
+use rtnetlink::Handle;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -22,9 +20,8 @@ use tracing::debug;
 use crate::announce::ProbeAnswers;
 use crate::announce::frames;
 use crate::announce::socket::PacketSocket;
-use crate::devices::host::Host;
+use crate::devices::host::{Host, next_hop};
 use crate::devices::interfaces::{self, Interface};
-use crate::error::netlink_io;
 use egress_core::model::node::Mac;
 use egress_core::model::view::Node;
 use egress_core::node_health::fitness::UplinkState;
@@ -33,9 +30,6 @@ const INTERVAL: Duration = Duration::from_millis(250);
 const MISSES: u32 = 3;
 /// Routes are looked up every so many times.
 const ROUTES_EVERY: u32 = 4;
-/// Destinations in no network of anybody: the route to them is the default one (RFC 5737, RFC 3849).
-const NOWHERE: [IpAddr; 2] =
-    [IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1))];
 
 /// Looks until told to stop, and publishes what it sees, and when a next hop has answered last.
 pub async fn watch_uplink(
@@ -154,18 +148,4 @@ impl Hop {
             }
         }
     }
-}
-
-/// The gateway of the default route of this family on the uplink.
-pub async fn next_hop(netlink: &Handle, index: u32, own: IpAddr) -> Option<IpAddr> {
-    let nowhere = NOWHERE.into_iter().find(|nowhere| nowhere.is_ipv4() == own.is_ipv4())?;
-    let length = if nowhere.is_ipv4() { 32 } else { 128 };
-    let message =
-        RouteMessageBuilder::<IpAddr>::new().destination_prefix(nowhere, length).ok()?.output_interface(index).build();
-    let route = netlink.route().get(message).execute().try_next().await.map_err(netlink_io);
-    route.ok()??.attributes.iter().find_map(|attribute| match attribute {
-        RouteAttribute::Gateway(RouteAddress::Inet(address)) => Some(IpAddr::V4(*address)),
-        RouteAttribute::Gateway(RouteAddress::Inet6(address)) => Some(IpAddr::V6(*address)),
-        _ => None,
-    })
 }

@@ -10,13 +10,14 @@ use aya::Pod;
 use aya::maps::{Array, Map, MapData, MapError, MapInfo, PerCpuArray, PerCpuHashMap};
 use egress_common::abi::{Config, Count, EipCount, NatEntry, Tuple, Usage, Verdict};
 
+use crate::dataplane::Dataplane;
 use crate::error::map_io;
 use crate::maps::facts::{HookFacts, KernelFacts, PortUse};
 use crate::maps::lease;
 use crate::maps::port_use;
 use crate::maps::tables::Hash;
 use crate::names::{Hook, Pins};
-use crate::{Dataplane, Shared};
+use crate::node_state::shared::Shared;
 use egress_core::model::state::EgressId;
 use egress_supervise;
 
@@ -153,4 +154,51 @@ pub fn sum_of_egress_ip(of_cpus: &[EipCount]) -> EipCount {
         nat_entries: sum.nat_entries + count.nat_entries,
         refusals: sum.refusals + count.refusals,
     })
+}
+
+/// Traffic of one egress ID on this node as its gateway.
+pub type EgressIpCount = EipCount;
+
+impl Dataplane {
+    /// Packets and bytes by verdict since the maps were made; all verdicts, also those at zero.
+    pub fn counters(&self) -> io::Result<BTreeMap<Verdict, Count>> {
+        let tables = self.shared.tables();
+        Verdict::ALL
+            .iter()
+            .map(|verdict| {
+                let per_cpu = tables.counters.get(&verdict.index(), 0).map_err(map_io)?;
+                Ok((*verdict, sum(&per_cpu)))
+            })
+            .collect()
+    }
+
+    /// Traffic by egress ID since the maps were made.
+    pub fn egress_ip_counters(&self) -> io::Result<BTreeMap<EgressId, EgressIpCount>> {
+        let tables = self.shared.tables();
+        let entries = tables.eip_counters.iter();
+        entries
+            .map(|entry| {
+                let (id, per_cpu) = entry.map_err(map_io)?;
+                Ok((EgressId(id), sum_of_egress_ip(&per_cpu)))
+            })
+            .collect()
+    }
+
+    /// For reading beside this one, on another thread.
+    pub fn reader(&self) -> Reader {
+        Reader { shared: Arc::clone(&self.shared) }
+    }
+}
+
+/// Reads what the programs keep.
+#[derive(Clone)]
+pub struct Reader {
+    shared: Arc<Shared>,
+}
+
+impl Reader {
+    /// Every entry of `nat` once: each mapping has two. This keeps nothing waiting but cuts, which walk it too.
+    pub fn mappings(&self, visit: impl FnMut(&Tuple, &NatEntry)) -> io::Result<()> {
+        self.shared.flow_tables().nat.for_each(visit)
+    }
 }

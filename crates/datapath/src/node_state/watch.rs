@@ -30,8 +30,9 @@ use crate::devices::interfaces::{self, NodeFacts};
 use crate::error::StartError;
 use crate::loader::initial_state::{self, OwnAddresses};
 use crate::names::OVERLAY_DEVICE;
+use crate::node_state::shared::Shared;
 use crate::overlay;
-use crate::{Settings, Shared};
+use crate::settings::Settings;
 use egress_supervise::{self, Task};
 
 const CHECK_INTERVAL: Duration = Duration::from_secs(10);

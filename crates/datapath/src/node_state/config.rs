@@ -11,10 +11,10 @@ use egress_common::abi::{Addr, Config, Family, PortRange};
 use ipnet::IpNet;
 use tracing::warn;
 
-use crate::Settings;
 use crate::devices::interfaces::NodeFacts;
 use crate::devices::node_ports;
 use crate::devices::node_ports::{HostPorts, Seen};
+use crate::settings::Settings;
 
 /// What VXLAN adds to an inner IP packet: inner Ethernet, VXLAN, UDP, outer IP.
 const fn overhead(underlay: Family) -> u32 {

@@ -13,11 +13,11 @@ use std::path::PathBuf;
 
 use nix::net::if_::if_indextoname;
 
-use crate::Settings;
 use crate::attach::listing;
 use crate::devices::interfaces::NodeFacts;
 use crate::error::StartError;
 use crate::names::{Device, Hook};
+use crate::settings::Settings;
 
 /// The kernel's room for a name, with the zero at its end.
 const NAME_SIZE: usize = 16;

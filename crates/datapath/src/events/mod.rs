@@ -2,6 +2,9 @@
 //! (`inspect::drops`), and into the log, at debug level and at most ten a second. Claims of other hosts on addresses of this
 //! node are met (`claim`).
 
+pub mod drops;
+pub mod packet_log;
+
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -11,10 +14,10 @@ use egress_common::abi::{Addr, ConflictEvent, DropEvent, Tuple, Verdict};
 use tokio::time::Instant;
 use tracing::{debug, warn};
 
-use crate::Shared;
-use crate::drops::{Drops, Sample};
-use crate::executor::now_ns;
+use crate::clock::now_ns;
+use crate::events::drops::{Drops, Sample};
 use crate::maps::access;
+use crate::node_state::shared::Shared;
 use egress_core::plan::executor::Claimant;
 
 const WINDOW: Duration = Duration::from_secs(1);

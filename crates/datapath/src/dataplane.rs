@@ -1,0 +1,162 @@
+//! Start of the data plane, and the handle to what it started.
+
+use std::io;
+use std::sync::{Arc, Mutex};
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use tokio::task::JoinSet;
+use tokio_util::sync::{CancellationToken, DropGuard};
+use tracing::info;
+
+use crate::attach::{foreign, missing_devices};
+use crate::conntrack::{gc, idle_reset};
+use crate::devices::interfaces::Interface;
+use crate::error::StartError;
+use crate::events;
+use crate::events::drops::Drops;
+use crate::events::packet_log;
+use crate::loader::abi_migration::AbiMigration;
+use crate::loader::features::{self, Features};
+use crate::loader::initial_state::{self, OwnAddresses};
+use crate::loader::lock::InstanceLock;
+use crate::loader::pins;
+use crate::loader::programs::Programs;
+use crate::maps::lease;
+use crate::maps::tables::{self, FlowTables, NodeTables, Tables};
+use crate::names::{Pins, SWEEP_PROGRAM};
+use crate::node_state::leak_guard::LeakGuard;
+use crate::node_state::reset_history::CutConnections;
+use crate::node_state::shared::Shared;
+use crate::node_state::{State, watch};
+use crate::overlay;
+use crate::settings::Settings;
+use egress_core::plan::executor::Claimant;
+use egress_supervise::{self, Task};
+
+/// The kernel's side of this node, loaded and attached. Dropping it stops the watching, not the programs.
+pub struct Dataplane {
+    /// First of all: the tasks whose ends these are must know that they are meant.
+    _ends: DropGuard,
+    pub(crate) shared: Arc<Shared>,
+    features: Features,
+    /// Others that answer for what this node holds.
+    pub(crate) conflicts: UnboundedReceiver<Claimant>,
+    drops: Drops,
+    /// Connections, watch and events; they end with us.
+    _tasks: JoinSet<()>,
+    _lock: InstanceLock,
+}
+
+impl Dataplane {
+    /// Loads or adopts everything. On an error nothing that carries traffic has changed, and nor has it where this is
+    /// dropped while the programs are being loaded, which is what takes time.
+    ///
+    /// A device that is not there yet gets its programs when it comes.
+    pub async fn start(settings: Settings) -> Result<Self, StartError> {
+        if settings.object.is_empty() {
+            return Err(StartError::NoObject);
+        }
+        if settings.uplink == settings.mgmt_port {
+            return Err(StartError::SameInterface { name: settings.uplink });
+        }
+        let pins = Pins::new(&settings.bpffs);
+        let lock = InstanceLock::take(&pins)?;
+        let features = features::probe()?.attaching(settings.attachment)?;
+        let mut tasks = JoinSet::new();
+        let ends = CancellationToken::new();
+        let connected = rtnetlink::new_connection();
+        let (connection, netlink, _) = connected.map_err(|error| StartError::kernel("open a netlink socket", error))?;
+        tasks.spawn(egress_supervise::until(ends.clone(), Task::Netlink, connection));
+        // Listens before it looks, so that no change falls in between.
+        let changes =
+            watch::listen(&mut tasks, ends.clone()).map_err(|error| StartError::kernel("listen to netlink", error))?;
+        // Behind what it is to be dropped before.
+        let guard = ends.clone().drop_guard();
+        // What is wrong with these pins is said before what is wrong with others, and a refusal makes no directory. It needs no
+        // device.
+        let fit = pins::check(&pins, &settings)?;
+        let succession = AbiMigration::look(&pins)?;
+        missing_devices::names(&settings)?;
+        foreign::refuse(&settings, &pins, succession.others())?;
+        let look = |error| StartError::kernel("look at the node's interfaces", error);
+        let facts = watch::gather(&netlink, &settings).await.map_err(look)?;
+        let versions: Vec<_> = succession.others().iter().cloned().chain([pins.version()]).collect();
+        missing_devices::elsewhere(&settings, &facts, &versions)?;
+        let made = pins::make(&pins, fit)?;
+        // What was set aside is another layout by now.
+        let succession = AbiMigration::look(&pins)?;
+        let overlay = overlay::ensure(&netlink, settings.tunnel_port).await?;
+
+        let mut programs = Programs::load(&settings, &pins, features.attachment).await?;
+        packet_log::start(programs.ebpf_mut(), &mut tasks);
+        let events = tables::events(programs.ebpf_mut())?;
+        let mut tables = Tables::take(programs.ebpf_mut())?;
+        let flow_tables = FlowTables::take(programs.ebpf_mut())?;
+        let node_tables = NodeTables::take(programs.ebpf_mut())?;
+        let sweep = programs.sweep().map_err(|error| StartError::Object(format!("{SWEEP_PROGRAM}: {error}")))?;
+        let facts = watch::gather(&netlink, &settings).await.map_err(look)?;
+        if let Some(known) = settings.foreknown.as_ref().filter(|_| !node_tables.are_configured()) {
+            let own = OwnAddresses::read(&netlink, &facts).await.map_err(look)?;
+            initial_state::write(&mut tables, known, &own)
+                .map_err(|error| StartError::kernel("write what is known of this node's pods", error))?;
+        }
+        let lease = lease::take(programs.ebpf_mut())?;
+        let mut state = State::new(programs, node_tables, (&tables, &flow_tables), lease.clone())?;
+        state.begin(&settings, facts, &tables, succession.is_open())?;
+        // What is refused from here on is so by a hook, with programs on others.
+        succession.inherit(&pins)?;
+        made.keep();
+        state.attach(&settings)?;
+        let (cut, told) = unbounded_channel();
+        let (heard, conflicts) = unbounded_channel();
+        state.claims.report_to(heard);
+        let shared = Arc::new(Shared {
+            settings,
+            netlink: netlink.clone(),
+            state: Mutex::new(state),
+            tables: Mutex::new(tables),
+            flow_tables: Mutex::new(flow_tables),
+            lease,
+            sweep: Mutex::new(sweep),
+            cut,
+            told: Mutex::new(CutConnections::default()),
+            second_line: LeakGuard::default(),
+            succession,
+        });
+        // Before the overlay carries anything that connection tracking would follow.
+        shared.second_line.install(&shared);
+        overlay::bring_up(&shared.netlink, overlay.index, shared.settings.tunnel_port).await?;
+        let mut spawn =
+            |task, run: BoxFuture<'static, ()>| tasks.spawn(egress_supervise::until(ends.clone(), task, run));
+        let drops = Drops::default();
+        spawn(Task::DeviceWatch, watch::run(Arc::clone(&shared), changes).boxed());
+        spawn(Task::DropEvents, events::run(events, drops.clone(), Arc::clone(&shared)).boxed());
+        spawn(Task::Sweep, gc::run(Arc::clone(&shared)).boxed());
+        spawn(Task::IdleReset, idle_reset::run(Arc::clone(&shared), told).boxed());
+        info!(attachment = ?features.attachment, "data plane is up");
+        Ok(Self { _ends: guard, shared, features, conflicts, drops, _tasks: tasks, _lock: lock })
+    }
+
+    /// What the kernel can do.
+    pub fn features(&self) -> Features {
+        self.features
+    }
+
+    /// Sampled drops, as they come.
+    pub fn drops(&self) -> Drops {
+        self.drops.clone()
+    }
+
+    /// The uplink as it is now; `None` while it is away.
+    pub fn uplink(&self) -> Option<Interface> {
+        self.shared.state().facts().uplink
+    }
+
+    /// Removes what is idle now; returns how many entries went. Like every sweep it follows the host's port ranges.
+    pub fn sweep(&self) -> io::Result<u32> {
+        self.shared.follow_ports()?;
+        self.shared.sweep().map(|swept| swept.removed)
+    }
+}

@@ -1,0 +1,110 @@
+//! What the user decides about the data plane of a node.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+
+use egress_common::abi::Timeouts;
+use ipnet::IpNet;
+
+use crate::names::{self, Attachment, Device};
+use crate::object;
+use egress_core::model::state::Prefix;
+
+/// Networks of the cluster that are known before the API server has answered.
+pub type InitialState = BTreeMap<IpNet, Prefix>;
+
+/// Which part of `flows` and `nat` one holder may have, in percent; 100 is no limit but that of the maps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Quotas {
+    pub pod: u32,
+    pub policy: u32,
+}
+
+impl Quotas {
+    pub const DEFAULT: Self = Self { pod: 25, policy: 75 };
+
+    /// In entries, of maps for so many flows.
+    pub(crate) fn entries(percent: u32, flows: u32) -> u32 {
+        let part = u64::from(flows) * u64::from(percent) / 100;
+        if percent >= 100 { u32::MAX } else { u32::try_from(part).unwrap_or(u32::MAX).max(1) }
+    }
+}
+
+/// What the data plane must be told.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Interface towards the outside.
+    pub uplink: String,
+    /// Interface by which pod traffic enters the host.
+    pub mgmt_port: String,
+    /// Directory of pins, on a BPF file system.
+    pub bpffs: PathBuf,
+    /// UDP port of the overlay, the same on all nodes.
+    pub tunnel_port: u16,
+    /// The cluster's NodePort range, which NAT on the node's own address leaves alone.
+    pub node_port_range: RangeInclusive<u16>,
+    /// How long entries may be idle.
+    pub timeouts: Timeouts,
+    /// How many NAT mappings there may be at once on this node.
+    pub nat_entries: u32,
+    /// Which part of them, and of `flows`, one pod address or one egress policy may hold (percent).
+    pub quotas: Quotas,
+    /// How many connections from outside it remembers.
+    pub inbound_entries: u32,
+    /// Whether hosts outside reach pods by the pods' own addresses.
+    pub direct_routing: bool,
+    /// Whether the programs put plain packets into the overlay, and take them out, themselves. The device does it for
+    /// all others, and for all where this is off.
+    pub overlay_in_program: bool,
+    /// How programs are attached; `None` asks the kernel.
+    pub attachment: Option<Attachment>,
+    /// What is known of the cluster before it has been heard of, where pods that are not known are dropped from the first packet
+    /// on; `None` where they pass until then.
+    pub foreknown: Option<InitialState>,
+    /// The eBPF object, an ELF file.
+    pub object: Cow<'static, [u8]>,
+}
+
+impl Settings {
+    /// Defaults for everything but the interfaces.
+    pub fn new(uplink: impl Into<String>, mgmt_port: impl Into<String>) -> Self {
+        Self {
+            uplink: uplink.into(),
+            mgmt_port: mgmt_port.into(),
+            bpffs: names::DEFAULT_BPFFS.into(),
+            tunnel_port: names::DEFAULT_TUNNEL_PORT,
+            node_port_range: 30000..=32767,
+            timeouts: Timeouts::DEFAULT,
+            nat_entries: names::DEFAULT_NAT_ENTRIES,
+            quotas: Quotas::DEFAULT,
+            inbound_entries: names::DEFAULT_INBOUND_ENTRIES,
+            direct_routing: false,
+            overlay_in_program: true,
+            attachment: None,
+            foreknown: None,
+            object: Cow::Borrowed(object::embedded().unwrap_or_default()),
+        }
+    }
+
+    /// Entries of a map where that is not what the object says.
+    pub(crate) fn map_size(&self, name: &str) -> Option<u32> {
+        match name {
+            // A mapping has two keys.
+            names::NAT_MAP => Some(self.nat_entries.saturating_mul(2)),
+            names::FLOWS_MAP => Some(self.nat_entries),
+            names::INBOUND_MAP => Some(self.inbound_entries),
+            _ => None,
+        }
+    }
+
+    /// Name of a device on this node.
+    pub(crate) fn device(&self, device: Device) -> &str {
+        match device {
+            Device::Mgmt => &self.mgmt_port,
+            Device::Uplink => &self.uplink,
+            Device::Overlay => names::OVERLAY_DEVICE,
+        }
+    }
+}
