@@ -27,7 +27,7 @@ use crate::maps::lease;
 use crate::maps::tables::{self, FlowTables, NodeTables, Tables};
 use crate::names::{Pins, SWEEP_PROGRAM};
 use crate::node_state::leak_guard::LeakGuard;
-use crate::node_state::reset_history::CutConnections;
+use crate::node_state::reset_history::ResetHistory;
 use crate::node_state::shared::Shared;
 use crate::node_state::{State, watch};
 use crate::overlay;
@@ -77,16 +77,16 @@ impl Dataplane {
         // What is wrong with these pins is said before what is wrong with others, and a refusal makes no directory. It needs no
         // device.
         let fit = pins::check(&pins, &settings)?;
-        let succession = AbiMigration::look(&pins)?;
+        let abi_migration = AbiMigration::look(&pins)?;
         missing_devices::names(&settings)?;
-        foreign::refuse(&settings, &pins, succession.others())?;
+        foreign::refuse(&settings, &pins, abi_migration.others())?;
         let look = |error| StartError::kernel("look at the node's interfaces", error);
         let facts = watch::gather(&netlink, &settings).await.map_err(look)?;
-        let versions: Vec<_> = succession.others().iter().cloned().chain([pins.version()]).collect();
+        let versions: Vec<_> = abi_migration.others().iter().cloned().chain([pins.version()]).collect();
         missing_devices::elsewhere(&settings, &facts, &versions)?;
         let made = pins::make(&pins, fit)?;
         // What was set aside is another layout by now.
-        let succession = AbiMigration::look(&pins)?;
+        let abi_migration = AbiMigration::look(&pins)?;
         let overlay = overlay::ensure(&netlink, settings.tunnel_port).await?;
 
         let mut programs = Programs::load(&settings, &pins, features.attachment).await?;
@@ -97,21 +97,21 @@ impl Dataplane {
         let node_tables = NodeTables::take(programs.ebpf_mut())?;
         let sweep = programs.sweep().map_err(|error| StartError::Object(format!("{SWEEP_PROGRAM}: {error}")))?;
         let facts = watch::gather(&netlink, &settings).await.map_err(look)?;
-        if let Some(known) = settings.foreknown.as_ref().filter(|_| !node_tables.are_configured()) {
+        if let Some(known) = settings.initial_state.as_ref().filter(|_| !node_tables.are_configured()) {
             let own = OwnAddresses::read(&netlink, &facts).await.map_err(look)?;
             initial_state::write(&mut tables, known, &own)
                 .map_err(|error| StartError::kernel("write what is known of this node's pods", error))?;
         }
         let lease = lease::take(programs.ebpf_mut())?;
         let mut state = State::new(programs, node_tables, (&tables, &flow_tables), lease.clone())?;
-        state.begin(&settings, facts, &tables, succession.is_open())?;
+        state.begin(&settings, facts, &tables, abi_migration.is_open())?;
         // What is refused from here on is so by a hook, with programs on others.
-        succession.inherit(&pins)?;
+        abi_migration.take_over(&pins)?;
         made.keep();
         state.attach(&settings)?;
-        let (cut, told) = unbounded_channel();
-        let (heard, conflicts) = unbounded_channel();
-        state.claims.report_to(heard);
+        let (reset_requests, idle_resets) = unbounded_channel();
+        let (conflict_reports, conflicts) = unbounded_channel();
+        state.claims.report_to(conflict_reports);
         let shared = Arc::new(Shared {
             settings,
             netlink: netlink.clone(),
@@ -120,13 +120,13 @@ impl Dataplane {
             flow_tables: Mutex::new(flow_tables),
             lease,
             sweep: Mutex::new(sweep),
-            cut,
-            told: Mutex::new(CutConnections::default()),
-            second_line: LeakGuard::default(),
-            succession,
+            reset_requests,
+            reset_history: Mutex::new(ResetHistory::default()),
+            leak_guard: LeakGuard::default(),
+            abi_migration,
         });
         // Before the overlay carries anything that connection tracking would follow.
-        shared.second_line.install(&shared);
+        shared.leak_guard.install(&shared);
         overlay::bring_up(&shared.netlink, overlay.index, shared.settings.tunnel_port).await?;
         let mut spawn =
             |task, run: BoxFuture<'static, ()>| tasks.spawn(egress_supervise::until(ends.clone(), task, run));
@@ -134,7 +134,7 @@ impl Dataplane {
         spawn(Task::DeviceWatch, watch::run(Arc::clone(&shared), changes).boxed());
         spawn(Task::DropEvents, events::run(events, drops.clone(), Arc::clone(&shared)).boxed());
         spawn(Task::Sweep, gc::run(Arc::clone(&shared)).boxed());
-        spawn(Task::IdleReset, idle_reset::run(Arc::clone(&shared), told).boxed());
+        spawn(Task::IdleReset, idle_reset::run(Arc::clone(&shared), idle_resets).boxed());
         info!(attachment = ?features.attachment, "data plane is up");
         Ok(Self { _ends: guard, shared, features, conflicts, drops, _tasks: tasks, _lock: lock })
     }

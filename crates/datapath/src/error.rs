@@ -61,7 +61,7 @@ impl StartError {
 
     /// The reason of the event by which an administrator hears of it, where what is wrong is not the agent's own
     /// installation, which whoever installs it sees.
-    pub fn told_of_node(&self) -> Option<&'static str> {
+    pub fn event_reason(&self) -> Option<&'static str> {
         match self {
             Self::Busy { .. } | Self::ForeignPrograms { .. } => Some("SecondAgent"),
             Self::TunnelPortTaken { .. } => Some("TunnelPortTaken"),

@@ -62,7 +62,7 @@ pub struct Settings {
     pub attachment: Option<Attachment>,
     /// What is known of the cluster before it has been heard of, where pods that are not known are dropped from the first packet
     /// on; `None` where they pass until then.
-    pub foreknown: Option<InitialState>,
+    pub initial_state: Option<InitialState>,
     /// The eBPF object, an ELF file.
     pub object: Cow<'static, [u8]>,
 }
@@ -83,7 +83,7 @@ impl Settings {
             direct_routing: false,
             overlay_in_program: true,
             attachment: None,
-            foreknown: None,
+            initial_state: None,
             object: Cow::Borrowed(object::embedded().unwrap_or_default()),
         }
     }

@@ -253,7 +253,7 @@ async fn run_async(args: &RunArgs, notes: Notes, (log, troubles): (LogLevel, Tro
     settings.direct_routing = args.direct_routing;
     settings.attachment = args.attach.wish();
     settings.overlay_in_program = args.encapsulation == Encapsulation::Program;
-    settings.foreknown = args.foreknown();
+    settings.initial_state = args.foreknown();
     let host = Host::new(settings.uplink.clone(), settings.mgmt_port.clone())?;
     let is_early = args.node.uplink.is_none() && uplink::is_early(&args.node.mgmt_port);
     let dataplane = tokio::select! {
@@ -261,7 +261,7 @@ async fn run_async(args: &RunArgs, notes: Notes, (log, troubles): (LogLevel, Tro
         started = start(&client, settings, station.awaited()) => match started {
             Ok(dataplane) => dataplane,
             Err(error) => {
-                if let Some(reason) = error.told_of_node() {
+                if let Some(reason) = error.event_reason() {
                     let why = error.to_string();
                     events::write_node_event(client, &args.api.node_name, &outages, (reason, &why)).await;
                 }

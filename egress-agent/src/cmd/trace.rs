@@ -12,7 +12,7 @@ use crate::cmd::values::{Destination, PodName, Protocol};
 use crate::debug::socket::names;
 use egress_core::display_names::Names;
 use egress_datapath::trace::report::Report;
-use egress_datapath::trace::test_packet::Probe;
+use egress_datapath::trace::test_packet::TestPacket;
 use egress_datapath::trace::{TraceError, Tracer};
 use egress_kube::admin::{self, PodError};
 use egress_kube::client::{ClientError, connect_as_user};
@@ -124,15 +124,15 @@ async fn sender(args: &TraceArgs, names: &Names) -> Result<IpAddr, NoTrace> {
 }
 
 impl TraceArgs {
-    fn probe(&self, from: IpAddr) -> Result<Probe, NoTrace> {
+    fn probe(&self, from: IpAddr) -> Result<TestPacket, NoTrace> {
         let Destination { address: to, port } = self.to;
         let ping = if to.is_ipv4() { PROTO_ICMP } else { PROTO_ICMPV6 };
         let protocol = match (self.proto, port) {
             (Some(Protocol(PROTO_ICMP | PROTO_ICMPV6)), Some(_)) => return Err(NoTrace::HasNoPort("icmp")),
             // Of whichever family.
             (Some(Protocol(PROTO_ICMP | PROTO_ICMPV6)) | None, None) => ping,
-            (Some(Protocol(number)), None) if Probe::has_ports(number) => return Err(NoTrace::NeedsPort(number)),
-            (Some(Protocol(number)), Some(_)) if !Probe::has_ports(number) => {
+            (Some(Protocol(number)), None) if TestPacket::has_ports(number) => return Err(NoTrace::NeedsPort(number)),
+            (Some(Protocol(number)), Some(_)) if !TestPacket::has_ports(number) => {
                 return Err(NoTrace::HasNoPort("this protocol"));
             }
             (Some(Protocol(number)), _) => number,
@@ -140,7 +140,7 @@ impl TraceArgs {
         };
         let dport = port.unwrap_or_default();
         let Self { from_port: sport, under_way, length, ttl, .. } = *self;
-        Ok(Probe { from, to, protocol, sport, dport, under_way, ttl, length })
+        Ok(TestPacket { from, to, protocol, sport, dport, under_way, ttl, length })
     }
 }
 

@@ -39,12 +39,12 @@ pub fn status(bpffs: &Path, why: String) -> Result<Status, PinsError> {
 }
 
 /// Puts in what the programs do, whatever an agent wants of them.
-pub fn fill(status: &mut Status, Pinned { owned, moving, pods, policies }: Pinned, names: &Names) {
+pub fn fill(status: &mut Status, Pinned { owned, handovers, pods, policies }: Pinned, names: &Names) {
     let one = |id: EgressId, address, owned, state| {
         let object = names.objects.get(&id.0).cloned();
         Address { address, egress_id: id.0, object, owned, wanted: None, state }
     };
-    let moving = moving.into_iter().filter(|(id, _)| !owned.contains_key(id)).map(|(id, moving)| {
+    let moving = handovers.into_iter().filter(|(id, _)| !owned.contains_key(id)).map(|(id, moving)| {
         let TunnelEndpoint(peer) = moving.peer;
         let peer = names.nodes.get(&peer).cloned().unwrap_or_else(|| peer.to_string());
         let state = match moving.stage {
@@ -102,9 +102,9 @@ mod tests {
         let owned = [(EgressId(1), ip("172.18.0.100"))].into();
         let peer = TunnelEndpoint(ip("172.18.0.2"));
         let moving = |address| HandoverState { address: ip(address), peer, stage: HandoverStage::Leaving };
-        let moving = [(EgressId(1), moving("172.18.0.100")), (EgressId(2), moving("172.18.0.101"))].into();
+        let handovers = [(EgressId(1), moving("172.18.0.100")), (EgressId(2), moving("172.18.0.101"))].into();
         let pods = vec![PodState::Selected(EgressId(1)), PodState::Known];
-        let pinned = Pinned { owned, moving, pods, ..Pinned::default() };
+        let pinned = Pinned { owned, handovers, pods, ..Pinned::default() };
         let names =
             Names { objects: [(1, "a".into())].into(), nodes: [(peer.0, "n2".into())].into(), ..Names::default() };
         let mut status = Status::default();

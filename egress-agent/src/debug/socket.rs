@@ -85,7 +85,7 @@ async fn answer(mut stream: UnixStream, sources: &Sources) -> io::Result<()> {
     let answer = match serde_json::from_str(&question) {
         Ok(Request::Status) => in_time(sources.status(), |status| Answer::Status(Box::new(status))).await,
         Ok(Request::Drops { follow, reason }) => {
-            return sources.questions.drops.tell((follow, reason.as_deref()), reader, writer).await;
+            return sources.questions.drops.stream((follow, reason.as_deref()), reader, writer).await;
         }
         Ok(Request::LogLevel { set }) => log_level(&sources.questions.log, set),
         Ok(Request::Attach(attach)) => in_time(sources.attach(attach), |refused| Answer::Attached { refused }).await,

@@ -207,7 +207,7 @@ fn unknown_pods_are_dropped_from_the_first_packet_on() {
                 }
             });
         };
-        let dropping = Settings { foreknown: Some(InitialState::new()), ..node.settings() };
+        let dropping = Settings { initial_state: Some(InitialState::new()), ..node.settings() };
         let dataplane = node::start(dropping.clone()).await;
         let counted = |dataplane: &Dataplane| dataplane.counters().expect("counters")[&Verdict::UnknownPod].packets;
         send(7);

@@ -10,7 +10,7 @@ use egress_common::abi::{
     Share, Slot, Tuple, Verdict, WhenEmpty,
 };
 use egress_datapath::names::PINNED_MAPS;
-use egress_datapath::trace::test_packet::Probe;
+use egress_datapath::trace::test_packet::TestPacket;
 use egress_datapath::trace::{Traced, Tracer};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
@@ -63,8 +63,8 @@ fn contents(stage: &Stage) -> Vec<String> {
     ]
 }
 
-fn probe(from: &str, to: &str, dport: u16) -> Probe {
-    Probe { from: ip(from), to: ip(to), protocol: 17, sport: 40_000, dport, under_way: false, ttl: 64, length: 0 }
+fn probe(from: &str, to: &str, dport: u16) -> TestPacket {
+    TestPacket { from: ip(from), to: ip(to), protocol: 17, sport: 40_000, dport, under_way: false, ttl: 64, length: 0 }
 }
 
 fn policy(stage: &mut Stage, cast: &Cast, when: WhenEmpty, slots: &[Slot]) {
@@ -85,13 +85,13 @@ fn occupy(stage: &mut Stage, cast: &Cast, protocol: u8, ports: impl IntoIterator
 }
 
 /// What is there before the packet, whose verdict it is, and the packet.
-type Case = (Verdict, fn(&mut Stage, &Cast), fn(&Cast) -> Probe);
+type Case = (Verdict, fn(&mut Stage, &Cast), fn(&Cast) -> TestPacket);
 
 fn nothing(_: &mut Stage, _: &Cast) {}
 
 /// The flow of the traced packet has begun.
 fn begun(stage: &mut Stage, cast: &Cast) {
-    let first = Probe { protocol: 6, ..probe(cast.pod, cast.world, 443) };
+    let first = TestPacket { protocol: 6, ..probe(cast.pod, cast.world, 443) };
     stage.run_frame(&FROM_POD, &first.frame(MGMT_MAC), Verdict::SnatHere);
 }
 
@@ -111,7 +111,7 @@ const CASES: &[Case] = &[
             let syn = packet(cast.world, cast.pod, 443, 40_000).tcp(SYN);
             stage.run_frame(&TO_POD, &syn.frame(), Verdict::InboundRemembered);
         },
-        |cast| Probe { protocol: 6, under_way: true, ..probe(cast.pod, cast.world, 443) },
+        |cast| TestPacket { protocol: 6, under_way: true, ..probe(cast.pod, cast.world, 443) },
     ),
     (Verdict::NotSelected, nothing, |cast| probe(cast.known_pod, cast.world, 80)),
     (Verdict::UnknownPod, nothing, |cast| probe(cast.unknown_pod, cast.world, 80)),
@@ -130,10 +130,10 @@ const CASES: &[Case] = &[
         |stage, cast| policy(stage, cast, WhenEmpty::NodeAddress, &[]),
         |cast| probe(cast.pod, cast.world, 80),
     ),
-    (Verdict::TtlExpired, nothing, |cast| Probe { ttl: 1, ..probe(cast.pod, cast.world, 80) }),
+    (Verdict::TtlExpired, nothing, |cast| TestPacket { ttl: 1, ..probe(cast.pod, cast.world, 80) }),
     (Verdict::MarkedNode, nothing, |cast| probe(cast.pod, cast.other_node, 80)),
-    (Verdict::SnatHere, nothing, |cast| Probe { protocol: 6, ..probe(cast.pod, cast.world, 80) }),
-    (Verdict::SnatHere, nothing, |cast| Probe { protocol: 132, ..probe(cast.pod, cast.world, 80) }),
+    (Verdict::SnatHere, nothing, |cast| TestPacket { protocol: 6, ..probe(cast.pod, cast.world, 80) }),
+    (Verdict::SnatHere, nothing, |cast| TestPacket { protocol: 132, ..probe(cast.pod, cast.world, 80) }),
     // A flow that there is, whose port is not its own.
     (
         Verdict::SnatHere,
@@ -141,7 +141,7 @@ const CASES: &[Case] = &[
             occupy(stage, cast, 6, [40_000], 443);
             begun(stage, cast);
         },
-        |cast| Probe { protocol: 6, under_way: true, ..probe(cast.pod, cast.world, 443) },
+        |cast| TestPacket { protocol: 6, under_way: true, ..probe(cast.pod, cast.world, 443) },
     ),
     (Verdict::ToGateway, nothing, |cast| probe(cast.away_pod, cast.world, 80)),
     (
@@ -152,8 +152,8 @@ const CASES: &[Case] = &[
         },
         |cast| probe(cast.pod, cast.world, 80),
     ),
-    (Verdict::MtuAnswered, nothing, |cast| Probe { length: 1501, ..probe(cast.pod, cast.world, 80) }),
-    (Verdict::MtuAnswered, nothing, |cast| Probe { length: 1451, ..probe(cast.away_pod, cast.world, 80) }),
+    (Verdict::MtuAnswered, nothing, |cast| TestPacket { length: 1501, ..probe(cast.pod, cast.world, 80) }),
+    (Verdict::MtuAnswered, nothing, |cast| TestPacket { length: 1451, ..probe(cast.away_pod, cast.world, 80) }),
     (Verdict::HairpinAnswered, nothing, |cast| probe(cast.pod, cast.away_egress, 80)),
     (
         Verdict::CutAnswered,
@@ -161,7 +161,7 @@ const CASES: &[Case] = &[
             begun(stage, cast);
             policy(stage, cast, WhenEmpty::Drop, &[Slot::remote(addr(cast.away_egress), addr(V4.other_node))]);
         },
-        |cast| Probe { protocol: 6, under_way: true, ..probe(cast.pod, cast.world, 443) },
+        |cast| TestPacket { protocol: 6, under_way: true, ..probe(cast.pod, cast.world, 443) },
     ),
     (
         Verdict::CutAnswered,
@@ -169,7 +169,7 @@ const CASES: &[Case] = &[
             begun(stage, cast);
             stage.put_pod(cast.pod, PodEntry::known().with_cut_until(now_ns() + 240_000_000_000));
         },
-        |cast| Probe { protocol: 6, under_way: true, ..probe(cast.pod, cast.world, 443) },
+        |cast| TestPacket { protocol: 6, under_way: true, ..probe(cast.pod, cast.world, 443) },
     ),
     (Verdict::ForgedTunnel, nothing, |cast| probe(cast.pod, cast.other_node, 4794)),
     (Verdict::NoPolicy, nothing, |cast| probe(cast.early_pod, cast.world, 80)),
@@ -203,22 +203,22 @@ const CASES: &[Case] = &[
         |cast| probe(cast.pod, cast.world, 53),
     ),
     (Verdict::NoRoute, nothing, |cast| probe(cast.pod, cast.nowhere, 80)),
-    (Verdict::UnsupportedProtocol, nothing, |cast| Probe { protocol: 51, ..probe(cast.pod, cast.world, 0) }),
+    (Verdict::UnsupportedProtocol, nothing, |cast| TestPacket { protocol: 51, ..probe(cast.pod, cast.world, 0) }),
     (
         Verdict::PortTaken,
         |stage, cast| occupy(stage, cast, 132, [40_000], 443),
-        |cast| Probe { protocol: 132, under_way: true, ..probe(cast.pod, cast.world, 443) },
+        |cast| TestPacket { protocol: 132, under_way: true, ..probe(cast.pod, cast.world, 443) },
     ),
     (
         Verdict::ProtocolTaken,
         |stage, cast| occupy(stage, cast, 47, [0], 0),
-        |cast| Probe { protocol: 47, ..probe(cast.pod, cast.world, 0) },
+        |cast| TestPacket { protocol: 47, ..probe(cast.pod, cast.world, 0) },
     ),
 ];
 
 /// Where the families differ.
 const CASES_V6: &[Case] = &[
-    (Verdict::SnatHere, nothing, |cast| Probe { protocol: 58, ..probe(cast.pod, cast.world, 0) }),
+    (Verdict::SnatHere, nothing, |cast| TestPacket { protocol: 58, ..probe(cast.pod, cast.world, 0) }),
     (
         Verdict::OverlayTooNarrow,
         |stage, cast| {
@@ -226,7 +226,7 @@ const CASES_V6: &[Case] = &[
             let far = Slot::remote(addr(cast.away_egress), addr(cast.other_node));
             policy(stage, cast, WhenEmpty::Drop, &[far]);
         },
-        |cast| Probe { length: 1280, ..probe(cast.pod, cast.world, 80) },
+        |cast| TestPacket { length: 1280, ..probe(cast.pod, cast.world, 80) },
     ),
 ];
 
@@ -286,9 +286,9 @@ fn every_verdict_of_the_road_is_traced_or_excused() {
     }
 }
 
-fn traced(tracer: &mut Tracer<'_>, probe: &Probe) -> Traced {
+fn traced(tracer: &mut Tracer<'_>, probe: &TestPacket) -> Traced {
     let traced = tracer.trace(probe).unwrap_or_else(|error| panic!("{probe:?}: {error}"));
-    assert!(traced.agrees(), "{probe:?}: {:?}, foreseen {:?}", traced.verdict, traced.foreseen);
+    assert!(traced.agrees(), "{probe:?}: {:?}, predicted {:?}", traced.verdict, traced.predicted);
     traced
 }
 
@@ -306,7 +306,7 @@ fn play(stage: &mut Stage, cast: &Cast, tracer: &mut Tracer<'_>, (verdict, prepa
     assert_eq!(contents(stage), before, "{probe:?}: a trace leaves no trace");
     assert_eq!(traced.verdict, *verdict, "{probe:?}");
     stage.turn();
-    let tuple = traced.heads.tuple;
+    let tuple = traced.headers.tuple;
     stage.run_frame(&FROM_POD, &probe.frame(MGMT_MAC), *verdict);
     // And by the same address and port, but for one that is chosen by chance.
     let shown = |mapping: Option<NatEntry>| mapping.map(|mapping| mapping.other);
@@ -345,8 +345,8 @@ fn a_port_by_chance_is_one_that_is_free() {
 fn a_trace_knows_of_full_maps() {
     on_stage_with(&[("nat", 4), ("flows", 2)], |stage| {
         let mut tracer = tracer(stage);
-        let known = |port| Probe { sport: port, ..probe(V4.pod, V4.world, 80) };
-        let far = |port| Probe { sport: port, ..probe(V4.away_pod, V4.world, 80) };
+        let known = |port| TestPacket { sport: port, ..probe(V4.pod, V4.world, 80) };
+        let far = |port| TestPacket { sport: port, ..probe(V4.away_pod, V4.world, 80) };
         assert_eq!(traced(&mut tracer, &known(1)).verdict, Verdict::SnatHere);
         for port in [40_000, 40_001] {
             stage.run_frame(&FROM_POD, &known(port).frame(MGMT_MAC), Verdict::SnatHere);

@@ -64,7 +64,7 @@ impl OurSet {
     }
 
     /// Pins a program that is about to become a filter. Others may be pinned as long as they are filters somewhere.
-    pub fn take_in(&self, program: &mut SchedClassifier) -> Result<(), ProgramError> {
+    pub fn pin_program(&self, program: &mut SchedClassifier) -> Result<(), ProgramError> {
         let path = self.pins.join(program.info()?.id().to_string());
         fs::create_dir_all(&self.pins)?;
         if path.try_exists()? { Ok(()) } else { program.pin(path).map_err(|error| io::Error::other(error).into()) }
@@ -72,7 +72,7 @@ impl OurSet {
 
     /// Lets go of the programs that are no filters any more. Those that this process has attached stay, whatever the kernel
     /// lists: without its pin a filter would be nobody's.
-    pub fn let_go(&self, attached: BTreeSet<u32>) -> io::Result<()> {
+    pub fn unpin_unused(&self, attached: BTreeSet<u32>) -> io::Result<()> {
         let mut used = attached;
         for ifindex in filters::devices()? {
             for direction in [TcAttachType::Ingress, TcAttachType::Egress] {
@@ -141,20 +141,20 @@ fn numbers_in(directory: &Path) -> io::Result<BTreeSet<u32>> {
 
 /// Where our filter is, or may go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ConnectionSlot {
+pub enum FilterSlot {
     Ours(TcHandle),
     Free(TcHandle),
 }
 
-pub fn seat(set: &OurSet, hook: Hook, ifindex: u32) -> io::Result<ConnectionSlot> {
+pub fn find_slot(set: &OurSet, hook: Hook, ifindex: u32) -> io::Result<FilterSlot> {
     let of_ours = |filter: &Filter| filter.priority() == CLSACT_PRIORITY;
     if let Some(ours) = set.ours(hook, ifindex)?.into_iter().find(of_ours) {
-        return Ok(ConnectionSlot::Ours(ours.handle.into()));
+        return Ok(FilterSlot::Ours(ours.handle.into()));
     }
     let there = filters::on(ifindex, hook.direction())?;
     let is_taken = there.iter().any(|filter| of_ours(filter) && filter.handle == u32::from(CLSACT_HANDLE));
     // Any handle will do: the next agent knows ours by what they are.
-    Ok(ConnectionSlot::Free(if is_taken { TcHandle::AUTO_ASSIGN } else { CLSACT_HANDLE }))
+    Ok(FilterSlot::Free(if is_taken { TcHandle::AUTO_ASSIGN } else { CLSACT_HANDLE }))
 }
 
 /// Makes sure that the device takes filters.
@@ -250,7 +250,7 @@ mod tests {
         }
         let filters = numbers_in(&pins).expect("numbers");
         let set = OurSet { counters: None, filters, pins: pins.clone(), marks: pins.join("none") };
-        let outcome = set.let_go(BTreeSet::from([attached]));
+        let outcome = set.unpin_unused(BTreeSet::from([attached]));
         let stay = numbers_in(&pins);
         fs::remove_dir_all(&pins).expect("it was there");
         outcome.expect("files that can be removed");

@@ -18,7 +18,7 @@ use crate::names::{Device, Hook, LINKS, Pins};
 /// A program on its hook.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attached {
-    pub way: Attachment,
+    pub attachment: Attachment,
     pub ifindex: u32,
     pub program: u32,
     /// The kernel's hash of the program's instructions.
@@ -67,7 +67,13 @@ fn by_link(path: &Path) -> io::Result<Option<Attached>> {
     let since = fs::metadata(path)?.modified().ok();
     let link = access::open_pin(path)?;
     let text = fs::read_to_string(format!("/proc/self/fdinfo/{}", link.as_raw_fd()))?;
-    Ok(parse(&text).map(|(ifindex, program, tag)| Attached { way: Attachment::Tcx, ifindex, program, tag, since }))
+    Ok(parse(&text).map(|(ifindex, program, tag)| Attached {
+        attachment: Attachment::Tcx,
+        ifindex,
+        program,
+        tag,
+        since,
+    }))
 }
 
 /// What the kernel writes of a link: its device, program and the program's tag. `None` where the device is gone.
@@ -86,7 +92,13 @@ fn by_filter(config: &Config, hook: Hook) -> io::Result<Option<Attached>> {
     let found = filters::on(ifindex, hook.direction())?;
     let ours = found.into_iter().find(|filter| filter.name == hook.name() && filter.program.is_some());
     Ok(ours.and_then(|filter| {
-        Some(Attached { way: Attachment::Clsact, ifindex, program: filter.program?, tag: filter.tag, since: None })
+        Some(Attached {
+            attachment: Attachment::Clsact,
+            ifindex,
+            program: filter.program?,
+            tag: filter.tag,
+            since: None,
+        })
     }))
 }
 

@@ -25,7 +25,7 @@ use tokio::time::Instant;
 /// Remembered for who comes later. Where there are more, one of the reason that has most makes room.
 const RECENT: usize = 256;
 /// That one who follows may be behind.
-const BEHIND: usize = 1024;
+const BACKLOG: usize = 1024;
 /// For each who follows.
 pub const LINES_PER_SECOND: u32 = 50;
 
@@ -49,7 +49,7 @@ pub struct Sample {
 #[serde(rename_all = "snake_case")]
 pub enum Line {
     Drop(Sample),
-    /// So many more were sampled than are told.
+    /// So many more were sampled than are lines_read.
     LeftOut(u64),
 }
 
@@ -62,7 +62,7 @@ pub struct Drops {
 
 impl Default for Drops {
     fn default() -> Self {
-        Self { recent: Arc::default(), coming: broadcast::channel(BEHIND).0 }
+        Self { recent: Arc::default(), coming: broadcast::channel(BACKLOG).0 }
     }
 }
 
@@ -88,7 +88,7 @@ impl Drops {
     }
 
     /// Writes a line for each, and goes on with those to come until the other end closes.
-    pub async fn tell(
+    pub async fn stream(
         &self,
         (follow, reason): (bool, Option<&str>),
         mut reader: impl AsyncRead + Unpin,
@@ -102,24 +102,24 @@ impl Drops {
         if !follow {
             return Ok(());
         }
-        let (mut pace, mut byte) = (Backoff::since(Instant::now()), [0]);
+        let (mut limit, mut byte) = (RateLimit::since(Instant::now()), [0]);
         loop {
             let next = tokio::select! {
                 next = coming.recv() => next,
                 // Nobody says anything more: it is the end.
                 _end = reader.read(&mut byte) => return Ok(()),
-                () = pace.is_over() => {
-                    let left_out = pace.begin(Instant::now());
+                () = limit.is_over() => {
+                    let left_out = limit.begin(Instant::now());
                     write(&mut writer, &Line::LeftOut(left_out)).await?;
                     continue;
                 }
             };
             match next {
                 Ok(sample) if !is_asked_for(&sample) => {}
-                Ok(sample) if pace.takes(Instant::now()) => write(&mut writer, &Line::Drop(sample)).await?,
-                Ok(_) => pace.left_out += 1,
+                Ok(sample) if limit.takes(Instant::now()) => write(&mut writer, &Line::Drop(sample)).await?,
+                Ok(_) => limit.left_out += 1,
                 // Of whichever reason.
-                Err(RecvError::Lagged(missed)) => pace.left_out += missed,
+                Err(RecvError::Lagged(missed)) => limit.left_out += missed,
                 Err(RecvError::Closed) => return Ok(()),
             }
         }
@@ -142,13 +142,13 @@ async fn write(writer: &mut (impl AsyncWrite + Unpin), line: &Line) -> io::Resul
 }
 
 /// What may be told in this second.
-struct Backoff {
+struct RateLimit {
     since: Instant,
     lines: u32,
     left_out: u64,
 }
 
-impl Backoff {
+impl RateLimit {
     const WINDOW: Duration = Duration::from_secs(1);
 
     const fn since(since: Instant) -> Self {
@@ -210,9 +210,9 @@ mod tests {
             drops.publish(sample(number));
         }
         let mut out = Vec::new();
-        drops.tell((false, None), tokio::io::empty(), &mut out).await.expect("written");
-        let told = lines(&out);
-        assert_eq!((told.len(), &told[0]), (RECENT, &Line::Drop(sample(300 - 256))));
+        drops.stream((false, None), tokio::io::empty(), &mut out).await.expect("written");
+        let lines_read = lines(&out);
+        assert_eq!((lines_read.len(), &lines_read[0]), (RECENT, &Line::Drop(sample(300 - 256))));
     }
 
     fn of(reason: &'static str, number: u32) -> Sample {
@@ -230,7 +230,7 @@ mod tests {
         let recent: Vec<_> = drops.recent().iter().cloned().collect();
         assert_eq!((recent.len(), &recent[0], &recent[1]), (RECENT, &of("no_gateway", 1), &of("no_nat_entry", 4746)));
         let mut out = Vec::new();
-        drops.tell((false, Some("no_gateway")), tokio::io::empty(), &mut out).await.expect("written");
+        drops.stream((false, Some("no_gateway")), tokio::io::empty(), &mut out).await.expect("written");
         assert_eq!(lines(&out), [Line::Drop(of("no_gateway", 1))]);
     }
 
@@ -240,7 +240,7 @@ mod tests {
         let (client, server) = duplex(1 << 20);
         let (reader, writer) = tokio::io::split(server);
         let followed = drops.clone();
-        let task = tokio::spawn(async move { followed.tell((true, Some("no_gateway")), reader, writer).await });
+        let task = tokio::spawn(async move { followed.stream((true, Some("no_gateway")), reader, writer).await });
         while drops.coming.receiver_count() == 0 {
             tokio::task::yield_now().await;
         }
@@ -260,7 +260,7 @@ mod tests {
         let (client, server) = duplex(1 << 20);
         let (reader, writer) = tokio::io::split(server);
         let followed = drops.clone();
-        let task = tokio::spawn(async move { followed.tell((true, None), reader, writer).await });
+        let task = tokio::spawn(async move { followed.stream((true, None), reader, writer).await });
         let mut client = BufReader::new(client).lines();
         for number in 0..3 {
             let line = client.next_line().await.expect("no error").expect("not the end");
@@ -275,16 +275,16 @@ mod tests {
     #[test]
     fn some_are_told_each_second_and_how_many_were_left_out() {
         let begun = Instant::now();
-        let mut pace = Backoff::since(begun);
-        assert!((0..LINES_PER_SECOND).all(|_| pace.takes(begun)));
-        assert!(!pace.takes(begun), "one too many");
-        pace.left_out += 1;
-        assert!(!pace.takes(begun + Backoff::WINDOW), "not before it is said");
-        assert_eq!(pace.begin(begun + Backoff::WINDOW), 1);
-        assert!(pace.takes(begun + Backoff::WINDOW));
-        let mut quiet = Backoff::since(begun);
+        let mut limit = RateLimit::since(begun);
+        assert!((0..LINES_PER_SECOND).all(|_| limit.takes(begun)));
+        assert!(!limit.takes(begun), "one too many");
+        limit.left_out += 1;
+        assert!(!limit.takes(begun + RateLimit::WINDOW), "not before it is said");
+        assert_eq!(limit.begin(begun + RateLimit::WINDOW), 1);
+        assert!(limit.takes(begun + RateLimit::WINDOW));
+        let mut quiet = RateLimit::since(begun);
         assert!((0..LINES_PER_SECOND).all(|_| quiet.takes(begun)));
-        assert!(quiet.takes(begun + Backoff::WINDOW), "another second");
+        assert!(quiet.takes(begun + RateLimit::WINDOW), "another second");
     }
 
     #[tokio::test]
@@ -293,7 +293,7 @@ mod tests {
         let (client, server) = duplex(64);
         let (reader, writer) = tokio::io::split(server);
         let followed = drops.clone();
-        let task = tokio::spawn(async move { followed.tell((true, None), reader, writer).await });
+        let task = tokio::spawn(async move { followed.stream((true, None), reader, writer).await });
         tokio::task::yield_now().await;
         for number in 0..5000 {
             drops.publish(sample(number));

@@ -23,10 +23,10 @@ use egress_core::plan::executor::DataplaneError;
 /// A flow that has sent a packet may look as if it had been silent for half a second (egress-ebpf/src/flow_cache.rs).
 const NOTED_NS: u64 = 500_000_000;
 
-pub fn put(shared: &Shared, state: &mut State, id: EgressId, moving: HandoverState) -> Result<(), DataplaneError> {
-    let HandoverState { stage, address, peer } = moving;
-    let owned = entry(state, id, &moving)?;
-    let before = state.tables.moving.get(&id.0).map_err(kernel("read map moving"))?;
+pub fn put(shared: &Shared, state: &mut State, id: EgressId, handover: HandoverState) -> Result<(), DataplaneError> {
+    let HandoverState { stage, address, peer } = handover;
+    let owned = entry(state, id, &handover)?;
+    let before = state.tables.handovers.get(&id.0).map_err(kernel("read map handovers"))?;
     // What was handed over before, of the same object: nobody else would end it.
     if let Some(other) = before.filter(|before| before.owned.address != owned.address) {
         end(state, id, other.owned.address.to_ip())?;
@@ -37,9 +37,9 @@ pub fn put(shared: &Shared, state: &mut State, id: EgressId, moving: HandoverSta
         None => now_ns().map_err(kernel("read the clock"))?.saturating_sub(NOTED_NS),
     };
     let entry = abi::HandoverEntry::new(id.0, stage, since_ns, peer.0.into(), owned);
-    put_entry("handovers", &mut state.tables.moving, &id.0, &entry)?;
+    put_entry("handovers", &mut state.tables.handovers, &id.0, &entry)?;
     if stage == HandoverStage::Leaving {
-        let given_up = state.undecided(|tables| tables.owned.remove(&id.0));
+        let given_up = state.with_decisions_suspended(|tables| tables.owned.remove(&id.0));
         given_up.map_err(kernel("remove from map owned"))?;
         // Nor is it announced from here any more. Behind the step: a busy kernel may take its time for a filter.
         state.claims.leave(&shared.settings.uplink, address);
@@ -49,21 +49,21 @@ pub fn put(shared: &Shared, state: &mut State, id: EgressId, moving: HandoverSta
 }
 
 /// The address as it is owned here, or is to be.
-fn entry(state: &State, id: EgressId, moving: &HandoverState) -> Result<Owned, DataplaneError> {
-    if moving.stage == HandoverStage::Leaving {
+fn entry(state: &State, id: EgressId, handover: &HandoverState) -> Result<Owned, DataplaneError> {
+    if handover.stage == HandoverStage::Leaving {
         // Whatever has become of the uplink: who cannot send lets go too.
         let owned = state.tables.owned.get(&id.0).map_err(kernel("read map owned"))?;
-        if let Some(owned) = owned.filter(|owned| owned.address == moving.address.into()) {
+        if let Some(owned) = owned.filter(|owned| owned.address == handover.address.into()) {
             return Ok(owned);
         }
     }
     let no_uplink = || kernel("hand an egress IP over")(io::Error::from_raw_os_error(libc::ENETDOWN));
     let uplink = state.facts().uplink.ok_or_else(no_uplink)?;
-    Ok(convert::owned_pair(id, moving.address, uplink.index, uplink.mac).0)
+    Ok(convert::owned_pair(id, handover.address, uplink.index, uplink.mac).0)
 }
 
 pub fn end(state: &mut State, id: EgressId, address: IpAddr) -> Result<(), DataplaneError> {
-    remove("remove from map moving", &mut state.tables.moving, &id.0)?;
+    remove("remove from map handovers", &mut state.tables.handovers, &id.0)?;
     let owned = state.tables.owned.get(&id.0).map_err(kernel("read map owned"))?;
     let key = address.into();
     let answers = state.tables.owned_addr.get(&key).map_err(kernel("read map owned_addr"))?;
@@ -71,7 +71,7 @@ pub fn end(state: &mut State, id: EgressId, address: IpAddr) -> Result<(), Datap
     let is_over = owned.is_none_or(|owned| owned.address != key);
     if is_over && answers.is_some_and(|entry| entry.egress_id == id.0) {
         remove("remove from map owned_addr", &mut state.tables.owned_addr, &key)?;
-        state.sift_anew().map_err(kernel("write map config"))?;
+        state.rebuild_owned_filter().map_err(kernel("write map config"))?;
     }
     Ok(())
 }

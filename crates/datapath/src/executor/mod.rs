@@ -67,7 +67,7 @@ impl Executor for Dataplane {
 
     /// Not sooner: an address that has moved meanwhile must not be announced by its former node.
     fn confirm(&mut self) {
-        egress_supervise::blocking(|| self.shared.second_line.succeed(&self.shared));
+        egress_supervise::blocking(|| self.shared.leak_guard.finish_migration(&self.shared));
         let mut state = self.shared.state();
         if let Some(uplink) = state.facts().uplink {
             state.claims.announce_all(uplink);
@@ -102,7 +102,7 @@ impl Executor for Dataplane {
     fn cut(&mut self, cuts: Vec<Action>) -> BoxFuture<'static, Result<(), DataplaneError>> {
         walk(&self.shared, move |shared| {
             let cut = flush::all(&mut shared.flow_tables(), &Due::of(&cuts)).map_err(kernel("cut flows"))?;
-            shared.tell(cut);
+            shared.request_resets(cut);
             Ok(())
         })
     }
@@ -137,7 +137,7 @@ fn write(shared: &Shared, action: &Action) -> Result<(), DataplaneError> {
     }
     let written = write_maps(shared, action);
     if written.is_ok() {
-        shared.told().follow(action);
+        shared.reset_history().follow(action);
     }
     shared.state().raise_decisions().map_err(kernel("write map config"))?;
     written
@@ -153,13 +153,13 @@ fn write_maps(shared: &Shared, action: &Action) -> Result<(), DataplaneError> {
             disown(shared, &mut shared.state(), *id, *address)?;
             return shared.forget_counts(id.0).map_err(kernel("remove from map eip_counters"));
         }
-        Action::PutHandover(id, moving) => return handover::put(shared, &mut shared.state(), *id, *moving),
+        Action::PutHandover(id, handover) => return handover::put(shared, &mut shared.state(), *id, *handover),
         Action::EndHandover(id, address) => return handover::end(&mut shared.state(), *id, *address),
         _ => {}
     }
     let mut guard = shared.tables();
     let tables = &mut *guard;
-    shared.second_line.ahead_of(action);
+    shared.leak_guard.before_map_write(action);
     match action {
         // Its probe waits for the network, so it does not run under a lock. Cuts walk other maps.
         Action::Own(..) | Action::CutPod(_) | Action::CutFlows(..) | Action::CutPodFlows(..) | Action::CutOrphans => {
@@ -201,9 +201,9 @@ fn write_maps(shared: &Shared, action: &Action) -> Result<(), DataplaneError> {
         Action::PutPod(address, pod) => {
             let put = put_pod(&mut tables.pods, *address, *pod, &shared.settings.timeouts);
             match &put {
-                Ok(true) => shared.second_line.behind(action),
+                Ok(true) => shared.leak_guard.after_map_write(action),
                 Ok(false) => {}
-                Err(_) => shared.second_line.is_ahead(),
+                Err(_) => shared.leak_guard.mark_stale(),
             }
             put.map(drop)
         }
@@ -212,7 +212,7 @@ fn write_maps(shared: &Shared, action: &Action) -> Result<(), DataplaneError> {
             let before = tables.pods.get(&key).map_err(kernel("read map pods"))?;
             remove("remove from map pods", &mut tables.pods, &key)?;
             if is_selected(before.as_ref()) {
-                shared.second_line.behind(action);
+                shared.leak_guard.after_map_write(action);
             }
             Ok(())
         }
@@ -237,7 +237,7 @@ fn cut_orphans(shared: &Shared) -> Result<(), DataplaneError> {
     if forgotten > 0 {
         info!(entries = forgotten, connections = cut.len(), "flows cut: a former plan ended before it came to that");
     }
-    shared.tell(cut);
+    shared.request_resets(cut);
     Ok(())
 }
 
@@ -385,9 +385,9 @@ impl Dataplane {
 fn disown(shared: &Shared, state: &mut State, id: EgressId, address: IpAddr) -> Result<(), DataplaneError> {
     let tables = &mut state.tables;
     let key = Addr::from(address);
-    let moving = tables.moving.get(&id.0).map_err(kernel("read map moving"))?;
-    if moving.is_some_and(|entry| entry.owned.address == key && entry.stage() != Some(abi::HandoverStage::Leaving)) {
-        remove("remove from map moving", &mut tables.moving, &id.0)?;
+    let handover = tables.handovers.get(&id.0).map_err(kernel("read map handovers"))?;
+    if handover.is_some_and(|entry| entry.owned.address == key && entry.stage() != Some(abi::HandoverStage::Leaving)) {
+        remove("remove from map handovers", &mut tables.handovers, &id.0)?;
     }
     let owned = tables.owned.get(&id.0).map_err(kernel("read map owned"))?;
     if owned.is_some_and(|entry| entry.address == key) {
@@ -400,7 +400,7 @@ fn disown(shared: &Shared, state: &mut State, id: EgressId, address: IpAddr) -> 
         // Whatever fails from here on: another attempt finds no entry that would have it done.
         state.claims.leave(&shared.settings.uplink, address);
         info!(%address, id = id.0, "egress IP is no longer served here");
-        state.sift_anew().map_err(kernel("write map config"))?;
+        state.rebuild_owned_filter().map_err(kernel("write map config"))?;
     }
     Ok(())
 }

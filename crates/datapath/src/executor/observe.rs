@@ -12,7 +12,7 @@ use egress_core::plan::executor::DataplaneError;
 pub fn observe(shared: &Shared) -> Result<KernelState, DataplaneError> {
     let mut seen = {
         let mut state = shared.state();
-        state.end_foreknowing();
+        state.end_initial_state();
         KernelState { on_unknown_pod: state.on_unknown_pod(), ..held(&state)? }
     };
     let tables = shared.tables();
@@ -60,8 +60,8 @@ pub fn held(state: &State) -> Result<KernelState, DataplaneError> {
     };
     state.tables.owned.for_each(see).map_err(kernel("read map owned"))?;
     let see = |id: &u32, entry: &abi::HandoverEntry| {
-        held.handovers.extend(convert::moving(entry).map(|moving| (EgressId(*id), moving)));
+        held.handovers.extend(convert::handover(entry).map(|handover| (EgressId(*id), handover)));
     };
-    state.tables.moving.for_each(see).map_err(kernel("read map moving"))?;
+    state.tables.handovers.for_each(see).map_err(kernel("read map handovers"))?;
     Ok(held)
 }

@@ -38,7 +38,7 @@ pub fn is_due(settings: &Settings) -> bool {
 
 /// Whether there are pins of another layout.
 pub fn has_others(bpffs: &Path) -> bool {
-    AbiMigration::look(&Pins::new(bpffs)).is_ok_and(|succession| succession.is_open())
+    AbiMigration::look(&Pins::new(bpffs)).is_ok_and(|abi_migration| abi_migration.is_open())
 }
 
 /// The directories of other layouts.
@@ -77,7 +77,7 @@ impl AbiMigration {
     }
 
     /// Takes over what is on hooks. Behind everything that can be refused, and right before programs are attached.
-    pub fn inherit(&self, pins: &Pins) -> Result<(), StartError> {
+    pub fn take_over(&self, pins: &Pins) -> Result<(), StartError> {
         for other in &self.others {
             info!(former = %other.display(), "another layout of the maps: flows and mappings begin anew");
             for directory in [LINKS, CLSACT_PROGRAMS, CLSACT_MARKS] {
@@ -95,7 +95,7 @@ impl AbiMigration {
     }
 
     /// The kernel holds what the cluster wants. Whether that ends it.
-    pub fn settle(&self) -> bool {
+    pub fn finish(&self) -> bool {
         if self.is_over.swap(true, Ordering::Relaxed) {
             return false;
         }

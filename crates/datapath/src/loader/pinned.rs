@@ -18,7 +18,7 @@ use egress_core::model::state::{EgressId, Family, HandoverState, PodState, Polic
 #[derive(Debug, Default)]
 pub struct Pinned {
     pub owned: BTreeMap<EgressId, IpAddr>,
-    pub moving: BTreeMap<EgressId, HandoverState>,
+    pub handovers: BTreeMap<EgressId, HandoverState>,
     pub pods: Vec<PodState>,
     pub policies: BTreeMap<(EgressId, Family), Policy>,
 }
@@ -34,7 +34,7 @@ pub fn read(bpffs: &Path) -> io::Result<Option<Pinned>> {
         pinned.owned.insert(EgressId(*id), entry.address.to_ip());
     })?;
     map(&pins, "handovers", |id: &u32, entry: &abi::HandoverEntry| {
-        pinned.moving.extend(convert::moving(entry).map(|moving| (EgressId(*id), moving)));
+        pinned.handovers.extend(convert::handover(entry).map(|handover| (EgressId(*id), handover)));
     })?;
     map(&pins, "pods", |_: &Addr, entry: &PodEntry| pinned.pods.push(convert::pod_state(entry)))?;
     map(&pins, "policy", |key: &PolicyKey, entry: &abi::Policy| {

@@ -33,7 +33,7 @@ use nix::sys::signal::SigSet;
 use tokio::sync::oneshot;
 use tracing::{debug, error};
 
-use crate::attach::clsact::{self, ConnectionSlot, OurSet};
+use crate::attach::clsact::{self, FilterSlot, OurSet};
 use crate::attach::filters;
 use crate::error::StartError;
 use crate::maps::access::tcx_programs;
@@ -142,16 +142,16 @@ impl Programs {
     fn attach_filter(&mut self, hook: Hook, device: &str, ifindex: u32) -> Result<bool, AttachError> {
         let set = self.set().map_err(TcError::IoError)?;
         clsact::ensure(&set, device, ifindex)?;
-        let seat = clsact::seat(&set, hook, ifindex).map_err(TcError::IoError)?;
+        let slot = clsact::find_slot(&set, hook, ifindex).map_err(TcError::IoError)?;
         let program = self.program(hook)?;
-        set.take_in(program)?;
-        let (id, is_new) = match seat {
-            ConnectionSlot::Ours(handle) => {
+        set.pin_program(program)?;
+        let (id, is_new) = match slot {
+            FilterSlot::Ours(handle) => {
                 let ours = SchedClassifierLink::attached(device, hook.direction(), CLSACT_PRIORITY, handle, None)
                     .map_err(TcError::IoError)?;
                 (program.attach_to_link(ours)?, false)
             }
-            ConnectionSlot::Free(handle) => {
+            FilterSlot::Free(handle) => {
                 let options = NlOptions { priority: CLSACT_PRIORITY, handle, classid: None };
                 let options = TcAttachOptions::Netlink(options);
                 (program.attach_with_options(device, hook.direction(), options)?, true)
@@ -176,8 +176,8 @@ impl Programs {
         };
         let mut outcomes = clsact::take_off_elsewhere(&set, &filters);
         outcomes.extend(clsact::forget_elsewhere(&set, &devices));
-        let let_go = self.filter_numbers().and_then(|attached| set.let_go(attached));
-        outcomes.push(("programs of filters".to_owned(), let_go.map(|()| false)));
+        let unpinned = self.filter_numbers().and_then(|attached| set.unpin_unused(attached));
+        outcomes.push(("programs of filters".to_owned(), unpinned.map(|()| false)));
         outcomes
     }
 

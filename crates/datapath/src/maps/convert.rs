@@ -132,7 +132,7 @@ pub fn owned_pair(id: EgressId, address: IpAddr, ifindex: u32, mac: [u8; 6]) -> 
 }
 
 /// `None` for a stage that this version does not know.
-pub fn moving(entry: &abi::HandoverEntry) -> Option<HandoverState> {
+pub fn handover(entry: &abi::HandoverEntry) -> Option<HandoverState> {
     let peer = TunnelEndpoint(entry.peer.to_ip());
     Some(HandoverState { stage: entry.stage()?, address: entry.owned.address.to_ip(), peer })
 }

@@ -20,7 +20,7 @@ use crate::maps::access;
 pub struct NodeTables {
     pub owned: Hash<u32, Owned>,
     pub owned_addr: Hash<Addr, OwnedAddr>,
-    pub moving: Hash<u32, HandoverEntry>,
+    pub handovers: Hash<u32, HandoverEntry>,
     pub config: Array<MapData, Config>,
 }
 
@@ -34,7 +34,7 @@ impl NodeTables {
         Ok(Self {
             owned: hash(ebpf, "owned")?,
             owned_addr: hash(ebpf, "owned_addr")?,
-            moving: hash(ebpf, "handovers")?,
+            handovers: hash(ebpf, "handovers")?,
             config: typed(ebpf, "config")?,
         })
     }

@@ -86,7 +86,7 @@ pub fn overlay_secret(config: &Config, in_program: bool) -> io::Result<[u8; 6]> 
 
 /// The same configuration where the second line is there. An earlier run's word stays, since its packets may be on their
 /// way.
-pub fn with_second_line(config: Config) -> io::Result<Config> {
+pub fn with_leak_guard(config: Config) -> io::Result<Config> {
     if config.seen != 0 {
         return Ok(config);
     }
@@ -133,7 +133,7 @@ pub struct Decisions(u32);
 
 impl Decisions {
     /// Zero stands there before the first start, and where a change was not over when its agent ended, or when it failed.
-    pub const fn behind(decisions: u32) -> Self {
+    pub const fn after(decisions: u32) -> Self {
         Self(decisions)
     }
 
@@ -192,13 +192,13 @@ mod tests {
     #[test]
     fn a_number_that_could_not_be_written_is_not_given_again_and_none_begins_at_one() {
         // Flows keep 2. A change: zero is written, and the number behind it, 3, is not.
-        let mut decisions = Decisions::behind(1);
+        let mut decisions = Decisions::after(1);
         assert_eq!((decisions.next(0), decisions.next(0), decisions.next(0)), (2, 3, 4));
         // The agent ends there. Its successor knows nothing of what flows have kept.
-        let mut successor = Decisions::behind(0);
+        let mut successor = Decisions::after(0);
         let first = successor.next(7_000_000_000);
         assert_eq!((first, successor.next(7_000_000_000)), (7 << 12, (7 << 12) + 1));
-        assert_eq!(Decisions::behind(0).next(0), 1, "zero is none");
+        assert_eq!(Decisions::after(0).next(0), 1, "zero is none");
         assert_eq!(Decisions(u32::MAX).next(0), 1);
     }
 

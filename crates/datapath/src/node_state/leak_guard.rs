@@ -23,9 +23,9 @@ pub struct LeakGuard {
     /// It lacks something that it should have.
     is_stale: AtomicBool,
     /// It was made without the second line.
-    is_forgone: AtomicBool,
-    /// That it cannot be made has been said.
-    said: AtomicBool,
+    is_disabled: AtomicBool,
+    /// That it cannot be made has been is_reported.
+    is_reported: AtomicBool,
     /// Held for one question; who holds it asks for nothing else.
     nft: Mutex<Nft>,
 }
@@ -33,11 +33,11 @@ pub struct LeakGuard {
 impl LeakGuard {
     /// Makes the table, or makes it anew. Not while what is there knows more pods than the maps.
     pub fn install(&self, shared: &Shared) {
-        if shared.succession.is_open() {
+        if shared.abi_migration.is_open() {
             return;
         }
-        let forgone = shared.state().facts().mgmt_filters_ports;
-        if forgone && !self.is_forgone.swap(forgone, Ordering::Relaxed) {
+        let disabled = shared.state().facts().mgmt_filters_ports;
+        if disabled && !self.is_disabled.swap(disabled, Ordering::Relaxed) {
             // As on every node with kube-proxy: nothing is wrong.
             info!(
                 interface = shared.settings.mgmt_port,
@@ -45,17 +45,17 @@ impl LeakGuard {
                  the bridge be made anew, nothing keeps selected pods' packets back until programs are on it again"
             );
         }
-        self.is_forgone.store(forgone, Ordering::Relaxed);
-        let made = self.make(shared, forgone);
+        self.is_disabled.store(disabled, Ordering::Relaxed);
+        let made = self.make(shared, disabled);
         // One that cannot be looked for may be there.
         let is_there = made.is_ok() || self.nft().is_installed().unwrap_or(true);
         self.is_stale.store(made.is_err(), Ordering::Relaxed);
         // Without the rules nobody takes the word off again.
-        let nobody_asks = !is_there || (forgone && made.is_ok());
-        let silenced = if nobody_asks { shared.state().forgo_second_line() } else { Ok(()) };
-        match made.and(silenced) {
-            Ok(()) => self.said.store(false, Ordering::Relaxed),
-            Err(error) if self.said.swap(true, Ordering::Relaxed) => debug!(%error, "still no nftables table"),
+        let is_unchecked = !is_there || (disabled && made.is_ok());
+        let updated = if is_unchecked { shared.state().disable_leak_guard() } else { Ok(()) };
+        match made.and(updated) {
+            Ok(()) => self.is_reported.store(false, Ordering::Relaxed),
+            Err(error) if self.is_reported.swap(true, Ordering::Relaxed) => debug!(%error, "still no nftables table"),
             Err(error) => warn!(
                 %error,
                 "cannot make the nftables table: connection tracking tracks the overlay, and selected pods have no second \
@@ -65,8 +65,8 @@ impl LeakGuard {
     }
 
     /// The maps know the pods again: the table of the former programs has done its work.
-    pub fn succeed(&self, shared: &Shared) {
-        if shared.succession.settle() {
+    pub fn finish_migration(&self, shared: &Shared) {
+        if shared.abi_migration.finish() {
             self.install(shared);
         }
     }
@@ -74,14 +74,14 @@ impl LeakGuard {
     /// Makes it anew where another hand has taken it, a change did not reach it, or the management port is another kind of
     /// device.
     pub fn check(&self, shared: &Shared) {
-        if shared.succession.is_open() {
+        if shared.abi_migration.is_open() {
             return;
         }
         let is_missing = match self.nft().is_installed() {
             Ok(is_there) => !is_there,
             Err(error) => return debug!(%error, "cannot look for the nftables table"),
         };
-        let is_other = shared.state().facts().mgmt_filters_ports != self.is_forgone.load(Ordering::Relaxed);
+        let is_other = shared.state().facts().mgmt_filters_ports != self.is_disabled.load(Ordering::Relaxed);
         if is_missing || is_other || self.is_stale.load(Ordering::Relaxed) {
             self.install(shared);
             if !self.is_stale.load(Ordering::Relaxed) {
@@ -91,7 +91,7 @@ impl LeakGuard {
     }
 
     /// Ahead of the map's write.
-    pub fn ahead_of(&self, action: &Action) {
+    pub fn before_map_write(&self, action: &Action) {
         if let Action::PutPod(pod, PodState::Selected(_)) = action {
             self.note(*pod, self.nft().guard_pod(*pod));
         }
@@ -99,14 +99,14 @@ impl LeakGuard {
 
     /// Behind it, where the map had the pod as selected. Of others the table has nothing, and to be asked for that takes the
     /// kernel as long as many changes.
-    pub fn behind(&self, action: &Action) {
+    pub fn after_map_write(&self, action: &Action) {
         if let Action::PutPod(pod, PodState::Known) | Action::RemovePod(pod) = action {
             self.note(*pod, self.nft().leave_pod(*pod));
         }
     }
 
     /// The map did not take what the table was told ahead of it.
-    pub fn is_ahead(&self) {
+    pub fn mark_stale(&self) {
         self.is_stale.store(true, Ordering::Relaxed);
     }
 
@@ -115,9 +115,9 @@ impl LeakGuard {
         self.nft.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn make(&self, shared: &Shared, forgone: bool) -> io::Result<()> {
+    fn make(&self, shared: &Shared, disabled: bool) -> io::Result<()> {
         // The word first: a table that asks for what nobody writes would hold up what is left to the stack.
-        let seen = if forgone { None } else { Some(shared.state().want_second_line()?) };
+        let seen = if disabled { None } else { Some(shared.state().enable_leak_guard()?) };
         let tables = shared.tables();
         let pods = selected(&tables)?;
         let Settings { tunnel_port, mgmt_port, .. } = &shared.settings;

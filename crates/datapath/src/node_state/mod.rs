@@ -55,7 +55,7 @@ pub struct State {
     /// Devices whose absence has been reported.
     missing: BTreeSet<Device>,
     /// The cluster has not been heard of: what stands in for it follows the node (`foreknown`).
-    foreknows: bool,
+    in_initial_state: bool,
     /// Addresses that nobody answered for, and when.
     probed: BTreeMap<IpAddr, Instant>,
     /// Early probes. The channel of one is closed when it has ended.
@@ -93,26 +93,26 @@ impl State {
             expected: Expected::default(),
             facts: NodeFacts::default(),
             owned_elsewhere: false,
-            decisions: config::Decisions::behind(config.decisions),
+            decisions: config::Decisions::after(config.decisions),
             config,
             host_ports: HostPorts::new(),
             underlay,
             inbound_limit: of_flows.inbound.limit(),
             said_narrow: false,
             missing: BTreeSet::new(),
-            foreknows: false,
+            in_initial_state: false,
             probed: BTreeMap::new(),
             probes: BTreeMap::new(),
         })
     }
 
-    pub fn foreknows(&self) -> bool {
-        self.foreknows
+    pub fn in_initial_state(&self) -> bool {
+        self.in_initial_state
     }
 
     /// The model looks: what it finds it keeps or replaces.
-    pub fn end_foreknowing(&mut self) {
-        self.foreknows = false;
+    pub fn end_initial_state(&mut self) {
+        self.in_initial_state = false;
     }
 
     pub fn facts(&self) -> &NodeFacts {
@@ -135,8 +135,8 @@ impl State {
     ) -> Result<(), StartError> {
         let mut config = config::with_facts(self.config, &facts, self.underlay);
         // From the first packet on: until the model says it, nobody can tell whose traffic it is.
-        self.foreknows = settings.foreknown.is_some() && config.generation == 0;
-        if settings.foreknown.is_some() || (succeeds && config.generation == 0) {
+        self.in_initial_state = settings.initial_state.is_some() && config.generation == 0;
+        if settings.initial_state.is_some() || (succeeds && config.generation == 0) {
             config = config.with_on_unknown_pod(OnUnknownPod::Drop);
             config.generation = config::next_generation(config.generation);
         }
@@ -159,7 +159,7 @@ impl State {
             config::redirected(&config).map_err(|error| StartError::kernel("read random bytes", error))?;
         config = covered(config, others).map_err(|error| StartError::kernel("read the maps of pods", error))?;
         config.owned =
-            owned::sieve(&self.tables).map_err(|error| StartError::kernel("read the owned addresses", error))?;
+            owned::bloom_filter(&self.tables).map_err(|error| StartError::kernel("read the owned addresses", error))?;
         // Routes may have changed while no agent was looking.
         config.route_generation = config::next_generation(config.route_generation);
         self.facts = facts;
@@ -217,15 +217,15 @@ impl State {
     }
 
     /// Nobody asks for the word by which `from_pod` says that it has seen a packet.
-    pub fn forgo_second_line(&mut self) -> io::Result<()> {
+    pub fn disable_leak_guard(&mut self) -> io::Result<()> {
         let mut config = self.config;
         config.seen = 0;
         self.write_config(config)
     }
 
     /// Somebody is going to ask for it: the priority that bears it.
-    pub fn want_second_line(&mut self) -> io::Result<u32> {
-        let config = config::with_second_line(self.config)?;
+    pub fn enable_leak_guard(&mut self) -> io::Result<u32> {
+        let config = config::with_leak_guard(self.config)?;
         if config != self.config {
             self.write_config(config)?;
         }

@@ -21,41 +21,44 @@ use egress_core::model::state::EgressId;
 impl State {
     /// What a former run has left, as the uplink is now.
     pub fn adopt_owned(&mut self, settings: &Settings) -> io::Result<()> {
-        let adopted = self.heal_owned(settings).and_then(|()| self.reclaim(settings));
-        self.decided(adopted)
+        let adopted = self.repair_owned(settings).and_then(|()| self.reclaim(settings));
+        self.raise_after(adopted)
     }
 
     /// The uplink may be another one than the entries say.
     pub fn move_owned(&mut self, settings: &Settings) -> io::Result<()> {
         let moved = self.reclaim(settings);
-        self.decided(moved)
+        self.raise_after(moved)
     }
 
     /// A change that holds for every packet from one moment on: meanwhile no flow keeps what was decided.
-    pub(crate) fn undecided<T>(&mut self, change: impl FnOnce(&mut NodeTables) -> io::Result<T>) -> io::Result<T> {
+    pub(crate) fn with_decisions_suspended<T>(
+        &mut self,
+        change: impl FnOnce(&mut NodeTables) -> io::Result<T>,
+    ) -> io::Result<T> {
         let number = self.decisions.next(now_ns()?);
-        self.number_decisions(0)?;
+        self.write_decisions(0)?;
         let changed = change(&mut self.tables);
         // Where this fails it stays zero until somebody raises it.
-        self.number_decisions(number)?;
+        self.write_decisions(number)?;
         changed
     }
 
-    fn number_decisions(&mut self, decisions: u32) -> io::Result<()> {
+    fn write_decisions(&mut self, decisions: u32) -> io::Result<()> {
         let mut config = self.config;
         config.decisions = decisions;
         self.write_config(config)
     }
 
     /// Raised also behind what was done in part.
-    fn decided(&mut self, done: io::Result<()>) -> io::Result<()> {
+    fn raise_after(&mut self, done: io::Result<()>) -> io::Result<()> {
         let raised = self.raise_decisions();
         done.and(raised)
     }
 
     /// A claim is two entries, and a former agent may have been killed between the two: what answers for an address that is
     /// owned by nobody goes, and what is owned and not answered for is written again.
-    fn heal_owned(&mut self, settings: &Settings) -> io::Result<()> {
+    fn repair_owned(&mut self, settings: &Settings) -> io::Result<()> {
         let (mut owned, mut answered) = (Vec::new(), Vec::new());
         self.tables.owned.for_each(|id, entry| owned.push((*id, *entry)))?;
         self.tables.owned_addr.for_each(|address, entry| answered.push((*address, *entry)))?;
@@ -93,20 +96,20 @@ impl State {
                 self.claims.announce(uplink, address);
             }
         }
-        self.remake_moving(uplink)
+        self.rewrite_handovers(uplink)
     }
 
     /// What is being handed over leaves by the uplink as it is now, too.
-    fn remake_moving(&mut self, uplink: Interface) -> io::Result<()> {
+    fn rewrite_handovers(&mut self, uplink: Interface) -> io::Result<()> {
         let mut all = Vec::new();
-        self.tables.moving.for_each(|id, entry| all.push((*id, *entry)))?;
+        self.tables.handovers.for_each(|id, entry| all.push((*id, *entry)))?;
         for (id, entry) in all {
             // Of another version: its end comes with the next plan.
             let Some(stage) = entry.stage() else { continue };
             let (owned, _) = convert::owned_pair(EgressId(id), entry.owned.address.to_ip(), uplink.index, uplink.mac);
             if entry.owned != owned {
                 let entry = HandoverEntry::new(id, stage, entry.since_ns, entry.peer, owned);
-                self.tables.moving.put(&id, &entry)?;
+                self.tables.handovers.put(&id, &entry)?;
             }
         }
         Ok(())
@@ -117,7 +120,7 @@ impl State {
         let (owned, owned_addr) = convert::owned_pair(id, address, uplink.index, uplink.mac);
         let key = owned.address;
         let before = self.tables.owned_addr.get(&key)?;
-        self.sift(self.config.owned.with(&key))?;
+        self.write_owned_filter(self.config.owned.with(&key))?;
         self.tables.owned_addr.put(&key, &owned_addr)?;
         let written = self.tables.owned.put(&id.0, &owned);
         if written.is_err() {
@@ -130,22 +133,22 @@ impl State {
     }
 
     /// The programs look for these addresses in `owned_addr`, and for no others.
-    fn sift(&mut self, owned: BloomFilter) -> io::Result<()> {
+    fn write_owned_filter(&mut self, owned: BloomFilter) -> io::Result<()> {
         let mut config = self.config;
         config.owned = owned;
         if config == self.config { Ok(()) } else { self.write_config(config) }
     }
 
     /// Likewise for what is owned now, behind a removal.
-    pub(crate) fn sift_anew(&mut self) -> io::Result<()> {
-        self.sift(sieve(&self.tables)?)
+    pub(crate) fn rebuild_owned_filter(&mut self) -> io::Result<()> {
+        self.write_owned_filter(bloom_filter(&self.tables)?)
     }
 }
 
 /// What is owned, and what is answered for: a claim is two entries, and either may be left of a former run.
-pub fn sieve(tables: &NodeTables) -> io::Result<BloomFilter> {
-    let mut sieve = BloomFilter::NONE;
-    tables.owned_addr.for_each(|address, _| sieve = sieve.with(address))?;
-    tables.owned.for_each(|_, owned| sieve = sieve.with(&owned.address))?;
-    Ok(sieve)
+pub fn bloom_filter(tables: &NodeTables) -> io::Result<BloomFilter> {
+    let mut filter = BloomFilter::NONE;
+    tables.owned_addr.for_each(|address, _| filter = filter.with(address))?;
+    tables.owned.for_each(|_, owned| filter = filter.with(&owned.address))?;
+    Ok(filter)
 }

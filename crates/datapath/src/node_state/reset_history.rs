@@ -16,13 +16,13 @@ pub type Cut = Vec<(Tuple, EgressId)>;
 /// The connections, and whose addresses they show. Between two changes for a pod no more of its connections become cut, so
 /// there are never more than `flows` held.
 #[derive(Debug, Default)]
-pub struct CutConnections {
+pub struct ResetHistory {
     objects: HashMap<Tuple, EgressId>,
 }
 
-impl CutConnections {
-    /// Those that are to be told: they count as told from now on.
-    pub fn news(&mut self, cut: Cut) -> Vec<Tuple> {
+impl ResetHistory {
+    /// Those that are to be history: they count as told from now on.
+    pub fn take_new(&mut self, cut: Cut) -> Vec<Tuple> {
         let is_news = |(connection, id): &(Tuple, EgressId)| self.objects.insert(*connection, *id).is_none();
         cut.into_iter().filter(is_news).map(|(connection, _)| connection).collect()
     }
@@ -68,8 +68,8 @@ mod tests {
         let pod = Addr::v4([10, 244, 1, 10]);
         let connection = Tuple::new(Direction::Egress, pod, Addr::v4([198, 51, 100, 10]), 1, 80, PROTO_TCP);
         let cut = || vec![(connection, EgressId(1))];
-        let mut told = CutConnections::default();
-        assert_eq!(told.news(cut()), [connection]);
+        let mut history = ResetHistory::default();
+        assert_eq!(history.take_new(cut()), [connection]);
         let of = |last| [10, 244, 1, last].into();
         let others = [
             Action::CutOrphans,
@@ -78,8 +78,8 @@ mod tests {
             Action::RemovePolicy(EgressId(2), Family::V4),
         ];
         for action in &others {
-            told.follow(action);
-            assert!(told.news(cut()).is_empty(), "{action:?}");
+            history.follow(action);
+            assert!(history.take_new(cut()).is_empty(), "{action:?}");
         }
         let concerning = [
             Action::PutPod(of(10), PodState::Known),
@@ -87,8 +87,8 @@ mod tests {
             Action::RemovePolicy(EgressId(1), Family::V4),
         ];
         for action in &concerning {
-            told.follow(action);
-            assert_eq!(told.news(cut()), [connection], "{action:?}");
+            history.follow(action);
+            assert_eq!(history.take_new(cut()), [connection], "{action:?}");
         }
     }
 }

@@ -13,7 +13,7 @@ use crate::loader::abi_migration::AbiMigration;
 use crate::maps::tables::{FlowTables, Tables};
 use crate::node_state::State;
 use crate::node_state::leak_guard::LeakGuard;
-use crate::node_state::reset_history::{Cut, CutConnections};
+use crate::node_state::reset_history::{Cut, ResetHistory};
 use crate::settings::Settings;
 use egress_core::model::lease::SharedLease;
 
@@ -27,10 +27,10 @@ pub struct Shared {
     pub(crate) lease: SharedLease,
     pub(crate) sweep: Mutex<Option<SchedClassifier>>,
     /// Connections that were cut, to `nudge`.
-    pub(crate) cut: UnboundedSender<Vec<Tuple>>,
-    pub(crate) told: Mutex<CutConnections>,
-    pub(crate) second_line: LeakGuard,
-    pub(crate) succession: AbiMigration,
+    pub(crate) reset_requests: UnboundedSender<Vec<Tuple>>,
+    pub(crate) reset_history: Mutex<ResetHistory>,
+    pub(crate) leak_guard: LeakGuard,
+    pub(crate) abi_migration: AbiMigration,
 }
 
 impl Shared {
@@ -51,14 +51,14 @@ impl Shared {
         self.flow_tables.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has the pods of these connections told that they were cut, as time permits; each once, until something changes.
-    pub(crate) fn tell(&self, cut: Cut) {
+    /// Has the pods of these connections reset_history that they were cut, as time permits; each once, until something changes.
+    pub(crate) fn request_resets(&self, cut: Cut) {
         // Refused only when the data plane is being dropped.
-        let _ends = self.cut.send(self.told().news(cut));
+        let _ends = self.reset_requests.send(self.reset_history().take_new(cut));
     }
 
-    pub(crate) fn told(&self) -> MutexGuard<'_, CutConnections> {
-        self.told.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn reset_history(&self) -> MutexGuard<'_, ResetHistory> {
+        self.reset_history.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Drops what was counted of an egress ID that has neither a claim nor a policy here any more: the numbers are given out

@@ -115,7 +115,7 @@ pub async fn run(shared: Arc<Shared>, mut changes: Changes) {
             look(&shared, verify).await;
         }
         if verify {
-            check_second_line(&shared).await;
+            check_leak_guard(&shared).await;
         }
         routes_due |= need.routes;
         if routes_due && Instant::now() >= routes_from {
@@ -129,9 +129,9 @@ pub async fn run(shared: Arc<Shared>, mut changes: Changes) {
 }
 
 /// Waits for the tables, which may be walked.
-async fn check_second_line(shared: &Arc<Shared>) {
+async fn check_leak_guard(shared: &Arc<Shared>) {
     let shared = Arc::clone(shared);
-    if let Err(error) = spawn_blocking(move || shared.second_line.check(&shared)).await {
+    if let Err(error) = spawn_blocking(move || shared.leak_guard.check(&shared)).await {
         warn!(%error, "cannot look after the nftables table");
     }
 }
@@ -147,7 +147,7 @@ async fn look(shared: &Arc<Shared>, verify: bool) {
         }
     }
     if let Ok(facts) = &facts {
-        foreknow(shared, facts).await;
+        write_initial_state(shared, facts).await;
     }
     let followed = match facts {
         // Hooks, filters and memberships are asked for by calls that wait for the kernel.
@@ -170,12 +170,14 @@ async fn look(shared: &Arc<Shared>, verify: bool) {
 }
 
 /// Before the programs are on a device that has come: what they go by as long as the cluster has not been heard of.
-async fn foreknow(shared: &Shared, facts: &NodeFacts) {
-    let Some(known) = shared.settings.foreknown.as_ref().filter(|_| shared.state().foreknows()) else { return };
+async fn write_initial_state(shared: &Shared, facts: &NodeFacts) {
+    let Some(known) = shared.settings.initial_state.as_ref().filter(|_| shared.state().in_initial_state()) else {
+        return;
+    };
     let own = OwnAddresses::read(&shared.netlink, facts).await;
     let written = own.and_then(|own| {
         // The model may have looked meanwhile.
-        if !shared.state().foreknows() {
+        if !shared.state().in_initial_state() {
             return Ok(());
         }
         let nets = initial_state::write(&mut shared.tables(), known, &own)?;

@@ -86,21 +86,21 @@ pub struct Asker {
 
 /// Answers until told to stop.
 pub async fn answer(Answerer { port, own, nodes, answers }: Answerer, stop: CancellationToken) {
-    let (mut mouth, mut ear, mut look) = (Mouth::default(), None, looks());
+    let (mut mouth, mut listener, mut look) = (Mouth::default(), None, check_interval());
     loop {
         tokio::select! {
             () = stop.cancelled() => return,
             _ = look.tick() => {
-                ear = Ear::follow(ear);
+                listener = Listener::follow(listener);
                 mouth.follow(*own.borrow());
-                let now = ear.as_ref().map(|_| port);
+                let now = listener.as_ref().map(|_| port);
                 answers.send_if_modified(|known| std::mem::replace(known, now) != now);
             }
-            heard = hear(&mut ear) => {
-                if let Some(word) = heard.filter(|word| word.kind == QUESTION)
-                    && nodes.borrow().contains(&word.from)
+            heard = next_message(&mut listener) => {
+                if let Some(message) = heard.filter(|message| message.kind == QUESTION)
+                    && nodes.borrow().contains(&message.from)
                 {
-                    mouth.send(SocketAddr::new(word.from, port), &Word { kind: ANSWER, ..word }.datagram());
+                    mouth.send(SocketAddr::new(message.from, port), &Message { kind: ANSWER, ..message }.datagram());
                 }
                 // A socket that always has something to read would keep other tasks from this thread.
                 tokio::task::consume_budget().await;
@@ -111,13 +111,13 @@ pub async fn answer(Answerer { port, own, nodes, answers }: Answerer, stop: Canc
 
 /// Asks until told to stop.
 pub async fn ask(Asker { port, own, mut questions, echoes }: Asker, stop: CancellationToken) {
-    let (mut mouth, mut ear, mut look) = (Mouth::default(), None, looks());
+    let (mut mouth, mut listener, mut look) = (Mouth::default(), None, check_interval());
     let (secret, mut number, mut waiting) = (RandomState::new(), 0_u64, BTreeMap::<u64, Echo>::new());
     loop {
         tokio::select! {
             () = stop.cancelled() => return,
             _ = look.tick() => {
-                ear = Ear::follow(ear);
+                listener = Listener::follow(listener);
                 mouth.follow(*own.borrow());
                 waiting.retain(|_, (_, asked)| asked.elapsed() < FORGOTTEN_AFTER);
             }
@@ -126,11 +126,11 @@ pub async fn ask(Asker { port, own, mut questions, echoes }: Asker, stop: Cancel
                 number += 1;
                 let nonce = secret.hash_one(number);
                 waiting.insert(nonce, (node, Instant::now()));
-                mouth.send(SocketAddr::new(to, port), &Word { kind: QUESTION, nonce, from }.datagram());
+                mouth.send(SocketAddr::new(to, port), &Message { kind: QUESTION, nonce, from }.datagram());
             }
-            heard = hear(&mut ear) => {
-                let answer = heard.filter(|word| word.kind == ANSWER);
-                if let Some((node, _)) = answer.and_then(|word| waiting.remove(&word.nonce)) {
+            heard = next_message(&mut listener) => {
+                let answer = heard.filter(|message| message.kind == ANSWER);
+                if let Some((node, _)) = answer.and_then(|message| waiting.remove(&message.nonce)) {
                     // Where echoes pile up one is missed, and a newer one comes soon.
                     let _missed = echoes.try_send((node, Instant::now()));
                 }
@@ -140,7 +140,7 @@ pub async fn ask(Asker { port, own, mut questions, echoes }: Asker, stop: Cancel
     }
 }
 
-fn looks() -> tokio::time::Interval {
+fn check_interval() -> tokio::time::Interval {
     let mut look = tokio::time::interval(LOOK);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
     look
@@ -174,17 +174,17 @@ impl Mouth {
 }
 
 /// What hears the overlay's device.
-struct Ear {
+struct Listener {
     ifindex: u32,
     socket: AsyncFd<PacketSocket>,
 }
 
-impl Ear {
+impl Listener {
     /// The device may have been made anew.
     fn follow(now: Option<Self>) -> Option<Self> {
         let ifindex = if_nametoindex(OVERLAY_DEVICE).ok()?;
         match now {
-            Some(ear) if ear.ifindex == ifindex => Some(ear),
+            Some(listener) if listener.ifindex == ifindex => Some(listener),
             _ => match PacketSocket::hearing(ifindex, ethertype::ECHO) {
                 Ok(socket) => Some(Self { ifindex, socket }),
                 Err(error) => {
@@ -196,40 +196,40 @@ impl Ear {
     }
 }
 
-/// Never, without an ear. `None` for a frame that is none of ours, and where the device is gone or down: it is looked for
+/// Never, without an listener. `None` for a frame that is none of ours, and where the device is gone or down: it is looked for
 /// again.
-async fn hear(ear: &mut Option<Ear>) -> Option<Word> {
-    let Some(Ear { socket, .. }) = ear else { return std::future::pending().await };
+async fn next_message(listener: &mut Option<Listener>) -> Option<Message> {
+    let Some(Listener { socket, .. }) = listener else { return std::future::pending().await };
     match receive(socket).await {
-        Ok(word) => word,
+        Ok(message) => message,
         Err(error) => {
             debug!(%error, "cannot hear the overlay");
-            *ear = None;
+            *listener = None;
             None
         }
     }
 }
 
-async fn receive(socket: &AsyncFd<PacketSocket>) -> io::Result<Option<Word>> {
+async fn receive(socket: &AsyncFd<PacketSocket>) -> io::Result<Option<Message>> {
     let mut frame = [0; 128];
     loop {
         let mut ready = socket.readable().await?;
         if let Ok(received) = ready.try_io(|socket| socket.get_ref().receive(&mut frame)) {
-            return received.map(|length| Word::read(frame.get(..length)?));
+            return received.map(|length| Message::read(frame.get(..length)?));
         }
     }
 }
 
 /// A question or its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Word {
+struct Message {
     kind: u8,
     nonce: u64,
     /// The asker's tunnel endpoint.
     from: IpAddr,
 }
 
-impl Word {
+impl Message {
     /// What stands behind the UDP header.
     fn datagram(&self) -> Bytes {
         let mut bytes = BytesMut::with_capacity(VXLAN.len() + ETHERNET_LEN + BODY);
@@ -267,29 +267,30 @@ mod tests {
     #[test]
     fn a_word_is_read_as_it_was_written() {
         for from in ["172.18.0.2", "fd00:172:18::2"] {
-            let word = Word { kind: QUESTION, nonce: 0x0102_0304_0506_0708, from: from.parse().expect("an address") };
-            let datagram = word.datagram();
+            let message =
+                Message { kind: QUESTION, nonce: 0x0102_0304_0506_0708, from: from.parse().expect("an address") };
+            let datagram = message.datagram();
             assert_eq!(datagram[..8], VXLAN, "network 0, and nothing else is said");
             let frame = &datagram[VXLAN.len()..];
             assert_eq!(frame[..6], OVERLAY_MAC);
-            assert_eq!(Word::read(frame), Some(word));
+            assert_eq!(Message::read(frame), Some(message));
             // A device may have padded it.
-            assert_eq!(Word::read(&[frame, &[0; 20]].concat()), Some(word));
+            assert_eq!(Message::read(&[frame, &[0; 20]].concat()), Some(message));
         }
     }
 
     #[test]
     fn what_is_cut_or_another_protocols_is_none_of_ours() {
-        let word = Word { kind: ANSWER, nonce: 7, from: IpAddr::from([127, 0, 0, 1]) };
-        let datagram = word.datagram();
+        let message = Message { kind: ANSWER, nonce: 7, from: IpAddr::from([127, 0, 0, 1]) };
+        let datagram = message.datagram();
         let frame = &datagram[VXLAN.len()..];
         for length in 0..frame.len() {
-            assert_eq!(Word::read(&frame[..length]), None, "{length} bytes");
+            assert_eq!(Message::read(&frame[..length]), None, "{length} bytes");
         }
         for (place, byte) in [(ETHERNET_LEN, 0), (ETHERNET_LEN + 8, 3)] {
             let mut other = frame.to_vec();
             other[place] = byte;
-            assert_eq!(Word::read(&other), None, "byte {place}");
+            assert_eq!(Message::read(&other), None, "byte {place}");
         }
     }
 }

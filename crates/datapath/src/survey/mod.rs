@@ -79,7 +79,7 @@ fn program(pins: &Pins, config: &Config, hook: Hook) -> io::Result<Program> {
     let Some(there) = listing::on(pins, config, hook)? else {
         return Ok(Program { name, interface: None, attached: None, since: None, tag: None });
     };
-    let way = match there.way {
+    let attachment = match there.attachment {
         Attachment::Tcx => "tcx",
         Attachment::Clsact => "clsact",
     };
@@ -87,7 +87,7 @@ fn program(pins: &Pins, config: &Config, hook: Hook) -> io::Result<Program> {
     Ok(Program {
         name,
         interface: Some(name_of(there.ifindex).unwrap_or_else(|| there.ifindex.to_string())),
-        attached: Some(way.to_owned()),
+        attached: Some(attachment.to_owned()),
         since: since.map(|since| format!("{since:.0}")),
         tag: there.tag.map(|tag| format!("{tag:016x}")),
     })

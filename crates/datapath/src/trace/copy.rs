@@ -30,16 +30,16 @@ pub struct Copied {
 }
 
 impl Copied {
-    pub fn of(pins: &Pins, heads: &Headers) -> io::Result<Self> {
+    pub fn of(pins: &Pins, headers: &Headers) -> io::Result<Self> {
         let world = World::empty(config(pins)?);
         world.now.set(now_ns()?);
         // The world has one clock.
         let left = lease(pins)?.left_ns(boot_ns()?);
         let now = world.now.get();
         world.lease.set(Lease::bounded(now.saturating_add(left), now, 0));
-        let egress_id = reads(&world, pins, heads)?;
-        let addresses = addresses(&world, heads, egress_id);
-        let tuple = &heads.tuple;
+        let egress_id = reads(&world, pins, headers)?;
+        let addresses = addresses(&world, headers, egress_id);
+        let tuple = &headers.tuple;
         let inbound = hash::<Tuple, Inbound>(pins, "inbound")?;
         if let Some(entry) = inbound.get(tuple)? {
             world.inbound.put(*tuple, entry);
@@ -98,15 +98,15 @@ fn is_wanted(key: &Tuple, packet: &Tuple, addresses: &[Addr]) -> bool {
 }
 
 /// Copies what programs only read; the pod's egress ID.
-fn reads(world: &World, pins: &Pins, heads: &Headers) -> io::Result<Option<u32>> {
-    let (from, to) = (heads.tuple.saddr, heads.tuple.daddr);
+fn reads(world: &World, pins: &Pins, headers: &Headers) -> io::Result<Option<u32>> {
+    let (from, to) = (headers.tuple.saddr, headers.tuple.daddr);
     let pod = hash::<Addr, PodEntry>(pins, "pods")?.get(&from)?;
     world.pods.borrow_mut().extend(pod.map(|pod| (from, pod)));
     let node = hash::<Addr, NodeEntry>(pins, "nodes")?.get(&to)?;
     world.nodes.borrow_mut().extend(node.map(|node| (to, node)));
     prefixes(world, pins, &[from, to])?;
     let Some(egress_id) = pod.and_then(|pod| pod.egress_id()) else { return Ok(None) };
-    let key = PolicyKey::new(egress_id, heads.family);
+    let key = PolicyKey::new(egress_id, headers.family);
     let policy = hash::<PolicyKey, Policy>(pins, "policy")?.get(&key)?;
     if let Some(policy) = policy {
         world.put_policy(key, policy);
@@ -142,10 +142,10 @@ fn prefixes(world: &World, pins: &Pins, addresses: &[Addr]) -> io::Result<()> {
 }
 
 /// The addresses that the flow may get here.
-fn addresses(world: &World, heads: &Headers, egress_id: Option<u32>) -> Vec<Addr> {
+fn addresses(world: &World, headers: &Headers, egress_id: Option<u32>) -> Vec<Addr> {
     let Some(egress_id) = egress_id else { return Vec::new() };
     let policies = world.policies.borrow();
-    let Some(policy) = policies.get(&PolicyKey::new(egress_id, heads.family)) else { return Vec::new() };
+    let Some(policy) = policies.get(&PolicyKey::new(egress_id, headers.family)) else { return Vec::new() };
     let slots = policy.slots.iter().take(policy.count() as usize);
     slots.filter(|slot| slot.place() == SlotPlace::Here).map(|slot| slot.address).collect()
 }

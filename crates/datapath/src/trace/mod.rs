@@ -37,8 +37,8 @@ use crate::maps::tables::{self, Hash};
 use crate::names::{Hook, Pins, READ_MAPS};
 use crate::survey;
 use crate::trace::copy::{Copied, Sizes};
-use crate::trace::prediction::{Prediction, foresee};
-use crate::trace::test_packet::Probe;
+use crate::trace::prediction::{Prediction, predict};
+use crate::trace::test_packet::TestPacket;
 
 /// What became of a made packet, and why.
 #[derive(Debug)]
@@ -46,8 +46,8 @@ pub struct Traced {
     /// The programs' word.
     pub verdict: Verdict,
     /// The decision's.
-    pub foreseen: Prediction,
-    pub heads: Headers,
+    pub predicted: Prediction,
+    pub headers: Headers,
     pub config: Config,
     /// The flow and the mapping that the packet has, or would have made. Its port is chosen by chance where the pod's own is
     /// taken.
@@ -65,7 +65,7 @@ pub struct Traced {
 
 impl Traced {
     pub fn agrees(&self) -> bool {
-        self.foreseen.holds(self.verdict)
+        self.predicted.holds(self.verdict)
     }
 }
 
@@ -116,14 +116,14 @@ impl<'o> Tracer<'o> {
     }
 
     /// Runs the packet. Where the two witnesses differ it does so once more: the maps may have changed in between.
-    pub fn trace(&mut self, probe: &Probe) -> Result<Traced, TraceError> {
-        let first = self.once(probe)?;
-        if first.agrees() { Ok(first) } else { self.once(probe) }
+    pub fn trace(&mut self, packet: &TestPacket) -> Result<Traced, TraceError> {
+        let first = self.once(packet)?;
+        if first.agrees() { Ok(first) } else { self.once(packet) }
     }
 
-    fn once(&mut self, probe: &Probe) -> Result<Traced, TraceError> {
-        let heads = probe.heads().ok_or(TraceError::TwoFamilies)?;
-        let copied = Copied::of(&self.pins, &heads)?;
+    fn once(&mut self, packet: &TestPacket) -> Result<Traced, TraceError> {
+        let headers = packet.headers().ok_or(TraceError::TwoFamilies)?;
+        let copied = Copied::of(&self.pins, &headers)?;
         let config = copied.world.config.get();
         let attached = listing::on(&self.pins, &config, HOOK)?;
         let loaded = match self.loaded.take().filter(|loaded| loaded.sizes == copied.sizes()) {
@@ -134,15 +134,15 @@ impl<'o> Tracer<'o> {
         if let Some(there) = attached.as_ref().and_then(|attached| attached.tag).filter(|there| *there != tag) {
             return Err(TraceError::OtherBuild { there, here: tag });
         }
-        let frame = probe.frame(config.mgmt_mac);
+        let frame = packet.frame(config.mgmt_mac);
         let verdict = loaded.run(&frame, &config, &copied)?;
-        let tuple = heads.tuple;
+        let tuple = headers.tuple;
         let is_known = copied.world.flows.get(&tuple).is_some();
         let frame_len = u32::try_from(frame.len()).map_err(io::Error::other)?;
-        let foreseen = foresee(heads, frame_len, &copied.world);
+        let predicted = predict(headers, frame_len, &copied.world);
         let (flow, mapping) = (loaded.private.flows.get(&tuple)?, loaded.private.nat.get(&tuple)?);
         let device = mapping.and_then(|mapping| survey::name_of(mapping.hop.ifindex));
-        Ok(Traced { verdict, foreseen, heads, config, flow, mapping, device, is_known, attached, tag })
+        Ok(Traced { verdict, predicted, headers, config, flow, mapping, device, is_known, attached, tag })
     }
 }
 

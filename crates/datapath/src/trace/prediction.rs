@@ -36,13 +36,13 @@ const OVERLAY: [Verdict; 3] = [Verdict::NoRoute, Verdict::NoNeighbour, Verdict::
 
 /// Asks the decision of `from_pod` about a packet, and what follows where this node is the gateway. `frame_len` is the length
 /// of the frame (bytes).
-pub fn foresee(mut heads: Headers, frame_len: u32, world: &World) -> Prediction {
+pub fn predict(mut headers: Headers, frame_len: u32, world: &World) -> Prediction {
     let config = world.config.get();
-    let witness = MapRecorder::new(world);
+    let recorder = MapRecorder::new(world);
     if config.generation == 0 {
         return Prediction { verdicts: vec![Verdict::NotConfigured], slot: None, asked: Vec::new() };
     }
-    let decision = from_pod::decide(&mut heads, &Quote::NONE, &witness, &config);
+    let decision = from_pod::decide(&mut headers, &Quote::NONE, &recorder, &config);
     let (verdicts, slot) = match decision {
         FromPod::Done(verdict) => (vec![verdict], None),
         FromPod::Hairpin => (vec![Verdict::HairpinAnswered, Verdict::Hairpin], None),
@@ -51,28 +51,28 @@ pub fn foresee(mut heads: Headers, frame_len: u32, world: &World) -> Prediction 
         FromPod::Send { egress_id, slot } => {
             let slot = *slot;
             let verdicts = match slot.place() {
-                SlotPlace::Here => here(&heads, &witness, egress_id, &slot),
-                SlotPlace::Remote => remote(&heads, frame_len, &config, &slot.endpoint),
+                SlotPlace::Here => here(&headers, &recorder, egress_id, &slot),
+                SlotPlace::Remote => remote(&headers, frame_len, &config, &slot.endpoint),
             };
             (verdicts, Some((egress_id, slot)))
         }
     };
-    Prediction { verdicts, slot, asked: witness.asked() }
+    Prediction { verdicts, slot, asked: recorder.asked() }
 }
 
 /// As `snat_here` of the programs.
-fn here(heads: &Headers, witness: &MapRecorder<'_>, egress_id: u32, slot: &Slot) -> Vec<Verdict> {
-    let owned = witness.owned(egress_id).filter(|owned| owned.address == slot.address);
+fn here(headers: &Headers, recorder: &MapRecorder<'_>, egress_id: u32, slot: &Slot) -> Vec<Verdict> {
+    let owned = recorder.owned(egress_id).filter(|owned| owned.address == slot.address);
     let Some(owned) = owned else {
-        let leaves = witness.handover(egress_id).is_some_and(|moving| moving.stage() == Some(HandoverStage::Leaving));
-        return match leaves && heads.ttl > 1 {
+        let leaves = recorder.handover(egress_id).is_some_and(|moving| moving.stage() == Some(HandoverStage::Leaving));
+        return match leaves && headers.ttl > 1 {
             true => [&[Verdict::HandedOver, Verdict::OverlayTooNarrow], OVERLAY.as_slice()].concat(),
             false => vec![Verdict::NotGateway],
         };
     };
     let face = SnatPool { address: owned.address, ports: EGRESS_PORTS };
     let owner = NatOwner { origin: Origin::Here, source_node: Addr::UNSPECIFIED, egress_id };
-    match snat::translate(heads, &Quote::NONE, witness, &face, &owner) {
+    match snat::translate(headers, &Quote::NONE, recorder, &face, &owner) {
         Ok(_) => [&[Verdict::SnatHere], WAY.as_slice()].concat(),
         Err(Verdict::PortTaken) => vec![Verdict::CutAnswered, Verdict::PortTaken],
         Err(verdict) => vec![verdict],
@@ -80,9 +80,9 @@ fn here(heads: &Headers, witness: &MapRecorder<'_>, egress_id: u32, slot: &Slot)
 }
 
 /// As `to_gateway` of the programs.
-fn remote(heads: &Headers, frame_len: u32, config: &Config, endpoint: &Addr) -> Vec<Verdict> {
-    let length = mtu::wire_length(frame_len, 0, heads);
-    match mtu::fit(length, config.overlay_mtu, heads, endpoint) {
+fn remote(headers: &Headers, frame_len: u32, config: &Config, endpoint: &Addr) -> Vec<Verdict> {
+    let length = mtu::wire_length(frame_len, 0, headers);
+    match mtu::fit(length, config.overlay_mtu, headers, endpoint) {
         Fit::Tell(_) => vec![Verdict::MtuAnswered, Verdict::MtuExceeded],
         Fit::Lost => vec![Verdict::OverlayTooNarrow],
         Fit::Whole | Fit::Cut => [&[Verdict::ToGateway], OVERLAY.as_slice()].concat(),

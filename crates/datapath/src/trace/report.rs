@@ -61,16 +61,16 @@ pub struct Source {
 
 impl Report {
     pub fn of(traced: &Traced, names: &Names) -> Self {
-        let Traced { verdict, foreseen, heads, .. } = traced;
-        let node = match heads.tuple.saddr.to_ip() {
+        let Traced { verdict, predicted, headers, .. } = traced;
+        let node = match headers.tuple.saddr.to_ip() {
             IpAddr::V4(_) => traced.config.node_v4,
             IpAddr::V6(_) => traced.config.node_v6,
         };
         let mut warnings = Vec::new();
         if !traced.agrees() {
-            let foreseen = labels(&foreseen.verdicts).join(" or ");
+            let predicted = labels(&predicted.verdicts).join(" or ");
             warnings.push(format!(
-                "THE PROGRAMS AND THE DECISION DIFFER: {} and {foreseen}. This is a defect, unless the maps are changing at \
+                "THE PROGRAMS AND THE DECISION DIFFER: {} and {predicted}. This is a defect, unless the maps are changing at \
                  this very moment: report it, with this output",
                 verdict.label()
             ));
@@ -88,17 +88,22 @@ impl Report {
             Some(_) => {}
         }
         Self {
-            packet: line(&heads.tuple),
-            pod: names.pod(heads.tuple.saddr.to_ip()),
-            questions: questions(&foreseen.asked, &heads.tuple, names),
+            packet: line(&headers.tuple),
+            pod: names.pod(headers.tuple.saddr.to_ip()),
+            questions: questions(&predicted.asked, &headers.tuple, names),
             verdict: verdict.label(),
             class: class(*verdict),
             meaning: verdict.describe().trim(),
             gateway: gateway(traced, names),
-            source: source(*verdict, traced.mapping.as_ref(), traced.foreseen.slot.map(|(_, slot)| slot.address), node),
+            source: source(
+                *verdict,
+                traced.mapping.as_ref(),
+                traced.predicted.slot.map(|(_, slot)| slot.address),
+                node,
+            ),
             advice: advice(*verdict),
             agrees: traced.agrees(),
-            foreseen: labels(&foreseen.verdicts),
+            foreseen: labels(&predicted.verdicts),
             program: format!("{:016x}", traced.tag),
             warnings,
         }
@@ -145,7 +150,7 @@ const fn class(verdict: Verdict) -> &'static str {
 }
 
 fn gateway(traced: &Traced, names: &Names) -> Option<Gateway> {
-    let (egress_id, slot) = traced.foreseen.slot?;
+    let (egress_id, slot) = traced.predicted.slot?;
     let egress_ip = slot.address.to_ip();
     let why = match traced.is_known {
         true => "which the flow has had since it began",

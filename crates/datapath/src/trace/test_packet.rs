@@ -10,7 +10,7 @@ use egress_common::wire::{
 
 /// A packet of a pod, in words.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Probe {
+pub struct TestPacket {
     pub from: IpAddr,
     /// Of the same family.
     pub to: IpAddr,
@@ -29,7 +29,7 @@ pub struct Probe {
 /// As a sender outside of any link would be: the programs look at the destination only.
 const SENDER: [u8; 6] = [2, 0, 0, 0, 0, 0];
 
-impl Probe {
+impl TestPacket {
     /// The packet as it comes to a device with this link address.
     pub fn frame(&self, device: [u8; 6]) -> Vec<u8> {
         let (header, kind) = match self.to {
@@ -49,7 +49,7 @@ impl Probe {
     }
 
     /// What the programs read of it; `None` where the two addresses are of different families.
-    pub fn heads(&self) -> Option<Headers> {
+    pub fn headers(&self) -> Option<Headers> {
         if self.from.is_ipv4() != self.to.is_ipv4() {
             return None;
         }
@@ -62,7 +62,7 @@ impl Probe {
     }
 
     fn network(&self, length: usize) -> Vec<u8> {
-        // More than that is no packet; `length` of the probe has sixteen bits.
+        // More than that is no packet; `length` has sixteen bits.
         let whole = |header: usize| u16::try_from(header + length).unwrap_or(u16::MAX).to_be_bytes();
         match (self.from, self.to) {
             (IpAddr::V4(from), IpAddr::V4(to)) => {
@@ -172,10 +172,10 @@ mod tests {
 
     use super::*;
 
-    pub(crate) fn probe(from: &str, to: &str, protocol: u8) -> Probe {
+    pub(crate) fn packet(from: &str, to: &str, protocol: u8) -> TestPacket {
         let ip = |text: &str| text.parse().expect("a literal");
         let (sport, dport) = (40_000, 443);
-        Probe { from: ip(from), to: ip(to), protocol, sport, dport, under_way: false, ttl: 64, length: 0 }
+        TestPacket { from: ip(from), to: ip(to), protocol, sport, dport, under_way: false, ttl: 64, length: 0 }
     }
 
     const V4: (&str, &str) = ("10.244.1.10", "198.51.100.10");
@@ -190,33 +190,33 @@ mod tests {
                 (132, L4::Sctp, (40_000, 443)),
                 (47, L4::Other, (0, 0)),
             ] {
-                let heads = probe(from, to, protocol).heads().expect("a packet");
-                assert_eq!(heads.l4, l4, "{protocol}");
-                assert_eq!((heads.tuple.sport(), heads.tuple.dport()), ports, "{protocol}");
-                assert_eq!((heads.tuple.saddr.to_ip().to_string(), heads.ttl), (from.to_owned(), 64));
+                let headers = packet(from, to, protocol).headers().expect("a packet");
+                assert_eq!(headers.l4, l4, "{protocol}");
+                assert_eq!((headers.tuple.sport(), headers.tuple.dport()), ports, "{protocol}");
+                assert_eq!((headers.tuple.saddr.to_ip().to_string(), headers.ttl), (from.to_owned(), 64));
             }
         }
-        let ping = probe(V4.0, V4.1, 1).heads().expect("a packet");
+        let ping = packet(V4.0, V4.1, 1).headers().expect("a packet");
         assert_eq!((ping.l4, ping.tuple.sport()), (L4::EchoRequest, 40_000));
-        let ping = probe(V6.0, V6.1, 58).heads().expect("a packet");
+        let ping = packet(V6.0, V6.1, 58).headers().expect("a packet");
         assert_eq!((ping.l4, ping.tuple.sport()), (L4::EchoRequest, 40_000));
-        assert_eq!(probe(V4.0, V6.1, 6).heads(), None, "of two families");
+        assert_eq!(packet(V4.0, V6.1, 6).headers(), None, "of two families");
     }
 
     #[test]
     fn a_connection_under_way_shows_that() {
-        let begun = probe(V4.0, V4.1, 6);
-        assert_eq!(begun.heads().expect("a packet").tcp_flags, tcp::SYN);
-        assert_eq!(Probe { under_way: true, ..begun }.heads().expect("a packet").tcp_flags, tcp::ACK);
-        let association = probe(V4.0, V4.1, 132);
-        assert_eq!(association.heads().expect("a packet").sctp_chunk, sctp::INIT);
-        assert_ne!(Probe { under_way: true, ..association }.heads().expect("a packet").sctp_chunk, sctp::INIT);
+        let begun = packet(V4.0, V4.1, 6);
+        assert_eq!(begun.headers().expect("a packet").tcp_flags, tcp::SYN);
+        assert_eq!(TestPacket { under_way: true, ..begun }.headers().expect("a packet").tcp_flags, tcp::ACK);
+        let association = packet(V4.0, V4.1, 132);
+        assert_eq!(association.headers().expect("a packet").sctp_chunk, sctp::INIT);
+        assert_ne!(TestPacket { under_way: true, ..association }.headers().expect("a packet").sctp_chunk, sctp::INIT);
     }
 
     #[test]
     fn checksums_and_lengths_are_right() {
         for (protocol, length) in [(6, 0), (17, 0), (17, 1399), (1, 500)] {
-            let frame = Probe { length, ..probe(V4.0, V4.1, protocol) }.frame([0; 6]);
+            let frame = TestPacket { length, ..packet(V4.0, V4.1, protocol) }.frame([0; 6]);
             assert_eq!(checksum(&frame[14..34]), 0, "of the header");
             let total = u16::from_be_bytes([frame[16], frame[17]]);
             assert_eq!(usize::from(total), frame.len() - 14);

@@ -10,7 +10,7 @@
 //! by then, or has begun anew, is left alone. This is a service on top: where no segment gets through, the pod learns of
 //! the cut when it sends.
 //!
-//! What cannot be sent, or has no way yet, is tried again with the next round, a few times. That it cannot is said once, and
+//! What cannot be sent, or has no path yet, is tried again with the next round, a few times. That it cannot is said once, and
 //! so is for how many it was in vain.
 
 pub mod pod_link;
@@ -109,12 +109,12 @@ impl Due {
 }
 
 /// Tells, for as long as the data plane lives.
-pub async fn run(shared: Arc<Shared>, mut told: UnboundedReceiver<Vec<Tuple>>) {
-    let (mut due, mut ways, mut trouble) = (Due::default(), None, Trouble::default());
+pub async fn run(shared: Arc<Shared>, mut requests: UnboundedReceiver<Vec<Tuple>>) {
+    let (mut due, mut links, mut failure) = (Due::default(), None, RepeatedFailure::default());
     loop {
         let next = due.next();
         tokio::select! {
-            cut = told.recv() => {
+            cut = requests.recv() => {
                 let Some(cut) = cut else { return };
                 debug!(connections = cut.len(), "cut: their pods are told");
                 let now = Instant::now();
@@ -122,8 +122,8 @@ pub async fn run(shared: Arc<Shared>, mut told: UnboundedReceiver<Vec<Tuple>>) {
             }
             () = sleep_until(next.unwrap_or_else(Instant::now)), if next.is_some() => {
                 let batch = due.take(Instant::now());
-                let done = tell(&shared, &mut ways, &due, batch).await;
-                note(&mut trouble, &done);
+                let done = wake(&shared, &mut links, &due, batch).await;
+                note(&mut failure, &done);
                 let later = Instant::now() + PATIENCE;
                 for (connection, tries) in done.batch.into_iter().filter(|(_, tries)| !tries.is_over()) {
                     due.put(later, connection, tries);
@@ -132,7 +132,7 @@ pub async fn run(shared: Arc<Shared>, mut told: UnboundedReceiver<Vec<Tuple>>) {
             }
         }
         if due.next().is_none()
-            && let Some(lost) = trouble.end()
+            && let Some(lost) = failure.end()
         {
             info!(connections = lost, "idle pods that could not be told of a cut learn of it when they send");
         }
@@ -153,12 +153,12 @@ impl Done {
 
 /// A failure that repeats: logged when it begins, and once more at its end with the number of connections given up.
 #[derive(Debug, Default)]
-struct Trouble {
+struct RepeatedFailure {
     is_logged: bool,
     lost: usize,
 }
 
-impl Trouble {
+impl RepeatedFailure {
     /// Notes a failure; true where it is the first of a series.
     fn begin(&mut self) -> bool {
         !std::mem::replace(&mut self.is_logged, true)
@@ -176,45 +176,46 @@ impl Trouble {
     }
 }
 
-fn note(trouble: &mut Trouble, done: &Done) {
+fn note(failure: &mut RepeatedFailure, done: &Done) {
     if let Some(error) = &done.error
-        && trouble.begin()
+        && failure.begin()
     {
         warn!(%error, "cannot tell idle pods of connections that were cut; trying again");
     }
-    trouble.lose(done.batch.iter().filter(|(_, tries)| tries.failed >= ROUNDS).count());
+    failure.lose(done.batch.iter().filter(|(_, tries)| tries.failed >= ROUNDS).count());
 }
 
-/// Sends to those that need it. Where their ways must be asked for anew, so are those of all who are due by now.
-async fn tell(shared: &Arc<Shared>, ways: &mut Option<PodLinks>, due: &Due, batch: Batch) -> Done {
+/// Sends to those that need it. Where their links must be asked for anew, so are those of all who are due by now.
+async fn wake(shared: &Arc<Shared>, links: &mut Option<PodLinks>, due: &Due, batch: Batch) -> Done {
     let (looking, asked) = (Arc::clone(shared), batch.clone());
-    let asleep = egress_supervise::joined(spawn_blocking(move || asleep(&looking, asked)).await);
-    let asleep = match asleep {
-        Ok(asleep) => asleep,
+    let idle = egress_supervise::joined(spawn_blocking(move || idle(&looking, asked)).await);
+    let idle = match idle {
+        Ok(idle) => idle,
         Err(error) => return Done::none_sent(batch, Some(error)),
     };
     // Its absence is said elsewhere.
-    let Some(port) = shared.state().facts().mgmt else { return Done::none_sent(asleep, None) };
-    if asleep.is_empty() {
-        return Done { batch: asleep, error: None };
+    let Some(port) = shared.state().facts().mgmt else { return Done::none_sent(idle, None) };
+    if idle.is_empty() {
+        return Done { batch: idle, error: None };
     }
     let now = Instant::now();
-    if !ways.as_ref().is_some_and(|ways| ways.cover(port, now, &asleep)) {
+    if !links.as_ref().is_some_and(|links| links.cover(port, now, &idle)) {
         let mut pods = due.pods(now);
-        pods.extend(asleep.iter().map(|(connection, _)| connection.saddr.to_ip()));
+        pods.extend(idle.iter().map(|(connection, _)| connection.saddr.to_ip()));
         match look(&shared.netlink, port, pods).await {
-            Ok(to) => *ways = Some(PodLinks { port, until: now + PATIENCE, to }),
-            Err(error) => return Done::none_sent(asleep, Some(error)),
+            Ok(to) => *links = Some(PodLinks { port, until: now + PATIENCE, to }),
+            Err(error) => return Done::none_sent(idle, Some(error)),
         }
     }
     let socket = match PacketSocket::sender(port.index) {
         Ok(socket) => socket,
-        Err(error) => return Done::none_sent(asleep, Some(error)),
+        Err(error) => return Done::none_sent(idle, Some(error)),
     };
-    let mut done = Done { batch: Vec::with_capacity(asleep.len()), error: None };
-    for (connection, tries) in asleep {
-        let way = ways.as_ref().and_then(|ways| ways.to.get(&connection.saddr.to_ip()).copied().flatten());
-        let frame = way.map(|mac| frames::segment(mac, port.mac, &connection, number_of(&connection, tries.sent)));
+    let mut done = Done { batch: Vec::with_capacity(idle.len()), error: None };
+    for (connection, tries) in idle {
+        let mac_of_pod = links.as_ref().and_then(|links| links.to.get(&connection.saddr.to_ip()).copied().flatten());
+        let frame =
+            mac_of_pod.map(|mac| frames::segment(mac, port.mac, &connection, number_of(&connection, tries.sent)));
         let sent = frame.map_or(Ok(false), |frame| socket.send(&frame).map(|()| true));
         done.batch.push((connection, tries.after(*sent.as_ref().unwrap_or(&false))));
         done.error = done.error.or(sent.err());
@@ -223,7 +224,7 @@ async fn tell(shared: &Arc<Shared>, ways: &mut Option<PodLinks>, due: &Due, batc
 }
 
 /// Those whose pods do not know yet, as far as one can tell: a reset has gone to the others, or they have begun anew.
-fn asleep(shared: &Shared, batch: Batch) -> io::Result<Batch> {
+fn idle(shared: &Shared, batch: Batch) -> io::Result<Batch> {
     let now = now_ns()?;
     let mut answered = Batch::new();
     {
@@ -234,7 +235,7 @@ fn asleep(shared: &Shared, batch: Batch) -> io::Result<Batch> {
         }
     }
     let tables = shared.flow_tables();
-    let mut asleep = Vec::new();
+    let mut idle = Vec::new();
     for (connection, tries) in answered {
         let Some(flow) = tables.flows.get(&connection)? else { continue };
         let wanted = match phase::flow(&flow) {
@@ -245,10 +246,10 @@ fn asleep(shared: &Shared, batch: Batch) -> io::Result<Batch> {
             Phase::Closing => tries.sent == 0,
         };
         if wanted {
-            asleep.push((connection, tries));
+            idle.push((connection, tries));
         }
     }
-    Ok(asleep)
+    Ok(idle)
 }
 
 /// Whether the programs still answer what the pod sends on a cut connection, or drop it (`decide::from_pod`). What an idle
@@ -305,7 +306,7 @@ mod tests {
 
     #[test]
     fn the_pods_of_a_round_are_looked_for_once() {
-        let (mut due, mut ways, now) = (Due::default(), None, Instant::now());
+        let (mut due, mut links, now) = (Due::default(), None, Instant::now());
         let port = Interface { index: 3, mac: [3; 6], mtu: 1400 };
         for last in 0..3 * u8::try_from(AT_ONCE).expect("few") {
             let (pod, world) = (Addr::v4([10, 244, 1, last]), Addr::v4([198, 51, 100, 10]));
@@ -315,15 +316,15 @@ mod tests {
         let mut looks = Vec::new();
         let batches = [now, now, now, now + PATIENCE].map(|when| (when, due.take(when), due.pods(when)));
         for (when, batch, rest) in batches {
-            if !ways.as_ref().is_some_and(|ways: &PodLinks| ways.cover(port, when, &batch)) {
+            if !links.as_ref().is_some_and(|links: &PodLinks| links.cover(port, when, &batch)) {
                 let pods = batch.iter().map(|(connection, _)| connection.saddr.to_ip()).chain(rest);
-                ways = Some(PodLinks { port, until: when + PATIENCE, to: pods.map(|pod| (pod, None)).collect() });
-                looks.push(ways.as_ref().map_or(0, |ways| ways.to.len()));
+                links = Some(PodLinks { port, until: when + PATIENCE, to: pods.map(|pod| (pod, None)).collect() });
+                looks.push(links.as_ref().map_or(0, |links| links.to.len()));
             }
         }
         assert_eq!(looks, [3 * AT_ONCE - 1, 1], "for those that are due, then for the one of the next round");
         let other = Interface { index: 4, ..port };
-        assert!(!ways.is_some_and(|ways| ways.cover(other, now, &Vec::new())), "the port was made anew");
+        assert!(!links.is_some_and(|links| links.cover(other, now, &Vec::new())), "the port was made anew");
     }
 
     #[test]
@@ -337,11 +338,11 @@ mod tests {
         assert!(tries.after(false).is_over(), "as often as it is told");
         assert_ne!(number_of(&connection(1), tries.after(true).sent), number);
         let done = Done::none_sent(vec![(connection(1), tries), (connection(2), Tries::default())], None);
-        let mut trouble = Trouble::default();
-        note(&mut trouble, &done);
-        assert_eq!(trouble.end(), None, "nobody said that anything is wrong");
-        note(&mut trouble, &Done { error: Some(io::ErrorKind::Other.into()), ..done });
-        assert_eq!(trouble.end(), Some(1), "the other one goes on");
+        let mut failure = RepeatedFailure::default();
+        note(&mut failure, &done);
+        assert_eq!(failure.end(), None, "nobody said that anything is wrong");
+        note(&mut failure, &Done { error: Some(io::ErrorKind::Other.into()), ..done });
+        assert_eq!(failure.end(), Some(1), "the other one goes on");
     }
 
     #[test]
@@ -357,14 +358,14 @@ mod tests {
 
     #[test]
     fn a_repeated_failure_is_logged_once_and_its_losses_at_its_end() {
-        let mut trouble = Trouble::default();
-        assert_eq!(trouble.end(), None, "nothing was wrong");
-        assert_eq!([trouble.begin(), trouble.begin()], [true, false]);
+        let mut failure = RepeatedFailure::default();
+        assert_eq!(failure.end(), None, "nothing was wrong");
+        assert_eq!([failure.begin(), failure.begin()], [true, false]);
         for lost in [2, 0, 3] {
-            trouble.lose(lost);
+            failure.lose(lost);
         }
-        assert_eq!([trouble.end(), trouble.end()], [Some(5), None]);
-        assert_eq!((trouble.begin(), trouble.end()), (true, None), "nothing was lost by it");
-        assert!(trouble.begin(), "another one");
+        assert_eq!([failure.end(), failure.end()], [Some(5), None]);
+        assert_eq!((failure.begin(), failure.end()), (true, None), "nothing was lost by it");
+        assert!(failure.begin(), "another one");
     }
 }

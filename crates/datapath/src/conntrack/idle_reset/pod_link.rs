@@ -64,7 +64,7 @@ pub async fn look(
     Ok(hops.into_iter().map(|(pod, hop)| (pod, hop.and_then(|hop| known.get(&hop).copied()))).collect())
 }
 
-/// Who packets for the address are handed to; `None` where the host has no way by this port.
+/// Who packets for the address are handed to; `None` where the host has no path by this port.
 async fn next_hop(netlink: &Handle, ifindex: u32, to: IpAddr) -> io::Result<Option<IpAddr>> {
     let whole = if to.is_ipv4() { 32 } else { 128 };
     let message = RouteMessageBuilder::<IpAddr>::new()
@@ -76,7 +76,7 @@ async fn next_hop(netlink: &Handle, ifindex: u32, to: IpAddr) -> io::Result<Opti
         Ok(found) => found,
         // No route.
         Err(error) => {
-            debug!(%error, %to, "no way to a pod");
+            debug!(%error, %to, "no path to a pod");
             return Ok(None);
         }
     };
