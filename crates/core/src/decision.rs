@@ -204,7 +204,7 @@ mod tests {
 
     /// The object's pods are unknown, so the decision must not let them leave with their nodes' addresses.
     #[test]
-    fn of_an_object_whose_selectors_cannot_be_read_it_is_not_said_that_no_node_can_host_it() {
+    fn unreadable_selectors_never_publish_that_no_node_can_host_the_object() {
         let (name, readable) = object("a", 1, &["172.18.0.100"], &[]);
         let why = Unreadable { part: Part::Selectors, why: "podSelector: x".into(), is_known: false };
         let unreadable = EgressObject { unreadable: vec![why], ..(*readable).clone() };

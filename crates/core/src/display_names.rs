@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_has_no_name_is_called_by_its_number() {
+    fn values_without_a_name_show_their_number() {
         let ip: IpAddr = "10.244.1.10".parse().expect("a literal");
         let none = Names::default();
         assert_eq!([none.pod(ip), none.object(3), none.node(ip)], ["10.244.1.10", "egress ID 3", "10.244.1.10"]);

@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn a_leader_that_stands_aside_leaves_the_lease_to_others_for_a_while() {
+    fn a_leader_that_steps_down_leaves_the_lease_to_others_for_a_while() {
         let start = Instant::now();
         let mut me = Election::new("me".into(), Timing::default());
         me.written(record("me", "1"), start, start);
@@ -350,8 +350,8 @@ mod tests {
         // Whether or not it could be released.
         assert_eq!(me.step(Some(record("", "2")), None, start), ElectionStep::Wait);
         assert_eq!(me.step(Some(record("me", "1")), None, start), ElectionStep::Wait);
-        let others = &mut Election::new("other".into(), Timing::default());
-        assert_eq!(others.step(Some(record("", "2")), None, start), ElectionStep::TakeOver { transitions: 1 });
+        let other = &mut Election::new("other".into(), Timing::default());
+        assert_eq!(other.step(Some(record("", "2")), None, start), ElectionStep::TakeOver { transitions: 1 });
         assert_eq!(
             me.step(Some(record("", "2")), None, start + STEP_DOWN_PAUSE),
             ElectionStep::TakeOver { transitions: 1 }
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reign_has_no_gap() {
+    fn a_term_has_no_gap() {
         let (start, timing) = (Instant::now(), Timing::default());
         let at = |tenths: u32| start + timing.renew_deadline * tenths / 10;
         let mut me = Election::new("me".into(), timing);
@@ -396,7 +396,7 @@ mod tests {
             me.step(Some(lease.clone()), silence.as_ref(), at(now))
         };
         assert_eq!(step(&lease, None, 0), ElectionStep::Wait);
-        assert_eq!(step(&lease, None, 1999), ElectionStep::Wait, "it answers, or nobody knows");
+        assert_eq!(step(&lease, None, 1999), ElectionStep::Wait, "it answers, or nothing is known");
         let renewed = record(&holder, "2");
         assert_eq!(step(&renewed, silence(1500), 2000), ElectionStep::Wait, "it has just renewed");
         assert_eq!(step(&renewed, silence(1500), 2599), ElectionStep::Wait);
@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stranger_and_the_leader_of_a_longer_lease_are_given_their_time() {
+    fn a_foreign_holder_and_the_leader_of_a_longer_lease_keep_their_full_time() {
         let (start, timing) = (Instant::now(), Timing::default());
         let since = start.checked_sub(timing.duration).unwrap_or(start);
         let thief = SilentHolder { holder: "thief".into(), since };
@@ -441,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn a_standby_looks_when_it_may_take_over() {
+    fn a_standby_reads_when_it_may_take_over() {
         let (start, timing) = (Instant::now(), Timing::default());
         let mut me = Election::new("me".into(), timing);
         assert_eq!(me.look_again(start), start + timing.look, "nothing is known");
@@ -473,30 +473,34 @@ mod tests {
     }
 
     #[test]
-    fn a_strangers_lease_is_waited_for_as_one_of_ours_and_a_minute_at_most() {
+    fn a_foreign_lease_is_waited_for_as_long_as_ours_and_a_minute_at_most() {
         let (start, ours) = (Instant::now(), Timing::default().duration.as_secs());
         let at = |seconds| start + Duration::from_secs(seconds);
         let with = |seconds| Record { duration: Duration::from_secs(seconds), ..record("thief", "1") };
         // The lease of an older version lasts longer than ours.
-        for (said, waits) in [(0, ours), (ours, ours), (5, 5), (30, 30), (u64::MAX, 60)] {
+        for (stated, waits) in [(0, ours), (ours, ours), (5, 5), (30, 30), (u64::MAX, 60)] {
             let mut me = Election::new("me".into(), Timing::default());
-            assert_eq!(me.step(Some(with(said)), None, at(0)), ElectionStep::Wait, "{said}");
-            assert_eq!(me.step(Some(with(said)), None, at(waits - 1)), ElectionStep::Wait, "{said}");
-            assert_eq!(me.step(Some(with(said)), None, at(waits)), ElectionStep::TakeOver { transitions: 1 }, "{said}");
+            assert_eq!(me.step(Some(with(stated)), None, at(0)), ElectionStep::Wait, "{stated}");
+            assert_eq!(me.step(Some(with(stated)), None, at(waits - 1)), ElectionStep::Wait, "{stated}");
+            assert_eq!(
+                me.step(Some(with(stated)), None, at(waits)),
+                ElectionStep::TakeOver { transitions: 1 },
+                "{stated}"
+            );
         }
     }
 
     #[test]
-    fn agents_are_told_from_strangers_by_their_names() {
+    fn agents_are_recognised_by_their_identities() {
         assert!(is_identity(&identity("node-1.example", 4711, 0x18f3)) && is_identity(&identity("a_b", 1, 0)));
         assert_eq!((node_of(&identity("a_b", 1, 0)), node_of("thief")), (Some("a_b"), None));
-        for stranger in ["", "thief", "ovnkube-control-plane-7d8f", "node_x_1f", "node_1_", "_1_1", "node_1_xyz"] {
-            assert!(!is_identity(stranger), "{stranger}");
+        for other in ["", "thief", "ovnkube-control-plane-7d8f", "node_x_1f", "node_1_", "_1_1", "node_1_xyz"] {
+            assert!(!is_identity(other), "{other}");
         }
     }
 
     #[test]
-    fn a_released_lease_is_taken_at_once_and_a_stolen_one_is_noticed() {
+    fn a_released_lease_is_taken_at_once_and_a_stolen_one_is_detected() {
         let now = Instant::now();
         let mut me = Election::new("me".into(), Timing::default());
         assert_eq!(me.step(Some(record("", "1")), None, now), ElectionStep::TakeOver { transitions: 1 });
@@ -508,7 +512,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_that_was_deleted_is_made_anew_by_its_holder_first_and_counts_on() {
+    fn a_deleted_lease_is_created_again_by_its_holder_first_and_keeps_counting() {
         let start = Instant::now();
         let at = |millis| start + Duration::from_millis(millis);
         let holder = identity("a", 1, 1);
@@ -526,7 +530,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_of_strangers_are_not_counted_on_from_and_their_leases_not_missed() {
+    fn foreign_numbers_are_ignored_and_a_deleted_foreign_lease_is_not_waited_for() {
         let start = Instant::now();
         let mut me = Election::new("me".into(), Timing::default());
         me.step(Some(Record { transitions: 5, ..record(&identity("a", 1, 1), "1") }), None, start);

@@ -130,9 +130,9 @@ impl LedgerWriter {
         let mut draft = Ledger {
             leader: self.leader.clone(),
             total: Some(own.lease),
-            former_total: self.longest_lease.to_tell(own.lease, now),
+            former_total: self.longest_lease.to_write(own.lease, now),
             programs: Some(own.programs),
-            former_programs: self.longest_programs.to_tell(own.programs, now),
+            former_programs: self.longest_programs.to_write(own.programs, now),
             ..(**ledger).clone()
         };
         // A clock before 1970 counts from the beginning.

@@ -55,7 +55,9 @@ fn hindrance(name: &str, node: &Node, object: &EgressObject) -> String {
     match () {
         () if node.drained => format!("{name} is drained too"),
         () if !node.ready => format!("{name} is not ready"),
-        () if !node.has_published_networks() || !node.networks_known => format!("{name} has not said its networks"),
+        () if !node.has_published_networks() || !node.networks_known => {
+            format!("{name} has not published its networks")
+        }
         () if has_another => format!("{name} has another address of the object"),
         () => format!("{name} has as many egress IPs as its cloud allows"),
     }
@@ -75,21 +77,21 @@ mod tests {
     }
 
     #[test]
-    fn what_stays_is_named_with_the_cause_of_each_other_node() {
+    fn addresses_that_stay_are_listed_with_a_reason_for_each_other_node() {
         let drained = |name, network| changed(node(name, network), |node| node.drained = true);
         let mut nodes: Nodes = [drained("n1", "172.18.0.1/16"), node("far", "10.0.0.1/24")].into();
         let items = [("n1", "172.18.0.100"), ("n2", "172.18.0.101")];
         let objects: Objects = [object("a", 1, &["172.18.0.100", "172.18.0.101"], &items)].into();
         let ip = |text: &str| -> IpAddr { text.parse().expect("a literal") };
         assert_eq!(held(&objects, "n1"), BTreeMap::from([(ip("172.18.0.100"), "a".to_owned())]));
-        let says = |nodes: &Nodes| stays(&objects, nodes, "n1").get(&ip("172.18.0.100")).cloned();
-        let nobody = "no other node with the label k8s.ovn.org/egress-assignable has a network for it";
-        assert_eq!(says(&nodes).as_deref(), Some(nobody));
+        let reason = |nodes: &Nodes| stays(&objects, nodes, "n1").get(&ip("172.18.0.100")).cloned();
+        let none = "no other node with the label k8s.ovn.org/egress-assignable has a network for it";
+        assert_eq!(reason(&nodes).as_deref(), Some(none));
         nodes.extend([node("n2", "172.18.0.2/16"), drained("n3", "172.18.0.3/16")]);
         nodes.extend([changed(node("n4", "172.18.0.4/16"), |node| node.ready = false)]);
         let all = "n2 has another address of the object, n3 is drained too, n4 is not ready";
-        assert_eq!(says(&nodes).as_deref(), Some(all));
+        assert_eq!(reason(&nodes).as_deref(), Some(all));
         nodes.extend([node("n5", "172.18.0.5/16")]);
-        assert_eq!(says(&nodes), None, "it can go");
+        assert_eq!(reason(&nodes), None, "it can go");
     }
 }

@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_go_round_and_a_freed_one_is_not_the_next() {
+    fn ids_are_cyclic_and_a_freed_one_is_not_the_next() {
         let mut numbering = EgressIdAllocator::default();
         let two = Objects::from([object("a", 1, None), object("b", 2, None)]);
         let numbers = numbering.number(&two);
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn the_older_keeps_a_duplicate_and_a_wiped_number_comes_back() {
+    fn the_older_object_keeps_a_duplicate_and_a_removed_id_is_restored() {
         let mut numbering = EgressIdAllocator::default();
         let same = Objects::from([object("young", 2, Some(5)), object("old", 1, Some(5))]);
         let numbers = numbering.number(&same);
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_standby_continues_after_what_it_saw_and_the_end_is_followed_by_the_start() {
+    fn a_standby_continues_after_the_ids_that_it_saw_and_wraps_around() {
         let mut standby = EgressIdAllocator::default();
         standby.observe(&Objects::from([object("a", 1, Some(7))]));
         standby.observe(&Objects::from([object("a", 1, Some(7)), object("b", 2, Some(9))]));

@@ -95,12 +95,12 @@ impl fmt::Display for HostObstacle {
             Self::NotReady => f.write_str("is not Ready"),
             Self::NetworksUnknown => write!(
                 f,
-                "has not said its networks (annotations {} and {}, or its EgressNode object): does its egress-agent run?",
+                "has not published its networks (annotations {} and {}, or its EgressNode object): does its egress-agent run?",
                 keys::PRIMARY_IFADDR,
                 keys::NODE_SUBNETS
             ),
             Self::HealthAddressUnknown => {
-                f.write_str("has not said where its egress-agent answers health checks (its EgressNode object)")
+                f.write_str("has not published where its egress-agent answers health checks (its EgressNode object)")
             }
             Self::Unhealthy { at } => {
                 let at: Vec<String> = at.iter().map(ToString::to_string).collect();

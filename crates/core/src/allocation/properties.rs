@@ -212,7 +212,7 @@ fn as_many_as_possible_older_first_and_as_evenly_as_possible() {
 }
 
 #[test]
-fn what_is_settled_stays_settled() {
+fn a_settled_assignment_stays() {
     for seed in 0..CASES {
         let settled = random(&mut Numbers::new(seed)).settled();
         let again = settled.assign();

@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn of_more_services_than_anybody_has_the_first_by_name_are_looked_at() {
+    fn only_the_first_services_by_name_are_examined() {
         let mut view = view(&[]);
         for number in 0..200_u16 {
             let first = 64 * (300 - number);

@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_program_has_ended_is_not_renewed() {
+    fn a_lease_that_a_program_has_ended_is_not_renewed() {
         let shared = SharedLease::default();
         assert!(shared.renew(shared.read(), Lease::bounded(100, 10, 20)) && shared.covers(30) && !shared.covers(31));
         let found = shared.read();

@@ -112,13 +112,13 @@ impl Ledger {
     /// Continues after all numbers that may still be in use, if this ledger knows none because the previous one was
     /// lost. `numbers` are those of acknowledgements. Other parties remember numbers, too, so counting starts at the
     /// time in milliseconds: no cluster has a thousand hand-overs a second.
-    pub fn continue_after(&mut self, words: impl Iterator<Item = u64>, unix_ms: u64) {
+    pub fn continue_after(&mut self, numbers: impl Iterator<Item = u64>, unix_ms: u64) {
         let is_sane = |number: &u64| *number <= GREATEST;
         let last = Some(self.records.last).filter(|last| *last > 0 && is_sane(last)).unwrap_or(unix_ms);
         // Any agent can write any number. A number ahead of the ledger's counts only as far as a lost ledger could have
         // issued it, so that numbers never run out.
         let limit = last.max(unix_ms).saturating_add(MOST_AHEAD);
-        self.records.last = words.filter(|number| *number <= limit).fold(last, u64::max);
+        self.records.last = numbers.filter(|number| *number <= limit).fold(last, u64::max);
     }
 }
 
@@ -128,10 +128,10 @@ mod tests {
 
     #[test]
     fn a_lost_ledger_repeats_no_number() {
-        let counted = |last, words: &[u64], unix_ms| {
+        let counted = |last, numbers: &[u64], unix_ms| {
             let records = Records { last, ..Records::default() };
             let mut ledger = Ledger { records, ..Ledger::default() };
-            ledger.continue_after(words.iter().copied(), unix_ms);
+            ledger.continue_after(numbers.iter().copied(), unix_ms);
             ledger.next_number()
         };
         assert_eq!(counted(0, &[], 5_000), 5_001);
@@ -139,7 +139,7 @@ mod tests {
         assert_eq!(counted(9, &[3], 5_000), 10, "it was not lost");
         assert_eq!(counted(9, &[12], 5_000), 13, "an older copy of it was put back");
         for never in [u64::MAX, GREATEST, 5_001 + MOST_AHEAD] {
-            assert_eq!(counted(9, &[never], 5_000), 10, "no agent has said that");
+            assert_eq!(counted(9, &[never], 5_000), 10, "no agent has written that");
         }
         assert_eq!(counted(9, &[5_000 + MOST_AHEAD], 5_000), 5_001 + MOST_AHEAD);
         assert_eq!(counted(u64::MAX, &[], 5_000), 5_001);

@@ -233,12 +233,12 @@ impl Node {
     /// can be the node's count, since the kubelet may publish any. OVN-Kubernetes' management port has the second
     /// address of each pod subnet; this applies also if the agent, of an older version, has not published it.
     pub fn health_addresses(&self) -> Vec<IpAddr> {
-        let Some(said) = &self.health else { return self.ovn_management() };
+        let Some(published) = &self.health else { return self.ovn_management() };
         let own = self.listed_addresses();
         let is_its = |address: &&IpAddr| {
             own.contains(*address) || self.pod_subnets.iter().any(|subnet| subnet.contains(*address))
         };
-        said.iter().filter(is_its).copied().collect()
+        published.iter().filter(is_its).copied().collect()
     }
 
     /// The known addresses of the management port.
@@ -307,23 +307,23 @@ mod tests {
     }
 
     #[test]
-    fn health_checks_are_answered_where_the_node_says_so() {
+    fn health_checks_are_answered_where_the_node_publishes_it() {
         let pod_subnets = nets(&["10.244.1.0/24", "fd00:10:244:1::/64", "10.9.9.9/32"]);
         let texts = |addresses: Vec<IpAddr>| addresses.iter().map(IpAddr::to_string).collect::<Vec<_>>();
         let node = Node { pod_subnets, primary: nets(&["172.18.0.2/16"]), ..Node::default() };
-        assert_eq!(texts(node.health_addresses()), [""; 0], "nobody knows a CNI's order");
+        assert_eq!(texts(node.health_addresses()), [""; 0], "the order of another CNI is unknown");
         let of_ovn = Node { announces_pods: true, ..node.clone() };
         assert_eq!(texts(of_ovn.health_addresses()), ["10.244.1.2", "fd00:10:244:1::2"]);
-        let said = ["10.244.1.1", "172.18.0.2", "172.18.0.3", "10.244.2.1"];
-        let said = Some(said.map(|text| text.parse().expect("a literal")).to_vec());
-        for node in [Node { health: said.clone(), ..node }, Node { health: said.clone(), ..of_ovn }] {
+        let published = ["10.244.1.1", "172.18.0.2", "172.18.0.3", "10.244.2.1"];
+        let published = Some(published.map(|text| text.parse().expect("a literal")).to_vec());
+        for node in [Node { health: published.clone(), ..node }, Node { health: published.clone(), ..of_ovn }] {
             assert_eq!(texts(node.health_addresses()), ["10.244.1.1", "172.18.0.2"], "what the node may have");
             assert_eq!(texts(node.management()), ["10.244.1.1"]);
         }
     }
 
     #[test]
-    fn what_cannot_be_read_is_as_it_was_last_read_of_the_same_node() {
+    fn unreadable_parts_keep_the_last_value_of_the_same_node() {
         let cloud = |network: &str| Some(CloudConfig { networks: nets(&[network]), ..CloudConfig::default() });
         let known = Node {
             uid: "a".into(),
@@ -338,7 +338,7 @@ mod tests {
         let unreadable = BTreeSet::from([Primary, HostCidrs, PodSubnets, Cloud]);
         let bare = Node { uid: "a".into(), ready: true, unreadable: unreadable.clone(), ..Node::default() };
         let expected = Node { ready: true, networks_known: false, unreadable, ..known.clone() };
-        assert_eq!(bare.clone().filled_from(&known), expected, "and nobody says that it can not host an address");
+        assert_eq!(bare.clone().filled_from(&known), expected, "and the node might host any address");
         let other = Node { uid: "b".into(), ..bare };
         assert_eq!(other.clone().filled_from(&known), other);
         let moved = Node { uid: "a".into(), primary: nets(&["172.19.0.2/16"]), ..Node::default() };

@@ -180,7 +180,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn egress_ips_are_read_strictly_and_made_canonical() {
+    fn egress_ips_are_parsed_strictly_and_made_canonical() {
         let ip = |text: &str| parse_egress_ip(text).map(|a| a.to_string());
         assert_eq!(ip("172.18.0.100").as_deref(), Some("172.18.0.100"));
         assert_eq!(ip("FD00:0172:18::0100").as_deref(), Some("fd00:172:18::100"));

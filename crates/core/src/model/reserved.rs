@@ -121,8 +121,8 @@ impl Reservations {
         let of_reports = |rank| reports.iter().filter(move |report| report.rank == rank).map(Report::entry);
         let of_nodes = nodes.clone().flat_map(|(_, node)| {
             let cloud = node.cloud.iter().flat_map(|cloud| &cloud.networks);
-            let said = node.primary.iter().chain(&node.host_cidrs).filter(|_| !node.networks_by_agent);
-            said.chain(cloud)
+            let reported = node.primary.iter().chain(&node.host_cidrs).filter(|_| !node.networks_by_agent);
+            reported.chain(cloud)
         });
         addresses.extend(of_reports(Rank::Network));
         for network in of_nodes.map(IpNet::trunc).collect::<BTreeSet<_>>() {
@@ -183,10 +183,11 @@ enum Rank {
 /// The reports of agents that count.
 fn reports<'a>(nodes: impl DoubleEndedIterator<Item = (&'a str, &'a Node)> + Clone, own: Option<&str>) -> Vec<Report> {
     // The first reporting node by name, and whether there are several.
-    let mut said: BTreeMap<(Rank, IpAddr), (&str, Reserved, bool)> = BTreeMap::new();
+    let mut reported: BTreeMap<(Rank, IpAddr), (&str, Reserved, bool)> = BTreeMap::new();
     for (name, node) in nodes.clone() {
         let mut note = |rank, address, reason| {
-            said.entry((rank, address))
+            reported
+                .entry((rank, address))
                 .and_modify(|(.., is_shared)| *is_shared = true)
                 .or_insert((name, reason, false));
         };
@@ -209,7 +210,7 @@ fn reports<'a>(nodes: impl DoubleEndedIterator<Item = (&'a str, &'a Node)> + Clo
         let of_others = || nodes.clone().any(|(other, node)| other != *name && node.may_host(address));
         *is_shared || own == Some(*name) || !of_others()
     };
-    let counting = said.into_iter().filter(|((_, address), report)| counts(*address, report));
+    let counting = reported.into_iter().filter(|((_, address), report)| counts(*address, report));
     counting.map(|((rank, address), (_, reason, _))| Report { rank, address, reason }).collect()
 }
 
@@ -281,7 +282,7 @@ mod tests {
     }
 
     /// Each list as the agents of these nodes report it, all in one network.
-    fn said(agents: &[(&str, &str, &[&str])], own: Option<&str>) -> Reservations {
+    fn reported(agents: &[(&str, &str, &[&str])], own: Option<&str>) -> Reservations {
         let node = |all: &[&str], hop: &str| Node {
             primary: vec![net(all[0])],
             host_cidrs: all.iter().map(|text| net(text)).collect(),
@@ -299,10 +300,10 @@ mod tests {
     /// With the token of one agent an attacker reports addresses of objects as its node's own, as its next hop, or as
     /// the network and broadcast addresses of a small network.
     #[test]
-    fn one_agents_word_takes_no_address_that_another_node_could_host() {
+    fn one_agents_report_takes_no_address_that_another_node_could_host() {
         let honest = ("n1", "172.18.0.1", ["172.18.0.2/16"].as_slice());
         let forged = ["172.18.0.3/16", "172.18.0.100/16", "172.18.0.105/30", "10.9.9.9/24"].as_slice();
-        let table = said(&[honest, ("n2", "172.18.0.110", forged)], None);
+        let table = reported(&[honest, ("n2", "172.18.0.110", forged)], None);
         for text in ["172.18.0.100", "172.18.0.104", "172.18.0.105", "172.18.0.107", "172.18.0.110", "172.18.0.1"] {
             assert_eq!(table.of(ip(text)), None, "{text}");
         }
@@ -312,7 +313,7 @@ mod tests {
         assert_eq!(table.of(ip("10.9.9.255")), Some(&Reserved::Broadcast(net("10.9.9.0/24"))));
         assert_eq!(table.of(ip("172.18.255.255")), Some(&Reserved::Broadcast(net("172.18.0.0/16"))), "both say so");
         // Two nodes that name the same next hop, and each node for itself.
-        let both = said(&[honest, ("n2", "172.18.0.1", forged)], Some("n2"));
+        let both = reported(&[honest, ("n2", "172.18.0.1", forged)], Some("n2"));
         assert_eq!(both.of(ip("172.18.0.1")), Some(&Reserved::NextHop(Some("n1".into()))));
         assert_eq!(both.of(ip("172.18.0.100")).cloned(), node("n2"));
     }

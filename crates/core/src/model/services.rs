@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn only_changes_are_touched_and_a_service_without_addresses_takes_no_place() {
+    fn only_changes_are_touched_and_a_service_without_addresses_is_not_stored() {
         let mut services = Services::default();
         let mut put = |name, addresses: &[&str]| services.apply(Update::Changed(key(name), with(addresses))).addresses;
         assert_eq!(put("a", &["192.0.2.1", "192.0.2.2"]), ips(&["192.0.2.1", "192.0.2.2"]));

@@ -95,11 +95,11 @@ mod tests {
             (true, UplinkState::NoCarrier("eth0".into()), Some("eth0 is down"), AgentAnswer::NotServing),
             (true, lost, Some("172.18.0.1 and fd00::1 does not"), AgentAnswer::NextHopLost),
         ];
-        for (in_step, uplink, words, answer) in cases {
+        for (in_step, uplink, expected, answer) in cases {
             let obstacle = ServingObstacle::of(in_step, &uplink);
-            assert_eq!(obstacle.is_some(), words.is_some(), "{uplink:?}");
+            assert_eq!(obstacle.is_some(), expected.is_some(), "{uplink:?}");
             let text = obstacle.as_ref().map(ServingObstacle::to_string).unwrap_or_default();
-            assert!(text.contains(words.unwrap_or_default()), "{text}");
+            assert!(text.contains(expected.unwrap_or_default()), "{text}");
             assert_eq!(refusal(obstacle.as_ref().map(ServingObstacle::code)), answer);
         }
     }

@@ -198,7 +198,7 @@ mod tests {
 
     /// Otherwise the deadline of its programs would not be waited for.
     #[test]
-    fn an_agent_that_was_not_heard_since_the_beginning_may_have_ended_before() {
+    fn an_agent_that_has_not_answered_since_the_beginning_may_have_ended_before() {
         let start = Instant::now();
         let mut pulse = NodeSigns::begin_again(start);
         assert!(pulse.agent_went_first(&RULES));

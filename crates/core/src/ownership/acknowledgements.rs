@@ -50,11 +50,10 @@ impl AcknowledgementReader {
         let mut waiting = BTreeMap::new();
         for (address, record) in &ledger.records.open {
             let has_changed = ledger.former_targets.contains_key(&record.number);
-            let says = |words: Option<&Acknowledgements>| {
-                words.is_some_and(|words| words.get(address) == Some(&record.number))
-            };
-            let old = nodes.get(&record.from).filter(|old| says(Some(&old.released)));
-            if old.is_none() && !says(reach.released.get(&record.from)) {
+            let acknowledges =
+                |all: Option<&Acknowledgements>| all.is_some_and(|all| all.get(address) == Some(&record.number));
+            let old = nodes.get(&record.from).filter(|old| acknowledges(Some(&old.released)));
+            if old.is_none() && !acknowledges(reach.released.get(&record.from)) {
                 continue;
             }
             let since = self.since.get(&record.number).copied().unwrap_or(now);
@@ -104,7 +103,8 @@ mod tests {
     fn given_to(released: u64, to: Option<&str>, prepared: Option<Prepared>) -> Nodes {
         let given = to.map(|to| (ip(A), to.to_owned())).into_iter().collect();
         let old = Node { released: BTreeMap::from([(ip(A), released)]), given, ..Node::default() };
-        let new = Node { prepared: prepared.map(|word| (ip(A), word)).into_iter().collect(), ..Node::default() };
+        let new =
+            Node { prepared: prepared.map(|prepared| (ip(A), prepared)).into_iter().collect(), ..Node::default() };
         [("n1".to_owned(), Arc::new(old)), ("n2".to_owned(), Arc::new(new))].into()
     }
 
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_node_that_is_ready_is_waited_for_until_it_has_heard_and_not_for_ever() {
+    fn a_ready_new_node_is_waited_for_until_it_is_open_but_not_forever() {
         let (ledger, reach, start) = (ledger(), NodeHealth::default(), Instant::now());
         let ready = |is_open| Some(Prepared(7, "n1".into(), is_open));
         let over = BTreeSet::from([(ip(A), 7)]);
@@ -125,11 +125,11 @@ mod tests {
             (seen.released == over, seen.look_again)
         };
         let end = Some(start + Duration::from_millis(1_100));
-        assert_eq!(at(nodes(6, ready(false)), 0), (false, None), "a word about another hand-over");
+        assert_eq!(at(nodes(6, ready(false)), 0), (false, None), "an acknowledgement of another hand-over");
         assert_eq!(at(nodes(7, ready(false)), 100), (false, end));
-        assert_eq!(at(nodes(7, ready(false)), 1_099), (false, end), "since the word was heard");
+        assert_eq!(at(nodes(7, ready(false)), 1_099), (false, end), "since the acknowledgement was seen");
         assert_eq!(at(nodes(7, ready(false)), 1_100), (true, None));
-        assert_eq!(at(nodes(7, ready(false)), 1_200), (true, None), "nor is it begun anew");
+        assert_eq!(at(nodes(7, ready(false)), 1_200), (true, None), "nor does it start again");
         for prepared in [None, ready(true), Some(Prepared(6, "n1".into(), false))] {
             let mut reader = AcknowledgementReader::default();
             let seen = reader.read(&ledger, &nodes(7, prepared), &reach, start);
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_waited_for_who_has_not_been_handed_the_address() {
+    fn a_node_that_has_not_received_the_address_is_not_waited_for() {
         let ready = Some(Prepared(7, "n1".into(), false));
         for to in [None, Some("n3")] {
             let nodes = given_to(7, to, ready.clone());
@@ -150,7 +150,7 @@ mod tests {
 
     /// Any agent's token can write this, and the address would wait for that node.
     #[test]
-    fn who_was_never_named_is_not_ready() {
+    fn a_node_that_was_never_named_is_not_ready() {
         let ready =
             |number| Node { prepared: [(ip(A), Prepared(number, "n1".into(), true))].into(), ..Node::default() };
         let nodes = |number| ["n2", "n3", "n4"].map(|name| (name.to_owned(), Arc::new(ready(number)))).into();
@@ -170,7 +170,7 @@ mod tests {
 
     /// Otherwise the status would be written before the new node takes other nodes' packets.
     #[test]
-    fn a_word_that_was_faster_by_probes_waits_a_moment_for_the_one_that_says_more() {
+    fn an_early_acknowledgement_by_probes_waits_for_the_full_one() {
         let reach = NodeHealth {
             released: BTreeMap::from([("n1".to_owned(), BTreeMap::from([(ip(A), 7)]))]),
             ..NodeHealth::default()

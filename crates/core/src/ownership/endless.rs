@@ -120,7 +120,7 @@ mod tests {
         assert_eq!(follow(&mut draft, &objects, &only, &none), None);
         let begun = draft.endless["n1"];
         follow(&mut draft, &objects, &only, &none);
-        assert_eq!(draft.endless["n1"], begun, "it goes on");
+        assert_eq!(draft.endless["n1"], begun, "it stays");
         follow(&mut draft, &objects, &near, &none);
         let ending = draft.ending["n1"];
         assert!(ending > begun && draft.endless.is_empty() && is_endless(&draft, "n1"));
@@ -148,7 +148,7 @@ mod tests {
     /// The labels and networks of others count, not whether they answer; an address being handed over still belongs to
     /// the old node.
     #[test]
-    fn who_could_host_an_address_is_an_egress_node_whose_networks_may_hold_it() {
+    fn an_egress_node_whose_networks_may_contain_an_address_could_host_it() {
         let objects = Objects::from([object("a", 1, &["172.18.0.101"], &[("n1", "172.18.0.101")])]);
         let mut all = nodes(&[("n1", "172.18.0.2/16"), ("n2", "172.18.0.3/16")]);
         std::sync::Arc::make_mut(all.get_mut("n2").expect("a node")).assignable = false;

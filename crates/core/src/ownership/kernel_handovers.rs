@@ -87,8 +87,8 @@ fn arriving(ownership: &Ownership) -> impl Iterator<Item = (&IpAddr, &HandOver)>
 /// Whether the new node has acknowledged that it is ready.
 pub fn is_ready(view: &ClusterView, address: &IpAddr, record: &HandOver) -> bool {
     let new_owner = record.to.as_ref().and_then(|to| view.nodes.get(to));
-    let said = new_owner.and_then(|new_owner| new_owner.prepared.get(address));
-    said.is_some_and(|Prepared(number, from, _)| *number == record.number && *from == record.from)
+    let acknowledged = new_owner.and_then(|new_owner| new_owner.prepared.get(address));
+    acknowledged.is_some_and(|Prepared(number, from, _)| *number == record.number && *from == record.from)
 }
 
 /// This node's acknowledgement that it is ready.
@@ -98,11 +98,11 @@ pub fn prepared(ownership: &Ownership, actual: &KernelState) -> BTreeMap<IpAddr,
             actual.handovers.values().filter(|handover| handover.is_taken() && handover.address == *address);
         stages.next().map(|handover| handover.stage)
     };
-    let word = |(address, record): (&IpAddr, &HandOver)| {
+    let acknowledgement = |(address, record): (&IpAddr, &HandOver)| {
         let is_open = stage(address)? == HandoverStage::Open;
         Some((*address, Prepared(record.number, record.from.clone(), is_open)))
     };
-    arriving(ownership).filter_map(word).collect()
+    arriving(ownership).filter_map(acknowledgement).collect()
 }
 
 /// The hand-overs that the kernel should know for this `desired` state, before addresses are withheld.

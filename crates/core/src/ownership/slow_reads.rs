@@ -16,19 +16,19 @@ const AGAIN: Duration = Duration::from_secs(600);
 pub struct SlowReads {
     /// One bit per read, the latest last.
     late: u32,
-    said: Option<Instant>,
+    logged: Option<Instant>,
 }
 
 impl SlowReads {
     /// Records the end of a read. Returns whether to log that most are late.
     pub fn note(&mut self, is_late: bool, now: Instant) -> bool {
         self.late = self.late << 1 | u32::from(is_late);
-        let is_due = self.said.is_none_or(|said| now >= said + AGAIN);
-        let is_said = is_due && self.late.count_ones() >= MANY;
-        if is_said {
-            self.said = Some(now);
+        let is_due = self.logged.is_none_or(|logged| now >= logged + AGAIN);
+        let is_logged = is_due && self.late.count_ones() >= MANY;
+        if is_logged {
+            self.logged = Some(now);
         }
-        is_said
+        is_logged
     }
 }
 
@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn late_answers_are_said_where_they_are_the_most_and_once() {
+    fn a_majority_of_late_answers_is_logged_once() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let mut readings = SlowReads::default();
@@ -46,7 +46,7 @@ mod tests {
         assert_eq!(note(&[false; 32], 10), 0);
         assert_eq!(note(&[true, false].repeat(50), 20), 0, "half of them");
         assert_eq!(note(&[true, true, false].repeat(50), 30), 1);
-        assert_eq!(note(&[true; 50], 629), 0, "said");
+        assert_eq!(note(&[true; 50], 629), 0, "logged");
         assert_eq!(note(&[true; 50], 630), 1);
     }
 }

@@ -121,19 +121,19 @@ impl Longest {
     /// standbys. `over` is until when a former leader may grant leases with its own duration.
     pub fn note(
         &mut self,
-        (total, told): (Option<Duration>, Option<Duration>),
+        (total, read): (Option<Duration>, Option<Duration>),
         own: Duration,
         (now, over): (Instant, Instant),
     ) {
-        if self.until.is_some_and(|until| now >= until) && told.is_none_or(|told| Some(told) > self.former) {
+        if self.until.is_some_and(|until| now >= until) && read.is_none_or(|read| Some(read) > self.former) {
             *self = Self::default();
         }
         match total {
             Some(total) if total != own => {
-                (self.former, self.until) = (self.former.max(Some(total)).max(told), None);
+                (self.former, self.until) = (self.former.max(Some(total)).max(read), None);
             }
-            Some(_) if self.until.is_none() || told > self.former => {
-                self.former = self.former.max(told);
+            Some(_) if self.until.is_none() || read > self.former => {
+                self.former = self.former.max(read);
                 self.until = self.former.map(|former| now.max(over) + former + MARGIN);
             }
             _ => {}
@@ -141,7 +141,7 @@ impl Longest {
     }
 
     /// The longer duration that the leader has to write.
-    pub fn to_tell(&self, own: Duration, now: Instant) -> Option<Duration> {
+    pub fn to_write(&self, own: Duration, now: Instant) -> Option<Duration> {
         Some(self.of(own, now)).filter(|longest| *longest > own)
     }
 
@@ -190,12 +190,12 @@ mod tests {
     }
 
     fn began(since: Instant) -> TermStart<'static> {
-        static NOBODY: BTreeSet<&str> = BTreeSet::new();
-        TermStart { since, former: None, others: &NOBODY }
+        static NO_NODES: BTreeSet<&str> = BTreeSet::new();
+        TermStart { since, former: None, others: &NO_NODES }
     }
 
     #[test]
-    fn leases_run_out_of_those_who_are_suspected_only() {
+    fn only_leases_of_suspected_nodes_expire() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let mut reach = NodeHealth { lease: TOTAL, ..NodeHealth::default() };
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_leader_that_was_replaced_early_may_confirm_is_waited_for() {
+    fn confirmations_by_a_leader_that_was_replaced_early_are_waited_for() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let terms = Terms { lease: TOTAL, programs: TOTAL };
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn a_longer_timeout_of_a_former_leader_counts_until_it_has_run_out() {
+    fn a_longer_timeout_of_a_former_leader_counts_until_it_has_expired() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let ledger = |total| (total, None);
@@ -304,23 +304,23 @@ mod tests {
         early.note(ledger(Some(own)), own, (at(1), at(3)));
         assert_eq!((early.of(own, at(13)), early.of(own, at(13) + MARGIN)), (ten, own));
         // A later leader reads of it.
-        let behind = |told| (Some(own), told);
+        let after = |read| (Some(own), read);
         let mut fresh = Longest::default();
-        fresh.note(behind(Some(ten)), own, (at(200), at(200)));
-        assert_eq!((fresh.to_tell(own, at(200)), fresh.next(at(200))), (Some(ten), Some(at(210) + MARGIN)));
-        fresh.note(behind(Some(ten)), own, (at(205), at(205)));
+        fresh.note(after(Some(ten)), own, (at(200), at(200)));
+        assert_eq!((fresh.to_write(own, at(200)), fresh.next(at(200))), (Some(ten), Some(at(210) + MARGIN)));
+        fresh.note(after(Some(ten)), own, (at(205), at(205)));
         let end = at(210) + MARGIN;
-        assert_eq!((fresh.of(own, at(210)), fresh.of(own, end), fresh.to_tell(own, end)), (ten, own, None));
+        assert_eq!((fresh.of(own, at(210)), fresh.of(own, end), fresh.to_write(own, end)), (ten, own, None));
         // It stays until the next write, and does not start again.
-        fresh.note(behind(Some(ten)), own, (at(220), at(220)));
+        fresh.note(after(Some(ten)), own, (at(220), at(220)));
         assert_eq!((fresh.of(own, at(220)), fresh.next(at(220))), (own, None));
-        fresh.note(behind(None), own, (at(230), at(230)));
-        fresh.note(behind(Some(ten)), own, (at(240), at(240)));
+        fresh.note(after(None), own, (at(230), at(230)));
+        fresh.note(after(Some(ten)), own, (at(240), at(240)));
         assert_eq!(fresh.of(own, at(240)), ten, "another change");
     }
 
     #[test]
-    fn who_has_something_to_let_go_of_is_suspected_when_it_is_not_heard() {
+    fn a_node_with_an_address_to_release_is_suspected_when_it_is_not_heard() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let mut ledger = ledger(&[]);

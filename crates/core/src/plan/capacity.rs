@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn one_service_gets_no_more_than_its_room_and_what_is_known_otherwise_takes_none() {
+    fn one_service_gets_no_more_than_its_share_and_known_addresses_take_none() {
         let (mut services, mut room) = (Services::default(), ServiceRoom::default());
         let subnet = Prefix { kind: PrefixKind::PodSubnet, node: None };
         let mut cluster = BTreeMap::from([(net("10.0.0.0/24"), subnet)]);
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn who_makes_namespaces_takes_no_cluster_ip_from_others() {
+    fn creating_namespaces_takes_no_cluster_ip_from_others() {
         let mut services = Services::default();
         for number in 0..100_u32 {
             put(&mut services, &format!("greedy{number}"), "s", addresses(0x0a00_0000 + number * 64, 64));
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_that_nobody_is_selected_by_has_no_policy_until_it_has_a_pod() {
+    fn an_object_without_pods_has_no_policy() {
         use crate::model::state::{Family, HandoverStage, HandoverState, Policy, TunnelEndpoint, WhenEmpty};
         let policy = Policy { slots: Vec::new(), pending: Vec::new(), when_empty: WhenEmpty::Drop };
         let key = |id| (EgressId(id), Family::V4);

@@ -103,7 +103,7 @@ impl fmt::Display for Conflict {
         match node {
             Some(node) => write!(
                 f,
-                "node {node} ({mac}) goes on answering for egress IP {address}, which another node serves: is its \
+                "node {node} ({mac}) keeps answering for egress IP {address}, which another node serves: is its \
                  egress-agent running? Start it, or run `egress-agent cleanup` there"
             ),
             None => {

@@ -76,7 +76,7 @@ pub struct Disconnected {
     /// By the pod's address.
     pub cuts: BTreeMap<IpAddr, Action>,
     /// By the pod's address, in order.
-    pub behind: Vec<(IpAddr, Action)>,
+    pub after_cuts: Vec<(IpAddr, Action)>,
 }
 
 impl Disconnected {
@@ -86,7 +86,7 @@ impl Disconnected {
             if action.is_cut() {
                 self.cuts.insert(address, action);
             } else if self.cuts.contains_key(&address) {
-                self.behind.push((address, action));
+                self.after_cuts.push((address, action));
             } else {
                 self.at_once.push(action);
             }
@@ -95,8 +95,8 @@ impl Disconnected {
 
     /// All actions in a valid order.
     pub fn into_actions(self) -> impl Iterator<Item = Action> {
-        let behind = self.behind.into_iter().map(|(_, action)| action);
-        self.at_once.into_iter().chain(self.cuts.into_values()).chain(behind)
+        let after_cuts = self.after_cuts.into_iter().map(|(_, action)| action);
+        self.at_once.into_iter().chain(self.cuts.into_values()).chain(after_cuts)
     }
 }
 

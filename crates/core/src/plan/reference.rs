@@ -143,7 +143,7 @@ pub fn check(old: &KernelState, now: &KernelState, new: &KernelState) {
     for ((id, _), policy) in &now.policy {
         let here = policy.slots.iter().filter(|slot| slot.place == Place::Here);
         for slot in here {
-            assert_eq!(now.owned.get(id), Some(&slot.address), "steered here before it is owned");
+            assert_eq!(now.owned.get(id), Some(&slot.address), "routed here before it is owned");
         }
     }
 }

@@ -16,7 +16,7 @@ fn check_plan(old: &KernelState, new: &KernelState) -> Vec<Action> {
         if let Action::CutFlows(id, addresses) = action {
             cut.extend(addresses.iter().map(|address| (*id, *address)));
             let still = now.policy.iter().filter(|((i, _), _)| i == id).flat_map(|(_, p)| p.addresses());
-            assert!(!{ still }.any(|a| addresses.contains(&a)), "cut while it is still steered");
+            assert!(!{ still }.any(|a| addresses.contains(&a)), "cut while it is still routed");
         }
         if let Action::CutPodFlows(pod, id) = action {
             assert_ne!(now.pods.get(pod), Some(&PodState::Selected(*id)), "cut while it is still selected");
@@ -65,7 +65,7 @@ fn every_prefix_of_every_plan_is_safe() {
 }
 
 /// Starts like an agent without memory.
-fn begin_anew(state: &mut KernelState, flows: &mut BTreeSet<Flow>, desired: &KernelState) {
+fn restart(state: &mut KernelState, flows: &mut BTreeSet<Flow>, desired: &KernelState) {
     perform(state, flows, &Action::CutOrphans);
     for action in plan(state, desired) {
         perform(state, flows, &action);
@@ -73,7 +73,7 @@ fn begin_anew(state: &mut KernelState, flows: &mut BTreeSet<Flow>, desired: &Ker
 }
 
 #[test]
-fn an_agent_that_is_killed_at_any_step_leaves_no_cut_undone() {
+fn an_agent_killed_at_any_step_leaves_no_flow_uncut() {
     for seed in 1..=300_u64 {
         let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15));
         let [old, new, newer] = [(); 3].map(|()| random_state(&mut random));
@@ -81,7 +81,7 @@ fn an_agent_that_is_killed_at_any_step_leaves_no_cut_undone() {
         let (mut now, mut flows) = (old.clone(), running(&old));
         actions.iter().for_each(|action| perform(&mut now, &mut flows, action));
         let expected = flows;
-        assert!(expected.is_subset(&running(&new)), "seed {seed}: by a plan that nobody interrupts");
+        assert!(expected.is_subset(&running(&new)), "seed {seed}: by an uninterrupted plan");
         let (mut now, mut flows) = (old.clone(), running(&old));
         for action in &actions {
             flows.extend(begun_from_elsewhere(&now));
@@ -94,12 +94,12 @@ fn an_agent_that_is_killed_at_any_step_leaves_no_cut_undone() {
             let begun = begun_from_elsewhere(&now);
             flows.extend(&begun);
             let (mut other, mut others) = (now.clone(), flows.clone());
-            begin_anew(&mut now, &mut flows, &new);
+            restart(&mut now, &mut flows, &new);
             let mut expected = expected.clone();
             expected.extend(begun.intersection(&running(&new)));
             assert_eq!(flows, expected, "seed {seed}, killed after {steps} of {actions:#?}");
             // The cluster may have changed in the meantime.
-            begin_anew(&mut other, &mut others, &newer);
+            restart(&mut other, &mut others, &newer);
             assert!(others.is_subset(&running(&newer)), "seed {seed}, killed after {steps}, then another change");
         }
     }
@@ -184,7 +184,7 @@ fn new_pods_that_nothing_selects_wait_for_nothing() {
 }
 
 #[test]
-fn a_pod_that_goes_or_hands_its_address_on_leaves_nothing_behind() {
+fn a_pod_that_goes_or_passes_its_address_on_leaves_no_state() {
     let address = ip("10.244.1.10");
     let with = |state: PodState, owner: &str| KernelState {
         pods: BTreeMap::from([(address, state)]),

@@ -142,7 +142,7 @@ impl Cluster {
         match &self.networks {
             None => format!("no node has the label {label}"),
             Some(networks) if networks.is_empty() => {
-                format!("no node with the label {label} has said its networks: does egress-agent run there?")
+                format!("no node with the label {label} has published its networks: does egress-agent run there?")
             }
             Some(networks) => {
                 let networks: Vec<String> = networks.iter().map(ToString::to_string).collect();
@@ -237,7 +237,7 @@ fn degraded(object: &EgressObject, outcome: &Outcome, alone: &[(&str, u32)]) -> 
     let pods_of = |node: &str| alone.iter().find(|(other, _)| *other == node).map_or(0, |(_, pods)| *pods);
     let of_entry = |(what, reason): &(&str, &str)| match *reason {
         AGENT_AWAY => format!(
-            "node {what}: {AGENT_AWAY}, nobody answers there for the agent; {} of the object's pods are there, which follow no \
+            "node {what}: {AGENT_AWAY}, its agent does not answer; {} of the object's pods are there, which follow no \
              change: where their egress IP moves their packets are dropped",
             pods_of(what)
         ),
@@ -296,9 +296,9 @@ fn cause(entry: &str, fate: &Fate, cluster: &Cluster) -> Option<String> {
         Fate::NotServed { node, why } => format!(
             "{entry}: assigned to node {node}, which does not serve it: {why}; packets that would leave with it are dropped"
         ),
-        Fate::Moving { from, is_endless: false } => format!("{entry}: node {from} has not let go of it yet"),
+        Fate::Moving { from, is_endless: false } => format!("{entry}: node {from} has not released it yet"),
         Fate::Moving { from, is_endless: true } => format!(
-            "{entry}: node {from} has not let go of it yet, and no other node could host it before: start the agent there, or \
+            "{entry}: node {from} has not released it yet, and no other node could host it before: start the agent there, or \
              delete Node {from} when the machine is off"
         ),
         Fate::Invalid => format!("{entry:?} is not an IP address"),
@@ -360,7 +360,7 @@ fn entry_notices(name: &str, outcome: &Outcome) -> BTreeSet<Notice> {
         of_reason.truncate(MOST_EVENTS);
         notices.extend(of_reason);
         if more > 0 {
-            let message = format!("EgressIP: {name} has {more} more entries of which the same is to be said");
+            let message = format!("EgressIP: {name} has {more} more entries with the same problem");
             notices.insert(Notice { reason, message });
         }
     }
@@ -460,7 +460,7 @@ mod tests {
 
     /// An assigned address that is not served, and what happens to packets that get no address.
     #[test]
-    fn it_is_said_what_is_not_served_and_what_becomes_of_packets() {
+    fn messages_state_what_is_not_served_and_what_happens_to_packets() {
         let (v4, v6) = ("172.18.0.100", "fd00::100");
         let published = |listed: &[&str], fates: &[(&str, Fate)], cluster: &Cluster| {
             let (_, object) = object("a", 1, listed, &[]);
@@ -523,7 +523,7 @@ mod tests {
         }
         let notices: Vec<String> = notices(&a, &outcome, 1).into_iter().map(|notice| notice.message).collect();
         assert_eq!(notices.len(), MOST_EVENTS + 2, "{notices:?}");
-        assert!(notices.contains(&"EgressIP: a has 492 more entries of which the same is to be published".to_owned()));
+        assert!(notices.contains(&"EgressIP: a has 492 more entries with the same problem".to_owned()));
         assert!(notices.iter().any(|message| message.contains("500 that it lists beyond are not served")));
     }
 
@@ -557,7 +557,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_degrades_what_serves() {
+    fn unreadable_parts_degrade_a_serving_object() {
         let (_, a) = object("a", 1, &[], &[]);
         let unreadable = Unreadable { part: Part::Selectors, why: "podSelector: x".into(), is_known: true };
         let a = EgressObject { unreadable: vec![unreadable], ..(*a).clone() };
@@ -568,7 +568,7 @@ mod tests {
     }
 
     #[test]
-    fn the_originals_events_have_the_originals_words() {
+    fn events_of_ovn_kubernetes_keep_their_texts() {
         let (_, a) = object("a", 1, &["1", "2"], &[]);
         let texts = |fates: &[(&str, Fate)], eligible| -> Vec<String> {
             let notices = notices(&a, &outcome(fates), eligible);
@@ -596,7 +596,7 @@ mod tests {
     }
 
     #[test]
-    fn an_agent_that_is_away_is_named_with_the_pods_that_it_leaves_alone() {
+    fn an_agent_that_is_away_is_listed_with_its_pods() {
         let fates = [("1", Fate::Assigned { node: "n1".into() })];
         let alone = [("n3", 2), ("n4", 1)];
         let (_, object) = object("a", 1, &["1"], &[]);

@@ -104,30 +104,30 @@ mod tests {
     }
 
     #[test]
-    fn a_stranger_is_told_once_and_corrected_ever_later() {
-        let (mut strangers, start) = (ForeignWriters::default(), Instant::now());
+    fn a_foreign_writer_is_reported_once_and_corrected_ever_later() {
+        let (mut writers, start) = (ForeignWriters::default(), Instant::now());
         let at = |seconds| start + Duration::from_secs(seconds);
-        assert!(!strangers.look(&object(9, "n2"), at(0)), "what an earlier leader wrote");
-        strangers.wrote(&object(10, "n1"));
-        assert!(!strangers.look(&object(9, "n2"), at(0)), "an echo from before our write");
-        assert!(!strangers.look(&object(11, "n1"), at(0)), "something else has changed");
-        assert!(strangers.may_write(&object(11, "n1"), at(0)));
-        assert!(strangers.look(&object(12, "n2"), at(0)));
-        assert!(!strangers.may_write(&object(12, "n2"), at(0)) && strangers.may_write(&object(12, "n2"), at(1)));
-        strangers.wrote(&object(13, "n1"));
-        assert!(strangers.may_write(&object(13, "n1"), at(1)));
-        assert!(!strangers.look(&object(14, "n2"), at(1)), "told before");
-        assert!(!strangers.may_write(&object(14, "n2"), at(2)) && strangers.may_write(&object(14, "n2"), at(3)));
+        assert!(!writers.look(&object(9, "n2"), at(0)), "what an earlier leader wrote");
+        writers.wrote(&object(10, "n1"));
+        assert!(!writers.look(&object(9, "n2"), at(0)), "an echo from before our write");
+        assert!(!writers.look(&object(11, "n1"), at(0)), "something else has changed");
+        assert!(writers.may_write(&object(11, "n1"), at(0)));
+        assert!(writers.look(&object(12, "n2"), at(0)));
+        assert!(!writers.may_write(&object(12, "n2"), at(0)) && writers.may_write(&object(12, "n2"), at(1)));
+        writers.wrote(&object(13, "n1"));
+        assert!(writers.may_write(&object(13, "n1"), at(1)));
+        assert!(!writers.look(&object(14, "n2"), at(1)), "told before");
+        assert!(!writers.may_write(&object(14, "n2"), at(2)) && writers.may_write(&object(14, "n2"), at(3)));
     }
 
     #[test]
-    fn what_is_not_known_to_be_ours_accuses_nobody() {
-        let (mut strangers, now) = (ForeignWriters::default(), Instant::now());
-        strangers.wrote(&object(10, "n1"));
-        strangers.forget(&object(10, "n1"));
-        assert!(!strangers.look(&object(12, "n2"), now));
-        strangers.wrote(&object(13, "n1"));
-        strangers.retain(|_| false);
-        assert!(!strangers.look(&object(14, "n2"), now) && strangers.may_write(&object(14, "n2"), now));
+    fn an_unknown_write_accuses_no_foreign_writer() {
+        let (mut writers, now) = (ForeignWriters::default(), Instant::now());
+        writers.wrote(&object(10, "n1"));
+        writers.forget(&object(10, "n1"));
+        assert!(!writers.look(&object(12, "n2"), now));
+        writers.wrote(&object(13, "n1"));
+        writers.retain(|_| false);
+        assert!(!writers.look(&object(14, "n2"), now) && writers.may_write(&object(14, "n2"), now));
     }
 }

@@ -115,32 +115,32 @@ mod tests {
     }
 
     #[test]
-    fn it_begins_with_the_last_good_sign_and_ends_with_another_node() {
+    fn a_failover_begins_with_the_last_good_sign_and_ends_with_another_node() {
         let start = Instant::now();
         let at = |millis| start + Duration::from_millis(millis);
         let why = |node: &str| if node == "n1" { (Why::Unreachable, Some(start)) } else { (Why::Other, None) };
         let mut moves = Moves::default();
-        let said = |moves: Vec<Move>| moves.iter().map(|one| (one.to_string(), one.took)).collect::<Vec<_>>();
+        let texts = |moves: Vec<Move>| moves.iter().map(|one| (one.to_string(), one.took)).collect::<Vec<_>>();
         let (both, none) = (items(&[("a", "n1"), ("b", "n1"), ("c", "n2")]), items(&[("c", "n2")]));
         assert!(moves.note((&both, &none), why, at(1_000)).is_empty(), "not given to another yet");
         let one = items(&[("a", "n3"), ("c", "n2")]);
         let moved = "egress IP a has moved from node n1, which does not answer, to node n3".to_owned();
         let expected = (moved, Some(Duration::from_millis(1_700)));
-        assert_eq!(said(moves.note((&none, &one), why, at(1_700))), [expected]);
+        assert_eq!(texts(moves.note((&none, &one), why, at(1_700))), [expected]);
         let back = items(&[("a", "n3"), ("b", "n1"), ("c", "n2")]);
         assert!(moves.note((&one, &back), why, at(5_000)).is_empty(), "it is back where it was");
         // At once, and by an edit.
         let edited = items(&[("a", "n2"), ("b", "n3"), ("c", "n2")]);
-        let said = said(moves.note((&back, &edited), why, at(6_000)));
-        assert_eq!(said[0], ("egress IP a has moved from node n3 to node n2".to_owned(), None));
-        assert_eq!((said.len(), said[1].1), (2, Some(Duration::from_secs(6))));
+        let texts = texts(moves.note((&back, &edited), why, at(6_000)));
+        assert_eq!(texts[0], ("egress IP a has moved from node n3 to node n2".to_owned(), None));
+        assert_eq!((texts.len(), texts[1].1), (2, Some(Duration::from_secs(6))));
         moves.note((&items(&[("b", "n1")]), &none), why, at(7_000));
         moves.forget(|address| address == "b");
         assert!(moves.note((&none, &items(&[("b", "n3")])), why, at(8_000)).is_empty());
     }
 
     #[test]
-    fn the_reason_is_that_of_the_node_that_it_left() {
+    fn the_reason_of_a_move_is_that_of_the_old_node() {
         let well = Node { ready: true, assignable: true, ..Node::default() };
         for (node, is_lost, why) in [
             (None, true, Why::Deleted),

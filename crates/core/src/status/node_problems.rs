@@ -9,7 +9,7 @@ use crate::allocation::Nodes;
 /// The reported problems, by node.
 #[derive(Debug, Default)]
 pub struct Problems {
-    said: BTreeMap<String, Vec<String>>,
+    reported: BTreeMap<String, Vec<String>>,
 }
 
 impl Problems {
@@ -17,12 +17,12 @@ impl Problems {
     pub fn news<'a>(&mut self, nodes: &'a Nodes) -> Vec<(&'a str, &'a str)> {
         let mut news = Vec::new();
         for (name, node) in nodes.iter().filter(|(_, node)| !node.problems.is_empty()) {
-            let said = self.said.get(name).map(Vec::as_slice).unwrap_or_default();
-            let new = node.problems.iter().filter(|problem| !said.contains(problem));
+            let reported = self.reported.get(name).map(Vec::as_slice).unwrap_or_default();
+            let new = node.problems.iter().filter(|problem| !reported.contains(problem));
             news.extend(new.map(|problem| (name.as_str(), problem.as_str())));
         }
         let broken = nodes.iter().filter(|(_, node)| !node.problems.is_empty());
-        self.said = broken.map(|(name, node)| (name.clone(), node.problems.clone())).collect();
+        self.reported = broken.map(|(name, node)| (name.clone(), node.problems.clone())).collect();
         news
     }
 }
@@ -35,7 +35,7 @@ mod tests {
     use crate::model::view::Node;
 
     #[test]
-    fn each_problem_is_said_once_until_it_is_mended() {
+    fn each_problem_is_reported_once_until_it_is_solved() {
         let mut problems = Problems::default();
         let with = |texts: &[&str]| {
             let problems = texts.iter().map(|text| (*text).to_owned()).collect();

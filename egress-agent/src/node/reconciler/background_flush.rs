@@ -42,7 +42,7 @@ struct Batch {
 
 impl Batch {
     fn enter(&mut self, parted: Disconnected) {
-        let Disconnected { cuts, behind, at_once: _ } = parted;
+        let Disconnected { cuts, after_cuts: behind, at_once: _ } = parted;
         for (address, cut) in cuts {
             match &cut {
                 Action::CutPodFlows(_, id) => drop(self.left.insert((address, *id))),

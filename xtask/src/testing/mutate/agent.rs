@@ -5,43 +5,43 @@ use super::table::{Mutation, mutations};
 
 const SELECTION: &str = "crates/core/src/selection/mod.rs";
 const POD_ADDRESSES: &str = "crates/core/src/selection/pod_addresses/mod.rs";
-const OBJECT: &str = "crates/core/src/model/policy.rs";
+const POLICY: &str = "crates/core/src/model/policy.rs";
 const VIEW: &str = "crates/core/src/model/view.rs";
 const DESIRED: &str = "crates/core/src/plan/desired/mod.rs";
 const EXPOSED: &str = "crates/core/src/model/exposed.rs";
 const RESERVED: &str = "crates/core/src/model/reserved.rs";
-const ROOM: &str = "crates/core/src/plan/capacity.rs";
+const CAPACITY: &str = "crates/core/src/plan/capacity.rs";
 const REFUSAL: &str = "crates/core/src/plan/refusal.rs";
 const COMPILE: &str = "crates/core/src/plan/compile.rs";
 const SERVICES: &str = "crates/core/src/model/services.rs";
 const PLAN: &str = "crates/core/src/plan/mod.rs";
-const STEP: &str = "crates/core/src/plan/step.rs";
-const MOVING: &str = "crates/core/src/ownership/kernel_handovers.rs";
+const STATE: &str = "crates/core/src/model/state.rs";
+const KERNEL_HANDOVERS: &str = "crates/core/src/ownership/kernel_handovers.rs";
 const EXECUTOR: &str = "crates/core/src/plan/executor.rs";
-const TENURE: &str = "crates/core/src/ownership/holdings/mod.rs";
+const HOLDINGS: &str = "crates/core/src/ownership/holdings/mod.rs";
 const RECONCILE: &str = "egress-agent/src/node/reconciler/mod.rs";
 const ATTACHED: &str = "egress-agent/src/node/reconciler/attached_pods.rs";
 const BEHIND: &str = "egress-agent/src/node/reconciler/background_flush.rs";
 const GIVE_UP: &str = "egress-agent/src/node/reconciler/release.rs";
 const PERFORM: &str = "egress-agent/src/node/reconciler/execute.rs";
-const FENCE: &str = "crates/core/src/ownership/lease/mod.rs";
+const LEASE: &str = "crates/core/src/ownership/lease/mod.rs";
 const SIGNATURE: &str = "egress-agent/src/health/signature.rs";
 const TOUCH: &str = "egress-agent/src/health/leader_contact.rs";
 const ELECTION: &str = "crates/core/src/leader_election.rs";
-const JUDGE: &str = "crates/core/src/node_health/state/mod.rs";
+const NODE_HEALTH: &str = "crates/core/src/node_health/state/mod.rs";
 const LEADERSHIP: &str = "crates/kube/src/leader_election/mod.rs";
 const SUSPICION: &str = "crates/core/src/ownership/suspicion.rs";
-const ASSIGNMENT: &str = "crates/core/src/allocation/mod.rs";
+const ALLOCATION: &str = "crates/core/src/allocation/mod.rs";
 const HOSTS: &str = "crates/core/src/allocation/hosts.rs";
 const MATCHING: &str = "crates/core/src/allocation/matching.rs";
 const OUTCOME: &str = "crates/core/src/allocation/outcome.rs";
 const OWNERS: &str = "crates/core/src/allocation/owners.rs";
 const HANDOVER: &str = "crates/core/src/ownership/handover/mod.rs";
 const BOOKS: &str = "egress-agent/src/controller/ledger.rs";
-const NUMBERING: &str = "crates/core/src/allocation/egress_ids.rs";
+const EGRESS_IDS: &str = "crates/core/src/allocation/egress_ids.rs";
 const DRAINING: &str = "crates/core/src/allocation/draining.rs";
 const DECISION: &str = "crates/core/src/decision.rs";
-const VERDICT: &str = "crates/core/src/status/conditions.rs";
+const CONDITIONS: &str = "crates/core/src/status/conditions.rs";
 const CENSUS: &str = "egress-agent/src/controller/pod_counts.rs";
 const POD_COUNTS: &str = "crates/core/src/status/pod_counts.rs";
 const MOVES: &str = "crates/core/src/status/moves.rs";
@@ -53,12 +53,12 @@ mutations! { AGENT,
     "dead-agent-counts-as-a-silent-node", SUSPICION, ["ownership::suspicion::"],
         "programs whose agent is gone emit what another node has been given":
         "false => (programs.max(lease), lease * 7 / 4)," => "false => (lease, lease * 3 / 4),";
-    "passed-deadline-renewed-at-once", FENCE, ["ownership::lease::"],
+    "passed-deadline-renewed-at-once", LEASE, ["ownership::lease::"],
         "an agent that comes back has its programs emit what has been given away":
-        "!is_confirmed || self.stake.obeyed != self.falls" => "!is_confirmed";
-    "grace-behind-a-reading", FENCE, ["ownership::lease::"], "programs emit for longer than the leader waits":
+        "!is_confirmed || self.demand.obeyed != self.falls" => "!is_confirmed";
+    "grace-behind-a-reading", LEASE, ["ownership::lease::"], "programs emit for longer than the leader waits":
         "self.read.map(|read| read + self.total * 16 / 10)" => "self.read.map(|read| read + self.programs())";
-    "endless-by-a-late-watch", FENCE, ["ownership::lease::"], "a lease that has an end again has none":
+    "endless-by-a-late-watch", LEASE, ["ownership::lease::"], "a lease that has an end again has none":
         "self.endless = terms.endless.filter(|number| *number > self.ended);" => "self.endless = terms.endless;";
     "endless-lease-given-away", BOOKS, ["controller::ledger::"], "programs emit without an end what another node has been given":
         "ends.retain(|node, _| !endless.contains(node))" => "ends.retain(|node, _| !endless.contains(node) || true)";
@@ -81,7 +81,7 @@ mutations! { AGENT,
     "unreadable-selector-selects-nobody", SELECTION, ["plan::desired::", "node::reconciler::tests::"],
         "a typing error in a selector lets all pods of its object out with their node's address":
         "None => remembered.is_some_and(|known| self.ids.get(&object.name) == Some(&known.id))," => "None => false,";
-    "second-compilation-forgets-who-served", VIEW, ["plan::desired::"],
+    "second-compilation-forgets-who-served", SELECTION, ["plan::desired::"],
         "while a node is away its pods change their address at the next change of any namespace":
         "let had_address = known || can_serve(self, *id);" => "let had_address = can_serve(self, *id);";
     "pods-of-events-not-remembered", COMPILE, ["plan::desired::"],
@@ -90,7 +90,7 @@ mutations! { AGENT,
     "ended-pod-passes", VIEW, ["plan::desired::"],
         "what waits in the sockets of a pod that has ended leaves with the node's address":
         "new.uid == pod.uid && new.is_endpoint()" => "new.uid == pod.uid";
-    "namesake-inherits", OBJECT, ["plan::desired::"], "an object that is made anew selects what its former one did":
+    "namesake-inherits", POLICY, ["plan::desired::"], "an object that is made anew selects what its former one did":
         "if known.uid != self.uid {" => "if known.name != self.name {";
 
     // Which pod has an address.
@@ -130,11 +130,11 @@ mutations! { AGENT,
     "node-reserves-what-is-not-its-own", RESERVED, ["model::reserved::"],
         "one node's word about its routes takes any address from all objects":
         "node.uplink.next_hops.iter().filter(|hop| node.may_host(**hop))" => "node.uplink.next_hops.iter()";
-    "chosen-before-given", ROOM, ["plan::capacity::"], "who makes namespaces takes the room of others' cluster IPs":
+    "chosen-before-given", CAPACITY, ["plan::capacity::"], "who makes namespaces takes the room of others' cluster IPs":
         "for by_namespace in [given, chosen] {" => "for by_namespace in [chosen, given] {";
-    "policy-of-a-hand-over-spared", ROOM, ["plan::capacity::"],
+    "policy-of-a-hand-over-spared", CAPACITY, ["plan::capacity::"],
         "an agent that begins anew in a hand-over cuts what its node has taken over":
-        "asked.extend(state.owned.keys().chain(state.moving.keys()));" => "asked.extend(state.owned.keys());";
+        "asked.extend(state.owned.keys().chain(state.handovers.keys()));" => "asked.extend(state.owned.keys());";
     "new-service-address-not-entered", SERVICES, ["node::reconciler::tests::", "plan::desired::"],
         "pods call a load balancer by their egress IP, and not through the service proxy":
         "old.addresses.symmetric_difference(&addresses)" => "old.addresses.difference(&addresses)";
@@ -192,16 +192,16 @@ mutations! { AGENT,
         "plan.unknown_pods(OnUnknownPod::Drop);\n    plan.unknown_pods(OnUnknownPod::PassWhileFollowed);";
 
     // Hand-overs on a node.
-    "claim-outlives-the-hand-over", STEP, ["node::reconciler::tests::handover::"],
+    "claim-outlives-the-hand-over", STATE, ["node::reconciler::tests::handover::"],
         "a node that has handed over believes to own the address still, and says so to nobody":
-        "if moving.course == HandoverStage::Leaving {" => "if moving.course != HandoverStage::Leaving {";
-    "ready-for-another-hand-over", MOVING, ["node::reconciler::tests::handover::"],
+        "if handover.stage == HandoverStage::Leaving {" => "if handover.stage != HandoverStage::Leaving {";
+    "ready-for-another-hand-over", KERNEL_HANDOVERS, ["node::reconciler::tests::handover::"],
         "an address is handed over to a node that is not ready for it":
         "*number == record.number && *from == record.from" => "*from == record.from";
-    "heir-opens-unnamed", MOVING, ["node::reconciler::tests::handover::"], "two nodes send with one address":
-        "from.released.get(address) == Some(&record.number) && to == Some(tenure.node_name())" =>
-        "from.released.get(address) == Some(&record.number) || to == Some(tenure.node_name())";
-    "heir-with-another-address", MOVING, ["node::reconciler::tests::handover::"],
+    "heir-opens-unnamed", KERNEL_HANDOVERS, ["node::reconciler::tests::handover::"], "two nodes send with one address":
+        "from.released.get(address) == Some(&record.number) && to == Some(ownership.node_name())" =>
+        "from.released.get(address) == Some(&record.number) || to == Some(ownership.node_name())";
+    "heir-with-another-address", KERNEL_HANDOVERS, ["node::reconciler::tests::handover::"],
         "what a node is handing over is dropped when another address of the object comes to it":
         "if is_free(desired) && is_free(actual) {" => "if is_free(desired) {";
 
@@ -234,16 +234,16 @@ mutations! { AGENT,
         "Some(Ok(())) if self.is_written(&attach) =>" => "Some(Ok(())) =>";
 
     // How long a node may hold an address.
-    "reading-lasts-as-long-as-hearing", FENCE, ["ownership::lease::tests::"],
+    "reading-lasts-as-long-as-hearing", LEASE, ["ownership::lease::tests::"],
         "a node that is cut off holds its addresses when they are given to another":
         "read + self.total * 6 / 10" => "read + self.total";
-    "longer-timeout-counts", FENCE, ["ownership::lease::tests::"],
+    "longer-timeout-counts", LEASE, ["ownership::lease::tests::"],
         "a node holds its addresses by a former leader's timeout when they are given to another":
         "leaders.min().unwrap_or(self.own)" => "leaders.max().unwrap_or(self.own)";
-    "heard-before-a-pause", FENCE, ["ownership::lease::tests::"],
+    "heard-before-a-pause", LEASE, ["ownership::lease::tests::"],
         "a node whose agent was stopped for a moment gives up all addresses without asking":
         "if as_of >= self.began {" => "if true {";
-    "suspected-and-undecided", FENCE, ["ownership::lease::tests::"],
+    "suspected-and-undecided", LEASE, ["ownership::lease::tests::"],
         "an agent that begins anew on a suspected node holds what is given to another":
         "now < self.began + self.total && !self.denied" => "now < self.began + self.total";
     "probe-counts-twice", SIGNATURE, ["health::signature::"], "a copy of a probe makes a node obey an order that is over":
@@ -256,20 +256,20 @@ mutations! { AGENT,
     "heard-as-of-now", TOUCH, ["health::leader_contact::"],
         "a node counts its lease from later than the leader does, and holds what is given to another":
         "self.heard = self.heard.max(Some(*arrived));" => "self.heard = self.heard.max(Some(at));";
-    "fence-takes-nothing", TENURE, ["ownership::holdings::"], "a node that is cut off goes on with addresses that another has by now":
-        "if self.fenced || is_anothers {" => "if is_anothers {";
-    "news-of-before-the-fence", TENURE, ["ownership::holdings::"], "a node takes an address by a status of before it was cut off":
-        " || (self.was_fenced && is_new)" => "";
-    "unclaimed-counts-as-read", TENURE, ["ownership::holdings::"],
+    "fence-takes-nothing", HOLDINGS, ["ownership::holdings::"], "a node that is cut off goes on with addresses that another has by now":
+        "if self.lease_expired || is_anothers {" => "if is_anothers {";
+    "news-of-before-the-fence", HOLDINGS, ["ownership::holdings::"], "a node takes an address by a status of before it was cut off":
+        " || (self.has_expired_before && is_new)" => "";
+    "unclaimed-counts-as-read", HOLDINGS, ["ownership::holdings::"],
         "a node takes an address by what it read before a claim that failed":
         "if held.values().any(|other| *other == address) {" => "if true {";
-    "hand-over-outlives-the-fence", TENURE, ["node::reconciler::tests::handover::"],
+    "hand-over-outlives-the-fence", HOLDINGS, ["node::reconciler::tests::handover::"],
         "a node that was cut off sends with an address that went to a third one":
         " && number > self.outlived" => "";
-    "reading-outlives-an-order", TENURE, ["ownership::holdings::"],
+    "reading-outlives-an-order", HOLDINGS, ["ownership::holdings::"],
         "after an error of the kernel a node takes up an address that it was told to let go of since":
         "self.confirmed.retain(|address| !leaving.contains_key(address));" => "";
-    "withheld-with-the-nodes-address", TENURE, ["node::reconciler::tests::refused::"],
+    "withheld-with-the-nodes-address", HOLDINGS, ["node::reconciler::tests::refused::"],
         "pods leave with their node's address while a claim fails":
         "policy.when_empty = WhenEmpty::Drop;" => "";
 
@@ -305,17 +305,17 @@ mutations! { AGENT,
         "(heard + of_heard + MARGIN).max(*seen + of_read)" => "(heard + of_heard + MARGIN).min(*seen + of_read)";
 
     // Which node gets an address.
-    "two-of-an-object-on-a-node", ASSIGNMENT, ["allocation::"],
+    "two-of-an-object-on-a-node", ALLOCATION, ["allocation::"],
         "a node is given two addresses of an object, and serves one":
         ".filter(|node| !places.contains_key(&address) && !used.contains(node))" =>
         ".filter(|_| !places.contains_key(&address))";
-    "service-takes-an-address", ASSIGNMENT, ["allocation::"],
+    "service-takes-an-address", ALLOCATION, ["allocation::"],
         "an object loses the address that its pods use when a Service gets it":
         "services.retain(|address| !shown.contains(address));" => "";
-    "surplus-takes-what-is-served", ASSIGNMENT, ["allocation::"],
+    "surplus-takes-what-is-served", ALLOCATION, ["allocation::"],
         "an object that lists too many addresses loses those that its pods use":
         "addresses.sort_by_key(|address| !items.iter()" => "addresses.sort_by_key(|address| items.iter()";
-    "drained-hand-over-begins-anew", ASSIGNMENT, ["allocation::"],
+    "drained-hand-over-begins-anew", ALLOCATION, ["allocation::"],
         "an address that leaves a drained node changes its new one again and again":
         ".filter(|item| !is_given_away(item))" => "";
     "lister-before-the-holder", OWNERS, ["allocation::"],
@@ -329,7 +329,7 @@ mutations! { AGENT,
         "pods leave with their node's address though a node could have one of their object's":
         "self.entries.iter().all(|(_, fate)| *fate == Fate::NoNode)" =>
         "self.entries.iter().any(|(_, fate)| *fate == Fate::NoNode)";
-    "freed-number-comes-next", NUMBERING, ["allocation::egress_ids::"],
+    "freed-number-comes-next", EGRESS_IDS, ["allocation::egress_ids::"],
         "a new object has the number that maps know as a deleted one's":
         "self.last = id;\n        Some(EgressId(id))" => "Some(EgressId(id))";
     "drain-waits-for-what-goes", DRAINING, ["allocation::draining::"],
@@ -345,7 +345,7 @@ mutations! { AGENT,
         "evidence.released.contains(&(address, record.number))" =>
         "evidence.released.iter().any(|(released, _)| *released == address)";
     "record-forgotten-while-held", HANDOVER, ["ownership::handover::"], "a new object gets an address that a node holds still":
-        "_ if target.is_none() && *is_free => Course::Forget," => "_ if target.is_none() => Course::Forget,";
+        "_ if target.is_none() && *is_free => Progress::Forget," => "_ if target.is_none() => Progress::Forget,";
     "deleted-object-forgotten", HANDOVER, ["ownership::handover::"],
         "the next leader gives away an address whose object is deleted while its node holds it":
         "concerned.extend(evidence.departed.keys());" => "";
@@ -376,37 +376,37 @@ mutations! { AGENT,
     "unreadable-selectors-published", DECISION, ["decision::"],
         "pods leave with their node's address by an object that nobody can read":
         "outcome.no_eligible_node() && !object.is_unknown(Part::Selectors)" => "outcome.no_eligible_node()";
-    "partly-is-assigned", VERDICT, ["status::conditions::"],
+    "partly-is-assigned", CONDITIONS, ["status::conditions::"],
         "who waits for an object to be ready goes on without some of its addresses":
         "status: reason == Reason::Assigned," => "status: matches!(reason, Reason::Assigned | Reason::PartiallyAssigned),";
-    "nothing-is-assigned", VERDICT, ["status::conditions::"], "an object without addresses says that all of them have a node":
+    "nothing-is-assigned", CONDITIONS, ["status::conditions::"], "an object without addresses says that all of them have a node":
         "fates().count() > 0 && fates().all(assigned)" => "fates().all(assigned)";
-    "unreadable-selector-is-assigned", VERDICT, ["status::conditions::"], "nobody learns that an object selects no new pods":
+    "unreadable-selector-is-assigned", CONDITIONS, ["status::conditions::"], "nobody learns that an object selects no new pods":
         "        () if unreadable(object, Part::Selectors) => Reason::InvalidSelector,\n" => "";
-    "drained-reads-as-a-typing-error", VERDICT, ["status::conditions::"],
+    "drained-reads-as-a-typing-error", CONDITIONS, ["status::conditions::"],
         "an object whose nodes are drained says that its addresses are wrong":
         "matches!(fate, Fate::NotReady { .. } | Fate::Drained { .. })) => Reason::NoReadyNode" =>
         "matches!(fate, Fate::NotReady { .. })) => Reason::NoReadyNode";
-    "exception-said-where-it-is-off", VERDICT, ["status::conditions::"],
+    "exception-said-where-it-is-off", CONDITIONS, ["status::conditions::"],
         "an object says that packets leave with nodes' addresses, and they are dropped":
         "let serves = self.node_address_serves && " => "let serves = ";
-    "strict-object-said-to-leak", VERDICT, ["status::conditions::"],
+    "strict-object-said-to-leak", CONDITIONS, ["status::conditions::"],
         "an object that asks for a drop says that packets leave with nodes' addresses":
         "self.node_address_serves && !object.drop_unassigned &&" => "self.node_address_serves &&";
-    "away-agents-unnamed", VERDICT, ["status::conditions::"],
+    "away-agents-unnamed", CONDITIONS, ["status::conditions::"],
         "an object does not say that nobody looks after some of its pods":
         "causes.extend(alone.iter().map(|(node, _)| (*node, AGENT_AWAY)));" => "";
     "isolated-leader-leads-on", ELECTION, ["leader_election::"],
         "a leader that hears no other node takes all addresses to its own, and other nodes do not reach it":
         "if (mine || free) && self.has_stepped_down(now) {" => "if free && mine && self.has_stepped_down(now) {";
-    "isolation-goes-unnoticed", JUDGE, ["node_health::state::"],
+    "isolation-goes-unnoticed", NODE_HEALTH, ["node_health::state::"],
         "a leader whose next hop answers does not know that it hears no other node":
         "(self.look_around(now), self.hears_none(now))" =>
         "(self.look_around(now), self.cut_off && self.hears_none(now))";
     "open-record-called-off-early", HANDOVER, ["ownership::handover::"],
         "a leader that took over early calls off a hand-over that its former one still writes a status by":
         "if !records.open.contains_key(address))" => "if records.last < u64::MAX || !records.open.contains_key(address))";
-    "said-of-an-older-spec", VERDICT, ["status::"], "who waits for an edit to be seen waits for ever":
+    "said-of-an-older-spec", CONDITIONS, ["status::"], "who waits for an edit to be seen waits for ever":
         "\n                && found.observed_generation == object.generation" => "";
     "half-a-count", POD_COUNTS, ["controller::pod_counts::"],
         "after a change of leaders each object says that it serves a few pods only":
@@ -432,5 +432,5 @@ mutations! { AGENT,
         "if from != *node {" => "if !from.is_empty() {";
     "problem-said-each-time", PROBLEMS, ["status::node_problems::"],
         "a broken annotation fills the log with each heartbeat of its node":
-        "node.problems.iter().filter(|problem| !said.contains(problem))" => "node.problems.iter()";
+        "node.problems.iter().filter(|problem| !reported.contains(problem))" => "node.problems.iter()";
 }

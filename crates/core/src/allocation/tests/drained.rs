@@ -24,7 +24,7 @@ fn a_drained_node_gives_away_what_others_can_take_and_gets_nothing() {
     .into();
     let outcomes = assign(&objects, &nodes);
     assert_eq!(node_of(&outcomes, "a", "172.18.0.100"), Some("n2"));
-    assert_eq!(node_of(&outcomes, "b", "172.18.0.101"), Some("n1"), "nobody else can take it");
+    assert_eq!(node_of(&outcomes, "b", "172.18.0.101"), Some("n1"), "no other node can take it");
     assert_eq!(node_of(&outcomes, "b", "172.18.0.102"), Some("n2"));
     assert_eq!(node_of(&outcomes, "c", "172.18.0.103"), Some("n2"));
     let placed = ["172.18.0.104", "172.18.0.105"].map(|address| node_of(&outcomes, "d", address));
@@ -54,7 +54,7 @@ fn where_all_are_drained_all_stays_and_nothing_comes() {
 
 /// A waiting address takes its node before an address of a drained node does.
 #[test]
-fn what_has_no_node_goes_before_what_a_drained_node_gives_away() {
+fn waiting_addresses_come_before_those_of_a_drained_node() {
     let mut nodes = nodes(2);
     drained(&mut nodes, &["n1"]);
     let limited = nodes.get_mut("n2").expect("a node");
@@ -69,18 +69,18 @@ fn what_has_no_node_goes_before_what_a_drained_node_gives_away() {
 }
 
 #[test]
-fn a_hand_over_from_a_drained_node_goes_on_to_the_node_that_it_began_with() {
+fn a_hand_over_from_a_drained_node_keeps_its_new_node() {
     let mut nodes = nodes(9);
     drained(&mut nodes, &["n1"]);
     let items = [("n1", "172.18.0.100")];
     let objects: Objects = [object("a", 1, &["172.18.0.100"], &items)].into();
-    for heir in ["n2", "n5", "n9"] {
-        let record = HandOver { number: 1, from: "n1".into(), to: Some(heir.into()) };
+    for new in ["n2", "n5", "n9"] {
+        let record = HandOver { number: 1, from: "n1".into(), to: Some(new.into()) };
         let hand_overs = BTreeMap::from([("172.18.0.100".parse().expect("a literal"), record)]);
         let (none, objects, nodes) = (BTreeSet::new(), &objects, &nodes);
         let (unreachable, absent, hand_overs) = (&none, &none, &hand_overs);
         let (networks, services) = (&ClusterNetworks::default(), &Services::default());
         let facts = Facts { objects, nodes, unreachable, absent, networks, services, hand_overs };
-        assert_eq!(node_of(&crate::allocation::assign(&facts).outcomes, "a", "172.18.0.100"), Some(heir));
+        assert_eq!(node_of(&crate::allocation::assign(&facts).outcomes, "a", "172.18.0.100"), Some(new));
     }
 }

@@ -43,7 +43,7 @@ fn addresses_of_one_object_go_to_different_nodes_and_the_surplus_waits() {
 }
 
 #[test]
-fn what_is_assigned_stays_and_a_lost_node_gives_its_addresses_away() {
+fn assigned_addresses_stay_and_those_of_a_lost_node_move() {
     let listed = ["172.18.0.101", "172.18.0.102"];
     let objects = Objects::from([object("a", 1, &listed, &[("n1", "172.18.0.101"), ("n2", "172.18.0.102")])]);
     let outcomes = assign(&objects, &nodes(3));
@@ -118,10 +118,10 @@ fn a_nodes_own_address_and_nonsense_are_refused_and_named() {
 }
 
 #[test]
-fn no_node_is_told_from_a_node_that_is_taken() {
+fn no_node_differs_from_a_node_that_is_taken() {
     let outcomes = assign(&Objects::from([object("a", 1, &["192.0.2.1", "bad"], &[])]), &nodes(2));
     assert_eq!(*fate(&outcomes, "a"), Fate::NoNode);
-    assert!(!outcomes["a"].no_eligible_node(), "nobody knows which address is meant");
+    assert!(!outcomes["a"].no_eligible_node(), "the meant address is unknown");
     for hopeless in ["192.0.2.1", "fd00::1"] {
         let outcomes = assign(&Objects::from([object("a", 1, &[hopeless], &[])]), &nodes(2));
         assert!(outcomes["a"].no_eligible_node());
@@ -135,7 +135,7 @@ fn no_node_is_told_from_a_node_that_is_taken() {
 }
 
 #[test]
-fn a_node_that_is_away_or_has_not_said_its_networks_might_host_an_address() {
+fn a_node_that_is_away_or_has_unknown_networks_might_host_an_address() {
     let object = Objects::from([object("a", 1, &["172.18.0.101"], &[("n1", "172.18.0.101")])]);
     let fate_with = |change: fn(&mut Node)| {
         let mut node = (*nodes(1)["n1"]).clone();
@@ -167,7 +167,7 @@ fn what_has_become_a_nodes_own_address_is_not_kept() {
 }
 
 #[test]
-fn a_node_that_does_not_answer_is_given_nothing() {
+fn a_node_that_does_not_answer_gets_nothing() {
     let (objects, nodes) = (Objects::from([object("a", 1, &["172.18.0.101"], &[("n1", "172.18.0.101")])]), nodes(2));
     let unreachable = BTreeSet::from(["n1".to_owned()]);
     let assignment = assign_without(&objects, &nodes, &unreachable);
@@ -180,8 +180,8 @@ fn a_node_that_does_not_answer_is_given_nothing() {
         Fate::NotReady { node: "n1".into(), why: HostObstacle::HealthAddressUnknown }
     );
     let at: Vec<IpAddr> = vec!["172.18.0.1".parse().expect("a literal")];
-    let said = Node { health: Some(at.clone()), ..(*nodes["n1"]).clone() };
-    let nodes = Nodes::from([("n1".to_owned(), Arc::new(said))]);
+    let published = Node { health: Some(at.clone()), ..(*nodes["n1"]).clone() };
+    let nodes = Nodes::from([("n1".to_owned(), Arc::new(published))]);
     let why = match fate(&assign_without(&objects, &nodes, &all).outcomes, "a") {
         Fate::NotReady { why, .. } => why.clone(),
         other => panic!("{other:?}"),
@@ -301,7 +301,7 @@ fn an_object_has_no_more_addresses_of_a_family_than_programs_can_choose_from() {
 }
 
 #[test]
-fn what_is_on_its_way_stays_so_and_goes_back_only_to_its_last_node() {
+fn an_open_hand_over_continues_and_returns_only_to_the_last_node() {
     let address = "172.18.0.101";
     for to in ["n2", "n3", "n4"] {
         let hand_over = HandOver { number: 1, from: "n1".into(), to: Some(to.into()) };
@@ -323,12 +323,12 @@ fn what_is_on_its_way_stays_so_and_goes_back_only_to_its_last_node() {
         assert_eq!(with(&[("n1", address)], &["n1"]).as_deref(), Some(to));
         assert_eq!(with(&[], &[]).as_deref(), Some(to));
         assert_eq!(with(&[], &[to]).as_deref(), Some("n1"));
-        assert_eq!(with(&[("n1", address)], &[]).as_deref(), Some("n1"), "it is back before it has let go");
+        assert_eq!(with(&[("n1", address)], &[]).as_deref(), Some("n1"), "it is back before the release");
     }
 }
 
 #[test]
-fn what_can_be_no_egress_ip_is_refused_with_its_reason() {
+fn reserved_addresses_are_refused_with_their_reason() {
     let (reserved, free) = ("172.18.255.255", "172.18.0.100");
     // Also if a former leader has assigned it.
     for items in [&[][..], &[("n1", reserved)]] {

@@ -102,7 +102,7 @@ struct Member {
     failures: u32,
     /// The latest failure, or when one expired.
     calm_since: Instant,
-    said: (Liveness, bool, bool),
+    logged: (Liveness, bool, bool),
 }
 
 impl Member {
@@ -203,7 +203,7 @@ impl NodeStates {
             serves_since: None,
             failures: 0,
             calm_since: now,
-            said: (Liveness::Unknown, false, false),
+            logged: (Liveness::Unknown, false, false),
         };
         self.members.insert(node.to_owned(), member);
     }
@@ -262,15 +262,15 @@ impl NodeStates {
 
     pub fn judge(&mut self, now: Instant) -> NodeHealthReport {
         for member in self.members.values_mut() {
-            let says = member.pulse.liveness(&self.rules, now) == Liveness::Answers(AgentAnswer::Serving)
+            let is_serving = member.pulse.liveness(&self.rules, now) == Liveness::Answers(AgentAnswer::Serving)
                 && !member.pulse.has_paused(&self.rules, now);
-            member.serving_since = says.then(|| member.serving_since.unwrap_or(now));
+            member.serving_since = is_serving.then(|| member.serving_since.unwrap_or(now));
         }
         let (heard, hears_none) = (self.look_around(now), self.hears_none(now));
         let networks: BTreeSet<_> = self.members.values().map(|member| member.traits.network).collect();
         self.next_hops.retain(|network, _| networks.contains(network));
         let mut judgement =
-            NodeHealthReport { cut_off: heard == Audience::Nobody, hears_none, ..NodeHealthReport::default() };
+            NodeHealthReport { cut_off: heard == Audience::NoNode, hears_none, ..NodeHealthReport::default() };
         for network in networks {
             self.judge_network(network, heard, now, &mut judgement.suspects);
         }
@@ -295,8 +295,8 @@ impl NodeStates {
             if is_absent && !member.gone {
                 judgement.absent.insert(name.clone());
             }
-            let saying = (liveness, member.gone, member.serves_since.is_some());
-            if std::mem::replace(&mut member.said, saying) == saying {
+            let current = (liveness, member.gone, member.serves_since.is_some());
+            if std::mem::replace(&mut member.logged, current) == current {
                 continue;
             }
             let treated = match member.serves_since {
@@ -328,13 +328,13 @@ impl NodeStates {
             Some(latest) if others().count() > 1 && now >= latest + half => match next_hop {
                 Some(hop) if hop >= latest + half => Audience::NextHop(hop),
                 Some(_) => Audience::Some(latest),
-                None => Audience::Nobody,
+                None => Audience::NoNode,
             },
             Some(latest) if others().count() > 1 => Audience::Some(latest),
             _ => Audience::NothingToCompare,
         };
-        let was_cut_off = std::mem::replace(&mut self.cut_off, heard == Audience::Nobody);
-        if was_cut_off && heard != Audience::Nobody {
+        let was_cut_off = std::mem::replace(&mut self.cut_off, heard == Audience::NoNode);
+        if was_cut_off && heard != Audience::NoNode {
             self.members.values_mut().filter(|member| !member.gone).for_each(|member| member.pulse.excuse(now));
         }
         heard
@@ -419,7 +419,7 @@ impl NodeStates {
 /// Which other nodes that do not count as gone are heard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Audience {
-    Nobody,
+    NoNode,
     /// There is at most one.
     NothingToCompare,
     /// Some node, last at this time.
@@ -433,7 +433,7 @@ impl Audience {
     /// interval.
     fn since(self, alive: Instant, rules: &Rules) -> bool {
         match self {
-            Self::Nobody => false,
+            Self::NoNode => false,
             Self::NothingToCompare => true,
             Self::Some(latest) | Self::NextHop(latest) => latest >= alive + rules.interval * 3 / 2,
         }

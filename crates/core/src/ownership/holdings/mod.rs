@@ -179,12 +179,12 @@ impl Ownership {
 
     /// This node's acknowledgements of open hand-overs from it: the kernel neither holds the address nor takes it over.
     pub fn released(&self, held: &Owned, handovers: &BTreeMap<EgressId, HandoverState>) -> Acknowledgements {
-        let mut words = self.orders.clone();
-        words.extend(self.ledger.leaving(&self.node));
+        let mut acknowledgements = self.orders.clone();
+        acknowledgements.extend(self.ledger.leaving(&self.node));
         let taken = handovers.values().filter(|handover| handover.is_taken()).map(|handover| handover.address);
         let all: BTreeSet<IpAddr> = held.values().copied().chain(taken).collect();
-        words.retain(|address, _| !all.contains(address));
-        words
+        acknowledgements.retain(|address, _| !all.contains(address));
+        acknowledgements
     }
 }
 

@@ -23,7 +23,7 @@ fn me() -> Ownership {
 }
 
 #[test]
-fn only_the_new_node_may_hold_what_is_on_its_way() {
+fn only_the_new_node_may_hold_an_address_during_its_hand_over() {
     let mut ownership = me();
     let both = owned(&[(1, A), (2, B)]);
     assert_eq!(ownership.barred(&both, &both), Barred::default());
@@ -46,7 +46,7 @@ fn only_the_new_node_may_hold_what_is_on_its_way() {
 }
 
 #[test]
-fn what_was_given_up_is_taken_up_only_when_it_was_read_anew() {
+fn an_address_given_up_is_taken_up_only_after_a_fresh_read() {
     let mut ownership = me();
     let one = owned(&[(1, A)]);
     ownership.follow(ledger(&[(A, 3, "me", Some("other"))]));
@@ -71,7 +71,7 @@ fn what_was_given_up_is_taken_up_only_when_it_was_read_anew() {
 }
 
 #[test]
-fn behind_the_fence_nothing_is_held_and_after_it_everything_is_asked_for() {
+fn nothing_is_held_with_an_expired_lease_and_everything_is_read_after_it() {
     let mut ownership = me();
     let both = owned(&[(1, A), (2, B)]);
     ownership.set_lease_expired(true, &owned(&[(1, A)]));
@@ -89,7 +89,7 @@ fn behind_the_fence_nothing_is_held_and_after_it_everything_is_asked_for() {
 }
 
 #[test]
-fn what_is_withheld_is_waited_for() {
+fn flows_of_withheld_addresses_wait() {
     let slot = |address, place| Slot { address: ip(address), place };
     let elsewhere = Place::Remote(crate::model::state::TunnelEndpoint(ip("172.18.0.9")));
     let slots = vec![slot(A, Place::Here), slot(B, elsewhere)];

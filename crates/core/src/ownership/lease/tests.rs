@@ -11,7 +11,7 @@ fn demand(wants: bool) -> LeaseDemand {
 }
 
 #[test]
-fn what_was_heard_holds_for_the_whole_timeout_and_what_was_read_for_less() {
+fn a_confirmation_holds_for_the_whole_timeout_and_a_read_for_less() {
     let start = Instant::now();
     let at = |percent| at(start, percent);
     let mut lease = LeaseHolder::new(TOTAL, at(0), false);
@@ -53,7 +53,7 @@ fn a_restart_is_decided_by_the_first_answer_or_when_none_comes() {
 /// Answers take half of the time between two reads: a node that had no address for long holds one from the first read
 /// on.
 #[test]
-fn a_node_that_has_wanted_nothing_for_long_reads_as_often_as_one_that_holds() {
+fn a_node_without_addresses_reads_as_often_as_one_that_holds() {
     let start = Instant::now();
     let at = |percent| at(start, percent);
     let mut lease = LeaseHolder::new(TOTAL, at(0), false);
@@ -70,13 +70,13 @@ fn a_node_that_has_wanted_nothing_for_long_reads_as_often_as_one_that_holds() {
 }
 
 #[test]
-fn a_machine_that_stood_still_gives_up_before_it_asks() {
+fn a_machine_that_stood_still_gives_up_before_it_reads() {
     let start = Instant::now();
     let at = |percent| at(start, percent);
     let mut lease = LeaseHolder::new(TOTAL, at(0), false);
     lease.set_demand(demand(true));
     lease.note_heard(at(0));
-    assert_eq!(lease.emits(at(900)), Deadline::Passed, "it could not be fenced before");
+    assert_eq!(lease.emits(at(900)), Deadline::Passed, "it could not expire before");
     let mut lease = LeaseHolder::new(TOTAL, at(0), false);
     lease.set_demand(demand(true));
     lease.note_heard(at(0));
@@ -94,37 +94,37 @@ fn a_machine_that_stood_still_gives_up_before_it_asks() {
 }
 
 #[test]
-fn leases_last_as_long_as_the_leader_says() {
+fn leases_last_as_long_as_the_leader_states() {
     let start = Instant::now();
     let at = |percent| at(start, percent);
     let terms = |total| LeaseTerms { total, ..LeaseTerms::default() };
-    let says = |total| LeaseDemand { terms: terms(total), ..demand(true) };
+    let with_total = |total| LeaseDemand { terms: terms(total), ..demand(true) };
     // This node's flag says ten seconds, or five; the leader uses one, or forty.
     for own in [TOTAL, TOTAL / 2] {
         let mut lease = LeaseHolder::new(own, at(0), false);
-        lease.set_demand(says(Some(TOTAL / 10)));
+        lease.set_demand(with_total(Some(TOTAL / 10)));
         lease.note_heard(at(0));
         assert_eq!((lease.by_lease(at(9)), lease.by_lease(at(10))), (ByLease::Held, ByLease::Lost), "{own:?}");
         lease.note_read(at(20), false, terms(Some(TOTAL / 10)));
         assert_eq!((lease.by_lease(at(25)), lease.by_lease(at(26))), (ByLease::Held, ByLease::Lost), "{own:?}");
         let mut lease = LeaseHolder::new(own, at(0), false);
-        lease.set_demand(says(Some(TOTAL * 4)));
+        lease.set_demand(with_total(Some(TOTAL * 4)));
         lease.note_heard(at(0));
         assert_eq!((lease.by_lease(at(399)), lease.by_lease(at(400))), (ByLease::Held, ByLease::Lost), "{own:?}");
     }
     // The next leader uses a shorter one, and a probe or a read reports it before the ledger does.
     let mut lease = LeaseHolder::new(TOTAL, at(0), false);
-    lease.set_demand(says(Some(TOTAL)));
+    lease.set_demand(with_total(Some(TOTAL)));
     lease.note_probed(Some(TOTAL / 10));
     lease.note_heard(at(0));
     assert_eq!(lease.by_lease(at(10)), ByLease::Lost);
     let mut lease = LeaseHolder::new(TOTAL, at(0), false);
-    lease.set_demand(says(Some(TOTAL)));
+    lease.set_demand(with_total(Some(TOTAL)));
     lease.note_read(at(0), false, terms(Some(TOTAL / 10)));
     assert_eq!(lease.by_lease(at(6)), ByLease::Lost);
     // A longer one, and only its probes report it.
     let mut lease = LeaseHolder::new(TOTAL, at(0), false);
-    lease.set_demand(says(Some(TOTAL)));
+    lease.set_demand(with_total(Some(TOTAL)));
     lease.note_probed(Some(TOTAL * 4));
     lease.note_heard(at(0));
     assert_eq!(lease.by_lease(at(100)), ByLease::Lost, "the shorter one is safe");
@@ -161,7 +161,7 @@ fn a_leader_with_a_shorter_timeout_waits_for_the_leases_of_its_former() {
     assert_eq!(longest.of(own, end(longest.of(own, at(15)))), TOTAL, "not before that");
     // It dies after its write. The next one has never seen the longer timeout.
     let mut fresh = Longest::default();
-    fresh.note((Some(own), longest.to_tell(own, at(15))), own, (at(20), at(20)));
+    fresh.note((Some(own), longest.to_write(own, at(15))), own, (at(20), at(20)));
     assert_eq!(lease.by_lease(end(fresh.of(own, at(20)))), ByLease::Lost);
 }
 
@@ -177,7 +177,7 @@ fn holder(now: Instant) -> LeaseHolder {
 }
 
 #[test]
-fn programs_go_on_for_the_grace_behind_the_last_confirmation_and_not_behind_a_reading() {
+fn programs_continue_for_the_grace_after_a_confirmation_but_not_after_a_read() {
     let start = Instant::now();
     let at = |percent| at(start, percent);
     let mut lease = holder(at(0));
@@ -196,7 +196,7 @@ fn programs_go_on_for_the_grace_behind_the_last_confirmation_and_not_behind_a_re
 
 /// However short it was: another node may have received the addresses, and the reconciler may have missed it.
 #[test]
-fn what_has_passed_is_not_renewed_before_the_kernel_was_emptied() {
+fn a_passed_deadline_is_not_renewed_before_the_kernel_is_empty() {
     let start = Instant::now();
     let at = |percent| at(start, percent);
     let mut lease = holder(at(0));
@@ -216,19 +216,19 @@ fn what_has_passed_is_not_renewed_before_the_kernel_was_emptied() {
     assert_eq!(next.state(at(1), true), LeaseState::Holds);
     assert_eq!(next.state(at(150), false), LeaseState::Expired(2), "it has lost it again");
     next.note_heard(at(150));
-    assert_eq!(next.state(at(151), true), LeaseState::Expired(2), "an earlier word is none about this");
+    assert_eq!(next.state(at(151), true), LeaseState::Expired(2), "an earlier acknowledgement does not count");
 }
 
 #[test]
-fn a_lease_without_an_end_is_believed_of_a_reading_and_ends_by_any_word() {
+fn an_endless_lease_needs_a_read_and_ends_by_any_source() {
     let start = Instant::now();
     let at = |percent| at(start, percent);
     let mut lease = holder(at(0));
-    let told = |lease: &mut LeaseHolder, endless, ending| {
+    let terms = |lease: &mut LeaseHolder, endless, ending| {
         let terms = LeaseTerms { endless, ending, ..lease.demand.terms };
         lease.set_demand(LeaseDemand { terms, ..lease.demand });
     };
-    told(&mut lease, Some(7), None);
+    terms(&mut lease, Some(7), None);
     assert_eq!((lease.state(at(10), false), lease.ask_at()), (LeaseState::Holds, Some(at(0))), "it is to be read");
     assert_eq!(lease.deadline(LeaseState::Holds), Deadline::At(at(0) + TOTAL + GRACE));
     let endless = LeaseTerms { endless: Some(7), ..lease.demand.terms };
@@ -236,7 +236,7 @@ fn a_lease_without_an_end_is_believed_of_a_reading_and_ends_by_any_word() {
     assert_eq!((lease.deadline(LeaseState::Holds), lease.ask_at()), (Deadline::Never, None));
     assert_eq!(lease.state(at(9999), false), LeaseState::Holds, "cut off from all");
     assert_eq!(lease.bounded(), None);
-    told(&mut lease, None, Some(8));
+    terms(&mut lease, None, Some(8));
     assert_eq!(lease.state(at(9999), false), LeaseState::Expired(1));
     assert_eq!(lease.bounded(), Some(8));
     // A read that was answered before.
@@ -249,7 +249,7 @@ fn a_lease_without_an_end_is_believed_of_a_reading_and_ends_by_any_word() {
 /// A restart: the former agent left a deadline without an end. None of its addresses moved, since this node has not
 /// acknowledged an end of its lease.
 #[test]
-fn a_lease_without_an_end_outlives_an_agent_that_reaches_nothing() {
+fn an_endless_lease_outlives_an_agent_that_reaches_nothing() {
     let start = Instant::now();
     let at = |percent| at(start, percent);
     let mut lease = LeaseHolder::new(TOTAL, at(0), true);

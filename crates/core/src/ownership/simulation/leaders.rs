@@ -107,9 +107,9 @@ impl World {
         let mut draft = Ledger {
             leader: LEADERS[index].to_owned(),
             total: Some(own),
-            former_total: leader.longest_lease.to_tell(own, now),
+            former_total: leader.longest_lease.to_write(own, now),
             programs: Some(times.programs),
-            former_programs: leader.longest_programs.to_tell(times.programs, now),
+            former_programs: leader.longest_programs.to_write(times.programs, now),
             ..Ledger::clone(&ledger)
         };
         let (wanted, _) = suspects(&reach, &ledger, since, now);
@@ -120,9 +120,9 @@ impl World {
                 draft.suspects.insert(node, draft.records.last);
             }
         }
-        let said = |(address, number): (&IpAddr, &u64)| (*address, *number);
+        let pair = |(address, number): (&IpAddr, &u64)| (*address, *number);
         let acknowledgements = self.api.acknowledgements.values().chain(leader.released.values());
-        let released: BTreeSet<_> = acknowledgements.flatten().map(said).collect();
+        let released: BTreeSet<_> = acknowledgements.flatten().map(pair).collect();
         let times = Terms {
             lease: leader.longest_lease.of(own, now),
             programs: leader.longest_programs.of(times.programs, now),

@@ -68,7 +68,7 @@ pub(super) enum Message {
         ledger: Arc<Ledger>,
         objects: Arc<Objects>,
     },
-    Word {
+    Acknowledge {
         node: usize,
         acknowledgements: Acknowledgements,
     },

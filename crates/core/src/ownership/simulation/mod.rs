@@ -78,7 +78,7 @@ struct Node {
     /// When each probe of one leader's term arrived.
     probes: BTreeMap<(usize, u64, u64), Instant>,
     held: Owned,
-    said: Acknowledgements,
+    sent: Acknowledgements,
     /// The release requests of the latest probe.
     orders: Acknowledgements,
     acts_at: Instant,
@@ -278,7 +278,7 @@ impl World {
             objects_seen: 0,
             probes: BTreeMap::new(),
             held: Owned::new(),
-            said: Acknowledgements::new(),
+            sent: Acknowledgements::new(),
             orders: Acknowledgements::new(),
             acts_at: start,
             asking: None,
@@ -539,7 +539,7 @@ impl World {
                         node_of.lease.note_heard(as_of);
                     }
                 }
-                let (released, greatest) = (node_of.said.clone(), node_of.term);
+                let (released, greatest) = (node_of.sent.clone(), node_of.term);
                 self.send(name, LEADERS[leader], Message::Answer { leader, node, number, term, greatest, released });
             }
             Message::Answer { leader: index, node, number, term, greatest, released } => {
@@ -592,7 +592,7 @@ impl World {
                     node.apply(&objects_of(&self.api, node.objects_seen));
                 }
             }
-            Message::Word { node, acknowledgements } => {
+            Message::Acknowledge { node, acknowledgements } => {
                 drop(self.api.acknowledgements.insert(NODES[node], acknowledgements))
             }
             Message::WriteLedger { leader, base, ledger } => {

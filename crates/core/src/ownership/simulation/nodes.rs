@@ -68,16 +68,16 @@ impl World {
             }
         }
         let acknowledgements = node.ownership.released(&node.held, &BTreeMap::new());
-        let says = acknowledgements != node.said || self.random.below(50) == 0;
-        node.said.clone_from(&acknowledgements);
+        let sends = acknowledgements != node.sent || self.random.below(50) == 0;
+        node.sent.clone_from(&acknowledgements);
         if asks {
             self.send(name, API, Message::ReadLedger { node: index, began: now });
         }
         if let Some(ask) = ask {
             self.send(name, API, Message::ReadObjects { node: index, ask });
         }
-        if says {
-            self.send(name, API, Message::Word { node: index, acknowledgements });
+        if sends {
+            self.send(name, API, Message::Acknowledge { node: index, acknowledgements });
         }
     }
 }
@@ -91,7 +91,7 @@ impl Node {
     fn restart(&mut self, now: Instant) {
         self.lease = LeaseHolder::new(Duration::from_secs(5), now, false);
         self.ownership = Ownership::new(self.ownership.node_name().to_owned());
-        (self.orders, self.said, self.obeyed) = (Acknowledgements::new(), Acknowledgements::new(), 0);
+        (self.orders, self.sent, self.obeyed) = (Acknowledgements::new(), Acknowledgements::new(), 0);
         self.probes.clear();
         (self.term, self.asking, self.acts_at, self.has_listed) = (0, None, now, false);
     }

@@ -76,7 +76,7 @@ fn a_thousand_addresses_of_an_object_and_a_hundred_of_a_node_fit() {
     assert_eq!(state.owned, BTreeMap::from([(EgressId(1), ip(listed[999]))]));
     let of_second = state.nodes.values().filter(|entry| entry.node == node(2).endpoint().expect("it has one"));
     assert_eq!(of_second.count(), 102, "its hundred, the one that is listed, and its endpoint");
-    assert!(!policy.pending.contains(&ip(listed[1])), "a node's own address is nobody's egress IP");
+    assert!(!policy.pending.contains(&ip(listed[1])), "a node's own address is no egress IP");
 }
 
 #[test]
@@ -150,7 +150,7 @@ fn an_object_without_an_address_takes_no_pod_from_another_unless_it_was_serving_
 /// A pod may be deleted before its processes end. Its address stays blocked until another pod has it, or until many
 /// others have departed since.
 #[test]
-fn what_a_selected_pod_that_is_gone_still_sends_is_dropped() {
+fn late_packets_of_a_departed_selected_pod_are_dropped() {
     let mut compiler = Compiler::new(settings());
     let web = |last: u8| (format!("web{last}"), pod(&format!("10.244.1.{last}")));
     let pods: Vec<(String, Pod)> = (10..90).map(web).collect();
@@ -201,7 +201,7 @@ fn what_a_selected_pod_that_is_gone_still_sends_is_dropped() {
 }
 
 #[test]
-fn a_strangers_status_makes_no_two_nodes_disagree() {
+fn a_foreign_status_makes_no_two_nodes_disagree() {
     // Two addresses of one object on a node, an address of an older object, and a node's own address.
     let listed = ["172.18.0.100", "172.18.0.101", "172.18.0.2"];
     let older = object("a", &listed, &[("n1", "172.18.0.101"), ("n1", "172.18.0.100"), ("n2", "172.18.0.2")]);
@@ -214,7 +214,7 @@ fn a_strangers_status_makes_no_two_nodes_disagree() {
 }
 
 #[test]
-fn where_there_is_no_room_for_all_egress_ips_the_oldest_objects_have_it() {
+fn limited_room_for_egress_ips_goes_to_the_oldest_objects() {
     let of = |name: &str, created, addresses: &[&str]| {
         let items: Vec<_> = addresses.iter().map(|address| ("n1", *address)).collect();
         EgressObject { created, ..object(name, addresses, &items) }
@@ -240,7 +240,7 @@ fn an_address_that_the_object_does_not_list_is_not_served_whatever_the_status_sa
 }
 
 #[test]
-fn the_node_address_serves_only_where_the_leader_says_so_of_these_addresses() {
+fn the_node_address_serves_only_if_the_leader_published_it_for_these_addresses() {
     let judged = |addresses: &[&str]| Some(addresses.iter().map(|a| ip(a)).collect());
     let listed = ["172.18.0.100", "fd00::1"];
     let published = EgressObject { no_eligible_node: judged(&listed), ..object("a", &listed, &[]) };
@@ -266,7 +266,7 @@ fn unreadable(part: Part, object: EgressObject) -> EgressObject {
 }
 
 #[test]
-fn what_cannot_be_read_stays_as_it_was_alone_or_in_a_list() {
+fn unreadable_parts_keep_their_value_alone_or_in_a_list() {
     let readable = || object("a", &["172.18.0.100"], &[("n1", "172.18.0.100")]);
     let before = compiled(&view(vec![readable()], vec![("web", pod("10.244.1.10"))]));
     for part in [Part::Addresses, Part::Selectors, Part::Items] {
@@ -303,8 +303,12 @@ fn without_an_earlier_reading_only_the_kernels_pods_are_selected_and_nothing_get
     let state = compiled(&view);
     assert_eq!(state.pods[&ip("10.244.1.10")], PodState::Selected(EgressId(1)));
     assert_eq!((state.pods[&ip("10.244.1.11")], state.pods[&ip("10.244.1.12")]), (PodState::Known, PodState::Known));
-    view.pods.insert(key("old"), Pod { uid: "heir".into(), ..pod("10.244.1.10") });
-    assert_eq!(compiled(&view).pods[&ip("10.244.1.10")], PodState::Known, "an heir of the address is another pod");
+    view.pods.insert(key("old"), Pod { uid: "other".into(), ..pod("10.244.1.10") });
+    assert_eq!(
+        compiled(&view).pods[&ip("10.244.1.10")],
+        PodState::Known,
+        "the next pod with the address is another pod"
+    );
 
     let lost = published(unreadable(Part::Addresses, object("a", &[], &[])));
     let state = compiled(&self::view(vec![lost], vec![]));
@@ -326,7 +330,7 @@ fn only_endpoints_are_selected() {
 }
 
 #[test]
-fn an_address_that_went_to_a_new_pod_is_the_new_pods() {
+fn an_address_that_a_new_pod_got_is_the_new_pods() {
     for old in [Pod { terminating: true, ..pod("10.244.1.10") }, Pod { completed: true, ..pod("10.244.1.10") }] {
         let mut dev = view(vec![object("a", &["172.18.0.100"], &[])], vec![("old", old)]);
         dev.namespaces.insert("dev".into(), Labels::new());
@@ -379,14 +383,14 @@ fn unknown_pods_are_dropped_while_one_that_is_selected_starts_or_where_the_cni_a
     assert_eq!(auto(&elsewhere), OnUnknownPod::Pass, "no object selects it");
     let unread = unreadable(Part::Selectors, object("b", &["172.18.0.100"], &[]));
     elsewhere.objects.insert("b".into(), Arc::new(unread));
-    assert_eq!(auto(&elsewhere), OnUnknownPod::Drop, "nobody knows whom it selects");
+    assert_eq!(auto(&elsewhere), OnUnknownPod::Drop, "its selectors are unreadable");
     let mut early = one_starts;
     early.namespaces = BTreeMap::new();
     assert_eq!(auto(&early), OnUnknownPod::Drop, "its namespace is not known yet");
 }
 
 #[test]
-fn prefixes_and_addresses_say_what_is_the_clusters() {
+fn prefixes_and_addresses_cover_the_cluster() {
     // The second address is not assigned, the third is a node's own, and the object does not list the last.
     let items = [("n1", "172.18.0.100"), ("n2", "172.18.0.2"), ("n2", "172.18.0.55")];
     let object = object("a", &["172.18.0.100", "172.18.0.101", "172.18.0.2"], &items);
@@ -430,7 +434,7 @@ fn a_node_takes_no_endpoint_from_another_by_listing_it() {
 }
 
 #[test]
-fn of_many_objects_that_select_a_pod_a_few_are_kept_beside_the_one_that_serves() {
+fn of_many_objects_that_select_a_pod_only_a_few_are_standby() {
     let objects = (0..2_000).map(|number| object(&format!("o{number:04}"), &[], &[])).collect();
     let pods: Vec<(String, Pod)> = (1..=100).map(|i| (format!("p{i}"), pod(&format!("10.244.1.{i}")))).collect();
     let view = view(objects, pods.iter().map(|(name, pod)| (name.as_str(), pod.clone())).collect());
@@ -443,7 +447,7 @@ fn of_many_objects_that_select_a_pod_a_few_are_kept_beside_the_one_that_serves()
 }
 
 #[test]
-fn a_node_waits_until_it_has_said_which_address_others_know_it_by() {
+fn a_node_waits_until_its_own_address_is_published() {
     let mut view = view(vec![], vec![]);
     let unpublished =
         |i| Arc::new(Node { primary: Vec::new(), internal: vec![ip(&format!("172.18.0.{i}"))], ..node(i) });
@@ -455,7 +459,7 @@ fn a_node_waits_until_it_has_said_which_address_others_know_it_by() {
 
 /// Any grouping of events gives the compiled state of the final view.
 #[test]
-fn compiling_by_and_by_equals_compiling_at_once() {
+fn incremental_compilation_equals_a_full_one() {
     let mut seed = 0x9E37_79B9_7F4A_7C15_u64;
     let mut below = |n: u64| {
         seed ^= seed << 13;
@@ -463,7 +467,7 @@ fn compiling_by_and_by_equals_compiling_at_once() {
         seed ^= seed << 17;
         u8::try_from(seed % n).expect("a small number")
     };
-    let (mut compiler, mut told, mut refused) = (Compiler::new(settings()), 0, 0);
+    let (mut compiler, mut standby_seen, mut refused) = (Compiler::new(settings()), 0, 0);
     compiler.apply(Change::Nodes(Update::Changed("n1".into(), Arc::new(node(1)))));
     for round in 0..2_000 {
         let name = format!("p{}", below(4));
@@ -499,14 +503,14 @@ fn compiling_by_and_by_equals_compiling_at_once() {
             }
             _ => {
                 let address = ip(&format!("10.244.1.{}", below(3)));
-                let said = |says: bool| says.then_some(address).into_iter().collect();
+                let claimed = |claims: bool| claims.then_some(address).into_iter().collect();
                 let pod = Pod {
                     created: below(3).into(),
                     starting: below(3) == 0,
                     completed: below(5) == 0,
                     terminating: below(4) == 0,
-                    reported: said(below(3) > 0),
-                    announced: said(below(2) > 0),
+                    reported: claimed(below(3) > 0),
+                    announced: claimed(below(2) > 0),
                     surplus: below(2).into(),
                     ..pod("10.244.1.1")
                 };
@@ -524,17 +528,17 @@ fn compiling_by_and_by_equals_compiling_at_once() {
             let all = all.into_values().flatten().chain(selection.network().surplus(&view));
             assert_eq!(compiler.refused(), all.collect(), "round {round}");
             let whole = selection.standby(&view, view.pods.keys());
-            told += whole.len();
+            standby_seen += whole.len();
             assert_eq!(*compiler.standby(), whole, "round {round}");
         }
     }
-    assert!(told > 100, "pods of several objects have been played");
+    assert!(standby_seen > 100, "pods of several objects have been played");
     assert!(refused > 100, "and addresses that no pod gets: {refused}");
 }
 
 /// The CNI's report takes precedence over the kubelet's, whichever comes first, until the pod is gone.
 #[test]
-fn what_the_cni_gave_a_pod_counts_before_it_is_reported() {
+fn an_address_from_the_cni_counts_before_the_kubelet_reports_it() {
     let mut compiler = Compiler::new(settings());
     let ClusterView { objects, namespaces, nodes, .. } =
         view(vec![object("a", &["172.18.0.100"], &[("n1", "172.18.0.100")])], Vec::new());
@@ -574,7 +578,7 @@ fn what_the_cni_gave_a_pod_counts_before_it_is_reported() {
     assert_eq!((owner(&mut compiler, 10), owner(&mut compiler, 12)), (None, is("one")));
     compiler.attach(&given("three", 12));
     compiler.apply(put("three", bare("three")));
-    assert_eq!((owner(&mut compiler, 10), owner(&mut compiler, 12)), (is("one"), is("three")), "the last word");
+    assert_eq!((owner(&mut compiler, 10), owner(&mut compiler, 12)), (is("one"), is("three")), "the latest report");
     // Whole lists change nothing of it, and a pod keeps what was reported of it.
     let listed = [("one", Pod { reported: of(10), ..bare("one") }), ("two", bare("two")), ("three", bare("three"))];
     let listed = listed.into_iter().map(|(name, pod)| (key(name), pod)).collect();

@@ -147,7 +147,7 @@ fn of_two_reported_pods_one_that_stays_wins_then_the_older_then_the_first_by_nam
 }
 
 #[test]
-fn no_pod_has_the_address_of_a_node_a_service_an_egress_ip_or_of_elsewhere() {
+fn no_pod_gets_an_address_of_a_node_a_service_an_egress_ip_or_outside_its_subnets() {
     type Why = fn(IpAddr) -> Refused;
     let bad: [(&str, Why); 13] = [
         ("172.18.0.1", Refused::OwnNode),
@@ -173,14 +173,14 @@ fn no_pod_has_the_address_of_a_node_a_service_an_egress_ip_or_of_elsewhere() {
     }
     // The second address of the subnet is OVN-Kubernetes' management port; a bridge has the first, publishes it, and
     // gives the second to a pod.
-    for (is_managed, said, address, count) in [
+    for (is_managed, published, address, count) in [
         (true, None, "10.244.1.2", 0),
         (false, None, "10.244.1.2", 1),
         (false, Some("10.244.1.1"), "10.244.1.2", 1),
         (false, Some("10.244.1.1"), "10.244.1.1", 0),
     ] {
         let mut view = view(is_managed, vec![(key("prod", "web"), pod("web", &[address], &[]))]);
-        let health = said.map(|address| vec![ip(address)]);
+        let health = published.map(|address| vec![ip(address)]);
         view.nodes.insert("n1".into(), Arc::new(Node { health, ..Node::clone(&view.nodes["n1"]) }));
         assert_eq!(compiled(&view).0.pods.len(), count, "{address}");
     }
@@ -293,7 +293,7 @@ fn attack(random: &mut Random, changes: &mut Vec<Change>) {
 }
 
 #[test]
-fn who_may_create_pods_and_services_changes_nothing_of_a_pod_of_another_namespace() {
+fn an_author_of_pods_and_services_affects_no_pod_of_another_namespace() {
     let (mut attacked, mut contested) = (0, 0);
     for seed in 1..=600_u64 {
         let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15));

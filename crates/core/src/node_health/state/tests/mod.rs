@@ -135,7 +135,7 @@ fn a_silent_node_is_gone_within_the_time_and_comes_back_after_its_hold_down() {
     assert_eq!(gone, &["a"]);
     assert!((10_750..=11_250).contains(when), "{when}");
     let well = play.lost["a"].duration_since(play.start);
-    assert!((9_750..=10_000).contains(&well.as_millis()), "it goes on from the last good sign: {well:?}");
+    assert!((9_750..=10_000).contains(&well.as_millis()), "it counts from the last good sign: {well:?}");
     play.set("a", Some(OK));
     play.until(21_900);
     assert_eq!((play.gone(), play.suspects.len()), (vec!["a".to_owned()], 0), "the hold-down is not over");
@@ -169,7 +169,7 @@ fn hold_downs_grow_with_flapping_and_shrink_in_peace() {
 }
 
 #[test]
-fn where_nobody_is_heard_any_more_nothing_moves() {
+fn nothing_moves_if_no_node_is_heard() {
     for own in [true, false] {
         let mut play = Play::new(if own { &["a", "b", "c", "own"] } else { &["a", "b", "c"] });
         play.until(5000);
@@ -197,7 +197,7 @@ fn where_nobody_is_heard_any_more_nothing_moves() {
 }
 
 #[test]
-fn nodes_that_die_together_are_gone_where_somebody_else_is_heard() {
+fn nodes_that_die_together_are_gone_if_another_node_is_heard() {
     let names: [&'static str; 8] = ["a", "b", "c", "d", "e", "f", "g", "own"];
     for dead in 1..7 {
         let mut play = Play::new(&names);
@@ -209,7 +209,7 @@ fn nodes_that_die_together_are_gone_where_somebody_else_is_heard() {
 }
 
 #[test]
-fn all_others_that_die_together_are_gone_where_the_own_next_hop_answers() {
+fn all_other_nodes_that_die_together_are_gone_if_the_own_next_hop_answers() {
     for names in [&["a", "b", "own"] as &[&'static str], &["a", "b", "c", "d", "e", "own"]] {
         let others = &names[..names.len() - 1];
         let mut play = Play::new(names);
@@ -227,7 +227,7 @@ fn all_others_that_die_together_are_gone_where_the_own_next_hop_answers() {
 }
 
 #[test]
-fn a_next_hop_is_no_witness_of_a_road_that_was_never_taken() {
+fn a_next_hop_proves_nothing_about_a_path_that_was_never_used() {
     let together = |next_hop: bool, direct: &[&str], since: u64| {
         let mut play = Play::new(&["a", "b", "own"]);
         play.next_hop = next_hop;
@@ -239,7 +239,7 @@ fn a_next_hop_is_no_witness_of_a_road_that_was_never_taken() {
         (play.gone().len(), play.suspects.len(), play.cut_off)
     };
     assert_eq!(together(true, &["a", "b"], 5000), (2, 2, false));
-    assert_eq!(together(false, &["a", "b"], 5000), (0, 0, true), "nobody says that the own road works");
+    assert_eq!(together(false, &["a", "b"], 5000), (0, 0, true), "no sign that the own path works");
     assert_eq!(together(true, &["a"], 5000), (0, 0, true), "b may be there, behind a firewall");
     assert_eq!(together(true, &["a", "b"], 120_000), (0, 0, true), "long ago");
     // A leader that loses all its paths at once: its next hop may be heard a moment longer.
@@ -293,7 +293,7 @@ fn the_other_of_two_nodes_is_gone_when_it_is_silent() {
 }
 
 #[test]
-fn a_dead_agent_has_its_grace_and_is_no_suspect_meanwhile() {
+fn a_dead_agent_has_its_grace_and_is_not_suspected_during_it() {
     let mut play = Play::new(&["a", "b", "c"]);
     play.until(5000);
     play.set("a", Some(Signal::Kernel));
@@ -313,7 +313,7 @@ fn a_dead_agent_has_its_grace_and_is_no_suspect_meanwhile() {
 
 /// A controller that could not write for a while, and hears all nodes when it can, moves nothing.
 #[test]
-fn what_was_found_while_nothing_could_be_decided_is_found_out_again() {
+fn findings_from_a_time_without_decisions_are_discarded() {
     let mut play = Play::new(&["a", "b", "c"]);
     play.until(5000);
     play.set("a", None);
@@ -331,7 +331,7 @@ fn what_was_found_while_nothing_could_be_decided_is_found_out_again() {
 }
 
 #[test]
-fn who_says_no_is_gone_at_once() {
+fn a_node_that_reports_it_cannot_serve_is_gone_at_once() {
     let mut play = Play::new(&["a", "b", "c"]);
     play.until(5000);
     play.set("a", Some(BAD));
@@ -340,7 +340,7 @@ fn who_says_no_is_gone_at_once() {
 }
 
 #[test]
-fn a_next_hop_that_all_have_lost_moves_nothing() {
+fn a_next_hop_lost_by_all_moves_nothing() {
     let mut play = Play::new(&["a", "b", "c"]);
     play.until(5000);
     // They notice one after the other.
@@ -385,7 +385,7 @@ fn networks_are_judged_apart() {
 /// A node is probed for a minute after it has lost its label. It must not count as a target: otherwise the others would
 /// wait out their time after a failure while no address has a node.
 #[test]
-fn a_node_that_may_not_host_is_nowhere_to_go() {
+fn a_node_that_may_not_host_is_no_target() {
     let mut play = Play::new(&["a", "b", "drained"]);
     play.judge.note_host("drained", false);
     play.until(2000);

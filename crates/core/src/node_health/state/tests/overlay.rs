@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn a_node_that_has_lost_the_overlay_alone_is_gone_though_it_answers() {
+fn a_node_that_has_lost_only_the_overlay_is_gone_although_it_answers() {
     let mut play = Play::new(&["a", "b", "c", "own"]);
     play.overlay(&["a", "b", "own"], true);
     // One of another version, which is not probed there.
@@ -22,20 +22,20 @@ fn a_node_that_has_lost_the_overlay_alone_is_gone_though_it_answers() {
 }
 
 #[test]
-fn an_overlay_that_nobody_answers_by_is_not_the_nodes() {
+fn an_overlay_without_any_answer_is_not_the_nodes_fault() {
     let mut play = Play::new(&["a", "b", "own"]);
     play.overlay(&["a", "b", "own"], true);
     play.until(10_000);
     play.overlay(&["a", "b"], false);
     play.until(60_000);
-    assert_eq!((play.changes.len(), play.absent.len()), (0, 0), "it is whoever asks");
+    assert_eq!((play.changes.len(), play.absent.len()), (0, 0), "the fault is on the asking side");
     play.overlay(&["b"], true);
     play.until(60_300);
     assert_eq!(play.gone(), ["a"], "now another answers");
 }
 
 #[test]
-fn an_overlay_that_was_never_there_is_seen_and_one_of_an_agent_that_starts_is_waited_for() {
+fn a_missing_overlay_is_detected_and_a_starting_agent_gets_its_time() {
     let mut play = Play::new(&["a", "b"]);
     play.overlay(&["a"], false);
     play.overlay(&["b"], true);

@@ -118,7 +118,7 @@ fn a_silent_node_keeps_its_address_until_its_lease_runs_out() {
 }
 
 #[test]
-fn a_nodes_word_is_enough_if_it_is_about_this_hand_over() {
+fn a_nodes_acknowledgement_suffices_if_it_is_of_this_hand_over() {
     let mut stage = on("n1");
     stage.unreachable.insert("n1".into());
     let address = A.parse().expect("a literal");
@@ -132,7 +132,7 @@ fn a_nodes_word_is_enough_if_it_is_about_this_hand_over() {
 }
 
 #[test]
-fn a_node_that_is_in_touch_is_waited_for_and_one_that_is_back_keeps_its_address() {
+fn a_reachable_node_is_waited_for_and_one_that_returns_keeps_its_address() {
     let mut stage = on("n1");
     for second in 0..100 {
         stage.lose("n1", second);
@@ -143,7 +143,7 @@ fn a_node_that_is_in_touch_is_waited_for_and_one_that_is_back_keeps_its_address(
 }
 
 #[test]
-fn a_new_leader_goes_on_with_the_record_and_counts_from_its_first_look() {
+fn a_new_leader_continues_with_the_record_and_counts_from_its_first_look() {
     let mut stage = on("n1");
     stage.unreachable.insert("n1".into());
     assert_eq!(stage.pass(0), at("n1", true));
@@ -156,7 +156,7 @@ fn a_new_leader_goes_on_with_the_record_and_counts_from_its_first_look() {
 }
 
 #[test]
-fn whoever_lists_a_freed_address_waits_for_its_node_too() {
+fn an_object_that_lists_a_freed_address_waits_for_its_node_too() {
     let mut stage = on("n1");
     stage.objects.extend([object("b", 2, &[A], &[])]);
     assert_eq!(stage.pass(0), at("n1", false));
@@ -178,7 +178,7 @@ fn whoever_lists_a_freed_address_waits_for_its_node_too() {
 }
 
 #[test]
-fn a_strangers_word_ends_no_hand_over() {
+fn an_acknowledgement_by_another_node_ends_no_hand_over() {
     let mut stage = on("n1");
     stage.unreachable.insert("n1".into());
     assert_eq!(stage.pass(0), at("n1", true));
@@ -205,7 +205,7 @@ fn the_node_of_a_deleted_object_is_waited_for() {
 }
 
 #[test]
-fn what_the_node_of_a_deleted_object_had_is_recorded_though_nobody_wants_it_yet() {
+fn the_holder_of_a_deleted_objects_address_is_recorded_although_no_object_wants_it() {
     let mut stage = on("n1");
     stage.objects.remove("a");
     let address: IpAddr = A.parse().expect("a literal");
@@ -233,7 +233,7 @@ fn what_the_node_of_a_deleted_object_had_is_recorded_though_nobody_wants_it_yet(
 }
 
 #[test]
-fn what_is_done_is_to_be_seen_for_a_while() {
+fn a_finished_record_stays_visible_for_a_while() {
     let mut stage = on("n1");
     stage.watch = HandoverPlanner::lingering(Duration::from_secs(2));
     stage.unreachable.insert("n1".into());
@@ -246,7 +246,7 @@ fn what_is_done_is_to_be_seen_for_a_while() {
 }
 
 #[test]
-fn a_node_that_was_ready_and_is_not_to_have_it_any_more_lets_go_first() {
+fn a_ready_node_that_is_no_longer_wanted_releases_the_address_first() {
     let address: IpAddr = A.parse().expect("a literal");
     for others in [true, false] {
         let mut stage = on("n1");
@@ -260,7 +260,7 @@ fn a_node_that_was_ready_and_is_not_to_have_it_any_more_lets_go_first() {
         stage.pass(1);
         assert_eq!(stage.records.open[&address].from, "n1", "nothing was passed on yet");
         stage.released.insert((address, number));
-        assert_eq!(stage.pass(1), (None, true), "nobody is given it");
+        assert_eq!(stage.pass(1), (None, true), "no node gets it");
         let record = stage.records.open[&address].clone();
         assert_eq!((&record.from, record.number > number, record.to.is_some()), (&new_owner, true, others));
         assert_eq!(stage.pass(2), (None, true));
@@ -282,7 +282,7 @@ fn on_its_way() -> (Stage, IpAddr, u64, String) {
 }
 
 #[test]
-fn a_hand_over_to_a_node_that_is_ready_is_finished_whoever_is_wanted_by_now() {
+fn a_hand_over_to_a_ready_node_is_finished_whichever_node_is_wanted() {
     for back in [true, false] {
         let (mut stage, address, number, new_owner) = on_its_way();
         // The old node may get the address again, or the new one may not have it any more.
@@ -303,7 +303,7 @@ fn a_hand_over_to_a_node_that_is_ready_is_finished_whoever_is_wanted_by_now() {
         // The status still names the old node, which must not take that as permission to hold the address.
         assert!(record.to.is_none() || !back, "{record:?}");
         for second in 3..6 {
-            assert_eq!(stage.pass(second), (None, true), "nobody is given it");
+            assert_eq!(stage.pass(second), (None, true), "no node gets it");
             assert_eq!(stage.records.open[&address].number, record.number);
         }
         stage.released.insert((address, record.number));
@@ -316,7 +316,7 @@ fn a_hand_over_to_a_node_that_is_ready_is_finished_whoever_is_wanted_by_now() {
 }
 
 #[test]
-fn who_was_ready_and_was_handed_nothing_is_not_waited_for() {
+fn a_ready_node_that_received_nothing_is_not_waited_for() {
     let (mut stage, address, number, new_owner) = on_its_way();
     stage.released.insert((address, number));
     stage.given.insert((address, number), None);
@@ -328,10 +328,10 @@ fn who_was_ready_and_was_handed_nothing_is_not_waited_for() {
 
 /// Of several nodes that were ready under one number, only the named one has anything.
 #[test]
-fn of_two_that_were_ready_the_one_that_is_named_lets_go() {
+fn of_two_ready_nodes_the_named_one_releases_the_address() {
     let (mut stage, address, number, new_owner) = on_its_way();
     let other = if new_owner == "n2" { "n3" } else { "n2" };
-    stage.prepared.get_mut(&(address, number)).expect("words").insert(other.into());
+    stage.prepared.get_mut(&(address, number)).expect("acknowledgements").insert(other.into());
     stage.released.insert((address, number));
     stage.given.insert((address, number), Some(other.into()));
     stage.pass(1);
@@ -341,7 +341,7 @@ fn of_two_that_were_ready_the_one_that_is_named_lets_go() {
 
 /// Whichever name comes first.
 #[test]
-fn of_two_that_are_ready_the_one_that_is_recorded_goes_on() {
+fn of_two_ready_nodes_the_recorded_one_continues() {
     for (recorded, former) in [("n2", "n3"), ("n3", "n2")] {
         let (mut stage, address, number, _) = on_its_way();
         stage.records.open.get_mut(&address).expect("a record").to = Some(recorded.into());
@@ -383,7 +383,7 @@ fn an_address_never_has_two_holders() {
 
 /// Nodes become ready and hand over to one another while the wanted node changes all the time.
 #[test]
-fn an_address_never_has_two_holders_where_nodes_hand_it_over_to_one_another() {
+fn an_address_never_has_two_holders_when_nodes_hand_it_over_to_one_another() {
     for seed in 0..300 {
         story::tell(seed, true);
     }
@@ -443,5 +443,5 @@ fn a_hand_over_that_is_open_is_not_new() {
     let mut records = Records::default();
     assert!(begins.is_new_to(&records) && !RecordChange::Forget(address).is_new_to(&records));
     records.open.insert(address, record);
-    assert!(!begins.is_new_to(&records), "whoever leads by it has to be waited for");
+    assert!(!begins.is_new_to(&records), "it has to be waited for");
 }

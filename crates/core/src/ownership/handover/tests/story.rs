@@ -163,17 +163,17 @@ impl Story {
                 .filter(|address| open.get(address).is_none_or(|record| record.to.as_ref() == Some(name)))
                 .collect();
             for (address, record) in open {
-                let word = (*address, record.number);
+                let key = (*address, record.number);
                 let arrives = new_owners && record.to.as_ref() == Some(name) && record.from != *name;
                 if arrives && !agent.taken.contains_key(address) {
                     agent.taken.insert(*address, record.number);
-                    stage.prepared.entry(word).or_default().insert(name.clone());
+                    stage.prepared.entry(key).or_default().insert(name.clone());
                 }
                 if record.from != *name {
                     continue;
                 }
                 if new_owners && agent.holds.contains(address) {
-                    let ready = |to: &&String| stage.prepared.get(&word).is_some_and(|all| all.contains(*to));
+                    let ready = |to: &&String| stage.prepared.get(&key).is_some_and(|all| all.contains(*to));
                     match record.to.as_ref().filter(ready) {
                         Some(to) if hands_over => {
                             agent.gave.insert(*address, (record.number, to.clone()));
@@ -186,11 +186,11 @@ impl Story {
                         _ => {}
                     }
                 }
-                stage.released.insert(word);
+                stage.released.insert(key);
                 let to = agent.gave.get(address).map(|(_, to)| to.clone());
                 // Acknowledgements are not withdrawn.
-                let said = stage.given.entry(word).or_default();
-                *said = to.or(said.take());
+                let given = stage.given.entry(key).or_default();
+                *given = to.or(given.take());
             }
             agent.holds = holds;
         }
