@@ -208,7 +208,7 @@ mutations! { PROGRAMS,
     "unreplied-lives-as-answered", EXPIRY, ["life::"], "datagrams that nobody answers fill the map for minutes":
         "(_, Phase::Opening) if timeouts.unreplied < answered => timeouts.unreplied,\n" => "";
     "no-quota-of-mappings", SNAT, ["quota"], "one pod takes the gateway's table from all objects":
-        "if !tables.has_quota(&forward.saddr, owner.egress_id, Held::NatEntries) {" => "if false {";
+        "if !tables.has_quota(&forward.saddr, owner.egress_id, QuotaKind::NatEntries) {" => "if false {";
     "no-quota-of-flows", SLOTS, ["quota"], "one pod takes its node's table from all others":
         "if !overwrite && !tables.has_quota(" => "if overwrite && !tables.has_quota(";
     "quota-never-recounted", SWEEP, ["quota"], "a pod that has once reached its quota is refused for ever":
