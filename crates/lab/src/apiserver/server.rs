@@ -110,7 +110,7 @@ impl ApiServer {
         self.request(&Method::POST, collection, "application/json", object)
     }
 
-    /// Any request on the same road as over HTTP, without the wire: a patch of a status, say, is PATCH of `<path>/status`
+    /// Any request handled as over HTTP, without the wire: a patch of a status, say, is PATCH of `<path>/status`
     /// with the content type `application/merge-patch+json`. No body is `Value::Null`.
     pub fn request(&self, method: &Method, path: &str, content_type: &str, body: &Value) -> Result<Value, ApiError> {
         let body = if body.is_null() { Vec::new() } else { body.to_string().into_bytes() };
