@@ -115,9 +115,9 @@ pub async fn run(client: Client, settings: ControllerSettings, stop: Cancellatio
     let mut tasks = Tasks::new(&stop);
     tasks.spawn(Task::Controller, reconciler.run(for_reconciler, stop.clone()));
     let (candidate, place, of, until) = (client.clone(), namespace.clone(), outages.clone(), stop.clone());
-    let holder = ElectionInputs { holder: holder, silence, isolated: is_isolated };
+    let inputs = ElectionInputs { holder, silence, isolated: is_isolated };
     tasks.spawn(Task::LeaderElection, async move {
-        campaign(candidate, (&place, identity), (published, holder), &of, heartbeat, until).await;
+        campaign(candidate, (&place, identity), (published, inputs), &of, heartbeat, until).await;
     });
     tasks.spawn(Task::LeaderKnocks, leader_probe::run(probing.port, for_leader_probe, is_holder, silent, stop.clone()));
     if asks_agents {
