@@ -72,7 +72,7 @@ impl Dataplane {
         // Listens before it looks, so that no change falls in between.
         let changes =
             watch::listen(&mut tasks, ends.clone()).map_err(|error| StartError::kernel("listen to netlink", error))?;
-        // Behind what it is to be dropped before.
+        // Declared after what must outlive it.
         let guard = ends.clone().drop_guard();
         // What is wrong with these pins is said before what is wrong with others, and a refusal makes no directory. It needs no
         // device.

@@ -1,5 +1,4 @@
-//! Why the data plane did not start. Each line says what to do; running traffic is left alone in every case, since links
-//! are attached last.
+//! Start errors. Each message says what to do. Running traffic is untouched in every case, since links are attached last.
 
 use std::io;
 use std::path::PathBuf;
@@ -59,8 +58,7 @@ impl StartError {
         Self::Kernel { what: what.into(), source }
     }
 
-    /// The reason of the event by which an administrator hears of it, where what is wrong is not the agent's own
-    /// installation, which whoever installs it sees.
+    /// Reason of the event for administrators, for errors that are not caused by the agent's own installation.
     pub fn event_reason(&self) -> Option<&'static str> {
         match self {
             Self::Busy { .. } | Self::ForeignPrograms { .. } => Some("SecondAgent"),

@@ -1,5 +1,5 @@
-//! Reading what the programs keep, for scrapes: by handles of its own, so that nobody waits for a scrape and no scrape for
-//! whoever has the tables (`crate::Shared::tables`). Each reading is some system calls, whatever the maps hold.
+//! Reads counters and map usage for scrapes, by handles of its own: a scrape does not wait for the locks of the tables, nor the
+//! reverse. Each reading takes a few system calls, whatever the size of the maps.
 
 use std::collections::BTreeMap;
 use std::io;

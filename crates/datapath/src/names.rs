@@ -1,7 +1,7 @@
 //! Every pin, link, device, filter and lock that the data plane makes, named once.
 //!
 //! Start adopts or removes exactly these, and `cleanup` finds exactly these. Nothing else of ours stays in the kernel,
-//! beside the multicast filters of owned IPv6 addresses, which follow from the map `owned` (see `claim`).
+//! beside the multicast filters of owned IPv6 addresses, which follow from the map `owned` (see `announce`).
 //!
 //! ```text
 //! <bpffs>/v<ABI_VERSION>/maps/<map>      one per map that outlives the agent
@@ -146,12 +146,11 @@ pub enum Hook {
 }
 
 impl Hook {
-    /// In the order in which they are attached: the guard of the uplink first, what steers into it last.
+    /// Order of attaching at start: the guard of the uplink first, the program that redirects to it last.
     pub const ALL: [Self; 5] = [Self::ToNetdev, Self::FromNetdev, Self::FromOverlay, Self::ToPod, Self::FromPod];
 
-    /// In the order in which they are put back on devices that were made anew while everything else was at work: first
-    /// what keeps pods' packets from leaving as they are. Each attachment waits for the kernel's readers, some ten
-    /// milliseconds, while the one before it is at work already.
+    /// Order of attaching to devices that were replaced at run time: first what keeps pods' packets from leaving untranslated.
+    /// Each attachment waits some ten milliseconds for RCU, while the programs before it already run.
     pub const RETURN_ORDER: [Self; 5] =
         [Self::FromPod, Self::ToNetdev, Self::FromNetdev, Self::FromOverlay, Self::ToPod];
 

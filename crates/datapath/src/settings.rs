@@ -15,7 +15,7 @@ use egress_core::model::state::Prefix;
 /// Networks of the cluster that are known before the API server has answered.
 pub type InitialState = BTreeMap<IpNet, Prefix>;
 
-/// Which part of `flows` and `nat` one holder may have, in percent; 100 is no limit but that of the maps.
+/// Share of `flows` and `nat` that one holder may have, in percent; 100 is no limit but the size of the maps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quotas {
     pub pod: u32,
@@ -32,7 +32,7 @@ impl Quotas {
     }
 }
 
-/// What the data plane must be told.
+/// Settings of the data plane.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Interface towards the outside.
@@ -60,8 +60,7 @@ pub struct Settings {
     pub overlay_in_program: bool,
     /// How programs are attached; `None` asks the kernel.
     pub attachment: Option<Attachment>,
-    /// What is known of the cluster before it has been heard of, where pods that are not known are dropped from the first packet
-    /// on; `None` where they pass until then.
+    /// State before the API server answers, where unknown pods are dropped from the first packet on; `None` where they pass.
     pub initial_state: Option<InitialState>,
     /// The eBPF object, an ELF file.
     pub object: Cow<'static, [u8]>,
@@ -91,7 +90,7 @@ impl Settings {
     /// Entries of a map where that is not what the object says.
     pub(crate) fn map_size(&self, name: &str) -> Option<u32> {
         match name {
-            // A mapping has two keys.
+            // A NAT entry has two keys.
             names::NAT_MAP => Some(self.nat_entries.saturating_mul(2)),
             names::FLOWS_MAP => Some(self.nat_entries),
             names::INBOUND_MAP => Some(self.inbound_entries),

@@ -1,11 +1,10 @@
-//! Long-lived tasks. One that panics, or ends before it should, ends the process at once, with one line that names it.
+//! Supervision of long-lived tasks: one that panics, or ends early, ends the process at once with one line that names it.
 //!
 //! An agent without one of its tasks looks alive and is not: without its lease keeper it would hold addresses for ever. The
-//! programs stay pinned, and the agent that is started again adopts them, so that the end of the process costs nothing but
-//! the time until then.
+//! programs stay pinned and the next agent adopts them, so the end of the process costs only the time until the restart.
 //!
-//! Every long-lived task runs inside [`until`] or [`forever`], wherever it is spawned or joined. Short-lived ones (a
-//! connection, an announcement) are spawned bare, each with the reason beside it; a test looks for those that lack it.
+//! Every long-lived task runs inside [`until`] or [`forever`], wherever it is spawned or joined. Short-lived tasks (a
+//! connection, an announcement) are spawned bare with the reason in a comment; a test looks for missing reasons.
 
 use std::any::Any;
 use std::io;
@@ -92,15 +91,15 @@ impl Task {
     }
 }
 
-/// How much sooner a panic is seen than what follows from it.
+/// Time by which a panic is reported before its consequences.
 const PANICS_FIRST: Duration = Duration::from_millis(100);
 
-/// Runs a task that ends when it is told to stop, and not before.
+/// Runs a task that may end only after `stop`.
 pub async fn until(stop: CancellationToken, task: Task, run: impl Future<Output = ()>) {
     match outcome(task, run).await {
         Ok(()) if stop.is_cancelled() => {}
         Ok(()) => {
-            // What ends because another task panics, and drops what it has, is not to be the one that is named.
+            // A task that ends because another one panicked must not be the one that is reported.
             tokio::time::sleep(PANICS_FIRST).await;
             end_process(task, "has ended")
         }
@@ -108,14 +107,13 @@ pub async fn until(stop: CancellationToken, task: Task, run: impl Future<Output 
     }
 }
 
-/// Runs a task that ends by being dropped only.
+/// Runs a task that ends only when it is dropped.
 pub async fn forever(task: Task, run: impl Future<Output = ()>) {
     until(CancellationToken::new(), task, run).await;
 }
 
-/// The parts of a process, each a task of its own: in a large cluster a decision, or a new plan, takes longer than a Lease or a
-/// node's silence may. They start together, when all of them have been named, so that none misses what another publishes first.
-/// They end when this is dropped.
+/// The tasks of a process, started together once all are registered, so that none misses what another publishes first. Separate
+/// tasks, because in a large cluster a plan takes longer than a Lease renewal may. They end when this is dropped.
 pub struct Tasks {
     waiting: Vec<BoxFuture<'static, ()>>,
     stop: CancellationToken,
@@ -131,7 +129,7 @@ impl Tasks {
         self.waiting.push(until(self.stop.clone(), task, run).boxed());
     }
 
-    /// Starts all, and waits for them to end, which they do when told to stop.
+    /// Starts all tasks and waits until they end, after the stop.
     pub async fn ended(self) {
         // Supervised: `spawn` has wrapped each.
         let mut all: JoinSet<()> = self.waiting.into_iter().collect();
@@ -139,8 +137,8 @@ impl Tasks {
     }
 }
 
-/// Work that may wait for the kernel's locks, or a disk, for a moment: on this thread, but not in the way of other tasks, where
-/// the runtime has threads for them. It is over when this returns, so it cannot fall behind what is done next.
+/// Runs work that may block on kernel locks or a disk, on this thread, without blocking other tasks where the runtime has
+/// threads for them. It is complete on return, so the order of operations stays.
 pub fn blocking<T>(work: impl FnOnce() -> T) -> T {
     match Handle::try_current().map(|runtime| runtime.runtime_flavor()) {
         Ok(RuntimeFlavor::MultiThread) => block_in_place(work),
@@ -148,7 +146,7 @@ pub fn blocking<T>(work: impl FnOnce() -> T) -> T {
     }
 }
 
-/// What a thread for work that blocks has come to. Its panic is that of the task that has waited for it.
+/// Result of a blocking thread. Its panic continues in the task that waited for it.
 pub fn joined<T>(outcome: Result<io::Result<T>, JoinError>) -> io::Result<T> {
     match outcome.map_err(JoinError::try_into_panic) {
         Ok(outcome) => outcome,
@@ -188,7 +186,7 @@ async fn injected(task: Task, run: impl Future<Output = ()>) {
         tokio::time::sleep(Duration::from_millis(200)).await;
         panic!("injected by a test");
     };
-    // Not in the arm of a `select!`, which comes behind the end of the other.
+    // Not a `select!` arm, which would run after the end of the other.
     futures::future::select(std::pin::pin!(run), std::pin::pin!(panics)).await;
 }
 

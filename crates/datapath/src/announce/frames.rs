@@ -1,5 +1,5 @@
-//! The Ethernet frames by which an address is probed for and announced, what counts as somebody else's claim, and the
-//! segments that make an idle pod speak. Pure.
+//! The Ethernet frames by which an address is probed for and announced, what counts as another host's claim, and the
+//! segments that make an idle pod answer. Pure.
 //!
 //! | | IPv4 (RFC 5227) | IPv6 (RFC 4861, RFC 4862) |
 //! |---|---|---|
@@ -47,7 +47,7 @@ pub fn multicast_mac(group: Ipv6Addr) -> Mac {
     [0x33, 0x33, o[12], o[13], o[14], o[15]]
 }
 
-/// Asks whether somebody has the address.
+/// Asks whether a host has the address.
 pub fn probe(mac: Mac, address: IpAddr) -> Bytes {
     match address {
         IpAddr::V4(address) => arp_request(mac, Ipv4Addr::UNSPECIFIED, address),
@@ -59,7 +59,7 @@ pub fn probe(mac: Mac, address: IpAddr) -> Bytes {
     }
 }
 
-/// Asks a neighbour for its link address, as one that has an address itself: by a unicast where that is known to whom.
+/// Solicits a neighbour's link address from an own address: by unicast to `to` where it is known.
 pub fn solicitation(mac: Mac, own: IpAddr, neighbour_address: IpAddr, to: Option<Mac>) -> Bytes {
     match (own, neighbour_address) {
         (IpAddr::V4(own), IpAddr::V4(target)) => {
@@ -152,8 +152,8 @@ fn neighbour(
     frame.freeze()
 }
 
-/// A bare ACK to the pod of a connection from whom it talks to. Where its number is none that the pod waits for, the pod
-/// answers with an ACK of its own (RFC 9293 section 3.10.7.4) and does nothing else.
+/// A bare ACK to the pod from its peer. With a number outside its window the pod answers with an ACK (RFC 9293 section
+/// 3.10.7.4) and does nothing else.
 pub fn segment(to: Mac, from: Mac, connection: &Tuple, sequence: u32) -> Bytes {
     let mut tcp = BytesMut::with_capacity(usize::from(TCP_LEN));
     tcp.put_u16(connection.dport());

@@ -1,22 +1,16 @@
-//! Holding an egress IP on the network: probe before the first claim, hear solicitations, announce.
+//! Announce: holds an egress IP on the network by probe, announcement and conflict detection.
 //!
-//! The program on the uplink answers for an address from the moment its map entry is there. Around that:
-//!
-//! 1. **Probe** ([`probe`]): three probes within 300 ms. RFC 5227 asks for up to seven seconds, which is made for hosts
-//!    that come up together; here one controller hands out addresses, and an outage lasts as long as the probe. Somebody
-//!    who answers later is met by the announcements.
-//! 2. **Join** (IPv6): membership of the solicited-node group, and its link address in the device's filter. A NIC or
-//!    macvlan that filters multicast would otherwise never show the solicitation to the program. The membership ends
-//!    with this process, the filter does not.
-//! 3. The map entries, by the executor.
-//! 4. **Announce**: at once and after 1, 2, 4 and 8 seconds, so that one lost frame does not leave a neighbour behind. One
-//!    more probe follows, for hosts that have the address and never say so by themselves.
-//! 5. **Defend**, for as long as the address is held: the program on the uplink tells of each frame by which another host
-//!    claims it, an answer to a probe among them (see `events`). The first within ten seconds is answered by an
-//!    announcement, and followed by a probe ten seconds later, so that a host that answers still is heard again; where there was another claim meanwhile, by one more announcement. RFC 5227 section 2.4 lets a host give the address up at the second conflict (b), or never
-//!    (c): an egress IP stays, or any neighbour could take it from its pods by two frames.
-//!
-//! Giving up goes the other way round.
+//! 1. **Probe** ([`probe`]): three probes within 300 ms, not the seven seconds of RFC 5227, which are for hosts that boot
+//!    together: one controller assigns addresses, and an outage lasts as long as the probe. A later answer is a conflict (4).
+//! 2. **Join** (IPv6): the solicited-node group and its link address in the device's filter, or a filtering NIC or macvlan
+//!    drops the solicitation. The membership ends with this process, the filter does not. The executor then writes the map
+//!    entries.
+//! 3. **Announce**: after 0, 1, 2, 4 and 8 seconds, so that one lost frame leaves no neighbour outdated. One more probe finds
+//!    hosts that have the address and never announce it.
+//! 4. **Defend**: the program reports each frame by which another host claims the address (`events`). The first within ten
+//!    seconds is answered by an announcement, and by a probe ten seconds later; another claim in between by one more
+//!    announcement. The address is never given up (RFC 5227 section 2.4 (c)), or any neighbour could take it from its pods by
+//!    two frames.
 
 pub mod frames;
 pub mod next_hop;
@@ -53,7 +47,7 @@ const PROBED_AT_ONCE: usize = 256;
 const ANNOUNCE_PAUSES: [u64; 5] = [0, 1, 1, 2, 4];
 /// RFC 5227's `DEFEND_INTERVAL`.
 const DEFEND_INTERVAL: Duration = Duration::from_secs(10);
-/// Until the probe behind the announcements.
+/// From the last announcement to the probe.
 const ANSWERS_TAKE: Duration = Duration::from_secs(1);
 /// Longer than any message that is believed.
 const FRAME: usize = 256;
@@ -201,12 +195,12 @@ impl Claims {
         Self { announcer: Announcer { lease, ..Announcer::default() }, ..Self::default() }
     }
 
-    /// Who is told of others that answer.
+    /// Sets the receiver of conflicts.
     pub fn report_to(&mut self, heard: UnboundedSender<Claimant>) {
         self.heard = Some(heard);
     }
 
-    /// Hears solicitations for the address from now on. Again for an address that is held: on a device made anew.
+    /// Receives solicitations for the address. Called again for a held address after its device was replaced.
     pub fn join(&mut self, uplink_name: &str, uplink: Interface, address: IpAddr) {
         let held = self.held.entry(address).or_default();
         let IpAddr::V6(address) = address else { return };
@@ -321,7 +315,7 @@ async fn announce(announcer: Announcer, uplink: Interface, address: IpAddr) {
 async fn defend(announcer: Announcer, uplink: Interface, address: IpAddr, again: Arc<AtomicBool>) {
     announcer.announce(uplink, address);
     sleep(DEFEND_INTERVAL).await;
-    // Neighbours believe the last claim, and whoever has made it may never make another.
+    // Neighbours believe the last claim, and its sender may never send another.
     if again.load(Ordering::Relaxed) {
         announcer.announce(uplink, address);
     }
@@ -365,9 +359,9 @@ mod tests {
 
     use super::*;
 
-    /// Who sends more quickly than he is read has the reader look at its clock all the same.
+    /// A sender faster than the reader does not keep the reader from its deadline.
     #[test]
-    fn who_listens_for_some_time_stops_then_however_much_there_is_to_hear() {
+    fn a_listener_stops_at_its_deadline_however_many_frames_arrive() {
         let (done, ended) = std::sync::mpsc::channel();
         // Where the other end is closed there is always an end to read.
         let (reads, _) = UnixStream::pair().expect("a pair");
@@ -380,7 +374,7 @@ mod tests {
                 let mut heard = ProbeAnswers::until(until, &socket);
                 while heard.next().await.is_some() {}
             });
-            done.send(()).expect("somebody waits");
+            done.send(()).expect("the test waits");
         });
         assert_eq!(ended.recv_timeout(PROBE_INTERVAL * 20), Ok(()));
     }

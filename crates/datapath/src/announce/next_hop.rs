@@ -1,9 +1,8 @@
-//! Does the road from this node to the outside work: is the uplink there, has it a carrier, do its next hops answer?
+//! Uplink health: is the uplink present, has it a carrier, do its next hops answer?
 //!
-//! Looked at four times a second while this node may host egress IPs; of others nobody wants to know. A next hop is the
-//! gateway of the default route on the uplink, of each family that has one. It is asked for its link address, by a unicast
-//! where that is known, and by broadcast after a miss. Whatever it says of itself is a sign of life. After three misses in
-//! a row it is lost.
+//! Checked four times a second while this node may host egress IPs. A next hop is the gateway of the default route on the
+//! uplink, per address family. It gets a solicitation by unicast, or by broadcast after a miss. Any claim of its address is a
+//! sign of life. After three misses in a row it is lost.
 
 use std::io;
 use std::net::IpAddr;
@@ -31,7 +30,7 @@ const MISSES: u32 = 3;
 /// Routes are looked up every so many times.
 const ROUTES_EVERY: u32 = 4;
 
-/// Looks until told to stop, and publishes what it sees, and when a next hop has answered last.
+/// Checks until `stop`; publishes the uplink's state and the time of the last answer.
 pub async fn watch_uplink(
     host: &Host,
     own_node: watch::Receiver<Option<Arc<Node>>>,
@@ -48,7 +47,7 @@ pub async fn watch_uplink(
         }
         let now = if may_host { hops.look(host, look).await } else { Ok(UplinkState::Works) };
         let now = now.unwrap_or_else(|error| {
-            // What cannot be seen speaks against nothing.
+            // A failed check does not count as a fault.
             debug!(%error, "cannot look at the uplink");
             UplinkState::Works
         });
@@ -63,7 +62,7 @@ pub async fn watch_uplink(
             () = stop.cancelled() => return,
             () = tokio::time::sleep_until(look) => {}
         }
-        // Not a burst after a pause: a next hop has its time for each answer.
+        // No burst after a pause: each check leaves time for the answer.
         look = look.max(Instant::now());
     }
 }
@@ -139,8 +138,8 @@ impl Hop {
             debug!(%error, hop = %self.address, "cannot ask the next hop");
         }
         self.unanswered = self.unanswered.saturating_add(1);
-        let mut heard = ProbeAnswers::until(end, &self.socket);
-        while let Some(Ok((frame, length))) = heard.next().await {
+        let mut answers = ProbeAnswers::until(end, &self.socket);
+        while let Some(Ok((frame, length))) = answers.next().await {
             let answer = frames::claimant(frame.get(..length).unwrap_or_default(), mac);
             if let Some(answer) = answer.filter(|answer| answer.address == self.address) {
                 (self.mac, self.unanswered) = (Some(answer.mac), 0);

@@ -40,7 +40,7 @@ impl PacketSocket {
     /// Sends, and hears what could be another host's claim on an address of this family. Must be called in a runtime.
     pub fn listener(ifindex: u32, is_ipv4: bool) -> io::Result<AsyncFd<Self>> {
         let fd = raw_socket()?;
-        // Whoever else claims many addresses at once must not crowd out an answer.
+        // Many claims of other hosts at once must not crowd out an answer.
         setsockopt(&fd, RcvBufForce, &RECEIVE_BUFFER)?;
         let ethertype = if is_ipv4 {
             ETHERTYPE_ARP

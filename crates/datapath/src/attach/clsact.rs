@@ -1,16 +1,14 @@
-//! Our filters among those of others, and the queueing disciplines that they need.
+//! Our clsact filters among those of others, and their queueing disciplines.
 //!
-//! - A filter is **ours** when it has the hook's name, in this or a former layout, and its program is pinned among ours. A program is pinned before it
-//!   becomes a filter and until no filter has it any more. The kernel lists filters with their programs' numbers; to look at
-//!   a program by its number takes `CAP_SYS_ADMIN`, which an agent does not have, and a pin keeps the number from becoming
-//!   another's. Any other filter stays what it is and where it is; where it has our handle, ours takes another.
-//! - A discipline is ours when we had to make it and a filter of ours is on it: filters end with their discipline. That we
-//!   made it is noted by a directory below the pins, since the kernel does not; the note alone says nothing, since the
-//!   discipline that it was about may have gone, with its device or without, and another hand may have made the next one
-//!   there. An agent that is killed before the first filter is there leaves an empty discipline, and none ever takes
-//!   another's.
-//! - What we leave (`--attach=tcx`, another `--uplink`) is taken off. A discipline of ours goes in one step with the last of
-//!   its filters; where others use it by then it is theirs.
+//! - A filter is **ours** when it has the hook's name, in this or a former layout, and its program is pinned below our
+//!   directory, which happens before it becomes a filter. The kernel lists filters by program number; opening a program by
+//!   number takes `CAP_SYS_ADMIN`, and a pin keeps the number from being reused. Other filters are untouched; where one has our
+//!   handle, ours takes another.
+//! - A discipline is ours when we created it and one of our filters is on it. A directory below the pins notes the creation.
+//!   The note alone proves nothing: other software may have replaced the discipline. An agent killed in between leaves an empty
+//!   one.
+//! - Filters that this run does not use (`--attach=tcx`, another `--uplink`) are removed. A discipline of ours is removed in
+//!   one step with its last filter, unless others use it.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -70,8 +68,8 @@ impl OurSet {
         if path.try_exists()? { Ok(()) } else { program.pin(path).map_err(|error| io::Error::other(error).into()) }
     }
 
-    /// Lets go of the programs that are no filters any more. Those that this process has attached stay, whatever the kernel
-    /// lists: without its pin a filter would be nobody's.
+    /// Unpins programs that are no filters any more. Those attached by this process stay pinned in any case: without its pin a
+    /// filter cannot be recognised as ours.
     pub fn unpin_unused(&self, attached: BTreeSet<u32>) -> io::Result<()> {
         let mut used = attached;
         for ifindex in filters::devices()? {
@@ -114,7 +112,7 @@ impl OurSet {
         self.marks.join(ifindex.to_string())
     }
 
-    /// Without a filter of ours the discipline is not the one that we had made, or nobody can say so any more.
+    /// Without one of our filters the discipline may not be the one that we created.
     fn check_mark(&self, ifindex: u32) -> io::Result<()> {
         if !self.mark(ifindex).try_exists()? || self.is_on(ifindex)? { Ok(()) } else { self.forget(ifindex) }
     }
@@ -204,7 +202,7 @@ pub fn take_off_elsewhere(set: &OurSet, used: &[(Hook, u32)]) -> Vec<(String, io
         Err(error) => return vec![("clsact filters".to_owned(), Err(error))],
     };
     let mut outcomes = Vec::new();
-    // Steering goes first, the guard of the uplink last.
+    // `from_pod` first, the programs of the uplink last.
     for hook in Hook::ALL.into_iter().rev() {
         for ifindex in devices.iter().copied().filter(|ifindex| !used.contains(&(hook, *ifindex))) {
             let device = name_of(ifindex);
@@ -241,7 +239,7 @@ mod tests {
 
     #[test]
     fn what_this_process_has_attached_stays_pinned_whatever_the_kernel_lists() {
-        // Numbers that no program of this machine has come to.
+        // Numbers that no program of this machine has reached.
         let (attached, left) = (u32::MAX, u32::MAX - 1);
         let pins = std::env::temp_dir().join(format!("egress-filters-{}", std::process::id()));
         fs::create_dir_all(&pins).expect("a folder");

@@ -1,8 +1,7 @@
-//! Filters of clsact queueing disciplines as the kernel lists them, and their removal.
+//! Lists and removes filters of clsact queueing disciplines.
 //!
-//! Asked for by rtnetlink (linux/rtnetlink.h, linux/pkt_sched.h, linux/pkt_cls.h) on a socket that waits for the answer:
-//! programs are put on their hooks in one go, with nothing in between. Of what others have put there, and of kinds of
-//! filters that nobody here knows, only what stands in every message is read.
+//! By rtnetlink (linux/rtnetlink.h, linux/pkt_sched.h, linux/pkt_cls.h) on a blocking socket: programs are attached in one go.
+//! Of foreign and unknown filters only the fields of every message are read.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -127,7 +126,7 @@ fn word(message: &[u8], at: usize) -> u32 {
     message.get(at..at + 4).and_then(|word| word.try_into().ok()).map_or(0, u32::from_ne_bytes)
 }
 
-/// The first attribute of this kind behind a header.
+/// The first attribute of this kind after a header.
 pub fn attribute(message: &[u8], header: usize, kind: u16) -> Option<Vec<u8>> {
     let attributes = NlasIterator::new(message.get(header..)?);
     attributes.filter_map(Result::ok).find(|attribute| attribute.kind() == kind).map(|found| found.value().to_vec())

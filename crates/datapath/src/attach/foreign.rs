@@ -1,13 +1,11 @@
-//! A second set of programs: ours by name, with maps that are not pinned below this `--bpffs`.
+//! Foreign programs: a second installation on our devices, whose maps are not pinned below this `--bpffs`.
 //!
-//! Programs outlive their agent. An agent that was then given another directory would load maps of its own and put its
-//! programs beside those of the first, which go on translating by a state that nobody keeps. Filters have our hooks' names
-//! and are not pinned here. Of links the kernel tells the programs' numbers alone. Who has `CAP_SYS_ADMIN` may look at such a
-//! program: all of ours count in a map `counters`, and theirs is not the one that is pinned here. Who has not, as an agent in
-//! its DaemonSet, sees a set of links whose directory is on the same BPF file system.
+//! Programs outlive their agent. An agent with another directory would load its own maps and attach its programs beside the
+//! former ones, which continue to translate by outdated state. Filters are recognised by our hooks' names; they have no pin
+//! here. For links the kernel gives program numbers only: with `CAP_SYS_ADMIN` the program's map `counters` is compared with
+//! ours; without it, as in the DaemonSet, directories with links on the same BPF file system are searched.
 //!
-//! Looked for on the devices that this agent is going to use, as TCX links and as clsact filters, whichever of the two
-//! this agent uses itself.
+//! Only the configured devices are searched, for both TCX links and clsact filters.
 
 use std::io;
 use std::path::{Path, PathBuf};

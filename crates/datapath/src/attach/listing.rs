@@ -1,5 +1,4 @@
-//! What runs on our hooks, as far as the kernel tells who may not look programs up by number (that takes `CAP_SYS_ADMIN`):
-//! of a link by its pin, of a filter by its device.
+//! Lists what is attached to our hooks, without `CAP_SYS_ADMIN`: a link by its pin, a filter by its device.
 
 use std::fs;
 use std::io;
@@ -107,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernels_words_of_a_link_are_read() {
+    fn the_link_information_of_the_kernel_is_parsed() {
         let text = "pos:\t0\nflags:\t02000002\nlink_type:\ttcx\nlink_id:\t7\nprog_tag:\t00ff5a0cc3d8d6b1\nprog_id:\t42\n\
                     ifindex:\t12\nattach_type:\t46 (tcx_ingress)\n";
         assert_eq!(parse(text), Some((12, 42, Some(0x00ff_5a0c_c3d8_d6b1))));

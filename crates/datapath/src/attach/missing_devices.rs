@@ -1,13 +1,12 @@
-//! Devices that are not there yet.
+//! Devices that do not exist yet.
 //!
-//! An agent may start before its CNI has made them: a bridge comes with the first pod that has a network of its own,
-//! `ovn-k8s-mp0` with the node's part of OVN-Kubernetes. That pod must not be quicker than the programs. So nothing waits:
-//! everything is loaded and written, what is there gets its programs, and what comes gets them at once, as a device does that
-//! was made anew (`watch`). A wrong name looks the same as an early start, so whoever asks is told what is missing, and the
-//! log has it once for each device.
+//! An agent may start before its CNI has created them: a bridge comes with the first pod, `ovn-k8s-mp0` with OVN-Kubernetes on
+//! the node. The programs must be attached before that pod sends. So the start does not wait: programs and maps are loaded,
+//! existing devices are attached, and a new device is attached at once (`node_state::watch`). A wrong name looks like an early
+//! start, so the health page shows the missing device and the log has it once per device.
 //!
-//! Two names are known to be wrong: one that no device can have, and one where a former agent's programs still run on
-//! another device. These go on as they are.
+//! Two names are known to be wrong and refused: one that no device can have, and one where a former run's programs are attached
+//! to another device.
 
 use std::path::PathBuf;
 
@@ -22,18 +21,18 @@ use crate::settings::Settings;
 /// The kernel's room for a name, with the zero at its end.
 const NAME_SIZE: usize = 16;
 
-/// Those that have a name by a setting.
+/// Devices with a configurable name.
 const NAMED: [Device; 2] = [Device::Uplink, Device::Mgmt];
 
 const fn flag(device: Device) -> &'static str {
     match device {
         Device::Mgmt => "--mgmt-port",
-        // The overlay's device is nobody's to name.
+        // The name of the overlay device is fixed.
         Device::Uplink | Device::Overlay => "--uplink",
     }
 }
 
-/// What whoever asks is told of a device that is missing.
+/// Description of a missing device, for the log and the health page.
 pub fn line(device: Device, name: &str) -> String {
     format!("waiting for interface {name}, the {device} ({}): there is none of that name", flag(device))
 }

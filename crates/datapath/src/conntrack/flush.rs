@@ -1,15 +1,14 @@
-//! Cutting flows: what an edit must not let live on.
+//! Flush: removes flows that an edit no longer permits.
 //!
-//! A flow of a pod is an entry of `flows` on its own node; its mapping is two entries of `nat` on the gateway, which live
-//! and die together. Here they are found by walking the maps, which a cut may cost and a packet may not; one walk serves any
-//! number of cuts.
+//! A flow of a pod is an entry of `flows` on its node; its NAT entry is two entries of `nat` on the gateway node, which live
+//! and die together. Flows are found by a walk of the maps; one walk serves any number of cuts.
 //!
-//! A TCP connection keeps its entry of `flows`, by which the programs know it: the pod's next packet is answered by a
-//! reset, since the policy no longer has its address or nothing selects the pod any more (`decide::slots`, `decide::from_pod`).
-//! Idle pods are made to send that packet (`nudge`). Everything else is forgotten, and begins anew with its next packet.
+//! A TCP connection keeps its entry of `flows`: the pod's next packet is answered with a reset, since the policy has lost the
+//! address or no policy selects the pod (`decide::slots`, `decide::from_pod`). Idle pods are made to send it (`idle_reset`).
+//! All other entries are removed, and start again with the next packet.
 //!
-//! Each change of a plan is followed by the cut that it asks for. An agent that ends in between leaves no note of what was
-//! due, and needs none: the maps say which flows may go on, so the next one cuts what they do not permit ([`orphans`]).
+//! Each change of a plan is followed by its cuts. An agent that ends in between needs no note: the next one cuts what the maps
+//! do not permit ([`orphans`]).
 
 use std::collections::BTreeSet;
 use std::io;
@@ -30,7 +29,7 @@ pub struct Due {
     /// Of an object, what belongs to this pod.
     of_pods: BTreeSet<(u32, u128)>,
     /// Everything that is known of these pods' addresses: flows, mappings, connections from outside, datagrams. The pods are
-    /// gone, so there is nobody to tell.
+    /// gone, so no reset is needed.
     gone: BTreeSet<u128>,
 }
 
@@ -145,7 +144,7 @@ fn cut_mappings(tables: &mut FlowTables, goes: impl Fn(&Tuple, &NatEntry, &Tuple
         }
     })?;
     for (reverse, forward) in &keys {
-        // Who removes the reverse key removes the forward key too, and nobody else: the programs do the same, and by then
+        // The remover of the reverse key removes the forward key too, as the programs do: by then
         // it may be a new mapping's.
         if tables.nat.remove(reverse)? {
             tables.nat.remove(forward)?;

@@ -1,11 +1,9 @@
-//! Expiry: the program `sweep` walks `nat`, `flows` and `inbound` in the kernel, where an entry's time and its two keys are
-//! judged and removed in one place; user space only says when.
+//! Expiry: the program `sweep` walks `nat`, `flows` and `inbound` in the kernel, where it checks the time and removes both keys
+//! of an entry; user space starts it. Each sweep also follows the host's port ranges, which NAT on the node's own address
+//! avoids, and drops counters of removed policies.
 //!
-//! With each sweep the host's port ranges are looked at too, which NAT on the node's own address keeps out of, and what was
-//! counted of objects that have gone is dropped.
-//!
-//! It is a classifier that is never attached and is run by `BPF_PROG_TEST_RUN`. While no agent runs, nothing expires:
-//! maps may fill, and then refuse new flows by name.
+//! `sweep` is a classifier that is never attached and runs by `BPF_PROG_TEST_RUN`. Without an agent nothing expires: full maps
+//! refuse new flows with their own drop reason.
 
 use std::io;
 use std::sync::{Arc, PoisonError};
@@ -35,8 +33,8 @@ const INTERVAL: Duration = Duration::from_secs(10);
 /// While a map is nearly full.
 const PRESSED_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Sweeps for as long as the data plane lives, at once and then from time to time. When a map is nearly full, what nobody
-/// has answered goes before its time, and the next look comes sooner.
+/// Sweeps at once and then periodically, until the data plane is dropped. With a nearly full map unanswered connections expire
+/// early and the next sweep comes sooner.
 pub async fn run(shared: Arc<Shared>) {
     loop {
         let mut pressed = false;
@@ -62,7 +60,7 @@ pub async fn run(shared: Arc<Shared>) {
     }
 }
 
-/// What a sweep came to.
+/// Result of a sweep.
 pub(crate) struct Swept {
     pub(crate) removed: u32,
     /// A map was, or is, nearly full.
@@ -70,7 +68,7 @@ pub(crate) struct Swept {
 }
 
 impl Shared {
-    /// The host's ephemeral or reserved ports may have been changed: nobody tells, so one looks.
+    /// Reads the host's ephemeral and reserved ports: the kernel sends no event for a change.
     pub(crate) fn follow_ports(&self) -> io::Result<()> {
         let seen = config::host_ports();
         let news = self.state().follow_ports(&self.settings, seen)?;
@@ -94,7 +92,7 @@ impl Shared {
             return Ok(Swept { removed, pressed: false });
         }
         let unanswered = test_run(program, SWEEP_PRESSED)?;
-        warn!(maps = full.join(", "), unanswered, "nearly full: connections that nobody has answered go sooner");
+        warn!(maps = full.join(", "), unanswered, "nearly full: unanswered connections expire early");
         Ok(Swept { removed: removed + unanswered, pressed: true })
     }
 }

@@ -1,5 +1,4 @@
-//! Which networks this node is in, asked from the kernel: what the cluster is told of it where no CNI does
-//! (`kube::own_node`).
+//! Networks of this node, from the kernel, for clusters whose CNI does not publish them (`kube::own_node`).
 
 use std::collections::BTreeMap;
 use std::io;
@@ -21,11 +20,11 @@ use egress_supervise::{self, Task};
 /// kube-proxy in IPVS mode keeps the addresses of all services on this device.
 const SERVICE_DEVICE: &str = "kube-ipvs0";
 
-/// Destinations in no network of anybody: the route to them is the default one (RFC 5737, RFC 3849).
+/// Documentation addresses, in no real network: the route to them is the default one (RFC 5737, RFC 3849).
 const NOWHERE: [IpAddr; 2] =
     [IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1))];
 
-/// Where to ask.
+/// The netlink connection and the device names.
 pub struct Host {
     /// Ends before the handle goes.
     _connection: JoinSet<()>,

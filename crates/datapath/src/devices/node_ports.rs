@@ -1,4 +1,4 @@
-//! Which ports NAT may use on the node's own address (mark 1008): those that nobody else on the node will take.
+//! Which ports NAT may use on the node's own address (mark 1008): those that no other process on the node uses.
 //!
 //! A socket that binds such a port explicitly takes it all the same: nothing of the kernel's keeps it from that. Both then
 //! work side by side but for one case: where it talks to the very address and port that a pod's mapped flow talks to, by the

@@ -1,13 +1,12 @@
-//! Sampled drops, for whoever asks: `egress-agent drops`.
+//! Sampled drops for `egress-agent drops`.
 //!
-//! The programs sample (at most one drop in ten milliseconds and CPU), the agent is the one reader of their ring buffer, and
-//! everybody who follows gets a copy, at most [`LINES_PER_SECOND`]. Who reads too slowly is told how many he has missed; nobody
-//! is waited for. How many packets were dropped in truth, the counters know.
+//! The programs sample at most one drop in ten milliseconds and CPU. The agent is the only reader of their ring buffer and
+//! copies the samples to each follower, at most [`LINES_PER_SECOND`]. A slow follower gets the number of missed samples; the
+//! agent does not wait for it. The counters have the exact numbers.
 //!
-//! What strangers send to an egress IP is dropped by the thousand (`no_nat_entry`). So that it does not hide what somebody looks
-//! for, the remembered ones are shared among the reasons, and who asks for one reason gets that one alone, before it is
-//! counted what may be told in a second. The programs take their sample before, whatever the reason: what is rare beside
-//! thousands of others may not be in it.
+//! Unsolicited packets to an egress IP are dropped in large numbers (`no_nat_entry`). So that they do not hide other drops, the
+//! remembered samples are shared among the reasons, and a follower of one reason gets only that one, before the rate limit. The
+//! programs sample before that: a rare reason among thousands of others may be missing.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, VecDeque};
@@ -22,11 +21,11 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::broadcast::{self, Receiver, Sender};
 use tokio::time::Instant;
 
-/// Remembered for who comes later. Where there are more, one of the reason that has most makes room.
+/// Samples that are kept for later followers. When full, the oldest of the most frequent reason is removed.
 const RECENT: usize = 256;
-/// That one who follows may be behind.
+/// Samples that a follower may lag.
 const BACKLOG: usize = 1024;
-/// For each who follows.
+/// Per follower.
 pub const LINES_PER_SECOND: u32 = 50;
 
 /// A packet that was dropped.
@@ -44,16 +43,16 @@ pub struct Sample {
     pub protocol: u8,
 }
 
-/// A line to one who follows.
+/// A line to a follower.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Line {
     Drop(Sample),
-    /// So many more were sampled than are lines_read.
+    /// Number of further samples that were left out.
     LeftOut(u64),
 }
 
-/// The recent ones, and those to come.
+/// Recent samples, and the channel of new ones.
 #[derive(Clone, Debug)]
 pub struct Drops {
     recent: Arc<Mutex<VecDeque<Sample>>>,
@@ -73,11 +72,11 @@ impl Drops {
             make_room(&mut recent);
         }
         recent.push_back(sample.clone());
-        // Under the lock, so that each is among the recent ones or comes, for everybody. Nobody may listen.
+        // Under the lock, so that each follower gets the sample once. Fails without followers.
         let _listeners = self.coming.send(sample);
     }
 
-    /// Those that are remembered, and those that come behind them.
+    /// Recent samples, and a receiver of those after them.
     fn follow(&self) -> (Vec<Sample>, Receiver<Sample>) {
         let recent = self.recent();
         (recent.iter().cloned().collect(), self.coming.subscribe())
@@ -87,7 +86,7 @@ impl Drops {
         self.recent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Writes a line for each, and goes on with those to come until the other end closes.
+    /// Writes a line for each recent sample and, with `follow`, for new ones until the client closes.
     pub async fn stream(
         &self,
         (follow, reason): (bool, Option<&str>),
@@ -106,7 +105,7 @@ impl Drops {
         loop {
             let next = tokio::select! {
                 next = coming.recv() => next,
-                // Nobody says anything more: it is the end.
+                // The client sends nothing: this is the end of the connection.
                 _end = reader.read(&mut byte) => return Ok(()),
                 () = limit.is_over() => {
                     let left_out = limit.begin(Instant::now());
@@ -118,7 +117,7 @@ impl Drops {
                 Ok(sample) if !is_asked_for(&sample) => {}
                 Ok(sample) if limit.takes(Instant::now()) => write(&mut writer, &Line::Drop(sample)).await?,
                 Ok(_) => limit.left_out += 1,
-                // Of whichever reason.
+                // Of any reason.
                 Err(RecvError::Lagged(missed)) => limit.left_out += missed,
                 Err(RecvError::Closed) => return Ok(()),
             }
@@ -126,7 +125,7 @@ impl Drops {
     }
 }
 
-/// The oldest of those that there are most of goes.
+/// Removes the oldest sample of the most frequent reason.
 fn make_room(recent: &mut VecDeque<Sample>) {
     let mut counts = BTreeMap::<&str, usize>::new();
     recent.iter().for_each(|sample| *counts.entry(&sample.reason).or_default() += 1);
@@ -141,7 +140,7 @@ async fn write(writer: &mut (impl AsyncWrite + Unpin), line: &Line) -> io::Resul
     writer.write_all(&text).await
 }
 
-/// What may be told in this second.
+/// Lines that may be written in this second.
 struct RateLimit {
     since: Instant,
     lines: u32,
@@ -204,7 +203,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_recent_ones_are_told_and_no_more_than_are_remembered() {
+    async fn recent_samples_are_written_up_to_the_limit() {
         let drops = Drops::default();
         for number in 0..300 {
             drops.publish(sample(number));
@@ -220,7 +219,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_rare_is_found_behind_what_is_frequent() {
+    async fn a_rare_reason_is_kept_among_frequent_ones() {
         let drops = Drops::default();
         drops.publish(of("no_gateway", 1));
         for number in 0..5000 {
@@ -235,7 +234,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_follows_one_reason_misses_none_for_the_sake_of_others() {
+    async fn a_follower_of_one_reason_misses_none_of_it() {
         let drops = Drops::default();
         let (client, server) = duplex(1 << 20);
         let (reader, writer) = tokio::io::split(server);
@@ -254,7 +253,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_follows_gets_those_before_and_those_to_come() {
+    async fn a_follower_gets_recent_and_new_samples() {
         let drops = Drops::default();
         drops.publish(sample(0));
         let (client, server) = duplex(1 << 20);
@@ -273,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn some_are_told_each_second_and_how_many_were_left_out() {
+    fn lines_are_limited_per_second_and_the_rest_is_counted() {
         let begun = Instant::now();
         let mut limit = RateLimit::since(begun);
         assert!((0..LINES_PER_SECOND).all(|_| limit.takes(begun)));
@@ -288,7 +287,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_does_not_read_is_not_waited_for() {
+    async fn a_follower_that_does_not_read_is_not_waited_for() {
         let drops = Drops::default();
         let (client, server) = duplex(64);
         let (reader, writer) = tokio::io::split(server);
@@ -298,7 +297,7 @@ mod tests {
         for number in 0..5000 {
             drops.publish(sample(number));
         }
-        assert_eq!(drops.recent().len(), RECENT, "bounded, whoever hangs");
+        assert_eq!(drops.recent().len(), RECENT, "bounded, with a follower that hangs");
         drop(client);
         // By a broken pipe, or by the end that it reads: whichever is seen first.
         let _ended = task.await.expect("no panic");

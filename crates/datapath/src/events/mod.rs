@@ -1,6 +1,5 @@
-//! What the programs tell by the ring buffer, which has one reader. Sampled drops go to those who follow them
-//! (`inspect::drops`), and into the log, at debug level and at most ten a second. Claims of other hosts on addresses of this
-//! node are met (`claim`).
+//! Reads the ring buffer of the programs. Sampled drops go to the followers ([`drops`]) and, at debug level and at most ten a
+//! second, to the log. Claims of other hosts on addresses of this node go to `announce`.
 
 pub mod drops;
 pub mod packet_log;

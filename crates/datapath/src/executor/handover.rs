@@ -1,10 +1,9 @@
-//! Handing an address over between two nodes: see `egress_common::abi::HandoverEntry`.
+//! Hand-over of an address between two nodes: see `egress_common::abi::HandoverEntry`.
 //!
-//! The old node writes its entry first and takes the address out of `owned` then, so that no packet is translated here
-//! behind the step, and none is lost for want of an entry. Nor do flows keep then what was decided before. `owned_addr`
-//! stays until the end: replies to what was sent from here, and those that neighbours send here before they have heard of
-//! the new node, are still taken, but nobody is told any more that the address is here. An agent that ends between the two
-//! steps leaves an address that is owned, which is what counts.
+//! The old owner writes its entry first and then removes the address from `owned`, so that no packet is translated here after
+//! the step, none is lost for lack of an entry, and no flow keeps the former decision. `owned_addr` stays until the end:
+//! replies that still arrive here are accepted, but ARP and neighbour discovery are not answered. An agent that ends between
+//! the two steps leaves an owned address, which takes precedence.
 
 use std::io;
 use std::net::IpAddr;
@@ -20,14 +19,14 @@ use crate::node_state::shared::Shared;
 use egress_core::model::state::{EgressId, HandoverStage, HandoverState};
 use egress_core::plan::executor::DataplaneError;
 
-/// A flow that has sent a packet may look as if it had been silent for half a second (egress-ebpf/src/flow_cache.rs).
+/// A flow may look idle for half a second after a packet (`flow_cache` of the programs).
 const NOTED_NS: u64 = 500_000_000;
 
 pub fn put(shared: &Shared, state: &mut State, id: EgressId, handover: HandoverState) -> Result<(), DataplaneError> {
     let HandoverState { stage, address, peer } = handover;
     let owned = entry(state, id, &handover)?;
     let before = state.tables.handovers.get(&id.0).map_err(kernel("read map handovers"))?;
-    // What was handed over before, of the same object: nobody else would end it.
+    // What was handed over before, of the same policy: no other action ends it.
     if let Some(other) = before.filter(|before| before.owned.address != owned.address) {
         end(state, id, other.owned.address.to_ip())?;
     }
@@ -41,7 +40,7 @@ pub fn put(shared: &Shared, state: &mut State, id: EgressId, handover: HandoverS
     if stage == HandoverStage::Leaving {
         let given_up = state.with_decisions_suspended(|tables| tables.owned.remove(&id.0));
         given_up.map_err(kernel("remove from map owned"))?;
-        // Nor is it announced from here any more. Behind the step: a busy kernel may take its time for a filter.
+        // Nor is it announced from here any more. After the step: a busy kernel may take long for a filter.
         state.claims.leave(&shared.settings.uplink, address);
         info!(%address, id = id.0, "egress IP is no longer served here");
     }

@@ -1,7 +1,6 @@
-//! Actions onto the kernel, and the kernel's state back.
+//! Applies plan actions to the kernel, and reads the kernel's state back.
 //!
-//! One action is one map write, but for claims (see `claim`) and cuts (see `cut`). An error leaves the state as it
-//! was.
+//! One action is one map write, except claims (`announce`) and cuts (`conntrack::flush`). An error leaves the state as it was.
 
 pub mod handover;
 pub mod observe;
@@ -61,11 +60,11 @@ impl Executor for Dataplane {
 
     fn follows(&mut self, is_so: bool) {
         if let Err(error) = self.shared.state().follows(is_so) {
-            tracing::warn!(%error, "cannot say in the configuration that pods are followed: packets of new ones are dropped");
+            tracing::warn!(%error, "cannot record in the configuration that pods are followed: packets of new ones are dropped");
         }
     }
 
-    /// Not sooner: an address that has moved meanwhile must not be announced by its former node.
+    /// Announces only now: a former owner must not announce an address that has moved.
     fn confirm(&mut self) {
         egress_supervise::blocking(|| self.shared.leak_guard.finish_migration(&self.shared));
         let mut state = self.shared.state();
@@ -108,8 +107,8 @@ impl Executor for Dataplane {
     }
 }
 
-/// Walks whole maps, beside all else: on a small machine it would keep this thread from following the node's devices. Begun
-/// when this is called, not when somebody waits for it.
+/// Walks whole maps in a blocking thread, so that this thread can follow the node's devices. Starts when called, not when
+/// awaited.
 fn walk(
     shared: &Arc<Shared>,
     cut: impl FnOnce(&Shared) -> Result<(), DataplaneError> + Send + 'static,
@@ -123,8 +122,8 @@ fn walk(
     walked.map(|done| egress_supervise::joined(done.map(Ok)).map_err(kernel("cut flows"))?).boxed()
 }
 
-/// Every action but `Own` and cuts. Flows keep what the programs' questions came to until the number of the decisions is raised,
-/// which is done behind the change, also one that was done in part.
+/// Every action except `Own` and cuts. Flows keep their decision until the decision number is raised, after the change, also
+/// where it was applied in part.
 fn write(shared: &Shared, action: &Action) -> Result<(), DataplaneError> {
     match action {
         Action::PutPod(address, _) => {
@@ -227,7 +226,7 @@ fn write_maps(shared: &Shared, action: &Action) -> Result<(), DataplaneError> {
     }
 }
 
-/// Nobody else writes what the flows are judged by.
+/// Cuts all flows that the maps do not permit. Only the executor writes these maps.
 fn cut_orphans(shared: &Shared) -> Result<(), DataplaneError> {
     let seen = observe(shared)?;
     let (cut, forgotten) =
@@ -235,7 +234,7 @@ fn cut_orphans(shared: &Shared) -> Result<(), DataplaneError> {
     shared.forget_all_counts().map_err(kernel("remove from map eip_counters"))?;
     // Connections stay until they have aged, also those whose pods were told.
     if forgotten > 0 {
-        info!(entries = forgotten, connections = cut.len(), "flows cut: a former plan ended before it came to that");
+        info!(entries = forgotten, connections = cut.len(), "flows cut that a former plan left");
     }
     shared.request_resets(cut);
     Ok(())
@@ -261,7 +260,7 @@ fn is_selected(pod: Option<&PodEntry>) -> bool {
     pod.is_some_and(|pod| pod.egress_id().is_some())
 }
 
-/// A pod that has gone meanwhile has no owner to be noted.
+/// A removed pod has no owner to record.
 fn put_owner(pods: &mut Hash<Addr, PodEntry>, address: IpAddr, owner: PodOwner) -> Result<(), DataplaneError> {
     let key = Addr::from(address);
     match pods.get(&key).map_err(kernel("read map pods"))? {
@@ -286,7 +285,7 @@ async fn own(shared: &Shared, id: EgressId, address: IpAddr) -> Result<(), Datap
     if held == Some(address) {
         return Ok(());
     }
-    // In whatever way the address came here: claimed, it would cut this node off.
+    // A claim of the next hop would cut this node off.
     if next_hop(&shared.netlink, uplink.index, address).await == Some(address) {
         return Err(DataplaneError::Reserved { address, reason: Reserved::NextHop(None) });
     }
@@ -302,7 +301,7 @@ async fn own(shared: &Shared, id: EgressId, address: IpAddr) -> Result<(), Datap
 /// What is left to do for an address that is free.
 fn take(shared: &Shared, id: EgressId, address: IpAddr, held: Option<IpAddr>) -> Result<(), DataplaneError> {
     let mut state = shared.state();
-    // The uplink may have been made anew during the probe.
+    // The uplink may have been replaced during the probe.
     let uplink = state.facts().uplink.ok_or_else(no_uplink)?;
     state.claims.join(&shared.settings.uplink, uplink, address);
     if let Err(error) = state.write_owned(id, address, uplink) {
@@ -397,7 +396,7 @@ fn disown(shared: &Shared, state: &mut State, id: EgressId, address: IpAddr) -> 
     let answers = tables.owned_addr.get(&key).map_err(kernel("read map owned_addr"))?;
     if answers.is_some_and(|entry| entry.egress_id == id.0) {
         remove("remove from map owned_addr", &mut tables.owned_addr, &key)?;
-        // Whatever fails from here on: another attempt finds no entry that would have it done.
+        // Before anything that may fail: a retry finds no entry and would skip it.
         state.claims.leave(&shared.settings.uplink, address);
         info!(%address, id = id.0, "egress IP is no longer served here");
         state.rebuild_owned_filter().map_err(kernel("write map config"))?;
@@ -418,8 +417,8 @@ fn put<K: Pod, V: Pod>(name: &'static str, map: &mut Hash<K, V>, key: &K, value:
     map.put(key, value).map_err(|error| refused(name, map.limit(), error))
 }
 
-/// Why an insertion failed; the kernel says "full" in three ways. What else it may have against a single entry: its key or
-/// value (`EINVAL`), and a bucket that is locked just now (`EBUSY`).
+/// Classifies a failed insertion. The kernel reports a full map by three errors; `EINVAL` (key or value) and `EBUSY` (bucket
+/// locked) concern the single entry.
 fn refused(map: &'static str, limit: u32, source: io::Error) -> DataplaneError {
     match source.raw_os_error() {
         Some(libc::E2BIG | libc::ENOSPC | libc::ENOMEM) => DataplaneError::Full { map, limit },

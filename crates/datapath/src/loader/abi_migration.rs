@@ -1,19 +1,13 @@
-//! Pins of another layout of the maps: an earlier version's, or a later one's before a rollback. Their programs work on maps
-//! that this version cannot read, and two sets on one node would translate every packet twice. Maps of this layout whose sizes
-//! are not those that are asked for are set aside (`pins`), and are another layout from then on.
+//! ABI migration: takes over the pins of another map layout, from an earlier version or a later one before a rollback. Its
+//! programs work on maps that this version cannot read, and two sets of programs on one node would translate packets twice.
+//! Maps of this layout with other sizes are set aside (`pins`) and count as another layout.
 //!
-//! What does not depend on the layout is taken over: links, programs that are filters, and the notes of disciplines move below
-//! this version's directory, so that each program is replaced in one step. The maps begin anew, and the node holds nothing
-//! until the model has filled them. Meanwhile nothing gets a wrong source:
+//! Links, filter programs and notes of disciplines do not depend on the layout: they move below this version's directory, so
+//! that each program is replaced in one step. The maps start empty. Until the first plan no packet gets a wrong source: the
+//! programs are configured from the first packet on, and the former nftables table stays ([`crate::node_state::leak_guard`]).
 //!
-//! - The programs are configured from their first packet on: a gateway that owns nothing drops what comes for it.
-//! - The nftables table of before stays as it is. It knows the selected pods of before, and lets nothing of theirs pass that
-//!   the former `from_pod` has not seen ([`crate::node_state::leak_guard`]).
-//!
-//! It is not begun before the API server answers ([`is_due`]): until then the former programs go on.
-//!
-//! When the kernel holds what the cluster wants the table is made anew, and the former maps go. A directory that is still
-//! there says that this has not come about: an agent that is killed meanwhile has its successor begin where it was.
+//! It starts when the API server answers ([`is_due`]). When the kernel holds the desired state the table is replaced and the
+//! former maps are removed; a remaining directory shows an unfinished migration, which the next agent continues.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -28,8 +22,7 @@ use crate::loader::pins::{self, Fit};
 use crate::names::{CLSACT_MARKS, CLSACT_PROGRAMS, Hook, LINKS, Pins};
 use crate::settings::Settings;
 
-/// Whether a start with these settings would take over from another layout, or from maps of other sizes: not to be done while
-/// nobody can tell it what to serve.
+/// Whether a start with these settings is a migration, which must wait for the API server.
 pub fn is_due(settings: &Settings) -> bool {
     let pins = Pins::new(&settings.bpffs);
     let is_resized = || matches!(pins::check(&pins, settings), Ok(Fit::Resized));
@@ -49,7 +42,7 @@ pub struct AbiMigration {
 }
 
 impl AbiMigration {
-    /// What else is below the directory of pins than this version's: nobody knows what that is.
+    /// Finds the other layouts. An error for an unknown entry below the directory of pins.
     pub fn look(pins: &Pins) -> Result<Self, StartError> {
         let wrap = |error| StartError::kernel(format!("list {}", pins.root().display()), error);
         let mut others = Vec::new();
@@ -71,18 +64,18 @@ impl AbiMigration {
         &self.others
     }
 
-    /// Whether the maps of before still stand for what this node did.
+    /// Whether the migration is unfinished.
     pub fn is_open(&self) -> bool {
         !self.is_over.load(Ordering::Relaxed)
     }
 
-    /// Takes over what is on hooks. Behind everything that can be refused, and right before programs are attached.
+    /// Moves links, filter programs and notes. After everything that can be refused, right before programs are attached.
     pub fn take_over(&self, pins: &Pins) -> Result<(), StartError> {
         for other in &self.others {
-            info!(former = %other.display(), "another layout of the maps: flows and mappings begin anew");
+            info!(former = %other.display(), "another layout of the maps: flows and NAT entries start empty");
             for directory in [LINKS, CLSACT_PROGRAMS, CLSACT_MARKS] {
                 let from = other.join(directory);
-                // A link takes the name that its hook has now. One of no hook of this version goes with what is left.
+                // A link gets the hook's current name. A link of an unknown hook is removed with the former directory.
                 let new_name = |name: &OsStr| match directory {
                     LINKS => name.to_str().and_then(Hook::of_name).map(|hook| hook.name().into()),
                     _ => Some(name.to_owned()),
@@ -94,7 +87,7 @@ impl AbiMigration {
         Ok(())
     }
 
-    /// The kernel holds what the cluster wants. Whether that ends it.
+    /// Ends the migration: the kernel holds the desired state. True for the call that ended it.
     pub fn finish(&self) -> bool {
         if self.is_over.swap(true, Ordering::Relaxed) {
             return false;
@@ -109,7 +102,7 @@ impl AbiMigration {
     }
 }
 
-/// Moves each entry to the name that it gets, if any. One that is there already was taken over before.
+/// Moves each entry to its new name, if any. Entries that exist there were moved before.
 fn move_entries(from: &Path, to: &Path, new_name: impl Fn(&OsStr) -> Option<OsString>) -> io::Result<()> {
     let entries = match fs::read_dir(from) {
         Ok(entries) => entries.collect::<io::Result<Vec<_>>>()?,

@@ -1,10 +1,8 @@
-//! What the programs go by until the agent has heard of the cluster, where unknown pods are dropped from the first packet on
-//! (`--unknown-pods=drop`).
+//! Initial state of the maps, before the API server answers, where unknown pods are dropped (`--unknown-pods=drop`).
 //!
-//! A packet is a pod's by its source's prefix, and may pass by its destination's. Both come from the API server, which may not
-//! answer for long behind a boot. Until then these entries stand in for what it will say: the networks that flags name, those of
-//! the management port, whose other addresses are pods', and this node's own addresses. The first observation of the kernel ends
-//! it: the plan that follows replaces them.
+//! A packet belongs to a pod by the prefix of its source, and may pass by the prefix of its destination. Both come from the API
+//! server, which may take long to answer after a boot. These entries replace them until then: networks from flags, networks of
+//! the management port (its other addresses are pods), and the node's own addresses. The first plan replaces them.
 
 use std::io;
 use std::net::{IpAddr, Ipv6Addr};
@@ -21,9 +19,9 @@ use crate::maps::tables::Tables;
 use crate::settings::InitialState;
 use egress_core::model::state::{NodeAddress, Prefix, TunnelEndpoint};
 
-/// What the kernel knows of this node.
+/// Addresses of this node, from the kernel.
 pub struct OwnAddresses {
-    /// The name that entries give this node.
+    /// Tunnel endpoint in the entries of this node.
     node: TunnelEndpoint,
     all: Vec<IpAddr>,
     /// Of the management port.
@@ -33,7 +31,7 @@ pub struct OwnAddresses {
 impl OwnAddresses {
     pub async fn read(netlink: &Handle, facts: &NodeFacts) -> io::Result<Self> {
         let uplink = facts.v4.map(IpAddr::V4).or(facts.v6.map(IpAddr::V6));
-        // As long as every entry says the same, any name will do.
+        // Any value will do, as long as all entries have the same one.
         let node = TunnelEndpoint(uplink.unwrap_or(Ipv6Addr::UNSPECIFIED.into()));
         let (mut all, mut pods) = (Vec::new(), Vec::new());
         let mut messages = netlink.address().get().execute();
@@ -47,10 +45,10 @@ impl OwnAddresses {
     }
 }
 
-/// Writes the entries; the networks among them that may hold pods.
+/// Writes the entries; returns the networks that may hold pods.
 pub fn write(tables: &mut Tables, known: &InitialState, own: &OwnAddresses) -> io::Result<Vec<IpNet>> {
     let of_this_node = Prefix { kind: PrefixKind::PodSubnet, node: Some(own.node) };
-    // Whose of the cluster's pods a packet is of, if not this node's, is not known: none of another node comes this way.
+    // Pods of other nodes do not send through this node's management port.
     let stands_in = |prefix: &Prefix| if prefix.kind == PrefixKind::PodNetwork { of_this_node } else { *prefix };
     let mut cluster: InitialState = known.iter().map(|(net, prefix)| (*net, stands_in(prefix))).collect();
     cluster.extend(own.pods.iter().map(|net| (*net, of_this_node)));

@@ -61,7 +61,7 @@ fn require_bpffs(root: &Path) -> Result<(), StartError> {
 /// Where to mount one: in a container the directory is one of the host, and has another name there.
 fn advice(root: &Path, mounts: &str) -> String {
     let wanted = root.parent().unwrap_or(root);
-    // proc_pid_mountinfo(5): the directory of the file system, where it is mounted, and behind the dash the file system's type.
+    // proc_pid_mountinfo(5): the directory of the file system, where it is mounted, and after the dash the file system's type.
     let mount = |line: &str| -> Option<(PathBuf, PathBuf, String)> {
         let (fields, kind) = line.split_once(" - ")?;
         let mut fields = fields.split(' ').skip(3);

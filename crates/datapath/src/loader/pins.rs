@@ -1,8 +1,7 @@
 //! The pinned maps of an earlier run: reused when they have the shape that the object asks for.
 //!
-//! The loader reuses whatever it finds at a pin, so the shapes are compared before it runs. Where only a size differs that the
-//! user chooses, the whole directory is set aside and taken over from as another layout is (`succession`). Any other shape is
-//! refused: nobody knows whose map that is.
+//! The library reuses any map at a pin, so the shapes are compared first. Where only a user-defined size differs the directory
+//! is set aside and migrated like another layout (`abi_migration`). Any other shape is refused: its owner is unknown.
 
 use std::fmt;
 use std::fs;
@@ -45,8 +44,8 @@ pub enum Fit {
     Resized,
 }
 
-/// The directories of this layout, where a start has made them. Unless they are kept, they go again, and what was set aside
-/// comes back: a start that is refused, or is given up, changes no pin.
+/// The directories of this layout, where a start created them. Without `keep`, drop removes them and restores what was set
+/// aside: a refused or abandoned start changes no pin.
 pub struct Made {
     version: PathBuf,
     aside: Option<PathBuf>,
@@ -72,7 +71,7 @@ impl Drop for Made {
     }
 }
 
-/// Makes the directories of this layout, and sets those aside whose maps have other sizes.
+/// Creates the directories of this layout. Sets the existing one aside where its maps have other sizes.
 pub fn make(pins: &Pins, fit: Fit) -> Result<Made, StartError> {
     let version = pins.version();
     let wrap = |path: &Path| {
@@ -83,7 +82,7 @@ pub fn make(pins: &Pins, fit: Fit) -> Result<Made, StartError> {
     if fit == Fit::Resized {
         let aside = pins.aside();
         fs::rename(&made.version, &aside).map_err(wrap(&aside))?;
-        info!(former = %aside.display(), "maps of other sizes are asked for: all maps begin anew");
+        info!(former = %aside.display(), "other map sizes are configured: all maps start empty");
         (made.aside, made.is_new) = (Some(aside), true);
     }
     for directory in [pins.maps(), pins.links()] {
@@ -92,7 +91,7 @@ pub fn make(pins: &Pins, fit: Fit) -> Result<Made, StartError> {
     Ok(made)
 }
 
-/// Compares what is pinned with what the object defines and the settings ask for. Other layouts: see `succession`.
+/// Compares what is pinned with what the object defines and the settings ask for. Other layouts: see `abi_migration`.
 pub fn check(pins: &Pins, settings: &Settings) -> Result<Fit, StartError> {
     let object = parse(&settings.object)?;
     let mut fit = Fit::Same;

@@ -1,19 +1,17 @@
-//! Loading the object, and putting each program on its hook.
+//! Loads the object and attaches each program to its hook.
 //!
-//! - **First start**: the link is made first in the order of its hook, then pinned. The program is at work from the
-//!   moment of the link, so it is attached after the maps are there.
-//! - **Restart**: the pinned link gets the new program in one atomic step (`BPF_LINK_UPDATE`); no packet meets a hook
-//!   without a program.
-//! - **The device was deleted**: the kernel severs its links, whose pins stay. They are removed and made anew.
-//! - **Another device than last time** (`--uplink` changed): the link is alive but elsewhere; the hook's own list of
-//!   programs tells. It is taken off there and made anew here.
+//! - **First start**: the link is created first in the order of its hook, then pinned. The program runs from the moment of the
+//!   link, so it is attached after the maps exist.
+//! - **Restart**: the pinned link gets the new program in one atomic step (`BPF_LINK_UPDATE`); no packet passes without a
+//!   program.
+//! - **Device deleted**: the kernel severs its links, whose pins stay. They are replaced.
+//! - **Another device** (`--uplink` changed): the link is alive elsewhere, as the hook's list of programs shows. It is
+//!   replaced.
 //!
-//! The verifier takes seconds for all programs together. Each is loaded by a thread of its own, and nobody waits for them
-//! who has been told to stop ([`Programs::load`] may be dropped at any time).
-//!
-//! Without TCX, or where the user prefers it, a clsact filter takes the place of link and pin (`clsact`); replacing it is
-//! atomic too. What an earlier run attached the other way is taken off after the new program is at work:
-//! for a moment a packet meets both, and the second finds nothing left to do. So are filters on a former uplink.
+//! The verifier takes seconds; each program loads in its own thread, so that [`Programs::load`] can be dropped at any time.
+//! Without TCX, or by the user's choice, a clsact filter replaces link and pin (`clsact`), also atomically. Attachments of the
+//! other kind, and filters on a former uplink, are removed after the new program runs: a packet may meet both, and the second
+//! has no effect.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -71,8 +69,8 @@ pub enum AttachError {
 }
 
 impl Programs {
-    /// Loads maps (from their pins, where there are any) and programs; attaches nothing. Dropped before it is done it leaves
-    /// no new pins; threads that are with the verifier go on until the process ends.
+    /// Loads maps (from their pins, where they exist) and programs; attaches nothing. Dropped early it leaves no new pins;
+    /// threads in the verifier run until the process ends.
     pub async fn load(settings: &Settings, pins: &Pins, attachment: Attachment) -> Result<Self, StartError> {
         let new = NewPins::of(pins);
         let ebpf = verified(open(settings, pins)?).await?;
@@ -100,7 +98,7 @@ impl Programs {
         self.attached.remove(&hook);
     }
 
-    /// Whether the kernel runs our program at the hook. Another hand may have taken it off.
+    /// Whether the kernel runs our program at the hook. Other software may have detached it.
     pub fn is_alive(&mut self, hook: Hook, device: &str, ifindex: u32) -> bool {
         let attachment = self.attachment;
         let Ok(program) = self.program(hook) else { return false };
@@ -162,8 +160,7 @@ impl Programs {
         Ok(is_new)
     }
 
-    /// What an earlier run has left on devices that are not this hook's any more, and the disciplines that it needed there.
-    /// One line for each thing that went, or could not be removed.
+    /// Removes filters that an earlier run left on other devices, and their disciplines. One line for each removal or failure.
     pub fn retire_elsewhere(&self) -> Vec<(String, io::Result<bool>)> {
         let filters: Vec<_> = match self.attachment {
             Attachment::Tcx => Vec::new(),
@@ -194,7 +191,7 @@ impl Programs {
         OurSet::of(&self.pins.version())
     }
 
-    /// Takes off what an earlier run attached the other way.
+    /// Removes what an earlier run attached in the other mode.
     fn retire_other(&self, hook: Hook, ifindex: u32) -> Result<(), AttachError> {
         match self.attachment {
             Attachment::Tcx => {
@@ -202,7 +199,7 @@ impl Programs {
                 clsact::take_off(&set, hook, ifindex).map_err(TcError::IoError)?;
                 Ok(())
             }
-            // Nobody has the link open, since one agent runs at a time: it ends with its pin.
+            // No other process has the link open, since one agent runs at a time: it ends with its pin.
             Attachment::Clsact => {
                 let path = self.pins.link(hook);
                 match fs::remove_file(&path) {
@@ -218,8 +215,8 @@ impl Programs {
         Ok(program.try_into()?)
     }
 
-    /// A handle of its own to the sweep program; `None` where the object has none. By a pin that is there for as long as it
-    /// takes: the kernel opens no program by its number for who has no more rights than an agent needs.
+    /// A second handle to the sweep program; `None` where the object has none. Opened by a short-lived pin, since opening a
+    /// program by number takes `CAP_SYS_ADMIN`.
     pub fn sweep(&mut self) -> Result<Option<SchedClassifier>, ProgramError> {
         let path = self.pins.sweep();
         let Some(program) = self.ebpf.program_mut(SWEEP_PROGRAM) else { return Ok(None) };
@@ -236,8 +233,7 @@ impl Programs {
     }
 }
 
-/// The pins of maps that an attempt makes. Where it fails they would only be in the way of the next, whose maps may look
-/// different: they go with this value, unless they are kept.
+/// Map pins that this attempt creates. Drop removes them, unless they are kept: the next attempt may need other shapes.
 struct NewPins(Vec<PathBuf>);
 
 impl NewPins {
@@ -273,22 +269,22 @@ fn open(settings: &Settings, pins: &Pins) -> Result<Ebpf, StartError> {
     loader.load(&settings.object).map_err(|error| StartError::Object(chain(&error)))
 }
 
-/// Has the verifier see all programs, in a thread that this one does not depend on.
+/// Loads all programs in a separate thread.
 async fn verified(mut ebpf: Ebpf) -> Result<Ebpf, StartError> {
     let (done, outcome) = oneshot::channel();
     let load = move || {
         // The verifier gives up when a signal arrives for the thread that it works for.
         let blocked = SigSet::all().thread_block().map_err(|error| StartError::kernel("block signals", error.into()));
-        // Refused where nobody waits any more.
+        // Fails where the receiver is dropped.
         let _stopped = done.send(blocked.and_then(|()| load_programs(&mut ebpf)).map(|()| ebpf));
     };
-    // Short-lived: until the programs are loaded. Whoever waits learns how it ended.
+    // Short-lived: until the programs are loaded.
     let thread = std::thread::Builder::new().name("verifier".to_owned()).spawn(load);
     thread.map_err(|error| StartError::kernel("start a thread", error))?;
     outcome.await.unwrap_or_else(|_| Err(StartError::Object("a thread that loads the programs has ended".to_owned())))
 }
 
-/// All at the same time; of those that are refused the first is told.
+/// Loads all programs in parallel; returns the first error.
 fn load_programs(ebpf: &mut Ebpf) -> Result<(), StartError> {
     let mut found: BTreeMap<String, &mut Program> =
         ebpf.programs_mut().map(|(name, program)| (name.to_owned(), program)).collect();
@@ -307,7 +303,7 @@ fn load_programs(ebpf: &mut Ebpf) -> Result<(), StartError> {
     })
 }
 
-/// The verifier gives up with EAGAIN when a signal arrives meanwhile, be it one that ends nothing.
+/// The verifier returns EAGAIN when any signal arrives during the load.
 const LOAD_ATTEMPTS: usize = 5;
 
 pub fn load_classifier(program: &mut Program, name: &'static str) -> Result<(), StartError> {
@@ -323,7 +319,7 @@ pub fn load_classifier(program: &mut Program, name: &'static str) -> Result<(), 
     }
     loaded.map_err(|error| match error {
         ProgramError::LoadError { io_error, verifier_log } => {
-            debug!(program = name, %verifier_log, "the verifier's words");
+            debug!(program = name, %verifier_log, "verifier log");
             StartError::Object(format!("{name}: {io_error}"))
         }
         other => StartError::Object(format!("{name}: {}", chain(&other))),

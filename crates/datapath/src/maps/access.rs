@@ -1,10 +1,10 @@
-//! What the loader's library lacks or leaves to its user: reading a whole hash map in few system calls
-//! (`BPF_MAP_LOOKUP_BATCH`, Linux 5.6), a map in memory (`mmap`), waiting for a ring buffer, the descriptor behind a pin (`BPF_OBJ_GET`), and asking
-//! for the numbers of the programs on a hook (`BPF_PROG_QUERY`). The library answers the last with each program, which it
-//! opens by its number; that takes `CAP_SYS_ADMIN`, and the numbers alone do not.
+//! System calls that aya lacks: reading a whole hash map in batches (`BPF_MAP_LOOKUP_BATCH`, Linux 5.6), a map in memory
+//! (`mmap`), waiting for a ring buffer, the descriptor of a pin (`BPF_OBJ_GET`), and program numbers on a hook
+//! (`BPF_PROG_QUERY`). aya opens each program by number for the last one, which takes `CAP_SYS_ADMIN`; the numbers alone do
+//! not.
 //!
-//! A batch: the kernel copies whole buckets, so a call returns `ENOSPC` when the buffer is smaller than one bucket; the buffer
-//! then doubles. Entries that come and go meanwhile may be missed or seen twice, as with any walk of a live map.
+//! A batch copies whole buckets: a call returns `ENOSPC` where the buffer is smaller than a bucket, and the buffer doubles.
+//! Entries that change during the walk may be missed or seen twice, as with any walk of a live map.
 
 #![expect(unsafe_code, reason = "map access is one of the three places for it")]
 
@@ -231,7 +231,7 @@ pub fn open_pin(path: &Path) -> io::Result<OwnedFd> {
         return Err(io::Error::last_os_error());
     }
     let fd = i32::try_from(result).map_err(io::Error::other)?;
-    // SAFETY: the kernel has just made this descriptor for us, and nobody else knows it.
+    // SAFETY: the kernel has just made this descriptor for us, and no other code has it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 

@@ -1,7 +1,7 @@
-//! Between the model's words and the bytes of the maps. Pure.
+//! Converts between the model and map entries. Pure.
 //!
-//! Reading back yields what was written, so that observe after apply shows no difference. An entry that this version
-//! cannot read (its kind is unknown) is left out: the difference then writes it anew where it is wanted.
+//! Reading back yields what was written, so that observe after apply shows no difference. An entry of unknown kind is left out:
+//! the plan then writes it again where it is wanted.
 
 use std::net::IpAddr;
 
@@ -17,8 +17,8 @@ use egress_core::model::state::{
 /// Bits before an IPv4 address in a v4-mapped one.
 const MAPPED_BITS: u8 = 96;
 
-/// The entry of a pod, where this is what there was before. A pod that was selected by this object already keeps the time
-/// since when; one that no object selects any more is told of its connections until `cut_until_ns`.
+/// Entry of a pod after `before`. A pod already selected by this policy keeps its selection time; a deselected pod is sent
+/// resets for its connections until `cut_until_ns`.
 pub fn pod_entry(state: PodState, before: Option<&abi::PodEntry>, now_ns: u64, cut_until_ns: u64) -> abi::PodEntry {
     let entry = match state {
         PodState::Known => {
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_is_deselected_is_told_for_a_while() {
+    fn a_deselected_pod_is_reset_until_its_connections_expire() {
         let (now, until) = (1_000, 5_000);
         let (known, selected) = (PodState::Known, PodState::Selected(EgressId(7)));
         let fresh = pod_entry(known, None, now, until);

@@ -1,6 +1,7 @@
 //! The map `lease` from user space: until when this node's programs may emit egress IPs.
 //!
-//! Of the agent the lease keeper alone writes it (`egress_core::ownership::lease`); announcements, `status` and the metrics read it.
+//! Of the agent the lease keeper alone writes it (`egress_core::ownership::lease`); announcements, `status` and the metrics
+//! read it.
 
 use std::io;
 use std::os::fd::AsFd;

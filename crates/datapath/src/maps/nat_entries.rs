@@ -1,5 +1,5 @@
-//! The NAT mappings of a node from the pinned map, beside an agent or without one. A walk of the map, in pieces: nothing is
-//! kept of what was shown, and what comes and goes meanwhile may be missed or seen twice.
+//! NAT entries of a node, from the pinned map. A walk in batches that keeps nothing: entries that change during the walk may be
+//! missed or seen twice.
 
 use std::io;
 use std::net::IpAddr;
@@ -40,7 +40,7 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// `there` is the value at the other key, which may be on its way.
+    /// `there` is the value at the other key, which may not be written yet.
     fn of(key: &Tuple, mapping: &NatEntry, there: Option<&NatEntry>, timeouts: &Timeouts, now_ns: u64) -> Self {
         let since = |then_ns: u64| Duration::from_nanos(now_ns.saturating_sub(then_ns));
         let phase = phase::nat_entry(mapping, there);

@@ -1,11 +1,9 @@
-//! How many ports are in use towards one destination: a walk of `nat`, by the way in the background.
+//! Ports in use towards the busiest destination, by a walk of `nat` in the background.
 //!
-//! There may be a million mappings towards a million destinations, so no table of destinations is made. A sketch of two
-//! rows of counters (count-min, raised as little as the new estimate asks for) takes half a megabyte however many there
-//! are. It never counts too few. What it counts too many is little beside what matters, the 64,512 ports of a destination:
-//! of a million mappings, each towards another destination, it makes some twenty.
-//!
-//! The hash is seeded, so that no pod can have its destinations counted as one.
+//! A million NAT entries may have a million destinations, so there is no table of destinations. A count-min sketch of two rows
+//! takes half a megabyte whatever their number. It never counts too few; of a million entries to different destinations it
+//! counts some twenty too many, little beside the 64,512 ports of a destination. Its hash is seeded, so that no pod can provoke
+//! collisions.
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};

@@ -50,7 +50,7 @@ fn whose(chain: &[u8]) -> Option<&'static str> {
 
 fn in_nf_tables() -> io::Result<Option<&'static str>> {
     let socket = socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::NetlinkNetFilter)?;
-    // The kernel answers at once; nobody waits for ever for one that does not.
+    // The kernel answers at once; the timeout is a safeguard.
     setsockopt(&socket, sockopt::ReceiveTimeout, &TimeVal::seconds(2))?;
     let mut question = Vec::with_capacity(HEADER + GENERIC);
     question.extend(20_u32.to_ne_bytes());

@@ -217,7 +217,7 @@ impl Batch {
     }
 }
 
-/// The expressions of one rule, in order. What is loaded is compared or looked up by the one behind it.
+/// The expressions of one rule, in order. What is loaded is compared or looked up by the next one.
 pub struct Rule<'a>(&'a mut BytesMut);
 
 impl Rule<'_> {

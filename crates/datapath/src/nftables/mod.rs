@@ -17,18 +17,17 @@
 //!
 //! - **Keeping connection tracking off the overlay**: an entry per flow of every other node would fill its table. What
 //!   pods send to that port of the world stays tracked, or the CNI's masquerade would not see it.
-//! - **The second line behind `from_pod`**: a device that was made anew has no program until we have attached it, and
-//!   another hand may take the program off. What a selected pod sends meanwhile would get the node's address from the
-//!   CNI's masquerade, and nobody could tell it from the node's own packets. `from_pod` writes `SEEN` into the priority of
-//!   what it leaves to the stack, and what comes by the management port from a selected pod without it is dropped. The
-//!   priority is zero again behind that, as it is behind every virtual link.
+//! - **The leak guard behind `from_pod`**: a replaced device has no program until the agent attaches it, and other software
+//!   may detach it. Packets of selected pods would then leave with the node's address from the CNI's masquerade. `from_pod`
+//!   writes `SEEN` into the priority of packets that it leaves to the stack; a packet of a selected pod from the management
+//!   port without it is dropped. The priority is reset to zero afterwards, as on every virtual link.
 //!
-//! Not where the management port is a bridge and netfilter sees what comes in by its ports: there these rules would be asked
-//! before the bridge's own program, and not again behind it.
+//! Not where the management port is a bridge and netfilter sees what comes in by its ports: there these rules run
+//! before the bridge's own program, and not again after it.
 //!
-//! The sets hold the node's selected pods. One too many costs nothing while `from_pod` is at work, so an address is put in
-//! before the map `pods` says it and taken out behind. The table lives in the kernel like links and pins do, is replaced
-//! as a whole in one transaction, and `cleanup` deletes it. A kernel without nf_tables does without: a warning.
+//! The sets hold the node's selected pods. An extra address has no effect while `from_pod` runs, so an address is added before
+//! the write to map `pods` and removed after it. The table stays in the kernel like links and pins, is replaced as a whole in one
+//! transaction, and `cleanup` deletes it. A kernel without nf_tables has no table: a warning.
 
 pub mod forward_policy;
 pub mod message;
@@ -51,7 +50,7 @@ const FAMILIES: [Guarded; 2] = [
 /// An attribute has a length of 16 bits.
 const ELEMENTS_AT_ONCE: usize = 1024;
 
-/// One family's half of the second line.
+/// One family's half of the leak guard.
 struct Guarded {
     set: &'static str,
     /// Of the set, within a transaction.
@@ -66,13 +65,13 @@ struct Guarded {
 pub struct Rules<'a> {
     pub tunnel_port: u16,
     pub mgmt_port: &'a str,
-    /// What `from_pod` writes into the priority of packets that it leaves to the stack; `None` for no second line.
+    /// What `from_pod` writes into the priority of packets that it leaves to the stack; `None` without a leak guard.
     pub seen: Option<u32>,
     /// Selected pods of this node.
     pub pods: &'a [IpAddr],
 }
 
-/// The way to the kernel's tables.
+/// The connection to the kernel's tables.
 #[derive(Default)]
 pub struct Nft(Option<Talk>);
 

@@ -1,10 +1,9 @@
-//! The chains of the host's filter tables that are no nf_tables': those of the older iptables (`iptables-legacy`). Nothing is
-//! changed by looking.
+//! Chains of the host's iptables-legacy filter tables, which nf_tables does not list. Read only.
 //!
-//! The kernel hands out a table as one piece, by two options of a socket of the family: its size, then its entries, rule
-//! behind rule (linux/netfilter_ipv4/ip_tables.h, linux/netfilter_ipv6/ip6_tables.h, linux/netfilter/x_tables.h). Where a
-//! chain of somebody's begins stands an entry with the target `ERROR`, whose data is the chain's name. A table that is asked
-//! for by these options comes to be, if it was not there: so it is asked for only where the kernel lists it.
+//! The kernel returns a table as one piece, by two socket options of the family: its size, then its entries, rule after rule
+//! (linux/netfilter_ipv4/ip_tables.h, linux/netfilter_ipv6/ip6_tables.h, linux/netfilter/x_tables.h). A user-defined chain
+//! starts with an entry with the target `ERROR`, whose data is the chain's name. Reading a table creates it, so only tables
+//! that the kernel lists are read.
 
 use std::fs;
 use std::io;
@@ -20,8 +19,8 @@ struct Tables {
     /// Of this thread's network namespace: the tables that are there, one a line.
     names: &'static str,
     level: i32,
-    /// Where in an entry the distance to its target stands, that to the next entry behind it. What is before differs in the
-    /// length of addresses.
+    /// Offset of the distance to the target in an entry; the distance to the next entry follows. Entries differ in address
+    /// length.
     target_offset: usize,
 }
 
@@ -51,7 +50,7 @@ const INFO: usize = 84;
 const SIZE_IN_INFO: usize = 80;
 /// `struct ipt_get_entries` in front of the entries: name, size, padding to their alignment.
 const ENTRIES: usize = 40;
-/// `struct xt_entry_target`: size, name, revision; its data behind it.
+/// `struct xt_entry_target`: size, name, revision; then its data.
 const TARGET_NAME: std::ops::Range<usize> = 2..31;
 const TARGET: usize = 32;
 /// `XT_FUNCTION_MAXNAMELEN`.

@@ -1,7 +1,7 @@
-//! The value of the map `config`: what the programs must know of their node. Pure, but for reading the port settings.
+//! The value of map `config`: what the programs know of their node. Pure, except for reading port settings and random bytes.
 //!
-//! Three hands change it: what the node looks like ([`with_facts`]), what the model wants of unknown pods, and the route
-//! generation, which makes the programs look up their cached next hops again. All go through one value in the state.
+//! Three sources change it: the node's facts ([`with_facts`]), the plan (unknown pods), and the route generation, which makes
+//! the programs look up cached next hops again. All changes go through one value in the state.
 
 use std::fs;
 use std::io::{self, Read as _};
@@ -25,8 +25,7 @@ const fn overhead(underlay: Family) -> u32 {
     14 + 8 + 8 + outer_ip
 }
 
-/// The same configuration on a node that looks like this. A device that is not there has index zero, to which nothing
-/// can be redirected.
+/// The configuration with these facts. A missing device has index zero, to which no packet can be redirected.
 pub fn with_facts(config: Config, facts: &NodeFacts, underlay: Family) -> Config {
     let mut config = config;
     let uplink = facts.uplink;
@@ -34,7 +33,7 @@ pub fn with_facts(config: Config, facts: &NodeFacts, underlay: Family) -> Config
     config.uplink_ifindex = uplink.map_or(0, |device| device.index);
     config.mgmt_ifindex = mgmt.map_or(0, |device| device.index);
     config.overlay_ifindex = facts.overlay.map_or(0, |device| device.index);
-    // The last known values stay while a device is away: no packet meets them.
+    // The last known values stay while a device is missing: no packet reads them.
     if let Some(uplink) = uplink {
         config.uplink_mac = uplink.mac;
         config.uplink_mtu = uplink.mtu;
@@ -49,7 +48,7 @@ pub fn with_facts(config: Config, facts: &NodeFacts, underlay: Family) -> Config
     config
 }
 
-/// Whether the overlay takes less than every IPv6 sender may send, while nobody fragments its outer packets.
+/// Whether the overlay MTU is below the IPv6 minimum of 1280 bytes, where outer packets are not fragmented.
 pub fn is_too_narrow(config: &Config, underlay: Family) -> bool {
     const LEAST: u32 = 1280;
     underlay == Family::V6 && config.uplink_ifindex != 0 && config.overlay_mtu < LEAST
@@ -63,13 +62,13 @@ pub fn warn_of_narrow(config: &Config) {
     );
 }
 
-/// What the programs know their own redirected packets by. An earlier run's word stays, since its packets may be on their
-/// way.
+/// The value by which the programs recognise their own redirected packets. An earlier run's value stays, since packets with it
+/// may be in flight.
 pub fn redirected(config: &Config) -> io::Result<u16> {
     if config.redirected != 0 { Ok(config.redirected) } else { random_word() }
 }
 
-/// Link address that the programs put into overlay packets; zero where they make none. An earlier run's stays.
+/// Source link address of overlay packets that the programs build; zero where they build none. An earlier run's value stays.
 pub fn overlay_secret(config: &Config, in_program: bool) -> io::Result<[u8; 6]> {
     if !in_program {
         return Ok([0; 6]);
@@ -79,13 +78,12 @@ pub fn overlay_secret(config: &Config, in_program: bool) -> io::Result<[u8; 6]> 
     }
     let mut secret = [0; 6];
     random(&mut secret)?;
-    // It stands where a link address does: one host's, given by hand.
+    // A unicast, locally administered link address.
     secret[0] = secret[0] & 0xfc | 0x02;
     Ok(secret)
 }
 
-/// The same configuration where the second line is there. An earlier run's word stays, since its packets may be on their
-/// way.
+/// The configuration with a leak guard. An earlier run's priority stays, since packets with it may be in flight.
 pub fn with_leak_guard(config: Config) -> io::Result<Config> {
     if config.seen != 0 {
         return Ok(config);
@@ -106,7 +104,7 @@ fn random(bytes: &mut [u8]) -> io::Result<()> {
     fs::File::open("/dev/urandom")?.read_exact(bytes)
 }
 
-/// The same configuration with covers that hold this prefix too, whose addresses pods may have.
+/// The configuration with covers that also hold this prefix of pod addresses.
 pub fn covering(config: Config, net: &IpNet) -> Config {
     let mut config = config;
     let bits = usize::from(net.prefix_len());
@@ -128,18 +126,18 @@ pub const fn next_generation(generation: u32) -> u32 {
     }
 }
 
-/// Numbers of the decisions that flows keep. None comes twice: a change that could not be told of may have been seen.
+/// Numbers of the decisions that flows keep. No number is used twice: a failed write may still have been read.
 pub struct Decisions(u32);
 
 impl Decisions {
-    /// Zero stands there before the first start, and where a change was not over when its agent ended, or when it failed.
+    /// Zero stands in the map before the first start, during a change, and after a failed one.
     pub const fn after(decisions: u32) -> Self {
         Self(decisions)
     }
 
     pub fn next(&mut self, now_ns: u64) -> u32 {
         self.0 = match self.0 {
-            // Nobody knows which one was the last: one that no flow may have kept.
+            // The last number is unknown: take one that no flow can have kept.
             0 => u32::try_from(now_ns / 1_000_000_000).unwrap_or(u32::MAX).rotate_left(12).max(1),
             last => next_generation(last),
         };
@@ -147,7 +145,7 @@ impl Decisions {
     }
 }
 
-/// What the host's settings say now of the ports that it takes for itself.
+/// The ports that the host's settings reserve.
 pub fn host_ports() -> Seen {
     let read = |name| fs::read_to_string(format!("/proc/sys/net/ipv4/{name}")).ok();
     Seen {
@@ -156,7 +154,7 @@ pub fn host_ports() -> Seen {
     }
 }
 
-/// Ports for NAT on the node's own address, beside those that the host takes; an empty range where nothing is left.
+/// Ports for NAT on the node's own address, without those of the host; an empty range where none is left.
 pub fn node_ports(settings: &Settings, host: &HostPorts) -> PortRange {
     let ours = [settings.node_port_range.clone(), settings.tunnel_port..=settings.tunnel_port];
     let excluded: Vec<_> = ours.into_iter().chain(host.ranges()).collect();
@@ -172,7 +170,7 @@ pub fn warn_of_unreadable(settings: &[&str]) {
     }
 }
 
-/// Says what the range means, where it is small.
+/// Warns where the range is small.
 pub fn warn_of_few(range: PortRange) {
     const ADVICE: &str = "narrow net.ipv4.ip_local_port_range or ip_local_reserved_ports";
     let count = if range.first == 0 { 0 } else { usize::from(range.last - range.first) + 1 };
@@ -190,11 +188,11 @@ mod tests {
 
     /// The program keeps a flow's decision under the number that stands in the configuration; zero keeps none.
     #[test]
-    fn a_number_that_could_not_be_written_is_not_given_again_and_none_begins_at_one() {
-        // Flows keep 2. A change: zero is written, and the number behind it, 3, is not.
+    fn a_failed_number_is_not_used_again_and_an_unknown_one_starts_from_the_clock() {
+        // Flows keep 2. A change writes zero, and fails to write the next number, 3.
         let mut decisions = Decisions::after(1);
         assert_eq!((decisions.next(0), decisions.next(0), decisions.next(0)), (2, 3, 4));
-        // The agent ends there. Its successor knows nothing of what flows have kept.
+        // The agent ends. The next one does not know which numbers flows keep.
         let mut successor = Decisions::after(0);
         let first = successor.next(7_000_000_000);
         assert_eq!((first, successor.next(7_000_000_000)), (7 << 12, (7 << 12) + 1));

@@ -1,4 +1,6 @@
-//! What the agent knows of its kernel side, and how it follows the node: one value behind one lock.
+//! State of the node: what the agent knows of its devices, programs and the value of map `config`.
+//!
+//! One [`State`] behind one lock ([`shared`]). The netlink watch ([`watch`]) and the executor change it.
 
 pub mod config;
 pub mod leak_guard;
@@ -36,10 +38,10 @@ pub struct State {
     programs: Programs,
     pub tables: NodeTables,
     pub claims: Claims,
-    /// What the claims of the present plan may count on.
+    /// What the claims of the current plan may rely on.
     pub expected: Expected,
     facts: NodeFacts,
-    /// What is owned may not have been written for this uplink yet.
+    /// The uplink changed and the owned entries may still name the former one.
     owned_elsewhere: bool,
     /// As last written.
     config: Config,
@@ -50,22 +52,22 @@ pub struct State {
     underlay: Family,
     /// How many entries the map `inbound` may have.
     inbound_limit: u32,
-    /// Whether it was said that the uplink is too narrow for IPv6 in the overlay.
+    /// Whether the log already warns that the uplink is too narrow for IPv6 in the overlay.
     said_narrow: bool,
     /// Devices whose absence has been reported.
     missing: BTreeSet<Device>,
-    /// The cluster has not been heard of: what stands in for it follows the node (`foreknown`).
+    /// No state from the API server yet: the initial state follows the node (`loader::initial_state`).
     in_initial_state: bool,
-    /// Addresses that nobody answered for, and when.
+    /// Addresses for which no host answered a probe, and when.
     probed: BTreeMap<IpAddr, Instant>,
-    /// Early probes. The channel of one is closed when it has ended.
+    /// Early probes. The channel closes when the probe ends.
     probes: BTreeMap<IpAddr, Receiver<()>>,
 }
 
-/// How long packets of pods that are not known pass after the last time that they were said to be followed: an agent that is
-/// killed leaves little time in which a selected pod could start unseen.
+/// How long packets of unknown pods pass after the last report that pods are followed. Short, so that after a kill of the
+/// agent a selected pod has little time to start unseen.
 const PASS_FOR_SECS: u64 = 3;
-/// How long a probe ahead of a claim is believed.
+/// How long the result of an early probe is valid.
 const PROBE_HOLDS: Duration = Duration::from_secs(5);
 
 impl State {
@@ -78,7 +80,7 @@ impl State {
         let wrap = |error| StartError::kernel("read map config", map_io(error));
         let mut config = tables.config.get(&0, 0).map_err(wrap)?;
         let named = own_names(others).map_err(|error| StartError::kernel("read map nodes", error))?;
-        // A former agent may have been killed between the two writes.
+        // The former agent may have died between the two writes.
         let underlay = match name_among(&named, &config) {
             Some(name) => {
                 config.self_node = Addr::from(name);
@@ -110,7 +112,7 @@ impl State {
         self.in_initial_state
     }
 
-    /// The model looks: what it finds it keeps or replaces.
+    /// Ends the initial state: the plan observes the maps from here on, and keeps or replaces their entries.
     pub fn end_initial_state(&mut self) {
         self.in_initial_state = false;
     }
@@ -119,13 +121,13 @@ impl State {
         &self.facts
     }
 
-    /// `None` before the model has said it: the programs leave everything alone until then.
+    /// `None` before the first plan: the programs leave all packets alone until then.
     pub fn on_unknown_pod(&self) -> Option<OnUnknownPod> {
         (self.config.generation != 0).then(|| self.config.on_unknown_pod())
     }
 
-    /// First look at the node: configuration and owned addresses. `succeeds` where the programs take the place of others before
-    /// the model has said anything.
+    /// Writes the configuration and adopts the owned addresses. `succeeds` is set where these programs replace those of another
+    /// layout before the first plan.
     pub fn begin(
         &mut self,
         settings: &Settings,
@@ -134,7 +136,7 @@ impl State {
         succeeds: bool,
     ) -> Result<(), StartError> {
         let mut config = config::with_facts(self.config, &facts, self.underlay);
-        // From the first packet on: until the model says it, nobody can tell whose traffic it is.
+        // Drop from the first packet on: before the first plan the agent cannot tell which pods are selected.
         self.in_initial_state = settings.initial_state.is_some() && config.generation == 0;
         if settings.initial_state.is_some() || (succeeds && config.generation == 0) {
             config = config.with_on_unknown_pod(OnUnknownPod::Drop);
@@ -148,7 +150,7 @@ impl State {
         config.pod_quota = Quotas::entries(settings.quotas.pod, settings.nat_entries);
         config.policy_quota = Quotas::entries(settings.quotas.policy, settings.nat_entries);
         config.direct_routing = settings.direct_routing.into();
-        // Kept over restarts: the maps are too, so nothing is missed in between.
+        // Kept over restarts, as the maps are: no change is missed in between.
         if config.following_since_secs == 0 {
             let now_ns = now_ns().map_err(|error| StartError::kernel("read the clock", error))?;
             config.following_since_secs = u32::try_from(now_ns / 1_000_000_000).unwrap_or(u32::MAX);
@@ -160,15 +162,15 @@ impl State {
         config = covered(config, others).map_err(|error| StartError::kernel("read the maps of pods", error))?;
         config.owned =
             owned::bloom_filter(&self.tables).map_err(|error| StartError::kernel("read the owned addresses", error))?;
-        // Routes may have changed while no agent was looking.
+        // Routes may have changed while no agent ran.
         config.route_generation = config::next_generation(config.route_generation);
         self.facts = facts;
         self.write_config(config).map_err(|error| StartError::kernel("write map config", error))?;
-        // Flows are asked about anew behind it, whatever an earlier run left undone.
+        // Raises the decision number, so that flows are decided again, whatever the former run left undone.
         self.adopt_owned(settings).map_err(|error| StartError::kernel("write the owned addresses", error))
     }
 
-    /// Puts all programs on their hooks. What cannot be is an error here.
+    /// Attaches all programs to their hooks. A failure is an error here.
     pub fn attach(&mut self, settings: &Settings) -> Result<(), StartError> {
         for hook in Hook::ALL {
             let Some(device) = self.facts.device(hook.device()) else {
@@ -189,7 +191,7 @@ impl State {
         Ok(())
     }
 
-    /// The node looks like this now. `verify` also asks the kernel whether the programs are still on their hooks.
+    /// Applies the node's current facts. `verify` also asks the kernel whether the programs are still on their hooks.
     pub fn follow(&mut self, settings: &Settings, facts: NodeFacts, verify: bool) -> io::Result<()> {
         let mut config = config::with_facts(self.config, &facts, self.underlay);
         self.owned_elsewhere |= facts.uplink != self.facts.uplink;
@@ -201,7 +203,7 @@ impl State {
             config.route_generation = config::next_generation(config.route_generation);
             self.write_config(config)
         };
-        // Whatever else fails, and before anything that takes time: a device without its program is open.
+        // First, and independent of other failures: packets pass a device without its program.
         for hook in Hook::RETURN_ORDER {
             self.follow_hook(settings, hook, verify);
         }
@@ -216,14 +218,14 @@ impl State {
         Ok(())
     }
 
-    /// Nobody asks for the word by which `from_pod` says that it has seen a packet.
+    /// The nftables table has no leak guard: `from_pod` stops writing the priority that marks a packet as seen.
     pub fn disable_leak_guard(&mut self) -> io::Result<()> {
         let mut config = self.config;
         config.seen = 0;
         self.write_config(config)
     }
 
-    /// Somebody is going to ask for it: the priority that bears it.
+    /// The nftables table gets a leak guard: the packet priority that `from_pod` writes.
     pub fn enable_leak_guard(&mut self) -> io::Result<u32> {
         let config = config::with_leak_guard(self.config)?;
         if config != self.config {
@@ -232,8 +234,7 @@ impl State {
         config.seen_priority().ok_or_else(|| io::Error::other("a random number is zero"))
     }
 
-    /// The host's settings say this of its ports now. Those of NAT on the node's own address, where they are others than
-    /// before.
+    /// Applies the host's port settings. Returns the ports for NAT on the node's own address, where they changed.
     pub fn follow_ports(&mut self, settings: &Settings, seen: Seen) -> io::Result<Option<PortRange>> {
         let node_ports = self.node_ports(settings, seen);
         if self.config.node_ports == node_ports {
@@ -269,7 +270,7 @@ impl State {
                     info!(interface = name, hook = hook.name(), "attached again");
                 }
             }
-            // The device may be gone again; its next event, or the next check, tries anew.
+            // The device may be gone again; its next event, or the next check, tries again.
             Err(error) => warn_attach(name, hook, &error),
         }
     }
@@ -280,20 +281,20 @@ impl State {
         }
     }
 
-    /// Of the hook's program, and of its statistics where the kernel keeps them.
+    /// Facts of the hook's program, with run statistics where the kernel keeps them.
     pub fn hook_facts(&mut self, settings: &Settings, hook: Hook, has_statistics: bool) -> HookFacts {
         let (attached, device) = (self.programs.ifindex(hook).is_some(), hook.device());
         let awaits = self.missing.contains(&device).then(|| missing_devices::line(device, settings.device(device)));
         HookFacts { attached, awaits, runs: has_statistics.then(|| self.programs.runs(hook)).flatten() }
     }
 
-    /// The overlay device, where it is down although its program is there.
+    /// The overlay device, where it is down although its program is attached.
     pub fn overlay_to_bring_up(&self) -> Option<u32> {
         let index = self.facts.overlay?.index;
         (!self.facts.overlay_up && self.programs.ifindex(Hook::FromOverlay) == Some(index)).then_some(index)
     }
 
-    /// An early probe for the address begins; it has ended when this is dropped.
+    /// Registers an early probe for the address. The probe ends when the returned sender is dropped.
     pub fn begin_probe(&mut self, address: IpAddr) -> Sender<()> {
         let (sender, ended) = channel(());
         self.probes.retain(|_, ended| ended.has_changed().is_ok());
@@ -301,12 +302,12 @@ impl State {
         sender
     }
 
-    /// The end of the early probe for the address, where there was one of late.
+    /// Receiver that closes when the early probe for the address ends; `None` without a recent probe.
     pub fn probe_end(&self, address: IpAddr) -> Option<Receiver<()>> {
         self.probes.get(&address).cloned()
     }
 
-    /// Nobody answered for the address just now, or nobody need be asked.
+    /// Records that no host answered for the address just now, or that no probe is needed.
     pub fn note_probed(&mut self, address: IpAddr) {
         self.probed.retain(|_, when| when.elapsed() < PROBE_HOLDS);
         self.probed.insert(address, Instant::now());
@@ -316,7 +317,7 @@ impl State {
         self.probed.get(&address).is_some_and(|when| when.elapsed() < PROBE_HOLDS)
     }
 
-    /// Whether the address was probed for just now; believed once.
+    /// Whether the address was probed just now. Consumes the result.
     pub fn take_probed(&mut self, address: IpAddr) -> bool {
         self.probed.remove(&address).is_some_and(|when| when.elapsed() < PROBE_HOLDS)
     }
@@ -327,7 +328,7 @@ impl State {
         if config == self.config { Ok(()) } else { self.write_config(config) }
     }
 
-    /// Flows are asked about anew.
+    /// Raises the decision number: each flow is decided again with its next packet.
     pub fn raise_decisions(&mut self) -> io::Result<()> {
         let mut config = self.config;
         config.decisions = self.decisions.next(now_ns()?);
@@ -341,7 +342,7 @@ impl State {
         self.follows(true)
     }
 
-    /// Packets of pods that are not known may pass for some time from now on, or no more, where it depends on that.
+    /// With `OnUnknownPod::PassWhileFollowed`, packets of unknown pods pass for some more seconds, or stop passing.
     pub fn follows(&mut self, is_so: bool) -> io::Result<()> {
         if self.config.on_unknown_pod() != OnUnknownPod::PassWhileFollowed {
             return Ok(());
@@ -360,7 +361,7 @@ impl State {
         self.write_config(config)
     }
 
-    /// The node's own tunnel endpoint names it in the maps and tells the family of the overlay's outer packets.
+    /// Sets the node's own tunnel endpoint, which names it in the maps, and the family of the overlay's outer packets.
     pub fn set_underlay(&mut self, endpoint: IpAddr) -> io::Result<()> {
         self.underlay = family(endpoint);
         let mut config = config::with_facts(self.config, &self.facts, self.underlay);
@@ -368,8 +369,8 @@ impl State {
         if config == self.config { Ok(()) } else { self.write_config(config) }
     }
 
-    /// An address of this node has gone, and these are the names that the others give it: where the one in use is none of
-    /// them it went with that address.
+    /// Called when one of the node's own addresses is removed; `named` are the tunnel endpoints in the remaining entries. Where
+    /// the current endpoint is not among them it is replaced.
     pub fn follow_names(&mut self, named: &BTreeSet<IpAddr>) -> io::Result<()> {
         name_among(named, &self.config).map_or(Ok(()), |name| self.set_underlay(name))
     }
@@ -414,7 +415,7 @@ pub fn own_names(tables: &Tables) -> io::Result<BTreeSet<IpAddr>> {
     Ok(named)
 }
 
-/// The one in use as long as any entry names it: of two, nobody can say here which is the newer.
+/// The current endpoint while any entry names it: of two, the entries do not tell which is newer.
 fn name_among(named: &BTreeSet<IpAddr>, config: &Config) -> Option<IpAddr> {
     named.iter().find(|name| Addr::from(**name) == config.self_node).or(named.first()).copied()
 }

@@ -1,7 +1,7 @@
-//! The addresses that this node owns: two maps, and the bits by which the programs know where to look.
+//! Owned addresses: the maps `owned` and `owned_addr`, and the Bloom filter in `config` that the programs ask first.
 //!
-//! Actions write here, and so do a start and a change of the uplink. Behind these too the number of the decisions is raised,
-//! since flows keep what an entry said.
+//! Actions write here, and so do a start and a change of the uplink. Each change raises the decision number, since flows keep
+//! what an entry said.
 
 use std::io;
 use std::net::IpAddr;
@@ -19,19 +19,19 @@ use crate::settings::Settings;
 use egress_core::model::state::EgressId;
 
 impl State {
-    /// What a former run has left, as the uplink is now.
+    /// Adopts what a former run left, for the current uplink.
     pub fn adopt_owned(&mut self, settings: &Settings) -> io::Result<()> {
         let adopted = self.repair_owned(settings).and_then(|()| self.reclaim(settings));
         self.raise_after(adopted)
     }
 
-    /// The uplink may be another one than the entries say.
+    /// Rewrites the entries for the current uplink.
     pub fn move_owned(&mut self, settings: &Settings) -> io::Result<()> {
         let moved = self.reclaim(settings);
         self.raise_after(moved)
     }
 
-    /// A change that holds for every packet from one moment on: meanwhile no flow keeps what was decided.
+    /// Applies a change that must hold for every packet from one moment on: no flow keeps a decision while it is written.
     pub(crate) fn with_decisions_suspended<T>(
         &mut self,
         change: impl FnOnce(&mut NodeTables) -> io::Result<T>,
@@ -39,7 +39,7 @@ impl State {
         let number = self.decisions.next(now_ns()?);
         self.write_decisions(0)?;
         let changed = change(&mut self.tables);
-        // Where this fails it stays zero until somebody raises it.
+        // Where this fails the number stays zero until the next change raises it.
         self.write_decisions(number)?;
         changed
     }
@@ -50,14 +50,14 @@ impl State {
         self.write_config(config)
     }
 
-    /// Raised also behind what was done in part.
+    /// Raises the decision number, also after a change that was applied in part.
     fn raise_after(&mut self, done: io::Result<()>) -> io::Result<()> {
         let raised = self.raise_decisions();
         done.and(raised)
     }
 
-    /// A claim is two entries, and a former agent may have been killed between the two: what answers for an address that is
-    /// owned by nobody goes, and what is owned and not answered for is written again.
+    /// Repairs claims that a killed agent wrote in part: a claim is two entries. An `owned_addr` entry without owner is
+    /// removed; an owned address without `owned_addr` entry gets one.
     fn repair_owned(&mut self, settings: &Settings) -> io::Result<()> {
         let (mut owned, mut answered) = (Vec::new(), Vec::new());
         self.tables.owned.for_each(|id, entry| owned.push((*id, *entry)))?;
@@ -80,7 +80,7 @@ impl State {
         Ok(())
     }
 
-    /// Joins and, where the uplink is another than the entries say, rewrites and announces what this node owns.
+    /// Joins multicast groups and, where the uplink changed, rewrites and announces the owned addresses.
     fn reclaim(&mut self, settings: &Settings) -> io::Result<()> {
         let Some(uplink) = self.facts.uplink else { return Ok(()) };
         let mut owned = Vec::new();
@@ -99,12 +99,12 @@ impl State {
         self.rewrite_handovers(uplink)
     }
 
-    /// What is being handed over leaves by the uplink as it is now, too.
+    /// Addresses in hand-over use the current uplink too.
     fn rewrite_handovers(&mut self, uplink: Interface) -> io::Result<()> {
         let mut all = Vec::new();
         self.tables.handovers.for_each(|id, entry| all.push((*id, *entry)))?;
         for (id, entry) in all {
-            // Of another version: its end comes with the next plan.
+            // An entry of another version: the next plan ends it.
             let Some(stage) = entry.stage() else { continue };
             let (owned, _) = convert::owned_pair(EgressId(id), entry.owned.address.to_ip(), uplink.index, uplink.mac);
             if entry.owned != owned {
@@ -115,7 +115,7 @@ impl State {
         Ok(())
     }
 
-    /// Both entries or neither: replies and answers first, translation second.
+    /// Writes both entries or neither: `owned_addr` (replies, ARP) first, `owned` (translation) second.
     pub(crate) fn write_owned(&mut self, id: EgressId, address: IpAddr, uplink: Interface) -> io::Result<()> {
         let (owned, owned_addr) = convert::owned_pair(id, address, uplink.index, uplink.mac);
         let key = owned.address;
@@ -132,20 +132,20 @@ impl State {
         written
     }
 
-    /// The programs look for these addresses in `owned_addr`, and for no others.
+    /// Writes the Bloom filter: the programs look up `owned_addr` only for addresses that it holds.
     fn write_owned_filter(&mut self, owned: BloomFilter) -> io::Result<()> {
         let mut config = self.config;
         config.owned = owned;
         if config == self.config { Ok(()) } else { self.write_config(config) }
     }
 
-    /// Likewise for what is owned now, behind a removal.
+    /// Rebuilds the filter after a removal.
     pub(crate) fn rebuild_owned_filter(&mut self) -> io::Result<()> {
         self.write_owned_filter(bloom_filter(&self.tables)?)
     }
 }
 
-/// What is owned, and what is answered for: a claim is two entries, and either may be left of a former run.
+/// The filter over both maps: a former run may have left either entry of a claim.
 pub fn bloom_filter(tables: &NodeTables) -> io::Result<BloomFilter> {
     let mut filter = BloomFilter::NONE;
     tables.owned_addr.for_each(|address, _| filter = filter.with(address))?;

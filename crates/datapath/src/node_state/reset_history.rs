@@ -1,8 +1,8 @@
-//! Which connections have been told of their cut already.
+//! Cut connections whose pods have already been sent a reset.
 //!
-//! A plan that fails is tried again and again, each time behind a cut of everything that the state does not permit
-//! (`Action::CutOrphans`). Of a TCP connection the flow stays until it has aged, so each of these cuts finds it anew; its pod
-//! was told the first time (`nudge`), and is told again when something has changed for it in between.
+//! A failing plan is retried, each time with a cut of everything that the state does not permit (`Action::CutOrphans`). A TCP
+//! flow stays until it ages, so each of these cuts finds it again. Its pod is woken once (`conntrack::idle_reset`), and again
+//! only after a change for the pod or its policy.
 
 use std::collections::HashMap;
 
@@ -10,24 +10,24 @@ use egress_common::abi::{Addr, Tuple};
 
 use egress_core::model::state::{Action, EgressId};
 
-/// Connections whose pods are to be told, as the pods send them, and the objects whose addresses they show.
+/// Cut connections in the direction of the pod, with the egress ID of the policy that translated them.
 pub type Cut = Vec<(Tuple, EgressId)>;
 
-/// The connections, and whose addresses they show. Between two changes for a pod no more of its connections become cut, so
-/// there are never more than `flows` held.
+/// The connections and their egress IDs. Bounded by the size of `flows`: between two changes for a pod no further
+/// connections of it are cut.
 #[derive(Debug, Default)]
 pub struct ResetHistory {
     objects: HashMap<Tuple, EgressId>,
 }
 
 impl ResetHistory {
-    /// Those that are to be history: they count as told from now on.
+    /// Returns the connections that are not in the history yet, and adds them.
     pub fn take_new(&mut self, cut: Cut) -> Vec<Tuple> {
         let is_news = |(connection, id): &(Tuple, EgressId)| self.objects.insert(*connection, *id).is_none();
         cut.into_iter().filter(is_news).map(|(connection, _)| connection).collect()
     }
 
-    /// This has been done: what it changes may be cut anew.
+    /// Forgets the connections that this action may cut again.
     pub fn follow(&mut self, action: &Action) {
         match action {
             Action::PutPod(pod, _) | Action::RemovePod(pod) => {
@@ -64,7 +64,7 @@ mod tests {
     use egress_core::model::state::PodState;
 
     #[test]
-    fn a_change_for_the_pod_or_its_object_has_the_pod_told_anew() {
+    fn a_change_for_the_pod_or_its_policy_clears_its_history() {
         let pod = Addr::v4([10, 244, 1, 10]);
         let connection = Tuple::new(Direction::Egress, pod, Addr::v4([198, 51, 100, 10]), 1, 80, PROTO_TCP);
         let cut = || vec![(connection, EgressId(1))];

@@ -1,6 +1,6 @@
 //! What the tasks of the data plane share: the state, the maps and the handles, each behind its own lock.
 //!
-//! A thread holds one of the three locks at a time, in this order where it must hold two: tables, then state.
+//! Lock order where a thread holds two: tables, then state.
 
 use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -17,7 +17,7 @@ use crate::node_state::reset_history::{Cut, ResetHistory};
 use crate::settings::Settings;
 use egress_core::model::lease::SharedLease;
 
-/// What the executor and the watch have in common.
+/// Shared by the executor, the watch and the other tasks of the data plane.
 pub struct Shared {
     pub(crate) settings: Settings,
     pub(crate) netlink: rtnetlink::Handle,
@@ -26,7 +26,7 @@ pub struct Shared {
     pub(crate) flow_tables: Mutex<FlowTables>,
     pub(crate) lease: SharedLease,
     pub(crate) sweep: Mutex<Option<SchedClassifier>>,
-    /// Connections that were cut, to `nudge`.
+    /// Cut connections for `conntrack::idle_reset`.
     pub(crate) reset_requests: UnboundedSender<Vec<Tuple>>,
     pub(crate) reset_history: Mutex<ResetHistory>,
     pub(crate) leak_guard: LeakGuard,
@@ -34,26 +34,25 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// Held for a few map writes at most, never over an await or over a walk of a large map: a device that is made anew
-    /// waits for it.
+    /// Held for a few map writes at most, never over an await or a walk of a large map: attaching to a new device waits for it.
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
-        // Every change of the state is complete in itself, so what a panicking holder left is still good.
+        // Every change of the state is complete in itself, so the value after a panic is valid.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Held for some map writes at most, or a look at all pods; nobody asks for it who holds the state.
+    /// Held for some map writes at most, or a walk of all pods. Never taken by a holder of the state.
     pub(crate) fn tables(&self) -> MutexGuard<'_, Tables> {
         self.tables.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Held over walks of large maps: only threads that may be kept ask for it, and nobody does who holds another lock.
+    /// Held over walks of large maps: only blocking threads take it, and no holder of another lock.
     pub(crate) fn flow_tables(&self) -> MutexGuard<'_, FlowTables> {
         self.flow_tables.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Has the pods of these connections reset_history that they were cut, as time permits; each once, until something changes.
     pub(crate) fn request_resets(&self, cut: Cut) {
-        // Refused only when the data plane is being dropped.
+        // Fails only while the data plane is dropped.
         let _ends = self.reset_requests.send(self.reset_history().take_new(cut));
     }
 
@@ -61,16 +60,16 @@ impl Shared {
         self.reset_history.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Drops what was counted of an egress ID that has neither a claim nor a policy here any more: the numbers are given out
-    /// again, and the map would fill. As long as one of them stands packets count.
+    /// Drops the counters of an egress ID without claim and policy here: IDs are reused, and the map would fill. While either
+    /// exists packets are counted.
     pub fn forget_counts(&self, id: u32) -> io::Result<()> {
         // One of the two locks at a time.
         let is_owned = self.state().tables.owned.get(&id)?.is_some();
         if is_owned { Ok(()) } else { self.tables().forget_counts(id) }
     }
 
-    /// Of all of them: what was under way when an object went, or comes from a node that has yet to hear of it, has counted
-    /// anew.
+    /// Drops the counters of all such IDs: packets in flight, or from a node with an older plan, may have counted
+    /// after the removal.
     pub fn forget_all_counts(&self) -> io::Result<()> {
         let counted = self.tables().counted()?;
         counted.into_iter().try_for_each(|id| self.forget_counts(id))

@@ -1,11 +1,11 @@
-//! Following the node by its netlink events.
+//! Follows the node by netlink events.
 //!
-//! - A **device** of ours appears, goes, or changes: look at the node again and attach where it is needed, at once. What
-//!   passes a device before its program is back is not seen by us, so this path has no delay.
-//! - **Routes, addresses, neighbours** change: cached next hops are looked up again. The first change acts at once, a
-//!   storm of them every 50 ms. A neighbour's state alone (reachable, stale) is no change, its link address is.
-//! - Events can be lost (the socket's buffer overflows) and other hands can take our programs off: every ten seconds, and
-//!   after a loss, everything is looked at again.
+//! - A **device** of ours appears, goes or changes: read the facts and attach where needed, without delay, since packets pass a
+//!   device unseen until its program is attached.
+//! - **Routes, addresses, neighbours** change: cached next hops are looked up again. The first change acts at once, further
+//!   ones every 50 ms. For a neighbour only its link address counts, not its state.
+//! - Events can be lost (socket buffer overrun) and other software can detach our programs: everything is read again every ten
+//!   seconds and after a loss.
 
 use std::collections::HashMap;
 use std::io;
@@ -41,7 +41,7 @@ const ROUTE_PAUSE: Duration = Duration::from_millis(50);
 /// Events as the kernel sends them.
 pub type Changes = UnboundedReceiver<(NetlinkMessage<RouteNetlinkMessage>, SocketAddr)>;
 
-/// What an event, or several, ask for.
+/// What to do after one or more events.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Need {
     look: bool,
@@ -51,7 +51,7 @@ struct Need {
 /// Link addresses of neighbours as last seen.
 type Neighbours = HashMap<(u32, IpAddr), Vec<u8>>;
 
-/// Subscribes. `ends` before the changes are dropped.
+/// Subscribes. `ends` is cancelled before the changes are dropped.
 pub fn listen(tasks: &mut JoinSet<()>, ends: CancellationToken) -> io::Result<Changes> {
     let (connection, _handle, changes) = rtnetlink::new_multicast_connection(&[
         MulticastGroup::Link,
@@ -100,13 +100,13 @@ pub async fn run(shared: Arc<Shared>, mut changes: Changes) {
         tokio::select! {
             change = changes.next() => match change {
                 Some((change, _)) => need = judge(&shared.settings, &mut neighbours, &change),
-                // With its connection, whose end is that of the process.
+                // The connection has ended, which ends the process.
                 None => return,
             },
             _ = check.tick() => verify = true,
             () = sleep_until(routes_from), if routes_due => {}
         }
-        // What has arrived meanwhile is one change.
+        // All pending events count as one change.
         while let Some(Some((change, _))) = changes.next().now_or_never() {
             let more = judge(&shared.settings, &mut neighbours, &change);
             need = Need { look: need.look | more.look, routes: need.routes | more.routes };
@@ -128,7 +128,7 @@ pub async fn run(shared: Arc<Shared>, mut changes: Changes) {
     }
 }
 
-/// Waits for the tables, which may be walked.
+/// On a blocking thread: it waits for the lock of the map tables.
 async fn check_leak_guard(shared: &Arc<Shared>) {
     let shared = Arc::clone(shared);
     if let Err(error) = spawn_blocking(move || shared.leak_guard.check(&shared)).await {
@@ -136,7 +136,7 @@ async fn check_leak_guard(shared: &Arc<Shared>) {
     }
 }
 
-/// Looks at the node and follows it. A failure is tried again with the next event or check.
+/// Reads the facts and applies them. A failure is retried with the next event or check.
 async fn look(shared: &Arc<Shared>, verify: bool) {
     let mut facts = gather(&shared.netlink, &shared.settings).await;
     if matches!(&facts, Ok(facts) if facts.overlay.is_none()) {
@@ -150,7 +150,7 @@ async fn look(shared: &Arc<Shared>, verify: bool) {
         write_initial_state(shared, facts).await;
     }
     let followed = match facts {
-        // Hooks, filters and memberships are asked for by calls that wait for the kernel.
+        // Attaching, filters and memberships block on the kernel.
         Ok(facts) => {
             let following = Arc::clone(shared);
             let follow = move || following.state().follow(&following.settings, facts, verify);
@@ -169,14 +169,14 @@ async fn look(shared: &Arc<Shared>, verify: bool) {
     }
 }
 
-/// Before the programs are on a device that has come: what they go by as long as the cluster has not been heard of.
+/// Writes the initial state before programs are attached to a new device, until the first plan.
 async fn write_initial_state(shared: &Shared, facts: &NodeFacts) {
     let Some(known) = shared.settings.initial_state.as_ref().filter(|_| shared.state().in_initial_state()) else {
         return;
     };
     let own = OwnAddresses::read(&shared.netlink, facts).await;
     let written = own.and_then(|own| {
-        // The model may have looked meanwhile.
+        // The first plan may have observed the maps in between.
         if !shared.state().in_initial_state() {
             return Ok(());
         }
@@ -216,7 +216,7 @@ fn concerns_us(settings: &Settings, link: &LinkMessage) -> bool {
     link.attributes.iter().any(|a| matches!(a, LinkAttribute::IfName(name) if ours.contains(&name.as_str())))
 }
 
-/// Whether the neighbour's link address is another than before.
+/// Whether the neighbour's link address changed.
 fn note(neighbours: &mut Neighbours, message: &NeighbourMessage, deleted: bool) -> bool {
     let mut address = None;
     let mut link_address = None;

@@ -1,5 +1,5 @@
-//! Every node's tunnel endpoint, for those who ask and answer through the overlay, and all addresses of all nodes, for who
-//! must know a node by its address. PublishedEndpoints when one changes, and not with each change of a node.
+//! Tunnel endpoints of all nodes, for probes through the overlay, and all node addresses, to recognise a node. Published when
+//! one of them changes, not with each change of a node.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -18,7 +18,7 @@ pub struct Endpoints {
     addresses: watch::Sender<Arc<BTreeSet<IpAddr>>>,
 }
 
-/// What is told: the own node's tunnel endpoint, all of them, and all addresses of all nodes.
+/// Receivers: the own node's tunnel endpoint, all tunnel endpoints, all addresses of all nodes.
 pub type PublishedEndpoints =
     (watch::Receiver<Option<IpAddr>>, watch::Receiver<Arc<BTreeSet<IpAddr>>>, watch::Receiver<Arc<BTreeSet<IpAddr>>>);
 

@@ -28,17 +28,17 @@ use crate::devices::interfaces::{self, Interface};
 use crate::error::{StartError, netlink_io};
 use crate::names::{OVERLAY_DEVICE, OVERLAY_MAC};
 
-/// As large as VXLAN devices may be: the programs compare packets with the way's real MTU themselves.
+/// As large as VXLAN devices may be: the programs compare packets with the path's real MTU themselves.
 const MTU: u32 = 65535;
 
-/// Adopts the device where it has the right shape, else makes it anew, down. Where the port is another's, the device that is
-/// there stays as it is.
+/// Adopts the device where it has the right shape; otherwise replaces it, down. Where the port is taken the device stays as it
+/// is.
 pub async fn ensure(netlink: &Handle, port: u16) -> Result<Interface, StartError> {
     let wrap =
         |what: &'static str| move |error: io::Error| StartError::kernel(format!("{what} {OVERLAY_DEVICE}"), error);
     let found = interfaces::link(netlink, OVERLAY_DEVICE).await.map_err(wrap("look for"))?;
     if !found.as_ref().is_some_and(|link| has_shape(link, port)) {
-        // The device's own socket is in nobody's way.
+        // The device's own socket is no conflict.
         if !found.as_ref().is_some_and(|link| has_port(link, port)) {
             require_free(port)?;
         }
@@ -69,7 +69,7 @@ pub async fn bring_up(netlink: &Handle, index: u32, port: u16) -> Result<(), Sta
 
 /// The device opens its sockets when it is brought up; by then its predecessor would be gone.
 fn require_free(port: u16) -> Result<(), StartError> {
-    // One after the other: a socket of both families would be in its own way.
+    // One after the other: a socket of both families would conflict with itself.
     let any = [IpAddr::from(Ipv4Addr::UNSPECIFIED), Ipv6Addr::UNSPECIFIED.into()];
     let is_taken = |address: &IpAddr| {
         UdpSocket::bind((*address, port)).is_err_and(|error| error.raw_os_error() == Some(libc::EADDRINUSE))

@@ -1,20 +1,17 @@
-//! Asking other nodes through the overlay whether they are there, and answering them.
+//! Probes other nodes through the overlay, and answers their probes.
 //!
-//! What a node says on the management network tells nothing of the road that packets take between nodes: a firewall that
-//! closes the tunnel's port leaves everything else as it was. So there is a question that takes that road:
+//! The management network says nothing of the path between nodes: a firewall may close only the tunnel port. This probe uses that
+//! path:
 //!
 //! ```text
-//! asker: UDP socket --> tunnel port of the node: VXLAN, network 0, an EtherType that is nobody's
-//!                       --> overlay device --> program leaves what is not IP alone --> packet socket: answerer
+//! asker: UDP socket --> tunnel port of the node: VXLAN, network 0, an EtherType of our own
+//!                       --> overlay device --> program passes non-IP frames --> packet socket: answerer
 //! ```
 //!
-//! and the answer comes back in the same way. The datagram has a checksum, as sockets send it, so the uplink's program
-//! leaves it to the overlay's device (see `overlay.rs` of the programs), and the device's program leaves it alone where it
-//! comes from the tunnel endpoint of a node, from which it is sent. Network 0 is no object's.
-//!
-//! Who may send to the tunnel's port is trusted with the overlay as a whole. What is answered here is no longer than what
-//! asked, and answers go to tunnel endpoints of nodes only. An answer counts where it bears the number of a question that
-//! waits: 64 bits that nobody else knows.
+//! The answer uses the same path. The datagram has a UDP checksum, so the uplink's program leaves it to the overlay device (see
+//! `overlay.rs` of the programs), whose program passes it where it comes from a node's tunnel endpoint. Network 0 is no policy's.
+//! Answers are no longer than questions and go only to tunnel endpoints of nodes. An answer counts where it has the random 64-bit
+//! number of a waiting question.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher, RandomState};
@@ -45,12 +42,12 @@ const MAGIC: u64 = u64::from_be_bytes(*b"eipecho1");
 const QUESTION: u8 = 1;
 const ANSWER: u8 = 2;
 const BODY: usize = 8 + 1 + 8 + 16;
-/// How often is looked whether the device is still the same.
+/// Interval of the check that the device is still the same.
 const LOOK: Duration = Duration::from_secs(1);
-/// A question that has waited for so long is forgotten.
+/// A question without an answer is dropped after this time.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(10);
 
-/// Whom to ask.
+/// The node to ask.
 #[derive(Clone, Debug)]
 pub struct Question {
     pub node: Arc<str>,
@@ -58,10 +55,10 @@ pub struct Question {
     pub to: IpAddr,
 }
 
-/// Who has answered, and when.
+/// Nodes that answered, and when.
 pub type Echo = (Arc<str>, Instant);
 
-/// What the agent of a node answers with.
+/// Input of the answering task of an agent.
 pub struct Answerer {
     /// Of the overlay.
     pub port: u16,
@@ -73,8 +70,8 @@ pub struct Answerer {
     pub answers: watch::Sender<Option<u16>>,
 }
 
-/// What a controller asks with, on the overlay device of its node. The agent of that node hears the answers too, and has
-/// asked nothing.
+/// Input of the asking task of a controller, on the overlay device of its node. The agent of that node receives the answers
+/// too, and ignores them.
 pub struct Asker {
     /// Of the overlay.
     pub port: u16,
@@ -84,15 +81,15 @@ pub struct Asker {
     pub echoes: mpsc::Sender<Echo>,
 }
 
-/// Answers until told to stop.
+/// Answers until `stop`.
 pub async fn answer(Answerer { port, own, nodes, answers }: Answerer, stop: CancellationToken) {
-    let (mut mouth, mut listener, mut look) = (Mouth::default(), None, check_interval());
+    let (mut sender, mut listener, mut look) = (MessageSender::default(), None, check_interval());
     loop {
         tokio::select! {
             () = stop.cancelled() => return,
             _ = look.tick() => {
                 listener = Listener::follow(listener);
-                mouth.follow(*own.borrow());
+                sender.follow(*own.borrow());
                 let now = listener.as_ref().map(|_| port);
                 answers.send_if_modified(|known| std::mem::replace(known, now) != now);
             }
@@ -100,7 +97,7 @@ pub async fn answer(Answerer { port, own, nodes, answers }: Answerer, stop: Canc
                 if let Some(message) = heard.filter(|message| message.kind == QUESTION)
                     && nodes.borrow().contains(&message.from)
                 {
-                    mouth.send(SocketAddr::new(message.from, port), &Message { kind: ANSWER, ..message }.datagram());
+                    sender.send(SocketAddr::new(message.from, port), &Message { kind: ANSWER, ..message }.datagram());
                 }
                 // A socket that always has something to read would keep other tasks from this thread.
                 tokio::task::consume_budget().await;
@@ -109,16 +106,16 @@ pub async fn answer(Answerer { port, own, nodes, answers }: Answerer, stop: Canc
     }
 }
 
-/// Asks until told to stop.
+/// Asks until `stop`.
 pub async fn ask(Asker { port, own, mut questions, echoes }: Asker, stop: CancellationToken) {
-    let (mut mouth, mut listener, mut look) = (Mouth::default(), None, check_interval());
+    let (mut sender, mut listener, mut look) = (MessageSender::default(), None, check_interval());
     let (secret, mut number, mut waiting) = (RandomState::new(), 0_u64, BTreeMap::<u64, Echo>::new());
     loop {
         tokio::select! {
             () = stop.cancelled() => return,
             _ = look.tick() => {
                 listener = Listener::follow(listener);
-                mouth.follow(*own.borrow());
+                sender.follow(*own.borrow());
                 waiting.retain(|_, (_, asked)| asked.elapsed() < FORGOTTEN_AFTER);
             }
             Some(Question { node, to }) = questions.recv() => {
@@ -126,7 +123,7 @@ pub async fn ask(Asker { port, own, mut questions, echoes }: Asker, stop: Cancel
                 number += 1;
                 let nonce = secret.hash_one(number);
                 waiting.insert(nonce, (node, Instant::now()));
-                mouth.send(SocketAddr::new(to, port), &Message { kind: QUESTION, nonce, from }.datagram());
+                sender.send(SocketAddr::new(to, port), &Message { kind: QUESTION, nonce, from }.datagram());
             }
             heard = next_message(&mut listener) => {
                 let answer = heard.filter(|message| message.kind == ANSWER);
@@ -146,12 +143,11 @@ fn check_interval() -> tokio::time::Interval {
     look
 }
 
-/// Sends from this node's tunnel endpoint: nobody is heard from another address. What cannot be sent is a question without
-/// an answer.
+/// Sends from this node's tunnel endpoint, the only source that is accepted. A failed send is a question without an answer.
 #[derive(Default)]
-struct Mouth(Option<(IpAddr, UdpSocket)>);
+struct MessageSender(Option<(IpAddr, UdpSocket)>);
 
-impl Mouth {
+impl MessageSender {
     /// The endpoint may be another by now, or be on no device yet.
     fn follow(&mut self, own: Option<IpAddr>) {
         if self.0.as_ref().map(|(from, _)| *from) == own {
@@ -173,14 +169,14 @@ impl Mouth {
     }
 }
 
-/// What hears the overlay's device.
+/// Receives frames of the overlay device.
 struct Listener {
     ifindex: u32,
     socket: AsyncFd<PacketSocket>,
 }
 
 impl Listener {
-    /// The device may have been made anew.
+    /// Replaces the socket where the device was replaced.
     fn follow(now: Option<Self>) -> Option<Self> {
         let ifindex = if_nametoindex(OVERLAY_DEVICE).ok()?;
         match now {
@@ -196,14 +192,14 @@ impl Listener {
     }
 }
 
-/// Never, without an listener. `None` for a frame that is none of ours, and where the device is gone or down: it is looked for
-/// again.
+/// The next message; pending without a listener. `None` for a foreign frame, and where the device is gone or down: the next
+/// check looks for it again.
 async fn next_message(listener: &mut Option<Listener>) -> Option<Message> {
     let Some(Listener { socket, .. }) = listener else { return std::future::pending().await };
     match receive(socket).await {
         Ok(message) => message,
         Err(error) => {
-            debug!(%error, "cannot hear the overlay");
+            debug!(%error, "cannot receive from the overlay");
             *listener = None;
             None
         }
@@ -230,7 +226,7 @@ struct Message {
 }
 
 impl Message {
-    /// What stands behind the UDP header.
+    /// The UDP payload.
     fn datagram(&self) -> Bytes {
         let mut bytes = BytesMut::with_capacity(VXLAN.len() + ETHERNET_LEN + BODY);
         bytes.put_slice(&VXLAN);
@@ -265,7 +261,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_word_is_read_as_it_was_written() {
+    fn a_message_is_read_as_it_was_written() {
         for from in ["172.18.0.2", "fd00:172:18::2"] {
             let message =
                 Message { kind: QUESTION, nonce: 0x0102_0304_0506_0708, from: from.parse().expect("an address") };
@@ -280,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_or_another_protocols_is_none_of_ours() {
+    fn truncated_and_foreign_frames_are_ignored() {
         let message = Message { kind: ANSWER, nonce: 7, from: IpAddr::from([127, 0, 0, 1]) };
         let datagram = message.datagram();
         let frame = &datagram[VXLAN.len()..];

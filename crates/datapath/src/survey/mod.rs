@@ -1,5 +1,5 @@
-//! A look at what is there, for `egress-agent status`: devices, programs, maps, neighbours. From the pins and from netlink, in an
-//! agent or beside one; nothing is written, and nothing is kept.
+//! Survey for `egress-agent status`: devices, programs, maps and neighbours, read from the pins and netlink, in an agent or
+//! beside one. It writes nothing.
 
 mod neighbours;
 pub mod report;

@@ -1,4 +1,4 @@
-//! What the kernel thinks of the node's neighbours (linux/neighbour.h), for who asks for it once.
+//! Neighbour states of the kernel (linux/neighbour.h).
 
 use std::collections::BTreeMap;
 use std::io;

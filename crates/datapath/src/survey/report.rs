@@ -11,7 +11,8 @@ use egress_core::model::state::{EgressId, Family, Place, PodState, Policy};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Kernel {
-    /// Seconds for which the programs may go on emitting egress IPs, zero once the lease has expired; nothing where it has no end.
+    /// Seconds for which the programs may go on emitting egress IPs, zero once the lease has expired; nothing where it has no
+    /// end.
     #[serde(default)]
     pub lease_seconds: Option<u64>,
     pub interfaces: Vec<Interface>,

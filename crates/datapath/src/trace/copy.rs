@@ -88,7 +88,7 @@ impl Copied {
     }
 }
 
-/// A mapping that may be in the way of the packet's own: of the same answers to the same address.
+/// A NAT entry that may conflict with the packet's own: same reverse tuple to the same address.
 fn is_wanted(key: &Tuple, packet: &Tuple, addresses: &[Addr]) -> bool {
     let is_echo = matches!(packet.protocol, PROTO_ICMP | PROTO_ICMPV6);
     key.protocol == packet.protocol

@@ -1,12 +1,12 @@
 //! `egress-agent trace`: runs a test packet through the loaded programs and explains the verdict, without side effects.
 //!
-//! Two independent sources must agree: the **programs** run by `BPF_PROG_TEST_RUN` and give the verdict, and the **decision** of
-//! `egress_common::decide` runs on the host over the same map entries and gives the reasons ([`recorder`], [`questions`]). A
+//! Two independent sources must agree: the **programs** run by `BPF_PROG_TEST_RUN` and give the verdict, and the **decision**
+//! of `egress_common::decide` runs on the host over the same map entries and gives the reasons ([`recorder`], [`questions`]). A
 //! [`prediction`] that does not hold the verdict is a defect, or the maps changed in between.
 //!
-//! The object is loaded once more, attached nowhere: maps that programs only read are the pinned ones, maps that they write
-//! are its own, with copies of the entries that concern the packet ([`copy`](mod@copy)). The kernel's hash of the instructions (the tag)
-//! shows that it is the program on the hook. State that is not pinned (fragments, flow cache, failed port searches) starts
+//! The object is loaded once more, attached nowhere: maps that programs only read are the pinned ones, maps that they write are
+//! its own, with copies of the entries that concern the packet ([`copy`](mod@copy)). The kernel's hash of the instructions (the
+//! tag) shows that it is the program on the hook. State that is not pinned (fragments, flow cache, failed port searches) starts
 //! empty, which matters only in the second after a search that found no port. Full maps are copied as full.
 
 pub mod advice;
@@ -40,12 +40,12 @@ use crate::trace::copy::{Copied, Sizes};
 use crate::trace::prediction::{Prediction, predict};
 use crate::trace::test_packet::TestPacket;
 
-/// What became of a made packet, and why.
+/// Verdict of a test packet, and its reasons.
 #[derive(Debug)]
 pub struct Traced {
-    /// The programs' word.
+    /// Verdict of the programs.
     pub verdict: Verdict,
-    /// The decision's.
+    /// Prediction of the decision.
     pub predicted: Prediction,
     pub headers: Headers,
     pub config: Config,
@@ -115,7 +115,7 @@ impl<'o> Tracer<'o> {
         Ok(Self { pins, object, loaded: None })
     }
 
-    /// Runs the packet. Where the two witnesses differ it does so once more: the maps may have changed in between.
+    /// Runs the packet. Where verdict and prediction differ it runs once more: the maps may have changed in between.
     pub fn trace(&mut self, packet: &TestPacket) -> Result<Traced, TraceError> {
         let first = self.once(packet)?;
         if first.agrees() { Ok(first) } else { self.once(packet) }
@@ -295,12 +295,12 @@ impl Private {
             self.nat.put(&key, &mapping)?;
         }
         let (flows, nat) = copied.are_full_of_others();
-        let nobody = Tuple::new(Direction::Egress, Addr::UNSPECIFIED, Addr::UNSPECIFIED, 0, 0, 0);
+        let filler = Tuple::new(Direction::Egress, Addr::UNSPECIFIED, Addr::UNSPECIFIED, 0, 0, 0);
         if flows {
-            self.flows.put(&nobody, &Flow::new(Addr::UNSPECIFIED, 0, 0, 0, 0))?;
+            self.flows.put(&filler, &Flow::new(Addr::UNSPECIFIED, 0, 0, 0, 0))?;
         }
         if nat {
-            self.nat.put(&nobody, &NatEntry::new(nobody, Origin::Here, Addr::UNSPECIFIED, 0, 0))?;
+            self.nat.put(&filler, &NatEntry::new(filler, Origin::Here, Addr::UNSPECIFIED, 0, 0))?;
         }
         Ok(())
     }

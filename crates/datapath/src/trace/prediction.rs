@@ -29,8 +29,8 @@ impl Prediction {
     }
 }
 
-/// The kernel's word on the way out.
-const WAY: [Verdict; 4] = [Verdict::NoRoute, Verdict::NoNeighbour, Verdict::MtuAnswered, Verdict::MtuExceeded];
+/// Possible verdicts of the FIB lookup at the uplink.
+const FIB_VERDICTS: [Verdict; 4] = [Verdict::NoRoute, Verdict::NoNeighbour, Verdict::MtuAnswered, Verdict::MtuExceeded];
 /// And on that through the overlay.
 const OVERLAY: [Verdict; 3] = [Verdict::NoRoute, Verdict::NoNeighbour, Verdict::EncapFailed];
 
@@ -73,7 +73,7 @@ fn here(headers: &Headers, recorder: &MapRecorder<'_>, egress_id: u32, slot: &Sl
     let face = SnatPool { address: owned.address, ports: EGRESS_PORTS };
     let owner = NatOwner { origin: Origin::Here, source_node: Addr::UNSPECIFIED, egress_id };
     match snat::translate(headers, &Quote::NONE, recorder, &face, &owner) {
-        Ok(_) => [&[Verdict::SnatHere], WAY.as_slice()].concat(),
+        Ok(_) => [&[Verdict::SnatHere], FIB_VERDICTS.as_slice()].concat(),
         Err(Verdict::PortTaken) => vec![Verdict::CutAnswered, Verdict::PortTaken],
         Err(verdict) => vec![verdict],
     }

@@ -1,17 +1,13 @@
-//! Telling idle pods that a connection of theirs was cut.
+//! Idle reset: makes an idle pod learn that its connection was cut.
 //!
-//! The programs answer the pod's next packet with a reset, which has the right number from that packet. A pod that waits
-//! for data sends none, so it is made to: it gets a bare ACK whose sequence number is none that it waits for, and answers
-//! with an ACK of its own (RFC 9293 section 3.10.7.4), as any TCP does. The segment goes to the pod by the management port,
-//! past the host's netfilter, by the next hop that the kernel has for the pod.
+//! The programs answer the pod's next packet with a reset, whose number comes from that packet. A pod that waits for data sends
+//! none. So the agent sends it a bare ACK outside its window, which any TCP answers with an ACK (RFC 9293 section 3.10.7.4).
+//! The segment goes to the pod by the management port, past the host's netfilter, to the kernel's next hop for the pod.
 //!
-//! Nobody here knows which number the pod waits for. A window is at most a quarter of all numbers (RFC 7323 section 2.3),
-//! so of two numbers half of all numbers apart at least one is outside: each round takes the other one. What has been told
-//! by then, or has begun anew, is left alone. This is a service on top: where no segment gets through, the pod learns of
-//! the cut when it sends.
-//!
-//! What cannot be sent, or has no path yet, is tried again with the next round, a few times. That it cannot is said once, and
-//! so is for how many it was in vain.
+//! The pod's window is unknown. It is at most a quarter of all numbers (RFC 7323 section 2.3), so of two numbers half of all
+//! numbers apart at least one is outside: each round uses the other one. Connections that were reset or started again are
+//! skipped. Failed sends and unresolved next hops are retried a few times. The first failure and the final number of losses are
+//! logged; such a pod learns of the cut when it sends.
 
 pub mod pod_link;
 
@@ -36,17 +32,16 @@ use crate::conntrack::idle_reset::pod_link::{PodLinks, look};
 use crate::node_state::shared::Shared;
 use egress_supervise;
 
-/// How often a pod is asked at most, and how long it has to answer.
+/// Segments per connection, and the time for the answer.
 const ROUNDS: u32 = 4;
 const PATIENCE: Duration = Duration::from_millis(700);
-/// At most so many segments at once, and a pause behind them: 1,000 a second, which is as many as a CPU answers
-/// (`decide::limit`).
+/// Segments per batch and the pause after it: 1,000 a second, as many as a CPU answers (`decide::limit`).
 const AT_ONCE: usize = 10;
 const PAUSE: Duration = Duration::from_millis(10);
-/// How long at most from the decision to speak until the pod's answer is here.
+/// Longest time from the decision to send until the pod's answer arrives.
 const ANSWERING_NS: u64 = 2_000_000_000;
 
-/// What was tried for a connection.
+/// Attempts for a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tries {
     sent: u32,
@@ -65,18 +60,17 @@ impl Tries {
 
 pub type Batch = Vec<(Tuple, Tries)>;
 
-/// What is to be said when. A connection is in it once, however often it is cut: so there is never more than `flows` holds,
-/// whoever selects and deselects a pod over and over.
+/// Connections by due time. Each connection occurs once, however often it is cut, so the size is bounded by `flows`.
 #[derive(Default)]
 struct Due {
-    /// A number tells those of one time apart.
+    /// The number keeps entries of the same time apart.
     times: BTreeMap<(Instant, u64), Tuple>,
     tries: HashMap<Tuple, Tries>,
     number: u64,
 }
 
 impl Due {
-    /// One that waits already keeps its time, and begins with these tries.
+    /// Adds a connection. A waiting one keeps its time and gets these tries.
     fn put(&mut self, at: Instant, connection: Tuple, tries: Tries) {
         if self.tries.insert(connection, tries).is_none() {
             self.number += 1;
@@ -88,13 +82,13 @@ impl Due {
         self.times.first_key_value().map(|((at, _), _)| *at)
     }
 
-    /// The pods of all others whose time has come.
+    /// Pods of all connections that are due.
     fn pods(&self, now: Instant) -> BTreeSet<IpAddr> {
         let due = self.times.iter().take_while(|((at, _), _)| *at <= now);
         due.map(|(_, connection)| connection.saddr.to_ip()).collect()
     }
 
-    /// The first few whose time has come.
+    /// Takes the first connections that are due.
     fn take(&mut self, now: Instant) -> Batch {
         let mut batch = Vec::new();
         while batch.len() < AT_ONCE
@@ -108,7 +102,7 @@ impl Due {
     }
 }
 
-/// Tells, for as long as the data plane lives.
+/// Runs until the data plane is dropped.
 pub async fn run(shared: Arc<Shared>, mut requests: UnboundedReceiver<Vec<Tuple>>) {
     let (mut due, mut links, mut failure) = (Due::default(), None, RepeatedFailure::default());
     loop {
@@ -139,7 +133,7 @@ pub async fn run(shared: Arc<Shared>, mut requests: UnboundedReceiver<Vec<Tuple>
     }
 }
 
-/// What came of a batch: those that may need it again, and the first error.
+/// Result of a batch: connections that may need another attempt, and the first error.
 struct Done {
     batch: Batch,
     error: Option<io::Error>,
@@ -185,7 +179,7 @@ fn note(failure: &mut RepeatedFailure, done: &Done) {
     failure.lose(done.batch.iter().filter(|(_, tries)| tries.failed >= ROUNDS).count());
 }
 
-/// Sends to those that need it. Where their links must be asked for anew, so are those of all who are due by now.
+/// Sends to the pods that need it. Where links must be looked up, those of all due pods are.
 async fn wake(shared: &Arc<Shared>, links: &mut Option<PodLinks>, due: &Due, batch: Batch) -> Done {
     let (looking, asked) = (Arc::clone(shared), batch.clone());
     let idle = egress_supervise::joined(spawn_blocking(move || idle(&looking, asked)).await);
@@ -193,7 +187,7 @@ async fn wake(shared: &Arc<Shared>, links: &mut Option<PodLinks>, due: &Due, bat
         Ok(idle) => idle,
         Err(error) => return Done::none_sent(batch, Some(error)),
     };
-    // Its absence is said elsewhere.
+    // A missing port is logged elsewhere.
     let Some(port) = shared.state().facts().mgmt else { return Done::none_sent(idle, None) };
     if idle.is_empty() {
         return Done { batch: idle, error: None };
@@ -223,7 +217,7 @@ async fn wake(shared: &Arc<Shared>, links: &mut Option<PodLinks>, due: &Due, bat
     done
 }
 
-/// Those whose pods do not know yet, as far as one can tell: a reset has gone to the others, or they have begun anew.
+/// Connections whose pods have not learnt of the cut: no reset was sent, and no new flow started.
 fn idle(shared: &Shared, batch: Batch) -> io::Result<Batch> {
     let now = now_ns()?;
     let mut answered = Batch::new();
@@ -239,10 +233,10 @@ fn idle(shared: &Shared, batch: Batch) -> io::Result<Batch> {
     for (connection, tries) in answered {
         let Some(flow) = tables.flows.get(&connection)? else { continue };
         let wanted = match phase::flow(&flow) {
-            // The pod goes on asking, and begins anew thereby.
+            // The pod retries its SYN, which starts a new flow.
             Phase::Opening => false,
             Phase::Established => true,
-            // A stranger's reset looks the same as ours, before the first round.
+            // Before the first round, a reset by the peer looks the same as ours.
             Phase::Closing => tries.sent == 0,
         };
         if wanted {
@@ -252,13 +246,13 @@ fn idle(shared: &Shared, batch: Batch) -> io::Result<Batch> {
     Ok(idle)
 }
 
-/// Whether the programs still answer what the pod sends on a cut connection, or drop it (`decide::from_pod`). What an idle
-/// pod is made to say later would leave, with the node's address.
+/// Whether the programs still reset or drop what the pod sends on a cut connection (`decide::from_pod`). Later its answer would
+/// leave with the node's address.
 fn is_answered(pod: &PodEntry, now_ns: u64) -> bool {
     pod.egress_id().is_some() || now_ns.saturating_add(ANSWERING_NS) < pod.cut_until_ns
 }
 
-/// Half of all numbers further with each round.
+/// Moves by half of all sequence numbers with each round.
 fn number_of(connection: &Tuple, round: u32) -> u32 {
     thread_local!(static START: RandomState = RandomState::new());
     let [a, b, c, d, ..] = START.with(|start| start.hash_one(connection)).to_ne_bytes();
@@ -324,7 +318,7 @@ mod tests {
         }
         assert_eq!(looks, [3 * AT_ONCE - 1, 1], "for those that are due, then for the one of the next round");
         let other = Interface { index: 4, ..port };
-        assert!(!links.is_some_and(|links| links.cover(other, now, &Vec::new())), "the port was made anew");
+        assert!(!links.is_some_and(|links| links.cover(other, now, &Vec::new())), "the port was replaced");
     }
 
     #[test]
@@ -335,18 +329,18 @@ mod tests {
             tries = tries.after(false);
             assert_eq!((number_of(&connection(1), tries.sent), tries.is_over()), (number, false));
         }
-        assert!(tries.after(false).is_over(), "as often as it is told");
+        assert!(tries.after(false).is_over(), "as many failures as rounds");
         assert_ne!(number_of(&connection(1), tries.after(true).sent), number);
         let done = Done::none_sent(vec![(connection(1), tries), (connection(2), Tries::default())], None);
         let mut failure = RepeatedFailure::default();
         note(&mut failure, &done);
-        assert_eq!(failure.end(), None, "nobody said that anything is wrong");
+        assert_eq!(failure.end(), None, "no error was logged");
         note(&mut failure, &Done { error: Some(io::ErrorKind::Other.into()), ..done });
-        assert_eq!(failure.end(), Some(1), "the other one goes on");
+        assert_eq!(failure.end(), Some(1), "the other connection is retried");
     }
 
     #[test]
-    fn nobody_speaks_whose_answer_would_leave() {
+    fn a_pod_whose_answer_would_leave_is_not_woken() {
         let now = 1_000 * ANSWERING_NS;
         let until = |until_ns| PodEntry::known().with_cut_until(until_ns);
         assert!(is_answered(&PodEntry::selected(7, 0), now), "it is reset, or has its address");

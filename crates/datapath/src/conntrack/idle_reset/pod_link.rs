@@ -1,4 +1,4 @@
-//! By which link address a pod is reached from the management port, as the kernel would reach it.
+//! Link addresses of pods at the management port, as the kernel resolves them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -64,7 +64,7 @@ pub async fn look(
     Ok(hops.into_iter().map(|(pod, hop)| (pod, hop.and_then(|hop| known.get(&hop).copied()))).collect())
 }
 
-/// Who packets for the address are handed to; `None` where the host has no path by this port.
+/// Next hop for the address; `None` without a route by this port.
 async fn next_hop(netlink: &Handle, ifindex: u32, to: IpAddr) -> io::Result<Option<IpAddr>> {
     let whole = if to.is_ipv4() { 32 } else { 128 };
     let message = RouteMessageBuilder::<IpAddr>::new()
