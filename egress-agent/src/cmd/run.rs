@@ -213,7 +213,7 @@ impl RunArgs {
             host: Some(host),
             outages,
             questions: Some(questions),
-            station: Some(station),
+            health_page: Some(station),
         }
     }
 }

@@ -222,7 +222,7 @@ pub struct Sources {
     pub node: mpsc::Sender<Question>,
     pub ready: watch::Receiver<Ready>,
     pub uplink: watch::Receiver<UplinkState>,
-    pub standing: watch::Receiver<LeaseState>,
+    pub lease_state: watch::Receiver<LeaseState>,
     /// The node of the controller that asks this agent.
     pub leader: watch::Receiver<Option<String>>,
     pub outages: ApiOutages,
@@ -260,7 +260,7 @@ impl Sources {
         }
         let ready = self.ready.borrow().clone();
         let obstacle = ServingObstacle::of(ready.serving, &self.uplink.borrow());
-        let leases = match *self.standing.borrow() {
+        let leases = match *self.lease_state.borrow() {
             LeaseState::Holds => "holds",
             LeaseState::Expired(_) => "fenced",
         };

@@ -22,15 +22,15 @@ pub(super) struct Listeners {
     /// What this node is ready to take over.
     pub(super) readiness: watch::Receiver<Readiness>,
     pub(super) node_name: String,
-    /// Nodes with acknowledgements. What is left out of them now may concern this node later.
-    pub(super) speakers: BTreeMap<String, Arc<Node>>,
+    /// Nodes with acknowledgements, complete: one that is filtered out now may concern this node later.
+    pub(super) acknowledging: BTreeMap<String, Arc<Node>>,
     pub(super) endpoints: Endpoints,
     /// The latest version of the ledger.
     pub(super) ledger: watch::Sender<Arc<Ledger>>,
 }
 
 impl Listeners {
-    fn tell(&mut self, change: Change) {
+    fn distribute(&mut self, change: Change) {
         let own = match &change {
             Change::Nodes(Update::Changed(name, node)) if *name == self.node_name => Some(node),
             Change::Nodes(Update::Replaced(nodes)) => nodes.get(&self.node_name),
@@ -41,42 +41,44 @@ impl Listeners {
         }
         if let Change::Nodes(update) = &change {
             self.endpoints.apply(update);
-            self.note_speakers(update);
+            self.note_acknowledging(update);
         }
         if let Change::Ledger(ledger) = &change {
             self.ledger.send_replace(ledger.clone());
         }
         self.put(change.clone());
-        // A record may name this node when its old node has spoken already.
+        // A new record may name this node after the old owner has already acknowledged.
         if let Change::Ledger(ledger) = change {
             let records = ledger.records.open.values().filter(|record| record.to.as_ref() == Some(&self.node_name));
             let from: BTreeSet<&String> = records.map(|record| &record.from).collect();
-            for (name, node) in from.into_iter().filter_map(|from| self.speakers.get_key_value(from)) {
+            for (name, node) in from.into_iter().filter_map(|from| self.acknowledging.get_key_value(from)) {
                 self.put(Change::Nodes(Update::Changed(name.clone(), node.clone())));
             }
         }
     }
 
-    fn note_speakers(&mut self, update: &Update<String, Arc<Node>>) {
-        let speaks = |node: &Node| !node.released.is_empty();
+    fn note_acknowledging(&mut self, update: &Update<String, Arc<Node>>) {
+        let acknowledges = |node: &Node| !node.released.is_empty();
         match update {
             Update::Replaced(nodes) => {
-                let speakers = nodes.iter().filter(|(_, node)| speaks(node));
-                self.speakers = speakers.map(|(name, node)| (name.clone(), node.clone())).collect();
+                let acknowledging = nodes.iter().filter(|(_, node)| acknowledges(node));
+                self.acknowledging = acknowledging.map(|(name, node)| (name.clone(), node.clone())).collect();
             }
-            Update::Changed(name, node) if speaks(node) => drop(self.speakers.insert(name.clone(), node.clone())),
-            Update::Changed(name, _) | Update::Removed(name) => drop(self.speakers.remove(name)),
+            Update::Changed(name, node) if acknowledges(node) => {
+                drop(self.acknowledging.insert(name.clone(), node.clone()))
+            }
+            Update::Changed(name, _) | Update::Removed(name) => drop(self.acknowledging.remove(name)),
         }
     }
 
-    /// Acknowledgements are for the controller, and for the other node of a hand-over: others would compute everything anew for each.
+    /// Removes acknowledgements of hand-overs that do not concern this node; each would cause a full computation.
     fn put(&self, change: Change) {
         let (ready_for, ledger) = (self.ready_for(), self.ledger.borrow().clone());
         let is_awaited = |address: &IpAddr, from: &str| {
             let record = ledger.records.open.get(address);
             record.is_some_and(|record| record.from == from && record.to.as_ref() == Some(&self.node_name))
         };
-        self.node.put(hearing(change, &|node| {
+        self.node.put(without_foreign_acknowledgements(change, &|node| {
             let Node { name, released, given, .. } = node;
             released.retain(|address, _| ready_for.contains(address) || is_awaited(address, name));
             given.retain(|address, _| released.contains_key(address));
@@ -84,7 +86,7 @@ impl Listeners {
         }));
     }
 
-    /// What this node has said that it is ready for, in this run or before.
+    /// What this node has published that it is ready for, in this run or before.
     fn ready_for(&self) -> BTreeSet<IpAddr> {
         let mut ready: BTreeSet<IpAddr> = self.readiness.borrow().prepared.keys().copied().collect();
         ready.extend(self.own_node.borrow().iter().flat_map(|own| own.prepared.keys()));
@@ -92,8 +94,8 @@ impl Listeners {
     }
 }
 
-/// The change where somebody listens to some of the nodes' words only.
-fn hearing(change: Change, cut: &dyn Fn(&mut Node)) -> Change {
+/// The change, with `cut` applied to nodes that carry acknowledgements.
+fn without_foreign_acknowledgements(change: Change, cut: &dyn Fn(&mut Node)) -> Change {
     let without = |node: Arc<Node>| match node.released.is_empty() && node.prepared.is_empty() {
         true => node,
         false => {
@@ -115,7 +117,7 @@ fn hearing(change: Change, cut: &dyn Fn(&mut Node)) -> Change {
 pub(super) async fn fan_out(changes: impl Stream<Item = Change>, mut listeners: Listeners, stop: CancellationToken) {
     let mut changes = std::pin::pin!(changes.take_until(stop.cancelled_owned()));
     while let Some(change) = changes.next().await {
-        listeners.tell(change);
+        listeners.distribute(change);
     }
 }
 
@@ -128,19 +130,19 @@ mod tests {
     use egress_core::model::samples::ip;
 
     #[tokio::test]
-    async fn a_node_hears_the_words_of_whoever_hands_over_to_it_and_no_others() {
+    async fn a_node_receives_only_acknowledgements_of_hand_overs_to_it() {
         let (node, mut taker) = change_queue::inbox();
         let mut listeners = Listeners {
             node,
             own_node: watch::channel(None).0,
             readiness: watch::channel(Readiness::default()).1,
             node_name: "n1".into(),
-            speakers: BTreeMap::new(),
+            acknowledging: BTreeMap::new(),
             ledger: watch::channel(Arc::<Ledger>::default()).0,
             endpoints: Endpoints::new("n1").0,
         };
         let (ours, others) = (ip("172.18.0.100"), ip("172.18.0.101"));
-        let word = |name: &str| {
+        let acknowledgement = |name: &str| {
             let released = Acknowledgements::from([(ours, 7), (others, 8)]);
             let node = Node { name: name.into(), released, ..Node::default() };
             Change::Nodes(Update::Changed(name.into(), Arc::new(node)))
@@ -150,24 +152,24 @@ mod tests {
             let record = HandOver { number: 7, from: "n2".into(), to: Some(to.into()) };
             ledger.records.open.insert(address, record);
         }
-        listeners.tell(Change::Ledger(Arc::new(ledger.clone())));
-        listeners.tell(word("n2"));
-        listeners.tell(word("n3"));
-        let mut heard = async || -> Vec<_> {
+        listeners.distribute(Change::Ledger(Arc::new(ledger.clone())));
+        listeners.distribute(acknowledgement("n2"));
+        listeners.distribute(acknowledgement("n3"));
+        let mut received = async || -> Vec<_> {
             let changes = taker.take().await.expect("changes").into_iter();
-            let words = changes.filter_map(|change| match change {
+            let nodes = changes.filter_map(|change| match change {
                 Change::Nodes(Update::Changed(name, node)) => Some((name, node.released.clone())),
                 _ => None,
             });
-            words.collect()
+            nodes.collect()
         };
         assert_eq!(
-            heard().await,
+            received().await,
             [("n2".to_owned(), Acknowledgements::from([(ours, 7)])), ("n3".to_owned(), Acknowledgements::new())]
         );
-        // The other is for this node by now, and its old node has spoken before.
+        // The other record now names this node, and its old owner has already acknowledged.
         ledger.records.open.insert(others, HandOver { number: 8, from: "n2".into(), to: Some("n1".into()) });
-        listeners.tell(Change::Ledger(Arc::new(ledger)));
-        assert_eq!(heard().await, [("n2".to_owned(), Acknowledgements::from([(ours, 7), (others, 8)]))]);
+        listeners.distribute(Change::Ledger(Arc::new(ledger)));
+        assert_eq!(received().await, [("n2".to_owned(), Acknowledgements::from([(ours, 7), (others, 8)]))]);
     }
 }

@@ -1,4 +1,5 @@
-//! The loop around the fence: what was heard, readings of the ledger, time, and the deadline in the programs.
+//! Keeps this node's lease: feeds the lease state with probes, reads of the ledger and time, and writes the deadline that
+//! the programs check.
 
 use std::time::{Duration, Instant};
 
@@ -17,51 +18,51 @@ use egress_datapath::boot_ns;
 use egress_kube::ledger::{self, LedgerStore};
 use egress_supervise::Heartbeat;
 
-/// Between two looks at least.
+/// The longest pause between two rounds.
 const IDLE: Duration = Duration::from_secs(1);
-/// The two clocks are read one after the other.
+/// Tolerance for reading the two clocks one after the other.
 const SUSPENDED: Duration = Duration::from_millis(50);
 
-/// What the loop goes by.
+/// What the lease depends on.
 pub struct Confirmations {
-    /// As of when a leader has surely heard this node.
+    /// The latest time as of which a leader has certainly reached this node.
     pub heard: watch::Receiver<Option<Instant>>,
     /// The leader's total timeout.
     pub probed: watch::Receiver<Option<Duration>>,
-    pub stake: watch::Receiver<LeaseDemand>,
+    pub demand: watch::Receiver<LeaseDemand>,
 }
 
-/// What it says.
+/// What the loop publishes.
 pub struct Lease {
     /// Whether this node may hold addresses.
-    pub standing: watch::Sender<LeaseState>,
+    pub lease_state: watch::Sender<LeaseState>,
     /// Until when its programs may emit them.
     pub programs: SharedLease,
-    /// The number of the latest end of a lease without one that the programs have obeyed.
+    /// The number of the latest order to bound an endless lease that the programs have obeyed.
     pub bounded: watch::Sender<Option<u64>>,
 }
 
-/// The clock that the lease counts by, and the one of the programs. They part where the machine is suspended.
+/// The lease's clock and the programs' clock. They differ by the time that the machine was suspended.
 struct Clocks {
     now: Instant,
     boot_ns: u64,
 }
 
 impl Clocks {
-    /// In this order, so that what is left of a time is never more in the programs than here. A clock that cannot be read has
-    /// passed every deadline.
+    /// Reads the programs' clock first, so that the remaining time is never longer in the programs than here. A clock that
+    /// cannot be read counts as past every deadline.
     fn read() -> Self {
         let boot_ns = boot_ns().unwrap_or(u64::MAX);
         Self { now: Instant::now(), boot_ns }
     }
 
-    /// Until then, with a heartbeat of now.
+    /// A lease until `until`, with the heartbeat of now.
     fn lease(&self, until: Instant, stall: Duration) -> abi::Lease {
         let stall_ns = u64::try_from(stall.as_nanos()).unwrap_or(u64::MAX);
         abi::Lease::bounded(self.of_programs(until), self.boot_ns, stall_ns)
     }
 
-    /// As the programs know this time.
+    /// This time on the programs' clock.
     fn of_programs(&self, time: Instant) -> u64 {
         let left = u64::try_from(time.saturating_duration_since(self.now).as_nanos()).unwrap_or(u64::MAX);
         self.boot_ns.saturating_add(left)
@@ -77,39 +78,39 @@ fn is_endless(programs: &SharedLease) -> bool {
     programs.read().until_ns == abi::Lease::ENDLESS.until_ns
 }
 
-/// Publishes whether this node may hold addresses, and renews the deadline in its programs, until told to stop.
+/// Publishes whether this node may hold addresses, and renews the deadline in its programs, until `stop` is cancelled.
 pub async fn keep(
     (node_name, total): (String, Duration),
     store: LedgerStore,
-    Confirmations { mut heard, probed, mut stake }: Confirmations,
-    Lease { standing, programs, bounded }: Lease,
-    beat: Heartbeat,
+    Confirmations { mut heard, probed, mut demand }: Confirmations,
+    Lease { lease_state, programs, bounded }: Lease,
+    heartbeat: Heartbeat,
     stop: CancellationToken,
 ) {
     let mut clocks = Clocks::read();
-    let mut fence = LeaseHolder::new(total, clocks.now, is_endless(&programs));
+    let mut holder = LeaseHolder::new(total, clocks.now, is_endless(&programs));
     let (mut readings, mut late) = (FuturesUnordered::new(), SlowReads::default());
-    let (mut is_probed, mut has_stake) = (true, true);
+    let (mut is_probed, mut has_demand) = (true, true);
     loop {
-        // Before the clocks: if the machine stands still in between, a program ends this lease, and it is not renewed.
+        // Read before the clocks: if the machine stalls in between, a program ends this lease, and the renewal fails.
         let found = programs.read();
         let former = std::mem::replace(&mut clocks, Clocks::read());
         let now = clocks.now;
-        beat.note();
+        heartbeat.note();
         if clocks.was_suspended_since(&former) {
             readings.clear();
-            fence.note_suspended(now);
+            holder.note_suspended(now);
         }
-        fence.set_demand(*stake.borrow_and_update());
-        // Before what such a probe has confirmed counts.
-        fence.note_probed(*probed.borrow());
+        holder.set_demand(*demand.borrow_and_update());
+        // Set the timeout before counting what a probe with it has confirmed.
+        holder.note_probed(*probed.borrow());
         if let Some(as_of) = *heard.borrow_and_update() {
-            fence.note_heard(as_of);
+            holder.note_heard(as_of);
         }
-        let is = fence.state(now, found.left_ns(clocks.boot_ns) == 0);
-        let is_written = match fence.deadline(is) {
+        let is = holder.state(now, found.left_ns(clocks.boot_ns) == 0);
+        let is_written = match holder.deadline(is) {
             Deadline::AsItIs => true,
-            Deadline::At(time) => programs.renew(found, clocks.lease(time, fence.stall())),
+            Deadline::At(time) => programs.renew(found, clocks.lease(time, holder.stall())),
             Deadline::Never => programs.renew(found, abi::Lease::ENDLESS),
             Deadline::Passed => {
                 programs.expire();
@@ -119,24 +120,24 @@ pub async fn keep(
         if !is_written {
             continue;
         }
-        // Behind the deadline: what is claimed upon it is announced.
-        standing.send_if_modified(|said| std::mem::replace(said, is) != is);
-        let has_end = fence.bounded().filter(|_| !is_endless(&programs));
+        // After the deadline is written, because addresses claimed on this state are announced.
+        lease_state.send_if_modified(|said| std::mem::replace(said, is) != is);
+        let has_end = holder.bounded().filter(|_| !is_endless(&programs));
         bounded.send_if_modified(|said| std::mem::replace(said, has_end) != has_end);
-        if fence.ask_at().is_some_and(|time| time <= now) {
-            fence.note_asked(now);
-            readings.push(read(&store, &node_name, now, fence.patience()));
+        if holder.ask_at().is_some_and(|time| time <= now) {
+            holder.note_asked(now);
+            readings.push(read(&store, &node_name, now, holder.patience()));
         }
-        let next = fence.next(now);
-        // Looked at now and then even where nothing is to be done, to know that it runs.
+        let next = holder.next(now);
+        // Wake regularly even without work, so that the heartbeat shows that the loop runs.
         let due = next.unwrap_or(now + IDLE).min(now + IDLE);
         tokio::select! {
             () = stop.cancelled() => return,
             outcome = heard.changed(), if is_probed => is_probed = outcome.is_ok(),
-            outcome = stake.changed(), if has_stake => has_stake = outcome.is_ok(),
+            outcome = demand.changed(), if has_demand => has_demand = outcome.is_ok(),
             Some((began, answer)) = readings.next(), if !readings.is_empty() => {
-                let (now, limit) = (Instant::now(), fence.in_time());
-                if !fence.was_heard() && late.note(now > began + limit, now) {
+                let (now, limit) = (Instant::now(), holder.in_time());
+                if !holder.was_heard() && late.note(now > began + limit, now) {
                     warn!(
                         limit_ms = limit.as_millis(),
                         "the API server is too slow to hold egress IPs by: no controller probes this agent, and most answers come \
@@ -145,7 +146,7 @@ pub async fn keep(
                     );
                 }
                 if let Some((suspected, terms)) = answer {
-                    fence.note_read(began, suspected, terms);
+                    holder.note_read(began, suspected, terms);
                 }
             }
             () = tokio::time::sleep_until(due.into()) => {}
@@ -153,18 +154,18 @@ pub async fn keep(
     }
 }
 
-/// Whether this node is suspected, and what else the ledger says.
+/// Whether this node is suspected, and the ledger's lease terms.
 type Reading = (bool, LeaseTerms);
 
-/// One reading, and when it began. A ledger that is not there, or cannot be read, is no reason to hold.
+/// One read, and when it began. An absent or unreachable ledger does not confirm the lease.
 async fn read(store: &LedgerStore, node_name: &str, began: Instant, patience: Duration) -> (Instant, Option<Reading>) {
     let answer = match tokio::time::timeout(patience, store.read()).await {
         Ok(Ok(Some(object))) => Some(match ledger::read(&object) {
             Ok(ledger) => (ledger.suspects.contains_key(node_name), LeaseTerms::of(&ledger, node_name)),
             Err(_) => (true, LeaseTerms::default()),
         }),
-        // Before anybody is suspected there is a ledger. One that is gone may have suspected this node, until the leader has
-        // written it anew.
+        // The ledger exists before a node is suspected. A deleted one may have suspected this node, until the leader has
+        // written it again.
         Ok(Ok(None)) => None,
         Ok(Err(error)) => {
             debug!(%error, "cannot read the ledger");
@@ -184,7 +185,7 @@ mod tests {
     use egress_kube::stub::Server;
 
     #[tokio::test]
-    async fn a_ledger_that_is_not_there_is_no_reason_to_hold() {
+    async fn an_absent_ledger_does_not_confirm_the_lease() {
         let server = Server::start().await;
         let store = |namespace| LedgerStore::new(server.client().0, namespace);
         let (began, patience) = (Instant::now(), Duration::from_secs(5));
@@ -198,14 +199,14 @@ mod tests {
         }
     }
 
-    /// The warnings of a second and a half of a node that wants to hold something.
+    /// The warnings of a node without a confirmed lease within 1.5 s.
     async fn warnings(server: &Server, namespace: &str, heard: Option<Instant>) -> Vec<String> {
         let troubles = Troubles::default();
         let _subscriber = tracing::subscriber::set_default(tracing_subscriber::registry().with(troubles.clone()));
         let (heard, probed) = (watch::channel(heard).1, watch::channel(None).1);
-        let heard = Confirmations { heard, probed, stake: watch::channel(LeaseDemand::default()).1 };
-        let (standing, bounded) = (watch::Sender::default(), watch::Sender::default());
-        let lease = Lease { standing, programs: SharedLease::default(), bounded };
+        let heard = Confirmations { heard, probed, demand: watch::channel(LeaseDemand::default()).1 };
+        let (lease_state, bounded) = (watch::Sender::default(), watch::Sender::default());
+        let lease = Lease { lease_state, programs: SharedLease::default(), bounded };
         let (node, store) =
             (("a".to_owned(), Duration::from_millis(200)), LedgerStore::new(server.client().0, namespace));
         let keep = keep(node, store, heard, lease, Heartbeat::default(), CancellationToken::new());
@@ -214,7 +215,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_server_that_is_too_slow_to_hold_addresses_by_is_named_in_one_line() {
+    async fn a_server_too_slow_for_the_lease_causes_one_warning() {
         let server = Server::start().await;
         let lines = warnings(&server, "slow", None).await;
         assert_eq!(lines.len(), 1, "{lines:?}");

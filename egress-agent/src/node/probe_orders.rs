@@ -1,8 +1,8 @@
-//! Obeying hand-overs that only the leader's probes tell of, because this agent cannot hear the API server.
+//! Obeys hand-overs that arrive only in the leader's probes, because this agent has lost the API server.
 //!
-//! A leader may be a former one that does not know it, and the key that its probes are signed with is shared by agents and
-//! controllers. So an order is held against the ledger, read past every cache; it is obeyed where the ledger has it, or cannot
-//! be read. What is obeyed for nothing is taken up again as soon as ledger and object have been read anew.
+//! The sender may be a former leader that does not know it, and agents and controllers share the key that signs probes. So
+//! each order is compared with a quorum read of the ledger: the agent obeys it if the ledger contains it or cannot be read.
+//! An address released by mistake is served again after the next fresh read of ledger and object.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,13 +14,12 @@ use tracing::info;
 use egress_core::model::ledger::{Acknowledgements, Ledger};
 use egress_kube::ledger::{self, LedgerStore};
 
-/// How long the ledger may take to be read. An API server that is there has answered by then; what moves for the failure of
-/// its node waits for it.
+/// Timeout of a ledger read. A reachable API server has answered by then; a failover of this node waits for it.
 const PATIENCE: Duration = Duration::from_millis(150);
-/// Between two readings, whatever is ordered.
+/// Least time between two reads of the ledger.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Publishes what of the orders is to be obeyed, until told to stop. `known` is the ledger as it was last heard of.
+/// Publishes the orders to obey, until `stop` is cancelled. `known` is the latest ledger of the watch.
 pub async fn obey(
     (node_name, store): (String, LedgerStore),
     mut orders: watch::Receiver<Acknowledgements>,
@@ -30,10 +29,11 @@ pub async fn obey(
 ) {
     let mut judged = Acknowledgements::new();
     loop {
-        let open = unheard(&orders.borrow_and_update(), &known.borrow_and_update());
+        let open = not_in_watch(&orders.borrow_and_update(), &known.borrow_and_update());
         if open != judged {
             judged.clone_from(&open);
-            let real = if open.is_empty() { open } else { held_against(&store, &node_name, open, &mut known).await };
+            let real =
+                if open.is_empty() { open } else { confirmed_by_ledger(&store, &node_name, open, &mut known).await };
             obeyed.send_if_modified(|obeyed| {
                 let is_news = *obeyed != real;
                 if is_news && !real.is_empty() {
@@ -44,19 +44,19 @@ pub async fn obey(
             });
             tokio::time::sleep(PAUSE).await;
         }
-        let is_there = tokio::select! {
+        let is_open = tokio::select! {
             () = stop.cancelled() => return,
             changed = orders.changed() => changed.is_ok(),
             changed = known.changed() => changed.is_ok(),
         };
-        if !is_there {
+        if !is_open {
             return;
         }
     }
 }
 
-/// Those that this agent cannot know of: the ledger that it has heard of is older.
-fn unheard(orders: &Acknowledgements, known: &Ledger) -> Acknowledgements {
+/// The orders that are newer than the ledger of the watch.
+fn not_in_watch(orders: &Acknowledgements, known: &Ledger) -> Acknowledgements {
     orders
         .iter()
         .filter(|(_, number)| **number > known.records.last)
@@ -64,27 +64,27 @@ fn unheard(orders: &Acknowledgements, known: &Ledger) -> Acknowledgements {
         .collect()
 }
 
-async fn held_against(
+async fn confirmed_by_ledger(
     store: &LedgerStore,
     node_name: &str,
     mut orders: Acknowledgements,
     known: &mut watch::Receiver<Arc<Ledger>>,
 ) -> Acknowledgements {
-    // One that is gone, or broken, says nothing.
+    // An absent or unreadable ledger refutes no order.
     let Ok(Ok(Some(read))) = tokio::time::timeout(PATIENCE, store.read()).await else { return orders };
     if let Ok(ledger) = ledger::read(&read) {
         let open = ledger.leaving(node_name);
         orders.retain(|address, number| open.get(address) == Some(number));
     }
-    still_unheard(orders, known).await
+    still_unknown(orders, known).await
 }
 
-/// Those of which the watch does not tell a moment later. The API server is there, and a probe may only have been faster; a
-/// hand-over that the ledger tells of is obeyed without a loss.
-async fn still_unheard(orders: Acknowledgements, known: &mut watch::Receiver<Arc<Ledger>>) -> Acknowledgements {
-    let is_told =
-        tokio::time::timeout(PATIENCE, known.wait_for(|known| unheard(&orders, known).is_empty())).await.is_ok();
-    if is_told { Acknowledgements::new() } else { unheard(&orders, &known.borrow()) }
+/// The orders that the watch has not delivered a moment later. The API server is reachable, so the probe may only have been
+/// faster; a hand-over that arrives by the ledger loses no packet.
+async fn still_unknown(orders: Acknowledgements, known: &mut watch::Receiver<Arc<Ledger>>) -> Acknowledgements {
+    let has_arrived =
+        tokio::time::timeout(PATIENCE, known.wait_for(|known| not_in_watch(&orders, known).is_empty())).await.is_ok();
+    if has_arrived { Acknowledgements::new() } else { not_in_watch(&orders, &known.borrow()) }
 }
 
 #[cfg(test)]
@@ -93,23 +93,23 @@ mod tests {
     use egress_core::model::ledger::Records;
 
     #[test]
-    fn what_the_ledger_has_told_needs_no_order() {
+    fn an_order_that_the_ledger_contains_is_ignored() {
         let orders = Acknowledgements::from([([10, 0, 0, 1].into(), 7), ([10, 0, 0, 2].into(), 9)]);
         let ledger = |last| Ledger { records: Records { last, ..Records::default() }, ..Ledger::default() };
-        assert_eq!(unheard(&orders, &ledger(6)), orders);
-        assert_eq!(unheard(&orders, &ledger(7)), Acknowledgements::from([([10, 0, 0, 2].into(), 9)]));
-        assert_eq!(unheard(&orders, &ledger(9)), Acknowledgements::new());
+        assert_eq!(not_in_watch(&orders, &ledger(6)), orders);
+        assert_eq!(not_in_watch(&orders, &ledger(7)), Acknowledgements::from([([10, 0, 0, 2].into(), 9)]));
+        assert_eq!(not_in_watch(&orders, &ledger(9)), Acknowledgements::new());
     }
 
     #[tokio::test]
-    async fn a_probe_that_was_faster_than_the_watch_is_no_order() {
+    async fn a_probe_that_is_faster_than_the_watch_is_no_order() {
         let orders = Acknowledgements::from([([10, 0, 0, 1].into(), 7)]);
-        let (tell, mut known) = watch::channel(Arc::<Ledger>::default());
-        assert_eq!(still_unheard(orders.clone(), &mut known).await, orders, "the watch tells nothing");
-        let told = async {
+        let (ledger, mut known) = watch::channel(Arc::<Ledger>::default());
+        assert_eq!(still_unknown(orders.clone(), &mut known).await, orders, "the watch delivers nothing");
+        let update = async {
             tokio::time::sleep(PATIENCE / 10).await;
-            tell.send_modify(|ledger| Arc::make_mut(ledger).records.last = 7);
+            ledger.send_modify(|ledger| Arc::make_mut(ledger).records.last = 7);
         };
-        assert_eq!(tokio::join!(still_unheard(orders, &mut known), told).0, Acknowledgements::new());
+        assert_eq!(tokio::join!(still_unknown(orders, &mut known), update).0, Acknowledgements::new());
     }
 }

@@ -60,7 +60,7 @@ pub struct AgentSettings {
     /// Serves `egress-agent status` and the like; `None` for no socket.
     pub questions: Option<Questions>,
     /// Serves metrics and health pages; `None` for none.
-    pub station: Option<Arc<HealthPage>>,
+    pub health_page: Option<Arc<HealthPage>>,
 }
 
 /// Questions of `egress-agent status` that may wait.
@@ -113,12 +113,12 @@ pub async fn run<E: Executor + Send + 'static>(
     executor: E,
     stop: CancellationToken,
 ) {
-    let AgentSettings { model, namespace, health, overlay, host, outages, questions, station } = settings;
+    let AgentSettings { model, namespace, health, overlay, host, outages, questions, health_page } = settings;
     let (node_name, topics) = (model.node_name.clone(), Topics::default());
     let store = LedgerStore::new(client.clone(), &namespace);
     let agent = Agent { client, store, node_name, namespace, outages, topics, stop };
     let (events, delivery) = events::queue(agent.client.clone(), &agent.node_name, &agent.outages);
-    let meters = station.as_ref().map(|station| station.meters()).unwrap_or_default();
+    let meters = health_page.as_ref().map(|health_page| health_page.meters()).unwrap_or_default();
     let notes = questions.as_ref().map(|questions| questions.notes.clone());
     let ((to_reconciler, asked), (to_node, changes)) = (mpsc::channel(QUESTIONS), change_queue::inbox());
     let (endpoints, (own_endpoint, node_endpoints, node_addresses)) = Endpoints::new(&agent.node_name);
@@ -149,9 +149,9 @@ pub async fn run<E: Executor + Send + 'static>(
         parts.spawn(Task::Orders, agent.probe_orders());
         parts.spawn(Task::HealthServer, agent.health_server(health, (key, node_addresses), meters.clone()));
     }
-    if let Some(station) = station {
-        station.runs(Running::Agent(agent.sources(to_reconciler.clone(), (moves.clone(), beat))));
-        parts.spawn(Task::NodeTroubles, agent.watchdog(station, (events.clone(), notes)));
+    if let Some(health_page) = health_page {
+        health_page.runs(Running::Agent(agent.sources(to_reconciler.clone(), (moves.clone(), beat))));
+        parts.spawn(Task::NodeTroubles, agent.watchdog(health_page, (events.clone(), notes)));
     }
     if let Some(questions) = questions {
         parts.spawn(Task::StatusSocket, agent.status_socket(to_reconciler, questions));
@@ -184,7 +184,7 @@ impl Agent {
             own_node: self.topics.own_node.clone(),
             readiness: self.topics.readiness.subscribe(),
             node_name: self.node_name.clone(),
-            speakers: BTreeMap::new(),
+            acknowledging: BTreeMap::new(),
             ledger: self.topics.ledger.clone(),
             endpoints,
         }
@@ -210,10 +210,10 @@ impl Agent {
         let confirmations = lease_keeper::Confirmations {
             heard: topics.confirmed.subscribe(),
             probed: topics.total_timeout.subscribe(),
-            stake: topics.lease_demand.subscribe(),
+            demand: topics.lease_demand.subscribe(),
         };
         let lease = lease_keeper::Lease {
-            standing: topics.lease_state.clone(),
+            lease_state: topics.lease_state.clone(),
             programs: executor.lease(),
             bounded: topics.bounded.clone(),
         };
@@ -307,19 +307,19 @@ impl Agent {
             node: Arc::new(ask),
             ready: topics.ready.subscribe(),
             uplink: topics.uplink.subscribe(),
-            standing: topics.lease_state.subscribe(),
-            stake: topics.lease_demand.subscribe(),
+            lease_state: topics.lease_state.subscribe(),
+            demand: topics.lease_demand.subscribe(),
             beats,
         }
     }
 
     fn watchdog(
         &self,
-        station: Arc<HealthPage>,
+        health_page: Arc<HealthPage>,
         reports: (events::Events, Option<egress_core::notes::Notes>),
     ) -> impl Future<Output = ()> + use<> {
         let (own_node, stop) = (self.topics.own_node.subscribe(), self.stop.clone());
-        async move { watchdog::follow(&station, own_node, reports, stop).await }
+        async move { watchdog::follow(&health_page, own_node, reports, stop).await }
     }
 
     fn status_socket(&self, node: mpsc::Sender<Question>, questions: Questions) -> impl Future<Output = ()> + use<> {
@@ -328,7 +328,7 @@ impl Agent {
             node,
             ready: topics.ready.subscribe(),
             uplink: topics.uplink.subscribe(),
-            standing: topics.lease_state.subscribe(),
+            lease_state: topics.lease_state.subscribe(),
             leader: topics.leader.subscribe(),
             outages: self.outages.clone(),
             questions,

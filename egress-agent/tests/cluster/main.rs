@@ -188,7 +188,7 @@ impl Cluster {
                 overlay: None,
                 host: None,
                 questions: None,
-                station: None,
+                health_page: None,
                 outages: self.outages.clone(),
             };
             let new = || Recorder { node: name, lan: self.lan.clone(), ..Recorder::default() };

@@ -42,8 +42,8 @@ pub struct AgentSources {
     pub node: AskFacts,
     pub ready: watch::Receiver<Ready>,
     pub uplink: watch::Receiver<UplinkState>,
-    pub standing: watch::Receiver<LeaseState>,
-    pub stake: watch::Receiver<LeaseDemand>,
+    pub lease_state: watch::Receiver<LeaseState>,
+    pub demand: watch::Receiver<LeaseDemand>,
     /// Of the reconciler, and of the lease keeper.
     pub beats: (Heartbeat, Heartbeat),
 }
@@ -253,7 +253,7 @@ fn facts_of(running: &AgentSources) -> AgentFacts {
     AgentFacts {
         serving: ServingObstacle::of(running.ready.borrow().serving, &running.uplink.borrow()).is_none(),
         // A node without egress IPs is never confirmed, and misses nothing.
-        fenced: matches!(*running.standing.borrow(), LeaseState::Expired(_)) && running.stake.borrow().wants,
+        fenced: matches!(*running.lease_state.borrow(), LeaseState::Expired(_)) && running.demand.borrow().wants,
     }
 }
 

@@ -25,8 +25,8 @@ fn agent() -> Agent {
         }),
         ready: is_ready,
         uplink: watch::channel(UplinkState::Works).1,
-        standing: watch::channel(LeaseState::Holds).1,
-        stake: watch::channel(LeaseDemand::default()).1,
+        lease_state: watch::channel(LeaseState::Holds).1,
+        demand: watch::channel(LeaseDemand::default()).1,
         beats: beats.clone(),
     }));
     Agent { station, questions, ready, beats }
@@ -147,8 +147,8 @@ fn a_node_without_egress_ips_is_not_shown_as_fenced() {
             node: Arc::new(|_| std::future::ready(false).boxed()),
             ready: watch::channel(Ready::default()).1,
             uplink: watch::channel(UplinkState::Works).1,
-            standing: watch::channel(LeaseState::Expired(1)).1,
-            stake: watch::channel(LeaseDemand { wants, ..LeaseDemand::default() }).1,
+            lease_state: watch::channel(LeaseState::Expired(1)).1,
+            demand: watch::channel(LeaseDemand { wants, ..LeaseDemand::default() }).1,
             beats: (Heartbeat::default(), Heartbeat::default()),
         };
         facts_of(&running).fenced

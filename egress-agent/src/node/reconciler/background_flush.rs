@@ -1,16 +1,14 @@
-//! Cuts that go on beside the turns.
+//! Flow cuts that run beside the reconcile rounds.
 //!
-//! A cut walks whole maps, and most changes of a pod ask for one. Were a turn to wait for it, so would the next events of all
-//! other pods. So of what changes of pods ask for ([`Disconnected`]) the turn does the first part; the cuts, and what must find them
-//! done, are left here.
+//! A cut walks whole maps, and most changes of a pod need one. A round that waits for it delays the events of all other pods.
+//! So the round performs the first part of a change ([`Disconnected`]) and queues the cuts, with the actions after them, here.
 //!
-//! - **For each address the order is the plan's.** Where a pod is gone, its address changes no further before the cut is over
-//!   and what waited for it is done. Where an object selects a pod no more, that object selects it again only behind the cut,
-//!   which would take what is begun now; a cut that has not begun is spared then, since its flows are right again. Other
-//!   objects have no part in it, and other addresses none in either.
-//! - **A plan of the whole waits** for all that is here.
-//! - **One walk** serves all the cuts that wait for it, and walks take a quarter of a CPU at most. The first begins at once.
-//! - A cut that fails is an error of the turn that hears of it: the kernel is observed anew, and what is due is cut then.
+//! - **Each address keeps the plan's order.** The address of a deleted pod does not change until the cut and the actions after
+//!   it are done. A policy that stops selecting a pod selects it again only after the cut, which would end its new flows; a
+//!   cut that has not begun is cancelled then. Other policies and addresses are unaffected.
+//! - **A full plan waits** for everything queued here.
+//! - **One walk** serves all queued cuts, and walks use at most a quarter of a CPU. The first begins at once.
+//! - A failed cut is an error of the round that takes its outcome: it observes the kernel again and cuts what is due.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -25,24 +23,24 @@ use egress_core::model::view::Addresses;
 use egress_core::plan::Disconnected;
 use egress_core::plan::executor::{DataplaneError, Executor};
 
-/// How much longer than a walk the pause behind it is.
+/// The pause after a walk, as a multiple of its duration.
 const REST: u32 = 3;
 
 /// Cuts that one walk serves.
 #[derive(Debug, Default)]
 struct Batch {
     cuts: Vec<Action>,
-    /// What must find them done.
-    behind: Vec<Action>,
-    /// Addresses that change no further.
+    /// Actions to perform after the cuts.
+    after_cuts: Vec<Action>,
+    /// Addresses that must not change until the cuts are done.
     whole: BTreeSet<IpAddr>,
-    /// Pods' addresses, and the objects that do not select them.
+    /// Pods' addresses, each with a policy that has stopped selecting it.
     left: BTreeSet<(IpAddr, EgressId)>,
 }
 
 impl Batch {
-    fn enter(&mut self, parted: Disconnected) {
-        let Disconnected { cuts, after_cuts: behind, at_once: _ } = parted;
+    fn add(&mut self, parted: Disconnected) {
+        let Disconnected { cuts, after_cuts, at_once: _ } = parted;
         for (address, cut) in cuts {
             match &cut {
                 Action::CutPodFlows(_, id) => drop(self.left.insert((address, *id))),
@@ -50,9 +48,9 @@ impl Batch {
             }
             self.cuts.push(cut);
         }
-        for (address, action) in behind {
+        for (address, action) in after_cuts {
             self.whole.insert(address);
-            self.behind.push(action);
+            self.after_cuts.push(action);
         }
     }
 
@@ -70,22 +68,22 @@ impl Batch {
 struct Walk {
     of: Batch,
     begun: Instant,
-    /// Taken when it is over.
+    /// Taken when the walk is over.
     ends: BoxFuture<'static, Result<(), DataplaneError>>,
     outcome: Option<Result<(), DataplaneError>>,
 }
 
 #[derive(Default)]
-pub(super) struct Behind {
+pub(super) struct BackgroundFlush {
     walk: Option<Walk>,
     waiting: Batch,
     rest_until: Option<Instant>,
-    /// Pods' addresses that have changed while a cut of theirs was here.
+    /// Pods' addresses that have changed while one of their cuts was queued or running.
     put_off: BTreeSet<IpAddr>,
 }
 
-impl Behind {
-    /// Takes the addresses that must wait out, and puts those in that have waited long enough.
+impl BackgroundFlush {
+    /// Removes the addresses that must wait, and adds those that have waited long enough.
     pub(super) fn admit(&mut self, addresses: &mut Addresses, desired: &KernelState) {
         let come = std::mem::take(&mut addresses.pods);
         for address in come.into_iter().chain(std::mem::take(&mut self.put_off)) {
@@ -105,7 +103,7 @@ impl Behind {
         }
     }
 
-    /// Whether a change that has come waits here.
+    /// Whether a change waits here.
     pub(super) fn puts_off(&self) -> bool {
         !self.put_off.is_empty()
     }
@@ -115,12 +113,12 @@ impl Behind {
         self.walk.is_none() && self.waiting.cuts.is_empty()
     }
 
-    /// Leaves cuts here, and what must find them done.
-    pub(super) fn leave(&mut self, parted: Disconnected) {
-        self.waiting.enter(parted);
+    /// Queues cuts, and the actions after them.
+    pub(super) fn queue(&mut self, parted: Disconnected) {
+        self.waiting.add(parted);
     }
 
-    /// Waits until a walk is over, or one may begin; for ever where nothing is here. May be dropped and asked again.
+    /// Waits until a walk is over or may begin; for ever if nothing is queued. Cancel-safe.
     pub(super) async fn next(&mut self) {
         match &mut self.walk {
             Some(Walk { outcome: Some(_), .. }) => {}
@@ -138,7 +136,7 @@ impl Behind {
         }
     }
 
-    /// The walk that is over.
+    /// The finished walk.
     fn take_over(&mut self) -> Option<(Batch, Result<(), DataplaneError>)> {
         let over = self.walk.take_if(|walk| walk.outcome.is_some())?;
         over.outcome.map(|outcome| (over.of, outcome))
@@ -148,7 +146,7 @@ impl Behind {
         self.rest_until.is_some_and(|until| Instant::now() < until)
     }
 
-    /// Waits for a walk that is under way, and forgets everything: whoever observes the kernel finds what is due.
+    /// Waits for a running walk, and discards the queue: the next observation of the kernel finds what is due.
     pub(super) async fn forget(&mut self) {
         if self.walk.is_some() {
             self.next().await;
@@ -158,42 +156,42 @@ impl Behind {
 }
 
 impl<E: Executor> Reconciler<E> {
-    /// Begins a walk where cuts wait for one and may have it.
+    /// Begins a walk if cuts are queued and the pause is over.
     pub(super) fn begin_cuts(&mut self) {
-        if !self.behind.is_resting() {
+        if !self.background.is_resting() {
             self.walk();
         }
     }
 
     fn walk(&mut self) {
-        if self.behind.walk.is_some() || self.behind.waiting.cuts.is_empty() {
+        if self.background.walk.is_some() || self.background.waiting.cuts.is_empty() {
             return;
         }
-        let of = std::mem::take(&mut self.behind.waiting);
+        let of = std::mem::take(&mut self.background.waiting);
         let ends = self.executor.cut(of.cuts.clone());
-        self.behind.walk = Some(Walk { of, begun: Instant::now(), ends, outcome: None });
+        self.background.walk = Some(Walk { of, begun: Instant::now(), ends, outcome: None });
     }
 
-    /// Does what waited for a walk that is over.
+    /// Performs the actions after a finished walk.
     pub(super) async fn end_cuts(&mut self, actual: &mut KernelState) -> Result<(), DataplaneError> {
-        let Some((done, outcome)) = self.behind.take_over() else { return Ok(()) };
+        let Some((done, outcome)) = self.background.take_over() else { return Ok(()) };
         outcome?;
         done.cuts.iter().for_each(log);
-        self.perform(actual, &done.behind).await.map(drop)
+        self.perform(actual, &done.after_cuts).await.map(drop)
     }
 
-    /// Has everything done that is here, for a plan of the whole.
+    /// Finishes everything queued, before a full plan.
     pub(super) async fn finish_cuts(&mut self, actual: &mut KernelState) -> Result<(), DataplaneError> {
         loop {
             self.end_cuts(actual).await?;
             self.walk();
-            if self.behind.walk.is_none() {
+            if self.background.walk.is_none() {
                 break;
             }
-            self.behind.next().await;
+            self.background.next().await;
             self.beat.note();
         }
-        self.behind.put_off.clear();
+        self.background.put_off.clear();
         Ok(())
     }
 }

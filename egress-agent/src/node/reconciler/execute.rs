@@ -16,7 +16,7 @@ pub(super) type Failed = (EgressId, IpAddr, DataplaneError);
 
 impl<E: Executor> Reconciler<E> {
     /// Performs the plan. Entries that are refused are left out. Claims that fail are returned: what stands after them counts
-    /// on them, and is not done. Cuts that stand one behind the other are one walk.
+    /// on them, and is not done. Consecutive cuts share one walk.
     pub(super) async fn perform(
         &mut self,
         actual: &mut KernelState,

@@ -8,7 +8,7 @@
 //!
 //! What this node may not hold, because it is on its way to another or because this node is out of touch, goes first,
 //! before anything that takes time ([`ties`], [`egress_core::ownership::holdings`]). Cuts of pods' flows take time too, and go on beside the
-//! turns ([`behind`]).
+//! rounds ([`background_flush`]).
 
 pub mod action_log;
 pub mod attached_pods;
@@ -35,7 +35,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 use crate::node::reconciler::attached_pods::Attaching;
-use crate::node::reconciler::background_flush::Behind;
+use crate::node::reconciler::background_flush::BackgroundFlush;
 use crate::node::reconciler::failed_claims::Failing;
 use crate::node::reconciler::last_known::Last;
 use crate::node::reconciler::ownership::{Coordination, Turn};
@@ -103,7 +103,7 @@ pub struct Reconciler<E> {
     refused: BTreeMap<EgressId, IpAddr>,
     /// A hand-over of this round was done without.
     unprepared: bool,
-    behind: Behind,
+    background: BackgroundFlush,
     attaching: Attaching,
     failing: Failing,
     left_out: LeftOut,
@@ -140,7 +140,7 @@ impl<E: Executor> Reconciler<E> {
             doubtful: false,
             refused: BTreeMap::new(),
             unprepared: false,
-            behind: Behind::default(),
+            background: BackgroundFlush::default(),
             attaching: Attaching::default(),
             failing: Failing::default(),
             left_out: LeftOut::default(),
@@ -209,7 +209,7 @@ impl<E: Executor> Reconciler<E> {
                     Turn::Changed => self.incomplete = true,
                     Turn::Asked(question) => if !self.answer(question) { continue; },
                 },
-                () = self.behind.next(), if is_known => {}
+                () = self.background.next(), if is_known => {}
                 _ = follows.tick() => {
                     // Where the kernel is not as it should be a pod may be missing there.
                     if is_known && !self.incomplete {
@@ -229,7 +229,7 @@ impl<E: Executor> Reconciler<E> {
                 }
                 continue;
             }
-            let fenced = self.ties.fenced();
+            let fenced = self.ties.lease_expired();
             let outcome = tokio::select! {
                 biased;
                 // Whatever takes its time can be begun anew; leases cannot.
@@ -244,7 +244,7 @@ impl<E: Executor> Reconciler<E> {
                 warn!(%error, "cannot bring the kernel to what the cluster wants; trying again");
                 self.actual = None;
                 self.meters.reconcile_failed();
-            } else if !self.behind.puts_off()
+            } else if !self.background.puts_off()
                 && let Some(since) = self.waiting_since.take()
             {
                 self.meters.reconciled(since.elapsed());
@@ -341,13 +341,13 @@ impl<E: Executor> Reconciler<E> {
             Some(actual) => actual,
             None => {
                 self.let_go().await?;
-                self.behind.forget().await;
+                self.background.forget().await;
                 self.executor.observe().await?
             }
         };
         let mut actual = self.last.hold(actual);
         self.beat.note();
-        let waits = self.ties.wait_for_heirs(self.compiler.view(), &actual.owned);
+        let waits = self.ties.wait_for_new_owners(self.compiler.view(), &actual.owned);
         self.give_up(&mut actual).await?;
         if observed {
             // Whoever brought the kernel to this state, we ourselves before an error or an agent that was killed, may not
@@ -374,15 +374,15 @@ impl<E: Executor> Reconciler<E> {
             let mut planned = None;
             let plan = match touched {
                 Touched::Addresses(mut addresses) if !whole => {
-                    self.behind.admit(&mut addresses, desired);
+                    self.background.admit(&mut addresses, desired);
                     parted = plan_addresses(&actual, desired, &addresses);
                     std::mem::take(&mut parted.at_once)
                 }
                 Touched::Addresses(_) | Touched::Everything => {
                     self.ties.wants(!desired.owned.is_empty());
-                    barred = self.ties.tenure.barred(&desired.owned, &actual.owned);
+                    barred = self.ties.ownership.barred(&desired.owned, &actual.owned);
                     let mut desired = desired.clone();
-                    desired.handovers = handovers(&self.ties.tenure, self.compiler.view(), &desired, &actual);
+                    desired.handovers = handovers(&self.ties.ownership, self.compiler.view(), &desired, &actual);
                     spare_policies(&mut desired, &actual);
                     self.refuse_reserved(&mut desired);
                     withhold(&mut desired, &barred.all);
@@ -404,7 +404,7 @@ impl<E: Executor> Reconciler<E> {
             if let Some(desired) = planned.as_ref().or(self.compiler.desired()) {
                 self.left_out.settle(&actual, desired, planned.is_some(), Instant::now());
             }
-            self.behind.leave(parted);
+            self.background.queue(parted);
             self.begin_cuts();
             self.ties.say(self.compiler.view(), &actual);
             self.doubtful = !barred.doubtful.is_empty();
@@ -417,7 +417,7 @@ impl<E: Executor> Reconciler<E> {
             }
             break;
         }
-        self.ties.tenure.settle(&actual.owned);
+        self.ties.ownership.settle(&actual.owned);
         if let Some(desired) = self.compiler.desired() {
             self.ties.say_in_touch(&desired.owned, &actual.owned);
         }
@@ -502,7 +502,7 @@ impl<E: Executor> Reconciler<E> {
             by_object.entry(self.object_of(&action)).or_default().push(format!("{entry}: {why}"));
         }
         let Some(events) = &self.events else { return };
-        let (node, view) = (self.ties.tenure.node_name(), self.compiler.view());
+        let (node, view) = (self.ties.ownership.node_name(), self.compiler.view());
         for (object, entries) in by_object.into_iter().take(MOST_TOLD) {
             let named = entries.iter().take(MOST_NAMED).cloned().collect::<Vec<_>>().join("; ");
             let message = format!(
@@ -546,7 +546,7 @@ impl<E: Executor> Reconciler<E> {
         let beyond = self.compiler.beyond();
         self.told_objects.retain(|object| beyond.contains_key(object));
         // As `election::identity` makes it: the node, the process, its start.
-        if self.ties.tenure.ledger().leader.rsplitn(3, '_').last() != Some(self.ties.tenure.node_name()) {
+        if self.ties.ownership.ledger().leader.rsplitn(3, '_').last() != Some(self.ties.ownership.node_name()) {
             return;
         }
         let new = left_out.iter().filter(|(service, _)| !self.told_services.contains(service));
@@ -619,7 +619,7 @@ impl<E: Executor> Reconciler<E> {
             let message = format!(
                 "EgressIP object {object} will not be configured for pods of node {} that it selects, {}/{} among them, since \
                  another egressIP object {served_by} is serving them, this is undefined",
-                self.ties.tenure.node_name(),
+                self.ties.ownership.node_name(),
                 pod.namespace,
                 pod.name
             );

@@ -11,7 +11,7 @@ impl<E: Executor> Reconciler<E> {
     /// Gives up what this node may not hold before anything is looked at that a walk of the maps may be keeping: leases do
     /// not wait, and hand-overs have an order of their own. What steers to it here finds nobody who holds it, and drops.
     pub(super) async fn let_go(&mut self) -> Result<(), DataplaneError> {
-        if !self.ties.is_or_was_fenced() {
+        if !self.ties.is_or_was_lease_expired() {
             return Ok(());
         }
         let fall = self.ties.fall();
@@ -36,7 +36,7 @@ impl<E: Executor> Reconciler<E> {
 
     /// Ends what this node has begun to take over and may not any more. What it owns too goes with that, or is handed over.
     fn overtaken(&mut self, actual: &KernelState) -> Vec<Action> {
-        let overtaken = self.ties.tenure.overtaken(actual).into_iter();
+        let overtaken = self.ties.ownership.overtaken(actual).into_iter();
         let alone = overtaken.filter(|(id, address)| actual.owned.get(id) != Some(address));
         alone.map(|(id, address)| Action::EndHandover(id, address)).collect()
     }
@@ -49,7 +49,7 @@ impl<E: Executor> Reconciler<E> {
         self.perform(actual, &overtaken).await?;
         if !barred.is_empty() {
             let mut desired = actual.clone();
-            desired.handovers = handovers(&self.ties.tenure, self.compiler.view(), actual, actual);
+            desired.handovers = handovers(&self.ties.ownership, self.compiler.view(), actual, actual);
             withhold(&mut desired, &barred);
             let mut plan = plan(actual, &desired);
             // Policies wait for a walk of the maps, where there is one.

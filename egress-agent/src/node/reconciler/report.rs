@@ -33,8 +33,8 @@ impl<E: Executor> Reconciler<E> {
 
     fn facts(&self) -> NodeFacts {
         let last = self.last.get();
-        let own = self.ties.tenure.node_name();
-        let open = || self.ties.tenure.ledger().records.open.values();
+        let own = self.ties.ownership.node_name();
+        let open = || self.ties.ownership.ledger().records.open.values();
         NodeFacts {
             held: self.actual.as_ref().or(last.as_ref()).map(|actual| self.held(actual)),
             standby: self.standby.len(),
@@ -93,7 +93,7 @@ impl<E: Executor> Reconciler<E> {
         let objects = view.objects.values().filter_map(|object| Some((object.id?.0, object.name.clone())));
         let nodes = view.nodes.iter().filter_map(|(name, node)| Some((node.endpoint()?.0, name.clone())));
         Names {
-            node: Some(self.ties.tenure.node_name().to_owned()),
+            node: Some(self.ties.ownership.node_name().to_owned()),
             pods: pods.collect(),
             objects: objects.collect(),
             nodes: nodes.collect(),
@@ -133,14 +133,14 @@ impl<E: Executor> Reconciler<E> {
     fn judge(&self, view: &ClusterView, gateway: &mut Gateway) {
         let Some(node) = gateway.node.as_ref().and_then(|name| view.nodes.get(name)) else { return };
         gateway.ready = Some(node.ready);
-        let is_suspect = self.ties.tenure.ledger().suspects.contains_key(&node.name);
+        let is_suspect = self.ties.ownership.ledger().suspects.contains_key(&node.name);
         let says = if is_suspect { Some("silent") } else { node.drained.then_some("drained") };
         gateway.leader_says = says.map(str::to_owned);
     }
 
     fn cluster(&self, view: &ClusterView) -> ClusterState {
-        let (tenure, own) = (&self.ties.tenure, self.compiler.own_node());
-        let ledger = tenure.ledger();
+        let (ownership, own) = (&self.ties.ownership, self.compiler.own_node());
+        let ledger = ownership.ledger();
         let open = ledger.records.open.iter().map(|(address, record)| OpenHandOver {
             address: *address,
             number: record.number,
@@ -153,7 +153,7 @@ impl<E: Executor> Reconciler<E> {
             served_by: served_by.clone(),
         });
         ClusterState {
-            node: tenure.node_name().to_owned(),
+            node: ownership.node_name().to_owned(),
             egress_node: own.is_some_and(|own| own.assignable),
             drained: own.is_some_and(|own| own.drained),
             hand_overs: open.collect(),
@@ -185,7 +185,7 @@ impl<E: Executor> Reconciler<E> {
                 }
                 _ if owned.is_some() && (desired.is_none() || owned == wanted) => "served".to_owned(),
                 _ if owned.is_some() => "to be given up".to_owned(),
-                _ if self.ties.tenure.is_lease_expired() => "not served: out of touch".to_owned(),
+                _ if self.ties.ownership.is_lease_expired() => "not served: out of touch".to_owned(),
                 _ if self.refused.contains_key(&id) => "not claimed yet".to_owned(),
                 _ => "not served yet".to_owned(),
             };

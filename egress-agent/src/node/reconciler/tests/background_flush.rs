@@ -5,8 +5,8 @@ use super::*;
 impl<E: Executor> Reconciler<E> {
     /// Turns until no cut is left.
     pub(super) async fn cut_all(&mut self) -> Result<(), DataplaneError> {
-        while !self.behind.is_idle() {
-            self.behind.next().await;
+        while !self.background.is_idle() {
+            self.background.next().await;
             self.reconcile().await?;
         }
         Ok(())
@@ -75,13 +75,13 @@ async fn a_cut_keeps_no_other_pod_waiting_and_its_own_pod_until_it_is_over() {
     assert_eq!(stage.done(), [Action::PutPod(ip(Q), PodState::Known)], "while the cut of the other is under way");
     stage.change("p", P, "web").await;
     assert_eq!(stage.done(), [], "what is begun now would be cut");
-    assert!(stage.reconciler.behind.puts_off());
+    assert!(stage.reconciler.background.puts_off());
 
     drop(walking);
-    stage.reconciler.behind.next().await;
+    stage.reconciler.background.next().await;
     stage.turn().await;
     assert_eq!(stage.done(), [cut(P), Action::PutPod(ip(P), selected())]);
-    assert!(!stage.reconciler.behind.puts_off());
+    assert!(!stage.reconciler.background.puts_off());
     stage.reconciler.cut_all().await.expect("a recorder does not fail");
     assert_eq!(stage.done(), [cut(Q)]);
 }
@@ -115,7 +115,7 @@ async fn cuts_that_wait_are_one_walk() {
         stage.turn().await;
         // So that the walk is under way.
         assert!(
-            tokio::time::timeout(Duration::from_millis(1), stage.reconciler.behind.next()).await.is_err(),
+            tokio::time::timeout(Duration::from_millis(1), stage.reconciler.background.next()).await.is_err(),
             "{address}"
         );
     }
@@ -168,7 +168,7 @@ async fn a_plan_of_the_whole_waits_for_cuts() {
     let done = stage.done();
     assert_eq!(done[..2], [cut(P), Action::CutOrphans]);
     assert!(done.contains(&Action::Disown(EgressId(1), ip("172.18.0.100"))), "{done:?}");
-    assert!(stage.reconciler.behind.is_idle());
+    assert!(stage.reconciler.background.is_idle());
 }
 
 #[tokio::test]

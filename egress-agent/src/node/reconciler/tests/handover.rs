@@ -46,7 +46,7 @@ struct Stage {
     released: watch::Receiver<Acknowledgements>,
     ready: watch::Receiver<Readiness>,
     orders: watch::Sender<Acknowledgements>,
-    standing: watch::Sender<LeaseState>,
+    lease_state: watch::Sender<LeaseState>,
 }
 
 impl Stage {
@@ -56,13 +56,13 @@ impl Stage {
             (watch::channel(Acknowledgements::new()), watch::channel(Readiness::default()));
         let (orders, is_ordered) = watch::channel(Acknowledgements::new());
         let nobody: Ask = Box::new(|_| Box::pin(std::future::ready(BTreeSet::new())));
-        let (standing, is_standing) = watch::channel(LeaseState::Holds);
+        let (lease_state, lease_state_seen) = watch::channel(LeaseState::Holds);
         let tells = (watch::channel(LeaseDemand::default()).0, said);
-        let ties = Coordination::new("n1", (is_standing, is_ordered), tells, nobody).preparing(ready_for);
+        let ties = Coordination::new("n1", (lease_state_seen, is_ordered), tells, nobody).preparing(ready_for);
         let ready = watch::channel(Ready::default()).0;
         let mut reconciler = Reconciler::new(settings(), recorder.clone(), None, ready).tied(ties);
         changes.into_iter().for_each(|change| reconciler.apply(change));
-        let mut stage = Self { reconciler, recorder, released, ready: readiness, orders, standing };
+        let mut stage = Self { reconciler, recorder, released, ready: readiness, orders, lease_state };
         stage.go_on().await;
         stage
     }
@@ -280,13 +280,13 @@ async fn behind_the_fence_nothing_is_taken_over_and_the_ledger_of_before_begins_
             stage.reconciler.actual = None;
             stage.recorder.is_walked.store(true, std::sync::atomic::Ordering::Relaxed);
         }
-        stage.standing.send_replace(LeaseState::Expired(1));
+        stage.lease_state.send_replace(LeaseState::Expired(1));
         let round = tokio::time::timeout(Duration::from_millis(20), stage.reconciler.reconcile()).await;
         assert_eq!(round.is_err(), observed);
         assert_eq!(stage.held(), (false, None));
         stage.recorder.is_walked.store(false, std::sync::atomic::Ordering::Relaxed);
         stage.go_on().await;
-        stage.standing.send_replace(LeaseState::Holds);
+        stage.lease_state.send_replace(LeaseState::Holds);
         stage.reconciler.incomplete = true;
         stage.go_on().await;
         assert_eq!(stage.held(), (false, None));
@@ -301,9 +301,9 @@ async fn a_node_that_had_nothing_to_lose_behind_the_fence_takes_what_it_has_hear
     let mut changes = held();
     changes.push(assigned_to("n2"));
     let mut stage = Stage::begin(changes).await;
-    stage.standing.send_replace(LeaseState::Expired(1));
+    stage.lease_state.send_replace(LeaseState::Expired(1));
     assert_eq!(stage.hear(open(7, "n2", "n1")).await, []);
-    stage.standing.send_replace(LeaseState::Holds);
+    stage.lease_state.send_replace(LeaseState::Holds);
     stage.reconciler.incomplete = true;
     assert_eq!(stage.go_on().await, [Action::PutHandover(ID, moving(HandoverStage::Arriving))]);
 }
@@ -358,6 +358,6 @@ async fn only_the_word_of_the_node_that_has_handed_over_spares_a_probe() {
     let mut stage = Stage::begin(held()).await;
     stage.hear(open(7, "n1", "n2")).await;
     stage.hear(Change::Ledger(Arc::new(Ledger { ..Ledger::default() }))).await;
-    stage.reconciler.ties.tenure.confirm(&BTreeSet::from([ip(A)]));
+    stage.reconciler.ties.ownership.confirm(&BTreeSet::from([ip(A)]));
     assert_eq!(stage.reconciler.ties.expected(stage.reconciler.compiler.view()).handed_over, BTreeSet::new());
 }

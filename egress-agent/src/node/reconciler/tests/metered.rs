@@ -162,9 +162,9 @@ async fn who_is_busy_moves_with_each_action_and_so_does_who_has_nothing_to_do() 
 #[tokio::test]
 async fn who_waits_says_for_what() {
     let nobody: Ask = Box::new(|_| Box::pin(std::future::pending()));
-    let is_standing = watch::channel(LeaseState::Holds).1;
+    let lease_state_seen = watch::channel(LeaseState::Holds).1;
     let tells = (watch::channel(LeaseDemand::default()).0, watch::channel(BTreeMap::new()).0);
-    let ties = Coordination::new("n1", (is_standing, watch::channel(BTreeMap::new()).1), tells, nobody);
+    let ties = Coordination::new("n1", (lease_state_seen, watch::channel(BTreeMap::new()).1), tells, nobody);
     let ready = watch::channel(Ready::default()).0;
     let mut reconciler = Reconciler::new(settings(), Recorder::default(), None, ready).tied(ties);
     let said = async |reconciler: &mut Reconciler<Recorder>, what: &str| {

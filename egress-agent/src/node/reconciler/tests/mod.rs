@@ -438,12 +438,12 @@ async fn what_another_node_is_to_have_goes_first_and_is_said_and_comes_back_when
 #[tokio::test]
 async fn a_fence_ends_what_takes_its_time_and_takes_everything_also_without_a_node_object() {
     let recorder = Recorder::default();
-    let (standing, is_standing) = watch::channel(LeaseState::Holds);
+    let (lease_state, lease_state_seen) = watch::channel(LeaseState::Holds);
     let nobody: Ask = Box::new(|_| Box::pin(std::future::pending()));
     let (orders, is_ordered) = watch::channel(BTreeMap::new());
     let (released, mut is_said) = watch::channel(BTreeMap::new());
     let tells = (watch::channel(Default::default()).0, released);
-    let ties = Coordination::new("n1", (is_standing, is_ordered), tells, nobody);
+    let ties = Coordination::new("n1", (lease_state_seen, is_ordered), tells, nobody);
     let ready = watch::channel(Ready::default());
     let reconciler = Reconciler::new(settings(), recorder.clone(), None, ready.0).tied(ties);
     let (giver, taker) = crate::change_queue::inbox();
@@ -465,14 +465,14 @@ async fn a_fence_ends_what_takes_its_time_and_takes_everything_also_without_a_no
     let said = tokio::time::timeout(Duration::from_secs(5), said).await;
     assert!(matches!(said, Ok(Ok(()))), "an order does not wait for an answer");
     giver.put(Change::Nodes(Update::Replaced([node(2)].into())));
-    standing.send_replace(LeaseState::Expired(1));
+    lease_state.send_replace(LeaseState::Expired(1));
     until(0).await;
     // In touch again. The question whose the address is has no answer; a fence does not wait for one.
     giver.put(Change::Nodes(Update::Replaced([node(1), node(2)].into())));
-    standing.send_replace(LeaseState::Holds);
+    lease_state.send_replace(LeaseState::Holds);
     tokio::time::sleep(Duration::from_millis(20)).await;
     assert_eq!(owned(), 0);
-    standing.send_replace(LeaseState::Expired(1));
+    lease_state.send_replace(LeaseState::Expired(1));
     tokio::time::sleep(Duration::from_millis(20)).await;
     stop.cancel();
     tokio::time::timeout(Duration::from_secs(5), running).await.expect("nothing hangs").expect("no panic");
@@ -481,10 +481,10 @@ async fn a_fence_ends_what_takes_its_time_and_takes_everything_also_without_a_no
 #[tokio::test]
 async fn a_fence_does_not_wait_for_a_walk_of_the_maps() {
     let recorder = Recorder::default();
-    let (standing, is_standing) = watch::channel(LeaseState::Holds);
+    let (lease_state, lease_state_seen) = watch::channel(LeaseState::Holds);
     let nobody: Ask = Box::new(|_| Box::pin(std::future::pending()));
     let tells = (watch::channel(Default::default()).0, watch::channel(BTreeMap::new()).0);
-    let ties = Coordination::new("n1", (is_standing, watch::channel(BTreeMap::new()).1), tells, nobody);
+    let ties = Coordination::new("n1", (lease_state_seen, watch::channel(BTreeMap::new()).1), tells, nobody);
     let ready = watch::channel(Ready::default());
     let mut reconciler = Reconciler::new(settings(), recorder.clone(), None, ready.0).tied(ties);
     held().into_iter().for_each(|change| reconciler.apply(change));
@@ -494,7 +494,7 @@ async fn a_fence_does_not_wait_for_a_walk_of_the_maps() {
     // What it was at was ended.
     reconciler.actual = None;
     recorder.is_walked.store(true, std::sync::atomic::Ordering::Relaxed);
-    standing.send_replace(LeaseState::Expired(1));
+    lease_state.send_replace(LeaseState::Expired(1));
     let walk = tokio::time::timeout(Duration::from_millis(20), reconciler.reconcile()).await;
     assert!(walk.is_err());
     assert_eq!(done(), [Action::Disown(EgressId(1), ip("172.18.0.100"))]);
@@ -508,10 +508,10 @@ async fn a_fence_does_not_wait_for_a_walk_of_the_maps() {
 #[tokio::test]
 async fn what_a_fence_could_not_take_at_once_does_not_wait_for_a_walk_of_the_maps_either() {
     let recorder = Recorder::default();
-    let (standing, is_standing) = watch::channel(LeaseState::Holds);
+    let (lease_state, lease_state_seen) = watch::channel(LeaseState::Holds);
     let nobody: Ask = Box::new(|_| Box::pin(std::future::pending()));
     let tells = (watch::channel(Default::default()).0, watch::channel(BTreeMap::new()).0);
-    let ties = Coordination::new("n1", (is_standing, watch::channel(BTreeMap::new()).1), tells, nobody);
+    let ties = Coordination::new("n1", (lease_state_seen, watch::channel(BTreeMap::new()).1), tells, nobody);
     let ready = watch::channel(Ready::default());
     let mut reconciler = Reconciler::new(settings(), recorder.clone(), None, ready.0).tied(ties);
     held().into_iter().for_each(|change| reconciler.apply(change));
@@ -519,10 +519,10 @@ async fn what_a_fence_could_not_take_at_once_does_not_wait_for_a_walk_of_the_map
     let disown = Action::Disown(EgressId(1), ip("172.18.0.100"));
     *recorder.fails.lock().expect("not poisoned") = Some(disown.clone());
     reconciler.actual = None;
-    standing.send_replace(LeaseState::Expired(1));
+    lease_state.send_replace(LeaseState::Expired(1));
     reconciler.reconcile().await.expect_err("it fails once");
     recorder.log.lock().expect("not poisoned").clear();
-    standing.send_replace(LeaseState::Holds);
+    lease_state.send_replace(LeaseState::Holds);
     recorder.is_walked.store(true, std::sync::atomic::Ordering::Relaxed);
     let walk = tokio::time::timeout(Duration::from_millis(20), reconciler.reconcile()).await;
     assert!(walk.is_err());
@@ -533,7 +533,7 @@ async fn what_a_fence_could_not_take_at_once_does_not_wait_for_a_walk_of_the_map
 #[tokio::test]
 async fn what_a_fence_took_is_served_again_when_it_was_read_again_and_no_sooner() {
     let recorder = Recorder::default();
-    let (standing, is_standing) = watch::channel(LeaseState::Holds);
+    let (lease_state, lease_state_seen) = watch::channel(LeaseState::Holds);
     let is_back = Arc::new(Mutex::new(false));
     let answers = is_back.clone();
     let ask: Ask = Box::new(move |questions| {
@@ -541,7 +541,7 @@ async fn what_a_fence_took_is_served_again_when_it_was_read_again_and_no_sooner(
         Box::pin(async move { questions.into_iter().filter(|_| answers).map(|(_, address)| address).collect() })
     });
     let tells = (watch::channel(Default::default()).0, watch::channel(BTreeMap::new()).0);
-    let ties = Coordination::new("n1", (is_standing, watch::channel(BTreeMap::new()).1), tells, ask);
+    let ties = Coordination::new("n1", (lease_state_seen, watch::channel(BTreeMap::new()).1), tells, ask);
     let ready = watch::channel(Ready::default()).0;
     let mut reconciler = Reconciler::new(settings(), recorder.clone(), None, ready).tied(ties);
     held().into_iter().for_each(|change| reconciler.apply(change));
@@ -551,9 +551,9 @@ async fn what_a_fence_took_is_served_again_when_it_was_read_again_and_no_sooner(
         (recorder.state.lock().expect("not poisoned").owned.len(), reconciler.ties.has_given_up)
     };
     assert_eq!(go_on().await, (1, false));
-    standing.send_replace(LeaseState::Expired(1));
+    lease_state.send_replace(LeaseState::Expired(1));
     assert_eq!(go_on().await, (0, true));
-    standing.send_replace(LeaseState::Holds);
+    lease_state.send_replace(LeaseState::Holds);
     assert_eq!([go_on().await, go_on().await], [(0, true); 2], "it is heard, and nothing can be read");
     *is_back.lock().expect("not poisoned") = true;
     assert_eq!(go_on().await, (1, false));
@@ -564,10 +564,10 @@ async fn what_a_fence_took_is_served_again_when_it_was_read_again_and_no_sooner(
 async fn a_node_whose_leases_run_out_before_it_knows_the_cluster_lets_go() {
     let recorder = Recorder::default();
     recorder.state.lock().expect("not poisoned").owned.insert(EgressId(1), ip("172.18.0.100"));
-    let (standing, is_standing) = watch::channel(LeaseState::Holds);
+    let (lease_state, lease_state_seen) = watch::channel(LeaseState::Holds);
     let nobody: Ask = Box::new(|_| Box::pin(std::future::pending()));
     let tells = (watch::channel(Default::default()).0, watch::channel(BTreeMap::new()).0);
-    let ties = Coordination::new("n1", (is_standing, watch::channel(BTreeMap::new()).1), tells, nobody);
+    let ties = Coordination::new("n1", (lease_state_seen, watch::channel(BTreeMap::new()).1), tells, nobody);
     let reconciler = Reconciler::new(settings(), recorder.clone(), None, watch::channel(Ready::default()).0).tied(ties);
     let (giver, taker) = crate::change_queue::inbox();
     let stop = CancellationToken::new();
@@ -576,7 +576,7 @@ async fn a_node_whose_leases_run_out_before_it_knows_the_cluster_lets_go() {
     tokio::time::sleep(Duration::from_millis(50)).await;
     let owned = || recorder.state.lock().expect("not poisoned").owned.len();
     assert_eq!(owned(), 1, "that is not known yet");
-    standing.send_replace(LeaseState::Expired(1));
+    lease_state.send_replace(LeaseState::Expired(1));
     let gone = async {
         while owned() > 0 {
             tokio::time::sleep(Duration::from_millis(1)).await;
@@ -589,13 +589,13 @@ async fn a_node_whose_leases_run_out_before_it_knows_the_cluster_lets_go() {
 #[tokio::test]
 async fn a_fence_that_falls_in_the_middle_of_a_round_is_told_behind_it() {
     use futures::FutureExt;
-    let (standing, is_standing) = watch::channel(LeaseState::Expired(1));
+    let (lease_state, lease_state_seen) = watch::channel(LeaseState::Expired(1));
     let nobody: Ask = Box::new(|_| Box::pin(std::future::pending()));
     let tells = (watch::channel(Default::default()).0, watch::channel(BTreeMap::new()).0);
-    let mut ties = Coordination::new("n1", (is_standing, watch::channel(BTreeMap::new()).1), tells, nobody);
+    let mut ties = Coordination::new("n1", (lease_state_seen, watch::channel(BTreeMap::new()).1), tells, nobody);
     let held = BTreeMap::from([(EgressId(1), ip("172.18.0.100"))]);
     assert_eq!(ties.barred(&held), held);
-    standing.send_replace(LeaseState::Holds);
+    lease_state.send_replace(LeaseState::Holds);
     assert_eq!(ties.barred(&held), held, "to be read anew");
     assert!(ties.next().now_or_never().is_some(), "what the round did is not all");
 }
