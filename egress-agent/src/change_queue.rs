@@ -3,8 +3,8 @@
 //! Both halves of the agent take changes at their own pace, and neither may hold up the other or the watches: the kernel
 //! must not wait for a slow API server, nor the other way round. A queue between them would grow without end while one
 //! half is busy. Here a newer state of an object takes the place of the older one, so what waits is bounded by what
-//! exists. Nothing is lost that anybody decides by: each half decides on the state of the world, not on how it came to
-//! be, and the order between kinds is not given by the watches either. The one thing that depends on the past, what was
+//! exists. No information is lost: each reader decides by the current state, not by the changes that led to it, and watches
+//! do not order changes of different kinds either. The one thing that depends on the past, what was
 //! last read of an object or a node ([`egress_core::model::policy`]), is carried over.
 
 use std::collections::BTreeMap;

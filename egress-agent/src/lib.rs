@@ -1,4 +1,4 @@
-//! egress_agent.
+//! The binary `egress-agent`: agent, controller and commands, wired from the crates core, kube and datapath.
 
 pub mod change_queue;
 pub mod cmd;

@@ -4,7 +4,7 @@
 //! cannot be removed does not keep the rest. Steering goes first, the guard of the uplink last, so that no selected pod's
 //! packet leaves as a pod's in between.
 //!
-//! Whose a filter is the pins beside it say. Where one could not be taken off they stay, for the next try.
+//! The pins beside a filter say which agent owns it. Where one could not be taken off they stay, for the next try.
 
 use std::fs;
 use std::io;

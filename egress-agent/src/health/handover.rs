@@ -1,8 +1,8 @@
 //! Letting go of addresses by the way of probes, for agents that the leader hears and that cannot hear the API server.
 //!
 //! A probe names the open hand-overs from its node as they stand in the ledger, each by address and number; an answer names
-//! those that the agent has obeyed. So many fit into one message that its header stays small; the others come when these are
-//! over, or the node's leases end them.
+//! those that the agent has obeyed. One message carries at most this many, so that its header stays small. The others follow
+//! when these are done, or end with the node's lease.
 
 use std::net::IpAddr;
 

@@ -1,4 +1,4 @@
-//! Networks of this node, from the kernel, for clusters whose CNI does not publish them (`kube::own_node`).
+//! Networks of this node, from the kernel, for clusters whose CNI does not publish them (`egress_kube::node_facts`).
 
 use std::collections::BTreeMap;
 use std::io;

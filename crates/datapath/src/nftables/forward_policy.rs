@@ -1,5 +1,5 @@
-//! Does the CNI enforce network policy in the host's FORWARD chain? What the programs redirect does not pass it, so that such
-//! policy does not hold for traffic to egress IPs' destinations: that is to be said (docs/security.md).
+//! Does the CNI enforce network policy in the host's FORWARD chain? Redirected packets bypass that chain, so such a policy
+//! does not apply to selected pods' traffic to the outside; docs/security.md says so.
 //!
 //! Recognised by the names of the chains that such CNIs make: as nf_tables lists them, which iptables fills too on a host of
 //! today, and in the tables of the older iptables (`iptables-legacy`, see `xtables`).

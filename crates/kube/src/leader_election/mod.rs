@@ -342,11 +342,14 @@ async fn attempt(
     silence: Option<&SilentHolder>,
 ) -> Result<Record, Failed> {
     let timing = election.timing();
-    // A holder renews this long before its renew deadline. An answer that takes longer costs a gap, however long the timeout.
+    // A look that takes longer is repeated.
     let patience = timing.renew_deadline - timing.retry;
     if election.holds() {
         let asked = Instant::now();
-        if let Some(record) = within(patience, lease.write(&ElectionStep::Renew, election.identity(), timing)).await? {
+        // A renewal that is answered after the renew deadline costs a gap, but keeps the Lease. One that is given up before the
+        // Lease ends costs the Lease.
+        let renewal = timing.duration - timing.retry;
+        if let Some(record) = within(renewal, lease.write(&ElectionStep::Renew, election.identity(), timing)).await? {
             election.written(record.clone(), asked, Instant::now());
             return Ok(record);
         }

@@ -3,7 +3,7 @@
 //! It writes one annotation on the Node, which the controller obeys, and then watches what becomes of the addresses ([`watch`]).
 //! It is typed with an administrator's kubeconfig, anywhere: the accounts of agents and controllers may change no Node.
 //!
-//! Nothing is written before all has been read that is read later: who may not read learns it while nothing has changed.
+//! Everything that is read later is read once before the first write, so that missing rights show while nothing has changed.
 //! Behind the write a request that fails is said and repeated, since the draining goes on.
 
 pub mod watch;

@@ -4,10 +4,10 @@
 //! The kernel is observed once, then again after an error; in between the agent remembers what it did. An address that
 //! cannot be claimed keeps nothing else from being done: it is left out, with its slot, and tried again, soon at first,
 //! since the usual cause is that its former node has not let go yet. Likewise an entry that the kernel refuses
-//! ([`left_out`], [`egress_core::plan::refusal`]): a node that cannot write one entry serves all others.
+//! ([`rejected_entries`], [`egress_core::plan::refusal`]): a node that cannot write one entry serves all others.
 //!
 //! What this node may not hold, because it is on its way to another or because this node is out of touch, goes first,
-//! before anything that takes time ([`ties`], [`egress_core::ownership::holdings`]). Cuts of pods' flows take time too, and go on beside the
+//! before anything that takes time ([`ownership`], [`egress_core::ownership::holdings`]). Cuts of pods' flows take time too, and go on beside the
 //! rounds ([`background_flush`]).
 
 pub mod action_log;

@@ -215,6 +215,11 @@ impl NodeStates {
         }
     }
 
+    /// Forgets the nodes for which this is false.
+    pub fn retain(&mut self, keep: impl Fn(&str) -> bool) {
+        self.members.retain(|name, _| keep(name));
+    }
+
     pub fn leave(&mut self, node: &str) {
         self.members.remove(node);
     }

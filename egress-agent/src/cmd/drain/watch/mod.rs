@@ -2,8 +2,8 @@
 //!
 //! By the status alone a node would seem drained too early: an address may be on its way to it, its agent passes on what
 //! comes late, and where that agent is dead or stopped addresses go when their leases have run out, while its programs go
-//! on answering for them. So a node is drained when the status names it no more, its agent has said of each address that
-//! it has let go, and has nothing more to say of hand-overs, for a while and more than one look.
+//! on answering for them. So a node is drained when the status no longer names it, its agent has acknowledged every address,
+//! and no hand-over from it is open, at several looks in a row.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;

@@ -97,7 +97,11 @@ pub async fn run(
                 if term == probing.as_ref().map(|probing| probing.term) {
                     continue;
                 }
-                probing = term.map(|term| begin(&settings, own_node, (term, &duty), &node_health, (&known, &ledger)));
+                // No other controller has led in between: what this one has observed is still true.
+                let states = probing.take().filter(|former| term == Some(former.term + 1)).map(|former| former.states);
+                probing = term.map(|term| {
+                    begin(&settings, own_node, (term, &duty), &node_health, (&known, &ledger)).with_states(states, &known)
+                });
                 isolated.send_replace(false);
                 if probing.is_none() {
                     end(&node_health);
@@ -245,6 +249,19 @@ impl Probing {
             led: Instant::now(),
             reported: UnexpectedResponders::default(),
         }
+    }
+
+    /// Continues with the states of an earlier term.
+    fn with_states(mut self, states: Option<NodeStates>, nodes: &BTreeMap<String, Arc<Node>>) -> Self {
+        let Some(states) = states else { return self };
+        self.states = states;
+        self.states.retain(|name| self.probed.contains_key(name));
+        let now = Instant::now();
+        for (name, node) in nodes.iter().filter(|(name, _)| self.probed.contains_key(*name)) {
+            self.states.enter(name, Traits { own: *name == self.own_node, network: network(node) }, now);
+        }
+        self.follow(nodes);
+        self
     }
 
     /// Starts and ends probes so that exactly the egress nodes are probed.
