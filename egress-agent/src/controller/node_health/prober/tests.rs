@@ -140,6 +140,13 @@ async fn probing_begins_with_leading_and_ends_when_another_leads() {
     servers[0].uplink.send_replace(UplinkState::NoCarrier("eth0".into()));
     until("node1 says no", &mut node_health, |node_health| node_health.unreachable == gone(&["node1", "node2"])).await;
 
+    // It leads again, and no other controller has led in between: what it has observed is still true.
+    lead(&published, 6);
+    for _ in 0..40 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        assert!(node_health.borrow().unreachable.contains("node1"));
+    }
+
     published.set_term(None);
     until("another leads", &mut node_health, |node_health| node_health.unreachable.is_empty()).await;
     let last = node_health.borrow().clone();
