@@ -15,7 +15,7 @@ pub const TOLD: Duration = Duration::from_secs(3 * 5);
 /// publishes.
 pub const FAIL_OVER: Duration = Duration::from_millis(3 * 1_500);
 /// The same of the leader's own node, which the other controller has to find silent first.
-pub const LEADERS_FAIL_OVER: Duration = Duration::from_millis(3 * 2_300);
+pub const LEADERS_FAIL_OVER: Duration = Duration::from_millis(3 * 2_000);
 
 const PAUSE: Duration = Duration::from_millis(25);
 

@@ -41,7 +41,7 @@ struct ReachabilityTest {
 }
 
 /// One and a half times what docs/operations/measured-faults.md publishes. An election that waits for the Lease takes as long.
-const SOON: Duration = Duration::from_millis(3_300);
+const SOON: Duration = Duration::from_millis(3_000);
 
 /// The leading controller's node, which is a gateway too: power and network gone.
 pub(super) fn leader_loses_its_node(context: &LabContext) -> Result<()> {

@@ -99,9 +99,8 @@ pub async fn run(
                 }
                 // No other controller has led in between: what this one has observed is still true.
                 let states = probing.take().filter(|former| term == Some(former.term + 1)).map(|former| former.states);
-                probing = term.map(|term| {
-                    begin(&settings, own_node, (term, &duty), &node_health, (&known, &ledger)).with_states(states, &known)
-                });
+                probing =
+                    term.map(|term| begin(&settings, own_node, (term, &duty), &node_health, (&known, &ledger), states));
                 isolated.send_replace(false);
                 if probing.is_none() {
                     end(&node_health);
@@ -122,7 +121,8 @@ pub async fn run(
             }
             // Probing that ended by the report of an agent starts again if the Lease says that this controller leads.
             _ = restart.tick(), if probing.is_none() && duty.leads_alone() => {
-                probing = duty.term().map(|term| begin(&settings, own_node, (term, &duty), &node_health, (&known, &ledger)));
+                probing =
+                    duty.term().map(|term| begin(&settings, own_node, (term, &duty), &node_health, (&known, &ledger), None));
             }
             _ = judge.tick(), if probing.is_some() => {
                 if let Some(probing) = &mut probing {
@@ -141,9 +141,14 @@ fn begin(
     (term, duty): (u64, &ProbeDuty),
     node_health: &watch::Sender<NodeHealth>,
     (known, ledger): (&BTreeMap<String, Arc<Node>>, &Arc<Ledger>),
+    states: Option<NodeStates>,
 ) -> Probing {
     let mut probing = Probing::new(settings.clone(), own_node, (term, duty.clone()), node_health.clone());
+    if let Some(states) = states {
+        probing.states = states;
+    }
     probing.follow(known);
+    probing.states.retain(|name| probing.probed.contains_key(name));
     probing.send_orders(ledger);
     probing
 }
@@ -249,19 +254,6 @@ impl Probing {
             led: Instant::now(),
             reported: UnexpectedResponders::default(),
         }
-    }
-
-    /// Continues with the states of an earlier term.
-    fn with_states(mut self, states: Option<NodeStates>, nodes: &BTreeMap<String, Arc<Node>>) -> Self {
-        let Some(states) = states else { return self };
-        self.states = states;
-        self.states.retain(|name| self.probed.contains_key(name));
-        let now = Instant::now();
-        for (name, node) in nodes.iter().filter(|(name, _)| self.probed.contains_key(*name)) {
-            self.states.enter(name, Traits { own: *name == self.own_node, network: network(node) }, now);
-        }
-        self.follow(nodes);
-        self
     }
 
     /// Starts and ends probes so that exactly the egress nodes are probed.
