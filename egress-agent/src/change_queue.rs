@@ -13,9 +13,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use egress_core::model::view::{
-    Change, EgressObject, Labels, Ledger, Node, Pod, PodKey, Service, ServiceKey, Update, filled,
-};
+use egress_core::model::ledger::Ledger;
+use egress_core::model::node::Node;
+use egress_core::model::policy::{EgressPolicy, PolicyKey};
+use egress_core::model::services::{Service, ServiceKey};
+use egress_core::model::view::{Change, Labels, Pod, PodKey, Update, filled};
 
 /// What waits of one kind.
 #[derive(Debug)]
@@ -66,7 +68,7 @@ impl<K: Ord, V> Pending<K, V> {
 
 #[derive(Debug, Default)]
 struct Inbox {
-    objects: Pending<String, Arc<EgressObject>>,
+    policies: Pending<PolicyKey, Arc<EgressPolicy>>,
     namespaces: Pending<String, Labels>,
     pods: Pending<PodKey, Pod>,
     nodes: Pending<String, Arc<Node>>,
@@ -81,9 +83,9 @@ impl Inbox {
     fn put(&mut self, change: Change) {
         self.since.get_or_insert_with(Instant::now);
         match change {
-            Change::Objects(update) => {
-                let update = filled(update, |name| self.objects.latest(name).cloned());
-                self.objects.put(update);
+            Change::Policies(update) => {
+                let update = filled(update, |name| self.policies.latest(name).cloned());
+                self.policies.put(update);
             }
             Change::Namespaces(update) => self.namespaces.put(update),
             Change::Pods(update) => self.pods.put(update),
@@ -100,7 +102,7 @@ impl Inbox {
         let mut changes: Vec<Change> = self.ledger.take().map(Change::Ledger).into_iter().collect();
         self.nodes.take(&mut changes, Change::Nodes);
         self.namespaces.take(&mut changes, Change::Namespaces);
-        self.objects.take(&mut changes, Change::Objects);
+        self.policies.take(&mut changes, Change::Policies);
         self.services.take(&mut changes, Change::Services);
         self.pods.take(&mut changes, Change::Pods);
         changes
@@ -179,7 +181,8 @@ impl ChangeReceiver {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use egress_core::model::view::{ClusterView, NodePart};
+    use egress_core::model::node::NodePart;
+    use egress_core::model::view::ClusterView;
 
     fn namespace(i: u64) -> String {
         format!("n{i}")

@@ -1,5 +1,5 @@
-//! The leader's decision: from objects, nodes, their current status, open hand-overs and the time to the desired status
-//! of every object, its events, and the changes of the records. Pure, except for the memory of [`HandoverPlanner`].
+//! The leader's decision: from policies, nodes, their current status, open hand-overs and the time to the desired status
+//! of every policy, its events, and the changes of the records. Pure, except for the memory of [`HandoverPlanner`].
 //!
 //! [`assign`] says where addresses should be, [`HandoverPlanner::plan`] what of that may be written now, and
 //! [`conditions`] what the status reports.
@@ -9,19 +9,19 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::allocation::{Facts, Fate, Nodes, Objects, Outcome, assign};
+use crate::allocation::{Facts, Fate, Nodes, Outcome, assign};
 use crate::model::node::UnservedAddresses;
+use crate::model::policy::{EgressPolicy, Item, Part, Policies, parse_egress_ip};
 use crate::model::reserved::ClusterNetworks;
 use crate::model::services::Services;
-use crate::model::view::{EgressObject, Item, Part, parse_egress_ip};
 use crate::ownership::handover::{Evidence, HandoverPlanner, Plan, RecordChange, Records};
 use crate::status::conditions::{self, Notice, Statement};
 use crate::status::pod_counts::PodCounts;
 
-/// Input of a decision. The current status is part of the objects.
+/// Input of a decision. The current status is part of the policies.
 #[derive(Clone, Copy, Debug)]
 pub struct Known<'a> {
-    pub objects: &'a Objects,
+    pub policies: &'a Policies,
     pub nodes: &'a Nodes,
     /// Nodes that do not answer.
     pub unreachable: &'a BTreeSet<String>,
@@ -29,9 +29,9 @@ pub struct Known<'a> {
     pub absent: &'a BTreeSet<String>,
     /// Assigned addresses that nodes report as not served.
     pub unserved: &'a BTreeMap<String, UnservedAddresses>,
-    /// How many pods each object serves, and the nodes whose agents are away.
+    /// How many pods each policy serves, and the nodes whose agents are away.
     pub census: &'a PodCounts,
-    /// Whether the node's address serves where no node can host any address of an object.
+    /// Whether the node's address serves where no node can host any address of a policy.
     pub node_address_serves: bool,
     pub networks: &'a ClusterNetworks,
     pub services: &'a Services,
@@ -42,13 +42,13 @@ pub struct Known<'a> {
     pub now: Instant,
 }
 
-/// Desired status and events of one object.
+/// Desired status and events of one policy.
 #[derive(Clone, Debug)]
 pub struct Decision {
-    pub object: Arc<EgressObject>,
+    pub policy: Arc<EgressPolicy>,
     pub items: Vec<Item>,
     pub conditions: Vec<Statement>,
-    /// The addresses of the object, if no node can host any of them.
+    /// The addresses of the policy, if no node can host any of them.
     pub no_eligible_node: Option<Vec<IpAddr>>,
     /// `None` while it is unknown.
     pub selected_pods: Option<u32>,
@@ -60,17 +60,17 @@ impl Decision {
     pub fn is_new(&self) -> bool {
         let published: Option<BTreeSet<IpAddr>> =
             self.no_eligible_node.as_ref().map(|all| all.iter().copied().collect());
-        self.object.items != self.items
-            || self.object.no_eligible_node != published
-            || self.selected_pods.is_some_and(|count| self.object.selected_pods != Some(count))
-            || !self.conditions.iter().all(|statement| statement.is_published(&self.object))
+        self.policy.published.items != self.items
+            || self.policy.published.no_eligible_node != published
+            || self.selected_pods.is_some_and(|count| self.policy.published.selected_pods != Some(count))
+            || !self.conditions.iter().all(|statement| statement.is_published(&self.policy))
     }
 }
 
 /// One decision about the cluster.
 #[derive(Clone, Debug)]
 pub struct Decisions {
-    /// Of every object, by name.
+    /// Of every policy, by name.
     pub all: Vec<Decision>,
     /// Changes of the records, in order.
     pub steps: Vec<RecordChange>,
@@ -79,46 +79,46 @@ pub struct Decisions {
 }
 
 pub fn decide(watch: &mut HandoverPlanner, known: &Known<'_>) -> Decisions {
-    let Known { objects, nodes, unreachable, absent, networks, services, records, evidence, now, .. } = *known;
+    let Known { policies, nodes, unreachable, absent, networks, services, records, evidence, now, .. } = *known;
     let cluster = conditions::Cluster::new(nodes, known.node_address_serves);
     let hand_overs = &records.open;
-    let assignment = assign(&Facts { objects, nodes, unreachable, absent, networks, services, hand_overs });
-    let mut plan = watch.plan(objects, &assignment, records, &evidence, now);
-    let mut all = Vec::with_capacity(objects.len());
+    let assignment = assign(&Facts { policies, nodes, unreachable, absent, networks, services, hand_overs });
+    let mut plan = watch.plan(policies, &assignment, records, &evidence, now);
+    let mut all = Vec::with_capacity(policies.len());
     // Both are in the order of names.
     let mut outcomes = assignment.outcomes.into_iter().peekable();
-    for (name, object) in objects {
+    for (name, policy) in policies {
         while outcomes.next_if(|(other, _)| other < name).is_some() {}
         let outcome = outcomes.next_if(|(other, _)| other == name);
         let mut outcome = outcome.map(|(_, outcome)| outcome).unwrap_or_default();
         let new = plan.items.remove(name);
-        name_what_moves(&mut outcome, new.as_ref().unwrap_or(&object.items), (&plan, known.endless));
+        name_what_moves(&mut outcome, new.as_ref().unwrap_or(&policy.published.items), (&plan, known.endless));
         name_what_is_not_served(&mut outcome, known.unserved);
-        all.push(decision(object, outcome, new, (assignment.eligible, &cluster, known.census)));
+        all.push(decision(policy, outcome, new, (assignment.eligible, &cluster, known.census)));
     }
     Decisions { all, steps: plan.steps, look_again: plan.look_again }
 }
 
 /// `new` are the items to write, if any. Otherwise the current ones are right or have to wait.
 fn decision(
-    object: &Arc<EgressObject>,
+    policy: &Arc<EgressPolicy>,
     outcome: Outcome,
     new: Option<Vec<Item>>,
     (eligible, cluster, census): (usize, &conditions::Cluster, &PodCounts),
 ) -> Decision {
-    // While the selectors of an object are unknown, nothing is published: its pods must not leave with node addresses.
-    let publish = outcome.no_eligible_node() && !object.is_unknown(Part::Selectors);
-    let alone: Vec<(&str, u32)> = object.id.into_iter().flat_map(|id| census.left_alone(id)).collect();
-    let conditions = conditions::conditions(object, &outcome, &alone, cluster);
-    let selected_pods = object.id.and_then(|id| census.selected(id));
-    let notices = conditions::notices(object, &outcome, eligible);
+    // While the selectors of a policy are unknown, nothing is published: its pods must not leave with node addresses.
+    let publish = outcome.no_eligible_node() && !policy.is_unknown(Part::Selectors);
+    let alone: Vec<(&str, u32)> = policy.published.id.into_iter().flat_map(|id| census.left_alone(id)).collect();
+    let conditions = conditions::conditions(policy, &outcome, &alone, cluster);
+    let selected_pods = policy.published.id.and_then(|id| census.selected(id));
+    let notices = conditions::notices(policy, &outcome, eligible);
     let items = match new {
         Some(items) => items,
-        None if outcome.items == object.items => outcome.items,
-        None => object.items.clone(),
+        None if outcome.items == policy.published.items => outcome.items,
+        None => policy.published.items.clone(),
     };
-    let no_eligible_node = publish.then(|| object.addresses().into_iter().collect());
-    Decision { object: object.clone(), items, conditions, no_eligible_node, selected_pods, notices }
+    let no_eligible_node = publish.then(|| policy.addresses().into_iter().collect());
+    Decision { policy: policy.clone(), items, conditions, no_eligible_node, selected_pods, notices }
 }
 
 /// Marks entries that have a node and are not served there yet.
@@ -167,19 +167,19 @@ pub struct NoRecords {
 impl NoRecords {
     pub fn known<'a>(
         &'a mut self,
-        objects: &'a Objects,
+        policies: &'a Policies,
         nodes: &'a Nodes,
         unreachable: &'a BTreeSet<String>,
         now: Instant,
     ) -> Known<'a> {
-        let holders = objects.values().flat_map(|object| &object.items).map(|item| item.node.clone());
+        let holders = policies.values().flat_map(|policy| &policy.published.items).map(|item| item.node.clone());
         self.ends = holders.map(|node| (node, now)).collect();
         let Self { released, given, prepared, departed, ends, .. } = &*self;
         let evidence = Evidence { released, given, prepared, ends, departed };
         let Self { absent, unserved, endless, census, records, networks, services, .. } = &*self;
         let node_address_serves = true;
         Known {
-            objects,
+            policies,
             nodes,
             unreachable,
             absent,
@@ -199,19 +199,19 @@ impl NoRecords {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::allocation::samples::object;
-    use crate::model::view::Unreadable;
+    use crate::allocation::samples::policy;
+    use crate::model::policy::Unreadable;
 
-    /// The object's pods are unknown, so the decision must not let them leave with their nodes' addresses.
+    /// The policy's pods are unknown, so the decision must not let them leave with their nodes' addresses.
     #[test]
     fn unreadable_selectors_never_publish_that_no_node_can_host_the_object() {
-        let (name, readable) = object("a", 1, &["172.18.0.100"], &[]);
+        let (name, readable) = policy("a", 1, &["172.18.0.100"], &[]);
         let why = Unreadable { part: Part::Selectors, why: "podSelector: x".into(), is_known: false };
-        let unreadable = EgressObject { unreadable: vec![why], ..(*readable).clone() };
-        let published = |object: EgressObject| {
-            let objects = Objects::from([(name.clone(), Arc::new(object))]);
+        let unreadable = EgressPolicy { unreadable: vec![why], ..(*readable).clone() };
+        let published = |policy: EgressPolicy| {
+            let policies = Policies::from([(name.clone(), Arc::new(policy))]);
             let (nodes, none, mut no_records) = (Nodes::new(), BTreeSet::new(), NoRecords::default());
-            let known = no_records.known(&objects, &nodes, &none, Instant::now());
+            let known = no_records.known(&policies, &nodes, &none, Instant::now());
             decide(&mut HandoverPlanner::default(), &known).all.remove(0).no_eligible_node
         };
         assert_eq!(published((*readable).clone()), Some(vec!["172.18.0.100".parse().expect("a literal")]));

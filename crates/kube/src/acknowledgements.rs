@@ -17,8 +17,7 @@ use crate::api_outage::ApiOutages;
 use crate::crd::{PreparedAddress, ReleasedAddress};
 use crate::node_object::NodeObject;
 use egress_core::model::ledger::Acknowledgements;
-use egress_core::model::node::{Prepared, Readiness};
-use egress_core::model::view::Node;
+use egress_core::model::node::{Node, Prepared, Readiness};
 use egress_core::node_health::fitness::Ready;
 
 /// Released addresses, readiness, and the number of the latest end of an endless lease.

@@ -14,10 +14,11 @@ use tokio::time::timeout;
 
 use crate::convert::AgentFacts;
 use crate::error_text::ErrorText;
-use crate::{convert, crd};
-use egress_core::allocation::{Nodes, Objects};
+use crate::{convert, crd, policy};
+use egress_core::allocation::Nodes;
 use egress_core::keys;
-use egress_core::model::view::Node;
+use egress_core::model::node::Node;
+use egress_core::model::policy::{Policies, PolicyKind};
 
 /// Objects per list request.
 const PAGE: u32 = 500;
@@ -59,14 +60,14 @@ impl Patience {
 pub struct AdminClient {
     nodes: Api<KubeNode>,
     egress_nodes: Api<DynamicObject>,
-    objects: Api<DynamicObject>,
+    policies: [Api<DynamicObject>; PolicyKind::ALL.len()],
 }
 
 impl AdminClient {
     pub fn new(client: Client) -> Self {
-        let objects = Api::all_with(client.clone(), &crd::egressip_resource());
+        let policies = PolicyKind::ALL.map(|kind| policy::requests(&client, kind));
         let egress_nodes = Api::all_with(client.clone(), &crd::egress_node_resource());
-        Self { nodes: Api::all(client), egress_nodes, objects }
+        Self { nodes: Api::all(client), egress_nodes, policies }
     }
 
     /// Marks the node as drained, or not. False if there is no such node.
@@ -102,9 +103,14 @@ impl AdminClient {
         Ok(nodes.iter().map(join).collect())
     }
 
-    pub async fn objects(&self, patience: Patience) -> Result<Objects, RequestError> {
-        let objects = all("list EgressIP objects", &self.objects, patience).await?;
-        Ok(objects.iter().map(|object| (object.name_any(), Arc::new(convert::object(object)))).collect())
+    pub async fn policies(&self, patience: Patience) -> Result<Policies, RequestError> {
+        let mut policies = Policies::new();
+        for (kind, requests) in PolicyKind::ALL.into_iter().zip(&self.policies) {
+            let objects = all("list egress policies", requests, patience).await?;
+            let read = objects.iter().map(|object| policy::api_of(kind).read(object));
+            policies.extend(read.map(|policy| (policy.key().clone(), Arc::new(policy))));
+        }
+        Ok(policies)
     }
 }
 

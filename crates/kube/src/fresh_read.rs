@@ -1,4 +1,4 @@
-//! Fresh reads of the ledger and of EgressIP objects: the current state of the API server, past the watches.
+//! Fresh reads of the ledger and of egress policies: the current state of the API server, past the watches.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -6,12 +6,11 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use kube::Client;
-use kube::api::{Api, DynamicObject};
 
 use crate::ledger::{self, LedgerStore};
-use crate::{convert, crd};
+use crate::policy;
 use egress_core::model::ledger::Ledger;
-use egress_core::model::view::{Item, parse_egress_ip};
+use egress_core::model::policy::{Item, PolicyKey, parse_egress_ip};
 
 /// Timeout of each of the two reads, the ledger and then the objects. The caller retries, so it must exceed the latency of a slow
 /// server: a shorter one would never get an answer.
@@ -19,7 +18,7 @@ const TIMEOUT: Duration = Duration::from_secs(2);
 /// Concurrent requests.
 const PARALLEL: usize = 16;
 
-/// The addresses among `questions` that the objects' status assigns to this node and that no open hand-over moves to another. A
+/// The addresses among `questions` that the policies' status assigns to this node and that no open hand-over moves to another. A
 /// read without a resource version is a quorum read.
 ///
 /// The ledger is read first: the leader may be about to write a status that it decided while this node was out of touch. Its
@@ -27,16 +26,17 @@ const PARALLEL: usize = 16;
 pub async fn still_given(
     (client, store): (Client, LedgerStore),
     node_name: String,
-    mut questions: BTreeSet<(String, IpAddr)>,
+    mut questions: BTreeSet<(PolicyKey, IpAddr)>,
 ) -> BTreeSet<IpAddr> {
     let Ok(Some(ledger)) = tokio::time::timeout(TIMEOUT, read_ledger(&store)).await else { return BTreeSet::new() };
     questions.retain(|(_, address)| ledger.lets_hold(&node_name, address));
-    let api: Api<DynamicObject> = Api::all_with(client, &crd::egressip_resource());
-    let (api, node_name) = (&api, node_name.as_str());
-    let read = |(name, address): (String, IpAddr)| async move {
-        let object = convert::object(&api.get(&name).await.ok()?);
+    let (client, node_name) = (&client, node_name.as_str());
+    let read = |(PolicyKey { kind, name }, address): (PolicyKey, IpAddr)| async move {
+        let api = policy::requests(client, kind);
+        let object = api.get(&name).await.ok()?;
+        let policy = policy::api_of(kind).read(&object);
         let is_assigned = |item: &Item| item.node == node_name && parse_egress_ip(&item.egress_ip) == Some(address);
-        object.items.iter().any(is_assigned).then_some(address)
+        policy.published.items.iter().any(is_assigned).then_some(address)
     };
     let answers = futures::stream::iter(questions).map(read).buffer_unordered(PARALLEL);
     let in_time = answers.take_until(tokio::time::sleep(TIMEOUT));
@@ -59,7 +59,7 @@ mod tests {
         let (client, address) = (server.client().0, IpAddr::from([10, 0, 0, 1]));
         let store = LedgerStore::new(client.clone(), "slow");
         let ask = |node: &str| {
-            let questions = BTreeSet::from([("slow".to_owned(), address)]);
+            let questions = BTreeSet::from([(PolicyKey::egress_ip("slow"), address)]);
             still_given((client.clone(), store.clone()), node.to_owned(), questions)
         };
         let answers = tokio::join!(ask("a"), ask("b"));

@@ -13,8 +13,8 @@ use kube::{Client, Error, ResourceExt};
 use serde::de::DeserializeOwned;
 use serde_json::json;
 
+use crate::policy::status::WriteError;
 use crate::post_params;
-use crate::status::WriteError;
 use egress_core::model::ledger::{HandOver, Ledger, Records};
 
 pub const LEDGER_NAME: &str = "egress-agent-hand-overs";

@@ -1,8 +1,9 @@
 //! The Kubernetes edge of the agent: `kube` types do not leave this crate.
 //!
-//! - In: [`watches`] follows every kind that counts, [`convert`] turns objects into values of `egress_core::model::view`.
+//! - In: [`watches`] follows every kind that counts, [`convert`] turns objects into values of `egress_core::model`.
 //!   [`fresh_read`] reads past the watches.
-//! - Out: [`status`] patches EgressIP objects, [`ledger`] records hand-overs, [`node_facts`] and [`acknowledgements`] write the
+//! - Egress policies: [`policy`] reads them from the objects of each API, and writes their status.
+//! - Out: [`ledger`] records hand-overs, [`node_facts`] and [`acknowledgements`] write the
 //!   EgressNode object ([`node_object`]), [`events`] publishes events.
 //! - Leader election: [`leader_election`] runs the loop around the Lease.
 //! - Failures: [`api_outage`] logs and ends outages, [`backoff`] paces retries, [`stalled_requests`] ends hanging requests,
@@ -24,11 +25,11 @@ pub mod leader_election;
 pub mod ledger;
 pub mod node_facts;
 pub mod node_object;
+pub mod policy;
 pub mod restored_backup;
 #[cfg(test)]
 mod rights;
 pub mod stalled_requests;
-pub mod status;
 #[cfg(any(test, feature = "testing"))]
 pub mod stub;
 pub mod watches;

@@ -23,9 +23,7 @@ use crate::api_outage::ApiOutages;
 use crate::crd::{EgressNodeStatus, NodeNetworks, NodeUplink};
 use crate::node_object::NodeObject;
 use egress_core::keys;
-use egress_core::model::node::{HostAddresses, HostNetworks};
-use egress_core::model::node::{Uplink, mac_text};
-use egress_core::model::view::Node;
+use egress_core::model::node::{HostAddresses, HostNetworks, Node, Uplink, mac_text};
 
 /// How often the node's own addresses are read.
 const READ_INTERVAL: Duration = Duration::from_secs(5);

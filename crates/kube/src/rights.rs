@@ -30,6 +30,7 @@ const LEASE: &str = crate::leader_election::lease::LEASE_NAME;
 const SECRET: &str = crate::health_key::SECRET_NAME;
 const LEASES: &str = "leases.coordination.k8s.io";
 const EGRESS_NODES: &str = "egressnodes.egress-agent.io";
+const WRITE_EGRESS_IP: &str = "policy/egress_ip/write.rs";
 const EVENTS: &[Right] = &[("events.events.k8s.io", CLUSTER, "", "create")];
 const READ_SECRET: &[Right] = &[("secrets", OWN, SECRET, "get")];
 const READ_LEASE: &[Right] = &[(LEASES, OWN, LEASE, "get")];
@@ -86,10 +87,10 @@ const REQUESTS: &[Request] = &[
     ("admin.rs", "api.list(&page)", 1, &[], &[]),
     ("admin.rs", "api.list(&one)", 1, &[("pods", CLUSTER, "", "list")], &[]),
     ("fresh_read.rs", "api.get(&name)", 1, &[("egressips.k8s.ovn.org", CLUSTER, "", "get")], &[]),
-    ("status.rs", "self.api.patch(&object.name,", 1, &[], &[("egressips.k8s.ovn.org", CLUSTER, "", "patch")]),
+    (WRITE_EGRESS_IP, "self.api.patch(object.name(),", 1, &[], &[("egressips.k8s.ovn.org", CLUSTER, "", "patch")]),
     (
-        "status.rs",
-        "self.api.patch_status(&object.name,",
+        WRITE_EGRESS_IP,
+        "self.api.patch_status(object.name(),",
         1,
         &[],
         &[("egressips.k8s.ovn.org/status", CLUSTER, "", "patch")],

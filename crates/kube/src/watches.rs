@@ -4,7 +4,7 @@
 //! paces retries. A list arrives as a whole (`Replaced`), so that objects that were deleted during an outage disappear. Objects
 //! are converted as they arrive, and nothing else of them is stored.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 use std::sync::Arc;
 
@@ -23,10 +23,14 @@ use crate::api_outage::{ApiOutages, is_outage_code};
 use crate::backoff::{paced, spread};
 use crate::convert;
 use crate::convert::AgentFacts;
-use crate::crd::{egress_node_resource, egressip_resource};
+use crate::crd::egress_node_resource;
 use crate::error_text::ErrorText;
 use crate::ledger::{self, Broken};
-use egress_core::model::view::{self, Change, Ledger, Update};
+use crate::policy;
+use egress_core::model::ledger::Ledger;
+use egress_core::model::node;
+use egress_core::model::policy::{EgressPolicy, Policies, PolicyKey, PolicyKind};
+use egress_core::model::view::{Change, Update};
 
 /// Seconds until a watch is resumed where it was, which bounds the time to notice that the server is silently gone.
 const WATCH_SECONDS: u32 = 60;
@@ -60,17 +64,12 @@ pub fn for_controller(
     service_networks: &[IpNet],
     outages: &ApiOutages,
 ) -> impl Stream<Item = Change> + Send + use<> {
-    let objects: Api<DynamicObject> = Api::all_with(client.clone(), &egressip_resource());
     let services: Api<Service> = Api::all(client.clone());
     let service_networks = service_networks.to_vec();
     let ledgers: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
     let ledger = config().fields(&format!("metadata.name={}", ledger::LEDGER_NAME));
     stream::select_all([
-        updates(("EgressIP objects", outages.clone()), objects, config(), ResourceExt::name_any, |object| {
-            Arc::new(convert::object(object))
-        })
-        .map(Change::Objects)
-        .boxed(),
+        policies(client, outages).map(Change::Policies).boxed(),
         updates(("services", outages.clone()), services, config(), convert::service_key, move |service| {
             convert::service(service, &service_networks)
         })
@@ -86,8 +85,59 @@ pub fn for_controller(
     ])
 }
 
+/// The policies of all APIs: nothing before each has listed.
+fn policies(
+    client: &Client,
+    outages: &ApiOutages,
+) -> impl Stream<Item = Update<PolicyKey, Arc<EgressPolicy>>> + Send + use<> {
+    let of_kind = |kind| {
+        let api = policy::api_of(kind);
+        let key = move |object: &DynamicObject| PolicyKey { kind, name: object.name_any() };
+        let read = move |object: &DynamicObject| Arc::new(api.read(object));
+        let objects = policy::requests(client, kind);
+        updates((api.objects(), outages.clone()), objects, config(), key, read).map(move |update| (kind, update))
+    };
+    let all = stream::select_all(PolicyKind::ALL.map(|kind| of_kind(kind).boxed()));
+    all.scan(AllKinds::default(), |kinds, (kind, update)| std::future::ready(Some(kinds.apply(kind, update))))
+        .flat_map(stream::iter)
+}
+
+/// Joins the watches of all APIs: nothing before each has listed, then a list of all whenever one lists, else the change of one
+/// policy.
+#[derive(Default)]
+struct AllKinds {
+    listed: BTreeSet<PolicyKind>,
+    policies: Policies,
+}
+
+impl AllKinds {
+    fn apply(
+        &mut self,
+        kind: PolicyKind,
+        update: Update<PolicyKey, Arc<EgressPolicy>>,
+    ) -> Option<Update<PolicyKey, Arc<EgressPolicy>>> {
+        let change = match update {
+            Update::Replaced(all) => {
+                self.listed.insert(kind);
+                self.policies.retain(|key, _| key.kind != kind);
+                self.policies.extend(all);
+                Update::Replaced(self.policies.clone())
+            }
+            Update::Changed(key, policy) => {
+                self.policies.insert(key.clone(), Arc::clone(&policy));
+                Update::Changed(key, policy)
+            }
+            Update::Removed(key) => {
+                self.policies.remove(&key);
+                Update::Removed(key)
+            }
+        };
+        (self.listed.len() == PolicyKind::ALL.len()).then_some(change)
+    }
+}
+
 /// Node objects, each joined with the facts in its EgressNode object.
-fn nodes(client: &Client, outages: &ApiOutages) -> impl Stream<Item = Update<String, Arc<view::Node>>> + Send + use<> {
+fn nodes(client: &Client, outages: &ApiOutages) -> impl Stream<Item = Update<String, Arc<node::Node>>> + Send + use<> {
     let nodes: Api<Node> = Api::all(client.clone());
     let facts: Api<DynamicObject> = Api::all_with(client.clone(), &egress_node_resource());
     let nodes = updates(("nodes", outages.clone()), nodes, config(), ResourceExt::name_any, convert::node)
@@ -100,26 +150,26 @@ fn nodes(client: &Client, outages: &ApiOutages) -> impl Stream<Item = Update<Str
 
 /// An update of one of the two watches.
 enum Half {
-    Node(Box<Update<String, view::Node>>),
+    Node(Box<Update<String, node::Node>>),
     Agent(Box<Update<String, AgentFacts>>),
 }
 
 /// Joins two watches: nothing before both have listed, a list if one lists, else the change of one node.
 #[derive(Default)]
 struct Join {
-    nodes: Option<BTreeMap<String, view::Node>>,
+    nodes: Option<BTreeMap<String, node::Node>>,
     facts: Option<BTreeMap<String, AgentFacts>>,
 }
 
 impl Join {
-    fn apply(&mut self, half: Half) -> Option<Update<String, Arc<view::Node>>> {
+    fn apply(&mut self, half: Half) -> Option<Update<String, Arc<node::Node>>> {
         let name = match half {
             Half::Node(update) => apply_half(&mut self.nodes, *update),
             Half::Agent(update) => apply_half(&mut self.facts, *update),
         };
         let (nodes, facts) = (self.nodes.as_ref()?, self.facts.as_ref()?);
         let join =
-            |(name, node): (&String, &view::Node)| (name.clone(), Arc::new(convert::joined(node, facts.get(name))));
+            |(name, node): (&String, &node::Node)| (name.clone(), Arc::new(convert::joined(node, facts.get(name))));
         Some(match name {
             None => Update::Replaced(nodes.iter().map(join).collect()),
             Some(name) => match nodes.get_key_value(&name).map(join) {
@@ -281,7 +331,7 @@ mod tests {
 
     #[test]
     fn nodes_are_published_after_both_lists_and_then_one_by_one() {
-        let node = |name: &str| view::Node { name: name.into(), uid: "u".into(), ..view::Node::default() };
+        let node = |name: &str| node::Node { name: name.into(), uid: "u".into(), ..node::Node::default() };
         let with_mac = |mac: &str| {
             let status = serde_json::json!({"nodeUID": "u", "uplink": {"mac": mac, "nextHops": []}});
             let mut object = DynamicObject::new("a", &egress_node_resource());

@@ -1,7 +1,7 @@
 //! The leader's view of the ledger: what it and the nodes' acknowledgements say about hand-overs, and how it is written.
 //!
 //! The standby keeps this state too, so that a new leader knows what it has seen itself: since when nodes are suspected, and which
-//! nodes had the addresses of objects that were deleted a moment ago.
+//! nodes had the addresses of policies that were deleted a moment ago.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -10,10 +10,11 @@ use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use tracing::{info, warn};
 
-use egress_core::allocation::{Nodes, Objects};
+use egress_core::allocation::Nodes;
 use egress_core::leader_election::node_of;
 use egress_core::model::ledger::Ledger;
-use egress_core::model::view::{EgressObject, Node, parse_egress_ip};
+use egress_core::model::node::Node;
+use egress_core::model::policy::{EgressPolicy, Policies, parse_egress_ip};
 use egress_core::node_health::NodeHealth;
 use egress_core::ownership::acknowledgements::{AcknowledgementReader, SeenAcknowledgements};
 use egress_core::ownership::endless::{self, Alone};
@@ -21,9 +22,9 @@ use egress_core::ownership::handover::{Evidence, HandOver, RecordChange};
 use egress_core::ownership::suspicion::{Longest, Suspicions, TermStart, Terms, suspects};
 use egress_kube::leader_election::Leadership;
 use egress_kube::ledger::{self, LEDGER_NAME, LedgerStore};
-use egress_kube::status::{WriteError, WriteErrorLog};
+use egress_kube::policy::status::{WriteError, WriteErrorLog};
 
-/// After this time a node that had the address of a deleted object has learned of the deletion, or is out of touch for long.
+/// After this time a node that had the address of a deleted policy has learned of the deletion, or is out of touch for long.
 const DEPARTED: Duration = Duration::from_secs(60);
 /// Timeout of one write.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -109,17 +110,17 @@ impl LedgerWriter {
         self.ledger = Some(ledger);
     }
 
-    /// An object is deleted: remembers which nodes had its addresses.
-    pub(super) fn depart(&mut self, object: &EgressObject, now: Instant) {
+    /// A policy is deleted: remembers which nodes had its addresses.
+    pub(super) fn depart(&mut self, policy: &EgressPolicy, now: Instant) {
         self.departed.retain(|_, (_, since)| now < *since + DEPARTED);
-        let items = object.items.iter().filter_map(|item| Some((parse_egress_ip(&item.egress_ip)?, item)));
+        let items = policy.published.items.iter().filter_map(|item| Some((parse_egress_ip(&item.egress_ip)?, item)));
         self.departed.extend(items.map(|(address, item)| (address, (item.node.clone(), now))));
     }
 
     /// Collects what a decision needs. `None` while the ledger is not known. `since` is when this leader began to lead.
     pub(super) fn extract(
         &mut self,
-        objects: &Objects,
+        policies: &Policies,
         nodes: &Nodes,
         node_health: &NodeHealth,
         (since, now): (Instant, Instant),
@@ -147,17 +148,21 @@ impl LedgerWriter {
                 draft.suspects.insert(node, draft.records.last);
             }
         }
-        // Probes bring it sooner; without a health port only the object has it.
+        // Probes bring it sooner; without a health port only the policy has it.
         let mut bounded = node_health.bounded.clone();
         for (name, number) in nodes.iter().filter_map(|(name, node)| Some((name, node.bounded?))) {
             bounded.entry(name.clone()).and_modify(|by_probes| *by_probes = number.max(*by_probes)).or_insert(number);
         }
-        let settled = self.endless_leases.follow(&mut draft, (objects, nodes), &bounded, now);
+        let settled = self.endless_leases.follow(&mut draft, (policies, nodes), &bounded, now);
         let acknowledged = self.acknowledgements.read(ledger, nodes, node_health, now);
         let open = &ledger.records.open;
         let shown: BTreeSet<IpAddr> = match self.departed.is_empty() {
             true => BTreeSet::new(),
-            false => objects.values().flat_map(|o| &o.items).filter_map(|i| parse_egress_ip(&i.egress_ip)).collect(),
+            false => policies
+                .values()
+                .flat_map(|o| &o.published.items)
+                .filter_map(|i| parse_egress_ip(&i.egress_ip))
+                .collect(),
         };
         self.departed.retain(|address, (_, since)| {
             now < *since + DEPARTED && !open.contains_key(address) && !shown.contains(address)
@@ -339,7 +344,7 @@ mod tests {
         let suspects = BTreeMap::from([("n1".to_owned(), 1)]);
         let (total, programs) = (Some(former), Some(former + terms().programs));
         writer.follow(Arc::new(Ledger { total, programs, suspects, ..Ledger::default() }), now);
-        let nothing = (Objects::new(), Nodes::new());
+        let nothing = (Policies::new(), Nodes::new());
         let mut end = |node_health: &NodeHealth| {
             let extract = writer.extract(&nothing.0, &nothing.1, node_health, (now, now)).expect("the ledger is known");
             (extract.evidence().ends["n1"], extract)
@@ -369,7 +374,7 @@ mod tests {
             let mut writer = writer(&server, &leads);
             writer.follow(Arc::new(ledger), now);
             let nodes = Nodes::from([egress_core::allocation::samples::node("n1", "172.18.0.2/16")]);
-            let extract = writer.extract(&Objects::new(), &nodes, &NodeHealth::by(terms().lease), (now, now));
+            let extract = writer.extract(&Policies::new(), &nodes, &NodeHealth::by(terms().lease), (now, now));
             let extract = extract.expect("the ledger is known");
             extract.evidence().ends.keys().cloned().collect::<Vec<_>>()
         };

@@ -30,8 +30,8 @@ use crate::controller::node_health::session::ProbeSettings;
 use crate::health::signature::MessageAuth;
 use crate::health::{SERVICE, pod_counts};
 use egress_core::allocation::Nodes;
+use egress_core::model::node::Node;
 use egress_core::model::state::SelectedPods;
-use egress_core::model::view::Node;
 pub use egress_core::status::pod_counts::PodCounts;
 
 const ROUND: Duration = Duration::from_secs(5);

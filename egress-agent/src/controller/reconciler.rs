@@ -1,9 +1,9 @@
-//! Takes the changes of objects and nodes. While this controller leads it decides, and writes what differs.
+//! Takes the changes of policies and nodes. While this controller leads it decides, and writes what differs.
 //!
-//! The order of writes: hand-overs that begin are recorded first; then the status of objects that lose an address, then that of the
-//! others, so that an address which moves between objects is free before it is given; finished hand-overs are removed last
+//! The order of writes: hand-overs that begin are recorded first; then the status of policies that lose an address, then that of the
+//! others, so that an address which moves between policies is free before it is given; finished hand-overs are removed last
 //! ([`egress_core::ownership::handover`]). A write that fails because of another writer is no error: the watch brings the newer
-//! object, and it is decided on then.
+//! policy, and it is decided on then.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -20,13 +20,15 @@ use crate::controller::ledger::{LedgerExtract, LedgerWriter};
 use crate::controller::pod_counts::PodCounts;
 use crate::controller::summary;
 use crate::metrics::Meters;
+use egress_core::allocation::Nodes;
 use egress_core::allocation::egress_ids::EgressIdAllocator;
-use egress_core::allocation::{Nodes, Objects};
 use egress_core::decision::{Decision, Decisions, Known, decide};
+use egress_core::model::node::Node;
+use egress_core::model::policy::{Condition, EgressPolicy, Item, Policies, PolicyKey};
 use egress_core::model::reserved::ClusterNetworks;
 use egress_core::model::services::Services;
 use egress_core::model::settings::OnUnassigned;
-use egress_core::model::view::{Change, Condition, EgressObject, Item, Node, Update, filled};
+use egress_core::model::view::{Change, Update, filled};
 use egress_core::node_health::NodeHealth;
 use egress_core::ownership::handover::HandoverPlanner;
 use egress_core::ownership::suspicion::Terms;
@@ -37,7 +39,8 @@ use egress_core::status::node_problems::Problems;
 use egress_kube::events::{About, Events};
 use egress_kube::leader_election::Leadership;
 use egress_kube::ledger::LedgerStore;
-use egress_kube::status::{DesiredStatus, StatusWriter, WriteError, WriteErrorLog};
+use egress_kube::policy::StatusWriters;
+use egress_kube::policy::status::{DesiredStatus, WriteError, WriteErrorLog};
 
 /// Concurrent writes.
 const PARALLEL: usize = 16;
@@ -56,10 +59,10 @@ const ROLLED_BACK: &str = "the API server knows less than it did: if a backup ha
 /// The known state of the cluster, and what has been published.
 pub struct ControllerReconciler {
     /// Shared with the thread that decides.
-    objects: Option<Arc<Objects>>,
+    policies: Option<Arc<Policies>>,
     nodes: Option<Arc<Nodes>>,
     networks: Arc<ClusterNetworks>,
-    /// If no node can host any address of an object, its pods leave with the node's address.
+    /// If no node can host any address of a policy, its pods leave with the node's address.
     node_address_serves: bool,
     services: Arc<Services>,
     /// Which egress nodes answer.
@@ -72,13 +75,13 @@ pub struct ControllerReconciler {
     /// Since when this controller leads without a gap, as of the current pass.
     since: Option<std::time::Instant>,
     egress_ids: EgressIdAllocator,
-    /// Objects have changed since their IDs were observed.
+    /// Policies have changed since their IDs were observed.
     ids_unobserved: bool,
-    published: BTreeMap<String, BTreeSet<Notice>>,
+    published: BTreeMap<PolicyKey, BTreeSet<Notice>>,
     foreign_writers: ForeignWriters,
     write_errors: WriteErrorLog,
     problems: Problems,
-    writer: StatusWriter,
+    writers: StatusWriters,
     events: Events,
     leadership: Leadership,
     meters: Meters,
@@ -87,16 +90,16 @@ pub struct ControllerReconciler {
     rollbacks: watch::Receiver<()>,
 }
 
-/// An object and its desired status.
+/// A policy and its desired status.
 struct StatusUpdate {
-    object: Arc<EgressObject>,
+    policy: Arc<EgressPolicy>,
     desired: DesiredStatus,
     notices: BTreeSet<Notice>,
 }
 
 impl ControllerReconciler {
     pub fn new(
-        (writer, ledger): (StatusWriter, LedgerStore),
+        (writers, ledger): (StatusWriters, LedgerStore),
         events: Events,
         leadership: Leadership,
         (node_health, terms, rollbacks): (watch::Receiver<NodeHealth>, Terms, watch::Receiver<()>),
@@ -104,7 +107,7 @@ impl ControllerReconciler {
         networks: ClusterNetworks,
     ) -> Self {
         Self {
-            objects: None,
+            policies: None,
             nodes: None,
             networks: Arc::new(networks),
             node_address_serves: true,
@@ -121,7 +124,7 @@ impl ControllerReconciler {
             foreign_writers: ForeignWriters::default(),
             write_errors: WriteErrorLog::default(),
             problems: Problems::default(),
-            writer,
+            writers,
             events,
             leadership,
             meters: Meters::default(),
@@ -130,7 +133,7 @@ impl ControllerReconciler {
         }
     }
 
-    /// Sets what happens to packets of objects whose addresses no node can host.
+    /// Sets what happens to packets of policies whose addresses no node can host.
     #[must_use]
     pub fn with_unassigned(self, on_unassigned: OnUnassigned) -> Self {
         Self { node_address_serves: on_unassigned == OnUnassigned::NodeAddress, ..self }
@@ -179,8 +182,8 @@ impl ControllerReconciler {
                 () = retry, if retry_at.is_some() => {}
             }
             self.since = self.leadership.since();
-            if let (true, Some(objects)) = (std::mem::take(&mut self.ids_unobserved), &self.objects) {
-                self.egress_ids.observe(objects);
+            if let (true, Some(policies)) = (std::mem::take(&mut self.ids_unobserved), &self.policies) {
+                self.egress_ids.observe(policies);
             }
             retry_at = None;
             let Some(since) = self.since else {
@@ -199,19 +202,18 @@ impl ControllerReconciler {
         }
     }
 
-    /// Reports a rollback of the API server as an event, in addition to the logs. It concerns all objects; an event on one is enough.
+    /// Reports a rollback of the API server as an event, in addition to the logs. It concerns all policies; an event on one is enough.
     fn report_rollback(&self) {
-        let oldest = self.objects.iter().flat_map(|all| all.values()).min_by_key(|one| (one.created, &one.name));
-        if let (true, Some(object)) = (self.leadership.leads(), oldest) {
-            let about = About { name: &object.name, uid: &object.uid, pod: None };
-            self.events.warn(about, "APIServerWentBack", ROLLED_BACK);
+        let oldest = self.policies.iter().flat_map(|all| all.values()).min_by_key(|one| one.rank());
+        if let (true, Some(policy)) = (self.leadership.leads(), oldest) {
+            self.events.warn(&**policy, "APIServerWentBack", ROLLED_BACK);
         }
     }
 
     /// Whether the change calls for a decision.
     fn apply(&mut self, change: Change) -> bool {
         match change {
-            Change::Objects(update) => {
+            Change::Policies(update) => {
                 self.ids_unobserved = true;
                 self.apply_objects(update);
             }
@@ -234,46 +236,49 @@ impl ControllerReconciler {
         }
     }
 
-    fn apply_objects(&mut self, update: Update<String, Arc<EgressObject>>) {
-        let update = filled(update, |name| self.objects.as_ref()?.get(name).cloned());
+    fn apply_objects(&mut self, update: Update<PolicyKey, Arc<EgressPolicy>>) {
+        let update = filled(update, |name| self.policies.as_ref()?.get(name).cloned());
         let now = Instant::now().into_std();
         match update {
-            Update::Replaced(objects) => {
-                let known = self.objects.iter().flat_map(|known| known.values());
-                let gone = known.filter(|known| objects.get(&known.name).is_none_or(|new| new.uid != known.uid));
-                gone.for_each(|object| self.ledger.depart(object, now));
-                self.objects = Some(Arc::new(objects));
+            Update::Replaced(policies) => {
+                let known = self.policies.iter().flat_map(|known| known.values());
+                let gone = known
+                    .filter(|known| policies.get(known.key()).is_none_or(|new| new.origin.uid != known.origin.uid));
+                gone.for_each(|policy| self.ledger.depart(policy, now));
+                self.policies = Some(Arc::new(policies));
             }
-            Update::Changed(_, object) => self.insert_object(object),
+            Update::Changed(_, policy) => self.insert_object(policy),
             Update::Removed(name) => {
                 self.published.remove(&name);
-                if let Some(object) = self.objects.as_mut().and_then(|objects| Arc::make_mut(objects).remove(&name)) {
-                    self.moves.forget(|address| object.listed.iter().any(|listed| listed == address));
-                    self.ledger.depart(&object, now);
+                if let Some(policy) = self.policies.as_mut().and_then(|policies| Arc::make_mut(policies).remove(&name))
+                {
+                    self.moves.forget(|address| policy.listed.iter().any(|listed| listed == address));
+                    self.ledger.depart(&policy, now);
                 }
             }
         }
     }
 
-    /// Takes a version of an object. Older ones, which the watch brings after the answer to a write, are ignored.
-    fn insert_object(&mut self, object: Arc<EgressObject>) {
-        let Some(objects) = &mut self.objects else { return };
+    /// Takes a version of a policy. Older ones, which the watch brings after the answer to a write, are ignored.
+    fn insert_object(&mut self, policy: Arc<EgressPolicy>) {
+        let Some(policies) = &mut self.policies else { return };
         // Deleted and created again between two updates.
-        if let Some(former) = objects.get(&object.name).filter(|known| known.uid != object.uid) {
+        if let Some(former) = policies.get(policy.key()).filter(|known| known.origin.uid != policy.origin.uid) {
             self.ledger.depart(former, Instant::now().into_std());
         }
-        let version = |object: &EgressObject| object.resource_version.parse::<u64>().ok();
-        let older = objects.get(&object.name).is_some_and(|known| {
-            known.uid == object.uid && version(known).zip(version(&object)).is_some_and(|(known, new)| new < known)
+        let version = |policy: &EgressPolicy| policy.origin.resource_version.parse::<u64>().ok();
+        let older = policies.get(policy.key()).is_some_and(|known| {
+            known.origin.uid == policy.origin.uid
+                && version(known).zip(version(&policy)).is_some_and(|(known, new)| new < known)
         });
         if !older {
-            Arc::make_mut(objects).insert(object.name.clone(), object);
+            Arc::make_mut(policies).insert(policy.key().clone(), policy);
         }
     }
 
     /// Returns when to decide again without any change.
     async fn decide_and_write(&mut self, since: std::time::Instant) -> Option<Instant> {
-        let (Some(objects), Some(nodes)) = (self.objects.clone(), self.nodes.clone()) else { return None };
+        let (Some(policies), Some(nodes)) = (self.policies.clone(), self.nodes.clone()) else { return None };
         self.to_ask.send_if_modified(|to_ask| {
             let is_known = to_ask.as_ref().is_some_and(|known| Arc::ptr_eq(known, &nodes));
             *to_ask = Some(nodes.clone());
@@ -282,15 +287,15 @@ impl ControllerReconciler {
         for (node, problem) in self.problems.news(&nodes) {
             warn!(node, problem, "what cannot be read of a node is as it was last read");
         }
-        let ids = self.egress_ids.number(&objects);
+        let ids = self.egress_ids.number(&policies);
         let now = Instant::now().into_std();
         // A copy: the prober must not wait for a decision.
         let node_health = self.node_health.borrow_and_update().clone();
         let pod_counts = self.pod_counts.borrow_and_update().clone();
-        let extract = self.ledger.extract(&objects, &nodes, &node_health, (since, now))?;
+        let extract = self.ledger.extract(&policies, &nodes, &node_health, (since, now))?;
         let (draft, again) = (extract.draft.clone(), extract.look_again);
         let nodes_seen = summary::nodes(&nodes, &node_health);
-        let decided = self.decide((objects, nodes), (node_health, pod_counts), extract, now).await?;
+        let decided = self.decide((policies, nodes), (node_health, pod_counts), extract, now).await?;
         let Decisions { all, mut steps, look_again } = decided;
         // A leader that was replaced early may still write statuses by open records, which must stay until it no longer can. Records of
         // other addresses begin, so that their new owners prepare in that time.
@@ -304,10 +309,10 @@ impl ControllerReconciler {
         let updates: Vec<StatusUpdate> = all
             .into_iter()
             .filter_map(|decision| {
-                let Decision { object, items, conditions, no_eligible_node, selected_pods, notices } = decision;
-                let id = *ids.get(&object.name)?;
+                let Decision { policy, items, conditions, no_eligible_node, selected_pods, notices } = decision;
+                let id = *ids.get(policy.key())?;
                 Some(StatusUpdate {
-                    object,
+                    policy,
                     desired: DesiredStatus { id, no_eligible_node, items, selected_pods, conditions },
                     notices,
                 })
@@ -324,19 +329,20 @@ impl ControllerReconciler {
 
     /// False when something is left to do.
     async fn write_all(&mut self, updates: Vec<StatusUpdate>, now: std::time::Instant) -> bool {
-        let differs = |update: &StatusUpdate| !self.writer.is_current(&update.object, &update.desired);
+        let differs =
+            |update: &StatusUpdate| !self.writers.of(&update.policy).is_current(&update.policy, &update.desired);
         let (updates, held): (Vec<_>, Vec<_>) =
-            updates.into_iter().filter(differs).partition(|update| self.foreign_writers.may_write(&update.object, now));
+            updates.into_iter().filter(differs).partition(|update| self.foreign_writers.may_write(&update.policy, now));
         let (losing, others): (Vec<_>, Vec<_>) = updates.into_iter().partition(loses_an_address);
         let settled = self.write(losing).await;
-        // An address that was not taken from one object must not be given to another.
+        // An address that was not taken from one policy must not be given to another.
         settled && self.write(others).await && held.is_empty()
     }
 
     /// Decides on a blocking thread, so that other tasks, such as the renewal of the Lease, need not wait.
     async fn decide(
         &mut self,
-        (objects, nodes): (Arc<Objects>, Arc<Nodes>),
+        (policies, nodes): (Arc<Policies>, Arc<Nodes>),
         (node_health, pod_counts): (NodeHealth, PodCounts),
         extract: LedgerExtract,
         now: std::time::Instant,
@@ -347,9 +353,9 @@ impl ControllerReconciler {
         let deciding = tokio::task::spawn_blocking(move || {
             let (records, evidence, endless) = (&extract.draft.records, extract.evidence(), &extract.endless);
             let (unreachable, absent) = (&node_health.unreachable, &node_health.absent);
-            let (objects, nodes, networks, services) = (&objects, &nodes, &networks, &services);
+            let (policies, nodes, networks, services) = (&policies, &nodes, &networks, &services);
             let known = Known {
-                objects,
+                policies,
                 nodes,
                 unreachable,
                 absent,
@@ -380,28 +386,30 @@ impl ControllerReconciler {
     }
 
     fn check_foreign_writers(&mut self) {
-        let Some(objects) = &self.objects else { return };
-        let uids: BTreeSet<&str> = objects.values().map(|object| object.uid.as_str()).collect();
+        let Some(policies) = &self.policies else { return };
+        let uids: BTreeSet<&str> = policies.values().map(|policy| policy.origin.uid.as_str()).collect();
         self.foreign_writers.retain(|uid| uids.contains(uid));
         let now = Instant::now().into_std();
-        for object in objects.values() {
-            if self.foreign_writers.look(object, now) {
-                warn!(egressip = object.name, "{FOREIGN_STATUS}");
-                let about = About { name: &object.name, uid: &object.uid, pod: None };
-                self.events.warn(about, "ForeignStatus", FOREIGN_STATUS);
+        for policy in policies.values() {
+            if self.foreign_writers.look(policy, now) {
+                warn!(egressip = policy.name(), "{FOREIGN_STATUS}");
+                self.events.warn(&**policy, "ForeignStatus", FOREIGN_STATUS);
             }
         }
     }
 
     async fn write(&mut self, decisions: Vec<StatusUpdate>) -> bool {
-        let (writer, leadership, since) = (&self.writer, &self.leadership, self.since);
+        let (writers, leadership, since) = (&self.writers, &self.leadership, self.since);
         let written: Vec<_> = futures::stream::iter(decisions)
             .map(|decision| async move {
                 // If another may have led in between, this decision is out of date.
                 let outcome = match leadership.since() == since {
-                    true => tokio::time::timeout(TIMEOUT, writer.write(&decision.object, &decision.desired))
-                        .await
-                        .unwrap_or(Err(WriteError::Timeout)),
+                    true => tokio::time::timeout(
+                        TIMEOUT,
+                        writers.of(&decision.policy).write(&decision.policy, &decision.desired),
+                    )
+                    .await
+                    .unwrap_or(Err(WriteError::Timeout)),
                     false => Err(WriteError::Stale),
                 };
                 (decision, outcome)
@@ -410,33 +418,34 @@ impl ControllerReconciler {
             .collect()
             .await;
         let (mut settled, mut has_written, mut failed) = (true, false, Vec::new());
-        for (StatusUpdate { object, desired, .. }, outcome) in written {
+        for (StatusUpdate { policy, desired, .. }, outcome) in written {
             match outcome {
                 Ok(answer) => {
                     has_written = true;
                     let reason = desired.conditions.first().map_or("", |condition| condition.reason);
                     // A change of the pod count alone is not logged.
-                    if object.items != desired.items || !desired.conditions.iter().all(|one| one.is_published(&object))
+                    if policy.published.items != desired.items
+                        || !desired.conditions.iter().all(|one| one.is_published(&policy))
                     {
-                        info!(egressip = object.name, id = desired.id.0, items = %shown(&desired), reason, "status written");
+                        info!(egressip = policy.name(), id = desired.id.0, items = %shown(&desired), reason, "status written");
                     }
                     self.foreign_writers.wrote(&answer);
-                    self.note_moves(&object, &desired.items);
-                    self.apply_objects(Update::Changed(object.name.clone(), Arc::new(answer)));
+                    self.note_moves(&policy, &desired.items);
+                    self.apply_objects(Update::Changed(policy.key().clone(), Arc::new(answer)));
                 }
                 Err(WriteError::Stale) => settled = false,
                 Err(error) => {
-                    self.foreign_writers.forget(&object);
-                    failed.push((object, error));
+                    self.foreign_writers.forget(&policy);
+                    failed.push((policy, error));
                 }
             }
         }
         match failed.first() {
-            Some((object, error)) => {
+            Some((policy, error)) => {
                 settled = false;
                 if self.write_errors.is_due(error.code(), Instant::now().into_std()) {
                     let others = failed.len() - 1;
-                    warn!(egressip = object.name, others, %error, "cannot write the status; trying again");
+                    warn!(egressip = policy.name(), others, %error, "cannot write the status; trying again");
                 }
             }
             None if has_written && self.write_errors.ends() => info!("the status is written again"),
@@ -446,38 +455,37 @@ impl ControllerReconciler {
     }
 
     /// Publishes an event for each address that has another node now.
-    fn note_moves(&mut self, object: &EgressObject, items: &[Item]) {
+    fn note_moves(&mut self, policy: &EgressPolicy, items: &[Item]) {
         let (nodes, node_health) = (&self.nodes, self.node_health.borrow());
         let why = |name: &str| {
             let node = nodes.as_ref().and_then(|nodes| nodes.get(name));
             let well = node_health.lost.get(name).copied();
             (Why::of(node.map(Arc::as_ref), well.is_some()), well)
         };
-        for moved in self.moves.note((&object.items, items), why, Instant::now().into_std()) {
+        for moved in self.moves.note((&policy.published.items, items), why, Instant::now().into_std()) {
             moved.took.into_iter().for_each(|took| self.meters.failed_over(took));
-            let about = About { name: &object.name, uid: &object.uid, pod: None };
+            let about = About::from(policy);
             self.events.note(about, "EgressIPMoved", &moved.to_string());
         }
     }
 
     /// Publishes new notices. A new leader takes a notice as published if the condition says the same.
     fn publish_notices(&mut self, decisions: &[StatusUpdate]) {
-        for StatusUpdate { object, desired, notices } in decisions {
-            let found = &object.conditions;
+        for StatusUpdate { policy, desired, notices } in decisions {
+            let found = &policy.published.conditions;
             let published_by_former =
                 desired.conditions.iter().filter(|desired| desired.kind == conditions::ASSIGNED).all(|desired| {
                     let is_same =
                         |found: &Condition| found.reason == desired.reason && found.message == desired.message;
                     found.get(desired.kind).is_some_and(|(_, found)| is_same(found))
                 });
-            let published = match self.published.insert(object.name.clone(), notices.clone()) {
+            let published = match self.published.insert(policy.key().clone(), notices.clone()) {
                 Some(published) => published,
                 None if published_by_former => continue,
                 None => BTreeSet::new(),
             };
             for notice in notices.difference(&published) {
-                let about = About { name: &object.name, uid: &object.uid, pod: None };
-                self.events.warn(about, notice.reason, &notice.message);
+                self.events.warn(&**policy, notice.reason, &notice.message);
             }
         }
     }
@@ -485,7 +493,7 @@ impl ControllerReconciler {
 
 fn loses_an_address(decision: &StatusUpdate) -> bool {
     let kept: BTreeSet<&str> = decision.desired.items.iter().map(|item| item.egress_ip.as_str()).collect();
-    decision.object.items.iter().any(|item| !kept.contains(item.egress_ip.as_str()))
+    decision.policy.published.items.iter().any(|item| !kept.contains(item.egress_ip.as_str()))
 }
 
 fn shown(desired: &DesiredStatus) -> String {

@@ -36,7 +36,7 @@ use egress_kube::health_key::SharedKey;
 use egress_kube::health_key::{self, IfAbsent};
 use egress_kube::leader_election::{ElectionInputs, campaign, leadership, own_identity};
 use egress_kube::ledger::LedgerStore;
-use egress_kube::status::StatusWriter;
+use egress_kube::policy::StatusWriters;
 use egress_kube::watches::for_controller;
 use egress_supervise::Heartbeat;
 use egress_supervise::{self, Task, Tasks};
@@ -98,7 +98,7 @@ pub async fn run(client: Client, settings: ControllerSettings, stop: Cancellatio
     let (synced, is_synced) = watch::channel(false);
 
     let identity = own_identity(&node_name);
-    let writers = (StatusWriter::new(client.clone()), LedgerStore::new(client.clone(), &namespace));
+    let writers = (StatusWriters::new(&client), LedgerStore::new(client.clone(), &namespace));
     let of_nodes = (node_health, terms, outages.rollbacks());
     let reconciler =
         ControllerReconciler::new(writers, events, leads.clone(), of_nodes, identity.clone(), networks.clone())
@@ -187,7 +187,7 @@ impl Receivers {
                 self.leader_probe_nodes.put(change.clone());
             }
             Change::Ledger(_) => self.prober.put(change.clone()),
-            Change::Objects(update) => self.synced_lists.objects |= matches!(update, Update::Replaced(_)),
+            Change::Policies(update) => self.synced_lists.objects |= matches!(update, Update::Replaced(_)),
             Change::Services(_) | Change::Namespaces(_) | Change::Pods(_) => {}
         }
         self.reconciler.put(change);

@@ -18,12 +18,12 @@ pub(super) fn nodes(nodes: &Nodes, node_health: &NodeHealth) -> BTreeMap<String,
     nodes.values().filter(|node| node.assignable).map(|node| (node.name.clone(), state(&node.name))).collect()
 }
 
-/// Counts of the decisions about all objects.
+/// Counts of the decisions about all policies.
 pub(super) fn cluster(all: &[Decision], nodes: BTreeMap<String, NodeState>) -> Cluster {
     let mut cluster = Cluster { nodes, ..Cluster::default() };
-    for Decision { object, items, conditions, .. } in all {
+    for Decision { policy, items, conditions, .. } in all {
         cluster.assigned += items.len();
-        cluster.unassigned += object.listed.len().saturating_sub(items.len());
+        cluster.unassigned += policy.listed.len().saturating_sub(items.len());
         let reasons = conditions.iter().filter(|condition| condition.kind == ASSIGNED);
         reasons.for_each(|condition| *cluster.objects.entry(condition.reason).or_default() += 1);
     }
@@ -36,8 +36,9 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use egress_core::allocation::samples::object;
-    use egress_core::model::view::{EgressObject, Item, Node};
+    use egress_core::allocation::samples::policy;
+    use egress_core::model::node::Node;
+    use egress_core::model::policy::{EgressPolicy, Item};
     use egress_core::status::conditions::Statement;
 
     fn decision(listed: &[&str], given: usize, reason: &'static str) -> Decision {
@@ -46,7 +47,7 @@ mod tests {
         let condition = |kind, reason| Statement { kind, status: true, reason, message: String::new() };
         Decision {
             selected_pods: None,
-            object: Arc::new(EgressObject { listed, ..(*object("a", 1, &[], &[]).1).clone() }),
+            policy: Arc::new(EgressPolicy { listed, ..(*policy("a", 1, &[], &[]).1).clone() }),
             items,
             conditions: vec![condition(ASSIGNED, reason), condition("Degraded", "AllAssigned")],
             no_eligible_node: None,

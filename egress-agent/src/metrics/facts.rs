@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::metrics::catalogue::Who;
 use crate::metrics::meters::Meters;
+use egress_core::model::policy::PolicyKey;
 use egress_core::model::state::EgressId;
 use egress_datapath::maps::facts::KernelFacts;
 
@@ -68,10 +69,9 @@ pub struct Held {
     pub unclaimed: usize,
 }
 
-/// An egress IP of this node, and its object where that is known.
+/// An egress IP of this node, and its policy with the UID of its object where those are known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Served {
     pub address: IpAddr,
-    pub object: String,
-    pub uid: String,
+    pub policy: Option<(PolicyKey, String)>,
 }

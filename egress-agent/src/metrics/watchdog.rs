@@ -10,7 +10,7 @@ use tracing::{debug, info, warn};
 
 use crate::metrics::health_page::HealthPage;
 use crate::metrics::troubles::{Subject, Trouble, Troubles};
-use egress_core::model::view::Node;
+use egress_core::model::node::Node;
 use egress_core::notes::Notes;
 use egress_datapath::nftables::forward_policy;
 use egress_kube::events::{About, Events};
@@ -63,9 +63,9 @@ async fn whose_policy() -> Option<&'static str> {
 
 fn tell(events: &Events, Trouble { subject, reason, message }: &Trouble) {
     match subject {
-        Subject::Object { name, uid } => {
-            warn!(egressip = name, reason, "{message}");
-            events.warn(About { name, uid, pod: None }, reason, message);
+        Subject::Policy { policy, uid } => {
+            warn!(%policy, reason, "{message}");
+            events.warn(About { policy, uid, pod: None }, reason, message);
         }
         Subject::Node => {
             warn!(reason, "{message}");

@@ -10,8 +10,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::change_queue::ChangeSender;
 use egress_core::model::ledger::Ledger;
-use egress_core::model::node::{Prepared, Readiness};
-use egress_core::model::view::{Change, Node, Update};
+use egress_core::model::node::{Node, Prepared, Readiness};
+use egress_core::model::view::{Change, Update};
 use egress_datapath::overlay::endpoints::Endpoints;
 
 /// Where changes go.
@@ -125,8 +125,7 @@ pub(super) async fn fan_out(changes: impl Stream<Item = Change>, mut listeners: 
 mod tests {
     use super::*;
     use crate::change_queue;
-    use egress_core::model::ledger::Acknowledgements;
-    use egress_core::model::ledger::HandOver;
+    use egress_core::model::ledger::{Acknowledgements, HandOver};
     use egress_core::model::samples::ip;
 
     #[tokio::test]

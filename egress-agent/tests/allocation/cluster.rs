@@ -4,11 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
-use egress_core::allocation::{Nodes, Objects};
+use egress_core::allocation::Nodes;
 use egress_core::decision::{Decision, NoRecords, decide};
 use egress_core::keys;
+use egress_core::model::policy::{Policies, PolicyKey, PolicyKind};
 use egress_core::ownership::handover::HandoverPlanner;
 use egress_kube::convert;
+use egress_kube::policy::api_of;
 use serde_json::{Value, json};
 
 use crate::Result;
@@ -55,13 +57,12 @@ impl<'v> Cluster<'v> {
         let order = numbers.shuffled(self.objects.iter());
         let as_read = |(object, items): &(&VectorObject, Vec<StatusItem>), numbers: &mut Numbers| {
             let value = serde_json::from_value(egressip_object(object, items, numbers)).expect("an object");
-            (object.name.clone(), Arc::new(convert::object(&value)))
+            (PolicyKey::egress_ip(&object.name), Arc::new(api_of(PolicyKind::EgressIp).read(&value)))
         };
-        let objects: Objects = order.into_iter().map(|object| as_read(object, numbers)).collect();
-        let known = self.no_records.known(&objects, &self.nodes, &self.unreachable, Instant::now());
+        let policies: Policies = order.into_iter().map(|object| as_read(object, numbers)).collect();
+        let known = self.no_records.known(&policies, &self.nodes, &self.unreachable, Instant::now());
         let decisions = decide(&mut self.watch, &known).all;
-        let decisions: BTreeMap<&str, &Decision> =
-            decisions.iter().map(|one| (one.object.name.as_str(), one)).collect();
+        let decisions: BTreeMap<&str, &Decision> = decisions.iter().map(|one| (one.policy.name(), one)).collect();
         let notices = decisions.values().flat_map(|decision| &decision.notices);
         self.events.extend(notices.map(|notice| notice.reason));
         for (object, items) in &mut self.objects {

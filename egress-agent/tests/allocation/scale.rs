@@ -7,13 +7,14 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use egress_core::allocation::{Nodes, Objects};
+use egress_core::allocation::Nodes;
 use egress_core::decision::{Decision, NoRecords, decide};
 use egress_core::keys;
-use egress_core::model::view::{Condition, Conditions, EgressObject};
+use egress_core::model::policy::{Condition, Conditions, EgressPolicy, Policies, PolicyKind};
 use egress_core::ownership::handover::HandoverPlanner;
 use egress_core::status::conditions::{ASSIGNED, DEGRADED, Statement};
 use egress_kube::convert;
+use egress_kube::policy::api_of;
 use serde_json::{Value, json};
 
 const NODES: usize = 1_000;
@@ -61,7 +62,7 @@ fn object(shape: Shape, i: usize) -> Value {
 /// A cluster, with the status that holds.
 struct Large {
     nodes: Nodes,
-    objects: Objects,
+    policies: Policies,
     watch: HandoverPlanner,
 }
 
@@ -81,16 +82,17 @@ impl Took {
 impl Large {
     fn new(shape: Shape) -> Self {
         let read_node = |i| convert::node(&serde_json::from_value(node(shape, i)).expect("a Node"));
-        let read_object = |i| convert::object(&serde_json::from_value(object(shape, i)).expect("an object"));
+        let read_object =
+            |i| api_of(PolicyKind::EgressIp).read(&serde_json::from_value(object(shape, i)).expect("an object"));
         let nodes = (0..NODES).map(read_node).map(|node| (node.name.clone(), Arc::new(node))).collect();
-        let objects = (0..OBJECTS).map(read_object).map(|object| (object.name.clone(), Arc::new(object))).collect();
-        Self { nodes, objects, watch: HandoverPlanner::default() }
+        let policies = (0..OBJECTS).map(read_object).map(|policy| (policy.key().clone(), Arc::new(policy))).collect();
+        Self { nodes, policies, watch: HandoverPlanner::default() }
     }
 
     /// What is decided while these nodes are gone.
     fn decide(&mut self, lost: &BTreeSet<String>) -> (Vec<Decision>, Took) {
         let mut no_records = NoRecords::default();
-        let known = no_records.known(&self.objects, &self.nodes, lost, Instant::now());
+        let known = no_records.known(&self.policies, &self.nodes, lost, Instant::now());
         let (start, begun) = (Instant::now(), processor_time());
         let decisions = decide(&mut self.watch, &known);
         (decisions.all, Took { processor: processor_time() - begun, passed: start.elapsed() })
@@ -101,15 +103,15 @@ impl Large {
         let (decisions, took) = self.decide(&BTreeSet::new());
         for decision in decisions {
             let written = written(&decision);
-            self.objects.insert(written.name.clone(), Arc::new(written));
+            self.policies.insert(written.key().clone(), Arc::new(written));
         }
         took
     }
 
     /// The objects that have an address there.
     fn on(&self, node: &str) -> BTreeSet<&str> {
-        let is_there = |object: &&Arc<EgressObject>| object.items.iter().any(|item| item.node == node);
-        self.objects.values().filter(is_there).map(|object| object.name.as_str()).collect()
+        let is_there = |policy: &&Arc<EgressPolicy>| policy.published.items.iter().any(|item| item.node == node);
+        self.policies.values().filter(is_there).map(|policy| policy.name()).collect()
     }
 }
 
@@ -120,11 +122,11 @@ fn only_what_a_lost_node_had_is_written_anew() {
     assert_eq!(large.on("node-7").len(), 2 * OBJECTS / NODES, "the loads are even");
     let (decisions, _) = large.decide(&BTreeSet::from(["node-7".to_owned()]));
     let changed: Vec<&Decision> = decisions.iter().filter(|decision| decision.is_new()).collect();
-    let names: BTreeSet<&str> = changed.iter().map(|decision| decision.object.name.as_str()).collect();
+    let names: BTreeSet<&str> = changed.iter().map(|decision| decision.policy.name()).collect();
     assert_eq!(names, large.on("node-7"));
-    for Decision { object, items, .. } in changed {
-        let moved = items.iter().filter(|item| !object.items.contains(item));
-        assert_eq!((items.len(), moved.count()), (2, 1), "{}", object.name);
+    for Decision { policy, items, .. } in changed {
+        let moved = items.iter().filter(|item| !policy.published.items.contains(item));
+        assert_eq!((items.len(), moved.count()), (2, 1), "{}", policy.name());
     }
 }
 
@@ -159,17 +161,19 @@ fn processor_time() -> Duration {
 }
 
 /// The object as it is once all of it is written.
-fn written(decision: &Decision) -> EgressObject {
+fn written(decision: &Decision) -> EgressPolicy {
     let found = |one: &Statement| {
         let read = Condition {
             status: one.status,
             reason: one.reason.to_owned(),
             message: one.message.clone(),
-            observed_generation: decision.object.generation,
+            observed_generation: decision.policy.origin.generation,
             last_transition: String::new(),
         };
         (one.kind.to_owned(), read)
     };
     let conditions = Conditions::of(&[ASSIGNED, DEGRADED], decision.conditions.iter().map(found));
-    EgressObject { items: decision.items.clone(), has_items: true, conditions, ..(*decision.object).clone() }
+    decision.policy.published_as(|published| {
+        (published.items, published.has_items, published.conditions) = (decision.items.clone(), true, conditions);
+    })
 }

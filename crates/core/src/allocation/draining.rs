@@ -6,52 +6,53 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use crate::allocation::{Facts, Fate, Nodes, Objects, assign};
+use crate::allocation::{Facts, Fate, Nodes, assign};
 use crate::keys;
+use crate::model::node::Node;
+use crate::model::policy::{EgressPolicy, Policies, PolicyKey, parse_egress_ip};
 use crate::model::reserved::ClusterNetworks;
 use crate::model::services::Services;
-use crate::model::view::{EgressObject, Node, parse_egress_ip};
 
-/// The addresses of the node by the status, with the names of their objects.
-pub fn held(objects: &Objects, node: &str) -> BTreeMap<IpAddr, String> {
-    let of = |object: &EgressObject| {
-        let items = object.items.iter().filter(|item| item.node == node);
+/// The addresses of the node by the status, with the names of their policies.
+pub fn held(policies: &Policies, node: &str) -> BTreeMap<IpAddr, PolicyKey> {
+    let of = |policy: &EgressPolicy| {
+        let items = policy.published.items.iter().filter(|item| item.node == node);
         let addresses = items.filter_map(|item| parse_egress_ip(&item.egress_ip));
-        addresses.map(|address| (address, object.name.clone())).collect::<Vec<_>>()
+        addresses.map(|address| (address, policy.key().clone())).collect::<Vec<_>>()
     };
-    objects.values().flat_map(|object| of(object)).collect()
+    policies.values().flat_map(|policy| of(policy)).collect()
 }
 
 /// The addresses that no other node can take, with the reason for each other node.
-pub fn stays(objects: &Objects, nodes: &Nodes, node: &str) -> BTreeMap<IpAddr, String> {
+pub fn stays(policies: &Policies, nodes: &Nodes, node: &str) -> BTreeMap<IpAddr, String> {
     let (none, no_hand_overs) = (BTreeSet::new(), BTreeMap::new());
     let (unreachable, absent, hand_overs) = (&none, &none, &no_hand_overs);
     let (networks, services) = (&ClusterNetworks::default(), &Services::default());
-    let facts = Facts { objects, nodes, unreachable, absent, networks, services, hand_overs };
+    let facts = Facts { policies, nodes, unreachable, absent, networks, services, hand_overs };
     let assignment = assign(&facts);
     let mut stays = BTreeMap::new();
-    for (object, outcome) in assignment.beside(objects) {
+    for (policy, outcome) in assignment.beside(policies) {
         for (entry, fate) in &outcome.entries {
             let is_here = matches!(fate, Fate::Assigned { node: at } if at == node);
             if let Some(address) = parse_egress_ip(entry).filter(|_| is_here) {
-                stays.insert(address, why(address, object, nodes, node));
+                stays.insert(address, why(address, policy, nodes, node));
             }
         }
     }
     stays
 }
 
-fn why(address: IpAddr, object: &EgressObject, nodes: &Nodes, node: &str) -> String {
+fn why(address: IpAddr, policy: &EgressPolicy, nodes: &Nodes, node: &str) -> String {
     let others = nodes.iter().filter(|(name, other)| *name != node && other.assignable && other.may_host(address));
-    let hindrances: Vec<String> = others.map(|(name, other)| hindrance(name, other, object)).collect();
+    let hindrances: Vec<String> = others.map(|(name, other)| hindrance(name, other, policy)).collect();
     match hindrances.is_empty() {
         true => format!("no other node with the label {} has a network for it", keys::ASSIGNABLE),
         false => hindrances.join(", "),
     }
 }
 
-fn hindrance(name: &str, node: &Node, object: &EgressObject) -> String {
-    let has_another = object.items.iter().any(|item| item.node == name);
+fn hindrance(name: &str, node: &Node, policy: &EgressPolicy) -> String {
+    let has_another = policy.published.items.iter().any(|item| item.node == name);
     match () {
         () if node.drained => format!("{name} is drained too"),
         () if !node.ready => format!("{name} is not ready"),
@@ -68,7 +69,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::allocation::samples::{node, object};
+    use crate::allocation::samples::{node, policy};
 
     fn changed(pair: (String, Arc<Node>), change: impl FnOnce(&mut Node)) -> (String, Arc<Node>) {
         let mut node = Arc::unwrap_or_clone(pair.1);
@@ -81,10 +82,10 @@ mod tests {
         let drained = |name, network| changed(node(name, network), |node| node.drained = true);
         let mut nodes: Nodes = [drained("n1", "172.18.0.1/16"), node("far", "10.0.0.1/24")].into();
         let items = [("n1", "172.18.0.100"), ("n2", "172.18.0.101")];
-        let objects: Objects = [object("a", 1, &["172.18.0.100", "172.18.0.101"], &items)].into();
+        let policies: Policies = [policy("a", 1, &["172.18.0.100", "172.18.0.101"], &items)].into();
         let ip = |text: &str| -> IpAddr { text.parse().expect("a literal") };
-        assert_eq!(held(&objects, "n1"), BTreeMap::from([(ip("172.18.0.100"), "a".to_owned())]));
-        let reason = |nodes: &Nodes| stays(&objects, nodes, "n1").get(&ip("172.18.0.100")).cloned();
+        assert_eq!(held(&policies, "n1"), BTreeMap::from([(ip("172.18.0.100"), "a".into())]));
+        let reason = |nodes: &Nodes| stays(&policies, nodes, "n1").get(&ip("172.18.0.100")).cloned();
         let none = "no other node with the label k8s.ovn.org/egress-assignable has a network for it";
         assert_eq!(reason(&nodes).as_deref(), Some(none));
         nodes.extend([node("n2", "172.18.0.2/16"), drained("n3", "172.18.0.3/16")]);

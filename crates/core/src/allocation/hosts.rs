@@ -13,7 +13,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 use crate::allocation::Facts;
-use crate::model::view::Node;
+use crate::model::node::Node;
 
 /// Index of a node among those that take part.
 pub(super) type NodeIndex = usize;

@@ -1,14 +1,14 @@
-//! Places addresses on nodes: as many as possible, older objects first, then as evenly as possible.
+//! Places addresses on nodes: as many as possible, older policies first, then as evenly as possible.
 //!
-//! It is a min-cost flow, one unit at a time. A unit goes from an object over one of its addresses to a node; the n-th
-//! address of a node costs more than the one before. A node takes one address of an object, and no more than its cloud
-//! allows. To add a unit, [`search`] finds a chain of moves from the object's waiting addresses to the least loaded
-//! reachable node with room; only addresses placed in this run move. Objects come oldest first and no unit is ever
-//! taken back, so the number placed is maximal, older objects win when capacity is short, and the loads are as even as
+//! It is a min-cost flow, one unit at a time. A unit goes from a policy over one of its addresses to a node; the n-th
+//! address of a node costs more than the one before. A node takes one address of a policy, and no more than its cloud
+//! allows. To add a unit, [`search`] finds a chain of moves from the policy's waiting addresses to the least loaded
+//! reachable node with room; only addresses placed in this run move. Policies come oldest first and no unit is ever
+//! taken back, so the number placed is maximal, older policies win when capacity is short, and the loads are as even as
 //! possible.
 //!
 //! The search is skipped if the direct placement is optimal, which is the usual case. One exception to exactness: if an
-//! object has addresses of both families and a cloud limits each family, the limits are kept but the number may not be
+//! policy has addresses of both families and a cloud limits each family, the limits are kept but the number may not be
 //! maximal.
 
 use std::collections::btree_map::Entry;
@@ -17,14 +17,14 @@ use std::net::IpAddr;
 
 use crate::allocation::hosts::{Class, ClassIndex, NodeIndex};
 use crate::allocation::search;
-use crate::model::view::Capacity;
+use crate::model::node::Capacity;
 
 pub(super) type UnitIndex = usize;
 
 /// An address to be placed.
 #[derive(Debug)]
 pub(super) struct Unit {
-    pub(super) object: usize,
+    pub(super) policy: usize,
     pub(super) address: IpAddr,
     tie: u64,
     pub(super) class: ClassIndex,
@@ -87,7 +87,7 @@ impl Holding {
     }
 }
 
-/// What an object has on a node.
+/// What a policy has on a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum OwnerSlot {
     /// It was there before and stays.
@@ -106,59 +106,59 @@ pub(super) struct Owner {
 pub(super) struct Matching<'a> {
     pub(super) classes: &'a [Class],
     pub(super) nodes: Vec<Holding>,
-    pub(super) objects: Vec<Owner>,
+    pub(super) policies: Vec<Owner>,
     pub(super) units: Vec<Unit>,
     /// Candidate nodes in groups that no address connects.
     groups: Vec<Vec<NodeIndex>>,
     group: Vec<Option<usize>>,
     pub(super) dead: search::Dead,
-    /// Processed objects with waiting addresses that could still stand in for others.
+    /// Processed policies with waiting addresses that could still stand in for others.
     unsettled: BTreeSet<usize>,
 }
 
 impl<'a> Matching<'a> {
-    pub(super) fn new(nodes: Vec<Holding>, objects: usize, classes: &'a [Class]) -> Self {
+    pub(super) fn new(nodes: Vec<Holding>, policies: usize, classes: &'a [Class]) -> Self {
         let (group, groups) = groups(nodes.len(), classes);
-        let objects = (0..objects).map(|_| Owner::default()).collect();
+        let policies = (0..policies).map(|_| Owner::default()).collect();
         let (units, dead, unsettled) = (Vec::new(), search::Dead::default(), BTreeSet::new());
-        Self { classes, nodes, objects, units, groups, group, dead, unsettled }
+        Self { classes, nodes, policies, units, groups, group, dead, unsettled }
     }
 
-    /// The object keeps an address of this family on the node.
-    pub(super) fn keep(&mut self, object: usize, node: NodeIndex, v4: bool) {
-        self.objects[object].slots.insert(node, OwnerSlot::Kept);
+    /// The policy keeps an address of this family on the node.
+    pub(super) fn keep(&mut self, policy: usize, node: NodeIndex, v4: bool) {
+        self.policies[policy].slots.insert(node, OwnerSlot::Kept);
         self.nodes[node].load += 1;
         self.nodes[node].load_v4 += usize::from(v4);
     }
 
     /// Adds an address to be placed.
-    pub(super) fn add(&mut self, object: usize, address: IpAddr, class: ClassIndex, last: Option<NodeIndex>) {
+    pub(super) fn add(&mut self, policy: usize, address: IpAddr, class: ClassIndex, last: Option<NodeIndex>) {
         let unit = self.units.len();
         let tie = hash_of_address(address);
-        self.units.push(Unit { object, address, tie, class, last, node: None });
-        self.objects[object].waiting.push(unit);
+        self.units.push(Unit { policy, address, tie, class, last, node: None });
+        self.policies[policy].waiting.push(unit);
     }
 
     /// Places the added addresses.
     pub(super) fn solve(&mut self) {
-        for object in 0..self.objects.len() {
+        for policy in 0..self.policies.len() {
             let units = &self.units;
-            self.objects[object].waiting.sort_by_key(|unit| (units[*unit].last.is_none(), units[*unit].address));
-            while !self.objects[object].waiting.is_empty() && self.place_one(object) {}
-            self.unsettled.insert(object);
+            self.policies[policy].waiting.sort_by_key(|unit| (units[*unit].last.is_none(), units[*unit].address));
+            while !self.policies[policy].waiting.is_empty() && self.place_one(policy) {}
+            self.unsettled.insert(policy);
         }
     }
 
-    /// Nodes with an address of an object that has others waiting: `object`, or one processed before.
-    pub(super) fn nodes_with_stand_ins(&mut self, object: usize) -> BTreeSet<NodeIndex> {
-        let (objects, dead) = (&self.objects, &self.dead);
-        self.unsettled.retain(|object| objects[*object].waiting.iter().any(|unit| !dead.has_unit(*unit)));
-        let slots = self.unsettled.iter().chain([&object]).flat_map(|object| &objects[*object].slots);
+    /// Nodes with an address of a policy that has others waiting: `policy`, or one processed before.
+    pub(super) fn nodes_with_stand_ins(&mut self, policy: usize) -> BTreeSet<NodeIndex> {
+        let (policies, dead) = (&self.policies, &self.dead);
+        self.unsettled.retain(|policy| policies[*policy].waiting.iter().any(|unit| !dead.has_unit(*unit)));
+        let slots = self.unsettled.iter().chain([&policy]).flat_map(|policy| &policies[*policy].slots);
         slots.filter(|(_, slot)| matches!(slot, OwnerSlot::Fresh(_))).map(|(node, _)| *node).collect()
     }
 
-    fn place_one(&mut self, object: usize) -> bool {
-        let direct = self.direct(object);
+    fn place_one(&mut self, policy: usize) -> bool {
+        let direct = self.direct(policy);
         if let Some((unit, node)) = direct
             && self.is_least_loaded(node)
         {
@@ -167,7 +167,7 @@ impl<'a> Matching<'a> {
         }
         let load = direct.map(|(_, node)| self.nodes[node].load);
         let chain =
-            search::chain(self, object).filter(|chain| load.is_none_or(|load| self.nodes[chain.end].load < load));
+            search::chain(self, policy).filter(|chain| load.is_none_or(|load| self.nodes[chain.end].load < load));
         if let Some(chain) = chain
             && self.apply(&chain.moves)
         {
@@ -178,10 +178,10 @@ impl<'a> Matching<'a> {
         true
     }
 
-    /// The best node for a waiting address of the object without moving another. One address represents all of its
+    /// The best node for a waiting address of the policy without moving another. One address represents all of its
     /// class.
-    fn direct(&self, object: usize) -> Option<(UnitIndex, NodeIndex)> {
-        let owner = &self.objects[object];
+    fn direct(&self, policy: usize) -> Option<(UnitIndex, NodeIndex)> {
+        let owner = &self.policies[policy];
         let mut seen = BTreeSet::new();
         let first = owner.waiting.iter().copied().filter(|unit| seen.insert(self.units[*unit].class));
         let best = first.filter_map(|unit| {
@@ -208,10 +208,10 @@ impl<'a> Matching<'a> {
     }
 
     fn put(&mut self, unit: UnitIndex, node: NodeIndex) {
-        let Unit { object, address, class, .. } = self.units[unit];
+        let Unit { policy, address, class, .. } = self.units[unit];
         self.units[unit].node = Some(node);
-        self.objects[object].waiting.retain(|other| *other != unit);
-        self.objects[object].slots.insert(node, OwnerSlot::Fresh(unit));
+        self.policies[policy].waiting.retain(|other| *other != unit);
+        self.policies[policy].slots.insert(node, OwnerSlot::Fresh(unit));
         let holding = &mut self.nodes[node];
         holding.fresh.push(unit);
         *holding.fresh_of_class.entry(class).or_default() += 1;
@@ -220,11 +220,11 @@ impl<'a> Matching<'a> {
     }
 
     fn take(&mut self, unit: UnitIndex) {
-        let Unit { object, address, class, node, .. } = self.units[unit];
+        let Unit { policy, address, class, node, .. } = self.units[unit];
         let Some(node) = node else { return };
         self.units[unit].node = None;
-        self.objects[object].waiting.push(unit);
-        self.objects[object].slots.remove(&node);
+        self.policies[policy].waiting.push(unit);
+        self.policies[policy].slots.remove(&node);
         let holding = &mut self.nodes[node];
         holding.fresh.retain(|other| *other != unit);
         if let Entry::Occupied(mut count) = holding.fresh_of_class.entry(class) {

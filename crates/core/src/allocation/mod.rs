@@ -1,14 +1,14 @@
 //! Which node serves which egress IP. Pure.
 //!
-//! 1. [`owners`]: every address belongs to one object: the one that has it in its status, else the oldest that lists
+//! 1. [`owners`]: every address belongs to one policy: the one that has it in its status, else the oldest that lists
 //!    it.
 //! 2. Assigned addresses that are still valid stay where they are.
 //! 3. [`hosts`]: which nodes could take each of the others; [`matching`], with [`search`]: as many as possible are
-//!    placed, older objects first, as evenly as possible. A node never holds two addresses of one object.
+//!    placed, older policies first, as evenly as possible. A node never holds two addresses of one policy.
 //! 4. Addresses of drained nodes move to others, as far as these can take them after that.
 //! 5. [`outcome`]: the result for each entry, and the desired items of the status.
 //!
-//! The order of the input does not matter: objects are ranked by age and name, and ties between nodes are broken by a
+//! The order of the input does not matter: policies are ranked by age and name, and ties between nodes are broken by a
 //! hash of address and node.
 
 pub mod draining;
@@ -34,18 +34,18 @@ use crate::allocation::owners::Owners;
 use egress_common::abi::MAX_SLOTS;
 
 use crate::model::ledger::HandOver;
+use crate::model::node::Node;
+use crate::model::policy::{EgressPolicy, EligibleNodes, Item, Policies, PolicyKey, parse_egress_ip};
 use crate::model::reserved::{ClusterNetworks, Reservations};
 use crate::model::services::Services;
-use crate::model::view::{EgressObject, Item, Node, parse_egress_ip};
 use crate::selection::by_rank;
 
-pub type Objects = BTreeMap<String, Arc<EgressObject>>;
 pub type Nodes = BTreeMap<String, Arc<Node>>;
 
-/// Input of an assignment. The current status is part of the objects.
+/// Input of an assignment. The current status is part of the policies.
 #[derive(Clone, Copy, Debug)]
 pub struct Facts<'a> {
-    pub objects: &'a Objects,
+    pub policies: &'a Policies,
     pub nodes: &'a Nodes,
     /// Nodes that do not answer.
     pub unreachable: &'a BTreeSet<String>,
@@ -62,32 +62,32 @@ pub struct Facts<'a> {
 /// Which node serves which address.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Assignment {
-    /// By the object's name.
-    pub outcomes: BTreeMap<String, Outcome>,
+    /// By the policy's name.
+    pub outcomes: BTreeMap<PolicyKey, Outcome>,
     /// How many nodes could take an address at all.
     pub eligible: usize,
 }
 
 impl Assignment {
-    /// The objects with their outcomes. Both are in the order of names, so one walk suffices.
-    pub fn beside<'a>(&'a self, objects: &'a Objects) -> impl Iterator<Item = (&'a Arc<EgressObject>, &'a Outcome)> {
+    /// The policies with their outcomes. Both are in the order of names, so one walk suffices.
+    pub fn beside<'a>(&'a self, policies: &'a Policies) -> impl Iterator<Item = (&'a Arc<EgressPolicy>, &'a Outcome)> {
         let mut outcomes = self.outcomes.iter().peekable();
-        objects.iter().filter_map(move |(name, object)| {
+        policies.iter().filter_map(move |(name, policy)| {
             while outcomes.next_if(|(other, _)| *other < name).is_some() {}
-            outcomes.next_if(|(other, _)| *other == name).map(|(_, outcome)| (object, outcome))
+            outcomes.next_if(|(other, _)| *other == name).map(|(_, outcome)| (policy, outcome))
         })
     }
 
-    /// The objects whose items differ from the desired ones.
-    pub fn changed<'a>(&'a self, objects: &'a Objects) -> impl Iterator<Item = (&'a str, &'a Outcome)> {
-        let changed = self.beside(objects).filter(|(object, outcome)| object.items != outcome.items);
-        changed.map(|(object, outcome)| (object.name.as_str(), outcome))
+    /// The policies whose items differ from the desired ones.
+    pub fn changed<'a>(&'a self, policies: &'a Policies) -> impl Iterator<Item = (&'a PolicyKey, &'a Outcome)> {
+        let changed = self.beside(policies).filter(|(policy, outcome)| policy.published.items != outcome.items);
+        changed.map(|(policy, outcome)| (policy.key(), outcome))
     }
 }
 
-/// An object with its parsed addresses, by rank.
+/// A policy with its parsed addresses, by rank.
 struct Claim<'a> {
-    object: &'a EgressObject,
+    policy: &'a EgressPolicy,
     /// Its entries: canonical if valid, unique.
     entries: Vec<(String, Option<IpAddr>)>,
     /// The addresses among them that it may have, sorted.
@@ -97,9 +97,11 @@ struct Claim<'a> {
 }
 
 impl<'a> Claim<'a> {
-    fn of(object: &'a EgressObject) -> Self {
-        let mut entries = Vec::with_capacity(object.listed.len());
-        for text in &object.listed {
+    fn of(policy: &'a EgressPolicy) -> Self {
+        // `Hosts` are all of these, for every policy.
+        let EligibleNodes::Labelled = policy.eligible_nodes;
+        let mut entries = Vec::with_capacity(policy.listed.len());
+        for text in &policy.listed {
             let address = parse_egress_ip(text);
             entries.push((address.map_or_else(|| text.clone(), |address| address.to_string()), address));
         }
@@ -111,13 +113,13 @@ impl<'a> Claim<'a> {
         }
         let mut addresses: Vec<IpAddr> = entries.iter().filter_map(|(_, address)| *address).collect();
         let readable = |item: &'a Item| Some((parse_egress_ip(&item.egress_ip)?, item.node.as_str()));
-        let mut items: Vec<_> = object.items.iter().filter_map(readable).collect();
+        let mut items: Vec<_> = policy.published.items.iter().filter_map(readable).collect();
         items.sort_unstable();
         if addresses.len() > MAX_SLOTS {
             leave_out_surplus(&mut addresses, &items);
         }
         addresses.sort_unstable();
-        Self { object, entries, addresses, items }
+        Self { policy, entries, addresses, items }
     }
 
     fn lists(&self, address: &IpAddr) -> bool {
@@ -138,8 +140,8 @@ fn leave_out_surplus(addresses: &mut Vec<IpAddr>, items: &[(IpAddr, &str)]) {
 }
 
 pub fn assign(facts: &Facts<'_>) -> Assignment {
-    let ranked = by_rank(facts.objects.values());
-    let mut claims: Vec<Claim<'_>> = ranked.into_iter().map(|object| Claim::of(object)).collect();
+    let ranked = by_rank(facts.policies.values());
+    let mut claims: Vec<Claim<'_>> = ranked.into_iter().map(|policy| Claim::of(policy)).collect();
     let mut hosts = Hosts::new(facts);
     let reserved = reservations(facts, &claims);
     loop {
@@ -158,8 +160,8 @@ pub fn assign(facts: &Facts<'_>) -> Assignment {
     }
 }
 
-/// Services take no address from an object that has it, and their authors (`spec.externalIPs`) take none from any
-/// object: otherwise an object would lose its address whenever it has no node for a moment. Only addresses that the
+/// Services take no address from a policy that has it, and their authors (`spec.externalIPs`) take none from any
+/// policy: otherwise a policy would lose its address whenever it has no node for a moment. Only addresses that the
 /// cluster assigned to Services are reserved.
 fn reservations(facts: &Facts<'_>, claims: &[Claim<'_>]) -> Reservations {
     let mut services: BTreeSet<IpAddr> = facts.services.given().collect();
@@ -172,21 +174,21 @@ fn reservations(facts: &Facts<'_>, claims: &[Claim<'_>]) -> Reservations {
     Reservations::new(nodes, facts.networks, services, None)
 }
 
-/// An address that an object's status shows and that could not be placed is free for others, as it will be once the
-/// status is written. Returns false if there is none, or no other object wants it.
+/// An address that a policy's status shows and that could not be placed is free for others, as it will be once the
+/// status is written. Returns false if there is none, or no other policy wants it.
 fn give_up(claims: &mut [Claim<'_>], owners: &Owners<'_>, places: &[Places]) -> bool {
     let mut given_up = BTreeSet::new();
     for (rank, claim) in claims.iter_mut().enumerate() {
-        let lost = |address: &IpAddr| owners.object(*address) == Some(rank) && !places[rank].contains_key(address);
+        let lost = |address: &IpAddr| owners.policy(*address) == Some(rank) && !places[rank].contains_key(address);
         given_up.extend(claim.items.iter().map(|(address, _)| *address).filter(lost));
         claim.items.retain(|(address, _)| !lost(address));
     }
     claims.iter().enumerate().any(|(rank, claim)| {
-        claim.addresses.iter().any(|address| given_up.contains(address) && owners.object(*address) != Some(rank))
+        claim.addresses.iter().any(|address| given_up.contains(address) && owners.policy(*address) != Some(rank))
     })
 }
 
-/// The nodes of an object's addresses.
+/// The nodes of a policy's addresses.
 type Places = BTreeMap<IpAddr, NodeIndex>;
 
 /// Assigned addresses that stay. Of two addresses on one node the first stays, which is the one that agents serve.
@@ -208,7 +210,7 @@ fn kept(
     };
     let shown = claim.items.iter().copied().filter(|item| !is_given_away(item));
     for (address, node) in shown.chain(on_the_way) {
-        let is_its = claim.lists(&address) && owners.object(address) == Some(rank);
+        let is_its = claim.lists(&address) && owners.policy(address) == Some(rank);
         let node = hosts.index(node).filter(|node| is_its && hosts.can(*node, address));
         if let Some(node) = node.filter(|node| !places.contains_key(&address) && !used.contains(node)) {
             places.insert(address, node);
@@ -226,7 +228,7 @@ fn place_others(
 ) {
     let mut pending = Vec::new();
     for (rank, claim) in claims.iter().enumerate() {
-        let is_pending = |a: &&IpAddr| owners.object(**a) == Some(rank) && !places[rank].contains_key(*a);
+        let is_pending = |a: &&IpAddr| owners.policy(**a) == Some(rank) && !places[rank].contains_key(*a);
         pending.extend(claim.addresses.iter().filter(is_pending).map(|address| (rank, *address)));
     }
     let last = last_nodes(claims, facts.hand_overs, hosts, &pending);
@@ -243,7 +245,7 @@ fn place_others(
     matching.solve();
     for unit in &matching.units {
         if let Some(node) = unit.node {
-            places[unit.object].insert(unit.address, node);
+            places[unit.policy].insert(unit.address, node);
         }
     }
 }
@@ -267,7 +269,7 @@ fn empty_drained(
     }
 }
 
-/// The former nodes of pending addresses, whichever object had them.
+/// The former nodes of pending addresses, whichever policy had them.
 fn last_nodes(
     claims: &[Claim<'_>],
     hand_overs: &BTreeMap<IpAddr, HandOver>,

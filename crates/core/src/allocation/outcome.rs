@@ -1,4 +1,4 @@
-//! The outcome for each object: the fate of every entry, and the items of its status.
+//! The outcome for each policy: the fate of every entry, and the items of its status.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -8,9 +8,9 @@ use crate::allocation::hosts::Hosts;
 use crate::allocation::owners::Owners;
 use crate::allocation::{Claim, Facts, Places};
 use crate::keys;
-use crate::model::node::Unserved;
+use crate::model::node::{Node, Unserved};
+use crate::model::policy::{Item, PolicyKey};
 use crate::model::reserved::Reserved;
-use crate::model::view::{Item, Node};
 
 /// The result for one entry of `spec.egressIPs`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -37,9 +37,9 @@ pub enum Fate {
     },
     /// The address is reserved.
     Reserved(Reserved),
-    /// Another object has it.
+    /// Another policy has it.
     Taken {
-        object: String,
+        policy: PolicyKey,
         node: Option<String>,
     },
     /// No node with the label has a network that contains it.
@@ -53,11 +53,11 @@ pub enum Fate {
     Drained {
         node: String,
     },
-    /// Every node that could take it has another address of the object.
+    /// Every node that could take it has another address of the policy.
     NoRoom,
     /// Nodes that could take it have as many addresses as their cloud allows.
     NoCapacity,
-    /// The object already has the maximum of addresses of this family.
+    /// The policy already has the maximum of addresses of this family.
     Surplus,
 }
 
@@ -120,7 +120,7 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Whether no node can host any address of the object: the only case in which the node's address may serve.
+    /// Whether no node can host any address of the policy: the only case in which the node's address may serve.
     /// Readiness does not matter here: an address whose node is away returns. An address that could be placed if it
     /// were free does not count, and neither does an invalid entry.
     pub fn no_eligible_node(&self) -> bool {
@@ -134,10 +134,10 @@ pub(super) fn outcomes<'a>(
     hosts: &mut Hosts<'a>,
     owners: &Owners<'a>,
     places: &[Places],
-) -> BTreeMap<String, Outcome> {
+) -> BTreeMap<PolicyKey, Outcome> {
     let entries: Vec<_> = claims.iter_mut().map(|claim| std::mem::take(&mut claim.entries)).collect();
     let mut judge = Judge { facts, claims: &claims, hosts, owners, places };
-    let outcome = |(rank, entries): (usize, _)| (claims[rank].object.name.clone(), judge.outcome(rank, entries));
+    let outcome = |(rank, entries): (usize, _)| (claims[rank].policy.key().clone(), judge.outcome(rank, entries));
     entries.into_iter().enumerate().map(outcome).collect()
 }
 
@@ -153,7 +153,7 @@ impl Judge<'_, '_> {
     fn outcome(&mut self, rank: usize, entries: Vec<(String, Option<IpAddr>)>) -> Outcome {
         let mut fate = |address: Option<IpAddr>| address.map_or(Fate::Invalid, |address| self.fate(rank, address));
         let entries: Vec<_> = entries.into_iter().map(|(entry, address)| (entry, fate(address))).collect();
-        let items = items(&self.claims[rank].object.items, &entries);
+        let items = items(&self.claims[rank].policy.published.items, &entries);
         Outcome { entries, items }
     }
 
@@ -166,8 +166,8 @@ impl Judge<'_, '_> {
             Some(reason) => return Fate::Reserved(reason.clone()),
             None => {}
         }
-        if let Some(owner) = self.owners.object(address).filter(|owner| *owner != rank) {
-            return Fate::Taken { object: self.claims[owner].object.name.clone(), node: self.node(owner, address) };
+        if let Some(owner) = self.owners.policy(address).filter(|owner| *owner != rank) {
+            return Fate::Taken { policy: self.claims[owner].policy.key().clone(), node: self.node(owner, address) };
         }
         let class = self.hosts.class(address);
         let used: BTreeSet<_> = self.places[rank].values().collect();

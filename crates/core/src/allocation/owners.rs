@@ -1,6 +1,6 @@
-//! Which object owns an address that several objects list.
+//! Which policy owns an address that several policies list.
 //!
-//! An object that has the address in its status keeps it, also while its node is away, so that connections continue
+//! A policy that has the address in its status keeps it, also while its node is away, so that connections continue
 //! with it. Of several, one whose node can serve it comes first, then the oldest. A reserved address
 //! ([`crate::model::reserved`]) has no owner.
 
@@ -15,8 +15,8 @@ use crate::model::reserved::{Reservations, Reserved};
 #[derive(Debug)]
 pub(super) struct Owners<'a> {
     reserved: &'a Reservations,
-    /// The rank of the object.
-    objects: HashMap<IpAddr, usize>,
+    /// The rank of the policy.
+    policies: HashMap<IpAddr, usize>,
 }
 
 impl<'a> Owners<'a> {
@@ -33,17 +33,17 @@ impl<'a> Owners<'a> {
         }
         let listing =
             claims.iter().enumerate().flat_map(|(rank, claim)| claim.addresses.iter().map(move |a| (*a, rank)));
-        let mut objects = serving;
+        let mut policies = serving;
         for (address, rank) in away.into_iter().chain(listing) {
-            objects.entry(address).or_insert(rank);
+            policies.entry(address).or_insert(rank);
         }
-        objects.retain(|address, _| reserved.of(*address).is_none());
-        Self { reserved, objects }
+        policies.retain(|address, _| reserved.of(*address).is_none());
+        Self { reserved, policies }
     }
 
-    /// The rank of the object that owns the address.
-    pub(super) fn object(&self, address: IpAddr) -> Option<usize> {
-        self.objects.get(&address).copied()
+    /// The rank of the policy that owns the address.
+    pub(super) fn policy(&self, address: IpAddr) -> Option<usize> {
+        self.policies.get(&address).copied()
     }
 
     /// Why the address has no owner.

@@ -1,8 +1,9 @@
 //! Properties of assignments in small random clusters, checked against all possible placements. The seeds are fixed.
 
 use super::*;
-use crate::allocation::samples::{node, object};
-use crate::model::view::{Capacity, CloudConfig, Item};
+use crate::allocation::samples::{node, policy};
+use crate::model::node::{Capacity, CloudConfig};
+use crate::model::policy::Item;
 
 const CASES: u64 = 3_000;
 
@@ -29,7 +30,7 @@ impl Numbers {
 
 struct Cluster {
     nodes: Nodes,
-    objects: Objects,
+    policies: Policies,
     unreachable: BTreeSet<String>,
 }
 
@@ -37,7 +38,7 @@ impl Cluster {
     fn assign(&self) -> Assignment {
         let hand_overs = &BTreeMap::new();
         assign(&Facts {
-            objects: &self.objects,
+            policies: &self.policies,
             nodes: &self.nodes,
             unreachable: &self.unreachable,
             absent: &BTreeSet::new(),
@@ -50,13 +51,13 @@ impl Cluster {
     /// The cluster after the status was written.
     fn settled(&self) -> Self {
         let assignment = self.assign();
-        let written = |(name, object): (&String, &Arc<EgressObject>)| {
-            let items = assignment.outcomes[name].items.clone();
-            (name.clone(), Arc::new(EgressObject { items, ..(**object).clone() }))
+        let written = |(key, policy): (&PolicyKey, &Arc<EgressPolicy>)| {
+            let items = assignment.outcomes[key].items.clone();
+            (key.clone(), Arc::new(policy.published_as(|published| published.items = items)))
         };
         Self {
             nodes: self.nodes.clone(),
-            objects: self.objects.iter().map(written).collect(),
+            policies: self.policies.iter().map(written).collect(),
             unreachable: self.unreachable.clone(),
         }
     }
@@ -83,7 +84,7 @@ fn random(numbers: &mut Numbers) -> Cluster {
         }
         nodes.insert(name, Arc::new(made));
     }
-    let mut objects = Objects::new();
+    let mut policies = Policies::new();
     let mut next = 100;
     for i in 0..1 + numbers.below(4) {
         let mut listed: Vec<String> = Vec::new();
@@ -103,16 +104,16 @@ fn random(numbers: &mut Numbers) -> Cluster {
         }
         let items: Vec<(&str, &str)> = items.iter().map(|(node, text)| (node.as_str(), *text)).collect();
         let created = i64::try_from(numbers.below(3)).expect("small");
-        objects.extend([object(&format!("o{i}"), created, &texts, &items)]);
+        policies.extend([policy(&format!("o{i}"), created, &texts, &items)]);
     }
     let unreachable = nodes.keys().filter(|_| numbers.one_in(8)).cloned().collect();
-    Cluster { nodes, objects, unreachable }
+    Cluster { nodes, policies, unreachable }
 }
 
-/// The score of a placement: how many addresses, how many for each object by rank, then how even the loads are.
-fn score(cluster: &Cluster, placed: &BTreeMap<String, Vec<Item>>) -> (usize, Vec<usize>, std::cmp::Reverse<usize>) {
+/// The score of a placement: how many addresses, how many for each policy by rank, then how even the loads are.
+fn score(cluster: &Cluster, placed: &BTreeMap<PolicyKey, Vec<Item>>) -> (usize, Vec<usize>, std::cmp::Reverse<usize>) {
     let counts: Vec<usize> =
-        by_rank(cluster.objects.values()).iter().map(|object| placed[&object.name].len()).collect();
+        by_rank(cluster.policies.values()).iter().map(|policy| placed[policy.key()].len()).collect();
     let mut loads: BTreeMap<&str, usize> = BTreeMap::new();
     placed.values().flatten().for_each(|item| *loads.entry(item.node.as_str()).or_default() += 1);
     (counts.iter().sum(), counts, std::cmp::Reverse(loads.values().map(|load| load * load).sum()))
@@ -135,10 +136,10 @@ fn may_take(cluster: &Cluster, name: &str, address: IpAddr) -> bool {
 
 /// The best score of all placements that keep assigned addresses in place.
 fn best(cluster: &Cluster, assignment: &Assignment) -> (usize, Vec<usize>, std::cmp::Reverse<usize>) {
-    let mut placed: BTreeMap<String, Vec<Item>> = BTreeMap::new();
+    let mut placed: BTreeMap<PolicyKey, Vec<Item>> = BTreeMap::new();
     let mut pending = Vec::new();
     for (name, outcome) in &assignment.outcomes {
-        let before = &cluster.objects[name].items;
+        let before = &cluster.policies[name].published.items;
         placed.insert(name.clone(), outcome.items.iter().filter(|item| before.contains(item)).cloned().collect());
         for (entry, fate) in &outcome.entries {
             let stays = placed[name].iter().any(|item| item.egress_ip == *entry);
@@ -154,11 +155,11 @@ fn best(cluster: &Cluster, assignment: &Assignment) -> (usize, Vec<usize>, std::
 
 fn try_all(
     cluster: &Cluster,
-    pending: &[(String, String)],
-    placed: &mut BTreeMap<String, Vec<Item>>,
+    pending: &[(PolicyKey, String)],
+    placed: &mut BTreeMap<PolicyKey, Vec<Item>>,
     best: &mut (usize, Vec<usize>, std::cmp::Reverse<usize>),
 ) {
-    let Some(((object, egress_ip), rest)) = pending.split_first() else {
+    let Some(((policy, egress_ip), rest)) = pending.split_first() else {
         let score = score(cluster, placed);
         if score > *best {
             *best = score;
@@ -170,14 +171,14 @@ fn try_all(
     for node in cluster.nodes.keys() {
         let load = placed.values().flatten().filter(|item| item.node == *node).count();
         let limit = cluster.nodes[node].cloud.as_ref().and_then(|cloud| cloud.capacity.total);
-        let used = placed[object].iter().any(|item| item.node == *node);
+        let used = placed[policy].iter().any(|item| item.node == *node);
         if used || limit.is_some_and(|limit| load >= limit) || !may_take(cluster, node, address) {
             continue;
         }
         let item = Item { node: node.clone(), egress_ip: egress_ip.clone() };
-        placed.get_mut(object).expect("every object").push(item);
+        placed.get_mut(policy).expect("every object").push(item);
         try_all(cluster, rest, placed, best);
-        placed.get_mut(object).expect("every object").pop();
+        placed.get_mut(policy).expect("every object").pop();
     }
 }
 
@@ -189,7 +190,7 @@ fn check_rules(cluster: &Cluster, assignment: &Assignment) {
         for item in &outcome.items {
             assert!(addresses.insert(item.egress_ip.clone()), "{} is assigned twice", item.egress_ip);
             let address = item.egress_ip.parse().expect("an address");
-            assert!(cluster.objects[name].addresses().contains(&address));
+            assert!(cluster.policies[name].addresses().contains(&address));
             assert!(cluster.nodes[&item.node].hosts(address) && !cluster.unreachable.contains(&item.node));
         }
     }
@@ -216,7 +217,7 @@ fn a_settled_assignment_stays() {
     for seed in 0..CASES {
         let settled = random(&mut Numbers::new(seed)).settled();
         let again = settled.assign();
-        assert_eq!(again.changed(&settled.objects).count(), 0, "seed {seed}");
+        assert_eq!(again.changed(&settled.policies).count(), 0, "seed {seed}");
     }
 }
 
@@ -227,8 +228,8 @@ fn a_change_moves_nothing_that_it_does_not_concern() {
         let mut cluster = random(&mut numbers).settled();
         let before = cluster.assign();
         match numbers.below(4) {
-            // A new object, a new node, a node that returns, a lost capacity.
-            0 => cluster.objects.extend([object("a", 0, &["10.0.0.250", "10.1.0.250"], &[])]),
+            // A new policy, a new node, a node that returns, a lost capacity.
+            0 => cluster.policies.extend([policy("a", 0, &["10.0.0.250", "10.1.0.250"], &[])]),
             1 => cluster.nodes.extend([node("m", "10.0.9.9/16")]),
             2 => cluster.unreachable.clear(),
             _ => {
@@ -247,7 +248,7 @@ fn a_change_moves_nothing_that_it_does_not_concern() {
             assert!(
                 kept,
                 "seed {seed}: {name} {outcome:?} {:?} {:#?} {:#?}",
-                after.outcomes[name], cluster.nodes, cluster.objects
+                after.outcomes[name], cluster.nodes, cluster.policies
             );
         }
     }
@@ -266,9 +267,9 @@ fn limits_of_a_family_are_kept_also_where_objects_have_both() {
             (made.name.clone(), Arc::new(made))
         };
         let nodes: Nodes = (0..3).map(both).collect();
-        let objects: Objects = (0..4_i64)
+        let policies: Policies = (0..4_i64)
             .map(|i| {
-                object(
+                policy(
                     &format!("o{i}"),
                     i,
                     &[&format!("10.0.1.{i}"), &format!("fd00::1:{i}"), &format!("10.0.2.{i}")],
@@ -276,7 +277,7 @@ fn limits_of_a_family_are_kept_also_where_objects_have_both() {
                 )
             })
             .collect();
-        let cluster = Cluster { nodes, objects, unreachable: BTreeSet::new() };
+        let cluster = Cluster { nodes, policies, unreachable: BTreeSet::new() };
         let assignment = cluster.assign();
         check_rules(&cluster, &assignment);
         for (name, node) in &cluster.nodes {

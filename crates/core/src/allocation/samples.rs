@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use crate::model::node::Node;
-use crate::model::view::{Conditions, EgressObject, Item};
+use crate::model::policy::{EgressPolicy, PolicyKey, Published};
+pub use crate::model::samples::key;
+use crate::model::samples::{items, origin};
 
 pub fn node(name: &str, network: &str) -> (String, Arc<Node>) {
     let primary = vec![network.parse().expect("a network")];
@@ -13,26 +15,11 @@ pub fn node(name: &str, network: &str) -> (String, Arc<Node>) {
     (name.to_owned(), Arc::new(node))
 }
 
-pub fn object(name: &str, created: i64, listed: &[&str], items: &[(&str, &str)]) -> (String, Arc<EgressObject>) {
-    let item = |(node, ip): &(&str, &str)| Item { node: (*node).into(), egress_ip: (*ip).into() };
-    let object = EgressObject {
-        name: name.into(),
-        uid: name.into(),
-        resource_version: "1".into(),
-        generation: Some(1),
-        created,
+pub fn policy(name: &str, created: i64, listed: &[&str], assigned: &[(&str, &str)]) -> (PolicyKey, Arc<EgressPolicy>) {
+    let policy = EgressPolicy {
         listed: listed.iter().map(|text| (*text).to_owned()).collect(),
-        selects: None,
-        id: None,
-        no_eligible_node: None,
-        drop_unassigned: false,
-        has_annotations: false,
-        has_status: false,
-        has_items: false,
-        selected_pods: None,
-        items: items.iter().map(item).collect(),
-        conditions: Conditions::default(),
-        unreadable: Vec::new(),
+        published: Published { items: items(assigned), ..Published::default() },
+        ..EgressPolicy::new(origin(name, created))
     };
-    (name.to_owned(), Arc::new(object))
+    (key(name), Arc::new(policy))
 }

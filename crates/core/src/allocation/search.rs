@@ -1,7 +1,7 @@
 //! The search for a chain of moves that ends with one more address placed.
 //!
-//! Each step is an address that looks for a node: a waiting one of the object to be served, one whose node another
-//! step's address takes, or a waiting one of an object whose address gives way to it. Every address and every node is
+//! Each step is an address that looks for a node: a waiting one of the policy to be served, one whose node another
+//! step's address takes, or a waiting one of a policy whose address gives way to it. Every address and every node is
 //! visited once. An address is skipped, with all of its class on the same node, if others of its class have already
 //! examined all candidates. So a search costs about the nodes of the classes that it reaches, however many addresses
 //! are placed.
@@ -66,11 +66,11 @@ pub(super) struct Chain {
 
 #[derive(Clone, Copy)]
 enum Cause {
-    /// It waits, and its object is to be served.
+    /// It waits, and its policy is to be served.
     Waiting,
     /// The address of that step takes its node.
     Displaced { by: usize, from: NodeIndex },
-    /// It waits, and stands in for the address of that step, of the same object.
+    /// It waits, and stands in for the address of that step, of the same policy.
     StandsIn { for_step: usize },
 }
 
@@ -97,14 +97,14 @@ struct Search<'m, 'a> {
     nodes: Visits,
     /// Nodes of each class that no address could examine yet.
     remaining: BTreeMap<ClassIndex, Vec<NodeIndex>>,
-    /// Nodes with an address of an object that has others waiting: they could stand in for it.
+    /// Nodes with an address of a policy that has others waiting: they could stand in for it.
     with_stand_ins: BTreeSet<NodeIndex>,
     best: Option<((usize, bool, u64), usize, NodeIndex)>,
 }
 
 /// The chain to the least loaded reachable node with room.
-pub(super) fn chain(matching: &mut Matching<'_>, object: usize) -> Option<Chain> {
-    let with_stand_ins = matching.nodes_with_stand_ins(object);
+pub(super) fn chain(matching: &mut Matching<'_>, policy: usize) -> Option<Chain> {
+    let with_stand_ins = matching.nodes_with_stand_ins(policy);
     let mut search = Search {
         matching,
         steps: Vec::new(),
@@ -115,7 +115,7 @@ pub(super) fn chain(matching: &mut Matching<'_>, object: usize) -> Option<Chain>
         with_stand_ins,
         best: None,
     };
-    for unit in matching.objects[object].waiting.iter().copied() {
+    for unit in matching.policies[policy].waiting.iter().copied() {
         search.add(unit, Cause::Waiting);
     }
     while let Some(next) = search.queue.pop_front() {
@@ -175,10 +175,10 @@ impl Search<'_, '_> {
     fn look(&mut self, step: usize) {
         let matching = self.matching;
         let unit = self.steps[step].unit;
-        let object = matching.units[unit].object;
+        let policy = matching.units[unit].policy;
         let class = matching.units[unit].class;
         if matching.units[unit].node.is_some() {
-            for other in matching.objects[object].waiting.iter().copied() {
+            for other in matching.policies[policy].waiting.iter().copied() {
                 self.add(other, Cause::StandsIn { for_step: step });
             }
         }
@@ -197,9 +197,9 @@ impl Search<'_, '_> {
         if self.nodes.contains(visit) || matching.dead.nodes.contains(visit) {
             return true;
         }
-        match matching.objects[matching.units[unit].object].slots.get(&node) {
+        match matching.policies[matching.units[unit].policy].slots.get(&node) {
             Some(OwnerSlot::Kept) => return false,
-            // The object has the node already: only its address there can give way.
+            // The policy has the node already: only its address there can give way.
             Some(OwnerSlot::Fresh(other)) => {
                 if holding.may_exchange(v4, matching.units[*other].address.is_ipv4()) {
                     self.add(*other, Cause::Displaced { by: step, from: node });
@@ -224,16 +224,16 @@ impl Search<'_, '_> {
         true
     }
 
-    /// Whether an address of the same object takes this node earlier in the chain.
+    /// Whether an address of the same policy takes this node earlier in the chain.
     fn is_taken_on_the_way(&self, step: usize, node: NodeIndex) -> bool {
-        let object = |step: usize| self.matching.units[self.steps[step].unit].object;
-        let (own, mut at) = (object(step), step);
+        let policy = |step: usize| self.matching.units[self.steps[step].unit].policy;
+        let (own, mut at) = (policy(step), step);
         loop {
             match self.steps[at].cause {
                 Cause::Waiting => return false,
                 Cause::StandsIn { for_step } => at = for_step,
                 Cause::Displaced { by, from } => {
-                    if from == node && object(by) == own {
+                    if from == node && policy(by) == own {
                         return true;
                     }
                     at = by;

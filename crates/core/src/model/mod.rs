@@ -1,7 +1,7 @@
 //! The policy model: plain values without input or output.
 //!
 //! - [`view`]: the cluster as this node knows it, and how a change enters it.
-//! - [`policy`], [`selector`]: an EgressIP object. [`node`]: a node, and which addresses it can host.
+//! - [`policy`], [`selector`]: an egress policy. [`node`]: a node, and which addresses it can host.
 //! - [`services`], [`exposed`]: addresses of Services, and pod ports that are reached from outside.
 //! - [`reserved`]: addresses that are never an egress IP, and why. [`settings`]: what the operator configures.
 //! - [`state`]: the state of the kernel and the actions that change it. [`lease`]: the lease shared with programs.

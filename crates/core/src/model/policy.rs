@@ -1,13 +1,15 @@
-//! An EgressIP object.
+//! An egress policy: which pods leave with which addresses, whatever API it was written in. `egress_kube` converts.
 //!
 //! **Unreadable parts keep their last value.** The meaning of an unreadable selector, list of addresses or status is
 //! unknown, and a guess would give some pod a wrong source address: if it counted as empty, pods would be deselected
 //! and leave with their node's address. So such a part is taken from the last reading ([`Reading::filled_from`]), for
-//! single changes and for lists. Without an earlier reading, the object selects only the pods that the kernel knew as
+//! single changes and for lists. Without an earlier reading, the policy selects only the pods that the kernel knew as
 //! its own (`selection`), lists the addresses that are assigned to it, and drops traffic that has no address.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use crate::model::selector::Selector;
 
@@ -59,50 +61,136 @@ impl Conditions {
     }
 }
 
-/// The selectors of an object.
+/// The API that a policy was written in. The order is the precedence between policies of different kinds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum PolicyKind {
+    /// `k8s.ovn.org/v1` EgressIP.
+    EgressIp,
+}
+
+impl PolicyKind {
+    /// In the order of the variants.
+    pub const ALL: [Self; 1] = [Self::EgressIp];
+
+    /// The kind as in Kubernetes objects.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::EgressIp => "EgressIP",
+        }
+    }
+
+    /// The field that lists the addresses.
+    pub const fn addresses_field(self) -> &'static str {
+        match self {
+            Self::EgressIp => "spec.egressIPs",
+        }
+    }
+}
+
+// Arrays with a value of each kind are indexed by the kind.
+const _: () = {
+    let mut index = 0;
+    while index < PolicyKind::ALL.len() {
+        assert!(PolicyKind::ALL[index] as usize == index);
+        index += 1;
+    }
+};
+
+/// Names one policy of the cluster. All kinds so far are cluster-scoped.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct PolicyKey {
+    pub kind: PolicyKind,
+    pub name: String,
+}
+
+impl PolicyKey {
+    pub fn egress_ip(name: impl Into<String>) -> Self {
+        Self { kind: PolicyKind::EgressIp, name: name.into() }
+    }
+}
+
+impl fmt::Display for PolicyKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.kind.as_str(), self.name)
+    }
+}
+
+/// The object that a policy was read from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Origin {
+    pub key: PolicyKey,
+    pub uid: String,
+    pub resource_version: String,
+    pub generation: Option<i64>,
+    pub created: Created,
+}
+
+/// The pods that a policy selects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Selects {
     pub namespaces: Selector,
     pub pods: Selector,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct EgressObject {
-    pub name: String,
-    pub uid: String,
-    pub resource_version: String,
-    pub generation: Option<i64>,
-    pub created: Created,
-    /// `spec.egressIPs` as typed.
-    pub listed: Vec<String>,
-    /// `None` if a selector is unreadable and no earlier reading is known: then no new pods are selected.
-    pub selects: Option<Selects>,
-    /// The egress ID of the object.
+/// The outside destinations that a policy applies to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Destinations {
+    #[default]
+    All,
+}
+
+/// The nodes that may host the addresses of a policy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum EligibleNodes {
+    /// Every node with the label [`crate::keys::ASSIGNABLE`] and a network that contains the address.
+    #[default]
+    Labelled,
+}
+
+/// What the controller has written to the object of a policy.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Published {
     pub id: Option<EgressId>,
-    /// The addresses for which the controller has published that no node can host any of them.
+    /// The addresses for which no node can host any of them.
     pub no_eligible_node: Option<BTreeSet<IpAddr>>,
-    /// The object asks for a drop instead of the node's address.
-    pub drop_unassigned: bool,
+    /// The node of each assigned address.
+    pub items: Vec<Item>,
+    /// The number of selected pods.
+    pub selected_pods: Option<u32>,
+    pub conditions: Conditions,
     pub has_annotations: bool,
     pub has_status: bool,
     /// The status has a list of items, possibly empty.
     pub has_items: bool,
-    pub items: Vec<Item>,
-    /// `status.selectedPods`.
-    pub selected_pods: Option<u32>,
-    pub conditions: Conditions,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EgressPolicy {
+    pub origin: Origin,
+    /// `None` if a selector is unreadable and no earlier reading is known: then no new pods are selected.
+    pub selects: Option<Selects>,
+    pub destinations: Destinations,
+    /// The addresses as typed.
+    pub listed: Vec<String>,
+    pub eligible_nodes: EligibleNodes,
+    /// Packets without an address are dropped, where the operator's default would be the node's address.
+    pub drop_unassigned: bool,
+    pub published: Published,
     /// The parts of the current object that are unreadable.
     pub unreadable: Vec<Unreadable>,
 }
 
-/// A part of an object that can be unreadable by itself.
+/// All egress policies of the cluster.
+pub type Policies = BTreeMap<PolicyKey, Arc<EgressPolicy>>;
+
+/// A part of a policy that can be unreadable by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Part {
-    /// `spec.egressIPs`. An entry that is no address does not make it unreadable.
+    /// The listed addresses. An entry that is no address does not make them unreadable.
     Addresses,
-    /// `spec.namespaceSelector` or `spec.podSelector`.
+    /// The selectors of namespaces or pods.
     Selectors,
-    /// `status.items`.
+    /// The published assignment.
     Items,
 }
 
@@ -115,13 +203,13 @@ pub struct Unreadable {
     pub is_known: bool,
 }
 
-impl Reading for EgressObject {
+impl Reading for EgressPolicy {
     fn is_whole(&self) -> bool {
         self.unreadable.is_empty()
     }
 
     fn filled_from(mut self, known: &Self) -> Self {
-        if known.uid != self.uid {
+        if known.origin.uid != self.origin.uid {
             return self;
         }
         for unreadable in &mut self.unreadable {
@@ -129,28 +217,51 @@ impl Reading for EgressObject {
             match unreadable.part {
                 Part::Addresses => self.listed.clone_from(&known.listed),
                 Part::Selectors => self.selects.clone_from(&known.selects),
-                Part::Items => self.items.clone_from(&known.items),
+                Part::Items => self.published.items.clone_from(&known.published.items),
             }
         }
         self
     }
 }
 
-impl EgressObject {
+impl EgressPolicy {
+    /// A policy that selects nothing, lists nothing, and has no status.
+    pub fn new(origin: Origin) -> Self {
+        Self {
+            origin,
+            selects: None,
+            destinations: Destinations::All,
+            listed: Vec::new(),
+            eligible_nodes: EligibleNodes::Labelled,
+            drop_unassigned: false,
+            published: Published::default(),
+            unreadable: Vec::new(),
+        }
+    }
+
     /// Unreadable now and never read before.
     pub fn is_unknown(&self, part: Part) -> bool {
         self.unreadable.iter().any(|unreadable| unreadable.part == part && !unreadable.is_known)
     }
 
-    /// Age first, then name: the precedence of objects, the same on every node.
-    pub fn rank(&self) -> (Created, &str) {
-        (self.created, &self.name)
+    pub fn key(&self) -> &PolicyKey {
+        &self.origin.key
+    }
+
+    pub fn name(&self) -> &str {
+        &self.origin.key.name
+    }
+
+    /// Kind first, then age, then name: the precedence of policies, the same on every node.
+    pub fn rank(&self) -> (PolicyKind, Created, &str) {
+        (self.origin.key.kind, self.origin.created, self.name())
     }
 
     /// Whether a listed address has a node in the status.
     pub fn has_assigned(&self) -> bool {
         let listed = self.addresses();
-        self.items.iter().filter_map(|item| parse_egress_ip(&item.egress_ip)).any(|address| listed.contains(&address))
+        let mut assigned = self.published.items.iter().filter_map(|item| parse_egress_ip(&item.egress_ip));
+        assigned.any(|address| listed.contains(&address))
     }
 
     /// The valid listed addresses, canonical and unique.

@@ -6,9 +6,9 @@ use std::net::IpAddr;
 use crate::model::selector::{Requirement, Selector};
 use ipnet::IpNet;
 
+use crate::model::policy::{EgressPolicy, Item, Origin, PolicyKey, Published, Selects};
 use crate::model::settings::{OnUnassigned, Settings, UnknownPods};
 use crate::model::state::EgressId;
-use crate::model::view::{Conditions, EgressObject, Item, Selects};
 
 pub fn ip(text: &str) -> IpAddr {
     text.parse().expect("a literal")
@@ -31,26 +31,50 @@ pub fn settings() -> Settings {
     }
 }
 
+pub fn key(name: &str) -> PolicyKey {
+    PolicyKey::egress_ip(name)
+}
+
+/// The origin of an EgressIP object whose UID is its name.
+pub fn origin(name: &str, created: i64) -> Origin {
+    Origin { key: key(name), uid: name.into(), resource_version: "1".into(), generation: Some(1), created }
+}
+
+pub fn items(items: &[(&str, &str)]) -> Vec<Item> {
+    items.iter().map(|(node, address)| Item { node: (*node).into(), egress_ip: (*address).into() }).collect()
+}
+
 /// Selects the pods of namespaces with `env=prod`, with egress ID 1. Items are pairs of node and address.
-pub fn object(name: &str, listed: &[&str], items: &[(&str, &str)]) -> EgressObject {
-    EgressObject {
-        name: name.into(),
-        uid: name.into(),
-        resource_version: "1".into(),
-        generation: None,
-        created: 1,
+pub fn policy(name: &str, listed: &[&str], assigned: &[(&str, &str)]) -> EgressPolicy {
+    EgressPolicy {
         listed: listed.iter().map(|text| (*text).to_owned()).collect(),
         selects: Some(Selects { namespaces: equals("env", "prod"), pods: Selector::default() }),
-        id: Some(EgressId(1)),
-        no_eligible_node: None,
-        drop_unassigned: false,
-        has_annotations: false,
-        has_status: false,
-        has_items: false,
-        selected_pods: None,
-        items: items.iter().map(|(n, a)| Item { node: (*n).into(), egress_ip: (*a).into() }).collect(),
-        conditions: Conditions::default(),
-        unreadable: Vec::new(),
+        published: Published { id: Some(EgressId(1)), items: items(assigned), ..Published::default() },
+        ..EgressPolicy::new(origin(name, 1))
+    }
+}
+
+impl From<&str> for PolicyKey {
+    fn from(name: &str) -> Self {
+        key(name)
+    }
+}
+
+impl EgressPolicy {
+    /// A copy with another published state.
+    #[must_use]
+    pub fn published_as(&self, change: impl FnOnce(&mut Published)) -> Self {
+        let mut policy = self.clone();
+        change(&mut policy.published);
+        policy
+    }
+
+    /// A copy of another origin.
+    #[must_use]
+    pub fn from_origin(&self, change: impl FnOnce(&mut Origin)) -> Self {
+        let mut policy = self.clone();
+        change(&mut policy.origin);
+        policy
     }
 }
 

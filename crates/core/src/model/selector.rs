@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::view::Labels;
 
-/// One condition on the labels of an object.
+/// One condition on the labels of a policy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Requirement {
     /// The label has one of these values.

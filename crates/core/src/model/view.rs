@@ -9,11 +9,11 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-pub use crate::model::exposed::ContainerPort;
-pub use crate::model::ledger::Ledger;
-pub use crate::model::node::{Capacity, CloudConfig, Node, NodePart};
-pub use crate::model::policy::{Condition, Conditions, EgressObject, Item, Part, Selects, Unreadable, parse_egress_ip};
-pub use crate::model::services::{Service, ServiceKey, Services};
+use crate::model::exposed::ContainerPort;
+use crate::model::ledger::Ledger;
+use crate::model::node::Node;
+use crate::model::policy::{EgressPolicy, Policies, PolicyKey};
+use crate::model::services::{Service, ServiceKey, Services};
 use crate::model::state::EgressId;
 
 pub type Labels = BTreeMap<String, String>;
@@ -73,7 +73,7 @@ pub struct Attach {
     pub addresses: BTreeSet<IpAddr>,
 }
 
-/// A change of one kind of objects.
+/// A change of one kind of policies.
 #[derive(Clone, Debug)]
 pub enum Update<K, V> {
     /// The whole list, at the start and whenever the watch restarts.
@@ -85,7 +85,7 @@ pub enum Update<K, V> {
 /// A change of the cluster.
 #[derive(Clone, Debug)]
 pub enum Change {
-    Objects(Update<String, Arc<EgressObject>>),
+    Policies(Update<PolicyKey, Arc<EgressPolicy>>),
     Namespaces(Update<String, Labels>),
     Pods(Update<PodKey, Pod>),
     Nodes(Update<String, Arc<Node>>),
@@ -131,22 +131,22 @@ impl Default for Touched {
     }
 }
 
-/// An object of which parts may be unreadable.
+/// A policy of which parts may be unreadable.
 pub trait Reading: Clone {
     /// Whether all of it is readable.
     fn is_whole(&self) -> bool;
 
-    /// Fills unreadable parts from the last reading. Another object of the same name contributes nothing.
+    /// Fills unreadable parts from the last reading. Another policy of the same name contributes nothing.
     #[must_use]
     fn filled_from(self, known: &Self) -> Self;
 }
 
 /// Fills the unreadable parts of an update from the last readings.
-pub fn filled<T: Reading>(
-    update: Update<String, Arc<T>>,
-    known: impl Fn(&String) -> Option<Arc<T>>,
-) -> Update<String, Arc<T>> {
-    let fill = |(name, one): (String, Arc<T>)| {
+pub fn filled<K, T: Reading>(update: Update<K, Arc<T>>, known: impl Fn(&K) -> Option<Arc<T>>) -> Update<K, Arc<T>>
+where
+    K: Ord,
+{
+    let fill = |(name, one): (K, Arc<T>)| {
         let known = if one.is_whole() { None } else { known(&name) };
         match known {
             Some(known) => (name, Arc::new(Arc::unwrap_or_clone(one).filled_from(&known))),
@@ -154,10 +154,10 @@ pub fn filled<T: Reading>(
         }
     };
     match update {
-        Update::Replaced(objects) => Update::Replaced(objects.into_iter().map(fill).collect()),
-        Update::Changed(name, object) => {
-            let (name, object) = fill((name, object));
-            Update::Changed(name, object)
+        Update::Replaced(all) => Update::Replaced(all.into_iter().map(fill).collect()),
+        Update::Changed(name, policy) => {
+            let (name, policy) = fill((name, policy));
+            Update::Changed(name, policy)
         }
         Update::Removed(name) => Update::Removed(name),
     }
@@ -166,14 +166,14 @@ pub fn filled<T: Reading>(
 /// All that this node knows of the cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClusterView {
-    pub objects: BTreeMap<String, Arc<EgressObject>>,
+    pub policies: Policies,
     pub namespaces: BTreeMap<String, Labels>,
     /// This node's pods only.
     pub pods: BTreeMap<PodKey, Pod>,
     pub nodes: BTreeMap<String, Arc<Node>>,
     pub services: Services,
-    /// The object that served each pod (by UID) at the last compilation; at the start of the agent, as the kernel has
-    /// it. It replaces selectors that are unreadable now, and keeps pods with an object that has lost its addresses.
+    /// The policy that served each pod (by UID) at the last compilation; at the start of the agent, as the kernel has
+    /// it. It replaces selectors that are unreadable now, and keeps pods with a policy that has lost its addresses.
     pub remembered: BTreeMap<String, Remembered>,
     /// Addresses of selected pods that are gone, the latest last. Packets from there are dropped until another pod has
     /// the address, since a pod may be deleted before its processes end.
@@ -181,7 +181,7 @@ pub struct ClusterView {
     pub attachments: Attachments,
 }
 
-/// The object that served a pod.
+/// The policy that served a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Remembered {
     pub id: EgressId,
@@ -230,7 +230,7 @@ impl Attachments {
     }
 }
 
-/// Pods whose attachments are kept. A node has a few hundred at most, and pods whose objects never appear are among the
+/// Pods whose attachments are kept. A node has a few hundred at most, and pods whose policies never appear are among the
 /// oldest.
 const MOST_ATTACHED: usize = 4096;
 
@@ -304,9 +304,9 @@ impl ClusterView {
     pub fn apply(&mut self, change: Change) -> Touched {
         let everything_if = |changed| if changed { Touched::Everything } else { Touched::NOTHING };
         match change {
-            Change::Objects(update) => {
-                let update = filled(update, |name| self.objects.get(name).cloned());
-                everything_if(apply(&mut self.objects, update, |_| ()))
+            Change::Policies(update) => {
+                let update = filled(update, |name| self.policies.get(name).cloned());
+                everything_if(apply(&mut self.policies, update, |_| ()))
             }
             Change::Namespaces(update) => everything_if(apply(&mut self.namespaces, update, |_| ())),
             Change::Nodes(update) => {

@@ -91,8 +91,8 @@ mod tests {
 
     use super::*;
     use crate::model::ledger::HandOver;
+    use crate::model::node::Node;
     use crate::model::samples::ip;
-    use crate::model::view::Node;
 
     const A: &str = "172.18.0.100";
 

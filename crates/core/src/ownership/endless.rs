@@ -12,15 +12,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use crate::allocation::{Nodes, Objects};
+use crate::allocation::Nodes;
 use crate::model::ledger::Ledger;
-use crate::model::view::parse_egress_ip;
+use crate::model::policy::{Policies, parse_egress_ip};
 
 /// The nodes with addresses that no other egress node could host. Whether others answer does not matter: they may
 /// answer the next moment.
-fn alone<'a>(objects: &'a Objects, nodes: &Nodes, ledger: &'a Ledger) -> BTreeSet<&'a str> {
+fn alone<'a>(policies: &'a Policies, nodes: &Nodes, ledger: &'a Ledger) -> BTreeSet<&'a str> {
     let mut held: BTreeMap<&str, BTreeSet<IpAddr>> = BTreeMap::new();
-    for item in objects.values().flat_map(|object| &object.items) {
+    for item in policies.values().flat_map(|policy| &policy.published.items) {
         held.entry(&item.node).or_default().extend(parse_egress_ip(&item.egress_ip));
     }
     for (address, record) in &ledger.records.open {
@@ -49,11 +49,11 @@ impl Alone {
     pub fn follow(
         &mut self,
         draft: &mut Ledger,
-        (objects, nodes): (&Objects, &Nodes),
+        (policies, nodes): (&Policies, &Nodes),
         bounded: &BTreeMap<String, u64>,
         now: Instant,
     ) -> Option<Instant> {
-        let alone: BTreeSet<String> = alone(objects, nodes, draft).into_iter().map(str::to_owned).collect();
+        let alone: BTreeSet<String> = alone(policies, nodes, draft).into_iter().map(str::to_owned).collect();
         self.0.retain(|name, _| alone.contains(name));
         // A deleted node is not waited for: its deletion means that it counts as gone.
         draft.endless.retain(|name, _| nodes.contains_key(name));
@@ -89,7 +89,7 @@ pub fn all(ledger: &Ledger) -> impl Iterator<Item = &String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::allocation::samples::{node, object};
+    use crate::allocation::samples::{node, policy};
 
     fn nodes(all: &[(&str, &str)]) -> Nodes {
         all.iter().map(|(name, network)| node(name, network)).collect()
@@ -102,46 +102,46 @@ mod tests {
     /// The node has an address, and is alone, not alone, or deleted.
     #[test]
     fn a_lease_has_no_end_while_no_other_node_could_host_the_addresses() {
-        let objects = Objects::from([object("a", 1, &["172.18.0.101"], &[("n1", "172.18.0.101")])]);
+        let policies = Policies::from([policy("a", 1, &["172.18.0.101"], &[("n1", "172.18.0.101")])]);
         let none = BTreeMap::new();
         let (only, far) = (nodes(&[("n1", "172.18.0.2/16")]), nodes(&[("n1", "172.18.0.2/16"), ("n2", "10.9.0.2/16")]));
         let near = nodes(&[("n1", "172.18.0.2/16"), ("n2", "172.18.0.3/16")]);
         let (mut draft, mut alone, start) = (Ledger::default(), Alone::default(), Instant::now());
         let mut now = start;
-        let mut follow = |draft: &mut Ledger, objects: &Objects, nodes: &Nodes, bounded: &BTreeMap<String, u64>| {
+        let mut follow = |draft: &mut Ledger, policies: &Policies, nodes: &Nodes, bounded: &BTreeMap<String, u64>| {
             now += SETTLED / 2;
-            alone.follow(draft, (objects, nodes), bounded, now).map(|next| next - start)
+            alone.follow(draft, (policies, nodes), bounded, now).map(|next| next - start)
         };
-        assert_eq!(follow(&mut draft, &Objects::new(), &only, &none), None, "it has nothing");
-        assert_eq!(follow(&mut draft, &objects, &near, &none), None, "another could host it");
-        assert_eq!(follow(&mut draft, &objects, &far, &none), Some(SETTLED * 5 / 2), "since now");
+        assert_eq!(follow(&mut draft, &Policies::new(), &only, &none), None, "it has nothing");
+        assert_eq!(follow(&mut draft, &policies, &near, &none), None, "another could host it");
+        assert_eq!(follow(&mut draft, &policies, &far, &none), Some(SETTLED * 5 / 2), "since now");
         assert!(!is_endless(&draft, "n1"));
-        assert_eq!(follow(&mut draft, &objects, &only, &none), Some(SETTLED * 5 / 2));
-        assert_eq!(follow(&mut draft, &objects, &only, &none), None);
+        assert_eq!(follow(&mut draft, &policies, &only, &none), Some(SETTLED * 5 / 2));
+        assert_eq!(follow(&mut draft, &policies, &only, &none), None);
         let begun = draft.endless["n1"];
-        follow(&mut draft, &objects, &only, &none);
+        follow(&mut draft, &policies, &only, &none);
         assert_eq!(draft.endless["n1"], begun, "it stays");
-        follow(&mut draft, &objects, &near, &none);
+        follow(&mut draft, &policies, &near, &none);
         let ending = draft.ending["n1"];
         assert!(ending > begun && draft.endless.is_empty() && is_endless(&draft, "n1"));
-        follow(&mut draft, &objects, &near, &BTreeMap::from([("n1".to_owned(), begun)]));
+        follow(&mut draft, &policies, &near, &BTreeMap::from([("n1".to_owned(), begun)]));
         assert!(is_endless(&draft, "n1"), "its agent has obeyed an earlier end");
         for _ in 0..3 {
-            follow(&mut draft, &objects, &only, &none);
+            follow(&mut draft, &policies, &only, &none);
         }
         assert!(
             draft.endless["n1"] > ending && draft.ending.is_empty(),
             "it is alone again before its agent has heard"
         );
-        follow(&mut draft, &objects, &near, &none);
+        follow(&mut draft, &policies, &near, &none);
         let obeyed = BTreeMap::from([("n1".to_owned(), draft.ending["n1"])]);
-        follow(&mut draft, &objects, &near, &obeyed);
+        follow(&mut draft, &policies, &near, &obeyed);
         assert!(!is_endless(&draft, "n1"));
         for _ in 0..3 {
-            follow(&mut draft, &objects, &only, &none);
+            follow(&mut draft, &policies, &only, &none);
         }
         assert!(is_endless(&draft, "n1"));
-        follow(&mut draft, &objects, &Nodes::new(), &none);
+        follow(&mut draft, &policies, &Nodes::new(), &none);
         assert!(!is_endless(&draft, "n1"), "its Node is deleted");
     }
 
@@ -149,12 +149,12 @@ mod tests {
     /// the old node.
     #[test]
     fn an_egress_node_whose_networks_may_contain_an_address_could_host_it() {
-        let objects = Objects::from([object("a", 1, &["172.18.0.101"], &[("n1", "172.18.0.101")])]);
+        let policies = Policies::from([policy("a", 1, &["172.18.0.101"], &[("n1", "172.18.0.101")])]);
         let mut all = nodes(&[("n1", "172.18.0.2/16"), ("n2", "172.18.0.3/16")]);
         std::sync::Arc::make_mut(all.get_mut("n2").expect("a node")).assignable = false;
-        assert_eq!(alone(&objects, &all, &Ledger::default()), BTreeSet::from(["n1"]));
+        assert_eq!(alone(&policies, &all, &Ledger::default()), BTreeSet::from(["n1"]));
         let other = std::sync::Arc::make_mut(all.get_mut("n2").expect("a node"));
         (other.assignable, other.networks_known) = (true, false);
-        assert!(alone(&objects, &all, &Ledger::default()).is_empty(), "no addresses are known");
+        assert!(alone(&policies, &all, &Ledger::default()).is_empty(), "no addresses are known");
     }
 }

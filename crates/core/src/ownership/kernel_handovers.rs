@@ -22,11 +22,11 @@
 //!
 //! One race remains. The leader removes a record to leave the address at the old node, before it knows that the new
 //! node is ready, and the old node has just handed it over. The old node takes the address back after a fresh read of
-//! ledger and object; the new one stops when it sees that the record is gone. If its watch is later than that read,
+//! ledger and policy; the new one stops when it sees that the record is gone. If its watch is later than that read,
 //! both may emit in between: the new one only packets of a third node that has missed an older hand-over too, since the
 //! old one no longer forwards.
 //!
-//! If no new node becomes ready in time, or if the address moves between objects, the old node releases it without
+//! If no new node becomes ready in time, or if the address moves between policies, the old node releases it without
 //! forwarding: packets in between are dropped.
 
 use std::collections::BTreeMap;
@@ -130,7 +130,7 @@ pub fn handovers(
     for (address, record) in arriving(ownership) {
         let Some(peer) = endpoint(&record.from) else { continue };
         let Some(id) = served_for(desired, *address, peer) else { continue };
-        // A node has one address of an object at a time.
+        // A node has one address of a policy at a time.
         let is_free = |state: &KernelState| state.owned.get(&id).is_none_or(|owned| owned == address);
         if is_free(desired) && is_free(actual) {
             let is_given = |from: &Arc<Node>| {
@@ -145,7 +145,7 @@ pub fn handovers(
     all
 }
 
-/// The object that the address serves, on this node or on the other one.
+/// The policy that the address serves, on this node or on the other one.
 fn served_for(desired: &KernelState, address: IpAddr, peer: TunnelEndpoint) -> Option<EgressId> {
     let is_between = |place: Place| place == Place::Here || place == Place::Remote(peer);
     let of_family = desired.policy.iter().filter(|((_, family), _)| *family == family_of(address));

@@ -2,7 +2,7 @@
 //!
 //! A node that no controller probes holds its addresses by these reads alone. Each is valid for 0.6 T from its start,
 //! and the next starts T/5 later. So if answers take longer than 0.4 T the lease has gaps, and a gap keeps a node from
-//! ever taking an address: it must read ledger and object within one lease. A short outage of the API server has the
+//! ever taking an address: it must read ledger and policy within one lease. A short outage of the API server has the
 //! same effect, and is reported elsewhere.
 
 use std::time::{Duration, Instant};

@@ -132,7 +132,8 @@ mod tests {
 
     use super::*;
     use crate::model::samples::{ip, net};
-    use crate::model::view::{Service, Update};
+    use crate::model::services::Service;
+    use crate::model::view::Update;
 
     fn addresses(first: u32, count: u32) -> BTreeSet<IpAddr> {
         (first..first + count).map(|number| IpAddr::from(Ipv4Addr::from(number))).collect()

@@ -5,10 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use crate::model::node::Node;
+use crate::model::policy::PolicyKey;
 use crate::model::reserved::Reservations;
+use crate::model::services::ServiceKey;
 use crate::model::settings::Settings;
 use crate::model::state::{KernelState, PodOwner, PodState};
-use crate::model::view::{Addresses, Attach, Change, ClusterView, Node, PodKey, ServiceKey, Touched, Update};
+use crate::model::view::{Addresses, Attach, Change, ClusterView, PodKey, Touched, Update};
 use crate::plan::capacity::ServiceRoom;
 use crate::plan::desired::{Desired, Refusals, desired, on_unknown_pod, put_pod};
 use crate::selection::pod_addresses::{PodNetwork, Refusal};
@@ -23,7 +26,7 @@ pub struct Compiler {
     desired: Option<KernelState>,
     refused: Refusals,
     room: ServiceRoom,
-    beyond: BTreeMap<String, usize>,
+    beyond: BTreeMap<PolicyKey, usize>,
     touched: Touched,
     standby: BTreeSet<Standby>,
     stale_standby: StaleStandby,
@@ -175,7 +178,7 @@ impl Compiler {
     }
 
     /// The number of egress IPs of each EgressIP object without an entry, as of the last compilation.
-    pub fn beyond(&self) -> &BTreeMap<String, usize> {
+    pub fn beyond(&self) -> &BTreeMap<PolicyKey, usize> {
         &self.beyond
     }
 

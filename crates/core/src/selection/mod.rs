@@ -1,8 +1,8 @@
-//! Which object serves which pod.
+//! Which policy serves which pod.
 //!
-//! Of several objects that select a pod the oldest serves it, then the first by name. The others are standby, and an
-//! event reports that. An object without an assigned address takes no pod from one that has some, unless it already
-//! serves the pod: so an older object with a typing error costs younger ones nothing, and one whose node is away keeps
+//! Of several policies that select a pod the oldest serves it, then the first by name. The others are standby, and an
+//! event reports that. A policy without an assigned address takes no pod from one that has some, unless it already
+//! serves the pod: so an older policy with a typing error costs younger ones nothing, and one whose node is away keeps
 //! its pods, whose connections continue when the node returns.
 
 pub mod pod_addresses;
@@ -11,71 +11,72 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use crate::model::policy::{EgressPolicy, Policies, PolicyKey};
 use crate::model::state::{EgressId, NOT_NUMBERED, PodState};
-use crate::model::view::{ClusterView, EgressObject, Pod, PodKey, Remembered};
+use crate::model::view::{ClusterView, Pod, PodKey, Remembered};
 use crate::selection::pod_addresses::PodNetwork;
 
-/// The oldest standby objects reported for one pod. Authors of objects decide how many select it.
+/// The oldest standby policies reported for one pod. Authors of policies decide how many select it.
 pub const MOST_STANDBY: usize = 16;
 
-/// An object that selects a pod which an older one serves.
+/// A policy that selects a pod which an older one serves.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Standby {
-    pub object: String,
+    pub policy: PolicyKey,
     pub pod: PodKey,
-    pub served_by: String,
+    pub served_by: PolicyKey,
 }
 
-/// The egress IDs of all objects. If two objects carry the same ID, the older keeps it and the other counts as not
+/// The egress IDs of all policies. If two policies carry the same ID, the older keeps it and the other counts as not
 /// numbered.
-pub fn egress_ids(objects: &BTreeMap<String, Arc<EgressObject>>) -> BTreeMap<String, EgressId> {
+pub fn egress_ids(policies: &Policies) -> BTreeMap<PolicyKey, EgressId> {
     let mut taken = BTreeSet::new();
-    by_rank(objects.values())
+    by_rank(policies.values())
         .into_iter()
-        .filter_map(|object| object.id.filter(|id| taken.insert(*id)).map(|id| (object.name.clone(), id)))
+        .filter_map(|policy| policy.published.id.filter(|id| taken.insert(*id)).map(|id| (policy.key().clone(), id)))
         .collect()
 }
 
 /// Oldest first, then by name.
-pub fn by_rank<'a>(objects: impl IntoIterator<Item = &'a Arc<EgressObject>>) -> Vec<&'a Arc<EgressObject>> {
-    let mut objects: Vec<_> = objects.into_iter().collect();
-    objects.sort_by(|a, b| a.rank().cmp(&b.rank()));
-    objects
+pub fn by_rank<'a>(policies: impl IntoIterator<Item = &'a Arc<EgressPolicy>>) -> Vec<&'a Arc<EgressPolicy>> {
+    let mut policies: Vec<_> = policies.into_iter().collect();
+    policies.sort_by(|a, b| a.rank().cmp(&b.rank()));
+    policies
 }
 
-/// Which objects select a pod, cached between pod events: valid until an object or a namespace changes.
+/// Which policies select a pod, cached between pod events: valid until a policy or a namespace changes.
 #[derive(Debug, Default)]
 pub struct Selection {
     network: PodNetwork,
-    ids: BTreeMap<String, EgressId>,
-    /// The objects that select a namespace, by rank; only namespaces that have pods here.
-    by_namespace: BTreeMap<String, Vec<Arc<EgressObject>>>,
+    ids: BTreeMap<PolicyKey, EgressId>,
+    /// The policies that select a namespace, by rank; only namespaces that have pods here.
+    by_namespace: BTreeMap<String, Vec<Arc<EgressPolicy>>>,
 }
 
 impl Selection {
     pub fn new(view: &ClusterView, network: PodNetwork) -> Self {
-        Self { network, ids: egress_ids(&view.objects), by_namespace: BTreeMap::new() }
+        Self { network, ids: egress_ids(&view.policies), by_namespace: BTreeMap::new() }
     }
 
     pub fn network(&self) -> &PodNetwork {
         &self.network
     }
 
-    pub fn id(&self, object: &str) -> Option<EgressId> {
-        self.ids.get(object).copied()
+    pub fn id(&self, policy: &PolicyKey) -> Option<EgressId> {
+        self.ids.get(policy).copied()
     }
 
     /// The entry of a pod address. `None` for an address without a pod, or while the pod's namespace is unknown: an
     /// unknown pod.
     pub fn pod_state(&mut self, view: &ClusterView, (key, pod): (&PodKey, &Pod)) -> Option<PodState> {
-        let serving = self.selecting(view, key, pod)?.first().map(|object| object.name.clone());
+        let serving = self.selecting(view, key, pod)?.first().map(|policy| policy.key().clone());
         Some(match serving {
             None => PodState::Known,
-            Some(object) => PodState::Selected(self.id(&object).unwrap_or(NOT_NUMBERED)),
+            Some(policy) => PodState::Selected(self.id(&policy).unwrap_or(NOT_NUMBERED)),
         })
     }
 
-    /// The objects that select these pods and do not serve them.
+    /// The policies that select these pods and do not serve them.
     pub fn standby<'a>(&mut self, view: &ClusterView, pods: impl IntoIterator<Item = &'a PodKey>) -> BTreeSet<Standby> {
         let mut standby = BTreeSet::new();
         let pods = pods.into_iter().filter_map(|key| view.pods.get_key_value(key));
@@ -86,44 +87,44 @@ impl Selection {
             let selecting = self.selecting(view, key, pod).unwrap_or_default();
             let Some((serving, others)) = selecting.split_first() else { continue };
             standby.extend(others.iter().take(MOST_STANDBY).map(|other| Standby {
-                object: other.name.clone(),
+                policy: other.key().clone(),
                 pod: key.clone(),
-                served_by: serving.name.clone(),
+                served_by: serving.key().clone(),
             }));
         }
         standby
     }
 
-    /// Whether a pod is starting here that an object selects, or could select, so that its packets may come from an
+    /// Whether a pod is starting here that a policy selects, or could select, so that its packets may come from an
     /// unknown address. A pod whose namespace is unknown counts too, since its entry waits for that.
     pub fn awaits_addresses(&mut self, view: &ClusterView) -> bool {
         let is_alive = |(_, pod): &(&PodKey, &Pod)| pod.is_endpoint() && !pod.terminating;
         view.pods.iter().filter(is_alive).any(|(key, pod)| match self.selecting(view, key, pod) {
             None => true,
             Some(_) if !pod.starting || !pod.attached.is_empty() => false,
-            // An object with unreadable selectors might select it.
-            Some(selecting) => !selecting.is_empty() || view.objects.values().any(|object| object.selects.is_none()),
+            // A policy with unreadable selectors might select it.
+            Some(selecting) => !selecting.is_empty() || view.policies.values().any(|policy| policy.selects.is_none()),
         })
     }
 
-    /// The objects that select a pod, the serving one first. `None` while the namespace is unknown.
-    fn selecting(&mut self, view: &ClusterView, key: &PodKey, pod: &Pod) -> Option<Vec<Arc<EgressObject>>> {
+    /// The policies that select a pod, the serving one first. `None` while the namespace is unknown.
+    fn selecting(&mut self, view: &ClusterView, key: &PodKey, pod: &Pod) -> Option<Vec<Arc<EgressPolicy>>> {
         let labels = view.namespaces.get(&key.namespace)?;
         let candidates = self.by_namespace.entry(key.namespace.clone()).or_insert_with(|| {
-            let selected = |o: &&Arc<EgressObject>| o.selects.as_ref().is_none_or(|s| s.namespaces.matches(labels));
-            by_rank(view.objects.values().filter(selected)).into_iter().cloned().collect()
+            let selected = |o: &&Arc<EgressPolicy>| o.selects.as_ref().is_none_or(|s| s.namespaces.matches(labels));
+            by_rank(view.policies.values().filter(selected)).into_iter().cloned().collect()
         });
         let remembered = view.remembered.get(&pod.uid);
-        let selected = |object: &&Arc<EgressObject>| match &object.selects {
+        let selected = |policy: &&Arc<EgressPolicy>| match &policy.selects {
             Some(selects) => selects.pods.matches(&pod.labels),
-            // With unreadable selectors, the object selects the pods that it selected before.
-            None => remembered.is_some_and(|known| self.ids.get(&object.name) == Some(&known.id)),
+            // With unreadable selectors, the policy selects the pods that it selected before.
+            None => remembered.is_some_and(|known| self.ids.get(policy.key()) == Some(&known.id)),
         };
         let mut selecting: Vec<_> = candidates.iter().filter(selected).cloned().collect();
-        let was_serving = |object: &EgressObject| {
-            remembered.is_some_and(|known| known.had_address && self.ids.get(&object.name) == Some(&known.id))
+        let was_serving = |policy: &EgressPolicy| {
+            remembered.is_some_and(|known| known.had_address && self.ids.get(policy.key()) == Some(&known.id))
         };
-        let serving = selecting.iter().position(|object| object.has_assigned() || was_serving(object));
+        let serving = selecting.iter().position(|policy| policy.has_assigned() || was_serving(policy));
         if let Some(serving) = serving {
             selecting[..=serving].rotate_right(1);
         }
@@ -133,14 +134,14 @@ impl Selection {
 
 impl ClusterView {
     /// Records the pods that the kernel had selected. UIDs are kept, since a later pod with the same address is another
-    /// pod. Whether their objects had an address then is unknown: one that lists none had none.
+    /// pod. Whether their policies had an address then is unknown: one that lists none had none.
     pub fn recall(&mut self, network: &PodNetwork, selected: &BTreeMap<IpAddr, PodState>) {
         for (address, state) in selected {
             let PodState::Selected(id) = state else { continue };
             if let Some((_, pod)) = network.holder(self, *address) {
                 let uid = pod.uid.clone();
-                let mut objects = self.objects.values().filter(|object| object.id == Some(*id));
-                let had_address = objects.any(|object| !object.addresses().is_empty());
+                let mut policies = self.policies.values().filter(|policy| policy.published.id == Some(*id));
+                let had_address = policies.any(|policy| !policy.addresses().is_empty());
                 self.remembered.insert(uid, Remembered { id: *id, had_address });
             }
         }
@@ -150,8 +151,8 @@ impl ClusterView {
     pub fn remember(&mut self, network: &PodNetwork, pods: &BTreeMap<IpAddr, PodState>) {
         let alive: BTreeSet<String> = self.pods.values().map(|pod| pod.uid.clone()).collect();
         self.remembered.retain(|uid, _| alive.contains(uid));
-        let objects = self.objects.values().filter(|object| object.has_assigned());
-        let can_serve: BTreeSet<EgressId> = objects.filter_map(|object| object.id).collect();
+        let policies = self.policies.values().filter(|policy| policy.has_assigned());
+        let can_serve: BTreeSet<EgressId> = policies.filter_map(|policy| policy.published.id).collect();
         for (address, state) in pods {
             self.note_state(network, *address, Some(state), |_, id| can_serve.contains(&id));
         }
@@ -160,7 +161,7 @@ impl ClusterView {
     /// Records the current state of one address.
     pub fn remember_one(&mut self, network: &PodNetwork, address: IpAddr, state: Option<&PodState>) {
         self.note_state(network, address, state, |view, id| {
-            view.objects.values().any(|object| object.id == Some(id) && object.has_assigned())
+            view.policies.values().any(|policy| policy.published.id == Some(id) && policy.has_assigned())
         });
     }
 
@@ -173,7 +174,7 @@ impl ClusterView {
     ) {
         let Some(uid) = network.holder(self, address).map(|(_, pod)| pod.uid.clone()) else { return };
         match state {
-            // An object without an ID could not be recognised later.
+            // A policy without an ID could not be recognised later.
             Some(PodState::Selected(NOT_NUMBERED)) | None => {}
             Some(PodState::Selected(id)) => {
                 let known = self.remembered.get(&uid).is_some_and(|known| known.id == *id && known.had_address);

@@ -1,4 +1,4 @@
-//! The conditions in the status of an object and the events that users see. Pure.
+//! The conditions in the status of a policy and the events that users see. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,10 +7,9 @@ use ipnet::IpNet;
 
 use crate::allocation::{Fate, Nodes, Outcome};
 use crate::keys;
-use crate::model::policy::listed_family;
+use crate::model::policy::{EgressPolicy, Part, PolicyKey, Unreadable, listed_family, parse_egress_ip};
 use crate::model::state::Family;
 use crate::model::state::family_of;
-use crate::model::view::{EgressObject, Part, Unreadable, parse_egress_ip};
 use crate::text::{listed, quoted};
 
 /// Reasons of the condition `Assigned`.
@@ -60,7 +59,7 @@ impl Reason {
     }
 }
 
-/// Causes that a condition names, as many as an object may list with our own CRD, and the bytes of its message, of
+/// Causes that a condition names, as many as a policy may list with our own CRD, and the bytes of its message, of
 /// which the API server refuses more than 32,768.
 const MOST_NAMED: usize = 64;
 const MOST_MESSAGE_BYTES: usize = 8_192;
@@ -68,7 +67,7 @@ const MOST_MESSAGE_BYTES: usize = 8_192;
 const MOST_OF_ENTRY: usize = 64;
 /// Bytes of all entries together in an event, whose note has 1024.
 const MOST_OF_ENTRIES: usize = 640;
-/// Entries of one object with the same problem that have an event each.
+/// Entries of one policy with the same problem that have an event each.
 const MOST_EVENTS: usize = 8;
 
 /// The agent's own condition types.
@@ -85,13 +84,13 @@ pub struct Statement {
 }
 
 impl Statement {
-    /// Whether the object has this condition for its current generation.
-    pub fn is_published(&self, object: &EgressObject) -> bool {
-        object.conditions.get(self.kind).is_some_and(|(_, found)| {
+    /// Whether the policy has this condition for its current generation.
+    pub fn is_published(&self, policy: &EgressPolicy) -> bool {
+        policy.published.conditions.get(self.kind).is_some_and(|(_, found)| {
             found.status == self.status
                 && found.reason == self.reason
                 && found.message == self.message
-                && found.observed_generation == object.generation
+                && found.observed_generation == policy.origin.generation
         })
     }
 }
@@ -103,15 +102,15 @@ pub struct Notice {
     pub message: String,
 }
 
-/// All own conditions, in the order of the list. `alone` are nodes whose agent is away, with the number of the object's
+/// All own conditions, in the order of the list. `alone` are nodes whose agent is away, with the number of the policy's
 /// pods there.
 pub fn conditions(
-    object: &EgressObject,
+    policy: &EgressPolicy,
     outcome: &Outcome,
     alone: &[(&str, u32)],
     cluster: &Cluster,
 ) -> Vec<Statement> {
-    vec![assigned(object, outcome, cluster), degraded(object, outcome, alone)]
+    vec![assigned(policy, outcome, cluster), degraded(policy, outcome, alone)]
 }
 
 /// Facts about the cluster for messages.
@@ -119,7 +118,7 @@ pub fn conditions(
 pub struct Cluster {
     /// The networks in which nodes with the label can host addresses; `None` if no node has the label.
     pub networks: Option<BTreeSet<IpNet>>,
-    /// The node's address serves if no node can host any address of an object.
+    /// The node's address serves if no node can host any address of a policy.
     pub node_address_serves: bool,
 }
 
@@ -152,17 +151,17 @@ impl Cluster {
         }
     }
 
-    /// What happens to packets that get no address of the object; `None` if all its families have one.
-    fn consequence(&self, object: &EgressObject, outcome: &Outcome) -> Option<String> {
+    /// What happens to packets that get no address of the policy; `None` if all its families have one.
+    fn consequence(&self, policy: &EgressPolicy, outcome: &Outcome) -> Option<String> {
         let has = |family: Family| {
             let mut items = outcome.items.iter().filter_map(|item| parse_egress_ip(&item.egress_ip));
             items.any(|address| family_of(address) == family)
         };
-        let families: BTreeSet<Family> = object.listed.iter().map(|text| listed_family(text)).collect();
+        let families: BTreeSet<Family> = policy.listed.iter().map(|text| listed_family(text)).collect();
         let without: Vec<Family> = families.iter().copied().filter(|family| !has(*family)).collect();
         let leaves = "leave with their nodes' addresses";
-        if object.listed.is_empty() {
-            return (!object.is_unknown(Part::Addresses))
+        if policy.listed.is_empty() {
+            return (!policy.is_unknown(Part::Addresses))
                 .then(|| format!("packets of pods that no other object serves {leaves}"));
         }
         let of_family = match without.as_slice() {
@@ -171,18 +170,18 @@ impl Cluster {
             [Family::V6] if families.len() > 1 => "IPv6 ",
             _ => "",
         };
-        let serves = self.node_address_serves && !object.drop_unassigned && outcome.no_eligible_node();
+        let serves = self.node_address_serves && !policy.drop_unassigned && outcome.no_eligible_node();
         let becomes = if serves { leaves } else { "are dropped" };
         Some(format!("{of_family}packets of pods that no other object serves {becomes}"))
     }
 }
 
-fn assigned(object: &EgressObject, outcome: &Outcome, cluster: &Cluster) -> Statement {
+fn assigned(policy: &EgressPolicy, outcome: &Outcome, cluster: &Cluster) -> Statement {
     let fates = || outcome.entries.iter().map(|(_, fate)| fate);
     let assigned = |fate: &Fate| matches!(fate, Fate::Assigned { .. });
     let reason = match () {
-        () if unreadable(object, Part::Selectors) => Reason::InvalidSelector,
-        () if unreadable(object, Part::Addresses) => Reason::InvalidSpec,
+        () if unreadable(policy, Part::Selectors) => Reason::InvalidSelector,
+        () if unreadable(policy, Part::Addresses) => Reason::InvalidSpec,
         () if fates().count() > 0 && fates().all(assigned) => Reason::Assigned,
         () if fates().any(assigned) => Reason::PartiallyAssigned,
         () if fates().any(|fate| matches!(fate, Fate::NotServed { .. })) => Reason::NotServed,
@@ -195,12 +194,12 @@ fn assigned(object: &EgressObject, outcome: &Outcome, cluster: &Cluster) -> Stat
         () if fates().any(|fate| matches!(fate, Fate::Reserved(_))) => Reason::ReservedAddress,
         () => Reason::InvalidEgressIP,
     };
-    let mut causes: Vec<String> = spec_problems(object).map(|(_, message)| message).collect();
+    let mut causes: Vec<String> = spec_problems(policy).map(|(_, message)| message).collect();
     causes.extend(outcome.entries.iter().filter_map(|(entry, fate)| cause(entry, fate, cluster)));
     if outcome.entries.is_empty() {
-        causes.push("spec.egressIPs is empty".to_owned());
+        causes.push(format!("{} is empty", policy.key().kind.addresses_field()));
     }
-    let message = match cluster.consequence(object, outcome) {
+    let message = match cluster.consequence(policy, outcome) {
         _ if causes.is_empty() => "every egress IP has a node".to_owned(),
         None => joined(&causes),
         // After the causes, which may be many.
@@ -209,17 +208,17 @@ fn assigned(object: &EgressObject, outcome: &Outcome, cluster: &Cluster) -> Stat
     Statement { kind: ASSIGNED, status: reason == Reason::Assigned, reason: reason.as_str(), message }
 }
 
-/// The agent of a node that has pods of the object does not answer.
+/// The agent of a node that has pods of the policy does not answer.
 const AGENT_AWAY: &str = "AgentAway";
 
-/// The object is degraded if it serves with some of its addresses only, or as last read. If it serves with none,
+/// The policy is degraded if it serves with some of its addresses only, or as last read. If it serves with none,
 /// `Assigned` reports it.
-fn degraded(object: &EgressObject, outcome: &Outcome, alone: &[(&str, u32)]) -> Statement {
+fn degraded(policy: &EgressPolicy, outcome: &Outcome, alone: &[(&str, u32)]) -> Statement {
     let statement = |status, reason, message| Statement { kind: DEGRADED, status, reason, message };
     if outcome.items.is_empty() {
         return statement(false, "NothingAssigned", "no egress IP has a node".to_owned());
     }
-    let spec = spec_problems(object).map(|(reason, _)| ("spec", reason.as_str()));
+    let spec = spec_problems(policy).map(|(reason, _)| ("spec", reason.as_str()));
     let entries = outcome.entries.iter().filter_map(|(entry, fate)| Some((entry.as_str(), reason_of(fate)?)));
     let not_serving = |entry: &str| {
         outcome.entries.iter().find_map(|(other, fate)| match fate {
@@ -272,13 +271,13 @@ fn reason_of(fate: &Fate) -> Option<&'static str> {
     })
 }
 
-fn unreadable(object: &EgressObject, part: Part) -> bool {
-    object.unreadable.iter().any(|unreadable| unreadable.part == part)
+fn unreadable(policy: &EgressPolicy, part: Part) -> bool {
+    policy.unreadable.iter().any(|unreadable| unreadable.part == part)
 }
 
 /// Problems of the spec as a whole. An unreadable status is rewritten and needs no message.
-fn spec_problems(object: &EgressObject) -> impl Iterator<Item = (Reason, String)> {
-    object.unreadable.iter().filter_map(|Unreadable { part, why, .. }| {
+fn spec_problems(policy: &EgressPolicy) -> impl Iterator<Item = (Reason, String)> {
+    policy.unreadable.iter().filter_map(|Unreadable { part, why, .. }| {
         Some(match part {
             Part::Selectors => {
                 (Reason::InvalidSelector, format!("{why}; pods that were selected stay so, no others are"))
@@ -304,7 +303,7 @@ fn cause(entry: &str, fate: &Fate, cluster: &Cluster) -> Option<String> {
         Fate::Invalid => format!("{entry:?} is not an IP address"),
         Fate::Conflict { node } => format!("{entry} is an address of node {node}"),
         Fate::Reserved(reason) => format!("{entry} {reason}"),
-        Fate::Taken { object, .. } => format!("{entry} belongs to EgressIP {object}"),
+        Fate::Taken { policy, .. } => format!("{entry} belongs to {policy}"),
         Fate::NoNode => format!("{entry}: {}", cluster.no_network()),
         Fate::NotReady { node, why } => format!("{entry}: node {node}, which could host it, {why}"),
         Fate::Drained { node } => format!("{entry}: node {node}, which could host it, is drained"),
@@ -315,10 +314,10 @@ fn cause(entry: &str, fate: &Fate, cluster: &Cluster) -> Option<String> {
 }
 
 /// The events of OVN-Kubernetes with its texts; `eligible` is the number of eligible nodes in the cluster.
-pub fn notices(object: &EgressObject, outcome: &Outcome, eligible: usize) -> BTreeSet<Notice> {
-    let name = &object.name;
-    let mut notices = entry_notices(name, outcome);
-    notices.extend(spec_problems(object).map(|(reason, message)| Notice { reason: reason.as_str(), message }));
+pub fn notices(policy: &EgressPolicy, outcome: &Outcome, eligible: usize) -> BTreeSet<Notice> {
+    let subject = subject(policy.key());
+    let mut notices = entry_notices(policy.key(), outcome);
+    notices.extend(spec_problems(policy).map(|(reason, message)| Notice { reason: reason.as_str(), message }));
     let items = &outcome.items;
     // As in OVN-Kubernetes, whatever the cause; only an invalid entry is no request.
     let is_waiting = |fate: &Fate| {
@@ -330,28 +329,33 @@ pub fn notices(object: &EgressObject, outcome: &Outcome, eligible: usize) -> BTr
     let waiting = outcome.entries.iter().any(|(_, fate)| is_waiting(fate));
     if items.is_empty() && eligible == 0 {
         let label = keys::ASSIGNABLE;
-        let message =
-            format!("no assignable nodes for EgressIP: {name}, please tag at least one node with label: {label}");
+        let message = format!("no assignable nodes for {subject}, please tag at least one node with label: {label}");
         notices.insert(Notice { reason: "NoMatchingNodeFound", message });
     } else if items.is_empty() && !outcome.entries.is_empty() {
         let entries: Vec<String> =
-            object.listed.iter().map(|entry| quoted(entry, MOST_OF_ENTRY).into_owned()).collect();
+            policy.listed.iter().map(|entry| quoted(entry, MOST_OF_ENTRY).into_owned()).collect();
         let addresses = listed(&entries, " ", (MOST_NAMED, MOST_OF_ENTRIES));
         let message = format!(
-            "No matching nodes found, which can host any of the egress IPs: [{addresses}] for object EgressIP: {name}"
+            "No matching nodes found, which can host any of the egress IPs: [{addresses}] for object {subject}"
         );
         notices.insert(Notice { reason: "NoMatchingNodeFound", message });
     } else if waiting {
-        let message = format!("Not all egress IPs for EgressIP: {name} could be assigned, please tag more nodes");
+        let message = format!("Not all egress IPs for {subject} could be assigned, please tag more nodes");
         notices.insert(Notice { reason: "UnassignedRequest", message });
     }
     notices
 }
 
+/// A policy as these texts name it.
+fn subject(policy: &PolicyKey) -> String {
+    format!("{}: {}", policy.kind.as_str(), policy.name)
+}
+
 /// One event for each entry with its own problem; if there are many, for the first ones, and one for all others.
-fn entry_notices(name: &str, outcome: &Outcome) -> BTreeSet<Notice> {
+fn entry_notices(policy: &PolicyKey, outcome: &Outcome) -> BTreeSet<Notice> {
+    let subject = subject(policy);
     let mut by_reason: BTreeMap<&'static str, Vec<Notice>> = BTreeMap::new();
-    for notice in outcome.entries.iter().filter_map(|(entry, fate)| entry_notice(name, entry, fate)) {
+    for notice in outcome.entries.iter().filter_map(|(entry, fate)| entry_notice(policy, entry, fate)) {
         by_reason.entry(notice.reason).or_default().push(notice);
     }
     let mut notices = BTreeSet::new();
@@ -360,14 +364,14 @@ fn entry_notices(name: &str, outcome: &Outcome) -> BTreeSet<Notice> {
         of_reason.truncate(MOST_EVENTS);
         notices.extend(of_reason);
         if more > 0 {
-            let message = format!("EgressIP: {name} has {more} more entries with the same problem");
+            let message = format!("{subject} has {more} more entries with the same problem");
             notices.insert(Notice { reason, message });
         }
     }
     let surplus = outcome.entries.iter().filter(|(_, fate)| *fate == Fate::Surplus).count();
     if surplus > 0 {
         let message = format!(
-            "EgressIP: {name} may have {MAX_SLOTS} addresses of a family; {surplus} that it lists beyond are not served, \
+            "{subject} may have {MAX_SLOTS} addresses of a family; {surplus} that it lists beyond are not served, \
              another object could have them"
         );
         notices.insert(Notice { reason: "TooManyAddresses", message });
@@ -375,11 +379,12 @@ fn entry_notices(name: &str, outcome: &Outcome) -> BTreeSet<Notice> {
     notices
 }
 
-fn entry_notice(name: &str, entry: &str, fate: &Fate) -> Option<Notice> {
+fn entry_notice(policy: &PolicyKey, entry: &str, fate: &Fate) -> Option<Notice> {
+    let (name, subject) = (&policy.name, subject(policy));
     let entry = quoted(entry, MOST_OF_ENTRY);
     let (reason, message) = match fate {
         Fate::Invalid => {
-            ("InvalidEgressIP", format!("egress IP: {entry} for object EgressIP: {name} is not a valid IP address"))
+            ("InvalidEgressIP", format!("egress IP: {entry} for object {subject} is not a valid IP address"))
         }
         Fate::Conflict { node } => (
             "EgressIPConflict",
@@ -387,14 +392,14 @@ fn entry_notice(name: &str, entry: &str, fate: &Fate) -> Option<Notice> {
                 "Egress IP {name} with IP {entry} is conflicting with a host ({node}) IP address and will not be assigned"
             ),
         ),
-        Fate::Reserved(reason) => (
-            "ReservedAddress",
-            format!("egress IP: {entry} for object EgressIP: {name} {reason} and will not be assigned"),
-        ),
-        Fate::Taken { object, node } => (
+        Fate::Reserved(reason) => {
+            ("ReservedAddress", format!("egress IP: {entry} for object {subject} {reason} and will not be assigned"))
+        }
+        Fate::Taken { policy: owner, node } => (
             "UnsupportedRequest",
             format!(
-                "IP: {entry:?} for EgressIP: {name} is already allocated for EgressIP: {object} on {}",
+                "IP: {entry:?} for {subject} is already allocated for {} on {}",
+                self::subject(owner),
                 node.as_deref().unwrap_or("no node yet")
             ),
         ),
@@ -408,9 +413,9 @@ fn entry_notice(name: &str, entry: &str, fate: &Fate) -> Option<Notice> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::allocation::samples::object;
+    use crate::allocation::samples::policy;
     use crate::model::node::Unserved;
-    use crate::model::view::Item;
+    use crate::model::policy::Item;
 
     fn outcome(fates: &[(&str, Fate)]) -> Outcome {
         let entries: Vec<(String, Fate)> =
@@ -426,8 +431,8 @@ mod tests {
     }
 
     fn published(fates: &[(&str, Fate)]) -> Vec<(bool, &'static str)> {
-        let (_, object) = object("a", 1, &[], &[]);
-        conditions(&object, &outcome(fates), &[], &Cluster::default())
+        let (_, policy) = policy("a", 1, &[], &[]);
+        conditions(&policy, &outcome(fates), &[], &Cluster::default())
             .into_iter()
             .map(|one| (one.status, one.reason))
             .collect()
@@ -436,7 +441,7 @@ mod tests {
     #[test]
     fn an_object_is_whole_degraded_or_without_a_node() {
         let here = Fate::Assigned { node: "n1".into() };
-        let taken = Fate::Taken { object: "b".into(), node: None };
+        let taken = Fate::Taken { policy: "b".into(), node: None };
         assert_eq!(published(&[("1", here.clone())]), [(true, "Assigned"), (false, "AllAssigned")]);
         let degraded = published(&[("1", here.clone()), ("2", Fate::NoRoom), ("3", Fate::NoRoom)]);
         assert_eq!(degraded, [(false, "PartiallyAssigned"), (true, "NoRoom")]);
@@ -448,7 +453,7 @@ mod tests {
         assert_eq!(published(&[("2", drained)]), [(false, "NoReadyNode"), (false, "NothingAssigned")]);
         assert_eq!(published(&[]).first().map(|(status, _)| *status), Some(false), "nothing is listed");
 
-        let (_, a) = object("a", 1, &[], &[]);
+        let (_, a) = policy("a", 1, &[], &[]);
         let messages = conditions(
             &a,
             &outcome(&[("1", here), ("2", Fate::NoRoom), ("x", Fate::Invalid)]),
@@ -463,9 +468,9 @@ mod tests {
     fn messages_state_what_is_not_served_and_what_happens_to_packets() {
         let (v4, v6) = ("172.18.0.100", "fd00::100");
         let published = |listed: &[&str], fates: &[(&str, Fate)], cluster: &Cluster| {
-            let (_, object) = object("a", 1, listed, &[]);
+            let (_, policy) = policy("a", 1, listed, &[]);
             let [assigned, degraded] =
-                conditions(&object, &outcome(fates), &[], cluster).try_into().expect("two of them");
+                conditions(&policy, &outcome(fates), &[], cluster).try_into().expect("two of them");
             (assigned.reason, assigned.message, degraded.status, degraded.reason, degraded.message)
         };
         let strict = Cluster::default();
@@ -487,8 +492,8 @@ mod tests {
         let label = "172.18.0.100: no node has the label k8s.ovn.org/egress-assignable; packets of pods that no \
                      other object serves leave with their nodes' addresses";
         assert_eq!(published(&[v4], &[(v4, Fate::NoNode)], &lenient).1, label);
-        let (_, asks_for_a_drop) = object("a", 1, &[v4], &[]);
-        let asks_for_a_drop = EgressObject { drop_unassigned: true, ..(*asks_for_a_drop).clone() };
+        let (_, asks_for_a_drop) = policy("a", 1, &[v4], &[]);
+        let asks_for_a_drop = EgressPolicy { drop_unassigned: true, ..(*asks_for_a_drop).clone() };
         let dropped = conditions(&asks_for_a_drop, &outcome(&[(v4, Fate::NoNode)]), &[], &lenient);
         assert!(dropped[0].message.ends_with("packets of pods that no other object serves are dropped"), "{dropped:?}");
         let networks = ["172.19.0.0/16", "fd00::/64"].map(|text| text.parse().expect("a literal"));
@@ -512,7 +517,7 @@ mod tests {
 
     #[test]
     fn a_thousand_entries_are_a_few_lines() {
-        let (_, a) = object("a", 1, &[], &[]);
+        let (_, a) = policy("a", 1, &[], &[]);
         let mut fates: Vec<(String, Fate)> = (0..500).map(|i| (format!("10.0.0.{i}"), Fate::Invalid)).collect();
         fates.extend((0..500).map(|i| (format!("10.0.1.{i}"), Fate::Surplus)));
         let fates: Vec<(&str, Fate)> = fates.iter().map(|(entry, fate)| (entry.as_str(), fate.clone())).collect();
@@ -531,9 +536,9 @@ mod tests {
     fn long_junk_is_quoted_in_part_and_messages_stay_short() {
         let junk: Vec<String> = (0..64).map(|i| format!("{i}{}", "x".repeat(12_000))).collect();
         let texts: Vec<&str> = junk.iter().map(String::as_str).collect();
-        let (_, a) = object("a", 1, &texts, &[]);
+        let (_, a) = policy("a", 1, &texts, &[]);
         let mut fates: Vec<(&str, Fate)> = texts.iter().map(|entry| (*entry, Fate::Invalid)).collect();
-        let taken = Fate::Taken { object: "o".repeat(253), node: Some("n".repeat(253)) };
+        let taken = Fate::Taken { policy: "o".repeat(253).as_str().into(), node: Some("n".repeat(253)) };
         for outcome in [outcome(&fates), outcome(&[&fates[..], &[("1", Fate::Assigned { node: "n".into() })]].concat())]
         {
             for statement in conditions(&a, &outcome, &[], &Cluster::default()) {
@@ -558,9 +563,9 @@ mod tests {
 
     #[test]
     fn unreadable_parts_degrade_a_serving_object() {
-        let (_, a) = object("a", 1, &[], &[]);
+        let (_, a) = policy("a", 1, &[], &[]);
         let unreadable = Unreadable { part: Part::Selectors, why: "podSelector: x".into(), is_known: true };
-        let a = EgressObject { unreadable: vec![unreadable], ..(*a).clone() };
+        let a = EgressPolicy { unreadable: vec![unreadable], ..(*a).clone() };
         let published =
             conditions(&a, &outcome(&[("1", Fate::Assigned { node: "n1".into() })]), &[], &Cluster::default());
         assert_eq!((published[0].reason, published[1].reason), ("InvalidSelector", "InvalidSelector"));
@@ -569,7 +574,7 @@ mod tests {
 
     #[test]
     fn events_of_ovn_kubernetes_keep_their_texts() {
-        let (_, a) = object("a", 1, &["1", "2"], &[]);
+        let (_, a) = policy("a", 1, &["1", "2"], &[]);
         let texts = |fates: &[(&str, Fate)], eligible| -> Vec<String> {
             let notices = notices(&a, &outcome(fates), eligible);
             notices.into_iter().map(|notice| format!("{}: {}", notice.reason, notice.message)).collect()
@@ -599,8 +604,8 @@ mod tests {
     fn an_agent_that_is_away_is_listed_with_its_pods() {
         let fates = [("1", Fate::Assigned { node: "n1".into() })];
         let alone = [("n3", 2), ("n4", 1)];
-        let (_, object) = object("a", 1, &["1"], &[]);
-        let published = conditions(&object, &outcome(&fates), &alone, &Cluster::default());
+        let (_, policy) = policy("a", 1, &["1"], &[]);
+        let published = conditions(&policy, &outcome(&fates), &alone, &Cluster::default());
         let [assigned, degraded] = published.try_into().expect("two of them");
         assert!(assigned.status, "{assigned:?}");
         assert_eq!((degraded.status, degraded.reason), (true, "AgentAway"));

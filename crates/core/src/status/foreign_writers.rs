@@ -8,12 +8,12 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use crate::model::view::{EgressObject, Item};
+use crate::model::policy::{EgressPolicy, Item};
 
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
-/// What this controller wrote, by the object's UID.
+/// What this controller wrote, by the policy's UID.
 #[derive(Debug, Default)]
 pub struct ForeignWriters {
     written: BTreeMap<String, Written>,
@@ -29,20 +29,20 @@ struct Written {
 }
 
 impl ForeignWriters {
-    /// The object as the server returned it after our write.
-    pub fn wrote(&mut self, answer: &EgressObject) {
+    /// The policy as the server returned it after our write.
+    pub fn wrote(&mut self, answer: &EgressPolicy) {
         let Some(version) = version(answer) else { return };
-        let pause = self.written.get(&answer.uid).and_then(|written| written.pause);
-        let written = Written { version, items: answer.items.clone(), pause, not_before: None };
-        self.written.insert(answer.uid.clone(), written);
+        let pause = self.written.get(&answer.origin.uid).and_then(|written| written.pause);
+        let written = Written { version, items: answer.published.items.clone(), pause, not_before: None };
+        self.written.insert(answer.origin.uid.clone(), written);
     }
 
     /// The result of our write is unknown.
-    pub fn forget(&mut self, object: &EgressObject) {
-        self.written.remove(&object.uid);
+    pub fn forget(&mut self, policy: &EgressPolicy) {
+        self.written.remove(&policy.origin.uid);
     }
 
-    /// Another controller leads, or the object is gone: later changes are legitimate.
+    /// Another controller leads, or the policy is gone: later changes are legitimate.
     pub fn retain(&mut self, alive: impl Fn(&str) -> bool) {
         self.written.retain(|uid, _| alive(uid));
     }
@@ -52,14 +52,14 @@ impl ForeignWriters {
         self.written.values().any(|written| written.pause.is_some())
     }
 
-    /// Checks the current object; true when a foreign writer is seen for the first time.
-    pub fn look(&mut self, object: &EgressObject, now: Instant) -> bool {
-        let Some(written) = self.written.get_mut(&object.uid) else { return false };
-        let is_newer = version(object).is_some_and(|version| version > written.version);
-        if !is_newer || object.items == written.items {
+    /// Checks the current policy; true when a foreign writer is seen for the first time.
+    pub fn look(&mut self, policy: &EgressPolicy, now: Instant) -> bool {
+        let Some(written) = self.written.get_mut(&policy.origin.uid) else { return false };
+        let is_newer = version(policy).is_some_and(|version| version > written.version);
+        if !is_newer || policy.published.items == written.items {
             return false;
         }
-        written.items.clone_from(&object.items);
+        written.items.clone_from(&policy.published.items);
         let first = written.pause.is_none();
         let pause = written.pause.map_or(FIRST_PAUSE, |pause| (pause * 2).min(LONGEST_PAUSE));
         (written.pause, written.not_before) = (Some(pause), Some(now + pause));
@@ -67,39 +67,27 @@ impl ForeignWriters {
     }
 
     /// Whether the status may be corrected now.
-    pub fn may_write(&self, object: &EgressObject, now: Instant) -> bool {
-        self.written.get(&object.uid).and_then(|written| written.not_before).is_none_or(|then| now >= then)
+    pub fn may_write(&self, policy: &EgressPolicy, now: Instant) -> bool {
+        self.written.get(&policy.origin.uid).and_then(|written| written.not_before).is_none_or(|then| now >= then)
     }
 }
 
-fn version(object: &EgressObject) -> Option<u64> {
-    object.resource_version.parse().ok()
+fn version(policy: &EgressPolicy) -> Option<u64> {
+    policy.origin.resource_version.parse().ok()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::view::Conditions;
+    use crate::model::policy::{Origin, Published};
+    use crate::model::samples::{items, origin};
 
-    fn object(version: u64, node: &str) -> EgressObject {
-        EgressObject {
-            name: "a".into(),
-            uid: "u".into(),
-            resource_version: version.to_string(),
-            generation: None,
-            created: 1,
-            listed: Vec::new(),
-            selects: None,
-            id: None,
-            no_eligible_node: None,
-            drop_unassigned: false,
-            has_annotations: false,
-            has_status: true,
-            has_items: true,
-            selected_pods: None,
-            items: vec![Item { node: node.into(), egress_ip: "172.18.0.100".into() }],
-            conditions: Conditions::default(),
-            unreadable: Vec::new(),
+    fn policy(version: u64, node: &str) -> EgressPolicy {
+        let origin = Origin { uid: "u".into(), resource_version: version.to_string(), ..origin("a", 1) };
+        let items = items(&[(node, "172.18.0.100")]);
+        EgressPolicy {
+            published: Published { has_status: true, has_items: true, items, ..Published::default() },
+            ..EgressPolicy::new(origin)
         }
     }
 
@@ -107,27 +95,27 @@ mod tests {
     fn a_foreign_writer_is_reported_once_and_corrected_ever_later() {
         let (mut writers, start) = (ForeignWriters::default(), Instant::now());
         let at = |seconds| start + Duration::from_secs(seconds);
-        assert!(!writers.look(&object(9, "n2"), at(0)), "what an earlier leader wrote");
-        writers.wrote(&object(10, "n1"));
-        assert!(!writers.look(&object(9, "n2"), at(0)), "an echo from before our write");
-        assert!(!writers.look(&object(11, "n1"), at(0)), "something else has changed");
-        assert!(writers.may_write(&object(11, "n1"), at(0)));
-        assert!(writers.look(&object(12, "n2"), at(0)));
-        assert!(!writers.may_write(&object(12, "n2"), at(0)) && writers.may_write(&object(12, "n2"), at(1)));
-        writers.wrote(&object(13, "n1"));
-        assert!(writers.may_write(&object(13, "n1"), at(1)));
-        assert!(!writers.look(&object(14, "n2"), at(1)), "told before");
-        assert!(!writers.may_write(&object(14, "n2"), at(2)) && writers.may_write(&object(14, "n2"), at(3)));
+        assert!(!writers.look(&policy(9, "n2"), at(0)), "what an earlier leader wrote");
+        writers.wrote(&policy(10, "n1"));
+        assert!(!writers.look(&policy(9, "n2"), at(0)), "an echo from before our write");
+        assert!(!writers.look(&policy(11, "n1"), at(0)), "something else has changed");
+        assert!(writers.may_write(&policy(11, "n1"), at(0)));
+        assert!(writers.look(&policy(12, "n2"), at(0)));
+        assert!(!writers.may_write(&policy(12, "n2"), at(0)) && writers.may_write(&policy(12, "n2"), at(1)));
+        writers.wrote(&policy(13, "n1"));
+        assert!(writers.may_write(&policy(13, "n1"), at(1)));
+        assert!(!writers.look(&policy(14, "n2"), at(1)), "told before");
+        assert!(!writers.may_write(&policy(14, "n2"), at(2)) && writers.may_write(&policy(14, "n2"), at(3)));
     }
 
     #[test]
     fn an_unknown_write_accuses_no_foreign_writer() {
         let (mut writers, now) = (ForeignWriters::default(), Instant::now());
-        writers.wrote(&object(10, "n1"));
-        writers.forget(&object(10, "n1"));
-        assert!(!writers.look(&object(12, "n2"), now));
-        writers.wrote(&object(13, "n1"));
+        writers.wrote(&policy(10, "n1"));
+        writers.forget(&policy(10, "n1"));
+        assert!(!writers.look(&policy(12, "n2"), now));
+        writers.wrote(&policy(13, "n1"));
         writers.retain(|_| false);
-        assert!(!writers.look(&object(14, "n2"), now) && writers.may_write(&object(14, "n2"), now));
+        assert!(!writers.look(&policy(14, "n2"), now) && writers.may_write(&policy(14, "n2"), now));
     }
 }

@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use crate::model::view::{Item, Node};
+use crate::model::node::Node;
+use crate::model::policy::Item;
 
 #[derive(Debug, Default)]
 pub struct Moves {
@@ -32,7 +33,7 @@ pub enum Why {
     NotReady,
     NotLabelled,
     Drained,
-    /// The object was edited, or other objects or nodes changed.
+    /// The policy was edited, or other policies or nodes changed.
     Other,
 }
 
@@ -100,7 +101,7 @@ impl Moves {
         moves
     }
 
-    /// The object is gone, or this controller no longer leads.
+    /// The policy is gone, or this controller no longer leads.
     pub fn forget(&mut self, is_gone: impl Fn(&str) -> bool) {
         self.open.retain(|address, _| !is_gone(address));
     }

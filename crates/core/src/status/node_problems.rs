@@ -32,7 +32,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::model::view::Node;
+    use crate::model::node::Node;
 
     #[test]
     fn each_problem_is_reported_once_until_it_is_solved() {

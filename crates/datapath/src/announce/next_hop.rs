@@ -21,8 +21,7 @@ use crate::announce::frames;
 use crate::announce::socket::PacketSocket;
 use crate::devices::host::{Host, next_hop};
 use crate::devices::interfaces::{self, Interface};
-use egress_core::model::node::Mac;
-use egress_core::model::view::Node;
+use egress_core::model::node::{Mac, Node};
 use egress_core::node_health::fitness::UplinkState;
 
 const INTERVAL: Duration = Duration::from_millis(250);

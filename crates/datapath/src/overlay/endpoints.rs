@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use egress_core::model::view::{Node, Update};
+use egress_core::model::node::Node;
+use egress_core::model::view::Update;
 
 pub struct Endpoints {
     own_name: String,

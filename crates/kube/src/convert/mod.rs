@@ -1,13 +1,11 @@
-//! From Kubernetes objects to values of `egress_core::model::view`. Pure.
+//! From Kubernetes objects to values of `egress_core::model`; [`crate::policy`] converts egress policies. Pure.
 //!
 //! What cannot be read becomes a problem that is named in the value; it blocks nothing else.
 
-pub mod egress_ip;
 pub mod node;
 pub mod pod;
 pub mod service;
 
-pub use crate::convert::egress_ip::object;
 pub use crate::convert::node::{AgentFacts, agent_facts, joined, node};
 pub use crate::convert::pod::{pod, pod_key};
 pub use crate::convert::service::{service, service_key};
@@ -17,7 +15,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use egress_core::model::view::Created;
 
 /// Maximum bytes of a problem: it may quote what a user has written.
-const MOST_OF_PROBLEM: usize = 256;
+pub(crate) const MOST_OF_PROBLEM: usize = 256;
 
 /// IANA's number of a port's protocol. The default is TCP.
 fn protocol(name: Option<&str>) -> Option<u8> {
@@ -29,10 +27,10 @@ fn protocol(name: Option<&str>) -> Option<u8> {
     }
 }
 
-fn created(meta: &ObjectMeta) -> Created {
+pub(crate) fn created(meta: &ObjectMeta) -> Created {
     meta.creation_timestamp.as_ref().map_or(Created::MAX, |time| time.0.as_second())
 }
 
-fn annotation<'a>(meta: &'a ObjectMeta, key: &str) -> Option<&'a str> {
+pub(crate) fn annotation<'a>(meta: &'a ObjectMeta, key: &str) -> Option<&'a str> {
     meta.annotations.as_ref()?.get(key).map(String::as_str)
 }

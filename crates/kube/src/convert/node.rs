@@ -17,8 +17,7 @@ use crate::convert::{MOST_OF_PROBLEM, annotation};
 use crate::crd::{EgressNodeStatus, NodeUplink, PreparedAddress, ReleasedAddress};
 use egress_core::keys;
 use egress_core::model::ledger::Acknowledgements;
-use egress_core::model::node::{Given, Prepared, Uplink};
-use egress_core::model::view::{Capacity, CloudConfig, Node, NodePart};
+use egress_core::model::node::{Capacity, CloudConfig, Given, Node, NodePart, Prepared, Uplink};
 use egress_core::text::quoted;
 
 #[derive(Deserialize)]

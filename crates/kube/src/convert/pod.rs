@@ -9,8 +9,9 @@ use serde::Deserialize;
 
 use crate::convert::{annotation, created, protocol};
 use egress_core::keys;
+use egress_core::model::exposed::ContainerPort;
 use egress_core::model::state::Port;
-use egress_core::model::view::{ContainerPort, Pod, PodKey};
+use egress_core::model::view::{Pod, PodKey};
 
 /// One network of the CNI's annotation. The older field holds one address.
 #[derive(Deserialize)]

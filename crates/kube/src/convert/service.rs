@@ -10,7 +10,7 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use crate::convert::protocol;
 use egress_core::keys;
 use egress_core::model::exposed::{Exposes, TargetPort};
-use egress_core::model::view::{Service, ServiceKey};
+use egress_core::model::services::{Service, ServiceKey};
 use egress_core::plan::capacity::MOST_OF_SERVICE;
 
 pub fn service_key(service: &KubeService) -> ServiceKey {

@@ -1,4 +1,4 @@
-//! Events on EgressIP objects, Services, Nodes and pods. Each carries the object's UID, so that `kubectl describe` shows it.
+//! Events on egress policies, Services, Nodes and pods. Each carries the object's UID, so that `kubectl describe` shows it.
 //!
 //! - One object per event: kube's recorder merges events of one reason and would drop the differing texts.
 //! - The name is a hash of the content and the hour. If the name is taken, an agent that has just started skips the event (an
@@ -19,7 +19,7 @@ use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, ObjectMeta};
-use kube::{Client, Error, Resource};
+use kube::{Client, Error};
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::time::Instant;
@@ -28,11 +28,12 @@ use tracing::warn;
 
 use crate::api_outage::ApiOutages;
 use crate::backoff::{Backoff, Failure};
-use crate::crd::EgressIP;
 use crate::error_text::ErrorText;
 use crate::events::limit::Limit;
-use crate::post_params;
-use egress_core::model::view::{PodKey, ServiceKey};
+use crate::{policy, post_params};
+use egress_core::model::policy::{EgressPolicy, PolicyKey};
+use egress_core::model::services::ServiceKey;
+use egress_core::model::view::PodKey;
 
 /// The namespace of events about objects without one.
 const NAMESPACE: &str = "default";
@@ -168,24 +169,31 @@ fn lock(limit: &Mutex<Limit>) -> MutexGuard<'_, Limit> {
     limit.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The EgressIP object that an event is about.
+/// The egress policy that an event is about.
 #[derive(Clone, Copy, Debug)]
 pub struct About<'a> {
-    pub name: &'a str,
+    pub policy: &'a PolicyKey,
+    /// Of its object.
     pub uid: &'a str,
     /// A related pod.
     pub pod: Option<&'a PodKey>,
 }
 
+impl<'a> From<&'a EgressPolicy> for About<'a> {
+    fn from(policy: &'a EgressPolicy) -> Self {
+        Self { policy: policy.key(), uid: &policy.origin.uid, pod: None }
+    }
+}
+
 impl Events {
     /// A warning.
-    pub fn warn(&self, about: About<'_>, reason: &str, message: &str) {
-        self.queue(self.event(about, reason, message, Timestamp::now()));
+    pub fn warn<'a>(&self, about: impl Into<About<'a>>, reason: &str, message: &str) {
+        self.queue(self.event(about.into(), reason, message, Timestamp::now()));
     }
 
     /// A normal event about an object.
-    pub fn note(&self, about: About<'_>, reason: &str, message: &str) {
-        let event = self.event(about, reason, message, Timestamp::now());
+    pub fn note<'a>(&self, about: impl Into<About<'a>>, reason: &str, message: &str) {
+        let event = self.event(about.into(), reason, message, Timestamp::now());
         self.queue(Event { type_: Some("Normal".to_owned()), ..event });
     }
 
@@ -226,10 +234,11 @@ impl Events {
 
     fn event(&self, about: About<'_>, reason: &str, message: &str, now: Timestamp) -> Event {
         let pod = about.pod.map(reference);
+        let resource = policy::api_of(about.policy.kind).resource();
         let regarding = ObjectReference {
-            api_version: Some(EgressIP::api_version(&()).into_owned()),
-            kind: Some(EgressIP::kind(&()).into_owned()),
-            name: Some(about.name.to_owned()),
+            api_version: Some(resource.api_version),
+            kind: Some(resource.kind),
+            name: Some(about.policy.name.clone()),
             uid: Some(about.uid.to_owned()),
             ..ObjectReference::default()
         };

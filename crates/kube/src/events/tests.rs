@@ -10,9 +10,9 @@ async fn an_event_waits_for_a_server_that_hangs_up() {
     let stop = CancellationToken::new();
     let writing = tokio::spawn(delivery.run(stop.clone()));
     server.hang_up(2);
-    let about = |name| About { name, uid: "u", pod: None };
-    events.warn(about("one"), "EgressIPConflict", "first");
-    events.warn(about("two"), "EgressIPConflict", "second");
+    for (name, message) in [("one", "first"), ("two", "second")] {
+        events.warn(About { policy: &name.into(), uid: "u", pod: None }, "EgressIPConflict", message);
+    }
     // Two failed tries, then one for each.
     until("both are written", || server.asked("POST") == 4).await;
     stop.cancel();

@@ -110,7 +110,7 @@ async fn drain(client: Client, args: &DrainArgs) -> Result<(), DrainError> {
         return Err(DrainError::UnknownNode(node.clone()));
     }
     mark(&cluster, node, true, later).await?;
-    let (mut watch, said) = Watch::begin(node, &before.objects, Instant::now());
+    let (mut watch, said) = Watch::begin(node, &before.policies, Instant::now());
     println!("{said}");
     println!(
         "it is marked: it gives away what it has, behind this command too, until `egress-agent drain --undo {node}`"
@@ -154,11 +154,11 @@ async fn mark(cluster: &AdminClient, node: &str, drained: bool, patience: Patien
     }
 }
 
-/// The node before the objects: what it says it has let go of may be gone a moment after the status is written.
+/// The node before the policies: what it says it has let go of may be gone a moment after the status is written.
 async fn look(cluster: &AdminClient, node: &str, lists: bool, patience: Patience) -> Result<Look, RequestError> {
     let own = cluster.node(node, patience).await?;
     let nodes = if lists { Some(cluster.nodes(patience).await?) } else { None };
-    Ok(Look { node: own, nodes, objects: cluster.objects(patience).await? })
+    Ok(Look { node: own, nodes, policies: cluster.policies(patience).await? })
 }
 
 #[cfg(test)]

@@ -22,7 +22,8 @@ use tokio_util::sync::CancellationToken;
 use crate::change_queue::ChangeReceiver;
 use crate::controller::node_health::session::{DISCARD, is_reachable};
 use egress_core::leader_election::{SilentHolder, Timing, node_of};
-use egress_core::model::view::{Change, Node, Update};
+use egress_core::model::node::Node;
+use egress_core::model::view::{Change, Update};
 
 /// Interval between rounds of knocks.
 const INTERVAL: Duration = Duration::from_millis(125);
@@ -88,7 +89,7 @@ fn apply(known: &mut BTreeMap<String, Arc<Node>>, change: Change) {
         Change::Nodes(Update::Replaced(nodes)) => *known = nodes,
         Change::Nodes(Update::Changed(name, node)) => drop(known.insert(name, node)),
         Change::Nodes(Update::Removed(name)) => drop(known.remove(&name)),
-        Change::Objects(_) | Change::Namespaces(_) | Change::Pods(_) | Change::Services(_) | Change::Ledger(_) => {}
+        Change::Policies(_) | Change::Namespaces(_) | Change::Pods(_) | Change::Services(_) | Change::Ledger(_) => {}
     }
 }
 

@@ -202,7 +202,15 @@ fn verdicts(facts: &Facts, of: fn(&egress_common::abi::Count) -> u64) -> Vec<Ser
 fn egress_ips(facts: &Facts, value: impl Fn(&EgressId) -> Option<Value>) -> Vec<Series> {
     let served = facts.held().into_iter().flat_map(|held| &held.served).take(MOST_EGRESS_IPS);
     let series = served.filter_map(|(id, served)| {
-        value(id).map(|value| (vec![served.address.to_string(), served.object.clone()], value))
+        value(id).map(|value| {
+            (
+                vec![
+                    served.address.to_string(),
+                    served.policy.as_ref().map(|(policy, _)| policy.name.clone()).unwrap_or_default(),
+                ],
+                value,
+            )
+        })
     });
     series.collect()
 }

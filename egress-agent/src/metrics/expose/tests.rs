@@ -10,7 +10,7 @@ use crate::metrics::meters::{Cluster, Meters, NodeState};
 use egress_datapath::maps::facts::{HookFacts, KernelFacts, PortUse};
 
 fn served(address: [u8; 4], object: &str) -> Served {
-    Served { address: address.into(), object: object.into(), uid: "u".into() }
+    Served { address: address.into(), policy: Some((object.into(), "u".into())) }
 }
 
 /// With a value for everything.

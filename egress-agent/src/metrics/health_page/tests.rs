@@ -133,7 +133,7 @@ async fn a_readiness_probe_of_a_node_that_serves_asks_nothing_of_it() {
 
 #[test]
 fn a_page_that_shows_a_thousand_reads_no_more() {
-    let of = |n: u8| Served { address: [172, 18, 0, n].into(), object: "a".into(), uid: "u".into() };
+    let of = |n: u8| Served { address: [172, 18, 0, n].into(), policy: Some(("a".into(), "u".into())) };
     let served = (1..=9).map(|n| (EgressId(n.into()), of(n))).collect();
     let held = Held { served, ..Held::default() };
     assert_eq!(asked_of(&held, 2), [EgressId(1), EgressId(2)]);

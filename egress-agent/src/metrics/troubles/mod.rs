@@ -17,8 +17,9 @@ use std::time::{Duration, Instant};
 use egress_common::abi::Verdict;
 
 use crate::metrics::facts::{Facts, Held, Served};
+use egress_core::model::node::Node;
+use egress_core::model::policy::PolicyKey;
 use egress_core::model::state::EgressId;
-use egress_core::model::view::Node;
 
 const PORTS_HIGH: f64 = 0.8;
 const PORTS_LOW: f64 = 0.7;
@@ -38,7 +39,7 @@ const QUOTA: &str = "a pod, or all pods of one egress policy, have reached their
 /// Whom an event is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Subject {
-    Object { name: String, uid: String },
+    Policy { policy: PolicyKey, uid: String },
     Node,
 }
 
@@ -159,7 +160,8 @@ impl Troubles {
     }
 
     fn set(&mut self, reason: &'static str, of: &Served, is: bool, message: String, news: &mut Vec<Trouble>) {
-        let subject = Subject::Object { name: of.object.clone(), uid: of.uid.clone() };
+        let policy = of.policy.clone();
+        let subject = policy.map_or(Subject::Node, |(policy, uid)| Subject::Policy { policy, uid });
         self.change((reason, of.address.to_string()), is, Trouble { subject, reason, message }, news);
     }
 

@@ -10,7 +10,7 @@ const ID: EgressId = EgressId(7);
 
 /// One egress IP with so many ports of a thousand in use, so many refusals, and so many entries of a hundred in `nat`.
 fn facts(busiest: u32, refusals: u64, nat: u32) -> Facts {
-    let served = Served { address: [172, 18, 0, 100].into(), object: "web".into(), uid: "u".into() };
+    let served = Served { address: [172, 18, 0, 100].into(), policy: Some(("web".into(), "u".into())) };
     let (served, entries) = (BTreeMap::from([(ID, served)]), BTreeMap::from([("pods", 5)]));
     let node = NodeFacts { held: Some(Held { served, entries, ..Held::default() }), ..NodeFacts::default() };
     let used = Use { mappings: busiest, busiest, ports: 1_000 };
@@ -57,7 +57,7 @@ fn refusals_for_want_of_a_port_are_told_once_and_others_are_not_taken_for_them()
     assert!(troubles.look(&facts(0, 5, 0), (None, None), at(10)).is_empty());
     let news = troubles.look(&facts(0, 6, 0), (None, None), at(20));
     assert_eq!(reasons(&news), ["PortsExhausted"]);
-    assert_eq!(news[0].subject, Subject::Object { name: "web".into(), uid: "u".into() });
+    assert_eq!(news[0].subject, Subject::Policy { policy: "web".into(), uid: "u".into() });
     assert!(troubles.look(&facts(0, 9, 0), (None, None), at(60)).is_empty(), "the same");
     assert_eq!(troubles.lines().len(), 1);
     assert!(troubles.look(&facts(0, 9, 0), (None, None), at(120)).is_empty());

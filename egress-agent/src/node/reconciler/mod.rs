@@ -45,12 +45,12 @@ use crate::node::reconciler::synced::Synced;
 
 use crate::change_queue::ChangeReceiver;
 use crate::metrics::Meters;
-use egress_core::model::node::mac_text;
+use egress_core::model::node::{Node, mac_text};
+use egress_core::model::policy::{EgressPolicy, PolicyKey, Unreadable, parse_egress_ip};
+use egress_core::model::services::ServiceKey;
 use egress_core::model::settings::Settings;
 use egress_core::model::state::{Action, EgressId, KernelState, PodState, PrefixKind, SelectedPods};
-use egress_core::model::view::{
-    Change, EgressObject, Node, PodKey, ServiceKey, Touched, Unreadable, Update, parse_egress_ip,
-};
+use egress_core::model::view::{Change, PodKey, Touched, Update};
 pub use egress_core::node_health::fitness::Ready;
 use egress_core::ownership::holdings::{Barred, withhold};
 use egress_core::ownership::kernel_handovers::handovers;
@@ -110,7 +110,7 @@ pub struct Reconciler<E> {
     /// Services that have been told of addresses without room.
     told_services: BTreeSet<ServiceKey>,
     /// Likewise EgressIP objects, by name.
-    told_objects: BTreeSet<String>,
+    told_objects: BTreeSet<PolicyKey>,
     standby: BTreeSet<Standby>,
     /// What pods do not get, as far as it has been told.
     refused_pods: ReportedConflicts,
@@ -305,26 +305,30 @@ impl<E: Executor> Reconciler<E> {
         let view = self.compiler.view();
         let node_is_news =
             |name: &str, node: &Node| view.nodes.get(name).is_none_or(|old| old.problems != node.problems);
-        let said = |object: &EgressObject, one: &Unreadable| {
-            view.objects.get(&object.name).is_some_and(|old| old.unreadable.iter().any(|old| old.why == one.why))
+        let said = |object: &EgressPolicy, one: &Unreadable| {
+            view.policies.get(object.key()).is_some_and(|old| old.unreadable.iter().any(|old| old.why == one.why))
         };
         let node = |name: &str, node: &Node| {
             for problem in node.problems.iter().filter(|_| node_is_news(name, node)) {
                 warn!(node = name, problem, "what is said of a node cannot be read; what was read last holds");
             }
         };
-        let object = |object: &EgressObject| {
+        let object = |object: &EgressPolicy| {
             for one in object.unreadable.iter().filter(|one| !said(object, one)) {
-                warn!(egressip = object.name, problem = one.why, "an object cannot be read; what was read last holds");
+                warn!(
+                    egressip = object.name(),
+                    problem = one.why,
+                    "an object cannot be read; what was read last holds"
+                );
             }
         };
         match change {
             Change::Nodes(Update::Changed(name, value)) => node(name, value),
             Change::Nodes(Update::Replaced(nodes)) => nodes.iter().for_each(|(name, value)| node(name, value)),
-            Change::Objects(Update::Changed(_, value)) => object(value),
-            Change::Objects(Update::Replaced(objects)) => objects.values().for_each(|value| object(value)),
+            Change::Policies(Update::Changed(_, value)) => object(value),
+            Change::Policies(Update::Replaced(objects)) => objects.values().for_each(|value| object(value)),
             Change::Nodes(_)
-            | Change::Objects(_)
+            | Change::Policies(_)
             | Change::Namespaces(_)
             | Change::Pods(_)
             | Change::Services(_)
@@ -487,16 +491,15 @@ impl<E: Executor> Reconciler<E> {
     }
 
     fn tell(&self, id: EgressId, reason: &str, message: &str) {
-        let object = self.compiler.view().objects.values().find(|object| object.id == Some(id));
+        let object = self.compiler.view().policies.values().find(|object| object.published.id == Some(id));
         if let (Some(events), Some(object)) = (&self.events, object) {
-            let about = About { name: &object.name, uid: &object.uid, pod: None };
-            events.warn(about, reason, message);
+            events.warn(&**object, reason, message);
         }
     }
 
     /// Tells the objects, of what their entries have been left out of the maps for some time, and of the rest this node.
     fn tell_left_out(&mut self, now: Instant) {
-        let mut by_object: BTreeMap<Option<String>, Vec<String>> = BTreeMap::new();
+        let mut by_object: BTreeMap<Option<PolicyKey>, Vec<String>> = BTreeMap::new();
         for (action, why) in self.left_out.take_untold(now) {
             let Some(entry) = Entry::of(&action) else { continue };
             by_object.entry(self.object_of(&action)).or_default().push(format!("{entry}: {why}"));
@@ -509,10 +512,9 @@ impl<E: Executor> Reconciler<E> {
                 "the kernel of node {node} refuses {} entries, which are left out and tried again: {named}",
                 entries.len()
             );
-            match object.and_then(|name| view.objects.get(&name)) {
+            match object.and_then(|name| view.policies.get(&name)) {
                 Some(object) => {
-                    let about = About { name: &object.name, uid: &object.uid, pod: None };
-                    events.warn(about, REFUSED, &message);
+                    events.warn(&**object, REFUSED, &message);
                 }
                 None => events.warn_of_node(REFUSED, &message),
             }
@@ -520,22 +522,22 @@ impl<E: Executor> Reconciler<E> {
     }
 
     /// The object that an entry is there for.
-    fn object_of(&self, action: &Action) -> Option<String> {
-        let mut objects = self.compiler.view().objects.values();
+    fn object_of(&self, action: &Action) -> Option<PolicyKey> {
+        let mut objects = self.compiler.view().policies.values();
         let found = match action {
             Action::PutPod(_, PodState::Selected(id)) | Action::PutPolicy(id, ..) | Action::PutHandover(id, _) => {
-                objects.find(|object| object.id == Some(*id))
+                objects.find(|object| object.published.id == Some(*id))
             }
             Action::PutPrefix(prefix, value) if value.kind == PrefixKind::EgressIp => {
-                let has = |object: &&Arc<EgressObject>| {
-                    let mut items = object.items.iter().filter_map(|item| parse_egress_ip(&item.egress_ip));
+                let has = |object: &&Arc<EgressPolicy>| {
+                    let mut items = object.published.items.iter().filter_map(|item| parse_egress_ip(&item.egress_ip));
                     items.any(|address| IpNet::from(address) == *prefix)
                 };
                 objects.find(has)
             }
             _ => None,
         };
-        found.map(|object| object.name.clone())
+        found.map(|object| object.key().clone())
     }
 
     /// Tells Services and EgressIP objects that have addresses for which there is no room. Every node knows the same
@@ -571,8 +573,8 @@ impl<E: Executor> Reconciler<E> {
                 "{count} of its addresses have no entry on the nodes, which have {MOST_EGRESS_IPS} of the oldest objects: its \
                  pods leave with them, and pods of other objects that call them are not refused"
             );
-            if let (Some(events), Some(known)) = (&self.events, self.compiler.view().objects.get(&object)) {
-                events.warn(About { name: &known.name, uid: &known.uid, pod: None }, "EgressIPsLeftOut", &message);
+            if let (Some(events), Some(known)) = (&self.events, self.compiler.view().policies.get(&object)) {
+                events.warn(&**known, "EgressIPsLeftOut", &message);
             }
             self.told_objects.insert(object);
         }
@@ -608,8 +610,8 @@ impl<E: Executor> Reconciler<E> {
         if *standby == self.standby {
             return;
         }
-        let pairs = |all: &BTreeSet<Standby>| -> BTreeMap<(String, String), PodKey> {
-            let pair = |one: &Standby| ((one.object.clone(), one.served_by.clone()), one.pod.clone());
+        let pairs = |all: &BTreeSet<Standby>| -> BTreeMap<(PolicyKey, PolicyKey), PodKey> {
+            let pair = |one: &Standby| ((one.policy.clone(), one.served_by.clone()), one.pod.clone());
             // Of several pods the first one is named.
             all.iter().rev().map(pair).collect()
         };
@@ -617,16 +619,20 @@ impl<E: Executor> Reconciler<E> {
         self.standby = standby.clone();
         for ((object, served_by), pod) in new.into_iter().filter(|(pair, _)| !old.contains_key(pair)) {
             let message = format!(
-                "EgressIP object {object} will not be configured for pods of node {} that it selects, {}/{} among them, since \
-                 another egressIP object {served_by} is serving them, this is undefined",
+                "{} object {} will not be configured for pods of node {} that it selects, {}/{} among them, since \
+                 another egressIP object {} is serving them, this is undefined",
+                object.kind.as_str(),
+                object.name,
                 self.ties.ownership.node_name(),
                 pod.namespace,
-                pod.name
+                pod.name,
+                served_by.name,
             );
-            debug!(egressip = object, pod = pod.name, namespace = pod.namespace, served_by, "standby");
-            let uid = self.compiler.view().objects.get(&object).map(|object| object.uid.clone()).unwrap_or_default();
+            debug!(policy = %object, pod = pod.name, namespace = pod.namespace, %served_by, "standby");
+            let uid =
+                self.compiler.view().policies.get(&object).map(|object| object.origin.uid.clone()).unwrap_or_default();
             if let Some(events) = &self.events {
-                let about = About { name: &object, uid: &uid, pod: Some(&pod) };
+                let about = About { policy: &object, uid: &uid, pod: Some(&pod) };
                 events.warn(about, "UndefinedRequest", &message);
             }
         }

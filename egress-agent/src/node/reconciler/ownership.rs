@@ -14,8 +14,9 @@ use tracing::{info, warn};
 use crate::debug::Question;
 use egress_core::model::ledger::{Acknowledgements, Ledger};
 use egress_core::model::node::{Given, Mac, Node, Readiness};
+use egress_core::model::policy::{PolicyKey, parse_egress_ip};
 use egress_core::model::state::{EgressId, KernelState};
-use egress_core::model::view::{ClusterView, parse_egress_ip};
+use egress_core::model::view::ClusterView;
 use egress_core::ownership::holdings::Ownership;
 use egress_core::ownership::kernel_handovers;
 use egress_core::ownership::lease::{LeaseDemand, LeaseState, LeaseTerms};
@@ -27,7 +28,7 @@ type Owned = BTreeMap<EgressId, IpAddr>;
 const NEW_OWNER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Reads policies afresh, by name, and returns the addresses that belong to this node.
-pub type Ask = Box<dyn Fn(BTreeSet<(String, IpAddr)>) -> BoxFuture<'static, BTreeSet<IpAddr>> + Send + Sync>;
+pub type Ask = Box<dyn Fn(BTreeSet<(PolicyKey, IpAddr)>) -> BoxFuture<'static, BTreeSet<IpAddr>> + Send + Sync>;
 
 /// What ends a wait of [`Coordination::next`].
 pub(super) enum Turn {
@@ -263,10 +264,10 @@ impl Coordination {
     /// Reads the policies of these addresses afresh, and returns whether any may be held.
     pub(super) async fn ask(&mut self, view: &ClusterView, doubtful: &Owned) -> bool {
         let mut questions = BTreeSet::new();
-        for object in view.objects.values() {
-            let items = object.items.iter().filter_map(|item| parse_egress_ip(&item.egress_ip));
+        for object in view.policies.values() {
+            let items = object.published.items.iter().filter_map(|item| parse_egress_ip(&item.egress_ip));
             let doubted = items.filter(|address| doubtful.values().any(|other| other == address));
-            questions.extend(doubted.map(|address| (object.name.clone(), address)));
+            questions.extend(doubted.map(|address| (object.key().clone(), address)));
         }
         // An order does not wait for a slow answer. It is not marked as seen here.
         let mut orders = self.orders.clone();

@@ -56,13 +56,12 @@ impl<E: Executor> Reconciler<E> {
             ("cluster", cluster.len()),
             ("nodes", nodes.len()),
         ];
-        let ids = view.objects.values().filter(|object| object.id.is_some_and(|id| owned.contains_key(&id)));
-        let objects: BTreeMap<EgressId, _> = ids.filter_map(|object| Some((object.id?, object))).collect();
+        let ids = view.policies.values().filter(|object| object.published.id.is_some_and(|id| owned.contains_key(&id)));
+        let objects: BTreeMap<EgressId, _> = ids.filter_map(|object| Some((object.published.id?, object))).collect();
         let served = owned.iter().map(|(id, address)| {
             // Of one that is being deleted nobody knows the name any more.
-            let named = objects.get(id).map(|object| (object.name.clone(), object.uid.clone()));
-            let (object, uid) = named.unwrap_or_default();
-            (*id, Served { address: *address, object, uid })
+            let policy = objects.get(id).map(|object| (object.key().clone(), object.origin.uid.clone()));
+            (*id, Served { address: *address, policy })
         });
         Held {
             entries: BTreeMap::from(entries),
@@ -90,7 +89,8 @@ impl<E: Executor> Reconciler<E> {
             let PodKey { namespace, name } = self.compiler.holder(*address)?;
             Some((*address, format!("{namespace}/{name}")))
         });
-        let objects = view.objects.values().filter_map(|object| Some((object.id?.0, object.name.clone())));
+        let objects =
+            view.policies.values().filter_map(|object| Some((object.published.id?.0, object.name().to_owned())));
         let nodes = view.nodes.iter().filter_map(|(name, node)| Some((node.endpoint()?.0, name.clone())));
         Names {
             node: Some(self.ties.ownership.node_name().to_owned()),
@@ -114,8 +114,8 @@ impl<E: Executor> Reconciler<E> {
             format!("pod {}/{} gets no egress IP by one of its addresses: {why}", pod.namespace, pod.name)
         }));
         problems.extend(self.left_out.lines());
-        for object in view.objects.values() {
-            problems.extend(object.unreadable.iter().map(|one| format!("EgressIP {}: {}", object.name, one.why)));
+        for object in view.policies.values() {
+            problems.extend(object.unreadable.iter().map(|one| format!("{}: {}", object.key(), one.why)));
         }
         let mut status = Status { cluster: Some(self.cluster(view)), problems, ..Status::default() };
         let (names, last) = (self.names(), self.last.get());
@@ -147,10 +147,10 @@ impl<E: Executor> Reconciler<E> {
             from: record.from.clone(),
             to: record.to.clone(),
         });
-        let standby = self.standby.iter().map(|Standby { object, pod, served_by }| StandbyPod {
-            object: object.clone(),
+        let standby = self.standby.iter().map(|Standby { policy, pod, served_by }| StandbyPod {
+            object: policy.name.clone(),
             pod: format!("{}/{}", pod.namespace, pod.name),
-            served_by: served_by.clone(),
+            served_by: served_by.name.clone(),
         });
         ClusterState {
             node: ownership.node_name().to_owned(),

@@ -16,13 +16,13 @@ pub(super) struct Synced {
 impl Synced {
     pub(super) fn note(&mut self, change: &Change) {
         match change {
-            Change::Objects(Update::Replaced(_)) => self.objects = true,
+            Change::Policies(Update::Replaced(_)) => self.objects = true,
             Change::Namespaces(Update::Replaced(_)) => self.namespaces = true,
             Change::Pods(Update::Replaced(_)) => self.pods = true,
             Change::Nodes(Update::Replaced(_)) => self.nodes = true,
             Change::Services(Update::Replaced(_)) => self.services = true,
             Change::Ledger(_) => self.ledger = true,
-            Change::Objects(_) | Change::Namespaces(_) | Change::Pods(_) | Change::Nodes(_) | Change::Services(_) => {}
+            Change::Policies(_) | Change::Namespaces(_) | Change::Pods(_) | Change::Nodes(_) | Change::Services(_) => {}
         }
     }
 

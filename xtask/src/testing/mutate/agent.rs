@@ -64,23 +64,23 @@ mutations! { AGENT,
         "ends.retain(|node, _| !endless.contains(node))" => "ends.retain(|node, _| !endless.contains(node) || true)";
     // Which object serves a pod.
     "youngest-object-serves", SELECTION, ["plan::desired::"], "a new object takes the pods of those that were there before":
-        "objects.sort_by(|a, b| a.rank().cmp(&b.rank()));" => "objects.sort_by(|a, b| b.rank().cmp(&a.rank()));";
+        "policies.sort_by(|a, b| a.rank().cmp(&b.rank()));" => "policies.sort_by(|a, b| b.rank().cmp(&a.rank()));";
     "number-of-two-objects", SELECTION, ["allocation::egress_ids::"], "pods of two objects leave with each other's addresses":
-        "object.id.filter(|id| taken.insert(*id)).map(" =>
-        "object.id.filter(|id| taken.insert(*id) || taken.contains(id)).map(";
+        "policy.published.id.filter(|id| taken.insert(*id)).map(" =>
+        "policy.published.id.filter(|id| taken.insert(*id) || taken.contains(id)).map(";
     "older-without-address-takes-pods", SELECTION, ["plan::desired::"],
         "an old object with a typing error drops pods of others":
-        "known.had_address && self.ids.get(&object.name) == Some(&known.id)" => "self.ids.get(&object.name) == Some(&known.id)";
+        "known.had_address && self.ids.get(policy.key()) == Some(&known.id)" => "self.ids.get(policy.key()) == Some(&known.id)";
     "outage-gives-pods-to-another-object", SELECTION, ["plan::desired::"],
         "pods change their address while their node is away":
-        "object.has_assigned() || was_serving(object)" => "object.has_assigned()";
+        "policy.has_assigned() || was_serving(policy)" => "policy.has_assigned()";
     "unknown-namespace-has-no-labels", SELECTION, ["plan::desired::"],
         "a pod leaves with its node's address until its namespace is known":
         "let labels = view.namespaces.get(&key.namespace)?;" =>
         "let none = Default::default();\n        let labels = view.namespaces.get(&key.namespace).unwrap_or(&none);";
     "unreadable-selector-selects-nobody", SELECTION, ["plan::desired::", "node::reconciler::tests::"],
         "a typing error in a selector lets all pods of its object out with their node's address":
-        "None => remembered.is_some_and(|known| self.ids.get(&object.name) == Some(&known.id))," => "None => false,";
+        "None => remembered.is_some_and(|known| self.ids.get(policy.key()) == Some(&known.id))," => "None => false,";
     "second-compilation-forgets-who-served", SELECTION, ["plan::desired::"],
         "while a node is away its pods change their address at the next change of any namespace":
         "let had_address = known || can_serve(self, *id);" => "let had_address = can_serve(self, *id);";
@@ -91,7 +91,7 @@ mutations! { AGENT,
         "what waits in the sockets of a pod that has ended leaves with the node's address":
         "new.uid == pod.uid && new.is_endpoint()" => "new.uid == pod.uid";
     "namesake-inherits", POLICY, ["plan::desired::"], "an object that is made anew selects what its former one did":
-        "if known.uid != self.uid {" => "if known.name != self.name {";
+        "if known.origin.uid != self.origin.uid {" => "if known.origin.key != self.origin.key {";
 
     // Which pod has an address.
     "announced-before-reported", POD_ADDRESSES, ["selection::pod_addresses::"],
@@ -109,18 +109,18 @@ mutations! { AGENT,
     // What the maps should hold.
     "exception-outlives-an-edit", DESIRED, ["plan::desired::"],
         "pods leave with their node's address after an edit that gave their object another":
-        "is_some_and(|judged| *judged == object.addresses())" => "is_some()";
+        "is_some_and(|judged| *judged == policy.addresses())" => "is_some()";
     "unreadable-addresses-let-pods-out", DESIRED, ["plan::desired::"],
         "a typing error in an object lets its pods out with their node's address":
-        "!object.is_unknown(Part::Addresses) && " => "";
+        "!policy.is_unknown(Part::Addresses) && " => "";
     "two-addresses-of-an-object-on-a-node", DESIRED, ["plan::desired::"],
         "pods are steered to an address that no node owns, by what a stranger wrote into a status":
         "!claimed.contains_key(address) && nodes.insert(*node)" =>
         "!claimed.contains_key(address) && (nodes.insert(*node) || nodes.contains(node))";
     "address-of-another-object-waited-for", DESIRED, ["plan::desired::"],
         "connections go on with an address that another object has by now":
-        "policy.pending.retain(|address| claimed.get(address).is_none_or(|holder| *holder == Some(*id)));" =>
-        "policy.pending.retain(|_| true);";
+        "entry.pending.retain(|address| claimed.get(address).is_none_or(|holder| *holder == Some(*id)));" =>
+        "entry.pending.retain(|_| true);";
     "nodes-own-address-served", DESIRED, ["plan::desired::"],
         "pods are steered to an address that is a node's own, and dropped there":
         "!nodes_own.contains_key(address) && listed.contains(address)" => "listed.contains(address)";
@@ -375,14 +375,14 @@ mutations! { AGENT,
     // What objects say.
     "unreadable-selectors-published", DECISION, ["decision::"],
         "pods leave with their node's address by an object that nobody can read":
-        "outcome.no_eligible_node() && !object.is_unknown(Part::Selectors)" => "outcome.no_eligible_node()";
+        "outcome.no_eligible_node() && !policy.is_unknown(Part::Selectors)" => "outcome.no_eligible_node()";
     "partly-is-assigned", CONDITIONS, ["status::conditions::"],
         "who waits for an object to be ready goes on without some of its addresses":
         "status: reason == Reason::Assigned," => "status: matches!(reason, Reason::Assigned | Reason::PartiallyAssigned),";
     "nothing-is-assigned", CONDITIONS, ["status::conditions::"], "an object without addresses says that all of them have a node":
         "fates().count() > 0 && fates().all(assigned)" => "fates().all(assigned)";
     "unreadable-selector-is-assigned", CONDITIONS, ["status::conditions::"], "nobody learns that an object selects no new pods":
-        "        () if unreadable(object, Part::Selectors) => Reason::InvalidSelector,\n" => "";
+        "        () if unreadable(policy, Part::Selectors) => Reason::InvalidSelector,\n" => "";
     "drained-reads-as-a-typing-error", CONDITIONS, ["status::conditions::"],
         "an object whose nodes are drained says that its addresses are wrong":
         "matches!(fate, Fate::NotReady { .. } | Fate::Drained { .. })) => Reason::NoReadyNode" =>
@@ -392,7 +392,7 @@ mutations! { AGENT,
         "let serves = self.node_address_serves && " => "let serves = ";
     "strict-object-said-to-leak", CONDITIONS, ["status::conditions::"],
         "an object that asks for a drop says that packets leave with nodes' addresses":
-        "self.node_address_serves && !object.drop_unassigned &&" => "self.node_address_serves &&";
+        "self.node_address_serves && !policy.drop_unassigned &&" => "self.node_address_serves &&";
     "away-agents-unnamed", CONDITIONS, ["status::conditions::"],
         "an object does not say that nobody looks after some of its pods":
         "causes.extend(alone.iter().map(|(node, _)| (*node, AGENT_AWAY)));" => "";
@@ -407,7 +407,7 @@ mutations! { AGENT,
         "a leader that took over early calls off a hand-over that its former one still writes a status by":
         "if !records.open.contains_key(address))" => "if records.last < u64::MAX || !records.open.contains_key(address))";
     "said-of-an-older-spec", CONDITIONS, ["status::"], "who waits for an edit to be seen waits for ever":
-        "\n                && found.observed_generation == object.generation" => "";
+        "\n                && found.observed_generation == policy.origin.generation" => "";
     "half-a-count", POD_COUNTS, ["controller::pod_counts::"],
         "after a change of leaders each object says that it serves a few pods only":
         "self.is_complete.then(|| self.pods.values().filter_map(|pods| pods.get(&id)).sum())" =>

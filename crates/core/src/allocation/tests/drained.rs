@@ -14,15 +14,15 @@ fn drained(nodes: &mut Nodes, names: &[&str]) {
 fn a_drained_node_gives_away_what_others_can_take_and_gets_nothing() {
     let mut nodes = nodes(2);
     drained(&mut nodes, &["n1"]);
-    let objects: Objects = [
-        object("a", 1, &["172.18.0.100"], &[("n1", "172.18.0.100")]),
+    let policies: Policies = [
+        policy("a", 1, &["172.18.0.100"], &[("n1", "172.18.0.100")]),
         // The other node has its second address already.
-        object("b", 2, &["172.18.0.101", "172.18.0.102"], &[("n1", "172.18.0.101"), ("n2", "172.18.0.102")]),
-        object("c", 3, &["172.18.0.103"], &[]),
-        object("d", 4, &["172.18.0.104", "172.18.0.105"], &[]),
+        policy("b", 2, &["172.18.0.101", "172.18.0.102"], &[("n1", "172.18.0.101"), ("n2", "172.18.0.102")]),
+        policy("c", 3, &["172.18.0.103"], &[]),
+        policy("d", 4, &["172.18.0.104", "172.18.0.105"], &[]),
     ]
     .into();
-    let outcomes = assign(&objects, &nodes);
+    let outcomes = assign(&policies, &nodes);
     assert_eq!(node_of(&outcomes, "a", "172.18.0.100"), Some("n2"));
     assert_eq!(node_of(&outcomes, "b", "172.18.0.101"), Some("n1"), "no other node can take it");
     assert_eq!(node_of(&outcomes, "b", "172.18.0.102"), Some("n2"));
@@ -36,15 +36,15 @@ fn where_all_are_drained_all_stays_and_nothing_comes() {
     let mut nodes = nodes(2);
     drained(&mut nodes, &["n1", "n2"]);
     let items = [("n1", "172.18.0.100")];
-    let objects: Objects = [object("a", 1, &["172.18.0.100"], &items), object("b", 2, &["172.18.0.101"], &[])].into();
-    let outcomes = assign(&objects, &nodes);
+    let policies: Policies = [policy("a", 1, &["172.18.0.100"], &items), policy("b", 2, &["172.18.0.101"], &[])].into();
+    let outcomes = assign(&policies, &nodes);
     assert_eq!(node_of(&outcomes, "a", "172.18.0.100"), Some("n1"));
     assert_eq!(fate(&outcomes, "b"), &Fate::Drained { node: "n1".into() });
-    assert!(!outcomes["b"].no_eligible_node(), "the pods' own addresses are no way out");
+    assert!(!outcomes[&"b".into()].no_eligible_node(), "the pods' own addresses are no way out");
     let (name, mut other) = node("n3", "172.18.0.3/16");
     Arc::make_mut(&mut other).ready = false;
     nodes.insert(name, other);
-    let outcomes = assign(&objects, &nodes);
+    let outcomes = assign(&policies, &nodes);
     assert_eq!(
         fate(&outcomes, "b"),
         &Fate::NotReady { node: "n3".into(), why: HostObstacle::NotReady },
@@ -61,9 +61,9 @@ fn waiting_addresses_come_before_those_of_a_drained_node() {
     let cloud =
         CloudConfig { networks: limited.primary.clone(), capacity: Capacity { total: Some(1), ..Default::default() } };
     *limited = Arc::new(Node { cloud: Some(cloud), ..Node::clone(limited) });
-    let objects: Objects =
-        [object("a", 1, &["172.18.0.100"], &[("n1", "172.18.0.100")]), object("b", 2, &["172.18.0.101"], &[])].into();
-    let outcomes = assign(&objects, &nodes);
+    let policies: Policies =
+        [policy("a", 1, &["172.18.0.100"], &[("n1", "172.18.0.100")]), policy("b", 2, &["172.18.0.101"], &[])].into();
+    let outcomes = assign(&policies, &nodes);
     assert_eq!(node_of(&outcomes, "b", "172.18.0.101"), Some("n2"));
     assert_eq!(node_of(&outcomes, "a", "172.18.0.100"), Some("n1"));
 }
@@ -73,14 +73,14 @@ fn a_hand_over_from_a_drained_node_keeps_its_new_node() {
     let mut nodes = nodes(9);
     drained(&mut nodes, &["n1"]);
     let items = [("n1", "172.18.0.100")];
-    let objects: Objects = [object("a", 1, &["172.18.0.100"], &items)].into();
+    let policies: Policies = [policy("a", 1, &["172.18.0.100"], &items)].into();
     for new in ["n2", "n5", "n9"] {
         let record = HandOver { number: 1, from: "n1".into(), to: Some(new.into()) };
         let hand_overs = BTreeMap::from([("172.18.0.100".parse().expect("a literal"), record)]);
-        let (none, objects, nodes) = (BTreeSet::new(), &objects, &nodes);
+        let (none, policies, nodes) = (BTreeSet::new(), &policies, &nodes);
         let (unreachable, absent, hand_overs) = (&none, &none, &hand_overs);
         let (networks, services) = (&ClusterNetworks::default(), &Services::default());
-        let facts = Facts { objects, nodes, unreachable, absent, networks, services, hand_overs };
+        let facts = Facts { policies, nodes, unreachable, absent, networks, services, hand_overs };
         assert_eq!(node_of(&crate::allocation::assign(&facts).outcomes, "a", "172.18.0.100"), Some(new));
     }
 }

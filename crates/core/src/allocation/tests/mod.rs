@@ -1,59 +1,59 @@
 mod drained;
 
-use super::samples::{node, object};
+use super::samples::{key, node, policy};
 use super::*;
 use crate::model::reserved::Reserved;
 
-type Outcomes = BTreeMap<String, Outcome>;
+type Outcomes = BTreeMap<PolicyKey, Outcome>;
 
-fn assign(objects: &Objects, nodes: &Nodes) -> Outcomes {
-    assign_without(objects, nodes, &BTreeSet::new()).outcomes
+fn assign(policies: &Policies, nodes: &Nodes) -> Outcomes {
+    assign_without(policies, nodes, &BTreeSet::new()).outcomes
 }
 
-fn assign_without(objects: &Objects, nodes: &Nodes, unreachable: &BTreeSet<String>) -> Assignment {
+fn assign_without(policies: &Policies, nodes: &Nodes, unreachable: &BTreeSet<String>) -> Assignment {
     let (networks, services) = (&ClusterNetworks::default(), &Services::default());
     let (absent, hand_overs) = (&BTreeSet::new(), &BTreeMap::new());
-    crate::allocation::assign(&Facts { objects, nodes, unreachable, absent, networks, services, hand_overs })
+    crate::allocation::assign(&Facts { policies, nodes, unreachable, absent, networks, services, hand_overs })
 }
 
 fn nodes(n: u8) -> Nodes {
     (1..=n).map(|i| node(&format!("n{i}"), &format!("172.18.0.{i}/16"))).collect()
 }
 
-fn node_of<'a>(outcomes: &'a Outcomes, object: &str, address: &str) -> Option<&'a str> {
-    outcomes[object].entries.iter().find(|(text, _)| text == address).and_then(|(_, fate)| match fate {
+fn node_of<'a>(outcomes: &'a Outcomes, policy: &str, address: &str) -> Option<&'a str> {
+    outcomes[&key(policy)].entries.iter().find(|(text, _)| text == address).and_then(|(_, fate)| match fate {
         Fate::Assigned { node } => Some(node.as_str()),
         _ => None,
     })
 }
 
-fn fate<'a>(outcomes: &'a Outcomes, object: &str) -> &'a Fate {
-    &outcomes[object].entries[0].1
+fn fate<'a>(outcomes: &'a Outcomes, policy: &str) -> &'a Fate {
+    &outcomes[&key(policy)].entries[0].1
 }
 
 #[test]
 fn addresses_of_one_object_go_to_different_nodes_and_the_surplus_waits() {
-    let objects = Objects::from([object("a", 1, &["172.18.0.101", "172.18.0.102", "172.18.0.103"], &[])]);
-    let outcomes = assign(&objects, &nodes(2));
-    let items = outcomes["a"].items.clone();
+    let policies = Policies::from([policy("a", 1, &["172.18.0.101", "172.18.0.102", "172.18.0.103"], &[])]);
+    let outcomes = assign(&policies, &nodes(2));
+    let items = outcomes[&key("a")].items.clone();
     assert_eq!(items.len(), 2);
     assert_ne!(items[0].node, items[1].node);
-    assert!(outcomes["a"].entries.iter().any(|(_, fate)| *fate == Fate::NoRoom));
-    assert!(!outcomes["a"].no_eligible_node());
+    assert!(outcomes[&key("a")].entries.iter().any(|(_, fate)| *fate == Fate::NoRoom));
+    assert!(!outcomes[&key("a")].no_eligible_node());
 }
 
 #[test]
 fn assigned_addresses_stay_and_those_of_a_lost_node_move() {
     let listed = ["172.18.0.101", "172.18.0.102"];
-    let objects = Objects::from([object("a", 1, &listed, &[("n1", "172.18.0.101"), ("n2", "172.18.0.102")])]);
-    let outcomes = assign(&objects, &nodes(3));
+    let policies = Policies::from([policy("a", 1, &listed, &[("n1", "172.18.0.101"), ("n2", "172.18.0.102")])]);
+    let outcomes = assign(&policies, &nodes(3));
     assert_eq!(node_of(&outcomes, "a", "172.18.0.101"), Some("n1"));
     assert_eq!(node_of(&outcomes, "a", "172.18.0.102"), Some("n2"));
 
     let mut fewer = nodes(3);
     let gone = Node { ready: false, ..(*fewer["n2"]).clone() };
     fewer.insert("n2".into(), Arc::new(gone));
-    let outcomes = assign(&objects, &fewer);
+    let outcomes = assign(&policies, &fewer);
     assert_eq!(node_of(&outcomes, "a", "172.18.0.101"), Some("n1"));
     assert_eq!(node_of(&outcomes, "a", "172.18.0.102"), Some("n3"));
 }
@@ -63,8 +63,8 @@ fn a_matching_finds_what_first_fit_misses() {
     // The first address fits both nodes, the second only one of them: whatever the order, both are placed.
     let nodes = Nodes::from([node("n1", "172.18.0.1/16"), node("n2", "172.18.1.2/24")]);
     for first in ["172.18.1.100", "172.18.1.101", "172.18.1.102", "172.18.1.103"] {
-        let objects = Objects::from([object("a", 1, &[first, "172.18.2.1"], &[])]);
-        assert_eq!(assign(&objects, &nodes)["a"].items.len(), 2, "{first}");
+        let policies = Policies::from([policy("a", 1, &[first, "172.18.2.1"], &[])]);
+        assert_eq!(assign(&policies, &nodes)[&key("a")].items.len(), 2, "{first}");
     }
 }
 
@@ -78,13 +78,13 @@ fn loads_become_as_even_as_they_can() {
     });
     let mut nodes = nodes;
     nodes.insert("n2".into(), wide);
-    let objects: Objects = (0..6_u8)
+    let policies: Policies = (0..6_u8)
         .map(|i| {
             let address = if i < 3 { format!("10.0.1.{i}") } else { format!("172.18.1.{i}") };
-            object(&format!("o{i}"), i64::from(i), &[&address], &[])
+            policy(&format!("o{i}"), i64::from(i), &[&address], &[])
         })
         .collect();
-    let outcomes = assign(&objects, &nodes);
+    let outcomes = assign(&policies, &nodes);
     let mut load = BTreeMap::new();
     for outcome in outcomes.values() {
         for item in outcome.items.clone() {
@@ -97,20 +97,20 @@ fn loads_become_as_even_as_they_can() {
 #[test]
 fn a_duplicate_goes_to_its_holder_then_to_the_oldest() {
     let one = ["172.18.0.101"];
-    let waiting = Objects::from([object("old", 1, &one, &[]), object("young", 2, &one, &[("n1", one[0])])]);
+    let waiting = Policies::from([policy("old", 1, &one, &[]), policy("young", 2, &one, &[("n1", one[0])])]);
     let outcomes = assign(&waiting, &nodes(2));
     assert_eq!(node_of(&outcomes, "young", one[0]), Some("n1"));
-    assert_eq!(*fate(&outcomes, "old"), Fate::Taken { object: "young".into(), node: Some("n1".into()) });
-    assert!(!outcomes["old"].no_eligible_node());
-    let fresh = Objects::from([object("b-old", 1, &one, &[]), object("a-young", 2, &one, &[])]);
+    assert_eq!(*fate(&outcomes, "old"), Fate::Taken { policy: "young".into(), node: Some("n1".into()) });
+    assert!(!outcomes[&key("old")].no_eligible_node());
+    let fresh = Policies::from([policy("b-old", 1, &one, &[]), policy("a-young", 2, &one, &[])]);
     assert!(node_of(&assign(&fresh, &nodes(2)), "b-old", one[0]).is_some());
 }
 
 #[test]
 fn a_nodes_own_address_and_nonsense_are_refused_and_named() {
     let listed = ["172.18.0.2", "172.18.0.1000", "::ffff:172.18.0.9", "172.18.0.9"];
-    let outcomes = assign(&Objects::from([object("a", 1, &listed, &[])]), &nodes(2));
-    let entries = &outcomes["a"].entries;
+    let outcomes = assign(&Policies::from([policy("a", 1, &listed, &[])]), &nodes(2));
+    let entries = &outcomes[&key("a")].entries;
     assert_eq!(entries[0].1, Fate::Conflict { node: "n2".into() });
     assert_eq!(entries[1].1, Fate::Invalid);
     assert!(matches!(entries[2], (ref text, Fate::Assigned { .. }) if text == "172.18.0.9"));
@@ -119,29 +119,29 @@ fn a_nodes_own_address_and_nonsense_are_refused_and_named() {
 
 #[test]
 fn no_node_differs_from_a_node_that_is_taken() {
-    let outcomes = assign(&Objects::from([object("a", 1, &["192.0.2.1", "bad"], &[])]), &nodes(2));
+    let outcomes = assign(&Policies::from([policy("a", 1, &["192.0.2.1", "bad"], &[])]), &nodes(2));
     assert_eq!(*fate(&outcomes, "a"), Fate::NoNode);
-    assert!(!outcomes["a"].no_eligible_node(), "the meant address is unknown");
+    assert!(!outcomes[&key("a")].no_eligible_node(), "the meant address is unknown");
     for hopeless in ["192.0.2.1", "fd00::1"] {
-        let outcomes = assign(&Objects::from([object("a", 1, &[hopeless], &[])]), &nodes(2));
-        assert!(outcomes["a"].no_eligible_node());
+        let outcomes = assign(&Policies::from([policy("a", 1, &[hopeless], &[])]), &nodes(2));
+        assert!(outcomes[&key("a")].no_eligible_node());
     }
-    let outcomes = assign(&Objects::from([object("a", 1, &["172.18.0.101"], &[])]), &Nodes::new());
-    assert!(outcomes["a"].no_eligible_node());
+    let outcomes = assign(&Policies::from([policy("a", 1, &["172.18.0.101"], &[])]), &Nodes::new());
+    assert!(outcomes[&key("a")].no_eligible_node());
     for listed in [&["bad"][..], &[], &["172.18.0.1"], &["192.0.2.1", "172.18.0.1"]] {
-        let outcomes = assign(&Objects::from([object("a", 1, listed, &[])]), &nodes(2));
-        assert!(!outcomes["a"].no_eligible_node(), "{listed:?} must not let pods out by the node's address");
+        let outcomes = assign(&Policies::from([policy("a", 1, listed, &[])]), &nodes(2));
+        assert!(!outcomes[&key("a")].no_eligible_node(), "{listed:?} must not let pods out by the node's address");
     }
 }
 
 #[test]
 fn a_node_that_is_away_or_has_unknown_networks_might_host_an_address() {
-    let object = Objects::from([object("a", 1, &["172.18.0.101"], &[("n1", "172.18.0.101")])]);
+    let policy = Policies::from([policy("a", 1, &["172.18.0.101"], &[("n1", "172.18.0.101")])]);
     let fate_with = |change: fn(&mut Node)| {
         let mut node = (*nodes(1)["n1"]).clone();
         change(&mut node);
-        let outcomes = assign(&object, &Nodes::from([("n1".to_owned(), Arc::new(node))]));
-        (fate(&outcomes, "a").clone(), outcomes["a"].no_eligible_node())
+        let outcomes = assign(&policy, &Nodes::from([("n1".to_owned(), Arc::new(node))]));
+        (fate(&outcomes, "a").clone(), outcomes[&key("a")].no_eligible_node())
     };
     let away = |why| (Fate::NotReady { node: "n1".into(), why }, false);
     assert_eq!(fate_with(|node| node.ready = false), away(HostObstacle::NotReady));
@@ -154,27 +154,27 @@ fn a_node_that_is_away_or_has_unknown_networks_might_host_an_address() {
 #[test]
 fn an_object_keeps_its_address_while_its_node_is_away() {
     let one = ["172.18.0.101"];
-    let objects = Objects::from([object("old", 1, &one, &[]), object("young", 2, &one, &[("n9", one[0])])]);
-    let outcomes = assign(&objects, &nodes(2));
+    let policies = Policies::from([policy("old", 1, &one, &[]), policy("young", 2, &one, &[("n9", one[0])])]);
+    let outcomes = assign(&policies, &nodes(2));
     assert!(node_of(&outcomes, "young", one[0]).is_some());
-    assert!(matches!(fate(&outcomes, "old"), Fate::Taken { object, .. } if object == "young"));
+    assert!(matches!(fate(&outcomes, "old"), Fate::Taken { policy, .. } if *policy == "young".into()));
 }
 
 #[test]
 fn what_has_become_a_nodes_own_address_is_not_kept() {
-    let objects = Objects::from([object("a", 1, &["172.18.0.2"], &[("n1", "172.18.0.2")])]);
-    assert_eq!(*fate(&assign(&objects, &nodes(2)), "a"), Fate::Conflict { node: "n2".into() });
+    let policies = Policies::from([policy("a", 1, &["172.18.0.2"], &[("n1", "172.18.0.2")])]);
+    assert_eq!(*fate(&assign(&policies, &nodes(2)), "a"), Fate::Conflict { node: "n2".into() });
 }
 
 #[test]
 fn a_node_that_does_not_answer_gets_nothing() {
-    let (objects, nodes) = (Objects::from([object("a", 1, &["172.18.0.101"], &[("n1", "172.18.0.101")])]), nodes(2));
+    let (policies, nodes) = (Policies::from([policy("a", 1, &["172.18.0.101"], &[("n1", "172.18.0.101")])]), nodes(2));
     let unreachable = BTreeSet::from(["n1".to_owned()]);
-    let assignment = assign_without(&objects, &nodes, &unreachable);
+    let assignment = assign_without(&policies, &nodes, &unreachable);
     assert_eq!(node_of(&assignment.outcomes, "a", "172.18.0.101"), Some("n2"));
     assert_eq!(assignment.eligible, 1);
     let all = BTreeSet::from(["n1".to_owned(), "n2".to_owned()]);
-    let assignment = assign_without(&objects, &nodes, &all);
+    let assignment = assign_without(&policies, &nodes, &all);
     assert_eq!(
         *fate(&assignment.outcomes, "a"),
         Fate::NotReady { node: "n1".into(), why: HostObstacle::HealthAddressUnknown }
@@ -182,7 +182,7 @@ fn a_node_that_does_not_answer_gets_nothing() {
     let at: Vec<IpAddr> = vec!["172.18.0.1".parse().expect("a literal")];
     let published = Node { health: Some(at.clone()), ..(*nodes["n1"]).clone() };
     let nodes = Nodes::from([("n1".to_owned(), Arc::new(published))]);
-    let why = match fate(&assign_without(&objects, &nodes, &all).outcomes, "a") {
+    let why = match fate(&assign_without(&policies, &nodes, &all).outcomes, "a") {
         Fate::NotReady { why, .. } => why.clone(),
         other => panic!("{other:?}"),
     };
@@ -193,12 +193,12 @@ fn a_node_that_does_not_answer_gets_nothing() {
 #[test]
 fn a_node_whose_agent_is_away_keeps_what_it_has_and_gets_nothing_more() {
     let (kept, new) = ("172.18.0.101", "172.18.0.102");
-    let objects = Objects::from([object("a", 1, &[kept], &[("n1", kept)]), object("b", 2, &[new], &[])]);
+    let policies = Policies::from([policy("a", 1, &[kept], &[("n1", kept)]), policy("b", 2, &[new], &[])]);
     let with = |n: u8| {
         let (unreachable, absent) = (BTreeSet::new(), BTreeSet::from(["n1".to_owned()]));
         let hand_overs = BTreeMap::new();
         crate::allocation::assign(&Facts {
-            objects: &objects,
+            policies: &policies,
             nodes: &nodes(n),
             unreachable: &unreachable,
             absent: &absent,
@@ -219,15 +219,15 @@ fn a_node_whose_agent_is_away_keeps_what_it_has_and_gets_nothing_more() {
 fn an_address_prefers_its_last_node_among_equals() {
     let nodes = nodes(5);
     for last in nodes.keys() {
-        // It moves between objects: the object that has it in its status no longer lists it.
-        let before = object("before", 1, &["172.18.0.200"], &[(last, "172.18.0.101")]);
-        let objects = Objects::from([before, object("now", 2, &["172.18.0.101"], &[])]);
-        let moved = assign(&objects, &nodes);
+        // It moves between policies: the policy that has it in its status no longer lists it.
+        let before = policy("before", 1, &["172.18.0.200"], &[(last, "172.18.0.101")]);
+        let policies = Policies::from([before, policy("now", 2, &["172.18.0.101"], &[])]);
+        let moved = assign(&policies, &nodes);
         let other = node_of(&moved, "before", "172.18.0.200");
         assert!(node_of(&moved, "now", "172.18.0.101") == Some(last) || other == Some(last), "{last}");
-        let alone = Objects::from([
-            object("before", 1, &[], &[(last, "172.18.0.101")]),
-            object("now", 2, &["172.18.0.101"], &[]),
+        let alone = Policies::from([
+            policy("before", 1, &[], &[(last, "172.18.0.101")]),
+            policy("now", 2, &["172.18.0.101"], &[]),
         ]);
         assert_eq!(node_of(&assign(&alone, &nodes), "now", "172.18.0.101"), Some(last.as_str()));
     }
@@ -235,7 +235,7 @@ fn an_address_prefers_its_last_node_among_equals() {
 
 #[test]
 fn a_cloud_allows_so_many_and_the_older_object_comes_first() {
-    use crate::model::view::{Capacity, CloudConfig};
+    use crate::model::node::{Capacity, CloudConfig};
 
     let limited = |capacity: Capacity| {
         let networks = vec!["172.18.0.0/16".parse().expect("a network"), "fd00::/64".parse().expect("a network")];
@@ -244,14 +244,14 @@ fn a_cloud_allows_so_many_and_the_older_object_comes_first() {
         nodes.insert("n1".into(), Arc::new(node));
         nodes
     };
-    let objects = Objects::from([
-        object("b", 1, &["172.18.0.101"], &[]),
-        object("c", 2, &["172.18.0.102"], &[]),
-        object("a", 3, &["fd00::a"], &[]),
+    let policies = Policies::from([
+        policy("b", 1, &["172.18.0.101"], &[]),
+        policy("c", 2, &["172.18.0.102"], &[]),
+        policy("a", 3, &["fd00::a"], &[]),
     ]);
     let placed = |capacity: Capacity| -> Vec<String> {
-        let outcomes = assign(&objects, &limited(capacity));
-        outcomes.iter().filter(|(_, outcome)| !outcome.items.is_empty()).map(|(name, _)| name.clone()).collect()
+        let outcomes = assign(&policies, &limited(capacity));
+        outcomes.iter().filter(|(_, outcome)| !outcome.items.is_empty()).map(|(key, _)| key.name.clone()).collect()
     };
     let none = Capacity::default();
     assert_eq!(placed(none), ["a", "b", "c"]);
@@ -259,17 +259,18 @@ fn a_cloud_allows_so_many_and_the_older_object_comes_first() {
     assert_eq!(placed(Capacity { total: Some(2), ..none }), ["b", "c"]);
     assert_eq!(placed(Capacity { v4: Some(1), ..none }), ["a", "b"]);
     assert_eq!(placed(Capacity { v6: Some(0), total: Some(9), v4: None }), ["b", "c"]);
-    let outcomes = assign(&objects, &limited(Capacity { total: Some(1), ..none }));
+    let outcomes = assign(&policies, &limited(Capacity { total: Some(1), ..none }));
     assert_eq!(*fate(&outcomes, "c"), Fate::NoCapacity);
-    assert!(!outcomes["c"].no_eligible_node());
+    assert!(!outcomes[&key("c")].no_eligible_node());
 }
 
 #[test]
 fn what_stays_keeps_its_place_in_the_status() {
     let listed = ["172.18.0.101", "172.18.0.102", "172.18.0.103"];
-    let objects = Objects::from([object("a", 1, &listed, &[("n1", listed[2]), ("n9", listed[1]), ("n2", listed[0])])]);
-    let outcomes = assign(&objects, &nodes(3));
-    let order: Vec<&str> = outcomes["a"].items.iter().map(|item| item.egress_ip.as_str()).collect();
+    let policies =
+        Policies::from([policy("a", 1, &listed, &[("n1", listed[2]), ("n9", listed[1]), ("n2", listed[0])])]);
+    let outcomes = assign(&policies, &nodes(3));
+    let order: Vec<&str> = outcomes[&key("a")].items.iter().map(|item| item.egress_ip.as_str()).collect();
     assert_eq!(order, [listed[2], listed[0], listed[1]]);
 }
 
@@ -277,11 +278,11 @@ fn what_stays_keeps_its_place_in_the_status() {
 fn an_object_may_list_a_thousand_and_a_node_have_a_hundred() {
     let listed: Vec<String> = (0..1000).map(|i| format!("172.18.{}.{}", 4 + i / 250, 1 + i % 250)).collect();
     let listed: Vec<&str> = listed.iter().map(String::as_str).collect();
-    let objects = Objects::from([object("a", 1, &listed, &[])]);
-    let outcomes = assign(&objects, &nodes(7));
-    assert_eq!(outcomes["a"].items.len(), 7);
-    let single: Objects =
-        (0..100_u8).map(|i| object(&format!("o{i}"), i64::from(i), &[listed[usize::from(i)]], &[])).collect();
+    let policies = Policies::from([policy("a", 1, &listed, &[])]);
+    let outcomes = assign(&policies, &nodes(7));
+    assert_eq!(outcomes[&key("a")].items.len(), 7);
+    let single: Policies =
+        (0..100_u8).map(|i| policy(&format!("o{i}"), i64::from(i), &[listed[usize::from(i)]], &[])).collect();
     assert!(assign(&single, &nodes(1)).values().all(|outcome| outcome.items.len() == 1));
 }
 
@@ -290,14 +291,15 @@ fn an_object_has_no_more_addresses_of_a_family_than_programs_can_choose_from() {
     let listed: Vec<String> = (0..70).map(|i| format!("172.18.4.{i}")).collect();
     let listed: Vec<&str> = listed.iter().map(String::as_str).collect();
     // The last one is served already, and stays.
-    let objects = Objects::from([object("a", 1, &listed, &[("n1", listed[69])]), object("b", 2, &listed[64..66], &[])]);
-    let outcomes = assign(&objects, &nodes(80));
-    assert_eq!(outcomes["a"].items.len(), 64);
-    assert!(outcomes["a"].items.iter().any(|item| item.egress_ip == listed[69]));
-    let surplus = outcomes["a"].entries.iter().filter(|(_, fate)| *fate == Fate::Surplus);
+    let policies =
+        Policies::from([policy("a", 1, &listed, &[("n1", listed[69])]), policy("b", 2, &listed[64..66], &[])]);
+    let outcomes = assign(&policies, &nodes(80));
+    assert_eq!(outcomes[&key("a")].items.len(), 64);
+    assert!(outcomes[&key("a")].items.iter().any(|item| item.egress_ip == listed[69]));
+    let surplus = outcomes[&key("a")].entries.iter().filter(|(_, fate)| *fate == Fate::Surplus);
     let surplus: Vec<&str> = surplus.map(|(entry, _)| entry.as_str()).collect();
     assert_eq!(surplus, ["172.18.4.63", "172.18.4.66", "172.18.4.67", "172.18.4.68"]);
-    assert_eq!(outcomes["b"].items.len(), 2, "what it may not have is free for others");
+    assert_eq!(outcomes[&key("b")].items.len(), 2, "what it may not have is free for others");
 }
 
 #[test]
@@ -307,10 +309,10 @@ fn an_open_hand_over_continues_and_returns_only_to_the_last_node() {
         let hand_over = HandOver { number: 1, from: "n1".into(), to: Some(to.into()) };
         let hand_overs = BTreeMap::from([(address.parse().expect("a literal"), hand_over)]);
         let with = |items: &[(&str, &str)], unreachable: &[&str]| {
-            let objects = Objects::from([object("a", 1, &[address], items)]);
+            let policies = Policies::from([policy("a", 1, &[address], items)]);
             let unreachable = unreachable.iter().map(|name| (*name).to_owned()).collect();
             let facts = Facts {
-                objects: &objects,
+                policies: &policies,
                 nodes: &nodes(5),
                 unreachable: &unreachable,
                 absent: &BTreeSet::new(),
@@ -332,14 +334,14 @@ fn reserved_addresses_are_refused_with_their_reason() {
     let (reserved, free) = ("172.18.255.255", "172.18.0.100");
     // Also if a former leader has assigned it.
     for items in [&[][..], &[("n1", reserved)]] {
-        let objects = Objects::from([object("a", 1, &[reserved, free], items)]);
-        let outcomes = assign(&objects, &nodes(2));
+        let policies = Policies::from([policy("a", 1, &[reserved, free], items)]);
+        let outcomes = assign(&policies, &nodes(2));
         let network = "172.18.0.0/16".parse().expect("a network");
         assert_eq!(*fate(&outcomes, "a"), Fate::Reserved(Reserved::Broadcast(network)));
         assert!(node_of(&outcomes, "a", free).is_some(), "others of the object are served");
     }
-    let alone = assign(&Objects::from([object("a", 1, &[reserved], &[])]), &nodes(2));
-    assert!(!alone["a"].no_eligible_node(), "pods do not leave by the node's address");
+    let alone = assign(&Policies::from([policy("a", 1, &[reserved], &[])]), &nodes(2));
+    assert!(!alone[&key("a")].no_eligible_node(), "pods do not leave by the node's address");
 }
 
 #[test]
@@ -350,17 +352,17 @@ fn an_address_of_a_service_is_refused_but_not_taken_from_an_object() {
         let key = crate::model::services::ServiceKey { namespace: "bouvier".into(), name: "web".into() };
         let addresses: BTreeSet<IpAddr> = [address.parse().expect("a literal")].into();
         let given = if is_given { addresses.clone() } else { BTreeSet::new() };
-        let service = crate::model::view::Service { addresses, given, ..Default::default() };
+        let service = crate::model::services::Service { addresses, given, ..Default::default() };
         services.apply(crate::model::view::Update::Changed(key, service));
         services
     };
     let with = |is_given: bool, items: &[(&str, &str)]| {
         let services = services(is_given);
-        let (objects, nodes) = (Objects::from([object("a", 1, &[address], items)]), nodes(2));
+        let (policies, nodes) = (Policies::from([policy("a", 1, &[address], items)]), nodes(2));
         let (networks, none) = (ClusterNetworks::default(), BTreeSet::new());
         let (unreachable, absent, hand_overs) = (&none, &none, &BTreeMap::new());
-        let (objects, nodes, networks, services) = (&objects, &nodes, &networks, &services);
-        let facts = Facts { objects, nodes, unreachable, absent, networks, services, hand_overs };
+        let (policies, nodes, networks, services) = (&policies, &nodes, &networks, &services);
+        let facts = Facts { policies, nodes, unreachable, absent, networks, services, hand_overs };
         fate(&crate::allocation::assign(&facts).outcomes, "a").clone()
     };
     assert_eq!(with(true, &[]), Fate::Reserved(Reserved::Service));

@@ -1,7 +1,7 @@
 //! When an address that changes its node may go to the new one. Pure, except for the times that it remembers.
 //!
 //! The assignment says where addresses should be; the planner ensures that no address ever has two holders. Whatever
-//! takes an address from a node (a failure, an edit, a deletion, a move between objects), the old node releases it
+//! takes an address from a node (a failure, an edit, a deletion, a move between policies), the old node releases it
 //! before another gets it: by an acknowledgement, or by the expiry of its lease.
 //!
 //! Until then the address is in a record, which outlives the leader. The status keeps showing the old node, which keeps
@@ -16,9 +16,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use crate::allocation::{Assignment, Objects};
+use crate::allocation::Assignment;
 pub use crate::model::ledger::{HandOver, Records};
-use crate::model::view::{Item, parse_egress_ip};
+use crate::model::policy::{Item, Policies, PolicyKey, parse_egress_ip};
 use crate::selection::by_rank;
 
 /// Hand-overs open at once: with the longest names the ledger stays far below the API server's limit, a mebibyte. The
@@ -36,7 +36,7 @@ pub struct Evidence<'a> {
     pub prepared: &'a BTreeMap<(IpAddr, u64), BTreeSet<String>>,
     /// When everything that a node holds has expired. The leases of other nodes do not expire.
     pub ends: &'a BTreeMap<String, Instant>,
-    /// The holders of addresses of deleted objects, which no status shows any more.
+    /// The holders of addresses of deleted policies, which no status shows any more.
     pub departed: &'a BTreeMap<IpAddr, String>,
 }
 
@@ -60,8 +60,8 @@ impl RecordChange {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
     pub steps: Vec<RecordChange>,
-    /// The items that the status of an object may have now, where they differ.
-    pub items: BTreeMap<String, Vec<Item>>,
+    /// The items that the status of a policy may have now, where they differ.
+    pub items: BTreeMap<PolicyKey, Vec<Item>>,
     /// The nodes that have not released yet what should be elsewhere.
     pub holders: BTreeMap<IpAddr, String>,
     /// When the next lease expires, without another change.
@@ -79,7 +79,7 @@ pub struct HandoverPlanner {
 enum Progress {
     /// No other node holds it.
     Clear,
-    /// Its hand-over is cancelled, or no object wants the address any more.
+    /// Its hand-over is cancelled, or no policy wants the address any more.
     Forget,
     /// The hand-over with this number is done.
     Done(u64),
@@ -156,16 +156,16 @@ impl HandoverPlanner {
 
     pub fn plan(
         &mut self,
-        objects: &Objects,
+        policies: &Policies,
         wanted: &Assignment,
         records: &Records,
         evidence: &Evidence<'_>,
         now: Instant,
     ) -> Plan {
-        let mut concerned = concerned(objects, wanted, records);
-        // Recorded even if no object wants them yet: a later object, and a later leader, must know the holder.
+        let mut concerned = concerned(policies, wanted, records);
+        // Recorded even if no policy wants them yet: a later policy, and a later leader, must know the holder.
         concerned.extend(evidence.departed.keys());
-        let (mut holders, targets) = (holders(objects, &concerned), targets(wanted, &concerned));
+        let (mut holders, targets) = (holders(policies, &concerned), targets(wanted, &concerned));
         for (address, node) in evidence.departed {
             holders.entry(*address).or_insert_with(|| vec![node]);
         }
@@ -222,7 +222,7 @@ impl HandoverPlanner {
                 plan.holders.insert(address, record.from);
             }
         }
-        plan.items = items(objects, wanted, &plan.holders);
+        plan.items = items(policies, wanted, &plan.holders);
         plan.steps.sort_by_key(|step| matches!(step, RecordChange::Forget(_)));
         let open: BTreeSet<u64> = records.open.values().map(|record| record.number).collect();
         self.done.retain(|number, _| open.contains(number));
@@ -243,22 +243,24 @@ impl Plan {
 }
 
 /// The addresses with a pending change: all others are where they should be.
-fn concerned(objects: &Objects, wanted: &Assignment, records: &Records) -> BTreeSet<IpAddr> {
+fn concerned(policies: &Policies, wanted: &Assignment, records: &Records) -> BTreeSet<IpAddr> {
     let mut concerned: BTreeSet<IpAddr> = records.open.keys().copied().collect();
-    for (object, outcome) in wanted.beside(objects).filter(|(object, outcome)| object.items != outcome.items) {
-        let shown = object.items.iter();
+    for (policy, outcome) in wanted.beside(policies).filter(|(policy, outcome)| policy.published.items != outcome.items)
+    {
+        let shown = policy.published.items.iter();
         concerned.extend(shown.chain(&outcome.items).filter_map(|item| parse_egress_ip(&item.egress_ip)));
     }
     concerned
 }
 
-/// The nodes that statuses name for an address, those of older objects first: the first one serves it.
-fn holders<'a>(objects: &'a Objects, concerned: &BTreeSet<IpAddr>) -> BTreeMap<IpAddr, Vec<&'a str>> {
+/// The nodes that statuses name for an address, those of older policies first: the first one serves it.
+fn holders<'a>(policies: &'a Policies, concerned: &BTreeSet<IpAddr>) -> BTreeMap<IpAddr, Vec<&'a str>> {
     let mut holders: BTreeMap<IpAddr, Vec<&str>> = BTreeMap::new();
     let is_concerned = |item: &Item| parse_egress_ip(&item.egress_ip).filter(|address| concerned.contains(address));
-    let naming = objects.values().filter(|object| object.items.iter().any(|item| is_concerned(item).is_some()));
-    for object in by_rank(naming) {
-        let items = object.items.iter().filter_map(|item| Some((is_concerned(item)?, item)));
+    let naming =
+        policies.values().filter(|policy| policy.published.items.iter().any(|item| is_concerned(item).is_some()));
+    for policy in by_rank(naming) {
+        let items = policy.published.items.iter().filter_map(|item| Some((is_concerned(item)?, item)));
         items.for_each(|(address, item)| holders.entry(address).or_default().push(&item.node));
     }
     holders
@@ -270,12 +272,16 @@ fn targets<'a>(wanted: &'a Assignment, concerned: &BTreeSet<IpAddr>) -> BTreeMap
     items.filter(|(address, _)| concerned.contains(address)).collect()
 }
 
-/// The wanted items. If another node holds the address, the old item stays, if the object's status has it.
-fn items(objects: &Objects, wanted: &Assignment, holders: &BTreeMap<IpAddr, String>) -> BTreeMap<String, Vec<Item>> {
+/// The wanted items. If another node holds the address, the old item stays, if the policy's status has it.
+fn items(
+    policies: &Policies,
+    wanted: &Assignment,
+    holders: &BTreeMap<IpAddr, String>,
+) -> BTreeMap<PolicyKey, Vec<Item>> {
     let held = |item: &Item| parse_egress_ip(&item.egress_ip).and_then(|address| holders.get(&address));
     let mut all = BTreeMap::new();
-    for (object, outcome) in wanted.beside(objects) {
-        let shown = object.items.as_slice();
+    for (policy, outcome) in wanted.beside(policies) {
+        let shown = policy.published.items.as_slice();
         // A foreign writer may have put the current item there.
         if *shown == *outcome.items && (holders.is_empty() || outcome.items.iter().all(|item| held(item).is_none())) {
             continue;
@@ -291,11 +297,11 @@ fn items(objects: &Objects, wanted: &Assignment, holders: &BTreeMap<IpAddr, Stri
                 new.push(item.clone());
             }
         }
-        // A node that still has one of the object's addresses cannot get the next.
+        // A node that still has one of the policy's addresses cannot get the next.
         new.retain(|item| items.iter().all(|stays| stays.node != item.node));
         items.extend(new);
         if *items != *shown {
-            all.insert(object.name.clone(), items);
+            all.insert(policy.key().clone(), items);
         }
     }
     all

@@ -6,7 +6,7 @@
 //! - While a hand-over of an address is open, only its new node may hold it.
 //! - With an expired lease, this node holds nothing.
 //! - An address that it has given up for one of these reasons is taken up again only after a fresh read of ledger and
-//!   object. The same applies to every new address after the lease has expired once, since watches may still deliver
+//!   policy. The same applies to every new address after the lease has expired once, since watches may still deliver
 //!   older state.
 //!
 //! Without the ledger, the leader's probes report single hand-overs ([`Ownership::order`]), which can only take
@@ -22,7 +22,7 @@ use crate::model::ledger::{Acknowledgements, HandOver, Ledger};
 use crate::model::state::family_of;
 use crate::model::state::{EgressId, HandoverState, KernelState, Place, WhenEmpty};
 
-/// Addresses by the object that they serve, as in [`KernelState::owned`].
+/// Addresses by the policy that they serve, as in [`KernelState::owned`].
 type Owned = BTreeMap<EgressId, IpAddr>;
 
 #[derive(Debug)]
@@ -50,7 +50,7 @@ pub struct Ownership {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Barred {
     pub all: Owned,
-    /// Those of them that only wait for a fresh read of ledger and object.
+    /// Those of them that only wait for a fresh read of ledger and policy.
     pub doubtful: Owned,
 }
 
@@ -204,7 +204,7 @@ pub fn withhold(state: &mut KernelState, barred: &Owned) {
                 continue;
             }
             policy.slots.retain(|slot| slot.place != Place::Here);
-            // The address still belongs to the object: without it the object has none, and not the node's.
+            // The address still belongs to the policy: without it the policy has none, and not the node's.
             policy.when_empty = WhenEmpty::Drop;
             if policy.slots.len() + policy.pending.len() < MAX_SLOTS {
                 policy.pending.push(*address);

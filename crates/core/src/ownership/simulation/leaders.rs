@@ -52,7 +52,7 @@ impl World {
         leader.waits_until = Some(now + Duration::from_secs(1));
         let message = match leader.queue.remove(0) {
             Work::Ledger(ledger) => Message::WriteLedger { leader: index, base: leader.ledger_seen, ledger },
-            Work::Object(base, object) => Message::WriteObject { leader: index, base, object },
+            Work::Object(base, policy) => Message::WriteObject { leader: index, base, policy },
         };
         self.send(LEADERS[index], API, message);
     }
@@ -80,8 +80,8 @@ impl World {
     /// One pass of the leader.
     fn plan(&mut self, index: usize) {
         let (now, own) = (self.now, TOTALS[index]);
-        // Objects are current: a stale write is refused.
-        let objects = self.objects();
+        // Policies are current: a stale write is refused.
+        let policies = self.policies();
         let leader = &mut self.leaders[index];
         let since = leader.since;
         let ledger = Arc::clone(&self.api.ledgers[leader.ledger_seen]);
@@ -137,8 +137,8 @@ impl World {
         let (nodes, hand_overs) = (&self.labels, &records.open);
         let (networks, services) = (&ClusterNetworks::default(), &Services::default());
         let (unreachable, absent) = (&unreachable, &absent);
-        let facts = Facts { objects: &objects, nodes, unreachable, absent, networks, services, hand_overs };
-        let mut plan = leader.watch.plan(&objects, &assign(&facts), &records, &evidence, now);
+        let facts = Facts { policies: &policies, nodes, unreachable, absent, networks, services, hand_overs };
+        let mut plan = leader.watch.plan(&policies, &assign(&facts), &records, &evidence, now);
         if leader.former.as_ref().is_some_and(|former| now < former.until) {
             plan.items.clear();
             plan.steps.retain(|step| step.is_new_to(&records));
@@ -155,11 +155,11 @@ impl World {
         let mut items: Vec<_> = plan.items.into_iter().collect();
         items.sort_by_key(|(name, items)| {
             let kept = |address: &str| items.iter().any(|item| item.egress_ip == address);
-            objects[name].items.iter().all(|item| kept(&item.egress_ip))
+            policies[name].published.items.iter().all(|item| kept(&item.egress_ip))
         });
         for (name, items) in items {
-            let base = Arc::clone(&objects[&name]);
-            leader.queue.push(Work::Object(Arc::clone(&base), EgressObject { items, ..EgressObject::clone(&base) }));
+            let base = Arc::clone(&policies[&name]);
+            leader.queue.push(Work::Object(Arc::clone(&base), base.published_as(|published| published.items = items)));
         }
         let mut closed = draft;
         for step in &plan.steps {

@@ -66,7 +66,7 @@ pub(super) enum Message {
         node: usize,
         ask: u64,
         ledger: Arc<Ledger>,
-        objects: Arc<Objects>,
+        policies: Arc<Policies>,
     },
     Acknowledge {
         node: usize,
@@ -79,8 +79,8 @@ pub(super) enum Message {
     },
     WriteObject {
         leader: usize,
-        base: Arc<EgressObject>,
-        object: EgressObject,
+        base: Arc<EgressPolicy>,
+        policy: EgressPolicy,
     },
     Written {
         leader: usize,

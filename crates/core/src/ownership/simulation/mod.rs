@@ -1,7 +1,7 @@
 //! Agents, leaders and an API server that cannot always reach each other: at no moment do two nodes hold one address.
 //!
 //! - The rules are the real ones: lease, ownership, suspicions, assignment and hand-overs. Messages are late or lost,
-//!   watches of ledger and objects lag by different amounts, nodes act late, leaders follow each other as the Lease
+//!   watches of ledger and policies lag by different amounts, nodes act late, leaders follow each other as the Lease
 //!   permits, labels change, and probes report hand-overs too. The API server fails for a while, and one node is cut
 //!   off from the leaders then: it holds lost addresses again only when the API server is back.
 //! - Each leader runs on its own node, whose agent it always hears. Many leaders are replaced early, and decide and
@@ -24,12 +24,12 @@ use crate::ownership::simulation::messages::{Message, Random};
 use crate::ownership::simulation::nodes::{given, objects_of};
 
 use super::lease::*;
-use crate::allocation::samples::{node, object};
-use crate::allocation::{Facts, Nodes, Objects, assign};
+use crate::allocation::samples::{node, policy};
+use crate::allocation::{Facts, Nodes, assign};
 use crate::leader_election::{FormerLeader, Timing};
 use crate::model::ledger::{Acknowledgements, Ledger};
+use crate::model::policy::{EgressPolicy, Policies, parse_egress_ip};
 use crate::model::state::EgressId;
-use crate::model::view::{EgressObject, parse_egress_ip};
 use crate::node_health::NodeHealth;
 use crate::ownership::handover::{Evidence, HandoverPlanner, RecordChange};
 use crate::ownership::holdings::Ownership;
@@ -54,7 +54,7 @@ type Owned = BTreeMap<EgressId, IpAddr>;
 /// Contents of the API server, and everything it ever held.
 struct Api {
     ledgers: Vec<Arc<Ledger>>,
-    objects: Vec<Arc<Objects>>,
+    policies: Vec<Arc<Policies>>,
     acknowledgements: BTreeMap<&'static str, Acknowledgements>,
 }
 
@@ -66,7 +66,7 @@ struct Node {
     dead: (Instant, Instant),
     /// Another process is about to begin.
     is_new: bool,
-    /// Ledger and objects: a new process knows nothing of what its predecessor received.
+    /// Ledger and policies: a new process knows nothing of what its predecessor received.
     has_listed: bool,
     /// The latest time that its lease was expired and it obeyed.
     obeyed: u64,
@@ -82,14 +82,14 @@ struct Node {
     /// The release requests of the latest probe.
     orders: Acknowledgements,
     acts_at: Instant,
-    /// Waits for a fresh read of objects, and nothing else is processed until then.
+    /// Waits for a fresh read of policies, and nothing else is processed until then.
     asking: Option<(u64, Instant)>,
 }
 
 /// A leader's next steps, one request at a time.
 enum Work {
     Ledger(Ledger),
-    Object(Arc<EgressObject>, EgressObject),
+    Object(Arc<EgressPolicy>, EgressPolicy),
 }
 
 struct Leader {
@@ -260,10 +260,10 @@ fn no_two_nodes_hold_one_address_whatever_is_cut_and_lost() {
 impl World {
     fn new(seed: u64) -> Self {
         let start = Instant::now();
-        let objects = Objects::from([
-            object("a", 1, &["172.18.0.101"], &[]),
-            object("b", 2, &["172.18.0.102", "172.18.0.101"], &[]),
-            object("c", 3, &["172.18.0.103"], &[]),
+        let policies = Policies::from([
+            policy("a", 1, &["172.18.0.101"], &[]),
+            policy("b", 2, &["172.18.0.102", "172.18.0.101"], &[]),
+            policy("c", 3, &["172.18.0.103"], &[]),
         ]);
         let named = |name: &&'static str| Node {
             lease: LeaseHolder::new(Duration::from_secs(5), start, false),
@@ -293,7 +293,7 @@ impl World {
                     programs: Some(terms(0).programs),
                     ..Ledger::default()
                 })],
-                objects: vec![Arc::new(objects)],
+                policies: vec![Arc::new(policies)],
                 acknowledgements: BTreeMap::new(),
             },
             nodes: NODES.iter().map(named).collect(),
@@ -369,8 +369,8 @@ impl World {
         Arc::clone(&self.api.ledgers[self.api.ledgers.len() - 1])
     }
 
-    fn objects(&self) -> Arc<Objects> {
-        Arc::clone(&self.api.objects[self.api.objects.len() - 1])
+    fn policies(&self) -> Arc<Policies> {
+        Arc::clone(&self.api.policies[self.api.policies.len() - 1])
     }
 
     /// Cuts and restores paths, changes labels, changes the leader.
@@ -578,16 +578,16 @@ impl World {
                 }
             }
             Message::ReadObjects { node, ask } => {
-                let (ledger, objects) = (self.ledger(), self.objects());
-                self.send(API, NODES[node], Message::HasObjects { node, ask, ledger, objects });
+                let (ledger, policies) = (self.ledger(), self.policies());
+                self.send(API, NODES[node], Message::HasObjects { node, ask, ledger, policies });
             }
-            Message::HasObjects { node, ask, ledger, objects } => {
+            Message::HasObjects { node, ask, ledger, policies } => {
                 let now = self.now;
                 let node = &mut self.nodes[node];
                 if now >= node.dead.1 && node.asking.is_some_and(|(open, _)| open == ask) {
                     node.asking = None;
                     let name = node.ownership_name();
-                    let given = given(&objects, name).into_values();
+                    let given = given(&policies, name).into_values();
                     node.ownership.confirm(&given.filter(|address| ledger.lets_hold(name, address)).collect());
                     node.apply(&objects_of(&self.api, node.objects_seen));
                 }
@@ -602,16 +602,17 @@ impl World {
                 }
                 self.send(API, LEADERS[leader], Message::Written { leader, done });
             }
-            Message::WriteObject { leader, base, object } => {
-                let objects = self.objects();
-                let done = objects.get(&object.name) == Some(&base);
+            Message::WriteObject { leader, base, policy } => {
+                let policies = self.policies();
+                let done = policies.get(policy.key()) == Some(&base);
                 if done {
-                    let nodes =
-                        |object: &EgressObject| object.items.iter().map(|item| item.node.clone()).collect::<Vec<_>>();
-                    self.moves += u64::from(!nodes(&base).is_empty() && nodes(&base) != nodes(&object));
-                    let mut objects = Objects::clone(&objects);
-                    objects.insert(object.name.clone(), Arc::new(object));
-                    self.api.objects.push(Arc::new(objects));
+                    let nodes = |policy: &EgressPolicy| {
+                        policy.published.items.iter().map(|item| item.node.clone()).collect::<Vec<_>>()
+                    };
+                    self.moves += u64::from(!nodes(&base).is_empty() && nodes(&base) != nodes(&policy));
+                    let mut policies = Policies::clone(&policies);
+                    policies.insert(policy.key().clone(), Arc::new(policy));
+                    self.api.policies.push(Arc::new(policies));
                 }
                 self.send(API, LEADERS[leader], Message::Written { leader, done });
             }

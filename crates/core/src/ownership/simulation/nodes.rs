@@ -6,7 +6,7 @@ impl World {
     pub(super) fn act(&mut self, index: usize) {
         let (now, name) = (self.now, NODES[index]);
         let reaches = !self.is_away() && !self.cut.contains(&(API, name));
-        let (ledgers, objects) = (self.api.ledgers.len() - 1, self.api.objects.len() - 1);
+        let (ledgers, policies) = (self.api.ledgers.len() - 1, self.api.policies.len() - 1);
         let lag = |seen: usize, all: usize, random: &mut Random| match reaches && random.below(50) == 0 {
             true => seen + random.below(1 + all - seen),
             false => seen,
@@ -20,11 +20,11 @@ impl World {
             node.restart(now);
         }
         if reaches && !std::mem::replace(&mut node.has_listed, true) {
-            (node.ledger_seen, node.objects_seen) = (ledgers, objects);
+            (node.ledger_seen, node.objects_seen) = (ledgers, policies);
         }
         if node.asking.is_none() {
             node.ledger_seen = lag(node.ledger_seen, ledgers, &mut self.random);
-            node.objects_seen = lag(node.objects_seen, objects, &mut self.random);
+            node.objects_seen = lag(node.objects_seen, policies, &mut self.random);
         }
         if now < node.acts_at {
             return;
@@ -97,8 +97,8 @@ impl Node {
     }
 
     /// Holds what it may of what the status assigns, except for addresses that wait for a fresh read.
-    pub(super) fn apply(&mut self, objects: &Objects) -> Owned {
-        let desired = given(objects, self.ownership.node_name());
+    pub(super) fn apply(&mut self, policies: &Policies) -> Owned {
+        let desired = given(policies, self.ownership.node_name());
         let barred = self.ownership.barred(&desired, &self.held);
         self.held = desired.into_iter().filter(|(id, _)| !barred.all.contains_key(id)).collect();
         self.ownership.settle(&self.held);
@@ -106,17 +106,17 @@ impl Node {
     }
 }
 
-pub(super) fn objects_of(api: &Api, seen: usize) -> Arc<Objects> {
-    Arc::clone(&api.objects[seen])
+pub(super) fn objects_of(api: &Api, seen: usize) -> Arc<Policies> {
+    Arc::clone(&api.policies[seen])
 }
 
-/// The addresses that a status assigns to a node, the older object's first.
-pub(super) fn given(objects: &Objects, node: &str) -> Owned {
+/// The addresses that a status assigns to a node, the older policy's first.
+pub(super) fn given(policies: &Policies, node: &str) -> Owned {
     let mut all = BTreeMap::new();
     let mut ids = (1..).map(EgressId);
-    for object in objects.values() {
+    for policy in policies.values() {
         let id = ids.next().expect("numbers do not end");
-        for item in &object.items {
+        for item in &policy.published.items {
             let address = parse_egress_ip(&item.egress_ip).expect("an address");
             all.entry(address).or_insert((id, item.node.clone()));
         }

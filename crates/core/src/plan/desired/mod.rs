@@ -8,13 +8,14 @@ use egress_common::abi::MAX_SLOTS;
 use ipnet::IpNet;
 
 use crate::model::exposed;
-use crate::model::policy::listed_family;
+use crate::model::node::Node;
+use crate::model::policy::{Destinations, EgressPolicy, Part, PolicyKey, listed_family, parse_egress_ip};
 use crate::model::settings::{OnUnassigned, Settings, UnknownPods};
 use crate::model::state::{
     EgressId, Family, KernelState, NOT_NUMBERED, NodeAddress, OnUnknownPod, Place, PodOwner, PodState, Policy, Prefix,
     PrefixKind, Slot, WhenEmpty, family_of,
 };
-use crate::model::view::{ClusterView, EgressObject, Node, Part, parse_egress_ip};
+use crate::model::view::ClusterView;
 use crate::plan::capacity::{MOST_EGRESS_IPS, ServiceRoom};
 use crate::selection::pod_addresses::{PodNetwork, Refusal};
 use crate::selection::{Selection, by_rank};
@@ -33,10 +34,11 @@ pub fn desired(view: &ClusterView, settings: &Settings) -> Option<Desired> {
     let mut cluster = prefixes(view, settings, &egress_ips);
     let mut room = ServiceRoom::default();
     room.follow(&view.services, &nodes, &mut cluster);
-    let (policy, owned) = policies(view, settings, &selection, &nodes);
+    let (entries, owned) = entries(view, settings, &selection, &nodes);
     let on_unknown_pod = Some(on_unknown_pod(view, settings, own, &mut selection));
     let (pods, owners, exposed, handovers) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-    let mut state = KernelState { pods, owners, exposed, policy, owned, handovers, cluster, nodes, on_unknown_pod };
+    let mut state =
+        KernelState { pods, owners, exposed, policy: entries, owned, handovers, cluster, nodes, on_unknown_pod };
     let mut refused = Refusals::new();
     let claimed = view.pods.values().flat_map(|pod| selection.network().claimed_by(pod));
     let addresses: BTreeSet<IpAddr> = claimed.chain(view.departed.iter().copied()).collect();
@@ -47,13 +49,13 @@ pub fn desired(view: &ClusterView, settings: &Settings) -> Option<Desired> {
 }
 
 /// The desired state, the selection that it follows from, refused claims of pods, admitted addresses of Services, and
-/// the number of egress IPs without an entry, by object.
+/// the number of egress IPs without an entry, by policy.
 pub struct Desired {
     pub state: KernelState,
     pub selection: Selection,
     pub refused: Refusals,
     pub room: ServiceRoom,
-    pub beyond: BTreeMap<String, usize>,
+    pub beyond: BTreeMap<PolicyKey, usize>,
 }
 
 /// By the refused address.
@@ -93,7 +95,7 @@ pub(super) fn put_pod(
 
 /// The treatment of unknown pods. If the CNI announces addresses before a pod starts, no pod sends from an unknown one.
 /// Otherwise every pod does until the kubelet reports its address, which matters only while a selected pod may be among
-/// them. Without an agent the programs let none pass, unless no object selects anything.
+/// them. Without an agent the programs let none pass, unless no policy selects anything.
 pub(super) fn on_unknown_pod(
     view: &ClusterView,
     settings: &Settings,
@@ -109,40 +111,43 @@ pub(super) fn on_unknown_pod(
     }
 }
 
-/// Whether an object could select a pod that starts here now: one that selects a namespace can, since pods are
+/// Whether a policy could select a pod that starts here now: one that selects a namespace can, since pods are
 /// scheduled anywhere, and so can one with unreadable selectors.
 fn could_select(view: &ClusterView) -> bool {
     let selects_one = |namespaces: &Selector| view.namespaces.values().any(|labels| namespaces.matches(labels));
-    view.objects.values().any(|object| object.selects.as_ref().is_none_or(|selects| selects_one(&selects.namespaces)))
+    view.policies.values().any(|policy| policy.selects.as_ref().is_none_or(|selects| selects_one(&selects.namespaces)))
 }
 
-type Policies = BTreeMap<(EgressId, Family), Policy>;
+type Entries = BTreeMap<(EgressId, Family), Policy>;
 type Owned = BTreeMap<EgressId, IpAddr>;
 
-/// Policies of all objects of the cluster, and the addresses that this node owns. An item is served unless an older one
-/// contradicts it: of two objects with one address the older has it, and a node holds one address of an object. The
+/// Entries of all egress policies of the cluster, and the addresses that this node owns. An item is served unless an older one
+/// contradicts it: of two policies with one address the older has it, and a node holds one address of a policy. The
 /// controller writes no contradictions; a status by a foreign writer must not make nodes disagree.
-fn policies(
+fn entries(
     view: &ClusterView,
     settings: &Settings,
     selection: &Selection,
     nodes_own: &BTreeMap<IpAddr, NodeAddress>,
-) -> (Policies, Owned) {
-    let (mut policies, mut owned) = (Policies::new(), Owned::new());
+) -> (Entries, Owned) {
+    let (mut entries, mut owned) = (Entries::new(), Owned::new());
     let mut claimed: BTreeMap<IpAddr, Option<EgressId>> = BTreeMap::new();
-    for object in by_rank(view.objects.values()) {
-        let listed = object.addresses();
-        let mut items: Vec<(IpAddr, &str)> = object
+    for policy in by_rank(view.policies.values()) {
+        // An entry has no destinations: the programs apply it to every outside address.
+        let Destinations::All = policy.destinations;
+        let listed = policy.addresses();
+        let mut items: Vec<(IpAddr, &str)> = policy
+            .published
             .items
             .iter()
             .filter_map(|item| parse_egress_ip(&item.egress_ip).map(|address| (address, item.node.as_str())))
-            // A node that owned its own address would drop its own traffic. An address that the object does not list is
+            // A node that owned its own address would drop its own traffic. An address that the policy does not list is
             // not served, whatever the status contains.
             .filter(|(address, _)| !nodes_own.contains_key(address) && listed.contains(address))
             .collect();
         items.sort_unstable();
         let mut nodes = BTreeSet::new();
-        let id = selection.id(&object.name);
+        let id = selection.id(policy.key());
         items.retain(|(address, node)| {
             let is_free = !claimed.contains_key(address) && nodes.insert(*node);
             is_free && claimed.insert(*address, id).is_none()
@@ -166,24 +171,24 @@ fn policies(
             let slots: Vec<Slot> = slots.collect();
             let pending = pending.iter().filter(|address| family_of(**address) == family);
             let pending = pending.take(MAX_SLOTS - slots.len()).copied().collect();
-            let when_empty = when_empty(object, family, settings);
-            policies.insert((id, family), Policy { slots, pending, when_empty });
+            let when_empty = when_empty(policy, family, settings);
+            entries.insert((id, family), Policy { slots, pending, when_empty });
         }
     }
-    // An address that another object has by now is not pending.
-    for ((id, _), policy) in &mut policies {
-        policy.pending.retain(|address| claimed.get(address).is_none_or(|holder| *holder == Some(*id)));
+    // An address that another policy has by now is not pending.
+    for ((id, _), entry) in &mut entries {
+        entry.pending.retain(|address| claimed.get(address).is_none_or(|holder| *holder == Some(*id)));
     }
-    (policies, owned)
+    (entries, owned)
 }
 
-fn when_empty(object: &EgressObject, family: Family, settings: &Settings) -> WhenEmpty {
-    if !object.is_unknown(Part::Addresses) && !object.listed.iter().any(|text| listed_family(text) == family) {
+fn when_empty(policy: &EgressPolicy, family: Family, settings: &Settings) -> WhenEmpty {
+    if !policy.is_unknown(Part::Addresses) && !policy.listed.iter().any(|text| listed_family(text) == family) {
         return WhenEmpty::NotListed;
     }
-    let exception_is_on = settings.on_unassigned == OnUnassigned::NodeAddress && !object.drop_unassigned;
+    let exception_is_on = settings.on_unassigned == OnUnassigned::NodeAddress && !policy.drop_unassigned;
     // The published judgement applies to the addresses that it was made for.
-    let published = object.no_eligible_node.as_ref().is_some_and(|judged| *judged == object.addresses());
+    let published = policy.published.no_eligible_node.as_ref().is_some_and(|judged| *judged == policy.addresses());
     if exception_is_on && published { WhenEmpty::NodeAddress } else { WhenEmpty::Drop }
 }
 
@@ -228,23 +233,23 @@ fn prefixes(view: &ClusterView, settings: &Settings, egress_ips: &[IpNet]) -> BT
     cluster
 }
 
-/// The cluster's egress IPs: the assigned ones, up to `most` of the oldest objects, and the number of the others by
-/// object. Listed addresses without a node are outside addresses. A node's own address is no egress IP, and neither is
-/// one that the object does not list.
+/// The cluster's egress IPs: the assigned ones, up to `most` of the oldest policies, and the number of the others by
+/// policy. Listed addresses without a node are outside addresses. A node's own address is no egress IP, and neither is
+/// one that the policy does not list.
 fn egress_ips(
     view: &ClusterView,
     nodes: &BTreeMap<IpAddr, NodeAddress>,
     most: usize,
-) -> (Vec<IpNet>, BTreeMap<String, usize>) {
+) -> (Vec<IpNet>, BTreeMap<PolicyKey, usize>) {
     let (mut addresses, mut beyond) = (BTreeSet::new(), BTreeMap::new());
-    for object in by_rank(view.objects.values()) {
-        let listed = object.addresses();
-        let items = object.items.iter().filter_map(|item| parse_egress_ip(&item.egress_ip));
+    for policy in by_rank(view.policies.values()) {
+        let listed = policy.addresses();
+        let items = policy.published.items.iter().filter_map(|item| parse_egress_ip(&item.egress_ip));
         for address in items.filter(|address| listed.contains(address) && !nodes.contains_key(address)) {
             if addresses.len() < most {
                 addresses.insert(address);
             } else if !addresses.contains(&address) {
-                *beyond.entry(object.name.clone()).or_default() += 1;
+                *beyond.entry(policy.key().clone()).or_default() += 1;
             }
         }
     }

@@ -2,9 +2,11 @@ use std::sync::Arc;
 
 use super::*;
 use crate::model::exposed::{Exposes, TargetPort};
-use crate::model::samples::{ip, net, object, settings};
+use crate::model::policy::Unreadable;
+use crate::model::samples::{ip, net, policy, settings};
+use crate::model::services::{Service, ServiceKey};
 use crate::model::state::{PodOwner, PodState, TunnelEndpoint};
-use crate::model::view::{Attach, Change, Labels, Pod, PodKey, Service, ServiceKey, Unreadable, Update};
+use crate::model::view::{Attach, Change, Labels, Pod, PodKey, Update};
 use crate::plan::compile::Compiler;
 use crate::selection::MOST_STANDBY;
 
@@ -40,9 +42,9 @@ fn key(name: &str) -> PodKey {
     PodKey { namespace: "prod".into(), name: name.into() }
 }
 
-fn view(objects: Vec<EgressObject>, pods: Vec<(&str, Pod)>) -> ClusterView {
+fn view(policies: Vec<EgressPolicy>, pods: Vec<(&str, Pod)>) -> ClusterView {
     ClusterView {
-        objects: objects.into_iter().map(|object| (object.name.clone(), Arc::new(object))).collect(),
+        policies: policies.into_iter().map(|policy| (policy.key().clone(), Arc::new(policy))).collect(),
         namespaces: BTreeMap::from([("prod".to_owned(), Labels::from([("env".into(), "prod".into())]))]),
         pods: pods.into_iter().map(|(name, pod)| (key(name), pod)).collect(),
         nodes: [1, 2].map(|i| (format!("n{i}"), Arc::new(node(i)))).into(),
@@ -66,7 +68,7 @@ fn v4_policy(state: &KernelState) -> &Policy {
 fn a_thousand_addresses_of_an_object_and_a_hundred_of_a_node_fit() {
     let listed: Vec<String> = (0..1000).map(|i| format!("172.18.{}.{}", 4 + i / 250, 1 + i % 250)).collect();
     let listed: Vec<&str> = listed.iter().map(String::as_str).collect();
-    let mut view = view(vec![object("a", &listed, &[("n1", listed[999]), ("n2", listed[0])])], vec![]);
+    let mut view = view(vec![policy("a", &listed, &[("n1", listed[999]), ("n2", listed[0])])], vec![]);
     let own = (0..100).map(|i| net(&format!("172.18.9.{i}/16"))).chain([net(&format!("{}/16", listed[1]))]);
     let second = Node { host_cidrs: own.collect(), ..node(2) };
     view.nodes.insert("n2".to_owned(), Arc::new(second));
@@ -83,7 +85,7 @@ fn a_thousand_addresses_of_an_object_and_a_hundred_of_a_node_fit() {
 fn slots_are_here_or_at_the_nodes_endpoint_and_this_nodes_are_owned() {
     let listed = ["172.18.0.100", "172.18.0.101", "172.18.0.102"];
     let items = [("n1", listed[0]), ("n2", listed[1]), ("unknown", listed[2])];
-    let state = compiled(&view(vec![object("a", &listed, &items)], vec![]));
+    let state = compiled(&view(vec![policy("a", &listed, &items)], vec![]));
     let remote = Place::Remote(TunnelEndpoint(ip("172.18.0.2")));
     let slots =
         [Slot { address: ip("172.18.0.100"), place: Place::Here }, Slot { address: ip("172.18.0.101"), place: remote }];
@@ -93,14 +95,15 @@ fn slots_are_here_or_at_the_nodes_endpoint_and_this_nodes_are_owned() {
     assert_eq!(state.owned, BTreeMap::from([(EgressId(1), ip("172.18.0.100"))]));
 }
 
-/// An older object with a typing error in its address serves nothing; one that was serving keeps its pods.
+fn younger(policy: EgressPolicy) -> EgressPolicy {
+    policy.from_origin(|origin| origin.created = 2).published_as(|published| published.id = Some(EgressId(2)))
+}
+
+/// An older policy with a typing error in its address serves nothing; one that was serving keeps its pods.
 #[test]
 fn an_object_without_an_address_takes_no_pod_from_another_unless_it_was_serving_it() {
-    let old = |items: &[(&str, &str)]| object("a", &["172.18.0.100"], items);
-    let young = |items: &[(&str, &str)]| {
-        let object = object("b", &["172.18.0.101"], items);
-        EgressObject { created: 2, id: Some(EgressId(2)), ..object }
-    };
+    let old = |items: &[(&str, &str)]| policy("a", &["172.18.0.100"], items);
+    let young = |items: &[(&str, &str)]| younger(policy("b", &["172.18.0.101"], items));
     let (here, there) = ([("n1", "172.18.0.100")], [("n2", "172.18.0.101")]);
     let begun = || {
         let mut compiler = Compiler::new(settings());
@@ -110,13 +113,13 @@ fn an_object_without_an_address_takes_no_pod_from_another_unless_it_was_serving_
         compiler.apply(Change::Pods(Update::Replaced(pods)));
         compiler
     };
-    let served_by = |compiler: &mut Compiler, objects: [EgressObject; 2]| {
-        for object in objects {
-            compiler.apply(Change::Objects(Update::Changed(object.name.clone(), Arc::new(object))));
+    let served_by = |compiler: &mut Compiler, policies: [EgressPolicy; 2]| {
+        for policy in policies {
+            compiler.apply(Change::Policies(Update::Changed(policy.key().clone(), Arc::new(policy))));
         }
         let state = compiler.compile().expect("the own node is known").0;
         let served = state.pods[&ip("10.244.1.10")];
-        let standby: Vec<_> = compiler.standby().iter().map(|standby| standby.object.clone()).collect();
+        let standby: Vec<_> = compiler.standby().iter().map(|standby| standby.policy.name.clone()).collect();
         match served {
             PodState::Selected(id) => (id.0, standby.join(" ")),
             PodState::Known => (0, standby.join(" ")),
@@ -140,8 +143,8 @@ fn an_object_without_an_address_takes_no_pod_from_another_unless_it_was_serving_
     assert_eq!(served_by(&mut compiler, [old(&[]), young(&[])]), (1, "b".into()));
     // A starting agent knows it from the kernel.
     let mut again = begun();
-    for object in [old(&[]), young(&there)] {
-        again.apply(Change::Objects(Update::Changed(object.name.clone(), Arc::new(object))));
+    for policy in [old(&[]), young(&there)] {
+        again.apply(Change::Policies(Update::Changed(policy.key().clone(), Arc::new(policy))));
     }
     again.remember(&BTreeMap::from([(ip("10.244.1.10"), PodState::Selected(EgressId(1)))]));
     assert_eq!(served_by(&mut again, [old(&[]), young(&there)]), (1, "b".into()));
@@ -155,9 +158,9 @@ fn late_packets_of_a_departed_selected_pod_are_dropped() {
     let web = |last: u8| (format!("web{last}"), pod(&format!("10.244.1.{last}")));
     let pods: Vec<(String, Pod)> = (10..90).map(web).collect();
     let all = pods.iter().map(|(name, pod)| (name.as_str(), pod.clone())).collect();
-    let ClusterView { objects, namespaces, pods, nodes, .. } =
-        view(vec![object("a", &["172.18.0.100"], &[("n1", "172.18.0.100")])], all);
-    compiler.apply(Change::Objects(Update::Replaced(objects)));
+    let ClusterView { policies, namespaces, pods, nodes, .. } =
+        view(vec![policy("a", &["172.18.0.100"], &[("n1", "172.18.0.100")])], all);
+    compiler.apply(Change::Policies(Update::Replaced(policies)));
     compiler.apply(Change::Namespaces(Update::Replaced(namespaces)));
     compiler.apply(Change::Nodes(Update::Replaced(nodes)));
     compiler.apply(Change::Pods(Update::Replaced(pods)));
@@ -180,7 +183,7 @@ fn late_packets_of_a_departed_selected_pod_are_dropped() {
         compiler.apply(Change::Pods(Update::Removed(key(&format!("web{last}")))));
     }
     assert_eq!((at(&mut compiler, 11), at(&mut compiler, 12)), (None, parked), "sixty-four are kept");
-    // A pod that has ended, while its object exists and after that.
+    // A pod that has ended, while its policy exists and after that.
     let over = Pod { completed: true, ..pod("10.244.1.78") };
     compiler.apply(Change::Pods(Update::Changed(key("web78"), over.clone())));
     assert_eq!(at(&mut compiler, 78), parked);
@@ -193,8 +196,8 @@ fn late_packets_of_a_departed_selected_pod_are_dropped() {
     assert_eq!(at(&mut compiler, 99), served);
     compiler.apply(Change::Pods(Update::Removed(key("late"))));
     assert_eq!(at(&mut compiler, 99), parked);
-    // No object selects it: other pods may pass from there.
-    compiler.apply(Change::Objects(Update::Removed("a".into())));
+    // No policy selects it: other pods may pass from there.
+    compiler.apply(Change::Policies(Update::Removed("a".into())));
     assert_eq!(at(&mut compiler, 80), Some(PodState::Known));
     compiler.apply(Change::Pods(Update::Removed(key("web80"))));
     assert_eq!(at(&mut compiler, 80), None);
@@ -202,11 +205,10 @@ fn late_packets_of_a_departed_selected_pod_are_dropped() {
 
 #[test]
 fn a_foreign_status_makes_no_two_nodes_disagree() {
-    // Two addresses of one object on a node, an address of an older object, and a node's own address.
+    // Two addresses of one policy on a node, an address of an older policy, and a node's own address.
     let listed = ["172.18.0.100", "172.18.0.101", "172.18.0.2"];
-    let older = object("a", &listed, &[("n1", "172.18.0.101"), ("n1", "172.18.0.100"), ("n2", "172.18.0.2")]);
-    let younger = object("b", &["172.18.0.100", "172.18.0.105"], &[("n2", "172.18.0.100")]);
-    let younger = EgressObject { created: 2, id: Some(EgressId(2)), ..younger };
+    let older = policy("a", &listed, &[("n1", "172.18.0.101"), ("n1", "172.18.0.100"), ("n2", "172.18.0.2")]);
+    let younger = younger(policy("b", &["172.18.0.100", "172.18.0.105"], &[("n2", "172.18.0.100")]));
     let state = compiled(&view(vec![younger, older], vec![]));
     assert_eq!(v4_policy(&state).slots, [Slot { address: ip("172.18.0.100"), place: Place::Here }]);
     let of_younger = &state.policy[&(EgressId(2), Family::V4)];
@@ -217,23 +219,23 @@ fn a_foreign_status_makes_no_two_nodes_disagree() {
 fn limited_room_for_egress_ips_goes_to_the_oldest_objects() {
     let of = |name: &str, created, addresses: &[&str]| {
         let items: Vec<_> = addresses.iter().map(|address| ("n1", *address)).collect();
-        EgressObject { created, ..object(name, addresses, &items) }
+        policy(name, addresses, &items).from_origin(|origin| origin.created = created)
     };
-    let objects = vec![
+    let policies = vec![
         of("youngest", 3, &["172.18.0.101", "172.18.0.104", "172.18.0.105"]),
         of("older", 2, &["172.18.0.102", "172.18.0.103"]),
         of("oldest", 1, &["172.18.0.101"]),
     ];
-    let (view, nodes) = (view(objects, vec![]), BTreeMap::new());
+    let (view, nodes) = (view(policies, vec![]), BTreeMap::new());
     let (admitted, beyond) = egress_ips(&view, &nodes, 2);
     assert_eq!(admitted, ["172.18.0.101/32", "172.18.0.102/32"].map(net));
-    assert_eq!(beyond, BTreeMap::from([("older".to_owned(), 1), ("youngest".to_owned(), 2)]));
+    assert_eq!(beyond, BTreeMap::from([("older".into(), 1), ("youngest".into(), 2)]));
     assert_eq!(egress_ips(&view, &nodes, 5).1, BTreeMap::new());
 }
 
 #[test]
 fn an_address_that_the_object_does_not_list_is_not_served_whatever_the_status_says() {
-    let odd = object("a", &["172.18.0.100"], &[("n1", "172.18.0.101"), ("n2", "172.18.0.102")]);
+    let odd = policy("a", &["172.18.0.100"], &[("n1", "172.18.0.101"), ("n2", "172.18.0.102")]);
     let state = compiled(&view(vec![odd], vec![]));
     assert_eq!((v4_policy(&state).slots.len(), state.owned.len()), (0, 0));
     assert_eq!(v4_policy(&state).when_empty, WhenEmpty::Drop);
@@ -243,39 +245,42 @@ fn an_address_that_the_object_does_not_list_is_not_served_whatever_the_status_sa
 fn the_node_address_serves_only_if_the_leader_published_it_for_these_addresses() {
     let judged = |addresses: &[&str]| Some(addresses.iter().map(|a| ip(a)).collect());
     let listed = ["172.18.0.100", "fd00::1"];
-    let published = EgressObject { no_eligible_node: judged(&listed), ..object("a", &listed, &[]) };
-    let of = |object: &EgressObject| v4_policy(&compiled(&view(vec![object.clone()], vec![]))).when_empty;
+    let judged_for = |policy: &EgressPolicy, addresses: &[&str]| {
+        policy.published_as(|published| published.no_eligible_node = judged(addresses))
+    };
+    let published = judged_for(&policy("a", &listed, &[]), &listed);
+    let of = |policy: &EgressPolicy| v4_policy(&compiled(&view(vec![policy.clone()], vec![]))).when_empty;
     assert_eq!(of(&published), WhenEmpty::NodeAddress);
-    assert_eq!(of(&object("a", &listed, &[])), WhenEmpty::Drop, "never evaluated");
-    let edited = EgressObject { no_eligible_node: judged(&["172.18.0.99"]), ..published.clone() };
+    assert_eq!(of(&policy("a", &listed, &[])), WhenEmpty::Drop, "never evaluated");
+    let edited = judged_for(&published, &["172.18.0.99"]);
     assert_eq!(of(&edited), WhenEmpty::Drop, "judged before an edit");
-    assert_eq!(of(&EgressObject { drop_unassigned: true, ..published.clone() }), WhenEmpty::Drop);
+    assert_eq!(of(&EgressPolicy { drop_unassigned: true, ..published.clone() }), WhenEmpty::Drop);
     let strict = Settings { on_unassigned: OnUnassigned::Drop, ..settings() };
     assert_eq!(v4_policy(&compiled_with(&view(vec![published], vec![]), &strict)).when_empty, WhenEmpty::Drop);
-    assert_eq!(of(&object("a", &["172.18.0.1000"], &[])), WhenEmpty::Drop, "a typing error is no exemption");
-    assert_eq!(of(&object("a", &["fd00::1"], &[])), WhenEmpty::NotListed);
+    assert_eq!(of(&policy("a", &["172.18.0.1000"], &[])), WhenEmpty::Drop, "a typing error is no exemption");
+    assert_eq!(of(&policy("a", &["fd00::1"], &[])), WhenEmpty::NotListed);
 }
 
-fn unreadable(part: Part, object: EgressObject) -> EgressObject {
+fn unreadable(part: Part, policy: EgressPolicy) -> EgressPolicy {
     let unreadable = vec![Unreadable { part, why: "nonsense".into(), is_known: false }];
     match part {
-        Part::Addresses => EgressObject { listed: Vec::new(), unreadable, ..object },
-        Part::Selectors => EgressObject { selects: None, unreadable, ..object },
-        Part::Items => EgressObject { items: Vec::new(), unreadable, ..object },
+        Part::Addresses => EgressPolicy { listed: Vec::new(), unreadable, ..policy },
+        Part::Selectors => EgressPolicy { selects: None, unreadable, ..policy },
+        Part::Items => EgressPolicy { unreadable, ..policy.published_as(|published| published.items.clear()) },
     }
 }
 
 #[test]
 fn unreadable_parts_keep_their_value_alone_or_in_a_list() {
-    let readable = || object("a", &["172.18.0.100"], &[("n1", "172.18.0.100")]);
+    let readable = || policy("a", &["172.18.0.100"], &[("n1", "172.18.0.100")]);
     let before = compiled(&view(vec![readable()], vec![("web", pod("10.244.1.10"))]));
     for part in [Part::Addresses, Part::Selectors, Part::Items] {
         for in_a_list in [false, true] {
             let mut view = view(vec![readable()], vec![("web", pod("10.244.1.10"))]);
             // Twice: the kept value is kept again.
             for _ in 0..2 {
-                let (name, value) = ("a".to_owned(), Arc::new(unreadable(part, readable())));
-                view.apply(Change::Objects(match in_a_list {
+                let (name, value) = ("a".into(), Arc::new(unreadable(part, readable())));
+                view.apply(Change::Policies(match in_a_list {
                     true => Update::Replaced([(name, value)].into()),
                     false => Update::Changed(name, value),
                 }));
@@ -284,16 +289,17 @@ fn unreadable_parts_keep_their_value_alone_or_in_a_list() {
         }
     }
     let mut view = view(vec![readable()], vec![("web", pod("10.244.1.10"))]);
-    let other = EgressObject { uid: "other".into(), ..unreadable(Part::Selectors, readable()) };
-    view.apply(Change::Objects(Update::Changed("a".into(), Arc::new(other))));
+    let other = unreadable(Part::Selectors, readable()).from_origin(|origin| origin.uid = "other".into());
+    view.apply(Change::Policies(Update::Changed("a".into(), Arc::new(other))));
     assert_eq!(compiled(&view).pods[&ip("10.244.1.10")], PodState::Known, "another object of the same name");
 }
 
 #[test]
 fn without_an_earlier_reading_only_the_kernels_pods_are_selected_and_nothing_gets_a_node_address() {
-    let published =
-        |object: EgressObject| EgressObject { no_eligible_node: Some(BTreeSet::from([ip("172.18.0.100")])), ..object };
-    let lost = unreadable(Part::Selectors, object("a", &["172.18.0.100"], &[("n1", "172.18.0.100")]));
+    let published = |policy: EgressPolicy| {
+        policy.published_as(|published| published.no_eligible_node = Some([ip("172.18.0.100")].into()))
+    };
+    let lost = unreadable(Part::Selectors, policy("a", &["172.18.0.100"], &[("n1", "172.18.0.100")]));
     let mut view = view(vec![lost], vec![("old", pod("10.244.1.10")), ("plain", pod("10.244.1.11"))]);
     assert_eq!(compiled(&view).pods[&ip("10.244.1.10")], PodState::Known);
     let kernel = [("10.244.1.10", PodState::Selected(EgressId(1))), ("10.244.1.11", PodState::Known)];
@@ -310,7 +316,7 @@ fn without_an_earlier_reading_only_the_kernels_pods_are_selected_and_nothing_get
         "the next pod with the address is another pod"
     );
 
-    let lost = published(unreadable(Part::Addresses, object("a", &[], &[])));
+    let lost = published(unreadable(Part::Addresses, policy("a", &[], &[])));
     let state = compiled(&self::view(vec![lost], vec![]));
     for family in [Family::V4, Family::V6] {
         assert_eq!(state.policy[&(EgressId(1), family)].when_empty, WhenEmpty::Drop);
@@ -325,14 +331,14 @@ fn only_endpoints_are_selected() {
         ("done", Pod { completed: true, ..pod("10.244.1.11") }),
         ("pending", Pod { reported: BTreeSet::new(), ..pod("10.244.1.12") }),
     ];
-    let state = compiled(&view(vec![object("a", &["172.18.0.100"], &[])], pods));
+    let state = compiled(&view(vec![policy("a", &["172.18.0.100"], &[])], pods));
     assert_eq!(state.pods, BTreeMap::from([(ip("10.244.1.10"), PodState::Selected(EgressId(1)))]));
 }
 
 #[test]
 fn an_address_that_a_new_pod_got_is_the_new_pods() {
     for old in [Pod { terminating: true, ..pod("10.244.1.10") }, Pod { completed: true, ..pod("10.244.1.10") }] {
-        let mut dev = view(vec![object("a", &["172.18.0.100"], &[])], vec![("old", old)]);
+        let mut dev = view(vec![policy("a", &["172.18.0.100"], &[])], vec![("old", old)]);
         dev.namespaces.insert("dev".into(), Labels::new());
         let new = Pod { created: 2, ..pod("10.244.1.10") };
         dev.pods.insert(PodKey { namespace: "dev".into(), name: "new".into() }, new);
@@ -343,7 +349,7 @@ fn an_address_that_a_new_pod_got_is_the_new_pods() {
 #[test]
 fn a_pod_of_an_unknown_namespace_is_unknown_and_one_of_an_unnumbered_object_dropped() {
     let mut unnumbered = view(
-        vec![EgressObject { id: None, ..object("a", &["172.18.0.100"], &[("n1", "172.18.0.100")]) }],
+        vec![policy("a", &["172.18.0.100"], &[("n1", "172.18.0.100")]).published_as(|published| published.id = None)],
         vec![("web", pod("10.244.1.10"))],
     );
     let state = compiled(&unnumbered);
@@ -360,7 +366,7 @@ fn unknown_pods_are_dropped_while_one_that_is_selected_starts_or_where_the_cni_a
     };
     let auto = |view: &ClusterView| on(view, UnknownPods::Auto);
     let starting = || Pod { starting: true, reported: BTreeSet::new(), ..pod("10.244.1.10") };
-    let one = || object("a", &["172.18.0.100"], &[]);
+    let one = || policy("a", &["172.18.0.100"], &[]);
     let mut announced = view(vec![], vec![]);
     announced.nodes.insert("n1".into(), Arc::new(Node { announces_pods: true, ..node(1) }));
     assert_eq!(auto(&announced), OnUnknownPod::Drop);
@@ -381,8 +387,8 @@ fn unknown_pods_are_dropped_while_one_that_is_selected_starts_or_where_the_cni_a
     let mut elsewhere = one_starts.clone();
     elsewhere.namespaces = BTreeMap::from([("prod".to_owned(), Labels::new())]);
     assert_eq!(auto(&elsewhere), OnUnknownPod::Pass, "no object selects it");
-    let unread = unreadable(Part::Selectors, object("b", &["172.18.0.100"], &[]));
-    elsewhere.objects.insert("b".into(), Arc::new(unread));
+    let unread = unreadable(Part::Selectors, policy("b", &["172.18.0.100"], &[]));
+    elsewhere.policies.insert("b".into(), Arc::new(unread));
     assert_eq!(auto(&elsewhere), OnUnknownPod::Drop, "its selectors are unreadable");
     let mut early = one_starts;
     early.namespaces = BTreeMap::new();
@@ -391,10 +397,10 @@ fn unknown_pods_are_dropped_while_one_that_is_selected_starts_or_where_the_cni_a
 
 #[test]
 fn prefixes_and_addresses_cover_the_cluster() {
-    // The second address is not assigned, the third is a node's own, and the object does not list the last.
+    // The second address is not assigned, the third is a node's own, and the policy does not list the last.
     let items = [("n1", "172.18.0.100"), ("n2", "172.18.0.2"), ("n2", "172.18.0.55")];
-    let object = object("a", &["172.18.0.100", "172.18.0.101", "172.18.0.2"], &items);
-    let state = compiled(&view(vec![object], vec![]));
+    let policy = policy("a", &["172.18.0.100", "172.18.0.101", "172.18.0.2"], &items);
+    let state = compiled(&view(vec![policy], vec![]));
     let kind = |prefix: &str| state.cluster.get(&net(prefix)).map(|prefix| prefix.kind);
     assert_eq!(kind("10.244.0.0/16"), Some(PrefixKind::PodNetwork));
     assert_eq!(state.cluster[&net("10.244.2.0/24")].node, Some(TunnelEndpoint(ip("172.18.0.2"))));
@@ -435,15 +441,17 @@ fn a_node_takes_no_endpoint_from_another_by_listing_it() {
 
 #[test]
 fn of_many_objects_that_select_a_pod_only_a_few_are_standby() {
-    let objects = (0..2_000).map(|number| object(&format!("o{number:04}"), &[], &[])).collect();
+    let policies = (0..2_000).map(|number| policy(&format!("o{number:04}"), &[], &[])).collect();
     let pods: Vec<(String, Pod)> = (1..=100).map(|i| (format!("p{i}"), pod(&format!("10.244.1.{i}")))).collect();
-    let view = view(objects, pods.iter().map(|(name, pod)| (name.as_str(), pod.clone())).collect());
+    let view = view(policies, pods.iter().map(|(name, pod)| (name.as_str(), pod.clone())).collect());
     let mut selection = desired(&view, &settings()).expect("the own node is known").selection;
     let begun = std::time::Instant::now();
     let standby = selection.standby(&view, view.pods.keys());
     println!("{} in {:?}", standby.len(), begun.elapsed());
     assert_eq!(standby.len(), 100 * MOST_STANDBY);
-    assert!(standby.iter().all(|one| one.served_by == "o0000" && *one.object <= *format!("o{MOST_STANDBY:04}")));
+    assert!(
+        standby.iter().all(|one| one.served_by.name == "o0000" && one.policy.name <= format!("o{MOST_STANDBY:04}"))
+    );
 }
 
 #[test]
@@ -472,12 +480,13 @@ fn incremental_compilation_equals_a_full_one() {
     for round in 0..2_000 {
         let name = format!("p{}", below(4));
         let change = match below(14) {
-            0 => Change::Objects(Update::Removed(format!("o{}", below(3)))),
+            0 => Change::Policies(Update::Removed(format!("o{}", below(3)).as_str().into())),
             1 | 2 => {
                 let name = format!("o{}", below(3));
                 let id = Some(EgressId(below(3).into())).filter(|id| id.0 > 0);
-                let object = EgressObject { id, created: below(3).into(), ..object(&name, &["172.18.0.100"], &[]) };
-                Change::Objects(Update::Changed(name, Arc::new(object)))
+                let policy = policy(&name, &["172.18.0.100"], &[]).published_as(|published| published.id = id);
+                let policy = policy.from_origin(|origin| origin.created = below(3).into());
+                Change::Policies(Update::Changed(policy.key().clone(), Arc::new(policy)))
             }
             3 => {
                 let env = if below(2) > 0 { "prod" } else { "dev" };
@@ -540,9 +549,9 @@ fn incremental_compilation_equals_a_full_one() {
 #[test]
 fn an_address_from_the_cni_counts_before_the_kubelet_reports_it() {
     let mut compiler = Compiler::new(settings());
-    let ClusterView { objects, namespaces, nodes, .. } =
-        view(vec![object("a", &["172.18.0.100"], &[("n1", "172.18.0.100")])], Vec::new());
-    compiler.apply(Change::Objects(Update::Replaced(objects)));
+    let ClusterView { policies, namespaces, nodes, .. } =
+        view(vec![policy("a", &["172.18.0.100"], &[("n1", "172.18.0.100")])], Vec::new());
+    compiler.apply(Change::Policies(Update::Replaced(policies)));
     compiler.apply(Change::Namespaces(Update::Replaced(namespaces)));
     compiler.apply(Change::Nodes(Update::Replaced(nodes)));
     let bare = |uid: &str| {

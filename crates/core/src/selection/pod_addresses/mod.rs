@@ -9,7 +9,7 @@
 //!    on a node that OVN-Kubernetes manages, inside the node's pod subnets, and never against a reported address. Two
 //!    pods that announce one address get none until the kubelet reports it.
 //! 4. Of reported claims, a pod that is not terminating wins (CNIs reuse an address while the old pod still has its
-//!    object), then the older, then the first by name: the same result after every restart.
+//!    policy), then the older, then the first by name: the same result after every restart.
 //! 5. No claim counts for an address of the node, of a service network, of an egress IP, or outside the node's pod
 //!    subnets. Addresses of Services are not examined, since their authors would decide which pods count; a pod subnet
 //!    has precedence over them anyway ([`crate::plan::desired`]).
@@ -22,8 +22,9 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
+use crate::model::node::Node;
 use crate::model::state::{NodeAddress, Prefix, PrefixKind};
-use crate::model::view::{ClusterView, Node, Pod, PodKey};
+use crate::model::view::{ClusterView, Pod, PodKey};
 
 /// The source of a claim; better sources are lesser values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -143,7 +144,7 @@ impl PodNetwork {
     ) -> Option<Refused> {
         let is_in = |networks: &[IpNet]| networks.iter().any(|network| network.contains(&address));
         // Without a pod subnet of this family the place cannot be judged. Reports of the kubelet count then, so that
-        // the pod's traffic follows its object instead of passing as unknown.
+        // the pod's traffic follows its policy instead of passing as unknown.
         let is_known = self.subnets.iter().any(|subnet| subnet.addr().is_ipv4() == address.is_ipv4());
         let is_egress_ip = cluster.get(&IpNet::from(address)).is_some_and(|prefix| prefix.kind == PrefixKind::EgressIp);
         if self.own.contains(&address) {

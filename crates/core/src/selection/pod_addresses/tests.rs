@@ -6,9 +6,10 @@ use egress_common::abi::OnUnknownPod;
 
 use super::*;
 use crate::model::exposed::{Exposes, TargetPort};
-use crate::model::samples::{ip, net, object, settings};
+use crate::model::samples::{ip, net, policy, settings};
+use crate::model::services::{Service, ServiceKey};
 use crate::model::state::{EgressId, KernelState, PodState};
-use crate::model::view::{Change, Labels, Service, ServiceKey, Update};
+use crate::model::view::{Change, Labels, Update};
 use crate::plan::compile::Compiler;
 use crate::plan::desired::{Desired, desired};
 
@@ -46,12 +47,12 @@ fn pod(uid: &str, reported: &[&str], announced: &[&str]) -> Pod {
     }
 }
 
-/// An object selects namespace `prod`, and node `n1` serves its first address; nothing selects `dev`.
+/// A policy selects namespace `prod`, and node `n1` serves its first address; nothing selects `dev`.
 fn view(announces_pods: bool, pods: Vec<(PodKey, Pod)>) -> ClusterView {
     let listed = ["172.18.0.100", "172.18.0.101", "10.244.1.200"];
-    let object = object("a", &listed, &[("n1", "172.18.0.100"), ("n2", "10.244.1.200")]);
+    let policy = policy("a", &listed, &[("n1", "172.18.0.100"), ("n2", "10.244.1.200")]);
     ClusterView {
-        objects: [("a".to_owned(), Arc::new(object))].into(),
+        policies: [("a".into(), Arc::new(policy))].into(),
         namespaces: [("prod", "prod"), ("dev", "dev")]
             .map(|(name, env)| (name.to_owned(), Labels::from([("env".into(), env.into())])))
             .into(),
@@ -212,7 +213,7 @@ fn the_judgement_follows_nodes_and_objects() {
     let has = |compiler: &mut Compiler| compiler.compile().expect("compiled").0.pods.contains_key(&address);
     compiler.apply(Change::Nodes(Update::Replaced(start.nodes.clone())));
     compiler.apply(Change::Namespaces(Update::Replaced(start.namespaces.clone())));
-    compiler.apply(Change::Objects(Update::Replaced(start.objects.clone())));
+    compiler.apply(Change::Policies(Update::Replaced(start.policies.clone())));
     compiler.apply(Change::Pods(Update::Replaced(start.pods.clone())));
     assert!(has(&mut compiler));
     let mut own = Node::clone(&start.nodes["n1"]);
@@ -221,10 +222,10 @@ fn the_judgement_follows_nodes_and_objects() {
     assert!(!has(&mut compiler) && !compiler.refused().is_empty());
     compiler.apply(Change::Nodes(Update::Replaced(start.nodes.clone())));
     assert!(has(&mut compiler) && compiler.refused().is_empty());
-    let taken = object("b", &["10.244.1.10"], &[("n2", "10.244.1.10")]);
-    compiler.apply(Change::Objects(Update::Changed("b".into(), Arc::new(taken))));
+    let taken = policy("b", &["10.244.1.10"], &[("n2", "10.244.1.10")]);
+    compiler.apply(Change::Policies(Update::Changed("b".into(), Arc::new(taken))));
     assert!(!has(&mut compiler));
-    compiler.apply(Change::Objects(Update::Removed("b".into())));
+    compiler.apply(Change::Policies(Update::Removed("b".into())));
     assert!(has(&mut compiler));
 }
 
@@ -317,7 +318,7 @@ fn an_author_of_pods_and_services_affects_no_pod_of_another_namespace() {
         let mut changes = vec![
             Change::Nodes(Update::Replaced(alone.nodes.clone())),
             Change::Namespaces(Update::Replaced(alone.namespaces.clone())),
-            Change::Objects(Update::Replaced(alone.objects.clone())),
+            Change::Policies(Update::Replaced(alone.policies.clone())),
         ];
         changes.extend(alone.pods.iter().map(|(key, pod)| Change::Pods(Update::Changed(key.clone(), pod.clone()))));
         attack(&mut random, &mut changes);

@@ -10,9 +10,10 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use crate::cmd::drain::{DrainError, count};
+use egress_core::allocation::Nodes;
 use egress_core::allocation::draining::{held, stays};
-use egress_core::allocation::{Nodes, Objects};
-use egress_core::model::view::{Node, parse_egress_ip};
+use egress_core::model::node::Node;
+use egress_core::model::policy::{Policies, PolicyKey, parse_egress_ip};
 
 /// The leader has heard of the mark by then, and what it wrote before has come to the node.
 const SETTLE: Duration = Duration::from_secs(1);
@@ -27,7 +28,7 @@ pub(super) struct Look {
     pub(super) node: Option<Node>,
     /// All of them, where they were asked for.
     pub(super) nodes: Option<Nodes>,
-    pub(super) objects: Objects,
+    pub(super) policies: Policies,
 }
 
 /// What a look brought.
@@ -43,9 +44,9 @@ pub(super) struct Watch<'a> {
     node: &'a str,
     begin: Instant,
     looks: usize,
-    held: BTreeMap<IpAddr, String>,
-    /// What was held, and is no more, by the object that it was held for.
-    gone: BTreeMap<IpAddr, String>,
+    held: BTreeMap<IpAddr, PolicyKey>,
+    /// What was held, and is no more, by the policy that it was held for.
+    gone: BTreeMap<IpAddr, PolicyKey>,
     /// What the node's agent has said that it has let go of.
     released: BTreeSet<IpAddr>,
     /// What the node's agent is ready to take over.
@@ -59,8 +60,8 @@ pub(super) struct Watch<'a> {
 
 impl<'a> Watch<'a> {
     /// With what there is to say; `now` is behind the mark.
-    pub(super) fn begin(node: &'a str, objects: &Objects, now: Instant) -> (Self, String) {
-        let held = held(objects, node);
+    pub(super) fn begin(node: &'a str, policies: &Policies, now: Instant) -> (Self, String) {
+        let held = held(policies, node);
         let said = match held.len() {
             0 => format!("{node} has no egress IPs"),
             some => format!("{node} has {}", count(some)),
@@ -81,7 +82,7 @@ impl<'a> Watch<'a> {
             Some(node) if !node.drained => Some(Err(DrainError::TakenBack(self.node.to_owned()))),
             Some(node) => {
                 self.looks += 1;
-                said = self.follow(&look.objects, now);
+                said = self.follow(&look.policies, now);
                 self.released.extend(node.released.keys());
                 self.prepared = node.prepared.keys().copied().collect();
                 match self.has_any() {
@@ -94,22 +95,22 @@ impl<'a> Watch<'a> {
     }
 
     /// What has gone, and come.
-    fn follow(&mut self, objects: &Objects, now: Instant) -> Vec<String> {
+    fn follow(&mut self, policies: &Policies, now: Instant) -> Vec<String> {
         let (node, after) = (self.node, now.duration_since(self.begin).as_secs_f64());
-        let before = std::mem::replace(&mut self.held, held(objects, node));
+        let before = std::mem::replace(&mut self.held, held(policies, node));
         let mut said = Vec::new();
-        for (address, object) in before.iter().filter(|(address, _)| !self.held.contains_key(address)) {
-            let what = whereto(objects, *address).unwrap_or_else(|| match objects.contains_key(object) {
+        for (address, policy) in before.iter().filter(|(address, _)| !self.held.contains_key(address)) {
+            let what = whereto(policies, *address).unwrap_or_else(|| match policies.contains_key(policy) {
                 true => "no object has it assigned any more".to_owned(),
                 false => "the object has been deleted".to_owned(),
             });
-            said.push(format!("{address} ({object}): {what}, after {after:.1} s"));
-            self.gone.insert(*address, object.clone());
+            said.push(format!("{address} ({}): {what}, after {after:.1} s", policy.name));
+            self.gone.insert(*address, policy.clone());
         }
-        // Who has deleted the object wants nobody to have the address, and nobody gets it: no word is owed for that.
-        self.gone.retain(|address, object| objects.contains_key(object) || whereto(objects, *address).is_some());
-        for (address, object) in self.held.iter().filter(|(address, _)| !before.contains_key(address)) {
-            said.push(format!("{address} ({object}) has come to {node}"));
+        // Who has deleted the policy wants nobody to have the address, and nobody gets it: no word is owed for that.
+        self.gone.retain(|address, policy| policies.contains_key(policy) || whereto(policies, *address).is_some());
+        for (address, policy) in self.held.iter().filter(|(address, _)| !before.contains_key(address)) {
+            said.push(format!("{address} ({}) has come to {node}", policy.name));
             // What was said of it was about an earlier hand-over.
             self.released.remove(address);
             self.gone.remove(address);
@@ -119,7 +120,7 @@ impl<'a> Watch<'a> {
 
     fn all_stay(&mut self, look: &Look, said: &mut Vec<String>) -> Option<DrainError> {
         self.empty = None;
-        let stays = stays(&look.objects, look.nodes.as_ref()?, self.node);
+        let stays = stays(&look.policies, look.nodes.as_ref()?, self.node);
         self.alike = if stays == self.stays { self.alike + 1 } else { 1 };
         self.stays = stays;
         let none_goes = self.held.keys().all(|address| self.stays.contains_key(address));
@@ -167,16 +168,16 @@ impl<'a> Watch<'a> {
     }
 
     fn rest(&self) -> Vec<String> {
-        let line = |(address, object): (&IpAddr, &String)| match self.stays.get(address) {
-            Some(why) => format!("{address} ({object}) stays: {why}"),
-            None => format!("{address} ({object}): not moved yet"),
+        let line = |(address, policy): (&IpAddr, &PolicyKey)| match self.stays.get(address) {
+            Some(why) => format!("{address} ({}) stays: {why}", policy.name),
+            None => format!("{address} ({}): not moved yet", policy.name),
         };
         self.held.iter().map(line).collect()
     }
 }
 
-fn whereto(objects: &Objects, address: IpAddr) -> Option<String> {
-    let mut items = objects.values().flat_map(|object| &object.items);
+fn whereto(policies: &Policies, address: IpAddr) -> Option<String> {
+    let mut items = policies.values().flat_map(|policy| &policy.published.items);
     let there = items.find(|item| parse_egress_ip(&item.egress_ip) == Some(address));
     there.map(|item| format!("moved to {}", item.node))
 }

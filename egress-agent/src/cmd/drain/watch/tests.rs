@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::*;
-use egress_core::allocation::samples::{node, object};
+use egress_core::allocation::samples::{node, policy};
 use egress_core::model::node::Prepared;
 
 const A: &str = "172.18.0.100";
@@ -12,10 +12,10 @@ fn ip(text: &str) -> IpAddr {
     text.parse().expect("a literal")
 }
 
-/// The object's address is where it says; the node is drained, and nothing is said of hand-overs.
+/// The policy's address is where it says; the node is drained, and nothing is said of hand-overs.
 fn at(place: &str) -> Look {
     let drained = Node { drained: true, ..Arc::unwrap_or_clone(node("n1", "172.18.0.1/16").1) };
-    Look { node: Some(drained), nodes: None, objects: [object("a", 1, &[A], &[(place, A)])].into() }
+    Look { node: Some(drained), nodes: None, policies: [policy("a", 1, &[A], &[(place, A)])].into() }
 }
 
 fn changed(mut look: Look, change: impl Fn(&mut Node)) -> Look {
@@ -37,7 +37,7 @@ fn see<'a>(
     looks: impl IntoIterator<Item = Look>,
 ) -> (Vec<String>, Option<Result<String, String>>, Watch<'a>) {
     let mut now = Instant::now();
-    let (mut watch, said) = Watch::begin("n1", &begin.objects, now);
+    let (mut watch, said) = Watch::begin("n1", &begin.policies, now);
     let (mut all, mut ended) = (vec![said], None);
     for look in looks {
         assert!(ended.is_none(), "it has ended: {ended:?}");
@@ -92,15 +92,15 @@ fn where_the_agent_has_not_said_that_it_let_go_the_addresses_are_named() {
 
 #[test]
 fn an_address_whose_object_was_deleted_is_not_waited_for() {
-    let deleted = || Look { objects: Objects::new(), ..at("n1") };
+    let deleted = || Look { policies: Policies::new(), ..at("n1") };
     let (said, end, _) = see(&at("n1"), [at("n1"), deleted()]);
     assert_eq!(said[1], "172.18.0.100 (a): the object has been deleted, after 1.4 s");
     assert!(matches!(end, Some(Ok(_))), "{end:?}");
     let nine = || (0..9).map(|_| at("n2"));
     let (_, end, _) = see(&at("n1"), nine().chain([deleted()]));
     assert!(matches!(end, Some(Ok(_))), "nor one that had moved: {end:?}");
-    // Another object has the address by now: two might serve it.
-    let taken = || Look { objects: [object("b", 2, &[A], &[("n2", A)])].into(), ..at("n1") };
+    // Another policy has the address by now: two might serve it.
+    let taken = || Look { policies: [policy("b", 2, &[A], &[("n2", A)])].into(), ..at("n1") };
     let (_, end, watch) = see(&at("n1"), [at("n1"), taken(), taken()]);
     assert_eq!(end, None);
     assert!(matches!(watch.late(3).1, DrainError::Unsaid { .. }));

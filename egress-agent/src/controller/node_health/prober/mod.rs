@@ -24,7 +24,8 @@ use crate::change_queue::ChangeReceiver;
 use crate::controller::node_health::confirmation::{Confirmation, OtherNodes};
 use crate::controller::node_health::session::{Asker, Finding, ProbePath, ProbeSettings, ask};
 use egress_core::model::ledger::{Acknowledgements, Ledger};
-use egress_core::model::view::{Change, Node, Update};
+use egress_core::model::node::Node;
+use egress_core::model::view::{Change, Update};
 use egress_core::node_health::NodeHealth;
 use egress_core::node_health::liveness::{AgentAnswer, Liveness, Signal};
 use egress_core::node_health::state::{News, NodeHealthReport, NodeStates, Traits, Treated};
@@ -173,7 +174,7 @@ fn apply(known: &mut BTreeMap<String, Arc<Node>>, ledger: &mut Arc<Ledger>, chan
         Change::Nodes(Update::Replaced(nodes)) => *known = nodes,
         Change::Nodes(Update::Changed(name, node)) => drop(known.insert(name, node)),
         Change::Nodes(Update::Removed(name)) => drop(known.remove(&name)),
-        Change::Objects(_) | Change::Namespaces(_) | Change::Pods(_) | Change::Services(_) => {}
+        Change::Policies(_) | Change::Namespaces(_) | Change::Pods(_) | Change::Services(_) => {}
     }
 }
 

@@ -37,9 +37,9 @@ impl Stage {
         let pods = [(key("p"), pod(P, "web")), (key("q"), pod(Q, "web"))];
         let pods = Change::Pods(Update::Replaced(pods.into()));
         world(&[("n1", "172.18.0.100")]).into_iter().chain([pods]).for_each(|change| reconciler.apply(change));
-        let (name, mut other) = object("b", 2, 2, &[]);
+        let (name, mut other) = policy("b", 2, 2, &[]);
         Arc::make_mut(&mut other).selects.as_mut().expect("selectors").pods = equals("app", "mail");
-        reconciler.apply(Change::Objects(Update::Changed(name, other)));
+        reconciler.apply(Change::Policies(Update::Changed(name, other)));
         reconciler.reconcile().await.expect("a recorder does not fail");
         let stage = Self { recorder, reconciler };
         stage.done();
@@ -158,7 +158,7 @@ async fn a_plan_of_the_whole_waits_for_cuts() {
     let walking = stage.recorder.walking.clone().lock_owned().await;
     stage.change("p", P, "db").await;
     stage.done();
-    stage.reconciler.apply(Change::Objects(Update::Removed("a".into())));
+    stage.reconciler.apply(Change::Policies(Update::Removed("a".into())));
     let waits = tokio::time::timeout(Duration::from_millis(20), stage.reconciler.reconcile()).await;
     assert!(waits.is_err() && stage.done().is_empty());
     drop(walking);
@@ -178,7 +178,7 @@ async fn a_plan_of_the_whole_finds_cuts_done() {
     stage.reconciler.apply(Change::Pods(Update::Removed(key("q"))));
     stage.turn().await;
     stage.done();
-    stage.reconciler.apply(Change::Objects(Update::Removed("a".into())));
+    stage.reconciler.apply(Change::Policies(Update::Removed("a".into())));
     stage.turn().await;
     assert_eq!(stage.done()[..2], [cut(P), Action::CutPod(ip(Q))]);
 }

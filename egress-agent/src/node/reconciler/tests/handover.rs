@@ -36,8 +36,8 @@ fn given(i: u8, number: u64, to: Option<&str>) -> Change {
 }
 
 fn assigned_to(node: &str) -> Change {
-    let (name, object) = object("a", 1, 1, &[(node, A)]);
-    Change::Objects(Update::Changed(name, object))
+    let (name, object) = policy("a", 1, 1, &[(node, A)]);
+    Change::Policies(Update::Changed(name, object))
 }
 
 struct Stage {
@@ -168,8 +168,8 @@ async fn pods_of_an_heir_that_still_asks_go_by_the_old_node() {
 #[tokio::test]
 async fn a_node_with_another_address_of_the_object_gets_not_ready() {
     let both = |first, second| {
-        let (name, object) = object("a", 1, 1, &[(first, A), (second, "172.18.0.101")]);
-        Change::Objects(Update::Changed(name, object))
+        let (name, object) = policy("a", 1, 1, &[(first, A), (second, "172.18.0.101")]);
+        Change::Policies(Update::Changed(name, object))
     };
     let mut changes = held();
     changes.push(both("n2", "n1"));
@@ -182,8 +182,8 @@ async fn a_node_with_another_address_of_the_object_gets_not_ready() {
 #[tokio::test]
 async fn a_node_that_loses_one_address_of_the_object_and_gets_another_does_one_behind_the_other() {
     let items = |items: &[(&str, &str)]| {
-        let (name, object) = object("a", 1, 1, items);
-        Change::Objects(Update::Changed(name, object))
+        let (name, object) = policy("a", 1, 1, items);
+        Change::Policies(Update::Changed(name, object))
     };
     let mut changes = held();
     changes.push(items(&[("n2", A), ("n1", "172.18.0.101")]));

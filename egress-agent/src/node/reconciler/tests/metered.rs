@@ -77,7 +77,7 @@ async fn each_batch_is_timed_from_its_arrival_and_only_when_all_is_known() {
     let now = held(&facts).expect("the kernel is known");
     assert_eq!(
         now.served,
-        BTreeMap::from([(EgressId(1), Served { address: ip("172.18.0.100"), object: "a".into(), uid: "a".into() })])
+        BTreeMap::from([(EgressId(1), Served { address: ip("172.18.0.100"), policy: Some(("a".into(), "a".into())) })])
     );
     assert_eq!((now.entries["pods"], now.entries["owned"], now.unclaimed), (1, 1, 0));
     assert_eq!(running.count(), 1, "what was waited for before is not the kernel's");

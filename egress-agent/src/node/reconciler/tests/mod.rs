@@ -10,13 +10,13 @@ use futures::future::BoxFuture;
 
 use super::ownership::Ask;
 use super::*;
-use egress_core::model::samples::equals;
-use egress_core::model::samples::{ip, net, settings};
+use egress_core::model::ledger::Ledger;
+use egress_core::model::policy::{Part, Published, Selects};
+use egress_core::model::samples::{self, equals, ip, net, settings};
+use egress_core::model::services::{Service, ServiceKey};
 use egress_core::model::state::family_of;
 use egress_core::model::state::{Family, OnUnknownPod, PodOwner, PodState, Policy, Prefix, PrefixKind, WhenEmpty};
-use egress_core::model::view::{
-    Attach, Conditions, Item, Labels, Ledger, Part, Pod, PodKey, Selects, Service, ServiceKey,
-};
+use egress_core::model::view::{Attach, Labels, Pod, PodKey};
 use egress_core::ownership::lease::{LeaseDemand, LeaseState};
 
 /// Remembers what it was asked to do; refuses to claim what somebody else has.
@@ -106,28 +106,17 @@ fn node(i: u8) -> (String, Arc<Node>) {
     (name, Arc::new(node))
 }
 
-fn object(name: &str, id: u32, created: i64, items: &[(&str, &str)]) -> (String, Arc<EgressObject>) {
-    let item = |(node, ip): &(&str, &str)| Item { node: (*node).into(), egress_ip: (*ip).into() };
-    let object = EgressObject {
-        name: name.into(),
-        uid: name.into(),
-        resource_version: "1".into(),
-        generation: None,
-        created,
+fn policy(name: &str, id: u32, created: i64, assigned: &[(&str, &str)]) -> (PolicyKey, Arc<EgressPolicy>) {
+    let items = samples::items(assigned);
+    let published =
+        Published { id: Some(EgressId(id)), has_annotations: true, has_status: true, ..Published::default() };
+    let policy = EgressPolicy {
         listed: vec!["172.18.0.100".into(), "172.18.0.101".into()],
         selects: Some(Selects { namespaces: Selector::default(), pods: equals("app", "web") }),
-        id: Some(EgressId(id)),
-        no_eligible_node: None,
-        drop_unassigned: false,
-        has_annotations: true,
-        has_status: true,
-        has_items: true,
-        selected_pods: None,
-        items: items.iter().map(item).collect(),
-        conditions: Conditions::default(),
-        unreadable: Vec::new(),
+        published: Published { has_items: true, items, ..published },
+        ..EgressPolicy::new(samples::origin(name, created))
     };
-    (name.to_owned(), Arc::new(object))
+    (name.into(), Arc::new(policy))
 }
 
 fn key(name: &str) -> PodKey {
@@ -156,7 +145,7 @@ fn world(items: &[(&str, &str)]) -> Vec<Change> {
     vec![
         Change::Nodes(Update::Replaced([node(1), node(2)].into())),
         Change::Namespaces(Update::Replaced([("default".to_owned(), Labels::new())].into())),
-        Change::Objects(Update::Replaced([object("a", 1, 1, items)].into())),
+        Change::Policies(Update::Replaced([policy("a", 1, 1, items)].into())),
         Change::Services(Update::Replaced(BTreeMap::new())),
         Change::Ledger(Arc::default()),
     ]
@@ -265,10 +254,10 @@ async fn a_restart_keeps_whom_an_object_selected_that_cannot_be_read_any_more() 
     assert_eq!(before.pods[&ip("10.244.1.10")], PodState::Selected(EgressId(1)));
 
     let mut changes = world(&[("n1", "172.18.0.100")]);
-    let (name, readable) = object("a", 1, 1, &[("n1", "172.18.0.100")]);
+    let (name, readable) = policy("a", 1, 1, &[("n1", "172.18.0.100")]);
     let unreadable = vec![Unreadable { part: Part::Selectors, why: "nonsense".into(), is_known: false }];
-    let object = EgressObject { selects: None, unreadable, ..(*readable).clone() };
-    changes[2] = Change::Objects(Update::Replaced([(name, Arc::new(object))].into()));
+    let object = EgressPolicy { selects: None, unreadable, ..(*readable).clone() };
+    changes[2] = Change::Policies(Update::Replaced([(name, Arc::new(object))].into()));
     changes.push(pods());
     let done = play(&recorder, changes).await;
     assert_eq!(done.concat(), [Action::CutOrphans]);
@@ -323,10 +312,10 @@ async fn what_can_be_no_egress_ip_is_not_claimed_whoever_assigns_it() {
             recorder.state.lock().expect("not poisoned").owned.insert(EgressId(1), reserved);
         }
         let mut changes = world(&[]);
-        let (name, assigned) = object("a", 1, 1, &[("n1", "172.18.255.255")]);
+        let (name, assigned) = policy("a", 1, 1, &[("n1", "172.18.255.255")]);
         let listed = vec!["172.18.255.255".into()];
-        let assigned = Arc::new(EgressObject { listed, ..Arc::unwrap_or_clone(assigned) });
-        changes[2] = Change::Objects(Update::Replaced([(name, assigned)].into()));
+        let assigned = Arc::new(EgressPolicy { listed, ..Arc::unwrap_or_clone(assigned) });
+        changes[2] = Change::Policies(Update::Replaced([(name, assigned)].into()));
         changes.push(Change::Pods(Update::Replaced([(key("p"), pod("10.244.1.10", "web"))].into())));
         play(&recorder, changes).await;
         let state = recorder.state.lock().expect("not poisoned").clone();
@@ -342,8 +331,8 @@ async fn connections_wait_for_an_address_that_cannot_be_claimed_yet() {
     let recorder = Recorder { in_use: Some(ip("172.18.0.100")), ..Recorder::default() };
     let mut changes = world(&[("n2", "172.18.0.100")]);
     changes.push(Change::Pods(Update::Replaced([(key("p"), pod("10.244.1.10", "web"))].into())));
-    let (name, moved) = object("a", 1, 1, &[("n1", "172.18.0.100")]);
-    changes.push(Change::Objects(Update::Changed(name, moved)));
+    let (name, moved) = policy("a", 1, 1, &[("n1", "172.18.0.100")]);
+    changes.push(Change::Policies(Update::Changed(name, moved)));
     let done = play(&recorder, changes).await;
     let pending = ["172.18.0.100", "172.18.0.101"].map(ip).to_vec();
     let waits = Policy { slots: Vec::new(), pending, when_empty: WhenEmpty::Drop };
@@ -355,9 +344,9 @@ async fn the_oldest_object_serves_and_the_other_takes_over_when_it_is_gone() {
     let recorder = Recorder::default();
     let mut changes = world(&[("n2", "172.18.0.100")]);
     changes.push(Change::Pods(Update::Replaced([(key("p"), pod("10.244.1.10", "web"))].into())));
-    let (name, older) = object("z", 2, 0, &[("n2", "172.18.0.101")]);
-    changes.push(Change::Objects(Update::Changed(name.clone(), older)));
-    changes.push(Change::Objects(Update::Removed(name)));
+    let (name, older) = policy("z", 2, 0, &[("n2", "172.18.0.101")]);
+    changes.push(Change::Policies(Update::Changed(name.clone(), older)));
+    changes.push(Change::Policies(Update::Removed(name)));
     let done = play(&recorder, changes).await;
     let selected = |id| Action::PutPod(ip("10.244.1.10"), PodState::Selected(EgressId(id)));
     assert!(done[6].contains(&selected(2)), "{:?}", done[6]);

@@ -3,11 +3,11 @@ pub(super) mod story;
 use std::sync::Arc;
 
 use super::*;
-use crate::allocation::samples::{node, object};
+use crate::allocation::samples::{node, policy};
 use crate::allocation::{Facts, Nodes, Outcome, assign};
+use crate::model::policy::EgressPolicy;
 use crate::model::reserved::ClusterNetworks;
 use crate::model::services::Services;
-use crate::model::view::EgressObject;
 
 const LEASE: Duration = Duration::from_secs(5);
 const A: &str = "172.18.0.101";
@@ -15,7 +15,7 @@ const A: &str = "172.18.0.101";
 /// A cluster with a leader that writes all it plans at once, and passive nodes.
 struct Stage {
     nodes: Nodes,
-    objects: Objects,
+    policies: Policies,
     unreachable: BTreeSet<String>,
     released: BTreeSet<(IpAddr, u64)>,
     given: BTreeMap<(IpAddr, u64), Option<String>>,
@@ -30,12 +30,12 @@ struct Stage {
 }
 
 impl Stage {
-    fn new(objects: Objects) -> Self {
+    fn new(policies: Policies) -> Self {
         let nodes = (1..=3).map(|i| node(&format!("n{i}"), &format!("172.18.0.{i}/16"))).collect();
         let start = Instant::now();
         Self {
             nodes,
-            objects,
+            policies,
             unreachable: BTreeSet::new(),
             released: BTreeSet::new(),
             given: BTreeMap::new(),
@@ -50,16 +50,16 @@ impl Stage {
     }
 
     fn plan(&mut self, now: Instant) -> Plan {
-        let (objects, nodes, unreachable) = (&self.objects, &self.nodes, &self.unreachable);
+        let (policies, nodes, unreachable) = (&self.policies, &self.nodes, &self.unreachable);
         let (absent, hand_overs) = (&BTreeSet::new(), &self.records.open);
         let (networks, services) = (&ClusterNetworks::default(), &Services::default());
-        let wanted = assign(&Facts { objects, nodes, unreachable, absent, networks, services, hand_overs });
+        let wanted = assign(&Facts { policies, nodes, unreachable, absent, networks, services, hand_overs });
         let end =
             |node: &String| (node.clone(), self.heard.get(node).copied().unwrap_or(self.since).max(self.since) + LEASE);
         let ends = self.unreachable.iter().map(end).collect();
         let Self { released, given, prepared, departed, .. } = self;
         let evidence = Evidence { released, given, prepared, ends: &ends, departed };
-        self.watch.plan(objects, &wanted, &self.records, &evidence, now)
+        self.watch.plan(policies, &wanted, &self.records, &evidence, now)
     }
 
     fn record(&mut self, step: &RecordChange) {
@@ -74,9 +74,9 @@ impl Stage {
         }
     }
 
-    fn write(&mut self, name: &str, items: Vec<Item>) {
-        let object = self.objects.get_mut(name).expect("the object");
-        *object = Arc::new(EgressObject { items, ..(**object).clone() });
+    fn write(&mut self, policy: &PolicyKey, items: Vec<Item>) {
+        let policy = self.policies.get_mut(policy).expect("the policy");
+        *policy = Arc::new(policy.published_as(|published| published.items = items));
     }
 
     /// Plans at this second and writes everything. Returns where the address is then, and whether a record is open.
@@ -84,7 +84,8 @@ impl Stage {
         let plan = self.plan(self.start + Duration::from_secs(second));
         plan.steps.iter().for_each(|step| self.record(step));
         plan.items.into_iter().for_each(|(name, items)| self.write(&name, items));
-        let mut items = self.objects.values().flat_map(|object| &object.items).filter(|item| item.egress_ip == A);
+        let mut items =
+            self.policies.values().flat_map(|policy| &policy.published.items).filter(|item| item.egress_ip == A);
         (items.next().map(|item| item.node.clone()), self.records.open.contains_key(&A.parse().expect("a literal")))
     }
 
@@ -95,7 +96,7 @@ impl Stage {
 }
 
 fn on(node: &str) -> Stage {
-    Stage::new(Objects::from([object("a", 1, &[A], &[(node, A)])]))
+    Stage::new(Policies::from([policy("a", 1, &[A], &[(node, A)])]))
 }
 
 fn at(node: &str, recorded: bool) -> (Option<String>, bool) {
@@ -158,10 +159,10 @@ fn a_new_leader_continues_with_the_record_and_counts_from_its_first_look() {
 #[test]
 fn an_object_that_lists_a_freed_address_waits_for_its_node_too() {
     let mut stage = on("n1");
-    stage.objects.extend([object("b", 2, &[A], &[])]);
+    stage.policies.extend([policy("b", 2, &[A], &[])]);
     assert_eq!(stage.pass(0), at("n1", false));
-    stage.objects.remove("a");
-    // The object is gone, and with it the status that named the node: the record must exist before.
+    stage.policies.remove(&"a".into());
+    // The policy is gone, and with it the status that named the node: the record must exist before.
     let hand_over = HandOver { number: 1, from: "n1".into(), to: None };
     stage.records = Records { last: 1, open: BTreeMap::from([(A.parse().expect("a literal"), hand_over)]) };
     stage.unreachable.insert("n1".into());
@@ -171,9 +172,9 @@ fn an_object_that_lists_a_freed_address_waits_for_its_node_too() {
 
     // An edit alone leaves the record; the same node may have the address at once.
     let mut stage = on("n1");
-    stage.objects = Objects::from([object("a", 1, &[], &[("n1", A)])]);
+    stage.policies = Policies::from([policy("a", 1, &[], &[("n1", A)])]);
     assert_eq!(stage.pass(0), (None, true));
-    stage.objects.extend([object("b", 2, &[A], &[])]);
+    stage.policies.extend([policy("b", 2, &[A], &[])]);
     assert_eq!(stage.pass(1), at("n1", false));
 }
 
@@ -184,7 +185,7 @@ fn an_acknowledgement_by_another_node_ends_no_hand_over() {
     assert_eq!(stage.pass(0), at("n1", true));
     let to = stage.records.open[&A.parse().expect("a literal")].to.clone().expect("a node");
     let other = if to == "n2" { "n3" } else { "n2" };
-    stage.write("a", vec![Item { node: other.into(), egress_ip: A.into() }]);
+    stage.write(&"a".into(), vec![Item { node: other.into(), egress_ip: A.into() }]);
     assert_eq!(stage.pass(1), (None, true), "the first node holds it still");
     assert!(matches!(stage.pass(5), (Some(node), true) if node != "n1"));
 }
@@ -192,8 +193,8 @@ fn an_acknowledgement_by_another_node_ends_no_hand_over() {
 #[test]
 fn the_node_of_a_deleted_object_is_waited_for() {
     let mut stage = on("n1");
-    stage.objects.remove("a");
-    stage.objects.extend([object("b", 2, &[A], &[])]);
+    stage.policies.remove(&"a".into());
+    stage.policies.extend([policy("b", 2, &[A], &[])]);
     let address: IpAddr = A.parse().expect("a literal");
     stage.departed.insert(address, "n1".into());
     stage.unreachable.insert("n1".into());
@@ -207,24 +208,24 @@ fn the_node_of_a_deleted_object_is_waited_for() {
 #[test]
 fn the_holder_of_a_deleted_objects_address_is_recorded_although_no_object_wants_it() {
     let mut stage = on("n1");
-    stage.objects.remove("a");
+    stage.policies.remove(&"a".into());
     let address: IpAddr = A.parse().expect("a literal");
     stage.departed.insert(address, "n1".into());
     assert_eq!(stage.pass(0), (None, true));
     let record = stage.records.open[&address].clone();
     assert_eq!((record.from.as_str(), &record.to), ("n1", &None));
-    // Another leader, which has not seen the object, and an object wants the address.
+    // Another leader, which has not seen the policy, and a policy wants the address.
     stage.departed.clear();
     stage.watch = HandoverPlanner::default();
     assert_eq!(stage.pass(3600), (None, true), "its node says nothing, and is in touch");
-    stage.objects.extend([object("b", 2, &[A], &[])]);
+    stage.policies.extend([policy("b", 2, &[A], &[])]);
     Arc::make_mut(stage.nodes.get_mut("n1").expect("a node")).assignable = false;
     assert_eq!(stage.pass(3601), (None, true));
     stage.released.insert((address, record.number));
     assert!(matches!(stage.pass(3602), (Some(node), true) if node != "n1"));
-    // If no object wants it, the node's acknowledgement ends the hand-over.
+    // If no policy wants it, the node's acknowledgement ends the hand-over.
     let mut stage = on("n1");
-    stage.objects.clear();
+    stage.policies.clear();
     stage.departed.insert(address, "n1".into());
     stage.pass(0);
     stage.departed.clear();
@@ -361,12 +362,13 @@ fn of_two_ready_nodes_the_recorded_one_continues() {
 fn a_ledger_that_is_full_makes_the_others_wait_where_they_are() {
     let many = MOST_OPEN + 10;
     let address = |i: usize| format!("172.18.{}.{}", 1 + i / 200, 1 + i % 200);
-    let objects = (0..many).map(|i| object(&format!("o{i}"), 1, &[&address(i)], &[("n1", &address(i))]));
-    let mut stage = Stage::new(objects.collect());
+    let policies = (0..many).map(|i| policy(&format!("o{i}"), 1, &[&address(i)], &[("n1", &address(i))]));
+    let mut stage = Stage::new(policies.collect());
     stage.unreachable.insert("n1".into());
     let plan = stage.plan(stage.start);
     assert_eq!((plan.steps.len(), plan.items.len(), plan.holders.len()), (MOST_OPEN, 0, many));
-    let everywhere = |stage: &Stage| stage.objects.values().filter(|object| object.items[0].node != "n1").count();
+    let everywhere =
+        |stage: &Stage| stage.policies.values().filter(|policy| policy.published.items[0].node != "n1").count();
     stage.pass(5);
     assert_eq!(everywhere(&stage), MOST_OPEN, "only what is recorded moves");
     stage.pass(5);
@@ -398,18 +400,18 @@ fn planned(
 ) -> Plan {
     let items = wanted.iter().map(|(node, address)| Item { node: (*node).into(), egress_ip: (*address).into() });
     let outcome = Outcome { entries: Vec::new(), items: items.collect() };
-    let outcomes = BTreeMap::from([("a".to_owned(), outcome)]);
+    let outcomes = BTreeMap::from([("a".into(), outcome)]);
     let wanted = Assignment { outcomes, eligible: 2 };
     let Stage { released, given, prepared, departed, .. } = stage;
     let evidence = Evidence { released, given, prepared, ends, departed };
-    HandoverPlanner::default().plan(&stage.objects, &wanted, records, &evidence, now)
+    HandoverPlanner::default().plan(&stage.policies, &wanted, records, &evidence, now)
 }
 
-/// A node serves one address of an object, so another one waits until the first has left.
+/// A node serves one address of a policy, so another one waits until the first has left.
 #[test]
 fn a_node_gets_no_second_address_of_an_object_before_the_first_has_left() {
     let low = "172.18.0.100";
-    let stage = Stage::new(Objects::from([object("a", 1, &[low, A], &[("n1", A)])]));
+    let stage = Stage::new(Policies::from([policy("a", 1, &[low, A], &[("n1", A)])]));
     let (records, ends) = (Records::default(), BTreeMap::new());
     let plan = planned(&stage, &[("n1", low), ("n2", A)], &ends, (&records, stage.start));
     assert_eq!(plan.holders, BTreeMap::from([(A.parse().expect("a literal"), "n1".to_owned())]));

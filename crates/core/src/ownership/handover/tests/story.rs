@@ -1,4 +1,4 @@
-//! Nodes that are cut off and return, edited objects, leaders that die between two writes, slow nodes.
+//! Nodes that are cut off and return, edited policies, leaders that die between two writes, slow nodes.
 
 use super::*;
 
@@ -42,10 +42,10 @@ const ADDRESSES: [&str; 3] = [A, "172.18.0.102", "172.18.0.103"];
 
 pub(super) fn tell(seed: u64, new_owners: bool) {
     let numbers = Numbers((seed + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
-    let two = [object("a", 1, &[A, ADDRESSES[1]], &[]), object("b", 2, &[A, ADDRESSES[2]], &[])];
-    // Addresses that move between objects are not handed over.
-    let objects = if new_owners { Objects::from([object("a", 1, &ADDRESSES, &[])]) } else { Objects::from(two) };
-    let stage = Stage::new(objects);
+    let two = [policy("a", 1, &[A, ADDRESSES[1]], &[]), policy("b", 2, &[A, ADDRESSES[2]], &[])];
+    // Addresses that move between policies are not handed over.
+    let policies = if new_owners { Policies::from([policy("a", 1, &ADDRESSES, &[])]) } else { Policies::from(two) };
+    let stage = Stage::new(policies);
     let agents = stage.nodes.keys().map(|name| (name.clone(), Agent::default())).collect();
     let mut story = Story { stage, agents, time: Duration::ZERO, numbers, new_owners };
     for _ in 0..120 {
@@ -58,7 +58,7 @@ pub(super) fn tell(seed: u64, new_owners: bool) {
     assert_eq!(story.stage.records.open, BTreeMap::new(), "seed {seed}: all is done when all is quiet");
     let again = story.stage.plan(story.now());
     assert_eq!(again, Plan::default(), "seed {seed}");
-    let placed: usize = story.stage.objects.values().map(|object| object.items.len()).sum();
+    let placed: usize = story.stage.policies.values().map(|policy| policy.published.items.len()).sum();
     let held: usize = story.agents.values().map(|agent| agent.holds.len()).sum();
     assert_eq!(placed, held, "seed {seed}");
 }
@@ -93,8 +93,8 @@ impl Story {
         let crash = (eventful && self.numbers.one_in(6)).then(|| self.numbers.below(1 + writes));
         let (before, after): (Vec<_>, Vec<_>) =
             plan.steps.iter().cloned().partition(|step| matches!(step, RecordChange::Record(..)));
-        let losing_first = |items: &(String, Vec<Item>)| {
-            let old = &self.stage.objects[&items.0].items;
+        let losing_first = |items: &(PolicyKey, Vec<Item>)| {
+            let old = &self.stage.policies[&items.0].published.items;
             old.iter().all(|item| items.1.iter().any(|new| new.egress_ip == item.egress_ip))
         };
         let mut items: Vec<_> = plan.items.into_iter().collect();
@@ -128,8 +128,8 @@ impl Story {
                 let name = if self.new_owners { "a" } else { ["a", "b"][usize::from(self.numbers.one_in(2))] };
                 let listed = ADDRESSES.iter().filter(|_| self.numbers.one_in(2));
                 let listed = listed.map(|text| (*text).to_owned()).collect();
-                let object = self.stage.objects.get_mut(name).expect("the object");
-                *object = Arc::new(EgressObject { listed, ..(**object).clone() });
+                let policy = self.stage.policies.get_mut(&name.into()).expect("the policy");
+                *policy = Arc::new(EgressPolicy { listed, ..(**policy).clone() });
             }
             _ => {}
         }
@@ -156,7 +156,8 @@ impl Story {
                     all.remove(name);
                 }
             }
-            let shown = stage.objects.values().flat_map(|object| &object.items).filter(|item| item.node == *name);
+            let shown =
+                stage.policies.values().flat_map(|policy| &policy.published.items).filter(|item| item.node == *name);
             let shown: BTreeSet<IpAddr> = shown.filter_map(|item| item.egress_ip.parse().ok()).collect();
             let mut holds: BTreeSet<IpAddr> = shown
                 .into_iter()

@@ -9,90 +9,25 @@
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
 
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, DynamicObject, Patch, PatchParams};
 use kube::core::Status;
 use kube::{Client, Error};
 use serde_json::{Value, json};
 
-use crate::error_text::ErrorText;
-use crate::{FIELD_MANAGER, convert, crd};
+use crate::policy::StatusWriter;
+use crate::policy::egress_ip::read;
+use crate::policy::status::{DesiredStatus, WriteError};
+use crate::{FIELD_MANAGER, crd};
 use egress_core::keys;
-use egress_core::model::state::EgressId;
-use egress_core::model::view::{EgressObject, Item};
+use egress_core::model::policy::EgressPolicy;
 use egress_core::status::conditions::{ASSIGNED, Statement};
 
-/// The desired annotations and status of an object.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DesiredStatus {
-    pub id: EgressId,
-    /// The addresses, if no node can host any of them.
-    pub no_eligible_node: Option<Vec<IpAddr>>,
-    pub items: Vec<Item>,
-    /// `None` while it is not known.
-    pub selected_pods: Option<u32>,
-    pub conditions: Vec<Statement>,
-}
-
-#[derive(Debug, thiserror::Error)]
-pub enum WriteError {
-    /// Another writer was faster, or the object is gone: read it again.
-    #[error("the object has changed since it was read")]
-    Stale,
-    #[error("the API server does not answer")]
-    Timeout,
-    #[error("{}", ErrorText(.0))]
-    Api(Error),
-    #[error("the patch cannot be expressed: {0}")]
-    Patch(#[from] serde_json::Error),
-}
-
-impl From<Error> for WriteError {
-    fn from(error: Error) -> Self {
-        Self::Api(error)
-    }
-}
-
-impl WriteError {
-    /// The status code of a refusal; zero for other errors.
-    pub fn code(&self) -> u16 {
-        match self {
-            Self::Api(Error::Api(status)) => status.code,
-            _ => 0,
-        }
-    }
-}
-
-/// Interval of log lines about one error.
-const LOG_INTERVAL: Duration = Duration::from_secs(10 * 60);
-
-/// Limits log lines about failed writes: a missing right fails for every object at every attempt, one a second, and one line
-/// reports all of it.
-#[derive(Debug, Default)]
-pub struct WriteErrorLog {
-    logged: Option<(u16, Instant)>,
-}
-
-impl WriteErrorLog {
-    /// Whether to log a failure with this code: at once if it differs from the last one, else rarely.
-    pub fn is_due(&mut self, code: u16, now: Instant) -> bool {
-        let due = self.logged.is_none_or(|(logged, at)| logged != code || now.duration_since(at) >= LOG_INTERVAL);
-        if due {
-            self.logged = Some((code, now));
-        }
-        due
-    }
-
-    /// Writing succeeds. Whether to log that.
-    pub fn ends(&mut self) -> bool {
-        self.logged.take().is_some()
-    }
-}
-
 /// Writes to EgressIP objects, and learns which fields their CRD has.
-pub struct StatusWriter {
+pub(super) struct Writer {
     api: Api<DynamicObject>,
     subresource: AtomicBool,
     conditions: AtomicBool,
@@ -100,8 +35,8 @@ pub struct StatusWriter {
     counts: AtomicBool,
 }
 
-impl StatusWriter {
-    pub fn new(client: Client) -> Self {
+impl Writer {
+    pub(super) fn new(client: Client) -> Self {
         let api = Api::all_with(client, &crd::egressip_resource());
         Self {
             api,
@@ -111,13 +46,7 @@ impl StatusWriter {
         }
     }
 
-    /// Whether nothing is to be written.
-    pub fn is_current(&self, object: &EgressObject, desired: &DesiredStatus) -> bool {
-        annotation_ops(object, desired).is_empty() && self.status_ops(object, desired).is_empty()
-    }
-
-    /// Writes what differs. Returns the object as the server has it then.
-    pub async fn write(&self, object: &EgressObject, desired: &DesiredStatus) -> Result<EgressObject, WriteError> {
+    async fn write(&self, object: &EgressPolicy, desired: &DesiredStatus) -> Result<EgressPolicy, WriteError> {
         let mut object = object.clone();
         let ops = annotation_ops(&object, desired);
         if !ops.is_empty() {
@@ -130,7 +59,7 @@ impl StatusWriter {
         if !self.subresource.load(Ordering::Relaxed) {
             let answer = self.patch(&object, ops, false).await?;
             // A CRD with the subresource ignores the status of a plain write.
-            self.subresource.store(answer.items != desired.items, Ordering::Relaxed);
+            self.subresource.store(answer.published.items != desired.items, Ordering::Relaxed);
             return Ok(answer);
         }
         match self.patch(&object, ops, true).await {
@@ -140,9 +69,9 @@ impl StatusWriter {
             }
             answer => {
                 let answer = answer?;
-                self.conditions.store(answer.conditions.get(ASSIGNED).is_some(), Ordering::Relaxed);
+                self.conditions.store(answer.published.conditions.get(ASSIGNED).is_some(), Ordering::Relaxed);
                 if desired.selected_pods.is_some() {
-                    self.counts.store(answer.selected_pods == desired.selected_pods, Ordering::Relaxed);
+                    self.counts.store(answer.published.selected_pods == desired.selected_pods, Ordering::Relaxed);
                 }
                 Ok(answer)
             }
@@ -151,9 +80,9 @@ impl StatusWriter {
 
     async fn without_subresource(
         &self,
-        object: &EgressObject,
+        object: &EgressPolicy,
         desired: &DesiredStatus,
-    ) -> Result<EgressObject, WriteError> {
+    ) -> Result<EgressPolicy, WriteError> {
         let answer = match self.patch(object, item_ops(object, desired), false).await {
             Err(WriteError::Api(Error::Api(status))) if status.code == 404 => return Err(WriteError::Stale),
             answer => answer?,
@@ -162,30 +91,30 @@ impl StatusWriter {
         Ok(answer)
     }
 
-    fn status_ops(&self, object: &EgressObject, desired: &DesiredStatus) -> Vec<Value> {
+    fn status_ops(&self, object: &EgressPolicy, desired: &DesiredStatus) -> Vec<Value> {
         let subresource = self.subresource.load(Ordering::Relaxed);
         if subresource && self.conditions.load(Ordering::Relaxed) {
             let counted = desired.selected_pods.filter(|_| self.counts.load(Ordering::Relaxed));
             status_ops(object, desired, counted, &Timestamp::now())
-        } else if object.items == desired.items && object.has_items {
+        } else if object.published.items == desired.items && object.published.has_items {
             Vec::new()
         } else {
             item_ops(object, desired)
         }
     }
 
-    async fn patch(&self, object: &EgressObject, ops: Vec<Value>, status: bool) -> Result<EgressObject, WriteError> {
+    async fn patch(&self, object: &EgressPolicy, ops: Vec<Value>, status: bool) -> Result<EgressPolicy, WriteError> {
         let patch = Patch::Json::<()>(serde_json::from_value(Value::Array(guarded(object, ops)))?);
         let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
         let answer = if status {
-            self.api.patch_status(&object.name, &params, &patch).await
+            self.api.patch_status(object.name(), &params, &patch).await
         } else {
-            self.api.patch(&object.name, &params, &patch).await
+            self.api.patch(object.name(), &params, &patch).await
         };
         match answer {
-            Ok(answer) => Ok(convert::object(&answer)),
+            Ok(answer) => Ok(read::policy(&answer)),
             Err(Error::Api(status)) if is_stale(&status) => {
-                tracing::debug!(egressip = object.name, message = status.message, "a guarded write was refused");
+                tracing::debug!(egressip = object.name(), message = status.message, "a guarded write was refused");
                 Err(WriteError::Stale)
             }
             Err(error) => Err(error.into()),
@@ -193,11 +122,25 @@ impl StatusWriter {
     }
 }
 
+impl StatusWriter for Writer {
+    fn is_current(&self, object: &EgressPolicy, desired: &DesiredStatus) -> bool {
+        annotation_ops(object, desired).is_empty() && self.status_ops(object, desired).is_empty()
+    }
+
+    fn write<'a>(
+        &'a self,
+        policy: &'a EgressPolicy,
+        desired: &'a DesiredStatus,
+    ) -> BoxFuture<'a, Result<EgressPolicy, WriteError>> {
+        self.write(policy, desired).boxed()
+    }
+}
+
 /// Adds guards: the patch applies only to the object as it was read, and to no other of its name.
-fn guarded(object: &EgressObject, ops: Vec<Value>) -> Vec<Value> {
+fn guarded(object: &EgressPolicy, ops: Vec<Value>) -> Vec<Value> {
     let mut guarded = vec![
-        json!({"op": "test", "path": "/metadata/uid", "value": object.uid}),
-        json!({"op": "test", "path": "/metadata/resourceVersion", "value": object.resource_version}),
+        json!({"op": "test", "path": "/metadata/uid", "value": object.origin.uid}),
+        json!({"op": "test", "path": "/metadata/resourceVersion", "value": object.origin.resource_version}),
     ];
     guarded.extend(ops);
     guarded
@@ -210,19 +153,19 @@ fn is_stale(status: &Status) -> bool {
     status.code == 409 || (status.code == 422 && !names_causes)
 }
 
-fn annotation_ops(object: &EgressObject, desired: &DesiredStatus) -> Vec<Value> {
+fn annotation_ops(object: &EgressPolicy, desired: &DesiredStatus) -> Vec<Value> {
     let mut changes = Vec::new();
-    if object.id != Some(desired.id) {
+    if object.published.id != Some(desired.id) {
         changes.push((keys::EGRESS_ID, desired.id.0.to_string()));
     }
     let unhosted = desired.no_eligible_node.as_ref().map(|addresses| addresses.iter().copied().collect());
-    if object.no_eligible_node != unhosted
+    if object.published.no_eligible_node != unhosted
         && let Some(addresses) = &desired.no_eligible_node
     {
         let texts: Vec<String> = addresses.iter().map(IpAddr::to_string).collect();
         changes.push((keys::NO_ELIGIBLE_NODE, texts.join(",")));
     }
-    let mut ops: Vec<Value> = if object.has_annotations {
+    let mut ops: Vec<Value> = if object.published.has_annotations {
         let path = |key: &str| format!("/metadata/annotations/{}", escape(key));
         changes.iter().map(|(key, value)| json!({"op": "add", "path": path(key), "value": value})).collect()
     } else if changes.is_empty() {
@@ -231,16 +174,16 @@ fn annotation_ops(object: &EgressObject, desired: &DesiredStatus) -> Vec<Value> 
         let map: serde_json::Map<String, Value> = changes.into_iter().map(|(k, v)| (k.to_owned(), v.into())).collect();
         vec![json!({"op": "add", "path": "/metadata/annotations", "value": map})]
     };
-    if object.no_eligible_node.is_some() && unhosted.is_none() {
+    if object.published.no_eligible_node.is_some() && unhosted.is_none() {
         let path = format!("/metadata/annotations/{}", escape(keys::NO_ELIGIBLE_NODE));
         ops.push(json!({"op": "remove", "path": path}));
     }
     ops
 }
 
-fn item_ops(object: &EgressObject, desired: &DesiredStatus) -> Vec<Value> {
+fn item_ops(object: &EgressPolicy, desired: &DesiredStatus) -> Vec<Value> {
     let items = items(desired);
-    if object.has_status {
+    if object.published.has_status {
         vec![json!({"op": "add", "path": "/status/items", "value": items})]
     } else {
         vec![json!({"op": "add", "path": "/status", "value": {"items": items}})]
@@ -251,27 +194,27 @@ fn items(desired: &DesiredStatus) -> Vec<Value> {
     desired.items.iter().map(|item| json!({"node": item.node, "egressIP": item.egress_ip})).collect()
 }
 
-fn status_ops(object: &EgressObject, desired: &DesiredStatus, counted: Option<u32>, now: &Timestamp) -> Vec<Value> {
+fn status_ops(object: &EgressPolicy, desired: &DesiredStatus, counted: Option<u32>, now: &Timestamp) -> Vec<Value> {
     let value = |statement: &Statement| condition(object, statement, now);
-    if !object.has_status {
+    if !object.published.has_status {
         let conditions: Vec<Value> = desired.conditions.iter().map(value).collect();
         let mut status = json!({
-            "items": items(desired), "conditions": conditions, "observedGeneration": object.generation
+            "items": items(desired), "conditions": conditions, "observedGeneration": object.origin.generation
         });
         counted.into_iter().for_each(|count| status["selectedPods"] = count.into());
         return vec![json!({"op": "add", "path": "/status", "value": status})];
     }
     let mut ops = Vec::new();
-    if object.items != desired.items || !object.has_items {
+    if object.published.items != desired.items || !object.published.has_items {
         ops.extend(item_ops(object, desired));
     }
-    if let Some(count) = counted.filter(|count| object.selected_pods != Some(*count)) {
+    if let Some(count) = counted.filter(|count| object.published.selected_pods != Some(*count)) {
         ops.push(json!({"op": "add", "path": "/status/selectedPods", "value": count}));
     }
     let mut conditions = Vec::new();
     for statement in desired.conditions.iter().filter(|statement| !statement.is_published(object)) {
         let value = value(statement);
-        conditions.push(match object.conditions.get(statement.kind) {
+        conditions.push(match object.published.conditions.get(statement.kind) {
             Some((index, _)) => json!({"op": "replace", "path": format!("/status/conditions/{index}"), "value": value}),
             None => json!({"op": "add", "path": "/status/conditions/-", "value": value}),
         });
@@ -279,17 +222,17 @@ fn status_ops(object: &EgressObject, desired: &DesiredStatus, counted: Option<u3
     if conditions.is_empty() {
         return ops;
     }
-    if !object.conditions.listed {
+    if !object.published.conditions.listed {
         ops.push(json!({"op": "add", "path": "/status/conditions", "value": []}));
     }
     ops.extend(conditions);
-    ops.push(json!({"op": "add", "path": "/status/observedGeneration", "value": object.generation}));
+    ops.push(json!({"op": "add", "path": "/status/observedGeneration", "value": object.origin.generation}));
     ops
 }
 
-fn condition(object: &EgressObject, desired: &Statement, now: &Timestamp) -> Value {
+fn condition(object: &EgressPolicy, desired: &Statement, now: &Timestamp) -> Value {
     // The time of the last change of the status, not of the last write.
-    let since = match object.conditions.get(desired.kind) {
+    let since = match object.published.conditions.get(desired.kind) {
         Some((_, found)) if found.status == desired.status && !found.last_transition.is_empty() => {
             found.last_transition.clone()
         }
@@ -302,7 +245,7 @@ fn condition(object: &EgressObject, desired: &Statement, now: &Timestamp) -> Val
         "message": desired.message,
         "lastTransitionTime": since,
     });
-    if let Some(generation) = object.generation {
+    if let Some(generation) = object.origin.generation {
         value["observedGeneration"] = generation.into();
     }
     value
@@ -316,10 +259,12 @@ fn escape(key: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use egress_core::model::policy::Item;
+    use egress_core::model::state::EgressId;
     use egress_core::status::conditions::DEGRADED;
 
-    fn object(value: Value) -> EgressObject {
-        convert::object(&serde_json::from_value(value).expect("an object"))
+    fn object(value: Value) -> EgressPolicy {
+        read::policy(&serde_json::from_value(value).expect("an object"))
     }
 
     fn statement(kind: &'static str, status: bool, reason: &'static str, message: &str) -> Statement {
@@ -341,7 +286,7 @@ mod tests {
 
     const SPEC: &str = r#"{"egressIPs": ["172.18.0.100"], "namespaceSelector": {}}"#;
 
-    fn with(metadata: Value, status: Value) -> EgressObject {
+    fn with(metadata: Value, status: Value) -> EgressPolicy {
         let spec: Value = serde_json::from_str(SPEC).expect("a literal");
         object(json!({"metadata": metadata, "spec": spec, "status": status}))
     }
@@ -408,10 +353,10 @@ mod tests {
 
         let count = json!({"op": "add", "path": "/status/selectedPods", "value": 2});
         assert_eq!(status_ops(&right, &desired(), Some(2), &Timestamp::UNIX_EPOCH), [count]);
-        let counted = EgressObject { selected_pods: Some(2), ..right.clone() };
+        let counted = right.published_as(|published| published.selected_pods = Some(2));
         assert_eq!(status_ops(&counted, &desired(), Some(2), &Timestamp::UNIX_EPOCH), Vec::<Value>::new());
 
-        let newer = EgressObject { generation: Some(2), ..right };
+        let newer = right.from_origin(|origin| origin.generation = Some(2));
         let ops = status_ops(&newer, &desired(), None, &Timestamp::UNIX_EPOCH);
         let paths: Vec<&str> = ops.iter().filter_map(|op| op["path"].as_str()).collect();
         assert_eq!(paths, ["/status/conditions/1", "/status/conditions/2", "/status/observedGeneration"]);
@@ -434,17 +379,5 @@ mod tests {
         let ops = status_ops(&older, &desired(), None, &Timestamp::UNIX_EPOCH);
         assert_eq!((&ops[0]["op"], &ops[0]["path"]), (&json!("add"), &json!("/status/conditions/-")));
         assert_eq!((&ops[0]["value"]["type"], ops.len()), (&json!("Degraded"), 2));
-    }
-
-    #[test]
-    fn a_lasting_error_is_logged_rarely_and_its_end_once() {
-        let (mut errors, start) = (WriteErrorLog::default(), Instant::now());
-        let at = |seconds| start + Duration::from_secs(seconds);
-        assert!(!errors.ends(), "nothing was wrong");
-        let failures = [(403, 0), (403, 1), (403, 599), (403, 600), (403, 601), (500, 602), (403, 603)];
-        let due = failures.map(|(code, second)| errors.is_due(code, at(second)));
-        assert_eq!(due, [true, false, false, true, false, true, true]);
-        assert_eq!([errors.ends(), errors.ends()], [true, false]);
-        assert!(errors.is_due(403, at(604)));
     }
 }

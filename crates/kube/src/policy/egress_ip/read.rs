@@ -8,10 +8,14 @@ use kube::core::DynamicObject;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use crate::convert::{MOST_OF_PROBLEM, annotation, created};
+use crate::convert::{MOST_OF_PROBLEM, annotation};
+use crate::policy::origin;
 use egress_core::keys;
+use egress_core::model::policy::{
+    Condition, Conditions, Destinations, EgressPolicy, EligibleNodes, Item, Part, PolicyKind, Published, Selects,
+    Unreadable, parse_egress_ip,
+};
 use egress_core::model::state::EgressId;
-use egress_core::model::view::{Condition, Conditions, EgressObject, Item, Part, Selects, Unreadable, parse_egress_ip};
 use egress_core::status::conditions::{ASSIGNED, DEGRADED};
 use egress_core::text::quoted;
 
@@ -23,7 +27,7 @@ struct StatusItem {
 }
 
 /// What cannot be read is named in the value: an object that violates the schema hides no other object.
-pub fn object(object: &DynamicObject) -> EgressObject {
+pub(super) fn policy(object: &DynamicObject) -> EgressPolicy {
     let meta = &object.metadata;
     let spec = &object.data["spec"];
     let status = object.data.get("status").filter(|status| status.is_object());
@@ -31,23 +35,24 @@ pub fn object(object: &DynamicObject) -> EgressObject {
     let listed = read(Part::Addresses, listed(spec), &mut unreadable);
     let selects = read(Part::Selectors, selects(spec), &mut unreadable);
     let items = read(Part::Items, items(status), &mut unreadable);
-    EgressObject {
-        name: meta.name.clone().unwrap_or_default(),
-        uid: meta.uid.clone().unwrap_or_default(),
-        resource_version: meta.resource_version.clone().unwrap_or_default(),
-        generation: meta.generation,
-        created: created(meta),
+    EgressPolicy {
+        origin: origin(PolicyKind::EgressIp, meta),
         selects,
+        // The API has no field for either.
+        destinations: Destinations::All,
+        eligible_nodes: EligibleNodes::Labelled,
         listed: listed.unwrap_or_else(|| assigned(items.as_deref())),
-        id: annotation(meta, keys::EGRESS_ID).and_then(egress_id),
-        no_eligible_node: annotation(meta, keys::NO_ELIGIBLE_NODE).map(addresses),
         drop_unassigned: annotation(meta, keys::ON_UNASSIGNED).is_some_and(|value| value == "drop"),
-        has_annotations: meta.annotations.is_some(),
-        has_status: status.is_some(),
-        has_items: items.is_some() && status.is_some_and(|status| status["items"].is_array()),
-        items: items.unwrap_or_default(),
-        selected_pods: status.and_then(|status| u32::try_from(status["selectedPods"].as_u64()?).ok()),
-        conditions: status.map(conditions).unwrap_or_default(),
+        published: Published {
+            id: annotation(meta, keys::EGRESS_ID).and_then(egress_id),
+            no_eligible_node: annotation(meta, keys::NO_ELIGIBLE_NODE).map(addresses),
+            has_annotations: meta.annotations.is_some(),
+            has_status: status.is_some(),
+            has_items: items.is_some() && status.is_some_and(|status| status["items"].is_array()),
+            items: items.unwrap_or_default(),
+            selected_pods: status.and_then(|status| u32::try_from(status["selectedPods"].as_u64()?).ok()),
+            conditions: status.map(conditions).unwrap_or_default(),
+        },
         unreadable,
     }
 }
@@ -139,11 +144,11 @@ mod tests {
     use super::*;
     use egress_core::model::view::Labels;
 
-    fn convert(value: Value) -> EgressObject {
-        object(&serde_json::from_value(value).expect("an object"))
+    fn convert(value: Value) -> EgressPolicy {
+        policy(&serde_json::from_value(value).expect("an object"))
     }
 
-    fn with_selector(selector: Value) -> EgressObject {
+    fn with_selector(selector: Value) -> EgressPolicy {
         let spec = json!({"egressIPs": ["172.18.0.100"], "namespaceSelector": selector});
         convert(json!({"metadata": {"name": "a"}, "spec": spec}))
     }
@@ -179,12 +184,12 @@ mod tests {
             "status": {"items": [{"node": "n", "egressIP": "172.18.0.100"}], "conditions": [
                 {"type": "Other"}, {"type": "Assigned", "status": "False", "reason": "PartiallyAssigned"}]}
         }));
-        assert_eq!(object.id, Some(EgressId(7)));
-        assert_eq!(object.created, 1_704_067_210);
-        assert_eq!(object.no_eligible_node.as_ref(), Some(&object.addresses()));
-        assert!(object.drop_unassigned && object.has_status);
-        assert_eq!(object.items.len(), 1);
-        let (index, assigned) = object.conditions.get("Assigned").expect("the condition");
+        assert_eq!(object.published.id, Some(EgressId(7)));
+        assert_eq!(object.origin.created, 1_704_067_210);
+        assert_eq!(object.published.no_eligible_node.as_ref(), Some(&object.addresses()));
+        assert!(object.drop_unassigned && object.published.has_status);
+        assert_eq!(object.published.items.len(), 1);
+        let (index, assigned) = object.published.conditions.get("Assigned").expect("the condition");
         assert_eq!((index, assigned.status, assigned.reason.as_str()), (1, false, "PartiallyAssigned"));
     }
 
@@ -193,16 +198,16 @@ mod tests {
         let metadata = json!({"name": "a", "annotations": {"k8s.ovn.org/egressip-tunnel-id": "7"}});
         let item = json!({"node": "n", "egressIP": "172.18.0.100"});
         let status = json!({"items": [item]});
-        let parts = |object: &EgressObject| object.unreadable.iter().map(|one| one.part).collect::<Vec<_>>();
+        let parts = |object: &EgressPolicy| object.unreadable.iter().map(|one| one.part).collect::<Vec<_>>();
 
         let no_spec = convert(json!({"metadata": metadata, "spec": "nonsense", "status": status}));
         assert_eq!(parts(&no_spec), [Part::Addresses, Part::Selectors]);
-        assert_eq!((no_spec.name.as_str(), no_spec.id), ("a", Some(EgressId(7))));
+        assert_eq!((no_spec.name(), no_spec.published.id), ("a", Some(EgressId(7))));
         assert_eq!(no_spec.listed, ["172.18.0.100"], "what it was assigned");
         let spec = json!({"egressIPs": ["172.18.0.100"], "namespaceSelector": {}, "podSelector": 7});
         let odd = convert(json!({"metadata": metadata, "spec": spec, "status": {"items": [{"node": 7}]}}));
         assert_eq!(parts(&odd), [Part::Selectors, Part::Items]);
-        assert!(!odd.has_items, "so that they are written again");
+        assert!(!odd.published.has_items, "so that they are written again");
         assert!(odd.unreadable[0].why.starts_with("podSelector: "), "{:?}", odd.unreadable);
         let long = convert(json!({"spec": {"egressIPs": "x".repeat(12_000), "namespaceSelector": {}}}));
         assert!(long.unreadable[0].why.len() < MOST_OF_PROBLEM + 32, "{} bytes", long.unreadable[0].why.len());
