@@ -3,7 +3,7 @@
 //! Packets of selected pods to the world leave by the uplink with the egress IP, where this node is the gateway, or through
 //! the overlay to the gateway. Packets to other nodes get the mark. All other traffic is untouched.
 
-use egress_common::abi::{Config, Direction, NODE_MARK, Slot, SlotPlace, Verdict};
+use egress_common::abi::{Config, Direction, NODE_MARK, PolicySlot, SlotPlace, Verdict};
 use egress_common::decide::from_pod::FromPod;
 use egress_common::decide::mtu::{self, Fit};
 use egress_common::decide::{self};
@@ -79,7 +79,7 @@ pub fn uncached(packet: Packet, config: &Config, workspace: &mut Workspace) -> O
 
 /// The gateway is another node.
 #[inline(always)]
-fn to_gateway(run: &Run<'_>, route: &mut Route, egress_id: u32, slot: &Slot) -> Outcome {
+fn to_gateway(run: &Run<'_>, route: &mut Route, egress_id: u32, slot: &PolicySlot) -> Outcome {
     let Run { packet, config, headers } = *run;
     let whole = match mtu::fit(run.wire_length(), config.overlay_mtu, headers, &slot.endpoint) {
         Fit::Tell(limit) => return Outcome::too_big(limit),

@@ -25,8 +25,8 @@ use aya_ebpf::helpers::generated::{bpf_get_prandom_u32, bpf_ktime_get_coarse_ns}
 use aya_ebpf::macros::btf_map;
 use egress_common::abi::{
     Addr, ClusterPrefix, Config, Datagram, Direction, DropEvent, ExposedPort, Exposure, Flow, FragKey, FragPorts,
-    HandoverEntry, Holder, Inbound, NatEntry, NextHop, NodeEntry, Owned, OwnedAddr, PodEntry, Policy, PolicyKey, Share,
-    Slot, Tuple, Usage,
+    HandoverEntry, Holder, Inbound, NatEntry, NextHop, NodeEntry, Owned, OwnedAddr, PodEntry, PolicyEntry, PolicyKey,
+    PolicySlot, Share, Tuple, Usage,
 };
 use egress_common::decide::expiry::GONE;
 use egress_common::decide::snat::{EXHAUSTED_NS, PortSearch};
@@ -47,7 +47,7 @@ pub static CONFIG: Array<Config, 1> = Array::new();
 pub static PODS: HashMap<Addr, PodEntry, 4096, ON_DEMAND> = HashMap::new();
 
 #[btf_map(name = "policy")]
-pub static POLICY: HashMap<PolicyKey, Policy, 32768, ON_DEMAND> = HashMap::new();
+pub static POLICY: HashMap<PolicyKey, PolicyEntry, 32768, ON_DEMAND> = HashMap::new();
 
 #[btf_map(name = "owned")]
 pub static OWNED: HashMap<u32, Owned, 16384, ON_DEMAND> = HashMap::new();
@@ -185,7 +185,7 @@ impl Tables for Maps {
     }
 
     #[inline(always)]
-    fn policy(&self, key: &PolicyKey) -> Option<&Policy> {
+    fn policy(&self, key: &PolicyKey) -> Option<&PolicyEntry> {
         lent(POLICY.get_ptr_mut(key))
     }
 
@@ -331,7 +331,7 @@ impl Tables for Maps {
     }
 
     #[inline(always)]
-    fn settle_flow(&self, tuple: &Tuple, egress_id: u32, slot: &Slot, decisions: u32) {
+    fn settle_flow(&self, tuple: &Tuple, egress_id: u32, slot: &PolicySlot, decisions: u32) {
         let Some(flow) = FLOWS.get_ptr_mut(tuple) else { return };
         // Of two CPUs one may have asked before a change and the other behind it: the number of the one beside the slot of
         // the other has no seal, in whatever order their writes arrive.

@@ -8,7 +8,7 @@ use core::ffi::c_void;
 
 use aya_ebpf::bindings::BPF_NOEXIST;
 use aya_ebpf::helpers::generated::bpf_loop;
-use egress_common::abi::{Addr, Holder, NatEntry, Origin, Share, Slot, Tuple, Verdict};
+use egress_common::abi::{Addr, Holder, NatEntry, Origin, PolicySlot, Share, Tuple, Verdict};
 use egress_common::decide::from_overlay::Outer;
 use egress_common::decide::snat::{self, PortSearch, SnatPool};
 use egress_common::decide::{self, ClaimOutcome, NatOwner, PortClaim, QuotaKind, Rewrite, Tables};
@@ -26,7 +26,7 @@ use crate::{Outcome, counters};
 
 /// The gateway is this node.
 #[inline(never)]
-pub fn snat_here(run: &Run<'_>, quote: &Quote, egress_id: u32, slot: &Slot) -> Result<(), Verdict> {
+pub fn snat_here(run: &Run<'_>, quote: &Quote, egress_id: u32, slot: &PolicySlot) -> Result<(), Verdict> {
     let owner = NatOwner { origin: Origin::Here, source_node: Addr::UNSPECIFIED, egress_id };
     // The policy may be ahead of the ownership; replies to an address that is not owned would be lost.
     let Some(owned) = Maps.owned(egress_id).filter(|owned| owned.address == slot.address) else {

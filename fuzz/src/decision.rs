@@ -1,12 +1,12 @@
 //! The target `decision`: any packets, any state, through all hooks; what must hold is asserted by [`crate::node`].
 
 use egress_common::abi::{
-    Direction, Family, HandoverEntry, HandoverStage, OnUnknownPod, PodEntry, Policy, Slot, WhenEmpty,
+    Direction, Family, HandoverEntry, HandoverStage, OnUnknownPod, PodEntry, PolicyEntry, PolicySlot, WhenEmpty,
 };
 use egress_common::decide::Tables as _;
 use egress_common::decide::from_overlay::Outer;
+use egress_common::decide::memory_maps::MemoryMaps;
 use egress_common::decide::to_netdev::Meta;
-use egress_common::decide::world::World;
 use egress_common::wire::{Headers, PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP, PROTO_UDP};
 
 use crate::frame::{self, Packet};
@@ -35,53 +35,53 @@ pub fn decision(data: &[u8]) {
 fn change(input: &mut Input<'_>, node: &mut Node) {
     let (family, id) = (input.pick(&FAMILIES), input.pick(&IDS));
     let pod = places::pod(family, u8::try_from(input.below(places::PODS)).unwrap_or_default());
-    let (world, pods) = (&node.world, &node.world.pods);
+    let (maps, pods) = (&node.maps, &node.maps.pods);
     match input.below(8) {
         0 | 1 => drop(pods.borrow_mut().insert(pod, PodEntry::selected(id, 0))),
         2 => drop(pods.borrow_mut().insert(pod, PodEntry::known())),
         3 => drop(pods.borrow_mut().remove(&pod)),
-        4 => places::own(world, id, places::egress(family, u8::from(input.flag()))),
-        5 if input.flag() => hand_over(input, world, id, family),
-        5 => world.disown(id),
+        4 => places::own(maps, id, places::egress(family, u8::from(input.flag()))),
+        5 if input.flag() => hand_over(input, maps, id, family),
+        5 => maps.disown(id),
         6 => {
             let when_empty = input.pick(&[WhenEmpty::Drop, WhenEmpty::NodeAddress, WhenEmpty::NotListed]);
-            let slots: Vec<Slot> = (0..input.below(3))
+            let slots: Vec<PolicySlot> = (0..input.below(3))
                 .map(|_| {
                     let address = places::egress(family, u8::from(input.flag()));
-                    if input.flag() { Slot::remote(address, places::OTHER) } else { Slot::here(address) }
+                    if input.flag() { PolicySlot::remote(address, places::OTHER) } else { PolicySlot::here(address) }
                 })
                 .collect();
-            if let Some(policy) = Policy::with_slots(when_empty, &slots) {
-                world.put_policy(policy_key(id, family), policy);
+            if let Some(policy) = PolicyEntry::with_slots(when_empty, &slots) {
+                maps.put_policy(policy_key(id, family), policy);
             }
         }
         _ => {
             let on = input.pick(&[OnUnknownPod::Pass, OnUnknownPod::Drop, OnUnknownPod::PassWhileFollowed]);
-            world.configure(|config| *config = config.with_on_unknown_pod(on));
-            world.now.set(world.now.get() + u64::from(input.byte()) * 10_000_000_000);
-            world.sweep(input.flag());
+            maps.configure(|config| *config = config.with_on_unknown_pod(on));
+            maps.now.set(maps.now.get() + u64::from(input.byte()) * 10_000_000_000);
+            maps.sweep(input.flag());
         }
     }
     node.decide_anew();
 }
 
 /// The object's address comes, or goes, or has done so; as far as the agent of the node has come with it.
-fn hand_over(input: &mut Input<'_>, world: &World, id: u32, family: Family) {
+fn hand_over(input: &mut Input<'_>, maps: &MemoryMaps, id: u32, family: Family) {
     let address = places::egress(family, u8::from(input.flag()));
     let stage =
         input.pick(&[Some(HandoverStage::Leaving), Some(HandoverStage::Arriving), Some(HandoverStage::Open), None]);
-    places::own(world, id, address);
-    let owned = *world.owned(id).expect("just now");
+    places::own(maps, id, address);
+    let owned = *maps.owned(id).expect("just now");
     match stage {
         Some(stage) => {
-            let since = world.now.get() - u64::from(input.byte()) * 10_000_000;
+            let since = maps.now.get() - u64::from(input.byte()) * 10_000_000;
             let handover = HandoverEntry::new(id, stage, since, places::OTHER, owned);
-            world.handovers.borrow_mut().insert(id, handover);
+            maps.handovers.borrow_mut().insert(id, handover);
         }
-        None => drop(world.handovers.borrow_mut().remove(&id)),
+        None => drop(maps.handovers.borrow_mut().remove(&id)),
     }
     if !input.flag() {
-        world.owned.borrow_mut().remove(&id);
+        maps.owned.borrow_mut().remove(&id);
     }
 }
 

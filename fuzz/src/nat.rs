@@ -3,7 +3,7 @@
 //! out is answered.
 
 use egress_common::abi::{
-    Addr, Direction, Family, HandoverEntry, HandoverStage, PodEntry, Policy, Slot, Verdict, WhenEmpty,
+    Addr, Direction, Family, HandoverEntry, HandoverStage, PodEntry, PolicyEntry, PolicySlot, Verdict, WhenEmpty,
 };
 use egress_common::decide::from_overlay::Outer;
 use egress_common::decide::to_netdev::Meta;
@@ -49,23 +49,23 @@ impl Story<'_> {
             self.give(family, false);
             for pod in 0..4 {
                 let entry = PodEntry::selected(id(family, pod % 2), 0);
-                self.node.world.pods.borrow_mut().insert(places::pod(family, pod), entry);
+                self.node.maps.pods.borrow_mut().insert(places::pod(family, pod), entry);
             }
         }
     }
 
     /// Gives both objects of the family their addresses, straight or crosswise.
     fn give(&mut self, family: Family, crosswise: bool) {
-        let world = &self.node.world;
+        let maps = &self.node.maps;
         for index in 0..2 {
-            world.disown(id(family, index));
-            world.handovers.borrow_mut().remove(&id(family, index));
+            maps.disown(id(family, index));
+            maps.handovers.borrow_mut().remove(&id(family, index));
         }
         for index in 0..2 {
             let address = places::egress(family, index ^ u8::from(crosswise));
-            places::own(world, id(family, index), address);
-            if let Some(policy) = Policy::with_slots(WhenEmpty::Drop, &[Slot::here(address)]) {
-                world.put_policy(policy_key(id(family, index), family), policy);
+            places::own(maps, id(family, index), address);
+            if let Some(policy) = PolicyEntry::with_slots(WhenEmpty::Drop, &[PolicySlot::here(address)]) {
+                maps.put_policy(policy_key(id(family, index), family), policy);
             }
         }
         self.node.decide_anew();
@@ -75,15 +75,15 @@ impl Story<'_> {
     /// killed there.
     fn hand_over(&mut self) {
         let (family, index) = (self.input.pick(&FAMILIES), u8::from(self.input.flag()));
-        let (id, world) = (id(family, index), &self.node.world);
-        let Some(policy) = world.policies.borrow().get(&policy_key(id, family)).copied() else { return };
-        places::own(world, id, policy.slots[0].address);
-        let owned = world.owned.borrow()[&id];
+        let (id, maps) = (id(family, index), &self.node.maps);
+        let Some(policy) = maps.policies.borrow().get(&policy_key(id, family)).copied() else { return };
+        places::own(maps, id, policy.slots[0].address);
+        let owned = maps.owned.borrow()[&id];
         let stage = self.input.pick(&[HandoverStage::Leaving, HandoverStage::Arriving, HandoverStage::Open]);
-        let handover = HandoverEntry::new(id, stage, world.now.get(), places::OTHER, owned);
-        world.handovers.borrow_mut().insert(id, handover);
+        let handover = HandoverEntry::new(id, stage, maps.now.get(), places::OTHER, owned);
+        maps.handovers.borrow_mut().insert(id, handover);
         if !self.input.flag() {
-            world.owned.borrow_mut().remove(&id);
+            maps.owned.borrow_mut().remove(&id);
         }
         self.node.decide_anew();
     }
@@ -97,18 +97,18 @@ impl Story<'_> {
             10 => self.router_complains(),
             11 => {
                 let later = self.input.pick(&[1, 15, 70, 250, 400, 8000]) * SECOND_NS;
-                self.node.world.now.set(self.node.world.now.get() + later);
+                self.node.maps.now.set(self.node.maps.now.get() + later);
             }
-            12 => drop(self.node.world.sweep(self.input.flag())),
+            12 => drop(self.node.maps.sweep(self.input.flag())),
             13 if self.input.flag() => self.hand_over(),
             13 => {
                 let (family, crosswise) = (self.input.pick(&FAMILIES), self.input.flag());
                 self.give(family, crosswise);
             }
-            14 => self.node.world.nat.limit(self.input.pick(&[4096, 3, 6])),
+            14 => self.node.maps.nat.limit(self.input.pick(&[4096, 3, 6])),
             _ => self.stranger_sends(),
         }
-        self.node.world.assert_paired();
+        self.node.maps.assert_paired();
     }
 
     /// From one of few ports to one of few, so that flows meet.

@@ -15,8 +15,8 @@ use std::collections::HashMap;
 use egress_common::abi::{Addr, Class, Config, Direction, Family, NODE_MARK, NatEntry, PortRange, Tuple, Verdict};
 use egress_common::decide::expiry::FRAGMENT_NS;
 use egress_common::decide::from_overlay::Outer;
+use egress_common::decide::memory_maps::MemoryMaps;
 use egress_common::decide::to_netdev::Meta;
-use egress_common::decide::world::World;
 use egress_common::decide::{Rewrite, fragments, mtu, to_pod};
 use egress_common::wire::{ETH_LEN, Headers, L4, Quote};
 
@@ -110,7 +110,7 @@ impl Outcome {
 struct TooBig(u32);
 
 pub struct Node {
-    pub world: World,
+    pub maps: MemoryMaps,
     /// Where routes lead by the uplink.
     pub routed: fn(&Addr) -> bool,
     /// Pods whose link address is known.
@@ -121,17 +121,17 @@ pub struct Node {
 
 impl Node {
     #[must_use]
-    pub fn new(world: World) -> Self {
-        Self { world, routed: |_| true, resolved: |_| true, asked: HashMap::new() }
+    pub fn new(maps: MemoryMaps) -> Self {
+        Self { maps, routed: |_| true, resolved: |_| true, asked: HashMap::new() }
     }
 
     /// As the agent does after every change of what `from_pod` asks.
     pub fn decide_anew(&self) {
-        self.world.configure(|config| config.decisions += 1);
+        self.maps.configure(|config| config.decisions += 1);
     }
 
     fn config(&self) -> Config {
-        self.world.config.get()
+        self.maps.config.get()
     }
 
     /// As the programs read it, or what becomes of what cannot be read.
@@ -148,7 +148,7 @@ impl Node {
     }
 
     pub fn run(&mut self, hook: &Hook, skb: &Skb<'_>) -> Outcome {
-        self.world.next_packet();
+        self.maps.next_packet();
         let outcome = match hook {
             Hook::FromPod => self.run_from_pod(skb),
             Hook::ToPod => self.run_to_pod(skb),
@@ -156,7 +156,7 @@ impl Node {
             Hook::FromNetdev => self.run_from_netdev(skb),
             Hook::ToNetdev(meta) => self.run_to_netdev(skb, meta),
         };
-        self.world.assert_paired();
+        self.maps.assert_paired();
         outcome
     }
 
@@ -185,7 +185,7 @@ impl Node {
     fn kept(&self, skb: &Skb<'_>, headers: &Headers, outcome: Outcome) -> Outcome {
         const MOST: u32 = 64;
         const FRAME: usize = 1992;
-        let (key, now, mut awaited) = (fragments::key(headers), self.world.now.get(), self.world.awaited.borrow_mut());
+        let (key, now, mut awaited) = (fragments::key(headers), self.maps.now.get(), self.maps.awaited.borrow_mut());
         match outcome.verdict() {
             Verdict::FragmentUnknown if skb.gso_size == 0 && skb.frame.len() <= FRAME => {
                 let entry = awaited.entry(key).or_insert((now, 0));
@@ -208,7 +208,7 @@ impl Node {
             Ok(headers) => headers,
             Err(verdict) => return Outcome::done(verdict, skb.frame, 0),
         };
-        let verdict = to_pod::decide(&headers, &self.world, &self.config());
+        let verdict = to_pod::decide(&headers, &self.maps, &self.config());
         let is_refused = verdict == Verdict::InboundFull;
         assert!(is_refused || verdict.class() == Class::Pass, "it guards nothing else: {verdict:?}");
         Outcome::done(verdict, skb.frame, 0)
@@ -229,7 +229,7 @@ impl Node {
         if headers.l4 != L4::IcmpError
             && let Some(old) = self.asked.insert(*reverse, headers.tuple).filter(|old| *old != headers.tuple)
         {
-            let holds = self.world.nat.get(&old).is_some_and(|nat_entry| nat_entry.other == *reverse);
+            let holds = self.maps.nat.get(&old).is_some_and(|nat_entry| nat_entry.other == *reverse);
             assert!(!holds, "two flows show the same: {old:?} and {:?}", headers.tuple);
         }
         let out = rewritten(headers, quote, frame, &Rewrite::snat(nat_entry))?;

@@ -3,7 +3,7 @@
 use egress_common::abi::{
     Addr, ClusterPrefix, Config, Family, NodeEntry, NodePlace, Owned, PolicyKey, PortRange, PrefixKind,
 };
-use egress_common::decide::world::World;
+use egress_common::decide::memory_maps::MemoryMaps;
 
 use crate::node::Node;
 
@@ -93,15 +93,15 @@ pub(crate) fn node_of_stories() -> Node {
     config.overlay_secret = [2, 1, 2, 3, 4, 5];
     config.decisions = 1;
     config.inbound_size = 64;
-    let world = World::empty(config);
-    world.nat.limit(4096);
+    let maps = MemoryMaps::empty(config);
+    maps.nat.limit(4096);
     for family in FAMILIES {
-        let mut nodes = world.nodes.borrow_mut();
+        let mut nodes = maps.nodes.borrow_mut();
         nodes.insert(node(family), NodeEntry::new(NodePlace::Own, SELF));
         nodes.insert(other_node(family), NodeEntry::new(NodePlace::Other, OTHER));
         let (wide, narrow, host) = (bits(family, 16, 24), bits(family, 24, 64), 128);
         let none = Addr::UNSPECIFIED;
-        world.prefixes.borrow_mut().extend([
+        maps.prefixes.borrow_mut().extend([
             (pod(family, 0), wide, ClusterPrefix::new(PrefixKind::PodNetwork, none)),
             (pod(family, 0), narrow, ClusterPrefix::new(PrefixKind::PodSubnet, SELF)),
             (remote_pod(family, 0), narrow, ClusterPrefix::new(PrefixKind::PodSubnet, OTHER)),
@@ -110,12 +110,12 @@ pub(crate) fn node_of_stories() -> Node {
             (egress(family, 1), host, ClusterPrefix::new(PrefixKind::EgressIp, none)),
         ]);
     }
-    Node::new(world)
+    Node::new(maps)
 }
 
 /// Gives the object an address here.
-pub(crate) fn own(world: &World, egress_id: u32, address: Addr) {
-    world.put_owned(egress_id, Owned::new(egress_id, address, 11, [2, 0, 0, 0, 1, 0x64]));
+pub(crate) fn own(maps: &MemoryMaps, egress_id: u32, address: Addr) {
+    maps.put_owned(egress_id, Owned::new(egress_id, address, 11, [2, 0, 0, 0, 1, 0x64]));
 }
 
 /// The key of an object's policy.

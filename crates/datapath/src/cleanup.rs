@@ -20,7 +20,7 @@ use crate::attach::clsact::{self, OurSet};
 use crate::attach::filters;
 use crate::error::{StartError, map_io};
 use crate::loader::lock::InstanceLock;
-use crate::maps::tables::Hash;
+use crate::maps::handles::Hash;
 use crate::names::{CLSACT_PROGRAMS, Hook, LINKS, NFT_TABLE, OVERLAY_DEVICE, Pins};
 use crate::nftables::Nft;
 use crate::settings::Settings;

@@ -23,8 +23,8 @@ use crate::loader::initial_state::{self, OwnAddresses};
 use crate::loader::lock::InstanceLock;
 use crate::loader::pins;
 use crate::loader::programs::Programs;
+use crate::maps::handles::{self, FlowMaps, NodeMaps, PolicyMaps};
 use crate::maps::lease;
-use crate::maps::tables::{self, FlowTables, NodeTables, Tables};
 use crate::names::{Pins, SWEEP_PROGRAM};
 use crate::node_state::leak_guard::LeakGuard;
 use crate::node_state::reset_history::ResetHistory;
@@ -91,20 +91,20 @@ impl Dataplane {
 
         let mut programs = Programs::load(&settings, &pins, features.attachment).await?;
         packet_log::start(programs.ebpf_mut(), &mut tasks);
-        let events = tables::events(programs.ebpf_mut())?;
-        let mut tables = Tables::take(programs.ebpf_mut())?;
-        let flow_tables = FlowTables::take(programs.ebpf_mut())?;
-        let node_tables = NodeTables::take(programs.ebpf_mut())?;
+        let events = handles::events(programs.ebpf_mut())?;
+        let mut policy_maps = PolicyMaps::take(programs.ebpf_mut())?;
+        let flow_maps = FlowMaps::take(programs.ebpf_mut())?;
+        let node_maps = NodeMaps::take(programs.ebpf_mut())?;
         let sweep = programs.sweep().map_err(|error| StartError::Object(format!("{SWEEP_PROGRAM}: {error}")))?;
         let facts = watch::gather(&netlink, &settings).await.map_err(look)?;
-        if let Some(known) = settings.initial_state.as_ref().filter(|_| !node_tables.are_configured()) {
+        if let Some(known) = settings.initial_state.as_ref().filter(|_| !node_maps.are_configured()) {
             let own = OwnAddresses::read(&netlink, &facts).await.map_err(look)?;
-            initial_state::write(&mut tables, known, &own)
+            initial_state::write(&mut policy_maps, known, &own)
                 .map_err(|error| StartError::kernel("write what is known of this node's pods", error))?;
         }
         let lease = lease::take(programs.ebpf_mut())?;
-        let mut state = State::new(programs, node_tables, (&tables, &flow_tables), lease.clone())?;
-        state.begin(&settings, facts, &tables, abi_migration.is_open())?;
+        let mut state = State::new(programs, node_maps, (&policy_maps, &flow_maps), lease.clone())?;
+        state.begin(&settings, facts, &policy_maps, abi_migration.is_open())?;
         // What is refused from here on is so by a hook, with programs on others.
         abi_migration.take_over(&pins)?;
         made.keep();
@@ -116,8 +116,8 @@ impl Dataplane {
             settings,
             netlink: netlink.clone(),
             state: Mutex::new(state),
-            tables: Mutex::new(tables),
-            flow_tables: Mutex::new(flow_tables),
+            policy_maps: Mutex::new(policy_maps),
+            flow_maps: Mutex::new(flow_maps),
             lease,
             sweep: Mutex::new(sweep),
             reset_requests,

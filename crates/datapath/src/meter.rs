@@ -1,4 +1,4 @@
-//! Reads counters and map usage for scrapes, by handles of its own: a scrape does not wait for the locks of the tables, nor the
+//! Reads counters and map usage for scrapes, by handles of its own: a scrape does not wait for the locks of the maps, nor the
 //! reverse. Each reading takes a few system calls, whatever the size of the maps.
 
 use std::collections::BTreeMap;
@@ -13,9 +13,9 @@ use egress_common::abi::{Config, Count, EipCount, NatEntry, Tuple, Usage, Verdic
 use crate::dataplane::Dataplane;
 use crate::error::map_io;
 use crate::maps::facts::{HookFacts, KernelFacts, PortUse};
+use crate::maps::handles::Hash;
 use crate::maps::lease;
 use crate::maps::port_use;
-use crate::maps::tables::Hash;
 use crate::names::{Hook, Pins};
 use crate::node_state::shared::Shared;
 use egress_core::model::state::EgressId;
@@ -162,11 +162,11 @@ pub type EgressIpCount = EipCount;
 impl Dataplane {
     /// Packets and bytes by verdict since the maps were made; all verdicts, also those at zero.
     pub fn counters(&self) -> io::Result<BTreeMap<Verdict, Count>> {
-        let tables = self.shared.tables();
+        let maps = self.shared.policy_maps();
         Verdict::ALL
             .iter()
             .map(|verdict| {
-                let per_cpu = tables.counters.get(&verdict.index(), 0).map_err(map_io)?;
+                let per_cpu = maps.counters.get(&verdict.index(), 0).map_err(map_io)?;
                 Ok((*verdict, sum(&per_cpu)))
             })
             .collect()
@@ -174,8 +174,8 @@ impl Dataplane {
 
     /// Traffic by egress ID since the maps were made.
     pub fn egress_ip_counters(&self) -> io::Result<BTreeMap<EgressId, EgressIpCount>> {
-        let tables = self.shared.tables();
-        let entries = tables.eip_counters.iter();
+        let maps = self.shared.policy_maps();
+        let entries = maps.eip_counters.iter();
         entries
             .map(|entry| {
                 let (id, per_cpu) = entry.map_err(map_io)?;
@@ -199,6 +199,6 @@ pub struct Reader {
 impl Reader {
     /// Every entry of `nat` once: each mapping has two. This keeps nothing waiting but cuts, which walk it too.
     pub fn mappings(&self, visit: impl FnMut(&Tuple, &NatEntry)) -> io::Result<()> {
-        self.shared.flow_tables().nat.for_each(visit)
+        self.shared.flow_maps().nat.for_each(visit)
     }
 }

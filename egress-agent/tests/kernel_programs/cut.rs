@@ -1,6 +1,6 @@
 //! Connections that must not go on: the reset that the pod gets, byte by byte, and what goes on all the same.
 
-use egress_common::abi::{Direction, PodEntry, Policy, PolicyKey, Slot, Tuple, Verdict, WhenEmpty};
+use egress_common::abi::{Direction, PodEntry, PolicyEntry, PolicyKey, PolicySlot, Tuple, Verdict, WhenEmpty};
 use egress_common::decide::limit::{ANSWER_STEP_NS, ANSWERS_AT_ONCE};
 use egress_common::decide::phase::{self, Phase};
 
@@ -77,8 +77,8 @@ fn deselect(stage: &mut Stage, cast: &Cast) {
     stage.put_pod(cast.pod, entry);
 }
 
-fn put_slots(stage: &mut Stage, cast: &Cast, slots: &[Slot]) {
-    let policy = Policy::with_slots(WhenEmpty::Drop, slots).expect("few slots");
+fn put_slots(stage: &mut Stage, cast: &Cast, slots: &[PolicySlot]) {
+    let policy = PolicyEntry::with_slots(WhenEmpty::Drop, slots).expect("few slots");
     stage.policy.insert(PolicyKey::new(cast.here, cast.family), policy, 0).expect("a policy");
 }
 
@@ -107,7 +107,7 @@ fn a_pod_is_told_that_its_address_was_taken() {
         stage.drops(&FROM_POD, &out(cast, RST), Verdict::AddressGone);
         stage.drops(&FROM_POD, &out(cast, RST | ACK), Verdict::AddressGone);
         // It begins anew when there is an address again.
-        put_slots(stage, cast, &[Slot::here(addr(cast.egress))]);
+        put_slots(stage, cast, &[PolicySlot::here(addr(cast.egress))]);
         open(stage, cast);
     });
 }
@@ -234,7 +234,7 @@ fn what_is_not_answered_takes_nothing_of_the_limit() {
         stage.run_frame(&FROM_POD, &hairpin.frame(), Verdict::HairpinAnswered);
         assert_ne!(stage.answers_given(), 0);
         stage.set_answers(0);
-        put_slots(stage, cast, &[Slot::here(addr(cast.egress))]);
+        put_slots(stage, cast, &[PolicySlot::here(addr(cast.egress))]);
     });
 }
 
@@ -260,6 +260,6 @@ fn answers_have_a_limit() {
         stage.set_answers(now_ns() + (ANSWERS_AT_ONCE - 1) * ANSWER_STEP_NS);
         is_reset(stage, &FROM_POD, &cut);
         stage.set_answers(0);
-        put_slots(stage, cast, &[Slot::here(addr(cast.egress))]);
+        put_slots(stage, cast, &[PolicySlot::here(addr(cast.egress))]);
     });
 }

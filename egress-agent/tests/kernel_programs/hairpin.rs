@@ -1,7 +1,7 @@
 //! A pod that calls an egress IP of the cluster, its own or another object's, served here or elsewhere: refused by name, and
 //! the pod is told so by ICMP, whatever the protocol. Nothing is remembered of it, and no packet leaves.
 
-use egress_common::abi::{Policy, PolicyKey, Slot, Verdict, WhenEmpty};
+use egress_common::abi::{PolicyEntry, PolicyKey, PolicySlot, Verdict, WhenEmpty};
 
 use crate::answers::{is_answered, prohibited};
 use crate::cast::{Cast, addr};
@@ -107,8 +107,9 @@ fn the_destination_is_judged_before_the_protocol() {
 #[test]
 fn answers_and_unselected_pods_are_none_of_this() {
     both(|stage, cast| {
-        let both = [Slot::here(addr(cast.egress)), Slot::remote(addr(cast.away_egress), addr(cast.other_node))];
-        let policy = Policy::with_slots(WhenEmpty::Drop, &both).expect("few slots");
+        let both =
+            [PolicySlot::here(addr(cast.egress)), PolicySlot::remote(addr(cast.away_egress), addr(cast.other_node))];
+        let policy = PolicyEntry::with_slots(WhenEmpty::Drop, &both).expect("few slots");
         stage.policy.insert(PolicyKey::new(cast.here, cast.family), policy, 0).expect("a policy");
         for to in [cast.egress, cast.away_egress] {
             let call = packet(cast.pod, to, 4000, 80).tcp(SYN);

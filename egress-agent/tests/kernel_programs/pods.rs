@@ -1,6 +1,6 @@
 //! `from_pod`: what pods of this node send.
 
-use egress_common::abi::{NODE_MARK, OnUnknownPod, Origin, Policy, PolicyKey, Verdict, WhenEmpty};
+use egress_common::abi::{NODE_MARK, OnUnknownPod, Origin, PolicyEntry, PolicyKey, Verdict, WhenEmpty};
 
 use crate::cast::{Cast, addr};
 use crate::devices::batch;
@@ -209,7 +209,7 @@ fn nothing_assigned_is_as_the_policy_says() {
             [(WhenEmpty::NodeAddress, Verdict::NodeAddress), (WhenEmpty::NotListed, Verdict::FamilyNotListed)]
         {
             let key = PolicyKey::new(cast.pending, cast.family);
-            stage.policy.insert(key, Policy::empty(when), 0).expect("a policy");
+            stage.policy.insert(key, PolicyEntry::empty(when), 0).expect("a policy");
             stage.passes(&FROM_POD, &sent, verdict);
             if verdict == Verdict::FamilyNotListed {
                 stage.passes(&TO_NETDEV, &sent, verdict);

@@ -7,7 +7,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use aya::programs::SchedClassifier;
-use egress_common::abi::{Direction, Flow, Policy, PolicyKey, Slot, Tuple, Verdict, WhenEmpty};
+use egress_common::abi::{Direction, Flow, PolicyEntry, PolicyKey, PolicySlot, Tuple, Verdict, WhenEmpty};
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 
@@ -133,7 +133,8 @@ fn one_mapping_where_both_search() {
 /// The object gets another address, which is here too, while its flows run.
 fn move_address(stage: &mut Stage, cast: &Cast) {
     stage.own(cast.here, cast.away_egress);
-    let policy = Policy::with_slots(WhenEmpty::Drop, &[Slot::here(addr(cast.away_egress))]).expect("one slot");
+    let policy =
+        PolicyEntry::with_slots(WhenEmpty::Drop, &[PolicySlot::here(addr(cast.away_egress))]).expect("one slot");
     stage.policy.insert(PolicyKey::new(cast.here, cast.family), policy, 0).expect("a policy");
 }
 
@@ -195,10 +196,10 @@ fn what_two_cpus_have_written_of_what_a_flow_came_to_is_not_taken() {
         stage.run_frame(&FROM_POD, &out, Verdict::SnatHere);
         let entry = |entry: Result<(Tuple, Flow), _>| entry.ok().filter(|(key, _)| key.saddr == addr(cast.pod));
         let (key, begun) = stage.flows.iter().find_map(entry).expect("a flow");
-        let slot = Slot::here(addr(cast.egress));
+        let slot = PolicySlot::here(addr(cast.egress));
         assert_eq!((begun.decided, begun.settled), (5, slot));
         // The number of the one that asked behind a change, and the slot of the one that asked before it.
-        let away = Slot::remote(addr(cast.away_egress), addr(cast.other_node));
+        let away = PolicySlot::remote(addr(cast.away_egress), addr(cast.other_node));
         for mixed in [Flow { settled: away, ..begun }, Flow { decided: 4, ..begun }] {
             stage.flows.insert(key, mixed, 0).expect("change the flow");
             stage.turn();

@@ -3,7 +3,7 @@
 //! An entry serves for an eighth of a second only. So the test that it serves at all tries more than once; those of what
 //! must end it cannot fail for lack of time.
 
-use egress_common::abi::{Direction, Owned, PodEntry, Policy, PolicyKey, Slot, Tuple, Verdict, WhenEmpty};
+use egress_common::abi::{Direction, Owned, PodEntry, PolicyEntry, PolicyKey, PolicySlot, Tuple, Verdict, WhenEmpty};
 use egress_common::decide::phase;
 
 use crate::cast::{Cast, V4, addr};
@@ -101,8 +101,8 @@ fn what_the_agent_changes_counts_at_once() {
     on_one_cpu(|stage, cast| {
         warm(stage, cast);
         // The object gets another address, on another node.
-        let elsewhere = Slot::remote(addr(cast.away_egress), addr(V4.other_node));
-        let policy = Policy::with_slots(WhenEmpty::Drop, &[elsewhere]).expect("one slot");
+        let elsewhere = PolicySlot::remote(addr(cast.away_egress), addr(V4.other_node));
+        let policy = PolicyEntry::with_slots(WhenEmpty::Drop, &[elsewhere]).expect("one slot");
         stage.policy.insert(PolicyKey::new(cast.here, cast.family), policy, 0).expect("a policy");
         decide(stage, 2);
         stage.run_frame(&FROM_POD, &out(cast).frame(), Verdict::CutAnswered);

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use aya::Pod;
 use aya::maps::{HashMap, MapData};
 use egress_common::abi::{
-    ABI_VERSION, Direction, HandoverStage, Holder, Lease, NatEntry, OnUnknownPod, Origin, PodEntry, Policy, PolicyKey,
-    Share, Slot, Tuple, Verdict, WhenEmpty,
+    ABI_VERSION, Direction, HandoverStage, Holder, Lease, NatEntry, OnUnknownPod, Origin, PodEntry, PolicyEntry,
+    PolicyKey, PolicySlot, Share, Tuple, Verdict, WhenEmpty,
 };
 use egress_datapath::names::PINNED_MAPS;
 use egress_datapath::trace::test_packet::TestPacket;
@@ -67,8 +67,8 @@ fn probe(from: &str, to: &str, dport: u16) -> TestPacket {
     TestPacket { from: ip(from), to: ip(to), protocol: 17, sport: 40_000, dport, under_way: false, ttl: 64, length: 0 }
 }
 
-fn policy(stage: &mut Stage, cast: &Cast, when: WhenEmpty, slots: &[Slot]) {
-    let policy = Policy::with_slots(when, slots).expect("few slots");
+fn policy(stage: &mut Stage, cast: &Cast, when: WhenEmpty, slots: &[PolicySlot]) {
+    let policy = PolicyEntry::with_slots(when, slots).expect("few slots");
     stage.policy.insert(PolicyKey::new(cast.here, cast.family), policy, 0).expect("a policy");
 }
 
@@ -159,7 +159,7 @@ const CASES: &[Case] = &[
         Verdict::CutAnswered,
         |stage, cast| {
             begun(stage, cast);
-            policy(stage, cast, WhenEmpty::Drop, &[Slot::remote(addr(cast.away_egress), addr(V4.other_node))]);
+            policy(stage, cast, WhenEmpty::Drop, &[PolicySlot::remote(addr(cast.away_egress), addr(V4.other_node))]);
         },
         |cast| TestPacket { protocol: 6, under_way: true, ..probe(cast.pod, cast.world, 443) },
     ),
@@ -223,7 +223,7 @@ const CASES_V6: &[Case] = &[
         Verdict::OverlayTooNarrow,
         |stage, cast| {
             stage.configure(|config| config.overlay_mtu = 1200);
-            let far = Slot::remote(addr(cast.away_egress), addr(cast.other_node));
+            let far = PolicySlot::remote(addr(cast.away_egress), addr(cast.other_node));
             policy(stage, cast, WhenEmpty::Drop, &[far]);
         },
         |cast| TestPacket { length: 1280, ..probe(cast.pod, cast.world, 80) },

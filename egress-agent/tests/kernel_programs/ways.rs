@@ -1,6 +1,6 @@
 //! What a flow keeps of its way out, and what it must not.
 
-use egress_common::abi::{Policy, PolicyKey, Slot, Verdict, WhenEmpty};
+use egress_common::abi::{PolicyEntry, PolicyKey, PolicySlot, Verdict, WhenEmpty};
 
 use crate::cast::addr;
 use crate::frames::packet;
@@ -29,7 +29,8 @@ fn a_kept_next_hop_ends_with_a_change_of_routes() {
 #[test]
 fn an_address_that_is_not_owned_here_is_not_shown() {
     both(|stage, cast| {
-        let other = Policy::with_slots(WhenEmpty::Drop, &[Slot::here(addr(cast.away_egress))]).expect("few slots");
+        let other =
+            PolicyEntry::with_slots(WhenEmpty::Drop, &[PolicySlot::here(addr(cast.away_egress))]).expect("few slots");
         stage.policy.insert(PolicyKey::new(cast.here, cast.family), other, 0).expect("a policy");
         let sent = packet(cast.pod, cast.world, 4001, 80);
         stage.drops(&FROM_POD, &sent, Verdict::NotGateway);

@@ -1,7 +1,7 @@
 //! Maps `flows`, `inbound`, `exposed`, `datagrams` and `frags`: what the source node remembers of its pods' traffic.
 
 use super::seal::Seal;
-use super::{Addr, Slot, Tuple, abi};
+use super::{Addr, PolicySlot, Tuple, abi};
 
 /// Value of `flows`; the key is the tuple as the pod sends it. A flow keeps its address, not its node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,7 +21,7 @@ pub struct Flow {
     /// Index into the policy's slots where the address was last found.
     pub slot: u32,
     /// The slot that the flow was sent to when all questions were last asked.
-    pub settled: Slot,
+    pub settled: PolicySlot,
     /// The egress IP that this flow shows to the world.
     pub address: Addr,
     /// Of a TCP connection: what the pod has acknowledged, as last noted, and where the last FIN or RST for it ends
@@ -44,7 +44,7 @@ impl Flow {
             seal: 0,
             egress_id,
             slot,
-            settled: Slot::EMPTY,
+            settled: PolicySlot::EMPTY,
             address,
             acknowledged: 0,
             end: 0,
@@ -86,7 +86,7 @@ impl Flow {
     /// which may be another flow's by now. What several CPUs write at once may become a mix, which
     /// [`settled_under`](Self::settled_under) does not take.
     #[inline(always)]
-    pub const fn settle(&mut self, of: u32, slot: &Slot, decisions: u32) {
+    pub const fn settle(&mut self, of: u32, slot: &PolicySlot, decisions: u32) {
         self.settled = *slot;
         self.decided = decisions;
         self.settled_seal = Self::settled_seal_in(of, slot, decisions);
@@ -95,13 +95,13 @@ impl Flow {
     /// What the questions came to, where these are the decisions under which they were asked. Asked of a copy that
     /// [`is_of`](Self::is_of) its key, so that the seal stands for that.
     #[inline(always)]
-    pub const fn settled_under(&self, decisions: u32) -> Option<&Slot> {
+    pub const fn settled_under(&self, decisions: u32) -> Option<&PolicySlot> {
         let is_whole = self.settled_seal == Self::settled_seal_in(self.seal, &self.settled, decisions);
         if self.decided == decisions && is_whole { Some(&self.settled) } else { None }
     }
 
     #[inline(always)]
-    const fn settled_seal_in(of: u32, slot: &Slot, decisions: u32) -> u32 {
+    const fn settled_seal_in(of: u32, slot: &PolicySlot, decisions: u32) -> u32 {
         let seal = Seal::of_number(of).addr(15, &slot.address).addr(19, &slot.endpoint);
         seal.word(23, slot.place_number()).word(24, decisions).done()
     }

@@ -29,7 +29,9 @@ pub use flows::{Datagram, ExposedPort, Exposure, Flow, FragKey, FragPorts, Holde
 pub use handover::{HandoverEntry, HandoverStage};
 pub use lease::Lease;
 pub use nat::{Direction, NatEntry, NextHop, Origin, Tuple};
-pub use pods::{MAX_SLOTS, Owned, OwnedAddr, PodEntry, Policy, PolicyKey, Selection, Slot, SlotPlace, WhenEmpty};
+pub use pods::{
+    MAX_SLOTS, Owned, OwnedAddr, PodEntry, PolicyEntry, PolicyKey, PolicySlot, Selection, SlotPlace, WhenEmpty,
+};
 pub use rig::{RIG_FRAME, Rig};
 pub use verdict::{Class, Verdict};
 

@@ -132,16 +132,16 @@ pub enum SlotPlace {
 /// One assigned address of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
-pub struct Slot {
+pub struct PolicySlot {
     /// The egress IP.
     pub address: Addr,
     /// Tunnel endpoint of the gateway; unspecified where the gateway is this node.
     pub endpoint: Addr,
     place: u32,
 }
-abi!(Slot, 36);
+abi!(PolicySlot, 36);
 
-impl Slot {
+impl PolicySlot {
     pub const EMPTY: Self = Self { address: Addr::UNSPECIFIED, endpoint: Addr::UNSPECIFIED, place: 0 };
 
     pub const fn here(address: Addr) -> Self {
@@ -178,23 +178,23 @@ pub enum WhenEmpty {
 /// Value of `policy`. A missing value is a drop, so that a pod written before its policy leaks nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
-pub struct Policy {
+pub struct PolicyEntry {
     when_empty: u32,
     /// Slots that are served; flows go there.
     count: u32,
     /// Slots behind those: addresses of the object that no node serves now. Their flows wait.
     pending: u32,
-    pub slots: [Slot; MAX_SLOTS],
+    pub slots: [PolicySlot; MAX_SLOTS],
 }
-abi!(Policy, 12 + 36 * MAX_SLOTS);
+abi!(PolicyEntry, 12 + 36 * MAX_SLOTS);
 
-impl Policy {
+impl PolicyEntry {
     pub const fn empty(when_empty: WhenEmpty) -> Self {
-        Self { when_empty: when_empty as u32, count: 0, pending: 0, slots: [Slot::EMPTY; MAX_SLOTS] }
+        Self { when_empty: when_empty as u32, count: 0, pending: 0, slots: [PolicySlot::EMPTY; MAX_SLOTS] }
     }
 
     /// `None` when there are more than [`MAX_SLOTS`].
-    pub fn with_slots(when_empty: WhenEmpty, slots: &[Slot]) -> Option<Self> {
+    pub fn with_slots(when_empty: WhenEmpty, slots: &[PolicySlot]) -> Option<Self> {
         let mut policy = Self::empty(when_empty);
         policy.slots.get_mut(..slots.len())?.copy_from_slice(slots);
         policy.count = u32::try_from(slots.len()).ok()?;
@@ -205,7 +205,7 @@ impl Policy {
     pub fn with_pending(mut self, addresses: &[Addr]) -> Option<Self> {
         let first = usize::try_from(self.count).ok()?;
         for (slot, address) in self.slots.get_mut(first..first + addresses.len())?.iter_mut().zip(addresses) {
-            *slot = Slot { address: *address, ..Slot::EMPTY };
+            *slot = PolicySlot { address: *address, ..PolicySlot::EMPTY };
         }
         self.pending = u32::try_from(addresses.len()).ok()?;
         Some(self)

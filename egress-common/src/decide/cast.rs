@@ -1,6 +1,6 @@
 //! Who plays in the tests of the decisions: one cast per family, so that both share their test bodies.
 
-use super::world::{World, addr};
+use super::memory_maps::{MemoryMaps, addr};
 use crate::abi::*;
 
 /// The object that selects [`Cast::pod`].
@@ -78,44 +78,44 @@ pub(crate) const V6: Cast = Cast {
 pub(crate) const NODE: &str = V4.node;
 pub(crate) const OTHER_NODE: &str = V4.other_node;
 
-/// Runs a test body for both families, each in a world of its own.
-pub(crate) fn both(body: impl Fn(&Cast, &World)) {
+/// Runs a test body for both families, each on maps of its own.
+pub(crate) fn both(body: impl Fn(&Cast, &MemoryMaps)) {
     for cast in [V4, V6] {
         body(&cast, &staged(&cast));
     }
 }
 
-/// A world in which the cast has its places: [`Cast::pod`] is selected by [`ID`], whose address is served here.
-pub(crate) fn staged(cast: &Cast) -> World {
-    let world = World::new();
-    world.add_pod(cast.pod, PodEntry::selected(ID, 0));
-    world.add_pod(cast.known_pod, PodEntry::known());
+/// The maps of a node with the endpoints of `cast`: [`Cast::pod`] is selected by [`ID`], whose address is served here.
+pub(crate) fn staged(cast: &Cast) -> MemoryMaps {
+    let maps = MemoryMaps::new();
+    maps.add_pod(cast.pod, PodEntry::selected(ID, 0));
+    maps.add_pod(cast.known_pod, PodEntry::known());
     let host = if cast.family == Family::V4 { 32 } else { 128 };
     for address in [cast.egress, cast.foreign_egress] {
-        world.add_prefix(address, host, PrefixKind::EgressIp, None);
+        maps.add_prefix(address, host, PrefixKind::EgressIp, None);
     }
-    world.add_prefix(cast.excluded, host, PrefixKind::Excluded, None);
-    world.own(ID, cast.egress);
-    world.set_policy(ID, WhenEmpty::Drop, &[Slot::here(addr(cast.egress))]);
-    world
+    maps.add_prefix(cast.excluded, host, PrefixKind::Excluded, None);
+    maps.own(ID, cast.egress);
+    maps.set_policy(ID, WhenEmpty::Drop, &[PolicySlot::here(addr(cast.egress))]);
+    maps
 }
 
 /// Every place of the cluster, with its prefixes, for both families.
-pub(crate) fn settle(world: &World) {
+pub(crate) fn settle(maps: &MemoryMaps) {
     for cast in [V4, V6] {
         for at in [cast.node, cast.mgmt] {
-            world.add_node(at, NodePlace::Own, NODE);
+            maps.add_node(at, NodePlace::Own, NODE);
         }
         for at in [cast.other_node, cast.other_mgmt] {
-            world.add_node(at, NodePlace::Other, OTHER_NODE);
+            maps.add_node(at, NodePlace::Other, OTHER_NODE);
         }
         let (wide, narrow) = if cast.family == Family::V4 { (16, 24) } else { (48, 64) };
-        world.add_prefix(cast.pod, wide, PrefixKind::PodNetwork, None);
-        world.add_prefix(cast.pod, narrow, PrefixKind::PodSubnet, Some(NODE));
-        world.add_prefix(cast.remote_pod, narrow, PrefixKind::PodSubnet, Some(OTHER_NODE));
-        world.add_prefix(cast.service, narrow, PrefixKind::Service, None);
-        world.add_prefix(cast.join, narrow, PrefixKind::Join, None);
-        world.add_prefix(cast.link_local, narrow, PrefixKind::LinkLocal, None);
-        world.add_prefix(cast.multicast, narrow, PrefixKind::Multicast, None);
+        maps.add_prefix(cast.pod, wide, PrefixKind::PodNetwork, None);
+        maps.add_prefix(cast.pod, narrow, PrefixKind::PodSubnet, Some(NODE));
+        maps.add_prefix(cast.remote_pod, narrow, PrefixKind::PodSubnet, Some(OTHER_NODE));
+        maps.add_prefix(cast.service, narrow, PrefixKind::Service, None);
+        maps.add_prefix(cast.join, narrow, PrefixKind::Join, None);
+        maps.add_prefix(cast.link_local, narrow, PrefixKind::LinkLocal, None);
+        maps.add_prefix(cast.multicast, narrow, PrefixKind::Multicast, None);
     }
 }

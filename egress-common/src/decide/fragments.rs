@@ -93,10 +93,10 @@ mod tests {
 
     #[test]
     fn a_datagram_is_known_by_its_ends_its_number_and_its_protocol() {
-        both(|cast, world| {
-            resolve(&mut packet(cast.pod, cast.world, 4000, 80).fragment(0, true).headers(), world);
+        both(|cast, maps| {
+            resolve(&mut packet(cast.pod, cast.world, 4000, 80).fragment(0, true).headers(), maps);
             let mut later = packet(cast.pod, cast.world, 0, 0).fragment(100, true).headers();
-            resolve(&mut later, world);
+            resolve(&mut later, maps);
             assert_eq!((later.l4, later.tuple.sport(), later.tuple.dport()), (L4::Udp, 4000, 80));
             assert!(!later.has_l4(), "its checksum is not here");
             for other in [
@@ -104,30 +104,30 @@ mod tests {
                 packet(cast.pod, cast.service, 0, 0).fragment(100, true),
             ] {
                 let mut headers = other.headers();
-                resolve(&mut headers, world);
+                resolve(&mut headers, maps);
                 assert_eq!((headers.l4, headers.tuple.sport()), (L4::Later, 0));
             }
             // The protocol tells IPv4's datagrams apart; for IPv6 the first fragment alone says what it is.
             let mut tcp = packet(cast.pod, cast.world, 0, 0).protocol(PROTO_TCP).fragment(100, true).headers();
-            resolve(&mut tcp, world);
+            resolve(&mut tcp, maps);
             let expected = if cast.family == Family::V4 { (L4::Later, PROTO_TCP) } else { (L4::Udp, PROTO_UDP) };
             assert_eq!((tcp.l4, tcp.tuple.protocol), expected);
             let mut another = packet(cast.pod, cast.world, 0, 0).fragment(100, true).headers();
             another.fragment_id = [1, 2, 3, 4];
-            resolve(&mut another, world);
+            resolve(&mut another, maps);
             assert_eq!(another.l4, L4::Later);
         });
     }
 
     #[test]
     fn ports_are_not_remembered_for_ever() {
-        both(|cast, world| {
-            let begun = world.now.get();
-            resolve(&mut packet(cast.pod, cast.world, 4000, 80).fragment(0, true).headers(), world);
+        both(|cast, maps| {
+            let begun = maps.now.get();
+            resolve(&mut packet(cast.pod, cast.world, 4000, 80).fragment(0, true).headers(), maps);
             for (after_ns, known) in [(FRAGMENT_NS, true), (FRAGMENT_NS + 1, false)] {
-                world.now.set(begun + after_ns);
+                maps.now.set(begun + after_ns);
                 let mut later = packet(cast.pod, cast.world, 0, 0).fragment(100, false).headers();
-                resolve(&mut later, world);
+                resolve(&mut later, maps);
                 assert_eq!(later.l4 == L4::Udp, known, "the identification belongs to another datagram by now");
             }
         });
@@ -135,11 +135,11 @@ mod tests {
 
     #[test]
     fn whole_packets_and_first_fragments_stay_as_they_are() {
-        both(|cast, world| {
+        both(|cast, maps| {
             for packet in [packet(cast.pod, cast.world, 1, 2), packet(cast.pod, cast.world, 1, 2).fragment(0, true)] {
                 let before = packet.headers();
                 let mut headers = before;
-                resolve(&mut headers, world);
+                resolve(&mut headers, maps);
                 assert_eq!(headers, before);
             }
         });
@@ -147,12 +147,12 @@ mod tests {
 
     #[test]
     fn only_what_is_translated_is_remembered() {
-        both(|cast, world| {
+        both(|cast, maps| {
             let whole = packet(cast.pod, cast.world, 1, 2);
             for first in [whole.clone().cut(4), whole.unreachable()] {
-                resolve(&mut first.clone().fragment(0, true).headers(), world);
+                resolve(&mut first.clone().fragment(0, true).headers(), maps);
                 let mut later = first.fragment(50, false).headers();
-                resolve(&mut later, world);
+                resolve(&mut later, maps);
                 assert_eq!(later.l4, L4::Later);
             }
         });
@@ -160,11 +160,11 @@ mod tests {
 
     #[test]
     fn a_protocol_without_ports_needs_no_first_fragment() {
-        both(|cast, world| {
+        both(|cast, maps| {
             let mut gre = packet(cast.pod, cast.world, 0, 0).protocol(47).fragment(100, false).headers();
             assert_eq!(gre.l4, L4::Other);
             let before = gre;
-            resolve(&mut gre, world);
+            resolve(&mut gre, maps);
             assert_eq!(gre, before);
         });
     }

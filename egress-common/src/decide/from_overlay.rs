@@ -189,14 +189,14 @@ mod tests {
     use crate::abi::{Direction, HandoverEntry, PodEntry};
     use crate::decide::cast::{Cast, ID, NODE, OTHER_NODE, both};
     use crate::decide::from_pod;
+    use crate::decide::memory_maps::{MemoryMaps, addr};
     use crate::decide::packets::{Packet, packet};
     use crate::decide::phase::{self, Phase};
-    use crate::decide::world::{World, addr};
     use crate::wire::{PROTO_AH, tcp};
 
-    fn asked<'t>(world: &'t World, from: &str, egress_id: u32, packet: &Packet) -> FromOverlay<'t> {
+    fn asked<'t>(maps: &'t MemoryMaps, from: &str, egress_id: u32, packet: &Packet) -> FromOverlay<'t> {
         let outer = Outer { source: addr(from), egress_id };
-        decide(&mut packet.headers(), &outer, world, &world.config.get())
+        decide(&mut packet.headers(), &outer, maps, &maps.config.get())
     }
 
     fn from_remote(cast: &Cast) -> Packet {
@@ -205,112 +205,112 @@ mod tests {
 
     #[test]
     fn a_pod_of_the_node_that_sends_gets_the_egress_ip() {
-        both(|cast, world| {
-            let FromOverlay::Translate { owned, source_node } = asked(world, OTHER_NODE, ID, &from_remote(cast)) else {
+        both(|cast, maps| {
+            let FromOverlay::Translate { owned, source_node } = asked(maps, OTHER_NODE, ID, &from_remote(cast)) else {
                 panic!("not translated");
             };
             assert_eq!((owned.address, *source_node), (addr(cast.egress), addr(OTHER_NODE)));
             let headers = from_remote(cast).headers();
-            let nat_entry = translate(&headers, &Quote::NONE, world, owned, ID, source_node, &world.config.get())
+            let nat_entry = translate(&headers, &Quote::NONE, maps, owned, ID, source_node, &maps.config.get())
                 .expect("a free port");
             assert_eq!(nat_entry.origin(), Some(Origin::Remote));
             assert_eq!((nat_entry.source_node, nat_entry.egress_id), (addr(OTHER_NODE), ID));
             // What a pod sends to a node's port and the CNI masquerades has another address of that node.
-            let forged = asked(world, cast.other_mgmt, ID, &from_remote(cast));
+            let forged = asked(maps, cast.other_mgmt, ID, &from_remote(cast));
             assert_eq!(forged, FromOverlay::Done(Verdict::ForgedOuter));
-            world.assert_paired();
+            maps.assert_paired();
         });
     }
 
     #[test]
     fn a_reply_keeps_the_flow_alive_and_notes_its_end() {
-        both(|cast, world| {
+        both(|cast, maps| {
             let sent = packet(cast.pod, cast.world, 4000, 80).tcp(tcp::SYN);
-            let flow = |world: &World| world.flow_at(&sent.headers().tuple).expect("a flow");
-            from_pod::decide(&mut sent.headers(), &Quote::NONE, world, &world.config.get());
+            let flow = |maps: &MemoryMaps| maps.flow_at(&sent.headers().tuple).expect("a flow");
+            from_pod::decide(&mut sent.headers(), &Quote::NONE, maps, &maps.config.get());
             from_pod::decide(
                 &mut sent.clone().tcp(tcp::FIN | tcp::ACK).headers(),
                 &Quote::NONE,
-                world,
-                &world.config.get(),
+                maps,
+                &maps.config.get(),
             );
-            world.now.set(world.now.get() + 200_000_000_000);
+            maps.now.set(maps.now.get() + 200_000_000_000);
             let reply = packet(cast.world, cast.pod, 80, 4000);
             for (flags, phase) in [(tcp::ACK, Phase::Established), (tcp::FIN | tcp::ACK, Phase::Closing)] {
-                assert_eq!(asked(world, OTHER_NODE, ID, &reply.clone().tcp(flags)), FromOverlay::Deliver);
-                assert_eq!((flow(world).last_seen_ns, phase::flow(&flow(world))), (world.now.get(), phase));
+                assert_eq!(asked(maps, OTHER_NODE, ID, &reply.clone().tcp(flags)), FromOverlay::Deliver);
+                assert_eq!((flow(maps).last_seen_ns, phase::flow(&flow(maps))), (maps.now.get(), phase));
             }
             let error = packet(cast.other_node, cast.pod, 0, 0).unreachable();
-            assert_eq!(asked(world, OTHER_NODE, ID, &error), FromOverlay::Deliver, "of no flow by its own tuple");
+            assert_eq!(asked(maps, OTHER_NODE, ID, &error), FromOverlay::Deliver, "of no flow by its own tuple");
         });
     }
 
     #[test]
     fn the_outer_source_must_be_another_node() {
-        both(|cast, world| {
+        both(|cast, maps| {
             for from in [cast.node, cast.mgmt, cast.world, cast.remote_pod, cast.pod, cast.egress] {
-                let verdict = asked(world, from, ID, &from_remote(cast));
+                let verdict = asked(maps, from, ID, &from_remote(cast));
                 assert_eq!(verdict, FromOverlay::Done(Verdict::ForgedOuter), "{from}");
                 let reply = packet(cast.world, cast.pod, 80, 4000);
-                assert_eq!(asked(world, from, ID, &reply), FromOverlay::Done(Verdict::ForgedOuter), "{from}");
+                assert_eq!(asked(maps, from, ID, &reply), FromOverlay::Done(Verdict::ForgedOuter), "{from}");
             }
         });
     }
 
     #[test]
     fn the_inner_source_must_be_a_pod_of_that_node() {
-        both(|cast, world| {
+        both(|cast, maps| {
             for source in [cast.pod, cast.lost_pod, cast.world, cast.other_node, cast.service, cast.egress] {
                 let forged = packet(source, cast.world, 4000, 80);
-                assert_eq!(asked(world, OTHER_NODE, ID, &forged), FromOverlay::Done(Verdict::ForgedInner), "{source}");
+                assert_eq!(asked(maps, OTHER_NODE, ID, &forged), FromOverlay::Done(Verdict::ForgedInner), "{source}");
             }
         });
     }
 
     #[test]
     fn only_an_owned_address_of_the_family_is_given() {
-        both(|cast, world| {
-            let verdict = asked(world, OTHER_NODE, ID + 1, &from_remote(cast));
+        both(|cast, maps| {
+            let verdict = asked(maps, OTHER_NODE, ID + 1, &from_remote(cast));
             assert_eq!(verdict, FromOverlay::Done(Verdict::NotGateway));
             let other_family = if cast.egress.contains(':') { "172.18.0.100" } else { "fd00:172:18::100" };
-            world.own(ID, other_family);
-            let verdict = asked(world, OTHER_NODE, ID, &from_remote(cast));
+            maps.own(ID, other_family);
+            let verdict = asked(maps, OTHER_NODE, ID, &from_remote(cast));
             assert_eq!(verdict, FromOverlay::Done(Verdict::NotGateway));
         });
     }
 
     #[test]
     fn replies_are_for_pods_of_this_node() {
-        both(|cast, world| {
+        both(|cast, maps| {
             let reply = packet(cast.world, cast.pod, 80, 4000);
-            assert_eq!(asked(world, OTHER_NODE, ID, &reply), FromOverlay::Deliver);
-            assert_eq!(asked(world, OTHER_NODE, ID, &reply.fragment(100, false)), FromOverlay::Deliver);
+            assert_eq!(asked(maps, OTHER_NODE, ID, &reply), FromOverlay::Deliver);
+            assert_eq!(asked(maps, OTHER_NODE, ID, &reply.fragment(100, false)), FromOverlay::Deliver);
             let elsewhere = packet(cast.world, cast.remote_pod, 80, 4000);
-            assert_eq!(asked(world, OTHER_NODE, ID, &elsewhere), FromOverlay::Done(Verdict::ForgedInner));
+            assert_eq!(asked(maps, OTHER_NODE, ID, &elsewhere), FromOverlay::Done(Verdict::ForgedInner));
         });
     }
 
     /// The gateway's NAT entry outlives a pod's selection, and the pod: its address may be another one's by now.
     #[test]
     fn replies_are_for_pods_that_their_object_selects() {
-        both(|cast, world| {
+        both(|cast, maps| {
             let reply = |pod| packet(cast.world, pod, 80, 4000).tcp(tcp::ACK);
             for (egress_id, pod) in
                 [(ID, cast.known_pod), (ID, cast.unknown_pod), (ID + 1, cast.pod), (0, cast.known_pod)]
             {
-                let verdict = asked(world, OTHER_NODE, egress_id, &reply(pod));
+                let verdict = asked(maps, OTHER_NODE, egress_id, &reply(pod));
                 assert_eq!(verdict, FromOverlay::Done(Verdict::NotItsPod), "{egress_id} {pod}");
             }
-            assert_eq!(asked(world, OTHER_NODE, ID, &reply(cast.pod)), FromOverlay::Deliver);
-            world.add_pod(cast.pod, PodEntry::known().with_cut_until(u64::MAX));
-            assert_eq!(asked(world, OTHER_NODE, ID, &reply(cast.pod)), FromOverlay::Done(Verdict::NotItsPod));
+            assert_eq!(asked(maps, OTHER_NODE, ID, &reply(cast.pod)), FromOverlay::Deliver);
+            maps.add_pod(cast.pod, PodEntry::known().with_cut_until(u64::MAX));
+            assert_eq!(asked(maps, OTHER_NODE, ID, &reply(cast.pod)), FromOverlay::Done(Verdict::NotItsPod));
         });
     }
 
     /// A pod's packet to the cluster shows no egress IP, so nothing of the cluster answers through a gateway.
     #[test]
     fn no_reply_comes_from_the_cluster() {
-        both(|cast, world| {
+        both(|cast, maps| {
             let sources = [
                 cast.node,
                 cast.mgmt,
@@ -333,121 +333,120 @@ mod tests {
                     [packet(source, cast.pod, 80, 4000), packet(source, cast.pod, 80, 4000).fragment(100, false)]
                 {
                     assert_eq!(
-                        asked(world, OTHER_NODE, ID, &reply),
+                        asked(maps, OTHER_NODE, ID, &reply),
                         FromOverlay::Done(Verdict::ForgedInner),
                         "{source}"
                     );
                 }
                 // A gateway tells pods from its node's address, and a router may have any.
                 let error = packet(source, cast.pod, 0, 0).unreachable();
-                assert_eq!(asked(world, OTHER_NODE, ID, &error), FromOverlay::Deliver, "{source}");
+                assert_eq!(asked(maps, OTHER_NODE, ID, &error), FromOverlay::Deliver, "{source}");
             }
         });
     }
 
     #[test]
     fn an_error_has_the_address_of_its_own_flow_or_none() {
-        both(|cast, world| {
-            let (node, own) = (addr(OTHER_NODE), *world.owned(ID).expect("owned"));
+        both(|cast, maps| {
+            let (node, own) = (addr(OTHER_NODE), *maps.owned(ID).expect("owned"));
             let told = |from: &str, quoted: &Packet, owned: &Owned| {
                 let error = packet(from, cast.world, 0, 0).unreachable().headers();
-                translate(&error, &quoted.quoted(Direction::Ingress), world, owned, ID, &node, &world.config.get())
+                translate(&error, &quoted.quoted(Direction::Ingress), maps, owned, ID, &node, &maps.config.get())
                     .map(|found| found.other)
             };
             let got = packet(cast.world, cast.remote_pod, 80, 4000);
             assert_eq!(told(cast.remote_pod, &got, &own), Err(Verdict::IcmpUnmatched));
-            let made =
-                translate(&from_remote(cast).headers(), &Quote::NONE, world, &own, ID, &node, &world.config.get())
-                    .map(|made| made.other);
+            let made = translate(&from_remote(cast).headers(), &Quote::NONE, maps, &own, ID, &node, &maps.config.get())
+                .map(|made| made.other);
             assert!(made.is_ok());
             assert_eq!(told(cast.remote_pod, &got, &own), made);
             let others = Owned::new(ID, addr(cast.foreign_egress), own.ifindex, own.mac);
             assert_eq!(told(cast.remote_pod, &got, &others), Err(Verdict::IcmpUnmatched), "another object's");
             assert_eq!(told(cast.lost_pod, &got, &own), Err(Verdict::IcmpUnmatched), "another pod's flow");
-            assert_eq!(world.nat_len(), 2);
+            assert_eq!(maps.nat_len(), 2);
         });
     }
 
     #[test]
     fn what_cannot_be_translated_is_named() {
-        both(|cast, world| {
+        both(|cast, maps| {
             for (packet, verdict) in [
                 (from_remote(cast).protocol(PROTO_AH), Verdict::UnsupportedProtocol),
                 (from_remote(cast).cut(4), Verdict::Malformed),
                 (from_remote(cast).fragment(100, false), Verdict::FragmentUnknown),
             ] {
-                assert_eq!(asked(world, OTHER_NODE, ID, &packet), FromOverlay::Done(verdict));
+                assert_eq!(asked(maps, OTHER_NODE, ID, &packet), FromOverlay::Done(verdict));
             }
-            let first = asked(world, OTHER_NODE, ID, &from_remote(cast).fragment(0, true));
+            let first = asked(maps, OTHER_NODE, ID, &from_remote(cast).fragment(0, true));
             assert!(matches!(first, FromOverlay::Translate { .. }));
-            let later = asked(world, OTHER_NODE, ID, &from_remote(cast).fragment(100, false));
+            let later = asked(maps, OTHER_NODE, ID, &from_remote(cast).fragment(100, false));
             assert!(matches!(later, FromOverlay::Translate { .. }));
         });
     }
 
     #[test]
     fn nothing_waits_here() {
-        both(|cast, world| {
+        both(|cast, maps| {
             let first = from_remote(cast).fragment(0, true);
-            world.await_first(&first.headers());
-            assert!(matches!(asked(world, OTHER_NODE, ID, &first), FromOverlay::Translate { .. }));
+            maps.await_first(&first.headers());
+            assert!(matches!(asked(maps, OTHER_NODE, ID, &first), FromOverlay::Translate { .. }));
         });
     }
 
     #[test]
     fn a_node_of_another_version_is_not_this_node() {
-        both(|cast, world| {
-            world.put_node(cast.other_node, NodeEntry::new(NodePlace::Own, addr(OTHER_NODE)).of_another_version());
-            assert!(matches!(asked(world, OTHER_NODE, ID, &from_remote(cast)), FromOverlay::Translate { .. }));
-            assert_eq!(world.node(&addr(cast.node)).map(|node| node.node), Some(addr(NODE)));
+        both(|cast, maps| {
+            maps.put_node(cast.other_node, NodeEntry::new(NodePlace::Own, addr(OTHER_NODE)).of_another_version());
+            assert!(matches!(asked(maps, OTHER_NODE, ID, &from_remote(cast)), FromOverlay::Translate { .. }));
+            assert_eq!(maps.node(&addr(cast.node)).map(|node| node.node), Some(addr(NODE)));
         });
     }
 
     /// The hand-over of [`ID`]'s address to or from the other node.
-    fn hand_over(cast: &Cast, world: &World, stage: HandoverStage) {
-        let owned = *world.owned(ID).expect("owned");
-        world.handovers.borrow_mut().insert(ID, HandoverEntry::new(ID, stage, 0, addr(OTHER_NODE), owned));
-        world.owned.borrow_mut().remove(&ID);
-        assert!(world.owned_addr(&addr(cast.egress)).is_some(), "answers are still taken");
+    fn hand_over(cast: &Cast, maps: &MemoryMaps, stage: HandoverStage) {
+        let owned = *maps.owned(ID).expect("owned");
+        maps.handovers.borrow_mut().insert(ID, HandoverEntry::new(ID, stage, 0, addr(OTHER_NODE), owned));
+        maps.owned.borrow_mut().remove(&ID);
+        assert!(maps.owned_addr(&addr(cast.egress)).is_some(), "answers are still taken");
     }
 
     #[test]
     fn what_has_been_handed_over_is_passed_on_once() {
-        both(|cast, world| {
+        both(|cast, maps| {
             const THIRD: &str = "172.18.0.4";
             let (pod, narrow) = if cast.world.contains(':') { ("fd00:10:244:3::10", 64) } else { ("10.244.3.10", 24) };
-            world.add_node(THIRD, NodePlace::Other, THIRD);
-            world.add_prefix(pod, narrow, PrefixKind::PodSubnet, Some(THIRD));
+            maps.add_node(THIRD, NodePlace::Other, THIRD);
+            maps.add_prefix(pod, narrow, PrefixKind::PodSubnet, Some(THIRD));
             let late = packet(pod, cast.world, 4000, 80);
-            hand_over(cast, world, HandoverStage::Leaving);
-            assert_eq!(asked(world, THIRD, ID, &late), FromOverlay::PassOn);
+            hand_over(cast, maps, HandoverStage::Leaving);
+            assert_eq!(asked(maps, THIRD, ID, &late), FromOverlay::PassOn);
             // By another hand-over, before this one.
-            let passed = asked(world, OTHER_NODE, ID, &late);
+            let passed = asked(maps, OTHER_NODE, ID, &late);
             assert_eq!(passed, FromOverlay::Done(Verdict::ForgedInner), "never passed on twice");
-            assert_eq!(asked(world, THIRD, ID + 1, &late), FromOverlay::Done(Verdict::NotGateway));
+            assert_eq!(asked(maps, THIRD, ID + 1, &late), FromOverlay::Done(Verdict::NotGateway));
             let forged = packet(cast.world, cast.world, 1, 2);
-            assert_eq!(asked(world, THIRD, ID, &forged), FromOverlay::Done(Verdict::ForgedInner));
+            assert_eq!(asked(maps, THIRD, ID, &forged), FromOverlay::Done(Verdict::ForgedInner));
         });
     }
 
     #[test]
     fn an_heir_takes_from_the_old_node_what_any_pod_has_sent() {
-        both(|cast, world| {
-            hand_over(cast, world, HandoverStage::Arriving);
+        both(|cast, maps| {
+            hand_over(cast, maps, HandoverStage::Arriving);
             for (pod, node, origin) in
                 [(cast.remote_pod, addr(OTHER_NODE), Origin::Remote), (cast.pod, addr(NODE), Origin::Here)]
             {
                 let passed = packet(pod, cast.world, 4000, 80);
-                let FromOverlay::Translate { owned, source_node } = asked(world, OTHER_NODE, ID, &passed) else {
+                let FromOverlay::Translate { owned, source_node } = asked(maps, OTHER_NODE, ID, &passed) else {
                     panic!("{pod} is not translated");
                 };
                 assert_eq!((owned.address, *source_node), (addr(cast.egress), node));
-                let config = world.config.get();
-                let made = translate(&passed.headers(), &Quote::NONE, world, owned, ID, source_node, &config);
+                let config = maps.config.get();
+                let made = translate(&passed.headers(), &Quote::NONE, maps, owned, ID, source_node, &config);
                 assert_eq!(made.map(|made| made.origin()), Ok(Some(origin)));
             }
             for nobody in [cast.lost_pod, cast.world, cast.service, cast.egress] {
-                let forged = asked(world, OTHER_NODE, ID, &packet(nobody, cast.world, 4000, 80));
+                let forged = asked(maps, OTHER_NODE, ID, &packet(nobody, cast.world, 4000, 80));
                 assert_eq!(forged, FromOverlay::Done(Verdict::ForgedInner), "{nobody}");
             }
         });
@@ -456,36 +455,35 @@ mod tests {
     /// Some node may not have heard of a hand-over before this one: the other node has the address still.
     #[test]
     fn before_its_time_an_heir_takes_nothing_from_others() {
-        both(|cast, world| {
+        both(|cast, maps| {
             const THIRD: &str = "172.18.0.4";
-            hand_over(cast, world, HandoverStage::Arriving);
-            let handover = world.handovers.borrow()[&ID];
-            world
-                .handovers
+            hand_over(cast, maps, HandoverStage::Arriving);
+            let handover = maps.handovers.borrow()[&ID];
+            maps.handovers
                 .borrow_mut()
                 .insert(ID, HandoverEntry::new(ID, HandoverStage::Arriving, 0, addr(THIRD), handover.owned));
-            assert_eq!(asked(world, OTHER_NODE, ID, &from_remote(cast)), FromOverlay::Done(Verdict::NotGateway));
+            assert_eq!(asked(maps, OTHER_NODE, ID, &from_remote(cast)), FromOverlay::Done(Verdict::NotGateway));
             let open = HandoverEntry::new(ID, HandoverStage::Open, 0, addr(THIRD), handover.owned);
-            world.handovers.borrow_mut().insert(ID, open);
-            assert!(matches!(asked(world, OTHER_NODE, ID, &from_remote(cast)), FromOverlay::Translate { .. }));
+            maps.handovers.borrow_mut().insert(ID, open);
+            assert!(matches!(asked(maps, OTHER_NODE, ID, &from_remote(cast)), FromOverlay::Translate { .. }));
         });
     }
 
     #[test]
     fn answers_are_taken_from_the_other_node_alone() {
-        both(|cast, world| {
+        both(|cast, maps| {
             for stage in [HandoverStage::Leaving, HandoverStage::Arriving, HandoverStage::Open] {
-                world.own(ID, cast.egress);
-                hand_over(cast, world, stage);
+                maps.own(ID, cast.egress);
+                hand_over(cast, maps, stage);
                 let answer = packet(cast.world, cast.egress, 80, 4000);
-                assert_eq!(asked(world, OTHER_NODE, ID, &answer), FromOverlay::Answer);
-                assert_eq!(asked(world, OTHER_NODE, ID + 1, &answer), FromOverlay::Done(Verdict::ForgedInner));
+                assert_eq!(asked(maps, OTHER_NODE, ID, &answer), FromOverlay::Answer);
+                assert_eq!(asked(maps, OTHER_NODE, ID + 1, &answer), FromOverlay::Done(Verdict::ForgedInner));
                 let other = packet(cast.world, cast.foreign_egress, 80, 4000);
-                assert_eq!(asked(world, OTHER_NODE, ID, &other), FromOverlay::Done(Verdict::ForgedInner));
-                let handover = world.handovers.borrow()[&ID];
+                assert_eq!(asked(maps, OTHER_NODE, ID, &other), FromOverlay::Done(Verdict::ForgedInner));
+                let handover = maps.handovers.borrow()[&ID];
                 let third = HandoverEntry::new(ID, stage, 0, addr("172.18.0.4"), handover.owned);
-                world.handovers.borrow_mut().insert(ID, third);
-                assert_eq!(asked(world, OTHER_NODE, ID, &answer), FromOverlay::Done(Verdict::ForgedInner));
+                maps.handovers.borrow_mut().insert(ID, third);
+                assert_eq!(asked(maps, OTHER_NODE, ID, &answer), FromOverlay::Done(Verdict::ForgedInner));
             }
         });
     }

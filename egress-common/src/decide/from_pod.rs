@@ -5,7 +5,7 @@
 //! pod that nothing selects is left alone whatever its destination is.
 
 use super::{Tables, fragments, slots, to_pod};
-use crate::abi::{Config, NodePlace, Origin, PrefixKind, Slot, Verdict};
+use crate::abi::{Config, NodePlace, Origin, PolicySlot, PrefixKind, Verdict};
 use crate::wire::{ETH_LEN, Fragment, Frame, Headers, L4, PROTO_TCP, Quote, Segment, ethertype, sctp, tcp};
 
 /// What to do with the packet.
@@ -21,7 +21,7 @@ pub enum FromPod<'t> {
     /// The flow has this address; the gateway is where the slot says.
     Send {
         egress_id: u32,
-        slot: &'t Slot,
+        slot: &'t PolicySlot,
     },
 }
 
@@ -206,7 +206,7 @@ fn note_own_datagram<T: Tables>(headers: &Headers, tables: &T) {
 /// the agent one could change: that a connection came in on this tuple (4). None can begin while the flow exists (`to_pod`),
 /// and a SYN of the pod, which would end the flow, is always decided.
 #[inline(always)]
-fn settled<'t, T: Tables>(headers: &Headers, tables: &'t T, config: &Config) -> Option<(u32, &'t Slot)> {
+fn settled<'t, T: Tables>(headers: &Headers, tables: &'t T, config: &Config) -> Option<(u32, &'t PolicySlot)> {
     let is_plain = headers.fragment == Fragment::Whole && headers.ttl > 1 && !headers.source_routed;
     let may_be = match headers.l4 {
         L4::Tcp => headers.tcp_flags & tcp::SYN == 0,

@@ -10,9 +10,9 @@ use super::cast::{Cast, ID, NODE, OTHER_NODE, V4, V6, staged};
 use super::from_netdev::{self, FromNetdev};
 use super::from_overlay::{self, FromOverlay, Outer};
 use super::from_pod::{self, FromPod};
+use super::memory_maps::{MemoryMaps, addr};
 use super::packets::{Packet, packet};
 use super::snat::{self, EGRESS_PORTS, SnatPool};
-use super::world::{World, addr};
 use super::{NatOwner, Tables};
 use crate::abi::*;
 use crate::wire::Quote;
@@ -38,8 +38,8 @@ const NEW_WRITES: usize = 6;
 
 struct Pair {
     cast: Cast,
-    old: World,
-    heir: World,
+    old: MemoryMaps,
+    heir: MemoryMaps,
 }
 
 /// What became of a packet of a pod.
@@ -68,68 +68,68 @@ impl Pair {
         pair.heir.disown(ID);
         pair.heir.pods.borrow_mut().clear();
         pair.heir.add_pod(cast.remote_pod, PodEntry::selected(ID, 0));
-        pair.point(&pair.heir, Slot::remote(addr(cast.egress), addr(NODE)));
+        pair.point(&pair.heir, PolicySlot::remote(addr(cast.egress), addr(NODE)));
         pair
     }
 
     /// The places of the cluster, as this node sees them.
-    fn settle(&self, world: &World, own: &str) {
-        world.configure(|config| config.self_node = addr(own));
+    fn settle(&self, maps: &MemoryMaps, own: &str) {
+        maps.configure(|config| config.self_node = addr(own));
         for node in [NODE, OTHER_NODE, THIRD] {
             let place = if node == own { NodePlace::Own } else { NodePlace::Other };
-            world.add_node(node, place, node);
+            maps.add_node(node, place, node);
         }
         let narrow = if self.cast.family == Family::V4 { 24 } else { 64 };
-        world.add_prefix(self.third_pod(), narrow, PrefixKind::PodSubnet, Some(THIRD));
+        maps.add_prefix(self.third_pod(), narrow, PrefixKind::PodSubnet, Some(THIRD));
     }
 
     fn third_pod(&self) -> &'static str {
         if self.cast.family == Family::V4 { "10.244.3.10" } else { "fd00:10:244:3::10" }
     }
 
-    fn point(&self, world: &World, slot: Slot) {
-        world.set_policy(ID, WhenEmpty::Drop, &[slot]);
-        world.configure(|config| config.decisions += 1);
+    fn point(&self, maps: &MemoryMaps, slot: PolicySlot) {
+        maps.set_policy(ID, WhenEmpty::Drop, &[slot]);
+        maps.configure(|config| config.decisions += 1);
     }
 
-    fn move_entry(&self, world: &World, stage: HandoverStage, peer: &str) {
+    fn move_entry(&self, maps: &MemoryMaps, stage: HandoverStage, peer: &str) {
         let owned = Owned::new(ID, addr(self.cast.egress), 2, [2, 0, 0, 0, 0, 1]);
-        world.handovers.borrow_mut().insert(ID, HandoverEntry::new(ID, stage, world.now.get(), addr(peer), owned));
+        maps.handovers.borrow_mut().insert(ID, HandoverEntry::new(ID, stage, maps.now.get(), addr(peer), owned));
     }
 
     fn write_old(&self, number: usize) {
-        let (world, egress) = (&self.old, addr(self.cast.egress));
+        let (maps, egress) = (&self.old, addr(self.cast.egress));
         match number {
             0 => {}
-            1 => world.configure(|config| config.decisions += 1),
-            LEAVING => self.move_entry(world, HandoverStage::Leaving, OTHER_NODE),
-            GIVEN_UP => drop(world.owned.borrow_mut().remove(&ID)),
-            POINTED_AWAY => self.point(world, Slot::remote(egress, addr(OTHER_NODE))),
-            5 => drop(world.handovers.borrow_mut().remove(&ID)),
-            OLD_WRITES => drop(world.owned_addr.borrow_mut().remove(&egress)),
+            1 => maps.configure(|config| config.decisions += 1),
+            LEAVING => self.move_entry(maps, HandoverStage::Leaving, OTHER_NODE),
+            GIVEN_UP => drop(maps.owned.borrow_mut().remove(&ID)),
+            POINTED_AWAY => self.point(maps, PolicySlot::remote(egress, addr(OTHER_NODE))),
+            5 => drop(maps.handovers.borrow_mut().remove(&ID)),
+            OLD_WRITES => drop(maps.owned_addr.borrow_mut().remove(&egress)),
             other => panic!("there is no write {other}"),
         }
     }
 
     fn write_heir(&self, number: usize) {
-        let (world, egress) = (&self.heir, addr(self.cast.egress));
+        let (maps, egress) = (&self.heir, addr(self.cast.egress));
         let owned = Owned::new(ID, egress, 2, [2, 0, 0, 0, 0, 1]);
         match number {
             0 => {}
-            READY => self.move_entry(world, HandoverStage::Arriving, NODE),
-            OPEN => self.move_entry(world, HandoverStage::Open, NODE),
+            READY => self.move_entry(maps, HandoverStage::Arriving, NODE),
+            OPEN => self.move_entry(maps, HandoverStage::Open, NODE),
             3 => {
                 let entry = OwnedAddr { egress_id: ID, ifindex: 2, mac: owned.mac, reserved: [0; 2] };
-                world.owned_addr.borrow_mut().insert(egress, entry);
+                maps.owned_addr.borrow_mut().insert(egress, entry);
             }
-            OWNED => drop(world.owned.borrow_mut().insert(ID, owned)),
-            POINTED_HERE => self.point(world, Slot::here(egress)),
-            NEW_WRITES => drop(world.handovers.borrow_mut().remove(&ID)),
+            OWNED => drop(maps.owned.borrow_mut().insert(ID, owned)),
+            POINTED_HERE => self.point(maps, PolicySlot::here(egress)),
+            NEW_WRITES => drop(maps.handovers.borrow_mut().remove(&ID)),
             other => panic!("there is no write {other}"),
         }
     }
 
-    fn world(&self, node: &str) -> &World {
+    fn maps(&self, node: &str) -> &MemoryMaps {
         if node == NODE { &self.old } else { &self.heir }
     }
 
@@ -139,15 +139,15 @@ impl Pair {
 
     /// A pod of one of the two sends.
     fn sends(&self, node: &'static str, sent: &Packet) -> End {
-        let world = self.world(node);
+        let maps = self.maps(node);
         let headers = &mut sent.headers();
-        match from_pod::decide(headers, &Quote::NONE, world, &world.config.get()) {
-            FromPod::Send { slot, .. } if slot.place() == SlotPlace::Here => match world.owned(ID) {
+        match from_pod::decide(headers, &Quote::NONE, maps, &maps.config.get()) {
+            FromPod::Send { slot, .. } if slot.place() == SlotPlace::Here => match maps.owned(ID) {
                 Some(owned) if owned.address == slot.address => {
                     let owner = NatOwner { origin: Origin::Here, source_node: Addr::UNSPECIFIED, egress_id: ID };
-                    self.emitted(world, node, sent, &owner)
+                    self.emitted(maps, node, sent, &owner)
                 }
-                _ => match world.handover(ID).filter(|handover| handover.stage() == Some(HandoverStage::Leaving)) {
+                _ => match maps.handover(ID).filter(|handover| handover.stage() == Some(HandoverStage::Leaving)) {
                     Some(handover) => self.arrives(Self::name(&handover.peer), node, sent),
                     None => End::Dropped(Verdict::NotGateway),
                 },
@@ -157,9 +157,9 @@ impl Pair {
         }
     }
 
-    fn emitted(&self, world: &World, node: &'static str, sent: &Packet, owner: &NatOwner) -> End {
+    fn emitted(&self, maps: &MemoryMaps, node: &'static str, sent: &Packet, owner: &NatOwner) -> End {
         let pool = SnatPool { address: addr(self.cast.egress), ports: EGRESS_PORTS };
-        match snat::translate(&sent.headers(), &Quote::NONE, world, &pool, owner) {
+        match snat::translate(&sent.headers(), &Quote::NONE, maps, &pool, owner) {
             Ok(_) => End::Emitted(node),
             Err(verdict) => End::Dropped(verdict),
         }
@@ -167,14 +167,14 @@ impl Pair {
 
     /// A pod's packet by the overlay.
     fn arrives(&self, node: &'static str, from: &str, sent: &Packet) -> End {
-        let world = self.world(node);
+        let maps = self.maps(node);
         let outer = Outer { source: addr(from), egress_id: ID };
-        match from_overlay::decide(&mut sent.headers(), &outer, world, &world.config.get()) {
+        match from_overlay::decide(&mut sent.headers(), &outer, maps, &maps.config.get()) {
             FromOverlay::Translate { source_node, .. } => {
                 let owner = NatOwner { origin: Origin::Remote, source_node: *source_node, egress_id: ID };
-                self.emitted(world, node, sent, &owner)
+                self.emitted(maps, node, sent, &owner)
             }
-            FromOverlay::PassOn => self.arrives(Self::name(&world.handover(ID).expect("a hand-over").peer), node, sent),
+            FromOverlay::PassOn => self.arrives(Self::name(&maps.handover(ID).expect("a hand-over").peer), node, sent),
             FromOverlay::Done(verdict) => End::Dropped(verdict),
             other => panic!("no packet of a pod: {other:?}"),
         }
@@ -182,8 +182,8 @@ impl Pair {
 
     /// Something comes from outside for the egress IP: which node gives it to the pod.
     fn answered(&self, node: &'static str, answer: &(Packet, Quote)) -> End {
-        let world = self.world(node);
-        let entered = from_netdev::decide(&mut answer.0.arriving(), &answer.1, world, &world.config.get());
+        let maps = self.maps(node);
+        let entered = from_netdev::decide(&mut answer.0.arriving(), &answer.1, maps, &maps.config.get());
         self.goes(node, &entered, answer)
     }
 
@@ -191,11 +191,11 @@ impl Pair {
         match entered {
             FromNetdev::ReplyHere { .. } | FromNetdev::ReplyRemote { .. } => End::Emitted(node),
             FromNetdev::PassOn { .. } => {
-                let peer = Self::name(&self.world(node).handover(ID).expect("a hand-over").peer);
-                let (world, outer) = (self.world(peer), Outer { source: addr(node), egress_id: ID });
-                match from_overlay::decide(&mut answer.0.headers(), &outer, world, &world.config.get()) {
+                let peer = Self::name(&self.maps(node).handover(ID).expect("a hand-over").peer);
+                let (maps, outer) = (self.maps(peer), Outer { source: addr(node), egress_id: ID });
+                match from_overlay::decide(&mut answer.0.headers(), &outer, maps, &maps.config.get()) {
                     FromOverlay::Answer => {
-                        let passed = from_netdev::passed(&mut answer.0.arriving(), &answer.1, world, ID);
+                        let passed = from_netdev::passed(&mut answer.0.arriving(), &answer.1, maps, ID);
                         self.goes(peer, &passed, answer)
                     }
                     FromOverlay::Done(verdict) => End::Dropped(verdict),
@@ -209,18 +209,18 @@ impl Pair {
 
     /// Both flows have sent: each by the node that had the address then.
     fn begin_flows(&self) {
-        for (world, port) in [(&self.old, OLD_PORT), (&self.heir, NEW_PORT)] {
+        for (maps, port) in [(&self.old, OLD_PORT), (&self.heir, NEW_PORT)] {
             let owner = NatOwner { origin: Origin::Remote, source_node: addr(THIRD), egress_id: ID };
             let pool = SnatPool { address: addr(self.cast.egress), ports: EGRESS_PORTS };
             let sent = packet(self.third_pod(), self.cast.world, port, 80).headers();
-            snat::translate(&sent, &Quote::NONE, world, &pool, &owner).expect("a free port");
+            snat::translate(&sent, &Quote::NONE, maps, &pool, &owner).expect("a free port");
         }
     }
 
     /// Of the flow with this port: whole, a datagram in two fragments, and an error about what was sent.
     fn answers(&self, port: u16) -> Vec<(Packet, Quote)> {
         // Another datagram, though it has the same number.
-        [&self.old, &self.heir].iter().for_each(|world| world.frags.borrow_mut().clear());
+        [&self.old, &self.heir].iter().for_each(|maps| maps.frags.borrow_mut().clear());
         let whole = packet(self.cast.world, self.cast.egress, 80, port);
         let error = packet(self.cast.world, self.cast.egress, 0, 0).unreachable();
         let sent = packet(self.cast.egress, self.cast.world, port, 80).quoted(Direction::Egress);

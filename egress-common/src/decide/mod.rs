@@ -25,14 +25,14 @@ pub mod to_pod;
 pub(crate) mod cast;
 #[cfg(test)]
 mod handover;
+#[cfg(any(test, feature = "model"))]
+pub mod memory_maps;
 #[cfg(test)]
 pub(crate) mod packets;
-#[cfg(any(test, feature = "model"))]
-pub mod world;
 
 use crate::abi::{
     Addr, ClusterPrefix, ExposedPort, Flow, FragKey, FragPorts, HandoverEntry, NatEntry, NodeEntry, Origin, Owned,
-    OwnedAddr, PodEntry, Policy, PolicyKey, Share, Slot, Tuple, Verdict,
+    OwnedAddr, PodEntry, PolicyEntry, PolicyKey, PolicySlot, Share, Tuple, Verdict,
 };
 use crate::wire::{Fragment, Headers, L4, Segment};
 use snat::PortSearch;
@@ -94,7 +94,7 @@ pub trait Tables {
     fn pod(&self, addr: &Addr) -> Option<&PodEntry>;
     fn node(&self, addr: &Addr) -> Option<&NodeEntry>;
     fn prefix(&self, addr: &Addr) -> Option<&ClusterPrefix>;
-    fn policy(&self, key: &PolicyKey) -> Option<&Policy>;
+    fn policy(&self, key: &PolicyKey) -> Option<&PolicyEntry>;
     fn owned(&self, egress_id: u32) -> Option<&Owned>;
     fn owned_addr(&self, addr: &Addr) -> Option<&OwnedAddr>;
     /// Whether this node may emit its egress IPs now ([`crate::abi::Lease`]).
@@ -134,7 +134,7 @@ pub trait Tables {
     /// [`crate::abi::Config::decisions`], read once and before anything that it stands for.
     fn decisions(&self) -> u32;
     /// Notes what the questions about a flow came to under these decisions.
-    fn settle_flow(&self, tuple: &Tuple, egress_id: u32, slot: &Slot, decisions: u32);
+    fn settle_flow(&self, tuple: &Tuple, egress_id: u32, slot: &PolicySlot, decisions: u32);
     /// Notes where the flow's address is among the slots now.
     fn set_flow_slot(&self, tuple: &Tuple, slot: u32);
     fn forget_flow(&self, tuple: &Tuple);

@@ -75,8 +75,8 @@ fn overlay_limit(overlay_mtu: u32, family: Family) -> u32 {
 mod tests {
     use super::*;
     use crate::decide::cast::{V4, V6};
+    use crate::decide::memory_maps::addr;
     use crate::decide::packets::packet;
-    use crate::decide::world::addr;
     use crate::wire::PROTO_SCTP;
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::vec::Vec;
 
-use super::world::addr;
+use super::memory_maps::addr;
 use crate::abi::{Addr, Direction, Family};
 use crate::wire::{Headers, PROTO_ICMP, PROTO_ICMPV6, PROTO_SCTP, PROTO_TCP, PROTO_UDP, Quote};
 

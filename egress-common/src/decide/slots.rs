@@ -9,7 +9,7 @@
 //! finds its flows again.
 
 use super::{ClaimOutcome, QuotaKind, Tables, phase};
-use crate::abi::{Addr, Direction, Flow, MAX_SLOTS, Policy, PolicyKey, Slot, Tuple, Verdict, WhenEmpty};
+use crate::abi::{Addr, Direction, Flow, MAX_SLOTS, PolicyEntry, PolicyKey, PolicySlot, Tuple, Verdict, WhenEmpty};
 use crate::wire::{Headers, L4, Quote, tcp};
 
 const SLOT_MASK: u32 = MAX_SLOTS as u32 - 1;
@@ -22,7 +22,7 @@ pub fn of_flow<'t, T: Tables>(
     quote: &Quote,
     tables: &'t T,
     egress_id: u32,
-) -> Result<&'t Slot, Verdict> {
+) -> Result<&'t PolicySlot, Verdict> {
     let policy = tables.policy(&PolicyKey::new(egress_id, headers.family)).ok_or(Verdict::NoPolicy)?;
     if policy.count() == 0 {
         return Err(without_address(headers, tables, egress_id, policy));
@@ -45,7 +45,7 @@ pub fn of_flow<'t, T: Tables>(
 /// What becomes of a packet while the object has no address that is served. A running connection has one, and must not
 /// show another.
 #[inline(always)]
-fn without_address<T: Tables>(headers: &Headers, tables: &T, egress_id: u32, policy: &Policy) -> Verdict {
+fn without_address<T: Tables>(headers: &Headers, tables: &T, egress_id: u32, policy: &PolicyEntry) -> Verdict {
     let otherwise = match policy.when_empty() {
         WhenEmpty::Drop => Verdict::NoGateway,
         WhenEmpty::NodeAddress => Verdict::NodeAddress,
@@ -94,8 +94,8 @@ fn of_error<'t, T: Tables>(
     quote: &Quote,
     tables: &T,
     egress_id: u32,
-    policy: &'t Policy,
-) -> Result<&'t Slot, Verdict> {
+    policy: &'t PolicyEntry,
+) -> Result<&'t PolicySlot, Verdict> {
     if headers.source_routed {
         return Err(Verdict::SourceRouted);
     }
@@ -111,9 +111,9 @@ fn kept<'t, T: Tables>(
     tuple: &Tuple,
     tables: &T,
     egress_id: u32,
-    policy: &'t Policy,
+    policy: &'t PolicyEntry,
     flow: &Flow,
-) -> Result<&'t Slot, Verdict> {
+) -> Result<&'t PolicySlot, Verdict> {
     if flow.egress_id != egress_id {
         return Err(Verdict::AddressGone);
     }
@@ -132,14 +132,14 @@ fn kept<'t, T: Tables>(
 
 /// The slot at this place, if it has this address.
 #[inline(always)]
-fn slot_at<'t>(policy: &'t Policy, place: u32, address: &Addr) -> Option<&'t Slot> {
+fn slot_at<'t>(policy: &'t PolicyEntry, place: u32, address: &Addr) -> Option<&'t PolicySlot> {
     let slot = &policy.slots[(place & SLOT_MASK) as usize];
     (place < policy.count() && slot.address == *address).then_some(slot)
 }
 
 /// Where the address is among the slots; those that no node serves now come last.
 #[inline(never)]
-fn place_of(policy: &Policy, address: &Addr) -> Option<u32> {
+fn place_of(policy: &PolicyEntry, address: &Addr) -> Option<u32> {
     let listed = policy.count() + policy.pending();
     let mut place = 0;
     while place < MAX_SLOTS as u32 && place < listed {
@@ -156,9 +156,9 @@ fn begin<'t, T: Tables>(
     headers: &Headers,
     tables: &T,
     egress_id: u32,
-    policy: &'t Policy,
+    policy: &'t PolicyEntry,
     overwrite: bool,
-) -> Result<&'t Slot, Verdict> {
+) -> Result<&'t PolicySlot, Verdict> {
     if !overwrite && !tables.has_quota(&headers.tuple.saddr, egress_id, QuotaKind::Flows) {
         return Err(Verdict::QuotaExceeded);
     }
@@ -219,8 +219,8 @@ const fn mix(mut h: u32) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::decide::memory_maps::MemoryMaps;
     use crate::decide::packets::packet;
-    use crate::decide::world::World;
 
     #[test]
     fn flows_spread_evenly() {
@@ -234,40 +234,40 @@ mod tests {
 
     #[test]
     fn a_flow_keeps_its_address_when_others_come_and_go_and_follows_it_to_another_node() {
-        let world = World::new();
-        let a = Slot::here(Addr::v4([172, 18, 0, 100]));
-        let b = Slot::remote(Addr::v4([172, 18, 0, 101]), Addr::v4([172, 18, 0, 3]));
-        let c = Slot::here(Addr::v4([172, 18, 0, 102]));
-        world.set_policy(7, WhenEmpty::Drop, &[b]);
+        let maps = MemoryMaps::new();
+        let a = PolicySlot::here(Addr::v4([172, 18, 0, 100]));
+        let b = PolicySlot::remote(Addr::v4([172, 18, 0, 101]), Addr::v4([172, 18, 0, 3]));
+        let c = PolicySlot::here(Addr::v4([172, 18, 0, 102]));
+        maps.set_policy(7, WhenEmpty::Drop, &[b]);
         let headers = packet("10.244.1.10", "198.51.100.10", 4000, 80).headers();
-        assert_eq!(of_flow(&headers, &Quote::NONE, &world, 7), Ok(&b));
-        world.set_policy(7, WhenEmpty::Drop, &[a, b, c]);
-        assert_eq!(of_flow(&headers, &Quote::NONE, &world, 7), Ok(&b));
-        let moved = Slot::remote(b.address, Addr::v4([172, 18, 0, 4]));
-        world.set_policy(7, WhenEmpty::Drop, &[a, c, moved]);
-        assert_eq!(of_flow(&headers, &Quote::NONE, &world, 7), Ok(&moved));
-        world.set_policy(7, WhenEmpty::Drop, &[a, c]);
+        assert_eq!(of_flow(&headers, &Quote::NONE, &maps, 7), Ok(&b));
+        maps.set_policy(7, WhenEmpty::Drop, &[a, b, c]);
+        assert_eq!(of_flow(&headers, &Quote::NONE, &maps, 7), Ok(&b));
+        let moved = PolicySlot::remote(b.address, Addr::v4([172, 18, 0, 4]));
+        maps.set_policy(7, WhenEmpty::Drop, &[a, c, moved]);
+        assert_eq!(of_flow(&headers, &Quote::NONE, &maps, 7), Ok(&moved));
+        maps.set_policy(7, WhenEmpty::Drop, &[a, c]);
         let mut data = headers;
         data.l4 = L4::Tcp;
         data.tcp_flags = tcp::ACK;
-        world.remember_flow(&data.tuple, b.address, 7);
-        assert_eq!(of_flow(&data, &Quote::NONE, &world, 7), Err(Verdict::AddressGone));
+        maps.remember_flow(&data.tuple, b.address, 7);
+        assert_eq!(of_flow(&data, &Quote::NONE, &maps, 7), Err(Verdict::AddressGone));
         data.tcp_flags = tcp::SYN;
-        assert!(matches!(of_flow(&data, &Quote::NONE, &world, 7), Ok(slot) if *slot == a || *slot == c));
+        assert!(matches!(of_flow(&data, &Quote::NONE, &maps, 7), Ok(slot) if *slot == a || *slot == c));
     }
 
     #[test]
     fn nothing_assigned_is_a_named_verdict() {
-        let world = World::new();
+        let maps = MemoryMaps::new();
         let headers = packet("10.244.1.10", "198.51.100.10", 4000, 80).headers();
-        assert_eq!(of_flow(&headers, &Quote::NONE, &world, 7), Err(Verdict::NoPolicy));
+        assert_eq!(of_flow(&headers, &Quote::NONE, &maps, 7), Err(Verdict::NoPolicy));
         for (when, verdict) in [
             (WhenEmpty::Drop, Verdict::NoGateway),
             (WhenEmpty::NodeAddress, Verdict::NodeAddress),
             (WhenEmpty::NotListed, Verdict::FamilyNotListed),
         ] {
-            world.set_policy(7, when, &[]);
-            assert_eq!(of_flow(&headers, &Quote::NONE, &world, 7), Err(verdict));
+            maps.set_policy(7, when, &[]);
+            assert_eq!(of_flow(&headers, &Quote::NONE, &maps, 7), Err(verdict));
         }
     }
 }

@@ -177,21 +177,21 @@ mod tests {
     use super::*;
     use crate::abi::{Direction, NODE_MARK, OnUnknownPod, PodEntry, WhenEmpty};
     use crate::decide::cast::{ID, both};
+    use crate::decide::memory_maps::{MemoryMaps, addr, with_node_ports};
     use crate::decide::packets::{Packet, packet};
     use crate::decide::to_pod;
-    use crate::decide::world::{World, addr, with_node_ports};
     use crate::wire::{PROTO_AH, tcp};
 
     const FORWARDED: Meta = Meta { mark: 0, forwarded: true, returning: false };
     const OWN: Meta = Meta { mark: 0, forwarded: false, returning: false };
     const MARKED: Meta = Meta { mark: NODE_MARK, forwarded: true, returning: false };
 
-    fn asked(world: &World, meta: &Meta, packet: &Packet) -> ToNetdev {
-        decide(&mut packet.headers(), &Quote::NONE, meta, world, &world.config.get())
+    fn asked(maps: &MemoryMaps, meta: &Meta, packet: &Packet) -> ToNetdev {
+        decide(&mut packet.headers(), &Quote::NONE, meta, maps, &maps.config.get())
     }
 
-    fn verdict(world: &World, packet: &Packet) -> Verdict {
-        match asked(world, &FORWARDED, packet) {
+    fn verdict(maps: &MemoryMaps, packet: &Packet) -> Verdict {
+        match asked(maps, &FORWARDED, packet) {
             ToNetdev::Done(verdict) => verdict,
             other => panic!("{packet:?} is not done: {other:?}"),
         }
@@ -199,175 +199,175 @@ mod tests {
 
     #[test]
     fn the_mark_is_served_for_pods_of_this_node() {
-        both(|cast, world| {
-            assert_eq!(asked(world, &MARKED, &packet(cast.pod, cast.other_node, 4000, 80)), ToNetdev::NodeSnat);
-            assert_eq!(asked(world, &MARKED, &packet(cast.node, cast.other_node, 4000, 80)), ToNetdev::Unmark);
+        both(|cast, maps| {
+            assert_eq!(asked(maps, &MARKED, &packet(cast.pod, cast.other_node, 4000, 80)), ToNetdev::NodeSnat);
+            assert_eq!(asked(maps, &MARKED, &packet(cast.node, cast.other_node, 4000, 80)), ToNetdev::Unmark);
             // The host's rules have added bits of their own, or have others only.
             for bits in [0x4000, 0x8000, 0x0001_0000, 0xffff_0000] {
                 let marked = Meta { mark: bits | NODE_MARK, ..MARKED };
-                assert_eq!(asked(world, &marked, &packet(cast.pod, cast.other_node, 4000, 80)), ToNetdev::NodeSnat);
+                assert_eq!(asked(maps, &marked, &packet(cast.pod, cast.other_node, 4000, 80)), ToNetdev::NodeSnat);
                 let other = Meta { mark: bits | 0x80, ..MARKED };
-                let verdict = asked(world, &other, &packet(cast.pod, cast.other_node, 4000, 80));
+                let verdict = asked(maps, &other, &packet(cast.pod, cast.other_node, 4000, 80));
                 assert_eq!(verdict, ToNetdev::Done(Verdict::ProgramBypassed));
             }
-            let config = world.config.get();
+            let config = maps.config.get();
             let headers = packet(cast.pod, cast.other_node, 4000, 80).tcp(tcp::SYN).headers();
-            let nat_entry = translate(&headers, &Quote::NONE, world, &config).expect("a free port");
+            let nat_entry = translate(&headers, &Quote::NONE, maps, &config).expect("a free port");
             assert_eq!(nat_entry.other.daddr, addr(cast.node));
             assert_eq!(nat_entry.origin(), Some(Origin::Stack));
-            world.assert_paired();
+            maps.assert_paired();
         });
     }
 
     #[test]
     fn the_mark_lets_no_pods_address_out() {
-        both(|cast, world| {
+        both(|cast, maps| {
             for pod in [cast.remote_pod, cast.lost_pod] {
                 let marked = packet(pod, cast.world, 4000, 80);
-                assert_eq!(asked(world, &MARKED, &marked), ToNetdev::Done(Verdict::ForeignPod), "{pod}");
+                assert_eq!(asked(maps, &MARKED, &marked), ToNetdev::Done(Verdict::ForeignPod), "{pod}");
             }
             let unknown = packet(cast.unknown_pod, cast.world, 4000, 80);
-            assert_eq!(asked(world, &MARKED, &unknown), ToNetdev::Done(Verdict::UnknownPod));
+            assert_eq!(asked(maps, &MARKED, &unknown), ToNetdev::Done(Verdict::UnknownPod));
         });
     }
 
     #[test]
     fn an_error_about_what_came_from_outside_may_leave() {
-        both(|cast, world| {
+        both(|cast, maps| {
             let request = packet(cast.world, cast.pod, 80, 4000).tcp(tcp::SYN);
             let error = packet(cast.pod, cast.world, 0, 0).unreachable();
             let told = |request: &Packet| {
                 let quote = request.quoted(Direction::Ingress);
-                decide(&mut error.headers(), &quote, &FORWARDED, world, &world.config.get())
+                decide(&mut error.headers(), &quote, &FORWARDED, maps, &maps.config.get())
             };
             assert_eq!(told(&request), ToNetdev::Done(Verdict::IcmpUnmatched));
-            to_pod::decide(&request.arriving(), world, &world.config.get());
+            to_pod::decide(&request.arriving(), maps, &maps.config.get());
             assert_eq!(told(&request), ToNetdev::Done(Verdict::InboundReply));
             // Somebody outside has asked with the identifier zero, which is what an error's tuple looks like.
             let ping = packet(cast.world, cast.pod, 0, 0).echo(0);
-            to_pod::decide(&ping.arriving(), world, &world.config.get());
+            to_pod::decide(&ping.arriving(), maps, &maps.config.get());
             assert_eq!(told(&packet(cast.world, cast.pod, 81, 4000)), ToNetdev::Done(Verdict::IcmpUnmatched));
         });
     }
 
     #[test]
     fn an_error_that_lists_where_to_go_by_gets_no_address() {
-        both(|cast, world| {
-            let config = world.config.get();
+        both(|cast, maps| {
+            let config = maps.config.get();
             let sent = packet(cast.pod, cast.other_node, 4000, 80).headers();
-            translate(&sent, &Quote::NONE, world, &config).expect("a free port");
+            translate(&sent, &Quote::NONE, maps, &config).expect("a free port");
             let quote = packet(cast.other_node, cast.pod, 80, 4000).quoted(Direction::Ingress);
             let mut error = packet(cast.pod, cast.other_node, 0, 0).unreachable().headers();
-            assert!(translate(&error, &quote, world, &config).is_ok());
+            assert!(translate(&error, &quote, maps, &config).is_ok());
             error.source_routed = true;
-            assert_eq!(translate(&error, &quote, world, &config), Err(Verdict::SourceRouted));
+            assert_eq!(translate(&error, &quote, maps, &config), Err(Verdict::SourceRouted));
         });
     }
 
     #[test]
     fn the_mark_without_an_address_or_a_port_is_a_drop() {
-        both(|cast, world| {
-            let config = world.config.get();
+        both(|cast, maps| {
+            let config = maps.config.get();
             let headers = packet(cast.pod, cast.other_node, 4000, 80).tcp(tcp::SYN).headers();
             let mut without_address = config;
             (without_address.node_v4, without_address.node_v6) = (Addr::UNSPECIFIED, Addr::UNSPECIFIED);
             for broken in [without_address, with_node_ports(config, 0, 0)] {
-                assert_eq!(translate(&headers, &Quote::NONE, world, &broken), Err(Verdict::NoNodeAddress));
+                assert_eq!(translate(&headers, &Quote::NONE, maps, &broken), Err(Verdict::NoNodeAddress));
             }
             let other = packet(cast.pod, cast.other_node, 0, 0).protocol(PROTO_AH).headers();
-            assert_eq!(translate(&other, &Quote::NONE, world, &config), Err(Verdict::UnsupportedProtocol));
+            assert_eq!(translate(&other, &Quote::NONE, maps, &config), Err(Verdict::UnsupportedProtocol));
             let narrow = with_node_ports(config, 61000, 61000);
-            assert!(translate(&headers, &Quote::NONE, world, &narrow).is_ok());
+            assert!(translate(&headers, &Quote::NONE, maps, &narrow).is_ok());
             let second = packet(cast.known_pod, cast.other_node, 4000, 80).tcp(tcp::SYN).headers();
-            assert_eq!(translate(&second, &Quote::NONE, world, &narrow), Err(Verdict::PortsExhausted));
+            assert_eq!(translate(&second, &Quote::NONE, maps, &narrow), Err(Verdict::PortsExhausted));
             let running = packet(cast.known_pod, cast.other_node, 4000, 80).tcp(tcp::ACK).headers();
-            assert_eq!(translate(&running, &Quote::NONE, world, &config), Err(Verdict::PortTaken));
+            assert_eq!(translate(&running, &Quote::NONE, maps, &config), Err(Verdict::PortTaken));
         });
     }
 
     /// The CNI's masquerade keeps the port that a pod has chosen, of those that are NAT's.
     #[test]
     fn a_masqueraded_packet_does_not_pass_for_another_pods() {
-        both(|cast, world| {
-            let config = world.config.get();
+        both(|cast, maps| {
+            let config = maps.config.get();
             for sent in [packet(cast.pod, cast.other_node, 4000, 53), packet(cast.pod, cast.other_node, 0, 0).echo(9)] {
                 let headers = sent.headers();
-                let nat_entry = translate(&headers, &Quote::NONE, world, &config).expect("a free port");
+                let nat_entry = translate(&headers, &Quote::NONE, maps, &config).expect("a free port");
                 let port = nat_entry.other.dport();
                 let masqueraded = |port, to_port| match headers.l4 {
                     L4::EchoRequest => packet(cast.node, cast.other_node, 0, 0).echo(port),
                     _ => packet(cast.node, cast.other_node, port, to_port),
                 };
-                assert_eq!(verdict(world, &masqueraded(port, 53)), Verdict::PortTaken);
+                assert_eq!(verdict(maps, &masqueraded(port, 53)), Verdict::PortTaken);
                 assert_eq!(
-                    asked(world, &OWN, &masqueraded(port, 53)),
+                    asked(maps, &OWN, &masqueraded(port, 53)),
                     ToNetdev::Done(Verdict::NotOurs),
                     "the node's own"
                 );
                 let next = if port == config.node_ports.last { port - 1 } else { port + 1 };
-                assert_eq!(verdict(world, &masqueraded(next, 53)), Verdict::NotOurs);
+                assert_eq!(verdict(maps, &masqueraded(next, 53)), Verdict::NotOurs);
             }
         });
     }
 
     #[test]
     fn a_forwarded_packet_to_a_nodes_tunnel_port_goes_nowhere() {
-        both(|cast, world| {
-            let port = u16::try_from(world.config.get().tunnel_port).expect("a port");
+        both(|cast, maps| {
+            let port = u16::try_from(maps.config.get().tunnel_port).expect("a port");
             for source in [cast.pod, cast.node, cast.known_pod, cast.world, cast.egress] {
                 let forged = packet(source, cast.other_node, 4000, port);
-                assert_eq!(verdict(world, &forged), Verdict::ForgedTunnel, "{source}");
-                assert_eq!(asked(world, &MARKED, &forged), ToNetdev::Done(Verdict::ForgedTunnel));
-                assert_eq!(verdict(world, &forged.cut(4)), Verdict::ForgedTunnel, "its port is out of sight");
+                assert_eq!(verdict(maps, &forged), Verdict::ForgedTunnel, "{source}");
+                assert_eq!(asked(maps, &MARKED, &forged), ToNetdev::Done(Verdict::ForgedTunnel));
+                assert_eq!(verdict(maps, &forged.cut(4)), Verdict::ForgedTunnel, "its port is out of sight");
             }
             let own = packet(cast.node, cast.other_node, 4000, port);
-            assert_eq!(asked(world, &OWN, &own), ToNetdev::Done(Verdict::NotOurs), "the overlay's own");
-            assert_eq!(verdict(world, &packet(cast.world, cast.excluded, 4000, port)), Verdict::NotOurs);
+            assert_eq!(asked(maps, &OWN, &own), ToNetdev::Done(Verdict::NotOurs), "the overlay's own");
+            assert_eq!(verdict(maps, &packet(cast.world, cast.excluded, 4000, port)), Verdict::NotOurs);
         });
     }
 
     #[test]
     fn a_selected_pods_own_address_does_not_leave() {
-        both(|cast, world| {
+        both(|cast, maps| {
             for packet in [
                 packet(cast.pod, cast.world, 4000, 80),
                 packet(cast.pod, cast.world, 4000, 80).tcp(tcp::ACK),
                 packet(cast.pod, cast.other_node, 4000, 80),
                 packet(cast.pod, cast.world, 4000, 80).ttl(1),
             ] {
-                assert_eq!(verdict(world, &packet), Verdict::ProgramBypassed, "{packet:?}");
+                assert_eq!(verdict(maps, &packet), Verdict::ProgramBypassed, "{packet:?}");
             }
-            assert_eq!(verdict(world, &packet(cast.pod, cast.foreign_egress, 4000, 80)), Verdict::Hairpin);
-            world.set_policy(ID, WhenEmpty::Drop, &[]);
-            assert_eq!(verdict(world, &packet(cast.pod, cast.world, 4000, 80)), Verdict::NoGateway);
+            assert_eq!(verdict(maps, &packet(cast.pod, cast.foreign_egress, 4000, 80)), Verdict::Hairpin);
+            maps.set_policy(ID, WhenEmpty::Drop, &[]);
+            assert_eq!(verdict(maps, &packet(cast.pod, cast.world, 4000, 80)), Verdict::NoGateway);
         });
     }
 
     #[test]
     fn no_entry_of_a_pod_judges_what_the_node_sends() {
-        both(|cast, world| {
+        both(|cast, maps| {
             for wrong in [cast.node, cast.mgmt, cast.other_node, cast.egress, cast.world] {
-                world.add_pod(wrong, PodEntry::selected(ID, 0));
+                maps.add_pod(wrong, PodEntry::selected(ID, 0));
                 for to in [cast.world, cast.other_node] {
                     let sent = packet(wrong, to, 4000, 80);
-                    assert_eq!(asked(world, &OWN, &sent), ToNetdev::Done(Verdict::NotOurs), "{wrong} {to}");
-                    assert_eq!(asked(world, &Meta { forwarded: false, ..MARKED }, &sent), ToNetdev::Unmark);
+                    assert_eq!(asked(maps, &OWN, &sent), ToNetdev::Done(Verdict::NotOurs), "{wrong} {to}");
+                    assert_eq!(asked(maps, &Meta { forwarded: false, ..MARKED }, &sent), ToNetdev::Unmark);
                 }
             }
             // What a pod sent, by an address that it was given on the way out.
             for wrong in [cast.node, cast.other_node] {
-                assert_eq!(verdict(world, &packet(wrong, cast.world, 4000, 80)), Verdict::NotOurs, "{wrong}");
+                assert_eq!(verdict(maps, &packet(wrong, cast.world, 4000, 80)), Verdict::NotOurs, "{wrong}");
             }
             // A pod whose node has no subnet of the family, and one that the host sends for.
-            assert_eq!(verdict(world, &packet(cast.world, cast.world, 4000, 80)), Verdict::ProgramBypassed);
+            assert_eq!(verdict(maps, &packet(cast.world, cast.world, 4000, 80)), Verdict::ProgramBypassed);
             let sent_for = packet(cast.pod, cast.world, 4000, 80);
-            assert_eq!(asked(world, &OWN, &sent_for), ToNetdev::Done(Verdict::ProgramBypassed));
+            assert_eq!(asked(maps, &OWN, &sent_for), ToNetdev::Done(Verdict::ProgramBypassed));
         });
     }
 
     #[test]
     fn an_answer_to_nobody_does_not_leave() {
-        both(|cast, world| {
+        both(|cast, maps| {
             let syn = packet(cast.world, cast.pod, 4000, 80).tcp(tcp::SYN).arriving();
             let ping = packet(cast.world, cast.pod, 0, 0).echo(9).arriving();
             let answers = [
@@ -375,73 +375,73 @@ mod tests {
                 (ping, packet(cast.pod, cast.world, 0, 0).echo_reply(9)),
             ];
             for (question, answer) in answers {
-                assert_eq!(verdict(world, &answer), Verdict::ProgramBypassed, "made up");
-                assert_eq!(to_pod::decide(&question, world, &world.config.get()), Verdict::InboundRemembered);
-                assert_eq!(verdict(world, &answer), Verdict::InboundReply);
+                assert_eq!(verdict(maps, &answer), Verdict::ProgramBypassed, "made up");
+                assert_eq!(to_pod::decide(&question, maps, &maps.config.get()), Verdict::InboundRemembered);
+                assert_eq!(verdict(maps, &answer), Verdict::InboundReply);
                 let unselected = packet(cast.known_pod, cast.world, 80, 4000).tcp(tcp::SYN | tcp::ACK);
-                assert_eq!(verdict(world, &unselected), Verdict::NotSelected);
+                assert_eq!(verdict(maps, &unselected), Verdict::NotSelected);
             }
         });
     }
 
     #[test]
     fn nothing_waits_here() {
-        both(|cast, world| {
+        both(|cast, maps| {
             let firsts = [
                 (packet(cast.pod, cast.world, 4000, 80), Verdict::ProgramBypassed),
                 (packet(cast.known_pod, cast.world, 4000, 80), Verdict::NotSelected),
                 (packet(cast.pod, cast.world, 80, 4000), Verdict::InboundReply),
             ];
             let called = packet(cast.world, cast.pod, 4000, 80).arriving();
-            assert_eq!(to_pod::decide(&called, world, &world.config.get()), Verdict::InboundRemembered);
+            assert_eq!(to_pod::decide(&called, maps, &maps.config.get()), Verdict::InboundRemembered);
             for (first, expected) in firsts {
                 let first = first.fragment(0, true);
-                world.await_first(&first.headers());
-                assert_eq!(verdict(world, &first), expected);
+                maps.await_first(&first.headers());
+                assert_eq!(verdict(maps, &first), expected);
             }
             let mut marked = packet(cast.pod, cast.other_node, 4000, 80).fragment(0, true).headers();
-            world.await_first(&marked);
-            let config = world.config.get();
-            assert_eq!(decide(&mut marked, &Quote::NONE, &MARKED, world, &config), ToNetdev::NodeSnat);
-            assert!(translate(&marked, &Quote::NONE, world, &config).is_ok());
+            maps.await_first(&marked);
+            let config = maps.config.get();
+            assert_eq!(decide(&mut marked, &Quote::NONE, &MARKED, maps, &config), ToNetdev::NodeSnat);
+            assert!(translate(&marked, &Quote::NONE, maps, &config).is_ok());
         });
     }
 
     #[test]
     fn what_steer_leaves_alone_may_leave() {
-        both(|cast, world| {
-            assert_eq!(verdict(world, &packet(cast.known_pod, cast.world, 4000, 80)), Verdict::NotSelected);
-            assert_eq!(verdict(world, &packet(cast.pod, cast.remote_pod, 4000, 80)), Verdict::ToCluster);
+        both(|cast, maps| {
+            assert_eq!(verdict(maps, &packet(cast.known_pod, cast.world, 4000, 80)), Verdict::NotSelected);
+            assert_eq!(verdict(maps, &packet(cast.pod, cast.remote_pod, 4000, 80)), Verdict::ToCluster);
         });
     }
 
     #[test]
     fn the_exception_gets_the_nodes_address_where_the_stack_has_not_given_it() {
-        both(|cast, world| {
-            world.set_policy(ID, WhenEmpty::NodeAddress, &[]);
+        both(|cast, maps| {
+            maps.set_policy(ID, WhenEmpty::NodeAddress, &[]);
             let untranslated = packet(cast.pod, cast.world, 4000, 80);
             for packet in [untranslated.clone(), untranslated.clone().tcp(tcp::SYN), untranslated.ttl(1)] {
-                assert_eq!(asked(world, &FORWARDED, &packet), ToNetdev::NodeSnat, "{packet:?}");
+                assert_eq!(asked(maps, &FORWARDED, &packet), ToNetdev::NodeSnat, "{packet:?}");
             }
-            assert_eq!(verdict(world, &packet(cast.node, cast.world, 4000, 80)), Verdict::NotOurs, "the CNI has");
+            assert_eq!(verdict(maps, &packet(cast.node, cast.world, 4000, 80)), Verdict::NotOurs, "the CNI has");
             // What does not get it keeps its address: the object lists none of this family.
-            world.set_policy(ID, WhenEmpty::NotListed, &[]);
-            assert_eq!(verdict(world, &packet(cast.pod, cast.world, 4000, 80)), Verdict::FamilyNotListed);
+            maps.set_policy(ID, WhenEmpty::NotListed, &[]);
+            assert_eq!(verdict(maps, &packet(cast.pod, cast.world, 4000, 80)), Verdict::FamilyNotListed);
         });
     }
 
     #[test]
     fn pods_that_are_not_this_nodes_do_not_leave_here() {
-        both(|cast, world| {
+        both(|cast, maps| {
             for source in [cast.remote_pod, cast.lost_pod] {
                 for to in [cast.world, cast.foreign_egress] {
-                    assert_eq!(verdict(world, &packet(source, to, 4000, 80)), Verdict::ForeignPod, "{source} {to}");
+                    assert_eq!(verdict(maps, &packet(source, to, 4000, 80)), Verdict::ForeignPod, "{source} {to}");
                 }
-                assert_eq!(verdict(world, &packet(source, cast.known_pod, 4000, 80)), Verdict::ToCluster);
-                assert_eq!(verdict(world, &packet(source, cast.other_node, 4000, 80)), Verdict::NotOurs);
+                assert_eq!(verdict(maps, &packet(source, cast.known_pod, 4000, 80)), Verdict::ToCluster);
+                assert_eq!(verdict(maps, &packet(source, cast.other_node, 4000, 80)), Verdict::NotOurs);
             }
             for source in [cast.node, cast.mgmt, cast.world, cast.service] {
-                assert_eq!(verdict(world, &packet(source, cast.world, 4000, 80)), Verdict::NotOurs, "{source}");
+                assert_eq!(verdict(maps, &packet(source, cast.world, 4000, 80)), Verdict::NotOurs, "{source}");
             }
         });
     }
@@ -449,26 +449,26 @@ mod tests {
     /// What NAT has written never comes here. The node's own packets and the network's are not judged by it.
     #[test]
     fn no_egress_ip_leaves_that_nat_has_not_written() {
-        both(|cast, world| {
+        both(|cast, maps| {
             for source in [cast.egress, cast.foreign_egress] {
                 let spoofed = packet(source, cast.world, 4000, 80);
                 for meta in [FORWARDED, MARKED] {
-                    assert_eq!(asked(world, &meta, &spoofed), ToNetdev::Done(Verdict::SpoofedEgressIp), "{source}");
+                    assert_eq!(asked(maps, &meta, &spoofed), ToNetdev::Done(Verdict::SpoofedEgressIp), "{source}");
                 }
-                assert_eq!(asked(world, &OWN, &spoofed), ToNetdev::Done(Verdict::NotOurs), "{source}");
+                assert_eq!(asked(maps, &OWN, &spoofed), ToNetdev::Done(Verdict::NotOurs), "{source}");
                 let returning = Meta { returning: true, ..FORWARDED };
-                assert_eq!(asked(world, &returning, &spoofed), ToNetdev::Done(Verdict::NotOurs), "{source}");
+                assert_eq!(asked(maps, &returning, &spoofed), ToNetdev::Done(Verdict::NotOurs), "{source}");
             }
         });
     }
 
     #[test]
     fn an_unknown_pod_of_this_node_is_as_steer_says() {
-        both(|cast, world| {
+        both(|cast, maps| {
             let unknown = packet(cast.unknown_pod, cast.world, 4000, 80);
-            assert_eq!(verdict(world, &unknown), Verdict::UnknownPod);
-            world.config.set(world.config.get().with_on_unknown_pod(OnUnknownPod::Pass));
-            assert_eq!(verdict(world, &unknown), Verdict::UnknownPodPassed);
+            assert_eq!(verdict(maps, &unknown), Verdict::UnknownPod);
+            maps.config.set(maps.config.get().with_on_unknown_pod(OnUnknownPod::Pass));
+            assert_eq!(verdict(maps, &unknown), Verdict::UnknownPodPassed);
         });
     }
 }

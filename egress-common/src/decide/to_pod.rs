@@ -138,143 +138,143 @@ mod tests {
     use crate::abi::{OnUnknownPod, PodEntry, WhenEmpty};
     use crate::decide::cast::{Cast, ID, both};
     use crate::decide::from_pod::{self, FromPod};
+    use crate::decide::memory_maps::{MemoryMaps, addr};
     use crate::decide::packets::packet;
     use crate::decide::to_netdev;
-    use crate::decide::world::{World, addr};
     use crate::wire::{Headers, Quote};
 
-    fn from_pod<'t>(headers: &mut Headers, world: &'t World, config: &Config) -> FromPod<'t> {
-        from_pod::decide(headers, &Quote::NONE, world, config)
+    fn from_pod<'t>(headers: &mut Headers, maps: &'t MemoryMaps, config: &Config) -> FromPod<'t> {
+        from_pod::decide(headers, &Quote::NONE, maps, config)
     }
 
-    fn to_pod(headers: &Headers, world: &World) -> Verdict {
-        super::decide(headers, world, &world.config.get())
+    fn to_pod(headers: &Headers, maps: &MemoryMaps) -> Verdict {
+        super::decide(headers, maps, &maps.config.get())
     }
 
     #[test]
     fn a_connection_from_outside_is_remembered_once() {
-        both(|cast, world| {
+        both(|cast, maps| {
             for pod in [cast.pod, cast.known_pod] {
                 let syn = packet(cast.world, pod, 80, 4000).tcp(tcp::SYN).arriving();
-                assert_eq!(to_pod(&syn, world), Verdict::InboundRemembered, "also before anything selects the pod");
-                assert_eq!(to_pod(&syn, world), Verdict::NotOurs);
+                assert_eq!(to_pod(&syn, maps), Verdict::InboundRemembered, "also before anything selects the pod");
+                assert_eq!(to_pod(&syn, maps), Verdict::NotOurs);
             }
-            assert_eq!(world.inbound_len(), 2);
+            assert_eq!(maps.inbound_len(), 2);
             for flags in [tcp::ACK, tcp::SYN | tcp::ACK, tcp::RST, tcp::FIN | tcp::ACK] {
                 let other = packet(cast.world, cast.pod, 81, 4000).tcp(flags).arriving();
-                assert_eq!(to_pod(&other, world), Verdict::NotOurs, "only a first packet begins one");
+                assert_eq!(to_pod(&other, maps), Verdict::NotOurs, "only a first packet begins one");
             }
         });
     }
 
     #[test]
     fn only_what_comes_from_outside_to_a_pod_here() {
-        both(|cast, world| {
+        both(|cast, maps| {
             let syn = |from, to| packet(from, to, 80, 4000).tcp(tcp::SYN).arriving();
-            assert_eq!(to_pod(&syn(cast.world, cast.unknown_pod), world), Verdict::NotPod);
-            assert_eq!(to_pod(&syn(cast.world, cast.remote_pod), world), Verdict::NotPod);
+            assert_eq!(to_pod(&syn(cast.world, cast.unknown_pod), maps), Verdict::NotPod);
+            assert_eq!(to_pod(&syn(cast.world, cast.remote_pod), maps), Verdict::NotPod);
             for from in [cast.node, cast.mgmt, cast.remote_pod, cast.service] {
-                assert_eq!(to_pod(&syn(from, cast.pod), world), Verdict::NotOurs, "{from}");
+                assert_eq!(to_pod(&syn(from, cast.pod), maps), Verdict::NotOurs, "{from}");
             }
-            assert_eq!(world.inbound_len(), 0);
+            assert_eq!(maps.inbound_len(), 0);
         });
     }
 
     #[test]
     fn datagrams_count_once_the_programs_have_settled() {
-        both(|cast, world| {
-            let now = world.now.get();
+        both(|cast, maps| {
+            let now = maps.now.get();
             let datagrams: [Headers; 2] = [
                 packet(cast.world, cast.pod, 80, 4000).arriving(),
                 packet(cast.world, cast.known_pod, 80, 4000).protocol(47).arriving(),
             ];
-            let mut config = world.config.get();
+            let mut config = maps.config.get();
             for headers in &datagrams {
                 for since_ns in [now, now - SETTLE_NS, now + 1_000_000_000] {
                     config.following_since_secs = (since_ns / 1_000_000_000) as u32;
-                    let verdict = super::decide(headers, world, &config);
+                    let verdict = super::decide(headers, maps, &config);
                     assert_eq!(verdict, Verdict::NotOurs, "it may answer what the pod sent before");
                 }
                 config.following_since_secs = ((now - SETTLE_NS) / 1_000_000_000) as u32 - 1;
-                assert_eq!(super::decide(headers, world, &config), Verdict::InboundRemembered);
+                assert_eq!(super::decide(headers, maps, &config), Verdict::InboundRemembered);
             }
         });
     }
 
     #[test]
     fn a_ping_counts_from_the_first_moment_on() {
-        both(|cast, world| {
-            let mut config = world.config.get();
-            config.following_since_secs = (world.now.get() / 1_000_000_000) as u32;
+        both(|cast, maps| {
+            let mut config = maps.config.get();
+            config.following_since_secs = (maps.now.get() / 1_000_000_000) as u32;
             for (pod, id) in [(cast.pod, 9), (cast.known_pod, 10)] {
                 let ping = packet(cast.world, pod, 0, 0).echo(id).arriving();
-                assert_eq!(super::decide(&ping, world, &config), Verdict::InboundRemembered);
+                assert_eq!(super::decide(&ping, maps, &config), Verdict::InboundRemembered);
             }
         });
     }
 
     #[test]
     fn a_ping_counts_also_where_the_pod_pings_by_the_same_identifier() {
-        both(|cast, world| {
-            let config = world.config.get();
+        both(|cast, maps| {
+            let config = maps.config.get();
             let query = packet(cast.pod, cast.world, 0, 0).echo(9);
-            assert!(matches!(from_pod(&mut query.headers(), world, &config), FromPod::Send { .. }));
+            assert!(matches!(from_pod(&mut query.headers(), maps, &config), FromPod::Send { .. }));
             let ping = packet(cast.world, cast.pod, 0, 0).echo(9).arriving();
-            assert_eq!(to_pod(&ping, world), Verdict::InboundRemembered);
-            assert!(matches!(from_pod(&mut query.headers(), world, &config), FromPod::Send { .. }), "a flow as before");
+            assert_eq!(to_pod(&ping, maps), Verdict::InboundRemembered);
+            assert!(matches!(from_pod(&mut query.headers(), maps, &config), FromPod::Send { .. }), "a flow as before");
         });
     }
 
     #[test]
     fn selecting_a_pod_takes_neither_its_own_datagrams_nor_those_from_outside_for_the_other() {
-        both(|cast, world| {
+        both(|cast, maps| {
             let pod = cast.known_pod;
             let own = packet(pod, cast.world, 4000, 53);
-            from_pod(&mut own.headers(), world, &world.config.get());
+            from_pod(&mut own.headers(), maps, &maps.config.get());
             let asked = packet(cast.world, pod, 5000, 8080).arriving();
-            assert_eq!(to_pod(&asked, world), Verdict::InboundRemembered);
-            world.add_pod(pod, PodEntry::selected(ID, world.now.get()));
+            assert_eq!(to_pod(&asked, maps), Verdict::InboundRemembered);
+            maps.add_pod(pod, PodEntry::selected(ID, maps.now.get()));
             let answer = packet(cast.world, pod, 53, 4000).arriving();
-            assert_eq!(to_pod(&answer, world), Verdict::NotOurs, "the pod began it");
+            assert_eq!(to_pod(&answer, maps), Verdict::NotOurs, "the pod began it");
             let reply = packet(pod, cast.world, 8080, 5000);
-            let verdict = from_pod(&mut reply.headers(), world, &world.config.get());
+            let verdict = from_pod(&mut reply.headers(), maps, &maps.config.get());
             assert_eq!(verdict, FromPod::Done(Verdict::InboundReply));
-            assert!(matches!(from_pod(&mut own.headers(), world, &world.config.get()), FromPod::Send { .. }));
+            assert!(matches!(from_pod(&mut own.headers(), maps, &maps.config.get()), FromPod::Send { .. }));
         });
     }
 
     #[test]
     fn another_node_may_call_a_pod_and_be_called_by_it() {
-        both(|cast, world| {
-            let config = world.config.get();
+        both(|cast, maps| {
+            let config = maps.config.get();
             let syn = packet(cast.other_node, cast.pod, 50_000, 8443).tcp(tcp::SYN).arriving();
-            assert_eq!(to_pod(&syn, world), Verdict::InboundRemembered);
+            assert_eq!(to_pod(&syn, maps), Verdict::InboundRemembered);
             let data = packet(cast.pod, cast.other_node, 8443, 50_000).tcp(tcp::ACK);
-            assert_eq!(from_pod(&mut data.headers(), world, &config), FromPod::Done(Verdict::InboundReply));
+            assert_eq!(from_pod(&mut data.headers(), maps, &config), FromPod::Done(Verdict::InboundReply));
             let asked = packet(cast.pod, cast.other_node, 4000, 53);
-            assert_eq!(from_pod(&mut asked.headers(), world, &config), FromPod::Mark);
+            assert_eq!(from_pod(&mut asked.headers(), maps, &config), FromPod::Mark);
             let answer = packet(cast.other_node, cast.pod, 53, 4000).arriving();
-            assert_eq!(to_pod(&answer, world), Verdict::NotOurs);
-            assert_eq!(from_pod(&mut asked.headers(), world, &config), FromPod::Mark);
+            assert_eq!(to_pod(&answer, maps), Verdict::NotOurs);
+            assert_eq!(from_pod(&mut asked.headers(), maps, &config), FromPod::Mark);
         });
     }
 
     /// A load balancer outside that keeps the client's address shows the egress IP of a pod that calls another one.
     #[test]
     fn a_selected_pod_may_call_another_by_a_load_balancer_outside() {
-        both(|cast, world| {
-            let config = world.config.get();
+        both(|cast, maps| {
+            let config = maps.config.get();
             for client in [cast.egress, cast.foreign_egress] {
                 let syn = packet(client, cast.pod, 50_000, 8443).tcp(tcp::SYN).arriving();
-                assert_eq!(to_pod(&syn, world), Verdict::InboundRemembered);
+                assert_eq!(to_pod(&syn, maps), Verdict::InboundRemembered);
                 for flags in [tcp::SYN | tcp::ACK, tcp::ACK, tcp::FIN | tcp::ACK] {
                     let answer = packet(cast.pod, client, 8443, 50_000).tcp(flags);
-                    let steered = from_pod(&mut answer.headers(), world, &config);
+                    let steered = from_pod(&mut answer.headers(), maps, &config);
                     assert_eq!(steered, FromPod::Done(Verdict::InboundReply), "{client} {flags}");
                 }
                 let own = packet(cast.pod, client, 8443, 50_001).tcp(tcp::SYN);
                 assert_eq!(
-                    from_pod(&mut own.headers(), world, &config),
+                    from_pod(&mut own.headers(), maps, &config),
                     FromPod::Hairpin,
                     "what the pod begins is none"
                 );
@@ -284,187 +284,187 @@ mod tests {
 
     #[test]
     fn answers_to_datagrams_with_the_nodes_address_are_no_connections_from_outside() {
-        both(|cast, world| {
-            world.set_policy(ID, WhenEmpty::NodeAddress, &[]);
+        both(|cast, maps| {
+            maps.set_policy(ID, WhenEmpty::NodeAddress, &[]);
             let asked = packet(cast.pod, cast.world, 4000, 53);
             let given = FromPod::Done(Verdict::NodeAddress);
-            assert_eq!(from_pod(&mut asked.headers(), world, &world.config.get()), given);
+            assert_eq!(from_pod(&mut asked.headers(), maps, &maps.config.get()), given);
             let answer = packet(cast.world, cast.pod, 53, 4000).arriving();
-            assert_eq!(to_pod(&answer, world), Verdict::NotOurs);
-            assert_eq!(from_pod(&mut asked.headers(), world, &world.config.get()), given);
+            assert_eq!(to_pod(&answer, maps), Verdict::NotOurs);
+            assert_eq!(from_pod(&mut asked.headers(), maps, &maps.config.get()), given);
         });
     }
 
     #[test]
     fn a_syn_on_the_tuple_of_a_pods_flow_begins_nothing() {
-        both(|cast, world| {
+        both(|cast, maps| {
             let own = packet(cast.pod, cast.world, 4000, 443);
-            from_pod(&mut own.clone().tcp(tcp::SYN).headers(), world, &world.config.get());
+            from_pod(&mut own.clone().tcp(tcp::SYN).headers(), maps, &maps.config.get());
             let syn = packet(cast.world, cast.pod, 443, 4000).tcp(tcp::SYN).arriving();
-            assert_eq!(to_pod(&syn, world), Verdict::NotOurs, "the server would unmask the node");
+            assert_eq!(to_pod(&syn, maps), Verdict::NotOurs, "the server would unmask the node");
             let data = own.tcp(tcp::ACK);
-            assert!(matches!(from_pod(&mut data.headers(), world, &world.config.get()), FromPod::Send { .. }));
+            assert!(matches!(from_pod(&mut data.headers(), maps, &maps.config.get()), FromPod::Send { .. }));
         });
     }
 
     #[test]
     fn a_late_answer_to_a_flow_that_was_cut_is_no_connection_from_outside() {
-        both(|cast, world| {
+        both(|cast, maps| {
             let request = packet(cast.pod, cast.world, 4000, 53);
-            from_pod(&mut request.headers(), world, &world.config.get());
-            world.cut_flows();
-            assert_eq!(to_pod(&packet(cast.world, cast.pod, 53, 4000).arriving(), world), Verdict::NotOurs);
+            from_pod(&mut request.headers(), maps, &maps.config.get());
+            maps.cut_flows();
+            assert_eq!(to_pod(&packet(cast.world, cast.pod, 53, 4000).arriving(), maps), Verdict::NotOurs);
         });
     }
 
     #[test]
     fn the_answer_of_a_pods_own_flow_is_no_connection_from_outside() {
-        both(|cast, world| {
+        both(|cast, maps| {
             for request in [packet(cast.pod, cast.world, 4000, 53), packet(cast.pod, cast.world, 0, 0).echo(9)] {
-                from_pod(&mut request.headers(), world, &world.config.get());
+                from_pod(&mut request.headers(), maps, &maps.config.get());
             }
-            assert_eq!(world.flows_len(), 2);
+            assert_eq!(maps.flows_len(), 2);
             let answer = packet(cast.world, cast.pod, 53, 4000).arriving();
-            assert_eq!(to_pod(&answer, world), Verdict::NotOurs);
+            assert_eq!(to_pod(&answer, maps), Verdict::NotOurs);
             let pong = packet(cast.world, cast.pod, 0, 0).echo_reply(9).arriving();
-            assert_eq!(to_pod(&pong, world), Verdict::NotOurs);
-            assert_eq!(world.inbound_len(), 0);
+            assert_eq!(to_pod(&pong, maps), Verdict::NotOurs);
+            assert_eq!(maps.inbound_len(), 0);
             let stranger = packet(cast.world, cast.pod, 53, 4001).arriving();
-            assert_eq!(to_pod(&stranger, world), Verdict::InboundRemembered, "no flow of the pod's");
+            assert_eq!(to_pod(&stranger, maps), Verdict::InboundRemembered, "no flow of the pod's");
         });
     }
 
     /// What `inbound` says of the connection whose packets from outside look like this.
-    fn phase_of(world: &World, arriving: &Headers) -> phase::Phase {
-        let inbound = world.inbound_at(&arriving.tuple.reversed()).expect("remembered");
+    fn phase_of(maps: &MemoryMaps, arriving: &Headers) -> phase::Phase {
+        let inbound = maps.inbound_at(&arriving.tuple.reversed()).expect("remembered");
         phase::inbound(&inbound)
     }
 
     #[test]
     fn a_connection_to_a_pod_that_nothing_selects_is_followed() {
-        both(|cast, world| {
+        both(|cast, maps| {
             let arriving = |flags| packet(cast.world, cast.known_pod, 80, 4000).tcp(flags).arriving();
-            let begun = world.now.get();
-            let seen = || world.inbound_at(&arriving(0).tuple.reversed()).map(|inbound| inbound.last_seen_ns);
-            assert_eq!(to_pod(&arriving(tcp::SYN), world), Verdict::InboundRemembered);
-            assert_eq!(phase_of(world, &arriving(0)), phase::Phase::Opening, "a flood of SYNs does not stay long");
-            world.now.set(begun + 7_000_000_000_000);
-            assert_eq!(to_pod(&arriving(tcp::ACK), world), Verdict::NotOurs);
-            assert_eq!(seen(), Some(world.now.get()), "a long connection is kept");
-            assert_eq!(phase_of(world, &arriving(0)), phase::Phase::Established);
-            world.add_pod(cast.known_pod, PodEntry::selected(ID, world.now.get()));
+            let begun = maps.now.get();
+            let seen = || maps.inbound_at(&arriving(0).tuple.reversed()).map(|inbound| inbound.last_seen_ns);
+            assert_eq!(to_pod(&arriving(tcp::SYN), maps), Verdict::InboundRemembered);
+            assert_eq!(phase_of(maps, &arriving(0)), phase::Phase::Opening, "a flood of SYNs does not stay long");
+            maps.now.set(begun + 7_000_000_000_000);
+            assert_eq!(to_pod(&arriving(tcp::ACK), maps), Verdict::NotOurs);
+            assert_eq!(seen(), Some(maps.now.get()), "a long connection is kept");
+            assert_eq!(phase_of(maps, &arriving(0)), phase::Phase::Established);
+            maps.add_pod(cast.known_pod, PodEntry::selected(ID, maps.now.get()));
             let answer = packet(cast.known_pod, cast.world, 4000, 80).tcp(tcp::ACK);
-            let verdict = from_pod(&mut answer.headers(), world, &world.config.get());
+            let verdict = from_pod(&mut answer.headers(), maps, &maps.config.get());
             assert_eq!(verdict, FromPod::Done(Verdict::InboundReply), "and found when the pod is selected");
         });
     }
 
     #[test]
     fn a_connection_to_a_selected_pod_is_followed_by_its_answers_and_its_ends() {
-        both(|cast, world| {
+        both(|cast, maps| {
             let arriving = |flags| packet(cast.world, cast.pod, 80, 4000).tcp(flags).arriving();
             let answers = |flags| {
                 let answer = packet(cast.pod, cast.world, 4000, 80).tcp(flags);
-                let verdict = from_pod(&mut answer.headers(), world, &world.config.get());
+                let verdict = from_pod(&mut answer.headers(), maps, &maps.config.get());
                 assert_eq!(verdict, FromPod::Done(Verdict::InboundReply));
             };
-            to_pod(&arriving(tcp::SYN), world);
+            to_pod(&arriving(tcp::SYN), maps);
             answers(tcp::SYN | tcp::ACK);
-            assert_eq!(phase_of(world, &arriving(0)), phase::Phase::Opening);
+            assert_eq!(phase_of(maps, &arriving(0)), phase::Phase::Opening);
             answers(tcp::ACK);
-            assert_eq!(phase_of(world, &arriving(0)), phase::Phase::Established);
-            assert_eq!(to_pod(&arriving(tcp::RST), world), Verdict::NotOurs);
-            assert_eq!(phase_of(world, &arriving(0)), phase::Phase::Closing);
+            assert_eq!(phase_of(maps, &arriving(0)), phase::Phase::Established);
+            assert_eq!(to_pod(&arriving(tcp::RST), maps), Verdict::NotOurs);
+            assert_eq!(phase_of(maps, &arriving(0)), phase::Phase::Closing);
             answers(tcp::ACK);
-            assert_eq!(phase_of(world, &arriving(0)), phase::Phase::Established, "it was a stranger's");
-            to_pod(&arriving(tcp::FIN | tcp::ACK), world);
+            assert_eq!(phase_of(maps, &arriving(0)), phase::Phase::Established, "it was a stranger's");
+            to_pod(&arriving(tcp::FIN | tcp::ACK), maps);
             answers(tcp::FIN | tcp::ACK);
-            assert_eq!(phase_of(world, &arriving(0)), phase::Phase::Closing);
-            assert_eq!(to_pod(&arriving(tcp::SYN), world), Verdict::NotOurs, "the entry is there already");
-            assert_eq!(phase_of(world, &arriving(0)), phase::Phase::Opening, "used again");
+            assert_eq!(phase_of(maps, &arriving(0)), phase::Phase::Closing);
+            assert_eq!(to_pod(&arriving(tcp::SYN), maps), Verdict::NotOurs, "the entry is there already");
+            assert_eq!(phase_of(maps, &arriving(0)), phase::Phase::Opening, "used again");
         });
     }
 
     #[test]
     fn datagrams_from_outside_keep_their_entry_and_those_of_the_pod_do_not() {
-        both(|cast, world| {
+        both(|cast, maps| {
             let asked = packet(cast.world, cast.pod, 5000, 8080).arriving();
             let reply = packet(cast.pod, cast.world, 8080, 5000);
-            let seen = || world.inbound_at(&asked.tuple.reversed()).map(|inbound| inbound.last_seen_ns);
-            let begun = world.now.get();
-            assert_eq!(to_pod(&asked, world), Verdict::InboundRemembered);
-            world.now.set(begun + 200_000_000_000);
-            let verdict = from_pod(&mut reply.headers(), world, &world.config.get());
+            let seen = || maps.inbound_at(&asked.tuple.reversed()).map(|inbound| inbound.last_seen_ns);
+            let begun = maps.now.get();
+            assert_eq!(to_pod(&asked, maps), Verdict::InboundRemembered);
+            maps.now.set(begun + 200_000_000_000);
+            let verdict = from_pod(&mut reply.headers(), maps, &maps.config.get());
             assert_eq!(verdict, FromPod::Done(Verdict::InboundReply));
             assert_eq!(seen(), Some(begun), "who goes on sending unasked answers nobody some day");
-            assert_eq!(to_pod(&asked, world), Verdict::NotOurs);
+            assert_eq!(to_pod(&asked, maps), Verdict::NotOurs);
             assert_eq!(seen(), Some(begun + 200_000_000_000));
         });
     }
 
     /// Exposes ports of a pod, for TCP and UDP.
-    fn expose(world: &World, pod: &str, ports: &[u16]) {
+    fn expose(maps: &MemoryMaps, pod: &str, ports: &[u16]) {
         for (protocol, port) in ports.iter().flat_map(|port| [(6, *port), (17, *port), (132, *port)]) {
-            world.exposed.borrow_mut().insert(ExposedPort::new(addr(pod), protocol, port), 0);
+            maps.exposed.borrow_mut().insert(ExposedPort::new(addr(pod), protocol, port), 0);
         }
     }
 
-    /// A world in which no host outside reaches pods by their own addresses.
-    fn without_direct_routing(body: impl Fn(&Cast, &World)) {
-        both(|cast, world| {
-            world.configure(|config| config.direct_routing = 0);
-            body(cast, world);
+    /// Maps under which no host outside reaches pods by their own addresses.
+    fn without_direct_routing(body: impl Fn(&Cast, &MemoryMaps)) {
+        both(|cast, maps| {
+            maps.configure(|config| config.direct_routing = 0);
+            body(cast, maps);
         });
     }
 
     #[test]
     fn a_datagram_counts_where_its_port_is_exposed_and_nowhere_else() {
-        without_direct_routing(|cast, world| {
-            expose(world, cast.pod, &[5060]);
-            let config = world.config.get();
+        without_direct_routing(|cast, maps| {
+            expose(maps, cast.pod, &[5060]);
+            let config = maps.config.get();
             let udp = |to, port| packet(cast.world, to, 9999, port).arriving();
             for other in [udp(cast.pod, 5560), udp(cast.known_pod, 5060)] {
-                assert_eq!(to_pod(&other, world), Verdict::NotOurs, "the pod's own traffic");
+                assert_eq!(to_pod(&other, maps), Verdict::NotOurs, "the pod's own traffic");
             }
             for portless in [
                 packet(cast.world, cast.pod, 0, 0).echo(9),
                 packet(cast.world, cast.pod, 0, 0).protocol(47),
                 packet(cast.world, cast.pod, 9999, 5560).sctp(0),
             ] {
-                assert_eq!(to_pod(&portless.arriving(), world), Verdict::NotOurs, "{portless:?}");
+                assert_eq!(to_pod(&portless.arriving(), maps), Verdict::NotOurs, "{portless:?}");
             }
-            assert_eq!(world.inbound_len(), 0);
+            assert_eq!(maps.inbound_len(), 0);
             // Row two of the attacks: what the pod sends by that port has its egress IP.
             let own = packet(cast.pod, cast.world, 5560, 9999);
-            assert!(matches!(from_pod(&mut own.headers(), world, &config), FromPod::Send { .. }));
-            assert_eq!(to_pod(&udp(cast.pod, 5060), world), Verdict::InboundRemembered);
+            assert!(matches!(from_pod(&mut own.headers(), maps, &config), FromPod::Send { .. }));
+            assert_eq!(to_pod(&udp(cast.pod, 5060), maps), Verdict::InboundRemembered);
             let answer = packet(cast.pod, cast.world, 5060, 9999);
-            assert_eq!(from_pod(&mut answer.headers(), world, &config), FromPod::Done(Verdict::InboundReply));
+            assert_eq!(from_pod(&mut answer.headers(), maps, &config), FromPod::Done(Verdict::InboundReply));
         });
     }
 
     #[test]
     fn what_another_node_sends_counts_at_every_port() {
-        without_direct_routing(|cast, world| {
+        without_direct_routing(|cast, maps| {
             for asked in [packet(cast.other_node, cast.pod, 5000, 53), packet(cast.other_node, cast.pod, 0, 0).echo(9)]
             {
-                assert_eq!(to_pod(&asked.arriving(), world), Verdict::InboundRemembered, "{asked:?}");
+                assert_eq!(to_pod(&asked.arriving(), maps), Verdict::InboundRemembered, "{asked:?}");
             }
         });
     }
 
     #[test]
     fn a_connection_is_remembered_at_every_port_and_shows_the_pod_only_where_it_is_exposed() {
-        without_direct_routing(|cast, world| {
-            expose(world, cast.pod, &[443]);
-            let config = world.config.get();
+        without_direct_routing(|cast, maps| {
+            expose(maps, cast.pod, &[443]);
+            let config = maps.config.get();
             for (port, leaves) in [(443, Verdict::InboundReply), (80, Verdict::ProgramBypassed)] {
                 let syn = packet(cast.world, cast.pod, 5000, port).tcp(tcp::SYN).arriving();
-                assert_eq!(to_pod(&syn, world), Verdict::InboundRemembered);
+                assert_eq!(to_pod(&syn, maps), Verdict::InboundRemembered);
                 let answer = packet(cast.pod, cast.world, port, 5000).tcp(tcp::ACK);
-                assert_eq!(from_pod(&mut answer.headers(), world, &config), FromPod::Done(Verdict::InboundReply));
+                assert_eq!(from_pod(&mut answer.headers(), maps, &config), FromPod::Done(Verdict::InboundReply));
                 let meta = to_netdev::Meta { mark: 0, forwarded: true, returning: false };
-                let left = to_netdev::decide(&mut answer.headers(), &Quote::NONE, &meta, world, &config);
+                let left = to_netdev::decide(&mut answer.headers(), &Quote::NONE, &meta, maps, &config);
                 assert_eq!(left, to_netdev::ToNetdev::Done(leaves), "{port}");
             }
         });
@@ -472,35 +472,35 @@ mod tests {
 
     #[test]
     fn an_association_begins_by_its_init() {
-        without_direct_routing(|cast, world| {
+        without_direct_routing(|cast, maps| {
             let init = packet(cast.world, cast.pod, 5000, 36412).sctp(sctp::INIT);
-            assert_eq!(to_pod(&init.arriving(), world), Verdict::InboundRemembered, "at every port, as a SYN");
+            assert_eq!(to_pod(&init.arriving(), maps), Verdict::InboundRemembered, "at every port, as a SYN");
             let data = packet(cast.world, cast.known_pod, 5000, 36412).sctp(0);
-            assert_eq!(to_pod(&data.arriving(), world), Verdict::NotOurs);
-            expose(world, cast.known_pod, &[36412]);
-            assert_eq!(to_pod(&data.arriving(), world), Verdict::InboundRemembered);
+            assert_eq!(to_pod(&data.arriving(), maps), Verdict::NotOurs);
+            expose(maps, cast.known_pod, &[36412]);
+            assert_eq!(to_pod(&data.arriving(), maps), Verdict::InboundRemembered);
         });
     }
 
     #[test]
     fn pods_that_nothing_selects_cannot_take_the_room_of_those_that_something_does() {
-        both(|cast, world| {
-            world.configure(|config| config.inbound_size = 16);
-            world.limit_inbound(16);
+        both(|cast, maps| {
+            maps.configure(|config| config.inbound_size = 16);
+            maps.limit_inbound(16);
             (1..=16).for_each(|port| {
-                expose(world, cast.known_pod, &[port]);
-                expose(world, cast.pod, &[port]);
+                expose(maps, cast.known_pod, &[port]);
+                expose(maps, cast.pod, &[port]);
             });
             let syn = |pod, port| packet(cast.world, pod, 4000, port).tcp(tcp::SYN).arriving();
             for port in 1..=12 {
-                assert_eq!(to_pod(&syn(cast.known_pod, port), world), Verdict::InboundRemembered);
+                assert_eq!(to_pod(&syn(cast.known_pod, port), maps), Verdict::InboundRemembered);
             }
-            assert_eq!(to_pod(&syn(cast.known_pod, 13), world), Verdict::InboundRefused);
-            assert_eq!(to_pod(&syn(cast.known_pod, 3), world), Verdict::NotOurs, "it is there");
+            assert_eq!(to_pod(&syn(cast.known_pod, 13), maps), Verdict::InboundRefused);
+            assert_eq!(to_pod(&syn(cast.known_pod, 3), maps), Verdict::NotOurs, "it is there");
             for port in 1..=4 {
-                assert_eq!(to_pod(&syn(cast.pod, port), world), Verdict::InboundRemembered);
+                assert_eq!(to_pod(&syn(cast.pod, port), maps), Verdict::InboundRemembered);
             }
-            assert_eq!(to_pod(&syn(cast.pod, 5), world), Verdict::InboundFull);
+            assert_eq!(to_pod(&syn(cast.pod, 5), maps), Verdict::InboundFull);
         });
     }
 
@@ -529,46 +529,46 @@ mod tests {
 
     #[test]
     fn a_flood_at_one_port_leaves_room_for_others() {
-        both(|cast, world| {
-            world.configure(|config| config.inbound_size = 64);
-            world.limit_inbound(64);
-            expose(world, cast.pod, &[80, 443]);
+        both(|cast, maps| {
+            maps.configure(|config| config.inbound_size = 64);
+            maps.limit_inbound(64);
+            expose(maps, cast.pod, &[80, 443]);
             let mut flood = (1..=64).map(|from| packet(cast.world, cast.pod, from, 80).tcp(tcp::SYN).arriving());
-            assert!(flood.by_ref().take(32).all(|syn| to_pod(&syn, world) == Verdict::InboundRemembered));
-            assert!(flood.all(|syn| to_pod(&syn, world) == Verdict::InboundFull), "half of the map is in use");
+            assert!(flood.by_ref().take(32).all(|syn| to_pod(&syn, maps) == Verdict::InboundRemembered));
+            assert!(flood.all(|syn| to_pod(&syn, maps) == Verdict::InboundFull), "half of the map is in use");
             let syn = |from, port| packet(cast.world, cast.pod, from, port).tcp(tcp::SYN).arriving();
-            assert_eq!(to_pod(&syn(1, 81), world), Verdict::InboundFull, "which nothing exposes");
+            assert_eq!(to_pod(&syn(1, 81), maps), Verdict::InboundFull, "which nothing exposes");
             for from in 1..=7 {
-                assert_eq!(to_pod(&syn(from, 443), world), Verdict::InboundRemembered);
+                assert_eq!(to_pod(&syn(from, 443), maps), Verdict::InboundRemembered);
             }
-            assert_eq!(to_pod(&syn(9, 443), world), Verdict::InboundFull, "a quarter of what is free");
-            world.now.set(world.now.get() + 11_000_000_000);
-            world.sweep(false);
-            assert_eq!(to_pod(&syn(9, 443), world), Verdict::InboundRemembered, "nobody has answered");
+            assert_eq!(to_pod(&syn(9, 443), maps), Verdict::InboundFull, "a quarter of what is free");
+            maps.now.set(maps.now.get() + 11_000_000_000);
+            maps.sweep(false);
+            assert_eq!(to_pod(&syn(9, 443), maps), Verdict::InboundRemembered, "nobody has answered");
         });
     }
 
     #[test]
     fn datagrams_of_a_pod_that_is_not_known_yet_are_followed() {
-        both(|cast, world| {
-            let config = world.config.get().with_on_unknown_pod(OnUnknownPod::Pass);
+        both(|cast, maps| {
+            let config = maps.config.get().with_on_unknown_pod(OnUnknownPod::Pass);
             let own = packet(cast.unknown_pod, cast.world, 4000, 53);
-            let verdict = from_pod(&mut own.headers(), world, &config);
+            let verdict = from_pod(&mut own.headers(), maps, &config);
             assert_eq!(verdict, FromPod::Done(Verdict::UnknownPodPassed));
-            world.add_pod(cast.unknown_pod, PodEntry::selected(ID, world.now.get()));
+            maps.add_pod(cast.unknown_pod, PodEntry::selected(ID, maps.now.get()));
             let answer = packet(cast.world, cast.unknown_pod, 53, 4000).arriving();
-            assert_eq!(super::decide(&answer, world, &config), Verdict::NotOurs, "the pod began it");
+            assert_eq!(super::decide(&answer, maps, &config), Verdict::NotOurs, "the pod began it");
         });
     }
 
     #[test]
     fn a_full_map_is_named_and_lets_nobody_be_answered_wrongly() {
-        both(|cast, world| {
-            world.limit_inbound(1);
+        both(|cast, maps| {
+            maps.limit_inbound(1);
             let syn = |port| packet(cast.world, cast.pod, port, 4000).tcp(tcp::SYN).arriving();
-            assert_eq!(to_pod(&syn(1), world), Verdict::InboundRemembered);
-            assert_eq!(to_pod(&syn(2), world), Verdict::InboundFull);
-            assert_eq!(to_pod(&syn(1), world), Verdict::NotOurs);
+            assert_eq!(to_pod(&syn(1), maps), Verdict::InboundRemembered);
+            assert_eq!(to_pod(&syn(2), maps), Verdict::InboundFull);
+            assert_eq!(to_pod(&syn(1), maps), Verdict::NotOurs);
         });
     }
 }

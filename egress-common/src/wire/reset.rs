@@ -76,7 +76,7 @@ mod tests {
     use super::*;
     use crate::abi::Direction;
     use crate::decide::cast::{V4, V6};
-    use crate::decide::world::addr;
+    use crate::decide::memory_maps::addr;
 
     fn segment(flags: u8, data: u32) -> Segment {
         Segment { sequence: 0xffff_fffe, acknowledged: 77, flags, data }

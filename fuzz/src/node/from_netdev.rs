@@ -75,8 +75,8 @@ impl Node {
     /// What has been handed over is answered for by its new node.
     fn held(&self, address: &Addr) -> Option<&OwnedAddr> {
         let is_held =
-            |owned: &&OwnedAddr| self.world.owned(owned.egress_id).is_some_and(|held| held.address == *address);
-        self.world.owned_addr(address).filter(is_held)
+            |owned: &&OwnedAddr| self.maps.owned(owned.egress_id).is_some_and(|held| held.address == *address);
+        self.maps.owned_addr(address).filter(is_held)
     }
 
     fn solicited(&self, frame: &[u8], headers: &Headers) -> Option<Outcome> {
@@ -97,8 +97,8 @@ impl Node {
     fn came_from_world(&mut self, skb: &Skb<'_>, headers: &mut Headers) -> Outcome {
         let (frame, config) = (skb.frame, self.config());
         let quote = quoted(frame, headers);
-        let is_for_egress_ip = self.world.owned_addr.borrow().contains_key(&headers.tuple.daddr);
-        let decision = Back::of(&from_netdev::decide(headers, &quote, &self.world, &config));
+        let is_for_egress_ip = self.maps.owned_addr.borrow().contains_key(&headers.tuple.daddr);
+        let decision = Back::of(&from_netdev::decide(headers, &quote, &self.maps, &config));
         if let Back::Done(verdict) = decision {
             assert!(
                 !is_for_egress_ip

@@ -18,7 +18,7 @@ impl Node {
             Err(why) => return Outcome::Dropped(from_overlay::unread(why)),
         };
         let (config, quote) = (self.config(), quoted(skb.frame, &headers));
-        let outcome = match from_overlay::decide(&mut headers, outer, &self.world, &config) {
+        let outcome = match from_overlay::decide(&mut headers, outer, &self.maps, &config) {
             FromOverlay::Done(verdict) => Outcome::done(verdict, skb.frame, 0),
             FromOverlay::Deliver => match Self::wire_length(skb, &headers) > config.pod_mtu {
                 true if !fits_in_two(skb, &headers, config.pod_mtu) => Outcome::Dropped(Verdict::MtuExceeded),
@@ -64,7 +64,7 @@ impl Node {
         owner: &NatOwner,
     ) -> Result<Outcome, TooBig> {
         let pool = SnatPool { address: owned.address, ports: snat::EGRESS_PORTS };
-        let nat_entry = match snat::translate(headers, quote, &self.world, &pool, owner) {
+        let nat_entry = match snat::translate(headers, quote, &self.maps, &pool, owner) {
             Ok(nat_entry) => *nat_entry,
             Err(verdict) => {
                 assert_eq!(verdict.class(), Class::Drop, "no mapping, so no packet");

@@ -1,6 +1,6 @@
 //! From pods, by the management port.
 
-use egress_common::abi::{Addr, Direction, NODE_MARK, Origin, Slot, SlotPlace, Verdict};
+use egress_common::abi::{Addr, Direction, NODE_MARK, Origin, PolicySlot, SlotPlace, Verdict};
 use egress_common::decide::from_netdev;
 use egress_common::decide::from_pod::{self, FromPod};
 use egress_common::decide::mtu::Fit;
@@ -23,7 +23,7 @@ impl Node {
         };
         let quote = quoted(frame, &headers);
         let node = from_netdev::node_address(&config, headers.family);
-        let outcome = match from_pod::decide(&mut headers, &quote, &self.world, &config) {
+        let outcome = match from_pod::decide(&mut headers, &quote, &self.maps, &config) {
             FromPod::Done(verdict) => Outcome::done(verdict, frame, 0),
             FromPod::Hairpin => {
                 let answer = edge::error(frame, &headers, Answer::Prohibited.head(headers.family), &node);
@@ -52,7 +52,7 @@ impl Node {
     fn reset(&self, headers: &Headers, frame: &[u8], otherwise: Verdict) -> Outcome {
         let answer = edge::reset(frame, headers);
         if answer.is_some() {
-            self.world.flow_answered(&headers.tuple, Segment { flags: tcp::RST, number: headers.tcp_ack });
+            self.maps.flow_answered(&headers.tuple, Segment { flags: tcp::RST, number: headers.tcp_ack });
         }
         Outcome::told(Verdict::CutAnswered, answer, otherwise)
     }
@@ -63,12 +63,12 @@ impl Node {
         headers: &Headers,
         quote: &Quote,
         egress_id: u32,
-        slot: &Slot,
+        slot: &PolicySlot,
     ) -> Result<Outcome, TooBig> {
         match slot.place() {
             SlotPlace::Here => {
                 let owner = NatOwner { origin: Origin::Here, source_node: Addr::UNSPECIFIED, egress_id };
-                let owned = self.world.owned(egress_id).filter(|owned| owned.address == slot.address).copied();
+                let owned = self.maps.owned(egress_id).filter(|owned| owned.address == slot.address).copied();
                 match owned {
                     Some(owned) => self.out_by_uplink(skb, headers, quote, &owned, &owner),
                     None => Ok(self.handed_over(skb, headers, egress_id)),

@@ -12,7 +12,7 @@ impl Node {
     /// A pod's packet for an address that this node does not have.
     pub(super) fn handed_over(&self, skb: &Skb<'_>, headers: &Headers, egress_id: u32) -> Outcome {
         let handover =
-            self.world.handover(egress_id).filter(|handover| handover.stage() == Some(HandoverStage::Leaving));
+            self.maps.handover(egress_id).filter(|handover| handover.stage() == Some(HandoverStage::Leaving));
         match handover {
             Some(_) => self.pass_on(skb, headers, egress_id),
             None => Outcome::Dropped(Verdict::NotGateway),
@@ -27,7 +27,7 @@ impl Node {
         if edge::decrement_ttl(&mut frame, headers.family).is_none() {
             return Outcome::Dropped(Verdict::RewriteFailed);
         }
-        let Some(handover) = self.world.handover(egress_id) else { return Outcome::Dropped(Verdict::NotGateway) };
+        let Some(handover) = self.maps.handover(egress_id) else { return Outcome::Dropped(Verdict::NotGateway) };
         self.judge_passed(headers, egress_id, handover);
         match mtu::fit(Self::wire_length(skb, headers), self.config().overlay_mtu, headers, &handover.peer) {
             Fit::Tell(_) | Fit::Lost => Outcome::Dropped(Verdict::OverlayTooNarrow),
@@ -42,7 +42,7 @@ impl Node {
             Err(why) => return Outcome::Dropped(from_overlay::unread(why)),
         };
         let quote = quoted(skb.frame, &headers);
-        let decision = from_netdev::passed(&mut headers, &quote, &self.world, egress_id);
+        let decision = from_netdev::passed(&mut headers, &quote, &self.maps, egress_id);
         let decision = super::from_netdev::Back::of(&decision);
         match self.back(skb, &headers, &quote, &decision) {
             // Nobody is told, and the stack sees none of it.

@@ -1,7 +1,7 @@
 //! What must hold after each packet.
 
 use egress_common::abi::{
-    Addr, Direction, HandoverEntry, HandoverStage, NatEntry, OnUnknownPod, PolicyKey, PrefixKind, Slot, Verdict,
+    Addr, Direction, HandoverEntry, HandoverStage, NatEntry, OnUnknownPod, PolicyKey, PolicySlot, PrefixKind, Verdict,
 };
 use egress_common::decide::Tables as _;
 use egress_common::decide::from_overlay::Outer;
@@ -12,11 +12,11 @@ use egress_common::wire::{Headers, L4, Quote};
 use super::{Node, Outcome};
 
 impl Node {
-    pub(super) fn judge_slot(&self, headers: &Headers, egress_id: u32, slot: &Slot) {
-        let pod = self.world.pods.borrow().get(&headers.tuple.saddr).and_then(|pod| pod.egress_id());
+    pub(super) fn judge_slot(&self, headers: &Headers, egress_id: u32, slot: &PolicySlot) {
+        let pod = self.maps.pods.borrow().get(&headers.tuple.saddr).and_then(|pod| pod.egress_id());
         assert_eq!(pod, Some(egress_id), "sent for an object that does not select the pod");
         assert_eq!(slot.address.family(), headers.family);
-        let policies = self.world.policies.borrow();
+        let policies = self.maps.policies.borrow();
         let policy = policies.get(&PolicyKey::new(egress_id, headers.family)).expect("asked");
         assert!(policy.slots.iter().take(policy.count() as usize).any(|now| now == slot), "a slot of old");
     }
@@ -24,9 +24,9 @@ impl Node {
     /// What is translated is of a pod of the node that sent it, or was passed on by the other node of a hand-over; and goes
     /// back to the node of the pod.
     pub(super) fn judge_sender(&self, headers: &Headers, outer: &Outer, source_node: &Addr) {
-        let inner = self.world.prefix(&headers.tuple.saddr).map(|prefix| (prefix.kind(), prefix.node));
+        let inner = self.maps.prefix(&headers.tuple.saddr).map(|prefix| (prefix.kind(), prefix.node));
         assert_eq!(inner, Some((Some(PrefixKind::PodSubnet), *source_node)), "of a pod, and back to its node");
-        let handover = self.world.handovers.borrow().get(&outer.egress_id).copied();
+        let handover = self.maps.handovers.borrow().get(&outer.egress_id).copied();
         let is_passed = handover.is_some_and(|handover| {
             handover.peer == outer.source
                 && matches!(handover.stage(), Some(HandoverStage::Arriving | HandoverStage::Open))
@@ -36,7 +36,7 @@ impl Node {
 
     /// What is passed on is of an address that this node does not have, to the other node of its hand-over.
     pub(super) fn judge_passed(&self, headers: &Headers, egress_id: u32, handover: &HandoverEntry) {
-        let held = self.world.owned.borrow().get(&egress_id).map(|owned| owned.address);
+        let held = self.maps.owned.borrow().get(&egress_id).map(|owned| owned.address);
         let is_leaving = handover.stage() == Some(HandoverStage::Leaving);
         assert!(!is_leaving || held != Some(handover.owned.address), "passed on, and held: {headers:?}");
     }
@@ -50,13 +50,13 @@ impl Node {
 
     /// Outside of everything that the cluster knows.
     fn is_world(&self, addr: &Addr) -> bool {
-        self.world.prefix(addr).is_none() && self.world.node(addr).is_none()
+        self.maps.prefix(addr).is_none() && self.maps.node(addr).is_none()
     }
 
     /// A selected pod's packet to the world is left to the stack by these rules only.
     pub(super) fn judge_stack(&self, headers: &Headers, outcome: &Outcome) {
         let Outcome::Passed(verdict, ..) = outcome else { return };
-        let selected = self.world.pods.borrow().get(&headers.tuple.saddr).is_some_and(|pod| pod.egress_id().is_some());
+        let selected = self.maps.pods.borrow().get(&headers.tuple.saddr).is_some_and(|pod| pod.egress_id().is_some());
         if selected && self.is_world(&headers.tuple.daddr) {
             let allowed = [
                 Verdict::InboundReply,
@@ -74,11 +74,11 @@ impl Node {
         let Outcome::Passed(verdict, out, _) = outcome else { return };
         let source = Self::headers(out, Direction::Egress).expect("still IP").tuple.saddr;
         // What NAT has written is redirected, and not judged here.
-        let is_egress_ip = self.world.prefix(&source).is_some_and(|p| p.kind() == Some(PrefixKind::EgressIp));
+        let is_egress_ip = self.maps.prefix(&source).is_some_and(|p| p.kind() == Some(PrefixKind::EgressIp));
         assert!(!is_egress_ip || !meta.forwarded || meta.returning, "a spoofed egress IP: {headers:?}");
         let of_pods = [Some(PrefixKind::PodSubnet), Some(PrefixKind::PodNetwork)];
-        let is_pod = self.world.pods.borrow().contains_key(&source)
-            || self.world.prefix(&source).is_some_and(|prefix| of_pods.contains(&prefix.kind()));
+        let is_pod = self.maps.pods.borrow().contains_key(&source)
+            || self.maps.prefix(&source).is_some_and(|prefix| of_pods.contains(&prefix.kind()));
         if !is_pod || !self.is_world(&headers.tuple.daddr) {
             return;
         }
@@ -87,14 +87,14 @@ impl Node {
         let passes = self.config().on_unknown_pod() == OnUnknownPod::Pass;
         let unknown_pass = *verdict == Verdict::NodeSnatDone && passes;
         assert!(unknown_pass || allowed.contains(verdict), "{verdict:?} with mark {:#x}: {headers:?}", meta.mark);
-        let known = self.world.inbound.get(&headers.tuple).is_some();
+        let known = self.maps.inbound.get(&headers.tuple).is_some();
         // An error answers for what it quotes.
         let is_known = known || headers.l4 == L4::IcmpError;
         assert!(*verdict != Verdict::InboundReply || is_known, "an answer to nobody: {headers:?}");
-        let is_called = headers.l4 == L4::IcmpError || to_pod::is_called(&headers.tuple, &self.world, &self.config());
-        let is_selected = self.world.pods.borrow().get(&source).is_some_and(|pod| pod.egress_id().is_some());
+        let is_called = headers.l4 == L4::IcmpError || to_pod::is_called(&headers.tuple, &self.maps, &self.config());
+        let is_selected = self.maps.pods.borrow().get(&source).is_some_and(|pod| pod.egress_id().is_some());
         assert!(*verdict != Verdict::InboundReply || is_called || !is_selected, "nothing exposes it: {headers:?}");
-        let selected = self.world.pods.borrow().get(&source).is_some_and(|pod| pod.egress_id().is_some());
+        let selected = self.maps.pods.borrow().get(&source).is_some_and(|pod| pod.egress_id().is_some());
         assert!(!selected || *verdict != Verdict::NotSelected, "{headers:?}");
     }
 }

@@ -17,7 +17,7 @@ impl Node {
             Err(verdict) => return Outcome::done(verdict, frame, meta.mark),
         };
         let quote = quoted(frame, &headers);
-        let outcome = match to_netdev::decide(&mut headers, &quote, meta, &self.world, &config) {
+        let outcome = match to_netdev::decide(&mut headers, &quote, meta, &self.maps, &config) {
             ToNetdev::Done(verdict) => Outcome::done(verdict, frame, meta.mark),
             ToNetdev::Unmark => Outcome::Passed(Verdict::NodeSnatDone, frame.to_vec(), meta.mark & !NODE_MARK),
             ToNetdev::NodeSnat => self.node_snat(&headers, &quote, frame, meta.mark & !NODE_MARK),
@@ -29,7 +29,7 @@ impl Node {
     /// `mark` is what is left of it.
     fn node_snat(&mut self, headers: &Headers, quote: &Quote, frame: &[u8], mark: u32) -> Outcome {
         let config = self.config();
-        let nat_entry = match to_netdev::translate(headers, quote, &self.world, &config) {
+        let nat_entry = match to_netdev::translate(headers, quote, &self.maps, &config) {
             Ok(nat_entry) => *nat_entry,
             Err(Verdict::PortTaken) => return self.reset_from_uplink(headers, frame),
             Err(verdict) => return Outcome::Dropped(verdict),

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-pub use egress_common::abi::{Family, HandoverStage, OnUnknownPod, PrefixKind};
+pub use egress_common::abi::{Family, HandoverStage, OnUnknownPod, PrefixKind, WhenEmpty};
 use ipnet::IpNet;
 
 pub fn family_of(address: IpAddr) -> Family {
@@ -79,14 +79,6 @@ pub enum Place {
 pub struct Slot {
     pub address: IpAddr,
     pub place: Place,
-}
-
-/// See `egress_common::abi::WhenEmpty`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum WhenEmpty {
-    Drop,
-    NodeAddress,
-    NotListed,
 }
 
 /// The addresses of one object and family.

@@ -17,7 +17,7 @@ use std::net::IpAddr;
 use egress_common::abi::{Addr, Direction, Flow, NatEntry, Origin, Tuple};
 use egress_common::wire::PROTO_TCP;
 
-use crate::maps::tables::{FlowTables, Hash};
+use crate::maps::handles::{FlowMaps, Hash};
 use crate::node_state::reset_history::Cut;
 use egress_core::model::state::{Action, EgressId, KernelState};
 
@@ -66,9 +66,9 @@ impl Due {
 }
 
 /// All that is due.
-pub fn all(tables: &mut FlowTables, due: &Due) -> io::Result<Cut> {
+pub fn all(maps: &mut FlowMaps, due: &Due) -> io::Result<Cut> {
     let done = cut(
-        tables,
+        maps,
         |tuple, flow| match (due.is_gone(tuple.saddr), due.has(flow.egress_id, tuple.saddr, flow.address)) {
             (true, _) => Fate::Forgotten,
             (false, true) => Fate::Cut,
@@ -80,19 +80,19 @@ pub fn all(tables: &mut FlowTables, due: &Due) -> io::Result<Cut> {
         },
     )?;
     if !due.gone.is_empty() {
-        remove_those(&mut tables.inbound, |tuple| due.is_gone(tuple.saddr))?;
-        remove_those(&mut tables.datagrams, |tuple| due.is_gone(tuple.saddr))?;
+        remove_those(&mut maps.inbound, |tuple| due.is_gone(tuple.saddr))?;
+        remove_those(&mut maps.datagrams, |tuple| due.is_gone(tuple.saddr))?;
     }
     Ok(done.0)
 }
 
 /// Flows and mappings that this state does not permit, and how many entries went. Mappings towards other nodes (mark 1008)
 /// are no object's, and those of another version are the sweep's.
-pub fn orphans(tables: &mut FlowTables, state: &KernelState) -> io::Result<(Cut, usize)> {
+pub fn orphans(maps: &mut FlowMaps, state: &KernelState) -> io::Result<(Cut, usize)> {
     let permits =
         |pod: Option<Addr>, id, address: Addr| state.permits(pod.map(|pod| pod.to_ip()), EgressId(id), address.to_ip());
     cut(
-        tables,
+        maps,
         |tuple, flow| match permits(Some(tuple.saddr), flow.egress_id, flow.address) {
             true => Fate::Stays,
             false => Fate::Cut,
@@ -115,30 +115,30 @@ enum Fate {
 
 /// The connections whose pods are to be told, and how many entries went.
 fn cut(
-    tables: &mut FlowTables,
+    maps: &mut FlowMaps,
     fate: impl Fn(&Tuple, &Flow) -> Fate,
     mapping_goes: impl Fn(&Tuple, &NatEntry, &Tuple) -> bool,
 ) -> io::Result<(Cut, usize)> {
     let (mut connections, mut others) = (Cut::new(), Vec::new());
-    tables.flows.for_each(|tuple: &Tuple, flow| match fate(tuple, flow) {
+    maps.flows.for_each(|tuple: &Tuple, flow| match fate(tuple, flow) {
         Fate::Stays => {}
         Fate::Cut if tuple.protocol == PROTO_TCP => connections.push((*tuple, EgressId(flow.egress_id))),
         Fate::Cut | Fate::Forgotten => others.push(*tuple),
     })?;
     // The flow first: as long as it is there, the pod's next packet would make the mapping again.
     for tuple in &others {
-        tables.flows.remove(tuple)?;
+        maps.flows.remove(tuple)?;
     }
-    let mappings = cut_mappings(tables, mapping_goes)?;
+    let mappings = cut_mappings(maps, mapping_goes)?;
     Ok((connections, others.len() + mappings))
 }
 
 /// `goes` sees the forward tuple, the mapping and the reverse tuple, whichever of the two keys was found. How many went.
-fn cut_mappings(tables: &mut FlowTables, goes: impl Fn(&Tuple, &NatEntry, &Tuple) -> bool) -> io::Result<usize> {
+fn cut_mappings(maps: &mut FlowMaps, goes: impl Fn(&Tuple, &NatEntry, &Tuple) -> bool) -> io::Result<usize> {
     // Each mapping is met at both of its keys; at the reverse one it is taken. A forward key that is alone has no answers,
     // and goes with the next sweep.
     let mut keys = Vec::new();
-    tables.nat.for_each(|key: &Tuple, mapping: &NatEntry| {
+    maps.nat.for_each(|key: &Tuple, mapping: &NatEntry| {
         if key.direction() == Direction::Ingress && goes(&mapping.other, mapping, key) {
             keys.push((*key, mapping.other));
         }
@@ -146,8 +146,8 @@ fn cut_mappings(tables: &mut FlowTables, goes: impl Fn(&Tuple, &NatEntry, &Tuple
     for (reverse, forward) in &keys {
         // The remover of the reverse key removes the forward key too, as the programs do: by then
         // it may be a new mapping's.
-        if tables.nat.remove(reverse)? {
-            tables.nat.remove(forward)?;
+        if maps.nat.remove(reverse)? {
+            maps.nat.remove(forward)?;
         }
     }
     Ok(keys.len())

@@ -17,7 +17,7 @@ use tokio::time::sleep;
 use tracing::{debug, info, warn};
 
 use crate::error::map_io;
-use crate::maps::tables::FlowTables;
+use crate::maps::handles::FlowMaps;
 use crate::node_state::config;
 use crate::node_state::shared::Shared;
 use egress_supervise;
@@ -87,7 +87,7 @@ impl Shared {
         };
         let removed = test_run(program, 0)?;
         self.forget_all_counts()?;
-        let full = self.flow_tables().nearly_full()?;
+        let full = self.flow_maps().nearly_full()?;
         if full.is_empty() {
             return Ok(Swept { removed, pressed: false });
         }
@@ -111,7 +111,7 @@ fn test_run(program: &SchedClassifier, mark: u32) -> io::Result<u32> {
     }
 }
 
-impl FlowTables {
+impl FlowMaps {
     /// Names of the maps that are seven eighths full or more, as the last sweep has counted.
     fn nearly_full(&self) -> io::Result<Vec<&'static str>> {
         let usage = self.usage.get(&0, 0).map_err(map_io)?;

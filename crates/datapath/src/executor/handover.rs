@@ -25,7 +25,7 @@ const NOTED_NS: u64 = 500_000_000;
 pub fn put(shared: &Shared, state: &mut State, id: EgressId, handover: HandoverState) -> Result<(), DataplaneError> {
     let HandoverState { stage, address, peer } = handover;
     let owned = entry(state, id, &handover)?;
-    let before = state.tables.handovers.get(&id.0).map_err(kernel("read map handovers"))?;
+    let before = state.maps.handovers.get(&id.0).map_err(kernel("read map handovers"))?;
     // What was handed over before, of the same policy: no other action ends it.
     if let Some(other) = before.filter(|before| before.owned.address != owned.address) {
         end(state, id, other.owned.address.to_ip())?;
@@ -36,9 +36,9 @@ pub fn put(shared: &Shared, state: &mut State, id: EgressId, handover: HandoverS
         None => now_ns().map_err(kernel("read the clock"))?.saturating_sub(NOTED_NS),
     };
     let entry = abi::HandoverEntry::new(id.0, stage, since_ns, peer.0.into(), owned);
-    put_entry("handovers", &mut state.tables.handovers, &id.0, &entry)?;
+    put_entry("handovers", &mut state.maps.handovers, &id.0, &entry)?;
     if stage == HandoverStage::Leaving {
-        let given_up = state.with_decisions_suspended(|tables| tables.owned.remove(&id.0));
+        let given_up = state.with_decisions_suspended(|maps| maps.owned.remove(&id.0));
         given_up.map_err(kernel("remove from map owned"))?;
         // Nor is it announced from here any more. After the step: a busy kernel may take long for a filter.
         state.claims.leave(&shared.settings.uplink, address);
@@ -51,7 +51,7 @@ pub fn put(shared: &Shared, state: &mut State, id: EgressId, handover: HandoverS
 fn entry(state: &State, id: EgressId, handover: &HandoverState) -> Result<Owned, DataplaneError> {
     if handover.stage == HandoverStage::Leaving {
         // Whatever has become of the uplink: who cannot send lets go too.
-        let owned = state.tables.owned.get(&id.0).map_err(kernel("read map owned"))?;
+        let owned = state.maps.owned.get(&id.0).map_err(kernel("read map owned"))?;
         if let Some(owned) = owned.filter(|owned| owned.address == handover.address.into()) {
             return Ok(owned);
         }
@@ -62,14 +62,14 @@ fn entry(state: &State, id: EgressId, handover: &HandoverState) -> Result<Owned,
 }
 
 pub fn end(state: &mut State, id: EgressId, address: IpAddr) -> Result<(), DataplaneError> {
-    remove("remove from map handovers", &mut state.tables.handovers, &id.0)?;
-    let owned = state.tables.owned.get(&id.0).map_err(kernel("read map owned"))?;
+    remove("remove from map handovers", &mut state.maps.handovers, &id.0)?;
+    let owned = state.maps.owned.get(&id.0).map_err(kernel("read map owned"))?;
     let key = address.into();
-    let answers = state.tables.owned_addr.get(&key).map_err(kernel("read map owned_addr"))?;
+    let answers = state.maps.owned_addr.get(&key).map_err(kernel("read map owned_addr"))?;
     // The address may be here again, or have another object by now.
     let is_over = owned.is_none_or(|owned| owned.address != key);
     if is_over && answers.is_some_and(|entry| entry.egress_id == id.0) {
-        remove("remove from map owned_addr", &mut state.tables.owned_addr, &key)?;
+        remove("remove from map owned_addr", &mut state.maps.owned_addr, &key)?;
         state.rebuild_owned_filter().map_err(kernel("write map config"))?;
     }
     Ok(())

@@ -24,7 +24,7 @@ use crate::dataplane::Dataplane;
 use crate::devices::host::next_hop;
 use crate::executor::observe::{held, observe};
 use crate::maps::convert;
-use crate::maps::tables::Hash;
+use crate::maps::handles::Hash;
 use crate::node_state::shared::Shared;
 use crate::node_state::{State, own_names};
 use egress_core::model::lease::SharedLease;
@@ -100,7 +100,7 @@ impl Executor for Dataplane {
 
     fn cut(&mut self, cuts: Vec<Action>) -> BoxFuture<'static, Result<(), DataplaneError>> {
         walk(&self.shared, move |shared| {
-            let cut = flush::all(&mut shared.flow_tables(), &Due::of(&cuts)).map_err(kernel("cut flows"))?;
+            let cut = flush::all(&mut shared.flow_maps(), &Due::of(&cuts)).map_err(kernel("cut flows"))?;
             shared.request_resets(cut);
             Ok(())
         })
@@ -156,8 +156,8 @@ fn write_maps(shared: &Shared, action: &Action) -> Result<(), DataplaneError> {
         Action::EndHandover(id, address) => return handover::end(&mut shared.state(), *id, *address),
         _ => {}
     }
-    let mut guard = shared.tables();
-    let tables = &mut *guard;
+    let mut guard = shared.policy_maps();
+    let maps = &mut *guard;
     shared.leak_guard.before_map_write(action);
     match action {
         // Its probe waits for the network, so it does not run under a lock. Cuts walk other maps.
@@ -166,39 +166,39 @@ fn write_maps(shared: &Shared, action: &Action) -> Result<(), DataplaneError> {
         }
         Action::SetUnknownPods(_) | Action::Disown(..) | Action::PutHandover(..) | Action::EndHandover(..) => Ok(()),
         Action::PutNode(address, node) => {
-            put("nodes", &mut tables.nodes, &Addr::from(*address), &convert::node_entry(*node))?;
+            put("nodes", &mut maps.nodes, &Addr::from(*address), &convert::node_entry(*node))?;
             drop(guard);
             if node.own { shared.state().set_underlay(node.node.0).map_err(kernel("write map config")) } else { Ok(()) }
         }
         Action::RemoveNode(address) => {
             let key = Addr::from(*address);
-            let known = tables.nodes.get(&key).map_err(kernel("read map nodes"))?;
-            remove("remove from map nodes", &mut tables.nodes, &key)?;
+            let known = maps.nodes.get(&key).map_err(kernel("read map nodes"))?;
+            remove("remove from map nodes", &mut maps.nodes, &key)?;
             if !known.is_some_and(|entry| convert::node(&entry).own) {
                 return Ok(());
             }
-            let named = own_names(tables).map_err(kernel("read map nodes"))?;
+            let named = own_names(maps).map_err(kernel("read map nodes"))?;
             drop(guard);
             shared.state().follow_names(&named).map_err(kernel("write map config"))
         }
         Action::PutPrefix(net, prefix) => {
-            let map = &mut tables.cluster;
+            let map = &mut maps.cluster;
             map.put(&convert::cluster_key(net), &convert::prefix_value(*prefix))
                 .map_err(|error| refused("cluster", map.limit(), error))
         }
         Action::RemovePrefix(net) => {
-            tables.cluster.remove(&convert::cluster_key(net)).map(drop).map_err(kernel("remove from map cluster"))
+            maps.cluster.remove(&convert::cluster_key(net)).map(drop).map_err(kernel("remove from map cluster"))
         }
         Action::PutPolicy(id, family, policy) => {
-            put("policy", &mut tables.policy, &PolicyKey::new(id.0, *family), &policy_value(policy)?)
+            put("policy", &mut maps.policy, &PolicyKey::new(id.0, *family), &policy_value(policy)?)
         }
         Action::RemovePolicy(id, family) => {
-            remove("remove from map policy", &mut tables.policy, &PolicyKey::new(id.0, *family))?;
+            remove("remove from map policy", &mut maps.policy, &PolicyKey::new(id.0, *family))?;
             drop(guard);
             shared.forget_counts(id.0).map_err(kernel("remove from map eip_counters"))
         }
         Action::PutPod(address, pod) => {
-            let put = put_pod(&mut tables.pods, *address, *pod, &shared.settings.timeouts);
+            let put = put_pod(&mut maps.pods, *address, *pod, &shared.settings.timeouts);
             match &put {
                 Ok(true) => shared.leak_guard.after_map_write(action),
                 Ok(false) => {}
@@ -208,20 +208,20 @@ fn write_maps(shared: &Shared, action: &Action) -> Result<(), DataplaneError> {
         }
         Action::RemovePod(address) => {
             let key = Addr::from(*address);
-            let before = tables.pods.get(&key).map_err(kernel("read map pods"))?;
-            remove("remove from map pods", &mut tables.pods, &key)?;
+            let before = maps.pods.get(&key).map_err(kernel("read map pods"))?;
+            remove("remove from map pods", &mut maps.pods, &key)?;
             if is_selected(before.as_ref()) {
                 shared.leak_guard.after_map_write(action);
             }
             Ok(())
         }
-        Action::PutOwner(address, owner) => put_owner(&mut tables.pods, *address, *owner),
+        Action::PutOwner(address, owner) => put_owner(&mut maps.pods, *address, *owner),
         Action::Expose(address, port) => {
             let key = convert::exposed_port(*address, *port);
-            put("exposed", &mut tables.exposed, &key, &Exposure::default())
+            put("exposed", &mut maps.exposed, &key, &Exposure::default())
         }
         Action::Conceal(address, port) => {
-            remove("remove from map exposed", &mut tables.exposed, &convert::exposed_port(*address, *port))
+            remove("remove from map exposed", &mut maps.exposed, &convert::exposed_port(*address, *port))
         }
     }
 }
@@ -230,7 +230,7 @@ fn write_maps(shared: &Shared, action: &Action) -> Result<(), DataplaneError> {
 fn cut_orphans(shared: &Shared) -> Result<(), DataplaneError> {
     let seen = observe(shared)?;
     let (cut, forgotten) =
-        flush::orphans(&mut shared.flow_tables(), &seen).map_err(kernel("cut what a former plan has left"))?;
+        flush::orphans(&mut shared.flow_maps(), &seen).map_err(kernel("cut what a former plan has left"))?;
     shared.forget_all_counts().map_err(kernel("remove from map eip_counters"))?;
     // Connections stay until they have aged, also those whose pods were told.
     if forgotten > 0 {
@@ -278,7 +278,7 @@ fn no_uplink() -> DataplaneError {
 async fn own(shared: &Shared, id: EgressId, address: IpAddr) -> Result<(), DataplaneError> {
     let (uplink, held) = {
         let state = shared.state();
-        (state.facts().uplink, state.tables.owned.get(&id.0).map_err(kernel("read map owned"))?)
+        (state.facts().uplink, state.maps.owned.get(&id.0).map_err(kernel("read map owned"))?)
     };
     let uplink = uplink.ok_or_else(no_uplink)?;
     let held = held.map(|entry| entry.address.to_ip());
@@ -306,7 +306,7 @@ fn take(shared: &Shared, id: EgressId, address: IpAddr, held: Option<IpAddr>) ->
     state.claims.join(&shared.settings.uplink, uplink, address);
     if let Err(error) = state.write_owned(id, address, uplink) {
         state.claims.leave(&shared.settings.uplink, address);
-        return Err(refused("owned", state.tables.owned.limit(), error));
+        return Err(refused("owned", state.maps.owned.limit(), error));
     }
     // One object has one address on a node. Its old one goes when the new one stands.
     let ended = held.map_or(Ok(()), |held| disown(shared, &mut state, id, held));
@@ -369,7 +369,7 @@ impl Dataplane {
         let (uplink, wanted) = {
             let state = self.shared.state();
             let held =
-                |address: &IpAddr| state.tables.owned_addr.get(&(*address).into()).is_ok_and(|entry| entry.is_some());
+                |address: &IpAddr| state.maps.owned_addr.get(&(*address).into()).is_ok_and(|entry| entry.is_some());
             let unknown = owns.into_iter().filter(|address| !held(address) && !state.is_probed(*address));
             (state.facts().uplink, unknown.collect::<Vec<_>>())
         };
@@ -382,20 +382,20 @@ impl Dataplane {
 
 /// Translation ends first, also what was begun by a hand-over, answers second, membership last.
 fn disown(shared: &Shared, state: &mut State, id: EgressId, address: IpAddr) -> Result<(), DataplaneError> {
-    let tables = &mut state.tables;
+    let maps = &mut state.maps;
     let key = Addr::from(address);
-    let handover = tables.handovers.get(&id.0).map_err(kernel("read map handovers"))?;
+    let handover = maps.handovers.get(&id.0).map_err(kernel("read map handovers"))?;
     if handover.is_some_and(|entry| entry.owned.address == key && entry.stage() != Some(abi::HandoverStage::Leaving)) {
-        remove("remove from map handovers", &mut tables.handovers, &id.0)?;
+        remove("remove from map handovers", &mut maps.handovers, &id.0)?;
     }
-    let owned = tables.owned.get(&id.0).map_err(kernel("read map owned"))?;
+    let owned = maps.owned.get(&id.0).map_err(kernel("read map owned"))?;
     if owned.is_some_and(|entry| entry.address == key) {
-        remove("remove from map owned", &mut tables.owned, &id.0)?;
+        remove("remove from map owned", &mut maps.owned, &id.0)?;
     }
     // The address may belong to another object by now.
-    let answers = tables.owned_addr.get(&key).map_err(kernel("read map owned_addr"))?;
+    let answers = maps.owned_addr.get(&key).map_err(kernel("read map owned_addr"))?;
     if answers.is_some_and(|entry| entry.egress_id == id.0) {
-        remove("remove from map owned_addr", &mut tables.owned_addr, &key)?;
+        remove("remove from map owned_addr", &mut maps.owned_addr, &key)?;
         // Before anything that may fail: a retry finds no entry and would skip it.
         state.claims.leave(&shared.settings.uplink, address);
         info!(%address, id = id.0, "egress IP is no longer served here");
@@ -404,7 +404,7 @@ fn disown(shared: &Shared, state: &mut State, id: EgressId, address: IpAddr) -> 
     Ok(())
 }
 
-fn policy_value(policy: &Policy) -> Result<egress_common::abi::Policy, DataplaneError> {
+fn policy_value(policy: &Policy) -> Result<egress_common::abi::PolicyEntry, DataplaneError> {
     let limit = u32::try_from(MAX_SLOTS).unwrap_or(u32::MAX);
     convert::policy_value(policy).ok_or(DataplaneError::Full { map: "a value of map policy", limit })
 }

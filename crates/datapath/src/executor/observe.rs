@@ -15,31 +15,27 @@ pub fn observe(shared: &Shared) -> Result<KernelState, DataplaneError> {
         state.end_initial_state();
         KernelState { on_unknown_pod: state.on_unknown_pod(), ..held(&state)? }
     };
-    let tables = shared.tables();
-    tables
-        .pods
+    let maps = shared.policy_maps();
+    maps.pods
         .for_each(|key: &Addr, entry| {
             seen.pods.insert(key.to_ip(), convert::pod_state(entry));
             seen.owners.extend(convert::pod_owner(entry).map(|owner| (key.to_ip(), owner)));
         })
         .map_err(kernel("read map pods"))?;
-    tables
-        .exposed
+    maps.exposed
         .for_each(|key: &ExposedPort, _: &Exposure| {
             let port = Port { protocol: key.protocol, number: u16::from_be_bytes(key.port) };
             seen.exposed.entry(key.pod.to_ip()).or_default().insert(port);
         })
         .map_err(kernel("read map exposed"))?;
-    tables
-        .policy
+    maps.policy
         .for_each(|key: &PolicyKey, value| {
             if let Some(family) = key.family() {
                 seen.policy.insert((EgressId(key.egress_id), family), convert::policy(value));
             }
         })
         .map_err(kernel("read map policy"))?;
-    tables
-        .nodes
+    maps.nodes
         .for_each(|key: &Addr, entry| {
             seen.nodes.insert(key.to_ip(), convert::node(entry));
         })
@@ -49,7 +45,7 @@ pub fn observe(shared: &Shared) -> Result<KernelState, DataplaneError> {
             seen.cluster.insert(net, prefix);
         }
     };
-    tables.cluster.for_each(see).map_err(kernel("read map cluster"))?;
+    maps.cluster.for_each(see).map_err(kernel("read map cluster"))?;
     Ok(seen)
 }
 
@@ -58,10 +54,10 @@ pub fn held(state: &State) -> Result<KernelState, DataplaneError> {
     let see = |id: &u32, entry: &Owned| {
         held.owned.insert(EgressId(*id), entry.address.to_ip());
     };
-    state.tables.owned.for_each(see).map_err(kernel("read map owned"))?;
+    state.maps.owned.for_each(see).map_err(kernel("read map owned"))?;
     let see = |id: &u32, entry: &abi::HandoverEntry| {
         held.handovers.extend(convert::handover(entry).map(|handover| (EgressId(*id), handover)));
     };
-    state.tables.handovers.for_each(see).map_err(kernel("read map handovers"))?;
+    state.maps.handovers.for_each(see).map_err(kernel("read map handovers"))?;
     Ok(held)
 }

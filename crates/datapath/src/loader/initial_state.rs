@@ -15,7 +15,7 @@ use rtnetlink::Handle;
 use crate::devices::interfaces::{self, NodeFacts};
 use crate::error::netlink_io;
 use crate::maps::convert;
-use crate::maps::tables::Tables;
+use crate::maps::handles::PolicyMaps;
 use crate::settings::InitialState;
 use egress_core::model::state::{NodeAddress, Prefix, TunnelEndpoint};
 
@@ -46,18 +46,18 @@ impl OwnAddresses {
 }
 
 /// Writes the entries; returns the networks that may hold pods.
-pub fn write(tables: &mut Tables, known: &InitialState, own: &OwnAddresses) -> io::Result<Vec<IpNet>> {
+pub fn write(maps: &mut PolicyMaps, known: &InitialState, own: &OwnAddresses) -> io::Result<Vec<IpNet>> {
     let of_this_node = Prefix { kind: PrefixKind::PodSubnet, node: Some(own.node) };
     // Pods of other nodes do not send through this node's management port.
     let stands_in = |prefix: &Prefix| if prefix.kind == PrefixKind::PodNetwork { of_this_node } else { *prefix };
     let mut cluster: InitialState = known.iter().map(|(net, prefix)| (*net, stands_in(prefix))).collect();
     cluster.extend(own.pods.iter().map(|net| (*net, of_this_node)));
     for (net, prefix) in &cluster {
-        tables.cluster.put(&convert::cluster_key(net), &convert::prefix_value(*prefix))?;
+        maps.cluster.put(&convert::cluster_key(net), &convert::prefix_value(*prefix))?;
     }
     for address in &own.all {
         let entry = convert::node_entry(NodeAddress { own: true, node: own.node });
-        tables.nodes.put(&Addr::from(*address), &entry)?;
+        maps.nodes.put(&Addr::from(*address), &entry)?;
     }
     Ok(cluster.into_iter().filter(|(_, prefix)| convert::holds_pods(*prefix)).map(|(net, _)| net).collect())
 }

@@ -11,7 +11,7 @@ use egress_common::abi::{self, Addr, Owned, PodEntry, PolicyKey};
 
 use crate::error::map_io;
 use crate::maps::convert;
-use crate::maps::tables::Hash;
+use crate::maps::handles::Hash;
 use crate::names::Pins;
 use egress_core::model::state::{EgressId, Family, HandoverState, PodState, Policy};
 
@@ -37,7 +37,7 @@ pub fn read(bpffs: &Path) -> io::Result<Option<Pinned>> {
         pinned.handovers.extend(convert::handover(entry).map(|handover| (EgressId(*id), handover)));
     })?;
     map(&pins, "pods", |_: &Addr, entry: &PodEntry| pinned.pods.push(convert::pod_state(entry)))?;
-    map(&pins, "policy", |key: &PolicyKey, entry: &abi::Policy| {
+    map(&pins, "policy", |key: &PolicyKey, entry: &abi::PolicyEntry| {
         let key = key.family().map(|family| (EgressId(key.egress_id), family));
         pinned.policies.extend(key.map(|key| (key, convert::policy(entry))));
     })?;

@@ -11,7 +11,6 @@ use ipnet::IpNet;
 
 use egress_core::model::state::{
     EgressId, HandoverState, NodeAddress, Place, PodOwner, PodState, Policy, Port, Prefix, Slot, TunnelEndpoint,
-    WhenEmpty,
 };
 
 /// Bits before an IPv4 address in a v4-mapped one.
@@ -46,25 +45,20 @@ pub fn pod_state(entry: &abi::PodEntry) -> PodState {
 }
 
 /// `None` when there are more slots than a value holds.
-pub fn policy_value(policy: &Policy) -> Option<abi::Policy> {
+pub fn policy_value(policy: &Policy) -> Option<abi::PolicyEntry> {
     let slots: Vec<_> = policy
         .slots
         .iter()
         .map(|slot| match slot.place {
-            Place::Here => abi::Slot::here(slot.address.into()),
-            Place::Remote(node) => abi::Slot::remote(slot.address.into(), node.0.into()),
+            Place::Here => abi::PolicySlot::here(slot.address.into()),
+            Place::Remote(node) => abi::PolicySlot::remote(slot.address.into(), node.0.into()),
         })
         .collect();
-    let when_empty = match policy.when_empty {
-        WhenEmpty::Drop => abi::WhenEmpty::Drop,
-        WhenEmpty::NodeAddress => abi::WhenEmpty::NodeAddress,
-        WhenEmpty::NotListed => abi::WhenEmpty::NotListed,
-    };
     let pending: Vec<_> = policy.pending.iter().copied().map(abi::Addr::from).collect();
-    abi::Policy::with_slots(when_empty, &slots)?.with_pending(&pending)
+    abi::PolicyEntry::with_slots(policy.when_empty, &slots)?.with_pending(&pending)
 }
 
-pub fn policy(value: &abi::Policy) -> Policy {
+pub fn policy(value: &abi::PolicyEntry) -> Policy {
     let slots = value.slots.iter().take(value.count() as usize).map(|slot| Slot {
         address: slot.address.to_ip(),
         place: match slot.place() {
@@ -72,13 +66,12 @@ pub fn policy(value: &abi::Policy) -> Policy {
             abi::SlotPlace::Remote => Place::Remote(TunnelEndpoint(slot.endpoint.to_ip())),
         },
     });
-    let when_empty = match value.when_empty() {
-        abi::WhenEmpty::Drop => WhenEmpty::Drop,
-        abi::WhenEmpty::NodeAddress => WhenEmpty::NodeAddress,
-        abi::WhenEmpty::NotListed => WhenEmpty::NotListed,
-    };
     let pending = value.slots.iter().skip(value.count() as usize).take(value.pending() as usize);
-    Policy { slots: slots.collect(), pending: pending.map(|slot| slot.address.to_ip()).collect(), when_empty }
+    Policy {
+        slots: slots.collect(),
+        pending: pending.map(|slot| slot.address.to_ip()).collect(),
+        when_empty: value.when_empty(),
+    }
 }
 
 pub fn exposed_port(address: IpAddr, port: Port) -> abi::ExposedPort {
@@ -140,6 +133,7 @@ pub fn handover(entry: &abi::HandoverEntry) -> Option<HandoverState> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use egress_core::model::state::WhenEmpty;
 
     fn endpoint(text: &str) -> TunnelEndpoint {
         TunnelEndpoint(text.parse().expect("a literal"))

@@ -14,12 +14,12 @@ use egress_common::abi::Lease;
 use crate::clock::boot_ns;
 use crate::error::StartError;
 use crate::maps::access::MappedLease;
-use crate::maps::tables;
+use crate::maps::handles;
 use egress_core::model::lease::{LeaseCell, SharedLease};
 
 /// The map, in memory.
 pub fn take(ebpf: &mut Ebpf) -> Result<SharedLease, StartError> {
-    let Map::Array(data) = tables::take(ebpf, "lease")? else {
+    let Map::Array(data) = handles::take(ebpf, "lease")? else {
         return Err(StartError::Object("map lease is no array".to_owned()));
     };
     let lease = MappedLease::of(data.fd().as_fd());

@@ -3,7 +3,7 @@
 pub mod access;
 pub mod convert;
 pub mod facts;
+pub mod handles;
 pub mod lease;
 pub mod nat_entries;
 pub mod port_use;
-pub mod tables;

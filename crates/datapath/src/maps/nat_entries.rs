@@ -14,7 +14,7 @@ use egress_common::wire::PROTO_TCP;
 
 use crate::clock::now_ns;
 use crate::error::map_io;
-use crate::maps::tables::Hash;
+use crate::maps::handles::Hash;
 use crate::names::{NAT_MAP, Pins, SHARES_MAP};
 
 /// One mapping: both of its keys.

@@ -14,7 +14,7 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 use crate::announce::socket;
 
 /// One family's tables.
-struct Tables {
+struct Family {
     family: AddressFamily,
     /// Of this thread's network namespace: the tables that are there, one a line.
     names: &'static str,
@@ -24,14 +24,14 @@ struct Tables {
     target_offset: usize,
 }
 
-const FAMILIES: [Tables; 2] = [
-    Tables {
+const FAMILIES: [Family; 2] = [
+    Family {
         family: AddressFamily::Inet,
         names: "/proc/thread-self/net/ip_tables_names",
         level: libc::IPPROTO_IP,
         target_offset: 88,
     },
-    Tables {
+    Family {
         family: AddressFamily::Inet6,
         names: "/proc/thread-self/net/ip6_tables_names",
         level: libc::IPPROTO_IPV6,

@@ -1,6 +1,6 @@
 //! The leak guard: keeps the sets of our nftables table in step with the map `pods`.
 //!
-//! All of it runs while the map tables are locked, so that a rebuilt table misses no pod. A failure never fails the action: the
+//! All of it runs while the policy maps are locked, so that a rebuilt table misses no pod. A failure never fails the action: the
 //! programs are the primary protection, and the next check rebuilds the table.
 
 use std::io;
@@ -11,7 +11,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use egress_common::abi::PodEntry;
 use tracing::{debug, info, warn};
 
-use crate::maps::tables::Tables;
+use crate::maps::handles::PolicyMaps;
 use crate::nftables::{Nft, Rules};
 use crate::node_state::shared::Shared;
 use crate::settings::Settings;
@@ -117,8 +117,8 @@ impl LeakGuard {
     fn make(&self, shared: &Shared, disabled: bool) -> io::Result<()> {
         // The priority first: rules that expect an unwritten priority would drop what the program leaves to the stack.
         let seen = if disabled { None } else { Some(shared.state().enable_leak_guard()?) };
-        let tables = shared.tables();
-        let pods = selected(&tables)?;
+        let maps = shared.policy_maps();
+        let pods = selected(&maps)?;
         let Settings { tunnel_port, mgmt_port, .. } = &shared.settings;
         self.nft().install(&Rules { tunnel_port: *tunnel_port, mgmt_port, seen, pods: &pods })
     }
@@ -131,8 +131,8 @@ impl LeakGuard {
     }
 }
 
-fn selected(tables: &Tables) -> io::Result<Vec<IpAddr>> {
+fn selected(maps: &PolicyMaps) -> io::Result<Vec<IpAddr>> {
     let mut pods = Vec::new();
-    tables.pods.for_each(|pod, entry: &PodEntry| pods.extend(entry.egress_id().map(|_| pod.to_ip())))?;
+    maps.pods.for_each(|pod, entry: &PodEntry| pods.extend(entry.egress_id().map(|_| pod.to_ip())))?;
     Ok(pods)
 }

@@ -28,7 +28,7 @@ use crate::error::{StartError, map_io};
 use crate::loader::programs::{AttachError, Programs};
 use crate::maps::convert;
 use crate::maps::facts::HookFacts;
-use crate::maps::tables::{FlowTables, NodeTables, Tables};
+use crate::maps::handles::{FlowMaps, NodeMaps, PolicyMaps};
 use crate::names::{Device, Hook};
 use crate::settings::{Quotas, Settings};
 use egress_core::model::lease::SharedLease;
@@ -36,7 +36,7 @@ use egress_core::plan::executor::Expected;
 
 pub struct State {
     programs: Programs,
-    pub tables: NodeTables,
+    pub maps: NodeMaps,
     pub claims: Claims,
     /// What the claims of the current plan may rely on.
     pub expected: Expected,
@@ -73,12 +73,12 @@ const PROBE_HOLDS: Duration = Duration::from_secs(5);
 impl State {
     pub fn new(
         programs: Programs,
-        tables: NodeTables,
-        (others, of_flows): (&Tables, &FlowTables),
+        maps: NodeMaps,
+        (others, of_flows): (&PolicyMaps, &FlowMaps),
         lease: SharedLease,
     ) -> Result<Self, StartError> {
         let wrap = |error| StartError::kernel("read map config", map_io(error));
-        let mut config = tables.config.get(&0, 0).map_err(wrap)?;
+        let mut config = maps.config.get(&0, 0).map_err(wrap)?;
         let named = own_names(others).map_err(|error| StartError::kernel("read map nodes", error))?;
         // The former agent may have died between the two writes.
         let underlay = match name_among(&named, &config) {
@@ -90,7 +90,7 @@ impl State {
         };
         Ok(Self {
             programs,
-            tables,
+            maps,
             claims: Claims::under(lease),
             expected: Expected::default(),
             facts: NodeFacts::default(),
@@ -132,7 +132,7 @@ impl State {
         &mut self,
         settings: &Settings,
         facts: NodeFacts,
-        others: &Tables,
+        others: &PolicyMaps,
         succeeds: bool,
     ) -> Result<(), StartError> {
         let mut config = config::with_facts(self.config, &facts, self.underlay);
@@ -161,7 +161,7 @@ impl State {
             config::redirected(&config).map_err(|error| StartError::kernel("read random bytes", error))?;
         config = covered(config, others).map_err(|error| StartError::kernel("read the maps of pods", error))?;
         config.owned =
-            owned::bloom_filter(&self.tables).map_err(|error| StartError::kernel("read the owned addresses", error))?;
+            owned::bloom_filter(&self.maps).map_err(|error| StartError::kernel("read the owned addresses", error))?;
         // Routes may have changed while no agent ran.
         config.route_generation = config::next_generation(config.route_generation);
         self.facts = facts;
@@ -376,7 +376,7 @@ impl State {
     }
 
     fn write_config(&mut self, config: Config) -> io::Result<()> {
-        self.tables.config.set(0, config, 0).map_err(map_io)?;
+        self.maps.config.set(0, config, 0).map_err(map_io)?;
         self.config = config;
         let is_narrow = config::is_too_narrow(&config, self.underlay);
         if is_narrow && !self.said_narrow {
@@ -388,12 +388,12 @@ impl State {
 }
 
 /// Covers for what the maps hold.
-fn covered(config: Config, tables: &Tables) -> io::Result<Config> {
+fn covered(config: Config, maps: &PolicyMaps) -> io::Result<Config> {
     let mut config = config;
     (config.pods_v4, config.pods_v6) = (Cover::NONE, Cover::NONE);
     let see = |address: &Addr, _: &_| config = config::covering(config, &IpNet::from(address.to_ip()));
-    tables.pods.for_each(see)?;
-    tables.cluster.for_each(|key, value| {
+    maps.pods.for_each(see)?;
+    maps.cluster.for_each(|key, value| {
         if let (Some(net), Some(prefix)) = (convert::cluster_net(key), convert::prefix(value))
             && convert::holds_pods(prefix)
         {
@@ -404,9 +404,9 @@ fn covered(config: Config, tables: &Tables) -> io::Result<Config> {
 }
 
 /// The tunnel endpoints that entries of this node's own addresses name: while it changes, two of them.
-pub fn own_names(tables: &Tables) -> io::Result<BTreeSet<IpAddr>> {
+pub fn own_names(maps: &PolicyMaps) -> io::Result<BTreeSet<IpAddr>> {
     let mut named = BTreeSet::new();
-    tables.nodes.for_each(|_, entry| {
+    maps.nodes.for_each(|_, entry| {
         let seen = convert::node(entry);
         if seen.own {
             named.insert(seen.node.0);

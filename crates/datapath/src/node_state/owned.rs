@@ -13,7 +13,7 @@ use crate::announce;
 use crate::clock::now_ns;
 use crate::devices::interfaces::Interface;
 use crate::maps::convert;
-use crate::maps::tables::NodeTables;
+use crate::maps::handles::NodeMaps;
 use crate::node_state::State;
 use crate::settings::Settings;
 use egress_core::model::state::EgressId;
@@ -34,11 +34,11 @@ impl State {
     /// Applies a change that must hold for every packet from one moment on: no flow keeps a decision while it is written.
     pub(crate) fn with_decisions_suspended<T>(
         &mut self,
-        change: impl FnOnce(&mut NodeTables) -> io::Result<T>,
+        change: impl FnOnce(&mut NodeMaps) -> io::Result<T>,
     ) -> io::Result<T> {
         let number = self.decisions.next(now_ns()?);
         self.write_decisions(0)?;
-        let changed = change(&mut self.tables);
+        let changed = change(&mut self.maps);
         // Where this fails the number stays zero until the next change raises it.
         self.write_decisions(number)?;
         changed
@@ -60,21 +60,21 @@ impl State {
     /// removed; an owned address without `owned_addr` entry gets one.
     fn repair_owned(&mut self, settings: &Settings) -> io::Result<()> {
         let (mut owned, mut answered) = (Vec::new(), Vec::new());
-        self.tables.owned.for_each(|id, entry| owned.push((*id, *entry)))?;
-        self.tables.owned_addr.for_each(|address, entry| answered.push((*address, *entry)))?;
+        self.maps.owned.for_each(|id, entry| owned.push((*id, *entry)))?;
+        self.maps.owned_addr.for_each(|address, entry| answered.push((*address, *entry)))?;
         for (address, entry) in &answered {
             if owned.iter().any(|(id, owned)| *id == entry.egress_id && owned.address == *address) {
                 continue;
             }
             warn!(address = %address.to_ip(), id = entry.egress_id, "half a claim of a former run removed");
-            self.tables.owned_addr.remove(address)?;
+            self.maps.owned_addr.remove(address)?;
             self.claims.leave(&settings.uplink, address.to_ip());
             announce::remove_filter_at(entry.ifindex, address.to_ip());
         }
         for (id, entry) in owned {
             if !answered.iter().any(|(address, there)| *address == entry.address && there.egress_id == id) {
                 let (_, answer) = convert::owned_pair(EgressId(id), entry.address.to_ip(), entry.ifindex, entry.mac);
-                self.tables.owned_addr.put(&entry.address, &answer)?;
+                self.maps.owned_addr.put(&entry.address, &answer)?;
             }
         }
         Ok(())
@@ -84,7 +84,7 @@ impl State {
     fn reclaim(&mut self, settings: &Settings) -> io::Result<()> {
         let Some(uplink) = self.facts.uplink else { return Ok(()) };
         let mut owned = Vec::new();
-        self.tables.owned.for_each(|id, entry| owned.push((*id, *entry)))?;
+        self.maps.owned.for_each(|id, entry| owned.push((*id, *entry)))?;
         for (id, entry) in owned {
             let address = entry.address.to_ip();
             self.claims.join(&settings.uplink, uplink, address);
@@ -102,14 +102,14 @@ impl State {
     /// Addresses in hand-over use the current uplink too.
     fn rewrite_handovers(&mut self, uplink: Interface) -> io::Result<()> {
         let mut all = Vec::new();
-        self.tables.handovers.for_each(|id, entry| all.push((*id, *entry)))?;
+        self.maps.handovers.for_each(|id, entry| all.push((*id, *entry)))?;
         for (id, entry) in all {
             // An entry of another version: the next plan ends it.
             let Some(stage) = entry.stage() else { continue };
             let (owned, _) = convert::owned_pair(EgressId(id), entry.owned.address.to_ip(), uplink.index, uplink.mac);
             if entry.owned != owned {
                 let entry = HandoverEntry::new(id, stage, entry.since_ns, entry.peer, owned);
-                self.tables.handovers.put(&id, &entry)?;
+                self.maps.handovers.put(&id, &entry)?;
             }
         }
         Ok(())
@@ -119,14 +119,14 @@ impl State {
     pub(crate) fn write_owned(&mut self, id: EgressId, address: IpAddr, uplink: Interface) -> io::Result<()> {
         let (owned, owned_addr) = convert::owned_pair(id, address, uplink.index, uplink.mac);
         let key = owned.address;
-        let before = self.tables.owned_addr.get(&key)?;
+        let before = self.maps.owned_addr.get(&key)?;
         self.write_owned_filter(self.config.owned.with(&key))?;
-        self.tables.owned_addr.put(&key, &owned_addr)?;
-        let written = self.tables.owned.put(&id.0, &owned);
+        self.maps.owned_addr.put(&key, &owned_addr)?;
+        let written = self.maps.owned.put(&id.0, &owned);
         if written.is_err() {
             match before {
-                Some(before) => self.tables.owned_addr.put(&key, &before)?,
-                None => drop(self.tables.owned_addr.remove(&key)?),
+                Some(before) => self.maps.owned_addr.put(&key, &before)?,
+                None => drop(self.maps.owned_addr.remove(&key)?),
             }
         }
         written
@@ -141,14 +141,14 @@ impl State {
 
     /// Rebuilds the filter after a removal.
     pub(crate) fn rebuild_owned_filter(&mut self) -> io::Result<()> {
-        self.write_owned_filter(bloom_filter(&self.tables)?)
+        self.write_owned_filter(bloom_filter(&self.maps)?)
     }
 }
 
 /// The filter over both maps: a former run may have left either entry of a claim.
-pub fn bloom_filter(tables: &NodeTables) -> io::Result<BloomFilter> {
+pub fn bloom_filter(maps: &NodeMaps) -> io::Result<BloomFilter> {
     let mut filter = BloomFilter::NONE;
-    tables.owned_addr.for_each(|address, _| filter = filter.with(address))?;
-    tables.owned.for_each(|_, owned| filter = filter.with(&owned.address))?;
+    maps.owned_addr.for_each(|address, _| filter = filter.with(address))?;
+    maps.owned.for_each(|_, owned| filter = filter.with(&owned.address))?;
     Ok(filter)
 }

@@ -1,6 +1,6 @@
 //! What the tasks of the data plane share: the state, the maps and the handles, each behind its own lock.
 //!
-//! Lock order where a thread holds two: tables, then state.
+//! Lock order where a thread holds two: policy maps, then state.
 
 use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -10,7 +10,7 @@ use egress_common::abi::Tuple;
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::loader::abi_migration::AbiMigration;
-use crate::maps::tables::{FlowTables, Tables};
+use crate::maps::handles::{FlowMaps, PolicyMaps};
 use crate::node_state::State;
 use crate::node_state::leak_guard::LeakGuard;
 use crate::node_state::reset_history::{Cut, ResetHistory};
@@ -22,8 +22,8 @@ pub struct Shared {
     pub(crate) settings: Settings,
     pub(crate) netlink: rtnetlink::Handle,
     pub(crate) state: Mutex<State>,
-    pub(crate) tables: Mutex<Tables>,
-    pub(crate) flow_tables: Mutex<FlowTables>,
+    pub(crate) policy_maps: Mutex<PolicyMaps>,
+    pub(crate) flow_maps: Mutex<FlowMaps>,
     pub(crate) lease: SharedLease,
     pub(crate) sweep: Mutex<Option<SchedClassifier>>,
     /// Cut connections for `conntrack::idle_reset`.
@@ -41,13 +41,13 @@ impl Shared {
     }
 
     /// Held for some map writes at most, or a walk of all pods. Never taken by a holder of the state.
-    pub(crate) fn tables(&self) -> MutexGuard<'_, Tables> {
-        self.tables.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn policy_maps(&self) -> MutexGuard<'_, PolicyMaps> {
+        self.policy_maps.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Held over walks of large maps: only blocking threads take it, and no holder of another lock.
-    pub(crate) fn flow_tables(&self) -> MutexGuard<'_, FlowTables> {
-        self.flow_tables.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn flow_maps(&self) -> MutexGuard<'_, FlowMaps> {
+        self.flow_maps.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Has the pods of these connections reset_history that they were cut, as time permits; each once, until something changes.
@@ -64,14 +64,14 @@ impl Shared {
     /// exists packets are counted.
     pub fn forget_counts(&self, id: u32) -> io::Result<()> {
         // One of the two locks at a time.
-        let is_owned = self.state().tables.owned.get(&id)?.is_some();
-        if is_owned { Ok(()) } else { self.tables().forget_counts(id) }
+        let is_owned = self.state().maps.owned.get(&id)?.is_some();
+        if is_owned { Ok(()) } else { self.policy_maps().forget_counts(id) }
     }
 
     /// Drops the counters of all such IDs: packets in flight, or from a node with an older plan, may have counted
     /// after the removal.
     pub fn forget_all_counts(&self) -> io::Result<()> {
-        let counted = self.tables().counted()?;
+        let counted = self.policy_maps().counted()?;
         counted.into_iter().try_for_each(|id| self.forget_counts(id))
     }
 }

@@ -128,7 +128,7 @@ pub async fn run(shared: Arc<Shared>, mut changes: Changes) {
     }
 }
 
-/// On a blocking thread: it waits for the lock of the map tables.
+/// On a blocking thread: it waits for the lock of the policy maps.
 async fn check_leak_guard(shared: &Arc<Shared>) {
     let shared = Arc::clone(shared);
     if let Err(error) = spawn_blocking(move || shared.leak_guard.check(&shared)).await {
@@ -180,7 +180,7 @@ async fn write_initial_state(shared: &Shared, facts: &NodeFacts) {
         if !shared.state().in_initial_state() {
             return Ok(());
         }
-        let nets = initial_state::write(&mut shared.tables(), known, &own)?;
+        let nets = initial_state::write(&mut shared.policy_maps(), known, &own)?;
         nets.iter().try_for_each(|net| shared.state().cover(net))
     });
     if let Err(error) = written {

@@ -13,8 +13,8 @@ use aya::Pod;
 use aya::maps::lpm_trie::Key;
 use aya::maps::{Array, Map, MapData};
 use egress_common::abi::{
-    Addr, ClusterPrefix, Config, Flow, HandoverEntry, Inbound, Lease, NatEntry, NodeEntry, Owned, PodEntry, Policy,
-    PolicyKey, Tuple, Usage,
+    Addr, ClusterPrefix, Config, Flow, HandoverEntry, Inbound, Lease, NatEntry, NodeEntry, Owned, PodEntry,
+    PolicyEntry, PolicyKey, Tuple, Usage,
 };
 use jiff::Timestamp;
 use nix::ifaddrs::getifaddrs;
@@ -22,8 +22,8 @@ use nix::net::if_::{InterfaceFlags, if_indextoname};
 
 use crate::attach::listing;
 use crate::error::map_io;
+use crate::maps::handles::{Hash, Trie};
 use crate::maps::lease;
-use crate::maps::tables::{Hash, Trie};
 use crate::names::Attachment;
 use crate::names::{Device, Hook, Pins};
 use crate::survey::report::{Fill, Interface, Kernel, Program};
@@ -96,7 +96,7 @@ fn program(pins: &Pins, config: &Config, hook: Hook) -> io::Result<Program> {
 fn maps(pins: &Pins, is_swept: bool) -> io::Result<Vec<Fill>> {
     let mut maps = vec![
         count::<Addr, PodEntry>(pins, "pods")?,
-        count::<PolicyKey, Policy>(pins, "policy")?,
+        count::<PolicyKey, PolicyEntry>(pins, "policy")?,
         count::<u32, Owned>(pins, "owned")?,
         count::<u32, HandoverEntry>(pins, "handovers")?,
         count::<Addr, NodeEntry>(pins, "nodes")?,

@@ -34,7 +34,7 @@ pub const fn advice(verdict: Verdict) -> Option<&'static str> {
         }
         Verdict::NotPod => "Was the address right? A pod of another node is traced on that node.",
         Verdict::ToCluster => {
-            "Egress IPs are for the world. Where this address is outside of the cluster, look at --cluster-subnets, \
+            "Egress IPs are for the maps. Where this address is outside of the cluster, look at --cluster-subnets, \
              --service-cidrs and --excluded-cidrs, and at Services that list it."
         }
         Verdict::NotSelected => {

@@ -6,14 +6,14 @@ use aya::maps::lpm_trie::Key;
 use aya::maps::{Array, Map, MapData};
 use egress_common::abi::{
     Addr, ClusterPrefix, Config, Flow, HandoverEntry, Holder, Inbound, Lease, NatEntry, NodeEntry, Owned, PodEntry,
-    Policy, PolicyKey, Share, SlotPlace, Tuple,
+    PolicyEntry, PolicyKey, Share, SlotPlace, Tuple,
 };
-use egress_common::decide::world::World;
+use egress_common::decide::memory_maps::MemoryMaps;
 use egress_common::wire::{Headers, PROTO_ICMP, PROTO_ICMPV6};
 
 use crate::clock::{boot_ns, now_ns};
 use crate::error::map_io;
-use crate::maps::tables::{Hash, Trie};
+use crate::maps::handles::{Hash, Trie};
 use crate::names::Pins;
 
 /// More room than a packet can use.
@@ -24,44 +24,44 @@ pub type Sizes = [(&'static str, u32); 4];
 
 /// The entries, and how many more the maps of flows and mappings take.
 pub struct Copied {
-    pub world: World,
+    pub maps: MemoryMaps,
     flows_room: u32,
     nat_room: u32,
 }
 
 impl Copied {
     pub fn of(pins: &Pins, headers: &Headers) -> io::Result<Self> {
-        let world = World::empty(config(pins)?);
-        world.now.set(now_ns()?);
-        // The world has one clock.
+        let maps = MemoryMaps::empty(config(pins)?);
+        maps.now.set(now_ns()?);
+        // The maps have one clock.
         let left = lease(pins)?.left_ns(boot_ns()?);
-        let now = world.now.get();
-        world.lease.set(Lease::bounded(now.saturating_add(left), now, 0));
-        let egress_id = reads(&world, pins, headers)?;
-        let addresses = addresses(&world, headers, egress_id);
+        let now = maps.now.get();
+        maps.lease.set(Lease::bounded(now.saturating_add(left), now, 0));
+        let egress_id = reads(&maps, pins, headers)?;
+        let addresses = addresses(&maps, headers, egress_id);
         let tuple = &headers.tuple;
         let inbound = hash::<Tuple, Inbound>(pins, "inbound")?;
         if let Some(entry) = inbound.get(tuple)? {
-            world.inbound.put(*tuple, entry);
+            maps.inbound.put(*tuple, entry);
         }
         let flows = hash::<Tuple, Flow>(pins, "flows")?;
         if let Some(entry) = flows.get(tuple)? {
-            world.flows.put(*tuple, entry);
+            maps.flows.put(*tuple, entry);
         }
         let flows_room = room(&flows, |_, _| ())?;
         let shares = hash::<Holder, Share>(pins, "shares")?;
         for holder in [Some(Holder::pod(tuple.saddr)), egress_id.map(Holder::policy)].into_iter().flatten() {
-            world.shares.borrow_mut().extend(shares.get(&holder)?.map(|share| (holder, share)));
+            maps.shares.borrow_mut().extend(shares.get(&holder)?.map(|share| (holder, share)));
         }
         let nat = hash::<Tuple, NatEntry>(pins, "nat")?;
         let nat_room = room(&nat, |key, mapping| {
             if key == tuple || mapping.other == *tuple || is_wanted(key, tuple, &addresses) {
-                world.nat.put(*key, *mapping);
+                maps.nat.put(*key, *mapping);
             }
         })?;
-        let copied = Self { world, flows_room, nat_room };
-        copied.world.flows.limit(copied.world.flows.len() + copied.flows_room as usize);
-        copied.world.nat.limit(copied.world.nat.len() + copied.nat_room as usize);
+        let copied = Self { maps, flows_room, nat_room };
+        copied.maps.flows.limit(copied.maps.flows.len() + copied.flows_room as usize);
+        copied.maps.nat.limit(copied.maps.nat.len() + copied.nat_room as usize);
         Ok(copied)
     }
 
@@ -74,8 +74,8 @@ impl Copied {
             if room == ROOM { size.max(4 * ROOM) } else { size.max(1) }
         };
         [
-            ("flows", size(self.world.flows.len(), self.flows_room)),
-            ("nat", size(self.world.nat.len(), self.nat_room)),
+            ("flows", size(self.maps.flows.len(), self.flows_room)),
+            ("nat", size(self.maps.nat.len(), self.nat_room)),
             ("inbound", ROOM),
             ("datagrams", 1024),
         ]
@@ -83,8 +83,8 @@ impl Copied {
 
     /// Whether `flows` and `nat` take nothing, and hold nothing that concerns the packet.
     pub fn are_full_of_others(&self) -> (bool, bool) {
-        let flows = self.flows_room == 0 && self.world.flows.is_empty();
-        (flows, self.nat_room == 0 && self.world.nat.is_empty())
+        let flows = self.flows_room == 0 && self.maps.flows.is_empty();
+        (flows, self.nat_room == 0 && self.maps.nat.is_empty())
     }
 }
 
@@ -98,30 +98,30 @@ fn is_wanted(key: &Tuple, packet: &Tuple, addresses: &[Addr]) -> bool {
 }
 
 /// Copies what programs only read; the pod's egress ID.
-fn reads(world: &World, pins: &Pins, headers: &Headers) -> io::Result<Option<u32>> {
+fn reads(maps: &MemoryMaps, pins: &Pins, headers: &Headers) -> io::Result<Option<u32>> {
     let (from, to) = (headers.tuple.saddr, headers.tuple.daddr);
     let pod = hash::<Addr, PodEntry>(pins, "pods")?.get(&from)?;
-    world.pods.borrow_mut().extend(pod.map(|pod| (from, pod)));
+    maps.pods.borrow_mut().extend(pod.map(|pod| (from, pod)));
     let node = hash::<Addr, NodeEntry>(pins, "nodes")?.get(&to)?;
-    world.nodes.borrow_mut().extend(node.map(|node| (to, node)));
-    prefixes(world, pins, &[from, to])?;
+    maps.nodes.borrow_mut().extend(node.map(|node| (to, node)));
+    prefixes(maps, pins, &[from, to])?;
     let Some(egress_id) = pod.and_then(|pod| pod.egress_id()) else { return Ok(None) };
     let key = PolicyKey::new(egress_id, headers.family);
-    let policy = hash::<PolicyKey, Policy>(pins, "policy")?.get(&key)?;
+    let policy = hash::<PolicyKey, PolicyEntry>(pins, "policy")?.get(&key)?;
     if let Some(policy) = policy {
-        world.put_policy(key, policy);
+        maps.put_policy(key, policy);
     }
     let owned = hash::<u32, Owned>(pins, "owned")?.get(&egress_id)?;
     if let Some(owned) = owned {
-        world.put_owned(egress_id, owned);
+        maps.put_owned(egress_id, owned);
     }
     let moving = hash::<u32, HandoverEntry>(pins, "handovers")?.get(&egress_id)?;
-    world.handovers.borrow_mut().extend(moving.map(|moving| (egress_id, moving)));
+    maps.handovers.borrow_mut().extend(moving.map(|moving| (egress_id, moving)));
     Ok(Some(egress_id))
 }
 
 /// The kernel says what an address's prefix is; which one that was is found by looking at all.
-fn prefixes(world: &World, pins: &Pins, addresses: &[Addr]) -> io::Result<()> {
+fn prefixes(maps: &MemoryMaps, pins: &Pins, addresses: &[Addr]) -> io::Result<()> {
     let cluster = Trie::<Addr, ClusterPrefix>::new(MapData::from_pin(pins.map("cluster")).map_err(map_io)?);
     let cluster = cluster.map_err(map_io)?;
     for address in addresses {
@@ -136,15 +136,15 @@ fn prefixes(world: &World, pins: &Pins, addresses: &[Addr]) -> io::Result<()> {
                 (longest, bits) = ((net, length), Some(length));
             }
         })?;
-        world.prefixes.borrow_mut().push((longest.0, longest.1, value));
+        maps.prefixes.borrow_mut().push((longest.0, longest.1, value));
     }
     Ok(())
 }
 
 /// The addresses that the flow may get here.
-fn addresses(world: &World, headers: &Headers, egress_id: Option<u32>) -> Vec<Addr> {
+fn addresses(maps: &MemoryMaps, headers: &Headers, egress_id: Option<u32>) -> Vec<Addr> {
     let Some(egress_id) = egress_id else { return Vec::new() };
-    let policies = world.policies.borrow();
+    let policies = maps.policies.borrow();
     let Some(policy) = policies.get(&PolicyKey::new(egress_id, headers.family)) else { return Vec::new() };
     let slots = policy.slots.iter().take(policy.count() as usize);
     slots.filter(|slot| slot.place() == SlotPlace::Here).map(|slot| slot.address).collect()

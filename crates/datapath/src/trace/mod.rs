@@ -33,7 +33,7 @@ use egress_common::wire::Headers;
 use crate::attach::listing::{self, Attached};
 use crate::error::{StartError, map_io};
 use crate::loader::{pins, programs};
-use crate::maps::tables::{self, Hash};
+use crate::maps::handles::{self, Hash};
 use crate::names::{Hook, Pins, READ_MAPS};
 use crate::survey;
 use crate::trace::copy::{Copied, Sizes};
@@ -124,7 +124,7 @@ impl<'o> Tracer<'o> {
     fn once(&mut self, packet: &TestPacket) -> Result<Traced, TraceError> {
         let headers = packet.headers().ok_or(TraceError::TwoFamilies)?;
         let copied = Copied::of(&self.pins, &headers)?;
-        let config = copied.world.config.get();
+        let config = copied.maps.config.get();
         let attached = listing::on(&self.pins, &config, HOOK)?;
         let loaded = match self.loaded.take().filter(|loaded| loaded.sizes == copied.sizes()) {
             Some(loaded) => self.loaded.insert(loaded),
@@ -137,9 +137,9 @@ impl<'o> Tracer<'o> {
         let frame = packet.frame(config.mgmt_mac);
         let verdict = loaded.run(&frame, &config, &copied)?;
         let tuple = headers.tuple;
-        let is_known = copied.world.flows.get(&tuple).is_some();
+        let is_known = copied.maps.flows.get(&tuple).is_some();
         let frame_len = u32::try_from(frame.len()).map_err(io::Error::other)?;
-        let predicted = predict(headers, frame_len, &copied.world);
+        let predicted = predict(headers, frame_len, &copied.maps);
         let (flow, mapping) = (loaded.private.flows.get(&tuple)?, loaded.private.nat.get(&tuple)?);
         let device = mapping.and_then(|mapping| survey::name_of(mapping.hop.ifindex));
         Ok(Traced { verdict, predicted, headers, config, flow, mapping, device, is_known, attached, tag })
@@ -253,14 +253,14 @@ struct Private {
 impl Private {
     fn take(ebpf: &mut Ebpf) -> Result<Self, StartError> {
         Ok(Self {
-            flows: tables::hash(ebpf, "flows")?,
-            nat: tables::hash(ebpf, "nat")?,
-            inbound: tables::hash(ebpf, "inbound")?,
-            exhausted: tables::hash(ebpf, "exhausted")?,
-            usage: tables::typed(ebpf, "usage")?,
-            shares: tables::hash(ebpf, "shares")?,
-            answers: tables::typed(ebpf, "answers")?,
-            counters: tables::typed(ebpf, "counters")?,
+            flows: handles::hash(ebpf, "flows")?,
+            nat: handles::hash(ebpf, "nat")?,
+            inbound: handles::hash(ebpf, "inbound")?,
+            exhausted: handles::hash(ebpf, "exhausted")?,
+            usage: handles::typed(ebpf, "usage")?,
+            shares: handles::hash(ebpf, "shares")?,
+            answers: handles::typed(ebpf, "answers")?,
+            counters: handles::typed(ebpf, "counters")?,
         })
     }
 
@@ -282,16 +282,16 @@ impl Private {
     }
 
     fn fill(&mut self, copied: &Copied) -> io::Result<()> {
-        for (key, flow) in copied.world.flows.all() {
+        for (key, flow) in copied.maps.flows.all() {
             self.flows.put(&key, &flow)?;
         }
-        for (holder, share) in &*copied.world.shares.borrow() {
+        for (holder, share) in &*copied.maps.shares.borrow() {
             self.shares.put(holder, share)?;
         }
-        for (key, inbound) in copied.world.inbound.all() {
+        for (key, inbound) in copied.maps.inbound.all() {
             self.inbound.put(&key, &inbound)?;
         }
-        for (key, mapping) in copied.world.nat.all() {
+        for (key, mapping) in copied.maps.nat.all() {
             self.nat.put(&key, &mapping)?;
         }
         let (flows, nat) = copied.are_full_of_others();

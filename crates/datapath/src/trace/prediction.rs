@@ -3,11 +3,11 @@
 //! The decision does not know the node's routes and neighbours, nor whether the program has an answer left for a pod: there
 //! it names all that may come of it.
 
-use egress_common::abi::{Addr, Config, HandoverStage, Origin, Slot, SlotPlace, Verdict};
+use egress_common::abi::{Addr, Config, HandoverStage, Origin, PolicySlot, SlotPlace, Verdict};
 use egress_common::decide::from_pod::{self, FromPod};
+use egress_common::decide::memory_maps::MemoryMaps;
 use egress_common::decide::mtu::{self, Fit};
 use egress_common::decide::snat::{self, EGRESS_PORTS, SnatPool};
-use egress_common::decide::world::World;
 use egress_common::decide::{NatOwner, Tables};
 use egress_common::wire::{Headers, Quote};
 
@@ -19,7 +19,7 @@ pub struct Prediction {
     /// The likeliest first.
     pub verdicts: Vec<Verdict>,
     /// The address that the flow has, where the object has one for it.
-    pub slot: Option<(u32, Slot)>,
+    pub slot: Option<(u32, PolicySlot)>,
     pub asked: Vec<Asked>,
 }
 
@@ -36,9 +36,9 @@ const OVERLAY: [Verdict; 3] = [Verdict::NoRoute, Verdict::NoNeighbour, Verdict::
 
 /// Asks the decision of `from_pod` about a packet, and what follows where this node is the gateway. `frame_len` is the length
 /// of the frame (bytes).
-pub fn predict(mut headers: Headers, frame_len: u32, world: &World) -> Prediction {
-    let config = world.config.get();
-    let recorder = MapRecorder::new(world);
+pub fn predict(mut headers: Headers, frame_len: u32, maps: &MemoryMaps) -> Prediction {
+    let config = maps.config.get();
+    let recorder = MapRecorder::new(maps);
     if config.generation == 0 {
         return Prediction { verdicts: vec![Verdict::NotConfigured], slot: None, asked: Vec::new() };
     }
@@ -61,7 +61,7 @@ pub fn predict(mut headers: Headers, frame_len: u32, world: &World) -> Predictio
 }
 
 /// As `snat_here` of the programs.
-fn here(headers: &Headers, recorder: &MapRecorder<'_>, egress_id: u32, slot: &Slot) -> Vec<Verdict> {
+fn here(headers: &Headers, recorder: &MapRecorder<'_>, egress_id: u32, slot: &PolicySlot) -> Vec<Verdict> {
     let owned = recorder.owned(egress_id).filter(|owned| owned.address == slot.address);
     let Some(owned) = owned else {
         let leaves = recorder.handover(egress_id).is_some_and(|moving| moving.stage() == Some(HandoverStage::Leaving));

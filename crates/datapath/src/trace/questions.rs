@@ -1,7 +1,8 @@
 //! The decision's questions in words: what was asked of which map, and what it said.
 
 use egress_common::abi::{
-    Addr, ClusterPrefix, Flow, NatEntry, NodeEntry, NodePlace, Policy, PrefixKind, Slot, SlotPlace, Tuple, WhenEmpty,
+    Addr, ClusterPrefix, Flow, NatEntry, NodeEntry, NodePlace, PolicyEntry, PolicySlot, PrefixKind, SlotPlace, Tuple,
+    WhenEmpty,
 };
 use egress_common::decide::{ClaimOutcome, PortClaim, QuotaKind};
 use ipnet::IpNet;
@@ -190,9 +191,9 @@ fn prefix(found: Option<&(IpNet, ClusterPrefix)>, names: &Names) -> String {
     }
 }
 
-fn policy(found: Option<&Policy>, names: &Names) -> String {
+fn policy(found: Option<&PolicyEntry>, names: &Names) -> String {
     let Some(policy) = found else { return "not written yet".to_owned() };
-    let place = |slot: &Slot| match slot.place() {
+    let place = |slot: &PolicySlot| match slot.place() {
         SlotPlace::Here => format!("{} here", text(&slot.address)),
         SlotPlace::Remote => format!("{} at {}", text(&slot.address), at(&slot.endpoint, names)),
     };

@@ -1,6 +1,6 @@
 //! The maps as the decision sees them, with every question that it asks.
 //!
-//! Over a copy of what the maps hold that concerns one packet (`egress_common::decide::world`), so that what the decision
+//! Over a copy of what the maps hold that concerns one packet (`egress_common::decide::memory_maps`), so that what the decision
 //! writes is written nowhere else.
 
 use std::cell::RefCell;
@@ -8,10 +8,10 @@ use std::net::IpAddr;
 
 use egress_common::abi::{
     Addr, ClusterPrefix, ExposedPort, Flow, FragKey, FragPorts, HandoverEntry, NatEntry, NodeEntry, Owned, OwnedAddr,
-    PodEntry, Policy, PolicyKey, Slot, Tuple,
+    PodEntry, PolicyEntry, PolicyKey, PolicySlot, Tuple,
 };
+use egress_common::decide::memory_maps::MemoryMaps;
 use egress_common::decide::snat::PortSearch;
-use egress_common::decide::world::World;
 use egress_common::decide::{ClaimOutcome, NatOwner, PortClaim, QuotaKind, Tables};
 use egress_common::wire::Segment;
 use ipnet::IpNet;
@@ -25,7 +25,7 @@ pub enum Asked {
     Prefix(Addr, Option<(IpNet, ClusterPrefix)>),
     /// Whether a connection from outside has this tuple.
     Inbound(Tuple, bool),
-    Policy(PolicyKey, Option<Box<Policy>>),
+    Policy(PolicyKey, Option<Box<PolicyEntry>>),
     Flow(Tuple, Option<Flow>),
     /// A new flow, and what the map made of it.
     Begun(Flow, ClaimOutcome),
@@ -43,13 +43,13 @@ pub enum Asked {
 
 /// The maps of one packet.
 pub struct MapRecorder<'w> {
-    world: &'w World,
+    maps: &'w MemoryMaps,
     asked: RefCell<Vec<Asked>>,
 }
 
 impl<'w> MapRecorder<'w> {
-    pub fn new(world: &'w World) -> Self {
-        Self { world, asked: RefCell::default() }
+    pub fn new(maps: &'w MemoryMaps) -> Self {
+        Self { maps, asked: RefCell::default() }
     }
 
     /// What was asked, each question once: the decision may come back to an entry.
@@ -75,166 +75,166 @@ fn network(addr: &Addr, bits: u32) -> Option<IpNet> {
     IpNet::new(ip, u8::try_from(bits.checked_sub(shift)?).ok()?).ok()
 }
 
-/// The longest prefix of the world that holds the address.
-fn longest(world: &World, addr: &Addr) -> Option<IpNet> {
+/// The longest prefix that holds the address.
+fn longest(maps: &MemoryMaps, addr: &Addr) -> Option<IpNet> {
     let ip: IpAddr = addr.to_ip();
-    let prefixes = world.prefixes.borrow();
+    let prefixes = maps.prefixes.borrow();
     let nets = prefixes.iter().filter_map(|(net, bits, _)| network(net, *bits));
     nets.filter(|net| net.contains(&ip)).max_by_key(IpNet::prefix_len)
 }
 
 impl Tables for MapRecorder<'_> {
     fn now_ns(&self) -> u64 {
-        self.world.now_ns()
+        self.maps.now_ns()
     }
     fn random(&self) -> u32 {
-        self.world.random()
+        self.maps.random()
     }
     fn pod(&self, addr: &Addr) -> Option<&PodEntry> {
-        let found = self.world.pod(addr);
+        let found = self.maps.pod(addr);
         self.note(Asked::Pod(*addr, found.copied()));
         found
     }
     fn node(&self, addr: &Addr) -> Option<&NodeEntry> {
-        let found = self.world.node(addr);
+        let found = self.maps.node(addr);
         self.note(Asked::Node(*addr, found.copied()));
         found
     }
     fn prefix(&self, addr: &Addr) -> Option<&ClusterPrefix> {
-        let found = self.world.prefix(addr);
-        let net = longest(self.world, addr).or_else(|| Some(IpNet::from(addr.to_ip())));
+        let found = self.maps.prefix(addr);
+        let net = longest(self.maps, addr).or_else(|| Some(IpNet::from(addr.to_ip())));
         self.note(Asked::Prefix(*addr, net.zip(found.copied())));
         found
     }
-    fn policy(&self, key: &PolicyKey) -> Option<&Policy> {
-        let found = self.world.policy(key);
+    fn policy(&self, key: &PolicyKey) -> Option<&PolicyEntry> {
+        let found = self.maps.policy(key);
         self.note(Asked::Policy(*key, found.copied().map(Box::new)));
         found
     }
     fn owned(&self, egress_id: u32) -> Option<&Owned> {
-        let found = self.world.owned(egress_id);
+        let found = self.maps.owned(egress_id);
         self.note(Asked::Owned(egress_id, found.copied()));
         found
     }
     fn owned_addr(&self, addr: &Addr) -> Option<&OwnedAddr> {
-        self.world.owned_addr(addr)
+        self.maps.owned_addr(addr)
     }
     fn has_lease(&self) -> bool {
-        let has = self.world.has_lease();
+        let has = self.maps.has_lease();
         self.note(Asked::Lease(has));
         has
     }
     fn handover(&self, egress_id: u32) -> Option<&HandoverEntry> {
-        let found = self.world.handover(egress_id);
+        let found = self.maps.handover(egress_id);
         self.note(Asked::Handover(egress_id, found.copied()));
         found
     }
     fn inbound_answered(&self, tuple: &Tuple, segment: Segment) -> bool {
-        let known = self.world.inbound_answered(tuple, segment);
+        let known = self.maps.inbound_answered(tuple, segment);
         self.note(Asked::Inbound(*tuple, known));
         known
     }
     fn inbound_heard(&self, tuple: &Tuple, segment: Segment) -> bool {
-        self.world.inbound_heard(tuple, segment)
+        self.maps.inbound_heard(tuple, segment)
     }
     fn inbound_known(&self, tuple: &Tuple) -> bool {
-        let known = self.world.inbound_known(tuple);
+        let known = self.maps.inbound_known(tuple);
         self.note(Asked::Inbound(*tuple, known));
         known
     }
     fn inbound_in_use(&self) -> u32 {
-        self.world.inbound_in_use()
+        self.maps.inbound_in_use()
     }
     fn claim_inbound(&self, tuple: &Tuple) -> ClaimOutcome {
-        self.world.claim_inbound(tuple)
+        self.maps.claim_inbound(tuple)
     }
     fn exposure(&self, port: &ExposedPort) -> Option<u32> {
-        self.world.exposure(port)
+        self.maps.exposure(port)
     }
     fn forget_inbound(&self, tuple: &Tuple) {
-        self.world.forget_inbound(tuple);
+        self.maps.forget_inbound(tuple);
     }
     fn datagram_seen(&self, tuple: &Tuple) -> bool {
-        self.world.datagram_seen(tuple)
+        self.maps.datagram_seen(tuple)
     }
     fn note_datagram(&self, tuple: &Tuple) {
-        self.world.note_datagram(tuple);
+        self.maps.note_datagram(tuple);
     }
     fn flow_seen(&self, tuple: &Tuple, segment: Segment) -> Option<&Flow> {
         // As it was before this packet.
-        self.note(Asked::Flow(*tuple, self.world.flow_peek(tuple).copied()));
-        self.world.flow_seen(tuple, segment)
+        self.note(Asked::Flow(*tuple, self.maps.flow_peek(tuple).copied()));
+        self.maps.flow_seen(tuple, segment)
     }
     fn flow_peek(&self, tuple: &Tuple) -> Option<&Flow> {
-        self.world.flow_peek(tuple)
+        self.maps.flow_peek(tuple)
     }
     fn flow_answered(&self, tuple: &Tuple, segment: Segment) {
-        self.world.flow_answered(tuple, segment);
+        self.maps.flow_answered(tuple, segment);
     }
     fn claim_flow(&self, tuple: &Tuple, flow: &Flow) -> ClaimOutcome {
-        let claim = self.world.claim_flow(tuple, flow);
+        let claim = self.maps.claim_flow(tuple, flow);
         self.note(Asked::Begun(*flow, claim));
         claim
     }
     fn decisions(&self) -> u32 {
-        self.world.decisions()
+        self.maps.decisions()
     }
-    fn settle_flow(&self, tuple: &Tuple, egress_id: u32, slot: &Slot, decisions: u32) {
-        self.world.settle_flow(tuple, egress_id, slot, decisions);
+    fn settle_flow(&self, tuple: &Tuple, egress_id: u32, slot: &PolicySlot, decisions: u32) {
+        self.maps.settle_flow(tuple, egress_id, slot, decisions);
     }
     fn set_flow_slot(&self, tuple: &Tuple, slot: u32) {
-        self.world.set_flow_slot(tuple, slot);
+        self.maps.set_flow_slot(tuple, slot);
     }
     fn forget_flow(&self, tuple: &Tuple) {
-        self.world.forget_flow(tuple);
+        self.maps.forget_flow(tuple);
     }
     fn put_flow(&self, tuple: &Tuple, flow: &Flow) -> bool {
         self.note(Asked::Begun(*flow, ClaimOutcome::Claimed));
-        self.world.put_flow(tuple, flow)
+        self.maps.put_flow(tuple, flow)
     }
     fn nat_seen(&self, key: &Tuple, segment: Segment) -> Option<&NatEntry> {
-        self.note(Asked::NatEntry(*key, self.world.nat_peek(key).copied().map(Box::new)));
-        self.world.nat_seen(key, segment)
+        self.note(Asked::NatEntry(*key, self.maps.nat_peek(key).copied().map(Box::new)));
+        self.maps.nat_seen(key, segment)
     }
     fn nat_peek(&self, key: &Tuple) -> Option<&NatEntry> {
-        self.world.nat_peek(key)
+        self.maps.nat_peek(key)
     }
     fn claim_nat(&self, key: &Tuple, other: &Tuple, owner: &NatOwner) -> ClaimOutcome {
-        let claim = self.world.claim_nat(key, other, owner);
+        let claim = self.maps.claim_nat(key, other, owner);
         self.note(Asked::Key(*key, *other, claim));
         claim
     }
     fn has_quota(&self, pod: &Addr, egress_id: u32, held: QuotaKind) -> bool {
-        let has = self.world.has_quota(pod, egress_id, held);
+        let has = self.maps.has_quota(pod, egress_id, held);
         if !has {
             self.note(Asked::NoQuota(held));
         }
         has
     }
     fn count_nat_entry(&self, pod: &Addr, egress_id: u32) {
-        self.world.count_nat_entry(pod, egress_id);
+        self.maps.count_nat_entry(pod, egress_id);
     }
     fn claim_any_port(&self, forward: &Tuple, address: &Addr, owner: &NatOwner, search: &PortSearch) -> PortClaim {
-        let claim = self.world.claim_any_port(forward, address, owner, search);
+        let claim = self.maps.claim_any_port(forward, address, owner, search);
         self.note(Asked::AnyPort(claim));
         claim
     }
     fn is_exhausted(&self, destination: &Tuple) -> bool {
-        self.world.is_exhausted(destination)
+        self.maps.is_exhausted(destination)
     }
     fn note_exhausted(&self, destination: &Tuple) {
-        self.world.note_exhausted(destination);
+        self.maps.note_exhausted(destination);
     }
     fn forget_nat(&self, key: &Tuple) -> bool {
-        self.world.forget_nat(key)
+        self.maps.forget_nat(key)
     }
     fn fragment(&self, key: &FragKey) -> Option<&FragPorts> {
-        self.world.fragment(key)
+        self.maps.fragment(key)
     }
     fn put_fragment(&self, key: &FragKey, ports: &FragPorts) {
-        self.world.put_fragment(key, ports);
+        self.maps.put_fragment(key, ports);
     }
     fn is_awaited(&self, key: &FragKey) -> bool {
-        self.world.is_awaited(key)
+        self.maps.is_awaited(key)
     }
 }

@@ -16,7 +16,7 @@ use aya::programs::{SchedClassifier, TestRun as _, TestRunOptions};
 use aya::{Ebpf, EbpfLoader, Pod};
 use egress_common::abi::{
     Addr, BloomFilter, ClusterPrefix, Config, Count, Cover, Family, Lease, NodeEntry, NodePlace, Owned, OwnedAddr,
-    PodEntry, Policy, PolicyKey, PortRange, PrefixKind, RIG_FRAME, Rig, Slot, Verdict, WhenEmpty,
+    PodEntry, PolicyEntry, PolicyKey, PolicySlot, PortRange, PrefixKind, RIG_FRAME, Rig, Verdict, WhenEmpty,
 };
 
 pub(super) const UPLINK: u32 = 11;
@@ -194,14 +194,14 @@ fn fill(product: &mut Ebpf, pods: u32) -> Result<()> {
         pods.map(move |pod| (pod, PodEntry::selected(id, 0).sealed(&pod)))
     };
     put(product, "pods", block(LOCAL_PODS, LOCAL.0).chain(block(REMOTE_PODS, AWAY.0)))?;
-    let policy = |id: u32, slot: Slot| -> Result<_> {
-        let policy = Policy::with_slots(WhenEmpty::Drop, &[slot]).context("one slot")?;
+    let policy = |id: u32, slot: PolicySlot| -> Result<_> {
+        let policy = PolicyEntry::with_slots(WhenEmpty::Drop, &[slot]).context("one slot")?;
         Ok((PolicyKey::new(id, Family::V4), policy))
     };
     let policies = [
-        policy(LOCAL.0, Slot::here(addr(LOCAL.1)))?,
-        policy(AWAY.0, Slot::remote(addr(AWAY.1), addr(OTHER_NODE)))?,
-        policy(FOREIGN.0, Slot::here(addr(FOREIGN.1)))?,
+        policy(LOCAL.0, PolicySlot::here(addr(LOCAL.1)))?,
+        policy(AWAY.0, PolicySlot::remote(addr(AWAY.1), addr(OTHER_NODE)))?,
+        policy(FOREIGN.0, PolicySlot::here(addr(FOREIGN.1)))?,
     ];
     put(product, "policy", policies)?;
     let mac = [2, 0, 0, 0, 1, 2];

@@ -3,7 +3,7 @@
 use aya::Pod;
 use aya::maps::{HashMap as KernelMap, Map, MapData};
 use egress_common::abi::{Addr, Family, PodEntry, PortRange, Tuple};
-use egress_common::decide::world::World;
+use egress_common::decide::memory_maps::MemoryMaps;
 use egress_fuzz::node::Node;
 
 use super::craft::SECRET;
@@ -47,25 +47,24 @@ pub(super) fn begin(stage: &mut Stage, decisions: u32) -> Node {
             [6, 17, 132].into_iter().for_each(|protocol| stage.expose(pod, protocol, port));
         }
     }
-    let world = World::empty(stage.config.get(&0, 0).expect("the configuration"));
-    world.pods.borrow_mut().extend(all(&stage.pods));
-    world.nodes.borrow_mut().extend(all(&stage.nodes));
-    world.policies.borrow_mut().extend(all(&stage.policy));
-    world.owned.borrow_mut().extend(all(&stage.owned));
-    world.owned_addr.borrow_mut().extend(all(&stage.owned_addr));
-    world.exposed.borrow_mut().extend(all(&stage.exposed).into_iter().map(|(port, exposure)| (port, exposure.inbound)));
+    let maps = MemoryMaps::empty(stage.config.get(&0, 0).expect("the configuration"));
+    maps.pods.borrow_mut().extend(all(&stage.pods));
+    maps.nodes.borrow_mut().extend(all(&stage.nodes));
+    maps.policies.borrow_mut().extend(all(&stage.policy));
+    maps.owned.borrow_mut().extend(all(&stage.owned));
+    maps.owned_addr.borrow_mut().extend(all(&stage.owned_addr));
+    maps.exposed.borrow_mut().extend(all(&stage.exposed).into_iter().map(|(port, exposure)| (port, exposure.inbound)));
     let prefixes = stage.cluster.iter().map(|entry| entry.expect("a prefix"));
-    world.prefixes.borrow_mut().extend(prefixes.map(|(key, prefix)| (key.data(), key.prefix_len(), prefix)));
+    maps.prefixes.borrow_mut().extend(prefixes.map(|(key, prefix)| (key.data(), key.prefix_len(), prefix)));
     let limit = |name: &str| usize::try_from(stage.sizes[name]).expect("a size");
-    world.nat.limit(limit("nat"));
-    world.flows.limit(limit("flows"));
-    world.inbound.limit(limit("inbound"));
+    maps.nat.limit(limit("nat"));
+    maps.flows.limit(limit("flows"));
+    maps.inbound.limit(limit("inbound"));
     let nat = MapData::from_id(stage.ids["nat"]).expect("the map nat again");
     let nat = KernelMap::<_, Tuple, egress_common::abi::NatEntry>::try_from(Map::HashMap(nat)).expect("its shape");
-    world
-        .adopt
+    maps.adopt
         .replace(Some(Box::new(move |forward: &Tuple| nat.get(forward, 0).ok().map(|mapping| mapping.other.dport()))));
-    let mut node = Node::new(world);
+    let mut node = Node::new(maps);
     (node.routed, node.resolved) = (is_routed, is_resolved);
     node
 }

@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Once;
 
 use egress_common::abi::{
-    Direction, HandoverEntry, NODE_MARK, OnUnknownPod, PodEntry, Policy, PolicyKey, Slot, Verdict, WhenEmpty,
+    Direction, HandoverEntry, NODE_MARK, OnUnknownPod, PodEntry, PolicyEntry, PolicyKey, PolicySlot, Verdict, WhenEmpty,
 };
 use egress_common::decide::to_netdev::Meta;
 use egress_common::wire::{Fragment, Headers};
@@ -69,7 +69,7 @@ impl<'a> Rig<'a> {
         if now != self.counted {
             return Err(format!("counters of packets: {now:?}, not {:?}", self.counted));
         }
-        same::maps(self.stage, &self.node.world)
+        same::maps(self.stage, &self.node.maps)
     }
 
     /// Each of these verdicts has come.
@@ -130,14 +130,14 @@ impl<'a> Rig<'a> {
             }
             Step::Age(seconds) => {
                 self.stage.age(*seconds);
-                self.node.world.now.set(now_ns());
-                self.node.world.age(*seconds);
+                self.node.maps.now.set(now_ns());
+                self.node.maps.age(*seconds);
                 Ok(())
             }
             Step::Sweep { pressed } => {
                 let gone = self.stage.sweep(*pressed);
-                self.node.world.now.set(now_ns());
-                let expected = self.node.world.sweep(*pressed);
+                self.node.maps.now.set(now_ns());
+                let expected = self.node.maps.sweep(*pressed);
                 if usize::try_from(gone) == Ok(expected) {
                     Ok(())
                 } else {
@@ -169,18 +169,18 @@ impl<'a> Rig<'a> {
 
     /// A change of what the agent writes, on both sides.
     fn change(&mut self, step: &Step) {
-        let (stage, world) = (&mut *self.stage, &self.node.world);
+        let (stage, maps) = (&mut *self.stage, &self.node.maps);
         let mut pod = |v6: bool, pod: Who, entry: Option<PodEntry>| {
             let at = addr(pod.of(&cast(v6)));
             match entry {
                 Some(entry) => {
                     stage.pods.insert(at, entry.sealed(&at), 0).expect("a pod");
-                    world.pods.borrow_mut().insert(at, entry);
+                    maps.pods.borrow_mut().insert(at, entry);
                 }
                 None => {
                     // Perhaps there is none.
                     let _gone = stage.pods.remove(&at);
-                    world.pods.borrow_mut().remove(&at);
+                    maps.pods.borrow_mut().remove(&at);
                 }
             }
         };
@@ -200,13 +200,13 @@ impl<'a> Rig<'a> {
             Step::Forget { v6, pod: who } => pod(*v6, *who, None),
             Step::Slots { v6, here, away } => {
                 let cast = cast(*v6);
-                let at_home = here.then(|| Slot::here(addr(cast.egress)));
-                let elsewhere = away.then(|| Slot::remote(addr(cast.away_egress), addr(V4.other_node)));
-                let slots: Vec<Slot> = at_home.into_iter().chain(elsewhere).collect();
-                let policy = Policy::with_slots(WhenEmpty::Drop, &slots).expect("few slots");
+                let at_home = here.then(|| PolicySlot::here(addr(cast.egress)));
+                let elsewhere = away.then(|| PolicySlot::remote(addr(cast.away_egress), addr(V4.other_node)));
+                let slots: Vec<PolicySlot> = at_home.into_iter().chain(elsewhere).collect();
+                let policy = PolicyEntry::with_slots(WhenEmpty::Drop, &slots).expect("few slots");
                 let key = PolicyKey::new(cast.here, cast.family);
                 stage.policy.insert(key, policy, 0).expect("a policy");
-                world.put_policy(key, policy);
+                maps.put_policy(key, policy);
             }
             Step::Own { v6, own } => {
                 let cast = cast(*v6);
@@ -216,44 +216,44 @@ impl<'a> Rig<'a> {
                     // Perhaps it has none.
                     let _gone = (stage.owned.remove(&cast.here), stage.owned_addr.remove(&addr(cast.egress)));
                 }
-                world.disown(cast.here);
+                maps.disown(cast.here);
                 if let Ok(owned) = stage.owned.get(&cast.here, 0) {
-                    world.put_owned(cast.here, owned);
+                    maps.put_owned(cast.here, owned);
                 }
             }
             Step::HandOver { v6, course, sent, held } => {
                 let cast = cast(*v6);
                 stage.own(cast.here, cast.egress);
                 let owned = stage.owned.get(&cast.here, 0).expect("just now");
-                world.put_owned(cast.here, owned);
+                maps.put_owned(cast.here, owned);
                 // Times of programs and model differ by less than it takes to tell them apart from these.
                 let since = if *sent { 1 } else { u64::MAX };
                 match course {
                     Some(course) => {
                         let moving = HandoverEntry::new(cast.here, *course, since, addr(V4.other_node), owned);
                         stage.handovers.insert(cast.here, moving, 0).expect("a hand-over");
-                        world.handovers.borrow_mut().insert(cast.here, moving);
+                        maps.handovers.borrow_mut().insert(cast.here, moving);
                     }
                     None => {
                         // Perhaps there is none.
                         let _gone = stage.handovers.remove(&cast.here);
-                        world.handovers.borrow_mut().remove(&cast.here);
+                        maps.handovers.borrow_mut().remove(&cast.here);
                     }
                 }
                 if !held {
                     stage.owned.remove(&cast.here).expect("just now");
-                    world.owned.borrow_mut().remove(&cast.here);
+                    maps.owned.borrow_mut().remove(&cast.here);
                 }
             }
             Step::PassUnknown(pass) => {
                 let on = if *pass { OnUnknownPod::Pass } else { OnUnknownPod::Drop };
-                world.configure(|config| *config = config.with_on_unknown_pod(on));
+                maps.configure(|config| *config = config.with_on_unknown_pod(on));
             }
             other => unreachable!("{other:?} changes nothing"),
         }
         self.decisions += 1;
-        world.configure(|config| config.decisions = self.decisions);
-        stage.config.set(0, world.config.get(), 0).expect("write the configuration");
+        maps.configure(|config| config.decisions = self.decisions);
+        stage.config.set(0, maps.config.get(), 0).expect("write the configuration");
     }
 
     fn send(&mut self, id: usize, v6: bool, by: By, mut frame: Vec<u8>, bent: &Bent) -> Result<(), String> {
@@ -303,7 +303,7 @@ impl<'a> Rig<'a> {
         run.gso_size = bent.gso_size;
         let ran = test_run(self.stage.program(run.program), &run, &frame);
         self.packets += 1;
-        self.node.world.now.set(now_ns());
+        self.node.maps.now.set(now_ns());
         let skb = Skb {
             frame: &frame,
             gso_size: bent.gso_size,

@@ -6,7 +6,7 @@ use std::fmt::Debug;
 use aya::Pod;
 use aya::maps::{HashMap as KernelMap, MapData};
 use egress_common::abi::{Exposure, Verdict};
-use egress_common::decide::world::World;
+use egress_common::decide::memory_maps::MemoryMaps;
 use egress_fuzz::node::Outcome;
 
 use super::craft::unwrapped;
@@ -43,28 +43,28 @@ pub(super) fn packet(ran: &Ran, outcome: &Outcome) -> Result<Option<Vec<u8>>, St
 }
 
 /// What programs and model remember: all but link addresses and times.
-pub(super) fn maps(stage: &Stage, world: &World) -> Result<(), String> {
-    compare("nat", &stage.nat, world.nat.all(), |mapping| {
+pub(super) fn maps(stage: &Stage, maps: &MemoryMaps) -> Result<(), String> {
+    compare("nat", &stage.nat, maps.nat.all(), |mapping| {
         (mapping.other, mapping.source_node, mapping.egress_id, mapping.origin(), mapping.state)
     })?;
-    compare("flows", &stage.flows, world.flows.all(), |flow| {
+    compare("flows", &stage.flows, maps.flows.all(), |flow| {
         (flow.address, flow.egress_id, flow.slot, flow.state, flow.decided, flow.settled, flow.end)
     })?;
-    compare("inbound", &stage.inbound, world.inbound.all(), |inbound| (inbound.state, inbound.end))?;
-    let exposed = world.exposed.borrow();
+    compare("inbound", &stage.inbound, maps.inbound.all(), |inbound| (inbound.state, inbound.end))?;
+    let exposed = maps.exposed.borrow();
     let exposed = exposed.iter().map(|(port, inbound)| (*port, Exposure { inbound: *inbound, counting: 0 }));
     compare("exposed", &stage.exposed, exposed.collect(), |exposure| exposure.inbound)?;
-    let frags = world.frags.borrow().iter().map(|(key, ports)| (*key, *ports)).collect();
+    let frags = maps.frags.borrow().iter().map(|(key, ports)| (*key, *ports)).collect();
     compare("frags", &stage.frags, frags, |ports| (ports.sport, ports.dport, ports.protocol))?;
     let count = |awaited: &[u8; 144]| u32::from_ne_bytes([awaited[8], awaited[9], awaited[10], awaited[11]]);
-    let awaited = world.awaited.borrow();
+    let awaited = maps.awaited.borrow();
     let kept = awaited.iter().map(|(key, (_, count))| {
         let mut value = [0; 144];
         value[8..12].copy_from_slice(&count.to_ne_bytes());
         (*key, value)
     });
     compare("awaited", &stage.awaited, kept.collect(), count)?;
-    let datagrams: Vec<_> = world.datagrams.borrow().iter().copied().collect();
+    let datagrams: Vec<_> = maps.datagrams.borrow().iter().copied().collect();
     let expected: BTreeMap<_, _> = datagrams.iter().map(|key| (format!("{key:?}"), ())).collect();
     let there = stage.datagrams.keys().map(|key| (format!("{:?}", key.expect("a key")), ())).collect();
     differ("datagrams", &there, &expected)

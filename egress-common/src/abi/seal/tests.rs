@@ -2,7 +2,7 @@
 
 use std::vec::Vec;
 
-use crate::abi::{Addr, Direction, Flow, NatEntry, NextHop, Origin, Owned, PodEntry, Slot, Tuple};
+use crate::abi::{Addr, Direction, Flow, NatEntry, NextHop, Origin, Owned, PodEntry, PolicySlot, Tuple};
 
 /// xorshift64*.
 struct Numbers(u64);
@@ -153,17 +153,17 @@ fn a_flow_is_its_keys_own_whatever_it_came_to() {
     assert!(!Flow { address: NODE, ..flow }.is_of(&key) && !Flow { egress_id: 8, ..flow }.is_of(&key));
     assert_eq!(flow.settled_under(0), None, "nothing is settled yet");
     let mut settled = flow;
-    settled.settle(flow.seal, &Slot::here(EGRESS), 5);
-    assert_eq!(settled.settled_under(5), Some(&Slot::here(EGRESS)));
+    settled.settle(flow.seal, &PolicySlot::here(EGRESS), 5);
+    assert_eq!(settled.settled_under(5), Some(&PolicySlot::here(EGRESS)));
     assert_eq!((settled.settled_under(6), settled.sealed(&forward(POD, 4001)).settled_under(5)), (None, None));
     assert!(settled.is_of(&key));
     // Of two CPUs that write at once: the number of the one, the slot of the other, or half a slot.
-    let there = Slot::remote(EGRESS, NODE);
+    let there = PolicySlot::remote(EGRESS, NODE);
     for mixed in [
         Flow { decided: 6, ..settled },
         Flow { settled: there, ..settled },
-        Flow { settled: Slot::here(NODE), ..settled },
-        Flow { settled: Slot::remote(NODE, NODE), ..settled },
+        Flow { settled: PolicySlot::here(NODE), ..settled },
+        Flow { settled: PolicySlot::remote(NODE, NODE), ..settled },
     ] {
         assert_eq!(mixed.settled_under(mixed.decided), None);
     }

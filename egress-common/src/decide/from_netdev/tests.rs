@@ -1,67 +1,67 @@
 use super::*;
 use crate::abi::{BloomFilter, Direction, HandoverEntry, Owned, Tuple};
 use crate::decide::cast::{Cast, ID, OTHER_NODE, both};
+use crate::decide::memory_maps::{MemoryMaps, addr, with_node_ports};
 use crate::decide::packets::{Packet, packet};
 use crate::decide::snat::{self, EGRESS_PORTS, SnatPool};
-use crate::decide::world::{World, addr, with_node_ports};
 use crate::decide::{NatOwner, from_pod, to_netdev};
 use crate::wire::{PROTO_AH, PROTO_SCTP, tcp};
 
-fn asked<'t>(world: &'t World, packet: &Packet) -> FromNetdev<'t> {
-    decide(&mut packet.arriving(), &Quote::NONE, world, &world.config.get())
+fn asked<'t>(maps: &'t MemoryMaps, packet: &Packet) -> FromNetdev<'t> {
+    decide(&mut packet.arriving(), &Quote::NONE, maps, &maps.config.get())
 }
 
-fn verdict(world: &World, packet: &Packet) -> Verdict {
-    match asked(world, packet) {
+fn verdict(maps: &MemoryMaps, packet: &Packet) -> Verdict {
+    match asked(maps, packet) {
         FromNetdev::Done(verdict) => verdict,
         other => panic!("{packet:?} is not done: {other:?}"),
     }
 }
 
 /// A flow of the pod to the world, translated.
-fn begin(cast: &Cast, world: &World, origin: Origin, packet: &Packet) -> NatEntry {
+fn begin(cast: &Cast, maps: &MemoryMaps, origin: Origin, packet: &Packet) -> NatEntry {
     let pool = SnatPool { address: addr(cast.egress), ports: EGRESS_PORTS };
     let owner = NatOwner { origin, source_node: addr(OTHER_NODE), egress_id: ID };
-    *snat::translate(&packet.headers(), &Quote::NONE, world, &pool, &owner).expect("a free port")
+    *snat::translate(&packet.headers(), &Quote::NONE, maps, &pool, &owner).expect("a free port")
 }
 
 #[test]
 fn replies_go_back_by_the_way_of_their_flow() {
-    both(|cast, world| {
-        begin(cast, world, Origin::Here, &packet(cast.pod, cast.world, 4000, 80));
-        begin(cast, world, Origin::Remote, &packet(cast.remote_pod, cast.world, 4001, 80).tcp(tcp::SYN));
-        begin(cast, world, Origin::Here, &packet(cast.pod, cast.world, 0, 0).echo(4002));
-        let FromNetdev::ReplyHere { nat_entry } = asked(world, &packet(cast.world, cast.egress, 80, 4000)) else {
+    both(|cast, maps| {
+        begin(cast, maps, Origin::Here, &packet(cast.pod, cast.world, 4000, 80));
+        begin(cast, maps, Origin::Remote, &packet(cast.remote_pod, cast.world, 4001, 80).tcp(tcp::SYN));
+        begin(cast, maps, Origin::Here, &packet(cast.pod, cast.world, 0, 0).echo(4002));
+        let FromNetdev::ReplyHere { nat_entry } = asked(maps, &packet(cast.world, cast.egress, 80, 4000)) else {
             panic!("not for a pod here");
         };
         assert_eq!((nat_entry.other.saddr, nat_entry.other.sport()), (addr(cast.pod), 4000));
         let syn_ack = packet(cast.world, cast.egress, 80, 4001).tcp(tcp::SYN | tcp::ACK);
-        let FromNetdev::ReplyRemote { nat_entry } = asked(world, &syn_ack) else { panic!("not for a pod elsewhere") };
+        let FromNetdev::ReplyRemote { nat_entry } = asked(maps, &syn_ack) else { panic!("not for a pod elsewhere") };
         assert_eq!((nat_entry.other.saddr, nat_entry.source_node), (addr(cast.remote_pod), addr(OTHER_NODE)));
         let pong = packet(cast.world, cast.egress, 0, 0).echo_reply(4002);
-        assert!(matches!(asked(world, &pong), FromNetdev::ReplyHere { .. }));
+        assert!(matches!(asked(maps, &pong), FromNetdev::ReplyHere { .. }));
     });
 }
 
 #[test]
 fn a_reply_keeps_the_flow_of_a_pod_here_alive() {
-    both(|cast, world| {
+    both(|cast, maps| {
         let sent = packet(cast.pod, cast.world, 4000, 80);
-        from_pod::decide(&mut sent.headers(), &Quote::NONE, world, &world.config.get());
-        begin(cast, world, Origin::Here, &sent);
-        world.now.set(world.now.get() + 200_000_000_000);
-        let reply = asked(world, &packet(cast.world, cast.egress, 80, 4000));
+        from_pod::decide(&mut sent.headers(), &Quote::NONE, maps, &maps.config.get());
+        begin(cast, maps, Origin::Here, &sent);
+        maps.now.set(maps.now.get() + 200_000_000_000);
+        let reply = asked(maps, &packet(cast.world, cast.egress, 80, 4000));
         assert!(matches!(reply, FromNetdev::ReplyHere { .. }));
-        let flow = world.flow_at(&sent.headers().tuple).expect("a flow");
-        assert_eq!(flow.last_seen_ns, world.now.get(), "as its mapping");
+        let flow = maps.flow_at(&sent.headers().tuple).expect("a flow");
+        assert_eq!(flow.last_seen_ns, maps.now.get(), "as its mapping");
     });
 }
 
 #[test]
 fn nothing_unasked_comes_in() {
-    both(|cast, world| {
-        begin(cast, world, Origin::Here, &packet(cast.pod, cast.world, 4000, 80));
-        begin(cast, world, Origin::Here, &packet(cast.pod, cast.world, 0, 0).echo(4002));
+    both(|cast, maps| {
+        begin(cast, maps, Origin::Here, &packet(cast.pod, cast.world, 4000, 80));
+        begin(cast, maps, Origin::Here, &packet(cast.pod, cast.world, 0, 0).echo(4002));
         for packet in [
             packet(cast.world, cast.egress, 81, 4000),
             packet(cast.world, cast.egress, 80, 4001),
@@ -72,15 +72,15 @@ fn nothing_unasked_comes_in() {
         ] {
             let expected =
                 if packet.arriving().tuple.daddr == addr(cast.egress) { Verdict::NoNatEntry } else { Verdict::NotOurs };
-            assert_eq!(verdict(world, &packet), expected, "{packet:?}");
+            assert_eq!(verdict(maps, &packet), expected, "{packet:?}");
         }
-        assert_eq!(world.nat_len(), 4, "only the pod's side makes mappings");
+        assert_eq!(maps.nat_len(), 4, "only the pod's side makes mappings");
     });
 }
 
 #[test]
 fn what_cannot_be_translated_is_named() {
-    both(|cast, world| {
+    both(|cast, maps| {
         let arrives = packet(cast.world, cast.egress, 80, 4000);
         for (packet, expected) in [
             (arrives.clone().protocol(PROTO_AH), Verdict::UnsupportedProtocol),
@@ -88,20 +88,20 @@ fn what_cannot_be_translated_is_named() {
             (arrives.clone().unreachable(), Verdict::IcmpUnmatched),
             (arrives.clone().fragment(100, false), Verdict::FragmentUnknown),
         ] {
-            assert_eq!(verdict(world, &packet), expected);
+            assert_eq!(verdict(maps, &packet), expected);
         }
     });
 }
 
 #[test]
 fn an_error_goes_to_the_pod_whose_packet_it_quotes() {
-    both(|cast, world| {
-        begin(cast, world, Origin::Here, &packet(cast.pod, cast.world, 4000, 80));
-        begin(cast, world, Origin::Here, &packet(cast.pod, cast.world, 0, 0).echo(4002));
+    both(|cast, maps| {
+        begin(cast, maps, Origin::Here, &packet(cast.pod, cast.world, 4000, 80));
+        begin(cast, maps, Origin::Here, &packet(cast.pod, cast.world, 0, 0).echo(4002));
         let error = packet(cast.world, cast.egress, 0, 0).unreachable();
         let asked = |tuple: Tuple| {
             let quote = Quote::of(Headers { tuple, l4: Headers::kind_of(tuple.protocol), ..Headers::NONE });
-            decide(&mut error.arriving(), &quote, world, &world.config.get())
+            decide(&mut error.arriving(), &quote, maps, &maps.config.get())
         };
         let sent = packet(cast.egress, cast.world, 4000, 80).headers().tuple;
         let FromNetdev::ReplyHere { nat_entry: found } = asked(sent) else { panic!("not for the pod") };
@@ -121,13 +121,13 @@ fn an_error_goes_to_the_pod_whose_packet_it_quotes() {
 /// It must come to the address that sent the quoted packet: another one of ours has nothing to do with the flow.
 #[test]
 fn an_error_to_another_egress_ip_is_not_believed() {
-    both(|cast, world| {
-        begin(cast, world, Origin::Here, &packet(cast.pod, cast.world, 4000, 80));
-        world.own(ID + 1, cast.foreign_egress);
+    both(|cast, maps| {
+        begin(cast, maps, Origin::Here, &packet(cast.pod, cast.world, 4000, 80));
+        maps.own(ID + 1, cast.foreign_egress);
         let sent = packet(cast.egress, cast.world, 4000, 80).quoted(Direction::Egress);
         for (to, is_believed) in [(cast.egress, true), (cast.foreign_egress, false)] {
             let error = packet(cast.world, to, 0, 0).unreachable();
-            let answer = decide(&mut error.arriving(), &sent, world, &world.config.get());
+            let answer = decide(&mut error.arriving(), &sent, maps, &maps.config.get());
             assert_eq!(matches!(answer, FromNetdev::ReplyHere { .. }), is_believed, "{answer:?}");
             assert!(is_believed || answer == FromNetdev::Done(Verdict::IcmpUnmatched));
         }
@@ -136,42 +136,42 @@ fn an_error_to_another_egress_ip_is_not_believed() {
 
 #[test]
 fn the_last_hop_is_the_stacks() {
-    both(|cast, world| {
-        begin(cast, world, Origin::Here, &packet(cast.pod, cast.world, 4000, 80));
-        assert_eq!(verdict(world, &packet(cast.world, cast.egress, 80, 4000).ttl(1)), Verdict::TtlExpired);
-        assert_eq!(verdict(world, &packet(cast.world, cast.egress, 80, 9).ttl(1)), Verdict::NoNatEntry);
+    both(|cast, maps| {
+        begin(cast, maps, Origin::Here, &packet(cast.pod, cast.world, 4000, 80));
+        assert_eq!(verdict(maps, &packet(cast.world, cast.egress, 80, 4000).ttl(1)), Verdict::TtlExpired);
+        assert_eq!(verdict(maps, &packet(cast.world, cast.egress, 80, 9).ttl(1)), Verdict::NoNatEntry);
         let reply = packet(cast.world, cast.egress, 80, 4000).ttl(2);
-        assert!(matches!(asked(world, &reply), FromNetdev::ReplyHere { .. }));
+        assert!(matches!(asked(maps, &reply), FromNetdev::ReplyHere { .. }));
     });
 }
 
 #[test]
 fn fragments_of_a_reply_follow_their_first_one() {
-    both(|cast, world| {
-        begin(cast, world, Origin::Here, &packet(cast.pod, cast.world, 4000, 80));
-        begin(cast, world, Origin::Here, &packet(cast.pod, cast.world, 0, 0).echo(4002));
+    both(|cast, maps| {
+        begin(cast, maps, Origin::Here, &packet(cast.pod, cast.world, 4000, 80));
+        begin(cast, maps, Origin::Here, &packet(cast.pod, cast.world, 0, 0).echo(4002));
         for reply in [packet(cast.world, cast.egress, 80, 4000), packet(cast.world, cast.egress, 0, 0).echo_reply(4002)]
         {
-            assert!(matches!(asked(world, &reply.clone().fragment(0, true)), FromNetdev::ReplyHere { .. }));
-            assert!(matches!(asked(world, &reply.clone().fragment(100, false)), FromNetdev::ReplyHere { .. }));
-            world.await_first(&reply.clone().fragment(0, true).arriving());
-            assert_eq!(verdict(world, &reply.clone().fragment(0, true)), Verdict::FragmentsReleased);
-            world.awaited.borrow_mut().clear();
-            assert!(matches!(asked(world, &reply.fragment(100, false)), FromNetdev::ReplyHere { .. }));
+            assert!(matches!(asked(maps, &reply.clone().fragment(0, true)), FromNetdev::ReplyHere { .. }));
+            assert!(matches!(asked(maps, &reply.clone().fragment(100, false)), FromNetdev::ReplyHere { .. }));
+            maps.await_first(&reply.clone().fragment(0, true).arriving());
+            assert_eq!(verdict(maps, &reply.clone().fragment(0, true)), Verdict::FragmentsReleased);
+            maps.awaited.borrow_mut().clear();
+            assert!(matches!(asked(maps, &reply.fragment(100, false)), FromNetdev::ReplyHere { .. }));
         }
     });
 }
 
 #[test]
 fn the_answer_to_a_marked_packet_is_known_by_its_port() {
-    both(|cast, world| {
+    both(|cast, maps| {
         let request = packet(cast.pod, cast.other_node, 4000, 80).tcp(tcp::SYN);
-        let config = world.config.get();
+        let config = maps.config.get();
         let port =
-            to_netdev::translate(&request.headers(), &Quote::NONE, world, &config).expect("a free port").other.dport();
+            to_netdev::translate(&request.headers(), &Quote::NONE, maps, &config).expect("a free port").other.dport();
         assert!((61000..=65535).contains(&port));
         let answer = packet(cast.other_node, cast.node, 80, port).tcp(tcp::SYN | tcp::ACK);
-        let FromNetdev::NodeReply { nat_entry } = asked(world, &answer) else { panic!("not undone") };
+        let FromNetdev::NodeReply { nat_entry } = asked(maps, &answer) else { panic!("not undone") };
         assert_eq!((nat_entry.other.saddr, nat_entry.other.sport()), (addr(cast.pod), 4000));
         for other in [
             packet(cast.other_node, cast.node, 81, port).tcp(tcp::ACK),
@@ -180,104 +180,104 @@ fn the_answer_to_a_marked_packet_is_known_by_its_port() {
             packet(cast.other_node, cast.node, 80, 22).tcp(tcp::ACK),
             packet(cast.other_node, cast.node, 80, port),
         ] {
-            assert_eq!(verdict(world, &other), Verdict::NotOurs, "the host's own");
+            assert_eq!(verdict(maps, &other), Verdict::NotOurs, "the host's own");
         }
-        world.config.set(with_node_ports(config, 0, 0));
-        assert_eq!(verdict(world, &answer), Verdict::NotOurs, "without a range nothing of ours comes");
+        maps.config.set(with_node_ports(config, 0, 0));
+        assert_eq!(verdict(maps, &answer), Verdict::NotOurs, "without a range nothing of ours comes");
     });
 }
 
 #[test]
 fn the_host_keeps_what_is_not_for_an_egress_ip() {
-    both(|cast, world| {
+    both(|cast, maps| {
         for to in [cast.node, cast.mgmt, cast.pod, cast.world, cast.multicast, cast.foreign_egress] {
-            assert_eq!(verdict(world, &packet(cast.world, to, 80, 4000)), Verdict::NotOurs, "{to}");
+            assert_eq!(verdict(maps, &packet(cast.world, to, 80, 4000)), Verdict::NotOurs, "{to}");
         }
     });
 }
 
 #[test]
 fn a_mapping_of_another_version_is_a_drop() {
-    both(|cast, world| {
+    both(|cast, maps| {
         for origin in [Origin::Here, Origin::Stack] {
             let request = packet(cast.pod, cast.world, 4000 + origin as u16, 80);
-            let made = begin(cast, world, origin, &request);
+            let made = begin(cast, maps, origin, &request);
             if origin == Origin::Here {
-                world.change_nat(&made.other, NatEntry::of_another_version);
+                maps.change_nat(&made.other, NatEntry::of_another_version);
             }
             let reply = packet(cast.world, cast.egress, 80, 4000 + origin as u16);
-            assert_eq!(verdict(world, &reply), Verdict::BadState);
+            assert_eq!(verdict(maps, &reply), Verdict::BadState);
         }
     });
 }
 
 #[test]
 fn protocols_without_ports_and_sctp_come_back() {
-    both(|cast, world| {
+    both(|cast, maps| {
         for protocol in [47, 50, PROTO_SCTP] {
-            begin(cast, world, Origin::Here, &packet(cast.pod, cast.world, 4000, 80).protocol(protocol));
+            begin(cast, maps, Origin::Here, &packet(cast.pod, cast.world, 4000, 80).protocol(protocol));
             let reply = packet(cast.world, cast.egress, 80, 4000).protocol(protocol);
-            let FromNetdev::ReplyHere { nat_entry } = asked(world, &reply) else { panic!("{protocol}") };
+            let FromNetdev::ReplyHere { nat_entry } = asked(maps, &reply) else { panic!("{protocol}") };
             assert_eq!(nat_entry.other.saddr, addr(cast.pod));
         }
-        assert_eq!(verdict(world, &packet(cast.world, cast.egress, 80, 4000).protocol(4)), Verdict::NoNatEntry);
+        assert_eq!(verdict(maps, &packet(cast.world, cast.egress, 80, 4000).protocol(4)), Verdict::NoNatEntry);
     });
 }
 
 #[test]
 fn fragments_of_an_answer_to_a_marked_packet_follow_their_first_one() {
-    both(|cast, world| {
-        let config = world.config.get();
+    both(|cast, maps| {
+        let config = maps.config.get();
         let request = packet(cast.pod, cast.other_node, 4000, 80);
         let port =
-            to_netdev::translate(&request.headers(), &Quote::NONE, world, &config).expect("a free port").other.dport();
+            to_netdev::translate(&request.headers(), &Quote::NONE, maps, &config).expect("a free port").other.dport();
         let later = packet(cast.other_node, cast.node, 0, 0).fragment(100, false);
-        assert_eq!(verdict(world, &later), Verdict::NotOurs);
+        assert_eq!(verdict(maps, &later), Verdict::NotOurs);
         let hosts = packet(cast.other_node, cast.node, 80, 22).fragment(0, true);
-        assert_eq!(verdict(world, &hosts), Verdict::NotOurs);
-        assert_eq!(verdict(world, &later), Verdict::NotOurs, "the host's own");
+        assert_eq!(verdict(maps, &hosts), Verdict::NotOurs);
+        assert_eq!(verdict(maps, &later), Verdict::NotOurs, "the host's own");
         let first = packet(cast.other_node, cast.node, 80, port).fragment(0, true);
-        assert!(matches!(asked(world, &first), FromNetdev::NodeReply { .. }));
-        let FromNetdev::NodeReply { nat_entry } = asked(world, &later) else { panic!("not undone") };
+        assert!(matches!(asked(maps, &first), FromNetdev::NodeReply { .. }));
+        let FromNetdev::NodeReply { nat_entry } = asked(maps, &later) else { panic!("not undone") };
         assert_eq!((nat_entry.other.saddr, nat_entry.other.sport()), (addr(cast.pod), 4000));
-        world.await_first(&first.arriving());
-        assert!(matches!(asked(world, &first), FromNetdev::NodeReply { .. }), "nothing waits here");
+        maps.await_first(&first.arriving());
+        assert!(matches!(asked(maps, &first), FromNetdev::NodeReply { .. }), "nothing waits here");
     });
 }
 
 #[test]
 fn a_datagram_of_the_host_with_the_number_of_another_stays_the_hosts() {
-    both(|cast, world| {
-        let config = world.config.get();
+    both(|cast, maps| {
+        let config = maps.config.get();
         let request = packet(cast.pod, cast.other_node, 4000, 80);
         let port =
-            to_netdev::translate(&request.headers(), &Quote::NONE, world, &config).expect("a free port").other.dport();
+            to_netdev::translate(&request.headers(), &Quote::NONE, maps, &config).expect("a free port").other.dport();
         let answer = packet(cast.other_node, cast.node, 80, port).fragment(0, true);
         let later = packet(cast.other_node, cast.node, 0, 0).fragment(100, false);
         for hosts in [22, 61000, 65535] {
-            assert!(matches!(asked(world, &answer), FromNetdev::NodeReply { .. }));
-            assert!(matches!(asked(world, &later), FromNetdev::NodeReply { .. }));
+            assert!(matches!(asked(maps, &answer), FromNetdev::NodeReply { .. }));
+            assert!(matches!(asked(maps, &later), FromNetdev::NodeReply { .. }));
             let first = packet(cast.other_node, cast.node, 81, hosts).fragment(0, true);
-            assert_eq!(verdict(world, &first), Verdict::NotOurs);
-            assert_eq!(verdict(world, &later), Verdict::NotOurs, "of the datagram to {hosts}");
+            assert_eq!(verdict(maps, &first), Verdict::NotOurs);
+            assert_eq!(verdict(maps, &later), Verdict::NotOurs, "of the datagram to {hosts}");
         }
-        assert!(matches!(asked(world, &answer), FromNetdev::NodeReply { .. }));
-        world.config.set(with_node_ports(config, port + 1, 65535));
-        assert_eq!(verdict(world, &later), Verdict::NotOurs, "the port is the host's by now");
+        assert!(matches!(asked(maps, &answer), FromNetdev::NodeReply { .. }));
+        maps.config.set(with_node_ports(config, port + 1, 65535));
+        assert_eq!(verdict(maps, &later), Verdict::NotOurs, "the port is the host's by now");
     });
 }
 
 #[test]
 fn an_error_about_a_marked_packet_goes_to_its_pod() {
-    both(|cast, world| {
-        let config = world.config.get();
+    both(|cast, maps| {
+        let config = maps.config.get();
         let request = packet(cast.pod, cast.other_node, 4000, 80).tcp(tcp::SYN);
         let port =
-            to_netdev::translate(&request.headers(), &Quote::NONE, world, &config).expect("a free port").other.dport();
+            to_netdev::translate(&request.headers(), &Quote::NONE, maps, &config).expect("a free port").other.dport();
         let error = packet(cast.world, cast.node, 0, 0).unreachable();
         let told = |sent: &Packet| {
             let quote = sent.quoted(Direction::Egress);
-            decide(&mut error.arriving(), &quote, world, &world.config.get())
+            decide(&mut error.arriving(), &quote, maps, &maps.config.get())
         };
         let sent = packet(cast.node, cast.other_node, port, 80).tcp(tcp::SYN);
         let FromNetdev::NodeReply { nat_entry } = told(&sent) else { panic!("not for the pod") };
@@ -290,28 +290,28 @@ fn an_error_about_a_marked_packet_goes_to_its_pod() {
         ] {
             assert_eq!(told(&hosts), FromNetdev::Done(Verdict::NotOurs), "{hosts:?}");
         }
-        assert_eq!(verdict(world, &error), Verdict::NotOurs, "without a quote");
+        assert_eq!(verdict(maps, &error), Verdict::NotOurs, "without a quote");
     });
 }
 
 #[test]
 fn an_error_is_no_sign_of_life_and_quotes_no_answer() {
-    both(|cast, world| {
-        begin(cast, world, Origin::Here, &packet(cast.pod, cast.world, 0, 0).echo(4009));
+    both(|cast, maps| {
+        begin(cast, maps, Origin::Here, &packet(cast.pod, cast.world, 0, 0).echo(4009));
         let error = packet(cast.multicast, cast.egress, 0, 0).unreachable();
         let told = |sent: Packet| {
             let quote = sent.quoted(Direction::Egress);
-            decide(&mut error.arriving(), &quote, world, &world.config.get())
+            decide(&mut error.arriving(), &quote, maps, &maps.config.get())
         };
-        let seen = |world: &World| {
+        let seen = |maps: &MemoryMaps| {
             let key = packet(cast.world, cast.egress, 0, 0).echo_reply(4009).arriving().tuple;
-            world.nat_peek(&key).map(|nat_entry| nat_entry.last_seen_ns)
+            maps.nat_peek(&key).map(|nat_entry| nat_entry.last_seen_ns)
         };
-        let before = seen(world);
+        let before = seen(maps);
         assert!(before.is_some());
-        world.now.set(world.now.get() + 1_000_000_000);
+        maps.now.set(maps.now.get() + 1_000_000_000);
         assert!(matches!(told(packet(cast.egress, cast.world, 0, 0).echo(4009)), FromNetdev::ReplyHere { .. }));
-        assert_eq!(seen(world), before);
+        assert_eq!(seen(maps), before);
         let answer = told(packet(cast.egress, cast.world, 0, 0).echo_reply(4009));
         assert_eq!(answer, FromNetdev::Done(Verdict::IcmpUnmatched), "an egress IP answers no query");
     });
@@ -321,11 +321,11 @@ fn an_error_is_no_sign_of_life_and_quotes_no_answer() {
 /// alone, the questions leave alone too.
 #[test]
 fn what_is_left_alone_by_its_heads_is_nobodys() {
-    both(|cast, world| {
-        let mut config = with_node_ports(world.config.get(), 61000, 65535);
+    both(|cast, maps| {
+        let mut config = with_node_ports(maps.config.get(), 61000, 65535);
         config.owned = BloomFilter::NONE.with(&addr(cast.egress));
-        world.config.set(config);
-        begin(cast, world, Origin::Here, &packet(cast.pod, cast.world, 4000, 80));
+        maps.config.set(config);
+        begin(cast, maps, Origin::Here, &packet(cast.pod, cast.world, 4000, 80));
         let mut left_alone = 0;
         for to in [cast.egress, cast.foreign_egress, cast.node, cast.pod, cast.world, cast.other_node] {
             for port in [22, 4000, config.node_ports.first, config.node_ports.last] {
@@ -340,7 +340,7 @@ fn what_is_left_alone_by_its_heads_is_nobodys() {
                     whole.cut(4),
                 ] {
                     if is_left_alone(&packet.arriving(), &config) {
-                        assert_eq!(verdict(world, &packet), Verdict::NotOurs, "{packet:?}");
+                        assert_eq!(verdict(maps, &packet), Verdict::NotOurs, "{packet:?}");
                         assert_ne!(to, cast.egress);
                         left_alone += 1;
                     }
@@ -358,9 +358,9 @@ fn what_is_left_alone_by_its_heads_is_nobodys() {
 }
 
 /// The hand-over of [`ID`]'s address, with the other node as the other one.
-fn hand_over(cast: &Cast, world: &World, stage: HandoverStage, since_ns: u64) {
+fn hand_over(cast: &Cast, maps: &MemoryMaps, stage: HandoverStage, since_ns: u64) {
     let owned = Owned::new(ID, addr(cast.egress), 2, [2, 0, 0, 0, 0, 1]);
-    world.handovers.borrow_mut().insert(ID, HandoverEntry::new(ID, stage, since_ns, addr(OTHER_NODE), owned));
+    maps.handovers.borrow_mut().insert(ID, HandoverEntry::new(ID, stage, since_ns, addr(OTHER_NODE), owned));
 }
 
 /// Of the flow with this port: whole, the first fragment and a later one, and an error about what was sent.
@@ -378,42 +378,42 @@ fn answers(cast: &Cast, port: u16) -> [(Packet, Quote); 4] {
 
 #[test]
 fn an_agent_that_ends_in_the_middle_of_the_step_has_let_go_of_nothing() {
-    both(|cast, world| {
-        begin(cast, world, Origin::Here, &packet(cast.pod, cast.world, 4000, 80));
-        hand_over(cast, world, HandoverStage::Leaving, 0);
+    both(|cast, maps| {
+        begin(cast, maps, Origin::Here, &packet(cast.pod, cast.world, 4000, 80));
+        hand_over(cast, maps, HandoverStage::Leaving, 0);
         for (answer, quote) in answers(cast, 4000) {
-            let asked = decide(&mut answer.arriving(), &quote, world, &world.config.get());
+            let asked = decide(&mut answer.arriving(), &quote, maps, &maps.config.get());
             assert!(matches!(asked, FromNetdev::ReplyHere { .. }), "{answer:?}: {asked:?}");
         }
-        world.owned.borrow_mut().remove(&ID);
+        maps.owned.borrow_mut().remove(&ID);
         let passed = FromNetdev::PassOn { egress_id: ID };
-        assert_eq!(asked(world, &packet(cast.world, cast.egress, 80, 4000)), passed);
+        assert_eq!(asked(maps, &packet(cast.world, cast.egress, 80, 4000)), passed);
         // The object may have another address here by then.
-        world.owned.borrow_mut().insert(ID, Owned::new(ID, addr(cast.foreign_egress), 2, [2, 0, 0, 0, 0, 1]));
-        assert_eq!(asked(world, &packet(cast.world, cast.egress, 80, 4000)), passed);
+        maps.owned.borrow_mut().insert(ID, Owned::new(ID, addr(cast.foreign_egress), 2, [2, 0, 0, 0, 0, 1]));
+        assert_eq!(asked(maps, &packet(cast.world, cast.egress, 80, 4000)), passed);
     });
 }
 
 #[test]
 fn the_old_node_asks_the_heir_about_all_that_comes() {
-    both(|cast, world| {
-        begin(cast, world, Origin::Here, &packet(cast.pod, cast.world, 4000, 80));
-        hand_over(cast, world, HandoverStage::Leaving, 0);
-        world.owned.borrow_mut().remove(&ID);
+    both(|cast, maps| {
+        begin(cast, maps, Origin::Here, &packet(cast.pod, cast.world, 4000, 80));
+        hand_over(cast, maps, HandoverStage::Leaving, 0);
+        maps.owned.borrow_mut().remove(&ID);
         for (answer, quote) in answers(cast, 4000) {
-            let asked = decide(&mut answer.arriving(), &quote, world, &world.config.get());
+            let asked = decide(&mut answer.arriving(), &quote, maps, &maps.config.get());
             assert_eq!(asked, FromNetdev::PassOn { egress_id: ID }, "{answer:?}");
         }
         // What the new owner has not sent comes back.
         for (answer, quote) in answers(cast, 4000) {
-            let back = passed(&mut answer.arriving(), &quote, world, ID);
+            let back = passed(&mut answer.arriving(), &quote, maps, ID);
             assert!(matches!(back, FromNetdev::ReplyHere { .. }), "{answer:?}: {back:?}");
         }
         let [_, (first, _), ..] = answers(cast, 4000);
-        world.await_first(&first.arriving());
-        let back = passed(&mut first.arriving(), &Quote::NONE, world, ID);
+        maps.await_first(&first.arriving());
+        let back = passed(&mut first.arriving(), &Quote::NONE, maps, ID);
         assert!(matches!(back, FromNetdev::ReplyHere { .. }), "what waits here would not begin anew: {back:?}");
-        world.frags.borrow_mut().clear();
+        maps.frags.borrow_mut().clear();
         let [_, (first, _), (later, _), (error, quote)] = answers(cast, 4001);
         for (answer, quote, verdict) in [
             (&first, &Quote::NONE, Verdict::NoNatEntry),
@@ -421,7 +421,7 @@ fn the_old_node_asks_the_heir_about_all_that_comes() {
             (&error, &quote, Verdict::IcmpUnmatched),
         ] {
             assert_eq!(
-                passed(&mut answer.arriving(), quote, world, ID),
+                passed(&mut answer.arriving(), quote, maps, ID),
                 FromNetdev::Done(verdict),
                 "never passed on twice"
             );
@@ -431,29 +431,29 @@ fn the_old_node_asks_the_heir_about_all_that_comes() {
 
 #[test]
 fn an_heir_keeps_what_belongs_to_what_it_has_sent() {
-    both(|cast, world| {
-        begin(cast, world, Origin::Here, &packet(cast.pod, cast.world, 4000, 80));
+    both(|cast, maps| {
+        begin(cast, maps, Origin::Here, &packet(cast.pod, cast.world, 4000, 80));
         for stage in [HandoverStage::Arriving, HandoverStage::Open] {
-            hand_over(cast, world, stage, world.now.get());
+            hand_over(cast, maps, stage, maps.now.get());
             for is_passed in [false, true] {
                 let asked = |answer: &Packet, quote: &Quote| match is_passed {
-                    true => passed(&mut answer.arriving(), quote, world, ID),
-                    false => decide(&mut answer.arriving(), quote, world, &world.config.get()),
+                    true => passed(&mut answer.arriving(), quote, maps, ID),
+                    false => decide(&mut answer.arriving(), quote, maps, &maps.config.get()),
                 };
                 for (answer, quote) in answers(cast, 4000) {
                     let kept = asked(&answer, &quote);
                     assert!(matches!(kept, FromNetdev::ReplyHere { .. }), "{answer:?}: {kept:?}");
                 }
-                world.frags.borrow_mut().clear();
+                maps.frags.borrow_mut().clear();
                 // Also of a flow that was sent before.
-                hand_over(cast, world, stage, world.now.get() + 1);
+                hand_over(cast, maps, stage, maps.now.get() + 1);
                 for port in [4000, 4001] {
                     for (answer, quote) in answers(cast, port) {
                         assert_eq!(asked(&answer, &quote), FromNetdev::PassOn { egress_id: ID }, "{answer:?}");
                     }
                 }
-                assert!(world.frags.borrow().is_empty(), "the old node's");
-                hand_over(cast, world, stage, world.now.get());
+                assert!(maps.frags.borrow().is_empty(), "the old node's");
+                hand_over(cast, maps, stage, maps.now.get());
             }
         }
     });

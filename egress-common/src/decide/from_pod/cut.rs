@@ -3,8 +3,8 @@
 use super::*;
 use crate::abi::{PodEntry, WhenEmpty};
 use crate::decide::cast::{Cast, ID, OTHER_NODE, both};
+use crate::decide::memory_maps::{MemoryMaps, addr};
 use crate::decide::packets::{Packet, packet};
-use crate::decide::world::{World, addr};
 use crate::decide::{to_netdev, to_pod};
 use crate::wire::Segment;
 
@@ -12,79 +12,75 @@ const DATA: u8 = tcp::ACK;
 /// Of a test's pod that is deselected.
 const TOLD_NS: u64 = 240_000_000_000;
 
-fn asked<'t>(world: &'t World, packet: &Packet) -> FromPod<'t> {
-    decide(&mut packet.headers(), &Quote::NONE, world, &world.config.get())
+fn asked<'t>(maps: &'t MemoryMaps, packet: &Packet) -> FromPod<'t> {
+    decide(&mut packet.headers(), &Quote::NONE, maps, &maps.config.get())
 }
 
 fn out(cast: &Cast, flags: u8) -> Packet {
     packet(cast.pod, cast.world, 4000, 80).tcp(flags)
 }
 
-fn is_sent(world: &World, packet: &Packet) -> bool {
-    matches!(asked(world, packet), FromPod::Send { .. })
+fn is_sent(maps: &MemoryMaps, packet: &Packet) -> bool {
+    matches!(asked(maps, packet), FromPod::Send { .. })
 }
 
 /// A connection and a datagram of the pod, both under way.
-fn begun(cast: &Cast, world: &World) {
+fn begun(cast: &Cast, maps: &MemoryMaps) {
     for flags in [tcp::SYN, DATA] {
-        assert!(is_sent(world, &out(cast, flags)));
+        assert!(is_sent(maps, &out(cast, flags)));
     }
-    assert!(is_sent(world, &packet(cast.pod, cast.world, 4000, 53)));
+    assert!(is_sent(maps, &packet(cast.pod, cast.world, 4000, 53)));
 }
 
-fn deselect(cast: &Cast, world: &World) {
-    world.add_pod(cast.pod, PodEntry::known().with_cut_until(world.now.get() + TOLD_NS));
+fn deselect(cast: &Cast, maps: &MemoryMaps) {
+    maps.add_pod(cast.pod, PodEntry::known().with_cut_until(maps.now.get() + TOLD_NS));
 }
 
 #[test]
 fn a_connection_whose_address_was_taken_is_told() {
-    both(|cast, world| {
-        begun(cast, world);
+    both(|cast, maps| {
+        begun(cast, maps);
         for (slots, when_empty) in [
-            (std::vec![Slot::here(addr(cast.foreign_egress))], WhenEmpty::Drop),
+            (std::vec![PolicySlot::here(addr(cast.foreign_egress))], WhenEmpty::Drop),
             (std::vec![], WhenEmpty::Drop),
             (std::vec![], WhenEmpty::NodeAddress),
             (std::vec![], WhenEmpty::NotListed),
         ] {
-            world.set_policy(ID, when_empty, &slots);
-            assert_eq!(
-                asked(world, &out(cast, DATA)),
-                FromPod::Reset(Verdict::AddressGone),
-                "{slots:?} {when_empty:?}"
-            );
+            maps.set_policy(ID, when_empty, &slots);
+            assert_eq!(asked(maps, &out(cast, DATA)), FromPod::Reset(Verdict::AddressGone), "{slots:?} {when_empty:?}");
         }
         // What begins anew does so with what there is.
-        world.set_policy(ID, WhenEmpty::NodeAddress, &[]);
-        assert_eq!(asked(world, &out(cast, tcp::SYN)), FromPod::Done(Verdict::NodeAddress));
-        world.set_policy(ID, WhenEmpty::Drop, &[Slot::here(addr(cast.foreign_egress))]);
-        assert!(is_sent(world, &packet(cast.pod, cast.world, 4000, 53)));
-        assert!(is_sent(world, &out(cast, tcp::SYN)));
-        assert!(is_sent(world, &out(cast, DATA)));
+        maps.set_policy(ID, WhenEmpty::NodeAddress, &[]);
+        assert_eq!(asked(maps, &out(cast, tcp::SYN)), FromPod::Done(Verdict::NodeAddress));
+        maps.set_policy(ID, WhenEmpty::Drop, &[PolicySlot::here(addr(cast.foreign_egress))]);
+        assert!(is_sent(maps, &packet(cast.pod, cast.world, 4000, 53)));
+        assert!(is_sent(maps, &out(cast, tcp::SYN)));
+        assert!(is_sent(maps, &out(cast, DATA)));
     });
 }
 
 #[test]
 fn a_connection_waits_for_an_address_that_nobody_serves() {
-    both(|cast, world| {
-        begun(cast, world);
-        for slots in [std::vec![], std::vec![Slot::here(addr(cast.foreign_egress))]] {
-            world.set_policy(ID, WhenEmpty::Drop, &slots);
-            world.set_pending(ID, &[addr(cast.egress)]);
-            assert_eq!(asked(world, &out(cast, DATA)), FromPod::Done(Verdict::NoGateway), "{slots:?}");
+    both(|cast, maps| {
+        begun(cast, maps);
+        for slots in [std::vec![], std::vec![PolicySlot::here(addr(cast.foreign_egress))]] {
+            maps.set_policy(ID, WhenEmpty::Drop, &slots);
+            maps.set_pending(ID, &[addr(cast.egress)]);
+            assert_eq!(asked(maps, &out(cast, DATA)), FromPod::Done(Verdict::NoGateway), "{slots:?}");
         }
-        let back = Slot::remote(addr(cast.egress), addr(OTHER_NODE));
-        world.set_policy(ID, WhenEmpty::Drop, &[back]);
-        assert_eq!(asked(world, &out(cast, DATA)), FromPod::Send { egress_id: ID, slot: &back });
+        let back = PolicySlot::remote(addr(cast.egress), addr(OTHER_NODE));
+        maps.set_policy(ID, WhenEmpty::Drop, &[back]);
+        assert_eq!(asked(maps, &out(cast, DATA)), FromPod::Send { egress_id: ID, slot: &back });
     });
 }
 
 #[test]
 fn nobody_begins_with_an_address_that_nobody_serves() {
-    both(|cast, world| {
-        world.set_policy(ID, WhenEmpty::Drop, &[Slot::here(addr(cast.egress))]);
-        world.set_pending(ID, &[addr(cast.foreign_egress)]);
+    both(|cast, maps| {
+        maps.set_policy(ID, WhenEmpty::Drop, &[PolicySlot::here(addr(cast.egress))]);
+        maps.set_pending(ID, &[addr(cast.foreign_egress)]);
         for port in 1..200 {
-            let FromPod::Send { slot, .. } = asked(world, &packet(cast.pod, cast.world, port, 80)) else {
+            let FromPod::Send { slot, .. } = asked(maps, &packet(cast.pod, cast.world, port, 80)) else {
                 panic!("not sent")
             };
             assert_eq!(slot.address, addr(cast.egress));
@@ -94,155 +90,151 @@ fn nobody_begins_with_an_address_that_nobody_serves() {
 
 #[test]
 fn a_connection_of_a_pod_that_is_no_longer_selected_is_told() {
-    both(|cast, world| {
-        begun(cast, world);
-        deselect(cast, world);
+    both(|cast, maps| {
+        begun(cast, maps);
+        deselect(cast, maps);
         for flags in [DATA, tcp::FIN | tcp::ACK, tcp::RST] {
-            assert_eq!(asked(world, &out(cast, flags)), FromPod::Reset(Verdict::FlowCut));
+            assert_eq!(asked(maps, &out(cast, flags)), FromPod::Reset(Verdict::FlowCut));
         }
-        let config = world.config.get();
+        let config = maps.config.get();
         let meta = to_netdev::Meta { mark: 0, forwarded: true, returning: false };
-        let left = to_netdev::decide(&mut out(cast, DATA).headers(), &Quote::NONE, &meta, world, &config);
+        let left = to_netdev::decide(&mut out(cast, DATA).headers(), &Quote::NONE, &meta, maps, &config);
         assert_eq!(left, to_netdev::ToNetdev::Done(Verdict::FlowCut), "nor by the uplink");
         // Other connections are none of ours, whenever they began.
         let other = packet(cast.pod, cast.world, 4001, 80);
         for packet in [other.clone().tcp(DATA), other.tcp(tcp::SYN), packet(cast.pod, cast.world, 4000, 53)] {
-            assert_eq!(asked(world, &packet), FromPod::Done(Verdict::NotSelected), "{packet:?}");
+            assert_eq!(asked(maps, &packet), FromPod::Done(Verdict::NotSelected), "{packet:?}");
         }
-        world.now.set(world.now.get() + TOLD_NS);
-        assert_eq!(asked(world, &out(cast, DATA)), FromPod::Done(Verdict::NotSelected), "some day it is over");
+        maps.now.set(maps.now.get() + TOLD_NS);
+        assert_eq!(asked(maps, &out(cast, DATA)), FromPod::Done(Verdict::NotSelected), "some day it is over");
     });
 }
 
 #[test]
 fn a_pod_that_is_no_longer_selected_begins_anew_on_the_same_tuple() {
-    both(|cast, world| {
-        begun(cast, world);
-        deselect(cast, world);
+    both(|cast, maps| {
+        begun(cast, maps);
+        deselect(cast, maps);
         for flags in [tcp::SYN, DATA, tcp::FIN | tcp::ACK] {
-            assert_eq!(asked(world, &out(cast, flags)), FromPod::Done(Verdict::NotSelected));
+            assert_eq!(asked(maps, &out(cast, flags)), FromPod::Done(Verdict::NotSelected));
         }
     });
 }
 
 #[test]
 fn no_piece_of_a_cut_connection_leaves() {
-    both(|cast, world| {
-        begun(cast, world);
+    both(|cast, maps| {
+        begun(cast, maps);
         let (first, later) = (out(cast, DATA).fragment(0, true), out(cast, DATA).fragment(100, false));
-        assert_eq!(asked(world, &later), FromPod::Done(Verdict::FragmentUnknown), "so it is kept");
-        world.await_first(&first.headers());
-        deselect(cast, world);
-        assert_eq!(asked(world, &first), FromPod::Done(Verdict::FragmentsReleased));
-        world.awaited.borrow_mut().clear();
+        assert_eq!(asked(maps, &later), FromPod::Done(Verdict::FragmentUnknown), "so it is kept");
+        maps.await_first(&first.headers());
+        deselect(cast, maps);
+        assert_eq!(asked(maps, &first), FromPod::Done(Verdict::FragmentsReleased));
+        maps.awaited.borrow_mut().clear();
         for piece in [first, later] {
-            assert_eq!(asked(world, &piece), FromPod::Reset(Verdict::FlowCut), "{piece:?}");
+            assert_eq!(asked(maps, &piece), FromPod::Reset(Verdict::FlowCut), "{piece:?}");
         }
     });
 }
 
 #[test]
 fn a_piece_whose_first_one_has_not_come_waits_while_connections_are_told() {
-    both(|cast, world| {
-        deselect(cast, world);
+    both(|cast, maps| {
+        deselect(cast, maps);
         let (first, later) = (out(cast, DATA).fragment(0, true), out(cast, DATA).fragment(100, false));
-        assert_eq!(asked(world, &later), FromPod::Done(Verdict::FragmentUnknown));
+        assert_eq!(asked(maps, &later), FromPod::Done(Verdict::FragmentUnknown));
         let datagram = packet(cast.pod, cast.world, 4000, 53).fragment(100, false);
-        assert_eq!(asked(world, &datagram), FromPod::Done(Verdict::NotSelected), "datagrams are not told");
+        assert_eq!(asked(maps, &datagram), FromPod::Done(Verdict::NotSelected), "datagrams are not told");
         for piece in [first, later.clone()] {
-            assert_eq!(
-                asked(world, &piece),
-                FromPod::Done(Verdict::NotSelected),
-                "of no connection of ours: {piece:?}"
-            );
+            assert_eq!(asked(maps, &piece), FromPod::Done(Verdict::NotSelected), "of no connection of ours: {piece:?}");
         }
-        world.now.set(world.now.get() + TOLD_NS);
-        assert_eq!(asked(world, &later), FromPod::Done(Verdict::NotSelected));
+        maps.now.set(maps.now.get() + TOLD_NS);
+        assert_eq!(asked(maps, &later), FromPod::Done(Verdict::NotSelected));
     });
 }
 
 #[test]
 fn a_connection_from_outside_on_the_tuple_of_a_cut_one_is_another_one() {
-    both(|cast, world| {
-        begun(cast, world);
-        deselect(cast, world);
+    both(|cast, maps| {
+        begun(cast, maps);
+        deselect(cast, maps);
         let syn = packet(cast.world, cast.pod, 80, 4000).tcp(tcp::SYN).arriving();
-        to_pod::decide(&syn, world, &world.config.get());
-        assert_eq!(asked(world, &out(cast, DATA)), FromPod::Reset(Verdict::FlowCut), "the pod has not answered it");
+        to_pod::decide(&syn, maps, &maps.config.get());
+        assert_eq!(asked(maps, &out(cast, DATA)), FromPod::Reset(Verdict::FlowCut), "the pod has not answered it");
         for flags in [tcp::SYN | tcp::ACK, DATA, tcp::FIN | tcp::ACK] {
-            assert_eq!(asked(world, &out(cast, flags)), FromPod::Done(Verdict::NotSelected));
+            assert_eq!(asked(maps, &out(cast, flags)), FromPod::Done(Verdict::NotSelected));
         }
     });
 }
 
 #[test]
 fn a_cut_connection_is_remembered_for_as_long_as_the_pod_goes_on_with_it() {
-    both(|cast, world| {
-        begun(cast, world);
-        deselect(cast, world);
-        let closing_secs = world.config.get().timeouts.tcp_closing;
+    both(|cast, maps| {
+        begun(cast, maps);
+        deselect(cast, maps);
+        let closing_secs = maps.config.get().timeouts.tcp_closing;
         let tuple = out(cast, DATA).headers().tuple;
-        world.flow_answered(&tuple, Segment { flags: tcp::RST, number: 0 });
-        let begun_ns = world.now.get();
+        maps.flow_answered(&tuple, Segment { flags: tcp::RST, number: 0 });
+        let begun_ns = maps.now.get();
         // The pod heeds no reset, and says something now and then.
         for step in 1..4 {
-            world.now.set(begun_ns + step * TOLD_NS / 4);
-            world.add_pod(cast.pod, PodEntry::known().with_cut_until(begun_ns + 4 * TOLD_NS));
-            assert_eq!(asked(world, &out(cast, DATA)), FromPod::Reset(Verdict::FlowCut));
-            assert_eq!(world.flow_peek(&tuple).map(|flow| flow.last_seen_ns), Some(world.now.get()));
+            maps.now.set(begun_ns + step * TOLD_NS / 4);
+            maps.add_pod(cast.pod, PodEntry::known().with_cut_until(begun_ns + 4 * TOLD_NS));
+            assert_eq!(asked(maps, &out(cast, DATA)), FromPod::Reset(Verdict::FlowCut));
+            assert_eq!(maps.flow_peek(&tuple).map(|flow| flow.last_seen_ns), Some(maps.now.get()));
         }
         assert!(TOLD_NS / 4 < u64::from(closing_secs) * 1_000_000_000, "before it would be forgotten");
-        world.now.set(begun_ns + 3 * TOLD_NS);
-        world.sweep(false);
-        assert!(world.flow_peek(&tuple).is_none(), "a pod that has heeded it costs no room");
+        maps.now.set(begun_ns + 3 * TOLD_NS);
+        maps.sweep(false);
+        assert!(maps.flow_peek(&tuple).is_none(), "a pod that has heeded it costs no room");
     });
 }
 
 #[test]
 fn a_pod_that_is_selected_again_goes_on() {
-    both(|cast, world| {
-        begun(cast, world);
-        deselect(cast, world);
-        world.add_pod(cast.pod, PodEntry::selected(ID, world.now.get()));
-        assert!(is_sent(world, &out(cast, DATA)));
-        world.add_pod(cast.pod, PodEntry::selected(ID + 1, world.now.get()));
-        world.set_policy(ID + 1, WhenEmpty::Drop, &[Slot::here(addr(cast.foreign_egress))]);
-        assert_eq!(asked(world, &out(cast, DATA)), FromPod::Reset(Verdict::AddressGone), "by another object");
+    both(|cast, maps| {
+        begun(cast, maps);
+        deselect(cast, maps);
+        maps.add_pod(cast.pod, PodEntry::selected(ID, maps.now.get()));
+        assert!(is_sent(maps, &out(cast, DATA)));
+        maps.add_pod(cast.pod, PodEntry::selected(ID + 1, maps.now.get()));
+        maps.set_policy(ID + 1, WhenEmpty::Drop, &[PolicySlot::here(addr(cast.foreign_egress))]);
+        assert_eq!(asked(maps, &out(cast, DATA)), FromPod::Reset(Verdict::AddressGone), "by another object");
     });
 }
 
 #[test]
 fn a_cut_connection_is_none_from_outside() {
-    both(|cast, world| {
-        begun(cast, world);
-        deselect(cast, world);
+    both(|cast, maps| {
+        begun(cast, maps);
+        deselect(cast, maps);
         let syn = packet(cast.world, cast.pod, 80, 4000).tcp(tcp::SYN).arriving();
-        assert_eq!(to_pod::decide(&syn, world, &world.config.get()), Verdict::NotOurs, "whoever made it up");
-        assert_eq!(asked(world, &out(cast, DATA)), FromPod::Reset(Verdict::FlowCut));
+        assert_eq!(to_pod::decide(&syn, maps, &maps.config.get()), Verdict::NotOurs, "whoever made it up");
+        assert_eq!(asked(maps, &out(cast, DATA)), FromPod::Reset(Verdict::FlowCut));
     });
 }
 
 #[test]
 fn a_flow_to_another_node_goes_on_with_the_nodes_address() {
-    both(|cast, world| {
-        let config = world.config.get();
+    both(|cast, maps| {
+        let config = maps.config.get();
         let tcp = |flags| packet(cast.pod, cast.other_node, 4000, 80).tcp(flags);
         let datagram = packet(cast.pod, cast.other_node, 4000, 53);
         for packet in [tcp(tcp::SYN), datagram.clone()] {
-            assert_eq!(asked(world, &packet), FromPod::Mark);
-            to_netdev::translate(&packet.headers(), &Quote::NONE, world, &config).expect("a free port");
+            assert_eq!(asked(maps, &packet), FromPod::Mark);
+            to_netdev::translate(&packet.headers(), &Quote::NONE, maps, &config).expect("a free port");
         }
-        deselect(cast, world);
+        deselect(cast, maps);
         // It has no end: the NAT entry is no object's.
-        for now in [world.now.get(), world.now.get() + 2 * TOLD_NS] {
-            world.now.set(now);
+        for now in [maps.now.get(), maps.now.get() + 2 * TOLD_NS] {
+            maps.now.set(now);
             for packet in [tcp(DATA), tcp(tcp::FIN | tcp::ACK), datagram.clone()] {
-                assert_eq!(asked(world, &packet), FromPod::Mark, "{packet:?}");
+                assert_eq!(asked(maps, &packet), FromPod::Mark, "{packet:?}");
             }
         }
         let others = [tcp(tcp::SYN), packet(cast.pod, cast.other_node, 4001, 80).tcp(DATA)];
         for packet in others {
-            assert_eq!(asked(world, &packet), FromPod::Done(Verdict::NotSelected), "{packet:?}");
+            assert_eq!(asked(maps, &packet), FromPod::Done(Verdict::NotSelected), "{packet:?}");
         }
     });
 }

@@ -10,12 +10,12 @@ use std::vec::Vec;
 use super::tests::OWNER;
 use super::*;
 use crate::abi::{
-    ClusterPrefix, ExposedPort, Flow, FragKey, FragPorts, HandoverEntry, NodeEntry, Owned, OwnedAddr, PodEntry, Policy,
-    PolicyKey, Slot,
+    ClusterPrefix, ExposedPort, Flow, FragKey, FragPorts, HandoverEntry, NodeEntry, Owned, OwnedAddr, PodEntry,
+    PolicyEntry, PolicyKey, PolicySlot,
 };
 use crate::decide::cast::V4;
+use crate::decide::memory_maps::{MemoryMaps, addr};
 use crate::decide::packets::packet;
-use crate::decide::world::{World, addr};
 
 /// What a step came to.
 #[derive(Clone, Copy)]
@@ -30,7 +30,7 @@ enum Answer<'w> {
 struct Pause;
 
 struct Cpu<'w> {
-    world: &'w World,
+    maps: &'w MemoryMaps,
     number: u32,
     record: RefCell<Vec<Answer<'w>>>,
     /// How many steps of the record have been told.
@@ -39,8 +39,8 @@ struct Cpu<'w> {
 }
 
 impl<'w> Cpu<'w> {
-    fn new(world: &'w World, number: u32) -> Self {
-        Self { world, number, record: RefCell::default(), told: Cell::new(0), ended: Cell::new(None) }
+    fn new(maps: &'w MemoryMaps, number: u32) -> Self {
+        Self { maps, number, record: RefCell::default(), told: Cell::new(0), ended: Cell::new(None) }
     }
 
     fn step(&self, take: impl FnOnce() -> Answer<'w>) -> Answer<'w> {
@@ -81,31 +81,31 @@ impl<'w> Cpu<'w> {
 
 impl Tables for Cpu<'_> {
     fn nat_seen(&self, key: &Tuple, segment: Segment) -> Option<&NatEntry> {
-        match self.step(|| Answer::NatEntry(self.world.nat_seen(key, segment))) {
+        match self.step(|| Answer::NatEntry(self.maps.nat_seen(key, segment))) {
             Answer::NatEntry(nat_entry) => nat_entry,
             _ => unreachable!("the same steps each time"),
         }
     }
     fn nat_peek(&self, key: &Tuple) -> Option<&NatEntry> {
-        match self.step(|| Answer::NatEntry(self.world.nat_peek(key))) {
+        match self.step(|| Answer::NatEntry(self.maps.nat_peek(key))) {
             Answer::NatEntry(nat_entry) => nat_entry,
             _ => unreachable!("the same steps each time"),
         }
     }
     fn claim_nat(&self, key: &Tuple, other: &Tuple, owner: &NatOwner) -> ClaimOutcome {
-        match self.step(|| Answer::ClaimOutcome(self.world.claim_nat(key, other, owner))) {
+        match self.step(|| Answer::ClaimOutcome(self.maps.claim_nat(key, other, owner))) {
             Answer::ClaimOutcome(claim) => claim,
             _ => unreachable!("the same steps each time"),
         }
     }
     fn claim_any_port(&self, forward: &Tuple, address: &Addr, owner: &NatOwner, search: &PortSearch) -> PortClaim {
-        match self.step(|| Answer::Port(self.world.claim_any_port(forward, address, owner, search))) {
+        match self.step(|| Answer::Port(self.maps.claim_any_port(forward, address, owner, search))) {
             Answer::Port(claim) => claim,
             _ => unreachable!("the same steps each time"),
         }
     }
     fn forget_nat(&self, key: &Tuple) -> bool {
-        match self.step(|| Answer::Forgotten(self.world.forget_nat(key))) {
+        match self.step(|| Answer::Forgotten(self.maps.forget_nat(key))) {
             Answer::Forgotten(was_there) => was_there,
             _ => unreachable!("the same steps each time"),
         }
@@ -122,7 +122,7 @@ impl Tables for Cpu<'_> {
     }
     fn note_exhausted(&self, _destination: &Tuple) {}
     fn now_ns(&self) -> u64 {
-        self.world.now_ns()
+        self.maps.now_ns()
     }
     /// The search of each CPU begins elsewhere.
     fn random(&self) -> u32 {
@@ -139,7 +139,7 @@ impl Tables for Cpu<'_> {
     fn prefix(&self, _: &Addr) -> Option<&ClusterPrefix> {
         unreachable!()
     }
-    fn policy(&self, _: &PolicyKey) -> Option<&Policy> {
+    fn policy(&self, _: &PolicyKey) -> Option<&PolicyEntry> {
         unreachable!()
     }
     fn owned(&self, _: u32) -> Option<&Owned> {
@@ -193,7 +193,7 @@ impl Tables for Cpu<'_> {
     fn decisions(&self) -> u32 {
         unreachable!()
     }
-    fn settle_flow(&self, _: &Tuple, _: u32, _: &Slot, _: u32) {
+    fn settle_flow(&self, _: &Tuple, _: u32, _: &PolicySlot, _: u32) {
         unreachable!()
     }
     fn set_flow_slot(&self, _: &Tuple, _: u32) {
@@ -237,14 +237,14 @@ fn every_order(mut run: impl FnMut(&mut dyn FnMut([bool; 2]) -> usize)) -> usize
 }
 
 /// Plays both CPUs in every order; `begin` is what there was before. The flow gets its own port, where that is free.
-fn play(is_free: bool, begin: impl Fn(&World, &Headers)) -> usize {
+fn play(is_free: bool, begin: impl Fn(&MemoryMaps, &Headers)) -> usize {
     let headers = packet(V4.pod, V4.world, 4000, 80).headers();
     let pool = SnatPool { address: addr(V4.egress), ports: EGRESS_PORTS };
     every_order(|next| {
-        let world = World::new();
-        begin(&world, &headers);
+        let maps = MemoryMaps::new();
+        begin(&maps, &headers);
         let mut story = Vec::new();
-        let cpus = [Cpu::new(&world, 0), Cpu::new(&world, 1)];
+        let cpus = [Cpu::new(&maps, 0), Cpu::new(&maps, 1)];
         loop {
             let may = [0, 1].map(|cpu: usize| cpus[cpu].ended.get().is_none());
             if may == [false; 2] {
@@ -254,10 +254,10 @@ fn play(is_free: bool, begin: impl Fn(&World, &Headers)) -> usize {
             cpus[who].go_on(&headers, &pool);
             story.push(cpus[who].last());
         }
-        world.assert_paired();
+        maps.assert_paired();
         let done = cpus.iter().filter(|cpu| cpu.ended.get() == Some(true)).count();
         assert!(done > 0, "one of the two packets goes at least: {story:#?}");
-        let nat_entry = world.nat_peek(&headers.tuple).expect("a mapping");
+        let nat_entry = maps.nat_peek(&headers.tuple).expect("a mapping");
         assert_eq!(nat_entry.other.daddr, pool.address);
         assert_eq!(nat_entry.other.dport() == 4000, is_free, "{story:#?}");
     })
@@ -270,21 +270,21 @@ fn a_new_flow_gets_one_mapping() {
 
 #[test]
 fn a_flow_whose_address_has_moved_gets_one_mapping() {
-    let orders = play(true, |world, headers| {
+    let orders = play(true, |maps, headers| {
         let old = SnatPool { address: addr(V4.foreign_egress), ports: EGRESS_PORTS };
-        translate(headers, &Quote::NONE, world, &old, &OWNER).expect("a free port");
+        translate(headers, &Quote::NONE, maps, &old, &OWNER).expect("a free port");
     });
     assert!(orders > 1000, "{orders}");
 }
 
 #[test]
 fn a_flow_whose_own_port_is_taken_gets_one_mapping() {
-    let orders = play(false, |world, headers| {
+    let orders = play(false, |maps, headers| {
         let other =
             Tuple::new(Direction::Egress, addr(V4.known_pod), headers.tuple.daddr, 4000, 80, headers.tuple.protocol);
         let reverse = reverse_key(&other, &addr(V4.egress), 4000);
-        assert_eq!(world.claim_nat(&reverse, &other, &OWNER), ClaimOutcome::Claimed);
-        assert_eq!(world.claim_nat(&other, &reverse, &OWNER), ClaimOutcome::Claimed);
+        assert_eq!(maps.claim_nat(&reverse, &other, &OWNER), ClaimOutcome::Claimed);
+        assert_eq!(maps.claim_nat(&other, &reverse, &OWNER), ClaimOutcome::Claimed);
     });
     assert!(orders > 50, "{orders}");
 }

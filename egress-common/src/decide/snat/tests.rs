@@ -4,8 +4,8 @@ use super::*;
 use crate::abi::Lease;
 use crate::decide::Rewrite;
 use crate::decide::cast::both;
+use crate::decide::memory_maps::{MemoryMaps, addr};
 use crate::decide::packets::{Packet, packet};
-use crate::decide::world::{World, addr};
 use crate::wire::{sctp, tcp};
 
 /// A type of SCTP chunk.
@@ -29,13 +29,13 @@ fn the_walk_covers_every_port_once() {
 /// The pod's quota, then the policy's; what is known goes on.
 #[test]
 fn who_holds_its_quota_gets_no_more() {
-    both(|cast, world| {
+    both(|cast, maps| {
         let pool = SnatPool { address: addr(cast.egress), ports: EGRESS_PORTS };
         let asked = |pod, port| {
             let headers = packet(pod, cast.world, 4000, port).headers();
-            translate(&headers, &Quote::NONE, world, &pool, &OWNER).map(drop)
+            translate(&headers, &Quote::NONE, maps, &pool, &OWNER).map(drop)
         };
-        world.configure(|config| (config.pod_quota, config.policy_quota) = (2, 3));
+        maps.configure(|config| (config.pod_quota, config.policy_quota) = (2, 3));
         assert_eq!(
             [1, 2, 3, 2].map(|port| asked(cast.pod, port)),
             [Ok(()), Ok(()), Err(Verdict::QuotaExceeded), Ok(())]
@@ -43,28 +43,28 @@ fn who_holds_its_quota_gets_no_more() {
         assert_eq!([4, 5].map(|port| asked(cast.known_pod, port)), [Ok(()), Err(Verdict::QuotaExceeded)]);
         let headers = packet(cast.known_pod, cast.world, 4000, 5).headers();
         let other = NatOwner { egress_id: 8, ..OWNER };
-        assert!(translate(&headers, &Quote::NONE, world, &pool, &other).is_ok(), "of another policy");
+        assert!(translate(&headers, &Quote::NONE, maps, &pool, &other).is_ok(), "of another policy");
     });
 }
 
 /// Neither a new flow nor one that is under way, and what is refused keeps nothing alive.
 #[test]
 fn without_a_lease_only_the_nodes_own_address_is_given() {
-    both(|cast, world| {
+    both(|cast, maps| {
         let (headers, pool) = (
             packet(cast.pod, cast.world, 4000, 80).headers(),
             SnatPool { address: addr(cast.egress), ports: EGRESS_PORTS },
         );
         let remote = NatOwner { origin: Origin::Remote, source_node: addr(cast.other_node), egress_id: 7 };
-        let asked = |owner: &NatOwner| translate(&headers, &Quote::NONE, world, &pool, owner).copied();
-        world.lease.set(Lease::bounded(world.now.get(), world.now.get(), 0));
+        let asked = |owner: &NatOwner| translate(&headers, &Quote::NONE, maps, &pool, owner).copied();
+        maps.lease.set(Lease::bounded(maps.now.get(), maps.now.get(), 0));
         assert_eq!([asked(&OWNER), asked(&remote)], [Err(Verdict::LeaseExpired); 2]);
-        assert!(world.nat.is_empty());
-        world.lease.set(Lease::bounded(world.now.get() + 1, world.now.get(), 0));
+        assert!(maps.nat.is_empty());
+        maps.lease.set(Lease::bounded(maps.now.get() + 1, maps.now.get(), 0));
         let begun = asked(&OWNER).expect("a lease");
-        world.now.set(world.now.get() + 1);
+        maps.now.set(maps.now.get() + 1);
         assert_eq!(asked(&OWNER), Err(Verdict::LeaseExpired));
-        assert_eq!(world.nat_peek(&headers.tuple).map(|nat_entry| nat_entry.last_seen_ns), Some(begun.last_seen_ns));
+        assert_eq!(maps.nat_peek(&headers.tuple).map(|nat_entry| nat_entry.last_seen_ns), Some(begun.last_seen_ns));
         let stack = NatOwner { origin: Origin::Stack, source_node: Addr::UNSPECIFIED, egress_id: 0 };
         assert!(asked(&stack).is_ok(), "mark 1008");
     });
@@ -72,106 +72,105 @@ fn without_a_lease_only_the_nodes_own_address_is_given() {
 
 #[test]
 fn an_exhausted_range_is_searched_once_in_a_while() {
-    both(|cast, world| {
+    both(|cast, maps| {
         let ports = PortRange { first: 2000, last: 2001 };
         let pool = SnatPool { address: addr(cast.egress), ports };
         let asked = |port, to| {
             let headers = packet(cast.pod, cast.world, port, to).headers();
-            translate(&headers, &Quote::NONE, world, &pool, &OWNER).map(|nat_entry| nat_entry.other)
+            translate(&headers, &Quote::NONE, maps, &pool, &OWNER).map(|nat_entry| nat_entry.other)
         };
         let first = asked(1, 80).expect("a free port");
         assert!(asked(2, 80).is_ok());
         assert_eq!(asked(3, 80), Err(Verdict::PortsExhausted));
         assert!(asked(3, 81).is_ok(), "another destination");
-        let forward = world.nat_peek(&first).expect("the mapping").other;
-        assert!(world.forget_nat(&first) && world.forget_nat(&forward));
+        let forward = maps.nat_peek(&first).expect("the mapping").other;
+        assert!(maps.forget_nat(&first) && maps.forget_nat(&forward));
         assert_eq!(asked(3, 80), Err(Verdict::PortsExhausted), "it has just been searched");
-        let begun = world.now.get();
-        world.now.set(begun + EXHAUSTED_NS + 1);
+        let begun = maps.now.get();
+        maps.now.set(begun + EXHAUSTED_NS + 1);
         assert_eq!(asked(3, 80), Ok(first), "and is again");
         assert_eq!(asked(4, 80), Err(Verdict::PortsExhausted));
-        assert!(world.forget_nat(&first));
-        world.forget_nat(&packet(cast.pod, cast.world, 3, 80).headers().tuple);
+        assert!(maps.forget_nat(&first));
+        maps.forget_nat(&packet(cast.pod, cast.world, 3, 80).headers().tuple);
         assert_eq!(asked(first.dport(), 80), Ok(first), "a flow's own port needs no search");
     });
 }
 
 #[test]
 fn keeps_the_own_port_when_it_is_free() {
-    let world = World::new();
+    let maps = MemoryMaps::new();
     let one = packet("10.244.1.10", "198.51.100.10", 4000, 80).headers();
-    let nat_entry = translate(&one, &Quote::NONE, &world, &FACE, &OWNER).expect("a free port");
+    let nat_entry = translate(&one, &Quote::NONE, &maps, &FACE, &OWNER).expect("a free port");
     assert_eq!(nat_entry.other.dport(), 4000);
-    assert_eq!(world.mappings_made(), 1);
+    assert_eq!(maps.mappings_made(), 1);
     let two = packet("10.244.1.11", "198.51.100.10", 4000, 80).headers();
-    let other = translate(&two, &Quote::NONE, &world, &FACE, &OWNER).expect("a free port");
+    let other = translate(&two, &Quote::NONE, &maps, &FACE, &OWNER).expect("a free port");
     assert_ne!(other.other.dport(), 4000);
-    assert_eq!(translate(&one, &Quote::NONE, &world, &FACE, &OWNER).map(|m| m.other), Ok(nat_entry.other));
-    assert_eq!(world.nat_len(), 4);
+    assert_eq!(translate(&one, &Quote::NONE, &maps, &FACE, &OWNER).map(|m| m.other), Ok(nat_entry.other));
+    assert_eq!(maps.nat_len(), 4);
     let low = packet("10.244.1.10", "198.51.100.10", 53, 53).headers();
-    let low = translate(&low, &Quote::NONE, &world, &FACE, &OWNER).expect("a free port");
+    let low = translate(&low, &Quote::NONE, &maps, &FACE, &OWNER).expect("a free port");
     assert!(low.other.dport() >= 1024);
 }
 
 #[test]
 fn refuses_only_when_no_port_is_free() {
-    let world = World::new();
+    let maps = MemoryMaps::new();
     let range = PortRange { first: 61000, last: 61009 };
     for pod in 0..10u8 {
         let headers = packet(&std::format!("10.244.1.{}", 10 + pod), "198.51.100.10", 4000, 80).headers();
-        assert!(translate(&headers, &Quote::NONE, &world, &SnatPool { address: EGRESS, ports: range }, &OWNER).is_ok());
+        assert!(translate(&headers, &Quote::NONE, &maps, &SnatPool { address: EGRESS, ports: range }, &OWNER).is_ok());
     }
     let headers = packet("10.244.1.30", "198.51.100.10", 4000, 80).headers();
     assert_eq!(
-        translate(&headers, &Quote::NONE, &world, &SnatPool { address: EGRESS, ports: range }, &OWNER),
+        translate(&headers, &Quote::NONE, &maps, &SnatPool { address: EGRESS, ports: range }, &OWNER),
         Err(Verdict::PortsExhausted)
     );
     let elsewhere = packet("10.244.1.30", "198.51.100.11", 4000, 80).headers();
     assert!(
-        translate(&elsewhere, &Quote::NONE, &world, &SnatPool { address: EGRESS, ports: range }, &OWNER).is_ok(),
+        translate(&elsewhere, &Quote::NONE, &maps, &SnatPool { address: EGRESS, ports: range }, &OWNER).is_ok(),
         "another destination is another range"
     );
-    assert_eq!(world.nat_len(), 22, "a refusal leaves no half mapping");
+    assert_eq!(maps.nat_len(), 22, "a refusal leaves no half mapping");
 }
 
 #[test]
 fn a_full_map_leaves_no_half_mapping() {
-    let world = World::new();
-    world.limit_nat(3);
+    let maps = MemoryMaps::new();
+    maps.limit_nat(3);
     let one = packet("10.244.1.10", "198.51.100.10", 4000, 80).headers();
-    assert!(translate(&one, &Quote::NONE, &world, &FACE, &OWNER).is_ok());
+    assert!(translate(&one, &Quote::NONE, &maps, &FACE, &OWNER).is_ok());
     let two = packet("10.244.1.11", "198.51.100.10", 4001, 80).headers();
-    assert_eq!(translate(&two, &Quote::NONE, &world, &FACE, &OWNER), Err(Verdict::MapFull));
-    assert_eq!(world.nat_len(), 2);
+    assert_eq!(translate(&two, &Quote::NONE, &maps, &FACE, &OWNER), Err(Verdict::MapFull));
+    assert_eq!(maps.nat_len(), 2);
 }
 
 #[test]
 fn a_moved_flow_is_picked_up_with_its_own_port_or_not_at_all() {
-    let world = World::new();
+    let maps = MemoryMaps::new();
     let mut headers = packet("10.244.1.10", "198.51.100.10", 4000, 80).tcp(tcp::ACK).headers();
-    let nat_entry = translate(&headers, &Quote::NONE, &world, &FACE, &OWNER).expect("its own port is free");
+    let nat_entry = translate(&headers, &Quote::NONE, &maps, &FACE, &OWNER).expect("its own port is free");
     assert_eq!(nat_entry.other.dport(), 4000);
     headers.tuple.saddr = Addr::v4([10, 244, 1, 11]);
-    assert_eq!(translate(&headers, &Quote::NONE, &world, &FACE, &OWNER), Err(Verdict::PortTaken));
+    assert_eq!(translate(&headers, &Quote::NONE, &maps, &FACE, &OWNER), Err(Verdict::PortTaken));
 }
 
 #[test]
 fn another_address_makes_another_mapping() {
-    let world = World::new();
+    let maps = MemoryMaps::new();
     let headers = packet("10.244.1.10", "198.51.100.10", 4000, 80).headers();
-    translate(&headers, &Quote::NONE, &world, &FACE, &OWNER).expect("a free port");
+    translate(&headers, &Quote::NONE, &maps, &FACE, &OWNER).expect("a free port");
     let other = Addr::v4([172, 18, 0, 101]);
-    let nat_entry =
-        translate(&headers, &Quote::NONE, &world, &SnatPool { address: other, ports: EGRESS_PORTS }, &OWNER)
-            .expect("a free port");
+    let nat_entry = translate(&headers, &Quote::NONE, &maps, &SnatPool { address: other, ports: EGRESS_PORTS }, &OWNER)
+        .expect("a free port");
     assert_eq!(nat_entry.other.daddr, other);
-    assert_eq!(world.nat_len(), 2, "the old keys are gone together");
+    assert_eq!(maps.nat_len(), 2, "the old keys are gone together");
 }
 
 /// The pod's node has another tunnel endpoint, or a new node has the subnet of one that is gone.
 #[test]
 fn answers_follow_the_node_that_sends() {
-    let world = World::new();
+    let maps = MemoryMaps::new();
     for protocol_flags in [None, Some(tcp::SYN), Some(tcp::ACK)] {
         let flow = packet("10.244.2.10", "198.51.100.10", 4000, 80);
         let headers = match protocol_flags {
@@ -180,21 +179,21 @@ fn answers_follow_the_node_that_sends() {
         };
         for node in [Addr::v4([172, 18, 0, 3]), Addr::v4([172, 18, 0, 9])] {
             let owner = NatOwner { origin: Origin::Remote, source_node: node, egress_id: 7 };
-            let nat_entry = translate(&headers, &Quote::NONE, &world, &FACE, &owner).expect("its own port is free");
+            let nat_entry = translate(&headers, &Quote::NONE, &maps, &FACE, &owner).expect("its own port is free");
             assert_eq!((nat_entry.source_node, nat_entry.other.dport()), (node, 4000));
-            let answers = world.nat_peek(&nat_entry.other).expect("the reverse key");
+            let answers = maps.nat_peek(&nat_entry.other).expect("the reverse key");
             assert_eq!(answers.source_node, node, "{protocol_flags:?}");
-            world.assert_paired();
+            maps.assert_paired();
         }
     }
-    assert_eq!(world.nat_len(), 4, "one of UDP and one of TCP");
+    assert_eq!(maps.nat_len(), 4, "one of UDP and one of TCP");
 }
 
 #[test]
 fn echo_changes_its_identifier_in_both_places() {
-    let world = World::new();
+    let maps = MemoryMaps::new();
     let one = packet("10.244.1.10", "198.51.100.10", 0, 0).echo(500).headers();
-    let nat_entry = translate(&one, &Quote::NONE, &world, &FACE, &OWNER).expect("a free id");
+    let nat_entry = translate(&one, &Quote::NONE, &maps, &FACE, &OWNER).expect("a free id");
     let reverse = nat_entry.other;
     assert_eq!(reverse.sport(), reverse.dport());
     assert!(reverse.dport() >= 1024);
@@ -202,25 +201,25 @@ fn echo_changes_its_identifier_in_both_places() {
 
 #[test]
 fn a_search_that_meets_a_full_map_says_so() {
-    let world = World::new();
+    let maps = MemoryMaps::new();
     let one = packet("10.244.1.10", "198.51.100.10", 4000, 80).headers();
-    assert!(translate(&one, &Quote::NONE, &world, &FACE, &OWNER).is_ok());
-    world.limit_nat(2);
+    assert!(translate(&one, &Quote::NONE, &maps, &FACE, &OWNER).is_ok());
+    maps.limit_nat(2);
     let two = packet("10.244.1.11", "198.51.100.10", 4000, 80).headers();
     assert_eq!(
-        translate(&two, &Quote::NONE, &world, &FACE, &OWNER),
+        translate(&two, &Quote::NONE, &maps, &FACE, &OWNER),
         Err(Verdict::MapFull),
         "ports are free, the map is not"
     );
-    world.limit_nat(3);
-    assert_eq!(translate(&two, &Quote::NONE, &world, &FACE, &OWNER), Err(Verdict::MapFull));
-    assert_eq!(world.nat_len(), 2, "the reverse key was taken back");
-    world.assert_paired();
+    maps.limit_nat(3);
+    assert_eq!(translate(&two, &Quote::NONE, &maps, &FACE, &OWNER), Err(Verdict::MapFull));
+    assert_eq!(maps.nat_len(), 2, "the reverse key was taken back");
+    maps.assert_paired();
 }
 
 #[test]
 fn every_protocol_and_family_has_two_keys_that_name_each_other() {
-    both(|cast, world| {
+    both(|cast, maps| {
         let pool = SnatPool { address: addr(cast.egress), ports: EGRESS_PORTS };
         for pod in [cast.pod, cast.known_pod, cast.unknown_pod] {
             for packet in [
@@ -229,28 +228,28 @@ fn every_protocol_and_family_has_two_keys_that_name_each_other() {
                 packet(pod, cast.world, 0, 0).echo(4000),
             ] {
                 let headers = packet.headers();
-                let nat_entry = translate(&headers, &Quote::NONE, world, &pool, &OWNER).expect("a free port");
+                let nat_entry = translate(&headers, &Quote::NONE, maps, &pool, &OWNER).expect("a free port");
                 let reverse = nat_entry.other;
                 assert_eq!((reverse.saddr, reverse.daddr), (addr(cast.world), pool.address));
                 assert_eq!(reverse.protocol, headers.tuple.protocol);
             }
         }
-        assert_eq!(world.nat_len(), 18);
-        world.assert_paired();
+        assert_eq!(maps.nat_len(), 18);
+        maps.assert_paired();
     });
 }
 
 #[test]
 fn a_reverse_key_that_another_cpu_claimed_for_this_flow_is_adopted() {
-    both(|cast, world| {
+    both(|cast, maps| {
         let headers = packet(cast.pod, cast.world, 4000, 80).headers();
         let pool = SnatPool { address: addr(cast.egress), ports: EGRESS_PORTS };
         let reverse = reverse_key(&headers.tuple, &pool.address, 4000);
-        assert_eq!(world.claim_nat(&reverse, &headers.tuple, &OWNER), ClaimOutcome::Claimed);
-        let nat_entry = translate(&headers, &Quote::NONE, world, &pool, &OWNER).expect("adopted");
+        assert_eq!(maps.claim_nat(&reverse, &headers.tuple, &OWNER), ClaimOutcome::Claimed);
+        let nat_entry = translate(&headers, &Quote::NONE, maps, &pool, &OWNER).expect("adopted");
         assert_eq!(nat_entry.other, reverse);
-        assert_eq!(world.nat_len(), 2);
-        world.assert_paired();
+        assert_eq!(maps.nat_len(), 2);
+        maps.assert_paired();
     });
 }
 
@@ -258,41 +257,41 @@ fn a_reverse_key_that_another_cpu_claimed_for_this_flow_is_adopted() {
 /// the reverse key.
 #[test]
 fn a_reverse_key_that_another_cpu_adopted_is_not_taken_back() {
-    both(|cast, world| {
+    both(|cast, maps| {
         let headers = packet(cast.pod, cast.world, 4000, 80).headers();
         let pool = SnatPool { address: addr(cast.egress), ports: EGRESS_PORTS };
-        world.limit_nat(1);
-        world.when_nat_is_full(move |world| {
-            world.limit_nat(2);
-            assert!(translate(&headers, &Quote::NONE, world, &pool, &OWNER).is_ok(), "the other CPU");
+        maps.limit_nat(1);
+        maps.when_nat_is_full(move |maps| {
+            maps.limit_nat(2);
+            assert!(translate(&headers, &Quote::NONE, maps, &pool, &OWNER).is_ok(), "the other CPU");
         });
-        assert_eq!(translate(&headers, &Quote::NONE, world, &pool, &OWNER), Err(Verdict::MapFull));
-        assert_eq!(world.nat_len(), 2);
-        world.assert_paired();
-        assert!(translate(&headers, &Quote::NONE, world, &pool, &OWNER).is_ok(), "the next packet");
+        assert_eq!(translate(&headers, &Quote::NONE, maps, &pool, &OWNER), Err(Verdict::MapFull));
+        assert_eq!(maps.nat_len(), 2);
+        maps.assert_paired();
+        assert!(translate(&headers, &Quote::NONE, maps, &pool, &OWNER).is_ok(), "the next packet");
     });
 }
 
 #[test]
 fn a_forward_key_that_was_left_alone_waits_for_the_sweep() {
-    both(|cast, world| {
+    both(|cast, maps| {
         let headers = packet(cast.pod, cast.world, 4000, 80).headers();
         let old = SnatPool { address: addr(cast.foreign_egress), ports: EGRESS_PORTS };
-        let reverse = translate(&headers, &Quote::NONE, world, &old, &OWNER).expect("a free port").other;
-        assert!(world.forget_nat(&reverse) && !world.forget_nat(&reverse));
+        let reverse = translate(&headers, &Quote::NONE, maps, &old, &OWNER).expect("a free port").other;
+        assert!(maps.forget_nat(&reverse) && !maps.forget_nat(&reverse));
         let pool = SnatPool { address: addr(cast.egress), ports: EGRESS_PORTS };
-        assert_eq!(translate(&headers, &Quote::NONE, world, &pool, &OWNER), Err(Verdict::ClaimLost));
-        assert_eq!(world.nat_len(), 1, "the new reverse key was taken back");
+        assert_eq!(translate(&headers, &Quote::NONE, maps, &pool, &OWNER), Err(Verdict::ClaimLost));
+        assert_eq!(maps.nat_len(), 1, "the new reverse key was taken back");
     });
 }
 
 #[test]
 fn an_association_begins_with_any_port_and_goes_on_with_its_own() {
-    both(|cast, world| {
+    both(|cast, maps| {
         let pool = SnatPool { address: addr(cast.egress), ports: EGRESS_PORTS };
         let shown = |pod, port, chunk| {
             let headers = packet(pod, cast.world, port, 80).sctp(chunk).headers();
-            translate(&headers, &Quote::NONE, world, &pool, &OWNER).map(|nat_entry| nat_entry.other.dport())
+            translate(&headers, &Quote::NONE, maps, &pool, &OWNER).map(|nat_entry| nat_entry.other.dport())
         };
         assert_eq!(shown(cast.pod, 4000, sctp::INIT), Ok(4000), "it is free");
         let other = shown(cast.known_pod, 4000, sctp::INIT).expect("a free port");
@@ -305,27 +304,27 @@ fn an_association_begins_with_any_port_and_goes_on_with_its_own() {
         assert_eq!(shown(cast.pod, 23, DATA), Err(Verdict::PortTaken));
         let udp = packet(cast.known_pod, cast.world, 4000, 80).headers();
         assert_eq!(
-            translate(&udp, &Quote::NONE, world, &pool, &OWNER).map(|nat_entry| nat_entry.other.dport()),
+            translate(&udp, &Quote::NONE, maps, &pool, &OWNER).map(|nat_entry| nat_entry.other.dport()),
             Ok(4000)
         );
-        world.assert_paired();
+        maps.assert_paired();
     });
 }
 
 #[test]
 fn the_first_fragment_of_an_association_keeps_its_port_or_is_refused() {
-    both(|cast, world| {
+    both(|cast, maps| {
         let pool = SnatPool { address: addr(cast.egress), ports: EGRESS_PORTS };
         let begin = |pod| {
             let init = packet(pod, cast.world, 4000, 80).sctp(sctp::INIT);
-            *translate(&init.headers(), &Quote::NONE, world, &pool, &OWNER).expect("a free port")
+            *translate(&init.headers(), &Quote::NONE, maps, &pool, &OWNER).expect("a free port")
         };
         let (kept, changed) = (begin(cast.pod), begin(cast.known_pod));
         let port = changed.other.dport();
         let whole = |pod| packet(pod, cast.world, 4000, 80).sctp(DATA);
         let reply = |port| packet(cast.world, cast.egress, 80, port).sctp(DATA);
         let refused = Err(Verdict::SctpFragment);
-        let back = |nat_entry: &NatEntry| Rewrite::reverse(world.nat_peek(&nat_entry.other).expect("the reverse key"));
+        let back = |nat_entry: &NatEntry| Rewrite::reverse(maps.nat_peek(&nat_entry.other).expect("the reverse key"));
         for (nat_entry, sent, got, first) in
             [(&kept, whole(cast.pod), reply(4000), Ok(())), (&changed, whole(cast.known_pod), reply(port), refused)]
         {
@@ -346,64 +345,64 @@ fn the_first_fragment_of_an_association_keeps_its_port_or_is_refused() {
 
 #[test]
 fn a_protocol_without_ports_serves_one_pod_towards_each_destination() {
-    both(|cast, world| {
+    both(|cast, maps| {
         let pool = SnatPool { address: addr(cast.egress), ports: EGRESS_PORTS };
         for protocol in [4, 47, 50, 255] {
             let sent = |pod, to| packet(pod, to, 0, 0).protocol(protocol).headers();
             let first = sent(cast.pod, cast.world);
-            let nat_entry = translate(&first, &Quote::NONE, world, &pool, &OWNER).expect("nobody has it");
+            let nat_entry = translate(&first, &Quote::NONE, maps, &pool, &OWNER).expect("nobody has it");
             assert_eq!((nat_entry.other.saddr, nat_entry.other.daddr), (addr(cast.world), pool.address));
             assert_eq!(nat_entry.other.dport(), 0);
-            let second = translate(&sent(cast.known_pod, cast.world), &Quote::NONE, world, &pool, &OWNER);
+            let second = translate(&sent(cast.known_pod, cast.world), &Quote::NONE, maps, &pool, &OWNER);
             assert_eq!(second, Err(Verdict::ProtocolTaken));
-            assert!(translate(&sent(cast.known_pod, cast.excluded), &Quote::NONE, world, &pool, &OWNER).is_ok());
-            assert!(translate(&first, &Quote::NONE, world, &pool, &OWNER).is_ok());
+            assert!(translate(&sent(cast.known_pod, cast.excluded), &Quote::NONE, maps, &pool, &OWNER).is_ok());
+            assert!(translate(&first, &Quote::NONE, maps, &pool, &OWNER).is_ok());
         }
-        world.assert_paired();
+        maps.assert_paired();
     });
 }
 
 #[test]
 fn on_the_nodes_own_address_nothing_of_the_hosts_is_taken() {
-    both(|cast, world| {
+    both(|cast, maps| {
         let pool = SnatPool { address: addr(cast.node), ports: PortRange { first: 61000, last: 65535 } };
         let owner = NatOwner { origin: Origin::Stack, ..OWNER };
         let sent = |port, protocol| packet(cast.pod, cast.other_node, port, 80).protocol(protocol).headers();
         for (own, kept) in [(4000, false), (61007, true)] {
             let headers = packet(cast.pod, cast.other_node, own, 80).sctp(sctp::INIT).headers();
-            let nat_entry = translate(&headers, &Quote::NONE, world, &pool, &owner).expect("a free port");
+            let nat_entry = translate(&headers, &Quote::NONE, maps, &pool, &owner).expect("a free port");
             let port = nat_entry.other.dport();
             assert!((61000..=65535).contains(&port) && (port == own) == kept, "{own}: {port}");
         }
         // A tunnel of the node itself may end there.
-        assert_eq!(translate(&sent(0, 47), &Quote::NONE, world, &pool, &owner), Err(Verdict::ProtocolTaken));
+        assert_eq!(translate(&sent(0, 47), &Quote::NONE, maps, &pool, &owner), Err(Verdict::ProtocolTaken));
     });
 }
 
 #[test]
 fn a_port_that_is_no_longer_nats_is_given_up() {
-    both(|cast, world| {
+    both(|cast, maps| {
         let owner = NatOwner { origin: Origin::Stack, ..OWNER };
         let pool = |first, last| SnatPool { address: addr(cast.node), ports: PortRange { first, last } };
         let udp = packet(cast.pod, cast.other_node, 4000, 80).headers();
-        let old = translate(&udp, &Quote::NONE, world, &pool(61000, 61009), &owner).expect("a free port").other;
-        let new = translate(&udp, &Quote::NONE, world, &pool(62000, 62009), &owner).expect("a free port").other;
+        let old = translate(&udp, &Quote::NONE, maps, &pool(61000, 61009), &owner).expect("a free port").other;
+        let new = translate(&udp, &Quote::NONE, maps, &pool(62000, 62009), &owner).expect("a free port").other;
         assert!((62000..=62009).contains(&new.dport()));
-        assert!(world.nat_peek(&old).is_none(), "its answers are the host's");
-        world.assert_paired();
+        assert!(maps.nat_peek(&old).is_none(), "its answers are the host's");
+        maps.assert_paired();
     });
 }
 
 #[test]
 fn an_error_of_a_pod_has_the_face_of_its_flow() {
-    both(|cast, world| {
+    both(|cast, maps| {
         let pool = SnatPool { address: addr(cast.egress), ports: EGRESS_PORTS };
         let sent = packet(cast.pod, cast.world, 22, 80).headers();
-        let nat_entry = *translate(&sent, &Quote::NONE, world, &pool, &OWNER).expect("a free port");
+        let nat_entry = *translate(&sent, &Quote::NONE, maps, &pool, &OWNER).expect("a free port");
         let error = packet(cast.pod, cast.world, 0, 0).unreachable().headers();
         let told = |quoted: &Packet| {
             let quote = quoted.quoted(Direction::Ingress);
-            translate(&error, &quote, world, &pool, &OWNER).map(|nat_entry| nat_entry.other)
+            translate(&error, &quote, maps, &pool, &OWNER).map(|nat_entry| nat_entry.other)
         };
         assert_eq!(told(&packet(cast.world, cast.pod, 80, 22)), Ok(nat_entry.other));
         for stranger in [
@@ -415,20 +414,20 @@ fn an_error_of_a_pod_has_the_face_of_its_flow() {
         ] {
             assert_eq!(told(&stranger), Err(Verdict::IcmpUnmatched), "{stranger:?}");
         }
-        let nothing = translate(&error, &Quote::NONE, world, &pool, &OWNER);
+        let nothing = translate(&error, &Quote::NONE, maps, &pool, &OWNER);
         assert_eq!(nothing, Err(Verdict::IcmpUnmatched));
-        assert_eq!(world.nat_len(), 2, "it begins no flow");
+        assert_eq!(maps.nat_len(), 2, "it begins no flow");
     });
 }
 
 #[test]
 fn a_pod_got_answers_to_its_queries_and_nothing_else() {
-    both(|cast, world| {
+    both(|cast, maps| {
         let pool = SnatPool { address: addr(cast.egress), ports: EGRESS_PORTS };
         let ping = packet(cast.pod, cast.world, 0, 0).echo(9).headers();
-        translate(&ping, &Quote::NONE, world, &pool, &OWNER).expect("a free id");
+        translate(&ping, &Quote::NONE, maps, &pool, &OWNER).expect("a free id");
         let error = packet(cast.pod, cast.world, 0, 0).unreachable().headers();
-        let told = |quoted: Packet| translate(&error, &quoted.quoted(Direction::Ingress), world, &pool, &OWNER).is_ok();
+        let told = |quoted: Packet| translate(&error, &quoted.quoted(Direction::Ingress), maps, &pool, &OWNER).is_ok();
         assert!(told(packet(cast.world, cast.pod, 0, 0).echo_reply(9)));
         assert!(!told(packet(cast.world, cast.pod, 0, 0).echo(9)));
     });

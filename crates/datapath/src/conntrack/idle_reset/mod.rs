@@ -222,16 +222,16 @@ fn idle(shared: &Shared, batch: Batch) -> io::Result<Batch> {
     let now = now_ns()?;
     let mut answered = Batch::new();
     {
-        let tables = shared.tables();
+        let maps = shared.policy_maps();
         for (connection, tries) in batch {
-            let pod = tables.pods.get(&connection.saddr)?;
+            let pod = maps.pods.get(&connection.saddr)?;
             answered.extend(pod.filter(|pod| is_answered(pod, now)).map(|_| (connection, tries)));
         }
     }
-    let tables = shared.flow_tables();
+    let maps = shared.flow_maps();
     let mut idle = Vec::new();
     for (connection, tries) in answered {
-        let Some(flow) = tables.flows.get(&connection)? else { continue };
+        let Some(flow) = maps.flows.get(&connection)? else { continue };
         let wanted = match phase::flow(&flow) {
             // The pod retries its SYN, which starts a new flow.
             Phase::Opening => false,

@@ -4,50 +4,50 @@ use super::*;
 
 #[test]
 fn fragments_follow_their_first_one() {
-    both(|cast, world| {
+    both(|cast, maps| {
         let later = udp(cast, cast.world).fragment(100, true);
-        assert_eq!(verdict(world, &later), Verdict::FragmentUnknown);
-        assert_sent(cast, world, &udp(cast, cast.world).fragment(0, true));
+        assert_eq!(verdict(maps, &later), Verdict::FragmentUnknown);
+        assert_sent(cast, maps, &udp(cast, cast.world).fragment(0, true));
         let mut headers = later.headers();
-        let slot = Slot::here(addr(cast.egress));
-        let sent = decide(&mut headers, &Quote::NONE, world, &world.config.get());
+        let slot = PolicySlot::here(addr(cast.egress));
+        let sent = decide(&mut headers, &Quote::NONE, maps, &maps.config.get());
         assert_eq!(sent, FromPod::Send { egress_id: ID, slot: &slot });
         assert_eq!((headers.tuple.sport(), headers.tuple.dport()), (4000, 80));
-        assert_eq!(world.flows_len(), 1, "one flow");
+        assert_eq!(maps.flows_len(), 1, "one flow");
     });
 }
 
 #[test]
 fn fragments_of_what_is_not_translated_are_not_let_by() {
-    both(|cast, world| {
+    both(|cast, maps| {
         for (whole, later) in [
             (udp(cast, cast.world).protocol(PROTO_AH), Verdict::UnsupportedProtocol),
             (udp(cast, cast.world).cut(6), Verdict::FragmentUnknown),
             (udp(cast, cast.world).unreachable(), Verdict::FragmentUnknown),
         ] {
-            assert_ne!(verdict(world, &whole.clone().fragment(0, true)), Verdict::FragmentUnknown);
-            assert_eq!(verdict(world, &whole.fragment(1, false)), later);
+            assert_ne!(verdict(maps, &whole.clone().fragment(0, true)), Verdict::FragmentUnknown);
+            assert_eq!(verdict(maps, &whole.fragment(1, false)), later);
         }
     });
 }
 
 #[test]
 fn fragments_of_an_answer_are_left_alone() {
-    both(|cast, world| {
+    both(|cast, maps| {
         let request = packet(cast.world, cast.pod, 80, 4000).arriving();
-        assert_eq!(to_pod::decide(&request, world, &world.config.get()), Verdict::InboundRemembered);
-        assert_eq!(verdict(world, &udp(cast, cast.world).fragment(0, true)), Verdict::InboundReply);
-        assert_eq!(verdict(world, &udp(cast, cast.world).fragment(100, false)), Verdict::InboundReply);
+        assert_eq!(to_pod::decide(&request, maps, &maps.config.get()), Verdict::InboundRemembered);
+        assert_eq!(verdict(maps, &udp(cast, cast.world).fragment(0, true)), Verdict::InboundReply);
+        assert_eq!(verdict(maps, &udp(cast, cast.world).fragment(100, false)), Verdict::InboundReply);
     });
 }
 
 #[test]
 fn what_waits_is_released_before_anything_else_is_said() {
-    both(|cast, world| {
+    both(|cast, maps| {
         let connection = |flags| udp(cast, cast.world).tcp(flags);
-        assert_sent(cast, world, &connection(tcp::SYN));
+        assert_sent(cast, maps, &connection(tcp::SYN));
         let asked_from_outside = packet(cast.world, cast.pod, 81, 4000).arriving();
-        assert_eq!(to_pod::decide(&asked_from_outside, world, &world.config.get()), Verdict::InboundRemembered);
+        assert_eq!(to_pod::decide(&asked_from_outside, maps, &maps.config.get()), Verdict::InboundRemembered);
         let firsts = [
             connection(tcp::ACK),
             udp(cast, cast.world),
@@ -57,12 +57,12 @@ fn what_waits_is_released_before_anything_else_is_said() {
             udp(cast, cast.other_node),
         ];
         for when in [WhenEmpty::Drop, WhenEmpty::NodeAddress, WhenEmpty::NotListed] {
-            world.set_policy(ID, when, &[]);
+            maps.set_policy(ID, when, &[]);
             for first in firsts.clone().map(|packet| packet.fragment(0, true)) {
-                world.await_first(&first.headers());
-                assert_eq!(verdict(world, &first), Verdict::FragmentsReleased, "{first:?} {when:?}");
-                world.awaited.borrow_mut().clear();
-                assert!(asked(world, &first) != FromPod::Done(Verdict::FragmentsReleased), "when it comes again");
+                maps.await_first(&first.headers());
+                assert_eq!(verdict(maps, &first), Verdict::FragmentsReleased, "{first:?} {when:?}");
+                maps.awaited.borrow_mut().clear();
+                assert!(asked(maps, &first) != FromPod::Done(Verdict::FragmentsReleased), "when it comes again");
             }
         }
     });
@@ -70,17 +70,17 @@ fn what_waits_is_released_before_anything_else_is_said() {
 
 #[test]
 fn what_shows_no_ports_answers_nobody_who_has_none() {
-    both(|cast, world| {
+    both(|cast, maps| {
         // Ports and identifiers of zero, as those of packets that show none are read.
         for packet in [packet(cast.world, cast.pod, 0, 0), packet(cast.world, cast.pod, 0, 0).echo(0)] {
-            assert_eq!(to_pod::decide(&packet.arriving(), world, &world.config.get()), Verdict::InboundRemembered);
+            assert_eq!(to_pod::decide(&packet.arriving(), maps, &maps.config.get()), Verdict::InboundRemembered);
         }
         let later = udp(cast, cast.world).fragment(100, false);
-        assert_eq!(verdict(world, &later), Verdict::FragmentUnknown);
+        assert_eq!(verdict(maps, &later), Verdict::FragmentUnknown);
         let part_of_ping = packet(cast.pod, cast.world, 0, 0).echo(7).fragment(100, false);
-        assert_eq!(verdict(world, &part_of_ping), Verdict::FragmentUnknown);
+        assert_eq!(verdict(maps, &part_of_ping), Verdict::FragmentUnknown);
         let redirect = if cast.family == Family::V4 { 5 } else { 137 };
         let bent = packet(cast.pod, cast.world, 0, 0).message(redirect);
-        assert_eq!(verdict(world, &bent), Verdict::UnsupportedProtocol);
+        assert_eq!(verdict(maps, &bent), Verdict::UnsupportedProtocol);
     });
 }

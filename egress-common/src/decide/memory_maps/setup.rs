@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::vec;
 
-use super::World;
+use super::MemoryMaps;
 use crate::abi::*;
 use crate::decide::cast::{self, NODE, V4, V6};
 use crate::decide::fragments;
@@ -18,7 +18,7 @@ pub(crate) fn with_node_ports(mut config: Config, first: u16, last: u16) -> Conf
     config
 }
 
-impl World {
+impl MemoryMaps {
     /// A node and another one, with their pod subnets, as [`cast`] names them; no pod, no object.
     pub(crate) fn new() -> Self {
         let mut config = Config::EMPTY;
@@ -29,9 +29,9 @@ impl World {
         config.node_v6 = addr(V6.node);
         config.node_ports = PortRange { first: 61000, last: 65535 };
         config.direct_routing = 1;
-        let world = Self::empty(config);
-        cast::settle(&world);
-        world
+        let maps = Self::empty(config);
+        cast::settle(&maps);
+        maps
     }
 
     pub(crate) fn put_node(&self, at: &str, entry: NodeEntry) {
@@ -71,8 +71,8 @@ impl World {
     }
 
     /// For the slots' family; for both where there is none.
-    pub(crate) fn set_policy(&self, egress_id: u32, when_empty: WhenEmpty, slots: &[Slot]) {
-        let policy = Policy::with_slots(when_empty, slots).expect("few slots");
+    pub(crate) fn set_policy(&self, egress_id: u32, when_empty: WhenEmpty, slots: &[PolicySlot]) {
+        let policy = PolicyEntry::with_slots(when_empty, slots).expect("few slots");
         let families = slots.first().map_or(vec![Family::V4, Family::V6], |slot| vec![slot.address.family()]);
         for family in families {
             self.put_policy(PolicyKey::new(egress_id, family), policy);

@@ -16,20 +16,20 @@ use crate::abi::*;
 use crate::wire::{PROTO_TCP, Segment};
 
 #[cfg(test)]
-mod by_name;
+mod setup;
 mod table;
 
 #[cfg(test)]
-pub(crate) use by_name::{addr, with_node_ports};
+pub(crate) use setup::{addr, with_node_ports};
 pub use table::Table;
 
-type Meanwhile = Box<dyn FnOnce(&World)>;
+type Meanwhile = Box<dyn FnOnce(&MemoryMaps)>;
 
 /// Which port the NAT entry of a forward tuple has elsewhere, if it has one there.
 pub type Adopted = Box<dyn Fn(&Tuple) -> Option<u16>>;
 
 /// The maps of one node.
-pub struct World {
+pub struct MemoryMaps {
     pub config: Cell<Config>,
     pub now: Cell<u64>,
     /// On the same clock as `now`.
@@ -39,7 +39,7 @@ pub struct World {
     pub nodes: RefCell<HashMap<Addr, NodeEntry>>,
     /// Network, length in bits of the 128, value.
     pub prefixes: RefCell<Vec<(Addr, u32, ClusterPrefix)>>,
-    pub policies: RefCell<HashMap<PolicyKey, Policy>>,
+    pub policies: RefCell<HashMap<PolicyKey, PolicyEntry>>,
     pub owned: RefCell<HashMap<u32, Owned>>,
     pub owned_addr: RefCell<HashMap<Addr, OwnedAddr>>,
     pub handovers: RefCell<HashMap<u32, HandoverEntry>>,
@@ -65,7 +65,7 @@ struct LentValues {
     pods: Lent<PodEntry>,
     nodes: Lent<NodeEntry>,
     prefixes: Lent<ClusterPrefix>,
-    policies: Lent<Policy>,
+    policies: Lent<PolicyEntry>,
     owned: Lent<Owned>,
     owned_addr: Lent<OwnedAddr>,
     handover: Lent<HandoverEntry>,
@@ -74,7 +74,7 @@ struct LentValues {
     frags: Lent<FragPorts>,
 }
 
-impl World {
+impl MemoryMaps {
     /// Maps with nothing in them.
     #[must_use]
     pub fn empty(config: Config) -> Self {
@@ -151,7 +151,7 @@ impl World {
         self.owned_addr.borrow_mut().retain(|_, owned| owned.egress_id != egress_id);
     }
 
-    pub fn put_policy(&self, key: PolicyKey, policy: Policy) {
+    pub fn put_policy(&self, key: PolicyKey, policy: PolicyEntry) {
         self.policies.borrow_mut().insert(key, policy);
     }
 
@@ -212,7 +212,7 @@ impl World {
     }
 }
 
-impl Tables for World {
+impl Tables for MemoryMaps {
     fn now_ns(&self) -> u64 {
         self.now.get()
     }
@@ -232,7 +232,7 @@ impl Tables for World {
         let matching = prefixes.iter().filter(|(net, len, _)| (number(net) ^ number(addr)).leading_zeros() >= *len);
         matching.max_by_key(|(_, len, _)| *len).map(|(_, _, prefix)| self.lent.prefixes.lend(*prefix))
     }
-    fn policy(&self, key: &PolicyKey) -> Option<&Policy> {
+    fn policy(&self, key: &PolicyKey) -> Option<&PolicyEntry> {
         self.policies.borrow().get(key).map(|policy| self.lent.policies.lend(*policy))
     }
     fn owned(&self, egress_id: u32) -> Option<&Owned> {
@@ -335,7 +335,7 @@ impl Tables for World {
     fn decisions(&self) -> u32 {
         self.config.get().decisions
     }
-    fn settle_flow(&self, tuple: &Tuple, egress_id: u32, slot: &Slot, decisions: u32) {
+    fn settle_flow(&self, tuple: &Tuple, egress_id: u32, slot: &PolicySlot, decisions: u32) {
         let of = Flow::seal_of(tuple, &slot.address, egress_id);
         self.flows.change(tuple, |flow| flow.settle(of, slot, decisions));
     }

@@ -10,21 +10,21 @@ use aya::maps::{Array, HashMap, LpmTrie, Map, MapData, MapError, PerCpuArray, Pe
 use aya::{Ebpf, Pod};
 use egress_common::abi::{
     Addr, ClusterPrefix, Config, Count, Datagram, EipCount, ExposedPort, Exposure, Family, Flow, HandoverEntry,
-    Inbound, NatEntry, NodeEntry, Owned, OwnedAddr, PodEntry, Policy, PolicyKey, Tuple, Usage,
+    Inbound, NatEntry, NodeEntry, Owned, OwnedAddr, PodEntry, PolicyEntry, PolicyKey, Tuple, Usage,
 };
 
 use crate::error::{StartError, map_io};
 use crate::maps::access;
 
 /// What following the node's devices reads and writes: small maps, and no walk of a large one ever waits with them.
-pub struct NodeTables {
+pub struct NodeMaps {
     pub owned: Hash<u32, Owned>,
     pub owned_addr: Hash<Addr, OwnedAddr>,
     pub handovers: Hash<u32, HandoverEntry>,
     pub config: Array<MapData, Config>,
 }
 
-impl NodeTables {
+impl NodeMaps {
     /// Whether an agent has written the configuration. What cannot be read counts as written: nothing is written over it.
     pub fn are_configured(&self) -> bool {
         self.config.get(&0, 0).map_or(true, |config| config.generation != 0)
@@ -41,7 +41,7 @@ impl NodeTables {
 }
 
 /// What the programs keep of packets, for who walks it: large maps.
-pub struct FlowTables {
+pub struct FlowMaps {
     pub flows: Hash<Tuple, Flow>,
     pub inbound: Hash<Tuple, Inbound>,
     pub datagrams: Hash<Tuple, Datagram>,
@@ -49,7 +49,7 @@ pub struct FlowTables {
     pub usage: Array<MapData, Usage>,
 }
 
-impl FlowTables {
+impl FlowMaps {
     pub fn take(ebpf: &mut Ebpf) -> Result<Self, StartError> {
         Ok(Self {
             flows: hash(ebpf, "flows")?,
@@ -62,9 +62,9 @@ impl FlowTables {
 }
 
 /// What else the agent reads and writes. `frags` is the programs' own.
-pub struct Tables {
+pub struct PolicyMaps {
     pub pods: Hash<Addr, PodEntry>,
-    pub policy: Hash<PolicyKey, Policy>,
+    pub policy: Hash<PolicyKey, PolicyEntry>,
     pub exposed: Hash<ExposedPort, Exposure>,
     pub cluster: Trie<Addr, ClusterPrefix>,
     pub nodes: Hash<Addr, NodeEntry>,
@@ -72,7 +72,7 @@ pub struct Tables {
     pub eip_counters: PerCpuHashMap<MapData, u32, EipCount>,
 }
 
-impl Tables {
+impl PolicyMaps {
     pub fn take(ebpf: &mut Ebpf) -> Result<Self, StartError> {
         Ok(Self {
             pods: hash(ebpf, "pods")?,
@@ -86,7 +86,7 @@ impl Tables {
     }
 }
 
-impl Tables {
+impl PolicyMaps {
     /// Drops what was counted of an egress ID that has no policy any more.
     pub fn forget_counts(&mut self, id: u32) -> io::Result<()> {
         for family in [Family::V4, Family::V6] {
