@@ -6,7 +6,7 @@
 //!
 //! | folder or file | content |
 //! |---|---|
-//! | [`names`], [`settings`], [`error`], [`clock`], [`object`] | kernel objects by name, user settings, start errors, the maps' clocks, the embedded eBPF object |
+//! | [`names`], [`settings`], [`error`], [`clock`], [`object`], [`netlink`] | kernel objects by name, user settings, start errors, the maps' clocks, the embedded eBPF object, blocking netlink requests |
 //! | [`maps`] | typed map handles, whole-map reads, conversion between entries and the model |
 //! | [`devices`] | interfaces, addresses and networks of the node; ports for NAT on its own address |
 //! | [`attach`] | TCX links and clsact filters; foreign programs; missing devices |
@@ -32,6 +32,7 @@ pub mod loader;
 pub mod maps;
 pub mod meter;
 pub mod names;
+pub mod netlink;
 pub mod nftables;
 pub mod node_state;
 pub mod object;

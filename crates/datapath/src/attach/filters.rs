@@ -1,44 +1,27 @@
-//! Lists and removes filters of clsact queueing disciplines.
+//! Lists and removes filters of clsact queueing disciplines, over rtnetlink's tc messages.
 //!
-//! By rtnetlink (linux/rtnetlink.h, linux/pkt_sched.h, linux/pkt_cls.h) on a blocking socket: programs are attached in one go.
-//! Of foreign and unknown filters only the fields of every message are read.
+//! A device may have foreign filters and disciplines of any kind. An attribute that the library cannot decode is skipped, so
+//! that it hides neither the filter nor the others.
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
 
 use aya::programs::TcAttachType;
-use bytes::{BufMut, BytesMut};
-use nix::sys::socket::{AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, recv, sendto, socket};
-use rtnetlink::packet_core::NlasIterator;
+use rtnetlink::packet_core::{Emitable, NLM_F_ACK, NLM_F_DUMP, NlasIterator, ParseableParametrized};
+use rtnetlink::packet_route::RouteNetlinkMessage;
+use rtnetlink::packet_route::tc::{TcAttribute, TcFilterBpfOption, TcHandle, TcHeader, TcMessage, TcOption};
 
-const HEADER: usize = 16;
-/// `struct tcmsg`.
-const TC_HEADER: usize = 20;
-/// `NLMSG_ERROR`, also an acknowledgement; `NLMSG_DONE`.
-const ERROR: u16 = 2;
-const DONE: u16 = 3;
+use crate::netlink::{self, NETLINK_ROUTE};
 
-/// How often an answer is asked for that was interrupted by a change.
-const ATTEMPTS: u32 = 10;
-
-const CLSACT: u32 = 0xffff_fff1;
-const CLSACT_HANDLE: u32 = 0xffff_0000;
-const INGRESS: u32 = 0xffff_fff2;
-const EGRESS: u32 = 0xffff_fff3;
-
-const KIND: u16 = 1;
-const OPTIONS: u16 = 2;
-const BPF_NAME: u16 = 7;
-const BPF_TAG: u16 = 10;
-const BPF_ID: u16 = 11;
+const CLSACT: &str = "clsact";
+const CLSACT_HANDLE: TcHandle = TcHandle { major: TcHandle::CLSACT.major, minor: 0 };
 
 /// A filter on one side of a device.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Filter {
     pub handle: u32,
     /// Priority and protocol.
     info: u32,
-    /// As it was given when a BPF program was attached, and the program's number.
+    /// Name and number of a BPF program.
     pub name: String,
     pub program: Option<u32>,
     /// The kernel's hash of its instructions.
@@ -56,45 +39,58 @@ impl Filter {
     }
 }
 
-/// All filters there; none where the device, or its discipline, is away.
+/// All filters there; none where the device or its discipline does not exist.
 pub fn on(ifindex: u32, direction: TcAttachType) -> io::Result<Vec<Filter>> {
-    let request = message(libc::RTM_GETTFILTER, libc::NLM_F_DUMP, ifindex, 0, side(direction), 0)?;
-    let found = match talk(&request) {
-        Err(error) if is_absent(&error) => return Ok(Vec::new()),
-        other => other?,
-    };
-    Ok(found.iter().map(|found| filter(found)).collect())
+    let message = message(ifindex, TcHeader { parent: side(direction), ..TcHeader::default() })?;
+    match netlink::request(NETLINK_ROUTE, NLM_F_DUMP, RouteNetlinkMessage::GetTrafficFilter(message)) {
+        Ok(listed) => listed.iter().map(|content| filter(content)).collect(),
+        Err(error) if is_absent(&error) => Ok(Vec::new()),
+        Err(error) => Err(error),
+    }
 }
 
 /// Devices with a clsact discipline.
 pub fn devices() -> io::Result<Vec<u32>> {
-    let found = talk(&message(libc::RTM_GETQDISC, libc::NLM_F_DUMP, 0, 0, 0, 0)?)?;
-    let is_clsact = |found: &&Vec<u8>| attribute(found, TC_HEADER, KIND).is_some_and(|kind| text(&kind) == "clsact");
-    let mut devices: Vec<u32> = found.iter().filter(is_clsact).map(|found| word(found, 4)).collect();
+    let all = RouteNetlinkMessage::GetQueueDiscipline(TcMessage::default());
+    let mut devices = Vec::new();
+    for content in netlink::request(NETLINK_ROUTE, NLM_F_DUMP, all)? {
+        let (header, attributes) = parse(&content)?;
+        if attributes.iter().any(|attribute| matches!(attribute, TcAttribute::Kind(kind) if kind == CLSACT)) {
+            devices.push(header.index.cast_unsigned());
+        }
+    }
     devices.dedup();
     Ok(devices)
 }
 
-/// Whether it was there.
+/// Whether it existed.
 pub fn remove(ifindex: u32, direction: TcAttachType, filter: &Filter) -> io::Result<bool> {
-    let request = message(libc::RTM_DELTFILTER, libc::NLM_F_ACK, ifindex, filter.handle, side(direction), filter.info)?;
-    absent_is_false(talk(&request))
+    let header =
+        TcHeader { handle: filter.handle.into(), parent: side(direction), info: filter.info, ..TcHeader::default() };
+    delete(RouteNetlinkMessage::DelTrafficFilter(message(ifindex, header)?))
 }
 
-/// Removes the discipline with all that may be on it. Whether it was there.
+/// Removes the discipline with all filters on it. Whether it existed.
 pub fn remove_clsact(ifindex: u32) -> io::Result<bool> {
-    absent_is_false(talk(&message(libc::RTM_DELQDISC, libc::NLM_F_ACK, ifindex, CLSACT_HANDLE, CLSACT, 0)?))
+    let header = TcHeader { handle: CLSACT_HANDLE, parent: TcHandle::CLSACT, ..TcHeader::default() };
+    delete(RouteNetlinkMessage::DelQueueDiscipline(message(ifindex, header)?))
 }
 
-const fn side(direction: TcAttachType) -> u32 {
-    match direction {
-        TcAttachType::Egress => EGRESS,
-        TcAttachType::Ingress | TcAttachType::Custom(_) => INGRESS,
-    }
+fn message(ifindex: u32, header: TcHeader) -> io::Result<TcMessage> {
+    let index = i32::try_from(ifindex).map_err(io::Error::other)?;
+    Ok(TcMessage::from_parts(TcHeader { index, ..header }, Vec::new()))
 }
 
-fn absent_is_false(outcome: io::Result<Vec<Vec<u8>>>) -> io::Result<bool> {
-    match outcome {
+const fn side(direction: TcAttachType) -> TcHandle {
+    let minor = match direction {
+        TcAttachType::Egress => TcHandle::MIN_EGRESS,
+        TcAttachType::Ingress | TcAttachType::Custom(_) => TcHandle::MIN_INGRESS,
+    };
+    TcHandle { major: TcHandle::CLSACT.major, minor }
+}
+
+fn delete(message: RouteNetlinkMessage) -> io::Result<bool> {
+    match netlink::request(NETLINK_ROUTE, NLM_F_ACK, message) {
         Ok(_) => Ok(true),
         Err(error) if is_absent(&error) => Ok(false),
         Err(error) => Err(error),
@@ -106,133 +102,88 @@ fn is_absent(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENODEV | libc::EINVAL | libc::EOPNOTSUPP))
 }
 
-fn filter(message: &[u8]) -> Filter {
-    let options = attribute(message, TC_HEADER, OPTIONS).unwrap_or_default();
-    Filter {
-        handle: word(message, 8),
-        info: word(message, 16),
-        name: attribute(&options, 0, BPF_NAME).map(|name| text(&name)).unwrap_or_default(),
-        program: attribute(&options, 0, BPF_ID).map(|id| word(&id, 0)),
-        tag: attribute(&options, 0, BPF_TAG).and_then(|tag| tag.try_into().ok()).map(u64::from_be_bytes),
-    }
-}
-
-fn text(value: &[u8]) -> String {
-    String::from_utf8_lossy(value).trim_end_matches('\0').to_owned()
-}
-
-/// Zero where the message is shorter.
-fn word(message: &[u8], at: usize) -> u32 {
-    message.get(at..at + 4).and_then(|word| word.try_into().ok()).map_or(0, u32::from_ne_bytes)
-}
-
-/// The first attribute of this kind after a header.
-pub fn attribute(message: &[u8], header: usize, kind: u16) -> Option<Vec<u8>> {
-    let attributes = NlasIterator::new(message.get(header..)?);
-    attributes.filter_map(Result::ok).find(|attribute| attribute.kind() == kind).map(|found| found.value().to_vec())
-}
-
-fn message(kind: u16, flags: i32, ifindex: u32, handle: u32, parent: u32, info: u32) -> io::Result<BytesMut> {
-    let mut message = BytesMut::with_capacity(HEADER + TC_HEADER);
-    message.put_u32_ne(u32::try_from(HEADER + TC_HEADER).map_err(io::Error::other)?);
-    message.put_u16_ne(kind);
-    message.put_u16_ne(u16::try_from(flags | libc::NLM_F_REQUEST).map_err(io::Error::other)?);
-    // One request on a socket of its own: no numbers are needed. Nor is a family.
-    for word in [0, 0, 0, ifindex, handle, parent, info] {
-        message.put_u32_ne(word);
-    }
-    Ok(message)
-}
-
-/// Sends, and reads all of the answer: the messages of a dump without their headers, or none. What changes while the kernel
-/// lists it may be missing or be there twice; the kernel says so, and is asked again.
-pub fn talk(request: &[u8]) -> io::Result<Vec<Vec<u8>>> {
-    let mut last = ask(request);
-    for _ in 1..ATTEMPTS {
-        match &last {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => last = ask(request),
-            _ => break,
-        }
-    }
-    last
-}
-
-/// As [`talk`], once; `Interrupted` where the answer may not be whole.
-fn ask(request: &[u8]) -> io::Result<Vec<Vec<u8>>> {
-    let socket: OwnedFd =
-        socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::NetlinkRoute)?;
-    sendto(socket.as_raw_fd(), request, &NetlinkAddr::new(0, 0), MsgFlags::empty())?;
-    let mut found = Vec::new();
-    // The kernel fills as much of a dump into one datagram as a reader has shown that it takes, up to 32 KiB.
-    let mut answer = vec![0; 64 << 10];
-    loop {
-        let length = recv(socket.as_raw_fd(), &mut answer, MsgFlags::empty())?;
-        if !take(answer.get(..length).unwrap_or_default(), &mut found)? {
-            return Ok(found);
-        }
-    }
-}
-
-/// The messages of one datagram; whether there is more to come.
-fn take(mut messages: &[u8], found: &mut Vec<Vec<u8>>) -> io::Result<bool> {
-    while let Some(header) = messages.first_chunk::<HEADER>() {
-        let length = word(header, 0) as usize;
-        let [_, _, _, _, t0, t1, f0, f1, ..] = *header;
-        if i32::from(u16::from_ne_bytes([f0, f1])) & libc::NLM_F_DUMP_INTR != 0 {
-            return Err(io::ErrorKind::Interrupted.into());
-        }
-        let content = messages.get(HEADER..length).unwrap_or_default();
-        match u16::from_ne_bytes([t0, t1]) {
-            ERROR => {
-                let code = word(content, 0).cast_signed();
-                return if code < 0 { Err(io::Error::from_raw_os_error(-code)) } else { Ok(false) };
+fn filter(content: &[u8]) -> io::Result<Filter> {
+    let (header, attributes) = parse(content)?;
+    let mut filter = Filter { handle: header.handle.into(), info: header.info, ..Filter::default() };
+    for attribute in attributes {
+        let TcAttribute::Options(options) = attribute else { continue };
+        for option in options {
+            match option {
+                TcOption::Bpf(TcFilterBpfOption::ProgName(name)) => filter.name = name,
+                TcOption::Bpf(TcFilterBpfOption::ProgId(number)) => filter.program = Some(number),
+                TcOption::Bpf(TcFilterBpfOption::ProgTag(tag)) => filter.tag = Some(u64::from_be_bytes(tag)),
+                _ => {}
             }
-            DONE => return Ok(false),
-            _ => found.push(content.to_vec()),
         }
-        messages = messages.get(length.next_multiple_of(4).max(HEADER)..).unwrap_or_default();
     }
-    Ok(true)
+    Ok(filter)
+}
+
+/// As `TcMessage` parses it, without the attributes that cannot be decoded.
+fn parse(content: &[u8]) -> io::Result<(TcHeader, Vec<TcAttribute>)> {
+    let header =
+        TcHeader::parse(content).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.to_string()))?;
+    let mut kind = String::new();
+    let mut attributes = Vec::new();
+    for attribute in NlasIterator::new(content.get(header.buffer_len()..).unwrap_or_default()).flatten() {
+        let Ok(attribute) = TcAttribute::parse_with_param(&attribute, kind.as_str()) else { continue };
+        if let TcAttribute::Kind(name) = &attribute {
+            kind.clone_from(name);
+        }
+        attributes.push(attribute);
+    }
+    Ok((header, attributes))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn answer(kind: u16, content: &[u8]) -> Vec<u8> {
-        let length = u32::try_from(HEADER + content.len()).expect("short");
-        let mut bytes = [&length.to_ne_bytes()[..], &kind.to_ne_bytes(), &[0; 10], content].concat();
-        bytes.resize(bytes.len().next_multiple_of(4), 0);
+    fn emitted(attributes: Vec<TcAttribute>) -> Vec<u8> {
+        let header = TcHeader { index: 7, handle: 0xe67e.into(), info: 1 << 16, ..TcHeader::default() };
+        let message = TcMessage::from_parts(header, attributes);
+        let mut bytes = vec![0; message.buffer_len()];
+        message.emit(&mut bytes);
         bytes
     }
 
     #[test]
-    fn a_dump_ends_where_it_says_so() {
-        let mut found = Vec::new();
-        let two = [answer(44, &[1; 20]), answer(44, &[2; 22])].concat();
-        assert!(take(&two, &mut found).expect("no error"), "there is more to come");
-        assert!(!take(&answer(DONE, &[0; 4]), &mut found).expect("no error"));
-        assert_eq!(found, [vec![1; 20], vec![2; 22]]);
-        assert!(!take(&answer(ERROR, &[0; 20]), &mut found).expect("an acknowledgement"));
-        let refused = take(&answer(ERROR, &(-libc::EPERM).to_ne_bytes()), &mut found);
-        assert_eq!(refused.map_err(|error| error.raw_os_error()), Err(Some(libc::EPERM)));
-        assert!(take(&two[..7], &mut found).expect("cut short"));
+    fn a_bpf_filter_has_a_name_a_program_and_a_tag() {
+        let options = [
+            TcFilterBpfOption::ProgName("from_pod".to_owned()),
+            TcFilterBpfOption::ProgId(42),
+            TcFilterBpfOption::ProgTag([0, 0xff, 0x5a, 0x0c, 0xc3, 0xd8, 0xd6, 0xb1]),
+        ];
+        let attributes = vec![
+            TcAttribute::Kind("bpf".to_owned()),
+            TcAttribute::Options(options.map(TcOption::Bpf).into_iter().collect()),
+        ];
+        let expected = Filter {
+            handle: 0xe67e,
+            info: 1 << 16,
+            name: "from_pod".to_owned(),
+            program: Some(42),
+            tag: Some(0x00ff_5a0c_c3d8_d6b1),
+        };
+        let found = filter(&emitted(attributes)).expect("a message");
+        assert_eq!((found.priority(), found), (1, expected));
     }
 
     #[test]
-    fn a_list_that_was_changed_while_it_was_made_is_no_answer() {
-        for kind in [44, DONE] {
-            let mut message = answer(kind, &[1; 20]);
-            message[6..8].copy_from_slice(
-                &u16::try_from(libc::NLM_F_MULTI | libc::NLM_F_DUMP_INTR).expect("16 bits").to_ne_bytes(),
-            );
-            let taken = take(&[answer(44, &[2; 20]), message].concat(), &mut Vec::new());
-            assert_eq!(taken.map_err(|error| error.kind()), Err(io::ErrorKind::Interrupted), "{kind}");
-        }
-    }
-
-    #[test]
-    fn a_filter_that_says_nothing_of_itself_has_no_name() {
-        assert_eq!(filter(&[]), Filter { handle: 0, info: 0, name: String::new(), program: None, tag: None });
+    fn a_foreign_filter_that_cannot_be_decoded_is_listed() {
+        let bare = Filter { handle: 0xe67e, info: 1 << 16, ..Filter::default() };
+        assert_eq!(filter(&emitted(Vec::new())).expect("a header"), bare);
+        // The class of a u32 filter has four bytes.
+        let mut bytes = emitted(vec![TcAttribute::Kind("u32".to_owned())]);
+        bytes.extend([9, 0, 2, 0, 5, 0, 1, 0, 1, 0, 0, 0]);
+        assert_eq!(filter(&bytes).expect("a header"), bare);
+        assert!(
+            TcAttribute::parse_with_param(
+                &NlasIterator::new(&bytes[28..]).next().expect("options").expect("whole"),
+                "u32"
+            )
+            .is_err()
+        );
+        assert!(filter(&[0; 19]).is_err(), "no header");
     }
 }

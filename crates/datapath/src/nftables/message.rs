@@ -1,12 +1,14 @@
-//! The messages of linux/netfilter/nf_tables.h, as far as the table of `nft` needs them, and one socket to send them by.
+//! The messages of linux/netfilter/nf_tables.h that our table needs, and one socket for them. Written by hand, because the
+//! netlink libraries that this crate uses have no nf_tables messages.
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
 
 use bytes::{BufMut, BytesMut};
-use nix::sys::socket::{AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, recv, sendto, socket};
+use rtnetlink::packet_core::{NLA_F_NESTED, NLM_F_ACK, NLM_F_APPEND, NLM_F_CREATE, NLM_F_REQUEST, NLMSG_ERROR};
+use rtnetlink::sys::{Socket, SocketAddr};
 
 use crate::names::NFT_TABLE;
+use crate::netlink::{self, NETLINK_NETFILTER};
 
 const FAMILY_INET: u8 = 1;
 const SUBSYSTEM: u16 = 10;
@@ -20,16 +22,6 @@ pub const NEW_ELEMENT: u16 = 12;
 pub const DELETE_ELEMENT: u16 = 14;
 const BATCH_BEGIN: u16 = 0x10;
 const BATCH_END: u16 = 0x11;
-
-const REQUEST: u16 = 0x1;
-const ACK: u16 = 0x4;
-pub const CREATE: u16 = 0x400;
-const APPEND: u16 = 0x800;
-
-const NESTED: u16 = 0x8000;
-const HEADER: usize = 16;
-/// `NLMSG_ERROR`: also the form of an acknowledgement, with error zero.
-const ERROR: u16 = 2;
 
 /// Before connection tracking.
 const PRIORITY_RAW: i32 = -300;
@@ -82,43 +74,41 @@ pub struct SetType {
     pub length: u32,
 }
 
-/// A socket for many transactions. Closing one that has had a transaction takes until no CPU can be looking at what that has
-/// removed (an RCU grace period, some ten milliseconds), so it is kept.
-pub struct Talk(OwnedFd);
+/// A socket for many transactions. It stays open, because closing one that has had a transaction waits for an RCU grace period
+/// (some ten milliseconds).
+pub struct Talk(Socket);
 
 impl Talk {
     pub fn open() -> io::Result<Self> {
-        let (kind, protocol) = (SockType::Raw, SockProtocol::NetlinkNetFilter);
-        Ok(Self(socket(AddressFamily::Netlink, kind, SockFlag::SOCK_CLOEXEC, protocol)?))
+        Socket::new(NETLINK_NETFILTER).map(Self)
     }
 
-    /// Sends and reads every answer; the first error in them is the inner result. The kernel has answered before the send
-    /// returns, so nothing is left for the next question. The outer one says that the socket is of no use any more.
+    /// Sends the batch and reads every answer. The inner result is the first error among them; the outer error means that the
+    /// socket can no longer be used. The kernel has answered before the send returns, so that no answer is left for the next
+    /// batch.
     pub fn ask(&self, batch: &Batch) -> io::Result<io::Result<()>> {
-        sendto(self.0.as_raw_fd(), &batch.bytes, &NetlinkAddr::new(0, 0), MsgFlags::empty())?;
-        let mut answer = vec![0; 8192];
+        self.0.send_to(&batch.bytes, &SocketAddr::new(0, 0), 0)?;
+        // An error carries the message that it answers, whose elements take up to 32 KiB.
+        let mut answer = Vec::with_capacity(64 << 10);
         let mut outcome = Ok(());
         loop {
-            match recv(self.0.as_raw_fd(), &mut answer, MsgFlags::MSG_DONTWAIT) {
-                Ok(length) => outcome = outcome.and(errors(answer.get(..length).unwrap_or_default())),
-                Err(nix::errno::Errno::EAGAIN) => return Ok(outcome),
-                Err(error) => return Err(error.into()),
+            answer.clear();
+            match self.0.recv(&mut answer, libc::MSG_DONTWAIT) {
+                Ok(_) => outcome = outcome.and(errors(&answer)),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(outcome),
+                Err(error) => return Err(error),
             }
         }
     }
 }
 
-/// The first error in a datagram of messages.
-fn errors(mut messages: &[u8]) -> io::Result<()> {
-    while let Some(header) = messages.first_chunk::<HEADER>() {
-        let [l0, l1, l2, l3, t0, t1, ..] = *header;
-        let length = u32::from_ne_bytes([l0, l1, l2, l3]) as usize;
-        let code = messages.get(HEADER..HEADER + 4).and_then(|code| code.try_into().ok()).map(i32::from_ne_bytes);
-        if let (ERROR, Some(code @ ..0)) = (u16::from_ne_bytes([t0, t1]), code) {
-            return Err(io::Error::from_raw_os_error(-code));
+/// The first error in a datagram.
+fn errors(datagram: &[u8]) -> io::Result<()> {
+    for message in netlink::messages(datagram) {
+        let message = message?;
+        if message.message_type() == NLMSG_ERROR {
+            netlink::error(&message).map_or(Ok(()), Err)?;
         }
-        let Some(rest) = messages.get(length.next_multiple_of(4).max(HEADER)..) else { break };
-        messages = rest;
     }
     Ok(())
 }
@@ -150,7 +140,7 @@ impl Batch {
     }
 
     pub fn chain(&mut self, name: &str, hook: ChainHook) {
-        self.nft(NEW_CHAIN, CREATE, |bytes| {
+        self.nft(NEW_CHAIN, NLM_F_CREATE, |bytes| {
             text(bytes, 1, NFT_TABLE);
             text(bytes, 3, name);
             nest(bytes, 4, |bytes| {
@@ -163,7 +153,7 @@ impl Batch {
 
     /// A set, known in this transaction by its number too.
     pub fn set(&mut self, name: &str, number_here: u32, kind: SetType) {
-        self.nft(NEW_SET, CREATE, |bytes| {
+        self.nft(NEW_SET, NLM_F_CREATE, |bytes| {
             text(bytes, 1, NFT_TABLE);
             text(bytes, 2, name);
             number(bytes, 3, 0);
@@ -175,7 +165,7 @@ impl Batch {
 
     /// Puts keys into a set, or takes them out.
     pub fn elements<'a>(&mut self, kind: u16, set: &str, keys: impl Iterator<Item = &'a [u8]>) {
-        let flags = if kind == NEW_ELEMENT { CREATE } else { 0 };
+        let flags = if kind == NEW_ELEMENT { NLM_F_CREATE } else { 0 };
         self.nft(kind, flags, |bytes| {
             text(bytes, 1, NFT_TABLE);
             text(bytes, 2, set);
@@ -189,7 +179,7 @@ impl Batch {
 
     /// A rule at the end of the chain; its expressions are written by `content`.
     pub fn rule(&mut self, chain: &str, content: impl FnOnce(&mut Rule<'_>)) {
-        self.nft(NEW_RULE, CREATE | APPEND, |bytes| {
+        self.nft(NEW_RULE, NLM_F_CREATE | NLM_F_APPEND, |bytes| {
             text(bytes, 1, NFT_TABLE);
             text(bytes, 2, chain);
             nest(bytes, 4, |bytes| content(&mut Rule(bytes)));
@@ -197,14 +187,14 @@ impl Batch {
     }
 
     fn nft(&mut self, kind: u16, flags: u16, content: impl FnOnce(&mut BytesMut)) {
-        self.message((SUBSYSTEM << 8) | kind, flags | ACK, FAMILY_INET, 0, content);
+        self.message((SUBSYSTEM << 8) | kind, flags | NLM_F_ACK, FAMILY_INET, 0, content);
     }
 
     fn message(&mut self, kind: u16, flags: u16, family: u8, resource: u16, content: impl FnOnce(&mut BytesMut)) {
         let start = self.bytes.len();
         self.bytes.put_u32_ne(0);
         self.bytes.put_u16_ne(kind);
-        self.bytes.put_u16_ne(REQUEST | flags);
+        self.bytes.put_u16_ne(NLM_F_REQUEST | flags);
         self.bytes.put_u32_ne(self.sequence);
         self.bytes.put_u32_ne(0);
         self.bytes.put_u8(family);
@@ -316,7 +306,7 @@ fn attribute(bytes: &mut BytesMut, kind: u16, value: &[u8]) {
 }
 
 fn nest(bytes: &mut BytesMut, kind: u16, content: impl FnOnce(&mut BytesMut)) {
-    wrapped(bytes, kind | NESTED, content);
+    wrapped(bytes, kind | NLA_F_NESTED, content);
 }
 
 /// An attribute: its length, kind, content, and padding to four bytes.
@@ -337,7 +327,7 @@ mod tests {
     #[test]
     fn messages_and_attributes_have_their_lengths() {
         let mut batch = Batch::begin();
-        batch.table(NEW_TABLE, CREATE);
+        batch.table(NEW_TABLE, NLM_F_CREATE);
         batch.message(BATCH_END, 0, 0, SUBSYSTEM, |_| {});
         let bytes = batch.bytes;
         let lengths: Vec<u32> = {
@@ -359,7 +349,7 @@ mod tests {
         let answer = |code: i32| {
             let mut bytes = BytesMut::new();
             bytes.put_u32_ne(20);
-            bytes.put_u16_ne(ERROR);
+            bytes.put_u16_ne(NLMSG_ERROR);
             bytes.put_u16_ne(0);
             bytes.put_u64_ne(0);
             bytes.put_i32_ne(code);
@@ -369,6 +359,6 @@ mod tests {
         assert!(errors(&both).is_ok());
         both.extend_from_slice(&answer(-libc::ENOENT));
         assert_eq!(errors(&both).map_err(|error| error.kind()), Err(io::ErrorKind::NotFound));
-        assert!(errors(&both[..7]).is_ok(), "cut short");
+        assert!(errors(&both[..7]).is_err(), "cut short");
     }
 }

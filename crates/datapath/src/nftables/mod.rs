@@ -36,9 +36,11 @@ pub mod xtables;
 use std::io;
 use std::net::IpAddr;
 
+use rtnetlink::packet_core::NLM_F_CREATE;
+
 use crate::nftables::message::{
-    Base, Batch, CREATE, ChainHook, DELETE_ELEMENT, DELETE_TABLE, GET_TABLE, Is, Meta, NEW_ELEMENT, NEW_TABLE, Say,
-    SetType, Talk,
+    Base, Batch, ChainHook, DELETE_ELEMENT, DELETE_TABLE, GET_TABLE, Is, Meta, NEW_ELEMENT, NEW_TABLE, Say, SetType,
+    Talk,
 };
 
 const UDP: u8 = 17;
@@ -127,9 +129,9 @@ impl Nft {
 fn table(rules: &Rules<'_>) -> Batch {
     let mut batch = Batch::begin();
     // Deleting wants a table to delete.
-    batch.table(NEW_TABLE, CREATE);
+    batch.table(NEW_TABLE, NLM_F_CREATE);
     batch.table(DELETE_TABLE, 0);
-    batch.table(NEW_TABLE, CREATE);
+    batch.table(NEW_TABLE, NLM_F_CREATE);
     for family in &FAMILIES {
         batch.set(family.set, family.number, family.kind);
         let keys: Vec<_> = rules.pods.iter().map(|pod| key(*pod)).filter(|key| key.len() == family.length()).collect();
