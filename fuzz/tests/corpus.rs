@@ -49,6 +49,6 @@ fn decisions_hold_for_the_corpus() {
 }
 
 #[test]
-fn mappings_hold_for_the_corpus() {
+fn nat_holds_for_the_corpus() {
     replay("nat");
 }

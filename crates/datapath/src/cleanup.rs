@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn what_tells_whose_a_filter_is_stays_as_long_as_the_filter() {
+    fn pins_that_identify_a_filter_stay_while_the_filter_exists() {
         let root = laid_out("needed", &["v5/maps/counters", "v5/filters/7", "v5/links/from_pod", "v3/maps/counters"]);
         let (pins, mut report) = (Pins::new(&root), CleanupReport::default());
         remove_pins(&pins, true, &[root.join("v5")], &mut report);
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn maps_alone_do_not_tell_whose_filters_are() {
+    fn maps_alone_do_not_identify_filters() {
         for (file, wanted) in [("maps/counters", false), ("filters/7", true), ("links/from_pod", true)] {
             let root = laid_out("tells", &[file]);
             let told = tells(&root);

@@ -23,13 +23,13 @@ const DIFFERENCES: &[Difference] = &[
                  without an answer (`no_nat_entry`, `icmp_unmatched`), so a scan learns nothing of the node. With \
                  netfilter the address is the node's own, and its stack answers.",
         cases: &[
-            "unasked: ACK",
-            "unasked: SYN",
-            "unasked: SYN+ACK",
-            "unasked: UDP",
-            "unasked: echo request",
-            "unasked: with the pod's port to the system port",
-            "* unasked, from outside",
+            "unsolicited: ACK",
+            "unsolicited: SYN",
+            "unsolicited: SYN+ACK",
+            "unsolicited: UDP",
+            "unsolicited: echo request",
+            "unsolicited: with the pod's port to the system port",
+            "* unsolicited, from outside",
             "fragments: of an unknown flow, from outside",
             "TCP picked up in mid-stream, from outside",
             "TCP SYN+ACK from another host",
@@ -159,7 +159,7 @@ const DIFFERENCES: &[Difference] = &[
         title: "The pod's own address is not protected",
         reason: "A packet for a pod's own address from outside is left alone. Netfilter knows its ports from the pod's \
                  flow and changes the sender's port to tell both apart.",
-        cases: &["unasked: to the pod's own address, in its flow"],
+        cases: &["unsolicited: to the pod's own address, in its flow"],
     },
     Difference {
         title: "What cannot be translated is not sent",

@@ -7,26 +7,26 @@
 //! The tests need root; without it they say so and pass, and `cargo xtask test` counts them as skipped.
 
 mod cases;
-mod cast;
-mod craft;
+mod decode;
 mod differences;
-mod ground;
+mod endpoints;
+mod layout;
 #[expect(dead_code, reason = "the tests of the data plane use all of it, these a part")]
 #[path = "../kernel_dataplane/node.rs"]
 mod node;
+mod nodes;
 mod outcome;
-mod play;
-mod read;
+mod packets;
+mod runner;
 #[path = "../skips/mod.rs"]
 mod skips;
-mod view;
-mod wire;
+mod sockets;
 
 use std::collections::BTreeMap;
 
-use crate::ground::{Translator, on_ground};
+use crate::nodes::{Translator, on_ground};
 use crate::outcome::{difference, outcome};
-use crate::play::{Played, play};
+use crate::runner::{Played, play};
 
 /// Name of a case, and what netfilter and we do.
 type Differing = BTreeMap<String, (String, String)>;

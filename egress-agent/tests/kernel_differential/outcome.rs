@@ -4,12 +4,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use crate::cast::Cast;
-use crate::craft::{FRAGMENT, fix_ipv4_header, word};
-use crate::play::{Caught, Played, Side};
-use crate::read::{Names, describe};
-use crate::view::View;
-use crate::wire::Frame;
+use crate::decode::{Names, describe};
+use crate::endpoints::Cast;
+use crate::layout::View;
+use crate::packets::{FRAGMENT, fix_ipv4_header, word};
+use crate::runner::{Caught, Played, Side};
+use crate::sockets::Frame;
 
 /// Packets by step and side, in the order in which they came out.
 pub(crate) type Outcome = BTreeMap<(usize, Side), Vec<Vec<String>>>;

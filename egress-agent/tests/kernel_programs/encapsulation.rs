@@ -3,13 +3,13 @@
 //! The first packet to a node goes by the device, whose stack resolves the neighbour; the next hop is kept per CPU, so
 //! these tests stay on one.
 
-pub(crate) mod ground;
+pub(crate) mod setup;
 
 use std::net::IpAddr;
 
 use egress_common::abi::{Holder, Verdict};
 
-use self::ground::{
+use self::setup::{
     Around, ECT0, EXPERIENCED, PORT, SECRET, arrived, configure, everywhere, everywhere_taken_out, from_remote, put,
     seal, sent,
 };
@@ -20,7 +20,7 @@ use crate::stage::{
 };
 
 #[test]
-fn what_is_plain_leaves_with_its_outer_headers_on() {
+fn simple_packets_are_encapsulated_by_the_program() {
     everywhere(|stage, cast, underlay| {
         let mut ports = std::collections::BTreeSet::new();
         configure(stage, underlay);
@@ -48,7 +48,7 @@ fn what_is_plain_leaves_with_its_outer_headers_on() {
 }
 
 #[test]
-fn replies_leave_for_their_node_likewise() {
+fn replies_to_other_nodes_are_encapsulated_by_the_program() {
     everywhere_taken_out(|stage, cast, underlay| {
         configure(stage, underlay);
         let inner = from_remote(cast);
@@ -80,7 +80,7 @@ fn congestion_bits_are_copied_outside() {
 }
 
 #[test]
-fn what_does_not_fit_goes_by_the_device() {
+fn packets_that_need_fragmentation_leave_by_the_device() {
     everywhere(|stage, cast, underlay| {
         configure(stage, underlay);
         let out = packet(cast.away_pod, cast.world, 4200, 80).with(|packet| packet.data = 1300);
@@ -103,7 +103,7 @@ fn what_does_not_fit_goes_by_the_device() {
 /// Less than IPv6 asks of every link: nobody cuts an outer IPv6 packet, so what an inner sender will not make smaller ends
 /// with a name.
 #[test]
-fn what_the_overlay_cannot_take_is_told_or_named() {
+fn packets_too_big_for_the_overlay_get_an_error_or_a_drop_reason() {
     const NARROW: u32 = 1250;
     everywhere(|stage, cast, underlay| {
         stage.configure(|config| {
@@ -133,7 +133,7 @@ fn what_the_overlay_cannot_take_is_told_or_named() {
 }
 
 #[test]
-fn only_what_bears_the_sign_was_made_here() {
+fn only_frames_with_the_overlay_seal_pass_the_uplink() {
     everywhere(|stage, cast, underlay| {
         configure(stage, underlay);
         let (from, to) = (underlay.node, underlay.other_node);
@@ -151,7 +151,7 @@ fn only_what_bears_the_sign_was_made_here() {
 
 /// A gateway counts the pods of other nodes as it does its own.
 #[test]
-fn pods_of_other_nodes_are_held_to_their_quota() {
+fn pods_of_other_nodes_have_a_quota() {
     everywhere_taken_out(|stage, cast, underlay| {
         configure(stage, underlay);
         let mut config = stage.config.get(&0, 0).expect("the configuration");
@@ -172,7 +172,7 @@ fn pods_of_other_nodes_are_held_to_their_quota() {
 }
 
 #[test]
-fn what_arrives_plain_is_taken_out() {
+fn simple_packets_are_decapsulated_by_the_program() {
     everywhere_taken_out(|stage, cast, underlay| {
         configure(stage, underlay);
         for (port, body) in (4300..).zip([Body::Udp, Body::Tcp(SYN), Body::EchoRequest]) {
@@ -201,7 +201,7 @@ fn what_arrives_plain_is_taken_out() {
 }
 
 #[test]
-fn forged_packets_are_dropped_by_name() {
+fn forged_packets_are_dropped_with_their_reason() {
     everywhere_taken_out(|stage, cast, underlay| {
         configure(stage, underlay);
         let inner = from_remote(cast);
@@ -228,7 +228,7 @@ fn forged_packets_are_dropped_by_name() {
 }
 
 #[test]
-fn what_is_not_plain_is_left_to_the_device_as_it_came() {
+fn other_packets_are_left_to_the_device_unchanged() {
     everywhere(|stage, cast, underlay| {
         configure(stage, underlay);
         let around = arrived(underlay, cast.here);
@@ -273,7 +273,7 @@ fn what_is_not_plain_is_left_to_the_device_as_it_came() {
 }
 
 #[test]
-fn a_remote_pod_is_told_what_the_uplink_takes() {
+fn a_remote_pod_gets_packet_too_big_for_the_uplink() {
     everywhere_taken_out(|stage, cast, underlay| {
         stage.configure(|config| {
             config.self_node = addr(underlay.node);
@@ -294,7 +294,7 @@ fn a_remote_pod_is_told_what_the_uplink_takes() {
 }
 
 #[test]
-fn what_the_host_routes_elsewhere_goes_by_the_device() {
+fn packets_that_the_host_routes_elsewhere_leave_by_the_device() {
     everywhere(|stage, cast, underlay| {
         configure(stage, underlay);
         // As between nodes that encrypt: the other one's address is behind another device, and on the uplink's link too.

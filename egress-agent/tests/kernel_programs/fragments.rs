@@ -89,7 +89,7 @@ fn to_world(cast: &Cast) -> Packet {
 const BODIES: [Body; 3] = [Body::Udp, Body::Tcp(ACK), Body::EchoRequest];
 
 #[test]
-fn from_a_pod_they_wait_for_their_first_one() {
+fn fragments_from_a_pod_wait_for_the_first_fragment() {
     both(|stage, cast| {
         for (number, body) in (1..).zip(BODIES) {
             let pieces = pieces(&to_world(cast).body(body), number);
@@ -109,7 +109,7 @@ fn answer(stage: &mut Stage, cast: &Cast, body: Body) -> Packet {
 }
 
 #[test]
-fn from_the_world_they_wait_for_their_first_one() {
+fn fragments_from_outside_wait_for_the_first_fragment() {
     both(|stage, cast| {
         for (number, body) in (1..).zip(BODIES) {
             let pieces = pieces(&answer(stage, cast, body), number);
@@ -119,7 +119,7 @@ fn from_the_world_they_wait_for_their_first_one() {
 }
 
 #[test]
-fn a_first_one_of_nobodys_flow_releases_nothing() {
+fn a_first_fragment_without_a_flow_releases_nothing() {
     both(|stage, cast| {
         let answer = answer(stage, cast, Body::Udp);
         let [_, middle, last] = pieces(&answer, 1);
@@ -135,7 +135,7 @@ fn a_first_one_of_nobodys_flow_releases_nothing() {
 }
 
 #[test]
-fn a_strangers_first_one_ends_the_datagram_that_had_its_number() {
+fn a_first_fragment_of_another_datagram_with_the_same_id_discards_the_old_one() {
     both(|stage, cast| {
         let answer = answer(stage, cast, Body::Udp);
         let [first, middle, _] = pieces(&answer, 1);
@@ -149,7 +149,7 @@ fn a_strangers_first_one_ends_the_datagram_that_had_its_number() {
 }
 
 #[test]
-fn only_what_needs_its_first_one_is_kept() {
+fn only_fragments_that_need_the_first_fragment_are_kept() {
     both(|stage, cast| {
         let [_, later, _] = pieces(&to_world(cast), 1);
         let from = |pod| later.clone().with(|packet| packet.from = ip(pod));
@@ -167,7 +167,7 @@ fn only_what_needs_its_first_one_is_kept() {
 }
 
 #[test]
-fn a_datagram_has_room_for_so_many() {
+fn a_datagram_keeps_a_bounded_number_of_fragments() {
     const MOST: u16 = 64;
     both(|stage, cast| {
         let [first, later, _] = pieces(&to_world(cast), 1);
@@ -184,7 +184,7 @@ fn a_datagram_has_room_for_so_many() {
 }
 
 #[test]
-fn strangers_take_turns_but_never_stay() {
+fn a_flood_of_unsolicited_fragments_does_not_evict_a_newer_one() {
     both(|stage, cast| {
         // Each CPU takes its turns by itself; a thread that moves would meet those of another one early.
         pin(CPUS[0]);
@@ -205,7 +205,7 @@ fn strangers_take_turns_but_never_stay() {
 }
 
 #[test]
-fn what_has_waited_too_long_is_of_another_datagram() {
+fn a_fragment_that_waits_too_long_is_discarded() {
     both(|stage, cast| {
         let [first, middle, last] = pieces(&to_world(cast), 1);
         let ear = Ear::open();
@@ -218,7 +218,7 @@ fn what_has_waited_too_long_is_of_another_datagram() {
 }
 
 #[test]
-fn of_two_cpus_neither_keeps_what_the_other_would_release() {
+fn a_fragment_and_its_first_fragment_on_two_cpus_leave_nothing_waiting() {
     both(|stage, cast| {
         if !has_both_cpus() {
             skipped("needs two CPUs");

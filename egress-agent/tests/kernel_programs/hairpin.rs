@@ -3,9 +3,9 @@
 
 use egress_common::abi::{PolicyEntry, PolicyKey, PolicySlot, Verdict, WhenEmpty};
 
-use crate::answers::{is_answered, prohibited};
 use crate::cast::{Cast, addr};
 use crate::frames::{ACK, Body, Packet, RST, SYN, packet};
+use crate::generated_errors::{is_answered, prohibited};
 use crate::stage::{FROM_POD, NEXT, Stage, TO_NETDEV, TO_POD, both};
 
 /// All that has an answer of its own: TCP, UDP with and without a checksum, queries, GRE, ESP, IP in IP.
@@ -37,7 +37,7 @@ fn nothing_is_remembered(stage: &Stage) {
 }
 
 #[test]
-fn a_pod_is_told_that_egress_ips_are_not_for_it() {
+fn a_pod_that_sends_to_an_egress_ip_gets_an_icmp_error() {
     both(|stage, cast| {
         for body in ANSWERED {
             for (pod, to) in calls(cast) {
@@ -50,7 +50,7 @@ fn a_pod_is_told_that_egress_ips_are_not_for_it() {
 }
 
 #[test]
-fn what_bears_options_is_answered_likewise() {
+fn packets_with_options_get_an_icmp_error() {
     both(|stage, cast| {
         for body in [Body::Udp, Body::Tcp(SYN), Body::EchoRequest] {
             let call = packet(cast.pod, cast.egress, 4000, 80).body(body).with(|packet| packet.options = 2);
@@ -63,7 +63,7 @@ fn what_bears_options_is_answered_likewise() {
 /// Errors and later fragments are answered by nobody (RFC 1122 section 3.2.2), and SCTP not by us: a device might still write
 /// its checksum into the quote. They are dropped all the same.
 #[test]
-fn what_may_not_be_answered_is_dropped() {
+fn packets_that_must_not_be_answered_are_dropped() {
     both(|stage, cast| {
         for (pod, to) in calls(cast) {
             let call = packet(pod, to, 4000, 80);
@@ -79,7 +79,7 @@ fn what_may_not_be_answered_is_dropped() {
 
 /// A packet that came to the uplink past `from_pod`, in whatever way, does not leave either.
 #[test]
-fn the_uplink_lets_none_out() {
+fn no_packet_to_an_egress_ip_leaves_by_the_uplink() {
     both(|stage, cast| {
         for body in ANSWERED {
             for (pod, to) in calls(cast) {
@@ -105,7 +105,7 @@ fn the_destination_is_judged_before_the_protocol() {
 /// Where several objects or nodes serve addresses, each of them is an egress IP of the cluster; and an answer to whoever
 /// came in from outside is none of this.
 #[test]
-fn answers_and_unselected_pods_are_none_of_this() {
+fn answers_and_unselected_pods_are_not_refused() {
     both(|stage, cast| {
         let both =
             [PolicySlot::here(addr(cast.egress)), PolicySlot::remote(addr(cast.away_egress), addr(cast.other_node))];

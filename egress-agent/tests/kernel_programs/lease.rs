@@ -8,8 +8,8 @@ use nix::time::{ClockId, clock_gettime};
 
 use crate::cast::{Cast, V4, addr};
 use crate::frames::{ACK, Packet, packet};
+use crate::from_overlay::{Wire, arrives, is, on_devices, wrapped};
 use crate::neighbours::asks_for;
-use crate::overlay::{Wire, arrives, is, on_devices, wrapped};
 use crate::races::{CPUS, pin};
 use crate::stage::{
     FROM_NETDEV, FROM_POD, NEXT, REDIRECT, REDIRECTED, Ran, Run, SHOT, Stage, TO_NETDEV, UPLINK_MAC, WAITING, both,
@@ -60,7 +60,7 @@ fn back(cast: &Cast) -> Packet {
 }
 
 #[test]
-fn it_ends_by_itself() {
+fn a_lease_expires() {
     each(|stage, cast| {
         lasts(stage, HOUR);
         stage.run_frame(&FROM_POD, &out(cast).frame(), Verdict::SnatHere);
@@ -140,7 +140,7 @@ fn each_frame_of_the_uplink_is_a_heartbeat() {
 
 /// What this node does without its egress IPs goes on.
 #[test]
-fn what_bears_no_egress_ip_needs_none() {
+fn packets_without_an_egress_ip_need_no_lease() {
     each(|stage, cast| {
         stage.run_frame(&FROM_POD, &out(cast).frame(), Verdict::SnatHere);
         stage.set_lease(Lease::EXPIRED);
@@ -155,7 +155,7 @@ fn what_bears_no_egress_ip_needs_none() {
 }
 
 #[test]
-fn neighbours_are_not_told_that_the_address_is_here() {
+fn neighbours_get_no_answer_without_a_lease() {
     each(|stage, cast| {
         let (asks, answered) = asks_for(cast.egress);
         assert_eq!(stage.run_frame(&FROM_NETDEV, &asks, answered).action, REDIRECT);
@@ -221,7 +221,7 @@ fn the_flow_cache_ends_with_it() {
 
 /// A packet that has waited for its neighbour is asked about once more where it leaves.
 #[test]
-fn what_has_waited_leaves_by_the_lease_of_that_moment() {
+fn a_fragment_that_waited_needs_a_lease_when_it_leaves() {
     each(|stage, cast| {
         let ran = stage.run_frame(&FROM_POD, &out(cast).frame(), Verdict::SnatHere);
         assert_eq!(ran.priority, WAITING);

@@ -23,7 +23,7 @@ fn without_a_configuration_everything_passes() {
 }
 
 #[test]
-fn a_full_map_of_mappings_is_a_drop_without_remains() {
+fn a_full_nat_map_is_a_drop_that_leaves_no_entry() {
     on_stage_with(&[("nat", 3)], |stage| {
         let sent = |port| packet(V4.pod, V4.world, port, 80);
         stage.run_frame(&FROM_POD, &sent(4000).frame(), Verdict::SnatHere);
@@ -38,7 +38,7 @@ fn a_full_map_of_mappings_is_a_drop_without_remains() {
 }
 
 #[test]
-fn a_search_in_a_full_map_says_so() {
+fn a_port_search_in_a_full_map_reports_a_full_map() {
     on_stage_with(&[("nat", 2)], |stage| {
         let sent = |port| packet(V6.pod, V6.world, port, 80);
         stage.run_frame(&FROM_POD, &sent(4000).frame(), Verdict::SnatHere);
@@ -57,7 +57,7 @@ fn a_full_map_of_flows_is_a_drop() {
 }
 
 #[test]
-fn a_full_map_of_connections_from_outside_lets_nobody_be_answered_wrongly() {
+fn a_full_inbound_map_translates_no_answer() {
     on_stage_with(&[("inbound", 1)], |stage| {
         let syn = |port| packet(V4.world, V4.pod, port, 4000).tcp(SYN);
         stage.passes(&TO_POD, &syn(1), Verdict::InboundRemembered);
@@ -67,7 +67,7 @@ fn a_full_map_of_connections_from_outside_lets_nobody_be_answered_wrongly() {
 }
 
 #[test]
-fn every_port_is_given_before_one_is_refused() {
+fn every_port_is_used_before_a_search_fails() {
     both(|stage, cast| {
         stage.configure(|config| (config.node_ports.first, config.node_ports.last) = (61000, 61004));
         let marked = Run { mark: NODE_MARK, ..TO_NETDEV };

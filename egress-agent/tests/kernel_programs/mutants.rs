@@ -5,7 +5,7 @@ use egress_common::abi::{Class, Verdict};
 
 use crate::cast::{V4, V6};
 use crate::frames::{Body, SYN, ip, octets, packet};
-use crate::pace::rounds;
+use crate::slow_guest::rounds;
 use crate::stage::{
     FROM_NETDEV, FROM_POD, NEXT, REDIRECT, Ran, Run, SHOT, Stage, TO_NETDEV, TO_POD, UPLINK_MAC, on_stage, test_run,
 };

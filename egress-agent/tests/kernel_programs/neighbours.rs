@@ -70,7 +70,7 @@ fn arp_requests_for_an_owned_address_are_answered() {
 
 /// A half of a claim, or an address that has been handed over: replies for it are taken, and nobody is told that it is here.
 #[test]
-fn what_is_not_owned_is_not_answered_for() {
+fn addresses_that_are_not_owned_get_no_answer() {
     on_stage(|stage| {
         stage.owned.remove(&V4.here).expect("it is owned");
         let request = arp([0xff; 6], REQUEST, (ASKER_MAC, "172.18.0.1"), ([0; 6], V4.egress));
@@ -238,7 +238,7 @@ fn malformed_neighbour_discovery_is_ignored() {
 
 /// RFC 5227 section 2.4, and the same for IPv6: user space is told who claims what.
 #[test]
-fn claims_of_others_on_an_owned_address_are_told() {
+fn conflicting_claims_on_an_owned_address_are_reported() {
     on_stage(|stage| {
         stage.conflicts();
         let v4 = |mac| (ip(V4.egress), mac);
@@ -279,7 +279,7 @@ fn claims_of_others_on_an_owned_address_are_told() {
 }
 
 #[test]
-fn a_flood_of_claims_is_told_a_hundred_times_a_second() {
+fn reports_of_conflicting_claims_are_limited_per_second() {
     on_stage(|stage| {
         let frame = arp([0xff; 6], REPLY, (ASKER_MAC, V4.egress), ([0; 6], V4.node));
         stage.conflicts();

@@ -18,7 +18,7 @@ fn arriving(cast: &Cast, sport: u16, dport: u16, body: Body) -> Packet {
 }
 
 #[test]
-fn protocols_with_ports_go_and_come_back_with_right_checksums() {
+fn protocols_with_ports_are_translated_both_ways_with_right_checksums() {
     both(|stage, cast| {
         let sent = packet(cast.pod, cast.world, 4000, 80).body(SCTP);
         stage.forwards(&FROM_POD, &sent, Verdict::SnatHere, &sent.snat(cast.egress, 4000).hop());
@@ -28,7 +28,7 @@ fn protocols_with_ports_go_and_come_back_with_right_checksums() {
 }
 
 #[test]
-fn segments_that_the_sender_has_cut_go_as_they_are() {
+fn gso_packets_larger_than_the_mtu_pass() {
     both(|stage, cast| {
         let ready = Run { gso_size: 0xffff, ..FROM_POD };
         let sent = packet(cast.pod, cast.world, 4000, 80).body(SCTP).with(|packet| packet.data = 3000);
@@ -77,7 +77,7 @@ fn a_protocol_without_ports_serves_one_pod() {
 }
 
 #[test]
-fn a_nodes_own_address_is_not_lent_to_what_has_no_ports() {
+fn protocols_without_ports_get_no_node_address() {
     both(|stage, cast| {
         let marked = Run { mark: NODE_MARK, ..TO_NETDEV };
         let sent = |port, body| packet(cast.pod, cast.other_node, port, 80).body(body);
@@ -88,7 +88,7 @@ fn a_nodes_own_address_is_not_lent_to_what_has_no_ports() {
 }
 
 #[test]
-fn of_queries_of_ipv4_echo_and_timestamps_are_translated() {
+fn icmp_echo_and_timestamp_queries_are_translated() {
     both(|stage, cast| {
         if cast.family == Family::V6 {
             return;
@@ -113,7 +113,7 @@ fn of_queries_of_ipv4_echo_and_timestamps_are_translated() {
 }
 
 #[test]
-fn who_lists_addresses_to_go_by_is_dropped() {
+fn source_routed_packets_are_dropped() {
     both(|stage, cast| {
         let sent = packet(cast.pod, cast.world, 4000, 80).with(|packet| packet.options = 1);
         stage.run_frame(&FROM_POD, &sent.frame(), Verdict::SnatHere);
@@ -178,7 +178,7 @@ fn extension_headers_are_walked_up_to_a_bound() {
 }
 
 #[test]
-fn what_is_not_translated_is_nobody_elses_loss() {
+fn untranslated_protocols_do_not_affect_other_pods() {
     both(|stage, cast| {
         let redirect = if cast.family == Family::V4 { [5, 1] } else { [137, 0] };
         for body in [AH, GRE, SCTP, Body::Icmp(redirect, [10, 1, 2, 3]), Body::Unreachable] {

@@ -13,12 +13,12 @@ use nix::unistd::Pid;
 
 use crate::cast::{Cast, addr};
 use crate::frames::{Body, Packet, SYN, packet};
-use crate::pace;
 use crate::skips::skipped;
+use crate::slow_guest;
 use crate::stage::{FROM_POD, REDIRECT, Ran, Run, SWEEP, Stage, both, test_run};
 
 pub(crate) fn rounds() -> u16 {
-    u16::try_from(pace::rounds(3000)).expect("no more than there are ports")
+    u16::try_from(slow_guest::rounds(3000)).expect("no more than there are ports")
 }
 
 pub(crate) const CPUS: [usize; 2] = [0, 1];
@@ -94,7 +94,7 @@ fn of_round(from: &str, cast: &Cast, body: Body, round: u16) -> Packet {
 }
 
 #[test]
-fn one_mapping_where_the_own_port_is_free() {
+fn one_nat_entry_where_the_source_port_is_free() {
     both(|stage, cast| {
         if !has_both_cpus() {
             return skipped("needs two CPUs");
@@ -111,7 +111,7 @@ fn one_mapping_where_the_own_port_is_free() {
 }
 
 #[test]
-fn one_mapping_where_both_search() {
+fn one_nat_entry_where_both_search() {
     both(|stage, cast| {
         if !has_both_cpus() {
             return skipped("needs two CPUs");
@@ -160,7 +160,7 @@ fn race_moved(stage: &mut Stage, cast: &Cast, keys: usize) {
 }
 
 #[test]
-fn one_mapping_where_the_address_has_moved() {
+fn one_nat_entry_where_the_address_has_moved() {
     both(|stage, cast| {
         if !has_both_cpus() {
             return skipped("needs two CPUs");
@@ -173,7 +173,7 @@ fn one_mapping_where_the_address_has_moved() {
 }
 
 #[test]
-fn one_mapping_where_the_address_has_moved_and_both_search() {
+fn one_nat_entry_where_the_address_has_moved_and_both_search() {
     both(|stage, cast| {
         if !has_both_cpus() {
             return skipped("needs two CPUs");
@@ -189,7 +189,7 @@ fn one_mapping_where_the_address_has_moved_and_both_search() {
 }
 
 #[test]
-fn what_two_cpus_have_written_of_what_a_flow_came_to_is_not_taken() {
+fn a_cached_decision_that_two_cpus_wrote_is_not_used() {
     both(|stage, cast| {
         stage.configure(|config| config.decisions = 5);
         let out = packet(cast.pod, cast.world, 4000, 80).frame();
@@ -213,7 +213,7 @@ fn what_two_cpus_have_written_of_what_a_flow_came_to_is_not_taken() {
 /// A sweep finds flows idle, whose packets come at this moment. What a packet got through by is there behind both; what the
 /// sweep has taken first, costs the packet, or its flow gets a new mapping.
 #[test]
-fn what_a_packet_uses_outlives_the_sweep_that_looks_at_it() {
+fn an_entry_in_use_survives_a_concurrent_sweep() {
     const FLOWS: u16 = 8;
     both(|stage, cast| {
         if !has_both_cpus() {
@@ -223,7 +223,7 @@ fn what_a_packet_uses_outlives_the_sweep_that_looks_at_it() {
         // Loads the program.
         stage.sweep(false);
         let (mut taken, mut kept) = (0, 0);
-        for round in 0..pace::rounds(1000) {
+        for round in 0..slow_guest::rounds(1000) {
             for frame in &frames {
                 assert_eq!(test_run(stage.program(FROM_POD.program), &FROM_POD, frame).action, REDIRECT);
             }

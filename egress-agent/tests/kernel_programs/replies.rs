@@ -78,7 +78,7 @@ fn an_answer_for_another_nodes_pod_goes_back_through_the_overlay() {
 }
 
 #[test]
-fn nothing_unasked_reaches_anybody() {
+fn unsolicited_packets_reach_no_pod() {
     both(|stage, cast| {
         let asked = begin(stage, cast, 4000, Body::Udp);
         for (sent, verdict) in [
@@ -105,7 +105,7 @@ fn nothing_unasked_reaches_anybody() {
 }
 
 #[test]
-fn the_hosts_own_passes_untouched() {
+fn the_hosts_traffic_is_untouched() {
     both(|stage, cast| {
         let for_host = arriving(cast.world, cast.node, 80, 22).tcp(SYN);
         stage.passes(&FROM_NETDEV, &for_host, Verdict::NotOurs);
@@ -119,7 +119,7 @@ fn the_hosts_own_passes_untouched() {
 }
 
 #[test]
-fn the_mark_gives_the_nodes_address_and_its_answer_is_undone() {
+fn marked_packets_get_the_node_address_and_answers_are_reversed() {
     both(|stage, cast| {
         for (port, body) in (4000..).zip([Body::Udp, Body::Tcp(SYN), Body::EchoRequest]) {
             let marked = Run { mark: NODE_MARK, ..TO_NETDEV };

@@ -17,11 +17,11 @@ use egress_common::abi::{Addr, Direction, Family, NatEntry, Origin, PodEntry, Tu
 
 use crate::cast::{Cast, addr};
 use crate::frames::{Body, packet};
-use crate::pace;
 use crate::races::{has_both_cpus, pin};
-use crate::runs::{FROM_POD, REDIRECT, test_run};
 use crate::skips::skipped;
+use crate::slow_guest;
 use crate::stage::{Stage, both};
+use crate::test_run::{FROM_POD, REDIRECT, test_run};
 
 /// How long, for each family; longer only until both mappings have been met.
 const TIME: Duration = Duration::from_secs(2);
@@ -72,7 +72,7 @@ fn send(program: &SchedClassifier, cast: &Cast, stop: &AtomicBool) -> (u32, u32)
     let octets = if cast.family == Family::V4 { egress.v4_octets().to_vec() } else { egress.octets().to_vec() };
     let (mut given, mut own) = (0, 0);
     let start = Instant::now();
-    while start.elapsed() < if given > 0 && own > 0 { TIME } else { pace::patience(TIME) } {
+    while start.elapsed() < if given > 0 && own > 0 { TIME } else { slow_guest::patience(TIME) } {
         let ran = test_run(program, &FROM_POD, &frame);
         if ran.action != REDIRECT {
             continue;
@@ -114,7 +114,7 @@ fn race(stage: &mut Stage, cast: &Cast) {
 }
 
 #[test]
-fn a_mapping_whose_memory_changes_hands_gives_nobody_anothers_port() {
+fn a_nat_entry_whose_memory_is_reused_gives_no_flow_a_foreign_port() {
     both(|stage, cast| {
         if !has_both_cpus() {
             return skipped("needs two CPUs");
@@ -139,7 +139,7 @@ fn replace_pods(pods: &mut HashMap<MapData, Addr, PodEntry>, cast: &Cast, stop: 
 }
 
 #[test]
-fn a_pod_whose_entry_is_written_anew_is_taken_for_no_other_pod() {
+fn a_pod_whose_entry_is_rewritten_is_not_taken_for_another_pod() {
     both(|stage, cast| {
         if !has_both_cpus() {
             return skipped("needs two CPUs");

@@ -56,7 +56,7 @@ fn the_checksum_follows_the_port_both_ways() {
 }
 
 #[test]
-fn padding_of_the_link_is_no_part_of_the_message() {
+fn link_padding_is_not_part_of_the_checksum() {
     both(|stage, cast| {
         let shown = begin(stage, cast);
         let padded = |packet: &Packet| [packet.frame(), vec![0xa5; 10]].concat();
@@ -70,7 +70,7 @@ fn padding_of_the_link_is_no_part_of_the_message() {
 }
 
 #[test]
-fn a_wrong_checksum_stays_as_wrong() {
+fn a_wrong_checksum_stays_wrong() {
     both(|stage, cast| {
         let shown = begin(stage, cast);
         let at = L3 + if cast.family == Family::V4 { 20 } else { 40 } + 8;
@@ -87,7 +87,7 @@ fn a_wrong_checksum_stays_as_wrong() {
 
 /// Of several messages in one, each gets its checksum when it is cut off: until then there is none.
 #[test]
-fn segments_that_lie_ready_get_the_port_and_no_checksum() {
+fn gso_segments_get_the_port_and_no_checksum() {
     both(|stage, cast| {
         let shown = begin(stage, cast);
         let out = sent(cast, Body::SctpUnsummed(0)).with(|packet| packet.data = 3000);
@@ -100,7 +100,7 @@ fn segments_that_lie_ready_get_the_port_and_no_checksum() {
 }
 
 #[test]
-fn a_message_in_fragments_needs_its_own_port() {
+fn a_fragmented_message_keeps_its_port_or_is_dropped() {
     both(|stage, cast| {
         let shown = begin(stage, cast);
         let cut = |packet: Packet, at: u16, more| {
@@ -117,7 +117,7 @@ fn a_message_in_fragments_needs_its_own_port() {
 }
 
 #[test]
-fn an_association_under_way_has_its_own_port_or_none() {
+fn an_established_association_keeps_its_port_or_is_dropped() {
     both(|stage, cast| {
         begin(stage, cast);
         let by = |port, body| packet(cast.known_pod, cast.world, port, 81).body(body);
@@ -137,7 +137,7 @@ fn an_association_under_way_has_its_own_port_or_none() {
 }
 
 #[test]
-fn a_header_without_a_chunk_is_cut_short() {
+fn a_header_without_a_chunk_is_truncated() {
     both(|stage, cast| {
         let mut frame = sent(cast, INIT).with(|packet| packet.data = 0).frame();
         stage.select_as(cast.known_pod, cast.pod);
@@ -149,7 +149,7 @@ fn a_header_without_a_chunk_is_cut_short() {
 }
 
 #[test]
-fn on_the_nodes_own_address_it_gets_a_port_that_only_nat_uses() {
+fn on_the_node_address_it_gets_a_port_of_the_nat_range() {
     both(|stage, cast| {
         let marked = Run { mark: NODE_MARK, ..TO_NETDEV };
         let out = packet(cast.pod, cast.other_node, PORT, 80).body(INIT);

@@ -18,13 +18,13 @@ use nix::sched::{CloneFlags, unshare};
 
 use crate::cast::{Cast, V4, V6, addr};
 use crate::frames::Packet;
-use crate::kept::{self, Object};
 use crate::object::bytes;
+use crate::object_pool::{self, Object};
 use crate::skips::skipped;
 
-pub(crate) use crate::ages::*;
+pub(crate) use crate::aging::*;
 pub(crate) use crate::devices::*;
-pub(crate) use crate::runs::*;
+pub(crate) use crate::test_run::*;
 
 /// Bytes of a place for a fragment.
 pub(crate) const HELD: usize = 2048;
@@ -83,7 +83,7 @@ pub(crate) fn on_stage_with(sizes: &'static [(&'static str, u32)], test: impl Fn
         // A test that fails does not come here.
         if sizes.is_empty() {
             stage.empty();
-            kept::give_back(stage);
+            object_pool::give_back(stage);
         }
     });
     let thread = thread.expect("start a thread");
@@ -107,7 +107,7 @@ impl Stage {
         while now_ns() <= SETTLE_NS + 1_000_000_000 {
             std::thread::sleep(std::time::Duration::from_millis(100));
         }
-        let kept = if sizes.is_empty() { kept::take() } else { None };
+        let kept = if sizes.is_empty() { object_pool::take() } else { None };
         let mut stage = kept.unwrap_or_else(|| Self::load(sizes));
         assert!(stage.remains().is_empty(), "of another test: {:?}", stage.remains());
         stage.begin();

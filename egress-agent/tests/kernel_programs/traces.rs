@@ -16,7 +16,7 @@ use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 
 use crate::cast::{Cast, V4, V6, addr};
-use crate::emptied::Memory;
+use crate::clean_maps::Memory;
 use crate::frames::{SYN, ip, packet};
 use crate::object::bytes;
 use crate::stage::{FROM_POD, MGMT_MAC, Stage, TO_POD, now_ns, on_stage, on_stage_with};
@@ -278,7 +278,7 @@ const ELSEWHERE: &[(Verdict, &str)] = &[
 ];
 
 #[test]
-fn every_verdict_of_the_road_is_traced_or_excused() {
+fn every_verdict_of_the_path_is_traced_or_excluded() {
     for verdict in Verdict::ALL {
         let traced = CASES.iter().chain(CASES_V6).any(|(of, ..)| of == verdict);
         let excused = ELSEWHERE.iter().any(|(of, _)| of == verdict);
@@ -316,7 +316,7 @@ fn play(stage: &mut Stage, cast: &Cast, tracer: &mut Tracer<'_>, (verdict, prepa
 }
 
 #[test]
-fn a_trace_and_a_packet_come_to_the_same() {
+fn a_trace_predicts_the_verdict_of_the_packet() {
     on_stage(|stage| {
         let mut tracer = tracer(stage);
         for case in CASES {
@@ -331,7 +331,7 @@ fn a_trace_and_a_packet_come_to_the_same() {
 }
 
 #[test]
-fn a_port_by_chance_is_one_that_is_free() {
+fn a_predicted_port_is_free() {
     on_stage(|stage| {
         let mut tracer = tracer(stage);
         occupy(stage, &V4, 17, (1024..=u16::MAX).filter(|port| *port != 5_000), 53);
@@ -342,7 +342,7 @@ fn a_port_by_chance_is_one_that_is_free() {
 }
 
 #[test]
-fn a_trace_knows_of_full_maps() {
+fn a_trace_reports_full_maps() {
     on_stage_with(&[("nat", 4), ("flows", 2)], |stage| {
         let mut tracer = tracer(stage);
         let known = |port| TestPacket { sport: port, ..probe(V4.pod, V4.world, 80) };

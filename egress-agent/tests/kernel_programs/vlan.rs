@@ -8,10 +8,10 @@ use aya::programs::TcAttachType;
 use egress_common::abi::Verdict;
 
 use crate::cast::{Cast, V4};
-use crate::encapsulation::ground::seal;
+use crate::encapsulation::setup::seal;
 use crate::frames::{Packet, SYN, packet};
-use crate::overlay::{Place, Wire, arrives, is, on_devices, wrapped};
-use crate::pace::patience;
+use crate::from_overlay::{Place, Wire, arrives, is, on_devices, wrapped};
+use crate::slow_guest::patience;
 use crate::stage::{MGMT_MAC, POD_MAC, ROUTER_MAC, UPLINK_MAC, batch};
 
 const PLACES: &[Place] = &[
@@ -42,7 +42,7 @@ fn from_pod(cast: &Cast) -> Packet {
 }
 
 #[test]
-fn what_comes_in_with_a_tag_is_not_looked_at() {
+fn tagged_packets_pass_ingress_untouched() {
     on_devices(PLACES, |stage, cast| {
         let to_egress = packet(cast.world, cast.egress, 80, 4000).macs(UPLINK_MAC, ROUTER_MAC);
         for (wire, packet) in [("pods0", from_pod(cast)), ("out0", to_egress)] {
@@ -54,7 +54,7 @@ fn what_comes_in_with_a_tag_is_not_looked_at() {
 
 /// A bridge sends on by one device what came in by another, with its tag beside the frame as VLAN devices leave it.
 #[test]
-fn what_leaves_with_a_tag_is_not_looked_at() {
+fn tagged_packets_pass_egress_untouched() {
     on_devices(PLACES, |stage, cast| {
         batch("link add br7 type bridge\nlink add in7 type veth peer name far7\nlink set in7 master br7\n");
         batch("link set br7 up\nlink set in7 up\nlink set far7 up\n");
@@ -83,7 +83,7 @@ fn what_leaves_with_a_tag_is_not_looked_at() {
 }
 
 #[test]
-fn a_tag_in_the_overlay_is_none_of_a_gateways() {
+fn a_tagged_inner_packet_is_malformed() {
     on_devices(PLACES, |stage, cast| {
         let mut frame = wrapped(V4.other_node, cast.here, &packet(cast.remote_pod, cast.world, 4000, 80));
         let inner = frame.len() - packet(cast.remote_pod, cast.world, 4000, 80).frame().len();
@@ -101,7 +101,7 @@ fn a_tag_in_the_overlay_is_none_of_a_gateways() {
 
 /// The stack takes off as many priority tags as there are, and forwards what is inside.
 #[test]
-fn a_pods_packet_under_two_priority_tags_does_not_slip_by() {
+fn a_pod_packet_with_two_priority_tags_does_not_bypass_the_program() {
     on_devices(STEERING, |stage, cast| {
         let (pods, out) = (Wire::of("pods0"), Wire::of("out0"));
         for tags in [&[0, 0][..], &[0, 0, 0], &[0x6000, 0]] {

@@ -306,7 +306,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_filter_contains_what_was_put_in_and_little_else() {
+    fn a_bloom_filter_contains_its_entries_and_few_others() {
         let owned: [Addr; 20] = core::array::from_fn(|last| Addr::v4([172, 18, 0, 100 + last as u8]));
         let filter = owned.iter().fold(BloomFilter::NONE, |filter, addr| filter.with(addr));
         assert!(owned.iter().all(|addr| filter.may_contain(addr)));

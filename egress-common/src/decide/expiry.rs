@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flow_outlives_its_mapping() {
+    fn a_flow_outlives_its_nat_entry() {
         let flow = |state| Flow::new(Addr::UNSPECIFIED, 1, 0, state, 0);
         for (protocol, state, secs) in [
             (PROTO_TCP, 0, 240),
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn in_need_only_the_unanswered_lose_time() {
+    fn under_pressure_only_unanswered_entries_expire_earlier() {
         let timeouts = &pressed(Timeouts::DEFAULT);
         let kept = |state| {
             let (one, other) = (nat_entry(PROTO_TCP, 0, state), nat_entry(PROTO_TCP, 0, state));

@@ -92,7 +92,7 @@ mod tests {
     use crate::wire::{PROTO_TCP, PROTO_UDP};
 
     #[test]
-    fn a_datagram_is_known_by_its_ends_its_number_and_its_protocol() {
+    fn a_datagram_is_identified_by_addresses_id_and_protocol() {
         both(|cast, maps| {
             resolve(&mut packet(cast.pod, cast.world, 4000, 80).fragment(0, true).headers(), maps);
             let mut later = packet(cast.pod, cast.world, 0, 0).fragment(100, true).headers();
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn ports_are_not_remembered_for_ever() {
+    fn remembered_ports_expire() {
         both(|cast, maps| {
             let begun = maps.now.get();
             resolve(&mut packet(cast.pod, cast.world, 4000, 80).fragment(0, true).headers(), maps);
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_translated_is_remembered() {
+    fn only_translated_datagrams_are_remembered() {
         both(|cast, maps| {
             let whole = packet(cast.pod, cast.world, 1, 2);
             for first in [whole.clone().cut(4), whole.unreachable()] {

@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_translated_is_named() {
+    fn untranslatable_packets_have_a_drop_reason() {
         both(|cast, maps| {
             for (packet, verdict) in [
                 (from_remote(cast).protocol(PROTO_AH), Verdict::UnsupportedProtocol),
@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_waits_here() {
+    fn no_fragment_waits_on_this_hook() {
         both(|cast, maps| {
             let first = from_remote(cast).fragment(0, true);
             maps.await_first(&first.headers());
@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_been_handed_over_is_passed_on_once() {
+    fn a_handed_over_packet_is_passed_on_once() {
         both(|cast, maps| {
             const THIRD: &str = "172.18.0.4";
             let (pod, narrow) = if cast.world.contains(':') { ("fd00:10:244:3::10", 64) } else { ("10.244.3.10", 24) };
@@ -430,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn an_heir_takes_from_the_old_node_what_any_pod_has_sent() {
+    fn the_new_owner_accepts_packets_of_any_pod_from_the_old_owner() {
         both(|cast, maps| {
             hand_over(cast, maps, HandoverStage::Arriving);
             for (pod, node, origin) in
@@ -454,7 +454,7 @@ mod tests {
 
     /// Some node may not have heard of a hand-over before this one: the other node has the address still.
     #[test]
-    fn before_its_time_an_heir_takes_nothing_from_others() {
+    fn before_the_hand_over_the_new_owner_accepts_nothing_from_other_nodes() {
         both(|cast, maps| {
             const THIRD: &str = "172.18.0.4";
             hand_over(cast, maps, HandoverStage::Arriving);
@@ -470,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_are_taken_from_the_other_node_alone() {
+    fn answers_are_accepted_from_the_peer_of_the_hand_over_only() {
         both(|cast, maps| {
             for stage in [HandoverStage::Leaving, HandoverStage::Arriving, HandoverStage::Open] {
                 maps.own(ID, cast.egress);

@@ -281,8 +281,4 @@ fn is_answer<T: Tables>(headers: &Headers, tables: &T) -> bool {
 }
 
 #[cfg(test)]
-mod cut;
-#[cfg(test)]
-mod settled;
-#[cfg(test)]
 mod tests;

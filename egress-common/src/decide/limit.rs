@@ -29,7 +29,7 @@ mod tests {
     }
 
     #[test]
-    fn so_many_at_once_then_so_many_a_second() {
+    fn a_burst_then_a_rate_per_second() {
         let mut state = 0;
         let start = 7_000_000_000;
         assert_eq!(answers(&mut state, start, 10_000), ANSWERS_AT_ONCE);

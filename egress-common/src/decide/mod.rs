@@ -24,7 +24,7 @@ pub mod to_pod;
 #[cfg(test)]
 pub(crate) mod cast;
 #[cfg(test)]
-mod handover;
+mod handover_tests;
 #[cfg(any(test, feature = "model"))]
 pub mod memory_maps;
 #[cfg(test)]

@@ -80,7 +80,7 @@ mod tests {
     use crate::wire::PROTO_SCTP;
 
     #[test]
-    fn what_is_too_long_for_the_overlay_is_cut_outside_or_told() {
+    fn packets_too_big_for_the_overlay_are_fragmented_outside_or_refused() {
         let whole = |cast| packet(cast, V4.world, 4000, 80);
         let (v4, v6) = (whole(V4.pod).headers(), packet(V6.pod, V6.world, 4000, 80).headers());
         let free = Headers { dont_fragment: false, ..v4 };

@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn packets_that_say_nothing_change_nothing() {
+    fn segments_without_new_information_change_nothing() {
         for state in 0..64 {
             for direction in [Egress, Ingress] {
                 assert_eq!(own(state, 0, direction), state);
@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn a_strangers_packets_close_no_connection_from_outside_that_goes_on() {
+    fn forged_segments_close_no_inbound_connection() {
         let open = replied(replied(heard_fitting(0, SYN), SYN_ACK), ACK);
         let reset = heard_fitting(open, RST);
         assert_eq!(of_inbound_fitting(reset), Phase::Closing);
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn an_end_fits_at_what_the_pod_waits_for_and_little_behind() {
+    fn an_end_is_valid_at_the_expected_sequence_number_and_slightly_after() {
         for acknowledged in [0, 1, 77, u32::MAX, u32::MAX - WINDOW / 2] {
             for (ahead, is_fitting) in [(0, true), (1, true), (WINDOW - 1, true), (WINDOW, false), (u32::MAX, false)] {
                 assert_eq!(fits(acknowledged, acknowledged.wrapping_add(ahead)), is_fitting, "{acknowledged} {ahead}");
@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn a_segment_tells_what_its_side_is_asked_for() {
+    fn a_segment_updates_the_sequence_number_of_its_direction() {
         let after = |flags, direction| number(7, Segment { flags, number: 9 }, direction);
         for flags in [SYN, ACK, FIN, SYN_ACK] {
             assert_eq!(after(flags, Egress), 9, "{flags}");
@@ -380,7 +380,7 @@ mod tests {
 
     /// Of all that strangers can send, what does not fit shortens nothing; what the pod itself says always counts.
     #[test]
-    fn what_does_not_fit_ends_nothing() {
+    fn an_out_of_window_end_closes_nothing() {
         let (open, ack) = (own(own(0, SYN, Egress), ACK, Egress), SPOKE);
         for flags in [RST, RST_ACK, FIN] {
             let reverse = own(ack, flags, Ingress);

@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flow_keeps_its_address_when_others_come_and_go_and_follows_it_to_another_node() {
+    fn a_flow_keeps_its_address_across_policy_changes_and_nodes() {
         let maps = MemoryMaps::new();
         let a = PolicySlot::here(Addr::v4([172, 18, 0, 100]));
         let b = PolicySlot::remote(Addr::v4([172, 18, 0, 101]), Addr::v4([172, 18, 0, 3]));
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_assigned_is_a_named_verdict() {
+    fn without_an_assigned_address_the_verdict_has_a_reason() {
         let maps = MemoryMaps::new();
         let headers = packet("10.244.1.10", "198.51.100.10", 4000, 80).headers();
         assert_eq!(of_flow(&headers, &Quote::NONE, &maps, 7), Err(Verdict::NoPolicy));

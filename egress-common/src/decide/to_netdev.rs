@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn the_mark_is_served_for_pods_of_this_node() {
+    fn marked_packets_of_local_pods_get_the_node_address() {
         both(|cast, maps| {
             assert_eq!(asked(maps, &MARKED, &packet(cast.pod, cast.other_node, 4000, 80)), ToNetdev::NodeSnat);
             assert_eq!(asked(maps, &MARKED, &packet(cast.node, cast.other_node, 4000, 80)), ToNetdev::Unmark);
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn the_mark_lets_no_pods_address_out() {
+    fn a_marked_packet_with_a_pod_address_does_not_leave() {
         both(|cast, maps| {
             for pod in [cast.remote_pod, cast.lost_pod] {
                 let marked = packet(pod, cast.world, 4000, 80);
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_about_what_came_from_outside_may_leave() {
+    fn an_error_about_an_inbound_packet_may_leave() {
         both(|cast, maps| {
             let request = packet(cast.world, cast.pod, 80, 4000).tcp(tcp::SYN);
             let error = packet(cast.pod, cast.world, 0, 0).unreachable();
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_that_lists_where_to_go_by_gets_no_address() {
+    fn a_source_routed_error_gets_no_address() {
         both(|cast, maps| {
             let config = maps.config.get();
             let sent = packet(cast.pod, cast.other_node, 4000, 80).headers();
@@ -287,7 +287,7 @@ mod tests {
 
     /// The CNI's masquerade keeps the port that a pod has chosen, of those that are NAT's.
     #[test]
-    fn a_masqueraded_packet_does_not_pass_for_another_pods() {
+    fn a_masqueraded_packet_does_not_match_another_pods_flow() {
         both(|cast, maps| {
             let config = maps.config.get();
             for sent in [packet(cast.pod, cast.other_node, 4000, 53), packet(cast.pod, cast.other_node, 0, 0).echo(9)] {
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn a_forwarded_packet_to_a_nodes_tunnel_port_goes_nowhere() {
+    fn a_forwarded_packet_to_a_tunnel_port_is_dropped() {
         both(|cast, maps| {
             let port = u16::try_from(maps.config.get().tunnel_port).expect("a port");
             for source in [cast.pod, cast.node, cast.known_pod, cast.world, cast.egress] {
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_to_nobody_does_not_leave() {
+    fn an_unsolicited_answer_does_not_leave() {
         both(|cast, maps| {
             let syn = packet(cast.world, cast.pod, 4000, 80).tcp(tcp::SYN).arriving();
             let ping = packet(cast.world, cast.pod, 0, 0).echo(9).arriving();
@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_waits_here() {
+    fn no_fragment_waits_on_this_hook() {
         both(|cast, maps| {
             let firsts = [
                 (packet(cast.pod, cast.world, 4000, 80), Verdict::ProgramBypassed),
@@ -408,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn what_steer_leaves_alone_may_leave() {
+    fn packets_that_from_pod_leaves_alone_may_leave() {
         both(|cast, maps| {
             assert_eq!(verdict(maps, &packet(cast.known_pod, cast.world, 4000, 80)), Verdict::NotSelected);
             assert_eq!(verdict(maps, &packet(cast.pod, cast.remote_pod, 4000, 80)), Verdict::ToCluster);
@@ -416,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn the_exception_gets_the_nodes_address_where_the_stack_has_not_given_it() {
+    fn the_node_address_exception_translates_where_the_stack_did_not() {
         both(|cast, maps| {
             maps.set_policy(ID, WhenEmpty::NodeAddress, &[]);
             let untranslated = packet(cast.pod, cast.world, 4000, 80);
@@ -431,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_that_are_not_this_nodes_do_not_leave_here() {
+    fn addresses_of_remote_pods_do_not_leave() {
         both(|cast, maps| {
             for source in [cast.remote_pod, cast.lost_pod] {
                 for to in [cast.world, cast.foreign_egress] {
@@ -463,7 +463,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_pod_of_this_node_is_as_steer_says() {
+    fn an_unknown_local_pod_is_treated_as_in_from_pod() {
         both(|cast, maps| {
             let unknown = packet(cast.unknown_pod, cast.world, 4000, 80);
             assert_eq!(verdict(maps, &unknown), Verdict::UnknownPod);

@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_from_outside_is_remembered_once() {
+    fn an_inbound_connection_is_remembered_once() {
         both(|cast, maps| {
             for pod in [cast.pod, cast.known_pod] {
                 let syn = packet(cast.world, pod, 80, 4000).tcp(tcp::SYN).arriving();
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_comes_from_outside_to_a_pod_here() {
+    fn only_packets_from_outside_to_local_pods() {
         both(|cast, maps| {
             let syn = |from, to| packet(from, to, 80, 4000).tcp(tcp::SYN).arriving();
             assert_eq!(to_pod(&syn(cast.world, cast.unknown_pod), maps), Verdict::NotPod);
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn datagrams_count_once_the_programs_have_settled() {
+    fn datagrams_count_after_the_startup_period() {
         both(|cast, maps| {
             let now = maps.now.get();
             let datagrams: [Headers; 2] = [
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ping_counts_from_the_first_moment_on() {
+    fn a_ping_counts_during_the_startup_period() {
         both(|cast, maps| {
             let mut config = maps.config.get();
             config.following_since_secs = (maps.now.get() / 1_000_000_000) as u32;
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ping_counts_also_where_the_pod_pings_by_the_same_identifier() {
+    fn a_ping_counts_despite_a_pod_query_with_the_same_identifier() {
         both(|cast, maps| {
             let config = maps.config.get();
             let query = packet(cast.pod, cast.world, 0, 0).echo(9);
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn selecting_a_pod_takes_neither_its_own_datagrams_nor_those_from_outside_for_the_other() {
+    fn selection_confuses_no_inbound_with_outbound_datagrams() {
         both(|cast, maps| {
             let pod = cast.known_pod;
             let own = packet(pod, cast.world, 4000, 53);
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn another_node_may_call_a_pod_and_be_called_by_it() {
+    fn another_node_and_a_pod_may_connect_both_ways() {
         both(|cast, maps| {
             let config = maps.config.get();
             let syn = packet(cast.other_node, cast.pod, 50_000, 8443).tcp(tcp::SYN).arriving();
@@ -261,7 +261,7 @@ mod tests {
 
     /// A load balancer outside that keeps the client's address shows the egress IP of a pod that calls another one.
     #[test]
-    fn a_selected_pod_may_call_another_by_a_load_balancer_outside() {
+    fn a_selected_pod_may_reach_another_by_an_external_load_balancer() {
         both(|cast, maps| {
             let config = maps.config.get();
             for client in [cast.egress, cast.foreign_egress] {
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_to_datagrams_with_the_nodes_address_are_no_connections_from_outside() {
+    fn answers_to_datagrams_with_the_node_address_are_not_inbound() {
         both(|cast, maps| {
             maps.set_policy(ID, WhenEmpty::NodeAddress, &[]);
             let asked = packet(cast.pod, cast.world, 4000, 53);
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn a_late_answer_to_a_flow_that_was_cut_is_no_connection_from_outside() {
+    fn a_late_answer_to_a_reset_flow_is_not_inbound() {
         both(|cast, maps| {
             let request = packet(cast.pod, cast.world, 4000, 53);
             from_pod(&mut request.headers(), maps, &maps.config.get());
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn the_answer_of_a_pods_own_flow_is_no_connection_from_outside() {
+    fn an_answer_to_a_pods_flow_is_not_inbound() {
         both(|cast, maps| {
             for request in [packet(cast.pod, cast.world, 4000, 53), packet(cast.pod, cast.world, 0, 0).echo(9)] {
                 from_pod(&mut request.headers(), maps, &maps.config.get());
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_to_a_pod_that_nothing_selects_is_followed() {
+    fn a_connection_to_an_unselected_pod_is_tracked() {
         both(|cast, maps| {
             let arriving = |flags| packet(cast.world, cast.known_pod, 80, 4000).tcp(flags).arriving();
             let begun = maps.now.get();
@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_to_a_selected_pod_is_followed_by_its_answers_and_its_ends() {
+    fn a_connection_to_a_selected_pod_is_tracked_to_its_end() {
         both(|cast, maps| {
             let arriving = |flags| packet(cast.world, cast.pod, 80, 4000).tcp(flags).arriving();
             let answers = |flags| {
@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn datagrams_from_outside_keep_their_entry_and_those_of_the_pod_do_not() {
+    fn inbound_datagrams_refresh_their_entry_and_outbound_ones_do_not() {
         both(|cast, maps| {
             let asked = packet(cast.world, cast.pod, 5000, 8080).arriving();
             let reply = packet(cast.pod, cast.world, 8080, 5000);
@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn a_datagram_counts_where_its_port_is_exposed_and_nowhere_else() {
+    fn a_datagram_counts_only_at_an_exposed_port() {
         without_direct_routing(|cast, maps| {
             expose(maps, cast.pod, &[5060]);
             let config = maps.config.get();
@@ -444,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn what_another_node_sends_counts_at_every_port() {
+    fn packets_of_another_node_count_at_every_port() {
         without_direct_routing(|cast, maps| {
             for asked in [packet(cast.other_node, cast.pod, 5000, 53), packet(cast.other_node, cast.pod, 0, 0).echo(9)]
             {
@@ -454,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_is_remembered_at_every_port_and_shows_the_pod_only_where_it_is_exposed() {
+    fn a_connection_is_remembered_at_every_port_and_answers_leave_only_at_exposed_ports() {
         without_direct_routing(|cast, maps| {
             expose(maps, cast.pod, &[443]);
             let config = maps.config.get();
@@ -471,7 +471,7 @@ mod tests {
     }
 
     #[test]
-    fn an_association_begins_by_its_init() {
+    fn an_association_begins_with_init() {
         without_direct_routing(|cast, maps| {
             let init = packet(cast.world, cast.pod, 5000, 36412).sctp(sctp::INIT);
             assert_eq!(to_pod(&init.arriving(), maps), Verdict::InboundRemembered, "at every port, as a SYN");
@@ -483,7 +483,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_that_nothing_selects_cannot_take_the_room_of_those_that_something_does() {
+    fn unselected_pods_cannot_fill_the_map_for_selected_pods() {
         both(|cast, maps| {
             maps.configure(|config| config.inbound_size = 16);
             maps.limit_inbound(16);
@@ -506,7 +506,7 @@ mod tests {
 
     /// However many ports are flooded at once.
     #[test]
-    fn floods_at_many_ports_leave_room_for_another() {
+    fn floods_at_many_ports_leave_entries_for_another_port() {
         const SIZE: u32 = 65_536;
         for ports in [1, 4, 5, 8, 64, 1024] {
             let mut of_ports = std::vec![0; ports];
@@ -528,7 +528,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_at_one_port_leaves_room_for_others() {
+    fn a_flood_at_one_port_leaves_entries_for_other_ports() {
         both(|cast, maps| {
             maps.configure(|config| config.inbound_size = 64);
             maps.limit_inbound(64);
@@ -549,7 +549,7 @@ mod tests {
     }
 
     #[test]
-    fn datagrams_of_a_pod_that_is_not_known_yet_are_followed() {
+    fn datagrams_of_an_unknown_pod_are_tracked() {
         both(|cast, maps| {
             let config = maps.config.get().with_on_unknown_pod(OnUnknownPod::Pass);
             let own = packet(cast.unknown_pod, cast.world, 4000, 53);
@@ -562,7 +562,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_map_is_named_and_lets_nobody_be_answered_wrongly() {
+    fn a_full_map_has_a_reason_and_translates_no_answer() {
         both(|cast, maps| {
             maps.limit_inbound(1);
             let syn = |port| packet(cast.world, cast.pod, port, 4000).tcp(tcp::SYN).arriving();

@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn correcting_equals_computing_anew() {
+    fn correcting_equals_recomputing() {
         let lengths = (12..2000).chain([2048, 4096, 9000, 16_384, 32_767, 65_279, 65_280, 65_281, 65_535]);
         for (seed, length) in (0..).zip(lengths) {
             let old = sealed(message(seed, length));
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_stays_as_wrong_and_zero_stays_zero() {
+    fn a_wrong_checksum_stays_wrong_and_zero_stays_zero() {
         let ((ports, field), difference) = (head(&sealed(message(7, 100))), 0x0403_0201);
         let right = replace(field, difference, 100);
         assert_ne!((right, ports), (field, difference));

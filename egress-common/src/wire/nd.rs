@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn an_advertisement_is_believed_and_names_its_link() {
+    fn an_advertisement_names_its_link_address() {
         let (node, all) = (Addr::v6([0xfe; 16]), ALL_NODES);
         let mut frame = [0; ADVERTISEMENT_LEN];
         for (to, flags, is_believed) in
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn advertisement_is_valid_for_both_askers() {
+    fn an_advertisement_is_valid_for_unicast_and_multicast() {
         let mut sender = [0u8; 16];
         sender[0] = 0xfe;
         sender[15] = 1;

@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn what_names_no_flow_is_refused() {
+    fn a_quote_without_a_flow_is_refused() {
         let whole = error_v4(PROTO_UDP, PORTS);
         for length in 42..whole.len() - 4 {
             assert_eq!(read(&whole[..length]), None, "cut to {length}");

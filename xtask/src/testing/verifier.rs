@@ -21,7 +21,7 @@ use egress_toolchain::{BuildArgs, Paths, Progress, ensure_built};
 
 /// The binary and the test in it.
 const BINARY: &str = "kernel_programs";
-const TEST: &str = "figures::every_program_is_as_cheap_as_on_record";
+const TEST: &str = "verifier::every_program_is_as_cheap_as_on_record";
 
 /// What stands before each line of figures.
 const MARK: &str = "verifier: ";
@@ -30,7 +30,7 @@ const RECORD: &str = "egress-ebpf/verifier.yaml";
 const HEADER: &str = "\
 # What the verifier had to do for each program, by kernel: instructions that it went through, bytes of stack of the
 # program and of each function that is called, the number of those functions, bytes of machine code.
-# Written by `cargo xtask verifier --bless`, read by egress-agent/tests/kernel_programs/figures.rs.
+# Written by `cargo xtask verifier --bless`, read by egress-agent/tests/kernel_programs/verifier.rs.
 ";
 
 #[derive(Args, Debug)]

@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn others_who_have_announce_or_probe_the_address_are_claimants() {
+    fn announcements_answers_and_probes_of_other_hosts_are_claims() {
         for address in [v4(), v6()] {
             for frame in [probe(THEIRS, address), announcement(THEIRS, address)] {
                 assert_eq!(claimant(&frame, OURS), Some(Claimant { address, mac: THEIRS }));
@@ -377,7 +377,7 @@ mod tests {
 
     /// An ordinary request *for* an address is a question, and claims the asker's own.
     #[test]
-    fn a_question_claims_who_asks() {
+    fn a_request_claims_its_sender_address() {
         let (asker, asked) = (Ipv4Addr::new(172, 18, 0, 101), Ipv4Addr::new(172, 18, 0, 100));
         let claim = Claimant { address: asker.into(), mac: THEIRS };
         assert_eq!(claimant(&arp_request(THEIRS, asker, asked), OURS), Some(claim));

@@ -238,7 +238,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_this_process_has_attached_stays_pinned_whatever_the_kernel_lists() {
+    fn programs_attached_by_this_process_stay_pinned() {
         // Numbers that no program of this machine has reached.
         let (attached, left) = (u32::MAX, u32::MAX - 1);
         let pins = std::env::temp_dir().join(format!("egress-filters-{}", std::process::id()));

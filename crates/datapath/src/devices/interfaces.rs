@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn the_own_end_is_the_nodes_address() {
+    fn the_local_end_is_the_node_address() {
         let (own, peer) = ([172, 18, 0, 2].into(), [172, 18, 0, 9].into());
         for attributes in [
             [AddressAttribute::Local(own), AddressAttribute::Address(peer)],
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_in_use_is_no_address() {
+    fn unusable_addresses_are_ignored() {
         let own = AddressAttribute::Local([172, 18, 0, 2].into());
         let with = |flags| message(&[own.clone(), AddressAttribute::Flags(flags)]);
         for flags in [AddressFlags::Tentative, AddressFlags::Dadfailed] {

@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_as_it_was_and_said_once() {
+    fn an_unreadable_setting_keeps_its_value_and_is_logged_once() {
         let mut ports = HostPorts::new();
         let seen = |ephemeral, reserved| Seen { ephemeral, reserved };
         let known = |ports: &HostPorts| ports.ranges().collect::<Vec<_>>();
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernels_texts_are_read() {
+    fn sysctl_values_are_parsed() {
         assert_eq!(parse_range("32768\t60999\n"), Some(32768..=60999));
         assert_eq!(parse_range("1"), None);
         assert_eq!(parse_list("\n"), Some(vec![]));

@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_preemptible_kernel_says_so() {
+    fn a_preemptible_kernel_is_recognised() {
         for version in ["#1 SMP PREEMPT_RT Debian 6.12.57-1 (2025-11-05)\n", "#1 SMP PREEMPT_RT @0"] {
             assert!(is_realtime(version), "{version}");
         }

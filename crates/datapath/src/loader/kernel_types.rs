@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_or_something_else_is_not_read() {
+    fn truncated_or_other_data_is_refused() {
         let types = types();
         assert_eq!(find(&types[..40], "bb"), None);
         assert_eq!(find(b"\x7fELF", "b"), None);

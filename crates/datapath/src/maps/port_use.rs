@@ -146,7 +146,7 @@ mod tests {
 
     /// Never too few, and of very many destinations hardly too many.
     #[test]
-    fn a_million_destinations_take_no_more_room_and_count_almost_right() {
+    fn a_million_destinations_use_bounded_memory_and_count_approximately() {
         let mut count = count();
         let here = mapping(Origin::Here, 7);
         for destination in 0..1_000_000 {

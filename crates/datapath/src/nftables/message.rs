@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_is_found_behind_an_acknowledgement() {
+    fn an_error_is_found_after_an_acknowledgement() {
         let answer = |code: i32| {
             let mut bytes = BytesMut::new();
             bytes.put_u32_ne(20);

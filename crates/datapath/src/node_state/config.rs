@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_is_away_cannot_be_redirected_to() {
+    fn a_missing_device_is_no_redirect_target() {
         let there = with_facts(Config::EMPTY, &facts(), Family::V4);
         let away = with_facts(there, &NodeFacts { uplink: None, ..facts() }, Family::V4);
         assert_eq!((away.uplink_ifindex, away.mgmt_ifindex), (0, 3));
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cover_holds_what_was_put_into_it_and_little_else() {
+    fn a_cover_contains_its_prefixes_and_few_others() {
         use egress_common::abi::Cover;
 
         let may = |config: &Config, ip: &str| config.may_be_pod(&Addr::from(ip.parse::<IpAddr>().expect("an address")));
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn the_overlays_secret_is_kept_and_goes_with_the_choice() {
+    fn the_overlay_secret_is_kept_and_follows_the_setting() {
         let secret = overlay_secret(&Config::EMPTY, true).expect("random bytes");
         let mut config = Config::EMPTY;
         config.overlay_secret = secret;

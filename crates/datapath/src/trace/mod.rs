@@ -320,7 +320,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_kernel_refuses_is_told_by_what_it_says() {
+    fn refusals_of_the_kernel_are_explained_by_their_error() {
         let said = |errno, frame| why(io::Error::from_raw_os_error(errno), 7, frame).to_string();
         assert!(said(libc::ENODEV, 60).starts_with("the management port (interface 7) is not there"));
         let long = said(libc::EINVAL, 3964);

@@ -223,7 +223,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_world_sees_is_said_with_what_it_depends_on() {
+    fn the_visible_source_is_shown_with_its_conditions() {
         let (node, egress) = (Addr::v4([172, 18, 0, 2]), Addr::v4([172, 18, 0, 100]));
         let seen = |verdict, node| source(verdict, None, Some(egress), node).map(|of| (of.address, of.whose));
         for verdict in [Verdict::NotSelected, Verdict::UnknownPodPassed] {

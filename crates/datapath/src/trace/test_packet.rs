@@ -182,7 +182,7 @@ mod tests {
     const V6: (&str, &str) = ("fd00:10:244:1::a", "2001:db8:100::10");
 
     #[test]
-    fn the_programs_read_what_was_asked_for() {
+    fn a_test_packet_has_the_requested_fields() {
         for (from, to) in [V4, V6] {
             for (protocol, l4, ports) in [
                 (6, L4::Tcp, (40_000, 443)),
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_under_way_shows_that() {
+    fn a_connection_under_way_has_no_syn() {
         let begun = packet(V4.0, V4.1, 6);
         assert_eq!(begun.headers().expect("a packet").tcp_flags, tcp::SYN);
         assert_eq!(TestPacket { under_way: true, ..begun }.headers().expect("a packet").tcp_flags, tcp::ACK);

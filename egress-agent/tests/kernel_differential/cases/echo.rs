@@ -1,8 +1,8 @@
 //! ICMP and ICMPv6 queries: echo with its identifier, and the others.
 
 use super::echo;
-use crate::craft::Body;
-use crate::play::{Case, Talk};
+use crate::packets::Body;
+use crate::runner::{Case, Talk};
 
 const ID: u16 = 0x4242;
 
@@ -41,7 +41,7 @@ pub(super) fn cases(v6: bool) -> Vec<Case> {
         named("reply from another host")
             .pod(request)
             .world(|talk| talk.echo_back(ID, 56).with(|packet| packet.from = talk.cast.second_server())),
-        named("reply that the pod sends unasked").pod(|talk| talk.out(echo(talk.cast.v6, false, ID, talk.data(20)))),
+        named("reply that the pod sends unsolicited").pod(|talk| talk.out(echo(talk.cast.v6, false, ID, talk.data(20)))),
         named("request from outside in the pod's flow")
             .pod(request)
             .world(|talk| talk.back(echo(talk.cast.v6, true, talk.chosen(0, ID), talk.data(56)))),

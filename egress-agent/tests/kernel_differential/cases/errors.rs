@@ -2,9 +2,9 @@
 //! nothing that we know.
 
 use super::{ACK, CLIENT, PSH, SERVER, SPORT, SYN, open, udp};
-use crate::craft::{Body, Packet};
-use crate::play::{Case, Talk};
-use crate::view::View;
+use crate::layout::View;
+use crate::packets::{Body, Packet};
+use crate::runner::{Case, Talk};
 
 /// Type and code, and the four bytes behind the checksum.
 type Kind = (u8, u8, [u8; 4]);

@@ -2,8 +2,8 @@
 //! compared is the datagram that comes of what came out (see `outcome`).
 
 use super::{ACK, CLIENT, PSH, SERVER, open};
-use crate::craft::Packet;
-use crate::play::{Case, Talk};
+use crate::packets::Packet;
+use crate::runner::{Case, Talk};
 
 /// Data of a datagram of three parts, and of a first part: netfilter takes no IPv6 fragment below 1280 bytes unless it is
 /// the last.

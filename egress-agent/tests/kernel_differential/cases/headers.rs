@@ -1,8 +1,8 @@
 //! What lies between the addresses and the transport header, and fields that must be kept.
 
 use super::{CLIENT, SYN};
-use crate::craft::{AH, DESTINATION_OPTIONS, ROUTING};
-use crate::play::{Case, Talk};
+use crate::packets::{AH, DESTINATION_OPTIONS, ROUTING};
+use crate::runner::{Case, Talk};
 
 pub(super) fn cases(v6: bool) -> Vec<Case> {
     let mut cases = hops(v6);
@@ -33,7 +33,7 @@ fn hops(v6: bool) -> Vec<Case> {
 fn both_ways(
     name: &str,
     v6: bool,
-    change: impl Fn(&mut crate::craft::Packet) + Copy + Send + Sync + 'static,
+    change: impl Fn(&mut crate::packets::Packet) + Copy + Send + Sync + 'static,
 ) -> [Case; 3] {
     let named = |kind: &str| Case::new(&format!("{kind} with {name}"), v6);
     [
@@ -70,7 +70,7 @@ fn options() -> Vec<Case> {
     cases.push(Case::new("UDP with the reserved flag set", false).pod_bytes(|talk| {
         let mut bytes = talk.udp_out(20).bytes();
         bytes[6] |= 0x80;
-        crate::craft::fix_ipv4_header(&mut bytes);
+        crate::packets::fix_ipv4_header(&mut bytes);
         vec![bytes]
     }));
     cases

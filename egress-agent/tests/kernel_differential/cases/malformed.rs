@@ -1,8 +1,8 @@
 //! Packets that are not as they should be: lengths, versions, checksums, headers cut short.
 
 use super::{ACK, CLIENT, SERVER, SYN};
-use crate::craft::{Packet, fix_ipv4_header};
-use crate::play::{Case, Talk};
+use crate::packets::{Packet, fix_ipv4_header};
+use crate::runner::{Case, Talk};
 
 type Make = fn(&Talk<'_>) -> Packet;
 const MAKES: [(&str, Make, Make); 3] = [

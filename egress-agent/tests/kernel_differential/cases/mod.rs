@@ -11,10 +11,10 @@ mod random;
 mod sizes;
 mod tcp;
 mod udp;
-mod unasked;
+mod unsolicited;
 
-use crate::craft::{Body, Packet, Tcp};
-use crate::play::{Case, Talk, tagged};
+use crate::packets::{Body, Packet, Tcp};
+use crate::runner::{Case, Talk, tagged};
 
 pub(crate) const FIN: u8 = 0x01;
 pub(crate) const SYN: u8 = 0x02;
@@ -44,7 +44,7 @@ pub(crate) fn all() -> Vec<Case> {
         protocols::cases,
         sizes::cases,
         malformed::cases,
-        unasked::cases,
+        unsolicited::cases,
         offload::cases,
         random::cases,
     ];

@@ -1,10 +1,10 @@
 //! Packets whose checksum is left to the hardware, and segments for the hardware to cut, as a pod's sockets make them.
 
 use super::{ACK, CLIENT, PSH, SERVER, SYN, open};
-use crate::craft::{Packet, sum};
-use crate::play::{Case, Shot, Side, Talk, shot};
-use crate::view::View;
-use crate::wire::{GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4, Offload};
+use crate::layout::View;
+use crate::packets::{Packet, sum};
+use crate::runner::{Case, Shot, Side, Talk, shot};
+use crate::sockets::{GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4, Offload};
 
 const TCP_SUM: u16 = 16;
 const UDP_SUM: u16 = 6;
@@ -14,8 +14,8 @@ fn unfinished(side: Side, packet: &Packet, at: u16, segments: Option<(u8, u16)>)
     let mut bytes = packet.bytes();
     let (start, pseudo) = {
         let view = View::of(&bytes).expect("a packet");
-        let ends = [crate::craft::octets(view.from), crate::craft::octets(view.to)].concat();
-        let length = crate::craft::word(view.payload.len());
+        let ends = [crate::packets::octets(view.from), crate::packets::octets(view.to)].concat();
+        let length = crate::packets::word(view.payload.len());
         (view.payload_at, sum(&[&ends, &[0, view.protocol], &length]))
     };
     let field = start + usize::from(at);

@@ -1,8 +1,8 @@
 //! Protocols other than TCP, UDP and ICMP.
 
 use super::{DPORT, SPORT};
-use crate::craft::{AH, Body, ESP, GRE, Packet};
-use crate::play::{Case, Talk};
+use crate::packets::{AH, Body, ESP, GRE, Packet};
+use crate::runner::{Case, Talk};
 
 pub(super) fn cases(v6: bool) -> Vec<Case> {
     [sctp(v6), by_address(v6)].into_iter().flatten().collect()
@@ -90,7 +90,7 @@ fn sctp(v6: bool) -> Vec<Case> {
         begun(named("with a wrong checksum to the pod")).world(move |talk| back(9, &DATA)(talk).with(|p| p.spoil = 1)),
         begun(named("whose checksum is zero")).pod_bytes(move |talk| zeroed(out(8, &DATA)(talk))),
         both_begun("with another port: whose checksum is zero").pod_bytes(move |talk| zeroed(second(8, &DATA)(talk))),
-        named("unasked, from outside").world(back(9, &INIT)),
+        named("unsolicited, from outside").world(back(9, &INIT)),
         named("picked up in mid-stream").pod(out(8, &DATA)),
         named("from a system port")
             .pod(|talk| talk.out(Body::Sctp { sport: 700, dport: DPORT, tag: 0, chunks: INIT.to_vec() })),
@@ -121,7 +121,7 @@ fn by_address(v6: bool) -> Vec<Case> {
                 .pod(move |talk| talk.out(send(talk, 60)))
                 .pod(move |talk| talk.out(send(talk, 61)).with(|packet| packet.from = talk.cast.other_pod())),
         );
-        cases.push(named("unasked, from outside").world(move |talk| talk.back(send(talk, 60))));
+        cases.push(named("unsolicited, from outside").world(move |talk| talk.back(send(talk, 60))));
     }
     cases.push(Case::new("protocol 253 without data", v6).pod(|talk| talk.out(Body::Other(253, Vec::new()))));
     cases

@@ -2,8 +2,8 @@
 //! ports that get into each other's way; answers go to whatever port came out.
 
 use super::{echo, udp};
-use crate::play::{Case, Shot, Side, Talk, shot};
-use crate::view::View;
+use crate::layout::View;
+use crate::runner::{Case, Shot, Side, Talk, shot};
 
 /// Sequences in each family, and packets in each.
 const SEQUENCES: u64 = 40;
@@ -85,7 +85,7 @@ fn answered(talk: &Talk<'_>, which: usize, length: usize) -> Vec<Shot> {
     let Some(view) = which.checked_rem(left.len()).and_then(|place| left.get(place)) else { return Vec::new() };
     let (sport, dport) = view.ports().expect("only what has ports was sent");
     let data = talk.data(length);
-    let is_udp = view.protocol == crate::craft::UDP;
+    let is_udp = view.protocol == crate::packets::UDP;
     let body = if is_udp { udp(dport, sport, data) } else { echo(talk.cast.v6, false, sport, data) };
     let packet = talk.back(body).with(|packet| packet.from = view.to);
     vec![shot(Side::World, packet.bytes())]

@@ -1,9 +1,9 @@
 //! Packets that are too long for the path: the ICMP error that its sender gets.
 
 use super::{ACK, CLIENT, SERVER, open};
-use crate::cast::NARROW;
-use crate::craft::Packet;
-use crate::play::{Case, Talk};
+use crate::endpoints::NARROW;
+use crate::packets::Packet;
+use crate::runner::{Case, Talk};
 
 /// What the management port takes; from outside come up to a hundred bytes more.
 const PODS: usize = 1400;

@@ -1,8 +1,8 @@
 //! TCP: how a connection begins, goes on and ends, and what does not fit into it.
 
 use super::{ACK, CLIENT, CWR, DPORT, ECE, FIN, PSH, RST, SERVER, SPORT, SYN, URG, open, segment, with_tcp};
-use crate::craft::Body;
-use crate::play::{Case, Talk};
+use crate::packets::Body;
+use crate::runner::{Case, Talk};
 
 pub(super) fn cases(v6: bool) -> Vec<Case> {
     let named = |name: &str| Case::new(&format!("TCP {name}"), v6);
@@ -13,11 +13,11 @@ pub(super) fn cases(v6: bool) -> Vec<Case> {
 }
 
 /// A segment of the pod within the connection, and of the server.
-fn out(flags: u8, sent: u32, got: u32, length: usize) -> impl Fn(&Talk<'_>) -> crate::craft::Packet {
+fn out(flags: u8, sent: u32, got: u32, length: usize) -> impl Fn(&Talk<'_>) -> crate::packets::Packet {
     move |talk| talk.tcp_out(flags, CLIENT + 1 + sent, SERVER + 1 + got, length)
 }
 
-fn back(flags: u8, sent: u32, got: u32, length: usize) -> impl Fn(&Talk<'_>) -> crate::craft::Packet {
+fn back(flags: u8, sent: u32, got: u32, length: usize) -> impl Fn(&Talk<'_>) -> crate::packets::Packet {
     move |talk| talk.tcp_back(flags, SERVER + 1 + sent, CLIENT + 1 + got, length)
 }
 

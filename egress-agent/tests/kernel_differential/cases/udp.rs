@@ -1,8 +1,8 @@
 //! UDP: lengths, checksums, ports.
 
 use super::{DPORT, SPORT, udp};
-use crate::craft::{Body, Packet};
-use crate::play::{Case, Talk};
+use crate::packets::{Body, Packet};
+use crate::runner::{Case, Talk};
 
 pub(super) fn cases(v6: bool) -> Vec<Case> {
     let named = |name: &str| Case::new(&format!("UDP {name}"), v6);

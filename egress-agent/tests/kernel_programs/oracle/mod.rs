@@ -7,19 +7,19 @@
 //! what remains is printed with its number. `EGRESS_ORACLE_SEED` tells one story only; `EGRESS_ORACLE_SECONDS` goes on for
 //! so long, with stories that no run before had (`cargo xtask fuzz kernel`).
 
-mod craft;
-mod ground;
-mod rig;
-mod same;
+mod compare;
+mod derived_frames;
+mod initial_maps;
+mod runner;
 mod story;
 
 use std::time::{Duration, Instant};
 
 use egress_common::abi::Verdict;
-use rig::Rig;
+use runner::Rig;
 use story::{Step, story};
 
-use crate::pace::rounds;
+use crate::slow_guest::rounds;
 use crate::stage::{Stage, on_stage_with};
 
 /// Stories of an ordinary test run, per variety.

@@ -322,7 +322,7 @@ impl Maker {
     }
 }
 
-const TUNNEL: u16 = super::craft::TUNNEL_PORT;
+const TUNNEL: u16 = super::derived_frames::TUNNEL_PORT;
 
 /// The steps of a story with their numbers.
 pub(super) fn story(seed: u64) -> Vec<(usize, Step)> {

@@ -106,7 +106,7 @@ fn made_of(w: [u32; 17]) -> Option<NatEntry> {
 }
 
 #[test]
-fn a_mapping_read_while_its_memory_changes_hands_is_the_keys_own_or_none() {
+fn a_nat_entry_read_during_memory_reuse_is_valid_or_ignored() {
     let (all, mut numbers) = (nat_entries(), Numbers(1));
     let (mut whole, mut refused) = (0, 0);
     for _ in 0..200 {
@@ -146,7 +146,7 @@ fn every_word_that_is_used_is_sealed() {
 }
 
 #[test]
-fn a_flow_is_its_keys_own_whatever_it_came_to() {
+fn a_flow_is_sealed_to_its_key() {
     let key = forward(POD, 4000);
     let flow = Flow::new(EGRESS, 7, 0, 0, 1).sealed(&key);
     assert!(flow.is_of(&key) && !flow.is_of(&forward(POD, 4001)));
@@ -170,7 +170,7 @@ fn a_flow_is_its_keys_own_whatever_it_came_to() {
 }
 
 #[test]
-fn a_next_hop_is_whole_and_its_mappings_own() {
+fn a_next_hop_is_sealed_to_its_nat_entry() {
     let mut hop = NextHop { ifindex: 11, generation: 1, valid_until_ns: 1 << 40, mtu: 1500, ..NextHop::NONE };
     (hop.dmac, hop.smac) = ([2, 0, 0, 0, 1, 1], [2, 0, 0, 0, 1, 2]);
     hop.seal(77);
@@ -190,7 +190,7 @@ fn a_next_hop_is_whole_and_its_mappings_own() {
 }
 
 #[test]
-fn what_is_owned_is_its_objects_own() {
+fn an_owned_entry_is_sealed_to_its_egress_id() {
     let mac = [2, 0, 0, 0, 1, 2];
     let owned = Owned::new(7, EGRESS, 11, mac);
     assert!(owned.is_of(7) && !owned.is_of(8));
@@ -205,7 +205,7 @@ fn what_is_owned_is_its_objects_own() {
 }
 
 #[test]
-fn what_is_known_of_a_pod_is_its_own() {
+fn a_pod_entry_is_sealed_to_its_address() {
     let entry = PodEntry::selected(7, 1).sealed(&POD);
     assert!(entry.is_of(&POD) && !entry.is_of(&OTHER_POD));
     let deselected = PodEntry::known().with_cut_until(1 << 40).sealed(&POD);

@@ -26,7 +26,7 @@ fn begin(cast: &Cast, maps: &MemoryMaps, origin: Origin, packet: &Packet) -> Nat
 }
 
 #[test]
-fn replies_go_back_by_the_way_of_their_flow() {
+fn replies_follow_the_path_of_their_flow() {
     both(|cast, maps| {
         begin(cast, maps, Origin::Here, &packet(cast.pod, cast.world, 4000, 80));
         begin(cast, maps, Origin::Remote, &packet(cast.remote_pod, cast.world, 4001, 80).tcp(tcp::SYN));
@@ -58,7 +58,7 @@ fn a_reply_keeps_the_flow_of_a_pod_here_alive() {
 }
 
 #[test]
-fn nothing_unasked_comes_in() {
+fn unsolicited_packets_are_dropped() {
     both(|cast, maps| {
         begin(cast, maps, Origin::Here, &packet(cast.pod, cast.world, 4000, 80));
         begin(cast, maps, Origin::Here, &packet(cast.pod, cast.world, 0, 0).echo(4002));
@@ -79,7 +79,7 @@ fn nothing_unasked_comes_in() {
 }
 
 #[test]
-fn what_cannot_be_translated_is_named() {
+fn untranslatable_packets_have_a_drop_reason() {
     both(|cast, maps| {
         let arrives = packet(cast.world, cast.egress, 80, 4000);
         for (packet, expected) in [
@@ -146,7 +146,7 @@ fn the_last_hop_is_the_stacks() {
 }
 
 #[test]
-fn fragments_of_a_reply_follow_their_first_one() {
+fn fragments_of_a_reply_follow_the_first_fragment() {
     both(|cast, maps| {
         begin(cast, maps, Origin::Here, &packet(cast.pod, cast.world, 4000, 80));
         begin(cast, maps, Origin::Here, &packet(cast.pod, cast.world, 0, 0).echo(4002));
@@ -197,7 +197,7 @@ fn the_host_keeps_what_is_not_for_an_egress_ip() {
 }
 
 #[test]
-fn a_mapping_of_another_version_is_a_drop() {
+fn a_nat_entry_of_another_version_is_a_drop() {
     both(|cast, maps| {
         for origin in [Origin::Here, Origin::Stack] {
             let request = packet(cast.pod, cast.world, 4000 + origin as u16, 80);
@@ -212,7 +212,7 @@ fn a_mapping_of_another_version_is_a_drop() {
 }
 
 #[test]
-fn protocols_without_ports_and_sctp_come_back() {
+fn replies_of_sctp_and_protocols_without_ports_are_reversed() {
     both(|cast, maps| {
         for protocol in [47, 50, PROTO_SCTP] {
             begin(cast, maps, Origin::Here, &packet(cast.pod, cast.world, 4000, 80).protocol(protocol));
@@ -225,7 +225,7 @@ fn protocols_without_ports_and_sctp_come_back() {
 }
 
 #[test]
-fn fragments_of_an_answer_to_a_marked_packet_follow_their_first_one() {
+fn fragments_of_an_answer_to_a_marked_packet_follow_the_first_fragment() {
     both(|cast, maps| {
         let config = maps.config.get();
         let request = packet(cast.pod, cast.other_node, 4000, 80);
@@ -246,7 +246,7 @@ fn fragments_of_an_answer_to_a_marked_packet_follow_their_first_one() {
 }
 
 #[test]
-fn a_datagram_of_the_host_with_the_number_of_another_stays_the_hosts() {
+fn a_host_datagram_with_a_reused_id_stays_with_the_host() {
     both(|cast, maps| {
         let config = maps.config.get();
         let request = packet(cast.pod, cast.other_node, 4000, 80);
@@ -320,7 +320,7 @@ fn an_error_is_no_sign_of_life_and_quotes_no_answer() {
 /// What is owned is looked for, whatever the Bloom filter lets through beside it; what the check of the headers leaves
 /// alone, the questions leave alone too.
 #[test]
-fn what_is_left_alone_by_its_heads_is_nobodys() {
+fn packets_that_the_header_check_leaves_alone_have_no_flow() {
     both(|cast, maps| {
         let mut config = with_node_ports(maps.config.get(), 61000, 65535);
         config.owned = BloomFilter::NONE.with(&addr(cast.egress));
@@ -377,7 +377,7 @@ fn answers(cast: &Cast, port: u16) -> [(Packet, Quote); 4] {
 }
 
 #[test]
-fn an_agent_that_ends_in_the_middle_of_the_step_has_let_go_of_nothing() {
+fn an_agent_that_stops_during_the_step_still_owns_the_address() {
     both(|cast, maps| {
         begin(cast, maps, Origin::Here, &packet(cast.pod, cast.world, 4000, 80));
         hand_over(cast, maps, HandoverStage::Leaving, 0);
@@ -395,7 +395,7 @@ fn an_agent_that_ends_in_the_middle_of_the_step_has_let_go_of_nothing() {
 }
 
 #[test]
-fn the_old_node_asks_the_heir_about_all_that_comes() {
+fn the_old_owner_passes_all_answers_to_the_new_owner() {
     both(|cast, maps| {
         begin(cast, maps, Origin::Here, &packet(cast.pod, cast.world, 4000, 80));
         hand_over(cast, maps, HandoverStage::Leaving, 0);
@@ -430,7 +430,7 @@ fn the_old_node_asks_the_heir_about_all_that_comes() {
 }
 
 #[test]
-fn an_heir_keeps_what_belongs_to_what_it_has_sent() {
+fn the_new_owner_keeps_answers_to_its_own_flows() {
     both(|cast, maps| {
         begin(cast, maps, Origin::Here, &packet(cast.pod, cast.world, 4000, 80));
         for stage in [HandoverStage::Arriving, HandoverStage::Open] {

@@ -3,6 +3,8 @@
 
 mod errors;
 mod fragments;
+mod resets;
+mod settled;
 
 use super::*;
 use crate::abi::{
@@ -40,7 +42,7 @@ fn tunnel_port(maps: &MemoryMaps) -> u16 {
 }
 
 #[test]
-fn first_only_pods_of_this_node_are_asked_about() {
+fn step_1_only_pods_of_this_node() {
     both(|cast, maps| {
         for source in [cast.world, cast.node, cast.remote_pod, cast.lost_pod, cast.egress] {
             for to in [cast.world, cast.other_node, cast.foreign_egress] {
@@ -51,7 +53,7 @@ fn first_only_pods_of_this_node_are_asked_about() {
 }
 
 #[test]
-fn second_an_address_of_this_node() {
+fn step_2_addresses_of_this_node() {
     both(|cast, maps| {
         for source in [cast.pod, cast.unknown_pod] {
             for to in [cast.node, cast.mgmt] {
@@ -64,7 +66,7 @@ fn second_an_address_of_this_node() {
 }
 
 #[test]
-fn third_an_address_of_the_cluster() {
+fn step_3_addresses_of_the_cluster() {
     both(|cast, maps| {
         let places = [
             cast.known_pod,
@@ -86,7 +88,7 @@ fn third_an_address_of_the_cluster() {
 }
 
 #[test]
-fn a_management_port_elsewhere_is_of_the_cluster_before_it_is_of_a_node() {
+fn a_remote_management_port_counts_as_cluster_before_node() {
     both(|cast, maps| {
         assert_eq!(verdict(maps, &udp(cast, cast.other_mgmt)), Verdict::ToCluster);
         assert_eq!(asked(maps, &udp(cast, cast.other_node)), FromPod::Mark);
@@ -94,7 +96,7 @@ fn a_management_port_elsewhere_is_of_the_cluster_before_it_is_of_a_node() {
 }
 
 #[test]
-fn fourth_answers_to_connections_from_outside() {
+fn step_4_answers_to_inbound_connections() {
     both(|cast, maps| {
         let syn_ack = udp(cast, cast.world).tcp(tcp::SYN | tcp::ACK);
         assert_eq!(verdict(maps, &syn_ack), Verdict::InboundReply, "whatever we remember");
@@ -113,7 +115,7 @@ fn fourth_answers_to_connections_from_outside() {
 }
 
 #[test]
-fn a_query_of_a_pod_answers_nobody_who_chose_its_identifier() {
+fn a_query_of_a_pod_is_no_answer_to_a_query_with_its_identifier() {
     both(|cast, maps| {
         let ping = packet(cast.world, cast.pod, 0, 0).echo(9).arriving();
         assert_eq!(to_pod::decide(&ping, maps, &maps.config.get()), Verdict::InboundRemembered);
@@ -123,7 +125,7 @@ fn a_query_of_a_pod_answers_nobody_who_chose_its_identifier() {
 }
 
 #[test]
-fn the_fragments_of_an_answer_to_a_ping_go_its_way_and_those_of_a_ping_theirs() {
+fn fragments_of_a_ping_and_of_a_ping_reply_follow_their_own_flow() {
     both(|cast, maps| {
         let ping = packet(cast.world, cast.pod, 0, 0).echo(9).arriving();
         assert_eq!(to_pod::decide(&ping, maps, &maps.config.get()), Verdict::InboundRemembered);
@@ -140,7 +142,7 @@ fn the_fragments_of_an_answer_to_a_ping_go_its_way_and_those_of_a_ping_theirs() 
 }
 
 #[test]
-fn a_pods_own_syn_ends_what_came_in_on_its_tuple() {
+fn a_syn_of_the_pod_ends_the_inbound_entry_on_its_tuple() {
     both(|cast, maps| {
         let syn = packet(cast.world, cast.pod, 80, 4000).tcp(tcp::SYN).arriving();
         assert_eq!(to_pod::decide(&syn, maps, &maps.config.get()), Verdict::InboundRemembered);
@@ -153,7 +155,7 @@ fn a_pods_own_syn_ends_what_came_in_on_its_tuple() {
 }
 
 #[test]
-fn a_pods_own_init_ends_what_came_in_on_its_tuple() {
+fn an_init_of_the_pod_ends_the_inbound_entry_on_its_tuple() {
     both(|cast, maps| {
         let init = packet(cast.world, cast.pod, 80, 4000).sctp(sctp::INIT).arriving();
         assert_eq!(to_pod::decide(&init, maps, &maps.config.get()), Verdict::InboundRemembered);
@@ -167,7 +169,7 @@ fn a_pods_own_init_ends_what_came_in_on_its_tuple() {
 }
 
 #[test]
-fn a_pod_that_opens_at_once_with_its_peer_keeps_its_address() {
+fn a_simultaneous_open_keeps_the_egress_ip() {
     both(|cast, maps| {
         assert_sent(cast, maps, &udp(cast, cast.world).tcp(tcp::SYN));
         let syn = packet(cast.world, cast.pod, 80, 4000).tcp(tcp::SYN).arriving();
@@ -189,7 +191,7 @@ fn answers_to_nodes_and_egress_ips_are_left_alone_too() {
 }
 
 #[test]
-fn fifth_pods_that_nothing_selects_and_pods_unknown() {
+fn step_5_unselected_and_unknown_pods() {
     both(|cast, maps| {
         for to in [cast.world, cast.other_node, cast.foreign_egress, cast.service] {
             assert_eq!(verdict(maps, &packet(cast.known_pod, to, 4000, 80)), Verdict::NotSelected);
@@ -215,7 +217,7 @@ fn fifth_pods_that_nothing_selects_and_pods_unknown() {
 }
 
 #[test]
-fn sixth_and_seventh_nodes_are_marked_and_egress_ips_refused() {
+fn steps_6_and_7_nodes_are_marked_and_egress_ips_refused() {
     both(|cast, maps| {
         assert_eq!(asked(maps, &udp(cast, cast.other_node)), FromPod::Mark);
         for to in [cast.egress, cast.foreign_egress] {
@@ -226,7 +228,7 @@ fn sixth_and_seventh_nodes_are_marked_and_egress_ips_refused() {
 }
 
 #[test]
-fn eighth_the_address_of_the_flow() {
+fn step_8_the_address_of_the_flow() {
     both(|cast, maps| {
         for packet in [udp(cast, cast.world), udp(cast, cast.world).tcp(tcp::SYN), udp(cast, cast.world).echo(9)] {
             assert_sent(cast, maps, &packet);
@@ -249,7 +251,7 @@ fn the_last_hop_is_the_stacks() {
 }
 
 #[test]
-fn nothing_to_give_is_a_drop_with_a_name() {
+fn without_an_address_the_drop_has_a_reason() {
     both(|cast, maps| {
         for (when, expected) in [
             (WhenEmpty::Drop, Verdict::NoGateway),
@@ -267,7 +269,7 @@ fn nothing_to_give_is_a_drop_with_a_name() {
 }
 
 #[test]
-fn what_cannot_be_translated_is_a_drop_with_a_name() {
+fn untranslatable_packets_are_dropped_with_their_reason() {
     both(|cast, maps| {
         let to_world = udp(cast, cast.world);
         for (packet, expected) in [
@@ -314,7 +316,7 @@ fn pods_send_nothing_to_a_tunnel_port() {
 }
 
 #[test]
-fn a_transport_header_out_of_sight_may_be_for_the_tunnel_port() {
+fn an_unreadable_transport_header_may_be_for_the_tunnel_port() {
     const DESTINATION_OPTIONS: u8 = 60;
     both(|cast, maps| {
         let cut = packet(cast.known_pod, cast.other_node, 4000, 80).cut(4);
@@ -328,7 +330,7 @@ fn a_transport_header_out_of_sight_may_be_for_the_tunnel_port() {
 }
 
 #[test]
-fn what_another_version_wrote_is_no_way_out() {
+fn entries_of_another_version_let_no_packet_out() {
     both(|cast, maps| {
         maps.add_pod(cast.pod, PodEntry::selected(ID, 0).of_another_version());
         assert_sent(cast, maps, &udp(cast, cast.world));
@@ -369,7 +371,7 @@ fn protocols_without_ports_and_sctp_have_flows() {
 }
 
 #[test]
-fn what_comes_from_outside_without_ports_is_answered_as_it_came() {
+fn answers_to_inbound_protocols_without_ports_are_untranslated() {
     both(|cast, maps| {
         for protocol in [47, PROTO_SCTP] {
             let request = packet(cast.world, cast.pod, 80, 4000).protocol(protocol).arriving();

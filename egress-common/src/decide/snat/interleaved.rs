@@ -264,12 +264,12 @@ fn play(is_free: bool, begin: impl Fn(&MemoryMaps, &Headers)) -> usize {
 }
 
 #[test]
-fn a_new_flow_gets_one_mapping() {
+fn a_new_flow_gets_one_nat_entry() {
     assert!(play(true, |_, _| ()) > 50);
 }
 
 #[test]
-fn a_flow_whose_address_has_moved_gets_one_mapping() {
+fn a_flow_whose_address_has_moved_gets_one_nat_entry() {
     let orders = play(true, |maps, headers| {
         let old = SnatPool { address: addr(V4.foreign_egress), ports: EGRESS_PORTS };
         translate(headers, &Quote::NONE, maps, &old, &OWNER).expect("a free port");
@@ -278,7 +278,7 @@ fn a_flow_whose_address_has_moved_gets_one_mapping() {
 }
 
 #[test]
-fn a_flow_whose_own_port_is_taken_gets_one_mapping() {
+fn a_flow_whose_source_port_is_taken_gets_one_nat_entry() {
     let orders = play(false, |maps, headers| {
         let other =
             Tuple::new(Direction::Egress, addr(V4.known_pod), headers.tuple.daddr, 4000, 80, headers.tuple.protocol);

@@ -28,7 +28,7 @@ fn the_walk_covers_every_port_once() {
 
 /// The pod's quota, then the policy's; what is known goes on.
 #[test]
-fn who_holds_its_quota_gets_no_more() {
+fn a_holder_at_its_quota_gets_no_more_entries() {
     both(|cast, maps| {
         let pool = SnatPool { address: addr(cast.egress), ports: EGRESS_PORTS };
         let asked = |pod, port| {
@@ -97,7 +97,7 @@ fn an_exhausted_range_is_searched_once_in_a_while() {
 }
 
 #[test]
-fn keeps_the_own_port_when_it_is_free() {
+fn a_free_source_port_is_kept() {
     let maps = MemoryMaps::new();
     let one = packet("10.244.1.10", "198.51.100.10", 4000, 80).headers();
     let nat_entry = translate(&one, &Quote::NONE, &maps, &FACE, &OWNER).expect("a free port");
@@ -135,7 +135,7 @@ fn refuses_only_when_no_port_is_free() {
 }
 
 #[test]
-fn a_full_map_leaves_no_half_mapping() {
+fn a_full_map_leaves_no_half_nat_entry() {
     let maps = MemoryMaps::new();
     maps.limit_nat(3);
     let one = packet("10.244.1.10", "198.51.100.10", 4000, 80).headers();
@@ -146,7 +146,7 @@ fn a_full_map_leaves_no_half_mapping() {
 }
 
 #[test]
-fn a_moved_flow_is_picked_up_with_its_own_port_or_not_at_all() {
+fn a_moved_flow_keeps_its_source_port_or_is_refused() {
     let maps = MemoryMaps::new();
     let mut headers = packet("10.244.1.10", "198.51.100.10", 4000, 80).tcp(tcp::ACK).headers();
     let nat_entry = translate(&headers, &Quote::NONE, &maps, &FACE, &OWNER).expect("its own port is free");
@@ -156,7 +156,7 @@ fn a_moved_flow_is_picked_up_with_its_own_port_or_not_at_all() {
 }
 
 #[test]
-fn another_address_makes_another_mapping() {
+fn another_address_makes_another_nat_entry() {
     let maps = MemoryMaps::new();
     let headers = packet("10.244.1.10", "198.51.100.10", 4000, 80).headers();
     translate(&headers, &Quote::NONE, &maps, &FACE, &OWNER).expect("a free port");
@@ -200,7 +200,7 @@ fn echo_changes_its_identifier_in_both_places() {
 }
 
 #[test]
-fn a_search_that_meets_a_full_map_says_so() {
+fn a_port_search_in_a_full_map_reports_a_full_map() {
     let maps = MemoryMaps::new();
     let one = packet("10.244.1.10", "198.51.100.10", 4000, 80).headers();
     assert!(translate(&one, &Quote::NONE, &maps, &FACE, &OWNER).is_ok());
@@ -273,7 +273,7 @@ fn a_reverse_key_that_another_cpu_adopted_is_not_taken_back() {
 }
 
 #[test]
-fn a_forward_key_that_was_left_alone_waits_for_the_sweep() {
+fn a_lone_forward_key_waits_for_the_sweep() {
     both(|cast, maps| {
         let headers = packet(cast.pod, cast.world, 4000, 80).headers();
         let old = SnatPool { address: addr(cast.foreign_egress), ports: EGRESS_PORTS };
@@ -286,7 +286,7 @@ fn a_forward_key_that_was_left_alone_waits_for_the_sweep() {
 }
 
 #[test]
-fn an_association_begins_with_any_port_and_goes_on_with_its_own() {
+fn an_association_begins_with_any_port_and_continues_with_its_own() {
     both(|cast, maps| {
         let pool = SnatPool { address: addr(cast.egress), ports: EGRESS_PORTS };
         let shown = |pod, port, chunk| {
@@ -363,7 +363,7 @@ fn a_protocol_without_ports_serves_one_pod_towards_each_destination() {
 }
 
 #[test]
-fn on_the_nodes_own_address_nothing_of_the_hosts_is_taken() {
+fn on_the_node_address_no_port_of_the_host_is_taken() {
     both(|cast, maps| {
         let pool = SnatPool { address: addr(cast.node), ports: PortRange { first: 61000, last: 65535 } };
         let owner = NatOwner { origin: Origin::Stack, ..OWNER };
@@ -380,7 +380,7 @@ fn on_the_nodes_own_address_nothing_of_the_hosts_is_taken() {
 }
 
 #[test]
-fn a_port_that_is_no_longer_nats_is_given_up() {
+fn a_port_outside_the_nat_range_is_given_up() {
     both(|cast, maps| {
         let owner = NatOwner { origin: Origin::Stack, ..OWNER };
         let pool = |first, last| SnatPool { address: addr(cast.node), ports: PortRange { first, last } };
@@ -394,7 +394,7 @@ fn a_port_that_is_no_longer_nats_is_given_up() {
 }
 
 #[test]
-fn an_error_of_a_pod_has_the_face_of_its_flow() {
+fn an_error_of_a_pod_has_the_egress_ip_of_its_flow() {
     both(|cast, maps| {
         let pool = SnatPool { address: addr(cast.egress), ports: EGRESS_PORTS };
         let sent = packet(cast.pod, cast.world, 22, 80).headers();
@@ -421,7 +421,7 @@ fn an_error_of_a_pod_has_the_face_of_its_flow() {
 }
 
 #[test]
-fn a_pod_got_answers_to_its_queries_and_nothing_else() {
+fn only_answers_to_queries_count_as_received() {
     both(|cast, maps| {
         let pool = SnatPool { address: addr(cast.egress), ports: EGRESS_PORTS };
         let ping = packet(cast.pod, cast.world, 0, 0).echo(9).headers();

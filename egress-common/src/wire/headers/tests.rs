@@ -53,7 +53,7 @@ fn an_ipv4_mapped_address_is_not_read() {
 }
 
 #[test]
-fn what_a_whole_packet_shows() {
+fn fields_of_a_whole_packet() {
     for (from, to) in PAIRS {
         let udp = packet(from, to, 4000, 80).ttl(9).headers();
         assert_eq!((udp.l4, udp.tuple.sport(), udp.tuple.dport(), udp.ttl), (L4::Udp, 4000, 80, 9));
@@ -80,14 +80,14 @@ fn what_a_whole_packet_shows() {
 }
 
 #[test]
-fn icmp_of_the_other_family_is_no_icmp() {
+fn icmp_of_the_other_family_is_ignored() {
     for ((from, to), protocol) in PAIRS.into_iter().zip([PROTO_ICMPV6, PROTO_ICMP]) {
         assert_eq!(packet(from, to, 0x0800, 0).protocol(protocol).headers().l4, L4::Other);
     }
 }
 
 #[test]
-fn truncation_is_noticed_where_it_is() {
+fn truncation_is_detected() {
     for (from, to) in PAIRS {
         let network = if from.contains(':') { IPV6_LEN } else { IPV4_LEN };
         for (whole, transport) in [
@@ -163,7 +163,7 @@ fn extension_headers_are_stepped_over() {
 }
 
 #[test]
-fn a_longer_chain_shows_no_port_and_may_be_anything() {
+fn a_longer_chain_has_no_readable_ports() {
     let headers = parse(&chained(&[(DESTINATION, 0); MAX_EXTENSION_HEADERS + 1])).expect("IPv6");
     assert_eq!((headers.l4, headers.tuple.dport(), headers.tuple.protocol), (L4::Unread, 0, DESTINATION));
     assert!(headers.may_be_udp_to(80) && headers.may_be_udp_to(4794));
@@ -176,7 +176,7 @@ fn a_longer_chain_shows_no_port_and_may_be_anything() {
 }
 
 #[test]
-fn a_source_route_is_noticed() {
+fn a_source_route_is_detected() {
     let routed = |chain: &[(u8, u8)], at: usize, left: u8| {
         let mut frame = chained(chain);
         frame[L3 + IPV6_LEN + at] = left;

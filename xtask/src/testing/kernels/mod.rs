@@ -44,7 +44,7 @@ use plan::{KernelPlan, MODULES, PLAN, PROGRAMS, Suite};
 use qemu::{Accelerator, CPUS, Qemu};
 use watch::Limits;
 
-/// Read by `egress-agent/tests/kernel_programs/pace.rs`: of what a test repeats, one in so many is enough in a guest.
+/// Read by `egress-agent/tests/kernel_programs/slow_guest.rs`: of what a test repeats, one in so many is enough in a guest.
 const THINNED: (&str, &str) = ("EGRESS_TEST_THINNED", "15");
 
 /// In every kernel with TCX links.

@@ -18,10 +18,10 @@ use super::line::Line;
 use super::pace;
 use super::plan::{PROGRAMS, Suite};
 
-/// Read by the tests (kernel_dataplane/node.rs, kernel_programs/pace.rs): by what they multiply their own limits.
+/// Read by the tests (kernel_dataplane/node.rs, kernel_programs/slow_guest.rs): by what they multiply their own limits.
 const PATIENCE: &str = "EGRESS_TEST_PATIENCE";
 
-/// Read by the tests (kernel_programs/kept.rs): where an object is pinned for the next test, each row of tests its own. The
+/// Read by the tests (kernel_programs/object_pool.rs): where an object is pinned for the next test, each row of tests its own. The
 /// verifier is what takes the time in a guest.
 const KEPT: &str = "EGRESS_TEST_KEPT";
 

@@ -116,13 +116,13 @@ mutations! { PROGRAMS,
     "no-heartbeat", MAIN, ["lease::"], "an agent's death ends egress after the timeout, without its grace":
         "    lease::heartbeat();\n" => "";
     // What a program returns.
-    "drop-passes", MAIN, ["guard::"], "a packet that must not leave is left to the stack":
+    "drop-passes", MAIN, ["to_netdev::"], "a packet that must not leave is left to the stack":
         "verdict, length);\n                TC_ACT_SHOT" => "verdict, length);\n                TC_ACT_UNSPEC";
-    "pass-ends-the-chain", MAIN, ["guard::"], "TC_ACT_OK hides packets from programs behind ours":
+    "pass-ends-the-chain", MAIN, ["to_netdev::"], "TC_ACT_OK hides packets from programs behind ours":
         "Class::Pass => TC_ACT_UNSPEC," => "Class::Pass => 0,";
-    "verdict-dropped", MAIN, ["guard::"], "whatever was decided, the stack gets the packet":
+    "verdict-dropped", MAIN, ["to_netdev::"], "whatever was decided, the stack gets the packet":
         "    outcome.finish(packet, length)\n" => "    outcome.finish(packet, length);\n    TC_ACT_UNSPEC\n";
-    "unready-overlay-passes", MAIN, ["overlay::"], "before the configuration is there, the stack forwards overlay packets with pods' addresses":
+    "unready-overlay-passes", MAIN, ["from_overlay::"], "before the configuration is there, the stack forwards overlay packets with pods' addresses":
         "run(&ctx, Verdict::NotReady, |_, _| false, from_overlay::begin" => "run(&ctx, Verdict::NotConfigured, |_, _| false, from_overlay::begin";
 
     // Where things stand in a packet.
@@ -156,7 +156,7 @@ mutations! { PROGRAMS,
         "sctp_checksum(u32::from_le_bytes(field), 0, length)";
     "sctp-length-of-the-frame", REWRITE, ["sctp::"], "the receiver drops what the link has padded":
         "headers.message_length(&packet, L3)?" => "packet.len() as u32 - at as u32";
-    "sctp-quoted-checksum", REWRITE, ["errors::"], "an error that reaches the pod quotes a packet that it never sent":
+    "sctp-quoted-checksum", REWRITE, ["icmp_errors::"], "an error that reaches the pod quotes a packet that it never sent":
         "replaced(field, old, new, length)" => "replaced(field, old, old, length)";
     "sctp-zero-checksum", CRC32C, ["sctp::"], "a checksum that is left to a device becomes a wrong one":
         "if field == 0 { 0 } else" => "if field == u32::MAX { 0 } else";
@@ -175,37 +175,37 @@ mutations! { PROGRAMS,
         "addr: forward.saddr, port: forward.sport()" => "addr: forward.daddr, port: forward.dport()";
     "snat-shows-the-peer", DECIDE, ["replies::"], "packets leave with a source that is not ours":
         "addr: reverse.daddr, port: reverse.dport()" => "addr: reverse.saddr, port: reverse.sport()";
-    "claim-overwrites", NAT, ["life::what_is_just", "limits::"], "a second flow takes the port of the first":
+    "claim-overwrites", NAT, ["expiry::an_entry_under_removal", "limits::"], "a second flow takes the port of the first":
         "claimed(NAT.insert(key, made, BPF_NOEXIST.into()))" => "claimed(NAT.insert(key, made, 0))";
-    "flow-claim-overwrites", MAPS, ["life::what_is_just"], "of two CPUs that begin one flow both win, with different addresses":
+    "flow-claim-overwrites", MAPS, ["expiry::an_entry_under_removal"], "of two CPUs that begin one flow both win, with different addresses":
         "claimed(FLOWS.insert(tuple, flow, BPF_NOEXIST.into()))" => "claimed(FLOWS.insert(tuple, flow, 0))";
-    "retire-leaves-the-reverse-key", SNAT, ["life::", "pods::"], "answers to an address that was taken away still come in":
+    "retire-leaves-the-reverse-key", SNAT, ["expiry::", "from_pod::"], "answers to an address that was taken away still come in":
         "if is_whole && tables.forget_nat(&reverse) {" => "if is_whole {";
-    "retire-leaves-the-forward-key", SNAT, ["life::", "pods::"], "a flow whose address has changed is dropped for ever":
+    "retire-leaves-the-forward-key", SNAT, ["expiry::", "from_pod::"], "a flow whose address has changed is dropped for ever":
         "        tables.forget_nat(forward);\n" => "";
-    "former-node-answered", SNAT, ["overlay::"], "answers go to a node that the flow no longer comes from":
+    "former-node-answered", SNAT, ["from_overlay::"], "answers go to a node that the flow no longer comes from":
         "        && nat_entry.source_node == owner.source_node\n" => "";
     "stride-shares-a-factor", SNAT, ["limits::"], "half of the ports are never tried":
         "stride = prime;" => "stride = 2;";
     "system-ports-kept", SNAT, ["replies::"], "NAT gives ports below 1024":
         "PortRange { first: 1024," => "PortRange { first: 1,";
-    "mid-stream-port-changes", SNAT, ["life::", "pods::"], "a running connection goes on from a port that its peer does not know":
+    "mid-stream-port-changes", SNAT, ["expiry::", "from_pod::"], "a running connection goes on from a port that its peer does not know":
         "OwnPort::Taken if is_under_way(headers) => return" => "OwnPort::Taken if forward.sport() == 0 => return";
-    "owned-address-not-compared", NAT, ["ways::"], "a policy that is ahead of ownership sends by the old address":
+    "owned-address-not-compared", NAT, ["next_hops::"], "a policy that is ahead of ownership sends by the old address":
         ".filter(|owned| owned.address == slot.address)" => ".filter(|owned| owned.address != Addr::UNSPECIFIED)";
 
     // Life.
-    "expiry-without-last-seen", SWEEP, ["races::what_a_packet_uses"], "a sweep removes what a packet has just used":
+    "expiry-without-last-seen", SWEEP, ["races::an_entry_in_use"], "a sweep removes what a packet has just used":
         "    maps::swap(last_seen_ns, seen, expiry::GONE) == seen" =>
         "    unsafe extern \"C\" fn pause(_: u64, _: *mut c_void) -> u64 {\n        0\n    }\n    unsafe { aya_ebpf::helpers::generated::bpf_loop(400, pause as *mut c_void, core::ptr::null_mut(), 0) };\n    maps::swap(last_seen_ns, seen, expiry::GONE) != 0";
-    "sweep-takes-any-other-key", SWEEP, ["life::"], "a mapping that gets no answers stays for as long as its pod goes on":
+    "sweep-takes-any-other-key", SWEEP, ["expiry::"], "a mapping that gets no answers stays for as long as its pod goes on":
         "copy.is_of(at) && copy.other == *key" => "copy.other == *key";
-    "expiry-of-one-direction", EXPIRY, ["life::"], "a download is cut because only answers come":
+    "expiry-of-one-direction", EXPIRY, ["expiry::"], "a download is cut because only answers come":
         "reverse.map_or(0, |reverse| reverse.last_seen_ns).max(forward.last_seen_ns)" => "forward.last_seen_ns";
-    "opening-lives-as-established", EXPIRY, ["life::"], "SYNs that nobody answers fill the map for hours":
+    "opening-lives-as-established", EXPIRY, ["expiry::"], "SYNs that nobody answers fill the map for hours":
         "(PROTO_TCP, Phase::Opening) => timeouts.tcp_opening," =>
         "(PROTO_TCP, Phase::Opening) => timeouts.tcp_established,";
-    "unreplied-lives-as-answered", EXPIRY, ["life::"], "datagrams that nobody answers fill the map for minutes":
+    "unreplied-lives-as-answered", EXPIRY, ["expiry::"], "datagrams that nobody answers fill the map for minutes":
         "(_, Phase::Opening) if timeouts.unreplied < answered => timeouts.unreplied,\n" => "";
     "no-quota-of-mappings", SNAT, ["quota"], "one pod takes the gateway's table from all objects":
         "if !tables.has_quota(&forward.saddr, owner.egress_id, QuotaKind::NatEntries) {" => "if false {";
@@ -219,16 +219,16 @@ mutations! { PROGRAMS,
         "id: headers.fragment_id," => "id: [0; 4],";
     "held-fragments-released-late", FRAGMENT, ["fragments::"], "a fragment goes on with another datagram that has its number":
         "if walk.now.saturating_sub(since) <= FRAGMENT_NS {" => "if walk.now >= since {";
-    "fragment-of-a-reply-is-a-query", FRAGMENTS, ["guard::"], "the rest of a pod's answer to a long ping shows an egress IP":
+    "fragment-of-a-reply-is-a-query", FRAGMENTS, ["to_netdev::"], "the rest of a pod's answer to a long ping shows an egress IP":
         "if ports.is_reply == 0 {" => "if ports.is_reply < 2 {";
     "first-fragment-shows-nothing", FRAGMENTS, ["fragments::"], "later fragments follow nobody":
         "Fragment::First => remember(headers, tables)," => "Fragment::First => {}";
     "stranger-leaves-ports", FROM_NETDEV, ["fragments::"], "anybody's first fragments crowd out those of flows":
         "fragments::supersede(headers, tables);\n        return FromNetdev::Done(Verdict::NoNatEntry);" =>
         "fragments::resolve(headers, tables);\n        return FromNetdev::Done(Verdict::NoNatEntry);";
-    "guard-waits-for-fragments", TO_NETDEV, ["guard::"], "a first fragment is dropped at the uplink, where nothing lets it begin anew":
+    "guard-waits-for-fragments", TO_NETDEV, ["to_netdev::"], "a first fragment is dropped at the uplink, where nothing lets it begin anew":
         "from_pod::judge(headers, quote, tables, config, false)" => "from_pod::judge(headers, quote, tables, config, true)";
-    "kept-hop-outlives-routes", FIB, ["ways::"], "packets go to the old router after a change of routes":
+    "kept-hop-outlives-routes", FIB, ["next_hops::"], "packets go to the old router after a change of routes":
         "hop.generation == generation && hop" => "hop";
 
     // Who may.
@@ -238,39 +238,39 @@ mutations! { PROGRAMS,
         "sender(outer, tables) else" => "sender(outer, tables).or(tables.node(&config.self_node)) else";
     "inner-source-unchecked", FROM_OVERLAY, ["encapsulation::"], "a node can send with any source":
         "let owned = match of_sender {" => "let owned = match of_sender || outer.egress_id != 0 {";
-    "reply-to-any-pod", FROM_OVERLAY, ["encapsulation::", "overlay::"], "what the world sends to a former pod reaches who has its address now":
+    "reply-to-any-pod", FROM_OVERLAY, ["encapsulation::", "from_overlay::"], "what the world sends to a former pod reaches who has its address now":
         "pod.egress_id() != Some(outer.egress_id)" => "pod.egress_id() == Some(0)";
-    "own-pod-guard-skipped", TO_NETDEV, ["guard::"], "a selected pod's packet leaves with the pod's address":
+    "own-pod-guard-skipped", TO_NETDEV, ["to_netdev::"], "a selected pod's packet leaves with the pod's address":
         "let verdict = guard_own(headers, quote, tables, config);" => "let verdict = Verdict::NotOurs;";
-    "foreign-pod-guard-skipped", TO_NETDEV, ["guard::"], "another node's pod leaves with its own address":
+    "foreign-pod-guard-skipped", TO_NETDEV, ["to_netdev::"], "another node's pod leaves with its own address":
         "ToNetdev::Done(guard_foreign(headers, tables, config))" => "ToNetdev::Done(Verdict::NotOurs)";
-    "mark-lets-pods-out", TO_NETDEV, ["guard::"], "another node's pod leaves with its own address, if marked":
+    "mark-lets-pods-out", TO_NETDEV, ["to_netdev::"], "another node's pod leaves with its own address, if marked":
         "let verdict = guard_foreign(headers, tables, config);" => "let verdict = Verdict::NotOurs;";
-    "tunnel-guard-skipped", TO_NETDEV, ["guard::"], "a pod makes overlay packets of its own":
+    "tunnel-guard-skipped", TO_NETDEV, ["to_netdev::"], "a pod makes overlay packets of its own":
         "if meta.forwarded && headers.may_be_udp_to" => "if meta.forwarded && meta.returning && headers.may_be_udp_to";
     "mark-left-after-snat", PROGRAM_TO_NETDEV, ["replies::"], "the stack's rules for mark 1008 meet a packet that is translated already":
         "ToNetdev::NodeSnat => {\n            packet.set_mark(meta.mark & !NODE_MARK);" => "ToNetdev::NodeSnat => {";
-    "mark-left-on-what-the-stack-translated", PROGRAM_TO_NETDEV, ["guard::", "replies::"], "mark 1008 goes on to devices behind":
+    "mark-left-on-what-the-stack-translated", PROGRAM_TO_NETDEV, ["to_netdev::", "replies::"], "mark 1008 goes on to devices behind":
         "ToNetdev::Unmark => {\n            packet.set_mark(meta.mark & !NODE_MARK);" => "ToNetdev::Unmark => {";
-    "seen-not-said", MAIN, ["guard::"], "what steering leaves to the stack is dropped there":
+    "seen-not-said", MAIN, ["to_netdev::"], "what steering leaves to the stack is dropped there":
         "packet.set_priority(seen);" => "packet.set_priority(seen & 1);";
-    "seen-said-to-nobody", CONFIG, ["guard::"], "packets go through the stack with a priority that nobody takes off":
+    "seen-said-to-nobody", CONFIG, ["to_netdev::"], "packets go through the stack with a priority that nobody takes off":
         "if self.seen == 0 { None }" => "if self.seen == 1 { None }";
-    "no-policy-passes", SLOTS, ["pods::"], "a selected pod leaves with the node's address until its policy is there":
+    "no-policy-passes", SLOTS, ["from_pod::"], "a selected pod leaves with the node's address until its policy is there":
         ".ok_or(Verdict::NoPolicy)" => ".ok_or(Verdict::NotSelected)";
     "unasked-packets-pass", FROM_NETDEV, ["replies::"], "what the world sends to an egress IP reaches the host":
         "headers, tables);\n        return FromNetdev::Done(Verdict::NoNatEntry);" =>
         "headers, tables);\n        return FromNetdev::Done(Verdict::NotOurs);";
-    "half-a-hand-over-passes-on", FROM_NETDEV, ["moving::"], "a node whose agent is killed in the middle of letting go sends its answers away":
+    "half-a-hand-over-passes-on", FROM_NETDEV, ["handover::"], "a node whose agent is killed in the middle of letting go sends its answers away":
         "!passed && !is_held(egress_id, &headers.tuple.daddr, tables)" => "!passed";
-    "error-goes-by-its-own-ends", FROM_NETDEV, ["moving::"], "an ICMP error about what an heir has sent goes to the old node":
+    "error-goes-by-its-own-ends", FROM_NETDEV, ["handover::"], "an ICMP error about what an heir has sent goes to the old node":
         "L4::IcmpError => quote.flow()," => "L4::IcmpError => &headers.tuple,";
-    "quote-of-another-address", FROM_NETDEV, ["errors::"], "an ICMP error about one egress IP comes in by another":
+    "quote-of-another-address", FROM_NETDEV, ["icmp_errors::"], "an ICMP error about one egress IP comes in by another":
         "quote.tuple().saddr == headers.tuple.daddr" => "quote.tuple().protocol != 0";
-    "answers-to-the-world-translated", FROM_POD, ["replies::", "guard::"], "answers to connections from outside get an egress IP":
+    "answers-to-the-world-translated", FROM_POD, ["replies::", "to_netdev::"], "answers to connections from outside get an egress IP":
         "} else if may_answer(headers) && tables.inbound_answered(&headers.tuple, headers.of_pod()) {" =>
         "} else if headers.ttl == 0 && tables.inbound_answered(&headers.tuple, headers.of_pod()) {";
-    "settled-outlives-decisions", FROM_POD, ["pods::"], "flows go on as before when what was decided about them has changed":
+    "settled-outlives-decisions", FROM_POD, ["from_pod::"], "flows go on as before when what was decided about them has changed":
         "flow.settled_under(config.decisions)" => "flow.settled_under(flow.decided)";
     "settled-unsealed", FLOWS, ["races::"], "a slot and the number of decisions that it was not asked under are taken for one":
         "if self.decided == decisions && is_whole {" => "if self.decided == decisions && (is_whole || decisions != 0) {";
@@ -281,28 +281,28 @@ mutations! { PROGRAMS,
         "is_whole && !may_be_nodes && !config.owned.may_contain(&headers.tuple.daddr)" => "is_whole && !may_be_nodes";
     "sieve-takes-the-nodes-ports", FROM_NETDEV, ["replies::"], "answers to packets with the mark are taken for the host's":
         "is_whole && !may_be_nodes && !config.owned" => "is_whole && !config.owned";
-    "recent-outlives-decisions", FLOW_CACHE, ["recent::"], "packets go the old way after the agent has decided otherwise":
+    "recent-outlives-decisions", FLOW_CACHE, ["flow_cache::"], "packets go the old way after the agent has decided otherwise":
         "&& cached.generations == generations" => "&& cached.generations.epoch == generations.epoch";
-    "recent-outlives-removals", FLOW_CACHE, ["recent::"], "packets go on with a port that is another flow's by now":
+    "recent-outlives-removals", FLOW_CACHE, ["flow_cache::"], "packets go on with a port that is another flow's by now":
         "&& cached.generations == generations" => "&& cached.generations.decisions == generations.decisions";
-    "recent-outlives-routes", FLOW_CACHE, ["recent::"], "packets go to a router that is none any more":
+    "recent-outlives-routes", FLOW_CACHE, ["flow_cache::"], "packets go to a router that is none any more":
         "&& cached.generations == generations" =>
         "&& cached.generations.epoch == generations.epoch && cached.generations.decisions == generations.decisions";
-    "recent-of-any-flow", FLOW_CACHE, ["recent::"], "a packet gets the address and port of another flow":
+    "recent-of-any-flow", FLOW_CACHE, ["flow_cache::"], "a packet gets the address and port of another flow":
         "if cached.key != headers.tuple {" => "if cached.key.protocol != headers.tuple.protocol {";
-    "recent-of-any-node", FLOW_CACHE, ["recent::"], "another node's packets get an egress IP without being asked who they are":
+    "recent-of-any-node", FLOW_CACHE, ["flow_cache::"], "another node's packets get an egress IP without being asked who they are":
         "cached.node == outer.source && cached.egress_id == outer.egress_id" => "cached.egress_id == outer.egress_id";
-    "recent-of-any-object", FLOW_CACHE, ["recent::"], "packets of another object get this one's address":
+    "recent-of-any-object", FLOW_CACHE, ["flow_cache::"], "packets of another object get this one's address":
         "cached.node == outer.source && cached.egress_id == outer.egress_id" => "cached.node == outer.source";
-    "recent-for-resets", FLOW_CACHE, ["recent::", "life::"], "a connection that is reset lives on as if it were not":
+    "recent-for-resets", FLOW_CACHE, ["flow_cache::", "expiry::"], "a connection that is reset lives on as if it were not":
         "const SAYS_MORE: u8 = tcp::SYN | tcp::FIN | tcp::RST;" => "const SAYS_MORE: u8 = tcp::SYN | tcp::FIN;";
-    "recent-for-last-hops", FLOW_CACHE, ["recent::"], "packets go round for ever":
+    "recent-for-last-hops", FLOW_CACHE, ["flow_cache::"], "packets go round for ever":
         "&& headers.ttl > 1 && !headers.source_routed;" => "&& !headers.source_routed;";
-    "reset-is-no-turn", MAPS, ["recent::"], "a stranger's reset ends the mapping of a connection that goes on":
+    "reset-is-no-turn", MAPS, ["flow_cache::"], "a stranger's reset ends the mapping of a connection that goes on":
         "unwrap_or(state)) {\n        raise_epoch();\n    }" => "unwrap_or(state)) {}";
-    "opening-is-no-turn", MAPS, ["recent::"], "a connection that has begun anew is taken for one that nobody has answered":
+    "opening-is-no-turn", MAPS, ["flow_cache::"], "a connection that has begun anew is taken for one that nobody has answered":
         "if tcp_flags & tcp::SYN != 0 {\n        raise_epoch();\n    }" => "let _ = tcp_flags;";
-    "inbound-forgotten-is-no-turn", MAPS, ["recent::"], "a pod's connection leaves with the pod's address":
+    "inbound-forgotten-is-no-turn", MAPS, ["flow_cache::"], "a pod's connection leaves with the pod's address":
         "if INBOUND.remove(tuple).is_ok() {\n            raise_epoch();\n        }" => "if INBOUND.remove(tuple).is_ok() {}";
     "mapping-unsealed", MAPS, ["reuse::"], "what another flow has in the memory of a removed mapping is written into a packet":
         "let copy = copied(nat_entry, &mut found()?.nat_entry);\n    if !copy.is_of(key) || !keep(" =>
@@ -319,28 +319,28 @@ mutations! { PROGRAMS,
         "for _ in 0..2 {\n        match tables.claim_nat" => "for _ in 0..1 {\n        match tables.claim_nat";
 
     // Connections that were cut.
-    "piece-of-a-cut-connection", FROM_POD, ["cut::"], "what is left of a cut connection leaves with another source":
+    "piece-of-a-cut-connection", FROM_POD, ["resets::"], "what is left of a cut connection leaves with another source":
         "if is_told && headers.l4 == L4::Later {" => "if false {";
-    "cut-connection-goes-on", FROM_POD, ["cut::"], "a deselected pod's connection goes on with another source":
+    "cut-connection-goes-on", FROM_POD, ["resets::"], "a deselected pod's connection goes on with another source":
         "LeftOver::Cut => return FromPod::Reset(Verdict::FlowCut)," => "LeftOver::Cut => return FromPod::Done(Verdict::NotSelected),";
-    "port-lost-in-silence", PROGRAM_TO_NETDEV, ["guard::"], "a pod's connection with the node's address hangs until the pod gives up":
+    "port-lost-in-silence", PROGRAM_TO_NETDEV, ["to_netdev::"], "a pod's connection with the node's address hangs until the pod gives up":
         "icmp::reset_pod_from_uplink(run, buffer, route, verdict)" => "Outcome::done(verdict)";
-    "reset-with-the-senders-number", RESET, ["cut::"], "the pod does not accept the reset and waits for ever":
+    "reset-with-the-senders-number", RESET, ["resets::"], "the pod does not accept the reset and waits for ever":
         "return (self.acknowledged, 0, tcp::RST);" => "return (self.sequence, 0, tcp::RST);";
-    "reset-for-a-reset", RESET, ["cut::"], "two ends may tell one another for ever":
+    "reset-for-a-reset", RESET, ["resets::"], "two ends may tell one another for ever":
         "        && headers.tcp_flags & tcp::RST == 0\n" => "";
 
-    "answers-that-are-none-limited", ICMP, ["cut::"], "packets that nobody answers take the answers of those that wait for one":
+    "answers-that-are-none-limited", ICMP, ["resets::"], "packets that nobody answers take the answers of those that wait for one":
         "wire_reset::answers(run.headers) && may_answer()" => "may_answer() && wire_reset::answers(run.headers)";
-    "answers-without-limit", LIMIT, ["cut::"], "a stranger's packets become as many answers":
+    "answers-without-limit", LIMIT, ["resets::"], "a stranger's packets become as many answers":
         "*full_at_ns = due + ANSWER_STEP_NS;" => "*full_at_ns = due;";
 
     // Lengths and answers.
-    "overlay-limit-without-overhead", MTU, ["answers::"], "packets that do not fit with their tunnel header are sent":
+    "overlay-limit-without-overhead", MTU, ["generated_errors::"], "packets that do not fit with their tunnel header are sent":
         "if length <= overlay_mtu {" => "if length <= overlay_mtu + 50 {";
-    "segment-without-header", MTU, ["answers::"], "segments of a large packet are longer than the way takes":
+    "segment-without-header", MTU, ["generated_errors::"], "segments of a large packet are longer than the way takes":
         "size => size + headers.header_len()," => "size => size,";
-    "link-header-counts", MTU, ["answers::"], "packets that just fit are refused":
+    "link-header-counts", MTU, ["generated_errors::"], "packets that just fit are refused":
         "frame_len.saturating_sub(L3 as u32)" => "frame_len";
     "arp-answer-with-the-askers-mac", PROGRAM_FROM_NETDEV, ["neighbours::"], "the network sends the egress IP's packets to whoever asked":
         "message.answer(owned.mac)" => "message.answer(message.sender_mac)";

@@ -31,7 +31,7 @@ pub(super) enum End {
 /// Figures of the verifier are no test of behaviour.
 pub(super) fn on_kernel(binary: &Path, object: &Path, named: &[&str], paths: &Paths, limit: Duration) -> Result<End> {
     let mut command = Command::new(binary);
-    command.args(["--test-threads=2", "--nocapture", "--skip=figures::"]);
+    command.args(["--test-threads=2", "--nocapture", "--skip=verifier::"]);
     command.args(named);
     command.env(VARIABLE, object).current_dir(paths.root.join("egress-agent"));
     let errors = paths.target.join("mutate/errors");

@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_that_is_cut_again_waits_once() {
+    fn a_connection_that_is_flushed_twice_is_queued_once() {
         let (mut due, now) = (Due::default(), Instant::now());
         for _ in 0..3 {
             due.put(now, connection(1), Tries::default());
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fails_is_tried_again_with_the_same_number_for_a_while() {
+    fn a_failed_idle_reset_is_retried_with_the_same_number() {
         let mut tries = Tries::default().after(true);
         let number = number_of(&connection(1), tries.sent);
         for _ in 1..ROUNDS {
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_whose_answer_would_leave_is_not_woken() {
+    fn a_pod_whose_answer_would_leave_gets_no_segment() {
         let now = 1_000 * ANSWERING_NS;
         let until = |until_ns| PodEntry::known().with_cut_until(until_ns);
         assert!(is_answered(&PodEntry::selected(7, 0), now), "it is reset, or has its address");

@@ -27,7 +27,7 @@ fn an_error_of_a_pod_follows_the_flow_that_it_quotes() {
 }
 
 #[test]
-fn an_error_about_what_came_from_outside_leaves_as_it_came() {
+fn an_error_about_an_inbound_packet_leaves_unchanged() {
     both(|cast, maps| {
         let request = packet(cast.world, cast.pod, 80, 4000).tcp(tcp::SYN);
         assert_eq!(to_pod::decide(&request.arriving(), maps, &maps.config.get()), Verdict::InboundRemembered);
@@ -62,7 +62,7 @@ fn an_error_to_another_node_is_marked() {
 }
 
 #[test]
-fn who_lists_where_to_go_by_goes_nowhere() {
+fn source_routed_errors_are_dropped() {
     both(|cast, maps| {
         for packet in [udp(cast, cast.world), udp(cast, cast.world).unreachable()] {
             let mut headers = packet.headers();

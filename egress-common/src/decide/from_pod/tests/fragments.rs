@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn fragments_follow_their_first_one() {
+fn fragments_follow_the_first_fragment() {
     both(|cast, maps| {
         let later = udp(cast, cast.world).fragment(100, true);
         assert_eq!(verdict(maps, &later), Verdict::FragmentUnknown);
@@ -18,7 +18,7 @@ fn fragments_follow_their_first_one() {
 }
 
 #[test]
-fn fragments_of_what_is_not_translated_are_not_let_by() {
+fn fragments_of_untranslatable_packets_are_dropped() {
     both(|cast, maps| {
         for (whole, later) in [
             (udp(cast, cast.world).protocol(PROTO_AH), Verdict::UnsupportedProtocol),
@@ -42,7 +42,7 @@ fn fragments_of_an_answer_are_left_alone() {
 }
 
 #[test]
-fn what_waits_is_released_before_anything_else_is_said() {
+fn waiting_fragments_are_released_before_any_other_verdict() {
     both(|cast, maps| {
         let connection = |flags| udp(cast, cast.world).tcp(flags);
         assert_sent(cast, maps, &connection(tcp::SYN));
@@ -69,7 +69,7 @@ fn what_waits_is_released_before_anything_else_is_said() {
 }
 
 #[test]
-fn what_shows_no_ports_answers_nobody_who_has_none() {
+fn a_packet_without_readable_ports_is_no_answer() {
     both(|cast, maps| {
         // Ports and identifiers of zero, as those of packets that show none are read.
         for packet in [packet(cast.world, cast.pod, 0, 0), packet(cast.world, cast.pod, 0, 0).echo(0)] {

@@ -86,7 +86,7 @@ fn the_next_packets_need_no_other_map() {
 }
 
 #[test]
-fn an_entry_ends_by_itself() {
+fn an_entry_expires() {
     on_one_cpu(|stage, cast| {
         warm(stage, cast);
         remove_all(stage, cast);
@@ -97,7 +97,7 @@ fn an_entry_ends_by_itself() {
 }
 
 #[test]
-fn what_the_agent_changes_counts_at_once() {
+fn a_change_of_the_agent_invalidates_the_cache_at_once() {
     on_one_cpu(|stage, cast| {
         warm(stage, cast);
         // The object gets another address, on another node.
@@ -124,7 +124,7 @@ fn what_the_agent_changes_counts_at_once() {
 }
 
 #[test]
-fn what_the_routes_say_counts_at_once() {
+fn a_route_change_invalidates_the_cache_at_once() {
     on_one_cpu(|stage, cast| {
         warm(stage, cast);
         // A router that is none any more.
@@ -145,7 +145,7 @@ fn what_the_routes_say_counts_at_once() {
 }
 
 #[test]
-fn an_entry_of_no_decision_serves_nobody() {
+fn an_entry_without_a_decision_number_is_not_used() {
     on_one_cpu(|stage, cast| {
         decide(stage, 0);
         warm(stage, cast);
@@ -157,7 +157,7 @@ fn an_entry_of_no_decision_serves_nobody() {
 
 /// Its packets are looked at until it is seen to be answered, though those of the former one were served a moment ago.
 #[test]
-fn a_connection_that_begins_anew_is_followed() {
+fn a_reopened_connection_is_tracked() {
     on_one_cpu(|stage, cast| {
         warm(stage, cast);
         let state = |stage: &mut Stage, cast| {
@@ -175,7 +175,7 @@ fn a_connection_that_begins_anew_is_followed() {
 }
 
 #[test]
-fn what_is_swept_is_not_served() {
+fn a_swept_flow_is_not_served_from_the_cache() {
     on_one_cpu(|stage, cast| {
         warm(stage, cast);
         stage.configure(|config| (config.decisions, config.timeouts.tcp_established) = (1, 10));
@@ -188,7 +188,7 @@ fn what_is_swept_is_not_served() {
 }
 
 #[test]
-fn a_flow_that_shows_another_address_takes_its_answers_along() {
+fn answers_follow_a_flow_to_another_egress_ip() {
     on_one_cpu(|stage, cast| {
         warm(stage, cast);
         // The flow keeps its address, and another flow of the pod is none of its business.
@@ -207,7 +207,7 @@ fn a_flow_that_shows_another_address_takes_its_answers_along() {
 }
 
 #[test]
-fn a_reset_is_followed_as_on_the_road() {
+fn a_reset_is_tracked_as_on_the_full_path() {
     on_one_cpu(|stage, cast| {
         warm(stage, cast);
         let phase = |stage: &Stage| {
@@ -236,7 +236,7 @@ fn a_reset_is_followed_as_on_the_road() {
 }
 
 #[test]
-fn flows_that_fall_on_one_place_do_not_mix() {
+fn flows_with_the_same_cache_slot_do_not_mix() {
     on_one_cpu(|stage, cast| {
         // Another pod has each flow's port, so that each gets one of its own, which its packets must keep.
         let entry = stage.pods.get(&addr(cast.pod), 0).expect("a pod");
@@ -266,7 +266,7 @@ fn flows_that_fall_on_one_place_do_not_mix() {
 }
 
 #[test]
-fn what_is_not_plain_walks_the_road() {
+fn other_packets_take_the_full_path() {
     on_one_cpu(|stage, cast| {
         warm(stage, cast);
         let last_hop = out(cast).with(|packet| packet.ttl = 1);
@@ -283,7 +283,7 @@ fn what_is_not_plain_walks_the_road() {
 }
 
 #[test]
-fn another_address_of_the_object_is_another_decision() {
+fn another_address_of_the_policy_is_another_decision() {
     on_one_cpu(|stage, cast| {
         warm(stage, cast);
         let owned = Owned::new(cast.here, addr(cast.away_egress), UPLINK, OWNED_MAC);
@@ -295,7 +295,7 @@ fn another_address_of_the_object_is_another_decision() {
 }
 
 #[test]
-fn a_connection_from_outside_that_the_pod_takes_for_its_own_gets_its_address() {
+fn a_pod_that_reuses_the_tuple_of_an_inbound_connection_gets_its_egress_ip() {
     on_one_cpu(|stage, cast| {
         let syn = packet(cast.world, cast.pod, 80, 4000).tcp(SYN);
         stage.passes(&TO_POD, &syn, Verdict::InboundRemembered);
@@ -309,7 +309,7 @@ fn a_connection_from_outside_that_the_pod_takes_for_its_own_gets_its_address() {
 }
 
 #[test]
-fn who_is_left_alone_is_until_something_is_decided() {
+fn an_untranslated_flow_is_cached_until_a_decision_changes() {
     on_one_cpu(|stage, cast| {
         for (cast_from, to, verdict) in [
             (cast.known_pod, cast.world, Verdict::NotSelected),
@@ -332,7 +332,7 @@ fn who_is_left_alone_is_until_something_is_decided() {
 }
 
 #[test]
-fn ports_and_checksums_are_as_on_the_road() {
+fn ports_and_checksums_are_as_on_the_full_path() {
     on_one_cpu(|stage, cast| {
         let entry = stage.pods.get(&addr(cast.pod), 0).expect("a pod");
         stage.put_pod(cast.known_pod, entry);

@@ -1,6 +1,6 @@
 //! Connections that must not go on, and those that must although the policy has changed.
 
-use super::*;
+use super::super::*;
 use crate::abi::{PodEntry, WhenEmpty};
 use crate::decide::cast::{Cast, ID, OTHER_NODE, both};
 use crate::decide::memory_maps::{MemoryMaps, addr};
@@ -37,7 +37,7 @@ fn deselect(cast: &Cast, maps: &MemoryMaps) {
 }
 
 #[test]
-fn a_connection_whose_address_was_taken_is_told() {
+fn a_connection_whose_address_was_removed_is_reset() {
     both(|cast, maps| {
         begun(cast, maps);
         for (slots, when_empty) in [
@@ -60,7 +60,7 @@ fn a_connection_whose_address_was_taken_is_told() {
 }
 
 #[test]
-fn a_connection_waits_for_an_address_that_nobody_serves() {
+fn a_connection_waits_for_its_pending_address() {
     both(|cast, maps| {
         begun(cast, maps);
         for slots in [std::vec![], std::vec![PolicySlot::here(addr(cast.foreign_egress))]] {
@@ -75,7 +75,7 @@ fn a_connection_waits_for_an_address_that_nobody_serves() {
 }
 
 #[test]
-fn nobody_begins_with_an_address_that_nobody_serves() {
+fn no_flow_begins_with_a_pending_address() {
     both(|cast, maps| {
         maps.set_policy(ID, WhenEmpty::Drop, &[PolicySlot::here(addr(cast.egress))]);
         maps.set_pending(ID, &[addr(cast.foreign_egress)]);
@@ -89,7 +89,7 @@ fn nobody_begins_with_an_address_that_nobody_serves() {
 }
 
 #[test]
-fn a_connection_of_a_pod_that_is_no_longer_selected_is_told() {
+fn a_connection_of_a_deselected_pod_is_reset() {
     both(|cast, maps| {
         begun(cast, maps);
         deselect(cast, maps);
@@ -111,7 +111,7 @@ fn a_connection_of_a_pod_that_is_no_longer_selected_is_told() {
 }
 
 #[test]
-fn a_pod_that_is_no_longer_selected_begins_anew_on_the_same_tuple() {
+fn a_deselected_pod_reopens_on_the_same_tuple() {
     both(|cast, maps| {
         begun(cast, maps);
         deselect(cast, maps);
@@ -122,7 +122,7 @@ fn a_pod_that_is_no_longer_selected_begins_anew_on_the_same_tuple() {
 }
 
 #[test]
-fn no_piece_of_a_cut_connection_leaves() {
+fn no_packet_of_a_reset_connection_leaves() {
     both(|cast, maps| {
         begun(cast, maps);
         let (first, later) = (out(cast, DATA).fragment(0, true), out(cast, DATA).fragment(100, false));
@@ -138,7 +138,7 @@ fn no_piece_of_a_cut_connection_leaves() {
 }
 
 #[test]
-fn a_piece_whose_first_one_has_not_come_waits_while_connections_are_told() {
+fn a_fragment_before_its_first_fragment_waits_while_connections_are_reset() {
     both(|cast, maps| {
         deselect(cast, maps);
         let (first, later) = (out(cast, DATA).fragment(0, true), out(cast, DATA).fragment(100, false));
@@ -154,7 +154,7 @@ fn a_piece_whose_first_one_has_not_come_waits_while_connections_are_told() {
 }
 
 #[test]
-fn a_connection_from_outside_on_the_tuple_of_a_cut_one_is_another_one() {
+fn an_inbound_connection_on_the_tuple_of_a_reset_one_is_new() {
     both(|cast, maps| {
         begun(cast, maps);
         deselect(cast, maps);
@@ -168,7 +168,7 @@ fn a_connection_from_outside_on_the_tuple_of_a_cut_one_is_another_one() {
 }
 
 #[test]
-fn a_cut_connection_is_remembered_for_as_long_as_the_pod_goes_on_with_it() {
+fn a_reset_connection_is_remembered_while_the_pod_continues_it() {
     both(|cast, maps| {
         begun(cast, maps);
         deselect(cast, maps);
@@ -191,7 +191,7 @@ fn a_cut_connection_is_remembered_for_as_long_as_the_pod_goes_on_with_it() {
 }
 
 #[test]
-fn a_pod_that_is_selected_again_goes_on() {
+fn a_reselected_pod_continues() {
     both(|cast, maps| {
         begun(cast, maps);
         deselect(cast, maps);
@@ -204,7 +204,7 @@ fn a_pod_that_is_selected_again_goes_on() {
 }
 
 #[test]
-fn a_cut_connection_is_none_from_outside() {
+fn a_reset_connection_is_not_inbound() {
     both(|cast, maps| {
         begun(cast, maps);
         deselect(cast, maps);
@@ -215,7 +215,7 @@ fn a_cut_connection_is_none_from_outside() {
 }
 
 #[test]
-fn a_flow_to_another_node_goes_on_with_the_nodes_address() {
+fn a_flow_to_another_node_continues_with_the_node_address() {
     both(|cast, maps| {
         let config = maps.config.get();
         let tcp = |flags| packet(cast.pod, cast.other_node, 4000, 80).tcp(flags);

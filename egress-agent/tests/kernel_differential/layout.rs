@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use crate::craft::{AH, DESTINATION_OPTIONS, FRAGMENT, ICMP, ICMPV6, ROUTING, SCTP, TCP, UDP, octets, word};
+use crate::packets::{AH, DESTINATION_OPTIONS, FRAGMENT, ICMP, ICMPV6, ROUTING, SCTP, TCP, UDP, octets, word};
 
 /// Where a packet's parts lie.
 #[derive(Clone, Debug)]

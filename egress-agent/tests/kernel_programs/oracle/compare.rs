@@ -9,7 +9,7 @@ use egress_common::abi::{Exposure, Verdict};
 use egress_common::decide::memory_maps::MemoryMaps;
 use egress_fuzz::node::Outcome;
 
-use super::craft::unwrapped;
+use super::derived_frames::unwrapped;
 use crate::stage::{NEXT, REDIRECT, Ran, SHOT, Stage, WAITING};
 
 /// Whether the programs did what the model did; what left, without outer headers.

@@ -9,7 +9,7 @@ use crate::stage::{FROM_POD, REDIRECT, ROUTER_MAC, Ran, UPLINK_MAC, both};
 /// A next hop is kept for as long as the agent announces no change of routes. The packet that looks it up leaves its link
 /// addresses to the kernel.
 #[test]
-fn a_kept_next_hop_ends_with_a_change_of_routes() {
+fn a_cached_next_hop_ends_with_a_route_change() {
     both(|stage, cast| {
         stage.configure(|_| ());
         let sent = packet(cast.pod, cast.world, 4000, 80);
@@ -27,7 +27,7 @@ fn a_kept_next_hop_ends_with_a_change_of_routes() {
 /// A policy that is ahead of what the node owns: the address that it names is not served here yet, and the one that is has
 /// been taken from the object.
 #[test]
-fn an_address_that_is_not_owned_here_is_not_shown() {
+fn an_address_that_is_not_owned_is_not_used() {
     both(|stage, cast| {
         let other =
             PolicyEntry::with_slots(WhenEmpty::Drop, &[PolicySlot::here(addr(cast.away_egress))]).expect("few slots");

@@ -85,7 +85,7 @@ fn large(from: &str, to: &str, body: Body) -> Packet {
 }
 
 #[test]
-fn a_pod_is_told_what_the_uplink_and_the_overlay_take() {
+fn a_pod_gets_packet_too_big_for_the_uplink_and_the_overlay() {
     both(|stage, cast| {
         for body in BODIES {
             for options in [0, 1] {
@@ -118,7 +118,7 @@ fn the_largest_packet_that_fits_goes() {
 }
 
 #[test]
-fn the_world_is_told_what_a_pod_takes() {
+fn the_peer_gets_packet_too_big_for_the_pod() {
     both(|stage, cast| {
         for (port, body) in (4000..).zip([Body::Udp, Body::Tcp(SYN), Body::EchoRequest]) {
             let sent = packet(cast.pod, cast.world, port, 80).body(body);
@@ -134,7 +134,7 @@ fn the_world_is_told_what_a_pod_takes() {
 }
 
 #[test]
-fn errors_and_nameless_nodes_get_no_answer() {
+fn errors_and_nodes_without_an_address_get_no_answer() {
     both(|stage, cast| {
         let quiet = packet(cast.pod, cast.egress, 4000, 80).body(Body::Unreachable);
         stage.drops(&FROM_POD, &quiet, Verdict::Hairpin);

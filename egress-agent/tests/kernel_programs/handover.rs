@@ -4,9 +4,9 @@ use aya::programs::TcAttachType;
 use egress_common::abi::{HandoverEntry, HandoverStage, Verdict};
 
 use crate::cast::{Cast, V4, addr};
-use crate::errors::arriving;
 use crate::frames::{ACK, Body, Packet, ip, octets, packet};
-use crate::overlay::{Wire, arrives, is, on_devices, wrapped};
+use crate::from_overlay::{Wire, arrives, is, on_devices, wrapped};
+use crate::icmp_errors::arriving;
 use crate::stage::{FROM_NETDEV, FROM_POD, REDIRECT, Stage, UPLINK_MAC, both, now_ns};
 
 /// As the agent does it: the address is none of this node's before, or behind it.
@@ -23,7 +23,7 @@ fn answer(cast: &Cast, port: u16) -> Packet {
 const THIRD: &str = "172.18.0.4";
 
 #[test]
-fn a_pod_of_the_old_node_is_passed_on() {
+fn packets_of_a_pod_on_the_old_owner_go_to_the_new_owner() {
     both(|stage, cast| {
         let sent = packet(cast.pod, cast.world, 4000, 80);
         stage.run_frame(&FROM_POD, &sent.frame(), Verdict::SnatHere);
@@ -44,7 +44,7 @@ fn hand_over_again(stage: &mut Stage, cast: &Cast, course: HandoverStage) {
 
 /// A port may be in the mappings of both.
 #[test]
-fn the_heir_is_asked_first_about_answers() {
+fn answers_go_to_the_new_owner_first() {
     both(|stage, cast| {
         let sent = packet(cast.pod, cast.world, 4000, 80);
         stage.run_frame(&FROM_POD, &sent.frame(), Verdict::SnatHere);
@@ -62,7 +62,7 @@ fn the_heir_is_asked_first_about_answers() {
 
 /// The writes of the step, one by one: the agent may be killed behind each of them.
 #[test]
-fn who_is_killed_in_the_middle_of_the_step_has_let_go_of_nothing() {
+fn an_agent_killed_during_the_step_still_owns_the_address() {
     both(|stage, cast| {
         let sent = packet(cast.pod, cast.world, 4000, 80);
         stage.run_frame(&FROM_POD, &sent.frame(), Verdict::SnatHere);
@@ -100,7 +100,7 @@ fn all_kinds(cast: &Cast, port: u16) -> [Packet; 3] {
 
 /// A fragment goes where its first one has gone, and an error where the flow is that it quotes.
 #[test]
-fn fragments_and_errors_go_the_way_of_their_flow() {
+fn fragments_and_errors_follow_their_flow() {
     both(|stage, cast| {
         stage.run_frame(&FROM_POD, &packet(cast.pod, cast.world, 4000, 80).frame(), Verdict::SnatHere);
         hand_over(stage, cast, HandoverStage::Leaving);
@@ -120,7 +120,7 @@ fn fragments_and_errors_go_the_way_of_their_flow() {
 
 /// A mapping that was left of an earlier time with the address is none of the flow that is answered now.
 #[test]
-fn an_heir_leaves_to_the_old_node_what_it_has_not_sent() {
+fn the_new_owner_passes_answers_to_other_flows_back() {
     both(|stage, cast| {
         // A slow machine may need long to load the next program.
         let begun = now_ns();
@@ -141,7 +141,7 @@ fn an_heir_leaves_to_the_old_node_what_it_has_not_sent() {
 
 /// Each of two nodes may take the other for the old one for a while, and what neither has sent must not go round for ever.
 #[test]
-fn what_is_passed_on_has_one_hop_less() {
+fn a_passed_on_packet_has_one_hop_less() {
     on_the_device(|stage, cast| {
         let wire = Wire::of("out0");
         hand_over(stage, cast, HandoverStage::Arriving);
@@ -159,7 +159,7 @@ fn what_is_passed_on_has_one_hop_less() {
 
 /// What the heir has not sent comes back to the old node, which passes nothing on then.
 #[test]
-fn the_old_node_takes_what_the_heir_passes_back() {
+fn the_old_owner_accepts_what_the_new_owner_passes_back() {
     on_the_device(|stage, cast| {
         let (wire, pods) = (Wire::of("out0"), Wire::of("pods0"));
         stage.run_frame(&FROM_POD, &packet(cast.pod, cast.world, 4000, 80).frame(), Verdict::SnatHere);
@@ -175,7 +175,7 @@ fn the_old_node_takes_what_the_heir_passes_back() {
 
 /// What the heir has not sent, of every kind; and where nobody has, each ends by its own name.
 #[test]
-fn the_old_node_takes_back_fragments_and_errors_too() {
+fn the_old_owner_accepts_fragments_and_errors_back() {
     on_the_device(|stage, cast| {
         let (wire, pods) = (Wire::of("out0"), Wire::of("pods0"));
         stage.run_frame(&FROM_POD, &packet(cast.pod, cast.world, 4000, 80).frame(), Verdict::SnatHere);
@@ -199,7 +199,7 @@ fn on_the_device(test: impl Fn(&mut Stage, &Cast) + Send + 'static) {
 }
 
 #[test]
-fn late_packets_are_passed_on_as_a_router_does() {
+fn late_packets_are_forwarded_as_by_a_router() {
     on_the_device(|stage, cast| {
         let wire = Wire::of("out0");
         hand_over(stage, cast, HandoverStage::Leaving);
@@ -220,7 +220,7 @@ fn late_packets_are_passed_on_as_a_router_does() {
 }
 
 #[test]
-fn an_heir_translates_what_the_old_node_passes_on() {
+fn the_new_owner_translates_what_the_old_owner_passes_on() {
     on_the_device(|stage, cast| {
         let (wire, pods) = (Wire::of("out0"), Wire::of("pods0"));
         hand_over(stage, cast, HandoverStage::Arriving);

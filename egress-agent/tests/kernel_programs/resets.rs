@@ -5,8 +5,8 @@ use egress_common::decide::limit::{ANSWER_STEP_NS, ANSWERS_AT_ONCE};
 use egress_common::decide::phase::{self, Phase};
 
 use crate::cast::{Cast, addr};
+use crate::expiry::TIMEOUTS;
 use crate::frames::{ACK, Body, FIN, Packet, RST, SYN, checksum, octets, packet};
-use crate::life::TIMEOUTS;
 use crate::stage::{
     FROM_NETDEV, FROM_POD, NEXT, REDIRECT, Ran, Run, Stage, TO_NETDEV, TO_POD, UPLINK_MAC, both, now_ns,
 };
@@ -88,7 +88,7 @@ fn phase_of(stage: &Stage, cast: &Cast) -> Phase {
 }
 
 #[test]
-fn a_pod_is_told_that_its_address_was_taken() {
+fn a_pod_whose_address_was_removed_gets_a_reset() {
     both(|stage, cast| {
         open(stage, cast);
         put_slots(stage, cast, &[]);
@@ -113,7 +113,7 @@ fn a_pod_is_told_that_its_address_was_taken() {
 }
 
 #[test]
-fn a_pod_that_is_no_longer_selected_is_told() {
+fn a_deselected_pod_gets_a_reset() {
     both(|stage, cast| {
         open(stage, cast);
         deselect(stage, cast);
@@ -139,7 +139,7 @@ fn piece(whole: &Packet, fragment: (u16, bool)) -> Packet {
 }
 
 #[test]
-fn no_piece_of_a_cut_connection_leaves() {
+fn no_packet_of_a_reset_connection_leaves() {
     both(|stage, cast| {
         open(stage, cast);
         let (first, later) = (piece(&out(cast, ACK), (0, true)), piece(&out(cast, ACK), (100, false)));
@@ -155,7 +155,7 @@ fn no_piece_of_a_cut_connection_leaves() {
 }
 
 #[test]
-fn a_connection_from_outside_on_the_tuple_of_a_cut_one_is_another_one() {
+fn an_inbound_connection_on_the_tuple_of_a_reset_one_is_new() {
     both(|stage, cast| {
         open(stage, cast);
         deselect(stage, cast);
@@ -167,7 +167,7 @@ fn a_connection_from_outside_on_the_tuple_of_a_cut_one_is_another_one() {
 }
 
 #[test]
-fn a_cut_connection_is_remembered_for_as_long_as_the_pod_goes_on_with_it() {
+fn a_reset_connection_is_remembered_while_the_pod_continues_it() {
     both(|stage, cast| {
         stage.configure(|config| config.timeouts = TIMEOUTS);
         open(stage, cast);
@@ -186,7 +186,7 @@ fn a_cut_connection_is_remembered_for_as_long_as_the_pod_goes_on_with_it() {
 }
 
 #[test]
-fn what_makes_an_idle_pod_speak_changes_nothing() {
+fn an_idle_reset_probe_changes_no_state() {
     both(|stage, cast| {
         open(stage, cast);
         for selected in [true, false] {
@@ -200,7 +200,7 @@ fn what_makes_an_idle_pod_speak_changes_nothing() {
 }
 
 #[test]
-fn a_flow_to_another_node_keeps_the_nodes_address() {
+fn a_flow_to_another_node_keeps_the_node_address() {
     both(|stage, cast| {
         let sent = |flags| packet(cast.pod, cast.other_node, 4000, 80).tcp(flags);
         let marked = |stage: &mut Stage, flags| {
@@ -218,7 +218,7 @@ fn a_flow_to_another_node_keeps_the_nodes_address() {
 }
 
 #[test]
-fn what_is_not_answered_takes_nothing_of_the_limit() {
+fn unanswered_packets_do_not_use_the_limit() {
     both(|stage, cast| {
         open(stage, cast);
         put_slots(stage, cast, &[]);
@@ -239,7 +239,7 @@ fn what_is_not_answered_takes_nothing_of_the_limit() {
 }
 
 #[test]
-fn answers_have_a_limit() {
+fn generated_packets_have_a_rate_limit() {
     both(|stage, cast| {
         let hairpin = packet(cast.pod, cast.egress, 4000, 80);
         let large = packet(cast.pod, cast.world, 4000, 80).with(|packet| packet.data = 1600);

@@ -3,11 +3,11 @@
 use std::net::IpAddr;
 
 use super::{ACK, CLIENT, RST, SERVER, SYN, segment, udp};
-use crate::craft::Body;
-use crate::play::{Case, Shot, Side, Talk, shot};
+use crate::packets::Body;
+use crate::runner::{Case, Shot, Side, Talk, shot};
 
 pub(super) fn cases(v6: bool) -> Vec<Case> {
-    let named = |name: &str| Case::new(&format!("unasked: {name}"), v6);
+    let named = |name: &str| Case::new(&format!("unsolicited: {name}"), v6);
     let mut cases = vec![
         named("SYN").world(|talk| talk.tcp_back(SYN, SERVER, 0, 0)),
         named("SYN+ACK").world(|talk| talk.tcp_back(SYN | ACK, SERVER, CLIENT, 0)),

@@ -116,7 +116,7 @@ fn measure() {
 /// The figures of this kernel.
 fn measured() -> BTreeMap<String, Figures> {
     let me = std::env::current_exe().expect("this binary's path");
-    let arguments = ["--exact", "figures::measure", "--ignored", "--nocapture"];
+    let arguments = ["--exact", "verifier::measure", "--ignored", "--nocapture"];
     let output = Command::new(me).args(arguments).env(MEASURE, "yes").output().expect("start a measurement");
     let text = String::from_utf8_lossy(&output.stdout);
     // Its own words about a failed test would be counted as a test.
@@ -172,7 +172,7 @@ fn every_program_is_as_cheap_as_on_record() {
 }
 
 #[test]
-fn a_jump_is_more_than_the_tolerance() {
+fn a_jump_exceeds_the_tolerance() {
     let figures = |instructions, stack: &str| {
         let figures = Figures { instructions, stack: stack.to_owned(), subprograms: 1, jited: 1 };
         BTreeMap::from([("steer".to_owned(), figures)])

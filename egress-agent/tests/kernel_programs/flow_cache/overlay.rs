@@ -5,12 +5,12 @@ use egress_common::decide::phase;
 
 use crate::cast::addr;
 use crate::devices::ROUTER_MAC;
-use crate::encapsulation::ground::{arrived, configure, everywhere_taken_out, from_remote, put, sent};
+use crate::encapsulation::setup::{arrived, configure, everywhere_taken_out, from_remote, put, sent};
 use crate::frames::{ACK, RST, SYN, packet};
 use crate::stage::{FROM_NETDEV, FROM_POD, REDIRECT, Stage, UPLINK_MAC};
 
 #[test]
-fn a_flow_of_another_node_is_that_nodes_only() {
+fn a_cached_flow_of_another_node_serves_that_node_only() {
     everywhere_taken_out(|stage, cast, underlay| {
         configure(stage, underlay);
         let inner = from_remote(cast);
@@ -51,7 +51,7 @@ fn an_entry_is_for_its_own_hook() {
 }
 
 #[test]
-fn what_goes_into_the_overlay_is_served_likewise() {
+fn packets_into_the_overlay_are_served_from_the_cache() {
     everywhere_taken_out(|stage, cast, underlay| {
         configure(stage, underlay);
         let out = packet(cast.away_pod, cast.world, 4000, 80);
@@ -71,7 +71,7 @@ fn what_goes_into_the_overlay_is_served_likewise() {
 }
 
 #[test]
-fn an_answer_from_a_gateway_is_its_objects_only() {
+fn a_cached_answer_serves_one_egress_id_only() {
     everywhere_taken_out(|stage, cast, underlay| {
         configure(stage, underlay);
         let inner = packet(cast.world, cast.away_pod, 80, 4000);
@@ -89,7 +89,7 @@ fn an_answer_from_a_gateway_is_its_objects_only() {
 
 /// As beside a mapping, where the other direction is told.
 #[test]
-fn a_connection_that_begins_anew_is_followed_where_its_gateway_is_elsewhere() {
+fn a_reopened_connection_is_tracked_with_a_remote_gateway() {
     everywhere_taken_out(|stage, cast, underlay| {
         configure(stage, underlay);
         let out = |flags| packet(cast.away_pod, cast.world, 4001, 80).tcp(flags);
@@ -107,7 +107,7 @@ fn a_connection_that_begins_anew_is_followed_where_its_gateway_is_elsewhere() {
 
 /// Its flow is of another node: only its mapping is told.
 #[test]
-fn a_reset_is_followed_where_the_pod_is_elsewhere() {
+fn a_reset_is_tracked_for_a_remote_pod() {
     everywhere_taken_out(|stage, cast, underlay| {
         configure(stage, underlay);
         let around = arrived(underlay, cast.here);

@@ -16,10 +16,10 @@ use nix::sys::socket::{
 use nix::sys::time::TimeVal;
 
 use crate::cast::{Cast, V4, V6, addr};
-use crate::cut::reset_of;
-use crate::encapsulation::ground::settle;
+use crate::encapsulation::setup::settle;
 use crate::frames::{ACK, Body, Packet, RST, SYN, ip, octets, packet};
-use crate::pace::patience;
+use crate::resets::reset_of;
+use crate::slow_guest::patience;
 use crate::stage::{FROM_POD, ROUTER_MAC, Stage, UPLINK_MAC, batch, on_stage};
 
 /// The far end of a device.
@@ -166,7 +166,7 @@ fn an_answer_from_a_gateway_reaches_its_pod() {
 }
 
 #[test]
-fn forged_packets_are_dropped_by_name() {
+fn forged_packets_are_dropped_with_their_reason() {
     on_the_device(|stage, cast| {
         let wire = Wire::of("out0");
         let inner = from_remote(cast);
@@ -229,7 +229,7 @@ fn a_packet_to_another_address_of_this_node_is_forged() {
 }
 
 #[test]
-fn a_remote_pod_is_told_what_the_uplink_takes() {
+fn a_remote_pod_gets_packet_too_big_for_the_uplink() {
     on_the_device(|stage, cast| {
         let wire = Wire::of("out0");
         stage.configure(|config| config.uplink_mtu = 1200);
@@ -246,7 +246,7 @@ fn a_remote_pod_is_told_what_the_uplink_takes() {
 }
 
 #[test]
-fn a_remote_pod_whose_port_another_took_meanwhile_is_told() {
+fn a_remote_pod_whose_port_is_taken_gets_a_reset() {
     on_the_device(|stage, cast| {
         let wire = Wire::of("out0");
         let taken = packet(cast.pod, cast.world, 4000, 80).tcp(SYN);
@@ -266,7 +266,7 @@ fn a_remote_pod_whose_port_another_took_meanwhile_is_told() {
 }
 
 #[test]
-fn before_the_configuration_nothing_gets_in() {
+fn without_a_configuration_nothing_enters() {
     on_the_device(|stage, cast| {
         let wire = Wire::of("out0");
         stage.configure(|config| config.generation = 0);

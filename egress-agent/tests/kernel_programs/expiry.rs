@@ -8,9 +8,9 @@ use egress_common::decide::phase::WINDOW;
 
 use crate::cast::{Cast, V4, V6, addr};
 use crate::frames::{ACK, Body, FIN, Packet, RST, SYN, packet};
-use crate::pace;
 use crate::races::{has_both_cpus, pin};
 use crate::skips::skipped;
+use crate::slow_guest;
 use crate::stage::{
     FROM_NETDEV, FROM_POD, NEXT, REDIRECT, Ran, Run, SHOT, Stage, TO_POD, UPLINK_MAC, both, on_stage_with, test_run,
 };
@@ -75,7 +75,7 @@ fn a_connection_lives_as_long_as_its_phase_says() {
 /// A server that streams to a silent pod keeps the mapping, and with it the flow; and what the programs redirect is no
 /// connection from outside, also where its flow is not known any more.
 #[test]
-fn an_answer_keeps_flow_and_mapping_and_begins_nothing() {
+fn an_answer_refreshes_flow_and_nat_entry_and_creates_none() {
     both(|stage, cast| {
         stage.configure(|config| config.timeouts = Timeouts { unreplied: TIMEOUTS.udp, ..TIMEOUTS });
         let asked = packet(cast.pod, cast.world, 4000, 53);
@@ -109,7 +109,7 @@ fn an_answer_keeps_flow_and_mapping_and_begins_nothing() {
 
 /// A pod makes as many of them as it likes: they go long before those that somebody has answered.
 #[test]
-fn a_datagram_that_nobody_answers_is_forgotten_soon() {
+fn an_unanswered_datagram_expires_soon() {
     both(|stage, cast| {
         stage.configure(|config| config.timeouts = TIMEOUTS);
         let asked = packet(cast.pod, cast.world, 4000, 53).body(Body::Udp).frame();
@@ -138,7 +138,7 @@ fn a_datagram_that_nobody_answers_is_forgotten_soon() {
 
 /// A pod that opens more flows than it may have is refused those, and nobody else is.
 #[test]
-fn a_pod_that_holds_its_quota_is_refused_more_and_others_are_not() {
+fn a_pod_at_its_quota_is_refused_and_other_pods_are_not() {
     on_stage_with(&[], |stage| {
         let quota = |stage: &mut Stage, pod, policy| {
             stage.configure(|config| {
@@ -256,7 +256,7 @@ fn a_connection_from_outside_lives_as_long_as_its_phase_says() {
 }
 
 #[test]
-fn in_need_what_nobody_has_answered_goes_first() {
+fn under_pressure_unanswered_entries_expire_first() {
     both(|stage, cast| {
         stage.configure(|config| config.timeouts = TIMEOUTS);
         talk(stage, cast, &[(true, SYN), (false, SYN | ACK), (true, ACK)]);
@@ -274,7 +274,7 @@ fn in_need_what_nobody_has_answered_goes_first() {
 }
 
 #[test]
-fn a_mapping_that_packets_do_not_take_for_one_has_its_time_too() {
+fn a_nat_entry_with_a_broken_seal_expires() {
     both(|stage, cast| {
         stage.configure(|config| config.timeouts = TIMEOUTS);
         talk(stage, cast, &[(true, SYN)]);
@@ -298,7 +298,7 @@ fn a_mapping_that_packets_do_not_take_for_one_has_its_time_too() {
 
 /// It names the mapping all the same, but packets do not find it: the mapping would have no answers.
 #[test]
-fn a_mapping_whose_other_key_has_lost_its_seal_goes_at_once() {
+fn a_nat_entry_whose_other_key_has_a_broken_seal_is_removed_at_once() {
     both(|stage, cast| {
         stage.run_frame(&FROM_POD, &sent(cast, SYN).frame(), Verdict::SnatHere);
         stage.sweep(false);
@@ -315,7 +315,7 @@ fn a_mapping_whose_other_key_has_lost_its_seal_goes_at_once() {
 }
 
 #[test]
-fn pods_that_nothing_selects_leave_room_for_those_that_something_does() {
+fn unselected_pods_cannot_fill_the_map_for_selected_pods() {
     on_stage_with(&[("inbound", 8)], |stage| {
         stage.configure(|config| {
             config.timeouts = TIMEOUTS;
@@ -341,7 +341,7 @@ fn pods_that_nothing_selects_leave_room_for_those_that_something_does() {
 
 /// SYN and RST from ever new ports, as fast as one likes: the port has half of the map, and another one a quarter of what is free.
 #[test]
-fn a_flood_at_one_port_leaves_room_for_others_and_is_over_within_seconds() {
+fn a_flood_at_one_port_leaves_entries_for_other_ports_and_expires_within_seconds() {
     on_stage_with(&[("inbound", 64)], |stage| {
         stage.configure(|config| (config.inbound_size, config.direct_routing) = (64, 0));
         stage.expose(V4.pod, 6, 80);
@@ -367,7 +367,7 @@ fn a_flood_at_one_port_leaves_room_for_others_and_is_over_within_seconds() {
 
 /// One flow, aged before each round; then its packet and a sweep meet.
 #[test]
-fn what_a_packet_has_used_is_not_swept() {
+fn an_entry_that_a_packet_just_used_is_not_swept() {
     on_stage_with(&[("nat", 64), ("flows", 64), ("inbound", 64)], |stage| {
         if !has_both_cpus() {
             return skipped("needs two CPUs");
@@ -377,7 +377,7 @@ fn what_a_packet_has_used_is_not_swept() {
         stage.sweep(false);
         let forward = Tuple::new(Direction::Egress, addr(V4.pod), addr(V4.world), 4000, 80, 17);
         let (mut used, mut swept) = (0, 0);
-        for round in 0..pace::rounds(4000) {
+        for round in 0..slow_guest::rounds(4000) {
             assert_eq!(test_run(stage.program(FROM_POD.program), &FROM_POD, &frame).action, REDIRECT);
             stage.age(u64::from(TIMEOUTS.udp) + 1);
             let before = stage.counts();
@@ -428,7 +428,7 @@ fn meet(stage: &Stage, frame: &[u8], round: u32) -> i32 {
 /// What a sweep has taken and not removed yet is gone for a packet, and not there to be overwritten either: the packet is
 /// lost, and the next one begins anew.
 #[test]
-fn what_is_just_being_removed_is_neither_used_nor_overwritten() {
+fn an_entry_under_removal_is_neither_used_nor_overwritten() {
     both(|stage, cast| {
         let sent = packet(cast.pod, cast.world, 4000, 80);
         stage.run_frame(&FROM_POD, &sent.frame(), Verdict::SnatHere);

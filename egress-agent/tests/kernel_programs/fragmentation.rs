@@ -19,7 +19,7 @@ fn begin(stage: &mut Stage, pod: &str, port: u16) -> Packet {
 }
 
 #[test]
-fn the_rest_follows_as_a_fragment_of_its_own() {
+fn the_second_fragment_follows_the_first() {
     on_stage(|stage| {
         let answer = begin(stage, V4.pod, 4000);
         let whole = answer.dnat(V4.pod, 4000).hop().frame();
@@ -38,7 +38,7 @@ fn the_rest_follows_as_a_fragment_of_its_own() {
 
 /// The first piece would be lost where nobody resolves the neighbour for it.
 #[test]
-fn a_pod_that_is_not_resolved_gets_neither_piece() {
+fn a_pod_without_a_resolved_neighbour_gets_no_fragment() {
     on_stage(|stage| {
         stage.put_pod(V4.early_pod, PodEntry::selected(V4.here, 0));
         let answer = begin(stage, V4.early_pod, 4000);
@@ -63,7 +63,7 @@ fn a_fragment_is_not_fragmented_again() {
 
 /// A header that says less than the frame has: nothing of it can be cut.
 #[test]
-fn a_length_that_is_not_there_is_not_cut() {
+fn a_packet_with_a_wrong_length_is_not_fragmented() {
     on_stage(|stage| {
         let mut frame = begin(stage, V4.pod, 4000).frame();
         frame[L3 + 2..L3 + 4].copy_from_slice(&200_u16.to_be_bytes());

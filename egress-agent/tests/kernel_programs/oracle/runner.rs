@@ -12,11 +12,11 @@ use egress_common::decide::to_netdev::Meta;
 use egress_common::wire::{Fragment, Headers};
 use egress_fuzz::node::{Hook, Node, Skb};
 
-use super::craft::{bend, enveloped, error_about, frame_of, mirrored};
+use super::derived_frames::{bend, enveloped, error_about, frame_of, mirrored};
 use super::story::{Bent, By, Step, Who, cast};
-use super::{ground, same};
+use super::{compare, initial_maps};
 use crate::cast::{V4, V6, addr};
-use crate::encapsulation::ground::takes_out_other_families;
+use crate::encapsulation::setup::takes_out_other_families;
 use crate::stage::{
     FROM_NETDEV, FROM_POD, MGMT, MGMT_MAC, Run, Stage, TO_NETDEV, TO_POD, UPLINK, UPLINK_MAC, batch, now_ns, test_run,
 };
@@ -52,14 +52,14 @@ impl<'a> Rig<'a> {
                 .map(|pod| format!("neigh replace {pod} lladdr 02:00:00:00:02:10 dev ovn-k8s-mp0 nud permanent\n"))
         });
         batch(&pods.concat().concat());
-        let node = ground::begin(stage, 1);
+        let node = initial_maps::begin(stage, 1);
         Self { stage, node, sent: HashMap::new(), counted: Vec::new(), decisions: 1, packets: 0 }
     }
 
     /// Tells a story from the beginning; what differs, if anything does.
     pub(super) fn tell(&mut self, steps: &[(usize, Step)]) -> Result<(), String> {
         self.decisions = 1;
-        self.node = ground::begin(self.stage, self.decisions);
+        self.node = initial_maps::begin(self.stage, self.decisions);
         self.sent.clear();
         self.counted = self.stage.packets();
         for (id, step) in steps {
@@ -69,7 +69,7 @@ impl<'a> Rig<'a> {
         if now != self.counted {
             return Err(format!("counters of packets: {now:?}, not {:?}", self.counted));
         }
-        same::maps(self.stage, &self.node.maps)
+        compare::maps(self.stage, &self.node.maps)
     }
 
     /// Each of these verdicts has come.
@@ -324,7 +324,7 @@ impl<'a> Rig<'a> {
             });
             return Err(format!("{by:?}: {moved:?}, not {outcome:02x?}\nframe {frame:02x?}\ncame to {ran:02x?}"));
         }
-        let out = same::packet(&ran, &outcome).map_err(|what| {
+        let out = compare::packet(&ran, &outcome).map_err(|what| {
             format!("{by:?}: {what}\nframe {frame:02x?}\nprograms {ran:02x?}\nmodel    {outcome:02x?}")
         })?;
         self.sent.insert(id, Sent { v6, by, frame, verdict, out });

@@ -6,11 +6,11 @@
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use crate::cast::{CASES, Cast, case_of};
-use crate::craft::{Body, Packet};
-use crate::ground::{Ground, POD_MAC, ROUTER_MAC};
-use crate::view::View;
-use crate::wire::{Frame, Offload, Plug};
+use crate::endpoints::{CASES, Cast, case_of};
+use crate::layout::View;
+use crate::nodes::{Ground, POD_MAC, ROUTER_MAC};
+use crate::packets::{Body, Packet};
+use crate::sockets::{Frame, Offload, Plug};
 
 /// An end of the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

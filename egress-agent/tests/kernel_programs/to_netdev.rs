@@ -3,9 +3,9 @@
 use aya::programs::TcAttachType;
 use egress_common::abi::{NODE_MARK, Verdict};
 
-use crate::cut::reset_of;
 use crate::frames::{ACK, Body, Packet, RST, SYN, packet};
-use crate::overlay::{Place, Wire, on_devices};
+use crate::from_overlay::{Place, Wire, on_devices};
+use crate::resets::reset_of;
 use crate::stage::{
     FROM_POD, MGMT_MAC, NEXT, POD_MAC, REDIRECT, Ran, Run, SHOT, TO_NETDEV, TO_POD, UPLINK, WAITING, batch, both,
     now_ns,
@@ -51,7 +51,7 @@ fn no_entry_of_a_pod_judges_what_the_node_sends() {
 }
 
 #[test]
-fn what_is_not_ours_leaves_untouched() {
+fn other_traffic_leaves_untouched() {
     both(|stage, cast| {
         let question = packet(cast.world, cast.pod, 2, 1).tcp(SYN);
         stage.drops(&TO_NETDEV, &packet(cast.pod, cast.world, 1, 2).tcp(SYN | ACK), Verdict::ProgramBypassed);
@@ -96,7 +96,7 @@ fn no_egress_ip_leaves_that_nat_has_not_written() {
 
 /// A masquerade keeps the port that a pod has chosen; answers would be those of the flow that NAT has given it.
 #[test]
-fn no_masqueraded_packet_passes_for_a_flow_that_nat_knows() {
+fn a_masqueraded_packet_does_not_match_a_nat_flow() {
     both(|stage, cast| {
         for body in [Body::Udp, Body::EchoRequest] {
             let sent = packet(cast.pod, cast.other_node, 9, 9).body(body);
@@ -112,7 +112,7 @@ fn no_masqueraded_packet_passes_for_a_flow_that_nat_knows() {
 
 /// The programs may have begun to run just now.
 #[test]
-fn a_ping_from_outside_is_answered_and_a_ping_of_the_pod_is_its_own() {
+fn a_ping_from_outside_and_a_ping_of_the_pod_are_distinct() {
     both(|stage, cast| {
         let now_secs = u32::try_from(now_ns() / 1_000_000_000).expect("years");
         stage.configure(|config| config.following_since_secs = now_secs);
@@ -130,7 +130,7 @@ fn a_ping_from_outside_is_answered_and_a_ping_of_the_pod_is_its_own() {
 }
 
 #[test]
-fn the_fragments_of_an_answer_to_a_ping_leave_as_its_first_one_does() {
+fn fragments_of_a_ping_reply_leave_as_their_first_fragment() {
     both(|stage, cast| {
         let ping = |from, to, body| packet(from, to, 4000, 4000).body(body);
         let pieces = |packet: Packet| {
@@ -150,7 +150,7 @@ fn the_fragments_of_an_answer_to_a_ping_leave_as_its_first_one_does() {
 }
 
 #[test]
-fn the_mark_without_what_it_needs_is_a_drop() {
+fn a_marked_packet_without_address_or_port_is_dropped() {
     both(|stage, cast| {
         let udp = packet(cast.pod, cast.other_node, 4000, 80);
         stage.drops(&MARKED, &udp.clone().body(Body::Other(51)), Verdict::UnsupportedProtocol);
@@ -162,7 +162,7 @@ fn the_mark_without_what_it_needs_is_a_drop() {
 
 /// It came in mid-stream, and nobody knows the port that it had: by the management port, whatever the packet leaves by.
 #[test]
-fn the_pod_is_told_of_a_connection_that_has_lost_its_port_on_the_nodes_address() {
+fn a_connection_that_lost_its_port_on_the_node_address_is_reset() {
     both(|stage, cast| {
         let running = packet(cast.pod, cast.other_node, 4000, 80).tcp(ACK);
         for _ in 0..2 {
@@ -198,7 +198,7 @@ fn the_reset_from_the_uplink_reaches_the_pod() {
 }
 
 #[test]
-fn what_the_stack_has_translated_loses_its_mark() {
+fn a_packet_that_the_stack_translated_loses_the_mark() {
     both(|stage, cast| {
         let sent = packet(cast.node, cast.other_node, 4000, 80);
         let ran = stage.run_frame(&MARKED, &sent.frame(), Verdict::NodeSnatDone);
@@ -208,7 +208,7 @@ fn what_the_stack_has_translated_loses_its_mark() {
 
 /// kube-proxy and network policies keep bits of their own in the mark.
 #[test]
-fn the_mark_is_known_among_bits_of_others() {
+fn the_mark_is_recognised_among_foreign_bits() {
     both(|stage, cast| {
         let sent = packet(cast.pod, cast.other_node, 4000, 80);
         for others in [0x4000, 0x8000, 0x0001_0000, 0xffff_0000] {
@@ -228,7 +228,7 @@ fn the_mark_is_known_among_bits_of_others() {
 
 /// The table behind `from_pod` asks for the word, so exactly what goes on into the stack bears it.
 #[test]
-fn what_steering_leaves_to_the_stack_says_that_it_was_seen() {
+fn packets_left_to_the_stack_carry_the_seen_priority() {
     both(|stage, cast| {
         let to_world = |from| packet(from, cast.world, 1, 2);
         stage.configure(|config| config.seen = 0x1234);

@@ -35,7 +35,7 @@ fn a_packet_gets_its_egress_ip_here() {
 }
 
 #[test]
-fn another_port_is_found_where_the_own_is_taken() {
+fn a_taken_source_port_is_replaced() {
     both(|stage, cast| {
         for body in [Body::Udp, Body::Tcp(SYN), Body::EchoRequest] {
             let first = packet(cast.pod, cast.world, 5000, 80).body(body);
@@ -60,7 +60,7 @@ fn protocol(packet: &Packet) -> u8 {
 }
 
 #[test]
-fn options_and_odd_lengths_are_no_obstacle() {
+fn options_and_odd_lengths_are_translated() {
     both(|stage, cast| {
         for (port, options) in (6000..).zip([1, 2, 4]) {
             for body in PROTOCOLS {
@@ -78,7 +78,7 @@ fn options_and_odd_lengths_are_no_obstacle() {
 }
 
 #[test]
-fn a_gateway_elsewhere_gets_it_as_it_is() {
+fn a_remote_gateway_gets_the_packet_unchanged() {
     both(|stage, cast| {
         for body in PROTOCOLS {
             let sent = packet(cast.away_pod, cast.world, 4000, 80).body(body);
@@ -89,7 +89,7 @@ fn a_gateway_elsewhere_gets_it_as_it_is() {
 }
 
 #[test]
-fn what_is_not_ours_passes_untouched() {
+fn other_traffic_is_untouched() {
     both(|stage, cast| {
         let pod = cast.pod;
         for (sent, verdict) in [
@@ -117,7 +117,7 @@ fn what_is_not_ours_passes_untouched() {
 }
 
 #[test]
-fn what_cannot_be_given_an_egress_ip_is_dropped_by_name() {
+fn packets_without_an_egress_ip_are_dropped_with_their_reason() {
     both(|stage, cast| {
         let udp = to_world(cast);
         for (sent, verdict) in [
@@ -139,7 +139,7 @@ fn what_cannot_be_given_an_egress_ip_is_dropped_by_name() {
 }
 
 #[test]
-fn unknown_pods_pass_where_they_may() {
+fn unknown_pods_pass_where_the_configuration_allows() {
     both(|stage, cast| {
         let unknown = packet(cast.unknown_pod, cast.world, 1, 2);
         stage.drops(&FROM_POD, &unknown, Verdict::UnknownPod);
@@ -159,7 +159,7 @@ fn a_packet_to_another_node_is_marked() {
 }
 
 #[test]
-fn a_flow_that_lost_its_address_is_cut() {
+fn a_flow_that_lost_its_address_is_reset() {
     both(|stage, cast| {
         let sent = to_world(cast).tcp(ACK);
         stage.run_frame(&FROM_POD, &sent.frame(), Verdict::SnatHere);
@@ -178,7 +178,7 @@ fn a_flow_that_lost_its_address_is_cut() {
 }
 
 #[test]
-fn a_flow_whose_port_another_took_meanwhile_is_cut() {
+fn a_flow_whose_port_is_taken_is_reset() {
     both(|stage, cast| {
         stage.select_as(cast.known_pod, cast.pod);
         stage.run_frame(&FROM_POD, &to_world(cast).tcp(SYN).frame(), Verdict::SnatHere);
@@ -188,7 +188,7 @@ fn a_flow_whose_port_another_took_meanwhile_is_cut() {
 }
 
 #[test]
-fn fragments_follow_their_first_one() {
+fn fragments_follow_the_first_fragment() {
     both(|stage, cast| {
         let whole = to_world(cast).with(|packet| (packet.data, packet.dont_fragment) = (1000, false));
         let later = whole.clone().with(|packet| packet.fragment = (100, false));
@@ -202,7 +202,7 @@ fn fragments_follow_their_first_one() {
 }
 
 #[test]
-fn nothing_assigned_is_as_the_policy_says() {
+fn without_an_assigned_address_the_policy_decides() {
     both(|stage, cast| {
         let sent = packet(cast.pending_pod, cast.world, 1, 2);
         for (when, verdict) in
@@ -225,7 +225,7 @@ fn nothing_assigned_is_as_the_policy_says() {
 }
 
 #[test]
-fn a_tunnel_port_behind_many_extension_headers_is_found_out() {
+fn a_tunnel_port_after_many_extension_headers_is_found() {
     both(|stage, cast| {
         if cast.egress.contains('.') {
             return;
@@ -260,7 +260,7 @@ fn other_protocols_pass() {
 
 /// The kernel's lookup knows a route's size only where it is locked.
 #[test]
-fn a_routes_own_size_counts_where_it_is_locked() {
+fn a_locked_route_mtu_counts() {
     both(|stage, cast| {
         let to = if cast.egress.contains(':') { "2001:db8::/64" } else { "198.51.100.0/24" };
         let sent = to_world(cast).with(|packet| packet.data = 1300);

@@ -269,7 +269,7 @@ fn the_address_leaves_from_one_node_and_no_packet_of_a_pod_is_lost() {
 }
 
 #[test]
-fn what_comes_back_finds_the_node_that_has_sent() {
+fn answers_reach_the_node_that_sent() {
     every_state(|pair, old, heir| {
         pair.begin_flows();
         let at = std::format!("the old node at {old}, the heir at {heir}");
@@ -295,7 +295,7 @@ fn what_comes_back_finds_the_node_that_has_sent() {
 
 /// The old owner is killed between two writes, and the hand-over is called off: it serves on, with nobody there to ask.
 #[test]
-fn who_is_killed_before_it_has_let_go_serves_on_alone() {
+fn an_old_owner_killed_before_the_release_continues_alone() {
     for cast in [V4, V6] {
         for old in 0..GIVEN_UP {
             let pair = Pair::new(cast);

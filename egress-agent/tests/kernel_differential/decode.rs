@@ -6,9 +6,9 @@
 
 use std::net::IpAddr;
 
-use crate::craft::{ICMP, ICMPV6, SCTP, TCP, UDP, checksum, crc32c, octets, sum};
-use crate::view::{View, long, number};
-use crate::wire::{Frame, Offload};
+use crate::layout::{View, long, number};
+use crate::packets::{ICMP, ICMPV6, SCTP, TCP, UDP, checksum, crc32c, octets, sum};
+use crate::sockets::{Frame, Offload};
 
 /// Gives names to what is free to differ.
 pub(crate) trait Names {

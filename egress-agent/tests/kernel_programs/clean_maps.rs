@@ -15,7 +15,7 @@ use egress_common::abi::{Addr, Config, Count, Lease, NextHop, Usage, Verdict};
 use crate::cast::V4;
 use crate::dumps::use_every_map;
 use crate::frames::{Body, packet};
-use crate::kept;
+use crate::object_pool;
 use crate::stage::{FROM_POD, HELD, Stage, on_stage};
 
 /// Bytes of a kept next hop: whose, and the hop.
@@ -204,7 +204,7 @@ impl Stage {
 }
 
 #[test]
-fn nothing_is_left_of_a_test_in_any_map() {
+fn no_map_keeps_entries_of_a_test() {
     on_stage(|stage| {
         use_every_map(stage);
         let hairpin = packet(V4.pod, V4.egress, 4000, 80).body(Body::Udp);
@@ -229,7 +229,7 @@ fn nothing_is_left_of_a_test_in_any_map() {
 }
 
 #[test]
-fn a_test_that_fails_takes_its_object_along() {
+fn a_failed_test_discards_its_object() {
     let (sender, receiver) = channel();
     let failing = || {
         on_stage(move |stage| {
@@ -240,5 +240,5 @@ fn a_test_that_fails_takes_its_object_along() {
     };
     let failed = catch_unwind(AssertUnwindSafe(failing));
     let Ok(nat) = receiver.recv() else { return };
-    assert!(failed.is_err() && !kept::has(nat), "nobody gets what a test has left behind");
+    assert!(failed.is_err() && !object_pool::has(nat), "nobody gets what a test has left behind");
 }

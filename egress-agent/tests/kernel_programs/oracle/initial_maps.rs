@@ -6,9 +6,9 @@ use egress_common::abi::{Addr, Family, PodEntry, PortRange, Tuple};
 use egress_common::decide::memory_maps::MemoryMaps;
 use egress_fuzz::node::Node;
 
-use super::craft::SECRET;
+use super::derived_frames::SECRET;
 use crate::cast::{V4, V6, addr};
-use crate::emptied::Memory as _;
+use crate::clean_maps::Memory as _;
 use crate::stage::Stage;
 
 /// One, so that stories run out of them.

@@ -1,6 +1,6 @@
 //! Flows whose questions are not asked again, and when they are.
 
-use super::*;
+use super::super::*;
 use crate::abi::{Addr, Config, Direction, PodEntry, WhenEmpty};
 use crate::decide::cast::{Cast, ID, OTHER_NODE, both};
 use crate::decide::memory_maps::{MemoryMaps, addr};
@@ -29,7 +29,7 @@ fn out(cast: &Cast) -> Packet {
 }
 
 #[test]
-fn nothing_is_asked_until_a_decision_changes() {
+fn a_settled_flow_needs_no_lookup_until_a_decision_changes() {
     both(|cast, maps| {
         decided(maps, 1);
         let syn = packet(cast.pod, cast.world, 4000, 80).tcp(tcp::SYN);
@@ -44,7 +44,7 @@ fn nothing_is_asked_until_a_decision_changes() {
 }
 
 #[test]
-fn a_flow_follows_its_address_once_that_is_announced() {
+fn a_settled_flow_follows_its_address_after_the_decision_number_changes() {
     both(|cast, maps| {
         decided(maps, 1);
         asked(maps, &packet(cast.pod, cast.world, 4000, 80).tcp(tcp::SYN));
@@ -59,7 +59,7 @@ fn a_flow_follows_its_address_once_that_is_announced() {
 }
 
 #[test]
-fn a_pod_that_is_no_longer_selected_is_seen_without_announcement() {
+fn deselection_counts_without_a_new_decision_number() {
     both(|cast, maps| {
         decided(maps, 1);
         asked(maps, &packet(cast.pod, cast.world, 4000, 80).tcp(tcp::SYN));
@@ -71,7 +71,7 @@ fn a_pod_that_is_no_longer_selected_is_seen_without_announcement() {
 }
 
 #[test]
-fn what_may_be_answered_otherwise_is_asked_every_time() {
+fn packets_with_another_verdict_do_not_use_the_settled_decision() {
     both(|cast, maps| {
         decided(maps, 1);
         let udp = packet(cast.pod, cast.world, 4000, 80);
@@ -88,7 +88,7 @@ fn what_may_be_answered_otherwise_is_asked_every_time() {
 }
 
 #[test]
-fn without_a_number_nothing_is_kept() {
+fn without_a_decision_number_nothing_is_settled() {
     both(|cast, maps| {
         asked(maps, &packet(cast.pod, cast.world, 4000, 80).tcp(tcp::SYN));
         maps.set_policy(ID, WhenEmpty::Drop, &[]);
@@ -97,7 +97,7 @@ fn without_a_number_nothing_is_kept() {
 }
 
 #[test]
-fn an_error_settles_nothing_but_its_own_answer() {
+fn an_icmp_error_does_not_use_the_settled_decision_of_an_echo_request() {
     both(|cast, maps| {
         decided(maps, 1);
         // An error has no ports, nor has an echo request of the number zero.

@@ -22,9 +22,9 @@ use egress_datapath::Dataplane;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 
-use crate::cast::{Cast, ROUTES};
+use crate::endpoints::{Cast, ROUTES};
 use crate::node::{MGMT, Node, UPLINK, device, eventually, ip, mac_text, on_node, output};
-use crate::wire::Plug;
+use crate::sockets::Plug;
 
 pub(crate) const ROUTER_MAC: [u8; 6] = [2, 0, 0, 0, 1, 1];
 pub(crate) const POD_MAC: [u8; 6] = [2, 0, 0, 0, 2, 0x10];

@@ -120,7 +120,7 @@ fn errors_for_a_pod_of_another_node_go_through_the_overlay() {
 }
 
 #[test]
-fn errors_that_quote_no_flow_reach_nobody() {
+fn errors_that_quote_no_flow_are_dropped() {
     both(|stage, cast| {
         let (_, outside) = sent(stage, cast, 4000, Body::Udp);
         let kind = kinds(cast.family)[0];
@@ -147,7 +147,7 @@ fn errors_that_quote_no_flow_reach_nobody() {
 }
 
 #[test]
-fn a_pod_tells_the_world_of_what_it_got() {
+fn an_error_of_a_pod_about_its_flow_is_translated() {
     both(|stage, cast| {
         for (port, body) in (22..).zip(BODIES) {
             sent(stage, cast, port, body);
@@ -174,7 +174,7 @@ fn a_pod_tells_the_world_of_what_it_got() {
 }
 
 #[test]
-fn a_pods_error_about_a_flow_elsewhere_follows_it() {
+fn an_error_of_a_pod_about_a_remote_flow_goes_to_its_gateway() {
     both(|stage, cast| {
         let sent = packet(cast.away_pod, cast.world, 4000, 80);
         let got = packet(cast.world, cast.away_pod, 80, 4000);
@@ -189,7 +189,7 @@ fn a_pods_error_about_a_flow_elsewhere_follows_it() {
 }
 
 #[test]
-fn a_pods_error_about_nothing_of_its_own_goes_nowhere() {
+fn an_error_of_a_pod_about_no_flow_is_dropped() {
     both(|stage, cast| {
         sent(stage, cast, 4000, Body::Udp);
         let kind = kinds(cast.family)[0];

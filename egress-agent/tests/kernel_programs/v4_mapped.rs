@@ -4,9 +4,9 @@
 use egress_common::abi::Verdict;
 
 use crate::cast::{V4, V6};
-use crate::encapsulation::ground::{arrived, configure, settle, takes_out_other_families};
-use crate::errors::arriving;
+use crate::encapsulation::setup::{arrived, configure, settle, takes_out_other_families};
 use crate::frames::{Body, SYN, packet};
+use crate::icmp_errors::arriving;
 use crate::stage::{FROM_NETDEV, FROM_POD, TO_NETDEV, TO_POD, UPLINK_MAC, on_stage};
 
 fn mapped(address: &str) -> String {
@@ -39,7 +39,7 @@ fn a_v4_mapped_source_is_not_the_ipv4_pod() {
 }
 
 #[test]
-fn a_v4_mapped_packet_of_the_world_is_no_answer_to_an_ipv4_flow() {
+fn a_v4_mapped_packet_is_no_answer_to_an_ipv4_flow() {
     on_stage(|stage| {
         let sent = packet(V4.pod, V4.world, 4000, 80);
         stage.run_frame(&FROM_POD, &sent.frame(), Verdict::SnatHere);
