@@ -30,7 +30,7 @@ enum Command {
     /// Bring up the lab with real agents and play the story of an egress IP on it
     Run(egress_scenarios::story::RunArgs),
     /// Bring up the lab's network alone, without agents and without an API server
-    Lab(egress_lab::LabArgs),
+    Lab(egress_lab::hold::LabArgs),
     /// Run every test: pure, on the kernel, in the lab
     Test(testing::TestArgs),
     /// Compare what the verifier had to do for each program with what is on record, or record it
@@ -69,7 +69,7 @@ fn main() -> ExitCode {
         Command::Build(args) => done(egress_toolchain::build(&args)),
         Command::Image(args) => done(egress_toolchain::image(&args)),
         Command::Run(args) => done(egress_scenarios::story::run(&args)),
-        Command::Lab(args) => done(egress_lab::run(&args)),
+        Command::Lab(args) => done(egress_lab::hold::run(&args)),
         Command::Bench(args) => done(egress_scenarios::bench::run(&args)),
         Command::Test(args) => testing::test(&args),
         Command::Verifier(args) => testing::verifier(&args),

@@ -2,21 +2,20 @@
 //! (`confinement`), each with its log: one `egress-agent run` per node, and one `egress-agent controller` on each of the
 //! first two. They can be killed, stopped, continued and restarted, as real ones are.
 
-use std::fs::{File, OpenOptions};
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Output, Stdio};
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
-use nix::sys::signal::{Signal, kill};
+use anyhow::{Context, Result};
+use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 
 use crate::confinement::{self, confined};
 use crate::kube_api::KubeApi;
+use crate::process::{Process, last_lines};
+use crate::topology::UPLINK;
 use crate::topology::addresses as plan;
-use crate::wait::poll;
-use crate::{Lab, Node, UPLINK};
+use crate::topology::lab::{Lab, Node};
 
 /// How many nodes have a controller.
 pub const CONTROLLERS: usize = 2;
@@ -80,87 +79,6 @@ fn line(command: &str, usual: &[(&str, String)], extra: &[String]) -> Vec<String
     let is_left = |(option, _): &&(&str, String)| !extra.iter().any(|one| one == option);
     let usual = usual.iter().filter(is_left).flat_map(|(option, value)| [(*option).to_owned(), value.clone()]);
     std::iter::once(command.to_owned()).chain(usual).chain(extra.iter().cloned()).collect()
-}
-
-/// A process on a node. Dropping it kills it, as a crash would.
-struct Process {
-    node: Node,
-    /// For messages: `the agent of node1`.
-    name: String,
-    log: PathBuf,
-    /// Where the present run's part of the log begins.
-    log_from: usize,
-    child: Option<Child>,
-}
-
-impl Process {
-    fn new(lab: &Lab, node: &Node, kind: &str) -> Self {
-        let (log, name) = (lab.logs().join(format!("{kind}-{}.log", node.name())), node.name());
-        Self { node: node.clone(), name: format!("the {kind} of {name}"), log, log_from: 0, child: None }
-    }
-
-    /// Starts it, after killing the former one if it still runs. The log is continued.
-    fn start(&mut self, line: &[String]) -> Result<()> {
-        self.kill()?;
-        let log = OpenOptions::new().create(true).append(true).open(&self.log)?;
-        self.log_from = usize::try_from(log.metadata()?.len())?;
-        self.child = Some(self.spawn(line, log)?);
-        Ok(())
-    }
-
-    fn spawn(&self, line: &[String], log: File) -> Result<Child> {
-        let errors = log.try_clone()?;
-        self.node.host.run(|| {
-            let mut command = self.node.host.command(&line[0]);
-            command.args(&line[1..]).stdin(Stdio::null()).stdout(log).stderr(errors);
-            // A Ctrl-C at the terminal is for the lab, which then ends its processes.
-            command.process_group(0);
-            command.spawn().with_context(|| format!("cannot start {}", line.join(" ")))
-        })
-    }
-
-    fn pid(&mut self) -> Result<Option<Pid>> {
-        let Some(child) = &mut self.child else { return Ok(None) };
-        if child.try_wait()?.is_some() {
-            return Ok(None);
-        }
-        Ok(Some(Pid::from_raw(i32::try_from(child.id())?)))
-    }
-
-    fn kill(&mut self) -> Result<()> {
-        if let Some(mut child) = self.child.take() {
-            child.kill().with_context(|| format!("cannot kill {}", self.name))?;
-            child.wait()?;
-        }
-        Ok(())
-    }
-
-    fn terminate(&mut self, patience: Duration) -> Result<()> {
-        self.signal(Signal::SIGTERM)?;
-        let ended = poll(patience, || Ok(self.pid()?.is_none().then_some(())))?;
-        ensure!(ended.is_some(), "{} does not end on SIGTERM", self.name);
-        self.child = None;
-        Ok(())
-    }
-
-    fn signal(&mut self, signal: Signal) -> Result<()> {
-        let pid = self.pid()?.with_context(|| format!("{} does not run", self.name))?;
-        kill(pid, signal).with_context(|| format!("cannot send {signal} to {}", self.name))
-    }
-
-    fn ensure_alive(&mut self) -> Result<()> {
-        let alive = self.pid()?.is_some();
-        ensure!(alive, "{} has ended; its last words:\n{}", self.name, last_lines(&self.log, 15));
-        Ok(())
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        if let Err(error) = self.kill() {
-            eprintln!("lab: {error:#}");
-        }
-    }
 }
 
 /// The controller on a node.
@@ -404,13 +322,6 @@ impl Agent {
         line.extend(["cleanup".to_owned(), "--bpffs".to_owned(), self.node().bpffs.display().to_string()]);
         Ok(line)
     }
-}
-
-/// The end of a log, for error messages.
-pub fn last_lines(log: &Path, count: usize) -> String {
-    let text = std::fs::read_to_string(log).unwrap_or_default();
-    let lines: Vec<&str> = text.lines().collect();
-    lines[lines.len().saturating_sub(count)..].join("\n")
 }
 
 /// Switches a node off: its cables are cut, its agent and its controller are killed. Switching it on starts new ones.

@@ -5,9 +5,9 @@ use std::fmt::Write as _;
 
 use anyhow::Result;
 
-use crate::Lab;
 use crate::kube_api::API_PORT;
 use crate::topology::addresses::{self as plan, NodeNumber};
+use crate::topology::lab::Lab;
 use crate::topology::netns::Netns;
 use crate::topology::port_of;
 

@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use clap::Args;
 
-use crate::topology::addresses as plan;
-use crate::traffic::server::{ECHO_PORT, HTTP_PORT, Server};
-use crate::{Lab, LabBuilder};
+use crate::topology::addresses::{self as plan, ECHO_PORT, HTTP_PORT};
+use crate::topology::builder::LabBuilder;
+use crate::topology::lab::Lab;
+use crate::traffic::server::Server;
 
 #[derive(Args)]
 pub struct LabArgs {

@@ -21,9 +21,10 @@ use nix::sys::socket::{
 };
 
 use crate::agents::Agent;
+use crate::topology;
+use crate::topology::lab::Lab;
 use crate::topology::netns::{Netns, link_address};
 use crate::topology::script;
-use crate::{Lab, topology};
 
 /// Room for what arrives while the machine stands still.
 const ROOM: usize = 64 << 20;

@@ -10,7 +10,7 @@ use aya::maps::{Array, Map, MapData};
 use egress_common::abi::Lease;
 use serde_json::Value;
 
-use crate::Node;
+use crate::topology::lab::Node;
 use egress_toolchain::packages;
 
 pub const HOOKS: [&str; 5] = ["to_netdev", "from_netdev", "from_overlay", "to_pod", "from_pod"];

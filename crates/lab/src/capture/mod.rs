@@ -25,8 +25,8 @@ use nix::sys::socket::{
 };
 use nix::sys::time::{TimeVal, TimeValLike};
 
-use crate::Lab;
 use crate::topology::addresses::{self as plan, Dual, NodeNumber};
+use crate::topology::lab::{Lab, Node};
 use crate::topology::netns::Netns;
 use dissect::{Checksum, Frame, Packet, Segment, dissect};
 
@@ -178,7 +178,7 @@ impl Capture {
     }
 
     fn begin(lab: &Lab, watched: BTreeSet<IpAddr>, watches_owners: bool) -> Result<Self> {
-        let strict = lab.nodes().iter().filter(|node| !node.quirks.checksum_offload).map(crate::Node::name);
+        let strict = lab.nodes().iter().filter(|node| !node.quirks.checksum_offload).map(Node::name);
         let nodes = lab.nodes().iter().map(|node| node.number.address()).collect();
         let seen = Seen { nodes, watched, watches_owners, strict: strict.collect(), ..Seen::default() };
         let seen = Arc::new(Mutex::new(seen));

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::agents::last_lines;
+use crate::process::last_lines;
 use crate::topology::netns;
 use crate::wait::poll;
 

@@ -33,8 +33,8 @@ use tokio::runtime::Runtime;
 
 use crate::apiserver::{self, ApiServer};
 use crate::topology::addresses::{self as plan, NodeNumber};
+use crate::topology::lab::{Lab, Node, Pod};
 use crate::wait::poll;
-use crate::{Lab, Node, Pod};
 pub use control_plane::{ControlPlane, Place, etcd_arguments};
 use egress_toolchain::Paths;
 use relay::Relay;

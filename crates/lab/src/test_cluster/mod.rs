@@ -15,12 +15,15 @@ use crate::api_objects::{ASSIGNABLE, EGRESS_IPS, EVENTS, assigned, path_of};
 use crate::kube_api::{ApiChoice, KubeApi};
 use crate::pins::Pins;
 use crate::test::LabContext;
-use crate::topology::addresses::{self as plan, NodeNumber};
+use crate::topology::addresses::{self as plan, HTTP_PORT, NodeNumber};
+use crate::topology::builder::{LabBuilder, PodSpec};
+use crate::topology::lab::{Lab, Pod};
+use crate::topology::netns::Netns;
+use crate::topology::quirks::Quirks;
 use crate::traffic::access_log::AccessLog;
 use crate::traffic::client;
-use crate::traffic::server::{HTTP_PORT, Server};
+use crate::traffic::server::Server;
 use crate::wait::{EFFECT, TOLD, until, until_equal};
-use crate::{Lab, LabBuilder, Netns, Pod, PodSpec, Quirks};
 use egress_toolchain::Paths;
 
 /// A lab with its API server, agents and a server outside. Fields are dropped in this order: traffic first, the lab last.

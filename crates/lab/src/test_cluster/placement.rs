@@ -13,11 +13,13 @@ use super::{TestCluster, pod};
 use crate::api_objects::{EGRESS_IPS, TUNNEL_ID, assigned};
 use crate::kube_api::ApiChoice;
 use crate::test::LabContext;
-use crate::topology::addresses::{self as plan, NodeNumber};
+use crate::topology::addresses::{self as plan, HTTP_PORT, NodeNumber};
+use crate::topology::builder::LabBuilder;
+use crate::topology::lab::{Node, Pod};
+use crate::topology::netns::Netns;
+use crate::topology::quirks::Quirks;
 use crate::traffic::client;
-use crate::traffic::server::HTTP_PORT;
 use crate::wait::until_true;
-use crate::{LabBuilder, Netns, Node, Pod, Quirks};
 
 /// The object that selects the chosen pods.
 pub const OBJECT: &str = "paths";

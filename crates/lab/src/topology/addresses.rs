@@ -33,6 +33,10 @@ pub const SERVICES_V6: &str = "fd00:10:96::/112";
 pub const POD_MTU: u32 = 1400;
 /// Where the NodePort of the lab's service listens on every node that has the service proxy.
 pub const NODE_PORT: u16 = 30080;
+/// HTTP of the lab's servers.
+pub const HTTP_PORT: u16 = 8080;
+/// Their echo, for TCP and for UDP.
+pub const ECHO_PORT: u16 = 8081;
 
 /// An IPv4 and an IPv6 address of one owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -10,15 +10,14 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, ensure};
 use nix::mount::{MsFlags, mount};
 
-use super::addresses::{self as plan, NodeNumber};
+use super::addresses::{self as plan, HTTP_PORT, NodeNumber};
+use super::lab::{Lab, Node, Pod, Service};
 use super::ledger::{Ledger, Prefix, Resource};
 use super::netns::Netns;
 use super::quirks::Quirks;
 use super::script::{self, Script};
 use super::signals;
 use super::{self as topology, NodePlan, World};
-use crate::traffic::server::HTTP_PORT;
-use crate::{Lab, Node, Pod, Service};
 
 /// A pod to be: where it runs and what Kubernetes will know about it.
 #[derive(Debug, Clone)]

@@ -32,6 +32,7 @@
 pub mod addresses;
 pub mod builder;
 pub mod firewall;
+pub mod lab;
 pub mod ledger;
 pub mod netns;
 pub mod quirks;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, socket};
 
-use crate::Netns;
+use crate::topology::netns::Netns;
 use crate::traffic::packet::{self, ICMP, ICMPV6, TCP, UDP, octets};
 
 const FRAGMENT: u8 = 44;

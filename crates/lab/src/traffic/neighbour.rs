@@ -13,9 +13,10 @@ use anyhow::{Context, Result, anyhow};
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, bind, send, socket};
 
 use super::packet;
+use crate::topology::EXT_LAN;
 use crate::topology::addresses::EXT;
+use crate::topology::lab::Lab;
 use crate::topology::netns::{Netns, link_address};
-use crate::{EXT_LAN, Lab};
 
 /// How often it asks.
 const EVERY: Duration = Duration::from_millis(20);

@@ -23,13 +23,10 @@ use tokio::runtime::{self, Runtime};
 use tokio_util::sync::CancellationToken;
 
 use super::access_log::{AccessLog, Entry};
-use crate::topology::addresses as plan;
+use crate::topology::POD_INTERFACE;
+use crate::topology::addresses::{self as plan, ECHO_PORT, HTTP_PORT};
+use crate::topology::lab::{Lab, Node, Pod};
 use crate::topology::netns::Netns;
-use crate::{Lab, Node, POD_INTERFACE, Pod};
-
-pub const HTTP_PORT: u16 = 8080;
-/// The echo, for TCP and for UDP.
-pub const ECHO_PORT: u16 = 8081;
 
 /// A running server. Dropping it closes its sockets.
 pub struct Server {

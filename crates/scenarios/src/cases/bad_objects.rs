@@ -10,10 +10,9 @@ use serde_json::{Value, json};
 use egress_lab::api_objects::{EGRESS_IPS, all, assigned, condition, egress_ip, expression, labels};
 use egress_lab::test::LabContext;
 use egress_lab::test_cluster::{TestCluster, pod};
-use egress_lab::topology::addresses as plan;
+use egress_lab::topology::addresses::{self as plan, ECHO_PORT};
 use egress_lab::traffic::client;
 use egress_lab::traffic::flows::Flow;
-use egress_lab::traffic::server::ECHO_PORT;
 use egress_lab::wait::{EFFECT, until};
 
 const V4: &str = "172.18.0.110";

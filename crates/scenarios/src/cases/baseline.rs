@@ -17,10 +17,10 @@ use egress_lab::agents::{Agent, AgentOptions};
 use egress_lab::capture::{Capture, Class};
 use egress_lab::kube_api::{ApiChoice, KubeApi};
 use egress_lab::test::{LabContext, LabTest};
-use egress_lab::topology::addresses::{self as plan, NodeNumber};
+use egress_lab::topology::addresses::{self as plan, ECHO_PORT, HTTP_PORT, NodeNumber};
 use egress_lab::traffic::client::{self, Ping};
 use egress_lab::traffic::flows::Flow;
-use egress_lab::traffic::server::{ECHO_PORT, HTTP_PORT, Server};
+use egress_lab::traffic::server::Server;
 use egress_lab::{Lab, LabBuilder, Netns, Quirks};
 
 /// Until then a node whose power is back must reach the world.

@@ -12,10 +12,9 @@ use super::gitops;
 use egress_lab::api_objects::{all, egress_ip, labels};
 use egress_lab::test::LabContext;
 use egress_lab::test_cluster::{Sight, TestCluster, pod};
-use egress_lab::topology::addresses as plan;
+use egress_lab::topology::addresses::{self as plan, ECHO_PORT};
 use egress_lab::traffic::client;
 use egress_lab::traffic::flows::{Flow, FlowReport};
-use egress_lab::traffic::server::ECHO_PORT;
 use egress_lab::{Netns, Pod};
 
 const V4: &str = "172.18.0.110";

@@ -14,8 +14,7 @@ use tokio::net::TcpStream;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use egress_lab::topology::addresses as plan;
-use egress_lab::traffic::server::{ECHO_PORT, HTTP_PORT};
+use egress_lab::topology::addresses::{self as plan, ECHO_PORT, HTTP_PORT};
 use egress_lab::wait::poll;
 use egress_lab::{Netns, Pod};
 

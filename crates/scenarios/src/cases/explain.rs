@@ -13,8 +13,7 @@ use serde_json::Value;
 use super::inspect::{has, said};
 use egress_lab::pins::HOOKS;
 use egress_lab::test_cluster::{TestCluster, node};
-use egress_lab::topology::addresses as plan;
-use egress_lab::traffic::server::HTTP_PORT;
+use egress_lab::topology::addresses::{self as plan, HTTP_PORT};
 use egress_lab::wait::{EFFECT, until};
 
 /// The overlay's.

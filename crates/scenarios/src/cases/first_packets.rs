@@ -12,10 +12,9 @@ use egress_lab::capture::Capture;
 use egress_lab::kube_api::objects;
 use egress_lab::test::LabContext;
 use egress_lab::test_cluster::{Sight, TestCluster, pod};
-use egress_lab::topology::addresses::SERVER;
+use egress_lab::topology::addresses::{ECHO_PORT, HTTP_PORT, SERVER};
 use egress_lab::traffic::client;
 use egress_lab::traffic::flows::Flow;
-use egress_lab::traffic::server::{ECHO_PORT, HTTP_PORT};
 use egress_lab::wait::{EFFECT, until};
 
 const V4: &str = "172.18.0.110";

@@ -11,8 +11,8 @@ use std::process::{Child, Output, Stdio};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
-use egress_lab::agents::last_lines;
 use egress_lab::api_objects::{all, egress_ip};
+use egress_lab::process::last_lines;
 use egress_lab::test::{LabContext, Skip};
 use egress_lab::test_cluster::{LOADED, TestCluster, node, pod};
 use egress_lab::topology::addresses as plan;

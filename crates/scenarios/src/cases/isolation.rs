@@ -14,10 +14,9 @@ use egress_lab::api_objects::{EGRESS_IPS, all, condition, egress_ip, labels};
 use egress_lab::pins::Pins;
 use egress_lab::test::LabContext;
 use egress_lab::test_cluster::{Sight, TestCluster, look, pod};
-use egress_lab::topology::addresses as plan;
+use egress_lab::topology::addresses::{self as plan, ECHO_PORT};
 use egress_lab::traffic::client;
 use egress_lab::traffic::flows::{Flow, FlowReport};
-use egress_lab::traffic::server::ECHO_PORT;
 use egress_lab::wait::{EFFECT, until};
 
 const V4: &str = "172.18.0.110";

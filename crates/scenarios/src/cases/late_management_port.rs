@@ -10,9 +10,8 @@ use egress_lab::capture::{Capture, Class};
 use egress_lab::pins::Pins;
 use egress_lab::test::LabContext;
 use egress_lab::test_cluster::{TestCluster, node, pod};
-use egress_lab::topology::addresses as plan;
+use egress_lab::topology::addresses::{self as plan, ECHO_PORT};
 use egress_lab::traffic::flows::Flow;
-use egress_lab::traffic::server::ECHO_PORT;
 use egress_lab::wait::{EFFECT, until};
 use egress_lab::{Lab, MANAGEMENT};
 

@@ -16,8 +16,7 @@ use egress_lab::api_objects::{EGRESS_IPS, all, assigned, egress_ip, labels};
 use egress_lab::capture::{Capture, turns};
 use egress_lab::test::LabContext;
 use egress_lab::test_cluster::{TestCluster, node, pod};
-use egress_lab::topology::addresses as plan;
-use egress_lab::traffic::server::ECHO_PORT;
+use egress_lab::topology::addresses::{self as plan, ECHO_PORT};
 use egress_lab::wait::{EFFECT, until};
 
 const ADDRESSES: [&str; 2] = ["172.18.0.110", "fd00:172:18::110"];

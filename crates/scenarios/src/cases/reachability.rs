@@ -14,9 +14,8 @@ use egress_lab::api_objects::{EGRESS_IPS, all, assigned, egress_ip, labels};
 use egress_lab::cut::Cut;
 use egress_lab::test::{LabContext, Skip};
 use egress_lab::test_cluster::{TestCluster, node, pod};
-use egress_lab::topology::addresses as plan;
+use egress_lab::topology::addresses::{self as plan, HTTP_PORT};
 use egress_lab::traffic::client;
-use egress_lab::traffic::server::HTTP_PORT;
 use egress_lab::wait::{EFFECT, FAIL_OVER, until};
 
 const ADDRESS: &str = "172.18.0.110";

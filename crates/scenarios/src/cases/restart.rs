@@ -17,10 +17,9 @@ use egress_lab::capture::{Capture, Class};
 use egress_lab::pins::{Link, Pins};
 use egress_lab::test::LabContext;
 use egress_lab::test_cluster::{Sight, TestCluster, look, pod};
-use egress_lab::topology::addresses as plan;
+use egress_lab::topology::addresses::{self as plan, ECHO_PORT};
 use egress_lab::traffic::client;
 use egress_lab::traffic::flows::Flow;
-use egress_lab::traffic::server::ECHO_PORT;
 use egress_lab::wait::{EFFECT, until};
 
 const V4: &str = "172.18.0.110";

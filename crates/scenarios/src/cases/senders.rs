@@ -9,10 +9,9 @@ use anyhow::{Result, ensure};
 
 use egress_lab::capture::{ARP, Capture, CapturedPacket, turns};
 use egress_lab::test_cluster::{TestCluster, node};
-use egress_lab::topology::addresses as plan;
+use egress_lab::topology::addresses::{self as plan, ECHO_PORT};
 use egress_lab::traffic::flows::Flow;
 use egress_lab::traffic::neighbour::Asker;
-use egress_lab::traffic::server::ECHO_PORT;
 use egress_lab::wait::until;
 
 const TICK: Duration = Duration::from_millis(5);

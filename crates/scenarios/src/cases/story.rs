@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
-use egress_lab::agents::last_lines;
-use egress_lab::lab_processes;
 use egress_lab::pins::{HOOKS, bpftool};
+use egress_lab::process::last_lines;
 use egress_lab::test::LabContext;
 use egress_lab::topology::ledger::FOLDER;
+use egress_lab::topology::teardown::processes_of;
 use egress_lab::wait::{EFFECT, until};
 
 /// How long the story may take on a busy machine.
@@ -72,7 +72,7 @@ fn nothing_left(prefix: &str, folder: &Path) -> Result<()> {
     ensure!(left.is_empty(), "the story has left {left:?}");
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").context("cannot read the mounts")?;
     ensure!(!mounts.contains(&folder.display().to_string()), "the story has left a mount");
-    let processes = lab_processes(prefix);
+    let processes = processes_of(prefix, &std::collections::BTreeSet::new());
     ensure!(processes.is_empty(), "the story has left processes {processes:?}");
     Ok(())
 }

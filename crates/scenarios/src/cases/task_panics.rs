@@ -13,10 +13,9 @@ use egress_lab::api_objects::{all, egress_ip};
 use egress_lab::confinement::{confined, confined_by};
 use egress_lab::test::LabContext;
 use egress_lab::test_cluster::{LOADED, TestCluster};
-use egress_lab::topology::addresses as plan;
+use egress_lab::topology::addresses::{self as plan, ECHO_PORT};
 use egress_lab::traffic::client;
 use egress_lab::traffic::flows::Flow;
-use egress_lab::traffic::server::ECHO_PORT;
 use egress_toolchain::Paths;
 
 const V4: &str = "172.18.0.110";

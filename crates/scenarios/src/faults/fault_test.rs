@@ -13,10 +13,9 @@ use crate::soak::wire::Wire;
 use egress_lab::agents::Agent;
 use egress_lab::capture::CapturedPacket;
 use egress_lab::cut::Cut;
-use egress_lab::topology::addresses::NodeNumber;
+use egress_lab::topology::addresses::{ECHO_PORT, NodeNumber};
 use egress_lab::traffic::flows::Flow;
 use egress_lab::traffic::neighbour::Asker;
-use egress_lab::traffic::server::ECHO_PORT;
 use egress_lab::yield_to_signal;
 use egress_toolchain::{Built, Progress};
 

@@ -24,8 +24,8 @@ use serde_json::{Value, json};
 
 use super::pki;
 use super::programs::{BOX, Programs};
-use egress_lab::agents::last_lines;
 use egress_lab::api_objects::assigned;
+use egress_lab::process::last_lines;
 use egress_lab::test_cluster::{Sight, look};
 use egress_lab::topology::addresses::{self as plan, EXT, SERVER};
 use egress_lab::traffic::server::Server;

@@ -15,10 +15,10 @@ use egress_lab::capture::{Capture, Class};
 use egress_lab::test::{LabContext, LabTest};
 use egress_lab::test_cluster::TestCluster;
 use egress_lab::test_cluster::placement::{FIRST_V4, FIRST_V6, OBJECT, PATIENCE, seen_as};
-use egress_lab::topology::addresses as plan;
+use egress_lab::topology::addresses::{self as plan, ECHO_PORT, HTTP_PORT};
 use egress_lab::traffic::client::{self, Ping};
 use egress_lab::traffic::flows::Flow;
-use egress_lab::traffic::server::{ECHO_PORT, HTTP_PORT, Server};
+use egress_lab::traffic::server::Server;
 use egress_lab::wait::until_true;
 use egress_lab::{Quirks, Service};
 

@@ -13,10 +13,9 @@ use egress_lab::capture::{Capture, CaptureKey, Class, Seen};
 use egress_lab::test::{LabContext, LabTest};
 use egress_lab::test_cluster::TestCluster;
 use egress_lab::test_cluster::placement::{FIRST_V4, OBJECT, PATIENCE, SECOND_V4, seen_as};
-use egress_lab::topology::addresses as plan;
+use egress_lab::topology::addresses::{self as plan, ECHO_PORT, HTTP_PORT};
 use egress_lab::traffic::client;
 use egress_lab::traffic::flows::Flow;
-use egress_lab::traffic::server::{ECHO_PORT, HTTP_PORT};
 use egress_lab::wait::until_true;
 use egress_lab::{Lab, Quirks};
 

@@ -14,10 +14,9 @@ use egress_lab::capture::{Capture, Class};
 use egress_lab::test::{LabContext, LabTest};
 use egress_lab::test_cluster::TestCluster;
 use egress_lab::test_cluster::placement::{FIRST_V4, FIRST_V6, OBJECT, SECOND_V4};
-use egress_lab::topology::addresses::{self as plan, NodeNumber};
+use egress_lab::topology::addresses::{self as plan, ECHO_PORT, NodeNumber};
 use egress_lab::traffic::client;
 use egress_lab::traffic::flows::Flow;
-use egress_lab::traffic::server::ECHO_PORT;
 use egress_lab::{Pod, Quirks};
 
 pub(super) fn tests() -> Vec<LabTest> {

@@ -24,9 +24,8 @@ use egress_lab::capture::{Capture, Class};
 use egress_lab::test::{LabContext, LabTest};
 use egress_lab::test_cluster::TestCluster;
 use egress_lab::test_cluster::placement::{FIRST_V4, FIRST_V6, PATIENCE};
-use egress_lab::topology::addresses as plan;
+use egress_lab::topology::addresses::{self as plan, HTTP_PORT};
 use egress_lab::traffic::client::{self, Ping};
-use egress_lab::traffic::server::HTTP_PORT;
 use egress_lab::wait::until_true;
 use egress_lab::{EXT_LAN, LabBuilder, Pod, Quirks, UPLINK};
 

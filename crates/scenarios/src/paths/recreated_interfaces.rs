@@ -17,9 +17,8 @@ use egress_lab::capture::{Capture, CaptureKey, CapturedPacket, Class};
 use egress_lab::test::{LabContext, LabTest};
 use egress_lab::test_cluster::TestCluster;
 use egress_lab::test_cluster::placement::{FIRST_V4, FIRST_V6, PATIENCE, seen_as};
-use egress_lab::topology::addresses as plan;
+use egress_lab::topology::addresses::{self as plan, ECHO_PORT, HTTP_PORT};
 use egress_lab::traffic::flows::Flow;
-use egress_lab::traffic::server::{ECHO_PORT, HTTP_PORT};
 use egress_lab::wait::until_true;
 use egress_lab::{Cni, Node, Quirks};
 

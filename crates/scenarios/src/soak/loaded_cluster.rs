@@ -12,15 +12,15 @@ use serde_json::{Value, json};
 use super::echo::{self, Echo};
 use super::sampler::Sampler;
 use super::streams::Streams;
-use egress_lab::agents::{Agent, AgentOptions, last_lines};
+use egress_lab::agents::{Agent, AgentOptions};
 use egress_lab::api_objects::{ASSIGNABLE, EGRESS_IPS, EGRESS_NODES, HEALTH_PORT, LEASE, NODES};
 use egress_lab::apiserver::ApiServer;
 use egress_lab::capture::Capture;
 use egress_lab::kube_api::ApiChoice;
 use egress_lab::machine::StoppedMachine;
+use egress_lab::process::last_lines;
 use egress_lab::test_cluster::TestCluster;
-use egress_lab::topology::addresses::{self as plan, NodeNumber};
-use egress_lab::traffic::server::ECHO_PORT;
+use egress_lab::topology::addresses::{self as plan, ECHO_PORT, NodeNumber};
 use egress_lab::{LabBuilder, PodSpec};
 use egress_toolchain::Built;
 

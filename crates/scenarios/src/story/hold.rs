@@ -2,8 +2,7 @@
 
 use super::walkthrough::Walkthrough;
 use egress_lab::api_objects::ASSIGNABLE;
-use egress_lab::topology::addresses as plan;
-use egress_lab::traffic::server::HTTP_PORT;
+use egress_lab::topology::addresses::{self as plan, HTTP_PORT};
 use egress_lab::wait_for_signal;
 
 /// Prints commands and waits for Ctrl-C.

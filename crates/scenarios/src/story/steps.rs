@@ -11,8 +11,8 @@ use egress_lab::Pod;
 use egress_lab::agents;
 use egress_lab::capture::Class;
 use egress_lab::kube_api::KubeApi;
-use egress_lab::topology::addresses::NodeNumber;
-use egress_lab::traffic::server::{HTTP_PORT, Server};
+use egress_lab::topology::addresses::{HTTP_PORT, NodeNumber};
+use egress_lab::traffic::server::Server;
 
 /// The addresses of the manifests in `deploy/examples/`.
 const FIRST: IpAddr = IpAddr::V4(Ipv4Addr::new(172, 18, 0, 100));

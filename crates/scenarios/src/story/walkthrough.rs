@@ -19,9 +19,8 @@ use egress_lab::api_objects::{ASSIGNABLE, LEDGER};
 use egress_lab::capture::Capture;
 use egress_lab::kube_api::KubeApi;
 use egress_lab::test_cluster::TestCluster;
-use egress_lab::topology::addresses::{self as plan, NodeNumber};
+use egress_lab::topology::addresses::{self as plan, HTTP_PORT, NodeNumber};
 use egress_lab::traffic::client;
-use egress_lab::traffic::server::HTTP_PORT;
 use egress_lab::wait::poll;
 use egress_lab::{Netns, Pod};
 

@@ -10,9 +10,8 @@ use std::time::Duration;
 
 use anyhow::{Result, anyhow};
 
-use egress_lab::topology::addresses::Dual;
+use egress_lab::topology::addresses::{Dual, ECHO_PORT, HTTP_PORT};
 use egress_lab::traffic::flows::{allow_echo_sockets, echo_request, echo_socket, udp_socket};
-use egress_lab::traffic::server::{ECHO_PORT, HTTP_PORT};
 use egress_lab::{Netns, Pod};
 
 /// Between two rounds of datagrams, and of requests.

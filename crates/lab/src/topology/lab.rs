@@ -1,0 +1,244 @@
+//! A lab that is up: its nodes, pods and networks, and the interfaces that a test cuts or recreates.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+
+use super::addresses::{Dual, NodeNumber};
+use super::ledger::{Ledger, Resource};
+use super::netns::Netns;
+use super::quirks::{Cni, Quirks};
+use super::{self as topology, MANAGEMENT, UPLINK, World, firewall, script, teardown};
+
+/// A lab that is up. Dropping it takes it down.
+pub struct Lab {
+    pub(super) nodes: Vec<Node>,
+    pub(super) pods: Vec<Pod>,
+    pub(crate) world: World,
+    pub(super) second: Option<World>,
+    pub(crate) overlay: Netns,
+    pub(super) logs: PathBuf,
+    pub(super) ledger: Arc<Ledger>,
+}
+
+/// A node: the host's namespace and its pod network's router.
+#[derive(Debug, Clone)]
+pub struct Node {
+    pub number: NodeNumber,
+    pub host: Netns,
+    pub router: Netns,
+    pub quirks: Quirks,
+    /// The folder of the lab's bpffs that this node's agent pins in.
+    pub bpffs: PathBuf,
+    /// Where this node's agent answers.
+    pub socket: PathBuf,
+}
+
+impl Node {
+    /// The node on its pod network.
+    pub fn management(&self) -> Dual {
+        self.number.management(self.quirks.cni)
+    }
+
+    /// The interface by which pods' packets enter the host.
+    pub fn management_port(&self) -> &'static str {
+        topology::management_port(self.quirks.cni)
+    }
+
+    /// Where the pods' ports are.
+    pub fn pod_ports(&self) -> &Netns {
+        match self.quirks.cni {
+            Cni::Ovn => &self.router,
+            Cni::Bridge => &self.host,
+        }
+    }
+}
+
+/// A pod: one namespace on its node's pod network.
+#[derive(Debug, Clone)]
+pub struct Pod {
+    pub name: String,
+    pub namespace: String,
+    pub labels: BTreeMap<String, String>,
+    pub node: NodeNumber,
+    pub addresses: Dual,
+    pub cni: Cni,
+    pub netns: Netns,
+}
+
+/// A translation of the service proxy.
+#[derive(Debug, Clone, Copy)]
+pub struct Service {
+    pub front: SocketAddr,
+    pub protocol: &'static str,
+    pub backend: SocketAddr,
+}
+
+impl Lab {
+    pub fn prefix(&self) -> &str {
+        self.ledger.prefix()
+    }
+
+    /// The folder that goes with the lab (the bpffs is in it).
+    pub fn folder(&self) -> PathBuf {
+        self.ledger.folder()
+    }
+
+    pub fn logs(&self) -> &Path {
+        &self.logs
+    }
+
+    pub fn nodes(&self) -> &[Node] {
+        &self.nodes
+    }
+
+    pub fn node(&self, number: NodeNumber) -> &Node {
+        &self.nodes[number.index()]
+    }
+
+    pub fn pods(&self) -> &[Pod] {
+        &self.pods
+    }
+
+    pub fn pod(&self, name: &str) -> Result<&Pod> {
+        self.pods.iter().find(|pod| pod.name == name).with_context(|| format!("the lab has no pod {name}"))
+    }
+
+    pub fn pods_on(&self, node: NodeNumber) -> impl Iterator<Item = &Pod> {
+        self.pods.iter().filter(move |pod| pod.node == node)
+    }
+
+    /// Makes namespaces that go with the lab.
+    pub fn add_namespaces(&self, namespaces: &[Netns]) -> Result<()> {
+        self.ledger.make_namespaces(namespaces)
+    }
+
+    /// Makes a control group that goes with the lab, in each hierarchy, with the lab's name before its own. Returns the whole name.
+    pub fn add_cgroup(&self, name: &str) -> Result<String> {
+        let name = format!("{}-{name}", self.prefix());
+        self.ledger.make(vec![Resource::Cgroup(name.clone())], || teardown::make_cgroup(&name))?;
+        Ok(name)
+    }
+
+    /// The switch of the nodes' network; its port to node i is called like the node.
+    pub fn lan(&self) -> &Netns {
+        &self.world.lan
+    }
+
+    /// The router between the nodes' network and the world.
+    pub fn ext(&self) -> &Netns {
+        &self.world.ext
+    }
+
+    /// Where the outside server runs.
+    pub fn outside(&self) -> &Netns {
+        &self.world.server
+    }
+
+    /// The outside of the second network, if the lab has one.
+    pub fn second_outside(&self) -> Option<&Netns> {
+        self.second.as_ref().map(|world| &world.server)
+    }
+
+    /// Cuts the node's cables (its network and its pods' overlay), or plugs them in again.
+    pub fn set_power(&self, node: &Node, on: bool) -> Result<()> {
+        let state = if on { "up" } else { "down" };
+        let port = topology::port_of(node.number);
+        let hubs = std::iter::once(&self.world.lan).chain(self.second.as_ref().map(|world| &world.lan));
+        for hub in hubs.chain(std::iter::once(&self.overlay)) {
+            hub.exec("ip", &["link", "set", &port, state])?;
+        }
+        Ok(())
+    }
+
+    /// Takes the node's port off the switch, or puts it on again: nothing from and to the node is forwarded, and its
+    /// carrier stays. What it sends is still seen by a capture.
+    pub fn set_lan(&self, node: &Node, on: bool) -> Result<()> {
+        set_port(&self.world.lan, node.number, on)
+    }
+
+    /// The same for its pods' overlay.
+    pub fn set_overlay(&self, node: &Node, on: bool) -> Result<()> {
+        set_port(&self.overlay, node.number, on)
+    }
+
+    /// Unplugs the node's pods from their router, or plugs them in again.
+    pub fn set_pods(&self, node: &Node, on: bool) -> Result<()> {
+        let state = if on { "up" } else { "down" };
+        for place in 0..self.pods_on(node.number).count() {
+            node.pod_ports().exec("ip", &["link", "set", &topology::pod_port(place), state])?;
+        }
+        Ok(())
+    }
+
+    /// Takes the carrier of the node's uplink, or gives it back.
+    pub fn set_carrier(&self, node: &Node, on: bool) -> Result<()> {
+        let state = if on { "up" } else { "down" };
+        self.world.lan.exec("ip", &["link", "set", &topology::port_of(node.number), state]).map(drop)
+    }
+
+    /// Deletes the node's `breth0` and recreates it, as a restart of the external bridge does.
+    pub fn remake_uplink(&self, node: &Node) -> Result<()> {
+        let plan = self.node_plan(node);
+        let device = if node.quirks.macvlan_uplink { topology::LOWER } else { UPLINK };
+        node.host.exec("ip", &["link", "del", device])?;
+        let (links, config) = topology::uplink_again(&plan, &self.world.lan);
+        script::ip(&node.host, &links)?;
+        self.world.lan.exec("ip", &["link", "set", &topology::port_of(node.number), "master", "br0", "up"])?;
+        topology::offloads_again(&node.host, &node.quirks, &[device, UPLINK])?;
+        script::ip(&node.host, &config)
+    }
+
+    /// Deletes the node's mp0 and recreates it.
+    pub fn remake_management(&self, node: &Node) -> Result<()> {
+        Self::remove_management(node)?;
+        self.make_management(node)
+    }
+
+    /// Of OVN-Kubernetes' kind.
+    pub fn remove_management(node: &Node) -> Result<()> {
+        node.host.exec("ip", &["link", "del", MANAGEMENT]).map(drop)
+    }
+
+    pub fn make_management(&self, node: &Node) -> Result<()> {
+        let plan = self.node_plan(node);
+        let (links, config) = topology::management_again(&plan);
+        script::ip(&node.host, &links)?;
+        node.router.exec("ip", &["link", "set", "mp0", "master", "br0", "up"])?;
+        topology::offloads_again(&node.host, &node.quirks, &[MANAGEMENT])?;
+        script::ip(&node.host, &config)
+    }
+
+    /// Takes the lab down and says what could not be removed; dropping it does the same and only prints that.
+    pub fn tear_down(self) -> Result<()> {
+        self.ledger.tear_down()
+    }
+}
+
+fn set_port(hub: &Netns, node: NodeNumber, on: bool) -> Result<()> {
+    let master: &[&str] = if on { &["master", "br0"] } else { &["nomaster"] };
+    hub.exec("ip", &[&["link", "set", topology::port_of(node).as_str()], master].concat()).map(drop)
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        if let Err(error) = self.ledger.tear_down() {
+            eprintln!("lab: {error:#}");
+        }
+    }
+}
+
+impl Node {
+    pub fn name(&self) -> String {
+        self.number.name()
+    }
+
+    /// Adds translations to the node's service proxy.
+    pub fn add_services(&self, services: &[Service]) -> Result<()> {
+        let lines = services.iter().map(|one| firewall::service(one.front, one.protocol, one.backend) + "\n");
+        self.host.feed("nft", &["-f", "-"], &lines.collect::<String>())
+    }
+}
