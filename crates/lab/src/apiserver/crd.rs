@@ -13,7 +13,7 @@ use super::meta::{self, text};
 use super::registry::compile;
 use super::status::Cause;
 use super::structural;
-use super::table::{Columns, PrinterColumn};
+use super::table::PrinterColumn;
 
 /// The kinds that a stored definition serves.
 pub(super) fn kinds(definition: &Value) -> Vec<Kind> {
@@ -39,7 +39,7 @@ fn kind(definition: &Value, version: &Value) -> Kind {
         storage: meta::name(definition).into(),
         traits: Traits { custom: true, status_subresource: has_status, tracks_generation: true, ..Traits::default() },
         schema: version.pointer("/schema/openAPIV3Schema").map(compile),
-        columns: Columns::Custom(columns(version)),
+        columns: columns(version),
         kind: kind_name,
     }
 }

@@ -24,7 +24,7 @@ use super::store::{Key, Store};
 use super::verbs::delete::{self, DeleteOptions, Deletion};
 use super::verbs::{Options, Subresource, Write, Written, create, patch, update};
 use super::watch::{Scope, Watch};
-use super::{discovery, list, openapi, protobuf};
+use super::{discovery, list, openapi};
 
 pub(super) struct Request<'a> {
     pub method: &'a Method,
@@ -163,8 +163,7 @@ fn attempt<'a>(request: &'a Request<'_>, target: &'a Target) -> Attempt<'a> {
         (&Method::POST, _) => "create",
         (&Method::PUT, _) => "update",
         (&Method::PATCH, _) => "patch",
-        (&Method::DELETE, None) => "deletecollection",
-        (&Method::DELETE, Some(_)) => "delete",
+        (&Method::DELETE, _) => "delete",
         _ => "get",
     };
     let (plural, subresource) = (&target.kind.plural, target.subresource.as_str());
@@ -198,7 +197,7 @@ fn resource(store: &Arc<Store>, request: &Request<'_>, target: &Target) -> Resul
             let object = store.lock().find(&target.kind, &key(target, name))?;
             Ok(shape.object(&target.kind, &object).into())
         }
-        (&Method::DELETE, name) => delete(store, request, target, &query, shape, name.as_deref()),
+        (&Method::DELETE, Some(name)) => delete(store, request, target, shape, name),
         (&Method::POST, None) | (&Method::PUT | &Method::PATCH, Some(_)) => {
             write(store, request, target, &query, shape)
         }
@@ -226,25 +225,14 @@ fn delete(
     store: &Arc<Store>,
     request: &Request<'_>,
     target: &Target,
-    query: &Query,
     shape: Shape,
-    name: Option<&str>,
+    name: &str,
 ) -> Result<Answer, ApiError> {
-    let options = DeleteOptions::parse(request.body, query.dry_run)?;
-    let kind = &target.kind;
-    if let Some(name) = name {
-        return match store.write(|state| delete::delete(state, kind, &key(target, name), &options))? {
-            Deletion::Object(object) => Ok(shape.object(kind, &object).into()),
-            Deletion::Done(status) => Ok(status.into()),
-        };
+    let options = DeleteOptions::parse(request.body)?;
+    match store.write(|state| delete::delete(state, &target.kind, &key(target, name), &options))? {
+        Deletion::Object(object) => Ok(shape.object(&target.kind, &object).into()),
+        Deletion::Done(status) => Ok(status.into()),
     }
-    let selector = Selector::parse(kind, &query.label_selector, &query.field_selector)?;
-    let listing = store.write(|state| {
-        let listing = list::list(state, kind, target.namespace.as_deref(), query, &selector)?;
-        delete::delete_collection(state, kind, &listing.items, &options)?;
-        Ok(listing)
-    })?;
-    Ok(shape.list(kind, &listing.items, listing.metadata).into())
 }
 
 fn write(
@@ -261,7 +249,7 @@ fn write(
         force: query.force,
     };
     let how = match request.method {
-        &Method::PATCH => Some(PatchType::of(&target.kind, request.content_type)?),
+        &Method::PATCH => Some(PatchType::of(request.content_type)?),
         _ => None,
     };
     if query.force && how != Some(PatchType::Apply) {
@@ -314,7 +302,6 @@ fn body(request: &Request<'_>) -> Result<Value, ApiError> {
             .map_err(|error| ApiError::bad_request(format!("error decoding JSON: {error}"))),
         "application/yaml" => serde_yaml::from_slice(request.body)
             .map_err(|error| ApiError::bad_request(format!("error decoding YAML: {error}"))),
-        _ => protobuf::decode(request.body)
-            .ok_or_else(|| ApiError::unsupported_media_type("application/json, application/yaml")),
+        _ => Err(ApiError::unsupported_media_type("application/json, application/yaml")),
     }
 }

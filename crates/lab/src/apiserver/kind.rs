@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::access;
 use super::fields::ListType;
 use super::schema::Schema;
-use super::table::Columns;
+use super::table::{self, PrinterColumn};
 
 #[derive(Clone)]
 pub struct Kind {
@@ -29,7 +29,7 @@ pub struct Kind {
     pub traits: Traits,
     /// Only custom resources have a schema; built-in kinds are taken as they come.
     pub schema: Option<Arc<Schema>>,
-    pub columns: Columns,
+    pub columns: Vec<PrinterColumn>,
 }
 
 /// Where the resources of Kubernetes differ from each other.
@@ -81,7 +81,7 @@ impl Kind {
             "singularName": self.singular,
             "namespaced": self.namespaced,
             "kind": self.kind,
-            "verbs": ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"],
+            "verbs": ["create", "delete", "get", "list", "patch", "update", "watch"],
         });
         if !self.short_names.is_empty() {
             main["shortNames"] = json!(self.short_names);
@@ -160,7 +160,7 @@ fn from_line(&(group, version, kind, plural, short_names, namespaced, storage): 
         storage: Arc::from(storage),
         traits: builtin_traits(kind),
         schema: None,
-        columns: Columns::Builtin(kind),
+        columns: table::builtin(kind),
     }
 }
 
@@ -177,7 +177,7 @@ fn builtin_traits(kind: &str) -> Traits {
     }
 }
 
-/// Merge keys of the lists in built-in kinds. The first key is the one of strategic merge patches.
+/// Merge keys of the lists in built-in kinds.
 fn builtin_list_type(path: &[String]) -> ListType {
     let keys: &[&str] = match path.last().map(String::as_str) {
         Some("conditions" | "addresses") => &["type"],

@@ -1,4 +1,4 @@
-//! The lab's in-memory Kubernetes API server: a test double that real `kubectl` and kube clients talk to over plain HTTP.
+//! The lab's in-memory Kubernetes API server: a test double for real `kubectl` and kube clients, over plain HTTP.
 //!
 //! ```text
 //! connections ─ http ─ route ─┬─ discovery, openapi
@@ -6,19 +6,10 @@
 //!                             └─ verbs ── patch, schema, fields ── store (objects, versions, history)
 //! ```
 //!
-//! - `store` holds every object of every kind under one version counter; `kind` and `registry` say which kinds there are;
-//!   a custom resource definition adds its kinds the moment it is written (`crd`).
-//! - Everything else is generic over the kind. What differs between kinds is a flag in `kind::Traits`, a filled-in default
-//!   in `verbs::prepare` or a refusal in `verbs::check`.
-//! - `lag` makes watches late and lists from the cache old, where a test wants it.
-//! - `access` asks who may: accounts have the rights of the RBAC objects in the store.
-//! - `patch`, `schema`, `structural`, `fields`, `select`, `table` are pure.
-//!
-//! What it is not, and only a real server can prove: authentication and admission; CEL and `format` rules;
-//! fields of built-in kinds (they are stored as they come); conversion between versions; protobuf (but for three kinds that
-//! kubectl creates in it); garbage collection by owner references; grace periods; cluster IPs; logs, exec and the other
-//! subresources than `status`.
-//! Each file's header says what its part leaves out.
+//! All objects are in `store` under one version counter. A kind differs by `kind::Traits`, `verbs::prepare` and `verbs::check`.
+//! Not implemented, and proved only by a real server: authentication, admission, CEL and `format` rules, schemas of built-in
+//! kinds, conversion, protobuf, strategic merge patches, set-based selectors, generated names, deletion of collections,
+//! dry runs of deletions, garbage collection, grace periods, cluster IPs, and subresources other than `status` and `token`.
 
 mod access;
 mod clock;
@@ -34,7 +25,6 @@ mod list;
 mod meta;
 mod openapi;
 mod patch;
-mod protobuf;
 mod query;
 mod registry;
 mod represent;

@@ -3,7 +3,6 @@
 //! - They look for the `fieldValidation` parameter of an operation on the kind, and then leave validation to the server.
 //! - `explain` follows the list operation to the schema of the kind. Custom resources show theirs; built-in kinds have
 //!   an open schema here, as this server does not know their fields.
-//! - Strategic merge patches of built-in kinds are made from the types inside kubectl, since no operation here offers them.
 
 use serde_json::{Map, Value, json};
 

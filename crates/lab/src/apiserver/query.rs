@@ -1,6 +1,6 @@
 //! The query parameters of a request, each with its type.
 
-use super::status::{ApiError, Cause};
+use super::status::ApiError;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum FieldValidation {
@@ -45,7 +45,7 @@ impl Query {
                 "allowWatchBookmarks" => query.bookmarks = flag(value),
                 "sendInitialEvents" => query.send_initial_events = Some(flag(value)),
                 "timeoutSeconds" => query.timeout_secs = number(name, value)?,
-                "dryRun" => query.dry_run = dry_run(value)?,
+                "dryRun" => query.dry_run = value == "All",
                 "fieldManager" => query.field_manager.clone_from(value),
                 "fieldValidation" => query.field_validation = field_validation(value)?,
                 "force" => query.force = flag(value),
@@ -53,41 +53,8 @@ impl Query {
                 _ => {}
             }
         }
-        query.check()?;
         Ok(query)
     }
-
-    fn check(&self) -> Result<(), ApiError> {
-        const MATCH: &str = "resourceVersionMatch";
-        let forbidden =
-            |field: &str, why: &str| Err(ApiError::invalid_options("ListOptions", Cause::forbidden(field, why)));
-        match (self.send_initial_events, self.resource_version_match.as_str()) {
-            (Some(_), _) if !self.watch => forbidden("sendInitialEvents", "sendInitialEvents is forbidden for list"),
-            (Some(_), other) if other != "NotOlderThan" => {
-                forbidden(MATCH, "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan")
-            }
-            (Some(true), _) if !self.bookmarks => {
-                forbidden("allowWatchBookmarks", "sendInitialEvents requires setting allowWatchBookmarks to true")
-            }
-            (None, "") => Ok(()),
-            (None, _) if self.watch => {
-                forbidden(MATCH, "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided")
-            }
-            (None, "Exact" | "NotOlderThan") if self.resource_version.is_none() => {
-                forbidden(MATCH, "resourceVersionMatch is forbidden unless resourceVersion is provided")
-            }
-            (None, "Exact") if self.resource_version == Some(0) => {
-                forbidden(MATCH, "resourceVersionMatch \"exact\" is forbidden for resourceVersion \"0\"")
-            }
-            (_, "Exact" | "NotOlderThan") => Ok(()),
-            (_, other) => Err(unsupported("ListOptions", MATCH, other, "\"Exact\", \"NotOlderThan\"")),
-        }
-    }
-}
-
-fn unsupported(options: &str, field: &str, value: &str, supported: &str) -> ApiError {
-    let message = format!("Unsupported value: {value:?}: supported values: {supported}");
-    ApiError::invalid_options(options, Cause { field: field.to_owned(), reason: "FieldValueNotSupported", message })
 }
 
 fn flag(value: &str) -> bool {
@@ -102,19 +69,11 @@ fn number<N: std::str::FromStr>(name: &str, value: &str) -> Result<Option<N>, Ap
     value.parse().map(Some).map_err(unreadable)
 }
 
-pub(super) fn dry_run(value: &str) -> Result<bool, ApiError> {
-    match value {
-        "" => Ok(false),
-        "All" => Ok(true),
-        other => Err(unsupported("PatchOptions", "dryRun", other, "\"All\"")),
-    }
-}
-
 fn field_validation(value: &str) -> Result<FieldValidation, ApiError> {
     match value {
         "Ignore" => Ok(FieldValidation::Ignore),
         "" | "Warn" => Ok(FieldValidation::Warn),
         "Strict" => Ok(FieldValidation::Strict),
-        other => Err(unsupported("PatchOptions", "fieldValidation", other, "\"Ignore\", \"Strict\", \"Warn\"")),
+        other => Err(ApiError::bad_request(format!("fieldValidation: Invalid value: {other:?}"))),
     }
 }

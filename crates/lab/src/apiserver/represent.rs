@@ -10,6 +10,7 @@ use serde_json::{Map, Value, json};
 use super::convert;
 use super::kind::Kind;
 use super::status::ApiError;
+use super::table;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Shape {
@@ -64,7 +65,7 @@ impl Shape {
             Self::Metadata => metadata_of(object),
             Self::Table(row) => {
                 let list = json!({"resourceVersion": object["metadata"]["resourceVersion"]});
-                table(kind, std::iter::once(object), list, row, true)
+                table_of(kind, std::iter::once(object), list, row, true)
             }
         }
     }
@@ -74,7 +75,7 @@ impl Shape {
         match self {
             Self::Table(row) => {
                 let list = json!({"resourceVersion": object["metadata"]["resourceVersion"]});
-                table(kind, std::iter::once(object), list, row, is_first)
+                table_of(kind, std::iter::once(object), list, row, is_first)
             }
             _ => self.object(kind, object),
         }
@@ -95,7 +96,7 @@ impl Shape {
                     "items": items,
                 })
             }
-            Self::Table(row) => table(kind, items.iter().map(|item| &**item), metadata, row, true),
+            Self::Table(row) => table_of(kind, items.iter().map(|item| &**item), metadata, row, true),
         }
     }
 
@@ -113,7 +114,7 @@ impl Shape {
             Self::Metadata => metadata_of(&object),
             Self::Table(row) => {
                 let list = json!({"resourceVersion": version.to_string()});
-                table(kind, std::iter::once(&object), list, row, false)
+                table_of(kind, std::iter::once(&object), list, row, false)
             }
         }
     }
@@ -139,7 +140,7 @@ fn metadata_of(object: &Value) -> Value {
     json!({"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": object["metadata"]})
 }
 
-fn table<'a>(
+fn table_of<'a>(
     kind: &Kind,
     objects: impl Iterator<Item = &'a Value>,
     metadata: Value,
@@ -150,7 +151,7 @@ fn table<'a>(
     let rows: Vec<Value> = objects
         .map(|object| {
             let mut fields = Map::new();
-            fields.insert("cells".into(), kind.columns.cells(object, now));
+            fields.insert("cells".into(), table::cells(&kind.columns, object, now));
             match row {
                 RowObject::None => {}
                 RowObject::Metadata => drop(fields.insert("object".into(), metadata_of(object))),
@@ -159,7 +160,7 @@ fn table<'a>(
             Value::Object(fields)
         })
         .collect();
-    let columns = if with_columns { kind.columns.definitions() } else { Value::Null };
+    let columns = if with_columns { table::definitions(&kind.columns) } else { Value::Null };
     json!({
         "kind": "Table",
         "apiVersion": "meta.k8s.io/v1",

@@ -4,58 +4,13 @@
 //! int-or-string), `properties` and `additionalProperties` exclude each other, there are no `$ref`s, and what stands
 //! inside `allOf`/`anyOf`/`oneOf`/`not` only constrains: no types, defaults or descriptions there.
 
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::JSONSchemaProps;
 use regex::Regex;
 use serde_json::{Map, Value, json};
 
 use super::status::Cause;
 
 const COMBINATORS: [&str; 3] = ["allOf", "anyOf", "oneOf"];
-/// Every field that a schema in a definition can have; anything else is unknown to a real server.
-const KNOWN: [&str; 43] = [
-    "$ref",
-    "$schema",
-    "additionalItems",
-    "additionalProperties",
-    "allOf",
-    "anyOf",
-    "default",
-    "definitions",
-    "dependencies",
-    "description",
-    "enum",
-    "example",
-    "exclusiveMaximum",
-    "exclusiveMinimum",
-    "externalDocs",
-    "format",
-    "id",
-    "items",
-    "maxItems",
-    "maxLength",
-    "maxProperties",
-    "maximum",
-    "minItems",
-    "minLength",
-    "minProperties",
-    "minimum",
-    "multipleOf",
-    "not",
-    "nullable",
-    "oneOf",
-    "pattern",
-    "patternProperties",
-    "properties",
-    "required",
-    "title",
-    "type",
-    "uniqueItems",
-    "x-kubernetes-embedded-resource",
-    "x-kubernetes-int-or-string",
-    "x-kubernetes-list-map-keys",
-    "x-kubernetes-list-type",
-    "x-kubernetes-map-type",
-    "x-kubernetes-preserve-unknown-fields",
-];
 const TYPES: [&str; 6] = ["array", "boolean", "integer", "number", "object", "string"];
 const LOGICAL_BANS: [&str; 5] = ["type", "default", "additionalProperties", "nullable", "description"];
 
@@ -76,21 +31,25 @@ pub(super) fn check(schema: &Value, field: &str) -> Vec<Cause> {
     causes
 }
 
-/// The fields of a schema that a real server does not know, `const` and `$defs` for example.
+/// The fields of a schema that a real server does not know, `const` and `$defs` for example: those that its type drops.
 pub(super) fn unknown_fields(schema: &Value, field: &str) -> Vec<String> {
-    let Some(node) = schema.as_object() else { return Vec::new() };
-    let is_known = |name: &str| KNOWN.contains(&name) || name == "x-kubernetes-validations";
-    let mut unknown: Vec<String> =
-        node.keys().filter(|name| !is_known(name)).map(|name| format!("{field}.{name}")).collect();
-    for (name, child) in children(node) {
-        unknown.extend(unknown_fields(&Value::Object(child.clone()), &format!("{field}.{name}")));
-    }
-    for combinator in COMBINATORS {
-        for (index, branch) in node.get(combinator).and_then(Value::as_array).into_iter().flatten().enumerate() {
-            unknown.extend(unknown_fields(branch, &format!("{field}.{combinator}[{index}]")));
+    fn dropped(given: &Value, known: &Value, field: &str, found: &mut Vec<String>) {
+        for (name, child) in given.as_object().into_iter().flatten() {
+            match known.get(name) {
+                Some(known) => dropped(child, known, &format!("{field}.{name}"), found),
+                None => found.push(format!("{field}.{name}")),
+            }
+        }
+        for (index, child) in given.as_array().into_iter().flatten().enumerate() {
+            dropped(child, &known[index], &format!("{field}[{index}]"), found);
         }
     }
-    unknown
+    let mut found = Vec::new();
+    // A schema of another shape is refused elsewhere.
+    if let Ok(known) = serde_json::from_value::<JSONSchemaProps>(schema.clone()).and_then(serde_json::to_value) {
+        dropped(schema, &known, field, &mut found);
+    }
+    found
 }
 
 fn check_node(node: &Map<String, Value>, field: &str, causes: &mut Vec<Cause>) {
@@ -219,6 +178,6 @@ mod tests {
         });
         let mut unknown = unknown_fields(&schema, "s");
         unknown.sort();
-        assert_eq!(unknown, ["s.$defs", "s.anyOf[0].if", "s.properties[a].const"]);
+        assert_eq!(unknown, ["s.$defs", "s.anyOf[0].if", "s.properties.a.const"]);
     }
 }

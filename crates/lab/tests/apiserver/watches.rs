@@ -103,7 +103,7 @@ async fn own_pods_by_field_selector() -> Result<()> {
     pods.create(&PostParams::default(), &pod("here", "node1", json!({"app": "web"}))?).await?;
     pods.create(&PostParams::default(), &pod("there", "node2", json!({"app": "web"}))?).await?;
     let everywhere: Api<Pod> = Api::all(server.client().await?);
-    let config = watcher::Config::default().fields("spec.nodeName=node1").labels("app in (web)");
+    let config = watcher::Config::default().fields("spec.nodeName=node1").labels("app=web");
     let mut events = watcher(everywhere, config).boxed();
     for expected in ["init", "initial here", "done"] {
         assert_eq!(next(&mut events).await?, expected);

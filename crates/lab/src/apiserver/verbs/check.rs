@@ -1,5 +1,8 @@
 //! What a server refuses, beyond the schema: names, labels, and per kind the rules that clients of the lab can run into.
 
+use std::sync::LazyLock;
+
+use regex::Regex;
 use serde_json::{Value, json};
 
 use super::super::kind::{self, Kind};
@@ -73,21 +76,15 @@ pub(crate) fn metadata(kind: &Kind, object: &Value) -> Vec<Cause> {
 }
 
 fn is_subdomain(name: &str, most: usize) -> bool {
-    let is_label = |label: &str| {
-        !label.is_empty()
-            && !label.starts_with('-')
-            && !label.ends_with('-')
-            && label.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
-    };
-    name.len() <= most && name.split('.').all(is_label)
+    const LABELS: &str = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$";
+    static SUBDOMAIN: LazyLock<Regex> = LazyLock::new(|| Regex::new(LABELS).expect("a valid expression"));
+    name.len() <= most && SUBDOMAIN.is_match(name)
 }
 
 fn is_name_part(text: &str) -> bool {
-    let is_alphanumeric = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
-    text.len() <= 63
-        && is_alphanumeric(text.chars().next())
-        && is_alphanumeric(text.chars().last())
-        && text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
+    const CHARACTERS: &str = "^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$";
+    static NAME_PART: LazyLock<Regex> = LazyLock::new(|| Regex::new(CHARACTERS).expect("a valid expression"));
+    text.len() <= 63 && NAME_PART.is_match(text)
 }
 
 fn is_label_value(value: &str) -> bool {
@@ -107,7 +104,7 @@ pub(crate) fn specific(kind: &Kind, object: &Value, before: Option<&Value>) -> V
         kind::CRDS => crd::validate(object),
         "events" => event(kind, object, before),
         "leases.coordination.k8s.io" => lease(object),
-        "pods" => pod(object, before),
+        "pods" => pod(object),
         _ => Vec::new(),
     }
 }
@@ -173,8 +170,8 @@ fn event(kind: &Kind, event: &Value, before: Option<&Value>) -> Vec<Cause> {
     causes
 }
 
-/// Containers must be named; of a pod's spec only images and tolerations may change.
-fn pod(pod: &Value, before: Option<&Value>) -> Vec<Cause> {
+/// Containers must be named.
+fn pod(pod: &Value) -> Vec<Cause> {
     let mut causes = Vec::new();
     let containers = pod.pointer("/spec/containers").and_then(Value::as_array);
     if containers.is_none_or(Vec::is_empty) {
@@ -186,23 +183,6 @@ fn pod(pod: &Value, before: Option<&Value>) -> Vec<Cause> {
                 causes.push(Cause::required(format!("spec.containers[{index}].{field}"), ""));
             }
         }
-    }
-    let frozen = |pod: &Value| {
-        let mut spec = pod["spec"].clone();
-        let map = meta::as_map(&mut spec);
-        for field in ["tolerations", "activeDeadlineSeconds", "terminationGracePeriodSeconds"] {
-            map.remove(field);
-        }
-        for list in ["containers", "initContainers"] {
-            for container in map.get_mut(list).and_then(Value::as_array_mut).into_iter().flatten() {
-                meta::as_map(container).remove("image");
-            }
-        }
-        spec
-    };
-    if before.is_some_and(|before| frozen(before) != frozen(pod)) {
-        let why = "pod updates may not change fields other than `spec.containers[*].image`,`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to existing tolerations),`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was previously negative)";
-        causes.push(Cause::forbidden("spec", why));
     }
     causes
 }

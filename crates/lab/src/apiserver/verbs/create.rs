@@ -17,11 +17,6 @@ pub(crate) fn create(write: &mut Write<'_>, namespace: &str, body: &Value) -> Re
     if !meta::resource_version(&object).is_empty() {
         return Err(ApiError::bad_request("resourceVersion should not be set on objects to be created"));
     }
-    let prefix = meta::text(&object, "/metadata/generateName").to_owned();
-    if meta::name(&object).is_empty() && !prefix.is_empty() {
-        let name = generate_name(write, &object, &prefix);
-        meta::metadata_mut(&mut object).insert("name".into(), json!(name));
-    }
     stamp(write, &mut object);
     prepare::for_create(write.kind, &mut object);
     write.admit(&mut object, None, Source::Body)?;
@@ -72,16 +67,6 @@ pub(crate) fn check_home(write: &Write<'_>, namespace: &str, name: &str) -> Resu
     }
 }
 
-fn generate_name(write: &Write<'_>, object: &Value, prefix: &str) -> String {
-    loop {
-        let name = format!("{prefix}{}", suffix());
-        let key = Key { namespace: meta::namespace(object).to_owned(), name };
-        if write.state.get(&write.kind.storage, &key).is_none() {
-            return key.name;
-        }
-    }
-}
-
 /// Well mixed bits that differ at every call; nothing here has to be secret.
 fn mixed() -> u64 {
     static CALLS: AtomicU64 = AtomicU64::new(0);
@@ -93,19 +78,6 @@ fn mixed() -> u64 {
         bits = (bits ^ (bits >> shift)).wrapping_mul(factor);
     }
     bits ^ (bits >> 31)
-}
-
-/// Five characters that do not form words.
-fn suffix() -> String {
-    const LETTERS: &[u8; 27] = b"bcdfghjklmnpqrstvwxz2456789";
-    let mut bits = mixed();
-    (0..5)
-        .map(|_| {
-            let letter = LETTERS[usize::from((bits % 27).to_le_bytes()[0])];
-            bits /= 27;
-            char::from(letter)
-        })
-        .collect()
 }
 
 /// A uid in the form of a version 4 UUID.
@@ -122,10 +94,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn uids_and_suffixes_differ() {
+    fn uids_differ() {
         let uids: std::collections::BTreeSet<String> = (0..1000).map(|_| new_uid()).collect();
         assert_eq!(uids.len(), 1000);
         assert!(uids.iter().all(|uid| uid.len() == 36 && &uid[14..15] == "4"));
-        assert_eq!(suffix().len(), 5);
     }
 }

@@ -8,7 +8,6 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use super::super::kind::{CRDS, Kind, NAMESPACES};
-use super::super::query;
 use super::super::status::{ApiError, deleted};
 use super::super::store::{Key, State};
 use super::super::{clock, meta};
@@ -16,25 +15,20 @@ use super::super::{clock, meta};
 /// The body of a deletion.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct DeleteOptions {
-    pub dry_run: bool,
     uid: Option<String>,
     resource_version: Option<String>,
 }
 
 impl DeleteOptions {
-    pub(crate) fn parse(body: &[u8], dry_run: bool) -> Result<Self, ApiError> {
+    pub(crate) fn parse(body: &[u8]) -> Result<Self, ApiError> {
         if body.iter().all(u8::is_ascii_whitespace) {
-            return Ok(Self { dry_run, ..Self::default() });
+            return Ok(Self::default());
         }
         let body: Value = serde_json::from_slice(body)
             .map_err(|error| ApiError::bad_request(format!("error decoding DeleteOptions: {error}")))?;
         let precondition =
             |field: &str| body.pointer(&format!("/preconditions/{field}")).and_then(Value::as_str).map(str::to_owned);
-        Ok(Self {
-            dry_run: dry_run || query::dry_run(meta::text(&body, "/dryRun/0"))?,
-            uid: precondition("uid"),
-            resource_version: precondition("resourceVersion"),
-        })
+        Ok(Self { uid: precondition("uid"), resource_version: precondition("resourceVersion") })
     }
 
     fn check(&self, kind: &Kind, object: &Value) -> Result<(), ApiError> {
@@ -62,9 +56,6 @@ pub(crate) enum Deletion {
 pub(crate) fn delete(state: &mut State, kind: &Kind, key: &Key, options: &DeleteOptions) -> Result<Deletion, ApiError> {
     let live = state.find(kind, key)?;
     options.check(kind, &live)?;
-    if options.dry_run {
-        return Ok(outcome(kind, &live, live.clone(), true));
-    }
     let marked = mark(state, kind, &live);
     let is_gone = match &*kind.storage {
         NAMESPACES => {
@@ -84,19 +75,6 @@ pub(crate) fn delete(state: &mut State, kind: &Kind, key: &Key, options: &Delete
     let is_gone = is_gone || finish_deletion(state, kind, key);
     let shown = state.get(&kind.storage, key).unwrap_or(marked);
     Ok(outcome(kind, &live, shown, is_gone))
-}
-
-/// Delete everything that the filter lets through; the answer lists it.
-pub(crate) fn delete_collection(
-    state: &mut State,
-    kind: &Kind,
-    objects: &[Arc<Value>],
-    options: &DeleteOptions,
-) -> Result<(), ApiError> {
-    for object in objects {
-        delete(state, kind, &Key::of(object), options)?;
-    }
-    Ok(())
 }
 
 fn outcome(kind: &Kind, live: &Value, shown: Arc<Value>, is_gone: bool) -> Deletion {

@@ -19,7 +19,7 @@ use super::fields::{Manager, Operation};
 use super::kind::{CRDS, Kind};
 use super::query::FieldValidation;
 use super::status::ApiError;
-use super::store::{Key, State, at_version};
+use super::store::{Key, State};
 use super::{crd, meta};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,13 +78,7 @@ impl Write<'_> {
 
     /// Store the object, or only show what would be stored.
     fn commit(&mut self, object: Value, is_new: bool) -> Written {
-        if !self.options.dry_run {
-            return Written { object: self.state.put(&self.kind.storage, object), is_new };
-        }
-        let object = match meta::resource_version(&object).parse() {
-            Ok(version) => at_version(&object, version),
-            Err(_) => Arc::new(object),
-        };
+        let object = if self.options.dry_run { Arc::new(object) } else { self.state.put(&self.kind.storage, object) };
         Written { object, is_new }
     }
 

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::super::fields::{Manager, Operation};
-use super::super::patch::{PatchType, apply, json as json_patch, merge, strategic};
+use super::super::patch::{PatchType, apply};
 use super::super::query::FieldValidation;
 use super::super::status::ApiError;
 use super::super::store::Key;
@@ -20,19 +20,15 @@ pub(crate) fn patch(write: &mut Write<'_>, key: &Key, how: PatchType, body: &[u8
     let unreadable = |error: serde_json::Error| ApiError::bad_request(format!("error decoding patch: {error}"));
     match how {
         PatchType::Json => {
-            let operations: Vec<json_patch::Operation> = serde_json::from_slice(body).map_err(unreadable)?;
+            let operations: json_patch::Patch = serde_json::from_slice(body).map_err(unreadable)?;
             json_patch::patch(&mut object, &operations).map_err(|_| ApiError::patch_does_not_apply())?;
         }
-        PatchType::Merge | PatchType::Strategic | PatchType::Apply => {
+        PatchType::Merge | PatchType::Apply => {
             let patch: Value = serde_json::from_slice(body).map_err(unreadable)?;
             if !patch.is_object() {
                 return Err(ApiError::bad_request("error decoding patch: it is not an object"));
             }
-            if how == PatchType::Merge {
-                merge::merge(&mut object, &patch);
-            } else {
-                strategic::merge(write.kind, &mut object, &patch);
-            }
+            json_patch::merge(&mut object, &patch);
         }
     }
     let object = decode(write.kind, &object)?;
