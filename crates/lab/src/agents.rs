@@ -205,7 +205,7 @@ impl Agent {
     /// Whether its programs are loaded and attached in this run. Until then it is the verifier's turn, which takes as long as
     /// the machine lets it.
     pub fn has_loaded(&self) -> Result<bool> {
-        Ok(self.said()?.contains("data plane is up"))
+        Ok(self.log_text()?.contains("data plane is up"))
     }
 
     /// The process, if it still runs.
@@ -257,7 +257,7 @@ impl Agent {
     }
 
     /// What this run has said so far.
-    pub fn said(&self) -> Result<String> {
+    pub fn log_text(&self) -> Result<String> {
         let log = std::fs::read(&self.process.log)?;
         Ok(String::from_utf8_lossy(log.get(self.process.log_from..).unwrap_or_default()).into_owned())
     }
@@ -270,7 +270,7 @@ impl Agent {
     }
 
     /// The end of its log, and of that of the controller on its node.
-    pub fn last_words(&self) -> String {
+    pub fn log_tails(&self) -> String {
         let processes = [Some(&self.process), self.controller.as_ref().map(|controller| &controller.process)];
         let words = |process: &Process| format!("-- {}\n{}\n", process.name, last_lines(&process.log, 12));
         processes.into_iter().flatten().map(words).collect()

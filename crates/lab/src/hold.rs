@@ -62,7 +62,7 @@ fn describe(lab: &Lab) {
     for node in lab.nodes() {
         let (own, management) = (node.number.address(), node.management());
         println!("node     {:<16} {} {} mp0 {}", node.host.name(), own.v4, own.v6, management.v4);
-        println!("         quirks: {}", node.quirks.summary());
+        println!("         options: {}", node.config.summary());
         println!("         bpffs: {}", node.bpffs.display());
         for pod in lab.pods_on(node.number) {
             println!("pod      {:<16} {} {}", pod.netns.name(), pod.addresses.v4, pod.addresses.v6);

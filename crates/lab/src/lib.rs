@@ -9,7 +9,7 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | [`topology`] | nodes with a host's stack and quirks, pods, the CNI's overlay, the network outside; the ledger and its removal |
+//! | [`topology`] | nodes with a host's stack and options, pods, the CNI's overlay, the network outside; the ledger and its removal |
 //! | [`test_cluster`] | a lab with everything on it: every test, the soak, the faults, the benchmark and the walkthrough begin with it |
 //! | [`agents`], [`process`] | the agent and controller processes, one agent per node, with the capabilities of their manifests (`confinement`) |
 //! | [`kube_api`], [`apiserver`] | Kubernetes as the agents see it, and the API server in memory |
@@ -41,8 +41,8 @@ pub mod traffic;
 pub mod wait;
 
 pub use topology::builder::{LabBuilder, PodSpec};
+pub use topology::host_config::{Cni, HostConfig, ReversePath};
 pub use topology::lab::{Lab, Node, Pod, Service};
 pub use topology::netns::Netns;
-pub use topology::quirks::{Cni, Quirks, ReversePath};
 pub use topology::signals::{wait_for_signal, yield_to_signal};
 pub use topology::{EXT_LAN, MANAGEMENT, POD_INTERFACE, SECOND_UPLINK, UPLINK};

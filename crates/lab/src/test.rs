@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::Result;
 use egress_toolchain::Built;
 
-use crate::topology::quirks::Cni;
+use crate::topology::host_config::Cni;
 
 /// One test on the lab.
 pub struct LabTest {

@@ -9,7 +9,7 @@ use anyhow::{Result, bail};
 /// How long a change of an object may take until packets show it: three times what docs/operations/assignments.md publishes.
 pub const EFFECT: Duration = Duration::from_secs(3 * 2);
 /// Likewise until an event tells of it (six seconds), and until the pods of an object are counted (five).
-pub const TOLD: Duration = Duration::from_secs(3 * 5);
+pub const REPORTED: Duration = Duration::from_secs(3 * 5);
 
 /// How long packets may be lost when a gateway dies that does not lead: three times what docs/operations/measured-faults.md
 /// publishes.
@@ -20,10 +20,10 @@ pub const LEADERS_FAIL_OVER: Duration = Duration::from_millis(3 * 2_000);
 const PAUSE: Duration = Duration::from_millis(25);
 
 /// Looks until there is something to see; `None` when the time is over.
-pub fn poll<T>(patience: Duration, mut look: impl FnMut() -> Result<Option<T>>) -> Result<Option<T>> {
+pub fn poll<T>(patience: Duration, mut check: impl FnMut() -> Result<Option<T>>) -> Result<Option<T>> {
     let begin = Instant::now();
     loop {
-        let seen = look()?;
+        let seen = check()?;
         if seen.is_some() || begin.elapsed() > patience {
             return Ok(seen);
         }
@@ -32,9 +32,9 @@ pub fn poll<T>(patience: Duration, mut look: impl FnMut() -> Result<Option<T>>) 
 }
 
 /// The same with its time printed, and an error when the time is over.
-pub fn until<T>(what: &str, patience: Duration, look: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+pub fn until<T>(what: &str, patience: Duration, check: impl FnMut() -> Result<Option<T>>) -> Result<T> {
     let begin = Instant::now();
-    let Some(seen) = poll(patience, look)? else { bail!("{what}: not within {} s", patience.as_secs()) };
+    let Some(seen) = poll(patience, check)? else { bail!("{what}: not within {} s", patience.as_secs()) };
     println!("{what}: after {} ms", begin.elapsed().as_millis());
     Ok(seen)
 }
@@ -50,11 +50,11 @@ pub fn until_true(what: &str, patience: Duration, mut holds: impl FnMut() -> Res
 pub fn until_equal<T: PartialEq + Display>(
     what: &str,
     expected: &T,
-    mut look: impl FnMut() -> Result<T>,
+    mut check: impl FnMut() -> Result<T>,
 ) -> Result<()> {
     let mut last = None;
     let outcome = until(&format!("{what}: {expected}"), EFFECT, || {
-        let seen = look()?;
+        let seen = check()?;
         let equal = seen == *expected;
         last = Some(seen);
         Ok(equal.then_some(()))

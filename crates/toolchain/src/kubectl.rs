@@ -17,14 +17,14 @@ const OLDEST: u32 = 27;
 /// Where it is, if it is not too old.
 pub fn find() -> Option<PathBuf> {
     static FOUND: OnceLock<Option<PathBuf>> = OnceLock::new();
-    let look = || {
+    let search = || {
         let program = packages::find("kubectl")?;
         let output = Command::new(&program).args(["version", "--client", "--output=json"]).output().ok()?;
         let version: serde_json::Value = serde_json::from_slice(&output.stdout).ok()?;
         let minor = version["clientVersion"]["minor"].as_str()?.trim_end_matches('+').parse::<u32>().ok()?;
         (minor >= OLDEST).then_some(program)
     };
-    FOUND.get_or_init(look).clone()
+    FOUND.get_or_init(search).clone()
 }
 
 /// Installs it where it is missing and the distribution has one that is not too old; says so where it cannot.

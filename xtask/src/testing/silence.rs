@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_silent_binary_is_ended_and_named_and_the_rest_goes_on() {
+    fn a_silent_binary_is_ended_and_named_and_the_rest_continues() {
         let script = "echo running 2 tests; echo 'test quick ... ok'; \
                       echo 'test slow has been running for over 60 seconds'; sleep 100; \
                       echo running 1 test; echo 'test last ... ok'; echo test result: ok.; sleep 0.5; echo built";

@@ -39,12 +39,12 @@ impl Switch {
     }
 }
 
-pub(super) struct Door {
+pub(super) struct SwitchedListener {
     pub listener: TcpListener,
     pub switch: Switch,
 }
 
-impl Listener for Door {
+impl Listener for SwitchedListener {
     type Io = Connection;
     type Addr = SocketAddr;
 

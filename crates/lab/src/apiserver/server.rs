@@ -15,7 +15,7 @@ use axum::response::Response;
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
-use super::connections::{Door, Switch};
+use super::connections::{Switch, SwitchedListener};
 use super::http::{self, Answer, Request};
 use super::lag::Lag;
 use super::status::ApiError;
@@ -88,7 +88,7 @@ impl ApiServer {
             .layer(from_fn_with_state(delay.clone(), late))
             .layer(DefaultBodyLimit::max(MAX_BODY))
             .with_state(store.clone());
-        let door = Door { listener, switch: switch.clone() };
+        let door = SwitchedListener { listener, switch: switch.clone() };
         let task = tokio::spawn(async move {
             if let Err(error) = axum::serve(door, routes).await {
                 tracing::error!(%error, "the API server ended");
@@ -136,9 +136,9 @@ impl ApiServer {
         self.store.compact();
     }
 
-    /// What `look` makes of each of these objects, without an answer being made of them.
-    pub fn survey<T>(&self, storage: &str, look: impl Fn(&Value) -> T) -> Vec<T> {
-        self.store.lock().list(storage).values().map(|object| look(object)).collect()
+    /// What `map` makes of each of these objects, without an answer being made of them.
+    pub fn survey<T>(&self, storage: &str, map: impl Fn(&Value) -> T) -> Vec<T> {
+        self.store.lock().list(storage).values().map(|object| map(object)).collect()
     }
 
     /// Stores objects as they are given, as a restored backup would: nothing is checked, and nothing is added.

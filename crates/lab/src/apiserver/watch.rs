@@ -223,8 +223,8 @@ mod tests {
             list::list(&store.lock(), &kind, None, &query, &selector()).expect("a list").items.len()
         };
         assert_eq!((listed(None), listed(Some(0))), (1, 0));
-        let told = watch.next().await.expect("an event");
-        assert!(told.contains("ADDED") && begun.elapsed() >= LAG, "{told}");
+        let event = watch.next().await.expect("an event");
+        assert!(event.contains("ADDED") && begun.elapsed() >= LAG, "{event}");
         assert_eq!(listed(Some(0)), 1);
     }
 }

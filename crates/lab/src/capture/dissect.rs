@@ -251,7 +251,7 @@ mod tests {
 
     /// Pseudo header: 0a00+0001+0a00+0002+0011+000c = 1420. With 0007+0008+000c+0102+0304: 1841, complement e7be.
     #[test]
-    fn complete_partial_wrong_and_none_are_told_apart() {
+    fn complete_partial_wrong_and_none_are_distinguished() {
         assert_eq!(checksum_of(&udp(0xe7be)), Checksum::Complete);
         assert_eq!(checksum_of(&udp(0x1420)), Checksum::Partial);
         assert_eq!(checksum_of(&udp(0xe7bf)), Checksum::Wrong);

@@ -115,7 +115,7 @@ pub const IN_FLIGHT: Duration = Duration::from_millis(20);
 /// still on its way ([`IN_FLIGHT`]): two nodes that emit an address at once take turns without end.
 pub fn turns(captured: &[CapturedPacket], address: IpAddr) -> Vec<NodeNumber> {
     let mut turns: Vec<(NodeNumber, SystemTime)> = Vec::new();
-    for CapturedPacket { at, node, .. } in captured.iter().filter(|sighting| sighting.source == address) {
+    for CapturedPacket { at, node, .. } in captured.iter().filter(|packet| packet.source == address) {
         let was_on_its_way = match turns.as_slice() {
             [.., (former, _), (_, since)] => former == node && *at <= *since + IN_FLIGHT,
             _ => false,
@@ -178,7 +178,7 @@ impl Capture {
     }
 
     fn begin(lab: &Lab, watched: BTreeSet<IpAddr>, watches_owners: bool) -> Result<Self> {
-        let strict = lab.nodes().iter().filter(|node| !node.quirks.checksum_offload).map(Node::name);
+        let strict = lab.nodes().iter().filter(|node| !node.config.checksum_offload).map(Node::name);
         let nodes = lab.nodes().iter().map(|node| node.number.address()).collect();
         let seen = Seen { nodes, watched, watches_owners, strict: strict.collect(), ..Seen::default() };
         let seen = Arc::new(Mutex::new(seen));
@@ -273,7 +273,15 @@ impl Seen {
                 let owner = self.watches_owners && self.class(source) == Class::Egress;
                 if owner || self.watched.contains(&destination) {
                     let ports = (source_port, destination_port);
-                    self.sight(port, |node| CapturedPacket { at, node, source, destination, protocol, ports, segment });
+                    self.record(port, |node| CapturedPacket {
+                        at,
+                        node,
+                        source,
+                        destination,
+                        protocol,
+                        ports,
+                        segment,
+                    });
                 }
                 self.note_packet(port, packet);
             }
@@ -281,7 +289,15 @@ impl Seen {
                 let (source, destination) = (IpAddr::V4(*sender), IpAddr::V4(*target));
                 if self.watches_owners && self.class(source) == Class::Egress {
                     let (protocol, ports, segment) = (ARP, (0, 0), None);
-                    self.sight(port, |node| CapturedPacket { at, node, source, destination, protocol, ports, segment });
+                    self.record(port, |node| CapturedPacket {
+                        at,
+                        node,
+                        source,
+                        destination,
+                        protocol,
+                        ports,
+                        segment,
+                    });
                 }
                 *self.claims.entry((port.to_owned(), IpAddr::V4(*sender))).or_default() += 1;
             }
@@ -289,7 +305,7 @@ impl Seen {
         }
     }
 
-    fn sight(&mut self, port: &str, by: impl FnOnce(NodeNumber) -> CapturedPacket) {
+    fn record(&mut self, port: &str, by: impl FnOnce(NodeNumber) -> CapturedPacket) {
         // Only nodes' ports are noted, and those are called like their nodes.
         let number = port.strip_prefix("node").and_then(|number| number.parse().ok());
         let Some(Ok(node)) = number.map(NodeNumber::new) else { return };

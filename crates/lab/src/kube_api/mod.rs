@@ -218,7 +218,7 @@ impl KubeApi {
 
     /// Makes a node that is ready, without labels.
     pub fn publish_node(&self, node: &Node) -> Result<()> {
-        self.claim_alone("/api/v1/nodes", objects::node(node.number, node.quirks.cni))?;
+        self.claim_alone("/api/v1/nodes", objects::node(node.number, node.config.cni))?;
         self.set_ready(node.number, true)
     }
 

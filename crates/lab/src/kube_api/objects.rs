@@ -4,8 +4,8 @@
 use serde_json::{Value, json};
 
 use crate::topology::addresses::{Dual, NodeNumber};
+use crate::topology::host_config::Cni;
 use crate::topology::lab::Pod;
-use crate::topology::quirks::Cni;
 
 /// A node as a cloud's or kubeadm's controllers leave it: what OVN-Kubernetes would have said of it is not there.
 fn bare_node(number: NodeNumber) -> Value {

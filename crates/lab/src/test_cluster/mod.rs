@@ -17,13 +17,13 @@ use crate::pins::Pins;
 use crate::test::LabContext;
 use crate::topology::addresses::{self as plan, HTTP_PORT, NodeNumber};
 use crate::topology::builder::{LabBuilder, PodSpec};
+use crate::topology::host_config::HostConfig;
 use crate::topology::lab::{Lab, Pod};
 use crate::topology::netns::Netns;
-use crate::topology::quirks::Quirks;
 use crate::traffic::access_log::AccessLog;
 use crate::traffic::client;
 use crate::traffic::server::Server;
-use crate::wait::{EFFECT, TOLD, until, until_equal};
+use crate::wait::{EFFECT, REPORTED, until, until_equal};
 use egress_toolchain::Paths;
 
 /// A lab with its API server, agents and a server outside. Fields are dropped in this order: traffic first, the lab last.
@@ -47,22 +47,22 @@ pub fn pod(name: &str, namespace: &str, node: usize, labels: &[(&str, &str)]) ->
 
 /// How the world sees a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Sight {
-    As(IpAddr),
+pub enum Observed {
+    Source(IpAddr),
     /// No answer, or an error instead of one.
     Nothing,
 }
 
-impl From<Option<IpAddr>> for Sight {
+impl From<Option<IpAddr>> for Observed {
     fn from(address: Option<IpAddr>) -> Self {
-        address.map_or(Self::Nothing, Self::As)
+        address.map_or(Self::Nothing, Self::Source)
     }
 }
 
-impl fmt::Display for Sight {
+impl fmt::Display for Observed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::As(address) => write!(f, "seen as {address}"),
+            Self::Source(address) => write!(f, "seen as {address}"),
             Self::Nothing => f.write_str("not seen"),
         }
     }
@@ -155,8 +155,8 @@ impl TestCluster {
 
     fn three_nodes(context: &LabContext, pods: Vec<PodSpec>) -> LabBuilder {
         let cni = context.cni;
-        let quirks = move |index| Quirks { cni, ..Quirks::mixed(index) };
-        let builder = LabBuilder::default().nodes(3).quirks(quirks).keep_logs(context.logs.clone());
+        let config = move |index| HostConfig { cni, ..HostConfig::mixed(index) };
+        let builder = LabBuilder::default().nodes(3).host_config(config).keep_logs(context.logs.clone());
         pods.into_iter().fold(builder, LabBuilder::pod)
     }
 
@@ -196,8 +196,8 @@ impl TestCluster {
             namespace: "default".to_owned(),
             labels: std::collections::BTreeMap::new(),
             node: node.number,
-            addresses: node.number.pod(MARKER, node.quirks.cni)?,
-            cni: node.quirks.cni,
+            addresses: node.number.pod(MARKER, node.config.cni)?,
+            cni: node.config.cni,
             netns: node.host.clone(),
         };
         let end = format!("\"0x{:02x}\"]", pod.addresses.v4.octets()[3]);
@@ -278,9 +278,9 @@ impl TestCluster {
     }
 
     /// Waits until the world sees the namespace's requests like this.
-    pub fn becomes(&self, from: &Netns, to: IpAddr, expected: Sight) -> Result<()> {
+    pub fn becomes(&self, from: &Netns, to: IpAddr, expected: Observed) -> Result<()> {
         let what = format!("{} -> {}", from.name(), if to.is_ipv4() { "IPv4" } else { "IPv6" });
-        until_equal(&what, &expected, || look(from, to))
+        until_equal(&what, &expected, || observe(from, to))
     }
 
     /// The same for a pod of the lab, without and with an egress IP, to both families.
@@ -291,14 +291,14 @@ impl TestCluster {
                 Some(address) => address.parse().with_context(|| format!("{address} is no address"))?,
                 None => pod.node.address().towards(to),
             };
-            self.becomes(&pod.netns, to, Sight::As(expected))?;
+            self.becomes(&pod.netns, to, Observed::Source(expected))?;
         }
         Ok(())
     }
 
     /// Waits for an event about an object and returns its message.
     pub fn event(&self, object: &str, reason: &str) -> Result<String> {
-        until(&format!("event {reason} about {object}"), TOLD, || {
+        until(&format!("event {reason} about {object}"), REPORTED, || {
             let list = self.api.get(EVENTS)?.unwrap_or_default();
             let events = list["items"].as_array().cloned().unwrap_or_default();
             let ours = |event: &&Value| event["involvedObject"]["name"] == object && event["reason"] == reason;
@@ -314,15 +314,15 @@ impl TestCluster {
     }
 
     /// For a failed test: what agents and controllers said last.
-    pub fn last_words(&self) -> String {
-        self.agents.iter().map(Agent::last_words).collect()
+    pub fn log_tails(&self) -> String {
+        self.agents.iter().map(Agent::log_tails).collect()
     }
 }
 
 /// One request to the server outside.
-pub fn look(from: &Netns, to: IpAddr) -> Result<Sight> {
+pub fn observe(from: &Netns, to: IpAddr) -> Result<Observed> {
     match client::get_within(from, SocketAddr::new(to, HTTP_PORT), "/", "lifecycle", PATIENCE)? {
-        Ok(reply) => Ok(Sight::As(reply.seen_as()?)),
+        Ok(reply) => Ok(Observed::Source(reply.seen_as()?)),
         Err(error) => {
             // These are the network's; anything else is a broken lab.
             let usual = [
@@ -336,7 +336,7 @@ pub fn look(from: &Netns, to: IpAddr) -> Result<Sight> {
                 ErrorKind::PermissionDenied,
             ];
             ensure!(usual.contains(&error.kind()), "{}: {error}", from.name());
-            Ok(Sight::Nothing)
+            Ok(Observed::Nothing)
         }
     }
 }

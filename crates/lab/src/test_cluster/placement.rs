@@ -15,9 +15,9 @@ use crate::kube_api::ApiChoice;
 use crate::test::LabContext;
 use crate::topology::addresses::{self as plan, HTTP_PORT, NodeNumber};
 use crate::topology::builder::LabBuilder;
+use crate::topology::host_config::HostConfig;
 use crate::topology::lab::{Node, Pod};
 use crate::topology::netns::Netns;
-use crate::topology::quirks::Quirks;
 use crate::traffic::client;
 use crate::wait::until_true;
 
@@ -35,9 +35,9 @@ pub const PATIENCE: Duration = Duration::from_secs(20);
 
 impl TestCluster {
     /// Three nodes, each with a pod `chosen<n>`, which the object selects, and `plain<n>`.
-    pub fn for_placement(context: &LabContext, quirks: impl Fn(usize) -> Quirks + 'static) -> Result<Self> {
+    pub fn for_placement(context: &LabContext, config: impl Fn(usize) -> HostConfig + 'static) -> Result<Self> {
         let cni = context.cni;
-        let lab = LabBuilder::default().quirks(move |index| Quirks { cni, ..quirks(index) });
+        let lab = LabBuilder::default().host_config(move |index| HostConfig { cni, ..config(index) });
         Self::for_placement_on(context, lab, &[], |_| Ok(()))
     }
 

@@ -16,7 +16,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use anyhow::{Result, ensure};
 
-use super::quirks::Cni;
+use super::host_config::Cni;
 
 /// More nodes than this would grow into the range that stories and tests take egress IPs from (172.18.0.100 and up).
 pub const MAX_NODES: usize = 90;

@@ -11,10 +11,10 @@ use anyhow::{Context, Result, ensure};
 use nix::mount::{MsFlags, mount};
 
 use super::addresses::{self as plan, HTTP_PORT, NodeNumber};
+use super::host_config::HostConfig;
 use super::lab::{Lab, Node, Pod, Service};
 use super::ledger::{Ledger, Prefix, Resource};
 use super::netns::Netns;
-use super::quirks::Quirks;
 use super::script::{self, Script};
 use super::signals;
 use super::{self as topology, NodePlan, World};
@@ -34,20 +34,20 @@ pub struct LabBuilder {
     prefix: Prefix,
     nodes: usize,
     pods: Vec<PodSpec>,
-    quirks: Box<dyn Fn(usize) -> Quirks>,
+    host_config: Box<dyn Fn(usize) -> HostConfig>,
     second_network: bool,
     server_checksum_offload: bool,
     logs: Option<PathBuf>,
 }
 
 impl Default for LabBuilder {
-    /// Three nodes without pods, with the mixture of quirks, named by the process.
+    /// Three nodes without pods, with mixed host options, named by the process.
     fn default() -> Self {
         Self {
             prefix: Prefix::OfProcess,
             nodes: 3,
             pods: Vec::new(),
-            quirks: Box::new(Quirks::mixed),
+            host_config: Box::new(HostConfig::mixed),
             second_network: false,
             server_checksum_offload: true,
             logs: None,
@@ -85,9 +85,9 @@ impl LabBuilder {
         self
     }
 
-    /// The quirks of each node, by its index from 0.
-    pub fn quirks(mut self, quirks: impl Fn(usize) -> Quirks + 'static) -> Self {
-        self.quirks = Box::new(quirks);
+    /// The host options of each node, by its index from 0.
+    pub fn host_config(mut self, host_config: impl Fn(usize) -> HostConfig + 'static) -> Self {
+        self.host_config = Box::new(host_config);
         self
     }
 
@@ -127,7 +127,7 @@ impl LabBuilder {
             let router = netns(&format!("r{}", number.index() + 1));
             let bpffs = ledger.folder().join("bpf").join(number.name());
             let socket = ledger.folder().join(format!("{}.sock", number.name()));
-            Node { number: *number, host, router, quirks: (self.quirks)(number.index()), bpffs, socket }
+            Node { number: *number, host, router, config: (self.host_config)(number.index()), bpffs, socket }
         };
         let nodes: Vec<Node> = numbers.iter().map(node).collect();
         let pods = plan_pods(&self.pods, &nodes, &netns)?;
@@ -149,8 +149,8 @@ fn plan_pods(specs: &[PodSpec], nodes: &[Node], netns: &dyn Fn(&str) -> Netns) -
             namespace: spec.namespace.clone(),
             labels: spec.labels.clone(),
             node: nodes[spec.node].number,
-            addresses: nodes[spec.node].number.pod(place, nodes[spec.node].quirks.cni)?,
-            cni: nodes[spec.node].quirks.cni,
+            addresses: nodes[spec.node].number.pod(place, nodes[spec.node].config.cni)?,
+            cni: nodes[spec.node].config.cni,
             netns: netns(&spec.name),
         });
     }
@@ -219,7 +219,7 @@ impl Lab {
             number: node.number,
             host: node.host.clone(),
             router: node.router.clone(),
-            quirks: node.quirks.clone(),
+            config: node.config.clone(),
             pods: pods.map(|pod| (pod.netns.clone(), pod.addresses)).collect(),
         }
     }
@@ -240,7 +240,7 @@ impl Lab {
     /// The lab's service: its ClusterIP leads to the first pod of all, a node's NodePort to the first pod there.
     fn publish_service(&self) -> Result<()> {
         let Some(backend) = self.pods.first() else { return Ok(()) };
-        for node in self.nodes.iter().filter(|node| node.quirks.service_proxy) {
+        for node in self.nodes.iter().filter(|node| node.config.service_proxy) {
             let mut services = Vec::new();
             for front in plan::SERVICE.both() {
                 let backend = SocketAddr::new(backend.addresses.towards(front), HTTP_PORT);

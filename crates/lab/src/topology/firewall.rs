@@ -1,4 +1,4 @@
-//! The nft rules of a host: the CNI's masquerade, which every node has, and the quirks that some have. Pure text.
+//! The nft rules of a host: the CNI's masquerade, which every node has, and the options that some have. Pure text.
 //!
 //! The tables bear the names of those who would own them on a real node, so that a person who lists the ruleset
 //! sees whose rule counted a packet.
@@ -6,32 +6,32 @@
 use std::net::{IpAddr, SocketAddr};
 
 use super::addresses::{self as plan, NodeNumber};
-use super::quirks::{Cni, Quirks};
+use super::host_config::{Cni, HostConfig};
 use super::{UPLINK, management_port};
 
 /// The mark of a selected pod's packet to another node's address (design section 9).
 const NODE_MARK: &str = "0x3f0";
 
-pub fn host(number: NodeNumber, quirks: &Quirks) -> String {
-    let mut rules = masquerade(number, quirks);
-    let management = management_port(quirks.cni);
-    if quirks.service_proxy {
+pub fn host(number: NodeNumber, config: &HostConfig) -> String {
+    let mut rules = masquerade(number, config);
+    let management = management_port(config.cni);
+    if config.service_proxy {
         rules.push_str(&service_proxy(management));
     }
-    if quirks.drop_invalid {
+    if config.drop_invalid {
         rules.push_str(DROP_INVALID);
     }
-    if quirks.stateful_forward {
+    if config.stateful_forward {
         rules.push_str(&stateful_forward(management));
     }
     rules
 }
 
-fn masquerade(number: NodeNumber, quirks: &Quirks) -> String {
-    let spares_mark = quirks.masquerade_spares_mark;
+fn masquerade(number: NodeNumber, config: &HostConfig) -> String {
+    let spares_mark = config.masquerade_spares_mark;
     let mut spare = if spares_mark { format!("    meta mark {NODE_MARK} counter return\n") } else { String::new() };
     // What goes to pods of other nodes leaves by the uplink here.
-    if quirks.cni == Cni::Bridge {
+    if config.cni == Cni::Bridge {
         spare += &format!("    ip daddr {} return\n    ip6 daddr {} return\n", plan::CLUSTER_V4, plan::CLUSTER_V6);
     }
     format!(
@@ -127,8 +127,8 @@ mod tests {
 
     #[test]
     fn every_node_masquerades_and_only_some_spare_the_mark() {
-        let spares = host(node(), &Quirks { masquerade_spares_mark: true, ..Quirks::default() });
-        let plain = host(node(), &Quirks::default());
+        let spares = host(node(), &HostConfig { masquerade_spares_mark: true, ..HostConfig::default() });
+        let plain = host(node(), &HostConfig::default());
         assert!(spares.contains("masquerade") && plain.contains("masquerade"));
         assert!(spares.contains(NODE_MARK) && !plain.contains(NODE_MARK));
     }

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 
 use super::addresses::{Dual, NodeNumber};
+use super::host_config::{Cni, HostConfig};
 use super::ledger::{Ledger, Resource};
 use super::netns::Netns;
-use super::quirks::{Cni, Quirks};
 use super::{self as topology, MANAGEMENT, UPLINK, World, firewall, script, teardown};
 
 /// A lab that is up. Dropping it takes it down.
@@ -30,7 +30,7 @@ pub struct Node {
     pub number: NodeNumber,
     pub host: Netns,
     pub router: Netns,
-    pub quirks: Quirks,
+    pub config: HostConfig,
     /// The folder of the lab's bpffs that this node's agent pins in.
     pub bpffs: PathBuf,
     /// Where this node's agent answers.
@@ -40,17 +40,17 @@ pub struct Node {
 impl Node {
     /// The node on its pod network.
     pub fn management(&self) -> Dual {
-        self.number.management(self.quirks.cni)
+        self.number.management(self.config.cni)
     }
 
     /// The interface by which pods' packets enter the host.
     pub fn management_port(&self) -> &'static str {
-        topology::management_port(self.quirks.cni)
+        topology::management_port(self.config.cni)
     }
 
     /// Where the pods' ports are.
     pub fn pod_ports(&self) -> &Netns {
-        match self.quirks.cni {
+        match self.config.cni {
             Cni::Ovn => &self.router,
             Cni::Bridge => &self.host,
         }
@@ -183,12 +183,12 @@ impl Lab {
     /// Deletes the node's `breth0` and recreates it, as a restart of the external bridge does.
     pub fn remake_uplink(&self, node: &Node) -> Result<()> {
         let plan = self.node_plan(node);
-        let device = if node.quirks.macvlan_uplink { topology::LOWER } else { UPLINK };
+        let device = if node.config.macvlan_uplink { topology::LOWER } else { UPLINK };
         node.host.exec("ip", &["link", "del", device])?;
         let (links, config) = topology::uplink_again(&plan, &self.world.lan);
         script::ip(&node.host, &links)?;
         self.world.lan.exec("ip", &["link", "set", &topology::port_of(node.number), "master", "br0", "up"])?;
-        topology::offloads_again(&node.host, &node.quirks, &[device, UPLINK])?;
+        topology::offloads_again(&node.host, &node.config, &[device, UPLINK])?;
         script::ip(&node.host, &config)
     }
 
@@ -208,7 +208,7 @@ impl Lab {
         let (links, config) = topology::management_again(&plan);
         script::ip(&node.host, &links)?;
         node.router.exec("ip", &["link", "set", "mp0", "master", "br0", "up"])?;
-        topology::offloads_again(&node.host, &node.quirks, &[MANAGEMENT])?;
+        topology::offloads_again(&node.host, &node.config, &[MANAGEMENT])?;
         script::ip(&node.host, &config)
     }
 

@@ -111,7 +111,7 @@ impl Ledger {
         open.closed = true;
         let cluster = LedgerFolder::lock()?;
         cluster.remove(&open.record)?;
-        teardown::leave_ground(Path::new(FOLDER))
+        teardown::leave_cgroup(Path::new(FOLDER))
     }
 
     /// Makes namespaces, with the folder locked: the mount that `ip netns` keeps names on is shared with other labs.

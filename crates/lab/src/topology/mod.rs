@@ -32,10 +32,10 @@
 pub mod addresses;
 pub mod builder;
 pub mod firewall;
+pub mod host_config;
 pub mod lab;
 pub mod ledger;
 pub mod netns;
-pub mod quirks;
 pub mod script;
 pub mod signals;
 pub mod teardown;
@@ -43,8 +43,8 @@ pub mod teardown;
 use anyhow::Result;
 
 use addresses::{self as plan, Dual, NodeNumber};
+use host_config::{Cni, HostConfig, ReversePath};
 use netns::Netns;
-use quirks::{Cni, Quirks, ReversePath};
 use script::{CHECKSUMS, SEGMENTATION, Script};
 
 /// The node's interfaces, as its agent is told.
@@ -72,7 +72,7 @@ pub struct NodePlan {
     pub number: NodeNumber,
     pub host: Netns,
     pub router: Netns,
-    pub quirks: Quirks,
+    pub config: HostConfig,
     pub pods: Vec<(Netns, Dual)>,
 }
 
@@ -130,11 +130,11 @@ pub fn port_of(number: NodeNumber) -> String {
     number.name()
 }
 
-/// The host: two interfaces, a route to the cluster's pods, the CNI's masquerade, and its quirks.
+/// The host: two interfaces, a route to the cluster's pods, the CNI's masquerade, and its options.
 pub fn host(node: &NodePlan, others: &[NodeNumber], lan: &Netns, lan2: Option<&Netns>) -> Script {
     let mut script = Script::new(node.host.clone());
     script.forwards();
-    let filter = match node.quirks.reverse_path {
+    let filter = match node.config.reverse_path {
         ReversePath::Off => 0,
         ReversePath::Loose => 2,
     };
@@ -143,7 +143,7 @@ pub fn host(node: &NodePlan, others: &[NodeNumber], lan: &Netns, lan2: Option<&N
     for line in uplink_links(node, lan) {
         script.link(line);
     }
-    match node.quirks.cni {
+    match node.config.cni {
         Cni::Ovn => script.link(management_link(node)),
         // As the plugin makes it, with its own link address.
         Cni::Bridge => {
@@ -153,7 +153,7 @@ pub fn host(node: &NodePlan, others: &[NodeNumber], lan: &Netns, lan2: Option<&N
     for line in uplink_config(node) {
         script.config(line);
     }
-    let lines = match node.quirks.cni {
+    let lines = match node.config.cni {
         Cni::Ovn => management_config(node.number),
         Cni::Bridge => bridge_config(node, others),
     };
@@ -168,10 +168,10 @@ pub fn host(node: &NodePlan, others: &[NodeNumber], lan: &Netns, lan2: Option<&N
         script.config(format!("route add {} via {}", plan::BEHIND2_V4, plan::EXT2.v4));
         script.config(format!("route add {} via {}", plan::BEHIND2_V6, plan::EXT2.v6));
     }
-    script.rules = firewall::host(node.number, &node.quirks);
-    offloads(&mut script, &node.quirks, &[UPLINK, management_port(node.quirks.cni)]);
-    if node.quirks.macvlan_uplink {
-        offloads(&mut script, &node.quirks, &[LOWER]);
+    script.rules = firewall::host(node.number, &node.config);
+    offloads(&mut script, &node.config, &[UPLINK, management_port(node.config.cni)]);
+    if node.config.macvlan_uplink {
+        offloads(&mut script, &node.config, &[LOWER]);
     }
     script
 }
@@ -180,10 +180,10 @@ pub fn host(node: &NodePlan, others: &[NodeNumber], lan: &Netns, lan2: Option<&N
 pub const LOWER: &str = "nic0";
 
 fn uplink_links(node: &NodePlan, lan: &Netns) -> Vec<String> {
-    let wire = if node.quirks.macvlan_uplink { LOWER } else { UPLINK };
+    let wire = if node.config.macvlan_uplink { LOWER } else { UPLINK };
     let port = port_of(node.number);
     let mut lines = vec![format!("link add {wire} type veth peer name {port} netns {}", lan.name())];
-    if node.quirks.macvlan_uplink {
+    if node.config.macvlan_uplink {
         lines.push(format!("link add {UPLINK} link {LOWER} type macvlan mode private"));
     }
     lines
@@ -192,7 +192,7 @@ fn uplink_links(node: &NodePlan, lan: &Netns) -> Vec<String> {
 fn uplink_config(node: &NodePlan) -> Vec<String> {
     let own = node.number.address();
     let mut lines = Vec::new();
-    if node.quirks.macvlan_uplink {
+    if node.config.macvlan_uplink {
         lines.push(format!("link set {LOWER} up"));
     }
     lines.extend([
@@ -255,21 +255,21 @@ fn management_link(node: &NodePlan) -> String {
     )
 }
 
-fn offloads(script: &mut Script, quirks: &Quirks, interfaces: &[&'static str]) {
+fn offloads(script: &mut Script, config: &HostConfig, interfaces: &[&'static str]) {
     for interface in interfaces {
-        if !quirks.checksum_offload {
+        if !config.checksum_offload {
             script.switch_off(interface, CHECKSUMS);
         }
-        if !quirks.segmentation_offload {
+        if !config.segmentation_offload {
             script.switch_off(interface, SEGMENTATION);
         }
     }
 }
 
 /// Switches off on devices recreated what was off on the old ones.
-pub fn offloads_again(host: &Netns, quirks: &Quirks, interfaces: &[&'static str]) -> Result<()> {
+pub fn offloads_again(host: &Netns, config: &HostConfig, interfaces: &[&'static str]) -> Result<()> {
     let mut script = Script::new(host.clone());
-    offloads(&mut script, quirks, interfaces);
+    offloads(&mut script, config, interfaces);
     script.switch_off_all()
 }
 
@@ -279,7 +279,7 @@ const ROUTER_MAC: &str = "02:00:00:00:00:01";
 /// The pod network's router of a node. `others` are the nodes whose pods are behind the overlay.
 pub fn router(node: &NodePlan, overlay: &Netns, others: &[NodeNumber]) -> Script {
     let mut script = Script::new(node.router.clone());
-    if node.quirks.cni == Cni::Bridge {
+    if node.config.cni == Cni::Bridge {
         // It has no router; its port on the overlay is only there to be cut.
         script.link(format!("link add ovl0 type veth peer name {} netns {}", port_of(node.number), overlay.name()));
         return script;
@@ -314,7 +314,7 @@ pub(super) fn pod_port(place: usize) -> String {
 pub fn pod(node: &NodePlan, place: usize, netns: &Netns, own: Dual) -> Script {
     let mut script = Script::new(netns.clone());
     let mtu = plan::POD_MTU;
-    let ports = match node.quirks.cni {
+    let ports = match node.config.cni {
         Cni::Ovn => &node.router,
         Cni::Bridge => &node.host,
     };
@@ -326,6 +326,6 @@ pub fn pod(node: &NodePlan, place: usize, netns: &Netns, own: Dual) -> Script {
     script.config(format!("link set {POD_INTERFACE} up"));
     address(&mut script, POD_INTERFACE, own, (24, 64));
     default_route(&mut script, node.number.router());
-    offloads(&mut script, &node.quirks, &[POD_INTERFACE]);
+    offloads(&mut script, &node.config, &[POD_INTERFACE]);
     script
 }

@@ -199,7 +199,7 @@ fn is_mount_point(path: &str) -> Result<bool> {
 }
 
 /// The last lab to leave removes the folder of the ledgers. Called with the folder locked.
-pub(super) fn leave_ground(cluster: &Path) -> Result<()> {
+pub(super) fn leave_cgroup(cluster: &Path) -> Result<()> {
     let mark = cluster.join(NAMES_MARK);
     if mark.exists() && fs::read_dir(NAMES).is_ok_and(|mut names| names.next().is_none()) {
         unmount(Path::new(NAMES))?;

@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn the_count_is_read_from_pings_last_words() {
+    fn the_count_is_read_from_pings_summary() {
         let text = "--- 10.0.0.1 ping statistics ---\n3 packets transmitted, 2 received, 33% packet loss, time 40ms\n";
         assert_eq!(received(text), Some(2));
     }

@@ -68,8 +68,8 @@ async fn an_account_may_what_its_bindings_allow() -> Result<()> {
     assert_eq!(refused(leases.replace("mine", &PostParams::default(), &lease("mine")?).await)?.0, 403);
     let elsewhere: Api<Lease> = Api::namespaced(reader, "default");
     assert_eq!(refused(elsewhere.create(&PostParams::default(), &lease("mine")?).await)?.0, 403);
-    let nobody = server.client_with("nonsense").await?;
-    let refusal = refused(Api::<Node>::all(nobody).list(&ListParams::default()).await).context("no token")?;
+    let unknown = server.client_with("nonsense").await?;
+    let refusal = refused(Api::<Node>::all(unknown).list(&ListParams::default()).await).context("no token")?;
     assert_eq!(refusal, (401, "Unauthorized".into()));
     Ok(())
 }

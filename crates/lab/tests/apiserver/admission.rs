@@ -100,7 +100,7 @@ impl Agents {
                 self.create(0, &event("Pod", "node1")),
                 self.create(CONTROLLER, &event("Pod", "node1")),
             ];
-            let judged = refusals.map(|one| one.is_ok_and(|said| said.contains("ValidatingAdmissionPolicy")));
+            let judged = refusals.map(|one| one.is_ok_and(|printed| printed.contains("ValidatingAdmissionPolicy")));
             if judged.iter().all(|one| *one) {
                 return Ok(());
             }

@@ -19,7 +19,7 @@ use egress_lab::topology::addresses::{HTTP_PORT, NodeNumber};
 use egress_lab::traffic::client;
 use egress_lab::traffic::server::Server;
 use egress_lab::wait::poll;
-use egress_lab::{LabBuilder, MANAGEMENT, Netns, Node, Pod, PodSpec, Quirks, ReversePath};
+use egress_lab::{HostConfig, LabBuilder, MANAGEMENT, Netns, Node, Pod, PodSpec, ReversePath};
 use egress_toolchain::Built;
 
 const NAMESPACE: &str = "bench";
@@ -45,13 +45,13 @@ fn pod_name(peer: Peer, path: PacketPath) -> String {
 }
 
 /// As bare as a host can be: what a host has beside these costs everyone but us.
-fn bare(_node: usize) -> Quirks {
-    Quirks { service_proxy: false, reverse_path: ReversePath::Off, ..Quirks::default() }
+fn bare(_node: usize) -> HostConfig {
+    HostConfig { service_proxy: false, reverse_path: ReversePath::Off, ..HostConfig::default() }
 }
 
 impl BenchCluster {
     pub(super) fn start(built: &Built, prefix: &str, core: usize) -> Result<Self> {
-        let mut builder = LabBuilder::default().readable_prefix(prefix).nodes(2 * Peer::ALL.len()).quirks(bare);
+        let mut builder = LabBuilder::default().readable_prefix(prefix).nodes(2 * Peer::ALL.len()).host_config(bare);
         for peer in Peer::ALL {
             for path in peer.paths().iter().copied() {
                 let name = pod_name(peer, path);
@@ -160,13 +160,13 @@ impl BenchCluster {
                         .map(|place| place.3)
                         .context("a path without an address")?,
                 });
-                self.await_sight(pod, expected)?;
+                self.wait_until_seen(pod, expected)?;
             }
         }
         Ok(())
     }
 
-    fn await_sight(&self, pod: &Pod, expected: IpAddr) -> Result<()> {
+    fn wait_until_seen(&self, pod: &Pod, expected: IpAddr) -> Result<()> {
         let mut seen = None;
         let is_expected = poll(PATIENCE, || {
             let reply = client::get(&pod.netns, (peers::SERVER, HTTP_PORT).into(), "/", "bench")?;

@@ -239,16 +239,16 @@ fn config() -> Config {
 
 /// What an agent writes for a cluster of two nodes.
 fn prefixes() -> Vec<(Ipv4Addr, u32, PrefixKind, Addr)> {
-    let nobody = Addr::UNSPECIFIED;
+    let unspecified = Addr::UNSPECIFIED;
     let mut prefixes = vec![
         (LOCAL_PODS, 15, PrefixKind::PodSubnet, addr(NODE)),
         (FOREIGN_PODS, 15, PrefixKind::PodSubnet, addr(OTHER_NODE)),
-        (Ipv4Addr::new(10, 96, 0, 0), 16, PrefixKind::Service, nobody),
-        (Ipv4Addr::new(100, 64, 0, 0), 16, PrefixKind::Join, nobody),
-        (Ipv4Addr::new(169, 254, 0, 0), 16, PrefixKind::LinkLocal, nobody),
-        (Ipv4Addr::new(224, 0, 0, 0), 4, PrefixKind::Multicast, nobody),
-        (Ipv4Addr::new(10, 128, 0, 0), 9, PrefixKind::PodNetwork, nobody),
+        (Ipv4Addr::new(10, 96, 0, 0), 16, PrefixKind::Service, unspecified),
+        (Ipv4Addr::new(100, 64, 0, 0), 16, PrefixKind::Join, unspecified),
+        (Ipv4Addr::new(169, 254, 0, 0), 16, PrefixKind::LinkLocal, unspecified),
+        (Ipv4Addr::new(224, 0, 0, 0), 4, PrefixKind::Multicast, unspecified),
+        (Ipv4Addr::new(10, 128, 0, 0), 9, PrefixKind::PodNetwork, unspecified),
     ];
-    prefixes.extend([LOCAL, AWAY, FOREIGN].map(|(_, address)| (address, 32, PrefixKind::EgressIp, nobody)));
+    prefixes.extend([LOCAL, AWAY, FOREIGN].map(|(_, address)| (address, 32, PrefixKind::EgressIp, unspecified)));
     prefixes
 }

@@ -36,7 +36,7 @@ pub(super) fn a_service_keeps_no_egress_ip_from_coming_back(context: &LabContext
 const MANY: u32 = 4_500;
 
 /// Whoever may create pods names a node for them, and in an annotation that OVN-Kubernetes writes any address there.
-pub(super) fn pods_that_nothing_has_scheduled_take_no_room(context: &LabContext) -> Result<()> {
+pub(super) fn unscheduled_pods_reserve_no_address(context: &LabContext) -> Result<()> {
     let mut cluster =
         TestCluster::start(context, vec![pod("homer", "simpson", 1, &[]), pod("patty", "bouvier", 2, &[])])?;
     let sign = json!({"metadata": {"annotations": {"k8s.ovn.org/node-chassis-id": "chassis1"}}});

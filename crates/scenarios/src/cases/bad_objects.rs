@@ -25,7 +25,7 @@ pub(super) fn anything(crd: &mut Value) {
         json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true});
 }
 
-pub(super) fn are_named_and_hurt_nobody(context: &LabContext) -> Result<()> {
+pub(super) fn are_reported_and_isolated(context: &LabContext) -> Result<()> {
     let pods = vec![pod("well", "red", 1, &[]), pod("ill", "blue", 1, &[]), pod("third", "red", 3, &[])];
     let mut cluster = TestCluster::with_crd(context, pods, 0, anything)?;
     cluster.assignable(1, true)?;
@@ -75,7 +75,7 @@ fn bad_addresses(cluster: &TestCluster) -> Result<()> {
     cluster.put(&egress_ip("mixed", &["172.18.0.0/24"], &labels("house", "blue"), &all()))?;
     println!("{}", has_reason(cluster, "mixed", "InvalidEgressIP")?);
     // An address was meant, and none can be given: not the node's instead.
-    cluster.becomes(&cluster.pod("ill")?.netns, plan::SERVER.v4.into(), egress_lab::test_cluster::Sight::Nothing)?;
+    cluster.becomes(&cluster.pod("ill")?.netns, plan::SERVER.v4.into(), egress_lab::test_cluster::Observed::Nothing)?;
     cluster.remove("mixed")?;
     cluster.is_seen_as("ill", None, None)
 }

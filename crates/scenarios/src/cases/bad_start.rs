@@ -109,13 +109,13 @@ impl Trial {
         let arguments = self.arguments(changed);
         args.extend(arguments.iter().map(String::as_str));
         let output = self.node.host.output("timeout", &args)?;
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        let lines: Vec<&str> = said.lines().collect();
-        println!("{changed:?} {wrapper:?}: {}: {said}", output.status);
+        let printed = String::from_utf8_lossy(&output.stderr).into_owned();
+        let lines: Vec<&str> = printed.lines().collect();
+        println!("{changed:?} {wrapper:?}: {}: {printed}", output.status);
         ensure!(output.status.code() == Some(1), "the exit status is {}", output.status);
-        ensure!(lines.len() == 1 && lines[0].starts_with("error: "), "not one line: {said}");
+        ensure!(lines.len() == 1 && lines[0].starts_with("error: "), "not one line: {printed}");
         for word in words {
-            ensure!(said.contains(word), "the line does not say {word:?}: {said}");
+            ensure!(printed.contains(word), "the line does not say {word:?}: {printed}");
         }
         Ok(())
     }
@@ -151,9 +151,9 @@ fn interfaces(trial: &Trial) -> Result<()> {
 
 /// What is none of ours, pins of another set, and a map of another shape in this layout's place.
 fn pins_of_others(trial: &Trial) -> Result<()> {
-    let stranger = trial.bpffs.join("stranger");
-    std::fs::create_dir_all(stranger.join("pods"))?;
-    trial.refuses(&[], &[("--bpffs", &stranger)], &["none of egress-agent's pins", "--bpffs"])?;
+    let unrelated = trial.bpffs.join("stranger");
+    std::fs::create_dir_all(unrelated.join("pods"))?;
+    trial.refuses(&[], &[("--bpffs", &unrelated)], &["none of egress-agent's pins", "--bpffs"])?;
     // Another layout is taken over; what runs here is pinned elsewhere.
     let older = trial.bpffs.join("older");
     std::fs::create_dir_all(older.join("v0"))?;
@@ -169,7 +169,7 @@ fn pins_of_others(trial: &Trial) -> Result<()> {
     let left = std::fs::read_dir(&maps)?.count();
     ensure!(left == 1, "a refused start has left {left} pins beside the foreign one");
     std::fs::remove_file(pin)?;
-    for folder in [stranger, older, foreign] {
+    for folder in [unrelated, older, foreign] {
         remove_folders(&folder)?;
     }
     Ok(())
@@ -192,15 +192,15 @@ fn without_rights(trial: &Trial) -> Result<()> {
 fn dead_server(trial: &Trial, context: &LabContext) -> Result<()> {
     let dead = context.logs.join("dead-kubeconfig");
     let text = std::fs::read_to_string(&trial.kubeconfig)?;
-    let nobody = text.replace(&format!(":{}", egress_lab::kube_api::API_PORT), ":1");
-    ensure!(nobody != text, "the kubeconfig names no port");
-    std::fs::write(&dead, nobody)?;
+    let changed = text.replace(&format!(":{}", egress_lab::kube_api::API_PORT), ":1");
+    ensure!(changed != text, "the kubeconfig names no port");
+    std::fs::write(&dead, changed)?;
     let pods = Pins::of(&trial.node).keys("pods")?;
     let log = context.logs.join("agent-dead-server.log");
     let mut child = trial.start(&[("--kubeconfig", &dead)], &log)?;
     let complaints = || -> Result<usize> {
-        let said = std::fs::read_to_string(&log)?;
-        Ok(said.lines().filter(|line| line.contains("WARN") && line.contains("refused")).count())
+        let printed = std::fs::read_to_string(&log)?;
+        Ok(printed.lines().filter(|line| line.contains("WARN") && line.contains("refused")).count())
     };
     let heard = until("the agent says that nobody answers", EFFECT, || Ok((complaints()? > 0).then_some(())));
     // Long enough for several attempts; it continues trying and does not continue talking.
@@ -213,10 +213,10 @@ fn dead_server(trial: &Trial, context: &LabContext) -> Result<()> {
     ensure!(ended.is_none(), "the agent has ended ({ended:?}) instead of waiting");
     // All that ask the server fail; together they say it once, and name the server.
     ensure!(complaints()? == 1, "the agent says it {} times in {ATTEMPTS:?}", complaints()?);
-    let said = std::fs::read_to_string(&log)?;
+    let printed = std::fs::read_to_string(&log)?;
     ensure!(
-        said.lines().any(|line| line.contains("refused") && line.contains("server=http")),
-        "no server is named: {said}"
+        printed.lines().any(|line| line.contains("refused") && line.contains("server=http")),
+        "no server is named: {printed}"
     );
     ensure!(Pins::of(&trial.node).keys("pods")? == pods, "an agent without a cluster has changed the maps");
     Ok(())

@@ -21,7 +21,7 @@ use egress_lab::topology::addresses::{self as plan, ECHO_PORT, HTTP_PORT, NodeNu
 use egress_lab::traffic::client::{self, Ping};
 use egress_lab::traffic::flows::Flow;
 use egress_lab::traffic::server::Server;
-use egress_lab::{Lab, LabBuilder, Netns, Quirks};
+use egress_lab::{HostConfig, Lab, LabBuilder, Netns};
 
 /// Until then a node whose power is back must reach the world.
 const POWER_RETURNS: Duration = Duration::from_secs(10);
@@ -38,7 +38,7 @@ pub(super) fn tests() -> Vec<LabTest> {
         test("lab_agents_can_be_stopped_and_started", agents),
         test("lab_second_network_is_reachable", second_network),
         test("lab_node_without_power_is_cut_off", power),
-        test("lab_interfaces_can_be_recreated", interfaces_anew),
+        test("lab_interfaces_can_be_recreated", recreated_interfaces),
         test("lab_nodes_and_people_share_an_api_server", api_server),
         test("lab_leaves_nothing_behind", nothing_left),
         test("lab_of_a_killed_run_is_removed_by_the_next", recovery),
@@ -171,8 +171,8 @@ fn long_flows(context: &LabContext) -> Result<()> {
 }
 
 fn plain_nodes(context: &LabContext) -> Result<()> {
-    let plain = |_| Quirks { checksum_offload: false, ..Quirks::default() };
-    let lab = builder(context).quirks(plain).server_without_checksum_offload().start()?;
+    let plain = |_| HostConfig { checksum_offload: false, ..HostConfig::default() };
+    let lab = builder(context).host_config(plain).server_without_checksum_offload().start()?;
     let _server = Server::outside(&lab)?;
     let capture = Capture::start(&lab)?;
     for pod in lab.pods() {
@@ -249,7 +249,7 @@ fn power(context: &LabContext) -> Result<()> {
     }
 }
 
-fn interfaces_anew(context: &LabContext) -> Result<()> {
+fn recreated_interfaces(context: &LabContext) -> Result<()> {
     let lab = start(context)?;
     let _server = Server::outside(&lab)?;
     for node in lab.nodes() {

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use super::gitops;
 use egress_lab::api_objects::{all, egress_ip, labels};
 use egress_lab::test::LabContext;
-use egress_lab::test_cluster::{Sight, TestCluster, pod};
+use egress_lab::test_cluster::{Observed, TestCluster, pod};
 use egress_lab::topology::addresses::{self as plan, ECHO_PORT};
 use egress_lab::traffic::client;
 use egress_lab::traffic::flows::{Flow, FlowReport};
@@ -117,24 +117,24 @@ fn born_again(cluster: &TestCluster) -> Result<()> {
     let path = cluster.pod_path("changing")?;
     let [v4, v6] = plan::SERVER.both();
     cluster.api.delete(&path)?;
-    cluster.becomes(&old.netns, v4, Sight::Nothing)?;
+    cluster.becomes(&old.netns, v4, Observed::Nothing)?;
     cluster.api.publish_pod(&old)?;
     cluster.is_seen_as("changing", Some(V4), Some(V6))?;
 
     let spare = cluster.pod("spare")?.clone();
     cluster.api.delete(&cluster.pod_path("spare")?)?;
     cluster.api.delete(&path)?;
-    cluster.becomes(&old.netns, v4, Sight::Nothing)?;
+    cluster.becomes(&old.netns, v4, Observed::Nothing)?;
     // No object selected it.
-    cluster.becomes(&spare.netns, v4, Sight::As(spare.node.address().towards(v4)))?;
+    cluster.becomes(&spare.netns, v4, Observed::Source(spare.node.address().towards(v4)))?;
     let moved = Pod { addresses: spare.addresses, netns: spare.netns.clone(), ..old.clone() };
     cluster.api.publish_pod(&moved)?;
     for (to, egress) in [(v4, V4), (v6, V6)] {
-        cluster.becomes(&spare.netns, to, Sight::As(egress.parse().context("a literal")?))?;
-        cluster.becomes(&old.netns, to, Sight::Nothing)?;
+        cluster.becomes(&spare.netns, to, Observed::Source(egress.parse().context("a literal")?))?;
+        cluster.becomes(&old.netns, to, Observed::Nothing)?;
     }
     cluster.api.delete(&path)?;
-    cluster.becomes(&spare.netns, v4, Sight::Nothing)?;
+    cluster.becomes(&spare.netns, v4, Observed::Nothing)?;
     cluster.api.publish_pod(&old)?;
     cluster.api.publish_pod(&spare)?;
     cluster.is_seen_as("changing", Some(V4), Some(V6))?;

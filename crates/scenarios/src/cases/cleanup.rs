@@ -16,7 +16,7 @@ use egress_lab::agents::Agent;
 use egress_lab::api_objects::{all, egress_ip};
 use egress_lab::pins::bpftool;
 use egress_lab::test::LabContext;
-use egress_lab::test_cluster::{Sight, TestCluster, look, pod};
+use egress_lab::test_cluster::{Observed, TestCluster, observe, pod};
 use egress_lab::topology::addresses as plan;
 use egress_lab::wait::{EFFECT, until};
 
@@ -61,22 +61,22 @@ pub(super) fn leaves_nothing(context: &LabContext) -> Result<()> {
         let again = agent.clean_up()?;
         ensure!(again.trim() == "nothing to remove", "a second cleanup finds {again}");
     }
-    stays_until_it_is_told(cluster.agent(1)?)?;
+    stays_until_sigterm(cluster.agent(1)?)?;
     for pod in cluster.lab.pods() {
         for to in plan::SERVER.both() {
-            let seen = look(&pod.netns, to)?;
-            ensure!(seen == Sight::As(pod.node.address().towards(to)), "after cleanup {} is {seen}", pod.name);
+            let seen = observe(&pod.netns, to)?;
+            ensure!(seen == Observed::Source(pod.node.address().towards(to)), "after cleanup {} is {seen}", pod.name);
         }
     }
     Ok(())
 }
 
 /// As the DaemonSet in `deploy/cleanup` has it: its pods must not end by themselves, and must end when they are told.
-fn stays_until_it_is_told(agent: &Agent) -> Result<()> {
+fn stays_until_sigterm(agent: &Agent) -> Result<()> {
     let mut staying = agent.clean_up_and_stay()?;
-    let mut said = String::new();
-    BufReader::new(staying.stdout.take().context("no output")?).read_line(&mut said)?;
-    ensure!(said.trim() == "nothing to remove", "it says {said:?}");
+    let mut printed = String::new();
+    BufReader::new(staying.stdout.take().context("no output")?).read_line(&mut printed)?;
+    ensure!(printed.trim() == "nothing to remove", "it says {printed:?}");
     ensure!(staying.try_wait()?.is_none(), "it does not stay");
     kill(Pid::from_raw(i32::try_from(staying.id())?), Signal::SIGTERM)?;
     let ended = staying.wait()?;

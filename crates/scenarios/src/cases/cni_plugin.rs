@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use egress_lab::api_objects::{all, egress_ip, labels};
 use egress_lab::kube_api::objects;
 use egress_lab::test::LabContext;
-use egress_lab::test_cluster::{Sight, TestCluster, look, node, pod};
+use egress_lab::test_cluster::{Observed, TestCluster, node, observe, pod};
 use egress_lab::topology::addresses::{self as plan, Dual, SERVER};
 use egress_lab::wait::{EFFECT, until};
 use egress_lab::{Netns, Node, Pod};
@@ -72,10 +72,10 @@ pub(super) fn no_first_packet_is_lost(context: &LabContext) -> Result<()> {
     let late = runtime.make(&cluster, "late", "red")?;
     println!("the pod starts after {} ms", begun.elapsed().as_millis());
     ensure!(begun.elapsed() < WAITS + Duration::from_secs(1), "it waited for {:?}", begun.elapsed());
-    ensure!(look(&late.netns, SERVER.v4.into())? == Sight::Nothing, "no program knows it, and it got out");
+    ensure!(observe(&late.netns, SERVER.v4.into())? == Observed::Nothing, "no program knows it, and it got out");
     cluster.agent(1)?.restart()?;
     cluster.api.patch_status(&path_of(&late), &objects::pod_status(&late))?;
-    cluster.becomes(&late.netns, SERVER.v4.into(), Sight::As(V4.parse()?))?;
+    cluster.becomes(&late.netns, SERVER.v4.into(), Observed::Source(V4.parse()?))?;
     runtime.unmake(&cluster, &late)?;
 
     println!("and it goes without a trace");
@@ -97,8 +97,8 @@ pub(super) fn no_first_packet_is_lost(context: &LabContext) -> Result<()> {
     ]
     .map(str::to_owned);
     let agent = context.built.agent.display().to_string();
-    let said = node1.host.exec(&agent, &cleanup.each_ref().map(String::as_str))?;
-    println!("{said}");
+    let printed = node1.host.exec(&agent, &cleanup.each_ref().map(String::as_str))?;
+    println!("{printed}");
     runtime.is_chained(false)?;
     ensure!(!runtime.programs().join("egress-agent-cni").exists(), "the program is still there");
     Ok(())
@@ -233,9 +233,9 @@ impl Runtime {
             child.stdin.take().context("no input")?.write_all(input.to_string().as_bytes())?;
             Ok(child.wait_with_output()?)
         })?;
-        let said = String::from_utf8_lossy(&output.stdout).into_owned();
-        ensure!(output.status.success(), "{} {verb}: {said}", program.display());
-        if said.trim().is_empty() { Ok(Value::Null) } else { Ok(serde_json::from_str(&said)?) }
+        let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+        ensure!(output.status.success(), "{} {verb}: {printed}", program.display());
+        if printed.trim().is_empty() { Ok(Value::Null) } else { Ok(serde_json::from_str(&printed)?) }
     }
 
     /// A pod whose containers may begin now. Its object says no address yet.
@@ -249,7 +249,7 @@ impl Runtime {
             node: self.node.number,
             // None yet: its object says none.
             addresses: self.node.number.router(),
-            cni: self.node.quirks.cni,
+            cni: self.node.config.cni,
             netns,
         };
         let collection = format!("/api/v1/namespaces/{namespace}/pods");
@@ -293,16 +293,16 @@ impl Runtime {
             let to: IpAddr = if number % 4 < 2 { SERVER.v4.into() } else { SERVER.v6.into() };
             let egress_ip: IpAddr = if to.is_ipv4() { V4.parse()? } else { V6.parse()? };
             let right = if namespace == "red" { egress_ip } else { pod.node.address().towards(to) };
-            let sight = look(&pod.netns, to)?;
+            let observed = observe(&pod.netns, to)?;
             thread::sleep(REPORTED);
             cluster.api.patch_status(&path_of(&pod), &objects::pod_status(&pod))?;
-            cluster.becomes(&pod.netns, to, Sight::As(right))?;
+            cluster.becomes(&pod.netns, to, Observed::Source(right))?;
             self.unmake(cluster, &pod)?;
             let mut seen = seen.lock().map_err(|_poisoned| anyhow::anyhow!("another pod has failed"))?;
-            match sight {
-                Sight::Nothing => seen.lost += 1,
-                Sight::As(address) if address == right => seen.right += 1,
-                Sight::As(address) => {
+            match observed {
+                Observed::Nothing => seen.lost += 1,
+                Observed::Source(address) if address == right => seen.right += 1,
+                Observed::Source(address) => {
                     println!("{} of {namespace} was seen as {address}", pod.name);
                     seen.wrong += 1;
                 }

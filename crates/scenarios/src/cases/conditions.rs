@@ -8,16 +8,16 @@ use serde_json::Value;
 use super::bad_objects::anything;
 use egress_lab::api_objects::{all, condition, egress_ip, labels, path_of};
 use egress_lab::test::LabContext;
-use egress_lab::test_cluster::{Sight, TestCluster, pod};
+use egress_lab::test_cluster::{Observed, TestCluster, pod};
 use egress_lab::topology::EXT_LAN;
 use egress_lab::topology::addresses::SERVER;
-use egress_lab::wait::{EFFECT, TOLD as COUNTED, until};
+use egress_lab::wait::{EFFECT, REPORTED as COUNTED, until};
 
 const V4: &str = "172.18.0.110";
 /// An address of a host of the nodes' network that is no node.
 const TAKEN: &str = "172.18.0.177";
 /// From when the address has a node: a claim that fails for half a second, a probe, and the status.
-const TOLD: Duration = Duration::from_millis(3 * 1000);
+const REPORTED: Duration = Duration::from_millis(3 * 1000);
 
 /// And count as away when they have not answered for so long.
 const AWAY: Duration = Duration::from_secs(30);
@@ -26,7 +26,7 @@ const DROPPED: &str = "packets of pods that no other object serves are dropped";
 const LEAVE: &str = "packets of pods that no other object serves leave with their nodes' addresses";
 
 /// The condition `Assigned` once it has this reason, and whether `Degraded` is true, and why.
-fn said(cluster: &TestCluster, object: &Value, wanted: &str) -> Result<(String, (bool, String))> {
+fn reported(cluster: &TestCluster, object: &Value, wanted: &str) -> Result<(String, (bool, String))> {
     until(&format!("{} is {wanted}", path_of(object)), EFFECT, || {
         let Some(found) = cluster.api.get(&path_of(object))? else { return Ok(None) };
         let conditions = found.pointer("/status/conditions").and_then(Value::as_array).cloned().unwrap_or_default();
@@ -44,12 +44,12 @@ pub(super) fn of_what_is_not_served(context: &LabContext) -> Result<()> {
     let cluster = TestCluster::with_crd(context, vec![pod("one", "red", 1, &[])], 0, anything)?;
     let one = cluster.pod("one")?;
     let becomes = |expected| cluster.becomes(&one.netns, SERVER.v4.into(), expected);
-    let node = Sight::As(one.node.address().v4.into());
+    let node = Observed::Source(one.node.address().v4.into());
     let object = |address: &str| egress_ip("eip", &[address], &labels("house", "red"), &all());
 
     println!("no node has the label");
     cluster.put(&object(V4))?;
-    let (message, _) = said(&cluster, &object(V4), "NoEligibleNode")?;
+    let (message, _) = reported(&cluster, &object(V4), "NoEligibleNode")?;
     ensure!(
         message.contains("no node has the label k8s.ovn.org/egress-assignable") && message.ends_with(LEAVE),
         "{message}"
@@ -60,32 +60,32 @@ pub(super) fn of_what_is_not_served(context: &LabContext) -> Result<()> {
     cluster.assignable(1, true)?;
     cluster.put(&object("192.0.2.100"))?;
     until("the networks are named", EFFECT, || {
-        let (message, _) = said(&cluster, &object(V4), "NoEligibleNode")?;
+        let (message, _) = reported(&cluster, &object(V4), "NoEligibleNode")?;
         Ok((message.contains("they are in 172.18.0.0/16, ") && message.ends_with(LEAVE)).then_some(()))
     })?;
     becomes(node)?;
 
     println!("it is no address");
     cluster.put(&object("172.18.0.300"))?;
-    let (message, _) = said(&cluster, &object(V4), "InvalidEgressIP")?;
+    let (message, _) = reported(&cluster, &object(V4), "InvalidEgressIP")?;
     ensure!(message.ends_with(DROPPED), "{message}");
-    becomes(Sight::Nothing)?;
+    becomes(Observed::Nothing)?;
 
     println!("another host has it");
     let host = |line: &str| cluster.lab.ext().exec("ip", &line.split(' ').collect::<Vec<_>>()).map(drop);
     host(&format!("addr add {TAKEN}/16 dev {EXT_LAN}"))?;
     cluster.assign(&object(TAKEN))?;
     let begun = Instant::now();
-    let (message, degraded) = said(&cluster, &object(TAKEN), "NotServed")?;
+    let (message, degraded) = reported(&cluster, &object(TAKEN), "NotServed")?;
     println!("said after {} ms: {message}", begun.elapsed().as_millis());
-    ensure!(begun.elapsed() < TOLD, "said after {:?}", begun.elapsed());
+    ensure!(begun.elapsed() < REPORTED, "said after {:?}", begun.elapsed());
     ensure!(message.contains("assigned to node node1, which does not serve it: another host ("), "{message}");
     ensure!(message.ends_with("packets that would leave with it are dropped"), "{message}");
     ensure!(degraded == (true, "AddressInUse".to_owned()), "{degraded:?}");
-    becomes(Sight::Nothing)?;
+    becomes(Observed::Nothing)?;
     host(&format!("addr del {TAKEN}/16 dev {EXT_LAN}"))?;
-    becomes(Sight::As(TAKEN.parse()?))?;
-    let (message, degraded) = said(&cluster, &object(TAKEN), "Assigned")?;
+    becomes(Observed::Source(TAKEN.parse()?))?;
+    let (message, degraded) = reported(&cluster, &object(TAKEN), "Assigned")?;
     ensure!(message == "every egress IP has a node" && !degraded.0, "{message} {degraded:?}");
     Ok(())
 }
@@ -96,27 +96,27 @@ pub(super) fn of_an_older_object_that_can_serve_nothing(context: &LabContext) ->
     cluster.assignable(1, true)?;
     let old = egress_ip("old", &["172.18.0.300"], &labels("house", "red"), &all());
     cluster.put(&old)?;
-    said(&cluster, &old, "InvalidEgressIP")?;
+    reported(&cluster, &old, "InvalidEgressIP")?;
     // Ages are whole seconds.
     std::thread::sleep(Duration::from_millis(1_100));
     cluster.assign(&egress_ip("young", &[V4], &labels("house", "red"), &all()))?;
     cluster.is_seen_as("one", Some(V4), None)?;
-    let told = cluster.event("old", "UndefinedRequest")?;
-    ensure!(told.contains("another egressIP object young is serving them"), "{told}");
+    let event = cluster.event("old", "UndefinedRequest")?;
+    ensure!(event.contains("another egressIP object young is serving them"), "{event}");
     println!("the older one can serve: it has its pods");
     let good = egress_ip("old", &["172.18.0.111"], &labels("house", "red"), &all());
     cluster.assign(&good)?;
     cluster.is_seen_as("one", Some("172.18.0.111"), None)?;
     println!("and keeps them when it loses its address");
     cluster.put(&old)?;
-    said(&cluster, &old, "InvalidEgressIP")?;
+    reported(&cluster, &old, "InvalidEgressIP")?;
     let from = &cluster.pod("one").context("the pod")?.netns;
-    cluster.becomes(from, SERVER.v4.into(), Sight::Nothing)
+    cluster.becomes(from, SERVER.v4.into(), Observed::Nothing)
 }
 
 /// The number of selected pods shows a wrong label, and a condition names the node whose agent is away, also where it can host
 /// no address.
-pub(super) fn of_selected_pods_and_who_looks_after_them(context: &LabContext) -> Result<()> {
+pub(super) fn of_selected_pods_and_absent_agents(context: &LabContext) -> Result<()> {
     let pods = [("one", "red", 1), ("two", "red", 3), ("other", "blue", 3)];
     let pods = pods.map(|(name, house, node)| pod(name, house, node, &[])).to_vec();
     let mut cluster = TestCluster::start(context, pods)?;
@@ -139,7 +139,7 @@ pub(super) fn of_selected_pods_and_who_looks_after_them(context: &LabContext) ->
     cluster.put(&object)?;
     cluster.label_namespace("blue", "house", Some("blue"))?;
     counts(&cluster, 2)?;
-    let (_, degraded) = said(&cluster, &object, "Assigned")?;
+    let (_, degraded) = reported(&cluster, &object, "Assigned")?;
     ensure!(!degraded.0, "{degraded:?}");
 
     let away = 3;

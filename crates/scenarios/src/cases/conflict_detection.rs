@@ -8,7 +8,7 @@ use anyhow::{Result, ensure};
 use egress_lab::api_objects::{all, condition, egress_ip, labels, path_of};
 use egress_lab::pins::Pins;
 use egress_lab::test::LabContext;
-use egress_lab::test_cluster::{Sight, TestCluster, node, pod};
+use egress_lab::test_cluster::{Observed, TestCluster, node, pod};
 use egress_lab::topology::EXT_LAN;
 use egress_lab::topology::addresses::SERVER;
 use egress_lab::wait::{EFFECT, until};
@@ -40,8 +40,8 @@ fn held(cluster: &TestCluster) -> Result<usize> {
 /// The object's addresses are claimed by no node, and its owner is told.
 fn is_refused(cluster: &TestCluster, name: &str, address: &str) -> Result<()> {
     cluster.put(&egress_ip(name, &[address], &labels("house", "red"), &all()))?;
-    let told = cluster.event(name, "EgressIPConflict")?;
-    println!("event: {told}");
+    let event = cluster.event(name, "EgressIPConflict")?;
+    println!("event: {event}");
     ensure!(held(cluster)? == 0, "{address} is served by {name} although another host has it");
     Ok(())
 }
@@ -79,16 +79,16 @@ pub(super) fn are_refused_with_a_reason(context: &LabContext) -> Result<()> {
         let name = format!("reserved{number}");
         let object = egress_ip(&name, &[address], &labels("house", "red"), &all());
         cluster.put(&object)?;
-        let said = until(&format!("{address} is refused"), EFFECT, || {
+        let reported = until(&format!("{address} is refused"), EFFECT, || {
             let object = cluster.api.get(&path_of(&object))?;
             Ok(object.as_ref().and_then(condition).filter(|(reason, _)| reason == "ReservedAddress"))
         })?;
-        ensure!(said.1.contains(reason), "{address}: the condition does not say {reason}: {}", said.1);
-        let told = cluster.event(&name, "ReservedAddress")?;
-        ensure!(told.contains(reason), "{address}: the event does not say {reason}: {told}");
+        ensure!(reported.1.contains(reason), "{address}: the condition does not say {reason}: {}", reported.1);
+        let event = cluster.event(&name, "ReservedAddress")?;
+        ensure!(event.contains(reason), "{address}: the event does not say {reason}: {event}");
         ensure!(held(&cluster)? == 0, "{address} is served");
         cluster.remove(&name)?;
     }
     let pod = cluster.pod("one")?;
-    cluster.becomes(&pod.netns, SERVER.v4.into(), Sight::As(pod.node.address().v4.into()))
+    cluster.becomes(&pod.netns, SERVER.v4.into(), Observed::Source(pod.node.address().v4.into()))
 }

@@ -196,8 +196,8 @@ async fn talk(to: SocketAddr, place: usize, books: &Mutex<Books>) -> Result<std:
     stream.set_nodelay(true)?;
     lock(books).lives[place].port = stream.local_addr()?.port();
     for number in 0_u64.. {
-        let said = Instant::now();
-        lock(books).lives[place].waits_since = Some(said);
+        let sent = Instant::now();
+        lock(books).lives[place].waits_since = Some(sent);
         stream.write_all(&number.to_be_bytes()).await?;
         let mut echo = [0; 8];
         timeout(GIVEN_UP, stream.read_exact(&mut echo)).await??;
@@ -206,9 +206,9 @@ async fn talk(to: SocketAddr, place: usize, books: &Mutex<Books>) -> Result<std:
         }
         {
             let life = &mut lock(books).lives[place];
-            (life.echoes, life.slowest, life.waits_since) = (life.echoes + 1, life.slowest.max(said.elapsed()), None);
+            (life.echoes, life.slowest, life.waits_since) = (life.echoes + 1, life.slowest.max(sent.elapsed()), None);
         }
-        sleep(SPEAKS.saturating_sub(said.elapsed())).await;
+        sleep(SPEAKS.saturating_sub(sent.elapsed())).await;
     }
     Err(ErrorKind::Other.into())
 }
@@ -236,8 +236,8 @@ async fn ask(to: SocketAddr) -> io::Result<IpAddr> {
     stream.write_all(format!("GET / HTTP/1.1\r\nHost: {to}\r\nConnection: close\r\n\r\n").as_bytes()).await?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await?;
-    let said = answer.lines().last().and_then(|line| line.trim().parse().ok());
-    said.ok_or_else(|| ErrorKind::UnexpectedEof.into())
+    let sent = answer.lines().last().and_then(|line| line.trim().parse().ok());
+    sent.ok_or_else(|| ErrorKind::UnexpectedEof.into())
 }
 
 fn lock(books: &Mutex<Books>) -> MutexGuard<'_, Books> {

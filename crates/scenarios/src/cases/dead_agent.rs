@@ -62,9 +62,9 @@ pub(super) fn does_not_keep_its_addresses(context: &LabContext) -> Result<()> {
     cluster.agent(old)?.kill()?;
     senders.begins(new_owner, MOVES)?;
     ensure!(owned(&cluster, old)? == 1, "node{old} has given up the address without an agent");
-    let said = cluster.agent(old)?.status(&[])?;
-    let said = String::from_utf8_lossy(&said.stdout).into_owned();
-    ensure!(said.contains("expired"), "status does not say that the lease has expired:\n{said}");
+    let printed = cluster.agent(old)?.status(&[])?;
+    let printed = String::from_utf8_lossy(&printed.stdout).into_owned();
+    ensure!(printed.contains("expired"), "status does not say that the lease has expired:\n{printed}");
     for name in sources {
         cluster.is_seen_as(name, Some(ADDRESS), None)?;
     }
@@ -102,8 +102,8 @@ pub(super) fn is_waited_for_without_a_health_port(context: &LabContext) -> Resul
     let server = cluster.api.in_memory().context("only the lab's own API server can be stopped")?;
     server.set_outage(true);
     let stopped = until(&format!("node{new_owner} does not emit it"), EFFECT, || {
-        let said = cluster.agents[new_owner - 1].status(&[])?;
-        Ok(String::from_utf8_lossy(&said.stdout).contains("fenced").then_some(()))
+        let printed = cluster.agents[new_owner - 1].status(&[])?;
+        Ok(String::from_utf8_lossy(&printed.stdout).contains("fenced").then_some(()))
     });
     cluster.api.in_memory().into_iter().for_each(|server| server.set_outage(false));
     stopped?;

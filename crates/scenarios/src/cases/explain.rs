@@ -10,7 +10,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-use super::inspect::{has, said};
+use super::inspect::{has, printed};
 use egress_lab::pins::HOOKS;
 use egress_lab::test_cluster::{TestCluster, node};
 use egress_lab::topology::addresses::{self as plan, HTTP_PORT};
@@ -36,7 +36,7 @@ fn asked_on(cluster: &mut TestCluster, node: usize, line: &str) -> Result<String
     let words: Vec<&str> = line.split(' ').collect();
     let output = cluster.agent(node)?.ask(&words)?;
     let status = output.status;
-    let text = said(output);
+    let text = printed(output);
     ensure!(status.success(), "{line}: {status}\n{text}");
     Ok(text)
 }
@@ -75,7 +75,7 @@ pub(super) fn beside_an_agent(cluster: &mut TestCluster, egress: &str) -> Result
     has(&text, &["verdict   marked_node", "of node2"])?;
     let refused = cluster.agent(1)?.ask(&["trace", "--pod", "red/two", "--to", "198.51.100.10:80"])?;
     ensure!(refused.status.code() == Some(1), "{}", refused.status);
-    has(&said(refused), &["red/two is not on this node", "node1"])?;
+    has(&printed(refused), &["red/two is not on this node", "node1"])?;
 
     println!("nat");
     cluster.is_seen_as("one", Some(egress), None)?;
@@ -124,7 +124,7 @@ fn log_level(cluster: &mut TestCluster) -> Result<()> {
     })?;
     let refused = cluster.agent(1)?.ask(&["log-level", "==="])?;
     ensure!(refused.status.code() == Some(1), "{}", refused.status);
-    has(&said(refused), &["is not understood"])?;
+    has(&printed(refused), &["is not understood"])?;
     asked(cluster, "log-level info")?;
     Ok(())
 }
@@ -171,7 +171,7 @@ pub(super) fn follower(cluster: &mut TestCluster) -> Result<(Child, String)> {
 pub(super) fn beside_none(cluster: &mut TestCluster, egress: &str, follower: Child) -> Result<()> {
     let output = follower.wait_with_output()?;
     ensure!(output.status.success(), "{}", output.status);
-    has(&said(output), &["the agent has ended"])?;
+    has(&printed(output), &["the agent has ended"])?;
     let server = plan::SERVER.v4;
     let pod = cluster.pod("one")?.addresses.v4;
     let traced = json(cluster, &format!("trace --pod-ip {pod} --to {server}:{HTTP_PORT}"))?;
@@ -180,7 +180,7 @@ pub(super) fn beside_none(cluster: &mut TestCluster, egress: &str, follower: Chi
     for words in [&["drops"][..], &["log-level"]] {
         let output = cluster.agent(1)?.ask(words)?;
         ensure!(output.status.code() == Some(1), "{words:?}: {}", output.status);
-        has(&said(output), &["no agent runs here"])?;
+        has(&printed(output), &["no agent runs here"])?;
     }
     Ok(())
 }

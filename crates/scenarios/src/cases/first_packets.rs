@@ -11,7 +11,7 @@ use egress_lab::api_objects::{all, egress_ip, labels};
 use egress_lab::capture::Capture;
 use egress_lab::kube_api::objects;
 use egress_lab::test::LabContext;
-use egress_lab::test_cluster::{Sight, TestCluster, pod};
+use egress_lab::test_cluster::{Observed, TestCluster, pod};
 use egress_lab::topology::addresses::{ECHO_PORT, HTTP_PORT, SERVER};
 use egress_lab::traffic::client;
 use egress_lab::traffic::flows::Flow;
@@ -26,21 +26,21 @@ fn is_scheduled(cluster: &TestCluster, pod: &Pod) -> Result<()> {
     cluster.api.create(&collection, &objects::pod(pod)).map(drop)
 }
 
-pub(super) fn of_pods_whose_addresses_nobody_knows(context: &LabContext) -> Result<()> {
+pub(super) fn of_pods_with_unknown_addresses(context: &LabContext) -> Result<()> {
     let names = [("steady", "red"), ("chosen", "red"), ("plain", "blue"), ("stranger", "blue")];
     let mut cluster = TestCluster::start(context, names.map(|(name, house)| pod(name, house, 1, &[])).to_vec())?;
     cluster.assignable(1, true)?;
     cluster.assign(&egress_ip("eip", &[V4], &labels("house", "red"), &all()))?;
     cluster.is_seen_as("chosen", Some(V4), None)?;
-    let [chosen, plain, stranger] = ["chosen", "plain", "stranger"].map(|name| cluster.pod(name).cloned());
-    let (chosen, plain, stranger) = (chosen?, plain?, stranger?);
+    let [chosen, plain, unknown] = ["chosen", "plain", "stranger"].map(|name| cluster.pod(name).cloned());
+    let (chosen, plain, unknown) = (chosen?, plain?, unknown?);
     let to = SERVER.v4.into();
-    let node = Sight::As(plain.node.address().v4.into());
+    let node = Observed::Source(plain.node.address().v4.into());
     let drops = |pod: &Pod| cluster.api.delete(&cluster.pod_path(&pod.name)?);
 
     println!("a pod that nothing selects, before anybody knows its address");
     drops(&plain)?;
-    drops(&stranger)?;
+    drops(&unknown)?;
     cluster.becomes(&plain.netns, to, node)?;
     is_scheduled(&cluster, &plain)?;
     let flows = [
@@ -65,23 +65,23 @@ pub(super) fn of_pods_whose_addresses_nobody_knows(context: &LabContext) -> Resu
     };
     let before = wrong(&capture)?;
     drops(&chosen)?;
-    cluster.becomes(&chosen.netns, to, Sight::Nothing)?;
+    cluster.becomes(&chosen.netns, to, Observed::Nothing)?;
     is_scheduled(&cluster, &chosen)?;
     // While a selected pod is starting nobody knows whose packets these are. Over IPv6, so that they are not counted.
-    cluster.becomes(&stranger.netns, SERVER.v6.into(), Sight::Nothing)?;
-    cluster.becomes(&chosen.netns, to, Sight::Nothing)?;
+    cluster.becomes(&unknown.netns, SERVER.v6.into(), Observed::Nothing)?;
+    cluster.becomes(&chosen.netns, to, Observed::Nothing)?;
     cluster.api.publish_pod(&chosen)?;
     cluster.is_seen_as("chosen", Some(V4), None)?;
     let after = wrong(&capture)?;
     ensure!(after == before, "{} packets left with the node's address", after - before);
-    cluster.becomes(&stranger.netns, to, node)?;
+    cluster.becomes(&unknown.netns, to, node)?;
 
     println!("an agent that is gone follows no pods");
     cluster.agent(1)?.kill()?;
     until("the programs let no unknown pod pass", EFFECT, || {
-        Ok((egress_lab::test_cluster::look(&stranger.netns, to)? == Sight::Nothing).then_some(()))
+        Ok((egress_lab::test_cluster::observe(&unknown.netns, to)? == Observed::Nothing).then_some(()))
     })?;
     cluster.becomes(&plain.netns, to, node)?;
     cluster.agent(1)?.restart()?;
-    cluster.becomes(&stranger.netns, to, node)
+    cluster.becomes(&unknown.netns, to, node)
 }

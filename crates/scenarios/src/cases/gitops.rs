@@ -58,8 +58,8 @@ pub(super) fn and_agents_do_not_fight(cluster: &TestCluster, pod: &str) -> Resul
     ensure!(cluster.api.get(&path)?.is_none(), "it is written anew, or kept from going");
     kept["spec"]["egressIPs"] = json!(ADDRESSES[1..]);
     apply(cluster, &kept)?;
-    let anew = in_step(cluster, 1)?;
-    ensure!(anew["metadata"]["uid"] != with["metadata"]["uid"], "it is the same");
+    let created = in_step(cluster, 1)?;
+    ensure!(created["metadata"]["uid"] != with["metadata"]["uid"], "it is the same");
     cluster.is_seen_as(pod, Some(ADDRESSES[1]), None)?;
     changes_nothing(cluster, &kept)?;
     cluster.api.delete(&path)

@@ -12,7 +12,7 @@ use egress_lab::api_objects::{EGRESS_IPS, EGRESS_NODES, LEDGER, all, assigned, e
 use egress_lab::kube_api::API_PORT;
 use egress_lab::pins::Pins;
 use egress_lab::test::{LabContext, Skip};
-use egress_lab::test_cluster::{Sight, TestCluster, look, node, pod};
+use egress_lab::test_cluster::{Observed, TestCluster, node, observe, pod};
 use egress_lab::topology::addresses as plan;
 use egress_lab::wait::{EFFECT, LEADERS_FAIL_OVER, until};
 
@@ -85,7 +85,7 @@ fn owns(cluster: &TestCluster, number: usize) -> Result<bool> {
 
 const TAKEN: &str = "egress IP is served here";
 /// By plan, then because the object is deleted and another waits for the address.
-pub(super) fn old_node_lets_go_first(context: &LabContext) -> Result<()> {
+pub(super) fn old_node_releases_first(context: &LabContext) -> Result<()> {
     let HandoverTest { cluster, leader, old, new_owner } = start(context)?;
     let source = NAMES[leader - 1];
     let senders = Senders::watch(&cluster, ADDRESS, &NAMES)?;
@@ -129,7 +129,7 @@ pub(super) fn old_node_lets_go_first(context: &LabContext) -> Result<()> {
 }
 
 /// The old node's agent does not answer, and the leading controller dies before the hand-over is done.
-pub(super) fn next_leader_goes_on(context: &LabContext) -> Result<()> {
+pub(super) fn next_leader_continues(context: &LabContext) -> Result<()> {
     let grace = GRACE.as_secs().to_string();
     let test = start_with(context, &["--egressip-reachability-grace", &grace])?;
     let HandoverTest { mut cluster, leader: first, old, new_owner } = test;
@@ -187,7 +187,7 @@ pub(super) fn cut_off_node_gives_up_first(context: &LabContext) -> Result<()> {
 }
 
 /// The leader hears it, so its leases continue, and its watches tell it nothing.
-pub(super) fn node_without_api_server_is_told_by_probes(context: &LabContext) -> Result<()> {
+pub(super) fn node_without_api_server_learns_by_probes(context: &LabContext) -> Result<()> {
     let HandoverTest { mut cluster, leader, old, new_owner } = start(context)?;
     let senders = Senders::watch(&cluster, ADDRESS, &NAMES)?;
     senders.begins(old, EFFECT)?;
@@ -221,20 +221,20 @@ pub(super) fn node_without_api_server_is_told_by_probes(context: &LabContext) ->
 
 /// Nobody can be told anything, and nobody is given anything: the leases continue, and so does what is served. When it is back
 /// all continue at once.
-pub(super) fn away_api_server_ends_nothing(context: &LabContext) -> Result<()> {
+pub(super) fn api_server_outage_ends_no_lease(context: &LabContext) -> Result<()> {
     let HandoverTest { mut cluster, old, new_owner, .. } = start(context)?;
     let pods = NAMES.map(|name| cluster.pod(name).map(|pod| pod.netns.clone()));
     cluster.api.in_memory().ok_or(Skip("only the lab's own API server can be made to go away"))?;
     let before = logs(&mut cluster)?;
     println!("the API server goes away");
     set_outage(&cluster, true);
-    let address = Sight::As(ADDRESS.parse()?);
+    let address = Observed::Source(ADDRESS.parse()?);
     let end = Instant::now() + OUTAGE;
     let mut asked = 0;
     while Instant::now() < end {
         for pod in &pods {
             let pod = pod.as_ref().map_err(|error| anyhow!("{error:#}"))?;
-            let seen = look(pod, plan::SERVER.v4.into())?;
+            let seen = observe(pod, plan::SERVER.v4.into())?;
             asked += 1;
             ensure!(seen == address, "request {asked} of {} is {seen}", pod.name());
         }
@@ -274,31 +274,31 @@ fn paused_in_between(cluster: &mut TestCluster, old: usize, other: usize) -> Res
     std::thread::sleep(REIGN);
     let log = cluster.agent(old)?.log().to_owned();
     let before = std::fs::read_to_string(&log)?.len();
-    let said = |what: &str| Ok::<_, anyhow::Error>(std::fs::read_to_string(&log)?[before..].matches(what).count());
+    let logged = |what: &str| Ok::<_, anyhow::Error>(std::fs::read_to_string(&log)?[before..].matches(what).count());
     cluster.agent(old)?.pause()?;
     std::thread::sleep(PAUSE);
     cluster.agent(old)?.resume()?;
     until("it gives up what it had", EFFECT, || {
-        Ok((said("out of touch with leader")? == 1 && !owns(cluster, old)?).then_some(()))
+        Ok((logged("out of touch with leader")? == 1 && !owns(cluster, old)?).then_some(()))
     })?;
     std::thread::sleep(HEARD);
     for name in NAMES {
-        let seen = look(&cluster.pod(name)?.netns, plan::SERVER.v4.into())?;
-        let expected = if is_of_pods { Sight::Nothing } else { Sight::As(ADDRESS.parse()?) };
+        let seen = observe(&cluster.pod(name)?.netns, plan::SERVER.v4.into())?;
+        let expected = if is_of_pods { Observed::Nothing } else { Observed::Source(ADDRESS.parse()?) };
         ensure!(seen == expected, "{name} is {seen}");
     }
     ensure!(!owns(cluster, old)? && owns(cluster, other)?, "who goes on is not node{other} alone");
-    ensure!(said("in touch again")? == 0, "it says that it serves what it does not");
+    ensure!(logged("in touch again")? == 0, "it says that it serves what it does not");
 
     set_outage(cluster, false);
     let begin = Instant::now();
-    until("it has it back", EFFECT, || Ok((said("in touch again")? == 1 && owns(cluster, old)?).then_some(())))?;
+    until("it has it back", EFFECT, || Ok((logged("in touch again")? == 1 && owns(cluster, old)?).then_some(())))?;
     println!("back after {} ms", begin.elapsed().as_millis());
     for name in NAMES {
         cluster.is_seen_as(name, Some(ADDRESS), None)?;
     }
     cluster.agents_serve()?;
-    ensure!(said("out of touch with leader")? == 1, "its leases have run out again");
+    ensure!(logged("out of touch with leader")? == 1, "its leases have run out again");
     ensure!(owns(cluster, old)?, "it has given the address up again");
     Ok(())
 }

@@ -118,7 +118,7 @@ pub(super) fn something_else_at_a_health_address_is_not_believed(context: &LabCo
     cluster.agent(other)?.kill()?;
     let (host, stop) = (cluster.agent(other)?.node().host.clone(), tokio_util::sync::CancellationToken::new());
     let (addresses, ended) = (cluster.lab.node(node(other)?).management().both(), stop.clone());
-    let stranger = host.spawn(move || {
+    let other_server = host.spawn(move || {
         tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
             let (reporter, service) = tonic_health::server::health_reporter();
             reporter.set_service_status("Service_Egress_IP", ServingStatus::Serving).await;
@@ -153,7 +153,7 @@ pub(super) fn something_else_at_a_health_address_is_not_believed(context: &LabCo
     let served = text.lines().filter(|line| line.contains("the node serves") && line.contains(&name)).count();
     ensure!(served == 1, "the stranger was believed:\n{text}");
     stop.cancel();
-    stranger.join().map_err(|_panic| anyhow::anyhow!("the stranger panicked"))??;
+    other_server.join().map_err(|_panic| anyhow::anyhow!("the stranger panicked"))??;
     cluster.agent(other)?.restart()?;
     cluster.serves(other)?;
     leader_says(&mut cluster, leader, &["the node serves", &name], 2)?;

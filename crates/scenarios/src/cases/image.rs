@@ -53,9 +53,9 @@ pub(super) fn agent_from_the_image_serves(context: &LabContext) -> Result<()> {
         cluster.is_seen_as(name, Some(FRESH), None)?;
     }
     let status = bundle.exec(&["egress-agent", "status"])?;
-    let said = String::from_utf8_lossy(&status.stdout).into_owned();
-    println!("{said}");
-    ensure!(said.contains(FRESH) && said.contains("runs since"), "{}", String::from_utf8_lossy(&status.stderr));
+    let printed = String::from_utf8_lossy(&status.stdout).into_owned();
+    println!("{printed}");
+    ensure!(printed.contains(FRESH) && printed.contains("runs since"), "{}", String::from_utf8_lossy(&status.stderr));
     let written = bundle.exec(&[BINARY, "codegen", "crd"])?;
     ensure!(written.status.success(), "the image's program is another");
 

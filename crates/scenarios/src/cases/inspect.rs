@@ -15,14 +15,14 @@ use egress_lab::wait::{EFFECT, until};
 
 const ADDRESS: &str = "172.18.0.110";
 
-pub(super) fn said(output: Output) -> String {
+pub(super) fn printed(output: Output) -> String {
     [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat()
 }
 
 fn table(cluster: &mut TestCluster, node: usize) -> Result<String> {
     let output = cluster.agent(node)?.status(&[])?;
     ensure!(output.status.success(), "status ends with {}", output.status);
-    let text = said(output);
+    let text = printed(output);
     println!("{text}");
     Ok(text)
 }
@@ -42,7 +42,7 @@ pub(super) fn status_with_and_without_an_agent(context: &LabContext) -> Result<(
     cluster.is_seen_as("one", Some(ADDRESS), None)?;
     // The other object's address is served as well, for nobody.
     let text = until("both are served", EFFECT, || {
-        let text = said(cluster.agent(1)?.status(&[])?);
+        let text = printed(cluster.agent(1)?.status(&[])?);
         Ok((text.matches("  served").count() == 2).then_some(text))
     })?;
     println!("{text}");
@@ -79,18 +79,18 @@ pub(super) fn status_with_and_without_an_agent(context: &LabContext) -> Result<(
     metrics::are_seen(&cluster, ADDRESS)?;
     explain::beside_an_agent(&mut cluster, ADDRESS)?;
     explain::by_filters(&mut cluster, ADDRESS)?;
-    metrics::shared_gateway_is_told(&mut cluster)?;
+    metrics::shared_gateway_is_reported(&mut cluster)?;
 
     println!("wrong input");
     let output = cluster.agent(1)?.status(&["-o", "xml"])?;
     ensure!(output.status.code() == Some(2), "{}", output.status);
-    has(&said(output), &["'xml'", "table", "json"])?;
+    has(&printed(output), &["'xml'", "table", "json"])?;
     let output = cluster.lab.node(egress_lab::test_cluster::node(1)?).host.output(
         &context.built.agent.display().to_string(),
         &["status", "--socket", "/run/nowhere.sock", "--bpffs", "/run/nowhere"],
     )?;
     ensure!(output.status.code() == Some(1), "{}", output.status);
-    has(&said(output), &["error: no agent runs here", "/run/nowhere.sock", "no pins below /run/nowhere"])?;
+    has(&printed(output), &["error: no agent runs here", "/run/nowhere.sock", "no pins below /run/nowhere"])?;
 
     println!("the agent is stopped");
     cluster.agent(1)?.pause()?;

@@ -13,7 +13,7 @@ use super::bad_objects::anything;
 use egress_lab::api_objects::{EGRESS_IPS, all, condition, egress_ip, labels};
 use egress_lab::pins::Pins;
 use egress_lab::test::LabContext;
-use egress_lab::test_cluster::{Sight, TestCluster, look, pod};
+use egress_lab::test_cluster::{Observed, TestCluster, observe, pod};
 use egress_lab::topology::addresses::{self as plan, ECHO_PORT};
 use egress_lab::traffic::client;
 use egress_lab::traffic::flows::{Flow, FlowReport};
@@ -48,7 +48,7 @@ fn flows(cluster: &TestCluster) -> Result<Vec<Flow>> {
 }
 
 /// No packet was lost, the gateways are the same, a pod that is selected now is served, and no agent has a word of refusal.
-fn nobody_noticed(cluster: &TestCluster, flows: Vec<Flow>) -> Result<()> {
+fn others_are_unaffected(cluster: &TestCluster, flows: Vec<Flow>) -> Result<()> {
     cluster.label_namespace("blue", "house", Some("red"))?;
     cluster.is_seen_as("late", Some(V4), Some(V6))?;
     let reports = flows.into_iter().map(Flow::finish).collect::<Result<Vec<FlowReport>>>()?;
@@ -70,7 +70,7 @@ fn entries(cluster: &TestCluster, number: usize, map: &str) -> Result<usize> {
     Ok(Pins::of(node).keys(map)?.len())
 }
 
-pub(super) fn services_with_many_addresses_cost_nobody_else(context: &LabContext) -> Result<()> {
+pub(super) fn services_with_many_addresses_affect_no_others(context: &LabContext) -> Result<()> {
     const SERVICES: u32 = 70;
     const EACH: u32 = 1_000;
     let cluster = cluster(context)?;
@@ -89,11 +89,11 @@ pub(super) fn services_with_many_addresses_cost_nobody_else(context: &LabContext
     println!("{} addresses, {} entries", SERVICES * EACH, expected - before);
     let event = cluster.event("s0", "ServiceAddressesLeftOut")?;
     ensure!(event.starts_with("936 of its addresses"), "{event}");
-    nobody_noticed(&cluster, flows)
+    others_are_unaffected(&cluster, flows)
 }
 
 /// Of each object two addresses find a node: each gateway claims as many as there are objects.
-pub(super) fn objects_that_select_nobody_cost_nobody_else(context: &LabContext) -> Result<()> {
+pub(super) fn objects_without_pods_affect_no_others(context: &LabContext) -> Result<()> {
     const OBJECTS: u16 = 1_100;
     const EACH: u16 = 64;
     let cluster = cluster(context)?;
@@ -116,10 +116,10 @@ pub(super) fn objects_that_select_nobody_cost_nobody_else(context: &LabContext) 
     cluster.is_seen_as("late", Some(V4), Some(V6))?;
     until("the last object has its nodes", Duration::from_secs(60), || Ok(is_assigned(OBJECTS - 1)?.then_some(())))?;
     ensure!(entries(&cluster, 3, "policy")? == policies, "objects that nobody is selected by have entries of `policy`");
-    nobody_noticed(&cluster, flows)
+    others_are_unaffected(&cluster, flows)
 }
 
-pub(super) fn long_junk_is_quoted_in_part(context: &LabContext) -> Result<()> {
+pub(super) fn long_invalid_input_is_quoted_in_part(context: &LabContext) -> Result<()> {
     let junk: Vec<String> = (0..64).map(|number| format!("{number}{}", "x".repeat(12_000))).collect();
     let junk: Vec<&str> = junk.iter().map(String::as_str).collect();
     let object = egress_ip("junk", &junk, &labels("house", "nobody"), &all());
@@ -151,7 +151,7 @@ const CONNECTS: Duration = Duration::from_millis(2_500);
 
 /// A pod on its gateway, and one elsewhere, open 310,000 flows each. In the meantime other pods of the same object, and one of
 /// another object with the same gateway, open a connection every few milliseconds.
-pub(super) fn flows_of_one_pod_cost_nobody_else(context: &LabContext) -> Result<()> {
+pub(super) fn flows_of_one_pod_affect_no_others(context: &LabContext) -> Result<()> {
     let others = [pod("well", "red", 1, &[]), pod("far", "red", 3, &[]), pod("other", "blue", 1, &[])];
     let floods = [pod("greedy", "red", 1, &[]), pod("greedy-far", "red", 3, &[])];
     let mut cluster = TestCluster::start(context, others.into_iter().chain(floods).collect())?;
@@ -199,7 +199,7 @@ pub(super) fn flows_of_one_pod_cost_nobody_else(context: &LabContext) -> Result<
     ensure!(is_whole, "traffic was harmed: {reports:?}");
     for name in ["greedy", "greedy-far"] {
         let from = &cluster.pod(name)?.netns;
-        let served = || Ok((look(from, to)? == Sight::As(V4.parse()?)).then_some(()));
+        let served = || Ok((observe(from, to)? == Observed::Source(V4.parse()?)).then_some(()));
         until(&format!("{name} has room again"), FORGOTTEN, served)?;
     }
     Ok(())

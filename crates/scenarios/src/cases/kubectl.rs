@@ -11,7 +11,7 @@ use egress_lab::api_objects::ASSIGNABLE;
 use egress_lab::kube_api::KubeApi;
 use egress_lab::test::{LabContext, Skip};
 use egress_lab::test_cluster::{TestCluster, pod};
-use egress_lab::wait::{EFFECT, TOLD, until};
+use egress_lab::wait::{EFFECT, REPORTED, until};
 use egress_toolchain::{Paths, kubectl};
 
 const OBJECT: &str = "egressip-simpson";
@@ -48,9 +48,9 @@ pub(super) fn drives_everything(context: &LabContext) -> Result<()> {
 
 fn type_in(cluster: &TestCluster, args: &[&str]) -> Result<String> {
     println!("$ kubectl {}", args.join(" "));
-    let said = cluster.api.kubectl(args)?;
-    print!("{said}");
-    Ok(said)
+    let printed = cluster.api.kubectl(args)?;
+    print!("{printed}");
+    Ok(printed)
 }
 
 /// The words of a line.
@@ -65,7 +65,7 @@ fn assigned(cluster: &TestCluster) -> Result<()> {
     becomes(cluster, "172.18.0.100")?;
     cluster.is_seen_as("homer", Some("172.18.0.100"), None)?;
     cluster.is_seen_as("patty", None, None)?;
-    until("the table counts homer", TOLD, || {
+    until("the table counts homer", REPORTED, || {
         let table = cluster.api.kubectl(&["get", "egressip"])?;
         let row = table.lines().nth(1).map(columns);
         Ok((row == Some(format!("{OBJECT} 172.18.0.100 node2 172.18.0.100 1"))).then_some(()))
@@ -103,13 +103,13 @@ fn patch(cluster: &TestCluster, addresses: &str) -> Result<()> {
 /// `describe` shows events of an object only where they carry its UID.
 fn explained(cluster: &TestCluster) -> Result<()> {
     patch(cluster, r#"["172.18.0.105", "172.18.0.2"]"#)?;
-    let said = until("describe shows the event", TOLD, || {
-        let said = cluster.api.kubectl(&["describe", "egressip", OBJECT])?;
-        let events = said.split_once("Events:").map_or("", |(_, events)| events);
-        Ok(events.contains("EgressIPConflict").then_some(said))
+    let printed = until("describe shows the event", REPORTED, || {
+        let printed = cluster.api.kubectl(&["describe", "egressip", OBJECT])?;
+        let events = printed.split_once("Events:").map_or("", |(_, events)| events);
+        Ok(events.contains("EgressIPConflict").then_some(printed))
     })?;
-    println!("{said}");
-    ensure!(said.contains("172.18.0.2") && said.contains("PartiallyAssigned"), "the condition is not shown");
+    println!("{printed}");
+    ensure!(printed.contains("172.18.0.2") && printed.contains("PartiallyAssigned"), "the condition is not shown");
     cluster.is_seen_as("homer", Some("172.18.0.105"), None)
 }
 

@@ -35,8 +35,8 @@ pub(super) fn no_pod_is_quicker_than_the_programs(context: &LabContext) -> Resul
     let log = cluster.agent(1)?.log().to_owned();
     let line = format!("waiting for interface {MANAGEMENT}, the management port (--mgmt-port)");
     until("the agent says what it waits for", EFFECT, || {
-        let said = std::fs::read_to_string(&log)?;
-        Ok((said.matches(&line).count() == 1).then_some(()))
+        let printed = std::fs::read_to_string(&log)?;
+        Ok((printed.matches(&line).count() == 1).then_some(()))
     })?;
     // Its programs are loaded and know the pod, who may send by then.
     let pins = Pins::of(&place);

@@ -20,12 +20,12 @@ pub(super) fn from_nothing_to_removed(context: &LabContext) -> Result<()> {
     let cluster = TestCluster::start(context, pods.chain([pod("other", "blue", 1, &[])]).collect())?;
     for at in cluster.lab.nodes() {
         let path = format!("{EGRESS_NODES}/{}", at.name());
-        let said = until(&format!("{} says where it answers health checks", at.name()), EFFECT, || {
-            let said = cluster.api.get(&path)?.unwrap_or_default()["status"]["healthAddresses"].clone();
-            Ok((!said.is_null()).then_some(said))
+        let published = until(&format!("{} says where it answers health checks", at.name()), EFFECT, || {
+            let published = cluster.api.get(&path)?.unwrap_or_default()["status"]["healthAddresses"].clone();
+            Ok((!published.is_null()).then_some(published))
         })?;
         let own = at.management();
-        ensure!(said == json!([own.v4, own.v6]), "{}: {said}", at.name());
+        ensure!(published == json!([own.v4, own.v6]), "{}: {published}", at.name());
     }
     for name in NAMES {
         cluster.is_seen_as(name, None, None)?;
@@ -52,9 +52,9 @@ pub(super) fn from_nothing_to_removed(context: &LabContext) -> Result<()> {
     }
     println!("both addresses serve again after {} ms", begun.elapsed().as_millis());
     ensure!(begun.elapsed() < FAIL_OVER, "{:?}", begun.elapsed());
-    let told = cluster.event("both", "EgressIPMoved")?;
-    println!("event: {told}");
-    ensure!(told.contains(&format!("from node node{first}, which ")), "{told}");
+    let reported = cluster.event("both", "EgressIPMoved")?;
+    println!("event: {reported}");
+    ensure!(reported.contains(&format!("from node node{first}, which ")), "{reported}");
     cluster.lab.set_power(dead, true)?;
     cluster.api.set_ready(dead.number, true)?;
     for name in NAMES {

@@ -44,14 +44,14 @@ pub fn start(context: &LabContext, pods: Vec<PodSpec>) -> Result<TestCluster> {
 
 /// Nobody is there, then it says why it is not ready, then it is.
 fn gets_ready(cluster: &TestCluster, number: usize) -> Result<()> {
-    let mut said = BTreeSet::new();
+    let mut printed = BTreeSet::new();
     until(&format!("node{number} is ready"), egress_lab::test_cluster::LOADED, || {
         let Some(page) = page(cluster, number, "/readyz")? else { return Ok(None) };
-        said.insert((page.status, String::from_utf8_lossy(&page.body).into_owned()));
+        printed.insert((page.status, String::from_utf8_lossy(&page.body).into_owned()));
         Ok((page.status == 200).then_some(()))
     })?;
     let not_yet = (503, "the programs are being loaded\n".to_owned());
-    ensure!(said.contains(&not_yet) && said.contains(&(200, "ok\n".to_owned())), "it said {said:?}");
+    ensure!(printed.contains(&not_yet) && printed.contains(&(200, "ok\n".to_owned())), "it said {printed:?}");
     Ok(())
 }
 
@@ -169,7 +169,7 @@ pub(super) fn are_seen(cluster: &TestCluster, address: &str) -> Result<()> {
 }
 
 /// OVN-Kubernetes says of node 2 that pods' traffic does not pass the host: one event on the Node, and a line of its status.
-pub(super) fn shared_gateway_is_told(cluster: &mut TestCluster) -> Result<()> {
+pub(super) fn shared_gateway_is_reported(cluster: &mut TestCluster) -> Result<()> {
     println!("a node in shared gateway mode");
     let annotate = |value: Option<&str>| json!({"metadata": {"annotations": {GATEWAY: value}}});
     let words = "OVN-Kubernetes runs in shared gateway mode";
@@ -180,7 +180,7 @@ pub(super) fn shared_gateway_is_told(cluster: &mut TestCluster) -> Result<()> {
     let line = format!("! node: {words}");
     let has_line = |cluster: &mut TestCluster| -> Result<bool> {
         let output = cluster.agent(2)?.status(&[])?;
-        Ok(String::from_utf8_lossy(&output.stdout).lines().any(|said| said.starts_with(&line)))
+        Ok(String::from_utf8_lossy(&output.stdout).lines().any(|printed| printed.starts_with(&line)))
     };
     until("its status says so", EFFECT, || Ok(has_line(cluster)?.then_some(())))?;
     cluster.api.merge("/api/v1/nodes/node2", &annotate(None))?;

@@ -77,24 +77,21 @@ pub fn tests() -> Vec<LabTest> {
     let test = |name, run| LabTest::new(name, Duration::from_secs(120), run);
     let mut tests = baseline::tests();
     tests.extend([
-        test("story_is_told_and_leaves_nothing", story::told),
+        test("story_succeeds_and_leaves_nothing", story::succeeds),
         test("leader_goes_and_another_takes_over", leader::goes_and_another_comes),
         test("leader_loses_its_node", reachability::leader_loses_its_node),
         test("leader_that_hears_no_node", reachability::leader_that_hears_no_node_lets_another_lead),
         test("leak_is_seen_by_its_judge", leak::judge_can_say_no),
-        test("recreated_devices_are_attached_at_once", leak::devices::made_anew),
+        test("recreated_devices_are_attached_at_once", leak::devices::attached_at_once),
         LabTest::new("nothing_leaks_while_everything_changes", Duration::from_secs(180), leak::nothing_leaks),
         test("kubectl_drives_everything", kubectl::drives_everything),
         test("bad_start_is_refused_in_one_line", bad_start::one_clear_line),
-        test("bad_objects_are_named_and_hurt_nobody", bad_objects::are_named_and_hurt_nobody),
+        test("bad_objects_are_reported_and_isolated", bad_objects::are_reported_and_isolated),
+        test("isolation_objects_without_pods_affect_no_others", isolation::objects_without_pods_affect_no_others)
+            .alone(),
         test(
-            "room_objects_that_select_nobody_cost_nobody_else",
-            isolation::objects_that_select_nobody_cost_nobody_else,
-        )
-        .alone(),
-        test(
-            "room_services_with_many_addresses_cost_nobody_else",
-            isolation::services_with_many_addresses_cost_nobody_else,
+            "isolation_services_with_many_addresses_affect_no_others",
+            isolation::services_with_many_addresses_affect_no_others,
         )
         .alone(),
         test("served_moved_and_removed", lifecycle::from_nothing_to_removed),
@@ -105,21 +102,18 @@ pub fn tests() -> Vec<LabTest> {
         test("next_hops", reachability::next_hops_count_where_one_node_alone_has_lost_its_own)
             .on_a_bridge("bridge_next_hops_count_where_one_node_alone_has_lost_its_own"),
         test("restarts", restart::under_traffic).on_a_bridge("bridge_restarts_of_agents_lose_no_packet"),
-        test("first", first_packets::of_pods_whose_addresses_nobody_knows)
-            .on_a_bridge("bridge_first_packets_of_pods_whose_addresses_nobody_knows"),
+        test("first", first_packets::of_pods_with_unknown_addresses)
+            .on_a_bridge("bridge_first_packets_of_pods_with_unknown_addresses"),
         test("cni", cni_plugin::no_first_packet_is_lost).on_a_bridge("bridge_cni_plugin_loses_no_first_packet"),
         test("status_says_what_is_not_served", conditions::of_what_is_not_served),
-        test(
-            "status_counts_pods_and_names_agents_that_are_away",
-            conditions::of_selected_pods_and_who_looks_after_them,
-        ),
+        test("status_counts_pods_and_names_absent_agents", conditions::of_selected_pods_and_absent_agents),
         test("status_of_an_older_object_that_can_serve_nothing", conditions::of_an_older_object_that_can_serve_nothing),
-        test("room_flows_of_one_pod_cost_nobody_else", isolation::flows_of_one_pod_cost_nobody_else).alone(),
-        test("room_long_junk_is_quoted_in_part", isolation::long_junk_is_quoted_in_part),
+        test("isolation_flows_of_one_pod_affect_no_others", isolation::flows_of_one_pod_affect_no_others).alone(),
+        test("isolation_long_invalid_input_is_quoted_in_part", isolation::long_invalid_input_is_quoted_in_part),
         test("cleanup_leaves_nothing", cleanup::leaves_nothing),
         test("image_agent_from_it_serves", image::agent_from_the_image_serves),
         test("restarts_of_agents_lose_no_packet", restart::under_traffic),
-        test("rolling_updates_lose_no_more_than_is_said", rolling::lose_no_more_than_is_said).alone(),
+        test("rolling_updates_lose_no_more_than_documented", rolling::lose_no_more_than_documented).alone(),
         test("start_is_stopped_at_once", restart::stopped_while_it_starts),
         test("no_pod_is_quicker_than_the_programs", late_management_port::no_pod_is_quicker_than_the_programs),
         test("claims_are_probed_for_each_time", conflict_detection::are_probed_for_each_time),
@@ -145,10 +139,10 @@ pub fn tests() -> Vec<LabTest> {
         ),
         test("slow_api_server_moves_nothing", reachability::slow_api_server_moves_nothing),
         test("what_leaves_the_path_whole_moves_nothing", reachability::what_leaves_the_path_whole_moves_nothing),
-        test("hand_over_old_node_releases_first", handover::old_node_lets_go_first),
-        test("hand_over_next_leader_continues", handover::next_leader_goes_on),
-        test("hand_over_node_without_api_server_learns_by_probes", handover::node_without_api_server_is_told_by_probes),
-        test("leases_outlive_the_api_server", handover::away_api_server_ends_nothing),
+        test("hand_over_old_node_releases_first", handover::old_node_releases_first),
+        test("hand_over_next_leader_continues", handover::next_leader_continues),
+        test("hand_over_node_without_api_server_learns_by_probes", handover::node_without_api_server_learns_by_probes),
+        test("leases_outlive_the_api_server", handover::api_server_outage_ends_no_lease),
         test("hand_over_cut_off_node_gives_up_first", handover::cut_off_node_gives_up_first),
         test("status_with_and_without_an_agent", inspect::status_with_and_without_an_agent),
         LabTest::new(
@@ -172,16 +166,13 @@ pub fn tests() -> Vec<LabTest> {
         test("selectors_of_every_kind_select", selection::selectors_select),
         test("only_endpoints_are_selected", selection::only_endpoints_count),
         test("oldest_object_serves", selection::oldest_object_serves),
-        test("pod_addresses_of_annotations_change_nobodys_source", pod_addresses::annotations_change_nobodys_source),
-        test("changes_hurt_nobody_else", changes::labels_and_pods),
+        test("pod_addresses_of_annotations_change_no_source", pod_addresses::annotations_change_no_source),
+        test("changes_affect_no_others", changes::labels_and_pods),
         test(
             "api_user_service_keeps_no_egress_ip_from_coming_back",
             api_user::a_service_keeps_no_egress_ip_from_coming_back,
         ),
-        test(
-            "api_user_pods_that_nothing_has_scheduled_take_no_room",
-            api_user::pods_that_nothing_has_scheduled_take_no_room,
-        ),
+        test("api_user_unscheduled_pods_reserve_no_address", api_user::unscheduled_pods_reserve_no_address),
     ]);
     tests
 }

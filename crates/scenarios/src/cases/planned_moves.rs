@@ -86,13 +86,13 @@ fn loses_nothing(
 ) -> Result<()> {
     callers.iter().for_each(|caller| drop(caller.sampler.take()));
     let begin = Instant::now();
-    let census: Vec<_> = callers.iter().map(|caller| caller.streams.census()).collect();
+    let snapshot: Vec<_> = callers.iter().map(|caller| caller.streams.snapshot()).collect();
     go(cluster)?;
     sleep(QUIET);
     let since = Instant::now();
     sleep(PATIENCE);
     let (mut asked, mut lost, mut strange, mut lives) = (0, Vec::new(), Vec::new(), 0);
-    for (caller, census) in callers.iter().zip(&census) {
+    for (caller, snapshot) in callers.iter().zip(&snapshot) {
         for sample in caller.sampler.take() {
             asked += 1;
             match sample.answered {
@@ -101,7 +101,7 @@ fn loses_nothing(
                 Some(_) => {}
             }
         }
-        let (well, live) = caller.streams.survivors(census, since);
+        let (well, live) = caller.streams.survivors(snapshot, since);
         ensure!(well == COUNT as u64, "{} keeps {well} connections", caller.pod);
         lives += live;
         ensure!(live == well, "{what}: {} of {well} connections of {} ended", well - live, caller.pod);
@@ -164,9 +164,9 @@ pub(super) fn drain_moves_what_can_go(context: &LabContext) -> Result<()> {
     let (mut cluster, _echo) = start(context)?;
     let callers = call(&cluster)?;
     let refused = |arguments: &[&str], words: &[&str]| {
-        let said = drain(context, &cluster, arguments)?;
-        ensure!(!said.well, "it ended well");
-        said.has(words)
+        let printed = drain(context, &cluster, arguments)?;
+        ensure!(!printed.well, "it ended well");
+        printed.has(words)
     };
     refused(&["node9"], &["there is no node node9"])?;
     loses_nothing(&cluster, &callers, "node1 has nobody to give to", |_| {
@@ -176,14 +176,14 @@ pub(super) fn drain_moves_what_can_go(context: &LabContext) -> Result<()> {
     cluster.assignable(2, true)?;
     are_on(&cluster, 2)?;
     sleep(QUIET);
-    let said = drain(context, &cluster, &["node1", "--undo"])?;
-    ensure!(said.well, "it is taken back");
+    let printed = drain(context, &cluster, &["node1", "--undo"])?;
+    ensure!(printed.well, "it is taken back");
     for (old, new_owner) in [(2, 1), (1, 2)] {
         let (old_name, new_owner_name) = (format!("node{old}"), format!("moved to node{new_owner}"));
         loses_nothing(&cluster, &callers, &format!("node{old} is drained"), |cluster| {
-            let said = drain(context, cluster, &[&old_name])?;
-            ensure!(said.well, "it is drained");
-            said.has(&[ADDRESSES[0], ADDRESSES[1], &new_owner_name, "is drained"])?;
+            let printed = drain(context, cluster, &[&old_name])?;
+            ensure!(printed.well, "it is drained");
+            printed.has(&[ADDRESSES[0], ADDRESSES[1], &new_owner_name, "is drained"])?;
             are_on(cluster, new_owner)
         })?;
         if new_owner == 1 {
@@ -200,7 +200,7 @@ pub(super) fn drain_moves_what_can_go(context: &LabContext) -> Result<()> {
     callers.into_iter().try_for_each(|caller| caller.sampler.finish().and_then(|()| caller.streams.finish()))?;
     ensure!(drain(context, &cluster, &["node1", "--undo"])?.well, "it is taken back");
     cluster.agent(2)?.kill()?;
-    let said = drain(context, &cluster, &["node2"])?;
-    ensure!(!said.well, "it ended well");
-    said.has(&["moved to node1", "was not heard to let go of 172.18.0.110, fd00:172:18::110"])
+    let printed = drain(context, &cluster, &["node2"])?;
+    ensure!(!printed.well, "it ended well");
+    printed.has(&["moved to node1", "was not heard to let go of 172.18.0.110, fd00:172:18::110"])
 }

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use egress_lab::api_objects::{all, egress_ip, labels};
 use egress_lab::pins::Pins;
 use egress_lab::test::LabContext;
-use egress_lab::test_cluster::{Sight, TestCluster, look, pod};
+use egress_lab::test_cluster::{Observed, TestCluster, observe, pod};
 use egress_lab::topology::addresses as plan;
 use egress_lab::wait::{EFFECT, until};
 
@@ -20,7 +20,7 @@ const MANY: u32 = 6000;
 /// A pod of a user: its namespace, the addresses that it claims, the event that it gets where its node reads the annotation.
 type Claim = (&'static str, Vec<String>, &'static str);
 
-pub(super) fn annotations_change_nobodys_source(context: &LabContext) -> Result<()> {
+pub(super) fn annotations_change_no_source(context: &LabContext) -> Result<()> {
     let pods = vec![
         pod("homer", "simpson", 1, &[]),
         pod("lisa", "simpson", 2, &[]),
@@ -98,13 +98,13 @@ fn claimed(cluster: &mut TestCluster, (namespace, addresses, reason): &Claim, is
     ensure!(more <= allowed, "the pods of node1 have {more} addresses more");
     undisturbed(cluster)?;
     if is_managed {
-        let told = until(&format!("event {reason} about the pod"), EFFECT, || {
+        let reported = until(&format!("event {reason} about the pod"), EFFECT, || {
             let list = cluster.api.get(&format!("/api/v1/namespaces/{namespace}/events"))?.unwrap_or_default();
             let events = list["items"].as_array().cloned().unwrap_or_default();
             let is_ours = |event: &&Value| event["involvedObject"]["name"] == "claimer" && event["reason"] == *reason;
             Ok(events.iter().rfind(is_ours).and_then(|event| event["message"].as_str()).map(str::to_owned))
         })?;
-        println!("{told}");
+        println!("{reported}");
     }
     cluster.api.delete(&path)?;
     cluster.serves(1)?;
@@ -123,11 +123,11 @@ fn undisturbed(cluster: &TestCluster) -> Result<()> {
                     true => egress.parse().context("an address")?,
                     false => pod.node.address().towards(to),
                 };
-                let seen = look(&pod.netns, to)?;
-                ensure!(seen == Sight::As(expected), "{name} is {seen}, not {expected}");
+                let seen = observe(&pod.netns, to)?;
+                ensure!(seen == Observed::Source(expected), "{name} is {seen}, not {expected}");
             }
-            let seen = look(&node.host, to)?;
-            ensure!(seen == Sight::As(node.number.address().towards(to)), "the node is {seen}");
+            let seen = observe(&node.host, to)?;
+            ensure!(seen == Observed::Source(node.number.address().towards(to)), "the node is {seen}");
         }
     }
     Ok(())

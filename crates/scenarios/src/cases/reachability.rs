@@ -258,12 +258,12 @@ pub(super) fn slow_api_server_moves_nothing(context: &LabContext) -> Result<()> 
     let led = lease(&cluster)?;
     let mut logs: Vec<_> = cluster.agents.iter().map(|agent| agent.log().to_owned()).collect();
     logs.extend(Agent::controllers(&mut cluster.agents).map(|controller| controller.log().to_owned()));
-    let said = || -> Result<usize> {
+    let logged = || -> Result<usize> {
         let texts = logs.iter().map(std::fs::read_to_string).collect::<std::io::Result<Vec<_>>>()?;
         let lines = texts.iter().flat_map(|text| text.lines());
         Ok(lines.filter(|line| TROUBLES.iter().any(|trouble| line.contains(trouble))).count())
     };
-    let (before, begin) = (said()?, Instant::now());
+    let (before, begin) = (logged()?, Instant::now());
     let (mut requests, mut gaps) = (0, 0);
     while begin.elapsed() < SLOW_FOR {
         for name in NAMES {
@@ -275,7 +275,7 @@ pub(super) fn slow_api_server_moves_nothing(context: &LabContext) -> Result<()> 
         gaps = logs.iter().map(|log| gaps_in(log)).sum::<Result<usize>>()?;
     }
     ensure!(holder(&cluster)? == format!("node{gateway}"), "the address is on {}", holder(&cluster)?);
-    ensure!(said()? == before, "an agent was not well:\n{}", cluster.last_words());
+    ensure!(logged()? == before, "an agent was not well:\n{}", cluster.log_tails());
     println!("{requests} requests answered in {SLOW_FOR:?}, node{leader} leads on, with {gaps} gaps");
     println!("node{gateway} loses power");
     let cut = Instant::now();

@@ -16,7 +16,7 @@ use egress_lab::api_objects::{all, egress_ip, labels};
 use egress_lab::capture::{Capture, Class};
 use egress_lab::pins::{Link, Pins};
 use egress_lab::test::LabContext;
-use egress_lab::test_cluster::{Sight, TestCluster, look, pod};
+use egress_lab::test_cluster::{Observed, TestCluster, observe, pod};
 use egress_lab::topology::addresses::{self as plan, ECHO_PORT};
 use egress_lab::traffic::client;
 use egress_lab::traffic::flows::Flow;
@@ -53,7 +53,7 @@ pub(super) fn under_traffic(context: &LabContext) -> Result<()> {
     let flows = start_flows(&cluster)?;
     let ended = endings(&mut cluster);
     if ended.is_err() {
-        println!("{}", cluster.last_words());
+        println!("{}", cluster.log_tails());
     }
     ended?;
     let (mut sent, mut gap) = (0, Duration::ZERO);
@@ -132,7 +132,7 @@ struct Kept {
 }
 
 impl Kept {
-    fn look(cluster: &TestCluster, node: usize) -> Result<Self> {
+    fn read(cluster: &TestCluster, node: usize) -> Result<Self> {
         let pins = pins(cluster, node)?;
         let entries = ["flows", "nat", "pods", "policy", "owned", "cluster", "nodes"];
         let entries = entries.map(|map| Ok((map, pins.keys(map)?))).into_iter().collect::<Result<_>>()?;
@@ -145,7 +145,7 @@ fn pins(cluster: &TestCluster, node: usize) -> Result<Pins> {
 }
 
 fn restart(cluster: &mut TestCluster, nodes: &[usize], kill: bool) -> Result<()> {
-    let before = nodes.iter().map(|node| Kept::look(cluster, *node)).collect::<Result<Vec<_>>>()?;
+    let before = nodes.iter().map(|node| Kept::read(cluster, *node)).collect::<Result<Vec<_>>>()?;
     for node in nodes {
         let agent = cluster.agent(*node)?;
         if kill { agent.kill()? } else { agent.terminate(Duration::from_secs(5))? }
@@ -153,8 +153,8 @@ fn restart(cluster: &mut TestCluster, nodes: &[usize], kill: bool) -> Result<()>
     // Nobody watches over these nodes now. New connections work all the same.
     for name in SELECTED {
         for (to, egress) in plan::SERVER.both().into_iter().zip([V4, V6]) {
-            let seen = look(&cluster.pod(name)?.netns, to)?;
-            ensure!(seen == Sight::As(egress.parse()?), "without an agent {name} is {seen}");
+            let seen = observe(&cluster.pod(name)?.netns, to)?;
+            ensure!(seen == Observed::Source(egress.parse()?), "without an agent {name} is {seen}");
         }
     }
     for node in nodes {
@@ -178,7 +178,7 @@ fn adopted(cluster: &mut TestCluster, node: usize, before: &Kept) -> Result<()> 
     let same = links.iter().zip(&before.links).all(|(new, old)| new.id == old.id);
     ensure!(same, "links were made anew instead of adopted: {:?}, {links:?}", before.links);
     cluster.serves(node)?;
-    let now = Kept::look(cluster, node)?;
+    let now = Kept::read(cluster, node)?;
     ensure!(now.maps == before.maps, "maps were made anew: {:?}, {:?}", before.maps, now.maps);
     for ((map, old), (_, new)) in before.entries.iter().zip(&now.entries) {
         let gone = old.difference(new).count();

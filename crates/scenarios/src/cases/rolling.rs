@@ -37,7 +37,7 @@ const GAP: Duration = Duration::from_secs(3);
 /// A layout that there never was.
 const OTHER: &str = "v0";
 
-pub(super) fn lose_no_more_than_is_said(context: &LabContext) -> Result<()> {
+pub(super) fn lose_no_more_than_documented(context: &LabContext) -> Result<()> {
     rolls_one_by_one()?;
     let pods = NAMES.into_iter().zip(1..).map(|(name, node)| pod(name, "red", node, &[])).collect();
     let mut cluster = TestCluster::without_agents(context, pods)?;

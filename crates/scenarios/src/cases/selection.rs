@@ -11,7 +11,7 @@ use egress_lab::api_objects::{all, egress_ip, expression, labels};
 use egress_lab::kube_api::objects;
 use egress_lab::pins::Pins;
 use egress_lab::test::LabContext;
-use egress_lab::test_cluster::{Sight, TestCluster, look, node, pod};
+use egress_lab::test_cluster::{Observed, TestCluster, node, observe, pod};
 use egress_lab::topology::addresses as plan;
 use egress_lab::wait::{EFFECT, until};
 
@@ -116,8 +116,8 @@ fn on_the_host(cluster: &TestCluster) -> Result<()> {
     cluster.assign(&egress_ip("everybody", &[V4, V6], &all(), &all()))?;
     expect(cluster, &["front", "back", "plain", "blue-a"])?;
     for to in plan::SERVER.both() {
-        let seen = look(&host.host, to)?;
-        ensure!(seen == Sight::As(own.towards(to)), "a pod in the host's network is {seen}");
+        let seen = observe(&host.host, to)?;
+        ensure!(seen == Observed::Source(own.towards(to)), "a pod in the host's network is {seen}");
     }
     let count = Pins::of(host).keys("pods")?.len();
     ensure!(count == 4, "node1 has two pods with two addresses, its map {count} entries");
@@ -129,7 +129,7 @@ fn without_address(cluster: &TestCluster) -> Result<()> {
     let late = cluster.pod("front")?.clone();
     let path = cluster.pod_path("front")?;
     cluster.api.delete(&path)?;
-    cluster.becomes(&late.netns, plan::SERVER.v4.into(), Sight::Nothing)?;
+    cluster.becomes(&late.netns, plan::SERVER.v4.into(), Observed::Nothing)?;
     let bare = json!({
         "apiVersion": "v1", "kind": "Pod",
         "metadata": {"name": "front", "namespace": "red", "labels": late.labels},
@@ -138,8 +138,8 @@ fn without_address(cluster: &TestCluster) -> Result<()> {
     cluster.api.create("/api/v1/namespaces/red/pods", &bare)?;
     cluster.api.patch_status(&path, &json!({"status": {"phase": "Pending"}}))?;
     cluster.is_seen_as("blue-a", Some(V4), Some(V6))?;
-    let seen = look(&late.netns, plan::SERVER.v4.into())?;
-    ensure!(seen == Sight::Nothing, "a pod whose address nobody knows is {seen}");
+    let seen = observe(&late.netns, plan::SERVER.v4.into())?;
+    ensure!(seen == Observed::Nothing, "a pod whose address nobody knows is {seen}");
     // No annotation of a CNI here: the kubelet's word counts.
     cluster.api.patch_status(&path, &objects::pod_status(&late))?;
     cluster.is_seen_as("front", Some(V4), Some(V6))
@@ -150,15 +150,15 @@ fn completed(cluster: &TestCluster) -> Result<()> {
     let done = cluster.pod("blue-a")?.clone();
     let to: IpAddr = plan::SERVER.v4.into();
     cluster.api.patch_status(&cluster.pod_path("blue-a")?, &json!({"status": {"phase": "Succeeded"}}))?;
-    cluster.becomes(&done.netns, to, Sight::Nothing)?;
+    cluster.becomes(&done.netns, to, Observed::Nothing)?;
     cluster.assign(&egress_ip("everybody", &[V4, V6], &all(), &expression("heir", "DoesNotExist", &[])))?;
     let mut heir = done.clone();
     heir.name = "heir".to_owned();
     heir.labels = BTreeMap::from([("heir".to_owned(), "true".to_owned())]);
     cluster.api.publish_pod(&heir)?;
-    cluster.becomes(&done.netns, to, Sight::As(done.node.address().towards(to)))?;
+    cluster.becomes(&done.netns, to, Observed::Source(done.node.address().towards(to)))?;
     cluster.label("/api/v1/namespaces/blue/pods/heir", "heir", &Value::Null)?;
-    cluster.becomes(&done.netns, to, Sight::As(V4.parse()?))
+    cluster.becomes(&done.netns, to, Observed::Source(V4.parse()?))
 }
 
 /// The oldest object serves, whatever its name; the next takes its place when it goes. One that lists IPv6 alone leaves

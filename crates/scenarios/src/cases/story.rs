@@ -21,7 +21,7 @@ use egress_lab::wait::{EFFECT, until};
 const STORY: Duration = Duration::from_secs(150);
 const NODES: usize = 3;
 
-pub(super) fn told(context: &LabContext) -> Result<()> {
+pub(super) fn succeeds(context: &LabContext) -> Result<()> {
     let prefix = format!("y{}", std::process::id());
     let folder = Path::new(FOLDER).join(&prefix);
     let log = context.logs.join("story.log");
@@ -50,8 +50,8 @@ pub(super) fn told(context: &LabContext) -> Result<()> {
     };
     println!("{}\nthe story took {} s", last_lines(&log, 4), begin.elapsed().as_secs());
     ensure!(status.success(), "the story ended with {status}:\n{}", last_lines(&log, 60));
-    let told = std::fs::read_to_string(&log)?;
-    ensure!(told.contains("checks as expected"), "the story has no summary");
+    let succeeds = std::fs::read_to_string(&log)?;
+    ensure!(succeeds.contains("checks as expected"), "the story has no summary");
     ensure!(kernel.programs.len() >= NODES * HOOKS.len(), "only {} programs were seen", kernel.programs.len());
     println!("{} maps and {} programs were pinned at some time", kernel.maps.len(), kernel.programs.len());
     nothing_left(&prefix, &folder)?;

@@ -41,14 +41,14 @@ pub(super) fn one_that_panics_ends_the_agent(context: &LabContext) -> Result<()>
     for name in names()?.iter().filter(|name| !ELSEWHERE.contains(&name.as_str())) {
         let begin = Instant::now();
         let output = ends(&mut cluster, context, name)?;
-        let said = String::from_utf8_lossy(&output.stderr);
-        let lines: Vec<&str> = said.lines().filter(|line| line.contains("a task ")).collect();
+        let printed = String::from_utf8_lossy(&output.stderr);
+        let lines: Vec<&str> = printed.lines().filter(|line| line.contains("a task ")).collect();
         println!("{name}: {} after {:.1} s: {lines:?}", output.status, begin.elapsed().as_secs_f32());
-        ensure!(output.status.code() == Some(1), "{name}: the exit status is {}:\n{said}", output.status);
+        ensure!(output.status.code() == Some(1), "{name}: the exit status is {}:\n{printed}", output.status);
         let words = ["has panicked: injected by a test".to_owned(), format!("task=\"{name}\"")];
         // Some have several: a server for each address, a connection for each purpose.
         let is_named = lines.iter().all(|line| words.iter().all(|word| line.contains(word)));
-        ensure!(is_named && !lines.is_empty(), "{name}: it is not what the line names:\n{said}");
+        ensure!(is_named && !lines.is_empty(), "{name}: it is not what the line names:\n{printed}");
     }
     cluster.agent(3)?.restart()?;
     cluster.serves(3)?;

@@ -19,7 +19,7 @@ use egress_lab::topology::addresses::NodeNumber;
 
 /// What must become of the addresses of the node that is hit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Fate {
+pub(super) enum ExpectedMove {
     Moves,
     Stays,
     /// Both are right.
@@ -39,7 +39,7 @@ pub(super) struct FaultCase {
     pub(super) what: &'static str,
     /// Of agents and controllers, beside the lab's.
     pub(super) arguments: &'static [&'static str],
-    pub(super) fate: Fate,
+    pub(super) expected: ExpectedMove,
     /// Puts the fault on and takes it off again.
     pub(super) play: fn(&mut FaultTest<'_>, &Options) -> Result<()>,
 }
@@ -50,126 +50,126 @@ const SHORT_GRACE: &[&str] = &["--egressip-reachability-grace=4"];
 const PAST_GRACE: Duration = Duration::from_secs(20);
 const PATIENCE: Duration = Duration::from_secs(20);
 const BETWEEN_MOVES: Duration = Duration::from_secs(5);
-const LOOK: Duration = Duration::from_millis(2);
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 pub(super) const CASES: &[FaultCase] = &[
     FaultCase {
         name: "agent-killed",
         what: "agent of a gateway killed and kept from starting for 120 s, its node runs on",
         arguments: &[],
-        fate: Fate::Moves,
+        expected: ExpectedMove::Moves,
         play: |test, _| agent_killed(test),
     },
     FaultCase {
         name: "crash-at-start",
         what: "agent of a gateway in a crash loop: ended as soon as it runs",
         arguments: SHORT_GRACE,
-        fate: Fate::Either,
+        expected: ExpectedMove::Either,
         play: |test, _| crash_loop(test, Point::Started),
     },
     FaultCase {
         name: "crash-at-maps",
         what: "the same, ended when it has opened its maps",
         arguments: SHORT_GRACE,
-        fate: Fate::Either,
+        expected: ExpectedMove::Either,
         play: |test, _| crash_loop(test, Point::Maps),
     },
     FaultCase {
         name: "crash-at-programs",
         what: "the same, ended when it has loaded some of its programs",
         arguments: SHORT_GRACE,
-        fate: Fate::Either,
+        expected: ExpectedMove::Either,
         play: |test, _| crash_loop(test, Point::Programs),
     },
     FaultCase {
         name: "crash-at-attached",
         what: "the same, ended when its programs are attached",
         arguments: SHORT_GRACE,
-        fate: Fate::Either,
+        expected: ExpectedMove::Either,
         play: |test, _| crash_loop(test, Point::Attached),
     },
     FaultCase {
         name: "crash-at-lease",
         what: "the same, ended when it has renewed its lease for the first time",
         arguments: SHORT_GRACE,
-        fate: Fate::Either,
+        expected: ExpectedMove::Either,
         play: |test, _| crash_loop(test, Point::Lease),
     },
     FaultCase {
         name: "bad-rollout",
         what: "agents of half of the nodes, both gateways among them, replaced by a program that ends with an error for 20 s",
         arguments: SHORT_GRACE,
-        fate: Fate::Moves,
+        expected: ExpectedMove::Moves,
         play: |test, _| bad_rollout(test),
     },
     FaultCase {
         name: "cut-everything",
         what: "a gateway cut from everything for 20 s, its agent restarted meanwhile",
         arguments: SHORT_GRACE,
-        fate: Fate::Moves,
+        expected: ExpectedMove::Moves,
         play: |test, _| cut_gateway(test, &Cut::Everything(test.gateway)),
     },
     FaultCase {
         name: "cut-api-server",
         what: "a gateway cut from the API server alone for 20 s, its agent restarted meanwhile",
         arguments: SHORT_GRACE,
-        fate: Fate::Either,
+        expected: ExpectedMove::Either,
         play: |test, _| cut_gateway(test, &Cut::ApiServer(test.gateway)),
     },
     FaultCase {
         name: "cut-nodes",
         what: "a gateway cut from all other nodes for 20 s, its agent restarted meanwhile",
         arguments: SHORT_GRACE,
-        fate: Fate::Moves,
+        expected: ExpectedMove::Moves,
         play: |test, _| cut_gateway(test, &Cut::Nodes(test.gateway)),
     },
     FaultCase {
         name: "cut-controllers",
         what: "the nodes of both controllers and a gateway cut from all else for 20 s",
         arguments: &[],
-        fate: Fate::Either,
+        expected: ExpectedMove::Either,
         play: |test, _| cut_controllers(test),
     },
     FaultCase {
         name: "api-server-away",
         what: "API server away, a gateway's machine stopped for 5 s in the middle",
         arguments: &[],
-        fate: Fate::Either,
+        expected: ExpectedMove::Either,
         play: api_server_away,
     },
     FaultCase {
         name: "etcd-restored",
         what: "API server set back to a backup, since which the addresses have moved to and fro",
         arguments: &[],
-        fate: Fate::Either,
+        expected: ExpectedMove::Either,
         play: etcd_restored,
     },
     FaultCase {
         name: "machine-stopped",
         what: "a gateway's machine stopped for 3 s; what was sent to it meanwhile comes when it runs again",
         arguments: &[],
-        fate: Fate::Moves,
+        expected: ExpectedMove::Moves,
         play: |test, _| machine_stopped(test, Duration::from_secs(3)),
     },
     FaultCase {
         name: "machine-stopped-longer",
         what: "the same for 8 s",
         arguments: &[],
-        fate: Fate::Moves,
+        expected: ExpectedMove::Moves,
         play: |test, _| machine_stopped(test, Duration::from_secs(8)),
     },
     FaultCase {
         name: "forged-probes",
         what: "health probes from a pod to a gateway: not signed, wrongly signed, replayed, malformed, many",
         arguments: &[],
-        fate: Fate::Stays,
+        expected: ExpectedMove::Stays,
         play: |test, _| probes::play(test),
     },
     FaultCase {
         name: "node-deleted",
         what: "Node object of a gateway deleted while its agent runs, created again after 10 s",
         arguments: &[],
-        fate: Fate::Moves,
+        expected: ExpectedMove::Moves,
         play: |test, _| node_deleted(test),
     },
 ];
@@ -212,7 +212,7 @@ fn crash_loop(test: &mut FaultTest<'_>, point: Point) -> Result<()> {
                 reached += 1;
                 break;
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         }
         test.agent().kill()?;
         test.wait(Duration::from_millis(100))?;
@@ -226,7 +226,7 @@ fn crash_loop(test: &mut FaultTest<'_>, point: Point) -> Result<()> {
 fn is_at(test: &mut FaultTest<'_>, node: &Node, point: Point, lease: u64) -> Result<bool> {
     let binary = test.built.agent.clone();
     let agent = test.agent();
-    let pid = agent.pid()?.with_context(|| format!("the agent has ended by itself:\n{}", agent.last_words()))?;
+    let pid = agent.pid()?.with_context(|| format!("the agent has ended by itself:\n{}", agent.log_tails()))?;
     let folder = PathBuf::from(format!("/proc/{pid}"));
     let holds = |kind: &str| {
         let files = fs::read_dir(folder.join("fd")).into_iter().flatten().flatten();

@@ -56,7 +56,7 @@ pub(super) struct FaultTest<'a> {
     begun: (Instant, SystemTime),
     /// Nodes whose pods reach nothing for a time.
     away: BTreeSet<NodeNumber>,
-    pub(super) said: Vec<String>,
+    pub(super) log: Vec<String>,
 }
 
 /// What was seen of one address.
@@ -87,7 +87,7 @@ pub(super) struct FaultOutcome {
     pub(super) packets: usize,
     /// From the end of the fault until the cluster was at rest.
     pub(super) rest: Option<Duration>,
-    pub(super) said: Vec<String>,
+    pub(super) log: Vec<String>,
     /// The longest time between two samples of a pod.
     pub(super) stall: Duration,
     pub(super) took: Duration,
@@ -133,7 +133,7 @@ impl<'a> FaultTest<'a> {
             before: Vec::new(),
             begun: now,
             away: BTreeSet::new(),
-            said: Vec::new(),
+            log: Vec::new(),
         };
         ensure!(test.settle()?.is_some(), "the cluster is not at rest before the fault");
         test.before = test.cluster.holders()?;
@@ -149,7 +149,7 @@ impl<'a> FaultTest<'a> {
     pub(super) fn say(&mut self, text: &str) {
         let line = format!("+{:.1} s: {text}", self.begun.0.elapsed().as_secs_f64());
         self.progress.step(&format!("{} {line}", self.name));
-        self.said.push(line);
+        self.log.push(line);
     }
 
     pub(super) fn agent(&mut self) -> &mut Agent {
@@ -184,7 +184,7 @@ impl<'a> FaultTest<'a> {
         yield_to_signal();
         let (captured, missed) = self.cluster.capture.take_captured();
         ensure!(missed == 0, "the capture missed {missed} frames, and proves nothing");
-        self.wrong.extend(captured.iter().filter_map(|one| self.wire.wrong_source(one)).map(|found| found.words));
+        self.wrong.extend(captured.iter().filter_map(|one| self.wire.wrong_source(one)).map(|found| found.message));
         self.seen.extend(captured);
         for (caller, sent) in self.cluster.callers.iter().zip(&mut self.sent) {
             let new = caller.sampler.take();
@@ -255,14 +255,14 @@ impl<'a> FaultTest<'a> {
             });
         }
         let stall = self.sent.iter_mut().map(|sent| longest(sent)).max().unwrap_or_default();
-        let Self { cluster, asker, flows, wrong, seen, said, begun: (since, _), .. } = self;
+        let Self { cluster, asker, flows, wrong, seen, log, begun: (since, _), .. } = self;
         asker.finish()?;
         for flow in flows {
             flow.finish()?;
         }
         cluster.finish()?;
         let (packets, took) = (seen.len(), since.elapsed());
-        Ok(FaultOutcome { begun, addresses, wrong, packets, rest, said, stall, took })
+        Ok(FaultOutcome { begun, addresses, wrong, packets, rest, log, stall, took })
     }
 }
 

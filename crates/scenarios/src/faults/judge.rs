@@ -133,7 +133,7 @@ mod tests {
         SystemTime::UNIX_EPOCH + Duration::from_millis(millis)
     }
 
-    fn sighting(millis: u64, node: usize) -> CapturedPacket {
+    fn packet(millis: u64, node: usize) -> CapturedPacket {
         CapturedPacket {
             at: at(millis),
             node: NodeNumber::new(node).expect("a node"),
@@ -147,7 +147,7 @@ mod tests {
 
     /// Packets of a node, one each ten milliseconds.
     fn emits(node: usize, from: u64, until: u64) -> impl Iterator<Item = CapturedPacket> {
-        (from..=until).step_by(10).map(move |millis| sighting(millis, node))
+        (from..=until).step_by(10).map(move |millis| packet(millis, node))
     }
 
     fn in_order(captured: impl Iterator<Item = CapturedPacket>) -> Vec<CapturedPacket> {
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_on_its_way_is_not_counted() {
+    fn what_was_in_flight_is_not_counted() {
         assert_eq!(found(&in_order(emits(1, 0, 1015).chain(emits(2, 1000, 2000)))), []);
         let seen = in_order(emits(1, 0, 1060).chain(emits(2, 1000, 2000)));
         assert_eq!(found(&seen), [("node1".to_owned(), 40, 5)]);
@@ -185,15 +185,15 @@ mod tests {
 
     #[test]
     fn a_late_packet_counts_and_not_the_silence_before_it() {
-        let seen = in_order(emits(1, 0, 1000).chain(emits(2, 1500, 5000)).chain([sighting(4002, 1)]));
+        let seen = in_order(emits(1, 0, 1000).chain(emits(2, 1500, 5000)).chain([packet(4002, 1)]));
         assert_eq!(found(&seen), [("node1".to_owned(), 1, 1)]);
         let seen = in_order(emits(1, 0, 1000).chain(emits(2, 1500, 5000)).chain(emits(1, 4002, 4052)));
         assert_eq!(found(&seen), [("node1".to_owned(), 50, 6)]);
     }
 
     #[test]
-    fn claims_count_and_are_told_apart() {
-        let claim = CapturedPacket { protocol: ARP, ..sighting(2005, 1) };
+    fn claims_count_and_are_distinguished() {
+        let claim = CapturedPacket { protocol: ARP, ..packet(2005, 1) };
         let seen = in_order(emits(1, 0, 1000).chain(emits(2, 1500, 3000)).chain([claim]));
         let all = doubles(&seen, EGRESS.into());
         assert_eq!(all.iter().map(|one| (one.packets, one.claims)).collect::<Vec<_>>(), [(1, 1)]);

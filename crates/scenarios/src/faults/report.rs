@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 use anyhow::Result;
 use serde_json::{Value, json};
 
-use super::cases::{Fate, FaultCase};
+use super::cases::{ExpectedMove, FaultCase};
 use super::fault_test::{FaultOutcome, SeenAddress};
 use super::judge::{Double, Stretch};
 use egress_lab::topology::addresses::NodeNumber;
@@ -26,7 +26,7 @@ pub(super) struct FaultRow {
     pub(super) wrong: Vec<String>,
     pub(super) packets: usize,
     pub(super) rest: Option<Duration>,
-    pub(super) said: Vec<String>,
+    pub(super) log: Vec<String>,
     pub(super) stall: Duration,
     pub(super) took: Duration,
     /// Why it could not be played to its end.
@@ -40,10 +40,10 @@ impl FaultRow {
         let (name, what, arguments) = (case.name, case.what.to_owned(), case.arguments.join(" "));
         match played {
             Ok(outcome) => {
-                let broken = broken(case.fate, &outcome);
-                let FaultOutcome { begun, addresses, wrong, packets, rest, said, stall, took } = outcome;
+                let broken = broken(case.expected, &outcome);
+                let FaultOutcome { begun, addresses, wrong, packets, rest, log, stall, took } = outcome;
                 let error = None;
-                Self { name, what, arguments, addresses, begun, wrong, packets, rest, said, stall, took, error, broken }
+                Self { name, what, arguments, addresses, begun, wrong, packets, rest, log, stall, took, error, broken }
             }
             Err(error) => Self {
                 name,
@@ -54,7 +54,7 @@ impl FaultRow {
                 wrong: Vec::new(),
                 packets: 0,
                 rest: None,
-                said: Vec::new(),
+                log: Vec::new(),
                 stall: Duration::ZERO,
                 took: Duration::ZERO,
                 error: Some(format!("{error:#}")),
@@ -167,14 +167,14 @@ impl FaultRow {
             "rest_s": self.rest.map(|rest| rest.as_secs_f64()),
             "seconds": self.took.as_secs_f64(),
             "longest_time_between_samples_ms": self.stall.as_secs_f64() * 1000.0,
-            "happened": self.said,
+            "happened": self.log,
             "broken": self.broken,
         })
     }
 }
 
 /// The goals that were missed.
-fn broken(fate: Fate, outcome: &FaultOutcome) -> Vec<String> {
+fn broken(expected: ExpectedMove, outcome: &FaultOutcome) -> Vec<String> {
     let mut broken = Vec::new();
     for seen in &outcome.addresses {
         for double in seen.doubles.iter().take(SHOWN) {
@@ -194,15 +194,15 @@ fn broken(fate: Fate, outcome: &FaultOutcome) -> Vec<String> {
     let count = outcome.wrong.len();
     broken.extend(outcome.wrong.iter().take(SHOWN).map(|words| format!("one of {count}: {words}")));
     let moved = |seen: &&SeenAddress| seen.moved();
-    match fate {
-        Fate::Stays => {
+    match expected {
+        ExpectedMove::Stays => {
             broken.extend(outcome.addresses.iter().filter(moved).map(|seen| format!("{} moved", seen.address)))
         }
         // The first is the one that the fault is about.
-        Fate::Moves => broken.extend(
+        ExpectedMove::Moves => broken.extend(
             outcome.addresses.first().filter(|seen| !seen.moved()).map(|seen| format!("{} did not move", seen.address)),
         ),
-        Fate::Either => {}
+        ExpectedMove::Either => {}
     }
     if outcome.rest.is_none() {
         broken.push("not at rest after 60 s".to_owned());
@@ -243,7 +243,7 @@ pub(super) fn text(rows: &[FaultRow]) -> String {
             row.packets,
             row.took.as_secs_f64()
         );
-        for line in &row.said {
+        for line in &row.log {
             let _ = writeln!(text, "- {line}");
         }
         for line in &row.broken {

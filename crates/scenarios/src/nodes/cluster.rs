@@ -26,11 +26,11 @@ use super::pki;
 use super::programs::{BOX, Programs};
 use egress_lab::api_objects::assigned;
 use egress_lab::process::last_lines;
-use egress_lab::test_cluster::{Sight, look};
+use egress_lab::test_cluster::{Observed, observe};
 use egress_lab::topology::addresses::{self as plan, EXT, SERVER};
 use egress_lab::traffic::server::Server;
 use egress_lab::wait::{until, until_equal};
-use egress_lab::{Cni, Lab, LabBuilder, Netns, Node, Quirks};
+use egress_lab::{Cni, HostConfig, Lab, LabBuilder, Netns, Node};
 use egress_toolchain::{Built, Paths, Progress};
 
 /// As deploy/overlays/bridge-cni has it, and the address that Kubernetes gives to its own Service.
@@ -121,8 +121,8 @@ impl Drop for Processes {
 impl RealCluster {
     pub(super) fn start(programs: &Programs, logs: &Path, progress: &Progress) -> Result<Self> {
         progress.step("nodes: network");
-        let quirks = |_| Quirks { cni: Cni::Bridge, service_proxy: false, ..Quirks::default() };
-        let lab = LabBuilder::default().nodes(2).quirks(quirks).keep_logs(logs.to_owned()).start()?;
+        let config = |_| HostConfig { cni: Cni::Bridge, service_proxy: false, ..HostConfig::default() };
+        let lab = LabBuilder::default().nodes(2).host_config(config).keep_logs(logs.to_owned()).start()?;
         let server = Server::outside_with_addresses(&lab, SERVER_ADDRESSES)?;
         let folder = lab.folder().join("nodes");
         fs::create_dir_all(&folder)?;
@@ -254,7 +254,7 @@ impl RealCluster {
 
     /// Waits until the server outside sees the pod's requests come from this address.
     pub(super) fn is_seen_as(&self, pod: &RealPod, address: IpAddr) -> Result<()> {
-        until_equal(&pod.name, &Sight::As(address), || look(&pod.netns, SERVER.v4.into()))
+        until_equal(&pod.name, &Observed::Source(address), || observe(&pod.netns, SERVER.v4.into()))
     }
 
     /// The node that an address of this object has, by its status.

@@ -16,7 +16,7 @@ use egress_lab::api_objects::{all, egress_ip, labels};
 use egress_lab::capture::{Capture, Class, Seen, turns};
 use egress_lab::topology::addresses::{self as plan, ECHO_PORT, HTTP_PORT};
 use egress_lab::traffic::flows::Flow;
-use egress_lab::wait::{EFFECT, FAIL_OVER, LEADERS_FAIL_OVER, TOLD, until};
+use egress_lab::wait::{EFFECT, FAIL_OVER, LEADERS_FAIL_OVER, REPORTED, until};
 use egress_lab::{Netns, POD_INTERFACE};
 use egress_toolchain::Progress;
 
@@ -269,7 +269,7 @@ fn first_egress_ip(test: &mut NodeTest) -> Result<()> {
     cluster.types("apply -f deploy/examples/egressip-simpson.yaml")?;
     test.is_served_by("node1", EFFECT)?;
     test.all_are_right()?;
-    until("two pods are counted", TOLD, || {
+    until("two pods are counted", REPORTED, || {
         let object = cluster.get(&["egressip", OBJECT])?;
         Ok((object["status"]["selectedPods"] == 2).then_some(()))
     })?;
@@ -381,11 +381,11 @@ fn cut(test: &mut NodeTest) -> Result<()> {
     cluster.lab.set_power(node, false)?;
     let moved = test.is_served_by(to, bound + EFFECT);
     let seen = cluster.is_seen_as(remaining, EGRESS_IP);
-    let told = cluster.event(OBJECT, "EgressIPMoved", TOLD);
+    let reported = cluster.event(OBJECT, "EgressIPMoved", REPORTED);
     cluster.lab.set_power(node, true)?;
     moved?;
     seen?;
-    println!("{}", told?);
+    println!("{}", reported?);
     test.all_are_right()?;
     std::thread::sleep(WATCHED);
     let (lost, seen) = traffic.finish()?;
@@ -427,7 +427,7 @@ fn conflict(test: &mut NodeTest) -> Result<()> {
     host.exec("ip", &["link", "set", POD_INTERFACE, "up"])?;
     cluster.add_house("szyslak")?;
     cluster.apply(&egress_ip(NAME, &[&TAKEN.to_string()], &labels("house", "szyslak"), &all()))?;
-    let outcome = until("Degraded is True", TOLD, || {
+    let outcome = until("Degraded is True", REPORTED, || {
         let object = cluster.get(&["egressip", NAME])?;
         let conditions = object["status"]["conditions"].as_array().cloned().unwrap_or_default();
         let is = |kind: &str, status: &str, reason: &str| {
@@ -435,11 +435,11 @@ fn conflict(test: &mut NodeTest) -> Result<()> {
         };
         Ok((is("Degraded", "True", "AddressInUse") && is("Assigned", "False", "NotServed")).then_some(()))
     });
-    let told = cluster.event(NAME, "EgressIPConflict", TOLD);
+    let reported = cluster.event(NAME, "EgressIPConflict", REPORTED);
     println!("{}", cluster.kubectl(&["get", "egressip", NAME, "-o", "jsonpath={.status.conditions}"])?);
     cluster.types(&format!("delete egressip {NAME}"))?;
     outcome?;
-    println!("{}", told?);
+    println!("{}", reported?);
     test.all_are_right()
 }
 
@@ -499,7 +499,7 @@ fn without_bpffs(test: &mut NodeTest) -> Result<()> {
     let cluster = &test.cluster;
     cluster.node("node2")?.exec(&["umount", "--lazy", "/sys/fs/bpf"])?;
     cluster.types("apply -k deploy/overlays/bridge-cni")?;
-    let said = until("the agent of node2 says what is missing", KUBERNETES, || {
+    let printed = until("the agent of node2 says what is missing", KUBERNETES, || {
         let Ok(pod) = cluster.agent_pod("node2") else { return Ok(None) };
         let ended = pod["status"]["containerStatuses"].as_array().into_iter().flatten();
         if !ended.clone().any(|one| one["name"] == "agent" && one["restartCount"].as_u64() > Some(0)) {
@@ -508,9 +508,9 @@ fn without_bpffs(test: &mut NodeTest) -> Result<()> {
         let name = pod["metadata"]["name"].as_str().unwrap_or_default().to_owned();
         Ok(cluster.kubectl(&["-n", "egress-agent", "logs", &name, "-c", "agent", "--previous"]).ok())
     })?;
-    println!("{said}");
-    let errors: Vec<&str> = said.lines().filter(|line| line.starts_with("error: ")).collect();
-    ensure!(errors.len() == 1 && said.lines().last() == errors.first().copied(), "that is not one line");
+    println!("{printed}");
+    let errors: Vec<&str> = printed.lines().filter(|line| line.starts_with("error: ")).collect();
+    ensure!(errors.len() == 1 && printed.lines().last() == errors.first().copied(), "that is not one line");
     ensure!(errors[0].contains(LINE), "it does not say `{LINE}`");
     Ok(())
 }

@@ -29,7 +29,7 @@ use egress_lab::traffic::fragments;
 use egress_lab::traffic::packet;
 use egress_lab::traffic::server::Server;
 use egress_lab::wait::until_true;
-use egress_lab::{Netns, Pod, Quirks, Service};
+use egress_lab::{HostConfig, Netns, Pod, Service};
 
 pub(super) fn tests() -> Vec<LabTest> {
     let timeout = Duration::from_secs(180);
@@ -50,7 +50,7 @@ const TICK: Duration = Duration::from_millis(10);
 const PORTS: u64 = 64_512;
 
 fn sprayed(context: &LabContext) -> Result<()> {
-    let cluster = TestCluster::for_placement(context, |_| Quirks::default())?;
+    let cluster = TestCluster::for_placement(context, |_| HostConfig::default())?;
     let started = Instant::now();
     cluster.place(&[(FIRST_V4, 1), (FIRST_V6, 2)])?;
     let (node, pod) = (cluster.node(1)?.number, cluster.chosen(1)?);
@@ -140,7 +140,7 @@ const FLOOD: Range<u16> = 1024..32_768;
 const OVER: Duration = Duration::from_secs(20);
 
 fn flooded(context: &LabContext) -> Result<()> {
-    let cluster = TestCluster::for_placement(context, |_| Quirks::default())?;
+    let cluster = TestCluster::for_placement(context, |_| HostConfig::default())?;
     cluster.place(&[(FIRST_V4, 1), (FIRST_V6, 2)])?;
     let mut findings = Findings::default();
     stateful::expose(&cluster)?;
@@ -207,7 +207,7 @@ fn flood(from: IpAddr, front: SocketAddr) -> Result<()> {
 }
 
 fn spoofed(context: &LabContext) -> Result<()> {
-    let cluster = TestCluster::for_placement(context, |_| Quirks::default())?;
+    let cluster = TestCluster::for_placement(context, |_| HostConfig::default())?;
     cluster.place(&[(FIRST_V4, 1), (FIRST_V6, 2)])?;
     let mut findings = Findings::default();
     let capture = Capture::start(&cluster.lab)?;
@@ -220,7 +220,7 @@ fn spoofed(context: &LabContext) -> Result<()> {
         }
     }
     for sender in [1, 2] {
-        fragments_cut_anew(&cluster, sender, &mut findings)?;
+        refragmented(&cluster, sender, &mut findings)?;
     }
     own_tunnel_port(&cluster, &mut findings)?;
     findings.equal("spoofed packets outside", &0, &capture.seen()?.packets(|key| key.to_port == MARKER));
@@ -276,7 +276,7 @@ fn own_tunnel_port(cluster: &TestCluster, findings: &mut Findings) -> Result<()>
 
 /// Fragments of which the first has a header that the second lacks. Connection tracking puts them together, and the kernel
 /// cuts the whole again, for the second does not fit as it came. The new pieces do not say by which device they came in.
-fn fragments_cut_anew(cluster: &TestCluster, sender: usize, findings: &mut Findings) -> Result<()> {
+fn refragmented(cluster: &TestCluster, sender: usize, findings: &mut Findings) -> Result<()> {
     const HOP_BY_HOP: u8 = 0;
     const FRAGMENT: u8 = 44;
     /// An option that is skipped by who does not know it (RFC 4727), and its length.

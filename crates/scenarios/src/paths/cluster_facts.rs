@@ -20,7 +20,7 @@ use egress_lab::traffic::client::{self, Ping};
 use egress_lab::traffic::flows::Flow;
 use egress_lab::traffic::server::Server;
 use egress_lab::wait::until_true;
-use egress_lab::{Quirks, Service};
+use egress_lab::{HostConfig, Service};
 
 pub(super) fn tests() -> Vec<LabTest> {
     let timeout = Duration::from_secs(180);
@@ -32,7 +32,7 @@ const EXTERNAL: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 80));
 const NETWORKS: [&str; 3] = ["k8s.ovn.org/node-primary-ifaddr", "k8s.ovn.org/host-cidrs", "k8s.ovn.org/node-subnets"];
 
 fn facts(context: &LabContext) -> Result<()> {
-    let cluster = TestCluster::for_placement(context, |_| Quirks::default())?;
+    let cluster = TestCluster::for_placement(context, |_| HostConfig::default())?;
     let mut findings = Findings::default();
     own_networks(&cluster, &mut findings)?;
     cluster.place(&[(FIRST_V4, 2), (FIRST_V6, 3)])?;
@@ -49,8 +49,8 @@ fn own_networks(cluster: &TestCluster, findings: &mut Findings) -> Result<()> {
         let nothing: serde_json::Map<String, Value> =
             NETWORKS.iter().map(|key| ((*key).to_owned(), Value::Null)).collect();
         cluster.api.merge(&path, &json!({"metadata": {"annotations": nothing}}))?;
-        let said = format!("/apis/egress-agent.io/v1alpha1/egressnodes/node{number}");
-        let after = cluster.api.wait_for(&said, PATIENCE, |said| !said["status"]["networks"].is_null())?;
+        let object = format!("/apis/egress-agent.io/v1alpha1/egressnodes/node{number}");
+        let after = cluster.api.wait_for(&object, PATIENCE, |object| !object["status"]["networks"].is_null())?;
         let of = |key: &str| -> Value {
             let text = before["metadata"]["annotations"][key].as_str().unwrap_or_default();
             serde_json::from_str(text).unwrap_or_default()

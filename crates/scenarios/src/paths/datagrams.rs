@@ -65,7 +65,7 @@ pub(super) struct Talk {
     /// Which try was answered first, from 1.
     pub(super) answered_at: Option<usize>,
     /// How often the socket was told that a datagram is too long for the path.
-    pub(super) told: usize,
+    pub(super) reported: usize,
     pub(super) errors: Vec<io::ErrorKind>,
 }
 
@@ -86,7 +86,7 @@ pub(super) fn ask(from: &Netns, to: SocketAddr, size: usize, answer: u32) -> Res
         for number in 1..=TRIES {
             match socket.send(&question) {
                 Ok(_) => {}
-                Err(error) if is_too_long(&error) => talk.told += 1,
+                Err(error) if is_too_long(&error) => talk.reported += 1,
                 Err(error) => talk.errors.push(error.kind()),
             }
             match socket.recv(&mut buffer) {
@@ -96,7 +96,7 @@ pub(super) fn ask(from: &Netns, to: SocketAddr, size: usize, answer: u32) -> Res
                 }
                 Ok(_) => talk.errors.push(io::ErrorKind::InvalidData),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) if is_too_long(&error) => talk.told += 1,
+                Err(error) if is_too_long(&error) => talk.reported += 1,
                 Err(error) => talk.errors.push(error.kind()),
             }
         }

@@ -17,7 +17,7 @@ use egress_lab::topology::addresses::{self as plan, ECHO_PORT, HTTP_PORT};
 use egress_lab::traffic::client;
 use egress_lab::traffic::flows::Flow;
 use egress_lab::wait::until_true;
-use egress_lab::{Lab, Quirks};
+use egress_lab::{HostConfig, Lab};
 
 pub(super) fn tests() -> Vec<LabTest> {
     vec![LabTest::new("paths_flows_keep_and_follow_their_address", Duration::from_secs(150), flows)]
@@ -31,7 +31,7 @@ const REQUESTS: usize = 90;
 const LEAST: usize = 22;
 
 fn flows(context: &LabContext) -> Result<()> {
-    let cluster = TestCluster::for_placement(context, Quirks::mixed)?;
+    let cluster = TestCluster::for_placement(context, HostConfig::mixed)?;
     cluster.place(&[(FIRST_V4, 1)])?;
     let capture = Capture::start(&cluster.lab)?;
     let mut findings = Findings::default();

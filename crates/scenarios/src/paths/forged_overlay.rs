@@ -27,7 +27,7 @@ use egress_lab::test_cluster::placement::{FIRST_V4, FIRST_V6, OBJECT, PATIENCE};
 use egress_lab::topology::addresses::{self as plan, Dual};
 use egress_lab::traffic::packet::{self, TUNNEL_PORT};
 use egress_lab::wait::until_true;
-use egress_lab::{Cni, LabBuilder, Netns, Node, Quirks, SECOND_UPLINK, Service};
+use egress_lab::{Cni, HostConfig, LabBuilder, Netns, Node, SECOND_UPLINK, Service};
 
 pub(super) fn tests() -> Vec<LabTest> {
     let timeout = Duration::from_secs(120);
@@ -57,7 +57,8 @@ struct Attack {
 }
 
 fn forged(context: &LabContext) -> Result<()> {
-    let builder = LabBuilder::default().quirks(|index| Quirks { stateful_forward: index == 2, ..Quirks::default() });
+    let builder =
+        LabBuilder::default().host_config(|index| HostConfig { stateful_forward: index == 2, ..HostConfig::default() });
     let cluster = TestCluster::for_placement_on(context, builder.second_network(), &[], |_| Ok(()))?;
     cluster.assignable(2, true)?;
     cluster.list(SIXTH, "nobody", &[FIRST_V6])?;

@@ -19,14 +19,14 @@ use egress_lab::test_cluster::TestCluster;
 use egress_lab::test_cluster::placement::{FIRST_V4, FIRST_V6};
 use egress_lab::topology::addresses as plan;
 use egress_lab::traffic::client::{self, Ping};
-use egress_lab::{Pod, Quirks};
+use egress_lab::{HostConfig, Pod};
 
 pub(super) fn tests() -> Vec<LabTest> {
     vec![LabTest::new("paths_count_hops_as_a_router_does", Duration::from_secs(90), hops)]
 }
 
 fn hops(context: &LabContext) -> Result<()> {
-    let cluster = TestCluster::for_placement(context, Quirks::mixed)?;
+    let cluster = TestCluster::for_placement(context, HostConfig::mixed)?;
     cluster.place(&[(FIRST_V4, 1), (FIRST_V6, 2)])?;
     let capture = Capture::start(&cluster.lab)?;
     let mut findings = Findings::default();

@@ -17,7 +17,7 @@ use egress_lab::test_cluster::placement::{FIRST_V4, FIRST_V6, OBJECT, SECOND_V4}
 use egress_lab::topology::addresses::{self as plan, ECHO_PORT, NodeNumber};
 use egress_lab::traffic::client;
 use egress_lab::traffic::flows::Flow;
-use egress_lab::{Pod, Quirks};
+use egress_lab::{HostConfig, Pod};
 
 pub(super) fn tests() -> Vec<LabTest> {
     vec![LabTest::new("paths_cut_connections_are_told", Duration::from_secs(150), cut)]
@@ -39,7 +39,7 @@ struct Idle {
 
 impl Idle {
     fn start(pod: &Pod, to: SocketAddr) -> Result<Self> {
-        let (tell, told) = mpsc::channel();
+        let (tell, reported) = mpsc::channel();
         let reader = pod.netns.spawn(move || {
             let mut stream = TcpStream::connect_timeout(&to, client::PATIENCE)?;
             stream.write_all(b"8 bytes.")?;
@@ -48,7 +48,7 @@ impl Idle {
             let ended = stream.read(&mut [0; 8]);
             Ok((ended, Instant::now()))
         })?;
-        let stream = told.recv_timeout(client::PATIENCE).context("an idle connection did not open")?;
+        let stream = reported.recv_timeout(client::PATIENCE).context("an idle connection did not open")?;
         Ok(Self { stream, reader })
     }
 
@@ -106,7 +106,7 @@ impl Party {
     }
 
     /// None of them noticed.
-    fn goes_on(self, edit: &str, findings: &mut Findings) -> Result<()> {
+    fn continues(self, edit: &str, findings: &mut Findings) -> Result<()> {
         let mut wrong = Vec::new();
         let (idle, busy) = (self.idle.len(), self.busy.len());
         for connection in self.idle {
@@ -126,7 +126,7 @@ impl Party {
 }
 
 fn cut(context: &LabContext) -> Result<()> {
-    let cluster = TestCluster::for_placement(context, Quirks::mixed)?;
+    let cluster = TestCluster::for_placement(context, HostConfig::mixed)?;
     // A node holds one address of an object.
     cluster.place(&[(FIRST_V4, 1), (FIRST_V6, 2)])?;
     let capture = Capture::start(&cluster.lab)?;
@@ -144,7 +144,7 @@ fn cut(context: &LabContext) -> Result<()> {
         cluster.set_role(cluster.chosen(node)?, "none")?;
         thread::sleep(WATCHED);
         left.was_cut(&edit, begun, &mut findings)?;
-        stays.goes_on(&edit, &mut findings)?;
+        stays.continues(&edit, &mut findings)?;
         cluster.set_role(cluster.chosen(node)?, "chosen")?;
         cluster.settle(&[FIRST_V4, FIRST_V6])?;
     }
@@ -158,7 +158,7 @@ fn cut(context: &LabContext) -> Result<()> {
     thread::sleep(WATCHED);
     let edit = "the IPv4 address is replaced";
     lost.into_iter().try_for_each(|party| party.was_cut(edit, begun, &mut findings))?;
-    kept.into_iter().try_for_each(|party| party.goes_on(edit, &mut findings))?;
+    kept.into_iter().try_for_each(|party| party.continues(edit, &mut findings))?;
     cluster.settle(&[SECOND_V4, FIRST_V6])?;
 
     let lost = parties(&cluster, &servers)?;
@@ -167,7 +167,7 @@ fn cut(context: &LabContext) -> Result<()> {
     thread::sleep(WATCHED);
     let edit = "the object is deleted";
     lost.into_iter().try_for_each(|party| party.was_cut(edit, begun, &mut findings))?;
-    plain.goes_on("all of it", &mut findings)?;
+    plain.continues("all of it", &mut findings)?;
 
     let seen = capture.finish()?;
     findings.equal("packets outside with a pod's address", &0, &seen.to_the_world(Class::Pod));

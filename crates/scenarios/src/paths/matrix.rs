@@ -15,7 +15,7 @@ use egress_lab::test_cluster::placement::{FIRST_V4, FIRST_V6};
 use egress_lab::topology::addresses::{self as plan, ECHO_PORT, HTTP_PORT};
 use egress_lab::traffic::client::{self, Ping};
 use egress_lab::traffic::flows::Flow;
-use egress_lab::{LabBuilder, Pod, Quirks};
+use egress_lab::{HostConfig, LabBuilder, Pod};
 
 pub(super) fn tests() -> Vec<LabTest> {
     let timeout = Duration::from_secs(90);
@@ -34,9 +34,13 @@ const PINGS: [u32; 3] = [0, 57, 1300];
 
 fn builder(context: &LabContext) -> LabBuilder {
     let cni = context.cni;
-    let quirks =
-        move |index| Quirks { cni, checksum_offload: false, segmentation_offload: index != 1, ..Quirks::default() };
-    LabBuilder::default().quirks(quirks).server_without_checksum_offload()
+    let config = move |index| HostConfig {
+        cni,
+        checksum_offload: false,
+        segmentation_offload: index != 1,
+        ..HostConfig::default()
+    };
+    LabBuilder::default().host_config(config).server_without_checksum_offload()
 }
 
 fn matrix(context: &LabContext) -> Result<()> {

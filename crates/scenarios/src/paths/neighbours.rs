@@ -19,7 +19,7 @@ use egress_lab::topology::addresses::{self as plan, ECHO_PORT};
 use egress_lab::traffic::client;
 use egress_lab::traffic::flows::Flow;
 use egress_lab::wait::until_true;
-use egress_lab::{EXT_LAN, Netns, Quirks, UPLINK};
+use egress_lab::{EXT_LAN, HostConfig, Netns, UPLINK};
 
 pub(super) fn tests() -> Vec<LabTest> {
     let timeout = Duration::from_secs(120);
@@ -33,7 +33,8 @@ const SOON: Duration = Duration::from_secs(3);
 
 fn neighbours(context: &LabContext) -> Result<()> {
     // All uplinks filter multicast.
-    let mut cluster = TestCluster::for_placement(context, |_| Quirks { macvlan_uplink: true, ..Quirks::default() })?;
+    let mut cluster =
+        TestCluster::for_placement(context, |_| HostConfig { macvlan_uplink: true, ..HostConfig::default() })?;
     cluster.place(&[(FIRST_V4, 1), (FIRST_V6, 2)])?;
     let capture = Capture::start(&cluster.lab)?;
     let mut findings = Findings::default();

@@ -21,7 +21,7 @@ use egress_lab::topology::addresses as plan;
 use egress_lab::topology::netns::link_address;
 use egress_lab::traffic::packet;
 use egress_lab::wait::until_true;
-use egress_lab::{POD_INTERFACE, Pod, Quirks, UPLINK};
+use egress_lab::{HostConfig, POD_INTERFACE, Pod, UPLINK};
 
 sockopt_impl!(
     /// Each packet has a header of virtio before it.
@@ -44,7 +44,7 @@ const ROUTER_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 const UDP_CHECKSUM: u16 = 6;
 
 fn elsewhere(context: &LabContext) -> Result<()> {
-    let cluster = TestCluster::for_placement(context, |_| Quirks::default())?;
+    let cluster = TestCluster::for_placement(context, |_| HostConfig::default())?;
     cluster.place(&[(FIRST_V4, 1), (FIRST_V6, 2)])?;
     let node = cluster.node(1)?;
     // A NIC that computes no checksums: the kernel does, behind the uplink's program.

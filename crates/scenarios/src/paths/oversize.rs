@@ -27,7 +27,7 @@ use egress_lab::test_cluster::placement::{FIRST_V4, FIRST_V6, PATIENCE};
 use egress_lab::topology::addresses::{self as plan, HTTP_PORT};
 use egress_lab::traffic::client::{self, Ping};
 use egress_lab::wait::until_true;
-use egress_lab::{EXT_LAN, LabBuilder, Pod, Quirks, UPLINK};
+use egress_lab::{EXT_LAN, HostConfig, LabBuilder, Pod, UPLINK};
 
 pub(super) fn tests() -> Vec<LabTest> {
     vec![LabTest::new("paths_oversize_packets_are_answered_or_arrive", Duration::from_secs(170), sizes)]
@@ -41,13 +41,13 @@ const NARROW: u32 = 1300;
 const TRANSFER: usize = 3_000_000;
 
 /// Node 1: no checksum offload. Node 2: as it comes. Node 3: neither checksum nor segmentation offload.
-fn quirks(index: usize) -> Quirks {
-    Quirks { checksum_offload: index == 1, segmentation_offload: index != 2, ..Quirks::default() }
+fn config(index: usize) -> HostConfig {
+    HostConfig { checksum_offload: index == 1, segmentation_offload: index != 2, ..HostConfig::default() }
 }
 
 fn sizes(context: &LabContext) -> Result<()> {
     // The server leaves its checksums to a device: what is cut on its way in must be complete before.
-    let cluster = TestCluster::for_placement_on(context, LabBuilder::default().quirks(quirks), &[], |_| Ok(()))?;
+    let cluster = TestCluster::for_placement_on(context, LabBuilder::default().host_config(config), &[], |_| Ok(()))?;
     cluster.place(&[(FIRST_V4, 1), (FIRST_V6, 2)])?;
     let answers: Vec<Answers> = [true, false]
         .into_iter()
@@ -92,9 +92,10 @@ fn way_in(cluster: &TestCluster, pod: &Pod, findings: &mut Findings) -> Result<(
             datagrams::forget_paths(cluster.lab.outside())?;
             let before = counts(cluster)?;
             let talk = datagrams::ask(&pod.netns, SocketAddr::new(to, port), 100, 1460)?;
-            let told = datagrams::path_mtu(cluster.lab.outside(), egress(to))?;
+            let reported = datagrams::path_mtu(cluster.lab.outside(), egress(to))?;
             let name = format!("{} <- {to} ({} gateway), datagram of 1460 bytes, {sender}", pod.name, path(pod, to));
-            let what = format!("{name}: {talk:?}, server's path MTU {told:?}, counted {:?}", grown(cluster, &before)?);
+            let what =
+                format!("{name}: {talk:?}, server's path MTU {reported:?}, counted {:?}", grown(cluster, &before)?);
             findings.note(talk.answered_at.is_some_and(|number| number <= 2) && talk.errors.is_empty(), &what);
         }
         datagrams::forget_paths(cluster.lab.outside())?;
@@ -150,20 +151,20 @@ fn way_out(cluster: &TestCluster, pod: &Pod, findings: &mut Findings) -> Result<
             datagrams::forget_paths(&pod.netns)?;
             let before = counts(cluster)?;
             let talk = datagrams::ask(&pod.netns, SocketAddr::new(to, ANSWERS), 1350, 100)?;
-            let told = datagrams::path_mtu(&pod.netns, to)?;
+            let reported = datagrams::path_mtu(&pod.netns, to)?;
             let name = format!("{} -> {to} ({} gateway), datagram of 1350 bytes, {sender}", pod.name, path(pod, to));
-            let what = format!("{name}: {talk:?}, pod's path MTU {told:?}, counted {:?}", grown(cluster, &before)?);
+            let what = format!("{name}: {talk:?}, pod's path MTU {reported:?}, counted {:?}", grown(cluster, &before)?);
             findings.note(arrives(&talk), &what);
         }
         datagrams::forbid_fragments(&pod.netns, true)?;
         datagrams::forget_paths(&pod.netns)?;
         let pong = client::ping(&pod.netns, to, Ping { size: 1340, whole: true, count: 2, ..Ping::default() })?;
-        let told = datagrams::path_mtu(&pod.netns, to)?;
+        let reported = datagrams::path_mtu(&pod.netns, to)?;
         let name = format!("{} -> {to} ({} gateway), ping that may not be cut", pod.name, path(pod, to));
         ensure!(pong.received == 0, "{name} arrived: {}", pong.text);
         let least = if path(pod, to) == "local" { NARROW } else { NARROW - 70 };
-        let right = told.is_some_and(|mtu| (least..=NARROW).contains(&mtu));
-        findings.note(right, &format!("{name}: the pod knows a path MTU of {told:?}"));
+        let right = reported.is_some_and(|mtu| (least..=NARROW).contains(&mtu));
+        findings.note(right, &format!("{name}: the pod knows a path MTU of {reported:?}"));
         datagrams::forget_paths(&pod.netns)?;
         transfers(cluster, pod, to, "out", findings)?;
     }

@@ -24,7 +24,7 @@ use egress_lab::test_cluster::placement::{FIRST_V4, FIRST_V6};
 use egress_lab::topology::addresses as plan;
 use egress_lab::traffic::fragments;
 use egress_lab::traffic::packet;
-use egress_lab::{LabBuilder, Pod, Quirks};
+use egress_lab::{HostConfig, LabBuilder, Pod};
 
 pub(super) fn tests() -> Vec<LabTest> {
     let timeout = Duration::from_secs(150);
@@ -43,8 +43,9 @@ const OVERLAY: u32 = UPLINK - 50;
 const ANSWERS: u16 = 8090;
 
 fn narrow_hop(context: &LabContext) -> Result<()> {
-    let quirks = |index| Quirks { checksum_offload: index == 1, segmentation_offload: index != 2, ..Quirks::default() };
-    let cluster = TestCluster::for_placement_on(context, LabBuilder::default().quirks(quirks), &[], |_| Ok(()))?;
+    let config =
+        |index| HostConfig { checksum_offload: index == 1, segmentation_offload: index != 2, ..HostConfig::default() };
+    let cluster = TestCluster::for_placement_on(context, LabBuilder::default().host_config(config), &[], |_| Ok(()))?;
     cluster.place(&[(FIRST_V4, 1), (FIRST_V6, 2)])?;
     for to in ["198.51.100.0/24 dev srv0", "172.18.0.0/16 dev lan0"] {
         route(&cluster, "-4", to)?;
@@ -108,16 +109,16 @@ fn datagrams(
     }
     // The question is too long; then the answer is.
     let out = datagrams::ask(&pod.netns, SocketAddr::new(to, ANSWERS), LONG, 100)?;
-    let told = datagrams::path_mtu(&pod.netns, to)?;
+    let reported = datagrams::path_mtu(&pod.netns, to)?;
     let name = format!("{} -> {to} ({path} gateway), {LONG} bytes", pod.name);
-    let right = told == Some(expected) && out.told >= 1 && out.errors.is_empty();
-    findings.note(right, &format!("{name}: {out:?}, path MTU {told:?} of {expected}"));
+    let right = reported == Some(expected) && out.reported >= 1 && out.errors.is_empty();
+    findings.note(right, &format!("{name}: {out:?}, path MTU {reported:?} of {expected}"));
     let back = datagrams::ask(&pod.netns, SocketAddr::new(to, ANSWERS), 100, u32::try_from(LONG)?)?;
     let egress = if to.is_ipv4() { FIRST_V4 } else { FIRST_V6 };
-    let told = datagrams::path_mtu(cluster.lab.outside(), egress)?;
+    let reported = datagrams::path_mtu(cluster.lab.outside(), egress)?;
     let name = format!("{} <- {to} ({path} gateway), {LONG} bytes", pod.name);
-    let right = told.is_some_and(|mtu| mtu <= HOP) && back.errors.is_empty();
-    findings.note(right && back.answered_at.is_some(), &format!("{name}: {back:?}, server's path MTU {told:?}"));
+    let right = reported.is_some_and(|mtu| mtu <= HOP) && back.errors.is_empty();
+    findings.note(right && back.answered_at.is_some(), &format!("{name}: {back:?}, server's path MTU {reported:?}"));
     Ok(())
 }
 
@@ -152,9 +153,9 @@ fn forged_in(cluster: &TestCluster, placed: &[(IpAddr, usize)], beyond: &[plan::
         paths.push(cluster.chosen(number)?.addresses);
         paths.extend(beyond);
         for to in paths.into_iter().flat_map(plan::Dual::both).filter(of_family) {
-            let told = tell(cluster, node.number.address().towards(to), to)?;
+            let reported = tell(cluster, node.number.address().towards(to), to)?;
             let known = datagrams::path_mtu(&node.host, to)?;
-            findings.equal(&format!("what node{number} believes of the path to {to}"), &Some(told), &known);
+            findings.equal(&format!("what node{number} believes of the path to {to}"), &Some(reported), &known);
         }
     }
     // What the programs know of a way they look up once in ten seconds.
@@ -179,8 +180,8 @@ fn tell(cluster: &TestCluster, node: IpAddr, to: IpAddr) -> Result<u32> {
     let reply = packet::summed(node, to, protocol, vec![echo, 0, 0, 0, 0, 7, 0, 1], 2);
     let quote = packet::ip(node, to, protocol, &reply)?;
     let message = [&error[..], &least.to_be_bytes(), &quote[2..]].concat();
-    let told = packet::ip(from, node, protocol, &packet::summed(from, node, protocol, message, 2))?;
-    cluster.lab.outside().run(|| Ok(fragments::raw(node)?.send_to(&told[2..], SocketAddr::new(node, 0))?))?;
+    let reported = packet::ip(from, node, protocol, &packet::summed(from, node, protocol, message, 2))?;
+    cluster.lab.outside().run(|| Ok(fragments::raw(node)?.send_to(&reported[2..], SocketAddr::new(node, 0))?))?;
     thread::sleep(Duration::from_millis(20));
     Ok(least)
 }

@@ -20,7 +20,7 @@ use egress_lab::test_cluster::placement::{FIRST_V4, FIRST_V6, PATIENCE, seen_as}
 use egress_lab::topology::addresses::{self as plan, ECHO_PORT, HTTP_PORT};
 use egress_lab::traffic::flows::Flow;
 use egress_lab::wait::until_true;
-use egress_lab::{Cni, Node, Quirks};
+use egress_lab::{Cni, HostConfig, Node};
 
 pub(super) fn tests() -> Vec<LabTest> {
     let timeout = Duration::from_secs(150);
@@ -34,7 +34,7 @@ const ROUNDS: usize = 3;
 const SILENCE: Duration = Duration::from_secs(40);
 
 fn remade(context: &LabContext) -> Result<()> {
-    let cluster = TestCluster::for_placement(context, Quirks::mixed)?;
+    let cluster = TestCluster::for_placement(context, HostConfig::mixed)?;
     let _earlier = earlier_connections(&cluster)?;
     cluster.place(&[(FIRST_V4, 1), (FIRST_V6, 2)])?;
     end_earlier_connections(&cluster)?;
@@ -72,8 +72,8 @@ fn remade(context: &LabContext) -> Result<()> {
     println!("       packets to the world with an egress IP: {}", seen.to_the_world(Class::Egress));
     for class in [Class::Pod, Class::Node] {
         let is_leaked = |key: &CaptureKey| seen.is_to_the_world(key, class) && !is_the_hosts_own(key);
-        for sighting in seen.captured.iter().filter(|sighting| is_leaked(&sighting.key())) {
-            println!("       {}", steps.place(sighting));
+        for packet in seen.captured.iter().filter(|packet| is_leaked(&packet.key())) {
+            println!("       {}", steps.place(packet));
         }
         let leaked: BTreeMap<_, _> = seen
             .tallies
@@ -106,11 +106,11 @@ impl Steps {
         self.0.push((SystemTime::now(), what));
     }
 
-    fn place(&self, sighting: &CapturedPacket) -> String {
-        let since = |begun: SystemTime| sighting.at.duration_since(begun).unwrap_or_default().as_secs_f64();
-        let under_way = self.0.iter().rev().find(|(begun, _)| *begun <= sighting.at).or(self.0.first());
-        let Some(((first, _), (begun, what))) = self.0.first().zip(under_way) else { return sighting.to_string() };
-        format!("{:.3} s, {:.3} s after {what}: {sighting}", since(*first), since(*begun))
+    fn place(&self, packet: &CapturedPacket) -> String {
+        let since = |begun: SystemTime| packet.at.duration_since(begun).unwrap_or_default().as_secs_f64();
+        let under_way = self.0.iter().rev().find(|(begun, _)| *begun <= packet.at).or(self.0.first());
+        let Some(((first, _), (begun, what))) = self.0.first().zip(under_way) else { return packet.to_string() };
+        format!("{:.3} s, {:.3} s after {what}: {packet}", since(*first), since(*begun))
     }
 }
 

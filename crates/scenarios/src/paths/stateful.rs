@@ -26,7 +26,7 @@ use egress_lab::traffic::client::{self, Ping};
 use egress_lab::traffic::flows::Flow;
 use egress_lab::traffic::server::Server;
 use egress_lab::wait::until_true;
-use egress_lab::{Pod, Quirks, Service};
+use egress_lab::{HostConfig, Pod, Service};
 
 pub(super) fn tests() -> Vec<LabTest> {
     let timeout = Duration::from_secs(180);
@@ -40,19 +40,19 @@ const SETTLE: Duration = Duration::from_secs(30);
 pub(super) const NODE_PORT: u16 = 30081;
 
 /// Nodes 1 and 2 have both firewalls; on node 2 (and 3) the CNI's masquerade spares the mark.
-fn quirks(index: usize) -> Quirks {
-    Quirks {
+fn host_config(index: usize) -> HostConfig {
+    HostConfig {
         drop_invalid: true,
         stateful_forward: index < 2,
         masquerade_spares_mark: index > 0,
         macvlan_uplink: index == 2,
         checksum_offload: index == 1,
-        ..Quirks::default()
+        ..HostConfig::default()
     }
 }
 
 fn stateful(context: &LabContext) -> Result<()> {
-    let cluster = TestCluster::for_placement(context, quirks)?;
+    let cluster = TestCluster::for_placement(context, host_config)?;
     cluster.place(&[(FIRST_V4, 1), (FIRST_V6, 2)])?;
     let selected = Instant::now();
     let mut findings = Findings::default();

@@ -10,7 +10,7 @@ pub(super) const BAR: f64 = 100.0;
 
 /// What became of one pod's new connections after a fault had begun.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub(super) struct Passage {
+pub(super) struct Interruption {
     pub(super) asked: u64,
     pub(super) lost: u64,
     /// From the beginning of the fault until the first answer behind the first loss.
@@ -20,21 +20,24 @@ pub(super) struct Passage {
 }
 
 /// Looks through the samples of one pod, in any order.
-pub(super) fn passage(samples: &[Sample], begun: Instant) -> Passage {
+pub(super) fn interruption(samples: &[Sample], begun: Instant) -> Interruption {
     let mut samples: Vec<&Sample> = samples.iter().filter(|sample| sample.sent >= begun).collect();
     samples.sort_by_key(|sample| sample.sent);
     let lost = |sample: &&&Sample| sample.answered.is_none();
-    let mut passage =
-        Passage { asked: samples.len() as u64, lost: samples.iter().filter(lost).count() as u64, ..Passage::default() };
-    let Some(first) = samples.iter().position(|sample| sample.answered.is_none()) else { return passage };
+    let mut interruption = Interruption {
+        asked: samples.len() as u64,
+        lost: samples.iter().filter(lost).count() as u64,
+        ..Interruption::default()
+    };
+    let Some(first) = samples.iter().position(|sample| sample.answered.is_none()) else { return interruption };
     let behind = &samples[first..];
     let again = behind.iter().find_map(|sample| Some((sample.sent, sample.answered?.0)));
     if let Some((sent, answered)) = again {
-        passage.again_ms = Some(answered.duration_since(begun).as_secs_f64() * 1000.0);
-        passage.lost_later =
+        interruption.again_ms = Some(answered.duration_since(begun).as_secs_f64() * 1000.0);
+        interruption.lost_later =
             behind.iter().filter(|sample| sample.sent > sent && sample.answered.is_none()).count() as u64;
     }
-    passage
+    interruption
 }
 
 /// All rounds of one fault.
@@ -65,12 +68,12 @@ pub(super) struct SoakRow {
 pub(super) type Table = BTreeMap<String, SoakRow>;
 
 impl SoakRow {
-    pub(super) fn add(&mut self, passage: Passage) {
-        self.again_ms.extend(passage.again_ms);
-        self.asked += passage.asked;
-        self.lost += passage.lost;
-        self.lost_later += passage.lost_later;
-        self.most_lost = self.most_lost.max(passage.lost);
+    pub(super) fn add(&mut self, interruption: Interruption) {
+        self.again_ms.extend(interruption.again_ms);
+        self.asked += interruption.asked;
+        self.lost += interruption.lost;
+        self.lost_later += interruption.lost_later;
+        self.most_lost = self.most_lost.max(interruption.lost);
     }
 
     /// Adds rounds of the same fault.
@@ -142,12 +145,12 @@ mod tests {
     }
 
     #[test]
-    fn a_passage_is_from_the_fault_to_the_first_success_behind_a_loss() {
+    fn an_interruption_is_from_the_fault_to_the_first_success_after_a_loss() {
         let begun = Instant::now();
-        let seen = passage(&samples(begun, &[true, false, false, true, true, false, true]), begun);
-        assert_eq!(seen, Passage { asked: 7, lost: 3, again_ms: Some(31.0), lost_later: 1 });
-        assert_eq!(passage(&samples(begun, &[true, true]), begun).again_ms, None);
-        assert_eq!(passage(&samples(begun, &[true, false]), begun).again_ms, None);
+        let seen = interruption(&samples(begun, &[true, false, false, true, true, false, true]), begun);
+        assert_eq!(seen, Interruption { asked: 7, lost: 3, again_ms: Some(31.0), lost_later: 1 });
+        assert_eq!(interruption(&samples(begun, &[true, true]), begun).again_ms, None);
+        assert_eq!(interruption(&samples(begun, &[true, false]), begun).again_ms, None);
     }
 
     #[test]
@@ -161,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn bars_are_as_wide_as_said() {
+    fn bars_have_the_documented_width() {
         let row = SoakRow { again_ms: vec![0.0, 99.0, 100.0, 350.0], ..SoakRow::default() };
         assert_eq!(row.histogram(), [2, 1, 0, 1]);
     }

@@ -252,8 +252,8 @@ impl LoadedCluster {
             let to = SocketAddr::new(node.management().v4.into(), HEALTH_PORT);
             let there = node.host.run(|| Ok(TcpStream::connect_timeout(&to, Duration::from_millis(500)).is_ok()))?;
             if !there {
-                let (name, said) = (node.name(), last_lines(agent.log(), 3));
-                return Ok(Some(format!("the agent of {name} takes no health checks; its last words:\n{said}")));
+                let (name, tail) = (node.name(), last_lines(agent.log(), 3));
+                return Ok(Some(format!("the agent of {name} takes no health checks; its last words:\n{tail}")));
             }
         }
         Ok(None)

@@ -13,7 +13,7 @@ const MEMORY_KIB: u64 = 32 * 1024;
 
 /// Of each agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Toll(Vec<One>);
+pub(super) struct OutageCost(Vec<One>);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct One {
@@ -22,7 +22,7 @@ struct One {
     resident_kib: u64,
 }
 
-impl Toll {
+impl OutageCost {
     pub(super) fn of(agents: &mut [Agent]) -> Result<Self> {
         agents.iter_mut().map(one).collect::<Result<_>>().map(Self)
     }
@@ -62,18 +62,18 @@ fn resident_kib(status: &str) -> Option<u64> {
 mod tests {
     use super::*;
 
-    fn toll(warnings: usize, resident_kib: u64) -> Toll {
-        Toll(vec![One { name: "node1".into(), warnings, resident_kib }])
+    fn cost(warnings: usize, resident_kib: u64) -> OutageCost {
+        OutageCost(vec![One { name: "node1".into(), warnings, resident_kib }])
     }
 
     #[test]
     fn a_line_for_each_try_is_too_much_and_so_is_memory_that_grows() {
-        let before = toll(4, 50_000);
-        assert_eq!(toll(6, 51_000).excess(&before), None);
-        assert_eq!(toll(6, 51_000).since(&before), "2 warnings and 1000 KiB at most for an agent");
-        assert!(toll(30, 50_000).excess(&before).is_some());
-        assert!(toll(4, 100_000).excess(&before).is_some());
-        assert_eq!(toll(4, 10_000).excess(&before), None, "it may shrink");
+        let before = cost(4, 50_000);
+        assert_eq!(cost(6, 51_000).excess(&before), None);
+        assert_eq!(cost(6, 51_000).since(&before), "2 warnings and 1000 KiB at most for an agent");
+        assert!(cost(30, 50_000).excess(&before).is_some());
+        assert!(cost(4, 100_000).excess(&before).is_some());
+        assert_eq!(cost(4, 10_000).excess(&before), None, "it may shrink");
     }
 
     #[test]

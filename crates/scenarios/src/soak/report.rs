@@ -9,14 +9,14 @@ use serde_json::{Value, json};
 
 use super::chart;
 use super::figures::{SoakRow, Table, quantile};
-use super::round::{Soak, Told};
+use super::round::{ReportedViolation, Soak};
 
 /// A whole run.
 pub(super) struct SoakReport<'a> {
     pub(super) seed: u64,
     pub(super) rounds: usize,
     pub(super) table: &'a Table,
-    pub(super) violations: &'a [Told],
+    pub(super) violations: &'a [ReportedViolation],
     pub(super) missed: u32,
     pub(super) stalls_ms: &'a [f64],
     /// The command that plays a round of this run again.
@@ -41,13 +41,13 @@ impl<'a> SoakReport<'a> {
         let violations: Vec<Value> = self
             .violations
             .iter()
-            .map(|told| {
+            .map(|found| {
                 json!({
-                    "round": told.plan.round,
-                    "fault": told.plan.fault.name(),
-                    "what": told.words,
-                    "extent": told.extent(),
-                    "again": (self.again)(told.plan.round),
+                    "round": found.plan.round,
+                    "fault": found.plan.fault.name(),
+                    "what": found.message,
+                    "extent": found.extent(),
+                    "again": (self.again)(found.plan.round),
                 })
             })
             .collect();
@@ -80,11 +80,16 @@ impl<'a> SoakReport<'a> {
              the median of rounds and {worst:.0} ms in the worst; {} frames missed by the capture",
             self.rounds, self.seed, self.missed
         );
-        for told in self.violations {
-            let again = (self.again)(told.plan.round);
-            let _ =
-                writeln!(text, "VIOLATION in round {} ({}): {}", told.plan.round, told.plan.fault.name(), told.words);
-            let _ = writeln!(text, "  {}; again: {again}", told.extent());
+        for found in self.violations {
+            let again = (self.again)(found.plan.round);
+            let _ = writeln!(
+                text,
+                "VIOLATION in round {} ({}): {}",
+                found.plan.round,
+                found.plan.fault.name(),
+                found.message
+            );
+            let _ = writeln!(text, "  {}; again: {again}", found.extent());
         }
         let _ = writeln!(text, "{} violations", self.violations.len());
         text

@@ -8,12 +8,12 @@ use std::time::{Duration, Instant, SystemTime};
 use anyhow::{Context, Result};
 
 use super::fault::{Effect, Fault, RoundPlan};
-use super::figures::{SoakRow, Table, passage};
+use super::figures::{SoakRow, Table, interruption};
 use super::inject::{self, Target};
 use super::loaded_cluster::LoadedCluster;
-use super::outage_cost::Toll;
+use super::outage_cost::OutageCost;
 use super::sampler::Sample;
-use super::streams::Census;
+use super::streams::StreamsBefore;
 use super::wire::{Violation, Wire};
 use egress_lab::topology::addresses::NodeNumber;
 use egress_lab::yield_to_signal;
@@ -34,9 +34,9 @@ const STALL_MS: f64 = 400.0;
 
 /// A violation and the round in which it was seen.
 #[derive(Debug, Clone)]
-pub(super) struct Told {
+pub(super) struct ReportedViolation {
     pub(super) plan: RoundPlan,
-    pub(super) words: String,
+    pub(super) message: String,
     kind: String,
     /// How often it was seen in this round, first and last.
     count: u64,
@@ -44,7 +44,7 @@ pub(super) struct Told {
     last: SystemTime,
 }
 
-impl Told {
+impl ReportedViolation {
     pub(super) fn extent(&self) -> String {
         let time = self.last.duration_since(self.first).unwrap_or_default();
         format!("{} times within {} ms", self.count, time.as_millis())
@@ -58,7 +58,7 @@ pub(super) struct Soak {
     /// Of this round, by caller.
     samples: Vec<Vec<Sample>>,
     last_loss: Instant,
-    pub(super) violations: Vec<Told>,
+    pub(super) violations: Vec<ReportedViolation>,
     pub(super) table: Table,
     /// Frames that the capture could not read in time.
     pub(super) missed: u32,
@@ -105,10 +105,12 @@ impl Soak {
         let target = Target { gateway, leader, subject: plan.subject };
         self.pump(plan);
         self.samples.iter_mut().for_each(Vec::clear);
-        let censuses: Vec<Census> = self.cluster.callers.iter().map(|caller| caller.streams.census()).collect();
+        let snapshots: Vec<StreamsBefore> =
+            self.cluster.callers.iter().map(|caller| caller.streams.snapshot()).collect();
         self.be_lenient(plan)?;
 
-        let toll = (plan.fault == Fault::ApiServer).then(|| Toll::of(&mut self.cluster.base.agents)).transpose()?;
+        let cost =
+            (plan.fault == Fault::ApiServer).then(|| OutageCost::of(&mut self.cluster.base.agents)).transpose()?;
         let begun = Instant::now();
         inject::begin(&mut self.cluster, plan.fault, target)?;
         let mut again = plan.again();
@@ -120,15 +122,15 @@ impl Soak {
                 again = plan.again().map(|time| begun.elapsed() + time);
             }
         }
-        let paid = toll
-            .map(|before| Ok::<_, anyhow::Error>((Toll::of(&mut self.cluster.base.agents)?, before)))
+        let paid = cost
+            .map(|before| Ok::<_, anyhow::Error>((OutageCost::of(&mut self.cluster.base.agents)?, before)))
             .transpose()?;
         inject::end(&mut self.cluster, plan.fault, target)?;
         let ended = Instant::now();
         let rest = self.settle(plan, ended)?;
         self.be_strict()?;
         let after = self.cluster.holders()?;
-        let line = self.account(plan, target, (&before, &after), &censuses, (begun, ended, rest));
+        let line = self.account(plan, target, (&before, &after), &snapshots, (begun, ended, rest));
         Ok(match paid {
             Some((now, before)) => format!("{line}; {}", self.charge(plan, &now, &before)),
             None => line,
@@ -136,10 +138,10 @@ impl Soak {
     }
 
     /// What agents have paid for a fault, in words. A machine that stood still has them warn of each other.
-    fn charge(&mut self, plan: &RoundPlan, now: &Toll, before: &Toll) -> String {
+    fn charge(&mut self, plan: &RoundPlan, now: &OutageCost, before: &OutageCost) -> String {
         let stood_still = self.stalls_ms.last().is_some_and(|stall| *stall >= STALL_MS);
-        if let Some(words) = now.excess(before).filter(|_| !stood_still) {
-            self.tell(plan, Violation { kind: "toll".to_owned(), words, at: SystemTime::now() });
+        if let Some(message) = now.excess(before).filter(|_| !stood_still) {
+            self.tell(plan, Violation { kind: "toll".to_owned(), message, at: SystemTime::now() });
         }
         now.since(before)
     }
@@ -155,8 +157,8 @@ impl Soak {
             return;
         }
         let moved = if row.moved > 0 { "an address has moved, and " } else { "" };
-        let words = format!("{moved}{lost} samples are lost");
-        self.tell(plan, Violation { kind: "not whole".to_owned(), words, at: SystemTime::now() });
+        let message = format!("{moved}{lost} samples are lost");
+        self.tell(plan, Violation { kind: "not whole".to_owned(), message, at: SystemTime::now() });
     }
 
     /// Takes what has been seen, and judges it.
@@ -179,15 +181,15 @@ impl Soak {
     fn tell(&mut self, plan: &RoundPlan, violation: Violation) {
         // A lab that is being taken down keeps no promise.
         yield_to_signal();
-        let Violation { kind, words, at } = violation;
-        let known = self.violations.iter_mut().find(|told| told.plan.round == plan.round && told.kind == kind);
-        if let Some(told) = known {
-            told.count += 1;
-            told.last = told.last.max(at);
+        let Violation { kind, message, at } = violation;
+        let known = self.violations.iter_mut().find(|found| found.plan.round == plan.round && found.kind == kind);
+        if let Some(found) = known {
+            found.count += 1;
+            found.last = found.last.max(at);
             return;
         }
-        println!("VIOLATION in round {} ({}): {words}", plan.round, plan.fault.name());
-        self.violations.push(Told { plan: *plan, words, kind, count: 1, first: at, last: at });
+        println!("VIOLATION in round {} ({}): {message}", plan.round, plan.fault.name());
+        self.violations.push(ReportedViolation { plan: *plan, message, kind, count: 1, first: at, last: at });
     }
 
     /// What is right at the addresses of callers when nothing changes.
@@ -243,25 +245,25 @@ impl Soak {
             let unrest = disagreement.clone().or_else(|| self.unrest(serves, leads));
             match (&unrest, rested) {
                 (None, None) => rested = Some(ended.elapsed()),
-                (Some(words), _) => {
+                (Some(message), _) => {
                     rested = None;
-                    self.last_unrest.clone_from(words);
+                    self.last_unrest.clone_from(message);
                 }
                 (None, Some(_)) => {}
             }
             // All the time since it is quiet: a machine that is busy may show late what was right long ago.
             let long = |since: Option<Instant>| since.is_some_and(|since| since.elapsed() > QUIET);
-            if let Some(words) = disagreement.filter(|_| long(quiet_since) && long(differs_since)) {
-                let words = format!("{} s of quiet, and {words}", QUIET.as_secs());
+            if let Some(message) = disagreement.filter(|_| long(quiet_since) && long(differs_since)) {
+                let message = format!("{} s of quiet, and {message}", QUIET.as_secs());
                 let kind = "disagreement".to_owned();
-                self.tell(plan, Violation { kind, words, at: SystemTime::now() });
+                self.tell(plan, Violation { kind, message, at: SystemTime::now() });
             }
             if let Some(rested) = rested.filter(|_| ended.elapsed() >= REST) {
                 return Ok(rested);
             }
-            if let Some(words) = unrest.filter(|_| ended.elapsed() > PATIENCE) {
-                let words = format!("no rest after {} s: {words}", PATIENCE.as_secs());
-                self.tell(plan, Violation { kind: "no rest".to_owned(), words, at: SystemTime::now() });
+            if let Some(message) = unrest.filter(|_| ended.elapsed() > PATIENCE) {
+                let message = format!("no rest after {} s: {message}", PATIENCE.as_secs());
+                self.tell(plan, Violation { kind: "no rest".to_owned(), message, at: SystemTime::now() });
                 return Ok(ended.elapsed());
             }
             std::thread::sleep(PAUSE);
@@ -304,7 +306,7 @@ impl Soak {
         plan: &RoundPlan,
         target: Target,
         (before, after): (&[Option<NodeNumber>], &[Option<NodeNumber>]),
-        censuses: &[Census],
+        snapshots: &[StreamsBefore],
         (begun, ended, rest): (Instant, Instant, Duration),
     ) -> String {
         let fails_over = plan.fault.effect() == Effect::FailsOver;
@@ -313,14 +315,14 @@ impl Soak {
         let mut row = SoakRow { rounds: 1, moved: u64::from(before != after), ..SoakRow::default() };
         row.rest_ms = rest.as_secs_f64() * 1000.0;
         let mut stall = 0.0_f64;
-        for ((caller, samples), census) in self.cluster.callers.iter().zip(&self.samples).zip(censuses) {
+        for ((caller, samples), snapshot) in self.cluster.callers.iter().zip(&self.samples).zip(snapshots) {
             stall = stall.max(longest_gap(samples));
             // Pods on a node that is cut off are cut off with it.
             if fails_over && caller.node == target.gateway {
                 row.back_ms.push(back(samples, ended));
                 continue;
             }
-            let passage = passage(samples, begun);
+            let interruption = interruption(samples, begun);
             let concerned = match plan.fault.effect() {
                 Effect::Nothing => true,
                 Effect::Changes => caller.subject == plan.subject,
@@ -329,11 +331,11 @@ impl Soak {
                 }
             };
             if !concerned {
-                row.others_lost += passage.lost;
+                row.others_lost += interruption.lost;
                 continue;
             }
-            row.add(passage);
-            let (lived, live) = caller.streams.survivors(census, ended);
+            row.add(interruption);
+            let (lived, live) = caller.streams.survivors(snapshot, ended);
             row.streams += lived;
             row.survived += live;
         }

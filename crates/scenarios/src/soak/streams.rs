@@ -35,7 +35,7 @@ pub(crate) struct Streams {
 
 /// The connections at some moment.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Census {
+pub(crate) struct StreamsBefore {
     health: [Health; COUNT],
     at: Instant,
 }
@@ -60,16 +60,16 @@ impl Streams {
         Ok(Self { health, stop, thread: Some(thread) })
     }
 
-    pub(crate) fn census(&self) -> Census {
-        Census { health: *lock(&self.health), at: Instant::now() }
+    pub(crate) fn snapshot(&self) -> StreamsBefore {
+        StreamsBefore { health: *lock(&self.health), at: Instant::now() }
     }
 
     /// Of those that were well at the census, how many there were and how many have been heard since `since`.
-    pub(crate) fn survivors(&self, census: &Census, since: Instant) -> (u64, u64) {
+    pub(crate) fn survivors(&self, snapshot: &StreamsBefore, since: Instant) -> (u64, u64) {
         let now = *lock(&self.health);
         let (mut asked, mut well) = (0, 0);
-        for (before, now) in census.health.iter().zip(&now) {
-            let lived = before.heard.is_some_and(|heard| census.at.duration_since(heard) < EVERY * 5);
+        for (before, now) in snapshot.health.iter().zip(&now) {
+            let lived = before.heard.is_some_and(|heard| snapshot.at.duration_since(heard) < EVERY * 5);
             asked += u64::from(lived);
             let lives = before.number == now.number && now.heard.is_some_and(|heard| heard > since);
             well += u64::from(lived && lives);

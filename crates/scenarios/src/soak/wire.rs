@@ -19,7 +19,7 @@ const AT_ONCE: Duration = Duration::from_secs(4);
 pub(crate) struct Violation {
     /// What it is, without figures, so that each kind is told once.
     pub(crate) kind: String,
-    pub(crate) words: String,
+    pub(crate) message: String,
     pub(crate) at: SystemTime,
 }
 
@@ -54,32 +54,32 @@ impl Wire {
     /// Judges what was seen; `egress` says which sources are egress IPs.
     pub(crate) fn judge(&mut self, captured: &[CapturedPacket], egress: impl Fn(IpAddr) -> bool) -> Vec<Violation> {
         let mut found = Vec::new();
-        for sighting in captured {
-            found.extend(self.wrong_source(sighting));
-            if egress(sighting.source) {
-                found.extend(self.second_emitter(sighting));
+        for packet in captured {
+            found.extend(self.wrong_source(packet));
+            if egress(packet.source) {
+                found.extend(self.second_emitter(packet));
             }
         }
         found
     }
 
     /// Whether a packet to a address has a source that is not right there.
-    pub(crate) fn wrong_source(&self, sighting: &CapturedPacket) -> Option<Violation> {
-        let right = self.right.get(&sighting.destination)?;
-        let own_words = sighting.is_a_routers() && self.hosts.contains(&sighting.source);
-        if sighting.protocol == ARP || own_words || right.contains(&sighting.source) {
+    pub(crate) fn wrong_source(&self, packet: &CapturedPacket) -> Option<Violation> {
+        let right = self.right.get(&packet.destination)?;
+        let own_words = packet.is_a_routers() && self.hosts.contains(&packet.source);
+        if packet.protocol == ARP || own_words || right.contains(&packet.source) {
             return None;
         }
-        let CapturedPacket { node, source, destination, protocol, ports, .. } = sighting;
-        let words = format!(
+        let CapturedPacket { node, source, destination, protocol, ports, .. } = packet;
+        let message = format!(
             "{} sent a packet with the wrong source {source} to {destination}, protocol {protocol}, ports {ports:?}",
             node.name()
         );
-        Some(Violation { kind: format!("wrong source {source} at {destination}"), words, at: sighting.at })
+        Some(Violation { kind: format!("wrong source {source} at {destination}"), message, at: packet.at })
     }
 
-    fn second_emitter(&mut self, sighting: &CapturedPacket) -> Option<Violation> {
-        let CapturedPacket { at, node, source, .. } = *sighting;
+    fn second_emitter(&mut self, packet: &CapturedPacket) -> Option<Violation> {
+        let CapturedPacket { at, node, source, .. } = *packet;
         let senders = self.senders.entry(source).or_default();
         if let Some(current) = senders.last_mut().filter(|current| current.node == node) {
             current.last = current.last.max(at);
@@ -94,18 +94,18 @@ impl Wire {
                 return None;
             }
             if silent < AT_ONCE {
-                let how = if sighting.protocol == ARP { "claimed" } else { "sent from" };
-                let words = format!(
+                let how = if packet.protocol == ARP { "claimed" } else { "sent from" };
+                let message = format!(
                     "{} {how} {source} {} ms after {} had begun to (to {}, protocol {}, {} ms after its last)",
                     node.name(),
                     late.as_millis(),
                     current.node.name(),
-                    sighting.destination,
-                    sighting.protocol,
+                    packet.destination,
+                    packet.protocol,
                     silent.as_millis()
                 );
                 let kind = format!("{source} from {} and {}", current.node.name(), node.name());
-                return Some(Violation { kind, words, at });
+                return Some(Violation { kind, message, at });
             }
         }
         senders.push(Emitter { node, since: at, last: at });
@@ -124,11 +124,11 @@ impl Wire {
     /// Who has emitted an address, and how long ago for the last time, for people.
     pub(crate) fn history(&self, address: IpAddr, now: SystemTime) -> String {
         let all = self.senders.get(&address).map(Vec::as_slice).unwrap_or_default();
-        let told = all.iter().map(|one| {
+        let listed = all.iter().map(|one| {
             let ago = now.duration_since(one.last).unwrap_or_default();
             format!("{} {} ms ago", one.node.name(), ago.as_millis())
         });
-        told.collect::<Vec<_>>().join(", ")
+        listed.collect::<Vec<_>>().join(", ")
     }
 }
 
@@ -144,7 +144,7 @@ mod tests {
         text.parse().expect("a literal")
     }
 
-    fn sighting(millis: u64, node: usize, source: &str) -> CapturedPacket {
+    fn packet(millis: u64, node: usize, source: &str) -> CapturedPacket {
         CapturedPacket {
             at: SystemTime::UNIX_EPOCH + Duration::from_millis(millis),
             node: NodeNumber::new(node).expect("a node"),
@@ -159,8 +159,7 @@ mod tests {
     fn violations(seen: &[(u64, usize, &str)]) -> usize {
         let mut wire = Wire::new(BTreeSet::new());
         wire.set_right(address(SERVER_ADDRESS), [address(EGRESS)].into());
-        let captured: Vec<CapturedPacket> =
-            seen.iter().map(|(at, node, source)| sighting(*at, *node, source)).collect();
+        let captured: Vec<CapturedPacket> = seen.iter().map(|(at, node, source)| packet(*at, *node, source)).collect();
         wire.judge(&captured, |source| source == address(EGRESS)).len()
     }
 
@@ -191,7 +190,7 @@ mod tests {
     #[test]
     fn emitters_are_those_of_late() {
         let mut wire = Wire::new(BTreeSet::new());
-        wire.judge(&[sighting(0, 1, EGRESS), sighting(900, 2, EGRESS)], |_| true);
+        wire.judge(&[packet(0, 1, EGRESS), packet(900, 2, EGRESS)], |_| true);
         let since = SystemTime::UNIX_EPOCH + Duration::from_millis(500);
         let names: Vec<String> = wire.senders(address(EGRESS), since).into_iter().map(NodeNumber::name).collect();
         assert_eq!(names, ["node2"]);

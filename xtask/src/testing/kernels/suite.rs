@@ -88,8 +88,8 @@ fn summary(mut ended: Vec<Ended>, took: Duration) -> String {
 /// Runs one test and tells of it.
 fn one(suite: &Suite, name: &str, worker: usize, conditions: Conditions, line: &Line) -> Result<Ended> {
     let path = format!("/tmp/said-{worker}");
-    let said = File::create(&path).with_context(|| format!("create {path}"))?;
-    let also = said.try_clone().with_context(|| format!("share {path}"))?;
+    let log = File::create(&path).with_context(|| format!("create {path}"))?;
+    let also = log.try_clone().with_context(|| format!("share {path}"))?;
     let start = Instant::now();
     let mut command = Command::new(&suite.program);
     command
@@ -99,7 +99,7 @@ fn one(suite: &Suite, name: &str, worker: usize, conditions: Conditions, line: &
         .env(KEPT, format!("{BPFFS}/kept-{worker}"))
         .env("PATH", PROGRAMS)
         .stdin(Stdio::null())
-        .stdout(said)
+        .stdout(log)
         .stderr(also)
         .process_group(0);
     let limit = pace::test_limit(conditions.patience);
@@ -140,7 +140,7 @@ fn wait(
 ) -> Result<Option<String>> {
     let mut child = command.spawn().context("start a test")?;
     let group = Pid::from_raw(i32::try_from(child.id()).context("a process number")?);
-    let (start, mut told) = (Instant::now(), Duration::ZERO);
+    let (start, mut reported) = (Instant::now(), Duration::ZERO);
     let how = loop {
         if let Some(status) = child.try_wait().context("wait for a test")? {
             break (!status.success()).then(|| status.to_string());
@@ -149,8 +149,8 @@ fn wait(
         if elapsed > limit {
             break Some(format!("not within {} s", limit.as_secs()));
         }
-        if elapsed > told + SIGN_OF_LIFE {
-            told = elapsed;
+        if elapsed > reported + SIGN_OF_LIFE {
+            reported = elapsed;
             sign_of_life(elapsed)?;
         }
         std::thread::sleep(Duration::from_millis(20));

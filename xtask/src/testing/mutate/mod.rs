@@ -79,7 +79,7 @@ impl MutateArgs {
 
 /// What became of a mutation.
 #[derive(Debug, PartialEq, Eq)]
-enum Fate {
+enum MutationResult {
     /// By a test that the table names.
     Killed(String),
     /// By another test.
@@ -93,7 +93,7 @@ enum Fate {
     Survived,
 }
 
-impl fmt::Display for Fate {
+impl fmt::Display for MutationResult {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Killed(test) => write!(f, "killed by {test}"),
@@ -118,9 +118,9 @@ pub(crate) fn mutate(args: &MutateArgs) -> Result<ExitCode> {
     let (mut results, count) = (Vec::new(), chosen.len());
     for (index, mutation) in chosen.into_iter().enumerate() {
         let start = Instant::now();
-        let fate = trials.try_out(mutation)?;
-        trials.progress.step(&format!("{} of {count}: {}: {fate}", index + 1, mutation.name));
-        results.push((mutation, fate, start.elapsed()));
+        let result = trials.try_out(mutation)?;
+        trials.progress.step(&format!("{} of {count}: {}: {result}", index + 1, mutation.name));
+        results.push((mutation, result, start.elapsed()));
     }
     trials.copy.restore()?;
     if args.record {
@@ -216,7 +216,7 @@ impl Trials {
         if self.second_look { vec![named, Vec::new()] } else { vec![named] }
     }
 
-    fn try_out(&self, mutation: &Mutation) -> Result<Fate> {
+    fn try_out(&self, mutation: &Mutation) -> Result<MutationResult> {
         self.copy.restore()?;
         self.copy.apply(mutation)?;
         match (mutation.part(), &self.programs) {
@@ -231,34 +231,34 @@ impl Trials {
         }
     }
 
-    fn try_programs(&self, mutation: &Mutation, programs: &Programs) -> Result<Fate> {
+    fn try_programs(&self, mutation: &Mutation, programs: &Programs) -> Result<MutationResult> {
         if mutation.is_pure() {
             match trial::on_host(&self.copy.paths, programs.limit)? {
-                End::Red(test) | End::Refused(test) => return Ok(Fate::KilledOnHost(test)),
-                End::Stuck => return Ok(Fate::Stuck),
+                End::Red(test) | End::Refused(test) => return Ok(MutationResult::KilledOnHost(test)),
+                End::Stuck => return Ok(MutationResult::Stuck),
                 End::Green(_) => {}
             }
         }
         let object = build_object_of(&self.copy.paths, self.no_install, &self.progress)
             .with_context(|| format!("the mutation {} does not build", mutation.name))?;
         if read(&object)? == programs.whole {
-            return Ok(Fate::Survived);
+            return Ok(MutationResult::Survived);
         }
         let Programs { binary, limit, .. } = programs;
         self.ask(mutation, |tests| trial::on_kernel(binary, &object, tests, &self.paths, *limit))
     }
 
-    fn ask(&self, mutation: &Mutation, run: impl Fn(&[&str]) -> Result<End>) -> Result<Fate> {
+    fn ask(&self, mutation: &Mutation, run: impl Fn(&[&str]) -> Result<End>) -> Result<MutationResult> {
         for (index, tests) in self.looks(mutation).iter().enumerate() {
             match run(tests)? {
-                End::Red(test) if index == 0 => return Ok(Fate::Killed(test)),
-                End::Red(test) => return Ok(Fate::KilledElsewhere(test)),
-                End::Refused(test) => return Ok(Fate::Refused(test)),
-                End::Stuck => return Ok(Fate::Stuck),
+                End::Red(test) if index == 0 => return Ok(MutationResult::Killed(test)),
+                End::Red(test) => return Ok(MutationResult::KilledElsewhere(test)),
+                End::Refused(test) => return Ok(MutationResult::Refused(test)),
+                End::Stuck => return Ok(MutationResult::Stuck),
                 End::Green(_) => {}
             }
         }
-        Ok(Fate::Survived)
+        Ok(MutationResult::Survived)
     }
 }
 
@@ -271,25 +271,25 @@ fn read(path: &Path) -> Result<Vec<u8>> {
 }
 
 /// Prints everything and says how the process should end.
-fn conclude(results: &[(&'static Mutation, Fate, Duration)]) -> ExitCode {
+fn conclude(results: &[(&'static Mutation, MutationResult, Duration)]) -> ExitCode {
     println!("\n{:<42} {:>7}  what became of it", "mutation", "seconds");
-    for (mutation, fate, elapsed) in results {
-        println!("{:<42} {:>7.1}  {fate}", mutation.name, elapsed.as_secs_f64());
+    for (mutation, result, elapsed) in results {
+        println!("{:<42} {:>7.1}  {result}", mutation.name, elapsed.as_secs_f64());
     }
     println!();
-    for (mutation, _, _) in results.iter().filter(|(_, fate, _)| *fate == Fate::Survived) {
+    for (mutation, _, _) in results.iter().filter(|(_, result, _)| *result == MutationResult::Survived) {
         println!("no test notices {} ({}): {}", mutation.name, mutation.file, mutation.why);
     }
-    let survived = count(results, |fate| *fate == Fate::Survived);
-    let refused = count(results, |fate| matches!(fate, Fate::Refused(_)));
+    let survived = count(results, |result| *result == MutationResult::Survived);
+    let refused = count(results, |result| matches!(result, MutationResult::Refused(_)));
     let killed = results.len() - survived - refused;
     println!("{killed} killed, {refused} refused by the verifier, {survived} survived");
     if survived == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 fn count<'a>(
-    results: impl IntoIterator<Item = &'a (&'static Mutation, Fate, Duration)>,
-    which: impl Fn(&Fate) -> bool,
+    results: impl IntoIterator<Item = &'a (&'static Mutation, MutationResult, Duration)>,
+    which: impl Fn(&MutationResult) -> bool,
 ) -> usize {
-    results.into_iter().filter(|(_, fate, _)| which(fate)).count()
+    results.into_iter().filter(|(_, result, _)| which(result)).count()
 }

@@ -7,13 +7,13 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 
 use super::table::{self, MutatedPart, Mutation};
-use super::{Fate, count};
+use super::{MutationResult, count};
 use egress_toolchain::Paths;
 
 /// Below the clone.
 const FOLDER: &str = "docs/mutations";
 
-pub(super) fn write(paths: &Paths, results: &[(&'static Mutation, Fate, Duration)]) -> Result<()> {
+pub(super) fn write(paths: &Paths, results: &[(&'static Mutation, MutationResult, Duration)]) -> Result<()> {
     for (part, name) in [(MutatedPart::Programs, "programs"), (MutatedPart::Agent, "agent")] {
         let of_part: Vec<_> = results.iter().filter(|(mutation, _, _)| mutation.part() == part).collect();
         // A part that was not tried keeps its page.
@@ -28,10 +28,10 @@ pub(super) fn write(paths: &Paths, results: &[(&'static Mutation, Fate, Duration
     Ok(())
 }
 
-fn page(name: &str, results: &[&(&'static Mutation, Fate, Duration)]) -> String {
+fn page(name: &str, results: &[&(&'static Mutation, MutationResult, Duration)]) -> String {
     let (survived, refused) = (
-        count(results.iter().copied(), |fate| *fate == Fate::Survived),
-        count(results.iter().copied(), |fate| matches!(fate, Fate::Refused(_))),
+        count(results.iter().copied(), |result| *result == MutationResult::Survived),
+        count(results.iter().copied(), |result| matches!(result, MutationResult::Refused(_))),
     );
     let killed = results.len() - survived - refused;
     let minutes = results.iter().map(|(_, _, elapsed)| *elapsed).sum::<Duration>().as_secs() / 60;
@@ -41,10 +41,10 @@ fn page(name: &str, results: &[&(&'static Mutation, Fate, Duration)]) -> String 
          the verifier, {survived} survived.\n\n| mutation | where | what it would mean | what became of it |\n|---|---|---|---|\n",
         results.len()
     );
-    for (Mutation { name, file, why, .. }, fate, _) in results {
+    for (Mutation { name, file, why, .. }, result, _) in results {
         let why = why.replace('|', "\\|");
         // Writing to a string does not fail.
-        let _ = writeln!(page, "| `{name}` | [{file}](../../{file}) | {why} | {fate} |");
+        let _ = writeln!(page, "| `{name}` | [{file}](../../{file}) | {why} | {result} |");
     }
     page
 }

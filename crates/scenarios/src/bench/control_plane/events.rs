@@ -20,7 +20,7 @@ use egress_lab::Node;
 /// 100 a second.
 const PACE: Duration = Duration::from_millis(10);
 /// Between two looks into the map.
-const LOOK: Duration = Duration::from_micros(200);
+const POLL_INTERVAL: Duration = Duration::from_micros(200);
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// What was changed, and is not in the map yet.
@@ -54,7 +54,7 @@ pub(super) fn play(cluster: &ScaleCluster, effort: &Effort, events: usize) -> Re
             }
         }
         under_way = waiting;
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     }
     Ok(arrivals)
 }

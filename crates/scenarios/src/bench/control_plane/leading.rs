@@ -13,7 +13,7 @@ use egress_lab::apiserver::ApiServer;
 
 const OBJECTS: &str = "egressips.k8s.ovn.org";
 /// Between two looks at the API server's store.
-const LOOK: Duration = Duration::from_millis(200);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 impl ScaleCluster {
     pub(super) fn lead(&mut self, scale: &Scale, say: &dyn Fn(&str), figures: &mut Figures) -> Result<()> {
@@ -61,18 +61,18 @@ impl ScaleCluster {
         say: &dyn Fn(&str),
         wanted: impl Fn(&[(String, String)]) -> bool,
     ) -> Result<Duration> {
-        let mut said = Instant::now();
+        let mut reported = Instant::now();
         loop {
             let items = holders(self.server()?);
             if wanted(&items) {
                 return Ok(begin.elapsed());
             }
             ensure!(begin.elapsed() < PATIENCE, "{} objects have a node after {PATIENCE:?}", items.len());
-            if said.elapsed() > Duration::from_secs(10) {
+            if reported.elapsed() > Duration::from_secs(10) {
                 say(&format!("{} objects have a node", items.len()));
-                said = Instant::now();
+                reported = Instant::now();
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 

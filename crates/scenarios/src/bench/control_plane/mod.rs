@@ -43,7 +43,7 @@ use egress_lab::api_objects::HEALTH_PORT;
 use egress_lab::apiserver::ApiServer;
 use egress_lab::kube_api::ApiChoice;
 use egress_lab::test_cluster::TestCluster;
-use egress_lab::{LabBuilder, MANAGEMENT, Node, Quirks};
+use egress_lab::{HostConfig, LabBuilder, MANAGEMENT, Node};
 use egress_toolchain::Built;
 use figures::{Figure, Figures};
 use large_cluster::Scale;
@@ -54,7 +54,7 @@ pub(super) use figures::{table, write};
 /// Seconds: each node is asked once a second.
 const TOTAL_TIMEOUT: u32 = 4;
 /// How often an agent is asked whether it is synchronised.
-const LOOK: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// How long a phase may take before it is given up.
 const PATIENCE: Duration = Duration::from_secs(600);
 
@@ -107,8 +107,8 @@ pub(super) fn measure(built: &Built, prefix: &str, effort: &Effort, say: &dyn Fn
 
 impl ScaleCluster {
     fn start(built: &Built, prefix: &str, scale: &Scale) -> Result<Self> {
-        let bare = |_| Quirks::default();
-        let lab = LabBuilder::default().readable_prefix(prefix).nodes(1).quirks(bare);
+        let bare = |_| HostConfig::default();
+        let lab = LabBuilder::default().readable_prefix(prefix).nodes(1).host_config(bare);
         let base = TestCluster::bring_up(lab, None, &ApiChoice::InMemory)?;
         // More pods than the lab's usual subnet of a node holds.
         for node in base.lab.nodes() {
@@ -153,7 +153,7 @@ impl ScaleCluster {
         while !self.is_synchronised()? {
             self.agent()?.ensure_alive()?;
             ensure!(start.elapsed() < PATIENCE, "the agent is not synchronised after {} s", PATIENCE.as_secs());
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         }
         Ok(start.elapsed())
     }

@@ -8,13 +8,13 @@ use anyhow::{Context, Result};
 
 use super::judge::{self, Ruling, State, judge};
 use egress_lab::capture::{CapturedPacket, Class, Seen};
-use egress_lab::test_cluster::{Sight, pod};
+use egress_lab::test_cluster::{Observed, pod};
 use egress_lab::topology::addresses::{self as plan, Dual};
 use egress_lab::{Lab, PodSpec};
 
 /// What becomes of a caller in the course of the test, and hence what it may show.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Fate {
+pub(super) enum CallerKind {
     /// Selected from first to last by an object that always has nodes: its egress IP or nothing.
     Always,
     /// Never selected: its node's address only, and not a packet of it lost.
@@ -34,34 +34,34 @@ pub(super) enum Fate {
 }
 
 /// Name, node, namespace and fate.
-const CALLERS: [(&str, usize, &str, Fate); 11] = [
-    ("always1", 1, "red", Fate::Always),
-    ("always2", 2, "red", Fate::Always),
-    ("always3", 3, "red", Fate::Always),
-    ("never1", 1, "red", Fate::Never),
-    ("never2", 2, "red", Fate::Never),
-    ("toggled1", 1, "red", Fate::Toggled),
-    ("townie3", 3, "town", Fate::Townie),
-    ("reborn2", 2, "red", Fate::Reborn),
-    ("brief2", 2, "red", Fate::Brief),
-    ("hopeless3", 3, "red", Fate::Hopeless),
-    ("silent1", 1, "red", Fate::Silent),
+const CALLERS: [(&str, usize, &str, CallerKind); 11] = [
+    ("always1", 1, "red", CallerKind::Always),
+    ("always2", 2, "red", CallerKind::Always),
+    ("always3", 3, "red", CallerKind::Always),
+    ("never1", 1, "red", CallerKind::Never),
+    ("never2", 2, "red", CallerKind::Never),
+    ("toggled1", 1, "red", CallerKind::Toggled),
+    ("townie3", 3, "town", CallerKind::Townie),
+    ("reborn2", 2, "red", CallerKind::Reborn),
+    ("brief2", 2, "red", CallerKind::Brief),
+    ("hopeless3", 3, "red", CallerKind::Hopeless),
+    ("silent1", 1, "red", CallerKind::Silent),
 ];
 
 pub(super) const SERVER_ADDRESSES: u8 = 11;
 
 /// The pods, each with its group's label as its object selects it.
 pub(super) fn pods() -> Vec<PodSpec> {
-    let group = |fate| match fate {
-        Fate::Always | Fate::Reborn => "always",
-        Fate::Brief => "brief",
-        Fate::Hopeless => "hopeless",
-        Fate::Silent => "silent",
-        Fate::Never | Fate::Toggled | Fate::Townie => "none",
+    let group = |kind| match kind {
+        CallerKind::Always | CallerKind::Reborn => "always",
+        CallerKind::Brief => "brief",
+        CallerKind::Hopeless => "hopeless",
+        CallerKind::Silent => "silent",
+        CallerKind::Never | CallerKind::Toggled | CallerKind::Townie => "none",
     };
     CALLERS
         .iter()
-        .map(|(name, node, namespace, fate)| pod(name, namespace, *node, &[("group", group(*fate))]))
+        .map(|(name, node, namespace, kind)| pod(name, namespace, *node, &[("group", group(*kind))]))
         .collect()
 }
 
@@ -69,7 +69,7 @@ pub(super) fn pods() -> Vec<PodSpec> {
 #[derive(Debug, Clone)]
 pub(super) struct LeakCaller {
     pub(super) name: &'static str,
-    pub(super) fate: Fate,
+    pub(super) kind: CallerKind,
     pub(super) server_address: Dual,
     pub(super) node: Dual,
     pub(super) pod: Dual,
@@ -78,10 +78,10 @@ pub(super) struct LeakCaller {
 
 impl LeakCaller {
     pub(super) fn all(lab: &Lab) -> Result<Vec<Self>> {
-        let callers = CALLERS.iter().zip(0..).map(|((name, _, _, fate), number)| {
+        let callers = CALLERS.iter().zip(0..).map(|((name, _, _, kind), number)| {
             let pod = lab.pod(name)?;
             let (node, pod) = (pod.node.address(), pod.addresses);
-            Ok(Self { name, fate: *fate, server_address: plan::server_address(number), node, pod, history: Vec::new() })
+            Ok(Self { name, kind: *kind, server_address: plan::server_address(number), node, pod, history: Vec::new() })
         });
         callers.collect()
     }
@@ -97,14 +97,14 @@ impl LeakCaller {
     /// beginning) it does not masquerade, so those packets may bear the pod's own address.
     pub(super) fn is_not_selected(&mut self, asked: SystemTime) {
         let mut allowed = self.node.both().to_vec();
-        if !matches!(self.fate, Fate::Never | Fate::Hopeless) && !self.history.is_empty() {
+        if !matches!(self.kind, CallerKind::Never | CallerKind::Hopeless) && !self.history.is_empty() {
             allowed.extend(self.pod.both());
         }
         self.is_now(asked, &allowed);
     }
 
     /// How the world sees a new connection of it now.
-    pub(super) fn seen_as(&self, to: IpAddr) -> Result<Sight> {
+    pub(super) fn seen_as(&self, to: IpAddr) -> Result<Observed> {
         let state = self.history.last().with_context(|| format!("{} has no history", self.name))?;
         let right = |address: &&IpAddr| address.is_ipv4() == to.is_ipv4() && !self.pod.is(**address);
         Ok(state.allowed.iter().find(right).copied().into())
@@ -122,26 +122,26 @@ pub(super) fn judge_as(history: &[State], server_address: Dual, seen: &Seen) -> 
     for destination in server_address.both() {
         // Once no object lists an address, it is any address to a node, which says "unreachable" to late answers: as
         // itself and of its own accord.
-        let own = |sighting: &CapturedPacket| sighting.is_a_routers() && seen.class(sighting.source) == Class::Node;
-        let packets = seen.captured.iter().filter(|sighting| sighting.destination == destination && !own(sighting));
+        let own = |packet: &CapturedPacket| packet.is_a_routers() && seen.class(packet.source) == Class::Node;
+        let packets = seen.captured.iter().filter(|packet| packet.destination == destination && !own(packet));
         ruling.add(judge(history, packets.copied()));
     }
     ruling
 }
 
 /// The rulings by fate, for people.
-pub(super) fn table(rulings: &BTreeMap<Fate, Ruling>, seen: &Seen) -> String {
+pub(super) fn table(rulings: &BTreeMap<CallerKind, Ruling>, seen: &Seen) -> String {
     let mut lines = format!(
         "{:<10} {:>8} {:>8} {:>8} {:>6} {:>6} {:>9} {:>6}\n",
         "callers", "packets", "egress", "node", "pod", "late", "longest", "wrong"
     );
-    for (fate, ruling) in rulings {
+    for (kind, ruling) in rulings {
         let of = |class: Class| -> u64 {
             ruling.sources.iter().filter(|(source, _)| seen.class(**source) == class).map(|(_, count)| count).sum()
         };
         lines += &format!(
             "{:<10} {:>8} {:>8} {:>8} {:>6} {:>6} {:>6} ms {:>6}\n",
-            format!("{fate:?}"),
+            format!("{kind:?}"),
             ruling.packets(),
             of(Class::Egress),
             of(Class::Node),
@@ -151,7 +151,7 @@ pub(super) fn table(rulings: &BTreeMap<Fate, Ruling>, seen: &Seen) -> String {
             ruling.wrong.len()
         );
     }
-    let routers = seen.captured.iter().filter(|sighting| sighting.is_a_routers()).count();
+    let routers = seen.captured.iter().filter(|packet| packet.is_a_routers()).count();
     lines + &format!("{routers} times a node said \"unreachable\" to late answers for an address that is nobody's\n")
 }
 
@@ -164,7 +164,7 @@ pub(super) fn show_wrong(caller: &LeakCaller, ruling: &Ruling) {
     for state in caller.history.iter().filter(|state| state.asked + judge::LIMIT > first.at) {
         println!("  {:.3} to {:.3}: {:?}", clock(state.asked), clock(state.answered), state.allowed);
     }
-    for sighting in ruling.wrong.iter().take(SHOWN) {
-        println!("  {:.3} {sighting}", clock(sighting.at));
+    for packet in ruling.wrong.iter().take(SHOWN) {
+        println!("  {:.3} {packet}", clock(packet.at));
     }
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 
-use super::callers::{Fate, LeakCaller};
+use super::callers::{CallerKind, LeakCaller};
 use super::judge::LIMIT;
 use egress_lab::api_objects::{all, egress_ip, labels};
 use egress_lab::random::Random;
@@ -74,19 +74,19 @@ impl Chaos {
         silent["metadata"]["annotations"] = json!({"k8s.ovn.org/egressip-on-unassigned": "drop"});
         chaos.cluster.put(&silent)?;
         let now = SystemTime::now();
-        for fate in [Fate::Never, Fate::Toggled, Fate::Townie, Fate::Hopeless] {
-            chaos.say(now, fate, None);
+        for kind in [CallerKind::Never, CallerKind::Toggled, CallerKind::Townie, CallerKind::Hopeless] {
+            chaos.say(now, kind, None);
         }
-        for (fate, pair) in [(Fate::Always, FIRST), (Fate::Reborn, FIRST), (Fate::Brief, BRIEF)] {
-            chaos.say(now, fate, Some(&ips(pair)));
+        for (kind, pair) in [(CallerKind::Always, FIRST), (CallerKind::Reborn, FIRST), (CallerKind::Brief, BRIEF)] {
+            chaos.say(now, kind, Some(&ips(pair)));
         }
-        chaos.say(now, Fate::Silent, Some(&[]));
+        chaos.say(now, CallerKind::Silent, Some(&[]));
         Ok(chaos)
     }
 
     /// These addresses are right for callers of this fate from now on, or, if none are named, their node's.
-    fn say(&mut self, asked: SystemTime, fate: Fate, allowed: Option<&[IpAddr]>) {
-        for caller in self.callers.iter_mut().filter(|caller| caller.fate == fate) {
+    fn say(&mut self, asked: SystemTime, kind: CallerKind, allowed: Option<&[IpAddr]>) {
+        for caller in self.callers.iter_mut().filter(|caller| caller.kind == kind) {
             match allowed {
                 Some(allowed) => caller.is_now(asked, allowed),
                 None => caller.is_not_selected(asked),
@@ -130,11 +130,11 @@ impl Chaos {
             let asked = SystemTime::now();
             self.cluster.put(&grouped(name, pair))?;
             if place == 0 {
-                self.say(asked, Fate::Always, Some(&ips(pair)));
-                self.say(asked, Fate::Reborn, Some(&ips(pair)));
+                self.say(asked, CallerKind::Always, Some(&ips(pair)));
+                self.say(asked, CallerKind::Reborn, Some(&ips(pair)));
             }
             if self.toggled == place + 1 {
-                self.say(asked, Fate::Toggled, Some(&ips(pair)));
+                self.say(asked, CallerKind::Toggled, Some(&ips(pair)));
             }
         }
         Ok("two objects swap their addresses".to_owned())
@@ -164,18 +164,18 @@ impl Chaos {
         if let Some(addresses) = addresses.as_mut().filter(|_| self.swapped + LIMIT > asked) {
             addresses.extend(self.pairs.iter().flat_map(|pair| ips(*pair)));
         }
-        self.say(asked, Fate::Toggled, addresses.as_deref());
+        self.say(asked, CallerKind::Toggled, addresses.as_deref());
         Ok(format!("toggled1 goes to {group}"))
     }
 
     fn bear_again(&mut self) -> Result<String> {
         let asked = SystemTime::now();
         self.cluster.api.delete(&self.cluster.pod_path("reborn2")?)?;
-        self.say(asked, Fate::Reborn, Some(&[]));
+        self.say(asked, CallerKind::Reborn, Some(&[]));
         std::thread::sleep(pause(&mut self.random));
         let asked = SystemTime::now();
         self.cluster.api.publish_pod(self.cluster.pod("reborn2")?)?;
-        self.say(asked, Fate::Reborn, Some(&ips(self.pairs[0])));
+        self.say(asked, CallerKind::Reborn, Some(&ips(self.pairs[0])));
         Ok("reborn2 is deleted and made again".to_owned())
     }
 
@@ -184,11 +184,11 @@ impl Chaos {
         let asked = SystemTime::now();
         if self.brief {
             self.cluster.put(&grouped("brief", BRIEF))?;
-            self.say(asked, Fate::Brief, Some(&ips(BRIEF)));
+            self.say(asked, CallerKind::Brief, Some(&ips(BRIEF)));
             return Ok("the object brief is made".to_owned());
         }
         self.cluster.remove("brief")?;
-        self.say(asked, Fate::Brief, None);
+        self.say(asked, CallerKind::Brief, None);
         Ok("the object brief is deleted".to_owned())
     }
 
@@ -197,7 +197,7 @@ impl Chaos {
         let asked = SystemTime::now();
         self.cluster.label_namespace("town", "town", self.townie.then_some("yes"))?;
         let town = ips(TOWN);
-        self.say(asked, Fate::Townie, self.townie.then_some(town.as_slice()));
+        self.say(asked, CallerKind::Townie, self.townie.then_some(town.as_slice()));
         Ok(format!("the namespace town is {}selected", if self.townie { "" } else { "not " }))
     }
 
@@ -205,7 +205,7 @@ impl Chaos {
     pub(super) fn settle(&mut self) -> Result<()> {
         self.cluster.agents_serve()?;
         if let Some(place) = self.toggled.checked_sub(1) {
-            self.say(SystemTime::now(), Fate::Toggled, Some(&ips(self.pairs[place])));
+            self.say(SystemTime::now(), CallerKind::Toggled, Some(&ips(self.pairs[place])));
         }
         for caller in &self.callers {
             let from = &self.cluster.pod(caller.name)?.netns;

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Result, ensure};
 
-use super::callers::{Fate, LeakCaller};
+use super::callers::{CallerKind, LeakCaller};
 use super::{begin, traffic::CallerTraffic};
 use egress_lab::capture::{Capture, CapturedPacket};
 use egress_lab::test::LabContext;
@@ -18,7 +18,7 @@ const WINDOW: Duration = Duration::from_millis(500);
 /// How long all is watched once it is right again.
 const WATCHED: Duration = Duration::from_secs(1);
 
-pub(in crate::cases) fn made_anew(context: &LabContext) -> Result<()> {
+pub(in crate::cases) fn attached_at_once(context: &LabContext) -> Result<()> {
     let (mut chaos, capture, chatter) = begin(context)?;
     let mut total = 0;
     for number in 1..=3 {
@@ -69,13 +69,15 @@ fn forget_link_address(lab: &Lab, node: &Node) -> Result<()> {
 /// Wrong packets of callers that are always selected.
 fn leaks(callers: &[LeakCaller], capture: &Capture, since: SystemTime) -> Result<Vec<CapturedPacket>> {
     let seen = capture.seen()?;
-    let selected = callers.iter().filter(|caller| matches!(caller.fate, Fate::Always | Fate::Reborn | Fate::Silent));
+    let selected = callers
+        .iter()
+        .filter(|caller| matches!(caller.kind, CallerKind::Always | CallerKind::Reborn | CallerKind::Silent));
     let wrong = selected.flat_map(|caller| caller.judge(&seen).wrong);
-    Ok(wrong.filter(|sighting| sighting.at >= since).collect())
+    Ok(wrong.filter(|packet| packet.at >= since).collect())
 }
 
 fn span(leaked: &[CapturedPacket]) -> Duration {
-    let times = || leaked.iter().map(|sighting| sighting.at);
+    let times = || leaked.iter().map(|packet| packet.at);
     let (first, last) = (times().min(), times().max());
     first.zip(last).and_then(|(first, last)| last.duration_since(first).ok()).unwrap_or_default()
 }

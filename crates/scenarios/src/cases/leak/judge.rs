@@ -63,24 +63,24 @@ pub(super) fn judge(history: &[State], captured: impl Iterator<Item = CapturedPa
     let mut open: Vec<Open<'_>> =
         history.iter().zip(ends).map(|(state, end)| Open { state, end, until: end.map(|end| end + LIMIT) }).collect();
     let mut ruling = Ruling::default();
-    for sighting in captured {
-        *ruling.sources.entry(sighting.source).or_default() += 1;
+    for packet in captured {
+        *ruling.sources.entry(packet.source).or_default() += 1;
         // The newest state that fits: what it shows ends those before it that do not allow it.
-        let fits = |open: &Open<'_>| open.holds(sighting.at) && open.state.allowed.contains(&sighting.source);
+        let fits = |open: &Open<'_>| open.holds(packet.at) && open.state.allowed.contains(&packet.source);
         let Some(place) = open.iter().rposition(fits) else {
-            ruling.wrong.push(sighting);
+            ruling.wrong.push(packet);
             continue;
         };
-        if let Some(late) = open[place].end.and_then(|end| sighting.at.duration_since(end).ok()) {
+        if let Some(late) = open[place].end.and_then(|end| packet.at.duration_since(end).ok()) {
             ruling.late += 1;
             ruling.longest = ruling.longest.max(late);
         }
-        if open[..place].iter().any(|open| open.holds(sighting.at) && open.state.allowed.contains(&sighting.source)) {
+        if open[..place].iter().any(|open| open.holds(packet.at) && open.state.allowed.contains(&packet.source)) {
             // An older state explains it as well: nothing new has shown.
             continue;
         }
         for older in &mut open[..place] {
-            let over = sighting.at + IN_FLIGHT;
+            let over = packet.at + IN_FLIGHT;
             older.until = Some(older.until.map_or(over, |until| until.min(over)));
         }
     }
@@ -120,7 +120,7 @@ mod tests {
     }
 
     fn wrong(history: &[State], packets: &[(u64, &str)]) -> Vec<usize> {
-        let sighting = |(millis, source): &(u64, &str)| CapturedPacket {
+        let packet = |(millis, source): &(u64, &str)| CapturedPacket {
             at: at(*millis),
             node: NodeNumber::new(1).expect("one is a node"),
             source: source.parse().expect("address"),
@@ -129,7 +129,7 @@ mod tests {
             ports: (1, 2),
             segment: None,
         };
-        let captured: Vec<CapturedPacket> = packets.iter().map(sighting).collect();
+        let captured: Vec<CapturedPacket> = packets.iter().map(packet).collect();
         let ruling = judge(history, captured.iter().copied());
         captured.iter().enumerate().filter(|(_, s)| ruling.wrong.contains(s)).map(|(place, _)| place).collect()
     }

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 
-use callers::{Fate, LeakCaller, SERVER_ADDRESSES, judge_as};
+use callers::{CallerKind, LeakCaller, SERVER_ADDRESSES, judge_as};
 use chaos::{Chaos, pause};
 use egress_lab::Node;
 use egress_lab::capture::{Capture, CaptureKey, Class, Seen};
@@ -58,7 +58,7 @@ pub(super) fn nothing_leaks(context: &LabContext) -> Result<()> {
     let flows = plan::SERVER.both().map(|to| Flow::udp(&witness, (to, ECHO_PORT).into(), Duration::from_millis(20)));
     let outcome = play(&mut chaos);
     if outcome.is_err() {
-        println!("{}", chaos.cluster.last_words());
+        println!("{}", chaos.cluster.log_tails());
     }
     for flow in flows {
         let report = flow?.finish()?;
@@ -79,16 +79,20 @@ pub(super) fn nothing_leaks(context: &LabContext) -> Result<()> {
     };
     let strays = seen.packets(|key| elsewhere(key) && seen.class(key.source) == Class::Pod);
     ensure!(strays == 0, "{strays} packets with a pod's address have left the nodes");
-    for (fate, ruling) in &rulings {
+    for (kind, ruling) in &rulings {
         if let Some(first) = ruling.wrong.first() {
             anyhow::bail!(
-                "{} packets of {fate:?} callers have a wrong source; the first: {first:?}",
+                "{} packets of {kind:?} callers have a wrong source; the first: {first:?}",
                 ruling.wrong.len()
             );
         }
-        ensure!((ruling.packets() > 500) == (*fate != Fate::Silent), "{fate:?} callers sent {}", ruling.packets());
+        ensure!(
+            (ruling.packets() > 500) == (*kind != CallerKind::Silent),
+            "{kind:?} callers sent {}",
+            ruling.packets()
+        );
     }
-    ensure!(rulings[&Fate::Silent].packets() == 0, "what shall be dropped is not");
+    ensure!(rulings[&CallerKind::Silent].packets() == 0, "what shall be dropped is not");
     Ok(())
 }
 
@@ -103,10 +107,10 @@ fn play(chaos: &mut Chaos) -> Result<()> {
     chaos.settle()
 }
 
-fn rule(callers: &[LeakCaller], seen: &Seen) -> BTreeMap<Fate, Ruling> {
-    let mut rulings: BTreeMap<Fate, Ruling> = BTreeMap::new();
+fn rule(callers: &[LeakCaller], seen: &Seen) -> BTreeMap<CallerKind, Ruling> {
+    let mut rulings: BTreeMap<CallerKind, Ruling> = BTreeMap::new();
     for caller in callers {
-        rulings.entry(caller.fate).or_default().add(caller.judge(seen));
+        rulings.entry(caller.kind).or_default().add(caller.judge(seen));
     }
     rulings
 }
@@ -142,7 +146,7 @@ pub(super) fn judge_can_say_no(context: &LabContext) -> Result<()> {
         let ruling = always.judge(&capture.seen()?);
         Ok((ruling.wrong.len() > 20).then_some(ruling.wrong))
     })?;
-    let of_the_node = wrong.iter().filter(|sighting| always.node.is(sighting.source)).count();
+    let of_the_node = wrong.iter().filter(|packet| always.node.is(packet.source)).count();
     println!(
         "steering and second line taken off: {} packets wrong, {of_the_node} with the node's address",
         wrong.len()

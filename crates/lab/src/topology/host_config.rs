@@ -1,5 +1,4 @@
-//! What makes one node's host unlike another's. Real hosts are not bare; each quirk here is one thing that real
-//! nodes carry and that a datapath has been seen to trip over.
+//! Options of a node's host. Each option is a property of real nodes that has broken a datapath.
 
 /// Reverse path filtering of the host, as in `net.ipv4.conf.*.rp_filter`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -8,7 +7,7 @@ pub enum ReversePath {
     Loose,
 }
 
-/// How pods are connected; one way in all of a lab.
+/// How pods are connected, the same on all nodes of a lab.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cni {
     /// As in OVN-Kubernetes: behind a router with the first address of the pod subnet; the node has the second, on a port of
@@ -20,7 +19,7 @@ pub enum Cni {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Quirks {
+pub struct HostConfig {
     pub cni: Cni,
     /// kube-proxy's rule: drop forwarded packets in conntrack state invalid.
     pub drop_invalid: bool,
@@ -39,7 +38,7 @@ pub struct Quirks {
     pub reverse_path: ReversePath,
 }
 
-impl Default for Quirks {
+impl Default for HostConfig {
     fn default() -> Self {
         Self {
             cni: Cni::Ovn,
@@ -55,8 +54,8 @@ impl Default for Quirks {
     }
 }
 
-impl Quirks {
-    /// A mixture such that a lab of three nodes has every quirk on some node and lacks it on another.
+impl HostConfig {
+    /// Mixed options: with three nodes, each option is on for some node and off for another.
     pub fn mixed(index: usize) -> Self {
         let base = Self::default();
         match index % 3 {
@@ -73,7 +72,7 @@ impl Quirks {
         }
     }
 
-    /// For people: which quirks are on.
+    /// The options that are on, for the terminal.
     pub fn summary(&self) -> String {
         let named = [
             (self.cni == Cni::Bridge, "bridge-cni"),
@@ -96,16 +95,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn three_nodes_have_each_quirk_and_its_absence() {
-        let nodes: Vec<Quirks> = (0..3).map(Quirks::mixed).collect();
-        let questions: [fn(&Quirks) -> bool; 7] = [
-            |quirks| quirks.drop_invalid,
-            |quirks| quirks.stateful_forward,
-            |quirks| quirks.macvlan_uplink,
-            |quirks| quirks.masquerade_spares_mark,
-            |quirks| quirks.checksum_offload,
-            |quirks| quirks.segmentation_offload,
-            |quirks| quirks.reverse_path == ReversePath::Loose,
+    fn three_nodes_have_each_option_on_and_off() {
+        let nodes: Vec<HostConfig> = (0..3).map(HostConfig::mixed).collect();
+        let questions: [fn(&HostConfig) -> bool; 7] = [
+            |config| config.drop_invalid,
+            |config| config.stateful_forward,
+            |config| config.macvlan_uplink,
+            |config| config.masquerade_spares_mark,
+            |config| config.checksum_offload,
+            |config| config.segmentation_offload,
+            |config| config.reverse_path == ReversePath::Loose,
         ];
         for question in questions {
             assert!(nodes.iter().any(question));
