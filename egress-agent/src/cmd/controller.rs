@@ -46,7 +46,7 @@ impl ControllerArgs {
     }
 }
 
-/// `ignored` is what the configuration file says that is none of ours.
+/// `ignored`: settings of the configuration file that controllers do not have, a line each.
 pub(super) fn run(args: &ControllerArgs, ignored: &[String]) -> Result<(), CliError> {
     let _log = logging::start(&args.log)?;
     ignored.iter().for_each(|line| warn!("{line}"));
@@ -68,9 +68,9 @@ async fn run_async(args: &ControllerArgs) -> Result<(), CliError> {
     let tls = args.tls.files()?.map(tls::read).transpose()?;
     let (client, outages) = client::connect(args.api.kubeconfig.as_deref()).await?;
     let stop = stop_on_signal()?;
-    let station = Arc::new(HealthPage::new(Who::Controller, outages.clone()));
+    let health_page = Arc::new(HealthPage::new(Who::Controller, outages.clone()));
     if let Some(listen) = args.metrics.metrics_bind_address {
-        let serve = metrics::serve(listen, Arc::clone(&station), stop.clone());
+        let serve = metrics::serve(listen, Arc::clone(&health_page), stop.clone());
         tokio::spawn(egress_supervise::until(stop.clone(), Task::MetricsServer, serve));
     }
     let tls = tls.map(|(tls, keeper)| {
@@ -83,15 +83,22 @@ async fn run_async(args: &ControllerArgs) -> Result<(), CliError> {
         services: args.networks.service_cidrs.clone(),
         api_servers: client::addresses(&outages).await,
     };
+    let probing = args.reachability.manner(tls);
+    if !probing.asks_agents() {
+        warn!(
+            "--egressip-node-healthcheck-port is 0: egress nodes stop serving egress IPs when the API server is away for \
+             longer than the total timeout; set a port, the same for agents and controllers"
+        );
+    }
     let settings = ControllerSettings {
         node_name: args.api.node_name.clone(),
         namespace: args.api.namespace.clone(),
         networks,
         on_unassigned: args.unassigned.on_unassigned(),
-        probing: args.reachability.manner(tls),
+        probing,
         overlay: Some(args.tunnel.tunnel_port),
         outages,
-        health_page: Some(station),
+        health_page: Some(health_page),
     };
     info!(node = args.api.node_name, "the controller runs");
     run::run(client, settings, stop).await;

@@ -1,13 +1,14 @@
 //! The controller, `egress-agent controller`: it assigns egress IPs to nodes, gives objects their IDs, and writes their status.
 //!
 //! Two controllers run; both keep their view current, and only the leader writes.
-//! - [`run`]: the process, from start to clean stop. Leader election is `egress_kube::leader_election`.
+//! - [`run`]: the list of parts, from start to clean stop. Leader election is `egress_kube::leader_election`.
 //! - [`reconciler`]: takes changes, decides (`egress_core::decision`, pure), writes what differs.
 //! - [`ledger`]: the record of hand-overs, and the evidence for decisions about them.
 //! - [`node_health`]: which egress nodes answer.
 //! - [`pod_counts`]: how many pods each object serves, and which agents are away.
 //! - [`summary`]: the cluster in numbers, for metrics. Pure.
 
+mod fan_out;
 pub mod ledger;
 pub mod node_health;
 pub mod pod_counts;

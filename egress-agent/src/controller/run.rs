@@ -1,22 +1,23 @@
-//! The controller's process: watches, leader election, probes and decisions, from start to clean stop.
+//! A controller, from start to clean stop: the list of its parts. What an agent does is in `node::run`.
 //!
 //! ```text
-//! watches ─┬─> reconciler (decides; writes while this controller leads) ──> status, ledger, events
-//!          └─> prober (probes the agents of egress nodes while that is its duty) ──> reconciler
+//! API watches ─┬─> reconciler (decides; writes while this controller leads) ──> status, ledger, events
+//!              └─> prober (probes the agents of egress nodes while that is its duty) ──> reconciler
 //! ```
 //!
-//! It runs on a node, in the host network, because agents answer on addresses of the management network.
+//! Each part is a task of its own: a decision in a large cluster takes longer than the timeouts of the Lease and of probes. Parts
+//! meet in [`Topics`] and in what leader election publishes ([`leadership`]). A controller runs on a node, in the host network,
+//! because agents answer on addresses of the management network.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use futures::{Stream, StreamExt};
-use ipnet::IpNet;
 use kube::Client;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
-use tracing::warn;
 
-use crate::change_queue::{self, ChangeSender};
+use crate::change_queue::{self, ChangeReceiver};
+use crate::controller::fan_out::{Receivers, SyncedLists, fan_out};
 use crate::controller::node_health::leader_probe;
 use crate::controller::node_health::prober::{self, Overlay};
 use crate::controller::node_health::session::ProbeSettings;
@@ -24,22 +25,23 @@ use crate::controller::pod_counts::{self, PodCounts};
 use crate::controller::reconciler::ControllerReconciler;
 use crate::metrics::HealthPage;
 use crate::metrics::health_page::{Running, RunningController};
+use egress_core::allocation::Nodes;
+use egress_core::leader_election::SilentHolder;
 use egress_core::model::reserved::ClusterNetworks;
 use egress_core::model::settings::OnUnassigned;
-use egress_core::model::view::{Change, Update};
 use egress_core::node_health::NodeHealth;
 use egress_datapath::overlay::endpoints::Endpoints;
 use egress_datapath::overlay::probe;
 use egress_kube::api_outage::ApiOutages;
-use egress_kube::events;
-use egress_kube::health_key::SharedKey;
-use egress_kube::health_key::{self, IfAbsent};
-use egress_kube::leader_election::{ElectionInputs, campaign, leadership, own_identity};
+use egress_kube::events::{self, Events};
+use egress_kube::health_key::{self, IfAbsent, KeyHolder, SharedKey};
+use egress_kube::leader_election::{
+    ElectionInputs, Leadership, ProbeDuty, Published, campaign, leadership, own_identity,
+};
 use egress_kube::ledger::LedgerStore;
 use egress_kube::policy::StatusWriters;
 use egress_kube::watches::for_controller;
-use egress_supervise::Heartbeat;
-use egress_supervise::{self, Task, Tasks};
+use egress_supervise::{Heartbeat, Task, Tasks};
 
 pub struct ControllerSettings {
     /// The node that the controller runs on.
@@ -61,145 +63,166 @@ pub struct ControllerSettings {
 /// Capacity of the queues of probes and answers through the overlay.
 const ECHOES: usize = 4096;
 
-/// Runs until stopped. It releases the Lease then, so that the other controller leads at once.
+/// What the parts of a controller publish to each other. A topic has one writer; a reader sees its latest value.
+struct Topics {
+    // Of the API watches.
+    /// Objects and nodes have been listed: this controller could lead.
+    synced: watch::Sender<bool>,
+
+    // Of the reconciler.
+    /// The nodes to ask for pod counts, while this controller leads.
+    nodes_to_ask: watch::Sender<Option<Arc<Nodes>>>,
+
+    // Of the requests for pod counts.
+    pod_counts: watch::Sender<PodCounts>,
+
+    // Of the prober.
+    node_health: watch::Sender<NodeHealth>,
+    /// This controller leads, probes several other nodes, and none of them answers.
+    isolated: watch::Sender<bool>,
+
+    // Of leader election.
+    /// The other controller that holds the Lease.
+    holder: watch::Sender<Option<String>>,
+
+    // Of the leader probe.
+    /// Set while the node of that holder does not answer.
+    silent_holder: watch::Sender<Option<SilentHolder>>,
+}
+
+impl Topics {
+    fn new(lease: Duration) -> Self {
+        Self {
+            synced: watch::Sender::default(),
+            nodes_to_ask: watch::Sender::default(),
+            pod_counts: watch::Sender::default(),
+            node_health: watch::Sender::new(NodeHealth::by(lease)),
+            isolated: watch::Sender::default(),
+            holder: watch::Sender::default(),
+            silent_holder: watch::Sender::default(),
+        }
+    }
+}
+
+/// Runs until told to stop. The Lease is released then, so that the other controller leads at once.
 pub async fn run(client: Client, settings: ControllerSettings, stop: CancellationToken) {
-    let ControllerSettings {
-        node_name,
-        namespace,
-        networks,
-        on_unassigned,
-        mut probing,
-        overlay,
-        outages,
-        health_page,
-    } = settings;
+    let ControllerSettings { node_name, namespace, networks, on_unassigned, probing, overlay, outages, health_page } =
+        settings;
+    let (events, delivery) = events::queue(client.clone(), &node_name, &outages);
     let meters = health_page.as_ref().map(|health_page| health_page.meters()).unwrap_or_default();
     let (key, key_holder) = SharedKey::new();
-    let (events, delivery) = events::queue(client.clone(), &node_name, &outages);
-    (probing.meters, probing.key, probing.events) = (meters.clone(), key, Some(events.clone()));
-    probing.outages = Some(outages.clone());
-    let (asks_agents, terms) = (probing.asks_agents(), probing.terms());
-    if !asks_agents {
-        warn!(
-            "--egressip-node-healthcheck-port is 0: egress nodes stop serving egress IPs when the API server is away for \
-             longer than the total timeout; set a port, the same for agents and controllers"
-        );
-    }
-    let (published, leads, duty) = leadership();
-    let (to_reconciler, for_reconciler) = change_queue::inbox();
-    let (to_prober, for_prober) = change_queue::inbox();
-    let (to_leader_probe, for_leader_probe) = change_queue::inbox();
-    let ((holder, is_holder), (silent, silence)) = (watch::channel(None), watch::channel(None));
-    let ((found, node_health), (to_count, to_ask)) =
-        (watch::channel(NodeHealth::by(terms.lease)), watch::channel(None));
-    let (isolated, is_isolated) = watch::channel(false);
-    let (counts, is_counts) = watch::channel(PodCounts::default());
-    let (endpoints, (own_endpoint, ..)) = Endpoints::new(&node_name);
-    let (synced, is_synced) = watch::channel(false);
+    let probing =
+        ProbeSettings { key, meters, events: Some(events.clone()), outages: Some(outages.clone()), ..probing };
+    let (identity, topics) = (own_identity(&node_name), Topics::new(probing.terms().lease));
+    let controller = Controller { client, node_name, namespace, identity, networks, probing, outages, topics, stop };
+    let (published, leadership, duty) = leadership();
+    let (to_reconciler, changes) = change_queue::inbox();
+    let (to_prober, prober_changes) = change_queue::inbox();
+    let (to_leader_probe, leader_probe_changes) = change_queue::inbox();
+    let (endpoints, (own_endpoint, ..)) = Endpoints::new(&controller.node_name);
+    let beat = Heartbeat::default();
 
-    let identity = own_identity(&node_name);
-    let writers = (StatusWriters::new(&client), LedgerStore::new(client.clone(), &namespace));
-    let of_nodes = (node_health, terms, outages.rollbacks());
-    let reconciler =
-        ControllerReconciler::new(writers, events, leads.clone(), of_nodes, identity.clone(), networks.clone())
-            .metered(meters)
-            .counting(to_count, is_counts)
-            .with_unassigned(on_unassigned);
-    let heartbeat = Heartbeat::default();
-    if let Some(health_page) = &health_page {
-        let running = RunningController { leadership: leads, synced: is_synced, beat: heartbeat.clone() };
-        health_page.runs(Running::Controller(running));
+    let mut parts = Tasks::new(&controller.stop);
+    let receivers = Receivers {
+        reconciler: to_reconciler,
+        prober: to_prober,
+        leader_probe: to_leader_probe,
+        endpoints,
+        synced_lists: SyncedLists::default(),
+        synced: controller.topics.synced.clone(),
+    };
+    let watches =
+        for_controller(&controller.client, &controller.namespace, &controller.networks.services, &controller.outages);
+    parts.spawn(Task::ApiWatches, fan_out(watches, receivers, controller.stop.clone()));
+    parts.spawn(Task::EventWriter, delivery.run(controller.stop.clone()));
+    parts.spawn(Task::LeaderElection, controller.leader_election(published, beat.clone()));
+    parts.spawn(Task::LeaderKnocks, controller.leader_probe(leader_probe_changes));
+    if controller.probing.asks_agents() {
+        parts.spawn(Task::KeyReader, controller.key_reader(key_holder));
+        parts.spawn(Task::PodCounts, controller.pod_counts());
     }
-
-    // Separate tasks: in a large cluster a decision takes longer than the timeouts of the Lease and of probes.
-    let mut tasks = Tasks::new(&stop);
-    tasks.spawn(Task::Controller, reconciler.run(for_reconciler, stop.clone()));
-    let (candidate, place, of, until) = (client.clone(), namespace.clone(), outages.clone(), stop.clone());
-    let inputs = ElectionInputs { holder, silence, isolated: is_isolated };
-    tasks.spawn(Task::LeaderElection, async move {
-        campaign(candidate, (&place, identity), (published, inputs), &of, heartbeat, until).await;
-    });
-    tasks.spawn(Task::LeaderKnocks, leader_probe::run(probing.port, for_leader_probe, is_holder, silent, stop.clone()));
-    if asks_agents {
-        tasks.spawn(Task::PodCounts, pod_counts::run(probing.clone(), node_name.clone(), to_ask, counts, stop.clone()));
-    }
-    let overlay_probes = overlay.map(|port| {
+    let overlay = overlay.map(|port| {
         let ((ask, questions), (echoed, echoes)) = (mpsc::channel(ECHOES), mpsc::channel(ECHOES));
         let asker = probe::Asker { port, own: own_endpoint, questions, echoes: echoed };
         // A separate task: any traffic to the tunnel's port can keep it busy.
-        tasks.spawn(Task::OverlayEcho, probe::ask(asker, stop.clone()));
+        parts.spawn(Task::OverlayEcho, probe::ask(asker, controller.stop.clone()));
         Overlay { port, ask, echoes }
     });
-    let (own_node, until) = (node_name.clone(), stop.clone());
-    tasks.spawn(Task::Prober, async move {
-        prober::run(probing, &own_node, for_prober, duty, (found, isolated, overlay_probes), until).await;
-    });
-    let keep_key = async {
-        if asks_agents {
-            let keep = health_key::keep(
-                (client.clone(), &namespace),
-                key_holder,
-                (&outages, None),
-                IfAbsent::Create,
-                stop.clone(),
-            );
-            egress_supervise::until(stop.clone(), Task::KeyReader, keep).await;
-        }
-    };
-    let services: &[IpNet] = &networks.services;
-    let incoming = for_controller(&client, &namespace, services, &outages);
-    let (reconciler, prober, leader_probe_nodes) = (to_reconciler, to_prober, to_leader_probe);
-    let receivers =
-        Receivers { reconciler, prober, leader_probe_nodes, endpoints, synced_lists: SyncedLists::default(), synced };
-    tokio::join!(
-        egress_supervise::until(stop.clone(), Task::ApiWatches, fan_out(incoming, receivers, stop.clone())),
-        egress_supervise::until(stop.clone(), Task::EventWriter, delivery.run(stop.clone())),
-        keep_key,
-        tasks.ended(),
-    );
-}
-
-/// Which lists have arrived.
-#[derive(Default)]
-struct SyncedLists {
-    objects: bool,
-    nodes: bool,
-}
-
-/// The receivers of changes.
-struct Receivers {
-    reconciler: ChangeSender,
-    prober: ChangeSender,
-    leader_probe_nodes: ChangeSender,
-    endpoints: Endpoints,
-    synced_lists: SyncedLists,
-    /// Objects and nodes have been listed: this controller could lead.
-    synced: watch::Sender<bool>,
-}
-
-impl Receivers {
-    fn send(&mut self, change: Change) {
-        match &change {
-            Change::Nodes(update) => {
-                self.synced_lists.nodes |= matches!(update, Update::Replaced(_));
-                self.endpoints.apply(update);
-                self.prober.put(change.clone());
-                self.leader_probe_nodes.put(change.clone());
-            }
-            Change::Ledger(_) => self.prober.put(change.clone()),
-            Change::Policies(update) => self.synced_lists.objects |= matches!(update, Update::Replaced(_)),
-            Change::Services(_) | Change::Namespaces(_) | Change::Pods(_) => {}
-        }
-        self.reconciler.put(change);
-        let is_synced = self.synced_lists.objects && self.synced_lists.nodes;
-        self.synced.send_if_modified(|known| std::mem::replace(known, is_synced) != is_synced);
+    parts.spawn(Task::Prober, controller.prober(prober_changes, duty, overlay));
+    if let Some(health_page) = health_page {
+        health_page.runs(Running::Controller(controller.sources(&leadership, beat)));
     }
+    let reconciler = controller.reconciler(events, leadership, on_unassigned);
+    parts.spawn(Task::Controller, reconciler.run(changes, controller.stop.clone()));
+    parts.ended().await;
 }
 
-/// Sends every change to all receivers; none waits for another.
-async fn fan_out(changes: impl Stream<Item = Change>, mut receivers: Receivers, stop: CancellationToken) {
-    let mut changes = std::pin::pin!(changes.take_until(stop.cancelled_owned()));
-    while let Some(change) = changes.next().await {
-        receivers.send(change);
+/// What the parts are made from.
+struct Controller {
+    client: Client,
+    node_name: String,
+    namespace: String,
+    /// Of this controller, in the Lease and in the ledger.
+    identity: String,
+    networks: ClusterNetworks,
+    probing: ProbeSettings,
+    outages: ApiOutages,
+    topics: Topics,
+    stop: CancellationToken,
+}
+
+impl Controller {
+    fn reconciler(&self, events: Events, leadership: Leadership, on_unassigned: OnUnassigned) -> ControllerReconciler {
+        let (client, topics) = (self.client.clone(), &self.topics);
+        let writers = (StatusWriters::new(&client), LedgerStore::new(client, &self.namespace));
+        let nodes = (topics.node_health.subscribe(), self.probing.terms(), self.outages.rollbacks());
+        let (identity, networks) = (self.identity.clone(), self.networks.clone());
+        ControllerReconciler::new(writers, events, leadership, nodes, identity, networks)
+            .metered(self.probing.meters.clone())
+            .counting(topics.nodes_to_ask.clone(), topics.pod_counts.subscribe())
+            .with_unassigned(on_unassigned)
+    }
+
+    fn leader_election(&self, published: Published, beat: Heartbeat) -> impl Future<Output = ()> + use<> {
+        let topics = &self.topics;
+        let inputs = ElectionInputs {
+            holder: topics.holder.clone(),
+            silence: topics.silent_holder.subscribe(),
+            isolated: topics.isolated.subscribe(),
+        };
+        let (client, namespace, identity) = (self.client.clone(), self.namespace.clone(), self.identity.clone());
+        let (outages, stop) = (self.outages.clone(), self.stop.clone());
+        async move { campaign(client, (&namespace, identity), (published, inputs), &outages, beat, stop).await }
+    }
+
+    fn leader_probe(&self, nodes: ChangeReceiver) -> impl Future<Output = ()> + use<> {
+        let (holder, silent_holder) = (self.topics.holder.subscribe(), self.topics.silent_holder.clone());
+        leader_probe::run(self.probing.port, nodes, holder, silent_holder, self.stop.clone())
+    }
+
+    fn key_reader(&self, holder: KeyHolder) -> impl Future<Output = ()> + use<> {
+        let (client, namespace, outages) = (self.client.clone(), self.namespace.clone(), self.outages.clone());
+        let stop = self.stop.clone();
+        async move { health_key::keep((client, &namespace), holder, (&outages, None), IfAbsent::Create, stop).await }
+    }
+
+    fn pod_counts(&self) -> impl Future<Output = ()> + use<> {
+        let (nodes, counts) = (self.topics.nodes_to_ask.subscribe(), self.topics.pod_counts.clone());
+        pod_counts::run(self.probing.clone(), self.node_name.clone(), nodes, counts, self.stop.clone())
+    }
+
+    fn prober(
+        &self,
+        changes: ChangeReceiver,
+        duty: ProbeDuty,
+        overlay: Option<Overlay>,
+    ) -> impl Future<Output = ()> + use<> {
+        let outputs = (self.topics.node_health.clone(), self.topics.isolated.clone(), overlay);
+        let (settings, own_node, stop) = (self.probing.clone(), self.node_name.clone(), self.stop.clone());
+        async move { prober::run(settings, &own_node, changes, duty, outputs, stop).await }
+    }
+
+    fn sources(&self, leadership: &Leadership, beat: Heartbeat) -> RunningController {
+        RunningController { leadership: leadership.clone(), synced: self.topics.synced.subscribe(), beat }
     }
 }

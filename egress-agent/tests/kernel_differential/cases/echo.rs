@@ -41,7 +41,8 @@ pub(super) fn cases(v6: bool) -> Vec<Case> {
         named("reply from another host")
             .pod(request)
             .world(|talk| talk.echo_back(ID, 56).with(|packet| packet.from = talk.cast.second_server())),
-        named("reply that the pod sends unsolicited").pod(|talk| talk.out(echo(talk.cast.v6, false, ID, talk.data(20)))),
+        named("reply that the pod sends unsolicited")
+            .pod(|talk| talk.out(echo(talk.cast.v6, false, ID, talk.data(20)))),
         named("request from outside in the pod's flow")
             .pod(request)
             .world(|talk| talk.back(echo(talk.cast.v6, true, talk.chosen(0, ID), talk.data(56)))),
