@@ -14,7 +14,7 @@ use crate::config::shared::{ApiArgs, MetricsArgs, NetworkArgs, TunnelArgs, Unass
 use crate::config::tls::TlsArgs;
 use crate::controller::run::{self, ControllerSettings};
 use crate::health::tls;
-use crate::metrics::catalogue::Who;
+use crate::metrics::catalogue::Process;
 use crate::metrics::{self, HealthPage};
 use egress_core::model::reserved::ClusterNetworks;
 use egress_kube::client;
@@ -68,7 +68,7 @@ async fn run_async(args: &ControllerArgs) -> Result<(), CliError> {
     let tls = args.tls.files()?.map(tls::read).transpose()?;
     let (client, outages) = client::connect(args.api.kubeconfig.as_deref()).await?;
     let stop = stop_on_signal()?;
-    let health_page = Arc::new(HealthPage::new(Who::Controller, outages.clone()));
+    let health_page = Arc::new(HealthPage::new(Process::Controller, outages.clone()));
     if let Some(listen) = args.metrics.metrics_bind_address {
         let serve = metrics::serve(listen, Arc::clone(&health_page), stop.clone());
         tokio::spawn(egress_supervise::until(stop.clone(), Task::MetricsServer, serve));

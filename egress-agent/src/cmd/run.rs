@@ -21,8 +21,8 @@ use crate::debug::log::{LogLevel, Troubles};
 use crate::debug::{Notes, Questions};
 use crate::health;
 use crate::health::tls::{self, Tls};
-use crate::metrics::awaited::Awaited;
-use crate::metrics::catalogue::Who;
+use crate::metrics::catalogue::Process;
+use crate::metrics::startup_wait::StartupWait;
 use crate::metrics::{self, HealthPage};
 use crate::node::run::{self, AgentSettings};
 use egress_core::model::settings;
@@ -98,7 +98,7 @@ pub(super) struct RunArgs {
     direct_routing: bool,
     #[command(flatten)]
     tunnel: TunnelArgs,
-    /// Who puts packets into the overlay and takes them out; `device` where IPsec policies encrypt between nodes
+    /// Process puts packets into the overlay and takes them out; `device` where IPsec policies encrypt between nodes
     #[arg(
         long,
         env = "EGRESS_AGENT_ENCAPSULATION",
@@ -202,7 +202,7 @@ impl RunArgs {
         &self,
         (host, api_servers): (Host, BTreeSet<IpAddr>),
         tls: Option<Tls>,
-        (outages, station): (ApiOutages, Arc<HealthPage>),
+        (outages, health_page): (ApiOutages, Arc<HealthPage>),
         questions: Questions,
     ) -> AgentSettings {
         AgentSettings {
@@ -213,7 +213,7 @@ impl RunArgs {
             host: Some(host),
             outages,
             questions: Some(questions),
-            health_page: Some(station),
+            health_page: Some(health_page),
         }
     }
 }
@@ -234,14 +234,14 @@ async fn run_async(args: &RunArgs, notes: Notes, (log, troubles): (LogLevel, Tro
     let (client, outages) = client::connect(args.api.kubeconfig.as_deref()).await?;
     let stop = stop_on_signal()?;
     // Before the programs are loaded, which takes time: whoever asks is told so.
-    let station = Arc::new(HealthPage::new(Who::Agent, outages.clone()));
+    let health_page = Arc::new(HealthPage::new(Process::Agent, outages.clone()));
     if let Some(listen) = args.metrics.metrics_bind_address {
-        let serve = metrics::serve(listen, Arc::clone(&station), stop.clone());
+        let serve = metrics::serve(listen, Arc::clone(&health_page), stop.clone());
         tokio::spawn(egress_supervise::until(stop.clone(), Task::MetricsServer, serve));
     }
     let uplink = match &args.node.uplink {
         Some(named) => Some(named.clone()),
-        None => stop.run_until_cancelled(uplink::guess(station.awaited())).await,
+        None => stop.run_until_cancelled(uplink::guess(health_page.startup_wait())).await,
     };
     let Some(uplink) = uplink else { return stopped_early() };
     let mut settings = args.node.settings_for(uplink.clone());
@@ -258,7 +258,7 @@ async fn run_async(args: &RunArgs, notes: Notes, (log, troubles): (LogLevel, Tro
     let is_early = args.node.uplink.is_none() && uplink::is_early(&args.node.mgmt_port);
     let dataplane = tokio::select! {
         () = stop.cancelled() => return stopped_early(),
-        started = start(&client, settings, station.awaited()) => match started {
+        started = start(&client, settings, health_page.startup_wait()) => match started {
             Ok(dataplane) => dataplane,
             Err(error) => {
                 if let Some(reason) = error.event_reason() {
@@ -271,7 +271,7 @@ async fn run_async(args: &RunArgs, notes: Notes, (log, troubles): (LogLevel, Tro
     };
     let meter = dataplane.meter()?;
     tokio::spawn(egress_supervise::forever(Task::PortCounter, meter.clone().follow_ports()));
-    station.has_kernel(meter);
+    health_page.set_meter(meter);
     if args.networks.service_cidrs.is_empty() {
         warn!(
             "no --service-cidrs: each Service's cluster IP gets an entry of its own, and what a selected pod sends to one \
@@ -286,7 +286,7 @@ async fn run_async(args: &RunArgs, notes: Notes, (log, troubles): (LogLevel, Tro
     let (socket, bpffs, drops) = (args.socket.clone(), args.node.bpffs.clone(), dataplane.drops());
     let questions = Questions { socket, notes, drops, log, troubles, bpffs };
     let api_servers = client::addresses(&outages).await;
-    let settings = args.agent((host, api_servers), tls, (outages, station), questions);
+    let settings = args.agent((host, api_servers), tls, (outages, health_page), questions);
     let mut agent = std::pin::pin!(run::run(client, settings, dataplane, stop.clone()));
     let another = tokio::select! {
         () = &mut agent => None,
@@ -304,16 +304,16 @@ async fn run_async(args: &RunArgs, notes: Notes, (log, troubles): (LogLevel, Tro
 async fn start(
     client: &Client,
     settings: egress_datapath::Settings,
-    awaited: &Awaited,
+    startup_wait: &StartupWait,
 ) -> Result<Dataplane, StartError> {
     if abi_migration::is_due(&settings) {
         let waits = || {
             let line = "waiting for the API server, to take over from the programs of another version, which go on";
             info!("{line}");
-            awaited.set(Some(line.to_owned()));
+            startup_wait.set(Some(line.to_owned()));
         };
         client::answered(client, waits).await;
-        awaited.set(None);
+        startup_wait.set(None);
     }
     Dataplane::start(settings).await
 }

@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
 
 use crate::cmd::interfaces::detect_uplink;
-use crate::metrics::awaited::Awaited;
+use crate::metrics::startup_wait::StartupWait;
 
 const LOOK: Duration = Duration::from_secs(1);
 /// The CNI has set the node up so long after its management port has come.
@@ -21,19 +21,19 @@ const NONE: &str = "waiting for an uplink: there is neither breth0 nor br-ex nor
                     the interface towards the outside with --uplink";
 
 /// Waits until there is something to guess.
-pub(super) async fn guess(awaited: &Awaited) -> String {
+pub(super) async fn guess(startup_wait: &StartupWait) -> String {
     let mut is_said = false;
     loop {
         if let Some(found) = detect_uplink() {
             if is_said {
                 info!(uplink = found, "there is an uplink");
-                awaited.set(None);
+                startup_wait.set(None);
             }
             return found;
         }
         if !std::mem::replace(&mut is_said, true) {
             warn!("{NONE}");
-            awaited.set(Some(NONE.to_owned()));
+            startup_wait.set(Some(NONE.to_owned()));
         }
         sleep(LOOK).await;
     }

@@ -35,7 +35,7 @@ impl Receivers {
                 self.leader_probe.put(change.clone());
             }
             Change::Ledger(_) => self.prober.put(change.clone()),
-            Change::Objects(update) => self.synced_lists.objects |= matches!(update, Update::Replaced(_)),
+            Change::Policies(update) => self.synced_lists.objects |= matches!(update, Update::Replaced(_)),
             Change::Services(_) | Change::Namespaces(_) | Change::Pods(_) => {}
         }
         self.reconciler.put(change);

@@ -120,7 +120,7 @@ pub async fn run(client: Client, settings: ControllerSettings, stop: Cancellatio
     let (to_prober, prober_changes) = change_queue::inbox();
     let (to_leader_probe, leader_probe_changes) = change_queue::inbox();
     let (endpoints, (own_endpoint, ..)) = Endpoints::new(&controller.node_name);
-    let beat = Heartbeat::default();
+    let heartbeat = Heartbeat::default();
 
     let mut parts = Tasks::new(&controller.stop);
     let receivers = Receivers {
@@ -135,7 +135,7 @@ pub async fn run(client: Client, settings: ControllerSettings, stop: Cancellatio
         for_controller(&controller.client, &controller.namespace, &controller.networks.services, &controller.outages);
     parts.spawn(Task::ApiWatches, fan_out(watches, receivers, controller.stop.clone()));
     parts.spawn(Task::EventWriter, delivery.run(controller.stop.clone()));
-    parts.spawn(Task::LeaderElection, controller.leader_election(published, beat.clone()));
+    parts.spawn(Task::LeaderElection, controller.leader_election(published, heartbeat.clone()));
     parts.spawn(Task::LeaderKnocks, controller.leader_probe(leader_probe_changes));
     if controller.probing.asks_agents() {
         parts.spawn(Task::KeyReader, controller.key_reader(key_holder));
@@ -150,7 +150,7 @@ pub async fn run(client: Client, settings: ControllerSettings, stop: Cancellatio
     });
     parts.spawn(Task::Prober, controller.prober(prober_changes, duty, overlay));
     if let Some(health_page) = health_page {
-        health_page.runs(Running::Controller(controller.sources(&leadership, beat)));
+        health_page.set_running(Running::Controller(controller.sources(&leadership, heartbeat)));
     }
     let reconciler = controller.reconciler(events, leadership, on_unassigned);
     parts.spawn(Task::Controller, reconciler.run(changes, controller.stop.clone()));
@@ -183,7 +183,7 @@ impl Controller {
             .with_unassigned(on_unassigned)
     }
 
-    fn leader_election(&self, published: Published, beat: Heartbeat) -> impl Future<Output = ()> + use<> {
+    fn leader_election(&self, published: Published, heartbeat: Heartbeat) -> impl Future<Output = ()> + use<> {
         let topics = &self.topics;
         let inputs = ElectionInputs {
             holder: topics.holder.clone(),
@@ -192,7 +192,7 @@ impl Controller {
         };
         let (client, namespace, identity) = (self.client.clone(), self.namespace.clone(), self.identity.clone());
         let (outages, stop) = (self.outages.clone(), self.stop.clone());
-        async move { campaign(client, (&namespace, identity), (published, inputs), &outages, beat, stop).await }
+        async move { campaign(client, (&namespace, identity), (published, inputs), &outages, heartbeat, stop).await }
     }
 
     fn leader_probe(&self, nodes: ChangeReceiver) -> impl Future<Output = ()> + use<> {
@@ -222,7 +222,7 @@ impl Controller {
         async move { prober::run(settings, &own_node, changes, duty, outputs, stop).await }
     }
 
-    fn sources(&self, leadership: &Leadership, beat: Heartbeat) -> RunningController {
-        RunningController { leadership: leadership.clone(), synced: self.topics.synced.subscribe(), beat }
+    fn sources(&self, leadership: &Leadership, heartbeat: Heartbeat) -> RunningController {
+        RunningController { leadership: leadership.clone(), synced: self.topics.synced.subscribe(), heartbeat }
     }
 }

@@ -21,7 +21,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::spawn_blocking;
 
 use crate::debug::log::{LogLevel, Trouble, Troubles};
-use crate::metrics::facts::NodeFacts;
+use crate::metrics::snapshot::ReconcilerSnapshot;
 use egress_core::display_names::Names;
 use egress_core::model::view::Attach;
 use egress_core::node_health::fitness::{Ready, ServingObstacle, UplinkState};
@@ -197,7 +197,7 @@ pub enum Question {
     /// Its part of a status.
     Status(oneshot::Sender<Report>),
     /// Its part of a scrape.
-    Facts(oneshot::Sender<NodeFacts>),
+    Snapshot(oneshot::Sender<ReconcilerSnapshot>),
     /// What it calls pods, objects and nodes.
     Names(oneshot::Sender<Names>),
     /// To take note of a pod's addresses; it answers when the maps have them, or why they get none.

@@ -1,6 +1,6 @@
-//! What the agent counts of itself between two scrapes: durations, failures, and what a controller that leads knows of the cluster.
+//! What the process counts between two scrapes: durations, failures, and the cluster's state as the leader knows it.
 //!
-//! Cheap to clone, and the same for all clones. Whoever was not given one counts into one of its own, which nobody reads.
+//! Clones are cheap and share their values. A default is not exposed.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,7 +12,7 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 
 use egress_core::plan::refusal::MAPS;
 
-/// What came of a probe.
+/// The result of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Probed {
     Serving,
@@ -20,9 +20,9 @@ pub enum Probed {
     NextHopLost,
     /// No answer within the total timeout.
     Late,
-    /// The other end answers, and not as an agent.
+    /// The other end answers, but not as an agent.
     Refused,
-    /// The other end answers, and not with the key of the agents.
+    /// The other end answers, but not with the agents' key.
     Unsigned,
     /// No connection, or one that broke.
     Unreachable,
@@ -70,7 +70,7 @@ impl NodeState {
     }
 }
 
-/// The cluster as its leader has decided last.
+/// The cluster by the leader's latest decision.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cluster {
     pub assigned: usize,
@@ -134,20 +134,20 @@ impl Meters {
         self.0.conflicts.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A connection to the health port for which there was no place.
+    /// A connection to the health port was closed because no slot was free.
     pub fn refused_connection(&self) {
         self.0.refused.fetch_add(1, Ordering::Relaxed);
     }
 
     /// The kernel has refused an entry of this map, one of [`MAPS`].
     pub fn entry_refused(&self, map: &'static str) {
-        let count = MAPS.iter().position(|known| *known == map).and_then(|place| self.0.refusals.get(place));
+        let count = MAPS.iter().position(|known| *known == map).and_then(|index| self.0.refusals.get(index));
         if let Some(count) = count {
             count.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// `took` where there was an answer.
+    /// `took` if there was an answer.
     pub fn probed(&self, what: Probed, took: Option<Duration>) {
         if let Some(count) = self.0.probes.get(what as usize) {
             count.fetch_add(1, Ordering::Relaxed);
@@ -157,12 +157,12 @@ impl Meters {
         }
     }
 
-    /// An egress IP has another node than one that is gone.
+    /// An egress IP has left an unreachable node for another one.
     pub fn failed_over(&self, took: Duration) {
         self.0.failover.observe(took.as_secs_f64());
     }
 
-    /// As the leader sees it; `None` from one that does not lead any more.
+    /// As the leader sees it; `None` once the controller no longer leads.
     pub fn set_cluster(&self, cluster: Option<Cluster>) {
         *self.cluster_mut() = cluster;
     }
@@ -204,13 +204,13 @@ impl Meters {
         self.0.failover.clone()
     }
 
-    /// Replaced as a whole, so what a panic leaves is in order.
+    /// The value is replaced as a whole, so a panic cannot leave it inconsistent.
     fn cluster_mut(&self) -> MutexGuard<'_, Option<Cluster>> {
         self.0.cluster.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// How many values a histogram has seen, and their sum, by what it shows.
+/// The number of a histogram's values and their sum, as exposed.
 #[cfg(test)]
 pub(crate) fn count_and_sum(histogram: &Histogram) -> (u64, f64) {
     let (mut registry, mut text) = (prometheus_client::registry::Registry::default(), String::new());

@@ -1,4 +1,4 @@
-//! What deploy/monitoring asks for exists: names, labels, and the values of those labels whose values are a closed list.
+//! Checks that the metrics in deploy/monitoring exist: names, labels, and values of labels with a closed list of values.
 
 use std::collections::BTreeSet;
 
@@ -38,7 +38,7 @@ fn rules() -> Vec<Rule> {
     rules.groups.into_iter().flat_map(|group| group.rules).collect()
 }
 
-/// Every expression of the dashboard, wherever it stands.
+/// Every expression of the dashboard.
 fn expressions(value: &serde_json::Value, into: &mut Vec<String>) {
     match value {
         serde_json::Value::Object(fields) => {
@@ -60,7 +60,7 @@ fn dashboard() -> Vec<String> {
     all
 }
 
-/// Names that an expression may use of a metric.
+/// The series names of a metric.
 fn names(metric: &Metric) -> Vec<String> {
     match metric.kind {
         Kind::Histogram => ["_bucket", "_sum", "_count"].map(|part| format!("{}{part}", metric.name)).into(),
@@ -68,7 +68,7 @@ fn names(metric: &Metric) -> Vec<String> {
     }
 }
 
-/// The names of ours in an expression, each with the matchers behind it.
+/// The names of our metrics in an expression, each with its matchers.
 fn selectors(expression: &str) -> Vec<(String, String)> {
     let is_name = |c: char| c.is_ascii_lowercase() || c == '_';
     let mut found = Vec::new();
@@ -76,11 +76,10 @@ fn selectors(expression: &str) -> Vec<(String, String)> {
     while let Some(at) = rest.find("egress_agent_") {
         let from_name = rest.get(at..).unwrap_or_default();
         let length = from_name.find(|c| !is_name(c)).unwrap_or(from_name.len());
-        let (name, behind) = from_name.split_at(length);
-        let matchers =
-            behind.strip_prefix('{').and_then(|behind| behind.split_once('}')).map_or("", |(inner, _)| inner);
+        let (name, after) = from_name.split_at(length);
+        let matchers = after.strip_prefix('{').and_then(|after| after.split_once('}')).map_or("", |(inner, _)| inner);
         found.push((name.to_owned(), matchers.to_owned()));
-        rest = behind;
+        rest = after;
     }
     found
 }
@@ -90,7 +89,7 @@ fn faults(expression: &str) -> Vec<String> {
     let mut faults = Vec::new();
     let selectors = selectors(expression);
     if selectors.is_empty() {
-        faults.push("it asks for nothing of ours".to_owned());
+        faults.push("it has none of our metrics".to_owned());
     }
     let mut labels: BTreeSet<&str> = SCRAPED.into();
     for (name, matchers) in &selectors {
@@ -143,7 +142,7 @@ fn is_value(label: &str, value: &str) -> bool {
 }
 
 #[test]
-fn every_expression_asks_for_what_exists() {
+fn every_expression_uses_existing_metrics() {
     let rules = rules();
     let alerts: Vec<String> = rules.iter().map(|rule| rule.expr.clone()).collect();
     let dashboard = dashboard();
@@ -154,27 +153,27 @@ fn every_expression_asks_for_what_exists() {
 }
 
 #[test]
-fn what_does_not_exist_is_noticed() {
+fn unknown_names_labels_and_values_are_found() {
     for (expression, fault) in [
         ("sum(egress_agent_leaders)", "there is no egress_agent_leaders"),
         ("egress_agent_packets", "there is no egress_agent_packets"),
         ("rate(egress_agent_probe_duration_seconds[5m])", "there is no egress_agent_probe_duration_seconds"),
         ("egress_agent_packets_total{reason=\"x\"}", "egress_agent_packets_total has no label reason"),
-        ("egress_agent_packets_total{class=\"drop\",verdict=~\"no_gateway|no_way\"}", "verdict is never no_way"),
+        ("egress_agent_packets_total{class=\"drop\",verdict=~\"no_gateway|no_such\"}", "verdict is never no_such"),
         ("sum by (instance, pod) (egress_agent_ready)", "nothing has the label pod"),
-        ("up == 0", "it asks for nothing of ours"),
+        ("up == 0", "it has none of our metrics"),
     ] {
         assert_eq!(faults(expression), [fault], "{expression}");
     }
 }
 
 #[test]
-fn every_alert_has_words_a_severity_and_a_test_that_brings_it() {
+fn every_alert_has_a_text_a_severity_and_a_test() {
     for Rule { alert, labels, annotations, .. } in rules() {
         assert!(["warning", "critical"].contains(&labels["severity"].as_str()), "{alert}");
         assert!(!annotations["summary"].is_empty() && !annotations["description"].is_empty(), "{alert}");
-        let is_brought = ALERTS_TEST.contains(&format!("alertname: {alert}\n"));
-        let is_kept_away = ALERTS_TEST.contains(&format!("{{alertname: {alert}, eval_time: 60m}}"));
-        assert!(is_brought && is_kept_away, "{alert} is not tested");
+        let is_fired = ALERTS_TEST.contains(&format!("alertname: {alert}\n"));
+        let is_silent = ALERTS_TEST.contains(&format!("{{alertname: {alert}, eval_time: 60m}}"));
+        assert!(is_fired && is_silent, "{alert} is not tested");
     }
 }

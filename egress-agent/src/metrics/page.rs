@@ -1,19 +1,18 @@
-//! `docs/metrics.md`, from the catalogue.
+//! Generates the tables of `docs/metrics.md` from the catalogue.
 
 use std::fmt::Write as _;
 
-use crate::metrics::catalogue::{ALL, Metric, Who};
+use crate::metrics::catalogue::{ALL, Metric, Process};
 
-/// The tables: what both say, what every agent says, and what controllers say.
 pub fn tables() -> String {
     let mut text = String::new();
-    for (title, who) in
-        [("Of agents and controllers", Who::Both), ("Of every agent", Who::Agent), ("Of controllers", Who::Controller)]
+    for (title, process) in
+        [("Agents and controllers", Process::Both), ("Agents", Process::Agent), ("Controllers", Process::Controller)]
     {
         // Writing to a string does not fail.
         let _written = write!(text, "## {title}\n\n| metric | type | labels | series | meaning | when it is bad |\n");
         text += "|---|---|---|---|---|---|\n";
-        ALL.iter().filter(|metric| metric.who == who).for_each(|metric| text += &row(metric));
+        ALL.iter().filter(|metric| metric.process == process).for_each(|metric| text += &row(metric));
         text.push('\n');
     }
     text
@@ -21,7 +20,7 @@ pub fn tables() -> String {
 
 fn row(metric: &Metric) -> String {
     let labels: Vec<String> = metric.labels.names().iter().map(|name| format!("`{name}`")).collect();
-    let (series, kind, bound) = (metric.series(), metric.kind.word(), metric.labels.bound());
+    let (series, kind, bound) = (metric.series(), metric.kind.name(), metric.labels.bound());
     format!("| `{series}` | {kind} | {} | {bound} | {}. | {} |\n", labels.join(", "), metric.help, metric.bad)
 }
 

@@ -20,7 +20,7 @@ use crate::change_queue;
 use crate::debug::{self, Question, Questions, Sources};
 use crate::health;
 use crate::metrics::health_page::{AgentSources, Running};
-use crate::metrics::{HealthPage, Meters, watchdog};
+use crate::metrics::{HealthPage, Meters, node_watch};
 use crate::node::fan_out::{Listeners, fan_out};
 use crate::node::reconciler::Reconciler;
 use crate::node::reconciler::ownership::{Ask, Coordination};
@@ -149,8 +149,8 @@ pub async fn run<E: Executor + Send + 'static>(
         parts.spawn(Task::HealthServer, agent.health_server(health, (key, node_addresses), meters.clone()));
     }
     if let Some(health_page) = health_page {
-        health_page.runs(Running::Agent(agent.sources(to_reconciler.clone(), (moves.clone(), beat))));
-        parts.spawn(Task::NodeTroubles, agent.watchdog(health_page, (events.clone(), notes)));
+        health_page.set_running(Running::Agent(agent.sources(to_reconciler.clone(), (moves.clone(), beat))));
+        parts.spawn(Task::NodeTroubles, agent.node_watch(health_page, (events.clone(), notes)));
     }
     if let Some(questions) = questions {
         parts.spawn(Task::StatusSocket, agent.status_socket(to_reconciler, questions));
@@ -158,7 +158,7 @@ pub async fn run<E: Executor + Send + 'static>(
     let reconciler = Reconciler::new(model, executor, Some(events), agent.topics.ready.clone())
         .tied(agent.coordination().asked(asked))
         .metered(meters)
-        .beating(moves)
+        .with_heartbeat(moves)
         .counting(agent.topics.selected_pods.clone());
     let stop = agent.stop.clone();
     parts.spawn(Task::NodeReconciler, async move { drop(reconciler.run(changes, stop).await) });
@@ -296,29 +296,29 @@ impl Agent {
         async move { restored_backup::watch(client, &namespace, &outages, stop).await }
     }
 
-    fn sources(&self, node: mpsc::Sender<Question>, beats: (Heartbeat, Heartbeat)) -> AgentSources {
+    fn sources(&self, reconciler: mpsc::Sender<Question>, heartbeats: (Heartbeat, Heartbeat)) -> AgentSources {
         let topics = &self.topics;
-        let ask = move |answer| {
-            let node = node.clone();
-            async move { node.send(Question::Facts(answer)).await.is_ok() }.boxed()
+        let request = move |answer| {
+            let reconciler = reconciler.clone();
+            async move { reconciler.send(Question::Snapshot(answer)).await.is_ok() }.boxed()
         };
         AgentSources {
-            node: Arc::new(ask),
+            reconciler: Arc::new(request),
             ready: topics.ready.subscribe(),
             uplink: topics.uplink.subscribe(),
             lease_state: topics.lease_state.subscribe(),
             demand: topics.lease_demand.subscribe(),
-            beats,
+            heartbeats,
         }
     }
 
-    fn watchdog(
+    fn node_watch(
         &self,
         health_page: Arc<HealthPage>,
         reports: (events::Events, Option<egress_core::notes::Notes>),
     ) -> impl Future<Output = ()> + use<> {
         let (own_node, stop) = (self.topics.own_node.subscribe(), self.stop.clone());
-        async move { watchdog::follow(&health_page, own_node, reports, stop).await }
+        async move { node_watch::run(&health_page, own_node, reports, stop).await }
     }
 
     fn status_socket(&self, node: mpsc::Sender<Question>, questions: Questions) -> impl Future<Output = ()> + use<> {

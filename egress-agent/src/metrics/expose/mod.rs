@@ -1,7 +1,6 @@
-//! From facts to the text of a scrape, by the definitions of the [`catalogue`](crate::metrics::catalogue). Pure.
+//! From a [`Snapshot`] to the text of a scrape, by the definitions of the [`catalogue`](crate::metrics::catalogue). Pure.
 //!
-//! The text is OpenMetrics, as the library writes it; Prometheus asks for it and takes it before its own older format, of
-//! which it is all but a superset.
+//! The text is OpenMetrics, which Prometheus prefers to its own older format.
 
 use std::fmt;
 
@@ -14,8 +13,8 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
 use crate::metrics::catalogue::{ALL, Id, Kind, MOST_EGRESS_IPS, MOST_NODES, Metric};
-use crate::metrics::facts::Facts;
 use crate::metrics::meters::{NodeState, Probed};
+use crate::metrics::snapshot::Snapshot;
 use egress_core::model::state::EgressId;
 use egress_core::plan::refusal::MAPS;
 use egress_datapath::maps::facts::Use;
@@ -33,20 +32,20 @@ enum Value {
 type Series = (Vec<String>, Value);
 
 /// The text of a scrape.
-pub(super) fn page(facts: Facts) -> Result<String, fmt::Error> {
+pub(super) fn page(snapshot: Snapshot) -> Result<String, fmt::Error> {
     let mut registry = Registry::default();
-    registry.register_collector(Box::new(Scrape(facts)));
+    registry.register_collector(Box::new(Scrape(snapshot)));
     let mut text = String::new();
     text::encode(&mut text, &registry)?;
     Ok(text)
 }
 
 #[derive(Debug)]
-struct Scrape(Facts);
+struct Scrape(Snapshot);
 
 impl Collector for Scrape {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        for metric in ALL.iter().filter(|metric| self.0.who.says(metric.who)) {
+        for metric in ALL.iter().filter(|metric| self.0.process.exposes(metric.process)) {
             let series = series(metric.id, &self.0);
             if !series.is_empty() {
                 write(&mut encoder, metric, series)?;
@@ -66,17 +65,17 @@ fn write(encoder: &mut DescriptorEncoder<'_>, metric: &Metric, series: Vec<Serie
     let mut family = encoder.encode_descriptor(metric.name, &help, None, kind)?;
     let names = metric.labels.names();
     if names.is_empty() {
-        // One alone, without braces.
-        return series.into_iter().next().map_or(Ok(()), |(_, value)| put(family, metric.kind, &value));
+        // Without braces.
+        return series.into_iter().next().map_or(Ok(()), |(_, value)| encode_value(family, metric.kind, &value));
     }
     for (labels, value) in series {
         let labels: Vec<(&str, String)> = names.iter().copied().zip(labels).collect();
-        put(family.encode_family(&labels)?, metric.kind, &value)?;
+        encode_value(family.encode_family(&labels)?, metric.kind, &value)?;
     }
     Ok(())
 }
 
-fn put(mut one: MetricEncoder<'_>, kind: Kind, value: &Value) -> fmt::Result {
+fn encode_value(mut one: MetricEncoder<'_>, kind: Kind, value: &Value) -> fmt::Result {
     let none = None::<&Exemplar<NoLabelSet, f64>>;
     match (kind, value) {
         (Kind::Counter, Value::Count(value)) => one.encode_counter(value, none),
@@ -87,82 +86,83 @@ fn put(mut one: MetricEncoder<'_>, kind: Kind, value: &Value) -> fmt::Result {
     }
 }
 
-/// Every metric of the catalogue has its arm; one without a value now has no series.
-fn series(metric: Id, facts: &Facts) -> Vec<Series> {
-    let alone = |value: Value| vec![(Vec::new(), value)];
+/// The series of a metric; empty if its value is not known.
+fn series(metric: Id, snapshot: &Snapshot) -> Vec<Series> {
+    let single = |value: Value| vec![(Vec::new(), value)];
     let flag = |on: bool| vec![(Vec::new(), Value::Count(on.into()))];
-    let agent =
-        |is: fn(&crate::metrics::facts::AgentFacts) -> bool| facts.agent.as_ref().map(is).map_or_else(Vec::new, flag);
-    let node = |count: fn(&crate::metrics::facts::NodeFacts) -> usize| {
-        facts.node.iter().map(|node| (Vec::new(), Value::Count(wide(count(node))))).collect()
+    let agent = |is: fn(&crate::metrics::snapshot::AgentSnapshot) -> bool| {
+        snapshot.agent.as_ref().map(is).map_or_else(Vec::new, flag)
     };
-    let held = |count: fn(&crate::metrics::facts::Held) -> usize| {
-        facts.held().map(|held| (Vec::new(), Value::Count(wide(count(held))))).into_iter().collect()
+    let reconciler = |count: fn(&crate::metrics::snapshot::ReconcilerSnapshot) -> usize| {
+        snapshot.reconciler.iter().map(|from| (Vec::new(), Value::Count(as_u64(count(from))))).collect()
     };
-    let cluster = || facts.meters.cluster();
+    let in_kernel = |count: fn(&crate::metrics::snapshot::InKernel) -> usize| {
+        snapshot.in_kernel().map(|from| (Vec::new(), Value::Count(as_u64(count(from))))).into_iter().collect()
+    };
+    let cluster = || snapshot.meters.cluster();
     match metric {
-        Id::BuildInfo => vec![(vec![facts.version.to_owned()], Value::Count(1))],
-        Id::StartTime => alone(Value::Real(facts.started.as_secs_f64())),
-        Id::Ready => flag(facts.ready),
+        Id::BuildInfo => vec![(vec![snapshot.version.to_owned()], Value::Count(1))],
+        Id::StartTime => single(Value::Real(snapshot.started.as_secs_f64())),
+        Id::Ready => flag(snapshot.ready),
         Id::Serving => agent(|agent| agent.serving),
-        Id::Fenced => agent(|agent| agent.fenced),
-        Id::Lease => facts.kernel.iter().map(|kernel| (Vec::new(), Value::Real(kernel.lease_seconds))).collect(),
-        Id::Leader => facts.leads.map_or_else(Vec::new, flag),
-        Id::Packets => verdicts(facts, |count| count.packets),
-        Id::Bytes => verdicts(facts, |count| count.bytes),
-        Id::EipPackets => both_ways(facts, |c| (c.egress_packets, c.ingress_packets)),
-        Id::EipBytes => both_ways(facts, |c| (c.egress_bytes, c.ingress_bytes)),
-        Id::EipCreated => egress_ips(facts, |id| Some(Value::Count(count_of(facts, id)?.nat_entries))),
-        Id::EipRefusals => egress_ips(facts, |id| Some(Value::Count(count_of(facts, id)?.refusals))),
-        Id::EipMappings => egress_ips(facts, |id| Some(Value::Count(use_of(facts, id)?.mappings.into()))),
-        Id::EipPortUse => egress_ips(facts, |id| Some(Value::Real(use_of(facts, id)?.ratio()))),
-        Id::EgressIpsUnshown => held(|held| held.served.len().saturating_sub(MOST_EGRESS_IPS)),
+        Id::LeaseExpired => agent(|agent| agent.lease_expired),
+        Id::Lease => snapshot.kernel.iter().map(|kernel| (Vec::new(), Value::Real(kernel.lease_seconds))).collect(),
+        Id::Leader => snapshot.leads.map_or_else(Vec::new, flag),
+        Id::Packets => verdicts(snapshot, |count| count.packets),
+        Id::Bytes => verdicts(snapshot, |count| count.bytes),
+        Id::EipPackets => both_directions(snapshot, |c| (c.egress_packets, c.ingress_packets)),
+        Id::EipBytes => both_directions(snapshot, |c| (c.egress_bytes, c.ingress_bytes)),
+        Id::EipCreated => egress_ips(snapshot, |id| Some(Value::Count(count_of(snapshot, id)?.nat_entries))),
+        Id::EipRefusals => egress_ips(snapshot, |id| Some(Value::Count(count_of(snapshot, id)?.refusals))),
+        Id::EipMappings => egress_ips(snapshot, |id| Some(Value::Count(use_of(snapshot, id)?.mappings.into()))),
+        Id::EipPortUse => egress_ips(snapshot, |id| Some(Value::Real(use_of(snapshot, id)?.ratio()))),
+        Id::EgressIpsUnshown => in_kernel(|of| of.served.len().saturating_sub(MOST_EGRESS_IPS)),
         Id::NodePortUse => {
-            let ports = facts.kernel.as_ref().and_then(|kernel| kernel.ports.as_ref());
+            let ports = snapshot.kernel.as_ref().and_then(|kernel| kernel.ports.as_ref());
             ports.map(|ports| (Vec::new(), Value::Real(ports.node.ratio()))).into_iter().collect()
         }
-        Id::MapEntries => entries(facts),
+        Id::MapEntries => entries(snapshot),
         Id::MapCapacity => {
-            let limits = facts.kernel.iter().flat_map(|kernel| &kernel.limits);
+            let limits = snapshot.kernel.iter().flat_map(|kernel| &kernel.limits);
             limits.map(|(map, limit)| (vec![(*map).to_owned()], Value::Count((*limit).into()))).collect()
         }
         Id::EntriesRefused => {
-            let counts = MAPS.into_iter().zip(facts.meters.refusals());
+            let counts = MAPS.into_iter().zip(snapshot.meters.refusals());
             counts.map(|(map, count)| (vec![map.to_owned()], Value::Count(count))).collect()
         }
         Id::EntriesLeftOut => {
-            let counts = facts.held().into_iter().flat_map(|held| {
-                MAPS.into_iter().map(|map| (map, held.left_out.get(map).copied().unwrap_or_default()))
+            let counts = snapshot.in_kernel().into_iter().flat_map(|in_kernel| {
+                MAPS.into_iter().map(|map| (map, in_kernel.left_out.get(map).copied().unwrap_or_default()))
             });
-            counts.map(|(map, count)| (vec![map.to_owned()], Value::Count(wide(count)))).collect()
+            counts.map(|(map, count)| (vec![map.to_owned()], Value::Count(as_u64(count)))).collect()
         }
-        Id::HookAttached => hooks(facts, |hook| Some(Value::Count(hook.attached.into()))),
-        Id::HookRuns => hooks(facts, |hook| Some(Value::Count(hook.runs?.0))),
-        Id::HookSeconds => hooks(facts, |hook| Some(Value::Real(hook.runs?.1.as_secs_f64()))),
-        Id::Reconcile => alone(Value::Histogram(facts.meters.reconcile())),
-        Id::ReconcileFailures => alone(Value::Count(facts.meters.failures())),
-        Id::AddressConflicts => alone(Value::Count(facts.meters.conflicts())),
-        Id::HealthRefused => alone(Value::Count(facts.meters.refused())),
-        Id::ApiOutages => alone(Value::Count(facts.outages)),
-        Id::Unanswered => alone(Value::Real(facts.unanswered.as_secs_f64())),
+        Id::HookAttached => hooks(snapshot, |hook| Some(Value::Count(hook.attached.into()))),
+        Id::HookRuns => hooks(snapshot, |hook| Some(Value::Count(hook.runs?.0))),
+        Id::HookSeconds => hooks(snapshot, |hook| Some(Value::Real(hook.runs?.1.as_secs_f64()))),
+        Id::Reconcile => single(Value::Histogram(snapshot.meters.reconcile())),
+        Id::ReconcileFailures => single(Value::Count(snapshot.meters.failures())),
+        Id::AddressConflicts => single(Value::Count(snapshot.meters.conflicts())),
+        Id::HealthRefused => single(Value::Count(snapshot.meters.refused())),
+        Id::ApiOutages => single(Value::Count(snapshot.outages)),
+        Id::Unanswered => single(Value::Real(snapshot.unanswered.as_secs_f64())),
         Id::HandOvers => {
-            let roles = facts.node.iter().flat_map(|node| [("from", node.from), ("to", node.to)]);
-            roles.map(|(role, count)| (vec![role.to_owned()], Value::Count(wide(count)))).collect()
+            let roles = snapshot.reconciler.iter().flat_map(|of| [("from", of.from), ("to", of.to)]);
+            roles.map(|(role, count)| (vec![role.to_owned()], Value::Count(as_u64(count)))).collect()
         }
-        Id::Standby => node(|node| node.standby),
-        Id::Unclaimed => held(|held| held.unclaimed),
+        Id::Standby => reconciler(|of| of.standby),
+        Id::Unclaimed => in_kernel(|of| of.unclaimed),
         Id::EgressIps => {
             let states =
                 cluster().into_iter().flat_map(|of| [("assigned", of.assigned), ("unassigned", of.unassigned)]);
-            states.map(|(state, count)| (vec![state.to_owned()], Value::Count(wide(count)))).collect()
+            states.map(|(state, count)| (vec![state.to_owned()], Value::Count(as_u64(count)))).collect()
         }
         Id::Objects => {
             let reasons = cluster().into_iter().flat_map(|cluster| cluster.objects);
-            reasons.map(|(reason, count)| (vec![reason.to_owned()], Value::Count(wide(count)))).collect()
+            reasons.map(|(reason, count)| (vec![reason.to_owned()], Value::Count(as_u64(count)))).collect()
         }
         Id::NodeState => {
             let mut nodes: Vec<_> = cluster().into_iter().flat_map(|cluster| cluster.nodes).collect();
-            // What is left out is not what somebody looks for.
+            // Nodes that do not answer first: `take` below omits the rest.
             nodes.sort_by_key(|(_, state)| *state == NodeState::Answers);
             nodes
                 .into_iter()
@@ -170,13 +170,13 @@ fn series(metric: Id, facts: &Facts) -> Vec<Series> {
                 .map(|(node, state)| (vec![node, state.label().to_owned()], Value::Count(1)))
                 .collect()
         }
-        // What it has counted as the leader stays while the process lives.
+        // A controller keeps its counters when it stops leading.
         Id::Probes => {
-            let counts = Probed::ALL.into_iter().zip(facts.meters.probes());
+            let counts = Probed::ALL.into_iter().zip(snapshot.meters.probes());
             counts.map(|(what, count)| (vec![what.label().to_owned()], Value::Count(count))).collect()
         }
-        Id::ProbeSeconds => alone(Value::Histogram(facts.meters.probe())),
-        Id::Failover => alone(Value::Histogram(facts.meters.failover())),
+        Id::ProbeSeconds => single(Value::Histogram(snapshot.meters.probe())),
+        Id::Failover => single(Value::Histogram(snapshot.meters.failover())),
     }
 }
 pub(super) const fn class(class: Class) -> &'static str {
@@ -189,8 +189,8 @@ pub(super) const fn class(class: Class) -> &'static str {
     }
 }
 
-fn verdicts(facts: &Facts, of: fn(&egress_common::abi::Count) -> u64) -> Vec<Series> {
-    let Some(kernel) = &facts.kernel else { return Vec::new() };
+fn verdicts(snapshot: &Snapshot, of: fn(&egress_common::abi::Count) -> u64) -> Vec<Series> {
+    let Some(kernel) = &snapshot.kernel else { return Vec::new() };
     let one = |verdict: &Verdict| {
         let labels = vec![class(verdict.class()).to_owned(), verdict.label().to_owned()];
         (labels, Value::Count(kernel.verdicts.get(verdict).map_or(0, of)))
@@ -198,9 +198,9 @@ fn verdicts(facts: &Facts, of: fn(&egress_common::abi::Count) -> u64) -> Vec<Ser
     Verdict::ALL.iter().map(one).collect()
 }
 
-/// Those that are shown.
-fn egress_ips(facts: &Facts, value: impl Fn(&EgressId) -> Option<Value>) -> Vec<Series> {
-    let served = facts.held().into_iter().flat_map(|held| &held.served).take(MOST_EGRESS_IPS);
+/// One series for each egress IP that is shown.
+fn egress_ips(snapshot: &Snapshot, value: impl Fn(&EgressId) -> Option<Value>) -> Vec<Series> {
+    let served = snapshot.in_kernel().into_iter().flat_map(|in_kernel| &in_kernel.served).take(MOST_EGRESS_IPS);
     let series = served.filter_map(|(id, served)| {
         value(id).map(|value| {
             (
@@ -215,40 +215,47 @@ fn egress_ips(facts: &Facts, value: impl Fn(&EgressId) -> Option<Value>) -> Vec<
     series.collect()
 }
 
-fn both_ways(facts: &Facts, of: fn(&EipCount) -> (u64, u64)) -> Vec<Series> {
+fn both_directions(snapshot: &Snapshot, of: fn(&EipCount) -> (u64, u64)) -> Vec<Series> {
     let direction = |which: fn((u64, u64)) -> u64, name: &str| {
-        let mut series = egress_ips(facts, |id| Some(Value::Count(which(of(&count_of(facts, id)?)))));
+        let mut series = egress_ips(snapshot, |id| Some(Value::Count(which(of(&count_of(snapshot, id)?)))));
         series.iter_mut().for_each(|(labels, _)| labels.push(name.to_owned()));
         series
     };
-    let (mut all, back) = (direction(|(out, _)| out, "egress"), direction(|(_, back)| back, "ingress"));
-    all.extend(back);
+    let (mut all, ingress) = (direction(|(egress, _)| egress, "egress"), direction(|(_, ingress)| ingress, "ingress"));
+    all.extend(ingress);
     all
 }
 
-/// One that has had no packet yet counts from zero.
-fn count_of(facts: &Facts, id: &EgressId) -> Option<EipCount> {
-    let kernel = facts.kernel.as_ref()?;
+/// Zero for an egress IP without packets so far.
+fn count_of(snapshot: &Snapshot, id: &EgressId) -> Option<EipCount> {
+    let kernel = snapshot.kernel.as_ref()?;
     Some(kernel.egress_ips.get(id).copied().unwrap_or_default())
 }
 
-fn use_of(facts: &Facts, id: &EgressId) -> Option<Use> {
-    let ports = facts.kernel.as_ref()?.ports.as_ref()?;
+fn use_of(snapshot: &Snapshot, id: &EgressId) -> Option<Use> {
+    let ports = snapshot.kernel.as_ref()?.ports.as_ref()?;
     Some(ports.egress_ips.get(id).copied().unwrap_or_default())
 }
 
-fn entries(facts: &Facts) -> Vec<Series> {
-    let written = facts.held().into_iter().flat_map(|held| &held.entries).map(|(map, count)| (*map, wide(*count)));
-    let counted = facts.kernel.iter().flat_map(|kernel| &kernel.entries).map(|(map, count)| (*map, (*count).into()));
+fn entries(snapshot: &Snapshot) -> Vec<Series> {
+    let written = snapshot
+        .in_kernel()
+        .into_iter()
+        .flat_map(|in_kernel| &in_kernel.entries)
+        .map(|(map, count)| (*map, as_u64(*count)));
+    let counted = snapshot.kernel.iter().flat_map(|kernel| &kernel.entries).map(|(map, count)| (*map, (*count).into()));
     written.chain(counted).map(|(map, count)| (vec![map.to_owned()], Value::Count(count))).collect()
 }
 
-fn hooks(facts: &Facts, value: impl Fn(&egress_datapath::maps::facts::HookFacts) -> Option<Value>) -> Vec<Series> {
-    let hooks = facts.kernel.iter().flat_map(|kernel| &kernel.hooks);
+fn hooks(
+    snapshot: &Snapshot,
+    value: impl Fn(&egress_datapath::maps::facts::HookFacts) -> Option<Value>,
+) -> Vec<Series> {
+    let hooks = snapshot.kernel.iter().flat_map(|kernel| &kernel.hooks);
     hooks.filter_map(|(hook, of)| value(of).map(|value| (vec![(*hook).to_owned()], value))).collect()
 }
 
-fn wide(count: usize) -> u64 {
+fn as_u64(count: usize) -> u64 {
     u64::try_from(count).unwrap_or(u64::MAX)
 }
 

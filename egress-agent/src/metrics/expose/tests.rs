@@ -4,17 +4,17 @@ use std::time::Duration;
 use egress_common::abi::Count;
 
 use super::*;
-use crate::metrics::catalogue::Who;
-use crate::metrics::facts::{AgentFacts, Held, NodeFacts, Served};
+use crate::metrics::catalogue::Process;
 use crate::metrics::meters::{Cluster, Meters, NodeState};
+use crate::metrics::snapshot::{AgentSnapshot, InKernel, ReconcilerSnapshot, ServedAddress};
 use egress_datapath::maps::facts::{HookFacts, KernelFacts, PortUse};
 
-fn served(address: [u8; 4], object: &str) -> Served {
-    Served { address: address.into(), policy: Some((object.into(), "u".into())) }
+fn served(address: [u8; 4], object: &str) -> ServedAddress {
+    ServedAddress { address: address.into(), policy: Some((object.into(), "u".into())) }
 }
 
-/// With a value for everything.
-fn everything(who: Who) -> Facts {
+/// With a value for every metric.
+fn everything(process: Process) -> Snapshot {
     let meters = Meters::default();
     meters.reconciled(Duration::from_millis(3));
     meters.reconcile_failed();
@@ -38,15 +38,15 @@ fn everything(who: Who) -> Facts {
     };
     let dropped = (Verdict::NoGateway, Count { packets: 5, bytes: 300 });
     let busy = Use { mappings: 4, busiest: 48_384, ports: 64_512 };
-    Facts {
-        who,
+    Snapshot {
+        process,
         version: "1.2.3",
         started: Duration::from_millis(1_700_000_000_250),
         ready: true,
-        agent: Some(AgentFacts { serving: true, fenced: false }),
+        agent: Some(AgentSnapshot { serving: true, lease_expired: false }),
         leads: Some(true),
-        node: Some(NodeFacts {
-            held: Some(Held {
+        reconciler: Some(ReconcilerSnapshot {
+            in_kernel: Some(InKernel {
                 entries: BTreeMap::from([("pods", 12)]),
                 left_out: BTreeMap::from([("cluster", 3)]),
                 served: BTreeMap::from([
@@ -78,8 +78,8 @@ fn everything(who: Who) -> Facts {
     }
 }
 
-fn text(facts: Facts) -> String {
-    page(facts).expect("text")
+fn text(snapshot: Snapshot) -> String {
+    page(snapshot).expect("text")
 }
 
 /// Names of the families that the text has.
@@ -89,9 +89,9 @@ fn families(text: &str) -> BTreeSet<&str> {
 
 #[test]
 fn every_metric_of_the_catalogue_is_shown_once_and_no_other() {
-    for (who, other) in [(Who::Agent, Who::Controller), (Who::Controller, Who::Agent)] {
-        let text = text(everything(who));
-        let shown = || ALL.iter().filter(|metric| metric.who != other);
+    for (process, other) in [(Process::Agent, Process::Controller), (Process::Controller, Process::Agent)] {
+        let text = text(everything(process));
+        let shown = || ALL.iter().filter(|metric| metric.process != other);
         assert_eq!(families(&text), shown().map(|metric| metric.name).collect(), "{text}");
         assert_eq!(text.matches("# TYPE ").count(), shown().count());
         assert!(text.ends_with("# EOF\n"));
@@ -99,14 +99,14 @@ fn every_metric_of_the_catalogue_is_shown_once_and_no_other() {
 }
 
 #[test]
-fn a_scrape_has_the_labels_and_values_of_what_was_read() {
-    let text = text(everything(Who::Agent)) + &text(everything(Who::Controller));
+fn a_scrape_has_the_labels_and_values_of_the_snapshot() {
+    let text = text(everything(Process::Agent)) + &text(everything(Process::Controller));
     let lines: BTreeSet<&str> = text.lines().collect();
     for expected in [
         r#"egress_agent_build_info{version="1.2.3"} 1"#,
         "egress_agent_ready 1",
         "egress_agent_leader 1",
-        "egress_agent_fenced 0",
+        "egress_agent_lease_expired 0",
         r#"egress_agent_packets_total{class="drop",verdict="no_gateway"} 5"#,
         r#"egress_agent_packets_total{class="redirect",verdict="snat_here"} 0"#,
         r#"egress_agent_bytes_total{class="drop",verdict="no_gateway"} 300"#,
@@ -136,13 +136,13 @@ fn a_scrape_has_the_labels_and_values_of_what_was_read() {
     ] {
         assert!(lines.contains(expected), "{expected} is not in\n{text}");
     }
-    assert!(!text.contains(r#"runs_total{hook="to_netdev"}"#), "nothing is known of it");
+    assert!(!text.contains(r#"runs_total{hook="to_netdev"}"#), "its runs are not known");
     assert_eq!(lines.iter().filter(|line| line.starts_with("egress_agent_packets_total{")).count(), Verdict::ALL.len());
 }
 
 #[test]
-fn what_is_not_known_is_left_out_and_who_does_not_lead_speaks_for_nobody() {
-    let text = text(Facts { version: "1", ..Facts::default() });
+fn unknown_values_are_omitted_and_a_standby_shows_no_cluster_state() {
+    let text = text(Snapshot { version: "1", ..Snapshot::default() });
     for absent in ["egress_agent_packets", "egress_agent_leader", "egress_agent_egress_ips", "egress_agent_map"] {
         assert!(!text.contains(absent), "{text}");
     }
@@ -150,13 +150,13 @@ fn what_is_not_known_is_left_out_and_who_does_not_lead_speaks_for_nobody() {
 }
 
 #[test]
-fn very_many_egress_ips_are_a_bounded_number_of_series() {
+fn the_number_of_series_is_bounded_with_very_many_egress_ips() {
     let address = |n: u32| (EgressId(n), served((0x0a00_0000 + n).to_be_bytes(), &format!("o{n}")));
-    let mut facts = everything(Who::Agent);
-    if let Some(held) = facts.node.as_mut().and_then(|node| node.held.as_mut()) {
-        held.served = (1..=1_200).map(address).collect();
+    let mut snapshot = everything(Process::Agent);
+    if let Some(in_kernel) = snapshot.reconciler.as_mut().and_then(|of| of.in_kernel.as_mut()) {
+        in_kernel.served = (1..=1_200).map(address).collect();
     }
-    let text = text(facts);
+    let text = text(snapshot);
     let series = |name: &str| text.lines().filter(|line| line.starts_with(&format!("{name}{{"))).count();
     assert_eq!(series("egress_agent_egress_ip_mappings"), MOST_EGRESS_IPS);
     assert_eq!(series("egress_agent_egress_ip_packets_total"), 2 * MOST_EGRESS_IPS);
@@ -164,13 +164,13 @@ fn very_many_egress_ips_are_a_bounded_number_of_series() {
 }
 
 #[test]
-fn of_very_many_nodes_those_that_do_not_answer_are_shown() {
-    let facts = everything(Who::Controller);
+fn with_very_many_nodes_the_unreachable_ones_are_shown() {
+    let snapshot = everything(Process::Controller);
     let mut nodes: BTreeMap<String, NodeState> =
         (0..MOST_NODES + 9).map(|number| (format!("a{number}"), NodeState::Answers)).collect();
     nodes.extend([("y".to_owned(), NodeState::AgentAway), ("z".to_owned(), NodeState::Unreachable)]);
-    facts.meters.set_cluster(Some(Cluster { nodes, ..Cluster::default() }));
-    let text = text(facts);
+    snapshot.meters.set_cluster(Some(Cluster { nodes, ..Cluster::default() }));
+    let text = text(snapshot);
     let shown: Vec<_> = text.lines().filter(|line| line.starts_with("egress_agent_egress_node_state{")).collect();
     assert_eq!(shown.len(), MOST_NODES);
     for (node, state) in [("y", "agent_away"), ("z", "unreachable")] {

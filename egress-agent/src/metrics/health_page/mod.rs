@@ -1,5 +1,5 @@
-//! Where a scrape and the two health pages get their facts from, from the first moment of the process on: what is not there
-//! yet is put in when it is.
+//! The source of scrapes and of the two health pages. It exists before the programs are loaded and before the process runs;
+//! both are set once they do.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,11 +12,11 @@ use tokio::task::spawn_blocking;
 use tokio::time::{Instant, timeout};
 use tracing::debug;
 
-use crate::metrics::awaited::Awaited;
-use crate::metrics::catalogue::Who;
-use crate::metrics::facts::{AgentFacts, Facts, Held, NodeFacts};
-use crate::metrics::life::{self, LIMITS, Limits};
+use crate::metrics::catalogue::Process;
+use crate::metrics::liveness::{self, LIMITS, Limits};
 use crate::metrics::meters::Meters;
+use crate::metrics::snapshot::{AgentSnapshot, InKernel, ReconcilerSnapshot, Snapshot};
+use crate::metrics::startup_wait::StartupWait;
 use egress_core::model::state::EgressId;
 use egress_core::node_health::fitness::{Ready, ServingObstacle, UplinkState};
 use egress_core::ownership::lease::{LeaseDemand, LeaseState};
@@ -26,26 +26,26 @@ use egress_kube::api_outage::ApiOutages;
 use egress_kube::leader_election::Leadership;
 use egress_supervise::Heartbeat;
 
-/// How long an answer of the node's half is waited for; then what it said before serves.
+/// How long to wait for the reconciler's answer; then its previous one serves.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// What a process that runs is asked.
+/// The sources of a running process.
 pub enum Running {
     Agent(AgentSources),
     Controller(RunningController),
 }
 
-/// Asks the reconciler for its part of a scrape. False where it has ended.
-pub type AskFacts = Arc<dyn Fn(oneshot::Sender<NodeFacts>) -> BoxFuture<'static, bool> + Send + Sync>;
+/// Asks the reconciler for its part of a scrape. False if it has ended.
+pub type RequestSnapshot = Arc<dyn Fn(oneshot::Sender<ReconcilerSnapshot>) -> BoxFuture<'static, bool> + Send + Sync>;
 
 pub struct AgentSources {
-    pub node: AskFacts,
+    pub reconciler: RequestSnapshot,
     pub ready: watch::Receiver<Ready>,
     pub uplink: watch::Receiver<UplinkState>,
     pub lease_state: watch::Receiver<LeaseState>,
     pub demand: watch::Receiver<LeaseDemand>,
     /// Of the reconciler, and of the lease keeper.
-    pub beats: (Heartbeat, Heartbeat),
+    pub heartbeats: (Heartbeat, Heartbeat),
 }
 
 pub struct RunningController {
@@ -53,7 +53,7 @@ pub struct RunningController {
     /// Objects and nodes have been listed.
     pub synced: watch::Receiver<bool>,
     /// Of the leader election.
-    pub beat: Heartbeat,
+    pub heartbeat: Heartbeat,
 }
 
 impl Running {
@@ -66,69 +66,69 @@ impl Running {
 }
 
 pub struct HealthPage {
-    who: Who,
-    began: Instant,
+    process: Process,
+    created: Instant,
     started: Duration,
     outages: ApiOutages,
     meters: Meters,
     running: OnceLock<Running>,
-    awaited: Awaited,
+    startup_wait: StartupWait,
     kernel: OnceLock<Meter>,
-    /// What the node's half said last.
-    known: Arc<watch::Sender<Option<NodeFacts>>>,
-    /// It has not answered yet: whoever comes meanwhile waits for the same answer.
-    is_asked: Arc<AtomicBool>,
+    /// The reconciler's latest answer.
+    last_known: Arc<watch::Sender<Option<ReconcilerSnapshot>>>,
+    /// A request is pending: further requests wait for the same answer.
+    is_pending: Arc<AtomicBool>,
     limits: Limits,
 }
 
 impl HealthPage {
-    pub fn new(who: Who, outages: ApiOutages) -> Self {
+    pub fn new(process: Process, outages: ApiOutages) -> Self {
         Self {
-            who,
-            began: Instant::now(),
-            // A clock before 1970 counts from the beginning.
+            process,
+            created: Instant::now(),
+            // A clock before 1970 counts as 1970.
             started: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default(),
             outages,
             meters: Meters::default(),
             running: OnceLock::new(),
-            awaited: Awaited::default(),
+            startup_wait: StartupWait::default(),
             kernel: OnceLock::new(),
-            known: Arc::new(watch::channel(None).0),
-            is_asked: Arc::default(),
+            last_known: Arc::new(watch::channel(None).0),
+            is_pending: Arc::default(),
             limits: LIMITS,
         }
     }
 
-    /// What the agent counts.
+    /// The counters of this process.
     pub fn meters(&self) -> Meters {
         self.meters.clone()
     }
 
-    /// Where a start says what it waits for.
-    pub fn awaited(&self) -> &Awaited {
-        &self.awaited
+    /// What the start waits for.
+    pub fn startup_wait(&self) -> &StartupWait {
+        &self.startup_wait
     }
 
-    /// The programs are loaded. Once.
-    pub fn has_kernel(&self, meter: Meter) {
+    /// Called once, when the programs are loaded.
+    pub fn set_meter(&self, meter: Meter) {
         let _twice = self.kernel.set(meter);
     }
 
-    /// Whether they are.
+    /// Whether the programs are loaded.
     pub fn is_attached(&self) -> bool {
         self.kernel.get().is_some()
     }
 
-    /// The agent runs. Once.
-    pub fn runs(&self, running: Running) {
+    /// Called once, when the agent or controller runs.
+    pub fn set_running(&self, running: Running) {
         let _twice = self.running.set(running);
     }
 
-    /// All that can be had now, with what the programs count of so many egress IPs.
-    pub async fn facts(&self, most: usize) -> Facts {
-        let node = self.ask().await;
-        let held = node.as_ref().and_then(|node| node.held.as_ref());
-        let served: Vec<_> = held.map(|held| asked_of(held, most)).unwrap_or_default();
+    /// Reads everything, with the programs' counters of `most` egress IPs at most.
+    pub async fn snapshot(&self, most: usize) -> Snapshot {
+        let reconciler = self.ask_reconciler().await;
+        let in_kernel = reconciler.as_ref().and_then(|of| of.in_kernel.as_ref());
+        let served: Vec<_> = in_kernel.map(|in_kernel| shown_ids(in_kernel, most)).unwrap_or_default();
         let kernel = match self.kernel.get().cloned() {
             Some(meter) => {
                 let read = spawn_blocking(move || meter.read(served.into_iter())).await;
@@ -142,18 +142,18 @@ impl HealthPage {
         let seen = self.outages.summary();
         let (mut agent, mut leads) = (None, None);
         match self.running.get() {
-            Some(Running::Agent(running)) => agent = Some(facts_of(running)),
+            Some(Running::Agent(running)) => agent = Some(agent_snapshot(running)),
             Some(Running::Controller(running)) => leads = Some(running.leadership.leads()),
             None => {}
         }
-        Facts {
-            who: self.who,
+        Snapshot {
+            process: self.process,
             version: env!("CARGO_PKG_VERSION"),
             started: self.started,
-            ready: self.is_ready(kernel.as_ref().map(|kernel| &kernel.hooks), node.as_ref()).is_ok(),
+            ready: self.is_ready(kernel.as_ref().map(|kernel| &kernel.hooks), reconciler.as_ref()).is_ok(),
             agent,
             leads,
-            node,
+            reconciler,
             kernel,
             outages: seen.outages,
             unanswered: seen.away.unwrap_or_default(),
@@ -161,44 +161,44 @@ impl HealthPage {
         }
     }
 
-    /// Whether the process does its work; if not, what does not live.
-    pub fn live(&self) -> Result<(), String> {
+    /// Whether the main loops make progress; if not, which one does not.
+    pub fn check_live(&self) -> Result<(), String> {
         match self.running.get() {
             Some(Running::Agent(running)) => {
-                let (node, lease) = &running.beats;
-                life::judge(&self.limits, node.age(), lease.age())
+                let (reconciler, lease_keeper) = &running.heartbeats;
+                liveness::check_agent(&self.limits, reconciler.age(), lease_keeper.age())
             }
-            Some(Running::Controller(running)) => life::judge_election(&self.limits, running.beat.age()),
-            None => self.starts(),
+            Some(Running::Controller(running)) => liveness::check_controller(&self.limits, running.heartbeat.age()),
+            None => self.check_startup(),
         }
     }
 
-    /// What is awaited would not come any sooner by a new start; the time that loading may take begins behind it.
-    fn starts(&self) -> Result<(), String> {
-        let loading = self.awaited.ended().unwrap_or(self.began).elapsed();
-        if self.awaited.what().is_some() || loading < self.limits.starts {
+    /// A restart would not end a wait, so the limit of loading counts from the end of the last wait.
+    fn check_startup(&self) -> Result<(), String> {
+        let loading = self.startup_wait.ended().unwrap_or(self.created).elapsed();
+        if self.startup_wait.reason().is_some() || loading < self.limits.startup {
             return Ok(());
         }
         Err(format!("the programs are not loaded after {} s", loading.as_secs()))
     }
 
-    /// Whether this node does what the cluster wants, or this controller could lead; if not, what is missing.
-    pub async fn ready(&self) -> Result<(), String> {
-        // What is missing is asked for only where there is something: probes come often.
+    /// Whether this node is in the desired state, or this controller could lead; if not, what is missing.
+    pub async fn check_ready(&self) -> Result<(), String> {
+        // Probes are frequent, so the reconciler is asked only if something is missing.
         let agent = self.running.get().and_then(Running::agent);
         let serves = agent.is_some_and(|agent| agent.ready.borrow().serving);
-        let node = if serves { None } else { self.ask().await };
+        let reconciler = if serves { None } else { self.ask_reconciler().await };
         let hooks = match self.kernel.get().cloned() {
             Some(meter) => spawn_blocking(move || meter.hooks()).await.ok(),
             None => None,
         };
-        self.is_ready(hooks.as_ref(), node.as_ref())
+        self.is_ready(hooks.as_ref(), reconciler.as_ref())
     }
 
     fn is_ready(
         &self,
         hooks: Option<&BTreeMap<&'static str, HookFacts>>,
-        node: Option<&NodeFacts>,
+        reconciler: Option<&ReconcilerSnapshot>,
     ) -> Result<(), String> {
         let running = match self.running.get() {
             Some(Running::Agent(running)) => running,
@@ -206,11 +206,13 @@ impl HealthPage {
             Some(Running::Controller(_)) => {
                 return Err("waiting for the lists of EgressIP objects and nodes".to_owned());
             }
-            None => return Err(self.awaited.what().unwrap_or_else(|| "the programs are being loaded".to_owned())),
+            None => {
+                return Err(self.startup_wait.reason().unwrap_or_else(|| "the programs are being loaded".to_owned()));
+            }
         };
         if !running.ready.borrow().serving {
-            let missing = node.and_then(|node| node.missing.clone());
-            return Err(missing.unwrap_or_else(|| "the kernel does not do what the cluster wants yet".to_owned()));
+            let missing = reconciler.and_then(|of| of.missing.clone());
+            return Err(missing.unwrap_or_else(|| "the kernel is not in the desired state yet".to_owned()));
         }
         let off: BTreeMap<_, _> = hooks.into_iter().flatten().filter(|(_, hook)| !hook.attached).collect();
         let awaits: BTreeSet<&str> = off.values().filter_map(|hook| hook.awaits.as_deref()).collect();
@@ -221,39 +223,38 @@ impl HealthPage {
         }
     }
 
-    /// What the node's half says now, or has said last. An answer that nobody waits for any more serves the next.
-    async fn ask(&self) -> Option<NodeFacts> {
-        let node = self.running.get()?.agent()?.node.clone();
-        let mut news = self.known.subscribe();
-        if !self.is_asked.swap(true, Ordering::AcqRel) {
-            let (known, is_asked) = (Arc::clone(&self.known), Arc::clone(&self.is_asked));
-            // Short-lived: one question.
+    /// The reconciler's answer, or its previous one if it takes too long. A late answer serves the next call.
+    async fn ask_reconciler(&self) -> Option<ReconcilerSnapshot> {
+        let request = self.running.get()?.agent()?.reconciler.clone();
+        let mut answers = self.last_known.subscribe();
+        if !self.is_pending.swap(true, Ordering::AcqRel) {
+            let (last_known, is_pending) = (Arc::clone(&self.last_known), Arc::clone(&self.is_pending));
+            // Short-lived: one request.
             tokio::spawn(async move {
-                let (answer, question) = oneshot::channel();
-                let asked = node(answer).await;
-                let fresh = if asked { question.await.ok() } else { None };
-                is_asked.store(false, Ordering::Release);
+                let (sender, answer) = oneshot::channel();
+                let fresh = if request(sender).await { answer.await.ok() } else { None };
+                is_pending.store(false, Ordering::Release);
                 if fresh.is_some() {
-                    known.send_replace(fresh);
+                    last_known.send_replace(fresh);
                 }
             });
         }
-        // No news in time: what is known serves.
-        let _late = timeout(PATIENCE, news.changed()).await;
-        self.known.borrow().clone()
+        // After the timeout the previous answer serves.
+        let _late = timeout(PATIENCE, answers.changed()).await;
+        self.last_known.borrow().clone()
     }
 }
 
-/// The first, as a page shows them: each costs a system call.
-fn asked_of(held: &Held, most: usize) -> Vec<EgressId> {
-    held.served.keys().take(most).copied().collect()
+/// The first `most`, as a page shows them: each costs a system call.
+fn shown_ids(in_kernel: &InKernel, most: usize) -> Vec<EgressId> {
+    in_kernel.served.keys().take(most).copied().collect()
 }
 
-fn facts_of(running: &AgentSources) -> AgentFacts {
-    AgentFacts {
+fn agent_snapshot(running: &AgentSources) -> AgentSnapshot {
+    AgentSnapshot {
         serving: ServingObstacle::of(running.ready.borrow().serving, &running.uplink.borrow()).is_none(),
-        // A node without egress IPs is never confirmed, and misses nothing.
-        fenced: matches!(*running.lease_state.borrow(), LeaseState::Expired(_)) && running.demand.borrow().wants,
+        // The lease of a node without egress IPs is not renewed, and its expiry has no effect.
+        lease_expired: matches!(*running.lease_state.borrow(), LeaseState::Expired(_)) && running.demand.borrow().wants,
     }
 }
 

@@ -32,14 +32,14 @@ use crate::metrics::catalogue::MOST_EGRESS_IPS;
 use crate::metrics::expose;
 use crate::metrics::health_page::HealthPage;
 
-/// At a time, of other hosts, and as many of this one. Who comes when there is no place is hung up on.
+/// Concurrent connections from other hosts, and as many from this one. Excess connections are closed.
 const CONNECTIONS: usize = 32;
-/// Until the whole request is there.
+/// From the connection to the end of the request.
 const REQUEST: Duration = Duration::from_secs(2);
 /// From the first byte to the last.
 const CONNECTION: Duration = Duration::from_secs(10);
-/// Until a scrape's turn comes.
-const TURN: Duration = Duration::from_secs(2);
+/// How long a scrape waits for the one before it.
+const SCRAPE_WAIT: Duration = Duration::from_secs(2);
 const RETRY: Duration = Duration::from_secs(2);
 const PLAIN: &str = "text/plain; charset=utf-8";
 
@@ -100,9 +100,9 @@ impl Listen {
     }
 }
 
-/// Serves until told to stop. Without an address the agent goes on, and tries again.
-pub async fn serve(listen: Listen, station: Arc<HealthPage>, stop: CancellationToken) {
-    let acceptor = Arc::new(Acceptor::new(station, is_of_this_host));
+/// Serves until `stop`. If the address cannot be bound the agent continues, and retries.
+pub async fn serve(listen: Listen, page: Arc<HealthPage>, stop: CancellationToken) {
+    let acceptor = Arc::new(Acceptor::new(page, is_of_this_host));
     let for_probes = async {
         if let Some(listen) = listen.for_probes() {
             serve_at(listen, Arc::clone(&acceptor), &stop).await;
@@ -130,7 +130,7 @@ async fn serve_at(listen: Listen, acceptor: Arc<Acceptor>, stop: &CancellationTo
     serve_on(listener, acceptor, stop).await;
 }
 
-/// The same where the address is taken already.
+/// The same on a bound address.
 async fn serve_on(listener: TcpListener, acceptor: Arc<Acceptor>, stop: &CancellationToken) {
     loop {
         let accepted = tokio::select! {
@@ -139,37 +139,37 @@ async fn serve_on(listener: TcpListener, acceptor: Arc<Acceptor>, stop: &Cancell
         };
         match accepted {
             Ok((stream, peer)) => {
-                let Some(place) = acceptor.place(peer.ip()) else {
+                let Some(slot) = acceptor.slot(peer.ip()) else {
                     debug!(%peer, "too many connections for metrics and health");
                     continue;
                 };
                 let acceptor = Arc::clone(&acceptor);
                 // Short-lived: one connection, which ends by its timeouts.
                 tokio::spawn(async move {
-                    // Whoever is too slow is hung up on.
+                    // Slow clients are disconnected.
                     if timeout(CONNECTION, answer(stream, acceptor)).await.is_err() {
                         debug!(%peer, "a request for metrics or health took too long");
                     }
-                    drop(place);
+                    drop(slot);
                 });
             }
-            // No descriptor is free, as a rule: it will be.
+            // Usually no file descriptor is free, which passes.
             Err(error) => {
-                debug!(%error, "cannot take a connection");
+                debug!(%error, "cannot accept a connection");
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
         }
     }
 }
 
-/// By loopback: the kernel takes no such packet from another host.
+/// Loopback: the kernel accepts no such packet from another host.
 fn is_of_this_host(peer: IpAddr) -> bool {
     peer.to_canonical().is_loopback()
 }
 
 /// What all connections share.
 struct Acceptor {
-    station: Arc<HealthPage>,
+    page: Arc<HealthPage>,
     is_of_this_host: fn(IpAddr) -> bool,
     own: Arc<Semaphore>,
     others: Arc<Semaphore>,
@@ -177,21 +177,21 @@ struct Acceptor {
 }
 
 impl Acceptor {
-    fn new(station: Arc<HealthPage>, is_of_this_host: fn(IpAddr) -> bool) -> Self {
+    fn new(page: Arc<HealthPage>, is_of_this_host: fn(IpAddr) -> bool) -> Self {
         let [own, others] = [(); 2].map(|()| Arc::new(Semaphore::new(CONNECTIONS)));
-        Self { station, is_of_this_host, own, others, scrapes: Mutex::new(()) }
+        Self { page, is_of_this_host, own, others, scrapes: Mutex::new(()) }
     }
 
-    fn place(&self, peer: IpAddr) -> Option<OwnedSemaphorePermit> {
-        let places = if (self.is_of_this_host)(peer) { &self.own } else { &self.others };
-        Arc::clone(places).try_acquire_owned().ok()
+    fn slot(&self, peer: IpAddr) -> Option<OwnedSemaphorePermit> {
+        let slots = if (self.is_of_this_host)(peer) { &self.own } else { &self.others };
+        Arc::clone(slots).try_acquire_owned().ok()
     }
 }
 
 /// The pages. HEAD is served as GET; any other method is refused.
 fn pages(acceptor: Arc<Acceptor>) -> Router {
-    let live = |State(acceptor): State<Arc<Acceptor>>| async move { health(acceptor.station.live()) };
-    let ready = |State(acceptor): State<Arc<Acceptor>>| async move { health(acceptor.station.ready().await) };
+    let live = |State(acceptor): State<Arc<Acceptor>>| async move { health(acceptor.page.check_live()) };
+    let ready = |State(acceptor): State<Arc<Acceptor>>| async move { health(acceptor.page.check_ready().await) };
     Router::new()
         .route("/metrics", get(metrics))
         .route("/healthz", get(live))
@@ -201,10 +201,10 @@ fn pages(acceptor: Arc<Acceptor>) -> Router {
 }
 
 async fn metrics(State(acceptor): State<Arc<Acceptor>>) -> Response {
-    let Ok(_one_at_a_time) = timeout(TURN, acceptor.scrapes.lock()).await else {
-        return text(StatusCode::SERVICE_UNAVAILABLE, "others are scraping\n".to_owned());
+    let Ok(_one_at_a_time) = timeout(SCRAPE_WAIT, acceptor.scrapes.lock()).await else {
+        return text(StatusCode::SERVICE_UNAVAILABLE, "another scrape is in progress\n".to_owned());
     };
-    match expose::page(acceptor.station.facts(MOST_EGRESS_IPS).await) {
+    match expose::page(acceptor.page.snapshot(MOST_EGRESS_IPS).await) {
         Ok(page) => typed(StatusCode::OK, expose::CONTENT_TYPE, page),
         Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
     }

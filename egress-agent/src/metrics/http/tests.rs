@@ -3,12 +3,12 @@ use tokio::net::TcpSocket;
 use tokio_util::sync::DropGuard;
 
 use super::*;
-use crate::metrics::catalogue::Who;
+use crate::metrics::catalogue::Process;
 use egress_kube::api_outage::ApiOutages;
 
 fn acceptor() -> Arc<Acceptor> {
     // One address of loopback is this host, the others stand for other hosts.
-    Arc::new(Acceptor::new(Arc::new(HealthPage::new(Who::Agent, ApiOutages::new("http://nowhere"))), |peer| {
+    Arc::new(Acceptor::new(Arc::new(HealthPage::new(Process::Agent, ApiOutages::new("http://nowhere"))), |peer| {
         peer == Ipv4Addr::LOCALHOST
     }))
 }
@@ -25,24 +25,24 @@ async fn server() -> (SocketAddr, DropGuard) {
     serving(acceptor()).await
 }
 
-/// From another host.
-async fn stranger(address: SocketAddr) -> TcpStream {
+/// Connects as another host.
+async fn connect_from_elsewhere(address: SocketAddr) -> TcpStream {
     let socket = TcpSocket::new_v4().expect("a socket");
     socket.bind("127.0.0.2:0".parse().expect("a literal")).expect("loopback has more addresses");
-    socket.connect(address).await.expect("the kernel takes it")
+    socket.connect(address).await.expect("the kernel accepts")
 }
 
-/// What comes back for these bytes, up to the end of the connection.
-async fn say(address: SocketAddr, request: &str) -> String {
+/// The answer to these bytes, up to the end of the connection.
+async fn send(address: SocketAddr, request: &str) -> String {
     let mut stream = TcpStream::connect(address).await.expect("it listens");
-    stream.write_all(request.as_bytes()).await.expect("it takes that");
+    stream.write_all(request.as_bytes()).await.expect("it reads");
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await.expect("text");
     answer
 }
 
 async fn get(address: SocketAddr, path: &str) -> String {
-    say(address, &format!("GET {path} HTTP/1.1\r\nHost: a\r\n\r\n")).await
+    send(address, &format!("GET {path} HTTP/1.1\r\nHost: a\r\n\r\n")).await
 }
 
 #[tokio::test]
@@ -59,63 +59,63 @@ async fn three_pages_are_served_and_no_other() {
     for path in ["/", "/metric", "/metrics/", "/healthz/x", "/debug"] {
         assert!(get(address, path).await.starts_with("HTTP/1.1 404 "), "{path}");
     }
-    let post = say(address, "POST /metrics HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n").await;
+    let post = send(address, "POST /metrics HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n").await;
     assert!(post.starts_with("HTTP/1.1 405 ") && post.contains("allow: GET,HEAD"), "{post}");
-    let head = say(address, "HEAD /healthz HTTP/1.1\r\nHost: a\r\n\r\n").await;
+    let head = send(address, "HEAD /healthz HTTP/1.1\r\nHost: a\r\n\r\n").await;
     assert!(head.starts_with("HTTP/1.1 200 ") && head.ends_with("\r\n\r\n"), "{head}");
-    assert!(say(address, "nonsense\r\n\r\n").await.starts_with("HTTP/1.1 400 "));
+    assert!(send(address, "nonsense\r\n\r\n").await.starts_with("HTTP/1.1 400 "));
 }
 
 #[tokio::test]
-async fn strangers_do_not_take_the_places_of_this_host() {
+async fn other_hosts_do_not_use_up_the_slots_of_this_host() {
     let (address, _stop) = server().await;
     let mut silent = Vec::new();
     for _ in 0..CONNECTIONS {
-        silent.push(stranger(address).await);
+        silent.push(connect_from_elsewhere(address).await);
     }
-    let begun = std::time::Instant::now();
+    let start = std::time::Instant::now();
     assert!(get(address, "/healthz").await.starts_with("HTTP/1.1 200 "));
-    assert!(begun.elapsed() < REQUEST / 2, "it waited for them: {:?}", begun.elapsed());
-    let mut one_more = stranger(address).await;
+    assert!(start.elapsed() < REQUEST / 2, "it waited for other hosts: {:?}", start.elapsed());
+    let mut one_more = connect_from_elsewhere(address).await;
     let ended = timeout(REQUEST / 2, one_more.read(&mut [0])).await.expect("not kept waiting");
-    assert!(matches!(ended, Ok(0) | Err(_)), "there was a place, so nothing was shown: {ended:?}");
+    assert!(matches!(ended, Ok(0) | Err(_)), "a slot was free, so the test shows nothing: {ended:?}");
 }
 
 #[tokio::test]
-async fn who_is_slow_is_hung_up_on_and_others_have_their_turn() {
+async fn slow_clients_are_disconnected_and_their_slots_are_free_again() {
     let (address, _stop) = server().await;
     let mut silent = Vec::new();
     for _ in 0..CONNECTIONS {
-        silent.push(TcpStream::connect(address).await.expect("the kernel takes it"));
+        silent.push(TcpStream::connect(address).await.expect("the kernel accepts"));
     }
-    // All places are taken until they are hung up on.
-    let mut refused = TcpStream::connect(address).await.expect("the kernel takes it");
+    // All slots are in use until the slow clients are disconnected.
+    let mut refused = TcpStream::connect(address).await.expect("the kernel accepts");
     assert!(matches!(refused.read(&mut [0]).await, Ok(0) | Err(_)));
     for mut stream in silent {
         let mut answer = Vec::new();
         let read = timeout(REQUEST + Duration::from_secs(4), stream.read_to_end(&mut answer)).await;
-        drop(read.expect("it was kept"));
+        drop(read.expect("it was not disconnected"));
     }
     assert!(get(address, "/healthz").await.starts_with("HTTP/1.1 200 "));
 }
 
 #[tokio::test]
-async fn a_scrape_that_gets_no_turn_ends_and_health_waits_for_none() {
+async fn a_scrape_that_waits_too_long_fails_and_health_pages_do_not_wait() {
     let acceptor = acceptor();
     let (address, _stop) = serving(Arc::clone(&acceptor)).await;
     let busy = acceptor.scrapes.lock().await;
     let scrape = tokio::spawn(get(address, "/metrics"));
-    let begun = std::time::Instant::now();
+    let start = std::time::Instant::now();
     assert!(get(address, "/healthz").await.starts_with("HTTP/1.1 200 "));
-    assert!(begun.elapsed() < TURN / 2, "it waited for a scrape: {:?}", begun.elapsed());
+    assert!(start.elapsed() < SCRAPE_WAIT / 2, "it waited for a scrape: {:?}", start.elapsed());
     let scrape = scrape.await.expect("no panic");
-    assert!(scrape.starts_with("HTTP/1.1 503 ") && scrape.ends_with("others are scraping\n"), "{scrape}");
+    assert!(scrape.starts_with("HTTP/1.1 503 ") && scrape.ends_with("another scrape is in progress\n"), "{scrape}");
     drop(busy);
     assert!(get(address, "/metrics").await.starts_with("HTTP/1.1 200 "));
 }
 
 #[tokio::test]
-async fn probes_are_answered_whatever_address_is_asked_for() {
+async fn probes_are_answered_whatever_address_is_configured() {
     for (listen, own) in [
         (":9477", None),
         ("0.0.0.0:9477", None),
@@ -127,11 +127,11 @@ async fn probes_are_answered_whatever_address_is_asked_for() {
         let listen: Listen = listen.parse().expect("an address");
         assert_eq!(listen.for_probes().map(|own| own.to_string()).as_deref(), own, "{listen}");
     }
-    // An address that no host has cannot be bound: probes are answered all the same.
+    // An address that no host has cannot be bound: probes are still answered.
     let free = TcpListener::bind("127.0.0.1:0").await.and_then(|one| one.local_addr()).expect("a port");
     let (listen, stop) = (Listen::At((Ipv4Addr::new(192, 0, 2, 1), free.port()).into()), CancellationToken::new());
-    let station = Arc::new(HealthPage::new(Who::Agent, ApiOutages::new("http://nowhere")));
-    let serving = tokio::spawn(serve(listen, station, stop.clone()));
+    let page = Arc::new(HealthPage::new(Process::Agent, ApiOutages::new("http://nowhere")));
+    let serving = tokio::spawn(serve(listen, page, stop.clone()));
     let answered = timeout(RETRY, async {
         while TcpStream::connect(free).await.is_err() {
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -144,7 +144,7 @@ async fn probes_are_answered_whatever_address_is_asked_for() {
 }
 
 #[test]
-fn this_host_is_known_by_loopback() {
+fn loopback_is_this_host() {
     for (peer, is) in [
         ("127.0.0.1", true),
         ("::1", true),
@@ -157,7 +157,7 @@ fn this_host_is_known_by_loopback() {
 }
 
 #[test]
-fn where_to_listen_is_an_address_or_a_port() {
+fn the_listen_address_is_an_address_or_a_port() {
     let everywhere: Listen = ":9477".parse().expect("a port");
     assert_eq!(everywhere, Listen::Everywhere(9477));
     for text in ["127.0.0.1:9477", "[::1]:9477", ":9477"] {

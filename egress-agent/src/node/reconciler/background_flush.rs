@@ -189,7 +189,7 @@ impl<E: Executor> Reconciler<E> {
                 break;
             }
             self.background.next().await;
-            self.beat.note();
+            self.heartbeat.note();
         }
         self.background.put_off.clear();
         Ok(())

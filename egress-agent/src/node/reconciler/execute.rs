@@ -39,7 +39,7 @@ impl<E: Executor> Reconciler<E> {
             }
             let [action] = group else {
                 self.executor.cut(group.to_vec()).await?;
-                self.beat.note();
+                self.heartbeat.note();
                 group.iter().for_each(log);
                 continue;
             };
@@ -75,7 +75,7 @@ impl<E: Executor> Reconciler<E> {
 
     pub(super) async fn act(&mut self, action: &Action) -> Result<(), DataplaneError> {
         let outcome = self.executor.apply(action).await;
-        self.beat.note();
+        self.heartbeat.note();
         outcome
     }
 

@@ -121,7 +121,7 @@ pub struct Reconciler<E> {
     selected: watch::Sender<SelectedPods>,
     ties: Coordination,
     meters: Meters,
-    beat: Heartbeat,
+    heartbeat: Heartbeat,
     turn: Duration,
     /// When the first of the changes arrived that are not in the kernel yet.
     waiting_since: Option<Instant>,
@@ -154,7 +154,7 @@ impl<E: Executor> Reconciler<E> {
             selected: watch::Sender::default(),
             ties,
             meters: Meters::default(),
-            beat: Heartbeat::default(),
+            heartbeat: Heartbeat::default(),
             turn: TURN,
             waiting_since: None,
         }
@@ -172,10 +172,10 @@ impl<E: Executor> Reconciler<E> {
         Self { selected, ..self }
     }
 
-    /// Notes there that it moves.
+    /// Notes its progress in `heartbeat`.
     #[must_use]
-    pub fn beating(self, beat: Heartbeat) -> Self {
-        Self { beat, ..self }
+    pub fn with_heartbeat(self, heartbeat: Heartbeat) -> Self {
+        Self { heartbeat, ..self }
     }
 
     /// Obeys leases and hand-overs.
@@ -192,7 +192,7 @@ impl<E: Executor> Reconciler<E> {
         follows.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             let (mut is_retry, is_known) = (false, self.actual.is_some());
-            self.beat.note();
+            self.heartbeat.note();
             tokio::select! {
                 () = stop.cancelled() => return self.end().await,
                 taken = changes.take() => match taken {
@@ -350,7 +350,7 @@ impl<E: Executor> Reconciler<E> {
             }
         };
         let mut actual = self.last.hold(actual);
-        self.beat.note();
+        self.heartbeat.note();
         let waits = self.ties.wait_for_new_owners(self.compiler.view(), &actual.owned);
         self.give_up(&mut actual).await?;
         if observed {

@@ -1,9 +1,9 @@
-//! What this node's half can say of itself, for `egress-agent status` and for scrapes.
+//! The reconciler's answers to `egress-agent status` and to scrapes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::debug::{Address, ClusterState, OpenHandOver, Question, Report, StandbyPod, Status};
-use crate::metrics::facts::{Held, NodeFacts, Served};
+use crate::metrics::snapshot::{InKernel, ReconcilerSnapshot, ServedAddress};
 use crate::node::reconciler::Reconciler;
 use egress_core::display_names::Names;
 use egress_core::model::state::{EgressId, HandoverStage, KernelState, PodState, TunnelEndpoint};
@@ -13,11 +13,11 @@ use egress_core::selection::Standby;
 use egress_core::selection::pod_addresses::Refusal;
 use egress_datapath::survey::report::{Gateway, concerning};
 
-/// Lines of one status about addresses that pods do not get: users decide how many there are.
+/// Limit of a status for lines about refused pod addresses, whose number is under the users' control.
 const MOST_REFUSED: usize = 20;
 
 impl<E: Executor> Reconciler<E> {
-    /// Whoever does not wait any more gets no answer. Returns whether something is to be done.
+    /// An answer to a caller that is gone is dropped. Returns whether a reconcile is needed.
     pub(super) fn answer(&mut self, question: Question) -> bool {
         match question {
             Question::Attach(attach, asker) => {
@@ -25,18 +25,18 @@ impl<E: Executor> Reconciler<E> {
                 return true;
             }
             Question::Status(asker) => drop(asker.send(self.report())),
-            Question::Facts(asker) => drop(asker.send(self.facts())),
+            Question::Snapshot(asker) => drop(asker.send(self.snapshot())),
             Question::Names(asker) => drop(asker.send(self.names())),
         }
         false
     }
 
-    fn facts(&self) -> NodeFacts {
+    fn snapshot(&self) -> ReconcilerSnapshot {
         let last = self.last.get();
         let own = self.ties.ownership.node_name();
         let open = || self.ties.ownership.ledger().records.open.values();
-        NodeFacts {
-            held: self.actual.as_ref().or(last.as_ref()).map(|actual| self.held(actual)),
+        ReconcilerSnapshot {
+            in_kernel: self.actual.as_ref().or(last.as_ref()).map(|actual| self.in_kernel(actual)),
             standby: self.standby.len(),
             missing: self.missing(),
             from: open().filter(|record| record.from == own).count(),
@@ -44,7 +44,7 @@ impl<E: Executor> Reconciler<E> {
         }
     }
 
-    fn held(&self, actual: &KernelState) -> Held {
+    fn in_kernel(&self, actual: &KernelState) -> InKernel {
         let (view, nothing) = (self.compiler.view(), KernelState::default());
         let desired = self.compiler.desired().unwrap_or(&nothing);
         let KernelState { pods, policy, owned, handovers: moving, cluster, nodes, .. } = actual;
@@ -59,11 +59,11 @@ impl<E: Executor> Reconciler<E> {
         let ids = view.policies.values().filter(|object| object.published.id.is_some_and(|id| owned.contains_key(&id)));
         let objects: BTreeMap<EgressId, _> = ids.filter_map(|object| Some((object.published.id?, object))).collect();
         let served = owned.iter().map(|(id, address)| {
-            // Of one that is being deleted nobody knows the name any more.
+            // The name is unknown while the object is being deleted.
             let policy = objects.get(id).map(|object| (object.key().clone(), object.origin.uid.clone()));
-            (*id, Served { address: *address, policy })
+            (*id, ServedAddress { address: *address, policy })
         });
-        Held {
+        InKernel {
             entries: BTreeMap::from(entries),
             served: served.collect(),
             left_out: self.left_out.count(),
@@ -71,10 +71,10 @@ impl<E: Executor> Reconciler<E> {
         }
     }
 
-    /// What is waited for before anything is done.
+    /// What the reconciler waits for before it writes anything.
     fn missing(&self) -> Option<String> {
         if let Some(lists) = self.synced.waiting_for() {
-            return Some(format!("waiting for the API server to say: {lists}"));
+            return Some(format!("waiting for lists from the API server: {lists}"));
         }
         let knows_itself = self.compiler.own_node().is_some_and(|own| !own.primary.is_empty());
         (!knows_itself).then(|| {

@@ -34,9 +34,9 @@ struct Recorder {
     never: Option<Action>,
     /// Refused, as entries that a map has no room for.
     full: Arc<Mutex<Vec<Action>>>,
-    /// As of each action: when the node's half has last moved.
-    moved: Arc<Mutex<Vec<Instant>>>,
-    beat: Heartbeat,
+    /// The heartbeat's time as of each action.
+    noted: Arc<Mutex<Vec<Instant>>>,
+    heartbeat: Heartbeat,
     /// The cuts of each walk, and what a test holds to keep them from ending.
     walks: Arc<Mutex<Vec<Vec<Action>>>>,
     walking: Arc<tokio::sync::Mutex<()>>,
@@ -69,7 +69,7 @@ impl Executor for Recorder {
     }
 
     async fn apply(&mut self, action: &Action) -> Result<(), DataplaneError> {
-        self.moved.lock().expect("not poisoned").push(self.beat.at());
+        self.noted.lock().expect("not poisoned").push(self.heartbeat.at());
         if let Action::Own(_, address) = action
             && Some(*address) == self.in_use
         {

@@ -1,4 +1,4 @@
-//! Looks at the node now and then, and tells of what is new ([`crate::metrics::troubles`]).
+//! The loop around [`crate::metrics::warnings`]: checks the node at an interval and reports new warnings.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use crate::metrics::health_page::HealthPage;
-use crate::metrics::troubles::{Subject, Trouble, Troubles};
+use crate::metrics::warnings::{Subject, Warning, Warnings};
 use egress_core::model::node::Node;
 use egress_core::notes::Notes;
 use egress_datapath::nftables::forward_policy;
@@ -20,33 +20,32 @@ const INTERVAL: Duration = Duration::from_secs(10);
 const CHAINS_INTERVAL: Duration = Duration::from_secs(300);
 const NOTES: &str = "node";
 
-/// Until told to stop.
-pub async fn follow(
-    station: &HealthPage,
+pub async fn run(
+    health_page: &HealthPage,
     mut own_node: watch::Receiver<Option<Arc<Node>>>,
     (events, notes): (Events, Option<Notes>),
     stop: CancellationToken,
 ) {
-    let mut troubles = Troubles::default();
-    let (mut said, mut policy) = (Vec::new(), None);
-    let mut look_at_chains = Instant::now();
+    let mut warnings = Warnings::default();
+    let (mut reported, mut policy) = (Vec::new(), None);
+    let mut next_chains = Instant::now();
     while !stop.is_cancelled() {
         let node = own_node.borrow_and_update().clone();
-        // Not where there is no kernel to speak of.
-        if station.is_attached() && Instant::now() >= look_at_chains {
-            look_at_chains = Instant::now() + CHAINS_INTERVAL;
-            policy = whose_policy().await;
+        if health_page.is_attached() && Instant::now() >= next_chains {
+            next_chains = Instant::now() + CHAINS_INTERVAL;
+            policy = forward_policy().await;
         }
-        for trouble in troubles.look(&station.facts(usize::MAX).await, (node.as_deref(), policy), Instant::now()) {
-            tell(&events, &trouble);
+        let snapshot = health_page.snapshot(usize::MAX).await;
+        for warning in warnings.update(&snapshot, (node.as_deref(), policy), Instant::now()) {
+            report(&events, &warning);
         }
-        let lines = troubles.lines();
-        if lines != said {
+        let lines = warnings.lines();
+        if lines != reported {
             if lines.is_empty() {
-                info!("nothing troubles this node any more");
+                info!("all warnings about this node are resolved");
             }
             notes.iter().for_each(|notes| notes.set(NOTES, lines.clone()));
-            said = lines;
+            reported = lines;
         }
         tokio::select! {
             () = stop.cancelled() => return,
@@ -56,12 +55,13 @@ pub async fn follow(
     }
 }
 
-async fn whose_policy() -> Option<&'static str> {
-    let asked = spawn_blocking(forward_policy::policy).await.map_err(std::io::Error::other).flatten();
-    asked.inspect_err(|error| debug!(%error, "cannot list the host's chains")).ok().flatten()
+/// The CNI that enforces network policy in the host's FORWARD chain.
+async fn forward_policy() -> Option<&'static str> {
+    let owner = spawn_blocking(forward_policy::policy).await.map_err(std::io::Error::other).flatten();
+    owner.inspect_err(|error| debug!(%error, "cannot list the host's chains")).ok().flatten()
 }
 
-fn tell(events: &Events, Trouble { subject, reason, message }: &Trouble) {
+fn report(events: &Events, Warning { subject, reason, message }: &Warning) {
     match subject {
         Subject::Policy { policy, uid } => {
             warn!(%policy, reason, "{message}");
