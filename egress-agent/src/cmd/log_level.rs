@@ -1,4 +1,4 @@
-//! `egress-agent log-level`: how much a running agent logs, until it ends.
+//! `egress-agent log-level`: the log filter of a running agent, until it ends.
 
 use std::path::PathBuf;
 
@@ -11,7 +11,7 @@ use crate::debug::{Answer, Request};
 
 #[derive(Args, Debug)]
 pub(super) struct LogLevelArgs {
-    /// What to log from now on, as --log-level of `run` (info, debug, egress_agent=debug,warn) [default: say what is logged]
+    /// New filter, as --log-level of `run` (info, debug, egress_agent=debug,warn) [default: show the current filter]
     #[arg(value_name = "FILTER", env = "EGRESS_AGENT_LOG_FILTER")]
     filter: Option<String>,
     /// Socket on which the agent answers
@@ -24,7 +24,7 @@ pub(super) fn run(args: &LogLevelArgs) -> Result<(), CliError> {
     let request = Request::LogLevel { set: args.filter.clone() };
     match runtime.block_on(ask(&args.socket, request))? {
         Answer::LogLevel(level) => println!("{level}"),
-        _ => return Err(AskError::Answered("the agent answers something else".to_owned()).into()),
+        _ => return Err(AskError::Answered("the agent sends an unexpected answer".to_owned()).into()),
     }
     Ok(())
 }

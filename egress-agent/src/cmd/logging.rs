@@ -9,7 +9,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer, reload};
 
 use crate::cmd::CliError;
-use crate::debug::log::{LogLevel, Troubles};
+use crate::debug::log::{LogLevel, RecentWarnings};
 
 #[derive(Args, Debug)]
 #[command(next_help_heading = "The log")]
@@ -53,14 +53,14 @@ pub(crate) enum LevelError {
 }
 
 /// The log begins; what comes back changes how much is written, and remembers what was worst.
-pub(super) fn start(args: &LogArgs) -> Result<(LogLevel, Troubles), CliError> {
-    let (subscriber, level, troubles) = subscriber(args)?;
+pub(super) fn start(args: &LogArgs) -> Result<(LogLevel, RecentWarnings), CliError> {
+    let (subscriber, level, warnings) = subscriber(args)?;
     subscriber.init();
-    Ok((level, troubles))
+    Ok((level, warnings))
 }
 
 /// Lines go by the filter. What was worst is remembered whatever is written.
-fn subscriber(args: &LogArgs) -> Result<(impl Subscriber + Send + Sync, LogLevel, Troubles), CliError> {
+fn subscriber(args: &LogArgs) -> Result<(impl Subscriber + Send + Sync, LogLevel, RecentWarnings), CliError> {
     let filter =
         filter(&args.log_level).map_err(|source| CliError::LogLevel { level: args.log_level.clone(), source })?;
     let (filter, handle) = reload::Layer::new(filter);
@@ -69,15 +69,15 @@ fn subscriber(args: &LogArgs) -> Result<(impl Subscriber + Send + Sync, LogLevel
         LogFormat::Text => lines.with_ansi(false).boxed(),
         LogFormat::Json => lines.json().boxed(),
     };
-    let troubles = Troubles::default();
+    let warnings = RecentWarnings::default();
     let worst = self::filter("warn").map_err(|source| CliError::LogLevel { level: "warn".to_owned(), source })?;
     let subscriber =
-        tracing_subscriber::registry().with(lines.with_filter(filter)).with(troubles.clone().with_filter(worst));
+        tracing_subscriber::registry().with(lines.with_filter(filter)).with(warnings.clone().with_filter(worst));
     let change = move |level: &str| {
         let filter = self::filter(level).map_err(|error| CliError::LogLevel { level: level.to_owned(), source: error });
         filter.map_err(|error| error.to_string()).and_then(|filter| handle.reload(filter).map_err(|e| e.to_string()))
     };
-    Ok((subscriber, LogLevel::new(args.log_level.clone(), change), troubles))
+    Ok((subscriber, LogLevel::new(args.log_level.clone(), change), warnings))
 }
 
 fn filter(level: &str) -> Result<EnvFilter, LevelError> {
@@ -123,19 +123,19 @@ mod tests {
     /// Some connections to the health port, or frames to the uplink, each.
     #[test]
     fn what_strangers_have_libraries_say_is_neither_written_nor_remembered() {
-        let (subscriber, _level, troubles) = subscriber(&args("off")).expect("a level");
+        let (subscriber, _level, warnings) = subscriber(&args("off")).expect("a level");
         tracing::subscriber::with_default(subscriber, || {
             tracing::warn!(target: "h2::proto::streams::recv", "recv_reset; remotely-reset streams reached limit");
             tracing::warn!(target: "netlink_proto::framed", "netlink socket buffer full");
         });
-        assert!(troubles.list().is_empty());
+        assert!(warnings.list().is_empty());
         let written = filter("info").expect("a level").to_string();
         assert!(written.contains("h2=off") && written.contains("netlink_proto=off"), "{written}");
     }
 
     #[test]
     fn what_was_worst_is_remembered_whatever_is_written() {
-        let (subscriber, level, troubles) = subscriber(&args("off")).expect("a level");
+        let (subscriber, level, warnings) = subscriber(&args("off")).expect("a level");
         tracing::subscriber::with_default(subscriber, || {
             tracing::warn!("first");
             assert_eq!(level.change("error"), Ok(()));
@@ -143,7 +143,7 @@ mod tests {
             tracing::warn!("second");
             tracing::error!(target: "kube_client", "said by us, once");
         });
-        assert_eq!(troubles.list().into_iter().map(|one| one.line).collect::<Vec<_>>(), ["first", "second"]);
+        assert_eq!(warnings.list().into_iter().map(|one| one.line).collect::<Vec<_>>(), ["first", "second"]);
         let refused = level.change("warning").expect_err("no level");
         assert!(refused.contains("\"warning\" is neither a level"), "{refused}");
         assert_eq!(level.now(), "error");

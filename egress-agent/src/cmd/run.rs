@@ -17,7 +17,7 @@ use crate::config::reachability::HealthArgs;
 use crate::config::shared::{ApiArgs, MetricsArgs, NetworkArgs, TunnelArgs, UnassignedArgs};
 use crate::config::timeouts::TimeoutArgs;
 use crate::config::tls::TlsArgs;
-use crate::debug::log::{LogLevel, Troubles};
+use crate::debug::log::{LogLevel, RecentWarnings};
 use crate::debug::{Notes, Questions};
 use crate::health;
 use crate::health::tls::{self, Tls};
@@ -98,7 +98,7 @@ pub(super) struct RunArgs {
     direct_routing: bool,
     #[command(flatten)]
     tunnel: TunnelArgs,
-    /// Process puts packets into the overlay and takes them out; `device` where IPsec policies encrypt between nodes
+    /// What encapsulates and decapsulates overlay packets; `device` if IPsec policies encrypt between nodes
     #[arg(
         long,
         env = "EGRESS_AGENT_ENCAPSULATION",
@@ -228,7 +228,7 @@ pub(super) fn run(args: &RunArgs, ignored: &[String]) -> Result<(), CliError> {
     runtime.block_on(run_async(args, notes, log))
 }
 
-async fn run_async(args: &RunArgs, notes: Notes, (log, troubles): (LogLevel, Troubles)) -> Result<(), CliError> {
+async fn run_async(args: &RunArgs, notes: Notes, (log, warnings): (LogLevel, RecentWarnings)) -> Result<(), CliError> {
     // What needs no kernel comes first: a wrong certificate or kubeconfig must leave everything alone.
     let tls = args.tls.files()?.map(tls::read).transpose()?;
     let (client, outages) = client::connect(args.api.kubeconfig.as_deref()).await?;
@@ -284,7 +284,7 @@ async fn run_async(args: &RunArgs, notes: Notes, (log, troubles): (LogLevel, Tro
         tls
     });
     let (socket, bpffs, drops) = (args.socket.clone(), args.node.bpffs.clone(), dataplane.drops());
-    let questions = Questions { socket, notes, drops, log, troubles, bpffs };
+    let questions = Questions { socket, notes, drops, log, warnings, bpffs };
     let api_servers = client::addresses(&outages).await;
     let settings = args.agent((host, api_servers), tls, (outages, health_page), questions);
     let mut agent = std::pin::pin!(run::run(client, settings, dataplane, stop.clone()));

@@ -1,4 +1,4 @@
-//! The log of a running agent: how much is written, and what was worst of late.
+//! The log of a running agent: its level, and its latest warnings.
 
 use std::collections::VecDeque;
 use std::fmt::Write as _;
@@ -13,27 +13,27 @@ use tracing_subscriber::layer::Context;
 
 /// A warning or an error.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Trouble {
-    /// When it was written last.
+pub struct LogEntry {
+    /// When it was last written.
     pub at: SystemTime,
     pub level: String,
     pub line: String,
-    /// How often, one after the other.
+    /// How often in a row.
     pub times: u64,
 }
 
-/// The last of them.
+/// The latest warnings and errors.
 #[derive(Clone, Debug, Default)]
-pub struct Troubles(Arc<Mutex<VecDeque<Trouble>>>);
+pub struct RecentWarnings(Arc<Mutex<VecDeque<LogEntry>>>);
 
-impl Troubles {
+impl RecentWarnings {
     const KEPT: usize = 16;
 
-    pub fn list(&self) -> Vec<Trouble> {
+    pub fn list(&self) -> Vec<LogEntry> {
         self.kept().iter().cloned().collect()
     }
 
-    fn kept(&self) -> MutexGuard<'_, VecDeque<Trouble>> {
+    fn kept(&self) -> MutexGuard<'_, VecDeque<LogEntry>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -47,11 +47,11 @@ impl Troubles {
         if kept.len() == Self::KEPT {
             kept.pop_front();
         }
-        kept.push_back(Trouble { at, level, line, times: 1 });
+        kept.push_back(LogEntry { at, level, line, times: 1 });
     }
 }
 
-impl<S: Subscriber> Layer<S> for Troubles {
+impl<S: Subscriber> Layer<S> for RecentWarnings {
     fn on_event(&self, event: &Event<'_>, _context: Context<'_, S>) {
         let level = *event.metadata().level();
         if level <= Level::WARN {
@@ -62,7 +62,7 @@ impl<S: Subscriber> Layer<S> for Troubles {
     }
 }
 
-/// Message first, as it comes first.
+/// The message, then the fields.
 #[derive(Default)]
 struct Line(String);
 
@@ -78,7 +78,7 @@ impl Visit for Line {
 
 type Set = dyn Fn(&str) -> Result<(), String> + Send + Sync;
 
-/// How much is written, while it is written.
+/// The log's filter, which can change at run time.
 #[derive(Clone)]
 pub struct LogLevel {
     now: Arc<Mutex<String>>,
@@ -86,7 +86,7 @@ pub struct LogLevel {
 }
 
 impl LogLevel {
-    /// `set` has the log go by another filter, or says why that cannot be.
+    /// `set` installs another filter, or says why it cannot.
     pub fn new(now: String, set: impl Fn(&str) -> Result<(), String> + Send + Sync + 'static) -> Self {
         Self { now: Arc::new(Mutex::new(now)), set: Arc::new(set) }
     }
@@ -117,21 +117,21 @@ mod tests {
 
     #[test]
     fn warnings_are_kept_with_their_fields_and_repeats_are_counted() {
-        let troubles = Troubles::default();
-        tracing::subscriber::with_default(tracing_subscriber::registry().with(troubles.clone()), || {
+        let warnings = RecentWarnings::default();
+        tracing::subscriber::with_default(tracing_subscriber::registry().with(warnings.clone()), || {
             tracing::info!("all is well");
             tracing::warn!(address = %"172.18.0.100", "not claimed");
             for _ in 0..3 {
                 tracing::error!(number = 7, "worse");
             }
         });
-        let list: Vec<_> = troubles.list().into_iter().map(|one| (one.level, one.line, one.times)).collect();
+        let list: Vec<_> = warnings.list().into_iter().map(|one| (one.level, one.line, one.times)).collect();
         let expected = [("WARN", "not claimed address=172.18.0.100", 1), ("ERROR", "worse number=7", 3)];
         assert_eq!(list, expected.map(|(level, line, times)| (level.to_owned(), line.to_owned(), times)));
         for number in 0..100 {
-            troubles.note(SystemTime::now(), Level::WARN, number.to_string());
+            warnings.note(SystemTime::now(), Level::WARN, number.to_string());
         }
-        assert_eq!(troubles.list().len(), Troubles::KEPT);
+        assert_eq!(warnings.list().len(), RecentWarnings::KEPT);
     }
 
     #[test]

@@ -1,12 +1,11 @@
-//! What an agent does and why, for whoever asks on its node: `egress-agent status`, `drops`, `log-level`; and the names that
-//! other commands give to what they find in the pins.
+//! The agent's answers to `egress-agent status`, `drops` and `log-level`, and the names that other commands show for
+//! addresses and IDs.
 //!
-//! A running agent answers on a socket of its own ([`socket`]), one request and one answer in JSON for each connection, or a
-//! line for each of many. Where none answers, what its programs do can still be read
-//! from the pins ([`pins`]), and nothing else is known. The answer is made when it is asked for: nobody pays for it else.
+//! A running agent answers on a Unix socket ([`socket`]): one JSON request and one JSON answer for each connection, or one
+//! line for each drop. Without a running agent, the pins ([`pins`]) still show what the programs do.
 //!
-//! A socket in the file system, mode 0600: whoever may open it is root on the node, or in the agent's container. An answer
-//! in a file would be as old as the last write, and would outlive the agent.
+//! The socket has mode 0600, so only root on the node or in the agent's container can use it. A status file would be as old
+//! as its last write, and would outlive the agent.
 
 pub mod log;
 pub mod pins;
@@ -20,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::spawn_blocking;
 
-use crate::debug::log::{LogLevel, Trouble, Troubles};
+use crate::debug::log::{LogEntry, LogLevel, RecentWarnings};
 use crate::metrics::snapshot::ReconcilerSnapshot;
 use egress_core::display_names::Names;
 use egress_core::model::view::Attach;
@@ -32,25 +31,24 @@ use egress_datapath::loader::pinned;
 use egress_datapath::survey::report::{Gateway, Kernel, Object};
 use egress_kube::api_outage::ApiOutages;
 
-/// What can be asked.
+/// A request on the socket.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "want", rename_all = "snake_case")]
 pub enum Request {
     Status,
-    /// What pods, objects and nodes are called.
+    /// The names of pods, objects and nodes.
     Names,
-    /// Sampled drops, one line each (`drops::Line`): the recent ones, and with `follow` those to come; of one reason alone where
-    /// that is named.
+    /// Sampled drops, one line each (`drops::Line`): the recent ones, and with `follow` new ones; with `reason` only those.
     Drops {
         follow: bool,
         #[serde(default)]
         reason: Option<String>,
     },
-    /// How much is logged, after a change to `set` where that is there.
+    /// The log's filter, after a change to `set` if that is given.
     LogLevel {
         set: Option<String>,
     },
-    /// To know what the CNI has given a pod, and to say when the maps do. The question of `egress-agent cni`.
+    /// `egress-agent cni` reports a pod's addresses; the answer comes when the maps have them.
     Attach(Attach),
 }
 
@@ -60,43 +58,43 @@ pub enum Answer {
     Status(Box<Status>),
     Names(Box<Names>),
     LogLevel(String),
-    /// The maps know it, or never will for a reason.
+    /// The maps have the pod's addresses, or `refused` says why they will not.
     Attached {
         refused: Option<String>,
     },
-    /// The question was not understood, or cannot be answered now.
+    /// The request was not understood, or cannot be answered now.
     Error(String),
 }
 
-/// What one agent does. Of an agent that does not answer only what the pins say is there.
+/// The state of one agent. Without a running agent, only the contents of the pins.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Status {
     pub agent: AgentState,
-    /// What is known of the cluster; `None` where no agent answers.
+    /// The cluster as the agent sees it; `None` without a running agent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cluster: Option<ClusterState>,
     pub addresses: Vec<Address>,
     /// Objects that select pods of this node, or have an address here.
     #[serde(default)]
     pub objects: Vec<Object>,
-    /// Nodes that pods of this one are sent to.
+    /// Nodes that serve pods of this node.
     #[serde(default)]
     pub gateways: Vec<Gateway>,
     /// Addresses of pods of this node that the programs know, and how many of them an object selects.
     pub pod_addresses: usize,
     pub selected_pod_addresses: usize,
-    /// Devices, programs and maps; nothing where they cannot be read.
+    /// Devices, programs and maps; `None` if they cannot be read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kernel: Option<Kernel>,
-    /// What somebody should look at, one line each.
+    /// What needs attention, one line each.
     pub problems: Vec<String>,
     /// The last warnings and errors of the agent's log.
     #[serde(default)]
-    pub troubles: Vec<Trouble>,
+    pub last_warnings: Vec<LogEntry>,
 }
 
 impl Status {
-    /// Says of addresses that the programs have that they are not emitted, where the lease has expired.
+    /// Marks owned addresses as not emitted if the lease has expired.
     fn note_expired(&mut self) {
         let has_expired = self.kernel.as_ref().is_some_and(|kernel| kernel.lease_seconds == Some(0));
         if !has_expired || !self.addresses.iter().any(|one| one.owned) {
@@ -106,7 +104,7 @@ impl Status {
             one.state = format!("not emitted, the lease has expired ({})", one.state);
         }
         self.problems.push(
-            "the lease of this node has expired: its programs drop what they would give an egress IP (lease_expired)"
+            "the lease of this node has expired: its programs drop packets that need an egress IP (lease_expired)"
                 .to_owned(),
         );
     }
@@ -119,19 +117,19 @@ pub struct AgentState {
     pub version: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub uptime_seconds: Option<u64>,
-    /// Whether this node can carry egress traffic, as its health server says.
+    /// Whether this node can carry egress traffic, as its health server answers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub serves: Option<bool>,
-    /// Why not: the reason of health checks.
+    /// Why not, as health checks see it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// `holds` or `fenced`.
+    /// `held` or `expired`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub leases: Option<String>,
-    /// The node of the controller that has asked this agent last.
+    pub lease: Option<String>,
+    /// The node of the controller that probed this agent last.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub controller: Option<String>,
-    /// For how long the API server has not answered, where it does not.
+    /// Duration of the current API outage.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub api_server_away_seconds: Option<u64>,
 }
@@ -144,9 +142,9 @@ pub struct ClusterState {
     pub egress_node: bool,
     pub drained: bool,
     pub hand_overs: Vec<OpenHandOver>,
-    /// Nodes that the leader has not heard for a while.
+    /// Nodes that have not answered the leader for a while.
     pub suspects: Vec<String>,
-    /// Objects that select a pod of this node which an older object serves.
+    /// Objects that select a pod of this node that an older object serves.
     pub standby: Vec<StandbyPod>,
 }
 
@@ -157,12 +155,12 @@ pub struct Address {
     pub egress_id: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub object: Option<String>,
-    /// The programs translate for it.
+    /// Whether the programs serve it.
     pub owned: bool,
-    /// The cluster wants it here; unknown where no agent answers.
+    /// Whether it is assigned to this node; unknown without a running agent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub wanted: Option<bool>,
-    /// One word or two for people: `served`, `not claimed yet`, `goes to NODE`, ...
+    /// For people: `served`, `not claimed yet`, `handed over to NODE`, ...
     pub state: String,
 }
 
@@ -182,48 +180,48 @@ pub struct StandbyPod {
     pub served_by: String,
 }
 
-/// The part of a status that the node's half knows.
+/// The reconciler's part of a status.
 #[derive(Debug)]
 pub struct Report {
     pub status: Status,
-    /// It has not looked at the kernel yet, where programs of a former run may serve: that is read from the pins then, with
-    /// these names.
-    pub blind: Option<Names>,
+    /// Names, if the reconciler has not read the kernel's state yet. Programs of a former run may serve then, so the status
+    /// is completed from the pins.
+    pub unobserved: Option<Names>,
 }
 
-/// What the node's half is asked for.
+/// A request to the reconciler.
 #[derive(Debug)]
 pub enum Question {
     /// Its part of a status.
     Status(oneshot::Sender<Report>),
     /// Its part of a scrape.
     Snapshot(oneshot::Sender<ReconcilerSnapshot>),
-    /// What it calls pods, objects and nodes.
+    /// Its names of pods, objects and nodes.
     Names(oneshot::Sender<Names>),
-    /// To take note of a pod's addresses; it answers when the maps have them, or why they get none.
+    /// A pod's addresses. It answers when the maps have them, or with the reason why they will not.
     Attach(Attach, oneshot::Sender<Option<String>>),
 }
 
-/// What is asked of an agent, and where, beside what its parts know of one another.
+/// The socket, and sources of answers that are not parts of the agent.
 #[derive(Clone)]
 pub struct Questions {
     pub socket: PathBuf,
     pub notes: Notes,
     pub drops: Drops,
     pub log: LogLevel,
-    pub troubles: Troubles,
-    /// Where the pins are.
+    pub warnings: RecentWarnings,
+    /// Directory of the pins.
     pub bpffs: PathBuf,
 }
 
-/// Where the parts of a status come from.
+/// The sources of a status.
 #[derive(Clone)]
 pub struct Sources {
-    pub node: mpsc::Sender<Question>,
+    pub reconciler: mpsc::Sender<Question>,
     pub ready: watch::Receiver<Ready>,
     pub uplink: watch::Receiver<UplinkState>,
     pub lease_state: watch::Receiver<LeaseState>,
-    /// The node of the controller that asks this agent.
+    /// The node of the controller that probes this agent.
     pub leader: watch::Receiver<Option<String>>,
     pub outages: ApiOutages,
     pub questions: Questions,
@@ -231,26 +229,26 @@ pub struct Sources {
 }
 
 impl Sources {
-    /// `None` where the node's half is going.
+    /// `None` if the reconciler has ended.
     pub async fn names(&self) -> Option<Names> {
         let (answer, names) = oneshot::channel();
-        self.node.send(Question::Names(answer)).await.ok()?;
+        self.reconciler.send(Question::Names(answer)).await.ok()?;
         names.await.ok()
     }
 
-    /// Likewise. Waits until the maps know the pod.
+    /// Waits until the maps have the pod's addresses. `None` if the reconciler has ended.
     pub async fn attach(&self, attach: Attach) -> Option<Option<String>> {
         let (answer, attached) = oneshot::channel();
-        self.node.send(Question::Attach(attach, answer)).await.ok()?;
+        self.reconciler.send(Question::Attach(attach, answer)).await.ok()?;
         attached.await.ok()
     }
 
-    /// Likewise.
+    /// `None` if the reconciler has ended.
     pub async fn status(&self) -> Option<Status> {
-        let (answer, node) = oneshot::channel();
-        self.node.send(Question::Status(answer)).await.ok()?;
-        let Report { mut status, blind } = node.await.ok()?;
-        if let Some(names) = blind {
+        let (answer, report) = oneshot::channel();
+        self.reconciler.send(Question::Status(answer)).await.ok()?;
+        let Report { mut status, unobserved } = report.await.ok()?;
+        if let Some(names) = unobserved {
             let bpffs = self.questions.bpffs.clone();
             let read = spawn_blocking(move || pinned::read(&bpffs)).await.map_err(std::io::Error::other).flatten();
             match read {
@@ -260,9 +258,9 @@ impl Sources {
         }
         let ready = self.ready.borrow().clone();
         let obstacle = ServingObstacle::of(ready.serving, &self.uplink.borrow());
-        let leases = match *self.lease_state.borrow() {
-            LeaseState::Holds => "holds",
-            LeaseState::Expired(_) => "fenced",
+        let lease = match *self.lease_state.borrow() {
+            LeaseState::Holds => "held",
+            LeaseState::Expired(_) => "expired",
         };
         status.agent = AgentState {
             running: true,
@@ -270,7 +268,7 @@ impl Sources {
             uptime_seconds: Some(self.since.elapsed().as_secs()),
             serves: Some(obstacle.is_none()),
             reason: obstacle.as_ref().map(|obstacle| obstacle.code().to_owned()),
-            leases: Some(leases.to_owned()),
+            lease: Some(lease.to_owned()),
             controller: self.leader.borrow().clone(),
             api_server_away_seconds: self.outages.away().map(|away| away.as_secs()),
         };
@@ -278,14 +276,14 @@ impl Sources {
         status.problems.extend(self.questions.notes.lines());
         let bpffs = self.questions.bpffs.clone();
         let (mut gateways, mut problems) = (std::mem::take(&mut status.gateways), std::mem::take(&mut status.problems));
-        // Walks of maps.
-        let looked = spawn_blocking(move || {
-            let kernel = pins::look(&bpffs, true, &mut gateways, &mut problems);
+        // It walks maps, so it blocks.
+        let read = spawn_blocking(move || {
+            let kernel = pins::read_kernel(&bpffs, true, &mut gateways, &mut problems);
             (kernel, gateways, problems)
         });
-        (status.kernel, status.gateways, status.problems) = looked.await.ok()?;
+        (status.kernel, status.gateways, status.problems) = read.await.ok()?;
         status.note_expired();
-        status.troubles = self.questions.troubles.list();
+        status.last_warnings = self.questions.warnings.list();
         Some(status)
     }
 }

@@ -1,4 +1,4 @@
-//! What the programs of an agent that does not answer do: from their pinned maps.
+//! The status without a running agent, read from the pinned maps.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -15,13 +15,13 @@ use egress_datapath::survey::report::{Gateway, Kernel, concerning};
 pub enum PinsError {
     #[error("and no programs of an agent are here (no pins below {})", .0.display())]
     Nothing(PathBuf),
-    #[error("and the programs pinned below {} are of another version: they go on, and that version can look at them", .0.display())]
+    #[error("and the programs pinned below {} are of another version: they continue, and that version can show them", .0.display())]
     OfAnotherVersion(PathBuf),
-    #[error("and the pins below {} cannot be read: {source}; it takes root", .bpffs.display())]
+    #[error("and the pins below {} cannot be read: {source}; root is required", .bpffs.display())]
     Unreadable { bpffs: PathBuf, source: io::Error },
 }
 
-/// `why` is why no agent has answered.
+/// `why` says why no agent has answered.
 pub fn status(bpffs: &Path, why: String) -> Result<Status, PinsError> {
     let unreadable = |source| PinsError::Unreadable { bpffs: bpffs.to_owned(), source };
     let nothing = || match abi_migration::has_others(bpffs) {
@@ -29,16 +29,16 @@ pub fn status(bpffs: &Path, why: String) -> Result<Status, PinsError> {
         false => PinsError::Nothing(bpffs.to_owned()),
     };
     let pinned = pinned::read(bpffs).map_err(unreadable)?.ok_or_else(nothing)?;
-    let mut problems = vec![format!("{why}; what follows is what its programs go on to do")];
+    let mut problems = vec![format!("{why}; the rest is the state of its programs, which continue")];
     let mut status = Status { agent: AgentState { running: false, ..AgentState::default() }, ..Status::default() };
     fill(&mut status, pinned, &Names::default());
-    status.kernel = look(bpffs, false, &mut status.gateways, &mut problems);
+    status.kernel = read_kernel(bpffs, false, &mut status.gateways, &mut problems);
     status.problems = problems;
     status.note_expired();
     Ok(status)
 }
 
-/// Puts in what the programs do, whatever an agent wants of them.
+/// Fills in what the programs serve, from the pins alone.
 pub fn fill(status: &mut Status, Pinned { owned, handovers, pods, policies }: Pinned, names: &Names) {
     let one = |id: EgressId, address, owned, state| {
         let object = names.objects.get(&id.0).cloned();
@@ -48,7 +48,7 @@ pub fn fill(status: &mut Status, Pinned { owned, handovers, pods, policies }: Pi
         let TunnelEndpoint(peer) = moving.peer;
         let peer = names.nodes.get(&peer).cloned().unwrap_or_else(|| peer.to_string());
         let state = match moving.stage {
-            HandoverStage::Leaving => format!("passed on to {peer}"),
+            HandoverStage::Leaving => format!("handed over to {peer}"),
             HandoverStage::Arriving | HandoverStage::Open => format!("comes from {peer}"),
         };
         one(id, moving.address, false, state)
@@ -62,13 +62,18 @@ pub fn fill(status: &mut Status, Pinned { owned, handovers, pods, policies }: Pi
     (status.objects, status.gateways) = concerning(pods, &policies, names);
 }
 
-/// What the kernel has, and what it thinks of gateways. What cannot be read is a problem, and no more.
-pub fn look(bpffs: &Path, is_swept: bool, gateways: &mut [Gateway], problems: &mut Vec<String>) -> Option<Kernel> {
+/// Reads devices, programs and maps, and the neighbour state of gateways. An error becomes a problem of the status.
+pub fn read_kernel(
+    bpffs: &Path,
+    is_swept: bool,
+    gateways: &mut [Gateway],
+    problems: &mut Vec<String>,
+) -> Option<Kernel> {
     match survey::known_neighbours() {
         Ok(known) => gateways
             .iter_mut()
             .for_each(|gateway| gateway.neighbour = known.get(&gateway.endpoint).map(|state| (*state).to_owned())),
-        Err(error) => problems.push(format!("the kernel does not tell of its neighbours: {error}")),
+        Err(error) => problems.push(format!("the kernel's neighbour table cannot be read: {error}")),
     }
     match survey::survey(bpffs, is_swept) {
         Ok(kernel) => kernel,
@@ -86,19 +91,19 @@ mod tests {
     use egress_core::model::state::{HandoverStage, HandoverState};
 
     #[test]
-    fn programs_of_another_version_are_not_nothing() {
+    fn programs_of_another_version_are_named() {
         let bpffs = std::env::temp_dir().join(format!("egress-pins-{}", std::process::id()));
-        let said = || status(&bpffs, "no agent runs here".to_owned()).err().map(|error| error.to_string());
+        let error = || status(&bpffs, "no agent runs here".to_owned()).err().map(|error| error.to_string());
         std::fs::create_dir_all(&bpffs).expect("a folder");
-        assert!(said().is_some_and(|line| line.contains("no pins below")), "{:?}", said());
+        assert!(error().is_some_and(|line| line.contains("no pins below")), "{:?}", error());
         std::fs::create_dir_all(bpffs.join("v0/maps")).expect("a folder");
-        let line = said();
+        let line = error();
         std::fs::remove_dir_all(&bpffs).expect("it was there");
         assert!(line.as_ref().is_some_and(|line| line.contains("of another version")), "{line:?}");
     }
 
     #[test]
-    fn what_programs_serve_is_called_by_what_names_there_are() {
+    fn served_addresses_have_the_known_names() {
         let owned = [(EgressId(1), ip("172.18.0.100"))].into();
         let peer = TunnelEndpoint(ip("172.18.0.2"));
         let moving = |address| HandoverState { address: ip(address), peer, stage: HandoverStage::Leaving };
@@ -109,8 +114,8 @@ mod tests {
             Names { objects: [(1, "a".into())].into(), nodes: [(peer.0, "n2".into())].into(), ..Names::default() };
         let mut status = Status::default();
         fill(&mut status, pinned, &names);
-        let said: Vec<_> = status.addresses.iter().map(|one| (one.object.as_deref(), one.state.as_str())).collect();
-        assert_eq!(said, [(Some("a"), "served, by the programs alone"), (None, "passed on to n2")]);
+        let states: Vec<_> = status.addresses.iter().map(|one| (one.object.as_deref(), one.state.as_str())).collect();
+        assert_eq!(states, [(Some("a"), "served, by the programs alone"), (None, "handed over to n2")]);
         assert_eq!((status.pod_addresses, status.selected_pod_addresses), (2, 1));
     }
 }

@@ -1,4 +1,4 @@
-//! The socket, at both ends.
+//! Both ends of the socket.
 
 use std::fs::{self, DirBuilder, Permissions};
 use std::io;
@@ -17,12 +17,12 @@ use crate::debug::{Answer, Request, Sources};
 use egress_core::display_names::Names;
 use egress_datapath::events::drops::Line;
 
-/// Longest question (bytes).
+/// Longest request (bytes).
 const QUESTION: u64 = 4096;
-/// How long a question, and an answer, may take. Claims of addresses may keep the node's half busy for a while.
-const PATIENCE: Duration = Duration::from_secs(3);
+/// Timeout of a request, and of its answer. Claims of addresses may keep the reconciler busy for a while.
+const TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Answers until told to stop. Without a socket the agent goes on: it is for people.
+/// Answers until `stop`. Without a socket the agent continues: only people need it.
 pub async fn serve(sources: Sources, stop: CancellationToken) {
     let path = sources.questions.socket.clone();
     let listener = match listen(&path) {
@@ -44,27 +44,27 @@ pub async fn serve(sources: Sources, stop: CancellationToken) {
                 // Short-lived: one connection.
                 tokio::spawn(async move {
                     tokio::select! {
-                        // Who follows something reads to its end.
+                        // Ends followed drops.
                         () = stopped => {}
                         outcome = answer(stream, &sources) => if let Err(error) = outcome {
-                            debug!(%error, "a question was not answered");
+                            debug!(%error, "a request was not answered");
                         },
                     }
                 });
             }
             Err(error) => {
-                debug!(%error, "cannot take a question");
+                debug!(%error, "cannot accept a connection");
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
         }
     }
-    // One that is left refuses connections, which says the same.
+    // A socket file that stays refuses connections, with the same result.
     if let Err(error) = fs::remove_file(&path) {
         debug!(%error, "the socket is gone already");
     }
 }
 
-/// The agent is the only one of its node by now, so that what is there is a former one's.
+/// This agent is the only one on its node by now, so an existing socket is a former one's.
 fn listen(path: &Path) -> io::Result<UnixListener> {
     if let Some(folder) = path.parent().filter(|folder| !folder.exists()) {
         DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
@@ -81,7 +81,7 @@ fn listen(path: &Path) -> io::Result<UnixListener> {
 async fn answer(mut stream: UnixStream, sources: &Sources) -> io::Result<()> {
     let mut question = String::new();
     let (mut reader, mut writer) = stream.split();
-    timeout(PATIENCE, BufReader::new((&mut reader).take(QUESTION)).read_line(&mut question)).await??;
+    timeout(TIMEOUT, BufReader::new((&mut reader).take(QUESTION)).read_line(&mut question)).await??;
     let answer = match serde_json::from_str(&question) {
         Ok(Request::Status) => in_time(sources.status(), |status| Answer::Status(Box::new(status))).await,
         Ok(Request::Drops { follow, reason }) => {
@@ -90,7 +90,7 @@ async fn answer(mut stream: UnixStream, sources: &Sources) -> io::Result<()> {
         Ok(Request::LogLevel { set }) => log_level(&sources.questions.log, set),
         Ok(Request::Attach(attach)) => in_time(sources.attach(attach), |refused| Answer::Attached { refused }).await,
         Ok(Request::Names) => in_time(sources.names(), |names| Answer::Names(Box::new(names))).await,
-        Err(error) => Answer::Error(format!("this is no question for an agent: {error}")),
+        Err(error) => Answer::Error(format!("the agent does not understand the request: {error}")),
     };
     writer.write_all(&serde_json::to_vec(&answer)?).await
 }
@@ -106,23 +106,23 @@ fn log_level(log: &LogLevel, set: Option<String>) -> Answer {
     }
 }
 
-/// The answer of a part of the agent, which may be busy or going.
+/// The answer of a part of the agent, which may be busy or may have ended.
 async fn in_time<T>(part: impl Future<Output = Option<T>>, answer: impl FnOnce(T) -> Answer) -> Answer {
-    match timeout(PATIENCE, part).await {
+    match timeout(TIMEOUT, part).await {
         Ok(Some(part)) => answer(part),
         Ok(None) => Answer::Error("the agent is stopping".to_owned()),
         Err(_) => Answer::Error("the agent is busy with its kernel; ask again".to_owned()),
     }
 }
 
-/// Why nobody has answered.
+/// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum AskError {
     #[error("no agent runs here, or not with this --socket ({path})", path = .0.display())]
-    Nobody(PathBuf),
-    #[error("an agent is there and does not answer: it is stopped, or hangs")]
+    NoAgent(PathBuf),
+    #[error("an agent runs here and does not answer: it is stopped, or hangs")]
     Silent,
-    #[error("{path} cannot be asked: {source}; it takes root", path = .path.display())]
+    #[error("cannot connect to {path}: {source}; root is required", path = .path.display())]
     Refused { path: PathBuf, source: io::Error },
     #[error("{0}")]
     Answered(String),
@@ -133,13 +133,13 @@ pub enum AskError {
 impl AskError {
     fn of(path: &Path, source: io::Error) -> Self {
         match source.kind() {
-            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => Self::Nobody(path.to_owned()),
+            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => Self::NoAgent(path.to_owned()),
             _ => Self::Refused { path: path.to_owned(), source },
         }
     }
 }
 
-/// Sampled drops, until the agent ends, or has told those that it remembers. An error of `show` ends it too.
+/// Shows sampled drops until the agent ends, or all remembered ones are shown. An error of `show` ends it too.
 pub async fn drops(
     path: &Path,
     (follow, reason): (bool, Option<String>),
@@ -150,11 +150,11 @@ pub async fn drops(
     let (reader, mut writer) = stream.split();
     writer.write_all(&question(&Request::Drops { follow, reason }).map_err(refused)?).await.map_err(refused)?;
     let mut lines = BufReader::new(reader).lines();
-    // One that is stopped says nothing at all, one that has nothing to say closes: only of the first line one can tell.
-    let mut patience = (!follow).then_some(PATIENCE);
+    // A stopped agent sends nothing, and one without drops closes the connection, so the first line needs a timeout.
+    let mut timeout_of_first = (!follow).then_some(TIMEOUT);
     loop {
-        let next = match patience.take() {
-            Some(patience) => timeout(patience, lines.next_line()).await.map_err(|_| AskError::Silent)?,
+        let next = match timeout_of_first.take() {
+            Some(limit) => timeout(limit, lines.next_line()).await.map_err(|_| AskError::Silent)?,
             None => lines.next_line().await,
         };
         let line = match next {
@@ -171,15 +171,15 @@ pub async fn drops(
 }
 
 pub async fn ask(path: &Path, request: Request) -> Result<Answer, AskError> {
-    let asked = timeout(PATIENCE + Duration::from_millis(500), exchange(path, request)).await;
-    let bytes = asked.map_err(|_| AskError::Silent)?.map_err(|source| AskError::of(path, source))?;
+    let answered = timeout(TIMEOUT + Duration::from_millis(500), exchange(path, request)).await;
+    let bytes = answered.map_err(|_| AskError::Silent)?.map_err(|source| AskError::of(path, source))?;
     match serde_json::from_slice(&bytes).map_err(AskError::Unreadable)? {
         Answer::Error(text) => Err(AskError::Answered(text)),
         answer => Ok(answer),
     }
 }
 
-/// What the agent calls pods, objects and nodes; nothing has a name where none answers.
+/// The agent's names of pods, objects and nodes; none if no agent answers.
 pub async fn names(path: &Path) -> Names {
     match ask(path, Request::Names).await {
         Ok(Answer::Names(names)) => *names,

@@ -181,7 +181,7 @@ mod tests {
     use tracing_subscriber::layer::SubscriberExt;
 
     use super::*;
-    use crate::debug::log::Troubles;
+    use crate::debug::log::RecentWarnings;
     use egress_kube::stub::Server;
 
     #[tokio::test]
@@ -201,8 +201,8 @@ mod tests {
 
     /// The warnings of a node without a confirmed lease within 1.5 s.
     async fn warnings(server: &Server, namespace: &str, heard: Option<Instant>) -> Vec<String> {
-        let troubles = Troubles::default();
-        let _subscriber = tracing::subscriber::set_default(tracing_subscriber::registry().with(troubles.clone()));
+        let recent = RecentWarnings::default();
+        let _subscriber = tracing::subscriber::set_default(tracing_subscriber::registry().with(recent.clone()));
         let (heard, probed) = (watch::channel(heard).1, watch::channel(None).1);
         let heard = Confirmations { heard, probed, demand: watch::channel(LeaseDemand::default()).1 };
         let (lease_state, bounded) = (watch::Sender::default(), watch::Sender::default());
@@ -211,7 +211,7 @@ mod tests {
             (("a".to_owned(), Duration::from_millis(200)), LedgerStore::new(server.client().0, namespace));
         let keep = keep(node, store, heard, lease, Heartbeat::default(), CancellationToken::new());
         assert!(tokio::time::timeout(Duration::from_millis(1500), keep).await.is_err());
-        troubles.list().into_iter().map(|one| one.line).collect()
+        recent.list().into_iter().map(|one| one.line).collect()
     }
 
     #[tokio::test]

@@ -321,10 +321,14 @@ impl Agent {
         async move { node_watch::run(&health_page, own_node, reports, stop).await }
     }
 
-    fn status_socket(&self, node: mpsc::Sender<Question>, questions: Questions) -> impl Future<Output = ()> + use<> {
+    fn status_socket(
+        &self,
+        reconciler: mpsc::Sender<Question>,
+        questions: Questions,
+    ) -> impl Future<Output = ()> + use<> {
         let topics = &self.topics;
         let sources = Sources {
-            node,
+            reconciler,
             ready: topics.ready.subscribe(),
             uplink: topics.uplink.subscribe(),
             lease_state: topics.lease_state.subscribe(),

@@ -103,7 +103,7 @@ pub(super) fn is_waited_for_without_a_health_port(context: &LabContext) -> Resul
     server.set_outage(true);
     let stopped = until(&format!("node{new_owner} does not emit it"), EFFECT, || {
         let printed = cluster.agents[new_owner - 1].status(&[])?;
-        Ok(String::from_utf8_lossy(&printed.stdout).contains("fenced").then_some(()))
+        Ok(String::from_utf8_lossy(&printed.stdout).contains("lease        expired").then_some(()))
     });
     cluster.api.in_memory().into_iter().for_each(|server| server.set_outage(false));
     stopped?;

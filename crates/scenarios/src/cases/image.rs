@@ -55,7 +55,7 @@ pub(super) fn agent_from_the_image_serves(context: &LabContext) -> Result<()> {
     let status = bundle.exec(&["egress-agent", "status"])?;
     let printed = String::from_utf8_lossy(&status.stdout).into_owned();
     println!("{printed}");
-    ensure!(printed.contains(FRESH) && printed.contains("runs since"), "{}", String::from_utf8_lossy(&status.stderr));
+    ensure!(printed.contains(FRESH) && printed.contains("running for"), "{}", String::from_utf8_lossy(&status.stderr));
     let written = bundle.exec(&[BINARY, "codegen", "crd"])?;
     ensure!(written.status.success(), "the image's program is another");
 

@@ -1,14 +1,14 @@
-//! Objects and gateways, devices, programs, maps and the last errors, as tables.
+//! Objects and gateways, devices, programs, maps and the last warnings, as tables.
 
 use jiff::Timestamp;
 
 use crate::cmd::status::columns;
 use crate::debug::Status;
-use crate::debug::log::Trouble;
+use crate::debug::log::LogEntry;
 use egress_datapath::survey::report::{Fill, Gateway, Interface, Kernel, Object, Program};
 
-/// Maps that are as empty as this are not worth a line.
-const WORTH: u64 = 50;
+/// Other maps are shown from this percentage on.
+const SHOWN_FROM: u64 = 50;
 const ALWAYS: [&str; 3] = ["nat", "flows", "inbound"];
 
 /// Each with an empty line before it.
@@ -26,7 +26,7 @@ pub(super) fn tables(status: &Status) -> String {
         table(attached(programs));
         table(fills(maps));
     }
-    table(troubles(&status.troubles));
+    table(warnings(&status.last_warnings));
     text
 }
 
@@ -67,7 +67,7 @@ fn gateways(of: &[Gateway]) -> String {
 fn devices(of: &[Interface]) -> String {
     rows(["INTERFACE", "NAME", "STATE", "LARGEST PACKET"], of, |one| {
         let state = match (&one.name, one.up, one.carrier) {
-            (None, ..) => "away",
+            (None, ..) => "missing",
             (_, false, _) => "down",
             (_, true, false) => "no carrier",
             (_, true, true) => "up",
@@ -84,13 +84,14 @@ fn attached(of: &[Program]) -> String {
 }
 
 fn fills(of: &[Fill]) -> String {
-    let shown: Vec<_> = of.iter().filter(|one| ALWAYS.contains(&one.map.as_str()) || one.percent() >= WORTH).collect();
+    let shown: Vec<_> =
+        of.iter().filter(|one| ALWAYS.contains(&one.map.as_str()) || one.percent() >= SHOWN_FROM).collect();
     rows(["MAP", "ENTRIES", "OF", "FULL"], &shown, |one| {
         [one.map.clone(), one.entries.to_string(), one.limit.to_string(), format!("{} %", one.percent())]
     })
 }
 
-fn troubles(of: &[Trouble]) -> String {
+fn warnings(of: &[LogEntry]) -> String {
     rows(["LAST WARNINGS", "TIMES", "LINE"], of, |one| {
         let at = Timestamp::try_from(one.at).unwrap_or_default();
         [format!("{at:.0} {}", one.level), one.times.to_string(), one.line.clone()]
@@ -103,7 +104,7 @@ mod tests {
     use egress_datapath::survey::report::Served;
 
     #[test]
-    fn what_is_there_is_shown_and_what_is_not_is_left_out() {
+    fn present_parts_are_shown_and_missing_ones_omitted() {
         assert_eq!(tables(&Status::default()), "");
         let address = "172.18.0.100".parse().expect("a literal");
         let egress_ips = vec![Served { address, at: "node2".into() }];
@@ -139,7 +140,7 @@ mod tests {
                 neighbour: Some("reachable".into()),
             }],
             kernel: Some(kernel),
-            troubles: vec![Trouble {
+            last_warnings: vec![LogEntry {
                 at: std::time::SystemTime::UNIX_EPOCH,
                 level: "WARN".into(),
                 line: "worse".into(),

@@ -1,4 +1,4 @@
-//! `egress-agent status`: what the agent of this node does and why, as a table or as JSON.
+//! `egress-agent status`: the state of this node's agent, as a table or as JSON.
 
 pub mod kernel;
 
@@ -19,7 +19,7 @@ pub(super) struct StatusArgs {
     page: PageArgs,
 }
 
-/// Neither an agent nor pins.
+/// Neither an agent nor pins exist.
 #[derive(Debug, thiserror::Error)]
 #[error("{ask}; {pins}")]
 pub(crate) struct NothingHere {
@@ -32,7 +32,7 @@ pub(super) fn run(args: &StatusArgs) -> Result<(), CliError> {
     let status = match runtime.block_on(ask(&args.page.socket, Request::Status)) {
         Ok(Answer::Status(status)) => *status,
         Ok(Answer::Error(text)) => from_pins(args, AskError::Answered(text))?,
-        Ok(_) => from_pins(args, AskError::Answered("the agent answers something else".to_owned()))?,
+        Ok(_) => from_pins(args, AskError::Answered("the agent sends an unexpected answer".to_owned()))?,
         Err(error) => from_pins(args, error)?,
     };
     match args.page.output {
@@ -62,34 +62,36 @@ fn table(status: &Status) -> String {
         line("serves", if serves { "yes".to_owned() } else { format!("no: {reason}") });
     }
     if let Some(seconds) = agent.api_server_away_seconds {
-        let goes_on = match agent.leases.as_deref() {
-            Some("fenced") => "egress IPs that were given up wait for it",
-            _ => "traffic, connections and egress IPs go on",
+        let served = match agent.lease.as_deref() {
+            Some("expired") => "released egress IPs wait for it",
+            _ => "traffic, connections and egress IPs continue",
         };
-        let waits = "new pods, edits and moves wait for it";
-        line("API server", format!("does not answer since {}: {goes_on}; {waits}", lasting(seconds)));
+        let waiting = "new pods, edits and moves wait for it";
+        line("API server", format!("has not answered for {}: {served}; {waiting}", lasting(seconds)));
     }
-    // Who has and gets none holds none.
-    if let (Some(leases), Some(cluster)) = (&agent.leases, cluster)
+    // A node that has no egress IPs and gets none needs no lease.
+    if let (Some(lease), Some(cluster)) = (&agent.lease, cluster)
         && (cluster.egress_node || !addresses.is_empty())
     {
-        line("leases", leases.clone());
+        let effect = if lease == "expired" { ": no egress IP is served" } else { "" };
+        line("lease", format!("{lease}{effect}"));
     }
-    // Who has none has nothing to emit.
+    // A node without egress IPs emits none.
     if let Some(Kernel { lease_seconds, .. }) = &status.kernel
         && !addresses.is_empty()
     {
         let lasts = match lease_seconds {
             Some(0) => "expired: no egress IP is emitted".to_owned(),
             Some(seconds) => format!("{} more without the agent", lasting(*seconds)),
-            None => "without an end".to_owned(),
+            None => "without a limit".to_owned(),
         };
         line("programs", lasts);
     }
     if let Some(cluster) = cluster {
-        // It asks egress nodes four times a second, and all others every few seconds.
-        let asks = agent.controller.as_ref().map_or("has not asked this agent yet".to_owned(), |on| format!("on {on}"));
-        line("controller", asks);
+        // It probes egress nodes four times a second, and all others every few seconds.
+        let node =
+            agent.controller.as_ref().map_or("has not probed this agent yet".to_owned(), |on| format!("on {on}"));
+        line("controller", node);
         if !cluster.suspects.is_empty() {
             line("suspects", cluster.suspects.join(", "));
         }
@@ -121,7 +123,7 @@ fn running(agent: &AgentState) -> String {
         return "does not answer".to_owned();
     }
     let up = lasting(agent.uptime_seconds.unwrap_or_default());
-    format!("runs since {up}, version {}", agent.version.as_deref().unwrap_or("not known"))
+    format!("running for {up}, version {}", agent.version.as_deref().unwrap_or("not known"))
 }
 
 fn lasting(seconds: u64) -> String {
@@ -150,7 +152,7 @@ fn of_cluster(cluster: &ClusterState) -> String {
     if !cluster.hand_overs.is_empty() {
         let mut rows = vec![["HAND-OVER", "NUMBER", "FROM", "TO"].map(str::to_owned)];
         for one in &cluster.hand_overs {
-            let to = one.to.clone().unwrap_or_else(|| "nobody yet".to_owned());
+            let to = one.to.clone().unwrap_or_else(|| "no node yet".to_owned());
             rows.push([one.address.to_string(), one.number.to_string(), one.from.clone(), to]);
         }
         text = format!("{text}\n{}", columns(&rows));
@@ -163,7 +165,7 @@ fn of_cluster(cluster: &ClusterState) -> String {
     text
 }
 
-/// As wide as they need to be, two blanks between them.
+/// Columns as wide as their content, separated by two spaces.
 fn columns<const N: usize>(rows: &[[String; N]]) -> String {
     let mut widths = [0; N];
     for row in rows {
@@ -182,7 +184,7 @@ mod tests {
     use crate::debug::{OpenHandOver, StandbyPod};
 
     #[test]
-    fn a_table_says_all_that_people_need() {
+    fn the_table_has_all_parts() {
         let address = "172.18.0.100".parse().expect("a literal");
         let one = Address {
             address,
@@ -207,7 +209,7 @@ mod tests {
             uptime_seconds: Some(7_300),
             serves: Some(false),
             reason: Some("no-carrier".into()),
-            leases: Some("holds".into()),
+            lease: Some("held".into()),
             controller: Some("node2".to_owned()),
             api_server_away_seconds: Some(240),
         };
@@ -223,10 +225,10 @@ mod tests {
         };
         let expected = "\
 node         node1 (egress node, drained)
-agent        runs since 2 h, version 1
+agent        running for 2 h, version 1
 serves       no: no-carrier
-API server   does not answer since 4 min: traffic, connections and egress IPs go on; new pods, edits and moves wait for it
-leases       holds
+API server   has not answered for 4 min: traffic, connections and egress IPs continue; new pods, edits and moves wait for it
+lease        held
 controller   on node2
 suspects     node3
 pods         5 addresses known, 2 selected
@@ -235,7 +237,7 @@ EGRESS IP     ID  OBJECT   STATE
 172.18.0.100  3   simpson  served
 
 HAND-OVER     NUMBER  FROM   TO
-172.18.0.100  7       node1  nobody yet
+172.18.0.100  7       node1  no node yet
 
 STANDBY OBJECT  POD  SERVED BY
 late            a/b  simpson
@@ -243,7 +245,7 @@ late            a/b  simpson
 ";
         assert_eq!(table(&status), expected);
         let json = serde_json::to_string(&status).expect("JSON");
-        assert_eq!(serde_json::from_str::<Status>(&json).expect("as it was"), status);
+        assert_eq!(serde_json::from_str::<Status>(&json).expect("the same"), status);
         (status.cluster, status.agent) = (None, AgentState::default());
         assert!(table(&status).starts_with("agent        does not answer\npods         5"), "{}", table(&status));
     }

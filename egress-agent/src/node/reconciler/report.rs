@@ -105,9 +105,9 @@ impl<E: Executor> Reconciler<E> {
         let selected = |pod: &&PodState| matches!(pod, PodState::Selected(_));
         let mut problems = Vec::new();
         if let Some(missing) = self.missing() {
-            problems.push(format!("what the cluster wants is not done here, {missing}"));
+            problems.push(format!("this node does not serve the desired state: {missing}"));
         } else if self.actual.is_none() {
-            problems.push("the kernel could not be brought to what the cluster wants; see the log".to_owned());
+            problems.push("the kernel could not be brought to the desired state; see the log".to_owned());
         }
         problems.extend(self.failing.lines());
         problems.extend(self.compiler.refused().into_iter().take(MOST_REFUSED).map(|Refusal { pod, why, .. }| {
@@ -119,18 +119,20 @@ impl<E: Executor> Reconciler<E> {
         }
         let mut status = Status { cluster: Some(self.cluster(view)), problems, ..Status::default() };
         let (names, last) = (self.names(), self.last.get());
-        let Some(actual) = self.actual.as_ref().or(last.as_ref()) else { return Report { status, blind: Some(names) } };
+        let Some(actual) = self.actual.as_ref().or(last.as_ref()) else {
+            return Report { status, unobserved: Some(names) };
+        };
         let (objects, mut gateways) = concerning(actual.pods.values().copied(), &actual.policy, &names);
-        gateways.iter_mut().for_each(|gateway| self.judge(view, gateway));
+        gateways.iter_mut().for_each(|gateway| self.add_state(view, gateway));
         (status.objects, status.gateways) = (objects, gateways);
         status.addresses = self.addresses(actual, &names);
         status.pod_addresses = actual.pods.len();
         status.selected_pod_addresses = actual.pods.values().filter(selected).count();
-        Report { status, blind: None }
+        Report { status, unobserved: None }
     }
 
-    /// What Kubernetes and the ledger say of a gateway.
-    fn judge(&self, view: &ClusterView, gateway: &mut Gateway) {
+    /// Adds the state of a gateway by Kubernetes and by the ledger.
+    fn add_state(&self, view: &ClusterView, gateway: &mut Gateway) {
         let Some(node) = gateway.node.as_ref().and_then(|name| view.nodes.get(name)) else { return };
         gateway.ready = Some(node.ready);
         let is_suspect = self.ties.ownership.ledger().suspects.contains_key(&node.name);
@@ -163,7 +165,7 @@ impl<E: Executor> Reconciler<E> {
     }
 
     fn addresses(&self, actual: &KernelState, names: &Names) -> Vec<Address> {
-        // Not known before the node's own networks are.
+        // Unknown until the node's networks are known.
         let desired = self.compiler.desired().map(|desired| &desired.owned);
         let wanted = desired.into_iter().flatten().map(|(id, _)| id);
         let ids: BTreeSet<EgressId> =
@@ -179,13 +181,13 @@ impl<E: Executor> Reconciler<E> {
                 (moving.stage, names.nodes.get(&peer).cloned().unwrap_or_else(|| peer.to_string()))
             });
             let state = match peer {
-                Some((HandoverStage::Leaving, peer)) if owned.is_none() => format!("passed on to {peer}"),
+                Some((HandoverStage::Leaving, peer)) if owned.is_none() => format!("handed over to {peer}"),
                 Some((HandoverStage::Arriving | HandoverStage::Open, peer)) if owned.is_none() => {
                     format!("comes from {peer}")
                 }
                 _ if owned.is_some() && (desired.is_none() || owned == wanted) => "served".to_owned(),
-                _ if owned.is_some() => "to be given up".to_owned(),
-                _ if self.ties.ownership.is_lease_expired() => "not served: out of touch".to_owned(),
+                _ if owned.is_some() => "to be released".to_owned(),
+                _ if self.ties.ownership.is_lease_expired() => "not served: lease expired".to_owned(),
                 _ if self.refused.contains_key(&id) => "not claimed yet".to_owned(),
                 _ => "not served yet".to_owned(),
             };

@@ -115,12 +115,12 @@ async fn an_unknown_kernel_state_is_absent_and_the_last_known_one_is_reported_un
     let recorder = Recorder { never: Some(always), ..Recorder::default() };
     let running = start(&recorder);
     assert_eq!(running.snapshot().await.in_kernel, None, "the kernel's state has not been read");
-    assert!(running.report().await.blind.is_some(), "status reads the pins");
+    assert!(running.report().await.unobserved.is_some(), "status reads the pins");
     world(&[("n1", "172.18.0.100")]).into_iter().for_each(|change| running.sender.put(change));
     assert_eq!(running.snapshot().await.in_kernel, None, "nor is it before all lists have arrived");
     running.sender.put(Change::Pods(Update::Replaced(BTreeMap::new())));
     running.until("it is served", |snapshot| entries(snapshot, "owned") == 1).await;
-    assert!(running.report().await.blind.is_none());
+    assert!(running.report().await.unobserved.is_none());
     running.sender.put(Change::Pods(Update::Changed(key("p"), pod("10.244.1.10", "web"))));
     running.until("an action fails for good", |_| running.meters.failures() >= 1).await;
     let snapshot = running.snapshot().await;
