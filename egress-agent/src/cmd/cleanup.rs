@@ -13,13 +13,13 @@ use egress_datapath;
 pub(super) struct CleanupArgs {
     #[command(flatten)]
     node: NodeArgs,
-    /// Directory of the configurations of CNIs, to take the plugin out of the chain [default: leave the chain alone]
+    /// Directory of the CNI configurations, to remove the plugin from the chain [default: leave the chain alone]
     #[arg(long, env = "EGRESS_AGENT_CNI_CONF_DIR", value_name = "DIRECTORY", requires = "cni_bin_dir")]
     cni_conf_dir: Option<PathBuf>,
-    /// Directory of the programs of CNIs, where the plugin is removed
+    /// Directory of the CNI binaries, from which the plugin is removed
     #[arg(long, env = "EGRESS_AGENT_CNI_BIN_DIR", value_name = "DIRECTORY", requires = "cni_conf_dir")]
     cni_bin_dir: Option<PathBuf>,
-    /// Stay when all is removed, until told to stop by a signal: the pods of a DaemonSet must not end
+    /// Wait for a signal after the removal: pods of a DaemonSet must not end
     #[arg(long, env = "EGRESS_AGENT_STAY")]
     stay: bool,
 }
@@ -28,7 +28,7 @@ pub(super) fn run(args: &CleanupArgs) -> Result<(), CliError> {
     let settings = args.node.settings_for_removal(detect_uplink());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        // Before anything is said: the first process of a container does not end by a signal that it does not wait for.
+        // Before any output: a container's first process ignores signals that it does not handle.
         let stopped = args.stay.then(stopped).transpose()?;
         clean_up(&settings, args).await?;
         if let Some(stopped) = stopped {

@@ -15,28 +15,28 @@ use crate::cmd::page::DEFAULT_SOCKET;
 use crate::cni::chain::{self, ChainError};
 use crate::cni::{PLUGIN, plugin};
 
-/// A CNI that writes its file anew leaves the plugin out for so long at most.
-const LOOK_AGAIN: Duration = Duration::from_secs(2);
+/// The longest time without the plugin after the CNI has rewritten its file.
+const CHECK_INTERVAL: Duration = Duration::from_secs(2);
 
 #[derive(Args, Debug)]
 pub(super) struct CniInstallArgs {
-    /// Directory of the configurations of CNIs, which the container runtime reads
+    /// Directory of the CNI configurations, which the container runtime reads
     #[arg(long, env = "EGRESS_AGENT_CNI_CONF_DIR", value_name = "DIRECTORY", default_value = "/etc/cni/net.d")]
     cni_conf_dir: PathBuf,
-    /// Directory of the programs of CNIs, which the container runtime calls
+    /// Directory of the CNI binaries, which the container runtime calls
     #[arg(long, env = "EGRESS_AGENT_CNI_BIN_DIR", value_name = "DIRECTORY", default_value = "/opt/cni/bin")]
     cni_bin_dir: PathBuf,
-    /// Where the plugin finds the socket of the agent, as a path of the host
+    /// Path of the agent's socket on the host, for the plugin
     #[arg(long, env = "EGRESS_AGENT_CNI_SOCKET", value_name = "PATH", default_value = DEFAULT_SOCKET)]
     cni_socket: PathBuf,
 }
 
-/// Whether this process is called as a plugin: by a runtime, which gives no arguments.
+/// Whether this process is called as a plugin, by a runtime, without arguments.
 pub(super) fn is_plugin(name: Option<&OsStr>) -> bool {
     name.map(PathBuf::from).is_some_and(|path| path.file_name() == Some(OsStr::new(PLUGIN)))
 }
 
-/// The protocol's own words for what goes wrong, and standard error for what the runtime need not know.
+/// Errors go to standard output in the protocol's format; warnings go to standard error.
 pub(super) fn run() -> ExitCode {
     let mut input = String::new();
     let outcome = stdin().read_to_string(&mut input).and_then(|_| {
@@ -62,38 +62,38 @@ pub(super) fn run() -> ExitCode {
     }
 }
 
-/// Keeps the plugin in the node's chain until told to stop. It stays there then: an agent that is updated is back soon.
+/// Keeps the plugin in the node's chain until a signal. It stays there after that, for the time of an agent's update.
 pub(super) fn install(args: &CniInstallArgs) -> Result<(), CliError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-        let (mut said, mut is_first) = (String::new(), true);
+        let (mut reported, mut is_first) = (String::new(), true);
         loop {
             match keep(args, is_first) {
                 Ok(written) => {
                     written.iter().for_each(|path| println!("wrote {}", path.display()));
-                    said.clear();
+                    reported.clear();
                     is_first = false;
                 }
-                // Once for each trouble: it is tried again every two seconds.
+                // Once for each error, which may repeat every two seconds.
                 Err(error) => {
                     let line = error.to_string();
-                    if line != said {
+                    if line != reported {
                         eprintln!("{line}; trying again");
-                        said = line;
+                        reported = line;
                     }
                 }
             }
             tokio::select! {
                 _ = terminate.recv() => return Ok(()),
                 _ = interrupt.recv() => return Ok(()),
-                () = sleep(LOOK_AGAIN) => {}
+                () = sleep(CHECK_INTERVAL) => {}
             }
         }
     })
 }
 
-/// The program first: a chain must not name one that is not there. It is compared once, and from then on only missed.
+/// The program first: a chain must not name a missing one. Its content is compared only once.
 fn keep(args: &CniInstallArgs, compare: bool) -> Result<Vec<PathBuf>, ChainError> {
     let CniInstallArgs { cni_conf_dir, cni_bin_dir, cni_socket } = args;
     let mut written = Vec::new();
@@ -104,7 +104,7 @@ fn keep(args: &CniInstallArgs, compare: bool) -> Result<Vec<PathBuf>, ChainError
     Ok(written)
 }
 
-/// Takes the plugin out again. Returns what was written or removed.
+/// Removes the plugin. Returns what was written or removed.
 pub(super) fn remove(conf_dir: &Path, bin_dir: &Path) -> Result<Vec<PathBuf>, ChainError> {
     let mut changed = chain::remove(conf_dir)?;
     changed.extend(chain::remove_program(bin_dir)?);

@@ -46,7 +46,7 @@ impl ControllerArgs {
     }
 }
 
-/// `ignored`: settings of the configuration file that controllers do not have, a line each.
+/// `ignored` are warnings about ignored parts of the configuration file.
 pub(super) fn run(args: &ControllerArgs, ignored: &[String]) -> Result<(), CliError> {
     let _log = logging::start(&args.log)?;
     ignored.iter().for_each(|line| warn!("{line}"));
@@ -100,8 +100,8 @@ async fn run_async(args: &ControllerArgs) -> Result<(), CliError> {
         outages,
         health_page: Some(health_page),
     };
-    info!(node = args.api.node_name, "the controller runs");
+    info!(node = args.api.node_name, "the controller is running");
     run::run(client, settings, stop).await;
-    info!("stopped; agents hold what they have been given");
+    info!("stopped; agents keep their egress IPs");
     Ok(())
 }

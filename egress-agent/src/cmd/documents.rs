@@ -1,5 +1,5 @@
-//! Every command line of `egress-agent` that the documents show, in text as in blocks, is one that this build understands.
-//! The lab runs those of blocks; here all of them are read, those that nobody can run without a cluster too.
+//! Checks that this build parses every command line of `egress-agent` in the documents, in text and in blocks, including
+//! those that the lab does not run.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ use clap::error::ErrorKind;
 
 use crate::cmd::Cli;
 
-/// What pages write in capitals, where a flag would not take the word itself.
+/// Placeholders in the documents that a flag does not accept as they are.
 const PLACEHOLDERS: [(&str, &str); 5] = [
     ("ADDRESS:PORT", "192.0.2.1:80"),
     ("ADDRESS", "192.0.2.1"),
@@ -28,7 +28,7 @@ fn pages(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// The words behind `egress-agent` of each line that is shown: a span in backticks, or a line of a block.
+/// The arguments of `egress-agent` in each span in backticks and each line of a block.
 fn lines(text: &str) -> Vec<Vec<String>> {
     let (mut is_block, mut found) = (false, Vec::new());
     for line in text.lines() {
@@ -39,22 +39,22 @@ fn lines(text: &str) -> Vec<Vec<String>> {
         let shown: Vec<&str> = if is_block { vec![line] } else { line.split('`').skip(1).step_by(2).collect() };
         for one in shown {
             let command = one.strip_prefix("$ ").unwrap_or(one);
-            // Alone, or behind what brings it to a node.
-            let behind =
+            // Alone, or after `kubectl exec POD --`.
+            let arguments =
                 command.strip_prefix("egress-agent ").or_else(|| Some(command.split_once("-- egress-agent ")?.1));
-            // A usage is generated, and no line to type.
-            let Some(behind) = behind.filter(|behind| !behind.contains(['<', '['])) else { continue };
-            let typed = behind.split(" #").next().unwrap_or_default();
-            let words = typed.split_whitespace().filter(|word| *word != "...").map(filled);
-            found.push(words.collect());
+            // Skip a generated usage line.
+            let Some(arguments) = arguments.filter(|line| !line.contains(['<', '['])) else { continue };
+            let without_comment = arguments.split(" #").next().unwrap_or_default();
+            let arguments = without_comment.split_whitespace().filter(|one| *one != "...").map(filled);
+            found.push(arguments.collect());
         }
     }
     found
 }
 
-fn filled(word: &str) -> String {
-    let known = PLACEHOLDERS.into_iter().find(|(name, _)| word == *name);
-    known.map_or(word, |(_, value)| value).to_owned()
+fn filled(argument: &str) -> String {
+    let known = PLACEHOLDERS.into_iter().find(|(name, _)| argument == *name);
+    known.map_or(argument, |(_, value)| value).to_owned()
 }
 
 fn all_pages(root: &Path) -> Vec<PathBuf> {
@@ -65,15 +65,17 @@ fn all_pages(root: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-fn every_command_line_of_the_documents_is_understood() {
+fn every_command_line_of_the_documents_parses() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let (mut wrong, mut read) = (Vec::new(), 0);
     for page in all_pages(&root) {
         let text = std::fs::read_to_string(&page).expect("a page");
-        // A word in the place of a command's name stands for all of them.
-        for words in lines(&text).into_iter().filter(|words| words.first().is_some_and(|one| one != "COMMAND")) {
+        // `COMMAND` stands for any command.
+        for arguments in
+            lines(&text).into_iter().filter(|arguments| arguments.first().is_some_and(|one| one != "COMMAND"))
+        {
             read += 1;
-            let line = std::iter::once("egress-agent").chain(words.iter().map(String::as_str));
+            let line = std::iter::once("egress-agent").chain(arguments.iter().map(String::as_str));
             let Err(error) = Cli::command().try_get_matches_from(line) else { continue };
             let is_name_alone = matches!(
                 error.kind(),
@@ -84,7 +86,7 @@ fn every_command_line_of_the_documents_is_understood() {
             );
             if !is_name_alone {
                 let page = page.strip_prefix(&root).unwrap_or(&page).display().to_string();
-                wrong.push(format!("{page}: egress-agent {}: {}", words.join(" "), error.kind()));
+                wrong.push(format!("{page}: egress-agent {}: {}", arguments.join(" "), error.kind()));
             }
         }
     }
@@ -98,7 +100,7 @@ fn lines_are_found_in_text_and_in_blocks() {
     assert_eq!(lines(page), [vec!["drain", "NODE"], vec!["status", "-o", "json"]]);
 }
 
-/// All of this crate but what stands in files of tests.
+/// The sources of this crate, without its test files.
 fn sources(folder: &Path, text: &mut String) {
     for entry in std::fs::read_dir(folder).expect("a folder") {
         let path = entry.expect("an entry").path();
@@ -110,15 +112,15 @@ fn sources(folder: &Path, text: &mut String) {
     }
 }
 
-/// A selector for a reason that nobody gives finds nothing, and nobody says so.
+/// A selector for an unknown reason would silently find nothing.
 #[test]
-fn events_are_chosen_by_reasons_that_there_are() {
+fn event_selectors_use_existing_reasons() {
     let (own, mut text, mut found) = (Path::new(env!("CARGO_MANIFEST_DIR")), String::new(), 0);
     sources(&own.join("src"), &mut text);
     for page in all_pages(&own.join("..")) {
         let shown = std::fs::read_to_string(&page).expect("a page");
-        for behind in shown.split("reason=").skip(1) {
-            let reason: String = behind.chars().take_while(char::is_ascii_alphanumeric).collect();
+        for after in shown.split("reason=").skip(1) {
+            let reason: String = after.chars().take_while(char::is_ascii_alphanumeric).collect();
             assert!(text.contains(&format!("\"{reason}\"")), "{}: reason={reason}", page.display());
             found += 1;
         }

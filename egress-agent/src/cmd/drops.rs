@@ -1,4 +1,4 @@
-//! `egress-agent drops`: packets that were dropped, as the agent hears of them, with the names of pods and objects.
+//! `egress-agent drops`: dropped packets as the agent samples them, with the names of pods and objects.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -18,29 +18,29 @@ use egress_datapath::trace::questions::protocol;
 
 #[derive(Args, Debug)]
 pub(super) struct DropsArgs {
-    /// Go on with those to come, until Ctrl-C or the agent's end
+    /// Also show new drops, until Ctrl-C or the agent's end
     #[arg(short, long, env = "EGRESS_AGENT_DROPS_FOLLOW")]
     follow: bool,
-    /// Only those that were dropped for this reason, by its label. A sample too: of each CPU's drops, whatever their reasons, one
-    /// in ten milliseconds is seen; how many there were /metrics says
+    /// Only drops for this reason, by its label. Also a sample: each CPU reports one drop of any reason in ten milliseconds;
+    /// /metrics has the counts
     #[arg(long, env = "EGRESS_AGENT_DROPS_REASON", value_name = "REASON", value_parser = reason)]
     reason: Option<String>,
-    /// Socket on which the agent answers
+    /// Socket of the agent
     #[arg(long, env = "EGRESS_AGENT_SOCKET", value_name = "PATH", default_value = DEFAULT_SOCKET)]
     socket: PathBuf,
-    /// Form of the answer; of JSON one object in each line
-    #[arg(short, long, env = "EGRESS_AGENT_OUTPUT", value_name = "FORM", default_value = "table")]
+    /// Format of the output; JSON is one object per line
+    #[arg(short, long, env = "EGRESS_AGENT_OUTPUT", value_name = "FORMAT", default_value = "table")]
     output: Output,
 }
 
 impl DropsArgs {
-    /// An older agent knows nothing of reasons and tells all.
-    fn is_asked_for(&self, sample: &Sample) -> bool {
+    /// An older agent does not know this filter and sends all drops.
+    fn is_wanted(&self, sample: &Sample) -> bool {
         self.reason.as_deref().is_none_or(|reason| reason == sample.reason)
     }
 
-    /// Whoever reads too slowly misses drops whose reasons nobody has looked at.
-    fn left_out(&self, count: u64) -> String {
+    /// Drops that a slow reader misses are counted before the filter.
+    fn missed(&self, count: u64) -> String {
         let of = if self.reason.is_some() { ", of any reason" } else { "" };
         format!("... and {count} more{of}")
     }
@@ -84,7 +84,7 @@ impl<'s> Row<'s> {
     fn of(sample: &'s Sample, names: &'s Names) -> Self {
         let pod = |end: &std::net::SocketAddr| names.pods.get(&end.ip()).map(String::as_str);
         let time = Timestamp::try_from(sample.at).unwrap_or_default();
-        // Of an index that is none the name is empty.
+        // An unknown index has an empty name.
         let interface = if_indextoname(sample.ifindex).ok().and_then(|name| name.into_string().ok());
         let interface = interface.filter(|name| !name.is_empty());
         Self {
@@ -122,16 +122,16 @@ impl<'s> Row<'s> {
     }
 }
 
-/// What is shown, and by which names.
+/// The output, with the agent's names.
 struct Show<'a> {
     args: &'a DropsArgs,
     names: Names,
-    /// When they were asked for.
+    /// When the names were read.
     named: Instant,
 }
 
-/// Names are asked for anew where one is missing, not more often.
-const NAMES: Duration = Duration::from_secs(5);
+/// Names are read again if one is missing, but not more often than this.
+const NAMES_INTERVAL: Duration = Duration::from_secs(5);
 
 impl Show<'_> {
     async fn line(&mut self, line: Line) -> io::Result<()> {
@@ -140,14 +140,14 @@ impl Show<'_> {
             Line::LeftOut(count) if self.args.output == Output::Json => {
                 return writeln!(out, "{{\"left_out\":{count}}}");
             }
-            Line::LeftOut(count) => return writeln!(out, "{}", self.args.left_out(count)),
-            Line::Drop(sample) if !self.args.is_asked_for(&sample) => return Ok(()),
+            Line::LeftOut(count) => return writeln!(out, "{}", self.args.missed(count)),
+            Line::Drop(sample) if !self.args.is_wanted(&sample) => return Ok(()),
             Line::Drop(sample) => sample,
         };
         let knows = |end: &std::net::SocketAddr| self.names.pods.contains_key(&end.ip());
-        if !knows(&sample.source) && !knows(&sample.destination) && self.named.elapsed() >= NAMES {
+        if !knows(&sample.source) && !knows(&sample.destination) && self.named.elapsed() >= NAMES_INTERVAL {
             drop(out);
-            self.look(&self.args.socket).await;
+            self.read_names(&self.args.socket).await;
             out = io::stdout().lock();
         }
         let row = Row::of(&sample, &self.names);
@@ -157,7 +157,7 @@ impl Show<'_> {
         }
     }
 
-    async fn look(&mut self, socket: &Path) {
+    async fn read_names(&mut self, socket: &Path) {
         (self.names, self.named) = (names(socket).await, Instant::now());
     }
 }
@@ -166,7 +166,7 @@ pub(super) fn run(args: &DropsArgs) -> Result<(), CliError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let mut show = Show { args, names: Names::default(), named: Instant::now() };
-        show.look(&args.socket).await;
+        show.read_names(&args.socket).await;
         let ended = tokio::select! {
             ended = drops(&args.socket, (args.follow, args.reason.clone()), async |line| show.line(line).await) => ended,
             interrupted = tokio::signal::ctrl_c() => return interrupted.map_err(CliError::from),
@@ -174,7 +174,7 @@ pub(super) fn run(args: &DropsArgs) -> Result<(), CliError> {
         match ended {
             Ok(()) if args.follow => eprintln!("the agent has ended"),
             Ok(()) => {}
-            // Whoever reads has had enough.
+            // The reader has closed the pipe.
             Err(AskError::Refused { source, .. }) if source.kind() == io::ErrorKind::BrokenPipe => {}
             Err(error) => return Err(error.into()),
         }
@@ -216,22 +216,22 @@ mod tests {
         assert_eq!((&json["source_pod"], &json["object"]), (&"red/one".into(), &"first".into()));
     }
 
-    /// An agent that has been there for longer does not know what it is asked for.
+    /// An older agent ignores the filter.
     #[test]
-    fn other_reasons_are_left_out_whatever_the_agent_tells() {
+    fn other_reasons_are_filtered_whatever_the_agent_sends() {
         let asking = |reason: Option<&str>| DropsArgs {
             follow: false,
             reason: reason.map(str::to_owned),
             socket: PathBuf::new(),
             output: Output::Table,
         };
-        let shown = |reason| asking(reason).is_asked_for(&sample());
+        let shown = |reason| asking(reason).is_wanted(&sample());
         assert_eq!([None, Some("no_gateway"), Some("map_full")].map(shown), [true, true, false]);
-        assert_eq!(asking(None).left_out(7), "... and 7 more");
+        assert_eq!(asking(None).missed(7), "... and 7 more");
         assert_eq!(
-            asking(Some("map_full")).left_out(7),
+            asking(Some("map_full")).missed(7),
             "... and 7 more, of any reason",
-            "of those that were not looked at"
+            "the count is from before the filter"
         );
     }
 

@@ -1,9 +1,9 @@
-//! Which interface leads outside, where nobody says.
+//! Detects the external interface.
 
 use std::fs;
 use std::path::Path;
 
-/// OVN-Kubernetes' external bridge, OpenShift's, else the interface of the default route.
+/// OVN-Kubernetes' external bridge, else OpenShift's, else the interface of the default route.
 pub(super) fn detect_uplink() -> Option<String> {
     let bridge = ["breth0", "br-ex"].into_iter().find(|name| Path::new("/sys/class/net").join(name).exists());
     bridge.map(str::to_owned).or_else(|| {

@@ -14,7 +14,7 @@ pub(super) struct LogLevelArgs {
     /// New filter, as --log-level of `run` (info, debug, egress_agent=debug,warn) [default: show the current filter]
     #[arg(value_name = "FILTER", env = "EGRESS_AGENT_LOG_FILTER")]
     filter: Option<String>,
-    /// Socket on which the agent answers
+    /// Socket of the agent
     #[arg(long, env = "EGRESS_AGENT_SOCKET", value_name = "PATH", default_value = DEFAULT_SOCKET)]
     socket: PathBuf,
 }

@@ -18,11 +18,11 @@ pub(super) struct LogArgs {
     /// changes it while the agent runs
     #[arg(long, env = "EGRESS_AGENT_LOG_LEVEL", value_name = "FILTER", default_value = "info")]
     log_level: String,
-    /// Shape of log lines, which go to standard error
+    /// Format of log lines, which go to standard error
     #[arg(
         long,
         env = "EGRESS_AGENT_LOG_FORMAT",
-        value_name = "SHAPE",
+        value_name = "FORMAT",
         value_enum,
         default_value_t = LogFormat::Text
     )]
@@ -37,29 +37,29 @@ enum LogFormat {
     Json,
 }
 
-/// What is off for everybody: the API client reports each failed request on its own; we say it once, with the cause and what
-/// we do. HTTP/2 has a line for each connection that misbehaves, and netlink one each time that neighbours change faster than
-/// they are read: both are for anybody to cause, as often as he likes.
+/// Always off. The API client logs each failed request, which the agent logs once, with its cause. HTTP/2 logs each
+/// misbehaving connection, and netlink each time that neighbours change faster than they are read: other hosts could fill
+/// the log with both.
 const QUIET: &str = "kube_client=off,kube_runtime=off,h2=off,netlink_proto=off";
 
-/// Why a filter is none.
+/// Why a filter is invalid.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LevelError {
-    /// It would be taken for a module of which everything is written, and of all others nothing.
+    /// Without this check it would be a module that logs everything, while all others log nothing.
     #[error("{0:?} is neither a level (off, error, warn, info, debug, trace) nor MODULE=LEVEL")]
     NoLevel(String),
     #[error(transparent)]
     Filter(#[from] ParseError),
 }
 
-/// The log begins; what comes back changes how much is written, and remembers what was worst.
+/// Starts the log. Returns the handle of its filter, and the recent warnings.
 pub(super) fn start(args: &LogArgs) -> Result<(LogLevel, RecentWarnings), CliError> {
     let (subscriber, level, warnings) = subscriber(args)?;
     subscriber.init();
     Ok((level, warnings))
 }
 
-/// Lines go by the filter. What was worst is remembered whatever is written.
+/// The filter applies to written lines; recent warnings are kept regardless of it.
 fn subscriber(args: &LogArgs) -> Result<(impl Subscriber + Send + Sync, LogLevel, RecentWarnings), CliError> {
     let filter =
         filter(&args.log_level).map_err(|source| CliError::LogLevel { level: args.log_level.clone(), source })?;
@@ -70,9 +70,9 @@ fn subscriber(args: &LogArgs) -> Result<(impl Subscriber + Send + Sync, LogLevel
         LogFormat::Json => lines.json().boxed(),
     };
     let warnings = RecentWarnings::default();
-    let worst = self::filter("warn").map_err(|source| CliError::LogLevel { level: "warn".to_owned(), source })?;
+    let severe = self::filter("warn").map_err(|source| CliError::LogLevel { level: "warn".to_owned(), source })?;
     let subscriber =
-        tracing_subscriber::registry().with(lines.with_filter(filter)).with(warnings.clone().with_filter(worst));
+        tracing_subscriber::registry().with(lines.with_filter(filter)).with(warnings.clone().with_filter(severe));
     let change = move |level: &str| {
         let filter = self::filter(level).map_err(|error| CliError::LogLevel { level: level.to_owned(), source: error });
         filter.map_err(|error| error.to_string()).and_then(|filter| handle.reload(filter).map_err(|e| e.to_string()))
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn a_word_that_is_no_level_is_refused() {
+    fn an_invalid_filter_is_refused() {
         for level in ["info", "WARN", "off", "debug", "egress_agent=debug,warn", "info,egress_agent::dataplane=debug"] {
             assert!(filter(level).is_ok(), "{level}");
         }
@@ -117,12 +117,12 @@ mod tests {
             let error = filter(level).map(|_| ()).expect_err(level).to_string();
             assert!(error.contains("is neither a level"), "{level}: {error}");
         }
-        assert!(subscriber(&args("warning")).is_err(), "an agent that says nothing is not started");
+        assert!(subscriber(&args("warning")).is_err(), "an agent without a log does not start");
     }
 
-    /// Some connections to the health port, or frames to the uplink, each.
+    /// Other hosts cause each of these lines.
     #[test]
-    fn what_strangers_have_libraries_say_is_neither_written_nor_remembered() {
+    fn lines_of_libraries_that_other_hosts_cause_are_neither_written_nor_kept() {
         let (subscriber, _level, warnings) = subscriber(&args("off")).expect("a level");
         tracing::subscriber::with_default(subscriber, || {
             tracing::warn!(target: "h2::proto::streams::recv", "recv_reset; remotely-reset streams reached limit");
@@ -134,14 +134,14 @@ mod tests {
     }
 
     #[test]
-    fn what_was_worst_is_remembered_whatever_is_written() {
+    fn recent_warnings_are_kept_regardless_of_the_filter() {
         let (subscriber, level, warnings) = subscriber(&args("off")).expect("a level");
         tracing::subscriber::with_default(subscriber, || {
             tracing::warn!("first");
             assert_eq!(level.change("error"), Ok(()));
-            tracing::info!("nothing to remember");
+            tracing::info!("not a warning");
             tracing::warn!("second");
-            tracing::error!(target: "kube_client", "said by us, once");
+            tracing::error!(target: "kube_client", "logged by the agent, once");
         });
         assert_eq!(warnings.list().into_iter().map(|one| one.line).collect::<Vec<_>>(), ["first", "second"]);
         let refused = level.change("warning").expect_err("no level");

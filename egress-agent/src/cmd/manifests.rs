@@ -1,4 +1,4 @@
-//! What the manifests in `deploy/` tell the agent, it must understand: arguments, variables, the configuration file.
+//! Checks that the agent understands the manifests in `deploy/`: arguments, variables, the configuration file.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -34,7 +34,7 @@ fn containers(path: &str) -> Vec<(String, Vec<String>, BTreeMap<String, String>)
     found
 }
 
-/// What an overlay's ConfigMap adds.
+/// The settings of an overlay's ConfigMap.
 fn settings(overlay: &str) -> BTreeMap<String, String> {
     generated(overlay, "egress-agent-settings")
 }
@@ -55,14 +55,14 @@ fn generated(overlay: &str, map: &str) -> BTreeMap<String, String> {
 fn parse(line: &[String], variables: &BTreeMap<String, String>) -> Result<(Command, ArgMatches), String> {
     let definition = Cli::command();
     let command = line.first().and_then(|name| definition.find_subcommand(name)).ok_or("no such command")?;
-    let mut words = vec!["egress-agent".to_owned()];
-    words.extend_from_slice(line);
+    let mut arguments = vec!["egress-agent".to_owned()];
+    arguments.extend_from_slice(line);
     for (name, value) in variables {
         let argument = command.get_arguments().find(|one| one.get_env().is_some_and(|env| env == name.as_str()));
         let long = argument.and_then(|one| one.get_long()).ok_or_else(|| format!("no flag has the variable {name}"))?;
-        words.push(format!("--{long}={value}"));
+        arguments.push(format!("--{long}={value}"));
     }
-    let matches = Cli::command().try_get_matches_from(words).map_err(|error| error.to_string())?;
+    let matches = Cli::command().try_get_matches_from(arguments).map_err(|error| error.to_string())?;
     Ok((Cli::from_arg_matches(&matches).map_err(|error| error.to_string())?.command, matches))
 }
 
@@ -76,7 +76,7 @@ const CLEANUPS: [&str; 3] =
 fn the_agent_understands_its_daemonset_in_every_overlay() {
     for overlay in OVERLAYS {
         let added = settings(overlay);
-        assert!(added.len() > 2, "{overlay} says nothing of its cluster");
+        assert!(added.len() > 2, "{overlay} has no settings of its cluster");
         let [(name, line, variables)] = &containers("base/daemonset.yaml")[..] else { panic!("one container") };
         let mut variables = variables.clone();
         variables.extend(settings("base"));
@@ -91,7 +91,7 @@ fn the_controller_understands_its_deployment_in_every_overlay() {
     let agents = &containers("base/daemonset.yaml")[0].2;
     for overlay in OVERLAYS {
         let [(name, line, own)] = &containers("base/controller.yaml")[..] else { panic!("one container") };
-        // Of what agents are set to it takes what it has a flag for; its own variables beat them.
+        // It takes the agents' settings that it has a flag for; its own variables override them.
         let mut variables = settings("base");
         variables.extend(settings(overlay));
         let definition = Cli::command();
@@ -122,7 +122,7 @@ fn cleanup_finds_what_the_agent_has_pinned() {
         assert!(matches!(parsed, Ok((Command::Cleanup(_), _))), "{name}: {:?}", parsed.err());
         assert_eq!(variables["EGRESS_AGENT_BPFFS"], agents["EGRESS_AGENT_BPFFS"]);
     }
-    // Both see it by the same mount of the same directory of the host, and with the same rights.
+    // Both use the same mount of the same host directory, with the same rights.
     let part = |path: &str, pointers: &[&str]| -> Vec<Value> {
         let document = documents(path).remove(0);
         pointers.iter().map(|one| document.pointer(one).cloned().unwrap_or_else(|| panic!("{path}: {one}"))).collect()
@@ -142,7 +142,7 @@ fn cleanup_finds_what_the_agent_has_pinned() {
 }
 
 #[test]
-fn cleanup_looks_at_the_interfaces_that_the_agents_had() {
+fn cleanup_uses_the_interfaces_of_the_agents() {
     let map = "egress-agent-cleanup-settings";
     for (agents, cleanup) in OVERLAYS.into_iter().zip(CLEANUPS) {
         let mut given = generated("cleanup", map);
@@ -163,9 +163,9 @@ fn cleanup_looks_at_the_interfaces_that_the_agents_had() {
     }
 }
 
-/// What is put into the host's directories is taken out of the same ones, and the plugin finds the socket where the agent has it.
+/// The plugin is removed from the directories that it was added to, and finds the agent's socket.
 #[test]
-fn the_plugin_goes_where_it_came_to() {
+fn the_plugin_is_removed_where_it_was_added() {
     let (agents, cleanup) = ("overlays/bridge-cni", "overlays/cleanup-bridge-cni");
     let [(_, line, variables)] = &containers(&format!("{agents}/cni.yaml"))[..] else { panic!("one container") };
     let parsed = parse(line, variables);
@@ -192,7 +192,7 @@ fn the_plugin_goes_where_it_came_to() {
 }
 
 #[test]
-fn nothing_of_the_configuration_file_is_ignored() {
+fn no_part_of_the_configuration_file_is_ignored() {
     let file = ConfigFile::read(&deploy("base/agent.conf")).expect("a file that can be read");
     assert_eq!(file.warnings, Vec::<String>::new());
     let (_, matches) = parse(&["run".to_owned(), "--node-name=a".to_owned()], &BTreeMap::new()).expect("a line");
@@ -215,7 +215,7 @@ fn probes_ask_where_the_process_answers() {
             } else {
                 containers(path).remove(0).2.remove(variable)
             };
-            // Whichever address it is, loopback is served on the same port.
+            // Loopback is always served on the same port.
             let port = address.as_deref().and_then(|address| address.rsplit(':').next());
             let port: u16 = port.and_then(|port| port.parse().ok()).expect("a port");
             for (probe, page) in [("readinessProbe", "/readyz"), ("livenessProbe", "/healthz")] {
@@ -223,7 +223,7 @@ fn probes_ask_where_the_process_answers() {
                 assert_eq!(container[probe]["httpGet"], asked, "{path}, {overlay}, {probe}");
             }
             let declared = json!([{"name": "metrics", "containerPort": port, "hostPort": port, "protocol": "TCP"}]);
-            assert_eq!(container["ports"], declared, "{path}, {overlay}: the scheduler is told");
+            assert_eq!(container["ports"], declared, "{path}, {overlay}: for the scheduler");
         }
     }
 }
@@ -245,7 +245,7 @@ fn spread(rules: &Value) -> Vec<[String; 3]> {
 }
 
 #[test]
-fn what_an_agent_writes_does_not_queue_behind_other_accounts() {
+fn writes_of_agents_do_not_queue_with_other_accounts() {
     let schemas = documents("base/flowcontrol.yaml").into_iter().filter(|one| one["kind"] == "FlowSchema");
     let rules =
         schemas.flat_map(|one| one["spec"]["rules"][0]["resourceRules"].as_array().cloned().unwrap_or_default());
@@ -266,7 +266,7 @@ fn what_an_agent_writes_does_not_queue_behind_other_accounts() {
 
 /// A cluster of a thousand nodes patches as many objects at once, and must not lose its leader by that.
 #[test]
-fn the_lease_does_not_queue_behind_patches() {
+fn requests_for_the_lease_do_not_queue_with_patches() {
     let all = documents("base/flowcontrol.yaml");
     let level = |resource: &str| -> Value {
         let queues =
@@ -276,8 +276,8 @@ fn the_lease_does_not_queue_behind_patches() {
         let name = &schema["spec"]["priorityLevelConfiguration"]["name"];
         let level = |one: &&Value| one["kind"] == "PriorityLevelConfiguration" && one["metadata"]["name"] == *name;
         let level = all.iter().find(level).unwrap_or_else(|| panic!("no level {name}"));
-        let room = level.pointer("/spec/limited/limitResponse/queuing/queueLengthLimit").and_then(Value::as_u64);
-        assert!(room.is_some_and(|room| room >= 1000), "{name}: {room:?} requests may wait");
+        let limit = level.pointer("/spec/limited/limitResponse/queuing/queueLengthLimit").and_then(Value::as_u64);
+        assert!(limit.is_some_and(|limit| limit >= 1000), "{name}: {limit:?} requests may wait");
         name.clone()
     };
     assert_eq!(level("leases"), level("configmaps"), "agents hold their addresses by both");
@@ -286,9 +286,9 @@ fn the_lease_does_not_queue_behind_patches() {
     }
 }
 
-/// What an overlay says of the image holds for it alone where nothing below has named it.
+/// An overlay's image applies only if no base names one.
 #[test]
-fn overlays_alone_say_which_image() {
+fn only_overlays_name_the_image() {
     let images = |folder: &str| documents(&format!("{folder}/kustomization.yaml")).remove(0)["images"].clone();
     for folder in ["base", "cleanup"] {
         assert_eq!(images(folder), Value::Null, "{folder}");

@@ -1,4 +1,4 @@
-//! What users type. Every flag has an environment variable; a flag beats it, and both beat `--config-file`.
+//! The command line. Every flag has an environment variable; a flag overrides it, and both override `--config-file`.
 
 pub mod cleanup;
 pub mod cni;
@@ -52,23 +52,23 @@ enum Command {
     Run(Box<run::RunArgs>),
     /// Assign egress IPs to nodes, where elected; one of two leads
     Controller(Box<controller::ControllerArgs>),
-    /// Say what the agent of this node does, and why
+    /// Show the state of this node's agent
     Status(status::StatusArgs),
-    /// Say what becomes of a packet of a pod of this node, and why, without sending one
+    /// Predict the verdict for a packet of a pod of this node, with the reason, without sending one
     Trace(Box<trace::TraceArgs>),
     /// List or count the NAT mappings of this node
     Nat(Box<nat::NatArgs>),
-    /// Show packets that were dropped on this node, a sample of them
+    /// Show a sample of the packets dropped on this node
     Drops(drops::DropsArgs),
-    /// Say or change how much the agent of this node logs
+    /// Show or change the log filter of this node's agent
     LogLevel(log_level::LogLevelArgs),
-    /// Move a node's egress IPs to other nodes, and give it no others
+    /// Move a node's egress IPs to other nodes, and assign it none
     Drain(drain::DrainArgs),
     /// Remove every trace of the agent from this node's kernel
     Cleanup(cleanup::CleanupArgs),
-    /// Tell the agent of a pod that gets its network: the plugin of a CNI's chain, which a container runtime calls
+    /// CNI plugin, called by the container runtime: reports the addresses of a new pod to the agent
     Cni,
-    /// Put the plugin into this node's CNI chain, and keep it there
+    /// Add the plugin to this node's CNI chain, and keep it there
     CniInstall(cni::CniInstallArgs),
     /// Print a file that is generated from code
     #[command(hide = true)]
@@ -91,12 +91,12 @@ fn stop_on_signal() -> Result<CancellationToken, CliError> {
     Ok(stop)
 }
 
-/// Where on this node.
+/// Flags of the node's devices and pins.
 #[derive(Args, Debug)]
 #[command(next_help_heading = "On this node")]
 struct NodeArgs {
-    /// Interface towards the outside, where egress IPs are answered for and packets leave with them [default: breth0, else
-    /// br-ex, else that of the default route]
+    /// External interface, which announces egress IPs and sends their packets [default: breth0, else br-ex, else that of the
+    /// default route]
     #[arg(long, env = "EGRESS_AGENT_UPLINK", value_name = "INTERFACE")]
     uplink: Option<String>,
     /// Interface by which pods' traffic enters the host: OVN-Kubernetes' management port, or the bridge of the CNI, like cni0
@@ -109,7 +109,7 @@ struct NodeArgs {
 }
 
 impl NodeArgs {
-    /// To remove what is there, whether or not this node has an uplink now: its name is for filters that no pin tells of.
+    /// Cleanup works without an uplink: its name is only needed for filters without a pin.
     fn settings_for_removal(&self, detected: Option<String>) -> egress_datapath::Settings {
         self.settings_for(self.uplink.clone().or(detected).unwrap_or_default())
     }
@@ -121,14 +121,12 @@ impl NodeArgs {
     }
 }
 
-/// Why a command ended badly: one line that says what to do.
+/// Why a command failed: one line that says what to do.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CliError {
     #[error(transparent)]
     Usage(#[from] clap::Error),
-    #[error(
-        "the uplink is {now} by now, and not {was} as at the start: starting again is enough; --uplink names it for good"
-    )]
+    #[error("the uplink is now {now}; at the start it was {was}: a restart is enough; --uplink names it for good")]
     AnotherUplink { was: String, now: String },
     #[error(transparent)]
     Client(#[from] ClientError),
@@ -158,11 +156,11 @@ pub(crate) enum CliError {
     Manifest(#[from] serde_yaml::Error),
     #[error("cannot start: {0}")]
     Runtime(#[from] std::io::Error),
-    #[error("{0} things could not be removed, see above; run it again when they are free")]
+    #[error("{0} items could not be removed, see above; run it again when they are free")]
     NotClean(usize),
 }
 
-/// Runs what the command line says. Wrong usage ends the process with code 2, everything else that fails with 1.
+/// Runs the command line. Wrong usage ends the process with code 2, any other failure with 1.
 pub fn main() -> ExitCode {
     let line: Vec<OsString> = std::env::args_os().collect();
     if cni::is_plugin(line.first().map(OsString::as_os_str)) {
@@ -190,7 +188,7 @@ fn perform(line: Vec<OsString>) -> Result<ExitCode, CliError> {
         Command::LogLevel(args) => log_level::run(&args)?,
         Command::Drain(args) => drain::run(&args)?,
         Command::Cleanup(args) => cleanup::run(&args)?,
-        // A runtime reads what went wrong in the words of its protocol.
+        // A runtime expects errors in the format of its protocol.
         Command::Cni => return Ok(cni::run()),
         Command::CniInstall(args) => cni::install(&args)?,
         Command::Codegen(args) => codegen::run(&args)?,
@@ -198,7 +196,7 @@ fn perform(line: Vec<OsString>) -> Result<ExitCode, CliError> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What the line asks for, with what the configuration file adds, and what of the file is ignored.
+/// The command, with the settings of the configuration file, and warnings about ignored parts of the file.
 fn read(mut line: Vec<OsString>) -> Result<(Command, Vec<String>), CliError> {
     let (command, matches) = matched(&line)?;
     let path = match &command {
@@ -239,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_there_can_be_removed_without_an_uplink() {
+    fn cleanup_needs_no_uplink() {
         let node = NodeArgs { uplink: None, mgmt_port: "cni0".to_owned(), bpffs: "/bpf/a".into() };
         let removal = node.settings_for_removal(None);
         assert_eq!(removal.uplink, "");
@@ -247,13 +245,13 @@ mod tests {
     }
 
     #[test]
-    fn the_file_adds_to_the_line() {
+    fn the_file_adds_arguments() {
         let file = std::env::temp_dir().join(format!("egress-agent-{}.conf", std::process::id()));
         std::fs::write(&file, "[ovnkubernetesfeature]\negressip-node-healthcheck-port=9107\n[other]\n")
             .expect("a file");
         let line = ["egress-agent", "run", "--node-name=a", &format!("--config-file={}", file.display())];
         let outcome = read(line.map(OsString::from).to_vec());
-        std::fs::remove_file(&file).expect("it was there");
+        std::fs::remove_file(&file).expect("it exists");
         let (Command::Run(args), ignored) = outcome.expect("a line and a file") else { panic!("another command") };
         assert!(format!("{args:?}").contains("egressip_node_healthcheck_port: 9107"), "{args:?}");
         assert_eq!(ignored.len(), 1);

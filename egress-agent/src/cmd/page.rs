@@ -1,4 +1,4 @@
-//! What all commands that show something of this node have in common.
+//! Flags of the commands that show this node's state.
 
 use std::path::PathBuf;
 
@@ -6,20 +6,20 @@ use clap::{Args, ValueEnum};
 
 use egress_datapath::names::DEFAULT_BPFFS;
 
-/// Where an agent answers.
+/// The agent's socket.
 pub(super) const DEFAULT_SOCKET: &str = "/run/egress-agent/agent.sock";
 
-/// Where the answer comes from, and how it is shown.
+/// The sources of the answer, and its format.
 #[derive(Args, Debug)]
 pub(super) struct PageArgs {
-    /// Socket on which the agent answers, which knows names
+    /// Socket of the agent, which knows names
     #[arg(long, env = "EGRESS_AGENT_SOCKET", value_name = "PATH", default_value = DEFAULT_SOCKET)]
     pub(super) socket: PathBuf,
-    /// Directory of pinned programs and maps, which are there without an agent too
+    /// Directory of pinned programs and maps, which exist without an agent too
     #[arg(long, env = "EGRESS_AGENT_BPFFS", value_name = "DIRECTORY", default_value = DEFAULT_BPFFS)]
     pub(super) bpffs: PathBuf,
-    /// Form of the answer
-    #[arg(short, long, env = "EGRESS_AGENT_OUTPUT", value_name = "FORM", default_value = "table")]
+    /// Format of the output
+    #[arg(short, long, env = "EGRESS_AGENT_OUTPUT", value_name = "FORMAT", default_value = "table")]
     pub(super) output: Output,
 }
 

@@ -41,7 +41,7 @@ pub(super) struct RunArgs {
     api: ApiArgs,
     #[command(flatten)]
     node: NodeArgs,
-    /// Socket on which this agent answers `egress-agent status` and other commands, for root alone
+    /// Socket for `egress-agent status` and other commands, for root alone
     #[arg(
         long,
         env = "EGRESS_AGENT_SOCKET",
@@ -52,37 +52,37 @@ pub(super) struct RunArgs {
     socket: PathBuf,
     #[command(flatten)]
     metrics: MetricsArgs,
-    /// How the programs are put on their hooks; a change takes the former ones off
+    /// How the programs are attached to their hooks; a change detaches the former ones
     #[arg(
         long,
         env = "EGRESS_AGENT_ATTACH",
-        value_name = "WAY",
+        value_name = "MODE",
         value_enum,
         default_value_t = Attach::Auto,
         help_heading = "On this node"
     )]
     attach: Attach,
-    /// How many NAT mappings this node may have at once, 512 bytes of memory each (1024 to 268435456); where the map is full
-    /// new flows are dropped (map_full). With a change all maps begin anew, as with another layout of theirs
+    /// Limit of NAT mappings of this node, 512 bytes of memory each (1024 to 268435456); if the map is full, new flows are
+    /// dropped (map_full). A change recreates all maps, as with another layout of the maps
     #[arg(long, env = "EGRESS_AGENT_NAT_ENTRIES", value_name = "ENTRIES", default_value_t = DEFAULT_NAT_ENTRIES,
           value_parser = clap::value_parser!(u32).range(1024..=MOST_ENTRIES), help_heading = "On this node")]
     nat_entries: u32,
-    /// How much of that one pod address may hold, in percent (1 to 100): its further flows are dropped (quota_exceeded)
+    /// Share of these that one pod address may hold, in percent (1 to 100); its further flows are dropped (quota_exceeded)
     #[arg(long, env = "EGRESS_AGENT_POD_QUOTA", value_name = "PERCENT", default_value_t = Quotas::DEFAULT.pod,
           value_parser = clap::value_parser!(u32).range(1..=100), help_heading = "On this node")]
     pod_quota: u32,
-    /// How much of that all pods of one egress policy may hold together, in percent (1 to 100)
+    /// Share of these that all pods of one egress policy together may hold, in percent (1 to 100)
     #[arg(long, env = "EGRESS_AGENT_POLICY_QUOTA", value_name = "PERCENT", default_value_t = Quotas::DEFAULT.policy,
           value_parser = clap::value_parser!(u32).range(1..=100), help_heading = "On this node")]
     policy_quota: u32,
-    /// How many connections from outside this node remembers, 128 bytes of memory each (1024 to 268435456); others to
-    /// selected pods are dropped (inbound_full). With a change all maps begin anew, as with another layout of theirs
+    /// Limit of tracked connections from outside, 128 bytes of memory each (1024 to 268435456); further ones to selected pods
+    /// are dropped (inbound_full). A change recreates all maps, as with another layout of the maps
     #[arg(long, env = "EGRESS_AGENT_INBOUND_ENTRIES", value_name = "ENTRIES", default_value_t = DEFAULT_INBOUND_ENTRIES,
           value_parser = clap::value_parser!(u32).range(1024..=MOST_ENTRIES), help_heading = "On this node")]
     inbound_entries: u32,
     #[command(flatten)]
     networks: NetworkArgs,
-    /// Destinations outside that selected pods reach without their egress IP: their packets to there are left to the CNI
+    /// External destinations that selected pods reach without their egress IP: their packets are left to the CNI
     #[arg(
         long,
         env = "EGRESS_AGENT_EXCLUDED_CIDRS",
@@ -91,9 +91,9 @@ pub(super) struct RunArgs {
         help_heading = "The cluster's networks"
     )]
     excluded_cidrs: Vec<IpNet>,
-    /// Hosts outside the cluster reach pods by the pods' own addresses: selected pods answer them at every port, with these
-    /// addresses. Any such host can then have a pod send to it without the egress IP; elsewhere only ports of Services that
-    /// are reached from outside, and host ports, count
+    /// External hosts reach pods by the pods' own addresses: selected pods answer them on every port, with these addresses.
+    /// Any such host can then make a pod send to it without the egress IP; otherwise only externally reachable ports of
+    /// Services, and host ports, count
     #[arg(long, env = "EGRESS_AGENT_DIRECT_ROUTING", help_heading = "The cluster's networks")]
     direct_routing: bool,
     #[command(flatten)]
@@ -102,17 +102,17 @@ pub(super) struct RunArgs {
     #[arg(
         long,
         env = "EGRESS_AGENT_ENCAPSULATION",
-        value_name = "WAY",
+        value_name = "MODE",
         value_enum,
         default_value_t = Encapsulation::Program,
         help_heading = "The overlay"
     )]
     encapsulation: Encapsulation,
-    /// What becomes of packets of pods that this node does not know yet
+    /// Treatment of packets of pods that this node does not know yet
     #[arg(
         long,
         env = "EGRESS_AGENT_UNKNOWN_PODS",
-        value_name = "WHAT",
+        value_name = "ACTION",
         value_enum,
         default_value_t = UnknownPods::Auto,
         help_heading = "When there is no egress IP"
@@ -135,7 +135,7 @@ const MOST_ENTRIES: i64 = 1 << 28;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Encapsulation {
-    /// The programs, for all that is plain; the device for the rest
+    /// The programs for plain packets, the device for the rest
     Program,
     /// The VXLAN device
     Device,
@@ -143,16 +143,16 @@ enum Encapsulation {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Attach {
-    /// Links where the kernel has them, filters elsewhere
+    /// Links if the kernel has them, else filters
     Auto,
     /// TCX links (Linux 6.6), before all other programs of the hook
     Tcx,
-    /// Filters of the clsact queueing discipline, by priority among those of others
+    /// Filters of the clsact queueing discipline, by priority among other software's filters
     Clsact,
 }
 
 impl Attach {
-    const fn wish(self) -> Option<Attachment> {
+    const fn preferred(self) -> Option<Attachment> {
         match self {
             Self::Auto => None,
             Self::Tcx => Some(Attachment::Tcx),
@@ -163,12 +163,12 @@ impl Attach {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum UnknownPods {
-    /// Drop where the CNI announces addresses before a pod starts; elsewhere only while a pod starts here that an EgressIP object
-    /// selects, and while no agent runs
+    /// Drop if the CNI announces addresses before a pod starts; otherwise only while a selected pod starts here, and while no
+    /// agent runs
     Auto,
-    /// Always drop: none leaves with a wrong address, and pods that no object selects wait for the agent too
+    /// Always drop: none leaves with a wrong address, but pods that no object selects wait for the agent too
     Drop,
-    /// Always let pass: a pod's first packets may leave with its node's address
+    /// Always pass: a pod's first packets may leave with its node's address
     Pass,
 }
 
@@ -193,8 +193,8 @@ impl RunArgs {
         }
     }
 
-    /// What the programs go by before the cluster is heard of, where they are not to leave everything alone until then.
-    fn foreknown(&self) -> Option<InitialState> {
+    /// The programs' initial state, if unknown pods are dropped before the agent has any list.
+    fn initial_state(&self) -> Option<InitialState> {
         matches!(self.unknown_pods, UnknownPods::Drop).then(|| self.model().foreknown())
     }
 
@@ -218,7 +218,7 @@ impl RunArgs {
     }
 }
 
-/// `ignored` is what the configuration file says that is none of ours.
+/// `ignored` are warnings about ignored parts of the configuration file.
 pub(super) fn run(args: &RunArgs, ignored: &[String]) -> Result<(), CliError> {
     let log = logging::start(&args.log)?;
     ignored.iter().for_each(|line| warn!("{line}"));
@@ -229,11 +229,11 @@ pub(super) fn run(args: &RunArgs, ignored: &[String]) -> Result<(), CliError> {
 }
 
 async fn run_async(args: &RunArgs, notes: Notes, (log, warnings): (LogLevel, RecentWarnings)) -> Result<(), CliError> {
-    // What needs no kernel comes first: a wrong certificate or kubeconfig must leave everything alone.
+    // Before any change of the kernel: a wrong certificate or kubeconfig must leave everything unchanged.
     let tls = args.tls.files()?.map(tls::read).transpose()?;
     let (client, outages) = client::connect(args.api.kubeconfig.as_deref()).await?;
     let stop = stop_on_signal()?;
-    // Before the programs are loaded, which takes time: whoever asks is told so.
+    // Before the programs are loaded, which takes time: the health pages report it.
     let health_page = Arc::new(HealthPage::new(Process::Agent, outages.clone()));
     if let Some(listen) = args.metrics.metrics_bind_address {
         let serve = metrics::serve(listen, Arc::clone(&health_page), stop.clone());
@@ -251,9 +251,9 @@ async fn run_async(args: &RunArgs, notes: Notes, (log, warnings): (LogLevel, Rec
     settings.quotas = Quotas { pod: args.pod_quota, policy: args.policy_quota };
     settings.inbound_entries = args.inbound_entries;
     settings.direct_routing = args.direct_routing;
-    settings.attachment = args.attach.wish();
+    settings.attachment = args.attach.preferred();
     settings.overlay_in_program = args.encapsulation == Encapsulation::Program;
-    settings.initial_state = args.foreknown();
+    settings.initial_state = args.initial_state();
     let host = Host::new(settings.uplink.clone(), settings.mgmt_port.clone())?;
     let is_early = args.node.uplink.is_none() && uplink::is_early(&args.node.mgmt_port);
     let dataplane = tokio::select! {
@@ -274,8 +274,8 @@ async fn run_async(args: &RunArgs, notes: Notes, (log, warnings): (LogLevel, Rec
     health_page.set_meter(meter);
     if args.networks.service_cidrs.is_empty() {
         warn!(
-            "no --service-cidrs: each Service's cluster IP gets an entry of its own, and what a selected pod sends to one \
-             that is newer than this node knows is taken for traffic to the world"
+            "no --service-cidrs: each Service's cluster IP gets its own entry, and traffic of selected pods to a Service that \
+             this node does not know yet leaves the cluster"
         );
     }
     let tls = tls.map(|(tls, keeper)| {
@@ -288,11 +288,11 @@ async fn run_async(args: &RunArgs, notes: Notes, (log, warnings): (LogLevel, Rec
     let api_servers = client::addresses(&outages).await;
     let settings = args.agent((host, api_servers), tls, (outages, health_page), questions);
     let mut agent = std::pin::pin!(run::run(client, settings, dataplane, stop.clone()));
-    let another = tokio::select! {
+    let changed = tokio::select! {
         () = &mut agent => None,
-        another = uplink::another_than(&uplink, &args.node.mgmt_port), if is_early => Some(another),
+        other = uplink::another_than(&uplink, &args.node.mgmt_port), if is_early => Some(other),
     };
-    if let Some(now) = another {
+    if let Some(now) = changed {
         stop.cancel();
         agent.await;
         return Err(CliError::AnotherUplink { was: uplink, now });
@@ -308,7 +308,8 @@ async fn start(
 ) -> Result<Dataplane, StartError> {
     if abi_migration::is_due(&settings) {
         let waits = || {
-            let line = "waiting for the API server, to take over from the programs of another version, which go on";
+            let line =
+                "waiting for the API server before taking over from the programs of another version, which continue";
             info!("{line}");
             startup_wait.set(Some(line.to_owned()));
         };
@@ -319,7 +320,7 @@ async fn start(
 }
 
 fn stopped_early() -> Result<(), CliError> {
-    info!("stopped before the programs were loaded; the node is as it was");
+    info!("stopped before the programs were loaded; the node is unchanged");
     Ok(())
 }
 
@@ -336,15 +337,15 @@ mod tests {
     }
 
     #[test]
-    fn silly_sizes_are_refused_with_the_range() {
+    fn sizes_out_of_range_are_refused() {
         let parse = |argument: &str| Line::try_parse_from(["agent", "--node-name=a", argument]);
-        let taken = parse("--inbound-entries=2048").expect("a size");
-        assert_eq!((taken.run.inbound_entries, taken.run.nat_entries), (2048, DEFAULT_NAT_ENTRIES));
+        let accepted = parse("--inbound-entries=2048").expect("a size");
+        assert_eq!((accepted.run.inbound_entries, accepted.run.nat_entries), (2048, DEFAULT_NAT_ENTRIES));
         for flag in ["--inbound-entries", "--nat-entries"] {
-            for silly in ["0", "1023", "268435457", "4294967296", "-1", "many"] {
-                let refused = parse(&format!("{flag}={silly}")).err().map(|error| error.to_string());
-                let line = refused.unwrap_or_else(|| panic!("{flag}={silly} was taken"));
-                assert!(line.contains(flag) && line.contains(silly), "{line}");
+            for size in ["0", "1023", "268435457", "4294967296", "-1", "many"] {
+                let refused = parse(&format!("{flag}={size}")).err().map(|error| error.to_string());
+                let line = refused.unwrap_or_else(|| panic!("{flag}={size} was accepted"));
+                assert!(line.contains(flag) && line.contains(size), "{line}");
             }
         }
     }

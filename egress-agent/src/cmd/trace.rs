@@ -1,4 +1,4 @@
-//! `egress-agent trace`: what becomes of a packet of a pod of this node, and why, without sending one.
+//! `egress-agent trace`: predicts the verdict for a packet of a pod of this node, with the reason, without sending one.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -22,16 +22,16 @@ pub(super) struct TraceArgs {
     /// Pod of this node that sends the packet
     #[arg(long, env = "EGRESS_AGENT_TRACE_POD", value_name = "NAMESPACE/NAME", required_unless_present = "pod_ip")]
     pod: Option<PodName>,
-    /// Address of the pod, where neither the agent nor the API server can be asked for it
+    /// Address of the pod, if neither the agent nor the API server knows it
     #[arg(long, env = "EGRESS_AGENT_TRACE_POD_IP", value_name = "ADDRESS", conflicts_with = "pod")]
     pod_ip: Option<IpAddr>,
-    /// Where the packet goes; of IPv6 with a port [ADDRESS]:PORT
+    /// Destination of the packet; for IPv6 with a port, [ADDRESS]:PORT
     #[arg(long, env = "EGRESS_AGENT_TRACE_TO", value_name = "ADDRESS[:PORT]")]
     to: Destination,
     /// tcp, udp, icmp, sctp or a protocol's number [default: tcp with a port, else icmp]
     #[arg(long, env = "EGRESS_AGENT_TRACE_PROTO", value_name = "PROTOCOL")]
     proto: Option<Protocol>,
-    /// The pod's port, or identifier of a ping, to trace a flow that there is
+    /// The pod's port, or identifier of a ping, to trace an existing flow
     #[arg(long, env = "EGRESS_AGENT_TRACE_FROM_PORT", value_name = "PORT", default_value_t = 40_000)]
     from_port: u16,
     /// A packet in the middle of a connection, not its first one
@@ -49,7 +49,7 @@ pub(super) struct TraceArgs {
     /// TTL or hop limit of the packet
     #[arg(long, env = "EGRESS_AGENT_TRACE_TTL", value_name = "HOPS", default_value_t = 64)]
     ttl: u8,
-    /// Kubeconfig by which the API server is reached, where no agent answers [default: as kubectl does, else as a pod of the cluster]
+    /// Kubeconfig for the API server, if no agent answers [default: kubectl's rules, else that of a pod of the cluster]
     #[arg(long, env = "EGRESS_AGENT_KUBECONFIG", value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
     #[command(flatten)]
@@ -70,8 +70,8 @@ pub(crate) enum NoTrace {
     NoAddress { pod: PodName, to: IpAddr },
     #[error("{pod} is not on this node, whose agent is that of {node}: a pod is traced on its own node")]
     NotHere { pod: PodName, node: String },
-    #[error("no agent answers at {}, and the API server cannot be asked for {pod}: {source}; give --pod-ip", .socket.display())]
-    NobodyKnows { pod: PodName, socket: PathBuf, source: PodError },
+    #[error("no agent answers at {}, and the API server does not return {pod}: {source}; give --pod-ip", .socket.display())]
+    UnknownPod { pod: PodName, socket: PathBuf, source: PodError },
     #[error("no agent answers at {}, and {source}; give --pod-ip", .socket.display())]
     NoServer { socket: PathBuf, source: Box<ClientError> },
     #[error(transparent)]
@@ -119,7 +119,7 @@ async fn sender(args: &TraceArgs, names: &Names) -> Result<IpAddr, NoTrace> {
         Err(error) => return Err(NoTrace::NoServer { socket, source: Box::new(error) }),
     };
     let addresses = admin::pod_addresses(client, &pod.namespace, &pod.name).await;
-    let addresses = addresses.map_err(|source| NoTrace::NobodyKnows { pod: pod.clone(), socket, source })?;
+    let addresses = addresses.map_err(|source| NoTrace::UnknownPod { pod: pod.clone(), socket, source })?;
     addresses.into_iter().find(fits).ok_or_else(|| NoTrace::NoAddress { pod: pod.clone(), to })
 }
 
@@ -129,7 +129,7 @@ impl TraceArgs {
         let ping = if to.is_ipv4() { PROTO_ICMP } else { PROTO_ICMPV6 };
         let protocol = match (self.proto, port) {
             (Some(Protocol(PROTO_ICMP | PROTO_ICMPV6)), Some(_)) => return Err(NoTrace::HasNoPort("icmp")),
-            // Of whichever family.
+            // Of either family.
             (Some(Protocol(PROTO_ICMP | PROTO_ICMPV6)) | None, None) => ping,
             (Some(Protocol(number)), None) if TestPacket::has_ports(number) => return Err(NoTrace::NeedsPort(number)),
             (Some(Protocol(number)), Some(_)) if !TestPacket::has_ports(number) => {
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_protocol_follows_from_what_is_said() {
+    fn the_protocol_follows_from_the_arguments() {
         for (words, number) in [
             ("--to 198.51.100.10:80", 6),
             ("--to 198.51.100.10", 1),

@@ -1,4 +1,4 @@
-//! What several commands are told: a pod, a destination, a protocol.
+//! Argument types of several commands: pod, destination, protocol.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};

@@ -1,4 +1,4 @@
-//! Flags of how the controller finds out which nodes are there, and of what agents answer it.
+//! Flags of the controller's probes, and of the agents' health server.
 
 use std::time::Duration;
 
@@ -10,9 +10,9 @@ use crate::metrics::Meters;
 use egress_core::node_health::liveness::Rules;
 use egress_kube::health_key::SharedKey;
 
-/// Between two probes of a node. A longer total timeout needs no more probes than this.
+/// Between two probes of a node.
 const INTERVALS: std::ops::RangeInclusive<Duration> = Duration::from_millis(50)..=Duration::from_secs(1);
-/// With less, a machine that is busy for a moment loses its addresses.
+/// With a shorter one, a briefly busy machine loses its addresses.
 const TIMEOUTS: std::ops::RangeInclusive<Duration> = Duration::from_millis(200)..=Duration::from_secs(3600);
 
 /// Seconds, as OVN-Kubernetes has it, or milliseconds.
@@ -35,14 +35,14 @@ fn total_timeout(text: &str) -> Result<Duration, String> {
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Reachability of nodes")]
 pub struct HealthArgs {
-    /// Seconds (1 to 3600), or milliseconds (`300ms`, not below 200), without a sign of life after which an egress node is
+    /// Seconds (1 to 3600), or milliseconds (`300ms`, not below 200), without an answer after which an egress node is
     /// unreachable and its egress IPs move, the same for agents and controllers
     #[arg(long, env = "EGRESS_AGENT_EGRESSIP_REACHABILITY_TOTAL_TIMEOUT", value_name = "SECONDS", default_value = "1",
           value_parser = total_timeout)]
     egressip_reachability_total_timeout: Duration,
-    /// TCP port of the gRPC health server on the nodes' management addresses, the same on all nodes (0 to 65535); 0: there is
-    /// none. Whether a node is there is then told by its TCP port 9, its uplink is not looked at, and agents of egress nodes
-    /// hold their addresses by reading the API server, which they do without for no longer than the total timeout
+    /// TCP port of the gRPC health server on the nodes' management addresses, the same on all nodes (0 to 65535); 0: none. The
+    /// controller then probes TCP port 9 of a node and does not check its uplink, and agents of egress nodes renew their
+    /// leases by reading the API server, within the total timeout
     #[arg(long, env = "OVN_EGRESSIP_HEALTHCHECK_PORT", value_name = "PORT", default_value_t = 0)]
     egressip_node_healthcheck_port: u16,
 }
@@ -62,8 +62,8 @@ impl HealthArgs {
 pub struct ReachabilityArgs {
     #[command(flatten)]
     health: HealthArgs,
-    /// Seconds that an egress node keeps its egress IPs while it is there and its agent does not answer (0 to 86400): as long
-    /// as an update or a restart of the agent may take
+    /// Seconds that a reachable egress node keeps its egress IPs while its agent does not answer (0 to 86400): longer than an
+    /// update or a restart of the agent takes
     #[arg(long, env = "EGRESS_AGENT_EGRESSIP_REACHABILITY_GRACE", value_name = "SECONDS", default_value_t = 30,
           value_parser = clap::value_parser!(u32).range(..=86400))]
     egressip_reachability_grace: u32,
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn the_interval_goes_with_the_timeout_and_zero_is_refused() {
+    fn the_interval_follows_the_timeout_and_zero_is_refused() {
         let interval =
             |seconds: &str| manner(&["--egressip-reachability-total-timeout", seconds]).rules.interval.as_millis();
         assert_eq!(["200ms", "300ms", "1", "2", "4", "60"].map(interval), [50, 75, 250, 500, 1000, 1000]);

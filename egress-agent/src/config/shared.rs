@@ -1,4 +1,4 @@
-//! Flags that the agent and the controller have in common: both are given the same settings.
+//! Flags of both agent and controller, which need the same settings.
 
 use std::path::{Path, PathBuf};
 
@@ -15,10 +15,10 @@ pub struct ApiArgs {
     /// Name of the Node object of the node that this runs on, as `kubectl get nodes` shows it
     #[arg(long, env = "EGRESS_AGENT_NODE_NAME", value_name = "NAME")]
     pub node_name: String,
-    /// File of settings as OVN-Kubernetes has it, read at start; flags and their variables beat it
+    /// File of settings as OVN-Kubernetes has it, read at start; flags and their variables override it
     #[arg(long, env = "EGRESS_AGENT_CONFIG_FILE", value_name = "FILE")]
     config_file: Option<PathBuf>,
-    /// Kubeconfig by which the API server is reached [default: as a pod of the cluster]
+    /// Kubeconfig for the API server [default: that of a pod of the cluster]
     #[arg(long, env = "EGRESS_AGENT_KUBECONFIG", value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
     /// Namespace of the controllers' Lease, of the ConfigMap of hand-overs and of the Secret with the key, the same for agents
@@ -36,8 +36,8 @@ impl ApiArgs {
 #[derive(Args, Debug)]
 #[command(next_help_heading = "On this node")]
 pub struct MetricsArgs {
-    /// Where /metrics, /healthz and /readyz are served, in plaintext: ADDRESS:PORT, or :PORT for all addresses of the node
-    /// [default: nowhere]
+    /// Address of /metrics, /healthz and /readyz, in plaintext: ADDRESS:PORT, or :PORT for all addresses of the node
+    /// [default: not served]
     #[arg(long, env = "EGRESS_AGENT_METRICS_BIND_ADDRESS", value_name = "ADDRESS:PORT")]
     pub metrics_bind_address: Option<Listen>,
 }
@@ -45,10 +45,10 @@ pub struct MetricsArgs {
 #[derive(Args, Debug)]
 #[command(next_help_heading = "The cluster's networks")]
 pub struct NetworkArgs {
-    /// The cluster's pod networks: what selected pods send there keeps their own addresses [default: those that nodes say]
+    /// The cluster's pod networks: packets of selected pods to them keep the pods' addresses [default: those that nodes publish]
     #[arg(long, env = "EGRESS_AGENT_CLUSTER_SUBNETS", value_name = "CIDR,...", value_delimiter = ',')]
     pub cluster_subnets: Vec<IpNet>,
-    /// The cluster's service networks, left to the service proxy [default: the addresses of the Services that are known]
+    /// The cluster's service networks, left to the service proxy [default: the addresses of known Services]
     #[arg(long, env = "EGRESS_AGENT_SERVICE_CIDRS", value_name = "CIDR,...", value_delimiter = ',')]
     pub service_cidrs: Vec<IpNet>,
 }
@@ -65,12 +65,12 @@ pub struct TunnelArgs {
 #[derive(Args, Debug)]
 #[command(next_help_heading = "When there is no egress IP")]
 pub struct UnassignedArgs {
-    /// What becomes of selected pods' packets when no node can host any address of their object; an object may say `drop` of
-    /// its own by an annotation
+    /// Treatment of selected pods' packets if no node can host any address of their object; an annotation sets `drop` for one
+    /// object
     #[arg(
         long,
         env = "EGRESS_AGENT_ON_UNASSIGNED",
-        value_name = "WHAT",
+        value_name = "ACTION",
         value_enum,
         default_value_t = OnUnassigned::NodeAddress
     )]
@@ -81,7 +81,7 @@ pub struct UnassignedArgs {
 enum OnUnassigned {
     /// They leave with their node's address, as in OVN-Kubernetes
     NodeAddress,
-    /// They do not leave
+    /// They are dropped
     Drop,
 }
 

@@ -1,5 +1,4 @@
-//! Flags of how long entries may be idle. What the RFCs ask for is the default; less is taken, with a warning, since
-//! somebody may know his network better; nothing at all is refused.
+//! Idle timeouts. The defaults are those of the RFCs. A shorter timeout causes a warning, zero is refused.
 
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
@@ -14,26 +13,26 @@ fn seconds() -> RangedU64ValueParser<u32> {
 }
 
 #[derive(Args, Debug)]
-#[command(next_help_heading = "How long what is idle is remembered")]
+#[command(next_help_heading = "Idle timeouts")]
 pub struct TimeoutArgs {
-    /// Seconds that an established TCP connection may be idle (1 to 2592000); RFC 5382 asks for 7440 or more
+    /// Seconds that an established TCP connection may be idle (1 to 2592000); RFC 5382 requires 7440 or more
     #[arg(long, env = "EGRESS_AGENT_TCP_ESTABLISHED_TIMEOUT", value_name = "SECONDS",
           default_value_t = DEFAULT.tcp_established, value_parser = seconds())]
     tcp_established_timeout: u32,
-    /// Seconds that a TCP connection may wait to be answered (1 to 2592000); RFC 5382 asks for 240 or more
+    /// Seconds that a TCP connection may wait to be answered (1 to 2592000); RFC 5382 requires 240 or more
     #[arg(long, env = "EGRESS_AGENT_TCP_OPENING_TIMEOUT", value_name = "SECONDS", default_value_t = DEFAULT.tcp_opening,
           value_parser = seconds())]
     tcp_opening_timeout: u32,
-    /// Seconds that a TCP connection is remembered which both sides have finished, or one has reset (1 to 2592000); RFC 5382
-    /// asks for 240 or more
+    /// Seconds that a TCP connection is kept after both sides have finished, or one has reset it (1 to 2592000); RFC 5382
+    /// requires 240 or more
     #[arg(long, env = "EGRESS_AGENT_TCP_CLOSING_TIMEOUT", value_name = "SECONDS", default_value_t = DEFAULT.tcp_closing,
           value_parser = seconds())]
     tcp_closing_timeout: u32,
-    /// Seconds between two datagrams of UDP (1 to 2592000); RFC 4787 asks for 120 or more
+    /// Seconds between two datagrams of UDP (1 to 2592000); RFC 4787 requires 120 or more
     #[arg(long, env = "EGRESS_AGENT_UDP_TIMEOUT", value_name = "SECONDS", default_value_t = DEFAULT.udp,
           value_parser = seconds())]
     udp_timeout: u32,
-    /// Seconds between two pings (1 to 2592000); RFC 5508 asks for 60 or more
+    /// Seconds between two pings (1 to 2592000); RFC 5508 requires 60 or more
     #[arg(long, env = "EGRESS_AGENT_ICMP_TIMEOUT", value_name = "SECONDS", default_value_t = DEFAULT.icmp,
           value_parser = seconds())]
     icmp_timeout: u32,
@@ -41,7 +40,7 @@ pub struct TimeoutArgs {
     #[arg(long, env = "EGRESS_AGENT_OTHER_TIMEOUT", value_name = "SECONDS", default_value_t = DEFAULT.other,
           value_parser = seconds())]
     other_timeout: u32,
-    /// Seconds that a flow of anything but TCP waits for its first answer (1 to 2592000), where its own timeout is not shorter;
+    /// Seconds that a flow of another protocol than TCP waits for its first answer (1 to 2592000), if its timeout is not shorter;
     /// Linux has 30
     #[arg(long, env = "EGRESS_AGENT_UNREPLIED_TIMEOUT", value_name = "SECONDS", default_value_t = DEFAULT.unreplied,
           value_parser = seconds())]
@@ -49,7 +48,7 @@ pub struct TimeoutArgs {
 }
 
 impl TimeoutArgs {
-    /// The timeouts, with a warning for each that is below what its RFC asks for.
+    /// The timeouts, with a warning for each that is shorter than its RFC requires.
     pub fn checked(&self) -> Timeouts {
         let timeouts = Timeouts {
             tcp_established: self.tcp_established_timeout,
@@ -108,20 +107,20 @@ mod tests {
     }
 
     #[test]
-    fn the_defaults_are_what_the_rfcs_ask_for() {
+    fn the_defaults_are_those_of_the_rfcs() {
         let defaults = parse(&[]).expect("no flag is needed");
         assert_eq!((defaults, short(&defaults)), (Timeouts::DEFAULT, vec![]));
     }
 
     #[test]
-    fn less_is_taken_and_named() {
+    fn a_shorter_timeout_is_accepted_and_named() {
         let timeouts = parse(&["--udp-timeout=119", "--tcp-closing-timeout", "30"]).expect("seconds");
         let named: Vec<_> = short(&timeouts).iter().map(|short| (short.flag, short.seconds, short.least)).collect();
         assert_eq!(named, [("--tcp-closing-timeout", 30, 240), ("--udp-timeout", 119, 120)]);
     }
 
     #[test]
-    fn nothing_and_nonsense_are_refused() {
+    fn zero_and_invalid_values_are_refused() {
         for bad in ["--udp-timeout=0", "--icmp-timeout=1m", "--tcp-opening-timeout=99999999"] {
             assert!(parse(&[bad]).is_err(), "{bad}");
         }

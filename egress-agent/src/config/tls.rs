@@ -1,5 +1,5 @@
-//! Flags of the TLS of health checks. The keys of the section `[egressip-healthcheck-tls]` of the configuration file are these
-//! flags without their beginning.
+//! TLS flags of health checks. The keys of the section `[egressip-healthcheck-tls]` of the configuration file are these flags
+//! without their prefix.
 
 use std::path::PathBuf;
 
@@ -18,17 +18,17 @@ pub struct TlsArgs {
     /// The certificate's private key, PEM
     #[arg(long, env = "EGRESS_AGENT_HEALTHCHECK_CLIENT_PRIVKEY", value_name = "FILE")]
     egressip_healthcheck_client_privkey: Option<PathBuf>,
-    /// CA that signs the certificates of all agents, PEM; while it is exchanged the file has both
+    /// CA that signs the certificates of all agents, PEM; during a CA rotation the file has both
     #[arg(long, env = "EGRESS_AGENT_HEALTHCHECK_CLIENT_CACERT", value_name = "FILE")]
     egressip_healthcheck_client_cacert: Option<PathBuf>,
-    /// Name that each agent's certificate bears among its subject alternative names (its common name does not count)
+    /// Name among the subject alternative names of each agent's certificate (its common name does not count)
     #[arg(long, env = "EGRESS_AGENT_HEALTHCHECK_CERT_COMMON_NAME", value_name = "NAME", value_parser = server_name)]
     egressip_healthcheck_cert_common_name: Option<ServerName<'static>>,
-    /// Whether the health server wants a certificate of whoever probes
+    /// Whether the health server requires a client certificate
     #[arg(
         long,
         env = "EGRESS_AGENT_HEALTHCHECK_CLIENT_AUTH",
-        value_name = "WHETHER",
+        value_name = "MODE",
         value_enum,
         default_value_t = ClientAuth::Required
     )]
@@ -37,13 +37,13 @@ pub struct TlsArgs {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum ClientAuth {
-    /// One that the CA has signed
+    /// One signed by the CA
     Required,
-    /// None: for certificates that are for servers alone
+    /// None: for certificates without client authentication
     Off,
 }
 
-/// Some of what TLS needs is there, and some is not.
+/// Only some of the TLS flags are set.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "TLS of health checks lacks {}: give certificate, key, CA and name, by flags or in [egressip-healthcheck-tls] of the \
@@ -56,7 +56,7 @@ fn server_name(text: &str) -> Result<ServerName<'static>, &'static str> {
 }
 
 impl TlsArgs {
-    /// All that TLS needs; `None` where nothing of it is given.
+    /// The files of TLS; `None` if no flag is set.
     pub fn files(&self) -> Result<Option<Files>, HalfTls> {
         let Self {
             egressip_healthcheck_client_cert: certificate,
@@ -110,7 +110,7 @@ mod tests {
     const NAME: &str = "--egressip-healthcheck-cert-common-name=ovn";
 
     #[test]
-    fn all_or_nothing_is_tls_or_none() {
+    fn all_flags_enable_tls_and_none_disables_it() {
         assert!(files(&[]).is_ok_and(|files| files.is_none()));
         let all = files(&[CERT, KEY, CA, NAME]).expect("whole").expect("TLS");
         assert_eq!((all.name.to_str().as_ref(), all.client_certificate), ("ovn", true));
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn half_of_it_is_one_line_that_names_what_is_missing() {
+    fn incomplete_flags_are_one_line_that_names_the_missing_ones() {
         let line = files(&[CERT, CA]).expect_err("half");
         assert_eq!(
             line,

@@ -202,5 +202,5 @@ pub(super) fn drain_moves_what_can_go(context: &LabContext) -> Result<()> {
     cluster.agent(2)?.kill()?;
     let printed = drain(context, &cluster, &["node2"])?;
     ensure!(!printed.well, "it ended well");
-    printed.has(&["moved to node1", "was not heard to let go of 172.18.0.110, fd00:172:18::110"])
+    printed.has(&["moved to node1", "has not confirmed the release of 172.18.0.110, fd00:172:18::110"])
 }

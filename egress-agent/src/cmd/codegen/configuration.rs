@@ -1,8 +1,7 @@
-//! `docs/configuration.md`, from the definitions that the command line and the configuration file are read by: a section for
-//! each command, a row for each flag. A flag that is added and not written down fails `cargo xtask codegen --check`.
+//! Generates `docs/configuration.md` from the definitions of flags and file keys: a section for each command, a row for each
+//! flag. `cargo xtask codegen --check` fails if the page is outdated.
 //!
-//! Where a default is no value that could be typed, its flag's help says it at the end, as `[default: ...]`; here that goes
-//! into the column of defaults.
+//! A default that is not a value is at the end of the flag's help, as `[default: ...]`; it goes into the column of defaults.
 
 use std::fmt::Write as _;
 
@@ -26,7 +25,7 @@ fn keys() -> String {
         "## Keys of the file\n\n| section | key | flag of `egress-agent run` and `egress-agent controller` |\n|---|---|---|\n",
     );
     for (section, key, flag) in KEYS {
-        put(&mut text, &format!("| `[{section}]` | `{key}` | `--{flag}` |\n"));
+        append(&mut text, &format!("| `[{section}]` | `{key}` | `--{flag}` |\n"));
     }
     text
 }
@@ -35,31 +34,31 @@ fn shown(command: &Command) -> impl Iterator<Item = &Command> {
     command.get_subcommands().filter(|one| !one.is_hide_set() && one.get_name() != "help")
 }
 
-/// A command, or where it has several of its own each of these.
+/// A command, or each of its subcommands.
 fn section(text: &mut String, command: &Command) {
     let about = command.get_about().map(ToString::to_string).unwrap_or_default();
     let usage = command.clone().render_usage().to_string();
     let name = command.get_bin_name().unwrap_or_else(|| command.get_name()).to_owned();
     let usage = usage.trim_start_matches("Usage: ");
-    put(text, &format!("\n## {name}\n\n{about}: `{usage}`\n"));
-    let mut former: Option<(String, String)> = None;
+    append(text, &format!("\n## {name}\n\n{about}: `{usage}`\n"));
+    let mut previous: Option<(String, String)> = None;
     for one in shown(command) {
-        let (words, tables) = (one.get_bin_name().unwrap_or_default().to_owned(), tables(one));
+        let (name, tables) = (one.get_bin_name().unwrap_or_default().to_owned(), tables(one));
         let about = one.get_about().map(ToString::to_string).unwrap_or_default();
-        match &former {
+        match &previous {
             Some((other, same)) if *same == tables => {
-                put(text, &format!("\n`{words}`: {about}. It has the flags of `{other}`.\n"));
+                append(text, &format!("\n`{name}`: {about}. It has the flags of `{other}`.\n"));
             }
-            _ => put(text, &format!("\n`{words}`: {about}.\n{tables}")),
+            _ => append(text, &format!("\n`{name}`: {about}.\n{tables}")),
         }
-        former = Some((words, tables));
+        previous = Some((name, tables));
     }
-    if former.is_none() {
+    if previous.is_none() {
         text.push_str(&tables(command));
     }
 }
 
-/// One table for each heading of the command's help, in the order of that.
+/// One table for each heading of the command's help, in that order.
 fn tables(command: &Command) -> String {
     let mut headings = Vec::new();
     for argument in arguments(command) {
@@ -67,16 +66,16 @@ fn tables(command: &Command) -> String {
             headings.push(argument.get_help_heading());
         }
     }
-    // What the configuration file can say is said for the commands that read it.
+    // Only these commands read the configuration file.
     let has_file = ["run", "controller"].contains(&command.get_name());
     let mut text = String::new();
     for heading in &headings {
         if let Some(heading) = heading.filter(|_| headings.len() > 1) {
-            put(&mut text, &format!("\n### {heading}\n"));
+            append(&mut text, &format!("\n### {heading}\n"));
         }
         let (title, line) = if has_file { (" key of the file |", "---|") } else { ("", "") };
-        put(&mut text, &format!("\n| flag | value | default | variable |{title} what it says |\n"));
-        put(&mut text, &format!("|---|---|---|---|{line}---|\n"));
+        append(&mut text, &format!("\n| flag | value | default | variable |{title} meaning |\n"));
+        append(&mut text, &format!("|---|---|---|---|{line}---|\n"));
         for argument in arguments(command).filter(|one| one.get_help_heading() == *heading) {
             text.push_str(&row(argument, has_file));
         }
@@ -92,11 +91,11 @@ fn arguments(command: &Command) -> impl Iterator<Item = &Arg> {
 fn row(argument: &Arg, has_file: bool) -> String {
     let variable = argument.get_env().unwrap_or_default().to_string_lossy();
     let help = argument.get_help().map(ToString::to_string).unwrap_or_default();
-    let (help, in_words) = match help.strip_suffix(']').and_then(|help| help.rsplit_once(" [default: ")) {
+    let (help, described) = match help.strip_suffix(']').and_then(|help| help.rsplit_once(" [default: ")) {
         Some((help, default)) => (help.to_owned(), Some(default.to_owned())),
         None => (help, None),
     };
-    let default = in_words.or_else(|| default(argument)).unwrap_or_default();
+    let default = described.or_else(|| default(argument)).unwrap_or_default();
     let key = match KEYS.iter().find(|(_, _, flag)| argument.get_long() == Some(flag)) {
         Some((section, key, _)) => format!(" `[{section}]` `{key}` |"),
         None => " |".to_owned(),
@@ -140,7 +139,7 @@ fn default(argument: &Arg) -> Option<String> {
     }
 }
 
-/// What each of the possible values means, where there is a closed list of them.
+/// The meaning of each possible value, if they are a closed list.
 fn values(argument: &Arg) -> String {
     if !argument.get_action().takes_values() {
         return String::new();
@@ -151,7 +150,7 @@ fn values(argument: &Arg) -> String {
     if list.is_empty() { list } else { format!(". {list}") }
 }
 
-fn put(text: &mut String, more: &str) {
+fn append(text: &mut String, more: &str) {
     // Writing to a string does not fail.
     let _written = text.write_str(more);
 }
@@ -192,7 +191,7 @@ mod tests {
         assert!(text.contains(row), "{text}");
         let row = "| `--tunnel-port` | `PORT` | `4794` | `EGRESS_AGENT_TUNNEL_PORT` | | UDP port";
         assert!(text.contains(row), "{text}");
-        assert!(text.contains("| `--egressip-healthcheck-client-cert` | `FILE` | plaintext | "), "words as a default");
+        assert!(text.contains("| `--egressip-healthcheck-client-cert` | `FILE` | plaintext | "), "a described default");
         for (section, key, flag) in KEYS {
             assert!(text.contains(&format!("| `[{section}]` | `{key}` | `--{flag}` |")), "{key}");
             assert!(text.contains(&format!(" | `[{section}]` `{key}` | ")), "{key} in the row of its flag");
@@ -211,8 +210,7 @@ mod tests {
         }
     }
 
-    /// What a value may be called: its unit where it has one. A flag without a name for its value is called after itself,
-    /// which says nothing.
+    /// Allowed names of values, the unit if there is one. Without a name clap repeats the flag's.
     const VALUES: [&str; 19] = [
         "ADDRESS",
         "ADDRESS:PORT",
@@ -236,7 +234,7 @@ mod tests {
     ];
 
     #[test]
-    fn every_value_has_a_name_that_says_what_it_is() {
+    fn every_value_has_a_descriptive_name() {
         for command in commands() {
             for argument in arguments(&command).filter(|argument| argument.get_action().takes_values()) {
                 let name = value_name(argument);
@@ -247,9 +245,9 @@ mod tests {
         }
     }
 
-    /// Where a flag's help has a range, as in `(1 to 65535)`, it is the one that the flag takes.
+    /// A range in a flag's help, as in `(1 to 65535)`, is the one that the flag accepts.
     #[test]
-    fn ranges_are_those_that_flags_take() {
+    fn ranges_are_those_that_flags_accept() {
         let mut seen = 0;
         for command in commands() {
             for argument in arguments(&command) {
@@ -266,14 +264,14 @@ mod tests {
                     alone.clone().try_get_matches_from([line]).is_ok()
                 };
                 let id = argument.get_id();
-                assert!(takes(least) && takes(most), "{id} takes what its help says: {help}");
-                assert!(!takes(least - 1) && !takes(most + 1), "{id} takes more than its help says: {help}");
+                assert!(takes(least) && takes(most), "{id} accepts what its help says: {help}");
+                assert!(!takes(least - 1) && !takes(most + 1), "{id} accepts more than its help says: {help}");
             }
         }
-        assert!(seen > 10, "only {seen} flags say their range");
+        assert!(seen > 10, "only {seen} flags have a range");
     }
 
-    /// What the tables say of flags without a value.
+    /// As the tables say of flags without a value.
     #[test]
     fn variables_of_switches_are_true_or_false() {
         let strict = clap::builder::ValueParser::bool();

@@ -1,4 +1,4 @@
-//! `egress-agent codegen`: what `cargo xtask codegen` writes into the repository.
+//! `egress-agent codegen`: the generated files of `cargo xtask codegen`.
 
 pub mod configuration;
 pub mod reasons;
@@ -24,7 +24,7 @@ enum What {
     Configuration,
     /// The tables of metrics
     Metrics,
-    /// The tables of verdicts that somebody may have to do something about
+    /// The tables of verdicts that may need action
     Reasons,
 }
 

@@ -1,5 +1,5 @@
-//! The table of reasons of `docs/troubleshooting.md`: of each verdict that somebody may have to do something about, what it
-//! says and what to do. The same sentences as those of `egress-agent trace`.
+//! The tables of reasons in `docs/troubleshooting.md`: each verdict that may need action, with the sentences that
+//! `egress-agent trace` prints.
 
 use egress_common::abi::{Class, Verdict};
 
@@ -8,12 +8,12 @@ use egress_datapath::trace::advice::advice;
 pub(super) fn tables() -> String {
     let dropped = table(|verdict| verdict.class() == Class::Drop);
     let others = table(|verdict| verdict.class() != Class::Drop);
-    format!("### Dropped\n\n{dropped}\n### Not dropped, and perhaps not what was meant\n\n{others}")
+    format!("### Dropped\n\n{dropped}\n### Not dropped, and perhaps unintended\n\n{others}")
 }
 
-fn table(is_meant: impl Fn(Verdict) -> bool) -> String {
-    let mut table = String::from("| reason | what became of the packet | what to do |\n|---|---|---|\n");
-    for verdict in Verdict::ALL.iter().copied().filter(|verdict| is_meant(*verdict)) {
+fn table(is_included: impl Fn(Verdict) -> bool) -> String {
+    let mut table = String::from("| reason | what happened to the packet | what to do |\n|---|---|---|\n");
+    for verdict in Verdict::ALL.iter().copied().filter(|verdict| is_included(*verdict)) {
         let Some(advice) = advice(verdict) else { continue };
         table += &format!("| `{}` | {} | {advice} |\n", verdict.label(), verdict.describe().trim());
     }

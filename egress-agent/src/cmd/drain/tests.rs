@@ -1,4 +1,4 @@
-//! The command against an API server of a few lines.
+//! The command against a minimal API server.
 
 use std::sync::{Arc, Mutex};
 
@@ -9,13 +9,13 @@ use serde_json::{Value, json};
 use super::*;
 use egress_core::keys;
 
-/// What is asked, in order: method and path.
-type Asked = Arc<Mutex<Vec<String>>>;
+/// Requests in order: method and path.
+type Requests = Arc<Mutex<Vec<String>>>;
 
-/// `answers` gets the number of the request, from 0, and what is asked; none is silence.
-fn server(answers: impl Fn(usize, &str) -> Option<(u16, Value)> + Send + Sync + 'static) -> (Client, Asked) {
-    let (asked, answers) = (Asked::default(), Arc::new(answers));
-    let log = asked.clone();
+/// `answers` gets the number of the request, from 0, with method and path; `None` is no answer.
+fn server(answers: impl Fn(usize, &str) -> Option<(u16, Value)> + Send + Sync + 'static) -> (Client, Requests) {
+    let (requests, answers) = (Requests::default(), Arc::new(answers));
+    let log = requests.clone();
     let service = tower::service_fn(move |request: Request<Body>| {
         let what = format!("{} {}", request.method(), request.uri().path());
         let number = {
@@ -29,7 +29,7 @@ fn server(answers: impl Fn(usize, &str) -> Option<(u16, Value)> + Send + Sync + 
             Response::builder().status(code).body(Body::from(body.to_string().into_bytes()))
         }
     });
-    (Client::new(service, "default"), asked)
+    (Client::new(service, "default"), requests)
 }
 
 /// A cluster with one node, without objects.
@@ -50,45 +50,46 @@ fn arguments(timeout: u64) -> DrainArgs {
     DrainArgs { node: "n1".into(), undo: false, timeout, kubeconfig: None }
 }
 
-fn writes(asked: &Asked) -> usize {
-    let asked = asked.lock().expect("not poisoned");
-    asked.iter().filter(|what| what.starts_with(Method::PATCH.as_str())).count()
+fn writes(requests: &Requests) -> usize {
+    let requests = requests.lock().expect("not poisoned");
+    requests.iter().filter(|what| what.starts_with(Method::PATCH.as_str())).count()
 }
 
 #[tokio::test]
-async fn nothing_is_written_where_something_cannot_be_read() {
+async fn nothing_is_written_if_something_cannot_be_read() {
     for (path, code) in
         [("/nodes/n1", 403), ("/nodes/n1", 404), ("/nodes", 403), ("/egressnodes", 403), ("/egressips", 403)]
     {
-        let (client, asked) =
+        let (client, requests) =
             server(move |_, what| if what.ends_with(path) { refusal(code) } else { cluster(what, false) });
         let error = drain(client, &arguments(60)).await.expect_err("it is refused");
         assert_eq!(matches!(error, DrainError::UnknownNode(_)), code == 404, "{error}");
-        assert_eq!(writes(&asked), 0, "{path}");
+        assert_eq!(writes(&requests), 0, "{path}");
     }
 }
 
 #[tokio::test]
-async fn a_request_that_fails_behind_the_mark_is_repeated() {
-    // Five requests of the first look, and the mark.
-    let (client, asked) = server(|number, what| if number == 6 { refusal(500) } else { cluster(what, number > 4) });
+async fn a_request_that_fails_after_the_mark_is_repeated() {
+    // Five requests of the first read, and the mark.
+    let (client, requests) = server(|number, what| if number == 6 { refusal(500) } else { cluster(what, number > 4) });
     drain(client, &arguments(60)).await.expect("it is drained");
-    assert_eq!(writes(&asked), 1);
+    assert_eq!(writes(&requests), 1);
 }
 
 #[tokio::test]
-async fn a_server_that_falls_silent_does_not_outlast_the_timeout() {
+async fn the_timeout_holds_if_the_server_stops_answering() {
     for silent_from in [0, 5, 6] {
-        let (client, asked) = server(move |number, what| (number < silent_from).then(|| cluster(what, true)).flatten());
+        let (client, requests) =
+            server(move |number, what| (number < silent_from).then(|| cluster(what, true)).flatten());
         let begin = Instant::now();
         let error = drain(client, &arguments(1)).await.expect_err("it cannot know");
-        assert!(begin.elapsed() < LATER, "{:?}", begin.elapsed());
+        assert!(begin.elapsed() < TIMEOUT_AFTER, "{:?}", begin.elapsed());
         let expected = match silent_from {
             0 => matches!(error, DrainError::Refused(_)),
             5 => matches!(error, DrainError::Unsure { .. }),
             _ => matches!(error, DrainError::Short { .. }),
         };
         assert!(expected, "{silent_from}: {error}");
-        assert_eq!(writes(&asked), usize::from(silent_from > 0));
+        assert_eq!(writes(&requests), usize::from(silent_from > 0));
     }
 }

@@ -42,19 +42,19 @@ struct Filters {
     /// Only those of the pod with this address
     #[arg(long, env = "EGRESS_AGENT_NAT_POD_IP", value_name = "ADDRESS")]
     pod_ip: Option<IpAddr>,
-    /// Only those of this pod, which is on this node, while the agent answers
+    /// Only those of this pod of this node; needs a running agent
     #[arg(long, env = "EGRESS_AGENT_NAT_POD", value_name = "NAMESPACE/NAME", conflicts_with = "pod_ip")]
     pod: Option<PodName>,
-    /// Only those to this destination; of IPv6 with a port [ADDRESS]:PORT
+    /// Only those to this destination; for IPv6 with a port, [ADDRESS]:PORT
     #[arg(long, env = "EGRESS_AGENT_NAT_TO", value_name = "ADDRESS[:PORT]")]
     to: Option<Destination>,
     /// Only those of tcp, udp, icmp, sctp or a protocol by its number
     #[arg(long, env = "EGRESS_AGENT_NAT_PROTO", value_name = "PROTOCOL")]
     proto: Option<Protocol>,
-    /// Only those of pods of this node, by its name while the agent answers, or by its address; `here` for this one
+    /// Only those of pods of this node, by its address, or by its name with a running agent; `here` is the node of the command
     #[arg(long, env = "EGRESS_AGENT_NAT_NODE", value_name = "NODE")]
     node: Option<String>,
-    /// Only TCP connections that are so far
+    /// Only TCP connections in this state
     #[arg(long, env = "EGRESS_AGENT_NAT_STATE", value_name = "STATE")]
     state: Option<State>,
     #[command(flatten)]
@@ -77,9 +77,9 @@ impl Filters {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum State {
-    /// Both sides have yet to speak
+    /// At least one side has not sent yet
     Opening,
-    /// Both sides have spoken
+    /// Both sides have sent
     Established,
     /// Both sides have finished, or one has reset
     Closing,
@@ -94,7 +94,7 @@ impl State {
         }
     }
 
-    const fn word(self) -> &'static str {
+    const fn name(self) -> &'static str {
         match self {
             Self::Opening => "opening",
             Self::Established => "established",
@@ -108,7 +108,7 @@ impl State {
 pub(crate) enum NoMappings {
     #[error("no programs of an agent are here (no pins below {})", .0.display())]
     NoPrograms(PathBuf),
-    #[error("the pins below {} cannot be read: {source}; it takes root", .bpffs.display())]
+    #[error("the pins below {} cannot be read: {source}; root is required", .bpffs.display())]
     Unreadable { bpffs: PathBuf, source: io::Error },
     #[error("cannot write the list: {0}")]
     Unwritten(#[source] io::Error),
@@ -120,7 +120,7 @@ pub(crate) enum NoMappings {
     UnknownNode(String),
 }
 
-/// What is asked for, by key and value alone.
+/// The filters on keys and values.
 struct Wanted<'f> {
     filters: &'f Filters,
     pods: Vec<IpAddr>,
@@ -146,7 +146,7 @@ impl<'f> Wanted<'f> {
         Ok(Self { filters, pods, node })
     }
 
-    fn takes(&self, key: &Tuple, mapping: &NatEntry) -> bool {
+    fn matches(&self, key: &Tuple, mapping: &NatEntry) -> bool {
         let Filters { egress_ip, to, proto, .. } = self.filters;
         let is = |wanted: &Option<IpAddr>, addr: &Addr| wanted.is_none_or(|wanted| wanted == addr.to_ip());
         let is_to =
@@ -164,7 +164,7 @@ impl<'f> Wanted<'f> {
             && proto.is_none_or(|Protocol(wanted)| wanted == key.protocol || wanted == 1 && key.protocol == 58)
     }
 
-    fn is_so_far(&self, entry: &Entry) -> bool {
+    fn is_in_state(&self, entry: &Entry) -> bool {
         self.filters.state.is_none_or(|state| entry.phase.map(State::of) == Some(state))
     }
 }
@@ -186,7 +186,7 @@ pub(super) fn run(args: &NatArgs) -> Result<(), CliError> {
     let names = runtime.block_on(names(&filters.page.socket));
     let wanted = Wanted::new(filters, &names)?;
     let mut out = Out { to: BufWriter::new(io::stdout().lock()), has_failed: false };
-    let walked = |visit: &mut Visit<'_>| walk(&filters.page.bpffs, |key, mapping| wanted.takes(key, mapping), visit);
+    let walked = |visit: &mut Visit<'_>| walk(&filters.page.bpffs, |key, mapping| wanted.matches(key, mapping), visit);
     let unreadable = |source| NoMappings::Unreadable { bpffs: filters.page.bpffs.clone(), source };
     let done = match &args.what {
         What::List(_) => list(&wanted, &names, &mut out, walked),
@@ -198,7 +198,7 @@ pub(super) fn run(args: &NatArgs) -> Result<(), CliError> {
     match done {
         Ok(Some(())) => Ok(()),
         Ok(None) => Err(NoMappings::NoPrograms(filters.page.bpffs.clone()).into()),
-        // Whoever reads has had enough.
+        // The reader has closed the pipe.
         Err(error) if out.has_failed && error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         Err(error) if out.has_failed => Err(NoMappings::Unwritten(error).into()),
         Err(source) => Err(unreadable(source).into()),
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn each_filter_tells() {
+    fn each_filter_matches() {
         let (key, mapping) = mapping();
         for (words, takes) in [
             ("", true),
@@ -264,7 +264,7 @@ mod tests {
         ] {
             let filters = filters(words);
             let wanted = Wanted::new(&filters, &names()).expect("known");
-            assert_eq!(wanted.takes(&key, &mapping), takes, "{words}");
+            assert_eq!(wanted.matches(&key, &mapping), takes, "{words}");
         }
         for words in ["--pod red/two", "--node node9"] {
             assert!(Wanted::new(&filters(words), &names()).is_err(), "{words}");

@@ -66,12 +66,12 @@ impl Row {
         }
     }
 
-    /// Columns of fixed widths: nobody knows the longest before the end.
+    /// Columns have fixed widths, since rows are printed as they are found.
     fn line(&self) -> String {
         let end = |ip: IpAddr, port: u16| std::net::SocketAddr::new(ip, port).to_string();
         let (from, to) = (end(self.pod_ip, self.pod_port), end(self.to, self.to_port));
         let shown = end(self.egress_ip, self.egress_port);
-        let state = self.state.map_or("-", State::word);
+        let state = self.state.map_or("-", State::name);
         let pod = self.pod.as_deref().unwrap_or("-");
         let object = self.object.as_deref().unwrap_or("-");
         format!(
@@ -92,7 +92,7 @@ fn headline() -> String {
     )
 }
 
-/// Where the list goes: what cannot be written is told from what cannot be read.
+/// The output; tells errors of writing from errors of reading.
 pub(super) struct Out<W> {
     pub(super) to: W,
     pub(super) has_failed: bool,
@@ -101,7 +101,7 @@ pub(super) struct Out<W> {
 impl<W: Write> Write for Out<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let written = self.to.write(bytes);
-        // Of nothing `write_all` makes an error.
+        // `write_all` turns a write of zero bytes into an error.
         self.has_failed |= !matches!(written, Ok(1..));
         written
     }
@@ -120,13 +120,13 @@ pub(super) fn list(
     walk: impl FnOnce(&mut Visit<'_>) -> io::Result<Option<u32>>,
 ) -> io::Result<Option<()>> {
     let is_json = wanted.filters.page.output == Output::Json;
-    let mut begun = false;
+    let mut started = false;
     let walked = walk(&mut |entry| {
-        if !wanted.is_so_far(entry) {
+        if !wanted.is_in_state(entry) {
             return Ok(());
         }
         let row = Row::of(entry, names);
-        let first = !std::mem::replace(&mut begun, true);
+        let first = !std::mem::replace(&mut started, true);
         if is_json {
             out.write_all(if first { b"[\n" } else { b",\n" })?;
             return out.write_all(&serde_json::to_vec(&row)?);
@@ -136,15 +136,15 @@ pub(super) fn list(
         }
         writeln!(out, "{}", row.line())
     });
-    // What was shown can be read, whatever happened then: that it is not all is for the exit code to say.
-    if is_json && begun && walked.is_err() && !out.has_failed {
+    // An incomplete list is still valid JSON; the exit code tells that it is incomplete.
+    if is_json && started && walked.is_err() && !out.has_failed {
         out.write_all(b"\n]\n")?;
         out.flush()?;
     }
     if walked?.is_none() {
         return Ok(None);
     }
-    match (is_json, begun) {
+    match (is_json, started) {
         (true, true) => out.write_all(b"\n]\n")?,
         (true, false) => out.write_all(b"[]\n")?,
         (false, true) => {}
@@ -158,17 +158,17 @@ pub(super) fn list(
 #[derive(Debug, Serialize)]
 struct Counted {
     mappings: usize,
-    /// How many the node may have.
+    /// Capacity of the node.
     limit: u32,
     egress_ips: BTreeMap<IpAddr, usize>,
-    /// Who holds how much of flows and mappings, most first; with a filter nothing.
+    /// Who holds how many flows and mappings, largest first; none with a filter.
     #[serde(skip_serializing_if = "Option::is_none")]
     holders: Option<Holders>,
 }
 
 #[derive(Debug, Serialize)]
 pub(super) struct Holders {
-    /// How much one pod address may hold of each.
+    /// Limit of one pod address for each.
     #[serde(skip_serializing_if = "Option::is_none")]
     pod_quota: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -183,14 +183,14 @@ struct Holder {
     pod_ip: Option<IpAddr>,
     #[serde(skip_serializing_if = "Option::is_none")]
     egress_id: Option<u32>,
-    /// Of a pod of this node, or of the object, while the agent answers.
+    /// Name of the pod, if it is on this node, or of the object; needs a running agent.
     #[serde(skip_serializing_if = "Option::is_none")]
     name: Option<String>,
     flows: u32,
     mappings: u32,
 }
 
-/// Lines of a table of holders; a flood has one or a few.
+/// Lines of a table of holders; a flood has few sources.
 const TOP: usize = 10;
 
 impl Holders {
@@ -253,7 +253,7 @@ pub(super) fn count(
 ) -> io::Result<Option<()>> {
     let (mut egress_ips, mut objects) = (BTreeMap::<IpAddr, usize>::new(), BTreeMap::new());
     let walked = walk(&mut |entry| {
-        if wanted.is_so_far(entry) {
+        if wanted.is_in_state(entry) {
             let address = entry.ingress.daddr.to_ip();
             *egress_ips.entry(address).or_default() += 1;
             objects.insert(address, entry.egress_id);
@@ -269,7 +269,7 @@ pub(super) fn count(
             let object = objects.get(address).and_then(|id| names.objects.get(id)).map_or("-", String::as_str);
             writeln!(out, "{:>8}  {address:<40} {object}", mappings)?;
         }
-        writeln!(out, "{:>8}  in all; the node may have {}", counted.mappings, counted.limit)?;
+        writeln!(out, "{:>8}  in total; the node's limit is {}", counted.mappings, counted.limit)?;
         if let Some(holders) = &counted.holders {
             holders.print(out)?;
         }
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_breaks_off_can_be_read_and_is_an_error() {
+    fn an_incomplete_list_is_valid_json_and_an_error() {
         let filters = filters("-o json");
         let wanted = Wanted::new(&filters, &names()).expect("known");
         let mut out = Out { to: Vec::new(), has_failed: false };
@@ -316,15 +316,15 @@ mod tests {
         assert!(!out.has_failed, "the pins cannot be read");
         let rows: serde_json::Value = serde_json::from_slice(&out.to).expect("whole JSON");
         assert_eq!(rows.as_array().map(Vec::len), Some(2));
-        // A list that nobody takes is no fault of the pins.
-        let mut room = [0; 8];
-        let mut out = Out { to: &mut room[..], has_failed: false };
+        // A failed write is not an error of the pins.
+        let mut buffer = [0; 8];
+        let mut out = Out { to: &mut buffer[..], has_failed: false };
         let listed = list(&wanted, &names(), &mut out, |visit| visit(&entry()).map(|()| Some(1)));
         assert!(listed.is_err() && out.has_failed);
     }
 
     #[test]
-    fn a_row_names_what_it_can() {
+    fn a_row_has_the_known_names() {
         let entry = entry();
         let row = Row::of(&entry, &names());
         assert_eq!((row.node.as_str(), row.object.as_deref(), row.expires_in_seconds), ("node2", Some("first"), 7430));

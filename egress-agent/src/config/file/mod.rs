@@ -1,12 +1,11 @@
-//! `--config-file`: the file that OVN-Kubernetes is configured by. Of it we read what is about egress IPs.
+//! `--config-file`: OVN-Kubernetes' configuration file, of which the agent reads the keys about egress IPs.
 //!
-//! A key stands for the flag that [`KEYS`] names; a flag or its variable beats it. What else is in the file belongs to
-//! others: each key of a section of ours that we do not know, and each section that is not ours, is ignored with a
-//! warning. A bad value is an error with file, line and key, whether a flag beats it or not.
+//! A key stands for the flag that [`KEYS`] names; a flag or its variable overrides it. Unknown keys and other sections are
+//! ignored with a warning. An invalid value is an error with file, line and key, also if a flag overrides it.
 //!
-//! The syntax is that of OVN-Kubernetes' reader, git's: sections in brackets, `key = value`, names in either case,
-//! comments from `#` or `;` to the end of the line, quotes and backslashes inside values, a key alone means `true`.
-//! Libraries for INI files do not tell on which line a value stood, so it is read here.
+//! The syntax is git's, as in OVN-Kubernetes: sections in brackets, `key = value`, names in either case, comments from `#`
+//! or `;` to the end of the line, quotes and backslashes inside values; a key alone means `true`. Libraries for INI files
+//! do not report the line of a value, so the parser is here.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -15,7 +14,7 @@ use clap::error::ContextKind;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Command};
 
-/// What we read: section, key, and the flag that it stands for.
+/// Section, key, and the flag that it stands for.
 pub const KEYS: [(&str, &str, &str); 7] = [
     ("ovnkubernetesfeature", "egressip-node-healthcheck-port", "egressip-node-healthcheck-port"),
     ("ovnkubernetesfeature", "egressip-reachability-total-timeout", "egressip-reachability-total-timeout"),
@@ -26,18 +25,18 @@ pub const KEYS: [(&str, &str, &str); 7] = [
     ("egressip-healthcheck-tls", "client-auth", "egressip-healthcheck-client-auth"),
 ];
 
-/// A line of the file where it says more than which section begins.
+/// A key, or the start of a section.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Entry {
     line: usize,
     /// As in [`KEYS`]: lower case.
     section: String,
-    /// `None` where the section begins.
+    /// `None` at the start of a section.
     key: Option<String>,
     value: String,
 }
 
-/// What a file says, as far as it concerns us.
+/// The settings of the file, and warnings about ignored parts.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct ConfigFile {
     path: PathBuf,
@@ -98,10 +97,10 @@ impl ConfigFile {
             let name = key.as_deref().unwrap_or_default();
             let known = KEYS.iter().find(|known| (known.0, known.1) == (section.as_str(), name));
             match (known, key) {
-                // An empty value is what a template leaves of a setting that nobody made.
+                // A template leaves an empty value for an unset setting.
                 (Some(_), Some(_)) if value.is_empty() => {}
                 (Some((_, _, flag)), Some(key)) => {
-                    // As everywhere, the last one counts.
+                    // The last one counts.
                     file.settings.retain(|other| other.flag != *flag);
                     file.settings.push(Setting { line, key, flag, value });
                 }
@@ -112,7 +111,8 @@ impl ConfigFile {
                         None => format!("section [{section}]"),
                     };
                     if warned.insert(what.clone()) {
-                        file.warnings.push(format!("{}:{line}: {what} is ignored, it is none of ours", path.display()));
+                        file.warnings
+                            .push(format!("{}:{line}: {what} is ignored: the agent does not use it", path.display()));
                     }
                 }
             }
@@ -120,8 +120,8 @@ impl ConfigFile {
         Ok(file)
     }
 
-    /// As arguments of the command, those that no flag and no variable beats. `command` is what defines the flags,
-    /// `given` what they say without the file.
+    /// The settings that no flag or variable overrides, as arguments. `command` defines the flags, `given` are their values
+    /// without the file.
     pub fn arguments(&self, command: &Command, given: &ArgMatches) -> Result<Vec<String>, ConfigFileError> {
         let mut arguments = Vec::new();
         for Setting { line, key, flag, value } in &self.settings {
@@ -147,7 +147,7 @@ fn is_ours(section: &str) -> bool {
     KEYS.iter().any(|known| known.0 == section)
 }
 
-/// What clap says of a value, without its advice about the command line.
+/// Clap's error about a value, without its advice about the command line.
 fn why(error: &clap::Error) -> String {
     if let Some(source) = std::error::Error::source(error) {
         return source.to_string();
@@ -158,7 +158,7 @@ fn why(error: &clap::Error) -> String {
     }
 }
 
-/// Reads all lines; in the sections of others no more than where they end.
+/// Reads all lines; other sections are skipped.
 fn entries(text: &str) -> Result<Vec<Entry>, (usize, Problem)> {
     let (mut all, mut section) = (Vec::new(), None::<String>);
     for (line, text) in (1..).zip(text.trim_start_matches('\u{feff}').lines()) {
@@ -181,7 +181,7 @@ fn entries(text: &str) -> Result<Vec<Entry>, (usize, Problem)> {
     Ok(all)
 }
 
-/// What stands between the brackets, of which the first is taken off.
+/// The name between the brackets, of which the first is removed.
 fn section_name(text: &str) -> Option<String> {
     let (name, rest) = text.split_once(']')?;
     let (name, rest) = (name.trim(), rest.trim());
@@ -204,7 +204,7 @@ fn key_and_value(text: &str) -> Result<(String, String), Problem> {
 
 fn value(text: &str) -> Result<String, Problem> {
     let (mut value, mut quoted) = (String::new(), false);
-    // Up to where the value is meant: spaces behind it are not.
+    // The end of the value without trailing spaces.
     let mut end = 0;
     let mut rest = text.trim_start().chars();
     while let Some(character) = rest.next() {

@@ -9,7 +9,7 @@ fn parse(text: &str) -> Result<ConfigFile, String> {
     ConfigFile::parse(Path::new(FILE), text).map_err(|error| error.to_string())
 }
 
-/// The arguments that the file comes to beside these ones.
+/// The arguments from the file, with these given.
 fn arguments(text: &str, given: &[&str]) -> Result<Vec<String>, String> {
     let command = Cli::command();
     let line = [&["agent", "run", "--node-name=a"], given].concat();
@@ -30,8 +30,8 @@ fn every_key_stands_for_a_flag() {
 }
 
 #[test]
-fn the_users_own_words_are_understood() {
-    // As the documents that users know have it.
+fn the_users_configuration_is_understood() {
+    // As in OVN-Kubernetes' documentation.
     let text = "[ovnkubernetesfeature]\negressip-node-healthcheck-port=9107\n";
     assert_eq!(arguments(text, &[]), Ok(vec!["--egressip-node-healthcheck-port=9107".to_owned()]));
     let text = "\u{feff}; a comment\r\n[OVNKubernetesFeature] # ours\r\n\tEgressIP-Node-HealthCheck-Port = \"9107\" ; gRPC\r\n";
@@ -39,16 +39,16 @@ fn the_users_own_words_are_understood() {
 }
 
 #[test]
-fn a_flag_beats_the_file_and_the_last_line_the_first() {
+fn a_flag_overrides_the_file_and_the_last_line_the_first() {
     let text = "[ovnkubernetesfeature]\negressip-node-healthcheck-port=1\negressip-node-healthcheck-port=2\n";
     assert_eq!(arguments(text, &[]), Ok(vec!["--egressip-node-healthcheck-port=2".to_owned()]));
     assert_eq!(arguments(text, &["--egressip-node-healthcheck-port=3"]), Ok(Vec::new()));
     let empty = "[ovnkubernetesfeature]\negressip-node-healthcheck-port=\n";
-    assert_eq!(arguments(empty, &[]), Ok(Vec::new()), "what a template leaves");
+    assert_eq!(arguments(empty, &[]), Ok(Vec::new()), "left by a template");
 }
 
 #[test]
-fn what_is_not_ours_is_ignored_with_one_warning_each() {
+fn unknown_parts_are_ignored_with_one_warning_each() {
     let text = "[default]\nmtu=1400\nnonsense, but not ours\n[ovnkubernetesfeature]\nenable-egress-ip\n\
                 enable-egress-ip=true\nEnable-Multi-Network=true\n[default]\n[gateway \"x\"]\n";
     let file = parse(text).expect("a file");
@@ -56,16 +56,16 @@ fn what_is_not_ours_is_ignored_with_one_warning_each() {
     assert_eq!(
         file.warnings,
         [
-            "/etc/agent.conf:1: section [default] is ignored, it is none of ours",
-            "/etc/agent.conf:5: enable-egress-ip in [ovnkubernetesfeature] is ignored, it is none of ours",
-            "/etc/agent.conf:7: enable-multi-network in [ovnkubernetesfeature] is ignored, it is none of ours",
-            "/etc/agent.conf:9: section [gateway \"x\"] is ignored, it is none of ours",
+            "/etc/agent.conf:1: section [default] is ignored: the agent does not use it",
+            "/etc/agent.conf:5: enable-egress-ip in [ovnkubernetesfeature] is ignored: the agent does not use it",
+            "/etc/agent.conf:7: enable-multi-network in [ovnkubernetesfeature] is ignored: the agent does not use it",
+            "/etc/agent.conf:9: section [gateway \"x\"] is ignored: the agent does not use it",
         ]
     );
 }
 
 #[test]
-fn a_bad_value_is_one_line_with_file_line_and_key_also_where_a_flag_beats_it() {
+fn a_bad_value_is_one_line_with_file_line_and_key_also_if_a_flag_overrides_it() {
     for given in [&[][..], &["--egressip-node-healthcheck-port=9107"]] {
         let bad = |value: &str| {
             arguments(&format!("[ovnkubernetesfeature]\n\negressip-node-healthcheck-port = {value}\n"), given)
@@ -78,7 +78,7 @@ fn a_bad_value_is_one_line_with_file_line_and_key_also_where_a_flag_beats_it() {
 }
 
 #[test]
-fn tls_has_a_section_of_its_own() {
+fn tls_has_its_own_section() {
     let text =
         "[egressip-healthcheck-tls]\nclient-privkey=/k\nclient-cert=/c\nclient-cacert=/ca\ncert-common-name=ovn\n";
     let expected = ["client-privkey=/k", "client-cert=/c", "client-cacert=/ca", "cert-common-name=ovn"];
@@ -90,7 +90,7 @@ fn tls_has_a_section_of_its_own() {
 }
 
 #[test]
-fn what_cannot_be_read_is_one_line_with_file_and_line() {
+fn a_syntax_error_is_one_line_with_file_and_line() {
     let section = "[ovnkubernetesfeature]\n";
     for (text, line) in [
         ("egressip-node-healthcheck-port=1\n", "1: a key before the first [section]"),

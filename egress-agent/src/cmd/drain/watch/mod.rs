@@ -1,9 +1,9 @@
-//! What is seen of a node that is drained, what is said of it, and when that is over. Pure.
+//! The progress of a drain: the lines to print, and when the node is drained. Pure.
 //!
-//! By the status alone a node would seem drained too early: an address may be on its way to it, its agent passes on what
-//! comes late, and where that agent is dead or stopped addresses go when their leases have run out, while its programs go
-//! on answering for them. So a node is drained when the status no longer names it, its agent has acknowledged every address,
-//! and no hand-over from it is open, at several looks in a row.
+//! The status alone would show a node as drained too early. A hand-over to the node may be in progress; its agent forwards
+//! late packets; and the addresses of a dead agent move when its lease has expired, while its programs may still answer. So
+//! a node is drained when, in several states in a row, the status no longer names it, its agent has acknowledged every
+//! address, and no hand-over of the node is open.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -15,153 +15,154 @@ use egress_core::allocation::draining::{held, stays};
 use egress_core::model::node::Node;
 use egress_core::model::policy::{Policies, PolicyKey, parse_egress_ip};
 
-/// The leader has heard of the mark by then, and what it wrote before has come to the node.
+/// By then the leader knows the mark, and the node knows what the leader wrote before.
 const SETTLE: Duration = Duration::from_secs(1);
-/// So many looks, at least. What nobody else can take is said to stay behind as many lists of the nodes.
-const LOOKS: usize = 2;
-/// How long a node that has nothing more may go on with what it says of hand-overs, or owe a word.
-const FAREWELL: Duration = Duration::from_secs(6);
+/// At least this many states. An address stays if this many lists of the nodes agree.
+const STATES: usize = 2;
+/// How long a node without addresses may have open hand-overs, or owe an acknowledgement.
+const RELEASE_LIMIT: Duration = Duration::from_secs(6);
 
-/// What the API server has said.
+/// One read of the API server.
 #[derive(Debug)]
-pub(super) struct Look {
+pub(super) struct State {
     pub(super) node: Option<Node>,
-    /// All of them, where they were asked for.
+    /// All nodes, if they were listed.
     pub(super) nodes: Option<Nodes>,
     pub(super) policies: Policies,
 }
 
-/// What a look brought.
+/// The result of one state.
 #[derive(Debug)]
 pub(super) struct Seen {
-    pub(super) said: Vec<String>,
-    /// How it ended, if it did.
+    /// Lines to print.
+    pub(super) lines: Vec<String>,
+    /// How the drain ended, if it did.
     pub(super) end: Option<Result<String, DrainError>>,
 }
 
-/// What has been seen.
+/// The progress so far.
 pub(super) struct Watch<'a> {
     node: &'a str,
-    begin: Instant,
-    looks: usize,
+    start: Instant,
+    states: usize,
     held: BTreeMap<IpAddr, PolicyKey>,
-    /// What was held, and is no more, by the policy that it was held for.
+    /// Addresses that have left the node, each with its policy.
     gone: BTreeMap<IpAddr, PolicyKey>,
-    /// What the node's agent has said that it has let go of.
+    /// Addresses whose release the node's agent has acknowledged.
     released: BTreeSet<IpAddr>,
-    /// What the node's agent is ready to take over.
+    /// Addresses that the node's agent is ready to take over.
     prepared: BTreeSet<IpAddr>,
-    /// What cannot go, and why; so many lists of the nodes have said the same.
+    /// Addresses that no other node can take, with the reason, and how many lists of the nodes agree.
     stays: BTreeMap<IpAddr, String>,
-    alike: usize,
-    /// Since when nothing is held.
+    agreeing: usize,
+    /// Since when the node holds no address.
     empty: Option<Instant>,
 }
 
 impl<'a> Watch<'a> {
-    /// With what there is to say; `now` is behind the mark.
-    pub(super) fn begin(node: &'a str, policies: &Policies, now: Instant) -> (Self, String) {
+    /// Returns the first line too. `now` is after the mark.
+    pub(super) fn start(node: &'a str, policies: &Policies, now: Instant) -> (Self, String) {
         let held = held(policies, node);
-        let said = match held.len() {
+        let line = match held.len() {
             0 => format!("{node} has no egress IPs"),
             some => format!("{node} has {}", count(some)),
         };
         let (gone, released, prepared) = Default::default();
-        let (stays, alike, empty) = Default::default();
-        (Self { node, begin: now, looks: 0, held, gone, released, prepared, stays, alike, empty }, said)
+        let (stays, agreeing, empty) = Default::default();
+        (Self { node, start: now, states: 0, held, gone, released, prepared, stays, agreeing, empty }, line)
     }
 
     pub(super) fn has_any(&self) -> bool {
         !self.held.is_empty()
     }
 
-    pub(super) fn see(&mut self, look: &Look, now: Instant) -> Seen {
-        let mut said = Vec::new();
-        let end = match &look.node {
+    pub(super) fn update(&mut self, state: &State, now: Instant) -> Seen {
+        let mut lines = Vec::new();
+        let end = match &state.node {
             None => Some(Err(DrainError::Deleted(self.node.to_owned()))),
-            Some(node) if !node.drained => Some(Err(DrainError::TakenBack(self.node.to_owned()))),
+            Some(node) if !node.drained => Some(Err(DrainError::Undone(self.node.to_owned()))),
             Some(node) => {
-                self.looks += 1;
-                said = self.follow(&look.policies, now);
+                self.states += 1;
+                lines = self.follow(&state.policies, now);
                 self.released.extend(node.released.keys());
                 self.prepared = node.prepared.keys().copied().collect();
                 match self.has_any() {
-                    true => self.all_stay(look, &mut said).map(Err),
+                    true => self.all_stay(state, &mut lines).map(Err),
                     false => self.is_done(node, now),
                 }
             }
         };
-        Seen { said, end }
+        Seen { lines, end }
     }
 
-    /// What has gone, and come.
+    /// Addresses that left the node or were assigned to it.
     fn follow(&mut self, policies: &Policies, now: Instant) -> Vec<String> {
-        let (node, after) = (self.node, now.duration_since(self.begin).as_secs_f64());
+        let (node, after) = (self.node, now.duration_since(self.start).as_secs_f64());
         let before = std::mem::replace(&mut self.held, held(policies, node));
-        let mut said = Vec::new();
+        let mut lines = Vec::new();
         for (address, policy) in before.iter().filter(|(address, _)| !self.held.contains_key(address)) {
-            let what = whereto(policies, *address).unwrap_or_else(|| match policies.contains_key(policy) {
-                true => "no object has it assigned any more".to_owned(),
-                false => "the object has been deleted".to_owned(),
+            let what = new_place(policies, *address).unwrap_or_else(|| match policies.contains_key(policy) {
+                true => "no object has it assigned now".to_owned(),
+                false => "the object was deleted".to_owned(),
             });
-            said.push(format!("{address} ({}): {what}, after {after:.1} s", policy.name));
+            lines.push(format!("{address} ({}): {what}, after {after:.1} s", policy.name));
             self.gone.insert(*address, policy.clone());
         }
-        // Who has deleted the policy wants nobody to have the address, and nobody gets it: no word is owed for that.
-        self.gone.retain(|address, policy| policies.contains_key(policy) || whereto(policies, *address).is_some());
+        // After the deletion of its policy no node gets the address, so no acknowledgement is needed.
+        self.gone.retain(|address, policy| policies.contains_key(policy) || new_place(policies, *address).is_some());
         for (address, policy) in self.held.iter().filter(|(address, _)| !before.contains_key(address)) {
-            said.push(format!("{address} ({}) has come to {node}", policy.name));
-            // What was said of it was about an earlier hand-over.
+            lines.push(format!("{address} ({}): assigned to {node}", policy.name));
+            // The acknowledgement was that of an earlier hand-over.
             self.released.remove(address);
             self.gone.remove(address);
         }
-        said
+        lines
     }
 
-    fn all_stay(&mut self, look: &Look, said: &mut Vec<String>) -> Option<DrainError> {
+    fn all_stay(&mut self, state: &State, lines: &mut Vec<String>) -> Option<DrainError> {
         self.empty = None;
-        let stays = stays(&look.policies, look.nodes.as_ref()?, self.node);
-        self.alike = if stays == self.stays { self.alike + 1 } else { 1 };
+        let stays = stays(&state.policies, state.nodes.as_ref()?, self.node);
+        self.agreeing = if stays == self.stays { self.agreeing + 1 } else { 1 };
         self.stays = stays;
-        let none_goes = self.held.keys().all(|address| self.stays.contains_key(address));
-        if !none_goes || self.alike < LOOKS {
+        let all_stay = self.held.keys().all(|address| self.stays.contains_key(address));
+        if !all_stay || self.agreeing < STATES {
             return None;
         }
-        said.extend(self.rest());
+        lines.extend(self.rest());
         Some(DrainError::Stays { node: self.node.to_owned(), left: self.held.len() })
     }
 
     fn is_done(&mut self, node: &Node, now: Instant) -> Option<Result<String, DrainError>> {
         let since = *self.empty.get_or_insert(now);
-        let unsaid = self.unsaid();
-        let is_settled = self.looks >= LOOKS && now.duration_since(self.begin) >= SETTLE;
+        let unconfirmed = self.unconfirmed();
+        let is_settled = self.states >= STATES && now.duration_since(self.start) >= SETTLE;
         let is_quiet = node.released.is_empty() && node.prepared.is_empty();
-        let is_over = now.duration_since(since) >= FAREWELL;
-        if !is_settled || !(is_over || (is_quiet && unsaid.is_none())) {
+        let is_over = now.duration_since(since) >= RELEASE_LIMIT;
+        if !is_settled || !(is_over || (is_quiet && unconfirmed.is_none())) {
             return None;
         }
         let name = self.node;
         let what = if self.gone.is_empty() { "it has no egress IPs" } else { "no egress IP is served there" };
-        Some(match unsaid {
-            Some(unsaid) => Err(unsaid),
-            None => Ok(format!("{name} is drained: {what}, and none comes until `egress-agent drain --undo {name}`")),
+        Some(match unconfirmed {
+            Some(unconfirmed) => Err(unconfirmed),
+            None => Ok(format!("{name} is drained: {what}, and it gets none until `egress-agent drain --undo {name}`")),
         })
     }
 
-    /// What the node may still answer for.
-    fn unsaid(&self) -> Option<DrainError> {
+    /// Addresses that the node may still answer for.
+    fn unconfirmed(&self) -> Option<DrainError> {
         let gone = self.gone.keys().filter(|address| !self.released.contains(address));
         let owed: BTreeSet<IpAddr> = gone.chain(&self.prepared).copied().collect();
         let addresses: Vec<String> = owed.iter().map(IpAddr::to_string).collect();
-        let unsaid = || DrainError::Unsaid { node: self.node.to_owned(), addresses: addresses.join(", ") };
-        (!addresses.is_empty()).then(unsaid)
+        let unconfirmed = || DrainError::Unconfirmed { node: self.node.to_owned(), addresses: addresses.join(", ") };
+        (!addresses.is_empty()).then(unconfirmed)
     }
 
-    /// There is no more time.
-    pub(super) fn late(&self, seconds: u64) -> (Vec<String>, DrainError) {
+    /// The result at the timeout.
+    pub(super) fn timed_out(&self, seconds: u64) -> (Vec<String>, DrainError) {
         let (node, left) = (self.node.to_owned(), self.held.len());
         let error = match left {
-            0 => self.unsaid().unwrap_or(DrainError::Short { node, seconds }),
+            0 => self.unconfirmed().unwrap_or(DrainError::Short { node, seconds }),
             left => DrainError::Late { node, seconds, left },
         };
         (self.rest(), error)
@@ -176,7 +177,7 @@ impl<'a> Watch<'a> {
     }
 }
 
-fn whereto(policies: &Policies, address: IpAddr) -> Option<String> {
+fn new_place(policies: &Policies, address: IpAddr) -> Option<String> {
     let mut items = policies.values().flat_map(|policy| &policy.published.items);
     let there = items.find(|item| parse_egress_ip(&item.egress_ip) == Some(address));
     there.map(|item| format!("moved to {}", item.node))
