@@ -1,11 +1,11 @@
-//! What the kernel programs and the agent share: the ABI of the maps and the packet decisions.
+//! Shared by the kernel programs and the agent: the ABI of the maps and the packet decisions.
 //!
 //! - [`abi`]: keys and values of every map, the config, the verdicts. Layouts are asserted at compile time.
 //! - [`wire`]: views of packet headers; the length is checked once, then accessors cannot fail.
-//! - [`decide`]: the decisions, values in and values out. They know no map and no packet buffer, only the traits that
-//!   the eBPF programs and the host tests implement.
+//! - [`decide`]: the decisions, values in and values out. They use no map and no packet buffer, only traits that the
+//!   eBPF programs and the host tests implement.
 //!
-//! Nothing here allocates, does I/O or knows the time: those are arguments.
+//! This crate does not allocate and does no I/O. Time and randomness are arguments.
 #![no_std]
 #![expect(
     clippy::cast_possible_truncation,

@@ -225,12 +225,12 @@ impl Tables for Maps {
     }
 
     #[inline(always)]
-    fn inbound_heard(&self, tuple: &Tuple, segment: Segment) -> bool {
+    fn inbound_seen(&self, tuple: &Tuple, segment: Segment) -> bool {
         let Some(inbound) = INBOUND.get_ptr_mut(tuple) else { return false };
         // SAFETY: see the module header.
         let inbound = unsafe { &mut *inbound };
         let fits = phase::fits(inbound.acknowledged, inbound.end);
-        let has_changed = change(&mut inbound.state, |state| phase::heard(state, segment.flags, fits));
+        let has_changed = change(&mut inbound.state, |state| phase::seen_from_outside(state, segment.flags, fits));
         if has_changed && segment.flags & (tcp::SYN | tcp::RST) != 0 {
             raise_epoch();
         }
@@ -554,7 +554,7 @@ pub fn nat_entry(key: &Tuple, segment: Segment) -> Option<&'static NatEntry> {
     if !copy.is_of(key) || !keep(nat_entry, key.direction(), segment) {
         return None;
     }
-    if phase::tells(copy.state, segment.flags, key.direction()) {
+    if phase::changes_opposite(copy.state, segment.flags, key.direction()) {
         tell(copy, segment.flags, key.direction());
     }
     Some(copy)
@@ -590,7 +590,7 @@ fn tell(copy: &NatEntry, tcp_flags: u8, direction: Direction) {
     let Some(other) = NAT.get_ptr_mut(&copy.other) else { return };
     // SAFETY: see `maps`.
     let state = unsafe { &mut (*other).state };
-    if change(state, |state| phase::told(copy.state, tcp_flags, direction, state).unwrap_or(state)) {
+    if change(state, |state| phase::opposite(copy.state, tcp_flags, direction, state).unwrap_or(state)) {
         raise_epoch();
     }
 }

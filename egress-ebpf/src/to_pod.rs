@@ -23,7 +23,7 @@ pub fn begin(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outc
         return outcome;
     }
     let run = &Run { packet, config, headers: &workspace.headers };
-    if packet.is_of_pod() && decide::to_pod::is_made_up(run.headers, &Maps) {
+    if packet.is_of_pod() && decide::to_pod::is_forged(run.headers, &Maps) {
         return Outcome::done(Verdict::NotOurs);
     }
     let verdict = decide::to_pod::decide(run.headers, &Maps, config);

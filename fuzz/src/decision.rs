@@ -62,7 +62,7 @@ fn change(input: &mut Input<'_>, node: &mut Node) {
             maps.sweep(input.flag());
         }
     }
-    node.decide_anew();
+    node.renew_decision_number();
 }
 
 /// The object's address comes, or goes, or has done so; as far as the agent of the node has come with it.

@@ -68,7 +68,7 @@ impl Story<'_> {
                 maps.put_policy(policy_key(id(family, index), family), policy);
             }
         }
-        self.node.decide_anew();
+        self.node.renew_decision_number();
     }
 
     /// One of the addresses goes to the other node, or comes from there, and the agent has come so far with it, or has been
@@ -85,7 +85,7 @@ impl Story<'_> {
         if !self.input.flag() {
             maps.owned.borrow_mut().remove(&id);
         }
-        self.node.decide_anew();
+        self.node.renew_decision_number();
     }
 
     fn step(&mut self) {

@@ -98,7 +98,7 @@ impl Outcome {
     }
 
     /// `mtu` is what the way takes.
-    fn told(verdict: Verdict, answer: Option<Vec<u8>>, otherwise: Verdict) -> Self {
+    fn answered(verdict: Verdict, answer: Option<Vec<u8>>, otherwise: Verdict) -> Self {
         match answer {
             Some(frame) => Self::Answered(verdict, frame),
             None => Self::Dropped(otherwise),
@@ -126,7 +126,7 @@ impl Node {
     }
 
     /// As the agent does after every change of what `from_pod` asks.
-    pub fn decide_anew(&self) {
+    pub fn renew_decision_number(&self) {
         self.maps.configure(|config| config.decisions += 1);
     }
 

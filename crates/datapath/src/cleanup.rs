@@ -145,10 +145,10 @@ fn absent_is_false(outcome: io::Result<()>) -> io::Result<bool> {
 fn remove_filters(settings: &Settings, pins: &Pins, report: &mut CleanupReport) -> Vec<PathBuf> {
     let versions = children(pins.root()).unwrap_or_default();
     let mut needed = Vec::new();
-    let mut is_told = false;
+    let mut are_identified = false;
     for version in versions.into_iter().filter(|version| version.is_dir()) {
         let before = report.problems.len();
-        is_told |= tells(&version);
+        are_identified |= identifies_filters(&version);
         match OurSet::of(&version) {
             Ok(set) => {
                 for (what, outcome) in clsact::take_off_elsewhere(&set, &[]) {
@@ -161,7 +161,7 @@ fn remove_filters(settings: &Settings, pins: &Pins, report: &mut CleanupReport) 
             needed.push(version);
         }
     }
-    if !is_told {
+    if !are_identified {
         remove_named(settings, report);
     }
     needed
@@ -169,7 +169,7 @@ fn remove_filters(settings: &Settings, pins: &Pins, report: &mut CleanupReport) 
 
 /// Whether a version has something on hooks that it knows. One with maps and neither filters nor links is of an agent that
 /// did not pin its filters' programs, as the first ones, or attached nothing.
-fn tells(version: &Path) -> bool {
+fn identifies_filters(version: &Path) -> bool {
     // What cannot be read may tell something.
     let is_empty = |name: &str| match fs::read_dir(version.join(name)) {
         Ok(mut entries) => entries.next().is_none(),
@@ -225,10 +225,10 @@ mod tests {
     #[test]
     fn maps_alone_do_not_identify_filters() {
         for (file, wanted) in [("maps/counters", false), ("filters/7", true), ("links/from_pod", true)] {
-            let root = laid_out("tells", &[file]);
-            let told = tells(&root);
+            let root = laid_out("identifies_filters", &[file]);
+            let identified = identifies_filters(&root);
             fs::remove_dir_all(&root).expect("it was there");
-            assert_eq!(told, wanted, "{file}");
+            assert_eq!(identified, wanted, "{file}");
         }
     }
 }

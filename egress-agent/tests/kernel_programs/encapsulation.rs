@@ -205,12 +205,12 @@ fn forged_packets_are_dropped_with_their_reason() {
     everywhere_taken_out(|stage, cast, underlay| {
         configure(stage, underlay);
         let inner = from_remote(cast);
-        let stranger = if ip(underlay.node).is_ipv4() { "172.18.0.77" } else { "fd00:172:18::77" };
+        let foreign = if ip(underlay.node).is_ipv4() { "172.18.0.77" } else { "fd00:172:18::77" };
         let from = underlay.other_node;
         for (from, id, inner, verdict) in [
-            (stranger, cast.here, inner.clone(), Verdict::ForgedOuter),
+            (foreign, cast.here, inner.clone(), Verdict::ForgedOuter),
             (underlay.node, cast.here, inner.clone(), Verdict::ForgedOuter),
-            (stranger, cast.here, packet(cast.world, cast.pod, 80, 4000), Verdict::ForgedOuter),
+            (foreign, cast.here, packet(cast.world, cast.pod, 80, 4000), Verdict::ForgedOuter),
             (from, cast.here, packet(cast.pod, cast.world, 1, 2), Verdict::ForgedInner),
             (from, cast.here, packet(cast.world, cast.world, 1, 2), Verdict::ForgedInner),
             (from, cast.away, packet(cast.world, cast.pod, 80, 4000), Verdict::NotItsPod),

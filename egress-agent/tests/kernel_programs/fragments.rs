@@ -21,11 +21,11 @@ use crate::skips::skipped;
 use crate::stage::{FROM_NETDEV, FROM_POD, REDIRECT, Run, SHOT, Stage, UPLINK_MAC, both, test_run};
 
 /// Hears what comes in by the devices of the stage.
-struct Ear {
+struct Listener {
     socket: OwnedFd,
 }
 
-impl Ear {
+impl Listener {
     fn open() -> Self {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let socket = socket(AddressFamily::Packet, SockType::Raw, flags, SockProtocol::EthAll).expect("a socket");
@@ -34,7 +34,7 @@ impl Ear {
     }
 
     /// What has come in by the device of this hook since it was last asked, from the sender of this packet.
-    fn heard(&self, run: &Run, like: &Packet) -> Vec<Vec<u8>> {
+    fn received(&self, run: &Run, like: &Packet) -> Vec<Vec<u8>> {
         let mut frames = Vec::new();
         let mut buffer = [0; 4096];
         loop {
@@ -53,33 +53,39 @@ impl Ear {
 }
 
 /// A datagram in three pieces, by its number.
-fn pieces(whole: &Packet, number: u16) -> [Packet; 3] {
-    let piece = |fragment, data| {
+fn fragments_of(whole: &Packet, number: u16) -> [Packet; 3] {
+    let fragment = |fragment, data| {
         whole.clone().with(|packet| {
             (packet.fragment, packet.data, packet.number, packet.dont_fragment) = (fragment, data, number, false);
         })
     };
     // The first one has eight bytes of a transport header.
-    [piece((0, true), 1000), piece((126, true), 1000), piece((251, false), 40)]
+    [fragment((0, true), 1000), fragment((126, true), 1000), fragment((251, false), 40)]
 }
 
 /// The pieces come in the wrong order, and all of them go on, each as `expected`.
-fn reversed(stage: &mut Stage, run: &Run, pieces: &[Packet; 3], on: Verdict, expected: impl Fn(&Packet) -> Packet) {
-    let ear = Ear::open();
-    let [first, middle, last] = pieces;
+fn reversed(
+    stage: &mut Stage,
+    run: &Run,
+    fragments_of: &[Packet; 3],
+    on: Verdict,
+    expected: impl Fn(&Packet) -> Packet,
+) {
+    let listener = Listener::open();
+    let [first, middle, last] = fragments;
     for later in [last, middle] {
         stage.drops(run, later, Verdict::FragmentHeld);
     }
-    assert_eq!(ear.heard(run, first), Vec::<Vec<u8>>::new(), "nothing goes on without ports");
+    assert_eq!(listener.received(run, first), Vec::<Vec<u8>>::new(), "nothing goes on without ports");
     stage.drops(run, first, Verdict::FragmentsReleased);
-    let again = ear.heard(run, first);
+    let again = listener.received(run, first);
     assert_eq!(again, [first, last, middle].map(Packet::frame), "the first one first");
-    for (frame, piece) in again.iter().zip([first, last, middle]) {
+    for (frame, fragment) in again.iter().zip([first, last, middle]) {
         let ran = stage.run_frame(run, frame, on);
-        assert_eq!((ran.action, &ran.frame[14..]), (REDIRECT, &expected(piece).frame()[14..]), "{piece:?}");
+        assert_eq!((ran.action, &ran.frame[14..]), (REDIRECT, &expected(fragment).frame()[14..]), "{fragment:?}");
     }
     assert_eq!(stage.run_frame(run, &first.frame(), on).action, REDIRECT, "nothing waits any more");
-    assert_eq!(ear.heard(run, first), Vec::<Vec<u8>>::new());
+    assert_eq!(listener.received(run, first), Vec::<Vec<u8>>::new());
 }
 
 fn to_world(cast: &Cast) -> Packet {
@@ -92,8 +98,10 @@ const BODIES: [Body; 3] = [Body::Udp, Body::Tcp(ACK), Body::EchoRequest];
 fn fragments_from_a_pod_wait_for_the_first_fragment() {
     both(|stage, cast| {
         for (number, body) in (1..).zip(BODIES) {
-            let pieces = pieces(&to_world(cast).body(body), number);
-            reversed(stage, &FROM_POD, &pieces, Verdict::SnatHere, |piece| piece.snat(cast.egress, 4000).hop());
+            let fragments = fragments_of(&to_world(cast).body(body), number);
+            reversed(stage, &FROM_POD, &fragments, Verdict::SnatHere, |fragment| {
+                fragment.snat(cast.egress, 4000).hop()
+            });
         }
     });
 }
@@ -112,8 +120,10 @@ fn answer(stage: &mut Stage, cast: &Cast, body: Body) -> Packet {
 fn fragments_from_outside_wait_for_the_first_fragment() {
     both(|stage, cast| {
         for (number, body) in (1..).zip(BODIES) {
-            let pieces = pieces(&answer(stage, cast, body), number);
-            reversed(stage, &FROM_NETDEV, &pieces, Verdict::ReplyHere, |piece| piece.dnat(cast.pod, 4000).hop());
+            let fragments = fragments_of(&answer(stage, cast, body), number);
+            reversed(stage, &FROM_NETDEV, &fragments, Verdict::ReplyHere, |fragment| {
+                fragment.dnat(cast.pod, 4000).hop()
+            });
         }
     });
 }
@@ -122,15 +132,15 @@ fn fragments_from_outside_wait_for_the_first_fragment() {
 fn a_first_fragment_without_a_flow_releases_nothing() {
     both(|stage, cast| {
         let answer = answer(stage, cast, Body::Udp);
-        let [_, middle, last] = pieces(&answer, 1);
-        let stranger = answer.with(|packet| packet.sport = 81);
-        let [first, ..] = pieces(&stranger, 1);
-        let ear = Ear::open();
+        let [_, middle, last] = fragments_of(&answer, 1);
+        let other = answer.with(|packet| packet.sport = 81);
+        let [first, ..] = fragments_of(&other, 1);
+        let listener = Listener::open();
         stage.drops(&FROM_NETDEV, &last, Verdict::FragmentHeld);
         stage.drops(&FROM_NETDEV, &first, Verdict::NoNatEntry);
         // Nor did it leave ports.
         stage.drops(&FROM_NETDEV, &middle, Verdict::FragmentHeld);
-        assert_eq!(ear.heard(&FROM_NETDEV, &first), Vec::<Vec<u8>>::new());
+        assert_eq!(listener.received(&FROM_NETDEV, &first), Vec::<Vec<u8>>::new());
     });
 }
 
@@ -138,12 +148,12 @@ fn a_first_fragment_without_a_flow_releases_nothing() {
 fn a_first_fragment_of_another_datagram_with_the_same_id_discards_the_old_one() {
     both(|stage, cast| {
         let answer = answer(stage, cast, Body::Udp);
-        let [first, middle, _] = pieces(&answer, 1);
-        for piece in [&first, &middle] {
-            stage.run_frame(&FROM_NETDEV, &piece.frame(), Verdict::ReplyHere);
+        let [first, middle, _] = fragments_of(&answer, 1);
+        for fragment in [&first, &middle] {
+            stage.run_frame(&FROM_NETDEV, &fragment.frame(), Verdict::ReplyHere);
         }
-        let [stranger, ..] = pieces(&answer.with(|packet| packet.sport = 81), 1);
-        stage.drops(&FROM_NETDEV, &stranger, Verdict::NoNatEntry);
+        let [other, ..] = fragments_of(&answer.with(|packet| packet.sport = 81), 1);
+        stage.drops(&FROM_NETDEV, &other, Verdict::NoNatEntry);
         stage.drops(&FROM_NETDEV, &middle, Verdict::NoNatEntry);
     });
 }
@@ -151,13 +161,13 @@ fn a_first_fragment_of_another_datagram_with_the_same_id_discards_the_old_one() 
 #[test]
 fn only_fragments_that_need_the_first_fragment_are_kept() {
     both(|stage, cast| {
-        let [_, later, _] = pieces(&to_world(cast), 1);
+        let [_, later, _] = fragments_of(&to_world(cast), 1);
         let from = |pod| later.clone().with(|packet| packet.from = ip(pod));
         stage.passes(&FROM_POD, &from(cast.known_pod), Verdict::NotSelected);
         stage.drops(&FROM_POD, &from(cast.pending_pod), Verdict::NoGateway);
         let to_service = later.clone().with(|packet| packet.to = ip(cast.service));
         stage.passes(&FROM_POD, &to_service, Verdict::ToCluster);
-        let [_, for_node, _] = pieces(&packet(cast.world, cast.node, 80, 61000), 1);
+        let [_, for_node, _] = fragments_of(&packet(cast.world, cast.node, 80, 61000), 1);
         stage.passes(&FROM_NETDEV, &for_node.with(|packet| packet.dmac = UPLINK_MAC), Verdict::NotOurs);
         // Longer than a place, or several in one.
         let long = later.clone().with(|packet| packet.data = 1993 - 14 - 20);
@@ -170,16 +180,16 @@ fn only_fragments_that_need_the_first_fragment_are_kept() {
 fn a_datagram_keeps_a_bounded_number_of_fragments() {
     const MOST: u16 = 64;
     both(|stage, cast| {
-        let [first, later, _] = pieces(&to_world(cast), 1);
+        let [first, later, _] = fragments_of(&to_world(cast), 1);
         let number =
             |number: u16| later.clone().with(|packet| (packet.fragment, packet.data) = ((126 + number, true), 8));
-        for piece in 0..MOST {
-            stage.drops(&FROM_POD, &number(piece), Verdict::FragmentHeld);
+        for fragment in 0..MOST {
+            stage.drops(&FROM_POD, &number(fragment), Verdict::FragmentHeld);
         }
         stage.drops(&FROM_POD, &number(MOST), Verdict::FragmentUnknown);
-        let ear = Ear::open();
+        let listener = Listener::open();
         stage.drops(&FROM_POD, &first, Verdict::FragmentsReleased);
-        assert_eq!(ear.heard(&FROM_POD, &first).len(), 1 + usize::from(MOST));
+        assert_eq!(listener.received(&FROM_POD, &first).len(), 1 + usize::from(MOST));
     });
 }
 
@@ -189,31 +199,31 @@ fn a_flood_of_unsolicited_fragments_does_not_evict_a_newer_one() {
         // Each CPU takes its turns by itself; a thread that moves would meet those of another one early.
         pin(CPUS[0]);
         let answer = answer(stage, cast, Body::Udp);
-        let ear = Ear::open();
-        let own = pieces(&answer, 1);
+        let listener = Listener::open();
+        let own = fragments_of(&answer, 1);
         // All places and more, by datagrams that nobody asked for.
         let flood = |stage: &mut Stage, numbers: std::ops::Range<u16>| {
-            let pieces = numbers.map(|number| pieces(&answer, number)[1].clone());
-            stage.drops_all(&FROM_NETDEV, pieces, Verdict::FragmentHeld);
+            let fragments = numbers.map(|number| fragments_of(&answer, number)[1].clone());
+            stage.drops_all(&FROM_NETDEV, fragments, Verdict::FragmentHeld);
         };
         flood(stage, 100..2000);
         stage.drops(&FROM_NETDEV, &own[1], Verdict::FragmentHeld);
         flood(stage, 2000..2500);
         stage.drops(&FROM_NETDEV, &own[0], Verdict::FragmentsReleased);
-        assert_eq!(ear.heard(&FROM_NETDEV, &own[0]), [&own[0], &own[1]].map(Packet::frame));
+        assert_eq!(listener.received(&FROM_NETDEV, &own[0]), [&own[0], &own[1]].map(Packet::frame));
     });
 }
 
 #[test]
 fn a_fragment_that_waits_too_long_is_discarded() {
     both(|stage, cast| {
-        let [first, middle, last] = pieces(&to_world(cast), 1);
-        let ear = Ear::open();
+        let [first, middle, last] = fragments_of(&to_world(cast), 1);
+        let listener = Listener::open();
         stage.drops(&FROM_POD, &last, Verdict::FragmentHeld);
         stage.age_held(31);
         stage.drops(&FROM_POD, &middle, Verdict::FragmentHeld);
         stage.drops(&FROM_POD, &first, Verdict::FragmentsReleased);
-        assert_eq!(ear.heard(&FROM_POD, &first), [&first, &middle].map(Packet::frame));
+        assert_eq!(listener.received(&FROM_POD, &first), [&first, &middle].map(Packet::frame));
     });
 }
 
@@ -225,10 +235,11 @@ fn a_fragment_and_its_first_fragment_on_two_cpus_leave_nothing_waiting() {
             return;
         }
         stage.run_frame(&FROM_POD, &to_world(cast).frame(), Verdict::SnatHere);
-        let ear = Ear::open();
+        let listener = Listener::open();
         let small = to_world(cast);
         let rounds = rounds().min(1000);
-        let of = |round: u16, place: usize| pieces(&small, 10 + round)[place].clone().with(|packet| packet.data = 8);
+        let of =
+            |round: u16, place: usize| fragments_of(&small, 10 + round)[place].clone().with(|packet| packet.data = 8);
         let (arrived, stage) = (AtomicUsize::new(0), &*stage);
         let side = |cpu: usize| {
             pin(cpu);
@@ -257,14 +268,14 @@ fn a_fragment_and_its_first_fragment_on_two_cpus_leave_nothing_waiting() {
                     .map(|round| of(round, *cpu).frame())
             })
             .collect();
-        let mut heard = BTreeSet::new();
+        let mut received = BTreeSet::new();
         let begun = Instant::now();
-        while heard.len() + refused < held.len() && begun.elapsed() < Duration::from_secs(2) {
-            heard.extend(ear.heard(&FROM_POD, &small));
+        while received.len() + refused < held.len() && begun.elapsed() < Duration::from_secs(2) {
+            received.extend(listener.received(&FROM_POD, &small));
         }
-        println!("{} of {} began anew", heard.len(), 2 * usize::from(rounds));
-        let missing = held.iter().filter(|frame| !heard.contains(*frame)).count();
-        assert_eq!(missing, refused, "{} dropped here, {} of them came again", held.len(), heard.len());
+        println!("{} of {} began anew", received.len(), 2 * usize::from(rounds));
+        let missing = held.iter().filter(|frame| !received.contains(*frame)).count();
+        assert_eq!(missing, refused, "{} dropped here, {} of them came again", held.len(), received.len());
         assert!(refused * 20 < held.len(), "few are: {refused}");
     });
 }

@@ -71,9 +71,9 @@ fn errors_from_any_router_reach_the_pod_whose_packet_they_quote() {
                 for options in [0, 1] {
                     let with = |packet: &Packet| packet.clone().with(|packet| packet.options = options);
                     for l4 in [8, 20, 100] {
-                        let told = arriving(router, cast.egress, kind, &with(&outside), l4);
+                        let icmp_error = arriving(router, cast.egress, kind, &with(&outside), l4);
                         let expected = arriving(router, cast.pod, kind, &with(&inside), l4).hop();
-                        stage.forwards(&FROM_NETDEV, &told, Verdict::ReplyHere, &expected);
+                        stage.forwards(&FROM_NETDEV, &icmp_error, Verdict::ReplyHere, &expected);
                     }
                 }
             }
@@ -94,11 +94,16 @@ fn a_quoted_checksum_that_covers_other_fragments_is_left() {
         };
         let (mut inner, outer) = (first(&inside), first(&outside));
         inner[at..at + 4].copy_from_slice(&outer[at..at + 4]);
-        let told = |to, content: Vec<u8>| {
+        let icmp_error = |to, content: Vec<u8>| {
             let packet = packet(cast.router, to, 0, 0).body(kinds(cast.family)[0]);
             packet.with(|packet| (packet.content, packet.dmac) = (Some(content), UPLINK_MAC))
         };
-        stage.forwards(&FROM_NETDEV, &told(cast.egress, outer), Verdict::ReplyHere, &told(cast.pod, inner).hop());
+        stage.forwards(
+            &FROM_NETDEV,
+            &icmp_error(cast.egress, outer),
+            Verdict::ReplyHere,
+            &icmp_error(cast.pod, inner).hop(),
+        );
     });
 }
 
@@ -111,9 +116,9 @@ fn errors_for_a_pod_of_another_node_go_through_the_overlay() {
             stage.nat.insert(tuple, made.sealed(&tuple), 0).unwrap_or_else(|error| panic!("{key}: {error}"));
         }
         for kind in kinds(cast.family) {
-            let told = arriving(cast.router, cast.egress, kind, &outside, 20);
+            let icmp_error = arriving(cast.router, cast.egress, kind, &outside, 20);
             let expected = arriving(cast.router, cast.pod, kind, &inside, 20).hop();
-            let ran = stage.run_frame(&FROM_NETDEV, &told.frame(), Verdict::ReplyToNode);
+            let ran = stage.run_frame(&FROM_NETDEV, &icmp_error.frame(), Verdict::ReplyToNode);
             assert!(ran.frame.ends_with(&expected.frame()[L3..]), "{kind:?}: {:02x?}", ran.frame);
         }
     });
@@ -134,8 +139,8 @@ fn errors_that_quote_no_flow_are_dropped() {
             outside.clone().with(|packet| (packet.dont_fragment, packet.fragment) = (false, (9, false))),
             outside.clone().body(kind),
         ] {
-            let told = arriving(cast.router, cast.egress, kind, &quoted, 20);
-            stage.drops(&FROM_NETDEV, &told, Verdict::IcmpUnmatched);
+            let icmp_error = arriving(cast.router, cast.egress, kind, &quoted, 20);
+            stage.drops(&FROM_NETDEV, &icmp_error, Verdict::IcmpUnmatched);
         }
         for l4 in [0, 3] {
             stage.drops(&FROM_NETDEV, &arriving(cast.router, cast.egress, kind, &outside, l4), Verdict::IcmpUnmatched);
@@ -164,9 +169,9 @@ fn an_error_of_a_pod_about_its_flow_is_translated() {
             };
             for kind in kinds(cast.family) {
                 for l4 in [8, 20, 100] {
-                    let told = error(cast.pod, cast.world, kind, &inside, l4);
+                    let icmp_error = error(cast.pod, cast.world, kind, &inside, l4);
                     let expected = error(cast.egress, cast.world, kind, &outside, l4).hop();
-                    stage.forwards(&FROM_POD, &told, Verdict::SnatHere, &expected);
+                    stage.forwards(&FROM_POD, &icmp_error, Verdict::SnatHere, &expected);
                 }
             }
         }
@@ -178,12 +183,12 @@ fn an_error_of_a_pod_about_a_remote_flow_goes_to_its_gateway() {
     both(|stage, cast| {
         let sent = packet(cast.away_pod, cast.world, 4000, 80);
         let got = packet(cast.world, cast.away_pod, 80, 4000);
-        let told = error(cast.away_pod, cast.world, kinds(cast.family)[0], &got, 20);
-        stage.drops(&FROM_POD, &told, Verdict::IcmpUnmatched);
+        let icmp_error = error(cast.away_pod, cast.world, kinds(cast.family)[0], &got, 20);
+        stage.drops(&FROM_POD, &icmp_error, Verdict::IcmpUnmatched);
         stage.run_frame(&FROM_POD, &sent.frame(), Verdict::ToGateway);
         let before = stage.flows.iter().count();
-        let ran = stage.run_frame(&FROM_POD, &told.frame(), Verdict::ToGateway);
-        assert!(ran.frame.ends_with(&told.clone().hop().frame()[L3..]), "as the pod sent it: {:02x?}", ran.frame);
+        let ran = stage.run_frame(&FROM_POD, &icmp_error.frame(), Verdict::ToGateway);
+        assert!(ran.frame.ends_with(&icmp_error.clone().hop().frame()[L3..]), "as the pod sent it: {:02x?}", ran.frame);
         assert_eq!(stage.flows.iter().count(), before, "it begins no flow");
     });
 }
@@ -218,19 +223,19 @@ fn errors_about_marked_packets_are_translated_both_ways() {
             stage.run_frame(&marked, &sent.frame(), Verdict::NodeSnat);
             let shown = shown(stage, cast.pod, port);
             for kind in kinds(cast.family) {
-                let told = arriving(cast.router, cast.node, kind, &sent.snat(cast.node, shown), 20);
+                let icmp_error = arriving(cast.router, cast.node, kind, &sent.snat(cast.node, shown), 20);
                 let expected = arriving(cast.router, cast.pod, kind, &sent, 20);
-                let ran = stage.run_frame(&FROM_NETDEV, &told.frame(), Verdict::NodeReply);
+                let ran = stage.run_frame(&FROM_NETDEV, &icmp_error.frame(), Verdict::NodeReply);
                 assert_eq!((ran.action, ran.frame), (NEXT, expected.frame()), "{kind:?}");
                 if body == Body::EchoRequest {
                     continue;
                 }
                 let got = |to, port| packet(cast.other_node, to, 80, port).body(body);
-                let told = error(cast.pod, cast.other_node, kind, &got(cast.pod, port), 20);
-                let marks = stage.run_frame(&FROM_POD, &told.frame(), Verdict::MarkedNode);
-                assert_eq!((marks.action, marks.mark, &marks.frame), (NEXT, NODE_MARK, &told.frame()));
+                let icmp_error = error(cast.pod, cast.other_node, kind, &got(cast.pod, port), 20);
+                let marks = stage.run_frame(&FROM_POD, &icmp_error.frame(), Verdict::MarkedNode);
+                assert_eq!((marks.action, marks.mark, &marks.frame), (NEXT, NODE_MARK, &icmp_error.frame()));
                 let expected = error(cast.node, cast.other_node, kind, &got(cast.node, shown), 20);
-                let ran = stage.run_frame(&marked, &told.frame(), Verdict::NodeSnat);
+                let ran = stage.run_frame(&marked, &icmp_error.frame(), Verdict::NodeSnat);
                 assert_eq!((ran.action, ran.frame), (NEXT, expected.frame()), "{kind:?}");
             }
         }

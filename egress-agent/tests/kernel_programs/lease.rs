@@ -252,10 +252,10 @@ fn a_fragment_that_waited_needs_a_lease_when_it_leaves() {
         stage.run_frame(&waited, &ran.frame, Verdict::NotGateway);
         stage.own(cast.here, cast.egress);
         // What goes to another node bears that node's address, and is asked about there.
-        let steered = stage.run_frame(&FROM_POD, &packet(cast.away_pod, cast.world, 1, 2).frame(), Verdict::ToGateway);
+        let sent = stage.run_frame(&FROM_POD, &packet(cast.away_pod, cast.world, 1, 2).frame(), Verdict::ToGateway);
         stage.set_lease(Lease::EXPIRED);
-        assert_eq!(steered.priority, REDIRECTED);
-        let signed = Run { priority: steered.priority, ..TO_NETDEV };
-        assert_eq!(stage.run_frame(&signed, &steered.frame, Verdict::NotOurs).action, NEXT);
+        assert_eq!(sent.priority, REDIRECTED);
+        let signed = Run { priority: sent.priority, ..TO_NETDEV };
+        assert_eq!(stage.run_frame(&signed, &sent.frame, Verdict::NotOurs).action, NEXT);
     });
 }

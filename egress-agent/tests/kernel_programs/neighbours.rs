@@ -18,14 +18,14 @@ impl Stage {
     /// The claims of others that user space was told of since the last look. The next one is told at once.
     fn conflicts(&self) -> Vec<(IpAddr, [u8; 6])> {
         let mut ring = RingBuf::try_from(self.again("events")).expect("a ring buffer");
-        let mut told = Vec::new();
+        let mut reported = Vec::new();
         while let Some(item) = ring.next() {
             assert_eq!(item.len(), size_of::<ConflictEvent>(), "nothing is dropped");
             let address = Addr::v6(item[8..24].try_into().expect("an address")).to_ip();
-            told.push((address, item[24..30].try_into().expect("a link address")));
+            reported.push((address, item[24..30].try_into().expect("a link address")));
         }
         std::thread::sleep(3 * CONFLICT_STEP);
-        told
+        reported
     }
 }
 
@@ -288,8 +288,8 @@ fn reports_of_conflicting_claims_are_limited_per_second() {
             stage.run_frame(&FROM_NETDEV, &frame, Verdict::AddressConflict);
         }
         let steps = usize::try_from(start.elapsed().as_millis() / CONFLICT_STEP.as_millis()).expect("few");
-        let told = stage.conflicts().len();
+        let reported = stage.conflicts().len();
         let cpus = aya::util::nr_cpus().expect("the number of CPUs");
-        assert!(told >= 1 && told <= (steps + 1) * cpus, "{told} in {steps} steps");
+        assert!(reported >= 1 && reported <= (steps + 1) * cpus, "{reported} in {steps} steps");
     });
 }

@@ -228,7 +228,7 @@ fn an_entry_in_use_survives_a_concurrent_sweep() {
                 assert_eq!(test_run(stage.program(FROM_POD.program), &FROM_POD, frame).action, REDIRECT);
             }
             stage.age(600);
-            let [sweep, steer] = [&SWEEP, &FROM_POD].map(|run| stage.object.get(run.program));
+            let [sweep, from_pod] = [&SWEEP, &FROM_POD].map(|run| stage.object.get(run.program));
             let arrived = AtomicUsize::new(0);
             let meet = |cpu: usize| {
                 pin(cpu);
@@ -244,7 +244,7 @@ fn an_entry_in_use_survives_a_concurrent_sweep() {
                 });
                 let sent = scope.spawn(|| {
                     meet(CPUS[1]);
-                    frames.iter().map(|frame| test_run(steer, &FROM_POD, frame).action).collect()
+                    frames.iter().map(|frame| test_run(from_pod, &FROM_POD, frame).action).collect()
                 });
                 taken += swept.join().expect("the sweep");
                 sent.join().expect("the packets")

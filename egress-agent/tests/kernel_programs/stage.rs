@@ -297,7 +297,7 @@ impl Stage {
     /// Runs a frame; exactly one counter, the verdict's, moves by one packet and the frame's length.
     pub(crate) fn run_frame(&mut self, run: &Run, frame: &[u8], verdict: Verdict) -> Ran {
         let before = self.counts();
-        let test_run = if is_made_anew(verdict, frame) { test_run } else { test_run_summed };
+        let test_run = if is_rebuilt(verdict, frame) { test_run } else { test_run_summed };
         let ran = test_run(self.program(run.program), run, frame);
         let moved = self.moved(&before);
         let length = u64::try_from(frame.len()).expect("a length");
@@ -432,7 +432,7 @@ fn hash<K: Pod, V: Pod>(map: Map) -> HashMap<MapData, K, V> {
 }
 
 /// Whether the packet that comes of it may have another length, or is one (ARP) that no checksum covers.
-fn is_made_anew(verdict: Verdict, frame: &[u8]) -> bool {
+fn is_rebuilt(verdict: Verdict, frame: &[u8]) -> bool {
     /// Of the stage's devices; what is longer may be cut.
     const LONGEST_TO_POD: usize = 14 + 1400;
     const MADE: [Verdict; 5] = [

@@ -190,9 +190,9 @@ fn the_reset_from_the_uplink_reaches_the_pod() {
         // The first one has its next hop resolved by the kernel, the next one knows it.
         for _ in 0..2 {
             pods.send(&running.frame());
-            let told = pods.next_from(cast.other_node).expect("a reset");
-            assert_eq!(told[..12], [POD_MAC, MGMT_MAC].concat());
-            assert_eq!(told[14..], reset_of(&running)[14..]);
+            let reset = pods.next_from(cast.other_node).expect("a reset");
+            assert_eq!(reset[..12], [POD_MAC, MGMT_MAC].concat());
+            assert_eq!(reset[14..], reset_of(&running)[14..]);
         }
     });
 }

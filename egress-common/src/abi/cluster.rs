@@ -13,7 +13,7 @@ pub struct ClusterKey {
 }
 abi!(ClusterKey, 20);
 
-/// What a prefix of the cluster is.
+/// The kind of a prefix of the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u32)]
 pub enum PrefixKind {
@@ -27,7 +27,7 @@ pub enum PrefixKind {
     Multicast = 5,
     /// Excluded by configuration.
     Excluded = 6,
-    /// An address of some EgressIP object.
+    /// An egress IP of any egress policy.
     EgressIp = 7,
     /// The whole pod network where no node's subnet is more specific.
     PodNetwork = 8,
@@ -70,7 +70,7 @@ impl ClusterPrefix {
     }
 }
 
-/// Whose address it is, seen from the node that holds the map.
+/// The node of an address, seen from the node that holds the map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u32)]
 pub enum NodePlace {

@@ -1,14 +1,14 @@
-//! Map `config`: one value, what the programs must know of their node.
+//! Map `config`: one value, the configuration of the programs on this node.
 
 use super::{Addr, Family, abi};
 
-/// What happens to a packet of a pod subnet's address that the agent does not know (yet).
+/// What to do with a packet from a pod subnet's address that the agent does not know (yet).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum OnUnknownPod {
     Pass = 1,
     Drop = 2,
-    /// Pass until [`Config::pass_until_secs`], which an agent that follows the pods moves on.
+    /// Pass until [`Config::pass_until_secs`], which an agent that watches the pods extends.
     PassWhileFollowed = 3,
 }
 
@@ -28,11 +28,11 @@ pub struct Timeouts {
     pub tcp_established: u32,
     /// Until both sides have spoken.
     pub tcp_opening: u32,
-    /// Once both sides have finished, or one has reset.
+    /// After both sides have finished, or one has reset.
     pub tcp_closing: u32,
-    /// Once it has been answered.
+    /// After an answer.
     pub udp: u32,
-    /// ICMP and ICMPv6 echo, once answered.
+    /// ICMP and ICMPv6 echo, after an answer.
     pub icmp: u32,
     /// Every other protocol.
     pub other: u32,
@@ -87,42 +87,42 @@ pub struct Config {
     pub self_node: Addr,
     pub uplink_mac: [u8; 6],
     pub mgmt_mac: [u8; 6],
-    /// CLOCK_MONOTONIC (s) since when the programs have followed the pods' datagrams: whether one that comes in answers
-    /// an older one cannot be known right after.
+    /// CLOCK_MONOTONIC (s) since when the programs have tracked the pods' datagrams. Shortly after, the programs cannot
+    /// tell whether an inbound datagram answers an older one.
     pub following_since_secs: u32,
     pub timeouts: Timeouts,
-    /// How many entries the map `inbound` takes; `decide::to_pod` says who may have them.
+    /// Size of the map `inbound`; `decide::to_pod` distributes its entries.
     pub inbound_size: u32,
-    /// CLOCK_MONOTONIC (s) until when [`OnUnknownPod::PassWhileFollowed`] passes: an agent that is gone knows nothing of a
-    /// selected pod that starts.
+    /// CLOCK_MONOTONIC (s) until when [`OnUnknownPod::PassWhileFollowed`] passes: without an agent, the programs do not
+    /// learn that a selected pod starts.
     pub pass_until_secs: u32,
     /// Most entries of one pod address, in `flows` and (as NAT entries) in `nat`; and of one egress policy.
     pub pod_quota: u32,
     pub policy_quota: u32,
-    /// Link address that overlay packets made by the programs of this node bear inside. Zero: the programs leave the
-    /// overlay to its device.
+    /// Inner source link address of overlay packets that the programs of this node make. Zero: the overlay device
+    /// encapsulates.
     pub overlay_secret: [u8; 6],
-    /// Lower half of what `from_pod` writes into the priority of packets that it leaves to the stack, where a rule in
-    /// nftables drops what selected pods send without it. Random, so that no pod can write it. Zero: there is no such rule.
+    /// Lower half of the priority that `from_pod` sets on packets that it leaves to the stack. The leak guard in
+    /// nftables drops packets of selected pods without it. Random, so that no pod can guess it. Zero: no leak guard.
     pub seen: u16,
-    /// Lower half of what the programs write into the priority of packets that they redirect, where the program at the
-    /// device that the packet leaves by knows it for ours. No pod can write it: forwarding sets a priority by the type of
-    /// service, and every veth pair sets zero.
+    /// Lower half of the priority that the programs set on packets that they redirect, by which `to_netdev` recognises
+    /// them. No pod can set it: forwarding derives the priority from the type of service, and every veth pair resets it
+    /// to zero.
     pub redirected: u16,
     /// Not zero where hosts outside reach pods by the pods' own addresses: every port counts as exposed then.
     pub direct_routing: u16,
-    /// Raised by the agent after every change of what `from_pod` asks (pods, policy, nodes, cluster, owned): a flow keeps
-    /// what its questions came to for as long as this stays. Zero: nothing is kept.
+    /// Raised by the agent after every change of the maps that `from_pod` reads (pods, policy, nodes, cluster, owned).
+    /// A flow reuses its decision while this number is unchanged. Zero: no decision is reused.
     pub decisions: u32,
-    /// Prefixes that hold every pod's address and every pod subnet in the maps, so that others need no look.
+    /// Prefixes that contain every pod address and every pod subnet in the maps. Other addresses need no lookup.
     pub pods_v4: Cover<4>,
     pub pods_v6: Cover<8>,
-    /// Addresses that may be in the map `owned_addr`, so that others need no look.
+    /// Addresses that may be in the map `owned_addr`. Other addresses need no lookup.
     pub owned: BloomFilter,
 }
 abi!(Config, 44 + 48 + 16 + 28 + 16 + 8 + 4 + 4 + 8 + 16 + 32);
 
-/// A set of addresses that may hold more than was put into it: a Bloom filter of 256 bits, one for each address.
+/// A Bloom filter of 256 bits, one for each address: it may report addresses that were not added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct BloomFilter {
@@ -144,7 +144,7 @@ impl BloomFilter {
         self
     }
 
-    /// False where the address has not been put in.
+    /// False only for an address that was not added.
     #[inline(always)]
     pub const fn may_contain(&self, addr: &Addr) -> bool {
         let (word, bit) = Self::place(addr);
@@ -154,13 +154,13 @@ impl BloomFilter {
     #[inline(always)]
     const fn place(addr: &Addr) -> (usize, u32) {
         let [_, _, c, d] = addr.words();
-        // The upper bits of a product depend on all of its factor's.
+        // The upper bits of a product depend on all bits of the factor.
         let mixed = (c ^ d).wrapping_mul(0x9e37_79b1) >> 24;
         ((mixed >> 5) as usize & 7, 1 << (mixed & 31))
     }
 }
 
-/// A prefix of addresses as far as they are looked at: all four bytes of IPv4, the first eight of IPv6.
+/// A prefix, over all four bytes of IPv4 and the first eight of IPv6.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Cover<const N: usize> {
@@ -174,7 +174,7 @@ impl<const N: usize> Cover<N> {
     /// No pod's address.
     pub const NONE: Self = Self { net: [0xff; N], mask: [0xff; N] };
 
-    /// The narrowest that holds this one and the first `bits` bits of `bytes`.
+    /// The narrowest prefix that contains this one and the first `bits` bits of `bytes`.
     #[must_use]
     pub fn widened(self, bytes: [u8; N], bits: usize) -> Self {
         let none = self == Self::NONE;
@@ -227,35 +227,35 @@ impl Config {
         owned: BloomFilter::ALL,
     };
 
-    /// Whether the programs put packets into the overlay, and take them out, themselves.
+    /// Whether the programs encapsulate and decapsulate.
     #[inline(always)]
     pub const fn is_overlay_in_program(&self) -> bool {
         let s = &self.overlay_secret;
         s[0] | s[1] | s[2] | s[3] | s[4] | s[5] != 0
     }
 
-    /// The priority that says that `from_pod` has seen a packet; `None` where nobody asks for it.
+    /// The priority of packets that `from_pod` has seen; `None` without a leak guard.
     #[inline(always)]
     pub const fn seen_priority(&self) -> Option<u32> {
-        // The upper half is no traffic class that anybody has.
+        // The upper half is no traffic class in use.
         if self.seen == 0 { None } else { Some(0xe67e_0000 | self.seen as u32) }
     }
 
-    /// The priority that says that a program of this node has redirected a packet. The upper half is no traffic class that
-    /// anybody has, and not that of [`seen_priority`](Self::seen_priority).
+    /// The priority of packets that a program of this node has redirected. The upper half is no traffic class in use,
+    /// and differs from that of [`seen_priority`](Self::seen_priority).
     #[inline(always)]
     pub const fn redirected_priority(&self) -> u32 {
         0xe67f_0000 | self.redirected as u32
     }
 
-    /// The same of a packet that bears an egress IP and may wait for its neighbour: whether this node still has the address
-    /// is asked again where it leaves.
+    /// The same for a packet with an egress IP that may wait for its neighbour: `to_netdev` checks again that this node
+    /// owns the address.
     #[inline(always)]
     pub const fn waiting_priority(&self) -> u32 {
         0xe67d_0000 | self.redirected as u32
     }
 
-    /// False where no pod has this address and no pod subnet holds it.
+    /// False if no pod has this address and no pod subnet contains it.
     #[inline(always)]
     pub const fn may_be_pod(&self, addr: &Addr) -> bool {
         const fn word(bytes: &[u8], at: usize) -> u32 {
@@ -290,7 +290,7 @@ impl Config {
         }
     }
 
-    /// Whether packets of pods that are not known pass at this time (CLOCK_MONOTONIC, ns).
+    /// Whether packets of unknown pods pass at this time (CLOCK_MONOTONIC, ns).
     #[inline(always)]
     pub const fn passes_unknown_pods(&self, now_ns: u64) -> bool {
         match self.on_unknown_pod() {

@@ -40,15 +40,15 @@ pub struct DropEvent {
 }
 abi!(DropEvent, 64);
 
-/// Another host's claim on an egress IP that this node owns, in the ring buffer `events`; its length tells it from a
-/// [`DropEvent`].
+/// Another host's claim on an egress IP that this node owns, in the ring buffer `events`. Its length distinguishes it
+/// from a [`DropEvent`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct ConflictEvent {
     /// CLOCK_MONOTONIC (ns).
     pub time_ns: u64,
     pub address: Addr,
-    /// Where the other host says that the address is.
+    /// Link address that the other host claims.
     pub mac: [u8; 6],
     pub reserved: [u8; 2],
 }

@@ -1,4 +1,4 @@
-//! Maps `flows`, `inbound`, `exposed`, `datagrams` and `frags`: what the source node remembers of its pods' traffic.
+//! Maps `flows`, `inbound`, `exposed`, `datagrams` and `frags`: the source node's state of its pods' traffic.
 
 use super::seal::Seal;
 use super::{Addr, PolicySlot, Tuple, abi};
@@ -11,16 +11,17 @@ pub struct Flow {
     pub last_seen_ns: u64,
     /// Of a TCP connection, as the pod's node sees it: bits of `decide::phase`.
     pub state: u32,
-    /// Value of [`super::Config::decisions`] when `settled` was written; another value there means: ask again.
+    /// Value of [`super::Config::decisions`] when `settled` was written; with another value there, the flow is decided
+    /// again.
     pub decided: u32,
-    /// Of `seal`, `decided` and `settled`: several CPUs may write them at once, in any order.
+    /// Over `seal`, `decided` and `settled`, which several CPUs may write at once in any order.
     pub settled_seal: u32,
-    /// Of the key and of what stays as it was made: `address` and `egress_id`.
+    /// Over the key and the constant fields `address` and `egress_id`.
     pub seal: u32,
     pub egress_id: u32,
     /// Index into the policy's slots where the address was last found.
     pub slot: u32,
-    /// The slot that the flow was sent to when all questions were last asked.
+    /// The slot that the last full decision chose for the flow.
     pub settled: PolicySlot,
     /// The egress IP that this flow shows to the world.
     pub address: Addr,
@@ -65,7 +66,7 @@ impl Flow {
         self.seal = self.seal_at(key);
     }
 
-    /// Whether this was written, as a whole, at `key`. Asked of a copy; see `abi::seal`.
+    /// Whether this is a complete value of `key`. Called on a copy; see `abi::seal`.
     #[inline(always)]
     pub const fn is_of(&self, key: &Tuple) -> bool {
         self.seal == self.seal_at(key)
@@ -76,15 +77,14 @@ impl Flow {
         Self::seal_of(key, &self.address, self.egress_id)
     }
 
-    /// Of the flow with this key, this address and this object.
+    /// The seal of a flow with this key, address and egress ID.
     #[inline(always)]
     pub const fn seal_of(key: &Tuple, address: &Addr, egress_id: u32) -> u32 {
         Seal::of_tuple(key).addr(10, address).word(14, egress_id).done()
     }
 
-    /// Notes what the questions came to under these decisions, for the flow with the seal `of`: not the one that lies here,
-    /// which may be another flow's by now. What several CPUs write at once may become a mix, which
-    /// [`settled_under`](Self::settled_under) does not take.
+    /// Stores the decision made under this number, for the flow with the seal `of`; the entry may belong to another
+    /// flow by now. Concurrent writes may mix; [`settled_under`](Self::settled_under) ignores a mix.
     #[inline(always)]
     pub const fn settle(&mut self, of: u32, slot: &PolicySlot, decisions: u32) {
         self.settled = *slot;
@@ -92,8 +92,8 @@ impl Flow {
         self.settled_seal = Self::settled_seal_in(of, slot, decisions);
     }
 
-    /// What the questions came to, where these are the decisions under which they were asked. Asked of a copy that
-    /// [`is_of`](Self::is_of) its key, so that the seal stands for that.
+    /// The stored decision, if it was made under this number. Called on a copy for which [`is_of`](Self::is_of) holds,
+    /// so that the seal includes the key.
     #[inline(always)]
     pub const fn settled_under(&self, decisions: u32) -> Option<&PolicySlot> {
         let is_whole = self.settled_seal == Self::settled_seal_in(self.seal, &self.settled, decisions);
@@ -107,11 +107,11 @@ impl Flow {
     }
 }
 
-/// Value of `inbound`; the key is the tuple as the pod's answer will look.
+/// Value of `inbound`; the key is the tuple of the pod's answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Inbound {
-    /// CLOCK_MONOTONIC (ns) of the last packet that keeps it: of either side for TCP, from outside for datagrams.
+    /// CLOCK_MONOTONIC (ns) of the last packet that refreshes it: of either side for TCP, from outside for datagrams.
     pub last_seen_ns: u64,
     /// Of a TCP connection: bits of `decide::phase`.
     pub state: u32,
@@ -146,7 +146,7 @@ impl ExposedPort {
         Self { pod, port: port.to_be_bytes(), protocol, reserved: 0 }
     }
 
-    /// The port that this tuple of a pod's packet has come from.
+    /// The source port of this tuple of a pod's packet.
     #[inline(always)]
     pub const fn of(tuple: &Tuple) -> Self {
         Self::new(tuple.saddr, tuple.protocol, tuple.sport())
@@ -215,13 +215,13 @@ pub struct Usage {
     pub nat: u32,
     pub flows: u32,
     pub inbound: u32,
-    /// Raised by the programs after removing a flow, NAT entry or connection from outside, and after a reset or opening
-    /// changed one: entries of the flow cache end.
+    /// Raised by the programs after removing a flow, NAT entry or inbound connection, and after a reset or opening
+    /// changed one. Invalidates the flow cache.
     pub epoch: u32,
 }
 abi!(Usage, 16);
 
-/// Key of `frags`: what the fragments of one datagram share (RFC 791, RFC 8200 section 4.5).
+/// Key of `frags`: the fields that all fragments of a datagram share (RFC 791, RFC 8200 section 4.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(C)]
 pub struct FragKey {
@@ -229,21 +229,21 @@ pub struct FragKey {
     pub daddr: Addr,
     /// Identification, wire order; the 16 bits of IPv4 in the last two bytes.
     pub id: [u8; 4],
-    /// Zero for IPv6, where it does not tell datagrams apart.
+    /// Zero for IPv6, where it does not distinguish datagrams.
     pub protocol: u8,
     pub reserved: [u8; 3],
 }
 abi!(FragKey, 40);
 
-/// Value of `frags`: the ports, which only the first fragment carries, and the protocol, which for IPv6 may stand behind
-/// more headers.
+/// Value of `frags`: the ports, which only the first fragment carries, and the protocol, which may follow more headers
+/// in IPv6.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct FragPorts {
     pub sport: [u8; 2],
     pub dport: [u8; 2],
     pub protocol: u8,
-    /// One of an answer to a ping, zero of all else: which of the two an ICMP fragment is, only the first one shows.
+    /// One for a ping reply, zero otherwise: only the first ICMP fragment shows which.
     pub is_reply: u8,
     pub reserved: [u8; 2],
     pub seen_ns: u64,

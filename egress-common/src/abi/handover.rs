@@ -13,15 +13,15 @@
 use super::seal::Seal;
 use super::{Addr, Owned, abi};
 
-/// How far the hand-over is, seen from this node.
+/// Stage of the hand-over, seen from this node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u32)]
 pub enum HandoverStage {
-    /// On the old owner: the other node has the address, or will have it soon.
+    /// On the old owner: the other node owns the address, or will soon.
     Leaving = 1,
-    /// On the new owner: the other node may still have the address.
+    /// On the new owner: the other node may still own the address.
     Arriving = 2,
-    /// On the new owner: the other node emits nothing for the address any more.
+    /// On the new owner: the other node no longer emits the address.
     Open = 3,
 }
 
@@ -30,9 +30,9 @@ pub enum HandoverStage {
 #[repr(C)]
 pub struct HandoverEntry {
     stage: u32,
-    /// Of the key, the stage, the time and the other node; `owned` has a seal of its own.
+    /// Over the key, the stage, the time and the other node; `owned` has its own seal.
     pub seal: u32,
-    /// CLOCK_MONOTONIC (ns) since when flows may have begun at the new owner, a moment early.
+    /// CLOCK_MONOTONIC (ns), slightly before the first flows may begin at the new owner.
     pub since_ns: u64,
     /// Tunnel endpoint of the other node.
     pub peer: Addr,
@@ -48,7 +48,7 @@ impl HandoverEntry {
         Self { seal: handover.seal_at(egress_id), ..handover }
     }
 
-    /// Whether this was written, as a whole, at `egress_id`. Asked of a copy; see `abi::seal`.
+    /// Whether this is a complete value of `egress_id`. Called on a copy; see `abi::seal`.
     #[inline(always)]
     pub const fn is_of(&self, egress_id: u32) -> bool {
         self.seal == self.seal_at(egress_id) && self.owned.is_of(egress_id)

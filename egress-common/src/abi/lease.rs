@@ -4,22 +4,22 @@ use super::abi;
 
 /// The only element of `lease`, which the agent's lease keeper maps into its memory.
 ///
-/// Every path that emits or claims an egress IP asks it, so programs whose agent is gone fall silent by themselves. The
-/// clock is CLOCK_BOOTTIME, which counts the time that the machine was suspended.
+/// Every path that emits or claims an egress IP checks it, so that programs without an agent stop. The clock is
+/// CLOCK_BOOTTIME, which includes suspended time.
 ///
-/// The deadline is made for agents that die on a node that lives. A machine that stands still for as long as the total
-/// timeout may have lost its addresses long before that deadline, and its programs run again before its agent does. So the
-/// lease has a heartbeat beside the deadline: a gap in it ends the lease, and only the agent can renew it then.
+/// The deadline covers an agent that dies on a running node. A machine that was paused for the total timeout may have
+/// lost its addresses before the deadline, and its programs resume before its agent. So the lease also has a heartbeat:
+/// a gap in it ends the lease, and only the agent can renew it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Lease {
-    /// The deadline (ns). Zero: never written, or expired and not to revive by itself.
+    /// The deadline (ns). Zero: never written, or expired for good.
     pub until_ns: u64,
     /// When the uplink received a frame last, or the agent renewed the deadline (ns).
     pub heartbeat_ns: u64,
-    /// The longest gap between two heartbeats that the lease outlives (ns): three quarters of the total timeout.
+    /// The longest allowed gap between two heartbeats (ns): three quarters of the total timeout.
     pub stall_ns: u64,
-    /// When a program looked at the heartbeat last (jiffies, a clock that costs a packet next to nothing).
+    /// When a program last checked the heartbeat (jiffies, a clock that is cheap to read).
     pub looked_jiffies: u64,
 }
 abi!(Lease, 32);
@@ -27,16 +27,16 @@ abi!(Lease, 32);
 impl Lease {
     /// Nothing may be emitted.
     pub const EXPIRED: Self = Self { until_ns: 0, heartbeat_ns: 0, stall_ns: 0, looked_jiffies: 0 };
-    /// No other node could host the addresses of this one, so a gap in the heartbeat is no matter.
+    /// No other node could host this node's addresses, so a gap in the heartbeat does not matter.
     pub const ENDLESS: Self = Self { until_ns: u64::MAX, ..Self::EXPIRED };
 
-    /// Until then, and as long as no gap between two heartbeats is longer than `stall_ns`.
+    /// Until then, and while no gap between two heartbeats exceeds `stall_ns`.
     #[inline(always)]
     pub const fn bounded(until_ns: u64, heartbeat_ns: u64, stall_ns: u64) -> Self {
         Self { until_ns, heartbeat_ns, stall_ns, looked_jiffies: 0 }
     }
 
-    /// Whether it has an end that is still to come, or has passed on its own.
+    /// Whether it has a deadline, in the future or passed.
     #[inline(always)]
     pub const fn is_bounded(self) -> bool {
         self.until_ns != Self::EXPIRED.until_ns && self.until_ns != Self::ENDLESS.until_ns
@@ -48,7 +48,7 @@ impl Lease {
         self.is_bounded() && now_ns.saturating_sub(self.heartbeat_ns) > self.stall_ns
     }
 
-    /// How long it lasts from now on (ns); zero once it has expired.
+    /// Remaining time (ns); zero after expiry.
     #[inline(always)]
     pub const fn left_ns(self, now_ns: u64) -> u64 {
         if self.has_stalled(now_ns) { 0 } else { self.until_ns.saturating_sub(now_ns) }

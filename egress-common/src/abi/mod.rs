@@ -38,20 +38,21 @@ pub use verdict::{Class, Verdict};
 /// Version of the layout of all pinned maps; the pin directory is named after it.
 pub const ABI_VERSION: u32 = 7;
 
-/// The only mark: a selected pod's packet to another node's address (OVN-Kubernetes' 1008). It is these bits; what stands
-/// in others belongs to the host's rules (kube-proxy 0x4000 and 0x8000, Calico the upper half) and stays as it is.
+/// The only mark: a selected pod's packet to another node's address (OVN-Kubernetes' 1008). Only these bits are
+/// compared and written. Other bits belong to the host's rules (kube-proxy 0x4000 and 0x8000, Calico the upper half)
+/// and are preserved.
 pub const NODE_MARK: u32 = 0x3f0;
 
-/// Whether a packet has [`NODE_MARK`], whatever else its mark says.
+/// Whether a packet has [`NODE_MARK`], whatever its other bits are.
 #[inline(always)]
 pub const fn has_node_mark(mark: u32) -> bool {
     mark & NODE_MARK == NODE_MARK
 }
 
-/// Mark of the test packet of the program `sweep` where a map is nearly full. It never leaves the test.
+/// Mark of the test packet for the program `sweep` when a map is nearly full. It never leaves the node.
 pub const SWEEP_PRESSED: u32 = 1;
 
-/// Largest egress ID: it travels as a 24-bit VXLAN network identifier (RFC 7348 section 5).
+/// Largest egress ID: it is sent as a 24-bit VXLAN network identifier (RFC 7348 section 5).
 pub const MAX_EGRESS_ID: u32 = (1 << 24) - 1;
 
 /// `aya::Pod` for types made of integers and byte arrays only, with their size written down.

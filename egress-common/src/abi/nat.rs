@@ -1,9 +1,9 @@
 //! Map `nat`: tuple -> NAT entry.
 //!
 //! A NAT entry has two keys. The forward key is the tuple as the pod sends it, the reverse key the tuple as the answer
-//! arrives for the egress IP. Each value holds the other key, which is also what the packet must become: the forward
-//! value's `other` names the source to write, the reverse value's `other` the destination to restore. The reverse key is
-//! claimed first, by insert-if-absent; both live and die together.
+//! arrives for the egress IP. Each value holds the other key, which is also the rewritten packet: the forward value's
+//! `other` has the source to write, the reverse value's `other` the destination to restore. The reverse key is claimed
+//! first, by insert-if-absent; both are removed together.
 
 use super::seal::Seal;
 use super::{Addr, abi};
@@ -75,7 +75,7 @@ impl Tuple {
         [u32::from_ne_bytes([s[0], s[1], d[0], d[1]]), u32::from_ne_bytes([self.protocol, self.direction, r[0], r[1]])]
     }
 
-    /// The tuple that a pod sends, of what this tuple answers; whatever direction it was read for.
+    /// The tuple of the pod's packet that this tuple answers, whatever its direction.
     #[inline(always)]
     pub const fn answered(&self) -> Self {
         Self::new(Direction::Egress, self.daddr, self.saddr, self.dport(), self.sport(), self.protocol)
@@ -92,7 +92,7 @@ impl Tuple {
     }
 }
 
-/// Where the pod of a NAT entry is, and so the path of the reply.
+/// Location of a NAT entry's pod, and so the path of the reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Origin {
@@ -100,16 +100,17 @@ pub enum Origin {
     Here = 1,
     /// A pod behind the tunnel endpoint [`NatEntry::source_node`].
     Remote = 2,
-    /// A pod of this node towards another node (mark 1008); both directions pass the host's stack.
+    /// A pod of this node that sends to another node (mark 1008); both directions pass the host's stack.
     Stack = 3,
 }
 
-/// A next hop as settled when the flow was created: device, link addresses and the smallest MTU of the way.
+/// A cached next hop: device, link addresses and the smallest MTU of the path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct NextHop {
     pub ifindex: u32,
-    /// Value of [`super::Config::route_generation`] when it was settled; another value there means: look up again.
+    /// Value of [`super::Config::route_generation`] when it was settled; with another value there, it is looked up
+    /// again.
     pub generation: u32,
     /// CLOCK_MONOTONIC (ns) after which it is looked up again.
     pub valid_until_ns: u64,
@@ -117,14 +118,14 @@ pub struct NextHop {
     pub mtu: u32,
     pub dmac: [u8; 6],
     pub smac: [u8; 6],
-    /// Of all of this and the seal of its NAT entry: several CPUs may write it at once.
+    /// Over all fields and the seal of the NAT entry, because several CPUs may write them at once.
     pub seal: u32,
     pub reserved: u32,
 }
 abi!(NextHop, 40);
 
 impl NextHop {
-    /// Not settled yet: never valid, since it ends at time zero.
+    /// Not looked up yet: never valid, since it expires at time zero.
     pub const NONE: Self =
         Self { ifindex: 0, generation: 0, valid_until_ns: 0, mtu: 0, dmac: [0; 6], smac: [0; 6], seal: 0, reserved: 0 };
 
@@ -134,7 +135,7 @@ impl NextHop {
         self.seal = self.seal_in(of);
     }
 
-    /// Whether this was written, as a whole, into the NAT entry with this seal. Asked of a copy; see `abi::seal`.
+    /// Whether this is a complete value of the NAT entry with this seal. Called on a copy; see `abi::seal`.
     #[inline(always)]
     pub const fn is_of(&self, nat_entry: u32) -> bool {
         self.seal == self.seal_in(nat_entry)
@@ -162,9 +163,9 @@ impl NextHop {
 pub struct NatEntry {
     /// CLOCK_MONOTONIC (ns) of the last packet of this direction.
     pub last_seen_ns: u64,
-    /// What this direction has shown of a TCP connection: bits of `decide::phase`.
+    /// TCP state of this direction: bits of `decide::phase`.
     pub state: u32,
-    /// Of the key and of what stays as it was made: `other`, `source_node`, `egress_id`, `origin`.
+    /// Over the key and the constant fields `other`, `source_node`, `egress_id`, `origin`.
     pub seal: u32,
     /// The NAT entry's other key.
     pub other: Tuple,
@@ -174,7 +175,7 @@ pub struct NatEntry {
     pub source_node: Addr,
     /// Next hop of this direction.
     pub hop: NextHop,
-    /// When the NAT entry was made.
+    /// When the NAT entry was created.
     pub created_ns: u64,
     /// Of a TCP connection, as last noted in this direction: what the pod has acknowledged, or where the last FIN or RST
     /// for it ends (`decide::phase`).
@@ -215,7 +216,7 @@ impl NatEntry {
         self.seal = self.seal_at(key);
     }
 
-    /// Whether this was written, as a whole, at `key`. Asked of a copy; see `abi::seal`.
+    /// Whether this is a complete value of `key`. Called on a copy; see `abi::seal`.
     #[inline(always)]
     pub const fn is_of(&self, key: &Tuple) -> bool {
         self.seal == self.seal_at(key)

@@ -1,4 +1,5 @@
-//! Maps `pods`, `policy`, `owned` and `owned_addr`: who is selected, where its flows go, what this node answers for.
+//! Maps `pods`, `policy`, `owned` and `owned_addr`: selected pods, the gateways of their flows, and the addresses of
+//! this node.
 
 use super::seal::Seal;
 use super::{Addr, Family, abi};
@@ -7,7 +8,7 @@ use super::{Addr, Family, abi};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u32)]
 pub enum Selection {
-    /// Known, selected by no object.
+    /// Known, selected by no egress policy.
     Known = 1,
     Selected = 2,
 }
@@ -19,14 +20,14 @@ pub struct PodEntry {
     selection: u32,
     /// Meaningful where selected.
     pub egress_id: u32,
-    /// CLOCK_MONOTONIC (ns) when the pod became selected, for people.
+    /// CLOCK_MONOTONIC (ns) when the pod became selected, for display.
     pub selected_since_ns: u64,
-    /// A number made of the pod's UID, so that another pod with the same address is told from it; zero before it is noted.
+    /// A hash of the pod's UID, which distinguishes it from a later pod with the same address; zero until it is known.
     pub owner: u64,
-    /// CLOCK_MONOTONIC (ns) until when connections of the time when the pod was selected are told that they ended. Zero
-    /// where it never was, and while it is.
+    /// CLOCK_MONOTONIC (ns) until when connections from before the deselection get a reset. Zero if the pod was never
+    /// selected, and while it is.
     pub cut_until_ns: u64,
-    /// Of the key and of what the programs read.
+    /// Over the key and the fields that the programs read.
     pub seal: u32,
     pub reserved: u32,
 }
@@ -54,7 +55,7 @@ impl PodEntry {
         Self { seal: self.seal_at(pod), ..self }
     }
 
-    /// Whether this was written, as a whole, at `pod`. Asked of a copy; see `abi::seal`.
+    /// Whether this is a complete value of `pod`. Called on a copy; see `abi::seal`.
     #[inline(always)]
     pub const fn is_of(&self, pod: &Addr) -> bool {
         self.seal == self.seal_at(pod)
@@ -86,15 +87,15 @@ impl PodEntry {
         Self { selection: 99, ..self }
     }
 
-    /// The egress ID where the pod is selected. A value that is neither counts as selected by an object without policy,
-    /// which is a drop: fail closed.
+    /// The egress ID of a selected pod. An unknown value counts as selected without a policy, which is a drop: fail
+    /// closed.
     #[inline(always)]
     pub const fn egress_id(&self) -> Option<u32> {
         if self.selection == Selection::Known as u32 { None } else { Some(self.egress_id) }
     }
 }
 
-/// Most addresses of one object and family. One node holds at most one of them.
+/// Maximum number of addresses per egress policy and family. A node owns at most one of them.
 pub const MAX_SLOTS: usize = 64;
 
 /// Key of `policy`.
@@ -121,7 +122,7 @@ impl PolicyKey {
     }
 }
 
-/// Where a slot's address is served.
+/// The gateway of a slot's address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u32)]
 pub enum SlotPlace {
@@ -129,7 +130,7 @@ pub enum SlotPlace {
     Remote = 2,
 }
 
-/// One assigned address of an object.
+/// One assigned address of an egress policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct PolicySlot {
@@ -163,15 +164,15 @@ impl PolicySlot {
     }
 }
 
-/// What to do with a selected pod's packet when no slot of its family is assigned.
+/// What to do with a selected pod's packet without an assigned slot of its family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u32)]
 pub enum WhenEmpty {
-    /// Pending, moving, never evaluated: drop.
+    /// Pending, in a hand-over, or never evaluated: drop.
     Drop = 1,
-    /// The controller has published that no node can host any address: the node's own address serves.
+    /// The controller has published that no node can host any address: use the node's own address.
     NodeAddress = 2,
-    /// The object lists no address of this family: not our traffic.
+    /// The egress policy lists no address of this family: other traffic.
     NotListed = 3,
 }
 
@@ -180,9 +181,9 @@ pub enum WhenEmpty {
 #[repr(C)]
 pub struct PolicyEntry {
     when_empty: u32,
-    /// Slots that are served; flows go there.
+    /// Slots with a gateway; flows go there.
     count: u32,
-    /// Slots behind those: addresses of the object that no node serves now. Their flows wait.
+    /// Slots after those: addresses that no node serves now. Their flows wait.
     pending: u32,
     pub slots: [PolicySlot; MAX_SLOTS],
 }
@@ -201,7 +202,7 @@ impl PolicyEntry {
         Some(policy)
     }
 
-    /// Adds addresses of the object that no node serves now. `None` when there are more than [`MAX_SLOTS`] in all.
+    /// Adds addresses that no node serves now. `None` when there are more than [`MAX_SLOTS`] in all.
     pub fn with_pending(mut self, addresses: &[Addr]) -> Option<Self> {
         let first = usize::try_from(self.count).ok()?;
         for (slot, address) in self.slots.get_mut(first..first + addresses.len())?.iter_mut().zip(addresses) {
@@ -231,7 +232,7 @@ impl PolicyEntry {
         match self.when_empty {
             2 => WhenEmpty::NodeAddress,
             3 => WhenEmpty::NotListed,
-            // Also what another version wrote: fail closed.
+            // Also a value of another version: fail closed.
             _ => WhenEmpty::Drop,
         }
     }
@@ -246,7 +247,7 @@ pub struct Owned {
     pub ifindex: u32,
     pub mac: [u8; 6],
     pub reserved: [u8; 2],
-    /// Of the key and all of the value.
+    /// Over the key and the whole value.
     pub seal: u32,
 }
 abi!(Owned, 32);
@@ -259,7 +260,7 @@ impl Owned {
         Self { seal: owned.seal_at(egress_id), ..owned }
     }
 
-    /// Whether this was written, as a whole, at `egress_id`. Asked of a copy; see `abi::seal`.
+    /// Whether this is a complete value of `egress_id`. Called on a copy; see `abi::seal`.
     #[inline(always)]
     pub const fn is_of(&self, egress_id: u32) -> bool {
         self.seal == self.seal_at(egress_id)

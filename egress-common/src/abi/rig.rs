@@ -1,5 +1,5 @@
-//! What `cargo xtask bench` tells its rig (egress-ebpf/src/bin/rig.rs): which packet to put in the place of the last one
-//! before the program under test runs again. No part of the product reads it.
+//! Configuration of the benchmark rig (egress-ebpf/src/bin/rig.rs) by `cargo xtask bench`: the packet that replaces the
+//! last one before the next run of the program under test. Not part of the product.
 
 use super::abi;
 
@@ -12,11 +12,11 @@ pub const RIG_FRAME: usize = 160;
 pub struct Rig {
     /// Place of the program in the rig's list.
     pub subject: u32,
-    /// The flows are numbered from zero and taken in steps of `stride`, which shares no factor with their number.
+    /// The flows are numbered from zero and visited in steps of `stride`, which is coprime to their number.
     pub flows: u32,
     pub stride: u32,
     pub next: u32,
-    /// How many sources they spread over.
+    /// Number of sources.
     pub sources: u32,
     /// Where in the frame the 16-bit port and the last 32 bits of the two addresses lie; zero for none.
     pub port_at: u32,
@@ -27,7 +27,7 @@ pub struct Rig {
     pub first_source: u32,
     pub first_destination: u32,
     pub mark: u32,
-    /// What a program that redirects would have left there.
+    /// Mark that a redirecting program leaves.
     pub priority: u32,
     pub frame: [u8; RIG_FRAME],
 }

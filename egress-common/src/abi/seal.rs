@@ -5,18 +5,19 @@
 //! memory to the system, and a preallocated map not even then. The new key and value are copied in by `memcpy` in any order,
 //! then the element is linked. So a program may read the old value, the new one, or words of both.
 //!
-//! Neither a second comparison of the key nor a mark that is read last is enough on every processor. So an element has a
-//! checksum of its key and all its constant words. A program copies the words, computes the checksum of the requested key
-//! and *the copy*, and only then uses the copy. No order of reads and writes matters: a valid copy was once written for this
-//! key as a whole, except for one mix in 2^32, which needs a race of nanoseconds to provoke.
+//! Neither a second comparison of the key nor a sequence number that is read last is enough on every processor. So an
+//! element has a checksum of its key and all its constant words. A program copies the words, computes the checksum of
+//! the requested key and *the copy*, and only then uses the copy. No order of reads and writes matters: a valid copy
+//! was once written for this key as a whole, except for one mix in 2^32, which needs a race of nanoseconds to provoke.
 
 use super::{Addr, Tuple};
 
-/// A sum of words, each times an odd number of its own, so that no two places are alike; the upper half is the seal.
+/// A sum of words, each multiplied by its own odd number, so that the order of words matters. The upper half is the
+/// seal.
 #[derive(Clone, Copy)]
 pub(super) struct Seal(u64);
 
-/// The factor of a place: SplitMix64.
+/// The factor of a position: SplitMix64.
 #[inline(always)]
 const fn factor(place: u64) -> u64 {
     let z = (place + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -25,10 +26,10 @@ const fn factor(place: u64) -> u64 {
     (z ^ z >> 31) | 1
 }
 
-/// What the other tuple of an element is multiplied by.
+/// The factor of an element's other tuple.
 const OTHER: u64 = factor(63);
 
-/// Out of line, because the programs would have all of its words on the stack at once in many places.
+/// Out of line, because inlined copies would use much stack.
 #[inline(never)]
 const fn sum_of(tuple: &Tuple) -> u64 {
     let [ports, rest] = tuple.last_words();
@@ -36,7 +37,7 @@ const fn sum_of(tuple: &Tuple) -> u64 {
 }
 
 impl Seal {
-    /// Of a key; its words take the places from zero to nine.
+    /// Of a key; its words have the positions zero to nine.
     #[inline(always)]
     pub(super) const fn of_tuple(key: &Tuple) -> Self {
         Self(sum_of(key))
@@ -52,14 +53,14 @@ impl Seal {
         Self(self.0.wrapping_add((word as u64).wrapping_mul(factor(place))))
     }
 
-    /// Takes four places.
+    /// Uses four positions.
     #[inline(always)]
     pub(super) const fn addr(self, place: u64, addr: &Addr) -> Self {
         let [a, b, c, d] = addr.words();
         self.word(place, a).word(place + 1, b).word(place + 2, c).word(place + 3, d)
     }
 
-    /// Takes places of its own.
+    /// Uses its own positions.
     #[inline(always)]
     pub(super) const fn other_tuple(self, tuple: &Tuple) -> Self {
         Self(self.0.wrapping_add(sum_of(tuple).wrapping_mul(OTHER)))

@@ -1,9 +1,9 @@
-//! Who plays in the tests of the decisions: one cast per family, so that both share their test bodies.
+//! Addresses for the tests of the decisions: one set per family, so that both families share test bodies.
 
 use super::memory_maps::{MemoryMaps, addr};
 use crate::abi::*;
 
-/// The object that selects [`Cast::pod`].
+/// Egress ID of the policy that selects [`Cast::pod`].
 pub(crate) const ID: u32 = 7;
 
 #[derive(Clone, Copy, Debug)]
@@ -14,7 +14,7 @@ pub(crate) struct Cast {
     pub(crate) mgmt: &'static str,
     pub(crate) other_node: &'static str,
     pub(crate) other_mgmt: &'static str,
-    /// Pods of this node: selected, known, and one that nobody told us of.
+    /// Pods of this node: selected, known and unknown.
     pub(crate) pod: &'static str,
     pub(crate) known_pod: &'static str,
     pub(crate) unknown_pod: &'static str,
@@ -27,7 +27,7 @@ pub(crate) struct Cast {
     pub(crate) multicast: &'static str,
     pub(crate) excluded: &'static str,
     pub(crate) world: &'static str,
-    /// Egress IPs: of [`ID`], and of another object.
+    /// Egress IPs: of [`ID`], and of another policy.
     pub(crate) egress: &'static str,
     pub(crate) foreign_egress: &'static str,
 }
@@ -100,7 +100,7 @@ pub(crate) fn staged(cast: &Cast) -> MemoryMaps {
     maps
 }
 
-/// Every place of the cluster, with its prefixes, for both families.
+/// Nodes and prefixes of the cluster, for both families.
 pub(crate) fn settle(maps: &MemoryMaps) {
     for cast in [V4, V6] {
         for at in [cast.node, cast.mgmt] {

@@ -1,34 +1,35 @@
-//! When an entry is idle: the timeouts, and how the two directions of a NAT entry count together.
+//! Expiry of entries: the timeouts, and how the two directions of a NAT entry combine.
 //!
 //! RFC 5382 section 5 (TCP: established at least 2 h 4 min, transitory at least 4 min), RFC 4787 section 4.3 (UDP: two
-//! minutes, better five), RFC 5508 section 3.2 (ICMP: 60 s); how far a TCP connection is, [`phase`] says. All other
-//! protocols have one time. It suits SCTP, whose idle associations send a heartbeat every 30 s (RFC 9260 section 8.3). A
-//! flow of the source node outlives the gateway's NAT entry, so that a flow that only receives keeps its address.
+//! minutes, better five), RFC 5508 section 3.2 (ICMP: 60 s); [`phase`] tells the state of a TCP connection. All other
+//! protocols have one timeout. It suits SCTP, whose idle associations send a heartbeat every 30 s (RFC 9260 section
+//! 8.3). A flow of the source node outlives the gateway's NAT entry, so that a flow that only receives keeps its
+//! address.
 //!
-//! What is not TCP and has not been answered yet lives 30 s, as UDP does in Linux's connection tracking, which is less than
-//! the RFCs ask for: a pod makes as many of these entries as it likes.
+//! Unanswered entries of other protocols than TCP live 30 s, as in Linux's connection tracking. The RFCs ask for more,
+//! but a pod can create any number of such entries.
 //!
-//! An entry is judged, marked as [`GONE`] by compare-and-swap, and removed. A packet notes its time by the same operation,
-//! so of a packet and a sweep that meet one wins, and what has been seen since it was judged stays. Of a NAT entry both
-//! keys are marked before either is removed.
+//! An entry is judged, marked as [`GONE`] by compare-and-swap, and removed. A packet updates the time by the same
+//! operation, so either the packet or the sweep wins, and an entry that was used after the check stays. Both keys of a
+//! NAT entry are marked before either is removed.
 
 use super::phase::{self, Phase};
 use crate::abi::{Flow, Inbound, NatEntry, Timeouts};
 use crate::wire::{PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP, PROTO_UDP};
 
 const SECOND_NS: u64 = 1_000_000_000;
-/// In place of the time when an entry was last seen: it has been judged and is about to be removed.
+/// Replaces the last-seen time of an entry that is about to be removed.
 pub const GONE: u64 = u64::MAX;
-/// What a connection that has not been answered keeps of its time when a map is nearly full: two repeated SYNs fit in.
+/// Timeout of an unanswered connection while a map is nearly full: long enough for two SYN retransmissions.
 pub const PRESSED_OPENING_SECS: u32 = 10;
-/// How long `inbound` keeps a TCP connection that is not open yet, or is over: a SYN is repeated within 4 s.
+/// How long `inbound` keeps a TCP connection that is opening or closing: a SYN is retransmitted within 4 s.
 pub const INBOUND_BRIEF_SECS: u32 = 10;
 /// Likewise while a map is nearly full.
 pub const PRESSED_INBOUND_SECS: u32 = 4;
 /// First fragments are remembered for so long (RFC 8200 section 4.5 gives a minute, Linux 30 s).
 pub const FRAGMENT_NS: u64 = 30 * SECOND_NS;
 
-/// The timeouts while a map is nearly full: what has not been answered goes first.
+/// The timeouts while a map is nearly full: unanswered entries expire first.
 #[inline(always)]
 #[must_use]
 pub const fn pressed(timeouts: Timeouts) -> Timeouts {
@@ -53,7 +54,7 @@ pub const fn timeout_ns(timeouts: &Timeouts, protocol: u8, phase: Phase) -> u64 
     seconds as u64 * SECOND_NS
 }
 
-/// Whether a NAT entry goes; both directions are judged together, since both keys live and die together.
+/// Whether a NAT entry expires; both directions count, since both keys are removed together.
 #[inline(always)]
 pub fn is_mapping_idle(timeouts: &Timeouts, forward: &NatEntry, reverse: Option<&NatEntry>, now_ns: u64) -> bool {
     let seen = reverse.map_or(0, |reverse| reverse.last_seen_ns).max(forward.last_seen_ns);
@@ -61,7 +62,8 @@ pub fn is_mapping_idle(timeouts: &Timeouts, forward: &NatEntry, reverse: Option<
     now_ns.saturating_sub(seen) > timeout_ns(timeouts, forward.other.protocol, phase)
 }
 
-/// Whether a flow goes. Answered datagrams get three times the gateway's patience, so that a flow outlives its NAT entry.
+/// Whether a flow expires. Answered datagrams get three times the gateway's timeout, so that a flow outlives its NAT
+/// entry.
 #[inline(always)]
 pub fn is_flow_idle(timeouts: &Timeouts, flow: &Flow, protocol: u8, now_ns: u64) -> bool {
     let phase = phase::flow(flow);
@@ -70,12 +72,11 @@ pub fn is_flow_idle(timeouts: &Timeouts, flow: &Flow, protocol: u8, now_ns: u64)
     now_ns.saturating_sub(flow.last_seen_ns) > patience
 }
 
-/// Whether a connection from outside is forgotten; `pressed` where a map is nearly full. What nobody outside has confirmed,
-/// and what is over, goes within seconds: anybody outside can make entries of it, and a connection that goes on is in
-/// neither phase.
+/// Whether an inbound connection expires; `pressed` while a map is nearly full. Unconfirmed and closed connections
+/// expire within seconds, because any host outside can create such entries, and a live connection is in neither phase.
 #[inline(always)]
 pub fn is_inbound_idle(timeouts: &Timeouts, pressed: bool, inbound: &Inbound, protocol: u8, now_ns: u64) -> bool {
-    // A question from outside has been asked; what the pod answers is not noted of datagrams.
+    // The pod's answers to inbound datagrams are not recorded.
     let phase = if protocol == PROTO_TCP { phase::inbound(inbound) } else { Phase::Established };
     let timeout = timeout_ns(timeouts, protocol, phase);
     let brief = if pressed { PRESSED_INBOUND_SECS } else { INBOUND_BRIEF_SECS };
@@ -99,7 +100,7 @@ mod tests {
         nat_entry
     }
 
-    /// The last second at which something is kept.
+    /// The last second at which an entry is kept.
     fn kept_secs(is_idle: impl Fn(u64) -> bool) -> u64 {
         (0..100_000).find(|seconds| is_idle((seconds + 1) * SECOND_NS)).expect("it goes some day")
     }

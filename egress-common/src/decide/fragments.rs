@@ -1,13 +1,13 @@
-//! Fragments: only the first one shows the ports, the others follow it by their identification.
+//! Fragments: only the first one has the ports; later ones are matched by their identification.
 
 use super::expiry::FRAGMENT_NS;
 use super::{Tables, slots};
 use crate::abi::{Family, FragKey, FragPorts};
 use crate::wire::{Fragment, Headers, L4};
 
-/// Remembers the ports of a first fragment, or gives a later one the ports of its first. A later fragment whose first one
-/// has not been seen, or is not one that is translated, stays without, which decisions name
-/// [`crate::abi::Verdict::FragmentUnknown`]. A protocol without ports needs none of this where the fragment names it.
+/// Stores the ports of a first fragment, or sets those of a later one. A later fragment without a known first fragment
+/// gets no ports; the verdict is [`crate::abi::Verdict::FragmentUnknown`]. A fragment that names a protocol without
+/// ports needs none of this.
 #[inline(always)]
 pub fn resolve<T: Tables>(headers: &mut Headers, tables: &T) {
     match headers.fragment {
@@ -25,14 +25,14 @@ pub fn resolve<T: Tables>(headers: &mut Headers, tables: &T) {
     }
 }
 
-/// As [`resolve`], at a hook that holds later fragments. Whether this is a first fragment that others wait for: then all of
-/// them are reinjected ([`crate::abi::Verdict::FragmentsReleased`]), and decided when they arrive again.
+/// As [`resolve`], at a hook that holds later fragments. Returns whether this is a first fragment that others wait for:
+/// then all of them are reinjected ([`crate::abi::Verdict::FragmentsReleased`]), and decided when they arrive again.
 ///
 /// Out of line: rare, and its keys would crowd the caller's stack frame.
 #[inline(never)]
 pub fn resolve_kept<T: Tables>(headers: &mut Headers, tables: &T) -> bool {
     resolve(headers, tables);
-    // After the ports are written: the holder of a later fragment looks for them afterwards.
+    // After the ports are written, because a CPU that holds a later fragment looks for them afterwards.
     headers.fragment == Fragment::First && slots::translatable(headers).is_ok() && tables.is_awaited(&key(headers))
 }
 
@@ -43,7 +43,7 @@ pub fn known<'t, T: Tables>(key: &FragKey, tables: &'t T) -> Option<&'t FragPort
     tables.fragment(key).filter(is_fresh)
 }
 
-/// A first fragment that is the host's: those that follow it must not follow a datagram of ours that had the same number.
+/// A first fragment of the host: its later fragments must not match a translated datagram with the same identification.
 ///
 /// Out of line: rare, and its key would crowd the caller's stack frame.
 #[inline(never)]
@@ -67,8 +67,8 @@ fn remember<T: Tables>(headers: &Headers, tables: &T) {
     tables.put_fragment(&key(headers), &ports);
 }
 
-/// IPv6 knows a datagram by its ends and its number only: the protocol in a later fragment's header need not be that of
-/// the first one (RFC 8200 section 4.5).
+/// IPv6 identifies a datagram by its addresses and identification only: the protocol in a later fragment's header may
+/// differ from that of the first one (RFC 8200 section 4.5).
 #[inline(always)]
 pub fn key(headers: &Headers) -> FragKey {
     let protocol = match headers.family {
@@ -107,7 +107,7 @@ mod tests {
                 resolve(&mut headers, maps);
                 assert_eq!((headers.l4, headers.tuple.sport()), (L4::Later, 0));
             }
-            // The protocol tells IPv4's datagrams apart; for IPv6 the first fragment alone says what it is.
+            // The protocol distinguishes IPv4 datagrams; for IPv6 only the first fragment has it.
             let mut tcp = packet(cast.pod, cast.world, 0, 0).protocol(PROTO_TCP).fragment(100, true).headers();
             resolve(&mut tcp, maps);
             let expected = if cast.family == Family::V4 { (L4::Later, PROTO_TCP) } else { (L4::Udp, PROTO_UDP) };

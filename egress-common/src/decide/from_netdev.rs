@@ -1,4 +1,4 @@
-//! `from_netdev`: the uplink, TC ingress. What the world sends to this node.
+//! `from_netdev`: the uplink, TC ingress. Packets from outside to this node.
 //!
 //! For an owned egress IP: replies, and ICMP errors that quote a packet of a flow, go to the pod, here or through the
 //! overlay. All other packets for it are dropped, so that nothing unsolicited reaches the host or a pod. For the node's own
@@ -20,18 +20,18 @@ pub enum FromNetdev<'t> {
     ReplyRemote {
         nat_entry: &'t NatEntry,
     },
-    /// Answers a packet marked 1008: translate back and leave it to the stack.
+    /// An answer to a packet marked 1008: reverse the translation and leave it to the stack.
     NodeReply {
         nat_entry: &'t NatEntry,
     },
-    /// For an address that is being handed over: the NAT entry may be the other node's
+    /// For an address in a hand-over: the NAT entry may be on the other node
     /// ([`HandoverEntry::peer`](crate::abi::HandoverEntry::peer)).
     PassOn {
         egress_id: u32,
     },
 }
 
-/// Whether the headers alone say that [`from_netdev`] has nothing to do with the packet: nearly all that is for the node
+/// Whether the headers alone show that [`from_netdev`] leaves the packet alone, as nearly all traffic of the node
 /// itself.
 ///
 /// Out of line: its comparisons would crowd the frame that all paths share.
@@ -82,13 +82,13 @@ fn answer<'t, T: Tables>(headers: &mut Headers, quote: &Quote, tables: &'t T, ke
     }
 }
 
-/// Whether a reply goes to the other node of a hand-over first. The old owner passes on every reply; the new owner passes on
-/// replies of flows that it has not sent. The old owner keeps what the new owner passes on.
+/// Whether a reply goes to the other node of a hand-over first. The old owner passes on every reply, except those that
+/// the new owner passes back. The new owner passes on replies of flows that it has not sent.
 ///
-/// A fragment follows its first one, which alone shows the ports: the old owner passes all of them on, and the new owner
+/// A fragment follows its first one, which alone has the ports: the old owner passes all of them on, and the new owner
 /// keeps those whose first one it kept. An ICMP error follows the flow that it quotes.
 ///
-/// Out of line: nearly always there is no hand-over.
+/// Out of line, because a hand-over is rare.
 #[inline(never)]
 fn is_elsewhere<T: Tables>(headers: &mut Headers, quote: &Quote, egress_id: u32, tables: &T, passed: bool) -> bool {
     let Some(handover) = tables.handover(egress_id) else { return false };
@@ -96,7 +96,7 @@ fn is_elsewhere<T: Tables>(headers: &mut Headers, quote: &Quote, egress_id: u32,
         return false;
     }
     match handover.stage() {
-        // An agent that was killed in the middle of this step has given up nothing.
+        // An agent that was killed during this step still owns the address.
         Some(HandoverStage::Leaving) => !passed && !is_held(egress_id, &headers.tuple.daddr, tables),
         Some(HandoverStage::Arriving | HandoverStage::Open) => {
             !is_sent_since(headers, quote, handover.since_ns, tables)
@@ -111,7 +111,7 @@ fn is_held<T: Tables>(egress_id: u32, address: &Addr, tables: &T) -> bool {
     tables.owned(egress_id).is_some_and(|owned| owned.address == *address)
 }
 
-/// Whether this node has sent a packet of the flow that this answers, or is an error about, since then.
+/// Whether this node has since sent a packet of the flow that this packet answers, or quotes in an error.
 #[inline(always)]
 fn is_sent_since<T: Tables>(headers: &mut Headers, quote: &Quote, since_ns: u64, tables: &T) -> bool {
     let reverse = match headers.l4 {
@@ -127,8 +127,8 @@ fn is_sent_since<T: Tables>(headers: &mut Headers, quote: &Quote, since_ns: u64,
     tables.nat_peek(&forward).is_some_and(|nat_entry| nat_entry.last_seen_ns >= since_ns)
 }
 
-/// For the node's address: the NAT entry of a packet marked 1008 that this answers, or is an error about. Everything else
-/// there is the host's; so a first fragment is remembered only where there is a NAT entry, and a later one asks for it.
+/// For the node's address: the NAT entry of a packet marked 1008 that this packet answers, or quotes in an error. All
+/// other packets belong to the host, so a first fragment is stored only with a NAT entry, and a later one needs it.
 #[inline(never)]
 fn for_node<'t, T: Tables>(
     headers: &mut Headers,
@@ -166,8 +166,7 @@ pub const fn is_node_port(port: u16, config: &Config) -> bool {
     port >= config.node_ports.first && port <= config.node_ports.last
 }
 
-/// The packet that an ICMP error is about, where it is one of the address that it is sent to. Queries only: the address
-/// answers none.
+/// The quoted packet of an ICMP error, if the error's destination sent it. Queries only: the address answers none.
 #[inline(always)]
 fn sent_to_learn<'q>(headers: &Headers, quote: &'q Quote) -> Option<&'q Quote> {
     (quote.tuple().saddr == headers.tuple.daddr && quote.l4() != L4::EchoReply).then_some(quote)
@@ -181,12 +180,13 @@ fn for_egress_ip<'t, T: Tables>(headers: &mut Headers, tables: &'t T, keeps: boo
     if let Err(verdict) = slots::translatable(headers) {
         return FromNetdev::Done(verdict);
     }
-    // A request begins something, and only the pod's side does that.
+    // Only the pod's side sends requests.
     if headers.l4 == L4::EchoRequest && headers.has_l4() {
         return FromNetdev::Done(Verdict::NoNatEntry);
     }
     let Some(nat_entry) = tables.nat_seen(&headers.tuple, headers.for_pod()) else {
-        // Nor may what follows it follow an answer that had its number; and strangers take no room in the map.
+        // Its later fragments must not match an answer with the same identification, and unsolicited packets must not
+        // fill the map.
         fragments::supersede(headers, tables);
         return FromNetdev::Done(Verdict::NoNatEntry);
     };
@@ -196,7 +196,7 @@ fn for_egress_ip<'t, T: Tables>(headers: &mut Headers, tables: &'t T, keeps: boo
     reply(headers, nat_entry, tables)
 }
 
-/// The sender of an error may be any router on the way; what it quotes must be a packet that we sent.
+/// Any router on the path may send an error; the quoted packet must be one that was sent from here.
 #[inline(always)]
 fn error_for_egress_ip<'t, T: Tables>(headers: &Headers, quote: &Quote, tables: &'t T) -> FromNetdev<'t> {
     if headers.source_routed {
@@ -217,7 +217,7 @@ fn reply<'t, T: Tables>(headers: &Headers, nat_entry: &'t NatEntry, tables: &T) 
     }
     match nat_entry.origin() {
         Some(Origin::Here) => {
-            // Of an error this is the flow that it quotes, which it does not keep alive.
+            // An error refreshes no entry of the flow that it quotes.
             if headers.l4 != L4::IcmpError {
                 tables.flow_answered(&nat_entry.other, headers.for_pod());
             }

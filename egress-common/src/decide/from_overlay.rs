@@ -1,14 +1,16 @@
-//! `from_overlay`: the overlay device, TC ingress. A flow for an egress IP of this node, or a gateway's reply to a pod of it.
+//! `from_overlay`: the overlay device, TC ingress. A flow for an egress IP of this node, or a gateway's reply to a pod
+//! of this node.
 //!
-//! Nodes are trusted, and their packets are checked all the same:
+//! Packets of other nodes are checked, although nodes are trusted:
 //!
 //! - the outer source is another node's tunnel endpoint, and the outer destination this node's (the edge compares it);
 //! - the inner source of a flow is a pod of that very node;
-//! - the destination of a reply is a pod that the object selects, and its source no address of the cluster.
+//! - the destination of a reply is a pod that the egress policy selects, and its source no address of the cluster.
 //!
-//! During a hand-over (`abi::HandoverEntry`) the old owner passes on what it receives for the address. The new owner accepts
-//! packets of other nodes' pods from the old owner only, until the old owner emits nothing any more. A pod's packet is
-//! passed on once. A reply may come back from the new owner to the old one, with one hop less each time.
+//! During a hand-over (`abi::HandoverEntry`) the old owner passes on what it receives for the address. The new owner
+//! accepts packets of other nodes' pods from the old owner only, until the old owner no longer emits the address. A
+//! pod's packet is passed on once. A reply may come back from the new owner to the old one, with one hop less each
+//! time.
 
 use super::snat::{self, SnatPool};
 use super::{NatOwner, Tables, fragments, slots};
@@ -17,7 +19,7 @@ use crate::abi::{
 };
 use crate::wire::{Headers, L4, Quote};
 
-/// Where the packet came from, read from the tunnel header.
+/// Source and egress ID, from the tunnel header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outer {
     pub source: Addr,
@@ -27,7 +29,7 @@ pub struct Outer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FromOverlay<'t> {
     Done(Verdict),
-    /// A reply from a gateway for a pod of this node that its object selects.
+    /// A reply from a gateway for a pod of this node that the egress policy selects.
     Deliver,
     /// To be translated here; the reply goes back to this node.
     Translate {
@@ -36,18 +38,19 @@ pub enum FromOverlay<'t> {
     },
     /// The address has been handed over to another node ([`HandoverEntry::peer`](crate::abi::HandoverEntry::peer)).
     PassOn,
-    /// Passed on by the other node of a hand-over: for the egress IP, by a NAT entry of this node if there is one.
+    /// A reply for the egress IP, passed on by the other node of a hand-over. This node translates it if it has the NAT
+    /// entry.
     Answer,
 }
 
-/// The verdict of a packet that could not be parsed: the stack must not see it.
+/// The verdict of a packet that cannot be parsed: the stack must not get it.
 #[inline(always)]
 pub const fn unread(why: Verdict) -> Verdict {
     if matches!(why.class(), Class::Pass) { Verdict::Malformed } else { why }
 }
 
-/// The node that sent it. Nodes send from their tunnel endpoint; another address of a node may be that of a pod's
-/// masqueraded packet.
+/// The sending node. Nodes send from their tunnel endpoint; another address of a node may come from a masqueraded
+/// packet of a pod.
 #[inline(always)]
 pub fn sender<'t, T: Tables>(outer: &Outer, tables: &'t T) -> Option<&'t NodeEntry> {
     tables.node(&outer.source).filter(|node| node.place() == NodePlace::Other && node.node == outer.source)
@@ -57,15 +60,15 @@ pub fn sender<'t, T: Tables>(outer: &Outer, tables: &'t T) -> Option<&'t NodeEnt
 pub fn decide<'t, T: Tables>(headers: &mut Headers, outer: &Outer, tables: &'t T, config: &Config) -> FromOverlay<'t> {
     let Some(sender) = sender(outer, tables) else { return FromOverlay::Done(Verdict::ForgedOuter) };
     if let Some(pod) = tables.pod(&headers.tuple.daddr) {
-        // A gateway knows no pods: its NAT entries outlive the pod's selection, and the pod. The network identifier says
-        // whose reply it is.
+        // A gateway has no pod state: its NAT entries outlive the pod's selection, and the pod. The network identifier
+        // names the policy of the reply.
         if pod.egress_id() != Some(outer.egress_id) {
             return FromOverlay::Done(Verdict::NotItsPod);
         }
         if !may_answer(headers, tables) {
             return FromOverlay::Done(Verdict::ForgedInner);
         }
-        // A later fragment does not show which flow it is of, and an error keeps none alive.
+        // A later fragment does not show its flow, and an error refreshes none.
         if headers.has_l4() && headers.l4 != L4::IcmpError {
             tables.flow_answered(&headers.tuple.answered(), headers.for_pod());
         }
@@ -100,7 +103,7 @@ pub fn decide<'t, T: Tables>(headers: &mut Headers, outer: &Outer, tables: &'t T
         },
     };
     if headers.l4 == L4::IcmpError && !headers.source_routed {
-        // By the NAT entry of what it quotes.
+        // By the NAT entry of the quoted packet.
         return FromOverlay::Translate { owned, source_node };
     }
     fragments::resolve(headers, tables);
@@ -110,7 +113,7 @@ pub fn decide<'t, T: Tables>(headers: &mut Headers, outer: &Outer, tables: &'t T
     }
 }
 
-/// What a packet has to do with a hand-over of the address that it is for.
+/// Relation of a packet to a hand-over of its address.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum HandOver {
     None,
@@ -118,12 +121,12 @@ enum HandOver {
     Answer,
     /// See [`FromOverlay::PassOn`].
     PassOn,
-    /// Ours to translate, though the address is not owned here yet, or a pod of another node than the sender's has sent it.
+    /// Translated here, although this node does not own the address yet, or a pod of a third node sent the packet.
     Take,
 }
 
-/// For an address that this node does not own, or from a pod that is not of the node that sent it. Out of line: hardly
-/// ever asked.
+/// For an address that this node does not own, or from a pod that is not on the sending node. Out of line, because it
+/// is rare.
 #[inline(never)]
 fn of_hand_over<T: Tables>(headers: &Headers, outer: &Outer, tables: &T, of_sender: bool) -> HandOver {
     let Some(handover) = tables.handover(outer.egress_id) else { return HandOver::None };
@@ -147,16 +150,15 @@ fn of_hand_over<T: Tables>(headers: &Headers, outer: &Outer, tables: &T, of_send
     }
 }
 
-/// Whether the source of a reply may be one: [`super::steer`] sends nothing of a pod to a gateway that is for an address
-/// of the cluster. An ICMP error may have any source, a node's address in one that the gateway itself sends, and it
-/// concerns only the flow that it quotes.
+/// Whether a reply may have this source: [`super::from_pod`] sends no packet for a cluster address to a gateway. An
+/// ICMP error may have any source, such as the gateway's own address, and concerns only the flow that it quotes.
 #[inline(always)]
 fn may_answer<T: Tables>(headers: &Headers, tables: &T) -> bool {
     let source = &headers.tuple.saddr;
     headers.l4 == L4::IcmpError || (tables.node(source).is_none() && tables.prefix(source).is_none())
 }
 
-/// For an address that no pod has, or none that the agent knows.
+/// For an address without a pod that the agent knows.
 #[inline(always)]
 fn is_in_own_subnet<T: Tables>(headers: &Headers, tables: &T, config: &Config) -> bool {
     tables
@@ -175,7 +177,7 @@ pub fn translate<'t, T: Tables>(
     source_node: &Addr,
     config: &Config,
 ) -> Result<&'t NatEntry, Verdict> {
-    // A pod of this node may have sent it to the old owner of a hand-over, which has passed it on.
+    // The old owner of a hand-over may pass on a packet of a pod of this node.
     let owner = match *source_node == config.self_node {
         true => NatOwner { origin: Origin::Here, source_node: Addr::UNSPECIFIED, egress_id },
         false => NatOwner { origin: Origin::Remote, source_node: *source_node, egress_id },
@@ -215,7 +217,7 @@ mod tests {
                 .expect("a free port");
             assert_eq!(nat_entry.origin(), Some(Origin::Remote));
             assert_eq!((nat_entry.source_node, nat_entry.egress_id), (addr(OTHER_NODE), ID));
-            // What a pod sends to a node's port and the CNI masquerades has another address of that node.
+            // A masqueraded packet of a pod has another address of its node.
             let forged = asked(maps, cast.other_mgmt, ID, &from_remote(cast));
             assert_eq!(forged, FromOverlay::Done(Verdict::ForgedOuter));
             maps.assert_paired();
@@ -290,7 +292,7 @@ mod tests {
         });
     }
 
-    /// The gateway's NAT entry outlives a pod's selection, and the pod: its address may be another one's by now.
+    /// The gateway's NAT entry outlives a pod's selection, and the pod: another pod may have its address by now.
     #[test]
     fn replies_are_for_pods_that_their_object_selects() {
         both(|cast, maps| {
@@ -307,7 +309,7 @@ mod tests {
         });
     }
 
-    /// A pod's packet to the cluster shows no egress IP, so nothing of the cluster answers through a gateway.
+    /// A pod's packet to the cluster has no egress IP, so no answer from the cluster comes through a gateway.
     #[test]
     fn no_reply_comes_from_the_cluster() {
         both(|cast, maps| {
@@ -338,7 +340,7 @@ mod tests {
                         "{source}"
                     );
                 }
-                // A gateway tells pods from its node's address, and a router may have any.
+                // A gateway sends errors from its node's address, a router from any.
                 let error = packet(source, cast.pod, 0, 0).unreachable();
                 assert_eq!(asked(maps, OTHER_NODE, ID, &error), FromOverlay::Deliver, "{source}");
             }
@@ -349,20 +351,20 @@ mod tests {
     fn an_error_has_the_address_of_its_own_flow_or_none() {
         both(|cast, maps| {
             let (node, own) = (addr(OTHER_NODE), *maps.owned(ID).expect("owned"));
-            let told = |from: &str, quoted: &Packet, owned: &Owned| {
+            let on_error = |from: &str, quoted: &Packet, owned: &Owned| {
                 let error = packet(from, cast.world, 0, 0).unreachable().headers();
                 translate(&error, &quoted.quoted(Direction::Ingress), maps, owned, ID, &node, &maps.config.get())
                     .map(|found| found.other)
             };
             let got = packet(cast.world, cast.remote_pod, 80, 4000);
-            assert_eq!(told(cast.remote_pod, &got, &own), Err(Verdict::IcmpUnmatched));
+            assert_eq!(on_error(cast.remote_pod, &got, &own), Err(Verdict::IcmpUnmatched));
             let made = translate(&from_remote(cast).headers(), &Quote::NONE, maps, &own, ID, &node, &maps.config.get())
                 .map(|made| made.other);
             assert!(made.is_ok());
-            assert_eq!(told(cast.remote_pod, &got, &own), made);
+            assert_eq!(on_error(cast.remote_pod, &got, &own), made);
             let others = Owned::new(ID, addr(cast.foreign_egress), own.ifindex, own.mac);
-            assert_eq!(told(cast.remote_pod, &got, &others), Err(Verdict::IcmpUnmatched), "another object's");
-            assert_eq!(told(cast.lost_pod, &got, &own), Err(Verdict::IcmpUnmatched), "another pod's flow");
+            assert_eq!(on_error(cast.remote_pod, &got, &others), Err(Verdict::IcmpUnmatched), "another object's");
+            assert_eq!(on_error(cast.lost_pod, &got, &own), Err(Verdict::IcmpUnmatched), "another pod's flow");
             assert_eq!(maps.nat_len(), 2);
         });
     }
@@ -420,7 +422,7 @@ mod tests {
             let late = packet(pod, cast.world, 4000, 80);
             hand_over(cast, maps, HandoverStage::Leaving);
             assert_eq!(asked(maps, THIRD, ID, &late), FromOverlay::PassOn);
-            // By another hand-over, before this one.
+            // By an earlier hand-over.
             let passed = asked(maps, OTHER_NODE, ID, &late);
             assert_eq!(passed, FromOverlay::Done(Verdict::ForgedInner), "never passed on twice");
             assert_eq!(asked(maps, THIRD, ID + 1, &late), FromOverlay::Done(Verdict::NotGateway));
@@ -452,7 +454,7 @@ mod tests {
         });
     }
 
-    /// Some node may not have heard of a hand-over before this one: the other node has the address still.
+    /// A node may not know of an earlier hand-over: the other node still owns the address.
     #[test]
     fn before_the_hand_over_the_new_owner_accepts_nothing_from_other_nodes() {
         both(|cast, maps| {

@@ -1,8 +1,8 @@
-//! `from_pod`: management port, TC ingress. What a pod of this node sends into the host.
+//! `from_pod`: management port, TC ingress. Packets of this node's pods.
 //!
-//! The questions are asked in the order of OVN-Kubernetes' policy priorities (named beside each), and the first that
-//! answers wins. An earlier question may be skipped only where a later one gives the same outcome for less work: a known
-//! pod that nothing selects is left alone whatever its destination is.
+//! The steps follow OVN-Kubernetes' policy priorities (in parentheses); the first match decides. A step is skipped only
+//! where a later one gives the same verdict for less work: an unselected pod's packets are left alone for every
+//! destination.
 
 use super::{Tables, fragments, slots, to_pod};
 use crate::abi::{Config, NodePlace, Origin, PolicySlot, PrefixKind, Verdict};
@@ -12,13 +12,13 @@ use crate::wire::{ETH_LEN, Fragment, Frame, Headers, L4, PROTO_TCP, Quote, Segme
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FromPod<'t> {
     Done(Verdict),
-    /// Drop, and tell the pod that this is forbidden.
+    /// Drop, and send the pod an ICMP error (administratively prohibited).
     Hairpin,
-    /// Drop for this reason, and tell the pod that its connection has ended.
+    /// Drop for this reason, and send the pod a reset.
     Reset(Verdict),
     /// Set mark 1008 and leave it to the stack.
     Mark,
-    /// The flow has this address; the gateway is where the slot says.
+    /// The flow has this slot's address and gateway.
     Send {
         egress_id: u32,
         slot: &'t PolicySlot,
@@ -30,16 +30,16 @@ pub fn decide<'t, T: Tables>(headers: &mut Headers, quote: &Quote, tables: &'t T
     judge(headers, quote, tables, config, true)
 }
 
-/// What becomes of a frame that [`why_unread`](Headers::why_unread) is said of. The kernel takes off one VLAN tag before
-/// the programs run. Where that was a priority tag (number zero) and another tag follows, the stack takes off that one too,
-/// and would forward a pod's packet that was not judged here.
+/// The verdict of a frame that cannot be parsed ([`why_unread`](Headers::why_unread)). The kernel strips one VLAN tag
+/// before the programs run. After a priority tag (number zero) the stack strips another tag too, and would forward a
+/// pod's packet that bypassed this decision.
 #[inline(always)]
 pub fn unread<F: Frame + ?Sized>(why: Verdict, frame: &F) -> Verdict {
     let is_tagged = frame.load(ETH_LEN - 2).is_some_and(|kind| ethertype::is_vlan(u16::from_be_bytes(kind)));
     if is_tagged { Verdict::Malformed } else { why }
 }
 
-/// The same questions, for who keeps no fragments: see [`fragments::resolve_kept`].
+/// The same decision without holding fragments: see [`fragments::resolve_kept`].
 ///
 /// Out of line, because in the programs its frame would crowd what follows it.
 #[inline(never)]
@@ -54,7 +54,7 @@ pub fn judge<'t, T: Tables>(
         return FromPod::Send { egress_id, slot };
     }
     let decisions = tables.decisions();
-    // 0. No pod sends overlay packets, whatever source it claims.
+    // 0. No pod may send overlay packets, whatever its source address.
     if headers.may_be_udp_to(config.tunnel_port) && tables.node(&headers.tuple.daddr).is_some() {
         return FromPod::Done(Verdict::ForgedTunnel);
     }
@@ -63,14 +63,14 @@ pub fn judge<'t, T: Tables>(
     if pod.is_none() && !in_own_pod_subnet(headers, tables, config) {
         return FromPod::Done(Verdict::NotPod);
     }
-    // Not kept as an option: the number that is not there would be undefined, and the verifier sees it moved about.
+    // Not an `Option`, because the verifier refuses to copy the undefined number of `None`.
     let (is_selected, egress_id) = match pod.and_then(|pod| pod.egress_id()) {
         Some(egress_id) => (true, egress_id),
         None => (false, 0),
     };
     if let Some(pod) = pod.filter(|_| !is_selected) {
         to_pod::follow_datagram(headers, tables, config);
-        // Zero for all but the few that were selected before.
+        // Zero except for pods that were deselected recently.
         if pod.cut_until_ns == 0 {
             return FromPod::Done(Verdict::NotSelected);
         }
@@ -84,10 +84,10 @@ pub fn judge<'t, T: Tables>(
     let prefix = tables.prefix(&headers.tuple.daddr).map(|prefix| prefix.kind());
     match prefix {
         None | Some(Some(PrefixKind::EgressIp)) => {}
-        // Also what another version wrote: it is some prefix of the cluster.
+        // Also a value of another version: it is some prefix of the cluster.
         Some(_) => return FromPod::Done(Verdict::ToCluster),
     }
-    // 4. It answers a connection that came in from outside.
+    // 4. An answer to an inbound connection.
     if headers.fragment != Fragment::Whole && fragments::resolve_kept(headers, tables) && keeps {
         return FromPod::Done(Verdict::FragmentsReleased);
     }
@@ -105,19 +105,19 @@ pub fn judge<'t, T: Tables>(
         return FromPod::Done(Verdict::InboundReply);
     }
     if begins(headers) {
-        // Whatever came in on this tuple before, a pod's SYN or INIT begins a connection of its own.
+        // A pod's SYN or INIT begins a new connection and ends an inbound one on its tuple.
         tables.forget_inbound(&headers.tuple);
     } else if headers.l4 == L4::IcmpError {
-        // It tells of a packet of such a connection, and is no sign of life (RFC 5508 section 4).
+        // An error about a packet of such a connection refreshes nothing (RFC 5508 section 4).
         if answers_known(headers, quote, tables) {
             return FromPod::Done(Verdict::InboundReply);
         }
     } else if may_answer(headers) && tables.inbound_answered(&headers.tuple, headers.of_pod()) {
         return FromPod::Done(Verdict::InboundReply);
     }
-    // 5. No object selects the pod, or the pod is not known.
+    // 5. No egress policy selects the pod, or the pod is unknown.
     if !is_selected {
-        // What is known has been left alone above.
+        // Packets of known unselected pods are left alone above.
         let verdict = unknown_pod(tables, config);
         if verdict == Verdict::UnknownPodPassed {
             to_pod::follow_datagram(headers, tables, config);
@@ -135,10 +135,10 @@ pub fn judge<'t, T: Tables>(
     }
     // 8. The flow's address.
     match slots::of_flow(headers, quote, tables, egress_id) {
-        // The stack says Time Exceeded; it does not forward such a packet.
+        // The stack sends Time Exceeded and does not forward such a packet.
         Ok(_) if headers.ttl <= 1 => FromPod::Done(Verdict::TtlExpired),
         Ok(slot) => {
-            // An error shows no ports: its tuple is none of the flow that it quotes, but may be another one's.
+            // An error has no ports: its tuple is not that of the quoted flow, but may be that of another one.
             if decisions != 0 && headers.l4 != L4::IcmpError {
                 tables.settle_flow(&headers.tuple, egress_id, slot, decisions);
             }
@@ -147,7 +147,7 @@ pub fn judge<'t, T: Tables>(
         Err(Verdict::AddressGone) if headers.l4 == L4::Tcp => FromPod::Reset(Verdict::AddressGone),
         Err(verdict) => {
             if verdict == Verdict::NodeAddress {
-                // The stack, or `to_netdev` behind it, gives it the node's address.
+                // The stack, or `to_netdev` after it, gives it the node's address.
                 note_own_datagram(headers, tables);
             }
             FromPod::Done(verdict)
@@ -155,32 +155,32 @@ pub fn judge<'t, T: Tables>(
     }
 }
 
-/// What a pod's packet has to do with the time when the pod was selected.
+/// What a deselected pod's packet belongs to.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum LeftOver {
-    /// There was none that we know of.
+    /// To no known flow.
     NotKnown,
     Nothing,
     /// A later fragment; its first one will show the ports.
     Unknown,
-    /// Of a connection that had an egress IP, and must show no other address.
+    /// To a connection that had an egress IP, and must get no other address.
     Cut,
-    /// Of a flow to another node that shows the node's address: no object owns that address, so the flow continues.
+    /// To a flow to another node with the node's address: no egress policy owns that address, so the flow continues.
     Marked,
 }
 
-/// What a deselected pod's packet belongs to. A packet that begins a flow belongs to nothing former. A cut connection is
+/// Classifies a deselected pod's packet. A packet that begins a flow belongs to none before. A reset connection is
 /// remembered while the pod continues it, and forgotten when either end begins another one on its tuple.
 #[inline(never)]
 fn left_over<T: Tables>(headers: &Headers, tables: &T, to_node: bool) -> LeftOver {
-    // Looked up again, since the caller has no room to keep it.
+    // Looked up again, because the caller's stack frame has no space for it.
     let Some(pod) = tables.pod(&headers.tuple.saddr) else { return LeftOver::NotKnown };
-    let is_told = headers.tuple.protocol == PROTO_TCP && tables.now_ns() < pod.cut_until_ns;
-    if is_told && headers.l4 == L4::Later {
+    let gets_reset = headers.tuple.protocol == PROTO_TCP && tables.now_ns() < pod.cut_until_ns;
+    if gets_reset && headers.l4 == L4::Later {
         return LeftOver::Unknown;
     }
-    if is_told && headers.l4 == L4::Tcp && tables.flow_seen(&headers.tuple, Segment::NONE).is_some() {
-        // Also a later fragment, by the ports of its first one.
+    if gets_reset && headers.l4 == L4::Tcp && tables.flow_seen(&headers.tuple, Segment::NONE).is_some() {
+        // Also for a later fragment, by the ports of its first one.
         if slots::is_mid_stream(headers) {
             return LeftOver::Cut;
         }
@@ -194,7 +194,7 @@ fn left_over<T: Tables>(headers: &Headers, tables: &T, to_node: bool) -> LeftOve
     if is_marked { LeftOver::Marked } else { LeftOver::Nothing }
 }
 
-/// A datagram that leaves through the stack: its reply begins no connection from outside.
+/// A datagram that leaves through the stack: its reply begins no inbound connection.
 #[inline(always)]
 fn note_own_datagram<T: Tables>(headers: &Headers, tables: &T) {
     if !matches!(headers.l4, L4::Tcp | L4::IcmpError) && headers.has_l4() {
@@ -202,9 +202,9 @@ fn note_own_datagram<T: Tables>(headers: &Headers, tables: &T) {
     }
 }
 
-/// The packet's flow, if it was decided before and nothing that decided it has changed. Of the facts that do not come from
-/// the agent one could change: that a connection came in on this tuple (4). None can begin while the flow exists (`to_pod`),
-/// and a SYN of the pod, which would end the flow, is always decided.
+/// The cached decision of the packet's flow, if no input has changed. The only input that does not come from the agent
+/// is an inbound connection on this tuple (4). None can begin while the flow exists (`to_pod`), and a SYN of the pod,
+/// which would end the flow, always takes the full decision.
 #[inline(always)]
 fn settled<'t, T: Tables>(headers: &Headers, tables: &'t T, config: &Config) -> Option<(u32, &'t PolicySlot)> {
     let is_plain = headers.fragment == Fragment::Whole && headers.ttl > 1 && !headers.source_routed;
@@ -217,8 +217,8 @@ fn settled<'t, T: Tables>(headers: &Headers, tables: &'t T, config: &Config) -> 
     if config.decisions == 0 || !is_plain || !may_be {
         return None;
     }
-    // The egress ID comes from the pod, not from the flow: a flow entry that is being reused may belong to another object.
-    // The sender of the packet compares the slot with what the object owns.
+    // The egress ID comes from the pod, not from the flow: a reused flow entry may belong to another policy. The caller
+    // compares the slot with the owned address.
     let egress_id = tables.pod(&headers.tuple.saddr).and_then(|pod| pod.egress_id())?;
     let flow = tables.flow_seen(&headers.tuple, headers.of_pod())?;
     let slot = flow.settled_under(config.decisions).filter(|_| flow.egress_id == egress_id)?;
@@ -232,32 +232,32 @@ fn in_own_pod_subnet<T: Tables>(headers: &Headers, tables: &T, config: &Config) 
         .is_some_and(|prefix| prefix.kind() == Some(PrefixKind::PodSubnet) && prefix.node == config.self_node)
 }
 
-/// What becomes of a pod that the agent does not know.
+/// The verdict for a pod that the agent does not know.
 #[inline(always)]
 pub fn unknown_pod<T: Tables>(tables: &T, config: &Config) -> Verdict {
     if config.passes_unknown_pods(tables.now_ns()) { Verdict::UnknownPodPassed } else { Verdict::UnknownPod }
 }
 
-/// Whether the packet may be of a connection from outside that has its tuple. The ports of some are zero because they were
-/// not read, and would be taken for those of a connection that has such ports, or the identifier zero. A query of a pod
-/// is no answer, even if a host outside has chosen the same identifier.
+/// Whether the packet may belong to an inbound connection with its tuple. Unreadable ports are zero, and would match a
+/// connection with port or identifier zero. A query of a pod is no answer, even if a host outside has chosen the same
+/// identifier.
 #[inline(always)]
 const fn may_answer(headers: &Headers) -> bool {
     !matches!(headers.l4, L4::EchoRequest | L4::IcmpError | L4::Later | L4::Refused | L4::Short | L4::Unread)
 }
 
-/// Whether the packet, or what an ICMP error quotes, is of a connection from outside that is remembered.
+/// Whether the packet, or the quoted packet of an ICMP error, belongs to a known inbound connection.
 #[inline(always)]
 pub fn answers_known<T: Tables>(headers: &Headers, quote: &Quote, tables: &T) -> bool {
     match headers.l4 {
-        // A reply that the pod got is of a query of its own, whoever outside has chosen its identifier too.
-        L4::IcmpError => slots::told_of(headers, quote)
+        // A quoted reply belongs to the pod's own query, even if a host outside uses the same identifier.
+        L4::IcmpError => slots::quoted_by_pod(headers, quote)
             .is_some_and(|quote| quote.l4() != L4::EchoReply && tables.inbound_known(quote.flow())),
         _ => may_answer(headers) && tables.inbound_known(&headers.tuple),
     }
 }
 
-/// A packet that only ever begins a connection: a SYN of TCP, an INIT of SCTP.
+/// A packet that always begins a connection: a SYN of TCP, an INIT of SCTP.
 #[inline(always)]
 fn begins(headers: &Headers) -> bool {
     match headers.l4 {
@@ -267,8 +267,8 @@ fn begins(headers: &Headers) -> bool {
     }
 }
 
-/// Packets that only ever answer, whatever we remember; but where both ends open at once (RFC 9293 section 3.5), the pod
-/// answers within a flow that it began itself.
+/// Packets that are always answers, without a lookup. In a simultaneous open (RFC 9293 section 3.5) the pod answers
+/// within its own flow.
 #[inline(always)]
 fn is_answer<T: Tables>(headers: &Headers, tables: &T) -> bool {
     const SYN_ACK: u8 = tcp::SYN | tcp::ACK;

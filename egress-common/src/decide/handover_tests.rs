@@ -1,8 +1,8 @@
-//! A hand-over between two nodes, write by write: whatever either has come to, and whoever is killed there, the address
-//! leaves from one node at most, and nothing is lost that one of the two could still serve.
+//! A hand-over between two nodes, write by write: in every state, also after a kill, at most one node emits the
+//! address, and no packet is lost that one of the two could serve.
 //!
-//! The writes of a node come in its agent's order (egress-agent: `model::plan`, `dataplane::executor::moving`). How far one
-//! node may be ahead of the other is said by [`can_be`]: a word that is not given yet is not acted upon.
+//! A node writes in its agent's order (`egress_core::plan`, `egress_datapath::executor`). [`can_be`] tells how far one
+//! node may be ahead of the other: a node never acts before the acknowledgement that it needs.
 
 use std::vec::Vec;
 
@@ -19,17 +19,17 @@ use crate::wire::Quote;
 
 /// A third node.
 const THIRD: &str = "172.18.0.4";
-/// Flows: of the old owner's time, and of the new owner's.
+/// Source ports of flows that began at the old owner and at the new owner.
 const OLD_PORT: u16 = 4000;
 const NEW_PORT: u16 = 4001;
 
-/// The writes of the old owner, in order: the decisions' number, its entry, the address taken out of `owned`, its policy,
-/// and when the record is forgotten the entry, and the address out of `owned_addr`.
+/// The writes of the old owner, in order: the decision number, its entry, the removal from `owned`, its policy; at the
+/// end of the hand-over the removal of the entry and from `owned_addr`.
 const LEAVING: usize = 2;
 const GIVEN_UP: usize = 3;
 const POINTED_AWAY: usize = 4;
 const OLD_WRITES: usize = 6;
-/// Those of the new owner: its entry, twice, `owned_addr`, `owned`, its policy, and when the record is forgotten the entry.
+/// Those of the new owner: its entry, twice, `owned_addr`, `owned`, its policy; at the end the removal of the entry.
 const READY: usize = 1;
 const OPEN: usize = 2;
 const OWNED: usize = 4;
@@ -39,7 +39,7 @@ const NEW_WRITES: usize = 6;
 struct Pair {
     cast: Cast,
     old: MemoryMaps,
-    heir: MemoryMaps,
+    new: MemoryMaps,
 }
 
 /// What became of a packet of a pod.
@@ -49,30 +49,30 @@ enum End {
     Dropped(Verdict),
 }
 
-/// Whether the writes can have come so far together. Each node acts upon words of the other, and upon the status, which the
-/// leader writes when it has both words; the record is forgotten seconds behind that.
-fn can_be(old: usize, heir: usize) -> bool {
-    let old_was_told = old < LEAVING || heir >= READY;
-    let heir_was_told = heir < OPEN || old >= GIVEN_UP;
-    let has_status = old < POINTED_AWAY || heir >= OPEN;
-    let is_forgotten = (old <= POINTED_AWAY || heir >= POINTED_HERE) && (heir < NEW_WRITES || old >= POINTED_AWAY);
-    old_was_told && heir_was_told && has_status && is_forgotten
+/// Whether both nodes can be in these states at once. Each node acts on the other's acknowledgements and on the status,
+/// which the leader writes after both acknowledgements. The hand-over ends seconds later.
+fn can_be(old: usize, new: usize) -> bool {
+    let new_is_ready = old < LEAVING || new >= READY;
+    let old_has_released = new < OPEN || old >= GIVEN_UP;
+    let has_status = old < POINTED_AWAY || new >= OPEN;
+    let is_forgotten = (old <= POINTED_AWAY || new >= POINTED_HERE) && (new < NEW_WRITES || old >= POINTED_AWAY);
+    new_is_ready && old_has_released && has_status && is_forgotten
 }
 
 impl Pair {
-    /// The old owner has the address.
+    /// Begins with the address on the old owner.
     fn new(cast: Cast) -> Self {
-        let pair = Self { cast, old: staged(&cast), heir: staged(&cast) };
+        let pair = Self { cast, old: staged(&cast), new: staged(&cast) };
         pair.settle(&pair.old, NODE);
-        pair.settle(&pair.heir, OTHER_NODE);
-        pair.heir.disown(ID);
-        pair.heir.pods.borrow_mut().clear();
-        pair.heir.add_pod(cast.remote_pod, PodEntry::selected(ID, 0));
-        pair.point(&pair.heir, PolicySlot::remote(addr(cast.egress), addr(NODE)));
+        pair.settle(&pair.new, OTHER_NODE);
+        pair.new.disown(ID);
+        pair.new.pods.borrow_mut().clear();
+        pair.new.add_pod(cast.remote_pod, PodEntry::selected(ID, 0));
+        pair.point(&pair.new, PolicySlot::remote(addr(cast.egress), addr(NODE)));
         pair
     }
 
-    /// The places of the cluster, as this node sees them.
+    /// Nodes and prefixes of the cluster, as this node sees them.
     fn settle(&self, maps: &MemoryMaps, own: &str) {
         maps.configure(|config| config.self_node = addr(own));
         for node in [NODE, OTHER_NODE, THIRD] {
@@ -111,8 +111,8 @@ impl Pair {
         }
     }
 
-    fn write_heir(&self, number: usize) {
-        let (maps, egress) = (&self.heir, addr(self.cast.egress));
+    fn write_new(&self, number: usize) {
+        let (maps, egress) = (&self.new, addr(self.cast.egress));
         let owned = Owned::new(ID, egress, 2, [2, 0, 0, 0, 0, 1]);
         match number {
             0 => {}
@@ -130,7 +130,7 @@ impl Pair {
     }
 
     fn maps(&self, node: &str) -> &MemoryMaps {
-        if node == NODE { &self.old } else { &self.heir }
+        if node == NODE { &self.old } else { &self.new }
     }
 
     fn name(node: &Addr) -> &'static str {
@@ -180,7 +180,7 @@ impl Pair {
         }
     }
 
-    /// Something comes from outside for the egress IP: which node gives it to the pod.
+    /// A packet from outside for the egress IP: the node that delivers it to the pod.
     fn answered(&self, node: &'static str, answer: &(Packet, Quote)) -> End {
         let maps = self.maps(node);
         let entered = from_netdev::decide(&mut answer.0.arriving(), &answer.1, maps, &maps.config.get());
@@ -207,9 +207,9 @@ impl Pair {
         }
     }
 
-    /// Both flows have sent: each by the node that had the address then.
+    /// Both flows have sent, each by the node that owned the address then.
     fn begin_flows(&self) {
-        for (maps, port) in [(&self.old, OLD_PORT), (&self.heir, NEW_PORT)] {
+        for (maps, port) in [(&self.old, OLD_PORT), (&self.new, NEW_PORT)] {
             let owner = NatOwner { origin: Origin::Remote, source_node: addr(THIRD), egress_id: ID };
             let pool = SnatPool { address: addr(self.cast.egress), ports: EGRESS_PORTS };
             let sent = packet(self.third_pod(), self.cast.world, port, 80).headers();
@@ -217,10 +217,10 @@ impl Pair {
         }
     }
 
-    /// Of the flow with this port: whole, a datagram in two fragments, and an error about what was sent.
+    /// Packets of the flow with this port: whole, a datagram in two fragments, and an error about a sent packet.
     fn answers(&self, port: u16) -> Vec<(Packet, Quote)> {
-        // Another datagram, though it has the same number.
-        [&self.old, &self.heir].iter().for_each(|maps| maps.frags.borrow_mut().clear());
+        // Another datagram with the same identification.
+        [&self.old, &self.new].iter().for_each(|maps| maps.frags.borrow_mut().clear());
         let whole = packet(self.cast.world, self.cast.egress, 80, port);
         let error = packet(self.cast.world, self.cast.egress, 0, 0).unreachable();
         let sent = packet(self.cast.egress, self.cast.world, port, 80).quoted(Direction::Egress);
@@ -230,15 +230,15 @@ impl Pair {
     }
 }
 
-/// Every state that the two can be in, made anew.
+/// Every possible state of the two nodes, each with fresh maps.
 fn every_state(test: impl Fn(&Pair, usize, usize)) {
     for cast in [V4, V6] {
-        for (old, heir) in (0..=OLD_WRITES).flat_map(|old| (0..=NEW_WRITES).map(move |heir| (old, heir))) {
-            if can_be(old, heir) {
+        for (old, new) in (0..=OLD_WRITES).flat_map(|old| (0..=NEW_WRITES).map(move |new| (old, new))) {
+            if can_be(old, new) {
                 let pair = Pair::new(cast);
                 (0..=old).for_each(|number| pair.write_old(number));
-                (0..=heir).for_each(|number| pair.write_heir(number));
-                test(&pair, old, heir);
+                (0..=new).for_each(|number| pair.write_new(number));
+                test(&pair, old, new);
             }
         }
     }
@@ -246,22 +246,27 @@ fn every_state(test: impl Fn(&Pair, usize, usize)) {
 
 #[test]
 fn the_address_leaves_from_one_node_and_no_packet_of_a_pod_is_lost() {
-    every_state(|pair, old, heir| {
+    every_state(|pair, old, new| {
         let expected = End::Emitted(if old < GIVEN_UP { NODE } else { OTHER_NODE });
         let Cast { pod, remote_pod, world, .. } = pair.cast;
-        let at = std::format!("the old node at {old}, the heir at {heir}");
+        let at = std::format!("the old node at {old}, the new owner at {new}");
         assert_eq!(pair.sends(NODE, &packet(pod, world, 5000, 80)), expected, "{at}: a pod of the old node");
-        // Its own node knows of itself at last.
-        assert_eq!(pair.sends(OTHER_NODE, &packet(remote_pod, world, 5001, 80)), expected, "{at}: a pod of the heir");
+        // The pod's own node is the last to learn that it owns the address.
+        assert_eq!(
+            pair.sends(OTHER_NODE, &packet(remote_pod, world, 5001, 80)),
+            expected,
+            "{at}: a pod of the new owner"
+        );
         let third = packet(pair.third_pod(), world, 5002, 80);
-        // Others go by the status, which names the old owner until the new owner has said that it is open; and late.
+        // Other nodes follow the status, with delay. It names the old owner until the new owner has acknowledged that
+        // it is open.
         let late = pair.arrives(NODE, THIRD, &third);
-        match old <= POINTED_AWAY && heir < NEW_WRITES {
+        match old <= POINTED_AWAY && new < NEW_WRITES {
             true => assert_eq!(late, expected, "{at}: a pod of a third node"),
             false => assert!(matches!(late, End::Dropped(_)), "{at}: seconds late, {late:?}"),
         }
         let by_status = pair.arrives(OTHER_NODE, THIRD, &third);
-        match heir >= OPEN {
+        match new >= OPEN {
             true => assert_eq!(by_status, expected, "{at}: a pod of a third node"),
             false => assert_eq!(by_status, End::Dropped(Verdict::NotGateway), "{at}: by an older hand-over"),
         }
@@ -270,15 +275,15 @@ fn the_address_leaves_from_one_node_and_no_packet_of_a_pod_is_lost() {
 
 #[test]
 fn answers_reach_the_node_that_sent() {
-    every_state(|pair, old, heir| {
+    every_state(|pair, old, new| {
         pair.begin_flows();
-        let at = std::format!("the old node at {old}, the heir at {heir}");
-        // Neighbours send to the old owner until they have heard of the new one.
-        let hears = [(NODE, old < OLD_WRITES), (OTHER_NODE, heir > OPEN)];
+        let at = std::format!("the old node at {old}, the new owner at {new}");
+        // Neighbours send to the old owner until the new owner announces the address.
+        let hears = [(NODE, old < OLD_WRITES), (OTHER_NODE, new > OPEN)];
         for (node, _) in hears.into_iter().filter(|(_, hears)| *hears) {
-            // The old owner's NAT entries serve as long as both know of the hand-over, and on the old owner alone before
-            // it.
-            let knows_both = old < OLD_WRITES - 1 && (READY..NEW_WRITES).contains(&heir);
+            // The old owner's NAT entries serve while both nodes have an entry of the hand-over, and before it on the
+            // old owner alone.
+            let knows_both = old < OLD_WRITES - 1 && (READY..NEW_WRITES).contains(&new);
             if node == NODE && old < GIVEN_UP || knows_both {
                 for answer in pair.answers(OLD_PORT) {
                     assert_eq!(pair.answered(node, &answer), End::Emitted(NODE), "{at}, at {node}: {answer:?}");
@@ -293,7 +298,8 @@ fn answers_reach_the_node_that_sent() {
     });
 }
 
-/// The old owner is killed between two writes, and the hand-over is called off: it serves on, with nobody there to ask.
+/// The old owner is killed between two writes and the hand-over is cancelled: its programs continue to serve without an
+/// agent.
 #[test]
 fn an_old_owner_killed_before_the_release_continues_alone() {
     for cast in [V4, V6] {

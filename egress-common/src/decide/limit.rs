@@ -1,15 +1,15 @@
-//! How often the programs answer by themselves (RFC 1812 section 4.3.2.8, RFC 4443 section 2.4 f): so many in a row, and
-//! from then on so many a second, for each CPU. What is beyond that is dropped under the name of its cause.
+//! Rate limit of packets that the programs generate (RFC 1812 section 4.3.2.8, RFC 4443 section 2.4 f): a burst, then a
+//! rate per second, for each CPU. Beyond it, packets are dropped with the reason of their cause.
 //!
-//! One number is the whole state: when the bucket would be full again. Answers of all kinds share it: a limit for each
-//! destination would give a sender with forged sources as many as it likes.
+//! One number is the whole state: the time at which the bucket is full again. All kinds of answers share it, because a
+//! sender with forged sources would evade a limit per destination.
 
-/// Between two answers in the long run: 1,000 a second.
+/// Average interval: 1,000 answers per second.
 pub const ANSWER_STEP_NS: u64 = 1_000_000;
-/// So many may follow one another at once.
+/// Burst size.
 pub const ANSWERS_AT_ONCE: u64 = 100;
 
-/// Whether there is an answer left; takes it.
+/// Takes one answer from the bucket; false if it is empty.
 #[inline(always)]
 pub fn take(full_at_ns: &mut u64, now_ns: u64) -> bool {
     let due = if *full_at_ns > now_ns { *full_at_ns } else { now_ns };

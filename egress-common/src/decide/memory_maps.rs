@@ -1,8 +1,9 @@
-//! The maps as hash maps: what the tests of the decisions, the fuzz targets and the kernel's oracle stand on.
+//! The maps as hash maps, for tests of the decisions, the fuzz targets, the oracle of the kernel tests and
+//! `egress-agent trace`.
 //!
-//! As the kernel's maps do, a lookup lends the value for as long as the packet is in hand: what was lent stays as it was,
-//! whatever the entry becomes. Each behaviour that decisions rely on (insert-if-absent, refusal when full, copies) is
-//! proved on the real maps by the program tests of egress-agent.
+//! As in the kernel, a lookup lends the value while the packet is processed: a lent value does not change with its
+//! entry. The program tests of egress-agent prove on real maps each behaviour that decisions rely on (insert-if-absent,
+//! refusal when full, copies).
 
 use std::boxed::Box;
 use std::cell::{Cell, RefCell};
@@ -23,9 +24,9 @@ mod table;
 pub(crate) use setup::{addr, with_node_ports};
 pub use table::Table;
 
-type Meanwhile = Box<dyn FnOnce(&MemoryMaps)>;
+type Callback = Box<dyn FnOnce(&MemoryMaps)>;
 
-/// Which port the NAT entry of a forward tuple has elsewhere, if it has one there.
+/// The port of the forward tuple's NAT entry on another implementation, if it has one.
 pub type Adopted = Box<dyn Fn(&Tuple) -> Option<u16>>;
 
 /// The maps of one node.
@@ -49,14 +50,14 @@ pub struct MemoryMaps {
     pub flows: Table<Flow>,
     pub nat: Table<NatEntry>,
     pub exhausted: RefCell<HashMap<Tuple, u64>>,
-    /// What a holder has where that is not what `flows` and `nat` show here.
+    /// Shares of holders that differ from the contents of `flows` and `nat`.
     pub shares: RefCell<HashMap<Holder, Share>>,
     pub frags: RefCell<HashMap<FragKey, FragPorts>>,
-    /// Datagrams whose first fragment is waited for: since when, and how many of the later ones have been kept.
+    /// Datagrams that wait for their first fragment: since when, and how many later fragments are held.
     pub awaited: RefCell<HashMap<FragKey, (u64, u32)>>,
-    /// Where set, a port that has to be searched for is the one that this says, and must be free here too.
+    /// If set, chooses the port instead of a search; the port must be free here too.
     pub adopt: RefCell<Option<Adopted>>,
-    meanwhile: RefCell<Option<Meanwhile>>,
+    on_nat_full: RefCell<Option<Callback>>,
     nat_entries: Cell<u32>,
     lent: Box<LentValues>,
 }
@@ -75,7 +76,7 @@ struct LentValues {
 }
 
 impl MemoryMaps {
-    /// Maps with nothing in them.
+    /// Empty maps.
     #[must_use]
     pub fn empty(config: Config) -> Self {
         Self {
@@ -100,7 +101,7 @@ impl MemoryMaps {
             frags: RefCell::default(),
             awaited: RefCell::default(),
             adopt: RefCell::default(),
-            meanwhile: RefCell::default(),
+            on_nat_full: RefCell::default(),
             nat_entries: Cell::new(0),
             lent: Box::new(LentValues {
                 pods: Lent::new(),
@@ -117,7 +118,7 @@ impl MemoryMaps {
         }
     }
 
-    /// The next packet: what was lent for the last one is taken back.
+    /// Begins the next packet: values lent for the last one are returned.
     pub fn next_packet(&mut self) {
         let lent = &mut *self.lent;
         lent.pods.take_back();
@@ -145,7 +146,7 @@ impl MemoryMaps {
         self.owned_addr.borrow_mut().insert(address, entry);
     }
 
-    /// The object has no address here any more.
+    /// Removes the policy's address from this node.
     pub fn disown(&self, egress_id: u32) {
         self.owned.borrow_mut().remove(&egress_id);
         self.owned_addr.borrow_mut().retain(|_, owned| owned.egress_id != egress_id);
@@ -155,16 +156,16 @@ impl MemoryMaps {
         self.policies.borrow_mut().insert(key, policy);
     }
 
-    /// What another CPU does right after a key of `nat` was refused for the first time.
-    pub fn when_nat_is_full(&self, meanwhile: impl FnOnce(&Self) + 'static) {
-        self.meanwhile.replace(Some(Box::new(meanwhile)));
+    /// Runs once, right after a key of `nat` was refused, as another CPU.
+    pub fn when_nat_is_full(&self, on_nat_full: impl FnOnce(&Self) + 'static) {
+        self.on_nat_full.replace(Some(Box::new(on_nat_full)));
     }
 
     pub fn mappings_made(&self) -> u32 {
         self.nat_entries.get()
     }
 
-    /// As the program `sweep`, where no packet comes between; returns how many entries went.
+    /// As the program `sweep` without concurrent packets; returns the number of removed entries.
     pub fn sweep(&self, is_pressed: bool) -> usize {
         let (now, timeouts) = (self.now.get(), self.config.get().timeouts);
         let timeouts = if is_pressed { expiry::pressed(timeouts) } else { timeouts };
@@ -174,7 +175,7 @@ impl MemoryMaps {
             let other = self.nat.get(&nat_entry.other).filter(|other| other.other == key);
             let is_idle = |other| expiry::is_mapping_idle(&timeouts, &nat_entry, other, now);
             let goes = match (key.direction(), &other) {
-                // Judged at the forward key.
+                // Both keys are checked at the forward key.
                 (Direction::Ingress, Some(_)) => false,
                 (Direction::Ingress, None) => is_idle(None),
                 (Direction::Egress, None) => true,
@@ -194,7 +195,7 @@ impl MemoryMaps {
         before - entries()
     }
 
-    /// As if nothing had been seen of any entry since so many seconds ago.
+    /// Ages all entries by so many seconds.
     pub fn age(&self, seconds: u64) {
         let then = self.now.get() - seconds * 1_000_000_000;
         self.nat.change_all(|nat_entry| nat_entry.last_seen_ns = then);
@@ -202,7 +203,7 @@ impl MemoryMaps {
         self.inbound.change_all(|inbound| inbound.last_seen_ns = then);
     }
 
-    /// Every key of `nat` has its other one, of the other direction, and they name each other.
+    /// Every key of `nat` has its counterpart of the other direction, and they refer to each other.
     pub fn assert_paired(&self) {
         for (key, nat_entry) in self.nat.all() {
             let other = self.nat.get(&nat_entry.other).unwrap_or_else(|| panic!("{key:?} is alone: {nat_entry:?}"));
@@ -257,11 +258,11 @@ impl Tables for MemoryMaps {
         });
         seen.is_some()
     }
-    fn inbound_heard(&self, tuple: &Tuple, segment: Segment) -> bool {
+    fn inbound_seen(&self, tuple: &Tuple, segment: Segment) -> bool {
         let seen = self.inbound.change(tuple, |inbound| {
             inbound.last_seen_ns = self.now.get();
             let fits = phase::fits(inbound.acknowledged, inbound.end);
-            inbound.state = phase::heard(inbound.state, segment.flags, fits);
+            inbound.state = phase::seen_from_outside(inbound.state, segment.flags, fits);
             inbound.end = phase::number(inbound.end, segment, Direction::Ingress);
         });
         seen.is_some()
@@ -357,7 +358,7 @@ impl Tables for MemoryMaps {
             nat_entry.number = phase::number(nat_entry.number, segment, key.direction());
         })?;
         self.nat.change(&seen.other, |other| {
-            other.state = phase::told(before, segment.flags, key.direction(), other.state).unwrap_or(other.state);
+            other.state = phase::opposite(before, segment.flags, key.direction(), other.state).unwrap_or(other.state);
         });
         Some(self.lent.nat_entries.lend(seen))
     }
@@ -368,9 +369,9 @@ impl Tables for MemoryMaps {
         let nat_entry = NatEntry::new(*other, owner.origin, owner.source_node, owner.egress_id, self.now.get());
         let claim = self.nat.claim(key, nat_entry);
         if claim == ClaimOutcome::Full
-            && let Some(meanwhile) = self.meanwhile.take()
+            && let Some(on_nat_full) = self.on_nat_full.take()
         {
-            meanwhile(self);
+            on_nat_full(self);
         }
         claim
     }

@@ -4,9 +4,10 @@
 //! [`from_netdev`] and [`to_netdev`] on the uplink. They share [`snat`] (NAT entries and ports), [`slots`] (the address of
 //! a flow), [`fragments`], [`limit`], [`mtu`], [`phase`] and [`expiry`].
 //!
-//! No decision touches a packet. It asks [`Tables`], which the programs implement over maps and the tests over hash maps,
-//! and returns what is to be done; the edge does it. A packet that is left alone always has a verdict of class pass. A
-//! packet of a selected pod that reaches the end of a decision without an egress IP is dropped with its own reason.
+//! No decision touches a packet. It reads [`Tables`], which the programs implement with maps and the tests with
+//! [`memory_maps`], and returns a value; the caller rewrites the packet. An untouched packet always has a verdict of
+//! class pass. A selected pod's packet that reaches the end of a decision without an egress IP is dropped with its own
+//! reason.
 
 pub mod expiry;
 pub mod fragments;
@@ -37,7 +38,7 @@ use crate::abi::{
 use crate::wire::{Fragment, Headers, L4, Segment};
 use snat::PortSearch;
 
-/// What an insert-if-absent came to.
+/// Outcome of an insert-if-absent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClaimOutcome {
     Claimed,
@@ -47,7 +48,7 @@ pub enum ClaimOutcome {
     Full,
 }
 
-/// What a search for a port came to.
+/// Outcome of a port search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PortClaim {
     Claimed(u16),
@@ -56,7 +57,7 @@ pub enum PortClaim {
     Full,
 }
 
-/// Which of the two large maps a share is of.
+/// The map that a share counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QuotaKind {
     Flows,
@@ -64,7 +65,7 @@ pub enum QuotaKind {
 }
 
 impl QuotaKind {
-    /// Whether the holder of this share may have one more.
+    /// Whether the holder of this share may have one more entry.
     #[inline(always)]
     pub const fn may_grow(self, share: &Share, quota: u32) -> bool {
         match self {
@@ -74,7 +75,7 @@ impl QuotaKind {
     }
 }
 
-/// What a NAT entry's two values have in common.
+/// The common part of a NAT entry's two values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NatOwner {
     pub origin: Origin,
@@ -82,10 +83,10 @@ pub struct NatOwner {
     pub egress_id: u32,
 }
 
-/// The maps as decisions see them. A lookup lends the value for as long as the packet is in hand; fields that the data
-/// path changes later (times, TCP flags, the next hop) are not read through it.
+/// The maps as decisions see them. A lookup lends the value while the packet is processed. Fields that the data path
+/// changes later (times, TCP flags, the next hop) are not read through it.
 ///
-/// Methods named `..._seen` also note that the entry is alive: the time, and what the segment says of a TCP connection.
+/// Methods named `..._seen` also refresh the entry: its time and TCP state.
 pub trait Tables {
     /// CLOCK_MONOTONIC (ns), a few milliseconds coarse.
     fn now_ns(&self) -> u64;
@@ -99,69 +100,68 @@ pub trait Tables {
     fn owned_addr(&self, addr: &Addr) -> Option<&OwnedAddr>;
     /// Whether this node may emit its egress IPs now ([`crate::abi::Lease`]).
     fn has_lease(&self) -> bool;
-    /// The hand-over of the object's address that concerns this node.
+    /// The hand-over of the policy's address to or from this node.
     fn handover(&self, egress_id: u32) -> Option<&HandoverEntry>;
 
-    /// A packet of the pod: does it answer a connection that came in from outside? Of datagrams this does not keep the
-    /// entry alive, since a pod may continue to send without answering.
+    /// Whether a packet of the pod answers an inbound connection. For datagrams this does not refresh the entry, since
+    /// a pod may send without being asked.
     fn inbound_answered(&self, tuple: &Tuple, segment: Segment) -> bool;
-    /// A packet from outside: does it belong to such a connection, which it then keeps alive?
-    fn inbound_heard(&self, tuple: &Tuple, segment: Segment) -> bool;
-    /// Whether it is remembered, without noting anything.
+    /// Whether a packet from outside belongs to an inbound connection; refreshes it.
+    fn inbound_seen(&self, tuple: &Tuple, segment: Segment) -> bool;
+    /// As `inbound_seen`, without a refresh.
     fn inbound_known(&self, tuple: &Tuple) -> bool;
-    /// How many entries the map has, as last counted and claimed since.
+    /// Number of entries: as last counted, plus claims since.
     fn inbound_in_use(&self) -> u32;
     fn claim_inbound(&self, tuple: &Tuple) -> ClaimOutcome;
-    /// How many of them are at this port, likewise; `None` where it is not exposed.
+    /// The same for this port; `None` if it is not exposed.
     fn exposure(&self, port: &ExposedPort) -> Option<u32>;
     fn forget_inbound(&self, tuple: &Tuple);
 
-    /// A datagram that a pod sent first, whatever selected it then.
+    /// Whether the pod sent this datagram's flow first, selected or not.
     fn datagram_seen(&self, tuple: &Tuple) -> bool;
     fn note_datagram(&self, tuple: &Tuple);
 
     fn flow_seen(&self, tuple: &Tuple, segment: Segment) -> Option<&Flow>;
-    /// As `flow_seen`, without noting anything.
+    /// As `flow_seen`, without a refresh.
     fn flow_peek(&self, tuple: &Tuple) -> Option<&Flow>;
-    /// An answer to the flow, by its NAT entry: keeps the flow alive, as it does the NAT entry, and notes what it says of
-    /// the connection.
+    /// An answer to the flow, found by its NAT entry: refreshes time and TCP state of the flow.
     fn flow_answered(&self, tuple: &Tuple, segment: Segment);
-    /// Claims the key, and counts it for the pod and the policy.
+    /// Claims the key, and counts it for the pod and the egress policy.
     fn claim_flow(&self, tuple: &Tuple, flow: &Flow) -> ClaimOutcome;
-    /// Whether the pod and its egress policy (zero: of none) may have one more flow or NAT entry. Several CPUs that ask at
-    /// once may all hear yes.
+    /// Whether the pod and its egress policy (zero: of none) may have one more flow or NAT entry. Concurrent CPUs may
+    /// all get `true`.
     fn has_quota(&self, pod: &Addr, egress_id: u32, held: QuotaKind) -> bool;
-    /// [`crate::abi::Config::decisions`], read once and before anything that it stands for.
+    /// [`crate::abi::Config::decisions`], read once and before the maps that it covers.
     fn decisions(&self) -> u32;
-    /// Notes what the questions about a flow came to under these decisions.
+    /// Caches the decision of a flow, made under this number.
     fn settle_flow(&self, tuple: &Tuple, egress_id: u32, slot: &PolicySlot, decisions: u32);
-    /// Notes where the flow's address is among the slots now.
+    /// Stores the index of the flow's address among the slots.
     fn set_flow_slot(&self, tuple: &Tuple, slot: u32);
     fn forget_flow(&self, tuple: &Tuple);
     /// Overwrites; false when the map takes no more.
     fn put_flow(&self, tuple: &Tuple, flow: &Flow) -> bool;
 
     fn nat_seen(&self, key: &Tuple, segment: Segment) -> Option<&NatEntry>;
-    /// As `nat_seen`, without noting anything.
+    /// As `nat_seen`, without a refresh.
     fn nat_peek(&self, key: &Tuple) -> Option<&NatEntry>;
     fn claim_nat(&self, key: &Tuple, other: &Tuple, owner: &NatOwner) -> ClaimOutcome;
     /// Counts a NAT entry for the pod and the egress policy (zero: of none).
     fn count_nat_entry(&self, pod: &Addr, egress_id: u32);
     /// Claims the first free port of the search for the reverse key made from `forward` and `address`.
     fn claim_any_port(&self, forward: &Tuple, address: &Addr, owner: &NatOwner, search: &PortSearch) -> PortClaim;
-    /// Whether every port towards this destination was found taken, at most [`snat::EXHAUSTED_NS`] ago.
+    /// Whether a search found every port towards this destination taken, at most [`snat::EXHAUSTED_NS`] ago.
     fn is_exhausted(&self, destination: &Tuple) -> bool;
     fn note_exhausted(&self, destination: &Tuple);
-    /// Whether it was there: of several that ask at once, one hears yes.
+    /// Whether it existed: of concurrent callers, one gets `true`.
     fn forget_nat(&self, key: &Tuple) -> bool;
 
     fn fragment(&self, key: &FragKey) -> Option<&FragPorts>;
     fn put_fragment(&self, key: &FragKey, ports: &FragPorts);
-    /// Whether later fragments of this datagram wait for its first one here.
+    /// Whether this node holds later fragments of this datagram.
     fn is_awaited(&self, key: &FragKey) -> bool;
 }
 
-/// Which end of a packet is rewritten.
+/// The rewritten end of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     Source,
@@ -177,21 +177,21 @@ pub struct Rewrite {
 }
 
 impl Rewrite {
-    /// What the forward direction of a NAT entry writes: the egress IP and its port as the source.
+    /// The rewrite of the forward direction of a NAT entry: egress IP and port as the source.
     #[inline(always)]
     pub fn snat(nat_entry: &NatEntry) -> Self {
         let reverse = &nat_entry.other;
         Self { end: End::Source, addr: reverse.daddr, port: reverse.dport() }
     }
 
-    /// What the reverse direction restores: the pod's address and port as the destination.
+    /// The rewrite of the reverse direction: the pod's address and port as the destination.
     #[inline(always)]
     pub fn reverse(nat_entry: &NatEntry) -> Self {
         let forward = &nat_entry.other;
         Self { end: End::Destination, addr: forward.saddr, port: forward.sport() }
     }
 
-    /// The port that the packet has now.
+    /// The port before the rewrite.
     #[inline(always)]
     pub fn old_port(&self, headers: &Headers) -> u16 {
         match self.end {
@@ -200,8 +200,8 @@ impl Rewrite {
         }
     }
 
-    /// Whether it can be written into the packet. A fragment of SCTP cannot get another port: the checksum is over the
-    /// whole message, whose length the first fragment does not know, and by how much the checksum changes depends on it.
+    /// Whether the packet can be rewritten. A fragment of SCTP cannot get another port: the change of the checksum
+    /// depends on the length of the whole message, which the first fragment does not have.
     #[inline(always)]
     pub fn check(&self, headers: &Headers) -> Result<(), Verdict> {
         let is_first = headers.l4 == L4::Sctp && headers.fragment == Fragment::First;

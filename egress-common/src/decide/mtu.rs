@@ -1,14 +1,13 @@
-//! Lengths: redirects check no MTU, so we do.
+//! MTU checks, because redirects do none.
 
 use crate::abi::{Addr, Family};
 use crate::wire::{Headers, L3};
 
-/// In place of a size: the segments lie ready, each as long as its sender made it (SCTP).
+/// Replaces a segment size: the GSO packet holds ready segments of different lengths (SCTP).
 const GSO_BY_FRAGS: u32 = 0xffff;
 
-/// Length (bytes, from the IP header on) of the largest packet that this one will be on the wire: itself, or a segment of
-/// it where the kernel holds several in one (GSO). Zero where a program cannot see how long the segments are: each fits
-/// the pod's own device.
+/// Length (bytes, from the IP header on) of the largest packet on the wire: the packet itself, or a segment of a GSO
+/// packet. Zero if a program cannot see the segment lengths: each fits the pod's own device.
 #[inline(always)]
 pub fn wire_length(frame_len: u32, gso_size: u32, headers: &Headers) -> u32 {
     match gso_size {
@@ -18,23 +17,23 @@ pub fn wire_length(frame_len: u32, gso_size: u32, headers: &Headers) -> u32 {
     }
 }
 
-/// Least MTU of an IPv6 link (RFC 8200 section 5): senders do not believe in less.
+/// Minimum MTU of an IPv6 link (RFC 8200 section 5): senders ignore a smaller one.
 const IPV6_MINIMUM: u32 = 1280;
 
-/// How a packet goes through the overlay.
+/// How a packet passes the overlay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fit {
     Whole,
-    /// Its outer packet is fragmented.
+    /// The outer packet is fragmented.
     Cut,
-    /// Not at all: its sender gets an ICMP error with this size.
+    /// Refused: its sender gets an ICMP error with this size.
     Tell(u32),
-    /// Not at all, and there is nothing to be told, since no sender goes below that size.
+    /// Refused without an error, because no sender uses a smaller size.
     Lost,
 }
 
-/// An outer IPv4 packet may be fragmented, by the overlay device. An outer IPv6 packet is never fragmented: routers may
-/// not, and the kernel does it for no tunnel of this kind.
+/// An outer IPv4 packet may be fragmented, by the overlay device. An outer IPv6 packet is never fragmented: routers
+/// must not, and the kernel does not for this kind of tunnel.
 #[inline(always)]
 pub fn fit(length: u32, overlay_mtu: u32, headers: &Headers, endpoint: &Addr) -> Fit {
     if length <= overlay_mtu {
@@ -50,7 +49,7 @@ pub fn fit(length: u32, overlay_mtu: u32, headers: &Headers, endpoint: &Addr) ->
 const CUT: u32 = 0;
 const LOST: u32 = 1;
 
-/// Out of line, and in one register, since it is rare and the programs have little stack.
+/// Out of line and in one register, because it is rare and the programs have little stack.
 #[inline(never)]
 fn too_long(length: u32, overlay_mtu: u32, headers: &Headers, endpoint: &Addr) -> u32 {
     let limit = overlay_limit(overlay_mtu, headers.family);
@@ -61,8 +60,8 @@ fn too_long(length: u32, overlay_mtu: u32, headers: &Headers, endpoint: &Addr) -
     }
 }
 
-/// Largest packet that is put into the overlay. What is larger than `overlay_mtu` but within this is fragmented outside,
-/// as an IPv6 link below the minimum must do by itself.
+/// Largest packet for the overlay. A packet larger than `overlay_mtu` but within this limit is fragmented outside, as
+/// required of an IPv6 link below the minimum MTU.
 #[inline(always)]
 fn overlay_limit(overlay_mtu: u32, family: Family) -> u32 {
     match family {

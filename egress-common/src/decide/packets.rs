@@ -1,4 +1,4 @@
-//! Packets by hand, of either family, for the tests of the decisions. No checksums: nothing here looks at them.
+//! Builder of packets of both families for the tests of the decisions. Without checksums, which decisions do not read.
 
 use std::vec::Vec;
 
@@ -8,7 +8,7 @@ use crate::wire::{Headers, PROTO_ICMP, PROTO_ICMPV6, PROTO_SCTP, PROTO_TCP, PROT
 
 const FRAGMENT_HEADER: u8 = 44;
 
-/// What a frame is made of.
+/// The fields of a frame.
 #[derive(Clone, Debug)]
 pub(crate) struct Packet {
     saddr: Addr,
@@ -20,7 +20,7 @@ pub(crate) struct Packet {
     payload: Vec<u8>,
 }
 
-/// UDP unless said otherwise.
+/// UDP by default.
 pub(crate) fn packet(saddr: &str, daddr: &str, sport: u16, dport: u16) -> Packet {
     let mut payload = [sport.to_be_bytes(), dport.to_be_bytes()].concat();
     payload.resize(28, 0);
@@ -59,7 +59,7 @@ impl Packet {
         self.icmp(kind, kind, 0)
     }
 
-    /// As an error's quote shows it, when it was sent in this direction.
+    /// As an error quotes it, if it was sent in this direction.
     pub(crate) fn quoted(&self, direction: Direction) -> Quote {
         Quote::of(Headers::parse(self.frame().as_slice(), direction).expect("an IP frame"))
     }
@@ -82,7 +82,7 @@ impl Packet {
         self
     }
 
-    /// The transport header ends after so many bytes.
+    /// Truncates the transport header.
     pub(crate) fn cut(mut self, length: usize) -> Self {
         self.payload.truncate(length);
         self

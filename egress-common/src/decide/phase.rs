@@ -1,45 +1,45 @@
-//! How far a TCP connection is.
+//! The state of a TCP connection.
 //!
 //! RFC 7857 section 2 (after RFC 6146 section 3.5.2): a connection is *opening* until both sides have spoken, then
 //! *established*, and *closing* once both sides have finished or one has reset. A reset counts only while nothing follows
 //! it, and only the side that opened the connection can open it again.
 //!
-//! Anybody can send a FIN or RST with the address of the other side. It counts only where it [`fits`]: its sequence number
-//! is the one that the pod waits for, by what the pod has acknowledged, or a little behind it (RFC 5961 section 3.2). Both
-//! numbers are noted when they pass and compared when the entry is judged, since a FIN may come before the acknowledgement
-//! that confirms it. What does not fit changes nothing: the entry then lives as an established one does.
+//! A FIN or RST from outside may be forged. It counts only if it [`fits`]: its sequence number is the one that the pod
+//! has acknowledged, or slightly after it (RFC 5961 section 3.2). Both numbers are stored when they pass and compared
+//! when the entry is checked, because a FIN may come before the acknowledgement that confirms it. An end that does not
+//! fit changes nothing: the entry stays established.
 //!
-//! The pod's acknowledgements are noted as its other signs of life are, not of each packet: the last ones before a pause
-//! may be missing, and a reset after them does not count. The pod's own FIN always brings its last one.
+//! The pod's acknowledgements are stored with the periodic refresh, not for each packet: the last ones before a pause
+//! may be missing, and a reset after them does not count. The pod's own FIN always stores its last one.
 //!
-//! Other protocols are *opening* until the first answer has come, and established from then on. Only packets from outside
-//! count as answers ([`Segment`]): a pod that continues to send has not been answered.
+//! Other protocols are *opening* until the first answer, and established from then on. Only packets from outside count
+//! as answers ([`Segment`]).
 //!
-//! A NAT entry has a state and a number per direction, written by the packets of that direction, so that each packet needs
-//! one lookup. A reset and an opening concern both and are also told to the other ([`told`]). `flows` and `inbound` have
-//! one state for both sides.
+//! A NAT entry has a state and a number per direction, written by the packets of that direction, so that each packet
+//! needs one lookup. A reset or opening is also written to the other direction ([`opposite`]). `flows` and `inbound`
+//! have one state for both sides.
 
 use crate::abi::{Direction, Flow, Inbound, NatEntry};
 use crate::wire::{PROTO_TCP, Segment, tcp};
 
-/// More than a first SYN has come from this side, or an answer where there is no TCP; in `inbound`: both sides have spoken.
+/// This side has sent more than a first SYN, or an answer of another protocol; in `inbound`: both sides have spoken.
 pub const SPOKE: u32 = 1;
-/// A FIN has come from this side; in `inbound`: from outside.
+/// This side has sent a FIN; in `inbound`: the outside has.
 pub const FINISHED: u32 = 2;
-/// An RST has passed, from whichever side, and nothing from this one since.
+/// Either side has sent an RST, and this side nothing since.
 pub const RESET: u32 = 4;
-/// In `flows` and `inbound`: a FIN has come from the other side; in `inbound` that is the pod.
+/// In `flows` and `inbound`: the other side has sent a FIN; in `inbound` that is the pod.
 pub const OTHER_FINISHED: u32 = 8;
-/// In `inbound`: packets of the pod are seen, because it is selected.
+/// In `inbound`: the programs see the pod's packets, because it is selected.
 pub const POD_SEEN: u32 = 16;
-/// The RST came from outside, where anybody may have sent it.
+/// The RST came from outside and may be forged.
 pub const CLAIMED: u32 = 32;
 
-/// How far (bytes) behind what the pod has acknowledged an end may be: what the other side sends at once and unasked (the
-/// initial window of RFC 6928). One of 262,144 guesses fits.
+/// How far (bytes) after the pod's acknowledgement an end may be: the initial window (RFC 6928). One of 262,144 guesses
+/// fits.
 pub const WINDOW: u32 = 1 << 14;
 
-/// How far a connection is.
+/// Phase of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
     Opening,
@@ -47,26 +47,26 @@ pub enum Phase {
     Closing,
 }
 
-/// Whether a FIN or RST from outside that ends at this sequence number ends the connection of a pod that has acknowledged
-/// so much.
+/// Whether a FIN or RST from outside that ends at this sequence number closes the connection of a pod that has
+/// acknowledged up to that number.
 #[inline(always)]
 pub const fn fits(acknowledged: u32, end: u32) -> bool {
     end.wrapping_sub(acknowledged) < WINDOW
 }
 
-/// What is known of a direction's sequence numbers after a segment of its own: what the pod has acknowledged, or where the
-/// last FIN or RST from outside ends.
+/// The stored sequence number of a direction after one of its segments: the pod's acknowledgement, or the end of the
+/// last FIN or RST from outside.
 #[inline(always)]
 pub const fn number(known: u32, segment: Segment, direction: Direction) -> u32 {
     let counts = match direction {
-        // A reset may acknowledge nothing; all else of a pod does, or is its SYN, which begins at zero.
+        // A reset may acknowledge nothing; all other segments of a pod do, except its SYN, which begins at zero.
         Direction::Egress => segment.flags != 0 && !resets(segment.flags),
         Direction::Ingress => segment.flags & (tcp::FIN | tcp::RST) != 0,
     };
     if counts { segment.number } else { known }
 }
 
-/// A SYN that answers nothing.
+/// A SYN without ACK.
 #[inline(always)]
 pub const fn is_first(flags: u8) -> bool {
     flags & (tcp::SYN | tcp::ACK | tcp::RST) == tcp::SYN
@@ -77,8 +77,7 @@ const fn resets(flags: u8) -> bool {
     flags & tcp::RST != 0
 }
 
-/// What a packet that is neither a first SYN nor an RST leaves behind. Packets without a flag, and those that are no TCP,
-/// say nothing.
+/// The state after a packet that is neither a first SYN nor an RST. A packet without flags changes nothing.
 #[inline(always)]
 const fn spoke(state: u32, flags: u8, finished: u32) -> u32 {
     if flags == 0 {
@@ -88,7 +87,7 @@ const fn spoke(state: u32, flags: u8, finished: u32) -> u32 {
     (state | SPOKE | finished) & !(RESET | CLAIMED)
 }
 
-/// The state of a direction after a packet of its own.
+/// The state of a direction after one of its packets.
 #[inline(always)]
 pub const fn own(state: u32, flags: u8, direction: Direction) -> u32 {
     match direction {
@@ -101,10 +100,10 @@ pub const fn own(state: u32, flags: u8, direction: Direction) -> u32 {
     }
 }
 
-/// The state of the other direction after the same packet, where `state` is what the packet's own direction was in;
-/// `None` where it says nothing to the other.
+/// The state of the opposite direction after the same packet; `state` is the packet's own direction before it. `None`
+/// if it does not change.
 #[inline(always)]
-pub const fn told(state: u32, flags: u8, direction: Direction, other: u32) -> Option<u32> {
+pub const fn opposite(state: u32, flags: u8, direction: Direction, other: u32) -> Option<u32> {
     match direction {
         _ if resets(flags) => Some((other | RESET) & !CLAIMED),
         Direction::Egress if is_first(flags) && state != 0 => Some(0),
@@ -112,13 +111,13 @@ pub const fn told(state: u32, flags: u8, direction: Direction, other: u32) -> Op
     }
 }
 
-/// Whether [`told`] has something to say.
+/// Whether [`opposite`] changes the other direction.
 #[inline(always)]
-pub const fn tells(state: u32, flags: u8, direction: Direction) -> bool {
-    told(state, flags, direction, 0).is_some()
+pub const fn changes_opposite(state: u32, flags: u8, direction: Direction) -> bool {
+    opposite(state, flags, direction, 0).is_some()
 }
 
-/// The phase of a NAT entry, by its values at both keys; the other one may be on its way.
+/// The phase of a NAT entry, by the values of both keys.
 #[inline(always)]
 pub fn nat_entry(forward: &NatEntry, reverse: Option<&NatEntry>) -> Phase {
     let (state, end) = reverse.map_or((0, 0), |reverse| (reverse.state, reverse.number));
@@ -159,7 +158,7 @@ const fn of_mapping(forward: u32, reverse: u32, fits: bool) -> Phase {
     }
 }
 
-/// The state of a flow after a packet for the pod; of TCP only FINs and RSTs are looked at.
+/// The state of a flow after a packet for the pod; for TCP only FINs and RSTs count.
 #[inline(always)]
 pub const fn answered(state: u32, flags: u8, protocol: u8) -> u32 {
     if protocol != PROTO_TCP {
@@ -173,7 +172,7 @@ pub const fn answered(state: u32, flags: u8, protocol: u8) -> u32 {
     }
 }
 
-/// The phase of a flow. That the pod has gone on after its SYN shows that it was answered. `fits`: see [`fits`].
+/// The phase of a flow. A pod that has sent more than its SYN has been answered. `fits`: see [`fits`].
 #[inline(always)]
 const fn of_flow(state: u32, fits: bool) -> Phase {
     const FINISHED_BOTH: u32 = FINISHED | OTHER_FINISHED;
@@ -186,10 +185,10 @@ const fn of_flow(state: u32, fits: bool) -> Phase {
     }
 }
 
-/// The state of a connection from outside after a packet from outside. A SYN on a tuple that is closing is a new
-/// connection; on any other it may be anybody's. `fits`: see [`fits`].
+/// The state of an inbound connection after a packet from outside. A SYN on a closing tuple is a new connection; on any
+/// other it may be forged. `fits`: see [`fits`].
 #[inline(always)]
-pub const fn heard(state: u32, flags: u8, fits: bool) -> u32 {
+pub const fn seen_from_outside(state: u32, flags: u8, fits: bool) -> u32 {
     if resets(flags) {
         return state | RESET | CLAIMED;
     }
@@ -199,18 +198,18 @@ pub const fn heard(state: u32, flags: u8, fits: bool) -> u32 {
     spoke(state, flags, FINISHED)
 }
 
-/// The state of a connection from outside after a packet of the pod.
+/// The state of an inbound connection after a packet of the pod.
 #[inline(always)]
 pub const fn replied(state: u32, flags: u8) -> u32 {
     if resets(flags) {
         return (state | POD_SEEN | RESET) & !CLAIMED;
     }
-    // A SYN+ACK does not show that the other side is there.
+    // A SYN+ACK does not confirm the other side.
     if flags & tcp::SYN != 0 { state | POD_SEEN } else { spoke(state, flags, OTHER_FINISHED) | POD_SEEN }
 }
 
-/// The phase of a connection from outside. The pod's FIN is seen only where the pod is selected; elsewhere the other's will
-/// do, and there is nothing that it could be compared with. `fits`: see [`fits`].
+/// The phase of an inbound connection. The programs see the pod's FIN only if the pod is selected; otherwise the other
+/// side's FIN is enough, because there is no acknowledgement to compare it with. `fits`: see [`fits`].
 #[inline(always)]
 const fn of_inbound(state: u32, fits: bool) -> Phase {
     let fits = fits || state & POD_SEEN == 0;
@@ -248,8 +247,8 @@ mod tests {
         of_inbound(state, true)
     }
 
-    fn heard_fitting(state: u32, flags: u8) -> u32 {
-        heard(state, flags, true)
+    fn seen_fitting(state: u32, flags: u8) -> u32 {
+        seen_from_outside(state, flags, true)
     }
 
     /// A NAT entry's phase after these packets.
@@ -259,7 +258,7 @@ mod tests {
             let (one, other) = if *direction == Egress { (0, 1) } else { (1, 0) };
             let before = states[one];
             states[one] = own(before, *flags, *direction);
-            states[other] = told(before, *flags, *direction, states[other]).unwrap_or(states[other]);
+            states[other] = opposite(before, *flags, *direction, states[other]).unwrap_or(states[other]);
         }
         of_mapping(states[0], states[1], true)
     }
@@ -307,9 +306,9 @@ mod tests {
         for state in 0..64 {
             for direction in [Egress, Ingress] {
                 assert_eq!(own(state, 0, direction), state);
-                assert!(!tells(state, 0, direction));
+                assert!(!changes_opposite(state, 0, direction));
             }
-            assert_eq!((heard_fitting(state, 0), answered(state, 0), answered(state, ACK)), (state, state, state));
+            assert_eq!((seen_fitting(state, 0), answered(state, 0), answered(state, ACK)), (state, state, state));
         }
     }
 
@@ -328,30 +327,30 @@ mod tests {
 
     #[test]
     fn a_connection_from_outside_is_answered_and_closed() {
-        let syn = heard_fitting(0, SYN);
+        let syn = seen_fitting(0, SYN);
         assert_eq!(of_inbound_fitting(syn), Phase::Opening);
-        // Of a pod that nothing selects only the other side is seen.
-        assert_eq!(of_inbound_fitting(heard_fitting(syn, ACK)), Phase::Established);
-        assert_eq!(of_inbound_fitting(heard_fitting(heard_fitting(syn, ACK), FIN)), Phase::Closing);
-        // Of a selected one both.
+        // Of an unselected pod only the other side is seen.
+        assert_eq!(of_inbound_fitting(seen_fitting(syn, ACK)), Phase::Established);
+        assert_eq!(of_inbound_fitting(seen_fitting(seen_fitting(syn, ACK), FIN)), Phase::Closing);
+        // Of a selected pod both sides are seen.
         let answer = replied(syn, SYN_ACK);
         assert_eq!(of_inbound_fitting(answer), Phase::Opening, "it shows nothing of the other side");
         let open = replied(answer, ACK);
         assert_eq!(of_inbound_fitting(open), Phase::Established);
-        assert_eq!(of_inbound_fitting(heard_fitting(open, FIN)), Phase::Established, "the pod may go on");
-        assert_eq!(of_inbound_fitting(replied(heard_fitting(open, FIN), FIN)), Phase::Closing);
+        assert_eq!(of_inbound_fitting(seen_fitting(open, FIN)), Phase::Established, "the pod may go on");
+        assert_eq!(of_inbound_fitting(replied(seen_fitting(open, FIN), FIN)), Phase::Closing);
         assert_eq!(of_inbound_fitting(replied(syn, RST_ACK)), Phase::Closing, "refused");
     }
 
     #[test]
     fn forged_segments_close_no_inbound_connection() {
-        let open = replied(replied(heard_fitting(0, SYN), SYN_ACK), ACK);
-        let reset = heard_fitting(open, RST);
+        let open = replied(replied(seen_fitting(0, SYN), SYN_ACK), ACK);
+        let reset = seen_fitting(open, RST);
         assert_eq!(of_inbound_fitting(reset), Phase::Closing);
         assert_eq!(of_inbound_fitting(replied(reset, ACK)), Phase::Established);
-        assert_eq!(heard_fitting(open, SYN), open);
-        let closed = replied(heard_fitting(open, FIN), FIN);
-        assert_eq!(heard_fitting(closed, SYN), 0, "used again");
+        assert_eq!(seen_fitting(open, SYN), open);
+        let closed = replied(seen_fitting(open, FIN), FIN);
+        assert_eq!(seen_fitting(closed, SYN), 0, "used again");
     }
 
     #[test]
@@ -378,26 +377,30 @@ mod tests {
         }
     }
 
-    /// Of all that strangers can send, what does not fit shortens nothing; what the pod itself says always counts.
+    /// A forged end that does not fit shortens nothing; the pod's own end always counts.
     #[test]
     fn an_out_of_window_end_closes_nothing() {
         let (open, ack) = (own(own(0, SYN, Egress), ACK, Egress), SPOKE);
         for flags in [RST, RST_ACK, FIN] {
             let reverse = own(ack, flags, Ingress);
-            let forward = told(ack, flags, Ingress, open).unwrap_or(open);
+            let forward = opposite(ack, flags, Ingress, open).unwrap_or(open);
             for pods in [ACK, FIN] {
                 let forward = if flags == FIN { own(forward, pods, Egress) } else { forward };
                 assert_eq!(of_mapping(forward, reverse, false), Phase::Established, "{flags}");
             }
             let flow = answered(own(open, FIN, Egress), flags);
             assert_eq!((of_flow(flow, false), of_flow(flow, true)), (Phase::Established, Phase::Closing), "{flags}");
-            let inbound = heard(replied(replied(heard(0, SYN, false), ACK), FIN), flags, false);
+            let inbound = seen_from_outside(replied(replied(seen_from_outside(0, SYN, false), ACK), FIN), flags, false);
             assert_eq!(of_inbound(inbound, false), Phase::Established, "{flags}");
             assert_eq!(of_inbound(inbound, true), Phase::Closing, "{flags}");
         }
-        let reset = told(open, RST, Egress, own(ack, RST, Ingress)).expect("told");
+        let reset = opposite(open, RST, Egress, own(ack, RST, Ingress)).expect("told");
         assert_eq!(of_mapping(own(open, RST, Egress), reset, false), Phase::Closing, "the pod's own");
         assert_eq!(of_flow(own(answered(open, RST), RST, Egress), false), Phase::Closing, "the pod's own");
-        assert_eq!(of_inbound(replied(heard(ack, RST, false), RST), false), Phase::Closing, "the pod's own");
+        assert_eq!(
+            of_inbound(replied(seen_from_outside(ack, RST, false), RST), false),
+            Phase::Closing,
+            "the pod's own"
+        );
     }
 }

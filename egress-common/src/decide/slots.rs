@@ -1,12 +1,11 @@
-//! Which address a flow shows: picked once by hash, then kept.
+//! The egress IP of a flow: chosen once by hash, then kept.
 //!
-//! A flow keeps its address, not its node. When addresses come and go, a flow stays with the one that it has; when its
-//! address is served by another node, the flow follows; while it is served by none, a running TCP flow waits for it; when
-//! it was taken from the object, a running TCP flow is cut and its pod gets a reset. Any other flow can begin again at any
-//! packet, and gets another address.
+//! A flow keeps its address, not its node. It keeps it when other addresses are added or removed, and follows it to
+//! another node. While no node serves the address, a running TCP flow waits; after its removal from the policy, a
+//! running TCP flow ends and its pod gets a reset. Any other flow can begin again with any packet, and gets another
+//! address.
 //!
-//! What a flow may do is read off the policy each time: a cut leaves no mark on a flow, and an address that comes back
-//! finds its flows again.
+//! The policy is read each time: a reset leaves no mark in a flow, and an address that returns serves its flows again.
 
 use super::{ClaimOutcome, QuotaKind, Tables, phase};
 use crate::abi::{Addr, Direction, Flow, MAX_SLOTS, PolicyEntry, PolicyKey, PolicySlot, Tuple, Verdict, WhenEmpty};
@@ -15,7 +14,8 @@ use crate::wire::{Headers, L4, Quote, tcp};
 const SLOT_MASK: u32 = MAX_SLOTS as u32 - 1;
 const _: () = assert!(MAX_SLOTS.is_power_of_two());
 
-/// The slot of the packet's flow, or why there is none. An ICMP error has that of the flow that it quotes, and begins none.
+/// The slot of the packet's flow, or the verdict without one. An ICMP error has the slot of the quoted flow, and begins
+/// none.
 #[inline(always)]
 pub fn of_flow<'t, T: Tables>(
     headers: &Headers,
@@ -42,8 +42,7 @@ pub fn of_flow<'t, T: Tables>(
     begin(headers, tables, egress_id, policy, known.is_some())
 }
 
-/// What becomes of a packet while the object has no address that is served. A running connection has one, and must not
-/// show another.
+/// The verdict of a packet while no address is served. A running connection has an address, and must not get another.
 #[inline(always)]
 fn without_address<T: Tables>(headers: &Headers, tables: &T, egress_id: u32, policy: &PolicyEntry) -> Verdict {
     let otherwise = match policy.when_empty() {
@@ -65,11 +64,11 @@ pub fn is_mid_stream(headers: &Headers) -> bool {
     headers.l4 == L4::Tcp && headers.tcp_flags & tcp::SYN == 0
 }
 
-/// Whether the engine can give this packet another address; an ICMP error only by what it quotes.
+/// Whether this packet can be translated; an ICMP error only by the quoted packet.
 #[inline(always)]
 pub fn translatable(headers: &Headers) -> Result<(), Verdict> {
     if headers.source_routed {
-        // It would go on from the address to others, past whatever was decided here for that address.
+        // A source-routed packet would continue to other addresses, for which nothing was decided.
         return Err(Verdict::SourceRouted);
     }
     match headers.l4 {
@@ -82,9 +81,9 @@ pub fn translatable(headers: &Headers) -> Result<(), Verdict> {
     }
 }
 
-/// The flow that an ICMP error of a pod is about, as the pod sends it: the pod got the quoted packet, and tells its sender.
+/// The quoted packet of an ICMP error of a pod, if the pod received it and the error goes to its sender.
 #[inline(always)]
-pub fn told_of<'q>(headers: &Headers, quote: &'q Quote) -> Option<&'q Quote> {
+pub fn quoted_by_pod<'q>(headers: &Headers, quote: &'q Quote) -> Option<&'q Quote> {
     (quote.tuple().daddr == headers.tuple.saddr && quote.tuple().saddr == headers.tuple.daddr).then_some(quote)
 }
 
@@ -99,13 +98,12 @@ fn of_error<'t, T: Tables>(
     if headers.source_routed {
         return Err(Verdict::SourceRouted);
     }
-    let tuple = told_of(headers, quote).ok_or(Verdict::IcmpUnmatched)?.flow();
+    let tuple = quoted_by_pod(headers, quote).ok_or(Verdict::IcmpUnmatched)?.flow();
     let flow = tables.flow_peek(tuple).ok_or(Verdict::IcmpUnmatched)?;
     kept(tuple, tables, egress_id, policy, flow)
 }
 
-/// The slot of the flow's address, its last place tried first; or whether the address is gone or only served by nobody
-/// now.
+/// The slot of the flow's address, its last index first; or whether the address was removed or has no gateway now.
 #[inline(always)]
 fn kept<'t, T: Tables>(
     tuple: &Tuple,
@@ -125,19 +123,19 @@ fn kept<'t, T: Tables>(
         return Err(Verdict::NoGateway);
     }
     tables.set_flow_slot(tuple, moved);
-    // Read back from the map, so that the verifier follows one unknown place instead of each one that it may be.
+    // Read back from the map, so that the verifier follows one unknown index instead of every possible one.
     let flow = tables.flow_peek(tuple).ok_or(Verdict::ClaimLost)?;
     slot_at(policy, flow.slot, &flow.address).ok_or(Verdict::ClaimLost)
 }
 
-/// The slot at this place, if it has this address.
+/// The slot at this index, if it has this address.
 #[inline(always)]
 fn slot_at<'t>(policy: &'t PolicyEntry, place: u32, address: &Addr) -> Option<&'t PolicySlot> {
     let slot = &policy.slots[(place & SLOT_MASK) as usize];
     (place < policy.count() && slot.address == *address).then_some(slot)
 }
 
-/// Where the address is among the slots; those that no node serves now come last.
+/// The index of the address among the slots; pending ones come last.
 #[inline(never)]
 fn place_of(policy: &PolicyEntry, address: &Addr) -> Option<u32> {
     let listed = policy.count() + policy.pending();
@@ -163,7 +161,7 @@ fn begin<'t, T: Tables>(
         return Err(Verdict::QuotaExceeded);
     }
     if headers.l4 != L4::Tcp {
-        // Outlives the flow: an answer that comes after the flow was cut is none to a connection from outside.
+        // Outlives the flow: a late answer after a reset begins no inbound connection.
         tables.note_datagram(&headers.tuple);
     }
     let index = pick(&headers.tuple, policy.count());
@@ -178,7 +176,7 @@ fn begin<'t, T: Tables>(
     match tables.claim_flow(&headers.tuple, &flow) {
         ClaimOutcome::Claimed => Ok(slot),
         ClaimOutcome::Full => Err(Verdict::MapFull),
-        // Another CPU began the same flow: its choice stands.
+        // Another CPU began the same flow: its choice wins.
         ClaimOutcome::Taken => {
             let flow = tables.flow_seen(&headers.tuple, headers.of_pod()).ok_or(Verdict::ClaimLost)?;
             kept(&headers.tuple, tables, egress_id, policy, flow).map_err(|_| Verdict::ClaimLost)
@@ -186,7 +184,7 @@ fn begin<'t, T: Tables>(
     }
 }
 
-/// Index of the slot that a new flow gets. The count is not zero.
+/// Index of a new flow's slot. The count is not zero.
 #[inline(always)]
 fn pick(tuple: &Tuple, count: u32) -> u32 {
     if count == 0 {

@@ -1,8 +1,8 @@
-//! SNAT: which port a flow has on its egress IP.
+//! SNAT: the port of a flow on its egress IP.
 //!
-//! The rules (RFC 4787, RFC 5382, RFC 6056): the pod's own port is kept if it is free and no system port. Otherwise a search
-//! covers all of 1024..=65535, per egress IP, destination address, destination port and protocol. Two keys cannot be claimed
-//! at once, so:
+//! The rules (RFC 4787, RFC 5382, RFC 6056): the source port is kept if it is free and no system port. Otherwise a
+//! search covers all of 1024..=65535, per egress IP, destination address, destination port and protocol. Two keys
+//! cannot be claimed at once, so:
 //!
 //! 1. The reverse key is claimed by insert-if-absent. If it exists with *this* forward tuple, it is adopted.
 //! 2. The forward key is claimed likewise. The loser removes the reverse key that it claimed, and reads the winner's.
@@ -12,18 +12,18 @@
 //!
 //! Two CPUs that see the first two packets of a flow thus end with one NAT entry. The order of the lock of each key is enough.
 //!
-//! A protocol without ports has one NAT entry per address and destination; a second pod is refused by its own drop reason.
-//! The node's own address has none for it, because what arrives there may be the host's; for other protocols that address
-//! uses the ports that only NAT uses.
+//! A protocol without ports has one NAT entry per address and destination; a second pod is refused by its own drop
+//! reason. The node's own address has none for it, because packets to it may belong to the host; for other protocols
+//! that address uses the NAT port range.
 
 use super::{ClaimOutcome, NatOwner, PortClaim, QuotaKind, Tables, slots};
 use crate::abi::{Addr, Direction, NatEntry, Origin, PortRange, Tuple, Verdict};
 use crate::wire::{Headers, L4, PROTO_ICMP, PROTO_ICMPV6, Quote, Segment, sctp};
 
-/// System ports stay out of NAT's range.
+/// NAT uses no system ports.
 pub const EGRESS_PORTS: PortRange = PortRange { first: 1024, last: u16::MAX };
 
-/// Walks a port range in an order that begins anywhere and misses nothing.
+/// Walks a port range from a random start, without omission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PortSearch {
     first: u16,
@@ -65,13 +65,13 @@ pub fn reverse_key(forward: &Tuple, address: &Addr, port: u16) -> Tuple {
     Tuple::new(Direction::Ingress, forward.daddr, *address, reverse_sport(forward, port), port, forward.protocol)
 }
 
-/// Makes it the key for another port.
+/// Changes the key to another port.
 #[inline(always)]
 pub fn set_reverse_port(key: &mut Tuple, forward: &Tuple, port: u16) {
     key.set_ports(reverse_sport(forward, port), port);
 }
 
-/// The identifier of a query stands in both ports, so both change.
+/// A query has its identifier in both ports, so both change.
 #[inline(always)]
 const fn reverse_sport(forward: &Tuple, port: u16) -> u16 {
     if is_echo(forward) { port } else { forward.dport() }
@@ -82,14 +82,14 @@ const fn is_echo(tuple: &Tuple) -> bool {
     matches!(tuple.protocol, PROTO_ICMP | PROTO_ICMPV6)
 }
 
-/// What a flow is to show to the world.
+/// The translated source of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SnatPool {
     pub address: Addr,
     pub ports: PortRange,
 }
 
-/// The NAT entry of a packet from a pod, made if it is not there; for an ICMP error that of the flow that it quotes.
+/// Finds or creates the NAT entry of a packet from a pod; for an ICMP error, finds that of the quoted flow.
 #[inline(always)]
 pub fn translate<'t, T: Tables>(
     headers: &Headers,
@@ -121,7 +121,7 @@ pub fn translate<'t, T: Tables>(
         OwnPort::Adopted => Port { number: forward.sport(), ours: false },
         OwnPort::Full => return Err(Verdict::MapFull),
         OwnPort::Taken if headers.l4 == L4::Other => return Err(Verdict::ProtocolTaken),
-        // The answerer knows this flow by its own port only.
+        // The peer knows this flow by its current port only.
         OwnPort::Taken if is_under_way(headers) => return Err(Verdict::PortTaken),
         OwnPort::Taken if is_exhausted(forward, pool, tables) => return Err(Verdict::PortsExhausted),
         OwnPort::Taken => match find_port(headers, tables, pool, owner) {
@@ -140,17 +140,18 @@ pub fn translate<'t, T: Tables>(
     if nat_entry.other.daddr == pool.address { Ok(nat_entry) } else { Err(Verdict::ClaimLost) }
 }
 
-/// Tells the world of a packet that a pod got by a flow of its own; the flow lives no longer for it (RFC 5508 section 4).
+/// The NAT entry of a pod's ICMP error about a packet that it received. The error refreshes nothing (RFC 5508 section
+/// 4).
 #[inline(never)]
 fn of_error<'t, T: Tables>(headers: &Headers, quote: &Quote, tables: &'t T) -> Option<&'t NatEntry> {
-    // What a pod got was no request: nothing unasked comes in.
-    let quote = slots::told_of(headers, quote).filter(|quote| quote.l4() != L4::EchoRequest)?;
+    // A pod receives no request by a flow, so a quoted request is invalid.
+    let quote = slots::quoted_by_pod(headers, quote).filter(|quote| quote.l4() != L4::EchoRequest)?;
     tables.nat_peek(quote.flow())
 }
 
-/// Whether a NAT entry is what the flow is to show now, and leads its answers to where the pod is: its node may have
-/// another tunnel endpoint by now, or the subnet another node. The ports of the node's own address may have changed:
-/// answers to one that is not among them any more are the host's.
+/// Whether a NAT entry has the current address of the flow and the current node of the pod. The node's tunnel endpoint
+/// or the subnet's node may have changed. The NAT port range of the node's own address may have changed too: answers to
+/// other ports belong to the host.
 #[inline(always)]
 fn shows(nat_entry: &NatEntry, pool: &SnatPool, owner: &NatOwner) -> bool {
     let port = nat_entry.other.dport();
@@ -161,17 +162,17 @@ fn shows(nat_entry: &NatEntry, pool: &SnatPool, owner: &NatOwner) -> bool {
         && (is_listed || owner.origin != Origin::Stack)
 }
 
-// The steps are out of line, because in the programs their frames would crowd one another and the caller's.
+// The steps are out of line, because their inlined stack frames would exceed the programs' stack.
 
-/// The flow had another address; its answers to that one find nothing from now on. Of several CPUs that see this, the one
-/// that removes the old reverse key removes the forward key too, and nobody else: by then it may be a new NAT entry's.
-/// Where the reverse key is gone already, that CPU is at work, or the sweep will see a forward key that was left alone.
-/// Nothing here can tell the two, and to remove the forward key on suspicion could leave the other CPU's new NAT entry
-/// without its own. Only an agent that is killed between the two removals of a cut leaves one alone for longer than a
-/// moment; the flow's packets are dropped (`claim_lost`) until the first sweep of the next agent, which is at its start.
+/// Removes the NAT entry of a flow's former address; answers to that address are dropped from now on. Of several CPUs,
+/// only the one that removes the old reverse key removes the forward key, which may belong to a new NAT entry by then.
+/// If the reverse key is missing, another CPU is removing the entry, or the sweep will remove a lone forward key. Both
+/// cases look the same, and removing the forward key here could break the other CPU's new NAT entry. Only an agent that
+/// is killed between the two removals of a flush leaves a lone key for longer; the flow's packets are dropped
+/// (`claim_lost`) until the first sweep, at the start of the next agent.
 #[inline(never)]
 fn retire<T: Tables>(forward: &Tuple, old: &NatEntry, tables: &T) {
-    // Copied: once that other CPU has removed the old value, its memory may hold another one.
+    // Copied, because the memory of a removed value may be reused.
     let reverse = old.other;
     let is_whole = tables.nat_seen(&reverse, Segment::NONE).is_some_and(|there| there.other == *forward);
     if is_whole && tables.forget_nat(&reverse) {
@@ -179,19 +180,19 @@ fn retire<T: Tables>(forward: &Tuple, old: &NatEntry, tables: &T) {
     }
 }
 
-/// Whether the packet is of a connection, or an association of SCTP, that began before this node had a part in it.
+/// Whether the packet belongs to a TCP connection or SCTP association that began before this node saw it.
 #[inline(always)]
 fn is_under_way(headers: &Headers) -> bool {
     slots::is_mid_stream(headers) || headers.l4 == L4::Sctp && headers.sctp_chunk != sctp::INIT
 }
 
-/// What came of claiming the reverse key with the pod's own port.
+/// Outcome of claiming the reverse key with the source port.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum OwnPort {
     Claimed,
-    /// It was there for this very flow.
+    /// It existed for this flow.
     Adopted,
-    /// It belongs to another flow, or is not one of the face's ports.
+    /// It belongs to another flow, or is outside the pool's ports.
     Taken,
     Full,
 }
@@ -212,7 +213,7 @@ fn claim_own_port<T: Tables>(headers: &Headers, tables: &T, pool: &SnatPool, own
     }
     let forward = &headers.tuple;
     let reverse = reverse_key(forward, &pool.address, port);
-    // Once more where it was taken back in between.
+    // A second attempt if the claim was removed in between.
     for _ in 0..2 {
         match tables.claim_nat(&reverse, forward, owner) {
             ClaimOutcome::Claimed => return OwnPort::Claimed,
@@ -226,8 +227,8 @@ fn claim_own_port<T: Tables>(headers: &Headers, tables: &T, pool: &SnatPool, own
     OwnPort::Taken
 }
 
-/// A search that found nothing holds for so long for every new flow of the same kind: it has cost a step for each port.
-/// So a port that becomes free is found after this time at the latest; a flow whose own port is free gets it at once.
+/// How long a failed search holds for new flows of the same kind, because a search visits every port. A freed port is
+/// found after this time at the latest; a flow with a free source port gets it at once.
 pub const EXHAUSTED_NS: u64 = 1_000_000_000;
 
 #[inline(never)]
@@ -240,7 +241,7 @@ fn note_exhausted<T: Tables>(forward: &Tuple, pool: &SnatPool, tables: &T) {
     tables.note_exhausted(&reverse_key(forward, &pool.address, 0));
 }
 
-/// Claims the reverse key with any free port of the face.
+/// Claims the reverse key with any free port of the pool.
 #[inline(never)]
 fn find_port<T: Tables>(headers: &Headers, tables: &T, pool: &SnatPool, owner: &NatOwner) -> PortClaim {
     let forward = &headers.tuple;
@@ -248,17 +249,16 @@ fn find_port<T: Tables>(headers: &Headers, tables: &T, pool: &SnatPool, owner: &
     tables.claim_any_port(forward, &pool.address, owner, &search)
 }
 
-/// What stands once the forward key has been claimed.
+/// Outcome of claiming the forward key.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Forward {
     Stands,
-    /// It stands, and names a reverse key that somebody may have taken back.
+    /// It exists, and names a reverse key that another CPU may have removed.
     NeedsReverse,
 }
 
-/// Claims the forward key; a loser takes back the reverse key that it claimed itself. Where a NAT entry of the flow stands
-/// by then that names this very reverse key, another CPU has adopted it: then it is not the loser's to take back. A NAT
-/// entry that is just being swept stands no more.
+/// Claims the forward key. The loser removes the reverse key that it claimed, unless a NAT entry of the flow names this
+/// reverse key: then another CPU has adopted it. An entry under removal by the sweep does not count.
 #[inline(never)]
 fn claim_forward<T: Tables>(
     headers: &Headers,
@@ -284,9 +284,9 @@ fn claim_forward<T: Tables>(
     if claim == ClaimOutcome::Full { Err(Verdict::MapFull) } else { Ok(Forward::Stands) }
 }
 
-/// Claims the reverse key of a NAT entry whose forward key stands. One that is there and then is not has just been taken
-/// back, by a CPU that looks at the forward key next. Where another flow has got it meanwhile, the NAT entry goes, and the
-/// next packet makes another one.
+/// Claims the reverse key of a NAT entry whose forward key exists. A key that vanishes in between was removed by a CPU
+/// that reads the forward key next. If another flow claims it first, the NAT entry is removed, and the next packet
+/// creates another one.
 #[inline(never)]
 fn hold_reverse<T: Tables>(
     headers: &Headers,

@@ -1,7 +1,8 @@
-//! `to_netdev`: the uplink, TC egress. The guard of what this node sends, and SNAT of packets with the mark.
+//! `to_netdev`: the uplink, TC egress. Guard of all packets that leave, and SNAT of packets with the mark.
 //!
-//! Packets that a program of this node redirected are recognised by their sign (`Config::redirected`) before this decision.
-//! So a forwarded packet with an egress IP as its source got it from a pod or a rule of the host, and not from NAT.
+//! Packets that a program of this node redirected are recognised by their priority (`Config::redirected`) before this
+//! decision. So a forwarded packet with an egress IP as its source got it from a pod or a rule of the host, and not
+//! from NAT.
 
 use super::from_pod::{self, FromPod};
 use super::snat::{self, SnatPool};
@@ -9,7 +10,7 @@ use super::{NatOwner, Tables, fragments, from_netdev, slots, to_pod};
 use crate::abi::{Addr, Class, Config, NatEntry, Origin, PrefixKind, Verdict, has_node_mark};
 use crate::wire::{Headers, L4, Quote};
 
-/// What `skb` says besides the packet.
+/// Metadata of the skb.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Meta {
     pub mark: u32,
@@ -33,26 +34,26 @@ pub fn decide<T: Tables>(headers: &mut Headers, quote: &Quote, meta: &Meta, tabl
     if meta.forwarded && headers.may_be_udp_to(config.tunnel_port) && tables.node(&headers.tuple.daddr).is_some() {
         return ToNetdev::Done(Verdict::ForgedTunnel);
     }
-    // For an egress IP that this node does not own: nodes of which none owns it would pass the packet round. What is
-    // delivered here never gets this far.
+    // To an egress IP that this node does not own: nodes without it would forward the packet in a loop. A locally
+    // delivered packet does not reach this hook.
     if meta.returning && is_egress_ip(&headers.tuple.daddr, tables) {
         return ToNetdev::Done(Verdict::NotGateway);
     }
-    // Of this node or of another one. What came in by the uplink is the network's own.
+    // Of this node or another one. A packet that came in by the uplink belongs to the network.
     if meta.forwarded && !meta.returning && is_egress_ip(&headers.tuple.saddr, tables) {
         return ToNetdev::Done(Verdict::SpoofedEgressIp);
     }
     if meta.forwarded && passes_for_a_mapping(headers, tables, config) {
         return ToNetdev::Done(Verdict::PortTaken);
     }
-    // Most packets are the node's own: nothing below would find a pod in them.
+    // Most packets are the node's own and match no pod below.
     if !has_node_mark(meta.mark) && !config.may_be_pod(&headers.tuple.saddr) {
         return ToNetdev::Done(Verdict::NotOurs);
     }
     let is_pods = tables.pod(&headers.tuple.saddr).is_some() && may_be_pods(headers, meta.forwarded, tables, config);
     if has_node_mark(meta.mark) {
         if !is_pods {
-            // The mark alone lets no pod's address out: any program of the host can set it.
+            // The mark alone does not let a pod's address leave, because any process of the host can set it.
             let verdict = guard_foreign(headers, tables, config);
             return if verdict.class() == Class::Drop { ToNetdev::Done(verdict) } else { ToNetdev::Unmark };
         }
@@ -61,16 +62,16 @@ pub fn decide<T: Tables>(headers: &mut Headers, quote: &Quote, meta: &Meta, tabl
     }
     if is_pods {
         let verdict = guard_own(headers, quote, tables, config);
-        // The stack has not translated it: not every CNI does.
+        // The stack has not translated it, as with some CNIs.
         return if verdict == Verdict::NodeAddress { ToNetdev::NodeSnat } else { ToNetdev::Done(verdict) };
     }
     ToNetdev::Done(guard_foreign(headers, tables, config))
 }
 
-/// Whether a rule of the host has given the packet the node's address with a port by which NAT knows another pod's flow to
-/// the same place: a masquerade keeps the port that a pod has chosen. Answers to it would be that flow's.
+/// Whether a rule of the host has masqueraded the packet to a port that NAT uses for another pod's flow to the same
+/// destination. A masquerade keeps the pod's source port. Answers would go to that other flow.
 ///
-/// Out of line: asked of few ports.
+/// Out of line, because few ports need it.
 #[inline(never)]
 fn passes_for_a_mapping<T: Tables>(headers: &Headers, tables: &T, config: &Config) -> bool {
     let tuple = &headers.tuple;
@@ -91,7 +92,7 @@ pub fn translate<'t, T: Tables>(
     if address == Addr::UNSPECIFIED || config.node_ports.first == 0 {
         return Err(Verdict::NoNodeAddress);
     }
-    // An error by the NAT entry of what it quotes.
+    // An error by the NAT entry of the quoted packet.
     if headers.l4 != L4::IcmpError || headers.source_routed {
         slots::translatable(headers)?;
     }
@@ -99,18 +100,18 @@ pub fn translate<'t, T: Tables>(
     snat::translate(headers, quote, tables, &SnatPool { address, ports: config.node_ports }, &owner)
 }
 
-/// Whether an entry of `pods` may judge the packet. An entry for an address that is the node's own, an egress IP or another
-/// node's, whatever wrote it, must not cut the node off: the agent would never hear that the entry is to go.
+/// Whether an entry of `pods` may decide about the packet. A wrong entry for an address of this node, an egress IP or
+/// another node must not cut the node off: the agent could never learn to remove it.
 ///
-/// Out of line: asked of packets with a pod's address alone, which the CNI has translated as a rule.
+/// Out of line, because packets with a pod's address are rare here: the CNI usually translates them.
 #[inline(never)]
 fn may_be_pods<T: Tables>(headers: &Headers, forwarded: bool, tables: &T, config: &Config) -> bool {
     let is_nodes = tables.node(&headers.tuple.saddr).is_some();
-    // On a node without a subnet of the family pods have addresses of which nothing is known.
+    // On a node without a subnet of the family, pods have unknown addresses.
     let may_be_anywhere = forwarded && !is_nodes;
     let Some(prefix) = tables.prefix(&headers.tuple.saddr) else { return may_be_anywhere };
     match prefix.kind() {
-        // The second address of a subnet counts as the node's, and where the CNI is a bridge a pod may have it.
+        // The second address of a subnet counts as the node's, but with a bridge CNI a pod may have it.
         Some(PrefixKind::PodSubnet) => prefix.node == config.self_node && (forwarded || !is_nodes),
         Some(PrefixKind::PodNetwork) => may_be_anywhere,
         _ => false,
@@ -122,17 +123,17 @@ fn is_egress_ip<T: Tables>(address: &Addr, tables: &T) -> bool {
     tables.prefix(address).is_some_and(|prefix| prefix.kind() == Some(PrefixKind::EgressIp))
 }
 
-/// A pod of this node, with its own address, about to leave: what `from_pod` would leave alone may, nothing else.
+/// A packet with the address of a local pod is about to leave: only packets that `from_pod` would leave alone may.
 #[inline(never)]
 fn guard_own<T: Tables>(headers: &mut Headers, quote: &Quote, tables: &T, config: &Config) -> Verdict {
     match from_pod::judge(headers, quote, tables, config, false) {
-        // For `from_pod` the stack answers it; here the stack is done with it, and it would leave.
+        // After `from_pod` the stack answers it; here the packet would leave.
         FromPod::Done(Verdict::TtlExpired) => Verdict::ProgramBypassed,
-        // For `from_pod` a SYN+ACK or an echo reply is an answer whatever we remember, since the stack knows better. By
-        // here the stack has given an answer through a service its own source back; what still has the pod's address
-        // answers somebody who called that address, whom we remember and who may do so, or nobody.
+        // `from_pod` takes every SYN+ACK or echo reply for an answer, and leaves it to the stack. Here the stack has
+        // already restored the source of an answer through a service. A packet that still has the pod's address must
+        // answer a known inbound connection to that address.
         FromPod::Done(Verdict::InboundReply)
-            if !from_pod::answers_known(headers, quote, tables) || !is_called(headers, quote, tables, config) =>
+            if !from_pod::answers_known(headers, quote, tables) || !may_be_called(headers, quote, tables, config) =>
         {
             Verdict::ProgramBypassed
         }
@@ -143,15 +144,15 @@ fn guard_own<T: Tables>(headers: &mut Headers, quote: &Quote, tables: &T, config
     }
 }
 
-/// Of what an ICMP error quotes, where it is one.
+/// For an ICMP error, of the quoted packet.
 #[inline(always)]
-fn is_called<T: Tables>(headers: &Headers, quote: &Quote, tables: &T, config: &Config) -> bool {
+fn may_be_called<T: Tables>(headers: &Headers, quote: &Quote, tables: &T, config: &Config) -> bool {
     let answer = if headers.l4 == L4::IcmpError { quote.flow() } else { &headers.tuple };
-    to_pod::is_called(answer, tables, config)
+    to_pod::may_be_called(answer, tables, config)
 }
 
-/// Any other source: a pod address that is not this node's must not leave, unless it stays in the cluster (a CNI that
-/// routes pods without an overlay).
+/// Any other source: the address of a remote pod must not leave, unless it stays in the cluster (a CNI that routes pods
+/// without an overlay).
 #[inline(never)]
 fn guard_foreign<T: Tables>(headers: &Headers, tables: &T, config: &Config) -> Verdict {
     let Some(prefix) = tables.prefix(&headers.tuple.saddr) else {
@@ -166,7 +167,7 @@ fn guard_foreign<T: Tables>(headers: &Headers, tables: &T, config: &Config) -> V
     }
     match tables.prefix(&headers.tuple.daddr) {
         Some(to) if to.kind() != Some(PrefixKind::EgressIp) => Verdict::ToCluster,
-        // An address of this node's subnet that no pod has: `from_pod` has judged it already.
+        // An address of this node's subnet without a pod: `from_pod` has decided already.
         _ if prefix.node == config.self_node => from_pod::unknown_pod(tables, config),
         _ => Verdict::ForeignPod,
     }
@@ -202,7 +203,7 @@ mod tests {
         both(|cast, maps| {
             assert_eq!(asked(maps, &MARKED, &packet(cast.pod, cast.other_node, 4000, 80)), ToNetdev::NodeSnat);
             assert_eq!(asked(maps, &MARKED, &packet(cast.node, cast.other_node, 4000, 80)), ToNetdev::Unmark);
-            // The host's rules have added bits of their own, or have others only.
+            // The host's rules have added other bits, or set only those.
             for bits in [0x4000, 0x8000, 0x0001_0000, 0xffff_0000] {
                 let marked = Meta { mark: bits | NODE_MARK, ..MARKED };
                 assert_eq!(asked(maps, &marked, &packet(cast.pod, cast.other_node, 4000, 80)), ToNetdev::NodeSnat);
@@ -236,17 +237,17 @@ mod tests {
         both(|cast, maps| {
             let request = packet(cast.world, cast.pod, 80, 4000).tcp(tcp::SYN);
             let error = packet(cast.pod, cast.world, 0, 0).unreachable();
-            let told = |request: &Packet| {
+            let on_error = |request: &Packet| {
                 let quote = request.quoted(Direction::Ingress);
                 decide(&mut error.headers(), &quote, &FORWARDED, maps, &maps.config.get())
             };
-            assert_eq!(told(&request), ToNetdev::Done(Verdict::IcmpUnmatched));
+            assert_eq!(on_error(&request), ToNetdev::Done(Verdict::IcmpUnmatched));
             to_pod::decide(&request.arriving(), maps, &maps.config.get());
-            assert_eq!(told(&request), ToNetdev::Done(Verdict::InboundReply));
-            // Somebody outside has asked with the identifier zero, which is what an error's tuple looks like.
+            assert_eq!(on_error(&request), ToNetdev::Done(Verdict::InboundReply));
+            // A query from outside has the identifier zero, as an error's tuple has.
             let ping = packet(cast.world, cast.pod, 0, 0).echo(0);
             to_pod::decide(&ping.arriving(), maps, &maps.config.get());
-            assert_eq!(told(&packet(cast.world, cast.pod, 81, 4000)), ToNetdev::Done(Verdict::IcmpUnmatched));
+            assert_eq!(on_error(&packet(cast.world, cast.pod, 81, 4000)), ToNetdev::Done(Verdict::IcmpUnmatched));
         });
     }
 
@@ -285,7 +286,7 @@ mod tests {
         });
     }
 
-    /// The CNI's masquerade keeps the port that a pod has chosen, of those that are NAT's.
+    /// The CNI's masquerade keeps the pod's source port, which may be in the NAT range.
     #[test]
     fn a_masqueraded_packet_does_not_match_another_pods_flow() {
         both(|cast, maps| {
@@ -354,11 +355,11 @@ mod tests {
                     assert_eq!(asked(maps, &Meta { forwarded: false, ..MARKED }, &sent), ToNetdev::Unmark);
                 }
             }
-            // What a pod sent, by an address that it was given on the way out.
+            // A pod's packet with an address that was translated before.
             for wrong in [cast.node, cast.other_node] {
                 assert_eq!(verdict(maps, &packet(wrong, cast.world, 4000, 80)), Verdict::NotOurs, "{wrong}");
             }
-            // A pod whose node has no subnet of the family, and one that the host sends for.
+            // A pod whose node has no subnet of the family, and one that the host forwards for.
             assert_eq!(verdict(maps, &packet(cast.world, cast.world, 4000, 80)), Verdict::ProgramBypassed);
             let sent_for = packet(cast.pod, cast.world, 4000, 80);
             assert_eq!(asked(maps, &OWN, &sent_for), ToNetdev::Done(Verdict::ProgramBypassed));
@@ -424,7 +425,7 @@ mod tests {
                 assert_eq!(asked(maps, &FORWARDED, &packet), ToNetdev::NodeSnat, "{packet:?}");
             }
             assert_eq!(verdict(maps, &packet(cast.node, cast.world, 4000, 80)), Verdict::NotOurs, "the CNI has");
-            // What does not get it keeps its address: the object lists none of this family.
+            // A packet without it keeps its address: the policy lists none of this family.
             maps.set_policy(ID, WhenEmpty::NotListed, &[]);
             assert_eq!(verdict(maps, &packet(cast.pod, cast.world, 4000, 80)), Verdict::FamilyNotListed);
         });
@@ -446,7 +447,8 @@ mod tests {
         });
     }
 
-    /// What NAT has written never comes here. The node's own packets and the network's are not judged by it.
+    /// Packets translated by NAT never reach this check. It does not apply to the node's own packets and those of the
+    /// network.
     #[test]
     fn no_egress_ip_leaves_that_nat_has_not_written() {
         both(|cast, maps| {

@@ -1,16 +1,15 @@
-//! `to_pod`: the management port, TC egress. What the host sends to pods of this node.
+//! `to_pod`: the management port, TC egress. Packets from the host to pods of this node.
 //!
-//! A connection from outside must be answered by the path that it came, whatever the policy. So it is remembered, on
-//! evidence:
+//! An inbound connection must be answered on the same path, whatever the policy. So it is recorded, on evidence:
 //!
-//! - A SYN, or an INIT of SCTP, begins a connection on any port. At the uplink, the pod's own address leaves for it only if
-//!   the port is exposed too ([`is_called`]); an answer through a proxy has another source by then.
+//! - A SYN, or an INIT of SCTP, begins a connection on any port. An answer leaves the uplink with the pod's own address
+//!   only if the port is exposed too ([`may_be_called`]); an answer through a proxy has another source there.
 //! - A datagram counts if its port is exposed by users (`exposed`) and it answers no datagram of the pod (`datagrams`,
 //!   `flows`). All other datagrams are the pod's own traffic.
 //! - A packet from another node's own address counts, since nodes are trusted, unless a pod of this node sent it
-//!   ([`is_made_up`]). With `Config::direct_routing` every packet counts; only then are protocols without ports exposed.
+//!   ([`is_forged`]). With `Config::direct_routing` every packet counts; only then are protocols without ports exposed.
 //!
-//! Replies that programs redirect to this port are recognised by their sign before this decision.
+//! Replies that programs redirect to this port are recognised by their priority before this decision.
 //!
 //! An entry lives as its connection does ([`phase`]), whether the pod is selected or not, so that a later selection finds it.
 //! The map never evicts a live connection. Once half of it is in use, an exposed port gets at most a quarter of the free
@@ -22,7 +21,7 @@ use super::{ClaimOutcome, Tables};
 use crate::abi::{Config, ExposedPort, NodePlace, PrefixKind, Tuple, Verdict};
 use crate::wire::{Headers, L4, sctp, tcp};
 
-/// For this time after the programs first ran, a datagram may answer one that they have not seen; a ping answers none.
+/// Startup period: until then a datagram may answer one that the programs have not seen; a ping answers none.
 pub const SETTLE_NS: u64 = 30_000_000_000;
 
 #[inline(always)]
@@ -30,19 +29,20 @@ pub fn decide<T: Tables>(headers: &Headers, tables: &T, config: &Config) -> Verd
     let Some(pod) = tables.pod(&headers.tuple.daddr) else { return Verdict::NotPod };
     let is_selected = pod.egress_id().is_some();
     let answer = headers.tuple.reversed();
-    // Whether the packet says itself that it begins something.
+    // Whether the packet itself shows that it begins a connection.
     let begins = match headers.l4 {
         L4::Tcp if phase::is_first(headers.tcp_flags) => true,
         L4::Tcp => {
-            // Of a selected pod its own packets tell `from_pod` the rest, which nobody outside can make up.
+            // For a selected pod, `from_pod` tracks the rest by the pod's own packets, which cannot be forged from
+            // outside.
             let ends = headers.tcp_flags & (tcp::FIN | tcp::RST) != 0;
             if ends || !is_selected {
-                tables.inbound_heard(&answer, headers.for_pod());
+                tables.inbound_seen(&answer, headers.for_pod());
             }
             return Verdict::NotOurs;
         }
         L4::Sctp if headers.sctp_chunk == sctp::INIT => true,
-        // Answers nothing, unlike other datagrams.
+        // Never an answer, unlike other datagrams.
         L4::EchoRequest => false,
         l4 if l4.begins_anywhere() => {
             let since_ns = u64::from(config.following_since_secs) * 1_000_000_000;
@@ -53,22 +53,23 @@ pub fn decide<T: Tables>(headers: &Headers, tables: &T, config: &Config) -> Verd
         }
         _ => return Verdict::NotOurs,
     };
-    // It answers nothing, also where the pod pings its sender by the same identifier.
+    // It is no answer, even if the pod pings its sender with the same identifier.
     let is_ping = headers.l4 == L4::EchoRequest;
-    // Asked first, since it is so of most datagrams. Also a SYN: on the tuple of a flow of the pod it begins nothing,
-    // whoever sends it.
+    // Checked first, because it applies to most datagrams. A SYN on the tuple of a flow of the pod begins nothing
+    // either.
     if !is_ping && tables.flow_peek(&answer).is_some() {
         return Verdict::NotOurs;
     }
-    // Another node's own address counts as outside: the answer must not be marked 1008, which would change its source. So
-    // does an egress IP: another selected pod calls by a load balancer outside that keeps the client's address.
+    // Another node's own address counts as outside: the answer must not be marked 1008, which would change its source.
+    // So does an egress IP: another selected pod may connect by an external load balancer that keeps the client's
+    // address.
     let place = tables.node(&headers.tuple.saddr).map(|node| node.place());
     let from_cluster =
         tables.prefix(&headers.tuple.saddr).is_some_and(|prefix| prefix.kind() != Some(PrefixKind::EgressIp));
     if place == Some(NodePlace::Own) || from_cluster {
         return Verdict::NotOurs;
     }
-    if tables.inbound_heard(&answer, headers.for_pod()) {
+    if tables.inbound_seen(&answer, headers.for_pod()) {
         return Verdict::NotOurs;
     }
     let exposure = tables.exposure(&ExposedPort::of(&answer));
@@ -79,8 +80,8 @@ pub fn decide<T: Tables>(headers: &Headers, tables: &T, config: &Config) -> Verd
     if headers.l4 != L4::Tcp && !is_ping && tables.datagram_seen(&answer) {
         return Verdict::NotOurs;
     }
-    let has_room = has_room(tables.inbound_in_use(), exposure, is_selected, config.inbound_size);
-    let claim = if has_room { tables.claim_inbound(&answer) } else { ClaimOutcome::Full };
+    let has_capacity = has_capacity(tables.inbound_in_use(), exposure, is_selected, config.inbound_size);
+    let claim = if has_capacity { tables.claim_inbound(&answer) } else { ClaimOutcome::Full };
     match claim {
         ClaimOutcome::Claimed => Verdict::InboundRemembered,
         ClaimOutcome::Taken => Verdict::NotOurs,
@@ -89,42 +90,41 @@ pub fn decide<T: Tables>(headers: &Headers, tables: &T, config: &Config) -> Verd
     }
 }
 
-/// Whether a pod of this node, which has sent the packet, has made up its source: another node does not send by the
-/// management port, and what a pod says in its name is no evidence.
+/// Whether a pod of this node has forged the source of the packet: another node does not send by the management port.
 #[inline(always)]
-pub fn is_made_up<T: Tables>(headers: &Headers, tables: &T) -> bool {
+pub fn is_forged<T: Tables>(headers: &Headers, tables: &T) -> bool {
     tables.node(&headers.tuple.saddr).is_some_and(|node| node.place() == NodePlace::Other)
 }
 
-/// Whether one more may be remembered, of `size`; `exposure` is how many the port has, if it is exposed.
+/// Whether a map of `size` may get one more entry; `exposure` is the port's number of entries, if it is exposed.
 #[inline(always)]
-const fn has_room(in_use: u32, exposure: Option<u32>, is_selected: bool, size: u32) -> bool {
-    // A share of the free part: with a share of the whole a few ports that are flooded at once would fill it.
+const fn has_capacity(in_use: u32, exposure: Option<u32>, is_selected: bool, size: u32) -> bool {
+    // A share of the free part: with shares of the whole, a flood at a few ports would fill the map.
     let share = size.saturating_sub(in_use).div_ceil(4);
     let has_share = match exposure {
         Some(of_port) => in_use < size / 2 || of_port < share,
         None => in_use < size / 2,
     };
-    // Of a pod that nothing selects, what it is remembered for may never come.
+    // An unselected pod may never need its entry.
     has_share && (is_selected || in_use < size - size / 4)
 }
 
-/// Whether somebody outside may call the pod at the address and port that this packet of it comes from.
+/// Whether hosts outside may connect to the address and port that this packet of a pod comes from.
 #[inline(always)]
-pub fn is_called<T: Tables>(answer: &Tuple, tables: &T, config: &Config) -> bool {
+pub fn may_be_called<T: Tables>(answer: &Tuple, tables: &T, config: &Config) -> bool {
     config.direct_routing != 0
         || tables.exposure(&ExposedPort::of(answer)).is_some()
         || tables.node(&answer.daddr).is_some()
 }
 
-/// Notes a datagram of a pod that nothing selects, or that is not known, so that its answer is not taken for a connection
-/// from outside should the pod be selected later.
+/// Records a datagram of an unselected or unknown pod, so that its answer is no inbound connection if the pod is
+/// selected later.
 #[inline(always)]
 pub fn follow_datagram<T: Tables>(headers: &Headers, tables: &T, config: &Config) {
     let is_datagram = headers.l4.begins_anywhere() && headers.has_l4();
-    // Of most ports no answer would count. What stays in the cluster, name look-ups above all, is never asked about.
+    // For most ports no answer would count. Cluster traffic, mostly DNS, is never checked.
     if is_datagram
-        && is_called(&headers.tuple, tables, config)
+        && may_be_called(&headers.tuple, tables, config)
         && tables.prefix(&headers.tuple.daddr).is_none()
         && !tables.inbound_known(&headers.tuple)
     {
@@ -259,7 +259,7 @@ mod tests {
         });
     }
 
-    /// A load balancer outside that keeps the client's address shows the egress IP of a pod that calls another one.
+    /// An external load balancer that keeps the client's address shows the egress IP of the calling pod.
     #[test]
     fn a_selected_pod_may_reach_another_by_an_external_load_balancer() {
         both(|cast, maps| {
@@ -269,8 +269,8 @@ mod tests {
                 assert_eq!(to_pod(&syn, maps), Verdict::InboundRemembered);
                 for flags in [tcp::SYN | tcp::ACK, tcp::ACK, tcp::FIN | tcp::ACK] {
                     let answer = packet(cast.pod, client, 8443, 50_000).tcp(flags);
-                    let steered = from_pod(&mut answer.headers(), maps, &config);
-                    assert_eq!(steered, FromPod::Done(Verdict::InboundReply), "{client} {flags}");
+                    let decided = from_pod(&mut answer.headers(), maps, &config);
+                    assert_eq!(decided, FromPod::Done(Verdict::InboundReply), "{client} {flags}");
                 }
                 let own = packet(cast.pod, client, 8443, 50_001).tcp(tcp::SYN);
                 assert_eq!(
@@ -329,12 +329,12 @@ mod tests {
             let pong = packet(cast.world, cast.pod, 0, 0).echo_reply(9).arriving();
             assert_eq!(to_pod(&pong, maps), Verdict::NotOurs);
             assert_eq!(maps.inbound_len(), 0);
-            let stranger = packet(cast.world, cast.pod, 53, 4001).arriving();
-            assert_eq!(to_pod(&stranger, maps), Verdict::InboundRemembered, "no flow of the pod's");
+            let foreign = packet(cast.world, cast.pod, 53, 4001).arriving();
+            assert_eq!(to_pod(&foreign, maps), Verdict::InboundRemembered, "no flow of the pod's");
         });
     }
 
-    /// What `inbound` says of the connection whose packets from outside look like this.
+    /// The `inbound` entry of the connection with this packet from outside.
     fn phase_of(maps: &MemoryMaps, arriving: &Headers) -> phase::Phase {
         let inbound = maps.inbound_at(&arriving.tuple.reversed()).expect("remembered");
         phase::inbound(&inbound)
@@ -376,7 +376,7 @@ mod tests {
             assert_eq!(to_pod(&arriving(tcp::RST), maps), Verdict::NotOurs);
             assert_eq!(phase_of(maps, &arriving(0)), phase::Phase::Closing);
             answers(tcp::ACK);
-            assert_eq!(phase_of(maps, &arriving(0)), phase::Phase::Established, "it was a stranger's");
+            assert_eq!(phase_of(maps, &arriving(0)), phase::Phase::Established, "it was a foreign's");
             to_pod(&arriving(tcp::FIN | tcp::ACK), maps);
             answers(tcp::FIN | tcp::ACK);
             assert_eq!(phase_of(maps, &arriving(0)), phase::Phase::Closing);
@@ -434,7 +434,7 @@ mod tests {
                 assert_eq!(to_pod(&portless.arriving(), maps), Verdict::NotOurs, "{portless:?}");
             }
             assert_eq!(maps.inbound_len(), 0);
-            // Row two of the attacks: what the pod sends by that port has its egress IP.
+            // Packets that the pod itself sends from that port get the egress IP.
             let own = packet(cast.pod, cast.world, 5560, 9999);
             assert!(matches!(from_pod(&mut own.headers(), maps, &config), FromPod::Send { .. }));
             assert_eq!(to_pod(&udp(cast.pod, 5060), maps), Verdict::InboundRemembered);
@@ -504,7 +504,7 @@ mod tests {
         });
     }
 
-    /// However many ports are flooded at once.
+    /// For any number of flooded ports.
     #[test]
     fn floods_at_many_ports_leave_entries_for_another_port() {
         const SIZE: u32 = 65_536;
@@ -515,7 +515,7 @@ mod tests {
             while goes_on {
                 goes_on = false;
                 for of_port in &mut of_ports {
-                    if has_room(in_use, Some(*of_port), true, SIZE) {
+                    if has_capacity(in_use, Some(*of_port), true, SIZE) {
                         *of_port += 1;
                         in_use += 1;
                         goes_on = true;
@@ -523,7 +523,7 @@ mod tests {
                 }
             }
             let free = SIZE - in_use;
-            assert!(has_room(in_use, Some(0), true, SIZE), "{ports} ports leave {free}");
+            assert!(has_capacity(in_use, Some(0), true, SIZE), "{ports} ports leave {free}");
         }
     }
 

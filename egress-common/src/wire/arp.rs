@@ -1,4 +1,4 @@
-//! ARP over Ethernet (RFC 826): the request that asks for an egress IP, its answer, and who else says to have it.
+//! ARP over Ethernet (RFC 826): requests for an egress IP, the reply, and claims of other hosts.
 
 use super::{ETH_LEN, Frame};
 use crate::abi::Addr;
@@ -12,10 +12,10 @@ const REQUEST: u16 = 1;
 const REPLY: u16 = 2;
 /// Hardware type Ethernet, protocol type IPv4, lengths 6 and 4.
 const ETHERNET_IPV4: [u8; 6] = [0, 1, 8, 0, 6, 4];
-/// Of IEEE 802 networks, which hosts on Ethernet take for the same (`arp_process` in Linux).
+/// Hardware type of IEEE 802 networks, which hosts on Ethernet accept too (`arp_process` in Linux).
 const IEEE_802_IPV4: [u8; 6] = [0, 6, 8, 0, 6, 4];
 
-/// An ARP message as far as its answer needs it.
+/// The fields of an ARP message that its reply needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Message {
     pub operation: u16,
@@ -45,8 +45,7 @@ impl Message {
         self.operation == REQUEST
     }
 
-    /// The sender says that it has this address, be it in a request or in a reply (RFC 5227 section 2.4). A probe names
-    /// none.
+    /// The address that the sender claims, in a request or reply (RFC 5227 section 2.4). A probe claims none.
     #[inline(always)]
     pub const fn sender(&self) -> Addr {
         Addr::v4(self.sender_ip)
@@ -57,7 +56,7 @@ impl Message {
         Addr::v4(self.target_ip)
     }
 
-    /// The whole frame of the answer.
+    /// The frame of the reply.
     #[inline(always)]
     pub const fn answer(&self, mac: [u8; 6]) -> [u8; ETH_LEN + LEN] {
         let (s, i, t) = (self.sender_mac, self.sender_ip, self.target_ip);

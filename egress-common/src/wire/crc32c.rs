@@ -62,10 +62,10 @@ fn updated(crc: u32, difference: u32, length: u32) -> u32 {
     crc ^ product(product(difference, bytes), blocks)
 }
 
-/// Likewise for the checksum field of an SCTP packet, once its ports have changed. Zero stays zero, which has two meanings:
-/// the sender has left the checksum to a device, which computes it over zeros in its place (and over the new ports); or
-/// both ends have agreed to do without (RFC 9653), and then anything else that is not right is refused. A checksum that is
-/// right and happens to be zero, one of 2^32, cannot be told from these; its packet is lost.
+/// Likewise for the checksum field of an SCTP packet, once its ports have changed. Zero stays zero, which has two
+/// meanings: the sender has left the checksum to a device, which computes it later (over the new ports); or both ends
+/// have agreed on no checksum (RFC 9653), and refuse any other wrong value. A valid checksum of zero, one in 2^32,
+/// looks the same; its packet is lost.
 #[inline(always)]
 pub fn replace(field: u32, difference: u32, length: u32) -> u32 {
     if field == 0 { 0 } else { updated(field, difference, length) }
@@ -77,7 +77,7 @@ mod tests {
 
     use super::*;
 
-    /// By the book: the message bit by bit, lowest first.
+    /// The textbook method: bit by bit, lowest first.
     fn crc32c(message: &[u8]) -> u32 {
         let mut rest = u32::MAX;
         for byte in message {
@@ -89,7 +89,7 @@ mod tests {
         !rest
     }
 
-    /// Any bytes (a linear congruential generator, Knuth's MMIX).
+    /// Pseudo-random bytes (a linear congruential generator, Knuth's MMIX).
     fn message(seed: u32, length: usize) -> Vec<u8> {
         let mut state = u64::from(seed);
         let next = || {

@@ -31,7 +31,7 @@ pub const fn replace_u16(checksum: u16, from: u16, to: u16) -> u16 {
     !fold((!checksum) as u32 + (!from) as u32 + to as u32)
 }
 
-/// What a sum gains when a word of it changes; such changes add up. All values in memory order.
+/// The change of a sum when one of its words changes; changes are additive. All values in memory order.
 #[inline(always)]
 pub const fn change_u32(from: u32, to: u32) -> u64 {
     !from as u64 + to as u64
@@ -43,7 +43,7 @@ pub const fn change_u16(from: u16, to: u16) -> u64 {
     !from as u64 + to as u64
 }
 
-/// The checksum field after what it covers has changed by so much.
+/// The checksum field after a change of the covered words.
 #[inline(always)]
 pub const fn replace(checksum: u16, change: u64) -> u16 {
     !fold64(!checksum as u64 + change)

@@ -1,4 +1,4 @@
-//! What is read of a packet: addresses, ports, fragment, lengths.
+//! The parsed headers of a packet: addresses, ports, fragment, lengths.
 
 use core::hint::black_box;
 
@@ -17,29 +17,28 @@ pub const MAX_EXTENSION_HEADERS: usize = 6;
 pub enum L4 {
     Tcp,
     Udp,
-    /// Has ports, and a checksum that covers them but no address (RFC 9260 section 6.8).
+    /// SCTP: has ports, and a checksum that covers them but no address (RFC 9260 section 6.8).
     Sctp,
     /// A query with an identifier: echo, for IPv4 also timestamp (RFC 5508).
     EchoRequest,
     EchoReply,
     /// An ICMP error, which quotes a packet.
     IcmpError,
-    /// A protocol without ports: known by its addresses.
+    /// A protocol without ports, identified by its addresses.
     Other,
-    /// A later fragment of what may have ports.
+    /// A later fragment of a packet that may have ports.
     Later,
-    /// What NAT cannot or may not translate: ICMP that is none of the above (a redirect would bend the receiver's routes);
-    /// AH, which authenticates the addresses; the mobility header, DCCP and UDP-Lite, whose checksums cover them; nothing
-    /// at all.
+    /// Not translatable: other ICMP (a redirect would change the receiver's routes); AH, which authenticates the
+    /// addresses; the mobility header, DCCP and UDP-Lite, whose checksums cover them; no next header.
     Refused,
-    /// A protocol that we know, cut short.
+    /// A known protocol with a truncated header.
     Short,
-    /// IPv6 extension headers without an end that is in sight.
+    /// More IPv6 extension headers than are walked.
     Unread,
 }
 
 impl L4 {
-    /// Whether any packet may be a flow's first one, and none says that it is.
+    /// Whether a flow of this protocol may begin with any packet.
     #[inline(always)]
     pub const fn begins_anywhere(self) -> bool {
         matches!(self, Self::Udp | Self::Sctp | Self::EchoRequest | Self::Other)
@@ -54,17 +53,17 @@ pub enum Fragment {
     Later,
 }
 
-/// What a TCP segment says of its connection.
+/// The part of a TCP segment that connection tracking needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// Of a pod: what it acknowledges. For a pod: the sequence number, and of a FIN the one behind it.
+    /// From a pod: the acknowledgement number. To a pod: the sequence number, for a FIN plus its data and one.
     pub number: u32,
-    /// Of TCP. Of other protocols: zero where the pod sends it, and an acknowledgement where it is for the pod.
+    /// TCP flags. For other protocols: zero from the pod, ACK to the pod.
     pub flags: u8,
 }
 
 impl Segment {
-    /// Of a packet that is to say nothing.
+    /// A segment that changes no state.
     pub const NONE: Self = Self { number: 0, flags: 0 };
 }
 
@@ -76,14 +75,14 @@ pub struct Headers {
     pub family: Family,
     pub l4: L4,
     pub fragment: Fragment,
-    /// Of the fragment; wire order, zero for whole packets.
+    /// Identification of a fragment; wire order, zero for whole packets.
     pub fragment_id: [u8; 4],
     /// Offset of the transport header from the start of the frame.
     pub l4_offset: u16,
     pub tcp_flags: u8,
-    /// What a TCP segment acknowledges.
+    /// Acknowledgement number of TCP.
     pub tcp_ack: u32,
-    /// Of TCP: the sequence number, and where it is a FIN, the one behind it.
+    /// Sequence number of TCP, for a FIN plus its data and one.
     pub tcp_end: u32,
     /// Type of the first chunk of SCTP.
     pub sctp_chunk: u8,
@@ -92,7 +91,7 @@ pub struct Headers {
     pub ttl: u8,
     /// IPv4's DF bit; always for IPv6.
     pub dont_fragment: bool,
-    /// Lists addresses that it wants to go by, or has IPv4 options that cannot be read.
+    /// Source-routed, or with malformed IPv4 options.
     pub source_routed: bool,
 }
 
@@ -121,7 +120,8 @@ impl Headers {
         Some(headers)
     }
 
-    /// As [`parse`](Self::parse), in place: the programs have little stack. [`why_unread`](Self::why_unread) says why not.
+    /// As [`parse`](Self::parse), in place, because the programs have little stack. [`why_unread`](Self::why_unread)
+    /// tells why it failed.
     #[inline(always)]
     pub fn read<F: Frame + ?Sized>(&mut self, frame: &F, direction: Direction) -> Option<()> {
         match u16::from_be_bytes(frame.load(ETH_LEN - 2)?) {
@@ -152,9 +152,9 @@ impl Headers {
         self.l4_offset as u32 - L3 as u32 + self.l4_len as u32
     }
 
-    /// Length of what follows the network headers, by what they say; the frame may be padded, and a quote is cut short. The
-    /// network header starts at `network_at`. `None` where it says less than there are headers, and of a fragment, which
-    /// does not know the length of the whole.
+    /// Length of the payload after the network headers, from their length field; the frame may be padded, and a quote
+    /// truncated. The network header starts at `network_at`. `None` if the field is too small, and for a fragment,
+    /// which does not have the length of the whole packet.
     #[inline(always)]
     pub fn message_length<F: Frame + ?Sized>(&self, frame: &F, network_at: usize) -> Option<u32> {
         if self.fragment != Fragment::Whole {
@@ -167,7 +167,7 @@ impl Headers {
         whole.checked_sub((self.l4_offset as u32).checked_sub(network_at as u32)?)
     }
 
-    /// Where the transport checksum ends, from the start of the frame; of what has none that is known, two bytes behind the
+    /// End of the transport checksum, from the start of the frame; without a known checksum, two bytes after the
     /// network headers.
     #[inline(always)]
     pub const fn checksum_end(&self) -> u32 {
@@ -182,13 +182,13 @@ impl Headers {
         self.l4_offset as u32 + at as u32 + 2
     }
 
-    /// What a packet of a pod says of its connection.
+    /// The segment of a packet from a pod.
     #[inline(always)]
     pub const fn of_pod(&self) -> Segment {
         Segment { flags: self.tcp_flags, number: self.tcp_ack }
     }
 
-    /// What a packet for a pod says of its connection.
+    /// The segment of a packet to a pod.
     #[inline(always)]
     pub const fn for_pod(&self) -> Segment {
         let flags = if self.tuple.protocol == PROTO_TCP { self.tcp_flags } else { tcp::ACK };
@@ -201,15 +201,15 @@ impl Headers {
         self.l4 == L4::Udp && self.tuple.dport() as u32 == port
     }
 
-    /// Whether a router may fragment the packet. IPv4 without DF, and no fragment already: some datapaths drop the short
-    /// middle piece that fragmentation of a fragment makes.
+    /// Whether a router may fragment the packet. IPv4 without DF, and not a fragment: some datapaths drop the short
+    /// middle fragment that fragmentation of a fragment makes.
     #[inline(always)]
     pub fn may_be_fragmented(&self) -> bool {
         !self.dont_fragment && self.fragment == Fragment::Whole
     }
 
-    /// Whether the host may take this for UDP to `port`: it is, or its transport header lies where it was not read (cut
-    /// short, or behind more extension headers than are walked), though the host would find it.
+    /// Whether the host may accept this as UDP to `port`: it is, or its transport header was not reached (truncated, or
+    /// after more extension headers than are walked).
     #[inline(always)]
     pub fn may_be_udp_to(&self, port: u32) -> bool {
         match self.l4 {
@@ -225,21 +225,21 @@ impl Headers {
         !matches!(self.fragment, Fragment::Later)
     }
 
-    /// What a fragment carries, once its first one has told the protocol.
+    /// The transport of a fragment, by the protocol of its first one.
     #[inline(always)]
     pub const fn kind_of(protocol: u8) -> L4 {
         match protocol {
             PROTO_TCP => L4::Tcp,
             PROTO_UDP => L4::Udp,
             PROTO_SCTP => L4::Sctp,
-            // Or a reply: who calls knows.
+            // Or a reply; the caller knows which.
             PROTO_ICMP | PROTO_ICMPV6 => L4::EchoRequest,
             _ => L4::Other,
         }
     }
 }
 
-/// Reads the IPv4 header at `at`. Whether the transport header follows is left to be read, where `l4` is `Other`.
+/// Reads the IPv4 header at `at`. If `l4` is `Other`, the transport header is still to be read.
 #[inline(always)]
 pub(super) fn read_v4<F: Frame + ?Sized>(
     frame: &F,
@@ -279,8 +279,7 @@ pub(super) fn read_v4<F: Frame + ?Sized>(
     Some(())
 }
 
-/// What a packet carries as far as its network header tells. A later fragment of a protocol without ports needs no first
-/// one.
+/// The transport as the network header shows it. A later fragment of a protocol without ports needs no first one.
 #[inline(always)]
 const fn unread_kind(fragment: Fragment, protocol: u8) -> L4 {
     match (fragment, protocol) {
@@ -290,8 +289,8 @@ const fn unread_kind(fragment: Fragment, protocol: u8) -> L4 {
     }
 }
 
-/// Reads the IPv6 header at `at` and what extends it. `None` also where one of its addresses is IPv4-mapped: it would be
-/// taken for the IPv4 address.
+/// Reads the IPv6 header at `at` and what extends it. `None` also for an IPv4-mapped address, which the maps would
+/// treat as the IPv4 address.
 #[inline(always)]
 pub(super) fn read_v6<F: Frame + ?Sized>(
     frame: &F,
@@ -299,7 +298,7 @@ pub(super) fn read_v6<F: Frame + ?Sized>(
     direction: Direction,
     headers: &mut Headers,
 ) -> Option<()> {
-    // Two bytes where one would do: the verifier sees no use in a check of a single byte at an unknown offset.
+    // Two bytes instead of one, because the verifier does not accept the check of a single byte at an unknown offset.
     let [version, _] = frame.load(at)?;
     let [next_header, hop_limit] = frame.load(at + ipv6::NEXT_HEADER)?;
     if version >> 4 != 6 {
@@ -313,7 +312,7 @@ pub(super) fn read_v6<F: Frame + ?Sized>(
         dont_fragment: true,
         ..Headers::NONE
     };
-    // One at a time, or both lie on the stack at once.
+    // One at a time, so that only one is on the stack.
     headers.tuple.saddr = frame.load_addr(at + ipv6::SADDR)?;
     headers.tuple.daddr = frame.load_addr(at + ipv6::DADDR)?;
     if is_v4_mapped(&headers.tuple) {
@@ -328,9 +327,9 @@ pub(super) fn read_v6<F: Frame + ?Sized>(
     Some(())
 }
 
-/// Whether one of the addresses, which an IPv6 packet has, is the IPv4-mapped form of an IPv4 address. Programming
-/// interfaces use that form, and it means nothing in a packet (RFC 4291 section 2.5.5.2); Linux drops what has such a
-/// source (commit 6af1799aaf3f).
+/// Whether one of the addresses, which an IPv6 packet has, is the IPv4-mapped form of an IPv4 address. That form is for
+/// programming interfaces and invalid in a packet (RFC 4291 section 2.5.5.2); Linux drops packets with such a source
+/// (commit 6af1799aaf3f).
 #[inline(always)]
 fn is_v4_mapped(tuple: &Tuple) -> bool {
     tuple.saddr.family() == Family::V4 || tuple.daddr.family() == Family::V4
@@ -347,8 +346,8 @@ const fn is_extension(protocol: u8) -> bool {
     matches!(protocol, HOP_BY_HOP | ROUTING | FRAGMENT | DESTINATION)
 }
 
-/// Steps over extension headers (RFC 8200 section 4) and returns the protocol behind them, or the number of the one that
-/// was not reached.
+/// Skips extension headers (RFC 8200 section 4) and returns the protocol after them, or the number of the first header
+/// that was not reached.
 #[inline(always)]
 fn walk_extensions<F: Frame + ?Sized>(frame: &F, headers: &mut Headers, first: u8) -> u8 {
     let mut next = first;
@@ -356,7 +355,7 @@ fn walk_extensions<F: Frame + ?Sized>(frame: &F, headers: &mut Headers, first: u
         if !is_extension(next) {
             return next;
         }
-        // The mask keeps the offset within what six headers of 255 units could reach; a real one is far smaller.
+        // The mask bounds the offset for the verifier; six headers of 255 units stay below it.
         let Some(ext) = frame.load::<8>((headers.l4_offset & 0x3fff) as usize) else { return next };
         let length = if next == FRAGMENT {
             headers.fragment_id = [ext[4], ext[5], ext[6], ext[7]];
@@ -369,7 +368,7 @@ fn walk_extensions<F: Frame + ?Sized>(frame: &F, headers: &mut Headers, first: u
             8
         } else {
             if next == ROUTING {
-                // With no segment left it has arrived where it wanted to go by (RFC 8200 section 4.4).
+                // With no segments left it has reached its destination (RFC 8200 section 4.4).
                 headers.source_routed |= ext[3] != 0;
             }
             (ext[1] as u16 + 1) << 3
@@ -383,7 +382,7 @@ fn walk_extensions<F: Frame + ?Sized>(frame: &F, headers: &mut Headers, first: u
     next
 }
 
-/// Whether the IPv4 options, which end at `end`, list addresses to go by, or cannot be read.
+/// Whether the IPv4 options up to `end` contain a source route or are malformed.
 #[inline(always)]
 fn has_source_route<F: Frame + ?Sized>(frame: &F, end: u16) -> bool {
     const OPTIONS: u16 = (L3 + IPV4_LEN) as u16;
@@ -395,7 +394,8 @@ fn has_source_route<F: Frame + ?Sized>(frame: &F, end: u16) -> bool {
         if at >= end {
             return false;
         }
-        // Behind the comparison the compiler would leave out the mask, and Linux 6.1's verifier would know no bound.
+        // After the comparison the compiler would omit the mask, and the verifier of Linux 6.1 would not know the
+        // bound.
         let place = black_box(at) & 0xff;
         let Some([kind, length]) = frame.load(place as usize) else { return false };
         at += match (kind, length) {
@@ -408,7 +408,7 @@ fn has_source_route<F: Frame + ?Sized>(frame: &F, end: u16) -> bool {
     false
 }
 
-/// Behind the data that a FIN may carry. Out of line: few packets come here.
+/// The number after the data that a FIN may carry. Out of line, because FINs are rare.
 #[inline(never)]
 fn end_of_fin<F: Frame + ?Sized>(frame: &F, headers: &mut Headers) {
     let data = headers.message_length(frame, L3).map_or(0, |length| length.saturating_sub(headers.l4_len.into()));
@@ -424,7 +424,7 @@ fn read_l4<F: Frame + ?Sized>(frame: &F, headers: &mut Headers) {
     match (protocol, headers.family) {
         (PROTO_TCP | PROTO_UDP | PROTO_SCTP, _) => {}
         (PROTO_ICMP, Family::V4) | (PROTO_ICMPV6, Family::V6) => {}
-        // Its addresses are all there is to know.
+        // Identified by its addresses only.
         _ => return,
     }
     let offset = (headers.l4_offset & 0x3fff) as usize;
@@ -458,7 +458,7 @@ fn read_l4<F: Frame + ?Sized>(frame: &F, headers: &mut Headers) {
             headers.tuple.set_ports(id, id);
             return;
         }
-        // A packet without any chunk is none (RFC 9260 section 3).
+        // A packet without a chunk is malformed (RFC 9260 section 3).
         L4::Sctp => match frame.load::<4>(offset + l4::SCTP_CHUNK) {
             Some([chunk, ..]) => headers.sctp_chunk = chunk,
             None => {

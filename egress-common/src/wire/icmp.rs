@@ -1,4 +1,4 @@
-//! ICMP and ICMPv6: kinds, and the answers that a program gives itself.
+//! ICMP and ICMPv6: message types, and the errors that programs generate.
 
 use super::{IPV4_LEN, IPV6_LEN, L4, PROTO_ICMP, PROTO_ICMPV6, csum, ipv4, ipv6, l4};
 use crate::abi::{Addr, Family};
@@ -29,7 +29,7 @@ pub mod v6 {
     pub const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
 }
 
-/// What an ICMP type means to a decision.
+/// The class of an ICMP type.
 #[inline(always)]
 pub const fn kind(family: Family, icmp_type: u8) -> L4 {
     match family {
@@ -48,7 +48,7 @@ pub const fn kind(family: Family, icmp_type: u8) -> L4 {
     }
 }
 
-/// Why a program answers by itself.
+/// Why a program generates an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// Too large; the largest packet (bytes, from the IP header on) that fits.
@@ -63,7 +63,7 @@ impl Answer {
     #[inline(always)]
     pub const fn head(self, family: Family) -> u64 {
         let (kind, code, rest) = match (family, self) {
-            // The MTU stands in the low 16 bits.
+            // The MTU is in the low 16 bits.
             (Family::V4, Self::TooBig(mtu)) => (v4::UNREACHABLE, v4::CODE_FRAGMENTATION_NEEDED, mtu & 0xffff),
             (Family::V4, Self::Prohibited) => (v4::UNREACHABLE, v4::CODE_ADMIN_PROHIBITED, 0),
             (Family::V6, Self::TooBig(mtu)) => (v6::PACKET_TOO_BIG, 0, mtu),
@@ -115,7 +115,7 @@ pub fn write_error<const N: usize>(
     out[at + l4::ICMP_CHECKSUM + 1] = checksum[1];
 }
 
-// Out of line, because in the programs their frames would crowd the caller's.
+// Out of line, to keep the caller's stack frame small.
 
 #[inline(never)]
 fn write_ipv4<const N: usize>(from: &Addr, to: &Addr, quoted: u16, out: &mut [u8; N]) -> usize {

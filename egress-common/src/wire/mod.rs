@@ -1,7 +1,7 @@
 //! Views of packet headers.
 //!
-//! [`Headers::parse`] reads a frame once and answers everything that decisions ask; offsets are named here and nowhere
-//! else. A packet whose transport header is cut short still has addresses: whether that matters is for the decision.
+//! [`Headers::parse`] reads a frame once, with all fields that decisions need; offsets are defined only here. A packet
+//! with a truncated transport header still has addresses: the decision tells whether that matters.
 
 pub mod arp;
 pub mod crc32c;
@@ -41,7 +41,7 @@ pub mod ethertype {
     pub const IPV4: u16 = 0x0800;
     pub const ARP: u16 = 0x0806;
     pub const IPV6: u16 = 0x86dd;
-    /// Questions of agents through the overlay: Local Experimental EtherType 1 (IEEE Std 802-2014 section 9.2.3).
+    /// Probes of agents through the overlay: Local Experimental EtherType 1 (IEEE Std 802-2014 section 9.2.3).
     pub const ECHO: u16 = 0x88b5;
 
     /// A VLAN tag follows (IEEE 802.1Q).
@@ -61,7 +61,7 @@ pub mod ipv4 {
     pub const CHECKSUM: usize = 10;
     pub const SADDR: usize = 12;
     pub const DADDR: usize = 16;
-    /// Options that list the addresses to go by (RFC 791 section 3.1).
+    /// Source route options (RFC 791 section 3.1).
     pub const LOOSE_SOURCE_ROUTE: u8 = 131;
     pub const STRICT_SOURCE_ROUTE: u8 = 137;
     pub const DONT_FRAGMENT: u16 = 0x4000;
@@ -82,7 +82,7 @@ pub mod ipv6 {
 pub mod l4 {
     pub const SPORT: usize = 0;
     pub const DPORT: usize = 2;
-    /// Followed by what is acknowledged, and that by the next one.
+    /// Sequence number, followed by the acknowledgement number and the next field.
     pub const TCP_SEQUENCE: usize = 4;
     pub const TCP_OFFSET_FLAGS: usize = 12;
     pub const TCP_CHECKSUM: usize = 16;
@@ -90,7 +90,7 @@ pub mod l4 {
     pub const UDP_CHECKSUM: usize = 6;
     pub const ICMP_CHECKSUM: usize = 2;
     pub const SCTP_CHECKSUM: usize = 8;
-    /// Type of the first chunk, behind the common header.
+    /// Type of the first chunk, after the common header.
     pub const SCTP_CHUNK: usize = 12;
     /// Identifier of a query.
     pub const ECHO_ID: usize = 4;
@@ -113,10 +113,10 @@ pub mod sctp {
 pub trait Frame {
     /// `None` when the frame ends before `offset + N`.
     fn load<const N: usize>(&self, offset: usize) -> Option<[u8; N]>;
-    /// Length of the whole frame, also of the part that lies outside the linear area.
+    /// Length of the whole frame, including the non-linear part.
     fn len(&self) -> usize;
 
-    /// An IPv6 address, by words: sixteen bytes at once would crowd the programs' stack.
+    /// An IPv6 address, word by word, to save stack in the programs.
     #[inline(always)]
     fn load_addr(&self, offset: usize) -> Option<Addr> {
         Some(Addr::from_words([

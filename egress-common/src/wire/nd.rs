@@ -1,5 +1,4 @@
-//! Neighbour discovery (RFC 4861): what may be believed, the solicitation that asks for an egress IP, and its
-//! advertisement.
+//! Neighbour discovery (RFC 4861): validation, solicitations for an egress IP, and the advertisement.
 
 use super::{ETH_LEN, Frame, IPV6_LEN, L3, PROTO_ICMPV6, csum, icmp, ipv6};
 use crate::abi::{Addr, Family};
@@ -15,7 +14,7 @@ const OPTIONS: usize = 24;
 const UNIT: usize = 8;
 const SOURCE_LINK: u8 = 1;
 const TARGET_LINK: u8 = 2;
-/// Longest message that is looked at. Offsets in it stay below; the mask shows it to the verifier.
+/// Longest message that is read. The mask bounds offsets for the verifier.
 const MOST: usize = 128;
 const MESSAGE_MASK: usize = MOST - 1;
 /// First byte of a multicast address.
@@ -25,12 +24,12 @@ const BODY: usize = L3 + IPV6_LEN;
 /// Solicited and override (section 4.4).
 const FLAG_SOLICITED: u8 = 0x40;
 const FLAG_OVERRIDE: u8 = 0x20;
-/// Neighbour discovery is refused when it may have come from beyond the link (section 7.1.1).
+/// Required hop limit: another one may come from beyond the link (section 7.1.1).
 const HOP_LIMIT: u8 = 255;
 const ALL_NODES: Addr = Addr::v6([0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]);
 const ALL_NODES_MAC: [u8; 6] = [0x33, 0x33, 0, 0, 0, 1];
 
-/// A message that may be believed, as far as we ask.
+/// A valid message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Message {
     /// [`icmp::v6::NEIGHBOUR_SOLICITATION`] or [`icmp::v6::NEIGHBOUR_ADVERTISEMENT`].
@@ -40,8 +39,8 @@ pub struct Message {
     link_at: usize,
 }
 
-/// Type and target of a message of neighbour discovery, whether or not it may be believed. `None` for anything else, with
-/// extension headers too.
+/// Type and target of a neighbour discovery message, valid or not. `None` for other packets, and with extension
+/// headers.
 #[inline(always)]
 pub fn about<F: Frame + ?Sized>(frame: &F) -> Option<(u8, Addr)> {
     let [next_header] = frame.load(L3 + ipv6::NEXT_HEADER)?;
@@ -51,7 +50,7 @@ pub fn about<F: Frame + ?Sized>(frame: &F) -> Option<(u8, Addr)> {
         return None;
     }
     let target = frame.load_addr(BODY + TARGET)?;
-    // The IPv4-mapped form of an IPv4 address, which is asked for by ARP.
+    // An IPv4-mapped address; ARP resolves IPv4.
     if target.family() == Family::V4 {
         return None;
     }
@@ -59,8 +58,8 @@ pub fn about<F: Frame + ?Sized>(frame: &F) -> Option<(u8, Addr)> {
 }
 
 impl Message {
-    /// The message, where RFC 4861 lets a node believe it (section 7.1.1 for solicitations, 7.1.2 for advertisements), of
-    /// a kind that [`about`] has read. One of more than 128 bytes, which no host sends, is not believed either.
+    /// The message, if RFC 4861 allows a node to accept it (section 7.1.1 for solicitations, 7.1.2 for advertisements),
+    /// of a type that [`about`] has read. A message of more than 128 bytes, which no host sends, is refused too.
     #[inline(always)]
     pub fn parse<F: Frame + ?Sized>(frame: &F) -> Option<Self> {
         let sender = &frame.load_addr(L3 + ipv6::SADDR)?;
@@ -85,7 +84,7 @@ impl Message {
         (is_allowed && is_summed(frame, sender, receiver, length)).then_some(Self { kind, flags, link_at })
     }
 
-    /// As one number, which is not zero; [`from_word`](Self::from_word) makes the message of it again.
+    /// Encodes it as a non-zero number; [`from_word`](Self::from_word) decodes it.
     #[inline(always)]
     pub const fn word(self) -> u64 {
         self.kind as u64 | (self.flags as u64) << 8 | (self.link_at as u64) << 16
@@ -100,20 +99,20 @@ impl Message {
         Some(Self { kind: word as u8, flags: (word >> 8) as u8, link_at: (word >> 16) as usize & MESSAGE_MASK })
     }
 
-    /// An advertisement that replaces what neighbours know. A proxy's does not (section 7.2.8).
+    /// Whether an advertisement overrides neighbour caches. A proxy's does not (section 7.2.8).
     #[inline(always)]
     pub const fn overrides(&self) -> bool {
         self.kind == icmp::v6::NEIGHBOUR_ADVERTISEMENT && self.flags & FLAG_OVERRIDE != 0
     }
 
-    /// The link address that the message names, else that of its frame.
+    /// The link address in the message, or else of its frame.
     #[inline(always)]
     pub fn link<F: Frame + ?Sized>(&self, frame: &F) -> Option<[u8; 6]> {
         if self.link_at == 0 { frame.load(6) } else { frame.load(BODY + (self.link_at & MESSAGE_MASK) + 2) }
     }
 }
 
-/// Where the first option of this kind stands, zero without one; `None` where options are malformed.
+/// Offset of the first option of this type, zero without one; `None` if options are malformed.
 #[inline(never)]
 fn link_option<F: Frame + ?Sized>(frame: &F, length: usize, wanted: u8) -> Option<usize> {
     let (mut at, mut found, mut number) = (OPTIONS, 0, 0);
@@ -131,7 +130,7 @@ fn link_option<F: Frame + ?Sized>(frame: &F, length: usize, wanted: u8) -> Optio
     (at == length).then_some(found)
 }
 
-/// Whether the checksum is right (RFC 4443 section 2.3). Hosts do not leave that of neighbour discovery to their devices.
+/// Whether the checksum is right (RFC 4443 section 2.3). Hosts do not offload it for neighbour discovery.
 #[inline(never)]
 fn is_summed<F: Frame + ?Sized>(frame: &F, sender: &Addr, receiver: &Addr, length: usize) -> bool {
     let pseudo = (length as u16).to_be() as u64 + (PROTO_ICMPV6 as u16).to_be() as u64;
@@ -160,7 +159,7 @@ fn is_solicited_node(addr: &Addr) -> bool {
         && d.to_ne_bytes()[0] == 0xff
 }
 
-/// A neighbour solicitation as far as its answer needs it.
+/// The fields of a neighbour solicitation that its answer needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Solicitation<'a> {
     pub sender_mac: [u8; 6],
@@ -169,7 +168,7 @@ pub struct Solicitation<'a> {
 }
 
 impl Solicitation<'_> {
-    /// Link address that the answer goes to.
+    /// Destination link address of the answer.
     #[inline(always)]
     pub fn answer_mac(&self) -> [u8; 6] {
         if *self.sender == Addr::UNSPECIFIED { ALL_NODES_MAC } else { self.sender_mac }
@@ -213,7 +212,7 @@ fn advertisement(
     frame[body + FLAGS] = flags;
     frame[body + OPTIONS] = TARGET_LINK;
     frame[body + OPTIONS + 1] = 1;
-    // By words instead of over the bytes just written: shorter, and the addresses are at hand. The pseudo header has
+    // By words instead of the bytes just written: shorter, since the addresses are available. The pseudo header has
     // source and destination, and the body has the source again as the target.
     let word = |a: u8, b: u8| u16::from_ne_bytes([a, b]) as u64;
     let sum = 2 * sum_words(target)
@@ -231,7 +230,7 @@ fn advertisement(
     frame[body + 3] = checksum[1];
 }
 
-// Out of line, because in the programs the bytes of all addresses at once would crowd the stack.
+// Out of line, to keep the bytes of the addresses off the caller's stack.
 
 #[inline(never)]
 fn put_addr(frame: &mut [u8; ADVERTISEMENT_LEN], at: usize, addr: &Addr) {

@@ -1,25 +1,25 @@
-//! The packet that an ICMP error quotes (RFC 792, RFC 4443): whose flow it is about.
+//! The quoted packet of an ICMP error (RFC 792, RFC 4443), which identifies the flow.
 
 use super::headers::{read_v4, read_v6};
 use super::{Fragment, Frame, Headers, L4, icmp, l4};
 use super::{PROTO_ICMP, PROTO_ICMPV6, PROTO_SCTP, PROTO_TCP, PROTO_UDP};
 use crate::abi::{Direction, Family, Tuple};
 
-/// What is read of a quoted packet. Offsets count from the start of the frame.
+/// The parsed quoted packet. Offsets count from the start of the frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quote {
     /// The quoted packet as it was sent; its direction is the opposite of the error's.
     headers: Headers,
-    /// Kept, not made when asked for: the programs have little stack.
+    /// Stored, because the programs have little stack.
     flow: Tuple,
     l3_offset: u16,
 }
 
-/// Offsets stay below this; the mask shows it to the verifier.
+/// Bound of offsets; the mask shows it to the verifier.
 const OFFSET_MASK: u16 = 0x3fff;
 
 impl Quote {
-    /// Names no flow: no packet has such ends.
+    /// No flow: no packet has such addresses.
     pub const NONE: Self = Self { headers: Headers::NONE, flow: Headers::NONE.tuple, l3_offset: 0 };
 
     #[cfg(test)]
@@ -44,7 +44,7 @@ impl Quote {
         self.headers.l4
     }
 
-    /// Reads the quote of an ICMP error, in place. `None` when it names no flow: it is cut short before the ports, a later
+    /// Reads the quote of an ICMP error, in place. `None` if it identifies no flow: truncated before the ports, a later
     /// fragment, or itself an error.
     #[inline(always)]
     pub fn read<F: Frame + ?Sized>(&mut self, frame: &F, error: &Headers) -> Option<()> {
@@ -66,7 +66,7 @@ impl Quote {
         Some(())
     }
 
-    /// Eight bytes of a transport header are all that may be there (RFC 792).
+    /// The quote may have only eight bytes of the transport header (RFC 792).
     #[inline(always)]
     fn read_ports<F: Frame + ?Sized>(&mut self, frame: &F, family: Family) -> Option<()> {
         let at = self.transport_at();
@@ -93,19 +93,19 @@ impl Quote {
         Some(())
     }
 
-    /// Length of what the quoted packet's network headers preceded.
+    /// Payload length of the quoted packet.
     #[inline(always)]
     pub fn message_length<F: Frame + ?Sized>(&self, frame: &F) -> Option<u32> {
         self.headers.message_length(frame, self.network_at())
     }
 
-    /// Where the quoted transport header starts.
+    /// Start of the quoted transport header.
     #[inline(always)]
     pub const fn transport_at(&self) -> usize {
         (self.headers.l4_offset & OFFSET_MASK) as usize
     }
 
-    /// Where the quoted network header starts.
+    /// Start of the quoted network header.
     #[inline(always)]
     pub const fn network_at(&self) -> usize {
         (self.l3_offset & OFFSET_MASK) as usize

@@ -1,5 +1,4 @@
-//! Resets that a program gives itself (RFC 9293 section 3.10.7.1): the header that answers a segment of a connection that
-//! is no more.
+//! Generated TCP resets (RFC 9293 section 3.10.7.1): the header that answers a segment of a closed connection.
 
 use super::{Fragment, Headers, L4, PROTO_TCP, csum, l4, tcp};
 use crate::abi::{Family, Tuple};
@@ -7,7 +6,7 @@ use crate::abi::{Family, Tuple};
 /// A TCP header without options.
 pub const LEN: usize = 20;
 
-/// Whether the packet may be answered by a reset: never one for a reset, nor one for a piece of a segment.
+/// Whether a reset may answer the packet: not a reset, and not a fragment.
 #[inline(always)]
 #[must_use]
 pub fn answers(headers: &Headers) -> bool {
@@ -17,7 +16,7 @@ pub fn answers(headers: &Headers) -> bool {
         && !headers.source_routed
 }
 
-/// What is asked of the segment that is answered.
+/// The fields of the answered segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
     pub sequence: u32,
@@ -28,8 +27,8 @@ pub struct Segment {
 }
 
 impl Segment {
-    /// Sequence number, acknowledgement and flags of the reset. The other end accepts what continues where its own segment
-    /// left off, and nothing else (RFC 5961 section 3.2).
+    /// Sequence number, acknowledgement and flags of the reset. The other end accepts only the exact next sequence
+    /// number (RFC 5961 section 3.2).
     #[inline(always)]
     pub const fn answer(&self) -> (u32, u32, u8) {
         if self.flags & tcp::ACK != 0 {
@@ -50,19 +49,19 @@ pub fn write(family: Family, tuple: &Tuple, segment: &Segment, partial: bool, ou
     *out =
         [from[0], from[1], to[0], to[1], s[0], s[1], s[2], s[3], a[0], a[1], a[2], a[3], 0x50, flags, 0, 0, 0, 0, 0, 0];
     let pseudo = pseudo_header(family, tuple);
-    // What a device completes begins with the sum of the pseudo header.
+    // A partial checksum begins with the sum of the pseudo header.
     let sum = if partial { csum::fold64(pseudo) } else { !csum::fold64(pseudo + csum::sum(out)) };
     let sum = sum.to_ne_bytes();
     out[l4::TCP_CHECKSUM] = sum[0];
     out[l4::TCP_CHECKSUM + 1] = sum[1];
 }
 
-/// Its sum; the same whichever way the addresses stand.
+/// Its sum, independent of the order of the addresses.
 #[inline(always)]
 fn pseudo_header(family: Family, tuple: &Tuple) -> u64 {
     let (s, d) = (tuple.saddr.words(), tuple.daddr.words());
     let mut sum = s[3] as u64 + d[3] as u64;
-    // Of an IPv4 address the other words are no part of the packet.
+    // The other words of a v4-mapped address are not in the packet.
     if let Family::V6 = family {
         sum += s[0] as u64 + s[1] as u64 + s[2] as u64 + d[0] as u64 + d[1] as u64 + d[2] as u64;
     }

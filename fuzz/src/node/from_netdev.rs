@@ -112,7 +112,7 @@ impl Node {
             Err(TooBig(mtu)) => {
                 let answer =
                     edge::error(frame, headers, Answer::TooBig(mtu).head(headers.family), &headers.tuple.daddr);
-                Outcome::told(Verdict::MtuAnswered, answer, Verdict::MtuExceeded)
+                Outcome::answered(Verdict::MtuAnswered, answer, Verdict::MtuExceeded)
             }
         }
     }

@@ -38,14 +38,14 @@ impl Node {
                 let owned = *owned;
                 match self.out_by_uplink(skb, &headers, &quote, &owned, &owner) {
                     Ok(Outcome::Dropped(Verdict::PortTaken)) => {
-                        Outcome::told(Verdict::CutAnswered, edge::reset(skb.frame, &headers), Verdict::PortTaken)
+                        Outcome::answered(Verdict::CutAnswered, edge::reset(skb.frame, &headers), Verdict::PortTaken)
                     }
                     Ok(outcome) => outcome,
                     Err(TooBig(mtu)) => {
                         let (head, node) = (Answer::TooBig(mtu).head(headers.family), &config);
                         let answer =
                             edge::error(skb.frame, &headers, head, &from_netdev::node_address(node, headers.family));
-                        Outcome::told(Verdict::MtuAnswered, answer, Verdict::MtuExceeded)
+                        Outcome::answered(Verdict::MtuAnswered, answer, Verdict::MtuExceeded)
                     }
                 }
             }

@@ -27,7 +27,7 @@ impl Node {
             FromPod::Done(verdict) => Outcome::done(verdict, frame, 0),
             FromPod::Hairpin => {
                 let answer = edge::error(frame, &headers, Answer::Prohibited.head(headers.family), &node);
-                Outcome::told(Verdict::HairpinAnswered, answer, Verdict::Hairpin)
+                Outcome::answered(Verdict::HairpinAnswered, answer, Verdict::Hairpin)
             }
             FromPod::Reset(verdict) => self.reset(&headers, frame, verdict),
             FromPod::Mark => Outcome::Passed(Verdict::MarkedNode, frame.to_vec(), NODE_MARK),
@@ -39,7 +39,7 @@ impl Node {
                     Ok(outcome) => outcome,
                     Err(TooBig(mtu)) => {
                         let answer = edge::error(frame, &headers, Answer::TooBig(mtu).head(headers.family), &node);
-                        Outcome::told(Verdict::MtuAnswered, answer, Verdict::MtuExceeded)
+                        Outcome::answered(Verdict::MtuAnswered, answer, Verdict::MtuExceeded)
                     }
                 }
             }
@@ -54,7 +54,7 @@ impl Node {
         if answer.is_some() {
             self.maps.flow_answered(&headers.tuple, Segment { flags: tcp::RST, number: headers.tcp_ack });
         }
-        Outcome::told(Verdict::CutAnswered, answer, otherwise)
+        Outcome::answered(Verdict::CutAnswered, answer, otherwise)
     }
 
     fn send(

@@ -91,7 +91,8 @@ impl Node {
         // An error answers for what it quotes.
         let is_known = known || headers.l4 == L4::IcmpError;
         assert!(*verdict != Verdict::InboundReply || is_known, "an answer to nobody: {headers:?}");
-        let is_called = headers.l4 == L4::IcmpError || to_pod::is_called(&headers.tuple, &self.maps, &self.config());
+        let is_called =
+            headers.l4 == L4::IcmpError || to_pod::may_be_called(&headers.tuple, &self.maps, &self.config());
         let is_selected = self.maps.pods.borrow().get(&source).is_some_and(|pod| pod.egress_id().is_some());
         assert!(*verdict != Verdict::InboundReply || is_called || !is_selected, "nothing exposes it: {headers:?}");
         let selected = self.maps.pods.borrow().get(&source).is_some_and(|pod| pod.egress_id().is_some());

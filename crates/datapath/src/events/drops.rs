@@ -69,7 +69,7 @@ impl Drops {
     pub fn publish(&self, sample: Sample) {
         let mut recent = self.recent();
         if recent.len() == RECENT {
-            make_room(&mut recent);
+            evict_oldest(&mut recent);
         }
         recent.push_back(sample.clone());
         // Under the lock, so that each follower gets the sample once. Fails without followers.
@@ -126,7 +126,7 @@ impl Drops {
 }
 
 /// Removes the oldest sample of the most frequent reason.
-fn make_room(recent: &mut VecDeque<Sample>) {
+fn evict_oldest(recent: &mut VecDeque<Sample>) {
     let mut counts = BTreeMap::<&str, usize>::new();
     recent.iter().for_each(|sample| *counts.entry(&sample.reason).or_default() += 1);
     let most = counts.into_iter().max_by_key(|(_, count)| *count).map(|(reason, _)| reason);

@@ -17,7 +17,7 @@ use crate::maps::handles::{Hash, Trie};
 use crate::names::Pins;
 
 /// More room than a packet can use.
-const ROOM: u32 = 16;
+const MAX_FREE: u32 = 16;
 
 /// Entries of maps, by name.
 pub type Sizes = [(&'static str, u32); 4];
@@ -25,8 +25,8 @@ pub type Sizes = [(&'static str, u32); 4];
 /// The entries, and how many more the maps of flows and mappings take.
 pub struct Copied {
     pub maps: MemoryMaps,
-    flows_room: u32,
-    nat_room: u32,
+    flows_free: u32,
+    nat_free: u32,
 }
 
 impl Copied {
@@ -48,43 +48,43 @@ impl Copied {
         if let Some(entry) = flows.get(tuple)? {
             maps.flows.put(*tuple, entry);
         }
-        let flows_room = room(&flows, |_, _| ())?;
+        let flows_free = free(&flows, |_, _| ())?;
         let shares = hash::<Holder, Share>(pins, "shares")?;
         for holder in [Some(Holder::pod(tuple.saddr)), egress_id.map(Holder::policy)].into_iter().flatten() {
             maps.shares.borrow_mut().extend(shares.get(&holder)?.map(|share| (holder, share)));
         }
         let nat = hash::<Tuple, NatEntry>(pins, "nat")?;
-        let nat_room = room(&nat, |key, mapping| {
+        let nat_free = free(&nat, |key, mapping| {
             if key == tuple || mapping.other == *tuple || is_wanted(key, tuple, &addresses) {
                 maps.nat.put(*key, *mapping);
             }
         })?;
-        let copied = Self { maps, flows_room, nat_room };
-        copied.maps.flows.limit(copied.maps.flows.len() + copied.flows_room as usize);
-        copied.maps.nat.limit(copied.maps.nat.len() + copied.nat_room as usize);
+        let copied = Self { maps, flows_free, nat_free };
+        copied.maps.flows.limit(copied.maps.flows.len() + copied.flows_free as usize);
+        copied.maps.nat.limit(copied.maps.nat.len() + copied.nat_free as usize);
         Ok(copied)
     }
 
     /// Of the maps that programs write: as full as the pinned ones, and else as small as can be. A map takes one entry at
     /// least: see [`are_full_of_others`](Self::are_full_of_others).
     pub fn sizes(&self) -> Sizes {
-        let size = |entries: usize, room: u32| {
-            let size = u32::try_from(entries).unwrap_or(u32::MAX).saturating_add(room);
+        let size = |entries: usize, free: u32| {
+            let size = u32::try_from(entries).unwrap_or(u32::MAX).saturating_add(free);
             // Where there is room enough, so much more does not matter, and most packets have maps of one size.
-            if room == ROOM { size.max(4 * ROOM) } else { size.max(1) }
+            if free == MAX_FREE { size.max(4 * MAX_FREE) } else { size.max(1) }
         };
         [
-            ("flows", size(self.maps.flows.len(), self.flows_room)),
-            ("nat", size(self.maps.nat.len(), self.nat_room)),
-            ("inbound", ROOM),
+            ("flows", size(self.maps.flows.len(), self.flows_free)),
+            ("nat", size(self.maps.nat.len(), self.nat_free)),
+            ("inbound", MAX_FREE),
             ("datagrams", 1024),
         ]
     }
 
     /// Whether `flows` and `nat` take nothing, and hold nothing that concerns the packet.
     pub fn are_full_of_others(&self) -> (bool, bool) {
-        let flows = self.flows_room == 0 && self.maps.flows.is_empty();
-        (flows, self.nat_room == 0 && self.maps.nat.is_empty())
+        let flows = self.flows_free == 0 && self.maps.flows.is_empty();
+        (flows, self.nat_free == 0 && self.maps.nat.is_empty())
     }
 }
 
@@ -167,11 +167,11 @@ fn hash<K: aya::Pod, V: aya::Pod>(pins: &Pins, name: &str) -> io::Result<Hash<K,
 }
 
 /// How many more entries the map takes, as far as the packet can tell; every entry is shown on the way.
-fn room<V: aya::Pod>(map: &Hash<Tuple, V>, mut visit: impl FnMut(&Tuple, &V)) -> io::Result<u32> {
+fn free<V: aya::Pod>(map: &Hash<Tuple, V>, mut visit: impl FnMut(&Tuple, &V)) -> io::Result<u32> {
     let mut count = 0_u32;
     map.for_each(|key, value| {
         count = count.saturating_add(1);
         visit(key, value);
     })?;
-    Ok(map.limit().saturating_sub(count).min(ROOM))
+    Ok(map.limit().saturating_sub(count).min(MAX_FREE))
 }

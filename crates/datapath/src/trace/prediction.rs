@@ -70,9 +70,9 @@ fn here(headers: &Headers, recorder: &MapRecorder<'_>, egress_id: u32, slot: &Po
             false => vec![Verdict::NotGateway],
         };
     };
-    let face = SnatPool { address: owned.address, ports: EGRESS_PORTS };
+    let pool = SnatPool { address: owned.address, ports: EGRESS_PORTS };
     let owner = NatOwner { origin: Origin::Here, source_node: Addr::UNSPECIFIED, egress_id };
-    match snat::translate(headers, &Quote::NONE, recorder, &face, &owner) {
+    match snat::translate(headers, &Quote::NONE, recorder, &pool, &owner) {
         Ok(_) => [&[Verdict::SnatHere], FIB_VERDICTS.as_slice()].concat(),
         Err(Verdict::PortTaken) => vec![Verdict::CutAnswered, Verdict::PortTaken],
         Err(verdict) => vec![verdict],

@@ -134,8 +134,8 @@ impl Tables for MapRecorder<'_> {
         self.note(Asked::Inbound(*tuple, known));
         known
     }
-    fn inbound_heard(&self, tuple: &Tuple, segment: Segment) -> bool {
-        self.maps.inbound_heard(tuple, segment)
+    fn inbound_seen(&self, tuple: &Tuple, segment: Segment) -> bool {
+        self.maps.inbound_seen(tuple, segment)
     }
     fn inbound_known(&self, tuple: &Tuple) -> bool {
         let known = self.maps.inbound_known(tuple);

@@ -57,7 +57,7 @@ fn error((kind, code, rest): Kind, quote: Vec<u8>) -> Body {
 }
 
 /// Time exceeded on the way, and port unreachable, by family.
-fn on_the_way(v6: bool) -> Kind {
+fn from_router(v6: bool) -> Kind {
     if v6 { (3, 0, [0; 4]) } else { (11, 0, [0; 4]) }
 }
 
@@ -106,7 +106,7 @@ fn quotes(v6: bool) -> Vec<Case> {
         let named = |name: &str| Case::new(&format!("error about {protocol} {name}"), v6).pod(first);
         for length in [4, 8, 12, 20] {
             cases.push(named(&format!("that quotes {length} bytes")).world(move |talk| {
-                talk.back(error(on_the_way(v6), cut(&last_left(talk), length)))
+                talk.back(error(from_router(v6), cut(&last_left(talk), length)))
                     .with(|packet| packet.from = talk.cast.router())
             }));
         }
@@ -116,20 +116,20 @@ fn quotes(v6: bool) -> Vec<Case> {
             // As the router saw it: hops are gone, and its class may have been changed.
             quote[if v6 { 7 } else { 8 }] = 1;
             quote[1] |= 0x20;
-            talk.back(error(on_the_way(v6), quote)).with(|packet| packet.from = talk.cast.router())
+            talk.back(error(from_router(v6), quote)).with(|packet| packet.from = talk.cast.router())
         }));
         cases.push(named("with bytes behind the quote").world(move |talk| {
             let quote = [last_left(talk), vec![0xee; 12]].concat();
-            talk.back(error(on_the_way(v6), quote)).with(|packet| packet.from = talk.cast.router())
+            talk.back(error(from_router(v6), quote)).with(|packet| packet.from = talk.cast.router())
         }));
         cases.push(named("whose own checksum is wrong").world(move |talk| {
-            let answer = talk.back(error(on_the_way(v6), last_left(talk)));
+            let answer = talk.back(error(from_router(v6), last_left(talk)));
             answer.with(|packet| (packet.from, packet.spoil) = (talk.cast.router(), 0x1111))
         }));
         cases.push(
             named("of which one more packet follows")
                 .world(move |talk| {
-                    talk.back(error(on_the_way(v6), last_left(talk))).with(|packet| packet.from = talk.cast.router())
+                    talk.back(error(from_router(v6), last_left(talk))).with(|packet| packet.from = talk.cast.router())
                 })
                 .pod(first),
         );
@@ -139,7 +139,7 @@ fn quotes(v6: bool) -> Vec<Case> {
             _ => |talk| talk.echo_out(0x4242, 40).with(|packet| packet.from = talk.cast.other_pod()),
         };
         cases.push(named("whose port another pod had first").pod(other).world(move |talk| {
-            talk.back(error(on_the_way(v6), last_left(talk))).with(|packet| packet.from = talk.cast.router())
+            talk.back(error(from_router(v6), last_left(talk))).with(|packet| packet.from = talk.cast.router())
         }));
         cases.push(
             named("that carries options or extensions")
@@ -153,7 +153,7 @@ fn quotes(v6: bool) -> Vec<Case> {
                     })
                 })
                 .world(move |talk| {
-                    talk.back(error(on_the_way(v6), last_left(talk))).with(|packet| packet.from = talk.cast.router())
+                    talk.back(error(from_router(v6), last_left(talk))).with(|packet| packet.from = talk.cast.router())
                 }),
         );
     }
@@ -206,7 +206,7 @@ fn from_the_pod(v6: bool) -> Vec<Case> {
 fn about_nothing(v6: bool) -> Vec<Case> {
     let named = |name: &str| Case::new(&format!("error about {name}"), v6);
     let from_router = move |talk: &Talk<'_>, quote: Vec<u8>| {
-        talk.back(error(on_the_way(v6), quote)).with(|packet| packet.from = talk.cast.router())
+        talk.back(error(from_router(v6), quote)).with(|packet| packet.from = talk.cast.router())
     };
     let never_sent = |talk: &Talk<'_>| talk.udp_out(20).with(|packet| packet.from = talk.cast.egress());
     vec![

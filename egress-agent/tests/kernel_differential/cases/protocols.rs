@@ -58,7 +58,7 @@ fn sctp(v6: bool) -> Vec<Case> {
         case.pod(second(8, &COOKIE_ECHO)).world(to_second(9, &COOKIE_ACK))
     };
     // The error of a router about the last packet that left, of which it quotes so much.
-    let told = move |length: usize| {
+    let icmp_error = move |length: usize| {
         move |talk: &Talk<'_>| {
             let whole = talk.left().last().map_or_else(|| second(0, &INIT)(talk).bytes(), <[u8]>::to_vec);
             let header: usize = if v6 { 40 } else { 20 };
@@ -84,8 +84,8 @@ fn sctp(v6: bool) -> Vec<Case> {
             .world(to_second(9, &ODD_DATA))
             .pod(second(8, &LONG_DATA))
             .world(to_second(9, &LONG_DATA)),
-        both_begun("with another port: error that quotes 8 bytes").world(told(8)),
-        both_begun("with another port: error that quotes all").pod(second(8, &DATA)).world(told(usize::MAX)),
+        both_begun("with another port: error that quotes 8 bytes").world(icmp_error(8)),
+        both_begun("with another port: error that quotes all").pod(second(8, &DATA)).world(icmp_error(usize::MAX)),
         begun(named("with a wrong checksum from the pod")).pod(move |talk| out(8, &DATA)(talk).with(|p| p.spoil = 1)),
         begun(named("with a wrong checksum to the pod")).world(move |talk| back(9, &DATA)(talk).with(|p| p.spoil = 1)),
         begun(named("whose checksum is zero")).pod_bytes(move |talk| zeroed(out(8, &DATA)(talk))),

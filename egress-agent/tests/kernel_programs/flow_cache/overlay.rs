@@ -20,15 +20,15 @@ fn a_cached_flow_of_another_node_serves_that_node_only() {
             assert_eq!(ran.action, REDIRECT);
         }
         // Who says that it is that node, but is no node; a node whose pod it is not; and another object of the same pod.
-        let mut stranger = around;
-        stranger.from = underlay.router;
-        stage.run_frame(&FROM_NETDEV, &stranger.frame(&inner), Verdict::ForgedOuter);
+        let mut foreign = around;
+        foreign.from = underlay.router;
+        stage.run_frame(&FROM_NETDEV, &foreign.frame(&inner), Verdict::ForgedOuter);
         stage
             .nodes
             .insert(addr(underlay.router), NodeEntry::new(NodePlace::Other, addr(underlay.router)), 0)
             .expect("a node");
         stage.run_frame(&FROM_NETDEV, &around.frame(&inner), Verdict::SnatForNode);
-        stage.run_frame(&FROM_NETDEV, &stranger.frame(&inner), Verdict::ForgedInner);
+        stage.run_frame(&FROM_NETDEV, &foreign.frame(&inner), Verdict::ForgedInner);
         stage.run_frame(&FROM_NETDEV, &arrived(underlay, cast.away).frame(&inner), Verdict::NotGateway);
         stage.nodes.remove(&addr(underlay.router)).expect("no node");
     });
@@ -80,9 +80,9 @@ fn a_cached_answer_serves_one_egress_id_only() {
             let ran = stage.run_frame(&FROM_NETDEV, &around.frame(&inner), Verdict::ReplyDelivered);
             assert_eq!((ran.action, &ran.frame[12..]), (REDIRECT, &inner.frame()[12..]));
         }
-        let mut stranger = around;
-        stranger.from = underlay.router;
-        stage.run_frame(&FROM_NETDEV, &stranger.frame(&inner), Verdict::ForgedOuter);
+        let mut foreign = around;
+        foreign.from = underlay.router;
+        stage.run_frame(&FROM_NETDEV, &foreign.frame(&inner), Verdict::ForgedOuter);
         stage.run_frame(&FROM_NETDEV, &arrived(underlay, cast.here).frame(&inner), Verdict::NotItsPod);
     });
 }
@@ -127,6 +127,6 @@ fn a_reset_is_tracked_for_a_remote_pod() {
         stage.run_frame(&FROM_NETDEV, &back(RST | ACK).frame(), Verdict::ReplyToNode);
         assert_eq!(phase(stage), phase::Phase::Closing);
         stage.run_frame(&FROM_NETDEV, &goes_on, Verdict::SnatForNode);
-        assert_eq!(phase(stage), phase::Phase::Established, "a stranger's reset, and the connection goes on");
+        assert_eq!(phase(stage), phase::Phase::Established, "a foreign's reset, and the connection goes on");
     });
 }

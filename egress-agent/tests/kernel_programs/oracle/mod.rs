@@ -88,16 +88,16 @@ fn tell(stage: &mut Stage, first: u64) {
     // Another place to begin in every run.
     let clock = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("a clock that is set");
     let first = first + (clock.as_secs() << 33);
-    let mut told = 0;
+    let mut played = 0;
     while start.elapsed() < Duration::from_secs(seconds) {
-        one(&mut rig, first + told);
-        told += 1;
+        one(&mut rig, first + played);
+        played += 1;
         if said.elapsed() >= SAY_EVERY {
-            println!("{told} stories, {} packets, {} s", rig.packets, start.elapsed().as_secs());
+            println!("{played} stories, {} packets, {} s", rig.packets, start.elapsed().as_secs());
             said = Instant::now();
         }
     }
-    println!("{told} stories, {} packets; the first was {first}", rig.packets);
+    println!("{played} stories, {} packets; the first was {first}", rig.packets);
 }
 
 fn one(rig: &mut Rig, seed: u64) {

@@ -1,4 +1,4 @@
-//! What no seal takes: words of two values, of two keys or of one, in any order in which a copy may meet the writing.
+//! Seals reject a copy with words of two values, of one key or two, in every order of a concurrent write.
 
 use std::vec::Vec;
 
@@ -43,7 +43,7 @@ fn nat_entry(key: &Tuple, egress: Addr, port: u16, origin: Origin, node: Addr, i
     NatEntry::new(other, origin, node, id, 1).sealed(key)
 }
 
-/// NAT entries that may follow one another in one element's memory: neighbours in every word.
+/// NAT entries that may reuse one element's memory and differ in single words.
 fn nat_entries() -> Vec<(Tuple, NatEntry)> {
     let mut all = Vec::new();
     for (pod, port) in [(POD, 4000), (POD, 4001), (OTHER_POD, 4000)] {
@@ -60,8 +60,8 @@ fn nat_entries() -> Vec<(Tuple, NatEntry)> {
     all
 }
 
-/// Reads `words` of one value while another is written over it: both in an order of their own, one word at a time. Lets
-/// `take` see what came of it.
+/// Reads `words` of one value during a write of another one, each in its own order, word by word. Passes the copy to
+/// `take`.
 fn race<const N: usize>(numbers: &mut Numbers, old: [u32; N], new: [u32; N], mut take: impl FnMut([u32; N])) {
     let (mut memory, mut copy) = (old, [0; N]);
     let (mut reads, mut writes) = (numbers.shuffled(N), numbers.shuffled(N));
@@ -123,7 +123,7 @@ fn a_nat_entry_read_during_memory_reuse_is_valid_or_ignored() {
             }
         }
     }
-    // Both happened often, so both were tried.
+    // Both outcomes occurred often.
     assert!(whole > 1000 && refused > 1000, "{whole} {refused}");
 }
 
@@ -139,7 +139,7 @@ fn every_word_that_is_used_is_sealed() {
     for other in [forward(POD, 4001), forward(OTHER_POD, 4000), key.reversed()] {
         assert!(!sealed.is_of(&other));
     }
-    // What changes while the NAT entry lives is not.
+    // Fields that change during the life of a NAT entry are not sealed.
     let mut used = sealed;
     (used.last_seen_ns, used.state) = (9, 3);
     assert!(used.is_of(&key));
@@ -223,6 +223,6 @@ fn a_pod_entry_is_sealed_to_its_address() {
     ] {
         assert!(!mixed.is_of(&POD), "{mixed:?}");
     }
-    // For people and the agent only.
+    // For display and the agent only.
     assert!(with_seal(PodEntry::selected(7, 2).with_owner(9), entry.seal).is_of(&POD));
 }

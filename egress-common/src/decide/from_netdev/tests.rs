@@ -108,17 +108,17 @@ fn an_error_goes_to_the_pod_whose_packet_it_quotes() {
         assert_eq!(found.other, packet(cast.pod, cast.world, 4000, 80).headers().tuple);
         let ping = packet(cast.egress, cast.world, 0, 0).echo(4002).headers().tuple;
         assert!(matches!(asked(ping), FromNetdev::ReplyHere { .. }));
-        for stranger in [
+        for foreign in [
             packet(cast.egress, cast.world, 4001, 80).headers().tuple,
             packet(cast.foreign_egress, cast.world, 4000, 80).headers().tuple,
             sent.reversed(),
         ] {
-            assert_eq!(asked(stranger), FromNetdev::Done(Verdict::IcmpUnmatched), "{stranger:?}");
+            assert_eq!(asked(foreign), FromNetdev::Done(Verdict::IcmpUnmatched), "{foreign:?}");
         }
     });
 }
 
-/// It must come to the address that sent the quoted packet: another one of ours has nothing to do with the flow.
+/// The error must arrive at the address that sent the quoted packet, not at another egress IP.
 #[test]
 fn an_error_to_another_egress_ip_is_not_believed() {
     both(|cast, maps| {
@@ -275,12 +275,12 @@ fn an_error_about_a_marked_packet_goes_to_its_pod() {
         let port =
             to_netdev::translate(&request.headers(), &Quote::NONE, maps, &config).expect("a free port").other.dport();
         let error = packet(cast.world, cast.node, 0, 0).unreachable();
-        let told = |sent: &Packet| {
+        let on_error = |sent: &Packet| {
             let quote = sent.quoted(Direction::Egress);
             decide(&mut error.arriving(), &quote, maps, &maps.config.get())
         };
         let sent = packet(cast.node, cast.other_node, port, 80).tcp(tcp::SYN);
-        let FromNetdev::NodeReply { nat_entry } = told(&sent) else { panic!("not for the pod") };
+        let FromNetdev::NodeReply { nat_entry } = on_error(&sent) else { panic!("not for the pod") };
         assert_eq!((nat_entry.other.saddr, nat_entry.other.sport()), (addr(cast.pod), 4000));
         for hosts in [
             packet(cast.node, cast.other_node, 22, 80).tcp(tcp::SYN),
@@ -288,7 +288,7 @@ fn an_error_about_a_marked_packet_goes_to_its_pod() {
             packet(cast.mgmt, cast.other_node, port, 80).tcp(tcp::SYN),
             packet(cast.node, cast.other_node, port, 80),
         ] {
-            assert_eq!(told(&hosts), FromNetdev::Done(Verdict::NotOurs), "{hosts:?}");
+            assert_eq!(on_error(&hosts), FromNetdev::Done(Verdict::NotOurs), "{hosts:?}");
         }
         assert_eq!(verdict(maps, &error), Verdict::NotOurs, "without a quote");
     });
@@ -299,7 +299,7 @@ fn an_error_is_no_sign_of_life_and_quotes_no_answer() {
     both(|cast, maps| {
         begin(cast, maps, Origin::Here, &packet(cast.pod, cast.world, 0, 0).echo(4009));
         let error = packet(cast.multicast, cast.egress, 0, 0).unreachable();
-        let told = |sent: Packet| {
+        let on_error = |sent: Packet| {
             let quote = sent.quoted(Direction::Egress);
             decide(&mut error.arriving(), &quote, maps, &maps.config.get())
         };
@@ -310,15 +310,15 @@ fn an_error_is_no_sign_of_life_and_quotes_no_answer() {
         let before = seen(maps);
         assert!(before.is_some());
         maps.now.set(maps.now.get() + 1_000_000_000);
-        assert!(matches!(told(packet(cast.egress, cast.world, 0, 0).echo(4009)), FromNetdev::ReplyHere { .. }));
+        assert!(matches!(on_error(packet(cast.egress, cast.world, 0, 0).echo(4009)), FromNetdev::ReplyHere { .. }));
         assert_eq!(seen(maps), before);
-        let answer = told(packet(cast.egress, cast.world, 0, 0).echo_reply(4009));
+        let answer = on_error(packet(cast.egress, cast.world, 0, 0).echo_reply(4009));
         assert_eq!(answer, FromNetdev::Done(Verdict::IcmpUnmatched), "an egress IP answers no query");
     });
 }
 
-/// What is owned is looked for, whatever the Bloom filter lets through beside it; what the check of the headers leaves
-/// alone, the questions leave alone too.
+/// The header check finds every owned address, despite false positives of the Bloom filter, and the decision leaves
+/// alone all packets that the header check leaves alone.
 #[test]
 fn packets_that_the_header_check_leaves_alone_have_no_flow() {
     both(|cast, maps| {
@@ -351,19 +351,19 @@ fn packets_that_the_header_check_leaves_alone_have_no_flow() {
         assert!(
             [config.node_ports.first, config.node_ports.last].iter().all(|at| !is_left_alone(&answer(*at), &config))
         );
-        // Whole TCP and UDP packets for five addresses: all but those to the node's ports for NAT, and to what shares a
-        // bit.
+        // Whole TCP and UDP packets for five addresses, except those to the node's NAT ports and to addresses that
+        // share a bit.
         assert!((20..=40).contains(&left_alone), "{left_alone}");
     });
 }
 
-/// The hand-over of [`ID`]'s address, with the other node as the other one.
+/// A hand-over of [`ID`]'s address with the other node.
 fn hand_over(cast: &Cast, maps: &MemoryMaps, stage: HandoverStage, since_ns: u64) {
     let owned = Owned::new(ID, addr(cast.egress), 2, [2, 0, 0, 0, 0, 1]);
     maps.handovers.borrow_mut().insert(ID, HandoverEntry::new(ID, stage, since_ns, addr(OTHER_NODE), owned));
 }
 
-/// Of the flow with this port: whole, the first fragment and a later one, and an error about what was sent.
+/// Packets of the flow with this port: whole, a first and a later fragment, and an error about a sent packet.
 fn answers(cast: &Cast, port: u16) -> [(Packet, Quote); 4] {
     let whole = packet(cast.world, cast.egress, 80, port);
     let error = packet(cast.world, cast.egress, 0, 0).unreachable();
@@ -388,7 +388,7 @@ fn an_agent_that_stops_during_the_step_still_owns_the_address() {
         maps.owned.borrow_mut().remove(&ID);
         let passed = FromNetdev::PassOn { egress_id: ID };
         assert_eq!(asked(maps, &packet(cast.world, cast.egress, 80, 4000)), passed);
-        // The object may have another address here by then.
+        // The policy may have another address here by then.
         maps.owned.borrow_mut().insert(ID, Owned::new(ID, addr(cast.foreign_egress), 2, [2, 0, 0, 0, 0, 1]));
         assert_eq!(asked(maps, &packet(cast.world, cast.egress, 80, 4000)), passed);
     });
@@ -404,7 +404,7 @@ fn the_old_owner_passes_all_answers_to_the_new_owner() {
             let asked = decide(&mut answer.arriving(), &quote, maps, &maps.config.get());
             assert_eq!(asked, FromNetdev::PassOn { egress_id: ID }, "{answer:?}");
         }
-        // What the new owner has not sent comes back.
+        // Answers to flows that the new owner has not sent come back.
         for (answer, quote) in answers(cast, 4000) {
             let back = passed(&mut answer.arriving(), &quote, maps, ID);
             assert!(matches!(back, FromNetdev::ReplyHere { .. }), "{answer:?}: {back:?}");
@@ -445,7 +445,7 @@ fn the_new_owner_keeps_answers_to_its_own_flows() {
                     assert!(matches!(kept, FromNetdev::ReplyHere { .. }), "{answer:?}: {kept:?}");
                 }
                 maps.frags.borrow_mut().clear();
-                // Also of a flow that was sent before.
+                // Also for a flow that was sent before.
                 hand_over(cast, maps, stage, maps.now.get() + 1);
                 for port in [4000, 4001] {
                     for (answer, quote) in answers(cast, port) {

@@ -1,5 +1,4 @@
-//! The order of questions, one after the other, and what has no place in it. Fragments and ICMP errors have files of
-//! their own.
+//! The steps of the decision, in order. Fragments, ICMP errors, resets and cached decisions have their own files.
 
 mod errors;
 mod fragments;
@@ -31,7 +30,7 @@ fn udp(cast: &Cast, to: &str) -> Packet {
     packet(cast.pod, to, 4000, 80)
 }
 
-/// The packet leaves with the object's address, served here.
+/// The packet leaves with the policy's address, served here.
 fn assert_sent(cast: &Cast, maps: &MemoryMaps, packet: &Packet) {
     let slot = PolicySlot::here(addr(cast.egress));
     assert_eq!(asked(maps, packet), FromPod::Send { egress_id: ID, slot: &slot }, "{packet:?}");
@@ -146,7 +145,7 @@ fn a_syn_of_the_pod_ends_the_inbound_entry_on_its_tuple() {
     both(|cast, maps| {
         let syn = packet(cast.world, cast.pod, 80, 4000).tcp(tcp::SYN).arriving();
         assert_eq!(to_pod::decide(&syn, maps, &maps.config.get()), Verdict::InboundRemembered);
-        // Somebody outside may have sent that SYN in the server's name: the pod's connection is not an answer to it.
+        // That SYN may be forged: the pod's connection is not an answer to it.
         for flags in [tcp::SYN, tcp::ACK, tcp::FIN | tcp::ACK] {
             assert_sent(cast, maps, &packet(cast.pod, cast.world, 4000, 80).tcp(flags));
         }
@@ -202,7 +201,7 @@ fn step_5_unselected_and_unknown_pods() {
             (OnUnknownPod::Drop, 0, Verdict::UnknownPod),
             (OnUnknownPod::Pass, 0, Verdict::UnknownPodPassed),
             (OnUnknownPod::PassWhileFollowed, now_secs + 3, Verdict::UnknownPodPassed),
-            // Nobody has followed the pods for a while.
+            // No agent has watched the pods for a while.
             (OnUnknownPod::PassWhileFollowed, now_secs, Verdict::UnknownPod),
         ] {
             config.pass_until_secs = until;
@@ -321,7 +320,7 @@ fn an_unreadable_transport_header_may_be_for_the_tunnel_port() {
     both(|cast, maps| {
         let cut = packet(cast.known_pod, cast.other_node, 4000, 80).cut(4);
         assert_eq!(verdict(maps, &cut), Verdict::ForgedTunnel);
-        // Each header says that the next is another of its kind: more than are walked.
+        // A chain of more headers than are walked.
         let endless = packet(cast.known_pod, cast.other_node, u16::from(DESTINATION_OPTIONS) << 8, 80)
             .protocol(DESTINATION_OPTIONS);
         let expected = if cast.family == Family::V6 { Verdict::ForgedTunnel } else { Verdict::NotSelected };

@@ -1,4 +1,4 @@
-//! The same maps, filled and read by addresses in words, for the tests beside the decisions.
+//! Setup and inspection of the maps by textual addresses, for the tests of the decisions.
 
 use std::net::IpAddr;
 use std::vec;
@@ -19,7 +19,7 @@ pub(crate) fn with_node_ports(mut config: Config, first: u16, last: u16) -> Conf
 }
 
 impl MemoryMaps {
-    /// A node and another one, with their pod subnets, as [`cast`] names them; no pod, no object.
+    /// Two nodes with their pod subnets, as in [`cast`]; no pod, no policy.
     pub(crate) fn new() -> Self {
         let mut config = Config::EMPTY;
         config.generation = 1;
@@ -60,7 +60,7 @@ impl MemoryMaps {
         self.pods.borrow_mut().insert(addr(at), entry);
     }
 
-    /// As if a later fragment of the datagram had been kept.
+    /// As if a later fragment of the datagram were held.
     pub(crate) fn await_first(&self, first: &Headers) {
         self.awaited.borrow_mut().insert(fragments::key(first), (self.now.get(), 1));
     }
@@ -70,7 +70,7 @@ impl MemoryMaps {
         self.put_owned(egress_id, owned);
     }
 
-    /// For the slots' family; for both where there is none.
+    /// For the slots' family; for both families without slots.
     pub(crate) fn set_policy(&self, egress_id: u32, when_empty: WhenEmpty, slots: &[PolicySlot]) {
         let policy = PolicyEntry::with_slots(when_empty, slots).expect("few slots");
         let families = slots.first().map_or(vec![Family::V4, Family::V6], |slot| vec![slot.address.family()]);
@@ -79,7 +79,7 @@ impl MemoryMaps {
         }
     }
 
-    /// Addresses that the object has, and that no node serves now, behind those that the policy has.
+    /// Adds addresses that no node serves now.
     pub(crate) fn set_pending(&self, egress_id: u32, addresses: &[Addr]) {
         let key = PolicyKey::new(egress_id, addresses[0].family());
         let policy = *self.policies.borrow().get(&key).expect("a policy");

@@ -7,7 +7,7 @@ use std::vec::Vec;
 use super::super::ClaimOutcome;
 use crate::abi::Tuple;
 
-/// Values that were lent. They lie in blocks that never move, each twice as large as the one before.
+/// Lent values, in blocks that never move, each twice as large as the one before.
 pub(super) struct Lent<V> {
     blocks: [OnceCell<Vec<OnceCell<V>>>; 26],
     count: Cell<usize>,
@@ -40,7 +40,7 @@ impl<V> Lent<V> {
     }
 }
 
-/// A map of tuples that refuses when it is full.
+/// A map of tuples with a size limit.
 #[derive(Debug)]
 pub struct Table<V> {
     entries: RefCell<HashMap<Tuple, V>>,
@@ -52,7 +52,7 @@ impl<V: Copy> Table<V> {
         Self { entries: RefCell::default(), limit: Cell::new(usize::MAX) }
     }
 
-    /// Takes no more than so many entries.
+    /// Sets the maximum number of entries.
     pub fn limit(&self, limit: usize) {
         self.limit.set(limit);
     }

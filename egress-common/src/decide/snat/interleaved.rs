@@ -1,7 +1,7 @@
-//! Two CPUs that make the NAT entry of one flow at the same time, in every order of their steps.
+//! Two CPUs that create the NAT entry of one flow concurrently, in every order of their steps.
 //!
-//! A step is one look into `nat`, or one change of it. A CPU is run again from its beginning for each of its steps: what
-//! its former ones came to is on record, the next one is taken, and behind that it stops.
+//! A step is one lookup or change of `nat`. For each step a CPU runs from the start: earlier steps replay their
+//! recorded outcome, then it takes the next step and stops.
 
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -17,7 +17,7 @@ use crate::decide::cast::V4;
 use crate::decide::memory_maps::{MemoryMaps, addr};
 use crate::decide::packets::packet;
 
-/// What a step came to.
+/// Outcome of a step.
 #[derive(Clone, Copy)]
 enum Answer<'w> {
     NatEntry(Option<&'w NatEntry>),
@@ -33,18 +33,18 @@ struct Cpu<'w> {
     maps: &'w MemoryMaps,
     number: u32,
     record: RefCell<Vec<Answer<'w>>>,
-    /// How many steps of the record have been told.
-    told: Cell<usize>,
+    /// Number of replayed steps.
+    replayed: Cell<usize>,
     ended: Cell<Option<bool>>,
 }
 
 impl<'w> Cpu<'w> {
     fn new(maps: &'w MemoryMaps, number: u32) -> Self {
-        Self { maps, number, record: RefCell::default(), told: Cell::new(0), ended: Cell::new(None) }
+        Self { maps, number, record: RefCell::default(), replayed: Cell::new(0), ended: Cell::new(None) }
     }
 
     fn step(&self, take: impl FnOnce() -> Answer<'w>) -> Answer<'w> {
-        let at = self.told.replace(self.told.get() + 1);
+        let at = self.replayed.replace(self.replayed.get() + 1);
         let known = self.record.borrow().get(at).copied();
         if let Some(answer) = known {
             return answer;
@@ -54,7 +54,7 @@ impl<'w> Cpu<'w> {
         resume_unwind(std::boxed::Box::new(Pause))
     }
 
-    /// The last step, for people.
+    /// The last step, for display.
     fn last(&self) -> std::string::String {
         let came_to = match self.record.borrow().last() {
             Some(Answer::NatEntry(Some(nat_entry))) => std::format!("saw {:?}", nat_entry.other.daddr),
@@ -69,7 +69,7 @@ impl<'w> Cpu<'w> {
 
     /// Takes the next step of the packet, or ends.
     fn go_on(&self, headers: &Headers, pool: &SnatPool) {
-        self.told.set(0);
+        self.replayed.set(0);
         let ran = catch_unwind(AssertUnwindSafe(|| translate(headers, &Quote::NONE, self, pool, &OWNER).is_ok()));
         match ran {
             Ok(done) => self.ended.set(Some(done)),
@@ -129,7 +129,7 @@ impl Tables for Cpu<'_> {
         self.number * 1_000
     }
 
-    // Nobody who makes a NAT entry asks any of these.
+    // Not called during the creation of a NAT entry.
     fn pod(&self, _: &Addr) -> Option<&PodEntry> {
         unreachable!()
     }
@@ -154,7 +154,7 @@ impl Tables for Cpu<'_> {
     fn inbound_answered(&self, _: &Tuple, _: Segment) -> bool {
         unreachable!()
     }
-    fn inbound_heard(&self, _: &Tuple, _: Segment) -> bool {
+    fn inbound_seen(&self, _: &Tuple, _: Segment) -> bool {
         unreachable!()
     }
     fn inbound_known(&self, _: &Tuple) -> bool {
@@ -216,7 +216,7 @@ impl Tables for Cpu<'_> {
     }
 }
 
-/// Who takes each step, in every order: those that begin like one that has been tried go on with the other CPU.
+/// All orders of steps, each given as the CPU of every step.
 fn every_order(mut run: impl FnMut(&mut dyn FnMut([bool; 2]) -> usize)) -> usize {
     let (mut order, mut count): (Vec<usize>, _) = (Vec::new(), 0);
     loop {
@@ -236,7 +236,7 @@ fn every_order(mut run: impl FnMut(&mut dyn FnMut([bool; 2]) -> usize)) -> usize
     }
 }
 
-/// Plays both CPUs in every order; `begin` is what there was before. The flow gets its own port, where that is free.
+/// Runs both CPUs in every order; `begin` prepares the maps. The flow gets its source port if that is free.
 fn play(is_free: bool, begin: impl Fn(&MemoryMaps, &Headers)) -> usize {
     let headers = packet(V4.pod, V4.world, 4000, 80).headers();
     let pool = SnatPool { address: addr(V4.egress), ports: EGRESS_PORTS };

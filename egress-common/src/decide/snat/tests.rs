@@ -26,7 +26,7 @@ fn the_walk_covers_every_port_once() {
     }
 }
 
-/// The pod's quota, then the policy's; what is known goes on.
+/// The pod's quota, then the policy's; existing entries continue.
 #[test]
 fn a_holder_at_its_quota_gets_no_more_entries() {
     both(|cast, maps| {
@@ -47,7 +47,7 @@ fn a_holder_at_its_quota_gets_no_more_entries() {
     });
 }
 
-/// Neither a new flow nor one that is under way, and what is refused keeps nothing alive.
+/// Neither for a new nor for a running flow, and a refused packet refreshes nothing.
 #[test]
 fn without_a_lease_only_the_nodes_own_address_is_given() {
     both(|cast, maps| {
@@ -167,7 +167,7 @@ fn another_address_makes_another_nat_entry() {
     assert_eq!(maps.nat_len(), 2, "the old keys are gone together");
 }
 
-/// The pod's node has another tunnel endpoint, or a new node has the subnet of one that is gone.
+/// The pod's node has another tunnel endpoint, or a new node has the subnet of a removed one.
 #[test]
 fn answers_follow_the_node_that_sends() {
     let maps = MemoryMaps::new();
@@ -298,7 +298,7 @@ fn an_association_begins_with_any_port_and_continues_with_its_own() {
         assert!(other >= 1024 && other != 4000);
         assert_eq!(shown(cast.known_pod, 4000, DATA), Ok(other), "now it has one");
         assert!(shown(cast.pod, 22, sctp::INIT).expect("a free port") >= 1024);
-        // As after a gateway's move.
+        // As after a move of the gateway.
         assert_eq!(shown(cast.pod, 4001, DATA), Ok(4001));
         assert_eq!(shown(cast.known_pod, 4001, DATA), Err(Verdict::PortTaken));
         assert_eq!(shown(cast.pod, 23, DATA), Err(Verdict::PortTaken));
@@ -400,19 +400,19 @@ fn an_error_of_a_pod_has_the_egress_ip_of_its_flow() {
         let sent = packet(cast.pod, cast.world, 22, 80).headers();
         let nat_entry = *translate(&sent, &Quote::NONE, maps, &pool, &OWNER).expect("a free port");
         let error = packet(cast.pod, cast.world, 0, 0).unreachable().headers();
-        let told = |quoted: &Packet| {
+        let on_error = |quoted: &Packet| {
             let quote = quoted.quoted(Direction::Ingress);
             translate(&error, &quote, maps, &pool, &OWNER).map(|nat_entry| nat_entry.other)
         };
-        assert_eq!(told(&packet(cast.world, cast.pod, 80, 22)), Ok(nat_entry.other));
-        for stranger in [
+        assert_eq!(on_error(&packet(cast.world, cast.pod, 80, 22)), Ok(nat_entry.other));
+        for foreign in [
             packet(cast.world, cast.pod, 81, 22),
             packet(cast.world, cast.known_pod, 80, 22),
             packet(cast.excluded, cast.pod, 80, 22),
             packet(cast.pod, cast.world, 22, 80),
             packet(cast.world, cast.pod, 80, 22).tcp(tcp::ACK),
         ] {
-            assert_eq!(told(&stranger), Err(Verdict::IcmpUnmatched), "{stranger:?}");
+            assert_eq!(on_error(&foreign), Err(Verdict::IcmpUnmatched), "{foreign:?}");
         }
         let nothing = translate(&error, &Quote::NONE, maps, &pool, &OWNER);
         assert_eq!(nothing, Err(Verdict::IcmpUnmatched));
@@ -427,8 +427,9 @@ fn only_answers_to_queries_count_as_received() {
         let ping = packet(cast.pod, cast.world, 0, 0).echo(9).headers();
         translate(&ping, &Quote::NONE, maps, &pool, &OWNER).expect("a free id");
         let error = packet(cast.pod, cast.world, 0, 0).unreachable().headers();
-        let told = |quoted: Packet| translate(&error, &quoted.quoted(Direction::Ingress), maps, &pool, &OWNER).is_ok();
-        assert!(told(packet(cast.world, cast.pod, 0, 0).echo_reply(9)));
-        assert!(!told(packet(cast.world, cast.pod, 0, 0).echo(9)));
+        let on_error =
+            |quoted: Packet| translate(&error, &quoted.quoted(Direction::Ingress), maps, &pool, &OWNER).is_ok();
+        assert!(on_error(packet(cast.world, cast.pod, 0, 0).echo_reply(9)));
+        assert!(!on_error(packet(cast.world, cast.pod, 0, 0).echo(9)));
     });
 }

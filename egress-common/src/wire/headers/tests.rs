@@ -218,7 +218,7 @@ fn fragments_of_both_families() {
     }
 }
 
-/// A frame that notes how far it was read.
+/// A frame that records how far it was read.
 struct Watched<'a> {
     bytes: &'a [u8],
     read: Cell<usize>,
@@ -276,7 +276,7 @@ fn mutated_frames_are_read_within_their_bounds() {
         if headers.l4 == L4::Short {
             continue;
         }
-        // All that was read was there, and what lies behind it says nothing.
+        // Reads stay within the frame, and later bytes do not matter.
         assert_eq!(parse(&frame[..watched.read.get()]), Some(headers), "{frame:02x?}");
         if !matches!(headers.l4, L4::Other | L4::Later | L4::Refused | L4::Unread) {
             assert!(usize::from(headers.l4_offset) + 8 <= frame.len(), "{frame:02x?}");

@@ -320,7 +320,7 @@ mutations! { PROGRAMS,
 
     // Connections that were cut.
     "piece-of-a-cut-connection", FROM_POD, ["resets::"], "what is left of a cut connection leaves with another source":
-        "if is_told && headers.l4 == L4::Later {" => "if false {";
+        "if gets_reset && headers.l4 == L4::Later {" => "if false {";
     "cut-connection-goes-on", FROM_POD, ["resets::"], "a deselected pod's connection goes on with another source":
         "LeftOver::Cut => return FromPod::Reset(Verdict::FlowCut)," => "LeftOver::Cut => return FromPod::Done(Verdict::NotSelected),";
     "port-lost-in-silence", PROGRAM_TO_NETDEV, ["to_netdev::"], "a pod's connection with the node's address hangs until the pod gives up":

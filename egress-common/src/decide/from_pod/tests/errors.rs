@@ -1,8 +1,8 @@
-//! ICMP errors from pods, and packets that name their own way.
+//! ICMP errors from pods, and source-routed packets.
 
 use super::*;
 
-fn told<'t>(maps: &'t MemoryMaps, error: &Packet, quoted: &Packet) -> FromPod<'t> {
+fn on_error<'t>(maps: &'t MemoryMaps, error: &Packet, quoted: &Packet) -> FromPod<'t> {
     let quote = quoted.quoted(Direction::Ingress);
     decide(&mut error.headers(), &quote, maps, &maps.config.get())
 }
@@ -12,17 +12,17 @@ fn an_error_of_a_pod_follows_the_flow_that_it_quotes() {
     both(|cast, maps| {
         let error = udp(cast, cast.world).unreachable();
         let quoted = packet(cast.world, cast.pod, 80, 4000);
-        assert_eq!(told(maps, &error, &quoted), FromPod::Done(Verdict::IcmpUnmatched));
+        assert_eq!(on_error(maps, &error, &quoted), FromPod::Done(Verdict::IcmpUnmatched));
         assert_eq!(maps.flows_len(), 0, "it begins none");
         assert_sent(cast, maps, &udp(cast, cast.world));
         let slot = PolicySlot::here(addr(cast.egress));
-        assert_eq!(told(maps, &error, &quoted), FromPod::Send { egress_id: ID, slot: &slot });
-        // Whoever sent the quoted packet is told, and by whom it was sent to.
-        for stranger in [packet(cast.world, cast.known_pod, 80, 4000), packet(cast.excluded, cast.pod, 80, 4000)] {
-            assert_eq!(told(maps, &error, &stranger), FromPod::Done(Verdict::IcmpUnmatched));
+        assert_eq!(on_error(maps, &error, &quoted), FromPod::Send { egress_id: ID, slot: &slot });
+        // Sender and destination of the quoted packet must match the error.
+        for foreign in [packet(cast.world, cast.known_pod, 80, 4000), packet(cast.excluded, cast.pod, 80, 4000)] {
+            assert_eq!(on_error(maps, &error, &foreign), FromPod::Done(Verdict::IcmpUnmatched));
         }
         maps.set_policy(ID, WhenEmpty::Drop, &[PolicySlot::here(addr(cast.foreign_egress))]);
-        assert_eq!(told(maps, &error, &quoted), FromPod::Done(Verdict::AddressGone));
+        assert_eq!(on_error(maps, &error, &quoted), FromPod::Done(Verdict::AddressGone));
     });
 }
 
@@ -32,7 +32,7 @@ fn an_error_about_an_inbound_packet_leaves_unchanged() {
         let request = packet(cast.world, cast.pod, 80, 4000).tcp(tcp::SYN);
         assert_eq!(to_pod::decide(&request.arriving(), maps, &maps.config.get()), Verdict::InboundRemembered);
         let error = udp(cast, cast.world).unreachable();
-        assert_eq!(told(maps, &error, &request), FromPod::Done(Verdict::InboundReply));
+        assert_eq!(on_error(maps, &error, &request), FromPod::Done(Verdict::InboundReply));
     });
 }
 
@@ -42,12 +42,12 @@ fn an_error_about_a_reply_that_a_pod_got_is_not_about_a_ping_from_outside() {
         let ping = packet(cast.world, cast.pod, 0, 0).echo(9);
         assert_eq!(to_pod::decide(&ping.arriving(), maps, &maps.config.get()), Verdict::InboundRemembered);
         let error = packet(cast.pod, cast.world, 0, 0).unreachable();
-        assert_eq!(told(maps, &error, &ping), FromPod::Done(Verdict::InboundReply));
+        assert_eq!(on_error(maps, &error, &ping), FromPod::Done(Verdict::InboundReply));
         let reply = packet(cast.world, cast.pod, 0, 0).echo_reply(9);
-        assert_eq!(told(maps, &error, &reply), FromPod::Done(Verdict::IcmpUnmatched));
+        assert_eq!(on_error(maps, &error, &reply), FromPod::Done(Verdict::IcmpUnmatched));
         assert_sent(cast, maps, &packet(cast.pod, cast.world, 0, 0).echo(9));
         let slot = PolicySlot::here(addr(cast.egress));
-        assert_eq!(told(maps, &error, &reply), FromPod::Send { egress_id: ID, slot: &slot });
+        assert_eq!(on_error(maps, &error, &reply), FromPod::Send { egress_id: ID, slot: &slot });
     });
 }
 
@@ -56,7 +56,7 @@ fn an_error_to_another_node_is_marked() {
     both(|cast, maps| {
         let error = udp(cast, cast.other_node).unreachable();
         let quoted = packet(cast.other_node, cast.pod, 80, 4000);
-        assert_eq!(told(maps, &error, &quoted), FromPod::Mark);
+        assert_eq!(on_error(maps, &error, &quoted), FromPod::Mark);
         assert!(!maps.datagram_seen(&error.headers().tuple), "it answers");
     });
 }

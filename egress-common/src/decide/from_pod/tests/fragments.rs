@@ -1,4 +1,4 @@
-//! Packets in pieces, and others that show no ports.
+//! Fragments, and other packets without ports.
 
 use super::*;
 
@@ -71,7 +71,7 @@ fn waiting_fragments_are_released_before_any_other_verdict() {
 #[test]
 fn a_packet_without_readable_ports_is_no_answer() {
     both(|cast, maps| {
-        // Ports and identifiers of zero, as those of packets that show none are read.
+        // Ports and identifiers of zero, as in packets without readable ports.
         for packet in [packet(cast.world, cast.pod, 0, 0), packet(cast.world, cast.pod, 0, 0).echo(0)] {
             assert_eq!(to_pod::decide(&packet.arriving(), maps, &maps.config.get()), Verdict::InboundRemembered);
         }

@@ -1,4 +1,4 @@
-//! Connections that must not go on, and those that must although the policy has changed.
+//! Connections that a policy change resets, and those that it must not.
 
 use super::super::*;
 use crate::abi::{PodEntry, WhenEmpty};
@@ -9,8 +9,8 @@ use crate::decide::{to_netdev, to_pod};
 use crate::wire::Segment;
 
 const DATA: u8 = tcp::ACK;
-/// Of a test's pod that is deselected.
-const TOLD_NS: u64 = 240_000_000_000;
+/// How long a deselected pod of a test gets resets.
+const RESET_NS: u64 = 240_000_000_000;
 
 fn asked<'t>(maps: &'t MemoryMaps, packet: &Packet) -> FromPod<'t> {
     decide(&mut packet.headers(), &Quote::NONE, maps, &maps.config.get())
@@ -33,7 +33,7 @@ fn begun(cast: &Cast, maps: &MemoryMaps) {
 }
 
 fn deselect(cast: &Cast, maps: &MemoryMaps) {
-    maps.add_pod(cast.pod, PodEntry::known().with_cut_until(maps.now.get() + TOLD_NS));
+    maps.add_pod(cast.pod, PodEntry::known().with_cut_until(maps.now.get() + RESET_NS));
 }
 
 #[test]
@@ -49,7 +49,7 @@ fn a_connection_whose_address_was_removed_is_reset() {
             maps.set_policy(ID, when_empty, &slots);
             assert_eq!(asked(maps, &out(cast, DATA)), FromPod::Reset(Verdict::AddressGone), "{slots:?} {when_empty:?}");
         }
-        // What begins anew does so with what there is.
+        // A new connection uses the current policy.
         maps.set_policy(ID, WhenEmpty::NodeAddress, &[]);
         assert_eq!(asked(maps, &out(cast, tcp::SYN)), FromPod::Done(Verdict::NodeAddress));
         maps.set_policy(ID, WhenEmpty::Drop, &[PolicySlot::here(addr(cast.foreign_egress))]);
@@ -100,12 +100,12 @@ fn a_connection_of_a_deselected_pod_is_reset() {
         let meta = to_netdev::Meta { mark: 0, forwarded: true, returning: false };
         let left = to_netdev::decide(&mut out(cast, DATA).headers(), &Quote::NONE, &meta, maps, &config);
         assert_eq!(left, to_netdev::ToNetdev::Done(Verdict::FlowCut), "nor by the uplink");
-        // Other connections are none of ours, whenever they began.
+        // Other connections are untouched.
         let other = packet(cast.pod, cast.world, 4001, 80);
         for packet in [other.clone().tcp(DATA), other.tcp(tcp::SYN), packet(cast.pod, cast.world, 4000, 53)] {
             assert_eq!(asked(maps, &packet), FromPod::Done(Verdict::NotSelected), "{packet:?}");
         }
-        maps.now.set(maps.now.get() + TOLD_NS);
+        maps.now.set(maps.now.get() + RESET_NS);
         assert_eq!(asked(maps, &out(cast, DATA)), FromPod::Done(Verdict::NotSelected), "some day it is over");
     });
 }
@@ -148,7 +148,7 @@ fn a_fragment_before_its_first_fragment_waits_while_connections_are_reset() {
         for piece in [first, later.clone()] {
             assert_eq!(asked(maps, &piece), FromPod::Done(Verdict::NotSelected), "of no connection of ours: {piece:?}");
         }
-        maps.now.set(maps.now.get() + TOLD_NS);
+        maps.now.set(maps.now.get() + RESET_NS);
         assert_eq!(asked(maps, &later), FromPod::Done(Verdict::NotSelected));
     });
 }
@@ -176,15 +176,15 @@ fn a_reset_connection_is_remembered_while_the_pod_continues_it() {
         let tuple = out(cast, DATA).headers().tuple;
         maps.flow_answered(&tuple, Segment { flags: tcp::RST, number: 0 });
         let begun_ns = maps.now.get();
-        // The pod heeds no reset, and says something now and then.
+        // The pod ignores the reset and sends now and then.
         for step in 1..4 {
-            maps.now.set(begun_ns + step * TOLD_NS / 4);
-            maps.add_pod(cast.pod, PodEntry::known().with_cut_until(begun_ns + 4 * TOLD_NS));
+            maps.now.set(begun_ns + step * RESET_NS / 4);
+            maps.add_pod(cast.pod, PodEntry::known().with_cut_until(begun_ns + 4 * RESET_NS));
             assert_eq!(asked(maps, &out(cast, DATA)), FromPod::Reset(Verdict::FlowCut));
             assert_eq!(maps.flow_peek(&tuple).map(|flow| flow.last_seen_ns), Some(maps.now.get()));
         }
-        assert!(TOLD_NS / 4 < u64::from(closing_secs) * 1_000_000_000, "before it would be forgotten");
-        maps.now.set(begun_ns + 3 * TOLD_NS);
+        assert!(RESET_NS / 4 < u64::from(closing_secs) * 1_000_000_000, "before it would be forgotten");
+        maps.now.set(begun_ns + 3 * RESET_NS);
         maps.sweep(false);
         assert!(maps.flow_peek(&tuple).is_none(), "a pod that has heeded it costs no room");
     });
@@ -225,8 +225,8 @@ fn a_flow_to_another_node_continues_with_the_node_address() {
             to_netdev::translate(&packet.headers(), &Quote::NONE, maps, &config).expect("a free port");
         }
         deselect(cast, maps);
-        // It has no end: the NAT entry is no object's.
-        for now in [maps.now.get(), maps.now.get() + 2 * TOLD_NS] {
+        // It never ends: its NAT entry belongs to no policy.
+        for now in [maps.now.get(), maps.now.get() + 2 * RESET_NS] {
             maps.now.set(now);
             for packet in [tcp(DATA), tcp(tcp::FIN | tcp::ACK), datagram.clone()] {
                 assert_eq!(asked(maps, &packet), FromPod::Mark, "{packet:?}");

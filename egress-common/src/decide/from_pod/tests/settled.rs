@@ -1,4 +1,4 @@
-//! Flows whose questions are not asked again, and when they are.
+//! Cached decisions of flows, and what invalidates them.
 
 use super::super::*;
 use crate::abi::{Addr, Config, Direction, PodEntry, WhenEmpty};
@@ -35,7 +35,7 @@ fn a_settled_flow_needs_no_lookup_until_a_decision_changes() {
         let syn = packet(cast.pod, cast.world, 4000, 80).tcp(tcp::SYN);
         let first = address(&asked(maps, &syn));
         assert!(first.is_some());
-        // A change that nobody has announced.
+        // A change without a new decision number.
         maps.set_policy(ID, WhenEmpty::Drop, &[]);
         assert_eq!(address(&asked(maps, &out(cast))), first, "as it was decided");
         decided(maps, 2);
@@ -100,7 +100,7 @@ fn without_a_decision_number_nothing_is_settled() {
 fn an_icmp_error_does_not_use_the_settled_decision_of_an_echo_request() {
     both(|cast, maps| {
         decided(maps, 1);
-        // An error has no ports, nor has an echo request of the number zero.
+        // The ports of an error are zero, as those of an echo request with identifier zero.
         let echo = packet(cast.pod, cast.world, 0, 0).echo(0);
         maps.set_policy(ID, WhenEmpty::Drop, &[PolicySlot::here(addr(cast.egress))]);
         let own = address(&asked(maps, &echo));
@@ -114,8 +114,8 @@ fn an_icmp_error_does_not_use_the_settled_decision_of_an_echo_request() {
             .expect("a flow of the other address");
         let quote = packet(cast.world, cast.pod, 80, port).quoted(Direction::Ingress);
         let error = packet(cast.pod, cast.world, 0, 0).unreachable();
-        let told = decide(&mut error.headers(), &quote, maps, &maps.config.get());
-        assert_eq!(address(&told), Some(addr(cast.foreign_egress)));
+        let decided_error = decide(&mut error.headers(), &quote, maps, &maps.config.get());
+        assert_eq!(address(&decided_error), Some(addr(cast.foreign_egress)));
         assert_eq!(address(&asked(maps, &echo)), own);
     });
 }
