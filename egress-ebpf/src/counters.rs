@@ -1,4 +1,4 @@
-//! Counters by verdict and by egress IP, and events: drops and address conflicts. Each CPU counts for itself.
+//! Counters by verdict and by egress IP, and events: drops and address conflicts. Counters are per CPU.
 #![expect(unsafe_code, reason = "map and packet access; see `maps` and `packet`")]
 
 use aya_ebpf::bindings::{BPF_F_NO_PREALLOC, BPF_NOEXIST};
@@ -18,7 +18,7 @@ static COUNTERS: PerCpuArray<Count, { Verdict::SLOTS }> = PerCpuArray::new();
 #[btf_map(name = "eip_counters")]
 static EIP_COUNTERS: PerCpuHashMap<u32, EipCount, 16384, { BPF_F_NO_PREALLOC as usize }> = PerCpuHashMap::new();
 
-/// What became of a packet.
+/// Counts a verdict.
 #[inline(always)]
 pub fn verdict(verdict: Verdict, bytes: u32) {
     if let Some(count) = COUNTERS.get_ptr_mut(verdict.index()) {
@@ -30,7 +30,7 @@ pub fn verdict(verdict: Verdict, bytes: u32) {
     }
 }
 
-/// Changes the counters of an egress IP, which begin with the first packet.
+/// Changes the counters of an egress IP; the first packet creates them.
 #[inline(always)]
 pub fn egress_ip(egress_id: u32, change: impl Fn(&mut EipCount)) {
     if let Some(count) = EIP_COUNTERS.get_ptr_mut(egress_id) {
@@ -44,14 +44,14 @@ pub fn egress_ip(egress_id: u32, change: impl Fn(&mut EipCount)) {
     let _full = EIP_COUNTERS.insert(egress_id, first, BPF_NOEXIST.into());
 }
 
-/// A new flow that gets no NAT entry is counted for its egress IP too.
+/// Counts a new flow without a NAT entry for its egress IP too.
 #[inline(always)]
 pub fn refused(egress_id: u32, verdict: Verdict) -> Outcome {
     egress_ip(egress_id, |count| count.refusals += 1);
     Outcome::done(verdict)
 }
 
-/// A packet to the world.
+/// Counts an outbound packet.
 #[inline(always)]
 pub fn out(egress_id: u32, bytes: u32) {
     egress_ip(egress_id, |count| {
@@ -60,7 +60,7 @@ pub fn out(egress_id: u32, bytes: u32) {
     });
 }
 
-/// An answer.
+/// Counts a reply.
 #[inline(always)]
 pub fn back(egress_id: u32, bytes: u32) {
     egress_ip(egress_id, |count| {
@@ -69,15 +69,15 @@ pub fn back(egress_id: u32, bytes: u32) {
     });
 }
 
-/// At most so many events of a kind: one per CPU and this time.
+/// Rate limit of events: one of each kind per CPU and interval.
 const REPORT_STEP_NS: u64 = 10_000_000;
 
-/// The kinds.
+/// Kinds of events.
 const DROPS: usize = 0;
 
 pub const CONFLICTS: usize = 1;
 
-/// Whether this CPU may report one of these now; if so, the next one waits.
+/// Whether this CPU may report an event of this kind now; starts the next interval.
 #[inline(always)]
 #[expect(unsafe_code, reason = "map access is one of the three places for it")]
 pub fn may_report<const KIND: usize>(now: u64) -> bool {

@@ -2,12 +2,12 @@
 //!
 //! A next hop comes from `bpf_fib_lookup`. A NAT entry keeps it for ten seconds and one route generation; the map
 //! `next_hops` keeps those of other nodes and pods for a second, since the path MTU to another node may drop without a
-//! change of routes. The packet that looked it up leaves by `bpf_redirect_neigh`, which resolves the neighbour; later ones
-//! get the link addresses written and go straight to the device.
+//! change of routes. The packet that looked it up leaves by `bpf_redirect_neigh`, which resolves the neighbour; for
+//! later ones the program writes the link addresses and redirects to the device.
 //!
-//! The lookup returns one MTU for two causes: a locked route MTU, and what an ICMP error made the kernel believe of the
-//! path. Anybody can send such an error, and Linux forwards by the first cause alone (`ip_forward_use_pmtu`). So that MTU
-//! is ignored for pods, and never believed below [`LEAST_MTU`] for other destinations.
+//! The lookup returns one MTU for two causes: a locked route MTU, and a path MTU from an ICMP error. Such an error may
+//! be forged, and Linux forwards by the first cause only (`ip_forward_use_pmtu`). So that MTU is ignored for pods, and
+//! below [`LEAST_MTU`] for other destinations.
 #![expect(unsafe_code, reason = "map and packet access; see `maps` and `packet`")]
 
 use core::mem;
@@ -33,21 +33,22 @@ const AF_INET6: u8 = 10;
 /// agent raises the route generation.
 const NAT_HOP_LIFE_NS: u64 = 10_000_000_000;
 
-/// Likewise one in `next_hops`. Many flows share it, so another lookup costs little; and no generation shows a path MTU
-/// that the kernel has learned.
+/// The same for one in `next_hops`. Many flows share it, so another lookup costs little; and no generation shows a
+/// learned path MTU.
 const CPU_HOP_LIFE_NS: u64 = 1_000_000_000;
 
-/// Less than every IPv6 link takes, and than QUIC needs, is believed of no path (RFC 8200 section 5, RFC 9000 section 14).
+/// A smaller path MTU is ignored: every IPv6 link takes this much, and QUIC needs it (RFC 8200 section 5, RFC 9000
+/// section 14).
 const LEAST_MTU: u32 = 1280;
 
-/// What a redirect helper returns when it will happen.
+/// Return value of a successful redirect helper.
 pub const TC_ACT_REDIRECT: i32 = 7;
 
-/// A next hop: ready for use, or one that the kernel still has to resolve for this packet. A struct, not an enum: fields
-/// of a variant that is not there would be undefined, and the verifier refuses to see them copied.
+/// A next hop: ready for use, or one that the kernel resolves for this packet. A struct instead of an enum: the
+/// verifier refuses to copy undefined fields of another variant.
 #[repr(C)]
 pub struct Route {
-    /// To be resolved by the kernel, for this packet.
+    /// The kernel resolves it for this packet.
     pub resolve: bool,
     /// The link addresses below are known.
     pub known: bool,
@@ -55,15 +56,15 @@ pub struct Route {
     pub ifindex: u32,
     pub dmac: [u8; 6],
     pub smac: [u8; 6],
-    /// In the form that is cached.
+    /// As it is cached.
     made: NextHop,
     neighbour: Neighbour,
-    /// Working space of the lookup.
+    /// Buffers of the lookup.
     params: FibParams,
 }
 
 impl Route {
-    /// The next hop in the form that is cached; built in place, since the stack has little room.
+    /// The next hop as it is cached; built in place to save stack.
     #[inline(always)]
     fn kept(&mut self, generation: u32, until: u64, seal: u32) -> &NextHop {
         let hop = &mut self.made;
@@ -78,19 +79,19 @@ impl Route {
     }
 }
 
-/// Ends of the packet as it will leave, and the device that it must leave by.
+/// Addresses of the outgoing packet, and its device.
 pub struct Lookup<'a> {
     pub saddr: &'a Addr,
     pub daddr: &'a Addr,
     pub ifindex: u32,
-    /// Whether the host's routes must lead there by themselves: they may have another device for the same address, such as
-    /// one that encrypts. Else only routes by this device are looked at.
+    /// Whether the host's routes must lead to this device: another device, such as one that encrypts, may have the
+    /// route. Otherwise only routes by this device count.
     pub as_routed: bool,
-    /// What the device takes where the route says nothing.
+    /// MTU of the device, for routes without one.
     pub device_mtu: u32,
     /// The cached next hop: of the packet's NAT entry, or of `next_hops` for `daddr`.
     pub kept: &'a NextHop,
-    /// Whether the NAT entry keeps a new one; else `next_hops` does.
+    /// Whether a new one is cached in the NAT entry; otherwise in `next_hops`.
     pub by_nat_entry: bool,
     /// Seal of that NAT entry.
     pub seal: u32,
@@ -103,7 +104,7 @@ pub fn resolve_route(run: &Run<'_>, lookup: &Lookup<'_>, route: &mut Route) -> R
     let (generation, now) = (route_generation(run.config), run_ns());
     let hop = lookup.kept;
     let is_known = hop.generation == generation && hop.ifindex == lookup.ifindex;
-    // Another CPU may be writing that of a NAT entry; this CPU's own is whole.
+    // Another CPU may be writing the one of a NAT entry; a per-CPU one is complete.
     if is_known && now < hop.valid_until_ns && (!lookup.by_nat_entry || hop.is_of(lookup.seal)) {
         route.resolve = false;
         route.known = true;
@@ -134,13 +135,13 @@ pub fn resolve_route(run: &Run<'_>, lookup: &Lookup<'_>, route: &mut Route) -> R
     Ok(())
 }
 
-/// Asks the routing table. A route by another device is none. True when the neighbour is known too.
+/// FIB lookup. A route by another device does not count. True if the neighbour is known too.
 #[inline(always)]
 fn look_up(run: &Run<'_>, lookup: &Lookup<'_>, params: &mut FibParams) -> Result<bool, Verdict> {
     // SAFETY: all fields are integers, for which zero is a value.
     *params = unsafe { mem::zeroed() };
     params.ifindex = lookup.ifindex;
-    // Any length asks for the route's MTU in return.
+    // With a length set, the helper returns the route's MTU.
     params.__bindgen_anon_1.tot_len = 1;
     let (saddr, daddr) = (lookup.saddr.words(), lookup.daddr.words());
     match lookup.daddr.family() {
@@ -155,11 +156,11 @@ fn look_up(run: &Run<'_>, lookup: &Lookup<'_>, params: &mut FibParams) -> Result
             params.__bindgen_anon_4.ipv6_dst = daddr;
         }
     }
-    // Without the flag the device is the input device, and the route is free to use another one.
+    // Without the flag, this is the input device, and the route may use another one.
     let flags = if lookup.as_routed { 0 } else { BPF_FIB_LOOKUP_OUTPUT };
     // SAFETY: the context is the program's own, `params` outlives the call and its true size is given.
     let result = unsafe { bpf_fib_lookup(run.packet.skb().cast(), params, size_of::<FibParams>() as i32, flags) };
-    // For IPv6 the kernel takes the device as a wish only, even with the flag.
+    // For IPv6 the device is only a preference, even with the flag.
     if params.ifindex != lookup.ifindex {
         return Err(Verdict::NoRoute);
     }
@@ -188,7 +189,7 @@ fn set_neighbour(route: &mut Route) {
     }
 }
 
-/// Sends the packet by its route; the value is what the program returns.
+/// Sends the packet by its route; returns the program's return value.
 #[inline(always)]
 pub fn go(run: &Run<'_>, route: &mut Route) -> Result<i32, Verdict> {
     let Run { packet, config, .. } = *run;
@@ -203,7 +204,7 @@ pub fn go(run: &Run<'_>, route: &mut Route) -> Result<i32, Verdict> {
     redirected(result)
 }
 
-/// Sends the packet, complete with link addresses, by a device.
+/// Sends the packet, with its link addresses written, by a device.
 #[inline(always)]
 pub fn redirect(ifindex: u32) -> Result<i32, Verdict> {
     // SAFETY: the helper takes numbers only.
@@ -236,8 +237,8 @@ pub fn lookup_to_pod<'a>(run: &Run<'a>, pod: &'a Addr, kept: &'a NextHop, nat_en
     }
 }
 
-/// Next hops to other nodes and pods, by the end of their address. Addresses that share a place replace each other. This
-/// CPU's own; not pinned.
+/// Next hops to other nodes and pods, by the last bits of their address. Addresses with the same index replace each
+/// other. Per CPU; not pinned.
 #[btf_map(name = "next_hops")]
 static NEXT_HOPS: PerCpuArray<CachedHop, NEXT_HOP_PLACES> = PerCpuArray::new();
 
@@ -256,7 +257,7 @@ fn cached(to: &Addr) -> Option<*mut CachedHop> {
     NEXT_HOPS.get_ptr_mut((end ^ end >> 9) & (NEXT_HOP_PLACES as u32 - 1))
 }
 
-/// The cached next hop to an address; one that is never valid where there is none.
+/// The cached next hop to an address; an invalid one if there is none.
 #[inline(always)]
 pub fn cached_hop(to: &Addr) -> &'static NextHop {
     static NONE: NextHop = NextHop::NONE;

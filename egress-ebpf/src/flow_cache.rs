@@ -1,16 +1,16 @@
-//! The flow cache: each CPU keeps what became of the last plain packet of a flow, and repeats it for the next ones.
+//! The flow cache: each CPU stores the outcome of a flow's last simple packet, and repeats it for the next ones.
 //!
-//! An entry is valid while nothing that decided it has changed. [`Generations`] are read before the decision and compared
-//! before each use:
+//! An entry is valid while no input of its decision has changed. [`Generations`] are read before the decision and
+//! compared before each use:
 //!
 //! - [`Config::decisions`]: the agent raises it after each change of pods, policies, owned addresses, nodes and prefixes;
 //! - `Usage::epoch`: programs raise it after removing a flow or NAT entry, after a reset, and for a reused tuple;
 //! - [`Config::route_generation`]: next hops.
 //!
-//! An entry ends after [`LIFE_NS`], so that flow and NAT entry are noted as alive, and with the lease if it emits an egress
-//! IP. Its clock stops while the machine is suspended and the lease's does not: after a resume such an entry may serve for
-//! the rest of its life. SYN, FIN, RST, fragments, source routes, the last hop, oversize packets, and protocols other than
-//! TCP and UDP never use the cache. Only its own CPU writes an entry.
+//! An entry expires after [`LIFE_NS`], so that flow and NAT entry are refreshed, and with the lease if it emits an
+//! egress IP. Its clock stops during suspend, the lease's does not: after a resume an entry may serve for its remaining
+//! time. SYN, FIN, RST, fragments, source routes, the last hop, oversize packets, and protocols other than TCP and UDP
+//! never use the cache. Only its own CPU writes an entry.
 #![expect(unsafe_code, reason = "map and packet access; see `maps` and `packet`")]
 
 use aya_ebpf::btf_maps::PerCpuArray;
@@ -27,8 +27,8 @@ use crate::rewrite::{CachedRewrite, Macs};
 use crate::workspace::{self, Found, Run, Workspace};
 use crate::{Outcome, counters, lease, overlay};
 
-/// How long an entry serves (ns): with the steps in which `alive` notes, an entry of `nat` or `flows` may look idle for
-/// less than half a second more than it is. Timeouts are whole seconds.
+/// Lifetime of an entry (ns). Together with the granularity of `alive`, an entry of `nat` or `flows` appears idle for
+/// less than half a second too long. Timeouts are whole seconds.
 const LIFE_NS: u64 = 1 << 27;
 
 /// A power of two.
@@ -37,18 +37,18 @@ const PLACES: u32 = 1024;
 #[btf_map(name = "flow_cache")]
 static FLOW_CACHE: PerCpuArray<CacheEntry, { PLACES as usize }> = PerCpuArray::new();
 
-/// Value of `flow_cache`. All zero is no entry: no decision has the number zero. The key comes first, so that a packet of
-/// another flow costs one cache line.
+/// Value of `flow_cache`. All zero is no entry, because no decision has the number zero. The key comes first, so that a
+/// miss costs one cache line.
 #[repr(C)]
 pub struct CacheEntry {
     key: Tuple,
     verdict: u16,
-    /// Of the last packet that found another flow here.
+    /// Hash of the last packet that missed here.
     missed: u16,
     egress_id: u32,
-    /// Tunnel endpoint of the other node, of what came from it or goes to it.
+    /// Tunnel endpoint of the other node, for packets from or to it.
     node: Addr,
-    /// What is written: the egress IP as the source, or the pod as the destination.
+    /// The written address: the egress IP as the source, or the pod as the destination.
     rewrite: CachedRewrite,
     until_ns: u64,
     generations: Generations,
@@ -86,7 +86,7 @@ impl Pending {
         self.is_wanted = false;
     }
 
-    /// The decision follows under these generations; no map is read before them.
+    /// Reads the generations, before the decision reads any map.
     #[inline(always)]
     fn ask(&mut self, place: u32, generations: Generations) {
         fence();
@@ -95,7 +95,7 @@ impl Pending {
     }
 }
 
-/// The hook that a packet is at: another one's entry is not for it. Numbers, so that [`go`] is made for each.
+/// The hook of a packet, part of the key. Constants, so that [`go`] is specialised for each.
 pub mod at {
     pub const FROM_POD: u8 = 0;
     pub const FROM_OVERLAY: u8 = 1;
@@ -103,7 +103,7 @@ pub mod at {
     pub const TO_POD: u8 = 3;
 }
 
-/// Repeats the outcome of the flow's previous packet. `None` where the decision must be taken; the packet is unchanged
+/// Repeats the outcome of the flow's previous packet. `None` if the full decision is needed; the packet is unchanged
 /// then.
 #[inline(never)]
 pub fn go<const AT: u8>(packet: Packet, config: &Config, workspace: &mut Workspace) -> Option<Outcome> {
@@ -120,7 +120,7 @@ pub fn go<const AT: u8>(packet: Packet, config: &Config, workspace: &mut Workspa
     let cached = unsafe { &mut *cached };
     let run = &Run { packet, config, headers };
     if cached.key != headers.tuple {
-        // Stored from the second packet on: flows that send rarely would write entries in vain.
+        // Stored from the second packet on, so that flows with rare packets write no entries.
         if cached.missed == mixed as u16 {
             pending.ask(place, generations);
         }
@@ -156,13 +156,13 @@ pub fn go<const AT: u8>(packet: Packet, config: &Config, workspace: &mut Workspa
     })
 }
 
-/// Of the node and the object that the last one was of.
+/// From the same node and for the same egress ID as the cached one.
 #[inline(always)]
 fn is_from(cached: &CacheEntry, outer: &Outer) -> bool {
     cached.node == outer.source && cached.egress_id == outer.egress_id
 }
 
-/// Whole, not at its last hop, and nothing that a flow has to note but that it is alive.
+/// A whole packet, not at its last hop, that only refreshes the flow.
 #[inline(always)]
 fn is_plain(headers: &Headers) -> bool {
     const SAYS_MORE: u8 = tcp::SYN | tcp::FIN | tcp::RST;
@@ -175,7 +175,7 @@ fn is_plain(headers: &Headers) -> bool {
         }
 }
 
-/// The upper bits are those of the place.
+/// The upper bits select the index.
 #[inline(always)]
 fn mix(tuple: &Tuple) -> u32 {
     let ports = u32::from(tuple.sport()) << 16 | u32::from(tuple.dport());
@@ -199,7 +199,7 @@ fn back(run: &Run<'_>, cached: &CacheEntry) -> Outcome {
     Outcome::redirected(Verdict::ReplyHere, send(run, cached, End::Destination, true))
 }
 
-/// A gateway has done all but the last hop.
+/// The gateway has done everything except the last hop.
 #[inline(always)]
 fn deliver(run: &Run<'_>, cached: &CacheEntry) -> Outcome {
     run.packet.strip(run.config);
@@ -238,13 +238,13 @@ fn split(macs: &Macs) -> ([u8; 6], [u8; 6]) {
     ([a, b, c, d, e, f], [g, h, i, j, k, l])
 }
 
-/// Whether this node decrements the TTL: the pod's node does, in both directions.
+/// Whether this node decrements the TTL; the pod's node does, in both directions.
 #[inline(always)]
 const fn takes_hop(verdict: Verdict) -> bool {
     !matches!(verdict, Verdict::SnatForNode)
 }
 
-/// The place for the outcome of this packet, if it is to be stored, with key, verdict and validity written.
+/// The entry for the outcome of this packet, with key, verdict and validity written; `None` if it is not stored.
 #[inline(always)]
 fn begin(run: &Run<'_>, verdict: Verdict) -> Option<&'static mut CacheEntry> {
     let pending = workspace::pending().filter(|pending| pending.is_wanted)?;
@@ -258,8 +258,8 @@ fn begin(run: &Run<'_>, verdict: Verdict) -> Option<&'static mut CacheEntry> {
     Some(cached)
 }
 
-/// Stores a packet that left by a known next hop. `node` is the tunnel endpoint of the other node, `mtu` what the route
-/// takes of packets like this one.
+/// Stores a packet that left by a known next hop. `node` is the tunnel endpoint of the other node, `mtu` the route's
+/// MTU for such packets.
 #[inline(always)]
 fn begin_route(
     run: &Run<'_>,
@@ -328,7 +328,7 @@ pub fn store_delivered(run: &Run<'_>, outcome: Outcome, outer: &Outer, route: &R
     }
 }
 
-/// A packet that was left alone, whatever its length.
+/// An untouched packet of any length.
 #[inline(never)]
 pub fn store_left_alone(run: &Run<'_>, verdict: Verdict) {
     if matches!(

@@ -1,11 +1,12 @@
 //! Fragments: replies that must be fragmented for their pod, and fragments that arrive before the first one.
 //!
-//! **Fragmentation.** A router would fragment an IPv4 reply that exceeds the pod's MTU; a redirect does not. The packet is
-//! sent in two: the rest is set aside, the shortened packet leaves as a clone, then the rest takes its place. Larger
-//! packets are answered with ICMP. A partial checksum is completed first, since a device would complete it for each piece.
-//! Sending a clone runs programs on this CPU that use the same workspace, so later values are copied before.
+//! **Fragmentation.** A router would fragment an IPv4 reply that exceeds the pod's MTU; a redirect does not. The packet
+//! is sent in two fragments: the rest is copied, the shortened packet leaves as a clone, then the rest replaces its
+//! payload. Larger packets get an ICMP error. A partial checksum is completed first, since a device would complete it
+//! for each fragment. Sending a clone runs programs on this CPU that use the same workspace, so values that are needed
+//! later are copied before.
 //!
-//! **Reordering.** A later fragment without known ports is held until the first one shows them; see [`hold`].
+//! **Reordering.** A later fragment without known ports is held until the first one arrives; see [`hold`].
 #![expect(unsafe_code, reason = "map and packet access; see `maps` and `packet`")]
 
 use core::ffi::c_void;
@@ -28,13 +29,13 @@ use crate::packet::{OFFSET_MASK, Packet};
 use crate::verifier::{self, opaque};
 use crate::workspace::{Run, Workspace};
 
-/// Largest rest that is set aside.
+/// Largest second fragment.
 pub const REST: usize = 2048;
 
-/// Space for the rest of a packet.
+/// Buffer for the rest of a packet.
 pub type Rest = [u8; REST];
 
-/// Whether two pieces will do.
+/// Whether two fragments suffice.
 #[inline(always)]
 pub fn fits_in_two(run: &Run<'_>, mtu: u32) -> bool {
     let header = u32::from(run.headers.l4_offset) - L3 as u32;
@@ -47,13 +48,13 @@ pub fn fits_in_two(run: &Run<'_>, mtu: u32) -> bool {
         && rest + header <= mtu
 }
 
-/// Sends the packet, already rewritten, in two fragments. The value is what the program returns.
+/// Sends the rewritten packet in two fragments; returns the program's return value.
 #[inline(always)]
 pub fn send_in_two(run: &Run<'_>, route: &Route, rest: &mut Rest) -> Result<i32, Verdict> {
     if !route.known {
         return Err(Verdict::NoNeighbour);
     }
-    // Beside the sending and not inside of it: one frame upon the other they are too large for Linux 6.1.
+    // Not nested in the sending: the sum of both stack frames is too large for Linux 6.1.
     complete(run, rest)?;
     send_pieces(run, route, rest)
 }
@@ -94,7 +95,7 @@ fn try_complete(run: &Run<'_>, space: &mut Rest) -> Option<()> {
     let addresses: [u8; 8] = packet.load(L3 + ipv4::SADDR)?;
     let pseudo = csum::sum(&addresses) + u64::from(u16::from(protocol).to_be()) + u64::from((length as u16).to_be());
     let field = u16::from_ne_bytes(packet.load(at)?);
-    // Anything else is another header's, such as a tunnel's inner one.
+    // Another offset belongs to another header, such as a tunnel's inner one.
     if csum::fold64(pseudo) != field || !packet.is_partial(at)? {
         return Some(());
     }
@@ -108,7 +109,7 @@ fn try_complete(run: &Run<'_>, space: &mut Rest) -> Option<()> {
     packet.store(at, complete.to_ne_bytes())
 }
 
-/// Makes the packet its own first fragment; returns the length of the rest, and the fragment bits of the second one.
+/// Turns the packet into its first fragment; returns the length of the rest, and the fragment bits of the second one.
 #[inline(always)]
 fn cut(packet: Packet, payload_at: u32, header: u32, first: u32, route: &Route, rest: &mut Rest) -> Option<(u32, u16)> {
     let total = u32::from(u16::from_be_bytes(packet.load(L3 + ipv4::TOTAL_LEN)?));
@@ -152,8 +153,8 @@ fn set_lengths(packet: Packet, total: u32, bits: u16) -> Option<()> {
 // Reinjection uses the device's own input queue, which keeps the order: later hooks and gateways see the first fragment
 // first.
 //
-// Two CPUs may meet. The holder writes the frame and then looks for the ports; the other writes the ports and then looks
-// for frames. So one of them sees the other. If both do, compare-and-swap on the state of the place decides.
+// Two CPUs may race. The holder writes the frame and then looks for the ports; the other writes the ports and then
+// looks for frames. So at least one sees the other. If both do, compare-and-swap on the slot's state decides.
 //
 // A held fragment continues in the skb of the first one, and with its metadata. A partial checksum would be completed over
 // unrelated bytes, but no stack leaves one in a fragment: Linux completes it before it fragments (`ip_do_fragment`,
@@ -176,14 +177,14 @@ const STRIDE: u32 = 64;
 #[btf_map(name = "held")]
 static HELD: Array<HeldFragment, { PLACES as usize }> = Array::new();
 
-/// Datagrams whose first fragment is waited for; what has been used longest ago is forgotten first.
+/// Datagrams that wait for their first fragment; LRU.
 #[btf_map(name = "awaited")]
 static AWAITED: LruHashMap<FragKey, AwaitedFragments, 1024> = LruHashMap::new();
 
 /// Value of `held`.
 #[repr(C)]
 pub struct HeldFragment {
-    /// [`FREE`], [`BUSY`], or when it was kept (CLOCK_MONOTONIC, ns).
+    /// [`FREE`], [`BUSY`], or when it was stored (CLOCK_MONOTONIC, ns).
     state: u64,
     key: FragKey,
     length: u32,
@@ -196,23 +197,23 @@ const FREE: u64 = 0;
 /// A CPU reads or writes it.
 const BUSY: u64 = 1;
 
-/// Value of `awaited`: the places of its fragments, in the order in which they came.
+/// Value of `awaited`: the slots of the fragments, in the order of arrival.
 #[repr(C)]
 pub struct AwaitedFragments {
     since_ns: u64,
     count: u32,
     reserved: u32,
-    /// One more than the number of each place; zero: not written yet.
+    /// Index of each slot plus one; zero: not written yet.
     places: [u16; MOST as usize],
 }
 
-/// What would crowd the stack; of this CPU.
+/// Per-CPU buffers, to save stack.
 #[repr(C)]
 pub struct HoldSpace {
     key: FragKey,
-    /// A new entry; all but its time stays zero.
+    /// A new entry; all fields except its time stay zero.
     fresh: AwaitedFragments,
-    /// Fragments that this CPU has kept.
+    /// Number of fragments that this CPU has held.
     kept: u32,
     reserved: u32,
 }
@@ -220,14 +221,14 @@ pub struct HoldSpace {
 /// Whether later fragments of the datagram wait for its first one, whose ports the caller has just written.
 #[inline(always)]
 pub fn is_awaited(key: &FragKey) -> bool {
-    // Each side writes and then reads what the other one writes: without this the read may be done before the write is
-    // seen, on either side. `keep` swaps a state in between.
+    // Each side writes and then reads the other side's write. Without the fence, a read could happen before the write
+    // is visible. In `keep`, a compare-and-swap is in between.
     maps::fence();
     AWAITED.get_ptr(key).is_some()
 }
 
-/// What becomes of a fragment that has met this end of a decision. Behind the decision and not inside of it: one frame upon
-/// the other they are too large for Linux 6.1.
+/// Handles a fragment after a decision that holds or releases. Not nested in the decision: the sum of both stack frames
+/// is too large for Linux 6.1.
 #[inline(always)]
 pub fn judge(outcome: Option<Outcome>, packet: Packet) -> Outcome {
     let outcome = match outcome.map(Outcome::verdict) {
@@ -238,7 +239,7 @@ pub fn judge(outcome: Option<Outcome>, packet: Packet) -> Outcome {
     outcome.unwrap_or_else(|| Outcome::unexpected(packet))
 }
 
-/// Keeps a later fragment whose ports are not known.
+/// Holds a later fragment with unknown ports.
 #[inline(always)]
 pub fn hold(packet: Packet, _: &Config, workspace: &mut Workspace) -> Outcome {
     let Workspace { headers, hold: space, .. } = workspace;
@@ -246,14 +247,14 @@ pub fn hold(packet: Packet, _: &Config, workspace: &mut Workspace) -> Outcome {
     let Some(awaited) = keep(packet, space) else {
         return Outcome::done(Verdict::FragmentUnknown);
     };
-    // The first one may have arrived since, without seeing this one.
+    // The first one may have arrived meanwhile without seeing this one.
     if fragments::known(&space.key, &Maps).is_some() {
         release_held(packet, &space.key, awaited);
     }
     Outcome::done(Verdict::FragmentHeld)
 }
 
-/// Reinjects the first fragment, then those that wait for it.
+/// Reinjects the first fragment, then the held ones.
 #[inline(always)]
 pub fn release(packet: Packet, _: &Config, workspace: &mut Workspace) -> Outcome {
     let Workspace { headers, hold: space, .. } = workspace;
@@ -262,7 +263,7 @@ pub fn release(packet: Packet, _: &Config, workspace: &mut Workspace) -> Outcome
     if packet.reinject().is_none() {
         return Outcome::done(Verdict::RewriteFailed);
     }
-    // Of several first ones, one releases. The entry stays readable until this program ends.
+    // Of several first fragments, one releases. The entry stays readable until this program ends.
     if let Some(awaited) = awaited
         && AWAITED.remove(&space.key).is_ok()
     {
@@ -271,7 +272,7 @@ pub fn release(packet: Packet, _: &Config, workspace: &mut Workspace) -> Outcome
     Outcome::done(Verdict::FragmentsReleased)
 }
 
-/// Writes the fragment into a place, and where that is.
+/// Writes the fragment into a slot, and the slot into `awaited`.
 #[inline(never)]
 fn keep(packet: Packet, space: &mut HoldSpace) -> Option<*mut AwaitedFragments> {
     let length = packet.len() as u32;
@@ -301,7 +302,7 @@ fn keep(packet: Packet, space: &mut HoldSpace) -> Option<*mut AwaitedFragments> 
         (*held).length = length;
         packet.load_tail(0, length, &mut (*held).frame)
     };
-    // Behind the comparison the compiler would leave out the mask.
+    // After the comparison the compiler would omit the mask.
     let at = opaque(number.into()) as usize & (MOST as usize - 1);
     // SAFETY: see `maps`; the mask keeps the number within the array.
     unsafe { ptr::write_volatile(&raw mut (*awaited).places[at], place as u16 + 1) };
@@ -309,7 +310,7 @@ fn keep(packet: Packet, space: &mut HoldSpace) -> Option<*mut AwaitedFragments> 
     stored.map(|()| awaited)
 }
 
-/// The datagram's entry, new where there is none or an old one: a number is used again some day.
+/// The datagram's entry; a new one replaces an old one, because identifications are reused.
 #[inline(always)]
 fn awaited(space: &mut HoldSpace, now: u64) -> Option<*mut AwaitedFragments> {
     let known = AWAITED.get_ptr_mut(&space.key);
@@ -320,7 +321,7 @@ fn awaited(space: &mut HoldSpace, now: u64) -> Option<*mut AwaitedFragments> {
         None => BPF_NOEXIST.into(),
     };
     space.fresh.since_ns = now;
-    // Another CPU may have been first.
+    // Another CPU may have created it first.
     let _taken = AWAITED.insert(&space.key, &space.fresh, flags);
     AWAITED.get_ptr_mut(&space.key)
 }
@@ -341,7 +342,7 @@ fn release_held(packet: Packet, key: &FragKey, awaited: *mut AwaitedFragments) {
     unsafe { bpf_loop(MOST, release_one as *mut c_void, (&raw mut walk).cast(), 0) };
 }
 
-/// One step: 0 continues, 1 ends the loop.
+/// Loop body: 0 continues, 1 ends the loop.
 unsafe extern "C" fn release_one(number: u64, walk: *mut Walk<'_>) -> u64 {
     // SAFETY: `bpf_loop` hands back the pointer that it was given, to a live frame.
     let walk = unsafe { &mut *walk };
@@ -370,8 +371,8 @@ unsafe extern "C" fn release_one(number: u64, walk: *mut Walk<'_>) -> u64 {
         return 0;
     }
     if walk.now.saturating_sub(since) <= FRAGMENT_NS {
-        // A fragment that cannot be sent is lost, as on any way. A change of length, which there is in any case this way,
-        // ends a complete checksum, which is that of another fragment.
+        // A fragment that cannot be sent is lost. The change of length invalidates a complete checksum, which belongs
+        // to another fragment.
         let length = held.length;
         let _lost = walk
             .packet

@@ -1,7 +1,7 @@
-//! `from_netdev`: uplink, TC ingress. What the world sends to this node.
+//! `from_netdev`: uplink, TC ingress. Packets from outside to this node.
 //!
 //! Replies to an egress IP go to the pod, here or on another node. ARP and neighbour discovery for owned egress IPs are
-//! answered, and other hosts that claim one are reported. Plain overlay packets are taken out of their outer headers.
+//! answered, and other hosts that claim one are reported. Simple overlay packets are decapsulated.
 
 use egress_common::abi::{Addr, Config, ConflictEvent, Direction, NatEntry, OwnedAddr, Verdict};
 use egress_common::decide::Tables;
@@ -78,8 +78,8 @@ pub fn answer_arp(packet: Packet, config: &Config) -> Outcome {
     Outcome::redirected(Verdict::ArpAnswered, fib::send_back(packet, config))
 }
 
-/// Neighbour discovery about an owned egress IP; `None` for any other packet. A call of its own, since the frames of
-/// [`uncached`] leave it no room on the stack.
+/// Neighbour discovery about an owned egress IP; `None` for any other packet. A separate call, because the stack frames
+/// of [`uncached`] leave no space for it.
 #[inline(always)]
 pub fn neighbour_discovery(packet: Packet, config: &Config, workspace: &mut Workspace) -> Option<Outcome> {
     let Workspace { headers, buffer, .. } = workspace;
@@ -97,7 +97,7 @@ pub fn answer_neighbour(packet: Packet, config: &Config, headers: &Headers, fram
     let owned = held(&target)?;
     packet.pull_long_headers();
     let message = verifier::believed(packet)?;
-    // A host that detects duplicates is about to have the address.
+    // A host in duplicate address detection is about to use the address.
     let claims = message.overrides() || *sender == Addr::UNSPECIFIED;
     let contested = claims && is_contested(&target, &message.link(&packet)?);
     if kind != icmp_v6::NEIGHBOUR_SOLICITATION {
@@ -130,12 +130,12 @@ fn is_contested(address: &Addr, mac: &[u8; 6]) -> bool {
     is_anothers
 }
 
-/// The owned egress IP, if this node answers for it. The new owner answers for a handed-over address, though replies are
-/// still taken here. Without a lease this node answers for none: another node may have the address.
+/// The owned egress IP, if this node answers for it. The new owner answers for a handed-over address, although this
+/// node still accepts replies. Without a lease this node answers for none, because another node may own the address.
 #[inline(never)]
 fn held(target: &Addr) -> Option<&'static OwnedAddr> {
-    // First: after the lookups `is_contested` is never true on Linux 6.1 (the tests of neighbour discovery notice it). The
-    // cause is unknown; the dead code elimination of its verifier is the suspect.
+    // Checked first: after the lookups, `is_contested` is never true on Linux 6.1 (the tests of neighbour discovery
+    // fail). The cause is unknown; its verifier's dead code elimination is suspected.
     if !Maps.has_lease() {
         return None;
     }
@@ -160,7 +160,7 @@ pub fn uncached(packet: Packet, config: &Config, workspace: &mut Workspace) -> O
     }
 }
 
-/// What becomes of a packet for an address of this node.
+/// Handles a packet for an address of this node.
 #[inline(always)]
 pub fn back(packet: Packet, config: &Config, workspace: &mut Workspace, decision: FromNetdev<'_>) -> Outcome {
     let Workspace { headers, quote, route, rest, .. } = workspace;
@@ -203,7 +203,7 @@ fn reply_remote(run: &Run<'_>, quote: &Quote, route: &mut Route, nat_entry: &Nat
     let Run { packet, config, headers } = *run;
     counters::back(nat_entry.egress_id, packet.len() as u32);
     let length = run.wire_length();
-    // A packet that may be fragmented is: as an outer packet in the overlay, or by the pod's node.
+    // If allowed, the packet is fragmented: as an outer packet of the overlay, or by the pod's node.
     let whole = match mtu::fit(length, config.overlay_mtu, headers, &nat_entry.source_node) {
         Fit::Tell(limit) => return Outcome::too_big(limit.min(config.pod_mtu)),
         Fit::Lost => return Outcome::done(Verdict::OverlayTooNarrow),

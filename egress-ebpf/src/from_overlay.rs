@@ -1,8 +1,8 @@
-//! `from_overlay`: overlay device, TC ingress. What other nodes send.
+//! `from_overlay`: overlay device, TC ingress. Packets from other nodes.
 //!
-//! On a gateway these are packets of pods, which leave by the uplink with the egress IP; on the pod's node, replies from
-//! the gateway. `from_netdev` comes here too, with packets that it has taken out of the overlay itself. The stack would
-//! forward such a packet with the pod's address, so none passes.
+//! On a gateway these are packets of pods, which leave by the uplink with the egress IP; on the pod's node, replies
+//! from the gateway. `from_netdev` calls this too, for packets that it has decapsulated. The stack would forward such a
+//! packet with the pod's address, so none passes.
 
 use egress_common::abi::{Class, Config, Direction, Verdict};
 use egress_common::decide::from_overlay::{self, FromOverlay};
@@ -22,14 +22,14 @@ use crate::workspace::{Run, Workspace, parse, quoted};
 use crate::{Outcome, counters, icmp, verifier};
 
 pub fn begin(packet: Packet, config: &Config, workspace: &mut Workspace) -> Option<Outcome> {
-    // A pod's packet that a Service has led to this node's own tunnel port.
+    // A pod's packet that a Service has redirected to this node's own tunnel port.
     if packet.is_of_pod() {
         return Some(Outcome::done(Verdict::ForgedOuter));
     }
     if !overlay::read_outer(packet, config, &mut workspace.outer) {
         return Some(Outcome::done(Verdict::ForgedOuter));
     }
-    // Agents ask each other whether the overlay carries anything; only nodes get through to them.
+    // Probes of agents; accepted from nodes only.
     if workspace.outer.egress_id == 0 && packet.load(ETH_LEN - 2) == Some(ethertype::ECHO.to_be_bytes()) {
         let is_from_node = decide::from_overlay::sender(&workspace.outer, &Maps).is_some();
         return Some(Outcome::done(if is_from_node { Verdict::NotIp } else { Verdict::ForgedOuter }));
@@ -37,7 +37,7 @@ pub fn begin(packet: Packet, config: &Config, workspace: &mut Workspace) -> Opti
     take_inner(packet, config, workspace)
 }
 
-/// The inner packet, after the device or `from_netdev` has taken the outer headers off.
+/// The inner packet, after decapsulation by the device or `from_netdev`.
 #[inline(never)]
 pub fn take_inner(packet: Packet, config: &Config, workspace: &mut Workspace) -> Option<Outcome> {
     if packet.is_tagged() {
@@ -49,14 +49,14 @@ pub fn take_inner(packet: Packet, config: &Config, workspace: &mut Workspace) ->
     flow_cache::go::<{ at::FROM_OVERLAY }>(packet, config, workspace)
 }
 
-/// The inner packet, not in the flow cache. The two calls are in sequence, so that their frames share the stack.
+/// The inner packet, not in the flow cache. Two calls in sequence, so that their frames share the stack.
 #[inline(always)]
 pub fn finish(packet: Packet) -> Outcome {
     let outcome = verifier::from_overlay(packet).or_else(|| verifier::handover_reply(packet));
     outcome.unwrap_or_else(|| Outcome::unexpected(packet))
 }
 
-/// The decision, for a packet that the flow cache does not serve. `None` where [`handover_reply`] has to continue.
+/// The decision, for a packet that the flow cache does not serve. `None` if [`handover_reply`] continues.
 #[inline(always)]
 pub fn uncached(packet: Packet, config: &Config, workspace: &mut Workspace) -> Option<Outcome> {
     let Workspace { headers, quote, route, rest, buffer, outer, .. } = workspace;
@@ -73,7 +73,7 @@ pub fn uncached(packet: Packet, config: &Config, workspace: &mut Workspace) -> O
         }
         FromOverlay::PassOn => return Some(pass_on(run, route, outer.egress_id)),
         FromOverlay::Answer => return None,
-        // The address lies in the workspace.
+        // The address is in the workspace.
         FromOverlay::Translate { owned: _, source_node } => source_node,
     };
     let outcome = match snat_for_node(run, quote, outer, source_node) {
@@ -87,7 +87,7 @@ pub fn uncached(packet: Packet, config: &Config, workspace: &mut Workspace) -> O
     })
 }
 
-/// A reply from a gateway, for a pod of this node; the gateway has done everything but the last hop.
+/// A reply from a gateway for a pod of this node; the gateway has done everything except the last hop.
 #[inline(never)]
 fn deliver(run: &Run<'_>, route: &mut Route, rest: &mut Rest) -> Outcome {
     let lookup = lookup_to_pod(run, &run.headers.tuple.daddr, fib::cached_hop(&run.headers.tuple.daddr), None);
@@ -96,14 +96,15 @@ fn deliver(run: &Run<'_>, route: &mut Route, rest: &mut Rest) -> Outcome {
     }
     let oversize = run.wire_length() > route.mtu;
     if oversize && !fragment::fits_in_two(run, route.mtu) {
-        // The gateway answers what cannot be fragmented; this one is larger than two pieces.
+        // The gateway answers packets that must not be fragmented; this one needs more than two fragments.
         return Outcome::done(Verdict::MtuExceeded);
     }
     let result = if oversize { fragment::send_in_two(run, route, rest) } else { fib::go(run, route) };
     Outcome::redirected(Verdict::ReplyDelivered, result)
 }
 
-/// A reply for an egress IP that the other node of a hand-over passes on. It is not answered, and never left to the stack.
+/// A reply for an egress IP, passed on by the other node of a hand-over. It gets no ICMP error, and never reaches the
+/// stack.
 #[inline(always)]
 pub fn handover_reply(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
     if let Err(why) = parse(packet, &mut workspace.headers, Direction::Ingress) {
@@ -115,7 +116,7 @@ pub fn handover_reply(packet: Packet, config: &Config, workspace: &mut Workspace
     never_passed(back(packet, config, workspace, decision))
 }
 
-/// A packet out of the overlay has a pod's address: the stack must not see it.
+/// A packet from the overlay has a pod's address: the stack must not get it.
 #[inline(always)]
 pub fn never_passed(outcome: Outcome) -> Outcome {
     if outcome.verdict().class() == Class::Pass { Outcome::done(Verdict::BadState) } else { outcome }

@@ -1,7 +1,7 @@
-//! `from_pod`: management port, TC ingress. What pods of this node send into the host.
+//! `from_pod`: management port, TC ingress. Packets of this node's pods.
 //!
-//! Packets of selected pods to the world leave by the uplink with the egress IP, where this node is the gateway, or through
-//! the overlay to the gateway. Packets to other nodes get the mark. All other traffic is untouched.
+//! Packets of selected pods to the world leave by the uplink with the egress IP if this node is the gateway, otherwise
+//! through the overlay to the gateway. Packets to other nodes get the mark. All other traffic is untouched.
 
 use egress_common::abi::{Config, Direction, NODE_MARK, PolicySlot, SlotPlace, Verdict};
 use egress_common::decide::from_pod::FromPod;
@@ -24,7 +24,7 @@ pub fn begin(packet: Packet, config: &Config, workspace: &mut Workspace) -> Opti
         return Some(Outcome::done(Verdict::NotOurs));
     }
     if packet.is_for_another_host() {
-        // The stack will not forward it.
+        // The stack does not forward it.
         return Some(Outcome::done(Verdict::NotPod));
     }
     if let Err(why) = parse(packet, &mut workspace.headers, Direction::Egress) {

@@ -1,12 +1,14 @@
-//! Answers of the programs: ICMP errors and TCP resets to the sender of a packet.
+//! Generated packets: ICMP errors and TCP resets to the sender of a packet.
 //!
-//! The packet itself becomes the answer. For an ICMP error its tail is cut to what is quoted, and new headers are written
-//! before the network header. For a reset it is cut to its headers, its ends are swapped, and a new TCP header is written.
-//! Options and extension headers stay, so that a partial checksum still starts at the transport header.
+//! The packet itself becomes the answer. For an ICMP error it is truncated to the quote, and new headers are written
+//! before the network header. For a reset it is truncated to its headers, the addresses are swapped, and a new TCP
+//! header is written. Options and extension headers stay, so that a partial checksum still starts at the transport
+//! header.
 //!
-//! A packet may carry a *partial* checksum, which the sending device completes over the quoted transport header after it
-//! was summed here. So the quoted checksum becomes the value that such a completion writes again: x = ~(S + x), with S the
-//! sum of the rest, is -S/2 in one's complement. No receiver can verify a quoted checksum, since the quote is cut short.
+//! A packet may carry a *partial* checksum, which the sending device completes over the quoted transport header after
+//! it was summed here. So the quoted checksum becomes the value that such a completion writes again: x = ~(S + x), with
+//! S the sum of the rest, is -S/2 in one's complement. No receiver can verify a quoted checksum, since the quote is
+//! truncated.
 
 use egress_common::abi::{Addr, Family, Verdict};
 use egress_common::decide::from_overlay::Outer;
@@ -25,7 +27,7 @@ use crate::packet::{OFFSET_MASK, Packet};
 use crate::workspace::{ANSWERS, Run};
 use crate::{Outcome, overlay};
 
-/// Tells the pod that sent the packet by the management port, from this node's address.
+/// Sends an ICMP error to a pod of this node, by the management port and from this node's address.
 #[inline(always)]
 pub fn error_to_pod(run: &Run<'_>, buffer: &mut Buffer, answer: Answer, otherwise: Verdict) -> Outcome {
     let from = from_netdev::node_address(run.config, run.headers.family);
@@ -39,7 +41,7 @@ pub fn error_to_pod(run: &Run<'_>, buffer: &mut Buffer, answer: Answer, otherwis
     Outcome::redirected(verdict, fib::send_back(run.packet, run.config))
 }
 
-/// Tells a pod of another node, through the overlay by which its packet came.
+/// Sends an ICMP error to a pod of another node, through the overlay.
 #[inline(always)]
 pub fn error_to_remote_pod(run: &Run<'_>, buffer: &mut Buffer, outer: &Outer, mtu: u32) -> Outcome {
     let from = from_netdev::node_address(run.config, run.headers.family);
@@ -50,7 +52,7 @@ pub fn error_to_remote_pod(run: &Run<'_>, buffer: &mut Buffer, outer: &Outer, mt
     Outcome::redirected(Verdict::MtuAnswered, result)
 }
 
-/// Tells a sender outside, from the egress IP and quoting the packet as it came.
+/// Sends an ICMP error to a sender outside, from the egress IP and with the original packet as the quote.
 #[inline(always)]
 pub fn error_to_world(run: &Run<'_>, buffer: &mut Buffer, mtu: u32) -> Outcome {
     if !Maps.has_lease() {
@@ -62,18 +64,20 @@ pub fn error_to_world(run: &Run<'_>, buffer: &mut Buffer, mtu: u32) -> Outcome {
     Outcome::redirected(Verdict::MtuAnswered, fib::send_back(run.packet, run.config))
 }
 
-/// Tells the pod that sent the packet by the management port that its connection has ended.
+/// Sends a reset to the pod of this node that sent the packet by the management port.
 #[inline(always)]
 pub fn reset_pod(run: &Run<'_>, buffer: &mut Buffer, otherwise: Verdict) -> Outcome {
     if !become_reset(run, buffer) {
         return Outcome::done(otherwise);
     }
-    // What `to_pod` would note of it, for pods that are no longer selected too: the agent need not tell it again.
+    // Records the end of the connection as `to_pod` would, also for deselected pods, so that the agent sends no idle
+    // reset.
     Maps.flow_answered(&run.headers.tuple, Segment { flags: tcp::RST, number: run.headers.tcp_ack });
     Outcome::redirected(Verdict::CutAnswered, fib::send_back(run.packet, run.config))
 }
 
-/// Likewise a pod of this node whose packet is about to leave by the uplink: by the management port, past the stack.
+/// The same for a packet of a pod of this node that is about to leave by the uplink: by the management port, past the
+/// stack.
 #[inline(never)]
 pub fn reset_pod_from_uplink(run: &Run<'_>, buffer: &mut Buffer, route: &mut Route, otherwise: Verdict) -> Outcome {
     if !become_reset(run, buffer) {
@@ -94,7 +98,7 @@ pub fn reset_pod_from_uplink(run: &Run<'_>, buffer: &mut Buffer, route: &mut Rou
     Outcome::redirected(Verdict::CutAnswered, result)
 }
 
-/// Likewise a pod of another node, through the overlay by which its packet came.
+/// The same for a pod of another node, through the overlay.
 #[inline(always)]
 pub fn reset_remote_pod(run: &Run<'_>, buffer: &mut Buffer, outer: &Outer, otherwise: Verdict) -> Outcome {
     if !become_reset(run, buffer) {
@@ -104,22 +108,22 @@ pub fn reset_remote_pod(run: &Run<'_>, buffer: &mut Buffer, outer: &Outer, other
     Outcome::redirected(Verdict::CutAnswered, result)
 }
 
-// The limit is asked behind what may be answered at all, which takes nothing from others.
+// The rate limit is checked last, so that packets that get no answer do not use it.
 
-/// Makes the packet an ICMP error to its sender, where it may and can be.
+/// Turns the packet into an ICMP error to its sender, if allowed and possible.
 #[inline(always)]
 fn become_error(run: &Run<'_>, buffer: &mut Buffer, answer: Answer, from: &Addr) -> bool {
     let head = answer.head(run.headers.family);
     answers(run.headers, from) && may_answer() && error(run, head, from, buffer).is_some()
 }
 
-/// Makes the packet a reset to its sender, likewise.
+/// Turns the packet into a reset to its sender, if allowed and possible.
 #[inline(always)]
 fn become_reset(run: &Run<'_>, buffer: &mut Buffer) -> bool {
     wire_reset::answers(run.headers) && may_answer() && reset(run.packet, run.headers, buffer).is_some()
 }
 
-/// Whether this CPU may answer once more; see `decide::limit`.
+/// Whether this CPU may send another answer; see `decide::limit`.
 #[inline(always)]
 #[expect(unsafe_code, reason = "map access is one of the three places for it")]
 fn may_answer() -> bool {
@@ -128,28 +132,28 @@ fn may_answer() -> bool {
     limit::take(unsafe { &mut *full_at_ns }, Maps.now_ns())
 }
 
-/// Space for headers under construction.
+/// Buffer for headers under construction.
 pub type Buffer = [u8; ADVERTISEMENT_LEN];
 
-/// Bytes of the transport header that are quoted: a TCP header, or what there is.
+/// Quoted bytes of the transport header: at most a TCP header.
 const QUOTED_L4: u32 = 20;
 
-/// Words of a quote at most: an IPv4 header with options or an IPv6 header with a few extensions, and a TCP header.
+/// Maximum words of a quote: an IPv4 header with options or an IPv6 header with a few extensions, and a TCP header.
 const QUOTE_WORDS: u32 = 32;
 
-/// Offsets into the quote stay below this; the mask shows it to the verifier.
+/// Bound of offsets into the quote; the mask shows it to the verifier.
 const QUOTE_MASK: usize = 0x3ff;
 
 /// Whether the packet may be answered by an ICMP error from an address. Errors are not answered with errors, nor later
-/// fragments (RFC 1122 section 3.2.2). A partial checksum of SCTP would be completed over the quote too, and CRC32c knows
-/// no value that stays as it is.
+/// fragments (RFC 1122 section 3.2.2). A partial checksum of SCTP would be completed over the quote too, and CRC32c has
+/// no fixed point.
 #[inline(always)]
 pub fn answers(headers: &Headers, from: &Addr) -> bool {
     *from != Addr::UNSPECIFIED && !matches!(headers.l4, L4::IcmpError | L4::Sctp) && headers.has_l4()
 }
 
-/// Makes the packet, which an error may answer, that ICMP error to its own sender, link addresses swapped. `head` is the
-/// eight bytes of `Answer::head`. `None` when it cannot be done; the packet may be half written then.
+/// Turns the packet into that ICMP error to its own sender, link addresses swapped. `head` is the eight bytes of
+/// `Answer::head`. `None` on failure; the packet may be partly written then.
 #[inline(never)]
 pub fn error(run: &Run<'_>, head: u64, from: &Addr, buffer: &mut Buffer) -> Option<()> {
     let Run { packet, headers, .. } = *run;
@@ -197,7 +201,7 @@ fn settle_quoted_checksum(run: &Run<'_>, quote_at: usize, quoted: u32) -> Option
     packet.store_summed(l4_at + field, &fixed.to_ne_bytes())
 }
 
-/// Sum of `length` bytes at `at`, a multiple of four; what lies outside the packet adds nothing.
+/// Sum of `length` bytes at `at`, a multiple of four; bytes outside the packet count as zero.
 #[inline(never)]
 fn sum_words(packet: Packet, at: usize, length: u32) -> u64 {
     let mut sum = 0u64;
@@ -213,8 +217,8 @@ fn sum_words(packet: Packet, at: usize, length: u32) -> u64 {
 
 const TTL: u8 = 64;
 
-/// Makes the packet, which a reset may answer, that reset to its own sender, link addresses swapped. `None` when it cannot
-/// be done; the packet may be half written then.
+/// Turns the packet into that reset to its own sender, link addresses swapped. `None` on failure; the packet may be
+/// partly written then.
 #[inline(never)]
 pub fn reset(packet: Packet, headers: &Headers, buffer: &mut Buffer) -> Option<()> {
     let l4_at = usize::from(headers.l4_offset) & OFFSET_MASK;
@@ -251,7 +255,7 @@ fn turn_v4(packet: Packet, l4_at: usize, buffer: &mut Buffer) -> Option<()> {
     let word = |at: usize| u16::from_ne_bytes([old[at], old[at + 1]]);
     let kind = [old[0], 0];
     let hops = [TTL, old[ipv4::PROTOCOL]];
-    // Swapped addresses leave the sum as it is.
+    // Swapping the addresses does not change the sum.
     let change = csum::change_u16(word(0), u16::from_ne_bytes(kind))
         + csum::change_u16(word(ipv4::TOTAL_LEN), u16::from_ne_bytes([high, low]))
         + csum::change_u16(word(ipv4::TTL), u16::from_ne_bytes(hops));
@@ -270,7 +274,7 @@ fn turn_v6(packet: Packet, l4_at: usize, buffer: &mut Buffer) -> Option<()> {
     let [next]: [u8; 1] = packet.load(L3 + ipv6::NEXT_HEADER)?;
     let [high, low] = ((l4_at - L3 - IPV6_LEN + LEN) as u16).to_be_bytes();
     buffer[..ipv6::SADDR].copy_from_slice(&[0x60, 0, 0, 0, high, low, next, TTL]);
-    // By words: sixteen bytes at once would crowd the stack.
+    // By words, to save stack.
     let mut at = 0;
     while at < 16 {
         let (from, to): ([u8; 4], [u8; 4]) = (packet.load(L3 + ipv6::SADDR + at)?, packet.load(L3 + ipv6::DADDR + at)?);

@@ -1,12 +1,12 @@
 //! The lease: until when this node may emit egress IPs.
 //!
-//! The agent renews it while the controller hears the node. Programs continue without their agent, and the controller
-//! reassigns an address when the lease of its node has expired. So every path that emits or claims an egress IP asks: NAT
-//! (`decide::snat`), answers to ARP and neighbour discovery, ICMP errors to the world, and packets that waited for their
-//! neighbour (`to_netdev`). Entries of the flow cache end with it.
+//! The agent renews it while the controller reaches the node. Programs continue without their agent, and the controller
+//! reassigns an address when the lease of its node has expired. So every path that emits or claims an egress IP checks
+//! it: NAT (`decide::snat`), answers to ARP and neighbour discovery, ICMP errors to the world, and packets that waited
+//! for their neighbour (`to_netdev`). Entries of the flow cache expire with it.
 //!
-//! Each frame that the uplink receives is a [`heartbeat`]. A machine that has stood still for three quarters of the total
-//! timeout finds a gap, and the first program to see it ends the lease, before the agent runs.
+//! Each frame that the uplink receives is a [`heartbeat`]. After a pause of three quarters of the total timeout there
+//! is a gap, and the first program that sees it ends the lease, before the agent runs.
 #![expect(unsafe_code, reason = "map and packet access; see `maps` and `packet`")]
 
 use core::ptr;
@@ -22,16 +22,16 @@ use crate::maps::swap;
 #[btf_map(name = "lease")]
 static LEASE: Array<Lease, 1, { BPF_F_MMAPABLE as usize }> = Array::new();
 
-/// Between two looks at the heartbeat: 8 to 80 ms, by the kernel's HZ. CPUs share the line of the cache.
+/// Interval of heartbeat checks: 8 to 80 ms, by the kernel's HZ. CPUs share the cache line.
 const LOOK_JIFFIES: u64 = 8;
 
-/// How long it lasts from now on (ns). Out of line: asked in many places, none of which has stack to spare.
+/// Remaining time of the lease (ns). Out of line, because many callers have little stack.
 #[inline(never)]
 pub fn left_ns() -> u64 {
     LEASE.get_ptr_mut(0).map_or(0, |lease| left(lease, now_ns()))
 }
 
-/// The uplink has received a frame.
+/// Records that the uplink has received a frame.
 #[inline(always)]
 pub fn heartbeat() {
     // SAFETY: the helper takes nothing and is there since Linux 5.6; the JIT makes it one load.
@@ -52,7 +52,7 @@ fn note_heartbeat(jiffies: u64) {
     let heartbeat = unsafe { &raw mut (*lease).heartbeat_ns };
     // SAFETY: likewise. Read before the lease, so that a later write of another CPU stays.
     let seen = unsafe { ptr::read_volatile(heartbeat) };
-    // Not where there is a gap, which the heartbeat would hide from the other CPUs.
+    // Not after a gap, which this heartbeat would hide from other CPUs.
     if left(lease, now) > 0 {
         swap(heartbeat, seen, now);
     }
@@ -73,7 +73,7 @@ fn left(lease: *mut Lease, now_ns: u64) -> u64 {
     if found.has_stalled(now_ns) {
         // SAFETY: a field of what the lookup has found; see `maps`.
         let deadline = unsafe { &raw mut (*lease).until_ns };
-        // Not what the agent has renewed since.
+        // Unless the agent has renewed it meanwhile.
         swap(deadline, until_ns, Lease::EXPIRED.until_ns);
         return 0;
     }

@@ -1,6 +1,6 @@
 //! One line per packet, in an object that is built with the feature `log`.
 //!
-//! Verdicts are told by number: a table of their names would have to be walked here, and is in docs/datapath.md.
+//! Verdicts are logged by number; docs/datapath.md has the names.
 
 use aya_ebpf::programs::TcContext;
 use aya_log_ebpf::trace;
@@ -9,7 +9,7 @@ use egress_common::abi::Verdict;
 use crate::packet::Packet;
 use crate::workspace::workspace;
 
-/// Addresses are those that the packet came with, IPv4 as v4-mapped; all zero where it is not IP.
+/// Original addresses of the packet, IPv4 as v4-mapped; all zero if it is not IP.
 #[inline(never)]
 pub fn verdict(packet: Packet, verdict: Verdict, length: u32) {
     let Some(workspace) = workspace() else { return };

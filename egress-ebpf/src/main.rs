@@ -1,19 +1,19 @@
 //! The TC programs of egress-agent, compiled to one eBPF object.
 //!
-//! Each program is the thin edge around one decision of `egress_common::decide`. It parses the headers, asks the decision,
-//! does what the answer says, counts, and returns. One match turns verdicts into TC actions ([`Outcome::finish`]), and its
-//! value is what the program returns.
+//! Each program wraps one decision of `egress_common::decide`. It parses the headers, calls the decision, rewrites and
+//! sends the packet accordingly, counts, and returns. One match turns verdicts into TC actions ([`Outcome::finish`]),
+//! and its value is what the program returns.
 //!
 //! A packet takes one of three paths, fastest first:
 //!
-//! 1. `to_netdev` and `to_pod` leave alone what they recognise without parsing.
-//! 2. The flow cache repeats what the previous packet of the flow got ([`flow_cache`]).
-//! 3. The decision looks into the maps: `uncached` of each hook, a global function ([`verifier`]).
+//! 1. `to_netdev` and `to_pod` leave packets alone that they recognise without parsing.
+//! 2. The flow cache repeats the outcome of the flow's previous packet ([`flow_cache`]).
+//! 3. The decision reads the maps: `uncached` of each hook, a global function ([`verifier`]).
 #![no_std]
 #![no_main]
 // For the compiler barrier in `opaque`, and one store in `packet`.
 #![feature(asm_experimental_arch)]
-// For compare-and-swap and counting, which the target has as intrinsics only.
+// For compare-and-swap and counting, which this target has as intrinsics only.
 #![feature(core_intrinsics)]
 #![expect(internal_features, reason = "atomic operations; see `maps`")]
 #![expect(clippy::needless_borrows_for_generic_args, reason = "a key by value is one more copy on 512 bytes of stack")]
@@ -50,8 +50,8 @@ use egress_common::abi::{Class, Config, SWEEP_PRESSED, Verdict};
 use crate::packet::Packet;
 use crate::workspace::Workspace;
 
-/// What became of a packet: the verdict in the upper half; in the lower one the TC action, or the MTU that was exceeded.
-/// Neither is zero, so that an `Option` of it is one register too; see [`verifier`].
+/// Outcome of a packet: the verdict in the upper half; in the lower half the TC action, or the exceeded MTU. Neither is
+/// zero, so that an `Option` of it is one register too; see [`verifier`].
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub struct Outcome(NonZeroU64);
@@ -72,7 +72,7 @@ impl Outcome {
     #[inline(always)]
     fn new(verdict: Verdict, action: i32) -> Self {
         let bits = u64::from(verdict.index()) << 32 | u64::from(action as u32);
-        // No verdict comes with TC_ACT_OK, which is zero.
+        // No verdict uses TC_ACT_OK, which is zero.
         Self(NonZeroU64::new(bits).unwrap_or(NonZeroU64::MIN))
     }
 
@@ -81,7 +81,7 @@ impl Outcome {
         Self::new(verdict, TC_ACT_SHOT)
     }
 
-    /// Where there is always an outcome, though the types do not say so.
+    /// For callers that always have an outcome, which the types do not show.
     #[inline(always)]
     fn unexpected(_: Packet) -> Self {
         Self::done(Verdict::BadState)
@@ -93,7 +93,7 @@ impl Outcome {
         Self::new(Verdict::MtuExceeded, mtu as i32)
     }
 
-    /// The MTU that the packet exceeds, if that is its outcome.
+    /// The exceeded MTU, if that is the outcome.
     #[inline(always)]
     fn mtu_exceeded(self) -> Option<u32> {
         self.is(Verdict::MtuExceeded).then_some(self.0.get() as u32)
@@ -104,7 +104,7 @@ impl Outcome {
         self.index() == verdict.index()
     }
 
-    /// `verdict` if the redirect will happen, else the reason why not.
+    /// `verdict` if the redirect succeeds, otherwise the drop reason.
     #[inline(always)]
     fn redirected(verdict: Verdict, result: Result<i32, Verdict>) -> Self {
         match result {
@@ -115,7 +115,7 @@ impl Outcome {
 
     #[inline(always)]
     fn verdict(self) -> Verdict {
-        // Only verdicts go in.
+        // Only verdicts are stored.
         Verdict::from_index(self.index()).unwrap_or(Verdict::BadState)
     }
 
@@ -124,8 +124,8 @@ impl Outcome {
         (self.0.get() >> 32) as u32
     }
 
-    /// Counts and turns into the TC action. Leaving alone is TC_ACT_UNSPEC (TCX_NEXT), never TC_ACT_OK, which would hide
-    /// the packet from programs behind us.
+    /// Counts the verdict and returns the TC action. An untouched packet gets TC_ACT_UNSPEC (TCX_NEXT), never
+    /// TC_ACT_OK, which would hide it from later programs.
     #[inline(always)]
     fn finish(self, packet: Packet, length: u32) -> i32 {
         let verdict = self.verdict();
@@ -144,8 +144,8 @@ impl Outcome {
     }
 }
 
-/// Runs one hook. Without a configuration from the agent every packet is `unready`. `is_alone` leaves packets alone without
-/// parsing. Where `begin` has no outcome, `rest` continues, without references into the workspace.
+/// Runs one hook. Without a configuration from the agent every packet gets `unready`. `is_alone` leaves packets alone
+/// without parsing. If `begin` has no outcome, `rest` continues without references into the workspace.
 #[inline(always)]
 fn run(
     ctx: &TcContext,
@@ -173,14 +173,14 @@ fn run(
     outcome.finish(packet, length)
 }
 
-/// Management port, TC ingress: what pods of this node send into the host.
+/// Management port, TC ingress: packets from pods of this node.
 #[classifier]
 pub fn from_pod(ctx: TcContext) -> i32 {
     let action = run(&ctx, Verdict::NotConfigured, |_, _| false, from_pod::begin, from_pod::finish);
     if action == TC_ACT_UNSPEC {
         let packet = Packet::new(&ctx);
         packet.set_of_pod();
-        // The leak guard asks for it: a table of nftables that the agent writes.
+        // For the leak guard in nftables.
         if let Some(seen) = maps::seen_priority() {
             packet.set_priority(seen);
         }
@@ -188,7 +188,7 @@ pub fn from_pod(ctx: TcContext) -> i32 {
     action
 }
 
-/// Management port, TC egress: what the host sends to pods of this node.
+/// Management port, TC egress: packets to pods of this node.
 #[classifier]
 pub fn to_pod(ctx: TcContext) -> i32 {
     run(
@@ -200,21 +200,21 @@ pub fn to_pod(ctx: TcContext) -> i32 {
     )
 }
 
-/// Overlay device, TC ingress: what other nodes send.
+/// Overlay device, TC ingress: packets from other nodes.
 #[classifier]
 pub fn from_overlay(ctx: TcContext) -> i32 {
     // The stack would forward such a packet with the pod's address.
     run(&ctx, Verdict::NotReady, |_, _| false, from_overlay::begin, from_overlay::finish)
 }
 
-/// Uplink, TC ingress: what the world sends to this node.
+/// Uplink, TC ingress: packets from outside.
 #[classifier]
 pub fn from_netdev(ctx: TcContext) -> i32 {
     lease::heartbeat();
     run(&ctx, Verdict::NotConfigured, |_, _| false, from_netdev::begin, from_netdev::finish)
 }
 
-/// Uplink, TC egress: what this node sends to the world.
+/// Uplink, TC egress: packets that leave the node.
 #[classifier]
 pub fn to_netdev(ctx: TcContext) -> i32 {
     run(
@@ -226,7 +226,8 @@ pub fn to_netdev(ctx: TcContext) -> i32 {
     )
 }
 
-/// Never attached: the agent runs it by BPF_PROG_TEST_RUN to remove what is idle. Returns how many entries went.
+/// Never attached: the agent runs it by BPF_PROG_TEST_RUN to remove idle entries. Returns the number of removed
+/// entries.
 #[classifier]
 pub fn sweep(ctx: TcContext) -> i32 {
     sweep::sweep(Packet::new(&ctx).mark() == SWEEP_PRESSED)

@@ -2,16 +2,16 @@
 //!
 //! Map access is one of the three places for unsafe. Every block here relies on this:
 //!
-//! - A pointer from a lookup is valid until the program ends (RCU). The element may be removed meanwhile, and its memory
-//!   belong to another key at once.
+//! - A pointer from a lookup is valid until the program ends (RCU). The element may be removed before, and its memory
+//!   reused for another key at once.
 //! - Every field is an integer, for which all bytes are a value. A racing write shows old or new words.
-//! - `pods`, `nat`, `flows`, `owned` and `handovers` decide what becomes of a packet. Each element is copied into this
-//!   CPU's workspace, and used only if its seal says that it was written for this key as a whole (`abi::seal`). A copy is
-//!   good until the next lookup in the same map.
+//! - `pods`, `nat`, `flows`, `owned` and `handovers` determine verdicts. Each element is copied into this CPU's
+//!   workspace, and used only if its seal shows that it is a complete value of this key (`abi::seal`). A copy is valid
+//!   until the next lookup in the same map.
 //! - A write to an element (times, connection state, next hop, settled decision) may hit the next owner of its memory.
 //!   Times and states then let a flow live as long as its protocol's timeout at most; decisions and next hops have their
 //!   own seals.
-//! - Elements of the other maps are read in place, and at most one value of each decides anything.
+//! - Elements of the other maps are read in place; a decision uses at most one value of each.
 #![expect(unsafe_code, reason = "map and packet access; see `maps` and `packet`")]
 
 use core::arch::asm;
@@ -37,7 +37,7 @@ use crate::verifier::opaque;
 use crate::workspace::{WORKSPACE, found};
 use crate::{counters, fragment, lease, nat};
 
-/// Elements come and go by the thousand and most nodes hold few: allocate as needed.
+/// Many short-lived elements, and few on most nodes: allocate on demand.
 const ON_DEMAND: usize = BPF_F_NO_PREALLOC as usize;
 
 #[btf_map(name = "config")]
@@ -74,16 +74,16 @@ pub static INBOUND: HashMap<Tuple, Inbound, 65536, ON_DEMAND> = HashMap::new();
 #[btf_map(name = "exposed")]
 pub static EXPOSED: HashMap<ExposedPort, Exposure, 65536, ON_DEMAND> = HashMap::new();
 
-/// Datagrams that pods sent first; what has been silent longest is forgotten first.
+/// Datagrams that pods sent first; LRU.
 #[btf_map(name = "datagrams")]
 pub static DATAGRAMS: LruHashMap<Tuple, Datagram, 65536> = LruHashMap::new();
 
-/// How much of `flows` and `nat` each pod and each egress policy holds: counted by each sweep, and counted up by claims in
-/// between. Who finds no room here is not limited, but by the maps themselves.
+/// Number of entries in `flows` and `nat` of each pod and egress policy: counted by each sweep, and raised by claims in
+/// between. A holder without an entry here has no quota, only the limits of the maps.
 #[btf_map(name = "shares")]
 pub static SHARES: HashMap<Holder, Share, 65536, ON_DEMAND> = HashMap::new();
 
-/// How full the maps are: counted by each sweep, and counted up by claims in between.
+/// Entries in use: counted by each sweep, and raised by claims in between.
 #[btf_map(name = "usage")]
 pub static USAGE: Array<Usage, 1> = Array::new();
 
@@ -91,7 +91,7 @@ pub static USAGE: Array<Usage, 1> = Array::new();
 #[btf_map(name = "nat")]
 pub static NAT: HashMap<Tuple, NatEntry, 524288, ON_DEMAND> = HashMap::new();
 
-/// Destinations towards which a search has found every port taken, and when; see `decide::snat`.
+/// Destinations without a free port, and when a search found that; see `decide::snat`.
 #[btf_map(name = "exhausted")]
 static EXHAUSTED: LruHashMap<Tuple, Datagram, 1024> = LruHashMap::new();
 
@@ -101,7 +101,7 @@ pub static FRAGS: LruHashMap<FragKey, FragPorts, 16384> = LruHashMap::new();
 #[btf_map(name = "events")]
 pub static EVENTS: RingBuf<DropEvent, 262144> = RingBuf::new();
 
-/// What a map that takes no more answers (beside ENOMEM, which we treat alike).
+/// Error of a full map (besides ENOMEM, which is treated the same).
 const EEXIST: i32 = -17;
 
 /// The maps of this object.
@@ -127,7 +127,7 @@ pub fn claimed(result: Result<(), i32>) -> ClaimOutcome {
 }
 
 impl Maps {
-    /// Writes the next hop into a NAT entry, if that still exists.
+    /// Writes the next hop into a NAT entry, if it still exists.
     #[inline(always)]
     pub fn set_hop(&self, key: &Tuple, hop: &NextHop) {
         if let Some(nat_entry) = NAT.get_ptr_mut(key) {
@@ -137,15 +137,15 @@ impl Maps {
     }
 }
 
-/// CLOCK_MONOTONIC (ns), some milliseconds late.
+/// CLOCK_MONOTONIC (ns), a few milliseconds late.
 #[inline(always)]
 pub fn clock_ns() -> u64 {
     // SAFETY: the helper takes nothing and is always there.
     unsafe { bpf_ktime_get_coarse_ns() }
 }
 
-/// The same for the whole run: a helper's call costs as much as a look into a small map. Needs more stack than the helper,
-/// so only the steps that every packet takes ask here.
+/// The same, read once per run: a helper call costs as much as a lookup in a small map. It needs more stack than the
+/// helper, so only the steps of every packet use it.
 #[inline(always)]
 pub fn run_ns() -> u64 {
     let Some(workspace) = WORKSPACE.get_ptr_mut(0) else { return clock_ns() };
@@ -271,7 +271,7 @@ impl Tables for Maps {
 
     #[inline(always)]
     fn forget_inbound(&self, tuple: &Tuple) {
-        // Not there is the usual case.
+        // Usually there is none.
         if INBOUND.remove(tuple).is_ok() {
             raise_epoch();
         }
@@ -288,7 +288,7 @@ impl Tables for Maps {
         match DATAGRAMS.get_ptr_mut(tuple) {
             // SAFETY: see the module header.
             Some(seen) => drop(touch(unsafe { &raw mut (*seen).last_seen_ns }, now)),
-            // The map makes room; a failure is a datagram not followed.
+            // The LRU map evicts; on failure the datagram is not tracked.
             None => drop(DATAGRAMS.insert(tuple, Datagram { last_seen_ns: now }, 0)),
         }
     }
@@ -325,7 +325,7 @@ impl Tables for Maps {
     #[inline(always)]
     fn decisions(&self) -> u32 {
         let decisions = decisions();
-        // What is asked under this number is not read before it.
+        // No map is read before this number.
         fence();
         decisions
     }
@@ -333,8 +333,8 @@ impl Tables for Maps {
     #[inline(always)]
     fn settle_flow(&self, tuple: &Tuple, egress_id: u32, slot: &PolicySlot, decisions: u32) {
         let Some(flow) = FLOWS.get_ptr_mut(tuple) else { return };
-        // Of two CPUs one may have asked before a change and the other behind it: the number of the one beside the slot of
-        // the other has no seal, in whatever order their writes arrive.
+        // One CPU may have decided before a change and another one after it: a mix of their writes has no valid seal,
+        // in any order.
         let of = Flow::seal_of(tuple, &slot.address, egress_id);
         // SAFETY: see the module header.
         unsafe { (*flow).settle(of, slot, decisions) };
@@ -358,7 +358,7 @@ impl Tables for Maps {
     #[inline(always)]
     fn put_flow(&self, tuple: &Tuple, flow: &Flow) -> bool {
         let done = FLOWS.insert(tuple, flow, BPF_EXIST.into()).is_ok();
-        // The one that was there is gone.
+        // The former entry is gone.
         raise_epoch();
         done
     }
@@ -381,7 +381,7 @@ impl Tables for Maps {
     #[inline(always)]
     fn count_nat_entry(&self, pod: &Addr, egress_id: u32) {
         nat::count(pod, egress_id, QuotaKind::NatEntries);
-        // NatEntries of mark 1008 belong to no object.
+        // NAT entries of mark 1008 belong to no policy.
         if egress_id != 0 {
             counters::egress_ip(egress_id, |count| count.nat_entries += 1);
         }
@@ -400,7 +400,7 @@ impl Tables for Maps {
 
     #[inline(always)]
     fn note_exhausted(&self, destination: &Tuple) {
-        // The map makes room; a failure is another search.
+        // The LRU map evicts; on failure there is another search.
         let _failed = EXHAUSTED.insert(destination, Datagram { last_seen_ns: self.now_ns() }, 0);
     }
 
@@ -418,7 +418,7 @@ impl Tables for Maps {
 
     #[inline(always)]
     fn put_fragment(&self, key: &FragKey, ports: &FragPorts) {
-        // An LRU map makes room; a failure drops the later fragments by name.
+        // The LRU map evicts; on failure the later fragments are dropped with their reason.
         let _failed = FRAGS.insert(key, ports, 0);
     }
 
@@ -428,11 +428,10 @@ impl Tables for Maps {
     }
 }
 
-/// The datagrams of a flow are noted once in each step of this length, half a minute: that map is a costly one, and what
-/// it forgets is what has been silent longest. A power of two.
+/// Granularity of refreshing the datagrams of a flow, half a minute, because that LRU map is expensive. A power of two.
 const DATAGRAM_STEP_NS: u64 = 1 << 35;
 
-/// Copies an element, so that what is checked is what is used.
+/// Copies an element, so that the checked value is the used one.
 #[inline(always)]
 fn copied<V: Copy>(element: *const V, copy: &mut V) -> &V {
     // SAFETY: a pointer from a lookup into a map, which the workspace is not part of; any bytes are a value of these types.
@@ -441,7 +440,7 @@ fn copied<V: Copy>(element: *const V, copy: &mut V) -> &V {
     copy
 }
 
-/// A copy on the stack, where there is room.
+/// A copy on the stack, for callers with enough stack.
 #[inline(always)]
 pub fn copy_of<V: Copy>(element: &V) -> V {
     let copy = *element;
@@ -449,7 +448,7 @@ pub fn copy_of<V: Copy>(element: &V) -> V {
     copy
 }
 
-/// Says that memory has changed: else the compiler might read an element once more instead of its copy.
+/// Compiler barrier: otherwise the compiler could read the element again instead of its copy.
 #[inline(always)]
 fn changed() {
     // SAFETY: nothing is done.
@@ -478,7 +477,7 @@ pub fn owned(egress_id: u32) -> Option<&'static Owned> {
     copy.is_of(egress_id).then_some(copy)
 }
 
-/// Copies the owned address to where a lookup in `owned` puts it: the translation reads it there.
+/// Copies the owned address to the workspace field of `owned`, which the translation reads.
 #[inline(never)]
 pub fn handover(egress_id: u32) -> Option<&'static HandoverEntry> {
     let handover = HANDOVERS.get_ptr_mut(egress_id)?;
@@ -491,7 +490,7 @@ pub fn handover(egress_id: u32) -> Option<&'static HandoverEntry> {
     Some(copy)
 }
 
-/// A flow, without noting anything.
+/// A flow, without a refresh.
 #[inline(never)]
 pub fn flow_only(tuple: &Tuple) -> Option<&'static Flow> {
     let flow = FLOWS.get_ptr_mut(tuple)?;
@@ -499,7 +498,7 @@ pub fn flow_only(tuple: &Tuple) -> Option<&'static Flow> {
     copy.is_of(tuple).then_some(copy)
 }
 
-/// A flow, which a packet of the pod keeps alive.
+/// A flow, refreshed by a packet of the pod.
 #[inline(never)]
 pub fn flow(tuple: &Tuple, segment: Segment) -> Option<&'static Flow> {
     let flow = FLOWS.get_ptr_mut(tuple)?;
@@ -512,7 +511,7 @@ pub fn flow(tuple: &Tuple, segment: Segment) -> Option<&'static Flow> {
     let now = run_ns();
     match touch(&raw mut flow.last_seen_ns, now) {
         Touched::Gone => return None,
-        // Keeps the datagrams of a flow from being forgotten before the flow is.
+        // Refreshes the datagrams of a flow, so that they outlive the flow.
         Touched::Noted if tuple.protocol != PROTO_TCP && (copy.last_seen_ns ^ now) / DATAGRAM_STEP_NS != 0 => {
             Maps.note_datagram(tuple);
         }
@@ -525,7 +524,7 @@ pub fn flow(tuple: &Tuple, segment: Segment) -> Option<&'static Flow> {
     Some(copy)
 }
 
-/// A flow that an answer keeps alive. One that was just judged expires, and its NAT entry soon after.
+/// A flow, refreshed by an answer. A flow under removal expires, and its NAT entry soon after.
 #[inline(never)]
 pub fn answered(tuple: &Tuple, segment: Segment) {
     let Some(flow) = FLOWS.get_ptr_mut(tuple) else { return };
@@ -538,7 +537,7 @@ pub fn answered(tuple: &Tuple, segment: Segment) {
     change(&mut flow.end, |known| phase::number(known, segment, Direction::Ingress));
 }
 
-/// A NAT entry, without noting anything.
+/// A NAT entry, without a refresh.
 #[inline(never)]
 pub fn nat_entry_only(key: &Tuple) -> Option<&'static NatEntry> {
     let nat_entry = NAT.get_ptr_mut(key)?;
@@ -546,7 +545,7 @@ pub fn nat_entry_only(key: &Tuple) -> Option<&'static NatEntry> {
     copy.is_of(key).then_some(copy)
 }
 
-/// A NAT entry, which a packet of its direction keeps alive.
+/// A NAT entry, refreshed by a packet of its direction.
 #[inline(never)]
 pub fn nat_entry(key: &Tuple, segment: Segment) -> Option<&'static NatEntry> {
     let nat_entry = NAT.get_ptr_mut(key)?;
@@ -555,13 +554,13 @@ pub fn nat_entry(key: &Tuple, segment: Segment) -> Option<&'static NatEntry> {
         return None;
     }
     if phase::changes_opposite(copy.state, segment.flags, key.direction()) {
-        tell(copy, segment.flags, key.direction());
+        update_opposite(copy, segment.flags, key.direction());
     }
     Some(copy)
 }
 
-/// Notes that a NAT entry is alive, and what the packet says of its connection; false where it is about to be removed. Out
-/// of line, as [`tell`] is, since their frames lie upon those of a search for a port.
+/// Refreshes time and TCP state of a NAT entry; false if it is under removal. Out of line, as [`update_opposite`] is,
+/// because its frame adds to those of a port search.
 #[inline(never)]
 fn keep(nat_entry: *mut NatEntry, direction: Direction, segment: Segment) -> bool {
     // SAFETY: see `maps`.
@@ -576,7 +575,7 @@ fn keep(nat_entry: *mut NatEntry, direction: Direction, segment: Segment) -> boo
     true
 }
 
-/// A new connection on a known tuple must be noticed: the flow cache of the former one must not hide it.
+/// A new connection on a known tuple invalidates the flow cache of the former one.
 #[inline(always)]
 fn opened(tcp_flags: u8) {
     if tcp_flags & tcp::SYN != 0 {
@@ -584,9 +583,9 @@ fn opened(tcp_flags: u8) {
     }
 }
 
-/// Tells the other direction of a reset, or of an opening.
+/// Writes a reset or an opening to the opposite direction.
 #[inline(never)]
-fn tell(copy: &NatEntry, tcp_flags: u8, direction: Direction) {
+fn update_opposite(copy: &NatEntry, tcp_flags: u8, direction: Direction) {
     let Some(other) = NAT.get_ptr_mut(&copy.other) else { return };
     // SAFETY: see `maps`.
     let state = unsafe { &mut (*other).state };
@@ -595,20 +594,20 @@ fn tell(copy: &NatEntry, tcp_flags: u8, direction: Direction) {
     }
 }
 
-/// An entry is noted as alive at most this often, so that CPUs do not fight over its cache line.
+/// Granularity of refreshing an entry, to avoid contention on its cache line.
 const SEEN_STEP_NS: u64 = 1 << 28;
 
-/// What noting that an entry is alive came to.
+/// Outcome of a refresh.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Touched {
-    /// It has been judged and is about to be removed: as good as not there.
+    /// The entry is under removal and counts as missing.
     Gone,
-    /// It was seen a moment ago.
+    /// It was refreshed recently.
     Fresh,
     Noted,
 }
 
-/// Notes that an entry is alive, unless a sweep has won; see `decide::expiry`.
+/// Refreshes an entry, unless a sweep has won; see `decide::expiry`.
 #[inline(always)]
 pub fn touch(last_seen_ns: *mut u64, now: u64) -> Touched {
     // SAFETY: the caller's pointer is one from a lookup; see `maps`.
@@ -619,18 +618,18 @@ pub fn touch(last_seen_ns: *mut u64, now: u64) -> Touched {
     if now.wrapping_sub(seen) <= SEEN_STEP_NS {
         return Touched::Fresh;
     }
-    // Another packet that wrote first has noted the same; a sweep has not.
+    // A concurrent packet has written the same; a sweep has not.
     if swap(last_seen_ns, seen, now) == GONE { Touched::Gone } else { Touched::Noted }
 }
 
-/// Compare-and-swap of a whole number of 32 or 64 bits; returns what was there.
+/// Compare-and-swap of 32 or 64 bits; returns the old value.
 #[inline(always)]
 pub fn swap<T: Copy>(at: *mut T, old: T, new: T) -> T {
     // SAFETY: the caller's pointer is one from a lookup, to an aligned field; see `maps`.
     unsafe { intrinsics::atomic_cxchg::<T, { SeqCst }, { SeqCst }>(at, old, new).0 }
 }
 
-/// Writes only what changes, so that CPUs do not fight over the cache line. Whether it did.
+/// Writes only on a change, to avoid contention on the cache line. Returns whether it changed.
 #[inline(always)]
 pub fn change(state: &mut u32, next: impl Fn(u32) -> u32) -> bool {
     let new = next(*state);
@@ -641,8 +640,8 @@ pub fn change(state: &mut u32, next: impl Fn(u32) -> u32) -> bool {
     differs
 }
 
-/// Nothing behind this is read before all that stands before it is written. An atomic addition whose old value is asked for
-/// orders both, on every processor (LKMM, "value-returning atomics are fully ordered").
+/// Full memory barrier: no later read happens before an earlier write. A value-returning atomic addition orders both,
+/// on every processor (LKMM, "value-returning atomics are fully ordered").
 #[inline(always)]
 pub fn fence() {
     let mut number = 0u32;
@@ -662,11 +661,11 @@ pub fn add(number: *mut u32, difference: u32) {
     unsafe { intrinsics::atomic_xadd::<u32, u32, { Relaxed }>(number, difference) };
 }
 
-/// Raises the epoch after a flow or NAT entry was removed, reset or reused.
+/// Raises the epoch after a flow or NAT entry was removed, reset or reused, which invalidates the flow cache.
 #[inline(always)]
 pub fn raise_epoch() {
     if let Some(usage) = USAGE.get_ptr_mut(0) {
-        // Not before what it tells of is written: see `fence`.
+        // After the change that it announces; see `fence`.
         fence();
         // SAFETY: see `maps`.
         count_up(unsafe { &raw mut (*usage).epoch });
@@ -676,8 +675,7 @@ pub fn raise_epoch() {
 /// [`Config::decisions`].
 #[inline(always)]
 pub fn decisions() -> u32 {
-    // Volatile: read here and nowhere else, whatever the compiler would rather do.
-    // SAFETY: see `maps`.
+    // Volatile, so that the compiler does not move or repeat the read. SAFETY: see `maps`.
     CONFIG.get_ptr(0).map_or(0, |config| unsafe { ptr::read_volatile(&raw const (*config).decisions) })
 }
 
@@ -696,14 +694,14 @@ pub fn route_generation(config: &Config) -> u32 {
     unsafe { ptr::read_volatile(&raw const config.route_generation) }
 }
 
-/// The configuration, once the agent has written it.
+/// The configuration; `None` before the agent has written it.
 #[inline(always)]
 pub fn config() -> Option<&'static Config> {
     CONFIG.get(0).filter(|config| config.generation != 0)
 }
 
-/// What is left to the stack says that it was seen also before the configuration is written: the table may be there
-/// already.
+/// Packets left to the stack carry the seen priority also before the configuration is written, because the leak guard
+/// may exist already.
 #[inline(always)]
 pub fn seen_priority() -> Option<u32> {
     CONFIG.get(0).and_then(Config::seen_priority)

@@ -1,4 +1,4 @@
-//! SNAT to the world: the NAT entry of a flow, its ports, and the quotas of pods and policies.
+//! SNAT: the NAT entry of a flow, its ports, and the quotas of pods and policies.
 //!
 //! `egress_common::decide::snat` decides; this file claims keys in the map `nat` and sends the packet. Functions are out of
 //! line where their stack frames, one on top of the other, would exceed what Linux 6.1 allows.
@@ -21,14 +21,14 @@ use crate::rewrite::rewrite;
 use crate::workspace::{Found, Run, WORKSPACE, found};
 use crate::{Outcome, counters};
 
-// The searches for a NAT entry are out of line, so that their frames share the stack with those of later calls. The entry,
-// and the address that it shows, lie in the workspace.
+// The searches for a NAT entry are out of line, so that their frames share the stack with those of later calls. The
+// entry and its address are in the workspace.
 
 /// The gateway is this node.
 #[inline(never)]
 pub fn snat_here(run: &Run<'_>, quote: &Quote, egress_id: u32, slot: &PolicySlot) -> Result<(), Verdict> {
     let owner = NatOwner { origin: Origin::Here, source_node: Addr::UNSPECIFIED, egress_id };
-    // The policy may be ahead of the ownership; replies to an address that is not owned would be lost.
+    // The policy may be newer than the ownership; replies to an address that is not owned would be lost.
     let Some(owned) = Maps.owned(egress_id).filter(|owned| owned.address == slot.address) else {
         return Err(Verdict::NotGateway);
     };
@@ -59,8 +59,8 @@ pub fn out_cached(run: &Run<'_>, quote: &Quote, route: &mut Route) -> Outcome {
     outcome
 }
 
-/// Finds the route, checks the length, rewrites, sends. The pod's node decrements the TTL. Out of line, so that its frame
-/// shares the stack with those of the search for a NAT entry.
+/// Finds the route, checks the length, rewrites, sends. The pod's node decrements the TTL. Out of line, so that its
+/// frame and those of the NAT entry search share the stack.
 #[inline(never)]
 fn out_by_uplink(run: &Run<'_>, quote: &Quote, route: &mut Route) -> Outcome {
     let Run { packet, headers, .. } = *run;
@@ -116,7 +116,7 @@ pub fn claim_nat(now: u64, key: &Tuple, other: &Tuple, owner: &NatOwner) -> Clai
     let nat_entry = unsafe { &mut (*workspace).nat_entry };
     *nat_entry = NatEntry::new(*other, owner.origin, owner.source_node, owner.egress_id, now);
     nat_entry.seal(key);
-    // Lent, not copied: the stack has no room for it.
+    // A reference instead of a copy, to save stack.
     let made: &NatEntry = nat_entry;
     claimed(NAT.insert(key, made, BPF_NOEXIST.into()))
 }
@@ -129,7 +129,7 @@ struct PortWalk<'a> {
     found: PortClaim,
 }
 
-/// One step of the search: 0 continues, 1 ends it.
+/// Body of the search: 0 continues, 1 ends it.
 unsafe extern "C" fn try_port(index: u64, walk: *mut PortWalk<'_>) -> u64 {
     // SAFETY: `bpf_loop` hands back the pointer that it was given, to a live frame.
     let walk = unsafe { &mut *walk };
@@ -151,8 +151,8 @@ unsafe extern "C" fn try_port(index: u64, walk: *mut PortWalk<'_>) -> u64 {
     }
 }
 
-/// Lays the key that is searched for into the workspace, because the steps are at the end of the longest chain of calls.
-/// All but its port stays.
+/// Builds the searched key in the workspace, because the loop body is at the end of the longest call chain. Only its
+/// port changes.
 #[inline(never)]
 fn prepare(forward: &Tuple, address: &Addr) {
     if let Some(workspace) = WORKSPACE.get_ptr_mut(0) {
@@ -172,7 +172,7 @@ pub fn claim_any(now: u64, forward: &Tuple, address: &Addr, owner: &NatOwner, se
     walk.found
 }
 
-/// Whether the pod and its egress policy may have one more.
+/// Whether the pod and its egress policy may have another entry.
 #[inline(never)]
 pub fn has_quota(pod: &Addr, egress_id: u32, held: QuotaKind) -> bool {
     let Some(config) = maps::config() else { return true };
@@ -188,7 +188,7 @@ fn may_grow(holder: &Holder, held: QuotaKind, quota: u32) -> bool {
     SHARES.get_ptr(holder).is_none_or(|share| held.may_grow(unsafe { &*share }, quota))
 }
 
-/// Counts one more of the pod and of the egress policy.
+/// Counts an entry of the pod and of the egress policy.
 #[inline(never)]
 pub fn count(pod: &Addr, egress_id: u32, held: QuotaKind) {
     raise(&Holder::pod(*pod), held, false);
@@ -197,7 +197,7 @@ pub fn count(pod: &Addr, egress_id: u32, held: QuotaKind) {
     }
 }
 
-/// The same, of the sweep that counts just now.
+/// The same for the counters of the running sweep.
 #[inline(never)]
 pub fn recount(pod: &Addr, egress_id: u32, held: QuotaKind) {
     raise(&Holder::pod(*pod), held, true);
@@ -209,7 +209,7 @@ pub fn recount(pod: &Addr, egress_id: u32, held: QuotaKind) {
 #[inline(always)]
 fn raise(holder: &Holder, held: QuotaKind, sweeps: bool) {
     if SHARES.get_ptr(holder).is_none() {
-        // Another CPU may have been first, and a full map loses a count, never a packet.
+        // Another CPU may have created it first. A full map loses a count, never a packet.
         let _taken = SHARES.insert(holder, Share::default(), BPF_NOEXIST.into());
     }
     let Some(share) = SHARES.get_ptr_mut(holder) else { return };

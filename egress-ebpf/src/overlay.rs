@@ -1,6 +1,6 @@
-//! The overlay: packets are put into it and taken out of it, by the program or by the device `egress0`.
+//! The overlay: encapsulation and decapsulation, by the program or by the device `egress0`.
 //!
-//! The device does both for any packet. The program is faster, and does it for plain packets:
+//! The device handles any packet. The program is faster, and handles simple packets:
 //!
 //! - **out**: the next hop to the node is known and the outer packet fits. `BPF_F_ADJ_ROOM_FIXED_GSO` keeps the size of GSO
 //!   segments, which the caller has compared with the MTU.
@@ -9,7 +9,7 @@
 //!   checks sender and content afterwards, as for the device's packets.
 //!
 //! A packet that the program encapsulates came in by another device, like a pod's packet that a rule sends to a node's
-//! tunnel port. The sign of redirected packets (`Packet::strip`) tells them apart in `to_netdev`.
+//! tunnel port. `to_netdev` distinguishes them by the priority of redirected packets (`Packet::strip`).
 #![expect(unsafe_code, reason = "map and packet access; see `maps` and `packet`")]
 
 use core::mem;
@@ -40,19 +40,19 @@ const BEHIND_IP: usize = UDP_LEN + VXLAN_LEN + ETH_LEN;
 /// Link address of the overlay device, the same on every node.
 const DEVICE_MAC: [u8; 6] = [0x02, 0xe6, 0x7e, 0x55, 0x00, 0x01];
 
-/// The network identifier is valid, and nothing else is said (RFC 7348 section 5).
+/// VXLAN flags: the network identifier is valid (RFC 7348 section 5).
 const VXLAN_FLAGS: u32 = 0x0800_0000;
 
 const TTL: u8 = 64;
 
-/// The two bits of congestion notification, and the value that says "experienced" (RFC 3168 section 5).
+/// ECN bits, and the value "congestion experienced" (RFC 3168 section 5).
 const ECN: u8 = 3;
 
-/// In place of the uplink's index: the overlay's device puts the packet in.
+/// Replaces the uplink's index: the overlay device encapsulates.
 const BY_DEVICE: u32 = 0;
 
-/// Sends the packet through the overlay to a node, from this node's tunnel endpoint: no other is accepted there. Without
-/// `whole` the outer packet exceeds the uplink's MTU, and the device fragments it.
+/// Sends the packet through the overlay to a node, from this node's tunnel endpoint, the only source that nodes accept.
+/// Without `whole` the outer packet exceeds the uplink's MTU, and the device fragments it.
 #[inline(always)]
 pub fn encapsulate(
     run: &Run<'_>,
@@ -62,7 +62,7 @@ pub fn encapsulate(
     route: &mut Route,
 ) -> Result<i32, Verdict> {
     run.packet.strip(run.config);
-    // The flow cache may repeat this, unless the next hop was looked up just now, or the packet is too long.
+    // The flow cache may repeat this, unless the next hop is new or the packet is too long.
     route.resolve = !whole;
     if whole && run.config.is_overlay_in_program() {
         route.resolve = !is_routed(run, endpoint, route);
@@ -74,18 +74,18 @@ pub fn encapsulate(
     by_device(run, endpoint, egress_id).map(|()| fib::TC_ACT_REDIRECT)
 }
 
-/// As [`encapsulate`] did with the previous packet of the flow.
+/// Encapsulates as the previous packet of the flow.
 #[inline(always)]
 pub fn encapsulate_again(run: &Run<'_>, endpoint: &Addr, egress_id: u32, route: &Route) -> Result<i32, Verdict> {
     run.packet.strip(run.config);
-    // The kernel makes no room in what a tunnel of the pod's own has encapsulated already.
+    // The kernel adds no headers to a packet that a tunnel of the pod has encapsulated.
     if route.ifindex != BY_DEVICE && make_room(run, endpoint) {
         return put(run, endpoint, egress_id, route).map(|()| fib::TC_ACT_REDIRECT);
     }
     by_device(run, endpoint, egress_id).map(|()| fib::TC_ACT_REDIRECT)
 }
 
-/// Largest inner packet that takes the route of [`encapsulate`].
+/// Largest inner packet that fits the route of [`encapsulate`].
 #[inline(always)]
 pub fn inner_mtu(config: &Config, endpoint: &Addr, route: &Route) -> u32 {
     if route.ifindex == BY_DEVICE {
@@ -94,14 +94,14 @@ pub fn inner_mtu(config: &Config, endpoint: &Addr, route: &Route) -> u32 {
     config.overlay_mtu.min(route.mtu.saturating_sub(overhead(endpoint.family()) as u32))
 }
 
-/// Whether the outer headers can name the length of the whole, of which segments may be cut later.
+/// Whether the outer length fields can hold the length of the packet before segmentation.
 #[inline(always)]
 pub fn is_short(run: &Run<'_>, endpoint: &Addr) -> bool {
     run.packet.len() as u32 + overhead(endpoint.family()) as u32 <= 0xffff
 }
 
-/// Whether the program may encapsulate towards this node. The device takes the packet where the route is unknown, too
-/// narrow, by another device, or was looked up just now: the stack then resolves the neighbour and keeps it fresh.
+/// Whether the program may encapsulate towards this node. The device encapsulates if the route is unknown, too narrow,
+/// by another device, or new: the stack then resolves the neighbour and refreshes it.
 ///
 /// A path MTU below the uplink's comes from an ICMP error, of a router or forged. Over IPv4 the device's packet is
 /// fragmented then. Over IPv6 it cannot be, so the program ignores such an MTU.
@@ -136,7 +136,7 @@ const fn overhead(underlay: Family) -> usize {
         }
 }
 
-/// Makes room for the headers; false where the kernel does not, and the packet is as it was.
+/// Adds space for the headers; false if the kernel refuses, with the packet unchanged.
 #[inline(always)]
 fn make_room(run: &Run<'_>, endpoint: &Addr) -> bool {
     let underlay = endpoint.family();
@@ -147,7 +147,7 @@ fn make_room(run: &Run<'_>, endpoint: &Addr) -> bool {
     run.packet.change_room(overhead(underlay) as i32, room).is_some()
 }
 
-/// Writes the headers into the room that was made for them.
+/// Writes the headers into that space.
 #[inline(never)]
 fn put(run: &Run<'_>, endpoint: &Addr, egress_id: u32, route: &Route) -> Result<(), Verdict> {
     let underlay = endpoint.family();
@@ -204,7 +204,7 @@ fn write_vxlan(run: &Run<'_>, at: usize, egress_id: u32) -> Option<()> {
     let udp_length = (packet.len() - at) as u16;
     packet.store(at + l4::SPORT, entropy(headers).to_be_bytes())?;
     packet.store(at + l4::DPORT, (config.tunnel_port as u16).to_be_bytes())?;
-    // The checksum stays zero, which is what room is made of.
+    // The checksum stays zero, as the added space is.
     packet.store(at + l4::UDP_LENGTH, udp_length.to_be_bytes())?;
     packet.store(at + UDP_LEN, VXLAN_FLAGS.to_be_bytes())?;
     packet.store(at + UDP_LEN + 4, (egress_id << 8).to_be_bytes())?;
@@ -228,8 +228,8 @@ fn entropy(headers: &Headers) -> u16 {
     0xc000 | (mixed >> 18) as u16
 }
 
-/// As [`encapsulate`], by the device. Its outer IPv4 packet may be fragmented: what the uplink takes the programs have
-/// compared already, and what the kernel believes of the path to a node anybody may have told it.
+/// As [`encapsulate`], by the device. Its outer IPv4 packet may be fragmented: the programs have checked the uplink's
+/// MTU, and a smaller path MTU may be forged.
 #[inline(never)]
 pub fn by_device(run: &Run<'_>, endpoint: &Addr, egress_id: u32) -> Result<(), Verdict> {
     let Run { packet, config, .. } = *run;
@@ -244,7 +244,7 @@ pub fn by_device(run: &Run<'_>, endpoint: &Addr, egress_id: u32) -> Result<(), V
             key.__bindgen_anon_3.local_ipv4 = u32::from_be(local[3]);
             BPF_F_ZERO_CSUM_TX
         }
-        // RFC 6935 would allow zero here too, where every receiver agrees; the checksum costs the stack little.
+        // RFC 6935 would allow zero here too, if every receiver agrees; the checksum costs the stack little.
         Family::V6 => {
             key.__bindgen_anon_1.remote_ipv6 = words;
             key.__bindgen_anon_3.local_ipv6 = local;
@@ -259,8 +259,8 @@ pub fn by_device(run: &Run<'_>, endpoint: &Addr, egress_id: u32) -> Result<(), V
     if is_sent { Ok(()) } else { Err(Verdict::EncapFailed) }
 }
 
-/// Reads the tunnel header that the overlay device has taken off; false where there was none, or one for another address
-/// than this node's tunnel endpoint: the device takes what is for any address of the node.
+/// Reads the tunnel header that the overlay device has removed; false without one, or if it was for another address
+/// than this node's tunnel endpoint: the device accepts any address of the node.
 #[inline(never)]
 pub fn read_outer(packet: Packet, config: &Config, outer: &mut Outer) -> bool {
     // SAFETY: all fields are integers, for which zero is a value.
@@ -282,14 +282,14 @@ pub fn read_outer(packet: Packet, config: &Config, outer: &mut Outer) -> bool {
     false
 }
 
-/// Whether an IP packet that arrived at the uplink is one of the overlay, as far as its headers say.
+/// Whether an IP packet from the uplink is an overlay packet by its headers.
 #[inline(always)]
 pub fn is_for_us(headers: &Headers, config: &Config) -> bool {
     headers.is_udp_to(config.tunnel_port) && headers.tuple.daddr == config.self_node && config.is_overlay_in_program()
 }
 
-/// Takes the outer headers off, where [`is_for_us`] and the packet is a plain one, and notes what they said. False where
-/// the packet is as it was, for the device.
+/// Removes the outer headers of a simple packet for which [`is_for_us`] holds, and stores their content. False if the
+/// packet is unchanged and left to the device.
 #[inline(never)]
 pub fn decapsulate(packet: Packet, headers: &Headers, outer: &mut Outer) -> bool {
     match try_decapsulate(packet, headers) {
@@ -317,7 +317,7 @@ fn try_decapsulate(packet: Packet, headers: &Headers) -> Option<u32> {
     let vxlan: [u32; 2] = [packet.load(at + UDP_LEN)?, packet.load(at + UDP_LEN + 4)?].map(u32::from_be_bytes);
     let length = usize::from(u16::from_be_bytes([udp[4], udp[5]]));
     let checksum = [udp[l4::UDP_CHECKSUM], udp[l4::UDP_CHECKSUM + 1]];
-    // Bits that say something else are for the device to judge.
+    // Other flags are left to the device.
     if packet.len() != at + length || checksum != [0; 2] || vxlan[0] != VXLAN_FLAGS || vxlan[1] & 0xff != 0 {
         return None;
     }
@@ -330,14 +330,14 @@ fn try_decapsulate(packet: Packet, headers: &Headers) -> Option<u32> {
         _ => return None,
     };
     packet.change_room(-(overhead(headers.family) as i32), room)?;
-    // From here on the packet is not as it was, so this may not say that it is: one whose link header could not be written
-    // is found malformed by `from_overlay`, which drops it.
+    // From here on the packet has changed, so this must return true: `from_overlay` drops a packet without a valid link
+    // header as malformed.
     let _unwritten = packet.store(ETH_LEN - 2, inner);
     packet.pull_headers();
     Some(vxlan[1] >> 8)
 }
 
-/// Nothing in the outer IP header asks for more than taking it off.
+/// Whether the outer IP header can be removed without further processing.
 #[inline(always)]
 fn is_plain(packet: Packet, family: Family) -> Option<bool> {
     let experienced = ecn_of(packet, L3, family)? == ECN;
@@ -355,7 +355,7 @@ fn is_plain(packet: Packet, family: Family) -> Option<bool> {
     })
 }
 
-/// A packet of a pod of this node whose policy still names this node, which has handed the address over.
+/// A packet of a pod of this node whose policy still names this node, after the hand-over of the address.
 #[inline(never)]
 pub fn handed_over(run: &Run<'_>, route: &mut Route, egress_id: u32) -> Outcome {
     let is_leaving = Maps.handover(egress_id).is_some_and(|handover| handover.stage() == Some(HandoverStage::Leaving));
@@ -365,8 +365,8 @@ pub fn handed_over(run: &Run<'_>, route: &mut Route, egress_id: u32) -> Outcome 
     pass_on(run, route, egress_id)
 }
 
-/// Sends to the other node of a hand-over, with one hop less, as a router does: two nodes that each take the other for the
-/// old one, because one of them knows of a newer hand-over, would otherwise send a reply back and forth forever.
+/// Sends to the other node of a hand-over, with one hop less, as a router does. Otherwise two nodes could pass a reply
+/// back and forth forever, if one of them knows of a newer hand-over.
 #[inline(never)]
 pub fn pass_on(run: &Run<'_>, route: &mut Route, egress_id: u32) -> Outcome {
     if run.headers.ttl <= 1 {
@@ -378,7 +378,7 @@ pub fn pass_on(run: &Run<'_>, route: &mut Route, egress_id: u32) -> Outcome {
     let Some(handover) = Maps.handover(egress_id) else { return Outcome::done(Verdict::NotGateway) };
     let to = &handover.peer;
     let whole = match mtu::fit(run.wire_length(), run.config.overlay_mtu, run.headers, to) {
-        // Packets from the overlay fit. An oversize reply is lost; its retransmission finds the new node.
+        // Packets from the overlay fit. An oversize reply is lost; its retransmission reaches the new owner.
         Fit::Tell(_) | Fit::Lost => return Outcome::done(Verdict::OverlayTooNarrow),
         Fit::Cut => false,
         Fit::Whole => true,

@@ -1,7 +1,7 @@
-//! The packet: reading and writing bytes, its length, what the kernel says of it.
+//! The packet: reading and writing bytes, its length and metadata.
 //!
 //! Packet access is one of the three places for unsafe. Every access compares with `data_end` right before it, as the
-//! verifier demands, and no pointer is kept over a helper that may move the packet. `rewrite`, `fragment`, `icmp` and
+//! verifier demands, and no pointer is kept across a helper that may move the packet. `rewrite`, `fragment`, `icmp` and
 //! `overlay` change packets through these methods.
 #![expect(unsafe_code, reason = "map and packet access; see `maps` and `packet`")]
 
@@ -23,28 +23,28 @@ use egress_common::wire::{ETH_LEN, Frame, Headers, L3, PROTO_TCP, PROTO_UDP, csu
 use crate::fragment::Rest;
 use crate::verifier::opaque;
 
-/// Headers that are read directly must lie in the linear area: Ethernet, IP with options or two extension headers, TCP.
+/// Headers that must be in the linear area for direct reads: Ethernet, IP with options or two extension headers, TCP.
 const HEADERS: u32 = 14 + 60 + 20;
 
-/// Likewise where there is more to walk: IPv6 extension headers, or a quoted packet with its own.
+/// The same for longer headers: IPv6 extension headers, or a quoted packet.
 const LONG_HEADERS: u32 = 512;
 
-/// `pkt_type` of a frame whose link address is this host's, and of one whose is another host's.
+/// `pkt_type` of a frame for this host, and for another host.
 const PACKET_HOST: u32 = 0;
 
 const PACKET_OTHERHOST: u32 = 3;
 
-/// `tc_index` of what has come in by the management port and was left to the stack. Nothing but queueing disciplines that
-/// the kernel has no more (dsmark) and filters by it (tcindex) reads that field.
+/// `tc_index` of packets from the management port that were left to the stack. Only the removed discipline dsmark and
+/// the filter tcindex read that field.
 const OF_POD: u32 = 0xe67e;
 
-/// The number of the network in a VLAN tag; the rest is priority.
+/// VLAN ID of a tag; the rest is priority.
 const VLAN_NUMBER: u32 = 0x0fff;
 
-/// Offsets of transport headers stay below this; the mask shows it to the verifier.
+/// Bound of transport header offsets; the mask shows it to the verifier.
 pub const OFFSET_MASK: usize = 0x3fff;
 
-/// A length of 1..=MOST, in a form that shows both bounds to the verifier.
+/// A length of 1..=MOST; the form shows both bounds to the verifier.
 #[inline(always)]
 fn tail_length<const MOST: usize>(length: u32) -> Option<u32> {
     let less_one = opaque(u64::from(length.wrapping_sub(1)));
@@ -75,7 +75,7 @@ impl Frame for Packet {
 }
 
 impl Packet {
-    /// The packet with its headers in the linear area, as far as it is that long.
+    /// The packet, with its headers pulled into the linear area as far as it has them.
     #[inline(always)]
     pub fn new(ctx: &TcContext) -> Self {
         let packet = Self { skb: ctx.skb.skb };
@@ -89,12 +89,11 @@ impl Packet {
         Self { skb: ctx.skb.skb }
     }
 
-    /// Pulls the headers into the linear area, as far as the packet is that long.
+    /// Pulls the headers into the linear area, as far as the packet has them.
     #[inline(always)]
     pub fn pull_headers(&self) {
         if self.data() + HEADERS as usize > self.data_end() && self.len() > self.data_end() - self.data() {
-            // A failure shows as headers cut short.
-            // SAFETY: the context is the program's own.
+            // A failure shows as truncated headers. SAFETY: the context is the program's own.
             unsafe { bpf_skb_pull_data(self.skb, HEADERS.min(self.len() as u32)) };
         }
     }
@@ -118,9 +117,8 @@ impl Packet {
 
     #[inline(always)]
     fn data(&self) -> usize {
-        // Volatile, or the compiler hands the loaded number to an out-of-line function, where the verifier no longer
-        // knows it for a packet pointer.
-        // SAFETY: the context is valid for the whole run.
+        // Volatile: otherwise the compiler passes the loaded number to an out-of-line function, where the verifier no
+        // longer knows it as a packet pointer. SAFETY: the context is valid for the whole run.
         unsafe { ptr::read_volatile(&raw const (*self.skb).data) as usize }
     }
 
@@ -156,8 +154,8 @@ impl Packet {
         self.set_field::<{ offset_of!(__sk_buff, priority) }>(priority);
     }
 
-    /// Says that the packet came from a pod, wherever the stack sends it. Kept when an IP or link header is changed or
-    /// taken off; a pod cannot take it off, since this is written behind everything that it does.
+    /// Marks the packet as sent by a pod. The mark survives changes of IP and link headers, and a pod cannot remove it,
+    /// because the program sets it later.
     #[inline(always)]
     pub fn set_of_pod(&self) {
         self.set_field::<{ offset_of!(__sk_buff, tc_index) }>(OF_POD);
@@ -171,9 +169,8 @@ impl Packet {
     /// Of `mark`, `priority` and `tc_index`, which programs may write.
     #[inline(always)]
     fn set_field<const PLACE: usize>(&self, value: u32) {
-        // By hand: the compiler likes to keep the field's address for later, and the verifier wants the context's own
-        // address with the field's place in the instruction.
-        // SAFETY: the context is valid for the whole run, and the field is one of those above.
+        // Inline assembly: the compiler would keep the field's address, and the verifier requires the context's address
+        // with a constant offset. SAFETY: the context is valid for the whole run, and the field is one of those above.
         unsafe {
             asm!(
                 "*(u32 *)({skb} + {place}) = {value}",
@@ -190,8 +187,8 @@ impl Packet {
         self.field(|skb| skb.ifindex)
     }
 
-    /// Came in by a device of this node. Where the kernel cuts an IPv6 packet into fragments it forgets that device
-    /// (`ip6_copy_metadata`), but not what says that a pod has sent it.
+    /// Came in by a device of this node. When the kernel fragments an IPv6 packet, it drops that device
+    /// (`ip6_copy_metadata`), but keeps the mark of a pod's packet.
     #[inline(always)]
     pub fn is_forwarded(&self) -> bool {
         self.field(|skb| skb.ingress_ifindex) != 0 || self.is_of_pod()
@@ -203,21 +200,20 @@ impl Packet {
         self.field(|skb| skb.ingress_ifindex) == self.ifindex()
     }
 
-    /// Of another network: a VLAN device of the host takes it, or has sent it. A tag without a number says how urgent the
-    /// packet is, not whose.
+    /// Tagged for another network: a VLAN device of the host receives it, or has sent it. A priority tag (VLAN ID zero)
+    /// names no network.
     #[inline(always)]
     pub fn is_tagged(&self) -> bool {
         self.field(|skb| skb.vlan_present) != 0 && self.field(|skb| skb.vlan_tci) & VLAN_NUMBER != 0
     }
 
-    /// By its link address.
+    /// Judged by its link address.
     #[inline(always)]
     pub fn is_for_another_host(&self) -> bool {
         self.field(|skb| skb.pkt_type) == PACKET_OTHERHOST
     }
 
-    /// Whether a program of this node has redirected the packet to the device that it is about to leave by. The sign has
-    /// served then, and is taken off.
+    /// Whether a program of this node has redirected the packet to its outgoing device. Resets that priority.
     #[inline(always)]
     pub fn takes_off_redirected(&self, config: &Config) -> bool {
         let is_ours = self.field(|skb| skb.priority) == config.redirected_priority();
@@ -227,9 +223,8 @@ impl Packet {
         is_ours
     }
 
-    /// Puts on the sign of a packet that bears an egress IP and goes by the kernel's neighbour entry, which may keep it
-    /// until the neighbour is known. The mark says whose egress IP it is: nothing reads it before the device's own egress
-    /// hook.
+    /// Sets the priority of a packet with an egress IP that may wait in the kernel's neighbour entry. The mark holds
+    /// the egress ID: nothing reads it before the device's egress hook.
     #[inline(always)]
     pub fn set_waiting(&self, config: &Config, egress_id: u32) {
         self.set_priority(config.waiting_priority());
@@ -241,7 +236,7 @@ impl Packet {
         self.field(|skb| skb.priority) == config.waiting_priority()
     }
 
-    /// The egress ID of a packet with that sign, which is taken off.
+    /// The egress ID of a packet with that priority; resets both.
     #[inline(always)]
     pub fn take_waiting(&self, config: &Config) -> Option<u32> {
         if !self.is_waiting(config) {
@@ -253,8 +248,8 @@ impl Packet {
         Some(egress_id)
     }
 
-    /// Makes the packet ready to be redirected: takes off what belongs to the device that it came by (the mark, a tag
-    /// without a number), and puts on the sign that [`takes_off_redirected`](Self::takes_off_redirected) asks for.
+    /// Prepares the packet for a redirect: removes the mark and a priority tag of its input device, and sets the
+    /// priority that [`takes_off_redirected`](Self::takes_off_redirected) checks.
     #[inline(always)]
     pub fn strip(&self, config: &Config) {
         self.set_mark(0);
@@ -276,7 +271,7 @@ impl Packet {
         self.field(|skb| skb.gso_size)
     }
 
-    /// The first bytes of the frame, to read and to write, until a helper is called that may move the packet.
+    /// The first bytes of the frame, readable and writable until a helper call that may move the packet.
     #[inline(always)]
     #[expect(clippy::mut_from_ref, reason = "the packet is a pointer that is copied; see below")]
     pub fn window<const N: usize>(&self) -> Option<&mut [u8; N]> {
@@ -301,30 +296,29 @@ impl Packet {
         Some(())
     }
 
-    /// Cuts the packet to `length` bytes of frame, or makes it so long.
+    /// Truncates or extends the frame to `length` bytes.
     #[inline(always)]
     pub fn resize(&self, length: u32) -> Option<()> {
         // SAFETY: the context is the program's own.
         (unsafe { bpf_skb_change_tail(self.skb, length, 0) } == 0).then_some(())
     }
 
-    /// Makes room, zeroed, between the link and the network header.
+    /// Adds zeroed space between the link and the network header.
     #[inline(always)]
     pub fn make_room(&self, bytes: u32) -> Option<()> {
         // SAFETY: the context is the program's own.
         (unsafe { bpf_skb_adjust_room(self.skb, bytes as i32, BPF_ADJ_ROOM_MAC, 0) } == 0).then_some(())
     }
 
-    /// Makes room between the link and the network header, or takes it away (a negative length). `None` where the kernel
-    /// refuses; the packet is as it was then.
+    /// Adds or removes (a negative length) space between the link and the network header. `None` if the kernel refuses,
+    /// with the packet unchanged.
     #[inline(always)]
     pub fn change_room(&self, bytes: i32, room: Room) -> Option<()> {
         // SAFETY: the context is the program's own.
         (unsafe { bpf_skb_adjust_room(self.skb, bytes, BPF_ADJ_ROOM_MAC, room.flags()) } == 0).then_some(())
     }
 
-    /// Adds bytes that were written directly, in place of zeros, to a complete checksum.
-    /// Both offsets are even.
+    /// Adds directly written bytes, which replace zeros, to a complete checksum. Both offsets are even.
     #[inline(always)]
     pub fn add_to_sum(&self, from: usize, to: usize) -> Option<()> {
         let mut sum = 0u64;
@@ -338,7 +332,7 @@ impl Packet {
         Some(())
     }
 
-    /// Writes by the helper, which keeps a complete checksum right. The length is known where this is inlined.
+    /// Writes by the helper, which updates a complete checksum. The length is constant after inlining.
     #[inline(always)]
     pub fn store_summed(&self, offset: usize, bytes: &[u8]) -> Option<()> {
         let (from, length) = (bytes.as_ptr().cast(), bytes.len() as u32);
@@ -366,7 +360,7 @@ impl Packet {
         (result == 0).then_some(())
     }
 
-    /// Sends a copy of the packet as it is now by a device.
+    /// Sends a copy of the current packet by a device.
     #[inline(always)]
     pub fn send_clone(&self, ifindex: u32) -> Option<()> {
         // SAFETY: the context is the program's own.
@@ -388,7 +382,7 @@ impl Packet {
     }
 }
 
-/// So many bytes the helper sums at a time.
+/// Bytes that the helper sums per call.
 const SUMMED: u32 = 512;
 
 struct SumWalk<'a> {
@@ -400,7 +394,7 @@ struct SumWalk<'a> {
     sum: u32,
 }
 
-/// One step of a sum: 0 continues, 1 ends it.
+/// Body of the sum: 0 continues, 1 ends it.
 unsafe extern "C" fn add_chunk(_index: u64, walk: *mut SumWalk<'_>) -> u64 {
     // SAFETY: `bpf_loop` hands back the pointer that it was given, to a live frame.
     let walk = unsafe { &mut *walk };
@@ -408,7 +402,7 @@ unsafe extern "C" fn add_chunk(_index: u64, walk: *mut SumWalk<'_>) -> u64 {
         return 1;
     }
     let chunk = (opaque(u64::from((walk.length - walk.done).min(SUMMED) - 1)) as u32 & (SUMMED - 1)) + 1;
-    // The helper sums whole words of four bytes; what the packet does not fill is zero.
+    // The helper sums words of four bytes, padded with zero.
     let last = chunk as usize & !3 & (SUMMED as usize * 2 - 1);
     let space = walk.space.as_mut_ptr();
     // SAFETY: `last` is at most 512, in a buffer of 2048 bytes.
@@ -425,7 +419,7 @@ unsafe extern "C" fn add_chunk(_index: u64, walk: *mut SumWalk<'_>) -> u64 {
 }
 
 impl Packet {
-    /// Sum of the 16-bit words of `length` bytes at `offset`, by way of `space`.
+    /// Sum of the 16-bit words of `length` bytes at `offset`, copied through `space`.
     #[inline(always)]
     pub fn sum(&self, offset: u32, length: u32, space: &mut Rest) -> Option<u32> {
         let mut walk = SumWalk { skb: self.skb(), space, offset, length, done: 0, sum: 0 };
@@ -435,7 +429,7 @@ impl Packet {
         (walk.done == length).then_some(walk.sum)
     }
 
-    /// Whether the checksum at `at` is left for a device to complete: the helper changes all others.
+    /// Whether the checksum at `at` is partial: the helper changes all others.
     #[inline(always)]
     pub fn is_partial(&self, at: usize) -> Option<bool> {
         let before: [u8; 2] = self.load(at)?;
@@ -448,11 +442,11 @@ impl Packet {
         Some(is_same)
     }
 
-    /// Whether a device is to write a checksum in front of the transport's own. A pod's packet socket names the place
-    /// (`PACKET_VNET_HDR`), and a device writes behind all hooks: into an address or a port that was judged here.
+    /// Whether a device will write a checksum before the transport checksum. A pod's packet socket sets the offset
+    /// (`PACKET_VNET_HDR`), and the device writes after all hooks, into an address or port that was checked here.
     ///
-    /// No field shows the place, but the kernel refuses to cut a packet in front of its end. Where it does not refuse, the
-    /// packet is cut, so the caller drops it. Out of line, since all packets of pods pass here.
+    /// No field shows the offset, but the kernel refuses to truncate a packet before it. If it does not refuse, the
+    /// packet is truncated, so the caller drops it. Out of line, since all packets of pods pass here.
     #[inline(never)]
     pub fn is_completed_elsewhere(self, headers: &Headers) -> bool {
         const EINVAL: i64 = -22;
@@ -464,8 +458,8 @@ impl Packet {
         refused != EINVAL
     }
 
-    /// Makes the kernel forget that a device was to complete the transport checksum. It does so where the place that the
-    /// sum begins at is no longer in the packet: so the head of the packet is taken out and put back.
+    /// Clears the kernel's request for a device to complete the transport checksum. The kernel clears it when the start
+    /// of the sum leaves the packet, so the head of the packet is removed and restored.
     #[inline(always)]
     pub fn forget_partial_checksum(&self, space: &mut Rest) -> Option<()> {
         /// More than the longest IPv4 header and the link header before it.
@@ -481,15 +475,15 @@ impl Packet {
     }
 }
 
-/// What room is made, or taken away, for.
+/// Purpose of a change of space.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Room {
-    /// Headers of the family that is there.
+    /// Headers of the packet's family.
     Plain,
-    /// IP, UDP, VXLAN and Ethernet are put before the packet.
+    /// IP, UDP, VXLAN and Ethernet are added before the packet.
     EncapsulateV4,
     EncapsulateV6,
-    /// The packet behind is of that family, and the one before of the other (Linux 6.3).
+    /// The inner packet has that family, and the outer one the other (Linux 6.3).
     DecapsulateV4,
     DecapsulateV6,
 }

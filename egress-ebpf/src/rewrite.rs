@@ -1,11 +1,12 @@
 //! SNAT and its reverse in the bytes of a packet: address, port, checksums, TTL.
 //!
-//! Transport checksums go through the helpers, which know partial and complete checksums and GSO. The IPv4 header checksum
-//! and SCTP's CRC32c are written here. A complete checksum (`CHECKSUM_COMPLETE`) is a device's sum over all bytes after the
-//! Ethernet header, so each change that nothing else in the packet makes up for is added to it ([`Packet::tell_sum`]).
+//! Transport checksums go through the helpers, which know partial and complete checksums and GSO. The IPv4 header
+//! checksum and SCTP's CRC32c are written here. A complete checksum (`CHECKSUM_COMPLETE`) is a device's sum over all
+//! bytes after the Ethernet header, so each change that no other field of the packet compensates is added to it
+//! ([`Packet::update_complete_sum`]).
 //!
-//! An ICMP error is rewritten together with the packet that it quotes. For packets of cached flows everything is computed
-//! once ([`CachedRewrite`]).
+//! An ICMP error is rewritten together with its quoted packet. For cached flows all deltas are computed once
+//! ([`CachedRewrite`]).
 #![expect(unsafe_code, reason = "map and packet access; see `maps` and `packet`")]
 
 use aya_ebpf::bindings::{BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR};
@@ -20,7 +21,7 @@ use egress_common::wire::{
 use crate::packet::{OFFSET_MASK, Packet};
 use crate::workspace::Run;
 
-/// Gives the packet another end; an ICMP error, what it quotes too.
+/// Rewrites one end of the packet, and of the quoted packet of an ICMP error.
 #[inline(always)]
 pub fn rewrite(run: &Run<'_>, quote: &Quote, rewrite: &Rewrite) -> Result<(), Verdict> {
     match run.headers.l4 {
@@ -29,14 +30,14 @@ pub fn rewrite(run: &Run<'_>, quote: &Quote, rewrite: &Rewrite) -> Result<(), Ve
     }
 }
 
-/// Gives a reply, or an ICMP error about the flow, back the pod's address.
+/// Restores the pod's address in a reply, or in an ICMP error about the flow.
 #[inline(always)]
 pub fn restore(run: &Run<'_>, quote: &Quote, nat_entry: &NatEntry) -> Result<(), Verdict> {
     rewrite(run, quote, &Rewrite::reverse(nat_entry))
 }
 
 impl Packet {
-    /// Gives the packet another end. A failure may leave it half written: the caller drops it.
+    /// Rewrites one end of the packet. A failure may leave it partly written: the caller drops it.
     #[inline(never)]
     pub fn rewrite(self, headers: &Headers, rewrite: &Rewrite) -> Result<(), Verdict> {
         rewrite.check(headers)?;
@@ -80,7 +81,7 @@ impl Packet {
         self.replace_summed_port(usize::from(headers.l4_offset) & OFFSET_MASK, sum_at, port_at, flags, old, new)
     }
 
-    /// A port, or an identifier, of the transport header at `offset`, and the checksum that covers it.
+    /// Rewrites a port or identifier of the transport header at `offset`, and the checksum that covers it.
     #[inline(always)]
     pub fn replace_summed_port(
         &self,
@@ -93,8 +94,8 @@ impl Packet {
     ) -> Option<()> {
         let (from, to) = (old.to_be(), new.to_be());
         if flags != 0 && self.is_zero(offset + sum_at) {
-            // The sender has made no checksum, so that nothing makes up for the port.
-            self.tell_sum(csum::change_u32(from.into(), to.into()));
+            // The packet has no checksum that would compensate the port.
+            self.update_complete_sum(csum::change_u32(from.into(), to.into()));
         }
         let at = (offset + sum_at) as u32;
         // SAFETY: the context is the program's own.
@@ -104,17 +105,17 @@ impl Packet {
         self.store(offset + port_at, new.to_be_bytes())
     }
 
-    /// Two bytes, both zero. Out of line: with this look between the helper's call and the write of the port, Linux 6.1
-    /// wrote the port to the other port's place. Seen with Debian's 6.1.0-56, and with the same object not on 6.18; the
-    /// cause was not found.
+    /// Whether two bytes are zero. Out of line: with this read between the helper call and the write of the port, Linux
+    /// 6.1 (Debian 6.1.0-56) wrote the port into the other port's field. The same object works on 6.18; the cause is
+    /// unknown.
     #[inline(never)]
     fn is_zero(self, at: usize) -> bool {
         self.load(at & OFFSET_MASK) == Some([0; 2])
     }
 
-    /// Lets a complete checksum hear of a change in what it covers. Packets that have none are left as they are.
+    /// Adds a change of the covered bytes to a complete checksum. No effect on packets without one.
     #[inline(always)]
-    pub fn tell_sum(&self, change: u64) {
+    pub fn update_complete_sum(&self, change: u64) {
         // SAFETY: the context is the program's own.
         let _not_complete = unsafe { bpf_csum_update(self.skb(), csum::fold64(change).into()) };
     }
@@ -125,7 +126,7 @@ impl Packet {
         self.replace_addr_v4_at(L3, at, old, new)
     }
 
-    /// An address and the checksum of the IPv4 header that starts at `header`.
+    /// Rewrites an address and the checksum of the IPv4 header that starts at `header`.
     #[inline(always)]
     pub fn replace_addr_v4_at(&self, header: usize, at: usize, old: &Addr, new: &Addr) -> Option<()> {
         let sum = u16::from_ne_bytes(self.load(header + ipv4::CHECKSUM)?);
@@ -134,7 +135,7 @@ impl Packet {
         self.store(header + at, new.v4_octets())
     }
 
-    /// One hop less. The caller has seen that there is more than one.
+    /// Decrements the TTL. The caller has checked that it is greater than one.
     #[inline(never)]
     pub fn decrement_ttl(self, headers: &Headers) -> Result<(), Verdict> {
         self.try_decrement(headers).ok_or(Verdict::RewriteFailed)
@@ -153,26 +154,26 @@ impl Packet {
             }
             Family::V6 => {
                 self.store(L3 + ipv6::HOP_LIMIT, [headers.ttl.wrapping_sub(1)])?;
-                self.tell_sum(ONE_HOP_LESS);
+                self.update_complete_sum(ONE_HOP_LESS);
                 Some(())
             }
         }
     }
 }
 
-/// What the sum over an IPv6 header gains when its hop limit, the upper half of a word, is counted down.
+/// Change of the sum over an IPv6 header when its hop limit, the upper byte of a word, is decremented.
 pub const ONE_HOP_LESS: u64 = !u16::from_ne_bytes([0, 1]) as u64;
 
-/// The transport checksum, and a complete one, after an address has changed.
+/// Updates the transport checksum, and a complete one, after a change of an address.
 ///
-/// The helper takes it that the IPv4 header's checksum makes up for the address, as it does, and tells a complete checksum
-/// what it changes in the transport's. For IPv6, whose header has none, the address is added here. So the flag
-/// `BPF_F_IPV6` (Linux 6.16), by which the helper says nothing, is not needed; nor would it do for packets whose transport
-/// has no checksum, or has it in another fragment.
+/// The helper relies on the IPv4 header checksum to compensate the address, and adds the change of the transport
+/// checksum to a complete checksum. IPv6 has no header checksum, so the address is added here. The flag `BPF_F_IPV6`
+/// (Linux 6.16) is not needed; nor would it suffice for packets without a transport checksum, or with it in another
+/// fragment.
 #[inline(never)]
 pub fn replace_checksum(packet: Packet, headers: &Headers, old: &Addr, new: &Addr) -> Option<()> {
     let sum = match headers.tuple.protocol {
-        // Has no checksum that is known, whatever its number means in the other family; or not in this fragment.
+        // Without a known checksum in this family, or not in this fragment.
         _ if headers.l4 == L4::Other || !headers.has_l4() => None,
         PROTO_TCP => Some((l4::TCP_CHECKSUM, 0)),
         // Zero means "none" and stays zero; a result of zero is written as all ones (RFC 768).
@@ -194,12 +195,12 @@ pub fn replace_checksum(packet: Packet, headers: &Headers, old: &Addr, new: &Add
         }
     }
     if headers.family == Family::V6 {
-        packet.tell_sum(change.into());
+        packet.update_complete_sum(change.into());
     }
     Some(())
 }
 
-/// What a sum over an address gains when it becomes another one. For IPv4 the upper words are the same.
+/// Change of a sum when an address is replaced. For IPv4 the upper words are equal.
 #[inline(always)]
 pub fn change_of(old: &Addr, new: &Addr) -> u64 {
     let (old, new) = (old.words(), new.words());
@@ -210,8 +211,8 @@ pub fn change_of(old: &Addr, new: &Addr) -> u64 {
 }
 
 impl Packet {
-    /// Gives an ICMP error another end, and the packet that it quotes, which went the other way, its opposite end. The
-    /// quoted checksums follow where the quote is long enough to have them.
+    /// Rewrites one end of an ICMP error, and the opposite end of the quoted packet, which has the opposite direction.
+    /// Quoted checksums are updated if the quote contains them.
     #[inline(never)]
     pub fn rewrite_error(self, headers: &Headers, quote: &Quote, rewrite: &Rewrite) -> Result<(), Verdict> {
         self.try_rewrite_error(headers, quote, rewrite).ok_or(Verdict::RewriteFailed)
@@ -263,11 +264,11 @@ impl Packet {
     }
 }
 
-/// What cannot be the change of a sum: the packet could not be written to.
+/// Reserved value: the write to the packet failed.
 pub const NOT_WRITTEN: u64 = u64::MAX;
 
-/// The quoted packet's port, or identifier, and its checksum; returns what that changes in the sum over the quote, or
-/// [`NOT_WRITTEN`]. Out of line as all steps that would crowd the caller's frame.
+/// Rewrites the quoted packet's port or identifier, and its checksum. Returns the change of the sum over the quote, or
+/// [`NOT_WRITTEN`]. Out of line, to keep the caller's frame small.
 #[inline(never)]
 fn rewrite_quoted_transport(packet: Packet, quote: &Quote, rewrite: &Rewrite, addresses: u64) -> u64 {
     try_rewrite_quoted_transport(packet, quote, rewrite, addresses).unwrap_or(NOT_WRITTEN)
@@ -292,7 +293,7 @@ fn try_rewrite_quoted_transport(packet: Packet, quote: &Quote, rewrite: &Rewrite
         packet.store(at + port_at, rewrite.port.to_be_bytes())?;
     }
     let (sum_at, covered) = match tuple.protocol {
-        // Only with the end of its header.
+        // Only if the quote contains the end of its header.
         PROTO_TCP if packet.load::<4>(at + l4::TCP_CHECKSUM).is_some() => (l4::TCP_CHECKSUM, addresses + port),
         PROTO_UDP => (l4::UDP_CHECKSUM, addresses + port),
         PROTO_ICMPV6 => (l4::ICMP_CHECKSUM, addresses + port),
@@ -302,7 +303,7 @@ fn try_rewrite_quoted_transport(packet: Packet, quote: &Quote, rewrite: &Rewrite
     let Some(bytes) = packet.load(at + sum_at) else { return Some(change) };
     let old = u16::from_ne_bytes(bytes);
     let new = match csum::replace(old, covered) {
-        // Zero would mean "none", which stays as it is.
+        // Zero means "no checksum" and stays zero.
         _ if tuple.protocol == PROTO_UDP && old == 0 => 0,
         0 if tuple.protocol == PROTO_UDP => 0xffff,
         new => new,
@@ -311,8 +312,7 @@ fn try_rewrite_quoted_transport(packet: Packet, quote: &Quote, rewrite: &Rewrite
     Some(change + csum::change_u16(old, new))
 }
 
-/// Writes a port of the packet, and its checksum. By the helper: in the sum of a complete checksum, which is not SCTP's
-/// own, they do not cancel out.
+/// Writes a port and the checksum of SCTP. By the helper, because they do not cancel out in a complete checksum.
 #[inline(never)]
 pub fn replace_port(packet: Packet, headers: &Headers, end: End, port: u16) -> Option<()> {
     let at = usize::from(headers.l4_offset) & OFFSET_MASK;
@@ -323,8 +323,8 @@ pub fn replace_port(packet: Packet, headers: &Headers, end: End, port: u16) -> O
     packet.store_summed(at, &new)
 }
 
-/// The same for the packet that an ICMP error quotes, which went the other way than `end` says. A checksum that the quote
-/// does not have, or that is a fragment's, is left. Returns what changes in the sum over the quote, or [`NOT_WRITTEN`].
+/// The same for the quoted packet of an ICMP error, at the end opposite to `end`. A checksum outside the quote, or of a
+/// fragment, stays. Returns the change of the sum over the quote, or [`NOT_WRITTEN`].
 #[inline(never)]
 pub fn replace_quoted_port(packet: Packet, quote: &Quote, end: End, port: u16) -> u64 {
     try_replace_quoted_port(packet, quote, end, port).unwrap_or(NOT_WRITTEN)
@@ -350,15 +350,15 @@ fn try_replace_quoted_port(packet: Packet, quote: &Quote, end: End, port: u16) -
     Some(change + csum::change_u32(u32::from_ne_bytes(field), u32::from_ne_bytes(sum)))
 }
 
-/// The checksum field, once the ports have changed.
+/// The checksum field after a change of the ports.
 #[inline(always)]
 fn replaced(field: [u8; 4], old: [u8; 4], new: [u8; 4], length: u32) -> [u8; 4] {
     let difference = u32::from_le_bytes(old) ^ u32::from_le_bytes(new);
     sctp_checksum(u32::from_le_bytes(field), difference, length).to_le_bytes()
 }
 
-/// A global function, as the verifier calls it: gone through by itself, once for a program. Of a static one it would take
-/// its nine hundred steps again for each way that leads here, and there are a thousand.
+/// A global function, which the verifier checks once per program. As a static function, its nine hundred steps would be
+/// checked for each of a thousand paths.
 // SAFETY: no other function of the object has this name.
 #[unsafe(no_mangle)]
 #[inline(never)]
@@ -366,7 +366,7 @@ extern "C" fn sctp_checksum(field: u32, difference: u32, length: u32) -> u32 {
     crc32c::replace(field, difference, length)
 }
 
-/// Both ports, one of them another one.
+/// Both ports, with one of them replaced.
 #[inline(always)]
 fn with_port([a, b, c, d]: [u8; 4], end: End, port: u16) -> [u8; 4] {
     let [high, low] = port.to_be_bytes();
@@ -376,16 +376,16 @@ fn with_port([a, b, c, d]: [u8; 4], end: End, port: u16) -> [u8; 4] {
     }
 }
 
-/// One hop less, in the word of an IPv4 header where it is counted.
+/// Decrements the TTL in its word of an IPv4 header.
 const HOP: u16 = u16::from_ne_bytes([1, 0]);
 
-/// A struct of its own, so that it can be kept.
+/// The rewrite of a cached flow.
 #[repr(C)]
 pub struct CachedRewrite {
     address: Addr,
-    /// What a sum over the address gains.
+    /// Change of a sum over the address.
     gain: u32,
-    /// What the sum of an IPv4 header gains: the address, and the hop where one is counted here.
+    /// Change of the sum of an IPv4 header: the address, and the TTL if it is decremented here.
     header_gain: u16,
     port: u16,
 }
@@ -401,7 +401,7 @@ impl CachedRewrite {
             End::Source => headers.tuple.saddr,
             End::Destination => headers.tuple.daddr,
         };
-        // The words that both families' addresses share gain nothing (modulo 2^16 - 1).
+        // The prefix words of v4-mapped addresses cancel out (modulo 2^16 - 1).
         let gain = csum::fold64(change_of(&old, &rewrite.addr));
         let hop = if counts_hop { !HOP } else { 0 };
         self.header_gain = csum::fold(u32::from(gain) + u32::from(hop));
@@ -410,8 +410,8 @@ impl CachedRewrite {
         self.port = rewrite.port;
     }
 
-    /// Gives a whole TCP or UDP packet of the flow its other end, and link addresses where it leaves by a link. A failure
-    /// may leave it half written: the caller drops it.
+    /// Rewrites one end of a whole TCP or UDP packet of the flow, and the link addresses if it leaves by a link. A
+    /// failure may leave it partly written: the caller drops it.
     #[inline(always)]
     pub fn put(
         &self,
@@ -459,8 +459,8 @@ impl CachedRewrite {
                     head[L3 + ipv6::HOP_LIMIT] -= 1;
                     change += ONE_HOP_LESS;
                 }
-                // As in `rewrite`: the helper takes it that something in the header makes up for the address.
-                packet.tell_sum(change);
+                // As in `rewrite`: the helper relies on the header to compensate the address.
+                packet.update_complete_sum(change);
             }
         }
         Some(())

@@ -1,13 +1,14 @@
-//! Expiry: removes idle entries of the flow maps, and counts what stays.
+//! Expiry: removes idle entries of the flow maps, and counts the others.
 //!
-//! A packet may use an entry that is being judged. Compare-and-swap on its last-seen time settles the race (see
-//! `decide::expiry`): an entry noted after it was judged stays, one judged first is gone for that packet. A NAT entry goes
-//! when both its keys could be taken; the reverse key is removed first, and its remover also removes the forward key.
+//! A packet may use an entry during its check. Compare-and-swap on the last-seen time settles the race (see
+//! `decide::expiry`): an entry refreshed after the check stays; an entry marked first is missing for that packet. A NAT
+//! entry is removed if both keys could be marked; the reverse key is removed first, and its remover also removes the
+//! forward key.
 //!
-//! The element at hand may be removed by another CPU, and its memory belong to another key (`abi::seal`). So the key is
-//! copied before the time is taken; memory that has changed owners since then has another time, which is not taken.
+//! Another CPU may remove the visited element, and its memory may be reused for another key (`abi::seal`). So the key
+//! is copied before the compare-and-swap: reused memory has another time, so that the swap fails.
 //!
-//! Mark 1 on the test packet says that a map is nearly full: unanswered connections expire sooner.
+//! Mark 1 on the test packet means that a map is nearly full: unanswered connections expire sooner.
 #![expect(unsafe_code, reason = "map and packet access; see `maps` and `packet`")]
 
 use core::ffi::c_void;
@@ -20,13 +21,13 @@ use egress_common::decide::{QuotaKind, Tables, expiry};
 use crate::maps::{self, EXPOSED, FLOWS, INBOUND, Maps, NAT, SHARES, USAGE, clock_ns};
 use crate::nat;
 
-/// What the callbacks share.
+/// State of the callbacks.
 struct Sweep {
     now_ns: u64,
     is_pressed: bool,
     timeouts: Timeouts,
     removed: i32,
-    /// Of the map at hand.
+    /// Counters of the current map.
     kept: u32,
 }
 
@@ -37,7 +38,7 @@ pub fn sweep(is_pressed: bool) -> i32 {
     let timeouts = maps::config().map_or(Timeouts::DEFAULT, |config| config.timeouts);
     let timeouts = if is_pressed { expiry::pressed(timeouts) } else { timeouts };
     let mut sweep = Sweep { now_ns: clock_ns(), is_pressed, timeouts, removed: 0, kept: 0 };
-    // New counts of each pod, egress policy and exposed port; the former ones stay in use until the walk ends.
+    // New counts of each pod, egress policy and exposed port; the former ones are in use until the walk ends.
     walk(&SHARES, begin_shares, &mut sweep);
     let (nat, flows) = (walk(&NAT, nat_entry, &mut sweep), walk(&FLOWS, flow, &mut sweep));
     walk(&SHARES, end_shares, &mut sweep);
@@ -55,7 +56,7 @@ pub fn sweep(is_pressed: bool) -> i32 {
     sweep.removed
 }
 
-/// Returns how many entries stay.
+/// Returns the number of remaining entries.
 #[inline(always)]
 fn walk<K, V, const N: usize, const F: usize>(
     map: &HashMap<K, V, N, F>,
@@ -76,7 +77,7 @@ fn walk<K, V, const N: usize, const F: usize>(
     sweep.kept
 }
 
-/// Takes an entry that was last seen at `seen`; false where a packet was faster.
+/// Marks an entry that was last seen at `seen`; false if a packet was faster.
 #[inline(always)]
 fn take(last_seen_ns: *mut u64, seen: u64) -> bool {
     maps::swap(last_seen_ns, seen, expiry::GONE) == seen
@@ -89,8 +90,8 @@ unsafe extern "C" fn nat_entry(_map: *mut c_void, key: *const Tuple, value: *mut
     let (key, copy) = (&maps::copy_of(key), &maps::copy_of(entry));
     let seen = copy.last_seen_ns;
     if !copy.is_of(key) {
-        // To packets it is not there, and they can make none in its place: should it be more than a moment's mix, it has
-        // its time as every other entry. Whose memory has just become another key's is not idle.
+        // Packets ignore an entry with a broken seal, and cannot replace it: if it is more than a transient mix, it
+        // expires like any other entry. Reused memory is not idle.
         if expiry::is_mapping_idle(&sweep.timeouts, copy, None, sweep.now_ns) && take(&raw mut entry.last_seen_ns, seen)
         {
             Maps.forget_nat(key);
@@ -100,9 +101,9 @@ unsafe extern "C" fn nat_entry(_map: *mut c_void, key: *const Tuple, value: *mut
         }
         return 0;
     }
-    // The walk visits both keys of a NAT entry; it is judged and counted at the forward one. A key whose other one does not
-    // name it is left from a claim that never settled: at the forward key it would lose all answers, so it goes at once; at
-    // the reverse key it may be a claim that is just being made, so it has its time.
+    // The walk visits both keys of a NAT entry, and checks and counts it at the forward one. A key without its
+    // counterpart is left from an incomplete claim. A forward key is removed at once, since it would lose all answers;
+    // a reverse key may belong to a claim in progress, so it expires normally.
     let other = NAT.get_ptr_mut(&copy.other);
     // SAFETY: a pointer from a lookup; see `maps`.
     let other = other.map(|other| unsafe { &mut *other }).filter(|other| names(other, &copy.other, key));
@@ -137,7 +138,7 @@ unsafe extern "C" fn nat_entry(_map: *mut c_void, key: *const Tuple, value: *mut
     0
 }
 
-/// Whether this is, as a whole, the element of `at`, and names `key` as its other one: what packets make of it.
+/// Whether this is a complete value of `at` with `key` as its counterpart, as packets check it.
 #[inline(never)]
 fn names(element: &NatEntry, at: &Tuple, key: &Tuple) -> bool {
     let copy = maps::copy_of(element);
@@ -153,7 +154,7 @@ fn take_both(forward: &mut NatEntry, seen: u64, reverse: &mut NatEntry, answered
     if take(&raw mut reverse.last_seen_ns, answered) {
         return true;
     }
-    // An answer came: packets that met the forward key in this moment were dropped, which a flow survives.
+    // An answer came: packets that met the marked forward key were dropped, which a flow survives.
     maps::swap(&raw mut forward.last_seen_ns, expiry::GONE, seen);
     false
 }

@@ -1,9 +1,9 @@
-//! `to_netdev`: uplink, TC egress. What this node sends to the world.
+//! `to_netdev`: uplink, TC egress. Packets that leave the node.
 //!
 //! The guard: no selected pod's packet leaves with the pod's address, and none with an egress IP that this node may not
-//! emit. Packets with the mark get the node's address. Most packets are the node's own: [`is_left_alone`] recognises them
-//! from a few words of the packet, without parsing. A check of this kind at the uplink's ingress was measured: it halves
-//! the time of packets for the node itself, and costs translated packets more than it gains on the other hooks.
+//! emit. Packets with the mark get the node's address. Most packets are the node's own: [`is_left_alone`] recognises
+//! them from a few words of the packet, without parsing. Measured on other hooks, such a check costs translated packets
+//! more than it gains, except at the uplink's ingress, where it halves the time of packets for the node itself.
 
 use egress_common::abi::{Addr, Config, Direction, Family, HandoverStage, NODE_MARK, Verdict, has_node_mark};
 use egress_common::decide::to_netdev::{Meta, ToNetdev};
@@ -19,8 +19,8 @@ use crate::rewrite::rewrite;
 use crate::workspace::{Run, Workspace, found, parse, quoted};
 use crate::{Outcome, icmp};
 
-/// The fast check: the packet has a source that is no pod's, or a program of this node has redirected it. `false` decides
-/// nothing. It knows whole TCP and UDP packets with plain network headers only.
+/// The fast check: no pod has the source of the packet, or a program of this node has redirected it. `false` decides
+/// nothing. It recognises only whole TCP and UDP packets with simple network headers.
 #[inline(never)]
 pub fn is_left_alone(packet: Packet, config: &Config) -> bool {
     if packet.takes_off_redirected(config) {
@@ -30,7 +30,7 @@ pub fn is_left_alone(packet: Packet, config: &Config) -> bool {
         return false;
     }
     let Some((from, protocol, from_port, port)) = read_plain(packet) else { return false };
-    // A forwarded packet may have an egress IP as its source, or the node's address with a port of NAT.
+    // A forwarded packet may have an egress IP as its source, or the node's address with a NAT port.
     let is_nodes = !packet.is_forwarded()
         || (from == from_netdev::node_address(config, from.family())
             && !from_netdev::is_node_port(from_port, config)
@@ -41,7 +41,7 @@ pub fn is_left_alone(packet: Packet, config: &Config) -> bool {
 /// Version 4 and five words of header: no options.
 const PLAIN_IPV4: u8 = 0x45;
 
-/// Source of a plain packet, its protocol and its ports.
+/// Source, protocol and ports of a simple packet.
 #[inline(always)]
 fn read_plain(packet: Packet) -> Option<(Addr, u8, u16, u16)> {
     let (from, protocol, l4_at) = match u16::from_be_bytes(packet.load(ETH_LEN - 2)?) {
@@ -79,7 +79,7 @@ fn may_be_overlay(protocol: u8, port: u16, config: &Config) -> bool {
 }
 
 pub fn begin(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
-    // A build with the feature `log` gets here with all packets.
+    // With the feature `log`, all packets get here.
     if packet.takes_off_redirected(config) || packet.is_tagged() {
         return Outcome::done(Verdict::NotOurs);
     }
@@ -119,7 +119,7 @@ pub fn begin(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outc
     }
 }
 
-/// [`Meta`] in one register. Out of line, since `to_netdev` has no stack to spare.
+/// [`Meta`] in one register. Out of line, because `to_netdev` has little stack.
 #[inline(never)]
 fn meta_word(packet: Packet) -> u64 {
     u64::from(packet.mark()) | u64::from(packet.is_forwarded()) << 32 | u64::from(packet.is_returning()) << 33
@@ -131,8 +131,8 @@ fn meta_of(packet: Packet) -> Meta {
     Meta { mark: word as u32, forwarded: word >> 32 & 1 != 0, returning: word >> 33 & 1 != 0 }
 }
 
-/// A packet with an egress IP that a program redirected and that may have waited for its neighbour, for example while the
-/// uplink had no carrier. The address may belong to another node by now.
+/// A redirected packet with an egress IP that may have waited for its neighbour, for example while the uplink had no
+/// carrier. Another node may own the address by now.
 #[inline(never)]
 pub fn waited(packet: Packet, egress_id: u32) -> Outcome {
     let source = match packet.load(ETH_LEN - 2).map(u16::from_be_bytes) {
@@ -148,7 +148,7 @@ pub fn waited(packet: Packet, egress_id: u32) -> Outcome {
     })
 }
 
-/// Whether this node owns the address of the object, or takes it over.
+/// Whether this node owns the policy's address, or is its new owner.
 #[inline(always)]
 fn may_emit(egress_id: u32, address: &Addr) -> bool {
     if Maps.owned(egress_id).is_some_and(|owned| owned.address == *address) {

@@ -1,6 +1,6 @@
-//! `to_pod`: management port, TC egress. What the host sends to pods of this node.
+//! `to_pod`: management port, TC egress. Packets from the host to pods of this node.
 //!
-//! It remembers connections from outside, so that `from_pod` leaves their answers alone. No packet is changed.
+//! It records inbound connections, so that `from_pod` leaves their answers alone. No packet is changed.
 
 use egress_common::abi::{Config, Direction, Verdict};
 use egress_common::decide::{self};

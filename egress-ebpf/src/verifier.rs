@@ -1,11 +1,12 @@
-//! Everything that exists for the verifier.
+//! Code that exists only for the verifier.
 //!
-//! - **[`opaque`]**: the compiler compares one register and uses an equal one, drops a mask after a comparison, or merges
-//!   two null checks. The verifier (Linux 6.1 and 6.12 above all) then sees that the register in use was never checked.
+//! - **[`opaque`]**: the compiler compares one register and uses an equal one, drops a mask after a comparison, or
+//!   merges two null checks. The verifier (mainly of Linux 6.1 and 6.12) then finds that the used register was never
+//!   checked.
 //! - **Global functions**: a static function is verified again for each path that leads to it and everything its caller
 //!   knows. Linux 6.1 prunes few of these paths, and the rest of a hook would exceed a million instructions. A global
-//!   function is verified once, with nothing known. It takes the packet alone and looks up config and workspace itself, so
-//!   its caller holds no reference into the workspace. Packets from the flow cache call none of these.
+//!   function is verified once, without caller state. It takes only the packet and looks up config and workspace
+//!   itself, so its caller holds no reference into the workspace. Packets from the flow cache call none of these.
 //! - **`#[inline(never)]`**: frames of calls in sequence share the 512 bytes of stack, inlined ones add up.
 //! - **One register**: what an out-of-line function returns in more than one register goes through memory of its caller's
 //!   frame, and a global function returns a number only. `Result<(), Verdict>`, [`Outcome`] and `Option<Outcome>` are one
@@ -25,7 +26,7 @@ use crate::packet::Packet;
 use crate::workspace::{Workspace, workspace};
 use crate::{Outcome, fragment, maps};
 
-/// The same number; the compiler knows nothing of it.
+/// Returns its argument; opaque to the compiler.
 #[inline(always)]
 pub fn opaque(number: u64) -> u64 {
     let mut opaque = number;
@@ -34,12 +35,12 @@ pub fn opaque(number: u64) -> u64 {
     opaque
 }
 
-/// For each name: a global function that does what the inner function does, and what calls it.
+/// For each name: a global function that wraps the inner function, and its caller.
 macro_rules! global {
     ($($name:ident => $symbol:ident: $inner:path;)*) => {$(
         #[inline(always)]
         pub fn $name(packet: Packet) -> Option<Outcome> {
-            // The compiler knows what the function returns, and the verifier does not.
+            // The compiler knows the range of the return value, the verifier does not.
             Outcome::from_bits(opaque($symbol(packet.skb())))
         }
 
@@ -67,14 +68,15 @@ fn on_packet<O: Into<Option<Outcome>>>(
     skb: *mut __sk_buff,
     inner: impl Fn(Packet, &Config, &mut Workspace) -> O,
 ) -> Option<Outcome> {
-    // Both exist, or the run would have ended before.
+    // Both exist, because the run would have ended before.
     let (Some(config), Some(workspace)) = (maps::config(), workspace()) else {
         return Some(Outcome::done(Verdict::NotReady));
     };
     inner(Packet::again(&TcContext::new(skb)), config, workspace).into()
 }
 
-/// The packet's neighbour discovery message, if it is valid. Static, it would be verified for each number of its options.
+/// The packet's neighbour discovery message, if it is valid. As a static function it would be verified for each number
+/// of options.
 #[inline(always)]
 pub fn believed(packet: Packet) -> Option<nd::Message> {
     nd::Message::from_word(opaque(neighbour_message(packet.skb())))

@@ -1,4 +1,4 @@
-//! The workspace: this CPU's scratch space, for what would exceed the 512 bytes of stack.
+//! The workspace: per-CPU scratch space for data that would exceed the 512 bytes of stack.
 //!
 //! It holds the packet's headers, its route, copies of map elements, and headers under construction. TC programs of one CPU
 //! do not interrupt one another, so a run owns it, except that sending a clone runs other programs in between.
@@ -21,19 +21,19 @@ use crate::packet::Packet;
 #[btf_map(name = "workspace")]
 pub static WORKSPACE: PerCpuArray<Workspace, 1> = PerCpuArray::new();
 
-/// How many answers this CPU has left; see `decide::limit`.
+/// Rate limit of this CPU's answers; see `decide::limit`.
 #[btf_map(name = "answers")]
 pub static ANSWERS: PerCpuArray<u64, 1> = PerCpuArray::new();
 
 #[repr(C)]
 pub struct Workspace {
-    /// Of the packet of this run; parsed before anything reads it.
+    /// Headers of this run's packet; parsed before any read.
     pub headers: Headers,
-    /// Of an ICMP error, once read.
+    /// Quote of an ICMP error, after parsing.
     pub quote: Quote,
-    /// Of a packet out of the overlay.
+    /// Outer headers of a packet from the overlay.
     pub outer: Outer,
-    /// Of the packet of this run, once looked up.
+    /// Route of this run's packet, after the lookup.
     pub route: Route,
     /// The part of a packet that is sent as its second fragment.
     pub rest: Rest,
@@ -43,21 +43,21 @@ pub struct Workspace {
     pub key: Tuple,
     /// A NAT entry under construction.
     pub nat_entry: NatEntry,
-    /// For fragments that come before their first one.
+    /// For fragments that arrive before their first one.
     pub hold: fragment::HoldSpace,
-    /// What was found in the maps.
+    /// Copies of found elements.
     pub found: Found,
-    /// CLOCK_MONOTONIC (ns) of this run, once asked for; zero before.
+    /// CLOCK_MONOTONIC (ns) of this run, read on demand; zero before.
     pub now_ns: u64,
-    /// Before these times no drop is reported, and no conflict.
+    /// Before these times, no drop and no conflict is reported.
     pub next_report_ns: [u64; 2],
-    /// Where the flow cache keeps the outcome of this run.
+    /// Flow cache entry for the outcome of this run.
     pub pending: Pending,
-    /// The packet of `from_netdev` is one that it has taken out of the overlay.
+    /// Whether `from_netdev` has decapsulated this run's packet.
     pub is_inner: bool,
 }
 
-/// Copies of elements, each good until the next look into its map.
+/// Copies of elements, each valid until the next lookup in its map.
 #[repr(C)]
 pub struct Found {
     pub nat_entry: NatEntry,
@@ -67,21 +67,21 @@ pub struct Found {
     pub pod: PodEntry,
 }
 
-/// Space for copies of map elements.
+/// Buffers for copies of map elements.
 #[inline(always)]
 pub fn found() -> Option<&'static mut Found> {
     // SAFETY: the element is this CPU's own, as for `workspace`, and no other reference to it is alive.
     WORKSPACE.get_ptr_mut(0).map(|workspace| unsafe { &mut (*workspace).found })
 }
 
-/// Whether `from_netdev` has taken the packet of this run out of the overlay.
+/// Whether `from_netdev` has decapsulated this run's packet.
 #[inline(always)]
 pub fn is_inner() -> bool {
     // SAFETY: as for `found`; written before it is read.
     WORKSPACE.get_ptr_mut(0).is_some_and(|workspace| unsafe { (*workspace).is_inner })
 }
 
-/// Where the flow cache keeps the outcome of this run.
+/// Flow cache entry for the outcome of this run.
 #[inline(always)]
 pub fn pending() -> Option<&'static Pending> {
     // SAFETY: as for `found`; written before it is read.
@@ -95,7 +95,7 @@ pub fn workspace() -> Option<&'static mut Workspace> {
     WORKSPACE.get_ptr_mut(0).map(|workspace| unsafe { &mut *workspace })
 }
 
-/// What every step of a path needs.
+/// The common arguments of all steps of a path.
 #[derive(Clone, Copy)]
 pub struct Run<'a> {
     pub packet: Packet,
@@ -111,7 +111,7 @@ impl Run<'_> {
     }
 }
 
-/// Reads the headers into the workspace. Out of line, so that its frame is gone when the decision is taken.
+/// Reads the headers into the workspace. Out of line, so that its frame is released before the decision.
 #[inline(never)]
 pub fn parse(packet: Packet, headers: &mut Headers, direction: Direction) -> Result<(), Verdict> {
     packet.pull_long_headers();
@@ -123,7 +123,7 @@ pub fn parse(packet: Packet, headers: &mut Headers, direction: Direction) -> Res
     Ok(())
 }
 
-/// Reads what an ICMP error quotes into the workspace.
+/// Reads the quote of an ICMP error into the workspace.
 #[inline(always)]
 pub fn quoted<'a>(packet: Packet, headers: &Headers, quote: &'a mut Quote) -> &'a Quote {
     if headers.l4 == L4::IcmpError {

@@ -67,7 +67,7 @@ fn fragments_of(whole: &Packet, number: u16) -> [Packet; 3] {
 fn reversed(
     stage: &mut Stage,
     run: &Run,
-    fragments_of: &[Packet; 3],
+    fragments: &[Packet; 3],
     on: Verdict,
     expected: impl Fn(&Packet) -> Packet,
 ) {

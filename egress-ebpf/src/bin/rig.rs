@@ -1,9 +1,9 @@
-//! The benchmark's rig: programs that put a packet back as it was and then hand it to the program under test.
+//! The benchmark's rig: programs that restore a packet and then run the program under test by a tail call.
 //!
-//! `BPF_PROG_TEST_RUN` runs a program many times on one packet and restores nothing: the second run would see a packet
-//! that is translated, encapsulated, one hop older. So `again` is what is repeated. It undoes a changed length, writes the
-//! whole frame of the next flow and ends in a tail call. The same with `nothing` as the subject is the cost of that, which
-//! the benchmark takes off.
+//! `BPF_PROG_TEST_RUN` runs a program many times on one packet and restores nothing: the second run would see a
+//! translated or encapsulated packet with a lower TTL. So the benchmark repeats `again`, which restores the length,
+//! writes the frame of the next flow and ends in a tail call. A run with `nothing` as the subject measures the
+//! overhead, which the benchmark subtracts.
 #![no_std]
 #![no_main]
 #![expect(unsafe_code, reason = "packet and map access as in the programs themselves")]
@@ -23,7 +23,7 @@ static RIG: Array<Rig, 1> = Array::new();
 #[btf_map(name = "subjects")]
 static SUBJECTS: ProgramArray<16> = ProgramArray::new();
 
-/// What the overlay adds over IPv4.
+/// Overhead of the overlay over IPv4.
 const OVERHEAD: i32 = 50;
 
 /// Restores the packet of the next flow, then runs the subject.
@@ -46,7 +46,7 @@ pub fn again(ctx: TcContext) -> i32 {
     unsafe { (*ctx.skb.skb).priority = rig.priority };
     // SAFETY: the context is the program's own.
     unsafe { SUBJECTS.tail_call(&ctx, rig.subject) };
-    // It comes back where there is no such program.
+    // The call returns if there is no such program.
     -5
 }
 
@@ -97,7 +97,7 @@ pub fn nothing(_ctx: TcContext) -> i32 {
     TC_ACT_UNSPEC
 }
 
-/// As long as the overlay's headers are; `again` takes it away.
+/// As long as the overlay's headers; `again` removes it.
 #[classifier]
 pub fn grow(ctx: TcContext) -> i32 {
     adjust(&ctx, OVERHEAD) as i32

@@ -150,7 +150,7 @@ mutations! { PROGRAMS,
         "PROTO_UDP => Some((l4::UDP_CHECKSUM, u64::from(BPF_F_MARK_MANGLED_0)))," =>
         "PROTO_UDP => Some((l4::UDP_CHECKSUM, 0)),";
     "complete-sum", REWRITE, ["protocols::"], "a device's sum over an IPv6 packet is wrong, and the receiver sums it again":
-        "packet.tell_sum(change.into());" => "packet.tell_sum(0);";
+        "packet.update_complete_sum(change.into());" => "packet.update_complete_sum(0);";
     "sctp-checksum", REWRITE, ["sctp::"], "the receiver drops what got another port":
         "sctp_checksum(u32::from_le_bytes(field), difference, length)" =>
         "sctp_checksum(u32::from_le_bytes(field), 0, length)";
