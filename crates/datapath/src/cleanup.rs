@@ -1,10 +1,10 @@
-//! Removing every trace from this node.
+//! Removes all kernel objects of the data plane from this node.
 //!
-//! It refuses to run beside an agent, which would only put things back. Everything else is collected: one thing that
-//! cannot be removed does not keep the rest. Steering goes first, the guard of the uplink last, so that no selected pod's
-//! packet leaves as a pod's in between.
+//! It refuses to run beside an agent, which would restore them. Errors are collected and the removal continues. `from_pod`
+//! is removed first, the guard of the uplink last, so that no selected pod's packet leaves with the pod's address in
+//! between.
 //!
-//! The pins beside a filter say which agent owns it. Where one could not be taken off they stay, for the next try.
+//! The pins show which agent owns a filter. They stay until their filter is removed.
 
 use std::fs;
 use std::io;
@@ -26,7 +26,7 @@ use crate::nftables::Nft;
 use crate::settings::Settings;
 use crate::{announce, overlay};
 
-/// What was removed and what could not be, one line each.
+/// Removed objects and failures, one line each.
 #[derive(Debug, Default)]
 pub struct CleanupReport {
     pub removed: Vec<String>,
@@ -43,17 +43,17 @@ impl CleanupReport {
     }
 }
 
-/// Removes links, pins, filters, the overlay device, its rules, and multicast filters. An error only where an agent is
+/// Removes links, pins, filters, the overlay device, its rules, and multicast filters. An error only if an agent is
 /// running.
 pub async fn cleanup(settings: &Settings) -> Result<CleanupReport, StartError> {
     let pins = Pins::new(&settings.bpffs);
     let mut report = CleanupReport::default();
-    // Taking the lock makes the directory: what was not there before is not worth a line.
+    // Taking the lock creates the directory, so a new one gets no line.
     let was_there = pins.root().exists();
     let lock = match InstanceLock::take(&pins) {
         Ok(lock) => Some(lock),
         Err(busy @ StartError::Busy { .. }) => return Err(busy),
-        // Without the file system there are no pins; the rest may be there all the same.
+        // Without the file system there are no pins, but perhaps other objects.
         Err(StartError::NotBpffs { .. }) => None,
         Err(error) => {
             report.problems.push(error.to_string());
@@ -67,7 +67,7 @@ pub async fn cleanup(settings: &Settings) -> Result<CleanupReport, StartError> {
     let mut tasks = JoinSet::new();
     let connected = rtnetlink::new_connection();
     let (connection, netlink, _) = connected.map_err(|error| StartError::kernel("open a netlink socket", error))?;
-    // Short-lived: as long as the cleanup.
+    // Ends with the cleanup.
     tasks.spawn(connection);
     let needed = remove_filters(settings, &pins, &mut report);
     if lock.is_some() {
@@ -81,7 +81,7 @@ pub async fn cleanup(settings: &Settings) -> Result<CleanupReport, StartError> {
     Ok(report)
 }
 
-/// Egress IPs of this node and the devices that they are announced on, whose multicast filters know them.
+/// Egress IPs of this node and their devices, for the multicast filters.
 fn owned_addresses(pins: &Pins) -> io::Result<Vec<(u32, IpAddr)>> {
     let path = pins.map("owned_addr");
     let mut addresses = Vec::new();
@@ -93,7 +93,7 @@ fn owned_addresses(pins: &Pins) -> io::Result<Vec<(u32, IpAddr)>> {
     Ok(addresses)
 }
 
-/// Links of every layout version, then everything else below the directory but for the versions that are still needed,
+/// Removes links of every layout version, then everything else below the directory except versions that are still needed,
 /// then the directory.
 fn remove_pins(pins: &Pins, was_there: bool, needed: &[PathBuf], report: &mut CleanupReport) {
     let versions = match children(pins.root()) {
@@ -140,8 +140,8 @@ fn absent_is_false(outcome: io::Result<()>) -> io::Result<bool> {
     }
 }
 
-/// Our filters, wherever they are, and the disciplines that were made for them; the versions that are needed to know what
-/// could not be removed. Where no pin tells what is ours, those on this node's devices that are named as ours.
+/// Removes our filters on all devices, and their disciplines. Returns the versions whose pins still identify filters.
+/// Without identifying pins, removes filters with our names on this node's devices.
 fn remove_filters(settings: &Settings, pins: &Pins, report: &mut CleanupReport) -> Vec<PathBuf> {
     let versions = children(pins.root()).unwrap_or_default();
     let mut needed = Vec::new();
@@ -167,10 +167,10 @@ fn remove_filters(settings: &Settings, pins: &Pins, report: &mut CleanupReport) 
     needed
 }
 
-/// Whether a version has something on hooks that it knows. One with maps and neither filters nor links is of an agent that
-/// did not pin its filters' programs, as the first ones, or attached nothing.
+/// Whether a version has pins that identify its filters. A version with maps only comes from an early agent that did not
+/// pin filter programs, or one that attached nothing.
 fn identifies_filters(version: &Path) -> bool {
-    // What cannot be read may tell something.
+    // An unreadable directory may have some.
     let is_empty = |name: &str| match fs::read_dir(version.join(name)) {
         Ok(mut entries) => entries.next().is_none(),
         Err(error) => error.kind() == io::ErrorKind::NotFound,

@@ -12,7 +12,7 @@ pub fn now_ns() -> io::Result<u64> {
     Ok(seconds.saturating_mul(1_000_000_000).saturating_add(nanoseconds))
 }
 
-/// CLOCK_BOOTTIME (ns), the clock of the map: it counts the time that the machine was suspended.
+/// CLOCK_BOOTTIME (ns), the clock of the map `lease`; includes suspended time.
 pub fn boot_ns() -> io::Result<u64> {
     let time = clock_gettime(ClockId::CLOCK_BOOTTIME)?;
     let seconds = u64::try_from(time.tv_sec()).map_err(io::Error::other)?;

@@ -35,25 +35,25 @@ use crate::settings::Settings;
 use egress_core::plan::executor::Claimant;
 use egress_supervise::{self, Task};
 
-/// The kernel's side of this node, loaded and attached. Dropping it stops the watching, not the programs.
+/// The data plane of this node, loaded and attached. Drop stops its tasks, not the programs.
 pub struct Dataplane {
-    /// First of all: the tasks whose ends these are must know that they are meant.
+    /// Dropped first, so that the tasks know that their end is intended.
     _ends: DropGuard,
     pub(crate) shared: Arc<Shared>,
     features: Features,
-    /// Others that answer for what this node holds.
+    /// Tasks of the held addresses.
     pub(crate) conflicts: UnboundedReceiver<Claimant>,
     drops: Drops,
-    /// Connections, watch and events; they end with us.
+    /// Connections, watch and events; they end with this value.
     _tasks: JoinSet<()>,
     _lock: InstanceLock,
 }
 
 impl Dataplane {
-    /// Loads or adopts everything. On an error nothing that carries traffic has changed, and nor has it where this is
-    /// dropped while the programs are being loaded, which is what takes time.
+    /// Loads or adopts everything. An error, or a drop while the programs are loading, changes nothing that carries
+    /// traffic.
     ///
-    /// A device that is not there yet gets its programs when it comes.
+    /// A missing device gets its programs when it appears.
     pub async fn start(settings: Settings) -> Result<Self, StartError> {
         if settings.object.is_empty() {
             return Err(StartError::NoObject);
@@ -69,13 +69,12 @@ impl Dataplane {
         let connected = rtnetlink::new_connection();
         let (connection, netlink, _) = connected.map_err(|error| StartError::kernel("open a netlink socket", error))?;
         tasks.spawn(egress_supervise::until(ends.clone(), Task::Netlink, connection));
-        // Listens before it looks, so that no change falls in between.
+        // Subscribes before the first read, so that no change is missed.
         let changes =
             watch::listen(&mut tasks, ends.clone()).map_err(|error| StartError::kernel("listen to netlink", error))?;
         // Declared after what must outlive it.
         let guard = ends.clone().drop_guard();
-        // What is wrong with these pins is said before what is wrong with others, and a refusal makes no directory. It needs no
-        // device.
+        // Errors of these pins are reported before others, and a refusal creates no directory. This needs no device.
         let fit = pins::check(&pins, &settings)?;
         let abi_migration = AbiMigration::look(&pins)?;
         missing_devices::names(&settings)?;
@@ -85,7 +84,7 @@ impl Dataplane {
         let versions: Vec<_> = abi_migration.others().iter().cloned().chain([pins.version()]).collect();
         missing_devices::elsewhere(&settings, &facts, &versions)?;
         let made = pins::make(&pins, fit)?;
-        // What was set aside is another layout by now.
+        // A directory that was set aside counts as another layout now.
         let abi_migration = AbiMigration::look(&pins)?;
         let overlay = overlay::ensure(&netlink, settings.tunnel_port).await?;
 
@@ -105,7 +104,7 @@ impl Dataplane {
         let lease = lease::take(programs.ebpf_mut())?;
         let mut state = State::new(programs, node_maps, (&policy_maps, &flow_maps), lease.clone())?;
         state.begin(&settings, facts, &policy_maps, abi_migration.is_open())?;
-        // What is refused from here on is so by a hook, with programs on others.
+        // From here on only a hook can refuse, after programs were attached to others.
         abi_migration.take_over(&pins)?;
         made.keep();
         state.attach(&settings)?;
@@ -125,7 +124,7 @@ impl Dataplane {
             leak_guard: LeakGuard::default(),
             abi_migration,
         });
-        // Before the overlay carries anything that connection tracking would follow.
+        // Before the overlay carries traffic that connection tracking would record.
         shared.leak_guard.install(&shared);
         overlay::bring_up(&shared.netlink, overlay.index, shared.settings.tunnel_port).await?;
         let mut spawn =
@@ -144,17 +143,17 @@ impl Dataplane {
         self.features
     }
 
-    /// Sampled drops, as they come.
+    /// Stream of sampled drops.
     pub fn drops(&self) -> Drops {
         self.drops.clone()
     }
 
-    /// The uplink as it is now; `None` while it is away.
+    /// The current uplink; `None` while it is missing.
     pub fn uplink(&self) -> Option<Interface> {
         self.shared.state().facts().uplink
     }
 
-    /// Removes what is idle now; returns how many entries went. Like every sweep it follows the host's port ranges.
+    /// Removes idle entries; returns their number. Like every sweep it also reads the host's port ranges.
     pub fn sweep(&self) -> io::Result<u32> {
         self.shared.follow_ports()?;
         self.shared.sweep().map(|swept| swept.removed)

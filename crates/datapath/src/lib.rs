@@ -1,4 +1,4 @@
-//! User space's side of the kernel on one node: it loads and attaches the programs, writes their maps and follows the node.
+//! User space's side of the kernel on one node: it loads and attaches the programs, writes their maps and watches the node.
 //!
 //! [`Dataplane::start`](dataplane::Dataplane::start) loads or adopts everything; the `executor` then applies the plan's actions.
 //! The process may end at any time: programs, links and maps are pinned, and the next start adopts them. [`cleanup()`]

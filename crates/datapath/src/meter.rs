@@ -1,5 +1,5 @@
-//! Reads counters and map usage for scrapes, by handles of its own: a scrape does not wait for the locks of the maps, nor the
-//! reverse. Each reading takes a few system calls, whatever the size of the maps.
+//! Reads counters and map usage for scrapes, with its own handles, so that scrapes and the locks of the maps do not block
+//! each other. Each reading takes a few system calls, whatever the size of the maps.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -21,16 +21,16 @@ use crate::node_state::shared::Shared;
 use egress_core::model::state::EgressId;
 use egress_supervise;
 
-/// The maps whose fill is shown.
+/// The maps whose usage is exported.
 const SHOWN: [&str; 9] = ["pods", "policy", "owned", "handovers", "cluster", "nodes", "nat", "flows", "inbound"];
 
-/// Between two walks of `nat` at least, and how much longer than the walk itself.
+/// Minimum pause between two walks of `nat`, and its ratio to the duration of a walk.
 const PAUSE: Duration = Duration::from_secs(10);
 const SHARE: u32 = 100;
 
 const STATISTICS: &str = "/proc/sys/kernel/bpf_stats_enabled";
 
-/// Shared by all who read.
+/// Shared by all readers.
 #[derive(Clone)]
 pub struct Meter(Arc<Inner>);
 
@@ -46,7 +46,7 @@ struct Inner {
 }
 
 impl Dataplane {
-    /// For reading beside this one, on another thread.
+    /// A second reader for another thread.
     pub fn meter(&self) -> io::Result<Meter> {
         let pins = Pins::new(&self.shared.settings.bpffs);
         let limit = |name| Ok((name, MapInfo::from_pin(pins.map(name)).map_err(map_io)?.max_entries()));
@@ -72,7 +72,7 @@ fn hash<K: Pod, V: Pod>(pins: &Pins, name: &str) -> io::Result<Hash<K, V>> {
 }
 
 impl Meter {
-    /// What the kernel keeps now, of these egress IPs.
+    /// The kernel's current state for these egress IPs.
     pub fn read(&self, served: impl Iterator<Item = EgressId>) -> io::Result<KernelFacts> {
         let inner = &*self.0;
         let mut facts = KernelFacts { limits: inner.limits.clone(), hooks: self.hooks(), ..KernelFacts::default() };
@@ -95,7 +95,7 @@ impl Meter {
         Ok(facts)
     }
 
-    /// Where each hook's program is, and how much it has run.
+    /// Attachment and run statistics of each hook's program.
     pub fn hooks(&self) -> BTreeMap<&'static str, HookFacts> {
         let keeps = std::fs::read_to_string(STATISTICS).is_ok_and(|text| text.trim() == "1");
         let mut state = self.0.shared.state();
@@ -105,7 +105,7 @@ impl Meter {
             .collect()
     }
 
-    /// Walks `nat` once; how long until the next walk, which takes a hundredth of the time at most.
+    /// Walks `nat` once; returns the pause until the next walk, so that walks use at most a hundredth of the time.
     pub fn count_ports(&self) -> io::Result<Duration> {
         let begun = Instant::now();
         let config = self.0.config.get(&0, 0).map_err(map_io)?;
@@ -115,7 +115,7 @@ impl Meter {
         Ok(PAUSE.max(begun.elapsed() * SHARE))
     }
 
-    /// Counts ports for as long as it is not dropped.
+    /// Counts ports until dropped.
     pub async fn follow_ports(self) {
         let mut failing = false;
         loop {
@@ -160,7 +160,7 @@ pub fn sum_of_egress_ip(of_cpus: &[EipCount]) -> EipCount {
 pub type EgressIpCount = EipCount;
 
 impl Dataplane {
-    /// Packets and bytes by verdict since the maps were made; all verdicts, also those at zero.
+    /// Packets and bytes of all verdicts since the maps were created, including zeros.
     pub fn counters(&self) -> io::Result<BTreeMap<Verdict, Count>> {
         let maps = self.shared.policy_maps();
         Verdict::ALL
@@ -172,7 +172,7 @@ impl Dataplane {
             .collect()
     }
 
-    /// Traffic by egress ID since the maps were made.
+    /// Traffic by egress ID since the maps were created.
     pub fn egress_ip_counters(&self) -> io::Result<BTreeMap<EgressId, EgressIpCount>> {
         let maps = self.shared.policy_maps();
         let entries = maps.eip_counters.iter();
@@ -184,20 +184,20 @@ impl Dataplane {
             .collect()
     }
 
-    /// For reading beside this one, on another thread.
+    /// A second reader for another thread.
     pub fn reader(&self) -> Reader {
         Reader { shared: Arc::clone(&self.shared) }
     }
 }
 
-/// Reads what the programs keep.
+/// Reads the programs' maps.
 #[derive(Clone)]
 pub struct Reader {
     shared: Arc<Shared>,
 }
 
 impl Reader {
-    /// Every entry of `nat` once: each mapping has two. This keeps nothing waiting but cuts, which walk it too.
+    /// Every element of `nat` once, two for each NAT entry. Blocks only flushes, which walk it too.
     pub fn mappings(&self, visit: impl FnMut(&Tuple, &NatEntry)) -> io::Result<()> {
         self.shared.flow_maps().nat.for_each(visit)
     }

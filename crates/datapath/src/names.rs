@@ -1,7 +1,7 @@
-//! Every pin, link, device, filter and lock that the data plane makes, named once.
+//! Every pin, link, device, filter and lock that the data plane creates, named once.
 //!
-//! Start adopts or removes exactly these, and `cleanup` finds exactly these. Nothing else of ours stays in the kernel,
-//! beside the multicast filters of owned IPv6 addresses, which follow from the map `owned` (see `announce`).
+//! Start adopts or removes exactly these, and `cleanup` finds exactly these. Nothing else stays in the kernel, except the
+//! multicast filters of owned IPv6 addresses, which follow from the map `owned` (see `announce`).
 //!
 //! ```text
 //! <bpffs>/v<ABI_VERSION>/maps/<map>      one per map that outlives the agent
@@ -21,21 +21,21 @@ use aya::programs::TcAttachType;
 use aya::programs::tc::TcHandle;
 use egress_common::abi::ABI_VERSION;
 
-/// Where pins go unless the user says otherwise.
+/// Default directory of pins.
 pub const DEFAULT_BPFFS: &str = "/sys/fs/bpf/egress-agent";
 
-/// UDP port of the overlay unless the user says otherwise. VXLAN's 4789 (OVN, Calico, OpenShift SDN), 8472 (Flannel,
-/// Cilium), 4790 (VXLAN-GPE), Geneve's 6081 (OVN, Antrea), Weave's 6783-6784 and WireGuard's 51820-51821, 51871 are
-/// taken on one cluster or another; this one is assigned to nothing and lies outside ephemeral and NodePort ranges.
+/// Default UDP port of the overlay. VXLAN's 4789 (OVN, Calico, OpenShift SDN), 8472 (Flannel, Cilium), 4790 (VXLAN-GPE),
+/// Geneve's 6081 (OVN, Antrea), Weave's 6783-6784 and WireGuard's 51820-51821, 51871 are in use on some clusters; this one
+/// is unassigned and outside the ephemeral and NodePort ranges.
 pub const DEFAULT_TUNNEL_PORT: u16 = 4794;
 
-/// NAT mappings of one node unless the user says otherwise.
+/// Default number of NAT entries of a node.
 pub const DEFAULT_NAT_ENTRIES: u32 = 262_144;
 
-/// Connections from outside that one node remembers unless the user says otherwise.
+/// Default number of inbound connections of a node.
 pub const DEFAULT_INBOUND_ENTRIES: u32 = egress_common::abi::DEFAULT_INBOUND;
 
-/// The maps whose sizes are the user's choice: NAT mappings, and connections from outside.
+/// The maps with configurable sizes: NAT entries and inbound connections.
 pub const NAT_MAP: &str = "nat";
 pub const SHARES_MAP: &str = "shares";
 pub const FLOWS_MAP: &str = "flows";
@@ -44,15 +44,15 @@ pub const INBOUND_MAP: &str = "inbound";
 /// The VXLAN device in external mode.
 pub const OVERLAY_DEVICE: &str = "egress0";
 
-/// Link address of the overlay device, the same on every node, so that a sender knows it without asking.
+/// Link address of the overlay device, the same on every node, so that senders need no lookup.
 pub const OVERLAY_MAC: [u8; 6] = [0x02, 0xe6, 0x7e, 0x55, 0x00, 0x01];
 
-/// The nftables table that keeps connection tracking off the tunnel port.
+/// The nftables table of the leak guard, which also disables connection tracking on the tunnel port.
 pub const NFT_TABLE: &str = "egress-agent";
 
-/// First of all filters on the hook.
+/// Priority before all other filters of the hook.
 pub const CLSACT_PRIORITY: u16 = 1;
-/// Ours among the filters of that priority, where no other has it.
+/// Preferred handle among the filters of that priority.
 pub const CLSACT_HANDLE: TcHandle = TcHandle::new(0, 0xe67e);
 
 /// Directory of the marks of clsact disciplines, below that of the layout's version.
@@ -91,11 +91,11 @@ pub const PINNED_MAPS: [&str; 20] = [
     "config",
 ];
 
-/// Of these the ones that programs only read: a trace shares them with the programs on their hooks.
+/// The pinned maps that programs only read: a trace shares them with the attached programs.
 pub const READ_MAPS: [&str; 9] =
     ["lease", "pods", "policy", "owned", "owned_addr", "handovers", "cluster", "nodes", "config"];
 
-/// And the ones that they write: a trace has its own.
+/// The pinned maps that programs write: a trace has its own.
 #[cfg(test)]
 const WRITTEN_MAPS: [&str; 11] = [
     "flows",
@@ -114,12 +114,12 @@ const WRITTEN_MAPS: [&str; 11] = [
 /// Classifier that expires flows; run on demand, never attached.
 pub const SWEEP_PROGRAM: &str = "sweep";
 
-/// Which of the node's devices a hook is on.
+/// The device of a hook.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Device {
     /// Where pod traffic enters the host.
     Mgmt,
-    /// Towards the outside.
+    /// The uplink.
     Uplink,
     /// [`OVERLAY_DEVICE`].
     Overlay,
@@ -135,7 +135,7 @@ impl fmt::Display for Device {
     }
 }
 
-/// A place where one of our programs runs.
+/// A hook of one of our programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Hook {
     ToNetdev,
@@ -149,8 +149,8 @@ impl Hook {
     /// Order of attaching at start: the guard of the uplink first, the program that redirects to it last.
     pub const ALL: [Self; 5] = [Self::ToNetdev, Self::FromNetdev, Self::FromOverlay, Self::ToPod, Self::FromPod];
 
-    /// Order of attaching to devices that were replaced at run time: first what keeps pods' packets from leaving untranslated.
-    /// Each attachment waits some ten milliseconds for RCU, while the programs before it already run.
+    /// Order of attaching to devices that were replaced at run time: first the programs that keep pods' packets from
+    /// leaving untranslated. Each attachment waits some ten milliseconds for RCU, while the programs before it already run.
     pub const RETURN_ORDER: [Self; 5] =
         [Self::FromPod, Self::ToNetdev, Self::FromNetdev, Self::FromOverlay, Self::ToPod];
 
@@ -165,7 +165,7 @@ impl Hook {
         }
     }
 
-    /// What [`name`](Self::name) was up to layout 6. Adoption and cleanup look for both.
+    /// The name up to layout 6. Adoption and cleanup look for both.
     const fn former_name(self) -> &'static str {
         match self {
             Self::ToNetdev => "uplink_egress",
@@ -202,7 +202,7 @@ impl Hook {
     }
 }
 
-/// How programs are put on their hooks.
+/// How programs are attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attachment {
     /// TCX links, pinned.
@@ -231,7 +231,7 @@ impl Pins {
         format!("v{ABI_VERSION}")
     }
 
-    /// Whether a directory of this name is that of any layout, or one of such that was set aside.
+    /// Whether this is the name of a layout's directory, possibly one that was set aside.
     pub fn is_version(name: &str) -> bool {
         let is_number = |text: &str| text.parse::<u32>().is_ok();
         name.strip_prefix('v').is_some_and(|name| {
@@ -240,7 +240,7 @@ impl Pins {
         })
     }
 
-    /// The first free name for maps of this layout that are to be taken over from.
+    /// The first free name for maps of this layout that are set aside.
     pub fn aside(&self) -> PathBuf {
         let mut times = 1_u32;
         loop {

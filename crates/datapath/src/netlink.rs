@@ -1,4 +1,4 @@
-//! One netlink request on a blocking socket of its own, and its whole answer.
+//! One netlink request on its own blocking socket, and its complete answer.
 //!
 //! For code on blocking threads, where the programs are attached, removed and listed; async code uses the handle of rtnetlink.
 //! The answer is a list of undecoded messages: a dump also has foreign objects, and one that the library cannot decode must not
@@ -14,7 +14,7 @@ use rtnetlink::sys::{Socket, SocketAddr};
 
 pub use rtnetlink::sys::protocols::{NETLINK_NETFILTER, NETLINK_ROUTE};
 
-/// Attempts at a dump that changes interrupt.
+/// Attempts at a dump that concurrent changes interrupt.
 const ATTEMPTS: u32 = 10;
 
 /// Sends the message and returns the content of each message of the answer: those of a dump, or none. While the kernel lists
@@ -37,7 +37,7 @@ pub fn request<M: NetlinkSerializable>(protocol: isize, flags: u16, message: M) 
     answer
 }
 
-/// `Interrupted` where the answer may be incomplete.
+/// `Interrupted` if the answer may be incomplete.
 fn ask(protocol: isize, request: &[u8]) -> io::Result<Vec<Vec<u8>>> {
     let socket = Socket::new(protocol)?;
     socket.send_to(request, &SocketAddr::new(0, 0), 0)?;
@@ -69,7 +69,7 @@ fn take(datagram: &[u8], contents: &mut Vec<Vec<u8>>) -> io::Result<bool> {
     Ok(false)
 }
 
-/// The messages of a datagram, up to the first one that is cut short.
+/// The messages of a datagram, up to the first truncated one.
 pub fn messages(mut datagram: &[u8]) -> impl Iterator<Item = io::Result<NetlinkBuffer<&[u8]>>> {
     std::iter::from_fn(move || {
         if datagram.is_empty() {

@@ -1,15 +1,15 @@
 //! The eBPF object that is part of this binary.
 //!
-//! `build.rs` copies it here. A binary that was built before the object, with plain `cargo build` in a fresh clone,
-//! carries none: such an agent can do everything that needs no kernel, and says so when it should load programs.
+//! `build.rs` copies it here. A binary built before the object, with plain `cargo build` in a fresh clone, has none: such
+//! an agent works without the kernel parts, and reports an error when it should load programs.
 
-/// What to tell the user when `embedded` returns nothing.
+/// Message for a missing object.
 pub const NOT_EMBEDDED: &str = "built without the eBPF object; build with cargo xtask build";
 
 /// The ELF reader takes references to headers in place, so the bytes must be aligned.
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/egress-ebpf.o"));
 
-/// The object's bytes, or nothing where it was not built.
+/// The object's bytes; `None` if it was not built.
 pub fn embedded() -> Option<&'static [u8]> {
     (!OBJECT.is_empty()).then_some(OBJECT)
 }

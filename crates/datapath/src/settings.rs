@@ -1,4 +1,4 @@
-//! What the user decides about the data plane of a node.
+//! User settings of a node's data plane.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -15,7 +15,7 @@ use egress_core::model::state::Prefix;
 /// Networks of the cluster that are known before the API server has answered.
 pub type InitialState = BTreeMap<IpNet, Prefix>;
 
-/// Share of `flows` and `nat` that one holder may have, in percent; 100 is no limit but the size of the maps.
+/// Share of `flows` and `nat` per holder, in percent; 100 means the size of the maps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quotas {
     pub pod: u32,
@@ -25,7 +25,7 @@ pub struct Quotas {
 impl Quotas {
     pub const DEFAULT: Self = Self { pod: 25, policy: 75 };
 
-    /// In entries, of maps for so many flows.
+    /// In entries, for maps of this size.
     pub(crate) fn entries(percent: u32, flows: u32) -> u32 {
         let part = u64::from(flows) * u64::from(percent) / 100;
         if percent >= 100 { u32::MAX } else { u32::try_from(part).unwrap_or(u32::MAX).max(1) }
@@ -35,7 +35,7 @@ impl Quotas {
 /// Settings of the data plane.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Interface towards the outside.
+    /// The uplink interface.
     pub uplink: String,
     /// Interface by which pod traffic enters the host.
     pub mgmt_port: String,
@@ -43,31 +43,32 @@ pub struct Settings {
     pub bpffs: PathBuf,
     /// UDP port of the overlay, the same on all nodes.
     pub tunnel_port: u16,
-    /// The cluster's NodePort range, which NAT on the node's own address leaves alone.
+    /// The cluster's NodePort range, which NAT on the node's own address does not use.
     pub node_port_range: RangeInclusive<u16>,
-    /// How long entries may be idle.
+    /// Idle timeouts.
     pub timeouts: Timeouts,
-    /// How many NAT mappings there may be at once on this node.
+    /// Maximum number of NAT entries.
     pub nat_entries: u32,
-    /// Which part of them, and of `flows`, one pod address or one egress policy may hold (percent).
+    /// Share of them, and of `flows`, for one pod address or one egress policy (percent).
     pub quotas: Quotas,
-    /// How many connections from outside it remembers.
+    /// Maximum number of inbound connections.
     pub inbound_entries: u32,
     /// Whether hosts outside reach pods by the pods' own addresses.
     pub direct_routing: bool,
-    /// Whether the programs put plain packets into the overlay, and take them out, themselves. The device does it for
-    /// all others, and for all where this is off.
+    /// Whether the programs encapsulate and decapsulate simple packets. The device does it for all others, and for all
+    /// packets if this is off.
     pub overlay_in_program: bool,
-    /// How programs are attached; `None` asks the kernel.
+    /// How programs are attached; `None` probes the kernel.
     pub attachment: Option<Attachment>,
-    /// State before the API server answers, where unknown pods are dropped from the first packet on; `None` where they pass.
+    /// Initial state before the API server answers, with unknown pods dropped from the first packet on; `None` if they
+    /// pass.
     pub initial_state: Option<InitialState>,
     /// The eBPF object, an ELF file.
     pub object: Cow<'static, [u8]>,
 }
 
 impl Settings {
-    /// Defaults for everything but the interfaces.
+    /// Defaults for everything except the interfaces.
     pub fn new(uplink: impl Into<String>, mgmt_port: impl Into<String>) -> Self {
         Self {
             uplink: uplink.into(),
@@ -87,7 +88,7 @@ impl Settings {
         }
     }
 
-    /// Entries of a map where that is not what the object says.
+    /// Map sizes that differ from the object's.
     pub(crate) fn map_size(&self, name: &str) -> Option<u32> {
         match name {
             // A NAT entry has two keys.

@@ -64,13 +64,7 @@ fn fragments_of(whole: &Packet, number: u16) -> [Packet; 3] {
 }
 
 /// The pieces come in the wrong order, and all of them go on, each as `expected`.
-fn reversed(
-    stage: &mut Stage,
-    run: &Run,
-    fragments: &[Packet; 3],
-    on: Verdict,
-    expected: impl Fn(&Packet) -> Packet,
-) {
+fn reversed(stage: &mut Stage, run: &Run, fragments: &[Packet; 3], on: Verdict, expected: impl Fn(&Packet) -> Packet) {
     let listener = Listener::open();
     let [first, middle, last] = fragments;
     for later in [last, middle] {

@@ -1,5 +1,5 @@
-//! The Ethernet frames by which an address is probed for and announced, what counts as another host's claim, and the
-//! segments that make an idle pod answer. Pure.
+//! Ethernet frames that probe for and announce an address, the recognition of other hosts' claims, and segments that make
+//! an idle pod answer. Pure.
 //!
 //! | | IPv4 (RFC 5227) | IPv6 (RFC 4861, RFC 4862) |
 //! |---|---|---|
@@ -47,7 +47,7 @@ pub fn multicast_mac(group: Ipv6Addr) -> Mac {
     [0x33, 0x33, o[12], o[13], o[14], o[15]]
 }
 
-/// Asks whether a host has the address.
+/// A probe for the address.
 pub fn probe(mac: Mac, address: IpAddr) -> Bytes {
     match address {
         IpAddr::V4(address) => arp_request(mac, Ipv4Addr::UNSPECIFIED, address),
@@ -79,7 +79,7 @@ pub fn solicitation(mac: Mac, own: IpAddr, neighbour_address: IpAddr, to: Option
     }
 }
 
-/// Says that the address is at `mac`.
+/// An announcement of the address at `mac`.
 pub fn announcement(mac: Mac, address: IpAddr) -> Bytes {
     match address {
         IpAddr::V4(address) => arp_request(mac, address, address),
@@ -89,7 +89,7 @@ pub fn announcement(mac: Mac, address: IpAddr) -> Bytes {
     }
 }
 
-/// Who else claims an address in this frame, if anybody, and which one: it answers for it, uses it, or probes for it too.
+/// The claim of another host in this frame, if any: the host answers for the address, uses it, or probes for it.
 pub fn claimant(frame: &[u8], ours: Mac) -> Option<Claimant> {
     let claimant = match u16::from_be_bytes(frame.load(12)?) {
         ETHERTYPE_ARP => arp_claimant(frame),
@@ -159,7 +159,7 @@ pub fn segment(to: Mac, from: Mac, connection: &Tuple, sequence: u32) -> Bytes {
     tcp.put_u16(connection.dport());
     tcp.put_u16(connection.sport());
     tcp.put_u32(sequence);
-    // Not looked at, as long as the number above is none that the pod waits for.
+    // Ignored while the sequence number is outside the pod's window.
     tcp.put_u32(0);
     tcp.put_slice(&[0x50, 0x10, 0, 0, 0, 0, 0, 0]);
     let (source, destination) = (connection.daddr.to_ip(), connection.saddr.to_ip());
@@ -204,7 +204,7 @@ fn ethernet(frame: &mut BytesMut, destination: Mac, source: Mac, ethertype: u16)
     frame.put_u16(ethertype);
 }
 
-/// Of an ICMPv6 message of even length whose checksum field is zero (RFC 4443 section 2.3).
+/// Checksum of an ICMPv6 message of even length whose checksum field is zero (RFC 4443 section 2.3).
 fn checksum(source: Ipv6Addr, destination: Ipv6Addr, message: &[u8]) -> u16 {
     let words = |bytes: &[u8]| -> u64 {
         bytes.chunks_exact(2).map(|pair| u64::from(u16::from_be_bytes([pair[0], pair[1]]))).sum()
@@ -225,8 +225,8 @@ fn arp_claimant(frame: &[u8]) -> Option<Claimant> {
     Some(Claimant { address: address.into(), mac: message.sender_mac })
 }
 
-/// RFC 4862 section 5.4: an advertisement of the address, or another host's duplicate address detection; as far as RFC 4861
-/// lets a node believe it.
+/// RFC 4862 section 5.4: an advertisement of the address, or another host's duplicate address detection, if it is valid by
+/// RFC 4861.
 fn neighbour_claimant(frame: &[u8]) -> Option<Claimant> {
     let (kind, target) = nd::about(frame)?;
     let message = nd::Message::parse(frame)?;
@@ -325,14 +325,14 @@ mod tests {
                 assert_eq!(claimant(&frame, OURS), Some(Claimant { address, mac: THEIRS }));
                 assert_eq!(claimant(&frame, THEIRS), None, "our own frame");
                 for cut in 0..frame.len().min(60) {
-                    // Cut short must not panic.
+                    // A truncated frame must not panic.
                     let _ = claimant(&frame[..cut], OURS);
                 }
             }
         }
     }
 
-    /// RFC 4861 sections 7.1.1 and 7.1.2: what the program on the uplink does not believe is not believed here either.
+    /// RFC 4861 sections 7.1.1 and 7.1.2: messages that the program on the uplink refuses are refused here too.
     #[test]
     fn malformed_neighbour_discovery_claims_nothing() {
         let IpAddr::V6(address) = v6() else { panic!("an IPv6 address") };
@@ -343,7 +343,7 @@ mod tests {
         };
         let detects = |link| message("::", group, NEIGHBOUR_SOLICITATION, 0, link);
         let advertises = |source: &str, flags| message(source, ALL_NODES, NEIGHBOUR_ADVERTISEMENT, flags, Some(THEIRS));
-        // As it is changed, its checksum is right again.
+        // The checksum is corrected after each change.
         let changed = |frame: &[u8], at: usize, byte: u8| {
             let mut frame = frame.to_vec();
             frame[at] = byte;
@@ -375,7 +375,7 @@ mod tests {
         }
     }
 
-    /// An ordinary request *for* an address is a question, and claims the asker's own.
+    /// An ordinary request *for* an address claims only the sender's own.
     #[test]
     fn a_request_claims_its_sender_address() {
         let (asker, asked) = (Ipv4Addr::new(172, 18, 0, 101), Ipv4Addr::new(172, 18, 0, 100));

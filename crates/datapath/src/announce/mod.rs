@@ -41,7 +41,7 @@ use egress_supervise::blocking;
 
 const PROBES: u32 = 3;
 const PROBE_INTERVAL: Duration = Duration::from_millis(100);
-/// A network carries so many broadcasts at a time.
+/// Broadcasts per batch.
 const PROBED_AT_ONCE: usize = 256;
 /// Seconds between announcements: at 0, 1, 2, 4 and 8 seconds.
 const ANNOUNCE_PAUSES: [u64; 5] = [0, 1, 1, 2, 4];
@@ -49,15 +49,15 @@ const ANNOUNCE_PAUSES: [u64; 5] = [0, 1, 1, 2, 4];
 const DEFEND_INTERVAL: Duration = Duration::from_secs(10);
 /// From the last announcement to the probe.
 const ANSWERS_TAKE: Duration = Duration::from_secs(1);
-/// Longer than any message that is believed.
+/// Longer than any valid message.
 const FRAME: usize = 256;
-/// Frames that are still read when the time is over: what a socket's buffer holds.
+/// Frames that are still read after the deadline: the capacity of a socket buffer.
 const MOST_LATE: usize = 4096;
 
-/// Asks the network whether other hosts have these addresses: those that do, with a link address.
+/// Probes for these addresses; returns those that another host has, with its link address.
 ///
-/// By one socket of each family, whatever number of addresses: with one for each, every probe of any node on the network would
-/// be looked at by all of them.
+/// With one socket per family for any number of addresses: with one socket per address, each of them would receive the
+/// probes of all nodes.
 pub async fn probe(uplink: Interface, addresses: &[IpAddr]) -> io::Result<BTreeMap<IpAddr, Mac>> {
     let mut claimed = BTreeMap::new();
     for some in addresses.chunks(PROBED_AT_ONCE) {
@@ -68,12 +68,12 @@ pub async fn probe(uplink: Interface, addresses: &[IpAddr]) -> io::Result<BTreeM
     Ok(claimed)
 }
 
-/// Of one family.
+/// The same for one family.
 async fn probe_family(uplink: Interface, mut unclaimed: BTreeSet<IpAddr>) -> io::Result<BTreeMap<IpAddr, Mac>> {
     let mut claimed = BTreeMap::new();
     let Some(first) = unclaimed.first() else { return Ok(claimed) };
     let is_ipv4 = first.is_ipv4();
-    // To hear others who probe for them too. A device without IPv6 has none of them.
+    // To receive probes of other hosts too. A device without IPv6 has no such groups.
     let join = |address: &IpAddr| match address {
         IpAddr::V6(address) => socket::join(solicited_node(*address), uplink.index).ok(),
         IpAddr::V4(_) => None,
@@ -102,11 +102,11 @@ async fn probe_family(uplink: Interface, mut unclaimed: BTreeSet<IpAddr>) -> io:
     Ok(claimed)
 }
 
-/// A frame, or its beginning, and how much of it there is.
+/// The start of a frame, and its length.
 pub type Frame = ([u8; FRAME], usize);
 
-/// Frames that come until then. A timeout alone looks at its clock only where there is nothing to read, and a socket that
-/// always has something would never have anybody else run on this thread either.
+/// Frames until a deadline. A plain timeout checks its clock only when there is nothing to read, and a socket that always
+/// has data would block other tasks of this thread.
 pub struct ProbeAnswers<'a> {
     socket: &'a AsyncFd<PacketSocket>,
     until: Instant,
@@ -119,7 +119,7 @@ impl<'a> ProbeAnswers<'a> {
     }
 
     pub async fn next(&mut self) -> Option<io::Result<Frame>> {
-        // What waited by then has come in time, whenever this task gets to it.
+        // Frames in the buffer at the deadline have arrived in time.
         if Instant::now() >= self.until {
             self.late += 1;
         }
@@ -142,7 +142,7 @@ async fn receive(socket: &AsyncFd<PacketSocket>) -> io::Result<Frame> {
     }
 }
 
-/// The addresses that this agent holds. What it keeps for each ends when it is dropped.
+/// The addresses that this agent holds. Drop ends their announcements.
 #[derive(Debug, Default)]
 pub struct Claims {
     held: BTreeMap<IpAddr, Held>,
@@ -150,17 +150,17 @@ pub struct Claims {
     announcer: Announcer,
 }
 
-/// What announcements need.
+/// Inputs of announcements.
 #[derive(Clone, Debug, Default)]
 struct Announcer {
     sender: Sender,
-    /// Without one nothing is announced: another node may have the address.
+    /// Without a lease nothing is announced, because another node may own the address.
     lease: SharedLease,
 }
 
 #[derive(Debug)]
 struct Held {
-    /// What was heard before is of others' time.
+    /// Earlier claims do not count.
     since: Instant,
     _membership: Option<UdpSocket>,
     announcing: Option<AbortHandle>,
@@ -171,7 +171,7 @@ struct Held {
 #[derive(Debug)]
 struct Defence {
     at: Instant,
-    /// Whether the address has been claimed since.
+    /// Whether there was a claim since.
     again: Arc<AtomicBool>,
     task: AbortHandle,
 }
@@ -205,7 +205,7 @@ impl Claims {
         let held = self.held.entry(address).or_default();
         let IpAddr::V6(address) = address else { return };
         let group = solicited_node(address);
-        // A device that is down takes no members; the filter is what matters then, and it comes up with an event.
+        // A device that is down accepts no members; the filter is enough until its event.
         held._membership = match socket::join(group, uplink.index) {
             Ok(socket) => Some(socket),
             Err(error) => {
@@ -218,7 +218,7 @@ impl Claims {
         }
     }
 
-    /// Announces everything that is held: the uplink has a carrier again, perhaps on another switch.
+    /// Announces all held addresses: the uplink has a carrier again, perhaps on another switch.
     pub fn announce_all(&mut self, uplink: Interface) {
         let addresses: Vec<_> = self.held.keys().copied().collect();
         addresses.into_iter().for_each(|address| self.announce(uplink, address));
@@ -234,7 +234,7 @@ impl Claims {
         held.announcing = Some(tokio::spawn(announce(self.announcer.clone(), uplink, address)).abort_handle());
     }
 
-    /// Another host claimed the address so long ago. Must be called in a runtime.
+    /// Handles another host's claim of the given age. Must be called in a runtime.
     pub fn defend(&mut self, uplink: Interface, claimant: Claimant, ago: Duration) {
         let now = Instant::now();
         let Some(held) = self.held.get_mut(&claimant.address) else { return };
@@ -277,14 +277,14 @@ impl Claims {
     }
 }
 
-/// Takes the group's link address out of the device's filter.
+/// Removes the group's link address from the device's filter.
 pub fn remove_filter(device: &str, group: Ipv6Addr) {
     if let Err(error) = socket::remove_filter(device, multicast_mac(group)) {
         warn!(%error, %group, "cannot remove the group of an egress IP from the filter of {device}");
     }
 }
 
-/// Likewise, for an address that was announced on another device than now; a device that is gone has no filter.
+/// The same for an address that was announced on another device; a removed device has no filter.
 pub fn remove_filter_at(ifindex: u32, address: IpAddr) {
     if let (IpAddr::V6(address), Ok(device)) = (address, if_indextoname(ifindex)) {
         remove_filter(&device.to_string_lossy(), solicited_node(address));
@@ -315,15 +315,15 @@ async fn announce(announcer: Announcer, uplink: Interface, address: IpAddr) {
 async fn defend(announcer: Announcer, uplink: Interface, address: IpAddr, again: Arc<AtomicBool>) {
     announcer.announce(uplink, address);
     sleep(DEFEND_INTERVAL).await;
-    // Neighbours believe the last claim, and its sender may never send another.
+    // Neighbours keep the last claim, and its sender may not send again.
     if again.load(Ordering::Relaxed) {
         announcer.announce(uplink, address);
     }
     announcer.probe(uplink, address);
 }
 
-/// Sends from the uplink, by one socket for all. Where the device has been away, the socket says so once, and a new one takes
-/// its place; another device has another number.
+/// Sends from the uplink with one shared socket. After an absence of the device the socket returns an error once and is
+/// replaced; a new device has another index.
 #[derive(Clone, Debug, Default)]
 struct Sender(Arc<Mutex<Option<(u32, PacketSocket)>>>);
 
@@ -359,11 +359,11 @@ mod tests {
 
     use super::*;
 
-    /// A sender faster than the reader does not keep the reader from its deadline.
+    /// A sender that is faster than the reader does not delay the deadline.
     #[test]
     fn a_listener_stops_at_its_deadline_however_many_frames_arrive() {
         let (done, ended) = std::sync::mpsc::channel();
-        // Where the other end is closed there is always an end to read.
+        // A closed peer is always readable.
         let (reads, _) = UnixStream::pair().expect("a pair");
         thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");

@@ -1,8 +1,8 @@
-//! Uplink health: is the uplink present, has it a carrier, do its next hops answer?
+//! Uplink health: presence, carrier and reachable next hops.
 //!
 //! Checked four times a second while this node may host egress IPs. A next hop is the gateway of the default route on the
-//! uplink, per address family. It gets a solicitation by unicast, or by broadcast after a miss. Any claim of its address is a
-//! sign of life. After three misses in a row it is lost.
+//! uplink, per address family. It gets a solicitation by unicast, or by broadcast after a miss. Any claim of its address
+//! counts as an answer. After three misses in a row it counts as lost.
 
 use std::io;
 use std::net::IpAddr;
@@ -26,7 +26,7 @@ use egress_core::node_health::fitness::UplinkState;
 
 const INTERVAL: Duration = Duration::from_millis(250);
 const MISSES: u32 = 3;
-/// Routes are looked up every so many times.
+/// Number of checks between two route lookups.
 const ROUTES_EVERY: u32 = 4;
 
 /// Checks until `stop`; publishes the uplink's state and the time of the last answer.
@@ -66,7 +66,7 @@ pub async fn watch_uplink(
     }
 }
 
-/// The next hops that are asked.
+/// The checked next hops.
 #[derive(Default)]
 struct Hops {
     hops: Vec<Hop>,
@@ -76,7 +76,7 @@ struct Hops {
 
 struct Hop {
     address: IpAddr,
-    /// This node's own, which is asked from.
+    /// This node's own address, the source of solicitations.
     own: IpAddr,
     mac: Option<Mac>,
     socket: AsyncFd<PacketSocket>,
@@ -85,7 +85,7 @@ struct Hop {
 }
 
 impl Hops {
-    /// One look, which ends at that time.
+    /// One check until the deadline.
     async fn look(&mut self, host: &Host, end: Instant) -> io::Result<UplinkState> {
         let Some(link) = interfaces::link(&host.netlink, &host.uplink).await? else {
             *self = Self::default();
@@ -106,7 +106,7 @@ impl Hops {
         Ok(if lost.is_empty() { UplinkState::Works } else { UplinkState::NextHopLost(lost) })
     }
 
-    /// Keeps what is known of those that stay.
+    /// Keeps the state of unchanged next hops.
     async fn follow(&mut self, netlink: &Handle, interface: Interface) -> io::Result<()> {
         if self.interface.replace(interface) != Some(interface) {
             self.hops.clear();
@@ -130,7 +130,7 @@ impl Hops {
 }
 
 impl Hop {
-    /// Asks, and listens until then.
+    /// Solicits, and reads answers until the deadline.
     async fn ask(&mut self, mac: Mac, end: Instant) {
         let to = self.mac.filter(|_| self.unanswered == 0);
         if let Err(error) = self.socket.get_ref().send(&frames::solicitation(mac, self.own, self.address, to)) {

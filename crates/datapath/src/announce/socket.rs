@@ -1,5 +1,5 @@
-//! Sockets at the link layer: sending frames, hearing ARP and neighbour discovery, and multicast filters of a device; and the
-//! options of sockets that only the kernel's tables know.
+//! Link-layer sockets: sending frames, receiving ARP and neighbour discovery, multicast filters of a device, and raw socket
+//! options.
 
 #![expect(unsafe_code, reason = "packet access is one of the three places for it: these calls have no safe wrapper")]
 
@@ -17,12 +17,12 @@ use crate::announce::frames::{
 };
 use egress_core::model::node::Mac;
 
-/// Bytes, with what the kernel keeps for each frame: some thousand frames.
+/// Bytes, including the kernel's overhead per frame: some thousand frames.
 const RECEIVE_BUFFER: usize = 1 << 20;
 
-/// A link-layer socket bound to one device. It hears one EtherType, or nothing.
+/// A link-layer socket bound to one device. It receives one EtherType, or nothing.
 ///
-/// To close one waits until no CPU uses it any more (`synchronize_net`, tens of milliseconds): sockets are kept, or closed in
+/// Closing waits until no CPU uses the socket (`synchronize_net`, tens of milliseconds): sockets are kept, or closed in
 /// [`blocking`](egress_supervise::blocking).
 #[derive(Debug)]
 pub struct PacketSocket {
@@ -37,15 +37,15 @@ impl PacketSocket {
         Ok(Self { fd })
     }
 
-    /// Sends, and hears what could be another host's claim on an address of this family. Must be called in a runtime.
+    /// Sends, and receives possible claims of other hosts on addresses of this family. Must be called in a runtime.
     pub fn listener(ifindex: u32, is_ipv4: bool) -> io::Result<AsyncFd<Self>> {
         let fd = raw_socket()?;
-        // Many claims of other hosts at once must not crowd out an answer.
+        // Large, so that many claims at once do not displace an answer.
         setsockopt(&fd, RcvBufForce, &RECEIVE_BUFFER)?;
         let ethertype = if is_ipv4 {
             ETHERTYPE_ARP
         } else {
-            // Before the socket is bound, so that it never hears the rest of the IPv6 traffic.
+            // Before the bind, so that it never receives the rest of the IPv6 traffic.
             filter(&fd, &NEIGHBOUR_DISCOVERY)?;
             ETHERTYPE_IPV6
         };
@@ -53,11 +53,11 @@ impl PacketSocket {
         Self { fd }.registered()
     }
 
-    /// As [`listener`](Self::listener), of one address alone. What is said of others, however often, is thrown away by the
-    /// kernel: it takes no room from an answer, and the agent no time. Must be called in a runtime.
+    /// As [`listener`](Self::listener), for one address. The kernel drops frames about other addresses, so that they use
+    /// neither buffer space nor time of the agent. Must be called in a runtime.
     pub fn listener_of(ifindex: u32, address: IpAddr) -> io::Result<AsyncFd<Self>> {
         let fd = raw_socket()?;
-        // Before the socket is bound, so that it never hears anything else.
+        // Before the bind, so that it never receives other frames.
         filter(&fd, &claims_of(address))?;
         bind(&fd, ifindex, if address.is_ipv4() { ETHERTYPE_ARP } else { ETHERTYPE_IPV6 })?;
         Self { fd }.registered()
@@ -69,7 +69,7 @@ impl PacketSocket {
         Self { fd }.registered()
     }
 
-    /// Hears one EtherType that no filter is needed for. Must be called in a runtime.
+    /// Receives one EtherType without a filter. Must be called in a runtime.
     pub fn hearing(ifindex: u32, ethertype: u16) -> io::Result<AsyncFd<Self>> {
         let fd = raw_socket()?;
         bind(&fd, ifindex, ethertype)?;
@@ -99,7 +99,7 @@ impl AsRawFd for PacketSocket {
 }
 
 fn raw_socket() -> io::Result<OwnedFd> {
-    // Protocol zero: hears nothing until it is bound to one.
+    // Protocol zero: receives nothing until it is bound to one.
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     Ok(socket(AddressFamily::Packet, SockType::Raw, flags, None)?)
 }
@@ -130,7 +130,7 @@ const fn op(code: u32, jt: u8, jf: u8, k: u32) -> libc::sock_filter {
 
 const LOAD_BYTE: u32 = libc::BPF_LD | libc::BPF_B | libc::BPF_ABS;
 const JUMP_EQUAL: u32 = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
-/// Offsets of the two bytes that tell.
+/// Offsets of the two tested bytes.
 const NEXT_HEADER: u32 = 20;
 const ICMP_TYPE: u32 = 54;
 const _: () = assert!(NEXT_HEADER as usize == ETHERNET_LEN + 6 && ICMP_TYPE as usize == ETHERNET_LEN + IPV6_LEN);
@@ -148,12 +148,11 @@ const NEIGHBOUR_DISCOVERY: [libc::sock_filter; 7] = [
 ];
 
 const LOAD_WORD: u32 = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
-/// Of ARP's sender in its frame, and of the target of neighbour discovery without extension headers.
+/// Offsets of the ARP sender address, and of the neighbour discovery target without extension headers.
 const ARP_SENDER: usize = ETHERNET_LEN + 14;
 const ND_TARGET: usize = ETHERNET_LEN + IPV6_LEN + 8;
 
-/// Passes what has this address where ARP has its sender's, or neighbour discovery its target's. What else it is the agent
-/// looks at.
+/// Passes frames with this address as the ARP sender or the neighbour discovery target. The agent checks the rest.
 fn claims_of(address: IpAddr) -> Vec<libc::sock_filter> {
     let (at, octets) = match address {
         IpAddr::V4(address) => (ARP_SENDER, address.octets().to_vec()),
@@ -184,7 +183,7 @@ fn filter(fd: &OwnedFd, program: &[libc::sock_filter]) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Has the kernel fill `value`, which may begin with what it is to be asked; all of it or an error.
+/// `getsockopt` into `value`, which may begin with an argument. An error unless all of it is filled.
 pub fn option(fd: &OwnedFd, level: i32, option: i32, value: &mut [u8]) -> io::Result<()> {
     let wanted = libc::socklen_t::try_from(value.len()).map_err(io::Error::other)?;
     let mut length = wanted;
@@ -198,7 +197,7 @@ pub fn option(fd: &OwnedFd, level: i32, option: i32, value: &mut [u8]) -> io::Re
     }
 }
 
-/// Membership of a multicast group on a device, as long as the socket lives: switches that snoop learn of it.
+/// Membership of a multicast group on a device for the lifetime of the socket, for switches that snoop.
 pub fn join(group: Ipv6Addr, ifindex: u32) -> io::Result<UdpSocket> {
     let fd = socket(AddressFamily::Inet6, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?;
     // Never bound: it takes no port and receives nothing.
@@ -207,13 +206,13 @@ pub fn join(group: Ipv6Addr, ifindex: u32) -> io::Result<UdpSocket> {
     Ok(socket)
 }
 
-/// Adds a multicast link address to the device's filter. It stays until it is removed or the device goes, also when this
-/// process ends. Adding it twice is once.
+/// Adds a multicast link address to the device's filter. It outlives this process, until it is removed or the device is.
+/// Adding it twice has no further effect.
 pub fn add_filter(device: &str, mac: Mac) -> io::Result<()> {
     multicast_filter(device, mac, ADD_MULTICAST)
 }
 
-/// Removes it; not there is fine.
+/// Removes it; a missing one is no error.
 pub fn remove_filter(device: &str, mac: Mac) -> io::Result<()> {
     match multicast_filter(device, mac, REMOVE_MULTICAST) {
         Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENODEV)) => Ok(()),
@@ -263,7 +262,7 @@ mod tests {
             filter(&listener, &claims_of(own)).expect("a filter");
             let (claim, noise) = (frames::announcement(mac, own), frames::announcement(mac, other));
             for frame in [&noise, &frames::solicitation(mac, other, own, None).slice(..20), &claim] {
-                // What the filter throws away is no error for who sends it.
+                // The sender of a filtered frame gets no error.
                 let _refused = sender.send(frame);
             }
             let mut heard = [0; 256];

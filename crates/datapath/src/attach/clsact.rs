@@ -1,12 +1,12 @@
-//! Our clsact filters among those of others, and their queueing disciplines.
+//! Our clsact filters among foreign ones, and their queueing disciplines.
 //!
 //! - A filter is **ours** when it has the hook's name, in this or a former layout, and its program is pinned below our
 //!   directory, which happens before it becomes a filter. The kernel lists filters by program number; opening a program by
-//!   number takes `CAP_SYS_ADMIN`, and a pin keeps the number from being reused. Other filters are untouched; where one has our
-//!   handle, ours takes another.
-//! - A discipline is ours when we created it and one of our filters is on it. A directory below the pins notes the creation.
-//!   The note alone proves nothing: other software may have replaced the discipline. An agent killed in between leaves an empty
-//!   one.
+//!   number takes `CAP_SYS_ADMIN`, and a pin keeps the number from being reused. Other filters are untouched; if a foreign
+//!   one has our handle, ours gets another.
+//! - A discipline is ours when we created it and one of our filters is on it. A marker directory below the pins records the
+//!   creation. The marker alone is not enough: other software may have replaced the discipline. An agent that is killed in
+//!   between leaves an empty discipline.
 //! - Filters that this run does not use (`--attach=tcx`, another `--uplink`) are removed. A discipline of ours is removed in
 //!   one step with its last filter, unless others use it.
 
@@ -24,33 +24,33 @@ use crate::attach::filters::{self, Filter};
 use crate::error::map_io;
 use crate::names::{CLSACT_HANDLE, CLSACT_MARKS, CLSACT_PRIORITY, CLSACT_PROGRAMS, Hook};
 
-/// Every program counts here, so it is a map of each.
+/// A map that every program uses.
 pub const COMMON_MAP: &str = "counters";
 
-/// The programs that work on the maps of one version below one directory.
+/// The programs that use the maps of one version directory.
 #[derive(Clone, Debug)]
 pub struct OurSet {
-    /// The map that all of them have.
+    /// The map that all of them use.
     counters: Option<u32>,
-    /// Those that are, or were, filters.
+    /// Programs that are or were filters.
     filters: BTreeSet<u32>,
     /// Directory of their pins.
     pins: PathBuf,
-    /// Directory of the notes of disciplines.
+    /// Directory of discipline markers.
     marks: PathBuf,
 }
 
-/// What was taken off.
+/// Result of a removal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TakenOff {
     Nothing,
     Filter,
-    /// The filter, and the discipline that it was the last one on.
+    /// The filter and its discipline, of which it was the last one.
     All,
 }
 
 impl OurSet {
-    /// Of the pins below this directory of a version. Where nothing is pinned no program can be of the set.
+    /// From the pins below this version directory. Without pins the set is empty.
     pub fn of(version: &Path) -> io::Result<Self> {
         let counters = match MapInfo::from_pin(version.join("maps").join(COMMON_MAP)).map_err(map_io) {
             Ok(info) => Some(info.id()),
@@ -61,15 +61,15 @@ impl OurSet {
         Ok(Self { counters, filters: numbers_in(&pins)?, pins, marks: version.join(CLSACT_MARKS) })
     }
 
-    /// Pins a program that is about to become a filter. Others may be pinned as long as they are filters somewhere.
+    /// Pins a program before it becomes a filter.
     pub fn pin_program(&self, program: &mut SchedClassifier) -> Result<(), ProgramError> {
         let path = self.pins.join(program.info()?.id().to_string());
         fs::create_dir_all(&self.pins)?;
         if path.try_exists()? { Ok(()) } else { program.pin(path).map_err(|error| io::Error::other(error).into()) }
     }
 
-    /// Unpins programs that are no filters any more. Those attached by this process stay pinned in any case: without its pin a
-    /// filter cannot be recognised as ours.
+    /// Unpins programs that are no longer filters. Programs attached by this process always stay pinned, because a filter
+    /// is recognised by its pin.
     pub fn unpin_unused(&self, attached: BTreeSet<u32>) -> io::Result<()> {
         let mut used = attached;
         for ifindex in filters::devices()? {
@@ -80,19 +80,19 @@ impl OurSet {
         self.filters.difference(&used).try_for_each(|number| fs::remove_file(self.pins.join(number.to_string())))
     }
 
-    /// Whether the program works on the maps of this set.
+    /// Whether the program uses the maps of this set.
     pub fn has_program(&self, program: &ProgramInfo) -> Result<bool, ProgramError> {
         let maps = program.map_ids()?.unwrap_or_default();
         Ok(self.counters.is_some_and(|ours| maps.contains(&ours)))
     }
 
-    /// Whether the filter is of this hook, and one of ours.
+    /// Whether this is our filter of the hook.
     pub fn has(&self, hook: Hook, filter: &Filter) -> bool {
         hook.names().contains(&filter.name.as_str())
             && filter.program.is_some_and(|number| self.filters.contains(&number))
     }
 
-    /// The filters of this hook that are ours.
+    /// Our filters of the hook.
     fn ours(&self, hook: Hook, ifindex: u32) -> io::Result<Vec<Filter>> {
         let there = filters::on(ifindex, hook.direction())?;
         Ok(there.into_iter().filter(|filter| self.has(hook, filter)).collect())
@@ -112,7 +112,7 @@ impl OurSet {
         self.marks.join(ifindex.to_string())
     }
 
-    /// Without one of our filters the discipline may not be the one that we created.
+    /// Removes the marker if none of our filters is on the discipline, which may have been replaced.
     fn check_mark(&self, ifindex: u32) -> io::Result<()> {
         if !self.mark(ifindex).try_exists()? || self.is_on(ifindex)? { Ok(()) } else { self.forget(ifindex) }
     }
@@ -125,7 +125,7 @@ impl OurSet {
     }
 }
 
-/// The names that are numbers; none where there is no such directory.
+/// Entries whose names are numbers; none without the directory.
 fn numbers_in(directory: &Path) -> io::Result<BTreeSet<u32>> {
     match fs::read_dir(directory) {
         Ok(entries) => {
@@ -137,7 +137,7 @@ fn numbers_in(directory: &Path) -> io::Result<BTreeSet<u32>> {
     }
 }
 
-/// Where our filter is, or may go.
+/// The handle of our filter, or a free one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FilterSlot {
     Ours(TcHandle),
@@ -151,11 +151,11 @@ pub fn find_slot(set: &OurSet, hook: Hook, ifindex: u32) -> io::Result<FilterSlo
     }
     let there = filters::on(ifindex, hook.direction())?;
     let is_taken = there.iter().any(|filter| of_ours(filter) && filter.handle == u32::from(CLSACT_HANDLE));
-    // Any handle will do: the next agent knows ours by what they are.
+    // Any handle works: the next agent recognises our filters by their programs.
     Ok(FilterSlot::Free(if is_taken { TcHandle::AUTO_ASSIGN } else { CLSACT_HANDLE }))
 }
 
-/// Makes sure that the device takes filters.
+/// Ensures that the device has a clsact discipline.
 pub fn ensure(set: &OurSet, device: &str, ifindex: u32) -> Result<(), TcError> {
     match tc::qdisc_add_clsact(device) {
         Ok(()) => fs::create_dir_all(set.mark(ifindex)).map_err(TcError::IoError),
@@ -166,7 +166,7 @@ pub fn ensure(set: &OurSet, device: &str, ifindex: u32) -> Result<(), TcError> {
     }
 }
 
-/// Takes our filter of this hook off, if there is one, and the discipline with the last filter of ours.
+/// Removes our filter of the hook, if any, and with the last one the discipline.
 pub fn take_off(set: &OurSet, hook: Hook, ifindex: u32) -> io::Result<TakenOff> {
     let ours = set.ours(hook, ifindex)?;
     if ours.is_empty() {
@@ -183,7 +183,7 @@ pub fn take_off(set: &OurSet, hook: Hook, ifindex: u32) -> io::Result<TakenOff> 
     Ok(TakenOff::Filter)
 }
 
-/// Whether these filters of one side are all that the device has on both.
+/// Whether the device has only these filters of one side.
 fn is_all(filters: &[Filter], side: TcAttachType, ifindex: u32) -> io::Result<bool> {
     for direction in [TcAttachType::Ingress, TcAttachType::Egress] {
         let known = if direction == side { filters } else { &[] };
@@ -195,7 +195,7 @@ fn is_all(filters: &[Filter], side: TcAttachType, ifindex: u32) -> io::Result<bo
     Ok(true)
 }
 
-/// Our filters on other devices and hooks than these, and what was made for them, one line each.
+/// Removes our filters on other devices and hooks, and their disciplines. One line each.
 pub fn take_off_elsewhere(set: &OurSet, used: &[(Hook, u32)]) -> Vec<(String, io::Result<bool>)> {
     let devices = match filters::devices() {
         Ok(devices) => devices,
@@ -217,7 +217,7 @@ pub fn take_off_elsewhere(set: &OurSet, used: &[(Hook, u32)]) -> Vec<(String, io
     outcomes
 }
 
-/// Forgets the disciplines that are not ours any more, but for those on devices in use. One line for each.
+/// Removes markers of disciplines that are no longer ours, except on devices in use. One line each.
 pub fn forget_elsewhere(set: &OurSet, used: &[u32]) -> Vec<(String, io::Result<bool>)> {
     let noted = match numbers_in(&set.marks) {
         Ok(noted) => noted,
@@ -239,7 +239,7 @@ mod tests {
 
     #[test]
     fn programs_attached_by_this_process_stay_pinned() {
-        // Numbers that no program of this machine has reached.
+        // Program numbers that do not exist.
         let (attached, left) = (u32::MAX, u32::MAX - 1);
         let pins = std::env::temp_dir().join(format!("egress-filters-{}", std::process::id()));
         fs::create_dir_all(&pins).expect("a folder");

@@ -23,10 +23,10 @@ use crate::maps::access::tcx_programs;
 use crate::names::{Hook, LINKS, Pins};
 use crate::settings::Settings;
 
-/// How deep below a BPF file system's root another agent's directory is looked for.
+/// Search depth for another agent's directory below a BPF file system's root.
 const DEPTH: u32 = 4;
 
-/// An error where a hook of ours has a program of another set.
+/// Fails if one of our hooks has a program of another set.
 pub fn refuse(settings: &Settings, pins: &Pins, others: &[PathBuf]) -> Result<(), StartError> {
     let cannot_tell = |error| StartError::kernel("look for programs of another set", error);
     let versions = std::iter::once(pins.version()).chain(others.iter().cloned());
@@ -45,7 +45,7 @@ pub fn refuse(settings: &Settings, pins: &Pins, others: &[PathBuf]) -> Result<()
     Ok(())
 }
 
-/// A kernel without TCX, or a device that is away, has none.
+/// A kernel without TCX, or a missing device, has none.
 fn has_other_link(ours: &[OurSet], pins: &Pins, hook: Hook, device: &str) -> io::Result<bool> {
     match SchedClassifier::query_tcx(device, hook.direction()) {
         Ok((_, programs)) => has_other_program(ours, hook, &programs),
@@ -77,13 +77,13 @@ fn linked(directory: &Path, hook: Hook) -> Vec<u32> {
     opened.filter_map(|link| Some(link.info().ok()?.program_id())).collect()
 }
 
-/// The kernel cuts a program's name to 15 bytes.
+/// The kernel truncates a program's name to 15 bytes.
 fn is_named(name: &[u8], hook: Hook) -> bool {
     let whole = hook.name().as_bytes();
     name == whole.get(..15).unwrap_or(whole)
 }
 
-/// Likewise by filters, whose names are not cut.
+/// The same for filters, whose names are not truncated.
 fn has_other_filter(ours: &[OurSet], hook: Hook, device: &str) -> io::Result<bool> {
     let Ok(ifindex) = if_nametoindex(device) else { return Ok(false) };
     for filter in filters::on(ifindex, hook.direction())? {
@@ -94,7 +94,7 @@ fn has_other_filter(ours: &[OurSet], hook: Hook, device: &str) -> io::Result<boo
     Ok(false)
 }
 
-/// Another directory of pins on the same BPF file system, for the user's sake; `None` where none is in sight.
+/// Another directory of pins on the same BPF file system, for the message; `None` if none is found.
 fn elsewhere(pins: &Pins) -> Option<PathBuf> {
     directories(pins).into_iter().next()
 }

@@ -22,11 +22,11 @@ pub struct Attached {
     pub program: u32,
     /// The kernel's hash of the program's instructions.
     pub tag: Option<u64>,
-    /// Since when the hook has had a program of ours. Filters do not tell.
+    /// Since when the hook has had our program; unknown for filters.
     pub since: Option<SystemTime>,
 }
 
-/// `None` where nothing of ours runs on the hook.
+/// `None` if none of our programs runs on the hook.
 pub fn on(pins: &Pins, config: &Config, hook: Hook) -> io::Result<Option<Attached>> {
     match by_link(&pins.link(hook))? {
         None => by_filter(config, hook),
@@ -34,7 +34,7 @@ pub fn on(pins: &Pins, config: &Config, hook: Hook) -> io::Result<Option<Attache
     }
 }
 
-/// Where the agent has put the hook.
+/// The device of the hook.
 pub const fn ifindex(config: &Config, hook: Hook) -> u32 {
     match hook.device() {
         Device::Mgmt => config.mgmt_ifindex,
@@ -43,7 +43,7 @@ pub const fn ifindex(config: &Config, hook: Hook) -> u32 {
     }
 }
 
-/// The device that a program of this version's directory is on, whatever its layout is.
+/// The device of a program of this version directory, of any layout.
 pub fn somewhere(version: &Path, hook: Hook) -> io::Result<Option<u32>> {
     for name in hook.names() {
         if let Some(linked) = by_link(&version.join(LINKS).join(name))? {
@@ -75,7 +75,7 @@ fn by_link(path: &Path) -> io::Result<Option<Attached>> {
     }))
 }
 
-/// What the kernel writes of a link: its device, program and the program's tag. `None` where the device is gone.
+/// Parses the kernel's information about a link: device, program and tag. `None` if the device was removed.
 fn parse(text: &str) -> Option<(u32, u32, Option<u64>)> {
     let field = |name: &str| {
         let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));

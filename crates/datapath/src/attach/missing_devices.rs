@@ -18,7 +18,7 @@ use crate::error::StartError;
 use crate::names::{Device, Hook};
 use crate::settings::Settings;
 
-/// The kernel's room for a name, with the zero at its end.
+/// `IFNAMSIZ`: size of a name with its terminating zero.
 const NAME_SIZE: usize = 16;
 
 /// Devices with a configurable name.
@@ -37,7 +37,7 @@ pub fn line(device: Device, name: &str) -> String {
     format!("waiting for interface {name}, the {device} ({}): there is none of that name", flag(device))
 }
 
-/// An error where no device can have a name that is set.
+/// Fails if a configured name is invalid for any device.
 pub fn names(settings: &Settings) -> Result<(), StartError> {
     for device in NAMED {
         let name = settings.device(device);
@@ -48,7 +48,7 @@ pub fn names(settings: &Settings) -> Result<(), StartError> {
     Ok(())
 }
 
-/// An error where a device is missing whose programs run elsewhere, pinned below one of these directories of versions.
+/// Fails if a device is missing whose programs, pinned below one of these version directories, run on another device.
 pub fn elsewhere(settings: &Settings, facts: &NodeFacts, versions: &[PathBuf]) -> Result<(), StartError> {
     let is_missing = |hook: &Hook| NAMED.contains(&hook.device()) && facts.device(hook.device()).is_none();
     for hook in Hook::ALL.into_iter().filter(is_missing) {
@@ -66,7 +66,7 @@ pub fn elsewhere(settings: &Settings, facts: &NodeFacts, versions: &[PathBuf]) -
     Ok(())
 }
 
-/// As the kernel judges them (`dev_valid_name`).
+/// As the kernel checks them (`dev_valid_name`).
 fn can_be_a_name(name: &str) -> bool {
     let is_odd = |byte: u8| byte == b'/' || byte == b':' || byte.is_ascii_whitespace() || byte == 0x0b;
     !name.is_empty() && name.len() < NAME_SIZE && name != "." && name != ".." && !name.bytes().any(is_odd)

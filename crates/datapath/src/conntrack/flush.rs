@@ -1,14 +1,14 @@
 //! Flush: removes flows that an edit no longer permits.
 //!
-//! A flow of a pod is an entry of `flows` on its node; its NAT entry is two entries of `nat` on the gateway node, which live
-//! and die together. Flows are found by a walk of the maps; one walk serves any number of cuts.
+//! A flow of a pod is an entry of `flows` on its node; its NAT entry is two entries of `nat` on the gateway node, which are
+//! removed together. Flows are found by a walk of the maps; one walk serves any number of flushes.
 //!
-//! A TCP connection keeps its entry of `flows`: the pod's next packet is answered with a reset, since the policy has lost the
-//! address or no policy selects the pod (`decide::slots`, `decide::from_pod`). Idle pods are made to send it (`idle_reset`).
-//! All other entries are removed, and start again with the next packet.
+//! A TCP connection keeps its entry of `flows`: the pod's next packet is answered with a reset, since the policy has lost
+//! the address or no policy selects the pod (`decide::slots`, `decide::from_pod`). For idle pods see `idle_reset`. All
+//! other entries are removed, and begin again with the next packet.
 //!
-//! Each change of a plan is followed by its cuts. An agent that ends in between needs no note: the next one cuts what the maps
-//! do not permit ([`orphans`]).
+//! Each change of a plan is followed by its flushes. If an agent ends in between, the next one flushes all flows that the
+//! maps do not permit ([`orphans`]).
 
 use std::collections::BTreeSet;
 use std::io;
@@ -21,19 +21,19 @@ use crate::maps::handles::{FlowMaps, Hash};
 use crate::node_state::reset_history::Cut;
 use egress_core::model::state::{Action, EgressId, KernelState};
 
-/// What one walk is to cut.
+/// Flushes for one walk.
 #[derive(Debug, Default)]
 pub struct Due {
-    /// Of an object, what shows this address.
+    /// Flows of a policy with this address.
     shown: BTreeSet<(u32, u128)>,
-    /// Of an object, what belongs to this pod.
+    /// Flows of a policy and this pod.
     of_pods: BTreeSet<(u32, u128)>,
-    /// Everything that is known of these pods' addresses: flows, mappings, connections from outside, datagrams. The pods are
-    /// gone, so no reset is needed.
+    /// All entries of these pods' addresses: flows, NAT entries, inbound connections, datagrams. The pods were removed, so
+    /// no reset is needed.
     gone: BTreeSet<u128>,
 }
 
-/// Quicker to compare than octets.
+/// Faster to compare than octets.
 fn number(address: Addr) -> u128 {
     u128::from_be_bytes(address.octets())
 }
@@ -59,13 +59,13 @@ impl Due {
         !self.gone.is_empty() && self.gone.contains(&number(pod))
     }
 
-    /// Whether a flow or mapping of this object's, of this pod and with this address, is to be cut.
+    /// Whether a flow or NAT entry with these properties is to be flushed.
     fn has(&self, id: u32, pod: Addr, shown: Addr) -> bool {
         self.of_pods.contains(&(id, number(pod))) || self.shown.contains(&(id, number(shown)))
     }
 }
 
-/// All that is due.
+/// Flushes everything that is due.
 pub fn all(maps: &mut FlowMaps, due: &Due) -> io::Result<Cut> {
     let done = cut(
         maps,
@@ -86,8 +86,8 @@ pub fn all(maps: &mut FlowMaps, due: &Due) -> io::Result<Cut> {
     Ok(done.0)
 }
 
-/// Flows and mappings that this state does not permit, and how many entries went. Mappings towards other nodes (mark 1008)
-/// are no object's, and those of another version are the sweep's.
+/// Flushes flows and NAT entries that this state does not permit; returns the number of removed entries. NAT entries for
+/// other nodes (mark 1008) belong to no policy, and those of another version are left to the sweep.
 pub fn orphans(maps: &mut FlowMaps, state: &KernelState) -> io::Result<(Cut, usize)> {
     let permits =
         |pod: Option<Addr>, id, address: Addr| state.permits(pod.map(|pod| pod.to_ip()), EgressId(id), address.to_ip());
@@ -105,15 +105,15 @@ pub fn orphans(maps: &mut FlowMaps, state: &KernelState) -> io::Result<(Cut, usi
     )
 }
 
-/// What becomes of a flow.
+/// Treatment of a flow.
 enum Fate {
     Stays,
-    /// A connection's pod is to be told, and keeps its entry for that; all else is forgotten.
+    /// Keep the entry of a TCP connection, whose pod gets a reset; remove all others.
     Cut,
     Forgotten,
 }
 
-/// The connections whose pods are to be told, and how many entries went.
+/// Connections whose pods need a reset, and the number of removed entries.
 fn cut(
     maps: &mut FlowMaps,
     fate: impl Fn(&Tuple, &Flow) -> Fate,
@@ -125,7 +125,7 @@ fn cut(
         Fate::Cut if tuple.protocol == PROTO_TCP => connections.push((*tuple, EgressId(flow.egress_id))),
         Fate::Cut | Fate::Forgotten => others.push(*tuple),
     })?;
-    // The flow first: as long as it is there, the pod's next packet would make the mapping again.
+    // The flow first: with it, the pod's next packet would create the NAT entry again.
     for tuple in &others {
         maps.flows.remove(tuple)?;
     }
@@ -133,10 +133,11 @@ fn cut(
     Ok((connections, others.len() + mappings))
 }
 
-/// `goes` sees the forward tuple, the mapping and the reverse tuple, whichever of the two keys was found. How many went.
+/// `goes` gets the forward tuple, the NAT entry and the reverse tuple, for either key. Returns the number of removed
+/// entries.
 fn cut_mappings(maps: &mut FlowMaps, goes: impl Fn(&Tuple, &NatEntry, &Tuple) -> bool) -> io::Result<usize> {
-    // Each mapping is met at both of its keys; at the reverse one it is taken. A forward key that is alone has no answers,
-    // and goes with the next sweep.
+    // The walk visits both keys; the entry is removed at the reverse one. A lone forward key gets no answers, and the next
+    // sweep removes it.
     let mut keys = Vec::new();
     maps.nat.for_each(|key: &Tuple, mapping: &NatEntry| {
         if key.direction() == Direction::Ingress && goes(&mapping.other, mapping, key) {
@@ -144,8 +145,8 @@ fn cut_mappings(maps: &mut FlowMaps, goes: impl Fn(&Tuple, &NatEntry, &Tuple) ->
         }
     })?;
     for (reverse, forward) in &keys {
-        // The remover of the reverse key removes the forward key too, as the programs do: by then
-        // it may be a new mapping's.
+        // Only the remover of the reverse key removes the forward key, as in the programs: it may belong to a new NAT entry
+        // by then.
         if maps.nat.remove(reverse)? {
             maps.nat.remove(forward)?;
         }
@@ -153,7 +154,7 @@ fn cut_mappings(maps: &mut FlowMaps, goes: impl Fn(&Tuple, &NatEntry, &Tuple) ->
     Ok(keys.len())
 }
 
-/// Those that have gone by themselves are no error.
+/// A missing entry is no error.
 fn remove_those<V: aya::Pod>(map: &mut Hash<Tuple, V>, goes: impl Fn(&Tuple) -> bool) -> io::Result<()> {
     let mut keys = Vec::new();
     map.for_each(|key: &Tuple, _| {

@@ -22,13 +22,13 @@ use crate::node_state::config;
 use crate::node_state::shared::Shared;
 use egress_supervise;
 
-/// A test run wants a whole Ethernet header.
+/// A test run needs a whole Ethernet header.
 const PACKET: [u8; 64] = [0; 64];
-/// Size of `struct __sk_buff` (linux/bpf.h), and where its mark lies.
+/// Size of `struct __sk_buff` (linux/bpf.h), and the offset of its mark.
 const CONTEXT: usize = 192;
 const MARK: usize = 8;
 
-/// The shortest usual timeout is a minute; an entry may outlive its own by this time.
+/// Interval of sweeps: an entry may outlive its timeout by this time. The shortest usual timeout is a minute.
 const INTERVAL: Duration = Duration::from_secs(10);
 /// While a map is nearly full.
 const PRESSED_INTERVAL: Duration = Duration::from_secs(1);
@@ -38,8 +38,7 @@ const PRESSED_INTERVAL: Duration = Duration::from_secs(1);
 pub async fn run(shared: Arc<Shared>) {
     loop {
         let mut pressed = false;
-        // Files of /proc, and a walk of the maps: on a small machine it would keep this thread from following the node's
-        // devices.
+        // Reads of /proc and map walks block, and this thread watches the node's devices.
         let sweeping = Arc::clone(&shared);
         let sweep = move || {
             if let Err(error) = sweeping.follow_ports() {
@@ -97,7 +96,7 @@ impl Shared {
     }
 }
 
-/// Runs the program; returns how many entries went.
+/// Runs the program; returns the number of removed entries.
 fn test_run(program: &SchedClassifier, mark: u32) -> io::Result<u32> {
     let mut context = [0; CONTEXT];
     context[MARK..MARK + 4].copy_from_slice(&mark.to_ne_bytes());

@@ -26,7 +26,7 @@ const NOWHERE: [IpAddr; 2] =
 
 /// The netlink connection and the device names.
 pub struct Host {
-    /// Ends before the handle goes.
+    /// Dropped before the handle.
     _connection: JoinSet<()>,
     pub netlink: Handle,
     pub uplink: String,

@@ -1,4 +1,4 @@
-//! Facts about the node's devices, asked from the kernel by rtnetlink.
+//! Facts about the node's devices, by rtnetlink.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -10,7 +10,7 @@ use rtnetlink::packet_route::link::{InfoBridge, InfoData, InfoKind, LinkAttribut
 use crate::error::netlink_io;
 use crate::names::Device;
 
-/// A device as the programs need to know it.
+/// The properties of a device that the programs need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Interface {
     pub index: u32,
@@ -18,7 +18,7 @@ pub struct Interface {
     pub mtu: u32,
 }
 
-/// The node as it is now; a device that is not there is `None`.
+/// Current facts of the node; a missing device is `None`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NodeFacts {
     pub uplink: Option<Interface>,
@@ -26,7 +26,7 @@ pub struct NodeFacts {
     /// See [`filters_ports`].
     pub mgmt_filters_ports: bool,
     pub overlay: Option<Interface>,
-    /// It is made down, and brought up when its program is there.
+    /// Created down, and brought up when its program is attached.
     pub overlay_up: bool,
     /// Whether the uplink can send.
     pub carrier: bool,
@@ -45,7 +45,7 @@ impl NodeFacts {
     }
 }
 
-/// The link message of a device; `None` where there is none of that name.
+/// The link message of a device; `None` if there is none.
 pub async fn link(netlink: &Handle, name: &str) -> std::io::Result<Option<LinkMessage>> {
     let mut links = netlink.link().get().match_name(name).execute();
     match links.try_next().await.map_err(netlink_io) {
@@ -54,7 +54,7 @@ pub async fn link(netlink: &Handle, name: &str) -> std::io::Result<Option<LinkMe
     }
 }
 
-/// `None` where there is no device of that name.
+/// `None` if there is no such device.
 pub async fn interface(netlink: &Handle, name: &str) -> std::io::Result<Option<Interface>> {
     Ok(link(netlink, name).await?.as_ref().map(from_message))
 }
@@ -68,8 +68,8 @@ pub fn has_carrier(message: &LinkMessage) -> bool {
     message.header.flags.contains(LinkFlags::Up | LinkFlags::LowerUp)
 }
 
-/// A bridge whose packets meet netfilter when they come in by a port, before they are the bridge's own: by its own setting or
-/// by the namespace's (br_netfilter, `net.bridge.bridge-nf-call-iptables`, which Kubernetes' installers switch on).
+/// A bridge whose port traffic passes netfilter before the bridge's own hooks: by its own setting or by the namespace's
+/// (br_netfilter, `net.bridge.bridge-nf-call-iptables`, which Kubernetes' installers switch on).
 pub fn filters_ports(message: &LinkMessage) -> bool {
     let mut kinds = message.attributes.iter().filter_map(|attribute| match attribute {
         LinkAttribute::LinkInfo(info) => Some(info),
@@ -139,7 +139,7 @@ fn candidate(message: &AddressMessage) -> Option<(IpAddr, bool)> {
     Some((address, length == whole))
 }
 
-/// What a message says of an address.
+/// The content of an address message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Addressed {
     pub address: IpAddr,
@@ -148,7 +148,7 @@ pub struct Addressed {
     pub flags: AddressFlags,
 }
 
-/// An address of global scope that is in use; `None` for any other, and for one that is not yet, or not at all, the node's.
+/// A usable address of global scope; `None` for any other, such as a tentative one.
 pub fn addressed(message: &AddressMessage) -> Option<Addressed> {
     if message.header.scope != AddressScope::Universe {
         return None;
@@ -156,7 +156,7 @@ pub fn addressed(message: &AddressMessage) -> Option<Addressed> {
     let (mut address, mut flags) = (None, AddressFlags::empty());
     for attribute in &message.attributes {
         match attribute {
-            // On point-to-point devices `Address` is the peer's; `Local` is ours wherever it is given.
+            // On point-to-point devices `Address` is the peer's; `Local`, if present, is the node's.
             AddressAttribute::Local(local) => address = Some(*local),
             AddressAttribute::Address(other) if address.is_none() => address = Some(*other),
             AddressAttribute::Flags(given) => flags = *given,

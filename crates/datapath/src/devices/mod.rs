@@ -1,4 +1,4 @@
-//! The node's devices, addresses and networks, asked from the kernel, and the ports that NAT may use on the node's address.
+//! The node's devices, addresses and networks, from the kernel, and the ports that NAT may use on the node's address.
 
 pub mod host;
 pub mod interfaces;

@@ -1,21 +1,19 @@
-//! Which ports NAT may use on the node's own address (mark 1008): those that no other process on the node uses.
+//! The ports that NAT may use on the node's own address (mark 1008).
 //!
-//! A socket that binds such a port explicitly takes it all the same: nothing of the kernel's keeps it from that. Both then
-//! work side by side but for one case: where it talks to the very address and port that a pod's mapped flow talks to, by the
-//! same protocol, the answers are taken for the flow's.
+//! A process can still bind such a port explicitly. Both then work, except if it uses the same protocol, peer address and
+//! peer port as a pod's translated flow: then the answers go to the flow.
 //!
-//! Pure: the kernel's settings are arguments. What is excluded: the host's ephemeral ports, its reserved ports, the
-//! NodePort range and the tunnel port. Of the contiguous ranges that remain above 1023, the highest that is large enough is
-//! taken: services of the node listen in the lower ones. Where none is, the largest.
+//! Pure: the kernel's settings are arguments. Excluded are the host's ephemeral ports, its reserved ports, the NodePort
+//! range and the tunnel port. Of the remaining contiguous ranges above 1023, the highest that is large enough is used,
+//! because services of the node listen in the lower ones; otherwise the largest.
 //!
-//! A setting that cannot be read is as it was when it last could be: ports that the host is known to use must not become
-//! NAT's by a failed read.
+//! An unreadable setting keeps its last value, so that a failed read does not give the host's ports to NAT.
 
 use std::ops::RangeInclusive;
 
 use egress_common::abi::PortRange;
 
-/// Below this many ports a node that talks much to other nodes runs out; the agent warns.
+/// With fewer ports, a node with much traffic to other nodes runs out; the agent warns.
 pub const COMFORTABLE: usize = 1024;
 
 const FIRST: u16 = 1024;
@@ -24,14 +22,14 @@ const FIRST: u16 = 1024;
 pub const EPHEMERAL: &str = "ip_local_port_range";
 pub const RESERVED: &str = "ip_local_reserved_ports";
 
-/// What the host's settings say; `None` where one cannot be read.
+/// The host's settings; `None` for an unreadable one.
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
     pub ephemeral: Option<RangeInclusive<u16>>,
     pub reserved: Option<Vec<RangeInclusive<u16>>>,
 }
 
-/// What the host takes for itself, as far as it is known.
+/// The host's own ports, as last read.
 #[derive(Debug)]
 pub struct HostPorts {
     ephemeral: Setting<RangeInclusive<u16>>,
@@ -49,7 +47,7 @@ impl<T> Setting<T> {
         Self { known: default, is_readable: true }
     }
 
-    /// Whether it is news that it cannot be read.
+    /// Whether the read failure was not reported yet.
     fn follow(&mut self, seen: Option<T>) -> bool {
         let was_readable = std::mem::replace(&mut self.is_readable, seen.is_some());
         match seen {
@@ -66,7 +64,7 @@ impl HostPorts {
         Self { ephemeral: Setting::of(32768..=60999), reserved: Setting::of(Vec::new()) }
     }
 
-    /// Takes what is there to be read now. The settings that cannot be read any more, each once until it can be again.
+    /// Updates the settings. Returns newly unreadable ones, each once until it is readable again.
     pub fn follow(&mut self, seen: Seen) -> Vec<&'static str> {
         let ephemeral = self.ephemeral.follow(seen.ephemeral).then_some(EPHEMERAL);
         let reserved = self.reserved.follow(seen.reserved).then_some(RESERVED);
@@ -78,13 +76,13 @@ impl HostPorts {
     }
 }
 
-/// A range of 1024..=65535 that meets no excluded range; `None` when nothing is left.
+/// A range of 1024..=65535 without excluded ports; `None` if nothing is left.
 pub fn choose(excluded: &[RangeInclusive<u16>]) -> Option<PortRange> {
     let mut sorted: Vec<_> = excluded.iter().filter(|range| !range.is_empty()).cloned().collect();
     sorted.sort_by_key(|range| *range.start());
     let mut best: Option<RangeInclusive<u16>> = None;
     let mut consider = |candidate: RangeInclusive<u16>| {
-        // They come in ascending order, so of equals the later is the higher.
+        // In ascending order, so that of equal ranges the later one is higher.
         let worth = |range: &RangeInclusive<u16>| range.len().min(COMFORTABLE);
         if worth(&candidate) > 0 && best.as_ref().is_none_or(|best| worth(&candidate) >= worth(best)) {
             best = Some(candidate);

@@ -23,19 +23,19 @@ use tokio::time::Instant;
 
 /// Samples that are kept for later followers. When full, the oldest of the most frequent reason is removed.
 const RECENT: usize = 256;
-/// Samples that a follower may lag.
+/// Number of samples that a follower may lag behind.
 const BACKLOG: usize = 1024;
 /// Per follower.
 pub const LINES_PER_SECOND: u32 = 50;
 
-/// A packet that was dropped.
+/// A dropped packet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sample {
     pub at: SystemTime,
     /// Label of the verdict.
     pub reason: Cow<'static, str>,
     pub ifindex: u32,
-    /// Zero where the source is no selected pod of this node.
+    /// Zero if the source is no selected pod of this node.
     pub egress_id: u32,
     pub length: u32,
     pub source: SocketAddr,
@@ -105,7 +105,7 @@ impl Drops {
         loop {
             let next = tokio::select! {
                 next = coming.recv() => next,
-                // The client sends nothing: this is the end of the connection.
+                // The client sends nothing, so this is the end of the connection.
                 _end = reader.read(&mut byte) => return Ok(()),
                 () = limit.is_over() => {
                     let left_out = limit.begin(Instant::now());
@@ -155,7 +155,7 @@ impl RateLimit {
     }
 
     fn takes(&mut self, now: Instant) -> bool {
-        // A window in which some were left out ends with saying so.
+        // A window with omitted samples ends with their number.
         if self.left_out == 0 && now.duration_since(self.since) >= Self::WINDOW {
             *self = Self::since(now);
         }
@@ -164,7 +164,7 @@ impl RateLimit {
         takes
     }
 
-    /// Waits for the end of a window in which some were left out.
+    /// Waits for the end of a window with omitted samples.
     async fn is_over(&self) {
         match self.left_out {
             0 => std::future::pending().await,
@@ -172,7 +172,7 @@ impl RateLimit {
         }
     }
 
-    /// The next window; how many were left out in this one.
+    /// Begins the next window; returns the number of omitted samples of this one.
     fn begin(&mut self, now: Instant) -> u64 {
         std::mem::replace(self, Self::since(now)).left_out
     }

@@ -29,11 +29,11 @@ const IFINDEX: usize = 12;
 const EGRESS_ID: usize = 16;
 const LENGTH: usize = 20;
 const TUPLE: usize = 24;
-/// Likewise of [`ConflictEvent`].
+/// The same for [`ConflictEvent`].
 const CLAIMED: usize = 8;
 const CLAIMANT: usize = 24;
 
-/// Runs until it is dropped.
+/// Runs until dropped.
 pub async fn run(ring: RingBuf<MapData>, drops: Drops, shared: Arc<Shared>) {
     let mut ring = match access::await_ring(ring) {
         Ok(ring) => ring,
@@ -74,7 +74,7 @@ fn meet(shared: &Shared, claimant: Claimant, ago: Duration) {
     }
 }
 
-/// Field by field in the layout of [`ConflictEvent`]; and how long ago it was.
+/// Field by field in the layout of [`ConflictEvent`]; with its age.
 fn conflict(item: &[u8], now: &Now) -> Option<(Claimant, Duration)> {
     if item.len() != size_of::<ConflictEvent>() {
         return None;
@@ -85,7 +85,7 @@ fn conflict(item: &[u8], now: &Now) -> Option<(Claimant, Duration)> {
     Some((Claimant { address, mac }, Duration::from_nanos(now.monotonic_ns.saturating_sub(time_ns))))
 }
 
-/// The programs' clock beside the wall's.
+/// The programs' clock and the wall clock.
 struct Now {
     monotonic_ns: u64,
     wall: SystemTime,
@@ -106,7 +106,7 @@ impl Now {
     }
 }
 
-/// How much may be written in this window.
+/// Lines left in this window.
 struct Budget {
     since: Instant,
     lines: u32,

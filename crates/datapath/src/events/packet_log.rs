@@ -1,5 +1,5 @@
-//! A line about every packet, at level trace under the name `egress_ebpf`: only where the object was built to write them
-//! (`cargo xtask build --log-packets`). The object that is meant for work has no map for it, and nothing happens here.
+//! A trace line for every packet under the name `egress_ebpf`, if the object was built for it (`cargo xtask build
+//! --log-packets`). The normal object has no map for this, and this module does nothing.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use tracing::warn;
 
 use egress_supervise::{self, Task};
 
-/// A person who watches does not notice the delay.
+/// Short enough for interactive use.
 const INTERVAL: Duration = Duration::from_millis(50);
 
 /// Reads for as long as the tasks live.

@@ -19,14 +19,14 @@ use crate::node_state::shared::Shared;
 use egress_core::model::state::{EgressId, HandoverStage, HandoverState};
 use egress_core::plan::executor::DataplaneError;
 
-/// A flow may look idle for half a second after a packet (`flow_cache` of the programs).
+/// A flow may appear idle for half a second after a packet (`flow_cache` of the programs).
 const NOTED_NS: u64 = 500_000_000;
 
 pub fn put(shared: &Shared, state: &mut State, id: EgressId, handover: HandoverState) -> Result<(), DataplaneError> {
     let HandoverState { stage, address, peer } = handover;
     let owned = entry(state, id, &handover)?;
     let before = state.maps.handovers.get(&id.0).map_err(kernel("read map handovers"))?;
-    // What was handed over before, of the same policy: no other action ends it.
+    // Ends an earlier hand-over of the same policy, which no other action ends.
     if let Some(other) = before.filter(|before| before.owned.address != owned.address) {
         end(state, id, other.owned.address.to_ip())?;
     }
@@ -40,17 +40,17 @@ pub fn put(shared: &Shared, state: &mut State, id: EgressId, handover: HandoverS
     if stage == HandoverStage::Leaving {
         let given_up = state.with_decisions_suspended(|maps| maps.owned.remove(&id.0));
         given_up.map_err(kernel("remove from map owned"))?;
-        // Nor is it announced from here any more. After the step: a busy kernel may take long for a filter.
+        // Ends the announcements. After the step, because a busy kernel may be slow to change a filter.
         state.claims.leave(&shared.settings.uplink, address);
         info!(%address, id = id.0, "egress IP is no longer served here");
     }
     Ok(())
 }
 
-/// The address as it is owned here, or is to be.
+/// The owned entry, current or future.
 fn entry(state: &State, id: EgressId, handover: &HandoverState) -> Result<Owned, DataplaneError> {
     if handover.stage == HandoverStage::Leaving {
-        // Whatever has become of the uplink: who cannot send lets go too.
+        // Independent of the uplink: a node that cannot send releases the address too.
         let owned = state.maps.owned.get(&id.0).map_err(kernel("read map owned"))?;
         if let Some(owned) = owned.filter(|owned| owned.address == handover.address.into()) {
             return Ok(owned);
@@ -66,7 +66,7 @@ pub fn end(state: &mut State, id: EgressId, address: IpAddr) -> Result<(), Datap
     let owned = state.maps.owned.get(&id.0).map_err(kernel("read map owned"))?;
     let key = address.into();
     let answers = state.maps.owned_addr.get(&key).map_err(kernel("read map owned_addr"))?;
-    // The address may be here again, or have another object by now.
+    // The address may be owned here again, or by another policy.
     let is_over = owned.is_none_or(|owned| owned.address != key);
     if is_over && answers.is_some_and(|entry| entry.egress_id == id.0) {
         remove("remove from map owned_addr", &mut state.maps.owned_addr, &key)?;

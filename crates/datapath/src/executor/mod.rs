@@ -1,6 +1,7 @@
 //! Applies plan actions to the kernel, and reads the kernel's state back.
 //!
-//! One action is one map write, except claims (`announce`) and cuts (`conntrack::flush`). An error leaves the state as it was.
+//! One action is one map write, except claims (`announce`) and flushes (`conntrack::flush`). An error leaves the state
+//! unchanged.
 
 pub mod handover;
 pub mod observe;
@@ -37,7 +38,7 @@ use egress_core::plan::executor::{Claimant, DataplaneError, Executor, Expected};
 use egress_supervise;
 
 impl Executor for Dataplane {
-    /// Walks whole maps: not on a thread that others wait for.
+    /// Walks whole maps in a blocking thread.
     async fn observe(&mut self) -> Result<KernelState, DataplaneError> {
         let shared = Arc::clone(&self.shared);
         let observed = spawn_blocking(move || Ok(observe(&shared))).await;
@@ -93,7 +94,7 @@ impl Executor for Dataplane {
                 probe_early(&self.shared, *address);
                 egress_supervise::blocking(|| write(&self.shared, action))
             }
-            // A write may come with a transaction of nftables, or with a multicast filter of the uplink.
+            // A write may include an nftables transaction or a multicast filter of the uplink.
             other => egress_supervise::blocking(|| write(&self.shared, other)),
         }
     }
@@ -107,7 +108,7 @@ impl Executor for Dataplane {
     }
 }
 
-/// Walks whole maps in a blocking thread, so that this thread can follow the node's devices. Starts when called, not when
+/// Walks whole maps in a blocking thread, so that this thread can watch the node's devices. Starts when called, not when
 /// awaited.
 fn walk(
     shared: &Arc<Shared>,
@@ -160,7 +161,7 @@ fn write_maps(shared: &Shared, action: &Action) -> Result<(), DataplaneError> {
     let maps = &mut *guard;
     shared.leak_guard.before_map_write(action);
     match action {
-        // Its probe waits for the network, so it does not run under a lock. Cuts walk other maps.
+        // Its probe waits for the network, so it does not run under a lock. Flushes walk other maps.
         Action::Own(..) | Action::CutPod(_) | Action::CutFlows(..) | Action::CutPodFlows(..) | Action::CutOrphans => {
             Ok(())
         }
@@ -232,7 +233,7 @@ fn cut_orphans(shared: &Shared) -> Result<(), DataplaneError> {
     let (cut, forgotten) =
         flush::orphans(&mut shared.flow_maps(), &seen).map_err(kernel("cut what a former plan has left"))?;
     shared.forget_all_counts().map_err(kernel("remove from map eip_counters"))?;
-    // Connections stay until they have aged, also those whose pods were told.
+    // Connections stay until they expire, also those whose pods got a reset.
     if forgotten > 0 {
         info!(entries = forgotten, connections = cut.len(), "flows cut that a former plan left");
     }
@@ -250,7 +251,7 @@ fn put_pod(
     let key = Addr::from(address);
     let before = pods.get(&key).map_err(kernel("read map pods"))?;
     let now = now_ns().map_err(kernel("read the clock"))?;
-    // The other ends of its connections may live for so long, and the pod may speak at any time until then.
+    // The peers of its connections may live this long, and the pod may send until then.
     let cut_until = now + u64::from(timeouts.tcp_established) * 1_000_000_000;
     put("pods", pods, &key, &convert::pod_entry(pod, before.as_ref(), now, cut_until).sealed(&key))?;
     Ok(is_selected(before.as_ref()))
@@ -273,8 +274,8 @@ fn no_uplink() -> DataplaneError {
     kernel("claim an egress IP")(io::Error::from_raw_os_error(libc::ENETDOWN))
 }
 
-/// Claims the address for the object: probe, entries, announcements. An entry that is there already (a restart) is not
-/// probed for, since the answer would be our own.
+/// Claims the address for the policy: probe, entries, announcements. An existing entry (after a restart) needs no probe,
+/// since this node would answer itself.
 async fn own(shared: &Shared, id: EgressId, address: IpAddr) -> Result<(), DataplaneError> {
     let (uplink, held) = {
         let state = shared.state();
@@ -298,7 +299,7 @@ async fn own(shared: &Shared, id: EgressId, address: IpAddr) -> Result<(), Datap
     egress_supervise::blocking(|| take(shared, id, address, held))
 }
 
-/// What is left to do for an address that is free.
+/// The rest of a claim, after the probe.
 fn take(shared: &Shared, id: EgressId, address: IpAddr, held: Option<IpAddr>) -> Result<(), DataplaneError> {
     let mut state = shared.state();
     // The uplink may have been replaced during the probe.
@@ -308,7 +309,7 @@ fn take(shared: &Shared, id: EgressId, address: IpAddr, held: Option<IpAddr>) ->
         state.claims.leave(&shared.settings.uplink, address);
         return Err(refused("owned", state.maps.owned.limit(), error));
     }
-    // One object has one address on a node. Its old one goes when the new one stands.
+    // A policy has one address per node. The old one is removed after the new one is written.
     let ended = held.map_or(Ok(()), |held| disown(shared, &mut state, id, held));
     state.raise_decisions().map_err(kernel("write map config"))?;
     ended?;
@@ -317,8 +318,8 @@ fn take(shared: &Shared, id: EgressId, address: IpAddr, held: Option<IpAddr>) ->
     Ok(())
 }
 
-/// Another host answers for the address. Where it is a node of the cluster, even the one that the address comes from, its
-/// programs emit it: it is claimed when they have stopped.
+/// Another host answers for the address. If it is a node of the cluster, its programs emit the address, which can be
+/// claimed after they stop.
 fn in_use(state: &State, address: IpAddr, mac: Mac) -> DataplaneError {
     let node = state.expected.links.get(&mac).copied();
     let mac = mac_text(mac);
@@ -328,8 +329,8 @@ fn in_use(state: &State, address: IpAddr, mac: Mac) -> DataplaneError {
     }
 }
 
-/// Probes beside all else for an address that this node is about to take, so that its claim, which comes within seconds where
-/// the other node is dead, need not wait. The node that it comes from may answer still: its lease ends before the claim.
+/// Probes early and concurrently for an address that this node is about to own, so that the claim need not wait. The former
+/// owner may still answer: its lease ends before the claim.
 fn probe_early(shared: &Arc<Shared>, address: IpAddr) {
     let (uplink, under_way) = {
         let mut state = shared.state();
@@ -339,9 +340,9 @@ fn probe_early(shared: &Arc<Shared>, address: IpAddr) {
     let shared = Arc::clone(shared);
     // Short-lived: one probe.
     tokio::spawn(async move {
-        // Dropped last, when what was found is noted.
+        // Dropped last, after the result is recorded.
         let _under_way = under_way;
-        // A failure is met again by the claim.
+        // The claim repeats a failure.
         let Ok(claimed) = announce::probe(uplink, &[address]).await else { return };
         let mut state = shared.state();
         if claimed.get(&address).is_none_or(|mac| state.expected.is_holder(address, *mac)) {
@@ -352,7 +353,7 @@ fn probe_early(shared: &Arc<Shared>, address: IpAddr) {
 
 impl Dataplane {
     /// Probes for all addresses that the plan is going to claim, at the same time, so that each `Own` of it that follows
-    /// within a few seconds need not wait. A conflict, or a failure to probe, is met again and reported by its `Own`.
+    /// within a few seconds need not wait. A conflict or failure is found again and reported by its `Own`.
     pub async fn probe_ahead(&self, plan: &[Action]) {
         let owns = plan.iter().filter_map(|action| match action {
             Action::Own(_, address) => Some(*address),
@@ -380,7 +381,7 @@ impl Dataplane {
     }
 }
 
-/// Translation ends first, also what was begun by a hand-over, answers second, membership last.
+/// Ends translation first, including a hand-over, then answers, then the membership.
 fn disown(shared: &Shared, state: &mut State, id: EgressId, address: IpAddr) -> Result<(), DataplaneError> {
     let maps = &mut state.maps;
     let key = Addr::from(address);
@@ -392,7 +393,7 @@ fn disown(shared: &Shared, state: &mut State, id: EgressId, address: IpAddr) -> 
     if owned.is_some_and(|entry| entry.address == key) {
         remove("remove from map owned", &mut maps.owned, &id.0)?;
     }
-    // The address may belong to another object by now.
+    // The address may belong to another policy by now.
     let answers = maps.owned_addr.get(&key).map_err(kernel("read map owned_addr"))?;
     if answers.is_some_and(|entry| entry.egress_id == id.0) {
         remove("remove from map owned_addr", &mut maps.owned_addr, &key)?;
@@ -427,7 +428,7 @@ fn refused(map: &'static str, limit: u32, source: io::Error) -> DataplaneError {
     }
 }
 
-/// Not there is as good as removed.
+/// A missing entry counts as removed.
 fn remove<K: Pod, V: Pod>(what: &'static str, map: &mut Hash<K, V>, key: &K) -> Result<(), DataplaneError> {
     map.remove(key).map(drop).map_err(kernel(what))
 }

@@ -1,4 +1,4 @@
-//! What the maps hold.
+//! Reads the state of the maps.
 
 use egress_common::abi::{self, Addr, ExposedPort, Exposure, Owned, PolicyKey};
 

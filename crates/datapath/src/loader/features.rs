@@ -1,7 +1,7 @@
-//! What this kernel can do: asked, not deduced from its version.
+//! Kernel features, by probes instead of versions.
 //!
-//! A feature that the programs cannot do without is an error that names all that are missing, in one line. TCX is a
-//! choice: links where the kernel has them, clsact filters elsewhere, or as the user wishes.
+//! Missing required features are one error that names all of them. TCX is optional: links if the kernel has them, otherwise
+//! clsact filters, or as configured.
 
 use std::{fs, io};
 
@@ -18,14 +18,14 @@ use crate::names::Attachment;
 /// The loopback device, which has this number in every network namespace.
 const ANY_DEVICE: u32 = 1;
 
-/// What differs between kernels and matters to us.
+/// Differences between kernels that matter here.
 #[derive(Clone, Copy, Debug)]
 pub struct Features {
     pub attachment: Attachment,
 }
 
 impl Features {
-    /// With the attachment that the user wants, where he wants a certain one.
+    /// With the configured attachment, if any.
     pub fn attaching(self, wish: Option<Attachment>) -> Result<Self, StartError> {
         match wish {
             Some(Attachment::Tcx) if self.attachment != Attachment::Tcx => {
@@ -37,7 +37,7 @@ impl Features {
     }
 }
 
-/// Asks the kernel.
+/// Probes the kernel.
 pub fn probe() -> Result<Features, StartError> {
     require_rights()?;
     let checks = [
@@ -66,7 +66,7 @@ pub fn probe() -> Result<Features, StartError> {
     if !missing.is_empty() {
         return Err(StartError::MissingFeatures { missing: missing.join(", ") });
     }
-    // A question that changes nothing: which TCX programs are on the loopback device?
+    // A read-only probe: the TCX programs of the loopback device.
     let attachment = match tcx_programs(ANY_DEVICE, TcAttachType::Ingress) {
         Ok(_) => Attachment::Tcx,
         Err(error) => {
@@ -77,7 +77,7 @@ pub fn probe() -> Result<Features, StartError> {
     Ok(Features { attachment })
 }
 
-/// A kernel that denies every question would look like one that has nothing.
+/// Without permission, every probe would fail like a missing feature.
 fn require_rights() -> Result<(), StartError> {
     match is_program_supported(ProgramType::SchedClassifier) {
         Err(ProgramError::SyscallError(SyscallError { io_error, .. }))
@@ -85,7 +85,7 @@ fn require_rights() -> Result<(), StartError> {
         {
             Err(StartError::NoRights)
         }
-        // Any other answer is judged with the others.
+        // Other errors are handled with the other probes.
         _ => Ok(()),
     }
 }
@@ -94,8 +94,8 @@ fn classifier_has(helper: BpfHelper) -> Result<bool, String> {
     is_helper_supported(ProgramType::SchedClassifier, helper).map_err(|error| error.to_string())
 }
 
-/// Until it had one, the structure ended before it; helpers refuse a size that they do not know. No other question shows
-/// it without a packet from a tunnel.
+/// Older kernels have a smaller structure, and helpers refuse an unknown size. Every other probe would need a packet from a
+/// tunnel.
 fn has_tunnel_source() -> Result<bool, String> {
     const WITH_SOURCE: u32 = 44;
     match kernel_types::struct_size("bpf_tunnel_key") {
@@ -108,9 +108,9 @@ fn has_tunnel_source() -> Result<bool, String> {
     }
 }
 
-/// What the programs know of a packet lies in an element of its CPU, which is theirs until they end because bottom halves do
-/// not interrupt one another. With PREEMPT_RT they may (since Linux 6.18, and 6.12.57, unless the kernel was built with
-/// PREEMPT_RT_NEEDS_BH_LOCK, which it does not say): a packet would go on with what was found for another one.
+/// The programs keep a packet's state in a per-CPU element, which is safe because bottom halves do not interrupt one
+/// another. With PREEMPT_RT they may (since Linux 6.18 and 6.12.57, unless built with PREEMPT_RT_NEEDS_BH_LOCK, which
+/// cannot be probed): packets would mix their state.
 fn has_whole_runs() -> Result<bool, String> {
     let version = fs::read_to_string("/proc/sys/kernel/version").map_err(|error| error.to_string())?;
     Ok(!is_realtime(&version))

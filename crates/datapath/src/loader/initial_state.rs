@@ -24,7 +24,7 @@ pub struct OwnAddresses {
     /// Tunnel endpoint in the entries of this node.
     node: TunnelEndpoint,
     all: Vec<IpAddr>,
-    /// Of the management port.
+    /// Addresses of the management port.
     pods: Vec<IpNet>,
 }
 

@@ -1,7 +1,7 @@
-//! The kernel's own description of its types, as far as a feature shows nowhere else: the size of a structure.
+//! The size of a kernel structure from BTF, for a feature that shows nowhere else.
 //!
-//! BTF (Documentation/bpf/btf.rst) is a header, a section of types one after the other, and a section of names. A type is
-//! three words (offset of its name, kind and number of parts, size or type) and what its kind adds.
+//! BTF (Documentation/bpf/btf.rst) is a header, a sequence of types, and a section of names. A type is three words (offset
+//! of its name, kind and number of members, size or type) and data by its kind.
 
 use std::fs;
 use std::io;
@@ -11,13 +11,13 @@ const VMLINUX: &str = "/sys/kernel/btf/vmlinux";
 const MAGIC: u32 = 0xeb9f;
 const STRUCT: u32 = 4;
 
-/// The size in bytes of the structure of this name; `None` where there is none.
+/// The size in bytes of the structure of this name; `None` if there is none.
 pub fn struct_size(name: &str) -> io::Result<Option<u32>> {
     let bytes = fs::read(VMLINUX)?;
     find(&bytes, name).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("{VMLINUX}: not as expected")))
 }
 
-/// The outer `None` is a description that cannot be read.
+/// The outer `None` means malformed BTF.
 fn find(bytes: &[u8], name: &str) -> Option<Option<u32>> {
     let word = |at: usize| Some(u32::from_ne_bytes(bytes.get(at..at.checked_add(4)?)?.try_into().ok()?));
     let number = |at: usize| usize::try_from(word(at)?).ok();

@@ -1,8 +1,7 @@
 //! One agent per node.
 //!
-//! Two locks, both gone with the process, however it dies: a `flock` on the `--bpffs` directory, which two containers
-//! that mount the same BPF file system share, and an abstract socket, which two agents in one network namespace share
-//! whatever directories they were given.
+//! Two locks that end with the process: a `flock` on the `--bpffs` directory, shared by containers that mount the same BPF
+//! file system, and an abstract socket, shared by agents in one network namespace with any directories.
 
 use std::fs::{self, File};
 use std::io;
@@ -16,7 +15,7 @@ use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 use crate::error::StartError;
 use crate::names::{INSTANCE_SOCKET, Pins};
 
-/// Held as long as this agent runs.
+/// Held while this agent runs.
 #[derive(Debug)]
 pub struct InstanceLock {
     _directory: Flock<File>,
@@ -24,7 +23,7 @@ pub struct InstanceLock {
 }
 
 impl InstanceLock {
-    /// Makes the directory where it is missing.
+    /// Creates the directory if it is missing.
     pub fn take(pins: &Pins) -> Result<Self, StartError> {
         let root = pins.root();
         let shown = root.display();
@@ -45,7 +44,7 @@ impl InstanceLock {
     }
 }
 
-/// The path itself may not exist yet; its nearest existing ancestor says which file system it will be on.
+/// The path may not exist yet; its nearest existing ancestor shows its file system.
 fn require_bpffs(root: &Path) -> Result<(), StartError> {
     let existing = root.ancestors().find(|path| path.exists()).unwrap_or(root);
     let shown = existing.display();
@@ -58,7 +57,7 @@ fn require_bpffs(root: &Path) -> Result<(), StartError> {
     Err(StartError::NotBpffs { path: root.to_path_buf(), advice: advice(root, &mounts) })
 }
 
-/// Where to mount one: in a container the directory is one of the host, and has another name there.
+/// Where to mount one: in a container the directory belongs to the host, with another name.
 fn advice(root: &Path, mounts: &str) -> String {
     let wanted = root.parent().unwrap_or(root);
     // proc_pid_mountinfo(5): the directory of the file system, where it is mounted, and after the dash the file system's type.
@@ -68,7 +67,7 @@ fn advice(root: &Path, mounts: &str) -> String {
         Some((fields.next()?.into(), fields.next()?.into(), kind.split(' ').next()?.to_owned()))
     };
     let found = mounts.lines().filter_map(mount).filter(|(_, point, _)| root.starts_with(point));
-    // Of several at one place the last hides the others.
+    // Of several mounts at one path the last one counts.
     let (directory, point, kind) = found.max_by_key(|(_, point, _)| point.components().count()).unwrap_or_default();
     match wanted.strip_prefix(&point) {
         Ok(below) if kind == "sysfs" && directory != Path::new("/") => {

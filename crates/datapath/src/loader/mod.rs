@@ -1,4 +1,4 @@
-//! Loading: what the kernel can do, one agent per node, the pins, the programs, and maps of another layout.
+//! Loading: kernel features, the instance lock, pins, programs, and maps of another layout.
 
 pub mod abi_migration;
 pub mod features;

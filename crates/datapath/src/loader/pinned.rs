@@ -1,4 +1,4 @@
-//! Reading what is pinned, beside an agent or without one. Nothing is written.
+//! Reads the pinned maps, with or without a running agent. Read only.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -23,7 +23,7 @@ pub struct Pinned {
     pub policies: BTreeMap<(EgressId, Family), Policy>,
 }
 
-/// `None` where no programs are.
+/// `None` without programs.
 pub fn read(bpffs: &Path) -> io::Result<Option<Pinned>> {
     let pins = Pins::new(bpffs);
     if !pins.map("owned").try_exists()? {
@@ -44,7 +44,7 @@ pub fn read(bpffs: &Path) -> io::Result<Option<Pinned>> {
     Ok(Some(pinned))
 }
 
-/// A map that a version before this one did not have is empty.
+/// A map that an earlier version did not have counts as empty.
 fn map<K: Pod, V: Pod>(pins: &Pins, name: &str, visit: impl FnMut(&K, &V)) -> io::Result<()> {
     let path = pins.map(name);
     if !path.try_exists()? {

@@ -17,7 +17,7 @@ use crate::error::StartError;
 use crate::names::{PINNED_MAPS, Pins, READ_MAPS};
 use crate::settings::Settings;
 
-/// What two maps must share so that one can stand in for the other.
+/// Properties that two maps must share for reuse.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Shape {
     /// The kernel's number of the map type.
@@ -103,7 +103,7 @@ pub fn check(pins: &Pins, settings: &Settings) -> Result<Fit, StartError> {
     Ok(fit)
 }
 
-/// Likewise for maps that are only read, all of which must be there: the loader would make those that are not.
+/// The same for maps that are only read. All of them must exist, because the loader would create missing ones.
 pub fn check_read(pins: &Pins, object: &[u8]) -> Result<(), StartError> {
     let object = parse(object)?;
     for name in READ_MAPS {
@@ -119,7 +119,7 @@ fn parse(object: &[u8]) -> Result<Object, StartError> {
     Object::parse(object).map_err(|error| StartError::Object(error.to_string()))
 }
 
-/// `None` where there is no such pin. `size` where that is not what the object says.
+/// `None` without such a pin. `size` overrides that of the object.
 fn compare(pins: &Pins, object: &Object, name: &'static str, size: Option<u32>) -> Result<Option<Fit>, StartError> {
     let map = object.maps.get(name).ok_or(StartError::NotInObject { what: "map", name })?;
     let wanted = Shape {
@@ -140,7 +140,7 @@ fn compare(pins: &Pins, object: &Object, name: &'static str, size: Option<u32>) 
     }
 }
 
-/// `None` where nothing is pinned.
+/// `None` if nothing is pinned.
 fn pinned_shape(path: &Path) -> Result<Option<Shape>, StartError> {
     let refuse =
         |reason: String| StartError::ForeignMap { path: path.to_path_buf(), found: reason, wanted: "a map".to_owned() };

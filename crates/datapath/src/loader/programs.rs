@@ -9,9 +9,9 @@
 //!   replaced.
 //!
 //! The verifier takes seconds; each program loads in its own thread, so that [`Programs::load`] can be dropped at any time.
-//! Without TCX, or by the user's choice, a clsact filter replaces link and pin (`clsact`), also atomically. Attachments of the
-//! other kind, and filters on a former uplink, are removed after the new program runs: a packet may meet both, and the second
-//! has no effect.
+//! Without TCX, or by the user's choice, a clsact filter replaces link and pin (`clsact`), also atomically. Attachments of
+//! the other kind, and filters on a former uplink, are removed after the new program runs: a packet may pass both, and the
+//! second one has no effect.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -49,7 +49,7 @@ pub struct Programs {
 
 struct Attached {
     ifindex: u32,
-    /// Open as long as we live, so that a pin removed by hand detaches nothing. Filters have none.
+    /// Open while the agent runs, so that removing a pin by hand detaches nothing. Filters have none.
     _link: Option<SchedClassifierLink>,
 }
 
@@ -87,13 +87,13 @@ impl Programs {
         self.attached.get(&hook).map(|attached| attached.ifindex)
     }
 
-    /// How often the hook's program has run, and for how long, where the kernel keeps count.
+    /// Run count and run time of the hook's program, if the kernel keeps statistics.
     pub fn runs(&mut self, hook: Hook) -> Option<(u64, Duration)> {
         let info = self.program(hook).ok()?.info().ok()?;
         Some((info.run_count(), info.run_time()))
     }
 
-    /// The device is gone: the next device of that name is attached to.
+    /// The device was removed: attach to the next device of that name.
     pub fn forget(&mut self, hook: Hook) {
         self.attached.remove(&hook);
     }
@@ -108,9 +108,9 @@ impl Programs {
         }
     }
 
-    /// Puts the hook's program on the device, adopting what an earlier run left there. Whether there was none.
+    /// Attaches the hook's program to the device, or adopts an existing attachment. True if there was none.
     pub fn attach(&mut self, hook: Hook, device: &str, ifindex: u32) -> Result<bool, AttachError> {
-        // A link of a device that is gone must be closed before its pin is removed, or it would linger.
+        // A link of a removed device must be closed before its pin is removed; otherwise it lingers.
         self.attached.remove(&hook);
         let (link, is_new) = match self.attachment {
             Attachment::Tcx => {
@@ -155,7 +155,7 @@ impl Programs {
                 (program.attach_with_options(device, hook.direction(), options)?, true)
             }
         };
-        // Dropping it would remove the filter, which must outlive us.
+        // Drop would remove the filter, which must outlive the agent.
         std::mem::forget(program.take_link(id)?);
         Ok(is_new)
     }
@@ -178,7 +178,7 @@ impl Programs {
         outcomes
     }
 
-    /// Of the programs that this process has made filters.
+    /// Programs that this process has attached as filters.
     fn filter_numbers(&self) -> io::Result<BTreeSet<u32>> {
         if self.attachment != Attachment::Clsact {
             return Ok(BTreeSet::new());
@@ -191,7 +191,7 @@ impl Programs {
         OurSet::of(&self.pins.version())
     }
 
-    /// Removes what an earlier run attached in the other mode.
+    /// Removes attachments of an earlier run in the other mode.
     fn retire_other(&self, hook: Hook, ifindex: u32) -> Result<(), AttachError> {
         match self.attachment {
             Attachment::Tcx => {
@@ -215,13 +215,13 @@ impl Programs {
         Ok(program.try_into()?)
     }
 
-    /// A second handle to the sweep program; `None` where the object has none. Opened by a short-lived pin, since opening a
+    /// A second handle to the sweep program; `None` if the object has none. Opened by a short-lived pin, since opening a
     /// program by number takes `CAP_SYS_ADMIN`.
     pub fn sweep(&mut self) -> Result<Option<SchedClassifier>, ProgramError> {
         let path = self.pins.sweep();
         let Some(program) = self.ebpf.program_mut(SWEEP_PROGRAM) else { return Ok(None) };
         match fs::remove_file(&path) {
-            // Of an agent that was killed here.
+            // Left by an agent that was killed here.
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error.into()),
@@ -256,7 +256,7 @@ impl Drop for NewPins {
     }
 }
 
-/// The object with its maps, made or adopted.
+/// The object with its maps, created or adopted.
 fn open(settings: &Settings, pins: &Pins) -> Result<Ebpf, StartError> {
     let paths: Vec<_> = PINNED_MAPS.iter().map(|name| (*name, pins.map(name))).collect();
     let mut loader = EbpfLoader::new();
@@ -273,9 +273,9 @@ fn open(settings: &Settings, pins: &Pins) -> Result<Ebpf, StartError> {
 async fn verified(mut ebpf: Ebpf) -> Result<Ebpf, StartError> {
     let (done, outcome) = oneshot::channel();
     let load = move || {
-        // The verifier gives up when a signal arrives for the thread that it works for.
+        // The verifier aborts when its thread gets a signal.
         let blocked = SigSet::all().thread_block().map_err(|error| StartError::kernel("block signals", error.into()));
-        // Fails where the receiver is dropped.
+        // Fails if the receiver was dropped.
         let _stopped = done.send(blocked.and_then(|()| load_programs(&mut ebpf)).map(|()| ebpf));
     };
     // Short-lived: until the programs are loaded.

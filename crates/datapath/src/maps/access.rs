@@ -64,8 +64,7 @@ struct QueryAttr {
     revision: u64,
 }
 
-/// The numbers of the programs that run there by TCX, first to last. An error where the kernel has no TCX (`EINVAL`), or no
-/// such device.
+/// The numbers of the TCX programs there, first to last. An error if the kernel has no TCX (`EINVAL`) or no such device.
 pub fn tcx_programs(ifindex: u32, direction: TcAttachType) -> io::Result<Vec<u32>> {
     let [ingress, egress] = TCX;
     let mut numbers = [0_u32; MOST_PROGRAMS as usize];
@@ -104,7 +103,7 @@ pub fn for_each<K: Pod, V: Pod>(fd: BorrowedFd<'_>, mut visit: impl FnMut(&K, &V
     let mut keys = buffer::<K>(FIRST_CHUNK);
     let mut values = buffer::<V>(FIRST_CHUNK);
     let mut chunk = FIRST_CHUNK;
-    // Where the last call ended; hash maps use four bytes of it.
+    // Position of the last call; hash maps use four bytes of it.
     let mut cursor: Option<u64> = None;
     loop {
         match lookup(fd, &mut cursor, &mut keys, &mut values, chunk) {
@@ -135,7 +134,7 @@ fn buffer<T: Copy>(count: u32) -> Vec<MaybeUninit<T>> {
     vec![MaybeUninit::uninit(); count as usize]
 }
 
-/// How many entries were written, and whether they were the last.
+/// Number of written entries, and whether they were the last.
 fn lookup<K, V>(
     fd: BorrowedFd<'_>,
     cursor: &mut Option<u64>,
@@ -171,8 +170,8 @@ fn lookup<K, V>(
     Ok((attr.count.min(chunk), last))
 }
 
-/// The only element of the map `lease`, an array that is made for it (`BPF_F_MMAPABLE`, Linux 5.5), in this process's memory: a
-/// store of a word is a write of the map, and no reader sees half of it.
+/// The only element of the map `lease`, a mappable array (`BPF_F_MMAPABLE`, Linux 5.5), in this process's memory: a store
+/// of a word writes the map, and no reader sees part of it.
 #[derive(Debug)]
 pub struct MappedLease {
     page: NonNull<LeaseCell>,
@@ -191,7 +190,7 @@ impl MappedLease {
         let access = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
         // SAFETY: the kernel chooses where, so nothing of this process is there, and it is unmapped by `drop` alone.
         let page = unsafe { mmap(None, Self::LENGTH, access, MapFlags::MAP_SHARED, map, 0) }?;
-        // A page begins where every number may.
+        // A page is aligned for every number.
         Ok(Self { page: page.cast() })
     }
 
@@ -220,7 +219,7 @@ struct ObjectAttr {
     flags: u32,
 }
 
-/// What is pinned there, whatever it is.
+/// Opens any pinned object.
 pub fn open_pin(path: &Path) -> io::Result<OwnedFd> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     let mut attr = ObjectAttr { pathname: path.as_ptr() as u64, fd: 0, flags: 0 };
@@ -235,7 +234,7 @@ pub fn open_pin(path: &Path) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Waits for the ring buffer as for a socket. Must be called in a runtime.
+/// Makes the ring buffer pollable. Must be called in a runtime.
 pub fn await_ring(ring: RingBuf<MapData>) -> io::Result<AsyncFd<RingBuf<MapData>>> {
     // SAFETY: the ring buffer owns its descriptor, gives out that one only, and closes it when it is dropped, which
     // `AsyncFd` does after it has taken the descriptor out of the reactor.

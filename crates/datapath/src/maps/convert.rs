@@ -1,7 +1,7 @@
 //! Converts between the model and map entries. Pure.
 //!
-//! Reading back yields what was written, so that observe after apply shows no difference. An entry of unknown kind is left out:
-//! the plan then writes it again where it is wanted.
+//! Reading back yields what was written, so that observe after apply shows no difference. An entry of unknown kind is left
+//! out, so that the plan writes it again if needed.
 
 use std::net::IpAddr;
 
@@ -116,7 +116,7 @@ pub fn holds_pods(prefix: Prefix) -> bool {
     matches!(prefix.kind, abi::PrefixKind::PodSubnet | abi::PrefixKind::PodNetwork)
 }
 
-/// What an owned entry says beside the address: where it is announced.
+/// The two entries of an owned address.
 pub fn owned_pair(id: EgressId, address: IpAddr, ifindex: u32, mac: [u8; 6]) -> (abi::Owned, abi::OwnedAddr) {
     (
         abi::Owned::new(id.0, address.into(), ifindex, mac),

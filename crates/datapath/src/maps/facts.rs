@@ -6,50 +6,50 @@ use std::time::Duration;
 use egress_common::abi::{Count, EipCount, Verdict};
 use egress_core::model::state::EgressId;
 
-/// What the kernel keeps.
+/// State of the kernel.
 #[derive(Clone, Debug, Default)]
 pub struct KernelFacts {
-    /// For how long the programs may go on emitting egress IPs; infinite where the lease has no end.
+    /// Remaining time of the lease; infinite for a lease without an end.
     pub lease_seconds: f64,
     pub verdicts: BTreeMap<Verdict, Count>,
     pub egress_ips: BTreeMap<EgressId, EipCount>,
-    /// Of the maps that fill with traffic, as last counted.
+    /// Usage of the maps that fill with traffic, as last counted.
     pub entries: BTreeMap<&'static str, u32>,
-    /// Of all maps.
+    /// Sizes of all maps.
     pub limits: BTreeMap<&'static str, u32>,
     pub hooks: BTreeMap<&'static str, HookFacts>,
-    /// `None` before the first count, and where `nat` cannot be read.
+    /// `None` before the first count, and if `nat` cannot be read.
     pub ports: Option<PortUse>,
 }
 
 #[derive(Clone, Debug, Default)]
 pub struct HookFacts {
     pub attached: bool,
-    /// That its device is missing, in one line.
+    /// One line about a missing device.
     pub awaits: Option<String>,
-    /// How often it has run and for how long; `None` where the kernel keeps no statistics.
+    /// Run count and run time; `None` if the kernel keeps no statistics.
     pub runs: Option<(u64, Duration)>,
 }
 
-/// NAT mappings and ports, as one walk of `nat` has counted them.
+/// NAT entries and ports, from one walk of `nat`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PortUse {
     pub egress_ips: BTreeMap<EgressId, Use>,
-    /// Of the node's own address, towards other nodes.
+    /// On the node's own address, to other nodes.
     pub node: Use,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Use {
     pub mappings: u32,
-    /// Towards the destination that has most.
+    /// To the destination with the most.
     pub busiest: u32,
-    /// Ports that there are towards one destination.
+    /// Available ports per destination.
     pub ports: u32,
 }
 
 impl Use {
-    /// 1 and more where no port is free.
+    /// At least 1 if no port is free.
     pub fn ratio(&self) -> f64 {
         if self.ports == 0 { 0.0 } else { f64::from(self.busiest) / f64::from(self.ports) }
     }

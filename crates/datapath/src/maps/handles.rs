@@ -1,6 +1,6 @@
 //! The maps as typed handles.
 //!
-//! Keys and values are those of `egress_common::abi`; `convert` speaks between them and the model.
+//! Keys and values are those of `egress_common::abi`; `convert` translates between them and the model.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,7 +16,7 @@ use egress_common::abi::{
 use crate::error::{StartError, map_io};
 use crate::maps::access;
 
-/// What following the node's devices reads and writes: small maps, and no walk of a large one ever waits with them.
+/// Small maps of the node's state. Walks of large maps do not block them.
 pub struct NodeMaps {
     pub owned: Hash<u32, Owned>,
     pub owned_addr: Hash<Addr, OwnedAddr>,
@@ -25,7 +25,7 @@ pub struct NodeMaps {
 }
 
 impl NodeMaps {
-    /// Whether an agent has written the configuration. What cannot be read counts as written: nothing is written over it.
+    /// Whether an agent has written the configuration. An unreadable one counts as written, so that it is not overwritten.
     pub fn are_configured(&self) -> bool {
         self.config.get(&0, 0).map_or(true, |config| config.generation != 0)
     }
@@ -40,7 +40,7 @@ impl NodeMaps {
     }
 }
 
-/// What the programs keep of packets, for who walks it: large maps.
+/// Large maps of flow state.
 pub struct FlowMaps {
     pub flows: Hash<Tuple, Flow>,
     pub inbound: Hash<Tuple, Inbound>,
@@ -61,7 +61,7 @@ impl FlowMaps {
     }
 }
 
-/// What else the agent reads and writes. `frags` is the programs' own.
+/// Maps of the plan, and counters. Only the programs use `frags`.
 pub struct PolicyMaps {
     pub pods: Hash<Addr, PodEntry>,
     pub policy: Hash<PolicyKey, PolicyEntry>,
@@ -87,7 +87,7 @@ impl PolicyMaps {
 }
 
 impl PolicyMaps {
-    /// Drops what was counted of an egress ID that has no policy any more.
+    /// Drops the counters of an egress ID without a policy.
     pub fn forget_counts(&mut self, id: u32) -> io::Result<()> {
         for family in [Family::V4, Family::V6] {
             if self.policy.get(&PolicyKey::new(id, family))?.is_some() {
@@ -97,7 +97,7 @@ impl PolicyMaps {
         absent_is_none(self.eip_counters.remove(&id)).map(drop)
     }
 
-    /// The egress IDs of which something was counted.
+    /// Egress IDs with counters.
     pub fn counted(&self) -> io::Result<Vec<u32>> {
         self.eip_counters.keys().collect::<Result<_, _>>().map_err(map_io)
     }
@@ -106,7 +106,7 @@ impl PolicyMaps {
 /// A hash map: absence is `None` or `false`, not an error.
 pub struct Hash<K: Pod, V: Pod> {
     map: HashMap<MapData, K, V>,
-    /// The same map, for reading it whole.
+    /// The same map, for walks.
     fd: OwnedFd,
     limit: u32,
 }
@@ -118,7 +118,7 @@ impl<K: Pod, V: Pod> Hash<K, V> {
         Ok(Self { map: HashMap::try_from(Map::HashMap(data))?, fd, limit })
     }
 
-    /// How many entries it may have.
+    /// Maximum number of entries.
     pub fn limit(&self) -> u32 {
         self.limit
     }
@@ -141,7 +141,7 @@ impl<K: Pod, V: Pod> Hash<K, V> {
         keys.iter().try_for_each(|key| self.remove(key).map(|_was_there| ()))
     }
 
-    /// Every entry once, in no order.
+    /// Every entry once, in any order.
     pub fn for_each(&self, visit: impl FnMut(&K, &V)) -> io::Result<()> {
         access::for_each(self.fd.as_fd(), visit)
     }
@@ -166,7 +166,7 @@ impl<K: Pod, V: Pod> Trie<K, V> {
         Ok(Self { map: LpmTrie::try_from(Map::LpmTrie(data))?, limit })
     }
 
-    /// The value of the longest prefix that holds the key's.
+    /// The value of the longest prefix that contains the key's.
     pub fn get(&self, key: &Key<K>) -> io::Result<Option<V>> {
         absent_is_none(self.map.get(key, 0))
     }

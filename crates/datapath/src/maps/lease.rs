@@ -1,7 +1,7 @@
 //! The map `lease` from user space: until when this node's programs may emit egress IPs.
 //!
-//! Of the agent the lease keeper alone writes it (`egress_core::ownership::lease`); announcements, `status` and the metrics
-//! read it.
+//! Only the agent's lease keeper writes it (`egress_core::ownership::lease`); announcements, `status` and the metrics read
+//! it.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -33,12 +33,12 @@ impl AsRef<LeaseCell> for MappedLease {
     }
 }
 
-/// Whether the programs may emit now. A clock that cannot be read says no.
+/// Whether the programs may emit now; false if the clock cannot be read.
 pub fn is_held(lease: &SharedLease) -> bool {
     boot_ns().is_ok_and(|now| lease.covers(now))
 }
 
-/// How long such a lease lasts from now on; `None` where it has no end.
+/// Remaining time of the lease; `None` without an end.
 pub fn left(lease: Lease) -> io::Result<Option<Duration>> {
     let left = lease.left_ns(boot_ns()?);
     Ok((lease.until_ns != Lease::ENDLESS.until_ns).then(|| Duration::from_nanos(left)))

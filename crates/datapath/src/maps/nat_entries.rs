@@ -1,5 +1,5 @@
-//! NAT entries of a node, from the pinned map. A walk in batches that keeps nothing: entries that change during the walk may be
-//! missed or seen twice.
+//! NAT entries of a node, from the pinned map. Read in batches without storing them: entries that change during the walk
+//! may be missed or seen twice.
 
 use std::io;
 use std::net::IpAddr;
@@ -17,30 +17,30 @@ use crate::error::map_io;
 use crate::maps::handles::Hash;
 use crate::names::{NAT_MAP, Pins, SHARES_MAP};
 
-/// One mapping: both of its keys.
+/// A NAT entry with both keys.
 #[derive(Clone, Copy, Debug)]
 pub struct Entry {
-    /// As the pod sends.
+    /// The original tuple, from the pod.
     pub egress: Tuple,
-    /// As the world answers.
+    /// The reverse tuple, of the answer.
     pub ingress: Tuple,
     pub origin: Option<Origin>,
-    /// Tunnel endpoint of the pod's node, where that is another one.
+    /// Tunnel endpoint of the pod's node, if it is another node.
     pub source_node: Option<IpAddr>,
-    /// Zero where it belongs to no object: pods' traffic to other nodes.
+    /// Zero if it belongs to no policy: pods' traffic to other nodes.
     pub egress_id: u32,
     /// Of TCP.
     pub phase: Option<Phase>,
     pub age: Duration,
-    /// Since the last packet of each direction.
+    /// Idle time of each direction.
     pub egress_idle: Duration,
     pub ingress_idle: Duration,
-    /// How long it may be idle.
+    /// Its timeout.
     pub timeout: Duration,
 }
 
 impl Entry {
-    /// `there` is the value at the other key, which may not be written yet.
+    /// `there` is the value at the other key, if written yet.
     fn of(key: &Tuple, mapping: &NatEntry, there: Option<&NatEntry>, timeouts: &Timeouts, now_ns: u64) -> Self {
         let since = |then_ns: u64| Duration::from_nanos(now_ns.saturating_sub(then_ns));
         let phase = phase::nat_entry(mapping, there);
@@ -65,8 +65,8 @@ impl Entry {
     }
 }
 
-/// Shows every mapping that is `wanted` by its key and value as the pod sends; returns how many mappings the map takes, or
-/// `None` where there is no map. An error of `visit` ends the walk.
+/// Visits every NAT entry that is `wanted` by its forward key and value; returns the capacity of the map in NAT entries, or
+/// `None` without a map. An error of `visit` ends the walk.
 pub fn walk(
     bpffs: &Path,
     wanted: impl Fn(&Tuple, &NatEntry) -> bool,
@@ -93,16 +93,16 @@ pub fn walk(
     outcome.map(|()| Some(nat.limit() / 2))
 }
 
-/// Who holds how much of `flows` and `nat`, as last counted by a sweep and claimed since.
+/// Shares of `flows` and `nat` per holder, as counted by the last sweep, plus claims since.
 pub struct Shares {
-    /// Most entries of one pod address, and of one egress policy; `None`: as many as the maps take.
+    /// Quotas of one pod address and of one egress policy; `None`: the size of the maps.
     pub pod_quota: Option<u32>,
     pub policy_quota: Option<u32>,
     pub pods: Vec<(IpAddr, Share)>,
     pub policies: Vec<(u32, Share)>,
 }
 
-/// Those who hold anything; `None` where there are no maps.
+/// Holders with entries; `None` without maps.
 pub fn shares(bpffs: &Path) -> io::Result<Option<Shares>> {
     let pins = Pins::new(bpffs);
     if !pins.map(SHARES_MAP).try_exists()? {

@@ -18,7 +18,7 @@ const ROW: usize = 1 << 16;
 
 const ICMP: u8 = 1;
 const ICMP_V6: u8 = 58;
-/// Protocols whose mappings take a port: TCP, UDP, SCTP, and ICMP with the query's identifier.
+/// Protocols whose NAT entries use a port: TCP, UDP, SCTP, and ICMP with the query's identifier.
 const WITH_PORTS: [u8; 7] = [ICMP, 6, 17, 33, ICMP_V6, 132, 136];
 
 /// Counts one walk.
@@ -28,13 +28,13 @@ pub struct Count {
 }
 
 impl Count {
-    /// `node_ports` are those of NAT on the node's own address.
+    /// `node_ports`: the NAT ports of the node's own address.
     pub fn new(node_ports: PortRange) -> Self {
         let node = Use { ports: size(node_ports), ..Use::default() };
         Self { found: PortUse { egress_ips: BTreeMap::new(), node }, sketch: Sketch::new(RandomState::new()) }
     }
 
-    /// Each mapping has two keys: it is counted at the one of its pod's packets.
+    /// Each NAT entry has two keys; it is counted at the forward one.
     pub fn see(&mut self, key: &Tuple, mapping: &NatEntry) {
         if key.direction() != Direction::Egress {
             return;
@@ -51,7 +51,7 @@ impl Count {
         if !WITH_PORTS.contains(&key.protocol) {
             return;
         }
-        // A query's identifier stands where others have the destination's port.
+        // A query has its identifier in the field of the destination port.
         let dport = if matches!(key.protocol, ICMP | ICMP_V6) { 0 } else { key.dport() };
         let destination: (u32, Addr, u16, u8) = (mapping.egress_id, key.daddr, dport, key.protocol);
         of.busiest = of.busiest.max(self.sketch.raise(&destination));
@@ -76,7 +76,7 @@ impl Sketch {
         Self { hash, rows: [vec![0; ROW], vec![0; ROW]] }
     }
 
-    /// One more of this; how many there are by now, at most.
+    /// Counts one more; returns an upper bound of the count.
     fn raise(&mut self, what: &impl std::hash::Hash) -> u32 {
         let hash = self.hash.hash_one(what);
         let at = |shift: u32| usize::from(u16::try_from((hash >> shift) & 0xffff).unwrap_or_default());
@@ -111,14 +111,14 @@ mod tests {
         let (here, remote) = (mapping(Origin::Here, 7), mapping(Origin::Remote, 9));
         for sport in 0..100 {
             count.see(&tuple(Direction::Egress, sport, 1, 6), &here);
-            // The same mapping's other key.
+            // The other key of the same NAT entry.
             count.see(&tuple(Direction::Ingress, sport, 1, 6), &here);
         }
         for sport in 0..30 {
             count.see(&tuple(Direction::Egress, sport, 2, 6), &here);
             count.see(&tuple(Direction::Egress, sport, 1, 17), &here);
             count.see(&tuple(Direction::Egress, sport, 1, 6), &remote);
-            // No port, but a mapping.
+            // A NAT entry without a port.
             count.see(&tuple(Direction::Egress, 0, u32::from(sport), 47), &remote);
         }
         count.see(&tuple(Direction::Egress, 1, 1, 6), &mapping(Origin::Stack, 0));
@@ -144,7 +144,7 @@ mod tests {
         assert_eq!(count.done().egress_ips[&EgressId(7)].busiest, 50);
     }
 
-    /// Never too few, and of very many destinations hardly too many.
+    /// Never too low, and only slightly too high for very many destinations.
     #[test]
     fn a_million_destinations_use_bounded_memory_and_count_approximately() {
         let mut count = count();

@@ -1,8 +1,8 @@
-//! Does the CNI enforce network policy in the host's FORWARD chain? Redirected packets bypass that chain, so such a policy
-//! does not apply to selected pods' traffic to the outside; docs/security.md says so.
+//! Detects a CNI that enforces network policy in the host's FORWARD chain. Redirected packets bypass that chain, so such a
+//! policy does not apply to selected pods' traffic to the outside (docs/security.md).
 //!
-//! Recognised by the names of the chains that such CNIs make: as nf_tables lists them, which iptables fills too on a host of
-//! today, and in the tables of the older iptables (`iptables-legacy`, see `xtables`).
+//! Recognised by the chain names of such CNIs, in nf_tables, which current iptables uses too, and in the tables of
+//! `iptables-legacy` (see `xtables`).
 
 use std::io;
 
@@ -11,7 +11,7 @@ use rtnetlink::packet_core::{NLM_F_DUMP, NetlinkSerializable, NlasIterator};
 use crate::netlink::{self, NETLINK_NETFILTER};
 use crate::nftables::xtables;
 
-/// Chains by which a CNI enforces policy on what is forwarded, and whose they are.
+/// Chains for policy on forwarded packets, and their CNI.
 const CHAINS: [(&str, &str); 4] = [
     ("cali-FORWARD", "Calico"),
     ("filter-cali-FORWARD", "Calico"),
@@ -41,7 +41,7 @@ impl NetlinkSerializable for GetChains {
     }
 }
 
-/// Whose policy in FORWARD the host of this thread has; `None` where none is known.
+/// The CNI with policy in FORWARD on this thread's host; `None` if none is known.
 pub fn policy() -> io::Result<Option<&'static str>> {
     match in_nf_tables()? {
         None => xtables::find(whose),
@@ -49,7 +49,7 @@ pub fn policy() -> io::Result<Option<&'static str>> {
     }
 }
 
-/// Whose chain has this name.
+/// The CNI of a chain with this name.
 fn whose(chain: &[u8]) -> Option<&'static str> {
     CHAINS.into_iter().find(|(name, _)| chain == name.as_bytes()).map(|(_, whose)| whose)
 }

@@ -30,7 +30,7 @@ const REGISTER: u32 = 1;
 /// `IFNAMSIZ`: names are compared with their padding.
 const INTERFACE_NAME: usize = 16;
 
-/// Where a chain hangs.
+/// Hook of a chain.
 #[derive(Clone, Copy)]
 pub enum ChainHook {
     Prerouting = 0,
@@ -47,7 +47,7 @@ pub enum Meta {
     TransportProtocol = 16,
 }
 
-/// From where `payload` counts.
+/// Base of a `payload` offset.
 #[derive(Clone, Copy)]
 pub enum Base {
     Network = 1,
@@ -60,14 +60,14 @@ pub enum Is {
     NotEqual = 1,
 }
 
-/// What a rule says of a packet.
+/// Verdict of a rule.
 #[derive(Clone, Copy)]
 pub enum Say {
     Drop = 0,
     Accept = 1,
 }
 
-/// A set of addresses: how `nft` shows its keys, and how long they are.
+/// Type of an address set: how `nft` shows its keys, and their length.
 #[derive(Clone, Copy)]
 pub struct SetType {
     pub shown_as: u32,
@@ -126,7 +126,7 @@ impl Batch {
         batch
     }
 
-    /// For questions, which stand in no transaction.
+    /// For requests outside a transaction.
     pub fn outside() -> Self {
         Self { bytes: BytesMut::new(), sequence: 0 }
     }
@@ -151,7 +151,7 @@ impl Batch {
         });
     }
 
-    /// A set, known in this transaction by its number too.
+    /// A set, also identified by its number in this transaction.
     pub fn set(&mut self, name: &str, number_here: u32, kind: SetType) {
         self.nft(NEW_SET, NLM_F_CREATE, |bytes| {
             text(bytes, 1, NFT_TABLE);
@@ -163,7 +163,7 @@ impl Batch {
         });
     }
 
-    /// Puts keys into a set, or takes them out.
+    /// Adds keys to a set, or removes them.
     pub fn elements<'a>(&mut self, kind: u16, set: &str, keys: impl Iterator<Item = &'a [u8]>) {
         let flags = if kind == NEW_ELEMENT { NLM_F_CREATE } else { 0 };
         self.nft(kind, flags, |bytes| {
@@ -207,11 +207,11 @@ impl Batch {
     }
 }
 
-/// The expressions of one rule, in order. What is loaded is compared or looked up by the next one.
+/// The expressions of one rule, in order. The next expression compares or looks up a loaded value.
 pub struct Rule<'a>(&'a mut BytesMut);
 
 impl Rule<'_> {
-    /// A property of the packet is this, or is not.
+    /// Compares a property of the packet.
     pub fn meta(&mut self, key: Meta, is: Is, value: &[u8]) {
         self.load_meta(key);
         self.compare(is, value);
@@ -255,7 +255,7 @@ impl Rule<'_> {
         });
     }
 
-    /// What was loaded is in the set, which this transaction made under that number.
+    /// The loaded value is in the set with that number in this transaction.
     pub fn is_in(&mut self, set: &str, number_here: u32) {
         self.expression("lookup", |bytes| {
             text(bytes, 1, set);
@@ -264,7 +264,7 @@ impl Rule<'_> {
         });
     }
 
-    /// `counter`, `notrack`: what takes no arguments.
+    /// An expression without arguments: `counter`, `notrack`.
     pub fn plain(&mut self, name: &str) {
         self.expression(name, |_| {});
     }

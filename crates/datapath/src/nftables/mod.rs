@@ -1,4 +1,4 @@
-//! Our nftables table: two things that no program on a device can do. `nft` shows it as
+//! Our nftables table, for two functions that no TC program can have. `nft` shows it as
 //!
 //! ```text
 //! table inet egress-agent {
@@ -15,19 +15,19 @@
 //! }
 //! ```
 //!
-//! - **Keeping connection tracking off the overlay**: an entry per flow of every other node would fill its table. What
-//!   pods send to that port of the world stays tracked, or the CNI's masquerade would not see it.
-//! - **The leak guard behind `from_pod`**: a replaced device has no program until the agent attaches it, and other software
+//! - **Keeping connection tracking off the overlay**: an entry per flow of every other node would fill its table. Pods'
+//!   packets to that port of outside hosts stay tracked, for the CNI's masquerade.
+//! - **The leak guard after `from_pod`**: a replaced device has no program until the agent attaches it, and other software
 //!   may detach it. Packets of selected pods would then leave with the node's address from the CNI's masquerade. `from_pod`
 //!   writes `SEEN` into the priority of packets that it leaves to the stack; a packet of a selected pod from the management
 //!   port without it is dropped. The priority is reset to zero afterwards, as on every virtual link.
 //!
-//! Not where the management port is a bridge and netfilter sees what comes in by its ports: there these rules run
+//! Without a leak guard if the management port is a bridge whose port traffic passes netfilter: there these rules run
 //! before the bridge's own program, and not again after it.
 //!
-//! The sets hold the node's selected pods. An extra address has no effect while `from_pod` runs, so an address is added before
-//! the write to map `pods` and removed after it. The table stays in the kernel like links and pins, is replaced as a whole in one
-//! transaction, and `cleanup` deletes it. A kernel without nf_tables has no table: a warning.
+//! The sets hold the node's selected pods. An extra address has no effect while `from_pod` runs, so an address is added
+//! before the write to map `pods` and removed after it. The table stays in the kernel like links and pins, is replaced as a
+//! whole in one transaction, and `cleanup` deletes it. Without nf_tables in the kernel the agent warns.
 
 pub mod forward_policy;
 pub mod message;
@@ -55,19 +55,19 @@ const ELEMENTS_AT_ONCE: usize = 1024;
 /// One family's half of the leak guard.
 struct Guarded {
     set: &'static str,
-    /// Of the set, within a transaction.
+    /// Number of the set within a transaction.
     number: u32,
     kind: SetType,
     protocol: u8,
-    /// Where the source address stands in the IP header.
+    /// Offset of the source address in the IP header.
     source: u32,
 }
 
-/// What the table is made from.
+/// Inputs of the table.
 pub struct Rules<'a> {
     pub tunnel_port: u16,
     pub mgmt_port: &'a str,
-    /// What `from_pod` writes into the priority of packets that it leaves to the stack; `None` without a leak guard.
+    /// The priority that `from_pod` sets on packets that it leaves to the stack; `None` without a leak guard.
     pub seen: Option<u32>,
     /// Selected pods of this node.
     pub pods: &'a [IpAddr],
@@ -78,17 +78,17 @@ pub struct Rules<'a> {
 pub struct Nft(Option<Talk>);
 
 impl Nft {
-    /// Puts the table there, in place of one that may be there.
+    /// Creates or replaces the table.
     pub fn install(&mut self, rules: &Rules<'_>) -> io::Result<()> {
         self.ask(&table(rules))
     }
 
-    /// The pod's packets wait for `from_pod` from now on.
+    /// Adds a selected pod to the leak guard.
     pub fn guard_pod(&mut self, pod: IpAddr) -> io::Result<()> {
         self.change(NEW_ELEMENT, pod)
     }
 
-    /// The pod's packets need not be seen any more. One that was not there is as good, but costs the kernel some time.
+    /// Removes a pod from the leak guard. A missing one is no error, but costs the kernel some time.
     pub fn leave_pod(&mut self, pod: IpAddr) -> io::Result<()> {
         absent_is_false(self.change(DELETE_ELEMENT, pod)).map(drop)
     }
@@ -102,7 +102,7 @@ impl Nft {
         self.ask(&batch)
     }
 
-    /// Whether our table is there; another hand may have flushed the whole rule set.
+    /// Whether our table exists; other software may have flushed the rule set.
     pub fn is_installed(&mut self) -> io::Result<bool> {
         let mut question = Batch::outside();
         question.table(GET_TABLE, 0);
@@ -125,10 +125,10 @@ impl Nft {
     }
 }
 
-/// The table, in place of one that may be there.
+/// The messages that create or replace the table.
 fn table(rules: &Rules<'_>) -> Batch {
     let mut batch = Batch::begin();
-    // Deleting wants a table to delete.
+    // The deletion needs an existing table.
     batch.table(NEW_TABLE, NLM_F_CREATE);
     batch.table(DELETE_TABLE, 0);
     batch.table(NEW_TABLE, NLM_F_CREATE);

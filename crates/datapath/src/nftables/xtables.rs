@@ -16,7 +16,7 @@ use crate::announce::socket;
 /// One family's tables.
 struct Family {
     family: AddressFamily,
-    /// Of this thread's network namespace: the tables that are there, one a line.
+    /// The existing tables of this thread's network namespace, one per line.
     names: &'static str,
     level: i32,
     /// Offset of the distance to the target in an entry; the distance to the next entry follows. Entries differ in address
@@ -43,7 +43,7 @@ const FILTER: &[u8] = b"filter";
 /// `IPT_SO_GET_INFO` and `IPT_SO_GET_ENTRIES`, and the same of `IP6T`.
 const GET_INFO: i32 = 64;
 const GET_ENTRIES: i32 = 65;
-/// Of a table's name, which both options begin with.
+/// Length of a table's name, with which both options begin.
 const NAME: usize = 32;
 /// `struct ipt_getinfo`: name, hooks, two lists of five, number of entries, size.
 const INFO: usize = 84;
@@ -55,10 +55,10 @@ const TARGET_NAME: std::ops::Range<usize> = 2..31;
 const TARGET: usize = 32;
 /// `XT_FUNCTION_MAXNAMELEN`.
 const CHAIN_NAME: usize = 30;
-/// A table may be changed between the two questions: the second is refused then.
+/// The second request is refused if the table changes in between.
 const ATTEMPTS: usize = 3;
 
-/// The first of these chains that any filter table has.
+/// The first known chain in any filter table.
 pub fn find<T>(known: impl Fn(&[u8]) -> Option<T>) -> io::Result<Option<T>> {
     for tables in &FAMILIES {
         if !is_listed(tables.names)? {
@@ -99,14 +99,14 @@ fn entries(socket: &OwnedFd, level: i32) -> io::Result<Vec<u8>> {
     }
 }
 
-/// Room for an answer, with the name of the table that is meant.
+/// A buffer for the answer, with the table's name.
 fn asking(length: usize) -> Vec<u8> {
     let mut value = FILTER.to_vec();
     value.resize(length, 0);
     value
 }
 
-/// The names of the chains that begin in these entries.
+/// The names of the chains in these entries.
 fn chains(mut entries: &[u8], target_offset: usize) -> io::Result<Vec<&[u8]>> {
     let mut names = Vec::new();
     while !entries.is_empty() {
@@ -119,7 +119,7 @@ fn chains(mut entries: &[u8], target_offset: usize) -> io::Result<Vec<&[u8]>> {
         if target.get(TARGET_NAME).map(text) == Some(b"ERROR") {
             names.extend(target.get(TARGET..TARGET + CHAIN_NAME).map(text));
         }
-        // One that leads nowhere would be met for ever.
+        // A zero length would loop forever.
         entries = entries.get(next..).filter(|_| next > 0).ok_or(io::ErrorKind::InvalidData)?;
     }
     Ok(names)
@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     fn entry(target_offset: usize, target: &str, data: &str) -> Vec<u8> {
-        // What an entry is long before its target: 112 bytes of IPv4's, 168 of IPv6's.
+        // Length of an entry before its target: 112 bytes for IPv4, 168 for IPv6.
         let head = if target_offset == 88 { 112 } else { 168 };
         let mut bytes = vec![0xaa; head + TARGET + 32];
         let length = u16::try_from(bytes.len()).expect("short");
@@ -162,7 +162,7 @@ mod tests {
             .concat();
             let names = chains(&table, offset).expect("a table");
             assert_eq!(names, [&b"cali-FORWARD"[..], b"KUBE", b"ERROR"]);
-            // Cut short, wherever, it is no table or one of fewer entries.
+            // A truncated table is an error, or has fewer entries.
             let whole = table.len() / 5;
             for cut in 0..table.len() {
                 let read = chains(table.get(..cut).expect("a part"), offset);

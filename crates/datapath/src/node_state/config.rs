@@ -1,4 +1,4 @@
-//! The value of map `config`: what the programs know of their node. Pure, except for reading port settings and random bytes.
+//! The value of map `config`: the configuration of the programs. Pure, except for reading port settings and random bytes.
 //!
 //! Three sources change it: the node's facts ([`with_facts`]), the plan (unknown pods), and the route generation, which makes
 //! the programs look up cached next hops again. All changes go through one value in the state.
@@ -16,7 +16,7 @@ use crate::devices::node_ports;
 use crate::devices::node_ports::{HostPorts, Seen};
 use crate::settings::Settings;
 
-/// What VXLAN adds to an inner IP packet: inner Ethernet, VXLAN, UDP, outer IP.
+/// VXLAN overhead of an inner IP packet: inner Ethernet, VXLAN, UDP, outer IP.
 const fn overhead(underlay: Family) -> u32 {
     let outer_ip = match underlay {
         Family::V4 => 20,
@@ -130,14 +130,14 @@ pub const fn next_generation(generation: u32) -> u32 {
 pub struct Decisions(u32);
 
 impl Decisions {
-    /// Zero stands in the map before the first start, during a change, and after a failed one.
+    /// The map has zero before the first start, during a change, and after a failed one.
     pub const fn after(decisions: u32) -> Self {
         Self(decisions)
     }
 
     pub fn next(&mut self, now_ns: u64) -> u32 {
         self.0 = match self.0 {
-            // The last number is unknown: take one that no flow can have kept.
+            // The last number is unknown: use one that no flow can have.
             0 => u32::try_from(now_ns / 1_000_000_000).unwrap_or(u32::MAX).rotate_left(12).max(1),
             last => next_generation(last),
         };
@@ -154,7 +154,7 @@ pub fn host_ports() -> Seen {
     }
 }
 
-/// Ports for NAT on the node's own address, without those of the host; an empty range where none is left.
+/// Ports for NAT on the node's own address, without those of the host; an empty range if none is left.
 pub fn node_ports(settings: &Settings, host: &HostPorts) -> PortRange {
     let ours = [settings.node_port_range.clone(), settings.tunnel_port..=settings.tunnel_port];
     let excluded: Vec<_> = ours.into_iter().chain(host.ranges()).collect();
@@ -170,7 +170,7 @@ pub fn warn_of_unreadable(settings: &[&str]) {
     }
 }
 
-/// Warns where the range is small.
+/// Warns if the range is small.
 pub fn warn_of_few(range: PortRange) {
     const ADVICE: &str = "narrow net.ipv4.ip_local_port_range or ip_local_reserved_ports";
     let count = if range.first == 0 { 0 } else { usize::from(range.last - range.first) + 1 };

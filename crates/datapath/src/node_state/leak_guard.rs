@@ -17,14 +17,14 @@ use crate::node_state::shared::Shared;
 use crate::settings::Settings;
 use egress_core::model::state::{Action, PodState};
 
-/// What is known of the table.
+/// State of the table.
 #[derive(Default)]
 pub struct LeakGuard {
     /// The table lacks a change and must be rebuilt.
     is_stale: AtomicBool,
     /// The table has no leak guard.
     is_disabled: AtomicBool,
-    /// That it cannot be made has been is_reported.
+    /// The failure to create it has been reported.
     is_reported: AtomicBool,
     /// Held for one transaction; the holder takes no other lock.
     nft: Mutex<Nft>,

@@ -46,11 +46,11 @@ pub struct State {
     /// As last written.
     config: Config,
     decisions: config::Decisions,
-    /// Which ports the host takes for itself.
+    /// The host's own ports.
     host_ports: HostPorts,
     /// Family of the overlay's outer packets.
     underlay: Family,
-    /// How many entries the map `inbound` may have.
+    /// Size of the map `inbound`.
     inbound_limit: u32,
     /// Whether the log already warns that the uplink is too narrow for IPv6 in the overlay.
     said_narrow: bool,
@@ -150,7 +150,7 @@ impl State {
         config.pod_quota = Quotas::entries(settings.quotas.pod, settings.nat_entries);
         config.policy_quota = Quotas::entries(settings.quotas.policy, settings.nat_entries);
         config.direct_routing = settings.direct_routing.into();
-        // Kept over restarts, as the maps are: no change is missed in between.
+        // Kept across restarts, like the maps: no change is missed in between.
         if config.following_since_secs == 0 {
             let now_ns = now_ns().map_err(|error| StartError::kernel("read the clock", error))?;
             config.following_since_secs = u32::try_from(now_ns / 1_000_000_000).unwrap_or(u32::MAX);
@@ -270,7 +270,7 @@ impl State {
                     info!(interface = name, hook = hook.name(), "attached again");
                 }
             }
-            // The device may be gone again; its next event, or the next check, tries again.
+            // The device may have been removed again; its next event, or the next check, retries.
             Err(error) => warn_attach(name, hook, &error),
         }
     }
@@ -322,7 +322,7 @@ impl State {
         self.probed.remove(&address).is_some_and(|when| when.elapsed() < PROBE_HOLDS)
     }
 
-    /// Pods may have addresses of this prefix from now on.
+    /// Adds a prefix of pod addresses to the covers.
     pub fn cover(&mut self, net: &IpNet) -> io::Result<()> {
         let config = config::covering(self.config, net);
         if config == self.config { Ok(()) } else { self.write_config(config) }
@@ -387,7 +387,7 @@ impl State {
     }
 }
 
-/// Covers for what the maps hold.
+/// Covers of the pods and prefixes in the maps.
 fn covered(config: Config, maps: &PolicyMaps) -> io::Result<Config> {
     let mut config = config;
     (config.pods_v4, config.pods_v6) = (Cover::NONE, Cover::NONE);

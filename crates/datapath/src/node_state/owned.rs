@@ -1,7 +1,7 @@
-//! Owned addresses: the maps `owned` and `owned_addr`, and the Bloom filter in `config` that the programs ask first.
+//! Owned addresses: the maps `owned` and `owned_addr`, and the Bloom filter in `config` that the programs check first.
 //!
-//! Actions write here, and so do a start and a change of the uplink. Each change raises the decision number, since flows keep
-//! what an entry said.
+//! Actions write here, and so do a start and a change of the uplink. Each change raises the decision number, since flows
+//! cache decisions.
 
 use std::io;
 use std::net::IpAddr;
@@ -19,7 +19,7 @@ use crate::settings::Settings;
 use egress_core::model::state::EgressId;
 
 impl State {
-    /// Adopts what a former run left, for the current uplink.
+    /// Adopts the entries of a former run, for the current uplink.
     pub fn adopt_owned(&mut self, settings: &Settings) -> io::Result<()> {
         let adopted = self.repair_owned(settings).and_then(|()| self.reclaim(settings));
         self.raise_after(adopted)
@@ -31,7 +31,7 @@ impl State {
         self.raise_after(moved)
     }
 
-    /// Applies a change that must hold for every packet from one moment on: no flow keeps a decision while it is written.
+    /// Applies a change that must hold for every packet at once: no flow caches a decision during the write.
     pub(crate) fn with_decisions_suspended<T>(
         &mut self,
         change: impl FnOnce(&mut NodeMaps) -> io::Result<T>,
@@ -132,7 +132,7 @@ impl State {
         written
     }
 
-    /// Writes the Bloom filter: the programs look up `owned_addr` only for addresses that it holds.
+    /// Writes the Bloom filter: the programs look up `owned_addr` only for addresses in it.
     fn write_owned_filter(&mut self, owned: BloomFilter) -> io::Result<()> {
         let mut config = self.config;
         config.owned = owned;

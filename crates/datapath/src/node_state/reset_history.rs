@@ -1,4 +1,4 @@
-//! Cut connections whose pods have already been sent a reset.
+//! Reset connections whose pods were already informed.
 //!
 //! A failing plan is retried, each time with a cut of everything that the state does not permit (`Action::CutOrphans`). A TCP
 //! flow stays until it ages, so each of these cuts finds it again. Its pod is woken once (`conntrack::idle_reset`), and again

@@ -1,4 +1,4 @@
-//! What the tasks of the data plane share: the state, the maps and the handles, each behind its own lock.
+//! Shared state of the data plane's tasks: state, maps and handles, each with its own lock.
 //!
 //! Lock order where a thread holds two: policy maps, then state.
 
@@ -50,7 +50,7 @@ impl Shared {
         self.flow_maps.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has the pods of these connections reset_history that they were cut, as time permits; each once, until something changes.
+    /// Queues idle resets for these connections; each once, until a change for its pod or policy.
     pub(crate) fn request_resets(&self, cut: Cut) {
         // Fails only while the data plane is dropped.
         let _ends = self.reset_requests.send(self.reset_history().take_new(cut));

@@ -1,7 +1,7 @@
-//! Follows the node by netlink events.
+//! Watches the node by netlink events.
 //!
-//! - A **device** of ours appears, goes or changes: read the facts and attach where needed, without delay, since packets pass a
-//!   device unseen until its program is attached.
+//! - A **device** of ours appears, goes or changes: read the facts and attach where needed, without delay, since packets
+//!   bypass the programs until they are attached.
 //! - **Routes, addresses, neighbours** change: cached next hops are looked up again. The first change acts at once, further
 //!   ones every 50 ms. For a neighbour only its link address counts, not its state.
 //! - Events can be lost (socket buffer overrun) and other software can detach our programs: everything is read again every ten
@@ -38,7 +38,7 @@ use egress_supervise::{self, Task};
 const CHECK_INTERVAL: Duration = Duration::from_secs(10);
 const ROUTE_PAUSE: Duration = Duration::from_millis(50);
 
-/// Events as the kernel sends them.
+/// Netlink events.
 pub type Changes = UnboundedReceiver<(NetlinkMessage<RouteNetlinkMessage>, SocketAddr)>;
 
 /// What to do after one or more events.
@@ -65,7 +65,7 @@ pub fn listen(tasks: &mut JoinSet<()>, ends: CancellationToken) -> io::Result<Ch
     Ok(changes)
 }
 
-/// The node as it is now.
+/// Reads the current facts of the node.
 pub async fn gather(netlink: &Handle, settings: &Settings) -> io::Result<NodeFacts> {
     let link = interfaces::link(netlink, &settings.uplink).await?;
     let uplink = link.as_ref().map(interfaces::from_message);
@@ -87,7 +87,7 @@ pub async fn gather(netlink: &Handle, settings: &Settings) -> io::Result<NodeFac
     })
 }
 
-/// Runs until it is dropped.
+/// Runs until dropped.
 pub async fn run(shared: Arc<Shared>, mut changes: Changes) {
     let mut neighbours = Neighbours::new();
     let mut check = interval(CHECK_INTERVAL);

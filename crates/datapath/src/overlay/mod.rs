@@ -1,11 +1,11 @@
-//! The VXLAN device in external mode: what the programs cannot encapsulate or decapsulate themselves goes through it.
+//! The VXLAN device in external mode, for packets that the programs do not encapsulate or decapsulate themselves.
 //!
 //! One device serves both families: in external mode the kernel opens an IPv4 and an IPv6 socket on the port, and every
 //! packet brings its own tunnel metadata. IPv6 underlay packets may come without a UDP checksum (RFC 6935), as the
 //! programs of a sender that encapsulates by itself write them.
 //!
-//! It is made down and brought up when its program is attached: what the stack takes out of the overlay unseen would go on
-//! with whatever source it bears.
+//! It is created down and brought up after its program is attached: without the program, the stack would forward
+//! decapsulated packets with any source.
 //!
 //! The device carries no addresses and no routes: no link-local address, no learning, no source check of its own (a
 //! packet that is left to the stack here, because its TTL ran out, came from another node's pod subnet).
@@ -28,11 +28,11 @@ use crate::devices::interfaces::{self, Interface};
 use crate::error::{StartError, netlink_io};
 use crate::names::{OVERLAY_DEVICE, OVERLAY_MAC};
 
-/// As large as VXLAN devices may be: the programs compare packets with the path's real MTU themselves.
+/// Maximum MTU of VXLAN devices: the programs check the real path MTU.
 const MTU: u32 = 65535;
 
-/// Adopts the device where it has the right shape; otherwise replaces it, down. Where the port is taken the device stays as it
-/// is.
+/// Adopts the device if it has the right properties; otherwise replaces it, down. If the port is taken, the device is
+/// unchanged.
 pub async fn ensure(netlink: &Handle, port: u16) -> Result<Interface, StartError> {
     let wrap =
         |what: &'static str| move |error: io::Error| StartError::kernel(format!("{what} {OVERLAY_DEVICE}"), error);
@@ -54,7 +54,7 @@ pub async fn ensure(netlink: &Handle, port: u16) -> Result<Interface, StartError
     Ok(interface)
 }
 
-/// Its program is attached: packets may come.
+/// Brings it up, after its program is attached.
 pub async fn bring_up(netlink: &Handle, index: u32, port: u16) -> Result<(), StartError> {
     let up = LinkUnspec::new_with_index(index).up().build();
     let Err(error) = netlink.link().set(up).execute().await.map_err(netlink_io) else { return Ok(()) };
@@ -62,14 +62,15 @@ pub async fn bring_up(netlink: &Handle, index: u32, port: u16) -> Result<(), Sta
     if error.raw_os_error() != Some(libc::EADDRINUSE) {
         return Err(failed("bring up", error));
     }
-    // Taken since it was looked at.
+    // The port was taken since the check.
     remove(netlink).await.map_err(|error| failed("delete", error))?;
     Err(StartError::TunnelPortTaken { port })
 }
 
-/// The device opens its sockets when it is brought up; by then its predecessor would be gone.
+/// Checks the port first, because the device opens its sockets only when it is brought up, after its predecessor was
+/// removed.
 fn require_free(port: u16) -> Result<(), StartError> {
-    // One after the other: a socket of both families would conflict with itself.
+    // One family after the other: sockets of both at once would conflict.
     let any = [IpAddr::from(Ipv4Addr::UNSPECIFIED), Ipv6Addr::UNSPECIFIED.into()];
     let is_taken = |address: &IpAddr| {
         UdpSocket::bind((*address, port)).is_err_and(|error| error.raw_os_error() == Some(libc::EADDRINUSE))
@@ -108,13 +109,13 @@ async fn create(netlink: &Handle, port: u16) -> Result<(), StartError> {
     })
 }
 
-/// Also for an adopted device: another hand may have changed it.
+/// Also for an adopted device, which other software may have changed.
 async fn configure(netlink: &Handle, index: u32) -> io::Result<()> {
     let no_address = AfSpecUnspec::Inet6(vec![AfSpecInet6::AddrGenMode(In6AddrGenMode::None)]);
     let quiet =
         LinkUnspec::new_with_index(index).append_extra_attribute(LinkAttribute::AfSpecUnspec(vec![no_address])).build();
     if let Err(error) = netlink.link().set(quiet).execute().await.map_err(netlink_io) {
-        // A kernel without IPv6 makes no address either.
+        // A kernel without IPv6 creates no address either.
         warn!(%error, device = OVERLAY_DEVICE, "cannot keep the kernel from giving it a link-local address");
     }
     if let Err(error) = loosen_source_check(netlink, index).await {
@@ -137,8 +138,8 @@ async fn loosen_source_check(netlink: &Handle, index: u32) -> io::Result<()> {
     netlink.link().set(message).execute().await.map_err(netlink_io)
 }
 
-/// `IFLA_AF_SPEC` of `AF_INET` with one of `IFLA_INET_CONF`. The library knows these as the kernel tells them, all settings in
-/// one table; it takes them one by one (linux/if_link.h, linux/ip.h).
+/// `IFLA_AF_SPEC` of `AF_INET` with one of `IFLA_INET_CONF`. Built by hand: the library has the form that the kernel
+/// reports (one table), but the kernel accepts single settings (linux/if_link.h, linux/ip.h).
 const AF_SPEC: u16 = 26;
 const AF_INET: u16 = 2;
 const INET_CONF: u16 = 1;

@@ -1,17 +1,17 @@
 //! Probes other nodes through the overlay, and answers their probes.
 //!
-//! The management network says nothing of the path between nodes: a firewall may close only the tunnel port. This probe uses that
-//! path:
+//! The management network does not show the path between nodes: a firewall may block only the tunnel port. This probe uses
+//! that path:
 //!
 //! ```text
 //! asker: UDP socket --> tunnel port of the node: VXLAN, network 0, an EtherType of our own
 //!                       --> overlay device --> program passes non-IP frames --> packet socket: answerer
 //! ```
 //!
-//! The answer uses the same path. The datagram has a UDP checksum, so the uplink's program leaves it to the overlay device (see
-//! `overlay.rs` of the programs), whose program passes it where it comes from a node's tunnel endpoint. Network 0 is no policy's.
-//! Answers are no longer than questions and go only to tunnel endpoints of nodes. An answer counts where it has the random 64-bit
-//! number of a waiting question.
+//! The answer uses the same path. The datagram has a UDP checksum, so the uplink's program leaves it to the overlay device
+//! (see `overlay.rs` of the programs), whose program passes it where it comes from a node's tunnel endpoint. No policy has
+//! network 0. Answers are no longer than questions and go only to tunnel endpoints of nodes. An answer counts if it has the
+//! random 64-bit number of a waiting question.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher, RandomState};
@@ -33,11 +33,11 @@ use crate::announce::frames::ETHERNET_LEN;
 use crate::announce::socket::PacketSocket;
 use crate::names::{OVERLAY_DEVICE, OVERLAY_MAC};
 
-/// Of the inner frame; a VXLAN device drops what bears its own.
+/// Source of the inner frame; a VXLAN device drops frames with its own address.
 const SOURCE_MAC: [u8; 6] = [0x02, 0xe6, 0x7e, 0x55, 0x00, 0x02];
 /// RFC 7348 section 5: the network identifier is valid. It is zero.
 const VXLAN: [u8; 8] = [0x08, 0, 0, 0, 0, 0, 0, 0];
-/// Says what it is, and in which version.
+/// Magic number and version.
 const MAGIC: u64 = u64::from_be_bytes(*b"eipecho1");
 const QUESTION: u8 = 1;
 const ANSWER: u8 = 2;
@@ -64,9 +64,9 @@ pub struct Answerer {
     pub port: u16,
     /// This node's tunnel endpoint.
     pub own: watch::Receiver<Option<IpAddr>>,
-    /// The tunnel endpoints of all nodes: others that ask are not answered.
+    /// The tunnel endpoints of all nodes: other senders get no answer.
     pub nodes: watch::Receiver<Arc<BTreeSet<IpAddr>>>,
-    /// The port, while questions are answered here.
+    /// The port, while this node answers.
     pub answers: watch::Sender<Option<u16>>,
 }
 
@@ -99,7 +99,7 @@ pub async fn answer(Answerer { port, own, nodes, answers }: Answerer, stop: Canc
                 {
                     sender.send(SocketAddr::new(message.from, port), &Message { kind: ANSWER, ..message }.datagram());
                 }
-                // A socket that always has something to read would keep other tasks from this thread.
+                // A socket that always has data would block other tasks of this thread.
                 tokio::task::consume_budget().await;
             }
         }
@@ -128,7 +128,7 @@ pub async fn ask(Asker { port, own, mut questions, echoes }: Asker, stop: Cancel
             heard = next_message(&mut listener) => {
                 let answer = heard.filter(|message| message.kind == ANSWER);
                 if let Some((node, _)) = answer.and_then(|message| waiting.remove(&message.nonce)) {
-                    // Where echoes pile up one is missed, and a newer one comes soon.
+                    // If answers pile up, one is dropped; a newer one follows soon.
                     let _missed = echoes.try_send((node, Instant::now()));
                 }
                 tokio::task::consume_budget().await;
@@ -148,7 +148,7 @@ fn check_interval() -> tokio::time::Interval {
 struct MessageSender(Option<(IpAddr, UdpSocket)>);
 
 impl MessageSender {
-    /// The endpoint may be another by now, or be on no device yet.
+    /// The endpoint may have changed, or may not be on a device yet.
     fn follow(&mut self, own: Option<IpAddr>) {
         if self.0.as_ref().map(|(from, _)| *from) == own {
             return;
@@ -176,7 +176,7 @@ struct Listener {
 }
 
 impl Listener {
-    /// Replaces the socket where the device was replaced.
+    /// Replaces the socket if the device was replaced.
     fn follow(now: Option<Self>) -> Option<Self> {
         let ifindex = if_nametoindex(OVERLAY_DEVICE).ok()?;
         match now {
@@ -192,7 +192,7 @@ impl Listener {
     }
 }
 
-/// The next message; pending without a listener. `None` for a foreign frame, and where the device is gone or down: the next
+/// The next message; pending without a listener. `None` for a foreign frame, and if the device is missing or down: the next
 /// check looks for it again.
 async fn next_message(listener: &mut Option<Listener>) -> Option<Message> {
     let Some(Listener { socket, .. }) = listener else { return std::future::pending().await };

@@ -1,5 +1,5 @@
-//! Survey for `egress-agent status`: devices, programs, maps and neighbours, read from the pins and netlink, in an agent or
-//! beside one. It writes nothing.
+//! Survey for `egress-agent status`: devices, programs, maps and neighbours, read from the pins and netlink, with or
+//! without a running agent. Read only.
 
 mod neighbours;
 pub mod report;
@@ -28,8 +28,8 @@ use crate::names::Attachment;
 use crate::names::{Device, Hook, Pins};
 use crate::survey::report::{Fill, Interface, Kernel, Program};
 
-/// `None` where nothing is pinned. Of the large maps `is_swept` says whether the agent, which counts them every ten seconds,
-/// is at work: else they are walked.
+/// `None` if nothing is pinned. `is_swept`: an agent runs and counts the large maps every ten seconds; otherwise they are
+/// walked.
 pub fn survey(bpffs: &Path, is_swept: bool) -> io::Result<Option<Kernel>> {
     let pins = Pins::new(bpffs);
     if !pins.map("config").try_exists()? {
@@ -37,9 +37,9 @@ pub fn survey(bpffs: &Path, is_swept: bool) -> io::Result<Option<Kernel>> {
     }
     let config: Config = cell(&pins, "config")?;
     let programs = Hook::ALL.into_iter().map(|hook| program(&pins, &config, hook)).collect::<io::Result<_>>()?;
-    // A layout of before has none.
+    // An earlier layout has none.
     let lease = if pins.map("lease").try_exists()? { cell(&pins, "lease")? } else { Lease::EXPIRED };
-    // Up, so that zero says expired and nothing else.
+    // Rounded up, so that zero means expired.
     let lease_seconds = lease::left(lease)?.map(|left| left.as_millis().div_ceil(1000));
     let lease_seconds = lease_seconds.map(|seconds| u64::try_from(seconds).unwrap_or(u64::MAX));
     Ok(Some(Kernel { lease_seconds, interfaces: interfaces(&config)?, programs, maps: maps(&pins, is_swept)? }))
@@ -50,7 +50,7 @@ fn cell<V: Pod>(pins: &Pins, name: &str) -> io::Result<V> {
     Array::<MapData, V>::try_from(Map::Array(data)).map_err(map_io)?.get(&0, 0).map_err(map_io)
 }
 
-/// Of an index that is none the library makes an empty name.
+/// The library returns an empty name for an invalid index.
 pub fn name_of(index: u32) -> Option<String> {
     if_indextoname(index).ok()?.into_string().ok().filter(|name| !name.is_empty())
 }
@@ -138,7 +138,7 @@ fn prefixes(pins: &Pins) -> io::Result<Fill> {
     Ok(Fill { map: "cluster".to_owned(), entries, limit: trie.limit() })
 }
 
-/// What the kernel thinks of its neighbours, by address.
+/// Neighbour states of the kernel, by address.
 pub fn known_neighbours() -> io::Result<BTreeMap<IpAddr, &'static str>> {
     neighbours::all()
 }

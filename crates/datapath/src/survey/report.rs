@@ -1,5 +1,5 @@
-//! What a node's kernel has, in words: devices, programs, how full the maps are; and what the programs know of objects and
-//! gateways. The same from a running agent and from the pins.
+//! Report of a node's kernel state: devices, programs, map usage, and the programs' view of egress policies and gateways.
+//! The same from a running agent and from the pins.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -11,8 +11,7 @@ use egress_core::model::state::{EgressId, Family, Place, PodState, Policy};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Kernel {
-    /// Seconds for which the programs may go on emitting egress IPs, zero once the lease has expired; nothing where it has no
-    /// end.
+    /// Remaining seconds of the lease, zero after expiry; absent without an end.
     #[serde(default)]
     pub lease_seconds: Option<u64>,
     pub interfaces: Vec<Interface>,
@@ -23,7 +22,7 @@ pub struct Kernel {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Interface {
     pub role: String,
-    /// Nothing while there is no such device.
+    /// Absent without such a device.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     pub index: u32,
@@ -36,13 +35,13 @@ pub struct Interface {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Program {
     pub name: String,
-    /// Where it runs; nothing where it is on no hook.
+    /// Where it is attached; absent if it is not.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub interface: Option<String>,
     /// `tcx` or `clsact`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attached: Option<String>,
-    /// Since when the hook has had a program of ours; filters do not tell.
+    /// Since when the hook has had our program; unknown for filters.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub since: Option<String>,
     /// The kernel's hash of its instructions.
@@ -63,13 +62,13 @@ impl Fill {
     }
 }
 
-/// An object that selects pods of this node, or has an address here.
+/// An egress policy that selects pods of this node, or has an address here.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Object {
     pub egress_id: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// Addresses of pods of this node that it serves.
+    /// Addresses of the selected pods of this node.
     pub pod_addresses: usize,
     pub egress_ips: Vec<Served>,
 }
@@ -81,26 +80,26 @@ pub struct Served {
     pub at: String,
 }
 
-/// Another node that pods of this one are sent to.
+/// A gateway of this node's pods.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Gateway {
     pub endpoint: IpAddr,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
-    /// Of objects that select pods here.
+    /// Egress IPs of policies that select pods here.
     pub egress_ips: usize,
-    /// Kubernetes' word.
+    /// The node's condition in Kubernetes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ready: Option<bool>,
-    /// What the leader says, where it has something to say: that the node is silent, or drained.
+    /// The leader's view, if notable: unresponsive or drained.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub leader_says: Option<String>,
-    /// The kernel's word, where the node is a neighbour: `reachable`, `stale`, `failed`.
+    /// The kernel's neighbour state, if the node is a neighbour: `reachable`, `stale`, `failed`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub neighbour: Option<String>,
 }
 
-/// Objects and gateways by what is in the maps.
+/// Egress policies and gateways from the maps.
 pub fn concerning(
     pods: impl IntoIterator<Item = PodState>,
     policies: &BTreeMap<(EgressId, Family), Policy>,

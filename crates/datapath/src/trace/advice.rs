@@ -1,8 +1,8 @@
-//! What to do about what became of a packet.
+//! Advice for each verdict.
 
 use egress_common::abi::Verdict;
 
-/// `None` where nothing is wrong. One sentence or two for people; what the verdict means it says itself.
+/// One or two sentences; `None` if nothing is wrong. The verdict's own text explains its meaning.
 pub const fn advice(verdict: Verdict) -> Option<&'static str> {
     Some(match verdict {
         Verdict::NotIp

@@ -1,4 +1,4 @@
-//! What the pinned maps hold that concerns one packet.
+//! Copies the entries of the pinned maps that concern one packet.
 
 use std::io;
 
@@ -16,13 +16,13 @@ use crate::error::map_io;
 use crate::maps::handles::{Hash, Trie};
 use crate::names::Pins;
 
-/// More room than a packet can use.
+/// More free entries than a packet can use.
 const MAX_FREE: u32 = 16;
 
 /// Entries of maps, by name.
 pub type Sizes = [(&'static str, u32); 4];
 
-/// The entries, and how many more the maps of flows and mappings take.
+/// The entries, and the free entries of `flows` and `nat`.
 pub struct Copied {
     pub maps: MemoryMaps,
     flows_free: u32,
@@ -65,12 +65,12 @@ impl Copied {
         Ok(copied)
     }
 
-    /// Of the maps that programs write: as full as the pinned ones, and else as small as can be. A map takes one entry at
-    /// least: see [`are_full_of_others`](Self::are_full_of_others).
+    /// Sizes of the maps that programs write: as full as the pinned ones, and otherwise minimal. A map has at least one
+    /// entry: see [`are_full_of_others`](Self::are_full_of_others).
     pub fn sizes(&self) -> Sizes {
         let size = |entries: usize, free: u32| {
             let size = u32::try_from(entries).unwrap_or(u32::MAX).saturating_add(free);
-            // Where there is room enough, so much more does not matter, and most packets have maps of one size.
+            // With enough free entries a larger size does not matter, so that most packets share one size.
             if free == MAX_FREE { size.max(4 * MAX_FREE) } else { size.max(1) }
         };
         [
@@ -81,7 +81,7 @@ impl Copied {
         ]
     }
 
-    /// Whether `flows` and `nat` take nothing, and hold nothing that concerns the packet.
+    /// Whether `flows` and `nat` are full of unrelated entries.
     pub fn are_full_of_others(&self) -> (bool, bool) {
         let flows = self.flows_free == 0 && self.maps.flows.is_empty();
         (flows, self.nat_free == 0 && self.maps.nat.is_empty())
@@ -97,7 +97,7 @@ fn is_wanted(key: &Tuple, packet: &Tuple, addresses: &[Addr]) -> bool {
         && (is_echo || key.sport() == packet.dport())
 }
 
-/// Copies what programs only read; the pod's egress ID.
+/// Copies the maps that programs only read; returns the pod's egress ID.
 fn reads(maps: &MemoryMaps, pins: &Pins, headers: &Headers) -> io::Result<Option<u32>> {
     let (from, to) = (headers.tuple.saddr, headers.tuple.daddr);
     let pod = hash::<Addr, PodEntry>(pins, "pods")?.get(&from)?;
@@ -120,7 +120,7 @@ fn reads(maps: &MemoryMaps, pins: &Pins, headers: &Headers) -> io::Result<Option
     Ok(Some(egress_id))
 }
 
-/// The kernel says what an address's prefix is; which one that was is found by looking at all.
+/// A lookup returns the value of the longest prefix but not the prefix, which is found by a walk.
 fn prefixes(maps: &MemoryMaps, pins: &Pins, addresses: &[Addr]) -> io::Result<()> {
     let cluster = Trie::<Addr, ClusterPrefix>::new(MapData::from_pin(pins.map("cluster")).map_err(map_io)?);
     let cluster = cluster.map_err(map_io)?;
@@ -166,7 +166,7 @@ fn hash<K: aya::Pod, V: aya::Pod>(pins: &Pins, name: &str) -> io::Result<Hash<K,
     Hash::new(MapData::from_pin(pins.map(name)).map_err(map_io)?).map_err(map_io)
 }
 
-/// How many more entries the map takes, as far as the packet can tell; every entry is shown on the way.
+/// Free entries of the map, up to the number that matters; visits every entry.
 fn free<V: aya::Pod>(map: &Hash<Tuple, V>, mut visit: impl FnMut(&Tuple, &V)) -> io::Result<u32> {
     let mut count = 0_u32;
     map.for_each(|key, value| {

@@ -1,8 +1,8 @@
 //! `egress-agent trace`: runs a test packet through the loaded programs and explains the verdict, without side effects.
 //!
-//! Two independent sources must agree: the **programs** run by `BPF_PROG_TEST_RUN` and give the verdict, and the **decision**
-//! of `egress_common::decide` runs on the host over the same map entries and gives the reasons ([`recorder`], [`questions`]). A
-//! [`prediction`] that does not hold the verdict is a defect, or the maps changed in between.
+//! Two independent sources must agree: the **programs** run by `BPF_PROG_TEST_RUN` and give the verdict, and the
+//! **decision** of `egress_common::decide` runs on the host over the same map entries and gives the reasons ([`recorder`],
+//! [`questions`]). A verdict outside of the [`prediction`] is a defect, unless the maps changed in between.
 //!
 //! The object is loaded once more, attached nowhere: maps that programs only read are the pinned ones, maps that they write are
 //! its own, with copies of the entries that concern the packet ([`copy`](mod@copy)). The kernel's hash of the instructions (the
@@ -49,17 +49,16 @@ pub struct Traced {
     pub predicted: Prediction,
     pub headers: Headers,
     pub config: Config,
-    /// The flow and the mapping that the packet has, or would have made. Its port is chosen by chance where the pod's own is
-    /// taken.
+    /// The flow and NAT entry of the packet, existing or new. The port is random if the source port is taken.
     pub flow: Option<Flow>,
     pub mapping: Option<NatEntry>,
-    /// The device that it leaves by.
+    /// The outgoing device.
     pub device: Option<String>,
-    /// Of a flow that there is already.
+    /// Whether the flow exists already.
     pub is_known: bool,
-    /// What runs on the hook; nothing where pods' packets meet no program.
+    /// The attached program; absent if there is none.
     pub attached: Option<Attached>,
-    /// Of the program that was run.
+    /// Tag of the program that was run.
     pub tag: u64,
 }
 
@@ -94,8 +93,7 @@ pub enum TraceError {
     Pins(#[from] io::Error),
 }
 
-/// Runs packets. The program is loaded for the first one, which is what takes time, and serves the others where the copies are
-/// of the same sizes.
+/// Runs packets. The first one loads the program, which takes time; others reuse it if the copies have the same sizes.
 pub struct Tracer<'o> {
     pins: Pins,
     object: &'o [u8],
@@ -115,7 +113,7 @@ impl<'o> Tracer<'o> {
         Ok(Self { pins, object, loaded: None })
     }
 
-    /// Runs the packet. Where verdict and prediction differ it runs once more: the maps may have changed in between.
+    /// Runs the packet; once more if verdict and prediction differ, because the maps may have changed in between.
     pub fn trace(&mut self, packet: &TestPacket) -> Result<Traced, TraceError> {
         let first = self.once(packet)?;
         if first.agrees() { Ok(first) } else { self.once(packet) }
@@ -148,7 +146,7 @@ impl<'o> Tracer<'o> {
 
 const HOOK: Hook = Hook::FromPod;
 
-/// The program, with maps of its own for what it writes.
+/// The program, with its own maps for writes.
 struct Loaded {
     ebpf: Ebpf,
     private: Private,
@@ -180,7 +178,7 @@ impl Loaded {
     }
 }
 
-/// The object, with maps of its own for what programs write.
+/// The object, with its own maps for writes.
 fn load(pins: &Pins, object: &[u8], copied: &Copied) -> Result<Ebpf, StartError> {
     let paths: Vec<_> = READ_MAPS.iter().map(|name| (*name, pins.map(name))).collect();
     let mut loader = EbpfLoader::new();
@@ -203,10 +201,10 @@ fn refused(error: &ProgramError) -> StartError {
     StartError::Object(error.to_string())
 }
 
-/// Size of `struct __sk_buff` (linux/bpf.h), and where the device lies.
+/// Size of `struct __sk_buff` (linux/bpf.h), and the offset of the device.
 const CONTEXT: usize = 192;
 const IFINDEX: usize = 40;
-/// Room for a packet with outer headers.
+/// Buffer for a packet with outer headers.
 const ROOM: usize = 1 << 17;
 
 fn run(program: &SchedClassifier, frame: &[u8], ifindex: u32) -> Result<(), TraceError> {
@@ -226,7 +224,7 @@ fn run(program: &SchedClassifier, frame: &[u8], ifindex: u32) -> Result<(), Trac
     }
 }
 
-/// Packets that fit into a page of memory beside what the kernel adds to them: longer ones most kernels refuse.
+/// Packets that fit into a page with the kernel's overhead; most kernels refuse longer ones.
 const SHORTER: usize = 3500;
 
 fn why(error: io::Error, ifindex: u32, frame: usize) -> TraceError {
@@ -237,7 +235,7 @@ fn why(error: io::Error, ifindex: u32, frame: usize) -> TraceError {
     }
 }
 
-/// What programs write.
+/// The maps that programs write.
 struct Private {
     flows: Hash<Tuple, Flow>,
     nat: Hash<Tuple, NatEntry>,
@@ -245,7 +243,7 @@ struct Private {
     exhausted: Hash<Tuple, Datagram>,
     usage: Array<MapData, Usage>,
     shares: Hash<Holder, Share>,
-    /// When each CPU has all its answers again.
+    /// Rate limit state of each CPU.
     answers: PerCpuArray<MapData, u64>,
     counters: PerCpuArray<MapData, Count>,
 }
@@ -264,14 +262,14 @@ impl Private {
         })
     }
 
-    /// As if nothing had been run before.
+    /// Resets the state of earlier runs.
     fn begin(&mut self, copied: &Copied) -> io::Result<()> {
         self.flows.clear()?;
         self.nat.clear()?;
         self.inbound.clear()?;
         self.exhausted.clear()?;
         self.shares.clear()?;
-        // What CPUs keep of the last packet ends with it.
+        // Invalidates the flow caches.
         let mut usage = self.usage.get(&0, 0).map_err(map_io)?;
         usage.epoch = usage.epoch.wrapping_add(1);
         self.usage.set(0, usage, 0).map_err(map_io)?;

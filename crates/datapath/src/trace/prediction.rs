@@ -1,7 +1,7 @@
-//! What the decision says of a packet, and what it leaves for the programs to say.
+//! Predicts the verdict of a packet by the decision.
 //!
-//! The decision does not know the node's routes and neighbours, nor whether the program has an answer left for a pod: there
-//! it names all that may come of it.
+//! The decision has neither routes and neighbours nor the rate limit of generated packets. In these cases the prediction is
+//! a list of possible verdicts.
 
 use egress_common::abi::{Addr, Config, HandoverStage, Origin, PolicySlot, SlotPlace, Verdict};
 use egress_common::decide::from_pod::{self, FromPod};
@@ -13,12 +13,12 @@ use egress_common::wire::{Headers, Quote};
 
 use crate::trace::recorder::{Asked, MapRecorder};
 
-/// What may become of the packet.
+/// Possible outcomes of the packet.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Prediction {
-    /// The likeliest first.
+    /// The most likely first.
     pub verdicts: Vec<Verdict>,
-    /// The address that the flow has, where the object has one for it.
+    /// The flow's address, if the policy has one for it.
     pub slot: Option<(u32, PolicySlot)>,
     pub asked: Vec<Asked>,
 }
@@ -31,11 +31,11 @@ impl Prediction {
 
 /// Possible verdicts of the FIB lookup at the uplink.
 const FIB_VERDICTS: [Verdict; 4] = [Verdict::NoRoute, Verdict::NoNeighbour, Verdict::MtuAnswered, Verdict::MtuExceeded];
-/// And on that through the overlay.
+/// The same for the overlay.
 const OVERLAY: [Verdict; 3] = [Verdict::NoRoute, Verdict::NoNeighbour, Verdict::EncapFailed];
 
-/// Asks the decision of `from_pod` about a packet, and what follows where this node is the gateway. `frame_len` is the length
-/// of the frame (bytes).
+/// Runs the decision of `from_pod` on a packet, and SNAT if this node is the gateway. `frame_len` is the length of the
+/// frame (bytes).
 pub fn predict(mut headers: Headers, frame_len: u32, maps: &MemoryMaps) -> Prediction {
     let config = maps.config.get();
     let recorder = MapRecorder::new(maps);

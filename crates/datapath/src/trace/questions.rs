@@ -1,4 +1,4 @@
-//! The decision's questions in words: what was asked of which map, and what it said.
+//! Text form of the decision's map lookups and their results.
 
 use egress_common::abi::{
     Addr, ClusterPrefix, Flow, NatEntry, NodeEntry, NodePlace, PolicyEntry, PolicySlot, PrefixKind, SlotPlace, Tuple,
@@ -11,20 +11,19 @@ use serde::Serialize;
 use crate::trace::recorder::Asked;
 use egress_core::display_names::Names;
 
-/// One of them.
+/// A lookup.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Question {
     pub question: String,
     pub answer: String,
-    /// The map that was asked.
+    /// The map.
     pub map: &'static str,
-    /// The entry that answered.
+    /// The found entry.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub entry: Option<String>,
 }
 
-/// All of them, of a packet with this tuple, in the order in which they were asked. That what was just made is there is no
-/// question.
+/// All lookups for a packet with this tuple, in order, without those of entries that the packet itself created.
 pub fn questions(asked: &[Asked], tuple: &Tuple, names: &Names) -> Vec<Question> {
     let is_made = |before: &[Asked], key: &Tuple| {
         before.iter().any(|one| matches!(one, Asked::Key(made, _, ClaimOutcome::Claimed) if made == key))
@@ -156,7 +155,7 @@ pub fn line(tuple: &Tuple) -> String {
     format!("{} {from} -> {to}", protocol(tuple.protocol))
 }
 
-/// Its name where it has a common one.
+/// Its common name, if any.
 pub fn protocol(number: u8) -> String {
     match number {
         1 => "icmp".to_owned(),

@@ -1,7 +1,7 @@
-//! The maps as the decision sees them, with every question that it asks.
+//! Implements the decision's maps and records every lookup.
 //!
-//! Over a copy of what the maps hold that concerns one packet (`egress_common::decide::memory_maps`), so that what the decision
-//! writes is written nowhere else.
+//! It works on a copy of the relevant entries (`egress_common::decide::memory_maps`), so that the decision changes no real
+//! map.
 
 use std::cell::RefCell;
 use std::net::IpAddr;
@@ -16,28 +16,28 @@ use egress_common::decide::{ClaimOutcome, NatOwner, PortClaim, QuotaKind, Tables
 use egress_common::wire::Segment;
 use ipnet::IpNet;
 
-/// A question to a map, and its answer.
+/// A lookup and its result.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Asked {
     Pod(Addr, Option<PodEntry>),
     Node(Addr, Option<NodeEntry>),
-    /// With the prefix that was found.
+    /// With the matching prefix.
     Prefix(Addr, Option<(IpNet, ClusterPrefix)>),
-    /// Whether a connection from outside has this tuple.
+    /// Whether an inbound connection has this tuple.
     Inbound(Tuple, bool),
     Policy(PolicyKey, Option<Box<PolicyEntry>>),
     Flow(Tuple, Option<Flow>),
-    /// A new flow, and what the map made of it.
+    /// A new flow, and the outcome of its claim.
     Begun(Flow, ClaimOutcome),
     Owned(u32, Option<Owned>),
     Handover(u32, Option<HandoverEntry>),
     /// Whether this node may emit its egress IPs.
     Lease(bool),
     NatEntry(Tuple, Option<Box<NatEntry>>),
-    /// A key of a mapping: this one, for that one.
+    /// A key of a NAT entry, and its other key.
     Key(Tuple, Tuple, ClaimOutcome),
     AnyPort(PortClaim),
-    /// The pod, or its egress policy, holds its quota.
+    /// The pod, or its egress policy, is at its quota.
     NoQuota(QuotaKind),
 }
 
@@ -52,7 +52,7 @@ impl<'w> MapRecorder<'w> {
         Self { maps, asked: RefCell::default() }
     }
 
-    /// What was asked, each question once: the decision may come back to an entry.
+    /// The lookups, each once: the decision may repeat one.
     pub fn asked(self) -> Vec<Asked> {
         let mut asked: Vec<Asked> = Vec::new();
         for one in self.asked.into_inner() {
@@ -161,7 +161,7 @@ impl Tables for MapRecorder<'_> {
         self.maps.note_datagram(tuple);
     }
     fn flow_seen(&self, tuple: &Tuple, segment: Segment) -> Option<&Flow> {
-        // As it was before this packet.
+        // The state before this packet.
         self.note(Asked::Flow(*tuple, self.maps.flow_peek(tuple).copied()));
         self.maps.flow_seen(tuple, segment)
     }

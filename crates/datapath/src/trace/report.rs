@@ -1,4 +1,4 @@
-//! A trace in words.
+//! Text form of a trace.
 
 use std::fmt::Write as _;
 use std::net::IpAddr;
@@ -11,32 +11,32 @@ use crate::trace::advice::advice;
 use crate::trace::questions::{Question, line, questions};
 use egress_core::display_names::Names;
 
-/// What `trace -o json` prints.
+/// Output of `trace -o json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Report {
-    /// The made packet.
+    /// The test packet.
     pub packet: String,
     pub pod: String,
     pub questions: Vec<Question>,
-    /// What the programs say.
+    /// The programs' verdict.
     pub verdict: &'static str,
     pub class: &'static str,
     pub meaning: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gateway: Option<Gateway>,
-    /// What the world sees as the packet's source.
+    /// The packet's source as seen from outside.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub source: Option<Source>,
-    /// What to do.
+    /// Advice.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub advice: Option<&'static str>,
-    /// Whether the decision, asked beside the programs, comes to the same.
+    /// Whether the decision on the host agrees with the programs.
     pub agrees: bool,
-    /// What the decision says may become of the packet.
+    /// The decision's possible verdicts.
     pub foreseen: Vec<&'static str>,
     /// The kernel's hash of the program that was run, and of the one on its hook.
     pub program: String,
-    /// What makes this less than what a packet would meet.
+    /// Differences from a real packet.
     pub warnings: Vec<String>,
 }
 
@@ -47,7 +47,7 @@ pub struct Gateway {
     pub egress_ip: IpAddr,
     pub egress_id: u32,
     pub why: &'static str,
-    /// What is done there, or on the way.
+    /// Translation there or before.
     pub does: String,
 }
 
@@ -109,7 +109,7 @@ impl Report {
         }
     }
 
-    /// For people.
+    /// Text output.
     pub fn text(&self) -> String {
         let mut text = format!("packet    {}\npod       {}\n\n", self.packet, self.pod);
         for (number, one) in self.questions.iter().enumerate() {
@@ -191,9 +191,9 @@ fn here(traced: &Traced) -> String {
     }
 }
 
-/// Whether it holds the address is not known here.
+/// Ownership of the address is unknown here.
 const GATEWAYS: &str = "the egress IP, if the gateway holds it: `egress-agent status` there says so";
-/// The CNI's doing, not ours.
+/// Done by the CNI.
 const NODES: &str =
     "the node's address, if the host or the CNI masquerades as usual; egress-agent leaves the packet alone";
 

@@ -1,4 +1,4 @@
-//! The made packet: whole, with right checksums, and nothing in it.
+//! The test packet: complete, with valid checksums, without payload.
 
 use std::net::IpAddr;
 
@@ -8,7 +8,7 @@ use egress_common::wire::{
     tcp,
 };
 
-/// A packet of a pod, in words.
+/// Description of a pod's packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TestPacket {
     pub from: IpAddr,
@@ -18,19 +18,19 @@ pub struct TestPacket {
     /// The identifier of an echo request.
     pub sport: u16,
     pub dport: u16,
-    /// Of a TCP connection, or an SCTP association, that is under way; else the packet begins one.
+    /// Belongs to an established TCP connection or SCTP association; otherwise the packet begins one.
     pub under_way: bool,
     /// TTL or hop limit.
     pub ttl: u8,
-    /// Length (bytes, from the IP header on); as long as the headers where that is more.
+    /// Length (bytes, from the IP header on); at least the headers.
     pub length: u16,
 }
 
-/// As a sender outside of any link would be: the programs look at the destination only.
+/// An arbitrary sender: the programs read only the destination.
 const SENDER: [u8; 6] = [2, 0, 0, 0, 0, 0];
 
 impl TestPacket {
-    /// The packet as it comes to a device with this link address.
+    /// The frame, for a device with this link address.
     pub fn frame(&self, device: [u8; 6]) -> Vec<u8> {
         let (header, kind) = match self.to {
             IpAddr::V4(_) => (IPV4_LEN, ethertype::IPV4),
@@ -48,7 +48,7 @@ impl TestPacket {
         frame
     }
 
-    /// What the programs read of it; `None` where the two addresses are of different families.
+    /// Its parsed headers; `None` if the addresses have different families.
     pub fn headers(&self) -> Option<Headers> {
         if self.from.is_ipv4() != self.to.is_ipv4() {
             return None;
@@ -56,18 +56,18 @@ impl TestPacket {
         Headers::parse(self.frame([0; 6]).as_slice(), Direction::Egress)
     }
 
-    /// Whether the protocol shows ports, or an identifier.
+    /// Whether the protocol has ports or an identifier.
     pub const fn has_ports(protocol: u8) -> bool {
         matches!(protocol, PROTO_TCP | PROTO_UDP | PROTO_SCTP)
     }
 
     fn network(&self, length: usize) -> Vec<u8> {
-        // More than that is no packet; `length` has sixteen bits.
+        // Maximum length of a packet.
         let whole = |header: usize| u16::try_from(header + length).unwrap_or(u16::MAX).to_be_bytes();
         match (self.from, self.to) {
             (IpAddr::V4(from), IpAddr::V4(to)) => {
                 let [high, low] = whole(IPV4_LEN);
-                // DF, as all senders of today set it.
+                // DF, as current senders set it.
                 let mut bytes = vec![0x45, 0, high, low, 0, 0, 0x40, 0, self.ttl, self.protocol, 0, 0];
                 bytes.extend(from.octets());
                 bytes.extend(to.octets());
@@ -96,7 +96,7 @@ impl TestPacket {
             PROTO_SCTP => &[0, 0, 0, 0, 0, 0, 0, 0, sctp::INIT, 0, 0, 4],
             PROTO_ICMP => return self.echo(8),
             PROTO_ICMPV6 => return self.echo(128),
-            // Nothing of it is read.
+            // Not read.
             _ => return vec![0; 8],
         };
         [&ports, rest].concat()
@@ -112,7 +112,7 @@ impl TestPacket {
             PROTO_TCP => 16,
             PROTO_UDP => 6,
             PROTO_ICMP | PROTO_ICMPV6 => 2,
-            // SCTP's zero says that there is none (RFC 9653).
+            // Zero means no checksum in SCTP (RFC 9653).
             _ => return,
         };
         let length = u16::try_from(transport.len()).unwrap_or(u16::MAX).to_be_bytes();
@@ -132,7 +132,7 @@ impl TestPacket {
         }
         covered.extend_from_slice(transport);
         let sum = match checksum(&covered) {
-            // Zero would say that there is none.
+            // Zero would mean no checksum.
             0 => u16::MAX,
             sum => sum,
         };

@@ -1,4 +1,4 @@
-//! Idle reset: makes an idle pod learn that its connection was cut.
+//! Idle reset: lets an idle pod learn that its connection was reset.
 //!
 //! The programs answer the pod's next packet with a reset, whose number comes from that packet. A pod that waits for data sends
 //! none. So the agent sends it a bare ACK outside its window, which any TCP answers with an ACK (RFC 9293 section 3.10.7.4).
@@ -60,10 +60,10 @@ impl Tries {
 
 pub type Batch = Vec<(Tuple, Tries)>;
 
-/// Connections by due time. Each connection occurs once, however often it is cut, so the size is bounded by `flows`.
+/// Connections by due time. Each connection occurs once, so the size is bounded by `flows`.
 #[derive(Default)]
 struct Due {
-    /// The number keeps entries of the same time apart.
+    /// The number distinguishes entries with the same time.
     times: BTreeMap<(Instant, u64), Tuple>,
     tries: HashMap<Tuple, Tries>,
     number: u64,
@@ -153,7 +153,7 @@ struct RepeatedFailure {
 }
 
 impl RepeatedFailure {
-    /// Notes a failure; true where it is the first of a series.
+    /// Records a failure; true for the first of a series.
     fn begin(&mut self) -> bool {
         !std::mem::replace(&mut self.is_logged, true)
     }
@@ -163,7 +163,7 @@ impl RepeatedFailure {
         self.lost += lost;
     }
 
-    /// Ends the series; the number of connections given up, where any were.
+    /// Ends the series; returns the number of connections given up, if any.
     fn end(&mut self) -> Option<usize> {
         let Self { is_logged, lost } = std::mem::take(self);
         (is_logged && lost > 0).then_some(lost)
@@ -179,7 +179,7 @@ fn note(failure: &mut RepeatedFailure, done: &Done) {
     failure.lose(done.batch.iter().filter(|(_, tries)| tries.failed >= ROUNDS).count());
 }
 
-/// Sends to the pods that need it. Where links must be looked up, those of all due pods are.
+/// Sends to the pods that need it. A lookup of link addresses covers all due pods.
 async fn wake(shared: &Arc<Shared>, links: &mut Option<PodLinks>, due: &Due, batch: Batch) -> Done {
     let (looking, asked) = (Arc::clone(shared), batch.clone());
     let idle = egress_supervise::joined(spawn_blocking(move || idle(&looking, asked)).await);
@@ -217,7 +217,7 @@ async fn wake(shared: &Arc<Shared>, links: &mut Option<PodLinks>, due: &Due, bat
     done
 }
 
-/// Connections whose pods have not learnt of the cut: no reset was sent, and no new flow started.
+/// Connections without a reset sent and without a new flow.
 fn idle(shared: &Shared, batch: Batch) -> io::Result<Batch> {
     let now = now_ns()?;
     let mut answered = Batch::new();

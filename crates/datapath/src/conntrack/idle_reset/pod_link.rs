@@ -23,7 +23,7 @@ use egress_core::model::node::Mac;
 /// How long a neighbour has to answer the kernel.
 const RESOLVING: Duration = Duration::from_millis(50);
 
-/// Where the pods of a round are, asked for all of them at once.
+/// Link addresses of all pods of a round.
 pub struct PodLinks {
     pub port: Interface,
     pub until: Instant,
@@ -38,8 +38,8 @@ impl PodLinks {
     }
 }
 
-/// The link address that packets for each of these pods go to by the management port. A neighbour that the kernel does not
-/// know is asked for, and known by the next round at the latest.
+/// The next hop's link address for each of these pods at the management port. The kernel resolves unknown neighbours, by
+/// the next round at the latest.
 pub async fn look(
     netlink: &Handle,
     port: Interface,
