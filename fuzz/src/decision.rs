@@ -1,4 +1,4 @@
-//! The target `decision`: any packets, any state, through all hooks; what must hold is asserted by [`crate::node`].
+//! The target `decision`: any packets and any state, through all hooks; [`crate::node`] asserts the invariants.
 
 use egress_common::abi::{
     Direction, Family, HandoverEntry, HandoverStage, OnUnknownPod, PodEntry, PolicyEntry, PolicySlot, WhenEmpty,
@@ -65,7 +65,7 @@ fn change(input: &mut Input<'_>, node: &mut Node) {
     node.renew_decision_number();
 }
 
-/// The object's address comes, or goes, or has done so; as far as the agent of the node has come with it.
+/// A hand-over of the policy's address, in any state of the node's agent.
 fn hand_over(input: &mut Input<'_>, maps: &MemoryMaps, id: u32, family: Family) {
     let address = places::egress(family, u8::from(input.flag()));
     let stage =
@@ -85,7 +85,7 @@ fn hand_over(input: &mut Input<'_>, maps: &MemoryMaps, id: u32, family: Family) 
     }
 }
 
-/// Frames that errors can be about: so many of the last ones.
+/// Number of recent frames that errors can quote.
 const QUOTABLE: usize = 8;
 
 fn pass(input: &mut Input<'_>, node: &mut Node, hook: usize, seen: &mut Vec<Vec<u8>>) {
@@ -116,7 +116,7 @@ fn pass(input: &mut Input<'_>, node: &mut Node, hook: usize, seen: &mut Vec<Vec<
     seen.drain(..seen.len().saturating_sub(QUOTABLE));
 }
 
-/// An ICMP error about a packet that was seen, from anybody to anybody, perhaps cut short.
+/// An ICMP error about a recent packet, with any source and destination, perhaps truncated.
 fn complaint(input: &mut Input<'_>, seen: &[Vec<u8>]) -> Vec<u8> {
     let about = &seen[input.below(seen.len())];
     let Some(headers) = Headers::parse(about.as_slice(), Direction::Egress) else { return about.clone() };
@@ -131,7 +131,7 @@ fn complaint(input: &mut Input<'_>, seen: &[Vec<u8>]) -> Vec<u8> {
     frame::error_about(about, from, to, kind, input.pick(&[1500, 28, 48, 20, 60]))
 }
 
-/// A packet from anybody to anybody.
+/// A packet with any source and destination.
 fn packet(input: &mut Input<'_>) -> Packet {
     let family = input.pick(&FAMILIES);
     let everybody = places::everybody(family);
@@ -160,7 +160,7 @@ fn packet(input: &mut Input<'_>) -> Packet {
     }
 }
 
-/// A packet with bytes changed and its end cut off.
+/// A packet with changed bytes and a truncated end.
 fn bent(input: &mut Input<'_>) -> Vec<u8> {
     let mut frame = packet(input).frame();
     for _ in 0..=input.below(4) {

@@ -1,6 +1,6 @@
-//! What the programs do to the bytes of a packet (egress-ebpf/src/packet.rs, rewrite.rs, icmp.rs, overlay.rs), over a plain
-//! vector: ends rewritten with their checksums corrected by difference, ICMP errors with what they quote, and the answers
-//! that the programs give themselves. `None` is a packet that ends too early.
+//! Model of the programs' packet rewrites (egress-ebpf/src/packet.rs, rewrite.rs, icmp.rs, overlay.rs) on a vector:
+//! addresses and ports with incremental checksums, ICMP errors with their quotes, and generated answers. `None` means a
+//! truncated packet.
 
 use egress_common::abi::{Addr, Config, Family};
 use egress_common::decide::from_overlay::Outer;
@@ -21,14 +21,14 @@ fn put(frame: &mut [u8], at: usize, bytes: &[u8]) -> Option<()> {
     Some(())
 }
 
-/// What a sum gains when these words become those.
+/// Change of a sum when words are replaced.
 fn change_of(from: &[u8], to: &[u8]) -> u64 {
     let word = |pair: &[u8]| u16::from_ne_bytes([pair[0], pair[1]]);
     let pairs = from.chunks_exact(2).zip(to.chunks_exact(2));
     pairs.map(|(from, to)| u64::from(!word(from)) + u64::from(word(to))).sum()
 }
 
-/// Corrects the checksum at `at`. Where zero means "none" it stays, and no other becomes zero.
+/// Updates the checksum at `at`. If zero means "none", zero stays, and no other value becomes zero.
 fn correct(frame: &mut [u8], at: usize, zero_is_none: bool, change: u64) -> Option<()> {
     let old = u16::from_ne_bytes(field(frame, at)?);
     if zero_is_none && old == 0 {
@@ -49,8 +49,8 @@ pub fn crc32c(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(u32::MAX, |rest, byte| (0..8).fold(rest ^ u32::from(*byte), |rest, _| shifted(rest)))
 }
 
-/// Writes ports into the SCTP header at `at`, and corrects its checksum where it is there, is not zero and is over a message
-/// of known length: by what the difference of the ports comes to, shifted through all of the message.
+/// Writes ports into the SCTP header at `at`, and updates its checksum if it is present, not zero and over a message of
+/// known length: by the difference of the ports, shifted through the whole message.
 fn put_sctp_ports(frame: &mut [u8], at: usize, ports: [u8; 4], length: Option<u32>) -> Option<()> {
     let old: [u8; 4] = field(frame, at)?;
     put(frame, at, &ports)?;
@@ -68,7 +68,7 @@ fn sctp_ports(end: End, port: u16, other: u16) -> [u8; 4] {
     if end == End::Source { [a, b, c, d] } else { [c, d, a, b] }
 }
 
-/// Where the transport checksum that covers the addresses stands, and whether zero means "none" there.
+/// Offset of the transport checksum that covers the addresses, and whether zero means "none".
 const fn sum_over_addresses(protocol: u8) -> Option<(usize, bool)> {
     match protocol {
         PROTO_TCP => Some((l4::TCP_CHECKSUM, false)),
@@ -106,7 +106,7 @@ fn replace_addr(frame: &mut [u8], family: Family, header: usize, end: End, old: 
     }
 }
 
-/// The reset that answers a segment, to its sender (egress-ebpf/src/icmp.rs); `None` where there is none.
+/// The reset that answers a segment (egress-ebpf/src/icmp.rs); `None` if there is none.
 pub fn reset(frame: &[u8], headers: &Headers) -> Option<Vec<u8>> {
     const LEN: usize = 20;
     let answers = headers.l4 == L4::Tcp && headers.tcp_flags & tcp::RST == 0;
@@ -114,7 +114,7 @@ pub fn reset(frame: &[u8], headers: &Headers) -> Option<Vec<u8>> {
         return None;
     }
     let at = usize::from(headers.l4_offset);
-    // As far as its checksum.
+    // Up to its checksum.
     field::<2>(frame, at + l4::TCP_CHECKSUM)?;
     let (sequence, acknowledged) = (u32::from_be_bytes(field(frame, at + 4)?), field::<4>(frame, at + 8)?);
     let data = u32::try_from(frame.len().saturating_sub(L3 + headers.header_len() as usize)).ok()?;
@@ -155,7 +155,7 @@ pub fn reset(frame: &[u8], headers: &Headers) -> Option<Vec<u8>> {
     Some(out)
 }
 
-/// Gives the packet another end.
+/// Rewrites one end of the packet.
 pub fn rewrite(frame: &mut [u8], headers: &Headers, rewrite: &Rewrite) -> Option<()> {
     let (old, old_port) = old_end(headers, rewrite.end);
     let (transport, protocol) = (usize::from(headers.l4_offset), headers.tuple.protocol);
@@ -166,7 +166,7 @@ pub fn rewrite(frame: &mut [u8], headers: &Headers, rewrite: &Rewrite) -> Option
         }
         if old_port != rewrite.port && headers.l4 == L4::Sctp {
             let other = if rewrite.end == End::Source { headers.tuple.dport() } else { headers.tuple.sport() };
-            // A fragment, whose length is none, is refused before it comes to this.
+            // A fragment, which has no message length, is refused before.
             let length = headers.message_length(frame as &[u8], L3)?;
             put_sctp_ports(frame, transport, sctp_ports(rewrite.end, rewrite.port, other), Some(length))?;
         } else if old_port != rewrite.port {
@@ -185,7 +185,7 @@ pub fn rewrite(frame: &mut [u8], headers: &Headers, rewrite: &Rewrite) -> Option
     replace_addr(frame, headers.family, L3, rewrite.end, &old, &rewrite.addr)
 }
 
-/// Gives an ICMP error another end, and what it quotes, which went the other way, its opposite end.
+/// Rewrites one end of an ICMP error, and the opposite end of its quoted packet.
 pub fn rewrite_error(frame: &mut [u8], headers: &Headers, quote: &Quote, rewrite: &Rewrite) -> Option<()> {
     let (old, _) = old_end(headers, rewrite.end);
     let inner_end = if rewrite.end == End::Source { End::Destination } else { End::Source };
@@ -204,7 +204,7 @@ pub fn rewrite_error(frame: &mut [u8], headers: &Headers, quote: &Quote, rewrite
     replace_addr(frame, headers.family, L3, rewrite.end, &old, &rewrite.addr)
 }
 
-/// What this changes in the sum over the quote.
+/// Change of the sum over the quote.
 fn rewrite_quoted_transport(
     frame: &mut [u8],
     quote: &Quote,
@@ -241,7 +241,7 @@ fn rewrite_quoted_transport(
     }
     let (sum_at, covered) = match tuple.protocol {
         PROTO_ICMP => (l4::ICMP_CHECKSUM, port),
-        // TCP's stands late in the header, and the header must be whole as far as the word that it stands in.
+        // The checksum of TCP is late in the header, which must be complete up to that word.
         PROTO_TCP if frame.len() < at + l4::TCP_CHECKSUM + 4 => return Some(change),
         protocol => match sum_over_addresses(protocol) {
             Some((sum_at, _)) => (sum_at, addresses + port),
@@ -259,7 +259,7 @@ fn rewrite_quoted_transport(
     Some(change + change_of(&old.to_ne_bytes(), &new.to_ne_bytes()))
 }
 
-/// One hop less.
+/// Decrements the TTL.
 pub fn decrement_ttl(frame: &mut [u8], family: Family) -> Option<()> {
     let at = L3 + if family == Family::V4 { ipv4::TTL } else { ipv6::HOP_LIMIT };
     let ttl: [u8; 1] = field(frame, at)?;
@@ -272,10 +272,10 @@ pub fn decrement_ttl(frame: &mut [u8], family: Family) -> Option<()> {
     put(frame, at, &less)
 }
 
-/// The ICMP error that the packet becomes, to its own sender; `None` where none may be made.
+/// Turns the packet into an ICMP error to its sender; `None` if not allowed.
 #[must_use]
 pub fn error(frame: &[u8], headers: &Headers, head: u64, from: &Addr) -> Option<Vec<u8>> {
-    /// Of the transport header; and of the whole quote at most.
+    /// Quoted bytes of the transport header, and the maximum of the whole quote.
     const QUOTED_L4: usize = 20;
     const LONGEST: usize = 128;
     if *from == Addr::UNSPECIFIED || matches!(headers.l4, L4::IcmpError | L4::Sctp) || !headers.has_l4() {
@@ -293,7 +293,7 @@ pub fn error(frame: &[u8], headers: &Headers, head: u64, from: &Addr) -> Option<
         _ => None,
     };
     if let Some(at) = sum_at {
-        // Whatever a device may still write there, it writes this.
+        // The fixed point of a device's checksum completion.
         let old = u16::from_ne_bytes(field(&quote, at)?);
         let fixed = csum::fixed_point(csum::sum(&quote[network..]), old);
         put(&mut quote, at, &fixed.to_ne_bytes())?;
@@ -308,8 +308,8 @@ pub fn error(frame: &[u8], headers: &Headers, head: u64, from: &Addr) -> Option<
 /// UDP, VXLAN and the inner link header.
 const BEHIND_IP: usize = 8 + 8 + ETH_LEN;
 
-/// What is in an overlay packet that the program takes out itself, and what its outer headers say; `None` where the packet
-/// is for the device.
+/// The inner packet and outer headers of an overlay packet that the program decapsulates; `None` if it is left to the
+/// device.
 #[must_use]
 pub fn decapsulated(frame: &[u8], headers: &Headers, config: &Config) -> Option<(Outer, Vec<u8>)> {
     let for_us = headers.is_udp_to(config.tunnel_port)

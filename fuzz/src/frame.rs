@@ -1,4 +1,4 @@
-//! Frames: made by hand, and summed from scratch.
+//! Builder of frames, and full computation of checksums.
 
 use crate::edge::crc32c;
 use egress_common::abi::{Addr, Direction, Family};
@@ -7,7 +7,7 @@ use egress_common::wire::{
     ethertype, ipv4, l4,
 };
 
-/// A packet in words.
+/// Description of a packet.
 #[derive(Clone, Copy, Debug)]
 pub struct Packet {
     pub saddr: Addr,
@@ -89,11 +89,11 @@ impl Packet {
     }
 }
 
-/// The checksum over pseudo header and transport, whose own field counts as it stands; memory order.
+/// The checksum over pseudo header and transport, including its own field; memory order.
 fn transport_sum(saddr: &Addr, daddr: &Addr, protocol: u8, bytes: &[u8]) -> u16 {
     let mut covered = Vec::new();
     if protocol != PROTO_ICMP {
-        // An IPv4-mapped address sums up as its IPv4 address and ffff, which is zero to one's complement.
+        // The sum of an IPv4-mapped address is that of its IPv4 address plus ffff, which is zero in one's complement.
         covered.extend(saddr.octets());
         covered.extend(daddr.octets());
         covered.extend([0, protocol]);
@@ -103,7 +103,7 @@ fn transport_sum(saddr: &Addr, daddr: &Addr, protocol: u8, bytes: &[u8]) -> u16 
     !csum::fold64(csum::sum(&covered))
 }
 
-/// Whether the checksums are right; `None` where the packet is cut short, a fragment, or has none that we know.
+/// Whether the checksums are valid; `None` for a truncated packet, a fragment, or an unknown checksum.
 #[must_use]
 pub fn is_summed_right(frame: &[u8]) -> Option<bool> {
     let headers = Headers::parse(frame, Direction::Egress)?;
@@ -139,7 +139,7 @@ pub fn is_summed_right(frame: &[u8]) -> Option<bool> {
 
 fn is_sctp_summed_right(headers: &Headers, transport: &[u8]) -> Option<bool> {
     let sum: [u8; 4] = transport.get(l4::SCTP_CHECKSUM..l4::SCTP_CHECKSUM + 4)?.try_into().ok()?;
-    // Zero means "none", or may.
+    // Zero means, or may mean, "none".
     if sum == [0; 4] || headers.fragment != Fragment::Whole {
         return None;
     }
@@ -148,8 +148,8 @@ fn is_sctp_summed_right(headers: &Headers, transport: &[u8]) -> Option<bool> {
     Some(crc32c(&zeroed).to_le_bytes() == sum)
 }
 
-/// Whether what an ICMP error quotes is summed right: its IPv4 header, and all of it where it is quoted whole; `None` where
-/// there is nothing to tell by.
+/// Whether the checksums in the quote of an ICMP error are valid: of its IPv4 header, and of a complete quote; `None`
+/// if unknown.
 #[must_use]
 pub fn is_quote_summed_right(frame: &[u8], quote: &Quote) -> [Option<bool>; 2] {
     let Some(packet) = frame.get(quote.network_at()..) else { return [None; 2] };

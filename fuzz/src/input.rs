@@ -1,5 +1,5 @@
-//! The fuzzer's bytes as choices. When they are used up every choice is the first one, so that each input is a whole story
-//! and a byte more or less changes little.
+//! The fuzzer's bytes as choices. After the end every choice is the first one, so that each input is a complete story
+//! and small changes have small effects.
 
 pub(crate) struct Input<'a>(&'a [u8]);
 
@@ -31,7 +31,7 @@ impl<'a> Input<'a> {
         from[self.below(from.len())]
     }
 
-    /// Up to so many bytes as they are.
+    /// Up to so many raw bytes.
     pub(crate) fn bytes(&mut self, most: usize) -> &'a [u8] {
         let (taken, rest) = self.0.split_at(most.min(self.0.len()));
         self.0 = rest;

@@ -1,11 +1,10 @@
-//! What the fuzz targets check. Each target is a function of bytes that panics where something does not hold:
+//! The fuzz targets. Each target is a function of bytes that panics if an invariant does not hold:
 //!
-//! - [`parsing`]: whatever the frame, reading its heads and the quote of an ICMP error panics nowhere, and what was read
-//!   stands where it was read from.
-//! - [`decision`]: whatever the packets and the state of the maps, no packet is sent with a source that is not its object's,
-//!   and none of a selected pod is left to the stack but where the rules say so.
-//! - [`nat`]: sequences of packets, answers, errors, sweeps and changes on one node: both keys of a mapping live and die
-//!   together, no two flows share a face, an answer comes to who asked, checksums that were right are right.
+//! - [`parsing`]: parsing any frame and the quote of an ICMP error does not panic, and parsed fields match the bytes.
+//! - [`decision`]: for any packets and maps, no packet gets a source of another policy, and selected pods' packets are
+//!   left to the stack only where the rules allow it.
+//! - [`nat`]: sequences of packets, answers, errors, sweeps and changes on one node: both keys of a NAT entry exist
+//!   together, no two flows share a translated source, answers reach their flow, valid checksums stay valid.
 //!
 //! The decisions are those of `egress-common`, and so are the maps as hash maps; the rewriting of bytes is a model
 //! ([`edge`]), and [`node`] joins them as the programs do. The program tests of egress-agent hold that model to the
@@ -25,7 +24,7 @@ pub use decision::decision;
 pub use nat::nat;
 pub use parsing::parsing;
 
-/// A target by its name.
+/// A target by name.
 #[must_use]
 pub fn target(name: &str) -> Option<fn(&[u8])> {
     Some(match name {

@@ -1,6 +1,5 @@
-//! The target `nat`: pods of this node and of another talk through two egress IPs to a small world, which answers, while
-//! time passes, entries expire and addresses change. What must hold is asserted by [`crate::node`]; and here: what went
-//! out is answered.
+//! The target `nat`: pods of two nodes exchange packets with a few hosts through two egress IPs, while entries expire
+//! and addresses change. [`crate::node`] asserts the invariants; this file asserts that outbound packets are answered.
 
 use egress_common::abi::{
     Addr, Direction, Family, HandoverEntry, HandoverStage, PodEntry, PolicyEntry, PolicySlot, Verdict, WhenEmpty,
@@ -31,11 +30,11 @@ pub fn nat(data: &[u8]) {
 struct Story<'a> {
     input: Input<'a>,
     node: Node,
-    /// What left with an address of ours.
+    /// An outbound packet with an egress IP or node address.
     sent: Vec<Vec<u8>>,
 }
 
-/// By family and place among the egress IPs: two objects per family.
+/// By family and index of the egress IP: two policies per family.
 const fn id(family: Family, index: u8) -> u32 {
     match family {
         Family::V4 => 1 + index as u32,
@@ -54,7 +53,7 @@ impl Story<'_> {
         }
     }
 
-    /// Gives both objects of the family their addresses, straight or crosswise.
+    /// Assigns the two addresses of the family to its policies, in either order.
     fn give(&mut self, family: Family, crosswise: bool) {
         let maps = &self.node.maps;
         for index in 0..2 {
@@ -71,8 +70,7 @@ impl Story<'_> {
         self.node.renew_decision_number();
     }
 
-    /// One of the addresses goes to the other node, or comes from there, and the agent has come so far with it, or has been
-    /// killed there.
+    /// A hand-over of one address to or from the other node, in any state of the agent.
     fn hand_over(&mut self) {
         let (family, index) = (self.input.pick(&FAMILIES), u8::from(self.input.flag()));
         let (id, maps) = (id(family, index), &self.node.maps);
@@ -111,7 +109,7 @@ impl Story<'_> {
         self.node.maps.assert_paired();
     }
 
-    /// From one of few ports to one of few, so that flows meet.
+    /// From and to a few ports, so that flows conflict.
     fn packet(&mut self, family: Family, saddr: Addr, daddr: Addr) -> Packet {
         let (icmp, echo) = if family == Family::V4 { (PROTO_ICMP, 8) } else { (PROTO_ICMPV6, 128) };
         let protocol = self.input.pick(&[PROTO_UDP, PROTO_TCP, icmp]);
@@ -163,14 +161,14 @@ impl Story<'_> {
         }
     }
 
-    /// Keeps what left, and has it answered at once: the answer must be the pod's, byte for byte as it would look there.
+    /// Records an outbound packet and answers it at once: the answer must reach the pod, byte for byte as expected.
     fn went(&mut self, packet: &Packet, outcome: Outcome, by: Verdict) {
         let out = match outcome {
-            // The other node's to answer.
+            // The other node answers it.
             Outcome::Sent(Verdict::HandedOver, _) => return,
             Outcome::Sent(_, out) => out,
             Outcome::Dropped(_) => return,
-            // Its port is another flow's by now, and the pod is told.
+            // Another flow has its port by now, and the pod gets a reset.
             Outcome::Answered(Verdict::CutAnswered, answer) => {
                 let answer = Headers::parse(answer.as_slice(), Direction::Ingress).expect("it is IP");
                 assert_eq!((answer.tuple.saddr, answer.tuple.daddr), (packet.daddr, packet.saddr));
@@ -203,7 +201,7 @@ impl Story<'_> {
         self.sent.get(index).cloned()
     }
 
-    /// Late, perhaps when nobody waits for it any more; by the other node of a hand-over too, whether there is one or not.
+    /// A late answer, perhaps to an expired flow; also passed on by the other node, with or without a hand-over.
     fn world_answers(&mut self) {
         let Some(sent) = self.old() else { return };
         let answer = answer_to(&sent);
@@ -232,7 +230,7 @@ impl Story<'_> {
         self.node.from_netdev(&error);
     }
 
-    /// For an egress IP, out of nowhere.
+    /// An unsolicited packet for an egress IP.
     fn stranger_sends(&mut self) {
         let family = self.input.pick(&FAMILIES);
         let (to, peer) = self.who(family);
@@ -241,7 +239,7 @@ impl Story<'_> {
     }
 }
 
-/// What the peer of a packet sends back.
+/// The answer of a packet's peer.
 fn answer_to(sent: &[u8]) -> Vec<u8> {
     let headers = Headers::parse(sent, Direction::Egress).expect("it is IP");
     let (tuple, family) = (headers.tuple, headers.family);
@@ -254,7 +252,7 @@ fn answer_to(sent: &[u8]) -> Vec<u8> {
         saddr: tuple.daddr,
         daddr: tuple.saddr,
         protocol: tuple.protocol,
-        // The identifier of an echo message stands in both.
+        // An echo message has its identifier in both fields.
         sport: tuple.dport(),
         dport: tuple.sport(),
         kind,

@@ -1,6 +1,7 @@
-//! A node: the decisions joined as the programs join them (egress-ebpf/src, a file for each hook), and what must hold after each packet.
+//! A node: the decisions, combined as in the programs (egress-ebpf/src, a file for each hook), and the invariants after
+//! each packet.
 //!
-//! It is the model that the fuzz targets judge and the oracle that the programs on the kernel are compared with
+//! The fuzz targets check this model, and the oracle tests compare the programs on the kernel with it
 //! (egress-agent/tests/kernel_programs/oracle): one packet at a time, bytes in, verdict and bytes out, state kept.
 
 mod from_netdev;
@@ -23,10 +24,10 @@ use egress_common::wire::{ETH_LEN, Headers, L4, Quote};
 use crate::edge;
 use crate::frame;
 
-/// Marks that a packet can come with: also where other programs have set bits of their own.
+/// Marks of incoming packets, also with bits of other programs.
 pub(crate) const MARKS: [u32; 3] = [0, NODE_MARK, 0x0001_4000 | NODE_MARK];
 
-/// Where the packet is.
+/// The hook of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hook {
     /// Management port, ingress and egress.
@@ -39,11 +40,11 @@ pub enum Hook {
     ToNetdev(Meta),
 }
 
-/// A packet as the kernel holds it.
+/// A packet with its metadata.
 #[derive(Clone, Copy, Debug)]
 pub struct Skb<'a> {
     pub frame: &'a [u8],
-    /// Zero for a packet that is none of several.
+    /// GSO size; zero for a single packet.
     pub gso_size: u32,
     /// For another host, by its link address.
     pub foreign: bool,
@@ -56,14 +57,14 @@ impl<'a> Skb<'a> {
     }
 }
 
-/// What became of a packet.
+/// Outcome of a packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Goes on to the stack, perhaps rewritten, and with this mark.
+    /// Passed to the stack, perhaps rewritten, with this mark.
     Passed(Verdict, Vec<u8>, u32),
-    /// Leaves by another device, whatever its link addresses will be. What goes into the overlay is without outer headers.
+    /// Leaves by another device, with any link addresses. Overlay packets are without outer headers.
     Sent(Verdict, Vec<u8>),
-    /// Likewise, in two fragments that are not modelled.
+    /// The same, in two fragments that are not modelled.
     Split(Verdict),
     /// Turned into the answer.
     Answered(Verdict, Vec<u8>),
@@ -97,7 +98,7 @@ impl Outcome {
         }
     }
 
-    /// `mtu` is what the way takes.
+    /// `mtu` of the path.
     fn answered(verdict: Verdict, answer: Option<Vec<u8>>, otherwise: Verdict) -> Self {
         match answer {
             Some(frame) => Self::Answered(verdict, frame),
@@ -106,16 +107,16 @@ impl Outcome {
     }
 }
 
-/// The way was too narrow for the packet, which is as it was: takes no more than this.
+/// The path MTU that the unchanged packet exceeds.
 struct TooBig(u32);
 
 pub struct Node {
     pub maps: MemoryMaps,
-    /// Where routes lead by the uplink.
+    /// Destinations with a route by the uplink.
     pub routed: fn(&Addr) -> bool,
     /// Pods whose link address is known.
     pub resolved: fn(&Addr) -> bool,
-    /// Whom the answer to a reverse key is for, as packets went out.
+    /// The flow of each reverse key, as packets were sent.
     asked: HashMap<Tuple, Tuple>,
 }
 
@@ -125,7 +126,7 @@ impl Node {
         Self { maps, routed: |_| true, resolved: |_| true, asked: HashMap::new() }
     }
 
-    /// As the agent does after every change of what `from_pod` asks.
+    /// As the agent does after every change of the maps that `from_pod` reads.
     pub fn renew_decision_number(&self) {
         self.maps.configure(|config| config.decisions += 1);
     }
@@ -134,7 +135,7 @@ impl Node {
         self.maps.config.get()
     }
 
-    /// As the programs read it, or what becomes of what cannot be read.
+    /// The headers as the programs read them, or the outcome of an unreadable packet.
     fn headers(frame: &[u8], direction: Direction) -> Result<Headers, Verdict> {
         let mut headers = Headers::NONE;
         match headers.read(frame, direction) {
@@ -176,12 +177,12 @@ impl Node {
         self.run(&Hook::ToNetdev(*meta), &Skb::plain(frame))
     }
 
-    /// Only remembers.
+    /// Only records inbound connections.
     pub fn to_pod(&mut self, frame: &[u8]) -> Outcome {
         self.run(&Hook::ToPod, &Skb::plain(frame))
     }
 
-    /// As egress-ebpf/src/fragment.rs does it, but what begins anew is not run again.
+    /// As egress-ebpf/src/fragment.rs, without running reinjected fragments.
     fn kept(&self, skb: &Skb<'_>, headers: &Headers, outcome: Outcome) -> Outcome {
         const MOST: u32 = 64;
         const FRAME: usize = 1992;
@@ -214,7 +215,7 @@ impl Node {
         Outcome::done(verdict, skb.frame, 0)
     }
 
-    /// Writes what the mapping shows, and sees that nobody else shows the same.
+    /// Writes the translated source, and asserts that no other flow has the same.
     fn translated(
         &mut self,
         headers: &Headers,
@@ -239,7 +240,7 @@ impl Node {
     }
 }
 
-/// With its other end; checksums that were right are right.
+/// Rewrites one end; asserts that valid checksums stay valid.
 fn rewritten(headers: &Headers, quote: &Quote, frame: Vec<u8>, rewrite: &Rewrite) -> Result<Vec<u8>, Verdict> {
     let mut out = frame.clone();
     let written = match headers.l4 {
@@ -259,7 +260,7 @@ fn rewritten(headers: &Headers, quote: &Quote, frame: Vec<u8>, rewrite: &Rewrite
     Ok(out)
 }
 
-/// As egress-ebpf/src/fragment.rs asks it.
+/// As egress-ebpf/src/fragment.rs checks it.
 fn fits_in_two(skb: &Skb<'_>, headers: &Headers, mtu: u32) -> bool {
     let header = u32::from(headers.l4_offset) - u32::try_from(ETH_LEN).unwrap_or_default();
     let first = mtu.saturating_sub(header) & !7;
@@ -272,7 +273,7 @@ fn fits_in_two(skb: &Skb<'_>, headers: &Headers, mtu: u32) -> bool {
         && rest + header <= mtu
 }
 
-/// What an ICMP error quotes; nothing of any other packet.
+/// The quote of an ICMP error; empty for any other packet.
 fn quoted(frame: &[u8], headers: &Headers) -> Quote {
     let mut quote = Quote::NONE;
     if headers.l4 == L4::IcmpError && quote.read(frame, headers).is_none() {

@@ -5,10 +5,10 @@ use egress_common::wire::{
     ETH_LEN, Fragment, Frame, Headers, IPV4_LEN, IPV6_LEN, L3, L4, Quote, arp, ethertype, icmp, nd,
 };
 
-/// Frames are cut here: nothing beyond is looked at.
+/// Maximum frame length: later bytes are not read.
 const LONGEST: usize = 2048;
 
-/// The first byte says whether the frame is called IPv4, IPv6, ARP or as it is, the rest is the frame.
+/// The first byte selects the EtherType (IPv4, IPv6, ARP or unchanged), the rest is the frame.
 pub fn parsing(data: &[u8]) {
     let Some((kind, rest)) = data.split_first() else { return };
     let mut frame = rest[..rest.len().min(LONGEST)].to_vec();
@@ -55,7 +55,7 @@ fn stand_where_they_were_read(frame: &[u8], headers: &Headers) {
     }
 }
 
-/// A frame that ends earlier shows less, nothing else.
+/// A truncated frame shows fewer fields, and no other values.
 fn hold_for_every_cut(frame: &[u8], headers: &Headers, direction: Direction) {
     for length in 0..frame.len().min(160) {
         if let Some(cut) = Headers::parse(&frame[..length], direction)

@@ -1,4 +1,4 @@
-//! Who can be in a story: few of each, so that packets meet.
+//! Addresses of the stories: a few of each kind, so that flows conflict.
 
 use egress_common::abi::{
     Addr, ClusterPrefix, Config, Family, NodeEntry, NodePlace, Owned, PolicyKey, PortRange, PrefixKind,
@@ -45,7 +45,7 @@ pub(crate) const fn other_node(family: Family) -> Addr {
     at(family, [172, 18, 0, 3], 0x1718, 3)
 }
 
-/// Addresses that objects can have.
+/// Egress IPs.
 pub(crate) const fn egress(family: Family, index: u8) -> Addr {
     at(family, [172, 18, 0, 100 + index], 0x1718, 100 + index)
 }
@@ -62,7 +62,7 @@ pub(crate) const fn service(family: Family) -> Addr {
 pub(crate) const SELF: Addr = node(Family::V4);
 pub(crate) const OTHER: Addr = other_node(Family::V4);
 
-/// Everybody, for packets from anywhere to anywhere.
+/// All addresses.
 pub(crate) fn everybody(family: Family) -> Vec<Addr> {
     let few = (0..2).flat_map(|index| [egress(family, index), world(family, index), remote_pod(family, index)]);
     let pods = (0..4).map(|index| pod(family, index));
@@ -70,7 +70,7 @@ pub(crate) fn everybody(family: Family) -> Vec<Addr> {
     pods.chain(few).chain(others).collect()
 }
 
-/// Prefixes: network, length in bits of the 128, kind's place in the caller's list.
+/// Prefixes: network, length (of 128 bits), index of the kind in the caller's list.
 pub(crate) const fn bits(family: Family, v4: u32, v6: u32) -> u32 {
     match family {
         Family::V4 => 96 + v4,
@@ -78,10 +78,10 @@ pub(crate) const fn bits(family: Family, v4: u32, v6: u32) -> u32 {
     }
 }
 
-/// Few, so that stories run out of them.
+/// Few, so that stories exhaust them.
 const NODE_PORTS: PortRange = PortRange { first: 61_000, last: 61_003 };
 
-/// A node and another one with their networks; no pod is known, no object is there.
+/// Two nodes with their networks; no pod and no policy.
 pub(crate) fn node_of_stories() -> Node {
     let mut config = Config::EMPTY;
     config.generation = 1;
@@ -113,12 +113,12 @@ pub(crate) fn node_of_stories() -> Node {
     Node::new(maps)
 }
 
-/// Gives the object an address here.
+/// Assigns an owned address to the policy.
 pub(crate) fn own(maps: &MemoryMaps, egress_id: u32, address: Addr) {
     maps.put_owned(egress_id, Owned::new(egress_id, address, 11, [2, 0, 0, 0, 1, 0x64]));
 }
 
-/// The key of an object's policy.
+/// The key of a policy.
 pub(crate) const fn policy_key(egress_id: u32, family: Family) -> PolicyKey {
     PolicyKey::new(egress_id, family)
 }

@@ -1,4 +1,4 @@
-//! Replays the committed inputs of every fuzz target, and short random ones, the same in every run.
+//! Replays the committed inputs of every fuzz target, and short random ones (seeded).
 
 use std::fs;
 use std::path::Path;

@@ -1,8 +1,8 @@
-//! What a packet says, field by field, in words: what is compared, and what a person reads when two packets differ.
+//! Text form of a packet, field by field, for comparison and for failure messages.
 //!
-//! Checksums are judged, not quoted: right, absent, left to the hardware, or by how much they are off. In the quote of an
-//! ICMP error, which is cut short, the checksum is reduced by the addresses and ports that a translation changes, so that
-//! two right translations to different ports agree.
+//! A checksum is shown as valid, absent, offloaded, or by its error. In the truncated quote of an ICMP error, the
+//! translated addresses and ports are subtracted from the checksum, so that two valid translations to different ports
+//! agree.
 
 use std::net::IpAddr;
 
@@ -10,19 +10,19 @@ use crate::layout::{View, long, number};
 use crate::packets::{ICMP, ICMPV6, SCTP, TCP, UDP, checksum, crc32c, octets, sum};
 use crate::sockets::{Frame, Offload};
 
-/// Gives names to what is free to differ.
+/// Names values that may differ.
 pub(crate) trait Names {
     fn address(&self, address: IpAddr) -> String;
-    /// A port or identifier that stands beside the egress IP, towards this end.
+    /// A port or identifier of the egress IP, towards this peer.
     fn chosen(&mut self, protocol: u8, peer: (IpAddr, u16), port: u16) -> String;
     fn is_egress(&self, address: IpAddr) -> bool;
-    /// Whether a packet with this identification, flow label or port was put in.
+    /// Whether an input packet had this identification, flow label or port.
     fn knows_id(&self, id: u32) -> bool;
     fn knows_label(&self, label: u32) -> bool;
     fn knows_port(&self, port: u16) -> bool;
 }
 
-/// All that a frame says, one field in each line; the first one names the packet.
+/// All fields of a frame, one per line; the first line names the packet.
 pub(crate) fn describe(frame: &Frame, names: &mut dyn Names) -> Vec<String> {
     let mut lines = Vec::new();
     let frame = &finished(frame);
@@ -45,13 +45,13 @@ pub(crate) fn describe(frame: &Frame, names: &mut dyn Names) -> Vec<String> {
     lines
 }
 
-/// The frame as the hardware would send it, unless it would cut it: its checksum is computed, wherever it stands.
+/// The frame with an offloaded checksum completed, unless it is to be segmented.
 fn finished(frame: &Frame) -> Frame {
     let mut frame = frame.clone();
     if let (Some((start, at)), None) = (frame.offload.checksum, frame.offload.segments) {
         let start = usize::from(start);
         let rest = frame.packet.get(start..).unwrap_or_default();
-        // Zero would say that there is none.
+        // Zero would mean no checksum.
         let sum = Some(checksum(&[rest])).filter(|sum| *sum != 0).unwrap_or(0xffff);
         let field = start + usize::from(at);
         frame.packet.get_mut(field..field + 2).expect("within the packet").copy_from_slice(&sum.to_be_bytes());
@@ -126,7 +126,7 @@ fn say_network(view: &View<'_>, of: &str, quoted: bool, names: &mut dyn Names, l
     }
 }
 
-/// The time in a timestamp option is what it is.
+/// The value of a timestamp option is not compared.
 fn options(bytes: &[u8]) -> String {
     const TIMESTAMP: u8 = 0x44;
     match bytes {
@@ -196,7 +196,7 @@ fn say_tcp(rest: &[u8], of: &str, lines: &mut Vec<String>) {
     lines.push(format!("{of}data: {}", hex(&rest[header..])));
 }
 
-/// All of a little, both ends and a sum of much.
+/// All of short data; both ends and a sum of long data.
 fn hex(bytes: &[u8]) -> String {
     let text = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     match bytes {
@@ -244,7 +244,7 @@ fn transport_checksum(view: &View<'_>, offload: Offload) -> String {
         return format!("cut short, {:04x} without addresses and ports", reduced(view, stored));
     }
     let covered = match number(payload, 4) {
-        // Behind the length that UDP says lies nothing of it.
+        // Bytes after the UDP length do not belong to the datagram.
         Some(length) if view.protocol == UDP && length >= 8 => usize::from(length).min(payload.len()),
         _ => payload.len(),
     };
@@ -252,7 +252,7 @@ fn transport_checksum(view: &View<'_>, offload: Offload) -> String {
     judged(sum(&[&view.pseudo(length), &payload[..covered]]))
 }
 
-/// The same for every right translation of one packet: its checksum plus all that a translation changes.
+/// Invariant of all valid translations of one packet: its checksum plus the translated fields.
 fn reduced(view: &View<'_>, stored: u16) -> u16 {
     let addresses = if view.protocol == ICMP { Vec::new() } else { [octets(view.from), octets(view.to)].concat() };
     let ports = match view.ports() {

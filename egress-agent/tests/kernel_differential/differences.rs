@@ -7,12 +7,12 @@ use std::path::PathBuf;
 
 use crate::Differing;
 
-/// Why cases differ, and which.
+/// A reason for differences, and its cases.
 pub(crate) struct Difference {
     title: &'static str,
     reason: &'static str,
-    /// Names of cases. A star stands for anything; the family in brackets may be left out where both differ. Each must
-    /// name a case, and each case that it names must differ.
+    /// Names of cases, with `*` as a wildcard; without a family in brackets it means both. Each must match a case, and
+    /// each matched case must differ.
     cases: &'static [&'static str],
 }
 
@@ -200,7 +200,7 @@ const DIFFERENCES: &[Difference] = &[
     },
 ];
 
-/// Every case that is listed, with the place of its reason. Panics where a line of the list names no case.
+/// Every listed case, with the index of its reason. Panics if an entry matches no case.
 pub(crate) fn listed(names: &[String]) -> BTreeMap<String, usize> {
     let mut listed = BTreeMap::new();
     for (place, difference) in DIFFERENCES.iter().enumerate() {
@@ -224,7 +224,7 @@ fn is_named(pattern: &str, name: &str) -> bool {
     bare.is_some_and(|bare| fits(pattern, bare))
 }
 
-/// Whether the text is the pattern, in which a star stands for anything.
+/// Whether the text matches the pattern, with `*` as a wildcard.
 fn fits(pattern: &str, text: &str) -> bool {
     let Some((start, rest)) = pattern.split_once('*') else { return pattern == text };
     let Some(text) = text.strip_prefix(start) else { return false };
@@ -234,7 +234,7 @@ fn fits(pattern: &str, text: &str) -> bool {
 const BEGIN: &str = "<!-- generated: differences -->\n";
 const END: &str = "<!-- end: differences -->";
 
-/// Compares the page with what the cases came to; with `DIFFERENTIAL_WRITE` in the environment, writes it.
+/// Compares the page with the results; with `DIFFERENTIAL_WRITE` in the environment, writes it.
 pub(crate) fn check_page(differing: &Differing, listed: &BTreeMap<String, usize>) {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../docs/nat-differences.md");
     let page = std::fs::read_to_string(&path).expect("read docs/nat-differences.md");

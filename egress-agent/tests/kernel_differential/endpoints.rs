@@ -1,5 +1,5 @@
-//! Who plays: every case has a server, a second server and a router on the way of its own, so that all cases of a run
-//! play at once on one node and every packet that comes out tells whose it is.
+//! Addresses of the cases: each has its own server, second server and router, so that all cases run at once on one node
+//! and every packet identifies its case.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -9,15 +9,15 @@ pub(crate) struct Cast {
     pub(crate) v6: bool,
     /// Below [`CASES`].
     pub(crate) index: u16,
-    /// The way to the servers takes 1300 bytes only.
+    /// Path MTU of 1300 bytes to the servers.
     pub(crate) narrow: bool,
 }
 
-/// Cases for which there are addresses.
+/// Maximum number of cases.
 pub(crate) const CASES: u16 = 0x1000;
-/// What the narrow way takes.
+/// MTU of the narrow path.
 pub(crate) const NARROW: usize = 1300;
-/// What follows `ip route add` for the way to all servers, and for the narrow one.
+/// Arguments of `ip route add` for the path to all servers, and for the narrow one.
 pub(crate) const ROUTES: [&str; 4] = [
     "198.18.0.0/15 via 172.18.0.1",
     "198.18.128.0/17 via 172.18.0.1 mtu lock 1300",
@@ -58,7 +58,7 @@ impl Cast {
         self.outside(SECOND, 0)
     }
 
-    /// On the way to the servers, behind the node's own router.
+    /// On the path to the servers, after the node's own router.
     pub(crate) fn router(self) -> IpAddr {
         self.outside(SERVER, 1)
     }
@@ -80,7 +80,7 @@ impl Cast {
         Ipv4Addr::new(198, 18, byte(third), byte(low * 4 + 1) + host).into()
     }
 
-    /// What a person calls an address.
+    /// Name of an address.
     pub(crate) fn name(self, address: IpAddr) -> String {
         let known = [
             ("pod", self.pod()),

@@ -1,10 +1,10 @@
-//! Where the parts of a packet lie, also of one that is cut short.
+//! Offsets of a packet's parts, also for a truncated packet.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::packets::{AH, DESTINATION_OPTIONS, FRAGMENT, ICMP, ICMPV6, ROUTING, SCTP, TCP, UDP, octets, word};
 
-/// Where a packet's parts lie.
+/// Offsets of a packet's parts.
 #[derive(Clone, Debug)]
 pub(crate) struct View<'a> {
     pub(crate) bytes: &'a [u8],
@@ -12,10 +12,10 @@ pub(crate) struct View<'a> {
     pub(crate) from: IpAddr,
     pub(crate) to: IpAddr,
     pub(crate) protocol: u8,
-    /// The transport header, or as much of the payload as is there.
+    /// The transport header, or the available payload.
     pub(crate) payload: &'a [u8],
     pub(crate) payload_at: usize,
-    /// As long as the header says.
+    /// Length from the header.
     pub(crate) whole: bool,
     pub(crate) fragment: Option<Fragment>,
     pub(crate) extensions: Vec<(u8, &'a [u8])>,
@@ -26,7 +26,7 @@ pub(crate) struct Fragment {
     pub(crate) id: u32,
     pub(crate) offset: usize,
     pub(crate) more: bool,
-    /// Where an IPv6 fragment header stands, and where the number stands that names it.
+    /// Offsets of an IPv6 fragment header, and of the next-header field that names it.
     pub(crate) header: Option<(usize, usize)>,
 }
 
@@ -128,12 +128,12 @@ impl<'a> View<'a> {
             }
     }
 
-    /// The packet that an ICMP error quotes.
+    /// The quoted packet of an ICMP error.
     pub(crate) fn quote(&self) -> Option<View<'a>> {
         if self.is_error() { View::of(self.payload.get(8..)?) } else { None }
     }
 
-    /// Ports, or the identifier of an echo message in both places.
+    /// Ports, or the identifier of an echo message for both.
     pub(crate) fn ports(&self) -> Option<(u16, u16)> {
         match self.protocol {
             TCP | UDP | SCTP => Some((number(self.payload, 0)?, number(self.payload, 2)?)),
@@ -148,7 +148,7 @@ impl<'a> View<'a> {
         Some((id, id))
     }
 
-    /// What a transport checksum covers besides the payload.
+    /// The pseudo header of a transport checksum.
     pub(crate) fn pseudo(&self, length: usize) -> Vec<u8> {
         if self.protocol == ICMP {
             return Vec::new();

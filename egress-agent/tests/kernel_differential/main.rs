@@ -1,10 +1,11 @@
-//! The same packets through our programs and through nftables: what comes out must be the same in every field, only the
-//! port or identifier that a translation chooses is free (see `outcome`). Where it is not the same, the case is listed with
-//! its reason in `differences.rs` and in `docs/nat-differences.md`; one that is listed and does not differ fails too.
+//! The same packets through our programs and through nftables. The output must be equal in every field, except the port
+//! or identifier that a translation chooses (see `outcome`). Differing cases are listed with their reason in
+//! `differences.rs` and `docs/nat-differences.md`; a listed case that does not differ fails too.
 //!
-//! Two nodes with real interfaces (`ground`) play all cases at once, step by step (`play`). A case is a named sequence of
-//! packets from a pod and from outside (`cases`), built layer by layer (`craft`) and read back field by field (`read`).
-//! The tests need root; without it they say so and pass, and `cargo xtask test` counts them as skipped.
+//! Two nodes with real interfaces (`nodes`) run all cases at once, step by step (`runner`). A case is a named sequence
+//! of packets from a pod and from outside (`cases`), built layer by layer (`packets`) and read back field by field
+//! (`decode`). The tests need root; without it they report that and pass, and `cargo xtask test` counts them as
+//! skipped.
 
 mod cases;
 mod decode;
@@ -28,13 +29,13 @@ use crate::nodes::{Translator, on_ground};
 use crate::outcome::{difference, outcome};
 use crate::runner::{Played, play};
 
-/// Name of a case, and what netfilter and we do.
+/// Name of a case, and the results of netfilter and of our programs.
 type Differing = BTreeMap<String, (String, String)>;
 
 #[test]
 fn differential_suite_against_netfilter() {
     let names: Vec<String> = cases::all().into_iter().map(|case| case.name).collect();
-    // One after the other: each has the machine, and both finish within seconds.
+    // One after the other; both finish within seconds.
     let played =
         [Translator::Netfilter, Translator::Ours].map(|by| on_ground(by, |ground| play(ground, &cases::all())));
     let [Some(netfilter), Some(ours)] = played else { return };
@@ -52,7 +53,7 @@ fn differential_suite_against_netfilter() {
     differences::check_page(&differing, &listed);
 }
 
-/// What is not as it is listed.
+/// Deviations from the list.
 fn problems(differing: &Differing, listed: &BTreeMap<String, usize>) -> Vec<String> {
     let mut problems = Vec::new();
     for (name, (netfilter, ours)) in differing {
@@ -68,7 +69,7 @@ fn problems(differing: &Differing, listed: &BTreeMap<String, usize>) -> Vec<Stri
     problems
 }
 
-/// Prints everything that came of the cases whose name contains what the environment asks for.
+/// Prints the full results of the cases whose name contains the text in the environment variable.
 fn explain(name: &str, netfilter: &Played, ours: &Played) {
     let Ok(asked) = std::env::var("DIFFERENTIAL_EXPLAIN") else { return };
     if name.contains(&asked) {

@@ -1,5 +1,5 @@
-//! The two nodes: one whose packets our programs translate, one whose packets nftables translates. Everything else is the
-//! same: devices, addresses, routes, neighbours, sizes.
+//! Two nodes that differ only in the translator: our programs or nftables. Devices, addresses, routes, neighbours and
+//! MTUs are equal.
 //!
 //! ```text
 //!   far end              the node                                      far end
@@ -7,8 +7,7 @@
 //!                        breth0      172.18.0.2, .100 is the egress IP -------------- out0
 //! ```
 //!
-//! The node's neighbours are known for good, with link addresses that nobody has, so that the far ends' own stacks take
-//! no part.
+//! The node's neighbours are permanent, with unused link addresses, so that the far ends' stacks ignore the packets.
 
 use std::net::IpAddr;
 
@@ -29,7 +28,7 @@ use crate::sockets::Plug;
 pub(crate) const ROUTER_MAC: [u8; 6] = [2, 0, 0, 0, 1, 1];
 pub(crate) const POD_MAC: [u8; 6] = [2, 0, 0, 0, 2, 0x10];
 
-/// Who translates.
+/// The translator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Translator {
     Ours,
@@ -44,7 +43,7 @@ pub(crate) struct Ground {
     pub(crate) uplink_mac: [u8; 6],
 }
 
-/// Runs `work` on a node with this translator; nothing without root.
+/// Runs `work` on a node with this translator; skipped without root.
 pub(crate) fn on_ground<T: Send + 'static>(
     by: Translator,
     work: impl FnOnce(&Ground) -> T + Send + 'static,
@@ -73,13 +72,13 @@ pub(crate) fn on_ground<T: Send + 'static>(
     from.recv().ok()
 }
 
-/// The kernel takes up an IPv6 address some time after it was given.
+/// An IPv6 address becomes usable with a delay.
 async fn know(address: IpAddr) {
     let local = format!("local {address} ");
     eventually(&local, || output(&["ip", "-6", "route", "show", "table", "local"]).contains(&local)).await;
 }
 
-/// So that what is put in later comes out later: both ends of a cable share a queue per CPU.
+/// On one CPU, so that the order is preserved: both ends of a veth pair share a queue per CPU.
 fn stay_on_one_cpu(by: Translator) {
     let allowed = sched_getaffinity(Pid::from_raw(0)).expect("the allowed CPUs");
     let cpus: Vec<usize> = (0..CpuSet::count()).filter(|cpu| allowed.is_set(*cpu).unwrap_or(false)).collect();
@@ -94,10 +93,10 @@ fn prepare() {
         ("ipv4/ip_forward", "1"),
         ("ipv6/conf/all/forwarding", "1"),
         ("ipv4/conf/all/rp_filter", "0"),
-        // Every case hears its own answers, however many others hear some at the same time.
+        // No rate limits of ICMP errors, so that cases do not affect one another.
         ("ipv4/icmp_ratelimit", "0"),
         ("ipv6/icmp/ratelimit", "0"),
-        // The limit of all answers together, which no rate of zero turns off; each network has its own since Linux 6.13.
+        // The global limit, which a rate of zero does not turn off; per network namespace since Linux 6.13.
         ("ipv4/icmp_msgs_per_sec", "1000000"),
         ("ipv4/icmp_msgs_burst", "1000000"),
     ];
@@ -121,8 +120,8 @@ fn prepare() {
     ip(&script);
 }
 
-/// As a node does that has SNAT by nftables and kube-proxy's rule: the address is the node's, and what connection
-/// tracking calls invalid goes no further.
+/// SNAT by nftables, with kube-proxy's rule: the node has the address, and packets that connection tracking calls
+/// invalid are dropped.
 fn start_netfilter() {
     let with_ports = "meta l4proto { tcp, udp, sctp }";
     let rules = format!(

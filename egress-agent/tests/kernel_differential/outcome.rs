@@ -1,5 +1,4 @@
-//! What came of a case, in words that can be compared: the packets that came out in each step, whole again where they
-//! came in fragments, each as a list of fields.
+//! The result of a case in comparable form: the output packets of each step, reassembled, each as a list of fields.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -11,7 +10,7 @@ use crate::packets::{FRAGMENT, fix_ipv4_header, word};
 use crate::runner::{Caught, Played, Side};
 use crate::sockets::Frame;
 
-/// Packets by step and side, in the order in which they came out.
+/// Packets by step and side, in order of output.
 pub(crate) type Outcome = BTreeMap<(usize, Side), Vec<Vec<String>>>;
 
 pub(crate) fn outcome(played: &Played) -> Outcome {
@@ -26,7 +25,7 @@ pub(crate) fn outcome(played: &Played) -> Outcome {
 struct CaseNames {
     cast: Cast,
     known: Known,
-    /// In the order of their appearance.
+    /// In order of appearance.
     chosen: Vec<(u8, (IpAddr, u16), u16)>,
 }
 
@@ -61,7 +60,7 @@ impl Names for CaseNames {
     }
 }
 
-/// What stands in packets that were put in, and in those that they quote.
+/// Values in input packets, and in the packets that they quote.
 #[derive(Default)]
 struct Known {
     ids: BTreeSet<u32>,
@@ -90,10 +89,10 @@ impl Known {
     }
 }
 
-/// What the fragments of one datagram share.
+/// Common key of a datagram's fragments.
 type Datagram = (Side, IpAddr, IpAddr, u32);
 
-/// Fragments of one datagram become the datagram, in the step in which it is complete.
+/// Reassembles fragments, in the step in which the datagram is complete.
 fn made_whole(caught: &[Caught]) -> Vec<Caught> {
     let mut whole = Vec::new();
     let mut parts: Vec<(Datagram, Vec<&Caught>)> = Vec::new();
@@ -110,7 +109,7 @@ fn made_whole(caught: &[Caught]) -> Vec<Caught> {
         });
         parts[place].1.push(caught);
         if let Some(packet) = joined(&parts[place].1) {
-            // A checksum that is left to the hardware is finished as that of the whole, and told as what it is.
+            // An offloaded checksum is completed for the whole datagram, and still shown as offloaded.
             let unfinished = parts[place].1.iter().find(|part| part.frame.offload.checksum.is_some());
             let offload = unfinished.map_or(caught.frame.offload, |part| part.frame.offload);
             let frame = Frame { packet, offload, unfinished_parts: unfinished.is_some(), ..caught.frame.clone() };
@@ -118,13 +117,13 @@ fn made_whole(caught: &[Caught]) -> Vec<Caught> {
             parts.remove(place);
         }
     }
-    // What never became whole is shown as it came.
+    // Incomplete datagrams are shown as fragments.
     whole.extend(parts.into_iter().flat_map(|(_, parts)| parts).cloned());
     whole.sort_by_key(|caught| caught.step);
     whole
 }
 
-/// The datagram of these fragments; none while one is missing.
+/// The reassembled datagram; `None` while a fragment is missing.
 fn joined(parts: &[&Caught]) -> Option<Vec<u8>> {
     let mut pieces = BTreeMap::new();
     for part in parts {
@@ -167,7 +166,7 @@ fn without_fragment(first: &View<'_>, header: Option<(usize, usize)>, data: &[u8
     bytes
 }
 
-/// In what one outcome differs from another, for people; nothing where they are the same.
+/// Differences between two outcomes, for messages; empty if they are equal.
 pub(crate) fn difference(netfilter: &Outcome, ours: &Outcome) -> Option<(String, String)> {
     let (mut theirs, mut our) = (Vec::new(), Vec::new());
     let keys: BTreeSet<_> = netfilter.keys().chain(ours.keys()).collect();
@@ -195,8 +194,7 @@ fn place((step, side): (usize, Side)) -> String {
     format!("step {}, {}", step + 1, if side == Side::Pods { "to the pod" } else { "to the world" })
 }
 
-/// The packet's name, and the lines that the other one has not; of data and checksums what does not depend on the
-/// numbers of the cases.
+/// The packet's name, and the lines that the other one lacks; data and checksums without the case number.
 fn lines_beside(lines: &[String], other: &[String]) -> String {
     let coarse = |line: &'_ String| match line.split_once(", ") {
         Some((known, _)) if line.contains(" bytes, ") || line.contains("cut short") => known.to_owned(),

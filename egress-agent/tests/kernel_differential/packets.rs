@@ -1,5 +1,5 @@
-//! Packets in words, layer by layer, and the bytes they make. Every checksum is computed from scratch over the whole
-//! packet, and may be spoilt on purpose.
+//! Builder of packets, layer by layer. Every checksum is computed over the whole packet, and can be made wrong on
+//! purpose.
 
 use std::net::IpAddr;
 
@@ -31,7 +31,7 @@ pub(crate) struct Packet {
     /// IPv6 extension headers: number, and all bytes but the first.
     pub(crate) extensions: Vec<(u8, Vec<u8>)>,
     pub(crate) body: Body,
-    /// Added to the right checksum of the transport header, and of the IPv4 header.
+    /// Errors added to the valid checksums of the transport header and the IPv4 header.
     pub(crate) spoil: u16,
     pub(crate) spoil_header: u16,
 }
@@ -188,7 +188,7 @@ impl Packet {
         [octets(self.from), octets(self.to), vec![0, self.protocol()], word(length).to_vec()].concat()
     }
 
-    /// The packet in fragments, in order: the payload is cut at these places, multiples of eight bytes.
+    /// The packet in fragments, in order: the payload is split at these offsets, multiples of eight bytes.
     pub(crate) fn fragments(&self, cuts: &[usize]) -> Vec<Vec<u8>> {
         let transport = self.transport();
         let starts = [0].iter().chain(cuts);
@@ -233,7 +233,7 @@ impl Tcp {
     }
 }
 
-/// Writes the right checksum into an IPv4 header.
+/// Writes the checksum into an IPv4 header.
 pub(crate) fn fix_ipv4_header(bytes: &mut [u8]) {
     let header = usize::from(bytes[0] & 0x0f) * 4;
     bytes[10..12].fill(0);
@@ -265,7 +265,7 @@ pub(crate) fn octets(address: IpAddr) -> Vec<u8> {
     }
 }
 
-/// The one's complement sum of big-endian words (RFC 1071); parts of odd length stand last only.
+/// The one's complement sum of big-endian words (RFC 1071); only the last part may have an odd length.
 pub(crate) fn sum(parts: &[&[u8]]) -> u16 {
     let mut total = 0_u32;
     for pair in parts.iter().flat_map(|part| part.chunks(2)) {

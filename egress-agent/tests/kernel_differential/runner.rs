@@ -1,7 +1,7 @@
-//! Cases, and how they are played: step by step, all cases at once.
+//! Runs the cases step by step, all cases at once.
 //!
-//! A step of every case is put in, then a packet that belongs to no case; when that one has come out at the other end,
-//! everything before it has. No time is waited for.
+//! Each step sends the packets of every case, then a marker packet; when the marker arrives at the other end, so have
+//! all packets before it. There are no waits.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -19,18 +19,18 @@ pub(crate) enum Side {
     World,
 }
 
-/// A frame to be put in.
+/// An input frame.
 #[derive(Clone, Debug)]
 pub(crate) struct Shot {
     pub(crate) side: Side,
     pub(crate) packet: Vec<u8>,
     pub(crate) offload: Offload,
     pub(crate) vlan: Option<u16>,
-    /// The link address that it is sent to, where that is not the node's.
+    /// Destination link address, if not the node's.
     pub(crate) to: Option<[u8; 6]>,
 }
 
-/// A frame that came out, and in which step.
+/// An output frame and its step.
 #[derive(Clone, Debug)]
 pub(crate) struct Caught {
     pub(crate) step: usize,
@@ -38,7 +38,7 @@ pub(crate) struct Caught {
     pub(crate) frame: Frame,
 }
 
-/// What a step knows: the addresses of its case, and what has come out so far.
+/// Input of a step: the addresses of its case, and the output so far.
 pub(crate) struct Talk<'a> {
     pub(crate) cast: Cast,
     pub(crate) caught: &'a [Caught],
@@ -54,7 +54,7 @@ pub(crate) struct Case {
     pub(crate) steps: Vec<Step>,
 }
 
-/// What came of a case.
+/// Result of a case.
 #[derive(Debug)]
 pub(crate) struct Played {
     pub(crate) cast: Cast,
@@ -73,12 +73,12 @@ impl Case {
         self.shots(move |talk| vec![shot(Side::Pods, make(talk).bytes())])
     }
 
-    /// Somebody outside sends a packet.
+    /// The outside sends a packet.
     pub(crate) fn world(self, make: impl Fn(&Talk<'_>) -> Packet + Send + Sync + 'static) -> Self {
         self.shots(move |talk| vec![shot(Side::World, make(talk).bytes())])
     }
 
-    /// The pod sends bytes, several packets if need be.
+    /// The pod sends raw packets.
     pub(crate) fn pod_bytes(self, make: impl Fn(&Talk<'_>) -> Vec<Vec<u8>> + Send + Sync + 'static) -> Self {
         self.shots(move |talk| make(talk).into_iter().map(|bytes| shot(Side::Pods, bytes)).collect())
     }
@@ -92,7 +92,7 @@ impl Case {
         self
     }
 
-    /// Over a way that takes 1300 bytes only.
+    /// Over a path with an MTU of 1300 bytes.
     pub(crate) fn narrow(mut self) -> Self {
         self.narrow = true;
         self
@@ -104,12 +104,12 @@ pub(crate) fn shot(side: Side, packet: Vec<u8>) -> Shot {
 }
 
 impl Talk<'_> {
-    /// What has left for the world, from the network header on.
+    /// Outbound packets, from the network header on.
     pub(crate) fn left(&self) -> impl Iterator<Item = &[u8]> {
         self.on(Side::World)
     }
 
-    /// What has come to the pods.
+    /// Packets to the pods.
     pub(crate) fn came(&self) -> impl Iterator<Item = &[u8]> {
         self.on(Side::Pods)
     }
@@ -118,23 +118,23 @@ impl Talk<'_> {
         self.caught.iter().filter(move |caught| caught.side == side).map(|caught| caught.frame.packet.as_slice())
     }
 
-    /// Source port or identifier that the `nth` packet showed which left for the world; `otherwise` where none did.
+    /// Source port or identifier of the `nth` outbound packet; `otherwise` without one.
     pub(crate) fn chosen(&self, nth: usize, otherwise: u16) -> u16 {
         self.left().nth(nth).and_then(View::of).and_then(|view| view.ports()).map_or(otherwise, |(sport, _)| sport)
     }
 }
 
-/// How long a marker may take. Generous for a loaded machine; it is a matter of microseconds.
+/// Timeout of a marker. It normally takes microseconds.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Cases whose packets are under way at once: far fewer packets than a queue of the kernel takes.
+/// Cases per batch: far fewer packets than a kernel queue holds.
 const AT_ONCE: usize = 50;
 
-/// Plays all cases; what came of each.
+/// Runs all cases; returns their results.
 pub(crate) fn play(ground: &Ground, cases: &[Case]) -> Vec<Played> {
     let mut table = Table { ground, played: Vec::new(), step: 0, markers: 0 };
     for (index, case) in cases.iter().enumerate() {
-        // The first one is the markers'.
+        // The first number belongs to the markers.
         let index = u16::try_from(index + 1).expect("few cases");
         assert!(index < CASES, "too many cases");
         let cast = Cast { v6: case.v6, index, narrow: case.narrow };
@@ -151,7 +151,7 @@ pub(crate) fn play(ground: &Ground, cases: &[Case]) -> Vec<Played> {
     table.played
 }
 
-/// Puts a frame in.
+/// Sends a frame.
 fn fire(ground: &Ground, shot: &Shot) {
     let (plug, to, from) = match shot.side {
         Side::Pods => (&ground.pods, ground.mgmt_mac, POD_MAC),
@@ -187,7 +187,7 @@ impl Table<'_> {
         }
     }
 
-    /// Waits until all that was put in has come out, or will not.
+    /// Waits until all output of the sent packets has arrived.
     fn settle(&mut self) {
         let cast = Cast { v6: false, index: 0, narrow: false };
         self.markers += 1;
@@ -199,7 +199,7 @@ impl Table<'_> {
         let back = Packet::new(cast.server(), cast.egress(), udp((MARKER.1, port), number.clone()));
         fire(self.ground, &shot(Side::World, back.bytes()));
         self.collect(Side::Pods, &number);
-        // What both markers brought along on the other side.
+        // Output on the other side, before both markers.
         for side in [Side::World, Side::Pods] {
             while let Some(frame) = self.plug(side).receive() {
                 self.sort(side, frame);
@@ -214,7 +214,7 @@ impl Table<'_> {
         }
     }
 
-    /// Takes what comes out until the marker does; its source port.
+    /// Collects output up to the marker; returns its source port.
     fn collect(&mut self, side: Side, number: &[u8]) -> Option<u16> {
         let start = Instant::now();
         loop {
@@ -240,7 +240,7 @@ impl Table<'_> {
     }
 }
 
-/// Marks the data of packets whose addresses do not tell whose they are.
+/// Tag in the data of packets whose addresses do not identify their case.
 pub(crate) fn tagged(index: u16, length: usize) -> Vec<u8> {
     let mut data = TAG.to_vec();
     data.extend(index.to_be_bytes());
@@ -250,7 +250,7 @@ pub(crate) fn tagged(index: u16, length: usize) -> Vec<u8> {
 
 const TAG: [u8; 4] = *b"case";
 
-/// The case that a packet belongs to: by its addresses, or those that it quotes, or by the tag in its data.
+/// The case of a packet: by its addresses, those that it quotes, or the tag in its data.
 fn case_of_frame(packet: &[u8]) -> Option<u16> {
     let view = View::of(packet)?;
     let by = |from: IpAddr, to: IpAddr| case_of(from).or_else(|| case_of(to));

@@ -1,8 +1,7 @@
-//! The far ends of the node's cables: packet sockets that put frames in and take out whatever leaves.
+//! Packet sockets at the far ends of the node's veth pairs, which send and receive frames.
 //!
-//! Frames go in and come out with the kernel's virtio header, so that a packet whose checksum is left to the hardware,
-//! or that the hardware is to cut into segments, is sent and recognised as such; and with the VLAN tag that the kernel
-//! keeps beside the frame.
+//! Frames have the kernel's virtio header, which shows checksum and segmentation offload, and the VLAN tag that the
+//! kernel keeps beside the frame.
 #![expect(unsafe_code, reason = "packet access is one of the three places for it: socket calls without a safe wrapper")]
 
 use std::io::{self, IoSliceMut};
@@ -14,7 +13,7 @@ use nix::sys::socket::{
     sockopt,
 };
 
-/// Options of packet sockets that the library has no names for (linux/if_packet.h).
+/// Socket options that the library lacks (linux/if_packet.h).
 const PACKET_AUXDATA: libc::c_int = 8;
 const PACKET_VNET_HDR: libc::c_int = 15;
 
@@ -24,14 +23,14 @@ const NEEDS_CHECKSUM: u8 = 1;
 /// `struct tpacket_auxdata`: status, lengths, and the VLAN tag.
 const AUXDATA: usize = 20;
 const VLAN_VALID: u32 = 1 << 4;
-/// Room for what arrives between two readings.
+/// Receive buffer for the frames between two reads.
 const BUFFER: usize = 64 << 20;
 const LONGEST: usize = 1 << 17;
 
-/// What is left to the hardware of the device that sends the packet.
+/// Offloads to the sending device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Offload {
-    /// Where the transport header starts (from the network header on), and where its checksum stands in it.
+    /// Offset of the transport header (from the network header), and of its checksum in it.
     pub(crate) checksum: Option<(u16, u16)>,
     /// Kind of segmentation as virtio numbers it, and payload bytes of a segment.
     pub(crate) segments: Option<(u8, u16)>,
@@ -41,7 +40,7 @@ pub(crate) const GSO_TCPV4: u8 = 1;
 pub(crate) const GSO_TCPV6: u8 = 4;
 pub(crate) const GSO_UDP_L4: u8 = 5;
 
-/// A frame that came out.
+/// A received frame.
 #[derive(Clone, Debug)]
 pub(crate) struct Frame {
     pub(crate) ethertype: u16,
@@ -49,11 +48,11 @@ pub(crate) struct Frame {
     pub(crate) packet: Vec<u8>,
     pub(crate) vlan: Option<u16>,
     pub(crate) offload: Offload,
-    /// Came in fragments, each of which leaves a checksum to the hardware.
+    /// Arrived in fragments, each with an offloaded checksum.
     pub(crate) unfinished_parts: bool,
 }
 
-/// One end of a cable.
+/// One end of a veth pair.
 pub(crate) struct Plug {
     socket: OwnedFd,
 }
@@ -97,7 +96,7 @@ impl Plug {
         }
     }
 
-    /// The next frame that came out of the node; none is there yet.
+    /// The next frame from the node, if any.
     pub(crate) fn receive(&self) -> Option<Frame> {
         let mut buffer = vec![0; LONGEST];
         let mut ancillary = nix::cmsg_space!(u32, [u8; AUXDATA]);

@@ -1,4 +1,4 @@
-//! Time on a stage: the programs' clock, entries as if they were old, and the sweep that takes those away.
+//! Time in tests: the programs' clock, aging of entries, and the sweep.
 
 use aya::Pod;
 use aya::maps::{HashMap, MapData};
@@ -15,18 +15,18 @@ pub(crate) fn now_ns() -> u64 {
 }
 
 impl Stage {
-    /// Removes what is idle; `pressed` as if a map were nearly full. Returns how many entries went.
+    /// Removes idle entries; `pressed` as if a map were nearly full. Returns the number of removed entries.
     pub(crate) fn sweep(&mut self, pressed: bool) -> i32 {
         let mark = if pressed { SWEEP_PRESSED } else { 0 };
         let run = Run { mark, ..SWEEP };
         test_run(self.program(run.program), &run, &[0; 64]).action
     }
 
-    /// As if nothing had been seen of any entry since so many seconds ago.
+    /// Ages all entries by so many seconds.
     pub(crate) fn age(&mut self, seconds: u64) {
         let ago = seconds * 1_000_000_000;
         while now_ns() <= ago {
-            // A guest that has just been booted is younger than that.
+            // A freshly booted guest may be younger than that.
             std::thread::sleep(std::time::Duration::from_millis(100));
         }
         let then = now_ns() - ago;
@@ -35,19 +35,19 @@ impl Stage {
         aged(&mut self.inbound, |inbound| inbound.last_seen_ns = then);
     }
 
-    /// As if a program had removed some flow: nothing that is kept beside the maps serves any more.
+    /// As if a program had removed a flow: invalidates the flow cache.
     pub(crate) fn turn(&mut self) {
         let mut usage = self.usage.get(&0, 0).expect("the usage");
         usage.epoch += 1;
         self.usage.set(0, usage, 0).expect("write the usage");
     }
 
-    /// As if fragments that wait had come so many seconds ago.
+    /// Ages held fragments by so many seconds.
     pub(crate) fn age_held(&mut self, seconds: u64) {
         let then = now_ns().checked_sub(seconds * 1_000_000_000).expect("a machine that runs for longer");
         for place in 0..self.held.len() {
             let mut value = self.held.get(&place, 0).expect("a place");
-            // Free and busy are small numbers.
+            // The states "free" and "busy" are small numbers.
             if value[..8].try_into().map(u64::from_ne_bytes).expect("eight bytes") > 1 {
                 value[..8].copy_from_slice(&then.to_ne_bytes());
                 self.held.set(place, value, 0).expect("age a fragment");

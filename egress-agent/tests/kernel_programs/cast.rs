@@ -1,4 +1,4 @@
-//! Who plays: one set of addresses per family, so that both share their test bodies.
+//! Addresses for the tests: one set per family, so that both families share test bodies.
 
 use egress_common::abi::{Addr, Family};
 
@@ -7,7 +7,7 @@ use crate::frames::ip;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cast {
     pub(crate) family: Family,
-    /// The objects whose addresses are here, elsewhere, and nowhere yet.
+    /// Egress IDs of policies with an address here, on another node, and pending.
     pub(crate) here: u32,
     pub(crate) away: u32,
     pub(crate) pending: u32,
@@ -15,7 +15,7 @@ pub(crate) struct Cast {
     pub(crate) router: &'static str,
     pub(crate) mgmt: &'static str,
     pub(crate) other_node: &'static str,
-    /// Selected by `here`, `away`, `pending`, by an object without policy, and by none.
+    /// Pods selected by `here`, `away`, `pending`, by an egress ID without policy, and by none.
     pub(crate) pod: &'static str,
     pub(crate) away_pod: &'static str,
     pub(crate) pending_pod: &'static str,

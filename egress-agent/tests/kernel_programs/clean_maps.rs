@@ -1,5 +1,5 @@
-//! What an object must not bring from one test to the next (`kept`): anything at all in its maps. Each is emptied, and
-//! looked at again before the next test. Only `workspace`, whose size nobody but the programs knows, is not looked at again.
+//! Empties all maps of an object before the next test uses it (`object_pool`), and verifies that they are empty. Only
+//! `workspace`, whose layout is private to the programs, is not verified.
 
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -18,10 +18,10 @@ use crate::frames::{Body, packet};
 use crate::object_pool;
 use crate::stage::{FROM_POD, HELD, Stage, on_stage};
 
-/// Bytes of a kept next hop: whose, and the hop.
+/// Size of a cached next hop with its key.
 const WAY: usize = size_of::<Addr>() + size_of::<NextHop>();
 
-/// Bytes of what is kept of a recent flow.
+/// Size of a flow cache entry.
 const RECENT: usize = 128;
 
 /// A map that can be emptied.
@@ -73,7 +73,7 @@ impl<K: Pod, V: Pod> Memory for LpmTrie<MapData, K, V> {
     }
 }
 
-/// An array, which begins as zeros.
+/// An array, which is reset to zeros.
 struct Cells<const SIZE: usize>(Array<MapData, [u8; SIZE]>);
 
 impl<const SIZE: usize> Cells<SIZE> {
@@ -92,7 +92,7 @@ impl<const SIZE: usize> Memory for Cells<SIZE> {
     }
 }
 
-/// Likewise, for each CPU.
+/// The same, for each CPU.
 struct CellsPerCpu<const SIZE: usize>(PerCpuArray<MapData, [u8; SIZE]>);
 
 impl<const SIZE: usize> CellsPerCpu<SIZE> {
@@ -116,7 +116,7 @@ impl<const SIZE: usize> Memory for CellsPerCpu<SIZE> {
     }
 }
 
-/// What nobody has read yet.
+/// Unread events.
 struct Unread(RingBuf<MapData>);
 
 impl Memory for Unread {
@@ -130,7 +130,7 @@ impl Memory for Unread {
 }
 
 impl Stage {
-    /// A handle of its own to a map.
+    /// A separate handle to a map.
     pub(crate) fn again(&self, name: &str) -> Map {
         let data = MapData::from_id(self.ids[name]).expect("a map of the stage");
         Map::from_map_data(data).expect("a map of a known type")
@@ -196,7 +196,7 @@ impl Stage {
         bytes.into_iter().all(|byte| byte == "0x00")
     }
 
-    /// The maps in which there is something.
+    /// The maps that are not empty.
     pub(crate) fn remains(&mut self) -> BTreeSet<&'static str> {
         let memories = self.memories().into_iter();
         memories.filter_map(|(name, mut memory)| (!memory.is_empty()).then_some(name)).collect()
@@ -209,10 +209,10 @@ fn no_map_keeps_entries_of_a_test() {
         use_every_map(stage);
         let hairpin = packet(V4.pod, V4.egress, 4000, 80).body(Body::Udp);
         stage.run_frame(&FROM_POD, &hairpin.frame(), Verdict::HairpinAnswered);
-        // The next hop on the way to another node is kept for what the programs put into the overlay themselves.
+        // Fills the next hop cache, which encapsulation uses.
         stage.configure(|config| config.overlay_secret = [2; 6]);
         stage.run_frame(&FROM_POD, &packet(V4.away_pod, V4.world, 4000, 80).frame(), Verdict::ToGateway);
-        // Of recent flows, where something is decided.
+        // Fills the flow cache, which needs a decision number.
         stage.configure(|config| config.decisions = 1);
         stage.passes(&FROM_POD, &packet(V4.known_pod, V4.world, 4000, 80), Verdict::NotSelected);
         let all: BTreeSet<String> =
@@ -234,7 +234,7 @@ fn a_failed_test_discards_its_object() {
     let failing = || {
         on_stage(move |stage| {
             sender.send(stage.ids["nat"]).expect("tell which it was");
-            // A panic without words.
+            // A panic without a message.
             resume_unwind(Box::new(()));
         });
     };

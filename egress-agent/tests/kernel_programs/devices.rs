@@ -1,4 +1,4 @@
-//! The devices of a stage, with routes and neighbours that are known for good.
+//! The devices of a stage, with routes and permanent neighbours.
 //!
 //! ```text
 //!   breth0        172.18.0.2/16   fd00:172:18::2/64     next hop 172.18.0.1, fd00:172:18::1 (no ARP: known for good)
@@ -23,7 +23,7 @@ pub(crate) fn make_devices() {
     for switch in ["ipv4/ip_forward", "ipv6/conf/all/forwarding"] {
         std::fs::write(format!("/proc/sys/net/{switch}"), "1").expect("forward packets");
     }
-    // At once: where the processor is translated, starting a program takes long.
+    // In one batch, because starting a process is slow on an emulated CPU.
     let mut script = format!(
         "link set lo up\n\
          link add breth0 index {UPLINK} address 02:00:00:00:01:02 type veth peer name out0 index 21\n\

@@ -10,7 +10,7 @@ use crate::cast::V4;
 use crate::frames::{SYN, packet};
 use crate::stage::{FROM_NETDEV, FROM_POD, Run, Stage, TO_NETDEV, TO_POD, on_stage, test_run};
 
-/// What an entry of each map shows of its key and its value; empty for plain numbers.
+/// Field names in the key and value of each map; empty for plain numbers.
 const FIELDS: [(&str, &[&str], &[&str]); 26] = [
     ("config", &[], &["generation", "tunnel_port", "overlay_mtu", "node_v4", "uplink_mac"]),
     ("lease", &[], &["until_ns"]),
@@ -88,7 +88,7 @@ fn every_map_shows_named_fields() {
             assert!(value.iter().all(|field| shown.contains(field)), "{name}: {value:?} in {entry}");
         }
         let known: BTreeSet<_> = FIELDS.iter().map(|(name, ..)| *name).chain(["events"]).collect();
-        // Those that begin with a dot are the object's constants.
+        // Names with a leading dot are the object's constants.
         let all: BTreeSet<_> = stage.ids.keys().map(String::as_str).filter(|name| !name.starts_with('.')).collect();
         assert_eq!(all, known, "every map but the ring buffer, which cannot be dumped");
     });

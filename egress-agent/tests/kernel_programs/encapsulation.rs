@@ -1,7 +1,7 @@
-//! The overlay in the programs: what leaves with its outer headers on, and what arrives with them, over both underlays.
+//! Encapsulation and decapsulation by the programs, over both underlays.
 //!
-//! The first packet to a node goes by the device, whose stack resolves the neighbour; the next hop is kept per CPU, so
-//! these tests stay on one.
+//! The first packet to a node goes by the device, whose stack resolves the neighbour; the next hop is cached per CPU,
+//! so these tests stay on one.
 
 pub(crate) mod setup;
 
@@ -38,7 +38,7 @@ fn simple_packets_are_encapsulated_by_the_program() {
                 "the first may go by the device: {first:02x?}"
             );
             ports.insert(ran.frame[ran.frame.len() - out.frame().len() - 16..][..2].to_vec());
-            // The guard knows it.
+            // `to_netdev` recognises it.
             let signed = Run { priority: ran.priority, ..TO_NETDEV };
             let passed = stage.run_frame(&signed, &ran.frame, Verdict::NotOurs);
             assert_eq!((passed.action, passed.frame), (-1, ran.frame));
@@ -100,8 +100,8 @@ fn packets_that_need_fragmentation_leave_by_the_device() {
     });
 }
 
-/// Less than IPv6 asks of every link: nobody cuts an outer IPv6 packet, so what an inner sender will not make smaller ends
-/// with a name.
+/// Below the minimum MTU of IPv6: an outer IPv6 packet is never fragmented, so packets that their sender cannot make
+/// smaller are dropped with a reason.
 #[test]
 fn packets_too_big_for_the_overlay_get_an_error_or_a_drop_reason() {
     const NARROW: u32 = 1250;
@@ -149,7 +149,7 @@ fn only_frames_with_the_overlay_seal_pass_the_uplink() {
     });
 }
 
-/// A gateway counts the pods of other nodes as it does its own.
+/// A gateway applies quotas to pods of other nodes too.
 #[test]
 fn pods_of_other_nodes_have_a_quota() {
     everywhere_taken_out(|stage, cast, underlay| {
@@ -192,7 +192,7 @@ fn simple_packets_are_decapsulated_by_the_program() {
         stage.run_frame(&FROM_NETDEV, &frame, Verdict::ReplyDelivered);
         let mut ran = stage.run_frame(&FROM_NETDEV, &frame, Verdict::ReplyDelivered);
         if ran.frame[..12] != [POD_MAC, MGMT_MAC].concat() {
-            // The kept next hop has just ended.
+            // The cached next hop has just expired.
             ran = stage.run_frame(&FROM_NETDEV, &frame, Verdict::ReplyDelivered);
         }
         assert_eq!(ran.frame[L3..], reply.frame()[L3..]);
@@ -297,7 +297,8 @@ fn a_remote_pod_gets_packet_too_big_for_the_uplink() {
 fn packets_that_the_host_routes_elsewhere_leave_by_the_device() {
     everywhere(|stage, cast, underlay| {
         configure(stage, underlay);
-        // As between nodes that encrypt: the other one's address is behind another device, and on the uplink's link too.
+        // As with encryption between nodes: the host routes the other node's address by another device, although it is
+        // on the uplink's link too.
         batch(&format!("route replace {} dev ovn-k8s-mp0\n", underlay.other_node));
         let out = packet(cast.away_pod, cast.world, 4400, 80);
         stage.configure(|config| {

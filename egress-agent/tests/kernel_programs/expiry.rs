@@ -1,4 +1,4 @@
-//! How long entries live, and who wins where a packet and a sweep meet.
+//! Lifetime of entries, and races between packets and the sweep.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -15,18 +15,17 @@ use crate::stage::{
     FROM_NETDEV, FROM_POD, NEXT, REDIRECT, Ran, Run, SHOT, Stage, TO_POD, UPLINK_MAC, both, on_stage_with, test_run,
 };
 
-/// Seconds, so that each phase can be told from the others by the age that it survives; no more, since no entry can be older
-/// than the machine.
+/// Timeouts (seconds) that distinguish the phases; short, because no entry can be older than the machine.
 pub(crate) const TIMEOUTS: Timeouts =
     Timeouts { tcp_established: 40, tcp_opening: 30, tcp_closing: 10, udp: 20, icmp: 5, other: 20, unreplied: 12 };
-/// Less than between two phases, and more than a busy machine may lose between two lines.
+/// Less than the difference of two phases, and more than the delays of a busy machine.
 const MARGIN_SECS: u32 = 5;
 
 fn sent(cast: &Cast, flags: u8) -> Packet {
     packet(cast.pod, cast.world, 4000, 80).tcp(flags)
 }
 
-/// Sends what the pod (true) and the world say in turn.
+/// Sends packets of the pod (true) and of the world in turn.
 fn talk(stage: &mut Stage, cast: &Cast, packets: &[(bool, u8)]) {
     for (from_pod, flags) in packets {
         if *from_pod {
@@ -38,7 +37,7 @@ fn talk(stage: &mut Stage, cast: &Cast, packets: &[(bool, u8)]) {
     }
 }
 
-/// The phase's timeout: entries survive nearly that, and not a second more.
+/// Entries survive until just before the phase's timeout, and not after it.
 fn lives(stage: &mut Stage, secs: u32) {
     let before = stage.entries();
     assert_ne!(before[..2], [0, 0], "something to look at");
@@ -72,8 +71,8 @@ fn a_connection_lives_as_long_as_its_phase_says() {
     });
 }
 
-/// A server that streams to a silent pod keeps the mapping, and with it the flow; and what the programs redirect is no
-/// connection from outside, also where its flow is not known any more.
+/// A server that streams to a silent pod refreshes the NAT entry and the flow; redirected packets are no inbound
+/// connection, even without a flow.
 #[test]
 fn an_answer_refreshes_flow_and_nat_entry_and_creates_none() {
     both(|stage, cast| {
@@ -85,7 +84,7 @@ fn an_answer_refreshes_flow_and_nat_entry_and_creates_none() {
         let delivered = packet(cast.world, cast.pod, 53, 4000);
         for _ in 0..2 {
             stage.age(u64::from(TIMEOUTS.udp - MARGIN_SECS));
-            // Nothing that a CPU keeps of another test's packets.
+            // Invalidates cached flows of other tests.
             stage.turn();
             let aged = stage.flows.get(&key, 0).expect("a flow").last_seen_ns;
             let ran = stage.run_frame(&FROM_NETDEV, &answer.frame(), Verdict::ReplyHere);
@@ -100,14 +99,14 @@ fn an_answer_refreshes_flow_and_nat_entry_and_creates_none() {
         stage.run_frame(&Run { priority: ran.priority, ..TO_POD }, &delivered.frame(), Verdict::NotOurs);
         assert_eq!(stage.entries()[1..], [0, 0]);
         stage.run_frame(&FROM_POD, &asked.frame(), Verdict::SnatHere);
-        // The next family begins with nothing.
+        // The next family begins with empty maps.
         stage.age(u64::from(3 * TIMEOUTS.udp) + 1);
         stage.sweep(false);
         stage.configure(|_| ());
     });
 }
 
-/// A pod makes as many of them as it likes: they go long before those that somebody has answered.
+/// A pod can create any number of them, so they expire long before answered ones.
 #[test]
 fn an_unanswered_datagram_expires_soon() {
     both(|stage, cast| {
@@ -136,7 +135,7 @@ fn an_unanswered_datagram_expires_soon() {
     });
 }
 
-/// A pod that opens more flows than it may have is refused those, and nobody else is.
+/// Flows beyond a pod's quota are refused; other pods are not affected.
 #[test]
 fn a_pod_at_its_quota_is_refused_and_other_pods_are_not() {
     on_stage_with(&[], |stage| {
@@ -154,7 +153,8 @@ fn a_pod_at_its_quota_is_refused_and_other_pods_are_not() {
             }
             stage.drops_all(&FROM_POD, (9..20).map(|port| to(cast.pod, port)), Verdict::QuotaExceeded);
             stage.run_frame(&FROM_POD, &to(cast.pod, 8).frame(), Verdict::SnatHere);
-            // Another pod of the same policy has what is left of the policy's quota, and one of another policy its own.
+            // Another pod of the same policy gets the rest of the policy's quota, and one of another policy its own
+            // quota.
             for port in 1..=4 {
                 stage.run_frame(&FROM_POD, &to(cast.known_pod, port).frame(), Verdict::SnatHere);
             }
@@ -168,7 +168,7 @@ fn a_pod_at_its_quota_is_refused_and_other_pods_are_not() {
             assert_eq!(held(stage, Holder::policy(cast.here)), Some((12, 12)));
             assert_eq!(held(stage, Holder::pod(addr(cast.away_pod))), Some((1, 0)), "mapped elsewhere");
             stage.drops(&FROM_POD, &to(cast.pod, 9), Verdict::QuotaExceeded);
-            // And who has nothing any more may have all of it again.
+            // A pod without entries has its full quota again.
             stage.age(u64::from(TIMEOUTS.unreplied) + 1);
             stage.sweep(false);
             assert_eq!((held(stage, pod), stage.shares.keys().count()), (None, 0));
@@ -180,7 +180,7 @@ fn a_pod_at_its_quota_is_refused_and_other_pods_are_not() {
     });
 }
 
-/// One FIN or RST of a stranger, who does not know what the pod waits for.
+/// A forged FIN or RST with an unexpected sequence number.
 #[test]
 fn a_blind_end_shortens_no_connection() {
     both(|stage, cast| {
@@ -281,7 +281,7 @@ fn a_nat_entry_with_a_broken_seal_expires() {
         let keys: Vec<_> = stage.nat.keys().map(|key| key.expect("a key")).collect();
         assert_eq!(keys.len(), 2);
         for key in keys {
-            // Something else than what its seal was made of.
+            // Breaks the seal.
             let mut mapping = stage.nat.get(&key, 0).expect("a mapping");
             mapping.egress_id += 1;
             stage.nat.insert(key, mapping, 0).expect("a mapping");
@@ -296,7 +296,7 @@ fn a_nat_entry_with_a_broken_seal_expires() {
     });
 }
 
-/// It names the mapping all the same, but packets do not find it: the mapping would have no answers.
+/// It still refers to the NAT entry, but packets ignore it: the NAT entry would get no answers.
 #[test]
 fn a_nat_entry_whose_other_key_has_a_broken_seal_is_removed_at_once() {
     both(|stage, cast| {
@@ -339,7 +339,8 @@ fn unselected_pods_cannot_fill_the_map_for_selected_pods() {
     });
 }
 
-/// SYN and RST from ever new ports, as fast as one likes: the port has half of the map, and another one a quarter of what is free.
+/// SYN and RST from new ports at any rate: the port fills up to half of the map, and another one gets a quarter of the
+/// free part.
 #[test]
 fn a_flood_at_one_port_leaves_entries_for_other_ports_and_expires_within_seconds() {
     on_stage_with(&[("inbound", 64)], |stage| {
@@ -358,14 +359,14 @@ fn a_flood_at_one_port_leaves_entries_for_other_ports_and_expires_within_seconds
             stage.passes(&TO_POD, &from(port, 443, SYN), Verdict::InboundRemembered);
         }
         stage.drops(&TO_POD, &from(9, 443, SYN), Verdict::InboundFull);
-        // Reset, or not answered.
+        // Reset or unanswered.
         stage.age(11);
         assert_eq!(stage.sweep(false), 39);
         stage.passes(&TO_POD, &from(33, 80, SYN), Verdict::InboundRemembered);
     });
 }
 
-/// One flow, aged before each round; then its packet and a sweep meet.
+/// One flow, aged before each round; then its packet races with a sweep.
 #[test]
 fn an_entry_that_a_packet_just_used_is_not_swept() {
     on_stage_with(&[("nat", 64), ("flows", 64), ("inbound", 64)], |stage| {
@@ -386,7 +387,7 @@ fn an_entry_that_a_packet_just_used_is_not_swept() {
             let lost = stage.moved(&before).contains_key(Verdict::ClaimLost.label());
             assert_eq!(ran, if lost { SHOT } else { REDIRECT }, "round {round}");
             assert!(there || lost, "round {round}: the packet went, and its mapping is gone");
-            // Both keys or none; an answer finds what the packet used.
+            // Both keys or none; an answer finds the used entry.
             assert_eq!(stage.mappings().len(), if there { 2 } else { 0 }, "round {round}");
             used += usize::from(!lost);
             swept += usize::from(lost);
@@ -395,7 +396,7 @@ fn an_entry_that_a_packet_just_used_is_not_swept() {
     });
 }
 
-/// Runs the packet on one CPU and a sweep on the other; the packet's action.
+/// Runs the packet on one CPU and a sweep on the other; returns the packet's action.
 fn meet(stage: &Stage, frame: &[u8], round: u32) -> i32 {
     let arrived = AtomicUsize::new(0);
     let together = |cpu: usize, delay: u32| {
@@ -408,7 +409,7 @@ fn meet(stage: &Stage, frame: &[u8], round: u32) -> i32 {
                 std::thread::yield_now();
             }
         }
-        // Another offset in each round, so that every order is met.
+        // Another offset in each round, so that every order occurs.
         (0..delay).for_each(|_| std::hint::spin_loop());
     };
     let (packets, sweeps) = (stage.loaded(FROM_POD.program), stage.loaded("sweep"));
@@ -425,8 +426,8 @@ fn meet(stage: &Stage, frame: &[u8], round: u32) -> i32 {
     })
 }
 
-/// What a sweep has taken and not removed yet is gone for a packet, and not there to be overwritten either: the packet is
-/// lost, and the next one begins anew.
+/// An entry that a sweep has marked and not removed yet is neither used nor overwritten: the packet is dropped, and the
+/// next one begins again.
 #[test]
 fn an_entry_under_removal_is_neither_used_nor_overwritten() {
     both(|stage, cast| {

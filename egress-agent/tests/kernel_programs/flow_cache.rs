@@ -1,7 +1,7 @@
-//! What a CPU keeps of recent flows: that it serves, and that everything which changes a flow ends it at once.
+//! The flow cache: it serves packets, and every change of a flow invalidates it at once.
 //!
-//! An entry serves for an eighth of a second only. So the test that it serves at all tries more than once; those of what
-//! must end it cannot fail for lack of time.
+//! An entry lives an eighth of a second. So tests that it serves are retried; tests that it is invalidated cannot fail
+//! by timing.
 
 use egress_common::abi::{Direction, Owned, PodEntry, PolicyEntry, PolicyKey, PolicySlot, Tuple, Verdict, WhenEmpty};
 use egress_common::decide::phase;
@@ -12,13 +12,13 @@ use crate::frames::{ACK, Body, FIN, Packet, RST, SYN, ip, packet};
 use crate::races::{CPUS, pin};
 use crate::stage::{FROM_NETDEV, FROM_POD, REDIRECT, Stage, TO_POD, UPLINK_MAC, both, test_run};
 
-/// One CPU, whose entries these are, and decisions that the programs may keep.
+/// Runs on one CPU, with a decision number.
 fn on_one_cpu(test: impl Fn(&mut Stage, &Cast) + Send + 'static) {
     both(move |stage, cast| {
         pin(CPUS[0]);
         decide(stage, 1);
         test(stage, cast);
-        // The next family finds the maps as this one did.
+        // Restores the maps for the next family.
         for key in stage.nat.keys().collect::<Vec<_>>() {
             stage.nat.remove(&key.expect("a key")).expect("remove a mapping");
         }
@@ -40,7 +40,7 @@ fn back(cast: &Cast) -> Packet {
     packet(cast.world, cast.egress, 80, 4000).tcp(ACK).with(|packet| packet.dmac = UPLINK_MAC)
 }
 
-/// Three packets: the first finds the next hop, the second keeps what it came to, and the third may be served by that.
+/// Three packets: the first looks up the next hop, the second fills the cache, the third may be served by it.
 fn warm(stage: &mut Stage, cast: &Cast) {
     for _ in 0..3 {
         stage.forwards(&FROM_POD, &out(cast), Verdict::SnatHere, &out(cast).snat(cast.egress, 4000).hop());
@@ -58,7 +58,7 @@ fn reverse(cast: &Cast) -> Tuple {
     Tuple::new(Direction::Ingress, addr(cast.world), addr(cast.egress), 80, 4000, 6)
 }
 
-/// As nobody does who lets it be known: behind the programs' back.
+/// Changes the map without a new generation.
 fn remove_all(stage: &mut Stage, cast: &Cast) {
     for key in [forward(cast), reverse(cast)] {
         stage.nat.remove(&key).expect("remove a mapping");
@@ -75,7 +75,7 @@ fn the_next_packets_need_no_other_map() {
             remove_all(stage, cast);
             stage.forwards(&FROM_POD, &out(cast), Verdict::SnatHere, &out(cast).snat(cast.egress, 4000).hop());
             let is_served = stage.entries() == [0; 3];
-            // And not a moment longer.
+            // But not after its lifetime.
             decide(stage, 2 + 2 * attempt);
             stage.forwards(&FROM_POD, &out(cast), Verdict::SnatHere, &out(cast).snat(cast.egress, 4000).hop());
             assert_eq!(stage.entries(), [2, 1, 0], "begun anew, in mid-stream");
@@ -100,7 +100,7 @@ fn an_entry_expires() {
 fn a_change_of_the_agent_invalidates_the_cache_at_once() {
     on_one_cpu(|stage, cast| {
         warm(stage, cast);
-        // The object gets another address, on another node.
+        // The policy gets another address, on another node.
         let elsewhere = PolicySlot::remote(addr(cast.away_egress), addr(V4.other_node));
         let policy = PolicyEntry::with_slots(WhenEmpty::Drop, &[elsewhere]).expect("one slot");
         stage.policy.insert(PolicyKey::new(cast.here, cast.family), policy, 0).expect("a policy");
@@ -127,7 +127,7 @@ fn a_change_of_the_agent_invalidates_the_cache_at_once() {
 fn a_route_change_invalidates_the_cache_at_once() {
     on_one_cpu(|stage, cast| {
         warm(stage, cast);
-        // A router that is none any more.
+        // A former router.
         let former = [2, 0, 0, 0, 9, 9];
         let mut mapping = stage.nat.get(&forward(cast), 0).expect("a mapping");
         mapping.hop.dmac = former;
@@ -155,7 +155,8 @@ fn an_entry_without_a_decision_number_is_not_used() {
     });
 }
 
-/// Its packets are looked at until it is seen to be answered, though those of the former one were served a moment ago.
+/// Its packets take the full path until it is answered, although those of the former connection were served from the
+/// cache.
 #[test]
 fn a_reopened_connection_is_tracked() {
     on_one_cpu(|stage, cast| {
@@ -191,12 +192,12 @@ fn a_swept_flow_is_not_served_from_the_cache() {
 fn answers_follow_a_flow_to_another_egress_ip() {
     on_one_cpu(|stage, cast| {
         warm(stage, cast);
-        // The flow keeps its address, and another flow of the pod is none of its business.
+        // The flow keeps its address, and another flow of the pod is independent.
         let udp = packet(cast.pod, cast.world, 4000, 80).body(Body::Udp);
         for _ in 0..3 {
             stage.forwards(&FROM_POD, &udp, Verdict::SnatHere, &udp.snat(cast.egress, 4000).hop());
         }
-        // A mapping that is there names another object: the flow takes a new one in its place.
+        // The existing NAT entry belongs to another policy: the flow gets a new one.
         let mut mapping = stage.nat.get(&forward(cast), 0).expect("a mapping");
         mapping.egress_id = cast.away;
         stage.nat.insert(forward(cast), mapping.sealed(&forward(cast)), 0).expect("a mapping");
@@ -218,7 +219,7 @@ fn a_reset_is_tracked_as_on_the_full_path() {
         for flags in [RST, RST | ACK, RST | ACK] {
             stage.run_frame(&FROM_NETDEV, &back(cast).tcp(flags).frame(), Verdict::ReplyHere);
             assert_eq!(phase(stage), phase::Phase::Closing);
-            // A stranger's, then: the connection goes on.
+            // Forged, so the connection continues.
             stage.run_frame(&FROM_POD, &out(cast).frame(), Verdict::SnatHere);
             assert_eq!(phase(stage), phase::Phase::Established);
             stage.run_frame(&FROM_NETDEV, &back(cast).frame(), Verdict::ReplyHere);
@@ -238,12 +239,12 @@ fn a_reset_is_tracked_as_on_the_full_path() {
 #[test]
 fn flows_with_the_same_cache_slot_do_not_mix() {
     on_one_cpu(|stage, cast| {
-        // Another pod has each flow's port, so that each gets one of its own, which its packets must keep.
+        // Another pod uses each flow's port, so that each flow gets another one, which its packets must keep.
         let entry = stage.pods.get(&addr(cast.pod), 0).expect("a pod");
         stage.put_pod(cast.known_pod, entry);
         let of = |pod, port| packet(pod, cast.world, port, 80).tcp(ACK);
         let mut shown = std::collections::BTreeMap::new();
-        // Looked at once: the counters are most of the time that a packet takes.
+        // Checked once, because reading counters takes most of the time.
         let before = stage.packets_of(Verdict::SnatHere);
         for round in 0..3 {
             for port in 10_000..13_000 {
@@ -276,7 +277,7 @@ fn other_packets_take_the_full_path() {
         stage.passes(&FROM_NETDEV, &back(cast).with(|packet| packet.ttl = 1), Verdict::TtlExpired);
         let long = back(cast).with(|packet| packet.data = 1600);
         stage.run_frame(&FROM_NETDEV, &long.frame(), Verdict::MtuAnswered);
-        // The tuple of an answer to a ping is that of the ping.
+        // A ping reply has the tuple of the ping.
         let ping = back(cast).body(Body::EchoRequest);
         stage.drops(&FROM_NETDEV, &ping, Verdict::NoNatEntry);
     });
@@ -343,14 +344,14 @@ fn ports_and_checksums_are_as_on_the_full_path() {
             for pod in [cast.pod, cast.known_pod] {
                 stage.run_frame(&FROM_POD, &of(pod).body(begins).frame(), Verdict::SnatHere);
             }
-            // The one that came second has a port of the search.
+            // The second one has a port from the search.
             let ran = stage.run_frame(&FROM_POD, &of(cast.known_pod).frame(), Verdict::SnatHere);
             let at = if ip(cast.pod).is_ipv4() { 34 } else { 54 };
             let port = u16::from_be_bytes([ran.frame[at], ran.frame[at + 1]]);
             for (pod, port) in [(cast.pod, 6000 + place), (cast.known_pod, port)] {
                 let reply =
                     packet(cast.world, cast.egress, 80, port).body(body).with(|packet| packet.dmac = UPLINK_MAC);
-                // Of every length, so that checksums differ.
+                // Different lengths, so that checksums differ.
                 for length in 0..40 {
                     let sized = |packet: Packet| packet.with(|packet| packet.data = length);
                     let out = sized(of(pod));

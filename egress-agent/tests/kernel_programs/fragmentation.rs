@@ -1,5 +1,5 @@
-//! Replies that may be fragmented and are too long for the way to their pod: IPv4 only. A test run shows the second piece;
-//! the first has left by the device by then, and is looked at by the tests of the lab.
+//! Replies that exceed the path MTU to their pod and may be fragmented: IPv4 only. A test run shows the second
+//! fragment; the first has left by the device, and is checked by lab tests.
 
 use egress_common::abi::{PodEntry, Verdict};
 
@@ -7,7 +7,7 @@ use crate::cast::V4;
 use crate::frames::{L3, Packet, checksum, ip, octets, packet};
 use crate::stage::{FROM_NETDEV, FROM_POD, MGMT_MAC, POD_MAC, REDIRECT, Stage, UPLINK_MAC, batch, on_stage};
 
-/// Of the way to a pod; an IPv4 header and this many bytes fit.
+/// MTU to a pod; an IPv4 header and this many bytes fit.
 const FIRST: usize = (1400 - 20) & !7;
 
 /// Begins a flow of `pod`, and returns an answer of 1468 bytes.
@@ -36,7 +36,7 @@ fn the_second_fragment_follows_the_first() {
     });
 }
 
-/// The first piece would be lost where nobody resolves the neighbour for it.
+/// The first fragment would be lost without a resolved neighbour.
 #[test]
 fn a_pod_without_a_resolved_neighbour_gets_no_fragment() {
     on_stage(|stage| {
@@ -48,7 +48,7 @@ fn a_pod_without_a_resolved_neighbour_gets_no_fragment() {
     });
 }
 
-/// Some datapaths drop the short middle piece that would come of it.
+/// Some datapaths drop the short middle fragment that would result.
 #[test]
 fn a_fragment_is_not_fragmented_again() {
     on_stage(|stage| {
@@ -61,7 +61,7 @@ fn a_fragment_is_not_fragmented_again() {
     });
 }
 
-/// A header that says less than the frame has: nothing of it can be cut.
+/// The length field is smaller than the frame, which cannot be fragmented.
 #[test]
 fn a_packet_with_a_wrong_length_is_not_fragmented() {
     on_stage(|stage| {

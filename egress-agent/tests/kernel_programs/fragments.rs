@@ -1,7 +1,7 @@
-//! Fragments that come before their first one: kept, and sent through the same hook again when it comes.
+//! Fragments that arrive before their first one: held, and reinjected at the same hook when it arrives.
 //!
-//! A test run carries that out (it is no redirect of the program's end), so what begins anew is heard on the device, as the
-//! hook would get it, and run through the program again.
+//! A test run performs the reinjection, so reinjected frames are received on the device, as the hook would get them,
+//! and run through the program again.
 
 use std::collections::BTreeSet;
 use std::io::IoSliceMut;
@@ -20,7 +20,7 @@ use crate::races::{CPUS, has_both_cpus, pin, rounds};
 use crate::skips::skipped;
 use crate::stage::{FROM_NETDEV, FROM_POD, REDIRECT, Run, SHOT, Stage, UPLINK_MAC, both, test_run};
 
-/// Hears what comes in by the devices of the stage.
+/// Receives reinjected frames on the devices of the stage.
 struct Listener {
     socket: OwnedFd,
 }
@@ -33,7 +33,7 @@ impl Listener {
         Self { socket }
     }
 
-    /// What has come in by the device of this hook since it was last asked, from the sender of this packet.
+    /// New frames on this hook's device from the sender of this packet.
     fn received(&self, run: &Run, like: &Packet) -> Vec<Vec<u8>> {
         let mut frames = Vec::new();
         let mut buffer = [0; 4096];
@@ -52,7 +52,7 @@ impl Listener {
     }
 }
 
-/// A datagram in three pieces, by its number.
+/// A datagram with this identification in three fragments.
 fn fragments_of(whole: &Packet, number: u16) -> [Packet; 3] {
     let fragment = |fragment, data| {
         whole.clone().with(|packet| {
@@ -63,7 +63,7 @@ fn fragments_of(whole: &Packet, number: u16) -> [Packet; 3] {
     [fragment((0, true), 1000), fragment((126, true), 1000), fragment((251, false), 40)]
 }
 
-/// The pieces come in the wrong order, and all of them go on, each as `expected`.
+/// The fragments arrive in the wrong order, and all of them are forwarded, each as `expected`.
 fn reversed(stage: &mut Stage, run: &Run, fragments: &[Packet; 3], on: Verdict, expected: impl Fn(&Packet) -> Packet) {
     let listener = Listener::open();
     let [first, middle, last] = fragments;
@@ -100,7 +100,7 @@ fn fragments_from_a_pod_wait_for_the_first_fragment() {
     });
 }
 
-/// The answer to what a pod has sent.
+/// The answer to a packet of a pod.
 fn answer(stage: &mut Stage, cast: &Cast, body: Body) -> Packet {
     stage.run_frame(&FROM_POD, &to_world(cast).body(body).frame(), Verdict::SnatHere);
     let answer = packet(cast.world, cast.egress, 80, 4000).body(body).with(|packet| packet.dmac = UPLINK_MAC);
@@ -132,7 +132,7 @@ fn a_first_fragment_without_a_flow_releases_nothing() {
         let listener = Listener::open();
         stage.drops(&FROM_NETDEV, &last, Verdict::FragmentHeld);
         stage.drops(&FROM_NETDEV, &first, Verdict::NoNatEntry);
-        // Nor did it leave ports.
+        // It stored no ports either.
         stage.drops(&FROM_NETDEV, &middle, Verdict::FragmentHeld);
         assert_eq!(listener.received(&FROM_NETDEV, &first), Vec::<Vec<u8>>::new());
     });
@@ -163,7 +163,7 @@ fn only_fragments_that_need_the_first_fragment_are_kept() {
         stage.passes(&FROM_POD, &to_service, Verdict::ToCluster);
         let [_, for_node, _] = fragments_of(&packet(cast.world, cast.node, 80, 61000), 1);
         stage.passes(&FROM_NETDEV, &for_node.with(|packet| packet.dmac = UPLINK_MAC), Verdict::NotOurs);
-        // Longer than a place, or several in one.
+        // Longer than a slot, or a GSO packet.
         let long = later.clone().with(|packet| packet.data = 1993 - 14 - 20);
         stage.drops(&FROM_POD, &long, Verdict::FragmentUnknown);
         stage.drops(&Run { gso_size: 100, ..FROM_POD }, &later, Verdict::FragmentUnknown);
@@ -190,12 +190,12 @@ fn a_datagram_keeps_a_bounded_number_of_fragments() {
 #[test]
 fn a_flood_of_unsolicited_fragments_does_not_evict_a_newer_one() {
     both(|stage, cast| {
-        // Each CPU takes its turns by itself; a thread that moves would meet those of another one early.
+        // Each CPU has its own slots, so the thread stays on one.
         pin(CPUS[0]);
         let answer = answer(stage, cast, Body::Udp);
         let listener = Listener::open();
         let own = fragments_of(&answer, 1);
-        // All places and more, by datagrams that nobody asked for.
+        // More unsolicited datagrams than slots.
         let flood = |stage: &mut Stage, numbers: std::ops::Range<u16>| {
             let fragments = numbers.map(|number| fragments_of(&answer, number)[1].clone());
             stage.drops_all(&FROM_NETDEV, fragments, Verdict::FragmentHeld);
@@ -252,7 +252,7 @@ fn a_fragment_and_its_first_fragment_on_two_cpus_leave_nothing_waiting() {
             let sides = CPUS.map(|cpu| scope.spawn(move || side(cpu)));
             sides.map(|side| side.join().expect("one side"))
         });
-        // Dropped by name and not kept: the table of what is awaited is full of earlier rounds by then, and may refuse.
+        // Dropped with its reason and not held: the map `awaited` may be full of earlier rounds.
         let refused = usize::try_from(stage.packets_of(Verdict::FragmentUnknown) - before).expect("a count");
         let held: Vec<Vec<u8>> = CPUS
             .iter()

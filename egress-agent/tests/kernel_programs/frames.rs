@@ -1,4 +1,4 @@
-//! Frames by hand, of either family, with checksums computed over the whole packet by the plainest method.
+//! Builder of frames of both families, with checksums computed over the whole packet by the simplest method.
 
 use std::net::IpAddr;
 
@@ -18,24 +18,24 @@ pub(crate) const L3: usize = 14;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Body {
     Udp,
-    /// UDP whose checksum says "none".
+    /// UDP without a checksum.
     UdpUnsummed,
     Tcp(u8),
     EchoRequest,
     EchoReply,
-    /// An error, which quotes nothing of use.
+    /// An ICMP error without a useful quote.
     Unreachable,
-    /// An ICMP message, by its first two bytes and its last four; what it quotes is the packet's content.
+    /// An ICMP message, by its first two bytes and its last four; the quote is the packet's content.
     Icmp([u8; 2], [u8; 4]),
     /// SCTP whose first chunk has this type.
     Sctp(u8),
-    /// Likewise, with zero where the checksum stands.
+    /// The same with a zero checksum.
     SctpUnsummed(u8),
     /// Two ports, and data without a checksum.
     Other(u8),
 }
 
-/// A packet in words; [`Packet::frame`] makes bytes of it.
+/// Description of a packet; [`Packet::frame`] builds its bytes.
 #[derive(Clone, Debug)]
 pub(crate) struct Packet {
     pub(crate) dmac: [u8; 6],
@@ -50,7 +50,7 @@ pub(crate) struct Packet {
     pub(crate) sequence: u32,
     pub(crate) acknowledged: u32,
     pub(crate) ttl: u8,
-    /// Length of the data, where the content is none in particular.
+    /// Length of generated data.
     pub(crate) data: usize,
     pub(crate) content: Option<Vec<u8>>,
     pub(crate) dont_fragment: bool,
@@ -69,7 +69,7 @@ pub(crate) fn ip(text: &str) -> IpAddr {
 /// UDP with a little data, unless changed.
 pub(crate) fn packet(from: &str, to: &str, sport: u16, dport: u16) -> Packet {
     Packet {
-        // The management port's: what is for another host is left alone.
+        // Of the management port: frames for another host are left alone.
         dmac: [2, 0, 0, 0, 2, 2],
         smac: [2, 0, 0, 0, 0, 0x50],
         from: ip(from),
@@ -103,7 +103,7 @@ impl Packet {
         self.body(Body::Tcp(flags))
     }
 
-    /// As it looks with another source, one hop on.
+    /// The packet with another source, one hop later.
     pub(crate) fn snat(&self, from: &str, sport: u16) -> Self {
         self.clone().with(|packet| {
             packet.from = ip(from);
@@ -111,7 +111,7 @@ impl Packet {
         })
     }
 
-    /// As it looks with another destination.
+    /// The packet with another destination.
     pub(crate) fn dnat(&self, to: &str, port: u16) -> Self {
         let is_echo = matches!(self.body, Body::EchoRequest | Body::EchoReply);
         self.clone().with(|packet| {
@@ -120,7 +120,7 @@ impl Packet {
         })
     }
 
-    /// One hop on.
+    /// One hop later.
     pub(crate) fn hop(self) -> Self {
         self.with(|packet| packet.ttl -= 1)
     }
@@ -265,7 +265,7 @@ pub(crate) fn octets(address: IpAddr) -> Vec<u8> {
     }
 }
 
-/// RFC 1071, by the book: the complement of the one's complement sum of big-endian words.
+/// RFC 1071: the complement of the one's complement sum of big-endian words.
 pub(crate) fn checksum(bytes: &[u8]) -> u16 {
     let mut sum = 0_u32;
     for pair in bytes.chunks(2) {

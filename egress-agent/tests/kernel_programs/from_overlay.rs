@@ -1,7 +1,7 @@
 //! `from_overlay`, by real packets: a test run cannot carry a tunnel header.
 //!
-//! A frame with the outer header of our choice is sent into the far end of the uplink; the kernel takes off the outer
-//! header and the program runs on the overlay device. What it sends on is caught at the far ends of the devices.
+//! A frame with a chosen outer header is sent into the far end of the uplink; the kernel removes the outer header and
+//! the program runs on the overlay device. Its output is received at the far ends of the devices.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -63,16 +63,16 @@ impl Wire {
     }
 }
 
-/// The inner packet in an overlay packet from an address of our choice.
+/// The inner packet in an overlay packet from a chosen address.
 pub(crate) fn wrapped(from: &str, egress_id: u32, inner: &Packet) -> Vec<u8> {
     wrapped_to(V4.node, from, egress_id, inner)
 }
 
-/// Likewise, to an address of our choice.
+/// The same, to a chosen address.
 fn wrapped_to(to: &str, from: &str, egress_id: u32, inner: &Packet) -> Vec<u8> {
     // VXLAN: the flag "has an identifier", the identifier, and zeroes around.
     let content = [vec![8, 0, 0, 0], (egress_id << 8).to_be_bytes().to_vec(), inner.frame()].concat();
-    // The stack wants a checksum over IPv6.
+    // The stack requires a checksum over IPv6.
     let body = if ip(to).is_ipv4() { Body::UdpUnsummed } else { Body::Udp };
     let outer = packet(from, to, 50_000, 4794).macs(UPLINK_MAC, ROUTER_MAC).body(body);
     outer.with(|packet| packet.content = Some(content)).frame()
@@ -95,16 +95,16 @@ pub(crate) fn is(verdict: Verdict) -> BTreeMap<&'static str, u64> {
     BTreeMap::from([(verdict.label(), 1)])
 }
 
-/// A program, and the device and hook that it is put on.
+/// A program with its device and hook.
 pub(crate) type Place = (&'static str, &'static str, TcAttachType);
 
-/// Runs a test body for both families with programs on devices. Both are gone before the stage is another test's: a device
-/// may still get packets, and a process that is just being started may hold a copy of a link.
+/// Runs a test body for both families with programs on devices. Both are removed before another test uses the stage: a
+/// device may still get packets, and a starting process may hold a copy of a link.
 pub(crate) fn on_devices(places: &'static [Place], test: impl Fn(&mut Stage, &Cast) + Send + 'static) {
     on_stage(move |stage| {
         let put = |(name, device, hook): &Place| {
             if SchedClassifier::query_tcx(device, *hook).is_err() {
-                // A kernel without links. A test before may have left it there; without it the program cannot be attached.
+                // A kernel without links needs clsact. An earlier test may have created it.
                 let _there = tc::qdisc_add_clsact(device);
             }
             (*name, stage.program_mut(name).attach(device, *hook).expect("attach"))
@@ -140,7 +140,7 @@ fn another_nodes_pod_gets_its_egress_ip() {
             for _ in 0..2 {
                 assert_eq!(arrives(stage, &wire, &frame), is(Verdict::SnatForNode), "{inner:?}");
                 let left = wire.next_from(cast.egress).expect("it left by the uplink");
-                // Its hop was counted where the pod is.
+                // The pod's node has decremented the TTL.
                 let expected = inner.snat(cast.egress, port).macs(ROUTER_MAC, UPLINK_MAC);
                 assert_eq!(left, expected.frame());
             }
@@ -190,7 +190,7 @@ fn forged_packets_are_dropped_with_their_reason() {
         let mut no_ip = inner;
         no_ip.from = IpAddr::from([0, 0, 0, 0]);
         no_ip.to = no_ip.from;
-        // Agents ask each other so, by the network that is no object's.
+        // Probes of agents, with the network that no policy has.
         for (from, id, verdict) in [
             (V4.other_node, cast.here, Verdict::Malformed),
             (V4.other_node, 0, Verdict::NotIp),
@@ -204,7 +204,7 @@ fn forged_packets_are_dropped_with_their_reason() {
     });
 }
 
-/// A node has more addresses than its tunnel endpoint, and the device takes what is for any of them.
+/// A node has more addresses than its tunnel endpoint, and the device accepts any of them.
 #[test]
 fn a_packet_to_another_address_of_this_node_is_forged() {
     for underlay in [V4, V6] {
@@ -213,7 +213,7 @@ fn a_packet_to_another_address_of_this_node_is_forged() {
             let wire = Wire::of("out0");
             let inner = [from_remote(cast), packet(cast.world, cast.pod, 80, 4000)];
             for (inner, verdict) in inner.iter().zip([Verdict::SnatForNode, Verdict::ReplyDelivered]) {
-                // The plain one first, so that its flow is a recent one.
+                // The simple one first, so that its flow is cached.
                 for (to, verdict) in [
                     (underlay.node, verdict),
                     (underlay.node, verdict),
@@ -238,7 +238,7 @@ fn a_remote_pod_gets_packet_too_big_for_the_uplink() {
         assert_eq!(arrived, is(Verdict::MtuAnswered));
         let answer = wire.next_from(V4.node).expect("it goes back by the overlay");
         assert_eq!(answer[30..34], octets(ip(V4.other_node)));
-        // Outer Ethernet, IPv4 and UDP; the identifier is the object's.
+        // Outer Ethernet, IPv4 and UDP; the identifier is the policy's.
         assert_eq!(answer[36..38], 4794_u16.to_be_bytes());
         assert_eq!(answer[46..49], cast.here.to_be_bytes()[1..]);
         stage.configure(|_| ());
@@ -257,7 +257,7 @@ fn a_remote_pod_whose_port_is_taken_gets_a_reset() {
         let answer = wire.next_from(V4.node).expect("it goes back by the overlay");
         assert_eq!(answer[30..34], octets(ip(V4.other_node)));
         assert_eq!(answer[46..49], cast.here.to_be_bytes()[1..]);
-        // Behind the outer headers.
+        // After the outer headers.
         assert_eq!(answer[50 + 14..], reset_of(&running)[14..]);
         let reset = from_remote(cast).tcp(RST);
         let arrived = arrives(stage, &wire, &wrapped(V4.other_node, cast.here, &reset));

@@ -1,4 +1,4 @@
-//! `from_pod`: what pods of this node send.
+//! `from_pod`: packets of this node's pods.
 
 use egress_common::abi::{NODE_MARK, OnUnknownPod, Origin, PolicyEntry, PolicyKey, Verdict, WhenEmpty};
 
@@ -19,14 +19,14 @@ fn a_packet_gets_its_egress_ip_here() {
         for (port, body) in (4000..).zip(PROTOCOLS) {
             let sent = to_world(cast).body(body).with(|packet| packet.sport = port);
             let expected = sent.snat(cast.egress, port).hop();
-            // The kernel finds the neighbour for the first one, and later ones carry its link address.
+            // The kernel resolves the neighbour for the first one, and later ones have its link address.
             stage.redirects(&FROM_POD, &sent, Verdict::SnatHere, &expected);
             let direct = expected.clone().macs(ROUTER_MAC, UPLINK_MAC);
             for _ in 0..2 {
                 stage.redirects(&FROM_POD, &sent, Verdict::SnatHere, &direct);
             }
         }
-        // Of UDP there are two ports, and one flow of each other protocol.
+        // UDP uses two ports, the other protocols one flow each.
         assert!(stage.mappings().values().all(|(_, mapping)| mapping.origin() == Some(Origin::Here)));
         let count = stage.eip_counters.get(&cast.here, 0).expect("a counter");
         let packets: u64 = count.iter().map(|count| count.egress_packets).sum();
@@ -258,7 +258,7 @@ fn other_protocols_pass() {
     });
 }
 
-/// The kernel's lookup knows a route's size only where it is locked.
+/// The kernel's lookup returns a route's MTU only if it is locked.
 #[test]
 fn a_locked_route_mtu_counts() {
     both(|stage, cast| {

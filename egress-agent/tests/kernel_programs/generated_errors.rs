@@ -1,4 +1,4 @@
-//! ICMP errors that the programs give themselves, byte by byte.
+//! ICMP errors that the programs generate, byte by byte.
 
 use egress_common::abi::{Addr, Family, Verdict};
 
@@ -57,8 +57,8 @@ pub(crate) fn prohibited(cast: &Cast) -> [u8; 8] {
     }
 }
 
-/// Runs the packet and compares the answer. The quote is the packet as it came, but for the transport checksum of TCP and
-/// UDP, which stands for none and is taken from the answer.
+/// Runs the packet and compares the answer. The quote is the original packet, except the transport checksum of TCP and
+/// UDP, which is taken from the answer.
 pub(crate) fn is_answered(stage: &mut Stage, cast: &Cast, run: &Run, packet: &Packet, from: &str, head: [u8; 8]) {
     let verdict = if head == prohibited(cast) { Verdict::HairpinAnswered } else { Verdict::MtuAnswered };
     let ran = stage.run_frame(run, &packet.frame(), verdict);
@@ -108,7 +108,7 @@ fn the_largest_packet_that_fits_goes() {
                 |length: usize| packet(pod, cast.world, 4000, 80).with(|packet| packet.data = length - header - 8);
             stage.run_frame(&FROM_POD, &sized(mtu).frame(), verdict);
             stage.run_frame(&FROM_POD, &sized(mtu + 1).frame(), Verdict::MtuAnswered);
-            // A packet of many segments counts by its segments.
+            // A GSO packet counts by its segments.
             let many = sized(3000).tcp(ACK);
             let segments = u32::try_from(mtu - header - 20).expect("a size");
             stage.run_frame(&Run { gso_size: segments, ..FROM_POD }, &many.frame(), verdict);

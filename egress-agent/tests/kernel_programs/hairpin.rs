@@ -1,5 +1,5 @@
-//! A pod that calls an egress IP of the cluster, its own or another object's, served here or elsewhere: refused by name, and
-//! the pod is told so by ICMP, whatever the protocol. Nothing is remembered of it, and no packet leaves.
+//! A pod that sends to an egress IP of the cluster, of its own or another policy, served here or elsewhere: refused
+//! with a reason and an ICMP error, for every protocol. No state is created, and no packet leaves.
 
 use egress_common::abi::{PolicyEntry, PolicyKey, PolicySlot, Verdict, WhenEmpty};
 
@@ -8,7 +8,7 @@ use crate::frames::{ACK, Body, Packet, RST, SYN, packet};
 use crate::generated_errors::{is_answered, prohibited};
 use crate::stage::{FROM_POD, NEXT, Stage, TO_NETDEV, TO_POD, both};
 
-/// All that has an answer of its own: TCP, UDP with and without a checksum, queries, GRE, ESP, IP in IP.
+/// Protocols with different answers: TCP, UDP with and without a checksum, queries, GRE, ESP, IP in IP.
 const ANSWERED: [Body; 9] = [
     Body::Udp,
     Body::UdpUnsummed,
@@ -21,7 +21,7 @@ const ANSWERED: [Body; 9] = [
     Body::Other(4),
 ];
 
-/// From whom to which egress IP: its own or another object's, of which the one is served here and the other elsewhere.
+/// Senders and egress IPs: of its own or another policy, served here or elsewhere.
 fn calls(cast: &Cast) -> [(&'static str, &'static str); 4] {
     [
         (cast.pod, cast.egress),
@@ -60,8 +60,8 @@ fn packets_with_options_get_an_icmp_error() {
     });
 }
 
-/// Errors and later fragments are answered by nobody (RFC 1122 section 3.2.2), and SCTP not by us: a device might still write
-/// its checksum into the quote. They are dropped all the same.
+/// Errors and later fragments must not be answered (RFC 1122 section 3.2.2), and SCTP is not answered, because a device
+/// might write its checksum into the quote. They are dropped too.
 #[test]
 fn packets_that_must_not_be_answered_are_dropped() {
     both(|stage, cast| {
@@ -77,7 +77,7 @@ fn packets_that_must_not_be_answered_are_dropped() {
     });
 }
 
-/// A packet that came to the uplink past `from_pod`, in whatever way, does not leave either.
+/// A packet that reached the uplink without `from_pod` does not leave either.
 #[test]
 fn no_packet_to_an_egress_ip_leaves_by_the_uplink() {
     both(|stage, cast| {
@@ -90,8 +90,7 @@ fn no_packet_to_an_egress_ip_leaves_by_the_uplink() {
     });
 }
 
-/// Every protocol that may not be translated at all is refused as what it is: an egress IP is no destination, before it is
-/// asked what could be done with the packet.
+/// The destination is checked first, so that untranslatable protocols get the same reason.
 #[test]
 fn the_destination_is_judged_before_the_protocol() {
     both(|stage, cast| {
@@ -102,8 +101,7 @@ fn the_destination_is_judged_before_the_protocol() {
     });
 }
 
-/// Where several objects or nodes serve addresses, each of them is an egress IP of the cluster; and an answer to whoever
-/// came in from outside is none of this.
+/// Addresses of all policies and nodes are egress IPs of the cluster; answers to inbound connections are not affected.
 #[test]
 fn answers_and_unselected_pods_are_not_refused() {
     both(|stage, cast| {
@@ -114,12 +112,12 @@ fn answers_and_unselected_pods_are_not_refused() {
         for to in [cast.egress, cast.away_egress] {
             let call = packet(cast.pod, to, 4000, 80).tcp(SYN);
             is_answered(stage, cast, &FROM_POD, &call, cast.node, prohibited(cast));
-            // What nothing selects goes as the host's routes say.
+            // An unselected pod's packet follows the host's routes.
             let other: Packet = packet(cast.known_pod, to, 4000, 80);
             assert_eq!(stage.run_frame(&FROM_POD, &other.frame(), Verdict::NotSelected).action, NEXT);
         }
-        // Another selected pod calls by a load balancer outside that keeps the client's address: the answer is none of the
-        // pod's own traffic, though what the pod begins itself towards that address is refused.
+        // Another selected pod connects by an external load balancer that keeps the client's address: the answer
+        // passes, although new connections of the pod to that address are refused.
         stage.passes(&TO_POD, &packet(cast.egress, cast.pod, 80, 4001).tcp(SYN), Verdict::InboundRemembered);
         let answer = packet(cast.pod, cast.egress, 4001, 80).tcp(SYN | ACK);
         assert_eq!(stage.run_frame(&FROM_POD, &answer.frame(), Verdict::InboundReply).action, NEXT);

@@ -1,4 +1,4 @@
-//! An address that is handed over between this node and another one.
+//! Hand-over of an address between this node and another one.
 
 use aya::programs::TcAttachType;
 use egress_common::abi::{HandoverEntry, HandoverStage, Verdict};
@@ -9,7 +9,7 @@ use crate::from_overlay::{Wire, arrives, is, on_devices, wrapped};
 use crate::icmp_errors::arriving;
 use crate::stage::{FROM_NETDEV, FROM_POD, REDIRECT, Stage, UPLINK_MAC, both, now_ns};
 
-/// As the agent does it: the address is none of this node's before, or behind it.
+/// As the agent does it: before or after, this node does not own the address.
 fn hand_over(stage: &mut Stage, cast: &Cast, course: HandoverStage) {
     stage.hand_over(cast, course);
     stage.owned.remove(&cast.here).expect("it is owned");
@@ -42,7 +42,7 @@ fn hand_over_again(stage: &mut Stage, cast: &Cast, course: HandoverStage) {
     hand_over(stage, cast, course);
 }
 
-/// A port may be in the mappings of both.
+/// Both nodes may have NAT entries with the same port.
 #[test]
 fn answers_go_to_the_new_owner_first() {
     both(|stage, cast| {
@@ -60,7 +60,7 @@ fn answers_go_to_the_new_owner_first() {
     });
 }
 
-/// The writes of the step, one by one: the agent may be killed behind each of them.
+/// The writes of the step, one by one: the agent may be killed after each of them.
 #[test]
 fn an_agent_killed_during_the_step_still_owns_the_address() {
     both(|stage, cast| {
@@ -89,7 +89,7 @@ fn an_agent_killed_during_the_step_still_owns_the_address() {
     });
 }
 
-/// Of the flow with this port: a datagram in two pieces, the first one first, and an error about what it has sent.
+/// Packets of the flow with this port: a datagram in two fragments, and an error about a sent packet.
 fn all_kinds(cast: &Cast, port: u16) -> [Packet; 3] {
     let piece =
         |fragment| answer(cast, port).with(|packet| (packet.fragment, packet.dont_fragment) = (fragment, false));
@@ -98,7 +98,7 @@ fn all_kinds(cast: &Cast, port: u16) -> [Packet; 3] {
     [piece((0, true)), piece((16, false)), arriving(cast.router, cast.egress, Body::Icmp(kind, [0; 4]), &sent, 8)]
 }
 
-/// A fragment goes where its first one has gone, and an error where the flow is that it quotes.
+/// A fragment follows its first one, and an error follows the quoted flow.
 #[test]
 fn fragments_and_errors_follow_their_flow() {
     both(|stage, cast| {
@@ -107,7 +107,7 @@ fn fragments_and_errors_follow_their_flow() {
         for late in all_kinds(cast, 4000).iter().chain(&all_kinds(cast, 4001)) {
             stage.run_frame(&FROM_NETDEV, &late.frame(), Verdict::HandedOver);
         }
-        // The heir has sent the one flow and not the other.
+        // The new owner has sent one of the two flows.
         hand_over_again(stage, cast, HandoverStage::Open);
         for late in all_kinds(cast, 4000) {
             stage.run_frame(&FROM_NETDEV, &late.frame(), Verdict::ReplyHere);
@@ -118,11 +118,11 @@ fn fragments_and_errors_follow_their_flow() {
     });
 }
 
-/// A mapping that was left of an earlier time with the address is none of the flow that is answered now.
+/// A NAT entry from an earlier ownership of the address does not belong to the current flow.
 #[test]
 fn the_new_owner_passes_answers_to_other_flows_back() {
     both(|stage, cast| {
-        // A slow machine may need long to load the next program.
+        // A slow machine may load the next program slowly.
         let begun = now_ns();
         let sent = packet(cast.pod, cast.world, 4000, 80);
         stage.run_frame(&FROM_POD, &sent.frame(), Verdict::SnatHere);
@@ -139,7 +139,7 @@ fn the_new_owner_passes_answers_to_other_flows_back() {
     });
 }
 
-/// Each of two nodes may take the other for the old one for a while, and what neither has sent must not go round for ever.
+/// Two nodes may each take the other for the old owner for a while, and packets must not loop forever.
 #[test]
 fn a_passed_on_packet_has_one_hop_less() {
     on_the_device(|stage, cast| {
@@ -157,7 +157,7 @@ fn a_passed_on_packet_has_one_hop_less() {
     });
 }
 
-/// What the heir has not sent comes back to the old node, which passes nothing on then.
+/// Answers to flows that the new owner has not sent come back to the old owner, which does not pass them on again.
 #[test]
 fn the_old_owner_accepts_what_the_new_owner_passes_back() {
     on_the_device(|stage, cast| {
@@ -173,7 +173,7 @@ fn the_old_owner_accepts_what_the_new_owner_passes_back() {
     });
 }
 
-/// What the heir has not sent, of every kind; and where nobody has, each ends by its own name.
+/// Answers of every kind to flows that the new owner has not sent; if no node has, each is dropped with its reason.
 #[test]
 fn the_old_owner_accepts_fragments_and_errors_back() {
     on_the_device(|stage, cast| {
@@ -211,9 +211,9 @@ fn late_packets_are_forwarded_as_by_a_router() {
         let passed = wire.next_from(V4.node).expect("it left by the overlay");
         assert_eq!(passed[30..34], octets(ip(V4.other_node)));
         assert_eq!(passed[46..49], cast.here.to_be_bytes()[1..]);
-        // Behind the outer headers, and the link header.
+        // After the outer headers and the link header.
         assert_eq!(passed[50 + 14..], inner.clone().hop().frame()[14..]);
-        // The heir sends nothing back.
+        // The new owner sends nothing back.
         let arrived = arrives(stage, &wire, &wrapped(V4.other_node, cast.here, &inner));
         assert_eq!(arrived, is(Verdict::ForgedInner));
     });
@@ -239,7 +239,7 @@ fn the_new_owner_translates_what_the_old_owner_passes_on() {
         hand_over(stage, cast, HandoverStage::Open);
         let direct = arrives(stage, &wire, &wrapped(THIRD, cast.here, &late));
         assert_eq!(direct, is(Verdict::SnatForNode), "the old node emits nothing any more");
-        // Answers that the old node got: of a pod elsewhere, of a pod here, and of none.
+        // Answers that the old owner got: for a remote pod, a local pod, and none.
         let back = |port| packet(cast.world, cast.egress, 80, port);
         let arrived = arrives(stage, &wire, &wrapped(V4.other_node, cast.here, &back(4000)));
         assert_eq!(arrived, is(Verdict::ReplyToNode));

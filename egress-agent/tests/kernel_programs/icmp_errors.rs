@@ -1,4 +1,4 @@
-//! ICMP errors that others give: about packets of flows, from any router on the way, and from pods about what they got.
+//! Translated ICMP errors: about packets of flows, from any router on the path, and from pods about received packets.
 
 use egress_common::abi::{Family, NODE_MARK, NatEntry, Origin, Tuple, Verdict};
 
@@ -31,7 +31,7 @@ fn kinds(family: Family) -> Vec<Body> {
     kinds.iter().map(|(head, rest)| Body::Icmp(*head, *rest)).collect()
 }
 
-/// An error that quotes so many bytes behind the network header.
+/// An error that quotes so many bytes after the network header.
 fn error(from: &str, to: &str, kind: Body, quoted: &Packet, l4: usize) -> Packet {
     let whole = quoted.frame();
     let header = if quoted.from.is_ipv4() { 20 } else { 40 } + 8 * usize::from(quoted.options);
@@ -54,7 +54,7 @@ fn shown(stage: &Stage, from: &str, port: u16) -> u16 {
     mapping.other.dport()
 }
 
-/// What the pod sent, and what that looks like outside: with a system port, which none keeps.
+/// The pod's packet, and its translated form: with a system port, which is always changed.
 fn sent(stage: &mut Stage, cast: &Cast, port: u16, body: Body) -> (Packet, Packet) {
     let sent = packet(cast.pod, cast.world, port, 80).body(body);
     stage.run_frame(&FROM_POD, &sent.frame(), Verdict::SnatHere);
@@ -81,8 +81,8 @@ fn errors_from_any_router_reach_the_pod_whose_packet_they_quote() {
     });
 }
 
-/// Whoever cut the packet on its way has told the sender what its first piece looked like: the checksum was right for the
-/// whole, of which nobody knows the length any more.
+/// A router that fragmented the packet quotes its first fragment: the checksum covers the whole packet, whose length is
+/// unknown.
 #[test]
 fn a_quoted_checksum_that_covers_other_fragments_is_left() {
     both(|stage, cast| {

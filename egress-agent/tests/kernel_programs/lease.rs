@@ -79,7 +79,7 @@ fn a_lease_expires() {
     });
 }
 
-/// A machine that stood still is found out by whatever its programs see first, before its agent runs.
+/// After a pause of the machine, the first packet ends the lease, before the agent runs.
 #[test]
 fn a_gap_in_the_heartbeat_ends_it_for_good() {
     each(|stage, cast| {
@@ -93,12 +93,12 @@ fn a_gap_in_the_heartbeat_ends_it_for_good() {
         beat_ago(stage, STALL + LOOKS);
         assert_eq!(stage.run_frame(&FROM_NETDEV, &asks, Verdict::NotOurs).action, NEXT);
         expired(stage);
-        // Also where the first frame asks for no lease.
+        // Also if the first frame needs no lease.
         beat_ago(stage, STALL + LOOKS);
         let other = packet(cast.world, cast.other_node, 80, 4000).with(|packet| packet.dmac = UPLINK_MAC);
         stage.passes(&FROM_NETDEV, &other, Verdict::NotOurs);
         expired(stage);
-        // What comes next is a heartbeat, and revives nothing.
+        // The next frame is a heartbeat, and does not renew the lease.
         for _ in 0..3 {
             std::thread::sleep(LOOKS);
             assert_eq!(stage.run_frame(&FROM_NETDEV, &asks, Verdict::NotOurs).action, NEXT);
@@ -110,10 +110,10 @@ fn a_gap_in_the_heartbeat_ends_it_for_good() {
     });
 }
 
-/// Longer than from one look at the heartbeat to the next, on a kernel whose clock ticks a hundred times a second.
+/// Longer than the interval of heartbeat checks on a kernel with HZ=100.
 const LOOKS: Duration = Duration::from_millis(100);
 
-/// A node whose agent is dead, and whose uplink is not silent, goes on to its deadline.
+/// A node without its agent, and with traffic on the uplink, serves until its deadline.
 #[test]
 fn each_frame_of_the_uplink_is_a_heartbeat() {
     each(|stage, cast| {
@@ -125,7 +125,7 @@ fn each_frame_of_the_uplink_is_a_heartbeat() {
             stage.passes(&FROM_NETDEV, &other, Verdict::NotOurs);
             let after = stage.lease();
             assert!(after.heartbeat_ns >= begin && after.until_ns == before.until_ns, "{before:?}, {after:?}");
-            // Not of what pods send: the node may be cut off from all others.
+            // Pods' packets are no heartbeat: the node may be isolated.
             let before = beat_ago(stage, STALL / 2);
             stage.run_frame(&FROM_POD, &out(cast).frame(), Verdict::SnatHere);
             assert_eq!(stage.lease().heartbeat_ns, before.heartbeat_ns);
@@ -138,7 +138,7 @@ fn each_frame_of_the_uplink_is_a_heartbeat() {
     });
 }
 
-/// What this node does without its egress IPs goes on.
+/// Other functions of the node continue.
 #[test]
 fn packets_without_an_egress_ip_need_no_lease() {
     each(|stage, cast| {
@@ -175,7 +175,7 @@ fn no_error_leaves_from_the_address() {
     });
 }
 
-/// What comes by the overlay, also in the middle of a hand-over to this node.
+/// Packets from the overlay, also during a hand-over to this node.
 #[test]
 fn pods_of_other_nodes_get_no_egress_ip() {
     on_devices(&[("from_overlay", "egress0", TcAttachType::Ingress)], |stage, cast| {
@@ -189,7 +189,7 @@ fn pods_of_other_nodes_get_no_egress_ip() {
             stage.own(cast.here, cast.egress);
             stage.hand_over(cast, course);
             stage.owned.remove(&cast.here).expect("it is owned");
-            // Of another pod than the sender's, as the old node passes it on.
+            // From a pod of a third node, as the old owner passes it on.
             let passed = packet(cast.pod, cast.world, 4002, 80);
             assert_eq!(arrives(stage, &wire, &wrapped(V4.other_node, cast.here, &passed)), is(Verdict::LeaseExpired));
         }
@@ -197,7 +197,7 @@ fn pods_of_other_nodes_get_no_egress_ip() {
     });
 }
 
-/// The flow cache serves without looking at the lease, and not for longer than it.
+/// Flow cache entries expire with the lease.
 #[test]
 fn the_flow_cache_ends_with_it() {
     each(|stage, cast| {
@@ -207,11 +207,11 @@ fn the_flow_cache_ends_with_it() {
         for _ in 0..20 {
             lasts(stage, Duration::from_millis(40));
             let start = boot_ns();
-            // The third is served by what the second has left, if the machine is fast enough.
+            // The third is served from the cache, if the machine is fast enough.
             for _ in 0..3 {
                 test_run(stage.program("from_pod"), &FROM_POD, &sent.frame());
             }
-            // Behind the end, and what the clock of the cache may be late.
+            // After the end, plus the inaccuracy of the cache's clock.
             std::thread::sleep(Duration::from_millis(60).saturating_sub(Duration::from_nanos(boot_ns() - start)));
             stage.drops(&FROM_POD, &sent, Verdict::LeaseExpired);
         }
@@ -219,7 +219,7 @@ fn the_flow_cache_ends_with_it() {
     });
 }
 
-/// A packet that has waited for its neighbour is asked about once more where it leaves.
+/// A packet that has waited for its neighbour is checked again at the uplink.
 #[test]
 fn a_fragment_that_waited_needs_a_lease_when_it_leaves() {
     each(|stage, cast| {
@@ -231,11 +231,11 @@ fn a_fragment_that_waited_needs_a_lease_when_it_leaves() {
         stage.set_lease(Lease::EXPIRED);
         assert_eq!(stage.run_frame(&waited, &ran.frame, Verdict::LeaseExpired).action, SHOT);
         stage.set_lease(Lease::ENDLESS);
-        // Another node has the address by now.
+        // Another node owns the address by now.
         stage.owned_addr.remove(&addr(cast.egress)).expect("it is owned");
         stage.owned.remove(&cast.here).expect("it is owned");
         assert_eq!(stage.run_frame(&waited, &ran.frame, Verdict::NotGateway).action, SHOT);
-        // This one takes it over, or passes on what comes for it.
+        // This node is the new owner, or passes on.
         for (course, verdict) in [
             (HandoverStage::Arriving, Verdict::NotOurs),
             (HandoverStage::Open, Verdict::NotOurs),
@@ -247,11 +247,11 @@ fn a_fragment_that_waited_needs_a_lease_when_it_leaves() {
             stage.run_frame(&waited, &ran.frame, verdict);
         }
         stage.handovers.remove(&cast.here).expect("it is there");
-        // The object has another address here.
+        // The policy has another address here.
         stage.own(cast.here, if cast.family == Family::V4 { "172.18.0.177" } else { "fd00:172:18::177" });
         stage.run_frame(&waited, &ran.frame, Verdict::NotGateway);
         stage.own(cast.here, cast.egress);
-        // What goes to another node bears that node's address, and is asked about there.
+        // A packet to another node has this node's address, and is checked there.
         let sent = stage.run_frame(&FROM_POD, &packet(cast.away_pod, cast.world, 1, 2).frame(), Verdict::ToGateway);
         stage.set_lease(Lease::EXPIRED);
         assert_eq!(sent.priority, REDIRECTED);

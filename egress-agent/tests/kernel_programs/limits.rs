@@ -1,4 +1,4 @@
-//! What is full, empty or not there yet.
+//! Full, empty and missing maps.
 
 use egress_common::abi::{Direction, NODE_MARK, Tuple, Verdict};
 use egress_common::decide::snat::EXHAUSTED_NS;
@@ -29,7 +29,7 @@ fn a_full_nat_map_is_a_drop_that_leaves_no_entry() {
         stage.run_frame(&FROM_POD, &sent(4000).frame(), Verdict::SnatHere);
         stage.drops(&FROM_POD, &sent(4001), Verdict::MapFull);
         assert_eq!(stage.mappings().len(), 2);
-        // Its own port is no port of ours, so one is searched for.
+        // The source port is outside the range, so another one is searched.
         stage.drops(&FROM_POD, &sent(53), Verdict::MapFull);
         assert_eq!(stage.mappings().len(), 2);
         let refusals = stage.eip_counters.get(&V4.here, 0).expect("a counter");
@@ -129,12 +129,12 @@ fn the_last_port_is_found_from_two_cpus_at_once() {
         assert_eq!(shown.len(), PORTS);
         stage.drops(&FROM_POD, &packet(V4.pod, V4.world, 53, 80), Verdict::PortsExhausted);
         assert_eq!(stage.nat.keys().count(), 2 * PORTS, "a refusal leaves no key");
-        // One becomes free.
+        // One port becomes free.
         let reverse = Tuple::new(Direction::Ingress, addr(V4.world), addr(V4.egress), 80, 5000, 17);
         let forward = stage.nat.get(&reverse, 0).expect("a mapping").other;
         stage.nat.remove(&reverse).expect("forget");
         stage.nat.remove(&forward).expect("forget");
-        // Whether it is still refused depends on when the range was last searched; after this time it is not.
+        // A failed search may hold for a while; after this time the port is found.
         std::thread::sleep(std::time::Duration::from_nanos(EXHAUSTED_NS + 20_000_000));
         stage.run_frame(&FROM_POD, &packet(V4.pod, V4.world, 53, 80).frame(), Verdict::SnatHere);
     });

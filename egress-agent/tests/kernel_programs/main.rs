@@ -1,10 +1,10 @@
 //! The programs on the kernel, one packet at a time (`BPF_PROG_TEST_RUN`): bytes in, action and bytes out, and exactly
 //! one counter that moved.
 //!
-//! Every expected frame is built anew with checksums computed from scratch (`frames`), so equality proves each rewritten
-//! byte outside of the programs' own arithmetic. Test bodies are shared by both families (`stage::both`). A redirect is
-//! not carried out by a test run: what the kernel does behind it belongs to the tests of the lab. They need root; without
-//! it each test says so and passes, and `cargo xtask test` does not start them at all but counts them as skipped.
+//! Every expected frame is built with checksums over the whole packet (`frames`), so equality proves each rewritten
+//! byte independently of the programs' arithmetic. Both families share test bodies (`stage::both`). A test run does not
+//! perform a redirect: lab tests cover that. The tests need root; without it each one reports that and passes, and
+//! `cargo xtask test` counts them as skipped.
 
 mod aging;
 mod cast;

@@ -1,5 +1,5 @@
-//! Frames with bytes changed or cut off at random (the same in every run): whatever comes, exactly one counter moves, the
-//! action is that of its class, and what passes is as it came.
+//! Frames with random changes and truncations (seeded): exactly one counter changes, the action is that of its class,
+//! and passed packets are unchanged.
 
 use egress_common::abi::{Class, Verdict};
 
@@ -16,7 +16,7 @@ const ROUNDS: u32 = 4000;
 pub(crate) struct Numbers(u64);
 
 impl Numbers {
-    /// Neighbouring seeds begin far from one another.
+    /// Adjacent seeds begin with different numbers.
     pub(crate) fn new(seed: u64) -> Self {
         Self((seed + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
@@ -30,7 +30,7 @@ impl Numbers {
     }
 }
 
-/// Frames that the hooks do something with.
+/// Valid frames of the hooks.
 fn seeds() -> Vec<(Run, Vec<u8>)> {
     let mut seeds = Vec::new();
     for cast in [V4, V6] {
@@ -92,7 +92,7 @@ fn every_frame_has_one_verdict_and_its_action() {
                 frame[at] = u8::try_from(numbers.below(256)).expect("a byte");
             }
             if round % 4 == 0 {
-                // The kernel's test runs want a whole network header.
+                // The kernel's test runs require a whole network header.
                 frame.truncate(54 + numbers.below(frame.len() - 53).min(60));
             }
             check(stage, run, &frame);

@@ -15,7 +15,7 @@ const REQUEST: u8 = 1;
 const REPLY: u8 = 2;
 
 impl Stage {
-    /// The claims of others that user space was told of since the last look. The next one is told at once.
+    /// The claims of other hosts that were reported since the last call. The next one is reported at once.
     fn conflicts(&self) -> Vec<(IpAddr, [u8; 6])> {
         let mut ring = RingBuf::try_from(self.again("events")).expect("a ring buffer");
         let mut reported = Vec::new();
@@ -29,7 +29,7 @@ impl Stage {
     }
 }
 
-/// Between two that a CPU tells of.
+/// Minimum interval between two reports of a CPU.
 const CONFLICT_STEP: Duration = Duration::from_millis(10);
 
 fn arp(dmac: [u8; 6], operation: u8, sender: ([u8; 6], &str), target: ([u8; 6], &str)) -> Vec<u8> {
@@ -42,7 +42,7 @@ fn arp(dmac: [u8; 6], operation: u8, sender: ([u8; 6], &str), target: ([u8; 6], 
     frame
 }
 
-/// Who has the egress IP of a cast, and the verdict of a program that answers.
+/// Owner of a cast's egress IP, and the verdict of an answer.
 pub(crate) fn asks_for(address: &str) -> (Vec<u8>, Verdict) {
     match ip(address) {
         IpAddr::V4(_) => (arp([0xff; 6], REQUEST, (ASKER_MAC, "172.18.0.1"), ([0; 6], address)), Verdict::ArpAnswered),
@@ -56,7 +56,7 @@ pub(crate) fn asks_for(address: &str) -> (Vec<u8>, Verdict) {
 #[test]
 fn arp_requests_for_an_owned_address_are_answered() {
     on_stage(|stage| {
-        // From somebody, and a probe (RFC 5227); broadcast, and to us alone to see whether we are still there.
+        // From a host, and a probe (RFC 5227); broadcast, and unicast as a reachability check.
         for sender in ["172.18.0.1", "0.0.0.0"] {
             for dmac in [[0xff; 6], UPLINK_MAC] {
                 let request = arp(dmac, REQUEST, (ASKER_MAC, sender), ([0; 6], V4.egress));
@@ -68,7 +68,7 @@ fn arp_requests_for_an_owned_address_are_answered() {
     });
 }
 
-/// A half of a claim, or an address that has been handed over: replies for it are taken, and nobody is told that it is here.
+/// A partial claim, or a handed-over address: replies are accepted, and requests get no answer.
 #[test]
 fn addresses_that_are_not_owned_get_no_answer() {
     on_stage(|stage| {
@@ -76,7 +76,7 @@ fn addresses_that_are_not_owned_get_no_answer() {
         let request = arp([0xff; 6], REQUEST, (ASKER_MAC, "172.18.0.1"), ([0; 6], V4.egress));
         let ran = stage.run_frame(&FROM_NETDEV, &request, Verdict::NotOurs);
         assert_eq!(ran, Ran::plain(NEXT, request.clone(), 0));
-        // Its object has another address here by now.
+        // Its policy has another address here by now.
         stage.own(V4.here, "172.18.0.177");
         let ran = stage.run_frame(&FROM_NETDEV, &request, Verdict::NotOurs);
         assert_eq!(ran, Ran::plain(NEXT, request, 0));
@@ -136,7 +136,7 @@ fn solicitations_for_an_owned_address_are_answered() {
         let nonce = [&[14, 1][..], &[7; 6]].concat();
         let options = [vec![], link.clone(), [link, nonce].concat()];
         for option in options {
-            // By multicast, and to the address itself to see whether we are still there.
+            // By multicast, and by unicast as a reachability check.
             for (dmac, to) in [(GROUP_MAC, GROUP), (UPLINK_MAC, V6.egress)] {
                 let request = discovery([dmac, ASKER_MAC], ROUTER, to, 255, &solicitation(V6.egress, &option));
                 let body = advertisement(V6.egress, 0x60);
@@ -165,10 +165,10 @@ fn other_neighbour_discovery_is_left_alone() {
         let macs = [GROUP_MAC, ASKER_MAC];
         let from_afar = discovery(macs, ROUTER, GROUP, 254, &solicitation(V6.egress, &[]));
         let other = discovery(macs, ROUTER, GROUP, 255, &solicitation(V6.away_egress, &[]));
-        // A proxy's advertisement replaces nothing (RFC 4861 section 7.2.8); ours may be looped back.
+        // A proxy's advertisement overrides nothing (RFC 4861 section 7.2.8); our own may be looped back.
         let proxy = discovery(macs, ROUTER, "ff02::1", 255, &advertisement_of(V6.egress, 0, ASKER_MAC));
         let our_own = discovery(macs, V6.egress, "ff02::1", 255, &advertisement(V6.egress, 0x20));
-        // The IPv4 address is asked for by ARP.
+        // ARP resolves the IPv4 address.
         let mapped = discovery(macs, ROUTER, GROUP, 255, &solicitation(&format!("::ffff:{}", V4.egress), &[]));
         for frame in [from_afar, other, proxy, our_own, mapped] {
             is_left_alone(stage, frame);
@@ -182,7 +182,7 @@ fn is_left_alone(stage: &mut Stage, frame: Vec<u8>) {
     assert_eq!(stage.conflicts(), []);
 }
 
-/// RFC 4861 sections 7.1.1 and 7.1.2. To the group, so that nothing but neighbour discovery would make them ours.
+/// RFC 4861 sections 7.1.1 and 7.1.2. To the multicast group, so that only neighbour discovery would handle them.
 #[test]
 fn malformed_neighbour_discovery_is_ignored() {
     on_stage(|stage| {
@@ -213,7 +213,7 @@ fn malformed_neighbour_discovery_is_ignored() {
             println!("{what}");
             is_left_alone(stage, frame);
         }
-        // What is whole is answered: the frames above differ in one thing.
+        // The valid frame is answered: the frames above differ from it in one field.
         stage.run_frame(&FROM_NETDEV, &solicit(ROUTER, GROUP, &plain), Verdict::NeighbourAnswered);
         stage.run_frame(&FROM_NETDEV, &solicit("::", GROUP, &solicitation(V6.egress, &[])), Verdict::NeighbourAnswered);
         stage.conflicts();
@@ -236,7 +236,7 @@ fn malformed_neighbour_discovery_is_ignored() {
     });
 }
 
-/// RFC 5227 section 2.4, and the same for IPv6: user space is told who claims what.
+/// RFC 5227 section 2.4, and the same for IPv6: claims are reported to user space.
 #[test]
 fn conflicting_claims_on_an_owned_address_are_reported() {
     on_stage(|stage| {
@@ -252,7 +252,7 @@ fn conflicting_claims_on_an_owned_address_are_reported() {
         let announced = arp([0xff; 6], REQUEST, (ASKER_MAC, V4.egress), ([0; 6], V4.egress));
         stage.run_frame(&FROM_NETDEV, &announced, Verdict::ArpAnswered);
         assert_eq!(stage.conflicts(), [v4(ASKER_MAC)]);
-        // A frame that says to come from here is no proof.
+        // A frame with our own link address is no claim of another host.
         let mut pretended = arp([0xff; 6], REPLY, (ASKER_MAC, V4.egress), ([0; 6], V4.egress));
         pretended[6..12].copy_from_slice(&OWNED_MAC);
         stage.run_frame(&FROM_NETDEV, &pretended, Verdict::AddressConflict);
@@ -271,7 +271,7 @@ fn conflicting_claims_on_an_owned_address_are_reported() {
         stage.run_frame(&FROM_NETDEV, &detects, Verdict::NeighbourAnswered);
         assert_eq!(stage.conflicts(), [v6(ASKER_MAC)]);
 
-        // What is not owned is anybody's, also where it was until a moment ago.
+        // Claims on addresses that are not owned, or no longer owned, are not reported.
         stage.owned.remove(&V4.here).expect("it is owned");
         stage.run_frame(&FROM_NETDEV, &announced, Verdict::NotOurs);
         assert_eq!(stage.conflicts(), []);

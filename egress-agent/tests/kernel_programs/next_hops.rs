@@ -1,4 +1,4 @@
-//! What a flow keeps of its way out, and what it must not.
+//! Cached next hops, and what invalidates them.
 
 use egress_common::abi::{PolicyEntry, PolicyKey, PolicySlot, Verdict, WhenEmpty};
 
@@ -6,8 +6,8 @@ use crate::cast::addr;
 use crate::frames::packet;
 use crate::stage::{FROM_POD, REDIRECT, ROUTER_MAC, Ran, UPLINK_MAC, both};
 
-/// A next hop is kept for as long as the agent announces no change of routes. The packet that looks it up leaves its link
-/// addresses to the kernel.
+/// A next hop is cached until the agent raises the route generation. The kernel writes the link addresses of the packet
+/// that looks it up.
 #[test]
 fn a_cached_next_hop_ends_with_a_route_change() {
     both(|stage, cast| {
@@ -15,7 +15,7 @@ fn a_cached_next_hop_ends_with_a_route_change() {
         let sent = packet(cast.pod, cast.world, 4000, 80);
         let looked_up = sent.snat(cast.egress, 4000).hop();
         let kept = looked_up.clone().macs(ROUTER_MAC, UPLINK_MAC).frame();
-        // Kept for a second: a machine may be busy for that long between two packets.
+        // Cached for a second, which a busy machine may need between two packets.
         let is_kept = (0..20).any(|_| stage.run_frame(&FROM_POD, &sent.frame(), Verdict::SnatHere).frame == kept);
         assert!(is_kept, "never kept");
         stage.configure(|config| config.route_generation = 2);
@@ -24,8 +24,8 @@ fn a_cached_next_hop_ends_with_a_route_change() {
     });
 }
 
-/// A policy that is ahead of what the node owns: the address that it names is not served here yet, and the one that is has
-/// been taken from the object.
+/// A policy that is newer than the ownership: its address is not owned here yet, and the owned one was removed from the
+/// policy.
 #[test]
 fn an_address_that_is_not_owned_is_not_used() {
     both(|stage, cast| {

@@ -1,10 +1,10 @@
-//! Objects that are kept for the next test: what takes a test's time is the verifier, above all where the processor is
-//! translated. A test that ends well gives its object back with every map emptied (`emptied`); one that fails takes it
-//! along, and the next one loads anew. Devices, routes and neighbours are each test's own and never kept.
+//! Reuses loaded objects, because the verifier takes most of a test's time, above all on an emulated CPU. A successful
+//! test returns its object with empty maps (`clean_maps`); a failed test discards it, and the next one loads again.
+//! Each test has its own devices, routes and neighbours.
 //!
-//! Kept means: in this process's memory, an object for each of the threads that run tests at once. Where each test has a
-//! process of its own (`cargo xtask test --kernel`), it is pinned in the folder that a variable names, which belongs to one
-//! row of such processes; who takes it takes the pins away, so a process that dies leaves nothing to the next.
+//! Objects are kept in this process's memory, one for each test thread. If each test has its own process (`cargo xtask
+//! test --kernel`), an object is pinned in the folder that a variable names. Taking an object removes its pins, so that
+//! a process that dies leaves nothing behind.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,12 +18,12 @@ use aya::programs::SchedClassifier;
 
 use crate::stage::{Stage, info};
 
-/// A folder on a BPF file system. Set by xtask (testing/kernels/suite.rs) and nowhere else.
+/// A folder on a BPF file system. Set only by xtask (testing/kernels/suite.rs).
 const FOLDER: &str = "EGRESS_TEST_KEPT";
 
 static KEPT: Mutex<Vec<Stage>> = Mutex::new(Vec::new());
 
-/// What a stage has its programs and maps from.
+/// Source of a stage's programs and maps.
 pub(crate) enum Object {
     /// Each program is loaded at its first use.
     Own(Ebpf),
@@ -68,7 +68,7 @@ impl Object {
     }
 }
 
-/// An object that a test before has given back.
+/// An object that an earlier test has returned.
 pub(crate) fn take() -> Option<Stage> {
     match folder() {
         None => KEPT.lock().unwrap_or_else(PoisonError::into_inner).pop(),
@@ -108,7 +108,8 @@ fn programs(folder: &Path) -> PathBuf {
 }
 
 fn pin(folder: &Path, mut stage: Stage) {
-    // A process that dies meanwhile leaves a folder of another name, in which there may be no dot.
+    // Pinned under another name first, so that a process that dies leaves no incomplete folder. The name must not
+    // contain a dot.
     let mut unfinished = folder.as_os_str().to_owned();
     unfinished.push("-unfinished");
     let unfinished = PathBuf::from(unfinished);
@@ -116,7 +117,7 @@ fn pin(folder: &Path, mut stage: Stage) {
     for part in [maps(&unfinished), programs(&unfinished)] {
         fs::create_dir_all(&part).expect("a folder for pins");
     }
-    // The object's constants, which the programs hold, have a name that cannot be pinned.
+    // The object's constants have a name that cannot be pinned.
     for (name, id) in stage.ids.iter().filter(|(name, _)| !name.starts_with('.')) {
         let map = MapData::from_id(*id).expect("a map of the stage");
         map.pin(maps(&unfinished).join(name)).expect("pin a map");
@@ -128,7 +129,7 @@ fn pin(folder: &Path, mut stage: Stage) {
     fs::rename(&unfinished, folder).expect("all is pinned");
 }
 
-/// What is pinned, and no longer is; nothing where no test before has ended well.
+/// Takes the pinned object and removes its pins; `None` without one.
 fn unpinned(folder: &Path) -> Option<Stage> {
     let map = |path| Map::from_map_data(MapData::from_pin(path).expect("a pinned map")).expect("of a known type");
     let program = |path| SchedClassifier::from_pin(path).expect("a pinned program");

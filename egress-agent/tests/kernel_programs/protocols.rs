@@ -1,4 +1,4 @@
-//! Protocols other than TCP, UDP and ICMP echo; headers that are longer than usual.
+//! Protocols other than TCP, UDP and ICMP echo; long headers.
 
 use egress_common::abi::{Family, NODE_MARK, Verdict};
 
@@ -57,7 +57,7 @@ fn a_port_that_is_taken_is_changed() {
 fn a_protocol_without_ports_serves_one_pod() {
     both(|stage, cast| {
         stage.select_as(cast.known_pod, cast.pod);
-        // Among them the other family's ICMP, which means nothing here.
+        // Including the other family's ICMP.
         let strange = Body::Other(if cast.family == Family::V4 { 58 } else { 1 });
         for body in [GRE, Body::Other(50), Body::Other(4), Body::Other(254), strange] {
             for data in [0, 33] {

@@ -1,8 +1,8 @@
-//! Two CPUs that see the same new flow at the same moment make one mapping, and a packet keeps what it uses from a sweep.
+//! Two CPUs that see the same new flow at once create one NAT entry, and a sweep does not remove an entry in use.
 //!
-//! Where two packets meet, both threads run the same packet, thousands of times with fresh tuples, released together. Afterwards every forward
-//! key has its reverse key and they name each other (`Stage::mappings`), none is left over, and both CPUs gave their
-//! packet the same port.
+//! Both threads run the same packet at the same time, thousands of times with new tuples. Afterwards every forward key
+//! has its reverse key and they refer to each other (`Stage::mappings`), no key is left over, and both CPUs used the
+//! same port.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -23,7 +23,7 @@ pub(crate) fn rounds() -> u16 {
 
 pub(crate) const CPUS: [usize; 2] = [0, 1];
 
-/// The packets that raced.
+/// The racing packets.
 #[derive(Clone, Copy)]
 struct Race<'a> {
     program: &'a SchedClassifier,
@@ -64,7 +64,7 @@ pub(crate) fn has_both_cpus() -> bool {
     CPUS.iter().all(|cpu| set.is_set(*cpu).unwrap_or(false))
 }
 
-/// Lets the packets race, each CPU's results in order.
+/// Races the packets; returns each CPU's results in order.
 fn run_both(stage: &mut Stage, run: &Run, packet: impl Fn(u16) -> Packet + Sync) -> [Vec<Ran>; 2] {
     let arrived = AtomicUsize::new(0);
     let race = Race { program: stage.program(run.program), run, packet: &packet, arrived: &arrived };
@@ -74,13 +74,13 @@ fn run_both(stage: &mut Stage, run: &Run, packet: impl Fn(u16) -> Packet + Sync)
     })
 }
 
-/// Lets the packets race and checks what came of it.
+/// Races the packets and checks the results.
 fn race(stage: &mut Stage, run: &Run, packet: impl Fn(u16) -> Packet + Sync) {
     let before = stage.counts();
     let [one, other] = run_both(stage, run, packet);
     for (round, (one, other)) in one.iter().zip(&other).enumerate() {
         assert_eq!((one.action, other.action), (REDIRECT, REDIRECT), "round {round}");
-        // The first to come goes by the kernel's neighbour, so link addresses may differ.
+        // The first one uses the kernel's neighbour entry, so link addresses may differ.
         assert_eq!(one.frame[14..], other.frame[14..], "round {round}: two ports for one flow");
     }
     let moved = stage.moved(&before);
@@ -130,7 +130,7 @@ fn one_nat_entry_where_both_search() {
     });
 }
 
-/// The object gets another address, which is here too, while its flows run.
+/// The policy gets another address, served here too, while its flows run.
 fn move_address(stage: &mut Stage, cast: &Cast) {
     stage.own(cast.here, cast.away_egress);
     let policy =
@@ -146,7 +146,7 @@ fn begin(stage: &mut Stage, cast: &Cast, pod: &str) {
     }
 }
 
-/// Races the flows of a pod whose address has moved; a packet may be lost to the race, a key may not.
+/// Races the flows of a pod whose address has changed; a packet may be lost, a key may not.
 fn race_moved(stage: &mut Stage, cast: &Cast, keys: usize) {
     let before = stage.counts();
     run_both(stage, &FROM_POD, |round| of_round(cast.pod, cast, Body::Udp, round));
@@ -154,7 +154,7 @@ fn race_moved(stage: &mut Stage, cast: &Cast, keys: usize) {
     let packets = |verdict: Verdict| moved.get(verdict.label()).map_or(0, |(packets, _)| *packets);
     let (done, lost) = (packets(Verdict::SnatHere), packets(Verdict::ClaimLost));
     assert_eq!(done + lost, 2 * u64::from(rounds()), "{moved:?}");
-    // How many meet in the narrow moment is the machine's affair; of two packets one at least goes.
+    // The number of actual races depends on the machine; at least one of two packets passes.
     assert!(done >= u64::from(rounds()), "{moved:?}");
     assert_eq!(stage.mappings().len(), keys, "the old keys are gone, both");
 }
@@ -198,7 +198,7 @@ fn a_cached_decision_that_two_cpus_wrote_is_not_used() {
         let (key, begun) = stage.flows.iter().find_map(entry).expect("a flow");
         let slot = PolicySlot::here(addr(cast.egress));
         assert_eq!((begun.decided, begun.settled), (5, slot));
-        // The number of the one that asked behind a change, and the slot of the one that asked before it.
+        // The number of a decision after a change, and the slot of one before it.
         let away = PolicySlot::remote(addr(cast.away_egress), addr(cast.other_node));
         for mixed in [Flow { settled: away, ..begun }, Flow { decided: 4, ..begun }] {
             stage.flows.insert(key, mixed, 0).expect("change the flow");
@@ -210,8 +210,8 @@ fn a_cached_decision_that_two_cpus_wrote_is_not_used() {
     });
 }
 
-/// A sweep finds flows idle, whose packets come at this moment. What a packet got through by is there behind both; what the
-/// sweep has taken first, costs the packet, or its flow gets a new mapping.
+/// A sweep races with packets of idle flows. An entry that a packet used still exists afterwards; if the sweep wins,
+/// the packet is dropped, or its flow gets a new NAT entry.
 #[test]
 fn an_entry_in_use_survives_a_concurrent_sweep() {
     const FLOWS: u16 = 8;

@@ -1,4 +1,4 @@
-//! `from_netdev` and `to_pod`: what the world sends.
+//! `from_netdev` and `to_pod`: packets from outside.
 
 use egress_common::abi::{NODE_MARK, NatEntry, Origin, Tuple, Verdict};
 
@@ -143,7 +143,7 @@ fn marked_packets_get_the_node_address_and_answers_are_reversed() {
     });
 }
 
-/// One datagram of a stranger, whatever port it is for, changes no source: only what users have exposed does.
+/// An unsolicited datagram to any port changes no source address; only exposed ports count.
 #[test]
 fn a_datagram_counts_only_where_its_port_is_exposed() {
     both(|stage, cast| {
@@ -160,7 +160,7 @@ fn a_datagram_counts_only_where_its_port_is_exposed() {
         let answer = packet(cast.pod, cast.world, 5060, 9999);
         stage.passes(&FROM_POD, &answer, Verdict::InboundReply);
         stage.passes(&TO_NETDEV, &answer, Verdict::InboundReply);
-        // A connection is remembered for its proxy; with its own address the pod answers nobody there.
+        // The connection is recorded for a proxy; the pod does not answer it with its own address.
         stage.passes(&TO_POD, &packet(cast.world, cast.pod, 80, 4000).tcp(SYN), Verdict::InboundRemembered);
         let answer = packet(cast.pod, cast.world, 4000, 80).tcp(ACK);
         stage.passes(&FROM_POD, &answer, Verdict::InboundReply);

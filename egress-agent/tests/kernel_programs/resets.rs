@@ -1,4 +1,4 @@
-//! Connections that must not go on: the reset that the pod gets, byte by byte, and what goes on all the same.
+//! Connections that must end: the generated reset, byte by byte, and connections that continue.
 
 use egress_common::abi::{Direction, PodEntry, PolicyEntry, PolicyKey, PolicySlot, Tuple, Verdict, WhenEmpty};
 use egress_common::decide::limit::{ANSWER_STEP_NS, ANSWERS_AT_ONCE};
@@ -11,7 +11,7 @@ use crate::stage::{
     FROM_NETDEV, FROM_POD, NEXT, REDIRECT, Ran, Run, Stage, TO_NETDEV, TO_POD, UPLINK_MAC, both, now_ns,
 };
 
-/// The numbers of every segment here (`frames`).
+/// Sequence numbers of all segments (`frames`).
 const SEQUENCE: u32 = 2;
 const ACKNOWLEDGED: u32 = 2;
 
@@ -32,7 +32,7 @@ pub(crate) fn reset_of(packet: &Packet) -> Vec<u8> {
     covered.extend(&segment);
     let sum = checksum(&covered).to_be_bytes();
     segment[16..18].copy_from_slice(&sum);
-    // The network header of the packet, turned round, with its options.
+    // The reversed network header of the packet, with its options.
     let old = packet.frame();
     let headers = old.len() - packet.data - 20;
     let mut frame = [packet.smac, packet.dmac].concat();
@@ -60,7 +60,7 @@ fn out(cast: &Cast, flags: u8) -> Packet {
     packet(cast.pod, cast.world, 4000, 80).tcp(flags)
 }
 
-/// The pod is told, and nothing else happens.
+/// The pod gets a reset, without other effects.
 fn is_reset(stage: &mut Stage, run: &Run, packet: &Packet) {
     let ran = stage.run_frame(run, &packet.frame(), Verdict::CutAnswered);
     assert_eq!(ran, Ran::plain(REDIRECT, reset_of(packet), 0), "{packet:?}");
@@ -101,12 +101,12 @@ fn a_pod_whose_address_was_removed_gets_a_reset() {
             }
         }
         assert_eq!(phase_of(stage, cast), Phase::Closing, "as the reset of anybody else");
-        // Many segments in one: the answer is one.
+        // A GSO packet gets one answer.
         let many = out(cast, ACK).with(|packet| packet.data = 3000);
         is_reset(stage, &Run { gso_size: 1400, ..FROM_POD }, &many);
         stage.drops(&FROM_POD, &out(cast, RST), Verdict::AddressGone);
         stage.drops(&FROM_POD, &out(cast, RST | ACK), Verdict::AddressGone);
-        // It begins anew when there is an address again.
+        // It begins again with a new address.
         put_slots(stage, cast, &[PolicySlot::here(addr(cast.egress))]);
         open(stage, cast);
     });
@@ -121,7 +121,7 @@ fn a_deselected_pod_gets_a_reset() {
         assert_eq!(phase_of(stage, cast), Phase::Closing, "so that nobody tells it again");
         is_reset(stage, &FROM_POD, &out(cast, FIN | ACK));
         stage.drops(&FROM_POD, &out(cast, RST), Verdict::FlowCut);
-        // Behind the back of the management port's program: no answer, and no way out.
+        // A packet that bypasses `from_pod` gets no answer and does not leave.
         stage.drops(&TO_NETDEV, &out(cast, ACK), Verdict::FlowCut);
         stage.passes(&FROM_POD, &packet(cast.pod, cast.world, 4001, 80).tcp(ACK), Verdict::NotSelected);
         stage.passes(&FROM_POD, &packet(cast.pod, cast.world, 4000, 80), Verdict::NotSelected);
@@ -131,7 +131,7 @@ fn a_deselected_pod_gets_a_reset() {
     });
 }
 
-/// A piece of a segment, by its offset and whether more follow.
+/// A fragment, by its offset and whether more follow.
 fn piece(whole: &Packet, fragment: (u16, bool)) -> Packet {
     whole.clone().with(|packet| {
         (packet.fragment, packet.data, packet.dont_fragment) = (fragment, 800, false);
@@ -145,7 +145,7 @@ fn no_packet_of_a_reset_connection_leaves() {
         let (first, later) = (piece(&out(cast, ACK), (0, true)), piece(&out(cast, ACK), (100, false)));
         stage.drops(&FROM_POD, &later, Verdict::FragmentHeld);
         deselect(stage, cast);
-        // Both begin anew, and come to the same.
+        // Both begin again with the same outcome.
         stage.drops(&FROM_POD, &first, Verdict::FragmentsReleased);
         for piece in [&first, &later] {
             stage.drops(&FROM_POD, piece, Verdict::FlowCut);
@@ -246,7 +246,7 @@ fn generated_packets_have_a_rate_limit() {
         open(stage, cast);
         let cut = out(cast, ACK);
         stage.run_frame(&FROM_POD, &hairpin.frame(), Verdict::HairpinAnswered);
-        // Nothing is left for a minute.
+        // The bucket is empty for a minute.
         stage.set_answers(now_ns() + 60_000_000_000 + ANSWERS_AT_ONCE * ANSWER_STEP_NS);
         stage.drops(&FROM_POD, &hairpin, Verdict::Hairpin);
         stage.drops(&FROM_POD, &large, Verdict::MtuExceeded);
@@ -256,7 +256,7 @@ fn generated_packets_have_a_rate_limit() {
         put_slots(stage, cast, &[]);
         stage.drops(&FROM_POD, &cut, Verdict::AddressGone);
         assert_eq!(phase_of(stage, cast), Phase::Established, "nobody has been told");
-        // One is left.
+        // One answer is left.
         stage.set_answers(now_ns() + (ANSWERS_AT_ONCE - 1) * ANSWER_STEP_NS);
         is_reset(stage, &FROM_POD, &cut);
         stage.set_answers(0);

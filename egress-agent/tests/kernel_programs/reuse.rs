@@ -1,12 +1,10 @@
-//! The memory of a removed mapping is another flow's at once, while a packet of the first flow may still be reading it.
+//! The memory of a removed NAT entry may be reused by another flow while a packet of the first flow still reads it.
 //!
-//! One CPU removes the mapping of a flow, makes one of another flow in the same memory (the kernel hands the last one out
-//! first), and puts the first one back; the other CPU sends packets of the first flow without a pause. Whatever they meet,
-//! they show the port of one of their own mappings: the one that is put back, or one that they make themselves when there
-//! is none. The moment between finding and reading is a few nanoseconds, and a minute of this does not meet it; with a pause
-//! put there (`cargo xtask mutate`, mapping-unsealed) a program that does not ask for the seal shows the other flow's port
-//! within a second, and one that asks does not. The same goes for pods, each of whose entries is replaced by a new one when it
-//! changes.
+//! One CPU removes the NAT entry of a flow, creates one of another flow in the same memory (the allocator is LIFO), and
+//! restores the first one; the other CPU sends packets of the first flow without a pause. They must always have the
+//! port of one of their own NAT entries. The window is a few nanoseconds and is not hit within a minute. With a delay
+//! in it (`cargo xtask mutate`, mapping-unsealed), a program without the seal check uses the other flow's port within a
+//! second. The same applies to pods, whose entries are replaced on each change.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -23,16 +21,16 @@ use crate::slow_guest;
 use crate::stage::{Stage, both};
 use crate::test_run::{FROM_POD, REDIRECT, test_run};
 
-/// How long, for each family; longer only until both mappings have been met.
+/// Duration for each family; longer until both NAT entries occurred.
 const TIME: Duration = Duration::from_secs(2);
 const OWN_PORT: u16 = 4000;
-/// Of the mapping that is put back, and of the other flow's.
+/// Ports of the restored NAT entry, and of the other flow's.
 const GIVEN_PORT: u16 = 40_000;
 const OTHERS_PORT: u16 = 50_000;
 
 type Nat = HashMap<MapData, Tuple, NatEntry>;
 
-/// Both keys of a mapping, with what stands there.
+/// Both keys of a NAT entry with their values.
 fn keys(cast: &Cast, from: u16, port: u16) -> [(Tuple, NatEntry); 2] {
     let (pod, world, egress) = (addr(cast.pod), addr(cast.world), addr(cast.egress));
     let forward = Tuple::new(Direction::Egress, pod, world, from, 80, 17);
@@ -41,13 +39,13 @@ fn keys(cast: &Cast, from: u16, port: u16) -> [(Tuple, NatEntry); 2] {
     [(forward, made(&forward, reverse)), (reverse, made(&reverse, forward))]
 }
 
-/// Removes and makes mappings until it is told to stop.
+/// Removes and creates NAT entries until it is stopped.
 fn change_hands(nat: &mut Nat, cast: &Cast, stop: &AtomicBool) {
     let [(forward, given), (reverse, answers)] = keys(cast, OWN_PORT, GIVEN_PORT);
     let [(made_by_a_packet, _), (own_reverse, _)] = keys(cast, OWN_PORT, OWN_PORT);
     let [(other, others), _] = keys(cast, OWN_PORT + 1, OTHERS_PORT);
     assert_eq!(forward, made_by_a_packet);
-    // Not there is a usual case: the packets make mappings too.
+    // A missing one is normal: the packets create NAT entries too.
     let remove = |nat: &mut Nat, key: &Tuple| drop(nat.remove(key));
     while !stop.load(Ordering::Relaxed) {
         nat.insert(reverse, answers, 0).expect("a reverse key");
@@ -61,7 +59,7 @@ fn change_hands(nat: &mut Nat, cast: &Cast, stop: &AtomicBool) {
     }
 }
 
-/// Sends packets of the flow; returns how many showed the given port, and how many their own.
+/// Sends packets of the flow; returns how many had the restored port, and how many their own.
 fn send(program: &SchedClassifier, cast: &Cast, stop: &AtomicBool) -> (u32, u32) {
     let frame = packet(cast.pod, cast.world, OWN_PORT, 80).body(Body::Udp).frame();
     let (source, port) = match cast.family {
@@ -109,7 +107,7 @@ fn race(stage: &mut Stage, cast: &Cast) {
         sending.join().expect("the one that sends")
     })
     .unwrap_or_else(|failed| std::panic::resume_unwind(failed));
-    // Both were met, so the mapping came and went while packets looked.
+    // Both occurred, so the NAT entry changed during the lookups.
     assert!(given > 0 && own > 0, "{given} {own}");
 }
 
@@ -123,7 +121,7 @@ fn a_nat_entry_whose_memory_is_reused_gives_no_flow_a_foreign_port() {
     });
 }
 
-/// Writes the pod's entry anew, and then another pod's, which nothing selects, in the memory of the former one.
+/// Rewrites the pod's entry, and then writes that of an unselected pod into the memory of the former one.
 fn replace_pods(pods: &mut HashMap<MapData, Addr, PodEntry>, cast: &Cast, stop: &AtomicBool) -> u64 {
     let (pod, other) = (addr(cast.pod), addr(cast.unknown_pod));
     let mut rounds = 0;
@@ -158,7 +156,7 @@ fn a_pod_whose_entry_is_rewritten_is_not_taken_for_another_pod() {
                 let (start, mut sent) = (Instant::now(), 0u32);
                 let mut actions = std::collections::BTreeSet::new();
                 while start.elapsed() < TIME {
-                    // A flow of its own each time, so that no other question is spared.
+                    // A new flow each time, so that no step is skipped.
                     let frame = packet(cast.pod, cast.world, 1024 + (sent % 60_000) as u16, 80).body(Body::Udp).frame();
                     actions.insert(test_run(program, &FROM_POD, &frame).action);
                     sent += 1;

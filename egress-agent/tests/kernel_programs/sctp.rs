@@ -1,4 +1,4 @@
-//! SCTP whose port is taken: another one, and a checksum over all of the message that follows it.
+//! SCTP with a taken port: another port, and an updated checksum over the whole message.
 
 use egress_common::abi::{Family, NODE_MARK, Verdict};
 
@@ -9,10 +9,10 @@ use crate::stage::{FROM_NETDEV, FROM_POD, NEXT, Run, Stage, TO_NETDEV, UPLINK_MA
 const DATA: Body = Body::Sctp(0);
 const INIT: Body = Body::Sctp(1);
 const PORT: u16 = 4000;
-/// One that NAT does not give.
+/// A port that NAT does not assign.
 const SYSTEM_PORT: u16 = 700;
 
-/// The port that a frame shows: the first one behind plain network headers.
+/// The source port of a frame with simple network headers.
 fn sport(cast: &Cast, frame: &[u8]) -> u16 {
     let at = L3 + if cast.family == Family::V4 { 20 } else { 40 };
     u16::from_be_bytes([frame[at], frame[at + 1]])
@@ -85,7 +85,7 @@ fn a_wrong_checksum_stays_wrong() {
     });
 }
 
-/// Of several messages in one, each gets its checksum when it is cut off: until then there is none.
+/// Messages of a GSO packet get their checksums during segmentation.
 #[test]
 fn gso_segments_get_the_port_and_no_checksum() {
     both(|stage, cast| {
@@ -110,7 +110,7 @@ fn a_fragmented_message_keeps_its_port_or_is_dropped() {
         stage.forwards(&FROM_POD, &kept, Verdict::SnatHere, &kept.snat(cast.egress, PORT).hop());
         stage.drops(&FROM_POD, &cut(sent(cast, DATA), 0, true), Verdict::SctpFragment);
         stage.drops(&FROM_NETDEV, &cut(answered(cast, shown, DATA), 0, true), Verdict::SctpFragment);
-        // What follows may go: without its first one it is nothing.
+        // Later fragments may pass: they are useless without the first one.
         let later = cut(sent(cast, DATA), 5, false);
         stage.forwards(&FROM_POD, &later, Verdict::SnatHere, &later.snat(cast.egress, PORT).hop());
     });

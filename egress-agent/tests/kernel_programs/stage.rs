@@ -1,5 +1,5 @@
-//! A node for one test: a network namespace with devices (`devices`), an object that is loaded or was kept (`kept`), and
-//! maps filled for a cast of addresses per family. `runs` is how a packet gets in and out.
+//! A node for one test: a network namespace with devices (`devices`), a loaded or reused object (`object_pool`), and
+//! maps filled for a cast of addresses per family. `test_run` runs packets.
 
 use std::collections::BTreeMap;
 
@@ -26,7 +26,7 @@ pub(crate) use crate::aging::*;
 pub(crate) use crate::devices::*;
 pub(crate) use crate::test_run::*;
 
-/// Bytes of a place for a fragment.
+/// Size of a slot for a fragment.
 pub(crate) const HELD: usize = 2048;
 
 /// The loaded object and its maps.
@@ -46,7 +46,7 @@ pub(crate) struct Stage {
     pub(crate) exposed: HashMap<MapData, ExposedPort, Exposure>,
     pub(crate) nat: HashMap<MapData, Tuple, NatEntry>,
     pub(crate) frags: HashMap<MapData, FragKey, FragPorts>,
-    /// The value is the programs' own: when, how many, where.
+    /// The layout is private to the programs: time, count, slots.
     pub(crate) awaited: HashMap<MapData, FragKey, [u8; 144]>,
     pub(crate) datagrams: HashMap<MapData, Tuple, Datagram>,
     pub(crate) exhausted: HashMap<MapData, Tuple, Datagram>,
@@ -55,19 +55,19 @@ pub(crate) struct Stage {
     counters: PerCpuArray<MapData, Count>,
     /// Numbers of all maps, by name.
     pub(crate) ids: BTreeMap<String, u32>,
-    /// How many entries they take, likewise.
+    /// Their sizes, by name.
     pub(crate) sizes: BTreeMap<String, u32>,
     pub(crate) eip_counters: PerCpuHashMap<MapData, u32, EipCount>,
     answers: PerCpuArray<MapData, u64>,
     pub(crate) held: Array<MapData, [u8; HELD]>,
 }
 
-/// Runs the test on a stage that nobody else uses; without root it says so instead.
+/// Runs the test on its own stage; without root it is skipped.
 pub(crate) fn on_stage(test: impl FnOnce(&mut Stage) + Send + 'static) {
     on_stage_with(&[], test);
 }
 
-/// Likewise, with maps of other sizes, and so with an object of its own.
+/// The same with other map sizes, and so with its own object.
 pub(crate) fn on_stage_with(sizes: &'static [(&'static str, u32)], test: impl FnOnce(&mut Stage) + Send + 'static) {
     if !nix::unistd::geteuid().is_root() {
         skipped("needs root");
@@ -80,7 +80,7 @@ pub(crate) fn on_stage_with(sizes: &'static [(&'static str, u32)], test: impl Fn
         make_devices();
         let mut stage = Stage::make(sizes);
         test(&mut stage);
-        // A test that fails does not come here.
+        // Not reached by a failing test.
         if sizes.is_empty() {
             stage.empty();
             object_pool::give_back(stage);
@@ -103,7 +103,7 @@ pub(crate) fn both(test: impl Fn(&mut Stage, &Cast) + Send + 'static) {
 
 impl Stage {
     fn make(sizes: &'static [(&'static str, u32)]) -> Self {
-        // Before that, datagrams from outside may answer what nobody has seen. A guest that has just been booted is younger.
+        // The startup period is over. A freshly booted guest may be younger.
         while now_ns() <= SETTLE_NS + 1_000_000_000 {
             std::thread::sleep(std::time::Duration::from_millis(100));
         }
@@ -156,7 +156,7 @@ impl Stage {
         }
     }
 
-    /// Fills maps in which nothing is.
+    /// Fills empty maps.
     pub(crate) fn begin(&mut self) {
         self.configure(|_| ());
         self.set_lease(Lease::ENDLESS);
@@ -165,7 +165,7 @@ impl Stage {
         }
     }
 
-    /// The configuration of the stage, changed.
+    /// Changes the configuration.
     pub(crate) fn configure(&mut self, change: impl FnOnce(&mut Config)) {
         let mut config = Config::EMPTY;
         config.generation = 1;
@@ -195,13 +195,13 @@ impl Stage {
         self.pods.insert(pod, entry.sealed(&pod), 0).expect("a pod");
     }
 
-    /// The pod is another one's peer.
+    /// Selects the pod by the policy of the other one.
     pub(crate) fn select_as(&mut self, pod: &str, peer: &str) {
         let entry = self.pods.get(&addr(peer), 0).expect("a pod");
         self.put_pod(pod, entry);
     }
 
-    /// What the agent writes for a cast; entries that are there are overwritten.
+    /// Writes the agent's entries for a cast; existing entries are overwritten.
     pub(crate) fn fill(&mut self, cast: &Cast) {
         let (node, other) = (addr(V4.node), addr(V4.other_node));
         for (pod, entry) in [
@@ -241,19 +241,19 @@ impl Stage {
         }
     }
 
-    /// One more node of the underlay, whose neighbour entry is known.
+    /// Adds a node of the underlay with a known neighbour entry.
     pub(crate) fn add_node(&mut self, at: &str) {
         self.nodes.insert(addr(at), NodeEntry::new(NodePlace::Other, addr(at)), 0).expect("a node");
         batch(&format!("neigh replace {at} lladdr 02:00:00:00:01:04 dev breth0 nud permanent\n"));
     }
 
-    /// The pod is reached from outside by this port.
+    /// Exposes this port of the pod.
     pub(crate) fn expose(&mut self, pod: &str, protocol: u8, port: u16) {
         let key = ExposedPort::new(addr(pod), protocol, port);
         self.exposed.insert(key, Exposure::default(), 0).expect("an exposed port");
     }
 
-    /// Names the nodes of the pod subnets anew.
+    /// Rewrites the nodes of the pod subnets.
     pub(crate) fn move_subnets(&mut self, cast: &Cast, own: Addr, other: Addr) {
         let length = if cast.family == Family::V4 { 120 } else { 64 };
         for (at, of) in [(cast.pod, own), (cast.remote_pod, other)] {
@@ -262,7 +262,7 @@ impl Stage {
         }
     }
 
-    /// One address per egress ID and family: the last one owned is what flows of the ID get.
+    /// One address per egress ID and family: flows of the ID get the last owned one.
     pub(crate) fn own(&mut self, egress_id: u32, address: &str) {
         let owned = Owned::new(egress_id, addr(address), UPLINK, OWNED_MAC);
         self.owned.insert(egress_id, owned, 0).expect("own");
@@ -270,10 +270,10 @@ impl Stage {
         self.owned_addr.insert(addr(address), entry, 0).expect("own");
     }
 
-    /// The address of `here` comes from the other node, or goes there; what is owned stays.
+    /// A hand-over of the address of `here` from or to the other node; ownership is unchanged.
     pub(crate) fn hand_over(&mut self, cast: &Cast, course: HandoverStage) {
         let owned = self.owned.get(&cast.here, 0).expect("owned");
-        // What the stage has sent is sent since, however long a slow machine takes to load the next program. A guest may have
+        // All packets of the stage count as sent since then, even if loading the next program is slow. A guest may have
         // been up for less than a minute.
         let since_ns = now_ns().saturating_sub(60_000_000_000).max(1);
         let moving = HandoverEntry::new(cast.here, course, since_ns, addr(V4.other_node), owned);
@@ -306,13 +306,13 @@ impl Stage {
         ran
     }
 
-    /// Runs a packet that goes on as it is.
+    /// Runs a packet that passes unchanged.
     pub(crate) fn passes(&mut self, run: &Run, packet: &Packet, verdict: Verdict) {
         let ran = self.run_frame(run, &packet.frame(), verdict);
         assert_eq!(ran, Ran::plain(NEXT, packet.frame(), run.mark), "{packet:?}");
     }
 
-    /// Runs packets that end alike; counters are looked at once, which is most of the time that a packet takes.
+    /// Runs packets with equal outcome; counters are read once, because that takes most of the time.
     pub(crate) fn drops_all(&mut self, run: &Run, packets: impl IntoIterator<Item = Packet>, verdict: Verdict) {
         let (before, mut expected) = (self.counts(), (0, 0));
         for packet in packets {
@@ -333,7 +333,7 @@ impl Stage {
         assert_eq!(ran, Ran::plain(REDIRECT, expected.frame(), 0), "{packet:?}");
     }
 
-    /// Likewise, whatever its link addresses are: those that are kept with the flow are written from the second packet on.
+    /// The same for any link addresses: cached ones are written from the second packet on.
     pub(crate) fn forwards(&mut self, run: &Run, packet: &Packet, verdict: Verdict, expected: &Packet) {
         let mut ran = self.run_frame(run, &packet.frame(), verdict);
         ran.frame.splice(..12, [expected.dmac, expected.smac].concat());
@@ -345,7 +345,7 @@ impl Stage {
         self.counters.get(&verdict.index(), 0).expect("a counter").iter().map(|count| count.packets).sum()
     }
 
-    /// Packets counted, by the number of the verdict; zero for numbers that are none.
+    /// Packets counted, by the number of the verdict; zero for unused numbers.
     pub(crate) fn packets(&self) -> Vec<u64> {
         let mut packets = vec![0; Verdict::SLOTS];
         for verdict in Verdict::ALL {
@@ -372,7 +372,7 @@ impl Stage {
             .collect()
     }
 
-    /// All that the programs remember, for people who read a failure.
+    /// State of the programs, for failure messages.
     fn state(&self) -> String {
         let mut lines = vec![format!("counters since the beginning: {:?}", self.moved(&zero(&self.counts())))];
         lines.extend(self.flows.iter().map(|entry| format!("flow {entry:?}")));
@@ -381,24 +381,24 @@ impl Stage {
         lines.join("\n")
     }
 
-    /// When each CPU has all its answers again; zero for at once.
+    /// Rate limit state of each CPU; zero for a full bucket.
     pub(crate) fn set_answers(&mut self, full_at_ns: u64) {
         let cpus = nr_cpus().expect("the number of CPUs");
         let values = PerCpuValues::try_from(vec![full_at_ns; cpus]).expect("one for each");
         self.answers.set(0, values, 0).expect("write the answers");
     }
 
-    /// Zero where no CPU has given an answer since [`set_answers`](Self::set_answers) said zero.
+    /// Zero if no CPU has sent an answer since [`set_answers`](Self::set_answers) with zero.
     pub(crate) fn answers_given(&self) -> u64 {
         self.answers.get(&0, 0).expect("the answers").iter().sum()
     }
 
-    /// How many entries `nat`, `flows` and `inbound` have.
+    /// Number of entries in `nat`, `flows` and `inbound`.
     pub(crate) fn entries(&self) -> [usize; 3] {
         [self.nat.keys().count(), self.flows.keys().count(), self.inbound.keys().count()]
     }
 
-    /// Every key of `nat`, with its value; each names the other.
+    /// Every key of `nat` with its value; asserts that counterparts refer to each other.
     pub(crate) fn mappings(&self) -> BTreeMap<String, (Tuple, NatEntry)> {
         let all: Vec<(Tuple, NatEntry)> = self.nat.iter().map(|entry| entry.expect("an entry")).collect();
         for (key, mapping) in &all {
@@ -431,9 +431,9 @@ fn hash<K: Pod, V: Pod>(map: Map) -> HashMap<MapData, K, V> {
     HashMap::try_from(map).expect("a hash map of these types")
 }
 
-/// Whether the packet that comes of it may have another length, or is one (ARP) that no checksum covers.
+/// Whether the output may have another length, or no checksum (ARP).
 fn is_rebuilt(verdict: Verdict, frame: &[u8]) -> bool {
-    /// Of the stage's devices; what is longer may be cut.
+    /// MTU of the stage's devices; longer packets may be fragmented.
     const LONGEST_TO_POD: usize = 14 + 1400;
     const MADE: [Verdict; 5] = [
         Verdict::ArpAnswered,

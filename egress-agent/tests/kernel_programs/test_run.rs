@@ -1,4 +1,4 @@
-//! One run of a program on a packet, by `BPF_PROG_TEST_RUN`: the hooks, what is put in and what comes out.
+//! One run of a program on a packet, by `BPF_PROG_TEST_RUN`: hooks, input and output.
 
 #![expect(unsafe_code, reason = "the one system call for which aya has no flags")]
 
@@ -17,12 +17,12 @@ pub(crate) const NEXT: i32 = -1;
 pub(crate) const SHOT: i32 = 2;
 pub(crate) const REDIRECT: i32 = 7;
 
-/// Priority of what the programs of the stage redirect.
+/// Priority of redirected packets.
 pub(crate) const REDIRECTED: u32 = Config::EMPTY.redirected_priority();
-/// Likewise of what bears an egress IP and goes by the kernel's neighbour entry, as the first packet of a flow does.
+/// Priority of packets with an egress IP that use the kernel's neighbour entry, as the first packet of a flow.
 pub(crate) const WAITING: u32 = Config::EMPTY.waiting_priority();
 
-/// Which program, on which device, and what the packet brings along.
+/// Program, device and packet metadata.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Run {
     pub(crate) program: &'static str,
@@ -43,7 +43,8 @@ pub(crate) const FROM_NETDEV: Run = run("from_netdev", UPLINK);
 pub(crate) const SWEEP: Run = run("sweep", 0);
 pub(crate) const TO_NETDEV: Run = Run { ingress_ifindex: MGMT, ..run("to_netdev", UPLINK) };
 
-/// What a run came to. Two are equal whichever of the two signs they bear, with or without its mark: it depends on whether the next hop is kept.
+/// Result of a run. Equality ignores which of the two priorities it has, and its mark, which depend on the next hop
+/// cache.
 #[derive(Debug)]
 pub(crate) struct Ran {
     pub(crate) action: i32,
@@ -60,21 +61,21 @@ impl PartialEq for Ran {
 }
 
 impl Ran {
-    /// With the sign of what programs redirect, where that is so.
+    /// Whether it has the priority of redirected packets.
     pub(crate) fn plain(action: i32, frame: Vec<u8>, mark: u32) -> Self {
         Self { action, frame, mark, priority: if action == REDIRECT { REDIRECTED } else { 0 } }
     }
 }
 
-/// One run, without looking at counters.
+/// One run, without counters.
 pub(crate) fn test_run(program: &SchedClassifier, run: &Run, frame: &[u8]) -> Ran {
     run_with(program, run, frame, 0).unwrap_or_else(|error| panic!("{run:?}: {error}; {frame:02x?}"))
 }
 
-/// As [`test_run`], with a packet that has a complete checksum where the kernel can make one (`CHECKSUM_COMPLETE`: the sum of
-/// everything behind the Ethernet header, as a device has found it). The run fails with `EBADMSG` if what the program leaves
-/// has another sum than it says. This is asked of packets that keep their length alone: where a helper changes it, the kernel
-/// makes the checksum none, and the run compares all the same.
+/// As [`test_run`], with a packet that has a complete checksum where the kernel can make one (`CHECKSUM_COMPLETE`: the
+/// sum of everything behind the Ethernet header, as a device has found it). The run fails with `EBADMSG` if the output
+/// does not match its complete checksum. Used only for packets that keep their length: a helper that changes it resets
+/// the checksum, and the run compares nevertheless.
 pub(crate) fn test_run_summed(program: &SchedClassifier, run: &Run, frame: &[u8]) -> Ran {
     let flags = if knows_complete_sums(program) { COMPLETE_SUM } else { 0 };
     run_with(program, run, frame, flags).unwrap_or_else(|error| panic!("{run:?}: {error}; {frame:02x?}"))
@@ -83,7 +84,7 @@ pub(crate) fn test_run_summed(program: &SchedClassifier, run: &Run, frame: &[u8]
 /// `BPF_F_TEST_SKB_CHECKSUM_COMPLETE` (Linux 6.17).
 const COMPLETE_SUM: u32 = 1 << 2;
 
-/// Asked once, without a run: the kernel looks at the flags before it fails to read a packet from nowhere.
+/// Probed once, without a run: the kernel checks the flags before it fails to read the packet.
 fn knows_complete_sums(program: &SchedClassifier) -> bool {
     static KNOWN: OnceLock<bool> = OnceLock::new();
     *KNOWN.get_or_init(|| {

@@ -1,4 +1,4 @@
-//! `to_netdev`: the last look.
+//! `to_netdev`: the guard of the uplink.
 
 use aya::programs::TcAttachType;
 use egress_common::abi::{NODE_MARK, Verdict};
@@ -32,7 +32,7 @@ fn no_pod_leaves_with_its_own_address() {
     });
 }
 
-/// The agent of such a node would never hear that the entry is to go.
+/// The agent of such a node could never learn to remove the entry.
 #[test]
 fn no_entry_of_a_pod_judges_what_the_node_sends() {
     both(|stage, cast| {
@@ -70,7 +70,8 @@ fn other_traffic_leaves_untouched() {
     });
 }
 
-/// Also one that another node owns. What the node itself sends, and what has come in by the uplink, is not a pod's.
+/// Also an address of another node. Packets of the node itself and packets that came in by the uplink are no pods'
+/// packets.
 #[test]
 fn no_egress_ip_leaves_that_nat_has_not_written() {
     both(|stage, cast| {
@@ -82,7 +83,7 @@ fn no_egress_ip_leaves_that_nat_has_not_written() {
                 stage.passes(&Run { ingress_ifindex: UPLINK, ..TO_NETDEV }, &spoofed, Verdict::NotOurs);
             }
         }
-        // What steering sends by the uplink meets the guard with its sign, which is taken off; a wrong one is none.
+        // Redirected packets pass the guard by their priority, which is reset; a wrong one does not count.
         let sent = packet(cast.pod, cast.world, 1, 2);
         let ran = stage.run_frame(&FROM_POD, &sent.frame(), Verdict::SnatHere);
         let signed = Run { priority: ran.priority, mark: ran.mark, ..TO_NETDEV };
@@ -94,7 +95,7 @@ fn no_egress_ip_leaves_that_nat_has_not_written() {
     });
 }
 
-/// A masquerade keeps the port that a pod has chosen; answers would be those of the flow that NAT has given it.
+/// A masquerade keeps the pod's source port; answers would go to the flow that NAT has given this port.
 #[test]
 fn a_masqueraded_packet_does_not_match_a_nat_flow() {
     both(|stage, cast| {
@@ -110,7 +111,7 @@ fn a_masqueraded_packet_does_not_match_a_nat_flow() {
     });
 }
 
-/// The programs may have begun to run just now.
+/// Also during the startup period.
 #[test]
 fn a_ping_from_outside_and_a_ping_of_the_pod_are_distinct() {
     both(|stage, cast| {
@@ -121,7 +122,7 @@ fn a_ping_from_outside_and_a_ping_of_the_pod_are_distinct() {
         let answer = ping(cast.pod, cast.world, Body::EchoReply);
         stage.passes(&FROM_POD, &answer, Verdict::InboundReply);
         stage.passes(&TO_NETDEV, &answer, Verdict::InboundReply);
-        // It has the identifier that somebody outside has chosen.
+        // It has the same identifier as a query from outside.
         let own = ping(cast.pod, cast.world, Body::EchoRequest);
         stage.run_frame(&FROM_POD, &own.frame(), Verdict::SnatHere);
         stage.drops(&TO_NETDEV, &own, Verdict::ProgramBypassed);
@@ -160,7 +161,7 @@ fn a_marked_packet_without_address_or_port_is_dropped() {
     });
 }
 
-/// It came in mid-stream, and nobody knows the port that it had: by the management port, whatever the packet leaves by.
+/// The flow is picked up in mid-stream and its former port is unknown. The reset leaves by the management port.
 #[test]
 fn a_connection_that_lost_its_port_on_the_node_address_is_reset() {
     both(|stage, cast| {
@@ -178,7 +179,7 @@ fn a_connection_that_lost_its_port_on_the_node_address_is_reset() {
     });
 }
 
-/// The same by real packets, through the host's stack: the answer leaves by another device than the packet would have.
+/// The same with real packets through the host's stack: the answer leaves by another device than the packet.
 #[test]
 fn the_reset_from_the_uplink_reaches_the_pod() {
     const PLACES: &[Place] =
@@ -187,7 +188,7 @@ fn the_reset_from_the_uplink_reaches_the_pod() {
         batch(&format!("neigh replace {} lladdr 02:00:00:00:01:03 dev breth0 nud permanent\n", cast.other_node));
         let pods = Wire::of("pods0");
         let running = packet(cast.pod, cast.other_node, 4000, 80).tcp(ACK).macs(MGMT_MAC, POD_MAC);
-        // The first one has its next hop resolved by the kernel, the next one knows it.
+        // The kernel resolves the next hop of the first one; the next one uses the cache.
         for _ in 0..2 {
             pods.send(&running.frame());
             let reset = pods.next_from(cast.other_node).expect("a reset");
@@ -206,7 +207,7 @@ fn a_packet_that_the_stack_translated_loses_the_mark() {
     });
 }
 
-/// kube-proxy and network policies keep bits of their own in the mark.
+/// kube-proxy and network policies use other bits of the mark.
 #[test]
 fn the_mark_is_recognised_among_foreign_bits() {
     both(|stage, cast| {
@@ -226,7 +227,7 @@ fn the_mark_is_recognised_among_foreign_bits() {
     });
 }
 
-/// The table behind `from_pod` asks for the word, so exactly what goes on into the stack bears it.
+/// The leak guard requires the priority, so exactly the packets left to the stack have it.
 #[test]
 fn packets_left_to_the_stack_carry_the_seen_priority() {
     both(|stage, cast| {
@@ -238,7 +239,7 @@ fn packets_left_to_the_stack_carry_the_seen_priority() {
             (packet(cast.pod, cast.other_node, 1, 2), Verdict::MarkedNode),
             (to_world(cast.pod).with(|packet| packet.ttl = 1), Verdict::TtlExpired),
         ] {
-            // Asked once, and kept.
+            // Decided once, and cached.
             for _ in 0..2 {
                 let ran = stage.run_frame(&FROM_POD, &sent.frame(), verdict);
                 assert_eq!((ran.action, ran.priority), (NEXT, 0xe67e_1234), "{verdict:?}");

@@ -1,5 +1,5 @@
-//! `egress-agent trace` beside the programs: what it says of a packet is what the same packet then comes to, its questions
-//! come to the same, and nothing that is there has changed.
+//! `egress-agent trace` against the programs: it predicts the verdict of the same packet, its lookups agree, and no map
+//! changes.
 
 use std::path::PathBuf;
 
@@ -21,7 +21,7 @@ use crate::frames::{SYN, ip, packet};
 use crate::object::bytes;
 use crate::stage::{FROM_POD, MGMT_MAC, Stage, TO_POD, now_ns, on_stage, on_stage_with};
 
-/// Pins the stage's maps as an agent does, on a BPF file system of this thread's own.
+/// Pins the stage's maps as an agent does, on this thread's own BPF file system.
 fn tracer(stage: &Stage) -> Tracer<'static> {
     unshare(CloneFlags::CLONE_NEWNS).expect("make a mount namespace");
     let none: Option<&str> = None;
@@ -37,7 +37,7 @@ fn tracer(stage: &Stage) -> Tracer<'static> {
     Tracer::new(&root, bytes()).expect("what an agent has left")
 }
 
-/// All that is in the maps, for equality alone; what the ring buffer would get, the counters show.
+/// Contents of all maps, for equality; the counters cover the ring buffer.
 fn contents(stage: &Stage) -> Vec<String> {
     fn all<K: Pod, V: Pod>(map: &HashMap<MapData, K, V>) -> Vec<(K, V)> {
         map.iter().map(|entry| entry.expect("an entry")).collect()
@@ -84,7 +84,7 @@ fn occupy(stage: &mut Stage, cast: &Cast, protocol: u8, ports: impl IntoIterator
     }
 }
 
-/// What is there before the packet, whose verdict it is, and the packet.
+/// Verdict, setup and packet.
 type Case = (Verdict, fn(&mut Stage, &Cast), fn(&Cast) -> TestPacket);
 
 fn nothing(_: &mut Stage, _: &Cast) {}
@@ -134,7 +134,7 @@ const CASES: &[Case] = &[
     (Verdict::MarkedNode, nothing, |cast| probe(cast.pod, cast.other_node, 80)),
     (Verdict::SnatHere, nothing, |cast| TestPacket { protocol: 6, ..probe(cast.pod, cast.world, 80) }),
     (Verdict::SnatHere, nothing, |cast| TestPacket { protocol: 132, ..probe(cast.pod, cast.world, 80) }),
-    // A flow that there is, whose port is not its own.
+    // An existing flow with another port.
     (
         Verdict::SnatHere,
         |stage, cast| {
@@ -216,7 +216,7 @@ const CASES: &[Case] = &[
     ),
 ];
 
-/// Where the families differ.
+/// Cases that differ by family.
 const CASES_V6: &[Case] = &[
     (Verdict::SnatHere, nothing, |cast| TestPacket { protocol: 58, ..probe(cast.pod, cast.world, 0) }),
     (
@@ -230,7 +230,7 @@ const CASES_V6: &[Case] = &[
     ),
 ];
 
-/// What no whole packet of a pod comes to at the management port, and why.
+/// Verdicts that no whole packet of a pod gets at the management port, and why.
 const ELSEWHERE: &[(Verdict, &str)] = &[
     (Verdict::MapFull, "a test of its own"),
     (Verdict::NotIp, "a probe is IP"),
@@ -308,7 +308,7 @@ fn play(stage: &mut Stage, cast: &Cast, tracer: &mut Tracer<'_>, (verdict, prepa
     stage.turn();
     let tuple = traced.headers.tuple;
     stage.run_frame(&FROM_POD, &probe.frame(MGMT_MAC), *verdict);
-    // And by the same address and port, but for one that is chosen by chance.
+    // With the same address and port, except a random port.
     let shown = |mapping: Option<NatEntry>| mapping.map(|mapping| mapping.other);
     assert_eq!(shown(stage.nat.get(&tuple, 0).ok()), shown(traced.mapping), "{probe:?}");
     let flow = stage.flows.get(&tuple, 0).ok().map(|flow| flow.address);
@@ -351,14 +351,14 @@ fn a_trace_reports_full_maps() {
         for port in [40_000, 40_001] {
             stage.run_frame(&FROM_POD, &known(port).frame(MGMT_MAC), Verdict::SnatHere);
         }
-        // No room for a flow, nor for a mapping; what is there goes on.
+        // No free flow and no free NAT entry; existing ones continue.
         for (probe, verdict) in
             [(known(40_002), Verdict::MapFull), (far(40_003), Verdict::MapFull), (known(40_001), Verdict::SnatHere)]
         {
             assert_eq!(traced(&mut tracer, &probe).verdict, verdict, "{probe:?}");
             stage.run_frame(&FROM_POD, &probe.frame(MGMT_MAC), verdict);
         }
-        // A flow that is there, whose mapping has no room.
+        // An existing flow without a free NAT entry.
         stage.nat.empty();
         occupy(stage, &V4, 17, [1, 2], 81);
         assert_eq!(traced(&mut tracer, &known(40_001)).verdict, Verdict::MapFull);

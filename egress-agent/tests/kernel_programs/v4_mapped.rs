@@ -1,5 +1,5 @@
-//! IPv6 packets with IPv4-mapped addresses. The maps store IPv4 addresses v4-mapped, and such a packet is not the IPv4
-//! host's whose address it spells.
+//! IPv6 packets with IPv4-mapped addresses. The maps store IPv4 addresses v4-mapped, and such a packet must not match
+//! the IPv4 host.
 
 use egress_common::abi::Verdict;
 
@@ -29,7 +29,7 @@ fn a_v4_mapped_source_is_not_the_ipv4_pod() {
                 stage.drops(&TO_POD, &asked, Verdict::V4Mapped);
             }
         }
-        // Nor does a pod's IPv6 address lead to an IPv4 host.
+        // A pod's IPv6 address does not lead to an IPv4 host either.
         let sent = packet(V6.pod, &world, 4000, 80);
         stage.drops(&FROM_POD, &sent, Verdict::V4Mapped);
         stage.drops(&TO_NETDEV, &sent, Verdict::V4Mapped);
@@ -46,7 +46,7 @@ fn a_v4_mapped_packet_is_no_answer_to_an_ipv4_flow() {
         let (world, egress) = (mapped(V4.world), mapped(V4.egress));
         let answer = packet(&world, &egress, 80, 4000).with(|packet| packet.dmac = UPLINK_MAC);
         stage.drops(&FROM_NETDEV, &answer, Verdict::V4Mapped);
-        // An error that is for an IPv6 egress IP, and quotes an IPv4 flow.
+        // An error to an IPv6 egress IP that quotes an IPv4 flow.
         let quoted = packet(&egress, &world, 4000, 80);
         let error = arriving(V6.router, V6.egress, Body::Icmp([1, 4], [0; 4]), &quoted, 8);
         stage.drops(&FROM_NETDEV, &error, Verdict::IcmpUnmatched);
@@ -59,7 +59,7 @@ fn a_v4_mapped_packet_in_the_overlay_is_not_the_ipv4_pods() {
         settle(stage, &V4);
         configure(stage, &V4);
         let (pod, remote, world) = (mapped(V4.pod), mapped(V4.remote_pod), mapped(V4.world));
-        // On an older kernel the device takes it out, and the road behind the device begins with the same question.
+        // On older kernels the device decapsulates it, and the same check follows.
         let verdict = if takes_out_other_families() { Verdict::V4Mapped } else { Verdict::NotOurs };
         for inner in [packet(&remote, &world, 4000, 80), packet(&world, &pod, 80, 4000)] {
             let frame = arrived(&V4, V4.here).frame(&inner);

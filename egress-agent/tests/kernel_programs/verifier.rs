@@ -1,12 +1,11 @@
-//! What the verifier had to do for each program, against what is on record for this kernel (egress-ebpf/verifier.yaml).
+//! Cost of each program in the verifier, against the record for this kernel (egress-ebpf/verifier.yaml).
 //!
-//! The kernel gives up at a million instructions and at 512 bytes of stack over a chain of calls, and loading takes time
-//! long before that; both grow by jumps when a small change makes the verifier forget what it knew. The record is written
-//! by `cargo xtask verifier --bless`.
+//! The kernel refuses a million instructions, and 512 bytes of stack in a call chain, and loading is slow long before
+//! that. Both jump when a small change loses verifier state. `cargo xtask verifier --bless` writes the record.
 //!
-//! The depth of the stack is only in the verifier's log, and the loader returns the log only of a program that was
-//! refused. So a process of its own (`measure`) leaves no room for the program's file descriptor: the kernel verifies the
-//! program, writes its log, and fails at the very end with EMFILE.
+//! The stack depth is only in the verifier's log, which the loader returns only for a refused program. So a separate
+//! process (`measure`) leaves no free file descriptor: the kernel verifies the program, writes its log, and fails at
+//! the end with EMFILE.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -23,10 +22,10 @@ const PROGRAMS: [&str; 6] = ["to_pod", "from_pod", "from_overlay", "sweep", "to_
 /// Makes `measure` a measurement.
 const MEASURE: &str = "EGRESS_TEST_MEASURE";
 
-/// What stands before each line that `cargo xtask verifier` reads.
+/// Prefix of the lines that `cargo xtask verifier` reads.
 const MARK: &str = "verifier: ";
 
-/// How much more than on record is a failure, in percent.
+/// Tolerance, in percent.
 const TOLERANCE: u32 = 10;
 
 /// The figures of one program, named as in the record.
@@ -87,7 +86,7 @@ fn measure() {
     drop(ebpf);
     let mut ebpf = load();
     let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).expect("the limit of open files");
-    // Standard input, output and errors are open: whatever number is the next one free, it is too high.
+    // Standard input, output and errors are open, so the next free number is too high.
     setrlimit(Resource::RLIMIT_NOFILE, 3, most).expect("set the limit");
     let kernel = kernel();
     for name in PROGRAMS {
@@ -119,7 +118,7 @@ fn measured() -> BTreeMap<String, Figures> {
     let arguments = ["--exact", "verifier::measure", "--ignored", "--nocapture"];
     let output = Command::new(me).args(arguments).env(MEASURE, "yes").output().expect("start a measurement");
     let text = String::from_utf8_lossy(&output.stdout);
-    // Its own words about a failed test would be counted as a test.
+    // Its message about a failed test would be counted as a test.
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let prefix = format!("{MARK}{} ", kernel());
     let mut figures = BTreeMap::new();
@@ -135,7 +134,7 @@ fn jump(now: u32, before: u32) -> bool {
     u64::from(now) * 100 > u64::from(before) * u64::from(100 + TOLERANCE)
 }
 
-/// What has become dearer than on record, a line each.
+/// Figures that exceed the record, one line each.
 fn jumps(now: &BTreeMap<String, Figures>, before: &BTreeMap<String, Figures>) -> Vec<String> {
     let mut lines = Vec::new();
     for (name, now) in now {

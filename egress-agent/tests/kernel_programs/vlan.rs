@@ -1,5 +1,5 @@
-//! VLAN tags, by real packets: the kernel takes the first one off the frame before a program sees it, and a VLAN device
-//! leaves its own to the device below; a test run cannot carry either.
+//! VLAN tags, by real packets: the kernel strips the first one before a program runs, and a VLAN device leaves its own
+//! to the lower device; a test run supports neither.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -24,7 +24,7 @@ const PLACES: &[Place] = &[
 
 const STEERING: &[Place] = &[("from_pod", "ovn-k8s-mp0", TcAttachType::Ingress)];
 
-/// The frame with these tags, the first one outside.
+/// The frame with these tags, outermost first.
 fn tagged(packet: &Packet, tags: &[u16]) -> Vec<u8> {
     let mut frame = packet.frame();
     let tags: Vec<u8> = tags.iter().flat_map(|tag| [[0x81, 0], tag.to_be_bytes()].concat()).collect();
@@ -32,7 +32,7 @@ fn tagged(packet: &Packet, tags: &[u16]) -> Vec<u8> {
     frame
 }
 
-/// The devices' own neighbour discovery is none of ours either.
+/// Ignores the devices' own neighbour discovery.
 fn labels(moved: BTreeMap<&'static str, u64>) -> Vec<&'static str> {
     moved.into_keys().collect()
 }
@@ -52,7 +52,7 @@ fn tagged_packets_pass_ingress_untouched() {
     });
 }
 
-/// A bridge sends on by one device what came in by another, with its tag beside the frame as VLAN devices leave it.
+/// A bridge forwards between devices, with the tag beside the frame as VLAN devices leave it.
 #[test]
 fn tagged_packets_pass_egress_untouched() {
     on_devices(PLACES, |stage, cast| {
@@ -68,7 +68,7 @@ fn tagged_packets_pass_egress_untouched() {
             let other = packet.clone().with(|packet| (packet.dport, packet.data) = (4001, 99));
             far.send(&tagged(&other, &[7]));
             far.send(&packet.frame());
-            // They come in this order: the second one shows that the first one has been there.
+            // They arrive in order: the second one shows that the first one was processed.
             let mut moved = stage.moved(&before);
             while !moved.contains_key(untagged.label()) && start.elapsed() < patience(Duration::from_secs(2)) {
                 std::thread::sleep(Duration::from_millis(1));
@@ -99,7 +99,7 @@ fn a_tagged_inner_packet_is_malformed() {
     });
 }
 
-/// The stack takes off as many priority tags as there are, and forwards what is inside.
+/// The stack strips any number of priority tags, and forwards the inner packet.
 #[test]
 fn a_pod_packet_with_two_priority_tags_does_not_bypass_the_program() {
     on_devices(STEERING, |stage, cast| {

@@ -1,4 +1,4 @@
-//! From outside, by the uplink.
+//! Packets from outside, by the uplink.
 
 use egress_common::abi::{Addr, Class, Direction, NatEntry, OwnedAddr, Verdict};
 use egress_common::decide::from_netdev::{self, FromNetdev};
@@ -11,7 +11,7 @@ use egress_common::wire::{ETH_LEN, Frame as _, Headers, L4, PROTO_ICMPV6, Quote,
 use super::{Node, Outcome, Skb, TooBig, fits_in_two, quoted, rewritten};
 use crate::edge;
 
-/// What a decision about an answer comes to, with the mapping taken out of the maps.
+/// The decision about an answer, with a copy of the NAT entry.
 pub(super) enum Back {
     Done(Verdict),
     To(Verdict, NatEntry),
@@ -72,7 +72,7 @@ impl Node {
         Outcome::Answered(Verdict::ArpAnswered, [answer.as_slice(), rest].concat())
     }
 
-    /// What has been handed over is answered for by its new node.
+    /// The new owner answers for a handed-over address.
     fn held(&self, address: &Addr) -> Option<&OwnedAddr> {
         let is_held =
             |owned: &&OwnedAddr| self.maps.owned(owned.egress_id).is_some_and(|held| held.address == *address);
@@ -117,7 +117,7 @@ impl Node {
         }
     }
 
-    /// What becomes of a packet for an address of this node.
+    /// The outcome of a packet for an address of this node.
     pub(super) fn back(
         &mut self,
         skb: &Skb<'_>,
@@ -171,7 +171,7 @@ impl Node {
         })
     }
 
-    /// For a pod in two fragments, if the length that the packet says of itself is one that it has.
+    /// For a pod in two fragments, if the packet's length field is valid.
     pub(super) fn split(&self, verdict: Verdict, frame: &[u8], mtu: u32) -> Outcome {
         let headers = Self::headers(frame, Direction::Ingress).expect("still IP");
         if !(self.resolved)(&headers.tuple.daddr) {

@@ -1,4 +1,4 @@
-//! Out of the overlay, and out to the world with an egress IP, which pods of this node take too.
+//! Packets from the overlay, and SNAT to the outside, which local pods use too.
 
 use egress_common::abi::{Addr, Class, Direction, Origin, Owned, Verdict};
 use egress_common::decide::from_netdev;
@@ -54,7 +54,7 @@ impl Node {
         outcome
     }
 
-    /// The mapping of the packet, made if need be, and the packet out with it.
+    /// Finds or creates the NAT entry, and sends the packet.
     pub(super) fn out_by_uplink(
         &mut self,
         skb: &Skb<'_>,

@@ -1,4 +1,4 @@
-//! From pods, by the management port.
+//! Packets from pods, by the management port.
 
 use egress_common::abi::{Addr, Direction, NODE_MARK, Origin, PolicySlot, SlotPlace, Verdict};
 use egress_common::decide::from_netdev;
@@ -48,7 +48,7 @@ impl Node {
         self.kept(skb, &headers, outcome)
     }
 
-    /// The pod is told that its connection has ended.
+    /// The pod gets a reset.
     fn reset(&self, headers: &Headers, frame: &[u8], otherwise: Verdict) -> Outcome {
         let answer = edge::reset(frame, headers);
         if answer.is_some() {

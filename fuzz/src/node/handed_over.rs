@@ -9,7 +9,7 @@ use super::{Node, Outcome, Skb, TooBig, quoted};
 use crate::edge;
 
 impl Node {
-    /// A pod's packet for an address that this node does not have.
+    /// A pod's packet for an address that this node does not own.
     pub(super) fn handed_over(&self, skb: &Skb<'_>, headers: &Headers, egress_id: u32) -> Outcome {
         let handover =
             self.maps.handover(egress_id).filter(|handover| handover.stage() == Some(HandoverStage::Leaving));
@@ -35,7 +35,7 @@ impl Node {
         }
     }
 
-    /// What came for the egress IP to the other node.
+    /// A reply that the other node received for the egress IP.
     pub(super) fn came_back(&mut self, skb: &Skb<'_>, egress_id: u32) -> Outcome {
         let mut headers = match Self::headers(skb.frame, Direction::Ingress) {
             Ok(headers) => headers,
@@ -45,7 +45,7 @@ impl Node {
         let decision = from_netdev::passed(&mut headers, &quote, &self.maps, egress_id);
         let decision = super::from_netdev::Back::of(&decision);
         match self.back(skb, &headers, &quote, &decision) {
-            // Nobody is told, and the stack sees none of it.
+            // No answer is sent, and the stack does not get it.
             Ok(outcome) if outcome.verdict().class() == Class::Pass => Outcome::Dropped(Verdict::BadState),
             Ok(outcome) => outcome,
             Err(TooBig(_)) => Outcome::Dropped(Verdict::MtuExceeded),

@@ -1,4 +1,4 @@
-//! What must hold after each packet.
+//! Invariants after each packet.
 
 use egress_common::abi::{
     Addr, Direction, HandoverEntry, HandoverStage, NatEntry, OnUnknownPod, PolicyKey, PolicySlot, PrefixKind, Verdict,
@@ -21,8 +21,8 @@ impl Node {
         assert!(policy.slots.iter().take(policy.count() as usize).any(|now| now == slot), "a slot of old");
     }
 
-    /// What is translated is of a pod of the node that sent it, or was passed on by the other node of a hand-over; and goes
-    /// back to the node of the pod.
+    /// A translated packet belongs to a pod of its sending node, or was passed on by the other node of a hand-over; its
+    /// replies go to the pod's node.
     pub(super) fn judge_sender(&self, headers: &Headers, outer: &Outer, source_node: &Addr) {
         let inner = self.maps.prefix(&headers.tuple.saddr).map(|prefix| (prefix.kind(), prefix.node));
         assert_eq!(inner, Some((Some(PrefixKind::PodSubnet), *source_node)), "of a pod, and back to its node");
@@ -34,7 +34,7 @@ impl Node {
         assert!(is_passed || *source_node == outer.source, "a pod of the sender: {headers:?}");
     }
 
-    /// What is passed on is of an address that this node does not have, to the other node of its hand-over.
+    /// Only packets for an address that this node does not own are passed on, to the other node of the hand-over.
     pub(super) fn judge_passed(&self, headers: &Headers, egress_id: u32, handover: &HandoverEntry) {
         let held = self.maps.owned.borrow().get(&egress_id).map(|owned| owned.address);
         let is_leaving = handover.stage() == Some(HandoverStage::Leaving);
@@ -48,7 +48,7 @@ impl Node {
         assert_eq!(asked_by, headers.tuple.daddr, "an error about another address");
     }
 
-    /// Outside of everything that the cluster knows.
+    /// An address outside of the cluster.
     fn is_world(&self, addr: &Addr) -> bool {
         self.maps.prefix(addr).is_none() && self.maps.node(addr).is_none()
     }
@@ -69,11 +69,11 @@ impl Node {
         }
     }
 
-    /// What goes to the world from a pod's address does so by these rules only.
+    /// A packet leaves with a pod's address by these rules only.
     pub(super) fn judge_wire(&self, headers: &Headers, meta: &Meta, outcome: &Outcome) {
         let Outcome::Passed(verdict, out, _) = outcome else { return };
         let source = Self::headers(out, Direction::Egress).expect("still IP").tuple.saddr;
-        // What NAT has written is redirected, and not judged here.
+        // Translated packets are redirected, and not checked here.
         let is_egress_ip = self.maps.prefix(&source).is_some_and(|p| p.kind() == Some(PrefixKind::EgressIp));
         assert!(!is_egress_ip || !meta.forwarded || meta.returning, "a spoofed egress IP: {headers:?}");
         let of_pods = [Some(PrefixKind::PodSubnet), Some(PrefixKind::PodNetwork)];
@@ -88,7 +88,7 @@ impl Node {
         let unknown_pass = *verdict == Verdict::NodeSnatDone && passes;
         assert!(unknown_pass || allowed.contains(verdict), "{verdict:?} with mark {:#x}: {headers:?}", meta.mark);
         let known = self.maps.inbound.get(&headers.tuple).is_some();
-        // An error answers for what it quotes.
+        // An error counts as its quoted packet.
         let is_known = known || headers.l4 == L4::IcmpError;
         assert!(*verdict != Verdict::InboundReply || is_known, "an answer to nobody: {headers:?}");
         let is_called =

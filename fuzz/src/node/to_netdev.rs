@@ -1,4 +1,4 @@
-//! Out by the uplink.
+//! Packets that leave by the uplink.
 
 use egress_common::abi::{Direction, NODE_MARK, Verdict};
 use egress_common::decide::Rewrite;
@@ -26,7 +26,7 @@ impl Node {
         outcome
     }
 
-    /// `mark` is what is left of it.
+    /// `mark`: the remaining bits.
     fn node_snat(&mut self, headers: &Headers, quote: &Quote, frame: &[u8], mark: u32) -> Outcome {
         let config = self.config();
         let nat_entry = match to_netdev::translate(headers, quote, &self.maps, &config) {
@@ -43,7 +43,7 @@ impl Node {
         }
     }
 
-    /// The pod is told by the management port.
+    /// The pod gets a reset by the management port.
     fn reset_from_uplink(&self, headers: &Headers, frame: &[u8]) -> Outcome {
         match edge::reset(frame, headers) {
             Some(_) if !(self.resolved)(&headers.tuple.saddr) => Outcome::Dropped(Verdict::NoNeighbour),

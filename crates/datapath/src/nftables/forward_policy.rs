@@ -63,7 +63,7 @@ fn in_nf_tables() -> io::Result<Option<&'static str>> {
     }
 }
 
-/// The chain's name among its attributes.
+/// The name of a chain.
 fn name(chain: &[u8]) -> Option<&[u8]> {
     let attributes = NlasIterator::new(chain.get(GENERIC..)?);
     let found = attributes.flatten().find(|attribute| attribute.kind() == NAME)?;

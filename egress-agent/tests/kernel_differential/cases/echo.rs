@@ -53,7 +53,7 @@ pub(super) fn cases(v6: bool) -> Vec<Case> {
             .pod(|talk| talk.out(query(if talk.cast.v6 { 128 } else { 8 }, 3, talk.data(20)))),
     ];
     let queries: &[(&str, u8, u8, usize)] = if v6 {
-        // Node information (RFC 4620), and numbers that nobody has.
+        // Node information (RFC 4620), and unassigned types.
         &[("node information", 139, 140, 16), ("of an unknown type", 200, 201, 16)]
     } else {
         &[

@@ -1,12 +1,12 @@
-//! ICMP errors: about packets that left, from the server or a router on the way; about answers, from the pod; and about
-//! nothing that we know.
+//! ICMP errors: about outbound packets, from the server or a router on the path; about answers, from the pod; and about
+//! unknown packets.
 
 use super::{ACK, CLIENT, PSH, SERVER, SPORT, SYN, open, udp};
 use crate::layout::View;
 use crate::packets::{Body, Packet};
 use crate::runner::{Case, Talk};
 
-/// Type and code, and the four bytes behind the checksum.
+/// Type and code, and the four bytes after the checksum.
 type Kind = (u8, u8, [u8; 4]);
 
 const V4: [Kind; 17] = [
@@ -56,7 +56,7 @@ fn error((kind, code, rest): Kind, quote: Vec<u8>) -> Body {
     Body::Icmp { kind, code, rest, data: quote }
 }
 
-/// Time exceeded on the way, and port unreachable, by family.
+/// Time exceeded from a router, and port unreachable, by family.
 fn from_router(v6: bool) -> Kind {
     if v6 { (3, 0, [0; 4]) } else { (11, 0, [0; 4]) }
 }
@@ -71,7 +71,7 @@ fn last_left(talk: &Talk<'_>) -> Vec<u8> {
     talk.left().last().map_or_else(would, <[u8]>::to_vec)
 }
 
-/// The network header of a packet and so many bytes behind it.
+/// The network header of a packet and so many bytes after it.
 fn cut(packet: &[u8], payload: usize) -> Vec<u8> {
     let header = View::of(packet).expect("a packet").payload_at;
     packet[..(header + payload).min(packet.len())].to_vec()
@@ -113,7 +113,7 @@ fn quotes(v6: bool) -> Vec<Case> {
         cases.push(named("from the server itself").world(move |talk| talk.back(error(no_port(v6), last_left(talk)))));
         cases.push(named("with other bits in the quoted header").world(move |talk| {
             let mut quote = last_left(talk);
-            // As the router saw it: hops are gone, and its class may have been changed.
+            // As the router received it: with a lower TTL, and possibly another traffic class.
             quote[if v6 { 7 } else { 8 }] = 1;
             quote[1] |= 0x20;
             talk.back(error(from_router(v6), quote)).with(|packet| packet.from = talk.cast.router())
@@ -169,7 +169,7 @@ fn quotes(v6: bool) -> Vec<Case> {
     cases
 }
 
-/// The pod's own errors about what came to it.
+/// Errors of the pod about received packets.
 fn from_the_pod(v6: bool) -> Vec<Case> {
     let tell = move |talk: &Talk<'_>, kind: Kind, length: usize| {
         let answer = || talk.udp_back(20).with(|packet| packet.to = talk.cast.pod()).bytes();
@@ -202,7 +202,7 @@ fn from_the_pod(v6: bool) -> Vec<Case> {
     ]
 }
 
-/// What quotes no packet of ours goes nowhere.
+/// Errors that quote no known packet are dropped.
 fn about_nothing(v6: bool) -> Vec<Case> {
     let named = |name: &str| Case::new(&format!("error about {name}"), v6);
     let from_router = move |talk: &Talk<'_>, quote: Vec<u8>| {

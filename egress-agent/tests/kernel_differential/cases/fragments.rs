@@ -1,12 +1,12 @@
-//! Fragments, in both directions and every order. Netfilter puts datagrams together before it looks at them, so what is
-//! compared is the datagram that comes of what came out (see `outcome`).
+//! Fragments, in both directions and every order. Netfilter reassembles datagrams first, so the reassembled output is
+//! compared (see `outcome`).
 
 use super::{ACK, CLIENT, PSH, SERVER, open};
 use crate::packets::Packet;
 use crate::runner::{Case, Talk};
 
-/// Data of a datagram of three parts, and of a first part: netfilter takes no IPv6 fragment below 1280 bytes unless it is
-/// the last.
+/// Length of a datagram of three fragments, and of a first fragment: netfilter refuses IPv6 fragments below 1280 bytes,
+/// except the last.
 const WHOLE: usize = 2900;
 const FIRST: usize = 1240;
 
@@ -22,7 +22,7 @@ const MAKES: [(&str, Make, Make); 3] = [
     ),
 ];
 
-/// Each fragment has a step of its own where the order matters.
+/// Each fragment has its own step where the order matters.
 fn in_order(case: Case, make: Make, outside: bool, order: &[usize]) -> Case {
     order.iter().fold(case, |case, part| {
         let part = *part;

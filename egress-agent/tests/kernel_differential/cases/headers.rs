@@ -1,4 +1,4 @@
-//! What lies between the addresses and the transport header, and fields that must be kept.
+//! Options and extension headers, and fields that must be preserved.
 
 use super::{CLIENT, SYN};
 use crate::packets::{AH, DESTINATION_OPTIONS, ROUTING};

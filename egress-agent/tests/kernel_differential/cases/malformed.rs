@@ -1,4 +1,4 @@
-//! Packets that are not as they should be: lengths, versions, checksums, headers cut short.
+//! Malformed packets: lengths, versions, checksums, truncated headers.
 
 use super::{ACK, CLIENT, SERVER, SYN};
 use crate::packets::{Packet, fix_ipv4_header};
@@ -57,7 +57,7 @@ pub(super) fn cases(v6: bool) -> Vec<Case> {
     cases
 }
 
-/// The packet cut to so many bytes, with a length that says so.
+/// The packet truncated to so many bytes, with that length in its header.
 fn shortened(mut bytes: Vec<u8>, length: usize) -> Vec<u8> {
     bytes.truncate(length);
     let total = u16::try_from(bytes.len()).expect("a length");

@@ -1,4 +1,4 @@
-//! The cases, one file for each kind; nearly all of them are played in both families.
+//! The cases, one file for each kind; nearly all of them run in both families.
 
 mod echo;
 mod errors;
@@ -25,7 +25,7 @@ pub(crate) const URG: u8 = 0x20;
 pub(crate) const ECE: u8 = 0x40;
 pub(crate) const CWR: u8 = 0x80;
 
-/// Of the pod and of the server, unless a case says otherwise.
+/// Default ports of the pod and of the server.
 pub(crate) const SPORT: u16 = 40000;
 pub(crate) const DPORT: u16 = 80;
 /// First sequence numbers of the pod and of the server.

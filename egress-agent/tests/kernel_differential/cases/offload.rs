@@ -1,4 +1,4 @@
-//! Packets whose checksum is left to the hardware, and segments for the hardware to cut, as a pod's sockets make them.
+//! Packets with checksum offload and segmentation offload, as a pod's sockets send them.
 
 use super::{ACK, CLIENT, PSH, SERVER, SYN, open};
 use crate::layout::View;

@@ -15,7 +15,7 @@ const COOKIE_ECHO: [u8; 8] = [10, 0, 0, 8, 1, 2, 3, 4];
 const COOKIE_ACK: [u8; 4] = [11, 0, 0, 4];
 const ABORT: [u8; 4] = [6, 1, 0, 4];
 const DATA: [u8; 20] = [0, 3, 0, 20, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 1, 2, 3, 4];
-/// Its last byte is not filled up to four.
+/// Not padded to four bytes.
 const ODD_DATA: [u8; 21] = [0, 3, 0, 21, 0, 0, 0, 2, 0, 0, 0, 1, 0, 0, 0, 0, 1, 2, 3, 4, 5];
 /// Larger than 256 bytes.
 static LONG_DATA: [u8; 616] = long_data();
@@ -57,7 +57,7 @@ fn sctp(v6: bool) -> Vec<Case> {
         let case = named(name).pod(out(0, &INIT)).pod(second(0, &INIT)).world(to_second(9, &INIT_ACK));
         case.pod(second(8, &COOKIE_ECHO)).world(to_second(9, &COOKIE_ACK))
     };
-    // The error of a router about the last packet that left, of which it quotes so much.
+    // An error of a router about the last outbound packet, with a quote of so many bytes.
     let icmp_error = move |length: usize| {
         move |talk: &Talk<'_>| {
             let whole = talk.left().last().map_or_else(|| second(0, &INIT)(talk).bytes(), <[u8]>::to_vec);
@@ -97,7 +97,7 @@ fn sctp(v6: bool) -> Vec<Case> {
     ]
 }
 
-/// What is known by its addresses only.
+/// Protocols without ports.
 fn by_address(v6: bool) -> Vec<Case> {
     let mut cases = Vec::new();
     for (name, protocol) in

@@ -1,5 +1,5 @@
-//! Datagrams and echo messages in an order that nobody chose, the same in every run: two pods, two servers and a few
-//! ports that get into each other's way; answers go to whatever port came out.
+//! Random sequences (seeded) of datagrams and echo messages: two pods, two servers and a few conflicting ports; answers
+//! go to the translated port.
 
 use super::{echo, udp};
 use crate::layout::View;
@@ -8,7 +8,7 @@ use crate::runner::{Case, Shot, Side, Talk, shot};
 /// Sequences in each family, and packets in each.
 const SEQUENCES: u64 = 40;
 const PACKETS: usize = 12;
-/// Of the pods: a system port, the first that is none, and two more.
+/// Source ports: a system port, the first other port, and two more.
 const PORTS: [u16; 4] = [700, 1024, 40000, 40001];
 
 /// xorshift64*.
@@ -28,7 +28,7 @@ impl Numbers {
     }
 }
 
-/// What a pod sends.
+/// A random packet of a pod.
 #[derive(Clone, Copy)]
 struct Sent {
     other_pod: bool,
@@ -45,7 +45,7 @@ pub(super) fn cases(v6: bool) -> Vec<Case> {
 
 fn sequence(v6: bool, number: u64) -> Case {
     let mut numbers = Numbers(number << 1 | u64::from(v6));
-    // The first numbers of such small seeds are alike.
+    // Small seeds begin with similar numbers.
     for _ in 0..8 {
         numbers.below(1);
     }
@@ -79,7 +79,7 @@ fn send(talk: &Talk<'_>, sent: Sent) -> Shot {
     shot(Side::Pods, packet.bytes())
 }
 
-/// The answer to one of the packets that have left; none before the first.
+/// The answer to a random outbound packet; none before the first.
 fn answered(talk: &Talk<'_>, which: usize, length: usize) -> Vec<Shot> {
     let left: Vec<View<'_>> = talk.left().filter_map(View::of).collect();
     let Some(view) = which.checked_rem(left.len()).and_then(|place| left.get(place)) else { return Vec::new() };

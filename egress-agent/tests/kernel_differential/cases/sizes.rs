@@ -5,7 +5,7 @@ use crate::endpoints::NARROW;
 use crate::packets::Packet;
 use crate::runner::{Case, Talk};
 
-/// What the management port takes; from outside come up to a hundred bytes more.
+/// MTU of the management port; packets from outside have up to a hundred bytes more.
 const PODS: usize = 1400;
 
 fn headers(v6: bool, transport: usize) -> usize {

@@ -1,4 +1,4 @@
-//! TCP: how a connection begins, goes on and ends, and what does not fit into it.
+//! TCP: begin, data and end of a connection, and segments that do not fit.
 
 use super::{ACK, CLIENT, CWR, DPORT, ECE, FIN, PSH, RST, SERVER, SPORT, SYN, URG, open, segment, with_tcp};
 use crate::packets::Body;
@@ -153,7 +153,7 @@ fn ending(named: &dyn Fn(&str) -> Case) -> Vec<Case> {
     ]
 }
 
-/// What a tracker of windows and states finds wrong.
+/// Segments that connection tracking calls invalid.
 fn astray(named: &dyn Fn(&str) -> Case) -> Vec<Case> {
     vec![
         open(named("RST from outside, out of the window"))

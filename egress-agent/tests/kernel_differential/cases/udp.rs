@@ -40,8 +40,8 @@ fn contents(named: &dyn Fn(&str) -> Case) -> Vec<Case> {
     ]
 }
 
-/// The packet with a word of its data chosen so that its checksum, once it is translated, is ffff (which stands for zero,
-/// since zero says that there is none), fffe and 0001.
+/// The packet with data chosen so that its checksum after the translation is ffff (which replaces zero, because zero
+/// means none), fffe and 0001.
 fn zero_sums(packet: &Packet, egress: std::net::IpAddr) -> Vec<Vec<u8>> {
     let whole = packet.clone().with(|packet| packet.from = egress).bytes();
     let at = packet.header_length();
@@ -51,7 +51,7 @@ fn zero_sums(packet: &Packet, egress: std::net::IpAddr) -> Vec<Vec<u8>> {
         let mut packet = packet.clone();
         if let Body::Udp { data, .. } = &mut packet.body {
             let word = u16::from_be_bytes([data[20], data[21]]);
-            // One's complement: the word grows by what the checksum is to shrink.
+            // One's complement: the word grows as the checksum shrinks.
             let mut grown = u32::from(word) + u32::from(sum) + u32::from(!wanted);
             while grown > 0xffff {
                 grown = (grown & 0xffff) + (grown >> 16);

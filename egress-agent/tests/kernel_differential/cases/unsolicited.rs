@@ -1,4 +1,4 @@
-//! What nobody asked for, and what is for everybody: packets from outside without a mapping, broadcast, multicast, VLANs.
+//! Unsolicited packets: from outside without a NAT entry, broadcast, multicast, VLANs.
 
 use std::net::IpAddr;
 

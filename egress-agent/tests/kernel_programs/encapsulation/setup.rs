@@ -1,4 +1,4 @@
-//! What the tests of the overlay stand on: nodes of either underlay, and packets with outer headers on.
+//! Setup of the overlay tests: nodes of both underlays, and packets with outer headers.
 
 use std::sync::OnceLock;
 
@@ -18,7 +18,7 @@ pub(crate) const PORT: u16 = 4794;
 pub(crate) const ECT0: u8 = 2;
 pub(crate) const EXPERIENCED: u8 = 3;
 
-/// Runs a test for both families on both underlays, each underlay on a stage of its own.
+/// Runs a test for both families on both underlays, each underlay on its own stage.
 pub(crate) fn everywhere(test: impl Fn(&mut Stage, &Cast, &Cast) + Send + Copy + 'static) {
     for underlay in [V4, V6] {
         on_stage(move |stage| {
@@ -32,8 +32,8 @@ pub(crate) fn everywhere(test: impl Fn(&mut Stage, &Cast, &Cast) + Send + Copy +
     }
 }
 
-/// Likewise, a test of what is taken out of the overlay. Where outer and inner packet are of different families the kernel
-/// must know how to; one that does not leaves the packet to the device as it came.
+/// The same for tests of decapsulation. Different inner and outer families need kernel support; without it the packet
+/// is left to the device unchanged.
 pub(crate) fn everywhere_taken_out(test: impl Fn(&mut Stage, &Cast, &Cast) + Send + Copy + 'static) {
     everywhere(move |stage, cast, underlay| {
         if cast.family == underlay.family || takes_out_other_families() {
@@ -46,7 +46,7 @@ pub(crate) fn everywhere_taken_out(test: impl Fn(&mut Stage, &Cast, &Cast) + Sen
     });
 }
 
-/// Whether the kernel's own types name the flag for it (Linux 6.3).
+/// Whether the kernel's BTF has the flag for it (Linux 6.3).
 pub(crate) fn takes_out_other_families() -> bool {
     static ANSWER: OnceLock<bool> = OnceLock::new();
     *ANSWER.get_or_init(|| {
@@ -64,7 +64,7 @@ pub(crate) fn stay_on_one_cpu() {
     sched_setaffinity(this, &one).expect("stay there");
 }
 
-/// Both nodes' tunnel endpoints are of the underlay's family.
+/// Sets the tunnel endpoints of both nodes to the underlay's family.
 pub(crate) fn settle(stage: &mut Stage, underlay: &Cast) {
     configure(stage, underlay);
     let (own, other) = (addr(underlay.node), addr(underlay.other_node));
@@ -87,13 +87,13 @@ pub(crate) fn configure(stage: &mut Stage, underlay: &Cast) {
     stage.configure(|config| {
         config.self_node = addr(underlay.node);
         config.overlay_secret = SECRET;
-        // What the programs keep of recent flows serves these too.
+        // The flow cache serves these packets too.
         config.decisions = 1;
         config.overlay_mtu = if underlay.node.contains(':') { 1430 } else { 1450 };
     });
 }
 
-/// What is around an inner packet.
+/// The outer headers of a packet.
 #[derive(Clone, Copy)]
 pub(crate) struct Around<'a> {
     pub(crate) from: &'a str,
@@ -126,7 +126,7 @@ impl Around<'_> {
     }
 }
 
-/// Makes the checksum of an outer IPv4 header right again.
+/// Updates the checksum of an outer IPv4 header.
 pub(crate) fn seal(frame: &mut [u8]) {
     frame[L3 + 10..L3 + 12].copy_from_slice(&[0, 0]);
     let sum = checksum(&frame[L3..L3 + 20]);
@@ -144,8 +144,8 @@ pub(crate) fn sent(underlay: &Cast, egress_id: u32, inner: &Packet, seen: &[u8])
     frame
 }
 
-/// Runs it until the program has put it into the overlay. A kept next hop ends after a second, and the packet that finds
-/// it ended goes by the device.
+/// Runs it until the program has encapsulated it. A cached next hop expires after a second, and the next packet then
+/// goes by the device.
 pub(crate) fn put(stage: &mut Stage, run: &Run, frame: &[u8], verdict: Verdict) -> Ran {
     for _ in 0..5 {
         let ran = stage.run_frame(run, frame, verdict);

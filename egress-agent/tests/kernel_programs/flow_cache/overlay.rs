@@ -1,4 +1,4 @@
-//! Recent flows that come out of the overlay or go into it.
+//! Cached flows from and to the overlay.
 
 use egress_common::abi::{Direction, NodeEntry, NodePlace, Tuple, Verdict};
 use egress_common::decide::phase;
@@ -19,7 +19,7 @@ fn a_cached_flow_of_another_node_serves_that_node_only() {
             let ran = stage.run_frame(&FROM_NETDEV, &around.frame(&inner), Verdict::SnatForNode);
             assert_eq!(ran.action, REDIRECT);
         }
-        // Who says that it is that node, but is no node; a node whose pod it is not; and another object of the same pod.
+        // A sender that is no node; a node without this pod; and another egress ID of the same pod.
         let mut foreign = around;
         foreign.from = underlay.router;
         stage.run_frame(&FROM_NETDEV, &foreign.frame(&inner), Verdict::ForgedOuter);
@@ -87,7 +87,7 @@ fn a_cached_answer_serves_one_egress_id_only() {
     });
 }
 
-/// As beside a mapping, where the other direction is told.
+/// As for a NAT entry, where the opposite direction is updated.
 #[test]
 fn a_reopened_connection_is_tracked_with_a_remote_gateway() {
     everywhere_taken_out(|stage, cast, underlay| {
@@ -105,7 +105,7 @@ fn a_reopened_connection_is_tracked_with_a_remote_gateway() {
     });
 }
 
-/// Its flow is of another node: only its mapping is told.
+/// Its flow is on another node: only its NAT entry is updated.
 #[test]
 fn a_reset_is_tracked_for_a_remote_pod() {
     everywhere_taken_out(|stage, cast, underlay| {

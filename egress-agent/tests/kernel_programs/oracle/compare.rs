@@ -1,4 +1,4 @@
-//! What must be the same of programs and model.
+//! Comparison of programs and model.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -12,17 +12,17 @@ use egress_fuzz::node::Outcome;
 use super::derived_frames::unwrapped;
 use crate::stage::{NEXT, REDIRECT, Ran, SHOT, Stage, WAITING};
 
-/// Whether the programs did what the model did; what left, without outer headers.
+/// Compares verdict and output; returns the output without outer headers.
 pub(super) fn packet(ran: &Ran, outcome: &Outcome) -> Result<Option<Vec<u8>>, String> {
     let (action, frame, mark, from) = match outcome {
         Outcome::Passed(_, frame, mark) => (NEXT, Some(frame), *mark, 0),
-        // Link addresses are the next hop's, or written later.
+        // Link addresses belong to the next hop, or are written later.
         Outcome::Sent(_, frame) => (REDIRECT, Some(frame), 0, 12),
         Outcome::Split(_) => (REDIRECT, None, 0, 0),
         Outcome::Answered(_, frame) => (REDIRECT, Some(frame), 0, 0),
         Outcome::Dropped(_) => (SHOT, None, ran.mark, 0),
     };
-    // Whose egress IP it is, for the uplink's own hook.
+    // The egress ID, for the uplink's egress hook.
     let left = if ran.priority == WAITING { 0 } else { ran.mark };
     if (ran.action, left) != (action, mark) {
         return Err(format!("action {} and mark {left:#x}, not {action} and {mark:#x}", ran.action));
@@ -42,7 +42,7 @@ pub(super) fn packet(ran: &Ran, outcome: &Outcome) -> Result<Option<Vec<u8>>, St
     Ok(Some(out))
 }
 
-/// What programs and model remember: all but link addresses and times.
+/// Compares the maps, except link addresses and times.
 pub(super) fn maps(stage: &Stage, maps: &MemoryMaps) -> Result<(), String> {
     compare("nat", &stage.nat, maps.nat.all(), |mapping| {
         (mapping.other, mapping.source_node, mapping.egress_id, mapping.origin(), mapping.state)

@@ -1,4 +1,4 @@
-//! Frames made of other frames: answers, errors about them, the overlay around them, and bent ones.
+//! Frames derived from others: answers, ICMP errors, encapsulated and modified frames.
 
 use egress_common::abi::{Direction, Family};
 use egress_common::wire::{Headers, L4, PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP, csum, ipv4, ipv6, l4};
@@ -21,7 +21,7 @@ fn swap(frame: &mut [u8], one: usize, other: usize, length: usize) -> Option<()>
     Some(())
 }
 
-/// Writes a word, whose checksum at `sum_at` hears of it.
+/// Writes a word and updates the checksum at `sum_at`.
 fn put_summed(frame: &mut [u8], sum_at: usize, at: usize, word: [u8; 2]) -> Option<()> {
     let old: [u8; 2] = frame.get(at..at + 2)?.try_into().ok()?;
     let sum: [u8; 2] = frame.get(sum_at..sum_at + 2)?.try_into().ok()?;
@@ -31,7 +31,7 @@ fn put_summed(frame: &mut [u8], sum_at: usize, at: usize, word: [u8; 2]) -> Opti
     Some(())
 }
 
-/// What the receiver of the frame sends back, with these TCP flags; checksums stay as right or wrong as they were.
+/// The answer to the frame, with these TCP flags; wrong checksums stay wrong.
 pub(super) fn mirrored(frame: &[u8], tcp_flags: u8) -> Option<Vec<u8>> {
     let heads = Headers::parse(frame, Direction::Egress)?;
     let (mut out, at) = (frame.to_vec(), usize::from(heads.l4_offset));
@@ -92,7 +92,7 @@ pub(super) fn error_about(frame: &[u8], cast: &Cast, router: &str, kind: [u8; 2]
     )
 }
 
-/// In the overlay, from the other node to this one.
+/// The frame in the overlay, from the other node to this one.
 pub(super) fn enveloped(inner: &[u8], from: &str, egress_id: u32) -> Vec<u8> {
     let content = [&[8, 0, 0, 0], (egress_id << 8).to_be_bytes().as_slice(), inner].concat();
     let outer = packet(from, V4.node, 50_000, TUNNEL_PORT).body(Body::UdpUnsummed).macs(UPLINK_MAC, OTHER_NODE_MAC);
@@ -101,8 +101,8 @@ pub(super) fn enveloped(inner: &[u8], from: &str, egress_id: u32) -> Vec<u8> {
     outer.frame()
 }
 
-/// What is inside of a frame that the programs have put into the overlay, whose outer headers must be right; the frame
-/// itself where the device is to do it.
+/// The inner frame of a frame that the programs have encapsulated, after a check of the outer headers; the frame itself
+/// if the device encapsulates.
 pub(super) fn unwrapped(frame: &[u8]) -> Result<Vec<u8>, String> {
     const BEHIND: usize = L3 + 20;
     let (outer, node) = (Headers::parse(frame, Direction::Egress), crate::cast::addr(V4.node));
@@ -125,7 +125,7 @@ pub(super) fn unwrapped(frame: &[u8]) -> Result<Vec<u8>, String> {
     }
 }
 
-/// What a step makes from words.
+/// The frame of a step.
 pub(super) fn frame_of(step: &Step) -> Vec<u8> {
     let Step::Send { v6, from, to, ports, body, ttl, data, options, fragment, dont_fragment, .. } = step else {
         unreachable!("nothing else is made from words");
@@ -135,13 +135,13 @@ pub(super) fn frame_of(step: &Step) -> Vec<u8> {
     made.with(|packet| {
         (packet.ttl, packet.data, packet.dont_fragment) = (*ttl, *data, *dont_fragment);
         packet.fragment = *fragment;
-        // The builder has one IPv6 header more, not two.
+        // The builder supports one IPv6 extension header.
         packet.options = if *v6 && *fragment != (0, false) { 0 } else { *options };
     })
     .frame()
 }
 
-/// Bends a frame. Of a destination only the last byte changes, so that the model knows the routes.
+/// Modifies a frame. Only the last byte of a destination changes, so that the model has its route.
 pub(super) fn bend(frame: &mut Vec<u8>, bent: &Bent, inside: bool) {
     let v6 = frame[12..14] == [0x86, 0xdd];
     let destination = if v6 { 38..54 } else { 30..34 };
@@ -153,7 +153,7 @@ pub(super) fn bend(frame: &mut Vec<u8>, bent: &Bent, inside: bool) {
         }
     }
     if let Some(left) = bent.cut {
-        // The kernel's test runs want a whole network header, and so does taking outer headers off.
+        // The kernel's test runs require a whole network header, and so does decapsulation.
         frame.truncate(if v6 || inside { 54 } else { 34 } + left);
     }
     if bent.tagged && !inside {

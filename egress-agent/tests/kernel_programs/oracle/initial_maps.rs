@@ -1,4 +1,4 @@
-//! What stories begin with: the maps of the programs, and the same for the model.
+//! Initial maps of a story, for the programs and for the model.
 
 use aya::Pod;
 use aya::maps::{HashMap as KernelMap, Map, MapData};
@@ -11,13 +11,13 @@ use crate::cast::{V4, V6, addr};
 use crate::clean_maps::Memory as _;
 use crate::stage::Stage;
 
-/// One, so that stories run out of them.
+/// A single port, so that stories exhaust the range.
 const NODE_PORTS: PortRange = PortRange { first: 61_000, last: 61_000 };
 
 /// Ports by which pods are reached from outside, in their order.
 const EXPOSED: [u16; 3] = [4000, 80, 443];
 
-/// Clears what the programs remember, fills the rest as it is at the beginning, and makes the model likewise.
+/// Clears the state of the programs, fills the other maps, and creates the same model.
 pub(super) fn begin(stage: &mut Stage, decisions: u32) -> Node {
     stage.nat.empty();
     stage.flows.empty();
@@ -33,11 +33,11 @@ pub(super) fn begin(stage: &mut Stage, decisions: u32) -> Node {
         config.decisions = decisions;
         config.overlay_secret = SECRET;
         config.node_ports = NODE_PORTS;
-        // Of the two kinds of evidence, this one.
+        // Exposed ports, as one of the two kinds of evidence.
         config.direct_routing = 0;
     });
     for cast in [V4, V6] {
-        // Perhaps it is not there.
+        // It may not exist.
         let _gone = stage.pods.remove(&addr(cast.unknown_pod));
         stage.fill(&cast);
         stage.put_pod(cast.pending_pod, PodEntry::selected(cast.here, 0));

@@ -1,11 +1,11 @@
-//! The host build of the decisions as the oracle of the programs: stories of random and bent packets, each packet through
-//! the program of its hook on the kernel and through the model of a node (egress-fuzz), with the state of both kept for the
-//! whole story. Verdict, bytes out, mark and the contents of the maps must be the same; only a port that had to be searched
-//! for is the kernel's to choose, and it must be one that is free in the model too.
+//! The host build of the decisions as the oracle of the programs: stories of random and malformed packets. Each packet
+//! runs through the program of its hook on the kernel and through the model of a node (egress-fuzz), with state kept
+//! for the whole story. Verdict, bytes out, mark and map contents must be equal; only a searched port is the kernel's
+//! choice, and it must be free in the model too.
 //!
-//! Stories follow from their number. One that fails is told again with steps left out for as long as it still fails, and
-//! what remains is printed with its number. `EGRESS_ORACLE_SEED` tells one story only; `EGRESS_ORACLE_SECONDS` goes on for
-//! so long, with stories that no run before had (`cargo xtask fuzz kernel`).
+//! A story follows from its number. A failing one is minimised by removing steps, and printed with its number.
+//! `EGRESS_ORACLE_SEED` runs one story only; `EGRESS_ORACLE_SECONDS` runs new stories for this time (`cargo xtask fuzz
+//! kernel`).
 
 mod compare;
 mod derived_frames;
@@ -24,13 +24,13 @@ use crate::stage::{Stage, on_stage_with};
 
 /// Stories of an ordinary test run, per variety.
 const STORIES: u32 = 200;
-/// How often a failing story is told again to make it shorter, and for how long.
+/// Attempts at minimising a failing story, and their time limit.
 const RETELLINGS: usize = 300;
 const SHORTENING: Duration = Duration::from_secs(60);
-/// How often a long run says how far it is.
+/// Interval of progress reports in a long run.
 const SAY_EVERY: Duration = Duration::from_secs(10);
 
-/// Without these the stories would be about nothing.
+/// Verdicts that the stories must reach.
 const REACHED: [Verdict; 21] = [
     Verdict::SnatHere,
     Verdict::ToGateway,
@@ -60,7 +60,7 @@ fn programs_do_what_the_model_does() {
     on_stage_with(&[], |stage| tell(stage, 0));
 }
 
-/// Mappings and flows are refused where the maps are full, and nothing else goes wrong.
+/// Full maps refuse NAT entries and flows, without other differences.
 #[test]
 fn programs_do_what_the_model_does_when_maps_are_full() {
     on_stage_with(&[("nat", 14), ("flows", 9), ("inbound", 5)], |stage| tell(stage, 1 << 32));
@@ -85,7 +85,7 @@ fn tell(stage: &mut Stage, first: u64) {
         return;
     };
     let (start, mut said) = (Instant::now(), Instant::now());
-    // Another place to begin in every run.
+    // Another start in every run.
     let clock = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("a clock that is set");
     let first = first + (clock.as_secs() << 33);
     let mut played = 0;
@@ -110,7 +110,7 @@ fn one(rig: &mut Rig, seed: u64) {
     panic!("story {seed} (EGRESS_ORACLE_SEED={seed}), made shorter:\n{}\n{last}", lines.join("\n"));
 }
 
-/// Without the steps that it fails without.
+/// Minimises the story: removes steps that are not needed for the failure.
 fn shortened(rig: &mut Rig, mut steps: Vec<(usize, Step)>) -> Vec<(usize, Step)> {
     let (mut size, mut left, start) = (steps.len() / 2, RETELLINGS, Instant::now());
     while size > 0 {

@@ -1,4 +1,4 @@
-//! The programs and the model side by side, and what must be the same.
+//! Runs a story on the programs and the model side by side.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -21,13 +21,13 @@ use crate::stage::{
     FROM_NETDEV, FROM_POD, MGMT, MGMT_MAC, Run, Stage, TO_NETDEV, TO_POD, UPLINK, UPLINK_MAC, batch, now_ns, test_run,
 };
 
-/// What a step sent, and what became of it.
+/// The packet of a step, and its outcome.
 struct Sent {
     v6: bool,
     by: By,
     frame: Vec<u8>,
     verdict: Verdict,
-    /// What left, without outer headers.
+    /// The output, without outer headers.
     out: Option<Vec<u8>>,
 }
 
@@ -35,13 +35,13 @@ pub(super) struct Rig<'a> {
     stage: &'a mut Stage,
     node: Node,
     sent: HashMap<usize, Sent>,
-    /// Packets by verdict, as the programs' counters should say.
+    /// Expected counters.
     counted: Vec<u64>,
     decisions: u32,
     pub(super) packets: u64,
 }
 
-/// Of a packet in the overlay: behind link, IPv4, UDP and VXLAN headers and the inner link addresses.
+/// Offset in an overlay packet: after link, IPv4, UDP and VXLAN headers and the inner link addresses.
 const INNER_ETHERTYPE: Range<usize> = 62..64;
 const IPV4: [u8; 2] = [8, 0];
 
@@ -56,7 +56,7 @@ impl<'a> Rig<'a> {
         Self { stage, node, sent: HashMap::new(), counted: Vec::new(), decisions: 1, packets: 0 }
     }
 
-    /// Tells a story from the beginning; what differs, if anything does.
+    /// Runs a story from the beginning; returns a difference, if any.
     pub(super) fn tell(&mut self, steps: &[(usize, Step)]) -> Result<(), String> {
         self.decisions = 1;
         self.node = initial_maps::begin(self.stage, self.decisions);
@@ -72,7 +72,7 @@ impl<'a> Rig<'a> {
         compare::maps(self.stage, &self.node.maps)
     }
 
-    /// Each of these verdicts has come.
+    /// Asserts that each of these verdicts occurred.
     pub(super) fn assert_reached(&self, verdicts: &[Verdict]) {
         let missing: Vec<_> = verdicts.iter().filter(|verdict| self.stage.packets_of(**verdict) == 0).collect();
         assert!(missing.is_empty(), "of {} packets none came to {missing:?}", self.packets);
@@ -122,7 +122,7 @@ impl<'a> Rig<'a> {
                 let Some(sent) = self.sent.get(of) else { return Ok(()) };
                 self.send(id, sent.v6, sent.by, sent.frame.clone(), bent)
             }
-            // No entry can be older than the machine, and nobody waits for hours until it is old enough.
+            // No entry can be older than the machine.
             Step::Age(seconds) if now_ns() <= (*seconds + 1) * 1_000_000_000 => {
                 static SAID: Once = Once::new();
                 SAID.call_once(|| println!("reduced: no entries that are older than this machine"));
@@ -151,7 +151,7 @@ impl<'a> Rig<'a> {
         }
     }
 
-    /// What a step made leave, and by which hook the answer to it comes.
+    /// The output of a step, and the hook of its answer.
     fn left(&self, of: usize, answered: bool) -> Option<(bool, By, Vec<u8>)> {
         let sent = self.sent.get(&of)?;
         let (out, cast) = (sent.out.clone()?, cast(sent.v6));
@@ -167,7 +167,7 @@ impl<'a> Rig<'a> {
         Some((sent.v6, by, out))
     }
 
-    /// A change of what the agent writes, on both sides.
+    /// A change of the agent's maps, on both sides.
     fn change(&mut self, step: &Step) {
         let (stage, maps) = (&mut *self.stage, &self.node.maps);
         let mut pod = |v6: bool, pod: Who, entry: Option<PodEntry>| {
@@ -226,7 +226,7 @@ impl<'a> Rig<'a> {
                 stage.own(cast.here, cast.egress);
                 let owned = stage.owned.get(&cast.here, 0).expect("just now");
                 maps.put_owned(cast.here, owned);
-                // Times of programs and model differ by less than it takes to tell them apart from these.
+                // These times differ more than those of programs and model.
                 let since = if *sent { 1 } else { u64::MAX };
                 match course {
                     Some(course) => {
@@ -265,7 +265,7 @@ impl<'a> Rig<'a> {
         frame[..6].copy_from_slice(&mac);
         if let By::Overlay { from, egress_id } = by {
             bent.gso_size = 0;
-            // Every other one is bent inside.
+            // Every other one is modified inside.
             if bent.bytes.first().is_none_or(|(place, _)| place % 2 == 0) {
                 bend(&mut frame, &bent, true);
                 bent = Bent::default();
@@ -273,12 +273,12 @@ impl<'a> Rig<'a> {
             frame = enveloped(&frame, from.of(&V4), egress_id);
         }
         bend(&mut frame, &bent, false);
-        // The outer packet is IPv4: another family in it, older kernels leave to the device, which a test run does not have.
+        // The outer packet is IPv4: older kernels leave another inner family to the device, which a test run lacks.
         let is_overlay = matches!(by, By::Overlay { .. });
         if is_overlay && frame.get(INNER_ETHERTYPE) != Some(&IPV4) && !takes_out_other_families() {
             return Ok(());
         }
-        // The kernel cuts into fragments what it has cut into segments, and never holds several fragments in one.
+        // A fragment is never a GSO packet.
         let heads = Headers::parse(frame.as_slice(), Direction::Egress);
         if heads.is_some_and(|heads| heads.fragment != Fragment::Whole) {
             bent.gso_size = 0;
@@ -293,7 +293,7 @@ impl<'a> Rig<'a> {
             By::FromNetdev | By::Overlay { .. } => (FROM_NETDEV, Hook::FromNetdev),
             By::ToNetdev { marked, forwarded, returning } => {
                 let ingress_ifindex = if returning { UPLINK } else { u32::from(forwarded) * MGMT };
-                // Every other one has a bit of the host's rules besides.
+                // Every other one also has a mark bit of the host's rules.
                 let others = if id.is_multiple_of(2) { 0x0001_0000 } else { 0 };
                 let mark = others | if marked { NODE_MARK } else { 0 };
                 let meta = Meta { mark, forwarded: ingress_ifindex != 0, returning };

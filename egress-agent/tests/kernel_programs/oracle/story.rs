@@ -1,5 +1,5 @@
-//! What a story is made of. Steps are in words, so that a story can be told without some of them: what answers or quotes a
-//! packet says whose, and is left out where that packet never left.
+//! Steps of a story. A step refers to others symbolically, so that a story works without some of them: an answer or
+//! error names its packet, and is skipped if that packet never left.
 
 use egress_common::abi::HandoverStage;
 
@@ -9,7 +9,7 @@ use crate::mutants::Numbers;
 
 const STEPS: usize = 60;
 
-/// Who a packet is from or to.
+/// Source or destination of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Who {
     Pod,
@@ -53,7 +53,7 @@ impl Who {
     }
 }
 
-/// By which program a packet goes.
+/// The hook of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum By {
     FromPod,
@@ -72,7 +72,7 @@ pub(super) enum By {
 }
 
 impl By {
-    /// What comes to the uplink of the other node of a hand-over, as that passes it on.
+    /// A packet to the other node of a hand-over, as that node passes it on.
     pub(super) fn passed(self, cast: &Cast) -> Self {
         match self {
             Self::FromNetdev => Self::Overlay { from: Who::OtherNode, egress_id: cast.here },
@@ -81,12 +81,12 @@ impl By {
     }
 }
 
-/// How a frame is bent before it is sent.
+/// Modification of a frame.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Bent {
-    /// Bytes changed: a place behind the link addresses, and the new value.
+    /// Changed bytes: offset after the link addresses, and the new value.
     pub(super) bytes: Vec<(usize, u8)>,
-    /// Length that is left of it.
+    /// Truncated length.
     pub(super) cut: Option<usize>,
     /// A VLAN tag in the frame.
     pub(super) tagged: bool,
@@ -118,12 +118,12 @@ pub(super) enum Step {
         passed: bool,
         bent: Bent,
     },
-    /// What a step left to the stack goes on by the uplink.
+    /// A packet that a step left to the stack leaves by the uplink.
     GoOn {
         of: usize,
         bent: Bent,
     },
-    /// Somebody says that what a step sent did not arrive.
+    /// An ICMP error about the packet of a step.
     Complain {
         of: usize,
         kind: [u8; 2],
@@ -141,7 +141,7 @@ pub(super) enum Step {
     Sweep {
         pressed: bool,
     },
-    /// The pod is selected by the object here, by the one elsewhere, by another one, or by none.
+    /// The pod is selected by the policy here, the one elsewhere, another one, or none.
     Select {
         v6: bool,
         pod: Who,
@@ -151,7 +151,7 @@ pub(super) enum Step {
         v6: bool,
         pod: Who,
     },
-    /// The object's slots: here, elsewhere.
+    /// The policy's slots: here, elsewhere.
     Slots {
         v6: bool,
         here: bool,
@@ -161,8 +161,8 @@ pub(super) enum Step {
         v6: bool,
         own: bool,
     },
-    /// The address goes to the other node, or comes from there, or is not handed over. `sent`: all that there is was sent
-    /// since that began, or none of it. `held`: whether it is owned here meanwhile.
+    /// Hand-over to or from the other node, or none. `sent`: all entries were sent since it began, or none. `held`:
+    /// whether this node owns the address meanwhile.
     HandOver {
         v6: bool,
         course: Option<HandoverStage>,
@@ -281,7 +281,7 @@ impl Maker {
         }
     }
 
-    /// Which of the steps before this one, mostly a late one.
+    /// A random earlier step, mostly a recent one.
     fn earlier(&mut self, id: usize) -> usize {
         let back = if self.one_in(3) { self.0.below(id.max(1)) } else { self.0.below(4) };
         id.saturating_sub(1 + back)
