@@ -15,6 +15,7 @@ pub mod cases;
 pub mod faults;
 pub mod nodes;
 pub mod paths;
+mod prelude;
 pub mod soak;
 pub mod story;
 

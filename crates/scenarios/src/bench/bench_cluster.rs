@@ -1,25 +1,14 @@
 //! The lab of a benchmark: for each peer a node with two pods and a gateway beside it, all on one switch with one server
 //! outside. Ours are served by real agents that follow the lab's API server; two objects put one pod on each path.
 
-use std::net::{IpAddr, Ipv4Addr};
-use std::time::Duration;
-
-use anyhow::{Context, Result};
-use serde_json::{Value, json};
-
 use super::flood::Flood;
 use super::plan::{PacketPath, Peer, Work};
 use super::samples::Results;
 use super::{peers, requests};
-use egress_lab::agents::{Agent, AgentOptions};
-use egress_lab::api_objects::{ASSIGNABLE, EGRESS_IPS};
+use crate::prelude::*;
 use egress_lab::kube_api::ApiChoice;
-use egress_lab::test_cluster::TestCluster;
-use egress_lab::topology::addresses::{HTTP_PORT, NodeNumber};
-use egress_lab::traffic::client;
-use egress_lab::traffic::server::Server;
 use egress_lab::wait::poll;
-use egress_lab::{HostConfig, LabBuilder, MANAGEMENT, Netns, Node, Pod, PodSpec, ReversePath};
+use egress_lab::{MANAGEMENT, ReversePath};
 use egress_toolchain::Built;
 
 const NAMESPACE: &str = "bench";

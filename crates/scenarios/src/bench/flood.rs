@@ -3,17 +3,13 @@
 //! what the whole way costs; what got through is counted behind the outside NIC and dropped there.
 
 use std::io::IoSlice;
-use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::AsRawFd;
-use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
 use nix::sys::socket::{AddressFamily, LinkAddr, MsgFlags, MultiHeaders, SockFlag, SockType, bind, sendmmsg, socket};
-use serde_json::Value;
 
 use super::cpu::pin;
 use super::peers::{DISCARD, NOBODY};
-use egress_lab::Netns;
+use crate::prelude::*;
 use egress_lab::topology::netns::link_address;
 use egress_lab::traffic::packet;
 

@@ -30,13 +30,10 @@ mod report;
 mod requests;
 mod samples;
 
-use std::time::Duration;
-
-use anyhow::{Context, Result, ensure};
 use clap::Args;
 
+use crate::prelude::*;
 use bench_cluster::BenchCluster;
-use egress_lab::test::{LabContext, LabTest};
 use egress_toolchain::packages::{self, Purpose};
 use egress_toolchain::{BuildArgs, Built, Paths, Progress, ensure_built, ensure_built_static};
 use plan::{Peer, Work};

@@ -6,10 +6,7 @@
 //!   ovn-k8s-mp0   10.244.1.2/24   own pods 10.128.0.0/15 behind 10.244.1.1, likewise
 //! ```
 
-use std::net::Ipv4Addr;
-use std::path::Path;
-
-use anyhow::{Context, Result, ensure};
+use crate::prelude::*;
 use aya::maps::lpm_trie::Key;
 use aya::maps::{Array, HashMap, LpmTrie, Map, MapData, PerCpuArray, ProgramArray};
 use aya::programs::{SchedClassifier, TestRun as _, TestRunOptions};

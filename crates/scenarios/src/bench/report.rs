@@ -2,14 +2,11 @@
 
 use std::fmt::Write as _;
 use std::fs;
-use std::path::Path;
-
-use anyhow::Result;
-use serde_json::{Value, json};
 
 use super::chart;
 use super::plan::Peer;
 use super::samples::{Cell, Results};
+use crate::prelude::*;
 
 pub(super) fn write(results: &Results, folder: &Path) -> Result<()> {
     fs::create_dir_all(folder)?;

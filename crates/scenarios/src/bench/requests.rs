@@ -1,15 +1,12 @@
 //! Requests and streams between a pod and the server outside, by ordinary sockets on threads pinned to one core.
 
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream, UdpSocket};
-use std::time::{Duration, Instant};
-
-use anyhow::{Context, Result, ensure};
+use std::net::{SocketAddrV4, TcpListener, TcpStream, UdpSocket};
 
 use super::cpu::pin;
 use super::peers::SERVER;
 use super::plan::Work;
-use egress_lab::Netns;
+use crate::prelude::*;
 
 const ECHO_PORT: u16 = 7000;
 const CLOSING_PORT: u16 = 7001;

@@ -1,13 +1,6 @@
 //! What ordinary users of the API write costs EgressIP objects of others nothing.
 
-use anyhow::{Result, ensure};
-use serde_json::json;
-
-use egress_lab::api_objects::{EGRESS_IPS, all, assigned, egress_ip, labels};
-use egress_lab::pins::Pins;
-use egress_lab::test::LabContext;
-use egress_lab::test_cluster::{TestCluster, pod};
-use egress_lab::wait::{EFFECT, until};
+use crate::prelude::*;
 
 const V4: &str = "172.18.0.100";
 

@@ -1,19 +1,8 @@
 //! Malformed objects that a laxer API server admits: what is readable is served, the rest is named in a condition and an event,
 //! and other objects are served as before.
 
-use std::net::SocketAddr;
-use std::time::Duration;
-
-use anyhow::{Context, Result, ensure};
-use serde_json::{Value, json};
-
-use egress_lab::api_objects::{EGRESS_IPS, all, assigned, condition, egress_ip, expression, labels};
-use egress_lab::test::LabContext;
-use egress_lab::test_cluster::{TestCluster, pod};
-use egress_lab::topology::addresses::{self as plan, ECHO_PORT};
-use egress_lab::traffic::client;
-use egress_lab::traffic::flows::Flow;
-use egress_lab::wait::{EFFECT, until};
+use crate::prelude::*;
+use egress_lab::api_objects::{condition, expression};
 
 const V4: &str = "172.18.0.110";
 const V6: &str = "fd00:172:18::110";

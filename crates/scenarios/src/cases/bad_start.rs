@@ -2,22 +2,11 @@
 //! Where nothing can be decided (the API server does not answer) it waits, and says so once. Traffic that an
 //! earlier agent has set up is unaffected.
 
-use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
-use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
-
-use egress_lab::api_objects::{all, egress_ip};
-use egress_lab::pins::{Pins, bpftool};
-use egress_lab::test::LabContext;
-use egress_lab::test_cluster::{TestCluster, node, pod};
-use egress_lab::topology::addresses::{self as plan, ECHO_PORT};
-use egress_lab::traffic::client;
-use egress_lab::traffic::flows::Flow;
-use egress_lab::wait::{EFFECT, until};
-use egress_lab::{MANAGEMENT, Node, UPLINK};
+use crate::prelude::*;
+use egress_lab::pins::bpftool;
+use egress_lab::{MANAGEMENT, UPLINK};
 
 const V4: &str = "172.18.0.110";
 const V6: &str = "fd00:172:18::110";

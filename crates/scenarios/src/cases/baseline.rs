@@ -3,25 +3,12 @@
 //! Pods reach the world with their node's address and each other with their own; services lead to their pods; cuts of power cut;
 //! long-lived flows survive; and nothing of a lab is left afterwards, even where it was killed.
 
-use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
-use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
-
-use egress_lab::agents::{Agent, AgentOptions};
-use egress_lab::capture::{Capture, Class};
+use crate::prelude::*;
 use egress_lab::kube_api::{ApiChoice, KubeApi};
-use egress_lab::test::{LabContext, LabTest};
-use egress_lab::topology::addresses::{self as plan, ECHO_PORT, HTTP_PORT, NodeNumber};
-use egress_lab::traffic::client::{self, Ping};
-use egress_lab::traffic::flows::Flow;
-use egress_lab::traffic::server::Server;
-use egress_lab::{HostConfig, Lab, LabBuilder, Netns};
 
 /// Until then a node whose power is back must reach the world.
 const POWER_RETURNS: Duration = Duration::from_secs(10);

@@ -3,19 +3,10 @@
 //! same lab: an object that a repository keeps (`repository`).
 
 use std::io::ErrorKind;
-use std::net::SocketAddr;
-use std::time::Duration;
-
-use anyhow::{Context, Result, ensure};
 
 use super::gitops;
-use egress_lab::api_objects::{all, egress_ip, labels};
-use egress_lab::test::LabContext;
-use egress_lab::test_cluster::{Observed, TestCluster, pod};
-use egress_lab::topology::addresses::{self as plan, ECHO_PORT};
-use egress_lab::traffic::client;
-use egress_lab::traffic::flows::{Flow, FlowReport};
-use egress_lab::{Netns, Pod};
+use crate::prelude::*;
+use egress_lab::traffic::flows::FlowReport;
 
 const V4: &str = "172.18.0.110";
 const V6: &str = "fd00:172:18::110";

@@ -2,23 +2,13 @@
 //! filters, traffic control, links, nftables, kernel settings and pins. Beside a running agent it refuses. Agents and cleanup
 //! run with the rights of their DaemonSets.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
-use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use egress_lab::Node;
-use egress_lab::agents::Agent;
-use egress_lab::api_objects::{all, egress_ip};
+use crate::prelude::*;
 use egress_lab::pins::bpftool;
-use egress_lab::test::LabContext;
-use egress_lab::test_cluster::{Observed, TestCluster, observe, pod};
-use egress_lab::topology::addresses as plan;
-use egress_lab::wait::{EFFECT, until};
 
 /// Between two looks that must come out alike: longer than between two solicitations for an address would be seen.
 const APART: Duration = Duration::from_millis(300);

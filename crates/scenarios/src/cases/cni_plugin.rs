@@ -2,25 +2,14 @@
 //! container runtime would let them begin.
 
 use std::io::Write;
-use std::net::IpAddr;
 use std::os::unix::fs::symlink;
-use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
-use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
-use serde_json::{Value, json};
-
-use egress_lab::api_objects::{all, egress_ip, labels};
+use crate::prelude::*;
 use egress_lab::kube_api::objects;
-use egress_lab::test::LabContext;
-use egress_lab::test_cluster::{Observed, TestCluster, node, observe, pod};
-use egress_lab::topology::addresses::{self as plan, Dual, SERVER};
-use egress_lab::wait::{EFFECT, until};
-use egress_lab::{Netns, Node, Pod};
+use egress_lab::topology::addresses::{Dual, SERVER};
 use egress_toolchain::packages::{self, Purpose};
 
 const V4: &str = "172.18.0.110";

@@ -1,17 +1,11 @@
 //! An object's conditions say what its pods' packets show.
 
-use std::time::{Duration, Instant};
-
-use anyhow::{Context, Result, ensure};
-use serde_json::Value;
-
 use super::bad_objects::anything;
-use egress_lab::api_objects::{all, condition, egress_ip, labels, path_of};
-use egress_lab::test::LabContext;
-use egress_lab::test_cluster::{Observed, TestCluster, pod};
+use crate::prelude::*;
+use egress_lab::api_objects::{condition, path_of};
 use egress_lab::topology::EXT_LAN;
 use egress_lab::topology::addresses::SERVER;
-use egress_lab::wait::{EFFECT, REPORTED as COUNTED, until};
+use egress_lab::wait::REPORTED as COUNTED;
 
 const V4: &str = "172.18.0.110";
 /// An address of a host of the nodes' network that is no node.

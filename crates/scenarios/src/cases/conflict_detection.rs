@@ -1,17 +1,9 @@
 //! Claims of addresses that another host has: refused each time, whatever was served before.
 
-use std::thread;
-use std::time::Duration;
-
-use anyhow::{Result, ensure};
-
-use egress_lab::api_objects::{all, condition, egress_ip, labels, path_of};
-use egress_lab::pins::Pins;
-use egress_lab::test::LabContext;
-use egress_lab::test_cluster::{Observed, TestCluster, node, pod};
+use crate::prelude::*;
+use egress_lab::api_objects::{condition, path_of};
 use egress_lab::topology::EXT_LAN;
 use egress_lab::topology::addresses::SERVER;
-use egress_lab::wait::{EFFECT, until};
 
 /// A host of the nodes' network that is no node.
 const NEIGHBOUR: &str = "172.18.0.177";

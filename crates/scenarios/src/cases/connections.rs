@@ -1,22 +1,18 @@
 //! Connections that each pod keeps, and new ones that it opens at a constant rate, all to the server outside. The report says
 //! what became of each.
 
-use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};
-use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::anyhow;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use egress_lab::topology::addresses::{self as plan, ECHO_PORT, HTTP_PORT};
+use crate::prelude::*;
 use egress_lab::wait::poll;
-use egress_lab::{Netns, Pod};
 
 /// Each kept connection says something as often.
 const SPEAKS: Duration = Duration::from_secs(1);

@@ -3,17 +3,9 @@
 //!
 //! The deadline in the programs passes, and the controller waits for it.
 
-use std::time::Duration;
-
-use anyhow::{Context, Result, ensure};
-
 use super::leader::leader;
 use super::senders::Senders;
-use egress_lab::api_objects::{all, egress_ip, labels};
-use egress_lab::pins::Pins;
-use egress_lab::test::LabContext;
-use egress_lab::test_cluster::{TestCluster, node, pod};
-use egress_lab::wait::{EFFECT, until};
+use crate::prelude::*;
 
 const ADDRESS: &str = "172.18.0.110";
 const NAMES: [&str; 3] = ["one", "two", "three"];

@@ -2,19 +2,15 @@
 //! agent and without one, and where programs are filters; always with the rights of the agent's container and no others.
 
 use std::io::{BufRead, BufReader};
-use std::net::{SocketAddr, UdpSocket};
+use std::net::UdpSocket;
 use std::process::Child;
 
-use anyhow::{Context, Result, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use serde_json::Value;
 
 use super::inspect::{has, printed};
+use crate::prelude::*;
 use egress_lab::pins::HOOKS;
-use egress_lab::test_cluster::{TestCluster, node};
-use egress_lab::topology::addresses::{self as plan, HTTP_PORT};
-use egress_lab::wait::{EFFECT, until};
 
 /// The overlay's.
 const TUNNEL_PORT: u16 = 4794;

@@ -1,21 +1,9 @@
 //! The first packets of pods on a CNI that announces no addresses: what comes from an address that nobody knows is let pass, but
 //! for the time in which a selected pod may be among it.
 
-use std::net::SocketAddr;
-use std::time::Duration;
-
-use anyhow::{Result, ensure};
-
-use egress_lab::Pod;
-use egress_lab::api_objects::{all, egress_ip, labels};
-use egress_lab::capture::Capture;
+use crate::prelude::*;
 use egress_lab::kube_api::objects;
-use egress_lab::test::LabContext;
-use egress_lab::test_cluster::{Observed, TestCluster, pod};
-use egress_lab::topology::addresses::{ECHO_PORT, HTTP_PORT, SERVER};
-use egress_lab::traffic::client;
-use egress_lab::traffic::flows::Flow;
-use egress_lab::wait::{EFFECT, until};
+use egress_lab::topology::addresses::SERVER;
 
 const V4: &str = "172.18.0.110";
 const TICK: Duration = Duration::from_millis(10);

@@ -1,12 +1,8 @@
 //! A GitOps tool: it applies objects by server-side apply, as a field manager of its own, again and again, and deletes what its
 //! repository no longer has. What the agents write does not conflict with the tool.
 
-use anyhow::{Context, Result, ensure};
-use serde_json::{Value, json};
-
-use egress_lab::api_objects::{ASSIGNABLE, all, assigned, egress_ip, labels, path_of};
-use egress_lab::test_cluster::TestCluster;
-use egress_lab::wait::{EFFECT, until};
+use crate::prelude::*;
+use egress_lab::api_objects::path_of;
 
 const MANAGER: &str = "repository";
 const AGENT: &str = "egress-agent";

@@ -2,19 +2,14 @@
 //!
 //! Who answers when is seen on the wire ([`Senders`]). A stopped agent alone leaves a node that continues, and is not asked there.
 
-use std::time::{Duration, Instant};
-
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::anyhow;
 
 use super::leader::leader;
 use super::senders::Senders;
-use egress_lab::api_objects::{EGRESS_IPS, EGRESS_NODES, LEDGER, all, assigned, egress_ip, labels};
+use crate::prelude::*;
+use egress_lab::api_objects::{EGRESS_NODES, LEDGER};
 use egress_lab::kube_api::API_PORT;
-use egress_lab::pins::Pins;
-use egress_lab::test::{LabContext, Skip};
-use egress_lab::test_cluster::{Observed, TestCluster, node, observe, pod};
-use egress_lab::topology::addresses as plan;
-use egress_lab::wait::{EFFECT, LEADERS_FAIL_OVER, until};
+use egress_lab::wait::LEADERS_FAIL_OVER;
 
 const ADDRESS: &str = "172.18.0.110";
 const NAMES: [&str; 3] = ["one", "two", "three"];

@@ -1,20 +1,14 @@
 //! Attacks on the health port: a pod that opens many connections, another server in an agent's place, and a key that is replaced.
 
 use std::io::Write;
-use std::net::{SocketAddr, TcpStream};
-use std::time::Duration;
+use std::net::TcpStream;
 
-use anyhow::{Context, Result, ensure};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tonic::transport::Server;
 use tonic_health::ServingStatus;
 
 use super::leader::leader;
-use egress_lab::agents::Agent;
-use egress_lab::api_objects::{all, egress_ip, labels};
-use egress_lab::test::LabContext;
-use egress_lab::test_cluster::{TestCluster, node, pod};
-use egress_lab::wait::until;
+use crate::prelude::*;
 
 const PORT: u16 = 9107;
 const SECRET: &str = "/api/v1/namespaces/kube-system/secrets/egress-agent-key";

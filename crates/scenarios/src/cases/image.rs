@@ -5,20 +5,13 @@
 //! Where nobody has built an image (`cargo xtask image`), or runc is not installed, it is skipped by that name.
 
 use std::fs::{self, File};
-use std::path::PathBuf;
 use std::process::{Child, Output, Stdio};
 
-use anyhow::{Context, Result, ensure};
-use serde_json::{Value, json};
-
-use egress_lab::api_objects::{all, egress_ip};
+use crate::prelude::*;
 use egress_lab::process::last_lines;
-use egress_lab::test::{LabContext, Skip};
-use egress_lab::test_cluster::{LOADED, TestCluster, node, pod};
-use egress_lab::topology::addresses as plan;
+use egress_lab::test_cluster::LOADED;
 use egress_lab::topology::netns::MARK;
-use egress_lab::wait::until;
-use egress_lab::{Lab, MANAGEMENT, Node, UPLINK, confinement};
+use egress_lab::{MANAGEMENT, UPLINK, confinement};
 use egress_toolchain::{BINARY, Image, Paths, packages};
 
 const BEFORE: &str = "172.18.0.110";

@@ -3,15 +3,9 @@
 
 use std::process::Output;
 
-use anyhow::{Context, Result, ensure};
-use serde_json::Value;
-
 use super::explain;
 use super::metrics;
-use egress_lab::api_objects::{all, egress_ip, labels};
-use egress_lab::test::LabContext;
-use egress_lab::test_cluster::{TestCluster, pod};
-use egress_lab::wait::{EFFECT, until};
+use crate::prelude::*;
 
 const ADDRESS: &str = "172.18.0.110";
 

@@ -2,22 +2,14 @@
 //! addresses. Selected pods, and pods that become selected, notice nothing.
 
 use std::io::ErrorKind;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::net::{Ipv6Addr, TcpStream, UdpSocket};
 
-use anyhow::{Context, Result, anyhow, ensure};
-use serde_json::{Value, json};
+use anyhow::anyhow;
 
 use super::bad_objects::anything;
-use egress_lab::api_objects::{EGRESS_IPS, all, condition, egress_ip, labels};
-use egress_lab::pins::Pins;
-use egress_lab::test::LabContext;
-use egress_lab::test_cluster::{Observed, TestCluster, observe, pod};
-use egress_lab::topology::addresses::{self as plan, ECHO_PORT};
-use egress_lab::traffic::client;
-use egress_lab::traffic::flows::{Flow, FlowReport};
-use egress_lab::wait::{EFFECT, until};
+use crate::prelude::*;
+use egress_lab::api_objects::condition;
+use egress_lab::traffic::flows::FlowReport;
 
 const V4: &str = "172.18.0.110";
 const V6: &str = "fd00:172:18::110";

@@ -2,16 +2,11 @@
 //! machine there is nothing to show, and the test says so.
 
 use std::fs::File;
-use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use anyhow::{Context, Result, ensure};
-
-use egress_lab::api_objects::ASSIGNABLE;
+use crate::prelude::*;
 use egress_lab::kube_api::KubeApi;
-use egress_lab::test::{LabContext, Skip};
-use egress_lab::test_cluster::{TestCluster, pod};
-use egress_lab::wait::{EFFECT, REPORTED, until};
+use egress_lab::wait::REPORTED;
 use egress_toolchain::{Paths, kubectl};
 
 const OBJECT: &str = "egressip-simpson";

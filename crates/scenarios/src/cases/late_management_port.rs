@@ -1,19 +1,7 @@
 //! An agent that starts before its node's management port exists, as after a boot: no pod sends before the programs are attached.
 
-use std::net::SocketAddr;
-use std::time::Duration;
-
-use anyhow::{Result, ensure};
-
-use egress_lab::api_objects::{all, egress_ip};
-use egress_lab::capture::{Capture, Class};
-use egress_lab::pins::Pins;
-use egress_lab::test::LabContext;
-use egress_lab::test_cluster::{TestCluster, node, pod};
-use egress_lab::topology::addresses::{self as plan, ECHO_PORT};
-use egress_lab::traffic::flows::Flow;
-use egress_lab::wait::{EFFECT, until};
-use egress_lab::{Lab, MANAGEMENT};
+use crate::prelude::*;
+use egress_lab::MANAGEMENT;
 
 const V4: &str = "172.18.0.110";
 const V6: &str = "fd00:172:18::110";

@@ -1,13 +1,7 @@
 //! One controller leads. When it is killed, the other takes over the Lease; when it is stopped, it gives the Lease up first.
 
-use std::time::Duration;
-
-use anyhow::{Context, Result, ensure};
-
-use egress_lab::api_objects::{LEASE, all, egress_ip, labels};
-use egress_lab::test::LabContext;
-use egress_lab::test_cluster::{TestCluster, pod};
-use egress_lab::wait::until;
+use crate::prelude::*;
+use egress_lab::api_objects::LEASE;
 
 /// Three times the lease's duration: what docs/operations/handover-and-failover.md says of an election.
 pub(super) const TAKE_OVER: Duration = Duration::from_secs(3 * 2);

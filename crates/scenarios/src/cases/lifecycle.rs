@@ -1,15 +1,9 @@
 //! The life of an egress IP: no object, served for pods of every node, moved when its gateway dies, removed.
 
-use std::time::Instant;
-
-use anyhow::{Result, ensure};
-use serde_json::json;
-
 use super::leader::leader;
-use egress_lab::api_objects::{EGRESS_NODES, all, egress_ip, labels};
-use egress_lab::test::LabContext;
-use egress_lab::test_cluster::{TestCluster, node, pod};
-use egress_lab::wait::{EFFECT, FAIL_OVER, until};
+use crate::prelude::*;
+use egress_lab::api_objects::EGRESS_NODES;
+use egress_lab::wait::FAIL_OVER;
 
 const V4: &str = "172.18.0.110";
 const V6: &str = "fd00:172:18::110";

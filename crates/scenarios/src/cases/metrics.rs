@@ -1,19 +1,11 @@
 //! `/metrics`, `/healthz` and `/readyz` of real agents: what passes and what is dropped shows, and who is ready says so.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+use std::net::UdpSocket;
 
-use anyhow::{Context, Result, ensure};
-use serde_json::json;
-
-use egress_lab::agents::{Agent, CONTROLLER_PAGES, CONTROLLERS};
-use egress_lab::test::LabContext;
-use egress_lab::test_cluster::{TestCluster, node};
-use egress_lab::topology::addresses as plan;
-use egress_lab::traffic::client::{self, Reply};
-use egress_lab::wait::{EFFECT, until};
-use egress_lab::{Netns, Node, PodSpec};
+use crate::prelude::*;
+use egress_lab::agents::{CONTROLLER_PAGES, CONTROLLERS};
+use egress_lab::traffic::client::Reply;
 
 /// In each node's own network namespace.
 const AT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9477);

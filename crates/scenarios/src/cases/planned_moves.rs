@@ -1,23 +1,14 @@
 //! A planned move, while pods of three nodes open a connection every 10 ms and keep others: the old node serves until the new
 //! one is ready, and passes on late packets.
 
-use std::collections::BTreeSet;
-use std::net::SocketAddr;
 use std::process::{Command, Stdio};
 use std::thread::sleep;
-use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
-
+use crate::prelude::*;
 use crate::soak::echo::{self, Echo};
 use crate::soak::sampler::{PATIENCE, Sampler};
 use crate::soak::streams::{COUNT, Streams};
-use egress_lab::api_objects::{EGRESS_IPS, all, assigned, egress_ip, labels};
-use egress_lab::capture::{Capture, turns};
-use egress_lab::test::LabContext;
-use egress_lab::test_cluster::{TestCluster, node, pod};
-use egress_lab::topology::addresses::{self as plan, ECHO_PORT};
-use egress_lab::wait::{EFFECT, until};
+use egress_lab::capture::turns;
 
 const ADDRESSES: [&str; 2] = ["172.18.0.110", "fd00:172:18::110"];
 const NAMES: [&str; 2] = ["four", "six"];

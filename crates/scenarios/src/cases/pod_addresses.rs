@@ -1,15 +1,7 @@
 //! A user who may create pods can give them any annotation: the address of another pod, of the node, of an egress IP, of the
 //! world, or thousands. No other pod's traffic changes, on nodes of OVN-Kubernetes and of other CNIs.
 
-use anyhow::{Context, Result, ensure};
-use serde_json::{Value, json};
-
-use egress_lab::api_objects::{all, egress_ip, labels};
-use egress_lab::pins::Pins;
-use egress_lab::test::LabContext;
-use egress_lab::test_cluster::{Observed, TestCluster, observe, pod};
-use egress_lab::topology::addresses as plan;
-use egress_lab::wait::{EFFECT, until};
+use crate::prelude::*;
 
 const V4: &str = "172.18.0.100";
 const V6: &str = "fd00:172:18::100";

@@ -1,22 +1,12 @@
 //! What the leader makes of nodes and agents that do not answer: a node that is cut off, or that has lost its uplink, loses
 //! its addresses within moments; one whose agent alone is silent, or that only the CNI's network has lost, keeps them.
 
-use std::net::{IpAddr, SocketAddr};
-use std::time::{Duration, Instant};
-
-use anyhow::{Context, Result, ensure};
-
 use super::leader::leader;
 use super::senders::Senders;
-use egress_lab::agents::Agent;
+use crate::prelude::*;
 use egress_lab::api_objects::LEASE;
-use egress_lab::api_objects::{EGRESS_IPS, all, assigned, egress_ip, labels};
 use egress_lab::cut::Cut;
-use egress_lab::test::{LabContext, Skip};
-use egress_lab::test_cluster::{TestCluster, node, pod};
-use egress_lab::topology::addresses::{self as plan, HTTP_PORT};
-use egress_lab::traffic::client;
-use egress_lab::wait::{EFFECT, FAIL_OVER, until};
+use egress_lab::wait::FAIL_OVER;
 
 const ADDRESS: &str = "172.18.0.110";
 const TUNNEL_PORT: u16 = 4794;

@@ -4,23 +4,9 @@
 //! from a pod that is not selected. They count: nothing may be lost, reset or delayed for long, and what the maps hold
 //! must stay. New connections are made while nobody watches, too.
 
-use std::collections::BTreeSet;
-use std::net::SocketAddr;
-use std::time::{Duration, Instant};
-
-use anyhow::{Context, Result, ensure};
-
 use super::leader::TAKE_OVER;
-use egress_lab::agents::Agent;
-use egress_lab::api_objects::{all, egress_ip, labels};
-use egress_lab::capture::{Capture, Class};
-use egress_lab::pins::{Link, Pins};
-use egress_lab::test::LabContext;
-use egress_lab::test_cluster::{Observed, TestCluster, observe, pod};
-use egress_lab::topology::addresses::{self as plan, ECHO_PORT};
-use egress_lab::traffic::client;
-use egress_lab::traffic::flows::Flow;
-use egress_lab::wait::{EFFECT, until};
+use crate::prelude::*;
+use egress_lab::pins::Link;
 
 const V4: &str = "172.18.0.110";
 const V6: &str = "fd00:172:18::110";

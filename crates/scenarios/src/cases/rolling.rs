@@ -3,22 +3,11 @@
 //! second.
 
 use std::io::ErrorKind;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::thread::sleep;
-use std::time::{Duration, Instant};
-
-use anyhow::{Context, Result, ensure};
-use serde_json::Value;
 
 use super::connections::{ConnectionReport, Connections, PATIENCE};
-use egress_lab::agents::Agent;
-use egress_lab::api_objects::{all, egress_ip, labels};
-use egress_lab::capture::{Capture, Class};
-use egress_lab::pins::Pins;
-use egress_lab::test::LabContext;
-use egress_lab::test_cluster::{LOADED, TestCluster, node, pod};
-use egress_lab::traffic::client;
-use egress_lab::wait::until;
+use crate::prelude::*;
+use egress_lab::test_cluster::LOADED;
 use egress_toolchain::Paths;
 
 const V4: &str = "172.18.0.110";

@@ -1,19 +1,9 @@
 //! Who is selected: every kind of selector against pods of two namespaces, pods that are no endpoints, and several
 //! objects on one pod. What the world sees is the only witness.
 
-use std::collections::BTreeMap;
-use std::net::IpAddr;
-
-use anyhow::{Context, Result, ensure};
-use serde_json::{Value, json};
-
-use egress_lab::api_objects::{all, egress_ip, expression, labels};
+use crate::prelude::*;
+use egress_lab::api_objects::expression;
 use egress_lab::kube_api::objects;
-use egress_lab::pins::Pins;
-use egress_lab::test::LabContext;
-use egress_lab::test_cluster::{Observed, TestCluster, node, observe, pod};
-use egress_lab::topology::addresses as plan;
-use egress_lab::wait::{EFFECT, until};
 
 const V4: &str = "172.18.0.110";
 const V6: &str = "fd00:172:18::110";

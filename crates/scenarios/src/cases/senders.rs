@@ -1,18 +1,8 @@
 //! Which nodes send from an egress IP, by captured packets: packets of its pods and answers to ARP, whatever agents report.
 
-use std::collections::BTreeSet;
-use std::net::{IpAddr, SocketAddr};
-use std::thread;
-use std::time::Duration;
-
-use anyhow::{Result, ensure};
-
-use egress_lab::capture::{ARP, Capture, CapturedPacket, turns};
-use egress_lab::test_cluster::{TestCluster, node};
-use egress_lab::topology::addresses::{self as plan, ECHO_PORT};
-use egress_lab::traffic::flows::Flow;
+use crate::prelude::*;
+use egress_lab::capture::{ARP, CapturedPacket, turns};
 use egress_lab::traffic::neighbour::Asker;
-use egress_lab::wait::until;
 
 const TICK: Duration = Duration::from_millis(5);
 /// Who emits an address that it has lost is seen within so long: a hundred times what lies between two packets.

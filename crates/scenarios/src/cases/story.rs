@@ -1,21 +1,14 @@
 //! The walkthrough as people start it, with `cargo xtask run`: it ends well, and nothing of it is left on the machine:
 //! no namespace, mount, process or file, and in the kernel neither its maps nor its programs.
 
-use std::collections::BTreeSet;
 use std::fs::File;
-use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::thread;
-use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
-
+use crate::prelude::*;
 use egress_lab::pins::{HOOKS, bpftool};
 use egress_lab::process::last_lines;
-use egress_lab::test::LabContext;
 use egress_lab::topology::ledger::FOLDER;
 use egress_lab::topology::teardown::processes_of;
-use egress_lab::wait::{EFFECT, until};
 
 /// How long the story may take on a busy machine.
 const STORY: Duration = Duration::from_secs(150);

@@ -1,21 +1,13 @@
 //! A panic in any long-lived task of an agent or of a controller: the process ends at once and names the task, the pinned
 //! programs keep serving traffic, and the next agent adopts them.
 
-use std::net::SocketAddr;
 use std::process::{Output, Stdio};
-use std::time::{Duration, Instant};
-
-use anyhow::{Context, Result, ensure};
 
 use super::tls;
+use crate::prelude::*;
 use egress_lab::agents::Controller;
-use egress_lab::api_objects::{all, egress_ip};
 use egress_lab::confinement::{confined, confined_by};
-use egress_lab::test::LabContext;
-use egress_lab::test_cluster::{LOADED, TestCluster};
-use egress_lab::topology::addresses::{self as plan, ECHO_PORT};
-use egress_lab::traffic::client;
-use egress_lab::traffic::flows::Flow;
+use egress_lab::test_cluster::LOADED;
 use egress_toolchain::Paths;
 
 const V4: &str = "172.18.0.110";

@@ -1,17 +1,10 @@
 //! Health checks by TLS, as the configuration file asks for: agents understand each other, take new certificates while they
 //! run, and keep the former ones where the new cannot be used.
 
-use std::path::Path;
-use std::time::Duration;
-
-use anyhow::{Result, ensure};
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 
 use super::leader::leader;
-use egress_lab::agents::Agent;
-use egress_lab::test::LabContext;
-use egress_lab::test_cluster::{TestCluster, pod};
-use egress_lab::wait::until;
+use crate::prelude::*;
 
 const NAME: &str = "egress-agents";
 /// Agents look at the files every ten seconds.

@@ -1,21 +1,16 @@
 //! The faults, one function each.
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
-use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use crate::prelude::*;
 use aya::maps::{Array, Map, MapData};
 use egress_common::abi::Lease;
 
 use super::fault_test::FaultTest;
 use super::probes;
-use egress_lab::Node;
 use egress_lab::cut::Cut;
 use egress_lab::machine::StoppedMachine;
-use egress_lab::topology::addresses::NodeNumber;
 
 /// What must become of the addresses of the node that is hit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

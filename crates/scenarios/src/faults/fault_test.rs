@@ -1,20 +1,13 @@
 //! One fault played: a cluster of its own, traffic without pause, and a capture of all of it.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
-use std::time::{Duration, Instant, SystemTime};
-
-use anyhow::{Context, Result, ensure};
+use std::time::SystemTime;
 
 use super::judge::{self, Double, Gap, Stretch};
+use crate::prelude::*;
 use crate::soak::loaded_cluster::{LoadedCluster, Shape};
 use crate::soak::wire::Wire;
-use egress_lab::agents::Agent;
 use egress_lab::capture::CapturedPacket;
 use egress_lab::cut::Cut;
-use egress_lab::topology::addresses::{ECHO_PORT, NodeNumber};
-use egress_lab::traffic::flows::Flow;
 use egress_lab::traffic::neighbour::Asker;
 use egress_lab::yield_to_signal;
 use egress_toolchain::{Built, Progress};

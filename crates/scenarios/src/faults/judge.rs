@@ -10,12 +10,10 @@
 //! other           |====|              nothing was on its way, since the owner emits before and after
 //! ```
 
-use std::collections::BTreeSet;
-use std::net::IpAddr;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
+use crate::prelude::*;
 use egress_lab::capture::{ARP, CapturedPacket, IN_FLIGHT};
-use egress_lab::topology::addresses::NodeNumber;
 
 /// A node that is silent for so long has stopped: fifty times what lies between two packets of a pod.
 const QUIET: Duration = Duration::from_millis(250);

@@ -22,14 +22,10 @@ mod judge;
 mod probes;
 mod report;
 
-use std::path::PathBuf;
-use std::time::Duration;
-
-use anyhow::{Context, Result, ensure};
 use clap::Args;
 
+use crate::prelude::*;
 use cases::{CASES, FaultCase, Options};
-use egress_lab::test::{LabContext, LabTest};
 use egress_lab::yield_to_signal;
 use egress_toolchain::packages::{self, Purpose};
 use egress_toolchain::{BuildArgs, Built, Paths, Progress, ensure_built};

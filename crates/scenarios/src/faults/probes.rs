@@ -1,15 +1,13 @@
 //! Health probes from a pod, as a controller would send them but for the key: nothing of what they say may count.
 
-use std::collections::BTreeMap;
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::TcpStream;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::anyhow;
 use nix::errno::Errno;
 use nix::sys::socket::{
     AddressFamily, LinkAddr, SockFlag, SockProtocol, SockType, bind, recvfrom, setsockopt, socket, sockopt,
@@ -22,7 +20,7 @@ use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 
 use super::fault_test::FaultTest;
-use egress_lab::Node;
+use crate::prelude::*;
 use egress_lab::topology::netns::{Netns, link_address};
 
 const PORT: u16 = 9107;

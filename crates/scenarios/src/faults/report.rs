@@ -2,16 +2,12 @@
 
 use std::fmt::Write as _;
 use std::fs;
-use std::path::Path;
-use std::time::{Duration, SystemTime};
-
-use anyhow::Result;
-use serde_json::{Value, json};
+use std::time::SystemTime;
 
 use super::cases::{ExpectedMove, FaultCase};
 use super::fault_test::{FaultOutcome, SeenAddress};
 use super::judge::{Double, Stretch};
-use egress_lab::topology::addresses::NodeNumber;
+use crate::prelude::*;
 
 /// Shown of each row's violations.
 const SHOWN: usize = 5;

@@ -13,24 +13,16 @@
 //! lab's ledger besides.
 
 use std::fs::{self, File};
-use std::net::{IpAddr, Ipv4Addr};
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
-use std::time::Duration;
-
-use anyhow::{Context, Result, ensure};
-use serde_json::{Value, json};
 
 use super::pki;
 use super::programs::{BOX, Programs};
-use egress_lab::api_objects::assigned;
+use crate::prelude::*;
+use egress_lab::Cni;
 use egress_lab::process::last_lines;
-use egress_lab::test_cluster::{Observed, observe};
-use egress_lab::topology::addresses::{self as plan, EXT, SERVER};
-use egress_lab::traffic::server::Server;
-use egress_lab::wait::{until, until_equal};
-use egress_lab::{Cni, HostConfig, Lab, LabBuilder, Netns, Node};
+use egress_lab::topology::addresses::{EXT, SERVER};
+use egress_lab::wait::until_equal;
 use egress_toolchain::{Built, Paths, Progress};
 
 /// As deploy/overlays/bridge-cni has it, and the address that Kubernetes gives to its own Service.

@@ -15,11 +15,7 @@ mod pki;
 mod programs;
 mod steps;
 
-use std::path::{Path, PathBuf};
-use std::time::Instant;
-
-use anyhow::Result;
-
+use crate::prelude::*;
 use egress_lab::yield_to_signal;
 use egress_toolchain::{Paths, Progress};
 use programs::Programs;

@@ -2,11 +2,9 @@
 //!
 //! Tokens are enough for clients (`--token-auth-file`); only a kubelet knows its API server by a certificate.
 
+use crate::prelude::*;
 use std::fs;
-use std::net::IpAddr;
-use std::path::Path;
 
-use anyhow::{Context, Result};
 use k8s_openapi::ByteString;
 use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, SanType};
 

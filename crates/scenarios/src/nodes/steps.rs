@@ -1,23 +1,14 @@
 //! The tests on real nodes, in the order in which they run. Bounds are three times what the documents publish.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::path::Path;
-use std::time::Duration;
-
-use anyhow::{Context, Result, bail, ensure};
-use serde_json::Value;
 
 use super::cluster::{KUBERNETES, RealCluster, RealNode, RealPod, condition};
 use super::programs::Programs;
 use crate::cases::cleanup::{differences, snapshot};
-use egress_lab::api_objects::{all, egress_ip, labels};
-use egress_lab::capture::{Capture, Class, Seen, turns};
-use egress_lab::topology::addresses::{self as plan, ECHO_PORT, HTTP_PORT};
-use egress_lab::traffic::flows::Flow;
-use egress_lab::wait::{EFFECT, FAIL_OVER, LEADERS_FAIL_OVER, REPORTED, until};
-use egress_lab::{Netns, POD_INTERFACE};
+use crate::prelude::*;
+use egress_lab::POD_INTERFACE;
+use egress_lab::capture::{Seen, turns};
+use egress_lab::wait::{FAIL_OVER, LEADERS_FAIL_OVER, REPORTED};
 use egress_toolchain::Progress;
 
 pub(super) struct Step {

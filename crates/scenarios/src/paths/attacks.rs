@@ -7,29 +7,19 @@
 //!   and fragments that the host puts together and cuts again.
 //! - It sends overlay packets to its own node's tunnel port by a Service, with another node's tunnel endpoint as the source.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
+use std::net::{Ipv6Addr, TcpStream, UdpSocket};
 use std::ops::Range;
-use std::thread;
-use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use crate::prelude::*;
 use egress_common::abi::Verdict;
 
 use super::findings::Findings;
 use super::maps::{self, Counts};
 use super::stateful;
-use egress_lab::capture::{Capture, Class};
-use egress_lab::test::{LabContext, LabTest};
-use egress_lab::test_cluster::TestCluster;
+use egress_lab::Service;
 use egress_lab::test_cluster::placement::{FIRST_V4, FIRST_V6, OBJECT, PATIENCE};
-use egress_lab::topology::addresses::{self as plan, ECHO_PORT, HTTP_PORT};
-use egress_lab::traffic::client;
-use egress_lab::traffic::flows::Flow;
 use egress_lab::traffic::fragments;
 use egress_lab::traffic::packet;
-use egress_lab::traffic::server::Server;
-use egress_lab::wait::until_true;
-use egress_lab::{HostConfig, Netns, Pod, Service};
 
 pub(super) fn tests() -> Vec<LabTest> {
     let timeout = Duration::from_secs(180);

@@ -4,23 +4,10 @@
 //! 2. An external address of a Service is the service proxy's: a selected pod that calls it reaches the backend.
 //! 3. Where no node can host an address the pods leave with their node's address, also where the CNI does not masquerade.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::time::Duration;
-
-use anyhow::{Context, Result};
-use serde_json::{Value, json};
-
 use super::findings::Findings;
-use egress_lab::capture::{Capture, Class};
-use egress_lab::test::{LabContext, LabTest};
-use egress_lab::test_cluster::TestCluster;
+use crate::prelude::*;
+use egress_lab::Service;
 use egress_lab::test_cluster::placement::{FIRST_V4, FIRST_V6, OBJECT, PATIENCE, seen_as};
-use egress_lab::topology::addresses::{self as plan, ECHO_PORT, HTTP_PORT};
-use egress_lab::traffic::client::{self, Ping};
-use egress_lab::traffic::flows::Flow;
-use egress_lab::traffic::server::Server;
-use egress_lab::wait::until_true;
-use egress_lab::{HostConfig, Service};
 
 pub(super) fn tests() -> Vec<LabTest> {
     let timeout = Duration::from_secs(180);

@@ -1,16 +1,12 @@
 //! Datagrams of a chosen size, each way apart: a pod sends a datagram of so many bytes and asks in it for an answer of so
 //! many bytes. Whether the sender's kernel sets DF is a setting of its namespace (RFC 1191); IPv6 knows nothing else.
 
+use crate::prelude::*;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::net::{Ipv6Addr, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
-
-use anyhow::Result;
-
-use egress_lab::Netns;
 
 /// Whether new sockets of a namespace forbid routers to cut what they send over IPv4.
 pub(super) fn forbid_fragments(netns: &Netns, forbid: bool) -> Result<()> {

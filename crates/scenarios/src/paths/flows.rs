@@ -1,23 +1,10 @@
 //! Which address a flow has. New flows spread over the object's addresses; a flow keeps the address that it got when
 //! others come and go; and it goes with its address to another node, while the pod sends.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::thread;
-use std::time::{Duration, Instant};
-
-use anyhow::Result;
-
 use super::findings::Findings;
-use egress_lab::capture::{Capture, CaptureKey, Class, Seen};
-use egress_lab::test::{LabContext, LabTest};
-use egress_lab::test_cluster::TestCluster;
+use crate::prelude::*;
+use egress_lab::capture::{CaptureKey, Seen};
 use egress_lab::test_cluster::placement::{FIRST_V4, OBJECT, PATIENCE, SECOND_V4, seen_as};
-use egress_lab::topology::addresses::{self as plan, ECHO_PORT, HTTP_PORT};
-use egress_lab::traffic::client;
-use egress_lab::traffic::flows::Flow;
-use egress_lab::wait::until_true;
-use egress_lab::{HostConfig, Lab};
 
 pub(super) fn tests() -> Vec<LabTest> {
     vec![LabTest::new("paths_flows_keep_and_follow_their_address", Duration::from_secs(150), flows)]

@@ -10,24 +10,18 @@
 //!
 //! The same bytes sent by a node itself do leave with the egress IP (nodes are trusted): that proves them well made.
 
-use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
-use std::time::Duration;
+use std::net::{Ipv6Addr, UdpSocket};
 
-use anyhow::Result;
+use crate::prelude::*;
 use egress_common::abi::Verdict;
-use serde_json::json;
 
 use super::findings::Findings;
 use super::maps::{self, Counts};
-use egress_lab::capture::{Capture, Class, Seen};
-use egress_lab::test::{LabContext, LabTest};
-use egress_lab::test_cluster::TestCluster;
+use egress_lab::capture::Seen;
 use egress_lab::test_cluster::placement::{FIRST_V4, FIRST_V6, OBJECT, PATIENCE};
-use egress_lab::topology::addresses::{self as plan, Dual};
+use egress_lab::topology::addresses::Dual;
 use egress_lab::traffic::packet::{self, TUNNEL_PORT};
-use egress_lab::wait::until_true;
-use egress_lab::{Cni, HostConfig, LabBuilder, Netns, Node, SECOND_UPLINK, Service};
+use egress_lab::{Cni, SECOND_UPLINK, Service};
 
 pub(super) fn tests() -> Vec<LabTest> {
     let timeout = Duration::from_secs(120);

@@ -6,22 +6,17 @@
 //! sender's kernel knows nothing of.
 
 use std::io::Read;
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
-use std::time::Duration;
+use std::net::{TcpListener, TcpStream, UdpSocket};
 
-use anyhow::{Context, Result, ensure};
 use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, socket};
 
 use super::findings::Findings;
 use super::maps::Counts;
-use egress_lab::capture::{Capture, Class};
-use egress_lab::test::{LabContext, LabTest};
-use egress_lab::test_cluster::TestCluster;
+use crate::prelude::*;
+use egress_lab::POD_INTERFACE;
 use egress_lab::test_cluster::placement::{FIRST_V4, FIRST_V6};
-use egress_lab::topology::addresses as plan;
 use egress_lab::traffic::flows::{allow_echo_sockets, echo_request, echo_socket};
 use egress_lab::traffic::fragments::{self, DATA, Datagram, Order};
-use egress_lab::{LabBuilder, Netns, POD_INTERFACE, Pod};
 
 pub(super) fn tests() -> Vec<LabTest> {
     let timeout = Duration::from_secs(150);

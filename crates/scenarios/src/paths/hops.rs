@@ -7,19 +7,9 @@
 //! So of a pod's packet with TTL 1, 2 and 3 the router, the node and `ext` say Time Exceeded, and 4 arrives. What `ext`
 //! says is an ICMP error that must find its way back to the pod. An unselected pod sees the same: that is the yardstick.
 
-use std::net::IpAddr;
-use std::time::Duration;
-
-use anyhow::{Context, Result};
-
 use super::findings::Findings;
-use egress_lab::capture::{Capture, Class};
-use egress_lab::test::{LabContext, LabTest};
-use egress_lab::test_cluster::TestCluster;
+use crate::prelude::*;
 use egress_lab::test_cluster::placement::{FIRST_V4, FIRST_V6};
-use egress_lab::topology::addresses as plan;
-use egress_lab::traffic::client::{self, Ping};
-use egress_lab::{HostConfig, Pod};
 
 pub(super) fn tests() -> Vec<LabTest> {
     vec![LabTest::new("paths_count_hops_as_a_router_does", Duration::from_secs(90), hops)]

@@ -2,22 +2,15 @@
 //! no packet of a cut connection is seen outside with another address.
 
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
+use std::net::{Shutdown, TcpStream};
 use std::sync::mpsc;
-use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::thread::JoinHandle;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::anyhow;
 
 use super::findings::Findings;
-use egress_lab::capture::{Capture, Class};
-use egress_lab::test::{LabContext, LabTest};
-use egress_lab::test_cluster::TestCluster;
+use crate::prelude::*;
 use egress_lab::test_cluster::placement::{FIRST_V4, FIRST_V6, OBJECT, SECOND_V4};
-use egress_lab::topology::addresses::{self as plan, ECHO_PORT, NodeNumber};
-use egress_lab::traffic::client;
-use egress_lab::traffic::flows::Flow;
-use egress_lab::{HostConfig, Pod};
 
 pub(super) fn tests() -> Vec<LabTest> {
     vec![LabTest::new("paths_cut_connections_are_told", Duration::from_secs(150), cut)]

@@ -1,12 +1,8 @@
 //! What a node's kernel holds: the pinned maps, read with bpftool as a person would.
 
-use std::collections::BTreeMap;
-
-use anyhow::{Context, Result, bail};
+use crate::prelude::*;
 use egress_common::abi::{ABI_VERSION, Verdict};
-use serde_json::Value;
 
-use egress_lab::Node;
 use egress_toolchain::packages;
 
 /// The elements of a pinned map, keys and values as fields.

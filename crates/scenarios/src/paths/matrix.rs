@@ -1,21 +1,10 @@
 //! Every protocol, family and gateway, with nothing but software to make checksums: on nodes whose checksum offload is
 //! off each packet on the wire must be right as it stands, and the server must have seen the egress IP.
 
-use std::net::{IpAddr, SocketAddr};
-use std::time::Duration;
-
-use anyhow::Result;
-
 use super::findings::Findings;
 use super::{maps, other_tc_program, stateful};
-use egress_lab::capture::{Capture, Class};
-use egress_lab::test::{LabContext, LabTest};
-use egress_lab::test_cluster::TestCluster;
+use crate::prelude::*;
 use egress_lab::test_cluster::placement::{FIRST_V4, FIRST_V6};
-use egress_lab::topology::addresses::{self as plan, ECHO_PORT, HTTP_PORT};
-use egress_lab::traffic::client::{self, Ping};
-use egress_lab::traffic::flows::Flow;
-use egress_lab::{HostConfig, LabBuilder, Pod};
 
 pub(super) fn tests() -> Vec<LabTest> {
     let timeout = Duration::from_secs(90);

@@ -4,22 +4,10 @@
 //! that group unless the agent has joined it. Answers come from the programs, so they do not need a living agent. After
 //! a move, a neighbour that knew the old node must hear of the new one by itself: gratuitous ARP, unsolicited NA.
 
-use std::net::{IpAddr, SocketAddr};
-use std::thread;
-use std::time::Duration;
-
-use anyhow::{Context, Result};
-
 use super::findings::Findings;
-use egress_lab::capture::Capture;
-use egress_lab::test::{LabContext, LabTest};
-use egress_lab::test_cluster::TestCluster;
+use crate::prelude::*;
 use egress_lab::test_cluster::placement::{FIRST_V4, FIRST_V6, OBJECT, PATIENCE, SECOND_V4, seen_as};
-use egress_lab::topology::addresses::{self as plan, ECHO_PORT};
-use egress_lab::traffic::client;
-use egress_lab::traffic::flows::Flow;
-use egress_lab::wait::until_true;
-use egress_lab::{EXT_LAN, HostConfig, Netns, UPLINK};
+use egress_lab::{EXT_LAN, UPLINK};
 
 pub(super) fn tests() -> Vec<LabTest> {
     let timeout = Duration::from_secs(120);

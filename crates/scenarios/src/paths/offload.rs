@@ -2,26 +2,19 @@
 //! hooks. A pod names its addresses and ports instead of the checksum, with a payload by which the sum becomes what it
 //! wants: an egress IP as the source, or the overlay's port as the destination.
 
-use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsRawFd;
-use std::time::Duration;
 
-use anyhow::{Context, Result};
+use crate::prelude::*;
 use egress_common::abi::Verdict;
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, bind, send, setsockopt, socket};
 use nix::{setsockopt_impl, sockopt_impl};
 
 use super::findings::Findings;
 use super::maps::Counts;
-use egress_lab::capture::Capture;
-use egress_lab::test::{LabContext, LabTest};
-use egress_lab::test_cluster::TestCluster;
 use egress_lab::test_cluster::placement::{FIRST_V4, FIRST_V6, PATIENCE};
-use egress_lab::topology::addresses as plan;
 use egress_lab::topology::netns::link_address;
 use egress_lab::traffic::packet;
-use egress_lab::wait::until_true;
-use egress_lab::{HostConfig, POD_INTERFACE, Pod, UPLINK};
+use egress_lab::{POD_INTERFACE, UPLINK};
 
 sockopt_impl!(
     /// Each packet has a header of virtio before it.

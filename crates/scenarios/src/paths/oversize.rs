@@ -12,22 +12,12 @@
 //! On the way in, the server's 1500 meet pods that take 1400. Pods announce the larger segment size here (`advmss`), so
 //! that TCP too has something to learn.
 
-use std::net::{IpAddr, SocketAddr};
-use std::time::Duration;
-
-use anyhow::{Result, ensure};
-
 use super::datagrams::{self, Answers, Talk};
 use super::findings::Findings;
 use super::maps::{self, Counts};
-use egress_lab::capture::{Capture, Class};
-use egress_lab::test::{LabContext, LabTest};
-use egress_lab::test_cluster::TestCluster;
+use crate::prelude::*;
 use egress_lab::test_cluster::placement::{FIRST_V4, FIRST_V6, PATIENCE};
-use egress_lab::topology::addresses::{self as plan, HTTP_PORT};
-use egress_lab::traffic::client::{self, Ping};
-use egress_lab::wait::until_true;
-use egress_lab::{EXT_LAN, HostConfig, LabBuilder, Pod, UPLINK};
+use egress_lab::{EXT_LAN, UPLINK};
 
 pub(super) fn tests() -> Vec<LabTest> {
     vec![LabTest::new("paths_oversize_packets_are_answered_or_arrive", Duration::from_secs(170), sizes)]

@@ -7,24 +7,14 @@
 //! And what nodes are told of paths by a host that is not on them: one ICMP error about an echo that nobody has sent is enough
 //! for the kernel, and no pod may be held up by it.
 
-use std::net::{IpAddr, SocketAddr};
-use std::thread;
-use std::time::Duration;
-
-use anyhow::Result;
-
 use super::datagrams::{self, Answers};
 use super::findings::Findings;
 use super::oversize;
 use super::underlay;
-use egress_lab::capture::{Capture, Class};
-use egress_lab::test::{LabContext, LabTest};
-use egress_lab::test_cluster::TestCluster;
+use crate::prelude::*;
 use egress_lab::test_cluster::placement::{FIRST_V4, FIRST_V6};
-use egress_lab::topology::addresses as plan;
 use egress_lab::traffic::fragments;
 use egress_lab::traffic::packet;
-use egress_lab::{HostConfig, LabBuilder, Pod};
 
 pub(super) fn tests() -> Vec<LabTest> {
     let timeout = Duration::from_secs(150);

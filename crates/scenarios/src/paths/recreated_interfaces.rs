@@ -2,25 +2,17 @@
 //! again at once, traffic continues, and a capture counts what left in between: not one packet of a selected pod with the address
 //! of a pod or of a node. Only selected pods send in this lab, on every node, to both families.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
-use std::net::{SocketAddr, TcpStream};
-use std::thread;
-use std::time::{Duration, SystemTime};
-
-use anyhow::{Result, ensure};
+use std::net::TcpStream;
+use std::time::SystemTime;
 
 use super::findings::Findings;
 use super::maps::Counts;
+use crate::prelude::*;
+use egress_lab::Cni;
 use egress_lab::capture::dissect;
-use egress_lab::capture::{Capture, CaptureKey, CapturedPacket, Class};
-use egress_lab::test::{LabContext, LabTest};
-use egress_lab::test_cluster::TestCluster;
+use egress_lab::capture::{CaptureKey, CapturedPacket};
 use egress_lab::test_cluster::placement::{FIRST_V4, FIRST_V6, PATIENCE, seen_as};
-use egress_lab::topology::addresses::{self as plan, ECHO_PORT, HTTP_PORT};
-use egress_lab::traffic::flows::Flow;
-use egress_lab::wait::until_true;
-use egress_lab::{Cni, HostConfig, Node};
 
 pub(super) fn tests() -> Vec<LabTest> {
     let timeout = Duration::from_secs(150);

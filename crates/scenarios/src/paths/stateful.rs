@@ -8,25 +8,11 @@
 //!    datagrams are not remembered at all.
 //! 4. Connections from outside by a NodePort (no SNAT) live on while their pod is selected, deselected, selected again.
 
-use std::net::{IpAddr, SocketAddr};
-use std::thread;
-use std::time::{Duration, Instant};
-
-use anyhow::Result;
-use serde_json::json;
-
 use super::findings::Findings;
 use super::{maps, other_tc_program};
-use egress_lab::capture::{Capture, Class};
-use egress_lab::test::{LabContext, LabTest};
-use egress_lab::test_cluster::TestCluster;
+use crate::prelude::*;
+use egress_lab::Service;
 use egress_lab::test_cluster::placement::{FIRST_V4, FIRST_V6, NAMESPACE, PATIENCE, seen_as};
-use egress_lab::topology::addresses::{self as plan, ECHO_PORT};
-use egress_lab::traffic::client::{self, Ping};
-use egress_lab::traffic::flows::Flow;
-use egress_lab::traffic::server::Server;
-use egress_lab::wait::until_true;
-use egress_lab::{HostConfig, Pod, Service};
 
 pub(super) fn tests() -> Vec<LabTest> {
     let timeout = Duration::from_secs(180);

@@ -5,26 +5,15 @@
 //! 1350 the 1280 that IPv6 asks of every link and the overlay's 70 do not fit, and nobody fragments an outer IPv6 packet:
 //! what is that large is lost there, by name; what is smaller, arrives.
 
-use std::net::{IpAddr, SocketAddr};
-use std::time::Duration;
-
-use anyhow::Result;
+use crate::prelude::*;
 use egress_common::abi::Verdict;
-use serde_json::json;
 
 use super::findings::Findings;
 use super::forged_overlay::{COUNT, MARKER, send};
 use super::maps::Counts;
 use super::oversize;
-use egress_lab::LabBuilder;
-use egress_lab::capture::{Capture, Class};
-use egress_lab::test::{LabContext, LabTest};
-use egress_lab::test_cluster::TestCluster;
 use egress_lab::test_cluster::placement::{FIRST_V6, OBJECT, PATIENCE};
-use egress_lab::topology::addresses as plan;
-use egress_lab::traffic::client::{self, Ping};
 use egress_lab::traffic::packet::{self, TUNNEL_PORT};
-use egress_lab::wait::until_true;
 
 /// What uplinks take in the second half: less than pods' packets and the overlay, more than IPv6 asks of it.
 const NARROW: u32 = 1380;

@@ -1,14 +1,10 @@
 //! The server outside: a UDP echo that answers each datagram with the address that it saw it come from.
 
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use crate::prelude::*;
+use std::net::UdpSocket;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::{self, JoinHandle};
-use std::time::Duration;
-
-use anyhow::{Context, Result};
-
-use egress_lab::Netns;
+use std::thread::JoinHandle;
 
 pub(crate) const PORT: u16 = 8090;
 

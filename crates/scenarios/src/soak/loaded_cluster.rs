@@ -1,27 +1,17 @@
 //! The cluster of soak and faults: a [`TestCluster`] whose nodes may all host egress IPs, with two objects of one address each
 //! (IPv4, IPv6), and on each node a pod of either object that sends without pause.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, SocketAddr, TcpStream};
-use std::path::PathBuf;
-use std::time::{Duration, Instant};
-
-use anyhow::{Context, Result, bail, ensure};
-use serde_json::{Value, json};
+use std::net::TcpStream;
 
 use super::echo::{self, Echo};
 use super::sampler::Sampler;
 use super::streams::Streams;
-use egress_lab::agents::{Agent, AgentOptions};
-use egress_lab::api_objects::{ASSIGNABLE, EGRESS_IPS, EGRESS_NODES, HEALTH_PORT, LEASE, NODES};
+use crate::prelude::*;
+use egress_lab::api_objects::{EGRESS_NODES, HEALTH_PORT, LEASE, NODES};
 use egress_lab::apiserver::ApiServer;
-use egress_lab::capture::Capture;
 use egress_lab::kube_api::ApiChoice;
 use egress_lab::machine::StoppedMachine;
 use egress_lab::process::last_lines;
-use egress_lab::test_cluster::TestCluster;
-use egress_lab::topology::addresses::{self as plan, ECHO_PORT, NodeNumber};
-use egress_lab::{LabBuilder, PodSpec};
 use egress_toolchain::Built;
 
 /// How large it is, and what its processes are started with.

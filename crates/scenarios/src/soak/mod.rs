@@ -41,13 +41,11 @@ pub(crate) mod streams;
 pub(crate) mod wire;
 
 use std::os::unix::fs::PermissionsExt;
-use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 
+use crate::prelude::*;
 use egress_lab::process::last_lines;
-use egress_lab::test::{LabContext, LabTest};
 use egress_toolchain::packages::{self, Purpose};
 use egress_toolchain::{BuildArgs, Built, Paths, Progress, ensure_built};
 use fault::{Extent, Fault, RoundPlan};

@@ -2,14 +2,11 @@
 
 use std::fmt::Write as _;
 use std::fs;
-use std::path::Path;
-
-use anyhow::Result;
-use serde_json::{Value, json};
 
 use super::chart;
 use super::figures::{SoakRow, Table, quantile};
 use super::round::{ReportedViolation, Soak};
+use crate::prelude::*;
 
 /// A whole run.
 pub(super) struct SoakReport<'a> {

@@ -1,11 +1,7 @@
 //! One round: a cluster at rest, a fault, its end, and the cluster at rest again. What nodes put on the wire is judged all
 //! the while.
 
-use std::collections::BTreeSet;
-use std::net::IpAddr;
-use std::time::{Duration, Instant, SystemTime};
-
-use anyhow::{Context, Result};
+use std::time::SystemTime;
 
 use super::fault::{Effect, Fault, RoundPlan};
 use super::figures::{SoakRow, Table, interruption};
@@ -15,7 +11,7 @@ use super::outage_cost::OutageCost;
 use super::sampler::Sample;
 use super::streams::StreamsBefore;
 use super::wire::{Violation, Wire};
-use egress_lab::topology::addresses::NodeNumber;
+use crate::prelude::*;
 use egress_lab::yield_to_signal;
 
 /// After this time of quiet, status and data path say the same.

@@ -1,17 +1,14 @@
 //! Established connections: TCP to the echo outside, each with a message every tenth of a second, for as long as it
 //! lives. What is broken stays so until it is renewed.
 
-use std::net::SocketAddr;
+use crate::prelude::*;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
 
-use anyhow::{Result, anyhow};
+use anyhow::anyhow;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-
-use egress_lab::Netns;
 
 const EVERY: Duration = Duration::from_millis(100);
 /// How many of them a pod keeps.

@@ -4,12 +4,10 @@
 //! - No address is emitted from two nodes at once. An address may go from one node to another, and then the former is
 //!   silent: nothing moves back by itself, so one that speaks again within [`AT_ONCE`] has never stopped.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
+use crate::prelude::*;
 use egress_lab::capture::{ARP, CapturedPacket, IN_FLIGHT};
-use egress_lab::topology::addresses::NodeNumber;
 
 /// No address comes back to a node sooner by right: rounds are longer than this.
 const AT_ONCE: Duration = Duration::from_secs(4);

@@ -10,18 +10,12 @@ mod report;
 mod steps;
 mod walkthrough;
 
-use std::path::PathBuf;
-use std::time::Duration;
-
-use anyhow::{Context, Result, ensure};
 use clap::Args;
 
-use egress_lab::agents::AgentOptions;
-use egress_lab::capture::Capture;
+use crate::prelude::*;
 use egress_lab::kube_api::{ApiChoice, KubeApi};
 use egress_lab::process::last_lines;
-use egress_lab::test_cluster::TestCluster;
-use egress_lab::{LabBuilder, yield_to_signal};
+use egress_lab::yield_to_signal;
 use egress_toolchain::packages::{self, Purpose};
 use egress_toolchain::{BuildArgs, Paths, Progress, ensure_built};
 use report::StoryReport;

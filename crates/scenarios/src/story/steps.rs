@@ -1,18 +1,12 @@
 //! The story, step by step: an egress IP's life from the label on a node to the object's end.
 
-use std::collections::BTreeSet;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-
-use anyhow::{Context, Result};
+use std::net::Ipv6Addr;
 
 use super::pods::{BOUVIER, SIMPSON, TWIN};
 use super::walkthrough::Walkthrough;
-use egress_lab::Pod;
+use crate::prelude::*;
 use egress_lab::agents;
-use egress_lab::capture::Class;
 use egress_lab::kube_api::KubeApi;
-use egress_lab::topology::addresses::{HTTP_PORT, NodeNumber};
-use egress_lab::traffic::server::Server;
 
 /// The addresses of the manifests in `deploy/examples/`.
 const FIRST: IpAddr = IpAddr::V4(Ipv4Addr::new(172, 18, 0, 100));

@@ -4,25 +4,13 @@
 //! until the first one is seen as expected, or patience runs out. What comes after that is checked strictly. A failed check is
 //! noted and the story continues; a broken lab or an agent that has ended stops it.
 
-use std::collections::BTreeSet;
 use std::io::ErrorKind;
-use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
-use std::time::{Duration, Instant};
-
-use anyhow::{Context, Result};
-use serde_json::Value;
 
 use super::report::StoryReport;
-use egress_lab::agents::Agent;
-use egress_lab::api_objects::{ASSIGNABLE, LEDGER};
-use egress_lab::capture::Capture;
+use crate::prelude::*;
+use egress_lab::api_objects::LEDGER;
 use egress_lab::kube_api::KubeApi;
-use egress_lab::test_cluster::TestCluster;
-use egress_lab::topology::addresses::{self as plan, HTTP_PORT, NodeNumber};
-use egress_lab::traffic::client;
 use egress_lab::wait::poll;
-use egress_lab::{Netns, Pod};
 
 /// How many requests each pod makes per family once things have settled.
 const REQUESTS: usize = 4;

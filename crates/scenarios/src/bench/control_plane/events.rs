@@ -3,19 +3,14 @@
 //! A pod of the real node loses the label by which an object selects it, or gets it back. Pods take turns, so that a pod's
 //! event has long arrived when its next one comes; one that has not by then is an error.
 
-use std::path::PathBuf;
-use std::time::{Duration, Instant};
-
-use anyhow::{Context, Result, ensure};
+use crate::prelude::*;
 use axum::http::Method;
 use aya::Pod;
 use aya::maps::{HashMap, Map, MapData};
 use egress_common::abi::{Addr, PodEntry};
-use serde_json::json;
 
 use super::large_cluster::{self, Scale};
 use super::{Effort, ScaleCluster};
-use egress_lab::Node;
 
 /// 100 a second.
 const PACE: Duration = Duration::from_millis(10);

@@ -1,12 +1,9 @@
 //! What is reported: a name, a unit and, where there is one, a goal.
 
 use std::fmt::Write as _;
-use std::path::Path;
-
-use anyhow::Result;
-use serde_json::{Value, json};
 
 use super::super::samples;
+use crate::prelude::*;
 
 /// In the order of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

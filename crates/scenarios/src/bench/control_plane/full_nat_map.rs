@@ -2,16 +2,12 @@
 //!
 //! The entries are written by us, of no object and of no pod of the node, so that no event cuts any.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::time::Instant;
-
-use anyhow::{Context, Result, ensure};
+use crate::prelude::*;
 use egress_common::abi::{Addr, Direction, MAX_EGRESS_ID, NatEntry, Origin, Tuple};
 
 use super::events::{self, open};
 use super::figures::{Figure, Figures};
 use super::{Effort, ScaleCluster};
-use egress_lab::traffic::client;
 
 /// In the node's own network namespace.
 pub(super) const METRICS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9477);

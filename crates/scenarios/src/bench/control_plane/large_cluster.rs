@@ -7,12 +7,9 @@
 //!   pods        app=<0..9>; those of the real node in the first namespaces
 //! ```
 
-use std::net::Ipv4Addr;
-
-use anyhow::{Context, Result};
 use axum::http::Method;
-use serde_json::{Value, json};
 
+use crate::prelude::*;
 use egress_lab::apiserver::ApiServer;
 
 /// The pod network of the cluster.

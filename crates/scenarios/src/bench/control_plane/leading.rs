@@ -1,14 +1,9 @@
 //! What the controller does: all objects of a cluster that nobody has served yet, then the loss of one node.
 
-use std::collections::BTreeSet;
-use std::time::{Duration, Instant};
-
-use anyhow::{Result, ensure};
-use serde_json::Value;
-
 use super::figures::{Figure, Figures};
 use super::large_cluster::{self, Scale};
 use super::{PATIENCE, ScaleCluster, text};
+use crate::prelude::*;
 use egress_lab::apiserver::ApiServer;
 
 const OBJECTS: &str = "egressips.k8s.ovn.org";

@@ -32,18 +32,13 @@ mod large_cluster;
 mod leading;
 mod process;
 
-use std::net::{SocketAddr, TcpStream};
-use std::time::{Duration, Instant};
+use std::net::TcpStream;
 
-use anyhow::{Context, Result, ensure};
-use serde_json::Value;
-
-use egress_lab::agents::{Agent, AgentOptions};
+use crate::prelude::*;
+use egress_lab::MANAGEMENT;
 use egress_lab::api_objects::HEALTH_PORT;
 use egress_lab::apiserver::ApiServer;
 use egress_lab::kube_api::ApiChoice;
-use egress_lab::test_cluster::TestCluster;
-use egress_lab::{HostConfig, LabBuilder, MANAGEMENT, Node};
 use egress_toolchain::Built;
 use figures::{Figure, Figures};
 use large_cluster::Scale;

@@ -1,16 +1,11 @@
 //! The callers, and what the API server has reported of each so far.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
 use std::time::SystemTime;
 
-use anyhow::{Context, Result};
-
 use super::judge::{self, Ruling, State, judge};
-use egress_lab::capture::{CapturedPacket, Class, Seen};
-use egress_lab::test_cluster::{Observed, pod};
-use egress_lab::topology::addresses::{self as plan, Dual};
-use egress_lab::{Lab, PodSpec};
+use crate::prelude::*;
+use egress_lab::capture::{CapturedPacket, Seen};
+use egress_lab::topology::addresses::Dual;
 
 /// What becomes of a caller in the course of the test, and hence what it may show.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

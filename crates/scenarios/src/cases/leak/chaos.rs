@@ -1,17 +1,12 @@
 //! What happens to the cluster, one step after the other, by a seed. Each step that changes what is right for a caller
 //! says so in its history before the next step begins.
 
-use std::net::IpAddr;
-use std::time::{Duration, SystemTime};
-
-use anyhow::{Result, ensure};
-use serde_json::{Value, json};
+use std::time::SystemTime;
 
 use super::callers::{CallerKind, LeakCaller};
 use super::judge::LIMIT;
-use egress_lab::api_objects::{all, egress_ip, labels};
+use crate::prelude::*;
 use egress_lab::random::Random;
-use egress_lab::test_cluster::TestCluster;
 
 /// The addresses of an object.
 type Pair = [&'static str; 2];

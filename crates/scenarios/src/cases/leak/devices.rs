@@ -1,17 +1,12 @@
 //! Devices that vanish and come back, as when the external bridge is restarted: the programs go with them and must be
 //! back at once. What leaves in between is nobody's to stop, so it is counted, with the time in which it left.
 
-use std::time::{Duration, SystemTime};
-
-use anyhow::{Result, ensure};
+use std::time::SystemTime;
 
 use super::callers::{CallerKind, LeakCaller};
 use super::{begin, traffic::CallerTraffic};
-use egress_lab::capture::{Capture, CapturedPacket};
-use egress_lab::test::LabContext;
-use egress_lab::test_cluster::node;
-use egress_lab::wait::{EFFECT, until};
-use egress_lab::{Lab, Node};
+use crate::prelude::*;
+use egress_lab::capture::CapturedPacket;
 
 /// From a device's return to its program's, at most.
 const WINDOW: Duration = Duration::from_millis(500);

@@ -12,23 +12,12 @@ pub(super) mod devices;
 mod judge;
 mod traffic;
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
-use std::time::{Duration, Instant};
-
-use anyhow::{Result, ensure};
-
+use crate::prelude::*;
 use callers::{CallerKind, LeakCaller, SERVER_ADDRESSES, judge_as};
 use chaos::{Chaos, pause};
-use egress_lab::Node;
-use egress_lab::capture::{Capture, CaptureKey, Class, Seen};
-use egress_lab::pins::{Pins, bpftool};
+use egress_lab::capture::{CaptureKey, Seen};
+use egress_lab::pins::bpftool;
 use egress_lab::random::Random;
-use egress_lab::test::LabContext;
-use egress_lab::test_cluster::{TestCluster, node};
-use egress_lab::topology::addresses::{self as plan, ECHO_PORT};
-use egress_lab::traffic::flows::Flow;
-use egress_lab::wait::{EFFECT, until};
 use judge::Ruling;
 use traffic::CallerTraffic;
 

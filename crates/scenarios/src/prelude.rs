@@ -1,0 +1,22 @@
+//! What most scenarios use.
+
+pub(crate) use std::collections::{BTreeMap, BTreeSet};
+pub(crate) use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+pub(crate) use std::path::{Path, PathBuf};
+pub(crate) use std::thread;
+pub(crate) use std::time::{Duration, Instant};
+
+pub(crate) use anyhow::{Context, Result, bail, ensure};
+pub(crate) use egress_lab::agents::{Agent, AgentOptions};
+pub(crate) use egress_lab::api_objects::{ASSIGNABLE, EGRESS_IPS, all, assigned, egress_ip, labels};
+pub(crate) use egress_lab::capture::{Capture, Class};
+pub(crate) use egress_lab::pins::Pins;
+pub(crate) use egress_lab::test::{LabContext, LabTest, Skip};
+pub(crate) use egress_lab::test_cluster::{Observed, TestCluster, node, observe, pod};
+pub(crate) use egress_lab::topology::addresses::{self as plan, ECHO_PORT, HTTP_PORT, NodeNumber};
+pub(crate) use egress_lab::traffic::client::{self, Ping};
+pub(crate) use egress_lab::traffic::flows::Flow;
+pub(crate) use egress_lab::traffic::server::Server;
+pub(crate) use egress_lab::wait::{EFFECT, until, until_true};
+pub(crate) use egress_lab::{HostConfig, Lab, LabBuilder, Netns, Node, Pod, PodSpec};
+pub(crate) use serde_json::{Value, json};
