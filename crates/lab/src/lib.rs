@@ -17,7 +17,7 @@
 //! | [`capture`] | every packet on the nodes' network by source, with its checksums verified |
 //! | [`cut`], [`machine`] | parts of the network that are cut, and machines that are paused |
 //! | [`api_objects`], [`pins`] | EgressIP objects and API paths; a node's pinned maps and links |
-//! | [`wait`], [`random`], [`test`] | waiting, random numbers from a seed, and what a test on the lab is |
+//! | [`wait`], [`background`], [`random`], [`test`] | waiting, background threads, random numbers from a seed, tests on the lab |
 //!
 //! Invariants: all devices are made inside namespaces of the lab (the root namespace never has one of them); everything that
 //! outlives a process is in the ledger before it exists; every process carries the lab's mark.
@@ -25,6 +25,7 @@
 pub mod agents;
 pub mod api_objects;
 pub mod apiserver;
+pub mod background;
 pub mod capture;
 pub mod confinement;
 pub mod cut;

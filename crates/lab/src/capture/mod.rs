@@ -14,10 +14,9 @@ use std::net::IpAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, ensure};
 use nix::errno::Errno;
 use nix::sys::socket::{
     AddressFamily, ControlMessageOwned, LinkAddr, MsgFlags, SockFlag, SockProtocol, SockType, recvmsg, setsockopt,
@@ -25,6 +24,7 @@ use nix::sys::socket::{
 };
 use nix::sys::time::{TimeVal, TimeValLike};
 
+use crate::background::Background;
 use crate::topology::addresses::{self as plan, Dual, NodeNumber};
 use crate::topology::lab::{Lab, Node};
 use crate::topology::netns::Netns;
@@ -149,8 +149,7 @@ pub struct Seen {
 /// A capture that runs until it is finished.
 pub struct Capture {
     seen: Arc<Mutex<Seen>>,
-    stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<Result<()>>>,
+    reader: Background<()>,
 }
 
 /// No router forwards what goes there (RFC 4291 2.5.6 and 2.7, RFC 5771 4).
@@ -182,12 +181,12 @@ impl Capture {
         let nodes = lab.nodes().iter().map(|node| node.number.address()).collect();
         let seen = Seen { nodes, watched, watches_owners, strict: strict.collect(), ..Seen::default() };
         let seen = Arc::new(Mutex::new(seen));
-        let stop = Arc::new(AtomicBool::new(false));
         let socket = lab.lan().run(open)?;
         let ports = Ports { netns: lab.lan().clone(), names: HashMap::new() };
-        let (into, until) = (Arc::clone(&seen), Arc::clone(&stop));
-        let thread = spawn_reader(lab.lan(), move || read_frames(&socket, ports, &into, &until))?;
-        Ok(Self { seen, stop, thread: Some(thread) })
+        let into = Arc::clone(&seen);
+        // Outside the namespace, so that the reader never keeps it alive.
+        let reader = Background::start("capture", move |stop| read_frames(&socket, ports, &into, stop))?;
+        Ok(Self { seen, reader })
     }
 
     /// A copy of the count so far.
@@ -195,9 +194,7 @@ impl Capture {
     /// # Errors
     /// Frames were lost: what is not in the count may have been there.
     pub fn seen(&self) -> Result<Seen> {
-        let seen = lock(&self.seen).clone();
-        ensure!(seen.missed == 0, "the capture missed {} frames, and proves nothing", seen.missed);
-        Ok(seen)
+        complete(&self.seen)
     }
 
     /// What was sighted since the last call, and how many frames were missed so far: for a capture that runs long.
@@ -210,18 +207,16 @@ impl Capture {
     ///
     /// # Errors
     /// As of [`Self::seen`].
-    pub fn finish(mut self) -> Result<Seen> {
-        self.stop.store(true, Ordering::Relaxed);
-        let thread = self.thread.take().ok_or_else(|| anyhow!("the capture has been finished already"))?;
-        thread.join().map_err(|_panic| anyhow!("the capture panicked"))??;
-        self.seen()
+    pub fn finish(self) -> Result<Seen> {
+        self.reader.finish()?;
+        complete(&self.seen)
     }
 }
 
-impl Drop for Capture {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-    }
+fn complete(seen: &Mutex<Seen>) -> Result<Seen> {
+    let seen = lock(seen).clone();
+    ensure!(seen.missed == 0, "the capture missed {} frames, and proves nothing", seen.missed);
+    Ok(seen)
 }
 
 impl Seen {
@@ -337,11 +332,6 @@ impl Seen {
 
 fn lock(seen: &Mutex<Seen>) -> MutexGuard<'_, Seen> {
     seen.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn spawn_reader(netns: &Netns, work: impl FnOnce() -> Result<()> + Send + 'static) -> Result<JoinHandle<Result<()>>> {
-    // The socket is the namespace's already; the reader stays outside, so that it never keeps the namespace alive.
-    Ok(std::thread::Builder::new().name(format!("{}-cap", netns.name())).spawn(work)?)
 }
 
 /// Room for what arrives while the reader is busy.

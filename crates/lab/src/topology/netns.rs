@@ -50,7 +50,7 @@ impl Netns {
         Path::new(NAMES).join(&self.name)
     }
 
-    fn enter(&self) -> Result<()> {
+    pub(crate) fn enter(&self) -> Result<()> {
         let file = File::open(self.path()).with_context(|| format!("namespace {} is not there", self.name))?;
         setns(&file, CloneFlags::CLONE_NEWNET).with_context(|| format!("cannot enter namespace {}", self.name))
     }

@@ -3,14 +3,14 @@
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, anyhow};
+use anyhow::Result;
 use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, socket};
 
+use crate::background::Background;
 use crate::topology::netns::Netns;
 
 /// What a flow has lived through.
@@ -34,57 +34,39 @@ impl FlowReport {
 }
 
 /// A flow that runs until it is stopped.
-pub struct Flow {
-    stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<Result<FlowReport>>>,
-}
+pub struct Flow(Background<FlowReport>);
 
 impl Flow {
     /// A TCP connection to an echo that sends a message every `interval` and expects it back within `patience`.
     pub fn tcp(from: &Netns, to: SocketAddr, interval: Duration, patience: Duration) -> Result<Self> {
-        Self::start(from, move |stop| Ok(tcp(to, interval, patience, stop)))
+        Background::start_in(from, move |stop| Ok(tcp(to, interval, patience, stop))).map(Self)
     }
 
     /// A UDP flow that sends a numbered datagram every `interval` and counts those that come back.
     pub fn udp(from: &Netns, to: SocketAddr, interval: Duration) -> Result<Self> {
-        Self::start(from, move |stop| Ok(datagrams(&udp_socket(to)?, &[], interval, stop)?))
+        Background::start_in(from, move |stop| Ok(datagrams(&udp_socket(to)?, &[], interval, stop)?)).map(Self)
     }
 
     /// A ping that sends a numbered echo request every `interval` and counts the replies, for each of which it can say
     /// whether it came.
     pub fn ping(from: &Netns, to: IpAddr, interval: Duration) -> Result<Self> {
         allow_echo_sockets(from)?;
-        Self::start(from, move |stop| Ok(datagrams(&echo_socket(to)?, &echo_request(to), interval, stop)?))
-    }
-
-    fn start(from: &Netns, work: impl FnOnce(&AtomicBool) -> Result<FlowReport> + Send + 'static) -> Result<Self> {
-        let stop = Arc::new(AtomicBool::new(false));
-        let seen = Arc::clone(&stop);
-        let thread = from.spawn(move || work(&seen))?;
-        Ok(Self { stop, thread: Some(thread) })
+        Background::start_in(from, move |stop| Ok(datagrams(&echo_socket(to)?, &echo_request(to), interval, stop)?))
+            .map(Self)
     }
 
     /// As [`finish`](Self::finish), of a flow that is expected to break by itself within `time`, and may take it.
     pub fn break_within(self, time: Duration) -> Result<FlowReport> {
         let until = Instant::now() + time;
-        while self.thread.as_ref().is_some_and(|thread| !thread.is_finished()) && Instant::now() < until {
+        while !self.0.is_finished() && Instant::now() < until {
             thread::sleep(Duration::from_millis(5));
         }
         self.finish()
     }
 
     /// Ends the flow and says how it went.
-    pub fn finish(mut self) -> Result<FlowReport> {
-        self.stop.store(true, Ordering::Relaxed);
-        let thread = self.thread.take().ok_or_else(|| anyhow!("the flow has been finished already"))?;
-        thread.join().map_err(|_panic| anyhow!("a flow panicked"))?
-    }
-}
-
-impl Drop for Flow {
-    fn drop(&mut self) {
-        // The thread holds its namespace; it sees this within its interval.
-        self.stop.store(true, Ordering::Relaxed);
+    pub fn finish(self) -> Result<FlowReport> {
+        self.0.finish()
     }
 }
 

@@ -4,15 +4,15 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result};
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, bind, send, socket};
 
 use super::packet;
+use crate::background::Background;
 use crate::topology::EXT_LAN;
 use crate::topology::addresses::EXT;
 use crate::topology::lab::Lab;
@@ -27,19 +27,14 @@ const SOURCE_LINK_ADDRESS: [u8; 2] = [1, 1];
 const HOP_LIMIT: (usize, u8) = (2 + 7, 255);
 
 /// Asks until it is finished or dropped.
-pub struct Asker {
-    stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<Result<()>>>,
-}
+pub struct Asker(Background<()>);
 
 impl Asker {
     pub fn start(lab: &Lab, addresses: &[IpAddr]) -> Result<Self> {
         let (socket, mac) = open(lab.ext())?;
         let frames = addresses.iter().map(|address| question(mac, *address)).collect::<Result<Vec<_>>>()?;
-        let stop = Arc::new(AtomicBool::new(false));
-        let until = Arc::clone(&stop);
-        let ask = move || {
-            while !until.load(Ordering::Relaxed) {
+        let ask = move |stop: &AtomicBool| {
+            while !stop.load(Ordering::Relaxed) {
                 for frame in &frames {
                     send(socket.as_raw_fd(), frame, MsgFlags::empty()).context("cannot ask who has an address")?;
                 }
@@ -47,19 +42,11 @@ impl Asker {
             }
             Ok(())
         };
-        Ok(Self { stop, thread: Some(thread::Builder::new().name("neighbour".to_owned()).spawn(ask)?) })
+        Background::start("neighbour", ask).map(Self)
     }
 
-    pub fn finish(mut self) -> Result<()> {
-        self.stop.store(true, Ordering::Relaxed);
-        let thread = self.thread.take().ok_or_else(|| anyhow!("the neighbour has been finished already"))?;
-        thread.join().map_err(|_panic| anyhow!("the neighbour panicked"))?
-    }
-}
-
-impl Drop for Asker {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
+    pub fn finish(self) -> Result<()> {
+        self.0.finish()
     }
 }
 

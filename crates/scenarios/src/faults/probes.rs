@@ -5,9 +5,7 @@ use std::net::TcpStream;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread::JoinHandle;
 
-use anyhow::anyhow;
 use nix::errno::Errno;
 use nix::sys::socket::{
     AddressFamily, LinkAddr, SockFlag, SockProtocol, SockType, bind, recvfrom, setsockopt, socket, sockopt,
@@ -21,7 +19,8 @@ use tonic_health::pb::health_client::HealthClient;
 
 use super::fault_test::FaultTest;
 use crate::prelude::*;
-use egress_lab::topology::netns::{Netns, link_address};
+use egress_lab::background::Background;
+use egress_lab::topology::netns::link_address;
 
 const PORT: u16 = 9107;
 const SERVICE: &str = "Service_Egress_IP";
@@ -42,7 +41,8 @@ pub(super) fn play(test: &mut FaultTest<'_>) -> Result<()> {
         .context("a pod of the leader's node")?;
     let (pod, to) = (pod.netns.clone(), SocketAddr::new(node.management().v4.into(), PORT));
     test.say("the agent is restarted, so that a controller's session is seen from its beginning");
-    let record = Record::start(&node)?;
+    let device = node.management_port();
+    let record = Background::start_in(&node.host, move |stop| record(device, stop))?;
     test.agent().restart()?;
     test.cluster.wait_for_agents()?;
     test.wait(Duration::from_secs(3))?;
@@ -67,46 +67,36 @@ struct Counts {
 }
 
 struct Attack {
-    stop: Arc<AtomicBool>,
     counts: Arc<Counts>,
-    threads: Vec<JoinHandle<Result<()>>>,
+    senders: Vec<Background<()>>,
 }
 
 impl Attack {
     fn start(pod: &Netns, to: SocketAddr, names: (String, String), session: Vec<u8>) -> Result<Self> {
-        let (stop, counts) = (Arc::new(AtomicBool::new(false)), Arc::new(Counts::default()));
-        let mut attack = Self { stop, counts, threads: Vec::new() };
-        let (until, count) = (Arc::clone(&attack.stop), Arc::clone(&attack.counts));
-        attack.threads.push(pod.spawn(move || {
+        let counts = Arc::new(Counts::default());
+        let count = Arc::clone(&counts);
+        let asked = Background::start_in(pod, move |stop| {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-            let (local, target) = ((Arc::new(names), count, until), format!("http://{to}").parse::<Uri>()?);
-            runtime.block_on(async {
-                let tasks =
-                    (0..2 * AT_ONCE).map(|number| tokio::spawn(ask(target.clone(), number % 2 == 0, local.clone())));
-                for task in tasks.collect::<Vec<_>>() {
-                    task.await?;
-                }
-                Ok(())
-            })
-        })?);
-        let (until, count) = (Arc::clone(&attack.stop), Arc::clone(&attack.counts));
-        attack.threads.push(pod.spawn(move || {
-            while !until.load(Ordering::Relaxed) {
+            let (local, target) = ((Arc::new(names), count), format!("http://{to}").parse::<Uri>()?);
+            let asks = (0..2 * AT_ONCE).map(|number| ask(target.clone(), number % 2 == 0, local.clone(), stop));
+            runtime.block_on(futures::future::join_all(asks));
+            Ok(())
+        })?;
+        let count = Arc::clone(&counts);
+        let poured = Background::start_in(pod, move |stop| {
+            while !stop.load(Ordering::Relaxed) {
                 count.replayed.fetch_add(u64::from(pour(to, &session)), Ordering::Relaxed);
                 for bytes in malformed() {
                     count.malformed.fetch_add(u64::from(pour(to, &bytes)), Ordering::Relaxed);
                 }
             }
             Ok(())
-        })?);
-        Ok(attack)
+        })?;
+        Ok(Self { counts, senders: vec![asked, poured] })
     }
 
-    fn finish(mut self) -> Result<String> {
-        self.stop.store(true, Ordering::Relaxed);
-        for thread in self.threads.drain(..) {
-            thread.join().map_err(|_panic| anyhow!("a pod's probes panicked"))??;
-        }
+    fn finish(self) -> Result<String> {
+        Background::finish_all(self.senders)?;
         let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let Counts { plain, forged, answered, replayed, malformed } = &*self.counts;
         Ok(format!(
@@ -120,16 +110,10 @@ impl Attack {
     }
 }
 
-impl Drop for Attack {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-    }
-}
-
-type Local = (Arc<(String, String)>, Arc<Counts>, Arc<AtomicBool>);
+type Local = (Arc<(String, String)>, Arc<Counts>);
 
 /// Asks by a session of its own, as fast as answers come.
-async fn ask(target: Uri, signed: bool, (names, counts, stop): Local) {
+async fn ask(target: Uri, signed: bool, (names, counts): Local, stop: &AtomicBool) {
     let mut number = 1_u64;
     while !stop.load(Ordering::Relaxed) {
         // Refused, or closed by the agent as one too many: tried again.
@@ -205,27 +189,7 @@ fn pour(to: SocketAddr, bytes: &[u8]) -> bool {
     pour().is_ok()
 }
 
-/// What controllers send to a node's health port.
-struct Record {
-    stop: Arc<AtomicBool>,
-    thread: JoinHandle<Result<Vec<u8>>>,
-}
-
-impl Record {
-    fn start(node: &Node) -> Result<Self> {
-        let stop = Arc::new(AtomicBool::new(false));
-        let (until, device) = (Arc::clone(&stop), node.management_port());
-        let thread = node.host.spawn(move || record(device, &until))?;
-        Ok(Self { stop, thread })
-    }
-
-    fn finish(self) -> Result<Vec<u8>> {
-        self.stop.store(true, Ordering::Relaxed);
-        self.thread.join().map_err(|_panic| anyhow!("the record panicked"))?
-    }
-}
-
-/// The bytes of the longest session that was seen from its beginning.
+/// What controllers send to a node's health port: the bytes of the longest session that was seen from its beginning.
 fn record(device: &str, stop: &AtomicBool) -> Result<Vec<u8>> {
     let socket = socket(AddressFamily::Packet, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::EthAll)?;
     bind(socket.as_raw_fd(), &link_address(device)?)?;

@@ -2,11 +2,10 @@
 //! many bytes. Whether the sender's kernel sets DF is a setting of its namespace (RFC 1191); IPv6 knows nothing else.
 
 use crate::prelude::*;
+use egress_lab::background::Background;
 use std::io;
 use std::net::{Ipv6Addr, UdpSocket};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
 
 /// Whether new sockets of a namespace forbid routers to cut what they send over IPv4.
 pub(super) fn forbid_fragments(netns: &Netns, forbid: bool) -> Result<()> {
@@ -15,10 +14,7 @@ pub(super) fn forbid_fragments(netns: &Netns, forbid: bool) -> Result<()> {
 }
 
 /// Answers datagrams until it is dropped: the first four bytes of a question are the length of the answer.
-pub(super) struct Answers {
-    stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<Result<()>>>,
-}
+pub(super) struct Answers(#[expect(dead_code, reason = "serves until it is dropped")] Background<()>);
 
 impl Answers {
     pub(super) fn start(netns: &Netns, at: SocketAddr) -> Result<Self> {
@@ -27,11 +23,9 @@ impl Answers {
             socket.set_read_timeout(Some(Duration::from_millis(50)))?;
             Ok(socket)
         })?;
-        let stop = Arc::new(AtomicBool::new(false));
-        let seen = Arc::clone(&stop);
-        let thread = std::thread::Builder::new().name("answers".to_owned()).spawn(move || {
+        let serve = move |stop: &AtomicBool| {
             let mut buffer = vec![0; 65536];
-            while !seen.load(Ordering::Relaxed) {
+            while !stop.load(Ordering::Relaxed) {
                 let Ok((length, from)) = socket.recv_from(&mut buffer) else { continue };
                 let Some(wanted) = buffer[..length].first_chunk() else { continue };
                 let wanted = usize::try_from(u32::from_be_bytes(*wanted))?;
@@ -41,17 +35,8 @@ impl Answers {
                 }
             }
             Ok(())
-        })?;
-        Ok(Self { stop, thread: Some(thread) })
-    }
-}
-
-impl Drop for Answers {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        if self.thread.take().is_some_and(|thread| !matches!(thread.join(), Ok(Ok(())))) {
-            eprintln!("lab: the answers failed");
-        }
+        };
+        Background::start("answers", serve).map(Self)
     }
 }
 

@@ -1,43 +1,31 @@
 //! The server outside: a UDP echo that answers each datagram with the address that it saw it come from.
 
 use crate::prelude::*;
+use egress_lab::background::Background;
 use std::net::UdpSocket;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
 
 pub(crate) const PORT: u16 = 8090;
 
 /// Serves until it is dropped.
-pub(crate) struct Echo {
-    stop: Arc<AtomicBool>,
-    threads: Vec<JoinHandle<()>>,
-}
+pub(crate) struct Echo(Vec<Background<()>>);
 
 impl Echo {
     pub(crate) fn start(netns: &Netns, addresses: &[IpAddr]) -> Result<Self> {
-        let stop = Arc::new(AtomicBool::new(false));
-        let mut echo = Self { stop, threads: Vec::new() };
-        for address in addresses {
+        let start = |address: &IpAddr| {
             let socket = netns.run(|| Ok(UdpSocket::bind(SocketAddr::new(*address, PORT))?));
             let socket = socket.with_context(|| format!("cannot bind the echo at {address}"))?;
             socket.set_read_timeout(Some(Duration::from_millis(100)))?;
-            let stop = Arc::clone(&echo.stop);
-            let serve = move || serve(&socket, &stop);
-            echo.threads.push(thread::Builder::new().name("soak-echo".to_owned()).spawn(serve)?);
-        }
-        Ok(echo)
+            Background::start("soak-echo", move |stop| {
+                serve(&socket, stop);
+                Ok(())
+            })
+        };
+        addresses.iter().map(start).collect::<Result<_>>().map(Self)
     }
-}
 
-impl Drop for Echo {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        for thread in self.threads.drain(..) {
-            if thread.join().is_err() {
-                eprintln!("soak: the echo panicked");
-            }
-        }
+    pub(crate) fn finish(self) -> Result<()> {
+        Background::finish_all(self.0)
     }
 }
 

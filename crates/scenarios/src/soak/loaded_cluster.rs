@@ -78,7 +78,7 @@ pub(crate) struct LoadedCluster {
     /// The machine that is stopped.
     pub(crate) stopped: Option<StoppedMachine>,
     pub(crate) subjects: [Subject; 2],
-    _echo: Echo,
+    echo: Echo,
     pub(crate) base: TestCluster,
 }
 
@@ -114,7 +114,7 @@ impl LoadedCluster {
         ];
         let capture = Capture::watching_owners(&base.lab, addresses.into_iter().collect())?;
         let (callers, stopped) = (Vec::new(), None);
-        let mut cluster = Self { callers, capture, stopped, subjects, _echo: echo, base };
+        let mut cluster = Self { callers, capture, stopped, subjects, echo, base };
         cluster.serve(shape)?;
         cluster.callers = cluster.call()?;
         Ok(cluster)
@@ -283,13 +283,13 @@ impl LoadedCluster {
 
     /// Ends what calls, and takes the lab down.
     pub(crate) fn finish(self) -> Result<()> {
-        let Self { callers, capture, base, _echo, .. } = self;
+        let Self { callers, capture, base, echo, .. } = self;
         for caller in callers {
             caller.sampler.finish()?;
             caller.streams.finish()?;
         }
         capture.finish()?;
-        drop(_echo);
+        echo.finish()?;
         base.tear_down()
     }
 }

@@ -9,7 +9,7 @@ use super::inject::{self, Target};
 use super::loaded_cluster::LoadedCluster;
 use super::outage_cost::OutageCost;
 use super::sampler::Sample;
-use super::streams::StreamsBefore;
+use super::streams::StreamSnapshot;
 use super::wire::{Violation, Wire};
 use crate::prelude::*;
 use egress_lab::yield_to_signal;
@@ -101,7 +101,7 @@ impl Soak {
         let target = Target { gateway, leader, subject: plan.subject };
         self.pump(plan);
         self.samples.iter_mut().for_each(Vec::clear);
-        let snapshots: Vec<StreamsBefore> =
+        let snapshots: Vec<StreamSnapshot> =
             self.cluster.callers.iter().map(|caller| caller.streams.snapshot()).collect();
         self.be_lenient(plan)?;
 
@@ -302,7 +302,7 @@ impl Soak {
         plan: &RoundPlan,
         target: Target,
         (before, after): (&[Option<NodeNumber>], &[Option<NodeNumber>]),
-        snapshots: &[StreamsBefore],
+        snapshots: &[StreamSnapshot],
         (begun, ended, rest): (Instant, Instant, Duration),
     ) -> String {
         let fails_over = plan.fault.effect() == Effect::FailsOver;

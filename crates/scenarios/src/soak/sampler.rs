@@ -4,14 +4,14 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, anyhow};
+use anyhow::Result;
 use tokio::net::UdpSocket;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use egress_lab::Netns;
+use egress_lab::background::Background;
 
 pub(crate) const EVERY: Duration = Duration::from_millis(10);
 /// What has not been answered by then is lost.
@@ -28,22 +28,20 @@ pub(crate) struct Sample {
 /// A pod that samples until it is finished.
 pub(crate) struct Sampler {
     samples: Arc<Mutex<Vec<Sample>>>,
-    stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<Result<()>>>,
+    work: Background<()>,
 }
 
 impl Sampler {
     pub(crate) fn start(from: &Netns, to: SocketAddr) -> Result<Self> {
         let samples = Arc::new(Mutex::new(Vec::new()));
-        let stop = Arc::new(AtomicBool::new(false));
-        let (into, until) = (Arc::clone(&samples), Arc::clone(&stop));
-        let thread = from.spawn(move || {
+        let into = Arc::clone(&samples);
+        let work = Background::start_in(from, move |stop| {
             // On this thread alone: it is what is in the pod's namespace.
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-            runtime.block_on(sample_until(to, &into, &until));
+            runtime.block_on(sample_until(to, &into, stop));
             Ok(())
         })?;
-        Ok(Self { samples, stop, thread: Some(thread) })
+        Ok(Self { samples, work })
     }
 
     /// What is known so far and was not taken before, in the order in which it became known.
@@ -51,16 +49,8 @@ impl Sampler {
         std::mem::take(&mut *lock(&self.samples))
     }
 
-    pub(crate) fn finish(mut self) -> Result<()> {
-        self.stop.store(true, Ordering::Relaxed);
-        let thread = self.thread.take().ok_or_else(|| anyhow!("a sampler was finished before"))?;
-        thread.join().map_err(|_panic| anyhow!("a sampler panicked"))?
-    }
-}
-
-impl Drop for Sampler {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
+    pub(crate) fn finish(self) -> Result<()> {
+        self.work.finish()
     }
 }
 

@@ -2,11 +2,10 @@
 //! lives. What is broken stays so until it is renewed.
 
 use crate::prelude::*;
-use std::sync::atomic::{AtomicBool, Ordering};
+use egress_lab::background::Background;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
 
-use anyhow::anyhow;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -26,13 +25,12 @@ struct Health {
 /// A pod's connections.
 pub(crate) struct Streams {
     health: Arc<Mutex<[Health; COUNT]>>,
-    stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<Result<()>>>,
+    work: Background<()>,
 }
 
 /// The connections at some moment.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct StreamsBefore {
+pub(crate) struct StreamSnapshot {
     health: [Health; COUNT],
     at: Instant,
 }
@@ -40,29 +38,28 @@ pub(crate) struct StreamsBefore {
 impl Streams {
     pub(crate) fn start(from: &Netns, to: SocketAddr) -> Result<Self> {
         let health = Arc::new(Mutex::new([Health::default(); COUNT]));
-        let stop = Arc::new(AtomicBool::new(false));
-        let (all, until) = (Arc::clone(&health), Arc::clone(&stop));
-        let thread = from.spawn(move || {
+        let all = Arc::clone(&health);
+        let work = Background::start_in(from, move |stop| {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
             runtime.block_on(async {
                 for place in 0..COUNT {
                     tokio::spawn(keep(to, place, Arc::clone(&all)));
                 }
-                while !until.load(Ordering::Relaxed) {
+                while !stop.load(Ordering::Relaxed) {
                     tokio::time::sleep(EVERY).await;
                 }
             });
             Ok(())
         })?;
-        Ok(Self { health, stop, thread: Some(thread) })
+        Ok(Self { health, work })
     }
 
-    pub(crate) fn snapshot(&self) -> StreamsBefore {
-        StreamsBefore { health: *lock(&self.health), at: Instant::now() }
+    pub(crate) fn snapshot(&self) -> StreamSnapshot {
+        StreamSnapshot { health: *lock(&self.health), at: Instant::now() }
     }
 
-    /// Of those that were well at the census, how many there were and how many have been heard since `since`.
-    pub(crate) fn survivors(&self, snapshot: &StreamsBefore, since: Instant) -> (u64, u64) {
+    /// Of those that were well at the snapshot, how many there were and how many have been heard since `since`.
+    pub(crate) fn survivors(&self, snapshot: &StreamSnapshot, since: Instant) -> (u64, u64) {
         let now = *lock(&self.health);
         let (mut asked, mut well) = (0, 0);
         for (before, now) in snapshot.health.iter().zip(&now) {
@@ -74,16 +71,8 @@ impl Streams {
         (asked, well)
     }
 
-    pub(crate) fn finish(mut self) -> Result<()> {
-        self.stop.store(true, Ordering::Relaxed);
-        let thread = self.thread.take().ok_or_else(|| anyhow!("streams were finished before"))?;
-        thread.join().map_err(|_panic| anyhow!("a stream panicked"))?
-    }
-}
-
-impl Drop for Streams {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
+    pub(crate) fn finish(self) -> Result<()> {
+        self.work.finish()
     }
 }
 

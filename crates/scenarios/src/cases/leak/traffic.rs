@@ -3,16 +3,16 @@
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::Duration;
 
-use anyhow::{Result, anyhow};
+use anyhow::Result;
 
+use egress_lab::Pod;
+use egress_lab::background::Background;
 use egress_lab::topology::addresses::{Dual, ECHO_PORT, HTTP_PORT};
 use egress_lab::traffic::flows::{allow_echo_sockets, echo_request, echo_socket, udp_socket};
-use egress_lab::{Netns, Pod};
 
 /// Between two rounds of datagrams, and of requests.
 const TICK: Duration = Duration::from_millis(60);
@@ -20,45 +20,21 @@ const REQUESTS: Duration = Duration::from_millis(150);
 const PATIENCE: Duration = Duration::from_millis(250);
 
 /// Talks until it is stopped.
-pub(super) struct CallerTraffic {
-    stop: Arc<AtomicBool>,
-    threads: Vec<JoinHandle<Result<()>>>,
-}
+pub(super) struct CallerTraffic(Vec<Background<()>>);
 
 impl CallerTraffic {
     pub(super) fn start(pod: &Pod, server_address: Dual) -> Result<Self> {
-        let stop = Arc::new(AtomicBool::new(false));
         allow_echo_sockets(&pod.netns)?;
-        let mut chatter = Self { stop, threads: Vec::new() };
+        let mut workers = Vec::new();
         for to in server_address.both() {
-            chatter.spawn(&pod.netns, move |stop| datagrams(to, stop))?;
-            chatter.spawn(&pod.netns, move |stop| connections(to, stop))?;
+            workers.push(Background::start_in(&pod.netns, move |stop| Ok(datagrams(to, stop)?))?);
+            workers.push(Background::start_in(&pod.netns, move |stop| Ok(connections(to, stop)?))?);
         }
-        Ok(chatter)
+        Ok(Self(workers))
     }
 
-    fn spawn(
-        &mut self,
-        netns: &Netns,
-        work: impl FnOnce(&AtomicBool) -> io::Result<()> + Send + 'static,
-    ) -> Result<()> {
-        let stop = Arc::clone(&self.stop);
-        self.threads.push(netns.spawn(move || Ok(work(&stop)?))?);
-        Ok(())
-    }
-
-    pub(super) fn finish(mut self) -> Result<()> {
-        self.stop.store(true, Ordering::Relaxed);
-        for thread in std::mem::take(&mut self.threads) {
-            thread.join().map_err(|_panic| anyhow!("a caller panicked"))??;
-        }
-        Ok(())
-    }
-}
-
-impl Drop for CallerTraffic {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
+    pub(super) fn finish(self) -> Result<()> {
+        Background::finish_all(self.0)
     }
 }
 
