@@ -80,11 +80,15 @@ impl Pins {
 
     /// For how long this node's programs may emit egress IPs, on the clock that the kernel takes (CLOCK_BOOTTIME).
     pub fn lease_left(&self) -> Result<Duration> {
-        let lease: Array<_, Lease> = Map::Array(MapData::from_pin(self.map("lease")?)?).try_into()?;
-        let until_ns = lease.get(&0, 0)?.until_ns;
         let now = std::fs::read_to_string("/proc/uptime")?;
         let now: f64 = now.split(' ').next().unwrap_or_default().parse()?;
-        Ok(Duration::from_nanos(until_ns).saturating_sub(Duration::from_secs_f64(now)))
+        Ok(self.lease_end()?.saturating_sub(Duration::from_secs_f64(now)))
+    }
+
+    /// Until when they may.
+    pub fn lease_end(&self) -> Result<Duration> {
+        let lease: Array<_, Lease> = Map::Array(MapData::from_pin(self.map("lease")?)?).try_into()?;
+        Ok(Duration::from_nanos(lease.get(&0, 0)?.until_ns))
     }
 
     /// The entries of a map, keys and values as text.

@@ -2,16 +2,15 @@
 //! what became of each.
 
 use std::io::{self, ErrorKind};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
 
-use anyhow::anyhow;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
-use tokio_util::sync::CancellationToken;
 
 use crate::prelude::*;
+use egress_lab::background::Background;
 use egress_lab::wait::poll;
 
 /// Each kept connection says something as often.
@@ -68,8 +67,7 @@ pub(super) struct ConnectionReport {
 /// The callers; they end with this value.
 pub(super) struct Connections {
     books: Arc<Mutex<Books>>,
-    stop: CancellationToken,
-    threads: Vec<JoinHandle<Result<()>>>,
+    callers: Vec<Background<()>>,
     pods: Vec<Netns>,
     egress: [IpAddr; 2],
 }
@@ -80,23 +78,28 @@ impl Connections {
     pub(super) fn gather(pods: &[&Pod], count: usize, every: Duration, egress: [IpAddr; 2]) -> Result<Self> {
         let books = Books { lives: vec![Life::default(); count * pods.len()], calls: Vec::new() };
         let books = Arc::new(Mutex::new(books));
-        let (stop, mut threads) = (CancellationToken::new(), Vec::new());
+        let mut callers = Vec::new();
         for (number, pod) in pods.iter().enumerate() {
-            let (books, stop) = (Arc::clone(&books), stop.clone());
-            threads.push(pod.netns.spawn(move || {
+            let books = Arc::clone(&books);
+            callers.push(Background::start_in(&pod.netns, move |stop| {
                 let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
                 runtime.block_on(async {
                     for place in number * count..(number + 1) * count {
                         let to = SocketAddr::new(server(place), ECHO_PORT);
                         tokio::spawn(keep(to, place, SPEAKS.mul_f64(fraction(place, count)), Arc::clone(&books)));
                     }
-                    tokio::select! { () = call(every, &books) => {}, () = stop.cancelled() => {} }
+                    let stopped = async {
+                        while !stop.load(Ordering::Relaxed) {
+                            sleep(Duration::from_millis(10)).await;
+                        }
+                    };
+                    tokio::select! { () = call(every, &books) => {}, () = stopped => {} }
                 });
                 Ok(())
             })?);
         }
         let pods = pods.iter().map(|pod| pod.netns.clone()).collect();
-        let connections = Self { books, stop, threads, pods, egress };
+        let connections = Self { books, callers, pods, egress };
         let answered =
             poll(GIVEN_UP, || Ok(connections.lock().lives.iter().all(|life| life.echoes > 0).then_some(())))?;
         ensure!(answered.is_some(), "not all connections have been answered");
@@ -158,15 +161,8 @@ impl Connections {
         Ok(all)
     }
 
-    pub(super) fn disperse(mut self) -> Result<()> {
-        self.stop.cancel();
-        self.threads.drain(..).try_for_each(|thread| thread.join().map_err(|_panic| anyhow!("a caller panicked"))?)
-    }
-}
-
-impl Drop for Connections {
-    fn drop(&mut self) {
-        self.stop.cancel();
+    pub(super) fn finish(self) -> Result<()> {
+        Background::finish_all(self.callers)
     }
 }
 

@@ -46,7 +46,7 @@ pub(super) fn lose_no_more_than_documented(context: &LabContext) -> Result<()> {
     let connections = Connections::gather(&callers, KEPT, EVERY, [V4.parse()?, V6.parse()?])?;
     same_layout(&mut cluster, &connections)?;
     other_layout(&mut cluster, &connections)?;
-    connections.disperse()?;
+    connections.finish()?;
     let seen = capture.finish()?;
     seen.check()?;
     ensure!(seen.to_the_world(Class::Pod) == 0, "a pod's address went out");

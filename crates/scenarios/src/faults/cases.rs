@@ -4,8 +4,6 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
 use crate::prelude::*;
-use aya::maps::{Array, Map, MapData};
-use egress_common::abi::Lease;
 
 use super::fault_test::FaultTest;
 use super::probes;
@@ -198,7 +196,7 @@ fn crash_loop(test: &mut FaultTest<'_>, point: Point) -> Result<()> {
     let (end, mut starts, mut reached) = (Instant::now() + PAST_GRACE, 0, 0);
     test.say("the crash loop begins");
     while Instant::now() < end {
-        let lease = lease_end(&node)?;
+        let lease = Pins::of(&node).lease_end()?;
         test.agent().restart()?;
         starts += 1;
         let patience = Instant::now() + PATIENCE;
@@ -218,7 +216,7 @@ fn crash_loop(test: &mut FaultTest<'_>, point: Point) -> Result<()> {
     test.cluster.wait_for_agents()
 }
 
-fn is_at(test: &mut FaultTest<'_>, node: &Node, point: Point, lease: u64) -> Result<bool> {
+fn is_at(test: &mut FaultTest<'_>, node: &Node, point: Point, lease: Duration) -> Result<bool> {
     let binary = test.built.agent.clone();
     let agent = test.agent();
     let pid = agent.pid()?.with_context(|| format!("the agent has ended by itself:\n{}", agent.log_tails()))?;
@@ -234,17 +232,8 @@ fn is_at(test: &mut FaultTest<'_>, node: &Node, point: Point, lease: u64) -> Res
         Point::Maps => Ok(holds("bpf-map") > 0),
         Point::Programs => Ok(holds("bpf-prog") > 1),
         Point::Attached => agent.has_loaded(),
-        Point::Lease => Ok(lease_end(node)? > lease),
+        Point::Lease => Ok(Pins::of(node).lease_end()? > lease),
     }
-}
-
-/// Until when the node's programs may emit egress IPs.
-fn lease_end(node: &Node) -> Result<u64> {
-    let layouts = fs::read_dir(&node.bpffs)?.collect::<std::io::Result<Vec<_>>>()?;
-    let layout = layouts.first().context("nothing is pinned")?.path();
-    let map = MapData::from_pin(layout.join("maps").join("lease")).context("the map `lease`")?;
-    let lease: Array<_, Lease> = Map::Array(map).try_into()?;
-    Ok(lease.get(&0, 0)?.until_ns)
 }
 
 fn bad_rollout(test: &mut FaultTest<'_>) -> Result<()> {
