@@ -1,26 +1,11 @@
-//! The test cluster: network namespaces with real interfaces, real packets, real agents and an API server. Needs nothing but root.
+//! The test cluster: network namespaces with real interfaces, real packets, real agents and an API server. It needs only root.
 //!
-//! ```text
-//! LabBuilder --start--> Lab (topology up) --TestCluster::bring_up--> API server, server outside --start_agents--> agents
-//!                        | drop, signal, or the next lab after a crash
-//!                        v
-//!                       removed from its ledger
-//! ```
-//!
-//! | module | what |
-//! |---|---|
-//! | [`topology`] | nodes with a host's stack and options, pods, the CNI's overlay, the network outside; the ledger and its removal |
-//! | [`test_cluster`] | a lab with everything on it: every test, the soak, the faults, the benchmark and the walkthrough begin with it |
-//! | [`agents`], [`process`] | the agent and controller processes, one agent per node, with the capabilities of their manifests (`confinement`) |
-//! | [`kube_api`], [`apiserver`] | Kubernetes as the agents see it, and the API server in memory |
-//! | [`traffic`] | servers with an access log, clients, long-lived flows, hand-made packets and fragments |
-//! | [`capture`] | every packet on the nodes' network by source, with its checksums verified |
-//! | [`cut`], [`machine`] | parts of the network that are cut, and machines that are paused |
-//! | [`api_objects`], [`pins`] | EgressIP objects and API paths; a node's pinned maps and links |
-//! | [`wait`], [`background`], [`random`], [`test`] | waiting, background threads, random numbers from a seed, tests on the lab |
-//!
-//! Invariants: all devices are made inside namespaces of the lab (the root namespace never has one of them); everything that
-//! outlives a process is in the ledger before it exists; every process carries the lab's mark.
+//! - `topology` builds and removes a lab. All devices are in its namespaces, and its ledger names everything that outlives a
+//!   process before it exists.
+//! - `test_cluster` is a lab with API server (`kube_api`, `apiserver`), a server outside (`traffic`) and agents (`agents`, with
+//!   the capabilities of their manifests, `confinement`). Tests, soak, faults, benchmark and walkthrough start with it.
+//! - `capture` counts every packet on the nodes' network by source and verifies its checksums.
+//! - `cut` and `machine` cut parts of the network and pause machines; `pins` reads a node's pinned maps and links.
 
 pub mod agents;
 pub mod api_objects;

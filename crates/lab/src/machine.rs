@@ -1,14 +1,13 @@
-//! A node's machine that stands still and runs again, as a virtual machine does that its host pauses: its processes are stopped,
-//! its links keep their carrier, and what is sent to it waits in its host's queue.
+//! A paused machine, as a virtual machine that its host pauses: processes are stopped, links keep their carrier, and what is sent
+//! to it waits in its host's queue.
 //!
 //! ```text
 //! switch br0 --- hold-node3 ~ held-node3: packet socket, the queue      node3, off the bridge --- the node
 //! resume: queue --> node3, SIGCONT, node3 on the bridge again
 //! ```
 //!
-//! What has waited reaches the node's programs before its processes run, as it does where an interrupt comes first. The clocks
-//! are those of the machine that the lab is on, so they show the time that has passed: a guest whose host does not tell it is
-//! not shown. The node's pods are unplugged in the meantime; they have no processes of their own that could be stopped.
+//! What has waited reaches the node's programs before its processes run. The clocks are the lab machine's and show the time that
+//! has passed. The node's pods are unplugged in the meantime.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};

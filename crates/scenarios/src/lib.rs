@@ -1,14 +1,6 @@
-//! What is played on the test cluster of `egress-lab`, with real agents.
-//!
-//! | folder | what |
-//! |---|---|
-//! | `cases` | the life of the product: restarts, selection, hand-overs, bad input, kubectl, cleanup |
-//! | `paths` | what must hold for every packet on both paths |
-//! | `soak` | randomised fault injection (seeded), what faults cost and that they break no promise |
-//! | `faults` | the faults of ownership, and which node emitted an egress IP during each |
-//! | `bench` | the speed of the datapath and of the control plane |
-//! | `story` | the walkthrough that `cargo xtask run` plays |
-//! | `nodes` | the product on two real Kubernetes nodes |
+//! What runs on the test cluster of `egress-lab`, with real agents: test cases of the product's life (`cases`) and of packets
+//! (`paths`), randomised fault injection (`soak`), faults of ownership (`faults`), benchmarks (`bench`), the walkthrough of
+//! `cargo xtask run` (`story`), and two real Kubernetes nodes (`nodes`).
 
 pub mod bench;
 pub mod cases;

@@ -1,15 +1,13 @@
-//! Which compiler builds the eBPF object.
+//! The compiler for the eBPF object: a rustup toolchain with `rust-src` builds `core` itself (`-Zbuild-std=core`), and Debian's
+//! `rustc-web` has a ready-made `core`. The first of these that works:
 //!
-//! Two kinds can. A rustup toolchain with the component `rust-src` builds `core` for the target itself
-//! (`-Zbuild-std=core`); Debian's `rustc-web` has a ready-made `core` for it. The order of choice:
+//! 1. `EGRESS_EBPF_TOOLCHAIN`, the name of a rustup toolchain or its sysroot;
+//! 2. the toolchain in use, then rustup's `stable` and `nightly`;
+//! 3. the system's compiler, if it has the target;
+//! 4. Debian's packages, unpacked below the target folder;
+//! 5. `rustup component add rust-src` for the toolchain in use.
 //!
-//! 1. `EGRESS_EBPF_TOOLCHAIN`, the name of a rustup toolchain or the folder of one (its sysroot);
-//! 2. the toolchain in use, then rustup's `stable` and `nightly`, the first that has what is needed;
-//! 3. the system's own compiler, where it has the target;
-//! 4. Debian's packages, unpacked below the target folder: nothing is installed for that;
-//! 5. where there are no such packages (Ubuntu): `rustup component add rust-src` for the toolchain in use.
-//!
-//! The sources of `core` must be of exactly the compiler's version, so nothing is ever mixed.
+//! The sources of `core` must have exactly the compiler's version.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};

@@ -1,17 +1,11 @@
-//! The eBPF toolchain and the builds: what `cargo xtask build` does, in the order in which it does it.
+//! The eBPF toolchain and the builds: the steps of `cargo xtask build`. A build with nothing to do takes well under a second.
 //!
-//! 1. `compiler` finds a Rust compiler that can build for `bpfel-unknown-none`: one with the sources of `core`, or one
-//!    that ships `core` ready-made; where there is none, `debian` fetches one into the target folder (`debs`).
-//! 2. `linker` builds bpf-linker against the libLLVM of that compiler, once per compiler. A linker with another LLVM
-//!    than the compiler's may misread the bitcode, so the two are always a pair.
-//! 3. `object` builds `egress-ebpf` and copies the object to `<target>/bpf/egress-ebpf.o`, where egress-agent/build.rs
-//!    finds it.
-//! 4. `agent` builds egress-agent, which embeds the object.
-//! 5. `image`, when asked, builds it once more, static, and makes an image of it.
+//! 1. `compiler` finds a Rust compiler for `bpfel-unknown-none`: one with the sources of `core`, or one with a ready-made `core`;
+//!    else `debian` fetches one into the target folder (`debs`).
+//! 2. `linker` builds bpf-linker against that compiler's libLLVM: another LLVM may misread the bitcode.
+//! 3. `object` builds `egress-ebpf`, `agent` builds egress-agent, which embeds the object, and `image` makes an image of it.
 //!
-//! Each step looks first whether there is something to do, so that a build with nothing to do takes well under a second.
-//! `packages` is about distribution packages at run time (nft, tcpdump, ...) and is used by the lab, the story and the
-//! tests.
+//! `packages` installs distribution packages for run time (nft, tcpdump, ...).
 
 mod agent;
 mod command;

@@ -1,17 +1,9 @@
-//! The documents, as far as a test can hold them to what they say.
+//! Tests of the documents: links (`links`), tests named for the claims on security (`played`), and commands (`page`, `typed`),
+//! which run on one lab (`commands`).
 //!
-//! | file | what |
-//! |---|---|
-//! | `page` | a page's fenced blocks, and what is said of them; that each is run or says that it was not |
-//! | `typed` | one command of a block: by what it is run in the lab, and with which words |
-//! | `links` | that every link leads somewhere |
-//! | `played` | that the page on security names a test for each of its claims |
-//! | `commands` | the commands of all pages, run on one lab |
-//!
-//! A fence has an info word: `sh` for commands to type, `console` for commands behind `$ ` with what they print, and for all
-//! else what it is (`yaml`, `mermaid`, `text`, ...). A block of commands is run by the lab's test unless the sentence before
-//! it says «not run here» or «run on real nodes», and so is each command unless its comment says so: a reader sees the same words that the test goes
-//! by. A line `<!-- lab: SCENE -->` above a fence names what the lab is to look like, where it is not as usual.
+//! A fence has an info word: `sh` for commands, `console` for commands after `$ ` with their output, or the language. The test
+//! runs each command unless its comment, or the sentence before its block, says "not run here" or "run on real nodes". A line
+//! `<!-- lab: SCENE -->` above a fence sets the state of the lab.
 
 mod commands;
 #[cfg(test)]

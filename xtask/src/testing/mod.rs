@@ -1,17 +1,11 @@
-//! `cargo xtask test`: sets up what is missing, then runs every test there is, in the order from cheap to dear.
+//! `cargo xtask test`: sets up what is missing, then runs every test, in the order from cheap to expensive.
 //!
-//! | part | what | needs |
-//! |---|---|---|
-//! | `pure` | unit tests of all crates, and integration tests that need no kernel | nothing |
-//! | `program` | integration tests of egress-agent in files named `kernel_*`: programs and maps | root, BPF |
-//! | `lab` | the list in `lab.rs`: real agents, interfaces and packets | root, BPF, namespaces |
-//! | `nodes` | real Kubernetes nodes (`nodes`) | root, BPF, namespaces, a kubelet and the like (docs/testing.md) |
-//! | `codegen` | generated files are as the code would write them | nothing |
+//! Parts: `pure` needs nothing; `program` (test files `kernel_*` of egress-agent) needs root and BPF; `lab` (listed in `lab.rs`)
+//! needs namespaces too; `nodes` needs a kubelet and more (docs/testing.md); `codegen` compares generated files. With
+//! `--kernel` only the tests of `program` run, on another kernel (`kernels`).
 //!
-//! With `--kernel` the tests of the `program` part run on another kernel, and nothing else (`kernels`).
-//!
-//! A part that this machine cannot run is skipped with the reason, and the run fails unless `--allow-skips` says that
-//! this is fine. The last line of the output is always `N passed, N failed, N skipped`.
+//! A part that this machine cannot run is skipped with the reason, and the run fails unless `--allow-skips` is given. The last
+//! line of the output is always `N passed, N failed, N skipped`.
 
 mod alerts;
 mod api;

@@ -4,13 +4,9 @@
 //!  agents on nodes --> 172.18.0.1:6443 in `ext` --relay--> API server on the root namespace's loopback <-- kubectl
 //! ```
 //!
-//! Three API servers are possible, and the lab treats them alike: the in-memory one (the default), any other that a
-//! kubeconfig names, or a real etcd and kube-apiserver started from `KUBEBUILDER_ASSETS`. Nodes reach each by the same
-//! relay, so that a node which is cut off is cut off from its API server too. People use the other kubeconfig, from
-//! the root namespace.
-//!
-//! The lab writes what a real cluster's kubelet and CNI would have written: nodes that are ready, with
-//! OVN-Kubernetes' annotations, and pods that run and have addresses ([`objects`]).
+//! The API server is the in-memory one (the default), one that a kubeconfig names, or etcd and kube-apiserver from
+//! `KUBEBUILDER_ASSETS`. Nodes reach each by the same relay, so that a node which is cut off has no API server. The lab writes
+//! what kubelets, a CNI and OVN-Kubernetes would: ready nodes, annotations, and running pods with addresses ([`objects`]).
 
 mod control_plane;
 mod kubeconfig;

@@ -1,13 +1,9 @@
-//! What a lab has made, written down before it is made, so that nothing is ever left behind.
+//! What a lab has made, written down before it is made, so that nothing is ever left.
 //!
-//! `/run/egress-lab/` holds per lab a ledger `<prefix>.json` and a folder `<prefix>/` (bpffs, logs, kubeconfigs).
-//! The owner keeps a lock (`flock`) on its ledger: the kernel drops the lock with the owner, however that dies, so
-//! "the lock can be taken" means "no owner is left" and needs no comparison of pids. The pid and its start
-//! time are in the file for people.
-//!
-//! Order: an entry is on disk before the thing exists; the ledger goes last, after everything in it. Hence a crash
-//! at any point leaves a ledger that names at least all there is, and the next lab on the machine removes it.
-//! Processes need no entry: each carries the mark ([`super::netns::MARK`]) from its first instruction on.
+//! `/run/egress-lab/` holds per lab a ledger `<prefix>.json` and a folder `<prefix>/` (bpffs, logs, kubeconfigs). The owner holds
+//! a lock (`flock`) on its ledger, which the kernel drops with the owner: "the lock is free" means "no owner is left". An entry
+//! is on disk before the thing exists, and the ledger is removed last, so after a crash the next lab removes everything.
+//! Processes need no entry: each carries the mark ([`super::netns::MARK`]).
 //!
 //! The folder itself is locked while labs come and go, so that two of them never remove each other's files.
 

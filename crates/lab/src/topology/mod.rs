@@ -1,31 +1,10 @@
-//! The shape of the lab as scripts, one per namespace.
+//! The shape of the lab as scripts, one per namespace; docs/lab.md has the drawing.
 //!
-//! ```text
-//!                server (198.51.100.10)                      server2 (203.0.113.10)
-//!                   |                                            |
-//!                  ext (172.18.0.1)                            ext2 (10.10.10.1)
-//!                   |                                            |
-//!   lan: br0 =======+=========================           lan2: br0 ===== (only with the second network)
-//!          |                 |
-//!        breth0            breth0        172.18.0.(1+i)
-//!     node1 (host)      node2 (host)
-//!     ovn-k8s-mp0       ovn-k8s-mp0      10.244.i.2
-//!          |                 |
-//!     r1: br0 ----+     r2: br0 ----+    10.244.i.1, the bridge is the pod subnet
-//!          |     pods        |     pods  10.244.i.10 and up
-//!        ovl0              ovl0          100.88.0.i
-//!          |                 |
-//!   ovl: br0 =================           the CNI's overlay between the routers: not ours
-//! ```
-//!
-//! That is the lab of OVN-Kubernetes' kind. With a bridge CNI (`Cni::Bridge`) there is neither mp0 nor router: the bridge is
-//! `cni0` on the node itself, with the first address, pods have those from the second on, and the nodes' network leads to
-//! pods of other nodes.
-//!
-//! A pod's packet to the world goes to the router (.1), which sends it to the node (.2, mp0); the host's stack does
-//! the rest. Answers go from mp0 on-link straight to the pod, as in OVN-Kubernetes, where mp0 is a port of the node's
-//! logical switch. Pods and mp0 addresses of other nodes are behind the router, on the overlay. The router sends
-//! no redirects, or pods would learn to leave it out.
+//! A pod's packet to the world goes to the router (.1), which sends it to the node (.2, mp0); the host's stack does the rest.
+//! Answers go from mp0 on-link straight to the pod, as in OVN-Kubernetes. Pods and mp0 addresses of other nodes are behind the
+//! router, on the overlay. The router sends no redirects, or pods would learn to bypass it. With a bridge CNI (`Cni::Bridge`)
+//! there is neither mp0 nor router: the bridge is `cni0` on the node with the first address, pods have those from the second on,
+//! and the nodes' network leads to pods of other nodes.
 //!
 //! Each device is made inside a namespace of the lab, its peer inside another: the root namespace sees none of them.
 

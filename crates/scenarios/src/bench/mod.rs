@@ -1,21 +1,10 @@
-//! `cargo xtask bench`: how fast the datapath is, measured beside what it is compared with.
+//! `cargo xtask bench`: how fast the datapath is, beside plain forwarding and netfilter's SNAT.
 //!
-//! One lab holds all peers at once, each on a pair of nodes of its own: plain forwarding without NAT and without a
-//! netfilter rule, netfilter's SNAT, and this project with real agents. A round measures every cell once, peer after
-//! peer; the rounds repeat, and the order of the peers turns with each, so that whatever else the machine does meets all
-//! of them. All traffic runs on one core: the threads that send and answer are pinned to it, and the kernel forwards on
-//! the core that sends. Everything else (agents, API server) is kept off that core.
+//! One lab holds all peers, each on a pair of nodes of its own. A round measures every cell once, and the order of the peers
+//! rotates, so that other load on the machine meets all of them. All traffic runs on one core: the threads that send and
+//! answer are pinned to it, and the kernel forwards on the core that sends. Agents and API server are kept off that core.
 //!
-//! | file | what |
-//! |---|---|
-//! | `plan` | works, paths, peers: the names of what is measured |
-//! | `bench_cluster`, `peers` | the cluster, its agents and objects; the setup of the other peers' nodes |
-//! | `requests`, `flood` | the works: requests and streams over sockets; frames injected and counted |
-//! | `programs`, `prog_run` | nanoseconds per packet of single programs, by `BPF_PROG_TEST_RUN` |
-//! | `control_plane` | instead of all that: one agent, and the leader, in a large cluster |
-//! | `samples`, `report`, `chart` | medians and ratios; table and `results.json`; SVG |
-//!
-//! No figure is a condition of anything: a benchmark reports.
+//! No figure is a pass criterion: a benchmark reports.
 
 mod bench_cluster;
 mod chart;

@@ -1,36 +1,5 @@
-//! Test cases on the lab: real agents, real packets and, where it is installed, real kubectl.
-//!
-//! | file | what it shows |
-//! |---|---|
-//! | `baseline` | the lab itself, without agents |
-//! | `story` | the walkthrough of `cargo xtask run` succeeds and leaves nothing |
-//! | `lifecycle` | an egress IP is served, moved and removed |
-//! | `rolling` | a rolling update of all agents under a thousand connections |
-//! | `restart`, `leader` | agents killed and restarted under traffic: nothing is lost, reset or flushed |
-//! | `handover` | an address changes its node: the old node releases it first, also when it is cut off or the leader dies |
-//! | `inspect`, `explain` | `egress-agent status`, `trace`, `nat`, `drops`, `log-level`, with and without a running agent |
-//! | `metrics` | the pages for scrapers and kubelets |
-//! | `planned_moves` | a planned move loses no request and ends no connection |
-//! | `conflict_detection` | no node claims an address that another host has, or that is not allowed |
-//! | `dead_agent` | an address leaves a gateway whose agent is dead while its programs still answer for it |
-//! | `reachability` | nodes that are cut off lose their addresses; nodes with a silent agent keep them |
-//! | `tls` | health checks by TLS, and certificate rotation |
-//! | `health_port` | many connections to the health port, another server on it, a key that is replaced |
-//! | `selection`, `changes` | which pods are selected, and that each change takes effect within seconds |
-//! | `first_packets`, `late_management_port`, `cni_plugin` | the first packets of pods, of nodes and of a CNI |
-//! | `pod_addresses` | annotations that name addresses of other pods change no source |
-//! | `gitops` | an object that a GitOps tool applies again and again, prunes and applies again |
-//! | `leak` | no wrong source address while everything changes; and the judge can fail |
-//! | `kubectl` | what users type |
-//! | `bad_start`, `bad_objects` | bad input: one clear line, running traffic unharmed |
-//! | `conditions` | conditions of an object say what its pods' packets show |
-//! | `task_panics` | a panic in any long-lived task ends the agent at once, and no traffic |
-//! | `isolation` | objects and Services that one user fills do not affect others |
-//! | `api_user` | ordinary users of the API cannot harm EgressIP objects of others |
-//! | `cleanup` | `egress-agent cleanup` leaves nothing |
-//! | `image` | the agent in a container, from its image |
-//!
-//! `senders` says which nodes send from an address, by captured packets; `connections` keeps and opens connections.
+//! Test cases on the lab: real agents, real packets and, where it is installed, real kubectl. The first line of each file says
+//! what it shows. `senders` and `connections` are helpers: which nodes send from an address, and connections that pods keep.
 
 mod api_user;
 mod bad_objects;

@@ -1,13 +1,11 @@
 //! Which nodes emitted an egress IP and when none did, by what a capture saw. Pure.
 //!
-//! A node's packets without a pause of [`QUIET`] are a stretch. Where stretches of two nodes overlap, two nodes emit the address:
+//! A node's packets without a pause of [`QUIET`] are a stretch. Two nodes emit the address where their stretches overlap: from
+//! the new node's first packet and IN_FLIGHT on, or for the whole stretch, if another node's stretch encloses it.
 //!
 //! ```text
-//! former  |----------------|          from the first packet of the new node and IN_FLIGHT
-//! new           |..========|------|   to the last of the former
-//!
-//! owner   |-----------------------|   the whole stretch of the other, and no less than SHORTEST:
-//! other           |====|              nothing was on its way, since the owner emits before and after
+//! former  |----------------|            owner   |-----------------------|
+//! new           |..========|------|     other           |====|
 //! ```
 
 use std::time::SystemTime;

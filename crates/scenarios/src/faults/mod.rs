@@ -1,20 +1,8 @@
-//! `cargo xtask faults`: the faults of ownership, one after the other, each on its own cluster; which nodes sent from an egress
-//! IP during each, by captured packets.
+//! `cargo xtask faults`: the faults of ownership, each on a cluster of its own under load; which nodes sent from an egress IP
+//! during each, by captured packets.
 //!
-//! ```text
-//! four nodes, controllers on the first two, addresses on the others --fault--> ... --its end--> at rest --> judged
-//!        pods of all nodes send without pause, the router asks for the addresses, a capture sees what leaves a node
-//! ```
-//!
-//! Goals: no two nodes send from one address, and no packet has a wrong source. How long no node sends from an address is a
-//! figure and no goal. A row that misses a goal fails the command, after all rows were played and the report was written.
-//!
-//! | file | what |
-//! |---|---|
-//! | `cases`, `probes` | the faults |
-//! | `fault_test` | the cluster, its traffic and what was captured |
-//! | `judge` | which nodes sent when, by what was captured |
-//! | `report` | table, `report.md` and `results.json` |
+//! Goals: no two nodes send from one address, and no packet has a wrong source. The time in which no node sends from an address
+//! is a figure, not a goal. A row that misses a goal fails the command, after all rows were run and the report was written.
 
 mod cases;
 mod fault_test;

@@ -1,16 +1,9 @@
-//! Two real nodes on a lab's network, and what a person does with them.
-//!
-//! ```text
-//!   server (198.51.100.10) -- ext (172.18.0.1): etcd, kube-apiserver, -controller-manager, -scheduler; kubectl
-//!                              |
-//!                             lan
-//!                node1 (172.18.0.2)   node2: containerd, kubelet, kube-proxy, pods by the CNI plugin `bridge`
-//! ```
+//! Two real nodes on a lab's network, and what an administrator does with them.
 //!
 //! The lab (`Cni::Bridge`, no pods) brings switch, router, server, and each node's uplink, routes to the other's pods and
-//! masquerade, as Flannel's host-gw would. A node is one process (node.sh) in namespaces of its own; it ends with all that
-//! runs in it, pods too, when that process is killed, and what it mounted ends with it. Only its control group is in the
-//! lab's ledger besides.
+//! masquerade, as Flannel's host-gw would. The control plane and kubectl run in the router `ext`; a node runs containerd,
+//! kubelet, kube-proxy, and pods by the CNI plugin `bridge`. A node is one process (node.sh) in namespaces of its own: pods and
+//! mounts end with it. Only its control group is in the lab's ledger besides.
 
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;

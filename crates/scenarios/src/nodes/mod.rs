@@ -1,14 +1,8 @@
 //! `cargo xtask test --only nodes`: the product on two real Kubernetes nodes with a bridge CNI, installed and removed as
 //! docs/install.md has it.
 //!
-//! | file | what |
-//! |---|---|
-//! | `programs` | what it takes, and one line that says what is missing |
-//! | `pki`, `cluster`, `node.sh` | the cluster: control plane, nodes, pods |
-//! | `steps` | the tests, in their order |
-//!
-//! One cluster serves all tests, since it takes most of a minute to come up. Each test says in what state it leaves the
-//! cluster; the others run even where one fails.
+//! One cluster (`cluster`) serves all tests (`steps`), since it takes most of a minute to come up. Each test says in what state
+//! it leaves the cluster; the others run even if one fails. `programs` names what is missing on this machine.
 
 mod cluster;
 mod pki;

@@ -1,12 +1,10 @@
-//! A pod makes overlay packets by hand: VXLAN with the egress ID of an object that does not select it, and the address
-//! of a pod that is selected inside. Whatever path such a packet takes to a tunnel port, nothing leaves the cluster with
-//! an egress IP:
+//! A pod makes overlay packets by hand: VXLAN with the egress ID of an object that does not select it, and the address of a
+//! selected pod inside. Nothing leaves the cluster with an egress IP, on each path to a tunnel port:
 //!
 //! - straight to a node's address: `from_pod` sees the port and the node;
-//! - to a service address that the host translates to a node's address and tunnel port, behind `from_pod`'s back: the
-//!   uplink's `leave` sees a forwarded packet to that port, masqueraded or not;
-//! - by the pod network to a node's mp0, or by a service to a node's address on a second network, which our uplink never
-//!   sees: `accept` finds an outer source that is not a node's tunnel endpoint.
+//! - to a service address that the host translates: the uplink's `to_netdev` sees a forwarded packet to that port;
+//! - by the pod network to a node's mp0, or by a service to a node's address on a second network: `from_overlay` finds an outer
+//!   source that is not a node's tunnel endpoint.
 //!
 //! The same bytes sent by a node itself do leave with the egress IP (nodes are trusted): that proves them well made.
 

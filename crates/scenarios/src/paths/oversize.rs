@@ -1,16 +1,11 @@
-//! Packets too large for the way. Redirects check no MTU, so our programs do: the sender gets an ICMP answer and knows
-//! better from then on, or the packet is cut and arrives whole. Nothing vanishes silently.
+//! Packets larger than the path's MTU. Redirects check no MTU, so the programs do: the sender gets an ICMP error, or the packet
+//! is fragmented and arrives whole. Nothing is dropped silently. Three causes outbound:
 //!
-//! | way out | too large because |
-//! |---|---|
-//! | gateway here | its uplink takes 1300 |
-//! | gateway elsewhere | the overlay on the source node's uplink takes 1300 - 50 |
-//! | gateway elsewhere | the gateway's uplink takes less than the overlay |
+//! - a gateway here: its uplink takes 1300;
+//! - a gateway elsewhere: the overlay on the source node's uplink takes 1300 - 50, or the gateway's uplink takes less.
 //!
-//! 1250 is less than IPv6 asks of every link: there the overlay takes 1280 all the same, and is fragmented outside.
-//!
-//! On the way in, the server's 1500 meet pods that take 1400. Pods announce the larger segment size here (`advmss`), so
-//! that TCP too has something to learn.
+//! 1250 is less than IPv6 asks of every link: there the overlay takes 1280 all the same, and is fragmented outside. Inbound, the
+//! server's 1500 meet pods that take 1400; pods announce a larger segment size (`advmss`), so that TCP meets the limit too.
 
 use super::datagrams::{self, Answers, Talk};
 use super::findings::Findings;

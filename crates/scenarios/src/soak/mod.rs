@@ -1,31 +1,12 @@
-//! `cargo xtask soak`: randomised fault injection (seeded), one fault per round; what a fault costs in new and established
-//! connections, and that it breaks no promise.
+//! `cargo xtask soak`: randomised fault injection (seeded), one fault per round, under load from pods on all nodes.
 //!
-//! ```text
-//! a cluster at rest --fault--> what fails over, fails over --the fault ends--> a cluster at rest
-//!        pods on all nodes send without pause, a capture sees each packet that leaves a node, and a server outside
-//!        reports the source that it sees
-//! ```
-//!
-//! Promises, checked all the time:
-//! - no packet has a wrong source;
-//! - no two nodes send from one address at the same time;
+//! Checked at all times, by a capture of each packet that leaves a node:
+//! - no packet has a wrong source, and no two nodes send from one address at the same time;
 //! - after five seconds of quiet the status says what the nodes do;
 //! - a fault that leaves the path whole moves nothing and loses nothing;
-//! - an API server that is away fills neither logs nor memory.
+//! - an API server outage fills neither logs nor memory.
 //!
-//! A broken promise is reported with the command that repeats its round: the same seed and number give the same round, apart from
-//! timing on the machine. Times are figures and no promises.
-//!
-//! | file | what |
-//! |---|---|
-//! | `fault` | the faults, and the plan of a round |
-//! | `loaded_cluster`, `inject` | the cluster under load; faults injected and ended |
-//! | `sampler`, `streams`, `echo` | new connections, established ones, and the server outside |
-//! | `outage_cost` | what an outage of the API server costs an agent |
-//! | `wire` | checks of each packet that leaves a node |
-//! | `round` | one round, and when the cluster is at rest |
-//! | `figures`, `report`, `chart` | results; table and `results.json`; SVG |
+//! A violation is reported with the command that repeats its round. Times are figures, not promises.
 
 mod chart;
 pub(crate) mod echo;

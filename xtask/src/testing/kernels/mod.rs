@@ -1,19 +1,10 @@
 //! `cargo xtask test --kernel VERSION`: the tests of programs and datapath on another kernel, in a virtual machine.
 //!
-//! ```text
-//! image    the kernel, from the distribution's packages        <target>/kernels/VERSION/
-//! qemu     the machine, the system's or from packages          <target>/kernels/qemu/
-//! archive  the guest's root: this machine's programs and the   <target>/kernels/root-VERSION.cpio
-//!          test binaries that cargo built, with their libraries
-//! plan     which tests of which binaries to run, how           in the guest's root
-//! guest    the first process inside: runs the plan
-//! suite    inside: each test in a process of its own
-//! pace     how slow the guest is, and what that makes of time limits
-//! watch    outside: counts results; ends and judges a guest that dies or hangs
-//! ```
+//! Outside: `image` unpacks the distribution's kernel, `archive` packs the guest's root (programs of this machine, test binaries,
+//! the `plan` of tests), `qemu` runs it, and `watch` counts results and ends a guest that dies or hangs. Inside: `guest` is the
+//! first process, `suite` runs each test in a process of its own, `pace` scales time limits by the guest's speed.
 //!
-//! Nothing is installed but programs that tests call (`ip`, `tc`, ...), and nothing needs root otherwise. A guest uses
-//! this machine's processor where KVM works; where it does not, which shows by trying once, the guest is translated.
+//! Only programs that tests call (`ip`, `tc`, ...) are installed, and nothing else needs root. Without KVM the guest is emulated.
 
 mod archive;
 mod guest;

@@ -1,15 +1,11 @@
 //! `cargo xtask mutate`: breaks the programs and the agent on purpose and shows which test notices.
 //!
-//! Per mutation of [`table`] and [`agent`]: the sources are copied (`copy`; the clone is only read), one text is replaced, and
-//! tests run until the first one fails (`trial`).
+//! Per mutation of [`table`] and [`agent`]: the sources are copied (`copy`), one text is replaced, and tests run until the first
+//! one fails (`trial`): those that the table names, then all. Mutations of the agent run its library's tests; mutations of the
+//! programs build the object and run the tests on the kernel, after egress-common's own.
 //!
-//! - Of the agent these are the tests of its library: those that the table names, then all of them.
-//! - Of the programs the object is built, and the tests on the kernel that the table names run against it, then all of them; the
-//!   test binary is the ordinary one, told where the object is. Of egress-common its own tests on the host are asked before.
-//!
-//! A mutation that no test notices is a missing test; one that the verifier refuses would never have been loaded, so it
-//! shows nothing of the tests and is counted apart. Before all that the sources as they are must be green, or a failure
-//! would mean nothing.
+//! A mutation that no test notices is a missing test. One that the verifier refuses is counted apart. The unchanged sources must
+//! pass first.
 
 mod agent;
 mod copy;

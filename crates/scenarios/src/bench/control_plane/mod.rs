@@ -1,29 +1,11 @@
 //! `cargo xtask bench --control-plane`: what one agent costs in a large cluster, and how fast it follows.
 //!
-//! The lab's in-memory API server holds the cluster; one node of it is real, with a real agent and real maps, all others
-//! are objects and nothing else. The controller asks whether they are there at the discard port (`--egressip-node-healthcheck-port=0`)
-//! of addresses that the real node's kernel answers for.
+//! One node is real; all others are objects in the in-memory API server, whose health addresses the real node's kernel answers.
+//! 1. The controller leads: all objects are assigned, then a node is lost (time, writes).
+//! 2. An agent starts: time and bytes until it is synchronised (it answers health checks), memory, CPU at rest, pod events.
+//! 3. The same with a million entries in `nat`, and a scrape.
 //!
-//! | phase | what is measured |
-//! |---|---|
-//! | the controller leads | all objects assigned: time, writes; then a node's loss: time, writes |
-//! | the controller has ended | start to synchronised, bytes received; memory; CPU at rest; pod events, each until it is in the map |
-//! | the same, a million entries in `nat` | a scrape, CPU at rest, pod events again |
-//!
-//! - **Synchronised** is the moment when the agent answers health checks: it does so when every watch has been read and the
-//!   kernel's maps are as they shall be. It is asked every few milliseconds.
-//! - **An event** is a change of a pod's labels in the API server's store. It has arrived when the pinned map `pods` says
-//!   so; the map is read every fifth of a millisecond, in a process that is not the agent.
-//! - **Bytes** are those that the node's uplink has received, headers included.
-//!
-//! | file | what |
-//! |---|---|
-//! | `large_cluster` | the cluster's objects |
-//! | `process` | what the kernel says of the agent's process |
-//! | `events` | pod events, and when they are in the map |
-//! | `leading` | what the leader does |
-//! | `full_nat_map` | a million entries in `nat` |
-//! | `figures` | names, goals, the table and `control-plane.json` |
+//! A pod event is a change of labels in the API server's store. It ends when the pinned map `pods` has it.
 
 mod events;
 mod figures;

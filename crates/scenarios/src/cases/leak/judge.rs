@@ -1,15 +1,9 @@
 //! Who may have which source address, and when. Pure: histories and captured packets in, a ruling out.
 //!
-//! A caller speaks to an address of its own, so the destination names the caller whatever the source says. Its history is
-//! what the API server said of it: a list of states, each with the addresses that are right in it. A packet is right
-//! when its source is right
-//!
-//! - in the state of its time, or
-//! - in an earlier state that its node may not have heard of the end of yet: for [`LIMIT`] at most, and no longer than
-//!   until a newer state has shown on the wire (with what may still be [`IN_FLIGHT`] then).
-//!
-//! So a caller for which no state ever allows its node's address may never show it, not for a moment; and a change
-//! that has taken effect may never be taken back.
+//! The destination names the caller, since each caller has its own. Its history is a list of states by the API server, each
+//! with the addresses that are right in it. A packet is right if its source is right in the state of its time, or in an earlier
+//! state whose end its node may not know yet: for [`LIMIT`] at most, and only until a newer state has shown on the wire (with
+//! what may still be [`IN_FLIGHT`] then). So a change that has taken effect may never be reverted.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
