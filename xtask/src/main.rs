@@ -61,7 +61,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    // What the lab's servers complain of; what one is told while something runs is printed.
+    // Warnings of the lab's servers; progress is printed.
     let filter = tracing_subscriber::EnvFilter::new("xtask=warn,egress_lab=warn,egress_scenarios=warn");
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).without_time().init();
     let cli = Cli::parse();

@@ -256,7 +256,7 @@ impl Agent {
         binary.clone_into(&mut self.options.binary);
     }
 
-    /// What this run has said so far.
+    /// The log of this run.
     pub fn log_text(&self) -> Result<String> {
         let log = std::fs::read(&self.process.log)?;
         Ok(String::from_utf8_lossy(log.get(self.process.log_from..).unwrap_or_default()).into_owned())
@@ -287,7 +287,7 @@ impl Agent {
         child.wait_with_output().context("wait for a command")
     }
 
-    /// Likewise, while it runs; what it says is kept. It has the rights of the agent's container and no others, as one that is
+    /// Likewise, while it runs; its output is kept. It has the rights of the agent's container and no others, as one that is
     /// typed there has.
     pub fn follow(&self, arguments: &[&str]) -> Result<Child> {
         let (line, node) = (confined(&self.options.binary.to_string_lossy())?, self.node());

@@ -49,7 +49,7 @@ pub fn run(args: &LabArgs) -> Result<()> {
     lab.tear_down()
 }
 
-/// Prints who is where and what to type.
+/// Prints the addresses and what to type.
 fn describe(lab: &Lab) {
     let server = plan::SERVER;
     println!("outside  {:<16} {} {}", lab.outside().name(), server.v4, server.v6);

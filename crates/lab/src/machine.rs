@@ -27,7 +27,7 @@ use crate::topology::script;
 
 /// Room for what arrives while the machine stands still.
 const ROOM: usize = 64 << 20;
-/// The longest frame, and room for a tag.
+/// The longest frame, and a tag.
 const LONGEST: usize = 2048;
 
 /// A machine that stands still. Dropping it leaves it so: it goes with the lab.

@@ -8,7 +8,7 @@ use anyhow::{Result, bail};
 
 /// How long a change of an object may take until packets show it: three times what docs/operations/assignments.md publishes.
 pub const EFFECT: Duration = Duration::from_secs(3 * 2);
-/// Likewise until an event tells of it (six seconds), and until the pods of an object are counted (five).
+/// Likewise until an event reports it (six seconds), and until the pods of an object are counted (five).
 pub const REPORTED: Duration = Duration::from_secs(3 * 5);
 
 /// How long packets may be lost when a gateway dies that does not lead: three times what docs/operations/measured-faults.md

@@ -155,7 +155,7 @@ pub fn joined<T>(outcome: Result<io::Result<T>, JoinError>) -> io::Result<T> {
     }
 }
 
-/// What a panic says, on a panic.
+/// The message of a panic.
 async fn outcome(task: Task, run: impl Future<Output = ()>) -> Result<(), String> {
     // After a panic nothing of the task is looked at any more.
     AssertUnwindSafe(injected(task, run)).catch_unwind().await.map_err(|panic| text(&*panic))

@@ -212,7 +212,7 @@ fn parse_toolchain(line: &str) -> Option<Toolchain> {
     Some(Toolchain { name: name.to_owned(), active, sysroot: PathBuf::from(sysroot.trim()) })
 }
 
-/// The last way: the sources of the compiler in use. rustup fetches them from where the toolchain came from.
+/// The last option: the sources of the compiler in use. rustup fetches them from where the toolchain came from.
 fn add_source(reason: &anyhow::Error, install: bool, progress: &Progress) -> Result<Compiler> {
     let Some(toolchain) = rustup_toolchains().into_iter().find(|toolchain| toolchain.active) else {
         bail!("no compiler for {TARGET}: {reason:#}; and there is no rustup. Install rustup, then {ADVICE}");

@@ -42,7 +42,7 @@ pub const BINARY: &str = "/usr/bin/egress-agent";
 /// Mount points of the DaemonSet, and what every runtime mounts: the root is read-only.
 const FOLDERS: [&str; 7] = ["bpf", "dev", "etc/egress-agent", "proc", "run/egress-agent", "sys", "usr/bin"];
 
-/// What `cargo xtask image` leaves behind.
+/// The result of `cargo xtask image`.
 pub struct Image {
     folder: PathBuf,
 }

@@ -43,7 +43,7 @@ pub struct BuildArgs {
     pub log_packets: bool,
 }
 
-/// What a build leaves behind.
+/// The result of a build.
 #[derive(Clone, Debug)]
 pub struct Built {
     /// The egress-agent binary.

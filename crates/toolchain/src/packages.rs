@@ -1,4 +1,4 @@
-//! The distribution packages that the lab and the tests need at run time: one table, one function that sees to them.
+//! The distribution packages that the lab and the tests need at run time: one table, and one function that installs them.
 //!
 //! A program counts as present when it can be found, however it came there. What is missing is installed where we are
 //! root and may, and is otherwise named in one message. `kubectl` is in no package of Debian or Ubuntu: it is used
@@ -99,7 +99,7 @@ pub fn ensure(purpose: Purpose, may_install: bool) -> Result<()> {
         bail!("{advice} as root");
     }
     if find("apt-get").is_none() {
-        bail!("missing: {programs}, and no apt-get to install them with: use the distribution's own way");
+        bail!("missing: {programs}, and no apt-get to install them with: use the distribution's package manager");
     }
     install(&packages).with_context(|| advice)?;
     let left = self::missing(purpose);

@@ -3,7 +3,7 @@
 //! - All lock files fit their manifests (`--locked`).
 //! - Every package comes from this clone or from one registry, the same for all; no git address.
 //! - Every licence is in the list below. It covers what is built for Linux, on either architecture.
-//! - Several versions of one package are reported, not refused: most of them are not ours to choose.
+//! - Several versions of one package are reported, not refused: most of them come from dependencies.
 //!
 //! Known vulnerabilities are not looked up here: that needs an advisory database, which is not part of the clone.
 //! `cargo audit` or `cargo deny check advisories` does it where there is a network.

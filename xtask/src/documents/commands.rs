@@ -47,7 +47,7 @@ pub(super) fn commands_of_all_pages(context: &LabContext) -> Result<()> {
 struct CommandsTest {
     cluster: TestCluster,
     agent: String,
-    /// `None` behind a block that may have changed something.
+    /// `None` after a block that may have changed something.
     scene: Option<Scene>,
     has_kubectl: bool,
 }
@@ -60,7 +60,7 @@ impl CommandsTest {
         Ok(Self { cluster, agent, scene: None, has_kubectl: KubeApi::has_kubectl() })
     }
 
-    /// Runs a block's commands, one behind the other, and says how many.
+    /// Runs a block's commands, one after the other; returns how many.
     fn play(&mut self, block: &Block) -> Result<usize> {
         let mut run = 0;
         for command in &block.commands {
@@ -206,7 +206,7 @@ fn label(cluster: &TestCluster, has: impl Fn(usize) -> bool) -> Result<()> {
     (1..=NODES).try_for_each(|number| cluster.assignable(number, has(number)))
 }
 
-/// Whether the lab may look otherwise behind it.
+/// Whether the lab may look otherwise after it.
 fn changes(runner: &Runner) -> bool {
     let does = |words: &[String], verbs: &[&str]| words.iter().any(|word| verbs.contains(&word.as_str()));
     match runner {
@@ -216,7 +216,7 @@ fn changes(runner: &Runner) -> bool {
     }
 }
 
-/// What continues until it is told to stop: its first line is awaited, then Ctrl-C is typed.
+/// A command that runs until it is stopped: its first line is awaited, then Ctrl-C is typed.
 fn until_ctrl_c(mut child: Child) -> Result<Output> {
     let mut lines = BufReader::new(child.stdout.take().context("its output")?);
     let mut first = String::new();

@@ -154,7 +154,7 @@ fn listed(place: &Position, inside: Vec<(usize, String)>) -> Vec<Shown> {
     commands.map(|(number, line)| shown(place, number, line)).collect()
 }
 
-/// Commands behind a prompt, each with what it prints.
+/// Commands after a prompt, each with what it prints.
 fn prompted(place: &Position, inside: Vec<(usize, String)>) -> Result<Vec<Shown>, Wrong> {
     let mut commands: Vec<Shown> = Vec::new();
     for (number, line) in inside {
@@ -192,13 +192,13 @@ impl Shown {
         self.runner().map(drop)
     }
 
-    /// What it prints says that it ends badly.
+    /// Its output shows that it fails.
     pub(crate) fn fails(&self) -> bool {
         self.prints.iter().any(|line| line.starts_with("error: "))
     }
 
-    /// The words that it should have printed and has not. What goes wrong on the way is said beside the output, and may be said
-    /// in the same words; so only a command that ends badly may have them there.
+    /// The words that it should have printed and has not. Errors are printed beside the output, and may have the same words, so
+    /// only a command that fails may have them there.
     pub(crate) fn missing(&self, output: &str, errors: &str) -> Vec<&str> {
         let errors = if self.fails() { errors } else { "" };
         self.fixed_words().into_iter().filter(|word| !output.contains(word) && !errors.contains(word)).collect()

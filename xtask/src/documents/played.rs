@@ -15,7 +15,7 @@ mod tests {
     const COLUMN: &str = "played by";
     const WITHOUT: [&str; 2] = ["not played", "by hand"];
 
-    /// All sources, one behind the other.
+    /// All sources, one after the other.
     fn sources(folder: &Path, text: &mut String) {
         for entry in fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry").path()) {
             if entry.is_dir() {

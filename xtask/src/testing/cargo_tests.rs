@@ -86,7 +86,7 @@ pub(super) fn named(binary: &str) -> Targets {
     vec!["--package=egress-agent".to_owned(), format!("--test={binary}")]
 }
 
-/// What the test binaries are told to run.
+/// Arguments of the test binaries.
 pub(super) fn filtered(filter: &str) -> Vec<String> {
     if filter.is_empty() { Vec::new() } else { vec![filter.to_owned()] }
 }

@@ -83,7 +83,7 @@ pub(crate) fn fuzz(args: &FuzzArgs) -> Result<()> {
     // It writes to the first folder only.
     run(command.arg(&own).arg(&committed)).with_context(|| format!("see the input in {}", found.display()))?;
     if args.keep {
-        // What takes a way that no other takes, however often.
+        // Inputs that take a path that no other takes, however often.
         run(Command::new(&binary).args(["-merge=1", "-use_counters=0"]).arg(&committed).arg(&own))
             .context("add to the corpus")?;
     }

@@ -35,7 +35,7 @@ pub(super) fn lab_tests() -> Vec<LabTest> {
     tests
 }
 
-/// How long a test may take to tear its lab down once it was told to stop.
+/// How long a test may take to tear its lab down once it was stopped.
 const GRACE: Duration = Duration::from_secs(20);
 
 /// What a real API server takes to start, in each test again, and to answer more slowly than the in-memory one.

@@ -63,7 +63,7 @@ fn follow(output: impl Read + Send + 'static) -> mpsc::Receiver<std::io::Result<
     lines
 }
 
-/// What the output says of the tests at work.
+/// The running tests, by the output.
 #[derive(Default)]
 struct Running {
     tests: bool,
@@ -99,7 +99,7 @@ fn children(parent: u32) -> Result<Vec<Pid>> {
     for entry in fs::read_dir("/proc").context("read /proc")? {
         let Some(pid) = entry.ok().and_then(|entry| entry.file_name().to_string_lossy().parse().ok()) else { continue };
         // A process may end while it is looked at. The name in brackets may hold anything; the parent is the second
-        // field behind it.
+        // field after it.
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
         let behind = stat.rsplit_once(") ").map(|(_, fields)| fields);
         if behind.and_then(|fields| fields.split(' ').nth(1)) == Some(parent.to_string().as_str()) {
@@ -123,7 +123,7 @@ mod tests {
         let mut runner = Command::new("sh").args(["-c", script]).stdout(Stdio::piped()).spawn().expect("start a shell");
         let (mut lines, mut hung) = (0, Vec::new());
         let watched = watch(&mut runner, Duration::from_millis(300), |_| lines += 1, |what| hung.push(what.to_owned()));
-        watched.expect("the shell goes on");
+        watched.expect("the shell continues");
         assert!(runner.wait().expect("wait for it").success());
         assert_eq!((lines, hung), (7, vec!["slow".to_owned()]));
     }

@@ -64,7 +64,7 @@ impl Summary {
         self.set_up_failed = true;
     }
 
-    /// Prints everything and says how the process should end.
+    /// Prints everything and returns the exit code.
     pub(super) fn conclude(&self, filter: &str, allow_skips: bool) -> ExitCode {
         println!("\n{}", self.table());
         for outcome in &self.outcomes {

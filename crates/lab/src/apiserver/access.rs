@@ -26,7 +26,7 @@ pub(super) enum Caller<'a> {
     Account { namespace: &'a str, name: &'a str },
 }
 
-/// What is to be done; `resource` has its subresource behind a slash.
+/// What is to be done; `resource` has its subresource after a slash.
 pub(super) struct Attempt<'a> {
     pub verb: &'static str,
     pub kind: &'a Kind,

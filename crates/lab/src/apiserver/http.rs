@@ -154,7 +154,7 @@ fn accepts_json(accept: &str) -> bool {
     accept.is_empty() || Shape::negotiate(accept, "").is_ok()
 }
 
-/// A request in the words of RBAC.
+/// A request as RBAC names it.
 fn attempt<'a>(request: &'a Request<'_>, target: &'a Target) -> Attempt<'a> {
     let watches = request.query.iter().any(|(key, value)| key == "watch" && matches!(value.as_str(), "true" | "1"));
     let verb = match (request.method, &target.name) {
@@ -278,7 +278,7 @@ fn write(
     Ok(Answer::Json { code, body: shape.object(&target.kind, &written.object), warnings })
 }
 
-/// Who writes: by its own word, else by the first part of its user agent. An apply must say it.
+/// The field manager: as given, else the first part of the user agent. An apply must give it.
 fn manager(request: &Request<'_>, query: &Query) -> Result<String, ApiError> {
     if !query.field_manager.is_empty() {
         return Ok(query.field_manager.clone());

@@ -74,7 +74,7 @@ impl Kind {
         }
     }
 
-    /// The entry of a discovery document, and of the status subresource behind it.
+    /// The entry of a discovery document, and of the status subresource after it.
     pub fn discovery(&self) -> Vec<Value> {
         let mut main = json!({
             "name": self.plural,

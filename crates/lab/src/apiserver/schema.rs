@@ -3,7 +3,7 @@
 //! Checked: types (with `nullable` and int-or-string), `required`, `enum`, lengths, counts and bounds, `allOf`/`anyOf`/
 //! `oneOf`/`not`, `pattern`, the formats `ipv4` and `ipv6`, and the uniqueness of `set` and `map` lists. Not checked: other
 //! formats, CEL rules. An update is not refused for what it leaves as it was (KEP-4008, on since Kubernetes 1.30).
-//! `apiVersion`, `kind` and `metadata` at the root belong to the server, whatever the schema says of them.
+//! `apiVersion`, `kind` and `metadata` at the root belong to the server, whatever the schema has for them.
 
 use regex::Regex;
 use serde_json::{Value, json};

@@ -187,8 +187,7 @@ impl ApiServer {
         self.delay.set(milliseconds, false);
     }
 
-    /// From now on each watch is behind by a time of its own out of this range, in milliseconds, and so are lists that ask for any
-    /// version.
+    /// From now on each watch, and each list that asks for any version, is late by a random time in this range (milliseconds).
     pub fn lag(&self, seed: u64, milliseconds: RangeInclusive<u64>) {
         self.store.lock().lag = Some(Lag::new(seed, milliseconds));
     }

@@ -3,7 +3,7 @@
 //! - From version N: every change after N. Without a version, or from 0: first everything there is as ADDED.
 //! - With `sendInitialEvents` the initial events end with a bookmark that says so.
 //! - An object that begins to match the selectors is ADDED, one that ceases to is DELETED (as it was, at the new version).
-//! - Each watch may be late by a time of its own ([`super::lag`]); from a version that it has not come to yet it waits.
+//! - Each watch may be late by a time of its own ([`super::lag`]); from a future version it waits.
 //! - A version that the log has forgotten ends the stream with an ERROR event that holds a 410 `Status`; a real server
 //!   answers a watch so too, rather than with an HTTP error.
 

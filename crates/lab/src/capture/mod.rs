@@ -98,7 +98,7 @@ impl CapturedPacket {
         CaptureKey { port: self.node.name(), source, destination, protocol, to_port }
     }
 
-    /// "Host unreachable" and "time exceeded" are a router's words, never an endpoint's.
+    /// "Host unreachable" and "time exceeded" are sent by routers, never by endpoints.
     pub fn is_a_routers(&self) -> bool {
         match self.protocol {
             crate::capture::dissect::ICMP => matches!(self.ports, (3, 1) | (11, 0)),
@@ -108,11 +108,11 @@ impl CapturedPacket {
     }
 }
 
-/// What may still be on its way out of a node that has let go: the kernel's queues between program and switch.
+/// How long packets may still leave a node after the release: the kernel's queues between program and switch.
 pub const IN_FLIGHT: Duration = Duration::from_millis(20);
 
 /// The nodes that emitted an address, in turn. A node that emits it again when another has begun to is in it again, unless that was
-/// still on its way ([`IN_FLIGHT`]): two nodes that emit an address at once take turns without end.
+/// in flight ([`IN_FLIGHT`]): two nodes that emit an address at once take turns without end.
 pub fn turns(captured: &[CapturedPacket], address: IpAddr) -> Vec<NodeNumber> {
     let mut turns: Vec<(NodeNumber, SystemTime)> = Vec::new();
     for CapturedPacket { at, node, .. } in captured.iter().filter(|packet| packet.source == address) {
@@ -445,7 +445,7 @@ mod tests {
             turns(&captured.collect::<Vec<_>>(), address).into_iter().map(NodeNumber::name).collect()
         };
         assert_eq!(turns_of(&[(0, 1), (5, 1), (100, 2), (105, 2)]), ["node1", "node2"]);
-        // The last of the former was on its way.
+        // The last packet of the old owner was in flight.
         assert_eq!(turns_of(&[(0, 1), (100, 2), (119, 1), (130, 2)]), ["node1", "node2"]);
         assert_eq!(turns_of(&[(0, 1), (100, 2), (121, 1), (122, 2)]), ["node1", "node2", "node1"]);
         assert_eq!(turns_of(&[(0, 1), (100, 2), (300, 3), (301, 1)]), ["node1", "node2", "node3", "node1"]);

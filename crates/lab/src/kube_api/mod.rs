@@ -151,7 +151,7 @@ impl KubeApi {
         let manifest = base.join("rbac.yaml");
         match self.restrict_agents(&manifest) {
             Ok(()) => self.description.push_str("; agents have the rights of deploy/base/rbac.yaml and no others"),
-            // A server of another's may be set up without accounts; the story can be told all the same.
+            // A foreign server may have no service accounts; the story runs without them.
             Err(error) if matches!(choice, ApiChoice::Kubeconfig(_)) => {
                 let words =
                     format!("; agents use its own credentials, NOT the rights of deploy/base/rbac.yaml: {error:#}");

@@ -7,7 +7,7 @@ use crate::topology::addresses::{Dual, NodeNumber};
 use crate::topology::host_config::Cni;
 use crate::topology::lab::Pod;
 
-/// A node as a cloud's or kubeadm's controllers leave it: what OVN-Kubernetes would have said of it is not there.
+/// A node as a cloud's or kubeadm's controllers leave it: OVN-Kubernetes' annotations are not there.
 fn bare_node(number: NodeNumber) -> Value {
     json!({
         "apiVersion": "v1",

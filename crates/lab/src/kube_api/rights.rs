@@ -23,7 +23,7 @@ const HERE: &str = "namespace: kube-system\n";
 /// An API server makes it some moments after it is ready.
 const NAMESPACE: &str = "/api/v1/namespaces/kube-system";
 const ACCOUNTS: &str = "/api/v1/namespaces/kube-system/serviceaccounts";
-/// Longer than a lab is held. A server may grant less and says so in nothing but the token.
+/// Longer than a lab is held. A server may grant less, which only the token shows.
 const LIFETIME_SECONDS: u32 = 24 * 3600;
 /// How long it may take until the server knows a binding that it was given.
 const PATIENCE: Duration = Duration::from_secs(10);

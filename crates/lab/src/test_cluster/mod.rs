@@ -313,7 +313,7 @@ impl TestCluster {
         lab.tear_down()
     }
 
-    /// For a failed test: what agents and controllers said last.
+    /// For a failed test: the end of the logs of agents and controllers.
     pub fn log_tails(&self) -> String {
         self.agents.iter().map(Agent::log_tails).collect()
     }

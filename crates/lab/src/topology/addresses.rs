@@ -1,4 +1,4 @@
-//! The lab's address plan: one place that says who lives where, so that a person can read a packet capture by heart.
+//! The lab's address plan: one place for all addresses, regular enough to read a packet capture by heart.
 //!
 //! | place | IPv4 | IPv6 |
 //! |---|---|---|
@@ -29,7 +29,7 @@ pub const CLUSTER_V6: &str = "fd00:10:244::/48";
 pub const SERVICES_V4: &str = "10.96.0.0/16";
 pub const SERVICES_V6: &str = "fd00:10:96::/112";
 
-/// The pods' and mp0's MTU: room for the overlay's headers in the lan's 1500.
+/// The pods' and mp0's MTU: the lan's 1500 less the overlay's headers.
 pub const POD_MTU: u32 = 1400;
 /// Where the NodePort of the lab's service listens on every node that has the service proxy.
 pub const NODE_PORT: u16 = 30080;
@@ -80,7 +80,7 @@ pub const EXT2: Dual = Dual::new([10, 10, 10, 1], [0xfd00, 0x10, 0x10, 0x10, 0, 
 pub const EXT2_BEHIND: Dual = Dual::new([203, 0, 113, 1], [0x2001, 0xdb8, 0x203, 0, 0, 0, 0, 1]);
 /// The server behind the second network.
 pub const SERVER2: Dual = Dual::new([203, 0, 113, 10], [0x2001, 0xdb8, 0x203, 0, 0, 0, 0, 0x10]);
-/// More addresses of the server outside, by number: callers that each use their own can be told apart by the
+/// More addresses of the server outside, by number: callers that each use their own are distinguished by the
 /// destination of what they send, whatever its source.
 pub fn server_address(number: u8) -> Dual {
     let end = number.saturating_add(100);

@@ -143,7 +143,7 @@ impl Open {
 /// How a lab wants to be called.
 #[derive(Debug, Clone)]
 pub enum Prefix {
-    /// This name, or with a number behind it while another lab has it: for labs that people type commands for.
+    /// This name, or with a number after it while another lab has it: for labs that people type commands for.
     Readable(String),
     /// Unique by the process: for tests, which stand side by side.
     OfProcess,

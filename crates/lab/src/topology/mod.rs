@@ -26,7 +26,7 @@ use host_config::{Cni, HostConfig, ReversePath};
 use netns::Netns;
 use script::{CHECKSUMS, SEGMENTATION, Script};
 
-/// The node's interfaces, as its agent is told.
+/// The node's interfaces, as its agent's flags name them.
 pub const UPLINK: &str = "breth0";
 pub const MANAGEMENT: &str = "ovn-k8s-mp0";
 const BRIDGE: &str = "cni0";
@@ -196,7 +196,7 @@ fn management_config(number: NodeNumber) -> Vec<String> {
     ]
 }
 
-/// The bridge of the pods, and the ways to those of other nodes.
+/// The bridge of the pods, and the routes to those of other nodes.
 fn bridge_config(node: &NodePlan, others: &[NodeNumber]) -> Vec<String> {
     let own = node.number.management(Cni::Bridge);
     let mut lines = vec![
@@ -224,7 +224,7 @@ pub fn management_again(node: &NodePlan) -> (Vec<String>, Vec<String>) {
 }
 
 /// The management port comes back with the link address that it had, as OVN-Kubernetes' does, which makes it from the
-/// IPv4 address: the router's neighbour entries stay right, and frames for another host are not ours to take.
+/// IPv4 address: the router's neighbour entries stay right, and frames for another host are not accepted.
 fn management_link(node: &NodePlan) -> String {
     let [a, b, c, d] = node.number.management(Cni::Ovn).v4.octets();
     let (mtu, router) = (plan::POD_MTU, node.router.name());

@@ -103,7 +103,7 @@ impl Netns {
         })
     }
 
-    /// Runs a program inside the namespace; a failure is an error with what it said. Returns its standard output.
+    /// Runs a program inside the namespace; a failure is an error with its standard error. Returns its standard output.
     pub fn exec(&self, program: &str, args: &[&str]) -> Result<String> {
         let output = self.output(program, args)?;
         if !output.status.success() {

@@ -143,7 +143,7 @@ pub fn make_cgroup(name: &str) -> Result<()> {
     for hierarchy in cgroup_hierarchies() {
         let group = hierarchy.join(name);
         fs::create_dir(&group).with_context(|| format!("cannot make control group {}", group.display()))?;
-        // In version 1 a group has no CPUs until it is told which.
+        // In version 1 a group has no CPUs until they are set.
         for file in ["cpuset.cpus", "cpuset.mems"] {
             if hierarchy.ends_with("cpuset") {
                 fs::write(group.join(file), fs::read(hierarchy.join(file))?)?;

@@ -23,7 +23,7 @@ pub struct FlowReport {
     pub duplicated: u64,
     /// The longest time between two echoes.
     pub longest_gap: Duration,
-    /// Why the flow ended before it was told to: reset, timed out. UDP flows never end by themselves.
+    /// Why the flow ended before it was stopped: reset, timed out. UDP flows never end by themselves.
     pub broken: Option<ErrorKind>,
 }
 
@@ -64,7 +64,7 @@ impl Flow {
         self.finish()
     }
 
-    /// Ends the flow and says how it went.
+    /// Ends the flow and returns its report.
     pub fn finish(self) -> Result<FlowReport> {
         self.0.finish()
     }
@@ -142,7 +142,7 @@ pub fn echo_request(to: IpAddr) -> [u8; 8] {
     [if to.is_ipv4() { ECHO_V4 } else { ECHO_V6 }, 0, 0, 0, 0, 0, 0, 0]
 }
 
-/// Numbered datagrams behind `head`; each comes back with a head as long as that.
+/// Numbered datagrams after `head`; each comes back with a head as long as that.
 fn datagrams(socket: &UdpSocket, head: &[u8], interval: Duration, stop: &AtomicBool) -> io::Result<FlowReport> {
     let mut report = FlowReport { local: Some(socket.local_addr()?), ..FlowReport::default() };
     let mut echoes = Echoes { head: head.len(), seen: Vec::new(), last: Instant::now() };

@@ -24,7 +24,7 @@ const LATE: Duration = Duration::from_millis(1200);
 pub enum Order {
     Straight,
     Reversed,
-    /// More than a second behind the others.
+    /// More than a second after the others.
     FirstLate,
     /// Two datagrams, each reversed, piece by piece.
     Interleaved,

@@ -53,7 +53,7 @@ async fn an_account_may_what_its_bindings_allow() -> Result<()> {
         listed = nodes.list(&ListParams::default()).await;
     }
     listed?;
-    let Err(Error::Api(refusal)) = nodes.get("n").await else { anyhow::bail!("nobody allowed to get nodes") };
+    let Err(Error::Api(refusal)) = nodes.get("n").await else { anyhow::bail!("no rule allows to get nodes") };
     let words = "User \"system:serviceaccount:kube-system:reader\" cannot get resource \"nodes\" in API group \"\" at the cluster scope";
     assert_eq!((refusal.code, refusal.message.as_str()), (403, format!("nodes \"n\" is forbidden: {words}").as_str()));
     let namespaces: Api<Namespace> = Api::all(reader.clone());

@@ -1,4 +1,4 @@
-//! What the shipped definition of EgressIP refuses, in the words that people read. The double knows the schema and not the
+//! What the shipped definition of EgressIP refuses, with the messages that people read. The double knows the schema and not the
 //! language of its rules, so that a real API server says these.
 
 use std::fs;
@@ -67,7 +67,7 @@ fn refusals_are_sentences() -> Result<()> {
         println!("{}", refusal.trim());
         ensure!(refusal.contains(sentence), "{refusal} does not say: {sentence}");
     }
-    // An address that is none of an egress IP's is taken: the leader refuses it, and a condition says why.
+    // An address that cannot be an egress IP is accepted: the leader refuses it, and a condition says why.
     let odd = object(&json!({"egressIPs": ["127.0.0.1"], "namespaceSelector": {}}));
     server.kubectl_with("create -f -", &odd.to_string()).map(drop)
 }

@@ -107,7 +107,7 @@ fn every_overlay_renders() -> Result<()> {
             let pod = &set["spec"]["template"]["spec"];
             for container in containers(set) {
                 let image = container["image"].as_str().unwrap_or_default();
-                ensure!(image.starts_with("localhost/egress-agent:"), "{folder}: the image {image} is nobody's to set");
+                ensure!(image.starts_with("localhost/egress-agent:"), "{folder}: no overlay sets the image {image}");
                 // Controllers do not use bpf(2).
                 let wants = folder.contains("openshift") && set["kind"] == "DaemonSet";
                 let has = container.pointer("/securityContext/seLinuxOptions/type").is_some_and(|one| one == "spc_t");

@@ -2,7 +2,7 @@
 //!
 //! Each test starts a server of its own on a free loopback port.
 //! Where `KUBEBUILDER_ASSETS` names a folder with etcd and kube-apiserver, each starts those in the double's place: what
-//! the tests say of the double was seen to be true of the real thing that way.
+//! the tests check of the double was checked on the real server that way.
 
 mod access;
 mod admission;

@@ -80,7 +80,7 @@ async fn a_forgotten_version_is_gone() -> Result<()> {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     });
-    let expired = expired.await.context("the list goes on")?;
+    let expired = expired.await.context("the list continues")?;
     assert!(gone(expired.code) && expired.reason == "Expired", "{expired:?}");
     let mut events = nodes.watch(&WatchParams::default(), &version).await?.boxed();
     match events.try_next().await? {

@@ -1,4 +1,4 @@
-//! A server for one test, and the ways to talk to it.
+//! A server for one test, and its clients.
 
 use std::ffi::OsString;
 use std::fs;
@@ -103,7 +103,7 @@ impl Server {
         Client::try_from(config).context("cannot make a client")
     }
 
-    /// The double: a real server cannot be told to fail.
+    /// The double: a real server cannot fail on request.
     pub(crate) fn double(&self) -> Result<&ApiServer> {
         match &self.kind {
             Kind::Double { server, .. } => Ok(server),
@@ -170,9 +170,9 @@ fn assets() -> Option<OsString> {
     std::env::var_os("KUBEBUILDER_ASSETS").filter(|folder| !folder.is_empty())
 }
 
-/// Is this the double? A real API server cannot be told to fail.
+/// Is this the double? A real API server cannot fail on request.
 pub(crate) fn is_double(test: &str) -> bool {
-    assets().is_none() || skipped(test, "a real API server cannot be told to fail")
+    assets().is_none() || skipped(test, "a real API server cannot fail on request")
 }
 
 /// Is this the real thing? The double has not all that the manifests are made of.

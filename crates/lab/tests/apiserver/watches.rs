@@ -14,7 +14,7 @@ use tokio::time::timeout;
 use crate::objects::{from_json, node, pod};
 use crate::server::Server;
 
-/// The next event in words.
+/// The next event as text.
 async fn next<K: kube::Resource>(
     events: &mut (impl Stream<Item = Result<Event<K>, watcher::Error>> + Unpin),
 ) -> Result<String> {
@@ -130,7 +130,7 @@ async fn bookmarks_come_and_a_watch_ends_in_time() -> Result<()> {
     let WatchEvent::Bookmark(bookmark) = first else { anyhow::bail!("not a bookmark: {first:?}") };
     let number = |version: &str| version.parse::<u64>().context("no version");
     let (seen, latest) = (number(&bookmark.metadata.resource_version)?, number(&version.context("a version")?)?);
-    // A real server's may lag behind the changes of other kinds, and does not run ahead of them.
+    // A real server's may lag after the changes of other kinds, and does not run ahead of them.
     assert!(seen > 0 && seen <= latest, "{seen} of {latest}");
     let end = timeout(Duration::from_secs(12), async {
         while let Some(event) = events.next().await {
@@ -139,7 +139,7 @@ async fn bookmarks_come_and_a_watch_ends_in_time() -> Result<()> {
         }
         Ok(())
     });
-    end.await.context("the watch goes on")??;
+    end.await.context("the watch continues")??;
     Ok(())
 }
 

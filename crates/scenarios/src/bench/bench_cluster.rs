@@ -132,7 +132,7 @@ impl BenchCluster {
         self.base.lab.lan().feed("nft", &["-f", "-"], &peers::sink(&ports))
     }
 
-    /// Each pod is seen outside as its peer and path have it: what is measured is what is said.
+    /// Each pod is seen outside as its peer and path have it: the figures are those of the named path.
     fn check(&self) -> Result<()> {
         let _server = Server::outside(&self.base.lab)?;
         for peer in Peer::ALL {

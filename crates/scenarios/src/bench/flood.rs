@@ -1,6 +1,6 @@
 //! The forwarding rate: 64-byte UDP packets written to the far end of the management port's cable as fast as it goes,
 //! from one thread pinned to one core. The kernel forwards each on that core before the next one comes, so the rate is
-//! what the whole way costs; what got through is counted behind the outside NIC and dropped there.
+//! what the whole path costs; what got through is counted after the outside NIC and dropped there.
 
 use std::io::IoSlice;
 use std::os::fd::AsRawFd;

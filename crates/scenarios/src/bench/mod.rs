@@ -82,7 +82,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     let folder = paths.target.join("bench");
     let say = |line: &str| progress.step(line);
     if args.control_plane {
-        // Time and memory of a build that nobody runs are of no use.
+        // Time and memory of a debug build are of no use.
         let build = BuildArgs { release: true, ..args.build.clone() };
         let built = match args.of_image {
             true => ensure_built_static(&build, &progress)?,
@@ -105,7 +105,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     measured
 }
 
-/// That the machinery runs: every program meets the packet that is said, and ends as is said. No figure is looked at.
+/// The machinery runs: every program gets the intended packet and ends as intended. Figures are not checked.
 pub fn tests() -> Vec<LabTest> {
     vec![LabTest::new("bench_programs_run_as_said", Duration::from_secs(120), try_programs).alone()]
 }

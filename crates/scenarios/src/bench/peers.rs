@@ -75,13 +75,13 @@ pub(super) fn netfilter_rules(remote_pod: Ipv4Addr) -> String {
     )
 }
 
-/// What the router outside needs to answer pods that nobody translates.
+/// What the router outside needs to answer pods without SNAT.
 pub(super) fn outside(local: (Ipv4Addr, NodeNumber), remote: (Ipv4Addr, NodeNumber)) -> Vec<String> {
     let via = |(pod, node): (Ipv4Addr, NodeNumber)| format!("route add {pod}/32 via {}", node.address().v4);
     vec![via(local), via(remote)]
 }
 
-/// Where injected packets are addressed to: nobody, behind the router outside.
+/// The destination of injected packets: an unused address beyond the router outside.
 pub(super) const NOBODY: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 200);
 pub(super) const DISCARD: u16 = 9;
 

@@ -7,7 +7,7 @@ use clap::ValueEnum;
 pub(super) enum PacketPath {
     /// On the pod's node.
     Local,
-    /// On another node: encapsulated both ways.
+    /// On another node: encapsulated in both directions.
     Remote,
 }
 
@@ -86,7 +86,7 @@ pub(super) enum Work {
     TcpUp,
     /// As much as goes, from the server to the pod
     TcpDown,
-    /// 64-byte UDP packets injected at the management port's far end, dropped behind the outside NIC
+    /// 64-byte UDP packets injected at the management port's far end, dropped after the outside NIC
     Forwarding,
     /// Nanoseconds per packet of single programs
     Programs,

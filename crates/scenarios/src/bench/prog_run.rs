@@ -63,7 +63,7 @@ pub(super) struct Bench {
     _product: Ebpf,
 }
 
-/// The programs under test, in the order of the rig's list; the rig's own come behind them.
+/// The programs under test, in the order of the rig's list; the rig's own come after them.
 const SUBJECTS: [&str; 5] = ["from_pod", "to_pod", "from_netdev", "to_netdev", "from_overlay"];
 const OWN: [&str; 2] = ["nothing", "grow"];
 
@@ -100,7 +100,7 @@ impl Bench {
     pub(super) fn load(product: &Path, rig: &Path, pods: u32) -> Result<Self> {
         let mut product = EbpfLoader::new().map_max_entries("pods", 1 << 17).load_file(product)?;
         let mut rig = Ebpf::load_file(rig)?;
-        // First of all: loaded programs hold the maps that are filled and let go of below.
+        // First: loaded programs hold the maps that are filled and closed below.
         for name in SUBJECTS {
             classifier(&mut product, name)?;
         }
@@ -129,7 +129,7 @@ impl Bench {
         self.repeat("again", hook, &plan.frame, times)
     }
 
-    /// What it costs to take away the room that the overlay's headers took. A long packet can lose it many times.
+    /// The cost of removing the space of the overlay's headers. A long packet can lose it many times.
     pub(super) fn shrink(&mut self) -> Result<f64> {
         const LONG: usize = 3200;
         const TIMES: u32 = 50;

@@ -1,9 +1,9 @@
-//! Nanoseconds per packet of single programs, and of whole paths: what the programs on the way of one packet take
+//! Nanoseconds per packet of single programs, and of whole paths: what the programs on the path of one packet take
 //! together. Hot means 64 flows over and over, cold 100,000 in an order that no cache follows.
 //!
 //! Each sample is a pair: the rig with the program, the rig with nothing, right after one another; the difference is the
 //! program's. Where the program changes the packet's length, the rig's undoing of that is measured by itself and taken
-//! off as well. The verdicts are counted, so that what is measured is what is said.
+//! off as well. The verdicts are counted, so that the figures are those of the named path.
 
 use std::net::Ipv4Addr;
 use std::process::{Command, Stdio};

@@ -101,7 +101,7 @@ fn no_object_at_all(cluster: &TestCluster) -> Result<()> {
     cluster.remove("later")
 }
 
-/// A node whose annotations cannot be read blocks nobody, and is still served by what else is known of it.
+/// A node with unreadable annotations blocks no other node, and is still served by what else is known of it.
 fn bad_node(cluster: &mut TestCluster) -> Result<()> {
     let path = "/api/v1/nodes/node3";
     let annotations = |value: &Value| json!({"metadata": {"annotations": {"k8s.ovn.org/node-primary-ifaddr": value, "k8s.ovn.org/host-cidrs": value}}});

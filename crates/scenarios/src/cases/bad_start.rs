@@ -79,7 +79,7 @@ impl Trial {
         arguments
     }
 
-    /// Starts one that may continue; everything that it says is in the log.
+    /// Starts one that may continue; its output is in the log.
     fn start(&self, changed: &[(&str, &Path)], log: &Path) -> Result<Child> {
         let output = std::fs::File::create(log)?;
         self.node.host.run(|| {
@@ -89,7 +89,7 @@ impl Trial {
         })
     }
 
-    /// The agent refuses to start, in one line with these words.
+    /// The agent refuses to start, with one line that contains these texts.
     fn refuses(&self, wrapper: &[&str], changed: &[(&str, &Path)], words: &[&str]) -> Result<()> {
         let binary = self.binary.display().to_string();
         let mut args = vec!["20"];
@@ -138,9 +138,9 @@ fn interfaces(trial: &Trial) -> Result<()> {
     trial.refuses(&[], &[("--bpffs", Path::new("/run/no-bpffs"))], &["BPF file system", "mount", "--bpffs"])
 }
 
-/// What is none of ours, pins of another set, and a map of another shape in this layout's place.
+/// A folder without our pins, pins of another set, and a map of another shape in this layout's place.
 fn pins_of_others(trial: &Trial) -> Result<()> {
-    let unrelated = trial.bpffs.join("stranger");
+    let unrelated = trial.bpffs.join("unrelated");
     std::fs::create_dir_all(unrelated.join("pods"))?;
     trial.refuses(&[], &[("--bpffs", &unrelated)], &["none of egress-agent's pins", "--bpffs"])?;
     // Another layout is taken over; what runs here is pinned elsewhere.
@@ -177,7 +177,7 @@ fn without_rights(trial: &Trial) -> Result<()> {
     trial.refuses(&["setpriv", "--bounding-set", "-all"], &[], &["CAP_"])
 }
 
-/// It waits, says so once and touches nothing: the traffic of the node continues by what is in the kernel.
+/// It waits, logs so once and touches nothing: the traffic of the node continues by what is in the kernel.
 fn dead_server(trial: &Trial, context: &LabContext) -> Result<()> {
     let dead = context.logs.join("dead-kubeconfig");
     let text = std::fs::read_to_string(&trial.kubeconfig)?;
@@ -191,7 +191,8 @@ fn dead_server(trial: &Trial, context: &LabContext) -> Result<()> {
         let printed = std::fs::read_to_string(&log)?;
         Ok(printed.lines().filter(|line| line.contains("WARN") && line.contains("refused")).count())
     };
-    let heard = until("the agent says that nobody answers", EFFECT, || Ok((complaints()? > 0).then_some(())));
+    let heard =
+        until("the agent logs that the API server does not answer", EFFECT, || Ok((complaints()? > 0).then_some(())));
     // Long enough for several attempts; it continues trying and does not continue talking.
     std::thread::sleep(ATTEMPTS);
     let ended = child.try_wait()?;

@@ -171,7 +171,7 @@ fn plain_nodes(context: &LabContext) -> Result<()> {
     capture.finish()?.check()
 }
 
-/// Stands in for an agent: it runs until it is told to stop, and has nothing to clean up.
+/// A stand-in for an agent: it runs until it is stopped, and has nothing to clean up.
 const STAND_IN: &str = "#!/bin/sh\n[ \"$1\" = cleanup ] && exec echo clean\nwhile :; do sleep 0.05; done\n";
 
 fn agents(context: &LabContext) -> Result<()> {
@@ -226,7 +226,7 @@ fn power(context: &LabContext) -> Result<()> {
     lab.set_power(node, false)?;
     ensure!(client::get(&pod.netns, to, "/", "baseline")?.is_err(), "a node without power reaches the world");
     lab.set_power(node, true)?;
-    // A neighbour that did not answer is not asked again at once: the kernel's pace, not ours.
+    // A neighbour that did not answer is not asked again at once: by the kernel's timer.
     let until = Instant::now() + POWER_RETURNS;
     loop {
         match seen_as(&pod.netns, to) {
@@ -275,7 +275,7 @@ fn api_server(context: &LabContext) -> Result<()> {
     Ok(())
 }
 
-/// What a machine has that a lab could leave behind.
+/// Resources of the machine that a lab could leave.
 #[derive(Debug, PartialEq, Eq)]
 struct Snapshot {
     namespaces: BTreeSet<String>,

@@ -75,7 +75,7 @@ fn tcp(from: &Netns) -> Result<[Flow; 2]> {
 
 fn pod_label(cluster: &TestCluster) -> Result<()> {
     let connections = tcp(&cluster.pod("changing")?.netns)?;
-    // Both connections stand when new ones do, which are made behind them.
+    // Both connections stand when new ones do, which are made after them.
     cluster.is_seen_as("changing", Some(V4), Some(V6))?;
     cluster.label_pod("changing", "app", Some("c"))?;
     cluster.is_seen_as("changing", None, None)?;

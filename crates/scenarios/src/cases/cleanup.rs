@@ -20,7 +20,7 @@ pub(super) fn leaves_nothing(context: &LabContext) -> Result<()> {
     let mut cluster = TestCluster::without_agents(context, pods)?;
     let before = cluster.lab.nodes().iter().map(settled).collect::<Result<Vec<_>>>()?;
     let options = cluster.options(context);
-    // One node has its programs on their hooks the other way.
+    // One node has its programs attached by filters.
     let mut by_filters = options.clone();
     by_filters.extra.push("--attach=clsact".to_owned());
     let start =
@@ -61,7 +61,7 @@ pub(super) fn leaves_nothing(context: &LabContext) -> Result<()> {
     Ok(())
 }
 
-/// As the DaemonSet in `deploy/cleanup` has it: its pods must not end by themselves, and must end when they are told.
+/// As the DaemonSet in `deploy/cleanup` has it: its pods must not end by themselves, and must end on SIGTERM.
 fn stays_until_sigterm(agent: &Agent) -> Result<()> {
     let mut staying = agent.clean_up_and_stay()?;
     let mut printed = String::new();

@@ -17,7 +17,7 @@ const V6: &str = "fd00:172:18::110";
 
 /// What is started at once, as a kubelet does.
 const AT_ONCE: usize = 4;
-/// A kubelet reports a pod's addresses some tenths of a second behind the start.
+/// A kubelet reports a pod's addresses some tenths of a second after the start.
 const REPORTED: Duration = Duration::from_millis(400);
 /// The plugin waits for an agent for five seconds.
 const WAITS: Duration = Duration::from_secs(5);
@@ -51,7 +51,7 @@ pub(super) fn no_first_packet_is_lost(context: &LabContext) -> Result<()> {
         );
     }
 
-    println!("the CNI writes its file anew");
+    println!("the CNI writes its file again");
     runtime.write_chain()?;
     runtime.is_chained(true)?;
 
@@ -227,7 +227,7 @@ impl Runtime {
         if printed.trim().is_empty() { Ok(Value::Null) } else { Ok(serde_json::from_str(&printed)?) }
     }
 
-    /// A pod whose containers may begin now. Its object says no address yet.
+    /// A pod whose containers may begin now. Its object has no address yet.
     fn make(&self, cluster: &TestCluster, name: &str, namespace: &str) -> Result<Pod> {
         let netns = Netns::new(&self.prefix, &format!("cni{}", self.count.fetch_add(1, Ordering::Relaxed)));
         cluster.lab.add_namespaces(std::slice::from_ref(&netns))?;
@@ -236,7 +236,7 @@ impl Runtime {
             namespace: namespace.to_owned(),
             labels: std::collections::BTreeMap::new(),
             node: self.node.number,
-            // None yet: its object says none.
+            // None yet: its object has none.
             addresses: self.node.number.router(),
             cni: self.node.config.cni,
             netns,

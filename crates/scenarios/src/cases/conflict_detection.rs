@@ -14,7 +14,7 @@ const ROUTER: &str = "172.18.0.1";
 /// Longer than all that follows the deletion of an object.
 const FORGOTTEN: Duration = Duration::from_secs(4);
 
-/// Addresses that no egress IP can be, each with a word of what is said of it.
+/// Addresses that no egress IP can be, each with a part of its refusal.
 const RESERVED: [(&str, &str); 6] = [
     ("172.18.255.255", "broadcast"),
     ("172.18.0.0", "network address"),
@@ -29,7 +29,7 @@ fn held(cluster: &TestCluster) -> Result<usize> {
     nodes.map(|keys| Ok(keys?.len())).sum()
 }
 
-/// The object's addresses are claimed by no node, and its owner is told.
+/// No node claims the object's addresses, and an event says so.
 fn is_refused(cluster: &TestCluster, name: &str, address: &str) -> Result<()> {
     cluster.put(&egress_ip(name, &[address], &labels("house", "red"), &all()))?;
     let event = cluster.event(name, "EgressIPConflict")?;
@@ -38,7 +38,7 @@ fn is_refused(cluster: &TestCluster, name: &str, address: &str) -> Result<()> {
     Ok(())
 }
 
-/// What was once assigned proves nothing of who has the address now.
+/// An earlier assignment proves nothing about the present owner of the address.
 pub(super) fn are_probed_for_each_time(context: &LabContext) -> Result<()> {
     let pods = vec![pod("one", "red", 1, &[]), pod("two", "red", 2, &[])];
     let cluster = TestCluster::start(context, pods)?;
@@ -53,11 +53,11 @@ pub(super) fn are_probed_for_each_time(context: &LabContext) -> Result<()> {
     is_refused(&cluster, "second", NEIGHBOUR)?;
     cluster.remove("second")?;
 
-    println!("{TAKEN_LATER} is served, let go of, and taken by a host");
+    println!("{TAKEN_LATER} is served, released, and taken by a host");
     cluster.assign(&egress_ip("served", &[TAKEN_LATER], &labels("house", "red"), &all()))?;
     cluster.is_seen_as("one", Some(TAKEN_LATER), None)?;
     cluster.remove("served")?;
-    until("it is let go of", EFFECT, || Ok((held(&cluster)? == 0).then_some(())))?;
+    until("it is released", EFFECT, || Ok((held(&cluster)? == 0).then_some(())))?;
     host(&format!("addr add {TAKEN_LATER}/16 dev {EXT_LAN}"))?;
     thread::sleep(FORGOTTEN);
     is_refused(&cluster, "later", TAKEN_LATER)

@@ -1,5 +1,5 @@
-//! Connections that each pod keeps, and new ones that it opens at a constant rate, all to the server outside. The report says
-//! what became of each.
+//! Connections that each pod keeps, and new ones that it opens at a constant rate, all to the server outside. The report has
+//! the result of each.
 
 use std::io::{self, ErrorKind};
 use std::sync::atomic::Ordering;
@@ -13,7 +13,7 @@ use crate::prelude::*;
 use egress_lab::background::Background;
 use egress_lab::wait::poll;
 
-/// Each kept connection says something as often.
+/// The interval of messages on a kept connection.
 const SPEAKS: Duration = Duration::from_secs(1);
 /// A new connection that has no answer by then has failed: as long as a lost SYN waits before it is sent again.
 pub(super) const PATIENCE: Duration = Duration::from_secs(1);
@@ -28,7 +28,7 @@ struct Life {
     echoes: u64,
     /// The longest time that an echo has taken.
     slowest: Duration,
-    /// When it said what has not been answered yet.
+    /// When it sent the message that is not answered yet.
     waits_since: Option<Instant>,
     ended: Option<ErrorKind>,
 }
@@ -110,7 +110,7 @@ impl Connections {
         self.books.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Forgets what was before, but for who has ended.
+    /// Forgets earlier results, except ended connections.
     pub(super) fn begin(&self) {
         let mut books = self.lock();
         books.calls.clear();

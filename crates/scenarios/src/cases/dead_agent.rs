@@ -11,7 +11,7 @@ const ADDRESS: &str = "172.18.0.110";
 const NAMES: [&str; 3] = ["one", "two", "three"];
 /// Instead of the default of thirty.
 const GRACE: Duration = Duration::from_secs(4);
-/// The total timeout before the grace and behind it, the suspicion, and the claim; three times that.
+/// The total timeout before and after the grace, the suspicion, and the claim; three times that.
 const MOVES: Duration = Duration::from_secs(3 * (4 + 2 + 2 + 1));
 
 /// The nodes by what they do.

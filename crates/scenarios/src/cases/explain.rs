@@ -78,7 +78,10 @@ pub(super) fn beside_an_agent(cluster: &mut TestCluster, egress: &str) -> Result
     let list = json(cluster, &format!("nat list --egress-ip {egress} --pod red/one --to {server} --proto tcp"))?;
     let first = list.get(0).with_context(|| format!("the request has no mapping: {list:#}"))?;
     ensure!(first["object"] == "first" && first["node"] == "node1" && first["pod"] == "red/one", "{list:#}");
-    ensure!(json(cluster, "nat list --pod-ip 10.244.1.99")?.as_array().is_some_and(Vec::is_empty), "nobody's");
+    ensure!(
+        json(cluster, "nat list --pod-ip 10.244.1.99")?.as_array().is_some_and(Vec::is_empty),
+        "an unknown pod has entries"
+    );
     let text = asked(cluster, "nat list")?;
     println!("{text}");
     has(&text, &["EGRESS IP", egress, "red/one"])?;
@@ -89,10 +92,10 @@ pub(super) fn beside_an_agent(cluster: &mut TestCluster, egress: &str) -> Result
     log_level(cluster)
 }
 
-/// A packet that is dropped, and who hears of it.
+/// A packet that is dropped, and where that shows.
 fn dropped(cluster: &mut TestCluster) -> Result<()> {
     println!("drops");
-    let text = until("a drop is told", EFFECT, || {
+    let text = until("a drop is shown", EFFECT, || {
         forge(cluster, "one")?;
         let text = asked(cluster, "drops --reason forged_tunnel")?;
         Ok((!text.is_empty()).then_some(text))
@@ -149,7 +152,7 @@ pub(super) fn by_filters(cluster: &mut TestCluster, egress: &str) -> Result<()> 
     }
     cluster.agent(2)?.restart()?;
     cluster.serves(2)?;
-    until("a drop is told", EFFECT, || {
+    until("a drop is shown", EFFECT, || {
         forge(cluster, "two")?;
         Ok(asked_on(cluster, 2, "drops")?.contains("forged_tunnel").then_some(()))
     })

@@ -1,4 +1,4 @@
-//! The first packets of pods on a CNI that announces no addresses: what comes from an address that nobody knows is let pass, but
+//! The first packets of pods on a CNI that announces no addresses: packets from an unknown address pass, but
 //! for the time in which a selected pod may be among it.
 
 use crate::prelude::*;
@@ -15,12 +15,12 @@ fn is_scheduled(cluster: &TestCluster, pod: &Pod) -> Result<()> {
 }
 
 pub(super) fn of_pods_with_unknown_addresses(context: &LabContext) -> Result<()> {
-    let names = [("steady", "red"), ("chosen", "red"), ("plain", "blue"), ("stranger", "blue")];
+    let names = [("steady", "red"), ("chosen", "red"), ("plain", "blue"), ("unknown", "blue")];
     let mut cluster = TestCluster::start(context, names.map(|(name, house)| pod(name, house, 1, &[])).to_vec())?;
     cluster.assignable(1, true)?;
     cluster.assign(&egress_ip("eip", &[V4], &labels("house", "red"), &all()))?;
     cluster.is_seen_as("chosen", Some(V4), None)?;
-    let [chosen, plain, unknown] = ["chosen", "plain", "stranger"].map(|name| cluster.pod(name).cloned());
+    let [chosen, plain, unknown] = ["chosen", "plain", "unknown"].map(|name| cluster.pod(name).cloned());
     let (chosen, plain, unknown) = (chosen?, plain?, unknown?);
     let to = SERVER.v4.into();
     let node = Observed::Source(plain.node.address().v4.into());
@@ -45,7 +45,7 @@ pub(super) fn of_pods_with_unknown_addresses(context: &LabContext) -> Result<()>
 
     println!("a pod that is deleted, and has not ended yet, and comes again");
     let capture = Capture::start(&cluster.lab)?;
-    // The selected pod alone asks this port by IPv4; the last words of the closed flows go to another.
+    // The selected pod alone asks this port by IPv4; the last packets of the closed flows go to another.
     let wrong = |capture: &Capture| -> Result<u64> {
         let seen = capture.seen()?;
         let node = chosen.node.address();
@@ -55,7 +55,7 @@ pub(super) fn of_pods_with_unknown_addresses(context: &LabContext) -> Result<()>
     drops(&chosen)?;
     cluster.becomes(&chosen.netns, to, Observed::Nothing)?;
     is_scheduled(&cluster, &chosen)?;
-    // While a selected pod is starting nobody knows whose packets these are. Over IPv6, so that they are not counted.
+    // While a selected pod is starting, the sender of these packets is unknown. Over IPv6, so that they are not counted.
     cluster.becomes(&unknown.netns, SERVER.v6.into(), Observed::Nothing)?;
     cluster.becomes(&chosen.netns, to, Observed::Nothing)?;
     cluster.api.publish_pod(&chosen)?;

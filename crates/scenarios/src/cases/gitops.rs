@@ -47,11 +47,11 @@ pub(super) fn and_agents_do_not_fight(cluster: &TestCluster, pod: &str) -> Resul
     changes_nothing(cluster, &kept)?;
     each_has_its_own(&with)?;
 
-    println!("it is pruned, and comes anew");
+    println!("it is pruned, and created again");
     let path = path_of(&kept);
     cluster.api.delete(&path)?;
     cluster.is_seen_as(pod, None, None)?;
-    ensure!(cluster.api.get(&path)?.is_none(), "it is written anew, or kept from going");
+    ensure!(cluster.api.get(&path)?.is_none(), "it is written again, or its deletion is blocked");
     kept["spec"]["egressIPs"] = json!(ADDRESSES[1..]);
     apply(cluster, &kept)?;
     let created = in_step(cluster, 1)?;
@@ -65,7 +65,7 @@ fn apply(cluster: &TestCluster, object: &Value) -> Result<Value> {
     cluster.api.apply(&path_of(object), MANAGER, object)
 }
 
-/// When the leader has said all that it has to say of the object as it is, with so many addresses assigned.
+/// When the leader has written the whole status of the object as it is, with so many addresses assigned.
 fn in_step(cluster: &TestCluster, addresses: usize) -> Result<Value> {
     until(&format!("{addresses} addresses are assigned"), EFFECT, || {
         let object = cluster.api.get("/apis/k8s.ovn.org/v1/egressips/kept")?.context("it is gone")?;
@@ -77,7 +77,7 @@ fn in_step(cluster: &TestCluster, addresses: usize) -> Result<Value> {
     })
 }
 
-/// Applied again it stays as it is to the letter, and nobody writes it afterwards.
+/// Applied again it stays byte for byte the same, and is not written afterwards.
 fn changes_nothing(cluster: &TestCluster, object: &Value) -> Result<()> {
     let read = || cluster.api.get(&path_of(object))?.context("it is gone");
     let before = read()?;
@@ -86,7 +86,7 @@ fn changes_nothing(cluster: &TestCluster, object: &Value) -> Result<()> {
         ensure!(now == before, "applied again it is\n{now:#}, and was\n{before:#}");
     }
     let now = read()?;
-    ensure!(now == before, "somebody has written\n{now:#}, it was\n{before:#}");
+    ensure!(now == before, "it was written\n{now:#}, it was\n{before:#}");
     Ok(())
 }
 

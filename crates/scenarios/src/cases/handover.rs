@@ -1,4 +1,5 @@
-//! An address changes its node: the old one has let go before the new one answers, whatever the cause and who leads.
+//! An address changes its node: the old node releases it before the new one answers, whatever the cause and whichever controller
+//! leads.
 //!
 //! Who answers when is seen on the wire ([`Senders`]). A stopped agent alone leaves a node that continues, and is not asked there.
 
@@ -47,7 +48,7 @@ fn start_with(context: &LabContext, extra: &[&str]) -> Result<HandoverTest> {
     let (old, new_owner) = (leader % 3 + 1, (leader + 1) % 3 + 1);
     cluster.assignable(old, true)?;
     cluster.assign(&egress_ip("held", &[ADDRESS], &labels("house", "red"), &all()))?;
-    // Each agent hears of it at another time.
+    // Each agent learns it at another time.
     for name in NAMES {
         cluster.is_seen_as(name, Some(ADDRESS), None)?;
     }
@@ -67,7 +68,7 @@ fn holder(cluster: &TestCluster, object: &str) -> Result<String> {
     Ok(assigned(&object).first().map(|(_, node)| node.clone()).unwrap_or_default())
 }
 
-/// When the agent of a node said this of the address.
+/// When the agent of a node logged this about the address.
 fn times(cluster: &mut TestCluster, number: usize, what: &str) -> Result<Vec<String>> {
     let log = std::fs::read_to_string(cluster.agent(number)?.log())?;
     let lines = log.lines().filter(|line| line.contains(what) && line.contains(&format!("address={ADDRESS} ")));
@@ -101,7 +102,7 @@ pub(super) fn old_node_releases_first(context: &LabContext) -> Result<()> {
     })?;
     ensure!(!owns(&cluster, old)?, "node{old} has it still");
 
-    // Its other address is where the duplicate could go already: the shared one has to come to the other node.
+    // Its other address can be on the node that the duplicate could use: the shared one must move to the other node.
     println!("the object is deleted; another has waited for its address");
     cluster.assignable(old, true)?;
     cluster.put(&egress_ip("waits", &[ADDRESS, "172.18.0.111"], &labels("house", "red"), &all()))?;
@@ -143,7 +144,7 @@ pub(super) fn next_leader_continues(context: &LabContext) -> Result<()> {
         EFFECT,
         || Ok((holder(&cluster, "held")? == format!("node{new_owner}")).then_some(())),
     )?;
-    println!("the agent of node{old} goes on");
+    println!("the agent of node{old} continues");
     cluster.agent(old)?.resume()?;
     until(&format!("node{old} has given it up"), EFFECT, || Ok((!owns(&cluster, old)?).then_some(())))?;
     ensure!(times(&mut cluster, old, TAKEN)?.len() == begin, "node{old} has taken it up again");
@@ -151,8 +152,7 @@ pub(super) fn next_leader_continues(context: &LabContext) -> Result<()> {
     cluster.is_seen_as(NAMES[new_owner - 1], Some(ADDRESS), None)
 }
 
-/// It hears nothing and is not heard, and continues forwarding: nobody tells it, so it gives the address up by itself, before it is
-/// given away.
+/// A node without any contact that still forwards gives the address up by itself, before another node gets it.
 pub(super) fn cut_off_node_gives_up_first(context: &LabContext) -> Result<()> {
     let HandoverTest { mut cluster, leader, old, new_owner } = start(context)?;
     cluster.is_seen_as(NAMES[new_owner - 1], Some(ADDRESS), None)?;
@@ -181,7 +181,7 @@ pub(super) fn cut_off_node_gives_up_first(context: &LabContext) -> Result<()> {
     cluster.is_seen_as(NAMES[leader - 1], Some(ADDRESS), None)
 }
 
-/// The leader hears it, so its leases continue, and its watches tell it nothing.
+/// The leader hears it, so its leases continue, and its watches deliver nothing.
 pub(super) fn node_without_api_server_learns_by_probes(context: &LabContext) -> Result<()> {
     let HandoverTest { mut cluster, leader, old, new_owner } = start(context)?;
     let senders = Senders::watch(&cluster, ADDRESS, &NAMES)?;
@@ -195,11 +195,11 @@ pub(super) fn node_without_api_server_learns_by_probes(context: &LabContext) -> 
     let rules = format!("table inet no-api {{ {}{}}}", chain("output", "dport"), chain("input", "sport"));
     host.feed("nft", &["-f", "-"], &rules)?;
     cluster.remove("held")?;
-    until(&format!("node{old} has let go of it"), EFFECT, || Ok((!owns(&cluster, old)?).then_some(())))?;
+    until(&format!("node{old} has released it"), EFFECT, || Ok((!owns(&cluster, old)?).then_some(())))?;
     until("the record is gone", EFFECT, || Ok((records(&cluster)? == "{}").then_some(())))?;
     let log = cluster.agent(old)?.log().to_owned();
     let log = std::fs::read_to_string(log)?;
-    ensure!(log.contains("the leader's probes tell of hand-overs from this node"), "it was told otherwise");
+    ensure!(log.contains("the leader's probes tell of hand-overs from this node"), "it learned otherwise");
     ensure!(!log.contains("out of touch"), "its leases have run out");
 
     println!("another has the address, and the node is back");
@@ -214,8 +214,8 @@ pub(super) fn node_without_api_server_learns_by_probes(context: &LabContext) -> 
     Ok(())
 }
 
-/// Nobody can be told anything, and nobody is given anything: the leases continue, and so does what is served. When it is back
-/// all continue at once.
+/// Without an API server nothing is assigned or released: the leases continue, and so does what is served. Afterwards all agents
+/// continue at once.
 pub(super) fn api_server_outage_ends_no_lease(context: &LabContext) -> Result<()> {
     let HandoverTest { mut cluster, old, new_owner, .. } = start(context)?;
     let pods = NAMES.map(|name| cluster.pod(name).map(|pod| pod.netns.clone()));
@@ -282,7 +282,7 @@ fn paused_in_between(cluster: &mut TestCluster, old: usize, other: usize) -> Res
         let expected = if is_of_pods { Observed::Nothing } else { Observed::Source(ADDRESS.parse()?) };
         ensure!(seen == expected, "{name} is {seen}");
     }
-    ensure!(!owns(cluster, old)? && owns(cluster, other)?, "who goes on is not node{other} alone");
+    ensure!(!owns(cluster, old)? && owns(cluster, other)?, "node{other} is not the only one that serves");
     ensure!(logged("in touch again")? == 0, "it says that it serves what it does not");
 
     set_outage(cluster, false);
@@ -298,7 +298,7 @@ fn paused_in_between(cluster: &mut TestCluster, old: usize, other: usize) -> Res
     Ok(())
 }
 
-/// Behind that nobody leads any more.
+/// After that no controller leads.
 const REIGN: Duration = Duration::from_secs(3);
 /// Longer than the total timeout, and shorter than twice that: who was away for longer is as one that starts.
 const PAUSE: Duration = Duration::from_millis(1500);
@@ -313,7 +313,7 @@ fn set_outage(cluster: &TestCluster, is_out: bool) {
     cluster.api.in_memory().into_iter().for_each(|server| server.set_outage(is_out));
 }
 
-/// What the agents have said so far.
+/// The agents' logs so far.
 fn logs(cluster: &mut TestCluster) -> Result<Vec<String>> {
     (1..=NAMES.len()).map(|number| Ok(std::fs::read_to_string(cluster.agent(number)?.log())?)).collect()
 }

@@ -33,7 +33,7 @@ fn log(cluster: &mut TestCluster, number: usize) -> Result<String> {
     Ok(std::fs::read_to_string(cluster.agent(number)?.log())?)
 }
 
-/// Waits until the agent has logged so many lines with all of these words.
+/// Waits until the agent has logged so many lines with all of these texts.
 fn says(cluster: &mut TestCluster, number: usize, words: &[&str], times: usize) -> Result<()> {
     until(&format!("node{number} says {words:?}"), PATIENCE, || {
         let text = log(cluster, number)?;
@@ -95,7 +95,7 @@ pub(super) fn crowd_of_a_pod_keeps_no_leader_waiting(context: &LabContext) -> Re
     ensure!(greatest - before < MEMORY_KIB, "the agent grew by {} KiB", greatest - before);
     let leader = leader(&cluster)?;
     let log = std::fs::read_to_string(cluster.controller(leader)?.log())?;
-    ensure!(!log.contains("does not answer health checks"), "probes did not go on:\n{log}");
+    ensure!(!log.contains("does not answer health checks"), "probes did not continue:\n{log}");
     for number in 1..=3 {
         cluster.agent(number)?.ensure_alive()?;
     }
@@ -145,9 +145,9 @@ pub(super) fn something_else_at_a_health_address_is_not_believed(context: &LabCo
     })?;
     let text = std::fs::read_to_string(cluster.controller(leader)?.log())?;
     let served = text.lines().filter(|line| line.contains("the node serves") && line.contains(&name)).count();
-    ensure!(served == 1, "the stranger was believed:\n{text}");
+    ensure!(served == 1, "the other server was believed:\n{text}");
     stop.cancel();
-    other_server.join().map_err(|_panic| anyhow::anyhow!("the stranger panicked"))??;
+    other_server.join().map_err(|_panic| anyhow::anyhow!("the other server panicked"))??;
     cluster.agent(other)?.restart()?;
     cluster.serves(other)?;
     leader_says(&mut cluster, leader, &["the node serves", &name], 2)?;
@@ -170,7 +170,7 @@ pub(super) fn a_key_is_replaced_while_all_serve(context: &LabContext) -> Result<
     }
     let current = until("another key", PATIENCE, || key(&cluster))?;
     ensure!(current != former, "the same key again");
-    // Whoever is not heard would be told of within seconds.
+    // A node that is not heard would be logged within seconds.
     std::thread::sleep(Duration::from_secs(3));
     let mut logs = cluster.agents.iter().map(|agent| agent.log().to_owned()).collect::<Vec<_>>();
     logs.extend(Agent::controllers(&mut cluster.agents).map(|controller| controller.log().to_owned()));

@@ -2,7 +2,7 @@
 //! capabilities, its mounts and its variables. It takes over from an agent outside, serves, answers `status`, ends when it is
 //! told, and cleans up. What a kubelet adds, above all the runtime's profile for seccomp, is not there.
 //!
-//! Where nobody has built an image (`cargo xtask image`), or runc is not installed, it is skipped by that name.
+//! Without an image (`cargo xtask image`) or runc the test is skipped.
 
 use std::fs::{self, File};
 use std::process::{Child, Output, Stdio};
@@ -21,7 +21,7 @@ pub(super) fn agent_from_the_image_serves(context: &LabContext) -> Result<()> {
     let image = Image::expected(&Paths::find()?);
     if !image.exists() || packages::find("runc").is_none() || packages::find("umoci").is_none() {
         return Err(
-            Skip("nobody has built an image here (`cargo xtask image`), or runc or umoci is not installed").into()
+            Skip("no image was built here (`cargo xtask image`), or runc or umoci is not installed").into()
         );
     }
     let pods = vec![pod("one", "red", 1, &[]), pod("two", "red", 2, &[])];

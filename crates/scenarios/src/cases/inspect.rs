@@ -34,7 +34,7 @@ pub(super) fn status_with_and_without_an_agent(context: &LabContext) -> Result<(
     cluster.assign(&egress_ip("first", &[ADDRESS], &labels("house", "red"), &all()))?;
     cluster.assign(&egress_ip("late", &["172.18.0.111"], &labels("house", "red"), &all()))?;
     cluster.is_seen_as("one", Some(ADDRESS), None)?;
-    // The other object's address is served as well, for nobody.
+    // The other object's address is served as well, for no pod.
     let text = until("both are served", EFFECT, || {
         let text = printed(cluster.agent(1)?.status(&[])?);
         Ok((text.matches("  served").count() == 2).then_some(text))

@@ -77,7 +77,7 @@ pub(super) fn services_with_many_addresses_affect_no_others(context: &LabContext
         cluster.api.create("/api/v1/namespaces/blue/services", &service)?;
     }
     let expected = before + usize::try_from(SERVICES)? * 64;
-    until("each Service has its room", EFFECT, || Ok((entries(&cluster, 3, "cluster")? == expected).then_some(())))?;
+    until("each Service has its entries", EFFECT, || Ok((entries(&cluster, 3, "cluster")? == expected).then_some(())))?;
     println!("{} addresses, {} entries", SERVICES * EACH, expected - before);
     let event = cluster.event("s0", "ServiceAddressesLeftOut")?;
     ensure!(event.starts_with("936 of its addresses"), "{event}");
@@ -107,7 +107,7 @@ pub(super) fn objects_without_pods_affect_no_others(context: &LabContext) -> Res
     cluster.label_namespace("blue", "house", Some("red"))?;
     cluster.is_seen_as("late", Some(V4), Some(V6))?;
     until("the last object has its nodes", Duration::from_secs(60), || Ok(is_assigned(OBJECTS - 1)?.then_some(())))?;
-    ensure!(entries(&cluster, 3, "policy")? == policies, "objects that nobody is selected by have entries of `policy`");
+    ensure!(entries(&cluster, 3, "policy")? == policies, "objects that select no pod have entries of `policy`");
     others_are_unaffected(&cluster, flows)
 }
 
@@ -194,12 +194,12 @@ pub(super) fn flows_of_one_pod_affect_no_others(context: &LabContext) -> Result<
     for name in ["greedy", "greedy-far"] {
         let from = &cluster.pod(name)?.netns;
         let served = || Ok((observe(from, to)? == Observed::Source(V4.parse()?)).then_some(()));
-        until(&format!("{name} has room again"), FORGOTTEN, served)?;
+        until(&format!("{name} has free entries again"), FORGOTTEN, served)?;
     }
     Ok(())
 }
 
-/// Packets that the CPUs' backlogs had no room for: the second column of `/proc/net/softnet_stat`, in hexadecimal.
+/// Packets that did not fit into the CPUs' backlogs: the second column of `/proc/net/softnet_stat`, in hexadecimal.
 fn lost_by_the_machine() -> Result<u64> {
     let counted = std::fs::read_to_string("/proc/net/softnet_stat")?;
     let dropped = counted.lines().map(|cpu| {
@@ -216,7 +216,7 @@ fn open_flows(to: IpAddr) -> Result<Duration> {
     for _ in 0..TUPLES.0 {
         let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
         for port in FIRST..FIRST + TUPLES.1 {
-            // Refused is for an earlier one, which nobody there listens for.
+            // Refused is for an earlier one, without a listener there.
             if let Err(error) = socket.send_to(b"one more", (to, port)) {
                 ensure!(error.kind() == ErrorKind::ConnectionRefused, "{error}");
             }

@@ -47,7 +47,7 @@ fn gets_ready(cluster: &TestCluster, number: usize) -> Result<()> {
     Ok(())
 }
 
-/// `None` where nobody listens.
+/// `None` without a listener.
 fn page(cluster: &TestCluster, number: usize, path: &str) -> Result<Option<Reply>> {
     page_at(cluster, (number, AT), path)
 }
@@ -145,7 +145,7 @@ pub(super) fn are_seen(cluster: &TestCluster, address: &str) -> Result<()> {
     ensure!((value(leader, "egress_agent_egress_ips{state=\"assigned\"}")? - 2.0).abs() < 0.5, "{leader:#?}");
     ensure!((value(leader, "egress_agent_egressip_objects{reason=\"Assigned\"}")? - 2.0).abs() < 0.5, "{leader:#?}");
     value(leader, "egress_agent_egress_node_state{node=\"node1\",state=\"answers\"}")?;
-    ensure!(value(leader, "egress_agent_probes_total{answer=\"serving\"}")? > 0.0, "nobody was probed");
+    ensure!(value(leader, "egress_agent_probes_total{answer=\"serving\"}")? > 0.0, "no node was probed");
     let of_cluster = |scrape: &&Scrape| scrape.keys().any(|series| series.starts_with("egress_agent_egress_ips{"));
     ensure!(all.iter().chain(&controllers).filter(of_cluster).count() == 1, "others speak for the cluster too");
     for (index, scrape) in all.iter().enumerate() {

@@ -97,7 +97,7 @@ fn loses_nothing(
         lives += live;
         ensure!(live == well, "{what}: {} of {well} connections of {} ended", well - live, caller.pod);
     }
-    println!("{what}: {} of {asked} lost, {lives} connections went on", lost.len());
+    println!("{what}: {} of {asked} lost, {lives} connections lived on", lost.len());
     ensure!(strange.is_empty(), "{what}: seen with another address: {strange:?}");
     ensure!(lost.is_empty(), "{what}: {} of {asked} lost: {:?}", lost.len(), &lost[..lost.len().min(8)]);
     ensure!(asked > 500, "{asked} samples are too few to say anything");
@@ -149,8 +149,8 @@ fn drain(context: &LabContext, cluster: &TestCluster, arguments: &[&str]) -> Res
     Ok(Said { well: output.status.success(), text })
 }
 
-/// `egress-agent drain`: where nobody can take an address it stays and is served; where someone can nothing is lost. Of an
-/// agent that is dead nobody says that its programs have let go.
+/// `egress-agent drain`: an address that no other node can host stays and is served; an address that moves loses nothing. A dead
+/// agent does not confirm the release.
 pub(super) fn drain_moves_what_can_go(context: &LabContext) -> Result<()> {
     let (mut cluster, _echo) = start(context)?;
     let callers = call(&cluster)?;
@@ -160,7 +160,7 @@ pub(super) fn drain_moves_what_can_go(context: &LabContext) -> Result<()> {
         printed.has(words)
     };
     refused(&["node9"], &["there is no node node9"])?;
-    loses_nothing(&cluster, &callers, "node1 has nobody to give to", |_| {
+    loses_nothing(&cluster, &callers, "no other node can host node1's addresses", |_| {
         let nobody = "no other node with the label k8s.ovn.org/egress-assignable has a network for it";
         refused(&["node1"], &[ADDRESSES[0], ADDRESSES[1], nobody, "2 egress IPs stay, and served"])
     })?;

@@ -85,7 +85,7 @@ fn claimed(cluster: &mut TestCluster, (namespace, addresses, reason): &Claim, is
     // The agent has heard of a later pod, so of this one, and its node can still talk to the API server.
     cluster.serves(1)?;
     let more = Pins::of(&cluster.lab.nodes()[0]).keys("pods")?.len().saturating_sub(before);
-    // Of the many it may have one, which is nobody's.
+    // Of the many it may have one that is unused.
     let allowed = usize::from(is_managed && addresses.len() > 2);
     ensure!(more <= allowed, "the pods of node1 have {more} addresses more");
     undisturbed(cluster)?;

@@ -274,14 +274,14 @@ pub(super) fn slow_api_server_moves_nothing(context: &LabContext) -> Result<()> 
     Ok(())
 }
 
-/// What no agent says of a slow API server.
+/// What no agent logs about a slow API server.
 const TROUBLES: [&str; 4] =
     ["cannot carry egress traffic", "out of touch with leader", "is no longer served here", "there is a new leader"];
 /// That the overlay alone is lost is judged after two total timeouts, two seconds; then it is a failover as any other. Three times
 /// that.
 const OVERLAY_FAIL_OVER: Duration = Duration::from_secs(3 * 3);
 const SLOW_FOR: Duration = Duration::from_secs(25);
-/// Silence for the total timeout, the record of it, the status, and the new node's claim: some answers one behind the other.
+/// Silence for the total timeout, the record of it, the status, and the new node's claim: some answers one after the other.
 const SLOW_FAIL_OVER: Duration = Duration::from_secs(12);
 
 fn gaps_in(log: &std::path::Path) -> Result<usize> {

@@ -2,7 +2,7 @@
 //!
 //! Constant flows of every kind run all the while from a pod whose gateway is another node, from pods on gateways, and
 //! from a pod that is not selected. They count: nothing may be lost, reset or delayed for long, and what the maps hold
-//! must stay. New connections are made while nobody watches, too.
+//! must stay. New connections are made without a running agent, too.
 
 use super::leader::TAKE_OVER;
 use crate::prelude::*;
@@ -90,7 +90,7 @@ fn endings(cluster: &mut TestCluster) -> Result<()> {
     Ok(())
 }
 
-/// A start takes seconds, nearly all of them the verifier's. A stop does not wait for it, and leaves nothing behind.
+/// A start takes seconds, nearly all of them the verifier's. A stop does not wait for it, and leaves nothing.
 pub(super) fn stopped_while_it_starts(context: &LabContext) -> Result<()> {
     let mut cluster = TestCluster::without_agents(context, Vec::new())?;
     let options = cluster.options(context);
@@ -98,7 +98,7 @@ pub(super) fn stopped_while_it_starts(context: &LabContext) -> Result<()> {
     let pins = Pins::of(&node);
     let pinned = || pins.layout().map_or(0, |folder| std::fs::read_dir(folder.join("maps")).map_or(0, Iterator::count));
     cluster.agents = vec![Agent::start(&cluster.lab, &node, &options)?];
-    until("the maps are there, and the programs on their way", EFFECT, || Ok((pinned() > 0).then_some(())))?;
+    until("the maps are there, and the programs are loading", EFFECT, || Ok((pinned() > 0).then_some(())))?;
     let begin = Instant::now();
     let agent = cluster.agent(1)?;
     agent.terminate(AT_ONCE)?;
@@ -162,10 +162,10 @@ fn adopted(cluster: &mut TestCluster, node: usize, before: &Kept) -> Result<()> 
         Ok(all.then_some(links))
     })?;
     let same = links.iter().zip(&before.links).all(|(new, old)| new.id == old.id);
-    ensure!(same, "links were made anew instead of adopted: {:?}, {links:?}", before.links);
+    ensure!(same, "links were recreated instead of adopted: {:?}, {links:?}", before.links);
     cluster.serves(node)?;
     let now = Kept::read(cluster, node)?;
-    ensure!(now.maps == before.maps, "maps were made anew: {:?}, {:?}", before.maps, now.maps);
+    ensure!(now.maps == before.maps, "maps were recreated: {:?}, {:?}", before.maps, now.maps);
     for ((map, old), (_, new)) in before.entries.iter().zip(&now.entries) {
         let gone = old.difference(new).count();
         ensure!(gone == 0, "{gone} of {} entries of {map} are gone on node{node}", old.len());

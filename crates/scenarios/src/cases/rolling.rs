@@ -21,7 +21,7 @@ const EVERY: Duration = Duration::from_millis(30);
 const PAGES: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9477);
 /// A connection whose echo has taken longer has stalled. A segment that is lost is sent again after a fifth of it.
 const STALLED: Duration = Duration::from_secs(1);
-/// What docs/operations/drain-and-upgrade.md says of an update to another layout.
+/// The bounds of docs/operations/drain-and-upgrade.md for an update to another layout.
 const GAP: Duration = Duration::from_secs(3);
 /// A layout that there never was.
 const OTHER: &str = "v0";

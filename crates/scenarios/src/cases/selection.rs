@@ -28,7 +28,7 @@ fn cluster(context: &LabContext) -> Result<TestCluster> {
     Ok(cluster)
 }
 
-/// Namespace selector, pod selector, who is selected.
+/// Namespace selector, pod selector, selected pods.
 fn selectors() -> Vec<(Value, Value, &'static [&'static str])> {
     let e = expression;
     vec![
@@ -100,7 +100,7 @@ fn on_the_host(cluster: &TestCluster) -> Result<()> {
     )?;
     let status = json!({"status": {"phase": "Running", "podIP": own.v4, "podIPs": [{"ip": own.v4}, {"ip": own.v6}]}});
     cluster.api.patch_status(&format!("{pods}/on-host"), &status)?;
-    // Changes behind it take effect, so this one has, too.
+    // Later changes take effect, so this one has, too.
     cluster.remove("everybody")?;
     expect(cluster, &[])?;
     cluster.assign(&egress_ip("everybody", &[V4, V6], &all(), &all()))?;
@@ -129,13 +129,13 @@ fn without_address(cluster: &TestCluster) -> Result<()> {
     cluster.api.patch_status(&path, &json!({"status": {"phase": "Pending"}}))?;
     cluster.is_seen_as("blue-a", Some(V4), Some(V6))?;
     let seen = observe(&late.netns, plan::SERVER.v4.into())?;
-    ensure!(seen == Observed::Nothing, "a pod whose address nobody knows is {seen}");
-    // No annotation of a CNI here: the kubelet's word counts.
+    ensure!(seen == Observed::Nothing, "a pod with an unknown address is {seen}");
+    // No annotation of a CNI here: the kubelet's report counts.
     cluster.api.patch_status(&path, &objects::pod_status(&late))?;
     cluster.is_seen_as("front", Some(V4), Some(V6))
 }
 
-/// The address of a completed pod belongs to who has it next.
+/// The address of a completed pod belongs to its next pod.
 fn completed(cluster: &TestCluster) -> Result<()> {
     let done = cluster.pod("blue-a")?.clone();
     let to: IpAddr = plan::SERVER.v4.into();

@@ -48,7 +48,7 @@ pub(super) fn succeeds(context: &LabContext) -> Result<()> {
     ensure!(kernel.programs.len() >= NODES * HOOKS.len(), "only {} programs were seen", kernel.programs.len());
     println!("{} maps and {} programs were pinned at some time", kernel.maps.len(), kernel.programs.len());
     nothing_left(&prefix, &folder)?;
-    // The kernel frees what nobody holds after a grace period of its own.
+    // The kernel frees unused objects after a grace period.
     until("maps and programs are gone", EFFECT, || Ok(kernel.are_gone().then_some(())))
 }
 

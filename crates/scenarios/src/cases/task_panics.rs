@@ -60,7 +60,7 @@ fn names() -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// Node 3's agent, or a controller there, with a panic in this task; what it says until it ends.
+/// Node 3's agent, or a controller there, with a panic in this task; its output until it ends.
 fn ends(cluster: &mut TestCluster, context: &LabContext, name: &str) -> Result<Output> {
     let binary = context.built.agent.to_string_lossy();
     let agent = cluster.agent(3)?;

@@ -44,7 +44,7 @@ pub(super) fn start(context: &LabContext) -> Result<TestCluster> {
     Ok(cluster)
 }
 
-/// Waits until the agent has logged so many lines with all of these words.
+/// Waits until the agent has logged so many lines with all of these texts.
 fn says(cluster: &mut TestCluster, number: usize, words: &[&str], times: usize) -> Result<()> {
     let log = cluster.agent(number)?.log().to_owned();
     has((number, &log), words, times)

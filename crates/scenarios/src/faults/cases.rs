@@ -185,7 +185,7 @@ enum Point {
     Maps,
     /// It holds programs; those of its former run are still attached.
     Programs,
-    /// It has said that its programs are attached.
+    /// It has logged that its programs are attached.
     Attached,
     /// The lease in the kernel ends later than before.
     Lease,

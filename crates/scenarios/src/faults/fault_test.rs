@@ -75,7 +75,7 @@ impl SeenAddress {
 pub(super) struct FaultOutcome {
     pub(super) begun: SystemTime,
     pub(super) addresses: Vec<SeenAddress>,
-    /// Packets with a wrong source, the first few in words.
+    /// Packets with a wrong source, the first few as text.
     pub(super) wrong: Vec<String>,
     pub(super) packets: usize,
     /// From the end of the fault until the cluster was at rest.

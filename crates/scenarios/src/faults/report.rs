@@ -1,4 +1,4 @@
-//! What the rows came to: a table as Markdown, and all of it as JSON.
+//! The results: a table as Markdown, and everything as JSON.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -12,7 +12,7 @@ use crate::prelude::*;
 /// Shown of each row's violations.
 const SHOWN: usize = 5;
 
-/// One fault and what became of it.
+/// One fault and its outcome.
 pub(super) struct FaultRow {
     pub(super) name: &'static str,
     pub(super) what: String,

@@ -24,7 +24,7 @@ pub fn names() -> impl Iterator<Item = &'static str> {
 /// What came of one test: its name, the error, the seconds.
 pub type Ended = (&'static str, Result<()>);
 
-/// Runs the tests whose name contains the filter, and before them those that they stand on.
+/// Runs the tests whose name contains the filter, after the tests that they depend on.
 pub fn run(filter: &str, paths: &Paths) -> Result<Vec<Ended>> {
     let is_chosen = |step: &&Step| step.name.contains(filter);
     if !STEPS.iter().any(|step| is_chosen(&step)) {

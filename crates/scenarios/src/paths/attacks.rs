@@ -54,7 +54,7 @@ fn sprayed(context: &LabContext) -> Result<()> {
     let mut findings = Findings::default();
     let capture = Capture::start(&cluster.lab)?;
     for to in plan::SERVER.both() {
-        // Open for as long as the pod sends: nobody there says that nobody listens.
+        // Open while the pod sends, so that no ICMP error says that the port is closed.
         let neighbour = cluster.lab.outside().run(|| Ok(UdpSocket::bind((to, MARKER))?))?;
         let victim = pod.addresses.towards(to);
         let before = Counts::of(cluster.node(1)?)?;
@@ -106,7 +106,7 @@ fn as_another_node(cluster: &TestCluster, capture: &Capture, findings: &mut Find
     Ok(())
 }
 
-/// A datagram from each port that nobody has; how many.
+/// A datagram from each unused port; how many.
 fn from_every_port(pod: &Pod, to: SocketAddr) -> Result<u64> {
     pod.netns.run(|| {
         let any: IpAddr = if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
@@ -115,7 +115,7 @@ fn from_every_port(pod: &Pod, to: SocketAddr) -> Result<u64> {
             let Ok(socket) = UdpSocket::bind((any, port)) else { continue };
             socket.send_to(b"!", to)?;
             sent += 1;
-            // No faster than the way takes them.
+            // No faster than the path takes them.
             if sent % 256 == 0 {
                 thread::sleep(Duration::from_millis(2));
             }
@@ -126,7 +126,7 @@ fn from_every_port(pod: &Pod, to: SocketAddr) -> Result<u64> {
 
 /// Ports of the flood: none that a client's stack chooses.
 const FLOOD: Range<u16> = 1024..32_768;
-/// Entries that nobody has answered, or that have ended, go after ten seconds; the sweep looks once in five.
+/// Unanswered and ended entries go after ten seconds; the sweep looks once in five.
 const OVER: Duration = Duration::from_secs(20);
 
 fn flooded(context: &LabContext) -> Result<()> {
@@ -188,7 +188,7 @@ fn flood(from: IpAddr, front: SocketAddr) -> Result<()> {
             let bytes = packet::ip(from, front.ip(), packet::TCP, &segment)?;
             socket.send_to(&bytes[2..], SocketAddr::new(front.ip(), 0))?;
         }
-        // No faster than the way takes them.
+        // No faster than the path takes them.
         if port % 128 == 0 {
             thread::sleep(Duration::from_millis(2));
         }

@@ -1,6 +1,6 @@
 //! What the agents learn of the cluster besides objects and pods, and what they say themselves:
 //!
-//! 1. A node that no CNI speaks for says its networks by its own agent, and can host an egress IP then.
+//! 1. A node without a CNI's annotations publishes its networks by its own agent, and can host an egress IP then.
 //! 2. An external address of a Service is the service proxy's: a selected pod that calls it reaches the backend.
 //! 3. Where no node can host an address the pods leave with their node's address, also where the CNI does not masquerade.
 
@@ -14,7 +14,7 @@ pub(super) fn tests() -> Vec<LabTest> {
     vec![LabTest::new("paths_follow_what_the_cluster_says_of_itself", timeout, facts)]
 }
 
-/// An external address of a Service, behind no router of the lab.
+/// An external address of a Service, beyond no router of the lab.
 const EXTERNAL: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 80));
 const NETWORKS: [&str; 3] = ["k8s.ovn.org/node-primary-ifaddr", "k8s.ovn.org/host-cidrs", "k8s.ovn.org/node-subnets"];
 

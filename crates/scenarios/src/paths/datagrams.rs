@@ -1,4 +1,4 @@
-//! Datagrams of a chosen size, each way apart: a pod sends a datagram of so many bytes and asks in it for an answer of so
+//! Datagrams of a chosen size, per direction: a pod sends a datagram of so many bytes and asks in it for an answer of so
 //! many bytes. Whether the sender's kernel sets DF is a setting of its namespace (RFC 1191); IPv6 knows nothing else.
 
 use crate::prelude::*;
@@ -45,7 +45,7 @@ impl Answers {
 pub(super) struct Talk {
     /// Which try was answered first, from 1.
     pub(super) answered_at: Option<usize>,
-    /// How often the socket was told that a datagram is too long for the path.
+    /// How often the socket reported that a datagram is too long for the path.
     pub(super) reported: usize,
     pub(super) errors: Vec<io::ErrorKind>,
 }

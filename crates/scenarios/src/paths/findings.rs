@@ -12,7 +12,7 @@ pub(super) struct Findings {
 }
 
 impl Findings {
-    /// Notes whether something holds; `what` says it in words, with the figures that were counted.
+    /// Notes whether something holds; `what` describes it, with the figures that were counted.
     pub(super) fn note(&mut self, holds: bool, what: &impl fmt::Display) {
         self.asked += 1;
         println!("{} {what}", if holds { "ok    " } else { "WRONG " });

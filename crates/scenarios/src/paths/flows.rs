@@ -32,7 +32,7 @@ fn flows(context: &LabContext) -> Result<()> {
     // Flows over both addresses, then the first one moves to node 3.
     let both = start(&cluster.lab, 8)?;
     follow(&cluster, &capture, &mut findings)?;
-    // The second address goes back and the third one comes: who has the first does not notice.
+    // The second address goes back and the third one comes: flows of the first are unaffected.
     cluster.list(OBJECT, "chosen", &[FIRST_V4, THIRD_V4])?;
     cluster.await_assignment(OBJECT, THIRD_V4, 2)?;
     let gone = || Ok(answered_as(&cluster)? == BTreeSet::from([FIRST_V4, THIRD_V4]));
@@ -105,7 +105,7 @@ fn follow(cluster: &TestCluster, capture: &Capture, findings: &mut Findings) -> 
     let moved = until_true("flows leave by the new node", PATIENCE, || Ok(from("node3")? > 100));
     let what = format!("{FIRST_V4} moved: {} packets by node3 within {:?}", from("node3")?, begun.elapsed());
     findings.note(moved.is_ok(), &what);
-    println!("       meanwhile {} more by node1", from("node1")? - at_old);
+    println!("       in that time {} more by node1", from("node1")? - at_old);
     let settled = from("node1")?;
     thread::sleep(100 * TICK);
     findings.equal("packets that still leave by the old node half a second later", &0, &(from("node1")? - settled));

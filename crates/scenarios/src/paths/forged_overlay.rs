@@ -30,7 +30,7 @@ pub(super) fn tests() -> Vec<LabTest> {
 pub(super) const COUNT: u64 = 10;
 /// The port outside that only forged packets are for.
 pub(super) const MARKER: u16 = 4242;
-/// The object that owns the IPv6 address and selects nobody.
+/// The object that owns the IPv6 address and selects no pod.
 const SIXTH: &str = "paths-sixth";
 /// Ports of the service whose backends are tunnel ports: one for each backend.
 const FRONT_PORTS: std::ops::Range<u16> = 7001..7006;

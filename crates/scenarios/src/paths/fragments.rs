@@ -30,7 +30,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 fn every_order(context: &LabContext) -> Result<()> {
     let cluster = TestCluster::for_placement_on(context, LabBuilder::default(), &[], |_| Ok(()))?;
     cluster.place(&[(FIRST_V4, 1), (FIRST_V6, 2)])?;
-    // The server's kernel answers echo requests in pieces of its own: such as the pods' way takes.
+    // The server's kernel answers echo requests in fragments that fit the pods' path.
     let mtu = plan::POD_MTU.to_string();
     cluster.lab.outside().exec("ip", &["link", "set", POD_INTERFACE, "mtu", &mtu])?;
     let capture = Capture::start(&cluster.lab)?;

@@ -5,7 +5,7 @@
 //! ```
 //!
 //! So of a pod's packet with TTL 1, 2 and 3 the router, the node and `ext` say Time Exceeded, and 4 arrives. What `ext`
-//! says is an ICMP error that must find its way back to the pod. An unselected pod sees the same: that is the yardstick.
+//! says is an ICMP error that must return to the pod. An unselected pod sees the same: that is the yardstick.
 
 use super::findings::Findings;
 use crate::prelude::*;
@@ -58,7 +58,7 @@ fn ladder(pod: &Pod, to: IpAddr) -> Result<Ladder> {
 }
 
 /// The sender in `From 10.244.1.1 icmp_seq=1 Time to live exceeded` or `... Time exceeded: Hop limit`; `None` inside when
-/// nobody answered.
+/// no host answered.
 fn exceeded(text: &str) -> Option<Option<IpAddr>> {
     let Some(line) = text.lines().find(|line| line.starts_with("From ")) else { return Some(None) };
     if !line.contains("xceeded") {

@@ -21,7 +21,7 @@ const TICK: Duration = Duration::from_millis(20);
 const EACH: usize = 3;
 /// From the edit on.
 const AT_ONCE: Duration = Duration::from_secs(2);
-/// How long those are watched that must not hear of it.
+/// How long connections are watched that must not be affected.
 const WATCHED: Duration = Duration::from_secs(4);
 
 /// A connection that waits for data which never comes.
@@ -37,7 +37,7 @@ impl Idle {
             let mut stream = TcpStream::connect_timeout(&to, client::PATIENCE)?;
             stream.write_all(b"8 bytes.")?;
             stream.read_exact(&mut [0; 8])?;
-            tell.send(stream.try_clone()?).map_err(|_| anyhow!("nobody waits"))?;
+            tell.send(stream.try_clone()?).map_err(|_| anyhow!("the receiver has ended"))?;
             let ended = stream.read(&mut [0; 8]);
             Ok((ended, Instant::now()))
         })?;
@@ -112,7 +112,7 @@ impl Party {
                 wrong.push(format!("busy: {} lost", report.lost()));
             }
         }
-        let what = format!("{edit}: {idle} idle and {busy} busy connections of {} go on {wrong:?}", self.name);
+        let what = format!("{edit}: {idle} idle and {busy} busy connections of {} continue {wrong:?}", self.name);
         findings.note(wrong.is_empty(), &what);
         Ok(())
     }

@@ -39,7 +39,7 @@ fn matrix(context: &LabContext) -> Result<()> {
     findings.conclude()
 }
 
-/// The same by filters, as on a kernel without links; and a program of another hand behind ours.
+/// The same by filters, as on a kernel without links; and a foreign program after ours.
 fn by_filters(context: &LabContext) -> Result<()> {
     let cluster = TestCluster::for_placement_on(context, builder(context), &["--attach=clsact"], |_| Ok(()))?;
     let mut findings = Findings::default();
@@ -79,7 +79,7 @@ fn walk(cluster: &TestCluster, findings: &mut Findings) -> Result<()> {
     Ok(())
 }
 
-/// TCP both ways, UDP and echo of one pod over one family.
+/// TCP in both directions, UDP and echo of one pod over one family.
 fn cell(
     cluster: &TestCluster,
     pod: &Pod,

@@ -113,7 +113,7 @@ fn moved(cluster: &TestCluster, capture: &Capture, findings: &mut Findings) -> R
         let count = claims.get(&(format!("node{node}"), FIRST_V4)).copied().unwrap_or(0);
         println!("       node{node} claimed {FIRST_V4} {count} times by ARP");
     }
-    // A new address is announced too: nobody asked for it before.
+    // A new address is announced too: no host asked for it before.
     cluster.assignable(1, true)?;
     cluster.list(OBJECT, "chosen", &[FIRST_V4, FIRST_V6, SECOND_V4])?;
     cluster.await_assignment(OBJECT, SECOND_V4, 1)?;

@@ -1,4 +1,4 @@
-//! Checksums that a pod leaves to devices: a packet socket lets it name the place that a device writes into, behind all
+//! Checksums that a pod leaves to devices: a packet socket lets it name the place that a device writes into, after all
 //! hooks. A pod names its addresses and ports instead of the checksum, with a payload by which the sum becomes what it
 //! wants: an egress IP as the source, or the overlay's port as the destination.
 
@@ -40,7 +40,7 @@ fn elsewhere(context: &LabContext) -> Result<()> {
     let cluster = TestCluster::for_placement(context, |_| HostConfig::default())?;
     cluster.place(&[(FIRST_V4, 1), (FIRST_V6, 2)])?;
     let node = cluster.node(1)?;
-    // A NIC that computes no checksums: the kernel does, behind the uplink's program.
+    // A NIC that computes no checksums: the kernel does, after the uplink's program.
     node.host.exec("ethtool", &["-K", UPLINK, "tx", "off"])?;
     let mut findings = Findings::default();
     let capture = Capture::start(&cluster.lab)?;

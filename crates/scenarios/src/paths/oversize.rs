@@ -22,7 +22,7 @@ pub(super) fn tests() -> Vec<LabTest> {
 const ANSWERS: u16 = 8090;
 /// What uplinks take in the second half.
 const NARROW: u32 = 1300;
-/// Bytes of a TCP transfer, each way.
+/// Bytes of a TCP transfer, per direction.
 const TRANSFER: usize = 3_000_000;
 
 /// Node 1: no checksum offload. Node 2: as it comes. Node 3: neither checksum nor segmentation offload.
@@ -31,7 +31,7 @@ fn config(index: usize) -> HostConfig {
 }
 
 fn sizes(context: &LabContext) -> Result<()> {
-    // The server leaves its checksums to a device: what is cut on its way in must be complete before.
+    // The server leaves its checksums to a device: what is fragmented inbound must be complete before.
     let cluster = TestCluster::for_placement_on(context, LabBuilder::default().host_config(config), &[], |_| Ok(()))?;
     cluster.place(&[(FIRST_V4, 1), (FIRST_V6, 2)])?;
     let answers: Vec<Answers> = [true, false]
@@ -93,7 +93,7 @@ fn egress(to: IpAddr) -> IpAddr {
     if to.is_ipv4() { FIRST_V4 } else { FIRST_V6 }
 }
 
-/// Some megabytes each way by TCP.
+/// Some megabytes in each direction by TCP.
 pub(super) fn transfers(
     cluster: &TestCluster,
     pod: &Pod,
@@ -108,7 +108,7 @@ pub(super) fn transfers(
     let up = client::post(&pod.netns, server, &vec![b'.'; TRANSFER], "sizes")?;
     let up = up.map(|reply| String::from_utf8_lossy(&reply.body).trim().to_owned()).map_err(|error| error.kind());
     let whole = down == Ok(TRANSFER) && up == Ok(TRANSFER.to_string());
-    let name = format!("{} <-> {to} ({} gateway), TCP, narrow way {when}", pod.name, path(pod, to));
+    let name = format!("{} <-> {to} ({} gateway), TCP, narrow path {when}", pod.name, path(pod, to));
     findings.note(whole, &format!("{name}: {down:?} bytes in, {up:?} out, counted {:?}", grown(cluster, &before)?));
     Ok(())
 }

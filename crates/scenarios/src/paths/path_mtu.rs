@@ -4,7 +4,7 @@
 //! The router's routes take [`HOP`] in both directions while its links take more. Then the overlay becomes narrower still
 //! ([`UPLINK`]), so that a pod whose gateway is elsewhere has something else to learn, from its own node.
 //!
-//! And what nodes are told of paths by a host that is not on them: one ICMP error about an echo that nobody has sent is enough
+//! And what nodes learn of paths from a host that is not on them: one ICMP error about an echo that was never sent is enough
 //! for the kernel, and no pod may be held up by it.
 
 use super::datagrams::{self, Answers};
@@ -25,7 +25,7 @@ pub(super) fn tests() -> Vec<LabTest> {
     ]
 }
 
-/// What the way between the router and either side takes; pods and uplinks take more.
+/// The MTU between the router and either side; pods and uplinks have a larger one.
 const HOP: u32 = 1300;
 /// What uplinks take in the second half, and what is left of it inside of the overlay.
 const UPLINK: u32 = 1340;
@@ -130,7 +130,7 @@ fn forged_over_ipv6(context: &LabContext) -> Result<()> {
     )
 }
 
-/// Every node is told by the server outside of narrow paths to the other nodes, to its pods and beyond.
+/// The server outside reports narrow paths to every node: to the other nodes, to its pods and beyond.
 fn forged_in(cluster: &TestCluster, placed: &[(IpAddr, usize)], beyond: &[plan::Dual]) -> Result<()> {
     cluster.place(placed)?;
     let of_family = |to: &IpAddr| placed.iter().any(|(address, _)| address.is_ipv4() == to.is_ipv4());
@@ -148,7 +148,7 @@ fn forged_in(cluster: &TestCluster, placed: &[(IpAddr, usize)], beyond: &[plan::
             findings.equal(&format!("what node{number} believes of the path to {to}"), &Some(reported), &known);
         }
     }
-    // What the programs know of a way they look up once in ten seconds.
+    // The programs look a path's MTU up once in ten seconds.
     thread::sleep(Duration::from_secs(11));
     for number in 1..=3 {
         for to in plan::SERVER.both().into_iter().filter(of_family) {

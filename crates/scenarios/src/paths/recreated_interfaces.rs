@@ -45,10 +45,10 @@ fn remade(context: &LabContext) -> Result<()> {
     let mut steps = Steps::begin();
     for round in 1..=ROUNDS {
         for node in cluster.lab.nodes() {
-            steps.take(format!("mp0 of {} made anew ({round})", node.name()));
+            steps.take(format!("mp0 of {} recreated ({round})", node.name()));
             cluster.lab.remake_management(node)?;
             back(&cluster, node, "mp0", round, &mut findings)?;
-            steps.take(format!("breth0 of {} made anew ({round})", node.name()));
+            steps.take(format!("breth0 of {} recreated ({round})", node.name()));
             cluster.lab.remake_uplink(node)?;
             back(&cluster, node, "breth0", round, &mut findings)?;
         }
@@ -161,7 +161,7 @@ fn back(cluster: &TestCluster, node: &Node, device: &str, round: usize, findings
     let pod = cluster.chosen(node.number.index() + 1)?;
     for (to, address) in plan::SERVER.both().into_iter().zip([FIRST_V4, FIRST_V6]) {
         let took = until_true("the pod is seen again", PATIENCE, || Ok(seen_as(&pod.netns, to)? == Some(address)));
-        let what = format!("{device} of {} made anew ({round}): {} is seen as {address} after", node.name(), pod.name);
+        let what = format!("{device} of {} recreated ({round}): {} is seen as {address} after", node.name(), pod.name);
         findings.right(&what, &took);
     }
     thread::sleep(50 * TICK);

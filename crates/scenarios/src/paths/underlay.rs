@@ -2,7 +2,7 @@
 //!
 //! Questions and answers by both paths, a forged outer source, and packets that are too large once the uplinks are narrow:
 //! the pod or the server is told. Such nodes host IPv6 addresses only. On uplinks of less than
-//! 1350 the 1280 that IPv6 asks of every link and the overlay's 70 do not fit, and nobody fragments an outer IPv6 packet:
+//! 1350 the 1280 that IPv6 asks of every link and the overlay's 70 do not fit, and no router fragments an IPv6 packet:
 //! what is that large is lost there, by name; what is smaller, arrives.
 
 use crate::prelude::*;

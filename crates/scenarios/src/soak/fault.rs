@@ -20,7 +20,7 @@ pub(super) enum Fault {
     Kill,
     /// The agent of a gateway is stopped (SIGSTOP)
     Stop,
-    /// The API server answers nobody
+    /// The API server answers no client
     ApiServer,
     /// A gateway loses its label
     Label,

@@ -13,9 +13,9 @@ pub(super) const BAR: f64 = 100.0;
 pub(super) struct Interruption {
     pub(super) asked: u64,
     pub(super) lost: u64,
-    /// From the beginning of the fault until the first answer behind the first loss.
+    /// From the beginning of the fault until the first answer after the first loss.
     pub(super) again_ms: Option<f64>,
-    /// Losses behind that answer.
+    /// Losses after that answer.
     pub(super) lost_later: u64,
 }
 
@@ -60,7 +60,7 @@ pub(super) struct SoakRow {
     /// Established connections, and those that lived on.
     pub(super) streams: u64,
     pub(super) survived: u64,
-    /// How long the cluster took to come to rest, at most.
+    /// How long the cluster took until it was at rest, at most.
     pub(super) rest_ms: f64,
 }
 

@@ -89,7 +89,7 @@ pub(super) fn end(cluster: &mut LoadedCluster, fault: Fault, target: Target) -> 
         }
         Fault::PowerOff => {
             agents::power(&cluster.base.lab, &mut cluster.base.agents[target.gateway.index()], true)?;
-            // Its pods come behind its agent, as they do where the node is not ready before.
+            // Its pods come after its agent, as they do where the node is not ready before.
             cluster.wait_for_agents()?;
             cluster.base.lab.set_pods(&node, true)
         }

@@ -142,7 +142,7 @@ impl LoadedCluster {
             std::thread::sleep(Duration::from_millis(100));
         }
         others.iter().try_for_each(|node| self.assignable(*node, true))?;
-        // Agents learn of pods and addresses within moments; who is not selected yet bears its node's address.
+        // Agents learn of pods and addresses within moments; an unselected pod bears its node's address.
         std::thread::sleep(Duration::from_secs(2));
         Ok(())
     }
@@ -222,7 +222,7 @@ impl LoadedCluster {
         self.subjects.iter().map(holder).collect()
     }
 
-    /// Who leads, and when it has said so last.
+    /// The leader, and its last renewal.
     pub(crate) fn leader(&self) -> Result<Option<(NodeNumber, String)>> {
         let Some(lease) = self.base.api.get(LEASE)? else { return Ok(None) };
         let holder = lease["spec"]["holderIdentity"].as_str().unwrap_or_default();
@@ -235,7 +235,7 @@ impl LoadedCluster {
         Ok(self.silent_agent()?.is_none())
     }
 
-    /// One that does not, with its last words. One that has ended is an error.
+    /// One that does not, with the end of its log. One that has ended is an error.
     fn silent_agent(&mut self) -> Result<Option<String>> {
         self.base.agents.iter_mut().try_for_each(Agent::ensure_alive)?;
         for (node, agent) in self.base.lab.nodes().iter().zip(&self.base.agents) {
@@ -243,7 +243,7 @@ impl LoadedCluster {
             let there = node.host.run(|| Ok(TcpStream::connect_timeout(&to, Duration::from_millis(500)).is_ok()))?;
             if !there {
                 let (name, tail) = (node.name(), last_lines(agent.log(), 3));
-                return Ok(Some(format!("the agent of {name} takes no health checks; its last words:\n{tail}")));
+                return Ok(Some(format!("the agent of {name} takes no health checks; the end of its log:\n{tail}")));
             }
         }
         Ok(None)

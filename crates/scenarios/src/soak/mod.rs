@@ -130,7 +130,7 @@ pub fn tests() -> Vec<LabTest> {
     ]
 }
 
-/// In the place of the agent is a program that says why it cannot work, and ends.
+/// A program that prints an error and ends, in place of the agent.
 fn ends(context: &LabContext) -> Result<()> {
     let agent = context.logs.join("agent-that-ends");
     std::fs::write(&agent, "#!/bin/sh\necho 'error: nothing to load'\nexit 1\n")?;

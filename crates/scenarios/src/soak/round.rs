@@ -86,7 +86,7 @@ impl Soak {
         Ok(soak)
     }
 
-    /// The cluster comes to rest before the first round.
+    /// The cluster is at rest before the first round.
     pub(super) fn begin(&mut self, plan: &RoundPlan) -> Result<()> {
         self.settle(plan, Instant::now())?;
         self.watches = self.cluster.watches();
@@ -97,7 +97,7 @@ impl Soak {
     pub(super) fn play(&mut self, plan: &RoundPlan) -> Result<String> {
         let before = self.cluster.holders()?;
         let gateway = before.get(plan.subject).copied().flatten().context("the address has no node")?;
-        let (leader, _) = self.cluster.leader()?.context("nobody leads")?;
+        let (leader, _) = self.cluster.leader()?.context("no controller leads")?;
         let target = Target { gateway, leader, subject: plan.subject };
         self.pump(plan);
         self.samples.iter_mut().for_each(Vec::clear);
@@ -133,7 +133,7 @@ impl Soak {
         })
     }
 
-    /// What agents have paid for a fault, in words. A machine that stood still has them warn of each other.
+    /// What a fault has cost the agents, as text. After a pause of the machine they warn about each other.
     fn charge(&mut self, plan: &RoundPlan, now: &OutageCost, before: &OutageCost) -> String {
         let stood_still = self.stalls_ms.last().is_some_and(|stall| *stall >= STALL_MS);
         if let Some(message) = now.excess(before).filter(|_| !stood_still) {
@@ -287,7 +287,7 @@ impl Soak {
             return Some("an agent does not serve yet".to_owned());
         }
         if !leads {
-            return Some("nobody has renewed the lease".to_owned());
+            return Some("the lease was not renewed".to_owned());
         }
         let watches = self.cluster.watches();
         if watches < self.watches {

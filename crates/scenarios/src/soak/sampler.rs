@@ -74,7 +74,7 @@ async fn sample_until(to: SocketAddr, into: &Arc<Mutex<Vec<Sample>>>, stop: &Ato
     }
 }
 
-/// What the network says of a datagram (refused, unreachable) is a loss like any other.
+/// An ICMP error about a datagram (refused, unreachable) is a loss like any other.
 async fn ask(to: SocketAddr) -> Option<IpAddr> {
     let any = match to {
         SocketAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),

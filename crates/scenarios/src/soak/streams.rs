@@ -80,7 +80,7 @@ fn lock(health: &Mutex<[Health; COUNT]>) -> MutexGuard<'_, [Health; COUNT]> {
     health.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// How long a silent connection may try before it is given up: longer than a fault and the rest behind it.
+/// How long a silent connection may try before it is given up: longer than a fault and the recovery after it.
 const GIVEN_UP: Duration = Duration::from_secs(30);
 
 async fn keep(to: SocketAddr, place: usize, health: Arc<Mutex<[Health; COUNT]>>) {

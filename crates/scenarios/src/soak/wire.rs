@@ -15,7 +15,7 @@ const AT_ONCE: Duration = Duration::from_secs(4);
 /// One thing that must not be.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Violation {
-    /// What it is, without figures, so that each kind is told once.
+    /// What it is, without figures, so that each kind is reported once.
     pub(crate) kind: String,
     pub(crate) message: String,
     pub(crate) at: SystemTime,
@@ -27,7 +27,7 @@ pub(crate) struct Wire {
     /// What may be seen at each address.
     right: BTreeMap<IpAddr, BTreeSet<IpAddr>>,
     senders: BTreeMap<IpAddr, Vec<Emitter>>,
-    /// Addresses of hosts: what a host says of its own accord is no pod's.
+    /// Addresses of hosts: what a host sends by itself is no pod's.
     hosts: BTreeSet<IpAddr>,
 }
 
@@ -175,7 +175,7 @@ mod tests {
     fn two_nodes_at_once_are_a_violation() {
         let seen = [(0, 1, EGRESS), (100, 2, EGRESS), (150, 1, EGRESS), (160, 2, EGRESS), (170, 1, EGRESS)];
         assert_eq!(violations(&seen), 2);
-        // What was on its way is none.
+        // What was in flight is none.
         assert_eq!(violations(&[(0, 1, EGRESS), (100, 2, EGRESS), (110, 1, EGRESS), (120, 2, EGRESS)]), 0);
     }
 

@@ -128,7 +128,7 @@ fn conclude(walkthrough: &Walkthrough) -> Result<()> {
     Ok(())
 }
 
-/// The agents' last words, which tell more than the checks do.
+/// The end of the agents' logs, which say more than the checks do.
 fn show_agents(walkthrough: &Walkthrough) {
     for agent in &walkthrough.cluster.agents {
         println!("\n-- {} ({})", agent.log().display(), agent.node().name());

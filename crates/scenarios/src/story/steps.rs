@@ -81,16 +81,16 @@ fn selected(walkthrough: &mut Walkthrough) -> Result<()> {
 /// Pod to pod, pod to another node, pod to its own node: as without us.
 fn inside(walkthrough: &mut Walkthrough) -> Result<()> {
     walkthrough.report.begin("Inside the cluster nothing changes");
-    let caller =
-        walkthrough.cluster.lab.pods().iter().find(|pod| pod.namespace == SIMPSON).context("nobody to call")?.clone();
-    let target = walkthrough
+    let caller = walkthrough
         .cluster
         .lab
         .pods()
         .iter()
-        .find(|pod| pod.node != caller.node)
-        .context("nobody to be called")?
+        .find(|pod| pod.namespace == SIMPSON)
+        .context("no pod to call from")?
         .clone();
+    let target =
+        walkthrough.cluster.lab.pods().iter().find(|pod| pod.node != caller.node).context("no pod to call")?.clone();
     let _in_pod = Server::in_pod(&walkthrough.cluster.lab, &target)?;
     for to in target.addresses.both() {
         let what = format!("{} -> pod {} on {}", caller.name, target.name, target.node.name());

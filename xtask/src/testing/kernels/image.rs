@@ -25,7 +25,7 @@ pub(super) struct Image {
 }
 
 /// Fetches and unpacks the newest kernel of this version, once. A folder that is there already is used as it is: that
-/// is the way to boot a kernel which is in no package list (see docs/kernel-support.md).
+/// boots a kernel which is in no package list (see docs/kernel-support.md).
 pub(super) fn ensure(paths: &Paths, version: &str, progress: &Progress) -> Result<Image> {
     let is_version = |text: &str| {
         text.starts_with(|c: char| c.is_ascii_digit())
@@ -117,7 +117,7 @@ fn content(file: &Path) -> Result<Vec<u8>> {
         Some("ko") => return fs::read(file).with_context(|| format!("read {}", file.display())),
         Some("xz") => "xz",
         Some("zst") => "zstd",
-        _ => bail!("{}: compressed in an unknown way", file.display()),
+        _ => bail!("{}: compressed in an unknown format", file.display()),
     };
     let unpacked = Command::new(program).arg("-dc").arg(file).output();
     let unpacked = unpacked.with_context(|| format!("start {program} to unpack a kernel module"))?;
@@ -127,7 +127,7 @@ fn content(file: &Path) -> Result<Vec<u8>> {
     Ok(unpacked.stdout)
 }
 
-/// What a module says of itself: `depends=udp_tunnel,ip6_udp_tunnel`, ended by a zero.
+/// A module's own information: `depends=udp_tunnel,ip6_udp_tunnel`, ended by a zero.
 fn needs(module: &[u8]) -> Vec<String> {
     const KEY: &[u8] = b"\0depends=";
     let Some(at) = module.windows(KEY.len()).position(|bytes| bytes == KEY) else { return Vec::new() };

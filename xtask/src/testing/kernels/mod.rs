@@ -44,7 +44,7 @@ const TCX_SYMBOL: &str = "tcx_prog_attach";
 /// Programs of this machine that tests call.
 const CALLED: [&str; 5] = ["ip", "tc", "ss", "nft", "bpftool"];
 
-/// A busy machine is slow; one that hangs says nothing for ever. The guest names what it runs every minute.
+/// A busy machine is slow; one that hangs prints nothing. The guest names what it runs every minute.
 const LIMITS: Limits = Limits { boot: Duration::from_secs(600), silence: Duration::from_secs(600) };
 /// KVM that works brings a guest up in seconds.
 const KVM_LIMITS: Limits = Limits { boot: Duration::from_secs(20), ..LIMITS };
@@ -59,7 +59,7 @@ pub(super) struct Request {
     pub(super) no_install: bool,
 }
 
-/// Runs the tests on each kernel, counts them and returns what the guests said.
+/// Runs the tests on each kernel, counts them and returns the guests' output.
 pub(super) fn run(versions: &[String], request: &Request, summary: &mut Summary) -> Result<Vec<String>> {
     let no_install = request.no_install;
     let progress = Progress::start();
@@ -94,7 +94,7 @@ struct Bench<'a> {
     progress: &'a Progress,
     version: &'a str,
     image: &'a Image,
-    /// What guests said.
+    /// The guests' output.
     lines: &'a RefCell<Vec<String>>,
 }
 

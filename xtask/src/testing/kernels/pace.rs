@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 
 /// How often the program is started.
 const STARTS: u32 = 16;
-/// Beyond this something is broken, and nobody waits for it.
+/// Beyond this something is broken, and waiting is useless.
 const MOST: u32 = 100;
 
 /// How long it takes to start a small program and to wait for its end: what tests do most, and what a translated guest is

@@ -32,6 +32,6 @@ pub(super) struct Suite {
     pub(super) environment: Vec<(String, String)>,
     /// Left out on a kernel without this symbol.
     pub(super) needs_symbol: Option<String>,
-    /// Whether what a test says is passed on where it has not failed.
+    /// Whether the output of a test that passed is printed.
     pub(super) is_shown: bool,
 }

@@ -1,5 +1,5 @@
 //! Runs a suite in the guest: every test in a process of its own with a limit of its own, some at once, so that one that
-//! fails, dies or hangs takes none along. What each came to is told as it ends, and a long one is named while it runs.
+//! fails, dies or hangs takes none along. Each result is printed as the test ends, and a long test is named while it runs.
 //! What a test has loaded and given back in order it may leave to the next one of its row: see [`KEPT`].
 
 use std::collections::VecDeque;
@@ -28,7 +28,7 @@ const KEPT: &str = "EGRESS_TEST_KEPT";
 /// How often a running test is named.
 const SIGN_OF_LIFE: Duration = Duration::from_secs(60);
 
-/// Of a test that has failed, the end of what it said.
+/// The end of the output of a failed test.
 const SHOWN_LINES: usize = 120;
 
 /// How the slowest tests are known: the ones to look at when a guest takes too long.
@@ -85,7 +85,7 @@ fn summary(mut ended: Vec<Ended>, took: Duration) -> String {
     format!("{passed} passed, {failed} failed in {:.1} minutes; slowest: {slowest}", took.as_secs_f64() / 60.0)
 }
 
-/// Runs one test and tells of it.
+/// Runs one test and prints its result.
 fn one(suite: &Suite, name: &str, worker: usize, conditions: Conditions, line: &Line) -> Result<Ended> {
     let path = format!("/tmp/said-{worker}");
     let log = File::create(&path).with_context(|| format!("create {path}"))?;

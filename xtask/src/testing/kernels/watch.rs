@@ -22,7 +22,7 @@ const SHOWN_LINES: usize = 60;
 /// are running; so the whole has no limit.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
-    /// Until it says that it is up.
+    /// Until it reports that it is up.
     pub(super) boot: Duration,
     /// From one line to the next.
     pub(super) silence: Duration,
@@ -31,7 +31,7 @@ pub(super) struct Limits {
 /// What is known of a guest from its lines.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Progressing {
-    /// The kernel's own word for its version.
+    /// The kernel's version, by itself.
     pub(super) release: Option<String>,
     suite: Option<String>,
     /// Tests of the suite that have not ended, and of how many.
@@ -47,7 +47,7 @@ enum End {
     TooLong(Duration),
 }
 
-/// Runs the machine to its end and counts its tests. Whether it came up is told, since not every way to run it works
+/// Runs the machine to its end and counts its tests. Whether it came up is returned, since not every accelerator works
 /// everywhere.
 pub(super) fn watch(
     mut machine: Command,
@@ -77,7 +77,7 @@ pub(super) fn watch(
         let left = state.left;
         let how = match end {
             End::Closed => "the guest died".to_owned(),
-            End::TooLong(limit) => format!("the guest said nothing for {} s", limit.as_secs()),
+            End::TooLong(limit) => format!("the guest printed nothing for {} s", limit.as_secs()),
         };
         show_end(console);
         outcome.fail(&format!(
@@ -164,7 +164,7 @@ fn stop(child: &mut Child) -> Result<()> {
     Ok(())
 }
 
-/// The end of what the kernel said.
+/// The end of the kernel's output.
 pub(super) fn show_end(console: &Path) {
     let Ok(bytes) = fs::read(console) else { return };
     let text = String::from_utf8_lossy(&bytes);
@@ -183,7 +183,7 @@ mod tests {
         Limits { boot: Duration::from_millis(millis), silence: Duration::from_millis(millis) }
     }
 
-    /// A guest that says this and ends.
+    /// A guest that prints this and ends.
     fn say(script: &str, limits: Limits) -> (Progressing, Outcome) {
         let mut machine = Command::new("sh");
         machine.args(["-c", script]).stdout(std::process::Stdio::piped());

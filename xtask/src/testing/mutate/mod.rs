@@ -266,7 +266,7 @@ fn read(path: &Path) -> Result<Vec<u8>> {
     fs::read(path).with_context(|| format!("read {}", path.display()))
 }
 
-/// Prints everything and says how the process should end.
+/// Prints everything and returns the exit code.
 fn conclude(results: &[(&'static Mutation, MutationResult, Duration)]) -> ExitCode {
     println!("\n{:<42} {:>7}  what became of it", "mutation", "seconds");
     for (mutation, result, elapsed) in results {

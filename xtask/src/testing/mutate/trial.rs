@@ -14,7 +14,7 @@ use egress_toolchain::{Paths, cargo};
 /// Read by egress-agent/tests/kernel_programs/object.rs.
 const VARIABLE: &str = "EGRESS_TEST_OBJECT";
 
-/// What the tests said.
+/// The tests' output.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum End {
     /// All passed, so many.
@@ -23,7 +23,7 @@ pub(super) enum End {
     Red(String),
     /// This one failed because the verifier did not take a program.
     Refused(String),
-    /// The tests did not come to an end in time.
+    /// The tests did not end in time.
     Stuck,
 }
 
@@ -99,7 +99,7 @@ fn read(child: &mut Child, until: Instant) -> Result<End> {
     let output = child.stdout.take().context("the tests have no output")?;
     let (to, lines) = mpsc::channel();
     std::thread::spawn(move || {
-        // Ends with the output, or when nobody listens any more.
+        // Ends with the output, or with the receiver.
         BufReader::new(output).lines().map_while(Result::ok).try_for_each(|line| to.send(line))
     });
     let mut passed = 0;

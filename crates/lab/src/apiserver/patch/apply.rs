@@ -1,4 +1,4 @@
-//! Server-side apply: merge what the manager says, remove what it no longer says, refuse what others own.
+//! Server-side apply: merge what the manager applies, remove what it no longer applies, refuse what others own.
 //!
 //! Per leaf path: a value that differs from the live one and has another owner is a conflict (or taken, with force); an equal
 //! value is shared. What this manager applied before, does not apply now and no other owns is removed.
@@ -43,7 +43,7 @@ pub(crate) fn apply(
     let wanted: BTreeSet<Path> = wanted.into_keys().collect();
     let before = managers.iter().find(|manager| manager.is_same(&applier)).cloned();
     managers.retain(|manager| !manager.is_same(&applier));
-    // Items follow their fields, so that an emptied item can be told from a shared one.
+    // Items follow their fields, so that an emptied item differs from a shared one.
     for path in before.iter().flat_map(|manager| manager.fields.iter().rev()) {
         let is_others = managers.iter().any(|manager| manager.fields.iter().any(|owned| owned.starts_with(path)));
         if !wanted.contains(path) && !is_others {

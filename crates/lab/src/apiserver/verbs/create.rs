@@ -30,7 +30,7 @@ pub(crate) fn create(write: &mut Write<'_>, namespace: &str, body: &Value) -> Re
     Ok(write.commit(object, true))
 }
 
-/// What the server says of a new object, whatever the client said.
+/// Fields of a new object that only the server sets.
 pub(crate) fn stamp(write: &Write<'_>, object: &mut Value) {
     let metadata = meta::metadata_mut(object);
     for field in ["resourceVersion", "deletionTimestamp", "deletionGracePeriodSeconds", "selfLink", "generation"] {

@@ -91,7 +91,7 @@ fn apply_new(write: &mut Write<'_>, key: &Key, patch: Value, manager: Manager) -
     Ok(write.commit(object, true))
 }
 
-/// A real server cannot type an applied object with unknown fields, whatever the field validation says.
+/// A real server cannot type an applied object with unknown fields, whatever the field validation is.
 fn refuse_unknown(write: &Write<'_>, patch: &Value) -> Result<(), ApiError> {
     let Some(schema) = &write.kind.schema else {
         return Ok(());

@@ -16,7 +16,7 @@ pub(super) const ROOM: u32 = 600_000;
 const SCRAPES: usize = 50;
 const TCP: u8 = 6;
 const WORLD: Ipv4Addr = Ipv4Addr::new(203, 0, 0, 0);
-/// In the cluster's pod network, behind all nodes of this cluster.
+/// In the cluster's pod network, beyond all nodes of this cluster.
 const PODS: Ipv4Addr = Ipv4Addr::new(10, 190, 0, 0);
 const EGRESS_IP: Ipv4Addr = Ipv4Addr::new(172, 18, 255, 254);
 

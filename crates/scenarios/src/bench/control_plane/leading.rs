@@ -1,4 +1,4 @@
-//! What the controller does: all objects of a cluster that nobody has served yet, then the loss of one node.
+//! What the controller does: all objects of a cluster without assignments, then the loss of one node.
 
 use super::figures::{Figure, Figures};
 use super::large_cluster::{self, Scale};

@@ -197,7 +197,7 @@ impl ScaleCluster {
     }
 }
 
-/// What an object of the API server says at a path within it.
+/// A value of an object in the API server's store, by its path.
 fn text<'a>(object: &'a Value, path: &str) -> &'a str {
     object.pointer(path).and_then(Value::as_str).unwrap_or_default()
 }

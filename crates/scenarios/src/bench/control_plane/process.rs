@@ -1,4 +1,4 @@
-//! What the kernel says of the agent's process and of its node's uplink.
+//! The kernel's figures of the agent's process and of its node's uplink.
 
 use std::fs;
 use std::time::{Duration, Instant};

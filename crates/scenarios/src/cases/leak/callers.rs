@@ -87,7 +87,7 @@ impl LeakCaller {
         self.history.push(State { asked, answered: SystemTime::now(), allowed });
     }
 
-    /// From now on it is like any pod that nobody selects. Of a pod that was selected before, the host's connection
+    /// From now on it is like any unselected pod. Of a pod that was selected before, the host's connection
     /// tracking does not know the old connections: what it takes for invalid (the end of a connection without its
     /// beginning) it does not masquerade, so those packets may bear the pod's own address.
     pub(super) fn is_not_selected(&mut self, asked: SystemTime) {
@@ -147,7 +147,7 @@ pub(super) fn table(rulings: &BTreeMap<CallerKind, Ruling>, seen: &Seen) -> Stri
         );
     }
     let routers = seen.captured.iter().filter(|packet| packet.is_a_routers()).count();
-    lines + &format!("{routers} times a node said \"unreachable\" to late answers for an address that is nobody's\n")
+    lines + &format!("{routers} times a node said \"unreachable\" to late answers for an unused address\n")
 }
 
 /// What was wrong with a caller's packets, with the states around them: for who looks for the cause.

@@ -1,5 +1,5 @@
 //! Devices that vanish and come back, as when the external bridge is restarted: the programs go with them and must be
-//! back at once. What leaves in between is nobody's to stop, so it is counted, with the time in which it left.
+//! back at once. What leaves in between cannot be stopped, so it is counted, with the time in which it left.
 
 use std::time::SystemTime;
 
@@ -30,10 +30,10 @@ pub(in crate::cases) fn attached_at_once(context: &LabContext) -> Result<()> {
             let device = if management { "the management port" } else { "the uplink" };
             let leaked = leaks(&chaos.callers, &capture, begun)?;
             let span = span(&leaked);
-            println!("node{number}, {device} made anew: {} packets of selected pods leaked in {span:?}", leaked.len());
+            println!("node{number}, {device} recreated: {} packets of selected pods leaked in {span:?}", leaked.len());
             ensure!(span < WINDOW, "the programs were not back for {span:?}");
             // Behind steering stands a second line.
-            ensure!(!management || leaked.is_empty(), "leaked while the management port was made anew: {leaked:?}");
+            ensure!(!management || leaked.is_empty(), "leaked while the management port was recreated: {leaked:?}");
             let right = SystemTime::now();
             until("a second without a leak", EFFECT, || {
                 Ok(right.elapsed().is_ok_and(|past| past > WATCHED).then_some(()))
@@ -43,7 +43,7 @@ pub(in crate::cases) fn attached_at_once(context: &LabContext) -> Result<()> {
             total += leaked.len();
         }
     }
-    println!("{total} packets leaked while six devices were made anew");
+    println!("{total} packets leaked while six devices were recreated");
     chatter.into_iter().try_for_each(CallerTraffic::finish)?;
     capture.finish()?;
     Ok(())

@@ -13,13 +13,13 @@ use egress_lab::capture::CapturedPacket;
 
 /// What a change may take: a new leader, a started agent, a busy machine.
 pub(super) const LIMIT: Duration = Duration::from_secs(12);
-/// What may still be on its way between nodes when the source node has changed its mind.
+/// What may still be in flight between nodes after the source node has applied a change.
 pub(super) const IN_FLIGHT: Duration = Duration::from_millis(100);
 
 /// One state of a caller.
 #[derive(Debug, Clone)]
 pub(super) struct State {
-    /// When the API server was asked for it: nobody can have heard of it before.
+    /// When the API server was asked for it: no node can know it before.
     pub(super) asked: SystemTime,
     /// When the API server had answered: from then on the state before is over.
     pub(super) answered: SystemTime,

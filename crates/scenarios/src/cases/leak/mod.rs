@@ -52,7 +52,7 @@ pub(super) fn nothing_leaks(context: &LabContext) -> Result<()> {
     for flow in flows {
         let report = flow?.finish()?;
         println!("never1: {} datagrams, {} lost", report.sent, report.lost());
-        ensure!(report.lost() == 0, "a pod that nobody selects has lost packets: {report:?}");
+        ensure!(report.lost() == 0, "an unselected pod has lost packets: {report:?}");
     }
     chatter.into_iter().try_for_each(CallerTraffic::finish)?;
     let seen = capture.finish()?;
@@ -128,7 +128,7 @@ pub(super) fn judge_can_say_no(context: &LabContext) -> Result<()> {
     let first = chaos.cluster.lab.node(node(1)?);
     let link = Pins::of(first).link_path("from_pod")?;
     bpftool(&["link", "detach", "pinned", &link.to_string_lossy()])?;
-    until("the second line drops what nobody steers", EFFECT, || Ok((held(first)? > 20).then_some(())))?;
+    until("the leak guard drops what no program handles", EFFECT, || Ok((held(first)? > 20).then_some(())))?;
     ensure!(always.judge(&capture.seen()?).wrong.is_empty(), "the second line lets packets pass");
     first.host.exec("nft", &["delete", "table", "inet", "egress-agent"])?;
     let wrong = until("the judge sees the leak", EFFECT, || {
