@@ -20,9 +20,7 @@ const FRESH: &str = "172.18.0.111";
 pub(super) fn agent_from_the_image_serves(context: &LabContext) -> Result<()> {
     let image = Image::expected(&Paths::find()?);
     if !image.exists() || packages::find("runc").is_none() || packages::find("umoci").is_none() {
-        return Err(
-            Skip("no image was built here (`cargo xtask image`), or runc or umoci is not installed").into()
-        );
+        return Err(Skip("no image was built here (`cargo xtask image`), or runc or umoci is not installed").into());
     }
     let pods = vec![pod("one", "red", 1, &[]), pod("two", "red", 2, &[])];
     let mut cluster = TestCluster::start(context, pods)?;
