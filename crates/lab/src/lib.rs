@@ -12,6 +12,7 @@ pub mod api_objects;
 pub mod apiserver;
 pub mod background;
 pub mod capture;
+pub mod columns;
 pub mod confinement;
 pub mod cut;
 pub mod hold;

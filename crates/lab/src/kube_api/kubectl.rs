@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use super::KubeApi;
 use crate::api_objects::EGRESS_IPS;
+use crate::columns::aligned;
 use egress_toolchain::kubectl;
 
 impl KubeApi {
@@ -91,13 +92,7 @@ fn table(items: &[Value]) -> String {
     };
     let mut rows = vec![header];
     rows.extend(items.iter().map(|item| paths.map(|path| cell(item, path))));
-    let width = |column: usize| rows.iter().map(|row| row[column].len()).max().unwrap_or(0);
-    let widths = std::array::from_fn::<usize, 5, _>(width);
-    let line = |row: &[String; 5]| {
-        let cells: Vec<String> = row.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
-        cells.join("   ").trim_end().to_owned() + "\n"
-    };
-    rows.iter().map(line).collect()
+    aligned(&rows, "   ", |_| false)
 }
 
 #[cfg(test)]

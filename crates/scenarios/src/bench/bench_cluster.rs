@@ -7,6 +7,7 @@ use super::samples::Results;
 use super::{peers, requests};
 use crate::prelude::*;
 use egress_lab::kube_api::ApiChoice;
+use egress_lab::topology::netns::link_address;
 use egress_lab::wait::poll;
 use egress_lab::{MANAGEMENT, ReversePath};
 use egress_toolchain::Built;
@@ -44,13 +45,7 @@ impl BenchCluster {
         for peer in Peer::ALL {
             for path in peer.paths().iter().copied() {
                 let name = pod_name(peer, path);
-                let labels = [("role".to_owned(), name.clone())].into();
-                builder = builder.pod(PodSpec {
-                    name,
-                    namespace: NAMESPACE.to_owned(),
-                    labels,
-                    node: peer.source_node() - 1,
-                });
+                builder = builder.pod(pod(&name, NAMESPACE, peer.source_node(), &[("role", &name)]));
             }
         }
         let base = TestCluster::bring_up(builder, None, &ApiChoice::InMemory)?;
@@ -108,17 +103,8 @@ impl BenchCluster {
         for (peer, path, number, address) in PLACES {
             self.base.api.label_node(&format!("node{number}"), ASSIGNABLE, Some(""))?;
             let name = pod_name(peer, path);
-            let object = json!({
-                "apiVersion": "k8s.ovn.org/v1",
-                "kind": "EgressIP",
-                "metadata": {"name": name},
-                "spec": {
-                    "egressIPs": [address],
-                    "namespaceSelector": {"matchLabels": {"house": NAMESPACE}},
-                    "podSelector": {"matchLabels": {"role": name}},
-                },
-            });
-            self.base.api.create(EGRESS_IPS, &object)?;
+            let (namespaces, pods) = (labels("house", NAMESPACE), labels("role", &name));
+            self.base.api.create(EGRESS_IPS, &egress_ip(&name, &[&address.to_string()], &namespaces, &pods))?;
             let path = format!("{EGRESS_IPS}/{name}");
             let node = format!("node{number}");
             let there = |value: &Value| value.pointer("/status/items/0/node").and_then(Value::as_str) == Some(&node);
@@ -187,8 +173,8 @@ impl BenchCluster {
         let flood = Flood {
             router: &node.router,
             device: FAR_END,
-            to: link_address(&node.host, MANAGEMENT)?,
-            from: link_address(&node.router, "br0")?,
+            to: mac(&node.host, MANAGEMENT)?,
+            from: mac(&node.router, "br0")?,
             pod: self.pod(peer, path)?.addresses.v4,
             switch: self.base.lab.lan(),
             exit: &exit,
@@ -205,10 +191,6 @@ fn batch(netns: &Netns, lines: &[String]) -> Result<()> {
     netns.feed("ip", &["-batch", "-"], &(lines.join("\n") + "\n"))
 }
 
-fn link_address(netns: &Netns, device: &str) -> Result<[u8; 6]> {
-    let text = netns.exec("ip", &["-j", "link", "show", "dev", device])?;
-    let shown: Value = serde_json::from_str(&text)?;
-    let address = shown.pointer("/0/address").and_then(Value::as_str).context("no link address")?;
-    let bytes: Vec<u8> = address.split(':').map(|part| u8::from_str_radix(part, 16)).collect::<Result<_, _>>()?;
-    bytes.try_into().ok().with_context(|| format!("{address} is no link address"))
+fn mac(netns: &Netns, device: &str) -> Result<[u8; 6]> {
+    netns.run(|| link_address(device)?.addr().with_context(|| format!("{device} has no link address")))
 }

@@ -1,12 +1,12 @@
 //! What was measured, as a table for the terminal, as JSON and as a chart.
 
-use std::fmt::Write as _;
 use std::fs;
 
 use super::chart;
 use super::plan::Peer;
 use super::samples::{Cell, Results};
 use crate::prelude::*;
+use egress_lab::columns::aligned;
 
 pub(super) fn write(results: &Results, folder: &Path) -> Result<()> {
     fs::create_dir_all(folder)?;
@@ -31,7 +31,6 @@ fn row(results: &Results, cell: &Cell) -> Value {
 
 /// Spread: from the least to the greatest sample, as a part of the median.
 pub(super) fn table(results: &Results) -> String {
-    let mut text = String::new();
     let heads = ["work", "path", "peer", "median", "unit", "/plain", "/netfilter", "spread"];
     let mut rows = vec![heads.map(str::to_owned)];
     for cell in &results.cells {
@@ -47,22 +46,7 @@ pub(super) fn table(results: &Results) -> String {
             format!("{:.0} %", cell.spread() * 100.0),
         ]);
     }
-    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
-    let widths: Vec<usize> = (0..heads.len()).map(width).collect();
-    for row in &rows {
-        for (column, (word, width)) in row.iter().zip(&widths).enumerate() {
-            let pad = " ".repeat(width - word.chars().count());
-            let gap = if column == 0 { "" } else { "  " };
-            // Numbers end where their column ends.
-            let is_number = matches!(column, 3 | 5 | 6 | 7);
-            // Writing to a String cannot fail.
-            let _ = if is_number { write!(text, "{gap}{pad}{word}") } else { write!(text, "{gap}{word}{pad}") };
-        }
-        let end = text.trim_end().len();
-        text.truncate(end);
-        text.push('\n');
-    }
-    text
+    aligned(&rows, "  ", |column| matches!(column, 3 | 5 | 6 | 7))
 }
 
 /// Three digits that count, or all of a large number.

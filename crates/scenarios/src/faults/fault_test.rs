@@ -86,6 +86,14 @@ pub(super) struct FaultOutcome {
     pub(super) took: Duration,
 }
 
+impl FaultOutcome {
+    /// Of a fault that was not played to its end.
+    pub(super) fn none() -> Self {
+        let (addresses, wrong, log, zero) = (Vec::new(), Vec::new(), Vec::new(), Duration::ZERO);
+        Self { begun: SystemTime::now(), addresses, wrong, packets: 0, rest: None, log, stall: zero, took: zero }
+    }
+}
+
 impl<'a> FaultTest<'a> {
     pub(super) fn start(
         name: &'static str,

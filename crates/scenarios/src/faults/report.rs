@@ -15,52 +15,29 @@ const SHOWN: usize = 5;
 /// One fault and its outcome.
 pub(super) struct FaultRow {
     pub(super) name: &'static str,
-    pub(super) what: String,
-    pub(super) arguments: String,
-    pub(super) addresses: Vec<SeenAddress>,
-    pub(super) begun: SystemTime,
-    pub(super) wrong: Vec<String>,
-    pub(super) packets: usize,
-    pub(super) rest: Option<Duration>,
-    pub(super) log: Vec<String>,
-    pub(super) stall: Duration,
-    pub(super) took: Duration,
+    what: &'static str,
+    arguments: String,
+    outcome: FaultOutcome,
     /// Why it could not be played to its end.
-    pub(super) error: Option<String>,
+    error: Option<String>,
     /// Goals that it has broken.
     pub(super) broken: Vec<String>,
 }
 
 impl FaultRow {
     pub(super) fn of(case: &FaultCase, played: Result<FaultOutcome>) -> Self {
-        let (name, what, arguments) = (case.name, case.what.to_owned(), case.arguments.join(" "));
-        match played {
+        let (outcome, error, broken) = match played {
             Ok(outcome) => {
                 let broken = broken(case.expected, &outcome);
-                let FaultOutcome { begun, addresses, wrong, packets, rest, log, stall, took } = outcome;
-                let error = None;
-                Self { name, what, arguments, addresses, begun, wrong, packets, rest, log, stall, took, error, broken }
+                (outcome, None, broken)
             }
-            Err(error) => Self {
-                name,
-                what,
-                arguments,
-                addresses: Vec::new(),
-                begun: SystemTime::now(),
-                wrong: Vec::new(),
-                packets: 0,
-                rest: None,
-                log: Vec::new(),
-                stall: Duration::ZERO,
-                took: Duration::ZERO,
-                error: Some(format!("{error:#}")),
-                broken: vec![format!("not played: {error:#}")],
-            },
-        }
+            Err(error) => (FaultOutcome::none(), Some(format!("{error:#}")), vec![format!("not played: {error:#}")]),
+        };
+        Self { name: case.name, what: case.what, arguments: case.arguments.join(" "), outcome, error, broken }
     }
 
     fn doubles(&self) -> impl Iterator<Item = (&SeenAddress, &Double)> {
-        self.addresses.iter().flat_map(|seen| seen.doubles.iter().map(move |double| (seen, double)))
+        self.outcome.addresses.iter().flat_map(|seen| seen.doubles.iter().map(move |double| (seen, double)))
     }
 
     /// One line, for people who wait.
@@ -80,23 +57,31 @@ impl FaultRow {
             0 => "0".to_owned(),
             _ => format!("{:.3} ({strays} packets)", two.as_secs_f64()),
         };
-        let longest = self.addresses.iter().max_by_key(|seen| seen.gap.lasts);
+        let longest = self.outcome.addresses.iter().max_by_key(|seen| seen.gap.lasts);
         let without =
             longest.map_or("-".to_owned(), |seen| format!("{:.2} ({})", seen.gap.lasts.as_secs_f64(), seen.address));
         let of_pods =
-            self.addresses.iter().filter_map(|seen| seen.of_a_pod.map(|(node, gap)| (seen.address, node, gap)));
+            self.outcome.addresses.iter().filter_map(|seen| seen.of_a_pod.map(|(node, gap)| (seen.address, node, gap)));
         let pod = of_pods.max_by_key(|(_, _, gap)| gap.lasts).map_or("-".to_owned(), |(address, node, gap)| {
             format!("{:.2} ({address}, {})", gap.lasts.as_secs_f64(), node.name())
         });
-        [self.name.to_owned(), self.what.clone(), two, without, pod, self.wrong.len().to_string(), self.note()]
+        [
+            self.name.to_owned(),
+            self.what.to_owned(),
+            two,
+            without,
+            pod,
+            self.outcome.wrong.len().to_string(),
+            self.note(),
+        ]
     }
 
     fn note(&self) -> String {
         if let Some(error) = &self.error {
             return format!("not played: {}", error.lines().next().unwrap_or_default());
         }
-        let mut notes: Vec<String> = self.addresses.iter().map(|seen| self.course(seen)).collect();
-        notes.push(match self.rest {
+        let mut notes: Vec<String> = self.outcome.addresses.iter().map(|seen| self.course(seen)).collect();
+        notes.push(match self.outcome.rest {
             Some(rest) => format!("at rest {:.1} s after the end", rest.as_secs_f64()),
             None => "not at rest after 60 s".to_owned(),
         });
@@ -117,7 +102,7 @@ impl FaultRow {
         }
         let mut parts: Vec<String> = Vec::new();
         for (place, turn) in turns.iter().enumerate() {
-            let at = turn.first.duration_since(self.begun).unwrap_or_default().as_secs_f64();
+            let at = turn.first.duration_since(self.outcome.begun).unwrap_or_default().as_secs_f64();
             parts.push(if place == 0 { turn.node.name() } else { format!("{} at {at:.1} s", turn.node.name()) });
         }
         let shown = if parts.len() > 6 {
@@ -129,8 +114,9 @@ impl FaultRow {
     }
 
     fn json(&self) -> Value {
-        let since = |at: SystemTime| at.duration_since(self.begun).unwrap_or_default().as_secs_f64();
+        let since = |at: SystemTime| at.duration_since(self.outcome.begun).unwrap_or_default().as_secs_f64();
         let addresses: Vec<Value> = self
+            .outcome
             .addresses
             .iter()
             .map(|seen| {
@@ -158,12 +144,12 @@ impl FaultRow {
             "what": self.what,
             "arguments": self.arguments,
             "addresses": addresses,
-            "wrong_sources": self.wrong.len(),
-            "packets": self.packets,
-            "rest_s": self.rest.map(|rest| rest.as_secs_f64()),
-            "seconds": self.took.as_secs_f64(),
-            "longest_time_between_samples_ms": self.stall.as_secs_f64() * 1000.0,
-            "happened": self.log,
+            "wrong_sources": self.outcome.wrong.len(),
+            "packets": self.outcome.packets,
+            "rest_s": self.outcome.rest.map(|rest| rest.as_secs_f64()),
+            "seconds": self.outcome.took.as_secs_f64(),
+            "longest_time_between_samples_ms": self.outcome.stall.as_secs_f64() * 1000.0,
+            "happened": self.outcome.log,
             "broken": self.broken,
         })
     }
@@ -216,7 +202,7 @@ pub(super) fn text(rows: &[FaultRow]) -> String {
         // Writing to a String cannot fail.
         let _ = writeln!(text, "| {name} | {what} | {two} | {without} | {pod} | {wrong} | {note} |");
     }
-    let stall = rows.iter().map(|row| row.stall).max().unwrap_or_default();
+    let stall = rows.iter().map(|row| row.outcome.stall).max().unwrap_or_default();
     let _ = writeln!(
         text,
         "\nMachine load: the longest time between two datagrams of a pod (10 ms are meant) was {} ms.",
@@ -236,10 +222,10 @@ pub(super) fn text(rows: &[FaultRow]) -> String {
             "\n## {}\n\n{}. {} packets, {:.0} s.\n",
             row.name,
             row.what,
-            row.packets,
-            row.took.as_secs_f64()
+            row.outcome.packets,
+            row.outcome.took.as_secs_f64()
         );
-        for line in &row.log {
+        for line in &row.outcome.log {
             let _ = writeln!(text, "- {line}");
         }
         for line in &row.broken {

@@ -47,16 +47,8 @@ impl Subject {
     }
 
     fn object(&self) -> Value {
-        json!({
-            "apiVersion": "k8s.ovn.org/v1",
-            "kind": "EgressIP",
-            "metadata": {"name": self.name},
-            "spec": {
-                "egressIPs": [self.addresses[self.turn]],
-                "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": NAMESPACE}},
-                "podSelector": {"matchLabels": {"object": self.name}},
-            },
-        })
+        let namespaces = labels("kubernetes.io/metadata.name", NAMESPACE);
+        egress_ip(self.name, &[self.addresses[self.turn]], &namespaces, &labels("object", self.name))
     }
 }
 
@@ -83,13 +75,8 @@ pub(crate) struct LoadedCluster {
 }
 
 fn pods(nodes: usize) -> impl Iterator<Item = PodSpec> {
-    (0..nodes).flat_map(|node| {
-        ["four", "six"].map(|object| PodSpec {
-            name: format!("{object}{}", node + 1),
-            namespace: NAMESPACE.to_owned(),
-            labels: [("object".to_owned(), object.to_owned())].into(),
-            node,
-        })
+    (1..=nodes).flat_map(|node| {
+        ["four", "six"].map(|object| pod(&format!("{object}{node}"), NAMESPACE, node, &[("object", object)]))
     })
 }
 

@@ -7,6 +7,7 @@ use super::chart;
 use super::figures::{SoakRow, Table, quantile};
 use super::round::{ReportedViolation, Soak};
 use crate::prelude::*;
+use egress_lab::columns::aligned;
 
 /// A whole run.
 pub(super) struct SoakReport<'a> {
@@ -67,7 +68,7 @@ impl<'a> SoakReport<'a> {
         ];
         let mut rows = vec![heads.map(str::to_owned)];
         rows.extend(self.table.iter().map(|(name, row)| cells(name, row)));
-        let mut text = aligned(&rows);
+        let mut text = aligned(&rows, "  ", |column| column > 0);
         let worst = quantile(self.stalls_ms, 1.0).unwrap_or(0.0);
         let usual = quantile(self.stalls_ms, 0.5).unwrap_or(0.0);
         // Writing to a String cannot fail.
@@ -132,21 +133,6 @@ fn cells(name: &str, row: &SoakRow) -> [String; 15] {
         quantile(&row.back_ms, 1.0).map_or("-".to_owned(), |time| format!("{time:.0}")),
         format!("{:.0}", row.rest_ms),
     ]
-}
-
-/// Names begin, numbers end where their column does.
-fn aligned<const N: usize>(rows: &[[String; N]]) -> String {
-    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
-    let widths: Vec<usize> = (0..N).map(width).collect();
-    let mut text = String::new();
-    for row in rows {
-        for (column, (word, width)) in row.iter().zip(&widths).enumerate() {
-            // Writing to a String cannot fail.
-            let _ = if column == 0 { write!(text, "{word:<width$}") } else { write!(text, "  {word:>width$}") };
-        }
-        text.push('\n');
-    }
-    text
 }
 
 #[cfg(test)]

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use egress_lab::columns::aligned;
+
 /// One comparison.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Check {
@@ -56,24 +58,20 @@ impl StoryReport {
 
 impl fmt::Display for StoryReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let rows: Vec<[&str; 4]> = std::iter::once(["WHO", "EXPECTED", "SEEN", ""])
-            .chain(self.checks.iter().map(|check| {
-                let mark = if check.holds() { "ok" } else { "DIFFERS" };
-                [check.what.as_str(), &check.expected, &check.seen, mark]
-            }))
-            .collect();
-        let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
-        let widths = [width(0), width(1), width(2), width(3)];
-        let mut steps = std::iter::once("").chain(self.checks.iter().map(|check| check.step.as_str()));
+        let heads = ["WHO", "EXPECTED", "SEEN", ""].map(str::to_owned);
+        let cells = |check: &Check| {
+            let mark = if check.holds() { "ok" } else { "DIFFERS" };
+            [check.what.clone(), check.expected.clone(), check.seen.clone(), mark.to_owned()]
+        };
+        let rows: Vec<[String; 4]> = std::iter::once(heads).chain(self.checks.iter().map(cells)).collect();
         let mut last = "";
-        for row in &rows {
-            let step = steps.next().unwrap_or_default();
+        let steps = std::iter::once("").chain(self.checks.iter().map(|check| check.step.as_str()));
+        for (line, step) in aligned(&rows, "  ", |_| false).lines().zip(steps) {
             if step != last {
                 writeln!(f, "{step}")?;
                 last = step;
             }
-            let cells = row.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}"));
-            writeln!(f, "  {}", cells.collect::<Vec<_>>().join("  ").trim_end())?;
+            writeln!(f, "  {line}")?;
         }
         Ok(())
     }
