@@ -213,6 +213,14 @@ impl Agent {
         self.process.pid()
     }
 
+    /// Its resident memory (`VmRSS` of proc_pid_status(5)).
+    pub fn resident_kib(&mut self) -> Result<u64> {
+        let pid = self.pid()?.with_context(|| format!("the agent of {} does not run", self.node().name()))?;
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
+        Ok(line.trim().trim_end_matches(" kB").parse()?)
+    }
+
     /// SIGKILL, and wait for the end. A controller on this node runs on.
     pub fn kill(&mut self) -> Result<()> {
         self.process.kill()

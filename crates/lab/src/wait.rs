@@ -1,6 +1,7 @@
 //! Waiting for a condition. The time is printed: a number that grows is a warning before the test fails.
 
 use std::fmt::Display;
+use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -39,11 +40,25 @@ pub fn until<T>(what: &str, patience: Duration, check: impl FnMut() -> Result<Op
     Ok(seen)
 }
 
-/// Asks until the answer is yes; returns how long that took.
-pub fn until_true(what: &str, patience: Duration, mut holds: impl FnMut() -> Result<bool>) -> Result<Duration> {
+/// Waits until the answer is yes.
+pub fn until_true(what: &str, patience: Duration, mut holds: impl FnMut() -> Result<bool>) -> Result<()> {
+    until(what, patience, || Ok(holds()?.then_some(())))
+}
+
+/// The same; returns how long that took.
+pub fn time_until(what: &str, patience: Duration, holds: impl FnMut() -> Result<bool>) -> Result<Duration> {
     let begin = Instant::now();
-    until(what, patience, || Ok(holds()?.then_some(())))?;
+    until_true(what, patience, holds)?;
     Ok(begin.elapsed())
+}
+
+/// Waits until so many lines of a log contain all of these texts.
+pub fn until_logged(log: &Path, texts: &[&str], count: usize, patience: Duration) -> Result<()> {
+    until_true(&format!("{} has {texts:?}", log.display()), patience, || {
+        let log = std::fs::read_to_string(log)?;
+        let lines = log.lines().filter(|line| texts.iter().all(|text| line.contains(text)));
+        Ok(lines.count() >= count)
+    })
 }
 
 /// Looks until what is seen is what is expected.

@@ -17,6 +17,6 @@ pub(crate) use egress_lab::topology::addresses::{self as plan, ECHO_PORT, HTTP_P
 pub(crate) use egress_lab::traffic::client::{self, Ping};
 pub(crate) use egress_lab::traffic::flows::Flow;
 pub(crate) use egress_lab::traffic::server::Server;
-pub(crate) use egress_lab::wait::{EFFECT, until, until_true};
+pub(crate) use egress_lab::wait::{EFFECT, time_until, until, until_logged, until_true};
 pub(crate) use egress_lab::{HostConfig, Lab, LabBuilder, Netns, Node, Pod, PodSpec};
 pub(crate) use serde_json::{Value, json};

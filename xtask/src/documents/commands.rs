@@ -17,7 +17,7 @@ use egress_lab::api_objects::{EGRESS_IPS, all, assigned, condition, egress_ip, l
 use egress_lab::kube_api::KubeApi;
 use egress_lab::test::{LabContext, Skip};
 use egress_lab::test_cluster::{TestCluster, node, pod};
-use egress_lab::wait::{EFFECT, until};
+use egress_lab::wait::{EFFECT, until, until_true};
 use egress_scenarios::cases::explain::forge;
 use egress_scenarios::cases::metrics;
 use egress_toolchain::Paths;
@@ -153,7 +153,7 @@ impl CommandsTest {
         if scene == Scene::Usual && !is_on_node1(cluster, FIRST)? {
             // The pages look at node1, so that something is to be seen there.
             label(cluster, |number| number == 1)?;
-            until("node1 has an address", EFFECT, || Ok(is_on_node1(cluster, FIRST)?.then_some(())))?;
+            until_true("node1 has an address", EFFECT, || is_on_node1(cluster, FIRST))?;
         }
         label(cluster, |_| scene != Scene::NoLabel)?;
         until("the lab is as it is to be", EFFECT, || {

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 use crate::agents::{Agent, AgentOptions, Controller};
-use crate::api_objects::{ASSIGNABLE, EGRESS_IPS, EVENTS, assigned, path_of};
+use crate::api_objects::{ASSIGNABLE, EGRESS_IPS, EVENTS, LEASE, assigned, path_of};
 use crate::kube_api::{ApiChoice, KubeApi};
 use crate::pins::Pins;
 use crate::test::LabContext;
@@ -23,7 +23,7 @@ use crate::topology::netns::Netns;
 use crate::traffic::access_log::AccessLog;
 use crate::traffic::client;
 use crate::traffic::server::Server;
-use crate::wait::{EFFECT, REPORTED, until, until_equal};
+use crate::wait::{EFFECT, REPORTED, until, until_equal, until_true};
 use egress_toolchain::Paths;
 
 /// A lab with its API server, agents and a server outside. Fields are dropped in this order: traffic first, the lab last.
@@ -203,20 +203,20 @@ impl TestCluster {
         let end = format!("\"0x{:02x}\"]", pod.addresses.v4.octets()[3]);
         let known = || Ok::<_, anyhow::Error>(pins.pods()?.iter().filter(|key| key.ends_with(&end)).count());
         self.api.publish_pod(&pod)?;
-        let there = until(&format!("the agent of node{number} serves"), EFFECT, || {
-            Ok(known().is_ok_and(|count| count > 0).then_some(()))
+        let there = until_true(&format!("the agent of node{number} serves"), EFFECT, || {
+            Ok(known().is_ok_and(|count| count > 0))
         });
         self.api.delete(&format!("/api/v1/namespaces/default/pods/{}", pod.name))?;
         there?;
-        until(&format!("and forgets on node{number}"), EFFECT, || Ok((known()? == 0).then_some(())))
+        until_true(&format!("and forgets on node{number}"), EFFECT, || Ok(known()? == 0))
     }
 
     /// Waits until this agent's programs are at work.
     pub fn loaded(&mut self, number: usize) -> Result<()> {
-        until(&format!("the agent of node{number} has loaded its programs"), LOADED, || {
+        until_true(&format!("the agent of node{number} has loaded its programs"), LOADED, || {
             let agent = self.agent(number)?;
             agent.ensure_alive()?;
-            Ok(agent.has_loaded()?.then_some(()))
+            agent.has_loaded()
         })
     }
 
@@ -275,6 +275,31 @@ impl TestCluster {
 
     pub fn remove(&self, name: &str) -> Result<()> {
         self.api.delete(&format!("{EGRESS_IPS}/{name}"))
+    }
+
+    /// The node of an object's first address, by its status; empty without one.
+    pub fn holder(&self, object: &str) -> Result<String> {
+        let object = self.api.get(&format!("{EGRESS_IPS}/{object}"))?.unwrap_or_default();
+        Ok(assigned(&object).first().map(|(_, node)| node.clone()).unwrap_or_default())
+    }
+
+    /// Whether the node's programs own an egress IP.
+    pub fn owns(&self, number: usize) -> Result<bool> {
+        Ok(!Pins::of(self.lab.node(node(number)?)).keys("owned_addr")?.is_empty())
+    }
+
+    /// The node of the controller that leads, and its last renewal of the Lease.
+    pub fn leader(&self) -> Result<Option<(NodeNumber, String)>> {
+        let Some(lease) = self.api.get(LEASE)? else { return Ok(None) };
+        let holder = lease["spec"]["holderIdentity"].as_str().unwrap_or_default();
+        let Some((node, _)) = holder.split_once('_') else { return Ok(None) };
+        Ok(Some((NodeNumber::of(node)?, lease["spec"]["renewTime"].to_string())))
+    }
+
+    /// Cuts the API server off, or connects it again.
+    pub fn set_outage(&self, is_out: bool) -> Result<()> {
+        self.api.in_memory().context("only the lab's own API server can be stopped")?.set_outage(is_out);
+        Ok(())
     }
 
     /// Waits until the world sees the namespace's requests like this.

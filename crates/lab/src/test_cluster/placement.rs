@@ -19,7 +19,7 @@ use crate::topology::host_config::HostConfig;
 use crate::topology::lab::{Node, Pod};
 use crate::topology::netns::Netns;
 use crate::traffic::client;
-use crate::wait::until_true;
+use crate::wait::time_until;
 
 /// The object that selects the chosen pods.
 pub const OBJECT: &str = "paths";
@@ -126,7 +126,7 @@ impl TestCluster {
                 let expected: Vec<&IpAddr> = addresses.iter().filter(|one| one.is_ipv4() == to.is_ipv4()).collect();
                 if !expected.is_empty() {
                     let what = format!("{} is seen as {expected:?}", pod.name);
-                    until_true(&what, PATIENCE, || {
+                    time_until(&what, PATIENCE, || {
                         Ok(seen_as(&pod.netns, to)?.is_some_and(|ip| expected.contains(&&ip)))
                     })?;
                 }

@@ -14,7 +14,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 
 use super::host_config::Cni;
 
@@ -98,6 +98,12 @@ impl NodeNumber {
     pub fn new(number: usize) -> Result<Self> {
         ensure!((1..=MAX_NODES).contains(&number), "a lab has nodes 1 to {MAX_NODES}, not {number}");
         Ok(Self(u8::try_from(number)?))
+    }
+
+    /// By its name.
+    pub fn of(name: &str) -> Result<Self> {
+        let number = name.strip_prefix("node").and_then(|number| number.parse().ok());
+        Self::new(number.with_context(|| format!("{name:?} is no node of the lab"))?)
     }
 
     pub fn index(self) -> usize {

@@ -17,9 +17,9 @@ pub(super) fn a_service_keeps_no_egress_ip_from_coming_back(context: &LabContext
     cluster.is_seen_as("homer", Some(V4), None)?;
     for (is_there, what) in [(false, "no node"), (true, "a node again")] {
         cluster.assignable(2, is_there)?;
-        until(&format!("the egress IP has {what}"), EFFECT, || {
+        until_true(&format!("the egress IP has {what}"), EFFECT, || {
             let object = cluster.api.get(&format!("{EGRESS_IPS}/simpsons"))?;
-            Ok((object.as_ref().map(assigned).unwrap_or_default().is_empty() != is_there).then_some(()))
+            Ok(object.as_ref().map(assigned).unwrap_or_default().is_empty() != is_there)
         })?;
     }
     cluster.is_seen_as("homer", Some(V4), None)

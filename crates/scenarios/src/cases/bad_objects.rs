@@ -90,10 +90,7 @@ fn no_object_at_all(cluster: &TestCluster) -> Result<()> {
     });
     cluster.api.create(EGRESS_IPS, &nonsense)?;
     for agent in &cluster.agents {
-        until(&format!("{} names it", agent.node().name()), EFFECT, || {
-            let log = std::fs::read_to_string(agent.log())?;
-            Ok(log.lines().any(|line| line.contains("nonsense") && line.contains("cannot be read")).then_some(()))
-        })?;
+        until_logged(agent.log(), &["nonsense", "cannot be read"], 1, EFFECT)?;
     }
     cluster.assign(&egress_ip("later", &["172.18.0.123"], &labels("house", "blue"), &all()))?;
     cluster.is_seen_as("ill", Some("172.18.0.123"), None)?;
@@ -108,10 +105,7 @@ fn bad_node(cluster: &mut TestCluster) -> Result<()> {
     let before = cluster.api.get(path)?.context("no node")?["metadata"]["annotations"].clone();
     cluster.api.merge(path, &annotations(&json!("{nonsense")))?;
     for agent in &cluster.agents {
-        until(&format!("{} names node3", agent.node().name()), EFFECT, || {
-            let log = std::fs::read_to_string(agent.log())?;
-            Ok(log.lines().any(|line| line.contains("node3") && line.contains("annotation")).then_some(()))
-        })?;
+        until_logged(agent.log(), &["node3", "annotation"], 1, EFFECT)?;
     }
     cluster.assign(&egress_ip("later", &["172.18.0.123"], &labels("house", "blue"), &all()))?;
     cluster.is_seen_as("ill", Some("172.18.0.123"), None)?;

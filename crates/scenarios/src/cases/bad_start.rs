@@ -191,8 +191,7 @@ fn dead_server(trial: &Trial, context: &LabContext) -> Result<()> {
         let printed = std::fs::read_to_string(&log)?;
         Ok(printed.lines().filter(|line| line.contains("WARN") && line.contains("refused")).count())
     };
-    let heard =
-        until("the agent logs that the API server does not answer", EFFECT, || Ok((complaints()? > 0).then_some(())));
+    let heard = until_true("the agent logs that the API server does not answer", EFFECT, || Ok(complaints()? > 0));
     // Long enough for several attempts; it continues trying and does not continue talking.
     std::thread::sleep(ATTEMPTS);
     let ended = child.try_wait()?;

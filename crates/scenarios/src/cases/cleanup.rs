@@ -77,9 +77,9 @@ fn stays_until_sigterm(agent: &Agent) -> Result<()> {
 /// A link ends when the kernel gets to it.
 fn same(before: &BTreeMap<String, BTreeSet<String>>, node: &Node) -> Result<()> {
     let mut left = Vec::new();
-    let outcome = until(&format!("{} is as it was", node.name()), EFFECT, || {
+    let outcome = until_true(&format!("{} is as it was", node.name()), EFFECT, || {
         left = differences(before, &snapshot(node)?);
-        Ok(left.is_empty().then_some(()))
+        Ok(left.is_empty())
     });
     outcome.with_context(|| format!("cleanup left or took: {left:#?}"))
 }

@@ -182,10 +182,10 @@ impl Runtime {
     }
 
     fn is_chained(&self, wanted: bool) -> Result<()> {
-        until(if wanted { "the plugin is the last of the chain" } else { "the plugin is gone" }, EFFECT, || {
+        until_true(if wanted { "the plugin is the last of the chain" } else { "the plugin is gone" }, EFFECT, || {
             let chain = self.plugins()?;
             let last = chain["plugins"].as_array().and_then(|plugins| plugins.last()).context("no plugins")?;
-            Ok(((last["type"] == "egress-agent-cni") == wanted).then_some(()))
+            Ok((last["type"] == "egress-agent-cni") == wanted)
         })
     }
 

@@ -53,9 +53,9 @@ pub(super) fn of_what_is_not_served(context: &LabContext) -> Result<()> {
     println!("no node is in its network");
     cluster.assignable(1, true)?;
     cluster.put(&object("192.0.2.100"))?;
-    until("the networks are named", EFFECT, || {
+    until_true("the networks are named", EFFECT, || {
         let (message, _) = reported(&cluster, &object(V4), "NoEligibleNode")?;
-        Ok((message.contains("they are in 172.18.0.0/16, ") && message.ends_with(LEAVE)).then_some(()))
+        Ok(message.contains("they are in 172.18.0.0/16, ") && message.ends_with(LEAVE))
     })?;
     becomes(node)?;
 
@@ -122,7 +122,7 @@ pub(super) fn of_selected_pods_and_absent_agents(context: &LabContext) -> Result
         Ok(found.and_then(|found| found.pointer("/status/selectedPods").and_then(Value::as_u64)))
     };
     let counts = |cluster: &TestCluster, wanted: u64| {
-        until(&format!("{wanted} pods are counted"), COUNTED, || Ok((count(cluster)? == Some(wanted)).then_some(())))
+        until_true(&format!("{wanted} pods are counted"), COUNTED, || Ok(count(cluster)? == Some(wanted)))
     };
     counts(&cluster, 2)?;
     cluster.label_namespace("blue", "house", Some("red"))?;
@@ -146,7 +146,7 @@ pub(super) fn of_selected_pods_and_absent_agents(context: &LabContext) -> Result
         let found = conditions.iter().find(|condition| condition["type"] == "Degraded").context("the condition")?;
         Ok((found["status"] == "True", format!("{} {}", found["reason"], found["message"])))
     };
-    until("the condition names it", AWAY + COUNTED, || Ok(degraded(&cluster)?.0.then_some(())))?;
+    until_true("the condition names it", AWAY + COUNTED, || Ok(degraded(&cluster)?.0))?;
     let (_, message) = degraded(&cluster)?;
     println!("said after {} s: {message}", killed.elapsed().as_secs());
     ensure!(
@@ -156,5 +156,5 @@ pub(super) fn of_selected_pods_and_absent_agents(context: &LabContext) -> Result
     ensure!(killed.elapsed() >= AWAY - COUNTED, "said after {:?}", killed.elapsed());
     ensure!(count(&cluster)? == Some(2), "what it said last is forgotten");
     cluster.agent(away)?.restart()?;
-    until("and takes it back", COUNTED + EFFECT, || Ok((!degraded(&cluster)?.0).then_some(())))
+    until_true("and takes it back", COUNTED + EFFECT, || Ok(!degraded(&cluster)?.0))
 }

@@ -57,7 +57,7 @@ pub(super) fn are_probed_for_each_time(context: &LabContext) -> Result<()> {
     cluster.assign(&egress_ip("served", &[TAKEN_LATER], &labels("house", "red"), &all()))?;
     cluster.is_seen_as("one", Some(TAKEN_LATER), None)?;
     cluster.remove("served")?;
-    until("it is released", EFFECT, || Ok((held(&cluster)? == 0).then_some(())))?;
+    until_true("it is released", EFFECT, || Ok(held(&cluster)? == 0))?;
     host(&format!("addr add {TAKEN_LATER}/16 dev {EXT_LAN}"))?;
     thread::sleep(FORGOTTEN);
     is_refused(&cluster, "later", TAKEN_LATER)

@@ -38,10 +38,6 @@ fn start(context: &LabContext, extra: &[&str]) -> Result<DeadAgentTest> {
     Ok(DeadAgentTest { cluster, leader, old, new_owner })
 }
 
-fn owned(cluster: &TestCluster, number: usize) -> Result<usize> {
-    Ok(Pins::of(cluster.lab.node(node(number)?)).keys("owned_addr")?.len())
-}
-
 /// Killed and kept from starting: the address has one emitter at a time, and none but the new node's programs in the end.
 pub(super) fn does_not_keep_its_addresses(context: &LabContext) -> Result<()> {
     let grace = GRACE.as_secs().to_string();
@@ -53,7 +49,7 @@ pub(super) fn does_not_keep_its_addresses(context: &LabContext) -> Result<()> {
     println!("the agent of node{old} is killed");
     cluster.agent(old)?.kill()?;
     senders.begins(new_owner, MOVES)?;
-    ensure!(owned(&cluster, old)? == 1, "node{old} has given up the address without an agent");
+    ensure!(cluster.owns(old)?, "node{old} has given up the address without an agent");
     let printed = cluster.agent(old)?.status(&[])?;
     let printed = String::from_utf8_lossy(&printed.stdout).into_owned();
     ensure!(printed.contains("expired"), "status does not say that the lease has expired:\n{printed}");
@@ -63,7 +59,7 @@ pub(super) fn does_not_keep_its_addresses(context: &LabContext) -> Result<()> {
     println!("the agent of node{old} starts again");
     cluster.agent(old)?.restart().context("the old gateway's agent")?;
     cluster.serves(old)?;
-    until(&format!("node{old} has given it up"), EFFECT, || Ok((owned(&cluster, old)? == 0).then_some(())))?;
+    until_true(&format!("node{old} has given it up"), EFFECT, || Ok(!cluster.owns(old)?))?;
     senders.were(&[old, new_owner])?;
     for name in NAMES {
         cluster.is_seen_as(name, Some(ADDRESS), None)?;
@@ -89,15 +85,14 @@ pub(super) fn is_waited_for_without_a_health_port(context: &LabContext) -> Resul
     println!("the agent of node{old} starts again");
     cluster.agent(old)?.restart().context("the old gateway's agent")?;
     cluster.serves(old)?;
-    until(&format!("node{old} has given it up"), EFFECT, || Ok((owned(&cluster, old)? == 0).then_some(())))?;
+    until_true(&format!("node{old} has given it up"), EFFECT, || Ok(!cluster.owns(old)?))?;
     println!("the API server is away");
-    let server = cluster.api.in_memory().context("only the lab's own API server can be stopped")?;
-    server.set_outage(true);
-    let stopped = until(&format!("node{new_owner} does not emit it"), EFFECT, || {
+    cluster.set_outage(true)?;
+    let stopped = until_true(&format!("node{new_owner} does not emit it"), EFFECT, || {
         let printed = cluster.agents[new_owner - 1].status(&[])?;
-        Ok(String::from_utf8_lossy(&printed.stdout).contains("lease        expired").then_some(()))
+        Ok(String::from_utf8_lossy(&printed.stdout).contains("lease        expired"))
     });
-    cluster.api.in_memory().into_iter().for_each(|server| server.set_outage(false));
+    cluster.set_outage(false)?;
     stopped?;
     for name in NAMES {
         cluster.is_seen_as(name, Some(ADDRESS), None)?;

@@ -117,9 +117,9 @@ fn log_level(cluster: &mut TestCluster) -> Result<()> {
     ensure!(asked(cluster, "log-level")?.trim() == "info", "as it was started");
     has(&asked(cluster, "log-level info,egress_datapath=debug")?, &["egress_datapath=debug"])?;
     let log = cluster.agent(1)?.log().to_owned();
-    until("drops are in the log", EFFECT, || {
+    until_true("drops are in the log", EFFECT, || {
         forge(cluster, "one")?;
-        Ok(std::fs::read_to_string(&log)?.contains("packet dropped").then_some(()))
+        Ok(std::fs::read_to_string(&log)?.contains("packet dropped"))
     })?;
     let refused = cluster.agent(1)?.ask(&["log-level", "==="])?;
     ensure!(refused.status.code() == Some(1), "{}", refused.status);
@@ -152,9 +152,9 @@ pub(super) fn by_filters(cluster: &mut TestCluster, egress: &str) -> Result<()> 
     }
     cluster.agent(2)?.restart()?;
     cluster.serves(2)?;
-    until("a drop is shown", EFFECT, || {
+    until_true("a drop is shown", EFFECT, || {
         forge(cluster, "two")?;
-        Ok(asked_on(cluster, 2, "drops")?.contains("forged_tunnel").then_some(()))
+        Ok(asked_on(cluster, 2, "drops")?.contains("forged_tunnel"))
     })
 }
 

@@ -66,8 +66,8 @@ pub(super) fn of_pods_with_unknown_addresses(context: &LabContext) -> Result<()>
 
     println!("an agent that is gone follows no pods");
     cluster.agent(1)?.kill()?;
-    until("the programs let no unknown pod pass", EFFECT, || {
-        Ok((egress_lab::test_cluster::observe(&unknown.netns, to)? == Observed::Nothing).then_some(()))
+    until_true("the programs let no unknown pod pass", EFFECT, || {
+        Ok(egress_lab::test_cluster::observe(&unknown.netns, to)? == Observed::Nothing)
     })?;
     cluster.becomes(&plain.netns, to, node)?;
     cluster.agent(1)?.restart()?;

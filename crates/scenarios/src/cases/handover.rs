@@ -63,20 +63,11 @@ fn records(cluster: &TestCluster) -> Result<String> {
     Ok(ledger["data"]["records"].as_str().unwrap_or_default().to_owned())
 }
 
-fn holder(cluster: &TestCluster, object: &str) -> Result<String> {
-    let object = cluster.api.get(&format!("{EGRESS_IPS}/{object}"))?.unwrap_or_default();
-    Ok(assigned(&object).first().map(|(_, node)| node.clone()).unwrap_or_default())
-}
-
 /// When the agent of a node logged this about the address.
 fn times(cluster: &mut TestCluster, number: usize, what: &str) -> Result<Vec<String>> {
     let log = std::fs::read_to_string(cluster.agent(number)?.log())?;
     let lines = log.lines().filter(|line| line.contains(what) && line.contains(&format!("address={ADDRESS} ")));
     Ok(lines.filter_map(|line| line.split_whitespace().next()).map(str::to_owned).collect())
-}
-
-fn owns(cluster: &TestCluster, number: usize) -> Result<bool> {
-    Ok(!Pins::of(cluster.lab.node(node(number)?)).keys("owned_addr")?.is_empty())
 }
 
 const TAKEN: &str = "egress IP is served here";
@@ -88,25 +79,25 @@ pub(super) fn old_node_releases_first(context: &LabContext) -> Result<()> {
     senders.begins(old, EFFECT)?;
     println!("the label is taken from node{old}");
     cluster.assignable(old, false)?;
-    until("the hand-over is recorded", EFFECT, || {
+    until_true("the hand-over is recorded", EFFECT, || {
         let text = records(&cluster)?;
-        Ok((text.contains(ADDRESS) && text.contains(&format!("node{old}"))).then_some(()))
+        Ok(text.contains(ADDRESS) && text.contains(&format!("node{old}")))
     })?;
     senders.begins(new_owner, EFFECT)?;
     senders.were(&[old, new_owner])?;
     cluster.is_seen_as(source, Some(ADDRESS), None)?;
-    until("the record is gone", EFFECT, || Ok((records(&cluster)? == "{}").then_some(())))?;
-    until("the acknowledgement is gone", EFFECT, || {
+    until_true("the record is gone", EFFECT, || Ok(records(&cluster)? == "{}"))?;
+    until_true("the acknowledgement is gone", EFFECT, || {
         let node = cluster.api.get(&format!("{EGRESS_NODES}/node{old}"))?.context("its object")?;
-        Ok(node["status"]["released"].is_null().then_some(()))
+        Ok(node["status"]["released"].is_null())
     })?;
-    ensure!(!owns(&cluster, old)?, "node{old} has it still");
+    ensure!(!cluster.owns(old)?, "node{old} has it still");
 
     // Its other address can be on the node that the duplicate could use: the shared one must move to the other node.
     println!("the object is deleted; another has waited for its address");
     cluster.assignable(old, true)?;
     cluster.put(&egress_ip("waits", &[ADDRESS, "172.18.0.111"], &labels("house", "red"), &all()))?;
-    until("the duplicate has its own address", EFFECT, || Ok((!holder(&cluster, "waits")?.is_empty()).then_some(())))?;
+    until_true("the duplicate has its own address", EFFECT, || Ok(!cluster.holder("waits")?.is_empty()))?;
     let senders = Senders::watch(&cluster, ADDRESS, &NAMES)?;
     senders.begins(new_owner, EFFECT)?;
     cluster.remove("held")?;
@@ -134,19 +125,15 @@ pub(super) fn next_leader_continues(context: &LabContext) -> Result<()> {
     let begin = times(&mut cluster, old, TAKEN)?.len();
     cluster.agent(old)?.pause()?;
     cluster.assignable(old, false)?;
-    until("the hand-over is recorded", EFFECT, || Ok(records(&cluster)?.contains(ADDRESS).then_some(())))?;
+    until_true("the hand-over is recorded", EFFECT, || Ok(records(&cluster)?.contains(ADDRESS)))?;
     println!("the controller of node{first} leads and is killed");
     cluster.controller(first)?.kill()?;
     // The new leader has not heard the agent, which may have ended just before.
     senders.begins(new_owner, NEXT_LEADER + GRACE * 3)?;
-    until(
-        "the status says so",
-        EFFECT,
-        || Ok((holder(&cluster, "held")? == format!("node{new_owner}")).then_some(())),
-    )?;
+    until_true("the status says so", EFFECT, || Ok(cluster.holder("held")? == format!("node{new_owner}")))?;
     println!("the agent of node{old} continues");
     cluster.agent(old)?.resume()?;
-    until(&format!("node{old} has given it up"), EFFECT, || Ok((!owns(&cluster, old)?).then_some(())))?;
+    until_true(&format!("node{old} has given it up"), EFFECT, || Ok(!cluster.owns(old)?))?;
     ensure!(times(&mut cluster, old, TAKEN)?.len() == begin, "node{old} has taken it up again");
     senders.were(&[old, new_owner])?;
     cluster.is_seen_as(NAMES[new_owner - 1], Some(ADDRESS), None)
@@ -171,12 +158,9 @@ pub(super) fn cut_off_node_gives_up_first(context: &LabContext) -> Result<()> {
     cluster.is_seen_as(NAMES[leader - 1], Some(ADDRESS), None)?;
     println!("it is back");
     host.exec("nft", &["delete", "table", "inet", "cut-off"])?;
-    let log = cluster.agent(old)?.log().to_owned();
-    until(&format!("node{old} is in touch again"), NEXT_LEADER, || {
-        Ok(std::fs::read_to_string(&log)?.contains("in touch again").then_some(()))
-    })?;
+    until_logged(cluster.agent(old)?.log(), &["in touch again"], 1, NEXT_LEADER)?;
     cluster.serves(old)?;
-    ensure!(!owns(&cluster, old)?, "node{old} has the address again");
+    ensure!(!cluster.owns(old)?, "node{old} has the address again");
     ensure!(times(&mut cluster, old, TAKEN)?.len() == begin, "node{old} has announced what it has lost");
     cluster.is_seen_as(NAMES[leader - 1], Some(ADDRESS), None)
 }
@@ -195,10 +179,9 @@ pub(super) fn node_without_api_server_learns_by_probes(context: &LabContext) -> 
     let rules = format!("table inet no-api {{ {}{}}}", chain("output", "dport"), chain("input", "sport"));
     host.feed("nft", &["-f", "-"], &rules)?;
     cluster.remove("held")?;
-    until(&format!("node{old} has released it"), EFFECT, || Ok((!owns(&cluster, old)?).then_some(())))?;
-    until("the record is gone", EFFECT, || Ok((records(&cluster)? == "{}").then_some(())))?;
-    let log = cluster.agent(old)?.log().to_owned();
-    let log = std::fs::read_to_string(log)?;
+    until_true(&format!("node{old} has released it"), EFFECT, || Ok(!cluster.owns(old)?))?;
+    until_true("the record is gone", EFFECT, || Ok(records(&cluster)? == "{}"))?;
+    let log = std::fs::read_to_string(cluster.agent(old)?.log())?;
     ensure!(log.contains("the leader's probes tell of hand-overs from this node"), "it learned otherwise");
     ensure!(!log.contains("out of touch"), "its leases have run out");
 
@@ -207,10 +190,10 @@ pub(super) fn node_without_api_server_learns_by_probes(context: &LabContext) -> 
     cluster.assign(&egress_ip("next", &[ADDRESS], &labels("house", "red"), &all()))?;
     cluster.is_seen_as(NAMES[leader - 1], Some(ADDRESS), None)?;
     senders.were(&[old, new_owner])?;
-    ensure!(owns(&cluster, new_owner)? && !owns(&cluster, old)?, "node{new_owner} has not the address alone");
+    ensure!(cluster.owns(new_owner)? && !cluster.owns(old)?, "node{new_owner} has not the address alone");
     host.exec("nft", &["delete", "table", "inet", "no-api"])?;
     cluster.is_seen_as(NAMES[old - 1], Some(ADDRESS), None)?;
-    ensure!(!owns(&cluster, old)?, "node{old} has it again");
+    ensure!(!cluster.owns(old)?, "node{old} has it again");
     Ok(())
 }
 
@@ -222,7 +205,7 @@ pub(super) fn api_server_outage_ends_no_lease(context: &LabContext) -> Result<()
     cluster.api.in_memory().ok_or(Skip("only the lab's own API server can be made to go away"))?;
     let before = logs(&mut cluster)?;
     println!("the API server goes away");
-    set_outage(&cluster, true);
+    cluster.set_outage(true)?;
     let address = Observed::Source(ADDRESS.parse()?);
     let end = Instant::now() + OUTAGE;
     let mut asked = 0;
@@ -236,7 +219,7 @@ pub(super) fn api_server_outage_ends_no_lease(context: &LabContext) -> Result<()
         std::thread::sleep(Duration::from_millis(10));
     }
     let away = logs(&mut cluster)?;
-    set_outage(&cluster, false);
+    cluster.set_outage(false)?;
     println!("it is back; {asked} requests, none failed");
     let begin = Instant::now();
     cluster.agents_serve()?;
@@ -256,16 +239,16 @@ pub(super) fn api_server_outage_ends_no_lease(context: &LabContext) -> Result<()
         let warnings = away[before.len()..].lines().filter(|line| line.contains(" WARN ")).count();
         ensure!(warnings <= WARNINGS_OF_AN_OUTAGE, "node{number} warns {warnings} times: {}", &away[before.len()..]);
     }
-    ensure!(holder(&cluster, "held")? == format!("node{old}"), "the address has moved");
+    ensure!(cluster.holder("held")? == format!("node{old}"), "the address has moved");
     paused_in_between(&mut cluster, old, new_owner)
 }
 
 /// A node that does not run for longer than its leases last serves nothing until the API server is back. The other continues.
 fn paused_in_between(cluster: &mut TestCluster, old: usize, other: usize) -> Result<()> {
-    until("both have an address", EFFECT, || Ok((owns(cluster, old)? && owns(cluster, other)?).then_some(())))?;
-    let is_of_pods = holder(cluster, "held")? == format!("node{old}");
+    until_true("both have an address", EFFECT, || Ok(cluster.owns(old)? && cluster.owns(other)?))?;
+    let is_of_pods = cluster.holder("held")? == format!("node{old}");
     println!("it goes away again, and the agent of node{old} does not run for a while");
-    set_outage(cluster, true);
+    cluster.set_outage(true)?;
     std::thread::sleep(REIGN);
     let log = cluster.agent(old)?.log().to_owned();
     let before = std::fs::read_to_string(&log)?.len();
@@ -273,8 +256,8 @@ fn paused_in_between(cluster: &mut TestCluster, old: usize, other: usize) -> Res
     cluster.agent(old)?.pause()?;
     std::thread::sleep(PAUSE);
     cluster.agent(old)?.resume()?;
-    until("it gives up what it had", EFFECT, || {
-        Ok((logged("out of touch with leader")? == 1 && !owns(cluster, old)?).then_some(()))
+    until_true("it gives up what it had", EFFECT, || {
+        Ok(logged("out of touch with leader")? == 1 && !cluster.owns(old)?)
     })?;
     std::thread::sleep(HEARD);
     for name in NAMES {
@@ -282,19 +265,19 @@ fn paused_in_between(cluster: &mut TestCluster, old: usize, other: usize) -> Res
         let expected = if is_of_pods { Observed::Nothing } else { Observed::Source(ADDRESS.parse()?) };
         ensure!(seen == expected, "{name} is {seen}");
     }
-    ensure!(!owns(cluster, old)? && owns(cluster, other)?, "node{other} is not the only one that serves");
+    ensure!(!cluster.owns(old)? && cluster.owns(other)?, "node{other} is not the only one that serves");
     ensure!(logged("in touch again")? == 0, "it says that it serves what it does not");
 
-    set_outage(cluster, false);
+    cluster.set_outage(false)?;
     let begin = Instant::now();
-    until("it has it back", EFFECT, || Ok((logged("in touch again")? == 1 && owns(cluster, old)?).then_some(())))?;
+    until_true("it has it back", EFFECT, || Ok(logged("in touch again")? == 1 && cluster.owns(old)?))?;
     println!("back after {} ms", begin.elapsed().as_millis());
     for name in NAMES {
         cluster.is_seen_as(name, Some(ADDRESS), None)?;
     }
     cluster.agents_serve()?;
     ensure!(logged("out of touch with leader")? == 1, "its leases have run out again");
-    ensure!(owns(cluster, old)?, "it has given the address up again");
+    ensure!(cluster.owns(old)?, "it has given the address up again");
     Ok(())
 }
 
@@ -308,10 +291,6 @@ const HEARD: Duration = Duration::from_secs(3);
 
 /// That it is gone.
 const WARNINGS_OF_AN_OUTAGE: usize = 1;
-
-fn set_outage(cluster: &TestCluster, is_out: bool) {
-    cluster.api.in_memory().into_iter().for_each(|server| server.set_outage(is_out));
-}
 
 /// The agents' logs so far.
 fn logs(cluster: &mut TestCluster) -> Result<Vec<String>> {

@@ -12,7 +12,7 @@ use crate::prelude::*;
 
 const PORT: u16 = 9107;
 const SECRET: &str = "/api/v1/namespaces/kube-system/secrets/egress-agent-key";
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(30);
 const IDLE: usize = 5000;
 const SLOW: usize = 500;
 /// What an agent may take for all of them.
@@ -22,41 +22,21 @@ fn start(context: &LabContext) -> Result<TestCluster> {
     let mut cluster = TestCluster::start(context, vec![pod("caller", "red", 1, &[])])?;
     for number in 1..=3 {
         cluster.assignable(number, true)?;
-        says(&mut cluster, number, &["the key that agents sign health checks with is known"], 1)?;
+        agent_logs(&mut cluster, number, &["the key that agents sign health checks with is known"], 1)?;
     }
     cluster.assign(&egress_ip("first", &["172.18.0.110"], &labels("house", "red"), &all()))?;
     cluster.is_seen_as("caller", Some("172.18.0.110"), None)?;
     Ok(cluster)
 }
 
-fn log(cluster: &mut TestCluster, number: usize) -> Result<String> {
-    Ok(std::fs::read_to_string(cluster.agent(number)?.log())?)
-}
-
 /// Waits until the agent has logged so many lines with all of these texts.
-fn says(cluster: &mut TestCluster, number: usize, words: &[&str], times: usize) -> Result<()> {
-    until(&format!("node{number} says {words:?}"), PATIENCE, || {
-        let text = log(cluster, number)?;
-        let lines = text.lines().filter(|line| words.iter().all(|word| line.contains(word))).count();
-        Ok((lines >= times).then_some(()))
-    })
+pub(super) fn agent_logs(cluster: &mut TestCluster, number: usize, texts: &[&str], count: usize) -> Result<()> {
+    until_logged(cluster.agent(number)?.log(), texts, count, PATIENCE)
 }
 
 /// The same of the controller.
-fn leader_says(cluster: &mut TestCluster, number: usize, words: &[&str], times: usize) -> Result<()> {
-    let log = cluster.controller(number)?.log().to_owned();
-    until(&format!("the controller of node{number} says {words:?}"), PATIENCE, || {
-        let text = std::fs::read_to_string(&log)?;
-        let lines = text.lines().filter(|line| words.iter().all(|word| line.contains(word))).count();
-        Ok((lines >= times).then_some(()))
-    })
-}
-
-fn resident_kib(cluster: &mut TestCluster, number: usize) -> Result<u64> {
-    let pid = cluster.agent(number)?.pid()?.context("an agent has ended")?;
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
-    Ok(line.trim().trim_end_matches(" kB").parse()?)
+pub(super) fn controller_logs(cluster: &mut TestCluster, number: usize, texts: &[&str], count: usize) -> Result<()> {
+    until_logged(cluster.controller(number)?.log(), texts, count, PATIENCE)
 }
 
 pub(super) fn crowd_of_a_pod_keeps_no_leader_waiting(context: &LabContext) -> Result<()> {
@@ -64,7 +44,7 @@ pub(super) fn crowd_of_a_pod_keeps_no_leader_waiting(context: &LabContext) -> Re
     setrlimit(Resource::RLIMIT_NOFILE, most, most)?;
     let mut cluster = start(context)?;
     let other = leader(&cluster)? % 3 + 1;
-    let before = resident_kib(&mut cluster, other)?;
+    let before = cluster.agent(other)?.resident_kib()?;
     let to = SocketAddr::new(cluster.lab.node(node(other)?).management().both()[0], PORT);
     // The preface, settings, and a hundred requests that begin and never end.
     let mut slow = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0".to_vec();
@@ -87,7 +67,7 @@ pub(super) fn crowd_of_a_pod_keeps_no_leader_waiting(context: &LabContext) -> Re
     })?;
     let mut greatest = before;
     while !connections.is_finished() {
-        greatest = greatest.max(resident_kib(&mut cluster, other)?);
+        greatest = greatest.max(cluster.agent(other)?.resident_kib()?);
         std::thread::sleep(Duration::from_millis(100));
     }
     let made = connections.join().map_err(|_panic| anyhow::anyhow!("the crowd panicked"))??;
@@ -108,7 +88,7 @@ pub(super) fn something_else_at_a_health_address_is_not_believed(context: &LabCo
     let leader = leader(&cluster)?;
     let other = leader % 3 + 1;
     let name = format!("node{other}");
-    leader_says(&mut cluster, leader, &["the node serves", &name], 1)?;
+    controller_logs(&mut cluster, leader, &["the node serves", &name], 1)?;
     cluster.agent(other)?.kill()?;
     let (host, stop) = (cluster.agent(other)?.node().host.clone(), tokio_util::sync::CancellationToken::new());
     let (addresses, ended) = (cluster.lab.node(node(other)?).management().both(), stop.clone());
@@ -128,20 +108,20 @@ pub(super) fn something_else_at_a_health_address_is_not_believed(context: &LabCo
             Ok(())
         })
     })?;
-    leader_says(&mut cluster, leader, &["something else than its agent answers", &name], 1)?;
-    leader_says(
+    controller_logs(&mut cluster, leader, &["something else than its agent answers", &name], 1)?;
+    controller_logs(
         &mut cluster,
         leader,
         &["its agent does not answer health checks", &name, "something else answers at"],
         1,
     )?;
-    until("an event on the Node", PATIENCE, || {
+    until_true("an event on the Node", PATIENCE, || {
         let events = cluster.api.get("/apis/events.k8s.io/v1/namespaces/default/events")?;
         let items = events.as_ref().and_then(|list| list["items"].as_array().cloned()).unwrap_or_default();
         let is_told = |event: &serde_json::Value| {
             event["reason"] == "HealthAnswerNotSigned" && event["regarding"]["name"] == name.as_str()
         };
-        Ok(items.iter().any(is_told).then_some(()))
+        Ok(items.iter().any(is_told))
     })?;
     let text = std::fs::read_to_string(cluster.controller(leader)?.log())?;
     let served = text.lines().filter(|line| line.contains("the node serves") && line.contains(&name)).count();
@@ -150,7 +130,7 @@ pub(super) fn something_else_at_a_health_address_is_not_believed(context: &LabCo
     other_server.join().map_err(|_panic| anyhow::anyhow!("the other server panicked"))??;
     cluster.agent(other)?.restart()?;
     cluster.serves(other)?;
-    leader_says(&mut cluster, leader, &["the node serves", &name], 2)?;
+    controller_logs(&mut cluster, leader, &["the node serves", &name], 2)?;
     cluster.is_seen_as("caller", Some("172.18.0.110"), None)
 }
 
@@ -166,7 +146,7 @@ pub(super) fn a_key_is_replaced_while_all_serve(context: &LabContext) -> Result<
         cluster.controller(number)?.restart()?;
     }
     for number in 1..=3 {
-        says(&mut cluster, number, &["sign health checks with is known", "is_another=true"], 1)?;
+        agent_logs(&mut cluster, number, &["sign health checks with is known", "is_another=true"], 1)?;
     }
     let current = until("another key", PATIENCE, || key(&cluster))?;
     ensure!(current != former, "the same key again");

@@ -32,9 +32,9 @@ pub(super) fn agent_from_the_image_serves(context: &LabContext) -> Result<()> {
     let kubeconfig = cluster.api.node_kubeconfig().to_owned();
     let bundle = Bundle::new(&cluster.lab, node(1)?, &image, kubeconfig)?;
     let mut container = bundle.start("run", &["run"])?;
-    until("the agent in the container has loaded its programs", LOADED, || {
+    until_true("the agent in the container has loaded its programs", LOADED, || {
         ensure!(container.try_wait()?.is_none(), "it has ended:\n{}", last_lines(&bundle.log("run"), 15));
-        Ok(fs::read_to_string(bundle.log("run"))?.contains("data plane is up").then_some(()))
+        Ok(fs::read_to_string(bundle.log("run"))?.contains("data plane is up"))
     })?;
     cluster.is_seen_as("one", Some(BEFORE), None)?;
     // Only this agent can claim it, and steer its node's pods to it.

@@ -77,7 +77,7 @@ pub(super) fn services_with_many_addresses_affect_no_others(context: &LabContext
         cluster.api.create("/api/v1/namespaces/blue/services", &service)?;
     }
     let expected = before + usize::try_from(SERVICES)? * 64;
-    until("each Service has its entries", EFFECT, || Ok((entries(&cluster, 3, "cluster")? == expected).then_some(())))?;
+    until_true("each Service has its entries", EFFECT, || Ok(entries(&cluster, 3, "cluster")? == expected))?;
     println!("{} addresses, {} entries", SERVICES * EACH, expected - before);
     let event = cluster.event("s0", "ServiceAddressesLeftOut")?;
     ensure!(event.starts_with("936 of its addresses"), "{event}");
@@ -106,7 +106,7 @@ pub(super) fn objects_without_pods_affect_no_others(context: &LabContext) -> Res
     // Also while the gateways claim the addresses, a second and a probe each.
     cluster.label_namespace("blue", "house", Some("red"))?;
     cluster.is_seen_as("late", Some(V4), Some(V6))?;
-    until("the last object has its nodes", Duration::from_secs(60), || Ok(is_assigned(OBJECTS - 1)?.then_some(())))?;
+    until_true("the last object has its nodes", Duration::from_secs(60), || is_assigned(OBJECTS - 1))?;
     ensure!(entries(&cluster, 3, "policy")? == policies, "objects that select no pod have entries of `policy`");
     others_are_unaffected(&cluster, flows)
 }

@@ -23,12 +23,12 @@ pub(super) fn drives_everything(context: &LabContext) -> Result<()> {
     let watch = KubectlWatch::start(&cluster, &watched)?;
     assigned(&cluster)?;
     changed(&cluster)?;
-    until("get -w shows both assignments", EFFECT, || {
+    until_true("get -w shows both assignments", EFFECT, || {
         let rows = std::fs::read_to_string(&watched)?;
         let row = |address: &str| {
             rows.lines().any(|row| columns(row).starts_with(&format!("{OBJECT} {address} node2 {address}")))
         };
-        Ok((row("172.18.0.100") && row("172.18.0.105")).then_some(()))
+        Ok(row("172.18.0.100") && row("172.18.0.105"))
     })?;
     drop(watch);
     explained(&cluster)?;
@@ -60,10 +60,10 @@ fn assigned(cluster: &TestCluster) -> Result<()> {
     becomes(cluster, "172.18.0.100")?;
     cluster.is_seen_as("homer", Some("172.18.0.100"), None)?;
     cluster.is_seen_as("patty", None, None)?;
-    until("the table counts homer", REPORTED, || {
+    until_true("the table counts homer", REPORTED, || {
         let table = cluster.api.kubectl(&["get", "egressip"])?;
         let row = table.lines().nth(1).map(columns);
-        Ok((row == Some(format!("{OBJECT} 172.18.0.100 node2 172.18.0.100 1"))).then_some(()))
+        Ok(row == Some(format!("{OBJECT} 172.18.0.100 node2 172.18.0.100 1")))
     })
 }
 

@@ -20,16 +20,12 @@ pub(super) fn no_pod_is_quicker_than_the_programs(context: &LabContext) -> Resul
     println!("{}", cluster.agent(1)?.clean_up()?);
     ensure!(!place.bpffs.exists(), "cleanup has left pins");
     cluster.agent(1)?.restart()?;
-    let log = cluster.agent(1)?.log().to_owned();
     let line = format!("waiting for interface {MANAGEMENT}, the management port (--mgmt-port)");
-    until("the agent says what it waits for", EFFECT, || {
-        let printed = std::fs::read_to_string(&log)?;
-        Ok((printed.matches(&line).count() == 1).then_some(()))
-    })?;
+    until_logged(cluster.agent(1)?.log(), &[&line], 1, EFFECT)?;
     // Its programs are loaded and know the pod, who may send by then.
     let pins = Pins::of(&place);
-    until("the pod's both addresses are in the kernel", EFFECT, || {
-        Ok(pins.keys("pods").is_ok_and(|pods| pods.len() >= 2).then_some(()))
+    until_true("the pod's both addresses are in the kernel", EFFECT, || {
+        Ok(pins.keys("pods").is_ok_and(|pods| pods.len() >= 2))
     })?;
 
     let capture = Capture::start(&cluster.lab)?;

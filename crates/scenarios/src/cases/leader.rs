@@ -1,7 +1,6 @@
 //! One controller leads. When it is killed, the other takes over the Lease; when it is stopped, it gives the Lease up first.
 
 use crate::prelude::*;
-use egress_lab::api_objects::LEASE;
 
 /// Three times the lease's duration: what docs/operations/handover-and-failover.md says of an election.
 pub(super) const TAKE_OVER: Duration = Duration::from_secs(3 * 2);
@@ -45,9 +44,5 @@ fn another(cluster: &TestCluster, than: usize, patience: Duration) -> Result<usi
 }
 
 fn holder(cluster: &TestCluster) -> Result<Option<usize>> {
-    let Some(lease) = cluster.api.get(LEASE)? else { return Ok(None) };
-    let holder = lease["spec"]["holderIdentity"].as_str().unwrap_or_default();
-    let Some((node, _)) = holder.split_once('_') else { return Ok(None) };
-    let number = node.strip_prefix("node").and_then(|number| number.parse().ok());
-    number.map(Some).with_context(|| format!("the lease is held by {holder}"))
+    Ok(cluster.leader()?.map(|(node, _)| node.index() + 1))
 }

@@ -104,7 +104,7 @@ fn send(from: &Netns, to: IpAddr, count: usize) -> Result<()> {
 
 /// Waits until as much is counted; it must never be more.
 fn grows(cluster: &TestCluster, before: &Scrape, by: &[(&str, f64)]) -> Result<()> {
-    until("what was sent is counted", EFFECT, || {
+    until_true("what was sent is counted", EFFECT, || {
         let after = scrape(cluster, 1)?;
         let mut is_all = true;
         for (series, by) in by {
@@ -112,7 +112,7 @@ fn grows(cluster: &TestCluster, before: &Scrape, by: &[(&str, f64)]) -> Result<(
             ensure!(grown <= *by, "{series} has grown by {grown}, and {by} were sent");
             is_all &= (grown - by).abs() < 0.5;
         }
-        Ok(is_all.then_some(()))
+        Ok(is_all)
     })
 }
 
@@ -174,7 +174,7 @@ pub(super) fn shared_gateway_is_reported(cluster: &mut TestCluster) -> Result<()
         let output = cluster.agent(2)?.status(&[])?;
         Ok(String::from_utf8_lossy(&output.stdout).lines().any(|printed| printed.starts_with(&line)))
     };
-    until("its status says so", EFFECT, || Ok(has_line(cluster)?.then_some(())))?;
+    until_true("its status says so", EFFECT, || has_line(cluster))?;
     cluster.api.merge("/api/v1/nodes/node2", &annotate(None))?;
-    until("its status says so no more", EFFECT, || Ok((!has_line(cluster)?).then_some(())))
+    until_true("its status says so no more", EFFECT, || Ok(!has_line(cluster)?))
 }

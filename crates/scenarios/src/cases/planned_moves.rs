@@ -58,13 +58,13 @@ fn call(cluster: &TestCluster) -> Result<Vec<MoveCaller>> {
 /// Waits until a node has both addresses.
 fn are_on(cluster: &TestCluster, node: usize) -> Result<()> {
     let name = format!("node{node}");
-    until(&format!("{name} has both addresses"), EFFECT, || {
+    until_true(&format!("{name} has both addresses"), EFFECT, || {
         let mut holders = Vec::new();
         for object in NAMES {
             let object = cluster.api.get(&format!("{EGRESS_IPS}/{object}"))?.unwrap_or_default();
             holders.extend(assigned(&object).into_iter().map(|(_, node)| node));
         }
-        Ok((holders == [name.as_str(); 2]).then_some(()))
+        Ok(holders == [name.as_str(); 2])
     })
 }
 

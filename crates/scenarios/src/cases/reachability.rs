@@ -72,12 +72,6 @@ fn start(context: &LabContext) -> Result<ReachabilityTest> {
     Ok(ReachabilityTest { cluster, leader, gateway, new_owner, source: NAMES[leader - 1] })
 }
 
-fn holder(cluster: &TestCluster) -> Result<String> {
-    let object = cluster.api.get(&format!("{EGRESS_IPS}/held"))?.context("the object is gone")?;
-    let pairs = assigned(&object);
-    Ok(pairs.first().map(|(_, node)| node.clone()).unwrap_or_default())
-}
-
 fn is_seen(cluster: &TestCluster, name: &str, patience: Duration) -> Result<bool> {
     let to = SocketAddr::new(plan::SERVER.v4.into(), HTTP_PORT);
     let reply = client::get_within(&cluster.pod(name)?.netns, to, "/", "reachability", patience)?;
@@ -107,7 +101,7 @@ fn moves_within(patience: Duration, cluster: &TestCluster, name: &str, (gateway,
         std::thread::sleep(Duration::from_millis(10));
     };
     println!("{name} is served again {} ms after the cut", back.duration_since(cut).as_millis());
-    ensure!(holder(cluster)? != old, "the address is still on {old}");
+    ensure!(cluster.holder("held")? != old, "the address is still on {old}");
     Ok(())
 }
 
@@ -121,7 +115,7 @@ fn stays(cluster: &TestCluster, gateway: usize, name: &str) -> Result<()> {
     }
     println!("{name}: {asked} requests, {failed} failed");
     ensure!(failed == 0, "{failed} of {asked} requests of {name} have failed");
-    let holder = holder(cluster)?;
+    let holder = cluster.holder("held")?;
     ensure!(holder == format!("node{gateway}"), "the address has gone to {holder}");
     Ok(())
 }
@@ -171,7 +165,7 @@ pub(super) fn nodes_that_die_together_lose_their_addresses(context: &LabContext)
         cluster.lab.set_power(cluster.lab.node(node(number)?), false)?;
     }
     moves(&cluster, source, (gateway, cut))?;
-    ensure!(holder(&cluster)? == format!("node{leader}"), "the address is on {}", holder(&cluster)?);
+    ensure!(cluster.holder("held")? == format!("node{leader}"), "the address is on {}", cluster.holder("held")?);
     println!("they are back, and nothing moves");
     for number in [gateway, new_owner] {
         cluster.lab.set_power(cluster.lab.node(node(number)?), true)?;
@@ -200,7 +194,7 @@ pub(super) fn leader_that_hears_no_node_lets_another_lead(context: &LabContext) 
     }
     println!("{well} was not served for up to {} ms", last_failure.duration_since(cut).as_millis());
     ensure!(leader(&cluster)? != former, "node{former} leads still");
-    ensure!(holder(&cluster)? == format!("node{gateway}"), "the address is on {}", holder(&cluster)?);
+    ensure!(cluster.holder("held")? == format!("node{gateway}"), "the address is on {}", cluster.holder("held")?);
     cluster.lab.mend(&Cut::Nodes(node(former)?))?;
     stays(&cluster, gateway, NAMES[former - 1])?;
     senders.were(&[gateway])
@@ -222,18 +216,14 @@ pub(super) fn what_leaves_the_path_whole_moves_nothing(context: &LabContext) -> 
     cluster.agent(gateway)?.resume()?;
     // It cannot know that its machine has run on, and asks before it serves.
     std::thread::sleep(RESUMES);
-    until("it serves again", PATIENCE, || Ok(is_seen(&cluster, source, WHILE)?.then_some(())))?;
+    until_true("it serves again", PATIENCE, || is_seen(&cluster, source, WHILE))?;
     println!("it is killed");
     cluster.agent(gateway)?.kill()?;
     stays(&cluster, gateway, source)?;
     cluster.agent(gateway)?.restart()?;
     cluster.serves(gateway)?;
-    let log = cluster.controller(leader)?.log().to_owned();
-    until("the leader hears it again", PATIENCE, || {
-        let text = std::fs::read_to_string(&log)?;
-        let line = |line: &&str| line.contains("the node serves") && line.contains(&format!("node{gateway}"));
-        Ok((text.lines().filter(line).count() > 1).then_some(()))
-    })?;
+    let name = format!("node{gateway}");
+    until_logged(cluster.controller(leader)?.log(), &["the node serves", &name], 2, PATIENCE)?;
     println!("the CNI's network is cut on it");
     let router = &cluster.lab.node(node(gateway)?).router;
     router.exec("ip", &["link", "set", "ovl0", "down"])?;
@@ -264,7 +254,7 @@ pub(super) fn slow_api_server_moves_nothing(context: &LabContext) -> Result<()> 
         ensure!(now == led, "the Lease was {led:?} and is {now:?}");
         gaps = logs.iter().map(|log| gaps_in(log)).sum::<Result<usize>>()?;
     }
-    ensure!(holder(&cluster)? == format!("node{gateway}"), "the address is on {}", holder(&cluster)?);
+    ensure!(cluster.holder("held")? == format!("node{gateway}"), "the address is on {}", cluster.holder("held")?);
     ensure!(logged()? == before, "an agent was not well:\n{}", cluster.log_tails());
     println!("{requests} requests answered in {SLOW_FOR:?}, node{leader} leads on, with {gaps} gaps");
     println!("node{gateway} loses power");
@@ -314,15 +304,13 @@ pub(super) fn nodes_that_the_overlay_does_not_reach_lose_their_addresses(context
     moves_within(OVERLAY_FAIL_OVER, &cluster, source, (gateway, cut))?;
     println!("nor does it reach node{new_owner}: nowhere to go");
     cluster.lab.lan().feed("nft", &["-f", "-"], &second)?;
-    let log = cluster.controller(leader)?.log().to_owned();
-    until("the leader says why", PATIENCE, || {
-        let text = std::fs::read_to_string(&log)?;
-        let line = |line: &str| {
-            line.contains("is that UDP port open between nodes?") && line.contains(&format!("node{new_owner}"))
-        };
-        Ok(text.lines().any(line).then_some(()))
-    })?;
-    ensure!(holder(&cluster)? == format!("node{new_owner}"), "the address has gone to {}", holder(&cluster)?);
+    let texts = ["is that UDP port open between nodes?", &format!("node{new_owner}")];
+    until_logged(cluster.controller(leader)?.log(), &texts, 1, PATIENCE)?;
+    ensure!(
+        cluster.holder("held")? == format!("node{new_owner}"),
+        "the address has gone to {}",
+        cluster.holder("held")?
+    );
     cluster.lab.lan().exec("nft", &["delete", "table", "bridge", "second"])?;
     cluster.is_seen_as(source, Some(ADDRESS), None)
 }
@@ -342,7 +330,11 @@ pub(super) fn next_hops_count_where_one_node_alone_has_lost_its_own(context: &La
     println!("so does node{new_owner}: nowhere to go");
     isolate(&format!("node{new_owner}"), "on")?;
     std::thread::sleep(PROOF);
-    ensure!(holder(&cluster)? == format!("node{new_owner}"), "the address has gone to {}", holder(&cluster)?);
+    ensure!(
+        cluster.holder("held")? == format!("node{new_owner}"),
+        "the address has gone to {}",
+        cluster.holder("held")?
+    );
     isolate(&format!("node{new_owner}"), "off")?;
     cluster.is_seen_as(source, Some(ADDRESS), None)
 }

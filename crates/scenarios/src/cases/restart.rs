@@ -80,8 +80,8 @@ fn endings(cluster: &mut TestCluster) -> Result<()> {
         for kill in [true, false] {
             for gateway in [2, 3] {
                 let pins = pins(cluster, gateway)?;
-                until(&format!("the controller has confirmed node{gateway}"), TAKE_OVER, || {
-                    Ok((pins.lease_left()? > CONFIRMED).then_some(()))
+                until_true(&format!("the controller has confirmed node{gateway}"), TAKE_OVER, || {
+                    Ok(pins.lease_left()? > CONFIRMED)
                 })?;
             }
             restart(cluster, nodes, kill).with_context(|| format!("restart of {nodes:?}, killed: {kill}"))?;
@@ -98,7 +98,7 @@ pub(super) fn stopped_while_it_starts(context: &LabContext) -> Result<()> {
     let pins = Pins::of(&node);
     let pinned = || pins.layout().map_or(0, |folder| std::fs::read_dir(folder.join("maps")).map_or(0, Iterator::count));
     cluster.agents = vec![Agent::start(&cluster.lab, &node, &options)?];
-    until("the maps are there, and the programs are loading", EFFECT, || Ok((pinned() > 0).then_some(())))?;
+    until_true("the maps are there, and the programs are loading", EFFECT, || Ok(pinned() > 0))?;
     let begin = Instant::now();
     let agent = cluster.agent(1)?;
     agent.terminate(AT_ONCE)?;

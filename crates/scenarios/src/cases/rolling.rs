@@ -113,22 +113,15 @@ fn waits_for_the_api_server(cluster: &mut TestCluster, number: usize, connection
         println!("only the lab's own API server can be made to go away");
         return Ok(());
     }
-    let set_outage = |cluster: &TestCluster, is_out| {
-        cluster.api.in_memory().into_iter().for_each(|server| server.set_outage(is_out))
-    };
-    set_outage(cluster, true);
+    cluster.set_outage(true)?;
     cluster.agent(number)?.restart()?;
-    let log = cluster.agent(number)?.log().to_owned();
-    until("it waits for the API server", LOADED, || {
-        Ok(std::fs::read_to_string(&log)?.contains("waiting for the API server").then_some(()))
-    })?;
+    until_logged(cluster.agent(number)?.log(), &["waiting for the API server"], 1, LOADED)?;
     let report = settled(connections);
     println!("while it waits: {report:?}");
     ensure!(report.calls > 50 && report.failed == 0, "something is lost: {report:?}");
     let layout = Pins::of(cluster.lab.node(node(number)?)).layout()?;
     ensure!(layout.ends_with(OTHER), "it has begun");
-    set_outage(cluster, false);
-    Ok(())
+    cluster.set_outage(false)
 }
 
 /// When all new connections have been answered, or have failed.

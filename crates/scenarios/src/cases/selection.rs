@@ -179,5 +179,5 @@ fn next_second(cluster: &TestCluster, name: &str) -> Result<()> {
     let object = cluster.api.egress_ip(name)?.context("no such object")?;
     let created = object["metadata"]["creationTimestamp"].as_str().unwrap_or_default().to_owned();
     let created: jiff::Timestamp = created.parse()?;
-    until("a second later", EFFECT, || Ok((jiff::Timestamp::now().as_second() > created.as_second()).then_some(())))
+    until_true("a second later", EFFECT, || Ok(jiff::Timestamp::now().as_second() > created.as_second()))
 }

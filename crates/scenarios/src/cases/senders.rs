@@ -31,11 +31,11 @@ impl Senders {
     /// Waits until a node has emitted the address often enough.
     pub(super) fn begins(&self, number: usize, patience: Duration) -> Result<()> {
         let node = node(number)?;
-        until(&format!("node{number} emits {}", self.address), patience, || {
+        until_true(&format!("node{number} emits {}", self.address), patience, || {
             let seen = self.capture.seen()?.captured;
             let answers =
                 seen.iter().filter(|one| one.node == node && one.source == self.address && one.protocol == ARP);
-            Ok((answers.count() >= FEWEST).then_some(()))
+            Ok(answers.count() >= FEWEST)
         })
     }
 

@@ -49,7 +49,7 @@ pub(super) fn succeeds(context: &LabContext) -> Result<()> {
     println!("{} maps and {} programs were pinned at some time", kernel.maps.len(), kernel.programs.len());
     nothing_left(&prefix, &folder)?;
     // The kernel frees unused objects after a grace period.
-    until("maps and programs are gone", EFFECT, || Ok(kernel.are_gone().then_some(())))
+    until_true("maps and programs are gone", EFFECT, || Ok(kernel.are_gone()))
 }
 
 fn nothing_left(prefix: &str, folder: &Path) -> Result<()> {

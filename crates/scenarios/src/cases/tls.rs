@@ -3,12 +3,11 @@
 
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 
+use super::health_port::{agent_logs, controller_logs};
 use super::leader::leader;
 use crate::prelude::*;
 
 const NAME: &str = "egress-agents";
-/// Agents look at the files every ten seconds.
-const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Writes a new CA, and a certificate of it that serves both ends.
 fn certify(folder: &Path) -> Result<()> {
@@ -44,56 +43,36 @@ pub(super) fn start(context: &LabContext) -> Result<TestCluster> {
     Ok(cluster)
 }
 
-/// Waits until the agent has logged so many lines with all of these texts.
-fn says(cluster: &mut TestCluster, number: usize, words: &[&str], times: usize) -> Result<()> {
-    let log = cluster.agent(number)?.log().to_owned();
-    has((number, &log), words, times)
-}
-
-/// The same of the controller.
-fn leader_says(cluster: &mut TestCluster, number: usize, words: &[&str], times: usize) -> Result<()> {
-    let log = cluster.controller(number)?.log().to_owned();
-    has((number, &log), words, times)
-}
-
-fn has((number, log): (usize, &Path), words: &[&str], times: usize) -> Result<()> {
-    until(&format!("node{number} says {words:?}"), PATIENCE, || {
-        let text = std::fs::read_to_string(log)?;
-        let line = |line: &&str| words.iter().all(|word| line.contains(word));
-        Ok((text.lines().filter(line).count() >= times).then_some(()))
-    })
-}
-
 pub(super) fn health_checks_by_tls(context: &LabContext) -> Result<()> {
     let mut cluster = start(context)?;
     let leader = leader(&cluster)?;
     let other = leader % 3 + 1;
     for number in 1..=3 {
-        says(&mut cluster, number, &["answering health checks", "tls=true"], 1)?;
+        agent_logs(&mut cluster, number, &["answering health checks", "tls=true"], 1)?;
         cluster.assignable(number, true)?;
     }
     let serves = format!("node{other}");
-    leader_says(&mut cluster, leader, &["the node serves", &serves], 1)?;
+    controller_logs(&mut cluster, leader, &["the node serves", &serves], 1)?;
 
     println!("another CA");
     let folder = cluster.lab.folder().join("tls");
     certify(&folder)?;
     for number in 1..=3 {
-        says(&mut cluster, number, &["health checks are read anew"], 1)?;
+        agent_logs(&mut cluster, number, &["health checks are read anew"], 1)?;
     }
-    leader_says(&mut cluster, leader, &["health checks are read anew"], 1)?;
+    controller_logs(&mut cluster, leader, &["health checks are read anew"], 1)?;
     // A new session. The leader notices an agent that is away for longer than the total timeout alone, and one starts sooner.
     cluster.agent(other)?.kill()?;
-    leader_says(&mut cluster, leader, &["its agent does not answer health checks", &serves], 1)?;
+    controller_logs(&mut cluster, leader, &["its agent does not answer health checks", &serves], 1)?;
     cluster.agent(other)?.restart()?;
     cluster.serves(other)?;
-    leader_says(&mut cluster, leader, &["the node serves", &serves], 2)?;
+    controller_logs(&mut cluster, leader, &["the node serves", &serves], 2)?;
 
     println!("a key that is none");
     std::fs::write(folder.join("key"), "nonsense")?;
     let words = ["holds no private key", "the former files stay in use"];
-    says(&mut cluster, other, &words, 1)?;
-    leader_says(&mut cluster, leader, &words, 1)?;
+    agent_logs(&mut cluster, other, &words, 1)?;
+    controller_logs(&mut cluster, leader, &words, 1)?;
     let refused = std::fs::read_to_string(cluster.agent(other)?.log())?;
     ensure!(!refused.contains("a health check is refused"), "the leader was refused:\n{refused}");
     Ok(())

@@ -294,18 +294,13 @@ fn cut_controllers(test: &mut FaultTest<'_>) -> Result<()> {
 fn api_server_away(test: &mut FaultTest<'_>, options: &Options) -> Result<()> {
     let half = options.outage.saturating_sub(Duration::from_secs(5)) / 2;
     test.say("the API server is away");
-    set_outage(test, true)?;
+    test.cluster.base.set_outage(true)?;
     test.wait(half)?;
     stop_machine(test, Duration::from_secs(5))?;
     test.wait(half)?;
-    set_outage(test, false)?;
+    test.cluster.base.set_outage(false)?;
     test.say("the API server is back");
     test.cluster.wait_for_agents()
-}
-
-fn set_outage(test: &FaultTest<'_>, is_out: bool) -> Result<()> {
-    test.cluster.base.api.in_memory().context("the lab's own API server")?.set_outage(is_out);
-    Ok(())
 }
 
 fn etcd_restored(test: &mut FaultTest<'_>, options: &Options) -> Result<()> {

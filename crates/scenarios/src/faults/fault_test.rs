@@ -139,7 +139,7 @@ impl<'a> FaultTest<'a> {
         ensure!(test.settle()?.is_some(), "the cluster is not at rest before the fault");
         test.before = test.cluster.holders()?;
         test.gateway = test.before[0].context("the first address has no node")?;
-        test.leader = test.cluster.leader()?.context("no controller leads")?.0;
+        test.leader = test.cluster.base.leader()?.context("no controller leads")?.0;
         (test.seen, test.wrong) = (Vec::new(), Vec::new());
         test.sent.iter_mut().for_each(Vec::clear);
         test.begun = (Instant::now(), SystemTime::now());

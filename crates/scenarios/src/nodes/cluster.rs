@@ -131,11 +131,11 @@ impl RealCluster {
         let nodes =
             cluster.lab.nodes().iter().map(|node| RealNode::start(&cluster.lab, node, programs, &cluster.folder));
         cluster.nodes = nodes.collect::<Result<_>>()?;
-        until("both nodes are Ready", KUBERNETES, || {
+        until_true("both nodes are Ready", KUBERNETES, || {
             cluster.nodes.iter_mut().try_for_each(|node| node._processes.ensure_alive())?;
             let nodes = cluster_get(&cluster.lab, &cluster.kubectl, &cluster.folder, &["nodes"])?;
             let nodes = nodes["items"].as_array().cloned().unwrap_or_default();
-            Ok(nodes.iter().all(|node| condition(node, "Ready") == Some("True")).then_some(()))
+            Ok(nodes.iter().all(|node| condition(node, "Ready") == Some("True")))
         })?;
         Ok(cluster)
     }

@@ -128,11 +128,11 @@ impl NodeTest {
 
     /// The status is the node that this names, with its conditions right.
     fn is_served_by(&self, node: &str, patience: Duration) -> Result<()> {
-        until(&format!("{EGRESS_IP} is assigned to {node}"), patience, || {
+        until_true(&format!("{EGRESS_IP} is assigned to {node}"), patience, || {
             let object = self.cluster.get(&["egressip", OBJECT])?;
             let right =
                 condition(&object, "Assigned") == Some("True") && condition(&object, "Degraded") == Some("False");
-            Ok((right && self.cluster.server_of(OBJECT, EGRESS_IP)?.as_deref() == Some(node)).then_some(()))
+            Ok(right && self.cluster.server_of(OBJECT, EGRESS_IP)?.as_deref() == Some(node))
         })
     }
 
@@ -260,9 +260,9 @@ fn first_egress_ip(test: &mut NodeTest) -> Result<()> {
     cluster.types("apply -f deploy/examples/egressip-simpson.yaml")?;
     test.is_served_by("node1", EFFECT)?;
     test.all_are_right()?;
-    until("two pods are counted", REPORTED, || {
+    until_true("two pods are counted", REPORTED, || {
         let object = cluster.get(&["egressip", OBJECT])?;
-        Ok((object["status"]["selectedPods"] == 2).then_some(()))
+        Ok(object["status"]["selectedPods"] == 2)
     })?;
     println!("{}", cluster.types("get egressip")?);
     Ok(())
@@ -293,7 +293,7 @@ fn first_packets(test: &mut NodeTest) -> Result<()> {
     }
     houses.iter().try_for_each(|(house, pods)| cluster.add_pods(house, pods))?;
     let mut done = 0;
-    until("forty pods have asked", KUBERNETES, || {
+    until_true("forty pods have asked", KUBERNETES, || {
         let pods = cluster.get(&["pods", "-A", "-l", "made-for=tests"])?;
         let pods = pods["items"].as_array().cloned().unwrap_or_default();
         let ended = |pod: &&Value| matches!(pod["status"]["phase"].as_str(), Some("Succeeded" | "Failed"));
@@ -301,7 +301,7 @@ fn first_packets(test: &mut NodeTest) -> Result<()> {
         if now > done {
             (done, _) = (now, println!("{now} of {PODS} pods have ended"));
         }
-        Ok((now == usize::from(PODS)).then_some(()))
+        Ok(now == usize::from(PODS))
     })?;
     let requests = cluster.server.log().since(mark);
     let seen = capture.finish()?;
@@ -360,10 +360,10 @@ fn cut(test: &mut NodeTest) -> Result<()> {
     println!("{from} serves, {leader} leads");
     // While there was no other gateway its lease had no end, and a node that is cut off before it has acknowledged the end keeps
     // its addresses.
-    until("the lease of the gateway has an end", EFFECT, || {
+    until_true("the lease of the gateway has an end", EFFECT, || {
         let ledger = cluster.get(&["-n", "egress-agent", "configmap", "egress-agent-hand-overs"])?;
         let none = |key: &str| ledger["data"][key].as_str().is_none_or(|text| text == "{}");
-        Ok((none("endless-leases") && none("ending-leases")).then_some(()))
+        Ok(none("endless-leases") && none("ending-leases"))
     })?;
     let remaining = &test.selected[stays];
     let traffic = test.traffic()?;
@@ -418,13 +418,13 @@ fn conflict(test: &mut NodeTest) -> Result<()> {
     host.exec("ip", &["link", "set", POD_INTERFACE, "up"])?;
     cluster.add_house("szyslak")?;
     cluster.apply(&egress_ip(NAME, &[&TAKEN.to_string()], &labels("house", "szyslak"), &all()))?;
-    let outcome = until("Degraded is True", REPORTED, || {
+    let outcome = until_true("Degraded is True", REPORTED, || {
         let object = cluster.get(&["egressip", NAME])?;
         let conditions = object["status"]["conditions"].as_array().cloned().unwrap_or_default();
         let is = |kind: &str, status: &str, reason: &str| {
             conditions.iter().any(|one| one["type"] == kind && one["status"] == status && one["reason"] == reason)
         };
-        Ok((is("Degraded", "True", "AddressInUse") && is("Assigned", "False", "NotServed")).then_some(()))
+        Ok(is("Degraded", "True", "AddressInUse") && is("Assigned", "False", "NotServed"))
     });
     let reported = cluster.event(NAME, "EgressIPConflict", REPORTED);
     println!("{}", cluster.kubectl(&["get", "egressip", NAME, "-o", "jsonpath={.status.conditions}"])?);
@@ -451,9 +451,9 @@ fn uninstall(test: &mut NodeTest) -> Result<()> {
     test.nothing_is_selected()?;
     for (node, before) in cluster.nodes().iter().zip(&test.before) {
         let mut left = Vec::new();
-        let outcome = until(&format!("{} is as it was", node.lab.name()), EFFECT, || {
+        let outcome = until_true(&format!("{} is as it was", node.lab.name()), EFFECT, || {
             left = differences(before, &snapshot_of(node)?);
-            Ok(left.is_empty().then_some(()))
+            Ok(left.is_empty())
         });
         outcome.with_context(|| format!("left or taken: {left:#?}"))?;
     }

@@ -62,7 +62,7 @@ fn sprayed(context: &LabContext) -> Result<()> {
             neighbour.send_to(b"?", (victim, port))?;
         }
         let arrived = || Ok(Counts::of(cluster.node(1)?)?.since(&before).get(Verdict::NotOurs.label()) > Some(&60_000));
-        findings.right(&format!("{victim} has been sprayed, in"), &until_true("the spray arrives", PATIENCE, arrived));
+        findings.right(&format!("{victim} has been sprayed, in"), &time_until("the spray arrives", PATIENCE, arrived));
         let inbound = maps::dump(cluster.node(1)?, "inbound")?.len();
         findings.equal("connections from outside that are remembered", &0, &inbound);
         let sent = from_every_port(pod, SocketAddr::new(to, MARKER))?;
@@ -73,7 +73,7 @@ fn sprayed(context: &LabContext) -> Result<()> {
                 key.to_port == MARKER && key.destination == to && is_egress == wanted
             }))
         };
-        let left = until_true("the pod's own packets leave", PATIENCE, || Ok(outside(true)? >= PORTS));
+        let left = time_until("the pod's own packets leave", PATIENCE, || Ok(outside(true)? >= PORTS));
         findings.note(left.is_ok(), &format!("{} of {sent} left with the egress IP", outside(true)?));
         findings.equal(&format!("of {sent} packets to {to}, those with another source"), &0, &outside(false)?);
     }
@@ -93,13 +93,13 @@ fn as_another_node(cluster: &TestCluster, capture: &Capture, findings: &mut Find
         let before = Counts::of(node)?;
         send_raw(&sender.netns, victim, &[&spoofed[2..]])?;
         let seen = || Ok(Counts::of(node)?.since(&before).get(Verdict::NotPod.label()) >= Some(&COUNT));
-        findings.right(&format!("{victim} is called as {to}, in"), &until_true("the datagrams arrive", PATIENCE, seen));
+        findings.right(&format!("{victim} is called as {to}, in"), &time_until("the datagrams arrive", PATIENCE, seen));
         pod.netns.run(|| Ok(UdpSocket::bind(from)?.send_to(b"!", other)?))?;
         let left = |class: Class| -> Result<u64> {
             let seen = capture.seen()?;
             Ok(seen.packets(|key| key.to_port == MARKER && key.destination == to && seen.class(key.source) == class))
         };
-        let arrived = until_true("the pod's own datagram leaves", PATIENCE / 10, || Ok(left(Class::Node)? == 1));
+        let arrived = time_until("the pod's own datagram leaves", PATIENCE / 10, || Ok(left(Class::Node)? == 1));
         findings.note(arrived.is_ok(), &format!("{victim} calls {to} with the node's address"));
         findings.equal(&format!("datagrams to {to} with the pod's own address"), &0, &left(Class::Pod)?);
     }
@@ -158,7 +158,7 @@ fn flooded(context: &LabContext) -> Result<()> {
         let front = SocketAddr::new(front, stateful::NODE_PORT);
         let served =
             || cluster.lab.outside().run(|| Ok(TcpStream::connect_timeout(&front, Duration::from_secs(1)).is_ok()));
-        findings.right(&format!("{front} takes connections again, after"), &until_true("one is taken", OVER, served));
+        findings.right(&format!("{front} takes connections again, after"), &time_until("one is taken", OVER, served));
     }
     let seen = capture.finish()?;
     seen.check()?;
@@ -230,7 +230,7 @@ fn refused(
     let before = Counts::of(node)?;
     send_raw(&cluster.plain(sender)?.netns, to, packets)?;
     let counted = || Counts::of(node).map(|now| now.since(&before).get(verdict.label()).copied().unwrap_or(0));
-    let all = until_true("the packets are counted", PATIENCE / 10, || Ok(counted()? == COUNT));
+    let all = time_until("the packets are counted", PATIENCE / 10, || Ok(counted()? == COUNT));
     let what = format!("{COUNT} packets of node{sender} to {to}: {} counted as {}", counted()?, verdict.label());
     findings.note(all.is_ok(), &what);
     Ok(())

@@ -70,7 +70,7 @@ fn service_address(cluster: &TestCluster, findings: &mut Findings) -> Result<()>
     });
     cluster.api.create("/api/v1/namespaces/default/services", &service)?;
     for pod in 1..=3 {
-        let reached = until_true("the Service's address is left alone", PATIENCE, || answers(pod));
+        let reached = time_until("the Service's address is left alone", PATIENCE, || answers(pod));
         findings.right(&format!("chosen{pod} reaches the Service's external address"), &reached);
     }
     Ok(())
@@ -90,7 +90,7 @@ fn exception(cluster: &TestCluster, findings: &mut Findings) -> Result<()> {
         let pod = cluster.chosen(number)?;
         for to in plan::SERVER.both() {
             let node = pod.node.address().towards(to);
-            let seen = until_true("it is seen as its node", PATIENCE, || Ok(seen_as(&pod.netns, to)? == Some(node)));
+            let seen = time_until("it is seen as its node", PATIENCE, || Ok(seen_as(&pod.netns, to)? == Some(node)));
             findings.right(&format!("{} is seen as {node}", pod.name), &seen);
             let flow = Flow::udp(&pod.netns, SocketAddr::new(to, ECHO_PORT), Duration::from_millis(10))?;
             let pong = client::ping(&pod.netns, to, Ping { count: 3, ..Ping::default() })?;

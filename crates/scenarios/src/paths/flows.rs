@@ -36,7 +36,7 @@ fn flows(context: &LabContext) -> Result<()> {
     cluster.list(OBJECT, "chosen", &[FIRST_V4, THIRD_V4])?;
     cluster.await_assignment(OBJECT, THIRD_V4, 2)?;
     let gone = || Ok(answered_as(&cluster)? == BTreeSet::from([FIRST_V4, THIRD_V4]));
-    until_true("new flows have the first and the third address", PATIENCE, gone)?;
+    time_until("new flows have the first and the third address", PATIENCE, gone)?;
     thread::sleep(100 * TICK);
     for (name, flow) in old {
         let report = flow.finish()?;
@@ -102,7 +102,7 @@ fn follow(cluster: &TestCluster, capture: &Capture, findings: &mut Findings) -> 
         Ok(capture.seen()?.packets(is_of))
     };
     let (begun, at_old) = (Instant::now(), from("node1")?);
-    let moved = until_true("flows leave by the new node", PATIENCE, || Ok(from("node3")? > 100));
+    let moved = time_until("flows leave by the new node", PATIENCE, || Ok(from("node3")? > 100));
     let what = format!("{FIRST_V4} moved: {} packets by node3 within {:?}", from("node3")?, begun.elapsed());
     findings.note(moved.is_ok(), &what);
     println!("       in that time {} more by node1", from("node1")? - at_old);

@@ -93,7 +93,7 @@ fn second_network(cluster: &TestCluster) -> Result<()> {
         node.host.feed("nft", &["-f", "-"], &rules)?;
     }
     for node in cluster.lab.nodes() {
-        until_true("the second network is known", PATIENCE, || {
+        time_until("the second network is known", PATIENCE, || {
             Ok(maps::dump(node, "nodes")?.len() >= 4 * cluster.lab.nodes().len())
         })?;
     }
@@ -146,7 +146,7 @@ fn launch(cluster: &TestCluster, sender: usize, attack: &Attack, findings: &mut 
         }
     }
     let mut grown: [BTreeMap<&str, u64>; 2] = Default::default();
-    let arrived = until_true("the packets are counted", Duration::from_millis(1500), || {
+    let arrived = time_until("the packets are counted", Duration::from_millis(1500), || {
         grown = [Counts::of(node)?.since(&before[0]), Counts::of(gateway)?.since(&before[1])];
         let refused = |counts: &BTreeMap<&str, u64>| -> u64 {
             ["forged_tunnel", "forged_outer", "forged_inner"].iter().filter_map(|one| counts.get(one)).sum()
@@ -188,7 +188,7 @@ fn control(cluster: &TestCluster, capture: &Capture, findings: &mut Findings) ->
             })
         };
         let outside = || -> Result<u64> { Ok(count(&capture.seen()?) - count(&begun)) };
-        let left = until_true("the node's own packets are outside", PATIENCE / 10, || Ok(outside()? == COUNT));
+        let left = time_until("the node's own packets are outside", PATIENCE / 10, || Ok(outside()? == COUNT));
         let what = format!("control: {COUNT} packets of a node itself, {} outside with an egress IP", outside()?);
         findings.note(left.is_ok(), &what);
     }

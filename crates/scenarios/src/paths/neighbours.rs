@@ -68,7 +68,7 @@ fn found(cluster: &TestCluster, address: IpAddr, node: usize, when: &str, findin
     let forgotten = known(ext, address)?.is_none();
     let pod = cluster.chosen(3)?;
     let mut seen = None;
-    let after = until_true("the address is found", ASKS, || {
+    let after = time_until("the address is found", ASKS, || {
         seen = client::get(&pod.netns, SocketAddr::new(to, 8080), "/", "paths")?.ok();
         Ok(seen.is_some())
     });
@@ -96,7 +96,7 @@ fn moved(cluster: &TestCluster, capture: &Capture, findings: &mut Findings) -> R
         cluster.assignable(from, false)?;
         cluster.await_assignment(OBJECT, address, to)?;
         let expected = link_address(&cluster.node(to)?.host)?;
-        let after = until_true("the neighbour knows the new node", SOON, || {
+        let after = time_until("the neighbour knows the new node", SOON, || {
             Ok(known(ext, address)?.as_ref() == Some(&expected))
         });
         findings.right(&format!("{address} at node{to}: ext learned it after the status said so, by"), &after);
@@ -119,7 +119,7 @@ fn moved(cluster: &TestCluster, capture: &Capture, findings: &mut Findings) -> R
     cluster.await_assignment(OBJECT, SECOND_V4, 1)?;
     let claimed =
         || -> Result<u64> { Ok(capture.seen()?.claims.get(&("node1".to_owned(), SECOND_V4)).copied().unwrap_or(0)) };
-    let announced = until_true("the new address is announced", PATIENCE, || Ok(claimed()? > 0));
+    let announced = time_until("the new address is announced", PATIENCE, || Ok(claimed()? > 0));
     findings.note(announced.is_ok(), &format!("{SECOND_V4} is new on node1: announced {} times by ARP", claimed()?));
     Ok(())
 }

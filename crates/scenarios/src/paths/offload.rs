@@ -53,7 +53,7 @@ fn elsewhere(context: &LabContext) -> Result<()> {
             let (from_at, to_at, l4) = if to.is_ipv4() { (28, 32, 34) } else { (36, 52, 54) };
             let before = outside(MARKER)?;
             send_all(pod, to, (l4, UDP_CHECKSUM))?;
-            let arrived = until_true("they leave", PATIENCE / 10, || Ok(outside(MARKER)? == before + COUNT));
+            let arrived = time_until("they leave", PATIENCE / 10, || Ok(outside(MARKER)? == before + COUNT));
             findings.note(arrived.is_ok(), &format!("{what} pod to {to}: the right place leaves"));
             let fields = [
                 (20, from_at - 20, "source"),
@@ -65,7 +65,7 @@ fn elsewhere(context: &LabContext) -> Result<()> {
                 let before = Counts::of(node)?;
                 send_all(pod, to, (start, offset))?;
                 let dropped = || Ok(Counts::of(node)?.since(&before).get(Verdict::Malformed.label()) == Some(&COUNT));
-                let all = until_true("they are dropped", PATIENCE / 10, dropped);
+                let all = time_until("they are dropped", PATIENCE / 10, dropped);
                 findings.note(all.is_ok(), &format!("{what} pod to {to}: a checksum into the {field} is malformed"));
             }
         }

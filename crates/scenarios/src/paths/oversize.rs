@@ -120,7 +120,7 @@ pub(super) fn narrow(cluster: &TestCluster, mtu: u32) -> Result<()> {
         node.host.exec("ip", &["link", "set", UPLINK, "mtu", &mtu.to_string()])?;
     }
     for node in cluster.lab.nodes() {
-        until_true("the programs know the uplink's MTU", PATIENCE, || {
+        time_until("the programs know the uplink's MTU", PATIENCE, || {
             let text = format!("{:?}", maps::dump(node, "config")?);
             Ok(text.contains(&format!("\"uplink_mtu\": Number({mtu})")))
         })?;

@@ -160,7 +160,7 @@ fn nodes() -> impl Iterator<Item = plan::NodeNumber> {
 fn back(cluster: &TestCluster, node: &Node, device: &str, round: usize, findings: &mut Findings) -> Result<()> {
     let pod = cluster.chosen(node.number.index() + 1)?;
     for (to, address) in plan::SERVER.both().into_iter().zip([FIRST_V4, FIRST_V6]) {
-        let took = until_true("the pod is seen again", PATIENCE, || Ok(seen_as(&pod.netns, to)? == Some(address)));
+        let took = time_until("the pod is seen again", PATIENCE, || Ok(seen_as(&pod.netns, to)? == Some(address)));
         let what = format!("{device} of {} recreated ({round}): {} is seen as {address} after", node.name(), pod.name);
         findings.right(&what, &took);
     }

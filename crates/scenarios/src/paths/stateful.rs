@@ -200,7 +200,7 @@ pub(super) fn expose(cluster: &TestCluster) -> Result<()> {
     }
     for node in cluster.lab.nodes() {
         // Two pods with two addresses and two ports each.
-        until_true("ports are exposed", PATIENCE, || Ok(maps::dump(node, "exposed")?.len() == 8))?;
+        time_until("ports are exposed", PATIENCE, || Ok(maps::dump(node, "exposed")?.len() == 8))?;
     }
     Ok(())
 }
@@ -251,7 +251,7 @@ fn select(cluster: &TestCluster, pod: &Pod, on: bool) -> Result<()> {
     for (to, egress) in plan::SERVER.both().into_iter().zip([FIRST_V4, FIRST_V6]) {
         let expected = if on { egress } else { pod.node.address().towards(to) };
         let what = format!("{} is seen as {expected}", pod.name);
-        until_true(&what, PATIENCE, || Ok(seen_as(&pod.netns, to)? == Some(expected)))?;
+        time_until(&what, PATIENCE, || Ok(seen_as(&pod.netns, to)? == Some(expected)))?;
     }
     Ok(())
 }

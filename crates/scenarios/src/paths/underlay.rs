@@ -83,7 +83,7 @@ fn forged(cluster: &TestCluster, findings: &mut Findings) -> Result<()> {
     send(cluster.lab.ext(), to, &payload)?;
     let refused =
         || Ok::<_, anyhow::Error>(Counts::of(gateway)?.get(Verdict::ForgedOuter) - before.get(Verdict::ForgedOuter));
-    let all = until_true("forged packets are counted", PATIENCE / 10, || Ok(refused()? == COUNT));
+    let all = time_until("forged packets are counted", PATIENCE / 10, || Ok(refused()? == COUNT));
     findings.note(all.is_ok(), &format!("{COUNT} packets with a forged outer source: {} refused", refused()?));
     Ok(())
 }

@@ -58,7 +58,7 @@ pub(super) fn begin(cluster: &mut LoadedCluster, fault: Fault, target: Target) -
         Fault::Kill => cluster.agent(target.gateway).kill(),
         Fault::Leader => cluster.agent(target.leader).controller()?.kill(),
         Fault::Stop => cluster.agent(target.gateway).pause(),
-        Fault::ApiServer => outage(cluster, true),
+        Fault::ApiServer => cluster.base.set_outage(true),
         Fault::Label => cluster.assignable(target.gateway, false),
         Fault::Edit => cluster.turn(target.subject),
         Fault::Recreate => cluster.delete(target.subject),
@@ -98,7 +98,7 @@ pub(super) fn end(cluster: &mut LoadedCluster, fault: Fault, target: Target) -> 
         Fault::Kill => cluster.agent(target.gateway).restart(),
         Fault::Leader => cluster.agent(target.leader).controller()?.restart(),
         Fault::Stop => cluster.agent(target.gateway).resume(),
-        Fault::ApiServer => outage(cluster, false),
+        Fault::ApiServer => cluster.base.set_outage(false),
         Fault::Label => cluster.assignable(target.gateway, true),
         Fault::Edit => Ok(()),
         Fault::Recreate => cluster.create(target.subject),
@@ -115,10 +115,4 @@ pub(super) fn end(cluster: &mut LoadedCluster, fault: Fault, target: Target) -> 
         Fault::CrashLoop => cluster.agent(target.gateway).restart(),
         Fault::DeleteNode => cluster.create_node(target.gateway),
     }
-}
-
-fn outage(cluster: &LoadedCluster, is_out: bool) -> Result<()> {
-    let server = cluster.base.api.in_memory().context("only the lab's own API server can be stopped")?;
-    server.set_outage(is_out);
-    Ok(())
 }

@@ -7,7 +7,7 @@ use super::echo::{self, Echo};
 use super::sampler::Sampler;
 use super::streams::Streams;
 use crate::prelude::*;
-use egress_lab::api_objects::{EGRESS_NODES, HEALTH_PORT, LEASE, NODES};
+use egress_lab::api_objects::{EGRESS_NODES, HEALTH_PORT, NODES};
 use egress_lab::apiserver::ApiServer;
 use egress_lab::kube_api::ApiChoice;
 use egress_lab::machine::StoppedMachine;
@@ -204,17 +204,9 @@ impl LoadedCluster {
             if address != subject.address()? {
                 return Ok(None);
             }
-            number_of(item["node"].as_str().unwrap_or_default()).map(Some)
+            NodeNumber::of(item["node"].as_str().unwrap_or_default()).map(Some)
         };
         self.subjects.iter().map(holder).collect()
-    }
-
-    /// The leader, and its last renewal.
-    pub(crate) fn leader(&self) -> Result<Option<(NodeNumber, String)>> {
-        let Some(lease) = self.base.api.get(LEASE)? else { return Ok(None) };
-        let holder = lease["spec"]["holderIdentity"].as_str().unwrap_or_default();
-        let Some((node, _)) = holder.split_once('_') else { return Ok(None) };
-        Ok(Some((number_of(node)?, lease["spec"]["renewTime"].to_string())))
     }
 
     /// Whether every agent runs and has brought its kernel in step since it started: then it accepts health checks.
@@ -278,12 +270,5 @@ impl LoadedCluster {
         capture.finish()?;
         echo.finish()?;
         base.tear_down()
-    }
-}
-
-fn number_of(node: &str) -> Result<NodeNumber> {
-    match node.strip_prefix("node").and_then(|number| number.parse().ok()) {
-        Some(number) => NodeNumber::new(number),
-        None => bail!("{node:?} is no node of the lab"),
     }
 }

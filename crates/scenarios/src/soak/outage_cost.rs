@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
 use egress_lab::agents::Agent;
 
@@ -47,15 +47,8 @@ impl OutageCost {
 }
 
 fn one(agent: &mut Agent) -> Result<One> {
-    let name = agent.node().name();
-    let pid = agent.pid()?.with_context(|| format!("the agent of {name} does not run"))?;
     let warnings = fs::read_to_string(agent.log())?.lines().filter(|line| line.contains(" WARN ")).count();
-    let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
-    Ok(One { name, warnings, resident_kib: resident_kib(&status).context("a process without memory")? })
-}
-
-fn resident_kib(status: &str) -> Option<u64> {
-    status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?.trim().strip_suffix(" kB")?.parse().ok()
+    Ok(One { name: agent.node().name(), warnings, resident_kib: agent.resident_kib()? })
 }
 
 #[cfg(test)]
@@ -74,11 +67,5 @@ mod tests {
         assert!(cost(30, 50_000).excess(&before).is_some());
         assert!(cost(4, 100_000).excess(&before).is_some());
         assert_eq!(cost(4, 10_000).excess(&before), None, "it may shrink");
-    }
-
-    #[test]
-    fn memory_is_what_the_kernel_says() {
-        assert_eq!(resident_kib("Name:\tx\nVmRSS:\t   51236 kB\nThreads:\t3\n"), Some(51_236));
-        assert_eq!(resident_kib("Name:\tx\n"), None);
     }
 }

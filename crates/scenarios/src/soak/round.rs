@@ -97,7 +97,7 @@ impl Soak {
     pub(super) fn play(&mut self, plan: &RoundPlan) -> Result<String> {
         let before = self.cluster.holders()?;
         let gateway = before.get(plan.subject).copied().flatten().context("the address has no node")?;
-        let (leader, _) = self.cluster.leader()?.context("no controller leads")?;
+        let (leader, _) = self.cluster.base.leader()?.context("no controller leads")?;
         let target = Target { gateway, leader, subject: plan.subject };
         self.pump(plan);
         self.samples.iter_mut().for_each(Vec::clear);
@@ -217,7 +217,7 @@ impl Soak {
 
     /// Waits until the cluster is at rest; how long that took.
     fn settle(&mut self, plan: &RoundPlan, ended: Instant) -> Result<Duration> {
-        let first_lease = self.cluster.leader()?.map(|(_, renewed)| renewed);
+        let first_lease = self.cluster.base.leader()?.map(|(_, renewed)| renewed);
         let mut holders = self.cluster.holders()?;
         let mut quiet_since: Option<Instant> = None;
         let (mut differs_since, mut rested): (Option<Instant>, _) = (None, None);
@@ -237,7 +237,7 @@ impl Soak {
                 Some(_) => drop(differs_since.get_or_insert_with(Instant::now)),
                 None => differs_since = None,
             }
-            let leads = self.cluster.leader()?.map(|(_, renewed)| renewed) != first_lease;
+            let leads = self.cluster.base.leader()?.map(|(_, renewed)| renewed) != first_lease;
             let unrest = disagreement.clone().or_else(|| self.unrest(serves, leads));
             match (&unrest, rested) {
                 (None, None) => rested = Some(ended.elapsed()),

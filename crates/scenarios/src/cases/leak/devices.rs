@@ -35,9 +35,7 @@ pub(in crate::cases) fn attached_at_once(context: &LabContext) -> Result<()> {
             // Behind steering stands a second line.
             ensure!(!management || leaked.is_empty(), "leaked while the management port was recreated: {leaked:?}");
             let right = SystemTime::now();
-            until("a second without a leak", EFFECT, || {
-                Ok(right.elapsed().is_ok_and(|past| past > WATCHED).then_some(()))
-            })?;
+            until_true("a second without a leak", EFFECT, || Ok(right.elapsed().is_ok_and(|past| past > WATCHED)))?;
             let late = leaks(&chaos.callers, &capture, right)?;
             ensure!(late.is_empty(), "{} packets leaked when all was right again: {:?}", late.len(), late.first());
             total += leaked.len();

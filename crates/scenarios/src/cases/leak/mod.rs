@@ -109,9 +109,9 @@ pub(super) fn judge_can_say_no(context: &LabContext) -> Result<()> {
     let (mut chaos, capture, chatter) = begin(context)?;
     let caller = |name: &str| chaos.callers.iter().find(|caller| caller.name == name).cloned();
     let (Some(always), Some(never)) = (caller("always1"), caller("never1")) else { anyhow::bail!("no callers") };
-    until("both have called", EFFECT, || {
+    until_true("both have called", EFFECT, || {
         let seen = capture.seen()?;
-        Ok((always.judge(&seen).packets() > 50 && never.judge(&seen).packets() > 50).then_some(()))
+        Ok(always.judge(&seen).packets() > 50 && never.judge(&seen).packets() > 50)
     })?;
     let seen = capture.seen()?;
     ensure!(rule(&chaos.callers, &seen).values().all(|ruling| ruling.wrong.is_empty()), "a leak before there is one");
@@ -128,7 +128,7 @@ pub(super) fn judge_can_say_no(context: &LabContext) -> Result<()> {
     let first = chaos.cluster.lab.node(node(1)?);
     let link = Pins::of(first).link_path("from_pod")?;
     bpftool(&["link", "detach", "pinned", &link.to_string_lossy()])?;
-    until("the leak guard drops what no program handles", EFFECT, || Ok((held(first)? > 20).then_some(())))?;
+    until_true("the leak guard drops what no program handles", EFFECT, || Ok(held(first)? > 20))?;
     ensure!(always.judge(&capture.seen()?).wrong.is_empty(), "the second line lets packets pass");
     first.host.exec("nft", &["delete", "table", "inet", "egress-agent"])?;
     let wrong = until("the judge sees the leak", EFFECT, || {
