@@ -14,7 +14,7 @@ mod kubectl;
 pub mod objects;
 mod relay;
 mod rights;
-mod tenancy;
+mod shared_server;
 
 use std::fmt;
 use std::net::{SocketAddr, TcpListener};

@@ -107,7 +107,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
 
 /// The machinery runs: every program gets the intended packet and ends as intended. Figures are not checked.
 pub fn tests() -> Vec<LabTest> {
-    vec![LabTest::new("bench_programs_run_as_said", Duration::from_secs(120), try_programs).alone()]
+    vec![LabTest::new("bench_programs_run_as_named", Duration::from_secs(120), try_programs).alone()]
 }
 
 fn try_programs(_context: &LabContext) -> Result<()> {

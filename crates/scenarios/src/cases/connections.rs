@@ -22,7 +22,7 @@ const GIVEN_UP: Duration = Duration::from_secs(20);
 
 /// How a kept connection fares.
 #[derive(Debug, Clone, Copy, Default)]
-struct Life {
+struct KeptConnection {
     /// The pod's.
     port: u16,
     echoes: u64,
@@ -41,8 +41,8 @@ struct Call {
 }
 
 #[derive(Default)]
-struct Books {
-    lives: Vec<Life>,
+struct Records {
+    kept: Vec<KeptConnection>,
     calls: Vec<Call>,
 }
 
@@ -66,7 +66,7 @@ pub(super) struct ConnectionReport {
 
 /// The callers; they end with this value.
 pub(super) struct Connections {
-    books: Arc<Mutex<Books>>,
+    records: Arc<Mutex<Records>>,
     callers: Vec<Background<()>>,
     pods: Vec<Netns>,
     egress: [IpAddr; 2],
@@ -76,67 +76,67 @@ impl Connections {
     /// Each of these pods keeps `count` connections, half of them to each family, and makes a new one `every` so often. When
     /// this returns all kept ones have been answered.
     pub(super) fn gather(pods: &[&Pod], count: usize, every: Duration, egress: [IpAddr; 2]) -> Result<Self> {
-        let books = Books { lives: vec![Life::default(); count * pods.len()], calls: Vec::new() };
-        let books = Arc::new(Mutex::new(books));
+        let records = Records { kept: vec![KeptConnection::default(); count * pods.len()], calls: Vec::new() };
+        let records = Arc::new(Mutex::new(records));
         let mut callers = Vec::new();
         for (number, pod) in pods.iter().enumerate() {
-            let books = Arc::clone(&books);
+            let records = Arc::clone(&records);
             callers.push(Background::start_in(&pod.netns, move |stop| {
                 let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
                 runtime.block_on(async {
                     for place in number * count..(number + 1) * count {
                         let to = SocketAddr::new(server(place), ECHO_PORT);
-                        tokio::spawn(keep(to, place, SPEAKS.mul_f64(fraction(place, count)), Arc::clone(&books)));
+                        tokio::spawn(keep(to, place, SPEAKS.mul_f64(fraction(place, count)), Arc::clone(&records)));
                     }
                     let stopped = async {
                         while !stop.load(Ordering::Relaxed) {
                             sleep(Duration::from_millis(10)).await;
                         }
                     };
-                    tokio::select! { () = call(every, &books) => {}, () = stopped => {} }
+                    tokio::select! { () = call(every, &records) => {}, () = stopped => {} }
                 });
                 Ok(())
             })?);
         }
         let pods = pods.iter().map(|pod| pod.netns.clone()).collect();
-        let connections = Self { books, callers, pods, egress };
-        let answered =
-            poll(GIVEN_UP, || Ok(connections.lock().lives.iter().all(|life| life.echoes > 0).then_some(())))?;
+        let connections = Self { records, callers, pods, egress };
+        let answered = poll(GIVEN_UP, || Ok(connections.lock().kept.iter().all(|one| one.echoes > 0).then_some(())))?;
         ensure!(answered.is_some(), "not all connections have been answered");
         Ok(connections)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Books> {
-        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Records> {
+        self.records.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Forgets earlier results, except ended connections.
     pub(super) fn begin(&self) {
-        let mut books = self.lock();
-        books.calls.clear();
-        for life in &mut books.lives {
-            (life.echoes, life.slowest) = (0, Duration::ZERO);
+        let mut records = self.lock();
+        records.calls.clear();
+        for one in &mut records.kept {
+            (one.echoes, one.slowest) = (0, Duration::ZERO);
         }
     }
 
     /// Since [`begin`](Self::begin). What waits for its answer counts as slow as it is by now.
     pub(super) fn report(&self) -> ConnectionReport {
-        let books = self.lock();
-        let (lives, calls) = (&books.lives, &books.calls);
-        let port = |(place, life): (usize, &Life)| (server(place), life.port);
+        let records = self.lock();
+        let (kept, calls) = (&records.kept, &records.calls);
+        let port = |(place, one): (usize, &KeptConnection)| (server(place), one.port);
         let mut ports: BTreeMap<_, usize> = BTreeMap::new();
-        lives.iter().enumerate().for_each(|life| *ports.entry(port(life)).or_default() += 1);
-        let ended = || lives.iter().enumerate().filter(|(_, life)| life.ended.is_some());
-        let slowness = |life: &Life| life.slowest.max(life.waits_since.map_or(Duration::ZERO, |since| since.elapsed()));
+        kept.iter().enumerate().for_each(|one| *ports.entry(port(one)).or_default() += 1);
+        let ended = || kept.iter().enumerate().filter(|(_, one)| one.ended.is_some());
+        let slowness =
+            |one: &KeptConnection| one.slowest.max(one.waits_since.map_or(Duration::ZERO, |since| since.elapsed()));
         let failures: Vec<Instant> = calls.iter().filter(|call| call.seen.is_err()).map(|call| call.began).collect();
         let failing_for =
             failures.iter().max().zip(failures.iter().min()).map_or(Duration::ZERO, |(last, first)| *last - *first);
         ConnectionReport {
-            kept: lives.len(),
+            kept: kept.len(),
             ended: ended().count(),
-            ended_alone: ended().filter(|life| ports[&port(*life)] == 1).count(),
-            echoes: lives.iter().map(|life| life.echoes).sum(),
-            slowest: lives.iter().filter(|life| life.ended.is_none()).map(slowness).max().unwrap_or_default(),
+            ended_alone: ended().filter(|one| ports[&port(*one)] == 1).count(),
+            echoes: kept.iter().map(|one| one.echoes).sum(),
+            slowest: kept.iter().filter(|one| one.ended.is_none()).map(slowness).max().unwrap_or_default(),
             calls: calls.len(),
             failed: failures.len(),
             failing_for,
@@ -177,19 +177,19 @@ fn fraction(place: usize, count: usize) -> f64 {
     f64::from(part) / f64::from(u32::try_from(count).unwrap_or(1))
 }
 
-async fn keep(to: SocketAddr, place: usize, behind: Duration, books: Arc<Mutex<Books>>) {
+async fn keep(to: SocketAddr, place: usize, behind: Duration, records: Arc<Mutex<Records>>) {
     sleep(behind).await;
-    let Err(error) = talk(to, place, &books).await;
-    lock(&books).lives[place].ended = Some(error.kind());
+    let Err(error) = talk(to, place, &records).await;
+    lock(&records).kept[place].ended = Some(error.kind());
 }
 
-async fn talk(to: SocketAddr, place: usize, books: &Mutex<Books>) -> Result<std::convert::Infallible, io::Error> {
+async fn talk(to: SocketAddr, place: usize, records: &Mutex<Records>) -> Result<std::convert::Infallible, io::Error> {
     let mut stream = timeout(GIVEN_UP, TcpStream::connect(to)).await??;
     stream.set_nodelay(true)?;
-    lock(books).lives[place].port = stream.local_addr()?.port();
+    lock(records).kept[place].port = stream.local_addr()?.port();
     for number in 0_u64.. {
         let sent = Instant::now();
-        lock(books).lives[place].waits_since = Some(sent);
+        lock(records).kept[place].waits_since = Some(sent);
         stream.write_all(&number.to_be_bytes()).await?;
         let mut echo = [0; 8];
         timeout(GIVEN_UP, stream.read_exact(&mut echo)).await??;
@@ -197,8 +197,8 @@ async fn talk(to: SocketAddr, place: usize, books: &Mutex<Books>) -> Result<std:
             return Err(ErrorKind::InvalidData.into());
         }
         {
-            let life = &mut lock(books).lives[place];
-            (life.echoes, life.slowest, life.waits_since) = (life.echoes + 1, life.slowest.max(sent.elapsed()), None);
+            let one = &mut lock(records).kept[place];
+            (one.echoes, one.slowest, one.waits_since) = (one.echoes + 1, one.slowest.max(sent.elapsed()), None);
         }
         sleep(SPEAKS.saturating_sub(sent.elapsed())).await;
     }
@@ -206,18 +206,18 @@ async fn talk(to: SocketAddr, place: usize, books: &Mutex<Books>) -> Result<std:
 }
 
 /// New connections, by turns of both families, for as long as it is let.
-async fn call(every: Duration, books: &Arc<Mutex<Books>>) {
+async fn call(every: Duration, records: &Arc<Mutex<Records>>) {
     let mut ticks = interval(every);
     // A machine that is late is late: what it would have asked in between says nothing.
     ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
     for number in 0.. {
         ticks.tick().await;
-        let books = Arc::clone(books);
+        let records = Arc::clone(records);
         tokio::spawn(async move {
             let began = Instant::now();
             let asked = timeout(PATIENCE, ask(SocketAddr::new(server(number), HTTP_PORT))).await;
             let seen = asked.unwrap_or_else(|_late| Err(ErrorKind::TimedOut.into())).map_err(|error| error.kind());
-            lock(&books).calls.push(Call { began, seen });
+            lock(&records).calls.push(Call { began, seen });
         });
     }
 }
@@ -232,6 +232,6 @@ async fn ask(to: SocketAddr) -> io::Result<IpAddr> {
     sent.ok_or_else(|| ErrorKind::UnexpectedEof.into())
 }
 
-fn lock(books: &Mutex<Books>) -> MutexGuard<'_, Books> {
-    books.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(records: &Mutex<Records>) -> MutexGuard<'_, Records> {
+    records.lock().unwrap_or_else(PoisonError::into_inner)
 }

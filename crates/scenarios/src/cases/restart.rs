@@ -111,13 +111,13 @@ pub(super) fn stopped_while_it_starts(context: &LabContext) -> Result<()> {
 }
 
 /// What must outlive an agent.
-struct Kept {
+struct PinnedState {
     links: Vec<Link>,
     maps: BTreeSet<u64>,
     entries: Vec<(&'static str, BTreeSet<String>)>,
 }
 
-impl Kept {
+impl PinnedState {
     fn read(cluster: &TestCluster, node: usize) -> Result<Self> {
         let pins = pins(cluster, node)?;
         let entries = ["flows", "nat", "pods", "policy", "owned", "cluster", "nodes"];
@@ -131,7 +131,7 @@ fn pins(cluster: &TestCluster, node: usize) -> Result<Pins> {
 }
 
 fn restart(cluster: &mut TestCluster, nodes: &[usize], kill: bool) -> Result<()> {
-    let before = nodes.iter().map(|node| Kept::read(cluster, *node)).collect::<Result<Vec<_>>>()?;
+    let before = nodes.iter().map(|node| PinnedState::read(cluster, *node)).collect::<Result<Vec<_>>>()?;
     for node in nodes {
         let agent = cluster.agent(*node)?;
         if kill { agent.kill()? } else { agent.terminate(Duration::from_secs(5))? }
@@ -153,7 +153,7 @@ fn restart(cluster: &mut TestCluster, nodes: &[usize], kill: bool) -> Result<()>
 }
 
 /// Waits until the new agent's programs run on the old links, and compares what was kept.
-fn adopted(cluster: &mut TestCluster, node: usize, before: &Kept) -> Result<()> {
+fn adopted(cluster: &mut TestCluster, node: usize, before: &PinnedState) -> Result<()> {
     cluster.loaded(node)?;
     let pins = pins(cluster, node)?;
     let links = until(&format!("the new programs of node{node} run"), EFFECT, || {
@@ -164,7 +164,7 @@ fn adopted(cluster: &mut TestCluster, node: usize, before: &Kept) -> Result<()> 
     let same = links.iter().zip(&before.links).all(|(new, old)| new.id == old.id);
     ensure!(same, "links were recreated instead of adopted: {:?}, {links:?}", before.links);
     cluster.serves(node)?;
-    let now = Kept::read(cluster, node)?;
+    let now = PinnedState::read(cluster, node)?;
     ensure!(now.maps == before.maps, "maps were recreated: {:?}, {:?}", before.maps, now.maps);
     for ((map, old), (_, new)) in before.entries.iter().zip(&now.entries) {
         let gone = old.difference(new).count();

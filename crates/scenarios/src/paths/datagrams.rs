@@ -42,7 +42,7 @@ impl Answers {
 
 /// What became of one question after another on one socket.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Talk {
+pub(super) struct Exchange {
     /// Which try was answered first, from 1.
     pub(super) answered_at: Option<usize>,
     /// How often the socket reported that a datagram is too long for the path.
@@ -54,7 +54,7 @@ const TRIES: usize = 4;
 const WAIT: Duration = Duration::from_millis(400);
 
 /// Asks with `size` bytes for `answer` bytes, a few times on one socket.
-pub(super) fn ask(from: &Netns, to: SocketAddr, size: usize, answer: u32) -> Result<Talk> {
+pub(super) fn ask(from: &Netns, to: SocketAddr, size: usize, answer: u32) -> Result<Exchange> {
     from.run(|| {
         let any: IpAddr = if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
         let socket = UdpSocket::bind((any, 0))?;
@@ -62,7 +62,7 @@ pub(super) fn ask(from: &Netns, to: SocketAddr, size: usize, answer: u32) -> Res
         socket.set_read_timeout(Some(WAIT))?;
         let mut question = vec![b'?'; size];
         question[..4].copy_from_slice(&answer.to_be_bytes());
-        let mut talk = Talk::default();
+        let mut talk = Exchange::default();
         let mut buffer = vec![0; 65536];
         for number in 1..=TRIES {
             match socket.send(&question) {

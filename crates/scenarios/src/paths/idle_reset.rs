@@ -55,13 +55,13 @@ impl Idle {
 }
 
 /// The connections of one pod.
-struct Party {
+struct PodConnections {
     name: String,
     idle: Vec<Idle>,
     busy: Vec<Flow>,
 }
 
-impl Party {
+impl PodConnections {
     fn start(pod: &Pod, servers: &[IpAddr]) -> Result<Self> {
         let (mut idle, mut busy) = (Vec::new(), Vec::new());
         for server in servers {
@@ -126,12 +126,12 @@ fn cut(context: &LabContext) -> Result<()> {
     let mut findings = Findings::default();
     let servers = plan::SERVER.both();
     // Only node 1 has others that show its address outside.
-    let plain = Party::start(cluster.plain(1)?, &servers)?;
+    let plain = PodConnections::start(cluster.plain(1)?, &servers)?;
 
     // The gateway is the own node of the one for IPv4, and of the other for IPv6.
     for node in [1, 2] {
-        let left = Party::start(cluster.chosen(node)?, &servers)?;
-        let stays = Party::start(cluster.chosen(3 - node)?, &servers)?;
+        let left = PodConnections::start(cluster.chosen(node)?, &servers)?;
+        let stays = PodConnections::start(cluster.chosen(3 - node)?, &servers)?;
         let edit = format!("chosen{node} is selected no more");
         let begun = Instant::now();
         cluster.set_role(cluster.chosen(node)?, "none")?;
@@ -144,8 +144,8 @@ fn cut(context: &LabContext) -> Result<()> {
 
     // An address is taken, the other family stays.
     let (v4, v6) = (plan::SERVER.v4.into(), plan::SERVER.v6.into());
-    let lost: Vec<Party> = parties(&cluster, &[v4])?;
-    let kept: Vec<Party> = parties(&cluster, &[v6])?;
+    let lost: Vec<PodConnections> = parties(&cluster, &[v4])?;
+    let kept: Vec<PodConnections> = parties(&cluster, &[v6])?;
     let begun = Instant::now();
     cluster.list(OBJECT, "chosen", &[SECOND_V4, FIRST_V6])?;
     thread::sleep(WATCHED);
@@ -175,6 +175,6 @@ fn cut(context: &LabContext) -> Result<()> {
 }
 
 /// Connections of every chosen pod to these servers.
-fn parties(cluster: &TestCluster, servers: &[IpAddr]) -> Result<Vec<Party>> {
-    (1..=3).map(|node| Party::start(cluster.chosen(node)?, servers)).collect()
+fn parties(cluster: &TestCluster, servers: &[IpAddr]) -> Result<Vec<PodConnections>> {
+    (1..=3).map(|node| PodConnections::start(cluster.chosen(node)?, servers)).collect()
 }

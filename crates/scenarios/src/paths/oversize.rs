@@ -7,7 +7,7 @@
 //! 1250 is less than IPv6 asks of every link: there the overlay takes 1280 all the same, and is fragmented outside. Inbound, the
 //! server's 1500 meet pods that take 1400; pods announce a larger segment size (`advmss`), so that TCP meets the limit too.
 
-use super::datagrams::{self, Answers, Talk};
+use super::datagrams::{self, Answers, Exchange};
 use super::findings::Findings;
 use super::maps::{self, Counts};
 use crate::prelude::*;
@@ -157,7 +157,7 @@ fn way_out(cluster: &TestCluster, pod: &Pod, findings: &mut Findings) -> Result<
 }
 
 /// The first datagram may be the one that teaches the sender.
-fn arrives(talk: &Talk) -> bool {
+fn arrives(talk: &Exchange) -> bool {
     talk.answered_at.is_some_and(|number| number <= 3) && talk.errors.is_empty()
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::SystemTime;
 
-use super::judge::{self, Ruling, State, judge};
+use super::judge::{self, Judgement, State, judge};
 use crate::prelude::*;
 use egress_lab::capture::{CapturedPacket, Seen};
 use egress_lab::topology::addresses::Dual;
@@ -106,44 +106,44 @@ impl LeakCaller {
     }
 
     /// Judges what was seen at its address.
-    pub(super) fn judge(&self, seen: &Seen) -> Ruling {
+    pub(super) fn judge(&self, seen: &Seen) -> Judgement {
         judge_as(&self.history, self.server_address, seen)
     }
 }
 
 /// Judges the packets to a address by anybody's history.
-pub(super) fn judge_as(history: &[State], server_address: Dual, seen: &Seen) -> Ruling {
-    let mut ruling = Ruling::default();
+pub(super) fn judge_as(history: &[State], server_address: Dual, seen: &Seen) -> Judgement {
+    let mut judgement = Judgement::default();
     for destination in server_address.both() {
         // Once no object lists an address, it is any address to a node, which says "unreachable" to late answers: as
         // itself and of its own accord.
         let own = |packet: &CapturedPacket| packet.is_a_routers() && seen.class(packet.source) == Class::Node;
         let packets = seen.captured.iter().filter(|packet| packet.destination == destination && !own(packet));
-        ruling.add(judge(history, packets.copied()));
+        judgement.add(judge(history, packets.copied()));
     }
-    ruling
+    judgement
 }
 
 /// The rulings by fate, for people.
-pub(super) fn table(rulings: &BTreeMap<CallerKind, Ruling>, seen: &Seen) -> String {
+pub(super) fn table(judgements: &BTreeMap<CallerKind, Judgement>, seen: &Seen) -> String {
     let mut lines = format!(
         "{:<10} {:>8} {:>8} {:>8} {:>6} {:>6} {:>9} {:>6}\n",
         "callers", "packets", "egress", "node", "pod", "late", "longest", "wrong"
     );
-    for (kind, ruling) in rulings {
+    for (kind, judgement) in judgements {
         let of = |class: Class| -> u64 {
-            ruling.sources.iter().filter(|(source, _)| seen.class(**source) == class).map(|(_, count)| count).sum()
+            judgement.sources.iter().filter(|(source, _)| seen.class(**source) == class).map(|(_, count)| count).sum()
         };
         lines += &format!(
             "{:<10} {:>8} {:>8} {:>8} {:>6} {:>6} {:>6} ms {:>6}\n",
             format!("{kind:?}"),
-            ruling.packets(),
+            judgement.packets(),
             of(Class::Egress),
             of(Class::Node),
             of(Class::Pod),
-            ruling.late,
-            ruling.longest.as_millis(),
-            ruling.wrong.len()
+            judgement.late,
+            judgement.longest.as_millis(),
+            judgement.wrong.len()
         );
     }
     let routers = seen.captured.iter().filter(|packet| packet.is_a_routers()).count();
@@ -151,15 +151,15 @@ pub(super) fn table(rulings: &BTreeMap<CallerKind, Ruling>, seen: &Seen) -> Stri
 }
 
 /// What was wrong with a caller's packets, with the states around them: for who looks for the cause.
-pub(super) fn show_wrong(caller: &LeakCaller, ruling: &Ruling) {
+pub(super) fn show_wrong(caller: &LeakCaller, judgement: &Judgement) {
     const SHOWN: usize = 12;
     let clock = |at: SystemTime| at.duration_since(SystemTime::UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
-    let Some(first) = ruling.wrong.first() else { return };
-    println!("{}: {} wrong", caller.name, ruling.wrong.len());
+    let Some(first) = judgement.wrong.first() else { return };
+    println!("{}: {} wrong", caller.name, judgement.wrong.len());
     for state in caller.history.iter().filter(|state| state.asked + judge::LIMIT > first.at) {
         println!("  {:.3} to {:.3}: {:?}", clock(state.asked), clock(state.answered), state.allowed);
     }
-    for packet in ruling.wrong.iter().take(SHOWN) {
+    for packet in judgement.wrong.iter().take(SHOWN) {
         println!("  {:.3} {packet}", clock(packet.at));
     }
 }

@@ -28,7 +28,7 @@ pub(super) struct State {
 
 /// What the packets of one caller were like.
 #[derive(Debug, Default)]
-pub(super) struct Ruling {
+pub(super) struct Judgement {
     pub(super) sources: BTreeMap<IpAddr, u64>,
     /// Right in a state that was over, and the longest time by which.
     pub(super) late: u64,
@@ -36,7 +36,7 @@ pub(super) struct Ruling {
     pub(super) wrong: Vec<CapturedPacket>,
 }
 
-impl Ruling {
+impl Judgement {
     pub(super) fn packets(&self) -> u64 {
         self.sources.values().sum()
     }
@@ -52,22 +52,22 @@ impl Ruling {
 }
 
 /// Judges the packets to one destination, in their order.
-pub(super) fn judge(history: &[State], captured: impl Iterator<Item = CapturedPacket>) -> Ruling {
+pub(super) fn judge(history: &[State], captured: impl Iterator<Item = CapturedPacket>) -> Judgement {
     let ends = history.iter().skip(1).map(|next| Some(next.answered)).chain([None]);
     let mut open: Vec<Open<'_>> =
         history.iter().zip(ends).map(|(state, end)| Open { state, end, until: end.map(|end| end + LIMIT) }).collect();
-    let mut ruling = Ruling::default();
+    let mut judgement = Judgement::default();
     for packet in captured {
-        *ruling.sources.entry(packet.source).or_default() += 1;
+        *judgement.sources.entry(packet.source).or_default() += 1;
         // The newest state that fits: what it shows ends those before it that do not allow it.
         let fits = |open: &Open<'_>| open.holds(packet.at) && open.state.allowed.contains(&packet.source);
         let Some(place) = open.iter().rposition(fits) else {
-            ruling.wrong.push(packet);
+            judgement.wrong.push(packet);
             continue;
         };
         if let Some(late) = open[place].end.and_then(|end| packet.at.duration_since(end).ok()) {
-            ruling.late += 1;
-            ruling.longest = ruling.longest.max(late);
+            judgement.late += 1;
+            judgement.longest = judgement.longest.max(late);
         }
         if open[..place].iter().any(|open| open.holds(packet.at) && open.state.allowed.contains(&packet.source)) {
             // An older state explains it as well: nothing new has shown.
@@ -78,7 +78,7 @@ pub(super) fn judge(history: &[State], captured: impl Iterator<Item = CapturedPa
             older.until = Some(older.until.map_or(over, |until| until.min(over)));
         }
     }
-    ruling
+    judgement
 }
 
 /// A state, and how long it explains packets.
@@ -124,8 +124,8 @@ mod tests {
             segment: None,
         };
         let captured: Vec<CapturedPacket> = packets.iter().map(packet).collect();
-        let ruling = judge(history, captured.iter().copied());
-        captured.iter().enumerate().filter(|(_, s)| ruling.wrong.contains(s)).map(|(place, _)| place).collect()
+        let judgement = judge(history, captured.iter().copied());
+        captured.iter().enumerate().filter(|(_, s)| judgement.wrong.contains(s)).map(|(place, _)| place).collect()
     }
 
     #[test]

@@ -18,7 +18,7 @@ use chaos::{Chaos, pause};
 use egress_lab::capture::{CaptureKey, Seen};
 use egress_lab::pins::bpftool;
 use egress_lab::random::Random;
-use judge::Ruling;
+use judge::Judgement;
 use traffic::CallerTraffic;
 
 /// How long the cluster changes.
@@ -56,8 +56,8 @@ pub(super) fn nothing_leaks(context: &LabContext) -> Result<()> {
     }
     chatter.into_iter().try_for_each(CallerTraffic::finish)?;
     let seen = capture.finish()?;
-    let rulings = rule(&chaos.callers, &seen);
-    println!("{}{} frames captured", callers::table(&rulings, &seen), seen.frames);
+    let judgements = rule(&chaos.callers, &seen);
+    println!("{}{} frames captured", callers::table(&judgements, &seen), seen.frames);
     for caller in &chaos.callers {
         callers::show_wrong(caller, &caller.judge(&seen));
     }
@@ -68,20 +68,20 @@ pub(super) fn nothing_leaks(context: &LabContext) -> Result<()> {
     };
     let strays = seen.packets(|key| elsewhere(key) && seen.class(key.source) == Class::Pod);
     ensure!(strays == 0, "{strays} packets with a pod's address have left the nodes");
-    for (kind, ruling) in &rulings {
-        if let Some(first) = ruling.wrong.first() {
+    for (kind, judgement) in &judgements {
+        if let Some(first) = judgement.wrong.first() {
             anyhow::bail!(
                 "{} packets of {kind:?} callers have a wrong source; the first: {first:?}",
-                ruling.wrong.len()
+                judgement.wrong.len()
             );
         }
         ensure!(
-            (ruling.packets() > 500) == (*kind != CallerKind::Silent),
+            (judgement.packets() > 500) == (*kind != CallerKind::Silent),
             "{kind:?} callers sent {}",
-            ruling.packets()
+            judgement.packets()
         );
     }
-    ensure!(rulings[&CallerKind::Silent].packets() == 0, "what shall be dropped is not");
+    ensure!(judgements[&CallerKind::Silent].packets() == 0, "what shall be dropped is not");
     Ok(())
 }
 
@@ -96,12 +96,12 @@ fn play(chaos: &mut Chaos) -> Result<()> {
     chaos.settle()
 }
 
-fn rule(callers: &[LeakCaller], seen: &Seen) -> BTreeMap<CallerKind, Ruling> {
-    let mut rulings: BTreeMap<CallerKind, Ruling> = BTreeMap::new();
+fn rule(callers: &[LeakCaller], seen: &Seen) -> BTreeMap<CallerKind, Judgement> {
+    let mut judgements: BTreeMap<CallerKind, Judgement> = BTreeMap::new();
     for caller in callers {
-        rulings.entry(caller.kind).or_default().add(caller.judge(seen));
+        judgements.entry(caller.kind).or_default().add(caller.judge(seen));
     }
-    rulings
+    judgements
 }
 
 /// What the test above would say of a product that leaks.
@@ -114,12 +114,15 @@ pub(super) fn judge_can_say_no(context: &LabContext) -> Result<()> {
         Ok(always.judge(&seen).packets() > 50 && never.judge(&seen).packets() > 50)
     })?;
     let seen = capture.seen()?;
-    ensure!(rule(&chaos.callers, &seen).values().all(|ruling| ruling.wrong.is_empty()), "a leak before there is one");
+    ensure!(
+        rule(&chaos.callers, &seen).values().all(|judgement| judgement.wrong.is_empty()),
+        "a leak before there is one"
+    );
     for (history, server_address) in [(&always, &never), (&never, &always)] {
-        let ruling = judge_as(&history.history, server_address.server_address, &seen);
-        println!("{}'s packets taken for {}'s: {} wrong", server_address.name, history.name, ruling.wrong.len());
+        let judgement = judge_as(&history.history, server_address.server_address, &seen);
+        println!("{}'s packets taken for {}'s: {} wrong", server_address.name, history.name, judgement.wrong.len());
         ensure!(
-            ruling.wrong.len() as u64 == ruling.packets() && ruling.packets() > 0,
+            judgement.wrong.len() as u64 == judgement.packets() && judgement.packets() > 0,
             "the judge takes one for another"
         );
     }
@@ -132,8 +135,8 @@ pub(super) fn judge_can_say_no(context: &LabContext) -> Result<()> {
     ensure!(always.judge(&capture.seen()?).wrong.is_empty(), "the second line lets packets pass");
     first.host.exec("nft", &["delete", "table", "inet", "egress-agent"])?;
     let wrong = until("the judge sees the leak", EFFECT, || {
-        let ruling = always.judge(&capture.seen()?);
-        Ok((ruling.wrong.len() > 20).then_some(ruling.wrong))
+        let judgement = always.judge(&capture.seen()?);
+        Ok((judgement.wrong.len() > 20).then_some(judgement.wrong))
     })?;
     let of_the_node = wrong.iter().filter(|packet| always.node.is(packet.source)).count();
     println!(

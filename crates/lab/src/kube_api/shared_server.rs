@@ -1,8 +1,7 @@
-//! The lab as a guest in an API server that was there before it and outlives it: what is the lab's bears its label,
-//! what is not is left alone, and what it made is removed to the last, so that the next lab finds the server as this
-//! one did. In servers of the lab's own all of this is true by itself.
+//! Objects of the lab in an API server that existed before and outlives the lab: they have its label, all other objects stay
+//! untouched, and all of them are removed at the end, so that the next lab finds the server unchanged.
 //!
-//! A bare kube-apiserver has no controllers. Where no other does, the lab ends a namespace's life itself.
+//! A bare kube-apiserver has no controllers. There the lab finalizes namespaces itself.
 
 use std::path::Path;
 use std::time::Duration;
