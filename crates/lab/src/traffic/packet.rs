@@ -5,10 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Result, bail};
 
-pub const ICMP: u8 = 1;
-pub const TCP: u8 = 6;
-pub const UDP: u8 = 17;
-pub const ICMPV6: u8 = 58;
+pub use crate::capture::dissect::{ICMP, ICMPV6, TCP, UDP};
 
 /// A datagram: what follows the IP header.
 pub fn udp(from: SocketAddr, to: SocketAddr, data: &[u8]) -> Result<Vec<u8>> {

@@ -11,7 +11,7 @@ use std::net::{IpAddr, SocketAddr, TcpListener, UdpSocket};
 use std::path::Path;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use axum::Router;
@@ -19,6 +19,7 @@ use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::{ConnectInfo, State};
 use axum::http::{Method, Request, Response, header};
 use futures::StreamExt;
+use jiff::Timestamp;
 use tokio::runtime::{self, Runtime};
 use tokio_util::sync::CancellationToken;
 
@@ -148,7 +149,7 @@ async fn answer(
     let head = request.method() == Method::HEAD;
     let body = body_of(client, request).await;
     let bytes = if head { 0 } else { body.size_hint().exact().unwrap_or(0) };
-    log.add(Entry { at: SystemTime::now(), client, request: line, status: 200, bytes, user_agent });
+    log.add(Entry { at: Timestamp::now(), client, request: line, status: 200, bytes, user_agent });
     Response::new(body)
 }
 
@@ -169,7 +170,7 @@ async fn body_of(client: SocketAddr, request: Request<Body>) -> Body {
 
 fn echo_entry(client: SocketAddr, request: &str) -> Entry {
     let (request, user_agent) = (request.to_owned(), "-".to_owned());
-    Entry { at: SystemTime::now(), client, request, status: 200, bytes: 0, user_agent }
+    Entry { at: Timestamp::now(), client, request, status: 200, bytes: 0, user_agent }
 }
 
 async fn tcp_echo(listener: tokio::net::TcpListener, log: Arc<AccessLog>) {
