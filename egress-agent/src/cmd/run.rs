@@ -279,7 +279,7 @@ async fn run_async(args: &RunArgs, notes: Notes, (log, warnings): (LogLevel, Rec
         );
     }
     let tls = tls.map(|(tls, keeper)| {
-        let keep = keeper.telling(notes.clone()).run(tls::INTERVAL, stop.clone());
+        let keep = keeper.with_notes(notes.clone()).run(tls::INTERVAL, stop.clone());
         tokio::spawn(egress_supervise::until(stop.clone(), Task::Certificates, keep));
         tls
     });

@@ -1,19 +1,12 @@
-//! `grpc.health.v1` at the addresses that this node has published: is this node fit to carry egress traffic?
+//! The gRPC health service (`grpc.health.v1`) on the addresses that this node has published: whether the node can carry
+//! egress traffic ([`ServingObstacle`]). Service names are `""` and `Service_Egress_IP`, that of OVN-Kubernetes' probes.
+//! There is no server before every watch has synced and the kernel is in the desired state, so a starting agent is silent.
 //!
-//! Service names `""` and `Service_Egress_IP`, the one that OVN-Kubernetes' probes ask for. Nobody is answered before every
-//! watch has synced and the kernel does what the cluster wants: to whoever probes, an agent that starts is an agent that
-//! starts again. From then on
-//!
-//! - [`fitness`] says whether the node can carry egress traffic. It changes the answers; who watches is told, and no
-//!   connection ends by it.
-//! - [`door`]: who gets in, and how much of the agent one connection can take. [`tls`], where it is given certificates.
-//! - [`release`]: what the leader wants to be let go of, and what has been.
-//! - [`unserved`]: what the node has been assigned and does not serve. [`selected`]: how many pods each object serves here.
-//! - [`touch`] notes what probes of the leader confirm: until when it has surely heard this agent.
-//! - [`signature`]: which probes are a leader's. All others are plain health checks: they are told [`fitness`] and change
-//!   nothing.
-//!
-//! A server for each of these addresses; they come and go with these.
+//! - [`accept`] bounds connections; [`tls`] is optional.
+//! - [`signature`] authenticates the leader's probes. Other requests are plain health checks and change nothing.
+//! - [`leader_contact`]: until when the leader has certainly heard this agent, by its probes.
+//! - [`handover`]: releases that the leader orders, and those that are done. [`unserved`]: assigned addresses that the node
+//!   does not serve. [`pod_counts`]: how many pods each object serves here.
 
 pub mod accept;
 pub mod handover;
@@ -48,93 +41,93 @@ use egress_kube::api_outage::ApiOutages;
 use egress_kube::health_key::SharedKey;
 use egress_supervise::{self, Task};
 
-/// What OVN-Kubernetes calls it.
+/// The service name in OVN-Kubernetes.
 pub const SERVICE: &str = "Service_Egress_IP";
-/// Of an answer: why the node does not serve.
+/// In an answer: why the node does not serve.
 pub const REASON: &str = "egress-agent-reason";
 const RETRY: Duration = Duration::from_secs(2);
-/// How long an agent that starts waits for the key: without it, it would be a stranger to its leader.
-const KEY: Duration = Duration::from_secs(2);
-/// How long connections have to end with the server.
-const FAREWELL: Duration = Duration::from_millis(100);
-/// Requests of one connection at a time. A leader has eight probes on their way at most.
+/// How long the start waits for the key, without which the leader does not believe the agent.
+const KEY_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long open connections may last after the server ends.
+const CLOSE_TIMEOUT: Duration = Duration::from_millis(100);
+/// Concurrent requests of one connection. A leader has eight probes in flight at most.
 const STREAMS: u32 = 16;
-/// Until a request must be there, and answered.
+/// Timeout of a request with its answer.
 const REQUEST: Duration = Duration::from_secs(5);
-/// A request's headers, as HTTP/2 counts them. What a leader says takes up to five kilobytes.
+/// A request's headers, as HTTP/2 counts them. Those of a leader take up to five kilobytes.
 const HEADERS: u32 = 16 * 1024;
-/// A request names a service, and nothing else.
+/// A request has only the name of a service.
 const MESSAGE: usize = 1024;
-/// What may be on its way of one request, and of all of a connection: HTTP/2 has nothing smaller.
+/// HTTP/2 windows of a stream and of a connection; the second is the smallest that HTTP/2 allows.
 const WINDOW: (u32, u32) = (4096, 65_535);
-/// Between two pings of a connection that says nothing, and until each is answered.
+/// Interval of pings on a silent connection, and the timeout of each.
 const PING: Duration = Duration::from_secs(10);
 
-/// How to serve.
 #[derive(Clone, Debug)]
 pub struct Settings {
     pub port: u16,
-    /// Plaintext without it.
+    /// `None` is plaintext.
     pub tls: Option<Tls>,
     /// The total timeout of this agent, which should be the leader's too.
     pub total_timeout: Duration,
 }
 
-/// What the answers are made from.
-pub struct Facts {
+/// The state that answers are made from.
+pub struct Inputs {
     pub ready: watch::Receiver<Ready>,
     /// How many pods each object serves here.
     pub selected: watch::Receiver<SelectedPods>,
     pub uplink: watch::Receiver<UplinkState>,
-    /// The hand-overs that this node has obeyed.
+    /// The hand-overs for which this node has released its address.
     pub released: watch::Receiver<Acknowledgements>,
-    /// The overlay's port, while questions that come through it are answered.
+    /// The overlay's port, while probes through the overlay are answered.
     pub overlay: watch::Receiver<Option<u16>>,
     /// The number of the latest end of an endless lease that the programs have obeyed.
     pub bounded: watch::Receiver<Option<u64>>,
     /// When a next hop of this node answered last.
     pub next_hop: watch::Receiver<Option<Instant>>,
     pub nodes: NodeAddresses,
-    /// What probes are signed with that are believed, and the name that they are to be for.
+    /// The key and the node name that a leader's probes are signed for.
     pub key: SharedKey,
     pub node_name: String,
 }
 
-/// What probes tell.
+/// What the leader's probes report.
 pub struct Reports {
-    /// As of when the leader has surely heard this agent.
-    pub heard: watch::Sender<Option<Instant>>,
+    /// The latest time after which the leader has certainly heard this agent.
+    pub confirmed: watch::Sender<Option<Instant>>,
     /// The leader's total timeout.
     pub total: watch::Sender<Option<Duration>>,
-    /// The hand-overs that this node is to obey.
+    /// The hand-overs for which this node must release its address.
     pub orders: watch::Sender<Acknowledgements>,
-    /// Of this agent's API server: whether it has gone back is asked by controllers often, and told with their probes.
+    /// The API outages of this agent. Probes report a rollback of the API server, which controllers check often.
     pub outages: ApiOutages,
-    /// The node of the controller that asks.
+    /// The node of the probing controller.
     pub leader: watch::Sender<Option<String>>,
-    /// Where connections that are refused are counted.
+    /// Counts refused connections.
     pub meters: Meters,
 }
 
-/// Serves until told to stop.
-pub async fn serve(settings: Settings, facts: Facts, told: Reports, stop: CancellationToken) {
-    let Facts { mut ready, selected, mut uplink, released, overlay, bounded, next_hop, nodes, key, node_name } = facts;
-    let door = Acceptor::new(nodes, told.meters.clone());
+/// Serves until `stop`.
+pub async fn serve(settings: Settings, inputs: Inputs, reports: Reports, stop: CancellationToken) {
+    let Inputs { mut ready, selected, mut uplink, released, overlay, bounded, next_hop, nodes, key, node_name } =
+        inputs;
+    let acceptor = Acceptor::new(nodes, reports.meters.clone());
     let has_key = key.clone();
-    let known = service::Known { released, overlay, bounded, next_hop, selected };
-    let service = HealthService::new(settings.total_timeout, (key, node_name), known, told).await;
+    let sources = service::AnswerSources { released, overlay, bounded, next_hop, selected };
+    let service = HealthService::new(settings.total_timeout, (key, node_name), sources, reports).await;
     let mut servers: BTreeMap<IpAddr, DropGuard> = BTreeMap::new();
-    let mut said = None;
-    let _known = timeout(KEY, stop.run_until_cancelled(has_key.known())).await;
+    let mut logged = None;
+    let _known = timeout(KEY_TIMEOUT, stop.run_until_cancelled(has_key.known())).await;
     loop {
         let now = ready.borrow_and_update().clone();
         let obstacle = ServingObstacle::of(now.serving, &uplink.borrow_and_update());
-        if said.as_ref() != Some(&obstacle) && !now.addresses.is_empty() {
+        if logged.as_ref() != Some(&obstacle) && !now.addresses.is_empty() {
             match &obstacle {
                 Some(obstacle) => warn!("this node cannot carry egress traffic: {obstacle}"),
                 None => info!("this node can carry egress traffic"),
             }
-            said = Some(obstacle.clone());
+            logged = Some(obstacle.clone());
         }
         service.set(obstacle, now.unserved).await;
         servers.retain(|address, _| now.addresses.contains(address));
@@ -142,7 +135,7 @@ pub async fn serve(settings: Settings, facts: Facts, told: Reports, stop: Cancel
             servers.entry(*address).or_insert_with(|| {
                 let token = stop.child_token();
                 let address = SocketAddr::new(*address, settings.port);
-                let serve = serve_on(address, (settings.tls.clone(), door.clone()), service.clone(), token.clone());
+                let serve = serve_on(address, (settings.tls.clone(), acceptor.clone()), service.clone(), token.clone());
                 tokio::spawn(egress_supervise::until(token.clone(), Task::HealthServer, serve));
                 token.drop_guard()
             });
@@ -156,8 +149,8 @@ pub async fn serve(settings: Settings, facts: Facts, told: Reports, stop: Cancel
     drop(servers);
 }
 
-/// What one connection can have of the agent.
-fn bounded() -> Server {
+/// A server with the limits of one connection.
+fn limited_server() -> Server {
     let (of_stream, of_connection) = WINDOW;
     Server::builder()
         .max_concurrent_streams(STREAMS)
@@ -173,7 +166,7 @@ fn bounded() -> Server {
 
 async fn serve_on(
     address: SocketAddr,
-    (tls, door): (Option<Tls>, Acceptor),
+    (tls, acceptor): (Option<Tls>, Acceptor),
     service: HealthService,
     stop: CancellationToken,
 ) {
@@ -183,8 +176,8 @@ async fn serve_on(
             Ok(listener) => {
                 info!(%address, tls = tls.is_some(), "answering health checks");
                 let ended = stop.clone().cancelled_owned();
-                let server = bounded().add_service(service.clone().into_server());
-                let plain = door.clone().guests(listener);
+                let server = limited_server().add_service(service.clone().into_server());
+                let plain = acceptor.clone().admitted(listener);
                 let served = match &tls {
                     Some(tls) => Either::Left(server.serve_with_incoming_shutdown(tls.incoming(plain), ended)),
                     None => Either::Right(server.serve_with_incoming_shutdown(plain, ended)),
@@ -192,15 +185,15 @@ async fn serve_on(
                 tokio::select! {
                     served = served => {
                         if let Err(error) = served {
-                            warn!(%address, %error, "health checks are not answered any more; trying again");
+                            warn!(%address, %error, "the health server has failed; trying again");
                         }
                     }
-                    // Whoever watches stays connected for ever.
-                    () = async { stop.cancelled().await; tokio::time::sleep(FAREWELL).await } => {}
+                    // `Watch` calls never end by themselves.
+                    () = async { stop.cancelled().await; tokio::time::sleep(CLOSE_TIMEOUT).await } => {}
                 }
                 failing = false;
             }
-            // The address may not be on the management port yet.
+            // The management port may not have the address yet.
             Err(error) if !failing => {
                 warn!(%address, %error, "cannot answer health checks; trying again");
                 failing = true;

@@ -1,16 +1,16 @@
-//! How many pods of the node each object serves, with the answer to a request that a leader has signed and that is no probe:
-//! `17=3 20=1`, egress IDs and numbers. What reads it is [`crate::controller::pod_counts`].
+//! How many pods of the node each object serves: `17=3 20=1`, egress IDs and numbers. It is in the answer to a signed request
+//! that is not a probe; [`crate::controller::pod_counts`] sends these.
 
 use tonic::metadata::{AsciiMetadataValue, MetadataMap};
 
 use egress_core::model::state::{EgressId, SelectedPods};
 
-/// Of an answer.
+/// In an answer.
 const SELECTED: &str = "egress-agent-selected";
-/// At most six kilobytes. A node has a few hundred pods; of more objects than that the first by number are told.
+/// At most six kilobytes. A node has a few hundred pods; of more objects, those with the lowest IDs are sent.
 const MOST: usize = 512;
 
-/// `None` where the agent says nothing of it: one of an older version.
+/// `None` from an agent of an older version.
 pub fn read(metadata: &MetadataMap) -> Option<SelectedPods> {
     let text = metadata.get(SELECTED)?.to_str().ok()?;
     let entry = |entry: &str| {
@@ -33,16 +33,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read_and_nonsense_is_nothing() {
+    fn values_survive_a_round_trip_and_invalid_ones_are_skipped() {
         let mut metadata = MetadataMap::new();
         assert_eq!(read(&metadata), None);
         for counts in [SelectedPods::new(), SelectedPods::from([(EgressId(17), 3), (EgressId(16_777_215), 250)])] {
             write(&mut metadata, &counts);
             assert_eq!(read(&metadata), Some(counts));
         }
-        for nonsense in ["=", "1", "1=", "a=1", "1=-1", "1=99999999999"] {
-            metadata.insert(SELECTED, nonsense.parse().expect("ASCII"));
-            assert_eq!(read(&metadata), Some(SelectedPods::new()), "{nonsense:?}");
+        for invalid in ["=", "1", "1=", "a=1", "1=-1", "1=99999999999"] {
+            metadata.insert(SELECTED, invalid.parse().expect("ASCII"));
+            assert_eq!(read(&metadata), Some(SelectedPods::new()), "{invalid:?}");
         }
         write(&mut metadata, &(1..1000).map(|id| (EgressId(id), 1)).collect());
         assert_eq!(read(&metadata).map(|read| read.len()), Some(MOST));

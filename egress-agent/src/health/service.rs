@@ -13,9 +13,9 @@ use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 use tonic_health::server::{HealthReporter, HealthService as Reported, WatchStream};
 use tracing::warn;
 
-use crate::health::leader_contact::{self, Probe, Touch};
+use crate::health::leader_contact::{self, LeaderContact, Probe};
 use crate::health::signature::MessageAuth;
-use crate::health::signature::{self, Challenge, Fresh, Signature};
+use crate::health::signature::{self, Challenge, ReplayGuard, Signature};
 use crate::health::{MESSAGE, REASON, Reports, SERVICE, handover, pod_counts, unserved};
 use egress_core::model::ledger::Acknowledgements;
 use egress_core::model::node::UnservedAddresses;
@@ -23,32 +23,32 @@ use egress_core::model::state::SelectedPods;
 use egress_core::node_health::fitness::ServingObstacle;
 use egress_kube::health_key::{Key, SharedKey};
 
-/// How old a challenge may be that a probe names, beside twice the total timeout: answers may take as long as that.
+/// Longest age of a probe's challenge, plus twice the total timeout, the longest delay of answers.
 const CHALLENGE_AGE: Duration = Duration::from_secs(10);
-/// How often is said that probes are not signed as they should be.
-const SAID_AGAIN: Duration = Duration::from_secs(600);
+/// Interval of the warning about unsigned probes.
+const WARNING_INTERVAL: Duration = Duration::from_secs(600);
 
-/// Answers on all addresses alike.
+/// Shared by the servers on all addresses.
 #[derive(Clone)]
 pub(super) struct HealthService(Arc<Shared>);
 
 struct Shared {
-    /// What is answered now. `None` inside: the node serves.
+    /// The current answer; `None`: the node serves.
     obstacle: watch::Sender<Option<ServingObstacle>>,
     unserved: watch::Sender<UnservedAddresses>,
-    /// The same for those who watch.
+    /// The same for `Watch` calls.
     reporter: HealthReporter,
     total_timeout: Duration,
     key: SharedKey,
     node_name: String,
-    known: Known,
+    sources: AnswerSources,
     probes: Mutex<Probes>,
 }
 
-/// What other parts of the agent know, for answers.
-pub(super) struct Known {
+/// State of other parts of the agent, for answers.
+pub(super) struct AnswerSources {
     pub(super) released: watch::Receiver<Acknowledgements>,
-    /// The overlay's port, while questions that come through it are answered.
+    /// The overlay's port, while probes through the overlay are answered.
     pub(super) overlay: watch::Receiver<Option<u16>>,
     /// The number of the latest end of an endless lease that the programs have obeyed.
     pub(super) bounded: watch::Receiver<Option<u64>>,
@@ -59,12 +59,12 @@ pub(super) struct Known {
 }
 
 struct Probes {
-    fresh: Fresh,
-    touch: Touch,
-    told: Reports,
-    /// The leader's total timeout where it is not ours, once said.
+    guard: ReplayGuard,
+    contact: LeaderContact,
+    reports: Reports,
+    /// The leader's total timeout if it differs from ours; already logged.
     other_timeout: Option<Duration>,
-    /// When a probe came last that was not signed, and that was said.
+    /// When an unsigned probe was last logged.
     unsigned: Option<Instant>,
 }
 
@@ -72,34 +72,34 @@ impl HealthService {
     pub(super) async fn new(
         total_timeout: Duration,
         (key, node_name): (SharedKey, String),
-        known: Known,
-        told: Reports,
+        sources: AnswerSources,
+        reports: Reports,
     ) -> Self {
         let reporter = HealthReporter::new();
         report(&reporter, false).await;
-        let fresh = Fresh::new(Instant::now());
-        let probes = Probes { fresh, touch: Touch::default(), told, other_timeout: None, unsigned: None };
+        let guard = ReplayGuard::new(Instant::now());
+        let probes = Probes { guard, contact: LeaderContact::default(), reports, other_timeout: None, unsigned: None };
         let (probes, obstacle) = (Mutex::new(probes), watch::Sender::new(Some(ServingObstacle::NotInStep)));
         let unserved = watch::Sender::default();
-        Self(Arc::new(Shared { obstacle, unserved, reporter, total_timeout, key, node_name, known, probes }))
+        Self(Arc::new(Shared { obstacle, unserved, reporter, total_timeout, key, node_name, sources, probes }))
     }
 
     pub(super) fn into_server(self) -> HealthServer<Self> {
         HealthServer::new(self).max_decoding_message_size(MESSAGE)
     }
 
-    /// What is answered from now on.
+    /// Sets the answer.
     pub(super) async fn set(&self, obstacle: Option<ServingObstacle>, unserved: UnservedAddresses) {
         self.0.unserved.send_replace(unserved);
         let serves = obstacle.is_none();
         let served = self.0.obstacle.send_replace(obstacle).is_none();
-        // Who watches is told of changes only.
+        // `Watch` calls get changes only.
         if serves != served {
             report(&self.0.reporter, serves).await;
         }
     }
 
-    /// The signature of a leader's probe. Whatever else asks is a plain health check.
+    /// The signature of a signed request. Any other request is a plain health check.
     fn authentic(&self, request: &Request<HealthCheckRequest>, at: Instant) -> Option<(Key, Signature)> {
         let (metadata, service) = (request.metadata(), &request.get_ref().service);
         let key = self.0.key.now();
@@ -111,74 +111,74 @@ impl HealthService {
         if Probe::read(metadata).is_some() {
             self.0.key.doubt();
             let mut probes = self.0.probes.lock().unwrap_or_else(PoisonError::into_inner);
-            if probes.unsigned.is_none_or(|said| at >= said + SAID_AGAIN) {
+            if probes.unsigned.is_none_or(|logged| at >= logged + WARNING_INTERVAL) {
                 probes.unsigned = Some(at);
                 warn!(
                     from = ?request.remote_addr(), has_key = key.is_some(),
-                    "a probe is not signed with the agents' key, and changes nothing: an agent of another version or with \
-                     another key, or a stranger"
+                    "a probe is not signed with the agents' key, and changes nothing: its sender has another version or \
+                     another key, or imitates a controller"
                 );
             }
         }
         None
     }
 
-    /// Notes what a signed probe confirms, where it is new. The greatest term, which the answer to it bears.
+    /// Notes what a signed probe confirms, if it is not a replay. Returns the greatest term, for the answer.
     fn note(&self, request: &Request<HealthCheckRequest>, at: Instant) -> Option<u64> {
         let probe = Probe::read(request.metadata())?;
         let mut probes = self.0.probes.lock().unwrap_or_else(PoisonError::into_inner);
         let total = leader_contact::timeout(request.metadata()).unwrap_or(self.0.total_timeout);
-        let (named, counted) = (Challenge::read(request.metadata()), (probe.session, probe.number));
-        if !probes.fresh.take(named, counted, CHALLENGE_AGE + total * 2, at) {
-            return Some(probes.touch.term());
+        let (challenge, counted) = (Challenge::read(request.metadata()), (probe.session, probe.number));
+        if !probes.guard.accept(challenge, counted, CHALLENGE_AGE + total * 2, at) {
+            return Some(probes.contact.term());
         }
-        probes.touch.probed(probe, at);
-        // A former leader's ledger is a former one.
-        if probe.term >= probes.touch.term() {
-            note_leader(&probes.told, request);
+        probes.contact.note(probe, at);
+        // A former leader's ledger is outdated.
+        if probe.term >= probes.contact.term() {
+            note_leader(&probes.reports, request);
             if let Some(returned) = leader_contact::returned_age(request.metadata()).and_then(|age| at.checked_sub(age))
             {
-                probes.told.outages.learn_of_rollback(returned);
+                probes.reports.outages.learn_of_rollback(returned);
             }
             let total = leader_contact::timeout(request.metadata());
-            probes.told.total.send_if_modified(|known| std::mem::replace(known, total) != total);
+            probes.reports.total.send_if_modified(|known| std::mem::replace(known, total) != total);
             let orders = handover::orders(request.metadata());
-            probes.told.orders.send_if_modified(|known| {
-                let is_news = *known != orders;
+            probes.reports.orders.send_if_modified(|known| {
+                let has_changed = *known != orders;
                 *known = orders;
-                is_news
+                has_changed
             });
         }
-        // Behind the timeout: whoever sees the one sees the other.
-        let heard = probes.touch.heard();
-        probes.told.heard.send_if_modified(|known| std::mem::replace(known, heard) != heard);
+        // After the timeout, so that a reader of this sees the new timeout too.
+        let confirmed = probes.contact.confirmed();
+        probes.reports.confirmed.send_if_modified(|known| std::mem::replace(known, confirmed) != confirmed);
         let other = leader_contact::timeout(request.metadata()).filter(|timeout| *timeout != self.0.total_timeout);
         if std::mem::replace(&mut probes.other_timeout, other) != other
             && let Some(other) = other
         {
             warn!(
                 leader = ?other, own = ?self.0.total_timeout,
-                "the leader goes by another --egressip-reachability-total-timeout than this agent: set the same for agents \
-                 and controllers"
+                "the leader has another --egressip-reachability-total-timeout than this agent: set the same for agents and \
+                 controllers"
             );
         }
-        Some(probes.touch.term())
+        Some(probes.contact.term())
     }
 }
 
-/// Of a signed request.
-fn note_leader(told: &Reports, request: &Request<HealthCheckRequest>) {
+/// Notes the sender of a signed request.
+fn note_leader(reports: &Reports, request: &Request<HealthCheckRequest>) {
     let leader = signature::from(request.metadata()).map(str::to_owned);
-    told.leader.send_if_modified(|known| {
-        let is_news = *known != leader;
+    reports.leader.send_if_modified(|known| {
+        let has_changed = *known != leader;
         *known = leader;
-        is_news
+        has_changed
     });
 }
 
 impl Shared {
     fn challenge(&self, now: Instant) -> Challenge {
-        self.probes.lock().unwrap_or_else(PoisonError::into_inner).fresh.challenge(now)
+        self.probes.lock().unwrap_or_else(PoisonError::into_inner).guard.challenge(now)
     }
 }
 
@@ -208,20 +208,20 @@ impl Health for HealthService {
         if let Some(term) = term {
             leader_contact::set_term(metadata, term);
             leader_contact::set_timeout(metadata, self.0.total_timeout);
-            handover::set_released(metadata, &self.0.known.released.borrow());
+            handover::set_released(metadata, &self.0.sources.released.borrow());
             unserved::write(metadata, &self.0.unserved.borrow());
-            let overlay = *self.0.known.overlay.borrow();
+            let overlay = *self.0.sources.overlay.borrow();
             overlay.into_iter().for_each(|port| leader_contact::set_overlay_port(metadata, port));
-            let bounded = *self.0.known.bounded.borrow();
+            let bounded = *self.0.sources.bounded.borrow();
             bounded.into_iter().for_each(|number| leader_contact::set_bounded(metadata, number));
-            let next_hop = *self.0.known.next_hop.borrow();
+            let next_hop = *self.0.sources.next_hop.borrow();
             next_hop.into_iter().for_each(|at| leader_contact::set_next_hop_age(metadata, at.elapsed()));
         }
         if let Some((key, signature)) = authentic {
-            // Not with each probe: these are frequent.
+            // Probes are too frequent for this.
             if Probe::read(request.metadata()).is_none() {
-                note_leader(&self.0.probes.lock().unwrap_or_else(PoisonError::into_inner).told, &request);
-                pod_counts::write(metadata, &self.0.known.selected.borrow());
+                note_leader(&self.0.probes.lock().unwrap_or_else(PoisonError::into_inner).reports, &request);
+                pod_counts::write(metadata, &self.0.sources.selected.borrow());
             }
             self.0.challenge(Instant::now()).write(metadata);
             key.sign_answer(metadata, status.into(), &self.0.node_name, &signature);

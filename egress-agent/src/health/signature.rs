@@ -1,24 +1,15 @@
-//! What leaders and agents say to each other is signed with a key that all agents and controllers share (`egress_kube::health_key`).
+//! Signatures of probes and answers, with a key that all agents and controllers share (`egress_kube::health_key`).
 //!
 //! ```text
 //! leader --- from, to, challenge, session, number, ... + signature of all of it --> agent
 //! leader <-- status, challenge, ... + signature of all of it and of the request --- agent
 //! ```
 //!
-//! Signatures are HMAC-SHA256 (RFC 2104) over every entry of the metadata that is ours, the direction, both nodes' names, and
-//! the service or status. So nobody without the key says anything, and a message says nothing in another's place:
-//!
-//! - **An answer** is signed together with the signature of its request, whose session is random and whose number is used
-//!   once. It proves that the node that was asked has answered this request, at some time behind its sending.
-//! - **A request** names a challenge of the agent: the random name of its process and the time on its clock. It counts where
-//!   the challenge is young and the number is greater than all of its session before ([`Fresh`]). A copy that comes again,
-//!   late, at another node or at another process changes nothing; it is answered, and the answer brings the next challenge.
-//!
-//! Who can hold messages back can have one count later, by the challenge's age at most. That is what a slow network does, and
-//! leases and orders allow for it: a lease counts from when an earlier request came in, and an order is held against the
-//! ledger.
-//!
-//! Whatever is not signed is a plain health check, and answered with the node's health alone.
+//! HMAC-SHA256 (RFC 2104) over all `egress-agent-` metadata, the direction, both node names, and the service or status.
+//! **An answer** also covers its request's signature, so it proves that the probed node answered this request. **A request**
+//! names a challenge: the agent's random process ID and time. It counts once, while the challenge is fresh
+//! ([`ReplayGuard`]); a replay at any node or process changes nothing. Delaying a message has the effect of a slow network,
+//! which leases and orders allow for. Anything unsigned is a plain health check.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -28,29 +19,29 @@ use aws_lc_rs::rand;
 pub use egress_kube::health_key::Key;
 use tonic::metadata::{AsciiMetadataValue, BinaryMetadataValue, MetadataMap};
 
-/// What all entries of the metadata begin with that mean anything.
-const OURS: &str = "egress-agent-";
+/// The prefix of all signed metadata.
+const PREFIX: &str = "egress-agent-";
 const SIGNATURE: &str = "egress-agent-signature-bin";
-/// Of a request: the node that asks, and the node that is asked.
+/// In a request: the probing node, and the probed node.
 const FROM: &str = "egress-agent-from";
 const TO: &str = "egress-agent-to";
-/// Of an answer: what the next request has to name. Of a request: what it names.
+/// In an answer: the challenge for the next request. In a request: the latest challenge.
 const CHALLENGE: &str = "egress-agent-challenge";
-/// Without these a signature of one direction could be one of the other.
+/// Without these, a signature of one direction would be valid in the other.
 const REQUEST: &[u8] = b"egress-agent health request 1";
 const ANSWER: &[u8] = b"egress-agent health answer 1";
-/// Sessions that are remembered: a leader and a former one, by each address, and some that have ended.
+/// Sessions that are kept: of a leader and a former one, by each address, and some that have ended.
 const SESSIONS: usize = 16;
 
 /// Signs and verifies the messages of health checks.
 pub trait MessageAuth {
-    /// Signs a request, in its metadata: the last that is done to it.
+    /// Signs a request in its metadata, after all other changes of them.
     fn sign_request(&self, metadata: &mut MetadataMap, service: &str, from: &str, to: &str) -> Signature;
 
-    /// The signature of a request to this node, where it is right.
+    /// The signature of a request to this node, if it is valid.
     fn verify_request(&self, metadata: &MetadataMap, service: &str, own_name: &str) -> Option<Signature>;
 
-    /// Signs the answer to a request, in its metadata: the last that is done to it.
+    /// Signs the answer to a request in its metadata, after all other changes of them.
     fn sign_answer(&self, metadata: &mut MetadataMap, status: i32, own_name: &str, to: &Signature);
 
     /// Whether the node has signed this answer to this request.
@@ -60,7 +51,7 @@ pub trait MessageAuth {
 impl MessageAuth for Key {
     fn sign_request(&self, metadata: &mut MetadataMap, service: &str, from: &str, to: &str) -> Signature {
         for (key, name) in [(FROM, from), (TO, to)] {
-            // Names of nodes are letters, digits, dots and dashes.
+            // Node names are letters, digits, dots and dashes.
             if let Ok(value) = AsciiMetadataValue::try_from(name) {
                 metadata.insert(key, value);
             }
@@ -89,13 +80,13 @@ fn put(key: &Key, metadata: &mut MetadataMap, message: &[u8]) -> Signature {
 }
 
 fn verify(key: &Key, metadata: &MetadataMap, message: &[u8]) -> Option<Signature> {
-    let said = metadata.get_bin(SIGNATURE)?.to_bytes().ok()?;
-    // Takes the same time wherever they differ.
-    hmac::verify(key.hmac(), message, &said).ok()?;
+    let tag = metadata.get_bin(SIGNATURE)?.to_bytes().ok()?;
+    // Compares in constant time.
+    hmac::verify(key.hmac(), message, &tag).ok()?;
     Some(Signature(hmac::sign(key.hmac(), message)))
 }
 
-/// A request's, which its answer is signed with.
+/// A request's signature, which its answer's signature covers.
 #[derive(Clone)]
 pub struct Signature(Tag);
 
@@ -107,11 +98,11 @@ fn answer(metadata: &MetadataMap, status: i32, node: &str, to: &Signature) -> Ve
     canonical(&[ANSWER, &status.to_be_bytes(), node.as_bytes(), to.0.as_ref()], metadata)
 }
 
-/// Every part with its length before it, so that no two messages come to the same bytes. The order of metadata is nobody's
-/// word, save that of values of one name.
+/// Every part with its length before it, so that no two messages have the same bytes. Metadata is sorted, since its order has
+/// no meaning except among values of one name.
 fn canonical(parts: &[&[u8]], metadata: &MetadataMap) -> Vec<u8> {
     let entries = metadata.as_ref().iter().map(|(name, value)| (name.as_str(), value.as_bytes()));
-    let mut entries: Vec<_> = entries.filter(|(name, _)| name.starts_with(OURS) && *name != SIGNATURE).collect();
+    let mut entries: Vec<_> = entries.filter(|(name, _)| name.starts_with(PREFIX) && *name != SIGNATURE).collect();
     entries.sort_by_key(|(name, _)| *name);
     let entries = entries.into_iter().flat_map(|(name, value)| [name.as_bytes(), value]);
     let mut bytes = Vec::with_capacity(512);
@@ -122,12 +113,12 @@ fn canonical(parts: &[&[u8]], metadata: &MetadataMap) -> Vec<u8> {
     bytes
 }
 
-/// The node of the controller that a request says it is from. As good as its signature.
+/// The node of the controller that sent a request. Trust it only in a signed request.
 pub fn from(metadata: &MetadataMap) -> Option<&str> {
     metadata.get(FROM)?.to_str().ok()
 }
 
-/// What a request must name to be new: the agent's process, and when it has said so, in milliseconds since it began.
+/// What a request must name to count: the agent's process, and its time in milliseconds since its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Challenge {
     process: u128,
@@ -135,7 +126,7 @@ pub struct Challenge {
 }
 
 impl Challenge {
-    /// `None` where there is none, or nonsense.
+    /// `None` if it is missing or invalid.
     pub fn read(metadata: &MetadataMap) -> Option<Self> {
         let (process, at) = metadata.get(CHALLENGE)?.to_str().ok()?.split_once(' ')?;
         Some(Self { process: u128::from_str_radix(process, 16).ok()?, at: at.parse().ok()? })
@@ -158,39 +149,39 @@ impl Challenge {
     }
 }
 
-/// The agent's memory of signed requests: which is new. Every time is an argument.
+/// Rejects replayed requests. Every time is an argument.
 #[derive(Debug)]
-pub struct Fresh {
+pub struct ReplayGuard {
     process: u128,
-    began: Instant,
-    /// The greatest number of each, and when it came in.
+    started: Instant,
+    /// The greatest number of each session, and when it arrived.
     sessions: BTreeMap<u64, (u64, u64)>,
-    /// No challenge up to then counts in a session that is not remembered: one that was forgotten may have named it.
+    /// In a session that is not kept, challenges before this time do not count: a forgotten session may have used them.
     forgotten: u64,
 }
 
-impl Fresh {
+impl ReplayGuard {
     pub fn new(now: Instant) -> Self {
         let mut random = [0; 16];
-        // It fails in tests of certified modules alone. Without a name of its own a process would take what was for another.
-        #[expect(clippy::expect_used, reason = "an agent without random numbers can prove nothing")]
+        // Without a random ID, a process would accept requests for another one. It fails only in self-tests of certified modules.
+        #[expect(clippy::expect_used, reason = "without random numbers replays cannot be rejected")]
         rand::fill(&mut random).expect("the kernel has random numbers");
-        Self { process: u128::from_be_bytes(random), began: now, sessions: BTreeMap::new(), forgotten: 0 }
+        Self { process: u128::from_be_bytes(random), started: now, sessions: BTreeMap::new(), forgotten: 0 }
     }
 
     pub fn challenge(&self, now: Instant) -> Challenge {
-        Challenge { process: self.process, at: self.since_begin(now) }
+        Challenge { process: self.process, at: self.since_start(now) }
     }
 
-    /// Whether a request counts. Only one that is signed may be asked about.
-    pub fn take(
+    /// Whether a request counts. Call it only for signed requests.
+    pub fn accept(
         &mut self,
         named: Option<Challenge>,
         (session, number): (u64, u64),
         age: Duration,
         now: Instant,
     ) -> bool {
-        let (now, age) = (self.since_begin(now), u64::try_from(age.as_millis()).unwrap_or(u64::MAX));
+        let (now, age) = (self.since_start(now), u64::try_from(age.as_millis()).unwrap_or(u64::MAX));
         let Some(named) = named.filter(|named| named.process == self.process) else { return false };
         if named.at > now || now - named.at > age {
             return false;
@@ -214,8 +205,8 @@ impl Fresh {
         }
     }
 
-    fn since_begin(&self, now: Instant) -> u64 {
-        u64::try_from(now.saturating_duration_since(self.began).as_millis()).unwrap_or(u64::MAX)
+    fn since_start(&self, now: Instant) -> u64 {
+        u64::try_from(now.saturating_duration_since(self.started).as_millis()).unwrap_or(u64::MAX)
     }
 }
 
@@ -228,19 +219,19 @@ pub(crate) mod tests {
     use super::*;
     use egress_kube::health_key::SharedKey;
 
-    /// One for tests, by a number.
+    /// A key for tests, by a number.
     pub(crate) fn key(number: u8) -> Key {
         Key::new(&[number; Key::LENGTH]).expect("its length")
     }
 
-    /// The same for all who sign.
+    /// The same as a shared key.
     pub(crate) fn shared(number: u8) -> SharedKey {
         let (shared, holder) = SharedKey::new();
         holder.now.send_replace(Some(key(number)));
         shared
     }
 
-    /// What an agent that serves answers, whichever is asked.
+    /// The answer of a serving agent, under any name.
     pub(crate) fn answer_for_anyone(request: &Request<HealthCheckRequest>) -> Response<HealthCheckResponse> {
         let status = i32::from(ServingStatus::Serving);
         let mut answer = Response::new(HealthCheckResponse { status });
@@ -263,7 +254,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_request_is_for_one_node_and_says_what_was_signed_and_nothing_else() {
+    fn a_request_is_valid_for_one_node_and_its_signed_content() {
         let is_right = |metadata: &MetadataMap| key(1).verify_request(metadata, "s", "node2").is_some();
         let (original, _) = signed();
         assert!(is_right(&original));
@@ -292,11 +283,11 @@ pub(crate) mod tests {
         }
         let mut metadata = original.clone();
         put(&mut metadata, "user-agent", "anything");
-        assert!(is_right(&metadata), "what means nothing is not signed");
+        assert!(is_right(&metadata), "other metadata is not signed");
     }
 
     #[test]
-    fn an_answer_is_that_of_one_node_to_one_request() {
+    fn an_answer_is_valid_for_one_node_and_one_request() {
         let (request, of_request) = signed();
         let at_agent = key(1).verify_request(&request, "s", "node2").expect("right");
         let mut metadata = MetadataMap::new();
@@ -324,61 +315,67 @@ pub(crate) mod tests {
     }
 
     /// Times in milliseconds.
-    struct Play {
-        fresh: Fresh,
+    struct Requests {
+        guard: ReplayGuard,
         start: Instant,
     }
 
-    impl Play {
+    impl Requests {
         fn new() -> Self {
             let start = Instant::now();
-            Self { fresh: Fresh::new(start), start }
+            Self { guard: ReplayGuard::new(start), start }
         }
 
         fn challenge(&self, at: u64) -> Option<Challenge> {
             let mut metadata = MetadataMap::new();
-            self.fresh.challenge(self.start + Duration::from_millis(at)).write(&mut metadata);
+            self.guard.challenge(self.start + Duration::from_millis(at)).write(&mut metadata);
             Challenge::read(&metadata)
         }
 
-        fn takes(&mut self, at: u64, challenge: Option<Challenge>, session: u64, number: u64) -> bool {
+        fn accepts(&mut self, at: u64, challenge: Option<Challenge>, session: u64, number: u64) -> bool {
             let now = self.start + Duration::from_millis(at);
-            self.fresh.take(challenge, (session, number), Duration::from_secs(10), now)
+            self.guard.accept(challenge, (session, number), Duration::from_secs(10), now)
         }
     }
 
     #[test]
-    fn a_request_counts_once_and_not_late_nor_elsewhere() {
-        let mut play = Play::new();
-        assert!(!play.takes(0, None, 7, 1), "it names no challenge");
-        let challenge = play.challenge(0);
-        assert!(play.takes(10, challenge, 7, 1));
-        assert!(!play.takes(20, challenge, 7, 1), "a copy");
-        assert!(play.takes(30, challenge, 7, 3));
-        assert!(!play.takes(40, challenge, 7, 2), "one that was held back");
-        assert!(!play.takes(10_001, challenge, 7, 4), "an old challenge");
-        assert!(!play.takes(50, play.challenge(60), 7, 4), "one that was not given yet");
-        assert!(!play.takes(50, Play::new().challenge(40), 7, 4), "another process'");
-        assert!(play.takes(10_002, play.challenge(10_000), 7, 4));
-        for nonsense in ["", "1", "x 1", "1 x", "-1 1", "1 -1", "1 2 3"] {
+    fn a_request_counts_once_in_time_and_at_its_process() {
+        let mut requests = Requests::new();
+        assert!(!requests.accepts(0, None, 7, 1), "it names no challenge");
+        let challenge = requests.challenge(0);
+        assert!(requests.accepts(10, challenge, 7, 1));
+        assert!(!requests.accepts(20, challenge, 7, 1), "a copy");
+        assert!(requests.accepts(30, challenge, 7, 3));
+        assert!(!requests.accepts(40, challenge, 7, 2), "a delayed request");
+        assert!(!requests.accepts(10_001, challenge, 7, 4), "an old challenge");
+        assert!(!requests.accepts(50, requests.challenge(60), 7, 4), "a challenge from the future");
+        assert!(!requests.accepts(50, Requests::new().challenge(40), 7, 4), "another process'");
+        assert!(requests.accepts(10_002, requests.challenge(10_000), 7, 4));
+        for invalid in ["", "1", "x 1", "1 x", "-1 1", "1 -1", "1 2 3"] {
             let mut metadata = MetadataMap::new();
-            put(&mut metadata, CHALLENGE, nonsense);
-            assert_eq!(Challenge::read(&metadata), None, "{nonsense:?}");
+            put(&mut metadata, CHALLENGE, invalid);
+            assert_eq!(Challenge::read(&metadata), None, "{invalid:?}");
         }
     }
 
     #[test]
-    fn what_is_forgotten_does_not_come_again() {
-        let mut play = Play::new();
-        let first = play.challenge(0);
-        assert!(play.takes(0, first, 0, 1));
+    fn replays_of_a_forgotten_session_do_not_count() {
+        let mut requests = Requests::new();
+        let first = requests.challenge(0);
+        assert!(requests.accepts(0, first, 0, 1));
         for session in 1..1000 {
-            let challenge = play.challenge(session);
-            assert!(play.takes(session, challenge, session, 1), "{session}");
-            assert!(!play.takes(session, first, 0, 1) && !play.takes(session, challenge, session, 1), "{session}");
+            let challenge = requests.challenge(session);
+            assert!(requests.accepts(session, challenge, session, 1), "{session}");
+            assert!(
+                !requests.accepts(session, first, 0, 1) && !requests.accepts(session, challenge, session, 1),
+                "{session}"
+            );
         }
-        assert!(play.fresh.sessions.len() <= SESSIONS);
-        assert!(!play.takes(1000, play.challenge(500), 500, 1) && play.takes(1000, play.challenge(1000), 500, 1));
+        assert!(requests.guard.sessions.len() <= SESSIONS);
+        assert!(
+            !requests.accepts(1000, requests.challenge(500), 500, 1)
+                && requests.accepts(1000, requests.challenge(1000), 500, 1)
+        );
     }
 
     #[test]

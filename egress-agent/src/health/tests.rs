@@ -14,15 +14,15 @@ use crate::health::signature::Challenge;
 use crate::health::signature::MessageAuth;
 use crate::health::signature::tests::{key, shared};
 
-/// A server on loopback, and what it is told.
-pub(super) struct Ground {
+/// A server on loopback, and what probes report to it.
+pub(super) struct TestServer {
     pub(super) port: u16,
     ready: watch::Sender<Ready>,
     uplink: watch::Sender<UplinkState>,
-    heard: watch::Receiver<Option<Instant>>,
+    confirmed: watch::Receiver<Option<Instant>>,
     orders: watch::Receiver<Acknowledgements>,
     pub(super) stop: CancellationToken,
-    server: tokio::task::JoinHandle<()>,
+    task: tokio::task::JoinHandle<()>,
 }
 
 const NAME: &str = "n";
@@ -37,23 +37,23 @@ fn ready(addresses: &[[u8; 4]]) -> Ready {
     }
 }
 
-impl Ground {
+impl TestServer {
     pub(super) fn start() -> Self {
         let port = std::net::TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a free port").port();
         let (ready, is_ready) = watch::channel(ready(&[FIRST]));
         let (uplink, is_uplink) = watch::channel(UplinkState::Works);
-        let (heard, is_heard) = watch::channel(None);
+        let (confirmed, is_confirmed) = watch::channel(None);
         let stop = CancellationToken::new();
         let settings = Settings { port, tls: None, total_timeout: Duration::from_secs(1) };
         let (orders, is_ordered) = watch::channel(Acknowledgements::new());
         let (total, leader) = (watch::channel(None).0, watch::channel(None).0);
         let outages = ApiOutages::new("http://nowhere");
-        let told = Reports { heard, total, orders, leader, outages, meters: Meters::default() };
+        let reports = Reports { confirmed, total, orders, leader, outages, meters: Meters::default() };
         let released = watch::channel(Acknowledgements::new()).1;
         let overlay = watch::channel(None).1;
         let nodes = watch::channel(Arc::new([FIRST, SECOND].map(IpAddr::from).into())).1;
         let (key, node_name) = (shared(1), NAME.to_owned());
-        let facts = Facts {
+        let inputs = Inputs {
             ready: is_ready,
             selected: watch::channel(SelectedPods::new()).1,
             bounded: watch::channel(None).1,
@@ -65,8 +65,8 @@ impl Ground {
             key,
             node_name,
         };
-        let server = tokio::spawn(serve(settings, facts, told, stop.clone()));
-        Self { port, ready, uplink, heard: is_heard, orders: is_ordered, stop, server }
+        let task = tokio::spawn(serve(settings, inputs, reports, stop.clone()));
+        Self { port, ready, uplink, confirmed: is_confirmed, orders: is_ordered, stop, task }
     }
 
     pub(super) async fn client(&self, address: [u8; 4]) -> HealthClient<Channel> {
@@ -86,50 +86,50 @@ pub(super) fn ask(service: &str) -> HealthCheckRequest {
 }
 
 #[tokio::test]
-async fn both_services_are_answered_for_and_no_other() {
-    let ground = Ground::start();
-    let mut client = ground.client(FIRST).await;
+async fn only_the_two_service_names_are_known() {
+    let server = TestServer::start();
+    let mut client = server.client(FIRST).await;
     for service in ["", SERVICE] {
         let answer = client.check(ask(service)).await.expect("a known service").into_inner();
         assert_eq!(answer.status, i32::from(Answer::Serving));
     }
     assert!(client.check(ask("other")).await.is_err());
-    ground.stop.cancel();
-    ground.server.await.expect("it ends");
+    server.stop.cancel();
+    server.task.await.expect("it ends");
 }
 
 #[tokio::test]
-async fn who_watches_is_told_of_each_change_on_one_connection_and_does_not_keep_the_server() {
-    let ground = Ground::start();
-    let mut client = ground.client(FIRST).await;
+async fn a_watch_gets_each_change_on_one_connection_and_does_not_delay_the_end() {
+    let server = TestServer::start();
+    let mut client = server.client(FIRST).await;
     let mut watched = client.watch(ask(SERVICE)).await.expect("a stream").into_inner();
-    let mut next = async || watched.next().await.expect("it goes on").expect("an answer").status;
+    let mut next = async || watched.next().await.expect("the stream lasts").expect("an answer").status;
     assert_eq!(next().await, i32::from(Answer::Serving));
-    ground.uplink.send_replace(UplinkState::NoCarrier("eth0".into()));
+    server.uplink.send_replace(UplinkState::NoCarrier("eth0".into()));
     assert_eq!(next().await, i32::from(Answer::NotServing));
     let refused = client.check(ask(SERVICE)).await.expect("an answer");
     assert_eq!(refused.get_ref().status, i32::from(Answer::NotServing));
     assert_eq!(refused.metadata().get(REASON).expect("a reason"), "no-carrier");
-    // Another obstacle is no news to who watches, another address is no end.
-    ground.uplink.send_replace(UplinkState::NextHopLost(vec![]));
-    ground.ready.send_replace(ready(&[FIRST, SECOND]));
-    let mut other = ground.client(SECOND).await;
+    // A watch gets no update for another obstacle, and does not end with another address.
+    server.uplink.send_replace(UplinkState::NextHopLost(vec![]));
+    server.ready.send_replace(ready(&[FIRST, SECOND]));
+    let mut other = server.client(SECOND).await;
     let refused = other.check(ask(SERVICE)).await.expect("an answer");
     assert_eq!(refused.metadata().get(REASON).expect("a reason"), "next-hop");
-    ground.uplink.send_replace(UplinkState::Works);
+    server.uplink.send_replace(UplinkState::Works);
     assert_eq!(next().await, i32::from(Answer::Serving));
-    // An address that is gone is not answered on.
-    ground.ready.send_replace(ready(&[FIRST]));
-    let gone = SocketAddr::from((SECOND, ground.port));
+    // A removed address has no server.
+    server.ready.send_replace(ready(&[FIRST]));
+    let gone = SocketAddr::from((SECOND, server.port));
     while tokio::net::TcpStream::connect(gone).await.is_ok() {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     assert!(client.check(ask(SERVICE)).await.is_ok());
-    ground.stop.cancel();
-    ground.server.await.expect("it ends though somebody watches");
+    server.stop.cancel();
+    server.task.await.expect("it ends despite the watch");
 }
 
-/// Signs as a leader does, with the challenge that it was given.
+/// Signs as a leader does, with the latest challenge.
 struct Leader {
     client: HealthClient<Channel>,
     number: u64,
@@ -137,9 +137,9 @@ struct Leader {
 }
 
 impl Leader {
-    /// One that has been given its first challenge.
-    async fn of(ground: &Ground) -> Self {
-        let mut leader = Self { client: ground.client(FIRST).await, number: 0, challenge: None };
+    /// With a first challenge.
+    async fn of(server: &TestServer) -> Self {
+        let mut leader = Self { client: server.client(FIRST).await, number: 0, challenge: None };
         leader.probe(0, 0, |_| {}).await;
         leader
     }
@@ -148,14 +148,14 @@ impl Leader {
         &mut self,
         confirmed: u64,
         term: u64,
-        say: impl FnOnce(&mut MetadataMap),
+        set: impl FnOnce(&mut MetadataMap),
     ) -> Request<HealthCheckRequest> {
         self.number += 1;
         let mut request = Request::new(ask(SERVICE));
         let metadata = request.metadata_mut();
         Probe { session: 7, number: self.number, confirmed, term }.write(metadata);
         self.challenge.iter().for_each(|challenge| challenge.write(metadata));
-        say(metadata);
+        set(metadata);
         key(1).sign_request(metadata, SERVICE, "leader", NAME);
         request
     }
@@ -176,17 +176,17 @@ impl Leader {
         &mut self,
         confirmed: u64,
         term: u64,
-        say: impl FnOnce(&mut MetadataMap),
+        set: impl FnOnce(&mut MetadataMap),
     ) -> Response<HealthCheckResponse> {
-        let request = self.request(confirmed, term, say);
+        let request = self.request(confirmed, term, set);
         self.send(request).await
     }
 }
 
 #[tokio::test]
-async fn the_agent_knows_when_the_leader_has_heard_it() {
-    let mut ground = Ground::start();
-    let mut leader = Leader::of(&ground).await;
+async fn an_answered_probe_confirms_the_one_before() {
+    let mut server = TestServer::start();
+    let mut leader = Leader::of(&server).await;
     let mut probe = async |confirmed| {
         let answer =
             leader.probe(confirmed, 3, |metadata| leader_contact::set_timeout(metadata, Duration::from_secs(5))).await;
@@ -197,39 +197,39 @@ async fn the_agent_knows_when_the_leader_has_heard_it() {
     let before = Instant::now();
     let first = probe(0).await;
     let between = Instant::now();
-    assert!(!ground.heard.has_changed().expect("it lives"));
+    assert!(!server.confirmed.has_changed().expect("it lives"));
     probe(first).await;
-    let heard = ground.heard.borrow_and_update().expect("confirmed");
-    assert!((before..between).contains(&heard));
-    ground.stop.cancel();
+    let confirmed = server.confirmed.borrow_and_update().expect("confirmed");
+    assert!((before..between).contains(&confirmed));
+    server.stop.cancel();
 }
 
 #[tokio::test]
-async fn a_former_leaders_orders_are_nothing_to_who_knows_of_a_newer() {
-    let ground = Ground::start();
-    let mut leader = Leader::of(&ground).await;
-    let words = |number| Acknowledgements::from([([172, 18, 0, 100].into(), number)]);
+async fn orders_of_a_former_leader_are_ignored_once_a_newer_one_has_probed() {
+    let server = TestServer::start();
+    let mut leader = Leader::of(&server).await;
+    let orders = |number| Acknowledgements::from([([172, 18, 0, 100].into(), number)]);
     let mut order = async |term, number| {
-        leader.probe(0, term, |metadata| handover::set_orders(metadata, &words(number))).await;
-        ground.orders.borrow().clone()
+        leader.probe(0, term, |metadata| handover::set_orders(metadata, &orders(number))).await;
+        server.orders.borrow().clone()
     };
-    assert_eq!(order(3, 7).await, words(7));
-    assert_eq!(order(4, 8).await, words(8));
-    assert_eq!(order(3, 9).await, words(8));
-    ground.stop.cancel();
+    assert_eq!(order(3, 7).await, orders(7));
+    assert_eq!(order(4, 8).await, orders(8));
+    assert_eq!(order(3, 9).await, orders(8));
+    server.stop.cancel();
 }
 
-/// Everything that a leader can say.
+/// All metadata that a leader can set.
 fn everything(metadata: &mut MetadataMap) {
     leader_contact::set_timeout(metadata, Duration::from_secs(1));
     handover::set_orders(metadata, &Acknowledgements::from([([172, 18, 0, 100].into(), 7)]));
 }
 
 #[tokio::test]
-async fn who_has_not_the_key_is_told_the_health_and_nothing_else_and_changes_nothing() {
-    let ground = Ground::start();
-    let mut client = ground.client(FIRST).await;
-    let mut leader = Leader::of(&ground).await;
+async fn without_the_key_a_request_gets_only_the_health_and_changes_nothing() {
+    let server = TestServer::start();
+    let mut client = server.client(FIRST).await;
+    let mut leader = Leader::of(&server).await;
     let probe = Probe { session: 9, number: 1, confirmed: 0, term: u64::MAX };
     type Sign = fn(&mut MetadataMap);
     let signs: [(&str, Sign); 4] = [
@@ -240,7 +240,7 @@ async fn who_has_not_the_key_is_told_the_health_and_nothing_else_and_changes_not
         ("for another node", |metadata| {
             key(1).sign_request(metadata, SERVICE, "leader", "another");
         }),
-        ("changed behind the signature", |metadata| {
+        ("changed after the signature", |metadata| {
             key(1).sign_request(metadata, SERVICE, "leader", NAME);
             leader_contact::set_timeout(metadata, Duration::from_secs(2));
         }),
@@ -259,35 +259,35 @@ async fn who_has_not_the_key_is_told_the_health_and_nothing_else_and_changes_not
             assert_eq!(ours, 0, "{what}: {:?}", answer.metadata());
         }
     }
-    assert_eq!((*ground.heard.borrow(), ground.orders.borrow().len()), (None, 0));
+    assert_eq!((*server.confirmed.borrow(), server.orders.borrow().len()), (None, 0));
     let answer = leader.probe(0, 3, everything).await;
-    assert_eq!(leader_contact::term(answer.metadata()), Some(3), "no stranger has named a term");
-    assert_eq!(ground.orders.borrow().len(), 1);
-    ground.stop.cancel();
+    assert_eq!(leader_contact::term(answer.metadata()), Some(3), "no unsigned probe has set a term");
+    assert_eq!(server.orders.borrow().len(), 1);
+    server.stop.cancel();
 }
 
 #[tokio::test]
-async fn pods_are_counted_for_who_has_the_key_and_not_with_each_probe() {
-    let ground = Ground::start();
-    let mut client = ground.client(FIRST).await;
-    for (signed_with, is_told) in [(None, false), (Some(key(2)), false), (Some(key(1)), true)] {
+async fn pod_counts_need_the_key_and_are_not_in_answers_to_probes() {
+    let server = TestServer::start();
+    let mut client = server.client(FIRST).await;
+    for (signed_with, is_sent) in [(None, false), (Some(key(2)), false), (Some(key(1)), true)] {
         let mut request = Request::new(ask(SERVICE));
         if let Some(key) = &signed_with {
             key.sign_request(request.metadata_mut(), SERVICE, "leader", NAME);
         }
         let answer = client.check(request).await.expect("an answer");
-        assert_eq!(pod_counts::read(answer.metadata()).is_some(), is_told, "{:?}", answer.metadata());
+        assert_eq!(pod_counts::read(answer.metadata()).is_some(), is_sent, "{:?}", answer.metadata());
     }
-    let answer = Leader::of(&ground).await.probe(0, 3, |_| {}).await;
+    let answer = Leader::of(&server).await.probe(0, 3, |_| {}).await;
     assert_eq!(pod_counts::read(answer.metadata()), None);
-    ground.stop.cancel();
+    server.stop.cancel();
 }
 
-/// By whoever reads what passes between nodes.
+/// By an attacker who reads the traffic between nodes.
 #[tokio::test]
-async fn a_leaders_probe_that_comes_again_changes_nothing() {
-    let mut ground = Ground::start();
-    let mut leader = Leader::of(&ground).await;
+async fn a_replayed_probe_changes_nothing() {
+    let mut server = TestServer::start();
+    let mut leader = Leader::of(&server).await;
     let first = leader.request(0, 3, everything);
     let copy = |request: &Request<HealthCheckRequest>| {
         let mut copy = Request::new(ask(SERVICE));
@@ -296,20 +296,20 @@ async fn a_leaders_probe_that_comes_again_changes_nothing() {
     };
     let replayed = [copy(&first), copy(&first)];
     leader.send(first).await;
-    assert_eq!(ground.orders.borrow().len(), 1);
+    assert_eq!(server.orders.borrow().len(), 1);
     let number = leader.number;
     leader.probe(number, 3, |metadata| leader_contact::set_timeout(metadata, Duration::from_secs(1))).await;
-    assert_eq!(ground.orders.borrow().len(), 0, "it is over");
-    let heard = ground.heard.borrow_and_update().expect("confirmed");
-    let (mut other, [at_once, elsewhere]) = (ground.client(FIRST).await, replayed);
+    assert_eq!(server.orders.borrow().len(), 0, "the order has ended");
+    let confirmed = server.confirmed.borrow_and_update().expect("confirmed");
+    let (mut other, [at_once, elsewhere]) = (server.client(FIRST).await, replayed);
     let answer = other.check(at_once).await.expect("an answer");
-    assert!(Challenge::read(answer.metadata()).is_some(), "whoever has the key is told what to name");
-    assert_eq!((ground.orders.borrow().len(), *ground.heard.borrow()), (0, Some(heard)));
-    // Another process of the same node gives challenges of its own.
-    let next = Ground::start();
+    assert!(Challenge::read(answer.metadata()).is_some(), "a signed request gets a challenge");
+    assert_eq!((server.orders.borrow().len(), *server.confirmed.borrow()), (0, Some(confirmed)));
+    // Another process of the same node has its own challenges.
+    let next = TestServer::start();
     let mut client = next.client(FIRST).await;
     client.check(elsewhere).await.expect("an answer");
-    assert_eq!((next.orders.borrow().len(), *next.heard.borrow()), (0, None));
-    ground.stop.cancel();
+    assert_eq!((next.orders.borrow().len(), *next.confirmed.borrow()), (0, None));
+    server.stop.cancel();
     next.stop.cancel();
 }

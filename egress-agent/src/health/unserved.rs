@@ -1,5 +1,5 @@
-//! Addresses that a node has been assigned and does not serve, with its answers to probes: `172.18.0.100=in-use/02:00:00:00:00:09`,
-//! separated by spaces. So many fit into one answer that its header stays small; the others come when these are over.
+//! Assigned addresses that a node does not serve, in its answers to probes: `172.18.0.100=in-use/02:00:00:00:00:09`,
+//! separated by spaces. The number in one answer is limited, so that its header stays small; the rest follows later.
 
 use std::net::IpAddr;
 
@@ -7,14 +7,14 @@ use tonic::metadata::{AsciiMetadataValue, MetadataMap};
 
 use egress_core::model::node::{Unserved, UnservedAddresses};
 
-/// Of an answer.
+/// In an answer.
 const UNSERVED: &str = "egress-agent-unserved";
 /// At most four kilobytes with the longest addresses.
 const MOST: usize = 32;
-/// Bytes of a link address that are shown.
+/// Longest link address that is kept.
 const MOST_OF_MAC: usize = 32;
 
-/// What cannot be read is nothing: the next answer says it again.
+/// Skips entries that cannot be parsed: the next answer repeats them.
 pub fn read(metadata: &MetadataMap) -> UnservedAddresses {
     let text = metadata.get(UNSERVED).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let entry = |entry: &str| {
@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_and_nonsense_is_nothing() {
+    fn values_survive_a_round_trip_and_invalid_ones_are_skipped() {
         let mut metadata = MetadataMap::new();
         write(&mut metadata, &UnservedAddresses::new());
         assert!(metadata.is_empty() && read(&metadata).is_empty());
@@ -70,10 +70,10 @@ mod tests {
         ]);
         write(&mut metadata, &all);
         assert_eq!(read(&metadata), all);
-        for nonsense in ["", " ", "=", "1=refused", "10.0.0.1", "10.0.0.1=", "10.0.0.1=gone", "10.0.0.1=held-by-node/x"]
+        for invalid in ["", " ", "=", "1=refused", "10.0.0.1", "10.0.0.1=", "10.0.0.1=gone", "10.0.0.1=held-by-node/x"]
         {
-            metadata.insert(UNSERVED, nonsense.parse().expect("ASCII"));
-            assert_eq!(read(&metadata), UnservedAddresses::new(), "{nonsense:?}");
+            metadata.insert(UNSERVED, invalid.parse().expect("ASCII"));
+            assert_eq!(read(&metadata), UnservedAddresses::new(), "{invalid:?}");
         }
         let many = (0..100_u8).map(|last| (IpAddr::from([10, 0, 0, last]), Unserved::Refused)).collect();
         write(&mut metadata, &many);

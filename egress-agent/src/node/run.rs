@@ -233,7 +233,7 @@ impl Agent {
         meters: Meters,
     ) -> impl Future<Output = ()> + use<> {
         let topics = &self.topics;
-        let facts = health::Facts {
+        let inputs = health::Inputs {
             ready: topics.ready.subscribe(),
             selected: topics.selected_pods.subscribe(),
             uplink: topics.uplink.subscribe(),
@@ -246,14 +246,14 @@ impl Agent {
             node_name: self.node_name.clone(),
         };
         let reports = health::Reports {
-            heard: topics.confirmed.clone(),
+            confirmed: topics.confirmed.clone(),
             total: topics.total_timeout.clone(),
             orders: topics.orders.clone(),
             outages: self.outages.clone(),
             leader: topics.leader.clone(),
             meters,
         };
-        health::serve(settings, facts, reports, self.stop.clone())
+        health::serve(settings, inputs, reports, self.stop.clone())
     }
 
     fn key_reader(

@@ -58,9 +58,9 @@ pub(super) fn health_checks_by_tls(context: &LabContext) -> Result<()> {
     let folder = cluster.lab.folder().join("tls");
     certify(&folder)?;
     for number in 1..=3 {
-        agent_logs(&mut cluster, number, &["health checks are read anew"], 1)?;
+        agent_logs(&mut cluster, number, &["health checks were reloaded"], 1)?;
     }
-    controller_logs(&mut cluster, leader, &["health checks are read anew"], 1)?;
+    controller_logs(&mut cluster, leader, &["health checks were reloaded"], 1)?;
     // A new session. The leader notices an agent that is away for longer than the total timeout alone, and one starts sooner.
     cluster.agent(other)?.kill()?;
     controller_logs(&mut cluster, leader, &["its agent does not answer health checks", &serves], 1)?;

@@ -1,12 +1,12 @@
-//! The accept loop of the health port. Whoever reaches the management address can connect, so what anybody can take is bounded.
+//! The accept loop of the health port. Any host that reaches the management address can connect, so resources are bounded.
 //!
-//! - A node of the cluster is known by its addresses, and has places that no other address takes. All other addresses share
-//!   [`OTHERS`]. No address has more than [`OF_ONE`]. A connection without a place is reset as soon as it is accepted.
-//! - A connection that sends nothing for [`IDLE`], or not even HTTP/2's preface within [`HANDSHAKE`], ends. HTTP/2 pings keep
-//!   one that lives alive. One of another address ends after [`AGE`] in any case, and is read at [`PACE`].
-//! - Errors of `accept` are no connection and no end: without a free descriptor the loop waits.
+//! - Each node of the cluster, known by its addresses, has reserved slots. All other addresses share [`OTHER_SLOTS`]. No
+//!   address has more than [`SLOTS_PER_ADDRESS`]. A connection without a slot is reset when it is accepted.
+//! - A connection ends if it sends nothing for [`IDLE`], or no HTTP/2 preface within [`HANDSHAKE`]. HTTP/2 pings keep a live
+//!   one open. A connection that is not a node's ends after [`AGE`], and is read at [`READ_RATE`].
+//! - After an error of `accept`, such as no free descriptor, the loop waits and continues.
 //!
-//! What one connection may do is HTTP/2's and gRPC's to bound (`crate::health::bounded`).
+//! HTTP/2 and gRPC bound the use of one connection (`crate::health::limited_server`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, ErrorKind};
@@ -27,21 +27,21 @@ use tracing::debug;
 
 use crate::metrics::Meters;
 
-/// Connections of addresses that are no node's, all together.
-const OTHERS: usize = 64;
-/// Connections of one address. A leader has one to each management address, a few that it has just closed, and knocks.
-const OF_ONE: usize = 8;
-/// Until a connection has sent HTTP/2's preface, or a TLS handshake that is no shorter.
+/// Connections of all addresses that are not a node's.
+const OTHER_SLOTS: usize = 64;
+/// Connections of one address. A leader has one to each management address, some just closed ones, and TCP probes.
+const SLOTS_PER_ADDRESS: usize = 8;
+/// Timeout of HTTP/2's preface, or of a TLS handshake, which is not shorter.
 const HANDSHAKE: Duration = Duration::from_secs(5);
-/// HTTP/2's preface and the header of the settings behind it (RFC 9113, section 3.4).
+/// HTTP/2's preface and the header of the settings after it (RFC 9113, section 3.4).
 const PREFACE: usize = 24 + 9;
-/// For how long a connection may send nothing: twice the pings' interval.
+/// How long a connection may send nothing: twice the interval of pings.
 const IDLE: Duration = Duration::from_secs(20);
-/// How old a connection of another address than a node's may get.
+/// Longest duration of a connection that is not a node's.
 const AGE: Duration = Duration::from_secs(600);
-/// Bytes that are read in a second from one of those.
-const PACE: usize = 16 * 1024;
-/// Behind an error of `accept`.
+/// Bytes per second that are read from such a connection.
+const READ_RATE: usize = 16 * 1024;
+/// After an error of `accept`.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// The addresses of all nodes.
@@ -51,36 +51,36 @@ pub type NodeAddresses = watch::Receiver<Arc<BTreeSet<IpAddr>>>;
 #[derive(Clone)]
 pub(super) struct Acceptor {
     nodes: NodeAddresses,
-    inside: Arc<Mutex<Inside>>,
+    open: Arc<Mutex<Connections>>,
     meters: Meters,
 }
 
 #[derive(Default)]
-struct Inside {
+struct Connections {
     by_address: BTreeMap<IpAddr, usize>,
-    others: usize,
+    of_others: usize,
 }
 
 impl Acceptor {
     pub(super) fn new(nodes: NodeAddresses, meters: Meters) -> Self {
-        Self { nodes, inside: Arc::default(), meters }
+        Self { nodes, open: Arc::default(), meters }
     }
 
-    /// Those that have a place.
-    pub(super) fn guests(self, listener: TcpListener) -> impl Stream<Item = io::Result<Guest>> {
-        unfold((self, listener), |(door, listener)| async move {
+    /// The connections that get a slot.
+    pub(super) fn admitted(self, listener: TcpListener) -> impl Stream<Item = io::Result<Admitted>> {
+        unfold((self, listener), |(acceptor, listener)| async move {
             loop {
                 match listener.accept().await {
-                    Ok((stream, peer)) => match door.enter(peer.ip()) {
-                        Some(place) => return Some((Ok(Guest::new(stream, place)), (door, listener))),
-                        None => door.refuse(&stream, peer),
+                    Ok((stream, peer)) => match acceptor.take_slot(peer.ip()) {
+                        Some(slot) => return Some((Ok(Admitted::new(stream, slot)), (acceptor, listener))),
+                        None => acceptor.refuse(&stream, peer),
                     },
-                    // Of a connection that was gone again.
+                    // The connection has already been closed.
                     Err(error) if matches!(error.kind(), ErrorKind::ConnectionAborted | ErrorKind::ConnectionReset) => {
                     }
-                    // No descriptor is free, as a rule: one will be.
+                    // Usually no file descriptor is free, which passes.
                     Err(error) => {
-                        debug!(%error, "cannot take a health check's connection");
+                        debug!(%error, "cannot accept a connection for health checks");
                         sleep(PAUSE).await;
                     }
                 }
@@ -88,58 +88,58 @@ impl Acceptor {
         })
     }
 
-    fn enter(&self, peer: IpAddr) -> Option<Place> {
+    fn take_slot(&self, peer: IpAddr) -> Option<Slot> {
         let address = peer.to_canonical();
         let is_node = self.nodes.borrow().contains(&address);
-        let mut inside = lock(&self.inside);
-        let of_one = inside.by_address.get(&address).copied().unwrap_or_default();
-        if of_one >= OF_ONE || (!is_node && inside.others >= OTHERS) {
+        let mut open = lock(&self.open);
+        let count = open.by_address.get(&address).copied().unwrap_or_default();
+        if count >= SLOTS_PER_ADDRESS || (!is_node && open.of_others >= OTHER_SLOTS) {
             return None;
         }
-        inside.by_address.insert(address, of_one + 1);
-        inside.others += usize::from(!is_node);
-        Some(Place { inside: self.inside.clone(), address, is_node })
+        open.by_address.insert(address, count + 1);
+        open.of_others += usize::from(!is_node);
+        Some(Slot { open: self.open.clone(), address, is_node })
     }
 
     fn refuse(&self, stream: &TcpStream, peer: SocketAddr) {
         debug!(%peer, "too many connections for health checks");
         self.meters.refused_connection();
-        // A reset leaves nothing in the kernel either.
+        // A reset leaves no state in the kernel.
         drop(stream.set_zero_linger());
     }
 }
 
-/// No step leaves it half changed.
-fn lock(inside: &Mutex<Inside>) -> MutexGuard<'_, Inside> {
-    inside.lock().unwrap_or_else(PoisonError::into_inner)
+/// A panic cannot leave it inconsistent.
+fn lock(open: &Mutex<Connections>) -> MutexGuard<'_, Connections> {
+    open.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Of one connection, until it is dropped.
-struct Place {
-    inside: Arc<Mutex<Inside>>,
+/// The slot of one connection; dropping it frees the slot.
+struct Slot {
+    open: Arc<Mutex<Connections>>,
     address: IpAddr,
-    /// As it was when the connection came.
+    /// As of the connection's start.
     is_node: bool,
 }
 
-impl Drop for Place {
+impl Drop for Slot {
     fn drop(&mut self) {
-        let mut inside = lock(&self.inside);
-        match inside.by_address.get_mut(&self.address) {
+        let mut open = lock(&self.open);
+        match open.by_address.get_mut(&self.address) {
             Some(count) if *count > 1 => *count -= 1,
-            _ => drop(inside.by_address.remove(&self.address)),
+            _ => drop(open.by_address.remove(&self.address)),
         }
-        inside.others -= usize::from(!self.is_node);
+        open.of_others -= usize::from(!self.is_node);
     }
 }
 
-/// A connection that has a place.
-pub(super) struct Guest {
+/// A connection with a slot.
+pub(super) struct Admitted {
     stream: TcpStream,
-    place: Place,
-    /// When it ends if nothing comes.
+    slot: Slot,
+    /// Deadline of the next bytes.
     idle: Pin<Box<Sleep>>,
-    /// When it ends in any case.
+    /// Deadline of the whole connection.
     ends: Option<Instant>,
     /// Bytes that have come, all together and since when.
     read: usize,
@@ -148,13 +148,13 @@ pub(super) struct Guest {
     rest: Option<Pin<Box<Sleep>>>,
 }
 
-impl Guest {
-    fn new(stream: TcpStream, place: Place) -> Self {
+impl Admitted {
+    fn new(stream: TcpStream, slot: Slot) -> Self {
         let now = Instant::now();
-        // Where it fails the connection is good for nothing, which the first read says.
+        // If it fails, the connection is broken and the first read fails too.
         drop(stream.set_nodelay(true));
-        let ends = (!place.is_node).then_some(now + AGE);
-        Self { stream, place, idle: Box::pin(sleep(HANDSHAKE)), ends, read: 0, second: (now, 0), rest: None }
+        let ends = (!slot.is_node).then_some(now + AGE);
+        Self { stream, slot, idle: Box::pin(sleep(HANDSHAKE)), ends, read: 0, second: (now, 0), rest: None }
     }
 
     fn note(&mut self, length: usize, now: Instant) {
@@ -162,19 +162,19 @@ impl Guest {
         if self.read >= PREFACE {
             self.idle.as_mut().reset(now + IDLE);
         }
-        if self.place.is_node {
+        if self.slot.is_node {
             return;
         }
         let (begin, bytes) = self.second;
         let next = begin + Duration::from_secs(1);
         self.second = if now < next { (begin, bytes + length) } else { (now, length) };
-        if self.second.1 >= PACE && now < next {
+        if self.second.1 >= READ_RATE && now < next {
             self.rest = Some(Box::pin(tokio::time::sleep_until(next)));
         }
     }
 }
 
-impl AsyncRead for Guest {
+impl AsyncRead for Admitted {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let now = Instant::now();
         if self.ends.is_some_and(|ends| now >= ends) {
@@ -199,7 +199,7 @@ impl AsyncRead for Guest {
     }
 }
 
-impl AsyncWrite for Guest {
+impl AsyncWrite for Admitted {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.stream).poll_write(cx, buf)
     }
@@ -225,7 +225,7 @@ impl AsyncWrite for Guest {
     }
 }
 
-impl Connected for Guest {
+impl Connected for Admitted {
     type ConnectInfo = TcpConnectInfo;
 
     fn connect_info(&self) -> Self::ConnectInfo {

@@ -1,5 +1,5 @@
-//! Connections of a server, each after its handshake. One that fails ends there, with a line in the log that says why: once
-//! for each address and cause, until one from there succeeds.
+//! Connections of a server, each after its handshake. A failed handshake is logged with its cause, once for each address and
+//! cause until one from that address succeeds.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -14,32 +14,32 @@ use tracing::warn;
 
 use crate::health::tls::{Tls, cause};
 
-/// How long a handshake may take.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// Handshakes at a time: more than there are places for connections that say nothing.
+/// Timeout of a handshake.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Concurrent handshakes: more than there are slots for silent connections.
 const AT_ONCE: usize = 1024;
-/// Addresses of which is remembered what was said.
+/// Addresses whose last cause is kept.
 const REMEMBERED: usize = 256;
 
 impl Tls {
-    /// The connections, made from plain ones.
+    /// TLS connections from plain ones.
     pub fn incoming<S, C>(&self, plain: S) -> impl Stream<Item = io::Result<TlsStream<C>>> + use<S, C>
     where
         S: Stream<Item = io::Result<C>>,
         C: Connection,
     {
-        let (tls, mut said) = (self.clone(), Said::default());
+        let (tls, mut logged) = (self.clone(), Logged::default());
         let handshakes = plain.map(move |connection| handshake(tls.clone(), connection)).buffer_unordered(AT_ONCE);
         handshakes.filter_map(move |outcome| {
             let connection = match outcome {
                 Outcome::Refused(peer, cause) => {
-                    if said.is_news(peer, &cause) {
+                    if logged.is_new(peer, &cause) {
                         warn!(%peer, "a health check is refused: {cause}");
                     }
                     None
                 }
                 Outcome::Made(peer, connection) => {
-                    said.0.remove(&peer);
+                    logged.0.remove(&peer);
                     Some(Ok(*connection))
                 }
                 Outcome::Gone => None,
@@ -50,7 +50,7 @@ impl Tls {
     }
 }
 
-/// One that says where it comes from.
+/// A connection with its peer's address.
 pub trait Connection: AsyncRead + AsyncWrite + Connected<ConnectInfo = TcpConnectInfo> + Unpin {}
 
 impl<C: AsyncRead + AsyncWrite + Connected<ConnectInfo = TcpConnectInfo> + Unpin> Connection for C {}
@@ -58,9 +58,9 @@ impl<C: AsyncRead + AsyncWrite + Connected<ConnectInfo = TcpConnectInfo> + Unpin
 enum Outcome<C> {
     Made(IpAddr, Box<TlsStream<C>>),
     Refused(IpAddr, String),
-    /// Whoever it was has gone before the end: to look whether somebody listens, for instance.
+    /// Closed by the peer before the end, by a port scan for instance.
     Gone,
-    /// No connection came.
+    /// Accepting failed.
     Failed(io::Error),
 }
 
@@ -72,20 +72,20 @@ async fn handshake<C: Connection>(tls: Tls, connection: io::Result<C>) -> Outcom
     let Some(peer) = connection.connect_info().remote_addr() else { return Outcome::Gone };
     let peer = peer.ip().to_canonical();
     let acceptor = tls.now().acceptor();
-    match tokio::time::timeout(PATIENCE, acceptor.accept(connection)).await {
+    match tokio::time::timeout(HANDSHAKE_TIMEOUT, acceptor.accept(connection)).await {
         Ok(Ok(connection)) => Outcome::Made(peer, Box::new(connection)),
         Ok(Err(error)) => cause::find(&error).map_or(Outcome::Gone, |cause| Outcome::Refused(peer, cause)),
         Err(_) => Outcome::Gone,
     }
 }
 
-/// What was said last of each address.
+/// The last logged cause of each address.
 #[derive(Default)]
-struct Said(BTreeMap<IpAddr, String>);
+struct Logged(BTreeMap<IpAddr, String>);
 
-impl Said {
-    fn is_news(&mut self, peer: IpAddr, cause: &str) -> bool {
-        if self.0.get(&peer).is_some_and(|said| said == cause) {
+impl Logged {
+    fn is_new(&mut self, peer: IpAddr, cause: &str) -> bool {
+        if self.0.get(&peer).is_some_and(|logged| logged == cause) {
             return false;
         }
         if self.0.len() >= REMEMBERED {

@@ -1,4 +1,4 @@
-//! What is in the files, and what is made of it.
+//! The content of the files, and the TLS configurations made from it.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,10 +17,10 @@ use tonic::transport::{Certificate, ClientTlsConfig, Identity};
 use crate::health::tls::Files;
 use crate::health::tls::cause;
 
-/// HTTP/2, which gRPC speaks.
+/// HTTP/2, for gRPC.
 const ALPN: &[u8] = b"h2";
 
-/// Why files cannot be used.
+/// Why the files cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     #[error("cannot read {}: {source}", path.display())]
@@ -31,11 +31,11 @@ pub enum TlsError {
     NoKey(PathBuf),
     #[error("{} cannot be used as a CA: {why}", path.display())]
     Ca { path: PathBuf, why: String },
-    #[error("the key in {} does not fit the certificate in {}: {why}", key.display(), certificate.display())]
+    #[error("the key in {} does not match the certificate in {}: {why}", key.display(), certificate.display())]
     Pair { certificate: PathBuf, key: PathBuf, why: String },
 }
 
-/// The files as they are.
+/// The content of the files.
 #[derive(PartialEq, Eq)]
 pub(super) struct Pem {
     certificate: Vec<u8>,
@@ -50,12 +50,12 @@ impl Pem {
     }
 }
 
-/// What connections are made with.
+/// TLS configurations of connections.
 pub(super) struct Material {
     files: Files,
     pem: Pem,
     server: Arc<ServerConfig>,
-    /// The node's own certificates, and how the other ends will look at them.
+    /// The node's own certificates, and the verifiers of the other ends.
     chain: Vec<CertificateDer<'static>>,
     of_servers: Arc<dyn ServerCertVerifier>,
     of_clients: Arc<dyn ClientCertVerifier>,
@@ -108,7 +108,7 @@ impl Material {
             .domain_name(self.files.name.to_str())
     }
 
-    /// Why other agents, who go by the same name and CA, would refuse this node's certificate now.
+    /// Why other agents, with the same name and CA, would refuse this node's certificate now.
     pub(super) fn fault(&self) -> Option<String> {
         let (own, others) = self.chain.split_first()?;
         let now = UnixTime::now();

@@ -1,12 +1,12 @@
 //! TLS of health checks, on both ends: an agent's server, and the probes of controllers.
 //!
-//! One certificate, key and CA serve both ends. A probe wants a certificate that the CA has signed and that bears the
-//! expected name among its subject alternative names; a server wants one that the CA has signed, unless that is turned
-//! off. The files are looked at every few seconds and read anew when what they say has changed. What cannot be used,
-//! or is worse than what is in use, is not: that goes on, and one line says why. Sessions that exist go on in any case.
+//! One certificate, key and CA serve both ends. A probe requires a server certificate signed by the CA, with the expected
+//! name among its subject alternative names. A server requires a client certificate signed by the CA, unless that is off.
+//! The files are checked every few seconds and read again after a change. Files that cannot be used, or are worse than those
+//! in use, are ignored with one line of the log. Existing sessions continue in any case.
 //!
-//! - [`Tls`] is what server and prober take. [`Keeper`] looks at the files.
-//! - [`incoming`]: connections of a server, each after its handshake. [`cause`]: what went wrong, in words.
+//! - [`Tls`] is the current material of server and prober. [`Keeper`] checks the files.
+//! - [`incoming`]: connections of a server, each after its handshake. [`cause`]: the text of a failure.
 
 pub mod cause;
 pub mod incoming;
@@ -29,24 +29,24 @@ use crate::health::tls::material::{Material, Pem};
 use egress_core::notes::Notes;
 use egress_supervise;
 
-/// How often the files are looked at. A projected secret of a pod takes up to a minute to change.
+/// Interval of the checks. A projected secret of a pod takes up to a minute to change.
 pub const INTERVAL: Duration = Duration::from_secs(10);
 
 const ABOUT: &str = "TLS of health checks";
 
-/// Where everything is, and what is asked of the other side.
+/// Paths of the files, and requirements on the other side.
 #[derive(Clone, Debug)]
 pub struct Files {
     pub certificate: PathBuf,
     pub key: PathBuf,
     pub ca: PathBuf,
-    /// What the certificate of a server must bear.
+    /// The name that a server's certificate must have.
     pub name: ServerName<'static>,
-    /// A server wants a certificate of whoever probes.
+    /// Whether a server requires a client certificate.
     pub client_certificate: bool,
 }
 
-/// What both ends use now. Ask anew for each connection.
+/// The current material of both ends. Use it anew for each connection.
 #[derive(Clone)]
 pub struct Tls(watch::Receiver<Arc<Material>>);
 
@@ -68,51 +68,51 @@ impl std::fmt::Debug for Tls {
     }
 }
 
-/// Looks at the files.
+/// Checks the files.
 pub struct Keeper {
     files: Files,
     publish: watch::Sender<Arc<Material>>,
-    /// What was said last of files that are not used, or of what is used and will be refused.
-    said: Option<String>,
+    /// The last warning about unused files, or about used ones that will be refused.
+    reported: Option<String>,
     notes: Notes,
 }
 
-/// Reads the files for the first time. What cannot be used is an error; what the other side will refuse is a warning.
+/// Reads the files for the first time. Unusable files are an error; files that the other side will refuse cause a warning.
 pub fn read(files: Files) -> Result<(Tls, Keeper), TlsError> {
     let material = Material::new(&files, Pem::read(&files)?)?;
     let (publish, receiver) = watch::channel(Arc::new(material));
-    let mut keeper = Keeper { files, publish, said: None, notes: Notes::default() };
-    keeper.look();
+    let mut keeper = Keeper { files, publish, reported: None, notes: Notes::default() };
+    keeper.check();
     Ok((Tls(receiver), keeper))
 }
 
 impl Keeper {
-    /// Looks at the files every so often, until told to stop.
+    /// Checks the files at this interval, until `stop`.
     pub async fn run(mut self, interval: Duration, stop: CancellationToken) {
         while stop.run_until_cancelled(tokio::time::sleep(interval)).await.is_some() {
-            // A few kilobytes from a file system in memory, as a rule.
-            self.look();
+            // Usually a few kilobytes from a file system in memory.
+            self.check();
         }
     }
 
-    /// Says there too what is wrong.
+    /// Adds warnings to `notes` too.
     #[must_use]
-    pub fn telling(mut self, notes: Notes) -> Self {
+    pub fn with_notes(mut self, notes: Notes) -> Self {
         self.notes = notes;
-        self.notes.set(ABOUT, self.said.iter().cloned().collect());
+        self.notes.set(ABOUT, self.reported.iter().cloned().collect());
         self
     }
 
-    fn look(&mut self) {
+    fn check(&mut self) {
         let now = self.publish.borrow().clone();
-        let trouble = match egress_supervise::blocking(|| Pem::read(&self.files)) {
+        let problem = match egress_supervise::blocking(|| Pem::read(&self.files)) {
             Ok(pem) if *now.pem() == pem => now.fault().map(|fault| (fault, "health checks will fail")),
             Ok(pem) => match Material::new(&self.files, pem) {
                 Ok(new) => match (new.fault(), now.fault()) {
                     (Some(fault), None) => Some((fault, "the former files stay in use")),
                     (fault, _) => {
                         self.publish.send_replace(Arc::new(new));
-                        info!("the certificate, key and CA of health checks are read anew");
+                        info!("the certificate, key and CA of health checks were reloaded");
                         fault.map(|fault| (fault, "health checks will fail"))
                     }
                 },
@@ -120,11 +120,11 @@ impl Keeper {
             },
             Err(error) => Some((error.to_string(), "the former files stay in use")),
         };
-        let line = trouble.map(|(trouble, so)| format!("{trouble}; {so}"));
-        if let Some(line) = line.as_ref().filter(|line| self.said.as_ref() != Some(line)) {
+        let line = problem.map(|(problem, effect)| format!("{problem}; {effect}"));
+        if let Some(line) = line.as_ref().filter(|line| self.reported.as_ref() != Some(line)) {
             warn!("{ABOUT}: {line}");
         }
         self.notes.set(ABOUT, line.iter().cloned().collect());
-        self.said = line;
+        self.reported = line;
     }
 }

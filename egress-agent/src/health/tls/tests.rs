@@ -1,4 +1,4 @@
-//! Servers and probes on loopback, with certificates made here.
+//! Servers and probes on loopback, with generated certificates.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -18,7 +18,7 @@ use super::*;
 
 const NAME: &str = "egress-agents";
 
-/// A number that nobody else has.
+/// A unique number.
 fn next() -> u32 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     NEXT.fetch_add(1, Ordering::Relaxed)
@@ -126,89 +126,89 @@ async fn ask(client: &mut HealthClient<Channel>) -> Result<i32, tonic::Status> {
     client.check(request).await.map(|answer| answer.into_inner().status)
 }
 
-/// Asks once; else why not.
+/// Probes once; else the cause.
 async fn probe(port: u16, tls: Option<&Tls>) -> Result<i32, String> {
-    let words =
+    let text =
         |error: &(dyn std::error::Error + 'static)| cause::find(error).unwrap_or_else(|| format!("not TLS: {error:?}"));
-    let mut client = connect(port, tls).await.map_err(|error| words(&error))?;
-    ask(&mut client).await.map_err(|error| words(&error))
+    let mut client = connect(port, tls).await.map_err(|error| text(&error))?;
+    ask(&mut client).await.map_err(|error| text(&error))
 }
 
 const SERVING: Result<i32, String> = Ok(Answer::Serving as i32);
 
 #[tokio::test]
-async fn agents_with_certificates_of_one_ca_understand_each_other() {
+async fn certificates_of_one_ca_are_accepted() {
     let ca = Authority::new();
     let (server, client) = (Node::new(&ca), Node::new(&ca));
     let ((server, keeper), (client, _)) = (server.read(), client.read());
-    assert_eq!(keeper.said, None);
+    assert_eq!(keeper.reported, None);
     assert_eq!(probe(serve(Some(server)).await, Some(&client)).await, SERVING);
 }
 
 #[tokio::test]
-async fn what_is_wrong_with_a_servers_certificate_is_told_on_both_ends() {
+async fn a_wrong_server_certificate_is_reported_on_both_ends() {
     let (ca, other) = (Authority::new(), Authority::new());
     let client = Node::new(&ca).read().0;
-    for (make, words) in [
+    for (make, text) in [
         (
             (&|node: &Node| node.renew(&other, NAME, |_| {})) as &dyn Fn(&Node),
             "was not signed by the CA: use one of --egressip-healthcheck-client-cacert",
         ),
         (
-            &|node: &Node| node.renew(&ca, "somebody", |_| {}),
-            "does not bear the name \"egress-agents\" of --egressip-healthcheck-cert-common-name, but [DnsName(\"somebody\")]",
+            &|node: &Node| node.renew(&ca, "other", |_| {}),
+            "does not have the name \"egress-agents\" of --egressip-healthcheck-cert-common-name, but [DnsName(\"other\")]",
         ),
-        (&|node: &Node| node.renew(&ca, NAME, expired), "has expired: renew it, or set the clock right"),
+        (&|node: &Node| node.renew(&ca, NAME, expired), "has expired: renew it, or correct the clock"),
     ] {
         let node = Node::new(&ca);
         make(&node);
         let (tls, keeper) = node.read();
         let certificate = node.0.join("certificate");
-        let own = format!("the certificate in {} {words}; health checks will fail", certificate.display());
-        assert_eq!(keeper.said, Some(own));
-        let told = probe(serve(Some(tls)).await, Some(&client)).await;
-        assert_eq!(told, Err(format!("the other side's certificate {words}")));
+        let own = format!("the certificate in {} {text}; health checks will fail", certificate.display());
+        assert_eq!(keeper.reported, Some(own));
+        let outcome = probe(serve(Some(tls)).await, Some(&client)).await;
+        assert_eq!(outcome, Err(format!("the other side's certificate {text}")));
     }
 }
 
 #[tokio::test]
-async fn whoever_probes_shows_a_certificate_where_that_is_asked_for() {
+async fn a_client_certificate_is_required_unless_that_is_off() {
     let (ca, other) = (Authority::new(), Authority::new());
-    let stranger = Node::new(&other);
-    // It knows the CA, as everybody may.
-    stranger.put("ca", &ca.pem);
-    let stranger = stranger.read().0;
+    let foreign = Node::new(&other);
+    // It has the CA, which is no secret.
+    foreign.put("ca", &ca.pem);
+    let foreign = foreign.read().0;
     let server = Node::new(&ca);
-    let told = probe(serve(Some(server.read().0)).await, Some(&stranger)).await;
-    let words = "received fatal alert: UnknownCA: the log of the other side says why";
-    assert_eq!(told, Err(words.to_owned()));
-    let (anybody, _) = read(Files { client_certificate: false, ..server.files() }).expect("files");
-    assert_eq!(probe(serve(Some(anybody)).await, Some(&stranger)).await, SERVING);
+    let outcome = probe(serve(Some(server.read().0)).await, Some(&foreign)).await;
+    let text = "received fatal alert: UnknownCA: see the log of the other side";
+    assert_eq!(outcome, Err(text.to_owned()));
+    let (without_auth, _) = read(Files { client_certificate: false, ..server.files() }).expect("files");
+    assert_eq!(probe(serve(Some(without_auth)).await, Some(&foreign)).await, SERVING);
 }
 
 #[tokio::test]
-async fn a_certificate_for_servers_alone_is_enough_where_clients_show_none() {
+async fn a_server_certificate_is_enough_without_client_certificates() {
     let ca = Authority::new();
     let node = Node::new(&ca);
     node.renew(&ca, NAME, |params| params.extended_key_usages = vec![Purpose::ServerAuth]);
-    let said = node.read().1.said.expect("a warning");
-    assert!(said.contains("is not for this use: it must allow the authentication of servers and"), "{said}");
+    let reported = node.read().1.reported.expect("a warning");
+    assert!(reported.contains("is not for this use: it must allow the authentication of servers and"), "{reported}");
     let (_, keeper) = read(Files { client_certificate: false, ..node.files() }).expect("files");
-    assert_eq!(keeper.said, None);
+    assert_eq!(keeper.reported, None);
 }
 
 #[tokio::test]
-async fn tls_and_plaintext_do_not_meet_and_say_so() {
+async fn tls_and_plaintext_do_not_connect_and_report_it() {
     let node = Node::new(&Authority::new());
     let (tls, _keeper) = node.read();
-    let told = probe(serve(None).await, Some(&tls)).await;
-    let words = "the other side does not speak TLS: give all agents certificates, or none";
-    assert_eq!(told, Err(words.to_owned()));
+    let outcome = probe(serve(None).await, Some(&tls)).await;
+    let text = "the other side does not speak TLS: give all agents certificates, or none";
+    assert_eq!(outcome, Err(text.to_owned()));
     assert!(probe(serve(Some(tls)).await, None).await.is_err());
 }
 
 #[tokio::test]
-async fn files_are_read_anew_and_broken_ones_are_not_used() {
+async fn changed_files_are_reloaded_and_broken_ones_are_not_used() {
     let (old, new) = (Authority::new(), Authority::new());
     let (server, client) = (Node::new(&old), Node::new(&old));
     let ((tls, mut keeper), (client_tls, mut client_keeper)) = (server.read(), client.read());
@@ -216,42 +216,49 @@ async fn files_are_read_anew_and_broken_ones_are_not_used() {
     let mut session = connect(port, Some(&client_tls)).await.expect("a session");
     assert_eq!(ask(&mut session).await.ok(), SERVING.ok());
 
-    // Half of it is there, or none that can be used: the former stay.
+    // Incomplete or unusable files: the former ones stay.
     let whole = std::fs::read_to_string(server.0.join("certificate")).expect("the certificate");
     server.put("certificate", &whole[..whole.len() / 2]);
-    keeper.look();
-    let said = keeper.said.clone().expect("a line");
-    assert!(said.ends_with("certificate holds no certificate in PEM form; the former files stay in use"), "{said}");
+    keeper.check();
+    let reported = keeper.reported.clone().expect("a line");
+    assert!(
+        reported.ends_with("certificate holds no certificate in PEM form; the former files stay in use"),
+        "{reported}"
+    );
     server.put("certificate", &whole);
     server.put("key", &KeyPair::generate().expect("a key").serialize_pem());
-    keeper.look();
-    let said = keeper.said.clone().expect("a line");
-    assert!(said.contains("does not fit the certificate") && said.ends_with("stay in use"), "{said}");
-    std::fs::remove_file(server.0.join("key")).expect("it was there");
-    keeper.look();
-    assert!(keeper.said.as_ref().is_some_and(|said| said.starts_with("cannot read ")), "{:?}", keeper.said);
-    // In order, but worse than what is in use.
+    keeper.check();
+    let reported = keeper.reported.clone().expect("a line");
+    assert!(reported.contains("does not match the certificate") && reported.ends_with("stay in use"), "{reported}");
+    std::fs::remove_file(server.0.join("key")).expect("it exists");
+    keeper.check();
+    assert!(
+        keeper.reported.as_ref().is_some_and(|reported| reported.starts_with("cannot read ")),
+        "{:?}",
+        keeper.reported
+    );
+    // Usable, but worse than those in use.
     server.renew(&old, NAME, expired);
-    keeper.look();
-    let said = keeper.said.clone().expect("a line");
-    assert!(said.contains("has expired") && said.ends_with("; the former files stay in use"), "{said}");
+    keeper.check();
+    let reported = keeper.reported.clone().expect("a line");
+    assert!(reported.contains("has expired") && reported.ends_with("; the former files stay in use"), "{reported}");
     assert_eq!(probe(port, Some(&client_tls)).await, SERVING);
 
     // Another CA, for all.
     for (node, keeper) in [(&server, &mut keeper), (&client, &mut client_keeper)] {
         node.put("ca", &new.pem);
         node.renew(&new, NAME, |_| {});
-        keeper.look();
-        assert_eq!(keeper.said, None);
+        keeper.check();
+        assert_eq!(keeper.reported, None);
     }
     assert_eq!(probe(port, Some(&client_tls)).await, SERVING);
-    assert_eq!(ask(&mut session).await.ok(), SERVING.ok(), "a session goes on");
+    assert_eq!(ask(&mut session).await.ok(), SERVING.ok(), "an existing session continues");
     let former = Node::new(&old);
     assert!(probe(port, Some(&former.read().0)).await.is_err());
 }
 
 #[tokio::test]
-async fn the_keeper_looks_every_so_often() {
+async fn the_keeper_checks_at_its_interval() {
     let (old, new) = (Authority::new(), Authority::new());
     let node = Node::new(&old);
     let (tls, keeper) = node.read();
@@ -267,7 +274,7 @@ async fn the_keeper_looks_every_so_often() {
 }
 
 #[test]
-fn what_cannot_be_used_at_all_is_one_line() {
+fn an_unusable_file_is_one_line() {
     let node = Node::new(&Authority::new());
     let files = node.files();
     let wrong = |change: &dyn Fn(&mut Files)| {

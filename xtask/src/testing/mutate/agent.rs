@@ -255,7 +255,7 @@ mutations! { AGENT,
         "node.as_bytes(), to.0.as_ref()]" => "node.as_bytes()]";
     "heard-as-of-now", TOUCH, ["health::leader_contact::"],
         "a node counts its lease from later than the leader does, and holds what is given to another":
-        "self.heard = self.heard.max(Some(*arrived));" => "self.heard = self.heard.max(Some(at));";
+        "self.confirmed = self.confirmed.max(Some(*arrived));" => "self.confirmed = self.confirmed.max(Some(at));";
     "fence-takes-nothing", HOLDINGS, ["ownership::holdings::"], "a node that is cut off goes on with addresses that another has by now":
         "if self.lease_expired || is_anothers {" => "if is_anothers {";
     "news-of-before-the-fence", HOLDINGS, ["ownership::holdings::"], "a node takes an address by a status of before it was cut off":

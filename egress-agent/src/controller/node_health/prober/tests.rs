@@ -46,7 +46,7 @@ fn serve(number: u8, port: u16) -> Server {
     let nodes = watch::channel(Arc::default()).1;
     let (uplinks, key, node_name) = (is_uplink, shared(1), node(number).0);
     let (ready_now, released_now) = (is_ready, is_released);
-    let facts = health::Facts {
+    let facts = health::Inputs {
         ready: ready_now,
         selected: watch::Sender::default().subscribe(),
         bounded: watch::Sender::default().subscribe(),
@@ -61,7 +61,7 @@ fn serve(number: u8, port: u16) -> Server {
     let stop = CancellationToken::new();
     let (total, meters) = (watch::channel(None).0, Meters::default());
     let outages = ApiOutages::new("http://nowhere");
-    let reports = health::Reports { heard, total, orders, leader: watch::channel(None).0, outages, meters };
+    let reports = health::Reports { confirmed: heard, total, orders, leader: watch::channel(None).0, outages, meters };
     let settings = health::Settings { port, tls: None, total_timeout: RULES.total };
     tokio::spawn(health::serve(settings, facts, reports, stop.clone()));
     Server { uplink, heard: is_heard, orders: is_ordered, released, _ready: ready, _stop: stop.drop_guard() }

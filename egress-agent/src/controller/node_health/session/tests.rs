@@ -131,7 +131,7 @@ async fn agent_keyed(tls: Option<Tls>, key: SharedKey) -> Agent {
     let overlay = watch::channel(None).1;
     let nodes = watch::channel(Arc::new([LOOPBACK].into())).1;
     let node_name = "n".to_owned();
-    let facts = health::Facts {
+    let facts = health::Inputs {
         bounded: watch::channel(None).1,
         next_hop: watch::channel(None).1,
         ready: is_ready,
@@ -144,7 +144,7 @@ async fn agent_keyed(tls: Option<Tls>, key: SharedKey) -> Agent {
         node_name,
     };
     let reports = health::Reports {
-        heard,
+        confirmed: heard,
         total: watch::channel(None).0,
         orders: watch::channel(Acknowledgements::new()).0,
         leader: watch::channel(None).0,
@@ -252,7 +252,7 @@ async fn tls_works_alike_and_problems_of_certificates_are_reported() {
     foreign.put("ca", &ca.pem);
     let findings = found_with(Dial::Tls(foreign.read().0), agent.port, within, true).await;
     assert_eq!(signs(&findings), [Signal::Kernel]);
-    assert!(no_answer(&findings, "UnknownCA: the log of the other side says why"), "{findings:?}");
+    assert!(no_answer(&findings, "UnknownCA: see the log of the other side"), "{findings:?}");
     let findings = found_with(Dial::Plaintext, agent.port, within, true).await;
     assert_eq!(signs(&findings), [Signal::Kernel]);
     assert_eq!(*agent.heard.borrow(), heard, "only the leader keeps its leases alive");
@@ -274,7 +274,7 @@ async fn a_closed_connection_is_made_again() {
     let overlay = watch::channel(None).1;
     let nodes = watch::channel(Arc::new([LOOPBACK].into())).1;
     let node_name = "n".to_owned();
-    let facts = health::Facts {
+    let facts = health::Inputs {
         bounded: watch::channel(None).1,
         next_hop: watch::channel(None).1,
         ready: is_ready,
@@ -287,7 +287,7 @@ async fn a_closed_connection_is_made_again() {
         node_name,
     };
     let reports = health::Reports {
-        heard: watch::channel(None).0,
+        confirmed: watch::channel(None).0,
         total: watch::channel(None).0,
         orders: watch::channel(Acknowledgements::new()).0,
         leader: watch::channel(None).0,
