@@ -16,7 +16,7 @@ use egress_datapath::overlay::endpoints::Endpoints;
 
 /// Where changes go.
 pub(super) struct Listeners {
-    pub(super) node: ChangeSender,
+    pub(super) reconciler: ChangeSender,
     /// The Node of this agent's node.
     pub(super) own_node: watch::Sender<Option<Arc<Node>>>,
     /// What this node is ready to take over.
@@ -74,13 +74,13 @@ impl Listeners {
     /// Removes acknowledgements of hand-overs that do not concern this node; each would cause a full computation.
     fn put(&self, change: Change) {
         let (ready_for, ledger) = (self.ready_for(), self.ledger.borrow().clone());
-        let is_awaited = |address: &IpAddr, from: &str| {
+        let is_expected = |address: &IpAddr, from: &str| {
             let record = ledger.records.open.get(address);
             record.is_some_and(|record| record.from == from && record.to.as_ref() == Some(&self.node_name))
         };
-        self.node.put(without_foreign_acknowledgements(change, &|node| {
+        self.reconciler.put(without_foreign_acknowledgements(change, &|node| {
             let Node { name, released, given, .. } = node;
-            released.retain(|address, _| ready_for.contains(address) || is_awaited(address, name));
+            released.retain(|address, _| ready_for.contains(address) || is_expected(address, name));
             given.retain(|address, _| released.contains_key(address));
             node.prepared.retain(|_, Prepared(_, from, _)| *from == self.node_name);
         }));
@@ -130,9 +130,9 @@ mod tests {
 
     #[tokio::test]
     async fn a_node_receives_only_acknowledgements_of_hand_overs_to_it() {
-        let (node, mut taker) = change_queue::inbox();
+        let (reconciler, mut changes) = change_queue::inbox();
         let mut listeners = Listeners {
-            node,
+            reconciler,
             own_node: watch::channel(None).0,
             readiness: watch::channel(Readiness::default()).1,
             node_name: "n1".into(),
@@ -155,7 +155,7 @@ mod tests {
         listeners.distribute(acknowledgement("n2"));
         listeners.distribute(acknowledgement("n3"));
         let mut received = async || -> Vec<_> {
-            let changes = taker.take().await.expect("changes").into_iter();
+            let changes = changes.take().await.expect("changes").into_iter();
             let nodes = changes.filter_map(|change| match change {
                 Change::Nodes(Update::Changed(name, node)) => Some((name, node.released.clone())),
                 _ => None,

@@ -18,7 +18,7 @@ use egress_datapath::boot_ns;
 use egress_kube::ledger::{self, LedgerStore};
 use egress_supervise::Heartbeat;
 
-/// The longest pause between two rounds.
+/// The longest pause of the loop.
 const IDLE: Duration = Duration::from_secs(1);
 /// Tolerance for reading the two clocks one after the other.
 const SUSPENDED: Duration = Duration::from_millis(50);
@@ -26,9 +26,9 @@ const SUSPENDED: Duration = Duration::from_millis(50);
 /// What the lease depends on.
 pub struct Confirmations {
     /// The latest time as of which a leader has certainly reached this node.
-    pub heard: watch::Receiver<Option<Instant>>,
+    pub confirmed: watch::Receiver<Option<Instant>>,
     /// The leader's total timeout.
-    pub probed: watch::Receiver<Option<Duration>>,
+    pub total_timeout: watch::Receiver<Option<Duration>>,
     pub demand: watch::Receiver<LeaseDemand>,
 }
 
@@ -82,14 +82,14 @@ fn is_endless(programs: &SharedLease) -> bool {
 pub async fn keep(
     (node_name, total): (String, Duration),
     store: LedgerStore,
-    Confirmations { mut heard, probed, mut demand }: Confirmations,
+    Confirmations { mut confirmed, total_timeout, mut demand }: Confirmations,
     Lease { lease_state, programs, bounded }: Lease,
     heartbeat: Heartbeat,
     stop: CancellationToken,
 ) {
     let mut clocks = Clocks::read();
     let mut holder = LeaseHolder::new(total, clocks.now, is_endless(&programs));
-    let (mut readings, mut late) = (FuturesUnordered::new(), SlowReads::default());
+    let (mut readings, mut slow_reads) = (FuturesUnordered::new(), SlowReads::default());
     let (mut is_probed, mut has_demand) = (true, true);
     loop {
         // Read before the clocks: if the machine stalls in between, a program ends this lease, and the renewal fails.
@@ -103,8 +103,8 @@ pub async fn keep(
         }
         holder.set_demand(*demand.borrow_and_update());
         // Set the timeout before counting what a probe with it has confirmed.
-        holder.note_probed(*probed.borrow());
-        if let Some(as_of) = *heard.borrow_and_update() {
+        holder.note_probed(*total_timeout.borrow());
+        if let Some(as_of) = *confirmed.borrow_and_update() {
             holder.note_heard(as_of);
         }
         let is = holder.state(now, found.left_ns(clocks.boot_ns) == 0);
@@ -121,9 +121,9 @@ pub async fn keep(
             continue;
         }
         // After the deadline is written, because addresses claimed on this state are announced.
-        lease_state.send_if_modified(|said| std::mem::replace(said, is) != is);
+        lease_state.send_if_modified(|published| std::mem::replace(published, is) != is);
         let has_end = holder.bounded().filter(|_| !is_endless(&programs));
-        bounded.send_if_modified(|said| std::mem::replace(said, has_end) != has_end);
+        bounded.send_if_modified(|published| std::mem::replace(published, has_end) != has_end);
         if holder.ask_at().is_some_and(|time| time <= now) {
             holder.note_asked(now);
             readings.push(read(&store, &node_name, now, holder.patience()));
@@ -133,14 +133,14 @@ pub async fn keep(
         let due = next.unwrap_or(now + IDLE).min(now + IDLE);
         tokio::select! {
             () = stop.cancelled() => return,
-            outcome = heard.changed(), if is_probed => is_probed = outcome.is_ok(),
+            outcome = confirmed.changed(), if is_probed => is_probed = outcome.is_ok(),
             outcome = demand.changed(), if has_demand => has_demand = outcome.is_ok(),
             Some((began, answer)) = readings.next(), if !readings.is_empty() => {
                 let (now, limit) = (Instant::now(), holder.in_time());
-                if !holder.was_heard() && late.note(now > began + limit, now) {
+                if !holder.was_heard() && slow_reads.note(now > began + limit, now) {
                     warn!(
                         limit_ms = limit.as_millis(),
-                        "the API server is too slow to hold egress IPs by: no controller probes this agent, and most answers come \
+                        "the API server is too slow to hold egress IPs by: no controller probes this agent, and most answers arrive \
                          later than 0.4 of the total timeout; set --egressip-node-healthcheck-port, or a longer \
                          --egressip-reachability-total-timeout, for agents and controllers"
                     );
@@ -157,7 +157,7 @@ pub async fn keep(
 /// Whether this node is suspected, and the ledger's lease terms.
 type Reading = (bool, LeaseTerms);
 
-/// One read, and when it began. An absent or unreachable ledger does not confirm the lease.
+/// One read, and its start. An absent or unreachable ledger does not confirm the lease.
 async fn read(store: &LedgerStore, node_name: &str, began: Instant, patience: Duration) -> (Instant, Option<Reading>) {
     let answer = match tokio::time::timeout(patience, store.read()).await {
         Ok(Ok(Some(object))) => Some(match ledger::read(&object) {
@@ -200,16 +200,17 @@ mod tests {
     }
 
     /// The warnings of a node without a confirmed lease within 1.5 s.
-    async fn warnings(server: &Server, namespace: &str, heard: Option<Instant>) -> Vec<String> {
+    async fn warnings(server: &Server, namespace: &str, confirmed: Option<Instant>) -> Vec<String> {
         let recent = RecentWarnings::default();
         let _subscriber = tracing::subscriber::set_default(tracing_subscriber::registry().with(recent.clone()));
-        let (heard, probed) = (watch::channel(heard).1, watch::channel(None).1);
-        let heard = Confirmations { heard, probed, demand: watch::channel(LeaseDemand::default()).1 };
+        let (confirmed, total_timeout) = (watch::channel(confirmed).1, watch::channel(None).1);
+        let confirmations =
+            Confirmations { confirmed, total_timeout, demand: watch::channel(LeaseDemand::default()).1 };
         let (lease_state, bounded) = (watch::Sender::default(), watch::Sender::default());
         let lease = Lease { lease_state, programs: SharedLease::default(), bounded };
         let (node, store) =
             (("a".to_owned(), Duration::from_millis(200)), LedgerStore::new(server.client().0, namespace));
-        let keep = keep(node, store, heard, lease, Heartbeat::default(), CancellationToken::new());
+        let keep = keep(node, store, confirmations, lease, Heartbeat::default(), CancellationToken::new());
         assert!(tokio::time::timeout(Duration::from_millis(1500), keep).await.is_err());
         recent.list().into_iter().map(|one| one.line).collect()
     }
@@ -222,7 +223,7 @@ mod tests {
         assert!(lines[0].starts_with("the API server is too slow to hold egress IPs by: "), "{lines:?}");
         assert!(lines[0].ends_with(" limit_ms=80"), "{lines:?}");
         assert_eq!(warnings(&server, "there", None).await, [""; 0]);
-        let heard = Instant::now() + Duration::from_millis(100);
-        assert_eq!(warnings(&server, "slow", Some(heard)).await, [""; 0], "it holds by probes");
+        let confirmed = Instant::now() + Duration::from_millis(100);
+        assert_eq!(warnings(&server, "slow", Some(confirmed)).await, [""; 0], "probes renew the lease");
     }
 }

@@ -15,7 +15,7 @@ use egress_core::model::ledger::{Acknowledgements, Ledger};
 use egress_kube::ledger::{self, LedgerStore};
 
 /// Timeout of a ledger read. A reachable API server has answered by then; a failover of this node waits for it.
-const PATIENCE: Duration = Duration::from_millis(150);
+const READ_TIMEOUT: Duration = Duration::from_millis(150);
 /// Least time between two reads of the ledger.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -27,20 +27,20 @@ pub async fn obey(
     obeyed: watch::Sender<Acknowledgements>,
     stop: CancellationToken,
 ) {
-    let mut judged = Acknowledgements::new();
+    let mut checked = Acknowledgements::new();
     loop {
         let open = not_in_watch(&orders.borrow_and_update(), &known.borrow_and_update());
-        if open != judged {
-            judged.clone_from(&open);
+        if open != checked {
+            checked.clone_from(&open);
             let real =
                 if open.is_empty() { open } else { confirmed_by_ledger(&store, &node_name, open, &mut known).await };
             obeyed.send_if_modified(|obeyed| {
-                let is_news = *obeyed != real;
-                if is_news && !real.is_empty() {
-                    info!(addresses = ?real.keys(), "the leader's probes tell of hand-overs from this node");
+                let has_changed = *obeyed != real;
+                if has_changed && !real.is_empty() {
+                    info!(addresses = ?real.keys(), "the leader's probes order hand-overs from this node");
                 }
                 *obeyed = real;
-                is_news
+                has_changed
             });
             tokio::time::sleep(PAUSE).await;
         }
@@ -71,7 +71,7 @@ async fn confirmed_by_ledger(
     known: &mut watch::Receiver<Arc<Ledger>>,
 ) -> Acknowledgements {
     // An absent or unreadable ledger refutes no order.
-    let Ok(Ok(Some(read))) = tokio::time::timeout(PATIENCE, store.read()).await else { return orders };
+    let Ok(Ok(Some(read))) = tokio::time::timeout(READ_TIMEOUT, store.read()).await else { return orders };
     if let Ok(ledger) = ledger::read(&read) {
         let open = ledger.leaving(node_name);
         orders.retain(|address, number| open.get(address) == Some(number));
@@ -83,7 +83,9 @@ async fn confirmed_by_ledger(
 /// faster; a hand-over that arrives by the ledger loses no packet.
 async fn still_unknown(orders: Acknowledgements, known: &mut watch::Receiver<Arc<Ledger>>) -> Acknowledgements {
     let has_arrived =
-        tokio::time::timeout(PATIENCE, known.wait_for(|known| not_in_watch(&orders, known).is_empty())).await.is_ok();
+        tokio::time::timeout(READ_TIMEOUT, known.wait_for(|known| not_in_watch(&orders, known).is_empty()))
+            .await
+            .is_ok();
     if has_arrived { Acknowledgements::new() } else { not_in_watch(&orders, &known.borrow()) }
 }
 
@@ -107,7 +109,7 @@ mod tests {
         let (ledger, mut known) = watch::channel(Arc::<Ledger>::default());
         assert_eq!(still_unknown(orders.clone(), &mut known).await, orders, "the watch delivers nothing");
         let update = async {
-            tokio::time::sleep(PATIENCE / 10).await;
+            tokio::time::sleep(READ_TIMEOUT / 10).await;
             ledger.send_modify(|ledger| Arc::make_mut(ledger).records.last = 7);
         };
         assert_eq!(tokio::join!(still_unknown(orders, &mut known), update).0, Acknowledgements::new());

@@ -1,11 +1,11 @@
-//! An agent, from start to clean stop: the list of its parts. What the controller does is in `controller::run`.
+//! An agent, from start to clean stop: the list of its parts. For the controller see `controller::run`.
 //!
 //! ```text
 //! API watches ──> reconciler: compiler -> plan -> executor ──> ready ──> health server <── probes of the controller
 //! ```
 //!
-//! Each part is a task of its own: leases run out while others are at work. Parts meet in [`Topics`] alone. Generic over the
-//! executor, so that everything but the kernel runs in a test.
+//! Each part is its own task, so that a busy part does not delay the lease. Parts share only [`Topics`]. The executor is
+//! generic, so that everything but the kernel runs in tests.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use crate::metrics::health_page::{AgentSources, Running};
 use crate::metrics::{HealthPage, Meters, node_watch};
 use crate::node::fan_out::{Listeners, fan_out};
 use crate::node::reconciler::Reconciler;
-use crate::node::reconciler::ownership::{Ask, Coordination};
+use crate::node::reconciler::ownership::{Coordination, FreshRead};
 use crate::node::{lease_keeper, probe_orders};
 use egress_core::model::ledger::{Acknowledgements, Ledger};
 use egress_core::model::node::{Node, Readiness};
@@ -48,7 +48,7 @@ pub struct AgentSettings {
     pub model: Settings,
     /// Namespace of the ledger and of the agents' key.
     pub namespace: String,
-    /// A port of zero for no health server.
+    /// Port zero: no health server.
     pub health: health::Settings,
     /// The UDP port of the overlay, where probes through the overlay are to be answered.
     pub overlay: Option<u16>,
@@ -62,7 +62,7 @@ pub struct AgentSettings {
     pub health_page: Option<Arc<HealthPage>>,
 }
 
-/// Questions of `egress-agent status` that may wait.
+/// Queue length of questions of `egress-agent status`.
 const QUESTIONS: usize = 16;
 
 /// What the parts of an agent publish to each other. A topic has one writer; a reader sees its latest value.
@@ -76,7 +76,7 @@ struct Topics {
     ready: watch::Sender<Ready>,
     selected_pods: watch::Sender<SelectedPods>,
     lease_demand: watch::Sender<LeaseDemand>,
-    /// The hand-overs that this node has obeyed.
+    /// The hand-overs for which this node has released its address.
     released: watch::Sender<Acknowledgements>,
     /// What this node is ready to take over.
     readiness: watch::Sender<Readiness>,
@@ -101,11 +101,11 @@ struct Topics {
     /// When a next hop answered last.
     next_hop: watch::Sender<Option<Instant>>,
 
-    // Of the overlay's answerer.
+    // Of the overlay probes.
     overlay_port: watch::Sender<Option<u16>>,
 }
 
-/// Runs until told to stop. What the executor did stays done.
+/// Runs until `stop`. The executor's changes stay.
 pub async fn run<E: Executor + Send + 'static>(
     client: Client,
     settings: AgentSettings,
@@ -119,17 +119,17 @@ pub async fn run<E: Executor + Send + 'static>(
     let (events, delivery) = events::queue(agent.client.clone(), &agent.node_name, &agent.outages);
     let meters = health_page.as_ref().map(|health_page| health_page.meters()).unwrap_or_default();
     let notes = questions.as_ref().map(|questions| questions.notes.clone());
-    let ((to_reconciler, asked), (to_node, changes)) = (mpsc::channel(QUESTIONS), change_queue::inbox());
+    let ((to_reconciler, questions_in), (to_changes, changes)) = (mpsc::channel(QUESTIONS), change_queue::inbox());
     let (endpoints, (own_endpoint, node_endpoints, node_addresses)) = Endpoints::new(&agent.node_name);
-    let (moves, beat) = (Heartbeat::default(), Heartbeat::default());
+    let (reconciler_heartbeat, lease_heartbeat) = (Heartbeat::default(), Heartbeat::default());
 
     let mut parts = Tasks::new(&agent.stop);
-    let listeners = agent.listeners(to_node, endpoints);
+    let listeners = agent.listeners(to_changes, endpoints);
     let watches = for_agent(&agent.client, (&agent.namespace, &agent.node_name), &model.service_cidrs, &agent.outages);
     parts.spawn(Task::ApiWatches, fan_out(watches, listeners, agent.stop.clone()));
     parts.spawn(Task::EventWriter, delivery.run(agent.stop.clone()));
     parts.spawn(Task::Rollback, agent.restored_backup());
-    parts.spawn(Task::LeaseKeeper, agent.lease_keeper(health.total_timeout, &executor, beat.clone()));
+    parts.spawn(Task::LeaseKeeper, agent.lease_keeper(health.total_timeout, &executor, lease_heartbeat.clone()));
     parts.spawn(Task::Acknowledgements, agent.acknowledgements());
     if let Some(host) = host {
         let (host, pods) =
@@ -149,23 +149,25 @@ pub async fn run<E: Executor + Send + 'static>(
         parts.spawn(Task::HealthServer, agent.health_server(health, (key, node_addresses), meters.clone()));
     }
     if let Some(health_page) = health_page {
-        health_page.set_running(Running::Agent(agent.sources(to_reconciler.clone(), (moves.clone(), beat))));
+        health_page.set_running(Running::Agent(
+            agent.sources(to_reconciler.clone(), (reconciler_heartbeat.clone(), lease_heartbeat)),
+        ));
         parts.spawn(Task::NodeTroubles, agent.node_watch(health_page, (events.clone(), notes)));
     }
     if let Some(questions) = questions {
         parts.spawn(Task::StatusSocket, agent.status_socket(to_reconciler, questions));
     }
     let reconciler = Reconciler::new(model, executor, Some(events), agent.topics.ready.clone())
-        .tied(agent.coordination().asked(asked))
-        .metered(meters)
-        .with_heartbeat(moves)
-        .counting(agent.topics.selected_pods.clone());
+        .with_coordination(agent.coordination().with_questions(questions_in))
+        .with_meters(meters)
+        .with_heartbeat(reconciler_heartbeat)
+        .with_selected_pods(agent.topics.selected_pods.clone());
     let stop = agent.stop.clone();
     parts.spawn(Task::NodeReconciler, async move { drop(reconciler.run(changes, stop).await) });
     parts.ended().await;
 }
 
-/// What the parts are made from.
+/// The inputs of the parts.
 struct Agent {
     client: Client,
     store: LedgerStore,
@@ -177,9 +179,9 @@ struct Agent {
 }
 
 impl Agent {
-    fn listeners(&self, node: change_queue::ChangeSender, endpoints: Endpoints) -> Listeners {
+    fn listeners(&self, reconciler: change_queue::ChangeSender, endpoints: Endpoints) -> Listeners {
         Listeners {
-            node,
+            reconciler,
             own_node: self.topics.own_node.clone(),
             readiness: self.topics.readiness.subscribe(),
             node_name: self.node_name.clone(),
@@ -189,26 +191,27 @@ impl Agent {
         }
     }
 
-    /// What the reconciler obeys and reports beside the desired state.
+    /// What the reconciler follows and reports beside the desired state.
     fn coordination(&self) -> Coordination {
         let (topics, name) = (&self.topics, self.node_name.clone());
         let readers = (self.client.clone(), self.store.clone());
-        let ask: Ask = Box::new(move |questions| still_given(readers.clone(), name.clone(), questions).boxed());
+        let fresh_read: FreshRead =
+            Box::new(move |questions| still_given(readers.clone(), name.clone(), questions).boxed());
         let obeys = (topics.lease_state.subscribe(), topics.obeyed.subscribe());
         let reports = (topics.lease_demand.clone(), topics.released.clone());
-        Coordination::new(&self.node_name, obeys, reports, ask).preparing(topics.readiness.clone())
+        Coordination::new(&self.node_name, obeys, reports, fresh_read).with_readiness(topics.readiness.clone())
     }
 
     fn lease_keeper<E: Executor>(
         &self,
         total: Duration,
         executor: &E,
-        beat: Heartbeat,
+        heartbeat: Heartbeat,
     ) -> impl Future<Output = ()> + use<E> {
         let topics = &self.topics;
         let confirmations = lease_keeper::Confirmations {
-            heard: topics.confirmed.subscribe(),
-            probed: topics.total_timeout.subscribe(),
+            confirmed: topics.confirmed.subscribe(),
+            total_timeout: topics.total_timeout.subscribe(),
             demand: topics.lease_demand.subscribe(),
         };
         let lease = lease_keeper::Lease {
@@ -217,7 +220,7 @@ impl Agent {
             bounded: topics.bounded.clone(),
         };
         let (node, store) = ((self.node_name.clone(), total), self.store.clone());
-        lease_keeper::keep(node, store, confirmations, lease, beat, self.stop.clone())
+        lease_keeper::keep(node, store, confirmations, lease, heartbeat, self.stop.clone())
     }
 
     fn probe_orders(&self) -> impl Future<Output = ()> + use<> {

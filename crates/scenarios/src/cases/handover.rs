@@ -158,7 +158,7 @@ pub(super) fn cut_off_node_gives_up_first(context: &LabContext) -> Result<()> {
     cluster.is_seen_as(NAMES[leader - 1], Some(ADDRESS), None)?;
     println!("it is back");
     host.exec("nft", &["delete", "table", "inet", "cut-off"])?;
-    until_logged(cluster.agent(old)?.log(), &["in touch again"], 1, NEXT_LEADER)?;
+    until_logged(cluster.agent(old)?.log(), &["the lease is renewed"], 1, NEXT_LEADER)?;
     cluster.serves(old)?;
     ensure!(!cluster.owns(old)?, "node{old} has the address again");
     ensure!(times(&mut cluster, old, TAKEN)?.len() == begin, "node{old} has announced what it has lost");
@@ -183,7 +183,7 @@ pub(super) fn node_without_api_server_learns_by_probes(context: &LabContext) -> 
     until_true("the record is gone", EFFECT, || Ok(records(&cluster)? == "{}"))?;
     let log = std::fs::read_to_string(cluster.agent(old)?.log())?;
     ensure!(log.contains("the leader's probes tell of hand-overs from this node"), "it learned otherwise");
-    ensure!(!log.contains("out of touch"), "its leases have run out");
+    ensure!(!log.contains("lease of this node has expired"), "its leases have run out");
 
     println!("another has the address, and the node is back");
     cluster.assignable(old, false)?;
@@ -230,7 +230,7 @@ pub(super) fn api_server_outage_ends_no_lease(context: &LabContext) -> Result<()
     ensure!(took < BACK, "what is new is assigned only after {} ms", took.as_millis());
     for (number, (before, after)) in (1..).zip(before.iter().zip(logs(&mut cluster)?)) {
         let new = &after[before.len()..];
-        ensure!(!after.contains("out of touch"), "node{number} has given up its addresses");
+        ensure!(!after.contains("lease of this node has expired"), "node{number} has given up its addresses");
         for line in ["the API server does not answer", "the API server answers again"] {
             ensure!(new.matches(line).count() == 1, "node{number} does not say once that {line}: {new}");
         }
@@ -257,7 +257,7 @@ fn paused_in_between(cluster: &mut TestCluster, old: usize, other: usize) -> Res
     std::thread::sleep(PAUSE);
     cluster.agent(old)?.resume()?;
     until_true("it gives up what it had", EFFECT, || {
-        Ok(logged("out of touch with leader")? == 1 && !cluster.owns(old)?)
+        Ok(logged("lease of this node has expired")? == 1 && !cluster.owns(old)?)
     })?;
     std::thread::sleep(HEARD);
     for name in NAMES {
@@ -266,17 +266,17 @@ fn paused_in_between(cluster: &mut TestCluster, old: usize, other: usize) -> Res
         ensure!(seen == expected, "{name} is {seen}");
     }
     ensure!(!cluster.owns(old)? && cluster.owns(other)?, "node{other} is not the only one that serves");
-    ensure!(logged("in touch again")? == 0, "it says that it serves what it does not");
+    ensure!(logged("the lease is renewed")? == 0, "it says that it serves what it does not");
 
     cluster.set_outage(false)?;
     let begin = Instant::now();
-    until_true("it has it back", EFFECT, || Ok(logged("in touch again")? == 1 && cluster.owns(old)?))?;
+    until_true("it has it back", EFFECT, || Ok(logged("the lease is renewed")? == 1 && cluster.owns(old)?))?;
     println!("back after {} ms", begin.elapsed().as_millis());
     for name in NAMES {
         cluster.is_seen_as(name, Some(ADDRESS), None)?;
     }
     cluster.agents_serve()?;
-    ensure!(logged("out of touch with leader")? == 1, "its leases have run out again");
+    ensure!(logged("lease of this node has expired")? == 1, "its leases have run out again");
     ensure!(cluster.owns(old)?, "it has given the address up again");
     Ok(())
 }

@@ -156,7 +156,7 @@ pub(super) fn a_key_is_replaced_while_all_serve(context: &LabContext) -> Result<
     logs.extend(Agent::controllers(&mut cluster.agents).map(|controller| controller.log().to_owned()));
     for file in logs {
         let (log, name) = (std::fs::read_to_string(&file)?, file.display());
-        let lost = ["unreachable", "has given up an egress IP", "something else than"]
+        let lost = ["unreachable", "has released an egress IP", "something else than"]
             .iter()
             .find(|word| log.contains(**word));
         ensure!(lost.is_none(), "{lost:?} in {name}:\n{log}");

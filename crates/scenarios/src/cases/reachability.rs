@@ -265,8 +265,12 @@ pub(super) fn slow_api_server_moves_nothing(context: &LabContext) -> Result<()> 
 }
 
 /// What no agent logs about a slow API server.
-const TROUBLES: [&str; 4] =
-    ["cannot carry egress traffic", "out of touch with leader", "is no longer served here", "there is a new leader"];
+const TROUBLES: [&str; 4] = [
+    "cannot carry egress traffic",
+    "lease of this node has expired",
+    "is no longer served here",
+    "there is a new leader",
+];
 /// That the overlay alone is lost is judged after two total timeouts, two seconds; then it is a failover as any other. Three times
 /// that.
 const OVERLAY_FAIL_OVER: Duration = Duration::from_secs(3 * 3);

@@ -1,23 +1,23 @@
-//! What the log says of actions.
+//! Log lines about actions.
 
 use tracing::{debug, info};
 
 use egress_core::model::state::{Action, HandoverStage, HandoverState, Place, Policy};
 
-/// One line per change of the world; facts about nodes and prefixes are details.
+/// Info for changes of pods, policies and addresses; debug for nodes and prefixes.
 pub(super) fn log(action: &Action) {
     match action {
-        Action::Disown(id, address) => info!(id = id.0, %address, "this node has given up an egress IP"),
+        Action::Disown(id, address) => info!(id = id.0, %address, "this node has released an egress IP"),
         Action::PutHandover(id, HandoverState { stage: HandoverStage::Leaving, address, peer }) => {
-            info!(id = id.0, %address, to = %peer.0, "an egress IP is handed over: what comes for it is passed on");
+            info!(id = id.0, %address, to = %peer.0, "an egress IP is handed over: its late packets are forwarded");
         }
         Action::PutHandover(id, HandoverState { stage: HandoverStage::Arriving, address, peer }) => {
-            info!(id = id.0, %address, from = %peer.0, "this node is ready to take an egress IP over");
+            info!(id = id.0, %address, from = %peer.0, "this node is ready to take over an egress IP");
         }
         Action::PutHandover(id, HandoverState { stage: HandoverStage::Open, address, peer }) => {
-            info!(id = id.0, %address, from = %peer.0, "this node takes an egress IP over");
+            info!(id = id.0, %address, from = %peer.0, "this node takes over an egress IP");
         }
-        Action::EndHandover(id, address) => info!(id = id.0, %address, "the hand-over of an egress IP is over"),
+        Action::EndHandover(id, address) => info!(id = id.0, %address, "the hand-over of an egress IP has ended"),
         Action::PutPolicy(id, family, policy) => {
             info!(id = id.0, ?family, slots = shown(policy), when_empty = ?policy.when_empty, "policy");
         }
@@ -25,11 +25,13 @@ pub(super) fn log(action: &Action) {
         Action::PutPod(address, state) => info!(%address, ?state, "pod"),
         Action::RemovePod(address) => info!(%address, "pod removed"),
         Action::SetUnknownPods(on) => info!(?on, "unknown pods"),
-        Action::CutFlows(id, addresses) => info!(id = id.0, ?addresses, "flows cut: their address was taken away"),
+        Action::CutFlows(id, addresses) => {
+            info!(id = id.0, ?addresses, "flows cut: their object no longer has the address")
+        }
         Action::CutPodFlows(pod, id) => info!(id = id.0, %pod, "flows cut: another object serves the pod, or none"),
-        // The executor says it, with what the network answered, or with what was found.
+        // The executor logs these with their results.
         Action::Own(..) | Action::CutOrphans => {}
-        Action::CutPod(address) => info!(%address, "everything of the pod that had this address is forgotten"),
+        Action::CutPod(address) => info!(%address, "all state of the former pod with this address removed"),
         Action::PutOwner(..)
         | Action::Expose(..)
         | Action::Conceal(..)
@@ -37,7 +39,7 @@ pub(super) fn log(action: &Action) {
         | Action::RemoveNode(_)
         | Action::PutPrefix(..)
         | Action::RemovePrefix(_) => {
-            debug!(?action, "fact");
+            debug!(?action, "applied");
         }
     }
 }

@@ -1,14 +1,14 @@
-//! Flow cuts that run beside the reconcile rounds.
+//! Flow cuts that run in the background of the reconciler.
 //!
-//! A cut walks whole maps, and most changes of a pod need one. A round that waits for it delays the events of all other pods.
-//! So the round performs the first part of a change ([`Disconnected`]) and queues the cuts, with the actions after them, here.
+//! A cut walks whole maps, and most changes of a pod need one. A reconcile that waits for it delays the events of all other pods.
+//! So the reconcile performs the first part of a change ([`Disconnected`]) and queues the cuts, with the actions after them, here.
 //!
 //! - **Each address keeps the plan's order.** The address of a deleted pod does not change until the cut and the actions after
 //!   it are done. A policy that stops selecting a pod selects it again only after the cut, which would end its new flows; a
 //!   cut that has not begun is cancelled then. Other policies and addresses are unaffected.
 //! - **A full plan waits** for everything queued here.
 //! - **One walk** serves all queued cuts, and walks use at most a quarter of a CPU. The first begins at once.
-//! - A failed cut is an error of the round that takes its outcome: it observes the kernel again and cuts what is due.
+//! - A failed cut is an error of the reconcile that takes its outcome: it reads the kernel's state again and cuts what is due.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -39,8 +39,8 @@ struct Batch {
 }
 
 impl Batch {
-    fn add(&mut self, parted: Disconnected) {
-        let Disconnected { cuts, after_cuts, at_once: _ } = parted;
+    fn add(&mut self, disconnected: Disconnected) {
+        let Disconnected { cuts, after_cuts, at_once: _ } = disconnected;
         for (address, cut) in cuts {
             match &cut {
                 Action::CutPodFlows(_, id) => drop(self.left.insert((address, *id))),
@@ -67,7 +67,7 @@ impl Batch {
 
 struct Walk {
     of: Batch,
-    begun: Instant,
+    started: Instant,
     /// Taken when the walk is over.
     ends: BoxFuture<'static, Result<(), DataplaneError>>,
     outcome: Option<Result<(), DataplaneError>>,
@@ -114,18 +114,18 @@ impl BackgroundFlush {
     }
 
     /// Queues cuts, and the actions after them.
-    pub(super) fn queue(&mut self, parted: Disconnected) {
-        self.waiting.add(parted);
+    pub(super) fn queue(&mut self, disconnected: Disconnected) {
+        self.waiting.add(disconnected);
     }
 
-    /// Waits until a walk is over or may begin; for ever if nothing is queued. Cancel-safe.
+    /// Waits until a walk has ended or may begin; forever if nothing is queued. Cancel-safe.
     pub(super) async fn next(&mut self) {
         match &mut self.walk {
             Some(Walk { outcome: Some(_), .. }) => {}
             Some(walk) => {
                 walk.outcome = Some((&mut walk.ends).await);
                 let now = Instant::now();
-                self.rest_until = Some(now + (now - walk.begun) * REST);
+                self.rest_until = Some(now + (now - walk.started) * REST);
             }
             None if self.waiting.cuts.is_empty() => std::future::pending().await,
             None => {
@@ -156,7 +156,7 @@ impl BackgroundFlush {
 }
 
 impl<E: Executor> Reconciler<E> {
-    /// Begins a walk if cuts are queued and the pause is over.
+    /// Begins a walk if cuts are queued and the pause has ended.
     pub(super) fn begin_cuts(&mut self) {
         if !self.background.is_resting() {
             self.walk();
@@ -169,7 +169,7 @@ impl<E: Executor> Reconciler<E> {
         }
         let of = std::mem::take(&mut self.background.waiting);
         let ends = self.executor.cut(of.cuts.clone());
-        self.background.walk = Some(Walk { of, begun: Instant::now(), ends, outcome: None });
+        self.background.walk = Some(Walk { of, started: Instant::now(), ends, outcome: None });
     }
 
     /// Performs the actions after a finished walk.

@@ -1,4 +1,4 @@
-//! A plan, action by action.
+//! Performs a plan, action by action.
 
 use std::net::IpAddr;
 
@@ -15,8 +15,8 @@ use egress_core::plan::refusal::{Entry, instead, waits};
 pub(super) type Failed = (EgressId, IpAddr, DataplaneError);
 
 impl<E: Executor> Reconciler<E> {
-    /// Performs the plan. Entries that are refused are left out. Claims that fail are returned: what stands after them counts
-    /// on them, and is not done. Consecutive cuts share one walk.
+    /// Performs the plan. Refused entries are left out. Failed claims are returned; the actions after them depend on them and
+    /// are skipped. Consecutive cuts share one walk.
     pub(super) async fn perform(
         &mut self,
         actual: &mut KernelState,
@@ -27,7 +27,7 @@ impl<E: Executor> Reconciler<E> {
         };
         let claims = plan.iter().any(|action| matches!(action, Action::Own(..)));
         if claims || plan.iter().any(begins) {
-            self.executor.expect(self.ties.expected(self.compiler.view()));
+            self.executor.expect(self.coordination.expected(self.compiler.view()));
         }
         if claims {
             self.executor.prepare(plan).await;
@@ -62,7 +62,7 @@ impl<E: Executor> Reconciler<E> {
                     if error.is_of_entry() {
                         self.note_refusal(action, &error);
                     }
-                    self.do_without(actual, (*id, *moving), &error).await?;
+                    self.skip_handover(actual, (*id, *moving), &error).await?;
                 }
                 (Err(error), _) if error.is_of_entry() && Entry::of(action).is_some() => {
                     self.leave_out(actual, action, &error).await?;
@@ -79,7 +79,7 @@ impl<E: Executor> Reconciler<E> {
         outcome
     }
 
-    /// What follows where the kernel refuses the entry that an action writes.
+    /// Performs the actions that replace a refused one.
     async fn leave_out(
         &mut self,
         actual: &mut KernelState,
@@ -95,12 +95,12 @@ impl<E: Executor> Reconciler<E> {
         Ok(())
     }
 
-    /// One line for each map when it begins to refuse.
+    /// Warns once for each map when it begins to refuse.
     fn note_refusal(&mut self, refused: &Action, error: &DataplaneError) {
         self.count_refusal(refused);
         let Some(entry) = Entry::of(refused) else { return };
         if self.left_out.note(entry, refused, error, Instant::now()) {
-            warn!(%entry, %error, "the kernel refuses an entry: it is left out and tried again");
+            warn!(%entry, %error, "the kernel refuses an entry: it is left out and retried");
         } else {
             debug!(%entry, %error, "the kernel refuses an entry");
         }
@@ -112,18 +112,18 @@ impl<E: Executor> Reconciler<E> {
         }
     }
 
-    /// A hand-over that cannot be begun is done without: what comes between is dropped, but all else goes on.
-    async fn do_without(
+    /// Continues without a hand-over that cannot be prepared; packets in between are dropped.
+    async fn skip_handover(
         &mut self,
         actual: &mut KernelState,
         (id, moving): (EgressId, HandoverState),
         error: &DataplaneError,
     ) -> Result<(), DataplaneError> {
         let HandoverState { stage, address, .. } = moving;
-        warn!(id = id.0, %address, %error, "cannot prepare the hand-over of an egress IP: going on without");
+        warn!(id = id.0, %address, %error, "cannot prepare the hand-over of an egress IP: continuing without it");
         self.unprepared = true;
         if stage == HandoverStage::Leaving {
-            // Half of it may be done.
+            // It may be half done.
             for action in [Action::Disown(id, address), Action::EndHandover(id, address)] {
                 self.act(&action).await?;
                 log(&action);

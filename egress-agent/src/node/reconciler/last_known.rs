@@ -1,19 +1,19 @@
-//! What the kernel held when it was last known, for whoever asks while it must be observed anew. Pure.
+//! The kernel's last known state, for answers while it must be read again. Pure.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use egress_core::model::state::KernelState;
 
-/// `None` before the first look, and while it is known.
+/// `None` before the first read, and while the current state is known.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Last(Arc<Mutex<Option<KernelState>>>);
+pub(super) struct LastKnown(Arc<Mutex<Option<KernelState>>>);
 
-impl Last {
-    /// For a round that may fail, or be ended, at any of its steps.
-    pub(super) fn hold(&self, state: KernelState) -> InHand {
+impl LastKnown {
+    /// For a reconcile that may fail or be cancelled at any step.
+    pub(super) fn hold(&self, state: KernelState) -> LastKnownGuard {
         *self.get() = None;
-        InHand { state, last: Some(self.clone()) }
+        LastKnownGuard { state, last: Some(self.clone()) }
     }
 
     pub(super) fn get(&self) -> MutexGuard<'_, Option<KernelState>> {
@@ -21,22 +21,22 @@ impl Last {
     }
 }
 
-/// Goes back to where it is asked for, however the round ends.
+/// Stores the state as the last known one when a failed or cancelled reconcile drops it.
 #[derive(Debug)]
-pub(super) struct InHand {
+pub(super) struct LastKnownGuard {
     state: KernelState,
-    last: Option<Last>,
+    last: Option<LastKnown>,
 }
 
-impl InHand {
-    /// The round has come to its end.
+impl LastKnownGuard {
+    /// The reconcile has succeeded.
     pub(super) fn done(mut self) -> KernelState {
         self.last = None;
         std::mem::take(&mut self.state)
     }
 }
 
-impl Drop for InHand {
+impl Drop for LastKnownGuard {
     fn drop(&mut self) {
         if let Some(last) = self.last.take() {
             *last.get() = Some(std::mem::take(&mut self.state));
@@ -44,7 +44,7 @@ impl Drop for InHand {
     }
 }
 
-impl Deref for InHand {
+impl Deref for LastKnownGuard {
     type Target = KernelState;
 
     fn deref(&self) -> &KernelState {
@@ -52,7 +52,7 @@ impl Deref for InHand {
     }
 }
 
-impl DerefMut for InHand {
+impl DerefMut for LastKnownGuard {
     fn deref_mut(&mut self) -> &mut KernelState {
         &mut self.state
     }

@@ -28,13 +28,13 @@ type Owned = BTreeMap<EgressId, IpAddr>;
 const NEW_OWNER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Reads policies afresh, by name, and returns the addresses that belong to this node.
-pub type Ask = Box<dyn Fn(BTreeSet<(PolicyKey, IpAddr)>) -> BoxFuture<'static, BTreeSet<IpAddr>> + Send + Sync>;
+pub type FreshRead = Box<dyn Fn(BTreeSet<(PolicyKey, IpAddr)>) -> BoxFuture<'static, BTreeSet<IpAddr>> + Send + Sync>;
 
 /// What ends a wait of [`Coordination::next`].
-pub(super) enum Turn {
+pub(super) enum CoordinationEvent {
     /// The lease state or the orders have changed.
     Changed,
-    Asked(Question),
+    Question(Question),
 }
 
 pub struct Coordination {
@@ -44,14 +44,14 @@ pub struct Coordination {
     demand: watch::Sender<LeaseDemand>,
     released: watch::Sender<Acknowledgements>,
     ready: watch::Sender<Readiness>,
-    ask: Ask,
-    asks: Option<mpsc::Receiver<Question>>,
+    fresh_read: FreshRead,
+    questions: Option<mpsc::Receiver<Question>>,
     /// Since when each open hand-over from this node is known, by number.
     known: BTreeMap<u64, Instant>,
     /// The hand-over's number and the new owner of each address that this node has handed over.
-    gave: BTreeMap<IpAddr, (u64, String)>,
-    /// The lease has expired, and this node has given up addresses.
-    pub(super) has_given_up: bool,
+    handed_over: BTreeMap<IpAddr, (u64, String)>,
+    /// The lease has expired, and this node has released addresses.
+    pub(super) has_released: bool,
 }
 
 impl Coordination {
@@ -59,7 +59,7 @@ impl Coordination {
         node_name: &str,
         (lease_state, orders): (watch::Receiver<LeaseState>, watch::Receiver<Acknowledgements>),
         (demand, released): (watch::Sender<LeaseDemand>, watch::Sender<Acknowledgements>),
-        ask: Ask,
+        fresh_read: FreshRead,
     ) -> Self {
         let (ownership, known) = (Ownership::new(node_name.to_owned()), BTreeMap::new());
         let ready = watch::channel(Readiness::default()).0;
@@ -70,24 +70,24 @@ impl Coordination {
             demand,
             released,
             ready,
-            ask,
-            asks: None,
+            fresh_read,
+            questions: None,
             known,
-            gave: BTreeMap::new(),
-            has_given_up: false,
+            handed_over: BTreeMap::new(),
+            has_released: false,
         }
     }
 
     /// Publishes in `ready` what this node is ready to take over.
     #[must_use]
-    pub fn preparing(self, ready: watch::Sender<Readiness>) -> Self {
+    pub fn with_readiness(self, ready: watch::Sender<Readiness>) -> Self {
         Self { ready, ..self }
     }
 
     /// An endless lease and no reader of policies.
     pub(super) fn none(node_name: &str) -> Self {
         let (lease_state, demand) = (watch::channel(LeaseState::Holds).1, watch::channel(LeaseDemand::default()).0);
-        let no_reader: Ask = Box::new(|_| Box::pin(std::future::ready(BTreeSet::new())));
+        let no_reader: FreshRead = Box::new(|_| Box::pin(std::future::ready(BTreeSet::new())));
         let (orders, released) = (watch::channel(Acknowledgements::new()).1, watch::channel(Acknowledgements::new()).0);
         Self::new(node_name, (lease_state, orders), (demand, released), no_reader)
     }
@@ -98,52 +98,52 @@ impl Coordination {
         self.demand.send_if_modified(|demand| std::mem::replace(&mut demand.terms, terms) != terms);
     }
 
-    pub(super) fn wants(&self, wants: bool) {
+    pub(super) fn set_demand(&self, wants: bool) {
         self.demand.send_if_modified(|demand| std::mem::replace(&mut demand.wants, wants) != wants);
     }
 
-    /// Waits for a change of lease state or orders, or for a question; for ever once all senders are dropped.
-    pub(super) async fn next(&mut self) -> Turn {
-        let Self { lease_state, orders, asks, .. } = self;
-        let asked = async {
-            match asks {
-                Some(asks) => asks.recv().await,
+    /// Waits for a change of lease state or orders, or for a question; forever once all senders are dropped.
+    pub(super) async fn next(&mut self) -> CoordinationEvent {
+        let Self { lease_state, orders, questions, .. } = self;
+        let question = async {
+            match questions {
+                Some(questions) => questions.recv().await,
                 None => None,
             }
         };
         tokio::select! {
-            Ok(()) = lease_state.changed() => Turn::Changed,
-            Ok(()) = orders.changed() => Turn::Changed,
-            Some(part) = asked => Turn::Asked(part),
+            Ok(()) = lease_state.changed() => CoordinationEvent::Changed,
+            Ok(()) = orders.changed() => CoordinationEvent::Changed,
+            Some(question) = question => CoordinationEvent::Question(question),
             else => std::future::pending().await,
         }
     }
 
     /// Answers the questions of `egress-agent status`.
     #[must_use]
-    pub fn asked(self, asks: mpsc::Receiver<Question>) -> Self {
-        Self { asks: Some(asks), ..self }
+    pub fn with_questions(self, questions: mpsc::Receiver<Question>) -> Self {
+        Self { questions: Some(questions), ..self }
     }
 
     pub(super) fn is_lease_expired(&self) -> bool {
-        self.fall().is_some()
+        self.expiry().is_some()
     }
 
     /// The number of this expiry, if the lease has expired.
-    pub(super) fn fall(&self) -> Option<u64> {
+    pub(super) fn expiry(&self) -> Option<u64> {
         match *self.lease_state.borrow() {
             LeaseState::Expired(number) => Some(number),
             LeaseState::Holds => None,
         }
     }
 
-    /// Reports that the kernel, observed after [`fall`](Self::fall) returned this, holds no address.
-    pub(super) fn obey(&self, fall: Option<u64>) {
-        let Some(number) = fall else { return };
+    /// Reports that the kernel, observed after [`expiry`](Self::expiry) returned this, holds no address.
+    pub(super) fn acknowledge_expiry(&self, expiry: Option<u64>) {
+        let Some(number) = expiry else { return };
         self.demand.send_if_modified(|demand| std::mem::replace(&mut demand.obeyed, number) != number);
     }
 
-    /// Whether the lease has expired, or had when the kernel was last observed: the kernel may hold addresses to give up.
+    /// Whether the lease has expired, or had when the kernel was last observed: the kernel may hold addresses to release.
     pub(super) fn is_or_was_lease_expired(&self) -> bool {
         self.is_lease_expired() || self.ownership.is_lease_expired()
     }
@@ -152,9 +152,9 @@ impl Coordination {
     pub(super) fn lease_expired(&self) -> impl Future<Output = ()> + use<> {
         let mut lease_state = self.lease_state.clone();
         async move {
-            let is_down = |lease_state: &LeaseState| matches!(lease_state, LeaseState::Expired(_));
-            let is_lease_expired = is_down(&lease_state.borrow_and_update());
-            if is_lease_expired || lease_state.wait_for(is_down).await.is_err() {
+            let is_expired = |lease_state: &LeaseState| matches!(lease_state, LeaseState::Expired(_));
+            let is_lease_expired = is_expired(&lease_state.borrow_and_update());
+            if is_lease_expired || lease_state.wait_for(is_expired).await.is_err() {
                 std::future::pending().await
             }
         }
@@ -178,33 +178,33 @@ impl Coordination {
         waits
     }
 
-    /// The held addresses that the kernel must give up now.
+    /// The held addresses that the kernel must release now.
     pub(super) fn barred(&mut self, held: &Owned) -> Owned {
         // Read without marking as seen: the waiter plans the whole state again.
         let is_expired = self.is_lease_expired();
         self.ownership.set_lease_expired(is_expired, held);
         self.ownership.order(&self.orders.borrow());
-        if is_expired && !held.is_empty() && !self.has_given_up {
+        if is_expired && !held.is_empty() && !self.has_released {
             warn!(
                 addresses = held.len(),
-                "this node was out of touch with leader and API server, or its agent away: egress IPs are not served here"
+                "the lease of this node has expired, its egress IPs are not served: it reached neither leader nor API server, or its agent was down"
             );
-            self.has_given_up = true;
+            self.has_released = true;
         }
         self.ownership.barred(held, held).all
     }
 
-    /// Logs that this node serves again what it gave up. Waits until no address is doubtful: if only this node has lost the
+    /// Logs that this node serves addresses again that it had released. Waits until no address is doubtful: if only this node has lost the
     /// API server, the leader reaches it while no policy can be read.
-    pub(super) fn say_in_touch(&mut self, desired: &Owned, held: &Owned) {
-        if !self.has_given_up
+    pub(super) fn log_served_again(&mut self, desired: &Owned, held: &Owned) {
+        if !self.has_released
             || self.is_or_was_lease_expired()
             || !self.ownership.barred(desired, held).doubtful.is_empty()
         {
             return;
         }
-        info!("in touch again: egress IPs that are still this node's are served again");
-        self.has_given_up = false;
+        info!("the lease is renewed: egress IPs that are still assigned to this node are served again");
+        self.has_released = false;
     }
 
     /// What the network may answer to this node's probes. An earlier assignment, record or holding does not prove who owns an
@@ -240,39 +240,39 @@ impl Coordination {
         record.is_some_and(|record| record.from == node || record.to.as_deref() == Some(node))
     }
 
-    /// Publishes what the kernel holds, what it has released, and what it is ready for; call it with no action under way.
+    /// Publishes what the kernel holds, what it has released, and what it is ready for; call it with no action in progress.
     /// New owners come first, since a release without one means that the address has no new owner.
-    pub(super) fn say(&mut self, view: &ClusterView, actual: &KernelState) {
+    pub(super) fn publish(&mut self, view: &ClusterView, actual: &KernelState) {
         let (given, prepared) = (self.given(view, actual), kernel_handovers::prepared(&self.ownership, actual));
-        say(&self.ready, Readiness { given, prepared });
-        say(&self.released, self.ownership.released(&actual.owned, &actual.handovers));
+        set(&self.ready, Readiness { given, prepared });
+        set(&self.released, self.ownership.released(&actual.owned, &actual.handovers));
     }
 
     /// The new owner of each address that this node has handed over, while the record is open. It stays true when an expired
     /// lease ends the forwarding.
     fn given(&mut self, view: &ClusterView, actual: &KernelState) -> Given {
         let leaving = self.ownership.ledger().leaving(self.ownership.node_name());
-        self.gave.retain(|address, (number, _)| leaving.get(address) == Some(number));
+        self.handed_over.retain(|address, (number, _)| leaving.get(address) == Some(number));
         for (address, to) in kernel_handovers::given(&self.ownership, view, actual) {
             if let Some(number) = leaving.get(&address) {
-                self.gave.insert(address, (*number, to));
+                self.handed_over.insert(address, (*number, to));
             }
         }
-        self.gave.iter().map(|(address, (_, to))| (*address, to.clone())).collect()
+        self.handed_over.iter().map(|(address, (_, to))| (*address, to.clone())).collect()
     }
 
     /// Reads the policies of these addresses afresh, and returns whether any may be held.
-    pub(super) async fn ask(&mut self, view: &ClusterView, doubtful: &Owned) -> bool {
-        let mut questions = BTreeSet::new();
+    pub(super) async fn read_fresh(&mut self, view: &ClusterView, doubtful: &Owned) -> bool {
+        let mut reads = BTreeSet::new();
         for object in view.policies.values() {
             let items = object.published.items.iter().filter_map(|item| parse_egress_ip(&item.egress_ip));
             let doubted = items.filter(|address| doubtful.values().any(|other| other == address));
-            questions.extend(doubted.map(|address| (object.key().clone(), address)));
+            reads.extend(doubted.map(|address| (object.key().clone(), address)));
         }
         // An order does not wait for a slow answer. It is not marked as seen here.
         let mut orders = self.orders.clone();
         let confirmed = tokio::select! {
-            confirmed = (self.ask)(questions) => confirmed,
+            confirmed = (self.fresh_read)(reads) => confirmed,
             Ok(()) = orders.changed() => return false,
         };
         self.ownership.confirm(&confirmed);
@@ -280,10 +280,10 @@ impl Coordination {
     }
 }
 
-fn say<T: PartialEq>(to: &watch::Sender<T>, value: T) {
+fn set<T: PartialEq>(to: &watch::Sender<T>, value: T) {
     to.send_if_modified(|published| {
-        let is_news = *published != value;
+        let has_changed = *published != value;
         *published = value;
-        is_news
+        has_changed
     });
 }

@@ -1,7 +1,7 @@
-//! Tells of addresses that pods claim and do not get: an event on the pod, a line in the log.
+//! Reports refused pod addresses: an event on the pod, a line of the log.
 //!
-//! Who may create pods chooses how many there are, so each namespace has a budget. What does not fit is told later, if it is
-//! still so; `egress-agent status` lists it at once.
+//! Users control the number of pods, so each namespace has a budget. Refusals beyond it are reported later if they last;
+//! `egress-agent status` lists them at once.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -13,11 +13,11 @@ use crate::node::reconciler::Reconciler;
 use egress_core::plan::executor::Executor;
 use egress_core::selection::pod_addresses::Refusal;
 
-/// So many at once for one namespace, then one in so long.
-const AT_ONCE: u32 = 5;
-const EVERY: Duration = Duration::from_secs(60);
+/// The budget of a namespace, and the time after which it grows by one.
+const BUDGET: u32 = 5;
+const REFILL_INTERVAL: Duration = Duration::from_secs(60);
 
-/// What has been told, and what each namespace may still be told.
+/// Reported refusals, and the budgets of the namespaces.
 #[derive(Debug, Default)]
 pub(super) struct ReportedConflicts {
     refusals: BTreeSet<Refusal>,
@@ -31,18 +31,18 @@ struct Budget {
 }
 
 impl ReportedConflicts {
-    /// What is to be told now of all that is refused.
+    /// The refusals to report now.
     fn next(&mut self, refused: BTreeSet<Refusal>, now: Instant) -> Vec<Refusal> {
         self.refusals.retain(|one| refused.contains(one));
         self.budgets.values_mut().for_each(|budget| budget.fill(now));
-        self.budgets.retain(|_, budget| budget.left < AT_ONCE);
+        self.budgets.retain(|_, budget| budget.left < BUDGET);
         let mut next = Vec::new();
         for refusal in refused {
             if self.refusals.contains(&refusal) {
                 continue;
             }
             let namespace = refusal.pod.namespace.clone();
-            let budget = self.budgets.entry(namespace).or_insert(Budget { left: AT_ONCE, since: now });
+            let budget = self.budgets.entry(namespace).or_insert(Budget { left: BUDGET, since: now });
             if budget.left > 0 {
                 budget.left -= 1;
                 self.refusals.insert(refusal.clone());
@@ -55,18 +55,18 @@ impl ReportedConflicts {
 
 impl Budget {
     fn fill(&mut self, now: Instant) {
-        while self.left < AT_ONCE && now.duration_since(self.since) >= EVERY {
+        while self.left < BUDGET && now.duration_since(self.since) >= REFILL_INTERVAL {
             self.left += 1;
-            self.since += EVERY;
+            self.since += REFILL_INTERVAL;
         }
     }
 }
 
 impl<E: Executor> Reconciler<E> {
-    pub(super) fn announce_refused(&mut self) {
+    pub(super) fn report_refused_pods(&mut self) {
         let refused = self.compiler.refused();
         for Refusal { pod, uid, why } in self.refused_pods.next(refused, Instant::now()) {
-            warn!(namespace = pod.namespace, pod = pod.name, %why, "a pod does not get an address");
+            warn!(namespace = pod.namespace, pod = pod.name, %why, "a pod address is refused");
             let reason = if why.is_conflict() { "PodAddressConflict" } else { "PodAddressRefused" };
             if let Some(events) = &self.events {
                 events.warn_of_pod((&pod, &uid), reason, &format!("the pod gets no egress IP by this address: {why}"));
@@ -88,19 +88,19 @@ mod tests {
     }
 
     #[test]
-    fn a_namespace_that_is_refused_much_is_told_little_and_keeps_nothing_from_others() {
-        let (mut told, begun) = (ReportedConflicts::default(), Instant::now());
+    fn a_namespace_with_many_refusals_gets_few_events_and_does_not_affect_others() {
+        let (mut conflicts, start) = (ReportedConflicts::default(), Instant::now());
         let mut refused: BTreeSet<_> = (0..1000).map(|name| refusal("noisy", name)).collect();
-        assert_eq!(told.next(refused.clone(), begun).len(), 5);
-        assert!(told.next(refused.clone(), begun).is_empty());
+        assert_eq!(conflicts.next(refused.clone(), start).len(), 5);
+        assert!(conflicts.next(refused.clone(), start).is_empty());
         refused.insert(refusal("quiet", 0));
-        assert_eq!(told.next(refused.clone(), begun), [refusal("quiet", 0)]);
-        assert!(told.next(refused.clone(), begun + EVERY / 2).is_empty());
-        assert_eq!(told.next(refused.clone(), begun + 2 * EVERY).len(), 2, "what was left out comes later");
+        assert_eq!(conflicts.next(refused.clone(), start), [refusal("quiet", 0)]);
+        assert!(conflicts.next(refused.clone(), start + REFILL_INTERVAL / 2).is_empty());
+        assert_eq!(conflicts.next(refused.clone(), start + 2 * REFILL_INTERVAL).len(), 2, "the rest is reported later");
         // New pods, over and over.
         let changed = (1000..2000).map(|name| refusal("noisy", name)).collect();
-        assert!(told.next(changed, begun + 2 * EVERY).is_empty());
-        assert!(told.next(BTreeSet::new(), begun + 9 * EVERY).is_empty());
-        assert!(told.refusals.is_empty() && told.budgets.is_empty(), "nothing is kept of what is over");
+        assert!(conflicts.next(changed, start + 2 * REFILL_INTERVAL).is_empty());
+        assert!(conflicts.next(BTreeSet::new(), start + 9 * REFILL_INTERVAL).is_empty());
+        assert!(conflicts.refusals.is_empty() && conflicts.budgets.is_empty(), "no state is left");
     }
 }

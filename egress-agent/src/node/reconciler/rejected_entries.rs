@@ -1,4 +1,4 @@
-//! Entries that the kernel has refused: they are left out of its maps, tried again, and told of where it lasts. Pure.
+//! Entries that the kernel has refused: they are left out of its maps, retried, and reported if they stay refused. Pure.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,45 +10,45 @@ use egress_core::model::state::{Action, KernelState};
 use egress_core::plan::executor::DataplaneError;
 use egress_core::plan::refusal::Entry;
 
-/// What is refused for this long is told.
-const TELL_AFTER: Duration = Duration::from_secs(2);
+/// An entry that stays refused for this long is reported.
+const REPORT_AFTER: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
 pub(super) struct LeftOut {
-    entries: BTreeMap<Entry, Left>,
-    /// When all of them are tried again.
+    entries: BTreeMap<Entry, Refused>,
+    /// When all of them are retried.
     retry_at: Option<Instant>,
-    patience: Duration,
+    delay: Duration,
 }
 
-/// Why, and since when.
+/// A refused entry, with the cause.
 #[derive(Debug)]
-struct Left {
+struct Refused {
     action: Action,
     why: String,
     since: Instant,
-    is_told: bool,
+    is_reported: bool,
 }
 
 impl Default for LeftOut {
     fn default() -> Self {
-        Self { entries: BTreeMap::new(), retry_at: None, patience: FIRST_RETRY }
+        Self { entries: BTreeMap::new(), retry_at: None, delay: FIRST_RETRY }
     }
 }
 
 impl LeftOut {
-    /// The kernel has refused it. Whether it is the first of its map that is left out.
+    /// Notes a refused entry. Returns whether it is the first of its map.
     pub(super) fn note(&mut self, entry: Entry, action: &Action, error: &DataplaneError, now: Instant) -> bool {
         let is_first = !self.entries.keys().any(|left| left.map() == entry.map());
         let (action, why) = (action.clone(), error.to_string());
         match self.entries.get_mut(&entry) {
             Some(left) => (left.action, left.why) = (action, why),
-            None => drop(self.entries.insert(entry, Left { action, why, since: now, is_told: false })),
+            None => drop(self.entries.insert(entry, Refused { action, why, since: now, is_reported: false })),
         }
         is_first
     }
 
-    /// The action has been done: it is in the kernel now, or has made room for others.
+    /// The action succeeded: its entry is in the kernel, or it has freed space for others.
     pub(super) fn done(&mut self, action: &Action, now: Instant) {
         if self.entries.is_empty() {
             return;
@@ -63,24 +63,24 @@ impl LeftOut {
         self.entries.values().map(|left| &left.action)
     }
 
-    /// Forgets what is not wanted any more, or is there, and says when the rest is tried again. A round that is no whole one
-    /// knows what is wanted of pods and prefixes alone.
+    /// Forgets entries that are no longer desired or exist by now, and schedules the retry of the rest. A partial plan only
+    /// knows the desired state of pods and prefixes.
     pub(super) fn settle(&mut self, actual: &KernelState, desired: &KernelState, is_whole: bool, now: Instant) {
         let is_judged = |entry: &Entry| is_whole || matches!(entry, Entry::Pod(_) | Entry::Owner(_) | Entry::Prefix(_));
         self.entries.retain(|entry, _| !is_judged(entry) || !entry.is_same(actual, desired));
         if !Entry::UnknownPods.is_same(actual, desired)
             && let Some(on) = desired.on_unknown_pod
         {
-            // It waits for a pod that was refused, of which is told.
+            // It waits for a refused pod, which is reported.
             let action = Action::SetUnknownPods(on);
-            let left = || Left { action, why: String::new(), since: now, is_told: true };
+            let left = || Refused { action, why: String::new(), since: now, is_reported: true };
             self.entries.entry(Entry::UnknownPods).or_insert_with(left);
         }
         if self.entries.is_empty() {
             *self = Self::default();
         } else if self.retry_at.is_none_or(|at| at <= now) {
-            self.retry_at = Some(now + self.patience);
-            self.patience = (self.patience * 2).min(LONGEST_RETRY);
+            self.retry_at = Some(now + self.delay);
+            self.delay = (self.delay * 2).min(LONGEST_RETRY);
         }
     }
 
@@ -88,22 +88,22 @@ impl LeftOut {
         self.retry_at
     }
 
-    /// Whether all of them are to be tried again now.
+    /// Whether the retry is due.
     pub(super) fn is_due(&self, now: Instant) -> bool {
         self.retry_at.is_some_and(|at| at <= now)
     }
 
-    /// What has lasted and has not been told, and why.
-    pub(super) fn take_untold(&mut self, now: Instant) -> Vec<(Action, String)> {
-        let due = self.entries.values_mut().filter(|left| !left.is_told && now >= left.since + TELL_AFTER);
+    /// Lasting refusals that are not reported yet, with their causes.
+    pub(super) fn take_unreported(&mut self, now: Instant) -> Vec<(Action, String)> {
+        let due = self.entries.values_mut().filter(|left| !left.is_reported && now >= left.since + REPORT_AFTER);
         due.map(|left| {
-            left.is_told = true;
+            left.is_reported = true;
             (left.action.clone(), left.why.clone())
         })
         .collect()
     }
 
-    /// How many of each map.
+    /// The number of entries of each map.
     pub(super) fn count(&self) -> BTreeMap<&'static str, usize> {
         let mut count = BTreeMap::new();
         for map in self.entries.keys().filter_map(Entry::map) {
@@ -112,7 +112,7 @@ impl LeftOut {
         count
     }
 
-    /// One for each map.
+    /// One line for each map.
     pub(super) fn lines(&self) -> impl Iterator<Item = String> {
         self.count().into_iter().map(|(map, count)| {
             let why =

@@ -1,4 +1,4 @@
-//! What the kernel holds and this node may not, because its leases have run out or another is to have it.
+//! Release of addresses that this node may not hold: its lease has expired, or another node gets them.
 
 use crate::node::reconciler::action_log::log;
 use crate::node::reconciler::{Reconciler, withhold};
@@ -8,56 +8,56 @@ use egress_core::plan::executor::{DataplaneError, Executor};
 use egress_core::plan::plan;
 
 impl<E: Executor> Reconciler<E> {
-    /// Gives up what this node may not hold before anything is looked at that a walk of the maps may be keeping: leases do
-    /// not wait, and hand-overs have an order of their own. What steers to it here finds nobody who holds it, and drops.
-    pub(super) async fn let_go(&mut self) -> Result<(), DataplaneError> {
-        if !self.ties.is_or_was_lease_expired() {
+    /// Releases these addresses before the full state is read, which may wait for a walk of the maps. Policies that still point
+    /// to them drop their packets.
+    pub(super) async fn release(&mut self) -> Result<(), DataplaneError> {
+        if !self.coordination.is_or_was_lease_expired() {
             return Ok(());
         }
-        let fall = self.ties.fall();
+        let expiry = self.coordination.expiry();
         let held = self.executor.held().await?;
-        let owned = self.ties.barred(&held.owned).into_iter().map(|(id, address)| Action::Disown(id, address));
+        let owned = self.coordination.barred(&held.owned).into_iter().map(|(id, address)| Action::Disown(id, address));
         for action in owned.chain(self.overtaken(&held)).collect::<Vec<_>>() {
             self.act(&action).await?;
             log(&action);
         }
-        self.ties.obey(fall);
+        self.coordination.acknowledge_expiry(expiry);
         Ok(())
     }
 
-    /// Likewise where the cluster is not known yet, and may not be for long: what is seen of the kernel is old then.
-    pub(super) async fn let_go_unsynced(&mut self) -> Result<(), DataplaneError> {
-        if self.ties.is_lease_expired() {
+    /// The same before all lists have arrived. The kernel's state is then read again.
+    pub(super) async fn release_unsynced(&mut self) -> Result<(), DataplaneError> {
+        if self.coordination.is_lease_expired() {
             self.actual = None;
-            self.let_go().await?;
+            self.release().await?;
         }
         Ok(())
     }
 
-    /// Ends what this node has begun to take over and may not any more. What it owns too goes with that, or is handed over.
+    /// Ends hand-overs to this node that it may not complete. Addresses that it owns already are released or handed over.
     fn overtaken(&mut self, actual: &KernelState) -> Vec<Action> {
-        let overtaken = self.ties.ownership.overtaken(actual).into_iter();
+        let overtaken = self.coordination.ownership.overtaken(actual).into_iter();
         let alone = overtaken.filter(|(id, address)| actual.owned.get(id) != Some(address));
         alone.map(|(id, address)| Action::EndHandover(id, address)).collect()
     }
 
-    /// What the kernel holds and this node may not goes first, also while it is not known what the node should hold.
-    pub(super) async fn give_up(&mut self, actual: &mut KernelState) -> Result<(), DataplaneError> {
-        let fall = self.ties.fall();
-        let barred = self.ties.barred(&actual.owned);
+    /// Releases these addresses before anything else, also while the desired state is unknown.
+    pub(super) async fn release_barred(&mut self, actual: &mut KernelState) -> Result<(), DataplaneError> {
+        let expiry = self.coordination.expiry();
+        let barred = self.coordination.barred(&actual.owned);
         let overtaken = self.overtaken(actual);
         self.perform(actual, &overtaken).await?;
         if !barred.is_empty() {
             let mut desired = actual.clone();
-            desired.handovers = handovers(&self.ties.ownership, self.compiler.view(), actual, actual);
+            desired.handovers = handovers(&self.coordination.ownership, self.compiler.view(), actual, actual);
             withhold(&mut desired, &barred);
             let mut plan = plan(actual, &desired);
-            // Policies wait for a walk of the maps, where there is one.
+            // Policies may wait for a walk of the maps.
             plan.sort_by_key(|action| !matches!(action, Action::Disown(..)));
             self.perform(actual, &plan).await?;
         }
-        self.ties.obey(fall);
-        self.ties.say(self.compiler.view(), actual);
+        self.coordination.acknowledge_expiry(expiry);
+        self.coordination.publish(self.compiler.view(), actual);
         Ok(())
     }
 }

@@ -20,21 +20,21 @@ impl<E: Executor> Reconciler<E> {
     /// An answer to a caller that is gone is dropped. Returns whether a reconcile is needed.
     pub(super) fn answer(&mut self, question: Question) -> bool {
         match question {
-            Question::Attach(attach, asker) => {
-                self.attach(attach, asker);
+            Question::Attach(attach, reply) => {
+                self.attach(attach, reply);
                 return true;
             }
-            Question::Status(asker) => drop(asker.send(self.report())),
-            Question::Snapshot(asker) => drop(asker.send(self.snapshot())),
-            Question::Names(asker) => drop(asker.send(self.names())),
+            Question::Status(reply) => drop(reply.send(self.report())),
+            Question::Snapshot(reply) => drop(reply.send(self.snapshot())),
+            Question::Names(reply) => drop(reply.send(self.names())),
         }
         false
     }
 
     fn snapshot(&self) -> ReconcilerSnapshot {
         let last = self.last.get();
-        let own = self.ties.ownership.node_name();
-        let open = || self.ties.ownership.ledger().records.open.values();
+        let own = self.coordination.ownership.node_name();
+        let open = || self.coordination.ownership.ledger().records.open.values();
         ReconcilerSnapshot {
             in_kernel: self.actual.as_ref().or(last.as_ref()).map(|actual| self.in_kernel(actual)),
             standby: self.standby.len(),
@@ -93,7 +93,7 @@ impl<E: Executor> Reconciler<E> {
             view.policies.values().filter_map(|object| Some((object.published.id?.0, object.name().to_owned())));
         let nodes = view.nodes.iter().filter_map(|(name, node)| Some((node.endpoint()?.0, name.clone())));
         Names {
-            node: Some(self.ties.ownership.node_name().to_owned()),
+            node: Some(self.coordination.ownership.node_name().to_owned()),
             pods: pods.collect(),
             objects: objects.collect(),
             nodes: nodes.collect(),
@@ -109,7 +109,7 @@ impl<E: Executor> Reconciler<E> {
         } else if self.actual.is_none() {
             problems.push("the kernel could not be brought to the desired state; see the log".to_owned());
         }
-        problems.extend(self.failing.lines());
+        problems.extend(self.failed_claims.lines());
         problems.extend(self.compiler.refused().into_iter().take(MOST_REFUSED).map(|Refusal { pod, why, .. }| {
             format!("pod {}/{} gets no egress IP by one of its addresses: {why}", pod.namespace, pod.name)
         }));
@@ -135,13 +135,13 @@ impl<E: Executor> Reconciler<E> {
     fn add_state(&self, view: &ClusterView, gateway: &mut Gateway) {
         let Some(node) = gateway.node.as_ref().and_then(|name| view.nodes.get(name)) else { return };
         gateway.ready = Some(node.ready);
-        let is_suspect = self.ties.ownership.ledger().suspects.contains_key(&node.name);
+        let is_suspect = self.coordination.ownership.ledger().suspects.contains_key(&node.name);
         let says = if is_suspect { Some("silent") } else { node.drained.then_some("drained") };
         gateway.leader_says = says.map(str::to_owned);
     }
 
     fn cluster(&self, view: &ClusterView) -> ClusterState {
-        let (ownership, own) = (&self.ties.ownership, self.compiler.own_node());
+        let (ownership, own) = (&self.coordination.ownership, self.compiler.own_node());
         let ledger = ownership.ledger();
         let open = ledger.records.open.iter().map(|(address, record)| OpenHandOver {
             address: *address,
@@ -187,7 +187,7 @@ impl<E: Executor> Reconciler<E> {
                 }
                 _ if owned.is_some() && (desired.is_none() || owned == wanted) => "served".to_owned(),
                 _ if owned.is_some() => "to be released".to_owned(),
-                _ if self.ties.ownership.is_lease_expired() => "not served: lease expired".to_owned(),
+                _ if self.coordination.ownership.is_lease_expired() => "not served: lease expired".to_owned(),
                 _ if self.refused.contains_key(&id) => "not claimed yet".to_owned(),
                 _ => "not served yet".to_owned(),
             };

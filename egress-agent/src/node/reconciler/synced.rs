@@ -1,4 +1,4 @@
-//! What the API server has said so far. Pure.
+//! Which lists the API server has delivered. Pure.
 
 use egress_core::model::view::{Change, Update};
 

@@ -17,9 +17,9 @@ struct Running {
 fn start(recorder: &Recorder) -> Running {
     let ((sender, receiver), meters) = (inbox(), Meters::default());
     let (questions, questions_in) = mpsc::channel(4);
-    let ties = Coordination::none("n1").asked(questions_in);
+    let coordination = Coordination::none("n1").with_questions(questions_in);
     let reconciler = Reconciler::new(settings(), recorder.clone(), None, watch::channel(Ready::default()).0);
-    let reconciler = reconciler.tied(ties).metered(meters.clone());
+    let reconciler = reconciler.with_coordination(coordination).with_meters(meters.clone());
     tokio::spawn(reconciler.run(receiver, CancellationToken::new()));
     Running { sender, questions, meters }
 }
@@ -138,7 +138,7 @@ async fn the_heartbeat_is_noted_after_each_action_and_while_idle() {
     let ((sender, receiver), heartbeat) = (inbox(), recorder.heartbeat.clone());
     let ready = watch::channel(Ready::default()).0;
     let mut reconciler = Reconciler::new(settings(), recorder.clone(), None, ready).with_heartbeat(heartbeat.clone());
-    reconciler.turn = Duration::from_millis(10);
+    reconciler.idle_interval = Duration::from_millis(10);
     let stop = CancellationToken::new();
     let running = tokio::spawn(reconciler.run(receiver, stop.clone()));
     for _ in 0..3 {
@@ -166,12 +166,13 @@ async fn the_heartbeat_is_noted_after_each_action_and_while_idle() {
 
 #[tokio::test]
 async fn a_wait_for_lists_names_them() {
-    let no_answer: Ask = Box::new(|_| Box::pin(std::future::pending()));
+    let no_answer: FreshRead = Box::new(|_| Box::pin(std::future::pending()));
     let lease_state_seen = watch::channel(LeaseState::Holds).1;
     let demands = (watch::channel(LeaseDemand::default()).0, watch::channel(BTreeMap::new()).0);
-    let ties = Coordination::new("n1", (lease_state_seen, watch::channel(BTreeMap::new()).1), demands, no_answer);
+    let coordination =
+        Coordination::new("n1", (lease_state_seen, watch::channel(BTreeMap::new()).1), demands, no_answer);
     let ready = watch::channel(Ready::default()).0;
-    let mut reconciler = Reconciler::new(settings(), Recorder::default(), None, ready).tied(ties);
+    let mut reconciler = Reconciler::new(settings(), Recorder::default(), None, ready).with_coordination(coordination);
     let assert_missing = async |reconciler: &mut Reconciler<Recorder>, what: &str| {
         let (asker, answer) = oneshot::channel();
         reconciler.answer(Question::Snapshot(asker));

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use egress_core::model::selector::Selector;
 use futures::future::BoxFuture;
 
-use super::ownership::Ask;
+use super::ownership::FreshRead;
 use super::*;
 use egress_core::model::ledger::Ledger;
 use egress_core::model::policy::{Part, Published, Selects};
@@ -19,10 +19,10 @@ use egress_core::model::state::{Family, OnUnknownPod, PodOwner, PodState, Policy
 use egress_core::model::view::{Attach, Labels, Pod, PodKey};
 use egress_core::ownership::lease::{LeaseDemand, LeaseState};
 
-/// Remembers what it was asked to do; refuses to claim what somebody else has.
+/// Records actions; refuses to claim an address that another host has.
 #[derive(Clone, Default)]
 struct Recorder {
-    /// Somebody walks the maps, without end.
+    /// A walk of the maps never ends.
     is_walked: Arc<std::sync::atomic::AtomicBool>,
     log: Arc<Mutex<Vec<Action>>>,
     state: Arc<Mutex<KernelState>>,
@@ -32,7 +32,7 @@ struct Recorder {
     fails: Arc<Mutex<Option<Action>>>,
     /// Fails always.
     never: Option<Action>,
-    /// Refused, as entries that a map has no room for.
+    /// Refused, as by a full map.
     full: Arc<Mutex<Vec<Action>>>,
     /// The heartbeat's time as of each action.
     noted: Arc<Mutex<Vec<Instant>>>,
@@ -90,7 +90,7 @@ impl Executor for Recorder {
     }
 }
 
-/// Of the kernel, and of no entry.
+/// An error of the kernel that is not about an entry.
 fn failure() -> DataplaneError {
     DataplaneError::Kernel { what: "a test", source: std::io::Error::from_raw_os_error(libc::EPERM) }
 }
@@ -140,7 +140,7 @@ fn pod(address: &str, app: &str) -> Pod {
     }
 }
 
-/// Everything but the pods, which come last in some tests.
+/// Everything but the pods.
 fn world(items: &[(&str, &str)]) -> Vec<Change> {
     vec![
         Change::Nodes(Update::Replaced([node(1), node(2)].into())),
@@ -151,22 +151,22 @@ fn world(items: &[(&str, &str)]) -> Vec<Change> {
     ]
 }
 
-/// Lets the reconciler take all changes, one after the other, and returns what it did for each.
+/// Applies the changes one after another, and returns the actions for each.
 async fn play(recorder: &Recorder, changes: Vec<Change>) -> Vec<Vec<Action>> {
     let mut reconciler = Reconciler::new(settings(), recorder.clone(), None, watch::channel(Ready::default()).0);
     let mut done = Vec::new();
     for change in changes {
         reconciler.apply(change);
         if reconciler.synced.all() {
-            reconciler.reconcile().await.expect("a recorder does not fail");
-            reconciler.cut_all().await.expect("a recorder does not fail");
+            reconciler.reconcile().await.expect("the recorder does not fail");
+            reconciler.cut_all().await.expect("the recorder does not fail");
         }
         done.push(std::mem::take(&mut *recorder.log.lock().expect("not poisoned")));
     }
     done
 }
 
-/// Whoever is answered lets the pod begin to send.
+/// After the answer the pod may send.
 #[tokio::test]
 async fn the_cni_is_answered_when_the_maps_have_the_pod() {
     let recorder = Recorder::default();
@@ -174,19 +174,19 @@ async fn the_cni_is_answered_when_the_maps_have_the_pod() {
     let bare = Pod { reported: BTreeSet::new(), starting: true, ..pod("10.244.1.10", "web") };
     let pods = Change::Pods(Update::Replaced([(key("p"), bare.clone())].into()));
     world(&[("n1", "172.18.0.100")]).into_iter().chain([pods]).for_each(|change| reconciler.apply(change));
-    reconciler.reconcile().await.expect("a recorder does not fail");
+    reconciler.reconcile().await.expect("the recorder does not fail");
     let refused = Action::PutPod(ip("10.244.1.10"), PodState::Selected(EgressId(1)));
     recorder.full.lock().expect("not poisoned").push(refused);
-    let (asker, mut answer) = tokio::sync::oneshot::channel();
+    let (reply, mut answer) = tokio::sync::oneshot::channel();
     let attach = Attach { pod: key("p"), uid: bare.uid, addresses: BTreeSet::from([ip("10.244.1.10")]) };
-    reconciler.attach(attach, asker);
+    reconciler.attach(attach, reply);
     reconciler.settle_attached();
-    reconciler.reconcile().await.expect("a refused entry is no failure");
+    reconciler.reconcile().await.expect("a refused entry is not a failure");
     reconciler.settle_attached();
     assert!(answer.try_recv().is_err(), "the kernel has no such entry yet");
     recorder.full.lock().expect("not poisoned").clear();
     reconciler.incomplete = true;
-    reconciler.reconcile().await.expect("a recorder does not fail");
+    reconciler.reconcile().await.expect("the recorder does not fail");
     reconciler.settle_attached();
     assert_eq!(answer.try_recv(), Ok(None));
 }
@@ -223,16 +223,16 @@ async fn a_pod_event_is_the_pods_writes_and_the_kernel_is_observed_once() {
 }
 
 #[tokio::test]
-async fn what_an_action_that_failed_has_left_is_cut_before_anything_else() {
+async fn the_cuts_of_a_failed_action_come_first_in_the_next_attempt() {
     let address = ip("10.244.1.10");
     let fails = Action::CutPodFlows(address, EgressId(1));
     let recorder = Recorder { fails: Arc::new(Mutex::new(Some(fails))), ..Recorder::default() };
     let mut reconciler = Reconciler::new(settings(), recorder.clone(), None, watch::channel(Ready::default()).0);
     let selected = Change::Pods(Update::Replaced([(key("p"), pod("10.244.1.10", "web"))].into()));
     world(&[("n1", "172.18.0.100")]).into_iter().chain([selected]).for_each(|change| reconciler.apply(change));
-    reconciler.reconcile().await.expect("the first round");
+    reconciler.reconcile().await.expect("the first reconcile");
     let done = || std::mem::take(&mut *recorder.log.lock().expect("not poisoned"));
-    assert_eq!(done().first(), Some(&Action::CutOrphans), "who is new does not know what is due");
+    assert_eq!(done().first(), Some(&Action::CutOrphans), "a new agent does not know which cuts are due");
 
     reconciler.apply(Change::Pods(Update::Changed(key("p"), pod("10.244.1.10", "db"))));
     reconciler.reconcile().await.expect("the pod's write");
@@ -240,11 +240,11 @@ async fn what_an_action_that_failed_has_left_is_cut_before_anything_else() {
     reconciler.cut_all().await.expect_err("the cut fails");
     reconciler.actual = None;
     reconciler.reconcile().await.expect("the next attempt");
-    assert_eq!(done(), [Action::CutOrphans], "no difference shows that it is due");
+    assert_eq!(done(), [Action::CutOrphans], "no difference of the state shows that it is due");
 }
 
 #[tokio::test]
-async fn a_restart_keeps_whom_an_object_selected_that_cannot_be_read_any_more() {
+async fn a_restart_keeps_the_pods_of_an_object_that_has_become_unreadable() {
     let recorder = Recorder::default();
     let pods = || Change::Pods(Update::Replaced([(key("p"), pod("10.244.1.10", "web"))].into()));
     let mut changes = world(&[("n1", "172.18.0.100")]);
@@ -255,7 +255,7 @@ async fn a_restart_keeps_whom_an_object_selected_that_cannot_be_read_any_more() 
 
     let mut changes = world(&[("n1", "172.18.0.100")]);
     let (name, readable) = policy("a", 1, 1, &[("n1", "172.18.0.100")]);
-    let unreadable = vec![Unreadable { part: Part::Selectors, why: "nonsense".into(), is_known: false }];
+    let unreadable = vec![Unreadable { part: Part::Selectors, why: "invalid".into(), is_known: false }];
     let object = EgressPolicy { selects: None, unreadable, ..(*readable).clone() };
     changes[2] = Change::Policies(Update::Replaced([(name, Arc::new(object))].into()));
     changes.push(pods());
@@ -265,7 +265,7 @@ async fn a_restart_keeps_whom_an_object_selected_that_cannot_be_read_any_more() 
 }
 
 #[tokio::test]
-async fn a_service_with_an_address_of_its_own_is_one_write() {
+async fn a_service_with_its_own_address_is_one_write() {
     let recorder = Recorder::default();
     let mut changes = world(&[("n1", "172.18.0.100")]);
     changes.push(Change::Pods(Update::Replaced(BTreeMap::new())));
@@ -279,7 +279,7 @@ async fn a_service_with_an_address_of_its_own_is_one_write() {
     changes.push(put("second", &["192.0.2.7"]));
     changes.push(Change::Services(Update::Removed(service("front"))));
     changes.push(Change::Services(Update::Removed(service("second"))));
-    // What is known otherwise stays what it is: an egress IP, nodes, pods, services, what is excluded.
+    // Addresses that are known otherwise stay as they are: an egress IP, nodes, pods, services, excluded networks.
     changes.push(put("odd", &["172.18.0.100", "172.18.0.1", "172.18.0.2", "10.244.2.9", "10.96.0.1", "198.51.100.1"]));
     let done = play(&recorder, changes).await;
     let prefix = Prefix { kind: PrefixKind::Service, node: None };
@@ -291,7 +291,7 @@ async fn a_service_with_an_address_of_its_own_is_one_write() {
 }
 
 #[tokio::test]
-async fn an_address_in_use_elsewhere_keeps_nothing_else_from_being_done() {
+async fn an_address_in_use_elsewhere_does_not_block_other_actions() {
     let recorder = Recorder { in_use: Some(ip("172.18.0.100")), ..Recorder::default() };
     let mut changes = world(&[("n1", "172.18.0.100"), ("n2", "172.18.0.101")]);
     changes.push(Change::Pods(Update::Replaced([(key("p"), pod("10.244.1.10", "web"))].into())));
@@ -304,7 +304,7 @@ async fn an_address_in_use_elsewhere_keeps_nothing_else_from_being_done() {
 }
 
 #[tokio::test]
-async fn what_can_be_no_egress_ip_is_not_claimed_whoever_assigns_it() {
+async fn a_reserved_address_is_not_claimed_even_if_it_is_assigned() {
     for held_before in [false, true] {
         let recorder = Recorder::default();
         let reserved = ip("172.18.255.255");
@@ -353,7 +353,7 @@ async fn the_oldest_object_serves_and_the_other_takes_over_when_it_is_gone() {
     assert!(done[7].contains(&selected(1)), "{:?}", done[7]);
 }
 
-/// With one object that has both of its addresses on this node's word, and a pod.
+/// One object with an address on this node, and a pod.
 fn held() -> Vec<Change> {
     let mut changes = world(&[("n1", "172.18.0.100")]);
     changes.push(Change::Pods(Update::Replaced([(key("p"), pod("10.244.1.10", "web"))].into())));
@@ -368,77 +368,77 @@ fn hand_over(number: u64, from: &str, to: Option<&str>) -> Change {
 }
 
 #[tokio::test]
-async fn what_another_node_is_to_have_goes_first_and_is_said_and_comes_back_when_it_was_read_anew() {
+async fn an_address_for_another_node_is_released_first_and_served_again_after_a_fresh_read() {
     let recorder = Recorder::default();
-    let (released, words) = watch::channel(BTreeMap::new());
+    let (released, acknowledged) = watch::channel(BTreeMap::new());
     let is_ours = Arc::new(Mutex::new(false));
     let answer = is_ours.clone();
-    let ask: Ask = Box::new(move |questions| {
+    let fresh_read: FreshRead = Box::new(move |questions| {
         let yes = *answer.lock().expect("not poisoned");
         Box::pin(async move { questions.into_iter().filter(|_| yes).map(|(_, address)| address).collect() })
     });
-    let (orders, is_ordered) = watch::channel(BTreeMap::new());
-    let told = (watch::channel(Default::default()).1, is_ordered);
-    let ties = Coordination::new("n1", told, (watch::channel(Default::default()).0, released), ask);
+    let (orders, orders_seen) = watch::channel(BTreeMap::new());
+    let follows = (watch::channel(Default::default()).1, orders_seen);
+    let coordination = Coordination::new("n1", follows, (watch::channel(Default::default()).0, released), fresh_read);
     let ready = watch::channel(Ready::default()).0;
-    let mut reconciler = Reconciler::new(settings(), recorder.clone(), None, ready).tied(ties);
+    let mut reconciler = Reconciler::new(settings(), recorder.clone(), None, ready).with_coordination(coordination);
     held().into_iter().for_each(|change| reconciler.apply(change));
-    reconciler.reconcile().await.expect("a recorder does not fail");
+    reconciler.reconcile().await.expect("the recorder does not fail");
     let done = || std::mem::take(&mut *recorder.log.lock().expect("not poisoned"));
     assert!(done().contains(&Action::Own(EgressId(1), ip("172.18.0.100"))));
 
     reconciler.apply(hand_over(7, "n1", None));
-    reconciler.reconcile().await.expect("a recorder does not fail");
+    reconciler.reconcile().await.expect("the recorder does not fail");
     let done_now = done();
     let waits = |action: &Action| matches!(action, Action::PutPolicy(_, _, policy) if policy.slots.is_empty() && policy.pending == [ip("172.18.0.100"), ip("172.18.0.101")]);
     assert_eq!(done_now[0], Action::Disown(EgressId(1), ip("172.18.0.100")));
-    assert!(waits(&done_now[1]) && done_now.len() == 2, "nothing is cut: it comes elsewhere: {done_now:?}");
-    assert_eq!(*words.borrow(), BTreeMap::from([(ip("172.18.0.100"), 7)]));
+    assert!(waits(&done_now[1]) && done_now.len() == 2, "nothing is cut, since another node gets it: {done_now:?}");
+    assert_eq!(*acknowledged.borrow(), BTreeMap::from([(ip("172.18.0.100"), 7)]));
 
-    // The record goes. The status that this node knows says that the address is its own.
+    // The record is removed. By the status that this node knows, the address is its own.
     reconciler.apply(Change::Ledger(Arc::default()));
-    reconciler.reconcile().await.expect("a recorder does not fail");
+    reconciler.reconcile().await.expect("the recorder does not fail");
     assert_eq!(done(), []);
-    assert!(words.borrow().is_empty() && reconciler.incomplete);
+    assert!(acknowledged.borrow().is_empty() && reconciler.incomplete);
     *is_ours.lock().expect("not poisoned") = true;
-    reconciler.reconcile().await.expect("a recorder does not fail");
+    reconciler.reconcile().await.expect("the recorder does not fail");
     assert!(done().contains(&Action::Own(EgressId(1), ip("172.18.0.100"))));
     assert!(!reconciler.incomplete);
 
-    // The same by the way of probes: nothing but the order tells it.
+    // The same by an order in a probe.
     *is_ours.lock().expect("not poisoned") = false;
     orders.send_replace(BTreeMap::from([(ip("172.18.0.100"), 8)]));
-    reconciler.ties.next().await;
-    reconciler.reconcile().await.expect("a recorder does not fail");
+    reconciler.coordination.next().await;
+    reconciler.reconcile().await.expect("the recorder does not fail");
     assert!(done().contains(&Action::Disown(EgressId(1), ip("172.18.0.100"))));
-    assert_eq!(*words.borrow(), BTreeMap::from([(ip("172.18.0.100"), 8)]));
-    // There is no order any more, and the API server does not answer.
+    assert_eq!(*acknowledged.borrow(), BTreeMap::from([(ip("172.18.0.100"), 8)]));
+    // The order has ended, and the API server does not answer.
     orders.send_replace(BTreeMap::new());
-    reconciler.ties.next().await;
+    reconciler.coordination.next().await;
     reconciler.incomplete = true;
-    reconciler.reconcile().await.expect("a recorder does not fail");
-    assert_eq!((done(), words.borrow().len()), (vec![], 0));
+    reconciler.reconcile().await.expect("the recorder does not fail");
+    assert_eq!((done(), acknowledged.borrow().len()), (vec![], 0));
     *is_ours.lock().expect("not poisoned") = true;
     reconciler.incomplete = true;
-    reconciler.reconcile().await.expect("a recorder does not fail");
+    reconciler.reconcile().await.expect("the recorder does not fail");
     assert!(done().contains(&Action::Own(EgressId(1), ip("172.18.0.100"))));
 }
 
 #[tokio::test]
-async fn a_fence_ends_what_takes_its_time_and_takes_everything_also_without_a_node_object() {
+async fn an_expired_lease_interrupts_slow_work_and_releases_everything_also_without_a_node_object() {
     let recorder = Recorder::default();
     let (lease_state, lease_state_seen) = watch::channel(LeaseState::Holds);
-    let nobody: Ask = Box::new(|_| Box::pin(std::future::pending()));
-    let (orders, is_ordered) = watch::channel(BTreeMap::new());
-    let (released, mut is_said) = watch::channel(BTreeMap::new());
-    let tells = (watch::channel(Default::default()).0, released);
-    let ties = Coordination::new("n1", (lease_state_seen, is_ordered), tells, nobody);
+    let no_answer: FreshRead = Box::new(|_| Box::pin(std::future::pending()));
+    let (orders, orders_seen) = watch::channel(BTreeMap::new());
+    let (released, mut acknowledged) = watch::channel(BTreeMap::new());
+    let reports = (watch::channel(Default::default()).0, released);
+    let coordination = Coordination::new("n1", (lease_state_seen, orders_seen), reports, no_answer);
     let ready = watch::channel(Ready::default());
-    let reconciler = Reconciler::new(settings(), recorder.clone(), None, ready.0).tied(ties);
-    let (giver, taker) = crate::change_queue::inbox();
-    held().into_iter().for_each(|change| giver.put(change));
+    let reconciler = Reconciler::new(settings(), recorder.clone(), None, ready.0).with_coordination(coordination);
+    let (sender, receiver) = crate::change_queue::inbox();
+    held().into_iter().for_each(|change| sender.put(change));
     let stop = CancellationToken::new();
-    let running = tokio::spawn(reconciler.run(taker, stop.clone()));
+    let running = tokio::spawn(reconciler.run(receiver, stop.clone()));
     let owned = || recorder.state.lock().expect("not poisoned").owned.len();
     let until = async |count: usize| {
         while owned() != count {
@@ -446,18 +446,18 @@ async fn a_fence_ends_what_takes_its_time_and_takes_everything_also_without_a_no
         }
     };
     until(1).await;
-    // One address by an order. It stays away: the question whose it is has no answer, and nor does any later one.
+    // One address by an order. It is not served again, since fresh reads get no answer.
     orders.send_replace(BTreeMap::from([(ip("172.18.0.100"), 7)]));
     until(0).await;
     orders.send_replace(BTreeMap::from([(ip("172.18.0.100"), 7), (ip("172.18.0.101"), 8)]));
-    let said = async { is_said.wait_for(|words| words.len() == 2).await.map(drop) };
-    let said = tokio::time::timeout(Duration::from_secs(5), said).await;
-    assert!(matches!(said, Ok(Ok(()))), "an order does not wait for an answer");
-    giver.put(Change::Nodes(Update::Replaced([node(2)].into())));
+    let released = async { acknowledged.wait_for(|all| all.len() == 2).await.map(drop) };
+    let released = tokio::time::timeout(Duration::from_secs(5), released).await;
+    assert!(matches!(released, Ok(Ok(()))), "an order does not wait for a fresh read");
+    sender.put(Change::Nodes(Update::Replaced([node(2)].into())));
     lease_state.send_replace(LeaseState::Expired(1));
     until(0).await;
-    // In touch again. The question whose the address is has no answer; a fence does not wait for one.
-    giver.put(Change::Nodes(Update::Replaced([node(1), node(2)].into())));
+    // The lease is renewed. The fresh read gets no answer, and the next expiry does not wait for it.
+    sender.put(Change::Nodes(Update::Replaced([node(1), node(2)].into())));
     lease_state.send_replace(LeaseState::Holds);
     tokio::time::sleep(Duration::from_millis(20)).await;
     assert_eq!(owned(), 0);
@@ -468,43 +468,45 @@ async fn a_fence_ends_what_takes_its_time_and_takes_everything_also_without_a_no
 }
 
 #[tokio::test]
-async fn a_fence_does_not_wait_for_a_walk_of_the_maps() {
+async fn an_expired_lease_does_not_wait_for_a_walk_of_the_maps() {
     let recorder = Recorder::default();
     let (lease_state, lease_state_seen) = watch::channel(LeaseState::Holds);
-    let nobody: Ask = Box::new(|_| Box::pin(std::future::pending()));
-    let tells = (watch::channel(Default::default()).0, watch::channel(BTreeMap::new()).0);
-    let ties = Coordination::new("n1", (lease_state_seen, watch::channel(BTreeMap::new()).1), tells, nobody);
+    let no_answer: FreshRead = Box::new(|_| Box::pin(std::future::pending()));
+    let reports = (watch::channel(Default::default()).0, watch::channel(BTreeMap::new()).0);
+    let coordination =
+        Coordination::new("n1", (lease_state_seen, watch::channel(BTreeMap::new()).1), reports, no_answer);
     let ready = watch::channel(Ready::default());
-    let mut reconciler = Reconciler::new(settings(), recorder.clone(), None, ready.0).tied(ties);
+    let mut reconciler = Reconciler::new(settings(), recorder.clone(), None, ready.0).with_coordination(coordination);
     held().into_iter().for_each(|change| reconciler.apply(change));
-    reconciler.reconcile().await.expect("a recorder does not fail");
+    reconciler.reconcile().await.expect("the recorder does not fail");
     let done = || std::mem::take(&mut *recorder.log.lock().expect("not poisoned"));
     assert!(done().contains(&Action::Own(EgressId(1), ip("172.18.0.100"))));
-    // What it was at was ended.
+    // The last reconcile was interrupted.
     reconciler.actual = None;
     recorder.is_walked.store(true, std::sync::atomic::Ordering::Relaxed);
     lease_state.send_replace(LeaseState::Expired(1));
     let walk = tokio::time::timeout(Duration::from_millis(20), reconciler.reconcile()).await;
     assert!(walk.is_err());
     assert_eq!(done(), [Action::Disown(EgressId(1), ip("172.18.0.100"))]);
-    // The rest comes when it may.
+    // The rest follows after the walk.
     recorder.is_walked.store(false, std::sync::atomic::Ordering::Relaxed);
-    reconciler.reconcile().await.expect("a recorder does not fail");
+    reconciler.reconcile().await.expect("the recorder does not fail");
     assert!(matches!(&done()[..], [Action::CutOrphans, Action::PutPolicy(_, _, policy)] if policy.slots.is_empty()));
 }
 
-/// What it was to give up first it gives up first still, when it is in touch again.
+/// A failed release is still first after the lease is renewed.
 #[tokio::test]
-async fn what_a_fence_could_not_take_at_once_does_not_wait_for_a_walk_of_the_maps_either() {
+async fn a_repeated_release_does_not_wait_for_a_walk_of_the_maps_either() {
     let recorder = Recorder::default();
     let (lease_state, lease_state_seen) = watch::channel(LeaseState::Holds);
-    let nobody: Ask = Box::new(|_| Box::pin(std::future::pending()));
-    let tells = (watch::channel(Default::default()).0, watch::channel(BTreeMap::new()).0);
-    let ties = Coordination::new("n1", (lease_state_seen, watch::channel(BTreeMap::new()).1), tells, nobody);
+    let no_answer: FreshRead = Box::new(|_| Box::pin(std::future::pending()));
+    let reports = (watch::channel(Default::default()).0, watch::channel(BTreeMap::new()).0);
+    let coordination =
+        Coordination::new("n1", (lease_state_seen, watch::channel(BTreeMap::new()).1), reports, no_answer);
     let ready = watch::channel(Ready::default());
-    let mut reconciler = Reconciler::new(settings(), recorder.clone(), None, ready.0).tied(ties);
+    let mut reconciler = Reconciler::new(settings(), recorder.clone(), None, ready.0).with_coordination(coordination);
     held().into_iter().for_each(|change| reconciler.apply(change));
-    reconciler.reconcile().await.expect("a recorder does not fail");
+    reconciler.reconcile().await.expect("the recorder does not fail");
     let disown = Action::Disown(EgressId(1), ip("172.18.0.100"));
     *recorder.fails.lock().expect("not poisoned") = Some(disown.clone());
     reconciler.actual = None;
@@ -518,53 +520,56 @@ async fn what_a_fence_could_not_take_at_once_does_not_wait_for_a_walk_of_the_map
     assert_eq!(*recorder.log.lock().expect("not poisoned"), [disown]);
 }
 
-/// The API server is away, and the node was cut off for a while: the leader hears it again before anything can be read.
+/// During an API outage a node is cut off for a while: the leader reaches it again before it can read anything.
 #[tokio::test]
-async fn what_a_fence_took_is_served_again_when_it_was_read_again_and_no_sooner() {
+async fn released_addresses_are_served_again_only_after_a_fresh_read() {
     let recorder = Recorder::default();
     let (lease_state, lease_state_seen) = watch::channel(LeaseState::Holds);
     let is_back = Arc::new(Mutex::new(false));
     let answers = is_back.clone();
-    let ask: Ask = Box::new(move |questions| {
+    let fresh_read: FreshRead = Box::new(move |questions| {
         let answers = *answers.lock().expect("not poisoned");
         Box::pin(async move { questions.into_iter().filter(|_| answers).map(|(_, address)| address).collect() })
     });
-    let tells = (watch::channel(Default::default()).0, watch::channel(BTreeMap::new()).0);
-    let ties = Coordination::new("n1", (lease_state_seen, watch::channel(BTreeMap::new()).1), tells, ask);
+    let reports = (watch::channel(Default::default()).0, watch::channel(BTreeMap::new()).0);
+    let coordination =
+        Coordination::new("n1", (lease_state_seen, watch::channel(BTreeMap::new()).1), reports, fresh_read);
     let ready = watch::channel(Ready::default()).0;
-    let mut reconciler = Reconciler::new(settings(), recorder.clone(), None, ready).tied(ties);
+    let mut reconciler = Reconciler::new(settings(), recorder.clone(), None, ready).with_coordination(coordination);
     held().into_iter().for_each(|change| reconciler.apply(change));
-    let mut go_on = async || {
+    let mut reconcile = async || {
         reconciler.incomplete = true;
-        reconciler.reconcile().await.expect("a recorder does not fail");
-        (recorder.state.lock().expect("not poisoned").owned.len(), reconciler.ties.has_given_up)
+        reconciler.reconcile().await.expect("the recorder does not fail");
+        (recorder.state.lock().expect("not poisoned").owned.len(), reconciler.coordination.has_released)
     };
-    assert_eq!(go_on().await, (1, false));
+    assert_eq!(reconcile().await, (1, false));
     lease_state.send_replace(LeaseState::Expired(1));
-    assert_eq!(go_on().await, (0, true));
+    assert_eq!(reconcile().await, (0, true));
     lease_state.send_replace(LeaseState::Holds);
-    assert_eq!([go_on().await, go_on().await], [(0, true); 2], "it is heard, and nothing can be read");
+    assert_eq!([reconcile().await, reconcile().await], [(0, true); 2], "the lease is renewed, and nothing can be read");
     *is_back.lock().expect("not poisoned") = true;
-    assert_eq!(go_on().await, (1, false));
+    assert_eq!(reconcile().await, (1, false));
 }
 
-/// It began when no server could be asked: some lists never come.
+/// The agent started during an API outage: some lists never arrive.
 #[tokio::test]
-async fn a_node_whose_leases_run_out_before_it_knows_the_cluster_lets_go() {
+async fn a_lease_that_expires_before_all_lists_have_arrived_is_released() {
     let recorder = Recorder::default();
     recorder.state.lock().expect("not poisoned").owned.insert(EgressId(1), ip("172.18.0.100"));
     let (lease_state, lease_state_seen) = watch::channel(LeaseState::Holds);
-    let nobody: Ask = Box::new(|_| Box::pin(std::future::pending()));
-    let tells = (watch::channel(Default::default()).0, watch::channel(BTreeMap::new()).0);
-    let ties = Coordination::new("n1", (lease_state_seen, watch::channel(BTreeMap::new()).1), tells, nobody);
-    let reconciler = Reconciler::new(settings(), recorder.clone(), None, watch::channel(Ready::default()).0).tied(ties);
-    let (giver, taker) = crate::change_queue::inbox();
+    let no_answer: FreshRead = Box::new(|_| Box::pin(std::future::pending()));
+    let reports = (watch::channel(Default::default()).0, watch::channel(BTreeMap::new()).0);
+    let coordination =
+        Coordination::new("n1", (lease_state_seen, watch::channel(BTreeMap::new()).1), reports, no_answer);
+    let reconciler = Reconciler::new(settings(), recorder.clone(), None, watch::channel(Ready::default()).0)
+        .with_coordination(coordination);
+    let (sender, receiver) = crate::change_queue::inbox();
     let stop = CancellationToken::new();
-    tokio::spawn(reconciler.run(taker, stop.clone()));
-    giver.put(Change::Ledger(Arc::default()));
+    tokio::spawn(reconciler.run(receiver, stop.clone()));
+    sender.put(Change::Ledger(Arc::default()));
     tokio::time::sleep(Duration::from_millis(50)).await;
     let owned = || recorder.state.lock().expect("not poisoned").owned.len();
-    assert_eq!(owned(), 1, "that is not known yet");
+    assert_eq!(owned(), 1, "the lease has not expired yet");
     lease_state.send_replace(LeaseState::Expired(1));
     let gone = async {
         while owned() > 0 {
@@ -576,21 +581,22 @@ async fn a_node_whose_leases_run_out_before_it_knows_the_cluster_lets_go() {
 }
 
 #[tokio::test]
-async fn a_fence_that_falls_in_the_middle_of_a_round_is_told_behind_it() {
+async fn an_expiry_during_a_reconcile_is_handled_after_it() {
     use futures::FutureExt;
     let (lease_state, lease_state_seen) = watch::channel(LeaseState::Expired(1));
-    let nobody: Ask = Box::new(|_| Box::pin(std::future::pending()));
-    let tells = (watch::channel(Default::default()).0, watch::channel(BTreeMap::new()).0);
-    let mut ties = Coordination::new("n1", (lease_state_seen, watch::channel(BTreeMap::new()).1), tells, nobody);
+    let no_answer: FreshRead = Box::new(|_| Box::pin(std::future::pending()));
+    let reports = (watch::channel(Default::default()).0, watch::channel(BTreeMap::new()).0);
+    let mut coordination =
+        Coordination::new("n1", (lease_state_seen, watch::channel(BTreeMap::new()).1), reports, no_answer);
     let held = BTreeMap::from([(EgressId(1), ip("172.18.0.100"))]);
-    assert_eq!(ties.barred(&held), held);
+    assert_eq!(coordination.barred(&held), held);
     lease_state.send_replace(LeaseState::Holds);
-    assert_eq!(ties.barred(&held), held, "to be read anew");
-    assert!(ties.next().now_or_never().is_some(), "what the round did is not all");
+    assert_eq!(coordination.barred(&held), held, "a fresh read is needed");
+    assert!(coordination.next().now_or_never().is_some(), "another reconcile follows");
 }
 
 #[tokio::test]
-async fn a_node_that_fails_for_long_does_not_serve_until_it_succeeds() {
+async fn a_node_that_keeps_failing_is_not_ready_until_it_succeeds() {
     let (ready, is_ready) = watch::channel(Ready::default());
     let mut reconciler = Reconciler::new(settings(), Recorder::default(), None, ready);
     let mut changes = world(&[]);
@@ -598,14 +604,14 @@ async fn a_node_that_fails_for_long_does_not_serve_until_it_succeeds() {
     changes.into_iter().for_each(|change| reconciler.apply(change));
     let outcome = async |reconciler: &mut Reconciler<Recorder>| {
         reconciler.reconcile().await.expect("nothing fails");
-        reconciler.note_step(true);
+        reconciler.note_outcome(true);
         is_ready.borrow().serving
     };
     assert!(outcome(&mut reconciler).await);
-    reconciler.note_step(false);
-    assert!(is_ready.borrow().serving, "it has just begun");
-    reconciler.out_of_step = Instant::now().checked_sub(OUT_OF_STEP_AFTER);
-    reconciler.note_step(false);
+    reconciler.note_outcome(false);
+    assert!(is_ready.borrow().serving, "the first failure");
+    reconciler.failing_since = Instant::now().checked_sub(NOT_READY_AFTER);
+    reconciler.note_outcome(false);
     assert!(!is_ready.borrow().serving);
     assert!(outcome(&mut reconciler).await);
 }

@@ -1,25 +1,25 @@
-//! Entries that the kernel refuses: any of them, at any step of any plan.
+//! Entries that the kernel refuses, at any step of any plan.
 
 use super::*;
 use egress_core::model::state::TunnelEndpoint;
 use egress_core::plan::reference::{Flow, Random, check, perform as flow_step, random_state, running};
 use egress_core::plan::refusal::Entry;
 
-/// A kernel in miniature that refuses entries by the dice, and judges every state that it passes through.
-struct Fickle {
+/// A model of the kernel that refuses entries at random (seeded) and checks every intermediate state.
+struct RandomRefusals {
     random: Random,
     refuses: bool,
     state: KernelState,
     flows: BTreeSet<Flow>,
-    /// Before the plan, and as it is to be.
+    /// The states before and after the plan.
     before: KernelState,
     new: KernelState,
-    /// By this plan.
+    /// Entries that were refused during this plan.
     refused: BTreeSet<Entry>,
 }
 
-impl Fickle {
-    /// As it is to be, with the prefixes that were refused as they were.
+impl RandomRefusals {
+    /// The state after the plan, with refused prefixes as before.
     fn expected(&self) -> KernelState {
         let mut expected = self.new.clone();
         for entry in &self.refused {
@@ -33,7 +33,7 @@ impl Fickle {
     }
 }
 
-impl Executor for Fickle {
+impl Executor for RandomRefusals {
     async fn observe(&mut self) -> Result<KernelState, DataplaneError> {
         Ok(self.state.clone())
     }
@@ -48,7 +48,7 @@ impl Executor for Fickle {
     }
 
     async fn apply(&mut self, action: &Action) -> Result<(), DataplaneError> {
-        // What is no entry is written whatever happens.
+        // Writes that are not entries always succeed.
         let entry = Entry::of(action).filter(|entry| *entry != Entry::UnknownPods);
         if let Some(entry) = entry
             && self.refuses
@@ -67,8 +67,12 @@ impl Executor for Fickle {
     }
 }
 
-/// One round of the reconciler: a plan, and another one where claims have failed. What it has planned at last.
-async fn round(reconciler: &mut Reconciler<Fickle>, actual: &mut KernelState, desired: &KernelState) -> KernelState {
+/// Plans and performs until no claim fails, and returns the last planned state.
+async fn round(
+    reconciler: &mut Reconciler<RandomRefusals>,
+    actual: &mut KernelState,
+    desired: &KernelState,
+) -> KernelState {
     let mut refused = BTreeMap::new();
     loop {
         let mut planned = desired.clone();
@@ -76,8 +80,8 @@ async fn round(reconciler: &mut Reconciler<Fickle>, actual: &mut KernelState, de
         let actions = plan(actual, &planned);
         reconciler.executor.before.clone_from(actual);
         reconciler.executor.refused.retain(|entry| matches!(entry, Entry::Claim(_)));
-        let failed = reconciler.perform(actual, &actions).await.expect("a refused entry stops nothing");
-        assert_eq!(*actual, reconciler.executor.state, "what is remembered is what the kernel holds");
+        let failed = reconciler.perform(actual, &actions).await.expect("a refused entry does not stop the plan");
+        assert_eq!(*actual, reconciler.executor.state, "the tracked state is the kernel's");
         if failed.is_empty() {
             reconciler.left_out.settle(actual, &planned, true, Instant::now());
             return planned;
@@ -92,12 +96,13 @@ async fn any_entries_may_be_refused_and_nothing_leaves_with_another_address() {
         let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15));
         let [old, new] = [(); 2].map(|()| random_state(&mut random));
         let (state, before, flows) = (old.clone(), old.clone(), running(&old));
-        let fickle = Fickle { random, refuses: true, state, flows, before, new: new.clone(), refused: BTreeSet::new() };
-        let mut reconciler = Reconciler::new(settings(), fickle, None, watch::channel(Ready::default()).0);
+        let kernel =
+            RandomRefusals { random, refuses: true, state, flows, before, new: new.clone(), refused: BTreeSet::new() };
+        let mut reconciler = Reconciler::new(settings(), kernel, None, watch::channel(Ready::default()).0);
         let mut actual = old.clone();
         let planned = round(&mut reconciler, &mut actual, &new).await;
 
-        // Everything else is as it is wanted.
+        // Everything else is in the desired state.
         let refused = &reconciler.executor.refused;
         assert_eq!(actual.cluster, reconciler.executor.expected().cluster, "seed {seed}");
         let untouched = |entry: &Entry| !refused.contains(entry);
@@ -115,13 +120,9 @@ async fn any_entries_may_be_refused_and_nothing_leaves_with_another_address() {
             assert!(!is_whole || actual.policy.get(key) == Some(policy), "seed {seed}: {key:?}");
         }
         let all = refused.iter().chain([&Entry::UnknownPods]).all(|entry| entry.is_same(&actual, &planned));
-        assert_eq!(
-            reconciler.left_out.retry_at().is_none(),
-            all,
-            "seed {seed}: tried again while anything is left out"
-        );
+        assert_eq!(reconciler.left_out.retry_at().is_none(), all, "seed {seed}: retried while anything is left out");
 
-        // Tried again, when the kernel takes everything: nothing is left of it, no flow either.
+        // A retry without refusals reaches the desired state, and leaves no other flow.
         reconciler.executor.refuses = false;
         round(&mut reconciler, &mut actual, &new).await;
         assert_eq!(actual, new, "seed {seed}");
@@ -130,7 +131,7 @@ async fn any_entries_may_be_refused_and_nothing_leaves_with_another_address() {
     }
 }
 
-/// What the node would do for the cluster, of which the kernel refuses some entries.
+/// A node whose kernel refuses these actions.
 async fn node_that_refuses(full: Vec<Action>) -> (Reconciler<Recorder>, Recorder, watch::Receiver<Ready>) {
     let recorder = Recorder { full: Arc::new(Mutex::new(full)), ..Recorder::default() };
     let (ready, is_ready) = watch::channel(Ready::default());
@@ -138,7 +139,7 @@ async fn node_that_refuses(full: Vec<Action>) -> (Reconciler<Recorder>, Recorder
     let pods = [(key("p"), pod("10.244.1.10", "web")), (key("q"), pod("10.244.1.11", "web"))];
     let pods = Change::Pods(Update::Replaced(pods.into()));
     world(&[("n1", "172.18.0.100")]).into_iter().chain([pods]).for_each(|change| reconciler.apply(change));
-    reconciler.reconcile().await.expect("a refused entry is no failure");
+    reconciler.reconcile().await.expect("a refused entry is not a failure");
     (reconciler, recorder, is_ready)
 }
 
@@ -161,7 +162,7 @@ async fn a_node_that_cannot_write_one_entry_serves_all_others() {
     let refusals = reconciler.meters.refusals();
     assert_eq!((refusals.iter().sum::<u64>(), reconciler.meters.failures()), (2, 0));
 
-    // There is room again.
+    // The map has space again.
     recorder.full.lock().expect("not poisoned").clear();
     assert!(reconciler.left_out.retry_at().is_some_and(|at| at <= Instant::now() + FIRST_RETRY));
     tokio::time::sleep(FIRST_RETRY).await;
@@ -170,18 +171,18 @@ async fn a_node_that_cannot_write_one_entry_serves_all_others() {
     assert!(state().cluster.contains_key(&net("10.244.2.0/24")));
 }
 
-/// The map is changed by a write that the kernel may refuse also where the entry is there.
+/// The kernel may refuse a write also if the entry exists.
 #[tokio::test]
-async fn a_pod_whose_entry_cannot_be_changed_is_not_left_with_what_it_was() {
+async fn a_pod_entry_that_cannot_be_changed_is_removed() {
     let (address, known) = (ip("10.244.1.10"), Action::PutPod(ip("10.244.1.10"), PodState::Known));
     let (mut reconciler, recorder, _) = node_that_refuses(Vec::new()).await;
     recorder.full.lock().expect("not poisoned").push(known.clone());
     recorder.log.lock().expect("not poisoned").clear();
     reconciler.apply(Change::Pods(Update::Changed(key("p"), pod("10.244.1.10", "db"))));
-    reconciler.reconcile().await.expect("a refused entry is no failure");
+    reconciler.reconcile().await.expect("a refused entry is not a failure");
     let done = std::mem::take(&mut *recorder.log.lock().expect("not poisoned"));
     assert_eq!(done, [Action::RemovePod(address), Action::CutPod(address)]);
-    reconciler.cut_all().await.expect("a recorder does not fail");
+    reconciler.cut_all().await.expect("the recorder does not fail");
     recorder.full.lock().expect("not poisoned").clear();
     tokio::time::sleep(FIRST_RETRY).await;
     reconciler.reconcile().await.expect("nothing fails");
