@@ -1,11 +1,9 @@
-//! Changes that wait to be taken: at most one per object, the latest.
+//! The queue between API watches and the reconciler: at most one pending change per object, the latest.
 //!
-//! Both halves of the agent take changes at their own pace, and neither may hold up the other or the watches: the kernel
-//! must not wait for a slow API server, nor the other way round. A queue between them would grow without end while one
-//! half is busy. Here a newer state of an object takes the place of the older one, so what waits is bounded by what
-//! exists. No information is lost: each reader decides by the current state, not by the changes that led to it, and watches
-//! do not order changes of different kinds either. The one thing that depends on the past, what was
-//! last read of an object or a node ([`egress_core::model::policy`]), is carried over.
+//! A busy reconciler must not delay the watches, and an unbounded queue would grow without limit. Here a newer state of an
+//! object replaces the older one, so the queue is bounded by the number of objects. Nothing is lost: the reconciler decides
+//! by the current state, and watches do not order changes of different kinds. Only the last readable values of objects and
+//! nodes depend on earlier changes ([`egress_core::model::policy`]); they are carried over.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,12 +17,12 @@ use egress_core::model::policy::{EgressPolicy, PolicyKey};
 use egress_core::model::services::{Service, ServiceKey};
 use egress_core::model::view::{Change, Labels, Pod, PodKey, Update, filled};
 
-/// What waits of one kind.
+/// Pending changes of one kind.
 #[derive(Debug)]
 struct Pending<K, V> {
-    /// A whole list, with what came after it entered.
+    /// A full list, with later changes applied.
     list: Option<BTreeMap<K, V>>,
-    /// Where no list waits: the latest state of each object, `None` for one that is gone.
+    /// Without a pending list, the latest state of each object; `None` for a deleted one.
     changes: BTreeMap<K, Option<V>>,
 }
 
@@ -74,7 +72,7 @@ struct Inbox {
     nodes: Pending<String, Arc<Node>>,
     services: Pending<ServiceKey, Service>,
     ledger: Option<Arc<Ledger>>,
-    /// When the first of what waits came.
+    /// When the first pending change arrived.
     since: Option<Instant>,
     closed: bool,
 }
@@ -112,25 +110,25 @@ impl Inbox {
 #[derive(Debug, Default)]
 struct Shared {
     inbox: Mutex<Inbox>,
-    news: Notify,
+    changed: Notify,
 }
 
 impl Shared {
-    /// A change is entered as a whole or not at all, so what a panic leaves is in order.
+    /// A change is applied as a whole, so a panic cannot leave the queue inconsistent.
     fn inbox(&self) -> MutexGuard<'_, Inbox> {
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Puts changes in; dropping it ends them.
+/// Sends changes; dropping it ends them.
 #[derive(Debug)]
 pub struct ChangeSender(Arc<Shared>);
 
-/// Takes them out.
+/// Receives them.
 #[derive(Debug)]
 pub struct ChangeReceiver {
     shared: Arc<Shared>,
-    /// When the first of what was taken last had come.
+    /// When the first change of the latest batch arrived.
     since: Option<Instant>,
 }
 
@@ -142,19 +140,19 @@ pub fn inbox() -> (ChangeSender, ChangeReceiver) {
 impl ChangeSender {
     pub fn put(&self, change: Change) {
         self.0.inbox().put(change);
-        self.0.news.notify_one();
+        self.0.changed.notify_one();
     }
 }
 
 impl Drop for ChangeSender {
     fn drop(&mut self) {
         self.0.inbox().closed = true;
-        self.0.news.notify_one();
+        self.0.changed.notify_one();
     }
 }
 
 impl ChangeReceiver {
-    /// Waits for changes and takes all that there are; `None` when there will be no more. Dropping the future loses none.
+    /// Waits for changes and takes all of them; `None` once the sender is dropped. Cancel-safe.
     pub async fn take(&mut self) -> Option<Vec<Change>> {
         loop {
             let (changes, since, closed) = {
@@ -168,11 +166,11 @@ impl ChangeReceiver {
             if closed {
                 return None;
             }
-            self.shared.news.notified().await;
+            self.shared.changed.notified().await;
         }
     }
 
-    /// When the first of what was taken last had come.
+    /// When the first change of the latest batch arrived.
     pub fn since(&self) -> Option<Instant> {
         self.since
     }
@@ -188,9 +186,9 @@ mod tests {
         format!("n{i}")
     }
 
-    /// However the taker lags, it ends up with what one sees who takes every change.
+    /// A receiver that lags reaches the same state as one that takes every change.
     #[tokio::test]
-    async fn a_taker_that_lags_sees_the_same_world_and_little_waits_for_it() {
+    async fn a_lagging_receiver_sees_the_same_state_through_a_bounded_queue() {
         let mut seed = 0x9E37_79B9_7F4A_7C15_u64;
         let mut below = |n: u64| {
             seed ^= seed << 13;
@@ -198,7 +196,7 @@ mod tests {
             seed ^= seed << 17;
             seed % n
         };
-        let (giver, mut taker) = inbox();
+        let (sender, mut receiver) = inbox();
         let (mut all, mut lagging) = (ClusterView::default(), ClusterView::default());
         for round in 0..2_000 {
             let labels = |v: u64| Labels::from([("v".to_owned(), v.to_string())]);
@@ -211,9 +209,9 @@ mod tests {
                 _ => Change::Namespaces(Update::Changed(namespace(below(4)), labels(below(5)))),
             };
             all.apply(change.clone());
-            giver.put(change);
+            sender.put(change);
             if below(10) == 0 {
-                let changes = taker.take().await.expect("the giver is there");
+                let changes = receiver.take().await.expect("the sender is there");
                 assert!(changes.len() <= 5, "{changes:?}");
                 for change in changes {
                     lagging.apply(change);
@@ -221,26 +219,26 @@ mod tests {
                 assert_eq!(lagging, all, "round {round}");
             }
         }
-        giver.put(Change::Namespaces(Update::Replaced(BTreeMap::new())));
-        drop(giver);
-        assert_eq!(taker.take().await.map(|changes| changes.len()), Some(1));
-        assert!(taker.take().await.is_none());
+        sender.put(Change::Namespaces(Update::Replaced(BTreeMap::new())));
+        drop(sender);
+        assert_eq!(receiver.take().await.map(|changes| changes.len()), Some(1));
+        assert!(receiver.take().await.is_none());
     }
 
     #[tokio::test]
-    async fn what_was_last_read_of_a_node_is_carried_over() {
+    async fn the_last_readable_values_of_a_node_are_carried_over() {
         let read = Node { primary: vec!["172.18.0.2/16".parse().expect("a literal")], ..Node::default() };
         let unreadable = Node { unreadable: [NodePart::Primary].into(), ..Node::default() };
         let changed = |node: &Node| Change::Nodes(Update::Changed("n1".into(), Arc::new(node.clone())));
         for is_taken in [false, true] {
-            let (giver, mut taker) = inbox();
+            let (sender, mut receiver) = inbox();
             let mut view = ClusterView::default();
-            giver.put(changed(&read));
+            sender.put(changed(&read));
             if is_taken {
-                taker.take().await.into_iter().flatten().for_each(|change| drop(view.apply(change)));
+                receiver.take().await.into_iter().flatten().for_each(|change| drop(view.apply(change)));
             }
-            giver.put(changed(&unreadable));
-            taker.take().await.into_iter().flatten().for_each(|change| drop(view.apply(change)));
+            sender.put(changed(&unreadable));
+            receiver.take().await.into_iter().flatten().for_each(|change| drop(view.apply(change)));
             assert_eq!(view.nodes["n1"].primary, read.primary, "taken in between: {is_taken}");
         }
     }

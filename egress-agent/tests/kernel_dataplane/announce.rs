@@ -1,4 +1,4 @@
-//! Claims on the network: announcements that neighbours believe, conflicts, and solicitations through a filtering uplink.
+//! Claims on the network: announcements, conflicts, and solicitations through a filtering uplink.
 
 use std::net::{IpAddr, UdpSocket};
 use std::os::fd::AsRawFd;
@@ -36,7 +36,7 @@ fn neighbours_believe_the_announcement() {
     });
 }
 
-/// And the next agent finds the lease that its former one had.
+/// The next agent also finds the lease of the former one.
 #[test]
 fn without_a_lease_nothing_is_announced() {
     on_node(|node| async move {
@@ -51,7 +51,7 @@ fn without_a_lease_nothing_is_announced() {
         assert!(!neighbour().contains(&mac), "{}", neighbour());
         assert!(lease.renew(lease.read(), Lease::ENDLESS));
         eventually("the neighbour's entry points here", || neighbour().contains(&mac)).await;
-        // Years, and no gap ends it.
+        // For years, and no gap of heartbeats ends it.
         let until_ns = 77 << 50;
         assert!(lease.renew(lease.read(), Lease::bounded(until_ns, 0, u64::MAX)));
         drop((dataplane, lease));
@@ -63,12 +63,12 @@ fn without_a_lease_nothing_is_announced() {
 }
 
 #[test]
-fn a_carrier_that_comes_back_is_announced_on() {
+fn addresses_are_announced_again_when_the_carrier_returns() {
     on_node(|node| async move {
         let mut dataplane = node.start().await;
         let text = ADDRESSES[0];
         dataplane.apply(&Action::Own(EgressId(1), address(text))).await.expect("own");
-        // Past the last announcement of the claim would be eight seconds from now; a restart announces nothing.
+        // The claim would be announced for eight more seconds; a restart announces nothing.
         drop(dataplane);
         let _dataplane = node.start().await;
         node.outside(|| ip(&format!("neigh replace {text} lladdr 02:00:00:00:00:99 dev out0 nud permanent\n")));
@@ -87,7 +87,7 @@ fn a_carrier_that_comes_back_is_announced_on() {
 }
 
 #[test]
-fn a_plan_is_probed_for_at_once() {
+fn all_claims_of_a_plan_are_probed_together() {
     on_node(|node| async move {
         let mut dataplane = node.start().await;
         let addresses = (1..=20).map(|last| IpAddr::from([172, 18, 7, last]));
@@ -104,10 +104,9 @@ fn a_plan_is_probed_for_at_once() {
     });
 }
 
-/// The claim comes while the early probe is under way, as it does where the old node is lost: it waits for that probe's end and
-/// for no other.
+/// A claim during the early probe, as after the loss of the old node, waits for the end of that probe and starts no other.
 #[test]
-fn a_claim_waits_for_the_probe_that_is_under_way() {
+fn a_claim_waits_for_the_running_probe() {
     on_node(|node| async move {
         let mut dataplane = node.start().await;
         let (id, address) = (EgressId(1), address(ADDRESSES[0]));
@@ -152,7 +151,7 @@ fn an_address_in_use_is_not_claimed() {
     });
 }
 
-/// Also where that node is the one that the address comes from: its programs emit the address.
+/// Also if that node is the old owner: its programs still emit the address.
 #[test]
 fn an_address_that_another_node_answers_for_is_not_claimed() {
     on_node(|node| async move {
@@ -180,9 +179,9 @@ fn an_address_that_another_node_answers_for_is_not_claimed() {
     });
 }
 
-/// A record of a hand-over is no leave to take the address from another host; the old node's word is.
+/// Only the acknowledgement of the old owner spares the probe; a record of a hand-over does not.
 #[test]
-fn only_the_word_of_the_old_node_spares_the_probe() {
+fn only_the_acknowledgement_of_the_old_owner_spares_the_probe() {
     on_node(|node| async move {
         let mut dataplane = node.start().await;
         let (holder, other, recorded) = (address("172.18.0.3"), [2, 0, 0, 0, 0, 9], address(ADDRESSES[0]));
@@ -203,7 +202,7 @@ fn only_the_word_of_the_old_node_spares_the_probe() {
 fn a_nodes_own_next_hop_is_not_claimed() {
     on_node(|node| async move {
         let mut dataplane = node.start().await;
-        // Also where it does not answer a probe.
+        // Also if it does not answer a probe.
         node.outside(|| ip("link set out0 arp off\n"));
         let hop = address("172.18.0.1");
         let refused = dataplane.apply(&Action::Own(EgressId(1), hop)).await;
@@ -213,9 +212,9 @@ fn a_nodes_own_next_hop_is_not_claimed() {
     });
 }
 
-/// For as long as it is held, not only behind the claim.
+/// While the address is held, not only after the claim.
 #[test]
-fn another_host_that_takes_a_held_address_later_is_noticed_and_met() {
+fn another_host_that_claims_a_held_address_is_reported_and_answered() {
     on_node(|node| async move {
         let mut dataplane = node.start().await;
         dataplane.apply(&Action::SetUnknownPods(OnUnknownPod::Pass)).await.expect("apply");
@@ -234,14 +233,14 @@ fn another_host_that_takes_a_held_address_later_is_noticed_and_met() {
                 socket.send_to(b"?", ("172.18.0.99", 9)).expect("send");
             };
             node.outside(|| {
-                // With IPv4 a host says so by the first packet that it sends, with IPv6 by looking for duplicates.
+                // An IPv4 host shows it by its first packet, an IPv6 host by duplicate address detection.
                 let length = if is_ipv4 { 16 } else { 64 };
                 ip(&format!("addr add {text}/{length} dev out0\n"));
                 if is_ipv4 {
                     claim();
                 }
             });
-            // Once more within the ten seconds, by a host that is silent from then on.
+            // Once more within the ten seconds; then the host is silent.
             let again = async {
                 if is_ipv4 {
                     tokio::time::sleep(Duration::from_millis(1_500)).await;
@@ -250,15 +249,15 @@ fn another_host_that_takes_a_held_address_later_is_noticed_and_met() {
                     node.outside(|| ip(&format!("addr flush to {text} dev out0\n")));
                 }
             };
-            let (announced, heard, ()) = tokio::join!(
+            let (announced, conflict, ()) = tokio::join!(
                 announcements(index, mac, Duration::from_secs(if is_ipv4 { 12 } else { 3 })),
                 tokio::time::timeout(Duration::from_secs(3), dataplane.conflict()),
                 again,
             );
-            let heard = heard.unwrap_or_else(|_| panic!("{text}: nothing is said of it"));
-            assert_eq!((heard.address, heard.mac), (address(text), link));
-            // Once at once, whatever comes in these ten seconds; and once behind them, for who has come. The program's own
-            // answer to who looks for duplicates goes to all too.
+            let conflict = conflict.unwrap_or_else(|_| panic!("{text}: no conflict is reported"));
+            assert_eq!((conflict.address, conflict.mac), (address(text), link));
+            // One announcement at once, and one after ten seconds for further claims. The program's own answer to duplicate
+            // address detection is also sent to all nodes.
             assert_eq!(announced.len(), 2, "{text}: {announced:?}");
             assert_eq!(announced[1] > Duration::from_secs(9), is_ipv4, "{text}: {announced:?}");
             node.outside(|| ip(&format!("addr flush to {text} dev out0\n")));
@@ -266,7 +265,7 @@ fn another_host_that_takes_a_held_address_later_is_noticed_and_met() {
     });
 }
 
-/// When frames with this source leave the device for all, for a while from now.
+/// Times of announcements that leave the device with this source, for the given duration.
 async fn announcements(ifindex: u32, mac: [u8; 6], during: Duration) -> Vec<Duration> {
     let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
     let listener = socket(AddressFamily::Packet, SockType::Raw, flags, SockProtocol::EthAll).expect("a packet socket");
@@ -292,12 +291,12 @@ async fn announcements(ifindex: u32, mac: [u8; 6], during: Duration) -> Vec<Dura
 #[test]
 fn solicitations_pass_an_uplink_that_filters_multicast() {
     on_node(|node| async move {
-        // Like a NIC: the macvlan shows only the groups that it was told of.
+        // Like a NIC, the macvlan passes only joined groups.
         ip(&format!("link add link {UPLINK} name mv0 type macvlan mode bridge\nlink set mv0 up\n"));
         let mut dataplane = start(Settings { uplink: "mv0".to_owned(), ..node.settings() }).await;
         let (index, _) = device("mv0");
         let wanted = address(ADDRESSES[1]);
-        let heard = || {
+        let received = || {
             let solicit = || {
                 let socket = UdpSocket::bind("[::]:0").expect("a socket");
                 socket.send_to(b"?", (wanted, 9)).expect("ask for the address");
@@ -305,10 +304,10 @@ fn solicitations_pass_an_uplink_that_filters_multicast() {
             solicitations(index, wanted, || node.outside(solicit))
         };
         node.outside(|| ip("neigh flush all\n"));
-        assert_eq!(heard(), 0, "the group is filtered out");
+        assert_eq!(received(), 0, "the group is filtered out");
         dataplane.apply(&Action::Own(EgressId(1), wanted)).await.expect("own");
         node.outside(|| ip("neigh flush all\n"));
-        assert_ne!(heard(), 0, "the solicitation passes");
+        assert_ne!(received(), 0, "the solicitation passes");
         let filter = || output(&["ip", "maddr", "show", "dev", "mv0"]);
         assert!(filter().contains("33:33:ff:01:01:00"));
 
@@ -316,14 +315,14 @@ fn solicitations_pass_an_uplink_that_filters_multicast() {
         drop(dataplane);
         assert!(filter().contains("33:33:ff:01:01:00"));
         node.outside(|| ip("neigh flush all\n"));
-        assert_ne!(heard(), 0, "also while no agent runs");
+        assert_ne!(received(), 0, "also while no agent runs");
         let mut again = start(Settings { uplink: "mv0".to_owned(), ..node.settings() }).await;
         again.apply(&Action::Disown(EgressId(1), wanted)).await.expect("disown");
         eventually("the group is left", || !filter().contains("33:33:ff:01:01:00")).await;
     });
 }
 
-/// Without an agent's process in between: programs answer.
+/// Programs answer without an agent.
 #[test]
 fn neighbours_find_an_owned_address() {
     on_node(|node| async move {
@@ -350,12 +349,12 @@ fn neighbours_find_an_owned_address() {
             }
         }
         let filter = |device| output(&["ip", "maddr", "show", "dev", device]).contains("33:33:ff:01:01:00");
-        // The macvlan asks its parent for the group, so the parent's filter says nothing here.
+        // The macvlan joins the group on its parent, so the parent's filter proves nothing.
         assert!(filter("mv0"), "it moved with the uplink");
-        // Also where the user names another uplink than the agent was run with.
+        // Also if the user names another uplink than that of the agent.
         assert_eq!(clean(&node.settings()).await, [] as [&str; 0]);
         for device in [UPLINK, "mv0"] {
-            eventually("the filter has forgotten the address", || !filter(device)).await;
+            eventually("the filter no longer has the group", || !filter(device)).await;
         }
     });
 }

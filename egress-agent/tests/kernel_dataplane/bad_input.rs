@@ -1,4 +1,4 @@
-//! What must not start, each with one clear line and with running traffic left alone.
+//! Start-up errors: one clear line each, and running traffic is unaffected.
 
 use std::fs;
 use std::net::UdpSocket;
@@ -35,25 +35,25 @@ fn a_name_that_no_device_can_have() {
     });
 }
 
-/// All others have their programs meanwhile, and it gets its own when it comes.
+/// All other devices have their programs meanwhile; it gets its own when it appears.
 #[test]
-fn a_device_that_is_not_there_yet_is_waited_for() {
+fn a_missing_device_is_waited_for() {
     on_node(|node: Node| async move {
         ip(&format!("link del {MGMT}\n"));
         let dataplane = node.start().await;
         let is_mgmt = |hook: &Hook| matches!(hook, Hook::FromPod | Hook::ToPod);
         assert!(Hook::ALL.into_iter().filter(|hook| !is_mgmt(hook)).all(is_attached));
-        let said = |hook: Hook| dataplane.meter().expect("a meter").hooks()[hook.name()].awaits.clone();
+        let awaits = |hook: Hook| dataplane.meter().expect("a meter").hooks()[hook.name()].awaits.clone();
         let wanted =
             format!("waiting for interface {MGMT}, the management port (--mgmt-port): there is none of that name");
-        assert_eq!((said(Hook::FromPod), said(Hook::FromNetdev)), (Some(wanted), None));
+        assert_eq!((awaits(Hook::FromPod), awaits(Hook::FromNetdev)), (Some(wanted), None));
         node.make_mgmt();
-        eventually("its programs are there", || Hook::ALL.into_iter().all(is_attached)).await;
-        assert_eq!(said(Hook::FromPod), None);
+        eventually("its programs are attached", || Hook::ALL.into_iter().all(is_attached)).await;
+        assert_eq!(awaits(Hook::FromPod), None);
     });
 }
 
-/// A wrong name, and what runs by the right one is left alone.
+/// A wrong name; programs on the right device are unaffected.
 #[test]
 fn a_device_that_is_missing_while_its_programs_run_elsewhere() {
     on_node(|node: Node| async move {
@@ -66,7 +66,7 @@ fn a_device_that_is_missing_while_its_programs_run_elsewhere() {
         );
         assert_eq!(error.to_string(), wanted);
         assert_eq!(Hook::ALL.map(programs), before);
-        // They are nowhere once their device is gone.
+        // Without their device they are not attached anywhere.
         ip(&format!("link del {MGMT}\n"));
         let _dataplane = node.start().await;
         assert!(is_attached(Hook::FromNetdev) && !is_attached(Hook::FromPod));
@@ -91,7 +91,7 @@ fn no_object() {
 }
 
 #[test]
-fn an_object_that_is_none() {
+fn an_invalid_object() {
     on_node(|node: Node| async move {
         let error = refusal(Settings { object: b"no ELF file".to_vec().into(), ..node.settings() }).await;
         assert!(matches!(error, StartError::Object(_)), "{error}");
@@ -113,7 +113,7 @@ fn a_second_agent() {
     });
 }
 
-/// Its programs are at work by maps that nobody here knows.
+/// Its programs use maps of another directory.
 #[test]
 fn a_second_set_of_programs() {
     on_node(|node: Node| async move {
@@ -128,7 +128,7 @@ fn a_second_set_of_programs() {
             let error = refusal(settings).await;
             assert!(matches!(error, StartError::ForeignPrograms { .. }), "{error}");
             assert!(error.to_string().contains("egress-agent cleanup --bpffs /run/bpf/egress-agent"), "{error}");
-            assert_eq!(Hook::ALL.map(crate::node::programs), programs, "they are left alone");
+            assert_eq!(Hook::ALL.map(crate::node::programs), programs, "they are unaffected");
         }
         node.start().await;
         assert_eq!(clean(&node.settings()).await, [] as [&str; 0]);

@@ -1,4 +1,4 @@
-//! Filters beside those of others: ours come and go, theirs stay, and so do the queueing disciplines that we did not make.
+//! Filters among those of other software: only our filters, and the queueing disciplines that we created, are removed.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ fn by(node: &Node, attachment: Attachment) -> Settings {
     Settings { attachment: Some(attachment), ..node.settings() }
 }
 
-/// Somebody else's filter, as far as the kernel can tell: another name, other maps. It ends with the value.
+/// Another application's filter for the kernel: another name, other maps. Dropping the value removes it.
 struct Other {
     _ebpf: Ebpf,
     seen: (String, u32),
@@ -27,7 +27,7 @@ impl Other {
         let program: &mut SchedClassifier =
             ebpf.program_mut("sweep").and_then(|program| program.try_into().ok()).expect("a classifier");
         program.load().expect("load the program");
-        // It may be there already.
+        // It may exist already.
         let _made = qdisc_add_clsact(device);
         program.attach_with_options(device, direction, TcAttachOptions::Netlink(options)).expect("attach it");
         let number = program.info().expect("its information").id();
@@ -65,12 +65,12 @@ fn a_filter_of_another_program_with_our_handle_stays() {
         }
         assert_eq!(clean(&settings).await, [] as [&str; 0]);
         assert_eq!(filters(Hook::FromPod), [other.seen]);
-        assert_eq!([has_clsact(MGMT), has_clsact(UPLINK)], [true, false], "what we made goes, and nothing else");
+        assert_eq!([has_clsact(MGMT), has_clsact(UPLINK)], [true, false], "only our discipline is removed");
     });
 }
 
 #[test]
-fn a_discipline_goes_with_the_filters_that_needed_it_unless_it_is_another_hands() {
+fn a_discipline_is_removed_with_our_filters_unless_another_application_created_it() {
     on_node(|node| async move {
         if node::links(Hook::FromPod).is_none() {
             return skipped("this kernel has no links");
@@ -79,10 +79,10 @@ fn a_discipline_goes_with_the_filters_that_needed_it_unless_it_is_another_hands(
         drop(start(by(&node, Attachment::Clsact)).await);
         assert_eq!([MGMT, UPLINK, "egress0"].map(has_clsact), [true; 3]);
         drop(start(by(&node, Attachment::Tcx)).await);
-        assert_eq!([MGMT, UPLINK, "egress0"].map(has_clsact), [true, false, false], "one was there before us");
+        assert_eq!([MGMT, UPLINK, "egress0"].map(has_clsact), [true, false, false], "one existed before");
         assert_eq!(pinned(&node), 0, "links hold their programs");
 
-        // One that others have begun to use is theirs.
+        // A discipline that others use stays.
         drop(start(by(&node, Attachment::Clsact)).await);
         let options = NlOptions { priority: 7, ..NlOptions::default() };
         let other = Other::attach(&node, UPLINK, TcAttachType::Egress, options);
@@ -102,31 +102,31 @@ fn another_uplink_takes_the_filters_along() {
         ip("link add eth7 type veth peer name eth8\nlink set eth7 up\n");
         let moved = Settings { uplink: "eth7".to_owned(), ..by(&node, Attachment::Clsact) };
         drop(start(moved.clone()).await);
-        assert_eq!(pinned(&node), Hook::ALL.len(), "those of the former run have gone with their filters");
+        assert_eq!(pinned(&node), Hook::ALL.len(), "pins of the former filters are removed");
         assert!(names(Hook::FromNetdev).is_empty() && names(Hook::ToNetdev).is_empty());
         assert_eq!([has_clsact(UPLINK), has_clsact("eth7")], [false, true]);
 
-        // Back again, and away beside another's filter.
+        // Back again, and away while another filter exists.
         drop(start(by(&node, Attachment::Clsact)).await);
         assert_eq!([has_clsact(UPLINK), has_clsact("eth7")], [true, false]);
         let other = Other::attach(&node, UPLINK, TcAttachType::Egress, options);
         drop(start(moved.clone()).await);
         assert_eq!(filters(Hook::ToNetdev), [other.seen]);
-        // What is on another device than the settings say is found too.
+        // Filters on another device than that of the settings are found too.
         assert_eq!(clean(&node.settings()).await, [] as [&str; 0]);
         assert!(!has_clsact("eth7"));
     });
 }
 
 #[test]
-fn a_filter_is_put_back_that_another_hand_took_off_and_else_left_in_peace() {
+fn a_detached_filter_is_attached_again_and_an_attached_one_is_not_touched() {
     on_node(|node| async move {
         let _dataplane = start(by(&node, Attachment::Clsact)).await;
         let before = Hook::ALL.map(filters);
         output(&["tc", "filter", "del", "dev", MGMT, "ingress"]);
-        let begun = std::time::Instant::now();
+        let start_time = std::time::Instant::now();
         while filters(Hook::FromPod).is_empty() {
-            assert!(begun.elapsed() < patience(Duration::from_secs(15)), "looked for every ten seconds");
+            assert!(start_time.elapsed() < patience(Duration::from_secs(15)), "checked every ten seconds");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         assert_eq!(Hook::ALL.map(filters), before, "the same programs");
@@ -134,9 +134,9 @@ fn a_filter_is_put_back_that_another_hand_took_off_and_else_left_in_peace() {
     });
 }
 
-/// What was noted of a discipline outlives it.
+/// The note of a created discipline outlives it.
 #[test]
-fn a_discipline_that_another_hand_made_where_ours_was_stays() {
+fn a_discipline_that_another_application_created_in_place_of_ours_stays() {
     on_node(|node| async move {
         let settings = by(&node, Attachment::Clsact);
         drop(start(settings.clone()).await);
@@ -145,7 +145,7 @@ fn a_discipline_that_another_hand_made_where_ours_was_stays() {
         ip(&format!("link del {UPLINK}\nlink add name other0 index {index} type veth peer name other1\n"));
         output(&["tc", "qdisc", "add", "dev", "other0", "clsact"]);
         node.make_uplink();
-        // On the very device, which gets our filters again.
+        // On the same device, which gets our filters again.
         output(&["tc", "qdisc", "del", "dev", MGMT, "clsact"]);
         output(&["tc", "qdisc", "add", "dev", MGMT, "clsact"]);
         drop(start(settings.clone()).await);
@@ -156,7 +156,7 @@ fn a_discipline_that_another_hand_made_where_ours_was_stays() {
     });
 }
 
-/// Also where no agent has run since, and nothing of ours is there.
+/// Also if no agent has run since, and none of our filters exist.
 #[test]
 fn a_note_alone_removes_no_discipline() {
     on_node(|node| async move {

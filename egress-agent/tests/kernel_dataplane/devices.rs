@@ -1,4 +1,4 @@
-//! The node's devices: the overlay device, devices that are made anew, and what the programs are told of them.
+//! The node's devices: the overlay device, recreated devices, and the programs' configuration.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ fn the_overlay_device_has_its_shape() {
         }
         assert_eq!(output(&["ip", "-o", "addr", "show", OVERLAY_DEVICE]), "", "no address of its own");
         let sockets = output(&["ss", "-lunH"]);
-        // Where the kernel has no module to be asked by, `ss` does not know that the second is for IPv6 only.
+        // Without the kernel's diag module, `ss` does not know that the second is for IPv6 only.
         for shown in [&["0.0.0.0"][..], &["[::]", "*"]] {
             let is_open = shown.iter().any(|address| sockets.contains(&format!(" {address}:{DEFAULT_TUNNEL_PORT}")));
             assert!(is_open, "{sockets}");
@@ -35,7 +35,7 @@ fn the_overlay_device_has_its_shape() {
 #[test]
 fn the_overlay_is_not_tracked() {
     on_node(|node| async move {
-        // A rule of somebody else makes the kernel track connections at all.
+        // Another application's rule makes the kernel track connections.
         output(&[
             "nft",
             "add table inet other; add chain inet other c { type filter hook input priority 0; }; \
@@ -52,7 +52,7 @@ fn the_overlay_is_not_tracked() {
         node.outside(|| [DEFAULT_TUNNEL_PORT, 9999].map(send));
         let tracked = || std::fs::read_to_string("/proc/thread-self/net/nf_conntrack").unwrap_or_default();
         if !std::fs::exists("/proc/thread-self/net/nf_conntrack").expect("look for it") {
-            return println!("this kernel does not show its connections: only the rules were looked at");
+            return println!("this kernel does not show its connections: only the rules were checked");
         }
         eventually("another port is tracked", || tracked().contains("dport=9999")).await;
         assert!(!tracked().contains(&format!("dport={DEFAULT_TUNNEL_PORT}")), "{}", tracked());
@@ -80,13 +80,13 @@ fn another_tunnel_port_moves_the_device() {
         let settings = Settings { tunnel_port: 4795, ..node.settings() };
         let _dataplane = start(settings).await;
         assert!(output(&["ip", "-d", "link", "show", OVERLAY_DEVICE]).contains("dstport 4795"));
-        assert!(is_attached(Hook::FromOverlay), "the severed link was made anew");
+        assert!(is_attached(Hook::FromOverlay), "the severed link was recreated");
         assert_eq!(node.config().tunnel_port, 4795);
     });
 }
 
 #[test]
-fn another_tunnel_port_that_is_taken_moves_nothing() {
+fn another_tunnel_port_in_use_changes_nothing() {
     on_node(|node| async move {
         drop(node.start().await);
         let before = (device(OVERLAY_DEVICE).0, Hook::ALL.map(node::programs));
@@ -105,11 +105,11 @@ fn another_tunnel_port_that_is_taken_moves_nothing() {
 }
 
 #[test]
-fn programs_are_told_what_the_node_looks_like() {
+fn programs_have_the_configuration_of_the_node() {
     on_node(|node| async move {
         let mut dataplane = node.start().await;
         let config = node.config();
-        assert_eq!(config.generation, 0, "the model has not spoken");
+        assert_eq!(config.generation, 0, "the reconciler has written nothing");
         assert_eq!((config.uplink_ifindex, config.uplink_mac), device(UPLINK));
         assert_eq!((config.mgmt_ifindex, config.mgmt_mac), device(MGMT));
         assert_eq!(config.overlay_ifindex, device(OVERLAY_DEVICE).0);
@@ -126,13 +126,13 @@ fn programs_are_told_what_the_node_looks_like() {
         let v6 = TunnelEndpoint("fd00:172:18::2".parse().expect("a literal"));
         let own = NodeAddress { own: true, node: v6 };
         dataplane.apply(&Action::PutNode(v6.0, own)).await.expect("apply");
-        assert_eq!(node.config().overlay_mtu, 1430, "an IPv6 underlay takes twenty bytes more");
+        assert_eq!(node.config().overlay_mtu, 1430, "an IPv6 underlay needs twenty more bytes");
     });
 }
 
-/// Where it depends on that, unknown pods pass for three seconds after the agent has said that it follows them.
+/// With `PassWhileFollowed`, unknown pods pass for three seconds after each sign that the agent follows the pods.
 #[test]
-fn unknown_pods_pass_while_somebody_follows_the_pods() {
+fn unknown_pods_pass_while_an_agent_follows_the_pods() {
     on_node(|node| async move {
         let mut dataplane = node.start().await;
         let passes = |seconds: u64| {
@@ -155,29 +155,29 @@ fn unknown_pods_pass_while_somebody_follows_the_pods() {
 }
 
 #[test]
-fn a_device_made_anew_is_attached_at_once() {
+fn a_recreated_device_gets_its_programs_at_once() {
     on_node(|node| async move {
         let mut dataplane = node.start().await;
         dataplane.apply(&Action::SetUnknownPods(OnUnknownPod::Drop)).await.expect("apply");
         ip(&format!("link del {MGMT}\n"));
         eventually("the management port's absence is noticed", || node.config().mgmt_ifindex == 0).await;
         node.make_mgmt();
-        let took = eventually("steering is back", || is_attached(Hook::FromPod)).await;
-        println!("steering: {took:?} after the management port was there");
+        let took = eventually("from_pod is back", || is_attached(Hook::FromPod)).await;
+        println!("from_pod: {took:?} after the management port appeared");
         eventually("both programs are back", || is_attached(Hook::ToPod)).await;
-        eventually("the programs know it", || {
+        eventually("the configuration follows", || {
             let config = node.config();
             (config.mgmt_ifindex, config.mgmt_mac) == device(MGMT)
         })
         .await;
         assert_eq!(node.config().on_unknown_pod(), OnUnknownPod::Drop);
 
-        // The overlay device is ours: it is made again.
+        // The overlay device is ours: it is created again.
         ip(&format!("link del {OVERLAY_DEVICE}\n"));
         eventually("the overlay device is back", || is_attached(Hook::FromOverlay)).await;
-        eventually("the programs know it", || node.config().overlay_ifindex == device(OVERLAY_DEVICE).0).await;
+        eventually("the configuration follows", || node.config().overlay_ifindex == device(OVERLAY_DEVICE).0).await;
         eventually("and it is up", is_overlay_up).await;
-        // Another hand puts it down.
+        // Another application sets it down.
         ip(&format!("link set {OVERLAY_DEVICE} down\n"));
         eventually("it is up again", is_overlay_up).await;
     });
@@ -187,15 +187,15 @@ fn is_overlay_up() -> bool {
     output(&["ip", "-o", "link", "show", OVERLAY_DEVICE]).contains(",UP")
 }
 
-/// What comes out of the overlay while its program is not there would go on as the stack sees fit.
+/// Without its program, packets of the overlay would enter the host's stack.
 #[test]
-fn the_overlay_device_is_not_up_before_its_program_is_there() {
+fn the_overlay_device_is_not_up_before_its_program_is_attached() {
     on_node(|node| async move {
         if attachment() == Attachment::Clsact {
             return skipped("what the kernel is made to refuse here is a link");
         }
         let monitor = LinkMonitor::start();
-        // The kernel refuses the program's link: something that is no link is pinned in its place.
+        // The kernel refuses the program's link, because a map is pinned in its place.
         drop(node.start().await);
         ip(&format!("link del {OVERLAY_DEVICE}\n"));
         std::fs::remove_file(node.pin("links/from_overlay")).expect("remove the pin");
@@ -204,7 +204,7 @@ fn the_overlay_device_is_not_up_before_its_program_is_there() {
         map.pin(node.pin("links/from_overlay")).expect("pin a map");
         let refused = node::refused(node.settings()).await;
         assert!(matches!(refused, StartError::Attach { .. }), "the program cannot be attached: {refused:?}");
-        assert!(!is_overlay_up(), "it waits for its program");
+        assert!(!is_overlay_up(), "it is down without its program");
         let seen = monitor.until_marked();
         let made_last = seen.iter().rev().take_while(|line| !line.contains("Deleted"));
         let ours: Vec<_> = made_last.filter(|line| line.contains(OVERLAY_DEVICE)).collect();
@@ -212,14 +212,14 @@ fn the_overlay_device_is_not_up_before_its_program_is_there() {
     });
 }
 
-/// Every change of a link of this thread's namespace as the kernel tells it, in order.
+/// Every change of a link of this thread's namespace, in order.
 struct LinkMonitor {
     process: std::process::Child,
     lines: std::sync::mpsc::Receiver<String>,
 }
 
 impl LinkMonitor {
-    /// Starts it and waits until it listens, which it shows by naming a device that comes now.
+    /// Starts the monitor and waits until it reports a new device.
     fn start() -> Self {
         let mut process = std::process::Command::new("ip")
             .args(["-o", "monitor", "link"])
@@ -227,28 +227,28 @@ impl LinkMonitor {
             .spawn()
             .expect("watch the links");
         let output = std::io::BufReader::new(process.stdout.take().expect("a pipe"));
-        let (tell, lines) = std::sync::mpsc::channel();
+        let (sender, lines) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
             let lines = std::io::BufRead::lines(output).map_while(Result::ok);
-            lines.take_while(|line| tell.send(line.clone()).is_ok()).for_each(drop);
+            lines.take_while(|line| sender.send(line.clone()).is_ok()).for_each(drop);
         });
         let monitor = Self { process, lines };
-        let heard = (0..100).any(|_| {
+        let reports = (0..100).any(|_| {
             ip("link add mark0 type veth peer name mark1\n");
             ip("link del mark0\n");
-            // What came before it listened was not told, so the next one may be the first.
+            // Changes before it listens are not reported, so a later device may be the first.
             let line = monitor.lines.recv_timeout(Duration::from_millis(100));
             line.is_ok_and(|line| line.contains("mark0") || line.contains("mark1"))
         });
-        assert!(heard, "the monitor of links tells nothing");
+        assert!(reports, "the monitor of links reports nothing");
         monitor
     }
 
-    /// What has been told up to now.
+    /// The reports so far.
     fn until_marked(&self) -> Vec<String> {
         ip("link add last0 type veth peer name last1\n");
         let next =
-            || self.lines.recv_timeout(patience(Duration::from_secs(20))).expect("the monitor tells of every link");
+            || self.lines.recv_timeout(patience(Duration::from_secs(20))).expect("the monitor reports every link");
         std::iter::repeat_with(next).take_while(|line| !line.contains("last0")).collect()
     }
 }
@@ -261,25 +261,25 @@ impl Drop for LinkMonitor {
 }
 
 #[test]
-fn a_walk_of_the_mappings_keeps_no_device_waiting() {
+fn a_walk_of_the_mappings_does_not_delay_devices() {
     on_node(|node| async move {
         let mut dataplane = node.start().await;
         crate::actions::make_flow(&node, "10.244.1.10", 1, "172.18.0.100", 1001);
-        let (begun, is_begun) = std::sync::mpsc::channel();
-        let (go_on, may_go_on) = std::sync::mpsc::channel::<()>();
+        let (started, is_started) = std::sync::mpsc::channel();
+        let (continue_walk, may_continue) = std::sync::mpsc::channel::<()>();
         let walker = dataplane.reader();
         let walk = std::thread::spawn(move || {
             let mut released = Vec::new();
             let walked = walker.mappings(|_, _| {
-                begun.send(()).expect("tell of it");
-                // Long after the device should be back: a failure ends too.
-                released.push(may_go_on.recv_timeout(patience(Duration::from_secs(20))).is_ok());
+                started.send(()).expect("the test waits");
+                // Long after the device should be back, so that a failure ends too.
+                released.push(may_continue.recv_timeout(patience(Duration::from_secs(20))).is_ok());
             });
             walked.expect("walk");
             released
         });
-        is_begun.recv().expect("the walk has begun");
-        // A cut waits for it, and keeps nothing waiting either.
+        is_started.recv().expect("the walk has begun");
+        // A cut waits for it, and delays nothing either.
         let pod = [10, 244, 1, 10].into();
         let actions = [Action::CutPodFlows(pod, EgressId(1))];
         let cut = async { dataplane.apply(&actions[0]).await.expect("cut") };
@@ -290,7 +290,7 @@ fn a_walk_of_the_mappings_keeps_no_device_waiting() {
             eventually("its programs are back", || is_attached(Hook::FromPod) && is_attached(Hook::ToPod)).await;
             assert!(!walk.is_finished(), "while the maps are being walked");
             // Both keys of the mapping.
-            go_on.send(()).and_then(|()| go_on.send(())).expect("let it go on");
+            continue_walk.send(()).and_then(|()| continue_walk.send(())).expect("the walk waits");
         };
         futures::join!(cut, follow);
         assert_eq!(walk.join().expect("the walk"), [true; 2]);
@@ -318,25 +318,25 @@ fn owned_addresses_follow_the_uplink() {
         })
         .await;
 
-        // A new link address alone is followed too, and flows are asked about anew behind it.
+        // A new link address alone is followed too, and cached decisions are invalidated after it.
         let mac = [0x02, 0, 0, 0, 0, 0x77];
         let decisions = node.config().decisions;
         ip(&format!("link set {UPLINK} address {}\n", mac_text(mac)));
         eventually("decisions are new", || node.config().decisions != decisions).await;
         assert_eq!(entry().mac, mac, "the entry has followed the link address by then");
-        eventually("the programs know it", || node.config().uplink_mac == mac).await;
+        eventually("the configuration follows", || node.config().uplink_mac == mac).await;
     });
 }
 
 #[test]
-fn a_program_taken_off_by_another_hand_is_put_back_at_restart() {
+fn a_detached_program_is_attached_again_at_restart() {
     on_node(|node| async move {
         drop(node.start().await);
         match attachment() {
             Attachment::Tcx => std::fs::remove_file(node.pin("links/from_pod")).expect("remove the pin"),
             Attachment::Clsact => drop(output(&["tc", "filter", "del", "dev", MGMT, "ingress"])),
         }
-        eventually("the program is off", || !is_attached(Hook::FromPod)).await;
+        eventually("the program is detached", || !is_attached(Hook::FromPod)).await;
         let _dataplane = node.start().await;
         assert!(is_attached(Hook::FromPod));
     });
@@ -371,7 +371,7 @@ fn changed_routes_and_neighbours_are_looked_up_again() {
             "neigh replace 172.18.0.9 lladdr 02:00:00:00:00:0a dev breth0",
         ];
         for change in changes {
-            // What came before has settled: no more is raised for it.
+            // Wait until earlier changes no longer raise the generation.
             let mut before = node.config().route_generation;
             loop {
                 tokio::time::sleep(Duration::from_millis(150)).await;

@@ -1,7 +1,7 @@
-//! The rights that the DaemonSet gives, as its manifest says them, are enough for everything that the data plane does: with
-//! exactly these capabilities in every set, `/proc/sys` for reading, and nothing to be gained by another program.
+//! The rights of the DaemonSet's manifest are enough for the whole data plane: exactly these capabilities in every set,
+//! `/proc/sys` read-only, and no way to gain others.
 //!
-//! A process of its own for each step: what a process has given up it does not get back.
+//! Each step is its own process, since a process cannot regain dropped rights.
 
 use std::collections::BTreeSet;
 use std::process::{Command, Output};

@@ -106,7 +106,7 @@ pub(super) const FILTERS: (&str, &str) = ("EGRESS_TEST_ATTACHMENT", "clsact");
 
 /// What is the same by links and by filters, and takes long: what an agent announces, cuts and tells. Beside these, what asks
 /// for filters itself.
-pub(super) const SAME_BY_FILTERS: [&str; 4] = ["announce::", "killed::", "told::", "clsact::"];
+pub(super) const SAME_BY_FILTERS: [&str; 4] = ["announce::", "killed::", "idle_reset::", "clsact::"];
 
 /// The datapath's tests once more, by filters.
 pub(super) fn run_by_filters(filter: &str, paths: &Paths, outcome: &mut Outcome) -> Result<()> {

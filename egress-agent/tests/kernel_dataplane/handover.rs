@@ -1,4 +1,4 @@
-//! Entries of hand-overs: what ends them, and how they follow the uplink.
+//! Entries of hand-overs: their end, and their uplink.
 
 use egress_common::abi;
 use egress_core::model::state::{Action, EgressId, HandoverStage, HandoverState, KernelState};
@@ -19,14 +19,14 @@ async fn apply(dataplane: &mut Dataplane, action: Action) {
     dataplane.apply(&action).await.unwrap_or_else(|error| panic!("{action:?}: {error}"));
 }
 
-/// Whether it is owned, and what is being handed over.
+/// Whether the address is owned, and the stage of its hand-over.
 async fn held(dataplane: &mut Dataplane) -> (bool, Option<HandoverStage>) {
     let KernelState { owned, handovers: moving, .. } = dataplane.held().await.expect("held");
     (owned.contains_key(&ID), moving.get(&ID).map(|moving| moving.stage))
 }
 
 #[test]
-fn what_is_given_up_is_not_taken_by_a_hand_over_either() {
+fn a_released_address_has_no_arriving_hand_over_either() {
     on_node(|node| async move {
         let mut dataplane = node.start().await;
         for stage in [HandoverStage::Arriving, HandoverStage::Open] {
@@ -42,7 +42,7 @@ fn what_is_given_up_is_not_taken_by_a_hand_over_either() {
                 assert_eq!(held(&mut dataplane).await, (false, None));
             }
         }
-        // What was handed over is passed on still.
+        // A leaving hand-over still forwards.
         apply(&mut dataplane, Action::Own(ID, addr(A))).await;
         apply(&mut dataplane, Action::PutHandover(ID, moving(HandoverStage::Leaving, A))).await;
         apply(&mut dataplane, Action::Disown(ID, addr(A))).await;

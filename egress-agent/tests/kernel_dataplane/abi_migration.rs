@@ -1,4 +1,4 @@
-//! Another layout of the maps: as an agent of another version leaves a node, and as this one takes it over.
+//! ABI migration: this agent takes over from an agent with another layout of the maps.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -30,7 +30,7 @@ const FORMER_NAMES: [(&str, &str); 5] = [
     ("to_netdev", "uplink_egress"),
 ];
 
-/// A selected pod whose object has no policy yet: whatever it sends to the world is dropped.
+/// A selected pod whose object has no policy yet: its packets to the world are dropped.
 async fn fill(dataplane: &mut Dataplane) {
     let subnet = Prefix { kind: PrefixKind::PodSubnet, node: Some(TunnelEndpoint([172, 18, 0, 2].into())) };
     let net = "10.244.1.0/24".parse().expect("a literal");
@@ -41,12 +41,12 @@ async fn fill(dataplane: &mut Dataplane) {
     }
 }
 
-/// Nothing becomes of the pins: other sizes are asked for.
+/// Leaves the pins unchanged: the sizes in the settings change.
 fn resize(node: &Node) -> PathBuf {
     node.bpffs.join(format!("v{ABI_VERSION}-1"))
 }
 
-/// The node's pins become those of another layout, whose maps have nothing in common with ours.
+/// Turns the node's pins into those of another layout, whose maps have nothing in common with ours.
 fn make_other(node: &Node) -> PathBuf {
     let other = node.bpffs.join(format!("v{}", ABI_VERSION - 1));
     fs::rename(node.pin(""), &other).expect("rename the directory");
@@ -62,7 +62,7 @@ fn make_other(node: &Node) -> PathBuf {
     other
 }
 
-/// What the host forwards of the pod, by a table of somebody else's.
+/// Counts the pod's packets that the host forwards, in another table.
 fn count_forwarded() {
     output(&["sysctl", "-qw", "net.ipv4.ip_forward=1"]);
     output(&[
@@ -83,7 +83,7 @@ fn guards_the_pod() -> bool {
     output(&["nft", "list", "table", "inet", NFT_TABLE]).contains(POD)
 }
 
-/// Sends as the pod until it is told to stop; how often.
+/// Sends as the pod until `stop`, and returns the number of packets.
 fn send_until(stop: &AtomicBool) -> u64 {
     let socket = UdpSocket::bind((POD, 5000)).expect("the pod's address");
     let mut sent = 0;
@@ -101,20 +101,20 @@ fn links(node: &Node) -> Vec<u32> {
     Hook::ALL.into_iter().filter_map(linked).map(number).collect()
 }
 
-/// Nothing of a selected pod passes while the maps begin anew, also where an agent is killed in between.
+/// No packet of a selected pod passes while the maps are recreated, also if an agent is killed in between.
 #[test]
-fn another_layout_is_taken_over_and_lets_nothing_pass() {
+fn a_migration_from_another_layout_lets_nothing_pass() {
     let settings = Settings::clone;
-    on_node(move |node| is_taken_over(node, make_other, settings));
+    on_node(move |node| migrates(node, make_other, settings));
 }
 
 #[test]
-fn maps_of_another_size_are_taken_over_and_let_nothing_pass() {
+fn a_migration_to_maps_of_another_size_lets_nothing_pass() {
     let settings = |settings: &Settings| Settings { nat_entries: 4096, ..settings.clone() };
-    on_node(move |node| is_taken_over(node, resize, settings));
+    on_node(move |node| migrates(node, resize, settings));
 }
 
-async fn is_taken_over(node: Node, make_other: fn(&Node) -> PathBuf, settings: fn(&Settings) -> Settings) {
+async fn migrates(node: Node, make_other: fn(&Node) -> PathBuf, settings: fn(&Settings) -> Settings) {
     let settings = settings(&node.settings());
     {
         count_forwarded();
@@ -157,14 +157,17 @@ async fn is_taken_over(node: Node, make_other: fn(&Node) -> PathBuf, settings: f
             let after = node::programs(hook);
             assert!(is_attached(hook) && after.len() == 1 && after[0].1 > before[0].1, "{hook:?}: {after:?}");
         }
-        assert_eq!(links(&node), linked, "links are taken over, not made anew");
+        assert_eq!(links(&node), linked, "links are adopted, not recreated");
         assert_eq!(clean(&node.settings()).await, [] as [&str; 0]);
         eventually("the programs are gone", || Hook::ALL.map(node::programs).iter().all(Vec::is_empty)).await;
-        assert!(!output(&["tc", "qdisc", "show"]).contains("clsact"), "what an earlier version had made goes too");
+        assert!(
+            !output(&["tc", "qdisc", "show"]).contains("clsact"),
+            "a discipline of an earlier version is removed too"
+        );
     }
 }
 
-/// Also where another layout, or maps of another size, would be taken over.
+/// Also if another layout, or another size, would migrate.
 #[test]
 fn a_refused_start_changes_no_pin() {
     on_node(|node: Node| async move {
@@ -187,13 +190,13 @@ fn a_refused_start_changes_no_pin() {
     });
 }
 
-/// All that is below a directory.
+/// All paths below a directory.
 fn pins(folder: &Path) -> BTreeSet<PathBuf> {
     let below = fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry").path());
     below.flat_map(|path| if path.is_dir() { &pins(&path) | &BTreeSet::from([path]) } else { [path].into() }).collect()
 }
 
-/// Behind a boot: nothing is pinned, and nobody has heard of the cluster.
+/// After a boot: nothing is pinned, and no list has arrived.
 #[test]
 fn unknown_pods_are_dropped_from_the_first_packet_on() {
     on_node(|node: Node| async move {
@@ -214,22 +217,22 @@ fn unknown_pods_are_dropped_from_the_first_packet_on() {
         assert_eq!((forwarded(), counted(&dataplane)), (0, 7));
         // The node's own addresses are known: a kubelet's checks are answered.
         node.outside(|| output(&["ping", "-c", "1", "-W", "2", "-I", POD, "172.18.0.2"]));
-        // Nor does a device that comes later let a packet pass.
+        // A device that appears later lets no packet pass either.
         ip("link del ovn-k8s-mp0\n");
         node.make_mgmt();
-        eventually("its programs are there", || Hook::ALL.into_iter().all(is_attached)).await;
+        eventually("its programs are attached", || Hook::ALL.into_iter().all(is_attached)).await;
         node.outside(|| ip(&format!("addr add {POD}/24 dev pods0\nroute add 203.0.113.0/24 via 10.244.1.2\n")));
         send(7);
         assert_eq!((forwarded(), counted(&dataplane)), (0, 14));
         drop(dataplane);
-        // An agent that is started again before it has heard of the cluster.
+        // An agent that restarts before any list has arrived.
         let mut dataplane = node::start(dropping).await;
         send(7);
         assert_eq!((forwarded(), counted(&dataplane)), (0, 21));
         assert_eq!(dataplane.observe().await.expect("observe").on_unknown_pod, Some(OnUnknownPod::Drop));
         drop(dataplane);
         assert_eq!(clean(&node.settings()).await, [] as [&str; 0]);
-        // Without the flag all is left alone until then.
+        // Without the flag all packets pass until then.
         let _dataplane = node.start().await;
         send(7);
         assert_eq!(forwarded(), 7);
@@ -237,7 +240,7 @@ fn unknown_pods_are_dropped_from_the_first_packet_on() {
 }
 
 #[test]
-fn cleanup_knows_other_layouts() {
+fn cleanup_removes_other_layouts() {
     on_node(|node| async move {
         let mut first = node.start().await;
         fill(&mut first).await;
@@ -250,16 +253,16 @@ fn cleanup_knows_other_layouts() {
 }
 
 #[test]
-fn what_is_no_layout_is_refused() {
+fn an_unknown_directory_is_refused() {
     on_node(|node: Node| async move {
         drop(node.start().await);
         for name in ["version4", "v", "v4x", "maps"] {
-            let stranger = node.bpffs.join(name);
-            fs::create_dir(&stranger).expect("make a directory");
+            let foreign = node.bpffs.join(name);
+            fs::create_dir(&foreign).expect("make a directory");
             let error = node::refused(node.settings()).await;
             assert!(matches!(error, StartError::NotPins { .. }), "{error}");
             assert!(Hook::ALL.into_iter().all(is_attached), "running traffic is left alone");
-            fs::remove_dir(stranger).expect("take it away");
+            fs::remove_dir(foreign).expect("take it away");
         }
         drop(node.start().await);
     });

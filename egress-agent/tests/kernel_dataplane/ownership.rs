@@ -1,4 +1,4 @@
-//! What this node owns: two maps, the programs' sieve, and what an agent that was killed, or that fails, leaves of them.
+//! Owned addresses: the two maps, the programs' bloom filter, and recovery after a kill or an error.
 
 use std::net::IpAddr;
 use std::process::Command;
@@ -16,7 +16,7 @@ use crate::skips::skipped;
 
 /// An agent may be killed between the two writes of a claim, or of its end.
 #[test]
-fn half_a_claim_is_healed_at_start() {
+fn an_incomplete_claim_is_repaired_at_start() {
     on_node(|node| async move {
         let mut dataplane = node.start().await;
         let [whole, answered, translated] = ["172.18.0.100", "fd00:172:18::1:101", "172.18.0.102"].map(addr);
@@ -38,19 +38,19 @@ fn half_a_claim_is_healed_at_start() {
         assert_eq!((healed.ifindex, healed.mac), (answer.ifindex, answer.mac));
         let owned = next.observe().await.expect("observe").owned;
         assert_eq!(owned, [(EgressId(1), whole), (EgressId(3), translated)].into());
-        eventually("the group of what is gone is left", || !filter().contains("33:33:ff:01:01:01")).await;
-        // Nobody answers for it any more, so the probe finds it free.
+        eventually("the group of the removed address is left", || !filter().contains("33:33:ff:01:01:01")).await;
+        // No program answers for it, so the probe finds it free.
         next.apply(&Action::Own(EgressId(2), answered)).await.expect("own it again");
     });
 }
 
-/// Flows keep what an entry said until the decisions are others, so these come last.
+/// Flows keep cached decisions until the decision number changes, so that changes last.
 #[test]
-fn what_a_start_heals_is_healed_before_flows_are_asked_anew() {
+fn a_start_repairs_claims_before_it_invalidates_cached_decisions() {
     on_node(|node| async move {
         drop(node.start().await);
         let before = node.config().decisions;
-        // So many halves of claims that removing them takes a while.
+        // Enough incomplete claims that their removal takes a while.
         let mut halves = node.map::<Addr, OwnedAddr>("owned_addr");
         for id in 1..=2_000_u32 {
             let [.., high, low] = id.to_be_bytes();
@@ -60,45 +60,45 @@ fn what_a_start_heals_is_healed_before_flows_are_asked_anew() {
         let (config, is_started) = (node.config_map(), Arc::new(AtomicBool::new(false)));
         let stop = Arc::clone(&is_started);
         let watch = std::thread::spawn(move || {
-            let mut looks = 0_u32;
+            let mut reads = 0_u32;
             while !stop.load(Ordering::Relaxed) {
                 let decisions = config.get(&0, 0).expect("the config").decisions;
-                assert!(decisions == before || halves.keys().next().is_none(), "decided with a half that is there");
-                looks += 1;
+                assert!(decisions == before || halves.keys().next().is_none(), "decisions changed before the repair");
+                reads += 1;
             }
-            looks
+            reads
         });
         drop(node.start().await);
         is_started.store(true, Ordering::Relaxed);
-        println!("looked {} times", watch.join().expect("never seen otherwise"));
+        println!("read {} times", watch.join().expect("the order always held"));
         assert_ne!(node.config().decisions, before);
     });
 }
 
-/// The programs look for no other addresses in the map.
+/// The programs look up only these addresses in the map.
 #[test]
-fn what_is_owned_is_looked_for() {
+fn the_bloom_filter_has_the_owned_addresses() {
     on_node(|node| async move {
-        let sieve = || node.config().owned;
+        let filter = || node.config().owned;
         let [first, second] = ["172.18.0.100", "fd00:172:18::1:101"].map(addr);
         let of =
-            |addresses: &[IpAddr]| addresses.iter().fold(BloomFilter::NONE, |sieve, at| sieve.with(&Addr::from(*at)));
+            |addresses: &[IpAddr]| addresses.iter().fold(BloomFilter::NONE, |filter, at| filter.with(&Addr::from(*at)));
         let mut dataplane = node.start().await;
-        assert_eq!(sieve(), BloomFilter::NONE);
+        assert_eq!(filter(), BloomFilter::NONE);
         dataplane.apply(&Action::Own(EgressId(1), first)).await.expect("own");
         dataplane.apply(&Action::Own(EgressId(2), second)).await.expect("own");
-        assert_eq!(sieve(), of(&[first, second]));
+        assert_eq!(filter(), of(&[first, second]));
         drop(dataplane);
         let mut next = node.start().await;
-        assert_eq!(sieve(), of(&[first, second]), "as the maps say");
+        assert_eq!(filter(), of(&[first, second]), "as the maps say");
         next.apply(&Action::Disown(EgressId(1), first)).await.expect("disown");
-        assert_eq!(sieve(), of(&[second]));
+        assert_eq!(filter(), of(&[second]));
     });
 }
 
-/// The old address goes when the new one is there, and not before.
+/// The old address is removed only when the new one is owned.
 #[test]
-fn a_refused_address_costs_no_other() {
+fn a_refused_address_does_not_affect_the_old_one() {
     on_node(|node| async move {
         let mut dataplane = node.start().await;
         let [old, new] = ["172.18.0.100", "172.18.0.101"].map(addr);
@@ -116,9 +116,9 @@ fn a_refused_address_costs_no_other() {
     });
 }
 
-/// What cannot be finished is reported, and leaves no more behind than it must.
+/// An error is reported, and leaves as little state as possible.
 #[test]
-fn the_group_of_an_address_is_left_also_where_the_programs_cannot_be_told() {
+fn the_group_of_an_address_is_left_also_if_the_map_cannot_be_written() {
     on_node(|node| async move {
         let address = addr("fd00:172:18::1:100");
         let mut dataplane = node.start().await;
@@ -134,9 +134,9 @@ fn the_group_of_an_address_is_left_also_where_the_programs_cannot_be_told() {
     });
 }
 
-/// Without its program a device is open, whatever else the kernel refuses.
+/// A device without its program lets packets pass, so programs come first.
 #[test]
-fn programs_are_put_back_also_where_maps_cannot_be_written() {
+fn programs_are_attached_again_also_if_maps_cannot_be_written() {
     on_node(|node| async move {
         let mut dataplane = node.start().await;
         dataplane.apply(&Action::Own(EgressId(1), addr("172.18.0.100"))).await.expect("own");
@@ -156,7 +156,7 @@ fn programs_are_put_back_also_where_maps_cannot_be_written() {
     });
 }
 
-/// From now on the kernel refuses every write of ours to the map. False where there is nobody to ask it.
+/// Makes the kernel refuse every write to the map. False without bpftool.
 fn freeze(node: &Node, map: &str) -> bool {
     let pin = node.pin("maps").join(map);
     let Ok(frozen) = Command::new("bpftool").args(["map", "freeze", "pinned"]).arg(&pin).status() else {

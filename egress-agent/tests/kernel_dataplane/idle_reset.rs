@@ -1,4 +1,4 @@
-//! Idle pods are made to speak when a connection of theirs is cut, also where the way to them is closed at first.
+//! Idle resets: a segment makes an idle pod learn that its connection was cut, also if the pod is unreachable at first.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -16,14 +16,14 @@ use crate::node::{MGMT, Node, eventually, ip, on_node, output};
 
 const OBJECT: EgressId = EgressId(7);
 
-/// More than are told at once, of some pods.
+/// More connections than one round of segments serves, of a few pods.
 const PORTS: std::ops::Range<u16> = 1000..1030;
 
 fn pod(port: u16) -> [u8; 4] {
     [10, 244, 1, 10 + u8::try_from(port % 3).expect("one of three")]
 }
 
-/// Hears what comes to the pods.
+/// A socket that receives the pods' packets.
 fn listen(node: &Node) -> OwnedFd {
     node.outside(|| {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
@@ -31,8 +31,8 @@ fn listen(node: &Node) -> OwnedFd {
     })
 }
 
-/// Ports of the pods that TCP segments have come to since last asked, one for each.
-fn heard(socket: &OwnedFd) -> Vec<u16> {
+/// Ports of the pods' TCP segments since the last call, one for each segment.
+fn received(socket: &OwnedFd) -> Vec<u16> {
     let mut ports = Vec::new();
     let mut frame = [0; 2048];
     while let Ok(length) = recv(socket.as_raw_fd(), &mut frame, MsgFlags::empty()) {
@@ -51,12 +51,12 @@ fn connect(node: &Node, port: u16) {
     node.map::<Tuple, Flow>("flows").insert(out, flow, 0).expect("a flow");
 }
 
-/// The host knows the way to the pod.
-fn find(pod: &IpAddr) {
+/// Adds a neighbour entry of the pod.
+fn make_reachable(pod: &IpAddr) {
     ip(&format!("neigh replace {pod} lladdr 02:00:00:00:00:10 dev {MGMT} nud permanent\n"));
 }
 
-/// How many packets the queue has refused.
+/// Number of packets that the queue has dropped.
 fn refused() -> u32 {
     let shown = output(&["tc", "-s", "qdisc", "show", "dev", MGMT, "root"]);
     let dropped = shown.split_once("dropped ").and_then(|(_, rest)| rest.split_once(','));
@@ -64,7 +64,7 @@ fn refused() -> u32 {
 }
 
 #[test]
-fn a_pod_that_cannot_be_reached_at_first_is_told_later() {
+fn an_unreachable_pod_gets_its_segments_later() {
     on_node(|node| async move {
         let mut dataplane = node.start().await;
         let socket = listen(&node);
@@ -73,35 +73,35 @@ fn a_pod_that_cannot_be_reached_at_first_is_told_later() {
             dataplane.apply(&Action::PutPod(pod(port).into(), PodState::Selected(OBJECT))).await.expect("apply");
         }
         let pods: BTreeSet<IpAddr> = PORTS.map(|port| pod(port).into()).collect();
-        pods.iter().for_each(find);
-        // A queue that takes nothing: whoever sends is told so.
+        pods.iter().for_each(make_reachable);
+        // A queue of length zero: the sender gets an error.
         output(&["tc", "qdisc", "add", "dev", MGMT, "root", "pfifo", "limit", "0"]);
         for pod in &pods {
             dataplane.apply(&Action::PutPod(*pod, PodState::Known)).await.expect("apply");
             dataplane.apply(&Action::CutPodFlows(*pod, OBJECT)).await.expect("cut");
         }
-        // Most of the first round; of the node's own there are fewer.
+        // Most of the first round; the node itself sends fewer.
         eventually("segments are refused", || refused() >= 20).await;
-        assert_eq!(heard(&socket), [0_u16; 0]);
+        assert_eq!(received(&socket), [0_u16; 0]);
         output(&["tc", "qdisc", "del", "dev", MGMT, "root"]);
-        let mut told = BTreeSet::new();
-        eventually("all are told", || {
-            told.extend(heard(&socket));
-            told.iter().copied().eq(PORTS)
+        let mut reached = BTreeSet::new();
+        eventually("all pods get their segments", || {
+            reached.extend(received(&socket));
+            reached.iter().copied().eq(PORTS)
         })
         .await;
     });
 }
 
-/// A plan that fails is tried again and again, and each attempt begins with the same cut.
+/// A failing plan is retried, and each attempt begins with the same cut.
 #[test]
-fn a_pod_is_told_once_however_often_the_same_cut_is_made() {
+fn a_repeated_cut_sends_no_more_segments() {
     on_node(|node| async move {
         let mut dataplane = node.start().await;
         let socket = listen(&node);
         let [first, second] = [1000, 1001];
         for port in [first, second] {
-            find(&pod(port).into());
+            make_reachable(&pod(port).into());
             connect(&node, port);
             dataplane.apply(&Action::PutPod(pod(port).into(), PodState::Selected(OBJECT))).await.expect("apply");
         }
@@ -110,27 +110,27 @@ fn a_pod_is_told_once_however_often_the_same_cut_is_made() {
         for action in [deselect(first), cut_of(first)] {
             dataplane.apply(&action).await.expect("apply");
         }
-        let mut told = Vec::new();
-        eventually("all rounds are over", || {
-            told.extend(heard(&socket));
-            told == [first; 4]
+        let mut reached = Vec::new();
+        eventually("all rounds have ended", || {
+            reached.extend(received(&socket));
+            reached == [first; 4]
         })
         .await;
         for action in [Action::CutOrphans, Action::CutOrphans, deselect(second), cut_of(second)] {
             dataplane.apply(&action).await.expect("apply");
         }
-        let mut told = Vec::new();
-        eventually("the second pod is told", || {
-            told.extend(heard(&socket));
-            told.contains(&second)
+        let mut reached = Vec::new();
+        eventually("the second pod gets its segment", || {
+            reached.extend(received(&socket));
+            reached.contains(&second)
         })
         .await;
-        assert!(!told.contains(&first), "nothing has changed for it");
+        assert!(!reached.contains(&first), "nothing has changed for the first pod");
         for action in
             [Action::PutPod(pod(first).into(), PodState::Selected(OBJECT)), deselect(first), Action::CutOrphans]
         {
             dataplane.apply(&action).await.expect("apply");
         }
-        eventually("something has", || heard(&socket).contains(&first)).await;
+        eventually("a change sends segments again", || received(&socket).contains(&first)).await;
     });
 }

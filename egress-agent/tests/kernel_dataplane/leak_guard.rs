@@ -1,4 +1,4 @@
-//! What stands behind steering: a table in nftables that lets nothing of a selected pod pass that steering has not seen.
+//! The leak guard: an nftables table that drops packets of selected pods that from_pod has not seen.
 
 use std::net::UdpSocket;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::node::{MGMT, Node, attachment, eventually, ip, is_attached, on_node, 
 
 const SELECTED: &str = "10.244.1.10";
 const PLAIN: &str = "10.244.1.11";
-/// In the world, and in a prefix that is the cluster's.
+/// Destinations outside, and in a prefix of the cluster.
 const WORLD: &str = "203.0.113.5";
 const CLUSTER: &str = "203.0.114.5";
 
@@ -38,30 +38,30 @@ fn the_table_names_the_selected_pods_and_no_others() {
         let is_named = |pod: &str| table().split([' ', ',', '\n']).any(|word| word == pod);
         assert_eq!([pods[0], pods[1], pods[2], PLAIN].map(is_named), [true, true, true, false], "{}", table());
 
-        // Deselected, and gone.
+        // Deselected, and removed.
         apply(&mut dataplane, Action::PutPod(addr(pods[1]), PodState::Known)).await;
         apply(&mut dataplane, Action::RemovePod(addr(pods[2]))).await;
         apply(&mut dataplane, Action::RemovePod(addr("10.244.1.99"))).await;
         assert_eq!(pods.map(is_named), [true, false, false], "{}", table());
 
-        // What is in the maps is in the table of the next agent, and in that which takes the place of a flushed one.
+        // The table follows the maps at the next start, and when it replaces a flushed one.
         drop(dataplane);
         let mut dataplane = node.start().await;
         assert_eq!(pods.map(is_named), [true, false, false], "{}", table());
         output(&["nft", "flush", "ruleset"]);
         apply(&mut dataplane, Action::PutPod(addr(pods[1]), selected)).await;
         let is_back = || output(&["nft", "list", "tables"]).contains(NFT_TABLE);
-        // Looked for every ten seconds.
+        // It is checked every ten seconds.
         within(Duration::from_secs(15), "the table is back", is_back).await;
         assert_eq!(pods.map(is_named), [true, true, false], "{}", table());
     });
 }
 
 #[test]
-fn nothing_of_a_selected_pod_passes_while_its_program_is_away() {
+fn no_packet_of_a_selected_pod_passes_while_its_program_is_detached() {
     on_node(|node| async move {
         output(&["sysctl", "-qw", "net.ipv4.ip_forward=1"]);
-        // Somebody else's table counts what the host forwards, and sees no priority of ours.
+        // Another table counts what the host forwards, and must not see our priority.
         output(&[
             "nft",
             "add table inet other; \
@@ -82,42 +82,42 @@ fn nothing_of_a_selected_pod_passes_while_its_program_is_away() {
         apply(&mut dataplane, Action::PutPod(addr(SELECTED), PodState::Selected(EgressId(1)))).await;
         apply(&mut dataplane, Action::PutPod(addr(PLAIN), PodState::Known)).await;
 
-        send_until(&node, "steering lets pass what is not its own", || forwarded("plain") > 0).await;
-        assert_eq!((forwarded("selected"), held()), (0, 0), "no gateway: dropped by the program");
+        send_until(&node, "from_pod passes packets of other pods", || forwarded("plain") > 0).await;
+        assert_eq!((forwarded("selected"), dropped_by_guard()), (0, 0), "no gateway: dropped by the program");
         let to_cluster = || send(&node, SELECTED, CLUSTER);
         eventually("a selected pod reaches the cluster", || {
             to_cluster();
             forwarded("selected") > 0
         })
         .await;
-        assert_eq!((held(), counter("odd")), (0, 0));
+        assert_eq!((dropped_by_guard(), counter("odd")), (0, 0));
 
         drop(dataplane);
         match attachment() {
             Attachment::Tcx => std::fs::remove_file(node.pin("links/from_pod")).expect("remove the pin"),
             Attachment::Clsact => drop(output(&["tc", "filter", "del", "dev", MGMT, "ingress"])),
         }
-        eventually("the program is off", || !is_attached(Hook::FromPod)).await;
+        eventually("the program is detached", || !is_attached(Hook::FromPod)).await;
         let (selected, plain) = (forwarded("selected"), forwarded("plain"));
-        send_until(&node, "what nobody steers is dropped", || held() > 0).await;
-        send_until(&node, "others pass", || forwarded("plain") > plain).await;
+        send_until(&node, "packets that bypass the program are dropped", || dropped_by_guard() > 0).await;
+        send_until(&node, "packets of other pods pass", || forwarded("plain") > plain).await;
         assert_eq!(forwarded("selected"), selected);
 
         let mut dataplane = node.start().await;
-        let (selected, dropped) = (forwarded("selected"), held());
-        eventually("steering is back", || {
+        let (selected, dropped) = (forwarded("selected"), dropped_by_guard());
+        eventually("the program is back", || {
             to_cluster();
             forwarded("selected") > selected
         })
         .await;
-        assert!(held() <= dropped, "of the new table: none");
+        assert!(dropped_by_guard() <= dropped, "of the new table: none");
         apply(&mut dataplane, Action::PutPod(addr(SELECTED), PodState::Known)).await;
     });
 }
 
-/// Its packets meet the table before they meet the program, when they come in by a port.
+/// Packets that enter by a bridge port pass the table before the program.
 #[test]
-fn a_bridge_whose_ports_are_filtered_has_no_second_line() {
+fn a_bridge_whose_ports_are_filtered_has_no_leak_guard() {
     on_node(|node| async move {
         ip("link add br0 type bridge nf_call_iptables 1\nlink set br0 up\n");
         let settings = Settings { mgmt_port: "br0".to_owned(), ..node.settings() };
@@ -125,17 +125,17 @@ fn a_bridge_whose_ports_are_filtered_has_no_second_line() {
         apply(&mut dataplane, Action::PutPod(addr(SELECTED), PodState::Selected(EgressId(1)))).await;
         let drops = || table().matches(" drop").count();
         assert_eq!((drops(), node.config().seen), (0, 0), "{}", table());
-        // The namespace's own setting is on from the beginning, where the kernel has it.
+        // The namespace's own setting is on by default, if the kernel has it.
         for setting in ["iptables", "ip6tables"].map(|name| format!("/proc/sys/net/bridge/bridge-nf-call-{name}")) {
             if std::fs::exists(&setting).expect("look for it") {
                 std::fs::write(&setting, "0").expect("switch it off");
             }
         }
         ip("link set br0 type bridge nf_call_iptables 0\n");
-        within(Duration::from_secs(25), "the second line is there", || drops() == 2).await;
+        within(Duration::from_secs(25), "the leak guard exists", || drops() == 2).await;
         assert!(node.config().seen != 0 && table().contains(SELECTED));
         ip("link set br0 type bridge nf_call_iptables 1\n");
-        within(Duration::from_secs(25), "it is gone", || drops() == 0 && node.config().seen == 0).await;
+        within(Duration::from_secs(25), "it is removed", || drops() == 0 && node.config().seen == 0).await;
     });
 }
 
@@ -166,8 +166,8 @@ fn counter(comment: &str) -> u64 {
     packets(line.expect("the rule"))
 }
 
-/// Packets that the second line has dropped.
-fn held() -> u64 {
+/// Packets that the leak guard has dropped.
+fn dropped_by_guard() -> u64 {
     table().lines().filter(|line| line.contains("counter packets")).map(packets).sum()
 }
 
