@@ -211,7 +211,7 @@ mod tests {
             all.apply(change.clone());
             sender.put(change);
             if below(10) == 0 {
-                let changes = receiver.take().await.expect("the sender is there");
+                let changes = receiver.take().await.expect("the sender exists");
                 assert!(changes.len() <= 5, "{changes:?}");
                 for change in changes {
                     lagging.apply(change);

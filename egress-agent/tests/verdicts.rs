@@ -1,19 +1,18 @@
-//! Every reason to drop a packet has a test that runs the programs and asserts its counter: a reason that none names fails
-//! here.
+//! Checks that every drop reason has a test that runs the programs and asserts its counter.
 
 use std::fs;
 use std::path::Path;
 
 use egress_common::abi::{Class, Verdict};
 
-/// What no packet can be made to come to, and why.
+/// Drop reasons that no test packet can reach, and why.
 const UNREACHABLE: [(Verdict, &str); 1] = [(
     Verdict::EncapFailed,
-    "the helpers fail only where the kernel refuses a tunnel header of right size, or finds no packet where it made room",
+    "the helpers fail only if the kernel refuses a tunnel header of the right size, or finds no packet after making space",
 )];
 
-/// The tests' text without comments and imports, which name a verdict and assert nothing. The oracle's stories are left
-/// out too: what they come to is the model's word; and so are traces, which name what they excuse.
+/// The tests' text without comments and imports, which assert nothing. The oracle and traces are left out: they compare with
+/// a model, or name exceptions.
 fn text(folder: &Path, out: &mut String) {
     for entry in fs::read_dir(folder).expect("the tests") {
         let path = entry.expect("an entry").path();
@@ -46,11 +45,11 @@ fn every_drop_reason_has_a_program_test() {
     let dropping = Verdict::ALL.iter().filter(|verdict| verdict.class() == Class::Drop);
     let untested: Vec<_> = dropping.filter(|verdict| !is_named(&tests, **verdict)).collect();
     let excused: Vec<_> = UNREACHABLE.iter().map(|(verdict, _)| verdict).collect();
-    assert_eq!(untested, excused, "left: reasons without a test; right: those that no packet comes to");
+    assert_eq!(untested, excused, "left: reasons without a test; right: unreachable reasons");
 }
 
 #[test]
-fn a_name_that_begins_another_is_not_taken_for_it() {
+fn a_name_does_not_match_a_longer_one() {
     assert!(is_named("(x, Verdict::NoNatEntry),", Verdict::NoNatEntry));
     assert!(!is_named("Verdict::HairpinAnswered", Verdict::Hairpin));
     assert!(!is_named("", Verdict::Hairpin));

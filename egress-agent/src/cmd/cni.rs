@@ -42,7 +42,7 @@ pub(super) fn run() -> ExitCode {
     let outcome = stdin().read_to_string(&mut input).and_then(|_| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let warn = |line: &str| eprintln!("{PLUGIN}: {line}");
-        Ok(runtime.block_on(plugin::run(|name| std::env::var(name).ok(), &input, plugin::PATIENCE, warn)))
+        Ok(runtime.block_on(plugin::run(|name| std::env::var(name).ok(), &input, plugin::AGENT_TIMEOUT, warn)))
     });
     match outcome {
         Ok(Ok(result)) => {

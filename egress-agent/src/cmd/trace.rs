@@ -156,18 +156,18 @@ mod tests {
         trace: TraceArgs,
     }
 
-    fn parse(words: &str) -> Result<TraceArgs, clap::Error> {
-        Line::try_parse_from(std::iter::once("trace").chain(words.split(' '))).map(|line| line.trace)
+    fn parse(arguments: &str) -> Result<TraceArgs, clap::Error> {
+        Line::try_parse_from(std::iter::once("trace").chain(arguments.split(' '))).map(|line| line.trace)
     }
 
-    fn protocol(words: &str) -> Result<u8, String> {
-        let args = parse(&format!("--pod-ip 10.0.0.1 {words}")).map_err(|error| error.to_string())?;
+    fn protocol(arguments: &str) -> Result<u8, String> {
+        let args = parse(&format!("--pod-ip 10.0.0.1 {arguments}")).map_err(|error| error.to_string())?;
         args.probe(IpAddr::from([10, 0, 0, 1])).map(|probe| probe.protocol).map_err(|error| error.to_string())
     }
 
     #[test]
     fn the_protocol_follows_from_the_arguments() {
-        for (words, number) in [
+        for (arguments, number) in [
             ("--to 198.51.100.10:80", 6),
             ("--to 198.51.100.10", 1),
             ("--to 2001:db8::1", 58),
@@ -177,18 +177,18 @@ mod tests {
             ("--to 198.51.100.10:9 --proto 132", 132),
             ("--to 198.51.100.10 --proto 47", 47),
         ] {
-            assert_eq!(protocol(words), Ok(number), "{words}");
+            assert_eq!(protocol(arguments), Ok(number), "{arguments}");
         }
-        for words in
+        for arguments in
             ["--to 198.51.100.10 --proto tcp", "--to 198.51.100.10:1 --proto icmp", "--to 1.2.3.4:1 --proto 47"]
         {
-            assert!(protocol(words).expect_err(words).contains("--to ADDRESS"), "{words}");
+            assert!(protocol(arguments).expect_err(arguments).contains("--to ADDRESS"), "{arguments}");
         }
     }
 
     #[test]
     fn wrong_lines_are_refused() {
-        for words in [
+        for arguments in [
             "--to 198.51.100.10",
             "--pod-ip 10.0.0.1",
             "--pod one --to 198.51.100.10",
@@ -197,7 +197,7 @@ mod tests {
             "--pod-ip 10.0.0.1 --to world",
             "--pod-ip 10.0.0.1 --to 198.51.100.10 --proto 256",
         ] {
-            assert!(parse(words).is_err(), "{words}");
+            assert!(parse(arguments).is_err(), "{arguments}");
         }
         assert_eq!(parse("--pod a/b --to 1.2.3.4").expect("a line").pod.expect("a pod").to_string(), "a/b");
     }

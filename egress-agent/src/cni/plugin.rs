@@ -15,7 +15,7 @@ use crate::debug::{Answer, Request};
 use egress_core::model::view::{Attach, PodKey};
 
 /// How long a pod's start waits for the agent, which is away for a second or two during an update.
-pub const PATIENCE: Duration = Duration::from_secs(5);
+pub const AGENT_TIMEOUT: Duration = Duration::from_secs(5);
 const RETRY: Duration = Duration::from_millis(50);
 
 const VERSIONS: [&str; 5] = ["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
@@ -194,10 +194,10 @@ mod tests {
     #[tokio::test]
     async fn a_pod_starts_without_an_agent() {
         let input = json!({"socket": "/nowhere/agent.sock", "prevResult": result()}).to_string();
-        let begun = Instant::now();
+        let start = Instant::now();
         let (outcome, warnings) = called(Some("ADD"), &input).await;
         assert_eq!(outcome, Ok(Some(result())));
         assert!(warnings.len() == 1 && warnings[0].contains("no agent runs here"), "{warnings:?}");
-        assert!(begun.elapsed() < PATIENCE, "{:?}", begun.elapsed());
+        assert!(start.elapsed() < AGENT_TIMEOUT, "{:?}", start.elapsed());
     }
 }

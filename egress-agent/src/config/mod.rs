@@ -1,4 +1,4 @@
-//! Flags that several commands share, and the configuration file. A flag beats its environment variable, and both beat the file.
+//! Flags that several commands share, and the configuration file. A flag overrides its environment variable, and both override the file.
 
 pub mod file;
 pub mod reachability;

@@ -6,7 +6,7 @@
 //! the leader's time. With a probe every 250 ms, it is 250 to 500 ms ago.
 //!
 //! Numbers belong to a session: one prober and one address, over any number of connections. A probe also has its leader's
-//! term. Once a newer leader has probed, an older one confirms nothing, and the answers tell it the newer term.
+//! term. Once a newer leader has probed, an older one confirms nothing, and the answers contain the newer term.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::RangeInclusive;

@@ -153,10 +153,10 @@ metrics! {
         "Two versions for longer than a rolling update takes: look at the DaemonSet and the Deployment.";
     StartTime = "egress_agent_start_time_seconds", Gauge, None, Both,
         "When the process was started, in seconds since 1970",
-        "It changes again and again: the process ends and is started again; its log says why.";
+        "It changes repeatedly: the process keeps restarting; its log has the cause.";
     Ready = "egress_agent_ready", Gauge, None, Both,
         "1 if `/readyz` answers with 200",
-        "`/readyz` says what is missing; see also `egress-agent status` on the node.";
+        "`/readyz` names what is missing; see also `egress-agent status` on the node.";
     Serving = "egress_agent_serving", Gauge, None, Agent,
         "1 if the node can carry egress traffic, as its health service answers the controller's probes",
         "`egress-agent status` names the reason: the kernel is not in the desired state, the uplink is down, or its next hop does not answer.";
@@ -172,7 +172,7 @@ metrics! {
 
     Packets = "egress_agent_packets", Counter, Verdict, Agent,
         "Packets by verdict; the class `drop` has one verdict for each reason",
-        "Of the class `drop`: the table of verdicts in [datapath.md](datapath.md) says what each means; `egress-agent drops --reason REASON` on the node shows a sample of them.";
+        "Of the class `drop`: the table of verdicts in [datapath.md](datapath.md) explains each; `egress-agent drops --reason REASON` on the node shows a sample of them.";
     Bytes = "egress_agent_bytes", Counter, Verdict, Agent,
         "Bytes by the verdict of their packets",
         "As for packets.";
@@ -188,7 +188,7 @@ metrics! {
         "A rate far above the usual: a pod opens connections in a loop.";
     EipRefusals = "egress_agent_egress_ip_refusals", Counter, EgressIp, Agent,
         "Packets of new flows without a mapping: no port was free, a map was full, or the flow cannot have one",
-        "See port use and map fill; the drop reasons of this node say which of them it is.";
+        "See port use and map fill; the drop reasons of this node show the cause.";
     EipMappings = "egress_agent_egress_ip_mappings", Gauge, EgressIp, Agent,
         "NAT mappings of an egress IP as of the latest count",
         "";
@@ -254,10 +254,10 @@ metrics! {
 
     EgressIps = "egress_agent_egress_ips", Gauge, State, Controller,
         "Addresses that the cluster's EgressIP objects list: `assigned` to a node, or `unassigned`",
-        "Unassigned: the condition `Assigned` of the object says why (`kubectl describe egressip`).";
+        "Unassigned: the condition `Assigned` of the object has the cause (`kubectl describe egressip`).";
     Objects = "egress_agent_egressip_objects", Gauge, Reason, Controller,
         "EgressIP objects by the reason of their condition `Assigned`",
-        "Any reason but `Assigned` for long: `kubectl get egressip` and the object's condition say what is missing.";
+        "Any reason but `Assigned` for long: `kubectl get egressip` and the object's condition name the cause.";
     NodeState = "egress_agent_egress_node_state", Gauge, Node, Controller,
         "1 for each egress node and its state: `answers`, `agent_away` (keeps what it has), or `unreachable` (loses it)",
         "The node or its agent does not answer the leader's probes; look at the node, its network, and its agent's log.";

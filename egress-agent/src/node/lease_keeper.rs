@@ -158,8 +158,8 @@ pub async fn keep(
 type Reading = (bool, LeaseTerms);
 
 /// One read, and its start. An absent or unreachable ledger does not confirm the lease.
-async fn read(store: &LedgerStore, node_name: &str, began: Instant, patience: Duration) -> (Instant, Option<Reading>) {
-    let answer = match tokio::time::timeout(patience, store.read()).await {
+async fn read(store: &LedgerStore, node_name: &str, began: Instant, timeout: Duration) -> (Instant, Option<Reading>) {
+    let answer = match tokio::time::timeout(timeout, store.read()).await {
         Ok(Ok(Some(object))) => Some(match ledger::read(&object) {
             Ok(ledger) => (ledger.suspects.contains_key(node_name), LeaseTerms::of(&ledger, node_name)),
             Err(_) => (true, LeaseTerms::default()),
@@ -188,14 +188,14 @@ mod tests {
     async fn an_absent_ledger_does_not_confirm_the_lease() {
         let server = Server::start().await;
         let store = |namespace| LedgerStore::new(server.client().0, namespace);
-        let (began, patience) = (Instant::now(), Duration::from_secs(5));
+        let (began, timeout) = (Instant::now(), Duration::from_secs(5));
         assert_eq!(
-            read(&store("there"), "a", began, patience).await,
+            read(&store("there"), "a", began, timeout).await,
             (began, Some((false, LeaseTerms::default()))),
             "it suspects no node"
         );
         for namespace in ["absent", "busy"] {
-            assert_eq!(read(&store(namespace), "a", began, patience).await, (began, None), "{namespace}");
+            assert_eq!(read(&store(namespace), "a", began, timeout).await, (began, None), "{namespace}");
         }
     }
 

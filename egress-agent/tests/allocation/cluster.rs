@@ -1,4 +1,4 @@
-//! A vector's cluster: Kubernetes objects, the conversions of the agent, its decisions, and the status as it is written.
+//! A vector's cluster: Kubernetes objects, their conversion, the decisions, and the written status.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::vector::{StatusItem, Vector, VectorNode, VectorObject};
 pub(crate) struct Cluster<'v> {
     nodes: Nodes,
     unreachable: BTreeSet<String>,
-    /// In the order in which they came.
+    /// In the order of their creation.
     objects: Vec<(&'v VectorObject, Vec<StatusItem>)>,
     /// Reasons of all events so far.
     pub(crate) events: BTreeSet<&'static str>,

@@ -1,11 +1,10 @@
-//! The assignment, asked with the vectors that say what users of the original know.
+//! The assignment, tested with vectors of OVN-Kubernetes' behaviour.
 //!
-//! Every JSON file of the folder that `EGRESS_VECTORS` names is read; without it the folder beside the repository, where
-//! there is one, else the copy here. Each vector becomes Kubernetes objects, as a watch would bring them, and is replayed
-//! in 200 orders of everything whose order says nothing.
+//! The vectors are the JSON files of the folder that `EGRESS_VECTORS` names, else of the folder next to the repository, else
+//! the copy here. Each vector becomes Kubernetes objects, and is replayed in 200 orders of everything unordered.
 
 mod cluster;
-mod judge;
+mod expectations;
 mod numbers;
 mod scale;
 mod vector;
@@ -19,7 +18,7 @@ use vector::{StatusItem, Vector};
 
 const ORDERS: u64 = 200;
 
-/// What came out: each object's items, sorted.
+/// The result: each object's items, sorted.
 type Result = BTreeMap<String, Vec<StatusItem>>;
 
 fn folder() -> PathBuf {
@@ -32,7 +31,7 @@ fn folder() -> PathBuf {
     }
 }
 
-/// Brings the objects in one after another where the vector says so, else all at once.
+/// Creates the objects one after another if the vector says so, else all at once.
 fn replay(vector: &Vector, at_once: bool, numbers: &mut Numbers) -> std::result::Result<Result, String> {
     let mut cluster = Cluster::new(vector, numbers);
     let later = if at_once { &[][..] } else { &vector.sequential[..] };
@@ -46,18 +45,18 @@ fn replay(vector: &Vector, at_once: bool, numbers: &mut Numbers) -> std::result:
     let before = cluster.items();
     cluster.settle(numbers);
     if cluster.items() != before {
-        return Err(format!("the second time something else comes out: {before:?}, then {:?}", cluster.items()));
+        return Err(format!("a second decision differs: {before:?}, then {:?}", cluster.items()));
     }
-    judge::judge(vector, &cluster)?;
+    expectations::check(vector, &cluster)?;
     Ok(before)
 }
 
 fn check(vector: &Vector) -> std::result::Result<(), String> {
-    let mut ways = vec![false];
+    let mut modes = vec![false];
     if !vector.sequential.is_empty() && vector.holds_at_restart {
-        ways.push(true);
+        modes.push(true);
     }
-    for at_once in ways {
+    for at_once in modes {
         let mut first = None;
         for order in 0..ORDERS {
             let result = replay(vector, at_once, &mut Numbers::new(order));
@@ -88,11 +87,11 @@ fn vectors_hold_in_every_order() {
 }
 
 #[test]
-fn the_copy_here_is_the_one_beside_the_repository() {
+fn the_copy_equals_the_original() {
     let package = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
     let copy = std::fs::read_to_string(package.join("tests/allocation/allocation.json")).expect("the copy");
     match std::fs::read_to_string(package.join("../../shared/vectors/allocation.json")) {
         Ok(original) => assert!(copy == original, "the copy is not up to date"),
-        Err(_) => assert!(copy.starts_with('['), "there is only the copy"),
+        Err(_) => assert!(copy.starts_with('['), "there is no original"),
     }
 }

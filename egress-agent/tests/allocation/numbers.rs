@@ -1,4 +1,4 @@
-//! Random numbers that are the same in every run.
+//! Reproducible random numbers.
 
 /// xorshift64*.
 pub(crate) struct Numbers(u64);
@@ -16,7 +16,7 @@ impl Numbers {
         usize::try_from(high).expect("31 bits") % bound
     }
 
-    /// The same in a random order.
+    /// The values in random order.
     pub(crate) fn shuffled<T>(&mut self, values: impl IntoIterator<Item = T>) -> Vec<T> {
         let mut values: Vec<T> = values.into_iter().collect();
         for i in (1..values.len()).rev() {

@@ -1,6 +1,6 @@
-//! A node is lost in a large cluster: what changes, and how long it takes to know.
+//! The loss of a node in a large cluster: what changes, and how long the decision takes.
 //!
-//! The figures are a command of their own, since only optimized code says anything about time:
+//! The figures need optimized code, so they are a separate command:
 //! `cargo test --release -p egress-agent --test allocation -- --ignored --nocapture figures`.
 
 use std::collections::BTreeSet;
@@ -20,15 +20,15 @@ use serde_json::{Value, json};
 const NODES: usize = 1_000;
 const OBJECTS: usize = 10_000;
 
-/// Losses whose times make a median.
+/// Number of losses for the median.
 const LOSSES: usize = 11;
 
-/// What the objects list, and where it can go.
+/// The addresses of the objects, and the networks of the nodes.
 #[derive(Clone, Copy, Debug)]
 enum Shape {
-    /// Two IPv4 addresses each, which every node can take.
+    /// Two IPv4 addresses each, which every node can host.
     TwoOfOneFamily,
-    /// One address of each family each; three nodes of ten have IPv6.
+    /// One address of each family; three of ten nodes have IPv6.
     DualStack,
 }
 
@@ -59,14 +59,14 @@ fn object(shape: Shape, i: usize) -> Value {
     })
 }
 
-/// A cluster, with the status that holds.
+/// A cluster, with its current status.
 struct Large {
     nodes: Nodes,
     policies: Policies,
     watch: HandoverPlanner,
 }
 
-/// The time that passed, and what of it this thread was on a processor.
+/// The elapsed time, and the CPU time of this thread.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Took {
     processor: Duration,
@@ -89,7 +89,7 @@ impl Large {
         Self { nodes, policies, watch: HandoverPlanner::default() }
     }
 
-    /// What is decided while these nodes are gone.
+    /// The decisions while these nodes are unreachable.
     fn decide(&mut self, lost: &BTreeSet<String>) -> (Vec<Decision>, Took) {
         let mut no_records = NoRecords::default();
         let known = no_records.known(&self.policies, &self.nodes, lost, Instant::now());
@@ -98,7 +98,7 @@ impl Large {
         (decisions.all, Took { processor: processor_time() - begun, passed: start.elapsed() })
     }
 
-    /// Gives all addresses a node.
+    /// Assigns all addresses.
     fn settle(&mut self) -> Took {
         let (decisions, took) = self.decide(&BTreeSet::new());
         for decision in decisions {
@@ -108,7 +108,7 @@ impl Large {
         took
     }
 
-    /// The objects that have an address there.
+    /// The objects with an address on the node.
     fn on(&self, node: &str) -> BTreeSet<&str> {
         let is_there = |policy: &&Arc<EgressPolicy>| policy.published.items.iter().any(|item| item.node == node);
         self.policies.values().filter(is_there).map(|policy| policy.name()).collect()
@@ -116,7 +116,7 @@ impl Large {
 }
 
 #[test]
-fn only_what_a_lost_node_had_is_written_anew() {
+fn the_loss_of_a_node_changes_only_objects_with_its_addresses() {
     let mut large = Large::new(Shape::TwoOfOneFamily);
     large.settle();
     assert_eq!(large.on("node-7").len(), 2 * OBJECTS / NODES, "the loads are even");
@@ -131,7 +131,7 @@ fn only_what_a_lost_node_had_is_written_anew() {
 }
 
 #[test]
-#[ignore = "figures of optimized code, a command of its own: see above"]
+#[ignore = "figures of optimized code, a separate command: see above"]
 fn figures() {
     println!("{NODES} nodes, {OBJECTS} objects with two addresses each, medians of {LOSSES} losses");
     for shape in [Shape::TwoOfOneFamily, Shape::DualStack] {
@@ -155,12 +155,12 @@ fn figures() {
     }
 }
 
-/// What this thread has used: other work on the machine does not count.
+/// CPU time of this thread, without other work on the machine.
 fn processor_time() -> Duration {
     nix::time::ClockId::CLOCK_THREAD_CPUTIME_ID.now().expect("every kernel has this clock").into()
 }
 
-/// The object as it is once all of it is written.
+/// The object after the decision is written.
 fn written(decision: &Decision) -> EgressPolicy {
     let found = |one: &Statement| {
         let read = Condition {

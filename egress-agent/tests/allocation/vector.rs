@@ -1,4 +1,4 @@
-//! The form of the vectors. Keys that are not listed here are for people.
+//! The format of the vectors. Other keys are comments.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,23 +14,23 @@ pub(crate) struct Vector {
     pub(crate) egressips: Vec<VectorObject>,
     #[serde(default)]
     pub(crate) expect: BTreeMap<String, Expect>,
-    /// Objects that are created one after another, in this order; the others are there at the start.
+    /// Objects that are created one after another, in this order; all others exist at the start.
     #[serde(default)]
     pub(crate) sequential: Vec<String>,
-    /// Reasons that must appear, of any object.
+    /// Event reasons that must appear, on any object.
     #[serde(default)]
     pub(crate) events: Vec<String>,
     #[serde(default)]
     pub(crate) expect_balance: Vec<Balance>,
-    /// The same comes out when all is there at once.
+    /// Whether the result is the same if all objects exist at the start.
     #[serde(default)]
     pub(crate) holds_at_restart: bool,
-    /// Where it is false another outcome is allowed, as long as the rules hold.
+    /// If false, another outcome is allowed that follows the rules.
     #[serde(default = "yes")]
     pub(crate) strict: bool,
 }
 
-/// Annotations are as on a Node, text or the value that the text stands for; null and absent is none.
+/// Annotations as on a Node: text, or the parsed value; null or absent is none.
 #[derive(Debug, Deserialize)]
 pub(crate) struct VectorNode {
     pub(crate) name: String,
@@ -46,7 +46,7 @@ pub(crate) struct VectorNode {
     pub(crate) host_cidrs: Value,
     #[serde(default)]
     pub(crate) egress_ipconfig: Value,
-    /// One that has no pods of the cluster's network.
+    /// A node without pods of the cluster's network.
     #[serde(default)]
     pub(crate) no_host_subnet: bool,
     #[serde(default = "yes")]
@@ -81,7 +81,7 @@ pub(crate) struct Expect {
     pub(crate) kept: Vec<StatusItem>,
 }
 
-/// How far the loads of these nodes may be apart.
+/// The largest difference of these nodes' loads.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Balance {
     pub(crate) nodes: Vec<String>,
@@ -92,7 +92,7 @@ fn yes() -> bool {
     true
 }
 
-/// The vectors of every JSON file of the folder: a list of them, or a single one.
+/// The vectors of every JSON file of the folder; a file has a list or a single one.
 pub(crate) fn read(folder: &Path) -> Vec<(String, Vec<Vector>)> {
     let entries = std::fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
     let mut paths: Vec<_> = entries.map(|entry| entry.expect("an entry").path()).collect();

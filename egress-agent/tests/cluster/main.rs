@@ -1,7 +1,7 @@
 //! Agents of three nodes against a real or in-memory API server, with a recorder in the kernel's place.
 //!
-//! `EGRESS_TEST_KUBECONFIG` names the server (`cargo xtask apiserver --kubeconfig FILE` starts one); without it there is
-//! nothing to talk to and the test says so. It installs the CRD and leaves nothing but that behind.
+//! `EGRESS_TEST_KUBECONFIG` names the server (`cargo xtask apiserver --kubeconfig FILE` starts one); without it the test is
+//! skipped. It installs the CRD and removes everything else at its end.
 
 #[path = "../skips/mod.rs"]
 mod skips;
@@ -41,7 +41,7 @@ use serde_json::{Value, json};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-/// The kernel of one node, as far as the model speaks of it.
+/// A model of one node's kernel.
 #[derive(Clone, Default)]
 struct Recorder {
     node: &'static str,
@@ -49,7 +49,7 @@ struct Recorder {
     lan: Lan,
 }
 
-/// Who holds which address. No two may, at any moment.
+/// Which node holds each address. Two must never hold one at the same time.
 #[derive(Clone, Default)]
 struct Lan {
     holders: Arc<Mutex<BTreeMap<IpAddr, &'static str>>>,
@@ -107,7 +107,7 @@ impl Recorder {
     }
 }
 
-/// Management addresses that this host answers for, so that the controller finds the nodes alive at the discard port.
+/// Management addresses on this host's loopback, so that the controller's TCP probes of the discard port succeed.
 const PODS: &str = "127.244.0.0/16";
 const RULES: Rules =
     Rules { total: Duration::from_secs(1), interval: Duration::from_millis(250), grace: Duration::from_secs(1) };
@@ -140,7 +140,7 @@ impl Cluster {
         items.iter().map(|item| (text(&item["egressIP"]), text(&item["node"]))).collect()
     }
 
-    /// The open hand-overs, as they are written, and the number of the last one.
+    /// The open hand-overs as text, and the number of the last one.
     async fn ledger(&self) -> (String, u64) {
         let ledgers: Api<ConfigMap> = Api::namespaced(self.client.clone(), "kube-system");
         let ledger = ledgers.get_opt("egress-agent-hand-overs").await.expect("the server answers");
@@ -151,11 +151,11 @@ impl Cluster {
         )
     }
 
-    /// The hand-overs that a node has acknowledged as their old node, by address.
+    /// The hand-overs that a node has acknowledged as the old owner, by address.
     async fn released(&self, node: &str) -> BTreeMap<String, u64> {
-        let said: Api<EgressNode> = Api::all(self.client.clone());
-        let said = said.get_opt(node).await.expect("the server answers").and_then(|said| said.status);
-        let all = said.and_then(|said| said.released).unwrap_or_default();
+        let nodes: Api<EgressNode> = Api::all(self.client.clone());
+        let status = nodes.get_opt(node).await.expect("the server answers").and_then(|node| node.status);
+        let all = status.and_then(|status| status.released).unwrap_or_default();
         all.into_iter().map(|one| (one.address, one.hand_over)).collect()
     }
 
@@ -223,20 +223,20 @@ impl Cluster {
     }
 }
 
-/// Waits until the question is answered with yes.
-async fn until<F: Future<Output = bool>>(what: &str, question: impl FnMut() -> F) {
-    within(Duration::from_secs(15), what, question).await;
+/// Waits until the condition is true.
+async fn until<F: Future<Output = bool>>(what: &str, condition: impl FnMut() -> F) {
+    within(Duration::from_secs(15), what, condition).await;
 }
 
-async fn within<F: Future<Output = bool>>(patience: Duration, what: &str, mut question: impl FnMut() -> F) {
+async fn within<F: Future<Output = bool>>(limit: Duration, what: &str, mut condition: impl FnMut() -> F) {
     let begin = tokio::time::Instant::now();
-    while begin.elapsed() < patience {
-        if question().await {
+    while begin.elapsed() < limit {
+        if condition().await {
             return;
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    panic!("not within {patience:?}: {what}");
+    panic!("not within {limit:?}: {what}");
 }
 
 async fn put<K>(api: &Api<K>, value: Value)
@@ -247,7 +247,7 @@ where
     api.create(&PostParams::default(), &object).await.expect("created");
 }
 
-/// Ours, or one with the shape of OVN-Kubernetes': no status subresource, no conditions.
+/// Installs our CRD, or one like OVN-Kubernetes': no status subresource, no conditions.
 async fn install_crd(client: &Client, full: bool) {
     let mut crd = serde_json::to_value(EgressIP::crd()).expect("serializable");
     let version = &mut crd["spec"]["versions"][0];
@@ -271,9 +271,9 @@ async fn install_crd(client: &Client, full: bool) {
         Err(kube::Error::Api(status)) if status.code == 409 => {}
         created => drop(created.expect("created")),
     }
-    let said: Api<EgressNode> = Api::all(client.clone());
-    until("the kind EgressNode is served", || async { said.list(&ListParams::default()).await.is_ok() }).await;
-    // It takes a moment until the kind is served.
+    let egress_nodes: Api<EgressNode> = Api::all(client.clone());
+    until("the kind EgressNode is served", || async { egress_nodes.list(&ListParams::default()).await.is_ok() }).await;
+    // A new kind is not served at once.
     let objects: Api<EgressIP> = Api::all(client.clone());
     until("the kind is served", || async { objects.list(&ListParams::default()).await.is_ok() }).await;
 }
@@ -281,7 +281,7 @@ async fn install_crd(client: &Client, full: bool) {
 async fn set_up(client: &Client) {
     let namespaces: Api<Namespace> = Api::all(client.clone());
     put(&namespaces, json!({"metadata": {"name": "t-prod", "labels": {"env": "t-prod"}}})).await;
-    // Without it a real server refuses pods; where a controller makes it, that may have been faster.
+    // Without it a real server refuses pods; a controller may have created it already.
     let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), "t-prod");
     let account = serde_json::from_value(json!({"metadata": {"name": "default"}})).expect("an account");
     drop(accounts.create(&PostParams::default(), &account).await);
@@ -309,7 +309,7 @@ async fn tear_down(client: &Client) {
     let pods: Api<Pod> = Api::namespaced(client.clone(), "t-prod");
     let nodes: Api<Node> = Api::all(client.clone());
     for i in 1..=NODES.len() {
-        // What is not there need not be deleted.
+        // Missing objects need no deletion.
         drop(pods.delete(&format!("t-pod{i}"), &now).await);
         drop(nodes.delete(&format!("t-node{i}"), &now).await);
         drop(Api::<EgressNode>::all(client.clone()).delete(&format!("t-node{i}"), &now).await);
@@ -326,7 +326,7 @@ async fn end_namespace(client: &Client, name: &str) {
     let namespaces: Api<Namespace> = Api::all(client.clone());
     let Some(mut namespace) = namespaces.get_opt(name).await.expect("the server answers") else { return };
     namespace.spec.get_or_insert_default().finalizers = None;
-    // Where there is a controller, it may have been faster.
+    // A controller may have done it already.
     drop(namespaces.replace_subresource("finalize", name, &PostParams::default(), &namespace).await);
     until("the namespace is gone", || async { namespaces.get_opt(name).await.is_ok_and(|found| found.is_none()) })
         .await;
@@ -355,10 +355,10 @@ async fn three_agents_assign_number_select_and_move() {
         let (client, outages, stop) = (client.clone(), outages.clone(), CancellationToken::new());
         let mut cluster = Cluster { rules: RULES, client: client.clone(), outages, kernels, lan, stop };
         let agents = cluster.start();
-        story(&cluster, full).await;
+        assign_and_move(&cluster, full).await;
         if full {
-            stolen(&cluster).await;
-            misread(&cluster).await;
+            foreign_lease_holder(&cluster).await;
+            unreadable_node(&cluster).await;
         }
         cluster.stop.cancel();
         agents.join_all().await;
@@ -368,7 +368,7 @@ async fn three_agents_assign_number_select_and_move() {
     install_crd(&client, true).await;
 }
 
-async fn story(cluster: &Cluster, full: bool) {
+async fn assign_and_move(cluster: &Cluster, full: bool) {
     let one = "172.18.0.100";
     put(&cluster.objects(), eip("t-eip", &[one])).await;
     let annotation = |object: &Value, key: &str| object["metadata"]["annotations"][key].as_str().map(str::to_owned);
@@ -384,12 +384,12 @@ async fn story(cluster: &Cluster, full: bool) {
         cluster.items("t-eip").await.get(one).map(String::as_str) == Some("t-node2")
     })
     .await;
-    let object = cluster.object("t-eip").await.expect("it is there");
+    let object = cluster.object("t-eip").await.expect("it exists");
     assert_eq!(annotation(&object, "team").as_deref(), Some("x"), "annotations of others survive");
     assert_eq!(annotation(&object, "k8s.ovn.org/egressip-no-eligible-node"), None);
     assert!(annotation(&object, "k8s.ovn.org/egressip-tunnel-id").is_some());
     if full {
-        until("the status speaks of this generation", || async {
+        until("the status is of this generation", || async {
             let object = cluster.object("t-eip").await.unwrap_or_default();
             object["status"]["observedGeneration"] == object["metadata"]["generation"]
         })
@@ -397,7 +397,7 @@ async fn story(cluster: &Cluster, full: bool) {
     }
 
     let address: IpAddr = one.parse().expect("a literal");
-    until("all nodes steer, one owns", || async {
+    until("all nodes select their pods, one owns the address", || async {
         let selected = |name: &str, pod: &str| {
             let kernel = cluster.kernels[name].now();
             matches!(kernel.pods.get(&pod.parse::<IpAddr>().expect("a literal")), Some(PodState::Selected(_)))
@@ -410,7 +410,7 @@ async fn story(cluster: &Cluster, full: bool) {
     })
     .await;
 
-    // A duplicate waits, and says why.
+    // A duplicate waits, with an event.
     put(&cluster.objects(), eip("t-other", &[one, "172.18.0.101"])).await;
     cluster.label("t-node3", true).await;
     until("the duplicate's other address is assigned", || async {
@@ -424,10 +424,10 @@ async fn story(cluster: &Cluster, full: bool) {
     })
     .await;
 
-    // The label goes: the address moves, its number stays.
+    // The label is removed: the address moves.
     let (_, before) = cluster.ledger().await;
     cluster.label("t-node2", false).await;
-    until("the old node has said that it has let go", || async {
+    until("the old owner has acknowledged the release", || async {
         cluster.released("t-node2").await.get(one).is_some_and(|number| *number > before)
     })
     .await;
@@ -440,34 +440,34 @@ async fn story(cluster: &Cluster, full: bool) {
         cluster.kernels["t-node3"].now().owned.values().any(|owned| *owned == address)
     })
     .await;
-    until("the hand-over is forgotten", || async {
+    until("the hand-over has ended", || async {
         cluster.ledger().await.0 == "{}" && cluster.released("t-node2").await.is_empty()
     })
     .await;
     let (_, before) = cluster.ledger().await;
 
-    // The other object has an address on that node: the freed one needs a node of its own.
+    // The other object has an address on that node: the freed address needs another node.
     cluster.label("t-node1", true).await;
     cluster.objects().delete("t-eip", &DeleteParams::default()).await.expect("deleted");
     until("the waiting object has the address", || async { cluster.items("t-other").await.contains_key(one) }).await;
-    // Suspicions and leases without an end take numbers too.
-    until("that hand-over is forgotten too", || async {
+    // Suspicions and endless leases use numbers too.
+    until("that hand-over has ended too", || async {
         let (records, last) = cluster.ledger().await;
         records == "{}" && last > before
     })
     .await;
     let (_, before) = cluster.ledger().await;
 
-    // Somebody tidies up: the ledger is written anew, and no number is given out twice.
+    // A user deletes the ledger: it is recreated, and no number is used twice.
     let ledgers: Api<ConfigMap> = Api::namespaced(cluster.client.clone(), "kube-system");
     ledgers.delete("egress-agent-hand-overs", &DeleteParams::default()).await.expect("deleted");
-    until("the ledger is there again", || async {
+    until("the ledger exists again", || async {
         let (records, last) = cluster.ledger().await;
         records == "{}" && last >= before
     })
     .await;
 
-    // Nothing is written when nothing changes.
+    // Without changes nothing is written.
     let version =
         || async { cluster.object("t-other").await.unwrap_or_default()["metadata"]["resourceVersion"].clone() };
     tokio::time::sleep(Duration::from_millis(300)).await;
@@ -476,14 +476,14 @@ async fn story(cluster: &Cluster, full: bool) {
     assert_eq!(version().await, before);
 }
 
-/// A holder that is no controller takes the Lease, with a clock of its own, and is not seen again: controllers wait for it as
-/// for one of theirs, and then one of them leads.
-async fn stolen(cluster: &Cluster) {
+/// A foreign client takes the Lease with a wrong clock and does not renew it: controllers wait as for one of theirs, and then
+/// one of them leads.
+async fn foreign_lease_holder(cluster: &Cluster) {
     let leases: Api<Lease> = Api::namespaced(cluster.client.clone(), "kube-system");
-    let thief = json!({"spec": {
-        "holderIdentity": "thief", "leaseDurationSeconds": 1, "renewTime": "1970-01-01T00:00:00.000000Z",
+    let foreign = json!({"spec": {
+        "holderIdentity": "foreign", "leaseDurationSeconds": 1, "renewTime": "1970-01-01T00:00:00.000000Z",
     }});
-    leases.patch("egress-agent-leader", &PatchParams::default(), &Patch::Merge(thief)).await.expect("a Lease");
+    leases.patch("egress-agent-leader", &PatchParams::default(), &Patch::Merge(foreign)).await.expect("a Lease");
     // The next leader has something to do.
     cluster.label("t-node2", true).await;
     cluster.label("t-node3", false).await;
@@ -500,11 +500,11 @@ async fn stolen(cluster: &Cluster) {
     .await;
 }
 
-/// A node whose annotation cannot be read any more keeps its addresses, and gets new ones, by what was read last.
-async fn misread(cluster: &Cluster) {
+/// A node whose annotation becomes unreadable keeps its addresses and gets new ones, by its last readable value.
+async fn unreadable_node(cluster: &Cluster) {
     let before = cluster.items("t-other").await;
-    let nonsense = json!({"k8s.ovn.org/node-primary-ifaddr": "nonsense", "k8s.ovn.org/node-subnets": "nonsense"});
-    cluster.patch("t-node1", json!({"annotations": nonsense})).await;
+    let invalid = json!({"k8s.ovn.org/node-primary-ifaddr": "invalid", "k8s.ovn.org/node-subnets": "invalid"});
+    cluster.patch("t-node1", json!({"annotations": invalid})).await;
     cluster.label("t-node3", true).await;
     put(&cluster.objects(), eip("t-third", &["172.18.0.102", "172.18.0.103", "172.18.0.104"])).await;
     until("an object with three addresses has all three nodes", || async {

@@ -1,4 +1,4 @@
-//! The same agents and a server that answers late: by 300 to 700 ms, and each sixteenth time by 1.5 s.
+//! The same agents with a slow server: answers take 300 to 700 ms, and each sixteenth takes 1.5 s.
 //!
 //! `EGRESS_TEST_SLOW_KUBECONFIG` names it (`cargo xtask apiserver --slow --kubeconfig FILE` starts one).
 
@@ -13,13 +13,13 @@ async fn lease(cluster: &Cluster) -> (Option<String>, Option<i32>) {
     (spec.holder_identity, spec.lease_transitions)
 }
 
-/// 2.5 times as long as the latest answer takes: without a health port addresses are held by readings that are answered within
-/// 0.4 of it.
+/// 2.5 times the slowest answer: without a health port, leases are renewed by reads that are answered within 0.4 of the total
+/// timeout.
 const SLOW_RULES: Rules =
     Rules { total: Duration::from_secs(4), interval: Duration::from_secs(1), grace: Duration::from_secs(1) };
-/// For what takes a dozen answers one after the other.
+/// Time for a dozen answers in sequence.
 const MOVES: Duration = Duration::from_secs(15);
-/// Many times as long as a lease lasts.
+/// Many times the duration of a lease.
 const HOLDS: Duration = Duration::from_secs(12);
 
 fn owners(cluster: &Cluster) -> Vec<&'static str> {
@@ -35,9 +35,9 @@ async fn moved(cluster: &Cluster, from: Option<&str>) -> &'static str {
     owners(cluster)[0]
 }
 
-/// Two nodes can host the address all the while, so the owner's lease has an end.
+/// Two nodes can always host the address, so the owner's lease has an end.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn three_agents_lead_assign_and_follow_by_a_slow_api_server() {
+async fn three_agents_assign_and_move_with_a_slow_api_server() {
     let Some(kubeconfig) = std::env::var_os("EGRESS_TEST_SLOW_KUBECONFIG") else {
         skipped("EGRESS_TEST_SLOW_KUBECONFIG names no API server");
         return;
@@ -68,7 +68,7 @@ async fn three_agents_lead_assign_and_follow_by_a_slow_api_server() {
         assert_eq!(owners(&cluster), [owner], "{:?} after the last move", begin.elapsed());
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    assert_eq!(lease(&cluster).await, led, "another controller leads");
+    assert_eq!(lease(&cluster).await, led, "the leader has changed");
     cluster.stop.cancel();
     agents.join_all().await;
     assert_eq!(cluster.lan.clashes(), Vec::<String>::new(), "two nodes held one address");

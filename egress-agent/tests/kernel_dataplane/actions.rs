@@ -1,4 +1,4 @@
-//! Actions and what is observed after them.
+//! Actions, and the state that is read after them.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -32,7 +32,7 @@ pub(crate) fn policy(slots: &[(&str, Place)], when_empty: WhenEmpty) -> Policy {
     }
 }
 
-/// What should be in the maps, beside what is.
+/// The data plane, and the expected state of its maps.
 struct Ledger {
     dataplane: Dataplane,
     wanted: KernelState,
@@ -48,7 +48,7 @@ impl Ledger {
 }
 
 #[test]
-fn what_was_applied_is_observed() {
+fn applied_actions_are_read_back() {
     on_node(|node| async move {
         let mut dataplane = node.start().await;
         assert_eq!(dataplane.observe().await.expect("observe"), KernelState::default());
@@ -104,7 +104,7 @@ fn what_was_applied_is_observed() {
         ledger.step(Action::CutFlows(id, BTreeSet::from([addr("172.18.0.100")])), |_| {}).await;
         ledger.step(Action::CutPodFlows(addr("10.244.1.10"), id), |_| {}).await;
 
-        // And away again, twice: what is gone may be removed.
+        // Removal twice: removing a missing entry succeeds.
         for _ in 0..2 {
             ledger
                 .step(Action::RemovePod(addr("10.244.1.10")), |w| {
@@ -140,7 +140,7 @@ fn what_was_applied_is_observed() {
 }
 
 #[test]
-fn many_entries_are_read_whole() {
+fn many_entries_are_read_completely() {
     on_node(|node| async move {
         let mut dataplane = node.start().await;
         let mut wanted = std::collections::BTreeMap::new();
@@ -155,7 +155,7 @@ fn many_entries_are_read_whole() {
 }
 
 #[test]
-fn a_full_map_is_named() {
+fn the_error_names_a_full_map() {
     on_node(|node| async move {
         let mut dataplane = node.start().await;
         let slot = Slot { address: addr("172.18.0.100"), place: Place::Here };
@@ -175,7 +175,7 @@ fn a_full_map_is_named() {
 }
 
 #[test]
-fn a_full_map_of_prefixes_refuses_the_entry_alone() {
+fn a_full_map_of_prefixes_refuses_only_the_entry() {
     on_node(|node| async move {
         let mut dataplane = node.start().await;
         let service = Prefix { kind: PrefixKind::Service, node: None };
@@ -192,8 +192,8 @@ fn a_full_map_of_prefixes_refuses_the_entry_alone() {
         };
         assert!(matches!(refused, DataplaneError::Full { map: "cluster", .. }) && refused.is_of_entry(), "{refused:?}");
         let Action::PutPrefix(first, _) = put(0) else { unreachable!("as made above") };
-        dataplane.apply(&Action::RemovePrefix(first)).await.expect("a full map gives room");
-        dataplane.apply(&put(taken)).await.expect("which another entry gets");
+        dataplane.apply(&Action::RemovePrefix(first)).await.expect("an entry of a full map can be removed");
+        dataplane.apply(&put(taken)).await.expect("another entry fits then");
     });
 }
 
@@ -208,7 +208,7 @@ fn a_selected_pod_keeps_the_time_of_its_selection() {
         assert_ne!(first, 0);
         dataplane.apply(&Action::PutPod(pod, PodState::Selected(EgressId(1)))).await.expect("apply");
         assert_eq!(since(), first);
-        // The clock is a coarse one.
+        // The clock is coarse.
         tokio::time::sleep(std::time::Duration::from_millis(20)).await;
         dataplane.apply(&Action::PutPod(pod, PodState::Selected(EgressId(2)))).await.expect("apply");
         assert!(since() > first, "another object, another time");
@@ -216,7 +216,7 @@ fn a_selected_pod_keeps_the_time_of_its_selection() {
 }
 
 #[test]
-fn a_deselected_pod_is_told_for_as_long_as_the_other_ends_may_live() {
+fn a_deselected_pod_gets_resets_for_the_timeout_of_established_connections() {
     on_node(|node| async move {
         let mut dataplane = node.start().await;
         let (pod, before) = (addr("10.244.1.10"), now_ns());
@@ -224,14 +224,14 @@ fn a_deselected_pod_is_told_for_as_long_as_the_other_ends_may_live() {
             dataplane.apply(&Action::PutPod(pod, state)).await.expect("apply");
         }
         let until = node.map::<Addr, PodEntry>("pods").get(&pod.into(), 0).expect("its entry").cut_until_ns;
-        let patience = u64::from(Timeouts::DEFAULT.tcp_established) * 1_000_000_000;
+        let timeout = u64::from(Timeouts::DEFAULT.tcp_established) * 1_000_000_000;
         // Whole seconds.
         let after = now_ns() + 1_000_000_000;
-        assert!((before + patience..after + patience).contains(&until), "{until}");
+        assert!((before + timeout..after + timeout).contains(&until), "{until}");
     });
 }
 
-/// When entries that the sweep is to leave were seen: just now.
+/// The present time, so that the sweep keeps the entry.
 pub(crate) fn now_ns() -> u64 {
     let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC_COARSE).expect("the time");
     u64::try_from(now.tv_sec()).expect("a time") * 1_000_000_000
@@ -250,7 +250,7 @@ pub(crate) fn make_flow_of(node: &Node, protocol: u8, pod: &str, id: u32, addres
     make_mapping(node, Origin::Here, out, id, address);
 }
 
-/// Of a packet that leaves with this address and its own port.
+/// The mapping of a packet that leaves with this address and its own port.
 pub(crate) fn make_mapping(node: &Node, origin: Origin, out: Tuple, id: u32, address: Addr) {
     let reverse = Tuple::new(Direction::Ingress, out.daddr, address, out.dport(), out.sport(), out.protocol);
     let now_ns = now_ns();
@@ -260,7 +260,7 @@ pub(crate) fn make_mapping(node: &Node, origin: Origin, out: Tuple, id: u32, add
     nat.insert(reverse, mapping(&reverse, out), 0).expect("a reverse key");
 }
 
-/// Ports of the flows and of the mappings that are left.
+/// Ports of the remaining flows and mappings.
 pub(crate) fn left(node: &Node) -> (Vec<u16>, Vec<u16>) {
     let sorted = |mut ports: Vec<u16>| {
         ports.sort_unstable();
@@ -276,7 +276,7 @@ pub(crate) fn left(node: &Node) -> (Vec<u16>, Vec<u16>) {
 }
 
 #[test]
-fn cuts_take_what_they_name_and_nothing_else() {
+fn cuts_remove_only_the_named_flows() {
     on_node(|node| async move {
         let mut dataplane = node.start().await;
         make_flow(&node, "10.244.1.10", 1, "172.18.0.100", 1001);
@@ -295,7 +295,7 @@ fn cuts_take_what_they_name_and_nothing_else() {
 }
 
 #[test]
-fn a_connection_that_is_cut_is_remembered_to_be_told() {
+fn the_flow_of_a_cut_connection_stays_for_its_reset() {
     on_node(|node| async move {
         let mut dataplane = node.start().await;
         make_flow_of(&node, PROTO_TCP, "10.244.1.10", 1, "172.18.0.100", 1001);
@@ -306,7 +306,7 @@ fn a_connection_that_is_cut_is_remembered_to_be_told() {
         assert_eq!(left(&node), (vec![1001, 1002, 1003], vec![1001, 1001, 1003, 1003]));
         dataplane.apply(&Action::CutPodFlows(addr("10.244.1.10"), EgressId(1))).await.expect("cut");
         assert_eq!(left(&node), (vec![1001, 1002, 1003], vec![1003, 1003]));
-        // Of a pod that is gone nothing stays: there is nobody to tell.
+        // Nothing stays of a deleted pod, which needs no reset.
         dataplane.apply(&Action::CutPod(addr("10.244.1.10"))).await.expect("cut");
         assert_eq!(left(&node), (vec![1003], vec![1003, 1003]));
     });
@@ -327,7 +327,7 @@ fn the_next_pod_with_an_address_inherits_nothing() {
         }
         dataplane.apply(&Action::PutPod(old, PodState::Selected(EgressId(1)))).await.expect("apply");
         dataplane.apply(&Action::PutOwner(old, PodOwner::of("first"))).await.expect("apply");
-        // What a change of the selection is told, the owner outlives.
+        // A change of the selection keeps the owner.
         dataplane.apply(&Action::PutPod(old, PodState::Known)).await.expect("apply");
         let mut desired = dataplane.observe().await.expect("observe");
         assert_eq!(desired.owners.get(&old), Some(&PodOwner::of("first")));

@@ -1,4 +1,4 @@
-//! An agent may be killed between any two actions of a plan: what it owed, the next one does.
+//! An agent may be killed between any two actions of a plan: the next agent completes it.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -61,8 +61,8 @@ fn old() -> KernelState {
     )
 }
 
-/// Addresses are taken from an object and given to another, an object goes, an address waits for a node; pods change their
-/// object, are left alone, go, and hand their address on.
+/// Addresses move between objects, an object is deleted, an address waits for a node; pods change their object, are
+/// deselected, are deleted, and another pod gets an address.
 fn new() -> KernelState {
     let policies: &[(u32, &[&str])] =
         &[(1, &["172.18.0.100"]), (2, &["172.18.0.102"]), (3, &["172.18.0.101"]), (5, &["172.18.0.105"])];
@@ -81,7 +81,7 @@ fn new() -> KernelState {
     new
 }
 
-/// A flow for each thing that may become of one, by port: those of 1000 go on, those of 2000 do not.
+/// A flow for each case, by port: those from 1000 continue, those from 2000 are cut.
 fn make_flows(node: &Node) {
     clear::<Flow>(node, "flows");
     clear::<NatEntry>(node, "nat");
@@ -95,7 +95,7 @@ fn make_flows(node: &Node) {
     make_flow(node, "10.244.1.15", 4, "172.18.0.104", 2004);
     make_flow(node, "10.244.1.16", 5, "172.18.0.105", 2005);
     make_flow_of(node, PROTO_TCP, "10.244.1.11", 1, "172.18.0.100", 2006);
-    // This node is the gateway of another one's pod, and a pod of this one talks to another node.
+    // This node is the gateway of another node's pod, and a pod of this node talks to another node.
     let out = |pod: [u8; 4], port| {
         Tuple::new(Direction::Egress, Addr::v4(pod), Addr::v4([198, 51, 100, 10]), port, 80, PROTO_UDP)
     };
@@ -113,8 +113,8 @@ fn clear<V: aya::Pod>(node: &Node, name: &str) {
     keys.iter().for_each(|key| map.remove(key).expect("remove an entry"));
 }
 
-/// What an agent does first that knows nothing of the one before it.
-async fn begin_anew(dataplane: &mut Dataplane, desired: &KernelState) {
+/// The first reconcile of a new agent.
+async fn first_reconcile(dataplane: &mut Dataplane, desired: &KernelState) {
     let actual = dataplane.observe().await.expect("observe");
     for action in [Action::CutOrphans].into_iter().chain(plan(&actual, desired)) {
         dataplane.apply(&action).await.unwrap_or_else(|error| panic!("{action:?}: {error}"));
@@ -122,36 +122,36 @@ async fn begin_anew(dataplane: &mut Dataplane, desired: &KernelState) {
 }
 
 #[test]
-fn whoever_is_killed_at_any_step_leaves_no_cut_undone() {
+fn a_kill_at_any_step_leaves_no_cut_undone() {
     on_node(|node| async move {
         let (old, new) = (old(), new());
         let actions = plan(&old, &new);
         let mut dataplane = node.start().await;
-        // In a guest the verifier takes its time with each start.
+        // In a guest the verifier makes each start slow.
         let every = if is_slow() { 4 } else { 1 };
         for steps in (0..=actions.len()).step_by(every) {
-            begin_anew(&mut dataplane, &old).await;
+            first_reconcile(&mut dataplane, &old).await;
             make_flows(&node);
             for action in &actions[..steps] {
                 dataplane.apply(action).await.expect("apply");
             }
             drop(dataplane);
             dataplane = node.start().await;
-            begin_anew(&mut dataplane, &new).await;
+            first_reconcile(&mut dataplane, &new).await;
             assert_eq!(dataplane.observe().await.expect("observe"), new, "killed after {:?}", &actions[..steps]);
-            // Of a connection whose pod is to be told the flow stays, without its mapping.
+            // The flow of a connection that needs a reset stays, without its mapping.
             let both = |port| [port; 2];
             let expected = (vec![1000, 1001, 1002, 2006], [1000, 1001, 1002, 1003, 1004].map(both).concat());
             assert_eq!(left(&node), expected, "killed after {:?}", &actions[..steps]);
         }
         if every > 1 {
-            println!("reduced: killed at one step of {every} in a guest, at each elsewhere");
+            println!("reduced: killed at one of {every} steps in a guest, at each step otherwise");
         }
     });
 }
 
 #[test]
-fn whoever_is_killed_between_a_claim_and_its_policy_cuts_no_other_nodes_flows() {
+fn a_kill_between_a_claim_and_its_policy_cuts_no_flows_of_other_nodes() {
     on_node(|node| async move {
         let (id, address) = (EgressId(1), addr("172.18.0.100"));
         let (pod, server) = (Addr::v4([10, 244, 2, 10]), Addr::v4([198, 51, 100, 10]));
@@ -164,25 +164,25 @@ fn whoever_is_killed_between_a_claim_and_its_policy_cuts_no_other_nodes_flows() 
         let mut desired = state(&[(1, &[])], &[]);
         desired.policy.insert((id, Family::V4), policy(&[("172.18.0.100", Place::Here)], WhenEmpty::Drop));
         desired.owned.insert(id, address);
-        begin_anew(&mut dataplane, &desired).await;
-        assert_eq!(left(&node).1, [1000; 2], "the other node was ahead of this one");
+        first_reconcile(&mut dataplane, &desired).await;
+        assert_eq!(left(&node).1, [1000; 2], "the other node already had the policy");
 
-        // And on the way out: the policy has gone, the claim has not.
+        // The same on removal: the policy is removed, the claim is not.
         dataplane.apply(&Action::RemovePolicy(id, Family::V4)).await.expect("apply");
         drop(dataplane);
         let mut dataplane = node.start().await;
         dataplane.apply(&Action::CutOrphans).await.expect("cut");
-        assert_eq!(left(&node).1, [1000; 2], "it is served here still");
-        begin_anew(&mut dataplane, &KernelState::default()).await;
-        assert_eq!(left(&node), (vec![], vec![]), "nothing permits it any more");
+        assert_eq!(left(&node).1, [1000; 2], "it is still served here");
+        first_reconcile(&mut dataplane, &KernelState::default()).await;
+        assert_eq!(left(&node), (vec![], vec![]), "nothing permits it now");
     });
 }
 
 #[test]
-fn a_node_that_was_written_in_part_is_known_at_start() {
+fn a_partly_written_node_is_completed_at_start() {
     on_node(|node| async move {
         drop(node.start().await);
-        // The entry is there; the agent was killed before the programs were told.
+        // The entry exists; the agent was killed before it wrote the programs' configuration.
         let own = Addr::v4([172, 18, 0, 2]);
         let entry = NodeEntry::new(NodePlace::Own, own);
         node.map::<Addr, NodeEntry>("nodes").insert(own, entry, 0).expect("half a node");
@@ -191,12 +191,12 @@ fn a_node_that_was_written_in_part_is_known_at_start() {
         assert_eq!(node.config().self_node, own);
         let known = NodeAddress { own: true, node: endpoint("172.18.0.2") };
         let nodes = next.observe().await.expect("observe").nodes;
-        assert_eq!(nodes, BTreeMap::from([(addr("172.18.0.2"), known)]), "so that nothing is left to do");
+        assert_eq!(nodes, BTreeMap::from([(addr("172.18.0.2"), known)]), "nothing is left to do");
     });
 }
 
 #[test]
-fn a_node_that_was_getting_another_address_goes_by_the_new_one() {
+fn a_node_with_two_addresses_after_a_kill_uses_the_new_one() {
     on_node(|node| async move {
         let (old, new) = (endpoint("172.18.0.2"), endpoint("172.18.0.9"));
         let own = |name| NodeAddress { own: true, node: name };
@@ -208,7 +208,7 @@ fn a_node_that_was_getting_another_address_goes_by_the_new_one() {
             dataplane.apply(&action).await.expect("apply");
         }
         drop(dataplane);
-        // Killed before the old addresses went. Whatever the order in which the entries are met:
+        // Killed before the old addresses were removed; the order of the entries does not matter.
         let mut dataplane = node.start().await;
         assert_eq!(node.config().self_node, Addr::from(new.0));
         for address in more.iter().copied().chain([old.0]) {
@@ -216,7 +216,7 @@ fn a_node_that_was_getting_another_address_goes_by_the_new_one() {
         }
         assert_eq!(node.config().self_node, Addr::from(new.0));
 
-        // Half a node, as above, and the address whose name is in use goes: nothing else will say the other name.
+        // A partly written node, as above: when the used address is removed, the other one is used.
         let entry = NodeEntry::new(NodePlace::Own, Addr::from(old.0));
         node.map::<Addr, NodeEntry>("nodes").insert(Addr::from(old.0), entry, 0).expect("half a node");
         dataplane.apply(&Action::RemoveNode(new.0)).await.expect("apply");

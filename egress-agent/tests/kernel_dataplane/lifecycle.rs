@@ -18,7 +18,7 @@ use egress_datapath::{Attachment, Settings, cleanup};
 use crate::node::{self, MGMT, Node, UPLINK, clean, ip, is_attached, on_node, output, start};
 use crate::skips::skipped;
 
-/// Tells the test binary to be an agent with its pins here.
+/// Makes the test binary an agent with its pins in this directory.
 const AGENT: &str = "EGRESS_TEST_AGENT_BPFFS";
 const READY: &str = "the agent is up";
 
@@ -100,7 +100,7 @@ fn every_program_is_attached_first_and_pinned() {
 }
 
 #[test]
-fn maps_have_the_sizes_that_were_asked_for() {
+fn maps_have_the_configured_sizes() {
     on_node(|node| async move {
         let settings = Settings { inbound_entries: 2048, nat_entries: 4096, ..node.settings() };
         drop(start(settings.clone()).await);
@@ -111,7 +111,7 @@ fn maps_have_the_sizes_that_were_asked_for() {
         assert_eq!((entries("inbound"), entries("nat"), entries("flows")), (2048, 2 * 4096, 4096));
         let config = node.config();
         assert_eq!((config.inbound_size, config.pod_quota, config.policy_quota), (2048, 1024, 3072));
-        // Another size is another map: it is taken over from as from another layout.
+        // Another size needs another map, by a migration as from another layout.
         let another = Settings { inbound_entries: 1024, ..settings };
         drop(start(another.clone()).await);
         assert_eq!((entries("inbound"), entries("nat")), (1024, 2 * 4096));
@@ -122,18 +122,18 @@ fn maps_have_the_sizes_that_were_asked_for() {
         let mut last = start(another).await;
         last.observe().await.expect("observe");
         last.confirm();
-        assert_eq!(fs::read_dir(&node.bpffs).expect("the pins").count(), 1, "the former maps are gone");
+        assert_eq!(fs::read_dir(&node.bpffs).expect("the pins").count(), 1, "the former maps are removed");
         assert!(Hook::ALL.into_iter().all(is_attached));
     });
 }
 
 #[test]
-fn ours_is_before_a_program_that_was_there() {
+fn our_program_runs_before_an_existing_one() {
     on_node(|node| async move {
         if node::attachment() == Attachment::Clsact {
             return skipped("of two agents' filters there is one, the later agent's");
         }
-        // Somebody else's, as far as the kernel can tell: another name.
+        // Another application's program for the kernel: another name.
         let mut other = aya::Ebpf::load(&node.settings().object).expect("load the object");
         let program: &mut aya::programs::SchedClassifier =
             other.program_mut("sweep").and_then(|program| program.try_into().ok()).expect("a classifier");
@@ -146,13 +146,13 @@ fn ours_is_before_a_program_that_was_there() {
         for hook in hooks {
             let programs = node::programs(hook);
             assert_eq!(programs.len(), 2, "{hook:?}");
-            assert!(programs[0].1 > programs[1].1, "{hook:?}: the one that came later is first");
+            assert!(programs[0].1 > programs[1].1, "{hook:?}: the later program is first");
         }
     });
 }
 
 #[test]
-fn a_killed_agent_is_succeeded_without_a_gap() {
+fn a_restart_after_a_kill_has_no_gap() {
     on_node(|node| async move {
         let mut agent = start_agent_process(&node);
         let pins = pinned_ids(&node);
@@ -171,17 +171,17 @@ fn a_killed_agent_is_succeeded_without_a_gap() {
         let seen = dataplane.observe().await.expect("observe");
         assert_eq!(seen.owned.get(&EgressId(7)), Some(&address()));
         assert_eq!(seen.pods.len(), 1);
-        // What is held already is not probed for: nobody asks the network.
+        // A held address is not probed again.
         let start = std::time::Instant::now();
-        dataplane.apply(&Action::Own(EgressId(7), address())).await.expect("hold on");
+        dataplane.apply(&Action::Own(EgressId(7), address())).await.expect("own again");
         assert!(start.elapsed() < node::patience(std::time::Duration::from_millis(100)));
         assert!(output(&["ip", "maddr", "show", "dev", UPLINK]).contains("33:33:ff:01:01:00"));
     });
 }
 
-/// A selected pod whose object has no policy yet: each of its packets must meet the program and be dropped there.
+/// A selected pod whose object has no policy yet: the program must drop each of its packets.
 #[test]
-fn no_packet_passes_while_agents_come_and_go() {
+fn no_packet_passes_while_agents_restart() {
     on_node(|node| async move {
         let mut dataplane = node.start().await;
         let subnet = Prefix { kind: PrefixKind::PodSubnet, node: Some(TunnelEndpoint([172, 18, 0, 2].into())) };
@@ -215,7 +215,7 @@ fn no_packet_passes_while_agents_come_and_go() {
     });
 }
 
-/// Sends datagrams of the pod to the outside world, some thousand a second; how many.
+/// Sends datagrams of the pod to the outside, some thousand a second, and returns their number.
 fn send_until(stop: &AtomicBool) -> u64 {
     let socket = UdpSocket::bind("10.244.1.10:5000").expect("the pod's address");
     let mut sent = 0;
@@ -228,7 +228,7 @@ fn send_until(stop: &AtomicBool) -> u64 {
 }
 
 #[test]
-fn filters_take_the_place_of_links() {
+fn filters_replace_links() {
     on_node(|node| async move {
         let settings = Settings { attachment: Some(Attachment::Clsact), ..node.settings() };
         let filters = || {
@@ -260,7 +260,7 @@ fn filters_take_the_place_of_links() {
 
 /// Links and filters at once would count every packet twice.
 #[test]
-fn another_attachment_takes_the_place_of_the_first() {
+fn another_attachment_replaces_the_first() {
     on_node(|node| async move {
         if node::links(Hook::FromPod).is_none() {
             return skipped("this kernel has no links");
@@ -276,7 +276,7 @@ fn another_attachment_takes_the_place_of_the_first() {
         ] {
             let settings = Settings { attachment: Some(attachment), ..node.settings() };
             let dataplane = start(settings.clone()).await;
-            // A link ends when the kernel has seen that nothing holds it.
+            // A link ends once the kernel sees that nothing holds it.
             node::eventually("one program on each hook", || [links(), filters()] == counts.map(|count| [count; 5]))
                 .await;
             let pins = if attachment == Attachment::Tcx { 5 } else { 0 };
@@ -286,7 +286,7 @@ fn another_attachment_takes_the_place_of_the_first() {
     });
 }
 
-/// Everything in this node that the data plane could have left something in.
+/// All state of this node that the data plane could change.
 fn snapshot(node: &Node) -> Vec<String> {
     let mut shown: Vec<_> = [
         &["ip", "-o", "-d", "link", "show"][..],
@@ -321,7 +321,7 @@ fn cleanup_leaves_nothing() {
         assert_ne!(snapshot(&node), before);
 
         assert_eq!(clean(&node.settings()).await, [] as [&str; 0]);
-        // A link ends when the kernel has seen that nothing holds it.
+        // A link ends once the kernel sees that nothing holds it.
         node::eventually("the programs are gone", || Hook::ALL.map(node::programs).iter().all(Vec::is_empty)).await;
         assert_eq!(snapshot(&node), before);
         assert_eq!(clean(&node.settings()).await, [] as [&str; 0]);

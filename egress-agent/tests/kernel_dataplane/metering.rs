@@ -1,4 +1,4 @@
-//! What scrapes read: counters of the kernel, ports in use, where the programs are.
+//! The values of scrapes: counters of the kernel, ports in use, attached programs.
 
 use std::net::UdpSocket;
 use std::path::Path;
@@ -20,7 +20,7 @@ use crate::skips::skipped;
 
 const OBJECT: EgressId = EgressId(7);
 
-/// A mapping of a pod here, from its own port.
+/// A mapping of a pod of this node, with its own port.
 fn map(node: &Node, port: u16, destination: [u8; 4]) {
     let (to, egress) = (Addr::v4(destination), Addr::v4([172, 18, 0, 100]));
     let out = Tuple::new(Direction::Egress, Addr::v4([10, 244, 1, 10]), to, port, 443, PROTO_TCP);
@@ -32,7 +32,7 @@ fn map(node: &Node, port: u16, destination: [u8; 4]) {
     }
 }
 
-/// As much on each CPU.
+/// The same count on each CPU.
 fn count(node: &Node, count: EipCount) {
     let data = MapData::from_pin(node.pin("maps/eip_counters")).expect("a pinned map");
     let mut map = PerCpuHashMap::<_, u32, EipCount>::try_from(Map::PerCpuHashMap(data)).expect("of these types");
@@ -52,9 +52,9 @@ fn policy_in_forward_is_recognised_by_its_chain() {
     });
 }
 
-/// `iptables-legacy`, whose chains nf_tables does not list. A table that nobody has made must not come to be by our looking.
+/// `iptables-legacy`, whose chains nf_tables does not list. Reading must not create a table.
 #[test]
-fn policy_in_forward_is_recognised_in_the_older_tables_too() {
+fn policy_in_forward_is_recognised_in_legacy_tables_too() {
     if !["/usr/sbin", "/sbin"].iter().any(|folder| Path::new(folder).join("iptables-legacy").exists()) {
         return skipped("iptables-legacy is not installed");
     }
@@ -65,7 +65,7 @@ fn policy_in_forward_is_recognised_in_the_older_tables_too() {
                 return skipped("this kernel has no such tables");
             };
             assert_eq!(forward_policy::policy().expect("tables are read"), None);
-            assert_eq!(std::fs::read_to_string(&names).expect("a list"), before, "looking has made a table");
+            assert_eq!(std::fs::read_to_string(&names).expect("a list"), before, "reading has created a table");
             for chain in ["KUBE-FORWARD", "cali-FORWARD-not"] {
                 output(&[program, "-N", chain]);
             }
@@ -95,7 +95,7 @@ fn policy_in_forward_is_recognised_in_the_older_tables_too() {
 }
 
 #[test]
-fn a_scrape_reads_what_the_programs_keep() {
+fn a_scrape_reads_the_counters_of_the_programs() {
     on_node(|node| async move {
         let mut dataplane = node.start().await;
         let meter = dataplane.meter().expect("the pins are there");
@@ -151,7 +151,7 @@ fn a_scrape_reads_what_the_programs_keep() {
 }
 
 #[test]
-fn what_an_object_has_counted_goes_with_its_last_policy_and_claim() {
+fn counters_of_an_object_are_removed_with_its_last_policy_and_claim() {
     on_node(|node| async move {
         let mut dataplane = node.start().await;
         let none = || Policy { slots: Vec::new(), pending: Vec::new(), when_empty: WhenEmpty::Drop };
@@ -161,15 +161,15 @@ fn what_an_object_has_counted_goes_with_its_last_policy_and_claim() {
         count(&node, EipCount { egress_packets: 3, ..EipCount::default() });
         let counted = |dataplane: &Dataplane| dataplane.egress_ip_counters().expect("readable").contains_key(&OBJECT);
         dataplane.apply(&Action::RemovePolicy(OBJECT, Family::V4)).await.expect("applied");
-        assert!(counted(&dataplane), "it has addresses still");
+        assert!(counted(&dataplane), "it still has addresses");
         dataplane.apply(&Action::RemovePolicy(OBJECT, Family::V6)).await.expect("applied");
         assert!(!counted(&dataplane));
-        // One of its packets was under way.
+        // One of its packets was in flight.
         count(&node, EipCount { egress_packets: 1, ..EipCount::default() });
         dataplane.apply(&Action::CutOrphans).await.expect("applied");
         assert!(!counted(&dataplane));
 
-        // As a plan has it: while the claim stands, other nodes' packets count.
+        // As in a plan: while the claim exists, packets of other nodes count.
         let address = [172, 18, 0, 100].into();
         for action in [Action::PutPolicy(OBJECT, Family::V4, none()), Action::Own(OBJECT, address)] {
             dataplane.apply(&action).await.expect("applied");
@@ -177,10 +177,10 @@ fn what_an_object_has_counted_goes_with_its_last_policy_and_claim() {
         dataplane.apply(&Action::RemovePolicy(OBJECT, Family::V4)).await.expect("applied");
         count(&node, EipCount { egress_packets: 1, ..EipCount::default() });
         dataplane.sweep().expect("a sweep");
-        assert!(counted(&dataplane), "its claim stands");
+        assert!(counted(&dataplane), "its claim exists");
         dataplane.apply(&Action::Disown(OBJECT, address)).await.expect("applied");
         assert!(!counted(&dataplane));
-        // From a node that has yet to hear of it.
+        // A packet of a node that does not know the change yet.
         count(&node, EipCount { refusals: 1, ..EipCount::default() });
         dataplane.sweep().expect("a sweep");
         assert!(!counted(&dataplane), "until the next start");

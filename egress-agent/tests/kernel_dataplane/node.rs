@@ -1,4 +1,4 @@
-//! A node for one test: a thread with a network namespace and a mount namespace of its own.
+//! A node for one test: a thread with its own network namespace and mount namespace.
 //!
 //! ```text
 //!   test's namespace                       the outside's namespace
@@ -7,7 +7,7 @@
 //!   /run/egress-test: a BPF file system
 //! ```
 //!
-//! Nothing has a name outside: the namespaces die with the thread and the outside's descriptor, and with them devices,
+//! Nothing is visible outside: the namespaces end with the thread and with the outside's descriptor, and with them devices,
 //! mounts and pins.
 
 use std::fs::File;
@@ -38,7 +38,7 @@ pub(crate) struct Node {
     pub(crate) bpffs: PathBuf,
 }
 
-/// Runs the test on a node of its own; without root it says so instead.
+/// Runs the test on its own node; without root it is skipped with a note.
 pub(crate) fn on_node<F, Fut>(test: F)
 where
     F: FnOnce(Node) -> Fut + Send + 'static,
@@ -48,7 +48,7 @@ where
         skipped("needs root");
         return;
     }
-    // By the test's name.
+    // Named after the test.
     let thread = std::thread::Builder::new().name(std::thread::current().name().unwrap_or_default().to_owned());
     let thread = thread.spawn(move || {
         let node = Node::make();
@@ -101,7 +101,7 @@ impl Node {
         self.outside(|| ip("addr add 10.244.1.1/24 dev pods0\nlink set pods0 up\n"));
     }
 
-    /// As iproute2 wants to hear of a namespace.
+    /// The namespace's path for iproute2.
     pub(crate) fn outside_path(&self) -> String {
         format!("/proc/{}/fd/{}", std::process::id(), self.outside.as_raw_fd())
     }
@@ -144,22 +144,22 @@ impl Node {
     }
 }
 
-/// Of a data plane with its pins here.
+/// Settings of a data plane with its pins here.
 pub(crate) fn settings(bpffs: PathBuf) -> Settings {
-    Settings { bpffs, attachment: wish(), ..Settings::new(UPLINK, MGMT) }
+    Settings { bpffs, attachment: requested(), ..Settings::new(UPLINK, MGMT) }
 }
 
-/// Who runs the tests may ask for filters on a kernel that has links too.
-fn wish() -> Option<Attachment> {
-    std::env::var_os("EGRESS_TEST_ATTACHMENT").map(|wish| {
-        assert_eq!(wish, "clsact", "the only wish");
+/// The environment may request filters on a kernel that also has links.
+fn requested() -> Option<Attachment> {
+    std::env::var_os("EGRESS_TEST_ATTACHMENT").map(|requested| {
+        assert_eq!(requested, "clsact", "the only possible value");
         Attachment::Clsact
     })
 }
 
 /// How programs are attached in this run.
 pub(crate) fn attachment() -> Attachment {
-    wish().unwrap_or_else(|| probe().expect("a kernel that can serve").attachment)
+    requested().unwrap_or_else(|| probe().expect("a kernel that can serve").attachment)
 }
 
 /// Starts the data plane.
@@ -171,7 +171,7 @@ pub(crate) async fn start(settings: Settings) -> Dataplane {
     dataplane
 }
 
-/// Starts the data plane in vain.
+/// Starts the data plane, and returns the error.
 pub(crate) async fn refused(settings: Settings) -> StartError {
     let started = patiently(async || Dataplane::start(settings.clone()).await).await;
     started.map(drop).expect_err("must not start")
@@ -182,7 +182,7 @@ pub(crate) async fn clean(settings: &Settings) -> Vec<String> {
     patiently(async || cleanup(settings).await).await.expect("clean up").problems
 }
 
-/// A process that another test is just starting holds copies of this one's locks until it runs its program.
+/// Retries while a process that another test is just starting still holds copies of this one's locks.
 pub(crate) async fn patiently<T>(mut attempt: impl AsyncFnMut() -> Result<T, StartError>) -> Result<T, StartError> {
     for _ in 0..100 {
         match attempt().await {
@@ -217,7 +217,7 @@ pub(crate) fn ip(script: &str) {
     assert!(child.wait().expect("wait for ip").success(), "ip refused:\n{script}");
 }
 
-/// What a command prints.
+/// The output of a command.
 pub(crate) fn output(command: &[&str]) -> String {
     let (program, arguments) = command.split_first().expect("a command");
     let output = Command::new(program).args(arguments).output().expect("run a command");
@@ -241,7 +241,7 @@ pub(crate) fn mac_text(mac: [u8; 6]) -> String {
     mac.map(|byte| format!("{byte:02x}")).join(":")
 }
 
-/// Where a hook's program is looked for.
+/// Device and direction of a hook.
 pub(crate) fn place(hook: Hook) -> (&'static str, TcAttachType) {
     match hook {
         Hook::ToNetdev => (UPLINK, TcAttachType::Egress),
@@ -252,7 +252,7 @@ pub(crate) fn place(hook: Hook) -> (&'static str, TcAttachType) {
     }
 }
 
-/// Names and numbers of the programs of a hook, first to last; none where the device is away.
+/// Names and IDs of the programs of a hook, first to last; none if the device is missing.
 pub(crate) fn programs(hook: Hook) -> Vec<(String, u32)> {
     match attachment() {
         Attachment::Tcx => links(hook).unwrap_or_default(),
@@ -260,7 +260,7 @@ pub(crate) fn programs(hook: Hook) -> Vec<(String, u32)> {
     }
 }
 
-/// Those that are linked; `None` where the device is away, or the kernel has no links.
+/// The linked programs; `None` if the device is missing, or the kernel has no links.
 pub(crate) fn links(hook: Hook) -> Option<Vec<(String, u32)>> {
     let (device, direction) = place(hook);
     let (_, programs) = SchedClassifier::query_tcx(device, direction).ok()?;
@@ -286,12 +286,12 @@ pub(crate) fn is_attached(hook: Hook) -> bool {
     programs(hook).first().is_some_and(|(name, _)| hook.name().starts_with(name.as_str()))
 }
 
-/// How long something may take that takes at most `here` on a machine of its own: a translated guest needs more.
+/// The limit for something that takes at most `here` on an idle machine: an emulated guest needs more.
 pub(crate) fn patience(here: Duration) -> Duration {
     here * slowness()
 }
 
-/// Whether this is such a guest.
+/// Whether this is an emulated guest.
 pub(crate) fn is_slow() -> bool {
     slowness() > 1
 }
@@ -300,12 +300,12 @@ fn slowness() -> u32 {
     std::env::var("EGRESS_TEST_PATIENCE").map_or(1, |factor| factor.parse().expect("a factor"))
 }
 
-/// Waits for something that should happen soon; how long it took.
+/// Waits for something that should happen soon, and returns how long it took.
 pub(crate) async fn eventually(what: &str, happened: impl FnMut() -> bool) -> Duration {
     within(Duration::from_secs(5), what, happened).await
 }
 
-/// The same for what takes longer.
+/// The same with another limit.
 pub(crate) async fn within(limit: Duration, what: &str, mut happened: impl FnMut() -> bool) -> Duration {
     let start = Instant::now();
     while !happened() {

@@ -1,8 +1,7 @@
-//! NAT on the node's own address beside the host's own sockets: they never share a port, and both work at the same time.
+//! NAT on the node's own address next to the host's own sockets: they never share a port, and both work at the same time.
 //!
-//! The pod is an address on the node's loopback whose sockets bear mark 1008: what they send leaves by the uplink as a pod's
-//! packet to another node does, and the outside is that node. It answers each packet and connection with the port that it
-//! came from.
+//! The pod is an address on the node's loopback whose sockets have mark 1008, so its packets leave by the uplink like a pod's
+//! packets to another node. The outside is that node. It answers each packet and connection with its source port.
 
 use std::collections::BTreeSet;
 use std::io::{ErrorKind, Read, Write};
@@ -51,7 +50,7 @@ async fn start(node: &Node) -> Dataplane {
     dataplane
 }
 
-/// Answers by UDP and TCP with the port that somebody comes from, until told to stop.
+/// Answers by UDP and TCP with the source port, until `stop`.
 fn serve(udp: &UdpSocket, tcp: &TcpListener, stop: &AtomicBool) {
     udp.set_read_timeout(Some(Duration::from_millis(1))).expect("a timeout");
     tcp.set_nonblocking(true).expect("do not wait");
@@ -59,7 +58,7 @@ fn serve(udp: &UdpSocket, tcp: &TcpListener, stop: &AtomicBool) {
     while !stop.load(Ordering::Relaxed) {
         if let Ok((mut stream, from)) = tcp.accept() {
             stream.write_all(&from.port().to_be_bytes()).expect("answer");
-            // Kept, so that no port is free again.
+            // Kept, so that no port becomes free.
             open.push(stream);
         }
         let mut question = [0; 16];
@@ -101,7 +100,7 @@ fn open(kind: SockType, from: [u8; 4], port: u16) -> std::io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// The port that the outside has seen, and the socket.
+/// The source port that the outside sees, and the socket.
 fn ask(kind: SockType, from: [u8; 4], port: u16) -> std::io::Result<(u16, OwnedFd)> {
     let fd = open(kind, from, port)?;
     let mut seen = [0; 2];
@@ -126,7 +125,7 @@ fn holds(range: PortRange, port: u16) -> bool {
     (range.first..=range.last).contains(&port)
 }
 
-/// All ports that the host gives by itself.
+/// All ephemeral ports of the host.
 fn take_ephemeral(kind: SockType) -> Vec<(u16, OwnedFd)> {
     let mut taken = Vec::new();
     loop {
@@ -146,26 +145,29 @@ fn the_host_and_nat_never_share_a_port() {
         set("ip_local_reserved_ports", "60064-60100,61000-61001");
         let dataplane = start(&node).await;
         let range = node.config().node_ports;
-        assert_eq!((range.first, range.last), (61002, 65535), "the highest that nobody else takes");
+        assert_eq!((range.first, range.last), (61002, 65535), "the highest free range");
         while_served(&node, || {
             for kind in [SockType::Datagram, SockType::Stream] {
-                // Every port that the host gives by itself, and the edges of those that it keeps for others.
+                // Every ephemeral port of the host, and the edges of its reserved ports.
                 let host = take_ephemeral(kind);
-                assert!(host.len() >= 32, "TCP gives half of them by itself, {} are taken", host.len());
+                assert!(host.len() >= 32, "TCP uses half of them as ephemeral ports, {} are in use", host.len());
                 let edges = [30000, 32767, 60064, 60100, 61000, 61001, 1024, 32768, 59999];
                 let bound: Vec<_> = edges.map(|port| ask(kind, NODE, port).expect("bind an edge")).into();
                 let hosts: BTreeSet<u16> = host.iter().chain(&bound).map(|(port, _)| *port).collect();
-                assert_eq!(hosts.len(), host.len() + bound.len(), "as they are bound, so they are seen");
+                assert_eq!(hosts.len(), host.len() + bound.len(), "the outside sees the bound ports");
                 assert!(hosts.iter().all(|port| !holds(range, *port)), "a port of NAT's: {hosts:?}");
-                // The pod comes with the host's own ports, with those of NAT, and with any others.
+                // The pod uses ports of the host, of NAT, and others.
                 let own = hosts.iter().copied().chain([61002, 65535, 62000]).chain(20000..20150);
                 let pods: Vec<_> = own.map(|port| ask(kind, POD, port).expect("the pod is answered")).collect();
                 let shown: BTreeSet<u16> = pods.iter().map(|(port, _)| *port).collect();
                 assert_eq!(shown.len(), pods.len(), "two flows show one port");
                 assert!(shown.iter().all(|port| holds(range, *port)), "not one of NAT's: {shown:?}");
-                assert!(shown.is_superset(&[61002, 65535, 62000].into()), "its own where that is one of them");
+                assert!(
+                    shown.is_superset(&[61002, 65535, 62000].into()),
+                    "it keeps its own port if that is one of NAT's"
+                );
                 assert!(shown.is_disjoint(&hosts));
-                // And the host's sockets are still answered, each with its own.
+                // The host's sockets still get answers.
                 for (port, fd) in host.iter().chain(&bound).filter(|_| kind == SockType::Datagram) {
                     let socket = UdpSocket::from(fd.try_clone().expect("the socket"));
                     socket.send(b"?").expect("ask again");
@@ -180,7 +182,7 @@ fn the_host_and_nat_never_share_a_port() {
 }
 
 #[test]
-fn nat_leaves_the_ports_that_the_host_takes_while_it_runs() {
+fn nat_leaves_ports_that_the_host_reserves_while_it_runs() {
     on_node(|node| async move {
         let dataplane = start(&node).await;
         assert_eq!(node.config().node_ports, PortRange { first: 61000, last: 65535 });
@@ -191,20 +193,20 @@ fn nat_leaves_the_ports_that_the_host_takes_while_it_runs() {
             dataplane.sweep().expect("sweep");
             let range = node.config().node_ports;
             assert_eq!(range, PortRange { first: 32768, last: 49999 });
-            // The running flow of datagrams goes on from a port that is NAT's now.
+            // The running flow of datagrams continues from a port of NAT's new range.
             let socket = UdpSocket::from(fd);
             socket.send(b"?").expect("ask");
             let mut seen = [0; 2];
             socket.recv(&mut seen).expect("answered");
             assert!(holds(range, u16::from_be_bytes(seen)), "{seen:?}");
-            // The host may have the old one.
-            let (hosts, _fd) = ask(SockType::Datagram, NODE, before).expect("the host takes the old port");
+            // The host may use the old port.
+            let (hosts, _fd) = ask(SockType::Datagram, NODE, before).expect("the host uses the old port");
             assert_eq!(hosts, before);
         });
     });
 }
 
-/// What the host is known to use must not become NAT's by a read that fails.
+/// A failed read must not give known ports of the host to NAT.
 #[test]
 fn nat_keeps_its_ports_while_those_of_the_host_cannot_be_read() {
     on_node(|node| async move {
@@ -213,7 +215,7 @@ fn nat_keeps_its_ports_while_those_of_the_host_cannot_be_read() {
         let dataplane = start(&node).await;
         let known = PortRange { first: 40001, last: 49999 };
         assert_eq!(node.config().node_ports, known);
-        // Covered in this test's own mounts: there is nothing to be read.
+        // Hidden by a mount of this test: the file is empty.
         let setting = "/proc/sys/net/ipv4/ip_local_port_range";
         mount(Some("/dev/null"), setting, None::<&str>, MsFlags::MS_BIND, None::<&str>).expect("cover the setting");
         assert_eq!(std::fs::read_to_string(setting).expect("nothing"), "");
@@ -235,7 +237,7 @@ fn packets(node: &Node, verdict: Verdict) -> u64 {
 }
 
 #[test]
-fn where_the_host_takes_every_port_nothing_of_a_pod_leaves() {
+fn no_packet_of_a_pod_leaves_if_the_host_reserves_every_port() {
     on_node(|node| async move {
         let dataplane = start(&node).await;
         while_served(&node, || {
@@ -243,9 +245,9 @@ fn where_the_host_takes_every_port_nothing_of_a_pod_leaves() {
             dataplane.sweep().expect("sweep");
             assert_eq!(node.config().node_ports, PortRange { first: 0, last: 0 });
             let before = packets(&node, Verdict::NoNodeAddress);
-            assert!(ask(SockType::Datagram, POD, 20000).is_err(), "nobody has seen it");
-            assert!(packets(&node, Verdict::NoNodeAddress) > before, "and it says why");
-            assert!(ask(SockType::Datagram, NODE, 0).is_ok(), "the host goes on");
+            assert!(ask(SockType::Datagram, POD, 20000).is_err(), "no packet leaves");
+            assert!(packets(&node, Verdict::NoNodeAddress) > before, "the drop reason is counted");
+            assert!(ask(SockType::Datagram, NODE, 0).is_ok(), "the host's sockets work");
             set("ip_local_port_range", "32768 60999");
             dataplane.sweep().expect("sweep");
             let (port, _fd) = ask(SockType::Datagram, POD, 20000).expect("as before");
@@ -254,8 +256,8 @@ fn where_the_host_takes_every_port_nothing_of_a_pod_leaves() {
     });
 }
 
-/// Nothing keeps a process from a port that it names. Its own traffic and the pods' go on side by side, as long as no pod's
-/// flow has that very port towards the same end.
+/// A process may bind any port. Its traffic and the pods' traffic both work, as long as no pod's flow has the same port
+/// towards the same destination.
 #[test]
 fn a_socket_on_a_port_of_nats_keeps_its_own_traffic() {
     on_node(|node| async move {
@@ -263,7 +265,7 @@ fn a_socket_on_a_port_of_nats_keeps_its_own_traffic() {
         while_served(&node, || {
             let (taken, fd) = ask(SockType::Datagram, NODE, 62000).expect("the host may");
             assert_eq!(taken, 62000);
-            // They keep their own ports, which are NAT's too.
+            // Pods keep their own ports, which are NAT's too.
             for port in 61100..61150 {
                 assert_eq!(ask(SockType::Datagram, POD, port).expect("answered").0, port);
             }

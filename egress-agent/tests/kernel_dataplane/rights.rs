@@ -13,14 +13,14 @@ use nix::mount::{MsFlags, mount};
 use crate::node::{self, Node, clean, filters, is_attached, links, on_node, output, programs, refused, start};
 use crate::skips::skipped;
 
-/// In the binary: it runs where the sources are not, too.
+/// Included in the binary, which also runs without the sources.
 const MANIFEST: &str = include_str!("../../../deploy/base/daemonset.yaml");
 
 const STEP: &str = "EGRESS_TEST_STEP";
 const BPFFS: &str = "EGRESS_TEST_BPFFS";
 const SEEN: &str = "seen: ";
 
-/// As setpriv and the kernel's headers have them, in lower case and without the prefix.
+/// The names of setpriv: lower case, without the prefix.
 fn granted() -> BTreeSet<String> {
     let manifest: serde_json::Value = serde_yaml::from_str(MANIFEST).expect("YAML");
     let container = &manifest["spec"]["template"]["spec"]["containers"][0]["securityContext"];
@@ -28,7 +28,7 @@ fn granted() -> BTreeSet<String> {
     added.iter().map(|name| name.as_str().expect("a name").to_lowercase()).collect()
 }
 
-/// The step in a process with these rights; `None` without setpriv.
+/// Runs the step in a process with these rights; `None` without setpriv.
 fn with_granted(node: &Node, step: &str) -> Option<Output> {
     with(&granted(), node, step)
 }
@@ -56,7 +56,7 @@ fn seen(output: &Output) -> Vec<String> {
     lines
 }
 
-/// Not a test: one step with fewer rights, for those below.
+/// Not a test: one step with fewer rights, for the tests below.
 #[test]
 #[ignore = "helper process"]
 fn restricted_process() {
@@ -97,7 +97,7 @@ async fn run(settings: Settings) -> String {
     format!("{:?}", dataplane.features().attachment)
 }
 
-/// As containers have it.
+/// As in containers.
 fn make_settings_read_only() {
     let (path, none) = ("/proc/sys", None::<&str>);
     mount(Some(path), path, none, MsFlags::MS_BIND | MsFlags::MS_REC, none).expect("mount it over itself");
@@ -120,7 +120,7 @@ fn nothing_is_left(node: &Node) {
 }
 
 #[test]
-fn what_is_granted_is_all_that_there_is() {
+fn a_process_has_only_the_granted_rights() {
     on_node(|node| async move {
         let Some(output) = with_granted(&node, "rights") else { return };
         // linux/capability.h
@@ -146,7 +146,7 @@ fn granted_rights_suffice_with_links() {
         assert_eq!(source_check("egress0"), "2", "loose");
         let before = Hook::ALL.map(|hook| links(hook).unwrap_or_default());
         assert!(before.iter().all(|programs| programs.len() == 1), "{before:?}");
-        // Adopted: in the same place, by new programs.
+        // Adopted: in the same places, with new programs.
         seen(&with_granted(&node, "links").expect("as before"));
         let after = Hook::ALL.map(|hook| links(hook).unwrap_or_default());
         assert!(before.iter().zip(&after).all(|(old, new)| old.len() == new.len() && old != new), "{after:?}");
@@ -161,7 +161,7 @@ fn granted_rights_suffice_with_links() {
 fn granted_rights_suffice_with_filters() {
     on_node(|node| async move {
         make_settings_read_only();
-        // What an agent with all rights has left is taken over, and known from another's.
+        // Filters of an agent with all rights are adopted, and distinguished from others.
         drop(start(Settings { attachment: Some(Attachment::Clsact), ..node.settings() }).await);
         let before = Hook::ALL.map(filters);
         let Some(taken_over) = with_granted(&node, "filters") else { return };
@@ -178,9 +178,9 @@ fn granted_rights_suffice_with_filters() {
     });
 }
 
-/// Each of them is needed: without it there is no data plane, but for the packets that NET_RAW is for.
+/// Each right is needed: without it the data plane does not start, except for NET_RAW, which only its packets need.
 #[test]
-fn none_is_granted_for_nothing() {
+fn each_granted_right_is_needed() {
     on_node(|node| async move {
         let all = granted();
         for one in all.iter().filter(|one| *one != "net_raw") {

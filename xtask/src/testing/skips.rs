@@ -40,7 +40,7 @@ const EXPECTED: [(&str, &str); 16] = [
     ("lifecycle::", "of two agents' filters there is one"),
     ("devices::", "what the kernel is made to refuse here is a link"),
     // Tables of iptables that the running kernel was built without.
-    ("metering::policy_in_forward_is_recognised_in_the_older_tables_too", "this kernel has no such tables"),
+    ("metering::policy_in_forward_is_recognised_in_legacy_tables_too", "this kernel has no such tables"),
 ];
 
 /// Whether a test may be skipped for that.

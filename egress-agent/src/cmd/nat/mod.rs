@@ -218,9 +218,9 @@ mod tests {
         filters: Filters,
     }
 
-    pub(super) fn filters(words: &str) -> Filters {
-        let words = words.split(' ').filter(|word| !word.is_empty());
-        Line::try_parse_from(std::iter::once("nat").chain(words)).map(|line| line.filters).expect("a line")
+    pub(super) fn filters(arguments: &str) -> Filters {
+        let arguments = arguments.split(' ').filter(|argument| !argument.is_empty());
+        Line::try_parse_from(std::iter::once("nat").chain(arguments)).map(|line| line.filters).expect("a line")
     }
 
     pub(super) fn mapping() -> (Tuple, NatEntry) {
@@ -244,7 +244,7 @@ mod tests {
     #[test]
     fn each_filter_matches() {
         let (key, mapping) = mapping();
-        for (words, takes) in [
+        for (arguments, takes) in [
             ("", true),
             ("--egress-ip 172.18.0.100", true),
             ("--egress-ip 172.18.0.101", false),
@@ -262,12 +262,12 @@ mod tests {
             ("--node here", false),
             ("--node node1", false),
         ] {
-            let filters = filters(words);
+            let filters = filters(arguments);
             let wanted = Wanted::new(&filters, &names()).expect("known");
-            assert_eq!(wanted.matches(&key, &mapping), takes, "{words}");
+            assert_eq!(wanted.matches(&key, &mapping), takes, "{arguments}");
         }
-        for words in ["--pod red/two", "--node node9"] {
-            assert!(Wanted::new(&filters(words), &names()).is_err(), "{words}");
+        for arguments in ["--pod red/two", "--node node9"] {
+            assert!(Wanted::new(&filters(arguments), &names()).is_err(), "{arguments}");
         }
     }
 }

@@ -92,7 +92,7 @@ fn headline() -> String {
     )
 }
 
-/// The output; tells errors of writing from errors of reading.
+/// The output; distinguishes errors of writing from errors of reading.
 pub(super) struct Out<W> {
     pub(super) to: W,
     pub(super) has_failed: bool,
@@ -136,7 +136,7 @@ pub(super) fn list(
         }
         writeln!(out, "{}", row.line())
     });
-    // An incomplete list is still valid JSON; the exit code tells that it is incomplete.
+    // An incomplete list is still valid JSON; the exit code shows that it is incomplete.
     if is_json && started && walked.is_err() && !out.has_failed {
         out.write_all(b"\n]\n")?;
         out.flush()?;
@@ -329,7 +329,7 @@ mod tests {
         let row = Row::of(&entry, &names());
         assert_eq!((row.node.as_str(), row.object.as_deref(), row.expires_in_seconds), ("node2", Some("first"), 7430));
         let line = row.line();
-        let words: Vec<_> = line.split_whitespace().collect();
+        let columns: Vec<_> = line.split_whitespace().collect();
         let expected = [
             "tcp",
             "10.244.2.10:4000",
@@ -343,7 +343,7 @@ mod tests {
             "first",
             "-",
         ];
-        assert_eq!(words, expected);
+        assert_eq!(columns, expected);
         assert_eq!(Row::of(&Entry { source_node: None, ..entry }, &Names::default()).node, "here");
     }
 }

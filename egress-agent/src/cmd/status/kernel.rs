@@ -51,7 +51,7 @@ fn objects(of: &[Object]) -> String {
 }
 
 fn gateways(of: &[Gateway]) -> String {
-    rows(["GATEWAY", "ADDRESS", "EGRESS IPS", "READY", "LEADER SAYS", "NEIGHBOUR"], of, |one| {
+    rows(["GATEWAY", "ADDRESS", "EGRESS IPS", "READY", "BY LEADER", "NEIGHBOUR"], of, |one| {
         let ready = one.ready.map_or("-", |ready| if ready { "yes" } else { "no" });
         [
             dash(one.node.as_ref()),
@@ -152,8 +152,8 @@ mod tests {
 OBJECT  ID  PODS HERE  EGRESS IPS
 first   3   2          172.18.0.100 node2
 
-GATEWAY  ADDRESS     EGRESS IPS  READY  LEADER SAYS  NEIGHBOUR
-node2    172.18.0.3  1           yes    -            reachable
+GATEWAY  ADDRESS     EGRESS IPS  READY  BY LEADER  NEIGHBOUR
+node2    172.18.0.3  1           yes    -          reachable
 
 INTERFACE  NAME    STATE       LARGEST PACKET
 uplink     breth0  no carrier  1500

@@ -27,7 +27,7 @@ use egress_kube::leader_election::Leadership;
 use egress_supervise::Heartbeat;
 
 /// How long to wait for the reconciler's answer; then its previous one serves.
-const PATIENCE: Duration = Duration::from_millis(500);
+const ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// The sources of a running process.
 pub enum Running {
@@ -240,7 +240,7 @@ impl HealthPage {
             });
         }
         // After the timeout the previous answer serves.
-        let _late = timeout(PATIENCE, answers.changed()).await;
+        let _late = timeout(ANSWER_TIMEOUT, answers.changed()).await;
         self.last_known.borrow().clone()
     }
 }

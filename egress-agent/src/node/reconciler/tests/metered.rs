@@ -31,14 +31,14 @@ impl Running {
 
     /// Answered between two cycles: earlier changes are in the kernel, or have failed.
     async fn snapshot(&self) -> ReconcilerSnapshot {
-        let (asker, answer) = oneshot::channel();
-        self.questions.send(Question::Snapshot(asker)).await.expect("it runs");
+        let (reply, answer) = oneshot::channel();
+        self.questions.send(Question::Snapshot(reply)).await.expect("it runs");
         answer.await.expect("it answers")
     }
 
     async fn report(&self) -> Report {
-        let (asker, answer) = oneshot::channel();
-        self.questions.send(Question::Status(asker)).await.expect("it runs");
+        let (reply, answer) = oneshot::channel();
+        self.questions.send(Question::Status(reply)).await.expect("it runs");
         answer.await.expect("it answers")
     }
 
@@ -174,8 +174,8 @@ async fn a_wait_for_lists_names_them() {
     let ready = watch::channel(Ready::default()).0;
     let mut reconciler = Reconciler::new(settings(), Recorder::default(), None, ready).with_coordination(coordination);
     let assert_missing = async |reconciler: &mut Reconciler<Recorder>, what: &str| {
-        let (asker, answer) = oneshot::channel();
-        reconciler.answer(Question::Snapshot(asker));
+        let (reply, answer) = oneshot::channel();
+        reconciler.answer(Question::Snapshot(reply));
         let missing = answer.await.expect("it answers").missing;
         assert!(missing.as_ref().is_some_and(|missing| missing.contains(what)), "{what}: {missing:?}");
     };
@@ -189,7 +189,7 @@ async fn a_wait_for_lists_names_them() {
     assert_missing(&mut reconciler, "own Node object").await;
     let (name, known) = node(1);
     reconciler.apply(Change::Nodes(Update::Changed(name, known)));
-    let (asker, answer) = oneshot::channel();
-    reconciler.answer(Question::Snapshot(asker));
+    let (reply, answer) = oneshot::channel();
+    reconciler.answer(Question::Snapshot(reply));
     assert_eq!(answer.await.expect("it answers").missing, None);
 }

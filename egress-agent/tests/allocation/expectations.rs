@@ -1,4 +1,4 @@
-//! Is the outcome what the vector expects?
+//! Compares the outcome with the vector's expectations.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use crate::cluster::Cluster;
 use crate::vector::{Expect, StatusItem, Vector};
 
-pub(crate) fn judge(vector: &Vector, cluster: &Cluster<'_>) -> Result<(), String> {
+pub(crate) fn check(vector: &Vector, cluster: &Cluster<'_>) -> Result<(), String> {
     let items = cluster.items();
     let mut owners = BTreeMap::new();
     for (name, items) in &items {
@@ -25,7 +25,7 @@ pub(crate) fn judge(vector: &Vector, cluster: &Cluster<'_>) -> Result<(), String
     }
     for (name, expect) in &vector.expect {
         let items = items.get(name).ok_or_else(|| format!("there is no object {name}"))?;
-        judge_object(expect, items).map_err(|problem| format!("{name}: {problem}, got {items:?}"))?;
+        check_object(expect, items).map_err(|problem| format!("{name}: {problem}, got {items:?}"))?;
     }
     for balance in &vector.expect_balance {
         let load = |node: &String| items.values().flatten().filter(|item| item.node == *node).count();
@@ -42,11 +42,11 @@ pub(crate) fn judge(vector: &Vector, cluster: &Cluster<'_>) -> Result<(), String
     Ok(())
 }
 
-fn judge_object(expect: &Expect, items: &[StatusItem]) -> Result<(), String> {
+fn check_object(expect: &Expect, items: &[StatusItem]) -> Result<(), String> {
     if items.len() != expect.count {
         return Err(format!("{} addresses expected", expect.count));
     }
-    // Vectors spell addresses as users do.
+    // Vectors write addresses as users do.
     let canonical = |text: &String| {
         text.parse::<IpAddr>().map_or_else(|_| text.clone(), |address| address.to_canonical().to_string())
     };
