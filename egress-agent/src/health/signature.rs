@@ -35,13 +35,13 @@ const SESSIONS: usize = 16;
 
 /// Signs and verifies the messages of health checks.
 pub trait MessageAuth {
-    /// Signs a request in its metadata, after all other changes of them.
+    /// Signs a request, in its metadata. No change may follow.
     fn sign_request(&self, metadata: &mut MetadataMap, service: &str, from: &str, to: &str) -> Signature;
 
     /// The signature of a request to this node, if it is valid.
     fn verify_request(&self, metadata: &MetadataMap, service: &str, own_name: &str) -> Option<Signature>;
 
-    /// Signs the answer to a request in its metadata, after all other changes of them.
+    /// Signs the answer to a request, in its metadata. No change may follow.
     fn sign_answer(&self, metadata: &mut MetadataMap, status: i32, own_name: &str, to: &Signature);
 
     /// Whether the node has signed this answer to this request.
