@@ -182,7 +182,7 @@ pub(super) fn node_without_api_server_learns_by_probes(context: &LabContext) -> 
     until_true(&format!("node{old} has released it"), EFFECT, || Ok(!cluster.owns(old)?))?;
     until_true("the record is gone", EFFECT, || Ok(records(&cluster)? == "{}"))?;
     let log = std::fs::read_to_string(cluster.agent(old)?.log())?;
-    ensure!(log.contains("the leader's probes tell of hand-overs from this node"), "it learned otherwise");
+    ensure!(log.contains("the leader's probes order hand-overs from this node"), "it learned otherwise");
     ensure!(!log.contains("lease of this node has expired"), "its leases have run out");
 
     println!("another has the address, and the node is back");

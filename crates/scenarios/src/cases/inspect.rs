@@ -45,7 +45,7 @@ pub(super) fn status_with_and_without_an_agent(context: &LabContext) -> Result<(
         &[
             "node1 (egress node)",
             "serves       yes",
-            "leases       holds",
+            "lease        held",
             ADDRESS,
             "first",
             "STANDBY OBJECT",
