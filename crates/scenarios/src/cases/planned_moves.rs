@@ -162,7 +162,7 @@ pub(super) fn drain_moves_what_can_go(context: &LabContext) -> Result<()> {
     refused(&["node9"], &["there is no node node9"])?;
     loses_nothing(&cluster, &callers, "no other node can host node1's addresses", |_| {
         let nobody = "no other node with the label k8s.ovn.org/egress-assignable has a network for it";
-        refused(&["node1"], &[ADDRESSES[0], ADDRESSES[1], nobody, "2 egress IPs stay, and served"])
+        refused(&["node1"], &[ADDRESSES[0], ADDRESSES[1], nobody, "2 egress IPs stay and are served"])
     })?;
     cluster.assignable(2, true)?;
     are_on(&cluster, 2)?;

@@ -306,7 +306,7 @@ impl<E: Executor> Reconciler<E> {
         };
         let node = |name: &str, node: &Node| {
             for problem in node.problems.iter().filter(|_| is_new_of_node(name, node)) {
-                warn!(node = name, problem, "a node has unreadable data; the last readable value is used");
+                warn!(node = name, problem, "data of a node cannot be read; the last readable value is used");
             }
         };
         let object = |object: &EgressPolicy| {
@@ -314,7 +314,7 @@ impl<E: Executor> Reconciler<E> {
                 warn!(
                     egressip = object.name(),
                     problem = one.why,
-                    "an object has unreadable fields; the last readable values are used"
+                    "parts of an object cannot be read; the last readable values are used"
                 );
             }
         };
