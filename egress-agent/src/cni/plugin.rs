@@ -190,7 +190,7 @@ mod tests {
         assert_eq!(versions["supportedVersions"], json!(VERSIONS));
     }
 
-    /// Without an agent the pod starts all the same, with the result of the plugins before.
+    /// Without an agent the pod still starts, with the result of the previous plugins.
     #[tokio::test]
     async fn a_pod_starts_without_an_agent() {
         let input = json!({"socket": "/nowhere/agent.sock", "prevResult": result()}).to_string();

@@ -179,7 +179,7 @@ metrics! {
 
     EipPackets = "egress_agent_egress_ip_packets", Counter, EgressIpDirection, Agent,
         "Packets of an egress IP on its gateway: `egress` to the world, `ingress` replies",
-        "Packets go out and none come in: the world does not route the address back, or a firewall outside drops it.";
+        "Packets go out and none come in: the network outside does not route the address back, or a firewall drops the replies.";
     EipBytes = "egress_agent_egress_ip_bytes", Counter, EgressIpDirection, Agent,
         "Bytes of an egress IP on its gateway",
         "";

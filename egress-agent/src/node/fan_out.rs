@@ -22,7 +22,7 @@ pub(super) struct Listeners {
     /// What this node is ready to take over.
     pub(super) readiness: watch::Receiver<Readiness>,
     pub(super) node_name: String,
-    /// Nodes with acknowledgements, complete: one that is filtered out now may concern this node later.
+    /// Nodes with all their acknowledgements: one that is filtered out now may concern this node later.
     pub(super) acknowledging: BTreeMap<String, Arc<Node>>,
     pub(super) endpoints: Endpoints,
     /// The latest version of the ledger.

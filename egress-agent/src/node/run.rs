@@ -52,7 +52,7 @@ pub struct AgentSettings {
     pub health: health::Settings,
     /// The UDP port of the overlay, where probes through the overlay are to be answered.
     pub overlay: Option<u16>,
-    /// Reads this node's networks, to publish them where no CNI does.
+    /// Reads this node's networks, which the agent publishes if no CNI does.
     pub host: Option<Host>,
     /// Of the client's API server.
     pub outages: ApiOutages,
@@ -191,7 +191,7 @@ impl Agent {
         }
     }
 
-    /// What the reconciler follows and reports beside the desired state.
+    /// What the reconciler follows and reports in addition to the desired state.
     fn coordination(&self) -> Coordination {
         let (topics, name) = (&self.topics, self.node_name.clone());
         let readers = (self.client.clone(), self.store.clone());

@@ -192,7 +192,7 @@ fn is_overlay_up() -> bool {
 fn the_overlay_device_is_not_up_before_its_program_is_attached() {
     on_node(|node| async move {
         if attachment() == Attachment::Clsact {
-            return skipped("what the kernel is made to refuse here is a link");
+            return skipped("the kernel refuses a link here");
         }
         let monitor = LinkMonitor::start();
         // The kernel refuses the program's link, because a map is pinned in its place.

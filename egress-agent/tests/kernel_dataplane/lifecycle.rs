@@ -131,7 +131,7 @@ fn maps_have_the_configured_sizes() {
 fn our_program_runs_before_an_existing_one() {
     on_node(|node| async move {
         if node::attachment() == Attachment::Clsact {
-            return skipped("of two agents' filters there is one, the later agent's");
+            return skipped("the order is that of links");
         }
         // Another application's program for the kernel: another name.
         let mut other = aya::Ebpf::load(&node.settings().object).expect("load the object");

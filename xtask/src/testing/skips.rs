@@ -37,8 +37,8 @@ const EXPECTED: [(&str, &str); 16] = [
     ("clsact::", "this kernel has no links"),
     ("rights::", "this kernel has no links"),
     ("lifecycle::", "this kernel has no links"),
-    ("lifecycle::", "of two agents' filters there is one"),
-    ("devices::", "what the kernel is made to refuse here is a link"),
+    ("lifecycle::", "the order is that of links"),
+    ("devices::", "the kernel refuses a link here"),
     // Tables of iptables that the running kernel was built without.
     ("metering::policy_in_forward_is_recognised_in_legacy_tables_too", "this kernel has no such tables"),
 ];

@@ -267,7 +267,7 @@ async fn the_keeper_checks_at_its_interval() {
     node.put("ca", &new.pem);
     node.renew(&new, NAME, |_| {});
     let mut changes = tls.0.clone();
-    changes.changed().await.expect("the keeper is there");
+    changes.changed().await.expect("the keeper runs");
     assert_eq!(tls.now().fault(), None);
     stop.cancel();
     keeping.await.expect("it ends");

@@ -79,7 +79,7 @@ impl Listen {
     async fn bind(self) -> io::Result<TcpListener> {
         match self {
             Self::At(address) => TcpListener::bind(address).await,
-            // Of both families, where the host has both.
+            // Both families, if the host has both.
             Self::Everywhere(port) => match TcpListener::bind((IpAddr::from(Ipv6Addr::UNSPECIFIED), port)).await {
                 Err(error) if error.raw_os_error() == Some(libc::EAFNOSUPPORT) => {
                     TcpListener::bind((IpAddr::from(Ipv4Addr::UNSPECIFIED), port)).await
