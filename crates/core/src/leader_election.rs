@@ -1,8 +1,8 @@
 //! Leader election as in client-go, as a pure state machine.
 //!
-//! - A Lease names its holder and how long candidates wait. Wall clocks are never compared: a candidate notes on its
-//!   own monotonic clock when it *saw* the record change, and takes over when the record has not changed for the
-//!   lease's duration.
+//! - A Lease names its holder and how long candidates wait. Wall clocks are never compared: a candidate records on
+//!   its own monotonic clock when it *observed* a change of the record, and takes over when the record has not
+//!   changed for the lease's duration.
 //! - The holder counts from *before* it sent the renewal and stops leading at the renew deadline, which is shorter than
 //!   the duration. So it stops before another candidate may begin, whatever the network does to its requests.
 //! - If no address of the holder's node answers, a candidate takes over earlier. The holder may be alive, cut off from
@@ -15,28 +15,28 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Copy, Debug)]
 pub struct Timing {
     /// How long candidates wait without seeing a renewal.
-    pub duration: Duration,
+    pub lease_duration: Duration,
     /// How long the holder leads without a successful renewal.
     pub renew_deadline: Duration,
     /// Between two renewals.
-    pub retry: Duration,
-    /// Between two reads of a standby. A renewal that is seen later is waited for longer.
-    pub look: Duration,
+    pub retry_period: Duration,
+    /// Between two reads of a standby. A later observation of a renewal prolongs the wait.
+    pub read_period: Duration,
     /// A node is silent when it has not answered for that long.
-    pub silence: Duration,
-    /// The holder on a silent node is replaced when its latest renewal was seen that long ago.
-    pub stale: Duration,
+    pub node_silence: Duration,
+    /// The holder on a silent node is replaced when its latest renewal was observed that long ago.
+    pub stale_renewal: Duration,
 }
 
 impl Default for Timing {
     fn default() -> Self {
         Self {
-            duration: Duration::from_secs(2),
+            lease_duration: Duration::from_secs(2),
             renew_deadline: Duration::from_millis(1500),
-            retry: Duration::from_millis(250),
-            look: Duration::from_millis(100),
-            silence: Duration::from_millis(500),
-            stale: Duration::from_millis(600),
+            retry_period: Duration::from_millis(250),
+            read_period: Duration::from_millis(100),
+            node_silence: Duration::from_millis(500),
+            stale_renewal: Duration::from_millis(600),
         }
     }
 }
@@ -44,18 +44,18 @@ impl Default for Timing {
 impl Timing {
     /// The shortest gap between two leaders, except after an early take-over.
     pub fn leaderless_gap(&self) -> Duration {
-        self.duration - self.renew_deadline
+        self.lease_duration - self.renew_deadline
     }
 }
 
 /// The longest wait after a renewal, whatever duration a Lease states.
-const LONGEST_WAIT: Duration = Duration::from_secs(60);
+const MAX_WAIT: Duration = Duration::from_secs(60);
 
-/// How long a leader that hears no other node leaves the Lease to others. A standby reads it ten times a second.
+/// How long a leader that no other node answers leaves the Lease to others. A standby reads it ten times a second.
 const STEP_DOWN_PAUSE: Duration = Duration::from_millis(500);
 
 /// More leaders than there ever are: one per second for thirty years.
-const MOST_TRANSITIONS: i32 = 1 << 30;
+const MAX_TRANSITIONS: i32 = 1 << 30;
 
 /// Identity of a candidate: the process, not only the node, since a restarted controller is another candidate.
 pub fn identity(node_name: &str, process: u32, started_ns: u128) -> String {
@@ -94,7 +94,7 @@ pub struct FormerLeader {
 
 /// The part of a Lease that the election reads and writes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Record {
+pub struct ElectionRecord {
     /// Empty after a release.
     pub holder: String,
     pub duration: Duration,
@@ -121,15 +121,15 @@ pub enum ElectionStep {
 pub struct Election {
     identity: String,
     timing: Timing,
-    observed: Option<(Record, Instant)>,
+    observed: Option<(ElectionRecord, Instant)>,
     /// Start of the last request that renewed our Lease.
     renewed: Option<Instant>,
     /// Since when we lead without a gap.
     since: Option<Instant>,
-    /// Since when the Lease is missing, if a controller held it when it was last seen.
-    gone: Option<Instant>,
-    /// The greatest number of transitions seen.
-    greatest: Option<i32>,
+    /// Since when the Lease is missing, if a controller held it at the last observation.
+    missing_since: Option<Instant>,
+    /// The greatest observed number of transitions.
+    max_transitions: Option<i32>,
     /// The leader that the latest take-over replaced early.
     former: Option<FormerLeader>,
     /// Until then the Lease is left to other candidates.
@@ -156,8 +156,8 @@ impl Election {
             observed: None,
             renewed: None,
             since: None,
-            gone: None,
-            greatest: None,
+            missing_since: None,
+            max_transitions: None,
             former: None,
             stepped_down_until: None,
         }
@@ -183,42 +183,48 @@ impl Election {
         self.renewed
     }
 
-    /// Whether the Lease was ours when last seen: then it is renewed without being read first.
+    /// Whether the Lease was ours at the last observation: then it is renewed without being read first.
     pub fn holds(&self) -> bool {
         self.renewed.is_some()
     }
 
     /// When to read the Lease next, after a read at `now`.
-    pub fn look_again(&self, now: Instant) -> Instant {
-        let Timing { retry, look, .. } = self.timing;
+    pub fn next_attempt_at(&self, now: Instant) -> Instant {
+        let Timing { retry_period: retry, read_period: next_read, .. } = self.timing;
         if self.holds() {
             return now + retry;
         }
         // A standby takes over as soon as it may.
-        let expiry = self.observed.as_ref().map(|(record, since)| *since + self.patience_with(record));
-        expiry.filter(|expiry| *expiry > now).map_or(now + look, |expiry| expiry.min(now + look))
+        let expiry = self.observed.as_ref().map(|(record, since)| *since + self.expiry_wait(record));
+        expiry.filter(|expiry| *expiry > now).map_or(now + next_read, |expiry| expiry.min(now + next_read))
     }
 
     /// Foreign writers may write any duration. A shorter one than ours is not valid among controllers.
-    fn patience_with(&self, record: &Record) -> Duration {
-        record.duration.clamp(self.timing.duration, LONGEST_WAIT)
+    fn expiry_wait(&self, record: &ElectionRecord) -> Duration {
+        record.duration.clamp(self.timing.lease_duration, MAX_WAIT)
     }
 
     /// Decides on the Lease as it was just read, and on what is known of its holder's node.
-    pub fn step(&mut self, lease: Option<Record>, silence: Option<&SilentHolder>, now: Instant) -> ElectionStep {
+    pub fn step(
+        &mut self,
+        lease: Option<ElectionRecord>,
+        silent_holder: Option<&SilentHolder>,
+        now: Instant,
+    ) -> ElectionStep {
         let Some(lease) = lease else {
             self.renewed = None;
-            return self.step_without(now);
+            return self.step_without_lease(now);
         };
-        self.gone = None;
-        self.note(lease.transitions);
+        self.missing_since = None;
+        self.note_transitions(lease.transitions);
         let (mine, free) = (lease.holder == self.identity, lease.holder.is_empty());
         if !mine {
             self.renewed = None;
         }
-        let duration = self.patience_with(&lease);
-        let silent =
-            silence.filter(|silence| silence.holder == lease.holder && now >= silence.since + self.timing.silence);
+        let duration = self.expiry_wait(&lease);
+        let silent = silent_holder.filter(|silent_holder| {
+            silent_holder.holder == lease.holder && now >= silent_holder.since + self.timing.node_silence
+        });
         if self.observed.as_ref().is_none_or(|(record, _)| *record != lease) {
             self.observed = Some((lease, now));
         }
@@ -231,7 +237,7 @@ impl Election {
         }
         self.former = None;
         if !free && now < since + duration {
-            let silent = silent.filter(|_| now >= since + self.timing.stale);
+            let silent = silent.filter(|_| now >= since + self.timing.stale_renewal);
             let Some((silent, node)) = silent.and_then(|silent| Some((silent, node_of(&silent.holder)?))) else {
                 return ElectionStep::Wait;
             };
@@ -241,8 +247,8 @@ impl Election {
         ElectionStep::TakeOver { transitions: self.next_transitions() }
     }
 
-    /// Called when this leader hears no other node: another candidate should lead. Without another one, this controller
-    /// takes the Lease again after a pause.
+    /// Called when no other node answers this leader: another candidate should lead. Without another one, this
+    /// controller takes the Lease again after a pause.
     pub fn step_down(&mut self, now: Instant) {
         (self.renewed, self.since) = (None, None);
         self.stepped_down_until = Some(now + STEP_DOWN_PAUSE);
@@ -254,11 +260,11 @@ impl Election {
 
     /// The Lease was deleted. Its holder leads until the next renewal and creates it again then, so others wait as for
     /// any holder. A candidate that never saw a Lease does not wait: this is how the first leader begins.
-    fn step_without(&mut self, now: Instant) -> ElectionStep {
+    fn step_without_lease(&mut self, now: Instant) -> ElectionStep {
         let holder = self.observed.as_ref().map(|(record, _)| record.holder.as_str());
         if holder.is_some_and(|holder| holder != self.identity && is_identity(holder)) {
-            let since = *self.gone.get_or_insert(now);
-            if now < since + self.timing.duration {
+            let since = *self.missing_since.get_or_insert(now);
+            if now < since + self.timing.lease_duration {
                 return ElectionStep::Wait;
             }
         }
@@ -267,26 +273,26 @@ impl Election {
 
     /// The number of transitions tells terms apart (`egress_agent::health::leader_contact`), so it only grows. A number
     /// written by a foreign writer is ignored if it would exhaust the range.
-    fn note(&mut self, transitions: i32) {
-        if (0..=MOST_TRANSITIONS).contains(&transitions) {
-            self.greatest = self.greatest.max(Some(transitions));
+    fn note_transitions(&mut self, transitions: i32) {
+        if (0..=MAX_TRANSITIONS).contains(&transitions) {
+            self.max_transitions = self.max_transitions.max(Some(transitions));
         }
     }
 
     fn next_transitions(&self) -> i32 {
-        self.greatest.map_or(0, |greatest| greatest.saturating_add(1))
+        self.max_transitions.map_or(0, |greatest| greatest.saturating_add(1))
     }
 
     /// The Lease was written with us as holder. The request began at `asked` and was just answered.
-    pub fn written(&mut self, record: Record, asked: Instant, now: Instant) {
+    pub fn note_written(&mut self, record: ElectionRecord, asked: Instant, now: Instant) {
         // A take-over begins a new term, and so does a gap in leading.
         if self.term(now).is_none() {
             self.since = Some(now);
         }
-        self.note(record.transitions);
+        self.note_transitions(record.transitions);
         self.observed = Some((record, asked));
         self.renewed = Some(asked);
-        self.gone = None;
+        self.missing_since = None;
     }
 }
 
@@ -294,13 +300,13 @@ impl Election {
 mod tests {
     use super::*;
 
-    fn record(holder: &str, renewed: &str) -> Record {
-        let duration = Timing::default().duration;
-        Record { holder: holder.into(), duration, renewed: renewed.into(), ..Record::default() }
+    fn record(holder: &str, renewed: &str) -> ElectionRecord {
+        let duration = Timing::default().lease_duration;
+        ElectionRecord { holder: holder.into(), duration, renewed: renewed.into(), ..ElectionRecord::default() }
     }
 
     /// When this controller takes over a Lease that it first sees at `start` and reads every ten milliseconds.
-    fn waits(me: &mut Election, lease: &Record, start: Instant) -> Instant {
+    fn waits(me: &mut Election, lease: &ElectionRecord, start: Instant) -> Instant {
         let mut now = start;
         while me.step(Some(lease.clone()), None, now) == ElectionStep::Wait {
             now += Duration::from_millis(10);
@@ -312,14 +318,14 @@ mod tests {
     fn a_silent_holder_is_replaced_only_after_the_duration_on_our_own_clock() {
         let (start, timing) = (Instant::now(), Timing::default());
         let mut me = Election::new("me".into(), timing);
-        // However old the renewal claims to be, the wait begins when it is first seen.
-        assert_eq!(waits(&mut me, &record("other", "1970"), start), start + timing.duration);
-        let seen = start + timing.duration / 2;
+        // However old the renewal claims to be, the wait begins when it is first observed.
+        assert_eq!(waits(&mut me, &record("other", "1970"), start), start + timing.lease_duration);
+        let seen = start + timing.lease_duration / 2;
         let mut me = Election::new("me".into(), timing);
         assert_eq!(me.step(Some(record("other", "1970")), None, start), ElectionStep::Wait);
-        assert_eq!(waits(&mut me, &record("other", "2099"), seen), seen + timing.duration);
+        assert_eq!(waits(&mut me, &record("other", "2099"), seen), seen + timing.lease_duration);
         assert_eq!(
-            me.step(Some(record("other", "2099")), None, seen + timing.duration),
+            me.step(Some(record("other", "2099")), None, seen + timing.lease_duration),
             ElectionStep::TakeOver { transitions: 1 }
         );
     }
@@ -332,19 +338,19 @@ mod tests {
         assert_eq!(me.step(None, None, start), ElectionStep::Create { transitions: 0 });
         let lease = record("me", "1");
         // The answer to the renewal was slow; the other candidate saw it at once.
-        me.written(lease.clone(), start, start + timing.renew_deadline / 2);
+        me.note_written(lease.clone(), start, start + timing.renew_deadline / 2);
         let now = waits(&mut other, &lease, start);
         assert_eq!((me.term(now), me.term(start + timing.renew_deadline)), (None, None));
         assert!(me.term(start + timing.renew_deadline - Duration::from_millis(1)).is_some());
         assert!(now >= start + timing.renew_deadline + timing.leaderless_gap());
-        assert!(timing.leaderless_gap() >= Duration::from_millis(500), "for what is on its way");
+        assert!(timing.leaderless_gap() >= Duration::from_millis(500), "for requests in flight");
     }
 
     #[test]
     fn a_leader_that_steps_down_leaves_the_lease_to_others_for_a_while() {
         let start = Instant::now();
         let mut me = Election::new("me".into(), Timing::default());
-        me.written(record("me", "1"), start, start);
+        me.note_written(record("me", "1"), start, start);
         me.step_down(start);
         assert_eq!((me.term(start), me.holds()), (None, false));
         // Whether or not it could be released.
@@ -370,17 +376,17 @@ mod tests {
         let (start, timing) = (Instant::now(), Timing::default());
         let at = |tenths: u32| start + timing.renew_deadline * tenths / 10;
         let mut me = Election::new("me".into(), timing);
-        me.written(record("me", "1"), at(0), at(1));
-        me.written(record("me", "2"), at(9), at(9));
+        me.note_written(record("me", "1"), at(0), at(1));
+        me.note_written(record("me", "2"), at(9), at(9));
         assert_eq!(me.term(at(10)).map(|term| term.since), Some(at(1)));
         // Too late: another candidate could have led.
-        me.written(record("me", "3"), at(30), at(31));
+        me.note_written(record("me", "3"), at(30), at(31));
         assert_eq!(me.term(at(32)).map(|term| term.since), Some(at(31)));
         // Another candidate leads for a moment.
         assert_eq!(me.step(Some(record("other", "4")), None, at(33)), ElectionStep::Wait);
         assert_eq!(me.term(at(33)), None);
         assert_eq!(me.step(Some(record("", "5")), None, at(34)), ElectionStep::TakeOver { transitions: 1 });
-        me.written(record("me", "6"), at(34), at(35));
+        me.note_written(record("me", "6"), at(34), at(35));
         assert_eq!(me.term(at(35)).map(|term| term.since), Some(at(35)));
     }
 
@@ -390,69 +396,74 @@ mod tests {
         let at = |millis| start + Duration::from_millis(millis);
         let (holder, another) = (identity("node_a", 7, 1), identity("node_a", 8, 2));
         let lease = record(&holder, "1");
-        let silence = |since| Some(SilentHolder { holder: holder.clone(), since: at(since) });
+        let silent_holder = |since| Some(SilentHolder { holder: holder.clone(), since: at(since) });
         let mut me = Election::new("me".into(), timing);
-        let mut step = |lease: &Record, silence: Option<SilentHolder>, now| {
-            me.step(Some(lease.clone()), silence.as_ref(), at(now))
+        let mut step = |lease: &ElectionRecord, silent_holder: Option<SilentHolder>, now| {
+            me.step(Some(lease.clone()), silent_holder.as_ref(), at(now))
         };
         assert_eq!(step(&lease, None, 0), ElectionStep::Wait);
         assert_eq!(step(&lease, None, 1999), ElectionStep::Wait, "it answers, or nothing is known");
         let renewed = record(&holder, "2");
-        assert_eq!(step(&renewed, silence(1500), 2000), ElectionStep::Wait, "it has just renewed");
-        assert_eq!(step(&renewed, silence(1500), 2599), ElectionStep::Wait);
-        assert_eq!(step(&renewed, silence(2101), 2600), ElectionStep::Wait, "it has not been silent for long");
+        assert_eq!(step(&renewed, silent_holder(1500), 2000), ElectionStep::Wait, "it has just renewed");
+        assert_eq!(step(&renewed, silent_holder(1500), 2599), ElectionStep::Wait);
+        assert_eq!(step(&renewed, silent_holder(2101), 2600), ElectionStep::Wait, "it has not been silent for long");
         let of_another = SilentHolder { holder: another, since: at(0) };
         assert_eq!(step(&renewed, Some(of_another), 2600), ElectionStep::Wait);
-        assert_eq!(step(&renewed, silence(2100), 2600), ElectionStep::TakeOver { transitions: 1 });
-        me.written(record("me", "3"), at(2600), at(2650));
-        let former = FormerLeader { node: "node_a".into(), silent_since: at(2100), until: at(2000) + timing.duration };
+        assert_eq!(step(&renewed, silent_holder(2100), 2600), ElectionStep::TakeOver { transitions: 1 });
+        me.note_written(record("me", "3"), at(2600), at(2650));
+        let former =
+            FormerLeader { node: "node_a".into(), silent_since: at(2100), until: at(2000) + timing.lease_duration };
         assert_eq!(me.term(at(2650)).and_then(|term| term.former), Some(former), "it may go on until then");
         // Renewals keep the former leader. The next take-over replaces it.
-        me.written(record("me", "4"), at(2900), at(2900));
+        me.note_written(record("me", "4"), at(2900), at(2900));
         assert!(me.term(at(2900)).is_some_and(|term| term.former.is_some()));
         assert_eq!(me.step(Some(lease.clone()), None, at(3000)), ElectionStep::Wait);
         assert_eq!(me.step(Some(lease), None, at(5000)), ElectionStep::TakeOver { transitions: 1 });
-        me.written(record("me", "5"), at(5000), at(5000));
+        me.note_written(record("me", "5"), at(5000), at(5000));
         assert_eq!(me.term(at(5000)).map(|term| term.former), Some(None));
     }
 
     #[test]
     fn a_foreign_holder_and_the_leader_of_a_longer_lease_keep_their_full_time() {
         let (start, timing) = (Instant::now(), Timing::default());
-        let since = start.checked_sub(timing.duration).unwrap_or(start);
+        let since = start.checked_sub(timing.lease_duration).unwrap_or(start);
         let thief = SilentHolder { holder: "thief".into(), since };
         let mut me = Election::new("me".into(), timing);
         me.step(Some(record("thief", "1")), None, start);
         assert_eq!(
-            me.step(Some(record("thief", "1")), Some(&thief), start + timing.stale * 2),
+            me.step(Some(record("thief", "1")), Some(&thief), start + timing.stale_renewal * 2),
             ElectionStep::Wait,
             "it has no node"
         );
-        let silence = SilentHolder { holder: identity("a", 1, 1), since };
-        let lease = Record { duration: timing.duration * 5, ..record(&silence.holder, "2") };
-        assert_eq!(me.step(Some(lease.clone()), Some(&silence), start), ElectionStep::Wait);
+        let silent_holder = SilentHolder { holder: identity("a", 1, 1), since };
+        let lease = ElectionRecord { duration: timing.lease_duration * 5, ..record(&silent_holder.holder, "2") };
+        assert_eq!(me.step(Some(lease.clone()), Some(&silent_holder), start), ElectionStep::Wait);
         assert_eq!(
-            me.step(Some(lease), Some(&silence), start + timing.stale),
+            me.step(Some(lease), Some(&silent_holder), start + timing.stale_renewal),
             ElectionStep::TakeOver { transitions: 1 }
         );
-        me.written(record("me", "3"), start, start);
+        me.note_written(record("me", "3"), start, start);
         let until = me.term(start).and_then(|term| term.former).map(|former| former.until);
-        assert_eq!(until, Some(start + timing.duration * 5));
+        assert_eq!(until, Some(start + timing.lease_duration * 5));
     }
 
     #[test]
     fn a_standby_reads_when_it_may_take_over() {
         let (start, timing) = (Instant::now(), Timing::default());
         let mut me = Election::new("me".into(), timing);
-        assert_eq!(me.look_again(start), start + timing.look, "nothing is known");
+        assert_eq!(me.next_attempt_at(start), start + timing.read_period, "nothing is known");
         me.step(Some(record("other", "1")), None, start);
-        assert_eq!(me.look_again(start), start + timing.look);
-        let late = start + timing.duration - timing.look / 5;
-        assert_eq!(me.look_again(late), start + timing.duration);
-        let over = start + timing.duration;
-        assert_eq!(me.look_again(over), over + timing.look, "another was faster: it is not asked without end");
-        me.written(record("me", "2"), over, over);
-        assert_eq!((me.holds(), me.look_again(over)), (true, over + timing.retry));
+        assert_eq!(me.next_attempt_at(start), start + timing.read_period);
+        let late = start + timing.lease_duration - timing.read_period / 5;
+        assert_eq!(me.next_attempt_at(late), start + timing.lease_duration);
+        let over = start + timing.lease_duration;
+        assert_eq!(
+            me.next_attempt_at(over),
+            over + timing.read_period,
+            "another was faster: it is not asked without end"
+        );
+        me.note_written(record("me", "2"), over, over);
+        assert_eq!((me.holds(), me.next_attempt_at(over)), (true, over + timing.retry_period));
     }
 
     #[test]
@@ -469,14 +480,14 @@ mod tests {
         }
         let latest = start + Duration::from_secs(59);
         let next = waits(&mut me, &record("other", "9999"), latest + Duration::from_millis(10));
-        assert_eq!(next, latest + Timing::default().duration);
+        assert_eq!(next, latest + Timing::default().lease_duration);
     }
 
     #[test]
     fn a_foreign_lease_is_waited_for_as_long_as_ours_and_a_minute_at_most() {
-        let (start, ours) = (Instant::now(), Timing::default().duration.as_secs());
+        let (start, ours) = (Instant::now(), Timing::default().lease_duration.as_secs());
         let at = |seconds| start + Duration::from_secs(seconds);
-        let with = |seconds| Record { duration: Duration::from_secs(seconds), ..record("thief", "1") };
+        let with = |seconds| ElectionRecord { duration: Duration::from_secs(seconds), ..record("thief", "1") };
         // The lease of an older version lasts longer than ours.
         for (stated, waits) in [(0, ours), (ours, ours), (5, 5), (30, 30), (u64::MAX, 60)] {
             let mut me = Election::new("me".into(), Timing::default());
@@ -504,7 +515,7 @@ mod tests {
         let now = Instant::now();
         let mut me = Election::new("me".into(), Timing::default());
         assert_eq!(me.step(Some(record("", "1")), None, now), ElectionStep::TakeOver { transitions: 1 });
-        me.written(record("me", "2"), now, now);
+        me.note_written(record("me", "2"), now, now);
         assert_eq!(me.step(Some(record("me", "2")), None, now), ElectionStep::Renew);
         assert!(me.term(now).is_some());
         assert_eq!(me.step(Some(record("thief", "3")), None, now), ElectionStep::Wait);
@@ -516,13 +527,13 @@ mod tests {
         let start = Instant::now();
         let at = |millis| start + Duration::from_millis(millis);
         let holder = identity("a", 1, 1);
-        let lease = Record { transitions: 7, ..record(&holder, "1") };
+        let lease = ElectionRecord { transitions: 7, ..record(&holder, "1") };
         let (mut it, mut other) =
             (Election::new(holder.clone(), Timing::default()), Election::new("b".into(), Timing::default()));
         assert_eq!(other.step(Some(lease.clone()), None, at(0)), ElectionStep::Wait);
-        it.written(lease, at(0), at(0));
+        it.note_written(lease, at(0), at(0));
         assert_eq!(it.step(None, None, at(9000)), ElectionStep::Create { transitions: 8 });
-        // The wait does not depend on when the Lease was last seen: its holder may have renewed it just before the
+        // The wait does not depend on when the Lease was last read: its holder may have renewed it just before the
         // deletion.
         assert_eq!(other.step(None, None, at(9000)), ElectionStep::Wait);
         assert_eq!(other.step(None, None, at(10_999)), ElectionStep::Wait);
@@ -533,13 +544,13 @@ mod tests {
     fn foreign_numbers_are_ignored_and_a_deleted_foreign_lease_is_not_waited_for() {
         let start = Instant::now();
         let mut me = Election::new("me".into(), Timing::default());
-        me.step(Some(Record { transitions: 5, ..record(&identity("a", 1, 1), "1") }), None, start);
+        me.step(Some(ElectionRecord { transitions: 5, ..record(&identity("a", 1, 1), "1") }), None, start);
         for transitions in [0, -3, i32::MAX] {
-            let thief = Record { transitions, ..record("thief", "1") };
+            let thief = ElectionRecord { transitions, ..record("thief", "1") };
             assert_eq!(me.step(Some(thief), None, start), ElectionStep::Wait);
         }
         assert_eq!(me.step(None, None, start), ElectionStep::Create { transitions: 6 });
-        let free = Record { transitions: 2, ..record("", "2") };
+        let free = ElectionRecord { transitions: 2, ..record("", "2") };
         assert_eq!(me.step(Some(free), None, start), ElectionStep::TakeOver { transitions: 6 });
     }
 }

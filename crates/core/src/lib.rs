@@ -2,7 +2,7 @@
 //! eBPF library, no sockets: time and facts are arguments.
 
 pub mod allocation;
-pub mod decision;
+pub mod desired_status;
 pub mod display_names;
 pub mod keys;
 pub mod leader_election;

@@ -144,10 +144,10 @@ mod tests {
                 .await;
         });
         tokio::time::sleep(pause).await;
-        assert_eq!(server.asked("PATCH"), 0, "the kernel has not been read yet");
+        assert_eq!(server.requests("PATCH"), 0, "the kernel has not been read yet");
         serves.send_replace(Ready { serving: true, ..Ready::default() });
         tokio::time::sleep(pause).await;
-        assert!(server.asked("PATCH") > 0, "the hand-over is over, its acknowledgement is removed");
+        assert!(server.requests("PATCH") > 0, "the hand-over is over, its acknowledgement is removed");
         stop.cancel();
         publishing.await.expect("it ends");
     }

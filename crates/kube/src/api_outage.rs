@@ -1,11 +1,12 @@
-//! Outages of the API server: logged once when one begins and once when it ends, and published to every task that retries.
+//! Outages of the API server: logged once when one begins and once when it ends, and published to every task that
+//! retries. kube has no such state: it reports each failed request to its caller alone.
 //!
 //! Watches, the Lease and publishing tasks all fail while the server is away, and retry. Together they log one line, with the
 //! server's address and the cause. A refusal (a missing right) concerns one of them and is logged for that one. A 5xx answer,
 //! from the server or from a load balancer in front of it, counts as an outage.
 //!
-//! The first failed request that is answered ends the outage for all ([`ApiOutages::ends`]), and they retry at once. A request
-//! that had not failed proves nothing: a list that is too large to be answered is no reason to retry it every second.
+//! The first failed request that is answered ends the outage for all ([`ApiOutages::ends`]), and they retry at once. A
+//! request that had not failed ends nothing: it does not show that the failed ones would be answered.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -37,7 +38,7 @@ pub struct ApiOutages {
     /// When the server was found to have older data than before.
     rolled_back_at: Arc<Mutex<Option<Instant>>>,
     /// Start of this process: its watches list later, so an earlier rollback does not concern them.
-    began: Instant,
+    started: Instant,
 }
 
 /// Failing tasks, by name.
@@ -68,7 +69,7 @@ pub struct OutageSummary {
 
 /// What an answer has ended.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Ended {
+struct EndedFailures {
     /// An outage, with its beginning.
     outage: Option<Instant>,
     /// A logged outage, with its beginning.
@@ -91,13 +92,13 @@ impl State {
     }
 
     /// Whether to log that the server refuses this, and what the refusal ends: it is an answer.
-    fn refused(&mut self, what: &'static str, now: Instant) -> (bool, Ended) {
+    fn refused(&mut self, what: &'static str, now: Instant) -> (bool, EndedFailures) {
         let ended = self.answered(what, now);
-        (self.refused.insert(what) && !ended.refusal, Ended { refusal: false, ..ended })
+        (self.refused.insert(what) && !ended.refusal, EndedFailures { refusal: false, ..ended })
     }
 
-    fn answered(&mut self, what: &'static str, now: Instant) -> Ended {
-        let mut ended = Ended { refusal: self.refused.remove(what), ..Ended::default() };
+    fn answered(&mut self, what: &'static str, now: Instant) -> EndedFailures {
+        let mut ended = EndedFailures { refusal: self.refused.remove(what), ..EndedFailures::default() };
         if let Some(begun) = self.unanswered.remove(what) {
             // The outage as this task saw it: another task may have failed for longer, for a reason of its own.
             ended.outage = self.since.take().map(|_| begun);
@@ -132,7 +133,7 @@ impl ApiOutages {
             failures,
             rollbacks,
             rolled_back_at: Arc::default(),
-            began: Instant::now(),
+            started: Instant::now(),
         }
     }
 
@@ -141,7 +142,7 @@ impl ApiOutages {
         &self.server
     }
 
-    /// Changes when a request is not answered, so that tasks that ask rarely check whether the server is there.
+    /// Changes when a request is not answered, so that tasks with rare requests check whether the server answers.
     pub fn failures(&self) -> watch::Receiver<()> {
         self.failures.subscribe()
     }
@@ -153,7 +154,7 @@ impl ApiOutages {
 
     /// Waits until the next check is due because the last one, or a request of another task since, failed. `failures` is from
     /// before the last check.
-    pub async fn doubt(failures: &mut watch::Receiver<()>, is_answered: bool, pause: Duration) {
+    pub async fn until_check_due(failures: &mut watch::Receiver<()>, is_answered: bool, pause: Duration) {
         if is_answered && failures.changed().await.is_err() {
             std::future::pending::<()>().await;
         }
@@ -175,8 +176,8 @@ impl ApiOutages {
     pub fn rolled_back(&self, latest: u64, before: u64) {
         warn!(
             server = %self.server, latest, before,
-            "the API server knows less than it did: has a backup been restored? All is listed again; look whether egress IPs are \
-             where they should be"
+            "the API server has older data than before: has a backup been restored? All objects are listed again; check whether \
+             egress IPs are where they should be"
         );
         // Every time: a backup may be restored twice.
         self.note_rollback(Instant::now());
@@ -184,12 +185,13 @@ impl ApiOutages {
 
     /// A controller has found at this time that the server has older data than before. Ignored if this process has listed all
     /// objects since.
-    pub fn learn_of_rollback(&self, at: Instant) {
-        let is_known = self.rolled_back_at().map_or(at < self.began, |known| at < known + SAME_ROLLBACK);
+    pub fn note_reported_rollback(&self, at: Instant) {
+        let is_known = self.rolled_back_at().map_or(at < self.started, |known| at < known + SAME_ROLLBACK);
         if !is_known {
             warn!(
                 server = %self.server,
-                "a controller says that the API server knows less than it did: has a backup been restored? All is listed again"
+                "a controller reports that the API server has older data than before: has a backup been restored? All objects are \
+                 listed again"
             );
             self.note_rollback(at);
         }
@@ -227,17 +229,17 @@ impl ApiOutages {
         self.failures.send_replace(());
     }
 
-    /// A request that may be given up was not answered. It makes others check, and only requests that are retried decide
-    /// whether this is an outage.
+    /// A request that may be given up was not answered. It makes other tasks check, and only requests that are retried
+    /// decide whether this is an outage.
     pub(super) fn suspected(&self, what: &'static str, cause: &str) {
         debug!(what, cause, "a request is not answered");
         self.failures.send_replace(());
     }
 
     pub fn refused(&self, what: &'static str, cause: &str) {
-        let (is_news, ended) = self.state().refused(what, Instant::now());
+        let (is_new, ended) = self.state().refused(what, Instant::now());
         self.publish_end(what, &ended);
-        if is_news {
+        if is_new {
             warn!(server = %self.server, what, cause, "the API server refuses a request; trying again");
         }
     }
@@ -249,19 +251,19 @@ impl ApiOutages {
     }
 
     /// Registers the name of watches on this path.
-    pub(super) fn watches(&self, path: &str, what: &'static str) {
+    pub(super) fn register_watch(&self, path: &str, what: &'static str) {
         self.state().watches.insert(path.to_owned(), what);
     }
 
     /// A watch has begun on this path, which is an answer. Its first event may be far away.
-    pub(super) fn watch_begins(&self, path: &str) {
+    pub(super) fn watch_established(&self, path: &str) {
         let what = self.state().watches.get(path).copied();
         if let Some(what) = what {
             self.answered(what);
         }
     }
 
-    fn publish_end(&self, what: &'static str, ended: &Ended) {
+    fn publish_end(&self, what: &'static str, ended: &EndedFailures) {
         if let Some(began) = ended.logged {
             info!(server = %self.server, away_s = began.elapsed().as_secs(), "the API server answers again");
         }
@@ -287,25 +289,25 @@ mod tests {
     fn a_rollback_that_a_controller_reports_is_handled_once() {
         let outages = ApiOutages::new("http://nowhere");
         let rollbacks = outages.rollbacks();
-        let mut seen = rollbacks.clone();
-        let mut is_news = move || {
-            let is_news = seen.has_changed().expect("it lives");
-            seen.mark_unchanged();
-            is_news
+        let mut received = rollbacks.clone();
+        let mut is_new = move || {
+            let is_new = received.has_changed().expect("it lives");
+            received.mark_unchanged();
+            is_new
         };
         let now = Instant::now();
-        outages.learn_of_rollback(now.checked_sub(Duration::from_secs(60)).expect("a time"));
-        assert!(!is_news(), "before this process began to watch");
-        outages.learn_of_rollback(now + Duration::from_secs(1));
-        assert!(is_news());
-        outages.learn_of_rollback(now + Duration::from_secs(2));
-        assert!(!is_news(), "the same rollback, by another probe");
+        outages.note_reported_rollback(now.checked_sub(Duration::from_secs(60)).expect("a time"));
+        assert!(!is_new(), "before this process began to watch");
+        outages.note_reported_rollback(now + Duration::from_secs(1));
+        assert!(is_new());
+        outages.note_reported_rollback(now + Duration::from_secs(2));
+        assert!(!is_new(), "the same rollback, by another probe");
         outages.rolled_back(7, 9);
-        assert!(is_news());
+        assert!(is_new());
         outages.rolled_back(5, 7);
-        assert!(is_news(), "a second restore, however soon");
-        outages.learn_of_rollback(now + Duration::from_secs(120));
-        assert!(is_news(), "another");
+        assert!(is_new(), "a second restore, however soon");
+        outages.note_reported_rollback(now + Duration::from_secs(120));
+        assert!(is_new(), "another");
     }
 
     #[test]
@@ -316,10 +318,10 @@ mod tests {
         let logged = tries.map(|(what, second)| state.unanswered(what, at(second)));
         assert_eq!(logged, [true, false, false, false, false, false], "ten minutes, one line");
         assert_eq!(state.outages, 1);
-        assert_eq!(state.answered("objects", at(601)), Ended::default(), "it never failed");
-        let ended = Ended { outage: Some(at(0)), logged: Some(at(0)), refusal: false };
+        assert_eq!(state.answered("objects", at(601)), EndedFailures::default(), "it never failed");
+        let ended = EndedFailures { outage: Some(at(0)), logged: Some(at(0)), refusal: false };
         assert_eq!(state.answered("pods", at(602)), ended);
-        assert_eq!(state.answered("nodes", at(602)), Ended::default(), "it ends for the others too");
+        assert_eq!(state.answered("nodes", at(602)), EndedFailures::default(), "it ends for the others too");
     }
 
     #[test]
@@ -341,7 +343,10 @@ mod tests {
         assert!(state.unanswered("pods", at(0)));
         state.answered("pods", at(100));
         assert!(!state.unanswered("nodes", at(101)), "soon after the first");
-        assert_eq!(state.answered("nodes", at(102)), Ended { outage: Some(at(101)), ..Ended::default() });
+        assert_eq!(
+            state.answered("nodes", at(102)),
+            EndedFailures { outage: Some(at(101)), ..EndedFailures::default() }
+        );
         assert!(!state.unanswered("nodes", at(110)), "another, soon after the first");
         assert!(state.unanswered("nodes", at(160)), "and it lasts");
         assert_eq!(state.answered("nodes", at(161)).logged, Some(at(110)));
@@ -353,12 +358,12 @@ mod tests {
         let refused = |state: &mut State, what| state.refused(what, now).0;
         assert_eq!(["services", "services", "pods"].map(|what| refused(&mut state, what)), [true, false, true]);
         assert!(state.answered("services", now).refusal);
-        assert_eq!(state.answered("services", now), Ended::default());
+        assert_eq!(state.answered("services", now), EndedFailures::default());
         assert!(state.unanswered("pods", now));
-        let (is_news, ended) = state.refused("pods", now);
-        assert!(!is_news, "logged before");
+        let (is_new, ended) = state.refused("pods", now);
+        assert!(!is_new, "logged before");
         assert_eq!(ended.logged, Some(now), "a refusal is an answer");
-        assert_eq!(state.answered("pods", now), Ended { refusal: true, ..Ended::default() });
+        assert_eq!(state.answered("pods", now), EndedFailures { refusal: true, ..EndedFailures::default() });
     }
 
     #[test]

@@ -1,9 +1,11 @@
-//! Pauses between the tries of a watch or of an event.
+//! Pauses between the tries of a watch or of an event. By hand, because `WatchStreamExt::backoff` of kube cannot end a
+//! pause when the server answers again, has one maximum for outages and refusals, and resets the pause when a list
+//! merely begins.
 //!
-//! During an outage the pause doubles up to half a minute. When any failed request of this agent is answered, all watches retry
-//! within a second, at random: a thousand agents see the server return at the same moment and have seven watches each. What
-//! the server refuses is retried every five seconds at least, because an administrator who grants a right or installs a
-//! definition waits for the effect.
+//! During an outage the pause doubles up to half a minute. When any failed request of this agent is answered, all
+//! watches retry within a second, at random: a thousand agents with seven watches each detect the server's return at
+//! the same moment. What the server refuses is retried every five seconds at least, because an administrator who grants
+//! a right or installs a definition waits for the effect.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::time::{Duration, Instant};
@@ -17,12 +19,12 @@ use tokio::time::sleep;
 
 use crate::api_outage::{ApiOutages, is_outage, is_outage_code};
 
-/// The first pause, doubled up to the longest; each is shortened by up to half, at random.
-const FIRST: Duration = Duration::from_secs(1);
-const LONGEST: Duration = Duration::from_secs(30);
-const LONGEST_REFUSED: Duration = Duration::from_secs(5);
-/// What all agents do when the server returns is spread over this time.
-const SPREAD: Duration = Duration::from_secs(1);
+/// The first pause, doubled up to the maximum; each is shortened by up to half, at random.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const MAX_PAUSE: Duration = Duration::from_secs(30);
+const MAX_PAUSE_REFUSED: Duration = Duration::from_secs(5);
+/// Requests of all agents at the return of the server are spread over this time.
+const MAX_RANDOM_DELAY: Duration = Duration::from_secs(1);
 
 /// The pauses of one task that retries.
 #[derive(Debug)]
@@ -51,26 +53,26 @@ impl Backoff {
     }
 
     /// A try has succeeded: the next pause is short.
-    pub(super) fn succeed(&mut self) {
+    pub(super) fn reset(&mut self) {
         self.tries = 0;
     }
 
     /// A try begins: an end of an outage after this point ends the next pause.
-    pub(super) fn begin(&mut self) {
+    pub(super) fn note_try(&mut self) {
         self.ends.mark_unchanged();
     }
 
     pub(super) async fn pause(&mut self, failure: Failure) {
         match failure {
-            Failure::Refusal => sleep(self.next(LONGEST_REFUSED, random())).await,
+            Failure::Refusal => sleep(self.next_pause(MAX_PAUSE_REFUSED, random())).await,
             Failure::Outage => {
-                let pause = sleep(self.next(LONGEST, random()));
+                let pause = sleep(self.next_pause(MAX_PAUSE, random()));
                 tokio::select! {
                     () = pause => {}
                     // Also if the outage ended during the try.
                     Ok(()) = self.ends.changed() => {
                         self.tries = 0;
-                        sleep(spread()).await;
+                        sleep(random_delay()).await;
                     }
                 }
             }
@@ -78,8 +80,8 @@ impl Backoff {
     }
 
     /// `random` is from 0 to 1.
-    fn next(&mut self, longest: Duration, random: f64) -> Duration {
-        let pause = FIRST.saturating_mul(1 << self.tries.min(10)).min(longest);
+    fn next_pause(&mut self, longest: Duration, random: f64) -> Duration {
+        let pause = FIRST_PAUSE.saturating_mul(1 << self.tries.min(10)).min(longest);
         self.tries += 1;
         pause.mul_f64(1.0 - random / 2.0)
     }
@@ -91,36 +93,36 @@ fn random() -> f64 {
     f64::from(u32::try_from(number).unwrap_or_default()) / f64::from(u32::MAX)
 }
 
-/// A random delay before what all agents do at once.
-pub(super) fn spread() -> Duration {
-    SPREAD.mul_f64(random())
+/// A random delay before requests that all agents send at the same event.
+pub(super) fn random_delay() -> Duration {
+    MAX_RANDOM_DELAY.mul_f64(random())
 }
 
-struct Paced<T> {
+struct WatchWithBackoff<T> {
     watch: BoxStream<'static, watcher::Result<Event<T>>>,
     backoff: Backoff,
     failure: Option<Failure>,
 }
 
 /// The watch, with a pause after each failure.
-pub(super) fn paced<T: Send + 'static>(
+pub(super) fn with_backoff<T: Send + 'static>(
     watch: BoxStream<'static, watcher::Result<Event<T>>>,
     outages: &ApiOutages,
 ) -> impl Stream<Item = watcher::Result<Event<T>>> + Send + use<T> {
-    let paced = Paced { watch, backoff: Backoff::new(outages), failure: None };
-    stream::unfold(paced, |mut paced| async move {
-        if let Some(failure) = paced.failure.take() {
-            paced.backoff.pause(failure).await;
+    let watch = WatchWithBackoff { watch, backoff: Backoff::new(outages), failure: None };
+    stream::unfold(watch, |mut watch| async move {
+        if let Some(failure) = watch.failure.take() {
+            watch.backoff.pause(failure).await;
         }
-        paced.backoff.begin();
-        let event = paced.watch.next().await?;
+        watch.backoff.note_try();
+        let event = watch.watch.next().await?;
         match &event {
             // A list that begins may still fail.
             Ok(Event::Init) => {}
-            Ok(_) => paced.backoff.succeed(),
-            Err(error) => paced.failure = Some(failure(error)),
+            Ok(_) => watch.backoff.reset(),
+            Err(error) => watch.failure = Some(failure(error)),
         }
-        Some((event, paced))
+        Some((event, watch))
     })
 }
 
@@ -145,10 +147,10 @@ mod tests {
     #[test]
     fn pauses_grow_to_the_longest_and_vary_at_random() {
         let mut backoff = Backoff::new(&ApiOutages::new("here"));
-        let whole: Vec<u64> = (0..8).map(|_| backoff.next(LONGEST, 0.0).as_secs()).collect();
+        let whole: Vec<u64> = (0..8).map(|_| backoff.next_pause(MAX_PAUSE, 0.0).as_secs()).collect();
         assert_eq!(whole, [1, 2, 4, 8, 16, 30, 30, 30]);
-        assert_eq!(backoff.next(LONGEST, 1.0).as_secs(), 15);
-        assert_eq!(backoff.next(LONGEST_REFUSED, 0.0).as_secs(), 5);
+        assert_eq!(backoff.next_pause(MAX_PAUSE, 1.0).as_secs(), 15);
+        assert_eq!(backoff.next_pause(MAX_PAUSE_REFUSED, 0.0).as_secs(), 5);
         let all: Vec<f64> = (0..400).map(|_| random()).collect();
         for from in [0.0, 0.25, 0.5, 0.75] {
             let some = all.iter().filter(|one| (from..=from + 0.25).contains(*one)).count();
@@ -162,7 +164,7 @@ mod tests {
     }
 
     async fn ends_soon(pause: impl Future<Output = ()>) -> bool {
-        tokio::time::timeout(SPREAD + Duration::from_millis(500), pause).await.is_ok()
+        tokio::time::timeout(MAX_RANDOM_DELAY + Duration::from_millis(500), pause).await.is_ok()
     }
 
     #[tokio::test]
@@ -180,9 +182,9 @@ mod tests {
             tokio::join!(end, ends_soon(one.pause(Failure::Outage)), ends_soon(other.pause(Failure::Outage)));
         assert!(one_is && other_is);
         assert_eq!(one.tries, 0, "pauses start short again");
-        one.begin();
+        one.note_try();
         one.tries = 9;
-        assert!(!ends_soon(one.pause(Failure::Outage)).await, "an end is noticed once");
+        assert!(!ends_soon(one.pause(Failure::Outage)).await, "an end counts once");
     }
 
     #[tokio::test]
@@ -206,10 +208,10 @@ mod tests {
         let events =
             vec![Ok(Event::Init), error(), Ok(Event::Init), Ok(Event::InitApply(7)), Ok(Event::InitDone), error()];
         let begin = tokio::time::Instant::now();
-        let events_seen: Vec<_> = paced(futures::stream::iter(events).boxed(), &outages).collect().await;
-        assert_eq!(events_seen.len(), 6);
+        let events: Vec<_> = with_backoff(futures::stream::iter(events).boxed(), &outages).collect().await;
+        assert_eq!(events.len(), 6);
         // Two first pauses; the second would be the second pause otherwise, of a second at least.
         let took = begin.elapsed();
-        assert!((FIRST..FIRST * 2 + Duration::from_millis(400)).contains(&took), "{took:?}");
+        assert!((FIRST_PAUSE..FIRST_PAUSE * 2 + Duration::from_millis(400)).contains(&took), "{took:?}");
     }
 }

@@ -15,9 +15,9 @@ use crate::api_outage::ApiOutages;
 use crate::stalled_requests::StalledRequests;
 
 /// Longer than any handshake, and short enough to find a server that has moved.
-const CONNECT: Duration = Duration::from_secs(5);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Pause between two requests whether the server answers, and timeout of each.
-const PAUSE: Duration = Duration::from_secs(1);
+const RETRY_PAUSE: Duration = Duration::from_secs(1);
 
 /// Why there is no client: one line each, with what to do.
 #[derive(Debug, thiserror::Error)]
@@ -53,28 +53,28 @@ pub async fn connect(kubeconfig: Option<&Path>) -> Result<(Client, ApiOutages), 
     client(config).map_err(ClientError::Setup)
 }
 
-/// Waits until the server answers anything, a refusal included. Calls `waits` if it does not answer at once.
-pub async fn answered(client: &Client, waits: impl FnOnce()) {
-    let mut waits = Some(waits);
+/// Waits until the server answers anything, a refusal included. Calls `on_wait` if it does not answer at once.
+pub async fn until_answered(client: &Client, on_wait: impl FnOnce()) {
+    let mut on_wait = Some(on_wait);
     loop {
-        match timeout(PAUSE, client.apiserver_version()).await {
+        match timeout(RETRY_PAUSE, client.apiserver_version()).await {
             Ok(Ok(_)) => return,
             Ok(Err(kube::Error::Api(status))) if status.code < 500 => return,
             Ok(Err(_)) | Err(_) => {}
         }
-        waits.take().into_iter().for_each(|tell| tell());
-        sleep(PAUSE).await;
+        on_wait.take().into_iter().for_each(|report| report());
+        sleep(RETRY_PAUSE).await;
     }
 }
 
 /// The addresses that the client connects to. A name is resolved once.
-pub async fn addresses(outages: &ApiOutages) -> BTreeSet<IpAddr> {
+pub async fn server_addresses(outages: &ApiOutages) -> BTreeSet<IpAddr> {
     let Ok(url) = outages.server().parse::<Uri>() else { return BTreeSet::new() };
     let host = url.host().unwrap_or_default().trim_matches(['[', ']']).to_owned();
     if let Ok(address) = host.parse() {
         return BTreeSet::from([address]);
     }
-    match timeout(CONNECT, tokio::net::lookup_host((host.as_str(), 0))).await {
+    match timeout(CONNECT_TIMEOUT, tokio::net::lookup_host((host.as_str(), 0))).await {
         Ok(Ok(found)) => found.map(|found| found.ip().to_canonical()).collect(),
         // The watches log that the server cannot be reached.
         Ok(Err(_)) | Err(_) => BTreeSet::new(),
@@ -96,7 +96,7 @@ pub async fn connect_as_user(kubeconfig: Option<&Path>) -> Result<Client, Client
 /// Turns off the library's own retries of 5xx answers, with pauses of minutes: callers here decide when to retry, and must know
 /// of each failure.
 pub(super) fn client(mut config: Config) -> kube::Result<(Client, ApiOutages)> {
-    (config.default_retry, config.connect_timeout) = (false, Some(CONNECT));
+    (config.default_retry, config.connect_timeout) = (false, Some(CONNECT_TIMEOUT));
     // Without TLS no CA is needed; else the library would load the system's, and the image has none.
     if config.cluster_url.scheme_str() == Some("http") {
         config.root_cert.get_or_insert_default();

@@ -18,18 +18,18 @@ const TIMEOUT: Duration = Duration::from_secs(2);
 /// Concurrent requests.
 const PARALLEL: usize = 16;
 
-/// The addresses among `questions` that the policies' status assigns to this node and that no open hand-over moves to another. A
+/// The addresses among `candidates` that the policies' status assigns to this node and that no open hand-over moves to another. A
 /// read without a resource version is a quorum read.
 ///
-/// The ledger is read first: the leader may be about to write a status that it decided while this node was out of touch. Its
-/// hand-over is open until that status is written.
-pub async fn still_given(
+/// The ledger is read first: the leader may be about to write a status that it computed while this node was
+/// unreachable. Its hand-over is open until that status is written.
+pub async fn still_assigned(
     (client, store): (Client, LedgerStore),
     node_name: String,
-    mut questions: BTreeSet<(PolicyKey, IpAddr)>,
+    mut candidates: BTreeSet<(PolicyKey, IpAddr)>,
 ) -> BTreeSet<IpAddr> {
     let Ok(Some(ledger)) = tokio::time::timeout(TIMEOUT, read_ledger(&store)).await else { return BTreeSet::new() };
-    questions.retain(|(_, address)| ledger.lets_hold(&node_name, address));
+    candidates.retain(|(_, address)| ledger.lets_hold(&node_name, address));
     let (client, node_name) = (&client, node_name.as_str());
     let read = |(PolicyKey { kind, name }, address): (PolicyKey, IpAddr)| async move {
         let api = policy::requests(client, kind);
@@ -38,7 +38,7 @@ pub async fn still_given(
         let is_assigned = |item: &Item| item.node == node_name && parse_egress_ip(&item.egress_ip) == Some(address);
         policy.published.items.iter().any(is_assigned).then_some(address)
     };
-    let answers = futures::stream::iter(questions).map(read).buffer_unordered(PARALLEL);
+    let answers = futures::stream::iter(candidates).map(read).buffer_unordered(PARALLEL);
     let in_time = answers.take_until(tokio::time::sleep(TIMEOUT));
     in_time.filter_map(std::future::ready).collect().await
 }
@@ -58,11 +58,11 @@ mod tests {
         let server = Server::start().await;
         let (client, address) = (server.client().0, IpAddr::from([10, 0, 0, 1]));
         let store = LedgerStore::new(client.clone(), "slow");
-        let ask = |node: &str| {
-            let questions = BTreeSet::from([(PolicyKey::egress_ip("slow"), address)]);
-            still_given((client.clone(), store.clone()), node.to_owned(), questions)
+        let read_for = |node: &str| {
+            let candidates = BTreeSet::from([(PolicyKey::egress_ip("slow"), address)]);
+            still_assigned((client.clone(), store.clone()), node.to_owned(), candidates)
         };
-        let answers = tokio::join!(ask("a"), ask("b"));
+        let answers = tokio::join!(read_for("a"), read_for("b"));
         assert_eq!(answers, (BTreeSet::from([address]), BTreeSet::new()));
     }
 

@@ -32,12 +32,12 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 /// Pause after a failed read.
 const RETRY: Duration = Duration::from_secs(1);
 /// Pause after a read that has shown another key.
-const SOON: Duration = Duration::from_secs(2);
+const PAUSE_AFTER_CHANGE: Duration = Duration::from_secs(2);
 /// Pause after a read that has shown the same key: anyone who reaches the health ports can make each agent doubt its key. A node
 /// that is not trusted in this time is in its grace period (30 s).
-const PAUSE: Duration = Duration::from_secs(15);
+const PAUSE_UNCHANGED: Duration = Duration::from_secs(15);
 
-const ABOUT: &str = "the key that agents sign health checks with";
+const WHAT: &str = "the key that agents sign health checks with";
 
 /// What to do if there is no Secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,7 +91,7 @@ impl Key {
 /// The current key, for everything that signs.
 #[derive(Clone)]
 pub struct SharedKey {
-    now: watch::Receiver<Option<Key>>,
+    current: watch::Receiver<Option<Key>>,
     doubt: Arc<Notify>,
 }
 
@@ -109,38 +109,38 @@ impl Default for SharedKey {
 }
 
 /// The other end of a [`SharedKey`].
-pub struct KeyHolder {
-    pub now: watch::Sender<Option<Key>>,
+pub struct KeyPublisher {
+    pub current: watch::Sender<Option<Key>>,
     doubt: Arc<Notify>,
 }
 
 impl SharedKey {
     /// A pair without a key so far.
-    pub fn new() -> (Self, KeyHolder) {
+    pub fn new() -> (Self, KeyPublisher) {
         let ((publish, now), doubt) = (watch::channel(None), Arc::new(Notify::new()));
-        (Self { now, doubt: doubt.clone() }, KeyHolder { now: publish, doubt })
+        (Self { current: now, doubt: doubt.clone() }, KeyPublisher { current: publish, doubt })
     }
 
     /// `None` while it is not known: no message is trusted then.
-    pub fn now(&self) -> Option<Key> {
-        self.now.borrow().clone()
+    pub fn current(&self) -> Option<Key> {
+        self.current.borrow().clone()
     }
 
     /// Waits until it is known.
     pub async fn known(&self) {
         // An error means that the process ends.
-        drop(self.now.clone().wait_for(Option::is_some).await);
+        drop(self.current.clone().wait_for(Option::is_some).await);
     }
 
     /// A message was not signed with it: the key may have been replaced.
-    pub fn doubt(&self) {
+    pub fn suspect(&self) {
         self.doubt.notify_one();
     }
 }
 
-impl KeyHolder {
+impl KeyPublisher {
     /// Waits until the key is doubted. Returns at once if it was doubted since the last call.
-    pub async fn doubted(&self) {
+    pub async fn suspected(&self) {
         self.doubt.notified().await;
     }
 }
@@ -148,7 +148,7 @@ impl KeyHolder {
 /// Keeps the key current until stopped.
 pub async fn keep(
     (client, namespace): (Client, &str),
-    holder: KeyHolder,
+    publisher: KeyPublisher,
     (outages, notes): (&ApiOutages, Option<Notes>),
     if_absent: IfAbsent,
     stop: CancellationToken,
@@ -161,36 +161,36 @@ pub async fn keep(
         let Some(read) = stop.run_until_cancelled(tokio::time::timeout(TIMEOUT, store.read(if_absent))).await else {
             return;
         };
-        let mut pause = PAUSE;
+        let mut pause = PAUSE_UNCHANGED;
         let (is_done, note) = match read {
             Ok(Ok((key, bytes))) => {
-                outages.answered(ABOUT);
+                outages.answered(WHAT);
                 if known != bytes {
-                    info!(is_another = !known.is_empty(), "{ABOUT} is known");
+                    info!(is_another = !known.is_empty(), "{WHAT} is known");
                     known = bytes;
-                    pause = SOON;
-                    holder.now.send_replace(Some(key));
+                    pause = PAUSE_AFTER_CHANGE;
+                    publisher.current.send_replace(Some(key));
                 }
                 (true, None)
             }
             Ok(Err(KeyError::Request(error))) => {
-                outages.failed(ABOUT, &error);
+                outages.failed(WHAT, &error);
                 (false, Some(crate::error_text::ErrorText(&error).to_string()))
             }
             Ok(Err(error)) => (false, Some(error.to_string())),
             Err(_) => {
-                outages.unanswered(ABOUT, "a request took too long");
+                outages.unanswered(WHAT, "a request took too long");
                 (false, Some("a request took too long".to_owned()))
             }
         };
         if let Some(notes) = &notes {
             let why = note.map(|why| format!("cannot be read: {why}"));
-            notes.set(ABOUT, why.into_iter().collect());
+            notes.set(WHAT, why.into_iter().collect());
         }
         let next = async {
             if is_done {
                 tokio::time::sleep(pause).await;
-                holder.doubted().await;
+                publisher.suspected().await;
             } else {
                 tokio::time::sleep(RETRY).await;
             }

@@ -33,7 +33,7 @@ const ENDING: &str = "ending-leases";
 
 /// A ledger that cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Broken {
+pub struct UnreadableLedger {
     /// The version to overwrite.
     pub version: String,
     /// The entry, and the error.
@@ -41,8 +41,8 @@ pub struct Broken {
 }
 
 /// Reads the ConfigMap.
-pub fn read(object: &ConfigMap) -> Result<Ledger, Broken> {
-    entries(object).map_err(|why| Broken { version: object.resource_version().unwrap_or_default(), why })
+pub fn read(object: &ConfigMap) -> Result<Ledger, UnreadableLedger> {
+    entries(object).map_err(|why| UnreadableLedger { version: object.resource_version().unwrap_or_default(), why })
 }
 
 fn entries(object: &ConfigMap) -> Result<Ledger, String> {
@@ -136,7 +136,7 @@ impl LedgerStore {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use egress_core::ownership::handover::MOST_OPEN;
+    use egress_core::ownership::handover::MAX_OPEN;
 
     #[test]
     fn a_ledger_is_read_as_it_was_written() {
@@ -171,7 +171,7 @@ mod tests {
     fn a_full_ledger_is_small_and_fits_with_the_longest_names() {
         let full = |node: &str, address: fn(u16) -> IpAddr| {
             let record = |number| HandOver { number, from: node.to_owned(), to: Some(node.to_owned()) };
-            let most = u16::try_from(MOST_OPEN).expect("a few");
+            let most = u16::try_from(MAX_OPEN).expect("a few");
             let open = (0..most).map(|place| (address(place), record(1_795_321_234_567 + u64::from(place)))).collect();
             let ledger = Ledger { records: Records { last: 1_795_321_299_999, open }, ..Ledger::default() };
             // As in the object: quotes within a string take two bytes.

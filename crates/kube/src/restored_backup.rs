@@ -13,7 +13,7 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::api_outage::ApiOutages;
-use crate::backoff::spread;
+use crate::backoff::random_delay;
 use crate::leader_election::lease::LeaderLease;
 
 const WHAT: &str = "the Lease";
@@ -49,8 +49,8 @@ pub async fn watch(client: Client, namespace: &str, outages: &ApiOutages, stop: 
         }
         tokio::select! {
             () = stop.cancelled() => return,
-            () = sleep(INTERVAL + spread() * 10) => {}
-            () = ApiOutages::doubt(&mut failures, is_answered, AFTER_FAILURE + spread() / 5) => {}
+            () = sleep(INTERVAL + random_delay() * 10) => {}
+            () = ApiOutages::until_check_due(&mut failures, is_answered, AFTER_FAILURE + random_delay() / 5) => {}
         }
     }
 }

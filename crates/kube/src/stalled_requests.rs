@@ -1,4 +1,6 @@
-//! Ends requests and watches that an outage has left hanging.
+//! Ends requests and watches that an outage has left without an answer. By hand, because neither the read timeout of
+//! kube's client nor HTTP/2 keep-alive depends on the end of an outage: they end idle watches, or react only after
+//! their own timeout.
 //!
 //! A server that loses power, or whose address moves, closes no connection. An open watch would wait for a minute, a request for
 //! its timeout, a new connection for the kernel's growing retry interval. So at the end of an outage
@@ -20,16 +22,16 @@ use tokio::time::sleep;
 use tower::{BoxError, Layer, Service};
 
 use crate::api_outage::ApiOutages;
-use crate::backoff::spread;
+use crate::backoff::random_delay;
 
 /// A request that is younger than this may still be answered.
-const RECENT: Duration = Duration::from_secs(1);
+const MIN_REQUEST_AGE: Duration = Duration::from_secs(1);
 /// Shorter outages end no request: a slow server has many of them, and requests have timeouts.
-const SERIOUS: Duration = Duration::from_secs(3);
+const MIN_OUTAGE: Duration = Duration::from_secs(3);
 
 #[derive(Debug, thiserror::Error)]
 #[error("the API server was away during the request")]
-struct ServerWasAway;
+struct OutageDuringRequest;
 
 /// A layer around the API client's service.
 #[derive(Clone, Debug)]
@@ -70,15 +72,15 @@ where
         async move {
             let response = tokio::select! {
                 response = answer => response?,
-                () = is_stalled_by_an_outage(&mut ends, begun) => return Err(ServerWasAway.into()),
+                () = stalled_by_outage(&mut ends, begun) => return Err(OutageDuringRequest.into()),
             };
             if let Some(path) = watched.filter(|_| response.status().is_success()) {
-                outages.watch_begins(&path);
+                outages.watch_established(&path);
             }
             let (head, body) = response.into_parts();
             let end = async move {
                 outage_since(&mut ends, begun).await;
-                sleep(spread()).await;
+                sleep(random_delay()).await;
             };
             let body: Pin<Box<_>> = Box::pin(BodyStream::new(body).take_until(end.boxed()));
             Ok(Response::from_parts(head, Box::new(StreamBody::new(body)) as Box<DynBody>))
@@ -88,23 +90,23 @@ where
 }
 
 /// Waits for the end of an outage at which the request is old enough to fail.
-async fn is_stalled_by_an_outage(ends: &mut watch::Receiver<Option<Instant>>, begun: Instant) {
+async fn stalled_by_outage(ends: &mut watch::Receiver<Option<Instant>>, begun: Instant) {
     while ends.changed().await.is_ok() {
-        if begun.elapsed() > RECENT && is_serious(*ends.borrow_and_update()) {
+        if begun.elapsed() > MIN_REQUEST_AGE && is_long_outage(*ends.borrow_and_update()) {
             return;
         }
     }
     std::future::pending().await
 }
 
-/// A server that was late once or twice is no outage, and repeating all requests makes it no faster.
-fn is_serious(began: Option<Instant>) -> bool {
-    began.is_some_and(|began| began.elapsed() >= SERIOUS)
+/// A few late answers are no outage, and repeated requests add load.
+fn is_long_outage(began: Option<Instant>) -> bool {
+    began.is_some_and(|began| began.elapsed() >= MIN_OUTAGE)
 }
 
 /// Waits for the end of an outage that began after `begun`.
 async fn outage_since(ends: &mut watch::Receiver<Option<Instant>>, begun: Instant) {
-    if ends.wait_for(|began| is_serious(*began) && began.is_some_and(|began| began > begun)).await.is_err() {
+    if ends.wait_for(|began| is_long_outage(*began) && began.is_some_and(|began| began > begun)).await.is_err() {
         std::future::pending::<()>().await;
     }
 }
@@ -123,7 +125,7 @@ mod tests {
     use kube::runtime::watcher::{self, Event, watcher};
 
     use super::*;
-    use crate::backoff::paced;
+    use crate::backoff::with_backoff;
     use crate::stub::{Server, until};
 
     fn late_once(outages: &ApiOutages) {
@@ -133,7 +135,7 @@ mod tests {
 
     async fn outage(outages: &ApiOutages) {
         outages.unanswered("the Lease", "no answer");
-        sleep(SERIOUS).await;
+        sleep(MIN_OUTAGE).await;
         outages.answered("the Lease");
     }
 
@@ -142,7 +144,7 @@ mod tests {
         let server = Server::start().await;
         let (client, outages) = server.client();
         let maps: Api<ConfigMap> = Api::namespaced(client, "there");
-        let mut watch = Box::pin(paced(watcher(maps, watcher::Config::default()).boxed(), &outages));
+        let mut watch = Box::pin(with_backoff(watcher(maps, watcher::Config::default()).boxed(), &outages));
         let seen = Arc::new(Mutex::new(Vec::new()));
         let record = Arc::clone(&seen);
         let watching = tokio::spawn(async move {
@@ -150,13 +152,13 @@ mod tests {
                 record.lock().expect("not poisoned").push(matches!(event, Ok(Event::Init | Event::InitDone)));
             }
         });
-        until("it watches", || server.asked("watch=true") == 1).await;
+        until("it watches", || server.requests("watch=true") == 1).await;
         sleep(Duration::from_millis(50)).await;
         late_once(&outages);
         outage(&outages).await;
-        until("it watches again", || server.asked("watch=true") == 2).await;
-        assert_eq!(server.asked("resourceVersion=7"), 2);
-        assert_eq!(server.asked("limit="), 1, "without another list");
+        until("it watches again", || server.requests("watch=true") == 2).await;
+        assert_eq!(server.requests("resourceVersion=7"), 2);
+        assert_eq!(server.requests("limit="), 1, "without another list");
         assert_eq!(*seen.lock().expect("not poisoned"), [true, true], "and without an error");
         watching.abort();
     }
@@ -168,12 +170,12 @@ mod tests {
         outages.unanswered("the Lease", "no answer");
         sleep(Duration::from_millis(20)).await;
         let maps: Api<ConfigMap> = Api::namespaced(client, "there");
-        let mut watch = Box::pin(paced(watcher(maps, watcher::Config::default()).boxed(), &outages));
+        let mut watch = Box::pin(with_backoff(watcher(maps, watcher::Config::default()).boxed(), &outages));
         let watching = tokio::spawn(async move { while watch.next().await.is_some() {} });
-        until("it watches", || server.asked("watch=true") == 1).await;
+        until("it watches", || server.requests("watch=true") == 1).await;
         outages.answered("the Lease");
         sleep(Duration::from_millis(1300)).await;
-        assert_eq!(server.asked("watch=true"), 1);
+        assert_eq!(server.requests("watch=true"), 1);
         watching.abort();
     }
 
@@ -181,7 +183,7 @@ mod tests {
     async fn an_established_watch_ends_the_outage_of_a_failed_one() {
         let server = Server::start().await;
         let (client, outages) = server.client();
-        outages.watches("/api/v1/namespaces/there/configmaps", "the maps");
+        outages.register_watch("/api/v1/namespaces/there/configmaps", "the maps");
         let mut ends = outages.ends();
         outages.unanswered("the maps", "no answer");
         let maps: Api<ConfigMap> = Api::namespaced(client, "there");
@@ -195,8 +197,8 @@ mod tests {
         let (client, outages) = server.client();
         let maps: Api<ConfigMap> = Api::namespaced(client, "there");
         let asking = tokio::spawn(async move { maps.get("silence").await });
-        until("it asks", || server.asked("silence") == 1).await;
-        sleep(RECENT).await;
+        until("it asks", || server.requests("silence") == 1).await;
+        sleep(MIN_REQUEST_AGE).await;
         late_once(&outages);
         sleep(Duration::from_millis(100)).await;
         assert!(!asking.is_finished(), "a server that was late once still answers it");
@@ -212,6 +214,6 @@ mod tests {
         let maps: Api<ConfigMap> = Api::namespaced(client, "there");
         let answer = tokio::time::timeout(Duration::from_secs(2), maps.get("busy")).await.expect("at once");
         assert!(matches!(answer, Err(Error::Api(status)) if status.code == 503));
-        assert_eq!(server.asked("busy"), 1);
+        assert_eq!(server.requests("busy"), 1);
     }
 }

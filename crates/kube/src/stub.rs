@@ -21,7 +21,7 @@ pub struct Server {
 
 #[derive(Default)]
 struct State {
-    asked: Vec<String>,
+    requests: Vec<String>,
     hang_up: usize,
     creates: VecDeque<Created>,
     /// Bodies of requests to create an object.
@@ -62,12 +62,12 @@ impl Server {
     }
 
     /// The number of requests whose first line contains this.
-    pub fn asked(&self, what: &str) -> usize {
-        self.state.lock().expect("not poisoned").asked.iter().filter(|line| line.contains(what)).count()
+    pub fn requests(&self, what: &str) -> usize {
+        self.state.lock().expect("not poisoned").requests.iter().filter(|line| line.contains(what)).count()
     }
 
     /// Closes the connections of the next requests without an answer.
-    pub fn hang_up(&self, times: usize) {
+    pub fn close_connections(&self, times: usize) {
         self.state.lock().expect("not poisoned").hang_up = times;
     }
 
@@ -117,7 +117,7 @@ async fn answer(mut stream: TcpStream, state: Arc<Mutex<State>>) {
         };
         {
             let mut state = state.lock().expect("not poisoned");
-            state.asked.push(line);
+            state.requests.push(line);
             if end == Some(Created::HangsUp) {
                 return;
             }

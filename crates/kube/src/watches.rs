@@ -20,12 +20,12 @@ use tokio::sync::watch;
 use tracing::{debug, warn};
 
 use crate::api_outage::{ApiOutages, is_outage_code};
-use crate::backoff::{paced, spread};
+use crate::backoff::{random_delay, with_backoff};
 use crate::convert;
 use crate::convert::AgentFacts;
 use crate::crd::egress_node_resource;
 use crate::error_text::ErrorText;
-use crate::ledger::{self, Broken};
+use crate::ledger::{self, UnreadableLedger};
 use crate::policy;
 use egress_core::model::ledger::Ledger;
 use egress_core::model::node;
@@ -204,7 +204,7 @@ fn config() -> watcher::Config {
 
 /// The ledger after an update. One that cannot be read or was deleted stays as it was, because an agent must not take back a
 /// released address. It is marked as unsigned, so that the leader writes it again.
-fn ledger_after(last: &Ledger, update: Update<String, Result<Ledger, Broken>>) -> Ledger {
+fn ledger_after(last: &Ledger, update: Update<String, Result<Ledger, UnreadableLedger>>) -> Ledger {
     let read = match update {
         Update::Replaced(all) => all.into_values().next(),
         Update::Changed(_, read) => Some(read),
@@ -212,7 +212,7 @@ fn ledger_after(last: &Ledger, update: Update<String, Result<Ledger, Broken>>) -
     };
     match read {
         Some(Ok(ledger)) => ledger,
-        Some(Err(Broken { version, why })) => {
+        Some(Err(UnreadableLedger { version, why })) => {
             warn!(why, "the ConfigMap {} cannot be read; what was read last holds", ledger::LEDGER_NAME);
             Ledger { version, leader: String::new(), ..last.clone() }
         }
@@ -233,13 +233,13 @@ where
     V: Send,
 {
     let mut listed = BTreeMap::new();
-    outages.watches(api.resource_url(), what);
+    outages.register_watch(api.resource_url(), what);
     let rollbacks = outages.rollbacks();
     let begin = move || {
         let (api, config) = (api.clone(), config.clone());
         watcher(api, config)
     };
-    paced(with_relists(begin, rollbacks).boxed(), &outages).filter_map(move |event| {
+    with_backoff(with_relists(begin, rollbacks).boxed(), &outages).filter_map(move |event| {
         std::future::ready(match event {
             Ok(event) => {
                 // A list that begins may still fail.
@@ -268,7 +268,7 @@ where
             tokio::select! {
                 event = watch.next() => return Some((event?, (watch, begin, rollbacks))),
                 Ok(()) = rollbacks.changed() => {
-                    tokio::time::sleep(spread()).await;
+                    tokio::time::sleep(random_delay()).await;
                     watch = Box::pin(begin());
                 }
             }
@@ -322,7 +322,7 @@ mod tests {
     fn a_broken_or_deleted_ledger_stays_and_is_to_be_written_again() {
         let known = Ledger { version: "7".into(), leader: "a".into(), ..Ledger::default() };
         let unsigned = |version: &str| Ledger { version: version.into(), leader: String::new(), ..known.clone() };
-        let broken = Broken { version: "8".into(), why: "records: ...".into() };
+        let broken = UnreadableLedger { version: "8".into(), why: "records: ...".into() };
         assert_eq!(ledger_after(&known, Update::Changed("x".into(), Err(broken))), unsigned("8"));
         assert_eq!(ledger_after(&known, Update::Removed("x".into())), unsigned(""));
         assert_eq!(ledger_after(&known, Update::Replaced(BTreeMap::new())), unsigned(""));

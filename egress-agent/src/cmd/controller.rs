@@ -81,7 +81,7 @@ async fn run_async(args: &ControllerArgs) -> Result<(), CliError> {
     let networks = ClusterNetworks {
         pods: args.networks.cluster_subnets.clone(),
         services: args.networks.service_cidrs.clone(),
-        api_servers: client::addresses(&outages).await,
+        api_servers: client::server_addresses(&outages).await,
     };
     let probing = args.reachability.manner(tls);
     if !probing.asks_agents() {

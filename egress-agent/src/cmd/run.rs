@@ -285,7 +285,7 @@ async fn run_async(args: &RunArgs, notes: Notes, (log, warnings): (LogLevel, Rec
     });
     let (socket, bpffs, drops) = (args.socket.clone(), args.node.bpffs.clone(), dataplane.drops());
     let questions = Questions { socket, notes, drops, log, warnings, bpffs };
-    let api_servers = client::addresses(&outages).await;
+    let api_servers = client::server_addresses(&outages).await;
     let settings = args.agent((host, api_servers), tls, (outages, health_page), questions);
     let mut agent = std::pin::pin!(run::run(client, settings, dataplane, stop.clone()));
     let changed = tokio::select! {
@@ -313,7 +313,7 @@ async fn start(
             info!("{line}");
             startup_wait.set(Some(line.to_owned()));
         };
-        client::answered(client, waits).await;
+        client::until_answered(client, waits).await;
         startup_wait.set(None);
     }
     Dataplane::start(settings).await

@@ -7,7 +7,7 @@ use clap::Args;
 use crate::controller::node_health::session::{Dial, ProbeSettings};
 use crate::health::tls::Tls;
 use crate::metrics::Meters;
-use egress_core::node_health::liveness::Rules;
+use egress_core::node_health::liveness::ProbeTiming;
 use egress_kube::health_key::SharedKey;
 
 /// Between two probes of a node.
@@ -75,7 +75,7 @@ impl ReachabilityArgs {
         let total = self.health.total_timeout();
         let interval = (total / 4).clamp(*INTERVALS.start(), *INTERVALS.end());
         let grace = Duration::from_secs(self.egressip_reachability_grace.into());
-        let rules = Rules { total, interval, grace };
+        let rules = ProbeTiming { total, interval, grace };
         ProbeSettings {
             rules,
             port: self.health.port(),

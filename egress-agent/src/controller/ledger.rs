@@ -1,7 +1,8 @@
-//! The leader's view of the ledger: what it and the nodes' acknowledgements say about hand-overs, and how it is written.
+//! The leader's view of the ledger: hand-overs, by the ledger and the nodes' acknowledgements, and the writes of the
+//! ledger.
 //!
-//! The standby keeps this state too, so that a new leader knows what it has seen itself: since when nodes are suspected, and which
-//! nodes had the addresses of policies that were deleted a moment ago.
+//! The standby keeps this state too, so that a new leader continues from its own observations: since when nodes are
+//! suspected, and which nodes were the gateways of recently deleted policies.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -16,16 +17,16 @@ use egress_core::model::ledger::Ledger;
 use egress_core::model::node::Node;
 use egress_core::model::policy::{EgressPolicy, Policies, parse_egress_ip};
 use egress_core::node_health::NodeHealth;
-use egress_core::ownership::acknowledgements::{AcknowledgementReader, SeenAcknowledgements};
-use egress_core::ownership::endless::{self, Alone};
+use egress_core::ownership::acknowledgements::{AcknowledgementReader, ReceivedAcknowledgements};
+use egress_core::ownership::endless::{self, SoleHosts};
 use egress_core::ownership::handover::{Evidence, HandOver, RecordChange};
-use egress_core::ownership::suspicion::{Longest, Suspicions, TermStart, Terms, suspects};
+use egress_core::ownership::suspicion::{LeaseDurations, LongestDuration, Suspicions, TermStart, suspects};
 use egress_kube::leader_election::Leadership;
 use egress_kube::ledger::{self, LEDGER_NAME, LedgerStore};
 use egress_kube::policy::status::{WriteError, WriteErrorLog};
 
 /// After this time a node that had the address of a deleted policy has learned of the deletion, or is out of touch for long.
-const DEPARTED: Duration = Duration::from_secs(60);
+const DELETED_REMEMBERED_FOR: Duration = Duration::from_secs(60);
 /// Timeout of one write.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -35,65 +36,71 @@ pub(super) struct LedgerWriter {
     /// Beginning of the leadership in the current pass: its writes are refused if another may have led since.
     since: Option<Instant>,
     write_errors: WriteErrorLog,
-    /// When a signature of another leader was seen after this leader's own.
-    overwritten: Option<Instant>,
+    /// When a signature of another leader was found after this leader's own.
+    overwritten_at: Option<Instant>,
     /// The identity with which this leader signs.
     leader: String,
     /// The durations of the leases that this leader gives.
-    own: Terms,
-    longest_lease: Longest,
-    longest_programs: Longest,
+    own_durations: LeaseDurations,
+    longest_lease: LongestDuration,
+    longest_programs: LongestDuration,
     ledger: Option<Arc<Ledger>>,
     suspicions: Suspicions,
-    departed: BTreeMap<IpAddr, (String, Instant)>,
+    deleted: BTreeMap<IpAddr, (String, Instant)>,
     acknowledgements: AcknowledgementReader,
-    endless_leases: Alone,
+    sole_hosts: SoleHosts,
 }
 
-/// What one decision is based on.
+/// What one pass of the reconciler needs of the ledger.
 #[derive(Debug)]
-pub(super) struct LedgerExtract {
+pub(super) struct LedgerInputs {
     /// The ledger to write before anything else.
     pub(super) draft: Ledger,
-    acknowledged: SeenAcknowledgements,
-    departed: BTreeMap<IpAddr, String>,
-    ends: BTreeMap<String, Instant>,
+    received: ReceivedAcknowledgements,
+    deleted_objects_gateways: BTreeMap<IpAddr, String>,
+    lease_expiries: BTreeMap<String, Instant>,
     /// The nodes whose leases have no end.
     pub(super) endless: BTreeSet<String>,
     /// When the next node is to be suspected, or the wait for one ends.
-    pub(super) look_again: Option<Instant>,
+    pub(super) requeue_at: Option<Instant>,
 }
 
-impl LedgerExtract {
+impl LedgerInputs {
     pub(super) fn evidence(&self) -> Evidence<'_> {
-        let SeenAcknowledgements { released, given, prepared, .. } = &self.acknowledged;
-        Evidence { released, given, prepared, ends: &self.ends, departed: &self.departed }
+        let ReceivedAcknowledgements { released, new_owners, prepared, .. } = &self.received;
+        Evidence {
+            released,
+            new_owners,
+            prepared,
+            lease_expiries: &self.lease_expiries,
+            deleted_objects_gateways: &self.deleted_objects_gateways,
+        }
     }
 }
 
 impl LedgerWriter {
     /// `own` are this controller's lease durations.
-    pub(super) fn new(store: LedgerStore, leadership: Leadership, leader: String, own: Terms) -> Self {
+    pub(super) fn new(store: LedgerStore, leadership: Leadership, leader: String, own: LeaseDurations) -> Self {
         Self {
             store,
             leadership,
             since: None,
             write_errors: WriteErrorLog::default(),
-            overwritten: None,
+            overwritten_at: None,
             leader,
-            own,
-            longest_lease: Longest::default(),
-            longest_programs: Longest::default(),
+            own_durations: own,
+            longest_lease: LongestDuration::default(),
+            longest_programs: LongestDuration::default(),
             ledger: None,
             suspicions: Suspicions::default(),
-            departed: BTreeMap::new(),
+            deleted: BTreeMap::new(),
             acknowledgements: AcknowledgementReader::default(),
-            endless_leases: Alone::default(),
+            sole_hosts: SoleHosts::default(),
         }
     }
 
     /// Takes a version. Older ones, which the watch brings after the answer to a write, are ignored.
-    pub(super) fn follow(&mut self, ledger: Arc<Ledger>, now: Instant) {
+    pub(super) fn observe(&mut self, ledger: Arc<Ledger>, now: Instant) {
         let version = |ledger: &Ledger| ledger.version.parse::<u64>().ok();
         let known = self.ledger.as_ref().and_then(|known| version(known));
         if known.zip(version(&ledger)).is_some_and(|(known, new)| new < known) {
@@ -101,33 +108,33 @@ impl LedgerWriter {
         }
         if self.ledger.as_ref().is_some_and(|known| known.leader == self.leader && is_of_another(&ledger, &self.leader))
         {
-            self.overwritten = Some(now);
+            self.overwritten_at = Some(now);
         }
-        self.suspicions.note(&ledger, now);
-        let times = (now, self.leadership.former().map_or(now, |former| former.until));
-        self.longest_lease.note((ledger.total, ledger.former_total), self.own.lease, times);
-        self.longest_programs.note((ledger.programs, ledger.former_programs), self.own.programs, times);
+        self.suspicions.observe(&ledger, now);
+        let times = (now, self.leadership.former().map_or(now, |former_leader| former_leader.until));
+        self.longest_lease.observe((ledger.total, ledger.former_total), self.own_durations.lease, times);
+        self.longest_programs.observe((ledger.programs, ledger.former_programs), self.own_durations.programs, times);
         self.ledger = Some(ledger);
     }
 
     /// A policy is deleted: remembers which nodes had its addresses.
-    pub(super) fn depart(&mut self, policy: &EgressPolicy, now: Instant) {
-        self.departed.retain(|_, (_, since)| now < *since + DEPARTED);
+    pub(super) fn note_deleted(&mut self, policy: &EgressPolicy, now: Instant) {
+        self.deleted.retain(|_, (_, since)| now < *since + DELETED_REMEMBERED_FOR);
         let items = policy.published.items.iter().filter_map(|item| Some((parse_egress_ip(&item.egress_ip)?, item)));
-        self.departed.extend(items.map(|(address, item)| (address, (item.node.clone(), now))));
+        self.deleted.extend(items.map(|(address, item)| (address, (item.node.clone(), now))));
     }
 
-    /// Collects what a decision needs. `None` while the ledger is not known. `since` is when this leader began to lead.
-    pub(super) fn extract(
+    /// Collects what a pass needs. `None` while the ledger is not known. `since` is when this leader began to lead.
+    pub(super) fn inputs(
         &mut self,
         policies: &Policies,
         nodes: &Nodes,
         node_health: &NodeHealth,
         (since, now): (Instant, Instant),
-    ) -> Option<LedgerExtract> {
+    ) -> Option<LedgerInputs> {
         self.since = Some(since);
         let ledger = self.ledger.as_ref()?;
-        let own = self.own;
+        let own = self.own_durations;
         let mut draft = Ledger {
             leader: self.leader.clone(),
             total: Some(own.lease),
@@ -140,7 +147,7 @@ impl LedgerWriter {
         let unix_ms = UNIX_EPOCH.elapsed().map_or(0, |time| u64::try_from(time.as_millis()).unwrap_or(0));
         let released = nodes.values().map(|node| &node.released).chain(node_health.released.values());
         draft.continue_after(released.flat_map(|released| released.values().copied()), unix_ms);
-        let (suspected, look_again) = suspects(node_health, ledger, since, now);
+        let (suspected, suspicion_requeue_at) = suspects(node_health, ledger, since, now);
         draft.suspects.retain(|node, _| suspected.contains(node));
         for node in suspected {
             if !draft.suspects.contains_key(&node) {
@@ -153,10 +160,10 @@ impl LedgerWriter {
         for (name, number) in nodes.iter().filter_map(|(name, node)| Some((name, node.bounded?))) {
             bounded.entry(name.clone()).and_modify(|by_probes| *by_probes = number.max(*by_probes)).or_insert(number);
         }
-        let settled = self.endless_leases.follow(&mut draft, (policies, nodes), &bounded, now);
-        let acknowledged = self.acknowledgements.read(ledger, nodes, node_health, now);
+        let sole_host_change = self.sole_hosts.update_draft(&mut draft, (policies, nodes), &bounded, now);
+        let received = self.acknowledgements.read(ledger, nodes, node_health, now);
         let open = &ledger.records.open;
-        let shown: BTreeSet<IpAddr> = match self.departed.is_empty() {
+        let in_status: BTreeSet<IpAddr> = match self.deleted.is_empty() {
             true => BTreeSet::new(),
             false => policies
                 .values()
@@ -164,29 +171,32 @@ impl LedgerWriter {
                 .filter_map(|i| parse_egress_ip(&i.egress_ip))
                 .collect(),
         };
-        self.departed.retain(|address, (_, since)| {
-            now < *since + DEPARTED && !open.contains_key(address) && !shown.contains(address)
+        self.deleted.retain(|address, (_, since)| {
+            now < *since + DELETED_REMEMBERED_FOR && !open.contains_key(address) && !in_status.contains(address)
         });
-        let departed = self.departed.iter().map(|(address, (node, _))| (*address, node.clone())).collect();
+        let departed = self.deleted.iter().map(|(address, (node, _))| (*address, node.clone())).collect();
         let (lease, programs) = (&self.longest_lease, &self.longest_programs);
-        let terms = Terms { lease: lease.of(own.lease, now), programs: programs.of(own.programs, now) };
-        let former = self.leadership.former();
-        let is_asked = |name: &str, node: &Node| node.assignable && node_of(&self.leader).is_none_or(|own| own != name);
-        let others = nodes.iter().filter(|(name, node)| is_asked(name, node)).map(|(name, _)| name.as_str()).collect();
-        let beginning = TermStart { since, former: former.as_ref(), others: &others };
-        let mut ends = self.suspicions.ends(node_health, terms, beginning);
+        let terms =
+            LeaseDurations { lease: lease.effective(own.lease, now), programs: programs.effective(own.programs, now) };
+        let former_leader = self.leadership.former();
+        let is_probed =
+            |name: &str, node: &Node| node.assignable && node_of(&self.leader).is_none_or(|own| own != name);
+        let others = nodes.iter().filter(|(name, node)| is_probed(name, node)).map(|(name, _)| name.as_str()).collect();
+        let term_start = TermStart { since, former: former_leader.as_ref(), others: &others };
+        let mut lease_expiries = self.suspicions.lease_expiries(node_health, terms, term_start);
         // By the written ledger and by the draft.
-        let endless: BTreeSet<String> = endless::all(ledger).chain(endless::all(&draft)).cloned().collect();
-        ends.retain(|node, _| !endless.contains(node));
-        let longest = lease.next(now).into_iter().chain(programs.next(now)).chain(settled);
-        let look_again = look_again.into_iter().chain(acknowledged.look_again).chain(longest).min();
-        Some(LedgerExtract { draft, acknowledged, departed, ends, endless, look_again })
+        let endless: BTreeSet<String> =
+            endless::endless_nodes(ledger).chain(endless::endless_nodes(&draft)).cloned().collect();
+        lease_expiries.retain(|node, _| !endless.contains(node));
+        let expiry = lease.expires_at(now).into_iter().chain(programs.expires_at(now)).chain(sole_host_change);
+        let requeue_at = suspicion_requeue_at.into_iter().chain(received.requeue_at).chain(expiry).min();
+        Some(LedgerInputs { draft, received, deleted_objects_gateways: departed, lease_expiries, endless, requeue_at })
     }
 
     /// Writes the draft with the hand-overs that begin or change, if it differs. It comes before any status that follows from it.
-    pub(super) async fn open(&mut self, mut draft: Ledger, steps: &[RecordChange]) -> bool {
+    pub(super) async fn write_begun(&mut self, mut draft: Ledger, changes: &[RecordChange]) -> bool {
         let recorded = || {
-            steps.iter().filter_map(|step| match step {
+            changes.iter().filter_map(|change| match change {
                 RecordChange::Record(address, hand_over) => Some((address, hand_over)),
                 _ => None,
             })
@@ -204,11 +214,11 @@ impl LedgerWriter {
     }
 
     /// Removes finished hand-overs, after everything that waited for them is written.
-    pub(super) async fn close(&mut self, steps: &[RecordChange]) -> bool {
+    pub(super) async fn write_finished(&mut self, changes: &[RecordChange]) -> bool {
         let Some(ledger) = &self.ledger else { return true };
         let mut draft = Ledger::clone(ledger);
-        for step in steps {
-            if let RecordChange::Forget(address) = step {
+        for change in changes {
+            if let RecordChange::Remove(address) = change {
                 draft.forget(address);
             }
         }
@@ -231,7 +241,7 @@ impl LedgerWriter {
         );
         older.records.last = older.records.last.max(known.records.last);
         self.ledger = None;
-        self.follow(Arc::new(older), Instant::now());
+        self.observe(Arc::new(older), Instant::now());
     }
 
     /// False when it could not be written.
@@ -244,13 +254,13 @@ impl LedgerWriter {
             return false;
         }
         // Another leader that has signed it may have taken over early. Only a renewal of the Lease can exclude that.
-        if self.overwritten.is_some_and(|at| self.leadership.renewed().is_none_or(|renewed| renewed <= at)) {
+        if self.overwritten_at.is_some_and(|at| self.leadership.renewed().is_none_or(|renewed| renewed <= at)) {
             return false;
         }
         let written = tokio::time::timeout(TIMEOUT, self.store.write(&draft)).await;
         match written.unwrap_or(Err(WriteError::Timeout)) {
             Ok(ledger) => {
-                self.follow(Arc::new(ledger), Instant::now());
+                self.observe(Arc::new(ledger), Instant::now());
                 if self.write_errors.ends() {
                     info!("hand-overs are written again");
                 }
@@ -288,8 +298,8 @@ mod tests {
         LedgerWriter::new(store, leads.clone(), "me".into(), terms())
     }
 
-    fn terms() -> Terms {
-        Terms { lease: Duration::from_secs(1), programs: Duration::from_secs(31) }
+    fn terms() -> LeaseDurations {
+        LeaseDurations { lease: Duration::from_secs(1), programs: Duration::from_secs(31) }
     }
 
     /// What is written is answered with version 7.
@@ -300,15 +310,15 @@ mod tests {
         published.set_leads_until(Some(Instant::now() + Duration::from_secs(60)));
         let mut writer = writer(&server, &leads);
         let ledger = |version: &str| Ledger { version: version.into(), ..Ledger::default() };
-        writer.follow(Arc::new(ledger("6")), Instant::now());
+        writer.observe(Arc::new(ledger("6")), Instant::now());
         let draft = Ledger { leader: "me".into(), ..ledger("6") };
         // Another has led since this pass began.
         writer.since = leads.since().map(|since| since - Duration::from_secs(1));
         assert!(!writer.write(draft.clone()).await);
-        assert_eq!(server.asked("PUT"), 0);
+        assert_eq!(server.requests("PUT"), 0);
         writer.since = leads.since();
         assert!(writer.write(draft).await);
-        writer.follow(Arc::new(ledger("6")), Instant::now());
+        writer.observe(Arc::new(ledger("6")), Instant::now());
         assert_eq!(writer.ledger.as_ref().map(|ledger| ledger.version.as_str()), Some("7"));
     }
 
@@ -324,12 +334,12 @@ mod tests {
             Arc::new(Ledger { leader: leader.into(), version: version.into(), ..Ledger::default() })
         };
         let draft = Ledger { leader: "me".into(), ..Ledger::default() };
-        writer.follow(signed("former", "5"), Instant::now());
+        writer.observe(signed("former", "5"), Instant::now());
         assert!(writer.write(draft.clone()).await, "a new leader signs");
-        writer.follow(signed("", "7"), Instant::now());
+        writer.observe(signed("", "7"), Instant::now());
         assert!(writer.write(draft.clone()).await, "it was deleted");
-        writer.follow(signed("other", "9"), Instant::now());
-        writer.follow(signed("other", "10"), Instant::now());
+        writer.observe(signed("other", "9"), Instant::now());
+        writer.observe(signed("other", "10"), Instant::now());
         assert!(!writer.write(draft.clone()).await);
         published.set_renewed(Some(Instant::now()));
         assert!(writer.write(draft).await, "it still holds the Lease");
@@ -343,18 +353,18 @@ mod tests {
         let (now, former) = (Instant::now(), Duration::from_secs(30));
         let suspects = BTreeMap::from([("n1".to_owned(), 1)]);
         let (total, programs) = (Some(former), Some(former + terms().programs));
-        writer.follow(Arc::new(Ledger { total, programs, suspects, ..Ledger::default() }), now);
+        writer.observe(Arc::new(Ledger { total, programs, suspects, ..Ledger::default() }), now);
         let nothing = (Policies::new(), Nodes::new());
         let mut end = |node_health: &NodeHealth| {
-            let extract = writer.extract(&nothing.0, &nothing.1, node_health, (now, now)).expect("the ledger is known");
-            (extract.evidence().ends["n1"], extract)
+            let inputs = writer.inputs(&nothing.0, &nothing.1, node_health, (now, now)).expect("the ledger is known");
+            (inputs.evidence().lease_expiries["n1"], inputs)
         };
-        let unknown = NodeHealth::by(Duration::from_secs(1));
+        let unknown = NodeHealth::with_lease(Duration::from_secs(1));
         let silent = NodeHealth { silent: BTreeSet::from(["n1".to_owned()]), ..unknown.clone() };
         assert!((now + former..now + former + terms().programs).contains(&end(&silent).0));
-        let (end, extract) = end(&unknown);
+        let (end, inputs) = end(&unknown);
         assert!(end >= now + former + terms().programs);
-        assert_eq!((extract.draft.former_total, extract.draft.programs), (Some(former), Some(terms().programs)));
+        assert_eq!((inputs.draft.former_total, inputs.draft.programs), (Some(former), Some(terms().programs)));
     }
 
     /// Its programs emit without an end, even if it is suspected.
@@ -372,11 +382,11 @@ mod tests {
                 ..Ledger::default()
             };
             let mut writer = writer(&server, &leads);
-            writer.follow(Arc::new(ledger), now);
+            writer.observe(Arc::new(ledger), now);
             let nodes = Nodes::from([egress_core::allocation::samples::node("n1", "172.18.0.2/16")]);
-            let extract = writer.extract(&Policies::new(), &nodes, &NodeHealth::by(terms().lease), (now, now));
-            let extract = extract.expect("the ledger is known");
-            extract.evidence().ends.keys().cloned().collect::<Vec<_>>()
+            let inputs = writer.inputs(&Policies::new(), &nodes, &NodeHealth::with_lease(terms().lease), (now, now));
+            let inputs = inputs.expect("the ledger is known");
+            inputs.evidence().lease_expiries.keys().cloned().collect::<Vec<_>>()
         };
         assert_eq!(ends(&[], &[]), ["n1"]);
         assert!(ends(&["n1"], &[]).is_empty() && ends(&[], &["n1"]).is_empty());
@@ -395,7 +405,7 @@ mod tests {
             writer.ledger = None;
             let records = Records { last: 40, ..Records::default() };
             let ledger = Ledger { version: known.into(), records, ..Ledger::default() };
-            writer.follow(Arc::new(ledger.clone()), Instant::now());
+            writer.observe(Arc::new(ledger.clone()), Instant::now());
             assert!(!writer.write(Ledger { leader: "me".into(), ..ledger }).await);
             let now = writer.ledger.as_ref().expect("known");
             assert_eq!((now.version.as_str(), now.records.last), (expected, 40));

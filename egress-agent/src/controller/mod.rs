@@ -2,8 +2,9 @@
 //!
 //! Two controllers run; both keep their view current, and only the leader writes.
 //! - [`run`]: the list of parts, from start to clean stop. Leader election is `egress_kube::leader_election`.
-//! - [`reconciler`]: takes changes, decides (`egress_core::decision`, pure), writes what differs.
-//! - [`ledger`]: the record of hand-overs, and the evidence for decisions about them.
+//! - [`reconciler`]: takes changes, computes the desired status (`egress_core::desired_status`, pure), writes what
+//!   differs.
+//! - [`ledger`]: the record of hand-overs, and the evidence of releases.
 //! - [`node_health`]: which egress nodes answer.
 //! - [`pod_counts`]: how many pods each object serves, and which agents are away.
 //! - [`summary`]: the cluster in numbers, for metrics. Pure.

@@ -1,5 +1,5 @@
-//! How many pods each object serves on each node, and which agents are away. While this controller leads, every node is asked every
-//! few seconds, with or without the egress label.
+//! How many pods each object serves on each node, and which agents do not answer. While this controller leads, it
+//! requests the counts from every node every few seconds, with or without the egress label.
 //!
 //! These requests only inform users: the status has the sum, and a condition names nodes whose pods have no running agent. Probes
 //! ([`egress_core::node_health`]) go to egress nodes only and decide who holds addresses. A request here is a signed health check
@@ -38,8 +38,8 @@ const ROUND: Duration = Duration::from_secs(5);
 const TIMEOUT: Duration = Duration::from_secs(2);
 /// Concurrent requests.
 const PARALLEL: usize = 64;
-/// An agent is away for some seconds during an update.
-const AWAY_AFTER: Duration = Duration::from_secs(30);
+/// An agent does not answer for some seconds during an update.
+const MISSING_AFTER: Duration = Duration::from_secs(30);
 /// How long the first sum waits for agents that have not answered yet.
 const COMPLETE_AFTER: Duration = Duration::from_secs(15);
 /// A random value per request, so that an answer to an earlier request is not accepted.
@@ -54,7 +54,7 @@ struct Tally {
 }
 
 impl Tally {
-    fn begin(now: Instant) -> Self {
+    fn new(now: Instant) -> Self {
         Self { since: now, last_answer: BTreeMap::new(), pods: BTreeMap::new() }
     }
 
@@ -66,23 +66,23 @@ impl Tally {
     fn counts(&mut self, nodes: &Nodes, now: Instant) -> PodCounts {
         self.last_answer.retain(|name, _| nodes.contains_key(name));
         self.pods.retain(|name, _| nodes.contains_key(name));
-        let mut away = BTreeSet::new();
+        let mut without_agent = BTreeSet::new();
         for (name, node) in nodes {
             let last_answer = self.last_answer.entry(name.clone()).or_insert(now);
             // The pods of a node that is not Ready are about to go too, and others report that. Its time starts again.
             if !node.ready {
                 *last_answer = now;
-            } else if now >= *last_answer + AWAY_AFTER {
-                away.insert(name.clone());
+            } else if now >= *last_answer + MISSING_AFTER {
+                without_agent.insert(name.clone());
             }
         }
         let is_silent = |(name, node): (&String, &Arc<Node>)| node.ready && !self.pods.contains_key(name);
         let is_complete = now >= self.since + COMPLETE_AFTER || !nodes.iter().any(is_silent);
-        PodCounts { pods: self.pods.clone(), away, is_complete }
+        PodCounts { pods: self.pods.clone(), without_agent, is_complete }
     }
 }
 
-/// Asks while there are nodes to ask, until stopped.
+/// Requests the counts of the published nodes, until stopped.
 pub async fn run(
     settings: ProbeSettings,
     own_node: String,
@@ -109,27 +109,27 @@ pub async fn run(
             }
         }
         let Some(now) = nodes.borrow_and_update().clone() else {
-            (tally, clients.kept) = (None, BTreeMap::new());
+            (tally, clients.connections) = (None, BTreeMap::new());
             counts.send_if_modified(|known| std::mem::take(known) != PodCounts::default());
             continue;
         };
-        let tally = tally.get_or_insert_with(|| Tally::begin(Instant::now()));
+        let tally = tally.get_or_insert_with(|| Tally::new(Instant::now()));
         let answers = tokio::select! {
             () = stop.cancelled() => return,
-            answers = clients.ask_all(&now) => answers,
+            answers = clients.request_all(&now) => answers,
         };
         for (node, pods) in answers {
             tally.note(&node, pods, Instant::now());
         }
         let new = tally.counts(&now, Instant::now());
-        log_agents(&counts.borrow().away, &new.away);
+        log_agents(&counts.borrow().without_agent, &new.without_agent);
         counts.send_if_modified(|known| std::mem::replace(known, new.clone()) != new);
     }
 }
 
 fn log_agents(known: &BTreeSet<String>, now: &BTreeSet<String>) {
     for node in now.difference(known) {
-        let seconds = AWAY_AFTER.as_secs();
+        let seconds = MISSING_AFTER.as_secs();
         warn!(%node, "the agent of a Ready node has not answered for {seconds} s: its pods have no running agent");
     }
     for node in known.difference(now) {
@@ -141,50 +141,50 @@ fn log_agents(known: &BTreeSet<String>, now: &BTreeSet<String>) {
 struct Clients {
     settings: ProbeSettings,
     own_node: String,
-    kept: BTreeMap<SocketAddr, HealthClient<Channel>>,
+    connections: BTreeMap<SocketAddr, HealthClient<Channel>>,
 }
 
-/// The outcome of asking one node.
+/// The outcome of the requests to one node.
 #[derive(Default)]
-struct Asked {
+struct PodCountReply {
     /// Addresses without an answer.
-    silent: Vec<SocketAddr>,
+    unanswered: Vec<SocketAddr>,
     /// The connection that brought an answer, and the answer.
     answer: Option<(SocketAddr, HealthClient<Channel>, (String, SelectedPods))>,
 }
 
 impl Clients {
     fn new(settings: ProbeSettings, own_node: String) -> Self {
-        Self { settings, own_node, kept: BTreeMap::new() }
+        Self { settings, own_node, connections: BTreeMap::new() }
     }
 
-    async fn ask_all(&mut self, nodes: &Nodes) -> Vec<(String, SelectedPods)> {
+    async fn request_all(&mut self, nodes: &Nodes) -> Vec<(String, SelectedPods)> {
         let addresses = |node: &Node| node.health_addresses();
         let all: BTreeSet<IpAddr> = nodes.values().flat_map(|node| addresses(node)).collect();
-        self.kept.retain(|at, _| all.contains(&at.ip()));
-        let mut questions = Vec::new();
+        self.connections.retain(|at, _| all.contains(&at.ip()));
+        let mut requests = Vec::new();
         for (name, node) in nodes {
             let mut paths = Vec::new();
             for address in addresses(node) {
                 let at = SocketAddr::new(address, self.settings.port);
-                paths.extend(self.client(at).map(|client| (at, client)));
+                paths.extend(self.connection(at).map(|client| (at, client)));
             }
-            questions.push(self.ask(name.clone(), paths));
+            requests.push(self.request(name.clone(), paths));
         }
-        let asked: Vec<Asked> = futures::stream::iter(questions).buffer_unordered(PARALLEL).collect().await;
+        let reply: Vec<PodCountReply> = futures::stream::iter(requests).buffer_unordered(PARALLEL).collect().await;
         let mut answers = Vec::new();
-        for Asked { silent, answer } in asked {
-            silent.iter().for_each(|at| drop(self.kept.remove(at)));
+        for PodCountReply { unanswered, answer } in reply {
+            unanswered.iter().for_each(|at| drop(self.connections.remove(at)));
             let Some((at, client, answer)) = answer else { continue };
-            self.kept.insert(at, client);
+            self.connections.insert(at, client);
             answers.push(answer);
         }
         answers
     }
 
     /// The kept connection, or a new one with the current certificates. A new one is kept after its first answer.
-    fn client(&self, at: SocketAddr) -> Option<HealthClient<Channel>> {
-        if let Some(client) = self.kept.get(&at) {
+    fn connection(&self, at: SocketAddr) -> Option<HealthClient<Channel>> {
+        if let Some(client) = self.connections.get(&at) {
             return Some(client.clone());
         }
         let endpoint = self.settings.dial.endpoint(at).ok()?.connect_timeout(TIMEOUT);
@@ -202,16 +202,16 @@ impl Clients {
         Some(HealthClient::new(endpoint.connect_with_connector_lazy(connector)))
     }
 
-    /// Asks by one address after the other. Only an answer that the agent has signed counts.
-    fn ask(
+    /// Tries one address after the other. Only an answer that the agent has signed counts.
+    fn request(
         &self,
         node: String,
         paths: Vec<(SocketAddr, HealthClient<Channel>)>,
-    ) -> impl Future<Output = Asked> + use<> {
-        let (key, own_node) = (self.settings.key.now(), self.own_node.clone());
+    ) -> impl Future<Output = PodCountReply> + use<> {
+        let (key, own_node) = (self.settings.key.current(), self.own_node.clone());
         async move {
-            let mut asked = Asked::default();
-            let Some(key) = key else { return asked };
+            let mut reply = PodCountReply::default();
+            let Some(key) = key else { return reply };
             for (at, mut client) in paths {
                 let mut request = Request::new(HealthCheckRequest { service: SERVICE.to_owned() });
                 let nonce = format!("{:016x}", std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), &node));
@@ -219,18 +219,18 @@ impl Clients {
                 request.metadata_mut().insert(NONCE, nonce);
                 let signature = key.sign_request(request.metadata_mut(), SERVICE, &own_node, &node);
                 let Ok(Ok(answer)) = timeout(TIMEOUT, client.check(request)).await else {
-                    asked.silent.push(at);
+                    reply.unanswered.push(at);
                     continue;
                 };
                 let metadata = answer.metadata();
                 if key.has_signed_answer(metadata, answer.get_ref().status, &node, &signature)
                     && let Some(pods) = pod_counts::read(metadata)
                 {
-                    asked.answer = Some((at, client, (node, pods)));
+                    reply.answer = Some((at, client, (node, pods)));
                     break;
                 }
             }
-            asked
+            reply
         }
     }
 }
@@ -253,7 +253,7 @@ mod tests {
     fn counts_of_all_agents_are_added_up() {
         let (begin, known) = (Instant::now(), nodes(&[("n1", true), ("n2", true), ("n3", false)]));
         let at = |seconds| begin + Duration::from_secs(seconds);
-        let mut tally = Tally::begin(begin);
+        let mut tally = Tally::new(begin);
         tally.note("n1", pods(&[(1, 2), (2, 1)]), at(0));
         assert_eq!(tally.counts(&known, at(0)).selected(EgressId(1)), None, "n2 has not answered");
         tally.note("n2", pods(&[(1, 3)]), at(5));
@@ -264,7 +264,7 @@ mod tests {
         // The pods of a deleted node do not count.
         assert_eq!(tally.counts(&nodes(&[("n2", true)]), at(11)).selected(EgressId(1)), Some(0));
         // A node whose agent never answers is not waited for without end.
-        let mut tally = Tally::begin(begin);
+        let mut tally = Tally::new(begin);
         tally.note("n1", pods(&[(1, 2)]), at(14));
         assert_eq!(tally.counts(&known, at(14)).selected(EgressId(1)), None);
         assert_eq!(tally.counts(&known, at(15)).selected(EgressId(1)), Some(2));
@@ -276,9 +276,9 @@ mod tests {
         let at = |seconds| begin + Duration::from_secs(seconds);
         let known = |ready| nodes(&[("n1", ready), ("n2", true)]);
         let without_agent = |counts: &PodCounts| {
-            counts.left_alone(EgressId(1)).map(|(node, count)| (node.to_owned(), count)).collect::<Vec<_>>()
+            counts.pods_without_agent(EgressId(1)).map(|(node, count)| (node.to_owned(), count)).collect::<Vec<_>>()
         };
-        let mut tally = Tally::begin(begin);
+        let mut tally = Tally::new(begin);
         tally.note("n1", pods(&[(1, 2)]), at(0));
         for second in (0..120).step_by(5) {
             tally.note("n2", pods(&[(1, 1)]), at(second));

@@ -1,9 +1,10 @@
-//! Takes the changes of policies and nodes. While this controller leads it decides, and writes what differs.
+//! Takes the changes of policies and nodes. While this controller leads it computes the desired status, and writes what
+//! differs.
 //!
-//! The order of writes: hand-overs that begin are recorded first; then the status of policies that lose an address, then that of the
-//! others, so that an address which moves between policies is free before it is given; finished hand-overs are removed last
-//! ([`egress_core::ownership::handover`]). A write that fails because of another writer is no error: the watch brings the newer
-//! policy, and it is decided on then.
+//! The order of writes: hand-overs that begin are recorded first; then the status of policies that lose an address, then
+//! that of the others, so that an address which moves between policies is free before it is given; finished hand-overs
+//! are removed last ([`egress_core::ownership::handover`]). A write that fails because of another writer is no error:
+//! the watch brings the newer policy, which starts the next pass.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -16,13 +17,13 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::change_queue::ChangeReceiver;
-use crate::controller::ledger::{LedgerExtract, LedgerWriter};
+use crate::controller::ledger::{LedgerInputs, LedgerWriter};
 use crate::controller::pod_counts::PodCounts;
 use crate::controller::summary;
 use crate::metrics::Meters;
 use egress_core::allocation::Nodes;
 use egress_core::allocation::egress_ids::EgressIdAllocator;
-use egress_core::decision::{Decision, Decisions, Known, decide};
+use egress_core::desired_status::{DesiredStatuses, ObjectStatus, StatusInputs, desired_statuses};
 use egress_core::model::node::Node;
 use egress_core::model::policy::{Condition, EgressPolicy, Item, Policies, PolicyKey};
 use egress_core::model::reserved::ClusterNetworks;
@@ -31,12 +32,12 @@ use egress_core::model::settings::OnUnassigned;
 use egress_core::model::view::{Change, Update, filled};
 use egress_core::node_health::NodeHealth;
 use egress_core::ownership::handover::HandoverPlanner;
-use egress_core::ownership::suspicion::Terms;
-use egress_core::status::conditions::{self, Notice};
+use egress_core::ownership::suspicion::LeaseDurations;
+use egress_core::status::conditions::{self, ObjectEvent};
 use egress_core::status::foreign_writers::ForeignWriters;
-use egress_core::status::moves::{Moves, Why};
-use egress_core::status::node_problems::Problems;
-use egress_kube::events::{About, Events};
+use egress_core::status::moves::{MoveReason, Moves};
+use egress_core::status::node_problems::NodeProblems;
+use egress_kube::events::Events;
 use egress_kube::leader_election::Leadership;
 use egress_kube::ledger::LedgerStore;
 use egress_kube::policy::StatusWriters;
@@ -58,7 +59,7 @@ const ROLLED_BACK: &str = "the API server knows less than it did: if a backup ha
 
 /// The known state of the cluster, and what has been published.
 pub struct ControllerReconciler {
-    /// Shared with the thread that decides.
+    /// Shared with the thread that computes the desired status.
     policies: Option<Arc<Policies>>,
     nodes: Option<Arc<Nodes>>,
     networks: Arc<ClusterNetworks>,
@@ -68,19 +69,19 @@ pub struct ControllerReconciler {
     /// Which egress nodes answer.
     node_health: watch::Receiver<NodeHealth>,
     /// The nodes to ask for pod counts while this controller leads, and the counts.
-    to_ask: watch::Sender<Option<Arc<Nodes>>>,
+    nodes_to_ask: watch::Sender<Option<Arc<Nodes>>>,
     pod_counts: watch::Receiver<PodCounts>,
     ledger: LedgerWriter,
     handovers: HandoverPlanner,
     /// Since when this controller leads without a gap, as of the current pass.
-    since: Option<std::time::Instant>,
+    leading_since: Option<std::time::Instant>,
     egress_ids: EgressIdAllocator,
     /// Policies have changed since their IDs were observed.
     ids_unobserved: bool,
-    published: BTreeMap<PolicyKey, BTreeSet<Notice>>,
+    published_events: BTreeMap<PolicyKey, BTreeSet<ObjectEvent>>,
     foreign_writers: ForeignWriters,
     write_errors: WriteErrorLog,
-    problems: Problems,
+    problems: NodeProblems,
     writers: StatusWriters,
     events: Events,
     leadership: Leadership,
@@ -94,7 +95,7 @@ pub struct ControllerReconciler {
 struct StatusUpdate {
     policy: Arc<EgressPolicy>,
     desired: DesiredStatus,
-    notices: BTreeSet<Notice>,
+    events: BTreeSet<ObjectEvent>,
 }
 
 impl ControllerReconciler {
@@ -102,7 +103,7 @@ impl ControllerReconciler {
         (writers, ledger): (StatusWriters, LedgerStore),
         events: Events,
         leadership: Leadership,
-        (node_health, terms, rollbacks): (watch::Receiver<NodeHealth>, Terms, watch::Receiver<()>),
+        (node_health, terms, rollbacks): (watch::Receiver<NodeHealth>, LeaseDurations, watch::Receiver<()>),
         signature: String,
         networks: ClusterNetworks,
     ) -> Self {
@@ -113,17 +114,17 @@ impl ControllerReconciler {
             node_address_serves: true,
             services: Arc::default(),
             node_health,
-            to_ask: watch::Sender::default(),
+            nodes_to_ask: watch::Sender::default(),
             pod_counts: watch::channel(PodCounts::default()).1,
             ledger: LedgerWriter::new(ledger, leadership.clone(), signature, terms),
             handovers: HandoverPlanner::lingering(LINGER),
-            since: None,
+            leading_since: None,
             egress_ids: EgressIdAllocator::default(),
             ids_unobserved: false,
-            published: BTreeMap::new(),
+            published_events: BTreeMap::new(),
             foreign_writers: ForeignWriters::default(),
             write_errors: WriteErrorLog::default(),
-            problems: Problems::default(),
+            problems: NodeProblems::default(),
             writers,
             events,
             leadership,
@@ -142,7 +143,7 @@ impl ControllerReconciler {
     /// Adds pod counts to the status.
     #[must_use]
     pub fn counting(self, to_ask: watch::Sender<Option<Arc<Nodes>>>, pod_counts: watch::Receiver<PodCounts>) -> Self {
-        Self { to_ask, pod_counts, ..self }
+        Self { nodes_to_ask: to_ask, pod_counts, ..self }
     }
 
     /// Sets the metrics.
@@ -160,8 +161,8 @@ impl ControllerReconciler {
                 () = stop.cancelled() => return,
                 changes = changes.take() => match changes {
                     Some(changes) => {
-                        let news = changes.into_iter().map(|change| self.apply(change)).filter(|calls_for_decision| *calls_for_decision);
-                        if news.count() == 0 {
+                        let relevant = changes.into_iter().map(|change| self.apply(change)).filter(|needs_reconcile| *needs_reconcile);
+                        if relevant.count() == 0 {
                             continue;
                         }
                     }
@@ -172,7 +173,7 @@ impl ControllerReconciler {
                         return;
                     }
                     // A renewal alone changes nothing.
-                    if self.leadership.since() == self.since {
+                    if self.leadership.since() == self.leading_since {
                         continue;
                     }
                 }
@@ -181,15 +182,15 @@ impl ControllerReconciler {
                 Ok(()) = self.rollbacks.changed() => self.report_rollback(),
                 () = retry, if retry_at.is_some() => {}
             }
-            self.since = self.leadership.since();
+            self.leading_since = self.leadership.since();
             if let (true, Some(policies)) = (std::mem::take(&mut self.ids_unobserved), &self.policies) {
                 self.egress_ids.observe(policies);
             }
             retry_at = None;
-            let Some(since) = self.since else {
+            let Some(since) = self.leading_since else {
                 self.foreign_writers.retain(|_| false);
-                self.problems = Problems::default();
-                self.to_ask.send_if_modified(|to_ask| to_ask.take().is_some());
+                self.problems = NodeProblems::default();
+                self.nodes_to_ask.send_if_modified(|to_ask| to_ask.take().is_some());
                 self.moves.forget(|_| true);
                 self.meters.set_cluster(None);
                 continue;
@@ -197,7 +198,7 @@ impl ControllerReconciler {
             tokio::select! {
                 // The next leader finds unfinished writes as after a crash.
                 () = stop.cancelled() => return,
-                again = self.decide_and_write(since) => retry_at = again,
+                requeue_at = self.reconcile(since) => retry_at = requeue_at,
             }
         }
     }
@@ -210,7 +211,7 @@ impl ControllerReconciler {
         }
     }
 
-    /// Whether the change calls for a decision.
+    /// Whether the change needs a pass.
     fn apply(&mut self, change: Change) -> bool {
         match change {
             Change::Policies(update) => {
@@ -218,7 +219,7 @@ impl ControllerReconciler {
                 self.apply_objects(update);
             }
             Change::Nodes(update) => self.apply_nodes(update),
-            Change::Ledger(ledger) => self.ledger.follow(ledger, Instant::now().into_std()),
+            Change::Ledger(ledger) => self.ledger.observe(ledger, Instant::now().into_std()),
             // Most Services have no address that could be an egress IP.
             Change::Services(update) => return !Arc::make_mut(&mut self.services).apply(update).addresses.is_empty(),
             Change::Namespaces(_) | Change::Pods(_) => return false,
@@ -244,16 +245,16 @@ impl ControllerReconciler {
                 let known = self.policies.iter().flat_map(|known| known.values());
                 let gone = known
                     .filter(|known| policies.get(known.key()).is_none_or(|new| new.origin.uid != known.origin.uid));
-                gone.for_each(|policy| self.ledger.depart(policy, now));
+                gone.for_each(|policy| self.ledger.note_deleted(policy, now));
                 self.policies = Some(Arc::new(policies));
             }
             Update::Changed(_, policy) => self.insert_object(policy),
             Update::Removed(name) => {
-                self.published.remove(&name);
+                self.published_events.remove(&name);
                 if let Some(policy) = self.policies.as_mut().and_then(|policies| Arc::make_mut(policies).remove(&name))
                 {
                     self.moves.forget(|address| policy.listed.iter().any(|listed| listed == address));
-                    self.ledger.depart(&policy, now);
+                    self.ledger.note_deleted(&policy, now);
                 }
             }
         }
@@ -264,7 +265,7 @@ impl ControllerReconciler {
         let Some(policies) = &mut self.policies else { return };
         // Deleted and created again between two updates.
         if let Some(former) = policies.get(policy.key()).filter(|known| known.origin.uid != policy.origin.uid) {
-            self.ledger.depart(former, Instant::now().into_std());
+            self.ledger.note_deleted(former, Instant::now().into_std());
         }
         let version = |policy: &EgressPolicy| policy.origin.resource_version.parse::<u64>().ok();
         let older = policies.get(policy.key()).is_some_and(|known| {
@@ -276,91 +277,99 @@ impl ControllerReconciler {
         }
     }
 
-    /// Returns when to decide again without any change.
-    async fn decide_and_write(&mut self, since: std::time::Instant) -> Option<Instant> {
+    /// One pass: computes the desired status of all policies and writes what differs. Returns when to requeue without
+    /// any change.
+    async fn reconcile(&mut self, since: std::time::Instant) -> Option<Instant> {
         let (Some(policies), Some(nodes)) = (self.policies.clone(), self.nodes.clone()) else { return None };
-        self.to_ask.send_if_modified(|to_ask| {
+        self.nodes_to_ask.send_if_modified(|to_ask| {
             let is_known = to_ask.as_ref().is_some_and(|known| Arc::ptr_eq(known, &nodes));
             *to_ask = Some(nodes.clone());
             !is_known
         });
-        for (node, problem) in self.problems.news(&nodes) {
-            warn!(node, problem, "what cannot be read of a node is as it was last read");
+        for (node, problem) in self.problems.new_problems(&nodes) {
+            warn!(node, problem, "an unreadable value of a node keeps its last readable value");
         }
-        let ids = self.egress_ids.number(&policies);
+        let ids = self.egress_ids.allocate(&policies);
         let now = Instant::now().into_std();
-        // A copy: the prober must not wait for a decision.
+        // A copy: the prober must not wait for the computation.
         let node_health = self.node_health.borrow_and_update().clone();
         let pod_counts = self.pod_counts.borrow_and_update().clone();
-        let extract = self.ledger.extract(&policies, &nodes, &node_health, (since, now))?;
-        let (draft, again) = (extract.draft.clone(), extract.look_again);
-        let nodes_seen = summary::nodes(&nodes, &node_health);
-        let decided = self.decide((policies, nodes), (node_health, pod_counts), extract, now).await?;
-        let Decisions { all, mut steps, look_again } = decided;
+        let ledger_inputs = self.ledger.inputs(&policies, &nodes, &node_health, (since, now))?;
+        let (draft, ledger_requeue_at) = (ledger_inputs.draft.clone(), ledger_inputs.requeue_at);
+        let node_states = summary::nodes(&nodes, &node_health);
+        let desired = self.compute_desired((policies, nodes), (node_health, pod_counts), ledger_inputs, now).await?;
+        let DesiredStatuses { policies: statuses, mut record_changes, requeue_at } = desired;
         // A leader that was replaced early may still write statuses by open records, which must stay until it no longer can. Records of
         // other addresses begin, so that their new owners prepare in that time.
         if let Some(until) = self.leadership.former().map(|former| former.until).filter(|until| now < *until) {
-            steps.retain(|step| step.is_new_to(&draft.records));
-            let retry = (!self.ledger.open(draft, &steps).await).then(|| Instant::now() + RETRY);
-            return again.into_iter().chain(look_again).chain([until]).map(Instant::from_std).chain(retry).min();
+            record_changes.retain(|change| change.is_new_to(&draft.records));
+            let retry = (!self.ledger.write_begun(draft, &record_changes).await).then(|| Instant::now() + RETRY);
+            return ledger_requeue_at
+                .into_iter()
+                .chain(requeue_at)
+                .chain([until])
+                .map(Instant::from_std)
+                .chain(retry)
+                .min();
         }
-        self.meters.set_cluster(Some(summary::cluster(&all, nodes_seen)));
-        let again = again.into_iter().chain(look_again).min().map(Instant::from_std);
-        let updates: Vec<StatusUpdate> = all
+        self.meters.set_cluster(Some(summary::cluster(&statuses, node_states)));
+        let requeue_at = ledger_requeue_at.into_iter().chain(requeue_at).min().map(Instant::from_std);
+        let updates: Vec<StatusUpdate> = statuses
             .into_iter()
-            .filter_map(|decision| {
-                let Decision { policy, items, conditions, no_eligible_node, selected_pods, notices } = decision;
+            .filter_map(|status| {
+                let ObjectStatus { policy, items, conditions, no_eligible_node, selected_pods, events } = status;
                 let id = *ids.get(policy.key())?;
                 Some(StatusUpdate {
                     policy,
                     desired: DesiredStatus { id, no_eligible_node, items, selected_pods, conditions },
-                    notices,
+                    events,
                 })
             })
             .collect();
-        self.publish_notices(&updates);
+        self.publish_events(&updates);
         self.check_foreign_writers();
-        let settled = self.ledger.open(draft, &steps).await
+        let is_complete = self.ledger.write_begun(draft, &record_changes).await
             && self.write_all(updates, now).await
-            && self.ledger.close(&steps).await;
-        let retry = (!settled).then(|| Instant::now() + RETRY);
-        retry.into_iter().chain(again).min()
+            && self.ledger.write_finished(&record_changes).await;
+        let retry = (!is_complete).then(|| Instant::now() + RETRY);
+        retry.into_iter().chain(requeue_at).min()
     }
 
-    /// False when something is left to do.
+    /// False when the pass has to be repeated.
     async fn write_all(&mut self, updates: Vec<StatusUpdate>, now: std::time::Instant) -> bool {
         let differs =
             |update: &StatusUpdate| !self.writers.of(&update.policy).is_current(&update.policy, &update.desired);
         let (updates, held): (Vec<_>, Vec<_>) =
             updates.into_iter().filter(differs).partition(|update| self.foreign_writers.may_write(&update.policy, now));
-        let (losing, others): (Vec<_>, Vec<_>) = updates.into_iter().partition(loses_an_address);
-        let settled = self.write(losing).await;
+        let (losing, others): (Vec<_>, Vec<_>) = updates.into_iter().partition(releases_an_address);
+        let is_complete = self.write(losing).await;
         // An address that was not taken from one policy must not be given to another.
-        settled && self.write(others).await && held.is_empty()
+        is_complete && self.write(others).await && held.is_empty()
     }
 
-    /// Decides on a blocking thread, so that other tasks, such as the renewal of the Lease, need not wait.
-    async fn decide(
+    /// Computes on a blocking thread, so that other tasks, such as the renewal of the Lease, need not wait.
+    async fn compute_desired(
         &mut self,
         (policies, nodes): (Arc<Policies>, Arc<Nodes>),
         (node_health, pod_counts): (NodeHealth, PodCounts),
-        extract: LedgerExtract,
+        ledger_inputs: LedgerInputs,
         now: std::time::Instant,
-    ) -> Option<Decisions> {
+    ) -> Option<DesiredStatuses> {
         let mut handovers = std::mem::take(&mut self.handovers);
         let (networks, services) = (Arc::clone(&self.networks), Arc::clone(&self.services));
         let node_address_serves = self.node_address_serves;
-        let deciding = tokio::task::spawn_blocking(move || {
-            let (records, evidence, endless) = (&extract.draft.records, extract.evidence(), &extract.endless);
+        let computing = tokio::task::spawn_blocking(move || {
+            let (records, evidence, endless) =
+                (&ledger_inputs.draft.records, ledger_inputs.evidence(), &ledger_inputs.endless);
             let (unreachable, absent) = (&node_health.unreachable, &node_health.absent);
             let (policies, nodes, networks, services) = (&policies, &nodes, &networks, &services);
-            let known = Known {
+            let inputs = StatusInputs {
                 policies,
                 nodes,
                 unreachable,
                 absent,
                 unserved: &node_health.unserved,
-                census: &pod_counts,
+                pod_counts: &pod_counts,
                 node_address_serves,
                 networks,
                 services,
@@ -369,13 +378,13 @@ impl ControllerReconciler {
                 endless,
                 now,
             };
-            let decisions = decide(&mut handovers, &known);
-            (handovers, decisions)
+            let desired = desired_statuses(&mut handovers, &inputs);
+            (handovers, desired)
         });
-        match deciding.await {
-            Ok((handovers, decisions)) => {
+        match computing.await {
+            Ok((handovers, desired)) => {
                 self.handovers = handovers;
-                Some(decisions)
+                Some(desired)
             }
             Err(error) => match error.try_into_panic() {
                 Ok(panic) => std::panic::resume_unwind(panic),
@@ -391,33 +400,31 @@ impl ControllerReconciler {
         self.foreign_writers.retain(|uid| uids.contains(uid));
         let now = Instant::now().into_std();
         for policy in policies.values() {
-            if self.foreign_writers.look(policy, now) {
+            if self.foreign_writers.check(policy, now) {
                 warn!(egressip = policy.name(), "{FOREIGN_STATUS}");
                 self.events.warn(&**policy, "ForeignStatus", FOREIGN_STATUS);
             }
         }
     }
 
-    async fn write(&mut self, decisions: Vec<StatusUpdate>) -> bool {
-        let (writers, leadership, since) = (&self.writers, &self.leadership, self.since);
-        let written: Vec<_> = futures::stream::iter(decisions)
-            .map(|decision| async move {
-                // If another may have led in between, this decision is out of date.
+    async fn write(&mut self, updates: Vec<StatusUpdate>) -> bool {
+        let (writers, leadership, since) = (&self.writers, &self.leadership, self.leading_since);
+        let written: Vec<_> = futures::stream::iter(updates)
+            .map(|update| async move {
+                // If another may have led in between, this status is out of date.
                 let outcome = match leadership.since() == since {
-                    true => tokio::time::timeout(
-                        TIMEOUT,
-                        writers.of(&decision.policy).write(&decision.policy, &decision.desired),
-                    )
-                    .await
-                    .unwrap_or(Err(WriteError::Timeout)),
+                    true => {
+                        let write = writers.of(&update.policy).write(&update.policy, &update.desired);
+                        tokio::time::timeout(TIMEOUT, write).await.unwrap_or(Err(WriteError::Timeout))
+                    }
                     false => Err(WriteError::Stale),
                 };
-                (decision, outcome)
+                (update, outcome)
             })
             .buffer_unordered(PARALLEL)
             .collect()
             .await;
-        let (mut settled, mut has_written, mut failed) = (true, false, Vec::new());
+        let (mut is_complete, mut has_written, mut failed) = (true, false, Vec::new());
         for (StatusUpdate { policy, desired, .. }, outcome) in written {
             match outcome {
                 Ok(answer) => {
@@ -427,13 +434,13 @@ impl ControllerReconciler {
                     if policy.published.items != desired.items
                         || !desired.conditions.iter().all(|one| one.is_published(&policy))
                     {
-                        info!(egressip = policy.name(), id = desired.id.0, items = %shown(&desired), reason, "status written");
+                        info!(egressip = policy.name(), id = desired.id.0, items = %items_text(&desired), reason, "status written");
                     }
-                    self.foreign_writers.wrote(&answer);
-                    self.note_moves(&policy, &desired.items);
+                    self.foreign_writers.note_written(&answer);
+                    self.report_moves(&policy, &desired.items);
                     self.apply_objects(Update::Changed(policy.key().clone(), Arc::new(answer)));
                 }
-                Err(WriteError::Stale) => settled = false,
+                Err(WriteError::Stale) => is_complete = false,
                 Err(error) => {
                     self.foreign_writers.forget(&policy);
                     failed.push((policy, error));
@@ -442,7 +449,7 @@ impl ControllerReconciler {
         }
         match failed.first() {
             Some((policy, error)) => {
-                settled = false;
+                is_complete = false;
                 if self.write_errors.is_due(error.code(), Instant::now().into_std()) {
                     let others = failed.len() - 1;
                     warn!(egressip = policy.name(), others, %error, "cannot write the status; trying again");
@@ -451,27 +458,26 @@ impl ControllerReconciler {
             None if has_written && self.write_errors.ends() => info!("the status is written again"),
             None => {}
         }
-        settled
+        is_complete
     }
 
     /// Publishes an event for each address that has another node now.
-    fn note_moves(&mut self, policy: &EgressPolicy, items: &[Item]) {
+    fn report_moves(&mut self, policy: &EgressPolicy, items: &[Item]) {
         let (nodes, node_health) = (&self.nodes, self.node_health.borrow());
         let why = |name: &str| {
             let node = nodes.as_ref().and_then(|nodes| nodes.get(name));
-            let well = node_health.lost.get(name).copied();
-            (Why::of(node.map(Arc::as_ref), well.is_some()), well)
+            let last_serving = node_health.last_serving.get(name).copied();
+            (MoveReason::of(node.map(Arc::as_ref), last_serving.is_some()), last_serving)
         };
-        for moved in self.moves.note((&policy.published.items, items), why, Instant::now().into_std()) {
-            moved.took.into_iter().for_each(|took| self.meters.failed_over(took));
-            let about = About::from(policy);
-            self.events.note(about, "EgressIPMoved", &moved.to_string());
+        for moved in self.moves.record((&policy.published.items, items), why, Instant::now().into_std()) {
+            moved.failover_duration.into_iter().for_each(|took| self.meters.failed_over(took));
+            self.events.note(policy, "EgressIPMoved", &moved.to_string());
         }
     }
 
-    /// Publishes new notices. A new leader takes a notice as published if the condition says the same.
-    fn publish_notices(&mut self, decisions: &[StatusUpdate]) {
-        for StatusUpdate { policy, desired, notices } in decisions {
+    /// Publishes new events. A new leader counts an event as published if the condition has the same message.
+    fn publish_events(&mut self, updates: &[StatusUpdate]) {
+        for StatusUpdate { policy, desired, events } in updates {
             let found = &policy.published.conditions;
             let published_by_former =
                 desired.conditions.iter().filter(|desired| desired.kind == conditions::ASSIGNED).all(|desired| {
@@ -479,24 +485,24 @@ impl ControllerReconciler {
                         |found: &Condition| found.reason == desired.reason && found.message == desired.message;
                     found.get(desired.kind).is_some_and(|(_, found)| is_same(found))
                 });
-            let published = match self.published.insert(policy.key().clone(), notices.clone()) {
+            let published = match self.published_events.insert(policy.key().clone(), events.clone()) {
                 Some(published) => published,
                 None if published_by_former => continue,
                 None => BTreeSet::new(),
             };
-            for notice in notices.difference(&published) {
-                self.events.warn(&**policy, notice.reason, &notice.message);
+            for event in events.difference(&published) {
+                self.events.warn(&**policy, event.reason, &event.message);
             }
         }
     }
 }
 
-fn loses_an_address(decision: &StatusUpdate) -> bool {
-    let kept: BTreeSet<&str> = decision.desired.items.iter().map(|item| item.egress_ip.as_str()).collect();
-    decision.policy.published.items.iter().any(|item| !kept.contains(item.egress_ip.as_str()))
+fn releases_an_address(update: &StatusUpdate) -> bool {
+    let kept: BTreeSet<&str> = update.desired.items.iter().map(|item| item.egress_ip.as_str()).collect();
+    update.policy.published.items.iter().any(|item| !kept.contains(item.egress_ip.as_str()))
 }
 
-fn shown(desired: &DesiredStatus) -> String {
+fn items_text(desired: &DesiredStatus) -> String {
     let items: Vec<String> = desired.items.iter().map(|item| format!("{}={}", item.egress_ip, item.node)).collect();
     items.join(" ")
 }

@@ -1,13 +1,13 @@
 //! A controller, from start to clean stop: the list of its parts. What an agent does is in `node::run`.
 //!
 //! ```text
-//! API watches ─┬─> reconciler (decides; writes while this controller leads) ──> status, ledger, events
+//! API watches ─┬─> reconciler (writes while this controller leads) ──> status, ledger, events
 //!              └─> prober (probes the agents of egress nodes while that is its duty) ──> reconciler
 //! ```
 //!
-//! Each part is a task of its own: a decision in a large cluster takes longer than the timeouts of the Lease and of probes. Parts
-//! meet in [`Topics`] and in what leader election publishes ([`leadership`]). A controller runs on a node, in the host network,
-//! because agents answer on addresses of the management network.
+//! Each part is a task of its own: a pass of the reconciler in a large cluster takes longer than the timeouts of the
+//! Lease and of probes. Parts meet in [`Topics`] and in what leader election publishes ([`leadership`]). A controller
+//! runs on a node, in the host network, because agents answer on addresses of the management network.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use kube::Client;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
-use crate::change_queue::{self, ChangeReceiver};
+use crate::change_queue::{self, ChangeReceiver, ChangeSender};
 use crate::controller::fan_out::{Receivers, SyncedLists, fan_out};
 use crate::controller::node_health::leader_probe;
 use crate::controller::node_health::prober::{self, Overlay};
@@ -34,9 +34,9 @@ use egress_datapath::overlay::endpoints::Endpoints;
 use egress_datapath::overlay::probe;
 use egress_kube::api_outage::ApiOutages;
 use egress_kube::events::{self, Events};
-use egress_kube::health_key::{self, IfAbsent, KeyHolder, SharedKey};
+use egress_kube::health_key::{self, IfAbsent, KeyPublisher, SharedKey};
 use egress_kube::leader_election::{
-    ElectionInputs, Leadership, ProbeDuty, Published, campaign, leadership, own_identity,
+    ElectionInputs, ElectionOutputs, Leadership, ProbeDuty, campaign, leadership, own_identity,
 };
 use egress_kube::ledger::LedgerStore;
 use egress_kube::policy::StatusWriters;
@@ -96,7 +96,7 @@ impl Topics {
             synced: watch::Sender::default(),
             nodes_to_ask: watch::Sender::default(),
             pod_counts: watch::Sender::default(),
-            node_health: watch::Sender::new(NodeHealth::by(lease)),
+            node_health: watch::Sender::new(NodeHealth::with_lease(lease)),
             isolated: watch::Sender::default(),
             holder: watch::Sender::default(),
             silent_holder: watch::Sender::default(),
@@ -104,18 +104,18 @@ impl Topics {
     }
 }
 
-/// Runs until told to stop. The Lease is released then, so that the other controller leads at once.
+/// Runs until stopped. The Lease is released then, so that the other controller leads at once.
 pub async fn run(client: Client, settings: ControllerSettings, stop: CancellationToken) {
     let ControllerSettings { node_name, namespace, networks, on_unassigned, probing, overlay, outages, health_page } =
         settings;
     let (events, delivery) = events::queue(client.clone(), &node_name, &outages);
     let meters = health_page.as_ref().map(|health_page| health_page.meters()).unwrap_or_default();
-    let (key, key_holder) = SharedKey::new();
+    let (key, key_publisher) = SharedKey::new();
     let probing =
         ProbeSettings { key, meters, events: Some(events.clone()), outages: Some(outages.clone()), ..probing };
-    let (identity, topics) = (own_identity(&node_name), Topics::new(probing.terms().lease));
+    let (identity, topics) = (own_identity(&node_name), Topics::new(probing.lease_durations().lease));
     let controller = Controller { client, node_name, namespace, identity, networks, probing, outages, topics, stop };
-    let (published, leadership, duty) = leadership();
+    let (outputs, leadership, duty) = leadership();
     let (to_reconciler, changes) = change_queue::inbox();
     let (to_prober, prober_changes) = change_queue::inbox();
     let (to_leader_probe, leader_probe_changes) = change_queue::inbox();
@@ -123,22 +123,13 @@ pub async fn run(client: Client, settings: ControllerSettings, stop: Cancellatio
     let heartbeat = Heartbeat::default();
 
     let mut parts = Tasks::new(&controller.stop);
-    let receivers = Receivers {
-        reconciler: to_reconciler,
-        prober: to_prober,
-        leader_probe: to_leader_probe,
-        endpoints,
-        synced_lists: SyncedLists::default(),
-        synced: controller.topics.synced.clone(),
-    };
-    let watches =
-        for_controller(&controller.client, &controller.namespace, &controller.networks.services, &controller.outages);
-    parts.spawn(Task::ApiWatches, fan_out(watches, receivers, controller.stop.clone()));
+    let receivers = controller.receivers((to_reconciler, to_prober, to_leader_probe), endpoints);
+    parts.spawn(Task::ApiWatches, controller.api_watches(receivers));
     parts.spawn(Task::EventWriter, delivery.run(controller.stop.clone()));
-    parts.spawn(Task::LeaderElection, controller.leader_election(published, heartbeat.clone()));
+    parts.spawn(Task::LeaderElection, controller.leader_election(outputs, heartbeat.clone()));
     parts.spawn(Task::LeaderKnocks, controller.leader_probe(leader_probe_changes));
     if controller.probing.asks_agents() {
-        parts.spawn(Task::KeyReader, controller.key_reader(key_holder));
+        parts.spawn(Task::KeyReader, controller.key_reader(key_publisher));
         parts.spawn(Task::PodCounts, controller.pod_counts());
     }
     let overlay = overlay.map(|port| {
@@ -146,7 +137,7 @@ pub async fn run(client: Client, settings: ControllerSettings, stop: Cancellatio
         let asker = probe::Asker { port, own: own_endpoint, questions, echoes: echoed };
         // A separate task: any traffic to the tunnel's port can keep it busy.
         parts.spawn(Task::OverlayEcho, probe::ask(asker, controller.stop.clone()));
-        Overlay { port, ask, echoes }
+        Overlay { port, questions: ask, echoes }
     });
     parts.spawn(Task::Prober, controller.prober(prober_changes, duty, overlay));
     if let Some(health_page) = health_page {
@@ -172,10 +163,24 @@ struct Controller {
 }
 
 impl Controller {
+    fn receivers(
+        &self,
+        (reconciler, prober, leader_probe): (ChangeSender, ChangeSender, ChangeSender),
+        endpoints: Endpoints,
+    ) -> Receivers {
+        let synced = self.topics.synced.clone();
+        Receivers { reconciler, prober, leader_probe, endpoints, synced_lists: SyncedLists::default(), synced }
+    }
+
+    fn api_watches(&self, receivers: Receivers) -> impl Future<Output = ()> + use<> {
+        let watches = for_controller(&self.client, &self.namespace, &self.networks.services, &self.outages);
+        fan_out(watches, receivers, self.stop.clone())
+    }
+
     fn reconciler(&self, events: Events, leadership: Leadership, on_unassigned: OnUnassigned) -> ControllerReconciler {
         let (client, topics) = (self.client.clone(), &self.topics);
         let writers = (StatusWriters::new(&client), LedgerStore::new(client, &self.namespace));
-        let nodes = (topics.node_health.subscribe(), self.probing.terms(), self.outages.rollbacks());
+        let nodes = (topics.node_health.subscribe(), self.probing.lease_durations(), self.outages.rollbacks());
         let (identity, networks) = (self.identity.clone(), self.networks.clone());
         ControllerReconciler::new(writers, events, leadership, nodes, identity, networks)
             .metered(self.probing.meters.clone())
@@ -183,16 +188,16 @@ impl Controller {
             .with_unassigned(on_unassigned)
     }
 
-    fn leader_election(&self, published: Published, heartbeat: Heartbeat) -> impl Future<Output = ()> + use<> {
+    fn leader_election(&self, outputs: ElectionOutputs, heartbeat: Heartbeat) -> impl Future<Output = ()> + use<> {
         let topics = &self.topics;
         let inputs = ElectionInputs {
             holder: topics.holder.clone(),
-            silence: topics.silent_holder.subscribe(),
+            silent_holder: topics.silent_holder.subscribe(),
             isolated: topics.isolated.subscribe(),
         };
         let (client, namespace, identity) = (self.client.clone(), self.namespace.clone(), self.identity.clone());
         let (outages, stop) = (self.outages.clone(), self.stop.clone());
-        async move { campaign(client, (&namespace, identity), (published, inputs), &outages, heartbeat, stop).await }
+        async move { campaign(client, (&namespace, identity), (outputs, inputs), &outages, heartbeat, stop).await }
     }
 
     fn leader_probe(&self, nodes: ChangeReceiver) -> impl Future<Output = ()> + use<> {
@@ -200,10 +205,10 @@ impl Controller {
         leader_probe::run(self.probing.port, nodes, holder, silent_holder, self.stop.clone())
     }
 
-    fn key_reader(&self, holder: KeyHolder) -> impl Future<Output = ()> + use<> {
+    fn key_reader(&self, publisher: KeyPublisher) -> impl Future<Output = ()> + use<> {
         let (client, namespace, outages) = (self.client.clone(), self.namespace.clone(), self.outages.clone());
         let stop = self.stop.clone();
-        async move { health_key::keep((client, &namespace), holder, (&outages, None), IfAbsent::Create, stop).await }
+        async move { health_key::keep((client, &namespace), publisher, (&outages, None), IfAbsent::Create, stop).await }
     }
 
     fn pod_counts(&self) -> impl Future<Output = ()> + use<> {

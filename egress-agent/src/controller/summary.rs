@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::metrics::meters::{Cluster, NodeState};
 use egress_core::allocation::Nodes;
-use egress_core::decision::Decision;
+use egress_core::desired_status::ObjectStatus;
 use egress_core::node_health::NodeHealth;
 use egress_core::status::conditions::ASSIGNED;
 
@@ -18,10 +18,10 @@ pub(super) fn nodes(nodes: &Nodes, node_health: &NodeHealth) -> BTreeMap<String,
     nodes.values().filter(|node| node.assignable).map(|node| (node.name.clone(), state(&node.name))).collect()
 }
 
-/// Counts of the decisions about all policies.
-pub(super) fn cluster(all: &[Decision], nodes: BTreeMap<String, NodeState>) -> Cluster {
+/// Counts over the desired status of all policies.
+pub(super) fn cluster(statuses: &[ObjectStatus], nodes: BTreeMap<String, NodeState>) -> Cluster {
     let mut cluster = Cluster { nodes, ..Cluster::default() };
-    for Decision { policy, items, conditions, .. } in all {
+    for ObjectStatus { policy, items, conditions, .. } in statuses {
         cluster.assigned += items.len();
         cluster.unassigned += policy.listed.len().saturating_sub(items.len());
         let reasons = conditions.iter().filter(|condition| condition.kind == ASSIGNED);
@@ -39,28 +39,28 @@ mod tests {
     use egress_core::allocation::samples::policy;
     use egress_core::model::node::Node;
     use egress_core::model::policy::{EgressPolicy, Item};
-    use egress_core::status::conditions::Statement;
+    use egress_core::status::conditions::DesiredCondition;
 
-    fn decision(listed: &[&str], given: usize, reason: &'static str) -> Decision {
+    fn status_of(listed: &[&str], given: usize, reason: &'static str) -> ObjectStatus {
         let listed: Vec<String> = listed.iter().map(|one| (*one).to_owned()).collect();
         let items = listed.iter().take(given).map(|one| Item { node: "n1".into(), egress_ip: one.clone() }).collect();
-        let condition = |kind, reason| Statement { kind, status: true, reason, message: String::new() };
-        Decision {
+        let condition = |kind, reason| DesiredCondition { kind, status: true, reason, message: String::new() };
+        ObjectStatus {
             selected_pods: None,
             policy: Arc::new(EgressPolicy { listed, ..(*policy("a", 1, &[], &[]).1).clone() }),
             items,
             conditions: vec![condition(ASSIGNED, reason), condition("Degraded", "AllAssigned")],
             no_eligible_node: None,
-            notices: BTreeSet::new(),
+            events: BTreeSet::new(),
         }
     }
 
     #[test]
     fn addresses_objects_and_nodes_are_counted_by_what_was_decided() {
-        let all = [
-            decision(&["1", "2"], 2, "Assigned"),
-            decision(&["3", "nonsense"], 1, "PartiallyAssigned"),
-            decision(&["4"], 0, "NoCapacity"),
+        let statuses = [
+            status_of(&["1", "2"], 2, "Assigned"),
+            status_of(&["3", "nonsense"], 1, "PartiallyAssigned"),
+            status_of(&["4"], 0, "NoCapacity"),
         ];
         let node = |name: &str, assignable| {
             let node = Node { name: name.into(), assignable, ..Node::default() };
@@ -69,7 +69,7 @@ mod tests {
         let known: Nodes = [node("n1", true), node("n2", true), node("n3", true), node("n4", false)].into();
         let set = |name: &str| BTreeSet::from([name.to_owned()]);
         let node_health = NodeHealth { unreachable: set("n2"), absent: set("n3"), ..NodeHealth::default() };
-        let cluster = cluster(&all, nodes(&known, &node_health));
+        let cluster = cluster(&statuses, nodes(&known, &node_health));
         assert_eq!((cluster.assigned, cluster.unassigned), (3, 2));
         assert_eq!(cluster.objects, BTreeMap::from([("Assigned", 1), ("NoCapacity", 1), ("PartiallyAssigned", 1)]));
         let states = [("n1", NodeState::Answers), ("n2", NodeState::Unreachable), ("n3", NodeState::AgentAway)];

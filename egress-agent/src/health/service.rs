@@ -102,14 +102,14 @@ impl HealthService {
     /// The signature of a signed request. Any other request is a plain health check.
     fn authentic(&self, request: &Request<HealthCheckRequest>, at: Instant) -> Option<(Key, Signature)> {
         let (metadata, service) = (request.metadata(), &request.get_ref().service);
-        let key = self.0.key.now();
+        let key = self.0.key.current();
         if let Some(key) = &key
             && let Some(signature) = key.verify_request(metadata, service, &self.0.node_name)
         {
             return Some((key.clone(), signature));
         }
         if Probe::read(metadata).is_some() {
-            self.0.key.doubt();
+            self.0.key.suspect();
             let mut probes = self.0.probes.lock().unwrap_or_else(PoisonError::into_inner);
             if probes.unsigned.is_none_or(|logged| at >= logged + WARNING_INTERVAL) {
                 probes.unsigned = Some(at);
@@ -138,7 +138,7 @@ impl HealthService {
             note_leader(&probes.reports, request);
             if let Some(returned) = leader_contact::returned_age(request.metadata()).and_then(|age| at.checked_sub(age))
             {
-                probes.reports.outages.learn_of_rollback(returned);
+                probes.reports.outages.note_reported_rollback(returned);
             }
             let total = leader_contact::timeout(request.metadata());
             probes.reports.total.send_if_modified(|known| std::mem::replace(known, total) != total);

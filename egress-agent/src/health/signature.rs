@@ -227,7 +227,7 @@ pub(crate) mod tests {
     /// The same as a shared key.
     pub(crate) fn shared(number: u8) -> SharedKey {
         let (shared, holder) = SharedKey::new();
-        holder.now.send_replace(Some(key(number)));
+        holder.current.send_replace(Some(key(number)));
         shared
     }
 

@@ -13,7 +13,7 @@ use crate::metrics::warnings::{Subject, Warning, Warnings};
 use egress_core::model::node::Node;
 use egress_core::notes::Notes;
 use egress_datapath::nftables::forward_policy;
-use egress_kube::events::{About, Events};
+use egress_kube::events::{Events, Regarding};
 
 const INTERVAL: Duration = Duration::from_secs(10);
 /// A host may have very many chains.
@@ -65,7 +65,7 @@ fn report(events: &Events, Warning { subject, reason, message }: &Warning) {
     match subject {
         Subject::Policy { policy, uid } => {
             warn!(%policy, reason, "{message}");
-            events.warn(About { policy, uid, pod: None }, reason, message);
+            events.warn(Regarding { policy, uid, pod: None }, reason, message);
         }
         Subject::Node => {
             warn!(reason, "{message}");

@@ -105,12 +105,12 @@ pub async fn keep(
         // Set the timeout before counting what a probe with it has confirmed.
         holder.note_probed(*total_timeout.borrow());
         if let Some(as_of) = *confirmed.borrow_and_update() {
-            holder.note_heard(as_of);
+            holder.note_confirmed(as_of);
         }
         let is = holder.state(now, found.left_ns(clocks.boot_ns) == 0);
         let is_written = match holder.deadline(is) {
-            Deadline::AsItIs => true,
-            Deadline::At(time) => programs.renew(found, clocks.lease(time, holder.stall())),
+            Deadline::Unchanged => true,
+            Deadline::At(time) => programs.renew(found, clocks.lease(time, holder.longest_stall())),
             Deadline::Never => programs.renew(found, abi::Lease::ENDLESS),
             Deadline::Passed => {
                 programs.expire();
@@ -124,11 +124,11 @@ pub async fn keep(
         lease_state.send_if_modified(|published| std::mem::replace(published, is) != is);
         let has_end = holder.bounded().filter(|_| !is_endless(&programs));
         bounded.send_if_modified(|published| std::mem::replace(published, has_end) != has_end);
-        if holder.ask_at().is_some_and(|time| time <= now) {
-            holder.note_asked(now);
-            readings.push(read(&store, &node_name, now, holder.patience()));
+        if holder.next_read_at().is_some_and(|time| time <= now) {
+            holder.note_read_started(now);
+            readings.push(read(&store, &node_name, now, holder.read_timeout()));
         }
-        let next = holder.next(now);
+        let next = holder.next_change_at(now);
         // Wake regularly even without work, so that the heartbeat shows that the loop runs.
         let due = next.unwrap_or(now + IDLE).min(now + IDLE);
         tokio::select! {
@@ -136,8 +136,8 @@ pub async fn keep(
             outcome = confirmed.changed(), if is_probed => is_probed = outcome.is_ok(),
             outcome = demand.changed(), if has_demand => has_demand = outcome.is_ok(),
             Some((began, answer)) = readings.next(), if !readings.is_empty() => {
-                let (now, limit) = (Instant::now(), holder.in_time());
-                if !holder.was_heard() && slow_reads.note(now > began + limit, now) {
+                let (now, limit) = (Instant::now(), holder.read_deadline());
+                if !holder.was_confirmed() && slow_reads.note(now > began + limit, now) {
                     warn!(
                         limit_ms = limit.as_millis(),
                         "the API server is too slow to hold egress IPs by: no controller probes this agent, and most answers arrive \

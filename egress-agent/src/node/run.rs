@@ -37,7 +37,7 @@ use egress_datapath::devices::host::Host;
 use egress_datapath::overlay::endpoints::Endpoints;
 use egress_datapath::overlay::probe;
 use egress_kube::api_outage::ApiOutages;
-use egress_kube::fresh_read::still_given;
+use egress_kube::fresh_read::still_assigned;
 use egress_kube::health_key::{self, IfAbsent, SharedKey};
 use egress_kube::ledger::LedgerStore;
 use egress_kube::watches::for_agent;
@@ -196,7 +196,7 @@ impl Agent {
         let (topics, name) = (&self.topics, self.node_name.clone());
         let readers = (self.client.clone(), self.store.clone());
         let fresh_read: FreshRead =
-            Box::new(move |questions| still_given(readers.clone(), name.clone(), questions).boxed());
+            Box::new(move |questions| still_assigned(readers.clone(), name.clone(), questions).boxed());
         let obeys = (topics.lease_state.subscribe(), topics.obeyed.subscribe());
         let reports = (topics.lease_demand.clone(), topics.released.clone());
         Coordination::new(&self.node_name, obeys, reports, fresh_read).with_readiness(topics.readiness.clone())
@@ -261,7 +261,7 @@ impl Agent {
 
     fn key_reader(
         &self,
-        holder: health_key::KeyHolder,
+        holder: health_key::KeyPublisher,
         notes: Option<egress_core::notes::Notes>,
     ) -> impl Future<Output = ()> + use<> {
         let (client, namespace, outages) = (self.client.clone(), self.namespace.clone(), self.outages.clone());

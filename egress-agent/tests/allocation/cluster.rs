@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use egress_core::allocation::Nodes;
-use egress_core::decision::{Decision, NoRecords, decide};
+use egress_core::desired_status::{NoRecords, ObjectStatus, desired_statuses};
 use egress_core::keys;
 use egress_core::model::policy::{Policies, PolicyKey, PolicyKind};
 use egress_core::ownership::handover::HandoverPlanner;
@@ -25,7 +25,7 @@ pub(crate) struct Cluster<'v> {
     /// Reasons of all events so far.
     pub(crate) events: BTreeSet<&'static str>,
     no_records: NoRecords,
-    watch: HandoverPlanner,
+    planner: HandoverPlanner,
 }
 
 impl<'v> Cluster<'v> {
@@ -43,7 +43,7 @@ impl<'v> Cluster<'v> {
             objects: Vec::new(),
             events: BTreeSet::new(),
             no_records: NoRecords::default(),
-            watch: HandoverPlanner::default(),
+            planner: HandoverPlanner::default(),
         }
     }
 
@@ -60,13 +60,13 @@ impl<'v> Cluster<'v> {
             (PolicyKey::egress_ip(&object.name), Arc::new(api_of(PolicyKind::EgressIp).read(&value)))
         };
         let policies: Policies = order.into_iter().map(|object| as_read(object, numbers)).collect();
-        let known = self.no_records.known(&policies, &self.nodes, &self.unreachable, Instant::now());
-        let decisions = decide(&mut self.watch, &known).all;
-        let decisions: BTreeMap<&str, &Decision> = decisions.iter().map(|one| (one.policy.name(), one)).collect();
-        let notices = decisions.values().flat_map(|decision| &decision.notices);
-        self.events.extend(notices.map(|notice| notice.reason));
+        let known = self.no_records.inputs(&policies, &self.nodes, &self.unreachable, Instant::now());
+        let statuses = desired_statuses(&mut self.planner, &known).policies;
+        let statuses: BTreeMap<&str, &ObjectStatus> = statuses.iter().map(|one| (one.policy.name(), one)).collect();
+        let events = statuses.values().flat_map(|status| &status.events);
+        self.events.extend(events.map(|event| event.reason));
         for (object, items) in &mut self.objects {
-            let wanted = decisions[object.name.as_str()].items.iter();
+            let wanted = statuses[object.name.as_str()].items.iter();
             *items =
                 wanted.map(|item| StatusItem { node: item.node.clone(), egress_ip: item.egress_ip.clone() }).collect();
         }

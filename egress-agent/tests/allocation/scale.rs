@@ -8,11 +8,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use egress_core::allocation::Nodes;
-use egress_core::decision::{Decision, NoRecords, decide};
+use egress_core::desired_status::{NoRecords, ObjectStatus, desired_statuses};
 use egress_core::keys;
 use egress_core::model::policy::{Condition, Conditions, EgressPolicy, Policies, PolicyKind};
 use egress_core::ownership::handover::HandoverPlanner;
-use egress_core::status::conditions::{ASSIGNED, DEGRADED, Statement};
+use egress_core::status::conditions::{ASSIGNED, DEGRADED, DesiredCondition};
 use egress_kube::convert;
 use egress_kube::policy::api_of;
 use serde_json::{Value, json};
@@ -63,7 +63,7 @@ fn object(shape: Shape, i: usize) -> Value {
 struct Large {
     nodes: Nodes,
     policies: Policies,
-    watch: HandoverPlanner,
+    planner: HandoverPlanner,
 }
 
 /// The elapsed time, and the CPU time of this thread.
@@ -86,23 +86,23 @@ impl Large {
             |i| api_of(PolicyKind::EgressIp).read(&serde_json::from_value(object(shape, i)).expect("an object"));
         let nodes = (0..NODES).map(read_node).map(|node| (node.name.clone(), Arc::new(node))).collect();
         let policies = (0..OBJECTS).map(read_object).map(|policy| (policy.key().clone(), Arc::new(policy))).collect();
-        Self { nodes, policies, watch: HandoverPlanner::default() }
+        Self { nodes, policies, planner: HandoverPlanner::default() }
     }
 
-    /// The decisions while these nodes are unreachable.
-    fn decide(&mut self, lost: &BTreeSet<String>) -> (Vec<Decision>, Took) {
+    /// The statuses while these nodes are unreachable.
+    fn decide(&mut self, lost: &BTreeSet<String>) -> (Vec<ObjectStatus>, Took) {
         let mut no_records = NoRecords::default();
-        let known = no_records.known(&self.policies, &self.nodes, lost, Instant::now());
+        let known = no_records.inputs(&self.policies, &self.nodes, lost, Instant::now());
         let (start, begun) = (Instant::now(), processor_time());
-        let decisions = decide(&mut self.watch, &known);
-        (decisions.all, Took { processor: processor_time() - begun, passed: start.elapsed() })
+        let statuses = desired_statuses(&mut self.planner, &known);
+        (statuses.policies, Took { processor: processor_time() - begun, passed: start.elapsed() })
     }
 
     /// Assigns all addresses.
     fn settle(&mut self) -> Took {
-        let (decisions, took) = self.decide(&BTreeSet::new());
-        for decision in decisions {
-            let written = written(&decision);
+        let (statuses, took) = self.decide(&BTreeSet::new());
+        for status in statuses {
+            let written = written(&status);
             self.policies.insert(written.key().clone(), Arc::new(written));
         }
         took
@@ -120,11 +120,11 @@ fn the_loss_of_a_node_changes_only_objects_with_its_addresses() {
     let mut large = Large::new(Shape::TwoOfOneFamily);
     large.settle();
     assert_eq!(large.on("node-7").len(), 2 * OBJECTS / NODES, "the loads are even");
-    let (decisions, _) = large.decide(&BTreeSet::from(["node-7".to_owned()]));
-    let changed: Vec<&Decision> = decisions.iter().filter(|decision| decision.is_new()).collect();
-    let names: BTreeSet<&str> = changed.iter().map(|decision| decision.policy.name()).collect();
+    let (statuses, _) = large.decide(&BTreeSet::from(["node-7".to_owned()]));
+    let changed: Vec<&ObjectStatus> = statuses.iter().filter(|status| status.is_new()).collect();
+    let names: BTreeSet<&str> = changed.iter().map(|status| status.policy.name()).collect();
     assert_eq!(names, large.on("node-7"));
-    for Decision { policy, items, .. } in changed {
+    for ObjectStatus { policy, items, .. } in changed {
         let moved = items.iter().filter(|item| !policy.published.items.contains(item));
         assert_eq!((items.len(), moved.count()), (2, 1), "{}", policy.name());
     }
@@ -140,8 +140,8 @@ fn figures() {
         let mut losses = Vec::new();
         for loss in 0..LOSSES {
             let lost = format!("node-{}", loss * 7);
-            let (decisions, took) = large.decide(&BTreeSet::from([lost.clone()]));
-            let changed = decisions.iter().filter(|decision| decision.is_new()).count();
+            let (statuses, took) = large.decide(&BTreeSet::from([lost.clone()]));
+            let changed = statuses.iter().filter(|status| status.is_new()).count();
             assert_eq!(changed, large.on(&lost).len(), "{lost}");
             losses.push(took);
         }
@@ -160,20 +160,20 @@ fn processor_time() -> Duration {
     nix::time::ClockId::CLOCK_THREAD_CPUTIME_ID.now().expect("every kernel has this clock").into()
 }
 
-/// The object after the decision is written.
-fn written(decision: &Decision) -> EgressPolicy {
-    let found = |one: &Statement| {
+/// The object after the status is written.
+fn written(status: &ObjectStatus) -> EgressPolicy {
+    let found = |one: &DesiredCondition| {
         let read = Condition {
             status: one.status,
             reason: one.reason.to_owned(),
             message: one.message.clone(),
-            observed_generation: decision.policy.origin.generation,
+            observed_generation: status.policy.origin.generation,
             last_transition: String::new(),
         };
         (one.kind.to_owned(), read)
     };
-    let conditions = Conditions::of(&[ASSIGNED, DEGRADED], decision.conditions.iter().map(found));
-    decision.policy.published_as(|published| {
-        (published.items, published.has_items, published.conditions) = (decision.items.clone(), true, conditions);
+    let conditions = Conditions::of(&[ASSIGNED, DEGRADED], status.conditions.iter().map(found));
+    status.policy.published_as(|published| {
+        (published.items, published.has_items, published.conditions) = (status.items.clone(), true, conditions);
     })
 }

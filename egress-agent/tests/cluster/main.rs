@@ -22,7 +22,7 @@ use egress_agent::node::run::{self, AgentSettings};
 use egress_core::model::reserved::ClusterNetworks;
 use egress_core::model::settings::{OnUnassigned, Settings, UnknownPods};
 use egress_core::model::state::{Action, HandoverStage, HandoverState, KernelState, PodState};
-use egress_core::node_health::liveness::Rules;
+use egress_core::node_health::liveness::ProbeTiming;
 use egress_core::plan::executor::{DataplaneError, Executor};
 use egress_kube::api_outage::ApiOutages;
 use egress_kube::client::connect;
@@ -109,12 +109,12 @@ impl Recorder {
 
 /// Management addresses on this host's loopback, so that the controller's TCP probes of the discard port succeed.
 const PODS: &str = "127.244.0.0/16";
-const RULES: Rules =
-    Rules { total: Duration::from_secs(1), interval: Duration::from_millis(250), grace: Duration::from_secs(1) };
+const RULES: ProbeTiming =
+    ProbeTiming { total: Duration::from_secs(1), interval: Duration::from_millis(250), grace: Duration::from_secs(1) };
 const NODES: [&str; 3] = ["t-node1", "t-node2", "t-node3"];
 
 struct Cluster {
-    rules: Rules,
+    rules: ProbeTiming,
     client: Client,
     outages: ApiOutages,
     kernels: BTreeMap<&'static str, Recorder>,

@@ -15,8 +15,8 @@ async fn lease(cluster: &Cluster) -> (Option<String>, Option<i32>) {
 
 /// 2.5 times the slowest answer: without a health port, leases are renewed by reads that are answered within 0.4 of the total
 /// timeout.
-const SLOW_RULES: Rules =
-    Rules { total: Duration::from_secs(4), interval: Duration::from_secs(1), grace: Duration::from_secs(1) };
+const SLOW_RULES: ProbeTiming =
+    ProbeTiming { total: Duration::from_secs(4), interval: Duration::from_secs(1), grace: Duration::from_secs(1) };
 /// Time for a dozen answers in sequence.
 const MOVES: Duration = Duration::from_secs(15);
 /// Many times the duration of a lease.

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use crate::allocation::{Facts, Fate, Nodes, assign};
+use crate::allocation::{AssignmentInputs, EntryStatus, Nodes, assign};
 use crate::keys;
 use crate::model::node::Node;
 use crate::model::policy::{EgressPolicy, Policies, PolicyKey, parse_egress_ip};
@@ -14,7 +14,7 @@ use crate::model::reserved::ClusterNetworks;
 use crate::model::services::Services;
 
 /// The addresses of the node by the status, with the names of their policies.
-pub fn held(policies: &Policies, node: &str) -> BTreeMap<IpAddr, PolicyKey> {
+pub fn hosted(policies: &Policies, node: &str) -> BTreeMap<IpAddr, PolicyKey> {
     let of = |policy: &EgressPolicy| {
         let items = policy.published.items.iter().filter(|item| item.node == node);
         let addresses = items.filter_map(|item| parse_egress_ip(&item.egress_ip));
@@ -28,12 +28,12 @@ pub fn stays(policies: &Policies, nodes: &Nodes, node: &str) -> BTreeMap<IpAddr,
     let (none, no_hand_overs) = (BTreeSet::new(), BTreeMap::new());
     let (unreachable, absent, hand_overs) = (&none, &none, &no_hand_overs);
     let (networks, services) = (&ClusterNetworks::default(), &Services::default());
-    let facts = Facts { policies, nodes, unreachable, absent, networks, services, hand_overs };
-    let assignment = assign(&facts);
+    let inputs = AssignmentInputs { policies, nodes, unreachable, absent, networks, services, hand_overs };
+    let assignment = assign(&inputs);
     let mut stays = BTreeMap::new();
-    for (policy, outcome) in assignment.beside(policies) {
-        for (entry, fate) in &outcome.entries {
-            let is_here = matches!(fate, Fate::Assigned { node: at } if at == node);
+    for (policy, outcome) in assignment.with_policies(policies) {
+        for (entry, status) in &outcome.entries {
+            let is_here = matches!(status, EntryStatus::Assigned { node: at } if at == node);
             if let Some(address) = parse_egress_ip(entry).filter(|_| is_here) {
                 stays.insert(address, why(address, policy, nodes, node));
             }
@@ -44,14 +44,14 @@ pub fn stays(policies: &Policies, nodes: &Nodes, node: &str) -> BTreeMap<IpAddr,
 
 fn why(address: IpAddr, policy: &EgressPolicy, nodes: &Nodes, node: &str) -> String {
     let others = nodes.iter().filter(|(name, other)| *name != node && other.assignable && other.may_host(address));
-    let hindrances: Vec<String> = others.map(|(name, other)| hindrance(name, other, policy)).collect();
-    match hindrances.is_empty() {
+    let obstacles: Vec<String> = others.map(|(name, other)| obstacle(name, other, policy)).collect();
+    match obstacles.is_empty() {
         true => format!("no other node with the label {} has a network for it", keys::ASSIGNABLE),
-        false => hindrances.join(", "),
+        false => obstacles.join(", "),
     }
 }
 
-fn hindrance(name: &str, node: &Node, policy: &EgressPolicy) -> String {
+fn obstacle(name: &str, node: &Node, policy: &EgressPolicy) -> String {
     let has_another = policy.published.items.iter().any(|item| item.node == name);
     match () {
         () if node.drained => format!("{name} is drained too"),
@@ -84,7 +84,7 @@ mod tests {
         let items = [("n1", "172.18.0.100"), ("n2", "172.18.0.101")];
         let policies: Policies = [policy("a", 1, &["172.18.0.100", "172.18.0.101"], &items)].into();
         let ip = |text: &str| -> IpAddr { text.parse().expect("a literal") };
-        assert_eq!(held(&policies, "n1"), BTreeMap::from([(ip("172.18.0.100"), "a".into())]));
+        assert_eq!(hosted(&policies, "n1"), BTreeMap::from([(ip("172.18.0.100"), "a".into())]));
         let reason = |nodes: &Nodes| stays(&policies, nodes, "n1").get(&ip("172.18.0.100")).cloned();
         let none = "no other node with the label k8s.ovn.org/egress-assignable has a network for it";
         assert_eq!(reason(&nodes).as_deref(), Some(none));

@@ -35,7 +35,7 @@ impl EgressIdAllocator {
     }
 
     /// The current or new ID of each policy.
-    pub fn number(&mut self, policies: &Policies) -> BTreeMap<PolicyKey, EgressId> {
+    pub fn allocate(&mut self, policies: &Policies) -> BTreeMap<PolicyKey, EgressId> {
         self.observe(policies);
         let mut numbers = egress_ids(policies);
         let mut given: BTreeSet<EgressId> = numbers.values().copied().collect();
@@ -93,20 +93,20 @@ mod tests {
     fn ids_are_cyclic_and_a_freed_one_is_not_the_next() {
         let mut numbering = EgressIdAllocator::default();
         let two = Policies::from([policy("a", 1, None), policy("b", 2, None)]);
-        let numbers = numbering.number(&two);
+        let numbers = numbering.allocate(&two);
         assert_eq!((numbers[&key("a")], numbers[&key("b")]), (EgressId(1), EgressId(2)));
         let another = Policies::from([policy("a", 1, Some(1)), policy("c", 3, None)]);
-        assert_eq!(numbering.number(&another)[&key("c")], EgressId(3));
+        assert_eq!(numbering.allocate(&another)[&key("c")], EgressId(3));
     }
 
     #[test]
     fn the_older_object_keeps_a_duplicate_and_a_removed_id_is_restored() {
         let mut numbering = EgressIdAllocator::default();
         let same = Policies::from([policy("young", 2, Some(5)), policy("old", 1, Some(5))]);
-        let numbers = numbering.number(&same);
+        let numbers = numbering.allocate(&same);
         assert_eq!((numbers[&key("old")], numbers[&key("young")]), (EgressId(5), EgressId(6)));
         let wiped = Policies::from([policy("young", 2, Some(6)), policy("old", 1, None)]);
-        assert_eq!(numbering.number(&wiped)[&key("old")], EgressId(5));
+        assert_eq!(numbering.allocate(&wiped)[&key("old")], EgressId(5));
     }
 
     #[test]
@@ -114,9 +114,9 @@ mod tests {
         let mut standby = EgressIdAllocator::default();
         standby.observe(&Policies::from([policy("a", 1, Some(7))]));
         standby.observe(&Policies::from([policy("a", 1, Some(7)), policy("b", 2, Some(9))]));
-        assert_eq!(standby.number(&Policies::from([policy("c", 3, None)]))[&key("c")], EgressId(10));
+        assert_eq!(standby.allocate(&Policies::from([policy("c", 3, None)]))[&key("c")], EgressId(10));
         let mut at_end = EgressIdAllocator::default();
         let policies = Policies::from([policy("a", 1, Some(MAX_EGRESS_ID)), policy("b", 2, None)]);
-        assert_eq!(at_end.number(&policies)[&key("b")], EgressId(1));
+        assert_eq!(at_end.allocate(&policies)[&key("b")], EgressId(1));
     }
 }

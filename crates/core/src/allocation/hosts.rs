@@ -12,7 +12,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use crate::allocation::Facts;
+use crate::allocation::AssignmentInputs;
 use crate::model::node::Node;
 
 /// Index of a node among those that take part.
@@ -32,7 +32,7 @@ pub(super) struct Hosts<'a> {
     /// The nodes that take part, by name.
     pub(super) nodes: Vec<(&'a str, &'a Node)>,
     /// Their indices, looked up for every assigned address.
-    places: HashMap<&'a str, NodeIndex>,
+    index_by_name: HashMap<&'a str, NodeIndex>,
     /// Nodes that take no new addresses.
     absent: BTreeSet<NodeIndex>,
     /// Drained nodes.
@@ -40,40 +40,49 @@ pub(super) struct Hosts<'a> {
     primary: Networks,
     secondary: Networks,
     pub(super) classes: Vec<Class>,
-    known: BTreeMap<Key, ClassIndex>,
+    class_by_networks: BTreeMap<Key, ClassIndex>,
 }
 
 /// The networks that contain an address: of primary interfaces, and of others.
 type Key = (Vec<IpNet>, Vec<IpNet>);
 
 impl<'a> Hosts<'a> {
-    pub(super) fn new(facts: &Facts<'a>) -> Self {
-        let takes_part = |(name, node): &(&'a str, &'a Node)| {
-            node.assignable && node.ready && node.has_published_networks() && !facts.unreachable.contains(*name)
+    pub(super) fn new(inputs: &AssignmentInputs<'a>) -> Self {
+        let is_eligible = |(name, node): &(&'a str, &'a Node)| {
+            node.assignable && node.ready && node.has_published_networks() && !inputs.unreachable.contains(*name)
         };
-        let all = facts.nodes.iter().map(|(name, node)| (name.as_str(), node.as_ref()));
-        let nodes: Vec<_> = all.filter(takes_part).collect();
+        let all = inputs.nodes.iter().map(|(name, node)| (name.as_str(), node.as_ref()));
+        let nodes: Vec<_> = all.filter(is_eligible).collect();
         let (mut primary, mut secondary) = (Networks::default(), Networks::default());
         for (index, (_, node)) in nodes.iter().enumerate() {
             node.primary_networks().iter().for_each(|network| primary.add(*network, index));
             node.secondary_networks().for_each(|network| secondary.add(network, index));
         }
-        let those = |is: &dyn Fn(&str, &Node) -> bool| -> BTreeSet<NodeIndex> {
+        let indices = |is: &dyn Fn(&str, &Node) -> bool| -> BTreeSet<NodeIndex> {
             let found = nodes.iter().enumerate().filter(|(_, (name, node))| is(name, node));
             found.map(|(index, _)| index).collect()
         };
-        let drained = those(&|_, node| node.drained);
-        let absent = those(&|name, node| node.drained || facts.absent.contains(name));
+        let drained = indices(&|_, node| node.drained);
+        let absent = indices(&|name, node| node.drained || inputs.absent.contains(name));
         let places = nodes.iter().enumerate().map(|(index, (name, _))| (*name, index)).collect();
-        Self { nodes, places, absent, drained, primary, secondary, classes: Vec::new(), known: BTreeMap::new() }
+        Self {
+            nodes,
+            index_by_name: places,
+            absent,
+            drained,
+            primary,
+            secondary,
+            classes: Vec::new(),
+            class_by_networks: BTreeMap::new(),
+        }
     }
 
     pub(super) fn index(&self, name: &str) -> Option<NodeIndex> {
-        self.places.get(name).copied()
+        self.index_by_name.get(name).copied()
     }
 
     /// Whether this node can carry the address, even if others are preferred.
-    pub(super) fn can(&self, node: NodeIndex, address: IpAddr) -> bool {
+    pub(super) fn can_host(&self, node: NodeIndex, address: IpAddr) -> bool {
         self.nodes[node].1.hosts(address)
     }
 
@@ -87,8 +96,8 @@ impl<'a> Hosts<'a> {
 
     /// The class of an address.
     pub(super) fn class(&mut self, address: IpAddr) -> ClassIndex {
-        let key = (self.primary.holding(address), self.secondary.holding(address));
-        if let Some(class) = self.known.get(&key) {
+        let key = (self.primary.containing(address), self.secondary.containing(address));
+        if let Some(class) = self.class_by_networks.get(&key) {
             return *class;
         }
         let primary = self.primary.nodes(&key.0);
@@ -96,7 +105,7 @@ impl<'a> Hosts<'a> {
         let nodes = if secondary.is_empty() { primary } else { secondary };
         self.classes.push(Class { nodes: nodes.difference(&self.absent).copied().collect() });
         let class = self.classes.len() - 1;
-        self.known.insert(key, class);
+        self.class_by_networks.insert(key, class);
         class
     }
 }
@@ -117,7 +126,7 @@ impl Networks {
         self.nodes.entry(network.trunc()).or_default().push(node);
     }
 
-    fn holding(&self, address: IpAddr) -> Vec<IpNet> {
+    fn containing(&self, address: IpAddr) -> Vec<IpNet> {
         let lengths = if address.is_ipv4() { &self.v4 } else { &self.v6 };
         let prefixes = lengths.iter().filter_map(|length| IpNet::new(address, *length).ok());
         prefixes.map(|prefix| prefix.trunc()).filter(|prefix| self.nodes.contains_key(prefix)).collect()

@@ -1,15 +1,12 @@
 //! Places addresses on nodes: as many as possible, older policies first, then as evenly as possible.
 //!
-//! It is a min-cost flow, one unit at a time. A unit goes from a policy over one of its addresses to a node; the n-th
-//! address of a node costs more than the one before. A node takes one address of a policy, and no more than its cloud
-//! allows. To add a unit, [`search`] finds a chain of moves from the policy's waiting addresses to the least loaded
-//! reachable node with room; only addresses placed in this run move. Policies come oldest first and no unit is ever
-//! taken back, so the number placed is maximal, older policies win when capacity is short, and the loads are as even as
-//! possible.
+//! It is a min-cost flow, one unit at a time, from a policy over one of its addresses to a node; the n-th address of
+//! a node costs more than the one before. A node takes one address of a policy, and no more than its cloud allows.
+//! To add a unit, [`search`] finds a chain of moves to the least loaded reachable node with room; only addresses
+//! placed in this run move. The search is skipped if the direct placement is optimal, which is the usual case.
 //!
-//! The search is skipped if the direct placement is optimal, which is the usual case. One exception to exactness: if an
-//! policy has addresses of both families and a cloud limits each family, the limits are kept but the number may not be
-//! maximal.
+//! One exception to exactness: if a policy has addresses of both families and a cloud limits each family, the limits
+//! are kept but the number may not be maximal.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -29,32 +26,32 @@ pub(super) struct Unit {
     tie: u64,
     pub(super) class: ClassIndex,
     /// Its former node.
-    last: Option<NodeIndex>,
+    former: Option<NodeIndex>,
     pub(super) node: Option<NodeIndex>,
 }
 
 /// A node and the addresses it holds.
 #[derive(Debug)]
-pub(super) struct Holding {
+pub(super) struct NodeLoad {
     tie: u64,
     capacity: Capacity,
     load: usize,
     load_v4: usize,
     /// Addresses placed in this run, which may still move.
-    pub(super) fresh: Vec<UnitIndex>,
+    pub(super) placed: Vec<UnitIndex>,
     /// How many of these each class has.
-    fresh_of_class: BTreeMap<ClassIndex, usize>,
+    placed_of_class: BTreeMap<ClassIndex, usize>,
 }
 
-impl Holding {
+impl NodeLoad {
     pub(super) fn new(name: &str, capacity: Capacity) -> Self {
         let tie = hash(name.as_bytes());
-        Self { tie, capacity, load: 0, load_v4: 0, fresh: Vec::new(), fresh_of_class: BTreeMap::new() }
+        Self { tie, capacity, load: 0, load_v4: 0, placed: Vec::new(), placed_of_class: BTreeMap::new() }
     }
 
     /// The classes of addresses that may still move.
     pub(super) fn classes(&self) -> impl Iterator<Item = ClassIndex> {
-        self.fresh_of_class.keys().copied()
+        self.placed_of_class.keys().copied()
     }
 
     /// How many more addresses of this family it takes.
@@ -89,15 +86,15 @@ impl Holding {
 
 /// What a policy has on a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum OwnerSlot {
+pub(super) enum NodeUse {
     /// It was there before and stays.
     Kept,
-    Fresh(UnitIndex),
+    Placed(UnitIndex),
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Owner {
-    pub(super) slots: BTreeMap<NodeIndex, OwnerSlot>,
+pub(super) struct ObjectPlacement {
+    pub(super) slots: BTreeMap<NodeIndex, NodeUse>,
     /// Addresses without a node, those that had one first.
     pub(super) waiting: Vec<UnitIndex>,
 }
@@ -105,8 +102,8 @@ pub(super) struct Owner {
 #[derive(Debug)]
 pub(super) struct Matching<'a> {
     pub(super) classes: &'a [Class],
-    pub(super) nodes: Vec<Holding>,
-    pub(super) policies: Vec<Owner>,
+    pub(super) nodes: Vec<NodeLoad>,
+    pub(super) policies: Vec<ObjectPlacement>,
     pub(super) units: Vec<Unit>,
     /// Candidate nodes in groups that no address connects.
     groups: Vec<Vec<NodeIndex>>,
@@ -117,16 +114,16 @@ pub(super) struct Matching<'a> {
 }
 
 impl<'a> Matching<'a> {
-    pub(super) fn new(nodes: Vec<Holding>, policies: usize, classes: &'a [Class]) -> Self {
+    pub(super) fn new(nodes: Vec<NodeLoad>, policies: usize, classes: &'a [Class]) -> Self {
         let (group, groups) = groups(nodes.len(), classes);
-        let policies = (0..policies).map(|_| Owner::default()).collect();
+        let policies = (0..policies).map(|_| ObjectPlacement::default()).collect();
         let (units, dead, unsettled) = (Vec::new(), search::Dead::default(), BTreeSet::new());
         Self { classes, nodes, policies, units, groups, group, dead, unsettled }
     }
 
     /// The policy keeps an address of this family on the node.
     pub(super) fn keep(&mut self, policy: usize, node: NodeIndex, v4: bool) {
-        self.policies[policy].slots.insert(node, OwnerSlot::Kept);
+        self.policies[policy].slots.insert(node, NodeUse::Kept);
         self.nodes[node].load += 1;
         self.nodes[node].load_v4 += usize::from(v4);
     }
@@ -135,7 +132,7 @@ impl<'a> Matching<'a> {
     pub(super) fn add(&mut self, policy: usize, address: IpAddr, class: ClassIndex, last: Option<NodeIndex>) {
         let unit = self.units.len();
         let tie = hash_of_address(address);
-        self.units.push(Unit { policy, address, tie, class, last, node: None });
+        self.units.push(Unit { policy, address, tie, class, former: last, node: None });
         self.policies[policy].waiting.push(unit);
     }
 
@@ -143,7 +140,7 @@ impl<'a> Matching<'a> {
     pub(super) fn solve(&mut self) {
         for policy in 0..self.policies.len() {
             let units = &self.units;
-            self.policies[policy].waiting.sort_by_key(|unit| (units[*unit].last.is_none(), units[*unit].address));
+            self.policies[policy].waiting.sort_by_key(|unit| (units[*unit].former.is_none(), units[*unit].address));
             while !self.policies[policy].waiting.is_empty() && self.place_one(policy) {}
             self.unsettled.insert(policy);
         }
@@ -154,15 +151,15 @@ impl<'a> Matching<'a> {
         let (policies, dead) = (&self.policies, &self.dead);
         self.unsettled.retain(|policy| policies[*policy].waiting.iter().any(|unit| !dead.has_unit(*unit)));
         let slots = self.unsettled.iter().chain([&policy]).flat_map(|policy| &policies[*policy].slots);
-        slots.filter(|(_, slot)| matches!(slot, OwnerSlot::Fresh(_))).map(|(node, _)| *node).collect()
+        slots.filter(|(_, slot)| matches!(slot, NodeUse::Placed(_))).map(|(node, _)| *node).collect()
     }
 
     fn place_one(&mut self, policy: usize) -> bool {
-        let direct = self.direct(policy);
+        let direct = self.best_direct(policy);
         if let Some((unit, node)) = direct
             && self.is_least_loaded(node)
         {
-            self.put(unit, node);
+            self.place(unit, node);
             return true;
         }
         let load = direct.map(|(_, node)| self.nodes[node].load);
@@ -174,20 +171,22 @@ impl<'a> Matching<'a> {
             return true;
         }
         let Some((unit, node)) = direct else { return false };
-        self.put(unit, node);
+        self.place(unit, node);
         true
     }
 
     /// The best node for a waiting address of the policy without moving another. One address represents all of its
     /// class.
-    fn direct(&self, policy: usize) -> Option<(UnitIndex, NodeIndex)> {
-        let owner = &self.policies[policy];
-        let mut seen = BTreeSet::new();
-        let first = owner.waiting.iter().copied().filter(|unit| seen.insert(self.units[*unit].class));
+    fn best_direct(&self, policy: usize) -> Option<(UnitIndex, NodeIndex)> {
+        let object_placement = &self.policies[policy];
+        let mut classes_seen = BTreeSet::new();
+        let first =
+            object_placement.waiting.iter().copied().filter(|unit| classes_seen.insert(self.units[*unit].class));
         let best = first.filter_map(|unit| {
             let nodes = self.classes[self.units[unit].class].nodes.iter().copied();
             let v4 = self.units[unit].address.is_ipv4();
-            let free = nodes.filter(|node| !owner.slots.contains_key(node) && self.nodes[*node].has_room(v4));
+            let free =
+                nodes.filter(|node| !object_placement.slots.contains_key(node) && self.nodes[*node].has_room(v4));
             free.map(|node| (self.cost(unit, node), unit, node)).min()
         });
         best.min().map(|(_, unit, node)| (unit, node))
@@ -195,46 +194,46 @@ impl<'a> Matching<'a> {
 
     /// The order of nodes for an address: the least loaded, then its former one, then by hash.
     pub(super) fn cost(&self, unit: UnitIndex, node: NodeIndex) -> (usize, bool, u64) {
-        let Unit { tie, last, .. } = self.units[unit];
-        (self.nodes[node].load, last != Some(node), mixed(tie, self.nodes[node].tie))
+        let Unit { tie, former: last, .. } = self.units[unit];
+        (self.nodes[node].load, last != Some(node), tie_break(tie, self.nodes[node].tie))
     }
 
     /// Whether no reachable node with room has fewer addresses than this one.
     fn is_least_loaded(&self, node: NodeIndex) -> bool {
         let Some(group) = self.group[node] else { return false };
         let load = self.nodes[node].load;
-        let has_room = |holding: &Holding| holding.has_room(true) || holding.has_room(false);
+        let has_room = |load: &NodeLoad| load.has_room(true) || load.has_room(false);
         self.groups[group].iter().all(|other| self.nodes[*other].load >= load || !has_room(&self.nodes[*other]))
     }
 
-    fn put(&mut self, unit: UnitIndex, node: NodeIndex) {
+    fn place(&mut self, unit: UnitIndex, node: NodeIndex) {
         let Unit { policy, address, class, .. } = self.units[unit];
         self.units[unit].node = Some(node);
         self.policies[policy].waiting.retain(|other| *other != unit);
-        self.policies[policy].slots.insert(node, OwnerSlot::Fresh(unit));
-        let holding = &mut self.nodes[node];
-        holding.fresh.push(unit);
-        *holding.fresh_of_class.entry(class).or_default() += 1;
-        holding.load += 1;
-        holding.load_v4 += usize::from(address.is_ipv4());
+        self.policies[policy].slots.insert(node, NodeUse::Placed(unit));
+        let load = &mut self.nodes[node];
+        load.placed.push(unit);
+        *load.placed_of_class.entry(class).or_default() += 1;
+        load.load += 1;
+        load.load_v4 += usize::from(address.is_ipv4());
     }
 
-    fn take(&mut self, unit: UnitIndex) {
+    fn unplace(&mut self, unit: UnitIndex) {
         let Unit { policy, address, class, node, .. } = self.units[unit];
         let Some(node) = node else { return };
         self.units[unit].node = None;
         self.policies[policy].waiting.push(unit);
         self.policies[policy].slots.remove(&node);
-        let holding = &mut self.nodes[node];
-        holding.fresh.retain(|other| *other != unit);
-        if let Entry::Occupied(mut count) = holding.fresh_of_class.entry(class) {
+        let load = &mut self.nodes[node];
+        load.placed.retain(|other| *other != unit);
+        if let Entry::Occupied(mut count) = load.placed_of_class.entry(class) {
             *count.get_mut() -= 1;
             if *count.get() == 0 {
                 count.remove();
             }
         }
-        holding.load -= 1;
-        holding.load_v4 -= usize::from(address.is_ipv4());
+        load.load -= 1;
+        load.load_v4 -= usize::from(address.is_ipv4());
     }
 
     /// Applies all moves, or none if a node would exceed a limit.
@@ -249,10 +248,10 @@ impl<'a> Matching<'a> {
     }
 
     fn set(&mut self, places: &[(UnitIndex, Option<NodeIndex>)]) {
-        places.iter().for_each(|(unit, _)| self.take(*unit));
+        places.iter().for_each(|(unit, _)| self.unplace(*unit));
         for (unit, node) in places {
             if let Some(node) = node {
-                self.put(*unit, *node);
+                self.place(*unit, *node);
             }
         }
     }
@@ -287,7 +286,7 @@ fn hash_of_address(address: IpAddr) -> u64 {
 }
 
 /// The finisher of splitmix64 over both: neighbouring addresses prefer different nodes.
-fn mixed(address: u64, node: u64) -> u64 {
+fn tie_break(address: u64, node: u64) -> u64 {
     let mixed = (address ^ node.rotate_left(32)).wrapping_add(0x9e37_79b9_7f4a_7c15);
     let mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

@@ -1,22 +1,19 @@
-//! Which node serves which egress IP. Pure.
+//! Which node serves which egress IP. Pure. The order of the input does not matter: policies are ranked by age and name,
+//! and ties between nodes are broken by a hash of address and node.
 //!
-//! 1. [`owners`]: every address belongs to one policy: the one that has it in its status, else the oldest that lists
-//!    it.
+//! 1. [`claimants`]: every address belongs to the policy that has it in its status, else to the oldest that lists it.
 //! 2. Assigned addresses that are still valid stay where they are.
 //! 3. [`hosts`]: which nodes could take each of the others; [`matching`], with [`search`]: as many as possible are
 //!    placed, older policies first, as evenly as possible. A node never holds two addresses of one policy.
 //! 4. Addresses of drained nodes move to others, as far as these can take them after that.
-//! 5. [`outcome`]: the result for each entry, and the desired items of the status.
-//!
-//! The order of the input does not matter: policies are ranked by age and name, and ties between nodes are broken by a
-//! hash of address and node.
+//! 5. [`object_assignment`]: the status of each entry, and the desired items of the status.
 
+pub mod claimants;
 pub mod draining;
 pub mod egress_ids;
 pub mod hosts;
 pub mod matching;
-pub mod outcome;
-pub mod owners;
+pub mod object_assignment;
 #[cfg(test)]
 mod properties;
 #[cfg(any(test, feature = "testing"))]
@@ -27,10 +24,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use crate::allocation::claimants::Claimants;
 use crate::allocation::hosts::{Hosts, NodeIndex};
-use crate::allocation::matching::{Holding, Matching};
-pub use crate::allocation::outcome::{Fate, HostObstacle, Outcome};
-use crate::allocation::owners::Owners;
+use crate::allocation::matching::{Matching, NodeLoad};
+pub use crate::allocation::object_assignment::{EntryStatus, HostObstacle, ObjectAssignment};
 use egress_common::abi::MAX_SLOTS;
 
 use crate::model::ledger::HandOver;
@@ -44,7 +41,7 @@ pub type Nodes = BTreeMap<String, Arc<Node>>;
 
 /// Input of an assignment. The current status is part of the policies.
 #[derive(Clone, Copy, Debug)]
-pub struct Facts<'a> {
+pub struct AssignmentInputs<'a> {
     pub policies: &'a Policies,
     pub nodes: &'a Nodes,
     /// Nodes that do not answer.
@@ -55,7 +52,7 @@ pub struct Facts<'a> {
     pub networks: &'a ClusterNetworks,
     /// Services with addresses outside these networks.
     pub services: &'a Services,
-    /// Open hand-overs: such an address stays on its way to the new node.
+    /// Open hand-overs: such an address continues to the new node.
     pub hand_overs: &'a BTreeMap<IpAddr, HandOver>,
 }
 
@@ -63,15 +60,18 @@ pub struct Facts<'a> {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Assignment {
     /// By the policy's name.
-    pub outcomes: BTreeMap<PolicyKey, Outcome>,
+    pub policies: BTreeMap<PolicyKey, ObjectAssignment>,
     /// How many nodes could take an address at all.
     pub eligible: usize,
 }
 
 impl Assignment {
     /// The policies with their outcomes. Both are in the order of names, so one walk suffices.
-    pub fn beside<'a>(&'a self, policies: &'a Policies) -> impl Iterator<Item = (&'a Arc<EgressPolicy>, &'a Outcome)> {
-        let mut outcomes = self.outcomes.iter().peekable();
+    pub fn with_policies<'a>(
+        &'a self,
+        policies: &'a Policies,
+    ) -> impl Iterator<Item = (&'a Arc<EgressPolicy>, &'a ObjectAssignment)> {
+        let mut outcomes = self.policies.iter().peekable();
         policies.iter().filter_map(move |(name, policy)| {
             while outcomes.next_if(|(other, _)| *other < name).is_some() {}
             outcomes.next_if(|(other, _)| *other == name).map(|(_, outcome)| (policy, outcome))
@@ -79,8 +79,11 @@ impl Assignment {
     }
 
     /// The policies whose items differ from the desired ones.
-    pub fn changed<'a>(&'a self, policies: &'a Policies) -> impl Iterator<Item = (&'a PolicyKey, &'a Outcome)> {
-        let changed = self.beside(policies).filter(|(policy, outcome)| policy.published.items != outcome.items);
+    pub fn changed<'a>(
+        &'a self,
+        policies: &'a Policies,
+    ) -> impl Iterator<Item = (&'a PolicyKey, &'a ObjectAssignment)> {
+        let changed = self.with_policies(policies).filter(|(policy, outcome)| policy.published.items != outcome.items);
         changed.map(|(policy, outcome)| (policy.key(), outcome))
     }
 }
@@ -116,7 +119,7 @@ impl<'a> Claim<'a> {
         let mut items: Vec<_> = policy.published.items.iter().filter_map(readable).collect();
         items.sort_unstable();
         if addresses.len() > MAX_SLOTS {
-            leave_out_surplus(&mut addresses, &items);
+            drop_surplus(&mut addresses, &items);
         }
         addresses.sort_unstable();
         Self { policy, entries, addresses, items }
@@ -129,7 +132,7 @@ impl<'a> Claim<'a> {
 
 /// Keeps as many addresses of each family as programs can choose from: those in the status, then in the order of the
 /// spec.
-fn leave_out_surplus(addresses: &mut Vec<IpAddr>, items: &[(IpAddr, &str)]) {
+fn drop_surplus(addresses: &mut Vec<IpAddr>, items: &[(IpAddr, &str)]) {
     addresses.sort_by_key(|address| !items.iter().any(|(assigned, _)| assigned == address));
     let (mut v4, mut v6) = (0, 0);
     addresses.retain(|address| {
@@ -139,57 +142,58 @@ fn leave_out_surplus(addresses: &mut Vec<IpAddr>, items: &[(IpAddr, &str)]) {
     });
 }
 
-pub fn assign(facts: &Facts<'_>) -> Assignment {
-    let ranked = by_rank(facts.policies.values());
+pub fn assign(inputs: &AssignmentInputs<'_>) -> Assignment {
+    let ranked = by_rank(inputs.policies.values());
     let mut claims: Vec<Claim<'_>> = ranked.into_iter().map(|policy| Claim::of(policy)).collect();
-    let mut hosts = Hosts::new(facts);
-    let reserved = reservations(facts, &claims);
+    let mut hosts = Hosts::new(inputs);
+    let reserved = reservations(inputs, &claims);
     loop {
-        let owners = Owners::new(&reserved, &claims, &hosts);
-        let kept = |(rank, claim)| kept((rank, claim), facts.hand_overs, &hosts, &owners);
-        let mut places: Vec<Places> = claims.iter().enumerate().map(kept).collect();
-        place_others(facts, &claims, (&mut hosts, &owners), &mut places);
+        let claimants = Claimants::new(&reserved, &claims, &hosts);
+        let kept = |(rank, claim)| kept((rank, claim), inputs.hand_overs, &hosts, &claimants);
+        let mut places: Vec<Placement> = claims.iter().enumerate().map(kept).collect();
+        place_others(inputs, &claims, (&mut hosts, &claimants), &mut places);
         if hosts.any_drained() {
-            empty_drained(facts, &claims, (&mut hosts, &owners), &mut places);
+            move_off_drained(inputs, &claims, (&mut hosts, &claimants), &mut places);
         }
-        if give_up(&mut claims, &owners, &places) {
+        if release_unplaced(&mut claims, &claimants, &places) {
             continue;
         }
-        let outcomes = outcome::outcomes(facts, claims, &mut hosts, &owners, &places);
-        return Assignment { outcomes, eligible: hosts.nodes.len() };
+        let outcomes = object_assignment::object_assignments(inputs, claims, &mut hosts, &claimants, &places);
+        return Assignment { policies: outcomes, eligible: hosts.nodes.len() };
     }
 }
 
 /// Services take no address from a policy that has it, and their authors (`spec.externalIPs`) take none from any
 /// policy: otherwise a policy would lose its address whenever it has no node for a moment. Only addresses that the
 /// cluster assigned to Services are reserved.
-fn reservations(facts: &Facts<'_>, claims: &[Claim<'_>]) -> Reservations {
-    let mut services: BTreeSet<IpAddr> = facts.services.given().collect();
+fn reservations(inputs: &AssignmentInputs<'_>, claims: &[Claim<'_>]) -> Reservations {
+    let mut services: BTreeSet<IpAddr> = inputs.services.given().collect();
     if !services.is_empty() {
         let shown: BTreeSet<IpAddr> =
             claims.iter().flat_map(|claim| &claim.items).map(|(address, _)| *address).collect();
         services.retain(|address| !shown.contains(address));
     }
-    let nodes = facts.nodes.iter().map(|(name, node)| (name.as_str(), node.as_ref()));
-    Reservations::new(nodes, facts.networks, services, None)
+    let nodes = inputs.nodes.iter().map(|(name, node)| (name.as_str(), node.as_ref()));
+    Reservations::new(nodes, inputs.networks, services, None)
 }
 
 /// An address that a policy's status shows and that could not be placed is free for others, as it will be once the
 /// status is written. Returns false if there is none, or no other policy wants it.
-fn give_up(claims: &mut [Claim<'_>], owners: &Owners<'_>, places: &[Places]) -> bool {
-    let mut given_up = BTreeSet::new();
+fn release_unplaced(claims: &mut [Claim<'_>], claimants: &Claimants<'_>, places: &[Placement]) -> bool {
+    let mut released = BTreeSet::new();
     for (rank, claim) in claims.iter_mut().enumerate() {
-        let lost = |address: &IpAddr| owners.policy(*address) == Some(rank) && !places[rank].contains_key(address);
-        given_up.extend(claim.items.iter().map(|(address, _)| *address).filter(lost));
-        claim.items.retain(|(address, _)| !lost(address));
+        let is_unplaced =
+            |address: &IpAddr| claimants.object_of(*address) == Some(rank) && !places[rank].contains_key(address);
+        released.extend(claim.items.iter().map(|(address, _)| *address).filter(is_unplaced));
+        claim.items.retain(|(address, _)| !is_unplaced(address));
     }
     claims.iter().enumerate().any(|(rank, claim)| {
-        claim.addresses.iter().any(|address| given_up.contains(address) && owners.policy(*address) != Some(rank))
+        claim.addresses.iter().any(|address| released.contains(address) && claimants.object_of(*address) != Some(rank))
     })
 }
 
 /// The nodes of a policy's addresses.
-type Places = BTreeMap<IpAddr, NodeIndex>;
+type Placement = BTreeMap<IpAddr, NodeIndex>;
 
 /// Assigned addresses that stay. Of two addresses on one node the first stays, which is the one that agents serve.
 /// Addresses being handed over come after these.
@@ -197,21 +201,22 @@ fn kept(
     (rank, claim): (usize, &Claim<'_>),
     hand_overs: &BTreeMap<IpAddr, HandOver>,
     hosts: &Hosts<'_>,
-    owners: &Owners<'_>,
-) -> Places {
-    let (mut places, mut used) = (Places::new(), BTreeSet::new());
+    claimants: &Claimants<'_>,
+) -> Placement {
+    let (mut places, mut used) = (Placement::new(), BTreeSet::new());
     let to = |address: &IpAddr| Some((*address, hand_overs.get(address)?.to.as_deref()?));
-    let on_the_way = claim.addresses.iter().filter_map(to);
+    let being_handed_over = claim.addresses.iter().filter_map(to);
     // An address that a drained node is handing over does not stay.
     let is_given_away = |(address, node): &(IpAddr, &str)| {
         let to = hand_overs.get(address).and_then(|hand_over| hosts.index(hand_over.to.as_deref()?));
         let is_drained = |node| hosts.is_drained(node);
-        hosts.index(node).is_some_and(is_drained) && to.is_some_and(|to| !is_drained(to) && hosts.can(to, *address))
+        hosts.index(node).is_some_and(is_drained)
+            && to.is_some_and(|to| !is_drained(to) && hosts.can_host(to, *address))
     };
     let shown = claim.items.iter().copied().filter(|item| !is_given_away(item));
-    for (address, node) in shown.chain(on_the_way) {
-        let is_its = claim.lists(&address) && owners.policy(address) == Some(rank);
-        let node = hosts.index(node).filter(|node| is_its && hosts.can(*node, address));
+    for (address, node) in shown.chain(being_handed_over) {
+        let is_own = claim.lists(&address) && claimants.object_of(address) == Some(rank);
+        let node = hosts.index(node).filter(|node| is_own && hosts.can_host(*node, address));
         if let Some(node) = node.filter(|node| !places.contains_key(&address) && !used.contains(node)) {
             places.insert(address, node);
             used.insert(node);
@@ -221,21 +226,21 @@ fn kept(
 }
 
 fn place_others(
-    facts: &Facts<'_>,
+    inputs: &AssignmentInputs<'_>,
     claims: &[Claim<'_>],
-    (hosts, owners): (&mut Hosts<'_>, &Owners<'_>),
-    places: &mut [Places],
+    (hosts, claimants): (&mut Hosts<'_>, &Claimants<'_>),
+    places: &mut [Placement],
 ) {
     let mut pending = Vec::new();
     for (rank, claim) in claims.iter().enumerate() {
-        let is_pending = |a: &&IpAddr| owners.policy(**a) == Some(rank) && !places[rank].contains_key(*a);
+        let is_pending = |a: &&IpAddr| claimants.object_of(**a) == Some(rank) && !places[rank].contains_key(*a);
         pending.extend(claim.addresses.iter().filter(is_pending).map(|address| (rank, *address)));
     }
-    let last = last_nodes(claims, facts.hand_overs, hosts, &pending);
+    let last = former_nodes(claims, inputs.hand_overs, hosts, &pending);
     let classes: Vec<_> = pending.iter().map(|(_, address)| hosts.class(*address)).collect();
     let capacity = |node: &Node| node.cloud.as_ref().map(|cloud| cloud.capacity).unwrap_or_default();
-    let holdings = hosts.nodes.iter().map(|(name, node)| Holding::new(name, capacity(node))).collect();
-    let mut matching = Matching::new(holdings, claims.len(), &hosts.classes);
+    let loads = hosts.nodes.iter().map(|(name, node)| NodeLoad::new(name, capacity(node))).collect();
+    let mut matching = Matching::new(loads, claims.len(), &hosts.classes);
     for (rank, kept) in places.iter().enumerate() {
         kept.iter().for_each(|(address, node)| matching.keep(rank, *node, address.is_ipv4()));
     }
@@ -251,17 +256,17 @@ fn place_others(
 }
 
 /// An address that no other node can take stays: a drained node serves better than none.
-fn empty_drained(
-    facts: &Facts<'_>,
+fn move_off_drained(
+    inputs: &AssignmentInputs<'_>,
     claims: &[Claim<'_>],
-    (hosts, owners): (&mut Hosts<'_>, &Owners<'_>),
-    places: &mut [Places],
+    (hosts, claimants): (&mut Hosts<'_>, &Claimants<'_>),
+    places: &mut [Placement],
 ) {
-    let mut leaving: Vec<Places> = Vec::with_capacity(places.len());
+    let mut leaving: Vec<Placement> = Vec::with_capacity(places.len());
     for kept in &mut *places {
         leaving.push(kept.extract_if(.., |_, node| hosts.is_drained(*node)).collect());
     }
-    place_others(facts, claims, (hosts, owners), places);
+    place_others(inputs, claims, (hosts, claimants), places);
     for (kept, leaving) in places.iter_mut().zip(leaving) {
         for (address, node) in leaving {
             kept.entry(address).or_insert(node);
@@ -270,12 +275,12 @@ fn empty_drained(
 }
 
 /// The former nodes of pending addresses, whichever policy had them.
-fn last_nodes(
+fn former_nodes(
     claims: &[Claim<'_>],
     hand_overs: &BTreeMap<IpAddr, HandOver>,
     hosts: &Hosts<'_>,
     pending: &[(usize, IpAddr)],
-) -> Places {
+) -> Placement {
     let pending: BTreeSet<IpAddr> = pending.iter().map(|(_, address)| *address).collect();
     let recorded = hand_overs.iter().map(|(address, hand_over)| (*address, hand_over.from.as_str()));
     let items = recorded.chain(claims.iter().rev().flat_map(|claim| claim.items.iter().copied()));

@@ -37,7 +37,7 @@ struct Cluster {
 impl Cluster {
     fn assign(&self) -> Assignment {
         let hand_overs = &BTreeMap::new();
-        assign(&Facts {
+        assign(&AssignmentInputs {
             policies: &self.policies,
             nodes: &self.nodes,
             unreachable: &self.unreachable,
@@ -52,7 +52,7 @@ impl Cluster {
     fn settled(&self) -> Self {
         let assignment = self.assign();
         let written = |(key, policy): (&PolicyKey, &Arc<EgressPolicy>)| {
-            let items = assignment.outcomes[key].items.clone();
+            let items = assignment.policies[key].items.clone();
             (key.clone(), Arc::new(policy.published_as(|published| published.items = items)))
         };
         Self {
@@ -138,12 +138,14 @@ fn may_take(cluster: &Cluster, name: &str, address: IpAddr) -> bool {
 fn best(cluster: &Cluster, assignment: &Assignment) -> (usize, Vec<usize>, std::cmp::Reverse<usize>) {
     let mut placed: BTreeMap<PolicyKey, Vec<Item>> = BTreeMap::new();
     let mut pending = Vec::new();
-    for (name, outcome) in &assignment.outcomes {
+    for (name, outcome) in &assignment.policies {
         let before = &cluster.policies[name].published.items;
         placed.insert(name.clone(), outcome.items.iter().filter(|item| before.contains(item)).cloned().collect());
-        for (entry, fate) in &outcome.entries {
+        for (entry, status) in &outcome.entries {
             let stays = placed[name].iter().any(|item| item.egress_ip == *entry);
-            if !stays && !matches!(fate, Fate::Taken { .. } | Fate::Conflict { .. } | Fate::Invalid) {
+            if !stays
+                && !matches!(status, EntryStatus::Taken { .. } | EntryStatus::Conflict { .. } | EntryStatus::Invalid)
+            {
                 pending.push((name.clone(), entry.clone()));
             }
         }
@@ -184,7 +186,7 @@ fn try_all(
 
 fn check_rules(cluster: &Cluster, assignment: &Assignment) {
     let mut addresses = BTreeSet::new();
-    for (name, outcome) in &assignment.outcomes {
+    for (name, outcome) in &assignment.policies {
         let nodes: BTreeSet<&str> = outcome.items.iter().map(|item| item.node.as_str()).collect();
         assert_eq!(nodes.len(), outcome.items.len(), "two addresses of {name} on one node");
         for item in &outcome.items {
@@ -203,11 +205,15 @@ fn as_many_as_possible_older_first_and_as_evenly_as_possible() {
         let cluster = random(&mut Numbers::new(seed));
         let assignment = cluster.assign();
         check_rules(&cluster, &assignment);
-        let placed = assignment.outcomes.iter().map(|(name, outcome)| (name.clone(), outcome.items.clone())).collect();
+        let placed = assignment.policies.iter().map(|(name, outcome)| (name.clone(), outcome.items.clone())).collect();
         assert_eq!(score(&cluster, &placed), best(&cluster, &assignment), "seed {seed}");
-        let waits =
-            |outcome: &Outcome| outcome.entries.iter().any(|(_, fate)| matches!(fate, Fate::NoRoom | Fate::NoCapacity));
-        short += u32::from(assignment.outcomes.values().any(waits));
+        let waits = |outcome: &ObjectAssignment| {
+            outcome
+                .entries
+                .iter()
+                .any(|(_, status)| matches!(status, EntryStatus::NodesInUse | EntryStatus::NoCapacity))
+        };
+        short += u32::from(assignment.policies.values().any(waits));
     }
     assert!(short > 100, "only {short} clusters were too small for what was asked");
 }
@@ -243,12 +249,12 @@ fn a_change_moves_nothing_that_it_does_not_concern() {
             }
         }
         let after = cluster.assign();
-        for (name, outcome) in &before.outcomes {
-            let kept = outcome.items.iter().all(|item| after.outcomes[name].items.contains(item));
+        for (name, outcome) in &before.policies {
+            let kept = outcome.items.iter().all(|item| after.policies[name].items.contains(item));
             assert!(
                 kept,
                 "seed {seed}: {name} {outcome:?} {:?} {:#?} {:#?}",
-                after.outcomes[name], cluster.nodes, cluster.policies
+                after.policies[name], cluster.nodes, cluster.policies
             );
         }
     }
@@ -282,7 +288,7 @@ fn limits_of_a_family_are_kept_also_where_objects_have_both() {
         check_rules(&cluster, &assignment);
         for (name, node) in &cluster.nodes {
             let on_node =
-                assignment.outcomes.values().flat_map(|outcome| &outcome.items).filter(|item| item.node == *name);
+                assignment.policies.values().flat_map(|outcome| &outcome.items).filter(|item| item.node == *name);
             let (v6, v4): (Vec<_>, Vec<_>) = on_node.partition(|item| item.egress_ip.contains(':'));
             let Capacity { v4: limit_v4, v6: limit_v6, .. } = node.cloud.as_ref().expect("a cloud").capacity;
             assert!(limit_v4.is_none_or(|limit| v4.len() <= limit) && limit_v6.is_none_or(|limit| v6.len() <= limit));

@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::allocation::hosts::{ClassIndex, NodeIndex};
-use crate::allocation::matching::{Matching, OwnerSlot, UnitIndex};
+use crate::allocation::matching::{Matching, NodeUse, UnitIndex};
 
 /// Addresses and nodes that lead to no room. They never will: a chain that entered them would have found what the
 /// search did not.
@@ -83,7 +83,7 @@ struct SearchStep {
 enum Next {
     Step(usize),
     /// The addresses of the node: each could give way to the address of that step.
-    Holding {
+    Node {
         node: NodeIndex,
         by: usize,
     },
@@ -120,8 +120,8 @@ pub(super) fn chain(matching: &mut Matching<'_>, policy: usize) -> Option<Chain>
     }
     while let Some(next) = search.queue.pop_front() {
         match next {
-            Next::Step(step) => search.look(step),
-            Next::Holding { node, by } => search.displace(node, by),
+            Next::Step(step) => search.examine(step),
+            Next::Node { node, by } => search.displace(node, by),
         }
     }
     let found = search.best.map(|(_, step, end)| search.trace(step, end));
@@ -149,30 +149,30 @@ impl Search<'_, '_> {
     }
 
     /// Whether addresses of this class have examined all of their candidates.
-    fn has_seen_all(&self, class: ClassIndex) -> bool {
+    fn has_examined_all(&self, class: ClassIndex) -> bool {
         self.remaining.get(&class).is_some_and(Vec::is_empty)
     }
 
     fn displace(&mut self, node: NodeIndex, by: usize) {
         let matching = self.matching;
-        let holding = &matching.nodes[node];
+        let load = &matching.nodes[node];
         let has_stand_ins = self.with_stand_ins.contains(&node);
-        if !has_stand_ins && holding.classes().all(|class| self.has_seen_all(class)) {
+        if !has_stand_ins && load.classes().all(|class| self.has_examined_all(class)) {
             return;
         }
         let v4 = matching.units[self.steps[by].unit].address.is_ipv4();
-        for unit in holding.fresh.iter().copied() {
-            let is_of_use = has_stand_ins || !self.has_seen_all(matching.units[unit].class);
+        for unit in load.placed.iter().copied() {
+            let is_of_use = has_stand_ins || !self.has_examined_all(matching.units[unit].class);
             if is_of_use
-                && holding.may_exchange(v4, matching.units[unit].address.is_ipv4())
+                && load.may_exchange(v4, matching.units[unit].address.is_ipv4())
                 && let Some(step) = self.step(unit, Cause::Displaced { by, from: node })
             {
-                self.look(step);
+                self.examine(step);
             }
         }
     }
 
-    fn look(&mut self, step: usize) {
+    fn examine(&mut self, step: usize) {
         let matching = self.matching;
         let unit = self.steps[step].unit;
         let policy = matching.units[unit].policy;
@@ -183,49 +183,49 @@ impl Search<'_, '_> {
             }
         }
         let mut nodes = self.remaining.remove(&class).unwrap_or_else(|| matching.classes[class].nodes.clone());
-        nodes.retain(|node| !self.look_at(step, *node));
+        nodes.retain(|node| !self.examine_node(step, *node));
         self.remaining.insert(class, nodes);
     }
 
     /// Returns true if nothing is left to examine there.
-    fn look_at(&mut self, step: usize, node: NodeIndex) -> bool {
+    fn examine_node(&mut self, step: usize, node: NodeIndex) -> bool {
         let matching = self.matching;
         let unit = self.steps[step].unit;
         let v4 = matching.units[unit].address.is_ipv4();
-        let holding = &matching.nodes[node];
-        let visit = (node, holding.limits_families().then_some(v4));
+        let load = &matching.nodes[node];
+        let visit = (node, load.limits_families().then_some(v4));
         if self.nodes.contains(visit) || matching.dead.nodes.contains(visit) {
             return true;
         }
         match matching.policies[matching.units[unit].policy].slots.get(&node) {
-            Some(OwnerSlot::Kept) => return false,
+            Some(NodeUse::Kept) => return false,
             // The policy has the node already: only its address there can give way.
-            Some(OwnerSlot::Fresh(other)) => {
-                if holding.may_exchange(v4, matching.units[*other].address.is_ipv4()) {
+            Some(NodeUse::Placed(other)) => {
+                if load.may_exchange(v4, matching.units[*other].address.is_ipv4()) {
                     self.add(*other, Cause::Displaced { by: step, from: node });
                 }
                 return false;
             }
             None => {}
         }
-        if holding.limits_families() && self.is_taken_on_the_way(step, node) {
+        if load.limits_families() && self.is_taken_earlier(step, node) {
             return false;
         }
         self.nodes.insert(visit);
-        if holding.has_room(v4) {
+        if load.has_room(v4) {
             let cost = matching.cost(unit, node);
             if self.best.is_none_or(|(best, ..)| cost < best) {
                 self.best = Some((cost, step, node));
             }
         }
-        if !holding.fresh.is_empty() {
-            self.queue.push_back(Next::Holding { node, by: step });
+        if !load.placed.is_empty() {
+            self.queue.push_back(Next::Node { node, by: step });
         }
         true
     }
 
     /// Whether an address of the same policy takes this node earlier in the chain.
-    fn is_taken_on_the_way(&self, step: usize, node: NodeIndex) -> bool {
+    fn is_taken_earlier(&self, step: usize, node: NodeIndex) -> bool {
         let policy = |step: usize| self.matching.units[self.steps[step].unit].policy;
         let (own, mut at) = (policy(step), step);
         loop {

@@ -1,7 +1,7 @@
 //! The ledger: what the leader records outside of the objects, that is open hand-overs and suspected nodes.
 //!
 //! It is one value, written as a whole by the leader and followed by every agent. It outlives the leader, so that a new
-//! one continues from it (`crate::ownership::handover`). [`crate::ownership::holdings`] is the agent's use of it.
+//! one continues from it (`crate::ownership::handover`). [`crate::ownership::node_ownership`] is the agent's use of it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;

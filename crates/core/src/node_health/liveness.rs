@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 /// Durations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rules {
+pub struct ProbeTiming {
     /// A node without a sign of life for that long is gone.
     pub total: Duration,
     /// Between two probes of one address.
@@ -19,10 +19,10 @@ pub struct Rules {
     pub grace: Duration,
 }
 
-impl Rules {
+impl ProbeTiming {
     /// How long a missing answer is waited for. The grace begins when a silence is detected, and an agent that returns
     /// at its end has the usual time to answer.
-    fn patience(&self) -> Duration {
+    fn agent_silence_limit(&self) -> Duration {
         self.total + self.grace + self.total
     }
 }
@@ -62,69 +62,69 @@ pub enum Liveness {
 #[derive(Clone, Copy, Debug)]
 pub struct NodeSigns {
     /// The latest sign of any kind, or the start of probing.
-    alive: Instant,
-    answered: Option<(Instant, AgentAnswer)>,
+    last_sign: Instant,
+    last_answer: Option<(Instant, AgentAnswer)>,
     /// Since when the answer is unchanged; before the first, the start of probing.
     since: Instant,
     /// It was probed before, and counted as gone.
-    is_again: bool,
+    was_gone: bool,
 }
 
 impl NodeSigns {
-    pub fn begin(now: Instant) -> Self {
-        Self { alive: now, answered: None, since: now, is_again: false }
+    pub fn new(now: Instant) -> Self {
+        Self { last_sign: now, last_answer: None, since: now, was_gone: false }
     }
 
     /// Starts again without earlier signs, except that its agent may have ended before, so that it did not end its
     /// lease.
-    pub fn begin_again(now: Instant) -> Self {
-        Self { is_again: true, ..Self::begin(now) }
+    pub fn restart(now: Instant) -> Self {
+        Self { was_gone: true, ..Self::new(now) }
     }
 
     /// Signs may arrive out of order.
-    pub fn note(&mut self, sign: Signal, at: Instant) {
-        self.alive = self.alive.max(at);
-        let Signal::AgentAnswer(answer) = sign else { return };
-        if self.answered.is_some_and(|(latest, _)| at < latest) {
+    pub fn note(&mut self, signal: Signal, at: Instant) {
+        self.last_sign = self.last_sign.max(at);
+        let Signal::AgentAnswer(answer) = signal else { return };
+        if self.last_answer.is_some_and(|(latest, _)| at < latest) {
             return;
         }
-        if self.answered.is_none_or(|(_, known)| known != answer) {
+        if self.last_answer.is_none_or(|(_, known)| known != answer) {
             self.since = at;
         }
-        self.answered = Some((at, answer));
+        self.last_answer = Some((at, answer));
     }
 
     /// Excuses its silence up to now, which had another cause: its last answer stays valid.
-    pub fn excuse(&mut self, now: Instant) {
-        self.alive = self.alive.max(now);
-        match &mut self.answered {
+    pub fn excuse_silence(&mut self, now: Instant) {
+        self.last_sign = self.last_sign.max(now);
+        match &mut self.last_answer {
             Some((at, _)) => *at = now.max(*at),
             None => self.since = now,
         }
     }
 
-    pub fn alive(&self) -> Instant {
-        self.alive
+    pub fn last_sign(&self) -> Instant {
+        self.last_sign
     }
 
     /// When it last reported that it serves; before that, the start of probing.
-    pub fn well(&self) -> Instant {
-        match self.answered {
+    pub fn last_serving(&self) -> Instant {
+        match self.last_answer {
             Some((at, AgentAnswer::Serving)) => at,
             _ => self.since,
         }
     }
 
     /// No answer for half the total timeout: its agent may have restarted.
-    pub fn has_paused(&self, rules: &Rules, now: Instant) -> bool {
-        self.answered.is_none_or(|(at, _)| now >= at + rules.total / 2)
+    pub fn has_paused(&self, rules: &ProbeTiming, now: Instant) -> bool {
+        self.last_answer.is_none_or(|(at, _)| now >= at + rules.total / 2)
     }
 
     /// Whether the node's kernel has answered for a total timeout after the last answer of its agent: the agent fell
     /// silent first, and did not end the node's lease.
-    pub fn agent_went_first(&self, rules: &Rules) -> bool {
-        let is_unheard = self.is_again && self.answered.is_none();
-        is_unheard || self.alive >= self.answered.map_or(self.since, |(at, _)| at) + rules.total
+    pub fn agent_stopped_first(&self, rules: &ProbeTiming) -> bool {
+        let never_answered = self.was_gone && self.last_answer.is_none();
+        never_answered || self.last_sign >= self.last_answer.map_or(self.since, |(at, _)| at) + rules.total
     }
 
     /// Since when the answer is unchanged.
@@ -132,27 +132,27 @@ impl NodeSigns {
         self.since
     }
 
-    pub fn is_suspect(&self, rules: &Rules, now: Instant) -> bool {
-        now >= self.alive + rules.total / 2
+    pub fn is_suspect(&self, rules: &ProbeTiming, now: Instant) -> bool {
+        now >= self.last_sign + rules.total / 2
     }
 
     /// Its agent is silent, and its programs, which depend on the last confirmation, have stopped. Suspecting the node
     /// costs nothing then, and its addresses need not wait for it when it counts as gone.
-    pub fn is_agent_overdue(&self, rules: &Rules, now: Instant) -> bool {
-        let answered = self.answered.map_or(self.since, |(at, _)| at);
+    pub fn is_agent_overdue(&self, rules: &ProbeTiming, now: Instant) -> bool {
+        let answered = self.last_answer.map_or(self.since, |(at, _)| at);
         now >= answered + rules.total + rules.grace
             && matches!(self.liveness(rules, now), Liveness::AgentSilent | Liveness::AgentGone)
     }
 
-    pub fn liveness(&self, rules: &Rules, now: Instant) -> Liveness {
-        if now >= self.alive + rules.total {
+    pub fn liveness(&self, rules: &ProbeTiming, now: Instant) -> Liveness {
+        if now >= self.last_sign + rules.total {
             return Liveness::Silent;
         }
-        match self.answered {
+        match self.last_answer {
             Some((at, answer)) if now < at + rules.total => Liveness::Answers(answer),
-            Some((at, _)) if now < at + rules.patience() => Liveness::AgentSilent,
+            Some((at, _)) if now < at + rules.agent_silence_limit() => Liveness::AgentSilent,
             None if now < self.since + rules.total => Liveness::Unknown,
-            None if now < self.since + rules.patience() => Liveness::AgentSilent,
+            None if now < self.since + rules.agent_silence_limit() => Liveness::AgentSilent,
             _ => Liveness::AgentGone,
         }
     }
@@ -162,19 +162,22 @@ impl NodeSigns {
 mod tests {
     use super::*;
 
-    const RULES: Rules =
-        Rules { total: Duration::from_secs(1), interval: Duration::from_millis(250), grace: Duration::from_secs(30) };
+    const RULES: ProbeTiming = ProbeTiming {
+        total: Duration::from_secs(1),
+        interval: Duration::from_millis(250),
+        grace: Duration::from_secs(30),
+    };
     const OK: Signal = Signal::AgentAnswer(AgentAnswer::Serving);
     const BAD: Signal = Signal::AgentAnswer(AgentAnswer::NotServing);
 
     /// Signs by milliseconds, then the liveness at each time.
-    fn story(name: &str, signs: &[(u64, Signal)], stands: &[(u64, Liveness)]) {
+    fn story(name: &str, given: &[(u64, Signal)], stands: &[(u64, Liveness)]) {
         let start = Instant::now();
         let at = |millis| start + Duration::from_millis(millis);
         for (time, liveness) in stands {
-            let mut pulse = NodeSigns::begin(start);
-            signs.iter().filter(|(when, _)| when <= time).for_each(|(when, sign)| pulse.note(*sign, at(*when)));
-            assert_eq!(pulse.liveness(&RULES, at(*time)), *liveness, "{name}, after {time} ms");
+            let mut signs = NodeSigns::new(start);
+            given.iter().filter(|(when, _)| when <= time).for_each(|(when, signal)| signs.note(*signal, at(*when)));
+            assert_eq!(signs.liveness(&RULES, at(*time)), *liveness, "{name}, after {time} ms");
         }
     }
 
@@ -187,23 +190,23 @@ mod tests {
     fn a_dead_agents_node_is_suspected_when_its_programs_have_stopped() {
         let start = Instant::now();
         let at = |millis| start + Duration::from_millis(millis);
-        let mut pulse = NodeSigns::begin(start);
-        pulse.note(OK, at(0));
-        kernel(250, 40_000).into_iter().for_each(|(time, sign)| pulse.note(sign, at(time)));
-        assert!(!pulse.is_agent_overdue(&RULES, at(30_999)), "its grace");
-        assert!(pulse.is_agent_overdue(&RULES, at(31_000)) && pulse.is_agent_overdue(&RULES, at(40_000)));
-        pulse.note(OK, at(31_300));
-        assert!(!pulse.is_agent_overdue(&RULES, at(31_300)), "it is back");
+        let mut signs = NodeSigns::new(start);
+        signs.note(OK, at(0));
+        kernel(250, 40_000).into_iter().for_each(|(time, signal)| signs.note(signal, at(time)));
+        assert!(!signs.is_agent_overdue(&RULES, at(30_999)), "its grace");
+        assert!(signs.is_agent_overdue(&RULES, at(31_000)) && signs.is_agent_overdue(&RULES, at(40_000)));
+        signs.note(OK, at(31_300));
+        assert!(!signs.is_agent_overdue(&RULES, at(31_300)), "it is back");
     }
 
     /// Otherwise the deadline of its programs would not be waited for.
     #[test]
     fn an_agent_that_has_not_answered_since_the_beginning_may_have_ended_before() {
         let start = Instant::now();
-        let mut pulse = NodeSigns::begin_again(start);
-        assert!(pulse.agent_went_first(&RULES));
-        pulse.note(OK, start);
-        assert!(!pulse.agent_went_first(&RULES));
+        let mut signs = NodeSigns::restart(start);
+        assert!(signs.agent_stopped_first(&RULES));
+        signs.note(OK, start);
+        assert!(!signs.agent_stopped_first(&RULES));
     }
 
     #[test]
@@ -213,8 +216,8 @@ mod tests {
         story("never anything", &[], &[(0, Unknown), (999, Unknown), (1000, Silent)]);
         story("one answer", &[(200, OK)], &[(199, Unknown), (200, serves), (1199, serves), (1200, Silent)]);
         story("a slow answer is one", &[(0, OK), (900, OK)], &[(950, serves), (1899, serves), (1900, Silent)]);
-        story("it says no", &[(0, OK), (250, BAD)], &[(249, serves), (250, refuses), (1250, Silent)]);
-        story("it says yes again", &[(0, BAD), (250, OK)], &[(250, serves)]);
+        story("it refuses", &[(0, OK), (250, BAD)], &[(249, serves), (250, refuses), (1250, Silent)]);
+        story("it serves again", &[(0, BAD), (250, OK)], &[(250, serves)]);
         story("an older answer comes late", &[(300, BAD), (250, OK)], &[(300, refuses)]);
 
         let bounce = [vec![(0, OK)], kernel(250, 60_000)].concat();
@@ -232,14 +235,14 @@ mod tests {
     #[test]
     fn the_age_of_an_answer_is_that_of_the_first_of_its_kind() {
         let start = Instant::now();
-        let mut pulse = NodeSigns::begin(start);
+        let mut signs = NodeSigns::new(start);
         for millis in [0, 250, 500] {
-            pulse.note(BAD, start + Duration::from_millis(millis));
+            signs.note(BAD, start + Duration::from_millis(millis));
         }
-        assert_eq!(pulse.since(), start);
-        pulse.note(OK, start + Duration::from_millis(750));
-        assert_eq!(pulse.since(), start + Duration::from_millis(750));
-        assert!(!pulse.is_suspect(&RULES, start + Duration::from_millis(1249)));
-        assert!(pulse.is_suspect(&RULES, start + Duration::from_millis(1250)));
+        assert_eq!(signs.since(), start);
+        signs.note(OK, start + Duration::from_millis(750));
+        assert_eq!(signs.since(), start + Duration::from_millis(750));
+        assert!(!signs.is_suspect(&RULES, start + Duration::from_millis(1249)));
+        assert!(signs.is_suspect(&RULES, start + Duration::from_millis(1250)));
     }
 }

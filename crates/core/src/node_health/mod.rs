@@ -1,11 +1,11 @@
 //! Which nodes answer: the leader's knowledge from probes.
 //!
 //! The prober (`egress_agent::controller::node_health::prober`) publishes a [`NodeHealth`] and keeps changing it.
-//! Receivers are notified when the other sets change; `heard` changes without notification, several times a second for
-//! each node, and is always current.
+//! Receivers are notified when the other sets change; `last_confirmed` changes without notification, several times a
+//! second for each node, and is always current.
 //!
-//! [`liveness`] judges one node by its signs of life, [`state`] decides which nodes count as gone, and [`fitness`] is a
-//! node's own judgement.
+//! [`liveness`] is that of one node by its signs of life, [`state`] decides which nodes count as gone, and [`fitness`] is
+//! what a node reports of itself.
 
 pub mod fitness;
 pub mod liveness;
@@ -22,12 +22,12 @@ use crate::model::node::UnservedAddresses;
 pub struct NodeHealth {
     /// Nodes that count as gone.
     pub unreachable: BTreeSet<String>,
-    /// When those were last well.
-    pub lost: BTreeMap<String, Instant>,
+    /// When those last reported that they serve.
+    pub last_serving: BTreeMap<String, Instant>,
     /// Nodes whose agents are away: they keep their addresses and get no new ones.
     pub absent: BTreeSet<String>,
     /// Nodes at whose address something else answers, or an agent with another key.
-    pub strange: BTreeSet<String>,
+    pub unexpected_responders: BTreeSet<String>,
     /// Without any sign of life for half the total timeout. Nodes where only the agent is silent do not count.
     pub suspects: BTreeSet<String>,
     /// Without any sign of life for the total timeout, where the agent did not end before: the agents have ended these
@@ -35,9 +35,9 @@ pub struct NodeHealth {
     pub silent: BTreeSet<String>,
     /// When the latest answer was received that the node's agent gets a confirmation for. Answers of nodes that count
     /// as gone get none. Includes nodes that are no longer probed.
-    pub heard: BTreeMap<String, Instant>,
+    pub last_confirmed: BTreeMap<String, Instant>,
     /// When each node's agent first answered this controller's probes, and so knows of this term.
-    pub followed: BTreeMap<String, Instant>,
+    pub first_confirmed: BTreeMap<String, Instant>,
     /// Released addresses, by the nodes' answers.
     pub released: BTreeMap<String, Acknowledgements>,
     /// Assigned addresses that nodes report as not served.
@@ -50,7 +50,7 @@ pub struct NodeHealth {
 
 impl NodeHealth {
     /// Before the first probe.
-    pub fn by(lease: Duration) -> Self {
+    pub fn with_lease(lease: Duration) -> Self {
         Self { lease, ..Self::default() }
     }
 }

@@ -10,7 +10,7 @@ use crate::model::ledger::{Acknowledgements, Ledger};
 use crate::model::node::Prepared;
 use crate::node_health::NodeHealth;
 
-/// How long the status waits for a ready new node to see the old node's acknowledgement, which the leader has seen.
+/// How long the status waits for a ready new node to see the old node's acknowledgement, which the leader has received.
 const NEW_OWNER_PATIENCE: Duration = Duration::from_secs(1);
 
 /// How much earlier an acknowledgement may arrive by a probe than by the API server.
@@ -24,64 +24,70 @@ pub struct AcknowledgementReader {
 
 /// The acknowledgements at one time, by address and number of the hand-over.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct SeenAcknowledgements {
+pub struct ReceivedAcknowledgements {
     /// Released hand-overs that need not wait any longer.
     pub released: BTreeSet<(IpAddr, u64)>,
     /// The nodes that old nodes have handed these over to, by their EgressNode objects.
-    pub given: BTreeMap<(IpAddr, u64), Option<String>>,
+    pub new_owners: BTreeMap<(IpAddr, u64), Option<String>>,
     /// The nodes that are ready for these, among the present and former new nodes of the hand-over: no other can have
     /// received the address, whatever its agent's token writes.
     pub prepared: BTreeMap<(IpAddr, u64), BTreeSet<String>>,
     /// When the wait for the next new node ends.
-    pub look_again: Option<Instant>,
+    pub requeue_at: Option<Instant>,
 }
 
 impl AcknowledgementReader {
-    pub fn read(&mut self, ledger: &Ledger, nodes: &Nodes, reach: &NodeHealth, now: Instant) -> SeenAcknowledgements {
-        let mut seen = SeenAcknowledgements::default();
+    pub fn read(
+        &mut self,
+        ledger: &Ledger,
+        nodes: &Nodes,
+        node_health: &NodeHealth,
+        now: Instant,
+    ) -> ReceivedAcknowledgements {
+        let mut received = ReceivedAcknowledgements::default();
         for (name, node) in nodes {
             for (address, Prepared(number, ..)) in &node.prepared {
                 let record = ledger.records.open.get(address).filter(|record| record.number == *number);
                 if record.is_some_and(|record| ledger.has_named(record, name)) {
-                    seen.prepared.entry((*address, *number)).or_default().insert(name.clone());
+                    received.prepared.entry((*address, *number)).or_default().insert(name.clone());
                 }
             }
         }
-        let mut waiting = BTreeMap::new();
+        let mut waiting_since = BTreeMap::new();
         for (address, record) in &ledger.records.open {
-            let has_changed = ledger.former_targets.contains_key(&record.number);
+            let target_has_changed = ledger.former_targets.contains_key(&record.number);
             let acknowledges =
                 |all: Option<&Acknowledgements>| all.is_some_and(|all| all.get(address) == Some(&record.number));
             let old = nodes.get(&record.from).filter(|old| acknowledges(Some(&old.released)));
-            if old.is_none() && !acknowledges(reach.released.get(&record.from)) {
+            if old.is_none() && !acknowledges(node_health.released.get(&record.from)) {
                 continue;
             }
             let since = self.since.get(&record.number).copied().unwrap_or(now);
             // Also after the wait, or it would begin again.
-            waiting.insert(record.number, since);
+            waiting_since.insert(record.number, since);
             let new_owner = record.to.as_ref().and_then(|to| nodes.get(to)?.prepared.get(address));
             let new_owner = new_owner.filter(|Prepared(number, ..)| *number == record.number);
             let (waits, end) = match old.map(|old| old.given.get(address)) {
                 // Until the new node is fully ready, packets reach it through the old one, so it is waited for, but not
                 // forever: it may never see the acknowledgement.
                 Some(given) => {
-                    seen.given.insert((*address, record.number), given.cloned());
+                    received.new_owners.insert((*address, record.number), given.cloned());
                     let is_given = given.is_some() && given == record.to.as_ref();
                     (is_given && new_owner.is_some_and(|Prepared(.., is_open)| !is_open), since + NEW_OWNER_PATIENCE)
                 }
                 // Only probes report it, which may just have been faster. Either the full acknowledgement follows, or
                 // the old node knows of no other node and forwards nothing. It may also have handed over to a former
                 // new node.
-                None => (new_owner.is_some() || has_changed, since + PROBE_LEAD),
+                None => (new_owner.is_some() || target_has_changed, since + PROBE_LEAD),
             };
             if waits && now < end {
-                seen.look_again = Some(seen.look_again.map_or(end, |other| other.min(end)));
+                received.requeue_at = Some(received.requeue_at.map_or(end, |other| other.min(end)));
             } else {
-                seen.released.insert((*address, record.number));
+                received.released.insert((*address, record.number));
             }
         }
-        self.since = waiting;
-        seen
+        self.since = waiting_since;
+        received
     }
 }
 
@@ -116,24 +122,24 @@ mod tests {
 
     #[test]
     fn a_ready_new_node_is_waited_for_until_it_is_open_but_not_forever() {
-        let (ledger, reach, start) = (ledger(), NodeHealth::default(), Instant::now());
+        let (ledger, node_health, start) = (ledger(), NodeHealth::default(), Instant::now());
         let ready = |is_open| Some(Prepared(7, "n1".into(), is_open));
         let over = BTreeSet::from([(ip(A), 7)]);
         let mut reader = AcknowledgementReader::default();
         let mut at = |nodes: Nodes, ms| {
-            let seen = reader.read(&ledger, &nodes, &reach, start + Duration::from_millis(ms));
-            (seen.released == over, seen.look_again)
+            let received = reader.read(&ledger, &nodes, &node_health, start + Duration::from_millis(ms));
+            (received.released == over, received.requeue_at)
         };
         let end = Some(start + Duration::from_millis(1_100));
         assert_eq!(at(nodes(6, ready(false)), 0), (false, None), "an acknowledgement of another hand-over");
         assert_eq!(at(nodes(7, ready(false)), 100), (false, end));
-        assert_eq!(at(nodes(7, ready(false)), 1_099), (false, end), "since the acknowledgement was seen");
+        assert_eq!(at(nodes(7, ready(false)), 1_099), (false, end), "since the acknowledgement was received");
         assert_eq!(at(nodes(7, ready(false)), 1_100), (true, None));
         assert_eq!(at(nodes(7, ready(false)), 1_200), (true, None), "nor does it start again");
         for prepared in [None, ready(true), Some(Prepared(6, "n1".into(), false))] {
             let mut reader = AcknowledgementReader::default();
-            let seen = reader.read(&ledger, &nodes(7, prepared), &reach, start);
-            assert_eq!((seen.released, seen.look_again), (over.clone(), None));
+            let received = reader.read(&ledger, &nodes(7, prepared), &node_health, start);
+            assert_eq!((received.released, received.requeue_at), (over.clone(), None));
         }
     }
 
@@ -142,9 +148,10 @@ mod tests {
         let ready = Some(Prepared(7, "n1".into(), false));
         for to in [None, Some("n3")] {
             let nodes = given_to(7, to, ready.clone());
-            let seen = AcknowledgementReader::default().read(&ledger(), &nodes, &NodeHealth::default(), Instant::now());
-            assert_eq!((seen.released, seen.look_again), (BTreeSet::from([(ip(A), 7)]), None));
-            assert_eq!(seen.given, BTreeMap::from([((ip(A), 7), to.map(str::to_owned))]));
+            let received =
+                AcknowledgementReader::default().read(&ledger(), &nodes, &NodeHealth::default(), Instant::now());
+            assert_eq!((received.released, received.requeue_at), (BTreeSet::from([(ip(A), 7)]), None));
+            assert_eq!(received.new_owners, BTreeMap::from([((ip(A), 7), to.map(str::to_owned))]));
         }
     }
 
@@ -155,15 +162,15 @@ mod tests {
             |number| Node { prepared: [(ip(A), Prepared(number, "n1".into(), true))].into(), ..Node::default() };
         let nodes = |number| ["n2", "n3", "n4"].map(|name| (name.to_owned(), Arc::new(ready(number)))).into();
         let mut ledger = ledger();
-        let listen = |ledger: &Ledger, number| {
+        let read_from = |ledger: &Ledger, number| {
             AcknowledgementReader::default().read(ledger, &nodes(number), &NodeHealth::default(), Instant::now())
         };
         let of = |names: &[&str]| BTreeMap::from([((ip(A), 7), names.iter().map(|&name| name.to_owned()).collect())]);
-        assert_eq!(listen(&ledger, 7).prepared, of(&["n2"]));
+        assert_eq!(read_from(&ledger, 7).prepared, of(&["n2"]));
         ledger.record(ip(A), HandOver { number: 7, from: "n1".into(), to: None });
         ledger.record(ip(A), HandOver { number: 7, from: "n1".into(), to: Some("n3".into()) });
-        assert_eq!(listen(&ledger, 7).prepared, of(&["n2", "n3"]));
-        assert_eq!(listen(&ledger, 8).prepared, BTreeMap::new());
+        assert_eq!(read_from(&ledger, 7).prepared, of(&["n2", "n3"]));
+        assert_eq!(read_from(&ledger, 8).prepared, BTreeMap::new());
         ledger.record(ip(A), HandOver { number: 9, from: "n3".into(), to: None });
         assert!(ledger.former_targets.is_empty(), "another hand-over");
     }
@@ -171,16 +178,16 @@ mod tests {
     /// Otherwise the status would be written before the new node takes other nodes' packets.
     #[test]
     fn an_early_acknowledgement_by_probes_waits_for_the_full_one() {
-        let reach = NodeHealth {
+        let node_health = NodeHealth {
             released: BTreeMap::from([("n1".to_owned(), BTreeMap::from([(ip(A), 7)]))]),
             ..NodeHealth::default()
         };
         let (ledger, start, mut reader) = (ledger(), Instant::now(), AcknowledgementReader::default());
         let ready = Some(Prepared(7, "n1".into(), false));
         let mut at = |nodes: Nodes, ms| {
-            let seen = reader.read(&ledger, &nodes, &reach, start + Duration::from_millis(ms));
-            assert_eq!(seen.prepared, BTreeMap::from([((ip(A), 7), BTreeSet::from(["n2".to_owned()]))]));
-            (seen.released.len(), seen.given.len(), seen.look_again)
+            let received = reader.read(&ledger, &nodes, &node_health, start + Duration::from_millis(ms));
+            assert_eq!(received.prepared, BTreeMap::from([((ip(A), 7), BTreeSet::from(["n2".to_owned()]))]));
+            (received.released.len(), received.new_owners.len(), received.requeue_at)
         };
         let until = |ms| Some(start + Duration::from_millis(ms));
         assert_eq!(at(given_to(6, None, ready.clone()), 0), (0, 0, until(150)));
@@ -190,16 +197,16 @@ mod tests {
             "it has come, and the new node is not there yet"
         );
         assert_eq!(at(given_to(6, None, ready.clone()), 149), (0, 0, until(150)));
-        assert_eq!(at(given_to(6, None, ready), 150), (1, 0, None), "who speaks by probes alone");
+        assert_eq!(at(given_to(6, None, ready), 150), (1, 0, None), "acknowledges by probes alone");
         // Another new node was named before, and may have received the address.
         let mut reader = AcknowledgementReader::default();
         let mut changed = ledger.clone();
         changed.record(ip(A), HandOver { number: 7, from: "n1".into(), to: Some("n3".into()) });
         assert_eq!(changed.former_targets, BTreeMap::from([(7, ["n2".to_owned()].into())]));
-        let seen = reader.read(&changed, &given_to(6, None, None), &reach, start);
-        assert_eq!((seen.released.len(), seen.look_again), (0, until(150)));
+        let received = reader.read(&changed, &given_to(6, None, None), &node_health, start);
+        assert_eq!((received.released.len(), received.requeue_at), (0, until(150)));
         // Without a ready node there is none to wait for.
-        let seen = AcknowledgementReader::default().read(&ledger, &given_to(6, None, None), &reach, start);
-        assert_eq!((seen.released.len(), seen.look_again), (1, None));
+        let received = AcknowledgementReader::default().read(&ledger, &given_to(6, None, None), &node_health, start);
+        assert_eq!((received.released.len(), received.requeue_at), (1, None));
     }
 }

@@ -18,13 +18,13 @@ use crate::model::policy::{Policies, parse_egress_ip};
 
 /// The nodes with addresses that no other egress node could host. Whether others answer does not matter: they may
 /// answer the next moment.
-fn alone<'a>(policies: &'a Policies, nodes: &Nodes, ledger: &'a Ledger) -> BTreeSet<&'a str> {
-    let mut held: BTreeMap<&str, BTreeSet<IpAddr>> = BTreeMap::new();
+fn sole_hosts<'a>(policies: &'a Policies, nodes: &Nodes, ledger: &'a Ledger) -> BTreeSet<&'a str> {
+    let mut hosted: BTreeMap<&str, BTreeSet<IpAddr>> = BTreeMap::new();
     for item in policies.values().flat_map(|policy| &policy.published.items) {
-        held.entry(&item.node).or_default().extend(parse_egress_ip(&item.egress_ip));
+        hosted.entry(&item.node).or_default().extend(parse_egress_ip(&item.egress_ip));
     }
     for (address, record) in &ledger.records.open {
-        held.entry(&record.from).or_default().insert(*address);
+        hosted.entry(&record.from).or_default().insert(*address);
     }
     let could_host = |name: &str, address: &IpAddr| {
         nodes.values().any(|node| node.assignable && node.name != name && node.may_host(*address))
@@ -32,45 +32,45 @@ fn alone<'a>(policies: &'a Policies, nodes: &Nodes, ledger: &'a Ledger) -> BTree
     let is_alone = |(name, addresses): &(&str, BTreeSet<IpAddr>)| {
         nodes.contains_key(*name) && !addresses.iter().any(|address| could_host(name, address))
     };
-    held.into_iter().filter(is_alone).map(|(name, _)| name).collect()
+    hosted.into_iter().filter(is_alone).map(|(name, _)| name).collect()
 }
 
 /// A node must be alone for so long: nodes get their labels one after the other, and only an agent's acknowledgement
 /// ends an endless lease.
-const SETTLED: Duration = Duration::from_secs(10);
+const SOLE_HOST_DELAY: Duration = Duration::from_secs(10);
 
 /// Since when nodes are the only ones that could host their addresses.
 #[derive(Debug, Default)]
-pub struct Alone(BTreeMap<String, Instant>);
+pub struct SoleHosts(BTreeMap<String, Instant>);
 
-impl Alone {
+impl SoleHosts {
     /// Writes endless and ending leases into the draft of a ledger. `bounded` are the acknowledged numbers of ending
     /// leases. Returns when there may be another change.
-    pub fn follow(
+    pub fn update_draft(
         &mut self,
         draft: &mut Ledger,
         (policies, nodes): (&Policies, &Nodes),
         bounded: &BTreeMap<String, u64>,
         now: Instant,
     ) -> Option<Instant> {
-        let alone: BTreeSet<String> = alone(policies, nodes, draft).into_iter().map(str::to_owned).collect();
-        self.0.retain(|name, _| alone.contains(name));
+        let sole: BTreeSet<String> = sole_hosts(policies, nodes, draft).into_iter().map(str::to_owned).collect();
+        self.0.retain(|name, _| sole.contains(name));
         // A deleted node is not waited for: its deletion means that it counts as gone.
         draft.endless.retain(|name, _| nodes.contains_key(name));
         draft.ending.retain(|name, number| {
             nodes.contains_key(name) && bounded.get(name).is_none_or(|obeyed| *obeyed < *number)
         });
-        let over: Vec<String> = draft.endless.keys().filter(|name| !alone.contains(*name)).cloned().collect();
-        for name in over {
+        let ended: Vec<String> = draft.endless.keys().filter(|name| !sole.contains(*name)).cloned().collect();
+        for name in ended {
             draft.endless.remove(&name);
             draft.records.last += 1;
             draft.ending.insert(name, draft.records.last);
         }
         let mut next = None;
-        for name in alone.into_iter().filter(|name| !draft.endless.contains_key(name)).collect::<Vec<_>>() {
-            let settled = *self.0.entry(name.clone()).or_insert(now) + SETTLED;
-            if now < settled {
-                next = Some(next.map_or(settled, |next: Instant| next.min(settled)));
+        for name in sole.into_iter().filter(|name| !draft.endless.contains_key(name)).collect::<Vec<_>>() {
+            let declared_at = *self.0.entry(name.clone()).or_insert(now) + SOLE_HOST_DELAY;
+            if now < declared_at {
+                next = Some(next.map_or(declared_at, |next: Instant| next.min(declared_at)));
                 continue;
             }
             draft.records.last += 1;
@@ -82,7 +82,7 @@ impl Alone {
 }
 
 /// The nodes whose programs may emit without an end.
-pub fn all(ledger: &Ledger) -> impl Iterator<Item = &String> {
+pub fn endless_nodes(ledger: &Ledger) -> impl Iterator<Item = &String> {
     ledger.endless.keys().chain(ledger.ending.keys())
 }
 
@@ -96,7 +96,7 @@ mod tests {
     }
 
     fn is_endless(ledger: &Ledger, node: &str) -> bool {
-        all(ledger).any(|name| name == node)
+        endless_nodes(ledger).any(|name| name == node)
     }
 
     /// The node has an address, and is alone, not alone, or deleted.
@@ -106,17 +106,17 @@ mod tests {
         let none = BTreeMap::new();
         let (only, far) = (nodes(&[("n1", "172.18.0.2/16")]), nodes(&[("n1", "172.18.0.2/16"), ("n2", "10.9.0.2/16")]));
         let near = nodes(&[("n1", "172.18.0.2/16"), ("n2", "172.18.0.3/16")]);
-        let (mut draft, mut alone, start) = (Ledger::default(), Alone::default(), Instant::now());
+        let (mut draft, mut sole, start) = (Ledger::default(), SoleHosts::default(), Instant::now());
         let mut now = start;
         let mut follow = |draft: &mut Ledger, policies: &Policies, nodes: &Nodes, bounded: &BTreeMap<String, u64>| {
-            now += SETTLED / 2;
-            alone.follow(draft, (policies, nodes), bounded, now).map(|next| next - start)
+            now += SOLE_HOST_DELAY / 2;
+            sole.update_draft(draft, (policies, nodes), bounded, now).map(|next| next - start)
         };
         assert_eq!(follow(&mut draft, &Policies::new(), &only, &none), None, "it has nothing");
         assert_eq!(follow(&mut draft, &policies, &near, &none), None, "another could host it");
-        assert_eq!(follow(&mut draft, &policies, &far, &none), Some(SETTLED * 5 / 2), "since now");
+        assert_eq!(follow(&mut draft, &policies, &far, &none), Some(SOLE_HOST_DELAY * 5 / 2), "since now");
         assert!(!is_endless(&draft, "n1"));
-        assert_eq!(follow(&mut draft, &policies, &only, &none), Some(SETTLED * 5 / 2));
+        assert_eq!(follow(&mut draft, &policies, &only, &none), Some(SOLE_HOST_DELAY * 5 / 2));
         assert_eq!(follow(&mut draft, &policies, &only, &none), None);
         let begun = draft.endless["n1"];
         follow(&mut draft, &policies, &only, &none);
@@ -131,7 +131,7 @@ mod tests {
         }
         assert!(
             draft.endless["n1"] > ending && draft.ending.is_empty(),
-            "it is alone again before its agent has heard"
+            "it is alone again before its agent has read it"
         );
         follow(&mut draft, &policies, &near, &none);
         let obeyed = BTreeMap::from([("n1".to_owned(), draft.ending["n1"])]);
@@ -152,9 +152,9 @@ mod tests {
         let policies = Policies::from([policy("a", 1, &["172.18.0.101"], &[("n1", "172.18.0.101")])]);
         let mut all = nodes(&[("n1", "172.18.0.2/16"), ("n2", "172.18.0.3/16")]);
         std::sync::Arc::make_mut(all.get_mut("n2").expect("a node")).assignable = false;
-        assert_eq!(alone(&policies, &all, &Ledger::default()), BTreeSet::from(["n1"]));
+        assert_eq!(sole_hosts(&policies, &all, &Ledger::default()), BTreeSet::from(["n1"]));
         let other = std::sync::Arc::make_mut(all.get_mut("n2").expect("a node"));
         (other.assignable, other.networks_known) = (true, false);
-        assert!(alone(&policies, &all, &Ledger::default()).is_empty(), "no addresses are known");
+        assert!(sole_hosts(&policies, &all, &Ledger::default()).is_empty(), "no addresses are known");
     }
 }

@@ -1,30 +1,10 @@
-//! Hand-overs without loss: the open hand-overs that this node's kernel should know. Pure.
+//! Hand-overs without loss: the open hand-overs that this node's kernel should know. Pure. docs/adr/0015 has the proof.
 //!
-//! If both nodes have living agents, a hand-over goes in these steps. Each step is visible to the party that does the
-//! next:
-//!
-//! 1. the leader records it (`crate::ownership::handover`);
-//! 2. the new node prepares ([`HandoverStage::Arriving`]) and acknowledges (`egress_kube::acknowledgements`): it
-//!    translates forwarded packets, and emits nothing until some arrive;
-//! 3. the old node hands over ([`HandoverStage::Leaving`]): in one step it stops emitting and forwards what arrives; it
-//!    acknowledges the release and names the node that has the address now;
-//! 4. the named node translates for every node from now on ([`HandoverStage::Open`]), and acknowledges that;
-//! 5. the leader writes the status; the new node answers for the address and announces it, and the others send to it;
-//! 6. the record is removed some seconds later, and both end the forwarding.
-//!
-//! **One new owner per number.** The leader may change its mind, and watches are not ordered. So the old node's
-//! acknowledgement decides, and it is given once: it hands over to one node under a number and keeps forwarding to it
-//! while the record is open, whichever node the record names by then ([`handed_over`]). A node is open only if that
-//! acknowledgement names it, so at most one node is ever open under one number. Other prepared nodes emit nothing,
-//! since the old node forwards nothing to them. The leader treats the named node as the holder
-//! (`crate::ownership::handover`): it must release the address before another node, even the old one, gets it, by a
-//! hand-over with its own number.
-//!
-//! One race remains. The leader removes a record to leave the address at the old node, before it knows that the new
-//! node is ready, and the old node has just handed it over. The old node takes the address back after a fresh read of
-//! ledger and policy; the new one stops when it sees that the record is gone. If its watch is later than that read,
-//! both may emit in between: the new one only packets of a third node that has missed an older hand-over too, since the
-//! old one no longer forwards.
+//! 1. The leader records the hand-over (`crate::ownership::handover`); the new node prepares
+//!    ([`HandoverStage::Arriving`]).
+//! 2. The old node hands over ([`HandoverStage::Leaving`]) and acknowledges the release with the new owner's name. It
+//!    does so once for each number ([`handed_over`]), whichever node the record names later.
+//! 3. The named node translates for every node ([`HandoverStage::Open`]). No other node is ever open under that number.
 //!
 //! If no new node becomes ready in time, or if the address moves between policies, the old node releases it without
 //! forwarding: packets in between are dropped.
@@ -38,7 +18,7 @@ use crate::model::node::{Given, Node, Prepared};
 use crate::model::state::family_of;
 use crate::model::state::{EgressId, HandoverStage, HandoverState, KernelState, Place, TunnelEndpoint};
 use crate::model::view::ClusterView;
-use crate::ownership::holdings::Ownership;
+use crate::ownership::node_ownership::NodeOwnership;
 
 fn open(ledger: &Ledger) -> impl Iterator<Item = (&IpAddr, &HandOver)> {
     ledger.records.open.iter().filter(|(_, record)| record.to.as_ref().is_some_and(|to| *to != record.from))
@@ -46,7 +26,7 @@ fn open(ledger: &Ledger) -> impl Iterator<Item = (&IpAddr, &HandOver)> {
 
 /// The addresses that this node has handed over, while their records are open, whichever nodes these name by now.
 fn handed_over<'a>(
-    ownership: &'a Ownership,
+    ownership: &'a NodeOwnership,
     actual: &'a KernelState,
 ) -> impl Iterator<Item = (IpAddr, EgressId, HandoverState)> {
     let ledger = ownership.ledger();
@@ -54,31 +34,31 @@ fn handed_over<'a>(
         let record = ledger.records.open.get(address);
         !ownership.is_lease_expired() && record.is_some_and(|record| record.from == ownership.node_name())
     };
-    let gone = actual.handovers.iter().filter(move |(id, handover)| {
+    let handed_over_here = actual.handovers.iter().filter(move |(id, handover)| {
         let is_held = actual.owned.get(id) == Some(&handover.address);
         handover.stage == HandoverStage::Leaving && !is_held && is_ours(&handover.address)
     });
-    gone.map(|(id, handover)| (handover.address, *id, *handover))
+    handed_over_here.map(|(id, handover)| (handover.address, *id, *handover))
 }
 
 /// This node's acknowledgement of the nodes that it has handed over to.
-pub fn given(ownership: &Ownership, view: &ClusterView, actual: &KernelState) -> Given {
+pub fn new_owners(ownership: &NodeOwnership, view: &ClusterView, actual: &KernelState) -> Given {
     // Of two Node objects with one endpoint, as while a node is renamed, it is the recorded one.
     let name = |address: &IpAddr, peer: TunnelEndpoint| {
-        let is_there = |name: &&String| view.nodes.get(*name).and_then(|node| node.endpoint()) == Some(peer);
+        let has_endpoint = |name: &&String| view.nodes.get(*name).and_then(|node| node.endpoint()) == Some(peer);
         let recorded = ownership.ledger().records.open.get(address).and_then(|record| record.to.as_ref());
-        recorded.filter(is_there).or_else(|| view.nodes.keys().find(is_there)).cloned()
+        recorded.filter(has_endpoint).or_else(|| view.nodes.keys().find(has_endpoint)).cloned()
     };
-    let gone = handed_over(ownership, actual);
-    gone.filter_map(|(address, _, handover)| Some((address, name(&address, handover.peer)?))).collect()
+    let handed_over_here = handed_over(ownership, actual);
+    handed_over_here.filter_map(|(address, _, handover)| Some((address, name(&address, handover.peer)?))).collect()
 }
 
 /// Hand-overs from this node to another one.
-pub fn leaving(ownership: &Ownership) -> impl Iterator<Item = (&IpAddr, &HandOver)> {
+pub fn leaving(ownership: &NodeOwnership) -> impl Iterator<Item = (&IpAddr, &HandOver)> {
     open(ownership.ledger()).filter(|(_, record)| !ownership.is_lease_expired() && record.from == ownership.node_name())
 }
 
-fn arriving(ownership: &Ownership) -> impl Iterator<Item = (&IpAddr, &HandOver)> {
+fn arriving(ownership: &NodeOwnership) -> impl Iterator<Item = (&IpAddr, &HandOver)> {
     let is_ours = |record: &HandOver| record.to.as_deref() == Some(ownership.node_name());
     open(ownership.ledger())
         .filter(move |(address, record)| is_ours(record) && ownership.may_take(address, record.number))
@@ -92,7 +72,7 @@ pub fn is_ready(view: &ClusterView, address: &IpAddr, record: &HandOver) -> bool
 }
 
 /// This node's acknowledgement that it is ready.
-pub fn prepared(ownership: &Ownership, actual: &KernelState) -> BTreeMap<IpAddr, Prepared> {
+pub fn prepared(ownership: &NodeOwnership, actual: &KernelState) -> BTreeMap<IpAddr, Prepared> {
     let stage = |address: &IpAddr| {
         let mut stages =
             actual.handovers.values().filter(|handover| handover.is_taken() && handover.address == *address);
@@ -107,7 +87,7 @@ pub fn prepared(ownership: &Ownership, actual: &KernelState) -> BTreeMap<IpAddr,
 
 /// The hand-overs that the kernel should know for this `desired` state, before addresses are withheld.
 pub fn handovers(
-    ownership: &Ownership,
+    ownership: &NodeOwnership,
     view: &ClusterView,
     desired: &KernelState,
     actual: &KernelState,
@@ -117,7 +97,7 @@ pub fn handovers(
     for (address, record) in leaving(ownership).filter(|(address, record)| is_ready(view, address, record)) {
         let Some(peer) = record.to.as_deref().and_then(endpoint) else { continue };
         let Some(id) = served_for(desired, *address, peer) else { continue };
-        // A released address is not taken up again to forward it.
+        // A released address is not taken back to forward it.
         if actual.owned.get(&id) == Some(address) {
             all.insert(id, HandoverState { stage: HandoverStage::Leaving, address: *address, peer });
         }

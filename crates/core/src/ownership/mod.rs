@@ -3,9 +3,9 @@
 pub mod acknowledgements;
 pub mod endless;
 pub mod handover;
-pub mod holdings;
 pub mod kernel_handovers;
 pub mod lease;
+pub mod node_ownership;
 #[cfg(test)]
 pub mod simulation;
 pub mod slow_reads;

@@ -7,10 +7,10 @@
 
 use std::time::{Duration, Instant};
 
-/// Of the latest 32 reads.
-const MANY: u32 = 17;
+/// The majority of the latest 32 reads.
+const MAJORITY: u32 = 17;
 /// Between two log lines.
-const AGAIN: Duration = Duration::from_secs(600);
+const LOG_INTERVAL: Duration = Duration::from_secs(600);
 
 #[derive(Debug, Default)]
 pub struct SlowReads {
@@ -23,8 +23,8 @@ impl SlowReads {
     /// Records the end of a read. Returns whether to log that most are late.
     pub fn note(&mut self, is_late: bool, now: Instant) -> bool {
         self.late = self.late << 1 | u32::from(is_late);
-        let is_due = self.logged.is_none_or(|logged| now >= logged + AGAIN);
-        let is_logged = is_due && self.late.count_ones() >= MANY;
+        let is_due = self.logged.is_none_or(|logged| now >= logged + LOG_INTERVAL);
+        let is_logged = is_due && self.late.count_ones() >= MAJORITY;
         if is_logged {
             self.logged = Some(now);
         }
@@ -40,8 +40,8 @@ mod tests {
     fn a_majority_of_late_answers_is_logged_once() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
-        let mut readings = SlowReads::default();
-        let mut note = |late: &[bool], second| late.iter().filter(|late| readings.note(**late, at(second))).count();
+        let mut reads = SlowReads::default();
+        let mut note = |late: &[bool], second| late.iter().filter(|late| reads.note(**late, at(second))).count();
         assert_eq!(note(&[true; 16], 0), 0, "a moment without an answer");
         assert_eq!(note(&[false; 32], 10), 0);
         assert_eq!(note(&[true, false].repeat(50), 20), 0, "half of them");

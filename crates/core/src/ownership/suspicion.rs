@@ -1,23 +1,13 @@
 //! Which nodes are suspected in the ledger, and when their leases expire. Pure, except for its memory.
 //!
-//! An agent holds addresses while it knows that a leader has heard it within the total timeout T, or while a ledger
-//! that it has just read does not suspect it (`crate::ownership::lease`). So before the leader moves an address away
-//! from a silent node, it suspects the node in the ledger, and waits until every earlier confirmation and every earlier
-//! read has expired:
+//! Before the leader moves an address from a silent node, it suspects the node in the ledger and waits until every
+//! earlier confirmation and every earlier read has expired (docs/adr/0012, 0017). The agent's side is
+//! `crate::ownership::lease`:
 //!
-//! ```text
-//! last answer --- T + MARGIN -----------------------> |   the whole node is silent: its agent ends the lease
-//!              suspicion written --- 0.75 T --------> | address moves
-//!
-//! last answer --- T + grace + MARGIN ---------------> |   its agent may be gone: its programs stop by themselves
-//!              suspicion written --- 1.75 T --------> | address moves
-//! ```
-//!
-//! The agent counts from earlier times, and for shorter: T from when it received the probe whose answer the leader has,
-//! and 0.6 T from before it requested the ledger. The deadline of its programs is the grace after the former, and T
-//! after the latter. A leader counts what it did not see itself from the first possible time: answers from the
-//! beginning of its term, suspicions from when it first saw them. After an early take-over it counts answers from when
-//! the former leader's Lease would have expired ([`TermStart`]).
+//! | | after the last answer | after the suspicion was written |
+//! |---|---|---|
+//! | the whole node is silent: its agent ends the lease | T + MARGIN | 0.75 T |
+//! | its agent may be gone: its programs stop by themselves | T + grace + MARGIN | 1.75 T |
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -31,7 +21,7 @@ const MARGIN: Duration = Duration::from_millis(250);
 
 /// How long a node may emit after its last answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Terms {
+pub struct LeaseDurations {
     /// With an agent, which then ends the lease: the total timeout.
     pub lease: Duration,
     /// Without an agent, until the programs stop: the total timeout and the grace.
@@ -51,75 +41,85 @@ pub struct TermStart<'a> {
 
 impl TermStart<'_> {
     /// When everything that a former leader does has ended.
-    pub fn over(&self) -> Instant {
+    pub fn former_term_end(&self) -> Instant {
         self.former.map_or(self.since, |former| self.since.max(former.until))
     }
 }
 
-/// When the suspicions of the ledger were first seen.
+/// When the suspicions of the ledger were first read.
 #[derive(Debug, Default)]
 pub struct Suspicions {
-    seen: BTreeMap<(String, u64), Instant>,
+    first_seen: BTreeMap<(String, u64), Instant>,
 }
 
 impl Suspicions {
     /// Records the ledger; also called on standbys.
-    pub fn note(&mut self, ledger: &Ledger, now: Instant) {
-        self.seen.retain(|(node, number), _| ledger.suspects.get(node) == Some(number));
+    pub fn observe(&mut self, ledger: &Ledger, now: Instant) {
+        self.first_seen.retain(|(node, number), _| ledger.suspects.get(node) == Some(number));
         for (node, number) in &ledger.suspects {
-            self.seen.entry((node.clone(), *number)).or_insert(now);
+            self.first_seen.entry((node.clone(), *number)).or_insert(now);
         }
     }
 
     /// When suspected nodes stop emitting everything that they had. Other nodes are not included.
-    pub fn ends(
+    pub fn lease_expiries(
         &self,
-        reach: &NodeHealth,
-        Terms { lease, programs }: Terms,
-        beginning: TermStart<'_>,
+        node_health: &NodeHealth,
+        LeaseDurations { lease, programs }: LeaseDurations,
+        term_start: TermStart<'_>,
     ) -> BTreeMap<String, Instant> {
-        let end = |((node, _), seen): (&(String, u64), &Instant)| {
-            let since = match beginning.former {
-                Some(former) if former.node == *node => self.confirmed_itself(former, reach, beginning),
-                _ => beginning.over(),
+        let end = |((node, _), first_seen): (&(String, u64), &Instant)| {
+            let since = match term_start.former {
+                Some(former) if former.node == *node => self.own_confirmations_end(former, node_health, term_start),
+                _ => term_start.former_term_end(),
             };
-            let heard = reach.heard.get(node).map_or(since, |heard| since.max(*heard));
-            let (of_heard, of_read) = match reach.silent.contains(node) {
+            let last_confirmed =
+                node_health.last_confirmed.get(node).map_or(since, |last_confirmed| since.max(*last_confirmed));
+            let (after_answer, after_suspicion) = match node_health.silent.contains(node) {
                 true => (lease, lease * 3 / 4),
                 false => (programs.max(lease), lease * 7 / 4),
             };
-            (node.clone(), (heard + of_heard + MARGIN).max(*seen + of_read))
+            (node.clone(), (last_confirmed + after_answer + MARGIN).max(*first_seen + after_suspicion))
         };
-        self.seen.iter().map(end).collect()
+        self.first_seen.iter().map(end).collect()
     }
 
     /// Until when a leader that was replaced early may have confirmed the agent on its own node. It does so only while
-    /// it hears the agent of another node (`egress_agent::controller::node_health::confirmation`). Such an agent that
-    /// has answered the new leader reports the newer term, which ends that. A node that was already suspected is not
-    /// heard by the former leader either.
-    fn confirmed_itself(&self, former: &FormerLeader, reach: &NodeHealth, beginning: TermStart<'_>) -> Instant {
-        let since = beginning.since;
-        let was_suspected = |node: &str| self.seen.iter().any(|((name, _), seen)| name == node && *seen < since);
-        let others = beginning.others.iter().filter(|node| **node != former.node && !was_suspected(node));
-        let ends = others.map(|node| reach.followed.get(*node).copied());
-        ends.map(|end| end.unwrap_or(beginning.over())).fold(since, Instant::max).min(beginning.over())
+    /// the agent of another node answers (`egress_agent::controller::node_health::confirmation`). Such an agent that
+    /// has answered the new leader reports the newer term, which ends that. A node that was already suspected does
+    /// not answer the former leader either.
+    fn own_confirmations_end(
+        &self,
+        former: &FormerLeader,
+        node_health: &NodeHealth,
+        term_start: TermStart<'_>,
+    ) -> Instant {
+        let since = term_start.since;
+        let was_suspected =
+            |node: &str| self.first_seen.iter().any(|((name, _), first_seen)| name == node && *first_seen < since);
+        let others = term_start.others.iter().filter(|node| **node != former.node && !was_suspected(node));
+        let expiries = others.map(|node| node_health.first_confirmed.get(*node).copied());
+        expiries
+            .map(|end| end.unwrap_or(term_start.former_term_end()))
+            .fold(since, Instant::max)
+            .min(term_start.former_term_end())
     }
 }
 
-/// The longest duration of a kind (see [`Terms`]) that an agent may still use. Agents use the one in the ledger. If a
-/// former leader had a longer one, an agent that has not seen the change uses that until it expires, so it stays in the
-/// ledger: another leader may follow in between.
+/// The longest duration of a kind (see [`LeaseDurations`]) that an agent may still use. Agents use the one in the
+/// ledger. If a former leader had a longer one, an agent that has not seen the change uses that until it expires, so
+/// it stays in the ledger: another leader may follow in between.
 #[derive(Debug, Default)]
-pub struct Longest {
+pub struct LongestDuration {
     former: Option<Duration>,
     /// When it has expired; `None` while it is in use.
     until: Option<Instant>,
 }
 
-impl Longest {
+impl LongestDuration {
     /// Records the durations of the ledger's leader and of former ones, and this controller's own; also called on
     /// standbys. `over` is until when a former leader may grant leases with its own duration.
-    pub fn note(
+    pub fn observe(
         &mut self,
         (total, read): (Option<Duration>, Option<Duration>),
         own: Duration,
@@ -142,32 +142,33 @@ impl Longest {
 
     /// The longer duration that the leader has to write.
     pub fn to_write(&self, own: Duration, now: Instant) -> Option<Duration> {
-        Some(self.of(own, now)).filter(|longest| *longest > own)
+        Some(self.effective(own, now)).filter(|longest| *longest > own)
     }
 
     /// When that changes.
-    pub fn next(&self, now: Instant) -> Option<Instant> {
+    pub fn expires_at(&self, now: Instant) -> Option<Instant> {
         self.until.filter(|until| *until > now)
     }
 
-    pub fn of(&self, own: Duration, now: Instant) -> Duration {
+    pub fn effective(&self, own: Duration, now: Instant) -> Duration {
         let former = self.former.filter(|_| self.until.is_none_or(|until| now < until));
         former.map_or(own, |former| former.max(own))
     }
 }
 
-/// The nodes to suspect: those that the prober suspects, and those that have an address to release and have not been
-/// heard for half the total timeout. And when to look again.
+/// The nodes to suspect: those that the prober suspects, and those that have an address to release and have not
+/// answered for half the total timeout. And when to check again.
 pub fn suspects(
-    reach: &NodeHealth,
+    node_health: &NodeHealth,
     ledger: &Ledger,
     since: Instant,
     now: Instant,
 ) -> (BTreeSet<String>, Option<Instant>) {
-    let (mut suspects, mut next) = (reach.suspects.clone(), None::<Instant>);
+    let (mut suspects, mut next) = (node_health.suspects.clone(), None::<Instant>);
     for record in ledger.records.open.values() {
-        let heard = reach.heard.get(&record.from).map_or(since, |heard| since.max(*heard));
-        let time = heard + reach.lease / 2;
+        let last_confirmed =
+            node_health.last_confirmed.get(&record.from).map_or(since, |last_confirmed| since.max(*last_confirmed));
+        let time = last_confirmed + node_health.lease / 2;
         if now >= time {
             suspects.insert(record.from.clone());
         } else {
@@ -198,31 +199,38 @@ mod tests {
     fn only_leases_of_suspected_nodes_expire() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
-        let mut reach = NodeHealth { lease: TOTAL, ..NodeHealth::default() };
+        let mut node_health = NodeHealth { lease: TOTAL, ..NodeHealth::default() };
         for node in ["a", "b"] {
-            reach.heard.insert(node.into(), at(10));
+            node_health.last_confirmed.insert(node.into(), at(10));
         }
         let mut suspicions = Suspicions::default();
-        suspicions.note(&ledger(&[]), at(11));
-        let terms = Terms { lease: TOTAL, programs: TOTAL * 3 };
-        assert!(suspicions.ends(&reach, terms, began(at(0))).is_empty());
-        reach.silent = BTreeSet::from(["a".to_owned(), "b".to_owned()]);
-        suspicions.note(&ledger(&[("a", 1)]), at(11));
-        assert_eq!(suspicions.ends(&reach, terms, began(at(0))), BTreeMap::from([("a".to_owned(), at(14) + MARGIN)]));
-        let mut suspicions = Suspicions::default();
-        suspicions.note(&ledger(&[("a", 1)]), at(12));
+        suspicions.observe(&ledger(&[]), at(11));
+        let terms = LeaseDurations { lease: TOTAL, programs: TOTAL * 3 };
+        assert!(suspicions.lease_expiries(&node_health, terms, began(at(0))).is_empty());
+        node_health.silent = BTreeSet::from(["a".to_owned(), "b".to_owned()]);
+        suspicions.observe(&ledger(&[("a", 1)]), at(11));
         assert_eq!(
-            suspicions.ends(&reach, terms, began(at(0))),
+            suspicions.lease_expiries(&node_health, terms, began(at(0))),
+            BTreeMap::from([("a".to_owned(), at(14) + MARGIN)])
+        );
+        let mut suspicions = Suspicions::default();
+        suspicions.observe(&ledger(&[("a", 1)]), at(12));
+        assert_eq!(
+            suspicions.lease_expiries(&node_health, terms, began(at(0))),
             BTreeMap::from([("a".to_owned(), at(15))]),
             "written late"
         );
-        assert_eq!(suspicions.ends(&reach, terms, began(at(20)))["a"], at(24) + MARGIN, "who leads since then only");
-        // A suspicion that is withdrawn and written again is another one.
-        suspicions.note(&ledger(&[("a", 1), ("b", 2)]), at(13));
-        assert_eq!(suspicions.ends(&reach, terms, began(at(0)))["b"], at(16));
-        suspicions.note(&ledger(&[("a", 3), ("b", 2)]), at(15));
         assert_eq!(
-            suspicions.ends(&reach, terms, began(at(0))),
+            suspicions.lease_expiries(&node_health, terms, began(at(20)))["a"],
+            at(24) + MARGIN,
+            "leads only since then"
+        );
+        // A suspicion that is withdrawn and written again is another one.
+        suspicions.observe(&ledger(&[("a", 1), ("b", 2)]), at(13));
+        assert_eq!(suspicions.lease_expiries(&node_health, terms, began(at(0)))["b"], at(16));
+        suspicions.observe(&ledger(&[("a", 3), ("b", 2)]), at(15));
+        assert_eq!(
+            suspicions.lease_expiries(&node_health, terms, began(at(0))),
             BTreeMap::from([("a".to_owned(), at(18)), ("b".to_owned(), at(16))])
         );
     }
@@ -231,34 +239,48 @@ mod tests {
     fn confirmations_by_a_leader_that_was_replaced_early_are_waited_for() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
-        let terms = Terms { lease: TOTAL, programs: TOTAL };
+        let terms = LeaseDurations { lease: TOTAL, programs: TOTAL };
         let mut suspicions = Suspicions::default();
-        suspicions.note(&ledger(&[("old", 1)]), at(9));
-        suspicions.note(&ledger(&[("old", 1), ("its", 2), ("cut", 3)]), at(10));
+        suspicions.observe(&ledger(&[("old", 1)]), at(9));
+        suspicions.observe(&ledger(&[("old", 1), ("its", 2), ("cut", 3)]), at(10));
         let former = FormerLeader { node: "its".into(), silent_since: at(9), until: at(12) };
-        let ends = |others: &[&'static str], heard: &[(&str, u64)]| {
-            let heard: BTreeMap<_, _> = heard.iter().map(|(node, time)| ((*node).to_owned(), at(*time))).collect();
+        let expiries = |others: &[&'static str], last_confirmed: &[(&str, u64)]| {
+            let last_confirmed: BTreeMap<_, _> =
+                last_confirmed.iter().map(|(node, time)| ((*node).to_owned(), at(*time))).collect();
             let silent = BTreeSet::from(["its".to_owned(), "cut".to_owned()]);
-            let reach = NodeHealth { lease: TOTAL, silent, followed: heard.clone(), heard, ..NodeHealth::default() };
+            let node_health = NodeHealth {
+                lease: TOTAL,
+                silent,
+                first_confirmed: last_confirmed.clone(),
+                last_confirmed,
+                ..NodeHealth::default()
+            };
             let others = others.iter().copied().collect();
-            let ends =
-                suspicions.ends(&reach, terms, TermStart { since: at(10), former: Some(&former), others: &others });
-            (ends["its"], ends["cut"])
+            let expiries = suspicions.lease_expiries(
+                &node_health,
+                terms,
+                TermStart { since: at(10), former: Some(&former), others: &others },
+            );
+            (expiries["its"], expiries["cut"])
         };
         let (soon, late) = (at(14) + MARGIN, at(16) + MARGIN);
-        assert_eq!(ends(&["its"], &[]), (soon, late), "there is no other that the former could hear");
-        assert_eq!(ends(&["its", "well"], &[("well", 10)]), (soon, late), "it has heard of the newer term");
+        assert_eq!(expiries(&["its"], &[]), (soon, late), "no other could answer the former");
+        assert_eq!(expiries(&["its", "well"], &[("well", 10)]), (soon, late), "it knows of the newer term");
         let first = at(11) + TOTAL + MARGIN;
-        assert_eq!(ends(&["its", "well"], &[("well", 11)]), (first, late), "until then the former could hear it");
-        assert_eq!(ends(&["its", "well"], &[("well", 13)]), (late, late), "later than any confirmation");
-        assert_eq!(ends(&["its", "well"], &[]), (late, late), "it has not answered");
+        assert_eq!(expiries(&["its", "well"], &[("well", 11)]), (first, late), "until then it could answer the former");
+        assert_eq!(expiries(&["its", "well"], &[("well", 13)]), (late, late), "later than any confirmation");
+        assert_eq!(expiries(&["its", "well"], &[]), (late, late), "it has not answered");
         assert_eq!(
-            ends(&["its", "well", "cut"], &[("well", 10)]),
+            expiries(&["its", "well", "cut"], &[("well", 10)]),
             (late, late),
-            "the former may hear one that this one does not"
+            "one may answer the former and not this one"
         );
-        assert_eq!(ends(&["its", "well", "old"], &[("well", 10)]), (soon, late), "the former did not hear it either");
-        assert_eq!(ends(&["its"], &[("its", 13)]).0, at(17) + MARGIN, "it was heard");
+        assert_eq!(
+            expiries(&["its", "well", "old"], &[("well", 10)]),
+            (soon, late),
+            "it did not answer the former either"
+        );
+        assert_eq!(expiries(&["its"], &[("its", 13)]).0, at(17) + MARGIN, "it has answered");
     }
 
     /// If the agent may have ended before its node fell silent, its programs continue.
@@ -266,20 +288,24 @@ mod tests {
     fn programs_without_an_agent_are_waited_for_longer() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
-        let terms = Terms { lease: TOTAL, programs: TOTAL * 3 };
-        let mut reach = NodeHealth { lease: TOTAL, ..NodeHealth::default() };
-        reach.heard.insert("a".into(), at(10));
+        let terms = LeaseDurations { lease: TOTAL, programs: TOTAL * 3 };
+        let mut node_health = NodeHealth { lease: TOTAL, ..NodeHealth::default() };
+        node_health.last_confirmed.insert("a".into(), at(10));
         let mut suspicions = Suspicions::default();
-        suspicions.note(&ledger(&[("a", 1)]), at(11));
-        assert_eq!(suspicions.ends(&reach, terms, began(at(0)))["a"], at(22) + MARGIN);
+        suspicions.observe(&ledger(&[("a", 1)]), at(11));
+        assert_eq!(suspicions.lease_expiries(&node_health, terms, began(at(0)))["a"], at(22) + MARGIN);
         let mut late = Suspicions::default();
-        late.note(&ledger(&[("a", 1)]), at(20));
-        assert_eq!(late.ends(&reach, terms, began(at(0)))["a"], at(27), "it may have read the ledger just before");
-        reach.silent.insert("a".into());
-        assert_eq!(suspicions.ends(&reach, terms, began(at(0)))["a"], at(14) + MARGIN);
-        reach.silent.clear();
-        let shorter = Terms { programs: Duration::ZERO, ..terms };
-        assert_eq!(suspicions.ends(&reach, shorter, began(at(0)))["a"], at(18), "no grace");
+        late.observe(&ledger(&[("a", 1)]), at(20));
+        assert_eq!(
+            late.lease_expiries(&node_health, terms, began(at(0)))["a"],
+            at(27),
+            "it may have read the ledger just before"
+        );
+        node_health.silent.insert("a".into());
+        assert_eq!(suspicions.lease_expiries(&node_health, terms, began(at(0)))["a"], at(14) + MARGIN);
+        node_health.silent.clear();
+        let shorter = LeaseDurations { programs: Duration::ZERO, ..terms };
+        assert_eq!(suspicions.lease_expiries(&node_health, shorter, began(at(0)))["a"], at(18), "no grace");
     }
 
     #[test]
@@ -288,58 +314,65 @@ mod tests {
         let at = |seconds| start + Duration::from_secs(seconds);
         let ledger = |total| (total, None);
         let (ten, own) = (Duration::from_secs(10), TOTAL);
-        let mut longest = Longest::default();
-        longest.note(ledger(None), own, (at(0), at(0)));
-        assert_eq!(longest.of(own, at(0)), own, "a former version says nothing");
-        longest.note(ledger(Some(ten)), own, (at(0), at(0)));
-        assert_eq!(longest.of(own, at(100)), ten, "it stands there still");
-        longest.note(ledger(Some(own)), own, (at(100), at(100)));
-        longest.note(ledger(Some(own)), own, (at(105), at(105)));
-        assert_eq!((longest.of(own, at(110)), longest.of(own, at(110) + MARGIN)), (ten, own));
-        longest.note(ledger(Some(TOTAL / 2)), own, (at(120), at(120)));
-        assert_eq!(longest.of(own, at(120)), own, "a shorter one is no matter");
-        // The former leader uses its own until it has heard of this one.
-        let mut early = Longest::default();
-        early.note(ledger(Some(ten)), own, (at(0), at(0)));
-        early.note(ledger(Some(own)), own, (at(1), at(3)));
-        assert_eq!((early.of(own, at(13)), early.of(own, at(13) + MARGIN)), (ten, own));
-        // A later leader reads of it.
+        let mut longest = LongestDuration::default();
+        longest.observe(ledger(None), own, (at(0), at(0)));
+        assert_eq!(longest.effective(own, at(0)), own, "a former version has none");
+        longest.observe(ledger(Some(ten)), own, (at(0), at(0)));
+        assert_eq!(longest.effective(own, at(100)), ten, "it is still in the ledger");
+        longest.observe(ledger(Some(own)), own, (at(100), at(100)));
+        longest.observe(ledger(Some(own)), own, (at(105), at(105)));
+        assert_eq!((longest.effective(own, at(110)), longest.effective(own, at(110) + MARGIN)), (ten, own));
+        longest.observe(ledger(Some(TOTAL / 2)), own, (at(120), at(120)));
+        assert_eq!(longest.effective(own, at(120)), own, "a shorter one is no matter");
+        // The former leader uses its own until it knows of this one.
+        let mut early = LongestDuration::default();
+        early.observe(ledger(Some(ten)), own, (at(0), at(0)));
+        early.observe(ledger(Some(own)), own, (at(1), at(3)));
+        assert_eq!((early.effective(own, at(13)), early.effective(own, at(13) + MARGIN)), (ten, own));
+        // A later leader reads it.
         let after = |read| (Some(own), read);
-        let mut fresh = Longest::default();
-        fresh.note(after(Some(ten)), own, (at(200), at(200)));
-        assert_eq!((fresh.to_write(own, at(200)), fresh.next(at(200))), (Some(ten), Some(at(210) + MARGIN)));
-        fresh.note(after(Some(ten)), own, (at(205), at(205)));
+        let mut fresh = LongestDuration::default();
+        fresh.observe(after(Some(ten)), own, (at(200), at(200)));
+        assert_eq!((fresh.to_write(own, at(200)), fresh.expires_at(at(200))), (Some(ten), Some(at(210) + MARGIN)));
+        fresh.observe(after(Some(ten)), own, (at(205), at(205)));
         let end = at(210) + MARGIN;
-        assert_eq!((fresh.of(own, at(210)), fresh.of(own, end), fresh.to_write(own, end)), (ten, own, None));
+        assert_eq!(
+            (fresh.effective(own, at(210)), fresh.effective(own, end), fresh.to_write(own, end)),
+            (ten, own, None)
+        );
         // It stays until the next write, and does not start again.
-        fresh.note(after(Some(ten)), own, (at(220), at(220)));
-        assert_eq!((fresh.of(own, at(220)), fresh.next(at(220))), (own, None));
-        fresh.note(after(None), own, (at(230), at(230)));
-        fresh.note(after(Some(ten)), own, (at(240), at(240)));
-        assert_eq!(fresh.of(own, at(240)), ten, "another change");
+        fresh.observe(after(Some(ten)), own, (at(220), at(220)));
+        assert_eq!((fresh.effective(own, at(220)), fresh.expires_at(at(220))), (own, None));
+        fresh.observe(after(None), own, (at(230), at(230)));
+        fresh.observe(after(Some(ten)), own, (at(240), at(240)));
+        assert_eq!(fresh.effective(own, at(240)), ten, "another change");
     }
 
     #[test]
-    fn a_node_with_an_address_to_release_is_suspected_when_it_is_not_heard() {
+    fn a_node_with_an_address_to_release_is_suspected_when_it_does_not_answer() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let mut ledger = ledger(&[]);
-        for (number, node) in (1..).zip(["heard", "silent", "never"]) {
+        for (number, node) in (1..).zip(["answers", "silent", "never"]) {
             let record = HandOver { number, from: node.into(), to: None };
             ledger
                 .records
                 .open
                 .insert(std::net::IpAddr::from([172, 18, 0, u8::try_from(number).expect("few")]), record);
         }
-        let heard = BTreeMap::from([("heard".to_owned(), at(9)), ("silent".to_owned(), at(7))]);
-        let reach =
-            NodeHealth { lease: TOTAL, heard, suspects: BTreeSet::from(["other".to_owned()]), ..NodeHealth::default() };
+        let last_confirmed = BTreeMap::from([("answers".to_owned(), at(9)), ("silent".to_owned(), at(7))]);
+        let node_health = NodeHealth {
+            lease: TOTAL,
+            last_confirmed,
+            suspects: BTreeSet::from(["other".to_owned()]),
+            ..NodeHealth::default()
+        };
         let set = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<BTreeSet<_>>();
         assert_eq!(
-            suspects(&reach, &ledger, at(9), at(10)),
+            suspects(&node_health, &ledger, at(9), at(10)),
             (set(&["other"]), Some(at(11))),
             "it leads since a second"
         );
-        assert_eq!(suspects(&reach, &ledger, at(0), at(10)), (set(&["never", "other", "silent"]), Some(at(11))));
+        assert_eq!(suspects(&node_health, &ledger, at(0), at(10)), (set(&["never", "other", "silent"]), Some(at(11))));
     }
 }

@@ -7,7 +7,7 @@
 //! |---|---|
 //! | a pod, new or changed | it is unknown, and unknown pods are dropped while a selected one is among them |
 //! | a policy, new or changed | its pods are dropped (`no_policy`) |
-//! | a claim | its slot is withheld from the policy, and its flows wait ([`crate::ownership::holdings::withhold`]) |
+//! | a claim | its slot is withheld from the policy, and its flows wait ([`crate::ownership::node_ownership::withhold`]) |
 //! | a hand-over | the address moves without it: packets in between are dropped |
 //! | a port by which a pod is reached from outside | datagrams for it count as the pod's own traffic |
 //! | a pod's owner | it is recorded later; until then its cut is due again |

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use egress_common::abi::MAX_SLOTS;
 use ipnet::IpNet;
 
-use crate::allocation::{Fate, Nodes, Outcome};
+use crate::allocation::{EntryStatus, Nodes, ObjectAssignment};
 use crate::keys;
 use crate::model::policy::{EgressPolicy, Part, PolicyKey, Unreadable, listed_family, parse_egress_ip};
 use crate::model::state::Family;
@@ -61,14 +61,14 @@ impl Reason {
 
 /// Causes that a condition names, as many as a policy may list with our own CRD, and the bytes of its message, of
 /// which the API server refuses more than 32,768.
-const MOST_NAMED: usize = 64;
-const MOST_MESSAGE_BYTES: usize = 8_192;
+const MAX_CAUSES: usize = 64;
+const MAX_MESSAGE_BYTES: usize = 8_192;
 /// Bytes of an entry that messages quote: an address has 45 at most.
-const MOST_OF_ENTRY: usize = 64;
+const MAX_ENTRY_BYTES: usize = 64;
 /// Bytes of all entries together in an event, whose note has 1024.
-const MOST_OF_ENTRIES: usize = 640;
+const MAX_ENTRIES_BYTES: usize = 640;
 /// Entries of one policy with the same problem that have an event each.
-const MOST_EVENTS: usize = 8;
+const MAX_EVENTS: usize = 8;
 
 /// The agent's own condition types.
 pub const ASSIGNED: &str = "Assigned";
@@ -76,14 +76,14 @@ pub const DEGRADED: &str = "Degraded";
 
 /// A desired condition.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Statement {
+pub struct DesiredCondition {
     pub kind: &'static str,
     pub status: bool,
     pub reason: &'static str,
     pub message: String,
 }
 
-impl Statement {
+impl DesiredCondition {
     /// Whether the policy has this condition for its current generation.
     pub fn is_published(&self, policy: &EgressPolicy) -> bool {
         policy.published.conditions.get(self.kind).is_some_and(|(_, found)| {
@@ -97,25 +97,25 @@ impl Statement {
 
 /// An event, with the reason that OVN-Kubernetes uses.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Notice {
+pub struct ObjectEvent {
     pub reason: &'static str,
     pub message: String,
 }
 
-/// All own conditions, in the order of the list. `alone` are nodes whose agent is away, with the number of the policy's
-/// pods there.
+/// All own conditions, in the order of the list. `without_agent` are nodes whose agent is away, with the number of the
+/// policy's pods there.
 pub fn conditions(
     policy: &EgressPolicy,
-    outcome: &Outcome,
-    alone: &[(&str, u32)],
-    cluster: &Cluster,
-) -> Vec<Statement> {
-    vec![assigned(policy, outcome, cluster), degraded(policy, outcome, alone)]
+    outcome: &ObjectAssignment,
+    without_agent: &[(&str, u32)],
+    cluster: &ClusterContext,
+) -> Vec<DesiredCondition> {
+    vec![assigned(policy, outcome, cluster), degraded(policy, outcome, without_agent)]
 }
 
 /// Facts about the cluster for messages.
 #[derive(Clone, Debug, Default)]
-pub struct Cluster {
+pub struct ClusterContext {
     /// The networks in which nodes with the label can host addresses; `None` if no node has the label.
     pub networks: Option<BTreeSet<IpNet>>,
     /// The node's address serves if no node can host any address of a policy.
@@ -123,9 +123,9 @@ pub struct Cluster {
 }
 
 /// Networks that a message names.
-const MOST_NETWORKS: usize = 8;
+const MAX_NETWORKS: usize = 8;
 
-impl Cluster {
+impl ClusterContext {
     pub fn new(nodes: &Nodes, node_address_serves: bool) -> Self {
         let mut networks = None;
         for node in nodes.values().filter(|node| node.assignable) {
@@ -145,14 +145,14 @@ impl Cluster {
             }
             Some(networks) => {
                 let networks: Vec<String> = networks.iter().map(ToString::to_string).collect();
-                let named = listed(&networks, ", ", (MOST_NETWORKS, MOST_OF_ENTRIES));
+                let named = listed(&networks, ", ", (MAX_NETWORKS, MAX_ENTRIES_BYTES));
                 format!("no node with the label {label} has a network for it, they are in {named}")
             }
         }
     }
 
     /// What happens to packets that get no address of the policy; `None` if all its families have one.
-    fn consequence(&self, policy: &EgressPolicy, outcome: &Outcome) -> Option<String> {
+    fn consequence(&self, policy: &EgressPolicy, outcome: &ObjectAssignment) -> Option<String> {
         let has = |family: Family| {
             let mut items = outcome.items.iter().filter_map(|item| parse_egress_ip(&item.egress_ip));
             items.any(|address| family_of(address) == family)
@@ -176,26 +176,28 @@ impl Cluster {
     }
 }
 
-fn assigned(policy: &EgressPolicy, outcome: &Outcome, cluster: &Cluster) -> Statement {
-    let fates = || outcome.entries.iter().map(|(_, fate)| fate);
-    let assigned = |fate: &Fate| matches!(fate, Fate::Assigned { .. });
+fn assigned(policy: &EgressPolicy, outcome: &ObjectAssignment, cluster: &ClusterContext) -> DesiredCondition {
+    let statuses = || outcome.entries.iter().map(|(_, status)| status);
+    let assigned = |status: &EntryStatus| matches!(status, EntryStatus::Assigned { .. });
     let reason = match () {
         () if unreadable(policy, Part::Selectors) => Reason::InvalidSelector,
         () if unreadable(policy, Part::Addresses) => Reason::InvalidSpec,
-        () if fates().count() > 0 && fates().all(assigned) => Reason::Assigned,
-        () if fates().any(assigned) => Reason::PartiallyAssigned,
-        () if fates().any(|fate| matches!(fate, Fate::NotServed { .. })) => Reason::NotServed,
-        () if fates().any(|fate| matches!(fate, Fate::Moving { .. })) => Reason::Moving,
+        () if statuses().count() > 0 && statuses().all(assigned) => Reason::Assigned,
+        () if statuses().any(assigned) => Reason::PartiallyAssigned,
+        () if statuses().any(|status| matches!(status, EntryStatus::NotServed { .. })) => Reason::NotServed,
+        () if statuses().any(|status| matches!(status, EntryStatus::Moving { .. })) => Reason::Moving,
         () if outcome.no_eligible_node() => Reason::NoEligibleNode,
-        () if fates().any(|fate| matches!(fate, Fate::NotReady { .. } | Fate::Drained { .. })) => Reason::NoReadyNode,
-        () if fates().any(|fate| matches!(fate, Fate::NoCapacity)) => Reason::NoCapacity,
-        () if fates().any(|fate| matches!(fate, Fate::Taken { .. })) => Reason::UnsupportedRequest,
-        () if fates().any(|fate| matches!(fate, Fate::Conflict { .. })) => Reason::EgressIPConflict,
-        () if fates().any(|fate| matches!(fate, Fate::Reserved(_))) => Reason::ReservedAddress,
+        () if statuses().any(|status| matches!(status, EntryStatus::NotReady { .. } | EntryStatus::Drained { .. })) => {
+            Reason::NoReadyNode
+        }
+        () if statuses().any(|status| matches!(status, EntryStatus::NoCapacity)) => Reason::NoCapacity,
+        () if statuses().any(|status| matches!(status, EntryStatus::Taken { .. })) => Reason::UnsupportedRequest,
+        () if statuses().any(|status| matches!(status, EntryStatus::Conflict { .. })) => Reason::EgressIPConflict,
+        () if statuses().any(|status| matches!(status, EntryStatus::Reserved(_))) => Reason::ReservedAddress,
         () => Reason::InvalidEgressIP,
     };
     let mut causes: Vec<String> = spec_problems(policy).map(|(_, message)| message).collect();
-    causes.extend(outcome.entries.iter().filter_map(|(entry, fate)| cause(entry, fate, cluster)));
+    causes.extend(outcome.entries.iter().filter_map(|(entry, status)| cause(entry, status, cluster)));
     if outcome.entries.is_empty() {
         causes.push(format!("{} is empty", policy.key().kind.addresses_field()));
     }
@@ -205,7 +207,7 @@ fn assigned(policy: &EgressPolicy, outcome: &Outcome, cluster: &Cluster) -> Stat
         // After the causes, which may be many.
         Some(consequence) => format!("{}; {consequence}", joined(&causes)),
     };
-    Statement { kind: ASSIGNED, status: reason == Reason::Assigned, reason: reason.as_str(), message }
+    DesiredCondition { kind: ASSIGNED, status: reason == Reason::Assigned, reason: reason.as_str(), message }
 }
 
 /// The agent of a node that has pods of the policy does not answer.
@@ -213,27 +215,27 @@ const AGENT_AWAY: &str = "AgentAway";
 
 /// The policy is degraded if it serves with some of its addresses only, or as last read. If it serves with none,
 /// `Assigned` reports it.
-fn degraded(policy: &EgressPolicy, outcome: &Outcome, alone: &[(&str, u32)]) -> Statement {
-    let statement = |status, reason, message| Statement { kind: DEGRADED, status, reason, message };
+fn degraded(policy: &EgressPolicy, outcome: &ObjectAssignment, without_agent: &[(&str, u32)]) -> DesiredCondition {
+    let condition = |status, reason, message| DesiredCondition { kind: DEGRADED, status, reason, message };
     if outcome.items.is_empty() {
-        return statement(false, "NothingAssigned", "no egress IP has a node".to_owned());
+        return condition(false, "NothingAssigned", "no egress IP has a node".to_owned());
     }
     let spec = spec_problems(policy).map(|(reason, _)| ("spec", reason.as_str()));
-    let entries = outcome.entries.iter().filter_map(|(entry, fate)| Some((entry.as_str(), reason_of(fate)?)));
+    let entries = outcome.entries.iter().filter_map(|(entry, status)| Some((entry.as_str(), reason_of(status)?)));
     let not_serving = |entry: &str| {
-        outcome.entries.iter().find_map(|(other, fate)| match fate {
-            Fate::NotServed { node, .. } if other == entry => Some(format!(" on node {node}")),
+        outcome.entries.iter().find_map(|(other, status)| match status {
+            EntryStatus::NotServed { node, .. } if other == entry => Some(format!(" on node {node}")),
             _ => None,
         })
     };
     let mut causes: Vec<(&str, &'static str)> = spec.chain(entries).collect();
-    causes.extend(alone.iter().map(|(node, _)| (*node, AGENT_AWAY)));
+    causes.extend(without_agent.iter().map(|(node, _)| (*node, AGENT_AWAY)));
     let reason = match causes.first() {
-        None => return statement(false, "AllAssigned", "every egress IP has a node".to_owned()),
+        None => return condition(false, "AllAssigned", "every egress IP has a node".to_owned()),
         Some((_, first)) if causes.iter().all(|(_, reason)| reason == first) => *first,
         Some(_) => "SeveralReasons",
     };
-    let pods_of = |node: &str| alone.iter().find(|(other, _)| *other == node).map_or(0, |(_, pods)| *pods);
+    let pods_of = |node: &str| without_agent.iter().find(|(other, _)| *other == node).map_or(0, |(_, pods)| *pods);
     let of_entry = |(what, reason): &(&str, &str)| match *reason {
         AGENT_AWAY => format!(
             "node {what}: {AGENT_AWAY}, its agent does not answer; {} of the object's pods are there, which follow no \
@@ -241,33 +243,33 @@ fn degraded(policy: &EgressPolicy, outcome: &Outcome, alone: &[(&str, u32)]) -> 
             pods_of(what)
         ),
         reason => {
-            format!("{}: {reason}{}", quoted(what, MOST_OF_ENTRY), not_serving(what).unwrap_or_default())
+            format!("{}: {reason}{}", quoted(what, MAX_ENTRY_BYTES), not_serving(what).unwrap_or_default())
         }
     };
     let causes: Vec<String> = causes.iter().map(of_entry).collect();
-    statement(true, reason, joined(&causes))
+    condition(true, reason, joined(&causes))
 }
 
 /// A bounded message, whatever users write and other CRDs accept.
 fn joined(causes: &[String]) -> String {
-    listed(causes, "; ", (MOST_NAMED, MOST_MESSAGE_BYTES))
+    listed(causes, "; ", (MAX_CAUSES, MAX_MESSAGE_BYTES))
 }
 
-/// Why an entry has no node, in a word.
-fn reason_of(fate: &Fate) -> Option<&'static str> {
-    Some(match fate {
-        Fate::Assigned { .. } => return None,
-        Fate::NotServed { why, .. } => why.reason(),
-        Fate::Moving { .. } => "Moving",
-        Fate::Invalid => "InvalidEgressIP",
-        Fate::Conflict { .. } => "EgressIPConflict",
-        Fate::Reserved(_) => "ReservedAddress",
-        Fate::Taken { .. } => "UnsupportedRequest",
-        Fate::NoNode => "NoEligibleNode",
-        Fate::NotReady { .. } | Fate::Drained { .. } => "NoReadyNode",
-        Fate::NoRoom => "NoRoom",
-        Fate::NoCapacity => "NoCapacity",
-        Fate::Surplus => "TooManyAddresses",
+/// Why an entry has no node, as a reason.
+fn reason_of(status: &EntryStatus) -> Option<&'static str> {
+    Some(match status {
+        EntryStatus::Assigned { .. } => return None,
+        EntryStatus::NotServed { why, .. } => why.reason(),
+        EntryStatus::Moving { .. } => "Moving",
+        EntryStatus::Invalid => "InvalidEgressIP",
+        EntryStatus::Conflict { .. } => "EgressIPConflict",
+        EntryStatus::Reserved(_) => "ReservedAddress",
+        EntryStatus::Taken { .. } => "UnsupportedRequest",
+        EntryStatus::NoNode => "NoEligibleNode",
+        EntryStatus::NotReady { .. } | EntryStatus::Drained { .. } => "NoReadyNode",
+        EntryStatus::NodesInUse => "NoRoom",
+        EntryStatus::NoCapacity => "NoCapacity",
+        EntryStatus::Surplus => "TooManyAddresses",
     })
 }
 
@@ -288,62 +290,68 @@ fn spec_problems(policy: &EgressPolicy) -> impl Iterator<Item = (Reason, String)
     })
 }
 
-fn cause(entry: &str, fate: &Fate, cluster: &Cluster) -> Option<String> {
-    let entry = quoted(entry, MOST_OF_ENTRY);
-    Some(match fate {
-        Fate::Assigned { .. } => return None,
-        Fate::NotServed { node, why } => format!(
+fn cause(entry: &str, status: &EntryStatus, cluster: &ClusterContext) -> Option<String> {
+    let entry = quoted(entry, MAX_ENTRY_BYTES);
+    Some(match status {
+        EntryStatus::Assigned { .. } => return None,
+        EntryStatus::NotServed { node, why } => format!(
             "{entry}: assigned to node {node}, which does not serve it: {why}; packets that would leave with it are dropped"
         ),
-        Fate::Moving { from, is_endless: false } => format!("{entry}: node {from} has not released it yet"),
-        Fate::Moving { from, is_endless: true } => format!(
+        EntryStatus::Moving { from, is_endless: false } => format!("{entry}: node {from} has not released it yet"),
+        EntryStatus::Moving { from, is_endless: true } => format!(
             "{entry}: node {from} has not released it yet, and no other node could host it before: start the agent there, or \
              delete Node {from} when the machine is off"
         ),
-        Fate::Invalid => format!("{entry:?} is not an IP address"),
-        Fate::Conflict { node } => format!("{entry} is an address of node {node}"),
-        Fate::Reserved(reason) => format!("{entry} {reason}"),
-        Fate::Taken { policy, .. } => format!("{entry} belongs to {policy}"),
-        Fate::NoNode => format!("{entry}: {}", cluster.no_network()),
-        Fate::NotReady { node, why } => format!("{entry}: node {node}, which could host it, {why}"),
-        Fate::Drained { node } => format!("{entry}: node {node}, which could host it, is drained"),
-        Fate::NoCapacity => format!("{entry}: nodes for it have as many egress IPs as their cloud allows"),
-        Fate::NoRoom => format!("{entry}: every node for it has another address of this object"),
-        Fate::Surplus => format!("{entry}: this object has {MAX_SLOTS} others of the family, and may have no more"),
+        EntryStatus::Invalid => format!("{entry:?} is not an IP address"),
+        EntryStatus::Conflict { node } => format!("{entry} is an address of node {node}"),
+        EntryStatus::Reserved(reason) => format!("{entry} {reason}"),
+        EntryStatus::Taken { policy, .. } => format!("{entry} belongs to {policy}"),
+        EntryStatus::NoNode => format!("{entry}: {}", cluster.no_network()),
+        EntryStatus::NotReady { node, why } => format!("{entry}: node {node}, which could host it, {why}"),
+        EntryStatus::Drained { node } => format!("{entry}: node {node}, which could host it, is drained"),
+        EntryStatus::NoCapacity => format!("{entry}: nodes for it have as many egress IPs as their cloud allows"),
+        EntryStatus::NodesInUse => format!("{entry}: every node for it has another address of this object"),
+        EntryStatus::Surplus => {
+            format!("{entry}: this object has {MAX_SLOTS} others of the family, and may have no more")
+        }
     })
 }
 
 /// The events of OVN-Kubernetes with its texts; `eligible` is the number of eligible nodes in the cluster.
-pub fn notices(policy: &EgressPolicy, outcome: &Outcome, eligible: usize) -> BTreeSet<Notice> {
+pub fn events(policy: &EgressPolicy, outcome: &ObjectAssignment, eligible: usize) -> BTreeSet<ObjectEvent> {
     let subject = subject(policy.key());
-    let mut notices = entry_notices(policy.key(), outcome);
-    notices.extend(spec_problems(policy).map(|(reason, message)| Notice { reason: reason.as_str(), message }));
+    let mut events = entry_events(policy.key(), outcome);
+    events.extend(spec_problems(policy).map(|(reason, message)| ObjectEvent { reason: reason.as_str(), message }));
     let items = &outcome.items;
     // As in OVN-Kubernetes, whatever the cause; only an invalid entry is no request.
-    let is_waiting = |fate: &Fate| {
+    let is_waiting = |status: &EntryStatus| {
         !matches!(
-            fate,
-            Fate::Assigned { .. } | Fate::NotServed { .. } | Fate::Moving { .. } | Fate::Invalid | Fate::Surplus
+            status,
+            EntryStatus::Assigned { .. }
+                | EntryStatus::NotServed { .. }
+                | EntryStatus::Moving { .. }
+                | EntryStatus::Invalid
+                | EntryStatus::Surplus
         )
     };
-    let waiting = outcome.entries.iter().any(|(_, fate)| is_waiting(fate));
+    let waiting = outcome.entries.iter().any(|(_, status)| is_waiting(status));
     if items.is_empty() && eligible == 0 {
         let label = keys::ASSIGNABLE;
         let message = format!("no assignable nodes for {subject}, please tag at least one node with label: {label}");
-        notices.insert(Notice { reason: "NoMatchingNodeFound", message });
+        events.insert(ObjectEvent { reason: "NoMatchingNodeFound", message });
     } else if items.is_empty() && !outcome.entries.is_empty() {
         let entries: Vec<String> =
-            policy.listed.iter().map(|entry| quoted(entry, MOST_OF_ENTRY).into_owned()).collect();
-        let addresses = listed(&entries, " ", (MOST_NAMED, MOST_OF_ENTRIES));
+            policy.listed.iter().map(|entry| quoted(entry, MAX_ENTRY_BYTES).into_owned()).collect();
+        let addresses = listed(&entries, " ", (MAX_CAUSES, MAX_ENTRIES_BYTES));
         let message = format!(
             "No matching nodes found, which can host any of the egress IPs: [{addresses}] for object {subject}"
         );
-        notices.insert(Notice { reason: "NoMatchingNodeFound", message });
+        events.insert(ObjectEvent { reason: "NoMatchingNodeFound", message });
     } else if waiting {
         let message = format!("Not all egress IPs for {subject} could be assigned, please tag more nodes");
-        notices.insert(Notice { reason: "UnassignedRequest", message });
+        events.insert(ObjectEvent { reason: "UnassignedRequest", message });
     }
-    notices
+    events
 }
 
 /// A policy as these texts name it.
@@ -352,50 +360,50 @@ fn subject(policy: &PolicyKey) -> String {
 }
 
 /// One event for each entry with its own problem; if there are many, for the first ones, and one for all others.
-fn entry_notices(policy: &PolicyKey, outcome: &Outcome) -> BTreeSet<Notice> {
+fn entry_events(policy: &PolicyKey, outcome: &ObjectAssignment) -> BTreeSet<ObjectEvent> {
     let subject = subject(policy);
-    let mut by_reason: BTreeMap<&'static str, Vec<Notice>> = BTreeMap::new();
-    for notice in outcome.entries.iter().filter_map(|(entry, fate)| entry_notice(policy, entry, fate)) {
-        by_reason.entry(notice.reason).or_default().push(notice);
+    let mut by_reason: BTreeMap<&'static str, Vec<ObjectEvent>> = BTreeMap::new();
+    for event in outcome.entries.iter().filter_map(|(entry, status)| entry_event(policy, entry, status)) {
+        by_reason.entry(event.reason).or_default().push(event);
     }
-    let mut notices = BTreeSet::new();
+    let mut events = BTreeSet::new();
     for (reason, mut of_reason) in by_reason {
-        let more = of_reason.len().saturating_sub(MOST_EVENTS);
-        of_reason.truncate(MOST_EVENTS);
-        notices.extend(of_reason);
+        let more = of_reason.len().saturating_sub(MAX_EVENTS);
+        of_reason.truncate(MAX_EVENTS);
+        events.extend(of_reason);
         if more > 0 {
             let message = format!("{subject} has {more} more entries with the same problem");
-            notices.insert(Notice { reason, message });
+            events.insert(ObjectEvent { reason, message });
         }
     }
-    let surplus = outcome.entries.iter().filter(|(_, fate)| *fate == Fate::Surplus).count();
+    let surplus = outcome.entries.iter().filter(|(_, status)| *status == EntryStatus::Surplus).count();
     if surplus > 0 {
         let message = format!(
             "{subject} may have {MAX_SLOTS} addresses of a family; {surplus} that it lists beyond are not served, \
              another object could have them"
         );
-        notices.insert(Notice { reason: "TooManyAddresses", message });
+        events.insert(ObjectEvent { reason: "TooManyAddresses", message });
     }
-    notices
+    events
 }
 
-fn entry_notice(policy: &PolicyKey, entry: &str, fate: &Fate) -> Option<Notice> {
+fn entry_event(policy: &PolicyKey, entry: &str, status: &EntryStatus) -> Option<ObjectEvent> {
     let (name, subject) = (&policy.name, subject(policy));
-    let entry = quoted(entry, MOST_OF_ENTRY);
-    let (reason, message) = match fate {
-        Fate::Invalid => {
+    let entry = quoted(entry, MAX_ENTRY_BYTES);
+    let (reason, message) = match status {
+        EntryStatus::Invalid => {
             ("InvalidEgressIP", format!("egress IP: {entry} for object {subject} is not a valid IP address"))
         }
-        Fate::Conflict { node } => (
+        EntryStatus::Conflict { node } => (
             "EgressIPConflict",
             format!(
                 "Egress IP {name} with IP {entry} is conflicting with a host ({node}) IP address and will not be assigned"
             ),
         ),
-        Fate::Reserved(reason) => {
+        EntryStatus::Reserved(reason) => {
             ("ReservedAddress", format!("egress IP: {entry} for object {subject} {reason} and will not be assigned"))
         }
-        Fate::Taken { policy: owner, node } => (
+        EntryStatus::Taken { policy: owner, node } => (
             "UnsupportedRequest",
             format!(
                 "IP: {entry:?} for {subject} is already allocated for {} on {}",
@@ -403,11 +411,11 @@ fn entry_notice(policy: &PolicyKey, entry: &str, fate: &Fate) -> Option<Notice> 
                 node.as_deref().unwrap_or("no node yet")
             ),
         ),
-        Fate::Assigned { .. } | Fate::NotServed { .. } | Fate::Moving { .. } => return None,
-        Fate::NoNode | Fate::NotReady { .. } | Fate::Drained { .. } => return None,
-        Fate::NoRoom | Fate::NoCapacity | Fate::Surplus => return None,
+        EntryStatus::Assigned { .. } | EntryStatus::NotServed { .. } | EntryStatus::Moving { .. } => return None,
+        EntryStatus::NoNode | EntryStatus::NotReady { .. } | EntryStatus::Drained { .. } => return None,
+        EntryStatus::NodesInUse | EntryStatus::NoCapacity | EntryStatus::Surplus => return None,
     };
-    Some(Notice { reason, message })
+    Some(ObjectEvent { reason, message })
 }
 
 #[cfg(test)]
@@ -417,22 +425,22 @@ mod tests {
     use crate::model::node::Unserved;
     use crate::model::policy::Item;
 
-    fn outcome(fates: &[(&str, Fate)]) -> Outcome {
-        let entries: Vec<(String, Fate)> =
-            fates.iter().map(|(entry, fate)| ((*entry).to_owned(), fate.clone())).collect();
-        let item = |(entry, fate): &(String, Fate)| match fate {
-            Fate::Assigned { node } | Fate::NotServed { node, .. } => {
+    fn outcome(statuses: &[(&str, EntryStatus)]) -> ObjectAssignment {
+        let entries: Vec<(String, EntryStatus)> =
+            statuses.iter().map(|(entry, status)| ((*entry).to_owned(), status.clone())).collect();
+        let item = |(entry, status): &(String, EntryStatus)| match status {
+            EntryStatus::Assigned { node } | EntryStatus::NotServed { node, .. } => {
                 Some(Item { node: node.clone(), egress_ip: entry.clone() })
             }
             _ => None,
         };
         let items = entries.iter().filter_map(item).collect();
-        Outcome { entries, items }
+        ObjectAssignment { entries, items }
     }
 
-    fn published(fates: &[(&str, Fate)]) -> Vec<(bool, &'static str)> {
+    fn published(statuses: &[(&str, EntryStatus)]) -> Vec<(bool, &'static str)> {
         let (_, policy) = policy("a", 1, &[], &[]);
-        conditions(&policy, &outcome(fates), &[], &Cluster::default())
+        conditions(&policy, &outcome(statuses), &[], &ClusterContext::default())
             .into_iter()
             .map(|one| (one.status, one.reason))
             .collect()
@@ -440,25 +448,26 @@ mod tests {
 
     #[test]
     fn an_object_is_whole_degraded_or_without_a_node() {
-        let here = Fate::Assigned { node: "n1".into() };
-        let taken = Fate::Taken { policy: "b".into(), node: None };
+        let here = EntryStatus::Assigned { node: "n1".into() };
+        let taken = EntryStatus::Taken { policy: "b".into(), node: None };
         assert_eq!(published(&[("1", here.clone())]), [(true, "Assigned"), (false, "AllAssigned")]);
-        let degraded = published(&[("1", here.clone()), ("2", Fate::NoRoom), ("3", Fate::NoRoom)]);
+        let degraded =
+            published(&[("1", here.clone()), ("2", EntryStatus::NodesInUse), ("3", EntryStatus::NodesInUse)]);
         assert_eq!(degraded, [(false, "PartiallyAssigned"), (true, "NoRoom")]);
-        let several = published(&[("1", here.clone()), ("2", taken.clone()), ("x", Fate::Invalid)]);
+        let several = published(&[("1", here.clone()), ("2", taken.clone()), ("x", EntryStatus::Invalid)]);
         assert_eq!(several, [(false, "PartiallyAssigned"), (true, "SeveralReasons")]);
         assert_eq!(published(&[("2", taken)]), [(false, "UnsupportedRequest"), (false, "NothingAssigned")]);
-        assert_eq!(published(&[("2", Fate::NoCapacity)]), [(false, "NoCapacity"), (false, "NothingAssigned")]);
-        let drained = Fate::Drained { node: "n1".into() };
+        assert_eq!(published(&[("2", EntryStatus::NoCapacity)]), [(false, "NoCapacity"), (false, "NothingAssigned")]);
+        let drained = EntryStatus::Drained { node: "n1".into() };
         assert_eq!(published(&[("2", drained)]), [(false, "NoReadyNode"), (false, "NothingAssigned")]);
         assert_eq!(published(&[]).first().map(|(status, _)| *status), Some(false), "nothing is listed");
 
         let (_, a) = policy("a", 1, &[], &[]);
         let messages = conditions(
             &a,
-            &outcome(&[("1", here), ("2", Fate::NoRoom), ("x", Fate::Invalid)]),
+            &outcome(&[("1", here), ("2", EntryStatus::NodesInUse), ("x", EntryStatus::Invalid)]),
             &[],
-            &Cluster::default(),
+            &ClusterContext::default(),
         );
         assert_eq!(messages[1].message, "2: NoRoom; x: InvalidEgressIP");
     }
@@ -467,38 +476,45 @@ mod tests {
     #[test]
     fn messages_state_what_is_not_served_and_what_happens_to_packets() {
         let (v4, v6) = ("172.18.0.100", "fd00::100");
-        let published = |listed: &[&str], fates: &[(&str, Fate)], cluster: &Cluster| {
+        let published = |listed: &[&str], statuses: &[(&str, EntryStatus)], cluster: &ClusterContext| {
             let (_, policy) = policy("a", 1, listed, &[]);
             let [assigned, degraded] =
-                conditions(&policy, &outcome(fates), &[], cluster).try_into().expect("two of them");
+                conditions(&policy, &outcome(statuses), &[], cluster).try_into().expect("two of them");
             (assigned.reason, assigned.message, degraded.status, degraded.reason, degraded.message)
         };
-        let strict = Cluster::default();
+        let strict = ClusterContext::default();
         let why = Unserved::InUse("02:00:00:00:00:09".into());
-        let in_use = published(&[v4], &[(v4, Fate::NotServed { node: "n1".into(), why })], &strict);
+        let in_use = published(&[v4], &[(v4, EntryStatus::NotServed { node: "n1".into(), why })], &strict);
         let message = "172.18.0.100: assigned to node n1, which does not serve it: another host (02:00:00:00:00:09) answers for it; \
                        packets that would leave with it are dropped";
         let in_a_word = "172.18.0.100: AddressInUse on node n1";
         assert_eq!(in_use, ("NotServed", message.into(), true, "AddressInUse", in_a_word.into()));
-        let both = published(&[v4, v6], &[(v4, Fate::Assigned { node: "n1".into() }), (v6, Fate::NoRoom)], &strict);
+        let both = published(
+            &[v4, v6],
+            &[(v4, EntryStatus::Assigned { node: "n1".into() }), (v6, EntryStatus::NodesInUse)],
+            &strict,
+        );
         assert!(both.1.ends_with("; IPv6 packets of pods that no other object serves are dropped"), "{}", both.1);
         assert!(
-            published(&["172.18.0.300"], &[("172.18.0.300", Fate::Invalid)], &strict)
+            published(&["172.18.0.300"], &[("172.18.0.300", EntryStatus::Invalid)], &strict)
                 .1
                 .ends_with("packets of pods that no other object serves are dropped")
         );
         // No node has the label, no node is in that network, and which option is on.
-        let lenient = Cluster { networks: None, node_address_serves: true };
+        let lenient = ClusterContext { networks: None, node_address_serves: true };
         let label = "172.18.0.100: no node has the label k8s.ovn.org/egress-assignable; packets of pods that no \
                      other object serves leave with their nodes' addresses";
-        assert_eq!(published(&[v4], &[(v4, Fate::NoNode)], &lenient).1, label);
+        assert_eq!(published(&[v4], &[(v4, EntryStatus::NoNode)], &lenient).1, label);
         let (_, asks_for_a_drop) = policy("a", 1, &[v4], &[]);
         let asks_for_a_drop = EgressPolicy { drop_unassigned: true, ..(*asks_for_a_drop).clone() };
-        let dropped = conditions(&asks_for_a_drop, &outcome(&[(v4, Fate::NoNode)]), &[], &lenient);
+        let dropped = conditions(&asks_for_a_drop, &outcome(&[(v4, EntryStatus::NoNode)]), &[], &lenient);
         assert!(dropped[0].message.ends_with("packets of pods that no other object serves are dropped"), "{dropped:?}");
         let networks = ["172.19.0.0/16", "fd00::/64"].map(|text| text.parse().expect("a literal"));
-        let elsewhere =
-            published(&[v4], &[(v4, Fate::NoNode)], &Cluster { networks: Some(networks.into()), ..strict.clone() });
+        let elsewhere = published(
+            &[v4],
+            &[(v4, EntryStatus::NoNode)],
+            &ClusterContext { networks: Some(networks.into()), ..strict.clone() },
+        );
         assert!(
             elsewhere.1.contains(
                 "they are in 172.19.0.0/16, fd00::/64; packets of pods that no other object serves are dropped"
@@ -506,7 +522,7 @@ mod tests {
             "{}",
             elsewhere.1
         );
-        let half = published(&[v4, "x"], &[(v4, Fate::NoNode), ("x", Fate::Invalid)], &lenient);
+        let half = published(&[v4, "x"], &[(v4, EntryStatus::NoNode), ("x", EntryStatus::Invalid)], &lenient);
         assert!(half.1.ends_with("packets of pods that no other object serves are dropped"), "{}", half.1);
         assert!(
             published(&[], &[], &strict)
@@ -518,18 +534,20 @@ mod tests {
     #[test]
     fn a_thousand_entries_are_a_few_lines() {
         let (_, a) = policy("a", 1, &[], &[]);
-        let mut fates: Vec<(String, Fate)> = (0..500).map(|i| (format!("10.0.0.{i}"), Fate::Invalid)).collect();
-        fates.extend((0..500).map(|i| (format!("10.0.1.{i}"), Fate::Surplus)));
-        let fates: Vec<(&str, Fate)> = fates.iter().map(|(entry, fate)| (entry.as_str(), fate.clone())).collect();
-        let here = [("10.0.2.1", Fate::Assigned { node: "n1".into() })];
-        let outcome = outcome(&[&fates[..], &here].concat());
-        for statement in conditions(&a, &outcome, &[], &Cluster::default()) {
-            assert!(statement.message.len() < 8192 && statement.message.contains("; and 936 more"), "{statement:?}");
+        let mut statuses: Vec<(String, EntryStatus)> =
+            (0..500).map(|i| (format!("10.0.0.{i}"), EntryStatus::Invalid)).collect();
+        statuses.extend((0..500).map(|i| (format!("10.0.1.{i}"), EntryStatus::Surplus)));
+        let statuses: Vec<(&str, EntryStatus)> =
+            statuses.iter().map(|(entry, status)| (entry.as_str(), status.clone())).collect();
+        let here = [("10.0.2.1", EntryStatus::Assigned { node: "n1".into() })];
+        let outcome = outcome(&[&statuses[..], &here].concat());
+        for condition in conditions(&a, &outcome, &[], &ClusterContext::default()) {
+            assert!(condition.message.len() < 8192 && condition.message.contains("; and 936 more"), "{condition:?}");
         }
-        let notices: Vec<String> = notices(&a, &outcome, 1).into_iter().map(|notice| notice.message).collect();
-        assert_eq!(notices.len(), MOST_EVENTS + 2, "{notices:?}");
-        assert!(notices.contains(&"EgressIP: a has 492 more entries with the same problem".to_owned()));
-        assert!(notices.iter().any(|message| message.contains("500 that it lists beyond are not served")));
+        let events: Vec<String> = events(&a, &outcome, 1).into_iter().map(|event| event.message).collect();
+        assert_eq!(events.len(), MAX_EVENTS + 2, "{events:?}");
+        assert!(events.contains(&"EgressIP: a has 492 more entries with the same problem".to_owned()));
+        assert!(events.iter().any(|message| message.contains("500 that it lists beyond are not served")));
     }
 
     #[test]
@@ -537,26 +555,28 @@ mod tests {
         let junk: Vec<String> = (0..64).map(|i| format!("{i}{}", "x".repeat(12_000))).collect();
         let texts: Vec<&str> = junk.iter().map(String::as_str).collect();
         let (_, a) = policy("a", 1, &texts, &[]);
-        let mut fates: Vec<(&str, Fate)> = texts.iter().map(|entry| (*entry, Fate::Invalid)).collect();
-        let taken = Fate::Taken { policy: "o".repeat(253).as_str().into(), node: Some("n".repeat(253)) };
-        for outcome in [outcome(&fates), outcome(&[&fates[..], &[("1", Fate::Assigned { node: "n".into() })]].concat())]
-        {
-            for statement in conditions(&a, &outcome, &[], &Cluster::default()) {
-                assert!(statement.message.len() <= MOST_MESSAGE_BYTES + 32, "{} bytes", statement.message.len());
+        let mut statuses: Vec<(&str, EntryStatus)> = texts.iter().map(|entry| (*entry, EntryStatus::Invalid)).collect();
+        let taken = EntryStatus::Taken { policy: "o".repeat(253).as_str().into(), node: Some("n".repeat(253)) };
+        for outcome in [
+            outcome(&statuses),
+            outcome(&[&statuses[..], &[("1", EntryStatus::Assigned { node: "n".into() })]].concat()),
+        ] {
+            for condition in conditions(&a, &outcome, &[], &ClusterContext::default()) {
+                assert!(condition.message.len() <= MAX_MESSAGE_BYTES + 32, "{} bytes", condition.message.len());
             }
-            for notice in notices(&a, &outcome, 1) {
-                assert!(notice.message.len() <= 1024, "{} bytes: {notice:?}", notice.message.len());
+            for event in events(&a, &outcome, 1) {
+                assert!(event.message.len() <= 1024, "{} bytes: {event:?}", event.message.len());
             }
         }
-        let published = conditions(&a, &outcome(&fates), &[], &Cluster::default());
+        let published = conditions(&a, &outcome(&statuses), &[], &ClusterContext::default());
         assert!(
             published[0].message.contains("0xxxxx") && published[0].message.contains("(12001 bytes)"),
             "{published:?}"
         );
-        fates.iter_mut().for_each(|(_, fate)| *fate = taken.clone());
-        let published = conditions(&a, &outcome(&fates), &[], &Cluster::default());
+        statuses.iter_mut().for_each(|(_, status)| *status = taken.clone());
+        let published = conditions(&a, &outcome(&statuses), &[], &ClusterContext::default());
         assert!(
-            published[0].message.len() <= MOST_MESSAGE_BYTES + 32 && published[0].message.contains(" more"),
+            published[0].message.len() <= MAX_MESSAGE_BYTES + 32 && published[0].message.contains(" more"),
             "{published:?}"
         );
     }
@@ -566,8 +586,12 @@ mod tests {
         let (_, a) = policy("a", 1, &[], &[]);
         let unreadable = Unreadable { part: Part::Selectors, why: "podSelector: x".into(), is_known: true };
         let a = EgressPolicy { unreadable: vec![unreadable], ..(*a).clone() };
-        let published =
-            conditions(&a, &outcome(&[("1", Fate::Assigned { node: "n1".into() })]), &[], &Cluster::default());
+        let published = conditions(
+            &a,
+            &outcome(&[("1", EntryStatus::Assigned { node: "n1".into() })]),
+            &[],
+            &ClusterContext::default(),
+        );
         assert_eq!((published[0].reason, published[1].reason), ("InvalidSelector", "InvalidSelector"));
         assert!(!published[0].status && published[1].status);
     }
@@ -575,25 +599,25 @@ mod tests {
     #[test]
     fn events_of_ovn_kubernetes_keep_their_texts() {
         let (_, a) = policy("a", 1, &["1", "2"], &[]);
-        let texts = |fates: &[(&str, Fate)], eligible| -> Vec<String> {
-            let notices = notices(&a, &outcome(fates), eligible);
-            notices.into_iter().map(|notice| format!("{}: {}", notice.reason, notice.message)).collect()
+        let texts = |statuses: &[(&str, EntryStatus)], eligible| -> Vec<String> {
+            let events = events(&a, &outcome(statuses), eligible);
+            events.into_iter().map(|event| format!("{}: {}", event.reason, event.message)).collect()
         };
-        let here = Fate::Assigned { node: "n1".into() };
+        let here = EntryStatus::Assigned { node: "n1".into() };
         assert!(texts(&[("1", here.clone())], 1).is_empty());
         assert_eq!(
-            texts(&[("1", here), ("2", Fate::NoRoom)], 1),
+            texts(&[("1", here), ("2", EntryStatus::NodesInUse)], 1),
             ["UnassignedRequest: Not all egress IPs for EgressIP: a could be assigned, please tag more nodes"]
         );
         assert_eq!(
-            texts(&[("1", Fate::Conflict { node: "n1".into() })], 1),
+            texts(&[("1", EntryStatus::Conflict { node: "n1".into() })], 1),
             [
                 "EgressIPConflict: Egress IP a with IP 1 is conflicting with a host (n1) IP address and will not be assigned",
                 "NoMatchingNodeFound: No matching nodes found, which can host any of the egress IPs: [1 2] for object EgressIP: a"
             ]
         );
         assert_eq!(
-            texts(&[("1", Fate::NoNode)], 0),
+            texts(&[("1", EntryStatus::NoNode)], 0),
             [
                 "NoMatchingNodeFound: no assignable nodes for EgressIP: a, please tag at least one node with label: k8s.ovn.org/egress-assignable"
             ]
@@ -602,10 +626,10 @@ mod tests {
 
     #[test]
     fn an_agent_that_is_away_is_listed_with_its_pods() {
-        let fates = [("1", Fate::Assigned { node: "n1".into() })];
-        let alone = [("n3", 2), ("n4", 1)];
+        let statuses = [("1", EntryStatus::Assigned { node: "n1".into() })];
+        let without_agent = [("n3", 2), ("n4", 1)];
         let (_, policy) = policy("a", 1, &["1"], &[]);
-        let published = conditions(&policy, &outcome(&fates), &alone, &Cluster::default());
+        let published = conditions(&policy, &outcome(&statuses), &without_agent, &ClusterContext::default());
         let [assigned, degraded] = published.try_into().expect("two of them");
         assert!(assigned.status, "{assigned:?}");
         assert_eq!((degraded.status, degraded.reason), (true, "AgentAway"));

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use crate::model::policy::{EgressPolicy, Item};
 
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+const MAX_PAUSE: Duration = Duration::from_secs(60);
 
 /// What this controller wrote, by the policy's UID.
 #[derive(Debug, Default)]
@@ -30,7 +30,7 @@ struct Written {
 
 impl ForeignWriters {
     /// The policy as the server returned it after our write.
-    pub fn wrote(&mut self, answer: &EgressPolicy) {
+    pub fn note_written(&mut self, answer: &EgressPolicy) {
         let Some(version) = version(answer) else { return };
         let pause = self.written.get(&answer.origin.uid).and_then(|written| written.pause);
         let written = Written { version, items: answer.published.items.clone(), pause, not_before: None };
@@ -47,13 +47,8 @@ impl ForeignWriters {
         self.written.retain(|uid, _| alive(uid));
     }
 
-    /// Whether any foreign writer was seen.
-    pub fn are_seen(&self) -> bool {
-        self.written.values().any(|written| written.pause.is_some())
-    }
-
-    /// Checks the current policy; true when a foreign writer is seen for the first time.
-    pub fn look(&mut self, policy: &EgressPolicy, now: Instant) -> bool {
+    /// Checks the current policy; true when a foreign writer is detected for the first time.
+    pub fn check(&mut self, policy: &EgressPolicy, now: Instant) -> bool {
         let Some(written) = self.written.get_mut(&policy.origin.uid) else { return false };
         let is_newer = version(policy).is_some_and(|version| version > written.version);
         if !is_newer || policy.published.items == written.items {
@@ -61,7 +56,7 @@ impl ForeignWriters {
         }
         written.items.clone_from(&policy.published.items);
         let first = written.pause.is_none();
-        let pause = written.pause.map_or(FIRST_PAUSE, |pause| (pause * 2).min(LONGEST_PAUSE));
+        let pause = written.pause.map_or(FIRST_PAUSE, |pause| (pause * 2).min(MAX_PAUSE));
         (written.pause, written.not_before) = (Some(pause), Some(now + pause));
         first
     }
@@ -95,27 +90,27 @@ mod tests {
     fn a_foreign_writer_is_reported_once_and_corrected_ever_later() {
         let (mut writers, start) = (ForeignWriters::default(), Instant::now());
         let at = |seconds| start + Duration::from_secs(seconds);
-        assert!(!writers.look(&policy(9, "n2"), at(0)), "what an earlier leader wrote");
-        writers.wrote(&policy(10, "n1"));
-        assert!(!writers.look(&policy(9, "n2"), at(0)), "an echo from before our write");
-        assert!(!writers.look(&policy(11, "n1"), at(0)), "something else has changed");
+        assert!(!writers.check(&policy(9, "n2"), at(0)), "what an earlier leader wrote");
+        writers.note_written(&policy(10, "n1"));
+        assert!(!writers.check(&policy(9, "n2"), at(0)), "an echo from before our write");
+        assert!(!writers.check(&policy(11, "n1"), at(0)), "something else has changed");
         assert!(writers.may_write(&policy(11, "n1"), at(0)));
-        assert!(writers.look(&policy(12, "n2"), at(0)));
+        assert!(writers.check(&policy(12, "n2"), at(0)));
         assert!(!writers.may_write(&policy(12, "n2"), at(0)) && writers.may_write(&policy(12, "n2"), at(1)));
-        writers.wrote(&policy(13, "n1"));
+        writers.note_written(&policy(13, "n1"));
         assert!(writers.may_write(&policy(13, "n1"), at(1)));
-        assert!(!writers.look(&policy(14, "n2"), at(1)), "told before");
+        assert!(!writers.check(&policy(14, "n2"), at(1)), "reported before");
         assert!(!writers.may_write(&policy(14, "n2"), at(2)) && writers.may_write(&policy(14, "n2"), at(3)));
     }
 
     #[test]
     fn an_unknown_write_accuses_no_foreign_writer() {
         let (mut writers, now) = (ForeignWriters::default(), Instant::now());
-        writers.wrote(&policy(10, "n1"));
+        writers.note_written(&policy(10, "n1"));
         writers.forget(&policy(10, "n1"));
-        assert!(!writers.look(&policy(12, "n2"), now));
-        writers.wrote(&policy(13, "n1"));
+        assert!(!writers.check(&policy(12, "n2"), now));
+        writers.note_written(&policy(13, "n1"));
         writers.retain(|_| false);
-        assert!(!writers.look(&policy(14, "n2"), now) && writers.may_write(&policy(14, "n2"), now));
+        assert!(!writers.check(&policy(14, "n2"), now) && writers.may_write(&policy(14, "n2"), now));
     }
 }

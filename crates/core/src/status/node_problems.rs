@@ -8,22 +8,22 @@ use crate::allocation::Nodes;
 
 /// The reported problems, by node.
 #[derive(Debug, Default)]
-pub struct Problems {
+pub struct NodeProblems {
     reported: BTreeMap<String, Vec<String>>,
 }
 
-impl Problems {
+impl NodeProblems {
     /// New problems, with their nodes.
-    pub fn news<'a>(&mut self, nodes: &'a Nodes) -> Vec<(&'a str, &'a str)> {
-        let mut news = Vec::new();
+    pub fn new_problems<'a>(&mut self, nodes: &'a Nodes) -> Vec<(&'a str, &'a str)> {
+        let mut all_new = Vec::new();
         for (name, node) in nodes.iter().filter(|(_, node)| !node.problems.is_empty()) {
             let reported = self.reported.get(name).map(Vec::as_slice).unwrap_or_default();
             let new = node.problems.iter().filter(|problem| !reported.contains(problem));
-            news.extend(new.map(|problem| (name.as_str(), problem.as_str())));
+            all_new.extend(new.map(|problem| (name.as_str(), problem.as_str())));
         }
         let broken = nodes.iter().filter(|(_, node)| !node.problems.is_empty());
         self.reported = broken.map(|(name, node)| (name.clone(), node.problems.clone())).collect();
-        news
+        all_new
     }
 }
 
@@ -36,17 +36,17 @@ mod tests {
 
     #[test]
     fn each_problem_is_reported_once_until_it_is_solved() {
-        let mut problems = Problems::default();
+        let mut problems = NodeProblems::default();
         let with = |texts: &[&str]| {
             let problems = texts.iter().map(|text| (*text).to_owned()).collect();
             Nodes::from([("n1".to_owned(), Arc::new(Node { problems, ..Node::default() }))])
         };
-        assert_eq!(problems.news(&with(&["a"])), [("n1", "a")]);
-        assert!(problems.news(&with(&["a"])).is_empty());
-        assert_eq!(problems.news(&with(&["a", "b"])), [("n1", "b")]);
-        assert!(problems.news(&with(&[])).is_empty());
-        assert_eq!(problems.news(&with(&["b"])), [("n1", "b")], "it was mended in between");
-        assert!(problems.news(&Nodes::new()).is_empty());
-        assert_eq!(problems.news(&with(&["b"])), [("n1", "b")], "another node of the name");
+        assert_eq!(problems.new_problems(&with(&["a"])), [("n1", "a")]);
+        assert!(problems.new_problems(&with(&["a"])).is_empty());
+        assert_eq!(problems.new_problems(&with(&["a", "b"])), [("n1", "b")]);
+        assert!(problems.new_problems(&with(&[])).is_empty());
+        assert_eq!(problems.new_problems(&with(&["b"])), [("n1", "b")], "it was mended in between");
+        assert!(problems.new_problems(&Nodes::new()).is_empty());
+        assert_eq!(problems.new_problems(&with(&["b"])), [("n1", "b")], "another node of the name");
     }
 }

@@ -10,7 +10,7 @@ pub struct PodCounts {
     /// By node.
     pub pods: BTreeMap<String, SelectedPods>,
     /// Nodes that are Ready and whose agent has not answered for some time.
-    pub away: BTreeSet<String>,
+    pub without_agent: BTreeSet<String>,
     /// Every agent has answered, or has had time to.
     pub is_complete: bool,
 }
@@ -22,7 +22,7 @@ impl PodCounts {
     }
 
     /// Nodes without an agent that have pods of the object, by the last report, and how many.
-    pub fn left_alone(&self, id: EgressId) -> impl Iterator<Item = (&str, u32)> {
-        self.away.iter().filter_map(move |node| Some((node.as_str(), *self.pods.get(node)?.get(&id)?)))
+    pub fn pods_without_agent(&self, id: EgressId) -> impl Iterator<Item = (&str, u32)> {
+        self.without_agent.iter().filter_map(move |node| Some((node.as_str(), *self.pods.get(node)?.get(&id)?)))
     }
 }

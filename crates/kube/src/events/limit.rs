@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 /// Events of one reason about one object at once, and the time until one more is allowed: as client-go's.
 const BURST: u32 = 25;
-const REGAIN: Duration = Duration::from_secs(300);
+const REFILL_INTERVAL: Duration = Duration::from_secs(300);
 /// Maximum kinds of events (reason and object) that are counted.
 const MAX_KINDS: usize = 4096;
 /// Interval between two log lines about events that are not written.
@@ -26,10 +26,10 @@ struct Spent {
 }
 
 impl Spent {
-    fn regain(&mut self, now: Instant) {
-        while self.count > 0 && now.duration_since(self.since) >= REGAIN {
+    fn refill(&mut self, now: Instant) {
+        while self.count > 0 && now.duration_since(self.since) >= REFILL_INTERVAL {
             self.count -= 1;
-            self.since += REGAIN;
+            self.since += REFILL_INTERVAL;
         }
         if self.count == 0 {
             self.since = now;
@@ -39,10 +39,10 @@ impl Spent {
 
 impl Limit {
     /// Whether one more event of this kind is allowed.
-    pub(super) fn take(&mut self, kind: u64, now: Instant) -> bool {
+    pub(super) fn try_take(&mut self, kind: u64, now: Instant) -> bool {
         if self.spent.len() >= MAX_KINDS && !self.spent.contains_key(&kind) {
             self.spent.retain(|_, spent| {
-                spent.regain(now);
+                spent.refill(now);
                 spent.count > 0
             });
             // A few events too many are better than unbounded memory.
@@ -51,14 +51,14 @@ impl Limit {
             }
         }
         let spent = self.spent.entry(kind).or_insert(Spent { count: 0, since: now });
-        spent.regain(now);
+        spent.refill(now);
         let has_room = spent.count < BURST;
         spent.count += u32::from(has_room);
         has_room
     }
 
     /// The number of events without a log line since the last one, if a line is due.
-    pub(super) fn line(&mut self, now: Instant) -> Option<u64> {
+    pub(super) fn log_due(&mut self, now: Instant) -> Option<u64> {
         match &mut self.lines {
             Some((last, left_out)) if now.duration_since(*last) < LOG_INTERVAL => {
                 *left_out += 1;
@@ -76,27 +76,27 @@ mod tests {
     #[test]
     fn events_of_one_kind_are_a_burst_and_then_one_at_a_time() {
         let (mut limit, begin) = (Limit::default(), Instant::now());
-        assert_eq!((0..100).filter(|_| limit.take(1, begin)).count(), 25);
-        assert!(limit.take(2, begin), "another object");
-        let later = begin + REGAIN;
-        assert!(!limit.take(1, later - Duration::from_secs(1)));
-        assert_eq!((0..100).filter(|_| limit.take(1, later)).count(), 1);
-        assert_eq!((0..100).filter(|_| limit.take(1, begin + REGAIN * 100)).count(), 25);
+        assert_eq!((0..100).filter(|_| limit.try_take(1, begin)).count(), 25);
+        assert!(limit.try_take(2, begin), "another object");
+        let later = begin + REFILL_INTERVAL;
+        assert!(!limit.try_take(1, later - Duration::from_secs(1)));
+        assert_eq!((0..100).filter(|_| limit.try_take(1, later)).count(), 1);
+        assert_eq!((0..100).filter(|_| limit.try_take(1, begin + REFILL_INTERVAL * 100)).count(), 25);
     }
 
     #[test]
     fn many_kinds_take_bounded_memory() {
         let (mut limit, begin) = (Limit::default(), Instant::now());
-        assert!((0..100_000).all(|kind| limit.take(kind, begin)));
+        assert!((0..100_000).all(|kind| limit.try_take(kind, begin)));
         assert!(limit.spent.len() <= MAX_KINDS);
     }
 
     #[test]
     fn log_lines_are_few_and_count_the_others() {
         let (mut limit, begin) = (Limit::default(), Instant::now());
-        assert_eq!(limit.line(begin), Some(0));
-        assert!((0..100).all(|_| limit.line(begin).is_none()));
-        assert_eq!(limit.line(begin + LOG_INTERVAL), Some(100));
-        assert_eq!(limit.line(begin + LOG_INTERVAL * 2), Some(0));
+        assert_eq!(limit.log_due(begin), Some(0));
+        assert!((0..100).all(|_| limit.log_due(begin).is_none()));
+        assert_eq!(limit.log_due(begin + LOG_INTERVAL), Some(100));
+        assert_eq!(limit.log_due(begin + LOG_INTERVAL * 2), Some(0));
     }
 }

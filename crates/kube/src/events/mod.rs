@@ -96,7 +96,7 @@ impl Delivery {
         let mut backoff = Backoff::new(&self.outages);
         while let Some(Some(mut recorded)) = stop.run_until_cancelled(self.queue.recv()).await {
             match stop.run_until_cancelled(self.write(&mut recorded, &mut backoff)).await {
-                Some(Ok(())) => backoff.succeed(),
+                Some(Ok(())) => backoff.reset(),
                 Some(Err(cause)) => log_unwritten(&self.limit, &recorded.event, &cause),
                 None => log_unwritten(&self.limit, &recorded.event, "the agent stops"),
             }
@@ -115,7 +115,7 @@ impl Delivery {
         // A try with the name by time may have been written although its answer was lost.
         let (mut is_by_time, mut may_be_ours) = (false, false);
         loop {
-            backoff.begin();
+            backoff.note_try();
             let (failure, cause) = match tokio::time::timeout(TIMEOUT, api.create(&params, event)).await {
                 Ok(Ok(_)) => break,
                 Ok(Err(Error::Api(status))) if status.code == CONFLICT => match is_by_time {
@@ -157,7 +157,7 @@ impl Delivery {
 
 /// Logs an event that is not written, unless a line about another one is recent.
 fn log_unwritten(limit: &Mutex<Limit>, event: &Event, cause: &str) {
-    let Some(others) = lock(limit).line(Instant::now()) else { return };
+    let Some(others) = lock(limit).log_due(Instant::now()) else { return };
     let regarding = event.regarding.as_ref().and_then(|object| object.name.as_deref());
     let (reason, note) = (event.reason.as_deref(), event.note.as_deref());
     let kind = event.regarding.as_ref().and_then(|object| object.kind.as_deref());
@@ -171,7 +171,7 @@ fn lock(limit: &Mutex<Limit>) -> MutexGuard<'_, Limit> {
 
 /// The egress policy that an event is about.
 #[derive(Clone, Copy, Debug)]
-pub struct About<'a> {
+pub struct Regarding<'a> {
     pub policy: &'a PolicyKey,
     /// Of its object.
     pub uid: &'a str,
@@ -179,7 +179,7 @@ pub struct About<'a> {
     pub pod: Option<&'a PodKey>,
 }
 
-impl<'a> From<&'a EgressPolicy> for About<'a> {
+impl<'a> From<&'a EgressPolicy> for Regarding<'a> {
     fn from(policy: &'a EgressPolicy) -> Self {
         Self { policy: policy.key(), uid: &policy.origin.uid, pod: None }
     }
@@ -187,12 +187,12 @@ impl<'a> From<&'a EgressPolicy> for About<'a> {
 
 impl Events {
     /// A warning.
-    pub fn warn<'a>(&self, about: impl Into<About<'a>>, reason: &str, message: &str) {
+    pub fn warn<'a>(&self, about: impl Into<Regarding<'a>>, reason: &str, message: &str) {
         self.queue(self.event(about.into(), reason, message, Timestamp::now()));
     }
 
     /// A normal event about an object.
-    pub fn note<'a>(&self, about: impl Into<About<'a>>, reason: &str, message: &str) {
+    pub fn note<'a>(&self, about: impl Into<Regarding<'a>>, reason: &str, message: &str) {
         let event = self.event(about.into(), reason, message, Timestamp::now());
         self.queue(Event { type_: Some("Normal".to_owned()), ..event });
     }
@@ -218,7 +218,7 @@ impl Events {
     }
 
     fn queue(&self, mut event: Event) {
-        if !lock(&self.limit).take(kind(&event), Instant::now()) {
+        if !lock(&self.limit).try_take(kind(&event), Instant::now()) {
             return log_unwritten(&self.limit, &event, "there were too many of its reason about its object");
         }
         event.metadata.name = Some(name_by_content(&event));
@@ -232,7 +232,7 @@ impl Events {
         }
     }
 
-    fn event(&self, about: About<'_>, reason: &str, message: &str, now: Timestamp) -> Event {
+    fn event(&self, about: Regarding<'_>, reason: &str, message: &str, now: Timestamp) -> Event {
         let pod = about.pod.map(reference);
         let resource = policy::api_of(about.policy.kind).resource();
         let regarding = ObjectReference {
@@ -247,7 +247,7 @@ impl Events {
     }
 }
 
-/// Sets the UID to the name, as the kubelet does: `kubectl describe node` looks for that.
+/// Sets the UID to the name, as the kubelet does: `kubectl describe node` searches for that.
 fn of_node(own_name: &str, node: &str, why: (&str, &str), now: Timestamp) -> Event {
     let regarding = ObjectReference {
         api_version: Some("v1".to_owned()),

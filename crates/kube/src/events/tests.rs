@@ -9,12 +9,12 @@ async fn an_event_waits_for_a_server_that_hangs_up() {
     let (events, delivery) = queue(client, "a", &outages);
     let stop = CancellationToken::new();
     let writing = tokio::spawn(delivery.run(stop.clone()));
-    server.hang_up(2);
+    server.close_connections(2);
     for (name, message) in [("one", "first"), ("two", "second")] {
-        events.warn(About { policy: &name.into(), uid: "u", pod: None }, "EgressIPConflict", message);
+        events.warn(Regarding { policy: &name.into(), uid: "u", pod: None }, "EgressIPConflict", message);
     }
     // Two failed tries, then one for each.
-    until("both are written", || server.asked("POST") == 4).await;
+    until("both are written", || server.requests("POST") == 4).await;
     stop.cancel();
     writing.await.expect("no panic");
     assert_eq!(outages.summary(), OutageSummary::default(), "failed events alone are no outage");
@@ -32,7 +32,7 @@ async fn an_existing_event_is_written_again_by_a_running_agent_and_not_by_a_star
         events.warn_of_node("MapNearlyFull", "flows");
         drop(events);
         delivery.run(CancellationToken::new()).await;
-        assert_eq!(server.asked("POST"), posts, "at the age of {age:?}");
+        assert_eq!(server.requests("POST"), posts, "at the age of {age:?}");
     }
 }
 
@@ -80,7 +80,7 @@ async fn an_agent_that_exits_writes_its_event_first() {
     let server = Server::start().await;
     let (client, outages) = server.client();
     write_node_event(client, "a", &outages, ("SecondAgent", "another one runs here")).await;
-    assert_eq!(server.asked("POST"), 1);
+    assert_eq!(server.requests("POST"), 1);
 }
 
 #[test]

@@ -7,8 +7,8 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 /// This many gaps within [`SPAN`] are logged, at most once in [`LOG_INTERVAL`].
-const MANY: usize = 3;
-const SPAN: Duration = Duration::from_secs(60);
+const MIN_GAPS: usize = 3;
+const WINDOW: Duration = Duration::from_secs(60);
 const LOG_INTERVAL: Duration = Duration::from_secs(600);
 
 #[derive(Debug, Default)]
@@ -34,9 +34,9 @@ impl Gaps {
             return None;
         }
         self.ends.push_back(now);
-        self.ends.retain(|end| now < *end + SPAN);
+        self.ends.retain(|end| now < *end + WINDOW);
         let is_due = self.logged.is_none_or(|logged| now >= logged + LOG_INTERVAL);
-        (self.ends.len() >= MANY && is_due).then(|| {
+        (self.ends.len() >= MIN_GAPS && is_due).then(|| {
             self.logged = Some(now);
             self.ends.len()
         })

@@ -7,7 +7,7 @@ use kube::api::{Api, ObjectMeta};
 use kube::{Client, Error};
 
 use crate::post_params;
-use egress_core::leader_election::{ElectionStep, Record, Timing};
+use egress_core::leader_election::{ElectionRecord, ElectionStep, Timing};
 
 pub const LEASE_NAME: &str = "egress-agent-leader";
 
@@ -25,7 +25,7 @@ impl LeaderLease {
         Self { api: Api::namespaced(client, namespace), lease: None, version: 0, rollback: None }
     }
 
-    pub async fn read(&mut self) -> Result<Option<Record>, Error> {
+    pub async fn read(&mut self) -> Result<Option<ElectionRecord>, Error> {
         self.lease = self.api.get_opt(LEASE_NAME).await?;
         self.note_version();
         Ok(self.lease.as_ref().map(record))
@@ -53,12 +53,12 @@ impl LeaderLease {
         step: &ElectionStep,
         identity: &str,
         timing: Timing,
-    ) -> Result<Option<Record>, Error> {
+    ) -> Result<Option<ElectionRecord>, Error> {
         let now = MicroTime(Timestamp::now());
         let known = self.lease.clone().and_then(|lease| lease.spec).unwrap_or_default();
         let mut spec = LeaseSpec {
             holder_identity: Some(identity.to_owned()),
-            lease_duration_seconds: i32::try_from(timing.duration.as_secs()).ok(),
+            lease_duration_seconds: i32::try_from(timing.lease_duration.as_secs()).ok(),
             renew_time: Some(now.clone()),
             ..known
         };
@@ -84,7 +84,7 @@ impl LeaderLease {
         self.put(spec).await.map(|_| ())
     }
 
-    async fn put(&mut self, spec: LeaseSpec) -> Result<Option<Record>, Error> {
+    async fn put(&mut self, spec: LeaseSpec) -> Result<Option<ElectionRecord>, Error> {
         let written = match &self.lease {
             // Conditional on the last version that was read: a conflict is another writer, and so is a deleted Lease.
             Some(lease) => {
@@ -109,11 +109,11 @@ impl LeaderLease {
     }
 }
 
-fn record(lease: &Lease) -> Record {
+fn record(lease: &Lease) -> ElectionRecord {
     let spec = lease.spec.clone().unwrap_or_default();
     let text = |time: Option<MicroTime>| time.map(|time| time.0.to_string()).unwrap_or_default();
     let seconds = u64::try_from(spec.lease_duration_seconds.unwrap_or(0)).unwrap_or(0);
-    Record {
+    ElectionRecord {
         holder: spec.holder_identity.unwrap_or_default(),
         duration: std::time::Duration::from_secs(seconds),
         renewed: text(spec.renew_time),

@@ -14,12 +14,12 @@ use crate::api_outage::ApiOutages;
 use crate::leader_election::gaps::Gaps;
 use crate::leader_election::lease::{LEASE_NAME, LeaderLease};
 use egress_core::leader_election::{
-    Election, ElectionStep, FormerLeader, LeaderTerm, Record, SilentHolder, Timing, identity, is_identity,
+    Election, ElectionRecord, ElectionStep, FormerLeader, LeaderTerm, SilentHolder, Timing, identity, is_identity,
 };
 use egress_supervise::Heartbeat;
 
 /// How long an attempt at the Lease that has shown no leader counts: until after the next attempt.
-const UNKNOWN: Duration = Duration::from_millis(2500);
+const UNKNOWN_LEADER_FOR: Duration = Duration::from_millis(2500);
 
 /// Since and until when this controller leads. The reconciler checks it right before each write.
 #[derive(Clone, Debug)]
@@ -58,7 +58,7 @@ pub struct ProbeDuty {
     term: watch::Receiver<Option<u64>>,
     leadership: Leadership,
     /// When the latest attempt at the Lease showed no leader: the API server is away, or no controller holds the Lease.
-    unknown: watch::Receiver<Option<Instant>>,
+    leader_unknown_at: watch::Receiver<Option<Instant>>,
     /// When the latest renewal was sent.
     renewed: watch::Receiver<Option<Instant>>,
 }
@@ -82,15 +82,17 @@ impl ProbeDuty {
     /// Whether this controller leads and no other can have taken over yet, not even early. Then there is no other leader, whatever
     /// agents report.
     pub fn leads_alone(&self) -> bool {
-        self.leads() && self.has_renewed_within(Timing::default().stale)
+        self.leads() && self.has_renewed_within(Timing::default().stale_renewal)
     }
 
     /// Whether answers of agents may be confirmed, by which they hold addresses. A former leader confirms only while its Lease
     /// lasts, or after a recent failed attempt to learn who leads. Otherwise another may lead already, and this controller has
     /// only not run or not looked. A controller that takes over early accounts for this.
     pub fn may_confirm(&self) -> bool {
-        let is_lasting = || self.has_renewed_within(Timing::default().duration);
-        self.leads() || is_lasting() || self.unknown.borrow().is_some_and(|at| at.elapsed() < UNKNOWN)
+        let is_lasting = || self.has_renewed_within(Timing::default().lease_duration);
+        self.leads()
+            || is_lasting()
+            || self.leader_unknown_at.borrow().is_some_and(|at| at.elapsed() < UNKNOWN_LEADER_FOR)
     }
 
     fn has_renewed_within(&self, time: Duration) -> bool {
@@ -104,10 +106,10 @@ impl ProbeDuty {
 }
 
 /// What [`campaign`] publishes.
-pub struct Published {
+pub struct ElectionOutputs {
     leader_term: watch::Sender<Option<LeaderTerm>>,
     term: watch::Sender<Option<u64>>,
-    unknown: watch::Sender<Option<Instant>>,
+    leader_unknown_at: watch::Sender<Option<Instant>>,
     renewed: watch::Sender<Option<Instant>>,
 }
 
@@ -115,21 +117,22 @@ pub struct Published {
 pub struct ElectionInputs {
     pub holder: watch::Sender<Option<String>>,
     /// Set while the node of that holder does not answer.
-    pub silence: watch::Receiver<Option<SilentHolder>>,
+    pub silent_holder: watch::Receiver<Option<SilentHolder>>,
     /// This controller leads, probes several other nodes, and none of them answers.
     pub isolated: watch::Receiver<bool>,
 }
 
 /// A channel for [`campaign`].
-pub fn leadership() -> (Published, Leadership, ProbeDuty) {
+pub fn leadership() -> (ElectionOutputs, Leadership, ProbeDuty) {
     let ((leader_term, leads), (term, duty)) = (watch::channel(None), watch::channel(None));
     let ((unknown, is_unknown), leadership) = (watch::channel(None), Leadership(leads));
     let (renewed, is_renewed) = watch::channel(None);
-    let duty = ProbeDuty { term: duty, leadership: leadership.clone(), unknown: is_unknown, renewed: is_renewed };
-    (Published { leader_term, term, unknown, renewed }, leadership, duty)
+    let duty =
+        ProbeDuty { term: duty, leadership: leadership.clone(), leader_unknown_at: is_unknown, renewed: is_renewed };
+    (ElectionOutputs { leader_term, term, leader_unknown_at: unknown, renewed }, leadership, duty)
 }
 
-impl Published {
+impl ElectionOutputs {
     /// Sets the term of the duty.
     #[cfg(any(test, feature = "testing"))]
     pub fn set_term(&self, term: Option<u64>) {
@@ -152,8 +155,8 @@ impl Published {
 
     /// Sets the time of an attempt that showed no leader.
     #[cfg(any(test, feature = "testing"))]
-    pub fn set_unknown(&self, at: Option<Instant>) {
-        self.unknown.send_replace(at);
+    pub fn set_leader_unknown_at(&self, at: Option<Instant>) {
+        self.leader_unknown_at.send_replace(at);
     }
 
     /// Whether this controller leads and no former leader may still lead. A released Lease is taken at once, by a controller that
@@ -164,13 +167,13 @@ impl Published {
     }
 
     /// This controller no longer leads, and another may take the Lease from now on.
-    fn ends(&self) {
+    fn publish_end(&self) {
         self.renewed.send_replace(None);
         self.leader_term.send_replace(None);
     }
 
     /// Publishes the holder of the Lease, as it was just read or written.
-    fn held(&self, record: &Record, identity: &str) {
+    fn publish_holder(&self, record: &ElectionRecord, identity: &str) {
         let term = match record.holder.as_str() {
             holder if holder == identity => u64::try_from(record.transitions).ok().or(Some(0)),
             // A released Lease has no new holder yet, and a foreign program probes no agents.
@@ -187,18 +190,18 @@ impl Published {
 
 impl ElectionInputs {
     /// Publishes another holder of the Lease, as it was just read or written.
-    fn note(&self, record: &Record, identity: &str) {
+    fn note(&self, record: &ElectionRecord, identity: &str) {
         let holder = Some(&record.holder).filter(|holder| *holder != identity && is_identity(holder));
         self.holder.send_if_modified(|known| {
-            let is_news = known.as_ref() != holder;
+            let is_new = known.as_ref() != holder;
             *known = holder.cloned();
-            is_news
+            is_new
         });
     }
 }
 
 /// A failed attempt is repeated after this time at most, and so is one after a failure of another task.
-const DOUBT: Duration = Duration::from_secs(1);
+const RETRY_AFTER_FAILURE: Duration = Duration::from_secs(1);
 
 /// How often an isolated leader releases the Lease. If no other controller has taken it, this one has to decide; if all controllers
 /// are isolated, they must not alternate endlessly.
@@ -209,7 +212,7 @@ const STEP_DOWN_PAUSE_AFTER_ANOTHER: Duration = Duration::from_secs(10);
 pub async fn campaign(
     client: Client,
     (namespace, identity): (&str, String),
-    (published, mut inputs): (Published, ElectionInputs),
+    (outputs, mut inputs): (ElectionOutputs, ElectionInputs),
     outages: &ApiOutages,
     heartbeat: Heartbeat,
     stop: CancellationToken,
@@ -223,18 +226,18 @@ pub async fn campaign(
     loop {
         failures.mark_unchanged();
         heartbeat.note();
-        let led = published.leader_term.borrow().is_some();
-        let begun = Instant::now();
-        let silence = inputs.silence.borrow_and_update().clone();
-        let outcome = attempt(&mut lease, &mut election, silence.as_ref()).await;
+        let led = outputs.leader_term.borrow().is_some();
+        let started = Instant::now();
+        let silent_holder = inputs.silent_holder.borrow_and_update().clone();
+        let outcome = attempt(&mut lease, &mut election, silent_holder.as_ref()).await;
         if let Some((latest, before)) = lease.take_rollback() {
             outages.rolled_back(latest, before);
         }
         let is_answered = outcome.is_ok();
-        let held = outcome.as_ref().ok().cloned();
+        let record_read = outcome.as_ref().ok().cloned();
         // A Lease that this controller has just released will be taken by another.
         let is_known =
-            matches!(&outcome, Ok(record) if is_identity(&record.holder)) || election.has_stepped_down(begun);
+            matches!(&outcome, Ok(record) if is_identity(&record.holder)) || election.has_stepped_down(started);
         match outcome {
             Ok(record) => {
                 outages.answered("the Lease");
@@ -246,7 +249,7 @@ pub async fn campaign(
                 }
             }
             Err(Failed::Refused(error)) => outages.failed("the Lease", &error),
-            Err(Failed::Late) => outages.unanswered("the Lease", "a request took too long"),
+            Err(Failed::Timeout) => outages.unanswered("the Lease", "a request took too long"),
         }
         let now = Instant::now();
         let leader_term = election.term(now);
@@ -264,17 +267,17 @@ pub async fn campaign(
                 "the API server is too slow to lead by: this controller has led with gaps for a minute, and what it decides takes long"
             );
         }
-        published.unknown.send_replace((!is_known).then_some(now));
-        published.leader_term.send_replace(leader_term);
-        published.renewed.send_replace(election.renewed());
+        outputs.leader_unknown_at.send_replace((!is_known).then_some(now));
+        outputs.leader_term.send_replace(leader_term);
+        outputs.renewed.send_replace(election.renewed());
         // After the others: the prober then reads which leader was replaced.
-        held.into_iter().for_each(|record| published.held(&record, election.identity()));
+        record_read.into_iter().for_each(|record| outputs.publish_holder(&record, election.identity()));
         let pause = if another_led { STEP_DOWN_PAUSE_AFTER_ANOTHER } else { STEP_DOWN_PAUSE };
         let may_step_down = stepped_down.is_none_or(|at| now >= at + pause);
-        if *inputs.isolated.borrow_and_update() && may_step_down && published.leads_without_former(now) {
+        if *inputs.isolated.borrow_and_update() && may_step_down && outputs.leads_without_former(now) {
             warn!("no other egress node answers this controller: the Lease is released, so that another can lead");
             (stepped_down, another_led) = (Some(now), false);
-            published.ends();
+            outputs.publish_end();
             // Lets writes in flight finish, as between any two leaders.
             tokio::time::sleep(election.timing().leaderless_gap()).await;
             release(&mut lease, &election).await;
@@ -282,18 +285,18 @@ pub async fn campaign(
             continue;
         }
         // A holder counts from the beginning of a renewal, as the Lease does, so that a slow answer leaves no gap.
-        let latest = if election.holds() { begun } else { now };
+        let latest = if election.holds() { started } else { now };
         tokio::select! {
             () = stop.cancelled() => break,
-            () = next_look(&election, latest) => {}
-            Ok(()) = inputs.silence.changed() => {}
+            () = until_next_attempt(&election, latest) => {}
+            Ok(()) = inputs.silent_holder.changed() => {}
             Ok(()) = inputs.isolated.changed() => {}
-            // This check tells all tasks whether the server answers again (`api_outage`).
-            () = ApiOutages::doubt(&mut failures, is_answered, spread(DOUBT, election.identity())) => {}
+            // This request shows all tasks whether the server answers again (`api_outage`).
+            () = ApiOutages::until_check_due(&mut failures, is_answered, with_jitter(RETRY_AFTER_FAILURE, election.identity())) => {}
         }
     }
-    let may_release = published.leads_without_former(Instant::now());
-    published.ends();
+    let may_release = outputs.leads_without_former(Instant::now());
+    outputs.publish_end();
     if may_release {
         release(&mut lease, &election).await;
     }
@@ -305,8 +308,8 @@ async fn release(lease: &mut LeaderLease, election: &Election) {
 }
 
 /// Waits until the next attempt is due.
-async fn next_look(election: &Election, latest: Instant) {
-    let pause = spread(election.look_again(latest).saturating_duration_since(latest), election.identity());
+async fn until_next_attempt(election: &Election, latest: Instant) {
+    let pause = with_jitter(election.next_attempt_at(latest).saturating_duration_since(latest), election.identity());
     tokio::time::sleep_until((latest + pause).into()).await;
 }
 
@@ -326,45 +329,50 @@ fn log_holder(holder: &str, namespace: &str) {
 /// Why an attempt at the Lease failed.
 enum Failed {
     Refused(kube::Error),
-    Late,
+    Timeout,
 }
 
 /// Each request has its own timeout. With one for all, a slow server would let the renewal succeed and cut off the read after it,
 /// again and again, and no controller would lead.
-async fn within<T>(patience: Duration, request: impl Future<Output = Result<T, kube::Error>>) -> Result<T, Failed> {
-    tokio::time::timeout(patience, request).await.map_err(|_| Failed::Late)?.map_err(Failed::Refused)
+async fn with_timeout<T>(
+    patience: Duration,
+    request: impl Future<Output = Result<T, kube::Error>>,
+) -> Result<T, Failed> {
+    tokio::time::timeout(patience, request).await.map_err(|_| Failed::Timeout)?.map_err(Failed::Refused)
 }
 
 /// One attempt: renew, or read and take over. Returns the content of the Lease.
 async fn attempt(
     lease: &mut LeaderLease,
     election: &mut Election,
-    silence: Option<&SilentHolder>,
-) -> Result<Record, Failed> {
+    silent_holder: Option<&SilentHolder>,
+) -> Result<ElectionRecord, Failed> {
     let timing = election.timing();
-    // A look that takes longer is repeated.
-    let patience = timing.renew_deadline - timing.retry;
+    // A read that takes longer is repeated.
+    let patience = timing.renew_deadline - timing.retry_period;
     if election.holds() {
-        let asked = Instant::now();
+        let sent = Instant::now();
         // A renewal that is answered after the renew deadline costs a gap, but keeps the Lease. One that is given up before the
         // Lease ends costs the Lease.
-        let renewal = timing.duration - timing.retry;
-        if let Some(record) = within(renewal, lease.write(&ElectionStep::Renew, election.identity(), timing)).await? {
-            election.written(record.clone(), asked, Instant::now());
+        let renewal = timing.lease_duration - timing.retry_period;
+        if let Some(record) =
+            with_timeout(renewal, lease.write(&ElectionStep::Renew, election.identity(), timing)).await?
+        {
+            election.note_written(record.clone(), sent, Instant::now());
             return Ok(record);
         }
         // Another program wrote it, or an answer to this controller was lost.
     }
-    let read = within(patience, lease.read()).await?;
+    let read = with_timeout(patience, lease.read()).await?;
     let found = read.clone().unwrap_or_default();
-    let asked = Instant::now();
-    let step = election.step(read, silence, asked);
+    let sent = Instant::now();
+    let step = election.step(read, silent_holder, sent);
     if step == ElectionStep::Wait {
         return Ok(found);
     }
-    match within(patience, lease.write(&step, election.identity(), timing)).await? {
+    match with_timeout(patience, lease.write(&step, election.identity(), timing)).await? {
         Some(record) => {
-            election.written(record.clone(), asked, Instant::now());
+            election.note_written(record.clone(), sent, Instant::now());
             Ok(record)
         }
         // Another controller was faster. The next attempt reads what it wrote.
@@ -378,8 +386,9 @@ pub fn own_identity(node_name: &str) -> String {
     identity(node_name, std::process::id(), started)
 }
 
-/// The interval, up to a fifth longer by a hash of the identity, so that controllers do not ask at the same moment.
-fn spread(interval: Duration, identity: &str) -> Duration {
+/// The interval, up to a fifth longer by a hash of the identity, so that controllers do not send requests at the same
+/// moment.
+fn with_jitter(interval: Duration, identity: &str) -> Duration {
     let hash = identity.bytes().fold(0_u32, |hash, byte| hash.wrapping_mul(31).wrapping_add(byte.into()));
     interval + interval / 5 * (hash % 100) / 100
 }
@@ -394,13 +403,16 @@ mod tests {
         let mut failures = outages.failures();
         let pause = Duration::from_millis(20);
         let soon = Duration::from_millis(500);
-        assert!(tokio::time::timeout(soon, ApiOutages::doubt(&mut failures, false, pause)).await.is_ok());
-        assert!(tokio::time::timeout(soon, ApiOutages::doubt(&mut failures, true, pause)).await.is_err(), "no failure");
+        assert!(tokio::time::timeout(soon, ApiOutages::until_check_due(&mut failures, false, pause)).await.is_ok());
+        assert!(
+            tokio::time::timeout(soon, ApiOutages::until_check_due(&mut failures, true, pause)).await.is_err(),
+            "no failure"
+        );
         outages.unanswered("nodes", "refused");
-        assert!(tokio::time::timeout(soon, ApiOutages::doubt(&mut failures, true, pause)).await.is_ok());
+        assert!(tokio::time::timeout(soon, ApiOutages::until_check_due(&mut failures, true, pause)).await.is_ok());
         failures.mark_unchanged();
         assert!(
-            tokio::time::timeout(soon, ApiOutages::doubt(&mut failures, true, pause)).await.is_err(),
+            tokio::time::timeout(soon, ApiOutages::until_check_due(&mut failures, true, pause)).await.is_err(),
             "one attempt for each failure"
         );
     }
@@ -408,16 +420,19 @@ mod tests {
     #[test]
     fn the_duty_ends_when_another_leads_and_not_before() {
         let (published, _leads, duty) = leadership();
-        let held = |holder: &str, transitions| {
-            published.held(&Record { holder: holder.into(), transitions, ..Record::default() }, "me");
+        let publish = |holder: &str, transitions| {
+            published.publish_holder(
+                &ElectionRecord { holder: holder.into(), transitions, ..ElectionRecord::default() },
+                "me",
+            );
             duty.term()
         };
-        assert_eq!(held("node2_77_1f", 4), None);
-        assert_eq!(held("me", 5), Some(5));
-        assert_eq!(held("", 5), Some(5), "no controller leads");
-        assert_eq!(held("me", 0), Some(5), "the Lease was deleted");
-        assert_eq!(held("foreign", 6), Some(5), "no controller has that name");
-        assert_eq!(held("node2_77_1f", 6), None);
+        assert_eq!(publish("node2_77_1f", 4), None);
+        assert_eq!(publish("me", 5), Some(5));
+        assert_eq!(publish("", 5), Some(5), "no controller leads");
+        assert_eq!(publish("me", 0), Some(5), "the Lease was deleted");
+        assert_eq!(publish("foreign", 6), Some(5), "no controller has that name");
+        assert_eq!(publish("node2_77_1f", 6), None);
     }
 
     #[test]
@@ -430,14 +445,14 @@ mod tests {
         // It has not run, or not looked, until after the end of its leadership.
         published.set_leads_until(Some(now));
         assert!(!duty.may_confirm() && leads.since().is_none());
-        published.set_unknown(Some(Instant::now()));
+        published.set_leader_unknown_at(Some(Instant::now()));
         assert!(duty.may_confirm());
-        published.set_unknown(now.checked_sub(UNKNOWN));
+        published.set_leader_unknown_at(now.checked_sub(UNKNOWN_LEADER_FOR));
         assert!(!duty.may_confirm(), "long ago");
         // A renewal was answered late: it still holds the Lease.
         published.set_renewed(Some(Instant::now()));
         assert!(duty.may_confirm() && !duty.leads());
-        published.set_renewed(now.checked_sub(Timing::default().duration));
+        published.set_renewed(now.checked_sub(Timing::default().lease_duration));
         assert!(!duty.may_confirm(), "another may lead");
     }
 
@@ -448,7 +463,7 @@ mod tests {
         published.set_leads_until(Some(now + Duration::from_secs(60)));
         published.set_renewed(Some(now));
         assert!(duty.leads_alone());
-        published.set_renewed(now.checked_sub(Timing::default().stale));
+        published.set_renewed(now.checked_sub(Timing::default().stale_renewal));
         assert!(!duty.leads_alone() && duty.leads());
     }
 }

@@ -8,7 +8,7 @@ use kube::Error;
 use crate::error_text::ErrorText;
 use egress_core::model::policy::Item;
 use egress_core::model::state::EgressId;
-use egress_core::status::conditions::Statement;
+use egress_core::status::conditions::DesiredCondition;
 
 /// The desired annotations and status of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,7 +19,7 @@ pub struct DesiredStatus {
     pub items: Vec<Item>,
     /// `None` while it is not known.
     pub selected_pods: Option<u32>,
-    pub conditions: Vec<Statement>,
+    pub conditions: Vec<DesiredCondition>,
 }
 
 #[derive(Debug, thiserror::Error)]

@@ -1,8 +1,9 @@
 //! Which answers may be confirmed to agents: they hold addresses by that.
 //!
-//! Answers of other nodes that are not gone count while this controller
-//! [may confirm](egress_kube::leader_election::ProbeDuty::may_confirm). Answers of its own node count only if they came before the
-//! last answer of another node: a leader that is cut off still hears itself, and must not hold addresses longer than the others.
+//! Answers of other nodes that are not gone count while this controller may confirm
+//! ([`may_confirm`](egress_kube::leader_election::ProbeDuty::may_confirm)). Answers of its own node count only if they
+//! came before the last answer of another node: the own agent still answers a leader that is cut off, and must not hold
+//! addresses longer than the others.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -23,13 +24,13 @@ impl OtherNodes {
         Self(Mutex::new(State { latest: now, exist: false }))
     }
 
-    pub(super) fn note(&self, at: Instant) {
+    pub(super) fn note_answer(&self, at: Instant) {
         let mut state = self.state();
         state.latest = state.latest.max(at);
     }
 
     /// Sets whether any other node is probed.
-    pub(super) fn set(&self, exist: bool) {
+    pub(super) fn set_exist(&self, exist: bool) {
         self.state().exist = exist;
     }
 
@@ -51,26 +52,26 @@ impl OtherNodes {
 pub(super) struct Confirmation {
     /// Set for the leader's own node.
     own: Option<Arc<OtherNodes>>,
-    is_on: Arc<std::sync::atomic::AtomicBool>,
+    is_enabled: Arc<std::sync::atomic::AtomicBool>,
 }
 
 impl Confirmation {
     pub(super) fn for_other() -> Self {
-        Self { own: None, is_on: Arc::new(true.into()) }
+        Self { own: None, is_enabled: Arc::new(true.into()) }
     }
 
     pub(super) fn for_own(others: Arc<OtherNodes>) -> Self {
-        Self { own: Some(others), is_on: Arc::new(true.into()) }
+        Self { own: Some(others), is_enabled: Arc::new(true.into()) }
     }
 
     /// Turned off while the node counts as gone: it must not hold addresses that others are about to get.
-    pub(super) fn set(&self, is_on: bool) {
-        self.is_on.store(is_on, std::sync::atomic::Ordering::Release);
+    pub(super) fn set_enabled(&self, is_enabled: bool) {
+        self.is_enabled.store(is_enabled, std::sync::atomic::Ordering::Release);
     }
 
     /// Answers up to this time may be confirmed. `None` for none.
     pub(super) fn limit(&self, now: Instant) -> Option<Instant> {
-        if !self.is_on.load(std::sync::atomic::Ordering::Acquire) {
+        if !self.is_enabled.load(std::sync::atomic::Ordering::Acquire) {
             return None;
         }
         Some(self.own.as_ref().map_or(now, |others| others.limit(now)))
@@ -90,13 +91,13 @@ mod tests {
         let (others, other) = (Arc::new(OtherNodes::new(start)), Confirmation::for_other());
         let own = Confirmation::for_own(others.clone());
         assert_eq!(own.limit(at(100)), Some(at(100)), "there is no other");
-        others.set(true);
+        others.set_exist(true);
         assert_eq!((own.limit(at(200)), other.limit(at(200))), (Some(start), Some(at(200))));
-        others.note(at(150));
-        others.note(at(120));
+        others.note_answer(at(150));
+        others.note_answer(at(120));
         assert_eq!(own.limit(at(900)), Some(at(150)), "cut off since then");
-        own.set(false);
-        other.set(false);
+        own.set_enabled(false);
+        other.set_enabled(false);
         assert_eq!((own.limit(at(900)), other.limit(at(900))), (None, None));
     }
 }

@@ -1,11 +1,12 @@
 //! Probes the node of the leading controller, while that is another than this one.
 //!
-//! A node that loses power or its network takes its controller with it, and need not be waited for as long as a controller that is
-//! silent alone (`egress_core::leader_election`). A knock is a TCP connection that is closed at once: accepted or refused, it proves
-//! that the node is there. Further addresses are tried if the first does not answer.
+//! A node that loses power or its network takes its controller with it, and is waited for less long than a controller
+//! that is silent alone (`egress_core::leader_election`). A probe is a TCP connection that is closed at once: accepted
+//! or refused, it proves that the node is running. Further addresses are tried if the first does not answer.
 //!
-//! Only knocks that waited for their full timeout count as unanswered, so a standby that was stopped for a while finds no node
-//! silent because of that. A node that has never answered does not count as silent: a firewall may block the knocks.
+//! Only probes that waited for their full timeout count as unanswered, so a standby that was stopped for a while finds
+//! no node silent because of that. A node that has never answered does not count as silent: a firewall may block the
+//! probes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -25,8 +26,8 @@ use egress_core::leader_election::{SilentHolder, Timing, node_of};
 use egress_core::model::node::Node;
 use egress_core::model::view::{Change, Update};
 
-/// Interval between rounds of knocks.
-const INTERVAL: Duration = Duration::from_millis(125);
+/// Interval between rounds of probes.
+const PROBE_INTERVAL: Duration = Duration::from_millis(125);
 /// Delay between the addresses of one round. Later addresses are not tried if one answers.
 const STAGGER: Duration = Duration::from_millis(25);
 
@@ -35,15 +36,15 @@ pub async fn run(
     port: u16,
     mut nodes: ChangeReceiver,
     mut holder: watch::Receiver<Option<String>>,
-    silence: watch::Sender<Option<SilentHolder>>,
+    silent_holder: watch::Sender<Option<SilentHolder>>,
     stop: CancellationToken,
 ) {
     let port = if port == 0 { DISCARD } else { port };
     let mut known = BTreeMap::new();
-    let mut tick = interval(INTERVAL);
+    let mut tick = interval(PROBE_INTERVAL);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut rounds = FuturesUnordered::new();
-    let mut answered = None::<Instant>;
+    let mut last_answer = None::<Instant>;
     loop {
         tokio::select! {
             () = stop.cancelled() => return,
@@ -56,25 +57,25 @@ pub async fn run(
                     return;
                 }
                 rounds.clear();
-                answered = None;
-                silence.send_replace(None);
+                last_answer = None;
+                silent_holder.send_replace(None);
             }
             _ = tick.tick() => {
                 let node = holder.borrow().as_deref().and_then(node_of).and_then(|node| known.get(node).cloned());
                 if let Some(node) = node {
-                    rounds.push(async move { (Instant::now(), answers(&addresses(&node), port).await) });
+                    rounds.push(async move { (Instant::now(), is_any_reachable(&addresses(&node), port).await) });
                 }
             }
             Some((begun, answers)) = rounds.next() => {
                 if answers {
-                    answered = Some(Instant::now());
-                    silence.send_if_modified(|silence| silence.take().is_some());
-                } else if answered.is_some_and(|answered| answered <= begun) {
+                    last_answer = Some(Instant::now());
+                    silent_holder.send_if_modified(|silent_holder| silent_holder.take().is_some());
+                } else if last_answer.is_some_and(|last_answer| last_answer <= begun) {
                     let of = holder.borrow().clone();
-                    silence.send_if_modified(|silence| {
-                        let is_news = silence.is_none();
+                    silent_holder.send_if_modified(|silent_holder| {
+                        let is_news = silent_holder.is_none();
                         if is_news {
-                            *silence = of.map(|holder| SilentHolder { holder, since: begun });
+                            *silent_holder = of.map(|holder| SilentHolder { holder, since: begun });
                         }
                         is_news
                     });
@@ -100,22 +101,22 @@ fn addresses(node: &Node) -> BTreeSet<IpAddr> {
 }
 
 /// Whether any address answers in time. Without a known address the node does not count as silent.
-async fn answers(addresses: &BTreeSet<IpAddr>, port: u16) -> bool {
-    let patience = Timing::default().silence;
-    let knocks = (0..).zip(addresses).map(|(place, address)| async move {
+async fn is_any_reachable(addresses: &BTreeSet<IpAddr>, port: u16) -> bool {
+    let probe_timeout = Timing::default().node_silence;
+    let probes = (0..).zip(addresses).map(|(place, address)| async move {
         sleep(STAGGER * place).await;
-        is_reachable(SocketAddr::new(*address, port), patience).await
+        is_reachable(SocketAddr::new(*address, port), probe_timeout).await
     });
-    let mut knocks: FuturesUnordered<_> = knocks.collect();
+    let mut probes: FuturesUnordered<_> = probes.collect();
     let any = async {
-        while let Some(is_reachable) = knocks.next().await {
+        while let Some(is_reachable) = probes.next().await {
             if is_reachable {
                 return true;
             }
         }
         false
     };
-    addresses.is_empty() || timeout(patience, any).await.unwrap_or(false)
+    addresses.is_empty() || timeout(probe_timeout, any).await.unwrap_or(false)
 }
 
 /// Against real sockets on loopback.
@@ -141,24 +142,24 @@ mod tests {
     struct Standby {
         nodes: ChangeSender,
         holder: watch::Sender<Option<String>>,
-        silence: watch::Receiver<Option<SilentHolder>>,
+        silent_holder: watch::Receiver<Option<SilentHolder>>,
         _stop: DropGuard,
     }
 
     /// Probes a node with these addresses, whose controller leads.
-    fn knocking(addresses: &[IpAddr], port: u16) -> Standby {
+    fn standby_for(addresses: &[IpAddr], port: u16) -> Standby {
         let ((nodes, taker), stop) = (inbox(), CancellationToken::new());
-        let ((holder, is_holder), (silent, silence)) =
+        let ((holder, is_holder), (silent, silent_holder)) =
             (watch::channel(Some(identity("node1", 1, 1))), watch::channel(None));
         tokio::spawn(run(port, taker, is_holder, silent, stop.clone()));
         let node = Node { name: "node1".into(), internal: addresses.to_vec(), ..Node::default() };
         nodes.put(Change::Nodes(Update::Replaced([("node1".to_owned(), Arc::new(node))].into())));
-        Standby { nodes, holder, silence, _stop: stop.drop_guard() }
+        Standby { nodes, holder, silent_holder, _stop: stop.drop_guard() }
     }
 
     impl Standby {
         async fn until_silent(&mut self) -> Option<SilentHolder> {
-            let silent = self.silence.wait_for(Option::is_some);
+            let silent = self.silent_holder.wait_for(Option::is_some);
             tokio::time::timeout(PROOF, silent).await.ok()?.expect("it runs").clone()
         }
     }
@@ -168,16 +169,16 @@ mod tests {
         let begin = Instant::now();
         let listener = listener("127.1.31.1:0");
         let address = listener.local_addr().expect("an address");
-        let mut standby = knocking(&[address.ip()], address.port());
-        let silence = standby.until_silent().await.expect("silent");
-        assert_eq!(silence.holder, identity("node1", 1, 1));
-        assert!(silence.since > begin && silence.since.elapsed() >= Timing::default().silence);
+        let mut standby = standby_for(&[address.ip()], address.port());
+        let silent_holder = standby.until_silent().await.expect("silent");
+        assert_eq!(silent_holder.holder, identity("node1", 1, 1));
+        assert!(silent_holder.since > begin && silent_holder.since.elapsed() >= Timing::default().node_silence);
         tokio::spawn(async move {
             while let Ok(accepted) = listener.accept().await {
                 drop(accepted);
             }
         });
-        let answers = standby.silence.wait_for(Option::is_none);
+        let answers = standby.silent_holder.wait_for(Option::is_none);
         assert!(tokio::time::timeout(PROOF, answers).await.is_ok(), "it answers again");
         assert_eq!(standby.until_silent().await, None, "it keeps answering");
     }
@@ -187,7 +188,7 @@ mod tests {
         let full = listener("127.1.32.1:0");
         let address = full.local_addr().expect("an address");
         // The other has no listener.
-        let mut standby = knocking(&[address.ip(), [127, 1, 32, 2].into()], address.port());
+        let mut standby = standby_for(&[address.ip(), [127, 1, 32, 2].into()], address.port());
         assert_eq!(standby.until_silent().await, None);
         drop(standby.nodes);
     }
@@ -200,15 +201,15 @@ mod tests {
         while let Ok(Ok(connection)) = timeout(Duration::from_millis(200), TcpStream::connect(address)).await {
             queue.push(connection);
         }
-        assert_eq!(knocking(&[address.ip()], address.port()).until_silent().await, None, "it may be a firewall");
-        assert_eq!(knocking(&[], address.port()).until_silent().await, None, "no address is known");
+        assert_eq!(standby_for(&[address.ip()], address.port()).until_silent().await, None, "it may be a firewall");
+        assert_eq!(standby_for(&[], address.port()).until_silent().await, None, "no address is known");
 
         let other = listener("127.1.33.2:0");
         let address = other.local_addr().expect("an address");
-        let mut standby = knocking(&[address.ip()], address.port());
+        let mut standby = standby_for(&[address.ip()], address.port());
         assert!(standby.until_silent().await.is_some());
         standby.holder.send_replace(Some(identity("node1", 2, 2)));
-        let forgotten = standby.silence.wait_for(Option::is_none);
+        let forgotten = standby.silent_holder.wait_for(Option::is_none);
         assert!(tokio::time::timeout(PROOF, forgotten).await.is_ok(), "a controller that has just begun to lead");
         assert_eq!(standby.until_silent().await, None);
     }

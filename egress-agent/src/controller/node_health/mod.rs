@@ -4,7 +4,7 @@
 //! - [`confirmation`] decides which answers are confirmed to agents, by which they hold addresses.
 //! - [`leader_probe`] watches, on a standby, the node of the leader.
 //!
-//! `egress_core::node_health` judges the findings.
+//! `egress_core::node_health` evaluates the findings.
 
 pub mod confirmation;
 pub mod leader_probe;

@@ -254,7 +254,8 @@ fn agent_snapshot(running: &AgentSources) -> AgentSnapshot {
     AgentSnapshot {
         serving: ServingObstacle::of(running.ready.borrow().serving, &running.uplink.borrow()).is_none(),
         // The lease of a node without egress IPs is not renewed, and its expiry has no effect.
-        lease_expired: matches!(*running.lease_state.borrow(), LeaseState::Expired(_)) && running.demand.borrow().wants,
+        lease_expired: matches!(*running.lease_state.borrow(), LeaseState::Expired(_))
+            && running.demand.borrow().has_addresses,
     }
 }
 

@@ -152,7 +152,7 @@ fn the_lease_of_a_node_without_egress_ips_is_not_shown_as_expired() {
             ready: watch::channel(Ready::default()).1,
             uplink: watch::channel(UplinkState::Works).1,
             lease_state: watch::channel(LeaseState::Expired(1)).1,
-            demand: watch::channel(LeaseDemand { wants, ..LeaseDemand::default() }).1,
+            demand: watch::channel(LeaseDemand { has_addresses: wants, ..LeaseDemand::default() }).1,
             heartbeats: (Heartbeat::default(), Heartbeat::default()),
         };
         agent_snapshot(&running).lease_expired

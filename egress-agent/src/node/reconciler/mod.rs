@@ -48,15 +48,15 @@ use egress_core::model::settings::Settings;
 use egress_core::model::state::{Action, EgressId, KernelState, PodState, PrefixKind, SelectedPods};
 use egress_core::model::view::{Change, PodKey, Touched, Update};
 pub use egress_core::node_health::fitness::Ready;
-use egress_core::ownership::holdings::{Barred, withhold};
 use egress_core::ownership::kernel_handovers::handovers;
+use egress_core::ownership::node_ownership::{Withheld, withhold};
 use egress_core::plan::capacity::{MOST_EGRESS_IPS, MOST_OF_SERVICE, spare_policies};
 use egress_core::plan::compile::Compiler;
 use egress_core::plan::executor::{Claimant, Conflict, DataplaneError, Executor};
 use egress_core::plan::refusal::Entry;
 use egress_core::plan::{Disconnected, plan, plan_addresses};
 use egress_core::selection::Standby;
-use egress_kube::events::{About, Events};
+use egress_kube::events::{Events, Regarding};
 use egress_supervise::Heartbeat;
 
 /// Delay after a failed action; it doubles up to the longest.
@@ -367,7 +367,7 @@ impl<E: Executor> Reconciler<E> {
                 self.incomplete = whole;
                 return Ok(());
             };
-            let mut barred = Barred::default();
+            let mut barred = Withheld::default();
             let mut disconnected = Disconnected::default();
             // Set by a full plan.
             let mut planned = None;
@@ -379,7 +379,7 @@ impl<E: Executor> Reconciler<E> {
                 }
                 Touched::Addresses(_) | Touched::Everything => {
                     self.coordination.set_demand(!desired.owned.is_empty());
-                    barred = self.coordination.ownership.barred(&desired.owned, &actual.owned);
+                    barred = self.coordination.ownership.withheld(&desired.owned, &actual.owned);
                     let mut desired = desired.clone();
                     desired.handovers =
                         handovers(&self.coordination.ownership, self.compiler.view(), &desired, &actual);
@@ -407,17 +407,17 @@ impl<E: Executor> Reconciler<E> {
             self.background.queue(disconnected);
             self.begin_cuts();
             self.coordination.publish(self.compiler.view(), &actual);
-            self.doubtful = !barred.doubtful.is_empty();
+            self.doubtful = !barred.unconfirmed.is_empty();
             // Everything else is done before this read.
             if self.doubtful && !std::mem::replace(&mut has_read, true) {
-                whole = self.coordination.read_fresh(self.compiler.view(), &barred.doubtful).await;
+                whole = self.coordination.read_fresh(self.compiler.view(), &barred.unconfirmed).await;
                 if whole {
                     continue;
                 }
             }
             break;
         }
-        self.coordination.ownership.settle(&actual.owned);
+        self.coordination.ownership.note_settled(&actual.owned);
         if let Some(desired) = self.compiler.desired() {
             self.coordination.log_served_again(&desired.owned, &actual.owned);
         }
@@ -635,7 +635,7 @@ impl<E: Executor> Reconciler<E> {
             let uid =
                 self.compiler.view().policies.get(&object).map(|object| object.origin.uid.clone()).unwrap_or_default();
             if let Some(events) = &self.events {
-                let about = About { policy: &object, uid: &uid, pod: Some(&pod) };
+                let about = Regarding { policy: &object, uid: &uid, pod: Some(&pod) };
                 events.warn(about, "UndefinedRequest", &message);
             }
         }

@@ -17,9 +17,9 @@ use egress_core::model::node::{Given, Mac, Node, Readiness};
 use egress_core::model::policy::{PolicyKey, parse_egress_ip};
 use egress_core::model::state::{EgressId, KernelState};
 use egress_core::model::view::ClusterView;
-use egress_core::ownership::holdings::Ownership;
 use egress_core::ownership::kernel_handovers;
 use egress_core::ownership::lease::{LeaseDemand, LeaseState, LeaseTerms};
+use egress_core::ownership::node_ownership::NodeOwnership;
 use egress_core::plan::executor::Expected;
 
 type Owned = BTreeMap<EgressId, IpAddr>;
@@ -38,7 +38,7 @@ pub(super) enum CoordinationEvent {
 }
 
 pub struct Coordination {
-    pub(super) ownership: Ownership,
+    pub(super) ownership: NodeOwnership,
     lease_state: watch::Receiver<LeaseState>,
     orders: watch::Receiver<Acknowledgements>,
     demand: watch::Sender<LeaseDemand>,
@@ -61,7 +61,7 @@ impl Coordination {
         (demand, released): (watch::Sender<LeaseDemand>, watch::Sender<Acknowledgements>),
         fresh_read: FreshRead,
     ) -> Self {
-        let (ownership, known) = (Ownership::new(node_name.to_owned()), BTreeMap::new());
+        let (ownership, known) = (NodeOwnership::new(node_name.to_owned()), BTreeMap::new());
         let ready = watch::channel(Readiness::default()).0;
         Self {
             ownership,
@@ -93,13 +93,13 @@ impl Coordination {
     }
 
     pub(super) fn follow(&mut self, ledger: &Arc<Ledger>) {
-        self.ownership.follow(Arc::clone(ledger));
+        self.ownership.observe_ledger(Arc::clone(ledger));
         let terms = LeaseTerms::of(ledger, self.ownership.node_name());
         self.demand.send_if_modified(|demand| std::mem::replace(&mut demand.terms, terms) != terms);
     }
 
     pub(super) fn set_demand(&self, wants: bool) {
-        self.demand.send_if_modified(|demand| std::mem::replace(&mut demand.wants, wants) != wants);
+        self.demand.send_if_modified(|demand| std::mem::replace(&mut demand.has_addresses, wants) != wants);
     }
 
     /// Waits for a change of lease state or orders, or for a question; forever once all senders are dropped.
@@ -140,7 +140,7 @@ impl Coordination {
     /// Reports that the kernel, observed after [`expiry`](Self::expiry) returned this, holds no address.
     pub(super) fn acknowledge_expiry(&self, expiry: Option<u64>) {
         let Some(number) = expiry else { return };
-        self.demand.send_if_modified(|demand| std::mem::replace(&mut demand.obeyed, number) != number);
+        self.demand.send_if_modified(|demand| std::mem::replace(&mut demand.acknowledged_expiry, number) != number);
     }
 
     /// Whether the lease has expired, or had when the kernel was last observed: the kernel may hold addresses to release.
@@ -174,7 +174,7 @@ impl Coordination {
         });
         let waiting: BTreeSet<IpAddr> = waiting.map(|(address, _)| *address).collect();
         let waits = !waiting.is_empty();
-        self.ownership.set_waiting(waiting);
+        self.ownership.set_awaiting_new_owner(waiting);
         waits
     }
 
@@ -183,7 +183,7 @@ impl Coordination {
         // Read without marking as seen: the waiter plans the whole state again.
         let is_expired = self.is_lease_expired();
         self.ownership.set_lease_expired(is_expired, held);
-        self.ownership.order(&self.orders.borrow());
+        self.ownership.set_orders(&self.orders.borrow());
         if is_expired && !held.is_empty() && !self.has_released {
             warn!(
                 addresses = held.len(),
@@ -191,7 +191,7 @@ impl Coordination {
             );
             self.has_released = true;
         }
-        self.ownership.barred(held, held).all
+        self.ownership.withheld(held, held).all
     }
 
     /// Logs that this node serves addresses again that it had released. Waits until no address is doubtful: if only this node has lost the
@@ -199,7 +199,7 @@ impl Coordination {
     pub(super) fn log_served_again(&mut self, desired: &Owned, held: &Owned) {
         if !self.has_released
             || self.is_or_was_lease_expired()
-            || !self.ownership.barred(desired, held).doubtful.is_empty()
+            || !self.ownership.withheld(desired, held).unconfirmed.is_empty()
         {
             return;
         }
@@ -253,7 +253,7 @@ impl Coordination {
     fn given(&mut self, view: &ClusterView, actual: &KernelState) -> Given {
         let leaving = self.ownership.ledger().leaving(self.ownership.node_name());
         self.handed_over.retain(|address, (number, _)| leaving.get(address) == Some(number));
-        for (address, to) in kernel_handovers::given(&self.ownership, view, actual) {
+        for (address, to) in kernel_handovers::new_owners(&self.ownership, view, actual) {
             if let Some(number) = leaving.get(&address) {
                 self.handed_over.insert(address, (*number, to));
             }

@@ -36,7 +36,7 @@ impl<E: Executor> Reconciler<E> {
 
     /// Ends hand-overs to this node that it may not complete. Addresses that it owns already are released or handed over.
     fn overtaken(&mut self, actual: &KernelState) -> Vec<Action> {
-        let overtaken = self.coordination.ownership.overtaken(actual).into_iter();
+        let overtaken = self.coordination.ownership.cancelled_takeovers(actual).into_iter();
         let alone = overtaken.filter(|(id, address)| actual.owned.get(id) != Some(address));
         alone.map(|(id, address)| Action::EndHandover(id, address)).collect()
     }

@@ -18,7 +18,7 @@ const PLAN: &str = "crates/core/src/plan/mod.rs";
 const STATE: &str = "crates/core/src/model/state.rs";
 const KERNEL_HANDOVERS: &str = "crates/core/src/ownership/kernel_handovers.rs";
 const EXECUTOR: &str = "crates/core/src/plan/executor.rs";
-const HOLDINGS: &str = "crates/core/src/ownership/holdings/mod.rs";
+const NODE_OWNERSHIP: &str = "crates/core/src/ownership/node_ownership/mod.rs";
 const RECONCILE: &str = "egress-agent/src/node/reconciler/mod.rs";
 const ATTACHED: &str = "egress-agent/src/node/reconciler/attached_pods.rs";
 const BEHIND: &str = "egress-agent/src/node/reconciler/background_flush.rs";
@@ -34,15 +34,15 @@ const SUSPICION: &str = "crates/core/src/ownership/suspicion.rs";
 const ALLOCATION: &str = "crates/core/src/allocation/mod.rs";
 const HOSTS: &str = "crates/core/src/allocation/hosts.rs";
 const MATCHING: &str = "crates/core/src/allocation/matching.rs";
-const OUTCOME: &str = "crates/core/src/allocation/outcome.rs";
-const OWNERS: &str = "crates/core/src/allocation/owners.rs";
+const OBJECT_ASSIGNMENT: &str = "crates/core/src/allocation/object_assignment.rs";
+const CLAIMANTS: &str = "crates/core/src/allocation/claimants.rs";
 const HANDOVER: &str = "crates/core/src/ownership/handover/mod.rs";
-const BOOKS: &str = "egress-agent/src/controller/ledger.rs";
+const CONTROLLER_LEDGER: &str = "egress-agent/src/controller/ledger.rs";
 const EGRESS_IDS: &str = "crates/core/src/allocation/egress_ids.rs";
 const DRAINING: &str = "crates/core/src/allocation/draining.rs";
-const DECISION: &str = "crates/core/src/decision.rs";
+const DESIRED_STATUS: &str = "crates/core/src/desired_status.rs";
 const CONDITIONS: &str = "crates/core/src/status/conditions.rs";
-const CENSUS: &str = "egress-agent/src/controller/pod_counts.rs";
+const POD_COUNT_REQUESTS: &str = "egress-agent/src/controller/pod_counts.rs";
 const POD_COUNTS: &str = "crates/core/src/status/pod_counts.rs";
 const MOVES: &str = "crates/core/src/status/moves.rs";
 const PROBLEMS: &str = "crates/core/src/status/node_problems.rs";
@@ -55,13 +55,13 @@ mutations! { AGENT,
         "false => (programs.max(lease), lease * 7 / 4)," => "false => (lease, lease * 3 / 4),";
     "passed-deadline-renewed-at-once", LEASE, ["ownership::lease::"],
         "an agent that comes back has its programs emit what has been given away":
-        "!is_confirmed || self.demand.obeyed != self.falls" => "!is_confirmed";
+        "!is_confirmed || self.demand.acknowledged_expiry != self.expiries" => "!is_confirmed";
     "grace-behind-a-reading", LEASE, ["ownership::lease::"], "programs emit for longer than the leader waits":
         "self.read.map(|read| read + self.total * 16 / 10)" => "self.read.map(|read| read + self.programs())";
     "endless-by-a-late-watch", LEASE, ["ownership::lease::"], "a lease that has an end again has none":
-        "self.endless = terms.endless.filter(|number| *number > self.ended);" => "self.endless = terms.endless;";
-    "endless-lease-given-away", BOOKS, ["controller::ledger::"], "programs emit without an end what another node has been given":
-        "ends.retain(|node, _| !endless.contains(node))" => "ends.retain(|node, _| !endless.contains(node) || true)";
+        "self.endless = terms.endless.filter(|number| *number > self.ended_up_to);" => "self.endless = terms.endless;";
+    "endless-lease-given-away", CONTROLLER_LEDGER, ["controller::ledger::"], "programs emit without an end what another node has been given":
+        "lease_expiries.retain(|node, _| !endless.contains(node))" => "lease_expiries.retain(|node, _| !endless.contains(node) || true)";
     // Which object serves a pod.
     "youngest-object-serves", SELECTION, ["plan::desired::"], "a new object takes the pods of those that were there before":
         "policies.sort_by(|a, b| a.rank().cmp(&b.rank()));" => "policies.sort_by(|a, b| b.rank().cmp(&a.rank()));";
@@ -239,13 +239,13 @@ mutations! { AGENT,
         "read + self.total * 6 / 10" => "read + self.total";
     "longer-timeout-counts", LEASE, ["ownership::lease::tests::"],
         "a node holds its addresses by a former leader's timeout when they are given to another":
-        "leaders.min().unwrap_or(self.own)" => "leaders.max().unwrap_or(self.own)";
+        "leaders.min().unwrap_or(self.own_total)" => "leaders.max().unwrap_or(self.own_total)";
     "heard-before-a-pause", LEASE, ["ownership::lease::tests::"],
         "a node whose agent was stopped for a moment gives up all addresses without asking":
-        "if as_of >= self.began {" => "if true {";
+        "if as_of >= self.started {" => "if true {";
     "suspected-and-undecided", LEASE, ["ownership::lease::tests::"],
         "an agent that begins anew on a suspected node holds what is given to another":
-        "now < self.began + self.total && !self.denied" => "now < self.began + self.total";
+        "now < self.started + self.total && !self.is_denied" => "now < self.started + self.total";
     "probe-counts-twice", SIGNATURE, ["health::signature::"], "a copy of a probe makes a node obey an order that is over":
         "if number <= *greatest => return false" => "if number < *greatest => return false";
     "forgotten-session-comes-again", SIGNATURE, ["health::signature::"],
@@ -256,20 +256,20 @@ mutations! { AGENT,
     "heard-as-of-now", TOUCH, ["health::leader_contact::"],
         "a node counts its lease from later than the leader does, and holds what is given to another":
         "self.confirmed = self.confirmed.max(Some(*arrived));" => "self.confirmed = self.confirmed.max(Some(at));";
-    "fence-takes-nothing", HOLDINGS, ["ownership::holdings::"], "a node that is cut off goes on with addresses that another has by now":
-        "if self.lease_expired || is_anothers {" => "if is_anothers {";
-    "news-of-before-the-fence", HOLDINGS, ["ownership::holdings::"], "a node takes an address by a status of before it was cut off":
+    "fence-takes-nothing", NODE_OWNERSHIP, ["ownership::node_ownership::"], "a node that is cut off goes on with addresses that another has by now":
+        "if self.lease_expired || is_for_another {" => "if is_for_another {";
+    "news-of-before-the-fence", NODE_OWNERSHIP, ["ownership::node_ownership::"], "a node takes an address by a status of before it was cut off":
         " || (self.has_expired_before && is_new)" => "";
-    "unclaimed-counts-as-read", HOLDINGS, ["ownership::holdings::"],
+    "unclaimed-counts-as-read", NODE_OWNERSHIP, ["ownership::node_ownership::"],
         "a node takes an address by what it read before a claim that failed":
         "if held.values().any(|other| *other == address) {" => "if true {";
-    "hand-over-outlives-the-fence", HOLDINGS, ["node::reconciler::tests::handover::"],
+    "hand-over-outlives-the-fence", NODE_OWNERSHIP, ["node::reconciler::tests::handover::"],
         "a node that was cut off sends with an address that went to a third one":
-        " && number > self.outlived" => "";
-    "reading-outlives-an-order", HOLDINGS, ["ownership::holdings::"],
+        " && number > self.expired_up_to" => "";
+    "reading-outlives-an-order", NODE_OWNERSHIP, ["ownership::node_ownership::"],
         "after an error of the kernel a node takes up an address that it was told to let go of since":
         "self.confirmed.retain(|address| !leaving.contains_key(address));" => "";
-    "withheld-with-the-nodes-address", HOLDINGS, ["node::reconciler::tests::refused::"],
+    "withheld-with-the-nodes-address", NODE_OWNERSHIP, ["node::reconciler::tests::refused::"],
         "pods leave with their node's address while a claim fails":
         "policy.when_empty = WhenEmpty::Drop;" => "";
 
@@ -277,9 +277,9 @@ mutations! { AGENT,
     "leads-until-others-may", ELECTION, ["leader_election::"], "two leaders write at the same time":
         "let until = renewed + self.timing.renew_deadline;" => "let until = renewed + self.timing.duration;";
     "replaced-while-it-renews", ELECTION, ["leader_election::"], "a leader that one standby does not reach is replaced, again and again":
-        "silent.filter(|_| now >= since + self.timing.stale)" => "silent";
+        "silent.filter(|_| now >= since + self.timing.stale_renewal)" => "silent";
     "anothers-silence", ELECTION, ["leader_election::"], "a leader is replaced since its predecessor's node was silent":
-        "silence.holder == lease.holder && now" => "now";
+        "silent_holder.holder == lease.holder && now" => "now";
     "early-and-unnoticed", ELECTION, ["leader_election::"], "a leader that took over early does not wait for what its former may confirm":
         "until: since + duration" => "until: since";
     "reign-from-the-answer", ELECTION, ["leader_election::"],
@@ -288,7 +288,7 @@ mutations! { AGENT,
     "renewal-unseen", ELECTION, ["leader_election::"], "agents take the Lease from a leader that renews it":
         "is_none_or(|(record, _)| *record != lease)" => "is_none_or(|(record, _)| record.holder != lease.holder)";
     "deleted-lease-taken-at-once", ELECTION, ["leader_election::"], "two controllers lead after somebody has deleted the Lease":
-        "if now < since + self.timing.duration {" => "if now < since {";
+        "if now < since + self.timing.lease_duration {" => "if now < since {";
     "gap-unseen", ELECTION, ["leader_election::"], "a leader goes on with what it has seen before another led":
         "if self.term(now).is_none() {" => "if self.since.is_none() {";
     "leads-without-looking", LEADERSHIP, ["leader_election::"],
@@ -296,13 +296,13 @@ mutations! { AGENT,
         ".filter(|term| Instant::now() < term.until)" => ".filter(|_| true)";
     "former-leader-vouches-for-ever", LEADERSHIP, ["leader_election::"],
         "nodes hold addresses by a former leader's word when the next gives them away":
-        "is_some_and(|at| at.elapsed() < UNKNOWN)" => "is_some()";
+        "is_some_and(|at| at.elapsed() < UNKNOWN_LEADER_FOR)" => "is_some()";
     "lease-without-margin", SUSPICION, ["ownership::suspicion::"],
         "an address is given away before the node that had it has fallen silent":
-        "(heard + of_heard + MARGIN).max(" => "(heard + of_heard).max(";
+        "(last_confirmed + after_answer + MARGIN).max(" => "(last_confirmed + after_answer).max(";
     "suspicion-not-waited-for", SUSPICION, ["ownership::suspicion::"],
         "an address is given away while its node holds it by a ledger that it read before":
-        "(heard + of_heard + MARGIN).max(*seen + of_read)" => "(heard + of_heard + MARGIN).min(*seen + of_read)";
+        "(last_confirmed + after_answer + MARGIN).max(*first_seen + after_suspicion)" => "(last_confirmed + after_answer + MARGIN).min(*first_seen + after_suspicion)";
 
     // Which node gets an address.
     "two-of-an-object-on-a-node", ALLOCATION, ["allocation::"],
@@ -318,17 +318,17 @@ mutations! { AGENT,
     "drained-hand-over-begins-anew", ALLOCATION, ["allocation::"],
         "an address that leaves a drained node changes its new one again and again":
         ".filter(|item| !is_given_away(item))" => "";
-    "lister-before-the-holder", OWNERS, ["allocation::"],
+    "lister-before-the-holder", CLAIMANTS, ["allocation::"],
         "an object loses its address to an older one while its node is away":
         "away.into_iter().chain(listing)" => "listing.chain(away)";
     "absent-agent-gets-more", HOSTS, ["allocation::"], "addresses are given to a node where nobody takes them":
-        "node.drained || facts.absent.contains(name)" => "node.drained";
+        "node.drained || inputs.absent.contains(name)" => "node.drained";
     "one-more-than-the-cloud-allows", MATCHING, ["allocation::"], "a cloud drops what leaves with the address":
         "|limit| self.load < limit" => "|limit| self.load <= limit";
-    "one-hopeless-address-lets-pods-out", OUTCOME, ["allocation::"],
+    "one-hopeless-address-lets-pods-out", OBJECT_ASSIGNMENT, ["allocation::"],
         "pods leave with their node's address though a node could have one of their object's":
-        "self.entries.iter().all(|(_, fate)| *fate == Fate::NoNode)" =>
-        "self.entries.iter().any(|(_, fate)| *fate == Fate::NoNode)";
+        "self.entries.iter().all(|(_, status)| *status == EntryStatus::NoNode)" =>
+        "self.entries.iter().any(|(_, status)| *status == EntryStatus::NoNode)";
     "freed-number-comes-next", EGRESS_IDS, ["allocation::egress_ids::"],
         "a new object has the number that maps know as a deleted one's":
         "self.last = id;\n        Some(EgressId(id))" => "Some(EgressId(id))";
@@ -345,10 +345,10 @@ mutations! { AGENT,
         "evidence.released.contains(&(address, record.number))" =>
         "evidence.released.iter().any(|(released, _)| *released == address)";
     "record-forgotten-while-held", HANDOVER, ["ownership::handover::"], "a new object gets an address that a node holds still":
-        "_ if target.is_none() && *is_free => Progress::Forget," => "_ if target.is_none() => Progress::Forget,";
+        "_ if target.is_none() && *is_released => Progress::Remove," => "_ if target.is_none() => Progress::Remove,";
     "deleted-object-forgotten", HANDOVER, ["ownership::handover::"],
         "the next leader gives away an address whose object is deleted while its node holds it":
-        "concerned.extend(evidence.departed.keys());" => "";
+        "changing.extend(evidence.deleted_objects_gateways.keys());" => "";
     "old-node-takes-it-up-at-once", HANDOVER, ["ownership::handover::"],
         "a node takes an address back before the one that has it has let go":
         "HandOver { number: last, from, to: to.filter(|_| waits.is_none()) }" => "HandOver { number: last, from, to }";
@@ -357,36 +357,36 @@ mutations! { AGENT,
         "new.retain(|item| items.iter().all(|stays| stays.node != item.node));" => "";
     "ledger-without-end", HANDOVER, ["ownership::handover::"],
         "while many nodes are silent the ledger outgrows what an API server takes, and nothing moves any more":
-        "let mut room = MOST_OPEN.saturating_sub(records.open.len());" => "let mut room = MOST_OPEN;";
-    "numbers-given-twice", BOOKS, ["controller::ledger::"],
+        "let mut room = MAX_OPEN.saturating_sub(records.open.len());" => "let mut room = MAX_OPEN;";
+    "numbers-given-twice", CONTROLLER_LEDGER, ["controller::ledger::"],
         "after a backup was restored a node's old word gives away what it holds":
         "older.records.last = older.records.last.max(known.records.last);" => "";
-    "late-watch-undoes-a-write", BOOKS, ["controller::ledger::"], "a leader decides by a ledger from before its own write":
+    "late-watch-undoes-a-write", CONTROLLER_LEDGER, ["controller::ledger::"], "a leader decides by a ledger from before its own write":
         "is_some_and(|(known, new)| new < known)" => "is_some_and(|_| false)";
-    "former-leader-writes", BOOKS, ["controller::ledger::"],
+    "former-leader-writes", CONTROLLER_LEDGER, ["controller::ledger::"],
         "an agent that has led until now writes what it decided into the next leader's ledger":
         "if self.since.is_none() || self.leadership.since() != self.since {" => "if self.since.is_none() {";
-    "former-timeout-not-waited-for", BOOKS, ["controller::ledger::"],
+    "former-timeout-not-waited-for", CONTROLLER_LEDGER, ["controller::ledger::"],
         "after the timeout is made shorter addresses are given away that nodes hold by the longer one":
-        "lease: lease.of(own.lease, now)," => "lease: own.lease,";
-    "former-grace-not-waited-for", BOOKS, ["controller::ledger::"], "likewise, of programs without an agent":
-        "programs: programs.of(own.programs, now)" => "programs: own.programs";
+        "lease: lease.effective(own.lease, now)," => "lease: own.lease,";
+    "former-grace-not-waited-for", CONTROLLER_LEDGER, ["controller::ledger::"], "likewise, of programs without an agent":
+        "programs: programs.effective(own.programs, now)" => "programs: own.programs";
 
     // What objects say.
-    "unreadable-selectors-published", DECISION, ["decision::"],
+    "unreadable-selectors-published", DESIRED_STATUS, ["desired_status::"],
         "pods leave with their node's address by an object that nobody can read":
         "outcome.no_eligible_node() && !policy.is_unknown(Part::Selectors)" => "outcome.no_eligible_node()";
     "partly-is-assigned", CONDITIONS, ["status::conditions::"],
         "who waits for an object to be ready goes on without some of its addresses":
         "status: reason == Reason::Assigned," => "status: matches!(reason, Reason::Assigned | Reason::PartiallyAssigned),";
     "nothing-is-assigned", CONDITIONS, ["status::conditions::"], "an object without addresses says that all of them have a node":
-        "fates().count() > 0 && fates().all(assigned)" => "fates().all(assigned)";
+        "statuses().count() > 0 && statuses().all(assigned)" => "statuses().all(assigned)";
     "unreadable-selector-is-assigned", CONDITIONS, ["status::conditions::"], "nobody learns that an object selects no new pods":
         "        () if unreadable(policy, Part::Selectors) => Reason::InvalidSelector,\n" => "";
     "drained-reads-as-a-typing-error", CONDITIONS, ["status::conditions::"],
         "an object whose nodes are drained says that its addresses are wrong":
-        "matches!(fate, Fate::NotReady { .. } | Fate::Drained { .. })) => Reason::NoReadyNode" =>
-        "matches!(fate, Fate::NotReady { .. })) => Reason::NoReadyNode";
+        "matches!(status, EntryStatus::NotReady { .. } | EntryStatus::Drained { .. })" =>
+        "matches!(status, EntryStatus::NotReady { .. })";
     "exception-said-where-it-is-off", CONDITIONS, ["status::conditions::"],
         "an object says that packets leave with nodes' addresses, and they are dropped":
         "let serves = self.node_address_serves && " => "let serves = ";
@@ -395,14 +395,14 @@ mutations! { AGENT,
         "self.node_address_serves && !policy.drop_unassigned &&" => "self.node_address_serves &&";
     "away-agents-unnamed", CONDITIONS, ["status::conditions::"],
         "an object does not say that nobody looks after some of its pods":
-        "causes.extend(alone.iter().map(|(node, _)| (*node, AGENT_AWAY)));" => "";
+        "causes.extend(without_agent.iter().map(|(node, _)| (*node, AGENT_AWAY)));" => "";
     "isolated-leader-leads-on", ELECTION, ["leader_election::"],
         "a leader that hears no other node takes all addresses to its own, and other nodes do not reach it":
         "if (mine || free) && self.has_stepped_down(now) {" => "if free && mine && self.has_stepped_down(now) {";
     "isolation-goes-unnoticed", NODE_HEALTH, ["node_health::state::"],
         "a leader whose next hop answers does not know that it hears no other node":
-        "(self.look_around(now), self.hears_none(now))" =>
-        "(self.look_around(now), self.cut_off && self.hears_none(now))";
+        "(self.latest_peer_answer(now), self.no_node_answers(now))" =>
+        "(self.latest_peer_answer(now), self.cut_off && self.no_node_answers(now))";
     "open-record-called-off-early", HANDOVER, ["ownership::handover::"],
         "a leader that took over early calls off a hand-over that its former one still writes a status by":
         "if !records.open.contains_key(address))" => "if records.last < u64::MAX || !records.open.contains_key(address))";
@@ -412,7 +412,7 @@ mutations! { AGENT,
         "after a change of leaders each object says that it serves a few pods only":
         "self.is_complete.then(|| self.pods.values().filter_map(|pods| pods.get(&id)).sum())" =>
         "Some(self.pods.values().filter_map(|pods| pods.get(&id)).sum())";
-    "node-that-is-back-counts-as-alone", CENSUS, ["controller::pod_counts::"],
+    "node-that-is-back-counts-as-alone", POD_COUNT_REQUESTS, ["controller::pod_counts::"],
         "objects are Degraded for agents that are just starting with their nodes":
         "*last_answer = now;" => "";
     "exception-never-taken-back", STATUS, ["status::"],

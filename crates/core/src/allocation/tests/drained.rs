@@ -11,7 +11,7 @@ fn drained(nodes: &mut Nodes, names: &[&str]) {
 }
 
 #[test]
-fn a_drained_node_gives_away_what_others_can_take_and_gets_nothing() {
+fn a_drained_node_releases_what_others_can_take_and_gets_nothing() {
     let mut nodes = nodes(2);
     drained(&mut nodes, &["n1"]);
     let policies: Policies = [
@@ -39,15 +39,15 @@ fn where_all_are_drained_all_stays_and_nothing_comes() {
     let policies: Policies = [policy("a", 1, &["172.18.0.100"], &items), policy("b", 2, &["172.18.0.101"], &[])].into();
     let outcomes = assign(&policies, &nodes);
     assert_eq!(node_of(&outcomes, "a", "172.18.0.100"), Some("n1"));
-    assert_eq!(fate(&outcomes, "b"), &Fate::Drained { node: "n1".into() });
+    assert_eq!(status(&outcomes, "b"), &EntryStatus::Drained { node: "n1".into() });
     assert!(!outcomes[&"b".into()].no_eligible_node(), "the pods' own addresses are no way out");
     let (name, mut other) = node("n3", "172.18.0.3/16");
     Arc::make_mut(&mut other).ready = false;
     nodes.insert(name, other);
     let outcomes = assign(&policies, &nodes);
     assert_eq!(
-        fate(&outcomes, "b"),
-        &Fate::NotReady { node: "n3".into(), why: HostObstacle::NotReady },
+        status(&outcomes, "b"),
+        &EntryStatus::NotReady { node: "n3".into(), why: HostObstacle::NotReady },
         "what comes back by itself is named first"
     );
 }
@@ -80,7 +80,7 @@ fn a_hand_over_from_a_drained_node_keeps_its_new_node() {
         let (none, policies, nodes) = (BTreeSet::new(), &policies, &nodes);
         let (unreachable, absent, hand_overs) = (&none, &none, &hand_overs);
         let (networks, services) = (&ClusterNetworks::default(), &Services::default());
-        let facts = Facts { policies, nodes, unreachable, absent, networks, services, hand_overs };
-        assert_eq!(node_of(&crate::allocation::assign(&facts).outcomes, "a", "172.18.0.100"), Some(new));
+        let facts = AssignmentInputs { policies, nodes, unreachable, absent, networks, services, hand_overs };
+        assert_eq!(node_of(&crate::allocation::assign(&facts).policies, "a", "172.18.0.100"), Some(new));
     }
 }

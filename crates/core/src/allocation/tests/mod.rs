@@ -4,16 +4,24 @@ use super::samples::{key, node, policy};
 use super::*;
 use crate::model::reserved::Reserved;
 
-type Outcomes = BTreeMap<PolicyKey, Outcome>;
+type Outcomes = BTreeMap<PolicyKey, ObjectAssignment>;
 
 fn assign(policies: &Policies, nodes: &Nodes) -> Outcomes {
-    assign_without(policies, nodes, &BTreeSet::new()).outcomes
+    assign_without(policies, nodes, &BTreeSet::new()).policies
 }
 
 fn assign_without(policies: &Policies, nodes: &Nodes, unreachable: &BTreeSet<String>) -> Assignment {
     let (networks, services) = (&ClusterNetworks::default(), &Services::default());
     let (absent, hand_overs) = (&BTreeSet::new(), &BTreeMap::new());
-    crate::allocation::assign(&Facts { policies, nodes, unreachable, absent, networks, services, hand_overs })
+    crate::allocation::assign(&AssignmentInputs {
+        policies,
+        nodes,
+        unreachable,
+        absent,
+        networks,
+        services,
+        hand_overs,
+    })
 }
 
 fn nodes(n: u8) -> Nodes {
@@ -21,13 +29,13 @@ fn nodes(n: u8) -> Nodes {
 }
 
 fn node_of<'a>(outcomes: &'a Outcomes, policy: &str, address: &str) -> Option<&'a str> {
-    outcomes[&key(policy)].entries.iter().find(|(text, _)| text == address).and_then(|(_, fate)| match fate {
-        Fate::Assigned { node } => Some(node.as_str()),
+    outcomes[&key(policy)].entries.iter().find(|(text, _)| text == address).and_then(|(_, status)| match status {
+        EntryStatus::Assigned { node } => Some(node.as_str()),
         _ => None,
     })
 }
 
-fn fate<'a>(outcomes: &'a Outcomes, policy: &str) -> &'a Fate {
+fn status<'a>(outcomes: &'a Outcomes, policy: &str) -> &'a EntryStatus {
     &outcomes[&key(policy)].entries[0].1
 }
 
@@ -38,7 +46,7 @@ fn addresses_of_one_object_go_to_different_nodes_and_the_surplus_waits() {
     let items = outcomes[&key("a")].items.clone();
     assert_eq!(items.len(), 2);
     assert_ne!(items[0].node, items[1].node);
-    assert!(outcomes[&key("a")].entries.iter().any(|(_, fate)| *fate == Fate::NoRoom));
+    assert!(outcomes[&key("a")].entries.iter().any(|(_, status)| *status == EntryStatus::NodesInUse));
     assert!(!outcomes[&key("a")].no_eligible_node());
 }
 
@@ -95,12 +103,12 @@ fn loads_become_as_even_as_they_can() {
 }
 
 #[test]
-fn a_duplicate_goes_to_its_holder_then_to_the_oldest() {
+fn a_duplicate_goes_to_the_object_that_has_it_then_to_the_oldest() {
     let one = ["172.18.0.101"];
     let waiting = Policies::from([policy("old", 1, &one, &[]), policy("young", 2, &one, &[("n1", one[0])])]);
     let outcomes = assign(&waiting, &nodes(2));
     assert_eq!(node_of(&outcomes, "young", one[0]), Some("n1"));
-    assert_eq!(*fate(&outcomes, "old"), Fate::Taken { policy: "young".into(), node: Some("n1".into()) });
+    assert_eq!(*status(&outcomes, "old"), EntryStatus::Taken { policy: "young".into(), node: Some("n1".into()) });
     assert!(!outcomes[&key("old")].no_eligible_node());
     let fresh = Policies::from([policy("b-old", 1, &one, &[]), policy("a-young", 2, &one, &[])]);
     assert!(node_of(&assign(&fresh, &nodes(2)), "b-old", one[0]).is_some());
@@ -111,16 +119,16 @@ fn a_nodes_own_address_and_nonsense_are_refused_and_named() {
     let listed = ["172.18.0.2", "172.18.0.1000", "::ffff:172.18.0.9", "172.18.0.9"];
     let outcomes = assign(&Policies::from([policy("a", 1, &listed, &[])]), &nodes(2));
     let entries = &outcomes[&key("a")].entries;
-    assert_eq!(entries[0].1, Fate::Conflict { node: "n2".into() });
-    assert_eq!(entries[1].1, Fate::Invalid);
-    assert!(matches!(entries[2], (ref text, Fate::Assigned { .. }) if text == "172.18.0.9"));
+    assert_eq!(entries[0].1, EntryStatus::Conflict { node: "n2".into() });
+    assert_eq!(entries[1].1, EntryStatus::Invalid);
+    assert!(matches!(entries[2], (ref text, EntryStatus::Assigned { .. }) if text == "172.18.0.9"));
     assert_eq!(entries.len(), 3, "two spellings are one address");
 }
 
 #[test]
 fn no_node_differs_from_a_node_that_is_taken() {
     let outcomes = assign(&Policies::from([policy("a", 1, &["192.0.2.1", "bad"], &[])]), &nodes(2));
-    assert_eq!(*fate(&outcomes, "a"), Fate::NoNode);
+    assert_eq!(*status(&outcomes, "a"), EntryStatus::NoNode);
     assert!(!outcomes[&key("a")].no_eligible_node(), "the meant address is unknown");
     for hopeless in ["192.0.2.1", "fd00::1"] {
         let outcomes = assign(&Policies::from([policy("a", 1, &[hopeless], &[])]), &nodes(2));
@@ -141,14 +149,14 @@ fn a_node_that_is_away_or_has_unknown_networks_might_host_an_address() {
         let mut node = (*nodes(1)["n1"]).clone();
         change(&mut node);
         let outcomes = assign(&policy, &Nodes::from([("n1".to_owned(), Arc::new(node))]));
-        (fate(&outcomes, "a").clone(), outcomes[&key("a")].no_eligible_node())
+        (status(&outcomes, "a").clone(), outcomes[&key("a")].no_eligible_node())
     };
-    let away = |why| (Fate::NotReady { node: "n1".into(), why }, false);
+    let away = |why| (EntryStatus::NotReady { node: "n1".into(), why }, false);
     assert_eq!(fate_with(|node| node.ready = false), away(HostObstacle::NotReady));
     let stale_standby = fate_with(|node| (node.primary, node.networks_known) = (Vec::new(), false));
     assert_eq!(stale_standby, away(HostObstacle::NetworksUnknown));
     assert_eq!(fate_with(|node| (node.ready, node.networks_known) = (false, false)), away(HostObstacle::NotReady));
-    assert_eq!(fate_with(|node| (node.ready, node.assignable) = (false, false)), (Fate::NoNode, true));
+    assert_eq!(fate_with(|node| (node.ready, node.assignable) = (false, false)), (EntryStatus::NoNode, true));
 }
 
 #[test]
@@ -157,13 +165,13 @@ fn an_object_keeps_its_address_while_its_node_is_away() {
     let policies = Policies::from([policy("old", 1, &one, &[]), policy("young", 2, &one, &[("n9", one[0])])]);
     let outcomes = assign(&policies, &nodes(2));
     assert!(node_of(&outcomes, "young", one[0]).is_some());
-    assert!(matches!(fate(&outcomes, "old"), Fate::Taken { policy, .. } if *policy == "young".into()));
+    assert!(matches!(status(&outcomes, "old"), EntryStatus::Taken { policy, .. } if *policy == "young".into()));
 }
 
 #[test]
 fn what_has_become_a_nodes_own_address_is_not_kept() {
     let policies = Policies::from([policy("a", 1, &["172.18.0.2"], &[("n1", "172.18.0.2")])]);
-    assert_eq!(*fate(&assign(&policies, &nodes(2)), "a"), Fate::Conflict { node: "n2".into() });
+    assert_eq!(*status(&assign(&policies, &nodes(2)), "a"), EntryStatus::Conflict { node: "n2".into() });
 }
 
 #[test]
@@ -171,19 +179,19 @@ fn a_node_that_does_not_answer_gets_nothing() {
     let (policies, nodes) = (Policies::from([policy("a", 1, &["172.18.0.101"], &[("n1", "172.18.0.101")])]), nodes(2));
     let unreachable = BTreeSet::from(["n1".to_owned()]);
     let assignment = assign_without(&policies, &nodes, &unreachable);
-    assert_eq!(node_of(&assignment.outcomes, "a", "172.18.0.101"), Some("n2"));
+    assert_eq!(node_of(&assignment.policies, "a", "172.18.0.101"), Some("n2"));
     assert_eq!(assignment.eligible, 1);
     let all = BTreeSet::from(["n1".to_owned(), "n2".to_owned()]);
     let assignment = assign_without(&policies, &nodes, &all);
     assert_eq!(
-        *fate(&assignment.outcomes, "a"),
-        Fate::NotReady { node: "n1".into(), why: HostObstacle::HealthAddressUnknown }
+        *status(&assignment.policies, "a"),
+        EntryStatus::NotReady { node: "n1".into(), why: HostObstacle::HealthAddressUnknown }
     );
     let at: Vec<IpAddr> = vec!["172.18.0.1".parse().expect("a literal")];
     let published = Node { health: Some(at.clone()), ..(*nodes["n1"]).clone() };
     let nodes = Nodes::from([("n1".to_owned(), Arc::new(published))]);
-    let why = match fate(&assign_without(&policies, &nodes, &all).outcomes, "a") {
-        Fate::NotReady { why, .. } => why.clone(),
+    let why = match status(&assign_without(&policies, &nodes, &all).policies, "a") {
+        EntryStatus::NotReady { why, .. } => why.clone(),
         other => panic!("{other:?}"),
     };
     assert_eq!(why, HostObstacle::Unhealthy { at });
@@ -197,7 +205,7 @@ fn a_node_whose_agent_is_away_keeps_what_it_has_and_gets_nothing_more() {
     let with = |n: u8| {
         let (unreachable, absent) = (BTreeSet::new(), BTreeSet::from(["n1".to_owned()]));
         let hand_overs = BTreeMap::new();
-        crate::allocation::assign(&Facts {
+        crate::allocation::assign(&AssignmentInputs {
             policies: &policies,
             nodes: &nodes(n),
             unreachable: &unreachable,
@@ -206,13 +214,13 @@ fn a_node_whose_agent_is_away_keeps_what_it_has_and_gets_nothing_more() {
             services: &Services::default(),
             hand_overs: &hand_overs,
         })
-        .outcomes
+        .policies
     };
     let outcomes = with(2);
     assert_eq!((node_of(&outcomes, "a", kept), node_of(&outcomes, "b", new)), (Some("n1"), Some("n2")));
     let outcomes = with(1);
     assert_eq!(node_of(&outcomes, "a", kept), Some("n1"));
-    assert_eq!(*fate(&outcomes, "b"), Fate::NotReady { node: "n1".into(), why: HostObstacle::AgentAway });
+    assert_eq!(*status(&outcomes, "b"), EntryStatus::NotReady { node: "n1".into(), why: HostObstacle::AgentAway });
 }
 
 #[test]
@@ -260,7 +268,7 @@ fn a_cloud_allows_so_many_and_the_older_object_comes_first() {
     assert_eq!(placed(Capacity { v4: Some(1), ..none }), ["a", "b"]);
     assert_eq!(placed(Capacity { v6: Some(0), total: Some(9), v4: None }), ["b", "c"]);
     let outcomes = assign(&policies, &limited(Capacity { total: Some(1), ..none }));
-    assert_eq!(*fate(&outcomes, "c"), Fate::NoCapacity);
+    assert_eq!(*status(&outcomes, "c"), EntryStatus::NoCapacity);
     assert!(!outcomes[&key("c")].no_eligible_node());
 }
 
@@ -296,7 +304,7 @@ fn an_object_has_no_more_addresses_of_a_family_than_programs_can_choose_from() {
     let outcomes = assign(&policies, &nodes(80));
     assert_eq!(outcomes[&key("a")].items.len(), 64);
     assert!(outcomes[&key("a")].items.iter().any(|item| item.egress_ip == listed[69]));
-    let surplus = outcomes[&key("a")].entries.iter().filter(|(_, fate)| *fate == Fate::Surplus);
+    let surplus = outcomes[&key("a")].entries.iter().filter(|(_, status)| *status == EntryStatus::Surplus);
     let surplus: Vec<&str> = surplus.map(|(entry, _)| entry.as_str()).collect();
     assert_eq!(surplus, ["172.18.4.63", "172.18.4.66", "172.18.4.67", "172.18.4.68"]);
     assert_eq!(outcomes[&key("b")].items.len(), 2, "what it may not have is free for others");
@@ -311,7 +319,7 @@ fn an_open_hand_over_continues_and_returns_only_to_the_last_node() {
         let with = |items: &[(&str, &str)], unreachable: &[&str]| {
             let policies = Policies::from([policy("a", 1, &[address], items)]);
             let unreachable = unreachable.iter().map(|name| (*name).to_owned()).collect();
-            let facts = Facts {
+            let facts = AssignmentInputs {
                 policies: &policies,
                 nodes: &nodes(5),
                 unreachable: &unreachable,
@@ -320,7 +328,7 @@ fn an_open_hand_over_continues_and_returns_only_to_the_last_node() {
                 services: &Services::default(),
                 hand_overs: &hand_overs,
             };
-            node_of(&crate::allocation::assign(&facts).outcomes, "a", address).map(str::to_owned)
+            node_of(&crate::allocation::assign(&facts).policies, "a", address).map(str::to_owned)
         };
         assert_eq!(with(&[("n1", address)], &["n1"]).as_deref(), Some(to));
         assert_eq!(with(&[], &[]).as_deref(), Some(to));
@@ -337,7 +345,7 @@ fn reserved_addresses_are_refused_with_their_reason() {
         let policies = Policies::from([policy("a", 1, &[reserved, free], items)]);
         let outcomes = assign(&policies, &nodes(2));
         let network = "172.18.0.0/16".parse().expect("a network");
-        assert_eq!(*fate(&outcomes, "a"), Fate::Reserved(Reserved::Broadcast(network)));
+        assert_eq!(*status(&outcomes, "a"), EntryStatus::Reserved(Reserved::Broadcast(network)));
         assert!(node_of(&outcomes, "a", free).is_some(), "others of the object are served");
     }
     let alone = assign(&Policies::from([policy("a", 1, &[reserved], &[])]), &nodes(2));
@@ -362,10 +370,10 @@ fn an_address_of_a_service_is_refused_but_not_taken_from_an_object() {
         let (networks, none) = (ClusterNetworks::default(), BTreeSet::new());
         let (unreachable, absent, hand_overs) = (&none, &none, &BTreeMap::new());
         let (policies, nodes, networks, services) = (&policies, &nodes, &networks, &services);
-        let facts = Facts { policies, nodes, unreachable, absent, networks, services, hand_overs };
-        fate(&crate::allocation::assign(&facts).outcomes, "a").clone()
+        let facts = AssignmentInputs { policies, nodes, unreachable, absent, networks, services, hand_overs };
+        status(&crate::allocation::assign(&facts).policies, "a").clone()
     };
-    assert_eq!(with(true, &[]), Fate::Reserved(Reserved::Service));
-    assert_eq!(with(true, &[("n2", address)]), Fate::Assigned { node: "n2".into() });
-    assert!(matches!(with(false, &[]), Fate::Assigned { .. }), "what its author lists reserves nothing");
+    assert_eq!(with(true, &[]), EntryStatus::Reserved(Reserved::Service));
+    assert_eq!(with(true, &[("n2", address)]), EntryStatus::Assigned { node: "n2".into() });
+    assert!(matches!(with(false, &[]), EntryStatus::Assigned { .. }), "what its author lists reserves nothing");
 }

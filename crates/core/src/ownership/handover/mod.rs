@@ -1,16 +1,13 @@
 //! When an address that changes its node may go to the new one. Pure, except for the times that it remembers.
 //!
-//! The assignment says where addresses should be; the planner ensures that no address ever has two holders. Whatever
-//! takes an address from a node (a failure, an edit, a deletion, a move between policies), the old node releases it
-//! before another gets it: by an acknowledgement, or by the expiry of its lease.
+//! The assignment says where addresses should be; the planner ensures that no address ever has two gateway nodes. The
+//! old node releases it before another gets it, by an acknowledgement or by the expiry of its lease
+//! ([`crate::ownership::suspicion`]), whatever the cause. Until then the address is in a record, which outlives the
+//! leader, and the status shows the old node, which serves until it reads the record.
 //!
-//! Until then the address is in a record, which outlives the leader. The status keeps showing the old node, which keeps
-//! serving until it sees the record. One pass of [`HandoverPlanner::plan`] is one round of writes in this order:
-//! records, items, removals of records. A leader that fails in between leaves more records than needed, never fewer,
-//! and the next leader continues from them.
-//!
-//! Time is this leader's own, monotonic. Records have none: a new leader counts from its first look.
-//! [`crate::ownership::suspicion`] computes when leases expire.
+//! One pass of [`HandoverPlanner::plan`] is one round of writes: records, items, removals of records. A leader that
+//! fails in between leaves more records than needed, never fewer. Times are this leader's own, from when it first
+//! read a record.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -23,7 +20,7 @@ use crate::selection::by_rank;
 
 /// Hand-overs open at once: with the longest names the ledger stays far below the API server's limit, a mebibyte. The
 /// others wait.
-pub const MOST_OPEN: usize = 1_000;
+pub const MAX_OPEN: usize = 1_000;
 
 /// Evidence of released addresses.
 #[derive(Clone, Copy, Debug)]
@@ -31,13 +28,13 @@ pub struct Evidence<'a> {
     /// Addresses that nodes acknowledge as released, with the numbers of the hand-overs.
     pub released: &'a BTreeSet<(IpAddr, u64)>,
     /// The nodes that have received these, or `None`; it may not be known yet.
-    pub given: &'a BTreeMap<(IpAddr, u64), Option<String>>,
+    pub new_owners: &'a BTreeMap<(IpAddr, u64), Option<String>>,
     /// The nodes that are ready for them. The old node hands over to one of these, and acknowledges which.
     pub prepared: &'a BTreeMap<(IpAddr, u64), BTreeSet<String>>,
-    /// When everything that a node holds has expired. The leases of other nodes do not expire.
-    pub ends: &'a BTreeMap<String, Instant>,
-    /// The holders of addresses of deleted policies, which no status shows any more.
-    pub departed: &'a BTreeMap<IpAddr, String>,
+    /// When the lease of a node, and with it everything that the node emits, expires. Other leases do not expire.
+    pub lease_expiries: &'a BTreeMap<String, Instant>,
+    /// The gateway nodes of addresses of deleted policies, which no status shows any more.
+    pub deleted_objects_gateways: &'a BTreeMap<IpAddr, String>,
 }
 
 /// A change of the records.
@@ -46,7 +43,7 @@ pub enum RecordChange {
     /// Begins a hand-over, or changes its new node. Written before items.
     Record(IpAddr, HandOver),
     /// The hand-over is done or cancelled. Written after items.
-    Forget(IpAddr),
+    Remove(IpAddr),
 }
 
 impl RecordChange {
@@ -58,29 +55,29 @@ impl RecordChange {
 
 /// One round of writes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Plan {
-    pub steps: Vec<RecordChange>,
+pub struct HandoverPlan {
+    pub record_changes: Vec<RecordChange>,
     /// The items that the status of a policy may have now, where they differ.
     pub items: BTreeMap<PolicyKey, Vec<Item>>,
     /// The nodes that have not released yet what should be elsewhere.
-    pub holders: BTreeMap<IpAddr, String>,
+    pub unreleased: BTreeMap<IpAddr, String>,
     /// When the next lease expires, without another change.
-    pub look_again: Option<Instant>,
+    pub requeue_at: Option<Instant>,
 }
 
 /// When each open hand-over was done.
 #[derive(Debug, Default)]
 pub struct HandoverPlanner {
-    done: BTreeMap<u64, Instant>,
+    finished_at: BTreeMap<u64, Instant>,
     linger: Duration,
 }
 
 /// The next step for an address.
 enum Progress {
-    /// No other node holds it.
+    /// No other node has it.
     Clear,
     /// Its hand-over is cancelled, or no policy wants the address any more.
-    Forget,
+    Remove,
     /// The hand-over with this number is done.
     Done(u64),
     /// This node has to release it.
@@ -93,19 +90,19 @@ enum Progress {
 /// What is known of an open hand-over.
 struct OpenHandOver<'a> {
     record: &'a HandOver,
-    is_free: bool,
+    is_released: bool,
     /// The node that received the address, if the old node has acknowledged a release.
-    given: Option<Option<&'a String>>,
+    new_owner: Option<Option<&'a String>>,
     prepared: Option<&'a BTreeSet<String>>,
 }
 
 impl OpenHandOver<'_> {
     /// A node that has received the address and is not wanted. Without an acknowledgement of the old node, one that may
     /// have received it.
-    fn taken_by(&self, target: Option<&str>) -> Option<&String> {
+    fn unwanted_new_owner(&self, target: Option<&str>) -> Option<&String> {
         let is_another = |node: &&String| target != Some(node.as_str());
-        match self.given {
-            Some(given) => given.filter(is_another),
+        match self.new_owner {
+            Some(new_owner) => new_owner.filter(is_another),
             // Of several it is the recorded one.
             None => {
                 let all = || self.prepared.iter().flat_map(|all| all.iter()).filter(is_another);
@@ -115,27 +112,27 @@ impl OpenHandOver<'_> {
     }
 }
 
-/// `holders` are the nodes in statuses, the serving one first.
-fn progress(known: Option<&OpenHandOver<'_>>, holders: &[&str], target: Option<&str>) -> Progress {
-    let is_there = target.is_some_and(|target| holders.contains(&target));
+/// `status_nodes` are the nodes in statuses, the serving one first.
+fn progress(known: Option<&OpenHandOver<'_>>, status_nodes: &[&str], target: Option<&str>) -> Progress {
+    let target_is_in_status = target.is_some_and(|target| status_nodes.contains(&target));
     let Some(open) = known else {
-        let holder = holders.first().filter(|_| !is_there);
-        return holder.map_or(Progress::Clear, |holder| Progress::Begin((*holder).to_owned()));
+        let gateway = status_nodes.first().filter(|_| !target_is_in_status);
+        return gateway.map_or(Progress::Clear, |gateway| Progress::Begin((*gateway).to_owned()));
     };
-    let OpenHandOver { record, is_free, .. } = open;
+    let OpenHandOver { record, is_released, .. } = open;
     // Only the recorded new node can have received it. Other nodes in a status are written by foreign writers.
-    let given = record.to.as_ref().filter(|to| **to != record.from && holders.contains(&to.as_str()));
-    match given {
-        Some(_) if is_there => Progress::Done(record.number),
-        Some(holder) => Progress::Begin(holder.clone()),
+    let receiver = record.to.as_ref().filter(|to| **to != record.from && status_nodes.contains(&to.as_str()));
+    match receiver {
+        Some(_) if target_is_in_status => Progress::Done(record.number),
+        Some(receiver) => Progress::Begin(receiver.clone()),
         // A node that was the new one and no longer is continues with forwarded packets until it sees the change, so it
         // releases the address first, before any other node gets it, even the old one. If the old node has not yet
         // named the new owner, it is about to hand over to the node that is ready, and it is too late to cancel.
-        None => match open.taken_by(target) {
-            Some(new_owner) if *is_free => Progress::Begin(new_owner.clone()),
+        None => match open.unwanted_new_owner(target) {
+            Some(new_owner) if *is_released => Progress::Begin(new_owner.clone()),
             Some(new_owner) if record.to.as_ref() == Some(new_owner) => Progress::Finish((*record).clone()),
-            _ if target == Some(record.from.as_str()) => Progress::Forget,
-            _ if target.is_none() && *is_free => Progress::Forget,
+            _ if target == Some(record.from.as_str()) => Progress::Remove,
+            _ if target.is_none() && *is_released => Progress::Remove,
             _ => Progress::Continue((*record).clone()),
         },
     }
@@ -144,7 +141,7 @@ fn progress(known: Option<&OpenHandOver<'_>>, holders: &[&str], target: Option<&
 impl Evidence<'_> {
     /// The old node's own acknowledgement of the node that received the address.
     fn new_owner(&self, address: IpAddr, record: &HandOver) -> Option<Option<&String>> {
-        self.given.get(&(address, record.number)).map(Option::as_ref)
+        self.new_owners.get(&(address, record.number)).map(Option::as_ref)
     }
 }
 
@@ -157,51 +154,51 @@ impl HandoverPlanner {
     pub fn plan(
         &mut self,
         policies: &Policies,
-        wanted: &Assignment,
+        assignment: &Assignment,
         records: &Records,
         evidence: &Evidence<'_>,
         now: Instant,
-    ) -> Plan {
-        let mut concerned = concerned(policies, wanted, records);
-        // Recorded even if no policy wants them yet: a later policy, and a later leader, must know the holder.
-        concerned.extend(evidence.departed.keys());
-        let (mut holders, targets) = (holders(policies, &concerned), targets(wanted, &concerned));
-        for (address, node) in evidence.departed {
-            holders.entry(*address).or_insert_with(|| vec![node]);
+    ) -> HandoverPlan {
+        let mut changing = changing_addresses(policies, assignment, records);
+        // Recorded even if no policy wants them yet: a later policy, and a later leader, must know the gateway node.
+        changing.extend(evidence.deleted_objects_gateways.keys());
+        let (mut nodes, targets) = (status_nodes(policies, &changing), targets(assignment, &changing));
+        for (address, node) in evidence.deleted_objects_gateways {
+            nodes.entry(*address).or_insert_with(|| vec![node]);
         }
-        let (mut plan, mut last) = (Plan::default(), records.last);
-        let mut room = MOST_OPEN.saturating_sub(records.open.len());
-        for address in concerned {
-            let holders = holders.get(&address).map(Vec::as_slice).unwrap_or_default();
+        let (mut plan, mut last) = (HandoverPlan::default(), records.last);
+        let mut room = MAX_OPEN.saturating_sub(records.open.len());
+        for address in changing {
+            let nodes = nodes.get(&address).map(Vec::as_slice).unwrap_or_default();
             let target = targets.get(&address).copied();
             let known = records.open.get(&address);
             let open = known.map(|record| OpenHandOver {
                 record,
-                is_free: is_free_of(address, record, evidence, now),
-                given: evidence.new_owner(address, record),
+                is_released: may_move(address, record, evidence, now),
+                new_owner: evidence.new_owner(address, record),
                 prepared: evidence.prepared.get(&(address, record.number)),
             });
             // A node that is already in the status would use the address before it is released.
-            let is_free = open.as_ref().is_some_and(|open| open.is_free);
+            let is_released = open.as_ref().is_some_and(|open| open.is_released);
             let to = target.map(str::to_owned);
-            let waits = target.filter(|target| holders.contains(target));
-            let record = match progress(open.as_ref(), holders, target) {
+            let waits = target.filter(|target| nodes.contains(target));
+            let record = match progress(open.as_ref(), nodes, target) {
                 Progress::Clear => continue,
-                Progress::Forget => {
-                    plan.steps.push(RecordChange::Forget(address));
+                Progress::Remove => {
+                    plan.record_changes.push(RecordChange::Remove(address));
                     continue;
                 }
                 Progress::Done(number) => {
-                    let end = *self.done.entry(number).or_insert(now) + self.linger;
+                    let end = *self.finished_at.entry(number).or_insert(now) + self.linger;
                     if now >= end {
-                        plan.steps.push(RecordChange::Forget(address));
+                        plan.record_changes.push(RecordChange::Remove(address));
                     } else {
-                        plan.look_again_at(end);
+                        plan.requeue_no_later_than(end);
                     }
                     continue;
                 }
                 Progress::Begin(from) if known.is_none() && room == 0 => {
-                    plan.holders.insert(address, from);
+                    plan.unreleased.insert(address, from);
                     continue;
                 }
                 Progress::Begin(from) => {
@@ -209,86 +206,89 @@ impl HandoverPlanner {
                     last += 1;
                     HandOver { number: last, from, to: to.filter(|_| waits.is_none()) }
                 }
-                Progress::Continue(record) => HandOver { to: to.filter(|_| is_free || waits.is_none()), ..record },
+                Progress::Continue(record) => HandOver { to: to.filter(|_| is_released || waits.is_none()), ..record },
                 Progress::Finish(record) => record,
             };
             if known != Some(&record) {
-                plan.steps.push(RecordChange::Record(address, record.clone()));
+                plan.record_changes.push(RecordChange::Record(address, record.clone()));
             }
-            if !is_free_of(address, &record, evidence, now) {
-                if let Some(end) = evidence.ends.get(&record.from) {
-                    plan.look_again_at(*end);
+            if !may_move(address, &record, evidence, now) {
+                if let Some(end) = evidence.lease_expiries.get(&record.from) {
+                    plan.requeue_no_later_than(*end);
                 }
-                plan.holders.insert(address, record.from);
+                plan.unreleased.insert(address, record.from);
             }
         }
-        plan.items = items(policies, wanted, &plan.holders);
-        plan.steps.sort_by_key(|step| matches!(step, RecordChange::Forget(_)));
+        plan.items = items(policies, assignment, &plan.unreleased);
+        plan.record_changes.sort_by_key(|change| matches!(change, RecordChange::Remove(_)));
         let open: BTreeSet<u64> = records.open.values().map(|record| record.number).collect();
-        self.done.retain(|number, _| open.contains(number));
+        self.finished_at.retain(|number, _| open.contains(number));
         plan
     }
 }
 
 /// Whether the old node has released the address, or its lease has expired.
-fn is_free_of(address: IpAddr, record: &HandOver, evidence: &Evidence<'_>, now: Instant) -> bool {
-    let has_run_out = evidence.ends.get(&record.from).is_some_and(|end| now >= *end);
-    has_run_out || evidence.released.contains(&(address, record.number))
+fn may_move(address: IpAddr, record: &HandOver, evidence: &Evidence<'_>, now: Instant) -> bool {
+    let is_lease_expired = evidence.lease_expiries.get(&record.from).is_some_and(|end| now >= *end);
+    is_lease_expired || evidence.released.contains(&(address, record.number))
 }
 
-impl Plan {
-    fn look_again_at(&mut self, time: Instant) {
-        self.look_again = Some(self.look_again.map_or(time, |other| other.min(time)));
+impl HandoverPlan {
+    fn requeue_no_later_than(&mut self, time: Instant) {
+        self.requeue_at = Some(self.requeue_at.map_or(time, |other| other.min(time)));
     }
 }
 
 /// The addresses with a pending change: all others are where they should be.
-fn concerned(policies: &Policies, wanted: &Assignment, records: &Records) -> BTreeSet<IpAddr> {
-    let mut concerned: BTreeSet<IpAddr> = records.open.keys().copied().collect();
-    for (policy, outcome) in wanted.beside(policies).filter(|(policy, outcome)| policy.published.items != outcome.items)
+fn changing_addresses(policies: &Policies, assignment: &Assignment, records: &Records) -> BTreeSet<IpAddr> {
+    let mut changing: BTreeSet<IpAddr> = records.open.keys().copied().collect();
+    for (policy, outcome) in
+        assignment.with_policies(policies).filter(|(policy, outcome)| policy.published.items != outcome.items)
     {
         let shown = policy.published.items.iter();
-        concerned.extend(shown.chain(&outcome.items).filter_map(|item| parse_egress_ip(&item.egress_ip)));
+        changing.extend(shown.chain(&outcome.items).filter_map(|item| parse_egress_ip(&item.egress_ip)));
     }
-    concerned
+    changing
 }
 
 /// The nodes that statuses name for an address, those of older policies first: the first one serves it.
-fn holders<'a>(policies: &'a Policies, concerned: &BTreeSet<IpAddr>) -> BTreeMap<IpAddr, Vec<&'a str>> {
-    let mut holders: BTreeMap<IpAddr, Vec<&str>> = BTreeMap::new();
-    let is_concerned = |item: &Item| parse_egress_ip(&item.egress_ip).filter(|address| concerned.contains(address));
+fn status_nodes<'a>(policies: &'a Policies, changing: &BTreeSet<IpAddr>) -> BTreeMap<IpAddr, Vec<&'a str>> {
+    let mut nodes: BTreeMap<IpAddr, Vec<&str>> = BTreeMap::new();
+    let is_changing = |item: &Item| parse_egress_ip(&item.egress_ip).filter(|address| changing.contains(address));
     let naming =
-        policies.values().filter(|policy| policy.published.items.iter().any(|item| is_concerned(item).is_some()));
+        policies.values().filter(|policy| policy.published.items.iter().any(|item| is_changing(item).is_some()));
     for policy in by_rank(naming) {
-        let items = policy.published.items.iter().filter_map(|item| Some((is_concerned(item)?, item)));
-        items.for_each(|(address, item)| holders.entry(address).or_default().push(&item.node));
+        let items = policy.published.items.iter().filter_map(|item| Some((is_changing(item)?, item)));
+        items.for_each(|(address, item)| nodes.entry(address).or_default().push(&item.node));
     }
-    holders
+    nodes
 }
 
-fn targets<'a>(wanted: &'a Assignment, concerned: &BTreeSet<IpAddr>) -> BTreeMap<IpAddr, &'a str> {
-    let items = wanted.outcomes.values().flat_map(|outcome| &outcome.items);
+fn targets<'a>(assignment: &'a Assignment, changing: &BTreeSet<IpAddr>) -> BTreeMap<IpAddr, &'a str> {
+    let items = assignment.policies.values().flat_map(|outcome| &outcome.items);
     let items = items.filter_map(|item| Some((parse_egress_ip(&item.egress_ip)?, item.node.as_str())));
-    items.filter(|(address, _)| concerned.contains(address)).collect()
+    items.filter(|(address, _)| changing.contains(address)).collect()
 }
 
-/// The wanted items. If another node holds the address, the old item stays, if the policy's status has it.
+/// The items of the assignment. While another node has not released the address, the old item stays, if the status has it.
 fn items(
     policies: &Policies,
-    wanted: &Assignment,
-    holders: &BTreeMap<IpAddr, String>,
+    assignment: &Assignment,
+    unreleased: &BTreeMap<IpAddr, String>,
 ) -> BTreeMap<PolicyKey, Vec<Item>> {
-    let held = |item: &Item| parse_egress_ip(&item.egress_ip).and_then(|address| holders.get(&address));
+    let unreleased_by = |item: &Item| parse_egress_ip(&item.egress_ip).and_then(|address| unreleased.get(&address));
     let mut all = BTreeMap::new();
-    for (policy, outcome) in wanted.beside(policies) {
+    for (policy, outcome) in assignment.with_policies(policies) {
         let shown = policy.published.items.as_slice();
         // A foreign writer may have put the current item there.
-        if *shown == *outcome.items && (holders.is_empty() || outcome.items.iter().all(|item| held(item).is_none())) {
+        if *shown == *outcome.items
+            && (unreleased.is_empty() || outcome.items.iter().all(|item| unreleased_by(item).is_none()))
+        {
             continue;
         }
         let (mut items, mut new) = (Vec::new(), Vec::new());
         for item in &outcome.items {
-            if let Some(from) = held(item) {
+            if let Some(from) = unreleased_by(item) {
                 let old = Item { node: from.clone(), egress_ip: item.egress_ip.clone() };
                 items.extend(shown.contains(&old).then_some(old));
             } else if shown.contains(item) {

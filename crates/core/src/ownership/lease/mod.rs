@@ -1,30 +1,13 @@
-//! Whether this node may hold addresses: its lease. Pure; `egress_agent::node::lease_keeper` is the loop around it.
+//! Whether this node may hold addresses: its lease. Pure; `egress_agent::node::lease_keeper` is the loop around it. T
+//! is the leader's total timeout. docs/adr/0012 and 0017 have the proof.
 //!
-//! A gateway that is cut off cannot learn that its addresses move to another node, so it gives them up by itself before
-//! the leader may move them. It may hold addresses while
-//!
-//! - **a leader has confirmed it** within the total timeout T: the leader has the answer to a probe that arrived here
-//!   then (`egress_agent::health::leader_contact`); or
-//! - **it has read the ledger**, with a request less than 0.6 T ago, and is not suspected there.
-//!
-//! Otherwise the lease expires: the deadline in its programs is set to zero, and its addresses are disowned. A dead or
-//! stopped agent cannot do that, so the programs have their own **deadline**, renewed with each confirmation: T and the
-//! grace after the last confirmation, or 1.6 T after the last read. A new agent keeps the deadline until it is
-//! confirmed itself; before that, no other bound is needed.
-//!
-//! - A passed deadline is not renewed before the reconciler has disowned everything ([`LeaseState::Expired`] has a
-//!   number that it acknowledges): the addresses may be other nodes' by now, and return only after a fresh read
-//!   (`crate::ownership::holdings`).
-//! - If the ledger states that this node's lease has no end, it does not expire. Only a read counts for that: a watch
-//!   may be late, and the end already announced and acknowledged.
-//! - Durations are the leader's, from the ledger and its probes; the shorter one if they differ, since it has just
-//!   changed. This node's own flags count only without either, and never for the grace.
-//! - A node whose agent was stopped expires as soon as the agent runs again. If the whole machine stood still, its
-//!   programs have ended the lease, because they missed their heartbeat for longer than 3/4 T
-//!   ([`egress_common::abi::Lease`]).
-//!
-//! The leader's side, and why it is later, is in `crate::ownership::suspicion` and docs/adr/0012-ledger-and-leases.md.
-//! Only nodes that want to hold something read the ledger, and only when a confirmation is about to expire.
+//! - The node may hold addresses for T after a probe whose answer a leader has confirmed, and for 0.6 T after the
+//!   request of a ledger that does not suspect it. Otherwise the lease expires, unless a read ledger states that it
+//!   has no end.
+//! - The programs have their own deadline, since a dead agent disowns nothing: T and the grace after the last
+//!   confirmation, 1.6 T after the last read. A new agent keeps it until it is confirmed itself.
+//! - A passed deadline is not renewed before the reconciler has disowned everything ([`LeaseState::Expired`]).
+//! - The ledger is read only if there are addresses to hold, and only when a confirmation is about to expire.
 
 use std::time::{Duration, Instant};
 
@@ -44,17 +27,17 @@ pub enum LeaseState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeaseDemand {
     /// There are addresses to hold.
-    pub wants: bool,
+    pub has_addresses: bool,
     /// The terms of its lease in the ledger.
     pub terms: LeaseTerms,
-    /// The number of the latest [`LeaseState::Expired`] after which the kernel was seen to hold nothing.
-    pub obeyed: u64,
+    /// The number of the latest [`LeaseState::Expired`] after which the kernel held nothing.
+    pub acknowledged_expiry: u64,
 }
 
 impl Default for LeaseDemand {
     /// Before anything is known.
     fn default() -> Self {
-        Self { wants: true, terms: LeaseTerms::default(), obeyed: 0 }
+        Self { has_addresses: true, terms: LeaseTerms::default(), acknowledged_expiry: 0 }
     }
 }
 
@@ -74,16 +57,16 @@ pub struct LeaseTerms {
 impl LeaseTerms {
     pub fn of(ledger: &Ledger, node: &str) -> Self {
         let Ledger { total, programs, endless, ending, .. } = ledger;
-        let of = |all: &std::collections::BTreeMap<String, u64>| all.get(node).copied();
-        Self { total: *total, programs: *programs, endless: of(endless), ending: of(ending) }
+        let for_node = |all: &std::collections::BTreeMap<String, u64>| all.get(node).copied();
+        Self { total: *total, programs: *programs, endless: for_node(endless), ending: for_node(ending) }
     }
 }
 
 /// Until when the programs may emit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Deadline {
-    /// Unchanged in the kernel, from the former agent.
-    AsItIs,
+    /// As the former agent has set it in the kernel.
+    Unchanged,
     At(Instant),
     Never,
     Passed,
@@ -93,7 +76,7 @@ pub enum Deadline {
 #[derive(Debug)]
 pub struct LeaseHolder {
     /// This node's own total timeout.
-    own: Duration,
+    own_total: Duration,
     /// The leader's, by its probes.
     probed: Option<Duration>,
     /// The latest terms read, before the watch delivers them.
@@ -102,24 +85,24 @@ pub struct LeaseHolder {
     total: Duration,
     demand: LeaseDemand,
     /// As of when a leader has confirmed this node.
-    heard: Option<Instant>,
+    confirmed: Option<Instant>,
     /// Start of the latest ledger read that does not suspect this node.
     read: Option<Instant>,
     /// Start of the latest read, whatever its result.
-    asked: Option<Instant>,
+    last_read_started: Option<Instant>,
     /// Start of the first of consecutive reads without a longer pause.
-    asks_since: Option<Instant>,
+    reading_since: Option<Instant>,
     /// Since when this process runs, or runs again.
-    began: Instant,
+    started: Instant,
     /// The first read found it suspected, or the machine was suspended.
-    denied: bool,
+    is_denied: bool,
     /// The lease has no end, by this number of the ledger.
     endless: Option<u64>,
     /// Endless leases up to this number have ended.
-    ended: u64,
+    ended_up_to: u64,
     /// How often the lease has expired, and whether it still is.
-    falls: u64,
-    is_down: bool,
+    expiries: u64,
+    is_expired: bool,
 }
 
 impl LeaseHolder {
@@ -127,22 +110,22 @@ impl LeaseHolder {
     /// agent stays endless until the ledger ends it: this node has not acknowledged an end.
     pub fn new(own: Duration, now: Instant, is_endless: bool) -> Self {
         Self {
-            own,
+            own_total: own,
             probed: None,
             read_terms: LeaseTerms::default(),
             total: own,
             demand: LeaseDemand::default(),
-            heard: None,
+            confirmed: None,
             read: None,
-            asked: None,
-            asks_since: None,
-            began: now,
-            denied: false,
+            last_read_started: None,
+            reading_since: None,
+            started: now,
+            is_denied: false,
             // Any number of the ledger that ends it is greater.
             endless: is_endless.then_some(1),
-            ended: 0,
-            falls: 0,
-            is_down: false,
+            ended_up_to: 0,
+            expiries: 0,
+            is_expired: false,
         }
     }
 
@@ -163,7 +146,7 @@ impl LeaseHolder {
 
     fn set_total(&mut self) {
         let leaders = [self.demand.terms.total, self.read_terms.total, self.probed].into_iter().flatten();
-        self.total = leaders.min().unwrap_or(self.own);
+        self.total = leaders.min().unwrap_or(self.own_total);
     }
 
     /// How long after a confirmation programs may emit without their agent. A leader that does not state it grants no
@@ -173,10 +156,10 @@ impl LeaseHolder {
         leaders.min().map_or(self.total, |programs| programs.max(self.total))
     }
 
-    pub fn note_heard(&mut self, as_of: Instant) {
+    pub fn note_confirmed(&mut self, as_of: Instant) {
         // Confirmations from before a pause do not count.
-        if as_of >= self.began {
-            self.heard = self.heard.max(Some(as_of));
+        if as_of >= self.started {
+            self.confirmed = self.confirmed.max(Some(as_of));
         }
     }
 
@@ -185,48 +168,48 @@ impl LeaseHolder {
         self.read_terms = terms;
         self.set_total();
         self.note_ending(terms.ending);
-        self.endless = terms.endless.filter(|number| *number > self.ended);
+        self.endless = terms.endless.filter(|number| *number > self.ended_up_to);
         if !suspected {
             self.read = self.read.max(Some(began));
-        } else if began >= self.began {
-            self.denied = true;
+        } else if began >= self.started {
+            self.is_denied = true;
         }
     }
 
     fn note_ending(&mut self, ending: Option<u64>) {
-        self.ended = self.ended.max(ending.unwrap_or_default());
-        self.endless = self.endless.filter(|number| *number > self.ended);
+        self.ended_up_to = self.ended_up_to.max(ending.unwrap_or_default());
+        self.endless = self.endless.filter(|number| *number > self.ended_up_to);
     }
 
     /// The number of the latest end of an endless lease that is in force.
     pub fn bounded(&self) -> Option<u64> {
-        Some(self.ended).filter(|ended| *ended > 0 && self.endless.is_none())
+        Some(self.ended_up_to).filter(|ended| *ended > 0 && self.endless.is_none())
     }
 
     /// The machine was suspended, during which this clock stands still: earlier times are invalid, and the lease has
     /// expired, unless it has no end.
     pub fn note_suspended(&mut self, now: Instant) {
-        (self.heard, self.read, self.asked, self.denied) = (None, None, None, true);
-        self.began = now;
+        (self.confirmed, self.read, self.last_read_started, self.is_denied) = (None, None, None, true);
+        self.started = now;
     }
 
     /// Records the start of a read. After a pause that is longer than any between two reads, the series starts again.
-    pub fn note_asked(&mut self, now: Instant) {
-        if self.asked.is_none_or(|asked| now > asked + self.total * 2) {
-            self.asks_since = Some(now);
+    pub fn note_read_started(&mut self, now: Instant) {
+        if self.last_read_started.is_none_or(|asked| now > asked + self.total * 2) {
+            self.reading_since = Some(now);
         }
-        self.asked = Some(now);
+        self.last_read_started = Some(now);
     }
 
     /// The state of the lease. `has_passed` is whether the deadline in the programs has passed.
     pub fn state(&mut self, now: Instant, has_passed: bool) -> LeaseState {
         let is_confirmed = self.is_confirmed(now);
-        if !self.is_down && (has_passed || !(is_confirmed || self.is_starting(now))) {
-            self.is_down = true;
-            self.falls += 1;
+        if !self.is_expired && (has_passed || !(is_confirmed || self.is_starting(now))) {
+            self.is_expired = true;
+            self.expiries += 1;
         }
-        self.is_down &= !is_confirmed || self.demand.obeyed != self.falls;
-        if self.is_down { LeaseState::Expired(self.falls) } else { LeaseState::Holds }
+        self.is_expired &= !is_confirmed || self.demand.acknowledged_expiry != self.expiries;
+        if self.is_expired { LeaseState::Expired(self.expiries) } else { LeaseState::Holds }
     }
 
     fn is_confirmed(&self, now: Instant) -> bool {
@@ -235,13 +218,13 @@ impl LeaseHolder {
 
     /// Whether there was no time yet for a confirmation or a read: the deadline of the former agent is in force.
     fn is_starting(&self, now: Instant) -> bool {
-        self.until().is_none() && now < self.began + self.total && !self.denied
+        self.until().is_none() && now < self.started + self.total && !self.is_denied
     }
 
     /// When the lease expires. `None` without any confirmation or read.
     fn until(&self) -> Option<Instant> {
-        let heard = self.heard.map(|heard| heard + self.total);
-        heard.max(self.read.map(|read| read + self.total * 6 / 10))
+        let confirmed = self.confirmed.map(|confirmed| confirmed + self.total);
+        confirmed.max(self.read.map(|read| read + self.total * 6 / 10))
     }
 
     /// Until when the programs may emit in this state.
@@ -250,60 +233,61 @@ impl LeaseHolder {
             LeaseState::Expired(_) => Deadline::Passed,
             LeaseState::Holds if self.endless.is_some() => Deadline::Never,
             LeaseState::Holds => {
-                let heard = self.heard.map(|heard| heard + self.programs());
+                let confirmed = self.confirmed.map(|confirmed| confirmed + self.programs());
                 let read = self.read.map(|read| read + self.total * 16 / 10);
                 // Without either, this process has just begun.
-                heard.max(read).map_or(Deadline::AsItIs, Deadline::At)
+                confirmed.max(read).map_or(Deadline::Unchanged, Deadline::At)
             }
         }
     }
 
-    /// How long this node may stand still and keep its lease. A leader counts from the last answer that it has
-    /// received, which may have been sent a quarter of the total timeout before the machine stood still.
-    pub fn stall(&self) -> Duration {
+    /// How long this node may be suspended and keep its lease. A leader counts from the last answer that it has
+    /// received, which may have been sent a quarter of the total timeout before the suspension.
+    pub fn longest_stall(&self) -> Duration {
         self.total * 3 / 4
     }
 
     /// When to read the ledger next. `None` while there is no need.
-    pub fn ask_at(&self) -> Option<Instant> {
-        if !self.demand.wants {
+    pub fn next_read_at(&self) -> Option<Instant> {
+        if !self.demand.has_addresses {
             return None;
         }
-        let began = self.began;
-        let is_told_otherwise = self.demand.terms.endless.is_some() != self.endless.is_some();
-        let due = match self.heard {
-            _ if is_told_otherwise => began,
+        let began = self.started;
+        let terms_differ = self.demand.terms.endless.is_some() != self.endless.is_some();
+        let due = match self.confirmed {
+            _ if terms_differ => began,
             _ if self.endless.is_some() => return None,
             // Early enough for two answers before the end.
-            Some(heard) => heard + self.total * 6 / 10,
+            Some(confirmed) => confirmed + self.total * 6 / 10,
             None => began,
         };
-        let in_vain_since = self.until().max(self.asks_since);
-        let in_vain = self.asked.zip(in_vain_since).map(|(asked, since)| asked.saturating_duration_since(since));
+        let unanswered_since = self.until().max(self.reading_since);
+        let unanswered =
+            self.last_read_started.zip(unanswered_since).map(|(asked, since)| asked.saturating_duration_since(since));
         // After a long isolation, frequent reads do not help.
-        let pause = if in_vain.is_some_and(|time| time > self.total * 5) { self.total } else { self.total / 5 };
-        Some(self.asked.map_or(due, |asked| due.max(asked + pause)))
+        let pause = if unanswered.is_some_and(|time| time > self.total * 5) { self.total } else { self.total / 5 };
+        Some(self.last_read_started.map_or(due, |asked| due.max(asked + pause)))
     }
 
     /// When the state next changes by itself.
-    pub fn next(&self, now: Instant) -> Option<Instant> {
-        let ends = Some(self.until().unwrap_or(self.began + self.total)).filter(|end| *end > now);
-        ends.into_iter().chain(self.ask_at()).min()
+    pub fn next_change_at(&self, now: Instant) -> Option<Instant> {
+        let end = Some(self.until().unwrap_or(self.started + self.total)).filter(|end| *end > now);
+        end.into_iter().chain(self.next_read_at()).min()
     }
 
     /// How long to wait for a read.
-    pub fn patience(&self) -> Duration {
+    pub fn read_timeout(&self) -> Duration {
         self.total * 6 / 10
     }
 
     /// How soon reads must be answered so that one is valid until the next.
-    pub fn in_time(&self) -> Duration {
+    pub fn read_deadline(&self) -> Duration {
         self.total * 4 / 10
     }
 
     /// Whether a leader has ever confirmed this node, as far as it knows.
-    pub fn was_heard(&self) -> bool {
-        self.heard.is_some()
+    pub fn was_confirmed(&self) -> bool {
+        self.confirmed.is_some()
     }
 }
 

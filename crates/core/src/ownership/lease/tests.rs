@@ -7,7 +7,7 @@ fn at(start: Instant, tenths: u32) -> Instant {
 }
 
 fn demand(wants: bool) -> LeaseDemand {
-    LeaseDemand { wants, ..LeaseDemand::default() }
+    LeaseDemand { has_addresses: wants, ..LeaseDemand::default() }
 }
 
 #[test]
@@ -16,21 +16,21 @@ fn a_confirmation_holds_for_the_whole_timeout_and_a_read_for_less() {
     let at = |percent| at(start, percent);
     let mut lease = LeaseHolder::new(TOTAL, at(0), false);
     lease.set_demand(demand(true));
-    lease.note_heard(at(0));
-    lease.note_heard(at(50));
-    lease.note_heard(at(40));
+    lease.note_confirmed(at(0));
+    lease.note_confirmed(at(50));
+    lease.note_confirmed(at(40));
     assert_eq!((lease.by_lease(at(149)), lease.by_lease(at(150))), (ByLease::Held, ByLease::Lost));
-    assert_eq!(lease.ask_at(), Some(at(110)), "before it runs out");
-    lease.note_asked(at(110));
-    assert_eq!(lease.ask_at(), Some(at(130)));
+    assert_eq!(lease.next_read_at(), Some(at(110)), "before it runs out");
+    lease.note_read_started(at(110));
+    assert_eq!(lease.next_read_at(), Some(at(130)));
     lease.note_read(at(110), false, LeaseTerms::default());
     assert_eq!((lease.by_lease(at(169)), lease.by_lease(at(170))), (ByLease::Held, ByLease::Lost));
     lease.note_read(at(130), true, LeaseTerms::default());
     assert_eq!(lease.by_lease(at(170)), ByLease::Lost, "suspected");
-    lease.note_heard(at(160));
+    lease.note_confirmed(at(160));
     assert_eq!(lease.by_lease(at(172)), ByLease::Held);
     lease.set_demand(demand(false));
-    assert_eq!(lease.ask_at(), None, "there is nothing to hold");
+    assert_eq!(lease.next_read_at(), None, "there is nothing to hold");
 }
 
 #[test]
@@ -39,15 +39,15 @@ fn a_restart_is_decided_by_the_first_answer_or_when_none_comes() {
     let at = |percent| at(start, percent);
     let mut lease = LeaseHolder::new(TOTAL, at(0), false);
     lease.set_demand(demand(true));
-    assert_eq!((lease.by_lease(at(0)), lease.ask_at()), (ByLease::Starting, Some(at(0))));
-    lease.note_asked(at(0));
+    assert_eq!((lease.by_lease(at(0)), lease.next_read_at()), (ByLease::Starting, Some(at(0))));
+    lease.note_read_started(at(0));
     assert_eq!((lease.by_lease(at(99)), lease.by_lease(at(100))), (ByLease::Starting, ByLease::Lost));
-    assert_eq!(lease.next(at(1)), Some(at(20)));
+    assert_eq!(lease.next_change_at(at(1)), Some(at(20)));
     lease.note_read(at(0), false, LeaseTerms::default());
     assert_eq!((lease.by_lease(at(59)), lease.by_lease(at(60))), (ByLease::Held, ByLease::Lost));
     // After a long isolation it reads less often.
-    (0..=54).for_each(|time| lease.note_asked(at(20 * time)));
-    assert_eq!(lease.ask_at(), Some(at(1180)));
+    (0..=54).for_each(|time| lease.note_read_started(at(20 * time)));
+    assert_eq!(lease.next_read_at(), Some(at(1180)));
 }
 
 /// Answers take half of the time between two reads: a node that had no address for long holds one from the first read
@@ -58,38 +58,38 @@ fn a_node_without_addresses_reads_as_often_as_one_that_holds() {
     let at = |percent| at(start, percent);
     let mut lease = LeaseHolder::new(TOTAL, at(0), false);
     lease.set_demand(demand(true));
-    lease.note_asked(at(0));
+    lease.note_read_started(at(0));
     lease.note_read(at(0), false, LeaseTerms::default());
     lease.set_demand(demand(false));
-    assert_eq!(lease.ask_at(), None);
+    assert_eq!(lease.next_read_at(), None);
     lease.set_demand(demand(true));
-    lease.note_asked(at(9000));
-    assert_eq!(lease.ask_at(), Some(at(9020)), "before the first one is answered");
-    lease.note_asked(at(9020));
-    assert_eq!(lease.ask_at(), Some(at(9040)));
+    lease.note_read_started(at(9000));
+    assert_eq!(lease.next_read_at(), Some(at(9020)), "before the first one is answered");
+    lease.note_read_started(at(9020));
+    assert_eq!(lease.next_read_at(), Some(at(9040)));
 }
 
 #[test]
-fn a_machine_that_stood_still_gives_up_before_it_reads() {
+fn a_suspended_machine_releases_before_it_reads() {
     let start = Instant::now();
     let at = |percent| at(start, percent);
     let mut lease = LeaseHolder::new(TOTAL, at(0), false);
     lease.set_demand(demand(true));
-    lease.note_heard(at(0));
+    lease.note_confirmed(at(0));
     assert_eq!(lease.emits(at(900)), Deadline::Passed, "it could not expire before");
     let mut lease = LeaseHolder::new(TOTAL, at(0), false);
     lease.set_demand(demand(true));
-    lease.note_heard(at(0));
+    lease.note_confirmed(at(0));
     // This clock misses these ten seconds.
     lease.note_suspended(at(10));
     // The same confirmation again, from before.
-    lease.note_heard(at(0));
-    assert_eq!((lease.by_lease(at(10)), lease.ask_at()), (ByLease::Lost, Some(at(10))));
+    lease.note_confirmed(at(0));
+    assert_eq!((lease.by_lease(at(10)), lease.next_read_at()), (ByLease::Lost, Some(at(10))));
     assert_eq!(lease.emits(at(10)), Deadline::Passed);
-    lease.note_asked(at(10));
+    lease.note_read_started(at(10));
     lease.note_read(at(10), true, LeaseTerms::default());
     assert_eq!(lease.by_lease(at(12)), ByLease::Lost, "suspected by now");
-    lease.note_heard(at(15));
+    lease.note_confirmed(at(15));
     assert_eq!(lease.by_lease(at(40)), ByLease::Held);
 }
 
@@ -99,24 +99,24 @@ fn leases_last_as_long_as_the_leader_states() {
     let at = |percent| at(start, percent);
     let terms = |total| LeaseTerms { total, ..LeaseTerms::default() };
     let with_total = |total| LeaseDemand { terms: terms(total), ..demand(true) };
-    // This node's flag says ten seconds, or five; the leader uses one, or forty.
+    // This node's flag is ten seconds, or five; the leader uses one, or forty.
     for own in [TOTAL, TOTAL / 2] {
         let mut lease = LeaseHolder::new(own, at(0), false);
         lease.set_demand(with_total(Some(TOTAL / 10)));
-        lease.note_heard(at(0));
+        lease.note_confirmed(at(0));
         assert_eq!((lease.by_lease(at(9)), lease.by_lease(at(10))), (ByLease::Held, ByLease::Lost), "{own:?}");
         lease.note_read(at(20), false, terms(Some(TOTAL / 10)));
         assert_eq!((lease.by_lease(at(25)), lease.by_lease(at(26))), (ByLease::Held, ByLease::Lost), "{own:?}");
         let mut lease = LeaseHolder::new(own, at(0), false);
         lease.set_demand(with_total(Some(TOTAL * 4)));
-        lease.note_heard(at(0));
+        lease.note_confirmed(at(0));
         assert_eq!((lease.by_lease(at(399)), lease.by_lease(at(400))), (ByLease::Held, ByLease::Lost), "{own:?}");
     }
     // The next leader uses a shorter one, and a probe or a read reports it before the ledger does.
     let mut lease = LeaseHolder::new(TOTAL, at(0), false);
     lease.set_demand(with_total(Some(TOTAL)));
     lease.note_probed(Some(TOTAL / 10));
-    lease.note_heard(at(0));
+    lease.note_confirmed(at(0));
     assert_eq!(lease.by_lease(at(10)), ByLease::Lost);
     let mut lease = LeaseHolder::new(TOTAL, at(0), false);
     lease.set_demand(with_total(Some(TOTAL)));
@@ -126,43 +126,44 @@ fn leases_last_as_long_as_the_leader_states() {
     let mut lease = LeaseHolder::new(TOTAL, at(0), false);
     lease.set_demand(with_total(Some(TOTAL)));
     lease.note_probed(Some(TOTAL * 4));
-    lease.note_heard(at(0));
+    lease.note_confirmed(at(0));
     assert_eq!(lease.by_lease(at(100)), ByLease::Lost, "the shorter one is safe");
 }
 
 /// Both sides of a change that the random schedule rarely meets: the node falls silent just before it.
 #[test]
-fn a_leader_with_a_shorter_timeout_waits_for_the_leases_of_its_former() {
+fn a_leader_with_a_shorter_timeout_waits_for_the_leases_of_its_predecessor() {
     use std::collections::BTreeSet;
 
     use crate::model::ledger::Ledger;
     use crate::node_health::NodeHealth;
-    use crate::ownership::suspicion::{Longest, Suspicions, TermStart, Terms};
+    use crate::ownership::suspicion::{LeaseDurations, LongestDuration, Suspicions, TermStart};
     let start = Instant::now();
     let (at, own) = (|percent| at(start, percent), TOTAL / 4);
     let mut lease = LeaseHolder::new(own, at(0), false);
     let terms = LeaseTerms { total: Some(TOTAL), ..LeaseTerms::default() };
     lease.set_demand(LeaseDemand { terms, ..demand(true) });
-    lease.note_heard(at(0));
+    lease.note_confirmed(at(0));
     let ledger = |suspects: &[(&str, u64)]| {
         let suspects = suspects.iter().map(|(node, number)| ((*node).to_owned(), *number)).collect();
         Ledger { suspects, ..Ledger::default() }
     };
-    let (mut longest, mut suspicions) = (Longest::default(), Suspicions::default());
-    let reach = NodeHealth { silent: ["n".to_owned()].into(), ..NodeHealth::by(own) };
+    let (mut longest, mut suspicions) = (LongestDuration::default(), Suspicions::default());
+    let node_health = NodeHealth { silent: ["n".to_owned()].into(), ..NodeHealth::with_lease(own) };
     for (ledger, total, now) in [(ledger(&[]), TOTAL, at(5)), (ledger(&[("n", 1)]), own, at(15))] {
-        longest.note((Some(total), None), own, (now, now));
-        suspicions.note(&ledger, now);
+        longest.observe((Some(total), None), own, (now, now));
+        suspicions.observe(&ledger, now);
     }
-    let beginning = TermStart { since: at(5), former: None, others: &BTreeSet::new() };
-    let end = |lease| suspicions.ends(&reach, Terms { lease, programs: lease }, beginning)["n"];
+    let term_start = TermStart { since: at(5), former: None, others: &BTreeSet::new() };
+    let end =
+        |lease| suspicions.lease_expiries(&node_health, LeaseDurations { lease, programs: lease }, term_start)["n"];
     assert_eq!(lease.by_lease(end(own)), ByLease::Held, "its own timeout would be too short");
-    assert_eq!(lease.by_lease(end(longest.of(own, at(15)))), ByLease::Lost);
-    assert_eq!(longest.of(own, end(longest.of(own, at(15)))), TOTAL, "not before that");
-    // It dies after its write. The next one has never seen the longer timeout.
-    let mut fresh = Longest::default();
-    fresh.note((Some(own), longest.to_write(own, at(15))), own, (at(20), at(20)));
-    assert_eq!(lease.by_lease(end(fresh.of(own, at(20)))), ByLease::Lost);
+    assert_eq!(lease.by_lease(end(longest.effective(own, at(15)))), ByLease::Lost);
+    assert_eq!(longest.effective(own, end(longest.effective(own, at(15)))), TOTAL, "not before that");
+    // It dies after its write. The next one has never read the longer timeout.
+    let mut fresh = LongestDuration::default();
+    fresh.observe((Some(own), longest.to_write(own, at(15))), own, (at(20), at(20)));
+    assert_eq!(lease.by_lease(end(fresh.effective(own, at(20)))), ByLease::Lost);
 }
 
 const GRACE: Duration = Duration::from_secs(300);
@@ -172,7 +173,7 @@ fn holder(now: Instant) -> LeaseHolder {
     let mut lease = LeaseHolder::new(TOTAL, now, false);
     let terms = LeaseTerms { total: Some(TOTAL), programs: Some(TOTAL + GRACE), ..LeaseTerms::default() };
     lease.set_demand(LeaseDemand { terms, ..demand(true) });
-    lease.note_heard(now);
+    lease.note_confirmed(now);
     lease
 }
 
@@ -184,13 +185,13 @@ fn programs_continue_for_the_grace_after_a_confirmation_but_not_after_a_read() {
     assert_eq!(lease.emits(at(10)), Deadline::At(at(0) + TOTAL + GRACE));
     let mut reader = LeaseHolder::new(TOTAL, at(0), false);
     reader.set_demand(demand(true));
-    assert_eq!(reader.emits(at(0)), Deadline::AsItIs, "as the former agent left it");
+    assert_eq!(reader.emits(at(0)), Deadline::Unchanged, "as the former agent left it");
     reader.note_read(at(0), false, LeaseTerms { programs: Some(TOTAL + GRACE), ..LeaseTerms::default() });
     assert_eq!(reader.emits(at(10)), Deadline::At(at(160)));
     // A leader that does not state it gives no grace, whatever this node's flags say.
     let mut silent = LeaseHolder::new(TOTAL, at(0), false);
     silent.set_demand(demand(true));
-    silent.note_heard(at(0));
+    silent.note_confirmed(at(0));
     assert_eq!(silent.emits(at(10)), Deadline::At(at(100)));
 }
 
@@ -202,9 +203,10 @@ fn a_passed_deadline_is_not_renewed_before_the_kernel_is_empty() {
     let mut lease = holder(at(0));
     assert_eq!(lease.state(at(100), false), LeaseState::Expired(1));
     assert_eq!(lease.deadline(LeaseState::Expired(1)), Deadline::Passed);
-    lease.note_heard(at(100));
-    assert_eq!(lease.state(at(101), true), LeaseState::Expired(1), "heard again at once");
-    let obeys = |lease: &mut LeaseHolder, obeyed| lease.set_demand(LeaseDemand { obeyed, ..lease.demand });
+    lease.note_confirmed(at(100));
+    assert_eq!(lease.state(at(101), true), LeaseState::Expired(1), "confirmed again at once");
+    let obeys =
+        |lease: &mut LeaseHolder, obeyed| lease.set_demand(LeaseDemand { acknowledged_expiry: obeyed, ..lease.demand });
     obeys(&mut lease, 1);
     assert_eq!(lease.state(at(101), true), LeaseState::Holds);
     assert_eq!(lease.state(at(102), false), LeaseState::Holds);
@@ -214,8 +216,8 @@ fn a_passed_deadline_is_not_renewed_before_the_kernel_is_empty() {
     assert_eq!(next.state(at(0), true), LeaseState::Expired(1));
     obeys(&mut next, 1);
     assert_eq!(next.state(at(1), true), LeaseState::Holds);
-    assert_eq!(next.state(at(150), false), LeaseState::Expired(2), "it has lost it again");
-    next.note_heard(at(150));
+    assert_eq!(next.state(at(150), false), LeaseState::Expired(2), "it has expired again");
+    next.note_confirmed(at(150));
     assert_eq!(next.state(at(151), true), LeaseState::Expired(2), "an earlier acknowledgement does not count");
 }
 
@@ -229,11 +231,15 @@ fn an_endless_lease_needs_a_read_and_ends_by_any_source() {
         lease.set_demand(LeaseDemand { terms, ..lease.demand });
     };
     terms(&mut lease, Some(7), None);
-    assert_eq!((lease.state(at(10), false), lease.ask_at()), (LeaseState::Holds, Some(at(0))), "it is to be read");
+    assert_eq!(
+        (lease.state(at(10), false), lease.next_read_at()),
+        (LeaseState::Holds, Some(at(0))),
+        "it is to be read"
+    );
     assert_eq!(lease.deadline(LeaseState::Holds), Deadline::At(at(0) + TOTAL + GRACE));
     let endless = LeaseTerms { endless: Some(7), ..lease.demand.terms };
     lease.note_read(at(10), false, endless);
-    assert_eq!((lease.deadline(LeaseState::Holds), lease.ask_at()), (Deadline::Never, None));
+    assert_eq!((lease.deadline(LeaseState::Holds), lease.next_read_at()), (Deadline::Never, None));
     assert_eq!(lease.state(at(9999), false), LeaseState::Holds, "cut off from all");
     assert_eq!(lease.bounded(), None);
     terms(&mut lease, None, Some(8));
@@ -254,7 +260,7 @@ fn an_endless_lease_outlives_an_agent_that_reaches_nothing() {
     let at = |percent| at(start, percent);
     let mut lease = LeaseHolder::new(TOTAL, at(0), true);
     lease.set_demand(demand(true));
-    assert_eq!(lease.ask_at(), Some(at(0)), "it is to be read");
+    assert_eq!(lease.next_read_at(), Some(at(0)), "it is to be read");
     assert_eq!(lease.state(at(9999), false), LeaseState::Holds);
     assert_eq!((lease.deadline(LeaseState::Holds), lease.bounded()), (Deadline::Never, None));
     let terms = LeaseTerms { ending: Some(8), ..LeaseTerms::default() };

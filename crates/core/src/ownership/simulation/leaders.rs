@@ -14,7 +14,7 @@ impl World {
                 let is_overwritten = signed_by(leader.ledger_seen) == name && signed_by(api) != name;
                 leader.is_replaced |= is_overwritten && now >= leader.alone_until;
                 leader.ledger_seen = api;
-                leader.suspicions.note(&self.api.ledgers[api], now);
+                leader.suspicions.observe(&self.api.ledgers[api], now);
                 leader.note_terms(&self.api.ledgers[api], index, now);
             }
         }
@@ -65,11 +65,11 @@ impl World {
         }
         self.leaders[index].probes_at = Some(now + PROBE);
         self.leaders[index].number += 1;
-        self.leaders[index].hear_own(index);
+        self.leaders[index].confirm_own(index);
         for (node, name) in NODES.iter().enumerate() {
             let leader = &self.leaders[index];
-            let vouches = now < leader.vouches_until;
-            let confirmed = leader.confirmed.get(&node).copied().filter(|_| vouches).unwrap_or_default();
+            let may_confirm = now < leader.confirms_until;
+            let confirmed = leader.confirmed_probe.get(&node).copied().filter(|_| may_confirm).unwrap_or_default();
             let (number, term) = (leader.number, leader.term);
             let orders = self.api.ledgers[leader.ledger_seen].leaving(name);
             let probe = Message::Probe { leader: index, node, number, confirmed, term, orders };
@@ -89,20 +89,33 @@ impl World {
             Some(former) if former.node == name => former.silent_since,
             _ => since,
         };
-        let heard =
-            |name: &str| leader.heard.get(name).map_or(asked_since(name), |heard| asked_since(name).max(*heard));
-        let alive = |name: &str| leader.alive.get(name).map_or(heard(name), |alive| heard(name).max(*alive));
+        let last_confirmed = |name: &str| {
+            leader
+                .last_confirmed
+                .get(name)
+                .map_or(asked_since(name), |last_confirmed| asked_since(name).max(*last_confirmed))
+        };
+        let alive =
+            |name: &str| leader.alive.get(name).map_or(last_confirmed(name), |alive| last_confirmed(name).max(*alive));
         // The agent alone, for the configured time.
-        let is_gone = |name: &str| now >= heard(name) + own * 2 + GRACES[index];
+        let is_gone = |name: &str| now >= last_confirmed(name) + own * 2 + GRACES[index];
         let those = |is: &dyn Fn(&str) -> bool| -> BTreeSet<String> {
             NODES.iter().filter(|name| is(name)).map(|name| (*name).to_owned()).collect()
         };
         let unreachable = those(&|name| now >= alive(name) + own || is_gone(name));
         let suspects_now = those(&|name| now >= alive(name) + own / 2 || is_gone(name));
-        let silent = those(&|name| now >= alive(name) + own && alive(name) < heard(name) + own);
-        let (absent, heard) = (those(&|name| now >= heard(name) + own), leader.heard.clone());
+        let silent = those(&|name| now >= alive(name) + own && alive(name) < last_confirmed(name) + own);
+        let (absent, last_confirmed) =
+            (those(&|name| now >= last_confirmed(name) + own), leader.last_confirmed.clone());
         let followed = leader.followed.clone();
-        let reach = NodeHealth { suspects: suspects_now, silent, heard, followed, lease: own, ..NodeHealth::default() };
+        let node_health = NodeHealth {
+            suspects: suspects_now,
+            silent,
+            last_confirmed,
+            first_confirmed: followed,
+            lease: own,
+            ..NodeHealth::default()
+        };
         let times = terms(index);
         let mut draft = Ledger {
             leader: LEADERS[index].to_owned(),
@@ -112,9 +125,9 @@ impl World {
             former_programs: leader.longest_programs.to_write(times.programs, now),
             ..Ledger::clone(&ledger)
         };
-        let (wanted, _) = suspects(&reach, &ledger, since, now);
-        draft.suspects.retain(|node, _| wanted.contains(node));
-        for node in wanted {
+        let (suspected, _) = suspects(&node_health, &ledger, since, now);
+        draft.suspects.retain(|node, _| suspected.contains(node));
+        for node in suspected {
             if !draft.suspects.contains_key(&node) {
                 draft.records.last += 1;
                 draft.suspects.insert(node, draft.records.last);
@@ -123,27 +136,33 @@ impl World {
         let pair = |(address, number): (&IpAddr, &u64)| (*address, *number);
         let acknowledgements = self.api.acknowledgements.values().chain(leader.released.values());
         let released: BTreeSet<_> = acknowledgements.flatten().map(pair).collect();
-        let times = Terms {
-            lease: leader.longest_lease.of(own, now),
-            programs: leader.longest_programs.of(times.programs, now),
+        let times = LeaseDurations {
+            lease: leader.longest_lease.effective(own, now),
+            programs: leader.longest_programs.effective(times.programs, now),
         };
         let others = NODES.into_iter().filter(|name| *name != NODES[index]).collect();
-        let beginning = TermStart { since, former: leader.former.as_ref(), others: &others };
-        let ends = leader.suspicions.ends(&reach, times, beginning);
+        let term_start = TermStart { since, former: leader.former.as_ref(), others: &others };
+        let lease_expiries = leader.suspicions.lease_expiries(&node_health, times, term_start);
         let (departed, records) = (BTreeMap::new(), draft.records.clone());
         let (given, prepared) = (BTreeMap::new(), BTreeMap::new());
-        let evidence =
-            Evidence { released: &released, given: &given, prepared: &prepared, ends: &ends, departed: &departed };
+        let evidence = Evidence {
+            released: &released,
+            new_owners: &given,
+            prepared: &prepared,
+            lease_expiries: &lease_expiries,
+            deleted_objects_gateways: &departed,
+        };
         let (nodes, hand_overs) = (&self.labels, &records.open);
         let (networks, services) = (&ClusterNetworks::default(), &Services::default());
         let (unreachable, absent) = (&unreachable, &absent);
-        let facts = Facts { policies: &policies, nodes, unreachable, absent, networks, services, hand_overs };
-        let mut plan = leader.watch.plan(&policies, &assign(&facts), &records, &evidence, now);
+        let facts =
+            AssignmentInputs { policies: &policies, nodes, unreachable, absent, networks, services, hand_overs };
+        let mut plan = leader.planner.plan(&policies, &assign(&facts), &records, &evidence, now);
         if leader.former.as_ref().is_some_and(|former| now < former.until) {
             plan.items.clear();
-            plan.steps.retain(|step| step.is_new_to(&records));
+            plan.record_changes.retain(|step| step.is_new_to(&records));
         }
-        for step in &plan.steps {
+        for step in &plan.record_changes {
             if let RecordChange::Record(address, hand_over) = step {
                 draft.records.last = draft.records.last.max(hand_over.number);
                 draft.records.open.insert(*address, hand_over.clone());
@@ -162,12 +181,12 @@ impl World {
             leader.queue.push(Work::Object(Arc::clone(&base), base.published_as(|published| published.items = items)));
         }
         let mut closed = draft;
-        for step in &plan.steps {
-            if let RecordChange::Forget(address) = step {
+        for step in &plan.record_changes {
+            if let RecordChange::Remove(address) = step {
                 closed.records.open.remove(address);
             }
         }
-        if plan.steps.iter().any(|step| matches!(step, RecordChange::Forget(_))) {
+        if plan.record_changes.iter().any(|step| matches!(step, RecordChange::Remove(_))) {
             leader.queue.push(Work::Ledger(closed));
         }
     }

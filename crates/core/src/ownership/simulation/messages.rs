@@ -39,7 +39,7 @@ pub(super) enum Message {
         node: usize,
         number: u64,
         term: u64,
-        /// The greatest term that the node has heard of.
+        /// The greatest term that the node knows of.
         greatest: u64,
         released: Acknowledgements,
     },

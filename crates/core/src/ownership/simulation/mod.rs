@@ -1,15 +1,11 @@
 //! Agents, leaders and an API server that cannot always reach each other: at no moment do two nodes hold one address.
 //!
-//! - The rules are the real ones: lease, ownership, suspicions, assignment and hand-overs. Messages are late or lost,
-//!   watches of ledger and policies lag by different amounts, nodes act late, leaders follow each other as the Lease
-//!   permits, labels change, and probes report hand-overs too. The API server fails for a while, and one node is cut
-//!   off from the leaders then: it holds lost addresses again only when the API server is back.
-//! - Each leader runs on its own node, whose agent it always hears. Many leaders are replaced early, and decide and
-//!   confirm as before until their Lease expires or an agent reports the successor, even if they were not silent. Then
-//!   the nodes of the two do not reach each other, and often other nodes reach only one of them.
-//! - Agents die and are replaced: their programs emit what the kernel holds until the deadline. The test judges what a
-//!   node emits. One documented case is excluded: an agent that dies within a total timeout of the isolation of its
-//!   whole node looks like one that lives and ends its lease.
+//! - The rules are the real ones. Messages are late or lost, watches lag, nodes act late, leaders follow each other as
+//!   the Lease permits, labels change, and the API server fails for a while.
+//! - Many leaders are replaced early, and write and confirm as before until their Lease expires or an agent reports the
+//!   successor. Then their nodes do not reach each other, and other nodes often reach only one of them.
+//! - Agents die and are replaced: their programs emit what the kernel holds until the deadline.
+//! - One documented case is excluded: an agent that dies within a total timeout of the isolation of its whole node.
 
 pub mod leaders;
 pub mod messages;
@@ -25,15 +21,15 @@ use crate::ownership::simulation::nodes::{given, objects_of};
 
 use super::lease::*;
 use crate::allocation::samples::{node, policy};
-use crate::allocation::{Facts, Nodes, assign};
+use crate::allocation::{AssignmentInputs, Nodes, assign};
 use crate::leader_election::{FormerLeader, Timing};
 use crate::model::ledger::{Acknowledgements, Ledger};
 use crate::model::policy::{EgressPolicy, Policies, parse_egress_ip};
 use crate::model::state::EgressId;
 use crate::node_health::NodeHealth;
 use crate::ownership::handover::{Evidence, HandoverPlanner, RecordChange};
-use crate::ownership::holdings::Ownership;
-use crate::ownership::suspicion::{Longest, Suspicions, TermStart, Terms, suspects};
+use crate::ownership::node_ownership::NodeOwnership;
+use crate::ownership::suspicion::{LeaseDurations, LongestDuration, Suspicions, TermStart, suspects};
 
 /// The leaders' flags, which differ. Nodes use the ledger's value.
 const TOTALS: [Duration; 2] = [Duration::from_millis(1000), Duration::from_millis(4000)];
@@ -49,7 +45,7 @@ const NODES: [&str; 3] = ["n1", "n2", "n3"];
 /// On the first nodes.
 const LEADERS: [&str; 2] = ["l1", "l2"];
 const API: &str = "api";
-type Owned = BTreeMap<EgressId, IpAddr>;
+type AddressByPolicy = BTreeMap<EgressId, IpAddr>;
 
 /// Contents of the API server, and everything it ever held.
 struct Api {
@@ -70,14 +66,14 @@ struct Node {
     has_listed: bool,
     /// The latest time that its lease was expired and it obeyed.
     obeyed: u64,
-    /// The greatest term that it has heard of.
+    /// The greatest term that it knows of.
     term: u64,
-    ownership: Ownership,
+    ownership: NodeOwnership,
     ledger_seen: usize,
     objects_seen: usize,
     /// When each probe of one leader's term arrived.
     probes: BTreeMap<(usize, u64, u64), Instant>,
-    held: Owned,
+    held: AddressByPolicy,
     sent: Acknowledgements,
     /// The release requests of the latest probe.
     orders: Acknowledgements,
@@ -93,11 +89,11 @@ enum Work {
 }
 
 struct Leader {
-    watch: HandoverPlanner,
+    planner: HandoverPlanner,
     suspicions: Suspicions,
-    longest_lease: Longest,
-    longest_programs: Longest,
-    heard: BTreeMap<String, Instant>,
+    longest_lease: LongestDuration,
+    longest_programs: LongestDuration,
+    last_confirmed: BTreeMap<String, Instant>,
     /// The first answer of each in this term.
     followed: BTreeMap<String, Instant>,
     /// Unconfirmed answers of the own node's agent: the number of the probe, and when it arrived.
@@ -106,7 +102,7 @@ struct Leader {
     others: Instant,
     /// When the kernels of nodes last answered.
     alive: BTreeMap<String, Instant>,
-    confirmed: BTreeMap<usize, u64>,
+    confirmed_probe: BTreeMap<usize, u64>,
     /// Acknowledgements in the nodes' answers.
     released: BTreeMap<usize, Acknowledgements>,
     /// A process that no longer leads still probes, and confirms no answers.
@@ -114,10 +110,10 @@ struct Leader {
     since: Instant,
     /// As far as it knows.
     leads_until: Instant,
-    vouches_until: Instant,
-    /// It cannot have been replaced before then, whatever it hears.
+    confirms_until: Instant,
+    /// It cannot have been replaced before then, whatever agents report.
     alone_until: Instant,
-    /// It has seen its successor's signature.
+    /// It has read its successor's signature.
     is_replaced: bool,
     /// The leader that it has replaced early.
     former: Option<FormerLeader>,
@@ -133,21 +129,21 @@ impl Leader {
     /// It has just started, and does not lead.
     fn new(term: u64, now: Instant) -> Self {
         Self {
-            watch: HandoverPlanner::default(),
+            planner: HandoverPlanner::default(),
             suspicions: Suspicions::default(),
-            longest_lease: Longest::default(),
-            longest_programs: Longest::default(),
-            heard: BTreeMap::new(),
+            longest_lease: LongestDuration::default(),
+            longest_programs: LongestDuration::default(),
+            last_confirmed: BTreeMap::new(),
             followed: BTreeMap::new(),
             own: Vec::new(),
             others: now,
             alive: BTreeMap::new(),
-            confirmed: BTreeMap::new(),
+            confirmed_probe: BTreeMap::new(),
             released: BTreeMap::new(),
             term,
             since: now,
             leads_until: now,
-            vouches_until: now,
+            confirms_until: now,
             alone_until: now,
             is_replaced: false,
             former: None,
@@ -163,30 +159,30 @@ impl Leader {
     /// It leads by the Lease from now on.
     fn leading(self, former: Option<FormerLeader>) -> Self {
         let until = self.since + Duration::from_secs(3600);
-        Self { leads_until: until, vouches_until: until, alone_until: until, former, ..self }
+        Self { leads_until: until, confirms_until: until, alone_until: until, former, ..self }
     }
 
     fn note_terms(&mut self, ledger: &Ledger, index: usize, now: Instant) {
         let (own, over) = (terms(index), self.former.as_ref().map_or(now, |former| former.until));
-        self.longest_lease.note((ledger.total, ledger.former_total), own.lease, (now, over));
-        self.longest_programs.note((ledger.programs, ledger.former_programs), own.programs, (now, over));
+        self.longest_lease.observe((ledger.total, ledger.former_total), own.lease, (now, over));
+        self.longest_programs.observe((ledger.programs, ledger.former_programs), own.programs, (now, over));
     }
 
     /// An answer of another node's agent, which a later probe confirms.
-    fn hear(&mut self, node: usize, number: u64, at: Instant) {
-        if at < self.vouches_until {
-            self.heard.insert(NODES[node].to_owned(), at);
+    fn note_answer(&mut self, node: usize, number: u64, at: Instant) {
+        if at < self.confirms_until {
+            self.last_confirmed.insert(NODES[node].to_owned(), at);
             self.followed.entry(NODES[node].to_owned()).or_insert(at);
-            let confirmed = self.confirmed.entry(node).or_default();
+            let confirmed = self.confirmed_probe.entry(node).or_default();
             *confirmed = number.max(*confirmed);
         }
     }
 
     /// Answers of the own node's agent count no more than the signs of the others.
-    fn hear_own(&mut self, index: usize) {
+    fn confirm_own(&mut self, index: usize) {
         let others = self.others;
         let counting: Vec<_> = self.own.extract_if(.., |(_, at)| *at <= others).collect();
-        counting.into_iter().for_each(|(number, at)| self.hear(index, number, at));
+        counting.into_iter().for_each(|(number, at)| self.note_answer(index, number, at));
     }
 }
 
@@ -211,8 +207,8 @@ fn is_of((from, to): (&'static str, &'static str), one: &str, whole: bool) -> bo
     }
 }
 
-fn terms(index: usize) -> Terms {
-    Terms { lease: TOTALS[index], programs: TOTALS[index] + GRACES[index] }
+fn terms(index: usize) -> LeaseDurations {
+    LeaseDurations { lease: TOTALS[index], programs: TOTALS[index] + GRACES[index] }
 }
 
 struct World {
@@ -273,11 +269,11 @@ impl World {
             has_listed: true,
             obeyed: 0,
             term: 0,
-            ownership: Ownership::new((*name).to_owned()),
+            ownership: NodeOwnership::new((*name).to_owned()),
             ledger_seen: 0,
             objects_seen: 0,
             probes: BTreeMap::new(),
-            held: Owned::new(),
+            held: AddressByPolicy::new(),
             sent: Acknowledgements::new(),
             orders: Acknowledgements::new(),
             acts_at: start,
@@ -319,7 +315,7 @@ impl World {
         while self.now < self.start + Duration::from_secs(90) {
             self.quiet = self.now > self.start + Duration::from_secs(60);
             self.now += TICK;
-            let before: Vec<Owned> = self.nodes.iter().map(|node| node.held.clone()).collect();
+            let before: Vec<AddressByPolicy> = self.nodes.iter().map(|node| node.held.clone()).collect();
             self.disturb();
             while let Some(entry) = self.mail.first_entry().filter(|entry| entry.key().0 <= self.now) {
                 let message = entry.remove();
@@ -336,13 +332,13 @@ impl World {
         self
     }
 
-    fn check(&mut self, seed: u64, before: &[Owned]) {
-        let (mut holders, at) = (BTreeMap::new(), self.now - self.start);
+    fn check(&mut self, seed: u64, before: &[AddressByPolicy]) {
+        let (mut gateways, at) = (BTreeMap::new(), self.now - self.start);
         let is_settled = self.is_away() && self.now > self.away.0 + LATEST;
         for ((node, name), before) in self.nodes.iter().zip(NODES).zip(before) {
             let had = |address: &IpAddr| before.values().any(|had| had == address);
             for address in node.held.values().filter(|_| self.now < node.deadline) {
-                if let Some(other) = holders.insert(address, name) {
+                if let Some(other) = gateways.insert(address, name) {
                     panic!("seed {seed}, {at:?}: {address} is emitted by {name} and {other}");
                 }
                 assert!(
@@ -430,18 +426,18 @@ impl World {
         let next = 1 - old;
         let reaches = !self.is_away() && !self.cut.iter().any(|(from, to)| [*from, *to] == [API, LEADERS[next]]);
         if reaches && self.random.below(3) > 0 {
-            let until = now + timing.duration - timing.stale;
-            let leads = now + self.random.milliseconds(900).min(timing.renew_deadline - timing.stale);
+            let until = now + timing.lease_duration - timing.stale_renewal;
+            let leads = now + self.random.milliseconds(900).min(timing.renew_deadline - timing.stale_renewal);
             let leader = &mut self.leaders[old];
-            (leader.leads_until, leader.vouches_until, leader.alone_until) = (leads, until, now);
+            (leader.leads_until, leader.confirms_until, leader.alone_until) = (leads, until, now);
             self.early += 1;
             self.part(next, old);
-            let silent_since = now - timing.silence - self.random.milliseconds(300);
+            let silent_since = now - timing.node_silence - self.random.milliseconds(300);
             return self.begin_to_lead(next, Some(FormerLeader { node: NODES[old].to_owned(), silent_since, until }));
         }
         let leader = &mut self.leaders[old];
         let until = now + timing.leaderless_gap();
-        (leader.leads_until, leader.vouches_until, leader.alone_until) = (now, until, now);
+        (leader.leads_until, leader.confirms_until, leader.alone_until) = (now, until, now);
         self.changes_at = until;
     }
 
@@ -467,12 +463,12 @@ impl World {
         self.leaders[next] = if self.random.below(3) == 0 {
             let ledger = &self.api.ledgers[old.ledger_seen];
             let mut new = Leader { ledger_seen: old.ledger_seen, ..new };
-            new.suspicions.note(ledger, self.now);
+            new.suspicions.observe(ledger, self.now);
             new.note_terms(ledger, next, self.now);
             new
         } else {
             Leader {
-                heard: old.heard,
+                last_confirmed: old.last_confirmed,
                 suspicions: old.suspicions,
                 longest_lease: old.longest_lease,
                 longest_programs: old.longest_programs,
@@ -513,7 +509,7 @@ impl World {
         }
         self.sent += 1;
         let delay = match &message {
-            // Much may happen between a decision and its status.
+            // Much may happen between a pass and the write of its status.
             Message::WriteObject { .. } if !self.quiet => self.random.milliseconds(900),
             _ => self.random.delay(self.quiet),
         };
@@ -536,7 +532,7 @@ impl World {
                     node_of.lease.note_probed(Some(TOTALS[leader]));
                     node_of.probes.insert((leader, term, number), at);
                     if let Some(as_of) = node_of.probes.get(&(leader, term, confirmed)).copied() {
-                        node_of.lease.note_heard(as_of);
+                        node_of.lease.note_confirmed(as_of);
                     }
                 }
                 let (released, greatest) = (node_of.sent.clone(), node_of.term);
@@ -548,14 +544,14 @@ impl World {
                     return;
                 }
                 if greatest > term && now >= leader.alone_until {
-                    leader.vouches_until = leader.vouches_until.min(now);
+                    leader.confirms_until = leader.confirms_until.min(now);
                 }
                 if node == index {
                     leader.alive.insert(NODES[node].to_owned(), now);
                     leader.own.push((number, now));
                 } else {
                     leader.others = now;
-                    leader.hear(node, number, now);
+                    leader.note_answer(node, number, now);
                 }
                 leader.released.insert(node, released);
             }
@@ -622,7 +618,7 @@ impl World {
                 if done {
                     // The answer has the current value.
                     leader.ledger_seen = leader.ledger_seen.max(self.api.ledgers.len() - 1);
-                    leader.suspicions.note(&self.api.ledgers[leader.ledger_seen], self.now);
+                    leader.suspicions.observe(&self.api.ledgers[leader.ledger_seen], self.now);
                     leader.note_terms(&self.api.ledgers[leader.ledger_seen], index, self.now);
                 } else {
                     leader.queue.clear();

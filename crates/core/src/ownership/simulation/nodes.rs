@@ -34,32 +34,32 @@ impl World {
         let view = objects_of(&self.api, node.objects_seen);
         let wants = !given(&view, name).is_empty();
         let (terms, obeyed) = (LeaseTerms::of(&ledger, name), node.obeyed);
-        node.lease.set_demand(LeaseDemand { wants, terms, obeyed });
-        let asks = node.lease.ask_at().is_some_and(|time| time <= now);
+        node.lease.set_demand(LeaseDemand { has_addresses: wants, terms, acknowledged_expiry: obeyed });
+        let asks = node.lease.next_read_at().is_some_and(|time| time <= now);
         if asks {
-            node.lease.note_asked(now);
+            node.lease.note_read_started(now);
         }
         let state = node.lease.state(now, now >= node.deadline);
         match node.lease.deadline(state) {
-            Deadline::AsItIs => {}
+            Deadline::Unchanged => {}
             Deadline::At(time) => node.deadline = time,
             Deadline::Passed | Deadline::Never => node.deadline = now,
         }
         let expired = matches!(state, LeaseState::Expired(_));
         node.ownership.set_lease_expired(expired, &node.held);
-        // A node that has seen it in the ledger uses the ledger.
-        let unheard = node.orders.iter().filter(|(_, number)| **number > ledger.records.last);
-        node.ownership.order(&unheard.map(|(address, number)| (*address, *number)).collect());
+        // A node that has read it in the ledger uses the ledger.
+        let unknown_orders = node.orders.iter().filter(|(_, number)| **number > ledger.records.last);
+        node.ownership.set_orders(&unknown_orders.map(|(address, number)| (*address, *number)).collect());
         let mut ask = None;
         if expired {
             node.asking = None;
-            node.ownership.follow(ledger);
+            node.ownership.observe_ledger(ledger);
             node.apply(&view);
             if let LeaseState::Expired(fall) = state {
                 node.obeyed = fall;
             }
         } else if node.has_listed && node.asking.is_none_or(|(_, until)| now > until) {
-            node.ownership.follow(ledger);
+            node.ownership.observe_ledger(ledger);
             let doubtful = node.apply(&view);
             if !doubtful.is_empty() {
                 self.sent += 1;
@@ -90,19 +90,19 @@ impl Node {
     /// Another process, which knows of the former one only what the kernel holds.
     fn restart(&mut self, now: Instant) {
         self.lease = LeaseHolder::new(Duration::from_secs(5), now, false);
-        self.ownership = Ownership::new(self.ownership.node_name().to_owned());
+        self.ownership = NodeOwnership::new(self.ownership.node_name().to_owned());
         (self.orders, self.sent, self.obeyed) = (Acknowledgements::new(), Acknowledgements::new(), 0);
         self.probes.clear();
         (self.term, self.asking, self.acts_at, self.has_listed) = (0, None, now, false);
     }
 
     /// Holds what it may of what the status assigns, except for addresses that wait for a fresh read.
-    pub(super) fn apply(&mut self, policies: &Policies) -> Owned {
+    pub(super) fn apply(&mut self, policies: &Policies) -> AddressByPolicy {
         let desired = given(policies, self.ownership.node_name());
-        let barred = self.ownership.barred(&desired, &self.held);
+        let barred = self.ownership.withheld(&desired, &self.held);
         self.held = desired.into_iter().filter(|(id, _)| !barred.all.contains_key(id)).collect();
-        self.ownership.settle(&self.held);
-        barred.doubtful
+        self.ownership.note_settled(&self.held);
+        barred.unconfirmed
     }
 }
 
@@ -111,7 +111,7 @@ pub(super) fn objects_of(api: &Api, seen: usize) -> Arc<Policies> {
 }
 
 /// The addresses that a status assigns to a node, the older policy's first.
-pub(super) fn given(policies: &Policies, node: &str) -> Owned {
+pub(super) fn given(policies: &Policies, node: &str) -> AddressByPolicy {
     let mut all = BTreeMap::new();
     let mut ids = (1..).map(EgressId);
     for policy in policies.values() {

@@ -24,7 +24,7 @@ use crate::policy::status::{DesiredStatus, WriteError};
 use crate::{FIELD_MANAGER, crd};
 use egress_core::keys;
 use egress_core::model::policy::EgressPolicy;
-use egress_core::status::conditions::{ASSIGNED, Statement};
+use egress_core::status::conditions::{ASSIGNED, DesiredCondition};
 
 /// Writes to EgressIP objects, and learns which fields their CRD has.
 pub(super) struct Writer {
@@ -195,7 +195,7 @@ fn items(desired: &DesiredStatus) -> Vec<Value> {
 }
 
 fn status_ops(object: &EgressPolicy, desired: &DesiredStatus, counted: Option<u32>, now: &Timestamp) -> Vec<Value> {
-    let value = |statement: &Statement| condition(object, statement, now);
+    let value = |statement: &DesiredCondition| condition(object, statement, now);
     if !object.published.has_status {
         let conditions: Vec<Value> = desired.conditions.iter().map(value).collect();
         let mut status = json!({
@@ -230,7 +230,7 @@ fn status_ops(object: &EgressPolicy, desired: &DesiredStatus, counted: Option<u3
     ops
 }
 
-fn condition(object: &EgressPolicy, desired: &Statement, now: &Timestamp) -> Value {
+fn condition(object: &EgressPolicy, desired: &DesiredCondition, now: &Timestamp) -> Value {
     // The time of the last change of the status, not of the last write.
     let since = match object.published.conditions.get(desired.kind) {
         Some((_, found)) if found.status == desired.status && !found.last_transition.is_empty() => {
@@ -267,8 +267,8 @@ mod tests {
         read::policy(&serde_json::from_value(value).expect("an object"))
     }
 
-    fn statement(kind: &'static str, status: bool, reason: &'static str, message: &str) -> Statement {
-        Statement { kind, status, reason, message: message.into() }
+    fn statement(kind: &'static str, status: bool, reason: &'static str, message: &str) -> DesiredCondition {
+        DesiredCondition { kind, status, reason, message: message.into() }
     }
 
     fn desired() -> DesiredStatus {

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use crate::cmd::drain::{DrainError, count};
 use egress_core::allocation::Nodes;
-use egress_core::allocation::draining::{held, stays};
+use egress_core::allocation::draining::{hosted, stays};
 use egress_core::model::node::Node;
 use egress_core::model::policy::{Policies, PolicyKey, parse_egress_ip};
 
@@ -62,7 +62,7 @@ pub(super) struct Watch<'a> {
 impl<'a> Watch<'a> {
     /// Returns the first line too. `now` is after the mark.
     pub(super) fn start(node: &'a str, policies: &Policies, now: Instant) -> (Self, String) {
-        let held = held(policies, node);
+        let held = hosted(policies, node);
         let line = match held.len() {
             0 => format!("{node} has no egress IPs"),
             some => format!("{node} has {}", count(some)),
@@ -98,7 +98,7 @@ impl<'a> Watch<'a> {
     /// Addresses that left the node or were assigned to it.
     fn follow(&mut self, policies: &Policies, now: Instant) -> Vec<String> {
         let (node, after) = (self.node, now.duration_since(self.start).as_secs_f64());
-        let before = std::mem::replace(&mut self.held, held(policies, node));
+        let before = std::mem::replace(&mut self.held, hosted(policies, node));
         let mut lines = Vec::new();
         for (address, policy) in before.iter().filter(|(address, _)| !self.held.contains_key(address)) {
             let what = new_place(policies, *address).unwrap_or_else(|| match policies.contains_key(policy) {

@@ -1,5 +1,5 @@
-//! Probes the agents of all egress nodes while that is this controller's duty: one task per node, and one [`NodeStates`] that
-//! judges what they find.
+//! Probes the agents of all egress nodes while that is this controller's duty: one task per node, and one
+//! [`NodeStates`] that evaluates their findings.
 //!
 //! A leader probes, and continues after it can no longer renew its Lease, until another controller leads: agents hold addresses by
 //! the confirmations in probes, and an outage of the API server must not end that. If an agent reports a newer leader, probing
@@ -22,20 +22,20 @@ use tracing::{debug, info, warn};
 
 use crate::change_queue::ChangeReceiver;
 use crate::controller::node_health::confirmation::{Confirmation, OtherNodes};
-use crate::controller::node_health::session::{Asker, Finding, ProbePath, ProbeSettings, ask};
+use crate::controller::node_health::session::{Finding, ProbePath, ProbeSettings, SessionInputs, probe_node};
 use egress_core::model::ledger::{Acknowledgements, Ledger};
 use egress_core::model::node::Node;
 use egress_core::model::view::{Change, Update};
 use egress_core::node_health::NodeHealth;
 use egress_core::node_health::liveness::{AgentAnswer, Liveness, Signal};
-use egress_core::node_health::state::{News, NodeHealthReport, NodeStates, Traits, Treated};
+use egress_core::node_health::state::{CountsAs, NodeHealthReport, NodeStates, StateChange, Traits};
 use egress_datapath::overlay::endpoints::endpoint;
 use egress_datapath::overlay::probe::{Echo, Question};
 use egress_kube::leader_election::ProbeDuty;
 use egress_supervise::{self, Task};
 
-/// Interval of judging all nodes.
-const JUDGE_INTERVAL: Duration = Duration::from_millis(50);
+/// Interval of evaluating all nodes.
+const EVALUATION_INTERVAL: Duration = Duration::from_millis(50);
 /// How long a node is still probed after it ceases to be an egress node or its Node is deleted: it may not have released its
 /// addresses yet.
 const LINGER: Duration = Duration::from_secs(60);
@@ -46,7 +46,7 @@ const QUEUE: usize = 4096;
 /// Interval of checking whether a leader that has stopped probing should probe again.
 const RESTART_INTERVAL: Duration = Duration::from_secs(1);
 /// The longest gap between terms that a slow API server causes.
-const LONGEST_GAP: Duration = Duration::from_secs(3);
+const MAX_TERM_GAP: Duration = Duration::from_secs(3);
 
 /// How long answers may be unsigned before they are reported: an agent that has just started, or has another key already, is no
 /// unexpected responder yet.
@@ -60,7 +60,7 @@ const NOT_SIGNED: &str = "HealthAnswerNotSigned";
 pub struct Overlay {
     /// The UDP port of overlay packets.
     pub port: u16,
-    pub ask: mpsc::Sender<Question>,
+    pub questions: mpsc::Sender<Question>,
     pub echoes: mpsc::Receiver<Echo>,
 }
 
@@ -75,8 +75,8 @@ pub async fn run(
 ) {
     let (mut known, mut ledger) = (BTreeMap::new(), Arc::<Ledger>::default());
     let mut probing: Option<Probing> = None;
-    let mut judge = tokio::time::interval(JUDGE_INTERVAL);
-    judge.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut evaluation_tick = tokio::time::interval(EVALUATION_INTERVAL);
+    evaluation_tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut restart = tokio::time::interval(RESTART_INTERVAL);
     restart.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -86,7 +86,7 @@ pub async fn run(
                 let Some(changes) = changes else { return };
                 changes.into_iter().for_each(|change| apply(&mut known, &mut ledger, change));
                 if let Some(probing) = &mut probing {
-                    probing.follow(&known);
+                    probing.update_nodes(&known);
                     probing.send_orders(&ledger);
                 }
             }
@@ -101,33 +101,33 @@ pub async fn run(
                 // No other controller has led in between: what this one has observed is still true.
                 let states = probing.take().filter(|former| term == Some(former.term + 1)).map(|former| former.states);
                 probing =
-                    term.map(|term| begin(&settings, own_node, (term, &duty), &node_health, (&known, &ledger), states));
+                    term.map(|term| start_probing(&settings, own_node, (term, &duty), &node_health, (&known, &ledger), states));
                 isolated.send_replace(false);
                 if probing.is_none() {
-                    end(&node_health);
+                    stop_probing(&node_health);
                 }
             }
-            finding = next(&mut probing) => {
+            finding = next_finding(&mut probing) => {
                 let Some(current) = &mut probing else { continue };
                 if current.is_of_newer_leader(&finding) && !duty.leads_alone() {
                     info!("another controller leads: probing ends here");
                     probing = None;
-                    end(&node_health);
+                    stop_probing(&node_health);
                 } else {
-                    current.note(finding);
+                    current.record(finding);
                 }
             }
-            Some((node, at)) = echo(&mut overlay) => {
+            Some((node, at)) = next_echo(&mut overlay) => {
                 probing.iter_mut().for_each(|probing| probing.states.note_echo(&node, at));
             }
             // Probing that ended by the report of an agent starts again if the Lease says that this controller leads.
             _ = restart.tick(), if probing.is_none() && duty.leads_alone() => {
                 probing =
-                    duty.term().map(|term| begin(&settings, own_node, (term, &duty), &node_health, (&known, &ledger), None));
+                    duty.term().map(|term| start_probing(&settings, own_node, (term, &duty), &node_health, (&known, &ledger), None));
             }
-            _ = judge.tick(), if probing.is_some() => {
+            _ = evaluation_tick.tick(), if probing.is_some() => {
                 if let Some(probing) = &mut probing {
-                    let is_isolated = probing.judge();
+                    let is_isolated = probing.evaluate();
                     isolated.send_if_modified(|known| std::mem::replace(known, is_isolated) != is_isolated);
                     overlay.iter().for_each(|overlay| probing.probe_overlay(overlay));
                 }
@@ -136,7 +136,7 @@ pub async fn run(
     }
 }
 
-fn begin(
+fn start_probing(
     settings: &ProbeSettings,
     own_node: &str,
     (term, duty): (u64, &ProbeDuty),
@@ -148,21 +148,21 @@ fn begin(
     if let Some(states) = states {
         probing.states = states;
     }
-    probing.follow(known);
+    probing.update_nodes(known);
     probing.states.retain(|name| probing.probed.contains_key(name));
     probing.send_orders(ledger);
     probing
 }
 
 /// No node counts as gone any more. The times of the last answers stay: they are still true.
-fn end(node_health: &watch::Sender<NodeHealth>) {
+fn stop_probing(node_health: &watch::Sender<NodeHealth>) {
     node_health.send_modify(|node_health| {
         node_health.unreachable.clear();
-        node_health.lost.clear();
+        node_health.last_serving.clear();
         node_health.suspects.clear();
         node_health.silent.clear();
         node_health.absent.clear();
-        node_health.strange.clear();
+        node_health.unexpected_responders.clear();
         node_health.released.clear();
         node_health.unserved.clear();
     });
@@ -178,10 +178,10 @@ fn apply(known: &mut BTreeMap<String, Arc<Node>>, ledger: &mut Arc<Ledger>, chan
     }
 }
 
-type Found = (Arc<str>, Finding);
+type NodeFinding = (Arc<str>, Finding);
 
 /// The next finding; pending for ever without probing.
-async fn next(probing: &mut Option<Probing>) -> Found {
+async fn next_finding(probing: &mut Option<Probing>) -> NodeFinding {
     match probing {
         Some(Probing { findings, .. }) => match findings.recv().await {
             Some(found) => found,
@@ -192,7 +192,7 @@ async fn next(probing: &mut Option<Probing>) -> Found {
 }
 
 /// The next answer through the overlay; pending for ever without an overlay.
-async fn echo(overlay: &mut Option<Overlay>) -> Option<Echo> {
+async fn next_echo(overlay: &mut Option<Overlay>) -> Option<Echo> {
     match overlay {
         Some(overlay) => overlay.echoes.recv().await,
         None => std::future::pending().await,
@@ -210,15 +210,15 @@ struct Probing {
     others: Arc<OtherNodes>,
     probed: BTreeMap<String, ProbedNode>,
     tasks: JoinSet<()>,
-    found: mpsc::Sender<Found>,
-    findings: mpsc::Receiver<Found>,
+    sender: mpsc::Sender<NodeFinding>,
+    findings: mpsc::Receiver<NodeFinding>,
     /// When nodes were last probed through the overlay.
     overlay_probed: Option<Instant>,
-    cut_off: bool,
-    /// No other node answered at the last judgement.
-    heard_none: bool,
+    is_cut_off: bool,
+    /// No other node answered at the last evaluation.
+    no_node_answered: bool,
     /// When this controller was last known to lead.
-    led: Instant,
+    last_led: Instant,
     reported: UnexpectedResponders,
 }
 
@@ -229,12 +229,12 @@ impl Probing {
         (term, duty): (u64, ProbeDuty),
         node_health: watch::Sender<NodeHealth>,
     ) -> Self {
-        let (found, findings) = mpsc::channel(QUEUE);
+        let (sender, findings) = mpsc::channel(QUEUE);
         let states = NodeStates::new(settings.rules);
         let (own_node, tasks) = (own_node.to_owned(), JoinSet::new());
         let (probed, others) = (BTreeMap::new(), Arc::new(OtherNodes::new(Instant::now())));
         node_health.send_if_modified(|node_health| {
-            node_health.followed.clear();
+            node_health.first_confirmed.clear();
             false
         });
         Self {
@@ -247,24 +247,26 @@ impl Probing {
             others,
             probed,
             tasks,
-            found,
+            sender,
             findings,
             overlay_probed: None,
-            cut_off: false,
-            heard_none: false,
-            led: Instant::now(),
+            is_cut_off: false,
+            no_node_answered: false,
+            last_led: Instant::now(),
             reported: UnexpectedResponders::default(),
         }
     }
 
     /// Starts and ends probes so that exactly the egress nodes are probed.
-    fn follow(&mut self, nodes: &BTreeMap<String, Arc<Node>>) {
+    fn update_nodes(&mut self, nodes: &BTreeMap<String, Arc<Node>>) {
         let now = Instant::now();
         for (_, probed) in self.probed.iter_mut().filter(|(name, _)| !nodes.contains_key(*name)) {
             probed.until.get_or_insert(now + LINGER);
         }
         self.node_health.send_if_modified(|node_health| {
-            node_health.heard.retain(|name, heard| nodes.contains_key(name) || now < *heard + FORGOTTEN_AFTER);
+            node_health
+                .last_confirmed
+                .retain(|name, last_confirmed| nodes.contains_key(name) || now < *last_confirmed + FORGOTTEN_AFTER);
             false
         });
         for (name, node) in nodes {
@@ -285,12 +287,12 @@ impl Probing {
                 }
             }
             if !paths.is_empty() {
-                self.start(name, paths, node, now);
+                self.start_node(name, paths, node, now);
             }
         }
         for (name, probed) in &self.probed {
             probed.is_egress_node.store(probed.until.is_none(), Relaxed);
-            self.states.note_host(name, nodes.get(name).is_some_and(|node| node.assignable && !node.drained));
+            self.states.set_may_host(name, nodes.get(name).is_some_and(|node| node.assignable && !node.drained));
         }
         self.count_others();
     }
@@ -312,14 +314,15 @@ impl Probing {
     }
 
     fn count_others(&self) {
-        self.others.set(self.probed.iter().any(|(name, probed)| probed.until.is_none() && *name != self.own_node));
+        self.others
+            .set_exist(self.probed.iter().any(|(name, probed)| probed.until.is_none() && *name != self.own_node));
     }
 
-    fn start(&mut self, name: &str, paths: Vec<ProbePath>, node: &Node, now: Instant) {
+    fn start_node(&mut self, name: &str, paths: Vec<ProbePath>, node: &Node, now: Instant) {
         let traits = Traits { own: *name == self.own_node, network: network(node) };
         // A leader that took over early has found the node of the former leader silent before.
         let former = self.duty.former().filter(|former| former.node == name);
-        self.states.enter(name, traits, former.map_or(now, |former| former.silent_since));
+        self.states.add(name, traits, former.map_or(now, |former| former.silent_since));
         let former = self.probed.remove(name);
         if let Some(former) = &former {
             former.task.abort();
@@ -334,7 +337,7 @@ impl Probing {
         let confirmation = former.map_or_else(new_confirmation, |former| former.confirmation);
         let orders = watch::Sender::new(Acknowledgements::new());
         let (orders_of, own_node) = (orders.subscribe(), self.own_node.as_str().into());
-        let asker = Asker {
+        let inputs = SessionInputs {
             term: self.term,
             offset,
             confirmation: confirmation.clone(),
@@ -343,14 +346,14 @@ impl Probing {
             own_node,
         };
         let (settings, all) = (self.settings.clone(), paths.clone());
-        let (node_health, found, is_egress_node) =
-            (self.node_health.clone(), self.found.clone(), Arc::new(AtomicBool::new(true)));
+        let (node_health, sender, is_egress_node) =
+            (self.node_health.clone(), self.sender.clone(), Arc::new(AtomicBool::new(true)));
         let sender =
-            FindingSender { node: name.into(), node_health, found, others, is_egress_node: is_egress_node.clone() };
-        let asking = async move {
-            join_all(all.iter().map(|path| ask(&settings, path, &asker, |finding| sender.send(finding)))).await;
+            FindingSender { node: name.into(), node_health, sender, others, is_egress_node: is_egress_node.clone() };
+        let probing_node = async move {
+            join_all(all.iter().map(|path| probe_node(&settings, path, &inputs, |finding| sender.send(finding)))).await;
         };
-        let task = self.tasks.spawn(egress_supervise::forever(Task::Prober, asking));
+        let task = self.tasks.spawn(egress_supervise::forever(Task::Prober, probing_node));
         let (endpoint, overlay) = (endpoint(node), None);
         let probed = ProbedNode {
             paths,
@@ -363,17 +366,17 @@ impl Probing {
             until: None,
             last_failure: None,
             unexpected: BTreeMap::new(),
-            differs: false,
+            timeout_differs: false,
         };
         self.probed.insert(name.to_owned(), probed);
     }
 
-    fn end_probe(&mut self, name: &str) {
-        self.states.leave(name);
+    fn stop_node(&mut self, name: &str) {
+        self.states.remove(name);
         self.node_health.send_if_modified(|node_health| {
             node_health.released.remove(name);
             node_health.unserved.remove(name);
-            node_health.strange.remove(name);
+            node_health.unexpected_responders.remove(name);
             false
         });
         if let Some(probed) = self.probed.remove(name) {
@@ -382,16 +385,16 @@ impl Probing {
     }
 
     /// Whether an agent reports a newer leader.
-    fn is_of_newer_leader(&self, (node, finding): &Found) -> bool {
+    fn is_of_newer_leader(&self, (node, finding): &NodeFinding) -> bool {
         let Finding::AgentReport { term: Some(term), .. } = finding else { return false };
         *term > self.term && self.probed.contains_key(&**node)
     }
 
-    fn note(&mut self, (node, finding): Found) {
+    fn record(&mut self, (node, finding): NodeFinding) {
         let Some(probed) = self.probed.get_mut(&*node) else { return };
         match finding {
-            Finding::Signal(sign, at) => self.states.note(&node, sign, at),
-            Finding::Direct(at) => self.states.note_direct(&node, at),
+            Finding::Signal(signal, at) => self.states.note(&node, signal, at),
+            Finding::ReachedDirectly(at) => self.states.note_reached_directly(&node, at),
             // `FindingSender` has handled it.
             Finding::Confirmed(_) => {}
             Finding::Released(released) => {
@@ -415,7 +418,7 @@ impl Probing {
             Finding::NoAnswer(why) => probed.last_failure = Some(why),
             Finding::AgentReport { timeout, overlay, bounded, next_hop, .. } => {
                 probed.overlay = overlay;
-                // Next hops of other nodes say nothing about this controller's network.
+                // Next hops of other nodes are no evidence about this controller's network.
                 if *node == *self.own_node {
                     next_hop.into_iter().for_each(|at| self.states.note_next_hop(at));
                 }
@@ -424,42 +427,43 @@ impl Probing {
                         node_health.bounded.insert(node.to_string(), number) != Some(number)
                     });
                 }
-                self.states.note_overlay(&node, overlay.is_some());
+                self.states.set_has_overlay(&node, overlay.is_some());
                 let total = self.settings.rules.total;
-                let differs = timeout.is_some_and(|timeout| timeout != total);
-                if differs && !probed.differs {
+                let timeout_differs = timeout.is_some_and(|timeout| timeout != total);
+                if timeout_differs && !probed.timeout_differs {
                     warn!(
                         %node, there = ?timeout.unwrap_or_default(), here = ?total,
                         "a node has another --egressip-reachability-total-timeout than the leader: set the same on all"
                     );
                 }
-                probed.differs = differs;
+                probed.timeout_differs = timeout_differs;
             }
         }
     }
 
-    /// Judges all nodes. Returns whether no other node answers, of several, at two judgements in a row: after a pause of this task
-    /// answers may still be in the queue.
-    fn judge(&mut self) -> bool {
+    /// Evaluates all nodes. Returns whether no other node answers, of several, at two evaluations in a row: after a
+    /// pause of this task answers may still be in the queue.
+    fn evaluate(&mut self) -> bool {
         let now = Instant::now();
-        let over = |probed: &ProbedNode| probed.until.is_some_and(|until| now >= until);
-        let leave: Vec<String> = self.probed.iter().filter(|(_, a)| over(a)).map(|(name, _)| name.clone()).collect();
-        leave.iter().for_each(|name| self.end_probe(name));
+        let is_over = |probed: &ProbedNode| probed.until.is_some_and(|until| now >= until);
+        let expired: Vec<String> =
+            self.probed.iter().filter(|(_, a)| is_over(a)).map(|(name, _)| name.clone()).collect();
+        expired.iter().for_each(|name| self.stop_node(name));
         self.count_others();
         if self.duty.leads() {
             // Gaps between terms that a slow API server causes are shorter.
-            if now >= self.led + self.settings.rules.total.max(LONGEST_GAP) {
-                info!("this controller leads again: which nodes are lost is found out again");
-                self.states.begin_again(now);
+            if now >= self.last_led + self.settings.rules.total.max(MAX_TERM_GAP) {
+                info!("this controller leads again: lost nodes are detected again");
+                self.states.reset(now);
             }
-            self.led = now;
+            self.last_led = now;
         }
-        let judgement = self.states.judge(now);
-        for news in &judgement.news {
-            self.log_change(news, now);
+        let evaluation = self.states.evaluate(now);
+        for change in &evaluation.changes {
+            self.log_change(change, now);
         }
-        if std::mem::replace(&mut self.cut_off, judgement.cut_off) != judgement.cut_off {
-            match judgement.cut_off {
+        if std::mem::replace(&mut self.is_cut_off, evaluation.cut_off) != evaluation.cut_off {
+            match evaluation.cut_off {
                 true => {
                     warn!("no other egress node answers any more: this node may be cut off, so no address is moved")
                 }
@@ -469,9 +473,10 @@ impl Probing {
         self.report_unexpected_responders(now);
         let may_confirm = self.duty.may_confirm();
         for (name, probed) in &self.probed {
-            probed.confirmation.set(may_confirm && !judgement.unreachable.contains(name));
+            probed.confirmation.set_enabled(may_confirm && !evaluation.unreachable.contains(name));
         }
-        let NodeHealthReport { unreachable, lost, suspects, mut silent, absent, hears_none, .. } = judgement;
+        let NodeHealthReport { unreachable, last_serving, suspects, mut silent, absent, no_node_answers, .. } =
+            evaluation;
         if !self.settings.asks_agents() {
             // Without health checks an agent may have exited long before its node falls silent, with its lease in force.
             silent.clear();
@@ -481,10 +486,10 @@ impl Probing {
             let is_new = known != (&unreachable, &suspects, &silent, &absent);
             (node_health.unreachable, node_health.suspects, node_health.silent, node_health.absent) =
                 (unreachable, suspects, silent, absent);
-            node_health.lost = lost;
+            node_health.last_serving = last_serving;
             is_new
         });
-        std::mem::replace(&mut self.heard_none, hears_none) && hears_none
+        std::mem::replace(&mut self.no_node_answered, no_node_answers) && no_node_answers
     }
 
     /// Publishes and reports nodes at whose health addresses something else answers.
@@ -498,28 +503,28 @@ impl Probing {
             }
             let message = format!(
                 "something else than its agent answers at {address}, the health address of node {node}, or an agent with \
-                 another key: nothing that it says is believed"
+                 another key: its answers are ignored"
             );
             warn!("{message}");
             self.settings.events.iter().for_each(|events| events.warn_of_other_node(node, NOT_SIGNED, &message));
         }
         self.node_health.send_if_modified(|node_health| {
-            let strange = unexpected.into_keys().collect();
-            let is_new = node_health.strange != strange;
-            node_health.strange = strange;
+            let unexpected = unexpected.into_keys().collect();
+            let is_new = node_health.unexpected_responders != unexpected;
+            node_health.unexpected_responders = unexpected;
             is_new
         });
     }
 
     /// Logs each change of a node.
-    fn log_change(&self, News { node, liveness, treated }: &News, now: Instant) {
+    fn log_change(&self, StateChange { node, liveness, counts_as }: &StateChange, now: Instant) {
         let grace = self.settings.rules.grace.as_secs();
         let probed = self.probed.get(node);
         let why = probed.and_then(|probed| probed.last_failure.as_deref()).unwrap_or("no answer");
         let seconds = |until: Instant| until.saturating_duration_since(now).as_secs_f32().ceil();
-        match (liveness, treated) {
+        match (liveness, counts_as) {
             (Liveness::Unknown, _) => {}
-            (_, Treated::UntilProven(until)) => {
+            (_, CountsAs::Recovering(until)) => {
                 info!(
                     node,
                     "the node serves again; it counts as reachable in {} s if it keeps serving",
@@ -527,32 +532,35 @@ impl Probing {
                 );
             }
             (Liveness::Answers(AgentAnswer::Serving), _) => info!(node, "the node serves"),
-            (Liveness::Answers(AgentAnswer::NextHopLost), Treated::AsReachable) => {
+            (Liveness::Answers(AgentAnswer::NextHopLost), CountsAs::Reachable) => {
                 debug!(node, "the node's next hop does not answer");
             }
-            (Liveness::Answers(AgentAnswer::OverlayLost), Treated::AsReachable) => warn!(
+            (Liveness::Answers(AgentAnswer::OverlayLost), CountsAs::Reachable) => warn!(
                 node,
                 port = probed.and_then(|probed| probed.overlay),
                 "the node answers health checks, but nothing through the overlay, and nothing can be moved from it: is that UDP port open between nodes?"
             ),
-            (Liveness::Answers(AgentAnswer::OverlayLost), Treated::AsGone) => warn!(
+            (Liveness::Answers(AgentAnswer::OverlayLost), CountsAs::Gone) => warn!(
                 node,
                 port = probed.and_then(|probed| probed.overlay),
                 "the node answers health checks, but nothing through the overlay, by which others answer: unreachable"
             ),
-            (Liveness::Answers(_), Treated::AsReachable) => {
-                warn!(node, "the node says that it cannot carry egress traffic, but no other could");
+            (Liveness::Answers(_), CountsAs::Reachable) => {
+                warn!(
+                    node,
+                    "the node reports that it cannot carry egress traffic, but no other node could take its addresses"
+                );
             }
-            (Liveness::Answers(_), Treated::AsGone) => {
-                warn!(node, "the node says that it cannot carry egress traffic; its log says why");
+            (Liveness::Answers(_), CountsAs::Gone) => {
+                warn!(node, "the node reports that it cannot carry egress traffic; its log has the reason");
             }
-            (Liveness::AgentSilent | Liveness::AgentGone, Treated::AsReachable) => warn!(
+            (Liveness::AgentSilent | Liveness::AgentGone, CountsAs::Reachable) => warn!(
                 node,
                 port = self.settings.port,
                 why,
-                "the node is there, but its agent does not answer health checks: does it run, with this port? It keeps its addresses for {grace} s"
+                "the node answers, but its agent does not answer health checks: does it run, with this port? It keeps its addresses for {grace} s"
             ),
-            (Liveness::AgentSilent | Liveness::AgentGone, Treated::AsGone) => {
+            (Liveness::AgentSilent | Liveness::AgentGone, CountsAs::Gone) => {
                 warn!(
                     node,
                     port = self.settings.port,
@@ -560,10 +568,10 @@ impl Probing {
                     "the node's agent does not answer health checks: unreachable"
                 );
             }
-            (Liveness::Silent, Treated::AsReachable) => {
+            (Liveness::Silent, CountsAs::Reachable) => {
                 warn!(node, "the node is silent, but nothing can be moved from it");
             }
-            (Liveness::Silent, Treated::AsGone) => warn!(node, "the node is silent: unreachable"),
+            (Liveness::Silent, CountsAs::Gone) => warn!(node, "the node is silent: unreachable"),
         }
     }
 
@@ -579,7 +587,7 @@ impl Probing {
                 && *name != self.own_node
             {
                 // If the queue is full, this one is skipped and the next follows soon.
-                let _left_out = overlay.ask.try_send(Question { node: name.as_str().into(), to });
+                let _left_out = overlay.questions.try_send(Question { node: name.as_str().into(), to });
             }
         }
     }
@@ -589,7 +597,7 @@ impl Probing {
 struct FindingSender {
     node: Arc<str>,
     node_health: watch::Sender<NodeHealth>,
-    found: mpsc::Sender<Found>,
+    sender: mpsc::Sender<NodeFinding>,
     /// For other nodes than the leader's own.
     others: Option<Arc<OtherNodes>>,
     /// It is still an egress node.
@@ -604,24 +612,24 @@ impl FindingSender {
         if let (Finding::Signal(Signal::AgentAnswer(_), at), Some(others)) = (&finding, &self.others)
             && self.is_egress_node.load(Relaxed)
         {
-            others.note(*at);
+            others.note_answer(*at);
         }
         // Not through the queue: the agent relies on it that the controller knows this answer.
         if let Finding::Confirmed(at) = finding {
             self.node_health.send_if_modified(|node_health| {
-                match node_health.heard.get_mut(&*self.node) {
-                    Some(heard) => *heard = at.max(*heard),
-                    None => drop(node_health.heard.insert(self.node.to_string(), at)),
+                match node_health.last_confirmed.get_mut(&*self.node) {
+                    Some(last_confirmed) => *last_confirmed = at.max(*last_confirmed),
+                    None => drop(node_health.last_confirmed.insert(self.node.to_string(), at)),
                 }
-                if !node_health.followed.contains_key(&*self.node) {
-                    node_health.followed.insert(self.node.to_string(), at);
+                if !node_health.first_confirmed.contains_key(&*self.node) {
+                    node_health.first_confirmed.insert(self.node.to_string(), at);
                 }
                 false
             });
             return true;
         }
         // If the queue is full, the finding is lost and comes again with one of the next answers.
-        self.found.try_send((self.node.clone(), finding)).is_ok()
+        self.sender.try_send((self.node.clone(), finding)).is_ok()
     }
 }
 
@@ -641,7 +649,7 @@ struct ProbedNode {
     /// Addresses where something else answers, and since when.
     unexpected: BTreeMap<IpAddr, Instant>,
     /// It has another total timeout, which has been logged.
-    differs: bool,
+    timeout_differs: bool,
 }
 
 impl ProbedNode {
@@ -671,7 +679,7 @@ fn paths(node: &Node) -> Vec<ProbePath> {
     let own: BTreeSet<IpAddr> = node.primary.iter().map(IpNet::addr).chain(node.internal.iter().copied()).collect();
     let path = |address: IpAddr| {
         let knock_at = own.iter().copied().filter(|own| own.is_ipv4() == address.is_ipv4()).collect();
-        ProbePath { address, knock_at }
+        ProbePath { address, tcp_probe_addresses: knock_at }
     };
     node.health_addresses().into_iter().map(path).collect()
 }

@@ -13,12 +13,12 @@ use crate::health::signature::tests::{answer_for_anyone, shared};
 use crate::metrics::Meters;
 use crate::node::reconciler::Ready;
 use egress_core::node_health::fitness::UplinkState;
-use egress_core::node_health::liveness::{AgentAnswer, Rules, Signal};
+use egress_core::node_health::liveness::{AgentAnswer, ProbeTiming, Signal};
 use egress_kube::api_outage::ApiOutages;
 use egress_kube::leader_election::leadership;
 
-const RULES: Rules =
-    Rules { total: Duration::from_secs(1), interval: Duration::from_millis(250), grace: Duration::from_secs(30) };
+const RULES: ProbeTiming =
+    ProbeTiming { total: Duration::from_secs(1), interval: Duration::from_millis(250), grace: Duration::from_secs(30) };
 
 /// A node on loopback.
 fn node(number: u8) -> (String, Arc<Node>) {
@@ -29,7 +29,7 @@ fn node(number: u8) -> (String, Arc<Node>) {
 
 struct Server {
     uplink: watch::Sender<UplinkState>,
-    heard: watch::Receiver<Option<Instant>>,
+    confirmed: watch::Receiver<Option<Instant>>,
     orders: watch::Receiver<Acknowledgements>,
     released: watch::Sender<Acknowledgements>,
     _ready: watch::Sender<Ready>,
@@ -64,7 +64,7 @@ fn serve(number: u8, port: u16) -> Server {
     let reports = health::Reports { confirmed: heard, total, orders, leader: watch::channel(None).0, outages, meters };
     let settings = health::Settings { port, tls: None, total_timeout: RULES.total };
     tokio::spawn(health::serve(settings, facts, reports, stop.clone()));
-    Server { uplink, heard: is_heard, orders: is_ordered, released, _ready: ready, _stop: stop.drop_guard() }
+    Server { uplink, confirmed: is_heard, orders: is_ordered, released, _ready: ready, _stop: stop.drop_guard() }
 }
 
 fn settings(port: u16) -> ProbeSettings {
@@ -82,7 +82,7 @@ fn settings(port: u16) -> ProbeSettings {
 fn prober(port: u16, duty: ProbeDuty) -> (ChangeSender, watch::Receiver<NodeHealth>, DropGuard) {
     let (settings, stop) = (settings(port), CancellationToken::new());
     let ((sender, receiver), (node_health, is_reach)) =
-        (inbox(), watch::channel(NodeHealth::by(settings.terms().lease)));
+        (inbox(), watch::channel(NodeHealth::with_lease(settings.lease_durations().lease)));
     let stopped = stop.clone();
     tokio::spawn(async move {
         run(settings, "node9", receiver, duty, (node_health, watch::Sender::new(false), None), stopped).await
@@ -91,7 +91,7 @@ fn prober(port: u16, duty: ProbeDuty) -> (ChangeSender, watch::Receiver<NodeHeal
 }
 
 /// Its Lease lasts for the whole test.
-fn lead(published: &egress_kube::leader_election::Published, term: u64) {
+fn lead(published: &egress_kube::leader_election::ElectionOutputs, term: u64) {
     published.set_leads_until(Some(Instant::now() + Duration::from_secs(60)));
     published.set_term(Some(term));
 }
@@ -103,13 +103,13 @@ async fn free_port() -> u16 {
 
 async fn until(what: &str, node_health: &mut watch::Receiver<NodeHealth>, is: impl Fn(&NodeHealth) -> bool) {
     // Times of answers change without a notification.
-    let seen = async {
+    let condition = async {
         while !is(&node_health.borrow_and_update()) {
             let _changed = tokio::time::timeout(Duration::from_millis(20), node_health.changed()).await;
         }
     };
-    let seen = tokio::time::timeout(Duration::from_secs(10), seen).await;
-    assert!(seen.is_ok(), "not within ten seconds: {what}");
+    let condition = tokio::time::timeout(Duration::from_secs(10), condition).await;
+    assert!(condition.is_ok(), "not within ten seconds: {what}");
 }
 
 #[tokio::test]
@@ -120,14 +120,14 @@ async fn probing_begins_with_leading_and_ends_when_another_leads() {
     let (nodes, mut node_health, _stop) = prober(port, duty);
     nodes.put(Change::Nodes(Update::Replaced((1..=3).map(node).collect())));
     tokio::time::sleep(Duration::from_millis(300)).await;
-    assert_eq!(*node_health.borrow(), NodeHealth::by(RULES.total), "no controller leads");
+    assert_eq!(*node_health.borrow(), NodeHealth::with_lease(RULES.total), "no controller leads");
 
     lead(&published, 5);
-    until("all are heard", &mut node_health, |node_health| node_health.heard.len() == 3).await;
-    let mut heard = servers[0].heard.clone();
-    tokio::time::timeout(Duration::from_secs(5), heard.changed()).await.expect("in time").expect("it lives");
+    until("all are heard", &mut node_health, |node_health| node_health.last_confirmed.len() == 3).await;
+    let mut confirmed = servers[0].confirmed.clone();
+    tokio::time::timeout(Duration::from_secs(5), confirmed.changed()).await.expect("in time").expect("it lives");
     // The agent never counts from a later time than the leader.
-    let (at_agent, at_leader) = (heard.borrow().expect("heard"), node_health.borrow().heard["node1"]);
+    let (at_agent, at_leader) = (confirmed.borrow().expect("heard"), node_health.borrow().last_confirmed["node1"]);
     assert!(at_agent <= at_leader);
 
     servers[1].uplink.send_replace(UplinkState::NoCarrier("eth0".into()));
@@ -152,7 +152,7 @@ async fn probing_begins_with_leading_and_ends_when_another_leads() {
     let last = node_health.borrow().clone();
     tokio::time::sleep(RULES.interval * 2).await;
     assert_eq!(
-        (&last, last.heard.len()),
+        (&last, last.last_confirmed.len()),
         (&*node_health.borrow(), 3),
         "no node is probed, and the times of answers stay"
     );
@@ -168,22 +168,22 @@ async fn a_report_of_a_newer_leader_ends_probing_of_a_former_leader_and_not_of_a
     lead(&older, 5);
     let far = Instant::now() + Duration::from_secs(60);
     older.set_renewed(Some(far));
-    until("both are heard", &mut node_health, |node_health| node_health.heard.len() == 2).await;
+    until("both are heard", &mut node_health, |node_health| node_health.last_confirmed.len() == 2).await;
     let (new_nodes, mut new_health, _new_stop) = prober(port, new_duty);
     new_nodes.put(Change::Nodes(Update::Replaced([node(4)].into())));
     lead(&newer, 6);
     newer.set_renewed(Some(far));
-    until("the newer hears one", &mut new_health, |node_health| node_health.heard.len() == 1).await;
+    until("the newer hears one", &mut new_health, |node_health| node_health.last_confirmed.len() == 1).await;
     tokio::time::sleep(RULES.interval * 4).await;
-    let latest = node_health.borrow().heard["node4"];
+    let latest = node_health.borrow().last_confirmed["node4"];
     assert!(latest.elapsed() < RULES.interval * 3, "while no other can have replaced it, a report ends nothing");
     // By the Lease as it knows it, it still leads.
     older.set_renewed(None);
     until("the older has ended", &mut node_health, |node_health| {
-        node_health.heard.values().all(|heard| heard.elapsed() > RULES.interval * 3)
+        node_health.last_confirmed.values().all(|confirmed| confirmed.elapsed() > RULES.interval * 3)
     })
     .await;
-    assert!(new_health.borrow_and_update().heard["node4"].elapsed() < RULES.interval * 3);
+    assert!(new_health.borrow_and_update().last_confirmed["node4"].elapsed() < RULES.interval * 3);
 }
 
 #[tokio::test]
@@ -194,15 +194,15 @@ async fn a_former_leader_confirms_answers_only_while_it_cannot_know_who_leads() 
     let (nodes, mut node_health, _stop) = prober(port, duty);
     nodes.put(Change::Nodes(Update::Replaced([node(12), node(13)].into())));
     lead(&published, 5);
-    until("both are heard", &mut node_health, |node_health| node_health.heard.len() == 2).await;
+    until("both are heard", &mut node_health, |node_health| node_health.last_confirmed.len() == 2).await;
     published.set_leads_until(None);
     tokio::time::sleep(RULES.interval * 4).await;
-    let heard = || servers.iter().map(|server| server.heard.borrow().expect("heard")).max().expect("two");
-    assert!(heard().elapsed() > RULES.interval * 2, "it has not read the Lease");
+    let confirmed = || servers.iter().map(|server| server.confirmed.borrow().expect("heard")).max().expect("two");
+    assert!(confirmed().elapsed() > RULES.interval * 2, "it has not read the Lease");
     assert!(node_health.borrow().unreachable.is_empty(), "they are probed all the same");
-    published.set_unknown(Some(Instant::now()));
+    published.set_leader_unknown_at(Some(Instant::now()));
     tokio::time::sleep(RULES.interval * 4).await;
-    assert!(heard().elapsed() < RULES.interval * 3, "the API server is away");
+    assert!(confirmed().elapsed() < RULES.interval * 3, "the API server is away");
 }
 
 #[tokio::test]
@@ -213,7 +213,7 @@ async fn a_node_gets_hand_overs_and_acknowledges_them() {
     let (nodes, mut node_health, _stop) = prober(port, duty);
     nodes.put(Change::Nodes(Update::Replaced([node(14), node(15)].into())));
     lead(&published, 5);
-    until("both are heard", &mut node_health, |node_health| node_health.heard.len() == 2).await;
+    until("both are heard", &mut node_health, |node_health| node_health.last_confirmed.len() == 2).await;
     let address: IpAddr = [172, 18, 0, 100].into();
     let released_addresses = Acknowledgements::from([(address, 7)]);
     let mut ledger = Ledger::default();
@@ -247,25 +247,25 @@ async fn released_addresses_are_sent_again_if_the_queue_is_full() {
     let sender = FindingSender {
         node: "node19".into(),
         node_health,
-        found,
+        sender: found,
         others: None,
         is_egress_node: Arc::new(true.into()),
     };
     let (confirmation, orders) = (Confirmation::for_other(), watch::channel(Acknowledgements::new()).1);
     let (node_name, own_node) = ("node19".into(), "leader".into());
-    let asker = Asker { term: 1, offset: Duration::ZERO, confirmation, orders, node: node_name, own_node };
-    let path = ProbePath { address: node(19).1.management()[0], knock_at: Vec::new() };
-    tokio::spawn(async move { ask(&settings(port), &path, &asker, |finding| sender.send(finding)).await });
+    let asker = SessionInputs { term: 1, offset: Duration::ZERO, confirmation, orders, node: node_name, own_node };
+    let path = ProbePath { address: node(19).1.management()[0], tcp_probe_addresses: Vec::new() };
+    tokio::spawn(async move { probe_node(&settings(port), &path, &asker, |finding| sender.send(finding)).await });
     // It answers several times in this time.
     tokio::time::sleep(RULES.interval * 4).await;
-    let said = async {
+    let sending = async {
         while let Some((_, finding)) = findings.recv().await {
             if finding == Finding::Released(released_addresses.clone()) {
                 return;
             }
         }
     };
-    tokio::time::timeout(RULES.interval * 8, said).await.expect("it is sent again");
+    tokio::time::timeout(RULES.interval * 8, sending).await.expect("it is sent again");
 }
 
 /// Answers of the leader's own agent are confirmed by answers of agents that learn of a newer leader.
@@ -273,13 +273,13 @@ async fn released_addresses_are_sent_again_if_the_queue_is_full() {
 fn only_answers_of_egress_nodes_let_a_leader_confirm_its_own_node() {
     let (start, later) = (Instant::now(), Instant::now() + Duration::from_secs(5));
     let others = Arc::new(OtherNodes::new(start));
-    others.set(true);
+    others.set_exist(true);
     let own = Confirmation::for_own(others.clone());
     let (node_health, is_egress_node) = (watch::channel(NodeHealth::default()).0, Arc::new(AtomicBool::new(true)));
     let sender = FindingSender {
         node: "other".into(),
         node_health: node_health.clone(),
-        found: mpsc::channel(8).0,
+        sender: mpsc::channel(8).0,
         others: Some(others),
         is_egress_node: is_egress_node.clone(),
     };
@@ -295,7 +295,7 @@ fn only_answers_of_egress_nodes_let_a_leader_confirm_its_own_node() {
     for millis in [400, 500] {
         sender.send(Finding::Confirmed(start + Duration::from_millis(millis)));
     }
-    assert_eq!(node_health.borrow().followed["other"], start + Duration::from_millis(400));
+    assert_eq!(node_health.borrow().first_confirmed["other"], start + Duration::from_millis(400));
 }
 
 /// A CNI gives the management address to a pod, which runs a gRPC health service.
@@ -307,7 +307,7 @@ async fn an_unexpected_responder_at_a_health_address_is_reported_and_counts_as_n
     let (nodes, mut node_health, _stop) = prober(port, duty);
     nodes.put(Change::Nodes(Update::Replaced((21..=22).map(node).collect())));
     lead(&published, 5);
-    until("both are heard", &mut node_health, |node_health| node_health.heard.len() == 2).await;
+    until("both are heard", &mut node_health, |node_health| node_health.last_confirmed.len() == 2).await;
     let [_alive, dies] = servers;
     drop(dies);
     let address = node(22).1.management()[0];
@@ -322,17 +322,21 @@ async fn an_unexpected_responder_at_a_health_address_is_reported_and_counts_as_n
     let incoming = tonic::transport::server::TcpIncoming::from(listener);
     let pod = tokio::spawn(tonic::transport::Server::builder().add_service(service).serve_with_incoming(incoming));
     let one = BTreeSet::from(["node22".to_owned()]);
-    until("something else answers", &mut node_health, |node_health| node_health.strange == one).await;
+    until("something else answers", &mut node_health, |node_health| node_health.unexpected_responders == one).await;
     until("its agent is away", &mut node_health, |node_health| node_health.absent == one).await;
-    let last = node_health.borrow().heard["node22"];
+    let last = node_health.borrow().last_confirmed["node22"];
     tokio::time::sleep(RULES.total * 2).await;
     let now = node_health.borrow().clone();
-    assert_eq!((now.heard["node22"], &now.strange, now.unreachable.len()), (last, &one, 0), "in its grace period");
+    assert_eq!(
+        (now.last_confirmed["node22"], &now.unexpected_responders, now.unreachable.len()),
+        (last, &one, 0),
+        "in its grace period"
+    );
     pod.abort();
     drop(pod.await);
     let _back = serve(22, port);
     until("the agent is back", &mut node_health, |node_health| {
-        node_health.strange.is_empty() && node_health.absent.is_empty()
+        node_health.unexpected_responders.is_empty() && node_health.absent.is_empty()
     })
     .await;
 }
@@ -345,13 +349,13 @@ async fn an_agent_that_exits_is_no_suspect() {
     let (nodes, mut node_health, _stop) = prober(port, duty);
     nodes.put(Change::Nodes(Update::Replaced((6..=8).map(node).collect())));
     lead(&published, 1);
-    until("all are heard", &mut node_health, |node_health| node_health.heard.len() == 3).await;
+    until("all are heard", &mut node_health, |node_health| node_health.last_confirmed.len() == 3).await;
     servers.pop();
     tokio::time::sleep(Duration::from_millis(500)).await;
-    let last = node_health.borrow().heard["node8"];
+    let last = node_health.borrow().last_confirmed["node8"];
     tokio::time::sleep(Duration::from_millis(2000)).await;
     let now = node_health.borrow().clone();
-    assert_eq!((now.heard["node8"], now.unreachable.len(), now.suspects.len()), (last, 0, 0));
+    assert_eq!((now.last_confirmed["node8"], now.unreachable.len(), now.suspects.len()), (last, 0, 0));
 }
 
 /// Answers as the agent of every node.
@@ -395,7 +399,7 @@ async fn what_a_thousand_nodes_cost() {
     });
     nodes.put(Change::Nodes(Update::Replaced(thousand.collect())));
     lead(&published, 1);
-    until("all are heard", &mut node_health, |node_health| node_health.heard.len() == 1000).await;
+    until("all are heard", &mut node_health, |node_health| node_health.last_confirmed.len() == 1000).await;
     // CPU time of all threads in hundredths of a second: fields 14 and 15 of proc(5); the name is the second.
     let spent = || {
         let stat = std::fs::read_to_string("/proc/self/stat").expect("procfs");

@@ -1,12 +1,13 @@
-//! Probes one node by one address, continuously: health checks over a kept connection, and knocks if no answer comes.
+//! Probes one node by one address, continuously. A probe is a health check with a number ([`leader_contact`]); several
+//! may be in flight, and an answer counts until the total timeout. After that the connection counts as broken.
 //!
-//! A probe is a health check with a number ([`leader_contact`]). Several may be in flight. An answer counts until the total timeout;
-//! after that the connection counts as broken and another is made. If an answer is late, knocks (TCP connections that are closed at
-//! once) show whether the node is there. They go to the management address and to the node's own addresses, which are reached by
-//! the network that the overlay uses, whatever becomes of the CNI's; to these they also go now and then while all is well.
+//! If an answer is late, TCP probes (connections that are closed at once) show whether the node is running. They go to
+//! the management address and to the node's own addresses, which are reached by the overlay's network, not by the
+//! CNI's; these are also probed every 30 s while the agent answers. Without health checks, a TCP probe of the discard
+//! port is the probe.
 //!
-//! An answer counts only if the agent has signed it (`crate::health::signature`). An unsigned answer, and an error of gRPC itself,
-//! only show that something else answers. Without health checks, a knock at the discard port is the probe.
+//! An answer counts only if the agent has signed it (`crate::health::signature`). An unsigned answer, and an error of
+//! gRPC itself, only show that something else answers.
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
@@ -37,17 +38,17 @@ use crate::metrics::meters::Probed;
 use egress_core::model::ledger::Acknowledgements;
 use egress_core::model::node::UnservedAddresses;
 use egress_core::node_health::fitness::refusal;
-use egress_core::node_health::liveness::{AgentAnswer, Rules, Signal};
-use egress_core::ownership::suspicion::Terms;
+use egress_core::node_health::liveness::{AgentAnswer, ProbeTiming, Signal};
+use egress_core::ownership::suspicion::LeaseDurations;
 use egress_kube::api_outage::ApiOutages;
 use egress_kube::error_text::ErrorText;
 use egress_kube::events::Events;
 use egress_kube::health_key::{Key, SharedKey};
 
 /// Maximum probes in flight.
-const MOST_PENDING: usize = 8;
-/// Interval of knocks at the own addresses of a node that answers: whether it is reachable there must be known before it falls
-/// silent.
+const MAX_PENDING: usize = 8;
+/// Interval of TCP probes of the own addresses of a node that answers: whether it is reachable there must be known
+/// before it falls silent.
 const OWN_ADDRESS_INTERVAL: Duration = Duration::from_secs(30);
 /// How long agents get the report that the API server was rolled back.
 const ROLLBACK_REPORTED_FOR: Duration = Duration::from_secs(600);
@@ -78,7 +79,7 @@ impl Dial {
 /// How nodes are probed.
 #[derive(Clone)]
 pub struct ProbeSettings {
-    pub rules: Rules,
+    pub rules: ProbeTiming,
     /// Of the agents' health service; zero for the discard port.
     pub port: u16,
     pub dial: Dial,
@@ -94,8 +95,8 @@ pub struct ProbeSettings {
 
 impl ProbeSettings {
     /// How long nodes may emit egress IPs after the last answer of their agents.
-    pub const fn terms(&self) -> Terms {
-        Terms { lease: self.rules.total, programs: self.rules.total.saturating_add(self.rules.grace) }
+    pub const fn lease_durations(&self) -> LeaseDurations {
+        LeaseDurations { lease: self.rules.total, programs: self.rules.total.saturating_add(self.rules.grace) }
     }
 
     /// Whether agents answer, rather than the kernel at the discard port.
@@ -110,7 +111,7 @@ pub(super) struct ProbePath {
     /// The address of the node's management port.
     pub(super) address: IpAddr,
     /// The node's own addresses of the same family.
-    pub(super) knock_at: Vec<IpAddr>,
+    pub(super) tcp_probe_addresses: Vec<IpAddr>,
 }
 
 /// A result of probing.
@@ -118,7 +119,7 @@ pub(super) struct ProbePath {
 pub(super) enum Finding {
     Signal(Signal, Instant),
     /// The node was reached at its own address at this time.
-    Direct(Instant),
+    ReachedDirectly(Instant),
     /// The answer received at this time will be confirmed to the agent.
     Confirmed(Instant),
     /// With an answer: the agent's total timeout, and the greatest term that it knows.
@@ -151,7 +152,7 @@ enum Event {
         signed: Option<Box<Signed>>,
         outcome: Result<Response<HealthCheckResponse>, Failure>,
     },
-    Knock {
+    TcpProbe {
         at: IpAddr,
         is_reachable: bool,
     },
@@ -188,12 +189,12 @@ impl From<AgentAnswer> for Probed {
     }
 }
 
-type Coming = Pin<Box<dyn Future<Output = Event> + Send>>;
-type Pending = FuturesUnordered<Coming>;
+type EventFuture = Pin<Box<dyn Future<Output = Event> + Send>>;
+type PendingEvents = FuturesUnordered<EventFuture>;
 
-/// The leader and the node that it probes.
+/// What a session knows of the leader and of the probed node.
 #[derive(Clone, Debug)]
-pub(super) struct Asker {
+pub(super) struct SessionInputs {
     /// The leader's term.
     pub(super) term: u64,
     /// Delay of the first probe, so that not all nodes are probed at one moment.
@@ -210,47 +211,52 @@ pub(super) struct Asker {
 
 /// Probes until it is dropped. `report` gets every finding, before the agent gets its confirmation, and returns whether it has
 /// accepted it.
-pub(super) async fn ask(settings: &ProbeSettings, path: &ProbePath, asker: &Asker, report: impl Fn(Finding) -> bool) {
+pub(super) async fn probe_node(
+    settings: &ProbeSettings,
+    path: &ProbePath,
+    inputs: &SessionInputs,
+    report: impl Fn(Finding) -> bool,
+) {
     let rules = settings.rules;
-    let begin = tokio::time::Instant::now() + asker.offset;
+    let begin = tokio::time::Instant::now() + inputs.offset;
     if !settings.asks_agents() {
-        return discard(settings, path, interval_at(begin, rules.interval), report).await;
+        return probe_discard_port(settings, path, interval_at(begin, rules.interval), report).await;
     }
     // Every second tick is a probe, and every other one checks for its answer.
     let mut tick = interval_at(begin, rules.interval / 2);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut orders = asker.orders.clone();
-    let mut session = Session::new(settings, path, asker);
-    let (mut pending, mut knocks) = (Pending::new(), BTreeSet::new());
-    let (mut is_probe, mut answered, mut knocked) = (false, 0, None::<Instant>);
+    let mut orders = inputs.orders.clone();
+    let mut session = Session::new(settings, path, inputs);
+    let (mut pending, mut tcp_probes) = (PendingEvents::new(), BTreeSet::new());
+    let (mut is_probe, mut answered, mut last_tcp_probe) = (false, 0, None::<Instant>);
     loop {
         tokio::select! {
             _ = tick.tick() => {
                 is_probe = !is_probe;
                 let is_late = answered < session.number;
-                if !is_probe && (is_late || knocked.is_none_or(|knocked| knocked.elapsed() >= OWN_ADDRESS_INTERVAL)) {
-                    knocked = Some(Instant::now());
-                    // At most one knock per address is in flight, so a busy node does not get more of them.
-                    for address in path.knock_at.iter().copied().chain(is_late.then_some(path.address)) {
-                        if knocks.insert(address) {
-                            pending.push(knock(SocketAddr::new(address, settings.port), rules.interval * 2));
+                if !is_probe && (is_late || last_tcp_probe.is_none_or(|last_tcp_probe| last_tcp_probe.elapsed() >= OWN_ADDRESS_INTERVAL)) {
+                    last_tcp_probe = Some(Instant::now());
+                    // At most one TCP probe per address is in flight, so a busy node does not get more of them.
+                    for address in path.tcp_probe_addresses.iter().copied().chain(is_late.then_some(path.address)) {
+                        if tcp_probes.insert(address) {
+                            pending.push(tcp_probe(SocketAddr::new(address, settings.port), rules.interval * 2));
                         }
                     }
-                } else if is_probe && pending.len() < MOST_PENDING + knocks.len() {
-                    session.confirm(asker, &report);
-                    pending.push(session.probe(&orders.borrow()));
+                } else if is_probe && pending.len() < MAX_PENDING + tcp_probes.len() {
+                    session.confirm_answers(inputs, &report);
+                    pending.push(session.next_probe(&orders.borrow()));
                 }
             }
             // A probe at once, so that the agent starts sooner.
             Ok(()) = orders.changed() => {
-                if pending.len() < MOST_PENDING + knocks.len() {
-                    pending.push(session.probe(&orders.borrow()));
+                if pending.len() < MAX_PENDING + tcp_probes.len() {
+                    pending.push(session.next_probe(&orders.borrow()));
                 }
             }
             Some(event) = pending.next() => match event {
                 Event::AgentAnswer { signed, outcome: Ok(answer), .. } if !session.is_signed_by_agent(&answer, signed.as_deref()) => {
                     settings.meters.probed(Probed::Unsigned, None);
-                    settings.key.doubt();
+                    settings.key.suspect();
                     report(Finding::NoAnswer(match &signed {
                         Some(_) => format!("something else answers at {}, or an agent without this one's key", session.address),
                         None => "this controller does not know the agents' key yet, and trusts no answer".to_owned(),
@@ -259,13 +265,13 @@ pub(super) async fn ask(settings: &ProbeSettings, path: &ProbePath, asker: &Aske
                         session.set_unexpected(true, &report);
                     }
                     // If the agent is back, another connection finds it.
-                    session.hang_up();
+                    session.disconnect();
                 }
                 Event::AgentAnswer { number, sent, outcome: Ok(answer), .. } => {
                     let now = Instant::now();
                     answered = answered.max(number);
-                    session.received.push((number, now));
-                    session.confirm(asker, &report);
+                    session.unconfirmed.push((number, now));
+                    session.confirm_answers(inputs, &report);
                     let metadata = answer.metadata();
                     session.set_unexpected(false, &report);
                     // First, because the queue may be nearly full: all other findings come with each answer.
@@ -288,14 +294,14 @@ pub(super) async fn ask(settings: &ProbeSettings, path: &ProbePath, asker: &Aske
                     settings.meters.probed(answer_kind.into(), Some(now.duration_since(sent)));
                     report(Finding::Signal(Signal::AgentAnswer(answer_kind), now));
                     // The first probe that counts is sent at once.
-                    if session.take_challenge(Challenge::read(metadata)) && pending.len() < MOST_PENDING + knocks.len() {
-                        pending.push(session.probe(&orders.borrow()));
+                    if session.take_challenge(Challenge::read(metadata)) && pending.len() < MAX_PENDING + tcp_probes.len() {
+                        pending.push(session.next_probe(&orders.borrow()));
                     }
                 }
                 // A probe of a connection that has broken since.
                 Event::AgentAnswer { connection, .. } if connection != session.connection => {}
                 Event::AgentAnswer { outcome: Err(failure), .. } => {
-                    session.hang_up();
+                    session.disconnect();
                     settings.meters.probed(failure.kind(), None);
                     let why = match failure {
                         Failure::Late => format!("no answer within {} ms", rules.total.as_millis()),
@@ -309,13 +315,13 @@ pub(super) async fn ask(settings: &ProbeSettings, path: &ProbePath, asker: &Aske
                     };
                     report(Finding::NoAnswer(why));
                 }
-                Event::Knock { at, is_reachable } => {
-                    knocks.remove(&at);
+                Event::TcpProbe { at, is_reachable } => {
+                    tcp_probes.remove(&at);
                     if is_reachable {
                         let now = Instant::now();
                         report(Finding::Signal(Signal::Kernel, now));
                         if at != path.address {
-                            report(Finding::Direct(now));
+                            report(Finding::ReachedDirectly(now));
                         }
                     }
                 }
@@ -338,7 +344,7 @@ fn is_from_a_server(code: Code) -> bool {
     matches!(code, Code::NotFound | Code::Unimplemented | Code::PermissionDenied | Code::Unauthenticated)
 }
 
-async fn discard(
+async fn probe_discard_port(
     settings: &ProbeSettings,
     path: &ProbePath,
     mut tick: tokio::time::Interval,
@@ -351,7 +357,7 @@ async fn discard(
         tokio::select! {
             _ = tick.tick() => {
                 for (address, signal) in std::iter::once((path.address, Signal::AgentAnswer(AgentAnswer::Serving)))
-                    .chain(path.knock_at.iter().map(|address| (*address, Signal::Kernel)))
+                    .chain(path.tcp_probe_addresses.iter().map(|address| (*address, Signal::Kernel)))
                 {
                     pending.push(async move {
                         let begun = Instant::now();
@@ -369,7 +375,7 @@ async fn discard(
                     let now = Instant::now();
                     report(Finding::Signal(signal, now));
                     if signal == Signal::Kernel {
-                        report(Finding::Direct(now));
+                        report(Finding::ReachedDirectly(now));
                     }
                 }
             }
@@ -377,13 +383,15 @@ async fn discard(
     }
 }
 
-fn knock(address: SocketAddr, patience: Duration) -> Coming {
-    Box::pin(async move { Event::Knock { at: address.ip(), is_reachable: is_reachable(address, patience).await } })
+fn tcp_probe(address: SocketAddr, probe_timeout: Duration) -> EventFuture {
+    Box::pin(
+        async move { Event::TcpProbe { at: address.ip(), is_reachable: is_reachable(address, probe_timeout).await } },
+    )
 }
 
 /// Whether the node's kernel accepts or refuses a connection.
-pub(super) async fn is_reachable(address: SocketAddr, patience: Duration) -> bool {
-    match timeout(patience, TcpStream::connect(address)).await {
+pub(super) async fn is_reachable(address: SocketAddr, probe_timeout: Duration) -> bool {
+    match timeout(probe_timeout, TcpStream::connect(address)).await {
         Ok(Ok(_)) => true,
         // All other errors are of this node, or of a router without a route to the other.
         Ok(Err(error)) => matches!(error.kind(), ErrorKind::ConnectionRefused | ErrorKind::ConnectionReset),
@@ -401,7 +409,7 @@ struct Session<'a> {
     id: u64,
     number: u64,
     /// Unconfirmed answers: the number of the probe, and the time of its answer.
-    received: Vec<(u64, Instant)>,
+    unconfirmed: Vec<(u64, Instant)>,
     confirmed: u64,
     /// The last released addresses that were accepted.
     released: Acknowledgements,
@@ -416,7 +424,7 @@ struct Session<'a> {
 }
 
 impl<'a> Session<'a> {
-    fn new(settings: &'a ProbeSettings, path: &ProbePath, asker: &Asker) -> Self {
+    fn new(settings: &'a ProbeSettings, path: &ProbePath, inputs: &SessionInputs) -> Self {
         let address = SocketAddr::new(path.address, settings.port);
         // Random, so that probes of another prober are not confused with these.
         let id = std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), address);
@@ -427,13 +435,13 @@ impl<'a> Session<'a> {
             connection: 0,
             id,
             number: 0,
-            received: Vec::new(),
+            unconfirmed: Vec::new(),
             confirmed: 0,
             released: Acknowledgements::new(),
             unserved: UnservedAddresses::new(),
-            term: asker.term,
-            node: asker.node.clone(),
-            own_node: asker.own_node.clone(),
+            term: inputs.term,
+            node: inputs.node.clone(),
+            own_node: inputs.own_node.clone(),
             challenge: None,
             is_unexpected: false,
         }
@@ -464,20 +472,20 @@ impl<'a> Session<'a> {
     }
 
     /// Determines which answer the next probe confirms, and reports it first.
-    fn confirm(&mut self, asker: &Asker, report: &impl Fn(Finding) -> bool) {
-        let limit = asker.confirmation.limit(Instant::now());
-        let Some(limit) = limit else { return self.received.clear() };
-        let confirmed = self.received.extract_if(.., |(_, at)| *at <= limit);
+    fn confirm_answers(&mut self, inputs: &SessionInputs, report: &impl Fn(Finding) -> bool) {
+        let limit = inputs.confirmation.limit(Instant::now());
+        let Some(limit) = limit else { return self.unconfirmed.clear() };
+        let confirmed = self.unconfirmed.extract_if(.., |(_, at)| *at <= limit);
         for (number, at) in confirmed {
             report(Finding::Confirmed(at));
             self.confirmed = self.confirmed.max(number);
         }
         // If confirmation is off for long, only the latest answers matter.
-        self.received.drain(..self.received.len().saturating_sub(MOST_PENDING));
+        self.unconfirmed.drain(..self.unconfirmed.len().saturating_sub(MAX_PENDING));
     }
 
     /// Drops the connection.
-    fn hang_up(&mut self) {
+    fn disconnect(&mut self) {
         self.client = None;
         self.connection += 1;
     }
@@ -492,13 +500,13 @@ impl<'a> Session<'a> {
     }
 
     /// The next probe.
-    fn probe(&mut self, orders: &Acknowledgements) -> Coming {
+    fn next_probe(&mut self, orders: &Acknowledgements) -> EventFuture {
         self.number += 1;
-        let (connection, number, patience) = (self.connection, self.number, self.settings.rules.total);
+        let (connection, number, probe_timeout) = (self.connection, self.number, self.settings.rules.total);
         let mut request = Request::new(HealthCheckRequest { service: SERVICE.to_owned() });
         let probe = Probe { session: self.id, number, confirmed: self.confirmed, term: self.term };
         probe.write(request.metadata_mut());
-        leader_contact::set_timeout(request.metadata_mut(), patience);
+        leader_contact::set_timeout(request.metadata_mut(), probe_timeout);
         handover::set_orders(request.metadata_mut(), orders);
         let rollback_age = self.settings.outages.as_ref().and_then(ApiOutages::rolled_back_at).map(|at| at.elapsed());
         if let Some(age) = rollback_age.filter(|age| *age < ROLLBACK_REPORTED_FOR) {
@@ -506,7 +514,7 @@ impl<'a> Session<'a> {
         }
         let sent = Instant::now();
         self.challenge.iter().for_each(|challenge| challenge.write(request.metadata_mut()));
-        let signed = self.settings.key.now().map(|key| {
+        let signed = self.settings.key.current().map(|key| {
             let signature = key.sign_request(request.metadata_mut(), SERVICE, &self.own_node, &self.node);
             Box::new((key, signature))
         });
@@ -517,7 +525,7 @@ impl<'a> Session<'a> {
         let client = self.client();
         Box::pin(async move {
             let outcome = match client {
-                Ok(mut client) => match timeout(patience, client.check(request)).await {
+                Ok(mut client) => match timeout(probe_timeout, client.check(request)).await {
                     Ok(answer) => answer.map_err(|status| Failure::Status(Box::new(status))),
                     Err(_) => Err(Failure::Late),
                 },

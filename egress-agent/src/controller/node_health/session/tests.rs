@@ -19,8 +19,8 @@ use crate::node::reconciler::Ready;
 use egress_core::node_health::fitness::UplinkState;
 use egress_kube::health_key::SharedKey;
 
-const RULES: Rules =
-    Rules { total: Duration::from_secs(1), interval: Duration::from_millis(250), grace: Duration::from_secs(30) };
+const RULES: ProbeTiming =
+    ProbeTiming { total: Duration::from_secs(1), interval: Duration::from_millis(250), grace: Duration::from_secs(30) };
 const LOOPBACK: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
 
 /// The findings within this time, with their times erased.
@@ -34,7 +34,7 @@ async fn found_by(port: u16, within: Duration, confirms: bool) -> Vec<Finding> {
 
 async fn found_with(dial: Dial, port: u16, within: Duration, confirms: bool) -> Vec<Finding> {
     let confirmation = Confirmation::for_other();
-    confirmation.set(confirms);
+    confirmation.set_enabled(confirms);
     found_confirming(dial, port, within, confirmation).await
 }
 
@@ -58,9 +58,15 @@ async fn found_keyed(
     confirmation: Confirmation,
 ) -> Vec<Finding> {
     let orders = watch::channel(Acknowledgements::new()).1;
-    let asker =
-        Asker { term: 3, offset: Duration::ZERO, confirmation, orders, node: "n".into(), own_node: "leader".into() };
-    let path = ProbePath { address: LOOPBACK, knock_at: vec![] };
+    let asker = SessionInputs {
+        term: 3,
+        offset: Duration::ZERO,
+        confirmation,
+        orders,
+        node: "n".into(),
+        own_node: "leader".into(),
+    };
+    let path = ProbePath { address: LOOPBACK, tcp_probe_addresses: vec![] };
     let settings = ProbeSettings { rules: RULES, port, dial, key, meters, events: None, outages: None };
     let begin = Instant::now();
     let findings = Mutex::new(Vec::new());
@@ -76,7 +82,7 @@ async fn found_keyed(
         }
         true
     };
-    let _ends = timeout(within, ask(&settings, &path, &asker, report)).await;
+    let _ends = timeout(within, probe_node(&settings, &path, &asker, report)).await;
     findings.into_inner().expect("not poisoned")
 }
 
@@ -90,7 +96,7 @@ fn signs(findings: &[Finding]) -> Vec<Signal> {
     signs
 }
 
-/// Without knocks: on a busy machine one may fall between two answers.
+/// Without TCP probes: on a busy machine one may fall between two answers.
 fn answers(findings: &[Finding]) -> Vec<Signal> {
     let mut answers = signs(findings);
     answers.retain(|sign| matches!(sign, Signal::AgentAnswer(_)));
@@ -107,7 +113,7 @@ async fn listener() -> (TcpListener, u16) {
 struct Agent {
     port: u16,
     uplink: watch::Sender<UplinkState>,
-    heard: watch::Receiver<Option<Instant>>,
+    confirmed: watch::Receiver<Option<Instant>>,
     stop: CancellationToken,
     _ready: watch::Sender<Ready>,
 }
@@ -156,42 +162,42 @@ async fn agent_keyed(tls: Option<Tls>, key: SharedKey) -> Agent {
     while TcpStream::connect((LOOPBACK, port)).await.is_err() {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    Agent { port, uplink, heard: is_heard, stop, _ready: ready }
+    Agent { port, uplink, confirmed: is_heard, stop, _ready: ready }
 }
 
 #[tokio::test]
 async fn the_agent_of_the_leaders_own_node_is_confirmed_as_long_as_others_answer() {
     let agent = agent().await;
     let others = Arc::new(OtherNodes::new(Instant::now()));
-    others.set(true);
+    others.set_exist(true);
     let heard_others = async {
         tokio::time::sleep(RULES.interval * 4).await;
-        others.note(Instant::now());
+        others.note_answer(Instant::now());
         Instant::now()
     };
-    let asked =
+    let probing =
         found_confirming(Dial::Plaintext, agent.port, RULES.interval * 10, Confirmation::for_own(others.clone()));
-    let (findings, last) = tokio::join!(asked, heard_others);
+    let (findings, last) = tokio::join!(probing, heard_others);
     assert_eq!(answers(&findings), [Signal::AgentAnswer(AgentAnswer::Serving)], "it is probed all the time");
-    let heard = agent.heard.borrow().expect("what came before another was heard counts");
-    assert!(heard <= last && heard > last - RULES.interval * 2, "{:?}", last - heard);
+    let confirmed = agent.confirmed.borrow().expect("what came before another was heard counts");
+    assert!(confirmed <= last && confirmed > last - RULES.interval * 2, "{:?}", last - confirmed);
 }
 
 #[tokio::test]
 async fn answers_are_counted_by_what_they_say_and_timed() {
     let agent = agent().await;
     let meters = Meters::default();
-    let ask =
+    let probe =
         |port| found_metered((Dial::Plaintext, meters.clone()), port, RULES.interval * 2, Confirmation::for_other());
-    ask(agent.port).await;
+    probe(agent.port).await;
     let [serving, others @ ..] = meters.probes();
     assert!(serving > 0 && others == [0; 6], "{serving} {others:?}");
     assert_eq!(count_and_sum(&meters.probe()).0, serving);
     agent.uplink.send_replace(UplinkState::NextHopLost(vec![LOOPBACK]));
-    ask(agent.port).await;
+    probe(agent.port).await;
     let (free, unused) = listener().await;
     drop(free);
-    ask(unused).await;
+    probe(unused).await;
     let [_, not_serving, next_hop_lost, late, refused, unsigned, unreachable] = meters.probes();
     assert_eq!((not_serving, late, refused, unsigned), (0, 0, 0, 0));
     assert!(next_hop_lost > 0 && unreachable > 0, "{:?}", meters.probes());
@@ -204,26 +210,26 @@ async fn an_answer_of_an_agent_is_confirmed() {
     let begin = Instant::now();
     let findings = found(agent.port, Duration::from_millis(1200)).await;
     assert_eq!(answers(&findings), [Signal::AgentAnswer(AgentAnswer::Serving)]);
-    let said = Finding::AgentReport {
+    let report = Finding::AgentReport {
         timeout: Some(Duration::from_secs(5)),
         term: Some(3),
         overlay: None,
         bounded: None,
         next_hop: None,
     };
-    assert!(findings.contains(&said), "{findings:?}");
-    let heard = agent.heard.borrow().expect("the third probe confirms the second");
-    assert!(heard >= begin + RULES.interval);
+    assert!(findings.contains(&report), "{findings:?}");
+    let confirmed = agent.confirmed.borrow().expect("the third probe confirms the second");
+    assert!(confirmed >= begin + RULES.interval);
 
-    let before = *agent.heard.borrow();
+    let before = *agent.confirmed.borrow();
     let unconfirmed = found_by(agent.port, Duration::from_millis(1200), false).await;
     assert_eq!(answers(&unconfirmed), [Signal::AgentAnswer(AgentAnswer::Serving)]);
     assert!(!unconfirmed.iter().any(|finding| matches!(finding, Finding::Confirmed(_))));
-    assert_eq!(*agent.heard.borrow(), before, "no confirmation");
+    assert_eq!(*agent.confirmed.borrow(), before, "no confirmation");
 
     agent.uplink.send_replace(UplinkState::NextHopLost(vec![LOOPBACK]));
-    let lost = found(agent.port, Duration::from_millis(800)).await;
-    assert_eq!(answers(&lost), [Signal::AgentAnswer(AgentAnswer::NextHopLost)]);
+    let next_hop_lost = found(agent.port, Duration::from_millis(800)).await;
+    assert_eq!(answers(&next_hop_lost), [Signal::AgentAnswer(AgentAnswer::NextHopLost)]);
     agent.uplink.send_replace(UplinkState::NoCarrier("eth0".into()));
     assert_eq!(
         answers(&found(agent.port, Duration::from_millis(800)).await),
@@ -239,11 +245,11 @@ async fn tls_works_alike_and_problems_of_certificates_are_reported() {
     let within = Duration::from_millis(900);
     let findings = found_with(Dial::Tls(leader.read().0), agent.port, within, true).await;
     assert_eq!(signs(&findings), [Signal::AgentAnswer(AgentAnswer::Serving)]);
-    let heard = *agent.heard.borrow();
-    assert!(heard.is_some(), "the answer is confirmed");
+    let confirmed = *agent.confirmed.borrow();
+    assert!(confirmed.is_some(), "the answer is confirmed");
 
-    let no_answer = |findings: &[Finding], words: &str| {
-        findings.iter().any(|finding| matches!(finding, Finding::NoAnswer(why) if why.contains(words)))
+    let no_answer = |findings: &[Finding], text: &str| {
+        findings.iter().any(|finding| matches!(finding, Finding::NoAnswer(why) if why.contains(text)))
     };
     let findings = found_with(Dial::Tls(foreign.read().0), agent.port, within, true).await;
     assert_eq!(signs(&findings), [Signal::Kernel], "its node is there");
@@ -255,14 +261,14 @@ async fn tls_works_alike_and_problems_of_certificates_are_reported() {
     assert!(no_answer(&findings, "UnknownCA: see the log of the other side"), "{findings:?}");
     let findings = found_with(Dial::Plaintext, agent.port, within, true).await;
     assert_eq!(signs(&findings), [Signal::Kernel]);
-    assert_eq!(*agent.heard.borrow(), heard, "only the leader keeps its leases alive");
+    assert_eq!(*agent.confirmed.borrow(), confirmed, "only the leader keeps its leases alive");
 }
 
 #[tokio::test]
 async fn a_closed_connection_is_made_again() {
     let agent = agent().await;
     let (port, stop) = (agent.port, agent.stop.clone());
-    let asked = tokio::spawn(async move { found(port, Duration::from_secs(3)).await });
+    let probing = tokio::spawn(async move { found(port, Duration::from_secs(3)).await });
     tokio::time::sleep(Duration::from_millis(600)).await;
     stop.cancel();
     // A refusal is an answer of the kernel.
@@ -295,7 +301,7 @@ async fn a_closed_connection_is_made_again() {
         meters: Meters::default(),
     };
     tokio::spawn(health::serve(settings, facts, reports, CancellationToken::new()));
-    let findings = asked.await.expect("it ends");
+    let findings = probing.await.expect("it ends");
     let serving = Signal::AgentAnswer(AgentAnswer::Serving);
     assert_eq!(answers(&findings), [serving]);
     let all = signs(&findings);
@@ -361,10 +367,10 @@ async fn a_slow_answer_is_an_answer_until_the_timeout() {
         let incoming = tonic::transport::server::TcpIncoming::from(listener);
         let service = HealthServer::new(Slow(Duration::from_millis(delay)));
         let server = tokio::spawn(Server::builder().add_service(service).serve_with_incoming(incoming));
-        let mut seen = signs(&found(port, Duration::from_millis(1600)).await);
-        // After the first answer, knocks may fall between two answers.
-        seen.truncate(expected.len());
-        assert_eq!(seen, expected, "after {delay} ms");
+        let mut signs_seen = signs(&found(port, Duration::from_millis(1600)).await);
+        // After the first answer, TCP probes may fall between two answers.
+        signs_seen.truncate(expected.len());
+        assert_eq!(signs_seen, expected, "after {delay} ms");
         server.abort();
     }
 }
@@ -376,7 +382,7 @@ async fn another_server_is_no_agent() {
     let (reporter, service) = tonic_health::server::health_reporter();
     let server = tokio::spawn(Server::builder().add_service(service).serve_with_incoming(incoming));
     let meters = Meters::default();
-    let strange = Finding::UnexpectedResponder(LOOPBACK, true);
+    let unexpected = Finding::UnexpectedResponder(LOOPBACK, true);
     // First it knows no such service, which is an unsigned gRPC error; then it reports that it serves.
     for serves in [false, true] {
         if serves {
@@ -390,7 +396,7 @@ async fn another_server_is_no_agent() {
         )
         .await;
         assert_eq!(signs(&findings), [Signal::Kernel], "{findings:?}");
-        assert!(findings.contains(&strange), "{findings:?}");
+        assert!(findings.contains(&unexpected), "{findings:?}");
         assert!(!findings.iter().any(|finding| matches!(finding, Finding::Confirmed(_))), "{findings:?}");
     }
     let [serving, _, _, _, refused, unsigned, _] = meters.probes();
@@ -406,12 +412,12 @@ async fn an_agent_with_another_key_is_not_trusted_and_trusts_no_leader() {
     let found =
         || found_keyed((Dial::Plaintext, Meters::default(), shared(1)), agent.port, within, Confirmation::for_other());
     for key in [None, Some(key(2))] {
-        holder.now.send_replace(key);
+        holder.current.send_replace(key);
         let findings = found().await;
         assert_eq!(signs(&findings), [Signal::Kernel], "{findings:?}");
-        assert!(agent.heard.borrow().is_none(), "a leader without its key confirms nothing");
+        assert!(agent.confirmed.borrow().is_none(), "a leader without its key confirms nothing");
     }
-    timeout(within, holder.doubted()).await.expect("it checks whether its key was replaced");
+    timeout(within, holder.suspected()).await.expect("it checks whether its key was replaced");
     // A leader without a key probes, and trusts no answer.
     let findings = found_keyed(
         (Dial::Plaintext, Meters::default(), SharedKey::default()),
@@ -420,10 +426,10 @@ async fn an_agent_with_another_key_is_not_trusted_and_trusts_no_leader() {
         Confirmation::for_other(),
     );
     assert_eq!(signs(&findings.await), [Signal::Kernel]);
-    assert!(agent.heard.borrow().is_none());
-    holder.now.send_replace(Some(key(1)));
+    assert!(agent.confirmed.borrow().is_none());
+    holder.current.send_replace(Some(key(1)));
     assert_eq!(answers(&found().await), [Signal::AgentAnswer(AgentAnswer::Serving)]);
-    assert!(agent.heard.borrow().is_some());
+    assert!(agent.confirmed.borrow().is_some());
 }
 
 /// A man in the middle can replay messages of another connection, and nothing else.

@@ -2,15 +2,15 @@ pub(super) mod overlay;
 
 use super::*;
 
-const RULES: Rules =
-    Rules { total: Duration::from_secs(1), interval: Duration::from_millis(250), grace: Duration::from_secs(30) };
+const RULES: ProbeTiming =
+    ProbeTiming { total: Duration::from_secs(1), interval: Duration::from_millis(250), grace: Duration::from_secs(30) };
 const OK: Signal = Signal::AgentAnswer(AgentAnswer::Serving);
 const LOST: Signal = Signal::AgentAnswer(AgentAnswer::NextHopLost);
 const BAD: Signal = Signal::AgentAnswer(AgentAnswer::NotServing);
 
-/// Nodes that give signs at their own moments of each quarter of a second, judged every 50 ms.
+/// Nodes that give signs at their own moments of each quarter of a second, evaluated every 50 ms.
 struct Play {
-    judge: NodeStates,
+    states: NodeStates,
     start: Instant,
     now: u64,
     signs: BTreeMap<&'static str, Option<Signal>>,
@@ -23,22 +23,22 @@ struct Play {
     suspects: BTreeSet<String>,
     absent: BTreeSet<String>,
     /// When those that are gone were last well.
-    lost: BTreeMap<String, Instant>,
+    last_serving: BTreeMap<String, Instant>,
     cut_off: bool,
-    hears_none: bool,
+    no_node_answers: bool,
 }
 
 impl Play {
-    /// The first node is the controller's own if its name says so.
+    /// The first node is the controller's own if it has that name.
     fn new(nodes: &[&'static str]) -> Self {
         let start = Instant::now();
-        let mut judge = NodeStates::new(RULES);
+        let mut states = NodeStates::new(RULES);
         for node in nodes {
-            judge.enter(node, Traits { own: *node == "own", network: None }, start);
+            states.add(node, Traits { own: *node == "own", network: None }, start);
         }
         let signs = nodes.iter().map(|node| (*node, Some(OK))).collect();
         Self {
-            judge,
+            states,
             start,
             now: 0,
             signs,
@@ -47,9 +47,9 @@ impl Play {
             changes: Vec::new(),
             suspects: BTreeSet::new(),
             absent: BTreeSet::new(),
-            lost: BTreeMap::new(),
+            last_serving: BTreeMap::new(),
             cut_off: false,
-            hears_none: false,
+            no_node_answers: false,
         }
     }
 
@@ -58,7 +58,7 @@ impl Play {
     }
 
     fn begin_again(&mut self) {
-        self.judge.begin_again(self.start + Duration::from_millis(self.now));
+        self.states.reset(self.start + Duration::from_millis(self.now));
     }
 
     fn set(&mut self, node: &'static str, sign: Option<Signal>) {
@@ -69,14 +69,14 @@ impl Play {
     fn overlay(&mut self, nodes: &[&'static str], answers: bool) {
         for node in nodes {
             self.overlay.insert(node, answers);
-            self.judge.note_overlay(node, true);
+            self.states.set_has_overlay(node, true);
         }
     }
 
     /// These have been reached at their own addresses.
     fn direct(&mut self, nodes: &[&str]) {
         let now = self.start + Duration::from_millis(self.now);
-        nodes.iter().for_each(|node| self.judge.note_direct(node, now));
+        nodes.iter().for_each(|node| self.states.note_reached_directly(node, now));
     }
 
     fn gone(&self) -> Vec<String> {
@@ -93,29 +93,29 @@ impl Play {
                 if self.now % 250 == moment
                     && let Some(sign) = sign
                 {
-                    self.judge.note(node, *sign, now);
+                    self.states.note(node, *sign, now);
                 }
             }
             if self.now.is_multiple_of(250) {
                 for (node, _) in self.overlay.iter().filter(|(_, answers)| **answers) {
-                    self.judge.note_echo(node, now);
+                    self.states.note_echo(node, now);
                 }
             }
             if self.next_hop && self.now % 250 == 110 {
-                self.judge.note_next_hop(now);
+                self.states.note_next_hop(now);
             }
             if !self.now.is_multiple_of(50) {
                 continue;
             }
-            let judgement = self.judge.judge(now);
-            let gone: Vec<String> = judgement.unreachable.into_iter().collect();
+            let report = self.states.evaluate(now);
+            let gone: Vec<String> = report.unreachable.into_iter().collect();
             if gone != self.gone() {
                 self.changes.push((self.now, gone));
             }
-            self.suspects = judgement.suspects;
-            self.absent = judgement.absent;
-            self.lost = judgement.lost;
-            (self.cut_off, self.hears_none) = (judgement.cut_off, judgement.hears_none);
+            self.suspects = report.suspects;
+            self.absent = report.absent;
+            self.last_serving = report.last_serving;
+            (self.cut_off, self.no_node_answers) = (report.cut_off, report.no_node_answers);
         }
     }
 }
@@ -134,7 +134,7 @@ fn a_silent_node_is_gone_within_the_time_and_comes_back_after_its_hold_down() {
     let [(when, gone)] = &play.changes[..] else { panic!("{:?}", play.changes) };
     assert_eq!(gone, &["a"]);
     assert!((10_750..=11_250).contains(when), "{when}");
-    let well = play.lost["a"].duration_since(play.start);
+    let well = play.last_serving["a"].duration_since(play.start);
     assert!((9_750..=10_000).contains(&well.as_millis()), "it counts from the last good sign: {well:?}");
     play.set("a", Some(OK));
     play.until(21_900);
@@ -169,7 +169,7 @@ fn hold_downs_grow_with_flapping_and_shrink_in_peace() {
 }
 
 #[test]
-fn nothing_moves_if_no_node_is_heard() {
+fn nothing_moves_if_no_node_answers() {
     for own in [true, false] {
         let mut play = Play::new(if own { &["a", "b", "c", "own"] } else { &["a", "b", "c"] });
         play.until(5000);
@@ -180,11 +180,11 @@ fn nothing_moves_if_no_node_is_heard() {
             play.until(play.now + 50);
             assert!(play.suspects.is_empty(), "{:?} after {} ms", play.suspects, play.now);
         }
-        assert!(play.cut_off && play.hears_none);
+        assert!(play.cut_off && play.no_node_answers);
         // One recovers much earlier than the others, which then have their time.
         play.set("b", Some(OK));
         play.until(60_800);
-        assert!(!play.cut_off && !play.hears_none);
+        assert!(!play.cut_off && !play.no_node_answers);
         play.set("a", Some(OK));
         play.set("c", Some(OK));
         play.until(70_000);
@@ -197,7 +197,7 @@ fn nothing_moves_if_no_node_is_heard() {
 }
 
 #[test]
-fn nodes_that_die_together_are_gone_if_another_node_is_heard() {
+fn nodes_that_die_together_are_gone_if_another_node_answers() {
     let names: [&'static str; 8] = ["a", "b", "c", "d", "e", "f", "g", "own"];
     for dead in 1..7 {
         let mut play = Play::new(&names);
@@ -219,7 +219,7 @@ fn all_other_nodes_that_die_together_are_gone_if_the_own_next_hop_answers() {
         others.iter().for_each(|node| play.set(node, None));
         play.until(5800);
         assert_eq!(play.suspects.len(), others.len(), "in time for their leases");
-        assert!(play.hears_none);
+        assert!(play.no_node_answers);
         play.until(6400);
         assert_eq!(play.gone(), others);
         assert!(!play.cut_off);
@@ -240,9 +240,9 @@ fn a_next_hop_proves_nothing_about_a_path_that_was_never_used() {
     };
     assert_eq!(together(true, &["a", "b"], 5000), (2, 2, false));
     assert_eq!(together(false, &["a", "b"], 5000), (0, 0, true), "no sign that the own path works");
-    assert_eq!(together(true, &["a"], 5000), (0, 0, true), "b may be there, behind a firewall");
+    assert_eq!(together(true, &["a"], 5000), (0, 0, true), "a firewall may hide b");
     assert_eq!(together(true, &["a", "b"], 120_000), (0, 0, true), "long ago");
-    // A leader that loses all its paths at once: its next hop may be heard a moment longer.
+    // A leader that loses all its paths at once: its next hop may answer a moment longer.
     let mut play = Play::new(&["a", "b", "own"]);
     play.next_hop = true;
     play.direct(&["a", "b"]);
@@ -253,7 +253,7 @@ fn a_next_hop_proves_nothing_about_a_path_that_was_never_used() {
     play.next_hop = false;
     play.until(30_000);
     assert_eq!((play.changes.len(), play.suspects.len(), play.cut_off), (0, 0, true));
-    // Its paths recover, and the next hop is heard first.
+    // Its paths recover, and the next hop answers first.
     play.direct(&["a", "b"]);
     play.next_hop = true;
     play.until(30_700);
@@ -311,7 +311,7 @@ fn a_dead_agent_has_its_grace_and_is_not_suspected_during_it() {
     assert_eq!(play.gone(), ["a"]);
 }
 
-/// A controller that could not write for a while, and hears all nodes when it can, moves nothing.
+/// A controller that could not write for a while, and gets answers of all nodes when it can, moves nothing.
 #[test]
 fn findings_from_a_time_without_decisions_are_discarded() {
     let mut play = Play::new(&["a", "b", "c"]);
@@ -364,11 +364,11 @@ fn a_next_hop_lost_by_all_moves_nothing() {
 }
 
 #[test]
-fn networks_are_judged_apart() {
+fn networks_are_evaluated_separately() {
     let mut play = Play::new(&["a", "b", "c", "d"]);
     let other: IpNet = "10.0.0.0/24".parse().expect("a literal");
     for node in ["c", "d"] {
-        play.judge.enter(node, Traits { own: false, network: Some(other) }, play.start);
+        play.states.add(node, Traits { own: false, network: Some(other) }, play.start);
     }
     play.until(5000);
     play.set("a", Some(LOST));
@@ -387,7 +387,7 @@ fn networks_are_judged_apart() {
 #[test]
 fn a_node_that_may_not_host_is_no_target() {
     let mut play = Play::new(&["a", "b", "drained"]);
-    play.judge.note_host("drained", false);
+    play.states.set_may_host("drained", false);
     play.until(2000);
     play.set("a", None);
     play.until(4000);
@@ -401,17 +401,17 @@ fn a_node_that_may_not_host_is_no_target() {
 }
 
 #[test]
-fn a_thousand_nodes_are_judged_in_moments() {
+fn a_thousand_nodes_are_evaluated_in_moments() {
     let start = Instant::now();
-    let mut judge = NodeStates::new(RULES);
+    let mut states = NodeStates::new(RULES);
     for node in 0..1000 {
-        judge.enter(&format!("node{node}"), Traits::default(), start);
+        states.add(&format!("node{node}"), Traits::default(), start);
     }
     let begin = Instant::now();
     for round in 1..=20 {
         let now = start + Duration::from_millis(round * 50);
-        (0..1000).for_each(|node| judge.note(&format!("node{node}"), OK, now));
-        assert!(judge.judge(now).unreachable.is_empty());
+        (0..1000).for_each(|node| states.note(&format!("node{node}"), OK, now));
+        assert!(states.evaluate(now).unreachable.is_empty());
     }
     println!("a second of 1,000 nodes: {:?}", begin.elapsed());
 }

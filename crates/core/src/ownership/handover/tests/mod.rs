@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::*;
 use crate::allocation::samples::{node, policy};
-use crate::allocation::{Facts, Nodes, Outcome, assign};
+use crate::allocation::{AssignmentInputs, Nodes, ObjectAssignment, assign};
 use crate::model::policy::EgressPolicy;
 use crate::model::reserved::ClusterNetworks;
 use crate::model::services::Services;
@@ -20,10 +20,10 @@ struct Stage {
     released: BTreeSet<(IpAddr, u64)>,
     given: BTreeMap<(IpAddr, u64), Option<String>>,
     prepared: BTreeMap<(IpAddr, u64), BTreeSet<String>>,
-    heard: BTreeMap<String, Instant>,
+    confirmed: BTreeMap<String, Instant>,
     departed: BTreeMap<IpAddr, String>,
     records: Records,
-    watch: HandoverPlanner,
+    planner: HandoverPlanner,
     start: Instant,
     /// The beginning of this leader's term.
     since: Instant,
@@ -40,26 +40,34 @@ impl Stage {
             released: BTreeSet::new(),
             given: BTreeMap::new(),
             prepared: BTreeMap::new(),
-            heard: BTreeMap::new(),
+            confirmed: BTreeMap::new(),
             departed: BTreeMap::new(),
             records: Records::default(),
-            watch: HandoverPlanner::default(),
+            planner: HandoverPlanner::default(),
             start,
             since: start,
         }
     }
 
-    fn plan(&mut self, now: Instant) -> Plan {
+    fn plan(&mut self, now: Instant) -> HandoverPlan {
         let (policies, nodes, unreachable) = (&self.policies, &self.nodes, &self.unreachable);
         let (absent, hand_overs) = (&BTreeSet::new(), &self.records.open);
         let (networks, services) = (&ClusterNetworks::default(), &Services::default());
-        let wanted = assign(&Facts { policies, nodes, unreachable, absent, networks, services, hand_overs });
-        let end =
-            |node: &String| (node.clone(), self.heard.get(node).copied().unwrap_or(self.since).max(self.since) + LEASE);
+        let assignment =
+            assign(&AssignmentInputs { policies, nodes, unreachable, absent, networks, services, hand_overs });
+        let end = |node: &String| {
+            (node.clone(), self.confirmed.get(node).copied().unwrap_or(self.since).max(self.since) + LEASE)
+        };
         let ends = self.unreachable.iter().map(end).collect();
         let Self { released, given, prepared, departed, .. } = self;
-        let evidence = Evidence { released, given, prepared, ends: &ends, departed };
-        self.watch.plan(policies, &wanted, &self.records, &evidence, now)
+        let evidence = Evidence {
+            released,
+            new_owners: given,
+            prepared,
+            lease_expiries: &ends,
+            deleted_objects_gateways: departed,
+        };
+        self.planner.plan(policies, &assignment, &self.records, &evidence, now)
     }
 
     fn record(&mut self, step: &RecordChange) {
@@ -68,7 +76,7 @@ impl Stage {
                 self.records.last = self.records.last.max(hand_over.number);
                 self.records.open.insert(*address, hand_over.clone());
             }
-            RecordChange::Forget(address) => {
+            RecordChange::Remove(address) => {
                 self.records.open.remove(address);
             }
         }
@@ -82,16 +90,16 @@ impl Stage {
     /// Plans at this second and writes everything. Returns where the address is then, and whether a record is open.
     fn pass(&mut self, second: u64) -> (Option<String>, bool) {
         let plan = self.plan(self.start + Duration::from_secs(second));
-        plan.steps.iter().for_each(|step| self.record(step));
+        plan.record_changes.iter().for_each(|step| self.record(step));
         plan.items.into_iter().for_each(|(name, items)| self.write(&name, items));
         let mut items =
             self.policies.values().flat_map(|policy| &policy.published.items).filter(|item| item.egress_ip == A);
         (items.next().map(|item| item.node.clone()), self.records.open.contains_key(&A.parse().expect("a literal")))
     }
 
-    fn lose(&mut self, name: &str, heard: u64) {
+    fn lose(&mut self, name: &str, confirmed: u64) {
         self.unreachable.insert(name.into());
-        self.heard.insert(name.into(), self.start + Duration::from_secs(heard));
+        self.confirmed.insert(name.into(), self.start + Duration::from_secs(confirmed));
     }
 }
 
@@ -111,8 +119,8 @@ fn a_silent_node_keeps_its_address_until_its_lease_runs_out() {
     stage.lose("n1", 10);
     assert_eq!(stage.pass(10), at("n1", true));
     let plan = stage.plan(stage.start + Duration::from_secs(11));
-    assert_eq!(plan.look_again, Some(stage.start + Duration::from_secs(15)), "when its lease runs out");
-    assert!(plan.steps.is_empty());
+    assert_eq!(plan.requeue_at, Some(stage.start + Duration::from_secs(15)), "when its lease runs out");
+    assert!(plan.record_changes.is_empty());
     assert_eq!(stage.pass(14), at("n1", true));
     assert_eq!(stage.pass(15), at("n2", true));
     assert_eq!(stage.pass(15), at("n2", false));
@@ -144,12 +152,12 @@ fn a_reachable_node_is_waited_for_and_one_that_returns_keeps_its_address() {
 }
 
 #[test]
-fn a_new_leader_continues_with_the_record_and_counts_from_its_first_look() {
+fn a_new_leader_continues_with_the_record_and_counts_from_its_first_observation() {
     let mut stage = on("n1");
     stage.unreachable.insert("n1".into());
     assert_eq!(stage.pass(0), at("n1", true));
     let to = stage.records.open[&A.parse().expect("a literal")].to.clone().expect("a node");
-    stage.watch = HandoverPlanner::default();
+    stage.planner = HandoverPlanner::default();
     stage.since = stage.start + Duration::from_secs(4);
     assert_eq!(stage.pass(4), at("n1", true));
     assert_eq!(stage.pass(8), at("n1", true));
@@ -206,7 +214,7 @@ fn the_node_of_a_deleted_object_is_waited_for() {
 }
 
 #[test]
-fn the_holder_of_a_deleted_objects_address_is_recorded_although_no_object_wants_it() {
+fn the_gateway_of_a_deleted_objects_address_is_recorded_although_no_object_wants_it() {
     let mut stage = on("n1");
     stage.policies.remove(&"a".into());
     let address: IpAddr = A.parse().expect("a literal");
@@ -214,10 +222,10 @@ fn the_holder_of_a_deleted_objects_address_is_recorded_although_no_object_wants_
     assert_eq!(stage.pass(0), (None, true));
     let record = stage.records.open[&address].clone();
     assert_eq!((record.from.as_str(), &record.to), ("n1", &None));
-    // Another leader, which has not seen the policy, and a policy wants the address.
+    // Another leader, which does not know the policy, and a policy wants the address.
     stage.departed.clear();
-    stage.watch = HandoverPlanner::default();
-    assert_eq!(stage.pass(3600), (None, true), "its node says nothing, and is in touch");
+    stage.planner = HandoverPlanner::default();
+    assert_eq!(stage.pass(3600), (None, true), "its node acknowledges nothing, and is reachable");
     stage.policies.extend([policy("b", 2, &[A], &[])]);
     Arc::make_mut(stage.nodes.get_mut("n1").expect("a node")).assignable = false;
     assert_eq!(stage.pass(3601), (None, true));
@@ -236,13 +244,13 @@ fn the_holder_of_a_deleted_objects_address_is_recorded_although_no_object_wants_
 #[test]
 fn a_finished_record_stays_visible_for_a_while() {
     let mut stage = on("n1");
-    stage.watch = HandoverPlanner::lingering(Duration::from_secs(2));
+    stage.planner = HandoverPlanner::lingering(Duration::from_secs(2));
     stage.unreachable.insert("n1".into());
     assert_eq!(stage.pass(0), at("n1", true));
     let to = stage.records.open[&A.parse().expect("a literal")].to.clone().expect("a node");
     assert_eq!(stage.pass(5), at(&to, true));
     assert_eq!(stage.pass(6), at(&to, true));
-    assert_eq!(stage.plan(stage.start + Duration::from_secs(7)).look_again, Some(stage.start + Duration::from_secs(8)));
+    assert_eq!(stage.plan(stage.start + Duration::from_secs(7)).requeue_at, Some(stage.start + Duration::from_secs(8)));
     assert_eq!(stage.pass(8), at(&to, false));
 }
 
@@ -360,24 +368,24 @@ fn of_two_ready_nodes_the_recorded_one_continues() {
 
 #[test]
 fn a_ledger_that_is_full_makes_the_others_wait_where_they_are() {
-    let many = MOST_OPEN + 10;
+    let many = MAX_OPEN + 10;
     let address = |i: usize| format!("172.18.{}.{}", 1 + i / 200, 1 + i % 200);
     let policies = (0..many).map(|i| policy(&format!("o{i}"), 1, &[&address(i)], &[("n1", &address(i))]));
     let mut stage = Stage::new(policies.collect());
     stage.unreachable.insert("n1".into());
     let plan = stage.plan(stage.start);
-    assert_eq!((plan.steps.len(), plan.items.len(), plan.holders.len()), (MOST_OPEN, 0, many));
+    assert_eq!((plan.record_changes.len(), plan.items.len(), plan.unreleased.len()), (MAX_OPEN, 0, many));
     let everywhere =
         |stage: &Stage| stage.policies.values().filter(|policy| policy.published.items[0].node != "n1").count();
     stage.pass(5);
-    assert_eq!(everywhere(&stage), MOST_OPEN, "only what is recorded moves");
+    assert_eq!(everywhere(&stage), MAX_OPEN, "only what is recorded moves");
     stage.pass(5);
     stage.pass(5);
     assert_eq!(everywhere(&stage), many);
 }
 
 #[test]
-fn an_address_never_has_two_holders() {
+fn an_address_never_has_two_gateways() {
     for seed in 0..300 {
         story::tell(seed, false);
     }
@@ -385,7 +393,7 @@ fn an_address_never_has_two_holders() {
 
 /// Nodes become ready and hand over to one another while the wanted node changes all the time.
 #[test]
-fn an_address_never_has_two_holders_when_nodes_hand_it_over_to_one_another() {
+fn an_address_never_has_two_gateways_when_nodes_hand_it_over_to_one_another() {
     for seed in 0..300 {
         story::tell(seed, true);
     }
@@ -394,17 +402,18 @@ fn an_address_never_has_two_holders_when_nodes_hand_it_over_to_one_another() {
 /// The leader's plan for a given assignment and ledger.
 fn planned(
     stage: &Stage,
-    wanted: &[(&str, &str)],
+    assignment: &[(&str, &str)],
     ends: &BTreeMap<String, Instant>,
     (records, now): (&Records, Instant),
-) -> Plan {
-    let items = wanted.iter().map(|(node, address)| Item { node: (*node).into(), egress_ip: (*address).into() });
-    let outcome = Outcome { entries: Vec::new(), items: items.collect() };
+) -> HandoverPlan {
+    let items = assignment.iter().map(|(node, address)| Item { node: (*node).into(), egress_ip: (*address).into() });
+    let outcome = ObjectAssignment { entries: Vec::new(), items: items.collect() };
     let outcomes = BTreeMap::from([("a".into(), outcome)]);
-    let wanted = Assignment { outcomes, eligible: 2 };
+    let assignment = Assignment { policies: outcomes, eligible: 2 };
     let Stage { released, given, prepared, departed, .. } = stage;
-    let evidence = Evidence { released, given, prepared, ends, departed };
-    HandoverPlanner::default().plan(&stage.policies, &wanted, records, &evidence, now)
+    let evidence =
+        Evidence { released, new_owners: given, prepared, lease_expiries: ends, deleted_objects_gateways: departed };
+    HandoverPlanner::default().plan(&stage.policies, &assignment, records, &evidence, now)
 }
 
 /// A node serves one address of a policy, so another one waits until the first has left.
@@ -414,7 +423,7 @@ fn a_node_gets_no_second_address_of_an_object_before_the_first_has_left() {
     let stage = Stage::new(Policies::from([policy("a", 1, &[low, A], &[("n1", A)])]));
     let (records, ends) = (Records::default(), BTreeMap::new());
     let plan = planned(&stage, &[("n1", low), ("n2", A)], &ends, (&records, stage.start));
-    assert_eq!(plan.holders, BTreeMap::from([(A.parse().expect("a literal"), "n1".to_owned())]));
+    assert_eq!(plan.unreleased, BTreeMap::from([(A.parse().expect("a literal"), "n1".to_owned())]));
     assert_eq!(plan.items, BTreeMap::new(), "n1 has its first one still");
 }
 
@@ -429,10 +438,10 @@ fn a_ledger_that_is_full_gets_no_more_records() {
     let begun = |records: &Records| {
         let plan = planned(&stage, &[("n2", A)], &ends, (records, stage.start));
         let address: IpAddr = A.parse().expect("a literal");
-        assert_eq!(plan.holders.get(&address).map(String::as_str), Some("n1"), "whether recorded or not");
-        plan.steps.iter().any(|step| matches!(step, RecordChange::Record(recorded, _) if *recorded == address))
+        assert_eq!(plan.unreleased.get(&address).map(String::as_str), Some("n1"), "whether recorded or not");
+        plan.record_changes.iter().any(|step| matches!(step, RecordChange::Record(recorded, _) if *recorded == address))
     };
-    let most = u32::try_from(MOST_OPEN).expect("a small number");
+    let most = u32::try_from(MAX_OPEN).expect("a small number");
     assert!(begun(&of(most - 1)));
     assert!(!begun(&of(most)));
 }
@@ -443,7 +452,7 @@ fn a_hand_over_that_is_open_is_not_new() {
     let record = HandOver { number: 7, from: "n1".into(), to: None };
     let begins = RecordChange::Record(address, record.clone());
     let mut records = Records::default();
-    assert!(begins.is_new_to(&records) && !RecordChange::Forget(address).is_new_to(&records));
+    assert!(begins.is_new_to(&records) && !RecordChange::Remove(address).is_new_to(&records));
     records.open.insert(address, record);
     assert!(!begins.is_new_to(&records), "it has to be waited for");
 }

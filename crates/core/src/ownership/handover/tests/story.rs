@@ -57,7 +57,7 @@ pub(super) fn tell(seed: u64, new_owners: bool) {
     }
     assert_eq!(story.stage.records.open, BTreeMap::new(), "seed {seed}: all is done when all is quiet");
     let again = story.stage.plan(story.now());
-    assert_eq!(again, Plan::default(), "seed {seed}");
+    assert_eq!(again, HandoverPlan::default(), "seed {seed}");
     let placed: usize = story.stage.policies.values().map(|policy| policy.published.items.len()).sum();
     let held: usize = story.agents.values().map(|agent| agent.holds.len()).sum();
     assert_eq!(placed, held, "seed {seed}");
@@ -82,17 +82,17 @@ impl Story {
                 }
             } else {
                 agent.in_touch = self.time;
-                self.stage.heard.insert(name.clone(), self.stage.start + self.time);
+                self.stage.confirmed.insert(name.clone(), self.stage.start + self.time);
             }
         }
         self.stage.unreachable =
             self.agents.iter().filter(|(_, agent)| agent.cut).map(|(name, _)| name.clone()).collect();
         let plan = self.stage.plan(self.now());
-        let writes = plan.steps.len() + plan.items.len();
+        let writes = plan.record_changes.len() + plan.items.len();
         let writes = u64::try_from(writes).expect("few");
         let crash = (eventful && self.numbers.one_in(6)).then(|| self.numbers.below(1 + writes));
         let (before, after): (Vec<_>, Vec<_>) =
-            plan.steps.iter().cloned().partition(|step| matches!(step, RecordChange::Record(..)));
+            plan.record_changes.iter().cloned().partition(|step| matches!(step, RecordChange::Record(..)));
         let losing_first = |items: &(PolicyKey, Vec<Item>)| {
             let old = &self.stage.policies[&items.0].published.items;
             old.iter().all(|item| items.1.iter().any(|new| new.egress_ip == item.egress_ip))
@@ -102,7 +102,7 @@ impl Story {
         let writes = before.into_iter().map(Ok).chain(items.into_iter().map(Err)).chain(after.into_iter().map(Ok));
         for (done, write) in writes.enumerate() {
             if crash == u64::try_from(done).ok() {
-                self.stage.watch = HandoverPlanner::default();
+                self.stage.planner = HandoverPlanner::default();
                 self.stage.since = self.now();
                 break;
             }
@@ -198,7 +198,7 @@ impl Story {
     }
 
     fn check(&self, seed: u64) {
-        let mut holders = BTreeMap::new();
+        let mut gateways = BTreeMap::new();
         for (name, agent) in &self.agents {
             let is_open = |(address, number): &(&IpAddr, &u64)| {
                 let given = self.stage.given.get(&(**address, **number)).and_then(Option::as_ref);
@@ -207,7 +207,7 @@ impl Story {
             };
             let open = agent.taken.iter().filter(is_open).map(|(address, _)| address);
             for address in agent.holds.iter().chain(open).collect::<BTreeSet<_>>() {
-                if let Some(other) = holders.insert(address, name) {
+                if let Some(other) = gateways.insert(address, name) {
                     panic!("seed {seed}, second {}: {address} is held by {name} and {other}", self.time.as_secs());
                 }
             }

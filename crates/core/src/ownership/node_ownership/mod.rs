@@ -1,16 +1,12 @@
 //! Which of the addresses that a status assigns to this node it may hold. Pure.
 //!
-//! Status, [`Ledger`] and lease (`crate::ownership::lease`) arrive by different ways without an order. So the status
-//! alone suffices only for a node that cannot have outdated knowledge:
+//! Nothing orders status, [`Ledger`] and lease (`crate::ownership::lease`), so the status alone does not suffice:
 //!
-//! - While a hand-over of an address is open, only its new node may hold it.
-//! - With an expired lease, this node holds nothing.
-//! - An address that it has given up for one of these reasons is taken up again only after a fresh read of ledger and
-//!   policy. The same applies to every new address after the lease has expired once, since watches may still deliver
-//!   older state.
-//!
-//! Without the ledger, the leader's probes report single hand-overs ([`Ownership::order`]), which can only take
-//! addresses away.
+//! - During a hand-over only the new node may hold the address. With an expired lease, this node holds nothing.
+//! - An address that was released for one of these reasons is held again only after a fresh read of ledger and policy.
+//!   So is every new address after the lease has expired once, since watches may still deliver older state.
+//! - Without the ledger, the leader's probes report single hand-overs ([`NodeOwnership::set_orders`]), which can only
+//!   take addresses away.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -23,10 +19,10 @@ use crate::model::state::family_of;
 use crate::model::state::{EgressId, HandoverState, KernelState, Place, WhenEmpty};
 
 /// Addresses by the policy that they serve, as in [`KernelState::owned`].
-type Owned = BTreeMap<EgressId, IpAddr>;
+type AddressByPolicy = BTreeMap<EgressId, IpAddr>;
 
 #[derive(Debug)]
-pub struct Ownership {
+pub struct NodeOwnership {
     node: String,
     ledger: Arc<Ledger>,
     /// Hand-overs from this node that the ledger has not shown yet.
@@ -37,24 +33,24 @@ pub struct Ownership {
     has_expired_before: bool,
     /// The ledger's last number when the lease expired while addresses were being taken over. Those hand-overs do not
     /// start again: the lease of a node without addresses may expire at any time, and later numbers are new.
-    outlived: u64,
+    expired_up_to: u64,
     /// Addresses being handed over from here, held until their new node is ready.
-    waiting: BTreeSet<IpAddr>,
-    /// Given up, without a fresh read since.
-    given_up: BTreeSet<IpAddr>,
+    awaiting_new_owner: BTreeSet<IpAddr>,
+    /// Released, without a fresh read since.
+    needs_fresh_read: BTreeSet<IpAddr>,
     /// Just read.
     confirmed: BTreeSet<IpAddr>,
 }
 
 /// Desired addresses that this node may not hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Barred {
-    pub all: Owned,
+pub struct Withheld {
+    pub all: AddressByPolicy,
     /// Those of them that only wait for a fresh read of ledger and policy.
-    pub doubtful: Owned,
+    pub unconfirmed: AddressByPolicy,
 }
 
-impl Ownership {
+impl NodeOwnership {
     pub fn new(node: String) -> Self {
         Self {
             node,
@@ -62,9 +58,9 @@ impl Ownership {
             orders: Acknowledgements::new(),
             lease_expired: false,
             has_expired_before: false,
-            outlived: 0,
-            waiting: BTreeSet::new(),
-            given_up: BTreeSet::new(),
+            expired_up_to: 0,
+            awaiting_new_owner: BTreeSet::new(),
+            needs_fresh_read: BTreeSet::new(),
             confirmed: BTreeSet::new(),
         }
     }
@@ -73,39 +69,39 @@ impl Ownership {
         &self.node
     }
 
-    pub fn follow(&mut self, ledger: Arc<Ledger>) {
+    pub fn observe_ledger(&mut self, ledger: Arc<Ledger>) {
         self.ledger = ledger;
         let leaving = self.ledger.leaving(&self.node);
-        self.give_up(&leaving);
+        self.release(&leaving);
     }
 
     /// All hand-overs from this node that probes report.
-    pub fn order(&mut self, orders: &Acknowledgements) {
+    pub fn set_orders(&mut self, orders: &Acknowledgements) {
         if self.orders != *orders {
             self.orders.clone_from(orders);
-            self.give_up(orders);
+            self.release(orders);
         }
     }
 
-    fn give_up(&mut self, leaving: &Acknowledgements) {
-        self.given_up.extend(leaving.keys());
+    fn release(&mut self, leaving: &Acknowledgements) {
+        self.needs_fresh_read.extend(leaving.keys());
         // Older reads are outdated.
         self.confirmed.retain(|address| !leaving.contains_key(address));
     }
 
     /// Whether the lease has expired; `held` is what the kernel holds.
-    pub fn set_lease_expired(&mut self, lease_expired: bool, held: &Owned) {
+    pub fn set_lease_expired(&mut self, lease_expired: bool, held: &AddressByPolicy) {
         self.lease_expired = lease_expired;
         if lease_expired {
             self.has_expired_before = true;
             self.confirmed.clear();
-            self.given_up.extend(held.values());
+            self.needs_fresh_read.extend(held.values());
         }
     }
 
     /// The hand-overs from here whose new node is not ready yet. These addresses stay held.
-    pub fn set_waiting(&mut self, waiting: BTreeSet<IpAddr>) {
-        self.waiting = waiting;
+    pub fn set_awaiting_new_owner(&mut self, waiting: BTreeSet<IpAddr>) {
+        self.awaiting_new_owner = waiting;
     }
 
     pub fn ledger(&self) -> &Ledger {
@@ -119,39 +115,41 @@ impl Ownership {
     /// Whether this node may continue the hand-over of this number to it.
     pub fn may_take(&self, address: &IpAddr, number: u64) -> bool {
         // Requests by probes are newer than the known ledger.
-        let is_ordered_away = self.orders.get(address).is_some_and(|order| *order > number);
-        !self.lease_expired && !is_ordered_away && number > self.outlived
+        let is_ordered_elsewhere = self.orders.get(address).is_some_and(|order| *order > number);
+        !self.lease_expired && !is_ordered_elsewhere && number > self.expired_up_to
     }
 
     /// Addresses that this node is taking over and may not take any more.
-    pub fn overtaken(&mut self, actual: &KernelState) -> Owned {
+    pub fn cancelled_takeovers(&mut self, actual: &KernelState) -> AddressByPolicy {
         let may_take = |address: &IpAddr| {
             let record = self.ledger.records.open.get(address);
             record.map_or(!self.lease_expired && !self.orders.contains_key(address), |record| {
                 record.to.as_ref() == Some(&self.node) && self.may_take(address, record.number)
             })
         };
-        let taken = actual.handovers.iter().filter(|(_, handover)| handover.is_taken() && !may_take(&handover.address));
-        let overtaken: Owned = taken.map(|(id, handover)| (*id, handover.address)).collect();
-        if self.lease_expired && !overtaken.is_empty() {
-            self.outlived = self.ledger.records.last;
+        let taking_over =
+            actual.handovers.iter().filter(|(_, handover)| handover.is_taken() && !may_take(&handover.address));
+        let cancelled: AddressByPolicy = taking_over.map(|(id, handover)| (*id, handover.address)).collect();
+        if self.lease_expired && !cancelled.is_empty() {
+            self.expired_up_to = self.ledger.records.last;
         }
-        overtaken
+        cancelled
     }
 
     /// Desired addresses that must not be held, given those that the kernel holds.
-    pub fn barred(&self, owned: &Owned, held: &Owned) -> Barred {
-        let mut barred = Barred::default();
+    pub fn withheld(&self, owned: &AddressByPolicy, held: &AddressByPolicy) -> Withheld {
+        let mut barred = Withheld::default();
         for (id, address) in owned {
             let is_new = held.get(id) != Some(address);
-            let waits = self.waiting.contains(address) && !is_new;
-            let is_anothers = !waits && !self.ledger.lets_hold(&self.node, address);
-            let is_doubtful = (!waits && self.given_up.contains(address)) || (self.has_expired_before && is_new);
-            if self.lease_expired || is_anothers {
+            let is_waiting = self.awaiting_new_owner.contains(address) && !is_new;
+            let is_for_another = !is_waiting && !self.ledger.lets_hold(&self.node, address);
+            let is_unconfirmed =
+                (!is_waiting && self.needs_fresh_read.contains(address)) || (self.has_expired_before && is_new);
+            if self.lease_expired || is_for_another {
                 barred.all.insert(*id, *address);
-            } else if is_doubtful && !self.confirmed.contains(address) {
+            } else if is_unconfirmed && !self.confirmed.contains(address) {
                 barred.all.insert(*id, *address);
-                barred.doubtful.insert(*id, *address);
+                barred.unconfirmed.insert(*id, *address);
             }
         }
         barred
@@ -163,10 +161,10 @@ impl Ownership {
     }
 
     /// The kernel has reached the desired state, or as near as possible. Earlier reads are outdated from now on.
-    pub fn settle(&mut self, held: &Owned) {
+    pub fn note_settled(&mut self, held: &AddressByPolicy) {
         for address in std::mem::take(&mut self.confirmed) {
             if held.values().any(|other| *other == address) {
-                self.given_up.remove(&address);
+                self.needs_fresh_read.remove(&address);
             }
         }
     }
@@ -178,11 +176,11 @@ impl Ownership {
     }
 
     /// This node's acknowledgements of open hand-overs from it: the kernel neither holds the address nor takes it over.
-    pub fn released(&self, held: &Owned, handovers: &BTreeMap<EgressId, HandoverState>) -> Acknowledgements {
+    pub fn released(&self, held: &AddressByPolicy, handovers: &BTreeMap<EgressId, HandoverState>) -> Acknowledgements {
         let mut acknowledgements = self.orders.clone();
         acknowledgements.extend(self.ledger.leaving(&self.node));
-        let taken = handovers.values().filter(|handover| handover.is_taken()).map(|handover| handover.address);
-        let all: BTreeSet<IpAddr> = held.values().copied().chain(taken).collect();
+        let taking_over = handovers.values().filter(|handover| handover.is_taken()).map(|handover| handover.address);
+        let all: BTreeSet<IpAddr> = held.values().copied().chain(taking_over).collect();
         acknowledgements.retain(|address, _| !all.contains(address));
         acknowledgements
     }
@@ -190,8 +188,8 @@ impl Ownership {
 
 /// Removes these addresses from the state: not owned here, and pending for their flows. Those in a hand-over continue
 /// on the other node, which has them or forwards their packets.
-pub fn withhold(state: &mut KernelState, barred: &Owned) {
-    for (id, address) in barred {
+pub fn withhold(state: &mut KernelState, withheld: &AddressByPolicy) {
+    for (id, address) in withheld {
         if state.owned.get(id) != Some(address) {
             continue;
         }

@@ -1,12 +1,12 @@
-//! The outcome for each policy: the fate of every entry, and the items of its status.
+//! The assignment of each policy: the status of every entry, and the items of its status.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::IpAddr;
 
+use crate::allocation::claimants::Claimants;
 use crate::allocation::hosts::Hosts;
-use crate::allocation::owners::Owners;
-use crate::allocation::{Claim, Facts, Places};
+use crate::allocation::{AssignmentInputs, Claim, Placement};
 use crate::keys;
 use crate::model::node::{Node, Unserved};
 use crate::model::policy::{Item, PolicyKey};
@@ -14,7 +14,7 @@ use crate::model::reserved::Reserved;
 
 /// The result for one entry of `spec.egressIPs`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Fate {
+pub enum EntryStatus {
     Assigned {
         node: String,
     },
@@ -54,7 +54,7 @@ pub enum Fate {
         node: String,
     },
     /// Every node that could take it has another address of the policy.
-    NoRoom,
+    NodesInUse,
     /// Nodes that could take it have as many addresses as their cloud allows.
     NoCapacity,
     /// The policy already has the maximum of addresses of this family.
@@ -77,13 +77,13 @@ pub enum HostObstacle {
 }
 
 impl HostObstacle {
-    fn of(facts: &Facts<'_>, name: &str, node: &Node) -> Self {
+    fn of(inputs: &AssignmentInputs<'_>, name: &str, node: &Node) -> Self {
         match () {
             () if !node.ready => Self::NotReady,
             () if !node.has_published_networks() => Self::NetworksUnknown,
-            () if facts.unreachable.contains(name) && node.health_addresses().is_empty() => Self::HealthAddressUnknown,
-            () if facts.unreachable.contains(name) => Self::Unhealthy { at: node.health_addresses() },
-            () if facts.absent.contains(name) => Self::AgentAway,
+            () if inputs.unreachable.contains(name) && node.health_addresses().is_empty() => Self::HealthAddressUnknown,
+            () if inputs.unreachable.contains(name) => Self::Unhealthy { at: node.health_addresses() },
+            () if inputs.absent.contains(name) => Self::AgentAway,
             () => Self::NetworksUnknown,
         }
     }
@@ -112,92 +112,99 @@ impl fmt::Display for HostObstacle {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Outcome {
+pub struct ObjectAssignment {
     /// Canonical if valid, in the order of the spec, unique.
-    pub entries: Vec<(String, Fate)>,
+    pub entries: Vec<(String, EntryStatus)>,
     /// The desired `status.items`: those that stay in their current order, then the new ones.
     pub items: Vec<Item>,
 }
 
-impl Outcome {
+impl ObjectAssignment {
     /// Whether no node can host any address of the policy: the only case in which the node's address may serve.
     /// Readiness does not matter here: an address whose node is away returns. An address that could be placed if it
     /// were free does not count, and neither does an invalid entry.
     pub fn no_eligible_node(&self) -> bool {
-        !self.entries.is_empty() && self.entries.iter().all(|(_, fate)| *fate == Fate::NoNode)
+        !self.entries.is_empty() && self.entries.iter().all(|(_, status)| *status == EntryStatus::NoNode)
     }
 }
 
-pub(super) fn outcomes<'a>(
-    facts: &Facts<'a>,
+pub(super) fn object_assignments<'a>(
+    inputs: &AssignmentInputs<'a>,
     mut claims: Vec<Claim<'a>>,
     hosts: &mut Hosts<'a>,
-    owners: &Owners<'a>,
-    places: &[Places],
-) -> BTreeMap<PolicyKey, Outcome> {
+    claimants: &Claimants<'a>,
+    placements: &[Placement],
+) -> BTreeMap<PolicyKey, ObjectAssignment> {
     let entries: Vec<_> = claims.iter_mut().map(|claim| std::mem::take(&mut claim.entries)).collect();
-    let mut judge = Judge { facts, claims: &claims, hosts, owners, places };
-    let outcome = |(rank, entries): (usize, _)| (claims[rank].policy.key().clone(), judge.outcome(rank, entries));
+    let mut statuses = EntryStatuses { inputs, claims: &claims, hosts, claimants, placements };
+    let outcome =
+        |(rank, entries): (usize, _)| (claims[rank].policy.key().clone(), statuses.object_assignment(rank, entries));
     entries.into_iter().enumerate().map(outcome).collect()
 }
 
-struct Judge<'j, 'a> {
-    facts: &'j Facts<'a>,
+struct EntryStatuses<'j, 'a> {
+    inputs: &'j AssignmentInputs<'a>,
     claims: &'j [Claim<'a>],
     hosts: &'j mut Hosts<'a>,
-    owners: &'j Owners<'a>,
-    places: &'j [Places],
+    claimants: &'j Claimants<'a>,
+    placements: &'j [Placement],
 }
 
-impl Judge<'_, '_> {
-    fn outcome(&mut self, rank: usize, entries: Vec<(String, Option<IpAddr>)>) -> Outcome {
-        let mut fate = |address: Option<IpAddr>| address.map_or(Fate::Invalid, |address| self.fate(rank, address));
-        let entries: Vec<_> = entries.into_iter().map(|(entry, address)| (entry, fate(address))).collect();
+impl EntryStatuses<'_, '_> {
+    fn object_assignment(&mut self, rank: usize, entries: Vec<(String, Option<IpAddr>)>) -> ObjectAssignment {
+        let mut status =
+            |address: Option<IpAddr>| address.map_or(EntryStatus::Invalid, |address| self.status(rank, address));
+        let entries: Vec<_> = entries.into_iter().map(|(entry, address)| (entry, status(address))).collect();
         let items = items(&self.claims[rank].policy.published.items, &entries);
-        Outcome { entries, items }
+        ObjectAssignment { entries, items }
     }
 
-    fn fate(&mut self, rank: usize, address: IpAddr) -> Fate {
+    fn status(&mut self, rank: usize, address: IpAddr) -> EntryStatus {
         if let Some(node) = self.node(rank, address) {
-            return Fate::Assigned { node };
+            return EntryStatus::Assigned { node };
         }
-        match self.owners.reserved(address) {
-            Some(Reserved::Node(node)) => return Fate::Conflict { node: node.to_string() },
-            Some(reason) => return Fate::Reserved(reason.clone()),
+        match self.claimants.reserved(address) {
+            Some(Reserved::Node(node)) => return EntryStatus::Conflict { node: node.to_string() },
+            Some(reason) => return EntryStatus::Reserved(reason.clone()),
             None => {}
         }
-        if let Some(owner) = self.owners.policy(address).filter(|owner| *owner != rank) {
-            return Fate::Taken { policy: self.claims[owner].policy.key().clone(), node: self.node(owner, address) };
+        if let Some(claimant) = self.claimants.object_of(address).filter(|claimant| *claimant != rank) {
+            return EntryStatus::Taken {
+                policy: self.claims[claimant].policy.key().clone(),
+                node: self.node(claimant, address),
+            };
         }
         let class = self.hosts.class(address);
-        let used: BTreeSet<_> = self.places[rank].values().collect();
+        let used: BTreeSet<_> = self.placements[rank].values().collect();
         let candidates = &self.hosts.classes[class].nodes;
         if !candidates.is_empty() && !self.claims[rank].lists(&address) {
-            return Fate::Surplus;
+            return EntryStatus::Surplus;
         }
         if candidates.iter().any(|node| !used.contains(node)) {
-            return Fate::NoCapacity;
+            return EntryStatus::NoCapacity;
         }
         if !candidates.is_empty() {
-            return Fate::NoRoom;
+            return EntryStatus::NodesInUse;
         }
-        let waiting = || self.facts.nodes.iter().filter(|(_, node)| node.assignable && node.may_host(address));
+        let waiting = || self.inputs.nodes.iter().filter(|(_, node)| node.assignable && node.may_host(address));
         match waiting().find(|(_, node)| !node.drained).or_else(|| waiting().next()) {
-            None => Fate::NoNode,
-            Some((name, node)) if node.drained => Fate::Drained { node: name.clone() },
-            Some((name, node)) => Fate::NotReady { node: name.clone(), why: HostObstacle::of(self.facts, name, node) },
+            None => EntryStatus::NoNode,
+            Some((name, node)) if node.drained => EntryStatus::Drained { node: name.clone() },
+            Some((name, node)) => {
+                EntryStatus::NotReady { node: name.clone(), why: HostObstacle::of(self.inputs, name, node) }
+            }
         }
     }
 
     fn node(&self, rank: usize, address: IpAddr) -> Option<String> {
-        self.places[rank].get(&address).map(|node| self.hosts.nodes[*node].0.to_owned())
+        self.placements[rank].get(&address).map(|node| self.hosts.nodes[*node].0.to_owned())
     }
 }
 
-fn items(before: &[Item], entries: &[(String, Fate)]) -> Vec<Item> {
+fn items(before: &[Item], entries: &[(String, EntryStatus)]) -> Vec<Item> {
     let mut assigned: Vec<Item> = Vec::new();
-    for (egress_ip, fate) in entries {
-        if let Fate::Assigned { node } = fate {
+    for (egress_ip, status) in entries {
+        if let EntryStatus::Assigned { node } = status {
             assigned.push(Item { node: node.clone(), egress_ip: egress_ip.clone() });
         }
     }

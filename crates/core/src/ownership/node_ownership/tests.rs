@@ -14,60 +14,63 @@ fn ledger(records: &[(&str, u64, &str, Option<&str>)]) -> Arc<Ledger> {
     Arc::new(Ledger { records, ..Ledger::default() })
 }
 
-fn owned(all: &[(u32, &str)]) -> Owned {
+fn owned(all: &[(u32, &str)]) -> AddressByPolicy {
     all.iter().map(|(id, address)| (EgressId(*id), ip(address))).collect()
 }
 
-fn me() -> Ownership {
-    Ownership::new("me".into())
+fn me() -> NodeOwnership {
+    NodeOwnership::new("me".into())
 }
 
 #[test]
 fn only_the_new_node_may_hold_an_address_during_its_hand_over() {
     let mut ownership = me();
     let both = owned(&[(1, A), (2, B)]);
-    assert_eq!(ownership.barred(&both, &both), Barred::default());
-    ownership.follow(ledger(&[(A, 3, "me", Some("other"))]));
-    assert_eq!(ownership.barred(&both, &both).all, owned(&[(1, A)]));
-    assert!(ownership.barred(&both, &both).doubtful.is_empty(), "there is nothing to ask");
+    assert_eq!(ownership.withheld(&both, &both), Withheld::default());
+    ownership.observe_ledger(ledger(&[(A, 3, "me", Some("other"))]));
+    assert_eq!(ownership.withheld(&both, &both).all, owned(&[(1, A)]));
+    assert!(ownership.withheld(&both, &both).unconfirmed.is_empty(), "there is nothing to ask");
     assert!(ownership.released(&both, &BTreeMap::new()).is_empty(), "it is held still");
     assert_eq!(ownership.released(&owned(&[(2, B)]), &BTreeMap::new()), BTreeMap::from([(ip(A), 3)]));
 
     // A late status, or one by a foreign writer.
     let mut ownership = me();
     for to in [Some("third"), None] {
-        ownership.follow(ledger(&[(A, 3, "other", to)]));
-        assert_eq!(ownership.barred(&both, &Owned::new()).all, owned(&[(1, A)]));
+        ownership.observe_ledger(ledger(&[(A, 3, "other", to)]));
+        assert_eq!(ownership.withheld(&both, &AddressByPolicy::new()).all, owned(&[(1, A)]));
         assert_eq!(ownership.arriving().count(), 0);
     }
-    ownership.follow(ledger(&[(A, 3, "other", Some("me"))]));
-    assert_eq!(ownership.barred(&both, &Owned::new()), Barred::default());
+    ownership.observe_ledger(ledger(&[(A, 3, "other", Some("me"))]));
+    assert_eq!(ownership.withheld(&both, &AddressByPolicy::new()), Withheld::default());
     assert_eq!(ownership.arriving().map(|(address, _)| *address).collect::<Vec<_>>(), [ip(A)]);
 }
 
 #[test]
-fn an_address_given_up_is_taken_up_only_after_a_fresh_read() {
+fn a_released_address_is_held_again_only_after_a_fresh_read() {
     let mut ownership = me();
     let one = owned(&[(1, A)]);
-    ownership.follow(ledger(&[(A, 3, "me", Some("other"))]));
-    ownership.follow(ledger(&[]));
+    ownership.observe_ledger(ledger(&[(A, 3, "me", Some("other"))]));
+    ownership.observe_ledger(ledger(&[]));
     // The status that this node knows may be outdated.
-    let barred = ownership.barred(&one, &Owned::new());
-    assert_eq!((&barred.all, &barred.doubtful), (&one, &one));
-    assert!(ownership.released(&Owned::new(), &BTreeMap::new()).is_empty(), "there is nothing open to speak of");
+    let barred = ownership.withheld(&one, &AddressByPolicy::new());
+    assert_eq!((&barred.all, &barred.unconfirmed), (&one, &one));
+    assert!(
+        ownership.released(&AddressByPolicy::new(), &BTreeMap::new()).is_empty(),
+        "there is nothing open to speak of"
+    );
 
     ownership.confirm(&BTreeSet::from([ip(A)]));
-    assert_eq!(ownership.barred(&one, &Owned::new()), Barred::default());
+    assert_eq!(ownership.withheld(&one, &AddressByPolicy::new()), Withheld::default());
     // It could not be claimed: the next attempt reads again.
-    ownership.settle(&Owned::new());
-    assert_eq!(ownership.barred(&one, &Owned::new()).doubtful, one);
+    ownership.note_settled(&AddressByPolicy::new());
+    assert_eq!(ownership.withheld(&one, &AddressByPolicy::new()).unconfirmed, one);
     // A read from before another release request is outdated.
     ownership.confirm(&BTreeSet::from([ip(A)]));
-    ownership.order(&Acknowledgements::from([(ip(A), 4)]));
-    assert_eq!(ownership.barred(&one, &Owned::new()).doubtful, one);
+    ownership.set_orders(&Acknowledgements::from([(ip(A), 4)]));
+    assert_eq!(ownership.withheld(&one, &AddressByPolicy::new()).unconfirmed, one);
     ownership.confirm(&BTreeSet::from([ip(A)]));
-    ownership.settle(&one);
-    assert_eq!(ownership.barred(&one, &one), Barred::default());
+    ownership.note_settled(&one);
+    assert_eq!(ownership.withheld(&one, &one), Withheld::default());
 }
 
 #[test]
@@ -75,17 +78,20 @@ fn nothing_is_held_with_an_expired_lease_and_everything_is_read_after_it() {
     let mut ownership = me();
     let both = owned(&[(1, A), (2, B)]);
     ownership.set_lease_expired(true, &owned(&[(1, A)]));
-    ownership.set_lease_expired(true, &Owned::new());
-    assert_eq!(ownership.barred(&both, &Owned::new()), Barred { all: both.clone(), doubtful: Owned::new() });
-    ownership.set_lease_expired(false, &Owned::new());
-    let barred = ownership.barred(&both, &Owned::new());
-    assert_eq!((&barred.all, &barred.doubtful), (&both, &both), "also what is new: the news may be old");
+    ownership.set_lease_expired(true, &AddressByPolicy::new());
+    assert_eq!(
+        ownership.withheld(&both, &AddressByPolicy::new()),
+        Withheld { all: both.clone(), unconfirmed: AddressByPolicy::new() }
+    );
+    ownership.set_lease_expired(false, &AddressByPolicy::new());
+    let barred = ownership.withheld(&both, &AddressByPolicy::new());
+    assert_eq!((&barred.all, &barred.unconfirmed), (&both, &both), "also what is new: the news may be old");
     ownership.confirm(&BTreeSet::from([ip(B)]));
-    assert_eq!(ownership.barred(&both, &Owned::new()).all, owned(&[(1, A)]));
-    ownership.settle(&owned(&[(2, B)]));
-    assert_eq!(ownership.barred(&both, &owned(&[(2, B)])).all, owned(&[(1, A)]));
+    assert_eq!(ownership.withheld(&both, &AddressByPolicy::new()).all, owned(&[(1, A)]));
+    ownership.note_settled(&owned(&[(2, B)]));
+    assert_eq!(ownership.withheld(&both, &owned(&[(2, B)])).all, owned(&[(1, A)]));
     // Addresses that the kernel could not release are no exception.
-    assert_eq!(ownership.barred(&both, &both).all, owned(&[(1, A)]));
+    assert_eq!(ownership.withheld(&both, &both).all, owned(&[(1, A)]));
 }
 
 #[test]

@@ -1,8 +1,8 @@
-//! Which policy owns an address that several policies list.
+//! Which policy gets an address that several policies list.
 //!
 //! A policy that has the address in its status keeps it, also while its node is away, so that connections continue
 //! with it. Of several, one whose node can serve it comes first, then the oldest. A reserved address
-//! ([`crate::model::reserved`]) has no owner.
+//! ([`crate::model::reserved`]) has no claimant.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -11,20 +11,20 @@ use crate::allocation::Claim;
 use crate::allocation::hosts::Hosts;
 use crate::model::reserved::{Reservations, Reserved};
 
-/// The owners of all addresses, settled before any address is placed.
+/// The policy that each address belongs to, determined before any address is placed.
 #[derive(Debug)]
-pub(super) struct Owners<'a> {
+pub(super) struct Claimants<'a> {
     reserved: &'a Reservations,
     /// The rank of the policy.
     policies: HashMap<IpAddr, usize>,
 }
 
-impl<'a> Owners<'a> {
+impl<'a> Claimants<'a> {
     pub(super) fn new(reserved: &'a Reservations, claims: &[Claim<'_>], hosts: &Hosts<'_>) -> Self {
         let (mut serving, mut away) = (HashMap::with_capacity(claims.len()), Vec::new());
         for (rank, claim) in claims.iter().enumerate() {
             for (address, node) in claim.items.iter().filter(|(address, _)| claim.lists(address)) {
-                if hosts.index(node).is_some_and(|node| hosts.can(node, *address)) {
+                if hosts.index(node).is_some_and(|node| hosts.can_host(node, *address)) {
                     serving.entry(*address).or_insert(rank);
                 } else {
                     away.push((*address, rank));
@@ -41,12 +41,12 @@ impl<'a> Owners<'a> {
         Self { reserved, policies }
     }
 
-    /// The rank of the policy that owns the address.
-    pub(super) fn policy(&self, address: IpAddr) -> Option<usize> {
+    /// The rank of the policy that the address belongs to.
+    pub(super) fn object_of(&self, address: IpAddr) -> Option<usize> {
         self.policies.get(&address).copied()
     }
 
-    /// Why the address has no owner.
+    /// Why the address has no claimant.
     pub(super) fn reserved(&self, address: IpAddr) -> Option<&'a Reserved> {
         self.reserved.of(address)
     }
