@@ -51,10 +51,10 @@ enum Growth {
 
 /// The cases in the order in which packets of a path meet them: a reply needs its flow.
 const PATHS: [(&str, &str, &[&str]); 4] = [
-    ("path out", "local", &["steer", "leave"]),
-    ("path back", "local", &["enter", "notice"]),
-    ("path out", "remote", &["steer", "leave (overlay)", "enter and accept", "leave (gateway)"]),
-    ("path back", "remote", &["enter and steer", "leave (overlay)", "enter and deliver", "notice"]),
+    ("path out", "local", &["from_pod", "to_netdev"]),
+    ("path back", "local", &["from_netdev", "to_pod"]),
+    ("path out", "remote", &["from_pod", "to_netdev (overlay)", "from_netdev (overlay)", "to_netdev (gateway)"]),
+    ("path back", "remote", &["from_netdev (reply)", "to_netdev (overlay)", "from_netdev (overlay reply)", "to_pod"]),
 ];
 
 /// Measures everything on a thread in a namespace of its own.
@@ -271,10 +271,10 @@ fn plan(
 
 fn cases(pods: u32, flows: u32, stride: u32) -> Vec<ProgramCase> {
     let hook = |program, ifindex, ingress_ifindex| Hook { program, ifindex, ingress_ifindex };
-    let steer = hook("from_pod", MGMT, MGMT);
-    let notice = hook("to_pod", MGMT, UPLINK);
-    let enter = hook("from_netdev", UPLINK, UPLINK);
-    let leave = hook("to_netdev", UPLINK, MGMT);
+    let from_pod = hook("from_pod", MGMT, MGMT);
+    let to_pod = hook("to_pod", MGMT, UPLINK);
+    let from_netdev = hook("from_netdev", UPLINK, UPLINK);
+    let to_netdev = hook("to_netdev", UPLINK, MGMT);
     let inside = u32::try_from(OUTER).unwrap_or(0);
     let plan = |frame, side, at, first| plan(frame, side, at, first, pods, flows, stride);
     let out = |from| BenchPacket { from, to: WORLD, ports: (PORT, 80) };
@@ -292,52 +292,73 @@ fn cases(pods: u32, flows: u32, stride: u32) -> Vec<ProgramCase> {
     let translated = |address| redirected(Rig { source_at: 0, ..leaving(address) });
     let plain = Growth::None;
     vec![
-        case("steer", "local", steer, leaving(LOCAL_PODS), Verdict::SnatHere, plain),
-        case("leave", "local", leave, translated(LOCAL.1), Verdict::NotOurs, plain),
-        case("enter", "local", enter, plan(back(LOCAL.1).frame(), Side::Back, 0, LOCAL.1), Verdict::ReplyHere, plain),
+        case("from_pod", "local", from_pod, leaving(LOCAL_PODS), Verdict::SnatHere, plain),
+        case("to_netdev", "local", to_netdev, translated(LOCAL.1), Verdict::NotOurs, plain),
         case(
-            "notice",
+            "from_netdev",
+            "local",
+            from_netdev,
+            plan(back(LOCAL.1).frame(), Side::Back, 0, LOCAL.1),
+            Verdict::ReplyHere,
+            plain,
+        ),
+        case(
+            "to_pod",
             "both",
-            notice,
+            to_pod,
             plan(back(LOCAL_PODS).frame(), Side::BackToPod, 0, LOCAL_PODS),
             Verdict::NotOurs,
             plain,
         ),
-        case("steer", "remote", steer, leaving(REMOTE_PODS), Verdict::ToGateway, Growth::Grows),
+        case("from_pod", "remote", from_pod, leaving(REMOTE_PODS), Verdict::ToGateway, Growth::Grows),
         case(
-            "leave (overlay)",
+            "to_netdev (overlay)",
             "remote",
-            leave,
+            to_netdev,
             redirected(plan(own_overlay, Side::Out, inside, REMOTE_PODS)),
             Verdict::NotOurs,
             plain,
         ),
         case(
-            "enter and accept",
+            "from_netdev (overlay)",
             "remote",
-            enter,
+            from_netdev,
             plan(from_other(FOREIGN.0, &out(FOREIGN_PODS)), Side::Out, inside, FOREIGN_PODS),
             Verdict::SnatForNode,
             Growth::Shrinks,
         ),
-        case("leave (gateway)", "remote", leave, translated(FOREIGN.1), Verdict::NotOurs, plain),
+        case("to_netdev (gateway)", "remote", to_netdev, translated(FOREIGN.1), Verdict::NotOurs, plain),
         case(
-            "enter and steer",
+            "from_netdev (reply)",
             "remote",
-            enter,
+            from_netdev,
             plan(back(FOREIGN.1).frame(), Side::Back, 0, FOREIGN.1),
             Verdict::ReplyToNode,
             Growth::Grows,
         ),
         case(
-            "enter and deliver",
+            "from_netdev (overlay reply)",
             "remote",
-            enter,
+            from_netdev,
             plan(from_other(AWAY.0, &back(REMOTE_PODS)), Side::BackToPod, inside, REMOTE_PODS),
             Verdict::ReplyDelivered,
             Growth::Shrinks,
         ),
-        case("enter, not ours", "both", enter, plan(back(NODE).frame(), Side::Fixed, 0, NODE), Verdict::NotOurs, plain),
-        case("leave, not ours", "both", leave, plan(out(NODE).frame(), Side::Fixed, 0, NODE), Verdict::NotOurs, plain),
+        case(
+            "from_netdev, not ours",
+            "both",
+            from_netdev,
+            plan(back(NODE).frame(), Side::Fixed, 0, NODE),
+            Verdict::NotOurs,
+            plain,
+        ),
+        case(
+            "to_netdev, not ours",
+            "both",
+            to_netdev,
+            plan(out(NODE).frame(), Side::Fixed, 0, NODE),
+            Verdict::NotOurs,
+            plain,
+        ),
     ]
 }

@@ -66,9 +66,7 @@ fn world(context: &LabContext) -> Result<()> {
     }
     let requests = server.log().since(0).len();
     ensure!(requests == 2 * lab.pods().len(), "the access log has {requests} lines");
-    let seen = capture.finish()?;
-    seen.check()?;
-    ensure!(seen.to_the_world(Class::Pod) == 0, "a pod's address went out");
+    let seen = capture.finish_clean()?;
     let packets = seen.to_the_world(Class::Node);
     println!("{} frames captured, {packets} packets to the world, all from nodes' addresses", seen.frames);
     ensure!(packets > 0, "the capture saw nothing");

@@ -51,10 +51,7 @@ pub(super) fn under_traffic(context: &LabContext) -> Result<()> {
         ensure!(whole, "{name}: {} of {} lost: {report:?}", report.lost(), report.sent);
     }
     println!("{sent} datagrams, pings and messages, none lost, no connection reset, longest gap {gap:?}");
-    let seen = capture.finish()?;
-    seen.check()?;
-    ensure!(seen.to_the_world(Class::Pod) == 0, "a pod's address went out");
-    Ok(())
+    capture.finish_clean().map(drop)
 }
 
 fn start_flows(cluster: &TestCluster) -> Result<Vec<(String, Flow)>> {

@@ -47,10 +47,7 @@ pub(super) fn lose_no_more_than_documented(context: &LabContext) -> Result<()> {
     same_layout(&mut cluster, &connections)?;
     other_layout(&mut cluster, &connections)?;
     connections.finish()?;
-    let seen = capture.finish()?;
-    seen.check()?;
-    ensure!(seen.to_the_world(Class::Pod) == 0, "a pod's address went out");
-    Ok(())
+    capture.finish_clean().map(drop)
 }
 
 /// What is played here is what the DaemonSet asks for, but that it waits still longer between two nodes.

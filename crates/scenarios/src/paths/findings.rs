@@ -4,6 +4,7 @@
 use std::fmt;
 
 use anyhow::{Result, ensure};
+use egress_lab::capture::{Capture, Class};
 
 #[derive(Debug, Default)]
 pub(super) struct Findings {
@@ -33,6 +34,14 @@ impl Findings {
             Ok(value) => self.note(true, &format!("{what}: {value:?}")),
             Err(error) => self.note(false, &format!("{what}: {error:#}")),
         }
+    }
+
+    /// Ends a capture: no packet outside has a pod's address, and all checksums are right.
+    pub(super) fn conclude_with(mut self, capture: Capture) -> Result<()> {
+        let seen = capture.finish()?;
+        self.equal("packets outside with a pod's address", &0, &seen.to_the_world(Class::Pod));
+        self.right(&format!("checksums of {} frames", seen.frames), &seen.check());
+        self.conclude()
     }
 
     pub(super) fn conclude(self) -> Result<()> {

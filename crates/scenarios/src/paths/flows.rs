@@ -47,11 +47,7 @@ fn flows(context: &LabContext) -> Result<()> {
         findings.note(report.broken.is_none() && report.lost() == 0, &what);
     }
     cut(both, &mut findings)?;
-    let seen = capture.finish()?;
-    findings.equal("packets outside with a pod's address", &0, &seen.to_the_world(Class::Pod));
-    let checksums = seen.check();
-    findings.right(&format!("checksums of {} frames", seen.frames), &checksums);
-    findings.conclude()
+    findings.conclude_with(capture)
 }
 
 /// So many TCP flows of each chosen pod.

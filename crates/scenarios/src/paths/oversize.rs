@@ -54,11 +54,7 @@ fn sizes(context: &LabContext) -> Result<()> {
         way_out(&cluster, cluster.chosen(node)?, &mut findings)?;
     }
     drop(answers);
-    let seen = capture.finish()?;
-    findings.equal("packets outside with a pod's address", &0, &seen.to_the_world(Class::Pod));
-    let checksums = seen.check();
-    findings.right(&format!("checksums of {} frames", seen.frames), &checksums);
-    findings.conclude()
+    findings.conclude_with(capture)
 }
 
 /// Where the gateway of a family is, for people.

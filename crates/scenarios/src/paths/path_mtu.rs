@@ -55,10 +55,7 @@ fn narrow_hop(context: &LabContext) -> Result<()> {
         learns(&cluster, node, [HOP, OVERLAY], &mut findings)?;
     }
     drop(answers);
-    let seen = capture.finish()?;
-    findings.equal("packets outside with a pod's address", &0, &seen.to_the_world(Class::Pod));
-    findings.right(&format!("checksums of {} frames", seen.frames), &seen.check());
-    findings.conclude()
+    findings.conclude_with(capture)
 }
 
 /// Gives a route of the router this MTU, in place of the one that came with the address.
