@@ -7,7 +7,7 @@ const V4: &str = "172.18.0.110";
 const V6: &str = "fd00:172:18::110";
 const TICK: Duration = Duration::from_millis(2);
 
-pub(super) fn no_pod_is_quicker_than_the_programs(context: &LabContext) -> Result<()> {
+pub(super) fn no_pod_sends_before_the_programs(context: &LabContext) -> Result<()> {
     let mut cluster = TestCluster::start(context, vec![pod("one", "red", 1, &[])])?;
     cluster.assignable(2, true)?;
     cluster.assignable(3, true)?;

@@ -84,7 +84,7 @@ pub fn tests() -> Vec<LabTest> {
         test("restarts_of_agents_lose_no_packet", restart::under_traffic),
         test("rolling_updates_lose_no_more_than_documented", rolling::lose_no_more_than_documented).alone(),
         test("start_is_stopped_at_once", restart::stopped_while_it_starts),
-        test("no_pod_is_quicker_than_the_programs", late_management_port::no_pod_is_quicker_than_the_programs),
+        test("no_pod_sends_before_the_programs", late_management_port::no_pod_sends_before_the_programs),
         test("claims_are_probed_for_each_time", conflict_detection::are_probed_for_each_time),
         test("claims_are_refused_with_a_reason", conflict_detection::are_refused_with_a_reason),
         test("dead_agent_does_not_keep_its_addresses", dead_agent::does_not_keep_its_addresses),
