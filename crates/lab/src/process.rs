@@ -81,7 +81,7 @@ impl Process {
 
     pub(crate) fn ensure_alive(&mut self) -> Result<()> {
         let alive = self.pid()?.is_some();
-        ensure!(alive, "{} has ended; its last words:\n{}", self.name, last_lines(&self.log, 15));
+        ensure!(alive, "{} has ended; the end of its log:\n{}", self.name, last_lines(&self.log, 15));
         Ok(())
     }
 }

@@ -265,7 +265,7 @@ mod tests {
         );
         assert_eq!(runs("```sh\nkubectl get eip\nkind x     # not run here\n\n# said\n```\n"), ["kubectl get eip"]);
         assert!(of("```sh\nkubectl get eip\n  and more\n```\n").is_err(), "a line of its own");
-        assert!(of("Not run here.\n\n```sh\nkubectl get 'a\n  b'\n```\n").is_ok(), "it goes on");
+        assert!(of("Not run here.\n\n```sh\nkubectl get 'a\n  b'\n```\n").is_ok(), "it continues");
     }
 
     #[test]

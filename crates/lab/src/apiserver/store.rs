@@ -2,8 +2,8 @@
 //!
 //! - One lock around everything. A verb reads, decides and writes under it, so a write is atomic and versions are total.
 //! - Every change takes the next version and goes to the log with the object before and after; watches read the log from
-//!   where they are, lists at an old version undo the log backwards. Who asks for more than the log remembers is told
-//!   `Expired` (410), as by a real server after compaction.
+//!   where they are, lists at an old version undo the log backwards. A request for an older version gets
+//!   `Expired` (410), as from a real server after compaction.
 //! - Objects are immutable behind `Arc`: readers keep what they saw, and answers are made outside the lock.
 
 use std::collections::{BTreeMap, VecDeque};

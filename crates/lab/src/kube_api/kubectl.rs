@@ -1,4 +1,4 @@
-//! `kubectl`, where the machine has it; else the same requests by the lab's own client, with the same words printed. The output
+//! `kubectl`, where the machine has it; else the same requests by the lab's own client, with the same output, which
 //! says when it was not kubectl.
 
 use std::path::Path;

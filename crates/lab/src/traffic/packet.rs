@@ -1,4 +1,4 @@
-//! Packets made by hand, for what no host's stack would send. The words are not the product's, so that the two can be
+//! Packets made by hand, for what no host's stack would send. The code is not the product's, so that the two can be
 //! compared.
 
 use std::net::{IpAddr, SocketAddr};

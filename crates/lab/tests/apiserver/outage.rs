@@ -47,7 +47,7 @@ async fn next_name(seen: &mut (impl futures::Stream<Item = Result<Node, watcher:
     let deadline = Duration::from_secs(10);
     timeout(deadline, async {
         loop {
-            // Errors are what an outage looks like; the watcher goes on.
+            // Errors are what an outage looks like; the watcher continues.
             if let Ok(node) = seen.next().await.context("the watcher ended")? {
                 return node.metadata.name.context("a node without a name");
             }

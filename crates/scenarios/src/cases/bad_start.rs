@@ -90,7 +90,7 @@ impl Trial {
     }
 
     /// The agent refuses to start, with one line that contains these texts.
-    fn refuses(&self, wrapper: &[&str], changed: &[(&str, &Path)], words: &[&str]) -> Result<()> {
+    fn refuses(&self, wrapper: &[&str], changed: &[(&str, &Path)], texts: &[&str]) -> Result<()> {
         let binary = self.binary.display().to_string();
         let mut args = vec!["20"];
         args.extend(wrapper);
@@ -103,8 +103,8 @@ impl Trial {
         println!("{changed:?} {wrapper:?}: {}: {printed}", output.status);
         ensure!(output.status.code() == Some(1), "the exit status is {}", output.status);
         ensure!(lines.len() == 1 && lines[0].starts_with("error: "), "not one line: {printed}");
-        for word in words {
-            ensure!(printed.contains(word), "the line does not say {word:?}: {printed}");
+        for text in texts {
+            ensure!(printed.contains(text), "the line does not say {text:?}: {printed}");
         }
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! The agent from its image, in a container by `runc`: the unpacked root file system for reading only, the DaemonSet's
-//! capabilities, its mounts and its variables. It takes over from an agent outside, serves, answers `status`, ends when it is
-//! told, and cleans up. What a kubelet adds, above all the runtime's profile for seccomp, is not there.
+//! capabilities, its mounts and its variables. It takes over from an agent outside, serves, answers `status`, ends on
+//! SIGTERM, and cleans up. What a kubelet adds, above all the runtime's profile for seccomp, is not there.
 //!
 //! Without an image (`cargo xtask image`) or runc the test is skipped.
 

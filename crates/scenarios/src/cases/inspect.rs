@@ -21,9 +21,9 @@ fn table(cluster: &mut TestCluster, node: usize) -> Result<String> {
     Ok(text)
 }
 
-pub(super) fn has(text: &str, words: &[&str]) -> Result<()> {
-    words.iter().try_for_each(|words| {
-        ensure!(text.contains(words), "{words:?} is not in what it said:\n{text}");
+pub(super) fn has(text: &str, expected: &[&str]) -> Result<()> {
+    expected.iter().try_for_each(|one| {
+        ensure!(text.contains(one), "{one:?} is not in its output:\n{text}");
         Ok(())
     })
 }

@@ -96,7 +96,7 @@ pub(super) fn objects_without_pods_affect_no_others(context: &LabContext) -> Res
         let addresses: Vec<&str> = addresses.iter().map(String::as_str).collect();
         cluster
             .api
-            .create(EGRESS_IPS, &egress_ip(&format!("o{object}"), &addresses, &labels("house", "nobody"), &all()))?;
+            .create(EGRESS_IPS, &egress_ip(&format!("o{object}"), &addresses, &labels("house", "empty"), &all()))?;
     }
     println!("{} addresses", u32::from(OBJECTS) * u32::from(EACH));
     let is_assigned = |object: u16| -> Result<bool> {
@@ -114,7 +114,7 @@ pub(super) fn objects_without_pods_affect_no_others(context: &LabContext) -> Res
 pub(super) fn long_invalid_input_is_quoted_in_part(context: &LabContext) -> Result<()> {
     let junk: Vec<String> = (0..64).map(|number| format!("{number}{}", "x".repeat(12_000))).collect();
     let junk: Vec<&str> = junk.iter().map(String::as_str).collect();
-    let object = egress_ip("junk", &junk, &labels("house", "nobody"), &all());
+    let object = egress_ip("junk", &junk, &labels("house", "empty"), &all());
     let pods = vec![pod("well", "red", 1, &[])];
     let cluster = TestCluster::with_crd(context, pods, 0, anything)?;
     cluster.assignable(1, true)?;

@@ -48,7 +48,7 @@ fn type_in(cluster: &TestCluster, args: &[&str]) -> Result<String> {
     Ok(printed)
 }
 
-/// The words of a line.
+/// A line's words.
 fn columns(line: &str) -> String {
     line.split_whitespace().collect::<Vec<_>>().join(" ")
 }
@@ -108,7 +108,7 @@ fn explained(cluster: &TestCluster) -> Result<()> {
     cluster.is_seen_as("homer", Some("172.18.0.105"), None)
 }
 
-/// What no reader could mean is refused by the API server, in words, and changes nothing.
+/// The API server refuses invalid objects with a message, and nothing changes.
 fn refused(cluster: &TestCluster, context: &LabContext) -> Result<()> {
     let file = context.logs.join("bad-operator.yaml");
     std::fs::write(

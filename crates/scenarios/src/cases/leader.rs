@@ -19,7 +19,7 @@ pub(super) fn goes_and_another_comes(context: &LabContext) -> Result<()> {
     let killed = leader(&cluster)?;
     println!("the controller of node{killed} leads and is killed");
     cluster.controller(killed)?.kill()?;
-    // Nobody leads: what is assigned stays as it is.
+    // No controller leads: assignments stay as they are.
     cluster.is_seen_as("caller", Some("172.18.0.110"), None)?;
     let second = another(&cluster, killed, TAKE_OVER)?;
     cluster.assign(&object("second", "172.18.0.111"))?;

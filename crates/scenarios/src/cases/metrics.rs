@@ -34,7 +34,7 @@ pub fn start(context: &LabContext, pods: Vec<PodSpec>) -> Result<TestCluster> {
     Ok(cluster)
 }
 
-/// Nobody is there, then it says why it is not ready, then it is.
+/// No answer, then the cause that it is not ready, then ready.
 fn gets_ready(cluster: &TestCluster, number: usize) -> Result<()> {
     let mut printed = BTreeSet::new();
     until(&format!("node{number} is ready"), egress_lab::test_cluster::LOADED, || {

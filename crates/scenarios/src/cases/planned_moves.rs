@@ -131,9 +131,9 @@ struct Said {
 }
 
 impl Said {
-    fn has(&self, words: &[&str]) -> Result<()> {
-        words.iter().try_for_each(|words| {
-            ensure!(self.text.contains(words), "{words:?} is not in what it said:\n{}", self.text);
+    fn has(&self, texts: &[&str]) -> Result<()> {
+        texts.iter().try_for_each(|text| {
+            ensure!(self.text.contains(text), "{text:?} is not in its output:\n{}", self.text);
             Ok(())
         })
     }
@@ -161,8 +161,8 @@ pub(super) fn drain_moves_what_can_go(context: &LabContext) -> Result<()> {
     };
     refused(&["node9"], &["there is no node node9"])?;
     loses_nothing(&cluster, &callers, "no other node can host node1's addresses", |_| {
-        let nobody = "no other node with the label k8s.ovn.org/egress-assignable has a network for it";
-        refused(&["node1"], &[ADDRESSES[0], ADDRESSES[1], nobody, "2 egress IPs stay and are served"])
+        let cause = "no other node with the label k8s.ovn.org/egress-assignable has a network for it";
+        refused(&["node1"], &[ADDRESSES[0], ADDRESSES[1], cause, "2 egress IPs stay and are served"])
     })?;
     cluster.assignable(2, true)?;
     are_on(&cluster, 2)?;

@@ -133,7 +133,7 @@ fn restart(cluster: &mut TestCluster, nodes: &[usize], kill: bool) -> Result<()>
         let agent = cluster.agent(*node)?;
         if kill { agent.kill()? } else { agent.terminate(Duration::from_secs(5))? }
     }
-    // Nobody watches over these nodes now. New connections work all the same.
+    // No agent runs on these nodes now. New connections work all the same.
     for name in SELECTED {
         for (to, egress) in plan::SERVER.both().into_iter().zip([V4, V6]) {
             let seen = observe(&cluster.pod(name)?.netns, to)?;

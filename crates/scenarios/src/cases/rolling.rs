@@ -131,11 +131,11 @@ fn settled(connections: &Connections) -> ConnectionReport {
 fn replace(
     cluster: &mut TestCluster,
     number: usize,
-    meanwhile: impl FnOnce(&mut TestCluster) -> Result<()>,
+    in_between: impl FnOnce(&mut TestCluster) -> Result<()>,
 ) -> Result<()> {
     let begin = Instant::now();
     cluster.agent(number)?.terminate(Duration::from_secs(10))?;
-    meanwhile(cluster)?;
+    in_between(cluster)?;
     if cluster.agent(number)?.pid()?.is_none() {
         cluster.agent(number)?.restart()?;
     }

@@ -141,13 +141,13 @@ fn completed(cluster: &TestCluster) -> Result<()> {
     let to: IpAddr = plan::SERVER.v4.into();
     cluster.api.patch_status(&cluster.pod_path("blue-a")?, &json!({"status": {"phase": "Succeeded"}}))?;
     cluster.becomes(&done.netns, to, Observed::Nothing)?;
-    cluster.assign(&egress_ip("everybody", &[V4, V6], &all(), &expression("heir", "DoesNotExist", &[])))?;
-    let mut heir = done.clone();
-    heir.name = "heir".to_owned();
-    heir.labels = BTreeMap::from([("heir".to_owned(), "true".to_owned())]);
-    cluster.api.publish_pod(&heir)?;
+    cluster.assign(&egress_ip("everybody", &[V4, V6], &all(), &expression("later", "DoesNotExist", &[])))?;
+    let mut later = done.clone();
+    later.name = "later".to_owned();
+    later.labels = BTreeMap::from([("later".to_owned(), "true".to_owned())]);
+    cluster.api.publish_pod(&later)?;
     cluster.becomes(&done.netns, to, Observed::Source(done.node.address().towards(to)))?;
-    cluster.label("/api/v1/namespaces/blue/pods/heir", "heir", &Value::Null)?;
+    cluster.label("/api/v1/namespaces/blue/pods/later", "later", &Value::Null)?;
     cluster.becomes(&done.netns, to, Observed::Source(V4.parse()?))
 }
 

@@ -174,7 +174,7 @@ fn broken(expected: ExpectedMove, outcome: &FaultOutcome) -> Vec<String> {
         }
     }
     let count = outcome.wrong.len();
-    broken.extend(outcome.wrong.iter().take(SHOWN).map(|words| format!("one of {count}: {words}")));
+    broken.extend(outcome.wrong.iter().take(SHOWN).map(|text| format!("one of {count}: {text}")));
     let moved = |seen: &&SeenAddress| seen.moved();
     match expected {
         ExpectedMove::Stays => {

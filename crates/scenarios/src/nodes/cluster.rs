@@ -21,7 +21,7 @@ use egress_toolchain::{Built, Paths, Progress};
 /// As deploy/overlays/bridge-cni has it, and the address that Kubernetes gives to its own Service.
 const SERVICES: &str = "10.96.0.0/12";
 const FIRST_SERVICE: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 1);
-/// Addresses of the server, so that callers can be told apart.
+/// Addresses of the server, one for each caller.
 pub(super) const SERVER_ADDRESSES: u8 = 60;
 /// How long Kubernetes itself may take for something on a busy machine; no document publishes a bound.
 pub(super) const KUBERNETES: Duration = Duration::from_secs(180);

@@ -53,7 +53,7 @@ fn forged(context: &LabContext) -> Result<()> {
         LabBuilder::default().host_config(|index| HostConfig { stateful_forward: index == 2, ..HostConfig::default() });
     let cluster = TestCluster::for_placement_on(context, builder.second_network(), &[], |_| Ok(()))?;
     cluster.assignable(2, true)?;
-    cluster.list(SIXTH, "nobody", &[FIRST_V6])?;
+    cluster.list(SIXTH, "empty", &[FIRST_V6])?;
     cluster.await_assignment(SIXTH, FIRST_V6, 2)?;
     cluster.place(&[(FIRST_V4, 2)])?;
     second_network(&cluster)?;

@@ -49,7 +49,7 @@ fn elsewhere(context: &LabContext) -> Result<()> {
     };
     for (what, pod) in [("plain", cluster.plain(1)?), ("selected", cluster.chosen(1)?)] {
         for to in plan::SERVER.both() {
-            // Where the last words of the addresses are, and the UDP header begins.
+            // The last two bytes of each address, and the start of the UDP header.
             let (from_at, to_at, l4) = if to.is_ipv4() { (28, 32, 34) } else { (36, 52, 54) };
             let before = outside(MARKER)?;
             send_all(pod, to, (l4, UDP_CHECKSUM))?;

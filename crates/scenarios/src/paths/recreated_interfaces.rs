@@ -125,9 +125,9 @@ fn earlier_connections(cluster: &TestCluster) -> Result<Vec<TcpStream>> {
     Ok(connections)
 }
 
-/// What a pod has begun before the object was its own bears the node's address. What the server still sends there when the
-/// node's masquerade has forgotten it, with the uplink, the node refuses by a reset of its own, which nobody could tell
-/// from a pod's. So the server must send nothing more: its own sockets are closed, those of every state.
+/// Connections that a pod opened before it was selected bear the node's address. When the node's masquerade has forgotten them
+/// with the uplink, the node answers the server's packets by resets that look like a pod's. So the server must send nothing
+/// more: its own sockets are closed, in every state.
 fn end_earlier_connections(cluster: &TestCluster) -> Result<()> {
     let (server, port) = (cluster.lab.outside(), format!(":{HTTP_PORT}"));
     for address in nodes().flat_map(|node| node.address().both()) {
@@ -142,8 +142,7 @@ fn end_earlier_connections(cluster: &TestCluster) -> Result<()> {
     Ok(())
 }
 
-/// A node that has no uplink for a while does not serve, and its addresses go elsewhere: who still sends to it is told where
-/// to by its stack. And where mp0 is gone, what the node has under way with another node's address there, or from its own
+/// A node without an uplink does not serve, and its addresses move: its stack redirects senders that still use it. And where mp0 is gone, what the node has under way with another node's address there, or from its own
 /// (the leader asks all nodes), takes the default route.
 fn is_the_hosts_own(key: &CaptureKey) -> bool {
     // Unreachable, and redirect.

@@ -1,7 +1,7 @@
 //! Nodes whose primary network is IPv6 only: the overlay's outer packets are IPv6.
 //!
 //! Questions and answers by both paths, a forged outer source, and packets that are too large once the uplinks are narrow:
-//! the pod or the server is told. Such nodes host IPv6 addresses only. On uplinks of less than
+//! the pod or the server gets an ICMP error. Such nodes host IPv6 addresses only. On uplinks of less than
 //! 1350 the 1280 that IPv6 asks of every link and the overlay's 70 do not fit, and no router fragments an IPv6 packet:
 //! what is that large is lost there, by name; what is smaller, arrives.
 

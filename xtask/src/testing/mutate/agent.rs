@@ -46,7 +46,7 @@ const POD_COUNT_REQUESTS: &str = "egress-agent/src/controller/pod_counts.rs";
 const POD_COUNTS: &str = "crates/core/src/status/pod_counts.rs";
 const MOVES: &str = "crates/core/src/status/moves.rs";
 const PROBLEMS: &str = "crates/core/src/status/node_problems.rs";
-const STATUS: &str = "crates/kube/src/status.rs";
+const STATUS: &str = "crates/kube/src/policy/egress_ip/write.rs";
 
 mutations! { AGENT,
     // Until when programs emit.
@@ -375,7 +375,7 @@ mutations! { AGENT,
     // What objects say.
     "unreadable-selectors-published", DESIRED_STATUS, ["desired_status::"],
         "pods leave with their node's address by an object that nobody can read":
-        "outcome.no_eligible_node() && !policy.is_unknown(Part::Selectors)" => "outcome.no_eligible_node()";
+        "assigned.no_eligible_node() && !policy.is_unknown(Part::Selectors)" => "assigned.no_eligible_node()";
     "partly-is-assigned", CONDITIONS, ["status::conditions::"],
         "who waits for an object to be ready goes on without some of its addresses":
         "status: reason == Reason::Assigned," => "status: matches!(reason, Reason::Assigned | Reason::PartiallyAssigned),";

@@ -57,7 +57,7 @@ pub(super) fn on_host(copy: &Paths, limit: Duration) -> Result<End> {
 /// The agent's own tests that have one of these texts in their names, or all of them, of the copy.
 pub(super) fn of_agent(copy: &Paths, named: &[&str], limit: Duration) -> Result<End> {
     let mut command = cargo();
-    // Nobody looks at them with a debugger, and they are linked once for each mutation.
+    // They are not debugged, and are linked once for each mutation.
     command.args([
         "test",
         "--offline",
