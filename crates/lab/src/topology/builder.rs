@@ -17,7 +17,7 @@ use super::ledger::{Ledger, Prefix, Resource};
 use super::netns::Netns;
 use super::script::{self, Script};
 use super::signals;
-use super::{self as topology, NodePlan, World};
+use super::{self as topology, World};
 
 /// A pod to be: where it runs and what Kubernetes will know about it.
 #[derive(Debug, Clone)]
@@ -203,25 +203,14 @@ impl Lab {
         }
         let lan2 = self.second.as_ref().map(|world| &world.lan);
         for node in &self.nodes {
-            let node_plan = self.node_plan(node);
+            let pods: Vec<&Pod> = self.pods_on(node.number).collect();
             let others: Vec<NodeNumber> = numbers.iter().copied().filter(|other| *other != node.number).collect();
-            scripts.push(topology::host(&node_plan, &others, &self.world.lan, lan2));
-            scripts.push(topology::router(&node_plan, &self.overlay, &others));
-            let pods = node_plan.pods.iter().enumerate();
-            scripts.extend(pods.map(|(place, (netns, own))| topology::pod(&node_plan, place, netns, *own)));
+            scripts.push(topology::host(node, pods.len(), &others, &self.world.lan, lan2));
+            scripts.push(topology::router(node, pods.len(), &self.overlay, &others));
+            let pods = pods.into_iter().enumerate();
+            scripts.extend(pods.map(|(place, pod)| topology::pod(node, place, &pod.netns, pod.addresses)));
         }
         Ok(scripts)
-    }
-
-    pub fn node_plan(&self, node: &Node) -> NodePlan {
-        let pods = self.pods.iter().filter(|pod| pod.node == node.number);
-        NodePlan {
-            number: node.number,
-            host: node.host.clone(),
-            router: node.router.clone(),
-            config: node.config.clone(),
-            pods: pods.map(|pod| (pod.netns.clone(), pod.addresses)).collect(),
-        }
     }
 
     /// One bpffs of the lab's own, with a folder for each node's agent.

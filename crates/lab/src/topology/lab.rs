@@ -182,10 +182,9 @@ impl Lab {
 
     /// Deletes the node's `breth0` and recreates it, as a restart of the external bridge does.
     pub fn remake_uplink(&self, node: &Node) -> Result<()> {
-        let plan = self.node_plan(node);
         let device = if node.config.macvlan_uplink { topology::LOWER } else { UPLINK };
         node.host.exec("ip", &["link", "del", device])?;
-        let (links, config) = topology::uplink_again(&plan, &self.world.lan);
+        let (links, config) = topology::uplink_again(node, &self.world.lan);
         script::ip(&node.host, &links)?;
         self.world.lan.exec("ip", &["link", "set", &topology::port_of(node.number), "master", "br0", "up"])?;
         topology::offloads_again(&node.host, &node.config, &[device, UPLINK])?;
@@ -204,8 +203,7 @@ impl Lab {
     }
 
     pub fn make_management(&self, node: &Node) -> Result<()> {
-        let plan = self.node_plan(node);
-        let (links, config) = topology::management_again(&plan);
+        let (links, config) = topology::management_again(node);
         script::ip(&node.host, &links)?;
         node.router.exec("ip", &["link", "set", "mp0", "master", "br0", "up"])?;
         topology::offloads_again(&node.host, &node.config, &[MANAGEMENT])?;
