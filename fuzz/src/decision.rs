@@ -9,10 +9,10 @@ use egress_common::decide::memory_maps::MemoryMaps;
 use egress_common::decide::to_netdev::Meta;
 use egress_common::wire::{Headers, PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP, PROTO_UDP};
 
+use crate::addresses::{self, FAMILIES, policy_key};
 use crate::frame::{self, Packet};
 use crate::input::Input;
 use crate::node::{Hook, MARKS, Node, Outcome, Skb};
-use crate::places::{self, FAMILIES, policy_key};
 
 /// Steps of one story.
 const STEPS: usize = 48;
@@ -20,7 +20,7 @@ pub(crate) const IDS: [u32; 3] = [1, 2, 3];
 pub(crate) const PORTS: [u16; 6] = [4000, 80, 4001, 443, 4794, 61_001];
 
 pub fn decision(data: &[u8]) {
-    let (mut input, mut node, mut seen) = (Input::new(data), places::node_of_stories(), Vec::new());
+    let (mut input, mut node, mut seen) = (Input::new(data), addresses::node_of_stories(), Vec::new());
     for _ in 0..STEPS {
         if input.is_empty() {
             return;
@@ -34,21 +34,21 @@ pub fn decision(data: &[u8]) {
 
 fn change(input: &mut Input<'_>, node: &mut Node) {
     let (family, id) = (input.pick(&FAMILIES), input.pick(&IDS));
-    let pod = places::pod(family, u8::try_from(input.below(places::PODS)).unwrap_or_default());
+    let pod = addresses::pod(family, u8::try_from(input.below(addresses::PODS)).unwrap_or_default());
     let (maps, pods) = (&node.maps, &node.maps.pods);
     match input.below(8) {
         0 | 1 => drop(pods.borrow_mut().insert(pod, PodEntry::selected(id, 0))),
         2 => drop(pods.borrow_mut().insert(pod, PodEntry::known())),
         3 => drop(pods.borrow_mut().remove(&pod)),
-        4 => places::own(maps, id, places::egress(family, u8::from(input.flag()))),
+        4 => addresses::own(maps, id, addresses::egress(family, u8::from(input.flag()))),
         5 if input.flag() => hand_over(input, maps, id, family),
         5 => maps.disown(id),
         6 => {
             let when_empty = input.pick(&[WhenEmpty::Drop, WhenEmpty::NodeAddress, WhenEmpty::NotListed]);
             let slots: Vec<PolicySlot> = (0..input.below(3))
                 .map(|_| {
-                    let address = places::egress(family, u8::from(input.flag()));
-                    if input.flag() { PolicySlot::remote(address, places::OTHER) } else { PolicySlot::here(address) }
+                    let address = addresses::egress(family, u8::from(input.flag()));
+                    if input.flag() { PolicySlot::remote(address, addresses::OTHER) } else { PolicySlot::here(address) }
                 })
                 .collect();
             if let Some(policy) = PolicyEntry::with_slots(when_empty, &slots) {
@@ -67,15 +67,15 @@ fn change(input: &mut Input<'_>, node: &mut Node) {
 
 /// A hand-over of the policy's address, in any state of the node's agent.
 fn hand_over(input: &mut Input<'_>, maps: &MemoryMaps, id: u32, family: Family) {
-    let address = places::egress(family, u8::from(input.flag()));
+    let address = addresses::egress(family, u8::from(input.flag()));
     let stage =
         input.pick(&[Some(HandoverStage::Leaving), Some(HandoverStage::Arriving), Some(HandoverStage::Open), None]);
-    places::own(maps, id, address);
+    addresses::own(maps, id, address);
     let owned = *maps.owned(id).expect("just now");
     match stage {
         Some(stage) => {
             let since = maps.now.get() - u64::from(input.byte()) * 10_000_000;
-            let handover = HandoverEntry::new(id, stage, since, places::OTHER, owned);
+            let handover = HandoverEntry::new(id, stage, since, addresses::OTHER, owned);
             maps.handovers.borrow_mut().insert(id, handover);
         }
         None => drop(maps.handovers.borrow_mut().remove(&id)),
@@ -97,7 +97,7 @@ fn pass(input: &mut Input<'_>, node: &mut Node, hook: usize, seen: &mut Vec<Vec<
     let hook = match hook {
         2 | 3 => Hook::FromPod,
         4 => {
-            let source = input.pick(&[places::OTHER, places::SELF, places::remote_pod(Family::V4, 0)]);
+            let source = input.pick(&[addresses::OTHER, addresses::SELF, addresses::remote_pod(Family::V4, 0)]);
             Hook::FromOverlay(Outer { source, egress_id: input.pick(&IDS) })
         }
         5 => Hook::FromNetdev,
@@ -120,10 +120,10 @@ fn pass(input: &mut Input<'_>, node: &mut Node, hook: usize, seen: &mut Vec<Vec<
 fn complaint(input: &mut Input<'_>, seen: &[Vec<u8>]) -> Vec<u8> {
     let about = &seen[input.below(seen.len())];
     let Some(headers) = Headers::parse(about.as_slice(), Direction::Egress) else { return about.clone() };
-    let everybody = places::everybody(headers.family);
+    let any_address = addresses::any_address(headers.family);
     let ends = [headers.tuple.saddr, headers.tuple.daddr];
-    let from = if input.flag() { input.pick(&everybody) } else { input.pick(&ends) };
-    let to = if input.below(4) == 0 { input.pick(&everybody) } else { input.pick(&ends) };
+    let from = if input.flag() { input.pick(&any_address) } else { input.pick(&ends) };
+    let to = if input.below(4) == 0 { input.pick(&any_address) } else { input.pick(&ends) };
     if from.family() != headers.family || to.family() != headers.family {
         return about.clone();
     }
@@ -134,7 +134,7 @@ fn complaint(input: &mut Input<'_>, seen: &[Vec<u8>]) -> Vec<u8> {
 /// A packet with any source and destination.
 fn packet(input: &mut Input<'_>) -> Packet {
     let family = input.pick(&FAMILIES);
-    let everybody = places::everybody(family);
+    let any_address = addresses::any_address(family);
     let (icmp, echo, reply, error) = match family {
         Family::V4 => (PROTO_ICMP, 8, 0, 3),
         Family::V6 => (PROTO_ICMPV6, 128, 129, 1),
@@ -147,8 +147,8 @@ fn packet(input: &mut Input<'_>) -> Packet {
         _ => (0, false, 0),
     };
     Packet {
-        saddr: input.pick(&everybody),
-        daddr: input.pick(&everybody),
+        saddr: input.pick(&any_address),
+        daddr: input.pick(&any_address),
         protocol,
         sport: input.pick(&PORTS),
         dport: input.pick(&PORTS),

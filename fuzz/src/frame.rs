@@ -1,6 +1,6 @@
 //! Builder of frames, and full computation of checksums.
 
-use crate::edge::crc32c;
+use crate::rewrite::crc32c;
 use egress_common::abi::{Addr, Direction, Family};
 use egress_common::wire::{
     Fragment, Headers, IPV4_LEN, IPV6_LEN, L3, PROTO_ICMP, PROTO_ICMPV6, PROTO_SCTP, PROTO_TCP, PROTO_UDP, Quote, csum,

@@ -7,18 +7,18 @@
 //!   together, no two flows share a translated source, answers reach their flow, valid checksums stay valid.
 //!
 //! The decisions are those of `egress-common`, and so are the maps as hash maps; the rewriting of bytes is a model
-//! ([`edge`]), and [`node`] joins them as the programs do. The program tests of egress-agent hold that model to the
+//! ([`rewrite`]), and [`node`] joins them as the programs do. The program tests of egress-agent hold that model to the
 //! programs on the kernel, packet by packet. `cargo xtask fuzz` runs a target for a long time, from `libfuzzer/`, a workspace
 //! of its own; `tests/corpus.rs` replays the committed inputs in the ordinary test run.
 
+mod addresses;
 pub mod decision;
-pub mod edge;
 pub mod frame;
 mod input;
 pub mod nat;
 pub mod node;
 pub mod parsing;
-mod places;
+pub mod rewrite;
 
 pub use decision::decision;
 pub use nat::nat;

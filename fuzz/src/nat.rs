@@ -8,16 +8,16 @@ use egress_common::decide::from_overlay::Outer;
 use egress_common::decide::to_netdev::Meta;
 use egress_common::wire::{Headers, PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP, PROTO_UDP, tcp};
 
+use crate::addresses::{self, FAMILIES, policy_key};
 use crate::frame::{self, Packet};
 use crate::input::Input;
 use crate::node::{MARKS, Node, Outcome};
-use crate::places::{self, FAMILIES, policy_key};
 
 const STEPS: usize = 96;
 const SECOND_NS: u64 = 1_000_000_000;
 
 pub fn nat(data: &[u8]) {
-    let mut story = Story { input: Input::new(data), node: places::node_of_stories(), sent: Vec::new() };
+    let mut story = Story { input: Input::new(data), node: addresses::node_of_stories(), sent: Vec::new() };
     story.begin();
     for _ in 0..STEPS {
         if story.input.is_empty() {
@@ -48,7 +48,7 @@ impl Story<'_> {
             self.give(family, false);
             for pod in 0..4 {
                 let entry = PodEntry::selected(id(family, pod % 2), 0);
-                self.node.maps.pods.borrow_mut().insert(places::pod(family, pod), entry);
+                self.node.maps.pods.borrow_mut().insert(addresses::pod(family, pod), entry);
             }
         }
     }
@@ -61,8 +61,8 @@ impl Story<'_> {
             maps.handovers.borrow_mut().remove(&id(family, index));
         }
         for index in 0..2 {
-            let address = places::egress(family, index ^ u8::from(crosswise));
-            places::own(maps, id(family, index), address);
+            let address = addresses::egress(family, index ^ u8::from(crosswise));
+            addresses::own(maps, id(family, index), address);
             if let Some(policy) = PolicyEntry::with_slots(WhenEmpty::Drop, &[PolicySlot::here(address)]) {
                 maps.put_policy(policy_key(id(family, index), family), policy);
             }
@@ -75,10 +75,10 @@ impl Story<'_> {
         let (family, index) = (self.input.pick(&FAMILIES), u8::from(self.input.flag()));
         let (id, maps) = (id(family, index), &self.node.maps);
         let Some(policy) = maps.policies.borrow().get(&policy_key(id, family)).copied() else { return };
-        places::own(maps, id, policy.slots[0].address);
+        addresses::own(maps, id, policy.slots[0].address);
         let owned = maps.owned.borrow()[&id];
         let stage = self.input.pick(&[HandoverStage::Leaving, HandoverStage::Arriving, HandoverStage::Open]);
-        let handover = HandoverEntry::new(id, stage, maps.now.get(), places::OTHER, owned);
+        let handover = HandoverEntry::new(id, stage, maps.now.get(), addresses::OTHER, owned);
         maps.handovers.borrow_mut().insert(id, handover);
         if !self.input.flag() {
             maps.owned.borrow_mut().remove(&id);
@@ -130,13 +130,13 @@ impl Story<'_> {
 
     fn who(&mut self, family: Family) -> (u8, Addr) {
         let (pod, peer) = (self.input.byte() % 4, self.input.byte() % 2);
-        (pod, places::world(family, peer))
+        (pod, addresses::world(family, peer))
     }
 
     fn pod_sends(&mut self) {
         let family = self.input.pick(&FAMILIES);
         let (pod, peer) = self.who(family);
-        let packet = self.packet(family, places::pod(family, pod), peer);
+        let packet = self.packet(family, addresses::pod(family, pod), peer);
         let outcome = self.node.from_pod(&packet.frame());
         self.went(&packet, outcome, Verdict::ReplyHere);
     }
@@ -144,8 +144,8 @@ impl Story<'_> {
     fn remote_pod_sends(&mut self) {
         let family = self.input.pick(&FAMILIES);
         let (pod, peer) = self.who(family);
-        let packet = self.packet(family, places::remote_pod(family, pod), peer);
-        let outer = Outer { source: places::OTHER, egress_id: id(family, pod % 2) };
+        let packet = self.packet(family, addresses::remote_pod(family, pod), peer);
+        let outer = Outer { source: addresses::OTHER, egress_id: id(family, pod % 2) };
         let outcome = self.node.from_overlay(&outer, &packet.frame());
         self.went(&packet, outcome, Verdict::ReplyToNode);
     }
@@ -154,7 +154,7 @@ impl Story<'_> {
     fn pod_calls_a_node(&mut self) {
         let family = self.input.pick(&FAMILIES);
         let (pod, _) = self.who(family);
-        let packet = self.packet(family, places::pod(family, pod), places::other_node(family));
+        let packet = self.packet(family, addresses::pod(family, pod), addresses::other_node(family));
         let meta = Meta { mark: MARKS[1], forwarded: true, returning: false };
         if let Outcome::Passed(Verdict::NodeSnat, out, _) = self.node.to_netdev(&packet.frame(), &meta) {
             self.went(&packet, Outcome::Sent(Verdict::NodeSnat, out), Verdict::NodeReply);
@@ -207,7 +207,7 @@ impl Story<'_> {
         let answer = answer_to(&sent);
         match self.input.below(4) {
             0 => {
-                let outer = Outer { source: places::OTHER, egress_id: 1 + u32::from(self.input.byte() % 4) };
+                let outer = Outer { source: addresses::OTHER, egress_id: 1 + u32::from(self.input.byte() % 4) };
                 self.node.from_overlay(&outer, &answer);
             }
             _ => drop(self.node.from_netdev(&answer)),
@@ -218,11 +218,11 @@ impl Story<'_> {
         let Some(sent) = self.old() else { return };
         let headers = Headers::parse(sent.as_slice(), Direction::Egress).expect("it is IP");
         let quoted = self.input.pick(&[1500, 28, 48, 20]);
-        let router = places::world(headers.family, 7);
+        let router = addresses::world(headers.family, 7);
         let to = self.input.pick(&[
             headers.tuple.saddr,
-            places::egress(headers.family, 0),
-            places::egress(headers.family, 1),
+            addresses::egress(headers.family, 0),
+            addresses::egress(headers.family, 1),
         ]);
         let kind = self.input.pick(&frame::error_kinds(headers.family));
         let error = frame::error_about(&sent, router, to, kind, quoted);
@@ -234,7 +234,7 @@ impl Story<'_> {
     fn stranger_sends(&mut self) {
         let family = self.input.pick(&FAMILIES);
         let (to, peer) = self.who(family);
-        let packet = self.packet(family, peer, places::egress(family, to % 2));
+        let packet = self.packet(family, peer, addresses::egress(family, to % 2));
         self.node.from_netdev(&packet.frame());
     }
 }

@@ -7,8 +7,8 @@
 mod from_netdev;
 mod from_overlay;
 mod from_pod;
-mod handed_over;
-mod judge;
+mod handover;
+mod invariants;
 mod to_netdev;
 
 use std::collections::HashMap;
@@ -21,8 +21,8 @@ use egress_common::decide::to_netdev::Meta;
 use egress_common::decide::{Rewrite, fragments, mtu, to_pod};
 use egress_common::wire::{ETH_LEN, Headers, L4, Quote};
 
-use crate::edge;
 use crate::frame;
+use crate::rewrite;
 
 /// Marks of incoming packets, also with bits of other programs.
 pub(crate) const MARKS: [u32; 3] = [0, NODE_MARK, 0x0001_4000 | NODE_MARK];
@@ -244,8 +244,8 @@ impl Node {
 fn rewritten(headers: &Headers, quote: &Quote, frame: Vec<u8>, rewrite: &Rewrite) -> Result<Vec<u8>, Verdict> {
     let mut out = frame.clone();
     let written = match headers.l4 {
-        L4::IcmpError => edge::rewrite_error(&mut out, headers, quote, rewrite),
-        _ => rewrite.check(headers).map(|()| edge::rewrite(&mut out, headers, rewrite))?,
+        L4::IcmpError => rewrite::rewrite_error(&mut out, headers, quote, rewrite),
+        _ => rewrite.check(headers).map(|()| rewrite::rewrite(&mut out, headers, rewrite))?,
     };
     written.ok_or(Verdict::RewriteFailed)?;
     if frame::is_summed_right(&frame) == Some(true) {

@@ -16,7 +16,7 @@ use egress_common::abi::{Addr, OwnedAddr};
 use nix::net::if_::if_nametoindex;
 use tokio::task::JoinSet;
 
-use crate::attach::clsact::{self, OurSet};
+use crate::attach::clsact::{self, ProgramSet};
 use crate::attach::filters;
 use crate::error::{StartError, map_io};
 use crate::loader::lock::InstanceLock;
@@ -149,9 +149,9 @@ fn remove_filters(settings: &Settings, pins: &Pins, report: &mut CleanupReport) 
     for version in versions.into_iter().filter(|version| version.is_dir()) {
         let before = report.problems.len();
         are_identified |= identifies_filters(&version);
-        match OurSet::of(&version) {
+        match ProgramSet::of(&version) {
             Ok(set) => {
-                for (what, outcome) in clsact::take_off_elsewhere(&set, &[]) {
+                for (what, outcome) in clsact::remove_elsewhere(&set, &[]) {
                     report.note(&what, outcome);
                 }
             }
@@ -182,7 +182,7 @@ fn remove_named(settings: &Settings, report: &mut CleanupReport) {
     for hook in Hook::ALL.into_iter().rev() {
         let device = settings.device(hook.device());
         let Ok(ifindex) = if_nametoindex(device) else { continue };
-        let named = filters::on(ifindex, hook.direction()).map(|mut there| {
+        let named = filters::list(ifindex, hook.direction()).map(|mut there| {
             there.retain(|filter| hook.names().contains(&filter.name.as_str()));
             there
         });

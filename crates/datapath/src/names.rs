@@ -56,7 +56,7 @@ pub const CLSACT_PRIORITY: u16 = 1;
 pub const CLSACT_HANDLE: TcHandle = TcHandle::new(0, 0xe67e);
 
 /// Directory of the marks of clsact disciplines, below that of the layout's version.
-pub const CLSACT_MARKS: &str = "clsact";
+pub const CLSACT_MARKERS: &str = "clsact";
 
 /// Directory of links, below that of the layout's version.
 pub const LINKS: &str = "links";

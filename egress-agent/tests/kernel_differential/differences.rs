@@ -248,7 +248,7 @@ pub(crate) fn check_page(differing: &Differing, listed: &BTreeMap<String, usize>
     let line = page.lines().zip(wanted.lines()).find(|(is, wanted)| is != wanted);
     assert!(
         page == wanted,
-        "docs/nat-differences.md is not what the cases came to (run this test with DIFFERENTIAL_WRITE=1): {line:?}"
+        "docs/nat-differences.md does not match the results (run this test with DIFFERENTIAL_WRITE=1): {line:?}"
     );
 }
 

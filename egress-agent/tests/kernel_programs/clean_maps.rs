@@ -240,5 +240,5 @@ fn a_failed_test_discards_its_object() {
     };
     let failed = catch_unwind(AssertUnwindSafe(failing));
     let Ok(nat) = receiver.recv() else { return };
-    assert!(failed.is_err() && !object_pool::has(nat), "nobody gets what a test has left behind");
+    assert!(failed.is_err() && !object_pool::has(nat), "a failed test's object is not reused");
 }

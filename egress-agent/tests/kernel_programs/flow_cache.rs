@@ -78,7 +78,7 @@ fn the_next_packets_need_no_other_map() {
             // But not after its lifetime.
             decide(stage, 2 + 2 * attempt);
             stage.forwards(&FROM_POD, &out(cast), Verdict::SnatHere, &out(cast).snat(cast.egress, 4000).hop());
-            assert_eq!(stage.entries(), [2, 1, 0], "begun anew, in mid-stream");
+            assert_eq!(stage.entries(), [2, 1, 0], "begun again, in mid-stream");
             is_served
         });
         assert!(is_served, "fifty times too slow, or never");

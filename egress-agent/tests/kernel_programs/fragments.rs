@@ -70,7 +70,7 @@ fn reversed(stage: &mut Stage, run: &Run, fragments: &[Packet; 3], on: Verdict, 
     for later in [last, middle] {
         stage.drops(run, later, Verdict::FragmentHeld);
     }
-    assert_eq!(listener.received(run, first), Vec::<Vec<u8>>::new(), "nothing goes on without ports");
+    assert_eq!(listener.received(run, first), Vec::<Vec<u8>>::new(), "nothing passes without ports");
     stage.drops(run, first, Verdict::FragmentsReleased);
     let again = listener.received(run, first);
     assert_eq!(again, [first, last, middle].map(Packet::frame), "the first one first");
@@ -267,7 +267,7 @@ fn a_fragment_and_its_first_fragment_on_two_cpus_leave_nothing_waiting() {
         while received.len() + refused < held.len() && begun.elapsed() < Duration::from_secs(2) {
             received.extend(listener.received(&FROM_POD, &small));
         }
-        println!("{} of {} began anew", received.len(), 2 * usize::from(rounds));
+        println!("{} of {} were reinjected", received.len(), 2 * usize::from(rounds));
         let missing = held.iter().filter(|frame| !received.contains(*frame)).count();
         assert_eq!(missing, refused, "{} dropped here, {} of them came again", held.len(), received.len());
         assert!(refused * 20 < held.len(), "few are: {refused}");

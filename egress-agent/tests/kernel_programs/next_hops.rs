@@ -20,7 +20,7 @@ fn a_cached_next_hop_ends_with_a_route_change() {
         assert!(is_kept, "never kept");
         stage.configure(|config| config.route_generation = 2);
         let ran = stage.run_frame(&FROM_POD, &sent.frame(), Verdict::SnatHere);
-        assert_eq!(ran, Ran::plain(REDIRECT, looked_up.frame(), 0), "looked up anew");
+        assert_eq!(ran, Ran::plain(REDIRECT, looked_up.frame(), 0), "looked up again");
     });
 }
 

@@ -118,7 +118,7 @@ fn a_deselected_pod_gets_a_reset() {
         open(stage, cast);
         deselect(stage, cast);
         is_reset(stage, &FROM_POD, &out(cast, ACK));
-        assert_eq!(phase_of(stage, cast), Phase::Closing, "so that nobody tells it again");
+        assert_eq!(phase_of(stage, cast), Phase::Closing, "so that no idle reset follows");
         is_reset(stage, &FROM_POD, &out(cast, FIN | ACK));
         stage.drops(&FROM_POD, &out(cast, RST), Verdict::FlowCut);
         // A packet that bypasses `from_pod` gets no answer and does not leave.
@@ -181,7 +181,7 @@ fn a_reset_connection_is_remembered_while_the_pod_continues_it() {
         is_reset(stage, &FROM_POD, &out(cast, ACK));
         stage.age(kept + 1);
         stage.sweep(false);
-        assert_eq!(stage.entries()[1], 0, "told, and silent");
+        assert_eq!(stage.entries()[1], 0, "reset, and silent");
     });
 }
 
@@ -255,7 +255,7 @@ fn generated_packets_have_a_rate_limit() {
         stage.drops(&FROM_NETDEV, &reply, Verdict::MtuExceeded);
         put_slots(stage, cast, &[]);
         stage.drops(&FROM_POD, &cut, Verdict::AddressGone);
-        assert_eq!(phase_of(stage, cast), Phase::Established, "nobody has been told");
+        assert_eq!(phase_of(stage, cast), Phase::Established, "no reset was sent");
         // One answer is left.
         stage.set_answers(now_ns() + (ANSWERS_AT_ONCE - 1) * ANSWER_STEP_NS);
         is_reset(stage, &FROM_POD, &cut);

@@ -174,12 +174,12 @@ fn every_program_is_as_cheap_as_on_record() {
 fn a_jump_exceeds_the_tolerance() {
     let figures = |instructions, stack: &str| {
         let figures = Figures { instructions, stack: stack.to_owned(), subprograms: 1, jited: 1 };
-        BTreeMap::from([("steer".to_owned(), figures)])
+        BTreeMap::from([("from_pod".to_owned(), figures)])
     };
     let before = figures(1000, "100+100");
     assert_eq!(jumps(&figures(1100, "200+20"), &before), [""; 0]);
     assert_eq!(jumps(&figures(900, "8"), &before), [""; 0]);
     assert_eq!(jumps(&figures(1101, "8"), &before).len(), 1);
     assert_eq!(jumps(&figures(9, "201+20"), &before).len(), 1);
-    assert_eq!(jumps(&before, &BTreeMap::new()), ["steer: not on record"]);
+    assert_eq!(jumps(&before, &BTreeMap::new()), ["from_pod: not on record"]);
 }

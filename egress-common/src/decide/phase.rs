@@ -297,7 +297,7 @@ mod tests {
         let again = [&closing[..], &OPEN[..1]].concat();
         assert_eq!(open_then(&again), Phase::Opening);
         assert_eq!(open_then(&[&closing[..], &OPEN[..]].concat()), Phase::Established, "the old FINs are forgotten");
-        assert_eq!(open_then(&[(Ingress, SYN)]), Phase::Established, "a stranger's");
+        assert_eq!(open_then(&[(Ingress, SYN)]), Phase::Established, "perhaps forged");
         assert_eq!(open_then(&[&closing[..], &[(Ingress, SYN)]].concat()), Phase::Closing);
     }
 
@@ -394,7 +394,7 @@ mod tests {
             assert_eq!(of_inbound(inbound, false), Phase::Established, "{flags}");
             assert_eq!(of_inbound(inbound, true), Phase::Closing, "{flags}");
         }
-        let reset = opposite(open, RST, Egress, own(ack, RST, Ingress)).expect("told");
+        let reset = opposite(open, RST, Egress, own(ack, RST, Ingress)).expect("a change");
         assert_eq!(of_mapping(own(open, RST, Egress), reset, false), Phase::Closing, "the pod's own");
         assert_eq!(of_flow(own(answered(open, RST), RST, Egress), false), Phase::Closing, "the pod's own");
         assert_eq!(

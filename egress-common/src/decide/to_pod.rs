@@ -376,7 +376,7 @@ mod tests {
             assert_eq!(to_pod(&arriving(tcp::RST), maps), Verdict::NotOurs);
             assert_eq!(phase_of(maps, &arriving(0)), phase::Phase::Closing);
             answers(tcp::ACK);
-            assert_eq!(phase_of(maps, &arriving(0)), phase::Phase::Established, "it was a foreign's");
+            assert_eq!(phase_of(maps, &arriving(0)), phase::Phase::Established, "perhaps forged");
             to_pod(&arriving(tcp::FIN | tcp::ACK), maps);
             answers(tcp::FIN | tcp::ACK);
             assert_eq!(phase_of(maps, &arriving(0)), phase::Phase::Closing);
@@ -396,7 +396,7 @@ mod tests {
             maps.now.set(begun + 200_000_000_000);
             let verdict = from_pod(&mut reply.headers(), maps, &maps.config.get());
             assert_eq!(verdict, FromPod::Done(Verdict::InboundReply));
-            assert_eq!(seen(), Some(begun), "who goes on sending unasked answers nobody some day");
+            assert_eq!(seen(), Some(begun), "unanswered datagrams do not refresh the entry");
             assert_eq!(to_pod(&asked, maps), Verdict::NotOurs);
             assert_eq!(seen(), Some(begun + 200_000_000_000));
         });
@@ -544,7 +544,7 @@ mod tests {
             assert_eq!(to_pod(&syn(9, 443), maps), Verdict::InboundFull, "a quarter of what is free");
             maps.now.set(maps.now.get() + 11_000_000_000);
             maps.sweep(false);
-            assert_eq!(to_pod(&syn(9, 443), maps), Verdict::InboundRemembered, "nobody has answered");
+            assert_eq!(to_pod(&syn(9, 443), maps), Verdict::InboundRemembered, "unanswered");
         });
     }
 

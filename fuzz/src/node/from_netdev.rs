@@ -9,7 +9,7 @@ use egress_common::wire::nd::{self, ADVERTISEMENT_LEN, Solicitation};
 use egress_common::wire::{ETH_LEN, Frame as _, Headers, L4, PROTO_ICMPV6, Quote, arp, ethertype, icmp, ipv4};
 
 use super::{Node, Outcome, Skb, TooBig, fits_in_two, quoted, rewritten};
-use crate::edge;
+use crate::rewrite;
 
 /// The decision about an answer, with a copy of the NAT entry.
 pub(super) enum Back {
@@ -44,7 +44,7 @@ impl Node {
             Err(verdict) => return Outcome::done(verdict, frame, 0),
         };
         if skb.gso_size == 0
-            && let Some((outer, inner)) = edge::decapsulated(frame, &headers, &config)
+            && let Some((outer, inner)) = rewrite::decapsulated(frame, &headers, &config)
         {
             return self.run_from_overlay(&outer, &Skb::plain(&inner));
         }
@@ -111,7 +111,7 @@ impl Node {
             Ok(outcome) => outcome,
             Err(TooBig(mtu)) => {
                 let answer =
-                    edge::error(frame, headers, Answer::TooBig(mtu).head(headers.family), &headers.tuple.daddr);
+                    rewrite::error(frame, headers, Answer::TooBig(mtu).head(headers.family), &headers.tuple.daddr);
                 Outcome::answered(Verdict::MtuAnswered, answer, Verdict::MtuExceeded)
             }
         }
@@ -152,7 +152,7 @@ impl Node {
         }
         let mut out = frame.to_vec();
         let by_stack = verdict == Verdict::NodeReply;
-        let less = if by_stack { Some(()) } else { edge::decrement_ttl(&mut out, headers.family) };
+        let less = if by_stack { Some(()) } else { rewrite::decrement_ttl(&mut out, headers.family) };
         let sender = if headers.l4 == L4::IcmpError { quote.tuple().daddr } else { headers.tuple.saddr };
         if nat_entry.other.daddr != sender {
             return Ok(Outcome::Dropped(Verdict::ClaimLost));

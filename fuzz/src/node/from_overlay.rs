@@ -9,7 +9,7 @@ use egress_common::wire::icmp::Answer;
 use egress_common::wire::{Headers, L4, Quote};
 
 use super::{Node, Outcome, Skb, TooBig, fits_in_two, quoted};
-use crate::edge;
+use crate::rewrite;
 
 impl Node {
     pub(super) fn run_from_overlay(&mut self, outer: &Outer, skb: &Skb<'_>) -> Outcome {
@@ -38,13 +38,13 @@ impl Node {
                 let owned = *owned;
                 match self.out_by_uplink(skb, &headers, &quote, &owned, &owner) {
                     Ok(Outcome::Dropped(Verdict::PortTaken)) => {
-                        Outcome::answered(Verdict::CutAnswered, edge::reset(skb.frame, &headers), Verdict::PortTaken)
+                        Outcome::answered(Verdict::CutAnswered, rewrite::reset(skb.frame, &headers), Verdict::PortTaken)
                     }
                     Ok(outcome) => outcome,
                     Err(TooBig(mtu)) => {
                         let (head, node) = (Answer::TooBig(mtu).head(headers.family), &config);
                         let answer =
-                            edge::error(skb.frame, &headers, head, &from_netdev::node_address(node, headers.family));
+                            rewrite::error(skb.frame, &headers, head, &from_netdev::node_address(node, headers.family));
                         Outcome::answered(Verdict::MtuAnswered, answer, Verdict::MtuExceeded)
                     }
                 }
@@ -91,7 +91,7 @@ impl Node {
         }
         let mut frame = skb.frame.to_vec();
         let here = nat_entry.origin() == Some(Origin::Here);
-        let less = if here { edge::decrement_ttl(&mut frame, headers.family) } else { Some(()) };
+        let less = if here { rewrite::decrement_ttl(&mut frame, headers.family) } else { Some(()) };
         if less.is_none() {
             return Ok(Outcome::Dropped(Verdict::RewriteFailed));
         }

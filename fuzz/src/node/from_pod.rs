@@ -9,7 +9,7 @@ use egress_common::wire::icmp::Answer;
 use egress_common::wire::{Headers, Quote, Segment, tcp};
 
 use super::{Node, Outcome, Skb, TooBig, quoted};
-use crate::edge;
+use crate::rewrite;
 
 impl Node {
     pub(super) fn run_from_pod(&mut self, skb: &Skb<'_>) -> Outcome {
@@ -26,7 +26,7 @@ impl Node {
         let outcome = match from_pod::decide(&mut headers, &quote, &self.maps, &config) {
             FromPod::Done(verdict) => Outcome::done(verdict, frame, 0),
             FromPod::Hairpin => {
-                let answer = edge::error(frame, &headers, Answer::Prohibited.head(headers.family), &node);
+                let answer = rewrite::error(frame, &headers, Answer::Prohibited.head(headers.family), &node);
                 Outcome::answered(Verdict::HairpinAnswered, answer, Verdict::Hairpin)
             }
             FromPod::Reset(verdict) => self.reset(&headers, frame, verdict),
@@ -38,7 +38,7 @@ impl Node {
                     Ok(Outcome::Dropped(Verdict::PortTaken)) => self.reset(&headers, frame, Verdict::PortTaken),
                     Ok(outcome) => outcome,
                     Err(TooBig(mtu)) => {
-                        let answer = edge::error(frame, &headers, Answer::TooBig(mtu).head(headers.family), &node);
+                        let answer = rewrite::error(frame, &headers, Answer::TooBig(mtu).head(headers.family), &node);
                         Outcome::answered(Verdict::MtuAnswered, answer, Verdict::MtuExceeded)
                     }
                 }
@@ -50,7 +50,7 @@ impl Node {
 
     /// The pod gets a reset.
     fn reset(&self, headers: &Headers, frame: &[u8], otherwise: Verdict) -> Outcome {
-        let answer = edge::reset(frame, headers);
+        let answer = rewrite::reset(frame, headers);
         if answer.is_some() {
             self.maps.flow_answered(&headers.tuple, Segment { flags: tcp::RST, number: headers.tcp_ack });
         }
@@ -82,7 +82,7 @@ impl Node {
                     Fit::Whole | Fit::Cut => {}
                 }
                 let mut frame = skb.frame.to_vec();
-                let less = edge::decrement_ttl(&mut frame, headers.family);
+                let less = rewrite::decrement_ttl(&mut frame, headers.family);
                 Ok(Outcome::changed(Verdict::ToGateway, less.map(|()| frame)))
             }
         }

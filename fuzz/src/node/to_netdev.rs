@@ -7,7 +7,7 @@ use egress_common::decide::to_netdev::{self, Meta, ToNetdev};
 use egress_common::wire::{Headers, Quote};
 
 use super::{Node, Outcome, Skb, quoted};
-use crate::edge;
+use crate::rewrite;
 
 impl Node {
     pub(super) fn run_to_netdev(&mut self, skb: &Skb<'_>, meta: &Meta) -> Outcome {
@@ -45,7 +45,7 @@ impl Node {
 
     /// The pod gets a reset by the management port.
     fn reset_from_uplink(&self, headers: &Headers, frame: &[u8]) -> Outcome {
-        match edge::reset(frame, headers) {
+        match rewrite::reset(frame, headers) {
             Some(_) if !(self.resolved)(&headers.tuple.saddr) => Outcome::Dropped(Verdict::NoNeighbour),
             Some(frame) => Outcome::Sent(Verdict::CutAnswered, frame),
             None => Outcome::Dropped(Verdict::PortTaken),

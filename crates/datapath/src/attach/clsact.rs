@@ -22,14 +22,14 @@ use nix::net::if_::if_indextoname;
 
 use crate::attach::filters::{self, Filter};
 use crate::error::map_io;
-use crate::names::{CLSACT_HANDLE, CLSACT_MARKS, CLSACT_PRIORITY, CLSACT_PROGRAMS, Hook};
+use crate::names::{CLSACT_HANDLE, CLSACT_MARKERS, CLSACT_PRIORITY, CLSACT_PROGRAMS, Hook};
 
 /// A map that every program uses.
 pub const COMMON_MAP: &str = "counters";
 
 /// The programs that use the maps of one version directory.
 #[derive(Clone, Debug)]
-pub struct OurSet {
+pub struct ProgramSet {
     /// The map that all of them use.
     counters: Option<u32>,
     /// Programs that are or were filters.
@@ -37,19 +37,19 @@ pub struct OurSet {
     /// Directory of their pins.
     pins: PathBuf,
     /// Directory of discipline markers.
-    marks: PathBuf,
+    markers: PathBuf,
 }
 
 /// Result of a removal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TakenOff {
+pub enum Removed {
     Nothing,
     Filter,
     /// The filter and its discipline, of which it was the last one.
     All,
 }
 
-impl OurSet {
+impl ProgramSet {
     /// From the pins below this version directory. Without pins the set is empty.
     pub fn of(version: &Path) -> io::Result<Self> {
         let counters = match MapInfo::from_pin(version.join("maps").join(COMMON_MAP)).map_err(map_io) {
@@ -58,7 +58,7 @@ impl OurSet {
             Err(error) => return Err(error),
         };
         let pins = version.join(CLSACT_PROGRAMS);
-        Ok(Self { counters, filters: numbers_in(&pins)?, pins, marks: version.join(CLSACT_MARKS) })
+        Ok(Self { counters, filters: numbers_in(&pins)?, pins, markers: version.join(CLSACT_MARKERS) })
     }
 
     /// Pins a program before it becomes a filter.
@@ -74,7 +74,7 @@ impl OurSet {
         let mut used = attached;
         for ifindex in filters::devices()? {
             for direction in [TcAttachType::Ingress, TcAttachType::Egress] {
-                used.extend(filters::on(ifindex, direction)?.iter().filter_map(|filter| filter.program));
+                used.extend(filters::list(ifindex, direction)?.iter().filter_map(|filter| filter.program));
             }
         }
         self.filters.difference(&used).try_for_each(|number| fs::remove_file(self.pins.join(number.to_string())))
@@ -94,7 +94,7 @@ impl OurSet {
 
     /// Our filters of the hook.
     fn ours(&self, hook: Hook, ifindex: u32) -> io::Result<Vec<Filter>> {
-        let there = filters::on(ifindex, hook.direction())?;
+        let there = filters::list(ifindex, hook.direction())?;
         Ok(there.into_iter().filter(|filter| self.has(hook, filter)).collect())
     }
 
@@ -108,17 +108,17 @@ impl OurSet {
         Ok(false)
     }
 
-    fn mark(&self, ifindex: u32) -> PathBuf {
-        self.marks.join(ifindex.to_string())
+    fn marker(&self, ifindex: u32) -> PathBuf {
+        self.markers.join(ifindex.to_string())
     }
 
     /// Removes the marker if none of our filters is on the discipline, which may have been replaced.
-    fn check_mark(&self, ifindex: u32) -> io::Result<()> {
-        if !self.mark(ifindex).try_exists()? || self.is_on(ifindex)? { Ok(()) } else { self.forget(ifindex) }
+    fn check_marker(&self, ifindex: u32) -> io::Result<()> {
+        if !self.marker(ifindex).try_exists()? || self.is_on(ifindex)? { Ok(()) } else { self.drop_marker(ifindex) }
     }
 
-    fn forget(&self, ifindex: u32) -> io::Result<()> {
-        match fs::remove_dir(self.mark(ifindex)) {
+    fn drop_marker(&self, ifindex: u32) -> io::Result<()> {
+        match fs::remove_dir(self.marker(ifindex)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             _ => Ok(()),
         }
@@ -144,43 +144,43 @@ pub enum FilterSlot {
     Free(TcHandle),
 }
 
-pub fn find_slot(set: &OurSet, hook: Hook, ifindex: u32) -> io::Result<FilterSlot> {
+pub fn find_slot(set: &ProgramSet, hook: Hook, ifindex: u32) -> io::Result<FilterSlot> {
     let of_ours = |filter: &Filter| filter.priority() == CLSACT_PRIORITY;
     if let Some(ours) = set.ours(hook, ifindex)?.into_iter().find(of_ours) {
         return Ok(FilterSlot::Ours(ours.handle.into()));
     }
-    let there = filters::on(ifindex, hook.direction())?;
+    let there = filters::list(ifindex, hook.direction())?;
     let is_taken = there.iter().any(|filter| of_ours(filter) && filter.handle == u32::from(CLSACT_HANDLE));
     // Any handle works: the next agent recognises our filters by their programs.
     Ok(FilterSlot::Free(if is_taken { TcHandle::AUTO_ASSIGN } else { CLSACT_HANDLE }))
 }
 
 /// Ensures that the device has a clsact discipline.
-pub fn ensure(set: &OurSet, device: &str, ifindex: u32) -> Result<(), TcError> {
+pub fn ensure(set: &ProgramSet, device: &str, ifindex: u32) -> Result<(), TcError> {
     match tc::qdisc_add_clsact(device) {
-        Ok(()) => fs::create_dir_all(set.mark(ifindex)).map_err(TcError::IoError),
+        Ok(()) => fs::create_dir_all(set.marker(ifindex)).map_err(TcError::IoError),
         Err(TcError::NetlinkError(error)) if error.raw_os_error() == Some(libc::EEXIST) => {
-            set.check_mark(ifindex).map_err(TcError::IoError)
+            set.check_marker(ifindex).map_err(TcError::IoError)
         }
         Err(error) => Err(error),
     }
 }
 
 /// Removes our filter of the hook, if any, and with the last one the discipline.
-pub fn take_off(set: &OurSet, hook: Hook, ifindex: u32) -> io::Result<TakenOff> {
+pub fn remove_filter(set: &ProgramSet, hook: Hook, ifindex: u32) -> io::Result<Removed> {
     let ours = set.ours(hook, ifindex)?;
     if ours.is_empty() {
-        return Ok(TakenOff::Nothing);
+        return Ok(Removed::Nothing);
     }
-    if is_all(&ours, hook.direction(), ifindex)? && set.mark(ifindex).try_exists()? {
+    if is_all(&ours, hook.direction(), ifindex)? && set.marker(ifindex).try_exists()? {
         filters::remove_clsact(ifindex)?;
-        set.forget(ifindex)?;
-        return Ok(TakenOff::All);
+        set.drop_marker(ifindex)?;
+        return Ok(Removed::All);
     }
     for filter in &ours {
         filters::remove(ifindex, hook.direction(), filter)?;
     }
-    Ok(TakenOff::Filter)
+    Ok(Removed::Filter)
 }
 
 /// Whether the device has only these filters of one side.
@@ -188,7 +188,7 @@ fn is_all(filters: &[Filter], side: TcAttachType, ifindex: u32) -> io::Result<bo
     for direction in [TcAttachType::Ingress, TcAttachType::Egress] {
         let known = if direction == side { filters } else { &[] };
         let is_known = |there: &Filter| known.iter().any(|one| there.comes_with(one));
-        if !filters::on(ifindex, direction)?.iter().all(is_known) {
+        if !filters::list(ifindex, direction)?.iter().all(is_known) {
             return Ok(false);
         }
     }
@@ -196,7 +196,7 @@ fn is_all(filters: &[Filter], side: TcAttachType, ifindex: u32) -> io::Result<bo
 }
 
 /// Removes our filters on other devices and hooks, and their disciplines. One line each.
-pub fn take_off_elsewhere(set: &OurSet, used: &[(Hook, u32)]) -> Vec<(String, io::Result<bool>)> {
+pub fn remove_elsewhere(set: &ProgramSet, used: &[(Hook, u32)]) -> Vec<(String, io::Result<bool>)> {
     let devices = match filters::devices() {
         Ok(devices) => devices,
         Err(error) => return vec![("clsact filters".to_owned(), Err(error))],
@@ -206,25 +206,25 @@ pub fn take_off_elsewhere(set: &OurSet, used: &[(Hook, u32)]) -> Vec<(String, io
     for hook in Hook::ALL.into_iter().rev() {
         for ifindex in devices.iter().copied().filter(|ifindex| !used.contains(&(hook, *ifindex))) {
             let device = name_of(ifindex);
-            let taken = take_off(set, hook, ifindex);
-            if matches!(taken, Ok(TakenOff::All)) {
+            let taken = remove_filter(set, hook, ifindex);
+            if matches!(taken, Ok(Removed::All)) {
                 outcomes.push((format!("clsact on {device}"), Ok(true)));
             }
             let filter = format!("filter {} on {device}", hook.name());
-            outcomes.push((filter, taken.map(|taken| taken != TakenOff::Nothing)));
+            outcomes.push((filter, taken.map(|taken| taken != Removed::Nothing)));
         }
     }
     outcomes
 }
 
 /// Removes markers of disciplines that are no longer ours, except on devices in use. One line each.
-pub fn forget_elsewhere(set: &OurSet, used: &[u32]) -> Vec<(String, io::Result<bool>)> {
-    let noted = match numbers_in(&set.marks) {
+pub fn drop_stale_markers(set: &ProgramSet, used: &[u32]) -> Vec<(String, io::Result<bool>)> {
+    let noted = match numbers_in(&set.markers) {
         Ok(noted) => noted,
-        Err(error) => return vec![(set.marks.display().to_string(), Err(error))],
+        Err(error) => return vec![(set.markers.display().to_string(), Err(error))],
     };
     let indices = noted.into_iter().filter(|ifindex| !used.contains(ifindex));
-    let checked = |ifindex| (format!("clsact on {}", name_of(ifindex)), set.check_mark(ifindex).map(|()| false));
+    let checked = |ifindex| (format!("clsact on {}", name_of(ifindex)), set.check_marker(ifindex).map(|()| false));
     indices.map(checked).collect()
 }
 
@@ -247,7 +247,7 @@ mod tests {
             fs::write(pins.join(number.to_string()), "").expect("a file");
         }
         let filters = numbers_in(&pins).expect("numbers");
-        let set = OurSet { counters: None, filters, pins: pins.clone(), marks: pins.join("none") };
+        let set = ProgramSet { counters: None, filters, pins: pins.clone(), markers: pins.join("none") };
         let outcome = set.unpin_unused(BTreeSet::from([attached]));
         let stay = numbers_in(&pins);
         fs::remove_dir_all(&pins).expect("it was there");

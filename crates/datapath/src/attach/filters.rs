@@ -40,7 +40,7 @@ impl Filter {
 }
 
 /// All filters there; none where the device or its discipline does not exist.
-pub fn on(ifindex: u32, direction: TcAttachType) -> io::Result<Vec<Filter>> {
+pub fn list(ifindex: u32, direction: TcAttachType) -> io::Result<Vec<Filter>> {
     let message = message(ifindex, TcHeader { parent: side(direction), ..TcHeader::default() })?;
     match netlink::request(NETLINK_ROUTE, NLM_F_DUMP, RouteNetlinkMessage::GetTrafficFilter(message)) {
         Ok(listed) => listed.iter().map(|content| filter(content)).collect(),

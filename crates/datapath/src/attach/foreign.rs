@@ -16,7 +16,7 @@ use aya::sys::SyscallError;
 use nix::net::if_::if_nametoindex;
 use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 
-use crate::attach::clsact::{self, OurSet};
+use crate::attach::clsact::{self, ProgramSet};
 use crate::attach::filters;
 use crate::error::StartError;
 use crate::maps::access::tcx_programs;
@@ -30,7 +30,7 @@ const DEPTH: u32 = 4;
 pub fn refuse(settings: &Settings, pins: &Pins, others: &[PathBuf]) -> Result<(), StartError> {
     let cannot_tell = |error| StartError::kernel("look for programs of another set", error);
     let versions = std::iter::once(pins.version()).chain(others.iter().cloned());
-    let ours = versions.map(|version| OurSet::of(&version)).collect::<io::Result<Vec<_>>>().map_err(cannot_tell)?;
+    let ours = versions.map(|version| ProgramSet::of(&version)).collect::<io::Result<Vec<_>>>().map_err(cannot_tell)?;
     for hook in Hook::ALL {
         let device = settings.device(hook.device());
         let has_link = has_other_link(&ours, pins, hook, device).map_err(cannot_tell)?;
@@ -46,7 +46,7 @@ pub fn refuse(settings: &Settings, pins: &Pins, others: &[PathBuf]) -> Result<()
 }
 
 /// A kernel without TCX, or a missing device, has none.
-fn has_other_link(ours: &[OurSet], pins: &Pins, hook: Hook, device: &str) -> io::Result<bool> {
+fn has_other_link(ours: &[ProgramSet], pins: &Pins, hook: Hook, device: &str) -> io::Result<bool> {
     match SchedClassifier::query_tcx(device, hook.direction()) {
         Ok((_, programs)) => has_other_program(ours, hook, &programs),
         Err(ProgramError::SyscallError(SyscallError { io_error, .. }))
@@ -59,7 +59,7 @@ fn has_other_link(ours: &[OurSet], pins: &Pins, hook: Hook, device: &str) -> io:
     }
 }
 
-fn has_other_program(ours: &[OurSet], hook: Hook, programs: &[ProgramInfo]) -> io::Result<bool> {
+fn has_other_program(ours: &[ProgramSet], hook: Hook, programs: &[ProgramInfo]) -> io::Result<bool> {
     for program in programs.iter().filter(|program| is_named(program.name(), hook)) {
         let known = ours.iter().map(|set| set.has_program(program)).collect::<Result<Vec<_>, _>>();
         if !known.map_err(io::Error::other)?.contains(&true) {
@@ -84,9 +84,9 @@ fn is_named(name: &[u8], hook: Hook) -> bool {
 }
 
 /// The same for filters, whose names are not truncated.
-fn has_other_filter(ours: &[OurSet], hook: Hook, device: &str) -> io::Result<bool> {
+fn has_other_filter(ours: &[ProgramSet], hook: Hook, device: &str) -> io::Result<bool> {
     let Ok(ifindex) = if_nametoindex(device) else { return Ok(false) };
-    for filter in filters::on(ifindex, hook.direction())? {
+    for filter in filters::list(ifindex, hook.direction())? {
         if filter.name == hook.name() && filter.program.is_some() && !ours.iter().any(|set| set.has(hook, &filter)) {
             return Ok(true);
         }

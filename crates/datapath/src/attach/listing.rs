@@ -8,7 +8,7 @@ use std::time::SystemTime;
 
 use egress_common::abi::Config;
 
-use crate::attach::clsact::OurSet;
+use crate::attach::clsact::ProgramSet;
 use crate::attach::filters;
 use crate::maps::access;
 use crate::names::Attachment;
@@ -27,7 +27,7 @@ pub struct Attached {
 }
 
 /// `None` if none of our programs runs on the hook.
-pub fn on(pins: &Pins, config: &Config, hook: Hook) -> io::Result<Option<Attached>> {
+pub fn attached(pins: &Pins, config: &Config, hook: Hook) -> io::Result<Option<Attached>> {
     match by_link(&pins.link(hook))? {
         None => by_filter(config, hook),
         some => Ok(some),
@@ -44,15 +44,15 @@ pub const fn ifindex(config: &Config, hook: Hook) -> u32 {
 }
 
 /// The device of a program of this version directory, of any layout.
-pub fn somewhere(version: &Path, hook: Hook) -> io::Result<Option<u32>> {
+pub fn device_of(version: &Path, hook: Hook) -> io::Result<Option<u32>> {
     for name in hook.names() {
         if let Some(linked) = by_link(&version.join(LINKS).join(name))? {
             return Ok(Some(linked.ifindex));
         }
     }
-    let set = OurSet::of(version)?;
+    let set = ProgramSet::of(version)?;
     for ifindex in filters::devices()? {
-        if filters::on(ifindex, hook.direction())?.iter().any(|filter| set.has(hook, filter)) {
+        if filters::list(ifindex, hook.direction())?.iter().any(|filter| set.has(hook, filter)) {
             return Ok(Some(ifindex));
         }
     }
@@ -88,7 +88,7 @@ fn parse(text: &str) -> Option<(u32, u32, Option<u64>)> {
 
 fn by_filter(config: &Config, hook: Hook) -> io::Result<Option<Attached>> {
     let ifindex = ifindex(config, hook);
-    let found = filters::on(ifindex, hook.direction())?;
+    let found = filters::list(ifindex, hook.direction())?;
     let ours = found.into_iter().find(|filter| filter.name == hook.name() && filter.program.is_some());
     Ok(ours.and_then(|filter| {
         Some(Attached {

@@ -54,7 +54,7 @@ pub fn elsewhere(settings: &Settings, facts: &NodeFacts, versions: &[PathBuf]) -
     for hook in Hook::ALL.into_iter().filter(is_missing) {
         let device = hook.device();
         for version in versions {
-            let found = listing::somewhere(version, hook);
+            let found = listing::device_of(version, hook);
             let found = found.map_err(|error| StartError::kernel("look for programs of a former run", error))?;
             let Some(ifindex) = found else { continue };
             let there = if_indextoname(ifindex)

@@ -19,7 +19,7 @@ use tracing::{info, warn};
 
 use crate::error::StartError;
 use crate::loader::pins::{self, Fit};
-use crate::names::{CLSACT_MARKS, CLSACT_PROGRAMS, Hook, LINKS, Pins};
+use crate::names::{CLSACT_MARKERS, CLSACT_PROGRAMS, Hook, LINKS, Pins};
 use crate::settings::Settings;
 
 /// Whether a start with these settings is a migration, which must wait for the API server.
@@ -73,7 +73,7 @@ impl AbiMigration {
     pub fn take_over(&self, pins: &Pins) -> Result<(), StartError> {
         for other in &self.others {
             info!(former = %other.display(), "another layout of the maps: flows and NAT entries start empty");
-            for directory in [LINKS, CLSACT_PROGRAMS, CLSACT_MARKS] {
+            for directory in [LINKS, CLSACT_PROGRAMS, CLSACT_MARKERS] {
                 let from = other.join(directory);
                 // A link gets the hook's current name. A link of an unknown hook is removed with the former directory.
                 let new_name = |name: &OsStr| match directory {

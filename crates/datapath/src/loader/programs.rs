@@ -31,7 +31,7 @@ use nix::sys::signal::SigSet;
 use tokio::sync::oneshot;
 use tracing::{debug, error};
 
-use crate::attach::clsact::{self, FilterSlot, OurSet};
+use crate::attach::clsact::{self, FilterSlot, ProgramSet};
 use crate::attach::filters;
 use crate::error::StartError;
 use crate::maps::access::tcx_programs;
@@ -171,8 +171,8 @@ impl Programs {
             Ok(set) => set,
             Err(error) => return vec![("clsact filters".to_owned(), Err(error))],
         };
-        let mut outcomes = clsact::take_off_elsewhere(&set, &filters);
-        outcomes.extend(clsact::forget_elsewhere(&set, &devices));
+        let mut outcomes = clsact::remove_elsewhere(&set, &filters);
+        outcomes.extend(clsact::drop_stale_markers(&set, &devices));
         let unpinned = self.filter_numbers().and_then(|attached| set.unpin_unused(attached));
         outcomes.push(("programs of filters".to_owned(), unpinned.map(|()| false)));
         outcomes
@@ -187,8 +187,8 @@ impl Programs {
         programs.map(|program| program.info().map(|info| info.id()).map_err(io::Error::other)).collect()
     }
 
-    fn set(&self) -> io::Result<OurSet> {
-        OurSet::of(&self.pins.version())
+    fn set(&self) -> io::Result<ProgramSet> {
+        ProgramSet::of(&self.pins.version())
     }
 
     /// Removes attachments of an earlier run in the other mode.
@@ -196,7 +196,7 @@ impl Programs {
         match self.attachment {
             Attachment::Tcx => {
                 let set = self.set().map_err(TcError::IoError)?;
-                clsact::take_off(&set, hook, ifindex).map_err(TcError::IoError)?;
+                clsact::remove_filter(&set, hook, ifindex).map_err(TcError::IoError)?;
                 Ok(())
             }
             // No other process has the link open, since one agent runs at a time: it ends with its pin.
@@ -369,7 +369,7 @@ fn runs_on(program: &SchedClassifier, hook: Hook, device: &str) -> Result<bool, 
 
 fn is_filter(program: &SchedClassifier, hook: Hook, ifindex: u32) -> Result<bool, AttachError> {
     let ours = program.info()?.id();
-    let there = filters::on(ifindex, hook.direction()).map_err(TcError::IoError)?;
+    let there = filters::list(ifindex, hook.direction()).map_err(TcError::IoError)?;
     Ok(there.iter().any(|filter| filter.program == Some(ours)))
 }
 

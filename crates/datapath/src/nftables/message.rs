@@ -55,14 +55,14 @@ pub enum Base {
 }
 
 #[derive(Clone, Copy)]
-pub enum Is {
+pub enum Comparison {
     Equal = 0,
     NotEqual = 1,
 }
 
 /// Verdict of a rule.
 #[derive(Clone, Copy)]
-pub enum Say {
+pub enum RuleVerdict {
     Drop = 0,
     Accept = 1,
 }
@@ -76,9 +76,9 @@ pub struct SetType {
 
 /// A socket for many transactions. It stays open, because closing one that has had a transaction waits for an RCU grace period
 /// (some ten milliseconds).
-pub struct Talk(Socket);
+pub struct NftSocket(Socket);
 
-impl Talk {
+impl NftSocket {
     pub fn open() -> io::Result<Self> {
         Socket::new(NETLINK_NETFILTER).map(Self)
     }
@@ -212,17 +212,17 @@ pub struct Rule<'a>(&'a mut BytesMut);
 
 impl Rule<'_> {
     /// Compares a property of the packet.
-    pub fn meta(&mut self, key: Meta, is: Is, value: &[u8]) {
+    pub fn meta(&mut self, key: Meta, comparison: Comparison, value: &[u8]) {
         self.load_meta(key);
-        self.compare(is, value);
+        self.compare(comparison, value);
     }
 
-    pub fn interface(&mut self, is: Is, name: &str) {
+    pub fn interface(&mut self, comparison: Comparison, name: &str) {
         let mut padded = [0; INTERFACE_NAME];
         for (to, from) in padded.iter_mut().zip(name.bytes()) {
             *to = from;
         }
-        self.meta(Meta::InterfaceName, is, &padded);
+        self.meta(Meta::InterfaceName, comparison, &padded);
     }
 
     /// Sets the property to this.
@@ -247,10 +247,10 @@ impl Rule<'_> {
         });
     }
 
-    pub fn compare(&mut self, is: Is, value: &[u8]) {
+    pub fn compare(&mut self, comparison: Comparison, value: &[u8]) {
         self.expression("cmp", |bytes| {
             number(bytes, 1, REGISTER);
-            number(bytes, 2, is as u32);
+            number(bytes, 2, comparison as u32);
             nest(bytes, 3, |bytes| attribute(bytes, 1, value));
         });
     }
@@ -269,10 +269,10 @@ impl Rule<'_> {
         self.expression(name, |_| {});
     }
 
-    pub fn say(&mut self, what: Say) {
+    pub fn verdict(&mut self, verdict: RuleVerdict) {
         self.expression("immediate", |bytes| {
             number(bytes, 1, VERDICT_REGISTER);
-            nest(bytes, 2, |bytes| nest(bytes, 2, |bytes| number(bytes, 1, what as u32)));
+            nest(bytes, 2, |bytes| nest(bytes, 2, |bytes| number(bytes, 1, verdict as u32)));
         });
     }
 

@@ -39,8 +39,8 @@ use std::net::IpAddr;
 use rtnetlink::packet_core::NLM_F_CREATE;
 
 use crate::nftables::message::{
-    Base, Batch, ChainHook, DELETE_ELEMENT, DELETE_TABLE, GET_TABLE, Is, Meta, NEW_ELEMENT, NEW_TABLE, Say, SetType,
-    Talk,
+    Base, Batch, ChainHook, Comparison, DELETE_ELEMENT, DELETE_TABLE, GET_TABLE, Meta, NEW_ELEMENT, NEW_TABLE,
+    NftSocket, RuleVerdict, SetType,
 };
 
 const UDP: u8 = 17;
@@ -75,7 +75,7 @@ pub struct Rules<'a> {
 
 /// The connection to the kernel's tables.
 #[derive(Default)]
-pub struct Nft(Option<Talk>);
+pub struct Nft(Option<NftSocket>);
 
 impl Nft {
     /// Creates or replaces the table.
@@ -84,12 +84,12 @@ impl Nft {
     }
 
     /// Adds a selected pod to the leak guard.
-    pub fn guard_pod(&mut self, pod: IpAddr) -> io::Result<()> {
+    pub fn add_pod(&mut self, pod: IpAddr) -> io::Result<()> {
         self.change(NEW_ELEMENT, pod)
     }
 
     /// Removes a pod from the leak guard. A missing one is no error, but costs the kernel some time.
-    pub fn leave_pod(&mut self, pod: IpAddr) -> io::Result<()> {
+    pub fn remove_pod(&mut self, pod: IpAddr) -> io::Result<()> {
         absent_is_false(self.change(DELETE_ELEMENT, pod)).map(drop)
     }
 
@@ -118,9 +118,9 @@ impl Nft {
     }
 
     fn ask(&mut self, batch: &Batch) -> io::Result<()> {
-        let talk = self.0.take().map_or_else(Talk::open, Ok)?;
-        let outcome = talk.ask(batch)?;
-        self.0 = Some(talk);
+        let socket = self.0.take().map_or_else(NftSocket::open, Ok)?;
+        let outcome = socket.ask(batch)?;
+        self.0 = Some(socket);
         outcome
     }
 }
@@ -154,33 +154,33 @@ fn table(rules: &Rules<'_>) -> Batch {
 fn untracked(batch: &mut Batch, chain: &str, port: u16, not_from: Option<&str>) {
     batch.rule(chain, |rule| {
         if let Some(name) = not_from {
-            rule.interface(Is::NotEqual, name);
+            rule.interface(Comparison::NotEqual, name);
         }
-        rule.meta(Meta::TransportProtocol, Is::Equal, &[UDP]);
+        rule.meta(Meta::TransportProtocol, Comparison::Equal, &[UDP]);
         // The destination port.
         rule.load(Base::Transport, 2, 2);
-        rule.compare(Is::Equal, &port.to_be_bytes());
+        rule.compare(Comparison::Equal, &port.to_be_bytes());
         rule.plain("notrack");
     });
 }
 
 fn guard(batch: &mut Batch, chain: &str, mgmt_port: &str, seen: u32) {
     batch.rule(chain, |rule| {
-        rule.interface(Is::NotEqual, mgmt_port);
-        rule.say(Say::Accept);
+        rule.interface(Comparison::NotEqual, mgmt_port);
+        rule.verdict(RuleVerdict::Accept);
     });
     batch.rule(chain, |rule| {
-        rule.meta(Meta::Priority, Is::Equal, &seen.to_ne_bytes());
+        rule.meta(Meta::Priority, Comparison::Equal, &seen.to_ne_bytes());
         rule.set_meta(Meta::Priority, &0_u32.to_ne_bytes());
-        rule.say(Say::Accept);
+        rule.verdict(RuleVerdict::Accept);
     });
     for family in &FAMILIES {
         batch.rule(chain, |rule| {
-            rule.meta(Meta::NetworkProtocol, Is::Equal, &[family.protocol]);
+            rule.meta(Meta::NetworkProtocol, Comparison::Equal, &[family.protocol]);
             rule.load(Base::Network, family.source, family.kind.length);
             rule.is_in(family.set, family.number);
             rule.plain("counter");
-            rule.say(Say::Drop);
+            rule.verdict(RuleVerdict::Drop);
         });
     }
 }

@@ -92,7 +92,7 @@ impl LeakGuard {
     /// Called before the map write: adds a selected pod.
     pub fn before_map_write(&self, action: &Action) {
         if let Action::PutPod(pod, PodState::Selected(_)) = action {
-            self.note(*pod, self.nft().guard_pod(*pod));
+            self.note(*pod, self.nft().add_pod(*pod));
         }
     }
 
@@ -100,7 +100,7 @@ impl LeakGuard {
     /// finds nothing takes the kernel as long as many changes.
     pub fn after_map_write(&self, action: &Action) {
         if let Action::PutPod(pod, PodState::Known) | Action::RemovePod(pod) = action {
-            self.note(*pod, self.nft().leave_pod(*pod));
+            self.note(*pod, self.nft().remove_pod(*pod));
         }
     }
 

@@ -91,7 +91,7 @@ mod tests {
         assert_eq!(**all.borrow_and_update(), [ip("172.18.0.2"), ip("172.18.0.3")].into());
         let (name, same) = node("n2", "172.18.0.3");
         endpoints.apply(&Update::Changed(name, same));
-        assert!(!all.has_changed().expect("told"), "nothing has changed");
+        assert!(!all.has_changed().expect("a sender"), "nothing has changed");
         let (name, moved) = node("n2", "172.18.0.4");
         endpoints.apply(&Update::Changed(name, moved));
         assert_eq!(**all.borrow_and_update(), [ip("172.18.0.2"), ip("172.18.0.4")].into());

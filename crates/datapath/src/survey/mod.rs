@@ -76,7 +76,7 @@ fn interfaces(config: &Config) -> io::Result<Vec<Interface>> {
 
 fn program(pins: &Pins, config: &Config, hook: Hook) -> io::Result<Program> {
     let name = hook.name().to_owned();
-    let Some(there) = listing::on(pins, config, hook)? else {
+    let Some(there) = listing::attached(pins, config, hook)? else {
         return Ok(Program { name, interface: None, attached: None, since: None, tag: None });
     };
     let attachment = match there.attachment {

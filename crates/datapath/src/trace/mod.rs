@@ -123,7 +123,7 @@ impl<'o> Tracer<'o> {
         let headers = packet.headers().ok_or(TraceError::TwoFamilies)?;
         let copied = Copied::of(&self.pins, &headers)?;
         let config = copied.maps.config.get();
-        let attached = listing::on(&self.pins, &config, HOOK)?;
+        let attached = listing::attached(&self.pins, &config, HOOK)?;
         let loaded = match self.loaded.take().filter(|loaded| loaded.sizes == copied.sizes()) {
             Some(loaded) => self.loaded.insert(loaded),
             None => self.loaded.insert(Loaded::new(&self.pins, self.object, &copied)?),

@@ -127,6 +127,6 @@ fn a_reset_is_tracked_for_a_remote_pod() {
         stage.run_frame(&FROM_NETDEV, &back(RST | ACK).frame(), Verdict::ReplyToNode);
         assert_eq!(phase(stage), phase::Phase::Closing);
         stage.run_frame(&FROM_NETDEV, &goes_on, Verdict::SnatForNode);
-        assert_eq!(phase(stage), phase::Phase::Established, "a foreign's reset, and the connection goes on");
+        assert_eq!(phase(stage), phase::Phase::Established, "a forged reset, and the connection continues");
     });
 }

@@ -75,7 +75,7 @@ impl<'a> Rig<'a> {
     /// Asserts that each of these verdicts occurred.
     pub(super) fn assert_reached(&self, verdicts: &[Verdict]) {
         let missing: Vec<_> = verdicts.iter().filter(|verdict| self.stage.packets_of(**verdict) == 0).collect();
-        assert!(missing.is_empty(), "of {} packets none came to {missing:?}", self.packets);
+        assert!(missing.is_empty(), "of {} packets none got {missing:?}", self.packets);
     }
 
     fn play(&mut self, id: usize, step: &Step) -> Result<(), String> {

@@ -412,7 +412,7 @@ fn the_old_owner_passes_all_answers_to_the_new_owner() {
         let [_, (first, _), ..] = answers(cast, 4000);
         maps.await_first(&first.arriving());
         let back = passed(&mut first.arriving(), &Quote::NONE, maps, ID);
-        assert!(matches!(back, FromNetdev::ReplyHere { .. }), "what waits here would not begin anew: {back:?}");
+        assert!(matches!(back, FromNetdev::ReplyHere { .. }), "no fragment waits on this path: {back:?}");
         maps.frags.borrow_mut().clear();
         let [_, (first, _), (later, _), (error, quote)] = answers(cast, 4001);
         for (answer, quote, verdict) in [

@@ -350,7 +350,7 @@ fn a_protocol_without_ports_serves_one_pod_towards_each_destination() {
         for protocol in [4, 47, 50, 255] {
             let sent = |pod, to| packet(pod, to, 0, 0).protocol(protocol).headers();
             let first = sent(cast.pod, cast.world);
-            let nat_entry = translate(&first, &Quote::NONE, maps, &pool, &OWNER).expect("nobody has it");
+            let nat_entry = translate(&first, &Quote::NONE, maps, &pool, &OWNER).expect("a free port");
             assert_eq!((nat_entry.other.saddr, nat_entry.other.daddr), (addr(cast.world), pool.address));
             assert_eq!(nat_entry.other.dport(), 0);
             let second = translate(&sent(cast.known_pod, cast.world), &Quote::NONE, maps, &pool, &OWNER);

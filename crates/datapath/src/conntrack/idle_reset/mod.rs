@@ -110,7 +110,7 @@ pub async fn run(shared: Arc<Shared>, mut requests: UnboundedReceiver<Vec<Tuple>
         tokio::select! {
             cut = requests.recv() => {
                 let Some(cut) = cut else { return };
-                debug!(connections = cut.len(), "cut: their pods are told");
+                debug!(connections = cut.len(), "flushed: idle resets are queued for their pods");
                 let now = Instant::now();
                 cut.into_iter().for_each(|connection| due.put(now, connection, Tries::default()));
             }
@@ -128,7 +128,7 @@ pub async fn run(shared: Arc<Shared>, mut requests: UnboundedReceiver<Vec<Tuple>
         if due.next().is_none()
             && let Some(lost) = failure.end()
         {
-            info!(connections = lost, "idle pods that could not be told of a cut learn of it when they send");
+            info!(connections = lost, "idle resets could not be sent: the pods get a reset with their next packet");
         }
     }
 }

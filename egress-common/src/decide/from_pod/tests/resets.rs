@@ -144,7 +144,7 @@ fn a_fragment_before_its_first_fragment_waits_while_connections_are_reset() {
         let (first, later) = (out(cast, DATA).fragment(0, true), out(cast, DATA).fragment(100, false));
         assert_eq!(asked(maps, &later), FromPod::Done(Verdict::FragmentUnknown));
         let datagram = packet(cast.pod, cast.world, 4000, 53).fragment(100, false);
-        assert_eq!(asked(maps, &datagram), FromPod::Done(Verdict::NotSelected), "datagrams are not told");
+        assert_eq!(asked(maps, &datagram), FromPod::Done(Verdict::NotSelected), "datagrams get no reset");
         for piece in [first, later.clone()] {
             assert_eq!(asked(maps, &piece), FromPod::Done(Verdict::NotSelected), "of no connection of ours: {piece:?}");
         }
@@ -209,7 +209,7 @@ fn a_reset_connection_is_not_inbound() {
         begun(cast, maps);
         deselect(cast, maps);
         let syn = packet(cast.world, cast.pod, 80, 4000).tcp(tcp::SYN).arriving();
-        assert_eq!(to_pod::decide(&syn, maps, &maps.config.get()), Verdict::NotOurs, "whoever made it up");
+        assert_eq!(to_pod::decide(&syn, maps, &maps.config.get()), Verdict::NotOurs, "forged or not");
         assert_eq!(asked(maps, &out(cast, DATA)), FromPod::Reset(Verdict::FlowCut));
     });
 }

@@ -43,7 +43,7 @@ impl Node {
 
     pub(super) fn judge_answer(&self, headers: &Headers, quote: &Quote, nat_entry: &NatEntry) {
         let reverse = if headers.l4 == L4::IcmpError { *quote.flow() } else { headers.tuple };
-        assert_eq!(self.asked.get(&reverse), Some(&nat_entry.other), "an answer for somebody else: {reverse:?}");
+        assert_eq!(self.asked.get(&reverse), Some(&nat_entry.other), "an answer for another flow: {reverse:?}");
         let asked_by = if headers.l4 == L4::IcmpError { quote.tuple().saddr } else { headers.tuple.daddr };
         assert_eq!(asked_by, headers.tuple.daddr, "an error about another address");
     }
@@ -90,7 +90,7 @@ impl Node {
         let known = self.maps.inbound.get(&headers.tuple).is_some();
         // An error counts as its quoted packet.
         let is_known = known || headers.l4 == L4::IcmpError;
-        assert!(*verdict != Verdict::InboundReply || is_known, "an answer to nobody: {headers:?}");
+        assert!(*verdict != Verdict::InboundReply || is_known, "an unsolicited answer: {headers:?}");
         let is_called =
             headers.l4 == L4::IcmpError || to_pod::may_be_called(&headers.tuple, &self.maps, &self.config());
         let is_selected = self.maps.pods.borrow().get(&source).is_some_and(|pod| pod.egress_id().is_some());

@@ -6,7 +6,7 @@ use egress_common::decide::{Tables as _, from_netdev, from_overlay};
 use egress_common::wire::Headers;
 
 use super::{Node, Outcome, Skb, TooBig, quoted};
-use crate::edge;
+use crate::rewrite;
 
 impl Node {
     /// A pod's packet for an address that this node does not own.
@@ -24,7 +24,7 @@ impl Node {
         if headers.ttl <= 1 {
             return Outcome::Dropped(Verdict::NotGateway);
         }
-        if edge::decrement_ttl(&mut frame, headers.family).is_none() {
+        if rewrite::decrement_ttl(&mut frame, headers.family).is_none() {
             return Outcome::Dropped(Verdict::RewriteFailed);
         }
         let Some(handover) = self.maps.handover(egress_id) else { return Outcome::Dropped(Verdict::NotGateway) };

@@ -63,7 +63,7 @@ pub(crate) const SELF: Addr = node(Family::V4);
 pub(crate) const OTHER: Addr = other_node(Family::V4);
 
 /// All addresses.
-pub(crate) fn everybody(family: Family) -> Vec<Addr> {
+pub(crate) fn any_address(family: Family) -> Vec<Addr> {
     let few = (0..2).flat_map(|index| [egress(family, index), world(family, index), remote_pod(family, index)]);
     let pods = (0..4).map(|index| pod(family, index));
     let others = [lost_pod(family), node(family), other_node(family), service(family)];
