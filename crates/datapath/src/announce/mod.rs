@@ -58,31 +58,31 @@ const MOST_LATE: usize = 4096;
 ///
 /// With one socket per family for any number of addresses: with one socket per address, each of them would receive the
 /// probes of all nodes.
-pub async fn probe(uplink: Interface, addresses: &[IpAddr]) -> io::Result<BTreeMap<IpAddr, Mac>> {
+pub async fn probe(interface: Interface, addresses: &[IpAddr]) -> io::Result<BTreeMap<IpAddr, Mac>> {
     let mut claimed = BTreeMap::new();
     for some in addresses.chunks(PROBED_AT_ONCE) {
         let (v4, v6) = some.iter().partition::<BTreeSet<IpAddr>, _>(|address| address.is_ipv4());
-        let (v4, v6) = futures::try_join!(probe_family(uplink, v4), probe_family(uplink, v6))?;
+        let (v4, v6) = futures::try_join!(probe_family(interface, v4), probe_family(interface, v6))?;
         claimed.extend(v4.into_iter().chain(v6));
     }
     Ok(claimed)
 }
 
 /// The same for one family.
-async fn probe_family(uplink: Interface, mut unclaimed: BTreeSet<IpAddr>) -> io::Result<BTreeMap<IpAddr, Mac>> {
+async fn probe_family(interface: Interface, mut unclaimed: BTreeSet<IpAddr>) -> io::Result<BTreeMap<IpAddr, Mac>> {
     let mut claimed = BTreeMap::new();
     let Some(first) = unclaimed.first() else { return Ok(claimed) };
     let is_ipv4 = first.is_ipv4();
     // To receive probes of other hosts too. A device without IPv6 has no such groups.
     let join = |address: &IpAddr| match address {
-        IpAddr::V6(address) => socket::join(solicited_node(*address), uplink.index).ok(),
+        IpAddr::V6(address) => socket::join(solicited_node(*address), interface.index).ok(),
         IpAddr::V4(_) => None,
     };
     let memberships: Vec<UdpSocket> = blocking(|| unclaimed.iter().filter_map(join).collect());
-    let socket = PacketSocket::listener(uplink.index, is_ipv4)?;
+    let socket = PacketSocket::listener(interface.index, is_ipv4)?;
     for _ in 0..PROBES {
         for address in &unclaimed {
-            socket.get_ref().send(&frames::probe(uplink.mac, *address))?;
+            socket.get_ref().send(&frames::probe(interface.mac, *address))?;
         }
         let until = Instant::now() + PROBE_INTERVAL;
         let mut heard = ProbeAnswers::until(until, &socket);
@@ -90,7 +90,7 @@ async fn probe_family(uplink: Interface, mut unclaimed: BTreeSet<IpAddr>) -> io:
             && let Some(frame) = heard.next().await
         {
             let (buffer, length) = frame?;
-            let claimant = frames::claimant(buffer.get(..length).unwrap_or_default(), uplink.mac);
+            let claimant = frames::claimant(buffer.get(..length).unwrap_or_default(), interface.mac);
             if let Some(Claimant { address, mac }) = claimant
                 && unclaimed.remove(&address)
             {
@@ -201,41 +201,42 @@ impl Claims {
     }
 
     /// Receives solicitations for the address. Called again for a held address after its device was replaced.
-    pub fn join(&mut self, uplink_name: &str, uplink: Interface, address: IpAddr) {
+    pub fn join(&mut self, name: &str, interface: Interface, address: IpAddr) {
         let held = self.held.entry(address).or_default();
         let IpAddr::V6(address) = address else { return };
         let group = solicited_node(address);
         // A device that is down accepts no members; the filter is enough until its event.
-        held._membership = match socket::join(group, uplink.index) {
+        held._membership = match socket::join(group, interface.index) {
             Ok(socket) => Some(socket),
             Err(error) => {
                 warn!(%error, %group, "cannot join the group of an egress IP");
                 None
             }
         };
-        if let Err(error) = socket::add_filter(uplink_name, multicast_mac(group)) {
-            warn!(%error, %group, "cannot add the group of an egress IP to the uplink's filter");
+        if let Err(error) = socket::add_filter(name, multicast_mac(group)) {
+            warn!(%error, %group, "cannot add the group of an egress IP to its interface's filter");
         }
     }
 
-    /// Announces all held addresses: the uplink has a carrier again, perhaps on another switch.
-    pub fn announce_all(&mut self, uplink: Interface) {
-        let addresses: Vec<_> = self.held.keys().copied().collect();
-        addresses.into_iter().for_each(|address| self.announce(uplink, address));
+    /// Announces all held addresses: their interface has a carrier again, perhaps on another switch.
+    pub fn announce_all(&mut self, interface_of: impl Fn(IpAddr) -> Option<Interface>) {
+        let all = self.held.keys().filter_map(|address| Some((interface_of(*address)?, *address)));
+        let all: Vec<_> = all.collect();
+        all.into_iter().for_each(|(interface, address)| self.announce(interface, address));
     }
 
     /// Announces the address, starting now. Must be called in a runtime.
-    pub fn announce(&mut self, uplink: Interface, address: IpAddr) {
+    pub fn announce(&mut self, interface: Interface, address: IpAddr) {
         let held = self.held.entry(address).or_default();
         if let Some(task) = held.announcing.take() {
             task.abort();
         }
         // Short-lived: some announcements, over within seconds.
-        held.announcing = Some(tokio::spawn(announce(self.announcer.clone(), uplink, address)).abort_handle());
+        held.announcing = Some(tokio::spawn(announce(self.announcer.clone(), interface, address)).abort_handle());
     }
 
     /// Handles another host's claim of the given age. Must be called in a runtime.
-    pub fn defend(&mut self, uplink: Interface, claimant: Claimant, ago: Duration) {
+    pub fn defend(&mut self, interface: Interface, claimant: Claimant, ago: Duration) {
         let now = Instant::now();
         let Some(held) = self.held.get_mut(&claimant.address) else { return };
         let is_late = now.duration_since(held.since) < ago;
@@ -250,7 +251,7 @@ impl Claims {
         debug!(address = %claimant.address, mac = mac_text(claimant.mac), "another host claims an egress IP: announced again");
         let again = Arc::new(AtomicBool::new(false));
         // Short-lived: two or three frames, over within seconds.
-        let task = tokio::spawn(defend(self.announcer.clone(), uplink, claimant.address, Arc::clone(&again)));
+        let task = tokio::spawn(defend(self.announcer.clone(), interface, claimant.address, Arc::clone(&again)));
         if let Some(former) = held.defended.replace(Defence { at: now, again, task: task.abort_handle() }) {
             former.task.abort();
         }
@@ -258,13 +259,13 @@ impl Claims {
         let _ends = self.heard.as_ref().map(|heard| heard.send(claimant));
     }
 
-    pub fn leave(&mut self, uplink_name: &str, address: IpAddr) {
+    pub fn leave(&mut self, name: &str, address: IpAddr) {
         self.held.remove(&address);
         if let IpAddr::V6(address) = address {
             // Two addresses with the same last three bytes share a group.
             let group = solicited_node(address);
             if !self.v6().any(|other| solicited_node(other) == group) {
-                remove_filter(uplink_name, group);
+                remove_filter(name, group);
             }
         }
     }
@@ -292,56 +293,56 @@ pub fn remove_filter_at(ifindex: u32, address: IpAddr) {
 }
 
 impl Announcer {
-    fn announce(&self, uplink: Interface, address: IpAddr) {
+    fn announce(&self, interface: Interface, address: IpAddr) {
         if lease::is_held(&self.lease) {
-            self.sender.send(uplink, address, &frames::announcement(uplink.mac, address));
+            self.sender.send(interface, address, &frames::announcement(interface.mac, address));
         }
     }
 
-    fn probe(&self, uplink: Interface, address: IpAddr) {
-        self.sender.send(uplink, address, &frames::probe(uplink.mac, address));
+    fn probe(&self, interface: Interface, address: IpAddr) {
+        self.sender.send(interface, address, &frames::probe(interface.mac, address));
     }
 }
 
-async fn announce(announcer: Announcer, uplink: Interface, address: IpAddr) {
+async fn announce(announcer: Announcer, interface: Interface, address: IpAddr) {
     for pause in ANNOUNCE_PAUSES {
         sleep(Duration::from_secs(pause)).await;
-        announcer.announce(uplink, address);
+        announcer.announce(interface, address);
     }
     sleep(ANSWERS_TAKE).await;
-    announcer.probe(uplink, address);
+    announcer.probe(interface, address);
 }
 
-async fn defend(announcer: Announcer, uplink: Interface, address: IpAddr, again: Arc<AtomicBool>) {
-    announcer.announce(uplink, address);
+async fn defend(announcer: Announcer, interface: Interface, address: IpAddr, again: Arc<AtomicBool>) {
+    announcer.announce(interface, address);
     sleep(DEFEND_INTERVAL).await;
     // Neighbours keep the last claim, and its sender may not send again.
     if again.load(Ordering::Relaxed) {
-        announcer.announce(uplink, address);
+        announcer.announce(interface, address);
     }
-    announcer.probe(uplink, address);
+    announcer.probe(interface, address);
 }
 
-/// Sends from the uplink with one shared socket. After an absence of the device the socket returns an error once and is
+/// Sends from an interface with one shared socket. After an absence of the device the socket returns an error once and is
 /// replaced; a new device has another index.
 #[derive(Clone, Debug, Default)]
 struct Sender(Arc<Mutex<Option<(u32, PacketSocket)>>>);
 
 impl Sender {
-    fn send(&self, uplink: Interface, address: IpAddr, frame: &[u8]) {
+    fn send(&self, interface: Interface, address: IpAddr, frame: &[u8]) {
         let mut sender = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((index, socket)) = &*sender
-            && *index == uplink.index
+            && *index == interface.index
             && socket.send(frame).is_ok()
         {
             return;
         }
-        let sent = PacketSocket::sender(uplink.index).and_then(|socket| {
+        let sent = PacketSocket::sender(interface.index).and_then(|socket| {
             socket.send(frame)?;
             Ok(socket)
         });
         let former = match sent {
-            Ok(socket) => sender.replace((uplink.index, socket)),
+            Ok(socket) => sender.replace((interface.index, socket)),
             Err(error) => {
                 debug!(%error, %address, "cannot announce an egress IP");
                 sender.take()

@@ -11,7 +11,7 @@ use crate::error::netlink_io;
 use crate::names::Device;
 
 /// The properties of a device that the programs need.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Interface {
     pub index: u32,
     pub mac: [u8; 6],
@@ -36,6 +36,12 @@ pub struct NodeFacts {
 }
 
 impl NodeFacts {
+    /// The interface that hosts an egress IP: whose neighbours are asked for it, and on which it is answered and announced. It
+    /// is the uplink for every address. Its name is [`crate::settings::Settings::interface_of`].
+    pub fn interface_of(&self, _address: IpAddr) -> Option<Interface> {
+        self.uplink
+    }
+
     pub fn device(&self, device: Device) -> Option<Interface> {
         match device {
             Device::Mgmt => self.mgmt,

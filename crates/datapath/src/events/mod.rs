@@ -69,8 +69,8 @@ pub async fn run(ring: RingBuf<MapData>, drops: Drops, shared: Arc<Shared>) {
 
 fn meet(shared: &Shared, claimant: Claimant, ago: Duration) {
     let mut state = shared.state();
-    if let Some(uplink) = state.facts().uplink {
-        state.claims.defend(uplink, claimant, ago);
+    if let Some(interface) = state.facts().interface_of(claimant.address) {
+        state.claims.defend(interface, claimant, ago);
     }
 }
 

@@ -41,7 +41,7 @@ pub fn put(shared: &Shared, state: &mut State, id: EgressId, handover: HandoverS
         let given_up = state.with_decisions_suspended(|maps| maps.owned.remove(&id.0));
         given_up.map_err(kernel("remove from map owned"))?;
         // Ends the announcements. After the step, because a busy kernel may be slow to change a filter.
-        state.claims.leave(&shared.settings.uplink, address);
+        state.claims.leave(shared.settings.interface_of(address), address);
         info!(%address, id = id.0, "egress IP is no longer served here");
     }
     Ok(())
@@ -50,15 +50,15 @@ pub fn put(shared: &Shared, state: &mut State, id: EgressId, handover: HandoverS
 /// The owned entry, current or future.
 fn entry(state: &State, id: EgressId, handover: &HandoverState) -> Result<Owned, DataplaneError> {
     if handover.stage == HandoverStage::Leaving {
-        // Independent of the uplink: a node that cannot send releases the address too.
+        // Independent of the interface: a node that cannot send releases the address too.
         let owned = state.maps.owned.get(&id.0).map_err(kernel("read map owned"))?;
         if let Some(owned) = owned.filter(|owned| owned.address == handover.address.into()) {
             return Ok(owned);
         }
     }
-    let no_uplink = || kernel("hand an egress IP over")(io::Error::from_raw_os_error(libc::ENETDOWN));
-    let uplink = state.facts().uplink.ok_or_else(no_uplink)?;
-    Ok(convert::owned_pair(id, handover.address, uplink.index, uplink.mac).0)
+    let no_interface = || kernel("hand an egress IP over")(io::Error::from_raw_os_error(libc::ENETDOWN));
+    let interface = state.facts().interface_of(handover.address).ok_or_else(no_interface)?;
+    Ok(convert::owned_pair(id, handover.address, interface.index, interface.mac).0)
 }
 
 pub fn end(state: &mut State, id: EgressId, address: IpAddr) -> Result<(), DataplaneError> {

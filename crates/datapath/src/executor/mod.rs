@@ -6,6 +6,7 @@
 pub mod handover;
 pub mod observe;
 
+use std::collections::BTreeMap;
 use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -23,6 +24,7 @@ use crate::clock::now_ns;
 use crate::conntrack::flush::{self, Due};
 use crate::dataplane::Dataplane;
 use crate::devices::host::next_hop;
+use crate::devices::interfaces::Interface;
 use crate::executor::observe::{held, observe};
 use crate::maps::convert;
 use crate::maps::handles::Hash;
@@ -69,9 +71,8 @@ impl Executor for Dataplane {
     fn confirm(&mut self) {
         egress_supervise::blocking(|| self.shared.leak_guard.finish_migration(&self.shared));
         let mut state = self.shared.state();
-        if let Some(uplink) = state.facts().uplink {
-            state.claims.announce_all(uplink);
-        }
+        let facts = *state.facts();
+        state.claims.announce_all(|address| facts.interface_of(address));
     }
 
     fn lease(&self) -> SharedLease {
@@ -270,28 +271,28 @@ fn put_owner(pods: &mut Hash<Addr, PodEntry>, address: IpAddr, owner: PodOwner) 
     }
 }
 
-fn no_uplink() -> DataplaneError {
+fn no_interface() -> DataplaneError {
     kernel("claim an egress IP")(io::Error::from_raw_os_error(libc::ENETDOWN))
 }
 
 /// Claims the address for the policy: probe, entries, announcements. An existing entry (after a restart) needs no probe,
 /// since this node would answer itself.
 async fn own(shared: &Shared, id: EgressId, address: IpAddr) -> Result<(), DataplaneError> {
-    let (uplink, held) = {
+    let (interface, held) = {
         let state = shared.state();
-        (state.facts().uplink, state.maps.owned.get(&id.0).map_err(kernel("read map owned"))?)
+        (state.facts().interface_of(address), state.maps.owned.get(&id.0).map_err(kernel("read map owned"))?)
     };
-    let uplink = uplink.ok_or_else(no_uplink)?;
+    let interface = interface.ok_or_else(no_interface)?;
     let held = held.map(|entry| entry.address.to_ip());
     if held == Some(address) {
         return Ok(());
     }
     // A claim of the next hop would cut this node off.
-    if next_hop(&shared.netlink, uplink.index, address).await == Some(address) {
+    if next_hop(&shared.netlink, interface.index, address).await == Some(address) {
         return Err(DataplaneError::Reserved { address, reason: Reserved::NextHop(None) });
     }
     if !shared.state().take_probed(address) {
-        let claimed = announce::probe(uplink, &[address]).await.map_err(kernel("probe for an egress IP"))?;
+        let claimed = announce::probe(interface, &[address]).await.map_err(kernel("probe for an egress IP"))?;
         if let Some(mac) = claimed.get(&address) {
             return Err(in_use(&shared.state(), address, *mac));
         }
@@ -302,18 +303,19 @@ async fn own(shared: &Shared, id: EgressId, address: IpAddr) -> Result<(), Datap
 /// The rest of a claim, after the probe.
 fn take(shared: &Shared, id: EgressId, address: IpAddr, held: Option<IpAddr>) -> Result<(), DataplaneError> {
     let mut state = shared.state();
-    // The uplink may have been replaced during the probe.
-    let uplink = state.facts().uplink.ok_or_else(no_uplink)?;
-    state.claims.join(&shared.settings.uplink, uplink, address);
-    if let Err(error) = state.write_owned(id, address, uplink) {
-        state.claims.leave(&shared.settings.uplink, address);
+    // The interface may have been replaced during the probe.
+    let interface = state.facts().interface_of(address).ok_or_else(no_interface)?;
+    let name = shared.settings.interface_of(address);
+    state.claims.join(name, interface, address);
+    if let Err(error) = state.write_owned(id, address, interface) {
+        state.claims.leave(name, address);
         return Err(refused("owned", state.maps.owned.limit(), error));
     }
     // A policy has one address per node. The old one is removed after the new one is written.
     let ended = held.map_or(Ok(()), |held| disown(shared, &mut state, id, held));
     state.raise_decisions().map_err(kernel("write map config"))?;
     ended?;
-    state.claims.announce(uplink, address);
+    state.claims.announce(interface, address);
     info!(%address, id = id.0, "egress IP is served here");
     Ok(())
 }
@@ -332,10 +334,10 @@ fn in_use(state: &State, address: IpAddr, mac: Mac) -> DataplaneError {
 /// Probes early and concurrently for an address that this node is about to own, so that the claim need not wait. The former
 /// owner may still answer: its lease ends before the claim.
 fn probe_early(shared: &Arc<Shared>, address: IpAddr) {
-    let (uplink, under_way) = {
+    let (interface, under_way) = {
         let mut state = shared.state();
-        let Some(uplink) = state.facts().uplink else { return };
-        (uplink, state.begin_probe(address))
+        let Some(interface) = state.facts().interface_of(address) else { return };
+        (interface, state.begin_probe(address))
     };
     let shared = Arc::clone(shared);
     // Short-lived: one probe.
@@ -343,7 +345,7 @@ fn probe_early(shared: &Arc<Shared>, address: IpAddr) {
         // Dropped last, after the result is recorded.
         let _under_way = under_way;
         // The claim repeats a failure.
-        let Ok(claimed) = announce::probe(uplink, &[address]).await else { return };
+        let Ok(claimed) = announce::probe(interface, &[address]).await else { return };
         let mut state = shared.state();
         if claimed.get(&address).is_none_or(|mac| state.expected.is_holder(address, *mac)) {
             state.note_probed(address);
@@ -367,17 +369,31 @@ impl Dataplane {
         for mut ended in early {
             while ended.changed().await.is_ok() {}
         }
-        let (uplink, wanted) = {
+        let wanted = {
             let state = self.shared.state();
             let held =
                 |address: &IpAddr| state.maps.owned_addr.get(&(*address).into()).is_ok_and(|entry| entry.is_some());
             let unknown = owns.into_iter().filter(|address| !held(address) && !state.is_probed(*address));
-            (state.facts().uplink, unknown.collect::<Vec<_>>())
+            let mut wanted = BTreeMap::<Interface, Vec<IpAddr>>::new();
+            for address in unknown {
+                if let Some(interface) = state.facts().interface_of(address) {
+                    wanted.entry(interface).or_default().push(address);
+                }
+            }
+            wanted
         };
-        let Some(uplink) = uplink else { return };
-        let Ok(claimed) = announce::probe(uplink, &wanted).await else { return };
+        let probe = |(interface, addresses): (Interface, Vec<IpAddr>)| async move {
+            (announce::probe(interface, &addresses).await, addresses)
+        };
+        let probed = futures::future::join_all(wanted.into_iter().map(probe)).await;
         let mut state = self.shared.state();
-        wanted.into_iter().filter(|address| !claimed.contains_key(address)).for_each(|free| state.note_probed(free));
+        for (claimed, addresses) in probed {
+            let Ok(claimed) = claimed else { continue };
+            addresses
+                .into_iter()
+                .filter(|address| !claimed.contains_key(address))
+                .for_each(|free| state.note_probed(free));
+        }
     }
 }
 
@@ -398,7 +414,7 @@ fn disown(shared: &Shared, state: &mut State, id: EgressId, address: IpAddr) -> 
     if answers.is_some_and(|entry| entry.egress_id == id.0) {
         remove("remove from map owned_addr", &mut maps.owned_addr, &key)?;
         // Before anything that may fail: a retry finds no entry and would skip it.
-        state.claims.leave(&shared.settings.uplink, address);
+        state.claims.leave(shared.settings.interface_of(address), address);
         info!(%address, id = id.0, "egress IP is no longer served here");
         state.rebuild_owned_filter().map_err(kernel("write map config"))?;
     }

@@ -212,8 +212,8 @@ impl State {
             self.move_owned(settings)?;
             self.owned_elsewhere = false;
         }
-        if let (true, Some(uplink)) = (carrier_back, self.facts.uplink) {
-            self.claims.announce_all(uplink);
+        if carrier_back {
+            self.claims.announce_all(|address| facts.interface_of(address));
         }
         Ok(())
     }

@@ -68,7 +68,7 @@ impl State {
             }
             warn!(address = %address.to_ip(), id = entry.egress_id, "half a claim of a former run removed");
             self.maps.owned_addr.remove(address)?;
-            self.claims.leave(&settings.uplink, address.to_ip());
+            self.claims.leave(settings.interface_of(address.to_ip()), address.to_ip());
             announce::remove_filter_at(entry.ifindex, address.to_ip());
         }
         for (id, entry) in owned {
@@ -80,33 +80,35 @@ impl State {
         Ok(())
     }
 
-    /// Joins multicast groups and, where the uplink changed, rewrites and announces the owned addresses.
+    /// Joins multicast groups and, where the interface of an address changed, rewrites and announces it.
     fn reclaim(&mut self, settings: &Settings) -> io::Result<()> {
-        let Some(uplink) = self.facts.uplink else { return Ok(()) };
         let mut owned = Vec::new();
         self.maps.owned.for_each(|id, entry| owned.push((*id, *entry)))?;
         for (id, entry) in owned {
             let address = entry.address.to_ip();
-            self.claims.join(&settings.uplink, uplink, address);
-            if entry.ifindex != uplink.index {
+            let Some(interface) = self.facts.interface_of(address) else { continue };
+            self.claims.join(settings.interface_of(address), interface, address);
+            if entry.ifindex != interface.index {
                 announce::remove_filter_at(entry.ifindex, address);
             }
-            if entry.ifindex != uplink.index || entry.mac != uplink.mac {
-                self.write_owned(EgressId(id), address, uplink)?;
-                self.claims.announce(uplink, address);
+            if entry.ifindex != interface.index || entry.mac != interface.mac {
+                self.write_owned(EgressId(id), address, interface)?;
+                self.claims.announce(interface, address);
             }
         }
-        self.rewrite_handovers(uplink)
+        self.rewrite_handovers()
     }
 
-    /// Addresses in hand-over use the current uplink too.
-    fn rewrite_handovers(&mut self, uplink: Interface) -> io::Result<()> {
+    /// Addresses in hand-over use their current interfaces too.
+    fn rewrite_handovers(&mut self) -> io::Result<()> {
         let mut all = Vec::new();
         self.maps.handovers.for_each(|id, entry| all.push((*id, *entry)))?;
         for (id, entry) in all {
             // An entry of another version: the next plan ends it.
             let Some(stage) = entry.stage() else { continue };
-            let (owned, _) = convert::owned_pair(EgressId(id), entry.owned.address.to_ip(), uplink.index, uplink.mac);
+            let address = entry.owned.address.to_ip();
+            let Some(interface) = self.facts.interface_of(address) else { continue };
+            let (owned, _) = convert::owned_pair(EgressId(id), address, interface.index, interface.mac);
             if entry.owned != owned {
                 let entry = HandoverEntry::new(id, stage, entry.since_ns, entry.peer, owned);
                 self.maps.handovers.put(&id, &entry)?;
@@ -116,8 +118,8 @@ impl State {
     }
 
     /// Writes both entries or neither: `owned_addr` (replies, ARP) first, `owned` (translation) second.
-    pub(crate) fn write_owned(&mut self, id: EgressId, address: IpAddr, uplink: Interface) -> io::Result<()> {
-        let (owned, owned_addr) = convert::owned_pair(id, address, uplink.index, uplink.mac);
+    pub(crate) fn write_owned(&mut self, id: EgressId, address: IpAddr, interface: Interface) -> io::Result<()> {
+        let (owned, owned_addr) = convert::owned_pair(id, address, interface.index, interface.mac);
         let key = owned.address;
         let before = self.maps.owned_addr.get(&key)?;
         self.write_owned_filter(self.config.owned.with(&key))?;
