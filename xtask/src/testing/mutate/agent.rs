@@ -417,16 +417,16 @@ mutations! { AGENT,
         "*last_answer = now;" => "";
     "exception-never-taken-back", STATUS, ["status::"],
         "pods leave with their node's address though a node could have one of their object's":
-        "object.no_eligible_node.is_some() && unhosted.is_none()" => "object.no_eligible_node.is_some() && unhosted.is_some()";
+        "object.published.no_eligible_node.is_some() && unhosted.is_none()" => "object.published.no_eligible_node.is_some() && unhosted.is_some()";
     "refusal-is-stale", STATUS, ["status::"],
         "a status that the API server refuses is written again without end, and nobody is told":
         "(status.code == 422 && !names_causes)" => "status.code == 422";
     "count-written-without-end", STATUS, ["status::"], "each object is written with each decision":
-        "counted.filter(|count| object.selected_pods != Some(*count))" => "counted";
+        "counted.filter(|count| object.published.selected_pods != Some(*count))" => "counted";
     "condition-never-turns", STATUS, ["status::"], "a condition says that it has been so since long before it turned":
         "if found.status == desired.status && !found.last_transition.is_empty()" => "if !found.last_transition.is_empty()";
     "write-over-a-newer-object", STATUS, ["status::"], "a leader that is late writes its status over the next leader's":
-        "json!({\"op\": \"test\", \"path\": \"/metadata/resourceVersion\", \"value\": object.resource_version})," => "";
+        "json!({\"op\": \"test\", \"path\": \"/metadata/resourceVersion\", \"value\": object.origin.resource_version})," => "";
     "way-back-is-a-move", MOVES, ["status::moves::"],
         "an object is told of a failover that never was, and its time is counted":
         "if from != *node {" => "if !from.is_empty() {";
