@@ -18,7 +18,7 @@ use egress_core::model::node::Node;
 use egress_core::model::policy::{EgressPolicy, Policies, parse_egress_ip};
 use egress_core::node_health::NodeHealth;
 use egress_core::ownership::acknowledgements::{AcknowledgementReader, ReceivedAcknowledgements};
-use egress_core::ownership::endless::{self, SoleHosts};
+use egress_core::ownership::endless_leases::{SoleHosts, endless_nodes};
 use egress_core::ownership::handover::{Evidence, HandOver, RecordChange};
 use egress_core::ownership::suspicion::{LeaseDurations, LongestDuration, Suspicions, TermStart, suspects};
 use egress_kube::leader_election::Leadership;
@@ -174,7 +174,8 @@ impl LedgerWriter {
         self.deleted.retain(|address, (_, since)| {
             now < *since + DELETED_REMEMBERED_FOR && !open.contains_key(address) && !in_status.contains(address)
         });
-        let departed = self.deleted.iter().map(|(address, (node, _))| (*address, node.clone())).collect();
+        let deleted_objects_gateways =
+            self.deleted.iter().map(|(address, (node, _))| (*address, node.clone())).collect();
         let (lease, programs) = (&self.longest_lease, &self.longest_programs);
         let terms =
             LeaseDurations { lease: lease.effective(own.lease, now), programs: programs.effective(own.programs, now) };
@@ -185,12 +186,11 @@ impl LedgerWriter {
         let term_start = TermStart { since, former: former_leader.as_ref(), others: &others };
         let mut lease_expiries = self.suspicions.lease_expiries(node_health, terms, term_start);
         // By the written ledger and by the draft.
-        let endless: BTreeSet<String> =
-            endless::endless_nodes(ledger).chain(endless::endless_nodes(&draft)).cloned().collect();
+        let endless: BTreeSet<String> = endless_nodes(ledger).chain(endless_nodes(&draft)).cloned().collect();
         lease_expiries.retain(|node, _| !endless.contains(node));
         let expiry = lease.expires_at(now).into_iter().chain(programs.expires_at(now)).chain(sole_host_change);
         let requeue_at = suspicion_requeue_at.into_iter().chain(received.requeue_at).chain(expiry).min();
-        Some(LedgerInputs { draft, received, deleted_objects_gateways: departed, lease_expiries, endless, requeue_at })
+        Some(LedgerInputs { draft, received, deleted_objects_gateways, lease_expiries, endless, requeue_at })
     }
 
     /// Writes the draft with the hand-overs that begin or change, if it differs. It comes before any status that follows from it.

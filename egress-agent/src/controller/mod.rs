@@ -7,12 +7,12 @@
 //! - [`ledger`]: the record of hand-overs, and the evidence of releases.
 //! - [`node_health`]: which egress nodes answer.
 //! - [`pod_counts`]: how many pods each object serves, and which agents are away.
-//! - [`summary`]: the cluster in numbers, for metrics. Pure.
+//! - [`cluster_metrics`]: the cluster in numbers. Pure.
 
+pub mod cluster_metrics;
 mod fan_out;
 pub mod ledger;
 pub mod node_health;
 pub mod pod_counts;
 pub mod reconciler;
 pub mod run;
-pub mod summary;

@@ -17,9 +17,9 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::change_queue::ChangeReceiver;
+use crate::controller::cluster_metrics;
 use crate::controller::ledger::{LedgerInputs, LedgerWriter};
 use crate::controller::pod_counts::PodCounts;
-use crate::controller::summary;
 use crate::metrics::Meters;
 use egress_core::allocation::Nodes;
 use egress_core::allocation::egress_ids::EgressIdAllocator;
@@ -296,7 +296,7 @@ impl ControllerReconciler {
         let pod_counts = self.pod_counts.borrow_and_update().clone();
         let ledger_inputs = self.ledger.inputs(&policies, &nodes, &node_health, (since, now))?;
         let (draft, ledger_requeue_at) = (ledger_inputs.draft.clone(), ledger_inputs.requeue_at);
-        let node_states = summary::nodes(&nodes, &node_health);
+        let node_states = cluster_metrics::nodes(&nodes, &node_health);
         let desired = self.compute_desired((policies, nodes), (node_health, pod_counts), ledger_inputs, now).await?;
         let DesiredStatuses { policies: statuses, mut record_changes, requeue_at } = desired;
         // A leader that was replaced early may still write statuses by open records, which must stay until it no longer can. Records of
@@ -312,7 +312,7 @@ impl ControllerReconciler {
                 .chain(retry)
                 .min();
         }
-        self.meters.set_cluster(Some(summary::cluster(&statuses, node_states)));
+        self.meters.set_cluster(Some(cluster_metrics::cluster(&statuses, node_states)));
         let requeue_at = ledger_requeue_at.into_iter().chain(requeue_at).min().map(Instant::from_std);
         let updates: Vec<StatusUpdate> = statuses
             .into_iter()

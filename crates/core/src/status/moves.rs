@@ -38,7 +38,7 @@ pub enum MoveReason {
 }
 
 impl MoveReason {
-    /// `is_lost`: it counts as gone.
+    /// `is_unreachable`: it counts as gone.
     pub fn of(node: Option<&Node>, is_unreachable: bool) -> Self {
         match node {
             None => Self::Deleted,
