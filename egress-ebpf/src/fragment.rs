@@ -326,7 +326,7 @@ fn awaited(space: &mut HoldSpace, now: u64) -> Option<*mut AwaitedFragments> {
     AWAITED.get_ptr_mut(&space.key)
 }
 
-struct Walk<'a> {
+struct HeldWalk<'a> {
     packet: Packet,
     key: &'a FragKey,
     awaited: *mut AwaitedFragments,
@@ -336,14 +336,14 @@ struct Walk<'a> {
 /// Reinjects all held fragments of a datagram in this packet, whose content is lost.
 #[inline(never)]
 fn release_held(packet: Packet, key: &FragKey, awaited: *mut AwaitedFragments) {
-    let mut walk = Walk { packet, key, awaited, now: Maps.now_ns() };
+    let mut walk = HeldWalk { packet, key, awaited, now: Maps.now_ns() };
     // SAFETY: the callback has the signature that the helper asks for, and `walk` lives on this frame until the helper
     // returns.
     unsafe { bpf_loop(MOST, release_one as *mut c_void, (&raw mut walk).cast(), 0) };
 }
 
 /// Loop body: 0 continues, 1 ends the loop.
-unsafe extern "C" fn release_one(number: u64, walk: *mut Walk<'_>) -> u64 {
+unsafe extern "C" fn release_one(number: u64, walk: *mut HeldWalk<'_>) -> u64 {
     // SAFETY: `bpf_loop` hands back the pointer that it was given, to a live frame.
     let walk = unsafe { &mut *walk };
     // SAFETY: a pointer from a lookup; see `maps`.

@@ -8,7 +8,7 @@ use egress_common::decide::from_pod::FromPod;
 use egress_common::decide::mtu::{self, Fit};
 use egress_common::decide::{self};
 
-use egress_common::wire::icmp::Answer;
+use egress_common::wire::icmp::GeneratedError;
 
 use crate::fib::Route;
 use crate::flow_cache::{self, at};
@@ -53,7 +53,7 @@ pub fn uncached(packet: Packet, config: &Config, workspace: &mut Workspace) -> O
             flow_cache::store_left_alone(run, verdict);
             Outcome::done(verdict)
         }
-        FromPod::Hairpin => icmp::error_to_pod(run, buffer, Answer::Prohibited, Verdict::Hairpin),
+        FromPod::Hairpin => icmp::error_to_pod(run, buffer, GeneratedError::Prohibited, Verdict::Hairpin),
         FromPod::Reset(verdict) => icmp::reset_pod(run, buffer, verdict),
         FromPod::Mark => {
             packet.set_mark(packet.mark() | NODE_MARK);
@@ -69,7 +69,7 @@ pub fn uncached(packet: Packet, config: &Config, workspace: &mut Workspace) -> O
                 SlotPlace::Remote => to_gateway(run, route, egress_id, slot),
             };
             match outcome.mtu_exceeded() {
-                Some(mtu) => icmp::error_to_pod(run, buffer, Answer::TooBig(mtu), Verdict::MtuExceeded),
+                Some(mtu) => icmp::error_to_pod(run, buffer, GeneratedError::TooBig(mtu), Verdict::MtuExceeded),
                 None if outcome.is(Verdict::PortTaken) => icmp::reset_pod(run, buffer, Verdict::PortTaken),
                 None => outcome,
             }

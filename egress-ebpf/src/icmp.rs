@@ -13,9 +13,9 @@
 use egress_common::abi::{Addr, Family, Verdict};
 use egress_common::decide::from_overlay::Outer;
 use egress_common::decide::{Tables, from_netdev, limit};
-use egress_common::wire::icmp::{Answer, ERROR_HEADER_V4, ERROR_HEADER_V6, write_error};
+use egress_common::wire::icmp::{ERROR_HEADER_V4, ERROR_HEADER_V6, GeneratedError, write_error};
 use egress_common::wire::nd::ADVERTISEMENT_LEN;
-use egress_common::wire::reset::{LEN, Segment as ResetSegment, write};
+use egress_common::wire::reset::{AnsweredSegment, LEN, write};
 use egress_common::wire::{
     Frame, Headers, IPV4_LEN, IPV6_LEN, L3, L4, PROTO_TCP, PROTO_UDP, Segment, csum, ipv4, ipv6, l4,
     reset as wire_reset, tcp,
@@ -29,14 +29,14 @@ use crate::{Outcome, overlay};
 
 /// Sends an ICMP error to a pod of this node, by the management port and from this node's address.
 #[inline(always)]
-pub fn error_to_pod(run: &Run<'_>, buffer: &mut Buffer, answer: Answer, otherwise: Verdict) -> Outcome {
+pub fn error_to_pod(run: &Run<'_>, buffer: &mut Buffer, answer: GeneratedError, otherwise: Verdict) -> Outcome {
     let from = from_netdev::node_address(run.config, run.headers.family);
     if !become_error(run, buffer, answer, &from) {
         return Outcome::done(otherwise);
     }
     let verdict = match answer {
-        Answer::TooBig(_) => Verdict::MtuAnswered,
-        Answer::Prohibited => Verdict::HairpinAnswered,
+        GeneratedError::TooBig(_) => Verdict::MtuAnswered,
+        GeneratedError::Prohibited => Verdict::HairpinAnswered,
     };
     Outcome::redirected(verdict, fib::send_back(run.packet, run.config))
 }
@@ -45,7 +45,7 @@ pub fn error_to_pod(run: &Run<'_>, buffer: &mut Buffer, answer: Answer, otherwis
 #[inline(always)]
 pub fn error_to_remote_pod(run: &Run<'_>, buffer: &mut Buffer, outer: &Outer, mtu: u32) -> Outcome {
     let from = from_netdev::node_address(run.config, run.headers.family);
-    if !become_error(run, buffer, Answer::TooBig(mtu), &from) {
+    if !become_error(run, buffer, GeneratedError::TooBig(mtu), &from) {
         return Outcome::done(Verdict::MtuExceeded);
     }
     let result = overlay::by_device(run, &outer.source, outer.egress_id).map(|()| fib::TC_ACT_REDIRECT);
@@ -58,7 +58,7 @@ pub fn error_to_world(run: &Run<'_>, buffer: &mut Buffer, mtu: u32) -> Outcome {
     if !Maps.has_lease() {
         return Outcome::done(Verdict::LeaseExpired);
     }
-    if !become_error(run, buffer, Answer::TooBig(mtu), &run.headers.tuple.daddr) {
+    if !become_error(run, buffer, GeneratedError::TooBig(mtu), &run.headers.tuple.daddr) {
         return Outcome::done(Verdict::MtuExceeded);
     }
     Outcome::redirected(Verdict::MtuAnswered, fib::send_back(run.packet, run.config))
@@ -112,7 +112,7 @@ pub fn reset_remote_pod(run: &Run<'_>, buffer: &mut Buffer, outer: &Outer, other
 
 /// Turns the packet into an ICMP error to its sender, if allowed and possible.
 #[inline(always)]
-fn become_error(run: &Run<'_>, buffer: &mut Buffer, answer: Answer, from: &Addr) -> bool {
+fn become_error(run: &Run<'_>, buffer: &mut Buffer, answer: GeneratedError, from: &Addr) -> bool {
     let head = answer.head(run.headers.family);
     answers(run.headers, from) && may_answer() && error(run, head, from, buffer).is_some()
 }
@@ -237,10 +237,10 @@ pub fn reset(packet: Packet, headers: &Headers, buffer: &mut Buffer) -> Option<(
 }
 
 #[inline(always)]
-fn read_segment(packet: Packet, headers: &Headers, l4_at: usize) -> Option<ResetSegment> {
+fn read_segment(packet: Packet, headers: &Headers, l4_at: usize) -> Option<AnsweredSegment> {
     const SEQUENCE: usize = 4;
     const ACKNOWLEDGED: usize = 8;
-    Some(ResetSegment {
+    Some(AnsweredSegment {
         sequence: u32::from_be_bytes(packet.load(l4_at + SEQUENCE)?),
         acknowledged: u32::from_be_bytes(packet.load(l4_at + ACKNOWLEDGED)?),
         flags: headers.tcp_flags,

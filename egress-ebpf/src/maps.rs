@@ -221,7 +221,7 @@ impl Tables for Maps {
             raise_epoch();
         }
         change(&mut inbound.acknowledged, |known| phase::number(known, segment, Direction::Egress));
-        touch(&raw mut inbound.last_seen_ns, self.now_ns()) != Touched::Gone
+        touch(&raw mut inbound.last_seen_ns, self.now_ns()) != Refresh::Gone
     }
 
     #[inline(always)]
@@ -235,7 +235,7 @@ impl Tables for Maps {
             raise_epoch();
         }
         change(&mut inbound.end, |known| phase::number(known, segment, Direction::Ingress));
-        touch(&raw mut inbound.last_seen_ns, self.now_ns()) != Touched::Gone
+        touch(&raw mut inbound.last_seen_ns, self.now_ns()) != Refresh::Gone
     }
 
     #[inline(always)]
@@ -510,12 +510,12 @@ pub fn flow(tuple: &Tuple, segment: Segment) -> Option<&'static Flow> {
     let flow = unsafe { &mut *flow };
     let now = run_ns();
     match touch(&raw mut flow.last_seen_ns, now) {
-        Touched::Gone => return None,
+        Refresh::Gone => return None,
         // Refreshes the datagrams of a flow, so that they outlive the flow.
-        Touched::Noted if tuple.protocol != PROTO_TCP && (copy.last_seen_ns ^ now) / DATAGRAM_STEP_NS != 0 => {
+        Refresh::Noted if tuple.protocol != PROTO_TCP && (copy.last_seen_ns ^ now) / DATAGRAM_STEP_NS != 0 => {
             Maps.note_datagram(tuple);
         }
-        Touched::Noted | Touched::Fresh => {}
+        Refresh::Noted | Refresh::Fresh => {}
     }
     if change(&mut flow.state, |state| phase::own(state, segment.flags, Direction::Egress)) {
         opened(segment.flags);
@@ -565,7 +565,7 @@ pub fn nat_entry(key: &Tuple, segment: Segment) -> Option<&'static NatEntry> {
 fn keep(nat_entry: *mut NatEntry, direction: Direction, segment: Segment) -> bool {
     // SAFETY: see `maps`.
     let nat_entry = unsafe { &mut *nat_entry };
-    if touch(&raw mut nat_entry.last_seen_ns, run_ns()) == Touched::Gone {
+    if touch(&raw mut nat_entry.last_seen_ns, run_ns()) == Refresh::Gone {
         return false;
     }
     if change(&mut nat_entry.state, |state| phase::own(state, segment.flags, direction)) {
@@ -599,7 +599,7 @@ const SEEN_STEP_NS: u64 = 1 << 28;
 
 /// Outcome of a refresh.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Touched {
+pub enum Refresh {
     /// The entry is under removal and counts as missing.
     Gone,
     /// It was refreshed recently.
@@ -609,17 +609,17 @@ pub enum Touched {
 
 /// Refreshes an entry, unless a sweep has won; see `decide::expiry`.
 #[inline(always)]
-pub fn touch(last_seen_ns: *mut u64, now: u64) -> Touched {
+pub fn touch(last_seen_ns: *mut u64, now: u64) -> Refresh {
     // SAFETY: the caller's pointer is one from a lookup; see `maps`.
     let seen = unsafe { ptr::read_volatile(last_seen_ns) };
     if seen == GONE {
-        return Touched::Gone;
+        return Refresh::Gone;
     }
     if now.wrapping_sub(seen) <= SEEN_STEP_NS {
-        return Touched::Fresh;
+        return Refresh::Fresh;
     }
     // A concurrent packet has written the same; a sweep has not.
-    if swap(last_seen_ns, seen, now) == GONE { Touched::Gone } else { Touched::Noted }
+    if swap(last_seen_ns, seen, now) == GONE { Refresh::Gone } else { Refresh::Noted }
 }
 
 /// Compare-and-swap of 32 or 64 bits; returns the old value.

@@ -32,9 +32,9 @@ const STATISTICS: &str = "/proc/sys/kernel/bpf_stats_enabled";
 
 /// Shared by all readers.
 #[derive(Clone)]
-pub struct Meter(Arc<Inner>);
+pub struct Meter(Arc<MeterState>);
 
-struct Inner {
+struct MeterState {
     shared: Arc<Shared>,
     counters: PerCpuArray<MapData, Count>,
     egress_ips: PerCpuHashMap<MapData, u32, EipCount>,
@@ -50,7 +50,7 @@ impl Dataplane {
     pub fn meter(&self) -> io::Result<Meter> {
         let pins = Pins::new(&self.shared.settings.bpffs);
         let limit = |name| Ok((name, MapInfo::from_pin(pins.map(name)).map_err(map_io)?.max_entries()));
-        Ok(Meter(Arc::new(Inner {
+        Ok(Meter(Arc::new(MeterState {
             shared: Arc::clone(&self.shared),
             counters: open(&pins, "counters", Map::PerCpuArray)?,
             egress_ips: open(&pins, "eip_counters", Map::PerCpuHashMap)?,
@@ -109,7 +109,7 @@ impl Meter {
     pub fn count_ports(&self) -> io::Result<Duration> {
         let begun = Instant::now();
         let config = self.0.config.get(&0, 0).map_err(map_io)?;
-        let mut count = port_use::Count::new(config.node_ports);
+        let mut count = port_use::PortCounter::new(config.node_ports);
         self.0.nat.for_each(|key, mapping| count.see(key, mapping))?;
         *self.0.ports.lock().unwrap_or_else(PoisonError::into_inner) = Some(count.done());
         Ok(PAUSE.max(begun.elapsed() * SHARE))

@@ -7,7 +7,7 @@ use super::{Addr, Family, abi};
 /// What this node knows of one of its pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u32)]
-pub enum Selection {
+pub enum PodSelection {
     /// Known, selected by no egress policy.
     Known = 1,
     Selected = 2,
@@ -34,19 +34,19 @@ pub struct PodEntry {
 abi!(PodEntry, 40);
 
 impl PodEntry {
-    const fn new(selection: Selection, egress_id: u32, selected_since_ns: u64) -> Self {
+    const fn new(selection: PodSelection, egress_id: u32, selected_since_ns: u64) -> Self {
         let selection = selection as u32;
         Self { selection, egress_id, selected_since_ns, owner: 0, cut_until_ns: 0, seal: 0, reserved: 0 }
     }
 
     /// Before it is sealed, as [`Self::selected`] is.
     pub const fn known() -> Self {
-        Self::new(Selection::Known, 0, 0)
+        Self::new(PodSelection::Known, 0, 0)
     }
 
     #[inline(always)]
     pub const fn selected(egress_id: u32, selected_since_ns: u64) -> Self {
-        Self::new(Selection::Selected, egress_id, selected_since_ns)
+        Self::new(PodSelection::Selected, egress_id, selected_since_ns)
     }
 
     /// As it is written at `pod`.
@@ -91,7 +91,7 @@ impl PodEntry {
     /// closed.
     #[inline(always)]
     pub const fn egress_id(&self) -> Option<u32> {
-        if self.selection == Selection::Known as u32 { None } else { Some(self.egress_id) }
+        if self.selection == PodSelection::Known as u32 { None } else { Some(self.egress_id) }
     }
 }
 

@@ -87,11 +87,11 @@ pub fn decide<'t, T: Tables>(headers: &mut Headers, outer: &Outer, tables: &'t T
     let (owned, source_node) = match owned {
         Some(owned) => (owned, &sender.node),
         None => match of_hand_over(headers, outer, tables, of_sender) {
-            HandOver::None if of_sender => return FromOverlay::Done(Verdict::NotGateway),
-            HandOver::None => return FromOverlay::Done(Verdict::ForgedInner),
-            HandOver::Answer => return FromOverlay::Answer,
-            HandOver::PassOn => return FromOverlay::PassOn,
-            HandOver::Take => {
+            HandOverRelation::None if of_sender => return FromOverlay::Done(Verdict::NotGateway),
+            HandOverRelation::None => return FromOverlay::Done(Verdict::ForgedInner),
+            HandOverRelation::Answer => return FromOverlay::Answer,
+            HandOverRelation::PassOn => return FromOverlay::PassOn,
+            HandOverRelation::Take => {
                 let Some(handover) = tables.handover(outer.egress_id) else {
                     return FromOverlay::Done(Verdict::NotGateway);
                 };
@@ -115,7 +115,7 @@ pub fn decide<'t, T: Tables>(headers: &mut Headers, outer: &Outer, tables: &'t T
 
 /// Relation of a packet to a hand-over of its address.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum HandOver {
+enum HandOverRelation {
     None,
     /// See [`FromOverlay::Answer`].
     Answer,
@@ -128,25 +128,25 @@ enum HandOver {
 /// For an address that this node does not own, or from a pod that is not on the sending node. Out of line, because it
 /// is rare.
 #[inline(never)]
-fn of_hand_over<T: Tables>(headers: &Headers, outer: &Outer, tables: &T, of_sender: bool) -> HandOver {
-    let Some(handover) = tables.handover(outer.egress_id) else { return HandOver::None };
+fn of_hand_over<T: Tables>(headers: &Headers, outer: &Outer, tables: &T, of_sender: bool) -> HandOverRelation {
+    let Some(handover) = tables.handover(outer.egress_id) else { return HandOverRelation::None };
     let is_from_peer = handover.peer == outer.source;
     if is_from_peer && headers.tuple.daddr == handover.owned.address {
-        return HandOver::Answer;
+        return HandOverRelation::Answer;
     }
     if handover.owned.address.family() != headers.family {
-        return HandOver::None;
+        return HandOverRelation::None;
     }
     match handover.stage() {
-        Some(HandoverStage::Leaving) if of_sender => HandOver::PassOn,
-        Some(HandoverStage::Open) if of_sender => HandOver::Take,
+        Some(HandoverStage::Leaving) if of_sender => HandOverRelation::PassOn,
+        Some(HandoverStage::Open) if of_sender => HandOverRelation::Take,
         Some(HandoverStage::Arriving | HandoverStage::Open) if is_from_peer => {
             match tables.prefix(&headers.tuple.saddr) {
-                Some(prefix) if prefix.kind() == Some(PrefixKind::PodSubnet) => HandOver::Take,
-                _ => HandOver::None,
+                Some(prefix) if prefix.kind() == Some(PrefixKind::PodSubnet) => HandOverRelation::Take,
+                _ => HandOverRelation::None,
             }
         }
-        _ => HandOver::None,
+        _ => HandOverRelation::None,
     }
 }
 

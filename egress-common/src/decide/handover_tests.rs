@@ -44,7 +44,7 @@ struct Pair {
 
 /// What became of a packet of a pod.
 #[derive(Debug, PartialEq, Eq)]
-enum End {
+enum PacketEnd {
     Emitted(&'static str),
     Dropped(Verdict),
 }
@@ -138,7 +138,7 @@ impl Pair {
     }
 
     /// A pod of one of the two sends.
-    fn sends(&self, node: &'static str, sent: &Packet) -> End {
+    fn sends(&self, node: &'static str, sent: &Packet) -> PacketEnd {
         let maps = self.maps(node);
         let headers = &mut sent.headers();
         match from_pod::decide(headers, &Quote::NONE, maps, &maps.config.get()) {
@@ -149,7 +149,7 @@ impl Pair {
                 }
                 _ => match maps.handover(ID).filter(|handover| handover.stage() == Some(HandoverStage::Leaving)) {
                     Some(handover) => self.arrives(Self::name(&handover.peer), node, sent),
-                    None => End::Dropped(Verdict::NotGateway),
+                    None => PacketEnd::Dropped(Verdict::NotGateway),
                 },
             },
             FromPod::Send { slot, .. } => self.arrives(Self::name(&slot.endpoint), node, sent),
@@ -157,16 +157,16 @@ impl Pair {
         }
     }
 
-    fn emitted(&self, maps: &MemoryMaps, node: &'static str, sent: &Packet, owner: &NatOwner) -> End {
+    fn emitted(&self, maps: &MemoryMaps, node: &'static str, sent: &Packet, owner: &NatOwner) -> PacketEnd {
         let pool = SnatPool { address: addr(self.cast.egress), ports: EGRESS_PORTS };
         match snat::translate(&sent.headers(), &Quote::NONE, maps, &pool, owner) {
-            Ok(_) => End::Emitted(node),
-            Err(verdict) => End::Dropped(verdict),
+            Ok(_) => PacketEnd::Emitted(node),
+            Err(verdict) => PacketEnd::Dropped(verdict),
         }
     }
 
     /// A pod's packet by the overlay.
-    fn arrives(&self, node: &'static str, from: &str, sent: &Packet) -> End {
+    fn arrives(&self, node: &'static str, from: &str, sent: &Packet) -> PacketEnd {
         let maps = self.maps(node);
         let outer = Outer { source: addr(from), egress_id: ID };
         match from_overlay::decide(&mut sent.headers(), &outer, maps, &maps.config.get()) {
@@ -175,21 +175,21 @@ impl Pair {
                 self.emitted(maps, node, sent, &owner)
             }
             FromOverlay::PassOn => self.arrives(Self::name(&maps.handover(ID).expect("a hand-over").peer), node, sent),
-            FromOverlay::Done(verdict) => End::Dropped(verdict),
+            FromOverlay::Done(verdict) => PacketEnd::Dropped(verdict),
             other => panic!("no packet of a pod: {other:?}"),
         }
     }
 
     /// A packet from outside for the egress IP: the node that delivers it to the pod.
-    fn answered(&self, node: &'static str, answer: &(Packet, Quote)) -> End {
+    fn answered(&self, node: &'static str, answer: &(Packet, Quote)) -> PacketEnd {
         let maps = self.maps(node);
         let entered = from_netdev::decide(&mut answer.0.arriving(), &answer.1, maps, &maps.config.get());
         self.goes(node, &entered, answer)
     }
 
-    fn goes(&self, node: &'static str, entered: &FromNetdev<'_>, answer: &(Packet, Quote)) -> End {
+    fn goes(&self, node: &'static str, entered: &FromNetdev<'_>, answer: &(Packet, Quote)) -> PacketEnd {
         match entered {
-            FromNetdev::ReplyHere { .. } | FromNetdev::ReplyRemote { .. } => End::Emitted(node),
+            FromNetdev::ReplyHere { .. } | FromNetdev::ReplyRemote { .. } => PacketEnd::Emitted(node),
             FromNetdev::PassOn { .. } => {
                 let peer = Self::name(&self.maps(node).handover(ID).expect("a hand-over").peer);
                 let (maps, outer) = (self.maps(peer), Outer { source: addr(node), egress_id: ID });
@@ -198,11 +198,11 @@ impl Pair {
                         let passed = from_netdev::passed(&mut answer.0.arriving(), &answer.1, maps, ID);
                         self.goes(peer, &passed, answer)
                     }
-                    FromOverlay::Done(verdict) => End::Dropped(verdict),
+                    FromOverlay::Done(verdict) => PacketEnd::Dropped(verdict),
                     other => panic!("no answer: {other:?}"),
                 }
             }
-            FromNetdev::Done(verdict) => End::Dropped(*verdict),
+            FromNetdev::Done(verdict) => PacketEnd::Dropped(*verdict),
             FromNetdev::NodeReply { .. } => panic!("not the node's"),
         }
     }
@@ -247,7 +247,7 @@ fn every_state(test: impl Fn(&Pair, usize, usize)) {
 #[test]
 fn the_address_leaves_from_one_node_and_no_packet_of_a_pod_is_lost() {
     every_state(|pair, old, new| {
-        let expected = End::Emitted(if old < GIVEN_UP { NODE } else { OTHER_NODE });
+        let expected = PacketEnd::Emitted(if old < GIVEN_UP { NODE } else { OTHER_NODE });
         let Cast { pod, remote_pod, world, .. } = pair.cast;
         let at = std::format!("the old node at {old}, the new owner at {new}");
         assert_eq!(pair.sends(NODE, &packet(pod, world, 5000, 80)), expected, "{at}: a pod of the old node");
@@ -263,12 +263,12 @@ fn the_address_leaves_from_one_node_and_no_packet_of_a_pod_is_lost() {
         let late = pair.arrives(NODE, THIRD, &third);
         match old <= POINTED_AWAY && new < NEW_WRITES {
             true => assert_eq!(late, expected, "{at}: a pod of a third node"),
-            false => assert!(matches!(late, End::Dropped(_)), "{at}: seconds late, {late:?}"),
+            false => assert!(matches!(late, PacketEnd::Dropped(_)), "{at}: seconds late, {late:?}"),
         }
         let by_status = pair.arrives(OTHER_NODE, THIRD, &third);
         match new >= OPEN {
             true => assert_eq!(by_status, expected, "{at}: a pod of a third node"),
-            false => assert_eq!(by_status, End::Dropped(Verdict::NotGateway), "{at}: by an older hand-over"),
+            false => assert_eq!(by_status, PacketEnd::Dropped(Verdict::NotGateway), "{at}: by an older hand-over"),
         }
     });
 }
@@ -286,12 +286,16 @@ fn answers_reach_the_node_that_sent() {
             let knows_both = old < OLD_WRITES - 1 && (READY..NEW_WRITES).contains(&new);
             if node == NODE && old < GIVEN_UP || knows_both {
                 for answer in pair.answers(OLD_PORT) {
-                    assert_eq!(pair.answered(node, &answer), End::Emitted(NODE), "{at}, at {node}: {answer:?}");
+                    assert_eq!(pair.answered(node, &answer), PacketEnd::Emitted(NODE), "{at}, at {node}: {answer:?}");
                 }
             }
             if node == OTHER_NODE || (knows_both && old >= GIVEN_UP) {
                 for answer in pair.answers(NEW_PORT) {
-                    assert_eq!(pair.answered(node, &answer), End::Emitted(OTHER_NODE), "{at}, at {node}: {answer:?}");
+                    assert_eq!(
+                        pair.answered(node, &answer),
+                        PacketEnd::Emitted(OTHER_NODE),
+                        "{at}, at {node}: {answer:?}"
+                    );
                 }
             }
         }
@@ -308,10 +312,10 @@ fn an_old_owner_killed_before_the_release_continues_alone() {
             (0..=old).for_each(|number| pair.write_old(number));
             pair.begin_flows();
             for answer in pair.answers(OLD_PORT) {
-                assert_eq!(pair.answered(NODE, &answer), End::Emitted(NODE), "at {old}: {answer:?}");
+                assert_eq!(pair.answered(NODE, &answer), PacketEnd::Emitted(NODE), "at {old}: {answer:?}");
             }
             let sent = packet(cast.pod, cast.world, 5000, 80);
-            assert_eq!(pair.sends(NODE, &sent), End::Emitted(NODE), "at {old}");
+            assert_eq!(pair.sends(NODE, &sent), PacketEnd::Emitted(NODE), "at {old}");
         }
     }
 }

@@ -50,14 +50,14 @@ pub const fn kind(family: Family, icmp_type: u8) -> L4 {
 
 /// Why a program generates an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Answer {
+pub enum GeneratedError {
     /// Too large; the largest packet (bytes, from the IP header on) that fits.
     TooBig(u32),
     /// Not allowed by policy.
     Prohibited,
 }
 
-impl Answer {
+impl GeneratedError {
     /// The eight bytes of its header, checksum zero, as a big-endian number: type, code, and in the last 32 bits the MTU
     /// (RFC 792, RFC 1191, RFC 4443 section 3.2).
     #[inline(always)]
@@ -179,7 +179,7 @@ mod tests {
     fn errors_have_valid_checksums() {
         let quote: std::vec::Vec<u8> = (0..40u8).collect();
         let mut out = [0u8; 86];
-        let head = Answer::TooBig(1400).head(Family::V4);
+        let head = GeneratedError::TooBig(1400).head(Family::V4);
         let (from, to) = (addr("172.18.0.100"), addr("198.51.100.10"));
         write_error(Family::V4, head, &from, &to, 40, csum::sum(&quote), &mut out);
         assert_eq!(csum::fold64(csum::sum(&out[..20])), 0xffff);
@@ -187,7 +187,7 @@ mod tests {
         assert_eq!(out[20..22], [3, 4]);
         assert_eq!(u16::from_be_bytes([out[26], out[27]]), 1400);
 
-        let head = Answer::TooBig(1400).head(Family::V6);
+        let head = GeneratedError::TooBig(1400).head(Family::V6);
         let (from, to) = (addr("fd00::100"), addr("2001:db8::10"));
         write_error(Family::V6, head, &from, &to, 40, csum::sum(&quote), &mut out);
         let pseudo = csum::sum(&out[8..40]) + 48u16.to_be() as u64 + 58u16.to_be() as u64;

@@ -18,7 +18,7 @@ pub fn answers(headers: &Headers) -> bool {
 
 /// The fields of the answered segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Segment {
+pub struct AnsweredSegment {
     pub sequence: u32,
     pub acknowledged: u32,
     pub flags: u8,
@@ -26,7 +26,7 @@ pub struct Segment {
     pub data: u32,
 }
 
-impl Segment {
+impl AnsweredSegment {
     /// Sequence number, acknowledgement and flags of the reset. The other end accepts only the exact next sequence
     /// number (RFC 5961 section 3.2).
     #[inline(always)]
@@ -42,7 +42,7 @@ impl Segment {
 
 /// Writes the header of a reset to the sender of a segment with this tuple. `partial`: a device completes the checksum.
 #[inline(always)]
-pub fn write(family: Family, tuple: &Tuple, segment: &Segment, partial: bool, out: &mut [u8; LEN]) {
+pub fn write(family: Family, tuple: &Tuple, segment: &AnsweredSegment, partial: bool, out: &mut [u8; LEN]) {
     let (sequence, acknowledged, flags) = segment.answer();
     let (s, a) = (sequence.to_be_bytes(), acknowledged.to_be_bytes());
     let (from, to) = (tuple.dport().to_be_bytes(), tuple.sport().to_be_bytes());
@@ -77,8 +77,8 @@ mod tests {
     use crate::decide::cast::{V4, V6};
     use crate::decide::memory_maps::addr;
 
-    fn segment(flags: u8, data: u32) -> Segment {
-        Segment { sequence: 0xffff_fffe, acknowledged: 77, flags, data }
+    fn segment(flags: u8, data: u32) -> AnsweredSegment {
+        AnsweredSegment { sequence: 0xffff_fffe, acknowledged: 77, flags, data }
     }
 
     #[test]

@@ -4,7 +4,7 @@ use egress_common::abi::{Addr, Class, Direction, NatEntry, OwnedAddr, Verdict};
 use egress_common::decide::from_netdev::{self, FromNetdev};
 use egress_common::decide::mtu::Fit;
 use egress_common::decide::{Rewrite, Tables as _, mtu};
-use egress_common::wire::icmp::Answer;
+use egress_common::wire::icmp::GeneratedError;
 use egress_common::wire::nd::{self, ADVERTISEMENT_LEN, Solicitation};
 use egress_common::wire::{ETH_LEN, Frame as _, Headers, L4, PROTO_ICMPV6, Quote, arp, ethertype, icmp, ipv4};
 
@@ -110,8 +110,12 @@ impl Node {
         match self.back(skb, headers, &quote, &decision) {
             Ok(outcome) => outcome,
             Err(TooBig(mtu)) => {
-                let answer =
-                    rewrite::error(frame, headers, Answer::TooBig(mtu).head(headers.family), &headers.tuple.daddr);
+                let answer = rewrite::error(
+                    frame,
+                    headers,
+                    GeneratedError::TooBig(mtu).head(headers.family),
+                    &headers.tuple.daddr,
+                );
                 Outcome::answered(Verdict::MtuAnswered, answer, Verdict::MtuExceeded)
             }
         }

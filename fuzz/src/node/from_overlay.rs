@@ -5,7 +5,7 @@ use egress_common::decide::from_netdev;
 use egress_common::decide::from_overlay::{self, FromOverlay, Outer};
 use egress_common::decide::snat::{self, SnatPool};
 use egress_common::decide::{NatOwner, Rewrite};
-use egress_common::wire::icmp::Answer;
+use egress_common::wire::icmp::GeneratedError;
 use egress_common::wire::{Headers, L4, Quote};
 
 use super::{Node, Outcome, Skb, TooBig, fits_in_two, quoted};
@@ -42,7 +42,7 @@ impl Node {
                     }
                     Ok(outcome) => outcome,
                     Err(TooBig(mtu)) => {
-                        let (head, node) = (Answer::TooBig(mtu).head(headers.family), &config);
+                        let (head, node) = (GeneratedError::TooBig(mtu).head(headers.family), &config);
                         let answer =
                             rewrite::error(skb.frame, &headers, head, &from_netdev::node_address(node, headers.family));
                         Outcome::answered(Verdict::MtuAnswered, answer, Verdict::MtuExceeded)

@@ -5,7 +5,7 @@ use egress_common::decide::from_netdev;
 use egress_common::decide::from_pod::{self, FromPod};
 use egress_common::decide::mtu::Fit;
 use egress_common::decide::{NatOwner, Tables as _, mtu};
-use egress_common::wire::icmp::Answer;
+use egress_common::wire::icmp::GeneratedError;
 use egress_common::wire::{Headers, Quote, Segment, tcp};
 
 use super::{Node, Outcome, Skb, TooBig, quoted};
@@ -26,7 +26,7 @@ impl Node {
         let outcome = match from_pod::decide(&mut headers, &quote, &self.maps, &config) {
             FromPod::Done(verdict) => Outcome::done(verdict, frame, 0),
             FromPod::Hairpin => {
-                let answer = rewrite::error(frame, &headers, Answer::Prohibited.head(headers.family), &node);
+                let answer = rewrite::error(frame, &headers, GeneratedError::Prohibited.head(headers.family), &node);
                 Outcome::answered(Verdict::HairpinAnswered, answer, Verdict::Hairpin)
             }
             FromPod::Reset(verdict) => self.reset(&headers, frame, verdict),
@@ -38,7 +38,8 @@ impl Node {
                     Ok(Outcome::Dropped(Verdict::PortTaken)) => self.reset(&headers, frame, Verdict::PortTaken),
                     Ok(outcome) => outcome,
                     Err(TooBig(mtu)) => {
-                        let answer = rewrite::error(frame, &headers, Answer::TooBig(mtu).head(headers.family), &node);
+                        let answer =
+                            rewrite::error(frame, &headers, GeneratedError::TooBig(mtu).head(headers.family), &node);
                         Outcome::answered(Verdict::MtuAnswered, answer, Verdict::MtuExceeded)
                     }
                 }

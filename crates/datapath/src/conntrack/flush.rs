@@ -70,9 +70,9 @@ pub fn all(maps: &mut FlowMaps, due: &Due) -> io::Result<Cut> {
     let done = cut(
         maps,
         |tuple, flow| match (due.is_gone(tuple.saddr), due.has(flow.egress_id, tuple.saddr, flow.address)) {
-            (true, _) => Fate::Forgotten,
-            (false, true) => Fate::Cut,
-            (false, false) => Fate::Stays,
+            (true, _) => FlushAction::Forgotten,
+            (false, true) => FlushAction::Cut,
+            (false, false) => FlushAction::Stays,
         },
         // The answer is sent to the address that the flow shows.
         |forward, mapping, reverse| {
@@ -94,8 +94,8 @@ pub fn orphans(maps: &mut FlowMaps, state: &KernelState) -> io::Result<(Cut, usi
     cut(
         maps,
         |tuple, flow| match permits(Some(tuple.saddr), flow.egress_id, flow.address) {
-            true => Fate::Stays,
-            false => Fate::Cut,
+            true => FlushAction::Stays,
+            false => FlushAction::Cut,
         },
         |forward, mapping, reverse| match mapping.origin() {
             Some(Origin::Here) => !permits(Some(forward.saddr), mapping.egress_id, reverse.daddr),
@@ -106,7 +106,7 @@ pub fn orphans(maps: &mut FlowMaps, state: &KernelState) -> io::Result<(Cut, usi
 }
 
 /// Treatment of a flow.
-enum Fate {
+enum FlushAction {
     Stays,
     /// Keep the entry of a TCP connection, whose pod gets a reset; remove all others.
     Cut,
@@ -116,14 +116,14 @@ enum Fate {
 /// Connections whose pods need a reset, and the number of removed entries.
 fn cut(
     maps: &mut FlowMaps,
-    fate: impl Fn(&Tuple, &Flow) -> Fate,
+    fate: impl Fn(&Tuple, &Flow) -> FlushAction,
     mapping_goes: impl Fn(&Tuple, &NatEntry, &Tuple) -> bool,
 ) -> io::Result<(Cut, usize)> {
     let (mut connections, mut others) = (Cut::new(), Vec::new());
     maps.flows.for_each(|tuple: &Tuple, flow| match fate(tuple, flow) {
-        Fate::Stays => {}
-        Fate::Cut if tuple.protocol == PROTO_TCP => connections.push((*tuple, EgressId(flow.egress_id))),
-        Fate::Cut | Fate::Forgotten => others.push(*tuple),
+        FlushAction::Stays => {}
+        FlushAction::Cut if tuple.protocol == PROTO_TCP => connections.push((*tuple, EgressId(flow.egress_id))),
+        FlushAction::Cut | FlushAction::Forgotten => others.push(*tuple),
     })?;
     // The flow first: with it, the pod's next packet would create the NAT entry again.
     for tuple in &others {

@@ -24,7 +24,7 @@ pub const RESERVED: &str = "ip_local_reserved_ports";
 
 /// The host's settings; `None` for an unreadable one.
 #[derive(Clone, Debug, Default)]
-pub struct Seen {
+pub struct PortSettings {
     pub ephemeral: Option<RangeInclusive<u16>>,
     pub reserved: Option<Vec<RangeInclusive<u16>>>,
 }
@@ -32,17 +32,17 @@ pub struct Seen {
 /// The host's own ports, as last read.
 #[derive(Debug)]
 pub struct HostPorts {
-    ephemeral: Setting<RangeInclusive<u16>>,
-    reserved: Setting<Vec<RangeInclusive<u16>>>,
+    ephemeral: PortSetting<RangeInclusive<u16>>,
+    reserved: PortSetting<Vec<RangeInclusive<u16>>>,
 }
 
 #[derive(Debug)]
-struct Setting<T> {
+struct PortSetting<T> {
     known: T,
     is_readable: bool,
 }
 
-impl<T> Setting<T> {
+impl<T> PortSetting<T> {
     const fn of(default: T) -> Self {
         Self { known: default, is_readable: true }
     }
@@ -61,11 +61,11 @@ impl<T> Setting<T> {
 impl HostPorts {
     /// The kernel's defaults.
     pub(crate) const fn new() -> Self {
-        Self { ephemeral: Setting::of(32768..=60999), reserved: Setting::of(Vec::new()) }
+        Self { ephemeral: PortSetting::of(32768..=60999), reserved: PortSetting::of(Vec::new()) }
     }
 
     /// Updates the settings. Returns newly unreadable ones, each once until it is readable again.
-    pub fn follow(&mut self, seen: Seen) -> Vec<&'static str> {
+    pub fn follow(&mut self, seen: PortSettings) -> Vec<&'static str> {
         let ephemeral = self.ephemeral.follow(seen.ephemeral).then_some(EPHEMERAL);
         let reserved = self.reserved.follow(seen.reserved).then_some(RESERVED);
         ephemeral.into_iter().chain(reserved).collect()
@@ -157,7 +157,7 @@ mod tests {
     #[test]
     fn an_unreadable_setting_keeps_its_value_and_is_logged_once() {
         let mut ports = HostPorts::new();
-        let seen = |ephemeral, reserved| Seen { ephemeral, reserved };
+        let seen = |ephemeral, reserved| PortSettings { ephemeral, reserved };
         let known = |ports: &HostPorts| ports.ranges().collect::<Vec<_>>();
         assert_eq!(ports.follow(seen(None, None)), [EPHEMERAL, RESERVED], "not even at start");
         assert_eq!(known(&ports), [32768..=60999], "the kernel's defaults");

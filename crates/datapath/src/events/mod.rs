@@ -42,7 +42,7 @@ pub async fn run(ring: RingBuf<MapData>, drops: Drops, shared: Arc<Shared>) {
             return std::future::pending().await;
         }
     };
-    let mut budget = Budget { since: Instant::now(), lines: 0, held_back: 0 };
+    let mut budget = LogBudget { since: Instant::now(), lines: 0, held_back: 0 };
     loop {
         match ring.readable_mut().await {
             Ok(mut ready) => {
@@ -107,13 +107,13 @@ impl Now {
 }
 
 /// Lines left in this window.
-struct Budget {
+struct LogBudget {
     since: Instant,
     lines: u32,
     held_back: u64,
 }
 
-impl Budget {
+impl LogBudget {
     fn log(&mut self, sample: &Sample) {
         if self.since.elapsed() >= WINDOW {
             if self.held_back > 0 {

@@ -22,12 +22,12 @@ const ICMP_V6: u8 = 58;
 const WITH_PORTS: [u8; 7] = [ICMP, 6, 17, 33, ICMP_V6, 132, 136];
 
 /// Counts one walk.
-pub struct Count {
+pub struct PortCounter {
     found: PortUse,
     sketch: Sketch,
 }
 
-impl Count {
+impl PortCounter {
     /// `node_ports`: the NAT ports of the node's own address.
     pub fn new(node_ports: PortRange) -> Self {
         let node = Use { ports: size(node_ports), ..Use::default() };
@@ -101,8 +101,8 @@ mod tests {
         Tuple::new(direction, Addr::v4([10, 244, 1, 10]), to, sport, 443, protocol)
     }
 
-    fn count() -> Count {
-        Count::new(PortRange { first: 61_000, last: 61_999 })
+    fn count() -> PortCounter {
+        PortCounter::new(PortRange { first: 61_000, last: 61_999 })
     }
 
     #[test]

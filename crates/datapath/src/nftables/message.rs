@@ -39,7 +39,7 @@ pub enum ChainHook {
 
 /// Properties of a packet that `meta` loads.
 #[derive(Clone, Copy)]
-pub enum Meta {
+pub enum MetaKey {
     /// `skb->priority`.
     Priority = 2,
     InterfaceName = 6,
@@ -86,7 +86,7 @@ impl NftSocket {
     /// Sends the batch and reads every answer. The inner result is the first error among them; the outer error means that the
     /// socket can no longer be used. The kernel has answered before the send returns, so that no answer is left for the next
     /// batch.
-    pub fn ask(&self, batch: &Batch) -> io::Result<io::Result<()>> {
+    pub fn ask(&self, batch: &NftBatch) -> io::Result<io::Result<()>> {
         self.0.send_to(&batch.bytes, &SocketAddr::new(0, 0), 0)?;
         // An error carries the message that it answers, whose elements take up to 32 KiB.
         let mut answer = Vec::with_capacity(64 << 10);
@@ -114,12 +114,12 @@ fn errors(datagram: &[u8]) -> io::Result<()> {
 }
 
 /// Messages of one transaction.
-pub struct Batch {
+pub struct NftBatch {
     bytes: BytesMut,
     sequence: u32,
 }
 
-impl Batch {
+impl NftBatch {
     pub fn begin() -> Self {
         let mut batch = Self::outside();
         batch.message(BATCH_BEGIN, 0, 0, SUBSYSTEM, |_| {});
@@ -178,11 +178,11 @@ impl Batch {
     }
 
     /// A rule at the end of the chain; its expressions are written by `content`.
-    pub fn rule(&mut self, chain: &str, content: impl FnOnce(&mut Rule<'_>)) {
+    pub fn rule(&mut self, chain: &str, content: impl FnOnce(&mut RuleBuilder<'_>)) {
         self.nft(NEW_RULE, NLM_F_CREATE | NLM_F_APPEND, |bytes| {
             text(bytes, 1, NFT_TABLE);
             text(bytes, 2, chain);
-            nest(bytes, 4, |bytes| content(&mut Rule(bytes)));
+            nest(bytes, 4, |bytes| content(&mut RuleBuilder(bytes)));
         });
     }
 
@@ -208,11 +208,11 @@ impl Batch {
 }
 
 /// The expressions of one rule, in order. The next expression compares or looks up a loaded value.
-pub struct Rule<'a>(&'a mut BytesMut);
+pub struct RuleBuilder<'a>(&'a mut BytesMut);
 
-impl Rule<'_> {
+impl RuleBuilder<'_> {
     /// Compares a property of the packet.
-    pub fn meta(&mut self, key: Meta, comparison: Comparison, value: &[u8]) {
+    pub fn meta(&mut self, key: MetaKey, comparison: Comparison, value: &[u8]) {
         self.load_meta(key);
         self.compare(comparison, value);
     }
@@ -222,11 +222,11 @@ impl Rule<'_> {
         for (to, from) in padded.iter_mut().zip(name.bytes()) {
             *to = from;
         }
-        self.meta(Meta::InterfaceName, comparison, &padded);
+        self.meta(MetaKey::InterfaceName, comparison, &padded);
     }
 
     /// Sets the property to this.
-    pub fn set_meta(&mut self, key: Meta, value: &[u8]) {
+    pub fn set_meta(&mut self, key: MetaKey, value: &[u8]) {
         self.expression("immediate", |bytes| {
             number(bytes, 1, REGISTER);
             nest(bytes, 2, |bytes| attribute(bytes, 1, value));
@@ -276,7 +276,7 @@ impl Rule<'_> {
         });
     }
 
-    fn load_meta(&mut self, key: Meta) {
+    fn load_meta(&mut self, key: MetaKey) {
         self.expression("meta", |bytes| {
             number(bytes, 1, REGISTER);
             number(bytes, 2, key as u32);
@@ -326,7 +326,7 @@ mod tests {
 
     #[test]
     fn messages_and_attributes_have_their_lengths() {
-        let mut batch = Batch::begin();
+        let mut batch = NftBatch::begin();
         batch.table(NEW_TABLE, NLM_F_CREATE);
         batch.message(BATCH_END, 0, 0, SUBSYSTEM, |_| {});
         let bytes = batch.bytes;

@@ -39,7 +39,7 @@ use std::net::IpAddr;
 use rtnetlink::packet_core::NLM_F_CREATE;
 
 use crate::nftables::message::{
-    Base, Batch, ChainHook, Comparison, DELETE_ELEMENT, DELETE_TABLE, GET_TABLE, Meta, NEW_ELEMENT, NEW_TABLE,
+    Base, ChainHook, Comparison, DELETE_ELEMENT, DELETE_TABLE, GET_TABLE, MetaKey, NEW_ELEMENT, NEW_TABLE, NftBatch,
     NftSocket, RuleVerdict, SetType,
 };
 
@@ -64,7 +64,7 @@ struct Guarded {
 }
 
 /// Inputs of the table.
-pub struct Rules<'a> {
+pub struct TableSpec<'a> {
     pub tunnel_port: u16,
     pub mgmt_port: &'a str,
     /// The priority that `from_pod` sets on packets that it leaves to the stack; `None` without a leak guard.
@@ -79,7 +79,7 @@ pub struct Nft(Option<NftSocket>);
 
 impl Nft {
     /// Creates or replaces the table.
-    pub fn install(&mut self, rules: &Rules<'_>) -> io::Result<()> {
+    pub fn install(&mut self, rules: &TableSpec<'_>) -> io::Result<()> {
         self.ask(&table(rules))
     }
 
@@ -96,7 +96,7 @@ impl Nft {
     fn change(&mut self, kind: u16, pod: IpAddr) -> io::Result<()> {
         let key = key(pod);
         let Some(family) = FAMILIES.iter().find(|family| family.length() == key.len()) else { return Ok(()) };
-        let mut batch = Batch::begin();
+        let mut batch = NftBatch::begin();
         batch.elements(kind, family.set, std::iter::once(key.as_slice()));
         batch.end();
         self.ask(&batch)
@@ -104,20 +104,20 @@ impl Nft {
 
     /// Whether our table exists; other software may have flushed the rule set.
     pub fn is_installed(&mut self) -> io::Result<bool> {
-        let mut question = Batch::outside();
+        let mut question = NftBatch::outside();
         question.table(GET_TABLE, 0);
         absent_is_false(self.ask(&question))
     }
 
     /// Whether it was there.
     pub fn remove(&mut self) -> io::Result<bool> {
-        let mut batch = Batch::begin();
+        let mut batch = NftBatch::begin();
         batch.table(DELETE_TABLE, 0);
         batch.end();
         absent_is_false(self.ask(&batch))
     }
 
-    fn ask(&mut self, batch: &Batch) -> io::Result<()> {
+    fn ask(&mut self, batch: &NftBatch) -> io::Result<()> {
         let socket = self.0.take().map_or_else(NftSocket::open, Ok)?;
         let outcome = socket.ask(batch)?;
         self.0 = Some(socket);
@@ -126,8 +126,8 @@ impl Nft {
 }
 
 /// The messages that create or replace the table.
-fn table(rules: &Rules<'_>) -> Batch {
-    let mut batch = Batch::begin();
+fn table(rules: &TableSpec<'_>) -> NftBatch {
+    let mut batch = NftBatch::begin();
     // The deletion needs an existing table.
     batch.table(NEW_TABLE, NLM_F_CREATE);
     batch.table(DELETE_TABLE, 0);
@@ -151,12 +151,12 @@ fn table(rules: &Rules<'_>) -> Batch {
 }
 
 /// `[iifname != NAME] udp dport PORT notrack`
-fn untracked(batch: &mut Batch, chain: &str, port: u16, not_from: Option<&str>) {
+fn untracked(batch: &mut NftBatch, chain: &str, port: u16, not_from: Option<&str>) {
     batch.rule(chain, |rule| {
         if let Some(name) = not_from {
             rule.interface(Comparison::NotEqual, name);
         }
-        rule.meta(Meta::TransportProtocol, Comparison::Equal, &[UDP]);
+        rule.meta(MetaKey::TransportProtocol, Comparison::Equal, &[UDP]);
         // The destination port.
         rule.load(Base::Transport, 2, 2);
         rule.compare(Comparison::Equal, &port.to_be_bytes());
@@ -164,19 +164,19 @@ fn untracked(batch: &mut Batch, chain: &str, port: u16, not_from: Option<&str>) 
     });
 }
 
-fn guard(batch: &mut Batch, chain: &str, mgmt_port: &str, seen: u32) {
+fn guard(batch: &mut NftBatch, chain: &str, mgmt_port: &str, seen: u32) {
     batch.rule(chain, |rule| {
         rule.interface(Comparison::NotEqual, mgmt_port);
         rule.verdict(RuleVerdict::Accept);
     });
     batch.rule(chain, |rule| {
-        rule.meta(Meta::Priority, Comparison::Equal, &seen.to_ne_bytes());
-        rule.set_meta(Meta::Priority, &0_u32.to_ne_bytes());
+        rule.meta(MetaKey::Priority, Comparison::Equal, &seen.to_ne_bytes());
+        rule.set_meta(MetaKey::Priority, &0_u32.to_ne_bytes());
         rule.verdict(RuleVerdict::Accept);
     });
     for family in &FAMILIES {
         batch.rule(chain, |rule| {
-            rule.meta(Meta::NetworkProtocol, Comparison::Equal, &[family.protocol]);
+            rule.meta(MetaKey::NetworkProtocol, Comparison::Equal, &[family.protocol]);
             rule.load(Base::Network, family.source, family.kind.length);
             rule.is_in(family.set, family.number);
             rule.plain("counter");

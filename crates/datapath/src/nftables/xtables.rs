@@ -14,7 +14,7 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 use crate::announce::socket;
 
 /// One family's tables.
-struct Family {
+struct XtFamily {
     family: AddressFamily,
     /// The existing tables of this thread's network namespace, one per line.
     names: &'static str,
@@ -24,14 +24,14 @@ struct Family {
     target_offset: usize,
 }
 
-const FAMILIES: [Family; 2] = [
-    Family {
+const FAMILIES: [XtFamily; 2] = [
+    XtFamily {
         family: AddressFamily::Inet,
         names: "/proc/thread-self/net/ip_tables_names",
         level: libc::IPPROTO_IP,
         target_offset: 88,
     },
-    Family {
+    XtFamily {
         family: AddressFamily::Inet6,
         names: "/proc/thread-self/net/ip6_tables_names",
         level: libc::IPPROTO_IPV6,

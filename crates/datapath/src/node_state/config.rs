@@ -13,7 +13,7 @@ use tracing::warn;
 
 use crate::devices::interfaces::NodeFacts;
 use crate::devices::node_ports;
-use crate::devices::node_ports::{HostPorts, Seen};
+use crate::devices::node_ports::{HostPorts, PortSettings};
 use crate::settings::Settings;
 
 /// VXLAN overhead of an inner IP packet: inner Ethernet, VXLAN, UDP, outer IP.
@@ -127,9 +127,9 @@ pub const fn next_generation(generation: u32) -> u32 {
 }
 
 /// Numbers of the decisions that flows keep. No number is used twice: a failed write may still have been read.
-pub struct Decisions(u32);
+pub struct DecisionNumbers(u32);
 
-impl Decisions {
+impl DecisionNumbers {
     /// The map has zero before the first start, during a change, and after a failed one.
     pub const fn after(decisions: u32) -> Self {
         Self(decisions)
@@ -146,9 +146,9 @@ impl Decisions {
 }
 
 /// The ports that the host's settings reserve.
-pub fn host_ports() -> Seen {
+pub fn host_ports() -> PortSettings {
     let read = |name| fs::read_to_string(format!("/proc/sys/net/ipv4/{name}")).ok();
-    Seen {
+    PortSettings {
         ephemeral: read(node_ports::EPHEMERAL).as_deref().and_then(node_ports::parse_range),
         reserved: read(node_ports::RESERVED).as_deref().and_then(node_ports::parse_list),
     }
@@ -190,14 +190,14 @@ mod tests {
     #[test]
     fn a_failed_number_is_not_used_again_and_an_unknown_one_starts_from_the_clock() {
         // Flows keep 2. A change writes zero, and fails to write the next number, 3.
-        let mut decisions = Decisions::after(1);
+        let mut decisions = DecisionNumbers::after(1);
         assert_eq!((decisions.next(0), decisions.next(0), decisions.next(0)), (2, 3, 4));
         // The agent ends. The next one does not know which numbers flows keep.
-        let mut successor = Decisions::after(0);
+        let mut successor = DecisionNumbers::after(0);
         let first = successor.next(7_000_000_000);
         assert_eq!((first, successor.next(7_000_000_000)), (7 << 12, (7 << 12) + 1));
-        assert_eq!(Decisions::after(0).next(0), 1, "zero is none");
-        assert_eq!(Decisions(u32::MAX).next(0), 1);
+        assert_eq!(DecisionNumbers::after(0).next(0), 1, "zero is none");
+        assert_eq!(DecisionNumbers(u32::MAX).next(0), 1);
     }
 
     fn facts() -> NodeFacts {

@@ -12,7 +12,7 @@ use egress_common::abi::PodEntry;
 use tracing::{debug, info, warn};
 
 use crate::maps::handles::PolicyMaps;
-use crate::nftables::{Nft, Rules};
+use crate::nftables::{Nft, TableSpec};
 use crate::node_state::shared::Shared;
 use crate::settings::Settings;
 use egress_core::model::state::{Action, PodState};
@@ -120,7 +120,7 @@ impl LeakGuard {
         let maps = shared.policy_maps();
         let pods = selected(&maps)?;
         let Settings { tunnel_port, mgmt_port, .. } = &shared.settings;
-        self.nft().install(&Rules { tunnel_port: *tunnel_port, mgmt_port, seen, pods: &pods })
+        self.nft().install(&TableSpec { tunnel_port: *tunnel_port, mgmt_port, seen, pods: &pods })
     }
 
     fn note(&self, pod: IpAddr, done: io::Result<()>) {

@@ -23,7 +23,7 @@ use crate::announce::Claims;
 use crate::attach::missing_devices;
 use crate::clock::now_ns;
 use crate::devices::interfaces::NodeFacts;
-use crate::devices::node_ports::{HostPorts, Seen};
+use crate::devices::node_ports::{HostPorts, PortSettings};
 use crate::error::{StartError, map_io};
 use crate::loader::programs::{AttachError, Programs};
 use crate::maps::convert;
@@ -45,7 +45,7 @@ pub struct State {
     owned_elsewhere: bool,
     /// As last written.
     config: Config,
-    decisions: config::Decisions,
+    decisions: config::DecisionNumbers,
     /// The host's own ports.
     host_ports: HostPorts,
     /// Family of the overlay's outer packets.
@@ -95,7 +95,7 @@ impl State {
             expected: Expected::default(),
             facts: NodeFacts::default(),
             owned_elsewhere: false,
-            decisions: config::Decisions::after(config.decisions),
+            decisions: config::DecisionNumbers::after(config.decisions),
             config,
             host_ports: HostPorts::new(),
             underlay,
@@ -235,7 +235,7 @@ impl State {
     }
 
     /// Applies the host's port settings. Returns the ports for NAT on the node's own address, where they changed.
-    pub fn follow_ports(&mut self, settings: &Settings, seen: Seen) -> io::Result<Option<PortRange>> {
+    pub fn follow_ports(&mut self, settings: &Settings, seen: PortSettings) -> io::Result<Option<PortRange>> {
         let node_ports = self.node_ports(settings, seen);
         if self.config.node_ports == node_ports {
             return Ok(None);
@@ -246,7 +246,7 @@ impl State {
         Ok(Some(node_ports))
     }
 
-    fn node_ports(&mut self, settings: &Settings, seen: Seen) -> PortRange {
+    fn node_ports(&mut self, settings: &Settings, seen: PortSettings) -> PortRange {
         config::warn_of_unreadable(&self.host_ports.follow(seen));
         config::node_ports(settings, &self.host_ports)
     }

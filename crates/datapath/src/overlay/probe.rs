@@ -97,7 +97,7 @@ pub async fn answer(Answerer { port, own, nodes, answers }: Answerer, stop: Canc
                 if let Some(message) = heard.filter(|message| message.kind == QUESTION)
                     && nodes.borrow().contains(&message.from)
                 {
-                    sender.send(SocketAddr::new(message.from, port), &Message { kind: ANSWER, ..message }.datagram());
+                    sender.send(SocketAddr::new(message.from, port), &ProbeMessage { kind: ANSWER, ..message }.datagram());
                 }
                 // A socket that always has data would block other tasks of this thread.
                 tokio::task::consume_budget().await;
@@ -123,7 +123,7 @@ pub async fn ask(Asker { port, own, mut questions, echoes }: Asker, stop: Cancel
                 number += 1;
                 let nonce = secret.hash_one(number);
                 waiting.insert(nonce, (node, Instant::now()));
-                sender.send(SocketAddr::new(to, port), &Message { kind: QUESTION, nonce, from }.datagram());
+                sender.send(SocketAddr::new(to, port), &ProbeMessage { kind: QUESTION, nonce, from }.datagram());
             }
             heard = next_message(&mut listener) => {
                 let answer = heard.filter(|message| message.kind == ANSWER);
@@ -194,7 +194,7 @@ impl Listener {
 
 /// The next message; pending without a listener. `None` for a foreign frame, and if the device is missing or down: the next
 /// check looks for it again.
-async fn next_message(listener: &mut Option<Listener>) -> Option<Message> {
+async fn next_message(listener: &mut Option<Listener>) -> Option<ProbeMessage> {
     let Some(Listener { socket, .. }) = listener else { return std::future::pending().await };
     match receive(socket).await {
         Ok(message) => message,
@@ -206,26 +206,26 @@ async fn next_message(listener: &mut Option<Listener>) -> Option<Message> {
     }
 }
 
-async fn receive(socket: &AsyncFd<PacketSocket>) -> io::Result<Option<Message>> {
+async fn receive(socket: &AsyncFd<PacketSocket>) -> io::Result<Option<ProbeMessage>> {
     let mut frame = [0; 128];
     loop {
         let mut ready = socket.readable().await?;
         if let Ok(received) = ready.try_io(|socket| socket.get_ref().receive(&mut frame)) {
-            return received.map(|length| Message::read(frame.get(..length)?));
+            return received.map(|length| ProbeMessage::read(frame.get(..length)?));
         }
     }
 }
 
 /// A question or its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Message {
+struct ProbeMessage {
     kind: u8,
     nonce: u64,
     /// The asker's tunnel endpoint.
     from: IpAddr,
 }
 
-impl Message {
+impl ProbeMessage {
     /// The UDP payload.
     fn datagram(&self) -> Bytes {
         let mut bytes = BytesMut::with_capacity(VXLAN.len() + ETHERNET_LEN + BODY);
@@ -264,29 +264,29 @@ mod tests {
     fn a_message_is_read_as_it_was_written() {
         for from in ["172.18.0.2", "fd00:172:18::2"] {
             let message =
-                Message { kind: QUESTION, nonce: 0x0102_0304_0506_0708, from: from.parse().expect("an address") };
+                ProbeMessage { kind: QUESTION, nonce: 0x0102_0304_0506_0708, from: from.parse().expect("an address") };
             let datagram = message.datagram();
             assert_eq!(datagram[..8], VXLAN, "network 0, and nothing else is said");
             let frame = &datagram[VXLAN.len()..];
             assert_eq!(frame[..6], OVERLAY_MAC);
-            assert_eq!(Message::read(frame), Some(message));
+            assert_eq!(ProbeMessage::read(frame), Some(message));
             // A device may have padded it.
-            assert_eq!(Message::read(&[frame, &[0; 20]].concat()), Some(message));
+            assert_eq!(ProbeMessage::read(&[frame, &[0; 20]].concat()), Some(message));
         }
     }
 
     #[test]
     fn truncated_and_foreign_frames_are_ignored() {
-        let message = Message { kind: ANSWER, nonce: 7, from: IpAddr::from([127, 0, 0, 1]) };
+        let message = ProbeMessage { kind: ANSWER, nonce: 7, from: IpAddr::from([127, 0, 0, 1]) };
         let datagram = message.datagram();
         let frame = &datagram[VXLAN.len()..];
         for length in 0..frame.len() {
-            assert_eq!(Message::read(&frame[..length]), None, "{length} bytes");
+            assert_eq!(ProbeMessage::read(&frame[..length]), None, "{length} bytes");
         }
         for (place, byte) in [(ETHERNET_LEN, 0), (ETHERNET_LEN + 8, 3)] {
             let mut other = frame.to_vec();
             other[place] = byte;
-            assert_eq!(Message::read(&other), None, "byte {place}");
+            assert_eq!(ProbeMessage::read(&other), None, "byte {place}");
         }
     }
 }

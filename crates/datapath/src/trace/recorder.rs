@@ -18,7 +18,7 @@ use ipnet::IpNet;
 
 /// A lookup and its result.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Asked {
+pub enum Lookup {
     Pod(Addr, Option<PodEntry>),
     Node(Addr, Option<NodeEntry>),
     /// With the matching prefix.
@@ -44,7 +44,7 @@ pub enum Asked {
 /// The maps of one packet.
 pub struct MapRecorder<'w> {
     maps: &'w MemoryMaps,
-    asked: RefCell<Vec<Asked>>,
+    asked: RefCell<Vec<Lookup>>,
 }
 
 impl<'w> MapRecorder<'w> {
@@ -53,8 +53,8 @@ impl<'w> MapRecorder<'w> {
     }
 
     /// The lookups, each once: the decision may repeat one.
-    pub fn asked(self) -> Vec<Asked> {
-        let mut asked: Vec<Asked> = Vec::new();
+    pub fn asked(self) -> Vec<Lookup> {
+        let mut asked: Vec<Lookup> = Vec::new();
         for one in self.asked.into_inner() {
             if !asked.contains(&one) {
                 asked.push(one);
@@ -63,7 +63,7 @@ impl<'w> MapRecorder<'w> {
         asked
     }
 
-    fn note(&self, asked: Asked) {
+    fn note(&self, asked: Lookup) {
         self.asked.borrow_mut().push(asked);
     }
 }
@@ -92,28 +92,28 @@ impl Tables for MapRecorder<'_> {
     }
     fn pod(&self, addr: &Addr) -> Option<&PodEntry> {
         let found = self.maps.pod(addr);
-        self.note(Asked::Pod(*addr, found.copied()));
+        self.note(Lookup::Pod(*addr, found.copied()));
         found
     }
     fn node(&self, addr: &Addr) -> Option<&NodeEntry> {
         let found = self.maps.node(addr);
-        self.note(Asked::Node(*addr, found.copied()));
+        self.note(Lookup::Node(*addr, found.copied()));
         found
     }
     fn prefix(&self, addr: &Addr) -> Option<&ClusterPrefix> {
         let found = self.maps.prefix(addr);
         let net = longest(self.maps, addr).or_else(|| Some(IpNet::from(addr.to_ip())));
-        self.note(Asked::Prefix(*addr, net.zip(found.copied())));
+        self.note(Lookup::Prefix(*addr, net.zip(found.copied())));
         found
     }
     fn policy(&self, key: &PolicyKey) -> Option<&PolicyEntry> {
         let found = self.maps.policy(key);
-        self.note(Asked::Policy(*key, found.copied().map(Box::new)));
+        self.note(Lookup::Policy(*key, found.copied().map(Box::new)));
         found
     }
     fn owned(&self, egress_id: u32) -> Option<&Owned> {
         let found = self.maps.owned(egress_id);
-        self.note(Asked::Owned(egress_id, found.copied()));
+        self.note(Lookup::Owned(egress_id, found.copied()));
         found
     }
     fn owned_addr(&self, addr: &Addr) -> Option<&OwnedAddr> {
@@ -121,17 +121,17 @@ impl Tables for MapRecorder<'_> {
     }
     fn has_lease(&self) -> bool {
         let has = self.maps.has_lease();
-        self.note(Asked::Lease(has));
+        self.note(Lookup::Lease(has));
         has
     }
     fn handover(&self, egress_id: u32) -> Option<&HandoverEntry> {
         let found = self.maps.handover(egress_id);
-        self.note(Asked::Handover(egress_id, found.copied()));
+        self.note(Lookup::Handover(egress_id, found.copied()));
         found
     }
     fn inbound_answered(&self, tuple: &Tuple, segment: Segment) -> bool {
         let known = self.maps.inbound_answered(tuple, segment);
-        self.note(Asked::Inbound(*tuple, known));
+        self.note(Lookup::Inbound(*tuple, known));
         known
     }
     fn inbound_seen(&self, tuple: &Tuple, segment: Segment) -> bool {
@@ -139,7 +139,7 @@ impl Tables for MapRecorder<'_> {
     }
     fn inbound_known(&self, tuple: &Tuple) -> bool {
         let known = self.maps.inbound_known(tuple);
-        self.note(Asked::Inbound(*tuple, known));
+        self.note(Lookup::Inbound(*tuple, known));
         known
     }
     fn inbound_in_use(&self) -> u32 {
@@ -162,7 +162,7 @@ impl Tables for MapRecorder<'_> {
     }
     fn flow_seen(&self, tuple: &Tuple, segment: Segment) -> Option<&Flow> {
         // The state before this packet.
-        self.note(Asked::Flow(*tuple, self.maps.flow_peek(tuple).copied()));
+        self.note(Lookup::Flow(*tuple, self.maps.flow_peek(tuple).copied()));
         self.maps.flow_seen(tuple, segment)
     }
     fn flow_peek(&self, tuple: &Tuple) -> Option<&Flow> {
@@ -173,7 +173,7 @@ impl Tables for MapRecorder<'_> {
     }
     fn claim_flow(&self, tuple: &Tuple, flow: &Flow) -> ClaimOutcome {
         let claim = self.maps.claim_flow(tuple, flow);
-        self.note(Asked::Begun(*flow, claim));
+        self.note(Lookup::Begun(*flow, claim));
         claim
     }
     fn decisions(&self) -> u32 {
@@ -189,11 +189,11 @@ impl Tables for MapRecorder<'_> {
         self.maps.forget_flow(tuple);
     }
     fn put_flow(&self, tuple: &Tuple, flow: &Flow) -> bool {
-        self.note(Asked::Begun(*flow, ClaimOutcome::Claimed));
+        self.note(Lookup::Begun(*flow, ClaimOutcome::Claimed));
         self.maps.put_flow(tuple, flow)
     }
     fn nat_seen(&self, key: &Tuple, segment: Segment) -> Option<&NatEntry> {
-        self.note(Asked::NatEntry(*key, self.maps.nat_peek(key).copied().map(Box::new)));
+        self.note(Lookup::NatEntry(*key, self.maps.nat_peek(key).copied().map(Box::new)));
         self.maps.nat_seen(key, segment)
     }
     fn nat_peek(&self, key: &Tuple) -> Option<&NatEntry> {
@@ -201,13 +201,13 @@ impl Tables for MapRecorder<'_> {
     }
     fn claim_nat(&self, key: &Tuple, other: &Tuple, owner: &NatOwner) -> ClaimOutcome {
         let claim = self.maps.claim_nat(key, other, owner);
-        self.note(Asked::Key(*key, *other, claim));
+        self.note(Lookup::Key(*key, *other, claim));
         claim
     }
     fn has_quota(&self, pod: &Addr, egress_id: u32, held: QuotaKind) -> bool {
         let has = self.maps.has_quota(pod, egress_id, held);
         if !has {
-            self.note(Asked::NoQuota(held));
+            self.note(Lookup::NoQuota(held));
         }
         has
     }
@@ -216,7 +216,7 @@ impl Tables for MapRecorder<'_> {
     }
     fn claim_any_port(&self, forward: &Tuple, address: &Addr, owner: &NatOwner, search: &PortSearch) -> PortClaim {
         let claim = self.maps.claim_any_port(forward, address, owner, search);
-        self.note(Asked::AnyPort(claim));
+        self.note(Lookup::AnyPort(claim));
         claim
     }
     fn is_exhausted(&self, destination: &Tuple) -> bool {

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::trace::Traced;
 use crate::trace::advice::advice;
-use crate::trace::questions::{Question, line, questions};
+use crate::trace::questions::{LookupLine, line, questions};
 use egress_core::display_names::Names;
 
 /// Output of `trace -o json`.
@@ -17,16 +17,16 @@ pub struct Report {
     /// The test packet.
     pub packet: String,
     pub pod: String,
-    pub questions: Vec<Question>,
+    pub questions: Vec<LookupLine>,
     /// The programs' verdict.
     pub verdict: &'static str,
     pub class: &'static str,
     pub meaning: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub gateway: Option<Gateway>,
+    pub gateway: Option<TracedGateway>,
     /// The packet's source as seen from outside.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub source: Option<Source>,
+    pub source: Option<TracedSource>,
     /// Advice.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub advice: Option<&'static str>,
@@ -41,7 +41,7 @@ pub struct Report {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Gateway {
+pub struct TracedGateway {
     pub here: bool,
     pub node: String,
     pub egress_ip: IpAddr,
@@ -52,7 +52,7 @@ pub struct Gateway {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Source {
+pub struct TracedSource {
     pub address: IpAddr,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub port: Option<u16>,
@@ -118,10 +118,10 @@ impl Report {
             let _written = writeln!(text, "{:>2}. {} {}   [{}{entry}]", number + 1, one.question, one.answer, one.map);
         }
         let _written = writeln!(text, "\nverdict   {} ({}): {}", self.verdict, self.class, self.meaning);
-        if let Some(Gateway { node, egress_ip, why, does, .. }) = &self.gateway {
+        if let Some(TracedGateway { node, egress_ip, why, does, .. }) = &self.gateway {
             let _written = writeln!(text, "egress IP {egress_ip}, {why}\ngateway   {node}: {does}");
         }
-        if let Some(Source { address, port, whose }) = &self.source {
+        if let Some(TracedSource { address, port, whose }) = &self.source {
             let port = port.map_or_else(String::new, |port| format!(" port {port}"));
             let _written = writeln!(text, "world     sees {address}{port}, {whose}");
         }
@@ -149,7 +149,7 @@ const fn class(verdict: Verdict) -> &'static str {
     }
 }
 
-fn gateway(traced: &Traced, names: &Names) -> Option<Gateway> {
+fn gateway(traced: &Traced, names: &Names) -> Option<TracedGateway> {
     let (egress_id, slot) = traced.predicted.slot?;
     let egress_ip = slot.address.to_ip();
     let why = match traced.is_known {
@@ -171,7 +171,7 @@ fn gateway(traced: &Traced, names: &Names) -> Option<Gateway> {
             (false, names.node(slot.endpoint.to_ip()), does)
         }
     };
-    Some(Gateway { here, node, egress_ip, egress_id, why, does })
+    Some(TracedGateway { here, node, egress_ip, egress_id, why, does })
 }
 
 fn here(traced: &Traced) -> String {
@@ -197,8 +197,8 @@ const GATEWAYS: &str = "the egress IP, if the gateway holds it: `egress-agent st
 const NODES: &str =
     "the node's address, if the host or the CNI masquerades as usual; egress-agent leaves the packet alone";
 
-fn source(verdict: Verdict, mapping: Option<&NatEntry>, gateways: Option<Addr>, node: Addr) -> Option<Source> {
-    let egress = |mapping: &NatEntry| Source {
+fn source(verdict: Verdict, mapping: Option<&NatEntry>, gateways: Option<Addr>, node: Addr) -> Option<TracedSource> {
+    let egress = |mapping: &NatEntry| TracedSource {
         address: mapping.other.daddr.to_ip(),
         port: Some(mapping.other.dport()).filter(|port| *port != 0),
         whose: "the egress IP",
@@ -206,13 +206,13 @@ fn source(verdict: Verdict, mapping: Option<&NatEntry>, gateways: Option<Addr>, 
     match verdict {
         Verdict::SnatHere => mapping.map(egress),
         Verdict::ToGateway | Verdict::HandedOver => {
-            gateways.map(|address| Source { address: address.to_ip(), port: None, whose: GATEWAYS })
+            gateways.map(|address| TracedSource { address: address.to_ip(), port: None, whose: GATEWAYS })
         }
         Verdict::MarkedNode | Verdict::NodeAddress => {
-            Some(Source { address: node.to_ip(), port: None, whose: "the node's address, given at the uplink" })
+            Some(TracedSource { address: node.to_ip(), port: None, whose: "the node's address, given at the uplink" })
         }
         Verdict::NotSelected | Verdict::UnknownPodPassed if node != Addr::UNSPECIFIED => {
-            Some(Source { address: node.to_ip(), port: None, whose: NODES })
+            Some(TracedSource { address: node.to_ip(), port: None, whose: NODES })
         }
         _ => None,
     }

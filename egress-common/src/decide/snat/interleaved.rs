@@ -19,7 +19,7 @@ use crate::decide::packets::packet;
 
 /// Outcome of a step.
 #[derive(Clone, Copy)]
-enum Answer<'w> {
+enum StepOutcome<'w> {
     NatEntry(Option<&'w NatEntry>),
     ClaimOutcome(ClaimOutcome),
     Port(PortClaim),
@@ -32,7 +32,7 @@ struct Pause;
 struct Cpu<'w> {
     maps: &'w MemoryMaps,
     number: u32,
-    record: RefCell<Vec<Answer<'w>>>,
+    record: RefCell<Vec<StepOutcome<'w>>>,
     /// Number of replayed steps.
     replayed: Cell<usize>,
     ended: Cell<Option<bool>>,
@@ -43,7 +43,7 @@ impl<'w> Cpu<'w> {
         Self { maps, number, record: RefCell::default(), replayed: Cell::new(0), ended: Cell::new(None) }
     }
 
-    fn step(&self, take: impl FnOnce() -> Answer<'w>) -> Answer<'w> {
+    fn step(&self, take: impl FnOnce() -> StepOutcome<'w>) -> StepOutcome<'w> {
         let at = self.replayed.replace(self.replayed.get() + 1);
         let known = self.record.borrow().get(at).copied();
         if let Some(answer) = known {
@@ -57,11 +57,11 @@ impl<'w> Cpu<'w> {
     /// The last step, for display.
     fn last(&self) -> std::string::String {
         let came_to = match self.record.borrow().last() {
-            Some(Answer::NatEntry(Some(nat_entry))) => std::format!("saw {:?}", nat_entry.other.daddr),
-            Some(Answer::NatEntry(None)) => "saw nothing".into(),
-            Some(Answer::ClaimOutcome(claim)) => std::format!("{claim:?}"),
-            Some(Answer::Port(claim)) => std::format!("searched: {claim:?}"),
-            Some(Answer::Forgotten(was_there)) => std::format!("removed: {was_there}"),
+            Some(StepOutcome::NatEntry(Some(nat_entry))) => std::format!("saw {:?}", nat_entry.other.daddr),
+            Some(StepOutcome::NatEntry(None)) => "saw nothing".into(),
+            Some(StepOutcome::ClaimOutcome(claim)) => std::format!("{claim:?}"),
+            Some(StepOutcome::Port(claim)) => std::format!("searched: {claim:?}"),
+            Some(StepOutcome::Forgotten(was_there)) => std::format!("removed: {was_there}"),
             None => "nothing".into(),
         };
         std::format!("CPU {}: {came_to}, ended: {:?}", self.number, self.ended.get())
@@ -81,32 +81,32 @@ impl<'w> Cpu<'w> {
 
 impl Tables for Cpu<'_> {
     fn nat_seen(&self, key: &Tuple, segment: Segment) -> Option<&NatEntry> {
-        match self.step(|| Answer::NatEntry(self.maps.nat_seen(key, segment))) {
-            Answer::NatEntry(nat_entry) => nat_entry,
+        match self.step(|| StepOutcome::NatEntry(self.maps.nat_seen(key, segment))) {
+            StepOutcome::NatEntry(nat_entry) => nat_entry,
             _ => unreachable!("the same steps each time"),
         }
     }
     fn nat_peek(&self, key: &Tuple) -> Option<&NatEntry> {
-        match self.step(|| Answer::NatEntry(self.maps.nat_peek(key))) {
-            Answer::NatEntry(nat_entry) => nat_entry,
+        match self.step(|| StepOutcome::NatEntry(self.maps.nat_peek(key))) {
+            StepOutcome::NatEntry(nat_entry) => nat_entry,
             _ => unreachable!("the same steps each time"),
         }
     }
     fn claim_nat(&self, key: &Tuple, other: &Tuple, owner: &NatOwner) -> ClaimOutcome {
-        match self.step(|| Answer::ClaimOutcome(self.maps.claim_nat(key, other, owner))) {
-            Answer::ClaimOutcome(claim) => claim,
+        match self.step(|| StepOutcome::ClaimOutcome(self.maps.claim_nat(key, other, owner))) {
+            StepOutcome::ClaimOutcome(claim) => claim,
             _ => unreachable!("the same steps each time"),
         }
     }
     fn claim_any_port(&self, forward: &Tuple, address: &Addr, owner: &NatOwner, search: &PortSearch) -> PortClaim {
-        match self.step(|| Answer::Port(self.maps.claim_any_port(forward, address, owner, search))) {
-            Answer::Port(claim) => claim,
+        match self.step(|| StepOutcome::Port(self.maps.claim_any_port(forward, address, owner, search))) {
+            StepOutcome::Port(claim) => claim,
             _ => unreachable!("the same steps each time"),
         }
     }
     fn forget_nat(&self, key: &Tuple) -> bool {
-        match self.step(|| Answer::Forgotten(self.maps.forget_nat(key))) {
-            Answer::Forgotten(was_there) => was_there,
+        match self.step(|| StepOutcome::Forgotten(self.maps.forget_nat(key))) {
+            StepOutcome::Forgotten(was_there) => was_there,
             _ => unreachable!("the same steps each time"),
         }
     }

@@ -62,14 +62,14 @@ pub type Batch = Vec<(Tuple, Tries)>;
 
 /// Connections by due time. Each connection occurs once, so the size is bounded by `flows`.
 #[derive(Default)]
-struct Due {
+struct DueResets {
     /// The number distinguishes entries with the same time.
     times: BTreeMap<(Instant, u64), Tuple>,
     tries: HashMap<Tuple, Tries>,
     number: u64,
 }
 
-impl Due {
+impl DueResets {
     /// Adds a connection. A waiting one keeps its time and gets these tries.
     fn put(&mut self, at: Instant, connection: Tuple, tries: Tries) {
         if self.tries.insert(connection, tries).is_none() {
@@ -104,7 +104,7 @@ impl Due {
 
 /// Runs until the data plane is dropped.
 pub async fn run(shared: Arc<Shared>, mut requests: UnboundedReceiver<Vec<Tuple>>) {
-    let (mut due, mut links, mut failure) = (Due::default(), None, RepeatedFailure::default());
+    let (mut due, mut links, mut failure) = (DueResets::default(), None, RepeatedFailure::default());
     loop {
         let next = due.next();
         tokio::select! {
@@ -180,7 +180,7 @@ fn note(failure: &mut RepeatedFailure, done: &Done) {
 }
 
 /// Sends to the pods that need it. A lookup of link addresses covers all due pods.
-async fn wake(shared: &Arc<Shared>, links: &mut Option<PodLinks>, due: &Due, batch: Batch) -> Done {
+async fn wake(shared: &Arc<Shared>, links: &mut Option<PodLinks>, due: &DueResets, batch: Batch) -> Done {
     let (looking, asked) = (Arc::clone(shared), batch.clone());
     let idle = egress_supervise::joined(spawn_blocking(move || idle(&looking, asked)).await);
     let idle = match idle {
@@ -274,7 +274,7 @@ mod tests {
 
     #[test]
     fn a_connection_that_is_flushed_twice_is_queued_once() {
-        let (mut due, now) = (Due::default(), Instant::now());
+        let (mut due, now) = (DueResets::default(), Instant::now());
         for _ in 0..3 {
             due.put(now, connection(1), Tries::default());
         }
@@ -290,7 +290,7 @@ mod tests {
 
     #[test]
     fn a_batch_is_small_and_in_order() {
-        let (mut due, now) = (Due::default(), Instant::now());
+        let (mut due, now) = (DueResets::default(), Instant::now());
         let ports = 0..2 * u16::try_from(AT_ONCE).expect("few") + 1;
         ports.clone().for_each(|port| due.put(now, connection(port), Tries::default()));
         let batches: Vec<_> = std::iter::from_fn(|| Some(due.take(now)).filter(|batch| !batch.is_empty())).collect();
@@ -300,7 +300,7 @@ mod tests {
 
     #[test]
     fn the_pods_of_a_round_are_looked_for_once() {
-        let (mut due, mut links, now) = (Due::default(), None, Instant::now());
+        let (mut due, mut links, now) = (DueResets::default(), None, Instant::now());
         let port = Interface { index: 3, mac: [3; 6], mtu: 1400 };
         for last in 0..3 * u8::try_from(AT_ONCE).expect("few") {
             let (pod, world) = (Addr::v4([10, 244, 1, last]), Addr::v4([198, 51, 100, 10]));
