@@ -1,17 +1,13 @@
-//! The maps, and how decisions see them: [`Maps`] implements `decide::Tables`.
+//! The maps, and how decisions see them: [`Maps`] implements `decide::Tables`. Every unsafe block here relies on this:
 //!
-//! Map access is one of the three places for unsafe. Every block here relies on this:
-//!
-//! - A pointer from a lookup is valid until the program ends (RCU). The element may be removed before, and its memory
-//!   reused for another key at once.
+//! - A pointer from a lookup is valid until the program ends (RCU), but its memory may be reused for another key at
+//!   once.
 //! - Every field is an integer, for which all bytes are a value. A racing write shows old or new words.
-//! - `pods`, `nat`, `flows`, `owned` and `handovers` determine verdicts. Each element is copied into this CPU's
-//!   workspace, and used only if its seal shows that it is a complete value of this key (`abi::seal`). A copy is valid
-//!   until the next lookup in the same map.
-//! - A write to an element (times, connection state, next hop, settled decision) may hit the next owner of its memory.
-//!   Times and states then let a flow live as long as its protocol's timeout at most; decisions and next hops have their
-//!   own seals.
-//! - Elements of the other maps are read in place; a decision uses at most one value of each.
+//! - Elements of `pods`, `nat`, `flows`, `owned` and `handovers` are copied into the workspace, and used only with a
+//!   valid seal (`abi::seal`), until the next lookup in the same map. Other elements are read in place, one value for
+//!   each decision.
+//! - A write (time, state, next hop, settled decision) may hit reused memory: times and states then extend a flow by
+//!   one timeout at most; decisions and next hops have their own seals.
 #![expect(unsafe_code, reason = "map and packet access; see `maps` and `packet`")]
 
 use core::arch::asm;

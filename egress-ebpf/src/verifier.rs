@@ -1,18 +1,13 @@
 //! Code that exists only for the verifier.
 //!
-//! - **[`opaque`]**: the compiler compares one register and uses an equal one, drops a mask after a comparison, or
-//!   merges two null checks. The verifier (mainly of Linux 6.1 and 6.12) then finds that the used register was never
-//!   checked.
-//! - **Global functions**: a static function is verified again for each path that leads to it and everything its caller
-//!   knows. Linux 6.1 prunes few of these paths, and the rest of a hook would exceed a million instructions. A global
-//!   function is verified once, without caller state. It takes only the packet and looks up config and workspace
-//!   itself, so its caller holds no reference into the workspace. Packets from the flow cache call none of these.
+//! - **[`opaque`]**: the compiler may check one register and use a copy, drop a mask after a comparison, or merge two
+//!   null checks.
+//! - **Global functions** are verified once, without caller state; static ones again for each path, which would exceed
+//!   a million instructions on Linux 6.1. They take only the packet, and look up config and workspace themselves.
 //! - **`#[inline(never)]`**: frames of calls in sequence share the 512 bytes of stack, inlined ones add up.
-//! - **One register**: what an out-of-line function returns in more than one register goes through memory of its caller's
-//!   frame, and a global function returns a number only. `Result<(), Verdict>`, [`Outcome`] and `Option<Outcome>` are one
-//!   register each. `Option<u64>` is not: the change of a sum has a reserved value instead (`rewrite::NOT_WRITTEN`).
-//! - **Structs in place of enums** in the workspace: fields of an absent variant are undefined, and the verifier refuses to
-//!   copy them.
+//! - **One register**: larger results go through the caller's frame, and global functions return a number.
+//!   `Option<u64>` is larger, so the change of a sum has a reserved value (`rewrite::NOT_WRITTEN`).
+//! - **Structs instead of enums** in the workspace: the verifier refuses to copy undefined fields of other variants.
 #![expect(unsafe_code, reason = "map and packet access; see `maps` and `packet`")]
 
 use core::arch::asm;

@@ -1,17 +1,12 @@
 //! Expiry of entries: the timeouts, and how the two directions of a NAT entry combine.
 //!
-//! RFC 5382 section 5 (TCP: established at least 2 h 4 min, transitory at least 4 min), RFC 4787 section 4.3 (UDP: two
-//! minutes, better five), RFC 5508 section 3.2 (ICMP: 60 s); [`phase`] tells the state of a TCP connection. All other
-//! protocols have one timeout. It suits SCTP, whose idle associations send a heartbeat every 30 s (RFC 9260 section
-//! 8.3). A flow of the source node outlives the gateway's NAT entry, so that a flow that only receives keeps its
-//! address.
+//! TCP follows RFC 5382 section 5 ([`phase`]), UDP RFC 4787 section 4.3, ICMP RFC 5508 section 3.2. All other protocols
+//! have one timeout, which suits SCTP's heartbeats (RFC 9260 section 8.3). A flow outlives the gateway's NAT entry, so
+//! that a flow that only receives keeps its address. Unanswered entries of other protocols than TCP live 30 s, as in
+//! Linux, because a pod can create any number of them.
 //!
-//! Unanswered entries of other protocols than TCP live 30 s, as in Linux's connection tracking. The RFCs ask for more,
-//! but a pod can create any number of such entries.
-//!
-//! An entry is judged, marked as [`GONE`] by compare-and-swap, and removed. A packet updates the time by the same
-//! operation, so either the packet or the sweep wins, and an entry that was used after the check stays. Both keys of a
-//! NAT entry are marked before either is removed.
+//! An entry is marked as [`GONE`] by compare-and-swap, and then removed. A packet updates the time by the same
+//! operation, so either the packet or the sweep wins. Both keys of a NAT entry are marked before either is removed.
 
 use super::phase::{self, Phase};
 use crate::abi::{Flow, Inbound, NatEntry, Timeouts};

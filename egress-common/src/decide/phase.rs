@@ -1,23 +1,13 @@
-//! The state of a TCP connection.
+//! The state of a TCP connection, after RFC 7857 section 2: *opening* until both sides have spoken, then *established*,
+//! and *closing* once both have finished or one has reset. Other protocols are established from the first answer
+//! ([`Segment`]).
 //!
-//! RFC 7857 section 2 (after RFC 6146 section 3.5.2): a connection is *opening* until both sides have spoken, then
-//! *established*, and *closing* once both sides have finished or one has reset. A reset counts only while nothing follows
-//! it, and only the side that opened the connection can open it again.
-//!
-//! A FIN or RST from outside may be forged. It counts only if it [`fits`]: its sequence number is the one that the pod
-//! has acknowledged, or slightly after it (RFC 5961 section 3.2). Both numbers are stored when they pass and compared
-//! when the entry is checked, because a FIN may come before the acknowledgement that confirms it. An end that does not
-//! fit changes nothing: the entry stays established.
-//!
-//! The pod's acknowledgements are stored with the periodic refresh, not for each packet: the last ones before a pause
-//! may be missing, and a reset after them does not count. The pod's own FIN always stores its last one.
-//!
-//! Other protocols are *opening* until the first answer, and established from then on. Only packets from outside count
-//! as answers ([`Segment`]).
-//!
-//! A NAT entry has a state and a number per direction, written by the packets of that direction, so that each packet
-//! needs one lookup. A reset or opening is also written to the other direction ([`opposite`]). `flows` and `inbound`
-//! have one state for both sides.
+//! - A reset counts only while nothing follows it, and only the side that opened the connection can reopen it.
+//! - A FIN or RST from outside may be forged, and counts only if its sequence number [`fits`] (RFC 5961 section 3.2).
+//!   Both numbers are stored and compared at the check of the entry. The pod's acknowledgement is stored with the
+//!   periodic refresh and with its FIN, so a reset after a pause may not count.
+//! - A NAT entry has a state and a number per direction; a reset or opening is also written to the other one
+//!   ([`opposite`]). `flows` and `inbound` have one state for both sides.
 
 use crate::abi::{Direction, Flow, Inbound, NatEntry};
 use crate::wire::{PROTO_TCP, Segment, tcp};

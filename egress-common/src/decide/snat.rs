@@ -1,20 +1,13 @@
-//! SNAT: the port of a flow on its egress IP.
-//!
-//! The rules (RFC 4787, RFC 5382, RFC 6056): the source port is kept if it is free and no system port. Otherwise a
-//! search covers all of 1024..=65535, per egress IP, destination address, destination port and protocol. Two keys
-//! cannot be claimed at once, so:
+//! SNAT: the port of a flow on its egress IP (RFC 4787, RFC 5382, RFC 6056; docs/adr/0004-claim-order.md). The source
+//! port is kept if it is free and no system port; otherwise a search covers 1024..=65535 per egress IP, destination and
+//! protocol.
 //!
 //! 1. The reverse key is claimed by insert-if-absent. If it exists with *this* forward tuple, it is adopted.
 //! 2. The forward key is claimed likewise. The loser removes the reverse key that it claimed, and reads the winner's.
-//! 3. The CPU that claimed an adopted reverse key may have removed it, since it cannot check the forward key and remove the
-//!    reverse one in one step. So after adopting one and claiming the forward key, the reverse key is claimed too; and after
-//!    removing one, the forward key is read again, and the reverse key claimed again if it is named there.
+//! 3. That removal may hit an adopted key. So after an adoption the reverse key is claimed again, and after a removal
+//!    the forward key is read again.
 //!
-//! Two CPUs that see the first two packets of a flow thus end with one NAT entry. The order of the lock of each key is enough.
-//!
-//! A protocol without ports has one NAT entry per address and destination; a second pod is refused by its own drop
-//! reason. The node's own address has none for it, because packets to it may belong to the host; for other protocols
-//! that address uses the NAT port range.
+//! A protocol without ports has one NAT entry per address and destination, and none on the node's own address.
 
 use super::{ClaimOutcome, NatOwner, PortClaim, QuotaKind, Tables, slots};
 use crate::abi::{Addr, Direction, NatEntry, Origin, PortRange, Tuple, Verdict};

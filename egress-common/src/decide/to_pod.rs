@@ -1,20 +1,14 @@
 //! `to_pod`: the management port, TC egress. Packets from the host to pods of this node.
 //!
-//! An inbound connection must be answered on the same path, whatever the policy. So it is recorded, on evidence:
+//! An inbound connection must be answered on the same path, so it is recorded, on evidence:
+//! - A SYN, or an INIT of SCTP, counts on any port; its answer leaves the uplink only if the port is exposed
+//!   ([`may_be_called`]).
+//! - A datagram counts if its port is exposed (`exposed`) and it answers no datagram of the pod (`datagrams`, `flows`).
+//! - Every packet of another node's own address counts, unless a local pod sent it ([`is_forged`]), and with
+//!   `Config::direct_routing` every packet.
 //!
-//! - A SYN, or an INIT of SCTP, begins a connection on any port. An answer leaves the uplink with the pod's own address
-//!   only if the port is exposed too ([`may_be_called`]); an answer through a proxy has another source there.
-//! - A datagram counts if its port is exposed by users (`exposed`) and it answers no datagram of the pod (`datagrams`,
-//!   `flows`). All other datagrams are the pod's own traffic.
-//! - A packet from another node's own address counts, since nodes are trusted, unless a pod of this node sent it
-//!   ([`is_forged`]). With `Config::direct_routing` every packet counts; only then are protocols without ports exposed.
-//!
-//! Replies that programs redirect to this port are recognised by their priority before this decision.
-//!
-//! An entry lives as its connection does ([`phase`]), whether the pod is selected or not, so that a later selection finds it.
-//! The map never evicts a live connection. Once half of it is in use, an exposed port gets at most a quarter of the free
-//! part, and other ports nothing; the last quarter is for selected pods. A packet that a selected pod would answer without
-//! an entry is dropped: the answer would leave with the egress IP.
+//! The map never evicts a live connection ([`phase`]); its free part is shared by [`has_capacity`]. A packet that a
+//! selected pod would answer without an entry is dropped, because the answer would get the egress IP.
 
 use super::phase;
 use super::{ClaimOutcome, Tables};

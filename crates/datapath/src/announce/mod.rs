@@ -1,16 +1,12 @@
 //! Announce: holds an egress IP on the network by probe, announcement and conflict detection.
 //!
-//! 1. **Probe** ([`probe`]): three probes within 300 ms, not the seven seconds of RFC 5227, which are for hosts that boot
-//!    together: one controller assigns addresses, and an outage lasts as long as the probe. A later answer is a conflict (4).
-//! 2. **Join** (IPv6): the solicited-node group and its link address in the device's filter, or a filtering NIC or macvlan
-//!    drops the solicitation. The membership ends with this process, the filter does not. The executor then writes the map
-//!    entries.
-//! 3. **Announce**: after 0, 1, 2, 4 and 8 seconds, so that one lost frame leaves no neighbour outdated. One more probe finds
-//!    hosts that have the address and never announce it.
-//! 4. **Defend**: the program reports each frame by which another host claims the address (`events`). The first within ten
-//!    seconds is answered by an announcement, and by a probe ten seconds later; another claim in between by one more
-//!    announcement. The address is never given up (RFC 5227 section 2.4 (c)), or any neighbour could take it from its pods by
-//!    two frames.
+//! 1. **Probe** ([`probe`]): three probes within 300 ms instead of the seven seconds of RFC 5227, because an outage lasts
+//!    as long as the probe.
+//! 2. **Join** (IPv6): the solicited-node group and its link address in the device's filter, which outlives this process.
+//!    The executor then writes the map entries.
+//! 3. **Announce**: after 0, 1, 2, 4 and 8 seconds, against lost frames, and one more probe for hosts that never announce.
+//! 4. **Defend**: an announcement answers the first claim of another host within ten seconds (`events`), and a probe
+//!    follows; one more announcement answers further claims. The address is never given up (RFC 5227 section 2.4 (c)).
 
 pub mod frames;
 pub mod next_hop;

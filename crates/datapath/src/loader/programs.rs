@@ -1,17 +1,11 @@
-//! Loads the object and attaches each program to its hook.
+//! Loads the object and attaches each program to its hook. Each program loads in its own thread, because the verifier takes
+//! seconds.
 //!
-//! - **First start**: the link is created first in the order of its hook, then pinned. The program runs from the moment of the
-//!   link, so it is attached after the maps exist.
-//! - **Restart**: the pinned link gets the new program in one atomic step (`BPF_LINK_UPDATE`); no packet passes without a
-//!   program.
-//! - **Device deleted**: the kernel severs its links, whose pins stay. They are replaced.
-//! - **Another device** (`--uplink` changed): the link is alive elsewhere, as the hook's list of programs shows. It is
-//!   replaced.
-//!
-//! The verifier takes seconds; each program loads in its own thread, so that [`Programs::load`] can be dropped at any time.
-//! Without TCX, or by the user's choice, a clsact filter replaces link and pin (`clsact`), also atomically. Attachments of
-//! the other kind, and filters on a former uplink, are removed after the new program runs: a packet may pass both, and the
-//! second one has no effect.
+//! - **First start**: the link is created after the maps exist, since its program runs at once, and then pinned.
+//! - **Restart**: the pinned link gets the new program atomically (`BPF_LINK_UPDATE`).
+//! - **Device deleted** or **another device** (`--uplink` changed): the link is severed or elsewhere, and is replaced.
+//! - **Without TCX**, or by setting: a clsact filter replaces link and pin (`clsact`), also atomically. Attachments of the
+//!   other kind, and filters on a former uplink, are removed after the new program runs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

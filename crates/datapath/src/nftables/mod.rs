@@ -1,4 +1,4 @@
-//! Our nftables table, for two functions that no TC program can have. `nft` shows it as
+//! Our nftables table, for two functions that no TC program can have:
 //!
 //! ```text
 //! table inet egress-agent {
@@ -15,19 +15,15 @@
 //! }
 //! ```
 //!
-//! - **Keeping connection tracking off the overlay**: an entry per flow of every other node would fill its table. Pods'
-//!   packets to that port of outside hosts stay tracked, for the CNI's masquerade.
-//! - **The leak guard after `from_pod`**: a replaced device has no program until the agent attaches it, and other software
-//!   may detach it. Packets of selected pods would then leave with the node's address from the CNI's masquerade. `from_pod`
-//!   writes `SEEN` into the priority of packets that it leaves to the stack; a packet of a selected pod from the management
-//!   port without it is dropped. The priority is reset to zero afterwards, as on every virtual link.
+//! - **The leak guard after `from_pod`**: without the program (a replaced device, a detached link) the CNI's masquerade
+//!   would send selected pods' packets with the node's address. `from_pod` sets the priority `SEEN` on packets that it
+//!   leaves to the stack; packets of selected pods without it are dropped. Not if the management port is a bridge whose
+//!   port traffic passes netfilter, where these rules would run before the program.
+//! - **No connection tracking of the overlay**, whose flows would fill its table. Pods' packets to that port of outside
+//!   hosts stay tracked.
 //!
-//! Without a leak guard if the management port is a bridge whose port traffic passes netfilter: there these rules run
-//! before the bridge's own program, and not again after it.
-//!
-//! The sets hold the node's selected pods. An extra address has no effect while `from_pod` runs, so an address is added
-//! before the write to map `pods` and removed after it. The table stays in the kernel like links and pins, is replaced as a
-//! whole in one transaction, and `cleanup` deletes it. Without nf_tables in the kernel the agent warns.
+//! The sets are updated before a pod's entry is added to map `pods`, and after it is removed. The table stays in the
+//! kernel, is replaced in one transaction, and `cleanup` deletes it. Without nf_tables in the kernel the agent warns.
 
 pub mod forward_policy;
 pub mod message;
