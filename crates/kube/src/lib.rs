@@ -1,6 +1,6 @@
 //! The Kubernetes edge of the agent: `kube` types do not leave this crate.
 //!
-//! - In: [`watches`] follows every kind that counts, [`convert`] turns objects into values of `egress_core::model`.
+//! - In: [`watches`] follows every kind that decisions depend on, [`convert`] turns objects into values of `egress_core::model`.
 //!   [`fresh_read`] reads past the watches.
 //! - Egress policies: [`policy`] reads them from the objects of each API, and writes their status.
 //! - Out: [`ledger`] records hand-overs, [`node_facts`] and [`acknowledgements`] write the

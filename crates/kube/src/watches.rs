@@ -330,6 +330,25 @@ mod tests {
     }
 
     #[test]
+    fn policies_are_published_after_each_api_has_listed() {
+        let kind = PolicyKind::EgressIp;
+        let policy = |name: &str| {
+            let object = serde_json::json!({"metadata": {"name": name}, "spec": {}});
+            let object = serde_json::from_value(object).expect("an object");
+            (PolicyKey::egress_ip(name), Arc::new(policy::api_of(kind).read(&object)))
+        };
+        let (key, early) = policy("a");
+        let mut all = AllKinds::default();
+        assert!(all.apply(kind, Update::Changed(key, early)).is_none(), "before the list");
+        let listed = all.apply(kind, Update::Replaced(Policies::from([policy("b")])));
+        assert!(matches!(listed, Some(Update::Replaced(all)) if all.keys().eq([&PolicyKey::egress_ip("b")])));
+        let (key, changed) = policy("c");
+        assert!(matches!(all.apply(kind, Update::Changed(key, changed)), Some(Update::Changed(..))));
+        assert!(matches!(all.apply(kind, Update::Removed(PolicyKey::egress_ip("b"))), Some(Update::Removed(_))));
+        assert!(all.policies.keys().eq([&PolicyKey::egress_ip("c")]));
+    }
+
+    #[test]
     fn nodes_are_published_after_both_lists_and_then_one_by_one() {
         let node = |name: &str| node::Node { name: name.into(), uid: "u".into(), ..node::Node::default() };
         let with_mac = |mac: &str| {

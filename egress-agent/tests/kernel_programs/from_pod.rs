@@ -172,8 +172,8 @@ fn a_flow_that_lost_its_address_is_reset() {
         flow.address = addr(cast.away_egress);
         stage.flows.insert(key, flow.sealed(&key), 0).expect("a flow");
         stage.run_frame(&FROM_POD, &sent.frame(), Verdict::CutAnswered);
-        let anew = to_world(cast).tcp(SYN);
-        assert_eq!(stage.run_frame(&FROM_POD, &anew.frame(), Verdict::SnatHere).action, REDIRECT);
+        let second = to_world(cast).tcp(SYN);
+        assert_eq!(stage.run_frame(&FROM_POD, &second.frame(), Verdict::SnatHere).action, REDIRECT);
     });
 }
 

@@ -46,7 +46,7 @@ pub struct Files {
     pub client_certificate: bool,
 }
 
-/// The current material of both ends. Use it anew for each connection.
+/// The current material of both ends. Read it for each connection.
 #[derive(Clone)]
 pub struct Tls(watch::Receiver<Arc<Material>>);
 
