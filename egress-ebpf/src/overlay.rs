@@ -26,7 +26,7 @@ use egress_common::wire::{
 
 use crate::fib::{self, Lookup, Route};
 use crate::maps::Maps;
-use crate::packet::{Packet, Room};
+use crate::packet::{HeadroomChange, Packet};
 use crate::workspace::Run;
 use crate::{Outcome, counters};
 
@@ -141,8 +141,8 @@ const fn overhead(underlay: Family) -> usize {
 fn make_room(run: &Run<'_>, endpoint: &Addr) -> bool {
     let underlay = endpoint.family();
     let room = match underlay {
-        Family::V4 => Room::EncapsulateV4,
-        Family::V6 => Room::EncapsulateV6,
+        Family::V4 => HeadroomChange::EncapsulateV4,
+        Family::V6 => HeadroomChange::EncapsulateV6,
     };
     run.packet.change_room(overhead(underlay) as i32, room).is_some()
 }
@@ -323,10 +323,10 @@ fn try_decapsulate(packet: Packet, headers: &Headers) -> Option<u32> {
     }
     let inner: [u8; 2] = packet.load(at + UDP_LEN + VXLAN_LEN + 12)?;
     let room = match u16::from_be_bytes(inner) {
-        ethertype::IPV4 if headers.family == Family::V4 => Room::Plain,
-        ethertype::IPV6 if headers.family == Family::V6 => Room::Plain,
-        ethertype::IPV4 => Room::DecapsulateV4,
-        ethertype::IPV6 => Room::DecapsulateV6,
+        ethertype::IPV4 if headers.family == Family::V4 => HeadroomChange::Plain,
+        ethertype::IPV6 if headers.family == Family::V6 => HeadroomChange::Plain,
+        ethertype::IPV4 => HeadroomChange::DecapsulateV4,
+        ethertype::IPV6 => HeadroomChange::DecapsulateV6,
         _ => return None,
     };
     packet.change_room(-(overhead(headers.family) as i32), room)?;

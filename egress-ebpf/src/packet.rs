@@ -313,7 +313,7 @@ impl Packet {
     /// Adds or removes (a negative length) space between the link and the network header. `None` if the kernel refuses,
     /// with the packet unchanged.
     #[inline(always)]
-    pub fn change_room(&self, bytes: i32, room: Room) -> Option<()> {
+    pub fn change_room(&self, bytes: i32, room: HeadroomChange) -> Option<()> {
         // SAFETY: the context is the program's own.
         (unsafe { bpf_skb_adjust_room(self.skb, bytes, BPF_ADJ_ROOM_MAC, room.flags()) } == 0).then_some(())
     }
@@ -477,7 +477,7 @@ impl Packet {
 
 /// Purpose of a change of space.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Room {
+pub enum HeadroomChange {
     /// Headers of the packet's family.
     Plain,
     /// IP, UDP, VXLAN and Ethernet are added before the packet.
@@ -488,7 +488,7 @@ pub enum Room {
     DecapsulateV6,
 }
 
-impl Room {
+impl HeadroomChange {
     #[inline(always)]
     pub const fn flags(self) -> u64 {
         // linux/bpf.h; the length of the inner link header is in the uppermost byte.

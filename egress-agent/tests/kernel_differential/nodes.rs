@@ -36,7 +36,7 @@ pub(crate) enum Translator {
 }
 
 /// Both far ends of a node, and the link addresses of the node's devices.
-pub(crate) struct Ground {
+pub(crate) struct FarEnds {
     pub(crate) pods: Plug,
     pub(crate) world: Plug,
     pub(crate) mgmt_mac: [u8; 6],
@@ -44,9 +44,9 @@ pub(crate) struct Ground {
 }
 
 /// Runs `work` on a node with this translator; skipped without root.
-pub(crate) fn on_ground<T: Send + 'static>(
+pub(crate) fn on_translator<T: Send + 'static>(
     by: Translator,
-    work: impl FnOnce(&Ground) -> T + Send + 'static,
+    work: impl FnOnce(&FarEnds) -> T + Send + 'static,
 ) -> Option<T> {
     let (to, from) = std::sync::mpsc::channel();
     on_node(move |node| async move {
@@ -65,9 +65,9 @@ pub(crate) fn on_ground<T: Send + 'static>(
             }
         };
         let far = |name: &'static str| node.outside(|| Plug::into(device(name).0));
-        let ground =
-            Ground { pods: far("pods0"), world: far("out0"), mgmt_mac: device(MGMT).1, uplink_mac: device(UPLINK).1 };
-        to.send(work(&ground)).expect("somebody waits for it");
+        let ends =
+            FarEnds { pods: far("pods0"), world: far("out0"), mgmt_mac: device(MGMT).1, uplink_mac: device(UPLINK).1 };
+        to.send(work(&ends)).expect("somebody waits for it");
     });
     from.recv().ok()
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::endpoints::{CASES, Cast, case_of};
 use crate::layout::View;
-use crate::nodes::{Ground, POD_MAC, ROUTER_MAC};
+use crate::nodes::{FarEnds, POD_MAC, ROUTER_MAC};
 use crate::packets::{Body, Packet};
 use crate::sockets::{Frame, Offload, Plug};
 
@@ -131,8 +131,8 @@ const PATIENCE: Duration = Duration::from_secs(20);
 const AT_ONCE: usize = 50;
 
 /// Runs all cases; returns their results.
-pub(crate) fn play(ground: &Ground, cases: &[Case]) -> Vec<Played> {
-    let mut table = Table { ground, played: Vec::new(), step: 0, markers: 0 };
+pub(crate) fn play(ends: &FarEnds, cases: &[Case]) -> Vec<Played> {
+    let mut table = Table { ends, played: Vec::new(), step: 0, markers: 0 };
     for (index, case) in cases.iter().enumerate() {
         // The first number belongs to the markers.
         let index = u16::try_from(index + 1).expect("few cases");
@@ -152,10 +152,10 @@ pub(crate) fn play(ground: &Ground, cases: &[Case]) -> Vec<Played> {
 }
 
 /// Sends a frame.
-fn fire(ground: &Ground, shot: &Shot) {
+fn fire(ends: &FarEnds, shot: &Shot) {
     let (plug, to, from) = match shot.side {
-        Side::Pods => (&ground.pods, ground.mgmt_mac, POD_MAC),
-        Side::World => (&ground.world, ground.uplink_mac, ROUTER_MAC),
+        Side::Pods => (&ends.pods, ends.mgmt_mac, POD_MAC),
+        Side::World => (&ends.world, ends.uplink_mac, ROUTER_MAC),
     };
     let mut frame = [shot.to.unwrap_or(to), from].concat();
     if let Some(tag) = shot.vlan {
@@ -168,7 +168,7 @@ fn fire(ground: &Ground, shot: &Shot) {
 }
 
 struct Table<'a> {
-    ground: &'a Ground,
+    ends: &'a FarEnds,
     played: Vec<Played>,
     step: usize,
     markers: u32,
@@ -182,7 +182,7 @@ impl Table<'_> {
         let Some(make) = case.steps.get(self.step) else { return };
         let played = &mut self.played[place];
         for shot in make(&Talk { cast: played.cast, caught: &played.caught }) {
-            fire(self.ground, &shot);
+            fire(self.ends, &shot);
             played.put_in.push(shot.packet);
         }
     }
@@ -194,10 +194,10 @@ impl Table<'_> {
         let number = self.markers.to_be_bytes().to_vec();
         let udp = |(sport, dport), data| Body::Udp { sport, dport, summed: true, data };
         let out = Packet::new(cast.pod(), cast.server(), udp(MARKER, number.clone()));
-        fire(self.ground, &shot(Side::Pods, out.bytes()));
+        fire(self.ends, &shot(Side::Pods, out.bytes()));
         let port = self.collect(Side::World, &number).expect("the marker's port");
         let back = Packet::new(cast.server(), cast.egress(), udp((MARKER.1, port), number.clone()));
-        fire(self.ground, &shot(Side::World, back.bytes()));
+        fire(self.ends, &shot(Side::World, back.bytes()));
         self.collect(Side::Pods, &number);
         // Output on the other side, before both markers.
         for side in [Side::World, Side::Pods] {
@@ -209,8 +209,8 @@ impl Table<'_> {
 
     fn plug(&self, side: Side) -> &Plug {
         match side {
-            Side::Pods => &self.ground.pods,
-            Side::World => &self.ground.world,
+            Side::Pods => &self.ends.pods,
+            Side::World => &self.ends.world,
         }
     }
 

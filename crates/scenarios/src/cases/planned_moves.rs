@@ -124,13 +124,13 @@ pub(super) fn moves_lose_nothing(context: &LabContext) -> Result<()> {
     callers.into_iter().try_for_each(|caller| caller.sampler.finish().and_then(|()| caller.streams.finish()))
 }
 
-/// What `egress-agent drain` has said, and whether it ended well.
-struct Said {
+/// The output of `egress-agent drain`, and whether it succeeded.
+struct DrainOutput {
     well: bool,
     text: String,
 }
 
-impl Said {
+impl DrainOutput {
     fn has(&self, texts: &[&str]) -> Result<()> {
         texts.iter().try_for_each(|text| {
             ensure!(self.text.contains(text), "{text:?} is not in its output:\n{}", self.text);
@@ -140,13 +140,13 @@ impl Said {
 }
 
 /// With an administrator's rights, outside the nodes.
-fn drain(context: &LabContext, cluster: &TestCluster, arguments: &[&str]) -> Result<Said> {
+fn drain(context: &LabContext, cluster: &TestCluster, arguments: &[&str]) -> Result<DrainOutput> {
     let kubeconfig = cluster.api.kubeconfig().display().to_string();
     let arguments: Vec<&str> = [&["drain", "--kubeconfig", &kubeconfig], arguments].concat();
     let output = Command::new(&context.built.agent).args(&arguments).stdin(Stdio::null()).output()?;
     let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
     println!("drain {}: {}\n{text}", arguments[3..].join(" "), output.status);
-    Ok(Said { well: output.status.success(), text })
+    Ok(DrainOutput { well: output.status.success(), text })
 }
 
 /// `egress-agent drain`: an address that no other node can host stays and is served; an address that moves loses nothing. A dead
