@@ -84,8 +84,8 @@ pub struct Lookup<'a> {
     pub saddr: &'a Addr,
     pub daddr: &'a Addr,
     pub ifindex: u32,
-    /// Whether the host's routes must lead to this device: another device, such as one that encrypts, may have the
-    /// route. Otherwise only routes by this device count.
+    /// True: a normal lookup, which fails if the route uses another device (such as one that encrypts). False: only routes
+    /// through this device count.
     pub as_routed: bool,
     /// MTU of the device, for routes without one.
     pub device_mtu: u32,

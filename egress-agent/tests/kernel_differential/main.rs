@@ -36,7 +36,8 @@ type Differing = BTreeMap<String, (String, String)>;
 fn differential_suite_against_netfilter() {
     let names: Vec<String> = cases::all().into_iter().map(|case| case.name).collect();
     // One after the other; both finish within seconds.
-    let played = [Translator::Netfilter, Translator::Ours].map(|by| on_translator(by, |ends| play(ends, &cases::all())));
+    let played =
+        [Translator::Netfilter, Translator::Ours].map(|by| on_translator(by, |ends| play(ends, &cases::all())));
     let [Some(netfilter), Some(ours)] = played else { return };
     let mut differing = Differing::new();
     for ((name, netfilter), ours) in names.iter().zip(&netfilter).zip(&ours) {

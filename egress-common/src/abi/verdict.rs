@@ -74,7 +74,7 @@ verdicts! {
     TtlExpired = 10, Pass, "ttl_expired";
     /// From a selected pod to another node: marked 1008.
     MarkedNode = 11, Pass, "marked_node";
-    /// Given the node's address: marked 1008, or as the exception and not translated by the stack.
+    /// Translated to the node's address: marked 1008, or no node can host an address of the object and the stack had not translated it.
     NodeSnat = 12, Pass, "node_snat";
     /// Marked 1008, had the node's address already.
     NodeSnatDone = 13, Pass, "node_snat_done";
@@ -185,11 +185,11 @@ verdicts! {
     ProtocolTaken = 71, Drop, "protocol_taken";
     /// IPv6 extension headers that are cut short, or more than are read.
     ChainTooLong = 72, Drop, "chain_too_long";
-    /// Lists addresses that it wants to go by, or has IPv4 options that cannot be read.
+    /// A source route, or IPv4 options that cannot be read.
     SourceRouted = 73, Drop, "source_routed";
-    /// As small as IPv6 allows, and too large for an overlay over IPv6 all the same: the uplink takes less than 1350 bytes.
+    /// Within the IPv6 minimum MTU (1280 bytes), and too large for the IPv6 overlay: the uplink's MTU is below 1350.
     OverlayTooNarrow = 74, Drop, "overlay_too_narrow";
-    /// Reply from a gateway, for a pod that its object does not select: any more, or the address was another pod's before.
+    /// Reply from a gateway to a pod that the object does not select: it was deselected, or its address was another pod's.
     NotItsPod = 75, Drop, "not_its_pod";
     /// About to leave with an egress IP as its source that NAT did not write.
     SpoofedEgressIp = 76, Drop, "spoofed_egress_ip";

@@ -138,7 +138,8 @@ fn for_node<'t, T: Tables>(
 ) -> Option<&'t NatEntry> {
     match headers.l4 {
         L4::IcmpError => {
-            let quote = sent_to_learn(headers, quote).filter(|quote| is_node_port(quote.tuple().sport(), config))?;
+            let quote =
+                quote_from_destination(headers, quote).filter(|quote| is_node_port(quote.tuple().sport(), config))?;
             tables.nat_peek(quote.flow())
         }
         L4::Later => {
@@ -166,9 +167,10 @@ pub const fn is_node_port(port: u16, config: &Config) -> bool {
     port >= config.node_ports.first && port <= config.node_ports.last
 }
 
-/// The quoted packet of an ICMP error, if the error's destination sent it. Queries only: the address answers none.
+/// The quoted packet of an ICMP error, if its source is the destination of the error. Echo replies are excluded, because an
+/// egress IP sends none.
 #[inline(always)]
-fn sent_to_learn<'q>(headers: &Headers, quote: &'q Quote) -> Option<&'q Quote> {
+fn quote_from_destination<'q>(headers: &Headers, quote: &'q Quote) -> Option<&'q Quote> {
     (quote.tuple().saddr == headers.tuple.daddr && quote.l4() != L4::EchoReply).then_some(quote)
 }
 
@@ -202,7 +204,7 @@ fn error_for_egress_ip<'t, T: Tables>(headers: &Headers, quote: &Quote, tables: 
     if headers.source_routed {
         return FromNetdev::Done(Verdict::SourceRouted);
     }
-    let nat_entry = sent_to_learn(headers, quote).and_then(|quote| tables.nat_peek(quote.flow()));
+    let nat_entry = quote_from_destination(headers, quote).and_then(|quote| tables.nat_peek(quote.flow()));
     match nat_entry {
         Some(nat_entry) => reply(headers, nat_entry, tables),
         None => FromNetdev::Done(Verdict::IcmpUnmatched),

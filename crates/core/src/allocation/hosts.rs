@@ -34,7 +34,7 @@ pub(super) struct Hosts<'a> {
     /// Their indices, looked up for every assigned address.
     index_by_name: HashMap<&'a str, NodeIndex>,
     /// Nodes that take no new addresses.
-    absent: BTreeSet<NodeIndex>,
+    takes_no_new: BTreeSet<NodeIndex>,
     /// Drained nodes.
     drained: BTreeSet<NodeIndex>,
     primary: Networks,
@@ -63,12 +63,12 @@ impl<'a> Hosts<'a> {
             found.map(|(index, _)| index).collect()
         };
         let drained = indices(&|_, node| node.drained);
-        let absent = indices(&|name, node| node.drained || inputs.absent.contains(name));
+        let takes_no_new = indices(&|name, node| node.drained || inputs.absent.contains(name));
         let places = nodes.iter().enumerate().map(|(index, (name, _))| (*name, index)).collect();
         Self {
             nodes,
             index_by_name: places,
-            absent,
+            takes_no_new,
             drained,
             primary,
             secondary,
@@ -103,7 +103,7 @@ impl<'a> Hosts<'a> {
         let primary = self.primary.nodes(&key.0);
         let secondary: BTreeSet<NodeIndex> = &self.secondary.nodes(&key.1) - &primary;
         let nodes = if secondary.is_empty() { primary } else { secondary };
-        self.classes.push(Class { nodes: nodes.difference(&self.absent).copied().collect() });
+        self.classes.push(Class { nodes: nodes.difference(&self.takes_no_new).copied().collect() });
         let class = self.classes.len() - 1;
         self.class_by_networks.insert(key, class);
         class

@@ -11,8 +11,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use crate::allocation::hosts::{ClassIndex, NodeIndex};
 use crate::allocation::matching::{Matching, NodeUse, UnitIndex};
 
-/// Addresses and nodes that lead to no room. They never will: a chain that entered them would have found what the
-/// search did not.
+/// Addresses and nodes from which no free slot is reachable. Later searches skip them, since that cannot change.
 #[derive(Debug, Default)]
 pub(super) struct Dead {
     units: BTreeSet<UnitIndex>,

@@ -228,7 +228,7 @@ fn write_maps(shared: &Shared, action: &Action) -> Result<(), DataplaneError> {
     }
 }
 
-/// Cuts all flows that the maps do not permit. Only the executor writes these maps.
+/// Cuts all flows that the maps do not permit.
 fn cut_orphans(shared: &Shared) -> Result<(), DataplaneError> {
     let seen = observe(shared)?;
     let (cut, forgotten) =

@@ -126,8 +126,8 @@ impl State {
         (self.config.generation != 0).then(|| self.config.on_unknown_pod())
     }
 
-    /// Writes the configuration and adopts the owned addresses. `succeeds` is set where these programs replace those of another
-    /// layout before the first plan.
+    /// Writes the configuration and adopts the owned addresses. `succeeds` is set if these programs replace those of
+    /// another layout, before the first plan.
     pub fn begin(
         &mut self,
         settings: &Settings,

@@ -252,7 +252,7 @@ impl<E: Executor> Reconciler<E> {
                 None
             } else {
                 let now = Instant::now();
-                // Pending events have their own time.
+                // Events that are due later have their own time.
                 let at = self.failed_claims.due(now).into_iter().chain([now + delay]).min();
                 // An attempt due to a change is not a retry.
                 let longer = if is_retry { delay * 2 } else { delay };

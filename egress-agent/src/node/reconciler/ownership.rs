@@ -194,8 +194,8 @@ impl Coordination {
         self.ownership.withheld(held, held).all
     }
 
-    /// Logs that this node serves addresses again that it had released. Waits until no address is doubtful: if only this node has lost the
-    /// API server, the leader reaches it while no policy can be read.
+    /// Logs that this node serves addresses again that it had released, once no address is doubtful: if only this node has
+    /// lost the API server, the leader reaches it while no policy can be read.
     pub(super) fn log_served_again(&mut self, desired: &Owned, held: &Owned) {
         if !self.has_released
             || self.is_or_was_lease_expired()

@@ -28,8 +28,8 @@ pub struct NodeOwnership {
     /// Hand-overs from this node that the ledger has not shown yet.
     orders: Acknowledgements,
     lease_expired: bool,
-    /// Never reset: no time is known from which a watch has delivered everything older. It costs two reads for each
-    /// later address.
+    /// Never reset, because the node cannot know when its watch has delivered all older events. It costs two reads for
+    /// each later address.
     has_expired_before: bool,
     /// The ledger's last number when the lease expired while addresses were being taken over. Those hand-overs do not
     /// start again: the lease of a node without addresses may expire at any time, and later numbers are new.
