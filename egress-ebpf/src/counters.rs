@@ -62,7 +62,7 @@ pub fn out(egress_id: u32, bytes: u32) {
 
 /// Counts a reply.
 #[inline(always)]
-pub fn back(egress_id: u32, bytes: u32) {
+pub fn count_reply(egress_id: u32, bytes: u32) {
     egress_ip(egress_id, |count| {
         count.ingress_packets += 1;
         count.ingress_bytes += u64::from(bytes);

@@ -191,7 +191,7 @@ fn set_neighbour(route: &mut Route) {
 
 /// Sends the packet by its route; returns the program's return value.
 #[inline(always)]
-pub fn go(run: &Run<'_>, route: &mut Route) -> Result<i32, Verdict> {
+pub fn send(run: &Run<'_>, route: &mut Route) -> Result<i32, Verdict> {
     let Run { packet, config, .. } = *run;
     packet.strip(config);
     let result = if route.resolve {

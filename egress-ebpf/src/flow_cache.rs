@@ -106,7 +106,7 @@ pub mod at {
 /// Repeats the outcome of the flow's previous packet. `None` if the full decision is needed; the packet is unchanged
 /// then.
 #[inline(never)]
-pub fn go<const AT: u8>(packet: Packet, config: &Config, workspace: &mut Workspace) -> Option<Outcome> {
+pub fn serve<const AT: u8>(packet: Packet, config: &Config, workspace: &mut Workspace) -> Option<Outcome> {
     let Workspace { headers, pending, route, outer, .. } = workspace;
     pending.nothing();
     if !is_plain(headers) {
@@ -143,7 +143,7 @@ pub fn go<const AT: u8>(packet: Packet, config: &Config, workspace: &mut Workspa
             out(run, cached, Verdict::SnatForNode)
         }
         at::FROM_OVERLAY if is(Verdict::ReplyDelivered) && fits && is_from(cached, outer) => deliver(run, cached),
-        at::FROM_NETDEV if is(Verdict::ReplyHere) && fits => back(run, cached),
+        at::FROM_NETDEV if is(Verdict::ReplyHere) && fits => send_reply(run, cached),
         at::FROM_NETDEV if is(Verdict::ReplyToNode) && fits_outer() => {
             to_node(run, cached, route, Verdict::ReplyToNode)
         }
@@ -194,8 +194,8 @@ fn out(run: &Run<'_>, cached: &CacheEntry, verdict: Verdict) -> Outcome {
 
 /// The pod is on this node.
 #[inline(always)]
-fn back(run: &Run<'_>, cached: &CacheEntry) -> Outcome {
-    counters::back(cached.egress_id, run.packet.len() as u32);
+fn send_reply(run: &Run<'_>, cached: &CacheEntry) -> Outcome {
+    counters::count_reply(cached.egress_id, run.packet.len() as u32);
     Outcome::redirected(Verdict::ReplyHere, send(run, cached, End::Destination, true))
 }
 
@@ -219,7 +219,7 @@ fn send(run: &Run<'_>, cached: &CacheEntry, end: End, counts_hop: bool) -> Resul
 #[inline(always)]
 fn to_node(run: &Run<'_>, cached: &CacheEntry, route: &mut Route, verdict: Verdict) -> Outcome {
     let written = if verdict == Verdict::ReplyToNode {
-        counters::back(cached.egress_id, run.packet.len() as u32);
+        counters::count_reply(cached.egress_id, run.packet.len() as u32);
         cached.rewrite.put(run.packet, run.headers, End::Destination, true, None)
     } else {
         run.packet.decrement_ttl(run.headers)

@@ -44,7 +44,7 @@ pub fn begin(packet: Packet, config: &Config, workspace: &mut Workspace) -> Opti
     if from_netdev::is_left_alone(headers, config) {
         return Some(Outcome::done(Verdict::NotOurs));
     }
-    flow_cache::go::<{ at::FROM_NETDEV }>(packet, config, workspace)
+    flow_cache::serve::<{ at::FROM_NETDEV }>(packet, config, workspace)
 }
 
 #[inline(always)]
@@ -150,7 +150,7 @@ pub fn uncached(packet: Packet, config: &Config, workspace: &mut Workspace) -> O
     let Workspace { headers, quote, .. } = workspace;
     let quote = quoted(packet, headers, quote);
     let decision = from_netdev::decide(headers, quote, &Maps, config);
-    let outcome = back(packet, config, workspace, decision);
+    let outcome = apply(packet, config, workspace, decision);
     match outcome.mtu_exceeded() {
         Some(mtu) => {
             let Workspace { headers, buffer, .. } = workspace;
@@ -162,7 +162,7 @@ pub fn uncached(packet: Packet, config: &Config, workspace: &mut Workspace) -> O
 
 /// Handles a packet for an address of this node.
 #[inline(always)]
-pub fn back(packet: Packet, config: &Config, workspace: &mut Workspace, decision: FromNetdev<'_>) -> Outcome {
+pub fn apply(packet: Packet, config: &Config, workspace: &mut Workspace, decision: FromNetdev<'_>) -> Outcome {
     let Workspace { headers, quote, route, rest, .. } = workspace;
     let run = &Run { packet, config, headers };
     match decision {
@@ -180,7 +180,7 @@ pub fn back(packet: Packet, config: &Config, workspace: &mut Workspace, decision
 #[inline(always)]
 fn reply_here(run: &Run<'_>, quote: &Quote, route: &mut Route, rest: &mut Rest, nat_entry: &NatEntry) -> Outcome {
     let Run { packet, headers, .. } = *run;
-    counters::back(nat_entry.egress_id, packet.len() as u32);
+    counters::count_reply(nat_entry.egress_id, packet.len() as u32);
     let lookup = lookup_to_pod(run, &nat_entry.other.saddr, &nat_entry.hop, Some(nat_entry.seal));
     if let Err(verdict) = fib::resolve_route(run, &lookup, route) {
         return Outcome::done(verdict);
@@ -192,7 +192,7 @@ fn reply_here(run: &Run<'_>, quote: &Quote, route: &mut Route, rest: &mut Rest, 
     let result = packet
         .decrement_ttl(headers)
         .and_then(|()| restore(run, quote, nat_entry))
-        .and_then(|()| if oversize { fragment::send_in_two(run, route, rest) } else { fib::go(run, route) });
+        .and_then(|()| if oversize { fragment::send_in_two(run, route, rest) } else { fib::send(run, route) });
     let outcome = Outcome::redirected(Verdict::ReplyHere, result);
     flow_cache::store_translated(run, outcome, route);
     outcome
@@ -201,7 +201,7 @@ fn reply_here(run: &Run<'_>, quote: &Quote, route: &mut Route, rest: &mut Rest, 
 #[inline(always)]
 fn reply_remote(run: &Run<'_>, quote: &Quote, route: &mut Route, nat_entry: &NatEntry) -> Outcome {
     let Run { packet, config, headers } = *run;
-    counters::back(nat_entry.egress_id, packet.len() as u32);
+    counters::count_reply(nat_entry.egress_id, packet.len() as u32);
     let length = run.wire_length();
     // If allowed, the packet is fragmented: as an outer packet of the overlay, or by the pod's node.
     let whole = match mtu::fit(length, config.overlay_mtu, headers, &nat_entry.source_node) {

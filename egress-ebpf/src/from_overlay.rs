@@ -13,7 +13,7 @@ use egress_common::wire::{ETH_LEN, Frame, ethertype};
 use crate::fib::{self, Route, lookup_to_pod};
 use crate::flow_cache::{self, at};
 use crate::fragment::{self, Rest};
-use crate::from_netdev::back;
+use crate::from_netdev::apply;
 use crate::maps::Maps;
 use crate::nat::{out_cached, snat_for_node};
 use crate::overlay::{self, pass_on};
@@ -46,7 +46,7 @@ pub fn take_inner(packet: Packet, config: &Config, workspace: &mut Workspace) ->
     if let Err(why) = parse(packet, &mut workspace.headers, Direction::Egress) {
         return Some(Outcome::done(decide::from_overlay::unread(why)));
     }
-    flow_cache::go::<{ at::FROM_OVERLAY }>(packet, config, workspace)
+    flow_cache::serve::<{ at::FROM_OVERLAY }>(packet, config, workspace)
 }
 
 /// The inner packet, not in the flow cache. Two calls in sequence, so that their frames share the stack.
@@ -99,7 +99,7 @@ fn deliver(run: &Run<'_>, route: &mut Route, rest: &mut Rest) -> Outcome {
         // The gateway answers packets that must not be fragmented; this one needs more than two fragments.
         return Outcome::done(Verdict::MtuExceeded);
     }
-    let result = if oversize { fragment::send_in_two(run, route, rest) } else { fib::go(run, route) };
+    let result = if oversize { fragment::send_in_two(run, route, rest) } else { fib::send(run, route) };
     Outcome::redirected(Verdict::ReplyDelivered, result)
 }
 
@@ -113,7 +113,7 @@ pub fn handover_reply(packet: Packet, config: &Config, workspace: &mut Workspace
     let Workspace { headers, quote, outer, .. } = workspace;
     let quote = quoted(packet, headers, quote);
     let decision = from_netdev::passed(headers, quote, &Maps, outer.egress_id);
-    never_passed(back(packet, config, workspace, decision))
+    never_passed(apply(packet, config, workspace, decision))
 }
 
 /// A packet from the overlay has a pod's address: the stack must not get it.

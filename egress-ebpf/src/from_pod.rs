@@ -33,7 +33,7 @@ pub fn begin(packet: Packet, config: &Config, workspace: &mut Workspace) -> Opti
     if packet.is_completed_elsewhere(&workspace.headers) {
         return Some(Outcome::done(Verdict::Malformed));
     }
-    flow_cache::go::<{ at::FROM_POD }>(packet, config, workspace)
+    flow_cache::serve::<{ at::FROM_POD }>(packet, config, workspace)
 }
 
 #[inline(always)]

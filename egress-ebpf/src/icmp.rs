@@ -94,7 +94,7 @@ pub fn reset_pod_from_uplink(run: &Run<'_>, buffer: &mut Buffer, route: &mut Rou
         by_nat_entry: false,
         seal: 0,
     };
-    let result = fib::resolve_route(run, &lookup, route).and_then(|()| fib::go(run, route));
+    let result = fib::resolve_route(run, &lookup, route).and_then(|()| fib::send(run, route));
     Outcome::redirected(Verdict::CutAnswered, result)
 }
 

@@ -10,7 +10,7 @@ use aya_ebpf::bindings::BPF_NOEXIST;
 use aya_ebpf::helpers::generated::bpf_loop;
 use egress_common::abi::{Addr, Holder, NatEntry, Origin, PolicySlot, Share, Tuple, Verdict};
 use egress_common::decide::from_overlay::Outer;
-use egress_common::decide::snat::{self, PortSearch, SnatPool};
+use egress_common::decide::snat::{self, PortSearch, SnatSource};
 use egress_common::decide::{self, ClaimOutcome, NatOwner, PortClaim, QuotaKind, Rewrite, Tables};
 use egress_common::wire::{Frame, Quote};
 
@@ -32,7 +32,7 @@ pub fn snat_here(run: &Run<'_>, quote: &Quote, egress_id: u32, slot: &PolicySlot
     let Some(owned) = Maps.owned(egress_id).filter(|owned| owned.address == slot.address) else {
         return Err(Verdict::NotGateway);
     };
-    let pool = SnatPool { address: owned.address, ports: snat::EGRESS_PORTS };
+    let pool = SnatSource { address: owned.address, ports: snat::EGRESS_PORTS };
     snat::translate(run.headers, quote, &Maps, &pool, &owner).map(drop)
 }
 
@@ -81,7 +81,7 @@ fn out_by_uplink(run: &Run<'_>, quote: &Quote, route: &mut Route) -> Outcome {
         return Outcome::done(verdict);
     }
     let verdict = if here { Verdict::SnatHere } else { Verdict::SnatForNode };
-    let result = fib::go(run, route);
+    let result = fib::send(run, route);
     if route.resolve {
         packet.set_waiting(run.config, nat_entry.egress_id);
     }

@@ -92,7 +92,7 @@ unsafe extern "C" fn nat_entry(_map: *mut c_void, key: *const Tuple, value: *mut
     if !copy.is_of(key) {
         // Packets ignore an entry with a broken seal, and cannot replace it: if it is more than a transient mix, it
         // expires like any other entry. Reused memory is not idle.
-        if expiry::is_mapping_idle(&sweep.timeouts, copy, None, sweep.now_ns) && take(&raw mut entry.last_seen_ns, seen)
+        if expiry::is_nat_entry_idle(&sweep.timeouts, copy, None, sweep.now_ns) && take(&raw mut entry.last_seen_ns, seen)
         {
             Maps.forget_nat(key);
             sweep.removed += 1;
@@ -110,7 +110,7 @@ unsafe extern "C" fn nat_entry(_map: *mut c_void, key: *const Tuple, value: *mut
     match (key.direction(), other) {
         (Direction::Ingress, Some(_)) => {}
         (Direction::Ingress, None) => {
-            let idle = expiry::is_mapping_idle(&sweep.timeouts, copy, None, sweep.now_ns);
+            let idle = expiry::is_nat_entry_idle(&sweep.timeouts, copy, None, sweep.now_ns);
             if idle && take(&raw mut entry.last_seen_ns, seen) {
                 Maps.forget_nat(key);
                 sweep.removed += 1;
@@ -124,7 +124,7 @@ unsafe extern "C" fn nat_entry(_map: *mut c_void, key: *const Tuple, value: *mut
         }
         (Direction::Egress, Some(other)) => {
             let answered = other.last_seen_ns;
-            let idle = expiry::is_mapping_idle(&sweep.timeouts, copy, Some(other), sweep.now_ns);
+            let idle = expiry::is_nat_entry_idle(&sweep.timeouts, copy, Some(other), sweep.now_ns);
             if idle && take_both(entry, seen, other, answered) {
                 Maps.forget_nat(&copy.other);
                 Maps.forget_nat(key);
@@ -192,7 +192,7 @@ unsafe extern "C" fn inbound(_map: *mut c_void, key: *const Tuple, value: *mut I
     0
 }
 
-/// Counting starts below zero, by what is counted now. What is added in the end is then the difference that the walk found, and
+/// One sweep runs at a time (`Shared::sweep`, and one agent on a node). Counting starts below zero, by what is counted now. What is added in the end is then the difference that the walk found, and
 /// claims during the walk are not lost: those in a part that it had not reached count twice, until the next sweep.
 unsafe extern "C" fn begin_shares(_: *mut c_void, _: *const Holder, share: *mut Share, _: *mut Sweep) -> i64 {
     // SAFETY: as in `nat_entry`.

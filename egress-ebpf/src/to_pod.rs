@@ -19,7 +19,7 @@ pub fn begin(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outc
     if let Err(verdict) = parse(packet, &mut workspace.headers, Direction::Ingress) {
         return Outcome::done(verdict);
     }
-    if let Some(outcome) = flow_cache::go::<{ at::TO_POD }>(packet, config, workspace) {
+    if let Some(outcome) = flow_cache::serve::<{ at::TO_POD }>(packet, config, workspace) {
         return outcome;
     }
     let run = &Run { packet, config, headers: &workspace.headers };

@@ -54,7 +54,7 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 const FOREIGN_STATUS: &str = "another program than egress-agent writes status.items; if OVN-Kubernetes' own EgressIP is enabled \
                               turn it off (--enable-egress-ip=false): two would answer for the addresses";
 
-const ROLLED_BACK: &str = "the API server knows less than it did: if a backup has been restored, look whether each egress IP is \
+const ROLLED_BACK: &str = "the API server has older data than before: if a backup has been restored, check whether each egress IP is \
                          where its object's status says";
 
 /// The known state of the cluster, and what has been published.

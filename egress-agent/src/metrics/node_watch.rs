@@ -33,7 +33,8 @@ pub async fn run(
         let node = own_node.borrow_and_update().clone();
         if health_page.is_attached() && Instant::now() >= next_chains {
             next_chains = Instant::now() + CHAINS_INTERVAL;
-            policy = forward_policy().await;
+            // A list that failed says nothing about the last one.
+            policy = forward_policy().await.unwrap_or(policy);
         }
         let snapshot = health_page.snapshot(usize::MAX).await;
         for warning in warnings.update(&snapshot, (node.as_deref(), policy), Instant::now()) {
@@ -56,9 +57,9 @@ pub async fn run(
 }
 
 /// The CNI that enforces network policy in the host's FORWARD chain.
-async fn forward_policy() -> Option<&'static str> {
+async fn forward_policy() -> Option<Option<&'static str>> {
     let owner = spawn_blocking(forward_policy::policy).await.map_err(std::io::Error::other).flatten();
-    owner.inspect_err(|error| debug!(%error, "cannot list the host's chains")).ok().flatten()
+    owner.inspect_err(|error| debug!(%error, "cannot list the host's chains")).ok()
 }
 
 fn report(events: &Events, Warning { subject, reason, message }: &Warning) {

@@ -51,7 +51,7 @@ pub const fn timeout_ns(timeouts: &Timeouts, protocol: u8, phase: Phase) -> u64 
 
 /// Whether a NAT entry expires; both directions count, since both keys are removed together.
 #[inline(always)]
-pub fn is_mapping_idle(timeouts: &Timeouts, forward: &NatEntry, reverse: Option<&NatEntry>, now_ns: u64) -> bool {
+pub fn is_nat_entry_idle(timeouts: &Timeouts, forward: &NatEntry, reverse: Option<&NatEntry>, now_ns: u64) -> bool {
     let seen = reverse.map_or(0, |reverse| reverse.last_seen_ns).max(forward.last_seen_ns);
     let phase = phase::nat_entry(forward, reverse);
     now_ns.saturating_sub(seen) > timeout_ns(timeouts, forward.other.protocol, phase)
@@ -103,9 +103,9 @@ mod tests {
     #[test]
     fn the_later_direction_counts() {
         let (forward, reverse) = (nat_entry(PROTO_UDP, 0, SPOKE), nat_entry(PROTO_UDP, 200, SPOKE));
-        assert_eq!(kept_secs(|now| is_mapping_idle(DEFAULT, &forward, Some(&reverse), now)), 500);
-        assert_eq!(kept_secs(|now| is_mapping_idle(DEFAULT, &reverse, Some(&forward), now)), 500);
-        assert_eq!(kept_secs(|now| is_mapping_idle(DEFAULT, &forward, None, now)), 30);
+        assert_eq!(kept_secs(|now| is_nat_entry_idle(DEFAULT, &forward, Some(&reverse), now)), 500);
+        assert_eq!(kept_secs(|now| is_nat_entry_idle(DEFAULT, &reverse, Some(&forward), now)), 500);
+        assert_eq!(kept_secs(|now| is_nat_entry_idle(DEFAULT, &forward, None, now)), 30);
     }
 
     #[test]
@@ -135,7 +135,7 @@ mod tests {
             (47, 0, 0, 45),
         ] {
             let (one, other) = (nat_entry(protocol, 0, forward), nat_entry(protocol, 0, reverse));
-            let kept = kept_secs(|now| is_mapping_idle(timeouts, &one, Some(&other), now));
+            let kept = kept_secs(|now| is_nat_entry_idle(timeouts, &one, Some(&other), now));
             assert_eq!(kept, secs, "{protocol} {forward} {reverse}");
         }
     }
@@ -176,12 +176,12 @@ mod tests {
         let timeouts = &pressed(Timeouts::DEFAULT);
         let kept = |state| {
             let (one, other) = (nat_entry(PROTO_TCP, 0, state), nat_entry(PROTO_TCP, 0, state));
-            kept_secs(|now| is_mapping_idle(timeouts, &one, Some(&other), now))
+            kept_secs(|now| is_nat_entry_idle(timeouts, &one, Some(&other), now))
         };
         assert_eq!((kept(0), kept(SPOKE), kept(FINISHED)), (10, 7_440, 240));
         for protocol in [PROTO_UDP, PROTO_ICMP, 47] {
             let one = nat_entry(protocol, 0, 0);
-            let kept = |other| kept_secs(|now| is_mapping_idle(timeouts, &one, Some(&other), now));
+            let kept = |other| kept_secs(|now| is_nat_entry_idle(timeouts, &one, Some(&other), now));
             let answered =
                 kept_secs(|now| now / SECOND_NS > u64::from(if protocol == PROTO_ICMP { 60_u32 } else { 300 }));
             assert_eq!(

@@ -12,7 +12,7 @@
 //! pod's packet is passed on once. A reply may come back from the new owner to the old one, with one hop less each
 //! time.
 
-use super::snat::{self, SnatPool};
+use super::snat::{self, SnatSource};
 use super::{NatOwner, Tables, fragments, slots};
 use crate::abi::{
     Addr, Class, Config, HandoverStage, NatEntry, NodeEntry, NodePlace, Origin, Owned, PrefixKind, Verdict,
@@ -182,7 +182,7 @@ pub fn translate<'t, T: Tables>(
         true => NatOwner { origin: Origin::Here, source_node: Addr::UNSPECIFIED, egress_id },
         false => NatOwner { origin: Origin::Remote, source_node: *source_node, egress_id },
     };
-    snat::translate(headers, quote, tables, &SnatPool { address: owned.address, ports: snat::EGRESS_PORTS }, &owner)
+    snat::translate(headers, quote, tables, &SnatSource { address: owned.address, ports: snat::EGRESS_PORTS }, &owner)
 }
 
 #[cfg(test)]

@@ -173,7 +173,7 @@ impl MemoryMaps {
         let before = entries();
         for (key, nat_entry) in self.nat.all() {
             let other = self.nat.get(&nat_entry.other).filter(|other| other.other == key);
-            let is_idle = |other| expiry::is_mapping_idle(&timeouts, &nat_entry, other, now);
+            let is_idle = |other| expiry::is_nat_entry_idle(&timeouts, &nat_entry, other, now);
             let goes = match (key.direction(), &other) {
                 // Both keys are checked at the forward key.
                 (Direction::Ingress, Some(_)) => false,

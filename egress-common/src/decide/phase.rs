@@ -114,7 +114,7 @@ pub fn nat_entry(forward: &NatEntry, reverse: Option<&NatEntry>) -> Phase {
     if forward.other.protocol != PROTO_TCP {
         return if state & SPOKE == 0 { Phase::Opening } else { Phase::Established };
     }
-    of_mapping(forward.state, state, fits(forward.number, end))
+    of_nat_entry(forward.state, state, fits(forward.number, end))
 }
 
 /// The phase of a flow.
@@ -137,7 +137,7 @@ const fn is_reset(state: u32, fits: bool) -> bool {
 
 /// The phase of a NAT entry. `fits`: see [`fits`].
 #[inline(always)]
-const fn of_mapping(forward: u32, reverse: u32, fits: bool) -> Phase {
+const fn of_nat_entry(forward: u32, reverse: u32, fits: bool) -> Phase {
     let both = forward & reverse;
     if both & RESET != 0 && is_reset(reverse, fits) || both & FINISHED != 0 && fits {
         Phase::Closing
@@ -250,7 +250,7 @@ mod tests {
             states[one] = own(before, *flags, *direction);
             states[other] = opposite(before, *flags, *direction, states[other]).unwrap_or(states[other]);
         }
-        of_mapping(states[0], states[1], true)
+        of_nat_entry(states[0], states[1], true)
     }
 
     const OPEN: [(Direction, u8); 3] = [(Egress, SYN), (Ingress, SYN_ACK), (Egress, ACK)];
@@ -376,7 +376,7 @@ mod tests {
             let forward = opposite(ack, flags, Ingress, open).unwrap_or(open);
             for pods in [ACK, FIN] {
                 let forward = if flags == FIN { own(forward, pods, Egress) } else { forward };
-                assert_eq!(of_mapping(forward, reverse, false), Phase::Established, "{flags}");
+                assert_eq!(of_nat_entry(forward, reverse, false), Phase::Established, "{flags}");
             }
             let flow = answered(own(open, FIN, Egress), flags);
             assert_eq!((of_flow(flow, false), of_flow(flow, true)), (Phase::Established, Phase::Closing), "{flags}");
@@ -385,7 +385,7 @@ mod tests {
             assert_eq!(of_inbound(inbound, true), Phase::Closing, "{flags}");
         }
         let reset = opposite(open, RST, Egress, own(ack, RST, Ingress)).expect("a change");
-        assert_eq!(of_mapping(own(open, RST, Egress), reset, false), Phase::Closing, "the pod's own");
+        assert_eq!(of_nat_entry(own(open, RST, Egress), reset, false), Phase::Closing, "the pod's own");
         assert_eq!(of_flow(own(answered(open, RST), RST, Egress), false), Phase::Closing, "the pod's own");
         assert_eq!(
             of_inbound(replied(seen_from_outside(ack, RST, false), RST), false),

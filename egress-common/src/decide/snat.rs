@@ -77,7 +77,7 @@ const fn is_echo(tuple: &Tuple) -> bool {
 
 /// The translated source of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SnatPool {
+pub struct SnatSource {
     pub address: Addr,
     pub ports: PortRange,
 }
@@ -88,7 +88,7 @@ pub fn translate<'t, T: Tables>(
     headers: &Headers,
     quote: &Quote,
     tables: &'t T,
-    pool: &SnatPool,
+    pool: &SnatSource,
     owner: &NatOwner,
 ) -> Result<&'t NatEntry, Verdict> {
     // The node's own address needs no lease.
@@ -101,7 +101,7 @@ pub fn translate<'t, T: Tables>(
     }
     let forward = &headers.tuple;
     if let Some(nat_entry) = tables.nat_seen(forward, headers.of_pod()) {
-        if shows(nat_entry, pool, owner) {
+        if is_current_for(nat_entry, pool, owner) {
             return Ok(nat_entry);
         }
         retire(forward, nat_entry, tables);
@@ -146,7 +146,7 @@ fn of_error<'t, T: Tables>(headers: &Headers, quote: &Quote, tables: &'t T) -> O
 /// or the subnet's node may have changed. The NAT port range of the node's own address may have changed too: answers to
 /// other ports belong to the host.
 #[inline(always)]
-fn shows(nat_entry: &NatEntry, pool: &SnatPool, owner: &NatOwner) -> bool {
+fn is_current_for(nat_entry: &NatEntry, pool: &SnatSource, owner: &NatOwner) -> bool {
     let port = nat_entry.other.dport();
     let is_listed = port >= pool.ports.first && port <= pool.ports.last;
     nat_entry.other.daddr == pool.address
@@ -198,7 +198,7 @@ struct Port {
 }
 
 #[inline(never)]
-fn claim_own_port<T: Tables>(headers: &Headers, tables: &T, pool: &SnatPool, owner: &NatOwner) -> OwnPort {
+fn claim_own_port<T: Tables>(headers: &Headers, tables: &T, pool: &SnatSource, owner: &NatOwner) -> OwnPort {
     let port = headers.tuple.sport();
     let is_listed = port >= pool.ports.first && port <= pool.ports.last;
     if !is_listed && (owner.origin == Origin::Stack || headers.l4 != L4::Other) {
@@ -225,18 +225,18 @@ fn claim_own_port<T: Tables>(headers: &Headers, tables: &T, pool: &SnatPool, own
 pub const EXHAUSTED_NS: u64 = 1_000_000_000;
 
 #[inline(never)]
-fn is_exhausted<T: Tables>(forward: &Tuple, pool: &SnatPool, tables: &T) -> bool {
+fn is_exhausted<T: Tables>(forward: &Tuple, pool: &SnatSource, tables: &T) -> bool {
     tables.is_exhausted(&reverse_key(forward, &pool.address, 0))
 }
 
 #[inline(never)]
-fn note_exhausted<T: Tables>(forward: &Tuple, pool: &SnatPool, tables: &T) {
+fn note_exhausted<T: Tables>(forward: &Tuple, pool: &SnatSource, tables: &T) {
     tables.note_exhausted(&reverse_key(forward, &pool.address, 0));
 }
 
 /// Claims the reverse key with any free port of the pool.
 #[inline(never)]
-fn find_port<T: Tables>(headers: &Headers, tables: &T, pool: &SnatPool, owner: &NatOwner) -> PortClaim {
+fn find_port<T: Tables>(headers: &Headers, tables: &T, pool: &SnatSource, owner: &NatOwner) -> PortClaim {
     let forward = &headers.tuple;
     let search = PortSearch::new(pool.ports, tables.random());
     tables.claim_any_port(forward, &pool.address, owner, &search)
@@ -256,7 +256,7 @@ enum Forward {
 fn claim_forward<T: Tables>(
     headers: &Headers,
     tables: &T,
-    pool: &SnatPool,
+    pool: &SnatSource,
     owner: &NatOwner,
     port: Port,
 ) -> Result<Forward, Verdict> {
@@ -284,7 +284,7 @@ fn claim_forward<T: Tables>(
 fn hold_reverse<T: Tables>(
     headers: &Headers,
     tables: &T,
-    pool: &SnatPool,
+    pool: &SnatSource,
     owner: &NatOwner,
     port: Port,
 ) -> Result<(), Verdict> {

@@ -5,7 +5,7 @@
 //! from NAT.
 
 use super::from_pod::{self, FromPod};
-use super::snat::{self, SnatPool};
+use super::snat::{self, SnatSource};
 use super::{NatOwner, Tables, fragments, from_netdev, slots, to_pod};
 use crate::abi::{Addr, Class, Config, NatEntry, Origin, PrefixKind, Verdict, has_node_mark};
 use crate::wire::{Headers, L4, Quote};
@@ -43,7 +43,7 @@ pub fn decide<T: Tables>(headers: &mut Headers, quote: &Quote, meta: &Meta, tabl
     if meta.forwarded && !meta.returning && is_egress_ip(&headers.tuple.saddr, tables) {
         return ToNetdev::Done(Verdict::SpoofedEgressIp);
     }
-    if meta.forwarded && passes_for_a_mapping(headers, tables, config) {
+    if meta.forwarded && matches_a_foreign_nat_entry(headers, tables, config) {
         return ToNetdev::Done(Verdict::PortTaken);
     }
     // Most packets are the node's own and match no pod below.
@@ -73,7 +73,7 @@ pub fn decide<T: Tables>(headers: &mut Headers, quote: &Quote, meta: &Meta, tabl
 ///
 /// Out of line, because few ports need it.
 #[inline(never)]
-fn passes_for_a_mapping<T: Tables>(headers: &Headers, tables: &T, config: &Config) -> bool {
+fn matches_a_foreign_nat_entry<T: Tables>(headers: &Headers, tables: &T, config: &Config) -> bool {
     let tuple = &headers.tuple;
     let may_be = from_netdev::is_node_port(tuple.sport(), config)
         && tuple.saddr == from_netdev::node_address(config, headers.family);
@@ -97,7 +97,7 @@ pub fn translate<'t, T: Tables>(
         slots::translatable(headers)?;
     }
     let owner = NatOwner { origin: Origin::Stack, source_node: Addr::UNSPECIFIED, egress_id: 0 };
-    snat::translate(headers, quote, tables, &SnatPool { address, ports: config.node_ports }, &owner)
+    snat::translate(headers, quote, tables, &SnatSource { address, ports: config.node_ports }, &owner)
 }
 
 /// Whether an entry of `pods` may decide about the packet. A wrong entry for an address of this node, an egress IP or

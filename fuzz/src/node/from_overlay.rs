@@ -3,7 +3,7 @@
 use egress_common::abi::{Addr, Class, Direction, Origin, Owned, Verdict};
 use egress_common::decide::from_netdev;
 use egress_common::decide::from_overlay::{self, FromOverlay, Outer};
-use egress_common::decide::snat::{self, SnatPool};
+use egress_common::decide::snat::{self, SnatSource};
 use egress_common::decide::{NatOwner, Rewrite};
 use egress_common::wire::icmp::GeneratedError;
 use egress_common::wire::{Headers, L4, Quote};
@@ -63,7 +63,7 @@ impl Node {
         owned: &Owned,
         owner: &NatOwner,
     ) -> Result<Outcome, TooBig> {
-        let pool = SnatPool { address: owned.address, ports: snat::EGRESS_PORTS };
+        let pool = SnatSource { address: owned.address, ports: snat::EGRESS_PORTS };
         let nat_entry = match snat::translate(headers, quote, &self.maps, &pool, owner) {
             Ok(nat_entry) => *nat_entry,
             Err(verdict) => {

@@ -42,7 +42,7 @@ impl<'a> Claimants<'a> {
     }
 
     /// The rank of the policy that the address belongs to.
-    pub(super) fn object_of(&self, address: IpAddr) -> Option<usize> {
+    pub(super) fn policy_of(&self, address: IpAddr) -> Option<usize> {
         self.policies.get(&address).copied()
     }
 

@@ -183,12 +183,12 @@ fn release_unplaced(claims: &mut [Claim<'_>], claimants: &Claimants<'_>, places:
     let mut released = BTreeSet::new();
     for (rank, claim) in claims.iter_mut().enumerate() {
         let is_unplaced =
-            |address: &IpAddr| claimants.object_of(*address) == Some(rank) && !places[rank].contains_key(address);
+            |address: &IpAddr| claimants.policy_of(*address) == Some(rank) && !places[rank].contains_key(address);
         released.extend(claim.items.iter().map(|(address, _)| *address).filter(is_unplaced));
         claim.items.retain(|(address, _)| !is_unplaced(address));
     }
     claims.iter().enumerate().any(|(rank, claim)| {
-        claim.addresses.iter().any(|address| released.contains(address) && claimants.object_of(*address) != Some(rank))
+        claim.addresses.iter().any(|address| released.contains(address) && claimants.policy_of(*address) != Some(rank))
     })
 }
 
@@ -215,7 +215,7 @@ fn kept(
     };
     let shown = claim.items.iter().copied().filter(|item| !is_given_away(item));
     for (address, node) in shown.chain(being_handed_over) {
-        let is_own = claim.lists(&address) && claimants.object_of(address) == Some(rank);
+        let is_own = claim.lists(&address) && claimants.policy_of(address) == Some(rank);
         let node = hosts.index(node).filter(|node| is_own && hosts.can_host(*node, address));
         if let Some(node) = node.filter(|node| !places.contains_key(&address) && !used.contains(node)) {
             places.insert(address, node);
@@ -233,7 +233,7 @@ fn place_others(
 ) {
     let mut pending = Vec::new();
     for (rank, claim) in claims.iter().enumerate() {
-        let is_pending = |a: &&IpAddr| claimants.object_of(**a) == Some(rank) && !places[rank].contains_key(*a);
+        let is_pending = |a: &&IpAddr| claimants.policy_of(**a) == Some(rank) && !places[rank].contains_key(*a);
         pending.extend(claim.addresses.iter().filter(is_pending).map(|address| (rank, *address)));
     }
     let last = former_nodes(claims, inputs.hand_overs, hosts, &pending);

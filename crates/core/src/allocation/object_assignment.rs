@@ -168,7 +168,7 @@ impl EntryStatuses<'_, '_> {
             Some(reason) => return EntryStatus::Reserved(reason.clone()),
             None => {}
         }
-        if let Some(claimant) = self.claimants.object_of(address).filter(|claimant| *claimant != rank) {
+        if let Some(claimant) = self.claimants.policy_of(address).filter(|claimant| *claimant != rank) {
             return EntryStatus::Taken {
                 policy: self.claims[claimant].policy.key().clone(),
                 node: self.node(claimant, address),

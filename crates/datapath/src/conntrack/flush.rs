@@ -117,7 +117,7 @@ enum FlushAction {
 fn cut(
     maps: &mut FlowMaps,
     fate: impl Fn(&Tuple, &Flow) -> FlushAction,
-    mapping_goes: impl Fn(&Tuple, &NatEntry, &Tuple) -> bool,
+    is_cut: impl Fn(&Tuple, &NatEntry, &Tuple) -> bool,
 ) -> io::Result<(Cut, usize)> {
     let (mut connections, mut others) = (Cut::new(), Vec::new());
     maps.flows.for_each(|tuple: &Tuple, flow| match fate(tuple, flow) {
@@ -129,13 +129,13 @@ fn cut(
     for tuple in &others {
         maps.flows.remove(tuple)?;
     }
-    let mappings = cut_mappings(maps, mapping_goes)?;
-    Ok((connections, others.len() + mappings))
+    let nat_entries = cut_nat_entries(maps, is_cut)?;
+    Ok((connections, others.len() + nat_entries))
 }
 
 /// `goes` gets the forward tuple, the NAT entry and the reverse tuple, for either key. Returns the number of removed
 /// entries.
-fn cut_mappings(maps: &mut FlowMaps, goes: impl Fn(&Tuple, &NatEntry, &Tuple) -> bool) -> io::Result<usize> {
+fn cut_nat_entries(maps: &mut FlowMaps, goes: impl Fn(&Tuple, &NatEntry, &Tuple) -> bool) -> io::Result<usize> {
     // The walk visits both keys; the entry is removed at the reverse one. A lone forward key gets no answers, and the next
     // sweep removes it.
     let mut keys = Vec::new();

@@ -7,7 +7,7 @@ use egress_common::abi::{Addr, Config, HandoverStage, Origin, PolicySlot, SlotPl
 use egress_common::decide::from_pod::{self, FromPod};
 use egress_common::decide::memory_maps::MemoryMaps;
 use egress_common::decide::mtu::{self, Fit};
-use egress_common::decide::snat::{self, EGRESS_PORTS, SnatPool};
+use egress_common::decide::snat::{self, EGRESS_PORTS, SnatSource};
 use egress_common::decide::{NatOwner, Tables};
 use egress_common::wire::{Headers, Quote};
 
@@ -70,7 +70,7 @@ fn here(headers: &Headers, recorder: &MapRecorder<'_>, egress_id: u32, slot: &Po
             false => vec![Verdict::NotGateway],
         };
     };
-    let pool = SnatPool { address: owned.address, ports: EGRESS_PORTS };
+    let pool = SnatSource { address: owned.address, ports: EGRESS_PORTS };
     let owner = NatOwner { origin: Origin::Here, source_node: Addr::UNSPECIFIED, egress_id };
     match snat::translate(headers, &Quote::NONE, recorder, &pool, &owner) {
         Ok(_) => [&[Verdict::SnatHere], FIB_VERDICTS.as_slice()].concat(),

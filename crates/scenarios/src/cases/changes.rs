@@ -82,6 +82,7 @@ fn pod_label(cluster: &TestCluster) -> Result<()> {
     connections.into_iter().try_for_each(is_cut)?;
     // Those that it has with its node's address do not continue either: the other end knows them by no other.
     let connections = tcp(&cluster.pod("changing")?.netns)?;
+    cluster.is_seen_as("changing", None, None)?;
     cluster.label_pod("changing", "app", Some("a"))?;
     cluster.is_seen_as("changing", Some(V4), Some(V6))?;
     connections.into_iter().try_for_each(is_cut)

@@ -25,6 +25,10 @@ const PORTS_HIGH: f64 = 0.8;
 const PORTS_LOW: f64 = 0.7;
 const MAP_HIGH: f64 = 0.875;
 const MAP_LOW: f64 = 0.75;
+/// The reasons that are about an address: on its object, or on the Node while the object is unknown.
+const ABOUT_ADDRESSES: [&str; 2] = [NEARLY_EXHAUSTED, EXHAUSTED];
+const NEARLY_EXHAUSTED: &str = "PortsNearlyExhausted";
+const EXHAUSTED: &str = "PortsExhausted";
 /// A refusal counts for this long.
 const REFUSED: Duration = Duration::from_secs(60);
 
@@ -81,21 +85,21 @@ impl Warnings {
             for (id, served) in &in_kernel.served {
                 let ratio =
                     kernel.ports.as_ref().and_then(|ports| ports.egress_ips.get(id)).map_or(0.0, |of| of.ratio());
-                let high = self.is_over(("PortsNearlyExhausted", served), ratio, (PORTS_HIGH, PORTS_LOW));
+                let high = self.is_over((NEARLY_EXHAUSTED, served), ratio, (PORTS_HIGH, PORTS_LOW));
                 // Without the current number, so that a restarted agent repeats the same event.
                 let nearly = format!(
                     "egress IP {} has used 80 % of its ports towards one destination: at 100 % new connections to it \
                      are dropped",
                     served.address
                 );
-                self.set("PortsNearlyExhausted", served, high, nearly, &mut new);
+                self.set(NEARLY_EXHAUSTED, served, high, nearly, &mut new);
                 let out = self.refused.get(id).is_some_and(|at| now.duration_since(*at) < REFUSED);
                 let none_left = format!(
                     "egress IP {} has no free port towards a destination: new connections to it are dropped until one is \
                      free",
                     served.address
                 );
-                self.set("PortsExhausted", served, out, none_left, &mut new);
+                self.set(EXHAUSTED, served, out, none_left, &mut new);
             }
             for (map, limit) in &kernel.limits {
                 let counted = kernel.entries.get(map).copied().map(f64::from);
@@ -181,7 +185,7 @@ impl Warnings {
     /// Drops the warnings about addresses that this node no longer serves.
     fn forget_unserved(&mut self, in_kernel: &InKernel) {
         let served: BTreeSet<String> = in_kernel.served.values().map(|served| served.address.to_string()).collect();
-        self.open.retain(|(_, what), warning| warning.subject == Subject::Node || served.contains(what));
+        self.open.retain(|(reason, what), _| !ABOUT_ADDRESSES.contains(reason) || served.contains(what));
     }
 }
 

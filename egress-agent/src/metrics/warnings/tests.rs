@@ -117,3 +117,21 @@ fn bypassed_network_policy_is_reported_with_its_cni() {
     assert!(new[0].reason == "PolicyInForward" && new[0].message.starts_with("Calico "), "{new:?}");
     assert!(update(Some("Calico")).is_empty() && update(None).is_empty());
 }
+
+/// The object of an address may be unknown while it is being deleted.
+#[test]
+fn a_warning_about_an_address_ends_with_the_address_whether_its_policy_is_known_or_not() {
+    for is_known in [true, false] {
+        let (mut warnings, now) = (Warnings::default(), Instant::now());
+        let mut snapshot = snapshot(900, 0, 0);
+        let in_kernel =
+            snapshot.reconciler.as_mut().and_then(|reconciler| reconciler.in_kernel.as_mut()).expect("it has");
+        in_kernel.served.values_mut().filter(|_| !is_known).for_each(|served| served.policy = None);
+        assert_eq!(reasons(&warnings.update(&snapshot, (None, None), now)), ["PortsNearlyExhausted"]);
+        let in_kernel =
+            snapshot.reconciler.as_mut().and_then(|reconciler| reconciler.in_kernel.as_mut()).expect("it has");
+        in_kernel.served.clear();
+        assert!(warnings.update(&snapshot, (None, None), now).is_empty());
+        assert_eq!(warnings.lines(), [""; 0], "its policy is known: {is_known}");
+    }
+}

@@ -3,7 +3,7 @@ use crate::abi::{BloomFilter, Direction, HandoverEntry, Owned, Tuple};
 use crate::decide::cast::{Cast, ID, OTHER_NODE, both};
 use crate::decide::memory_maps::{MemoryMaps, addr, with_node_ports};
 use crate::decide::packets::{Packet, packet};
-use crate::decide::snat::{self, EGRESS_PORTS, SnatPool};
+use crate::decide::snat::{self, EGRESS_PORTS, SnatSource};
 use crate::decide::{NatOwner, from_pod, to_netdev};
 use crate::wire::{PROTO_AH, PROTO_SCTP, tcp};
 
@@ -20,7 +20,7 @@ fn verdict(maps: &MemoryMaps, packet: &Packet) -> Verdict {
 
 /// A flow of the pod to the world, translated.
 fn begin(cast: &Cast, maps: &MemoryMaps, origin: Origin, packet: &Packet) -> NatEntry {
-    let pool = SnatPool { address: addr(cast.egress), ports: EGRESS_PORTS };
+    let pool = SnatSource { address: addr(cast.egress), ports: EGRESS_PORTS };
     let owner = NatOwner { origin, source_node: addr(OTHER_NODE), egress_id: ID };
     *snat::translate(&packet.headers(), &Quote::NONE, maps, &pool, &owner).expect("a free port")
 }

@@ -11,7 +11,7 @@ use crate::wire::{sctp, tcp};
 /// A type of SCTP chunk.
 const DATA: u8 = 0;
 const EGRESS: Addr = Addr::v4([172, 18, 0, 100]);
-const FACE: SnatPool = SnatPool { address: EGRESS, ports: EGRESS_PORTS };
+const SOURCE: SnatSource = SnatSource { address: EGRESS, ports: EGRESS_PORTS };
 pub(super) const OWNER: NatOwner = NatOwner { origin: Origin::Here, source_node: Addr::UNSPECIFIED, egress_id: 7 };
 
 #[test]
@@ -30,7 +30,7 @@ fn the_walk_covers_every_port_once() {
 #[test]
 fn a_holder_at_its_quota_gets_no_more_entries() {
     both(|cast, maps| {
-        let pool = SnatPool { address: addr(cast.egress), ports: EGRESS_PORTS };
+        let pool = SnatSource { address: addr(cast.egress), ports: EGRESS_PORTS };
         let asked = |pod, port| {
             let headers = packet(pod, cast.world, 4000, port).headers();
             translate(&headers, &Quote::NONE, maps, &pool, &OWNER).map(drop)
@@ -53,7 +53,7 @@ fn without_a_lease_only_the_nodes_own_address_is_given() {
     both(|cast, maps| {
         let (headers, pool) = (
             packet(cast.pod, cast.world, 4000, 80).headers(),
-            SnatPool { address: addr(cast.egress), ports: EGRESS_PORTS },
+            SnatSource { address: addr(cast.egress), ports: EGRESS_PORTS },
         );
         let remote = NatOwner { origin: Origin::Remote, source_node: addr(cast.other_node), egress_id: 7 };
         let asked = |owner: &NatOwner| translate(&headers, &Quote::NONE, maps, &pool, owner).copied();
@@ -74,7 +74,7 @@ fn without_a_lease_only_the_nodes_own_address_is_given() {
 fn an_exhausted_range_is_searched_once_in_a_while() {
     both(|cast, maps| {
         let ports = PortRange { first: 2000, last: 2001 };
-        let pool = SnatPool { address: addr(cast.egress), ports };
+        let pool = SnatSource { address: addr(cast.egress), ports };
         let asked = |port, to| {
             let headers = packet(cast.pod, cast.world, port, to).headers();
             translate(&headers, &Quote::NONE, maps, &pool, &OWNER).map(|nat_entry| nat_entry.other)
@@ -100,16 +100,16 @@ fn an_exhausted_range_is_searched_once_in_a_while() {
 fn a_free_source_port_is_kept() {
     let maps = MemoryMaps::new();
     let one = packet("10.244.1.10", "198.51.100.10", 4000, 80).headers();
-    let nat_entry = translate(&one, &Quote::NONE, &maps, &FACE, &OWNER).expect("a free port");
+    let nat_entry = translate(&one, &Quote::NONE, &maps, &SOURCE, &OWNER).expect("a free port");
     assert_eq!(nat_entry.other.dport(), 4000);
     assert_eq!(maps.mappings_made(), 1);
     let two = packet("10.244.1.11", "198.51.100.10", 4000, 80).headers();
-    let other = translate(&two, &Quote::NONE, &maps, &FACE, &OWNER).expect("a free port");
+    let other = translate(&two, &Quote::NONE, &maps, &SOURCE, &OWNER).expect("a free port");
     assert_ne!(other.other.dport(), 4000);
-    assert_eq!(translate(&one, &Quote::NONE, &maps, &FACE, &OWNER).map(|m| m.other), Ok(nat_entry.other));
+    assert_eq!(translate(&one, &Quote::NONE, &maps, &SOURCE, &OWNER).map(|m| m.other), Ok(nat_entry.other));
     assert_eq!(maps.nat_len(), 4);
     let low = packet("10.244.1.10", "198.51.100.10", 53, 53).headers();
-    let low = translate(&low, &Quote::NONE, &maps, &FACE, &OWNER).expect("a free port");
+    let low = translate(&low, &Quote::NONE, &maps, &SOURCE, &OWNER).expect("a free port");
     assert!(low.other.dport() >= 1024);
 }
 
@@ -119,16 +119,18 @@ fn refuses_only_when_no_port_is_free() {
     let range = PortRange { first: 61000, last: 61009 };
     for pod in 0..10u8 {
         let headers = packet(&std::format!("10.244.1.{}", 10 + pod), "198.51.100.10", 4000, 80).headers();
-        assert!(translate(&headers, &Quote::NONE, &maps, &SnatPool { address: EGRESS, ports: range }, &OWNER).is_ok());
+        assert!(
+            translate(&headers, &Quote::NONE, &maps, &SnatSource { address: EGRESS, ports: range }, &OWNER).is_ok()
+        );
     }
     let headers = packet("10.244.1.30", "198.51.100.10", 4000, 80).headers();
     assert_eq!(
-        translate(&headers, &Quote::NONE, &maps, &SnatPool { address: EGRESS, ports: range }, &OWNER),
+        translate(&headers, &Quote::NONE, &maps, &SnatSource { address: EGRESS, ports: range }, &OWNER),
         Err(Verdict::PortsExhausted)
     );
     let elsewhere = packet("10.244.1.30", "198.51.100.11", 4000, 80).headers();
     assert!(
-        translate(&elsewhere, &Quote::NONE, &maps, &SnatPool { address: EGRESS, ports: range }, &OWNER).is_ok(),
+        translate(&elsewhere, &Quote::NONE, &maps, &SnatSource { address: EGRESS, ports: range }, &OWNER).is_ok(),
         "another destination is another range"
     );
     assert_eq!(maps.nat_len(), 22, "a refusal leaves no half mapping");
@@ -139,9 +141,9 @@ fn a_full_map_leaves_no_half_nat_entry() {
     let maps = MemoryMaps::new();
     maps.limit_nat(3);
     let one = packet("10.244.1.10", "198.51.100.10", 4000, 80).headers();
-    assert!(translate(&one, &Quote::NONE, &maps, &FACE, &OWNER).is_ok());
+    assert!(translate(&one, &Quote::NONE, &maps, &SOURCE, &OWNER).is_ok());
     let two = packet("10.244.1.11", "198.51.100.10", 4001, 80).headers();
-    assert_eq!(translate(&two, &Quote::NONE, &maps, &FACE, &OWNER), Err(Verdict::MapFull));
+    assert_eq!(translate(&two, &Quote::NONE, &maps, &SOURCE, &OWNER), Err(Verdict::MapFull));
     assert_eq!(maps.nat_len(), 2);
 }
 
@@ -149,20 +151,21 @@ fn a_full_map_leaves_no_half_nat_entry() {
 fn a_moved_flow_keeps_its_source_port_or_is_refused() {
     let maps = MemoryMaps::new();
     let mut headers = packet("10.244.1.10", "198.51.100.10", 4000, 80).tcp(tcp::ACK).headers();
-    let nat_entry = translate(&headers, &Quote::NONE, &maps, &FACE, &OWNER).expect("its own port is free");
+    let nat_entry = translate(&headers, &Quote::NONE, &maps, &SOURCE, &OWNER).expect("its own port is free");
     assert_eq!(nat_entry.other.dport(), 4000);
     headers.tuple.saddr = Addr::v4([10, 244, 1, 11]);
-    assert_eq!(translate(&headers, &Quote::NONE, &maps, &FACE, &OWNER), Err(Verdict::PortTaken));
+    assert_eq!(translate(&headers, &Quote::NONE, &maps, &SOURCE, &OWNER), Err(Verdict::PortTaken));
 }
 
 #[test]
 fn another_address_makes_another_nat_entry() {
     let maps = MemoryMaps::new();
     let headers = packet("10.244.1.10", "198.51.100.10", 4000, 80).headers();
-    translate(&headers, &Quote::NONE, &maps, &FACE, &OWNER).expect("a free port");
+    translate(&headers, &Quote::NONE, &maps, &SOURCE, &OWNER).expect("a free port");
     let other = Addr::v4([172, 18, 0, 101]);
-    let nat_entry = translate(&headers, &Quote::NONE, &maps, &SnatPool { address: other, ports: EGRESS_PORTS }, &OWNER)
-        .expect("a free port");
+    let nat_entry =
+        translate(&headers, &Quote::NONE, &maps, &SnatSource { address: other, ports: EGRESS_PORTS }, &OWNER)
+            .expect("a free port");
     assert_eq!(nat_entry.other.daddr, other);
     assert_eq!(maps.nat_len(), 2, "the old keys are gone together");
 }
@@ -179,7 +182,7 @@ fn answers_follow_the_node_that_sends() {
         };
         for node in [Addr::v4([172, 18, 0, 3]), Addr::v4([172, 18, 0, 9])] {
             let owner = NatOwner { origin: Origin::Remote, source_node: node, egress_id: 7 };
-            let nat_entry = translate(&headers, &Quote::NONE, &maps, &FACE, &owner).expect("its own port is free");
+            let nat_entry = translate(&headers, &Quote::NONE, &maps, &SOURCE, &owner).expect("its own port is free");
             assert_eq!((nat_entry.source_node, nat_entry.other.dport()), (node, 4000));
             let answers = maps.nat_peek(&nat_entry.other).expect("the reverse key");
             assert_eq!(answers.source_node, node, "{protocol_flags:?}");
@@ -193,7 +196,7 @@ fn answers_follow_the_node_that_sends() {
 fn echo_changes_its_identifier_in_both_places() {
     let maps = MemoryMaps::new();
     let one = packet("10.244.1.10", "198.51.100.10", 0, 0).echo(500).headers();
-    let nat_entry = translate(&one, &Quote::NONE, &maps, &FACE, &OWNER).expect("a free id");
+    let nat_entry = translate(&one, &Quote::NONE, &maps, &SOURCE, &OWNER).expect("a free id");
     let reverse = nat_entry.other;
     assert_eq!(reverse.sport(), reverse.dport());
     assert!(reverse.dport() >= 1024);
@@ -203,16 +206,16 @@ fn echo_changes_its_identifier_in_both_places() {
 fn a_port_search_in_a_full_map_reports_a_full_map() {
     let maps = MemoryMaps::new();
     let one = packet("10.244.1.10", "198.51.100.10", 4000, 80).headers();
-    assert!(translate(&one, &Quote::NONE, &maps, &FACE, &OWNER).is_ok());
+    assert!(translate(&one, &Quote::NONE, &maps, &SOURCE, &OWNER).is_ok());
     maps.limit_nat(2);
     let two = packet("10.244.1.11", "198.51.100.10", 4000, 80).headers();
     assert_eq!(
-        translate(&two, &Quote::NONE, &maps, &FACE, &OWNER),
+        translate(&two, &Quote::NONE, &maps, &SOURCE, &OWNER),
         Err(Verdict::MapFull),
         "ports are free, the map is not"
     );
     maps.limit_nat(3);
-    assert_eq!(translate(&two, &Quote::NONE, &maps, &FACE, &OWNER), Err(Verdict::MapFull));
+    assert_eq!(translate(&two, &Quote::NONE, &maps, &SOURCE, &OWNER), Err(Verdict::MapFull));
     assert_eq!(maps.nat_len(), 2, "the reverse key was taken back");
     maps.assert_paired();
 }
@@ -220,7 +223,7 @@ fn a_port_search_in_a_full_map_reports_a_full_map() {
 #[test]
 fn every_protocol_and_family_has_two_keys_that_name_each_other() {
     both(|cast, maps| {
-        let pool = SnatPool { address: addr(cast.egress), ports: EGRESS_PORTS };
+        let pool = SnatSource { address: addr(cast.egress), ports: EGRESS_PORTS };
         for pod in [cast.pod, cast.known_pod, cast.unknown_pod] {
             for packet in [
                 packet(pod, cast.world, 4000, 80),
@@ -243,7 +246,7 @@ fn every_protocol_and_family_has_two_keys_that_name_each_other() {
 fn a_reverse_key_that_another_cpu_claimed_for_this_flow_is_adopted() {
     both(|cast, maps| {
         let headers = packet(cast.pod, cast.world, 4000, 80).headers();
-        let pool = SnatPool { address: addr(cast.egress), ports: EGRESS_PORTS };
+        let pool = SnatSource { address: addr(cast.egress), ports: EGRESS_PORTS };
         let reverse = reverse_key(&headers.tuple, &pool.address, 4000);
         assert_eq!(maps.claim_nat(&reverse, &headers.tuple, &OWNER), ClaimOutcome::Claimed);
         let nat_entry = translate(&headers, &Quote::NONE, maps, &pool, &OWNER).expect("adopted");
@@ -259,7 +262,7 @@ fn a_reverse_key_that_another_cpu_claimed_for_this_flow_is_adopted() {
 fn a_reverse_key_that_another_cpu_adopted_is_not_taken_back() {
     both(|cast, maps| {
         let headers = packet(cast.pod, cast.world, 4000, 80).headers();
-        let pool = SnatPool { address: addr(cast.egress), ports: EGRESS_PORTS };
+        let pool = SnatSource { address: addr(cast.egress), ports: EGRESS_PORTS };
         maps.limit_nat(1);
         maps.when_nat_is_full(move |maps| {
             maps.limit_nat(2);
@@ -276,10 +279,10 @@ fn a_reverse_key_that_another_cpu_adopted_is_not_taken_back() {
 fn a_lone_forward_key_waits_for_the_sweep() {
     both(|cast, maps| {
         let headers = packet(cast.pod, cast.world, 4000, 80).headers();
-        let old = SnatPool { address: addr(cast.foreign_egress), ports: EGRESS_PORTS };
+        let old = SnatSource { address: addr(cast.foreign_egress), ports: EGRESS_PORTS };
         let reverse = translate(&headers, &Quote::NONE, maps, &old, &OWNER).expect("a free port").other;
         assert!(maps.forget_nat(&reverse) && !maps.forget_nat(&reverse));
-        let pool = SnatPool { address: addr(cast.egress), ports: EGRESS_PORTS };
+        let pool = SnatSource { address: addr(cast.egress), ports: EGRESS_PORTS };
         assert_eq!(translate(&headers, &Quote::NONE, maps, &pool, &OWNER), Err(Verdict::ClaimLost));
         assert_eq!(maps.nat_len(), 1, "the new reverse key was taken back");
     });
@@ -288,7 +291,7 @@ fn a_lone_forward_key_waits_for_the_sweep() {
 #[test]
 fn an_association_begins_with_any_port_and_continues_with_its_own() {
     both(|cast, maps| {
-        let pool = SnatPool { address: addr(cast.egress), ports: EGRESS_PORTS };
+        let pool = SnatSource { address: addr(cast.egress), ports: EGRESS_PORTS };
         let shown = |pod, port, chunk| {
             let headers = packet(pod, cast.world, port, 80).sctp(chunk).headers();
             translate(&headers, &Quote::NONE, maps, &pool, &OWNER).map(|nat_entry| nat_entry.other.dport())
@@ -314,7 +317,7 @@ fn an_association_begins_with_any_port_and_continues_with_its_own() {
 #[test]
 fn the_first_fragment_of_an_association_keeps_its_port_or_is_refused() {
     both(|cast, maps| {
-        let pool = SnatPool { address: addr(cast.egress), ports: EGRESS_PORTS };
+        let pool = SnatSource { address: addr(cast.egress), ports: EGRESS_PORTS };
         let begin = |pod| {
             let init = packet(pod, cast.world, 4000, 80).sctp(sctp::INIT);
             *translate(&init.headers(), &Quote::NONE, maps, &pool, &OWNER).expect("a free port")
@@ -346,7 +349,7 @@ fn the_first_fragment_of_an_association_keeps_its_port_or_is_refused() {
 #[test]
 fn a_protocol_without_ports_serves_one_pod_towards_each_destination() {
     both(|cast, maps| {
-        let pool = SnatPool { address: addr(cast.egress), ports: EGRESS_PORTS };
+        let pool = SnatSource { address: addr(cast.egress), ports: EGRESS_PORTS };
         for protocol in [4, 47, 50, 255] {
             let sent = |pod, to| packet(pod, to, 0, 0).protocol(protocol).headers();
             let first = sent(cast.pod, cast.world);
@@ -365,7 +368,7 @@ fn a_protocol_without_ports_serves_one_pod_towards_each_destination() {
 #[test]
 fn on_the_node_address_no_port_of_the_host_is_taken() {
     both(|cast, maps| {
-        let pool = SnatPool { address: addr(cast.node), ports: PortRange { first: 61000, last: 65535 } };
+        let pool = SnatSource { address: addr(cast.node), ports: PortRange { first: 61000, last: 65535 } };
         let owner = NatOwner { origin: Origin::Stack, ..OWNER };
         let sent = |port, protocol| packet(cast.pod, cast.other_node, port, 80).protocol(protocol).headers();
         for (own, kept) in [(4000, false), (61007, true)] {
@@ -383,7 +386,7 @@ fn on_the_node_address_no_port_of_the_host_is_taken() {
 fn a_port_outside_the_nat_range_is_given_up() {
     both(|cast, maps| {
         let owner = NatOwner { origin: Origin::Stack, ..OWNER };
-        let pool = |first, last| SnatPool { address: addr(cast.node), ports: PortRange { first, last } };
+        let pool = |first, last| SnatSource { address: addr(cast.node), ports: PortRange { first, last } };
         let udp = packet(cast.pod, cast.other_node, 4000, 80).headers();
         let old = translate(&udp, &Quote::NONE, maps, &pool(61000, 61009), &owner).expect("a free port").other;
         let new = translate(&udp, &Quote::NONE, maps, &pool(62000, 62009), &owner).expect("a free port").other;
@@ -396,7 +399,7 @@ fn a_port_outside_the_nat_range_is_given_up() {
 #[test]
 fn an_error_of_a_pod_has_the_egress_ip_of_its_flow() {
     both(|cast, maps| {
-        let pool = SnatPool { address: addr(cast.egress), ports: EGRESS_PORTS };
+        let pool = SnatSource { address: addr(cast.egress), ports: EGRESS_PORTS };
         let sent = packet(cast.pod, cast.world, 22, 80).headers();
         let nat_entry = *translate(&sent, &Quote::NONE, maps, &pool, &OWNER).expect("a free port");
         let error = packet(cast.pod, cast.world, 0, 0).unreachable().headers();
@@ -423,7 +426,7 @@ fn an_error_of_a_pod_has_the_egress_ip_of_its_flow() {
 #[test]
 fn only_answers_to_queries_count_as_received() {
     both(|cast, maps| {
-        let pool = SnatPool { address: addr(cast.egress), ports: EGRESS_PORTS };
+        let pool = SnatSource { address: addr(cast.egress), ports: EGRESS_PORTS };
         let ping = packet(cast.pod, cast.world, 0, 0).echo(9).headers();
         translate(&ping, &Quote::NONE, maps, &pool, &OWNER).expect("a free id");
         let error = packet(cast.pod, cast.world, 0, 0).unreachable().headers();

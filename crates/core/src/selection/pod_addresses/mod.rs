@@ -9,7 +9,7 @@
 //!    on a node that OVN-Kubernetes manages, inside the node's pod subnets, and never against a reported address. Two
 //!    pods that announce one address get none until the kubelet reports it.
 //! 4. Of reported claims, a pod that is not terminating wins (CNIs reuse an address while the old pod still has its
-//!    policy), then the older, then the first by name: the same result after every restart.
+//!    object), then the older, then the first by name: the same result after every restart.
 //! 5. No claim counts for an address of the node, of a service network, of an egress IP, or outside the node's pod
 //!    subnets. Addresses of Services are not examined, since their authors would decide which pods count; a pod subnet
 //!    has precedence over them anyway ([`crate::plan::desired`]).
