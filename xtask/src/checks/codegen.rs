@@ -10,6 +10,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use egress_common::abi::{Class, Verdict};
 
+use egress_scenarios::bench;
 use egress_toolchain::{BuildArgs, Built, Paths, Progress, ensure_built, output};
 
 #[derive(Args, Debug)]
@@ -33,6 +34,9 @@ struct Generated {
     text: fn(&Built) -> Result<String>,
 }
 
+/// What the figures of the documents were measured as: `results.json` of a run of `cargo xtask bench`.
+const RESULTS: &str = include_str!("../../../docs/performance.json");
+
 /// Every generated file.
 fn files() -> Vec<Generated> {
     vec![
@@ -52,6 +56,13 @@ fn files() -> Vec<Generated> {
             path: "docs/configuration.md",
             place: Place::Between("configuration"),
             text: |built| from_agent(built, "configuration"),
+        },
+        Generated { path: "docs/images/throughput.svg", place: Place::Whole, text: |_| bench::chart_of(RESULTS) },
+        Generated { path: "docs/performance.md", place: Place::Between("figures"), text: |_| bench::table_of(RESULTS) },
+        Generated {
+            path: "docs/performance.md",
+            place: Place::Between("programs"),
+            text: |_| bench::programs_table_of(RESULTS),
         },
         Generated {
             path: "docs/troubleshooting.md",
@@ -73,7 +84,7 @@ fn from_agent(built: &Built, what: &str) -> Result<String> {
 
 /// One row per verdict, in the order of their numbers, which are the indices of the map `counters`.
 fn verdict_table() -> String {
-    let mut table = String::from("| number | label | class | what became of the packet |\n|---|---|---|---|\n");
+    let mut table = String::from("| number | label | class | what happened to the packet |\n|---|---|---|---|\n");
     for verdict in Verdict::ALL {
         let class = match verdict.class() {
             Class::Pass => "pass",

@@ -1,76 +1,94 @@
-//! The chart: every work and path as a group of bars, as long as its ratio to plain forwarding (no bar: not measured);
-//! below, nanoseconds per packet of single programs.
+//! The chart: every work and path as a group of bars, as long as its ratio to plain forwarding; below, nanoseconds per packet of
+//! single programs.
 
 use std::fmt::Write as _;
 
 use super::plan::Peer;
-use super::report::figure;
-use super::samples::{Cell, Results};
+use super::report::{Figure, number};
 
-const LEFT: f64 = 300.0;
-const RIGHT: f64 = 760.0;
-const BAR: f64 = 14.0;
+const LEFT: f64 = 270.0;
+/// Width of the longest bar.
+const BARS: f64 = 400.0;
+const WIDTH: f64 = 860.0;
+const BAR: f64 = 11.0;
 /// How many times plain forwarding the axis shows.
 const GREATEST_RATIO: f64 = 2.0;
 
-pub(super) fn svg(results: &Results) -> String {
+const STYLE: &str = "text{fill:#24292f}.h{font-weight:600;font-size:15px}.m{fill:#57606a}.bg{fill:#fff}\
+.l{stroke:#24292f;stroke-dasharray:3 3}.plain{fill:#8c959f}.netfilter{fill:#bf8700}.ours{fill:#0969da}\
+.ours-device{fill:#54aeff}\n@media(prefers-color-scheme:dark){text{fill:#e6edf3}.m{fill:#9198a1}.bg{fill:#0d1117}\
+.l{stroke:#e6edf3}.plain{fill:#656c76}.netfilter{fill:#d29922}.ours{fill:#58a6ff}.ours-device{fill:#1f6feb}}";
+
+pub(super) fn svg(figures: &[Figure]) -> String {
     let mut body = String::new();
-    let mut y = 40.0;
-    let compared =
-        results.cells.iter().filter(|cell| results.cell(&cell.work, cell.path, Peer::Plain.name()).is_some());
-    let compared: Vec<&Cell> = compared.collect();
+    for (at, (peer, name)) in [
+        (Peer::Plain, "plain"),
+        (Peer::Netfilter, "netfilter"),
+        (Peer::Ours, "egress-agent"),
+        (Peer::OursByDevice, "egress-agent, by the device"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let x = 20 + 150 * at;
+        // Writing to a String cannot fail.
+        let _ = writeln!(
+            body,
+            r#"<rect class="{}" x="{x}" y="36" width="12" height="12"/><text x="{}" y="46">{name}</text>"#,
+            peer.name(),
+            x + 17
+        );
+    }
+    let (mut y, mut group) = (60.0, None);
+    let compared: Vec<&Figure> = figures.iter().filter(|figure| figure.ratio_to_plain.is_some()).collect();
     let top = y;
-    let mut group = None;
-    for cell in &compared {
-        let here = Some((&cell.work, cell.path));
-        if group != here {
-            y += 8.0;
-            label(&mut body, y, &format!("{}, {}", cell.work, cell.path));
-            group = here;
+    for figure in &compared {
+        let of = Some((&figure.work, &figure.path));
+        if group != of {
+            y += 7.0;
+            label(&mut body, y, figure);
+            group = of;
         }
-        let ratio = results.ratio(cell, Peer::Plain).unwrap_or(0.0);
-        let note = format!("{} {} {} ({ratio:.2})", cell.peer, figure(cell.median()), cell.unit);
-        bar(&mut body, y, ratio / GREATEST_RATIO, color(cell.peer), &note);
+        let ratio = figure.ratio_to_plain.unwrap_or_default();
+        let note = format!("{ratio:.2} · {} {}", number(figure.median), figure.unit);
+        bar(&mut body, y, ratio / GREATEST_RATIO, &figure.peer, &note);
         y += BAR + 2.0;
     }
     if !compared.is_empty() {
-        let x = LEFT + (RIGHT - LEFT) / GREATEST_RATIO;
-        // Writing to a String cannot fail.
-        let _ =
-            writeln!(body, r##"<line x1="{x}" x2="{x}" y1="{top}" y2="{y}" stroke="#333" stroke-dasharray="3 3"/>"##);
+        let x = LEFT + BARS / GREATEST_RATIO;
+        let _ = writeln!(body, r#"<line class="l" x1="{x}" x2="{x}" y1="{top}" y2="{y}"/>"#);
     }
-    let single: Vec<&Cell> = results.cells.iter().filter(|cell| cell.unit == "ns").collect();
-    let longest = single.iter().map(|cell| cell.median()).fold(1.0, f64::max);
-    y += 30.0;
-    for cell in single {
-        label(&mut body, y, &format!("{}, {}", cell.work, cell.path));
-        bar(&mut body, y, cell.median() / longest, color(cell.peer), &format!("{} ns", figure(cell.median())));
+    let single: Vec<&Figure> = figures.iter().filter(|figure| figure.unit == "ns").collect();
+    let longest = single.iter().map(|figure| figure.median).fold(1.0, f64::max);
+    y += 20.0;
+    for figure in single {
+        label(&mut body, y, figure);
+        bar(&mut body, y, figure.median / longest, &figure.peer, &format!("{} ns", number(figure.median)));
         y += BAR + 2.0;
     }
-    let (width, height) = (RIGHT + 240.0, y + 20.0);
+    let height = y + 20.0;
     format!(
-        r##"<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" font-size="11">
-<rect width="100%" height="100%" fill="#fff"/>
-<text x="{LEFT}" y="24" font-size="14">relative to plain forwarding (dashed line: 1.0); programs in ns per packet</text>
+        r#"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" aria-labelledby="t d" font-family="system-ui, sans-serif" font-size="11">
+<title id="t">Throughput relative to plain forwarding</title>
+<desc id="d">The table of the performance page as bars, for each work and path. The dashed line is plain forwarding.</desc>
+<style>
+{STYLE}
+</style>
+<rect class="bg" width="{WIDTH}" height="{height}" rx="8"/>
+<text class="h" x="20" y="24">Throughput relative to plain forwarding</text>
 {body}</svg>
-"##
+"#
     )
 }
 
-fn color(peer: &str) -> &'static str {
-    match peer {
-        "plain" => "#9aa5b1",
-        "netfilter" => "#d08770",
-        _ => "#2f6f9f",
-    }
+fn label(body: &mut String, y: f64, Figure { work, path, .. }: &Figure) {
+    let x = LEFT - 10.0;
+    let _ = writeln!(body, r#"<text x="{x}" y="{}" text-anchor="end">{work}, {path}</text>"#, y + BAR - 1.0);
 }
 
-fn label(body: &mut String, y: f64, text: &str) {
-    let _ = writeln!(body, r#"<text x="{}" y="{}" text-anchor="end">{text}</text>"#, LEFT - 8.0, y + BAR - 3.0);
-}
-
-fn bar(body: &mut String, y: f64, part: f64, color: &str, note: &str) {
-    let width = ((RIGHT - LEFT) * part).clamp(0.0, RIGHT - LEFT);
-    let _ = writeln!(body, r#"<rect x="{LEFT}" y="{y}" width="{width:.1}" height="{BAR}" fill="{color}"/>"#);
-    let _ = writeln!(body, r#"<text x="{:.1}" y="{}">{note}</text>"#, LEFT + width + 6.0, y + BAR - 3.0);
+fn bar(body: &mut String, y: f64, part: f64, peer: &str, note: &str) {
+    let width = BARS * part.clamp(0.0, 1.0);
+    let _ = writeln!(body, r#"<rect class="{peer}" x="{LEFT}" y="{y}" width="{width:.1}" height="{BAR}"/>"#);
+    let x = LEFT + width + 6.0;
+    let _ = writeln!(body, r#"<text class="m" x="{x:.1}" y="{}">{note}</text>"#, y + BAR - 1.0);
 }

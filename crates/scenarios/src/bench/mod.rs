@@ -28,6 +28,8 @@ use egress_toolchain::{BuildArgs, Built, Paths, Progress, ensure_built, ensure_b
 use plan::{Peer, Work};
 use samples::Results;
 
+pub use report::{chart_of, programs_table_of, table_of};
+
 #[derive(Args)]
 pub struct BenchArgs {
     /// Measure one agent and the leader in a large cluster instead, with an optimised agent

@@ -1,5 +1,6 @@
 //! What was measured, as a table for the terminal, as JSON and as a chart.
 
+use std::collections::BTreeMap;
 use std::fs;
 
 use super::chart;
@@ -7,26 +8,103 @@ use super::plan::Peer;
 use super::samples::{Cell, Results};
 use crate::prelude::*;
 use egress_lab::columns::aligned;
+use serde::{Deserialize, Serialize};
+
+/// One row of the results.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Figure {
+    pub(super) work: String,
+    pub(super) path: String,
+    pub(super) peer: String,
+    pub(super) median: f64,
+    pub(super) unit: String,
+    pub(super) ratio_to_plain: Option<f64>,
+    pub(super) ratio_to_netfilter: Option<f64>,
+    /// From the least to the greatest sample, as a part of the median.
+    pub(super) spread: f64,
+}
+
+impl Figure {
+    fn of(results: &Results, cell: &Cell) -> Self {
+        Self {
+            work: cell.work.clone(),
+            path: cell.path.to_owned(),
+            peer: cell.peer.to_owned(),
+            median: cell.median(),
+            unit: cell.unit.to_owned(),
+            ratio_to_plain: results.ratio(cell, Peer::Plain),
+            ratio_to_netfilter: results.ratio(cell, Peer::Netfilter),
+            spread: cell.spread(),
+        }
+    }
+}
 
 pub(super) fn write(results: &Results, folder: &Path) -> Result<()> {
     fs::create_dir_all(folder)?;
-    let list: Vec<Value> = results.cells.iter().map(|cell| row(results, cell)).collect();
-    fs::write(folder.join("results.json"), serde_json::to_string_pretty(&list)? + "\n")?;
-    fs::write(folder.join("results.svg"), chart::svg(results))?;
+    let figures: Vec<Figure> = results.cells.iter().map(|cell| Figure::of(results, cell)).collect();
+    fs::write(folder.join("results.json"), serde_json::to_string_pretty(&figures)? + "\n")?;
+    fs::write(folder.join("results.svg"), chart::svg(&figures))?;
     Ok(())
 }
 
-fn row(results: &Results, cell: &Cell) -> Value {
-    json!({
-        "work": cell.work,
-        "path": cell.path,
-        "peer": cell.peer,
-        "median": cell.median(),
-        "unit": cell.unit,
-        "ratio_to_plain": results.ratio(cell, Peer::Plain),
-        "ratio_to_netfilter": results.ratio(cell, Peer::Netfilter),
-        "spread": cell.spread(),
-    })
+/// The chart of committed results (`results.json`), without single programs.
+pub fn chart_of(json: &str) -> Result<String> {
+    let mut figures: Vec<Figure> = serde_json::from_str(json)?;
+    figures.retain(|figure| figure.ratio_to_plain.is_some());
+    Ok(chart::svg(&figures))
+}
+
+/// The table of single programs and of the paths that they make: a row for each, a column for each state of the caches and
+/// number of pods. The name of a work has the three, separated by commas; the name of a program may have a comma too.
+pub fn programs_table_of(json: &str) -> Result<String> {
+    let figures: Vec<Figure> = serde_json::from_str(json)?;
+    let (mut columns, mut rows) = (Vec::new(), Vec::<((String, String), BTreeMap<String, String>)>::new());
+    for Figure { work, path, median, spread, .. } in figures.into_iter().filter(|figure| figure.unit == "ns") {
+        let mut parts = work.rsplitn(3, ", ");
+        let (pods, caches, name) = (parts.next(), parts.next(), parts.next());
+        let (pods, caches, name) = pods.zip(caches).zip(name).map(|((a, b), c)| (a, b, c)).context("a work's name")?;
+        let column = format!("{caches}, {pods}");
+        let row = (name.to_owned(), path);
+        if !columns.contains(&column) {
+            columns.push(column.clone());
+        }
+        if !rows.iter().any(|(known, _)| *known == row) {
+            rows.push((row.clone(), BTreeMap::new()));
+        }
+        let cells = rows.iter_mut().filter(|(known, _)| *known == row).map(|(_, cells)| cells);
+        cells.for_each(|cells| {
+            cells.insert(column.clone(), format!("{} ({:.0} %)", number(median), spread * 100.0));
+        });
+    }
+    columns.sort_by_key(|column| !column.starts_with("hot"));
+    let mut table =
+        format!("| program | path | {} |\n|---|---|{}\n", columns.join(" | "), "---|".repeat(columns.len()));
+    for ((name, path), cells) in rows {
+        let cells: Vec<&str> = columns.iter().map(|column| cells.get(column).map_or("", String::as_str)).collect();
+        table += &format!("| {name} | {path} | {} |\n", cells.join(" | "));
+    }
+    Ok(table)
+}
+
+/// Their table, for a document; single programs have one of their own.
+pub fn table_of(json: &str) -> Result<String> {
+    let mut table = "| work | path | peer | median | unit | to plain | to netfilter | spread |\n|---|---|---|---|---|---|---|---|\n".to_owned();
+    let figures: Vec<Figure> = serde_json::from_str(json)?;
+    for figure in figures.iter().filter(|figure| figure.ratio_to_plain.is_some()) {
+        let ratio = |ratio: Option<f64>| ratio.map_or("-".to_owned(), |ratio| format!("{ratio:.2}"));
+        table += &format!(
+            "| {} | {} | {} | {} | {} | {} | {} | {:.0} % |\n",
+            figure.work,
+            figure.path,
+            figure.peer,
+            number(figure.median),
+            figure.unit,
+            ratio(figure.ratio_to_plain),
+            ratio(figure.ratio_to_netfilter),
+            figure.spread * 100.0
+        );
+    }
+    Ok(table)
 }
 
 /// Spread: from the least to the greatest sample, as a part of the median.
@@ -39,7 +117,7 @@ pub(super) fn table(results: &Results) -> String {
             cell.work.clone(),
             cell.path.to_owned(),
             cell.peer.to_owned(),
-            figure(cell.median()),
+            number(cell.median()),
             cell.unit.to_owned(),
             ratio(Peer::Plain),
             ratio(Peer::Netfilter),
@@ -50,7 +128,7 @@ pub(super) fn table(results: &Results) -> String {
 }
 
 /// Three digits that count, or all of a large number.
-pub(super) fn figure(value: f64) -> String {
+pub(super) fn number(value: f64) -> String {
     if value >= 100.0 { format!("{value:.0}") } else { format!("{value:.1}") }
 }
 
@@ -63,12 +141,11 @@ mod tests {
         let mut results = Results::default();
         results.add("work", "local", "plain", "1/s", 100.0);
         results.add("work", "local", "ours", "1/s", 150.0);
-        let row = row(&results, &results.cells[1]);
-        let keys: Vec<&String> = row.as_object().expect("an object").keys().collect();
-        for key in ["work", "path", "peer", "median", "unit", "ratio_to_plain", "ratio_to_netfilter", "spread"] {
-            assert!(keys.contains(&&key.to_owned()), "{key}");
-        }
-        assert_eq!((&row["ratio_to_plain"], &row["ratio_to_netfilter"]), (&json!(1.5), &Value::Null));
+        let figure = Figure::of(&results, &results.cells[1]);
+        assert_eq!((figure.ratio_to_plain, figure.ratio_to_netfilter), (Some(1.5), None));
+        let json = serde_json::to_string(&[&figure]).expect("numbers and texts");
+        assert!(table_of(&json).expect("figures").ends_with("| work | local | ours | 150 | 1/s | 1.50 | - | 0 % |\n"));
+        assert!(chart_of(&json).expect("figures").contains("1.50 · 150 1/s"));
         assert!(table(&results).lines().any(|line| line.starts_with("work") && line.contains("1.50")));
     }
 }
