@@ -92,7 +92,8 @@ unsafe extern "C" fn nat_entry(_map: *mut c_void, key: *const Tuple, value: *mut
     if !copy.is_of(key) {
         // Packets ignore an entry with a broken seal, and cannot replace it: if it is more than a transient mix, it
         // expires like any other entry. Reused memory is not idle.
-        if expiry::is_nat_entry_idle(&sweep.timeouts, copy, None, sweep.now_ns) && take(&raw mut entry.last_seen_ns, seen)
+        if expiry::is_nat_entry_idle(&sweep.timeouts, copy, None, sweep.now_ns)
+            && take(&raw mut entry.last_seen_ns, seen)
         {
             Maps.forget_nat(key);
             sweep.removed += 1;
