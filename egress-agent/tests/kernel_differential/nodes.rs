@@ -67,7 +67,7 @@ pub(crate) fn on_translator<T: Send + 'static>(
         let far = |name: &'static str| node.outside(|| Plug::into(device(name).0));
         let ends =
             FarEnds { pods: far("pods0"), world: far("out0"), mgmt_mac: device(MGMT).1, uplink_mac: device(UPLINK).1 };
-        to.send(work(&ends)).expect("somebody waits for it");
+        to.send(work(&ends)).expect("the caller waits for it");
     });
     from.recv().ok()
 }

@@ -447,9 +447,9 @@ mod tests {
                 let made = translate(&passed.headers(), &Quote::NONE, maps, owned, ID, source_node, &config);
                 assert_eq!(made.map(|made| made.origin()), Ok(Some(origin)));
             }
-            for nobody in [cast.lost_pod, cast.world, cast.service, cast.egress] {
-                let forged = asked(maps, OTHER_NODE, ID, &packet(nobody, cast.world, 4000, 80));
-                assert_eq!(forged, FromOverlay::Done(Verdict::ForgedInner), "{nobody}");
+            for foreign in [cast.lost_pod, cast.world, cast.service, cast.egress] {
+                let forged = asked(maps, OTHER_NODE, ID, &packet(foreign, cast.world, 4000, 80));
+                assert_eq!(forged, FromOverlay::Done(Verdict::ForgedInner), "{foreign}");
             }
         });
     }

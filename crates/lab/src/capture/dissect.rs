@@ -1,4 +1,4 @@
-//! Reads a captured frame: who sends what to whom, and whether its checksums are right. Deliberately a second
+//! Reads a captured frame: sender, destination and protocol, and whether its checksums are right. Deliberately a second
 //! implementation, apart from the product's: it is the judge of what the product puts on the wire.
 //!
 //! A checksum is complete (right as it stands), partial (the sum of the pseudo header alone, which the sender leaves

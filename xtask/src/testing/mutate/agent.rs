@@ -21,12 +21,12 @@ const EXECUTOR: &str = "crates/core/src/plan/executor.rs";
 const NODE_OWNERSHIP: &str = "crates/core/src/ownership/node_ownership/mod.rs";
 const RECONCILE: &str = "egress-agent/src/node/reconciler/mod.rs";
 const ATTACHED: &str = "egress-agent/src/node/reconciler/attached_pods.rs";
-const BEHIND: &str = "egress-agent/src/node/reconciler/background_flush.rs";
-const GIVE_UP: &str = "egress-agent/src/node/reconciler/release.rs";
-const PERFORM: &str = "egress-agent/src/node/reconciler/execute.rs";
+const BACKGROUND_FLUSH: &str = "egress-agent/src/node/reconciler/background_flush.rs";
+const RELEASE: &str = "egress-agent/src/node/reconciler/release.rs";
+const EXECUTE: &str = "egress-agent/src/node/reconciler/execute.rs";
 const LEASE: &str = "crates/core/src/ownership/lease/mod.rs";
 const SIGNATURE: &str = "egress-agent/src/health/signature.rs";
-const TOUCH: &str = "egress-agent/src/health/leader_contact.rs";
+const LEADER_CONTACT: &str = "egress-agent/src/health/leader_contact.rs";
 const ELECTION: &str = "crates/core/src/leader_election.rs";
 const NODE_HEALTH: &str = "crates/core/src/node_health/state/mod.rs";
 const LEADERSHIP: &str = "crates/kube/src/leader_election/mod.rs";
@@ -78,7 +78,7 @@ mutations! { AGENT,
         "a pod leaves with its node's address until its namespace is known":
         "let labels = view.namespaces.get(&key.namespace)?;" =>
         "let none = Default::default();\n        let labels = view.namespaces.get(&key.namespace).unwrap_or(&none);";
-    "unreadable-selector-selects-nobody", SELECTION, ["plan::desired::", "node::reconciler::tests::"],
+    "unreadable-selector-selects-no-pod", SELECTION, ["plan::desired::", "node::reconciler::tests::"],
         "a typing error in a selector lets all pods of its object out with their node's address":
         "None => remembered.is_some_and(|known| self.ids.get(policy.key()) == Some(&known.id))," => "None => false,";
     "second-compilation-forgets-who-served", SELECTION, ["plan::desired::"],
@@ -90,7 +90,7 @@ mutations! { AGENT,
     "ended-pod-passes", VIEW, ["plan::desired::"],
         "what waits in the sockets of a pod that has ended leaves with the node's address":
         "new.uid == pod.uid && new.is_endpoint()" => "new.uid == pod.uid";
-    "namesake-inherits", POLICY, ["plan::desired::"], "an object that is made anew selects what its former one did":
+    "namesake-inherits", POLICY, ["plan::desired::"], "an object that is created again selects what its former one did":
         "if known.origin.uid != self.origin.uid {" => "if known.origin.key != self.origin.key {";
 
     // Which pod has an address.
@@ -114,7 +114,7 @@ mutations! { AGENT,
         "a typing error in an object lets its pods out with their node's address":
         "!policy.is_unknown(Part::Addresses) && " => "";
     "two-addresses-of-an-object-on-a-node", DESIRED, ["plan::desired::"],
-        "pods are steered to an address that no node owns, by what a stranger wrote into a status":
+        "pods are sent to an address that no node owns, after a foreign write to a status":
         "!claimed.contains_key(address) && nodes.insert(*node)" =>
         "!claimed.contains_key(address) && (nodes.insert(*node) || nodes.contains(node))";
     "address-of-another-object-waited-for", DESIRED, ["plan::desired::"],
@@ -133,7 +133,7 @@ mutations! { AGENT,
     "chosen-before-given", CAPACITY, ["plan::capacity::"], "who makes namespaces takes the room of others' cluster IPs":
         "for by_namespace in [given, chosen] {" => "for by_namespace in [chosen, given] {";
     "policy-of-a-hand-over-spared", CAPACITY, ["plan::capacity::"],
-        "an agent that begins anew in a hand-over cuts what its node has taken over":
+        "an agent that restarts during a hand-over cuts the flows that its node has taken over":
         "asked.extend(state.owned.keys().chain(state.handovers.keys()));" => "asked.extend(state.owned.keys());";
     "new-service-address-not-entered", SERVICES, ["node::reconciler::tests::", "plan::desired::"],
         "pods call a load balancer by their egress IP, and not through the service proxy":
@@ -158,7 +158,7 @@ mutations! { AGENT,
         "Self::Full { .. } => true,\n            Self::Refused { .. } | Self::Kernel { .. }";
 
     // The order of a plan.
-    "steered-before-it-is-claimed", PLAN, ["plan::"],
+    "used-before-it-is-claimed", PLAN, ["plan::"],
         "packets are dropped by a gateway that has the address only a moment later":
         "plan.own_rest();\n    plan.park_pods();\n    plan.put_policies();" =>
         "plan.park_pods();\n    plan.put_policies();\n    plan.own_rest();";
@@ -193,20 +193,20 @@ mutations! { AGENT,
 
     // Hand-overs on a node.
     "claim-outlives-the-hand-over", STATE, ["node::reconciler::tests::handover::"],
-        "a node that has handed over believes to own the address still, and says so to nobody":
+        "a node that has handed an address over still counts as its owner, and reports no release":
         "if handover.stage == HandoverStage::Leaving {" => "if handover.stage != HandoverStage::Leaving {";
     "ready-for-another-hand-over", KERNEL_HANDOVERS, ["node::reconciler::tests::handover::"],
         "an address is handed over to a node that is not ready for it":
         "*number == record.number && *from == record.from" => "*from == record.from";
-    "heir-opens-unnamed", KERNEL_HANDOVERS, ["node::reconciler::tests::handover::"], "two nodes send with one address":
+    "new-owner-opens-unnamed", KERNEL_HANDOVERS, ["node::reconciler::tests::handover::"], "two nodes send with one address":
         "from.released.get(address) == Some(&record.number) && to == Some(ownership.node_name())" =>
         "from.released.get(address) == Some(&record.number) || to == Some(ownership.node_name())";
-    "heir-with-another-address", KERNEL_HANDOVERS, ["node::reconciler::tests::handover::"],
+    "new-owner-with-another-address", KERNEL_HANDOVERS, ["node::reconciler::tests::handover::"],
         "what a node is handing over is dropped when another address of the object comes to it":
         "if is_free(desired) && is_free(actual) {" => "if is_free(desired) {";
 
     // How a node brings its kernel there.
-    "goes-on-without-its-claim", PERFORM, ["node::reconciler::tests::"],
+    "goes-on-without-its-claim", EXECUTE, ["node::reconciler::tests::"],
         "pods are steered to a gateway that could not claim the address":
         "if !failed.is_empty() && !matches!" => "if failed.len() > 1 && !matches!";
     "orphans-left", RECONCILE, ["node::reconciler::tests::"],
@@ -215,19 +215,19 @@ mutations! { AGENT,
     "plan-does-not-wait-for-cuts", RECONCILE, ["node::reconciler::tests::background_flush::"],
         "a cut that is under way takes what a plan of the whole has just permitted":
         "whole || touched == Some(Touched::Everything)" => "whole";
-    "given-up-behind-a-walk", GIVE_UP, ["node::reconciler::tests::"],
+    "given-up-behind-a-walk", RELEASE, ["node::reconciler::tests::"],
         "an address is held for as long as a walk of the maps takes after its lease has run out":
         "plan.sort_by_key(|action| !matches!(action, Action::Disown(..)));" => "";
-    "cut-of-who-is-selected-again", BEHIND, ["node::reconciler::tests::background_flush::"],
+    "cut-of-who-is-selected-again", BACKGROUND_FLUSH, ["node::reconciler::tests::background_flush::"],
         "a pod that is deselected for a moment loses its connections":
         "self.waiting.spare(address, id);" => "";
-    "next-pod-before-a-cut-that-waits", BEHIND, ["node::reconciler::tests::background_flush::"],
+    "next-pod-before-a-cut-that-waits", BACKGROUND_FLUSH, ["node::reconciler::tests::background_flush::"],
         "the next pod with an address loses its entry and connections to the cut of the former one":
         "if is_walked || self.waiting.whole.contains(&address) {" => "if is_walked {";
-    "next-pod-before-a-walk-is-over", BEHIND, ["node::reconciler::tests::background_flush::"],
+    "next-pod-before-a-walk-is-over", BACKGROUND_FLUSH, ["node::reconciler::tests::background_flush::"],
         "the next pod with an address loses its entry behind the walk that cuts the former one":
         "self.whole.contains(&address) || wanted.is_some_and(" => "wanted.is_some_and(";
-    "failed-cut-forgotten", BEHIND, ["node::reconciler::tests::"], "connections go on with a wrong address after one error":
+    "failed-cut-forgotten", BACKGROUND_FLUSH, ["node::reconciler::tests::"], "connections go on with a wrong address after one error":
         "outcome?;" => "drop(outcome);";
     "pod-starts-before-it-is-known", ATTACHED, ["node::reconciler::tests::"],
         "a pod's first packets are dropped, or leave with its node's address":
@@ -244,7 +244,7 @@ mutations! { AGENT,
         "a node whose agent was stopped for a moment gives up all addresses without asking":
         "if as_of >= self.started {" => "if true {";
     "suspected-and-undecided", LEASE, ["ownership::lease::tests::"],
-        "an agent that begins anew on a suspected node holds what is given to another":
+        "an agent that restarts on a suspected node holds what another node gets":
         "now < self.started + self.total && !self.is_denied" => "now < self.started + self.total";
     "probe-counts-twice", SIGNATURE, ["health::signature::"], "a copy of a probe makes a node obey an order that is over":
         "if number <= *greatest => return false" => "if number < *greatest => return false";
@@ -253,21 +253,21 @@ mutations! { AGENT,
         "self.forgotten.max(latest + 1)" => "self.forgotten.max(latest)";
     "answer-to-any-request", SIGNATURE, ["health::signature::"], "an old answer makes the leader believe that a node is well":
         "node.as_bytes(), to.0.as_ref()]" => "node.as_bytes()]";
-    "heard-as-of-now", TOUCH, ["health::leader_contact::"],
+    "heard-as-of-now", LEADER_CONTACT, ["health::leader_contact::"],
         "a node counts its lease from later than the leader does, and holds what is given to another":
         "self.confirmed = self.confirmed.max(Some(*arrived));" => "self.confirmed = self.confirmed.max(Some(at));";
-    "fence-takes-nothing", NODE_OWNERSHIP, ["ownership::node_ownership::"], "a node that is cut off goes on with addresses that another has by now":
+    "expired-lease-releases-nothing", NODE_OWNERSHIP, ["ownership::node_ownership::"], "a node that is cut off goes on with addresses that another has by now":
         "if self.lease_expired || is_for_another {" => "if is_for_another {";
-    "news-of-before-the-fence", NODE_OWNERSHIP, ["ownership::node_ownership::"], "a node takes an address by a status of before it was cut off":
+    "status-of-before-the-expiry", NODE_OWNERSHIP, ["ownership::node_ownership::"], "a node takes an address by a status of before it was cut off":
         " || (self.has_expired_before && is_new)" => "";
     "unclaimed-counts-as-read", NODE_OWNERSHIP, ["ownership::node_ownership::"],
         "a node takes an address by what it read before a claim that failed":
         "if held.values().any(|other| *other == address) {" => "if true {";
-    "hand-over-outlives-the-fence", NODE_OWNERSHIP, ["node::reconciler::tests::handover::"],
+    "hand-over-outlives-the-lease", NODE_OWNERSHIP, ["node::reconciler::tests::handover::"],
         "a node that was cut off sends with an address that went to a third one":
         " && number > self.expired_up_to" => "";
     "reading-outlives-an-order", NODE_OWNERSHIP, ["ownership::node_ownership::"],
-        "after an error of the kernel a node takes up an address that it was told to let go of since":
+        "after an error of the kernel a node takes an address again that it was ordered to release":
         "self.confirmed.retain(|address| !leaving.contains_key(address));" => "";
     "withheld-with-the-nodes-address", NODE_OWNERSHIP, ["node::reconciler::tests::refused::"],
         "pods leave with their node's address while a claim fails":
@@ -287,7 +287,7 @@ mutations! { AGENT,
         "self.renewed = Some(asked);" => "self.renewed = Some(now);";
     "renewal-unseen", ELECTION, ["leader_election::"], "agents take the Lease from a leader that renews it":
         "is_none_or(|(record, _)| *record != lease)" => "is_none_or(|(record, _)| record.holder != lease.holder)";
-    "deleted-lease-taken-at-once", ELECTION, ["leader_election::"], "two controllers lead after somebody has deleted the Lease":
+    "deleted-lease-taken-at-once", ELECTION, ["leader_election::"], "two controllers lead after the Lease was deleted":
         "if now < since + self.timing.lease_duration {" => "if now < since {";
     "gap-unseen", ELECTION, ["leader_election::"], "a leader goes on with what it has seen before another led":
         "if self.term(now).is_none() {" => "if self.since.is_none() {";
@@ -315,13 +315,13 @@ mutations! { AGENT,
     "surplus-takes-what-is-served", ALLOCATION, ["allocation::"],
         "an object that lists too many addresses loses those that its pods use":
         "addresses.sort_by_key(|address| !items.iter()" => "addresses.sort_by_key(|address| items.iter()";
-    "drained-hand-over-begins-anew", ALLOCATION, ["allocation::"],
+    "drained-hand-over-starts-again", ALLOCATION, ["allocation::"],
         "an address that leaves a drained node changes its new one again and again":
         ".filter(|item| !is_given_away(item))" => "";
     "lister-before-the-holder", CLAIMANTS, ["allocation::"],
         "an object loses its address to an older one while its node is away":
         "away.into_iter().chain(listing)" => "listing.chain(away)";
-    "absent-agent-gets-more", HOSTS, ["allocation::"], "addresses are given to a node where nobody takes them":
+    "absent-agent-gets-more", HOSTS, ["allocation::"], "addresses are given to a node without an agent":
         "node.drained || inputs.absent.contains(name)" => "node.drained";
     "one-more-than-the-cloud-allows", MATCHING, ["allocation::"], "a cloud drops what leaves with the address":
         "|limit| self.load < limit" => "|limit| self.load <= limit";
@@ -374,14 +374,14 @@ mutations! { AGENT,
 
     // What objects say.
     "unreadable-selectors-published", DESIRED_STATUS, ["desired_status::"],
-        "pods leave with their node's address by an object that nobody can read":
+        "pods of an unreadable object leave with their node's address":
         "assigned.no_eligible_node() && !policy.is_unknown(Part::Selectors)" => "assigned.no_eligible_node()";
     "partly-is-assigned", CONDITIONS, ["status::conditions::"],
         "who waits for an object to be ready goes on without some of its addresses":
         "status: reason == Reason::Assigned," => "status: matches!(reason, Reason::Assigned | Reason::PartiallyAssigned),";
     "nothing-is-assigned", CONDITIONS, ["status::conditions::"], "an object without addresses says that all of them have a node":
         "statuses().count() > 0 && statuses().all(assigned)" => "statuses().all(assigned)";
-    "unreadable-selector-is-assigned", CONDITIONS, ["status::conditions::"], "nobody learns that an object selects no new pods":
+    "unreadable-selector-is-assigned", CONDITIONS, ["status::conditions::"], "no condition reports that an object selects no new pods":
         "        () if unreadable(policy, Part::Selectors) => Reason::InvalidSelector,\n" => "";
     "drained-reads-as-a-typing-error", CONDITIONS, ["status::conditions::"],
         "an object whose nodes are drained says that its addresses are wrong":
@@ -394,7 +394,7 @@ mutations! { AGENT,
         "an object that asks for a drop says that packets leave with nodes' addresses":
         "self.node_address_serves && !policy.drop_unassigned &&" => "self.node_address_serves &&";
     "away-agents-unnamed", CONDITIONS, ["status::conditions::"],
-        "an object does not say that nobody looks after some of its pods":
+        "an object does not report that the agent of some of its pods is away":
         "causes.extend(without_agent.iter().map(|(node, _)| (*node, AGENT_AWAY)));" => "";
     "isolated-leader-leads-on", ELECTION, ["leader_election::"],
         "a leader that hears no other node takes all addresses to its own, and other nodes do not reach it":
@@ -415,20 +415,20 @@ mutations! { AGENT,
     "node-that-is-back-counts-as-alone", POD_COUNT_REQUESTS, ["controller::pod_counts::"],
         "objects are Degraded for agents that are just starting with their nodes":
         "*last_answer = now;" => "";
-    "exception-never-taken-back", STATUS, ["status::"],
+    "exception-never-taken-back", STATUS, ["policy::egress_ip::write::"],
         "pods leave with their node's address though a node could have one of their object's":
         "object.published.no_eligible_node.is_some() && unhosted.is_none()" => "object.published.no_eligible_node.is_some() && unhosted.is_some()";
-    "refusal-is-stale", STATUS, ["status::"],
-        "a status that the API server refuses is written again without end, and nobody is told":
+    "refusal-is-stale", STATUS, ["policy::egress_ip::write::"],
+        "a status that the API server refuses is written again without end, and not reported":
         "(status.code == 422 && !names_causes)" => "status.code == 422";
-    "count-written-without-end", STATUS, ["status::"], "each object is written with each decision":
+    "count-written-without-end", STATUS, ["policy::egress_ip::write::"], "each object is written with each decision":
         "counted.filter(|count| object.published.selected_pods != Some(*count))" => "counted";
-    "condition-never-turns", STATUS, ["status::"], "a condition says that it has been so since long before it turned":
+    "condition-keeps-its-time", STATUS, ["policy::egress_ip::write::"], "a condition says that it has been so since long before it turned":
         "if found.status == desired.status && !found.last_transition.is_empty()" => "if !found.last_transition.is_empty()";
-    "write-over-a-newer-object", STATUS, ["status::"], "a leader that is late writes its status over the next leader's":
+    "write-over-a-newer-object", STATUS, ["policy::egress_ip::write::"], "a leader that is late writes its status over the next leader's":
         "json!({\"op\": \"test\", \"path\": \"/metadata/resourceVersion\", \"value\": object.origin.resource_version})," => "";
     "way-back-is-a-move", MOVES, ["status::moves::"],
-        "an object is told of a failover that never was, and its time is counted":
+        "an event reports a failover that did not happen, and its time is counted":
         "if from != *node {" => "if !from.is_empty() {";
     "problem-said-each-time", PROBLEMS, ["status::node_problems::"],
         "a broken annotation fills the log with each heartbeat of its node":

@@ -95,7 +95,7 @@ mutations! { PROGRAMS,
     // The lease, on every path that emits or claims.
     "snat-without-a-lease", SNAT, ["lease::"], "programs without an agent emit what another node serves":
         "owner.origin != Origin::Stack && !tables.has_lease()" => "owner.origin != Origin::Stack && tables.decisions() == u32::MAX";
-    "answers-without-a-lease", PROGRAM_FROM_NETDEV, ["lease::"], "neighbours are told of a node that has lost the address":
+    "answers-without-a-lease", PROGRAM_FROM_NETDEV, ["lease::"], "neighbours learn the link address of a node that has lost the address":
         "    if !Maps.has_lease() {\n        return None;\n    }\n" => "";
     "errors-without-a-lease", ICMP, ["lease::"], "errors leave from an address of another node":
         "    if !Maps.has_lease() {\n        return Outcome::done(Verdict::LeaseExpired);\n    }\n" => "";
@@ -132,7 +132,7 @@ mutations! { PROGRAMS,
         "SADDR: usize = 8;\n    pub const DADDR: usize = 24;" => "SADDR: usize = 24;\n    pub const DADDR: usize = 8;";
     "ports-swapped", WIRE, ["replies::"], "the wrong port is rewritten":
         "SPORT: usize = 0;\n    pub const DPORT: usize = 2;" => "SPORT: usize = 2;\n    pub const DPORT: usize = 0;";
-    "port-byte-order", REWRITE, ["replies::"], "the answer comes to a port that nobody claimed":
+    "port-byte-order", REWRITE, ["replies::"], "the reply arrives at an unclaimed port":
         "+ port_at, new.to_be_bytes())" => "+ port_at, new.to_le_bytes())";
 
     // Checksums.
@@ -202,10 +202,10 @@ mutations! { PROGRAMS,
         "copy.is_of(at) && copy.other == *key" => "copy.other == *key";
     "expiry-of-one-direction", EXPIRY, ["expiry::"], "a download is cut because only answers come":
         "reverse.map_or(0, |reverse| reverse.last_seen_ns).max(forward.last_seen_ns)" => "forward.last_seen_ns";
-    "opening-lives-as-established", EXPIRY, ["expiry::"], "SYNs that nobody answers fill the map for hours":
+    "opening-lives-as-established", EXPIRY, ["expiry::"], "unanswered SYNs fill the map for hours":
         "(PROTO_TCP, Phase::Opening) => timeouts.tcp_opening," =>
         "(PROTO_TCP, Phase::Opening) => timeouts.tcp_established,";
-    "unreplied-lives-as-answered", EXPIRY, ["expiry::"], "datagrams that nobody answers fill the map for minutes":
+    "unreplied-lives-as-answered", EXPIRY, ["expiry::"], "unanswered datagrams fill the map for minutes":
         "(_, Phase::Opening) if timeouts.unreplied < answered => timeouts.unreplied,\n" => "";
     "no-quota-of-mappings", SNAT, ["quota"], "one pod takes the gateway's table from all objects":
         "if !tables.has_quota(&forward.saddr, owner.egress_id, QuotaKind::NatEntries) {" => "if false {";
@@ -221,12 +221,12 @@ mutations! { PROGRAMS,
         "if walk.now.saturating_sub(since) <= FRAGMENT_NS {" => "if walk.now >= since {";
     "fragment-of-a-reply-is-a-query", FRAGMENTS, ["to_netdev::"], "the rest of a pod's answer to a long ping shows an egress IP":
         "if ports.is_reply == 0 {" => "if ports.is_reply < 2 {";
-    "first-fragment-shows-nothing", FRAGMENTS, ["fragments::"], "later fragments follow nobody":
+    "first-fragment-shows-nothing", FRAGMENTS, ["fragments::"], "later fragments are not recognised":
         "Fragment::First => remember(headers, tables)," => "Fragment::First => {}";
-    "stranger-leaves-ports", FROM_NETDEV, ["fragments::"], "anybody's first fragments crowd out those of flows":
+    "foreign-fragment-leaves-ports", FROM_NETDEV, ["fragments::"], "first fragments of other traffic crowd out those of flows":
         "fragments::supersede(headers, tables);\n        return FromNetdev::Done(Verdict::NoNatEntry);" =>
         "fragments::resolve(headers, tables);\n        return FromNetdev::Done(Verdict::NoNatEntry);";
-    "guard-waits-for-fragments", TO_NETDEV, ["to_netdev::"], "a first fragment is dropped at the uplink, where nothing lets it begin anew":
+    "guard-waits-for-fragments", TO_NETDEV, ["to_netdev::"], "a first fragment is dropped at the uplink, where it cannot be sent again":
         "from_pod::judge(headers, quote, tables, config, false)" => "from_pod::judge(headers, quote, tables, config, true)";
     "kept-hop-outlives-routes", FIB, ["next_hops::"], "packets go to the old router after a change of routes":
         "hop.generation == generation && hop" => "hop";
@@ -254,7 +254,7 @@ mutations! { PROGRAMS,
         "ToNetdev::Unmark => {\n            packet.set_mark(meta.mark & !NODE_MARK);" => "ToNetdev::Unmark => {";
     "seen-not-said", MAIN, ["to_netdev::"], "what steering leaves to the stack is dropped there":
         "packet.set_priority(seen);" => "packet.set_priority(seen & 1);";
-    "seen-said-to-nobody", CONFIG, ["to_netdev::"], "packets go through the stack with a priority that nobody takes off":
+    "seen-priority-not-published", CONFIG, ["to_netdev::"], "packets pass the stack with a priority that no rule removes":
         "if self.seen == 0 { None }" => "if self.seen == 1 { None }";
     "no-policy-passes", SLOTS, ["from_pod::"], "a selected pod leaves with the node's address until its policy is there":
         ".ok_or(Verdict::NoPolicy)" => ".ok_or(Verdict::NotSelected)";
@@ -263,7 +263,7 @@ mutations! { PROGRAMS,
         "headers, tables);\n        return FromNetdev::Done(Verdict::NotOurs);";
     "half-a-hand-over-passes-on", FROM_NETDEV, ["handover::"], "a node whose agent is killed in the middle of letting go sends its answers away":
         "!passed && !is_held(egress_id, &headers.tuple.daddr, tables)" => "!passed";
-    "error-goes-by-its-own-ends", FROM_NETDEV, ["handover::"], "an ICMP error about what an heir has sent goes to the old node":
+    "error-goes-by-its-own-ends", FROM_NETDEV, ["handover::"], "an ICMP error about what the new owner has sent goes to the old node":
         "L4::IcmpError => quote.flow()," => "L4::IcmpError => &headers.tuple,";
     "quote-of-another-address", FROM_NETDEV, ["icmp_errors::"], "an ICMP error about one egress IP comes in by another":
         "quote.tuple().saddr == headers.tuple.daddr" => "quote.tuple().protocol != 0";
@@ -277,9 +277,9 @@ mutations! { PROGRAMS,
     "hop-unsealed", FIB, ["races::"], "half a next hop that another CPU is just writing is taken for one":
         "|| hop.is_of(lookup.seal)" => "|| hop.is_of(lookup.seal) || hop.mtu < 1500";
     // With a pause between finding and reading: without one it takes hours to meet.
-    "sieve-forgets", FROM_NETDEV, ["replies::"], "answers to an egress IP are taken for the host's, which resets them":
+    "bloom-filter-forgets", FROM_NETDEV, ["replies::"], "answers to an egress IP are taken for the host's, which resets them":
         "is_whole && !may_be_nodes && !config.owned.may_contain(&headers.tuple.daddr)" => "is_whole && !may_be_nodes";
-    "sieve-takes-the-nodes-ports", FROM_NETDEV, ["replies::"], "answers to packets with the mark are taken for the host's":
+    "bloom-filter-takes-the-nodes-ports", FROM_NETDEV, ["replies::"], "answers to packets with the mark are taken for the host's":
         "is_whole && !may_be_nodes && !config.owned" => "is_whole && !config.owned";
     "recent-outlives-decisions", FLOW_CACHE, ["flow_cache::"], "packets go the old way after the agent has decided otherwise":
         "&& cached.generations == generations" => "&& cached.generations.epoch == generations.epoch";
@@ -298,11 +298,11 @@ mutations! { PROGRAMS,
         "const SAYS_MORE: u8 = tcp::SYN | tcp::FIN | tcp::RST;" => "const SAYS_MORE: u8 = tcp::SYN | tcp::FIN;";
     "recent-for-last-hops", FLOW_CACHE, ["flow_cache::"], "packets go round for ever":
         "&& headers.ttl > 1 && !headers.source_routed;" => "&& !headers.source_routed;";
-    "reset-is-no-turn", MAPS, ["flow_cache::"], "a stranger's reset ends the mapping of a connection that goes on":
+    "reset-raises-no-epoch", MAPS, ["flow_cache::"], "a forged reset ends the NAT entry of a live connection":
         "unwrap_or(state)) {\n        raise_epoch();\n    }" => "unwrap_or(state)) {}";
-    "opening-is-no-turn", MAPS, ["flow_cache::"], "a connection that has begun anew is taken for one that nobody has answered":
+    "opening-raises-no-epoch", MAPS, ["flow_cache::"], "a restarted connection counts as unanswered":
         "if tcp_flags & tcp::SYN != 0 {\n        raise_epoch();\n    }" => "let _ = tcp_flags;";
-    "inbound-forgotten-is-no-turn", MAPS, ["flow_cache::"], "a pod's connection leaves with the pod's address":
+    "inbound-removal-raises-no-epoch", MAPS, ["flow_cache::"], "a pod's connection leaves with the pod's address":
         "if INBOUND.remove(tuple).is_ok() {\n            raise_epoch();\n        }" => "if INBOUND.remove(tuple).is_ok() {}";
     "mapping-unsealed", MAPS, ["reuse::"], "what another flow has in the memory of a removed mapping is written into a packet":
         "let copy = copied(nat_entry, &mut found()?.nat_entry);\n    if !copy.is_of(key) || !keep(" =>
@@ -330,9 +330,9 @@ mutations! { PROGRAMS,
     "reset-for-a-reset", RESET, ["resets::"], "two ends may tell one another for ever":
         "        && headers.tcp_flags & tcp::RST == 0\n" => "";
 
-    "answers-that-are-none-limited", ICMP, ["resets::"], "packets that nobody answers take the answers of those that wait for one":
+    "answers-that-are-none-limited", ICMP, ["resets::"], "packets without an answer use up the budget of answers":
         "wire_reset::answers(run.headers) && may_answer()" => "may_answer() && wire_reset::answers(run.headers)";
-    "answers-without-limit", LIMIT, ["resets::"], "a stranger's packets become as many answers":
+    "answers-without-limit", LIMIT, ["resets::"], "forged packets cause as many answers":
         "*full_at_ns = due + ANSWER_STEP_NS;" => "*full_at_ns = due;";
 
     // Lengths and answers.
@@ -342,9 +342,9 @@ mutations! { PROGRAMS,
         "size => size + headers.header_len()," => "size => size,";
     "link-header-counts", MTU, ["generated_errors::"], "packets that just fit are refused":
         "frame_len.saturating_sub(L3 as u32)" => "frame_len";
-    "arp-answer-with-the-askers-mac", PROGRAM_FROM_NETDEV, ["neighbours::"], "the network sends the egress IP's packets to whoever asked":
+    "arp-answer-with-the-askers-mac", PROGRAM_FROM_NETDEV, ["neighbours::"], "the network sends the egress IP's packets to the host that asked":
         "message.answer(owned.mac)" => "message.answer(message.sender_mac)";
-    "neighbour-answer-with-the-askers-mac", PROGRAM_FROM_NETDEV, ["neighbours::"], "the network sends the egress IP's packets to whoever asked":
+    "neighbour-answer-with-the-askers-mac", PROGRAM_FROM_NETDEV, ["neighbours::"], "the network sends the egress IP's packets to the host that asked":
         "solicitation.answer(owned.mac, frame);" => "solicitation.answer(solicitation.answer_mac(), frame);";
 }
 

@@ -201,7 +201,7 @@ fn node_addresses(view: &ClusterView, settings: &Settings) -> BTreeMap<IpAddr, N
         // Packets to another node's management address are pod network traffic: its subnet's prefix leaves them alone.
         let management = if own { Vec::new() } else { node.management() };
         for address in node.addresses().into_iter().filter(|a| !management.contains(a)) {
-            // A tunnel endpoint belongs to its node, whoever else lists it: a kubelet can write any address onto its
+            // A tunnel endpoint belongs to its node, even if another node lists it: a kubelet can write any address onto its
             // own Node.
             if !own && address != endpoint.0 && endpoints.contains(&address) {
                 continue;
