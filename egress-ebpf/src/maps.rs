@@ -21,8 +21,8 @@ use aya_ebpf::helpers::generated::{bpf_get_prandom_u32, bpf_ktime_get_coarse_ns}
 use aya_ebpf::macros::btf_map;
 use egress_common::abi::{
     Addr, ClusterPrefix, Config, Datagram, Direction, DropEvent, ExposedPort, Exposure, Flow, FragKey, FragPorts,
-    HandoverEntry, Holder, Inbound, NatEntry, NextHop, NodeEntry, Owned, OwnedAddr, PodEntry, PolicyEntry, PolicyKey,
-    PolicySlot, Share, Tuple, Usage,
+    HandoverEntry, Holder, Inbound, NatEntry, NextHop, NodeEntry, Owned, OwnedAddr, PodEntry, PolicyEntry,
+    PolicyEntryKey, PolicySlot, Share, Tuple, Usage,
 };
 use egress_common::decide::expiry::GONE;
 use egress_common::decide::snat::{EXHAUSTED_NS, PortSearch};
@@ -43,7 +43,7 @@ pub static CONFIG: Array<Config, 1> = Array::new();
 pub static PODS: HashMap<Addr, PodEntry, 4096, ON_DEMAND> = HashMap::new();
 
 #[btf_map(name = "policy")]
-pub static POLICY: HashMap<PolicyKey, PolicyEntry, 32768, ON_DEMAND> = HashMap::new();
+pub static POLICY: HashMap<PolicyEntryKey, PolicyEntry, 32768, ON_DEMAND> = HashMap::new();
 
 #[btf_map(name = "owned")]
 pub static OWNED: HashMap<u32, Owned, 16384, ON_DEMAND> = HashMap::new();
@@ -181,7 +181,7 @@ impl Tables for Maps {
     }
 
     #[inline(always)]
-    fn policy(&self, key: &PolicyKey) -> Option<&PolicyEntry> {
+    fn policy(&self, key: &PolicyEntryKey) -> Option<&PolicyEntry> {
         lent(POLICY.get_ptr_mut(key))
     }
 

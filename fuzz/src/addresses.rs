@@ -1,7 +1,7 @@
 //! Addresses of the stories: a few of each kind, so that flows conflict.
 
 use egress_common::abi::{
-    Addr, ClusterPrefix, Config, Family, NodeEntry, NodePlace, Owned, PolicyKey, PortRange, PrefixKind,
+    Addr, ClusterPrefix, Config, Family, NodeEntry, NodePlace, Owned, PolicyEntryKey, PortRange, PrefixKind,
 };
 use egress_common::decide::memory_maps::MemoryMaps;
 
@@ -119,6 +119,6 @@ pub(crate) fn own(maps: &MemoryMaps, egress_id: u32, address: Addr) {
 }
 
 /// The key of a policy.
-pub(crate) const fn policy_key(egress_id: u32, family: Family) -> PolicyKey {
-    PolicyKey::new(egress_id, family)
+pub(crate) const fn policy_key(egress_id: u32, family: Family) -> PolicyEntryKey {
+    PolicyEntryKey::new(egress_id, family)
 }

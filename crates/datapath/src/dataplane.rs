@@ -32,7 +32,7 @@ use crate::node_state::shared::Shared;
 use crate::node_state::{State, watch};
 use crate::overlay;
 use crate::settings::Settings;
-use egress_core::plan::executor::Claimant;
+use egress_core::plan::executor::AddressClaim;
 use egress_supervise::{self, Task};
 
 /// The data plane of this node, loaded and attached. Drop stops its tasks, not the programs.
@@ -42,7 +42,7 @@ pub struct Dataplane {
     pub(crate) shared: Arc<Shared>,
     features: Features,
     /// Tasks of the held addresses.
-    pub(crate) conflicts: UnboundedReceiver<Claimant>,
+    pub(crate) conflicts: UnboundedReceiver<AddressClaim>,
     drops: Drops,
     /// Connections, watch and events; they end with this value.
     _tasks: JoinSet<()>,

@@ -3,7 +3,9 @@
 //! An entry lives an eighth of a second. So tests that it serves are retried; tests that it is invalidated cannot fail
 //! by timing.
 
-use egress_common::abi::{Direction, Owned, PodEntry, PolicyEntry, PolicyKey, PolicySlot, Tuple, Verdict, WhenEmpty};
+use egress_common::abi::{
+    Direction, Owned, PodEntry, PolicyEntry, PolicyEntryKey, PolicySlot, Tuple, Verdict, WhenEmpty,
+};
 use egress_common::decide::phase;
 
 use crate::cast::{Cast, V4, addr};
@@ -103,7 +105,7 @@ fn a_change_of_the_agent_invalidates_the_cache_at_once() {
         // The policy gets another address, on another node.
         let elsewhere = PolicySlot::remote(addr(cast.away_egress), addr(V4.other_node));
         let policy = PolicyEntry::with_slots(WhenEmpty::Drop, &[elsewhere]).expect("one slot");
-        stage.policy.insert(PolicyKey::new(cast.here, cast.family), policy, 0).expect("a policy");
+        stage.policy.insert(PolicyEntryKey::new(cast.here, cast.family), policy, 0).expect("a policy");
         decide(stage, 2);
         stage.run_frame(&FROM_POD, &out(cast).frame(), Verdict::CutAnswered);
         stage.fill(cast);

@@ -1,6 +1,6 @@
 //! `from_pod`: packets of this node's pods.
 
-use egress_common::abi::{NODE_MARK, OnUnknownPod, Origin, PolicyEntry, PolicyKey, Verdict, WhenEmpty};
+use egress_common::abi::{NODE_MARK, OnUnknownPod, Origin, PolicyEntry, PolicyEntryKey, Verdict, WhenEmpty};
 
 use crate::cast::{Cast, addr};
 use crate::devices::batch;
@@ -208,7 +208,7 @@ fn without_an_assigned_address_the_policy_decides() {
         for (when, verdict) in
             [(WhenEmpty::NodeAddress, Verdict::NodeAddress), (WhenEmpty::NotListed, Verdict::FamilyNotListed)]
         {
-            let key = PolicyKey::new(cast.pending, cast.family);
+            let key = PolicyEntryKey::new(cast.pending, cast.family);
             stage.policy.insert(key, PolicyEntry::empty(when), 0).expect("a policy");
             stage.passes(&FROM_POD, &sent, verdict);
             if verdict == Verdict::FamilyNotListed {

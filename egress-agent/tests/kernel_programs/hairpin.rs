@@ -1,7 +1,7 @@
 //! A pod that sends to an egress IP of the cluster, of its own or another policy, served here or elsewhere: refused
 //! with a reason and an ICMP error, for every protocol. No state is created, and no packet leaves.
 
-use egress_common::abi::{PolicyEntry, PolicyKey, PolicySlot, Verdict, WhenEmpty};
+use egress_common::abi::{PolicyEntry, PolicyEntryKey, PolicySlot, Verdict, WhenEmpty};
 
 use crate::cast::{Cast, addr};
 use crate::frames::{ACK, Body, Packet, RST, SYN, packet};
@@ -108,7 +108,7 @@ fn answers_and_unselected_pods_are_not_refused() {
         let both =
             [PolicySlot::here(addr(cast.egress)), PolicySlot::remote(addr(cast.away_egress), addr(cast.other_node))];
         let policy = PolicyEntry::with_slots(WhenEmpty::Drop, &both).expect("few slots");
-        stage.policy.insert(PolicyKey::new(cast.here, cast.family), policy, 0).expect("a policy");
+        stage.policy.insert(PolicyEntryKey::new(cast.here, cast.family), policy, 0).expect("a policy");
         for to in [cast.egress, cast.away_egress] {
             let call = packet(cast.pod, to, 4000, 80).tcp(SYN);
             is_answered(stage, cast, &FROM_POD, &call, cast.node, prohibited(cast));

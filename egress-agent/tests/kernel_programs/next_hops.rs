@@ -1,6 +1,6 @@
 //! Cached next hops, and what invalidates them.
 
-use egress_common::abi::{PolicyEntry, PolicyKey, PolicySlot, Verdict, WhenEmpty};
+use egress_common::abi::{PolicyEntry, PolicyEntryKey, PolicySlot, Verdict, WhenEmpty};
 
 use crate::cast::addr;
 use crate::frames::packet;
@@ -31,7 +31,7 @@ fn an_address_that_is_not_owned_is_not_used() {
     both(|stage, cast| {
         let other =
             PolicyEntry::with_slots(WhenEmpty::Drop, &[PolicySlot::here(addr(cast.away_egress))]).expect("few slots");
-        stage.policy.insert(PolicyKey::new(cast.here, cast.family), other, 0).expect("a policy");
+        stage.policy.insert(PolicyEntryKey::new(cast.here, cast.family), other, 0).expect("a policy");
         let sent = packet(cast.pod, cast.world, 4001, 80);
         stage.drops(&FROM_POD, &sent, Verdict::NotGateway);
         stage.own(cast.here, cast.away_egress);

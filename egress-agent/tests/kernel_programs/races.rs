@@ -7,7 +7,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use aya::programs::SchedClassifier;
-use egress_common::abi::{Direction, Flow, Holder, PolicyEntry, PolicyKey, PolicySlot, Tuple, Verdict, WhenEmpty};
+use egress_common::abi::{Direction, Flow, Holder, PolicyEntry, PolicyEntryKey, PolicySlot, Tuple, Verdict, WhenEmpty};
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 
@@ -135,7 +135,7 @@ fn move_address(stage: &mut Stage, cast: &Cast) {
     stage.own(cast.here, cast.away_egress);
     let policy =
         PolicyEntry::with_slots(WhenEmpty::Drop, &[PolicySlot::here(addr(cast.away_egress))]).expect("one slot");
-    stage.policy.insert(PolicyKey::new(cast.here, cast.family), policy, 0).expect("a policy");
+    stage.policy.insert(PolicyEntryKey::new(cast.here, cast.family), policy, 0).expect("a policy");
 }
 
 /// Begins the flow of every round.

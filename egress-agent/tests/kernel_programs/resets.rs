@@ -1,6 +1,6 @@
 //! Connections that must end: the generated reset, byte by byte, and connections that continue.
 
-use egress_common::abi::{Direction, PodEntry, PolicyEntry, PolicyKey, PolicySlot, Tuple, Verdict, WhenEmpty};
+use egress_common::abi::{Direction, PodEntry, PolicyEntry, PolicyEntryKey, PolicySlot, Tuple, Verdict, WhenEmpty};
 use egress_common::decide::limit::{ANSWER_STEP_NS, ANSWERS_AT_ONCE};
 use egress_common::decide::phase::{self, Phase};
 
@@ -79,7 +79,7 @@ fn deselect(stage: &mut Stage, cast: &Cast) {
 
 fn put_slots(stage: &mut Stage, cast: &Cast, slots: &[PolicySlot]) {
     let policy = PolicyEntry::with_slots(WhenEmpty::Drop, slots).expect("few slots");
-    stage.policy.insert(PolicyKey::new(cast.here, cast.family), policy, 0).expect("a policy");
+    stage.policy.insert(PolicyEntryKey::new(cast.here, cast.family), policy, 0).expect("a policy");
 }
 
 fn phase_of(stage: &Stage, cast: &Cast) -> Phase {

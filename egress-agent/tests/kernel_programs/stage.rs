@@ -11,7 +11,7 @@ use aya::{EbpfLoader, Pod};
 use egress_common::abi::{
     Addr, ClusterPrefix, Config, Count, Datagram, EipCount, ExposedPort, Exposure, Family, Flow, FragKey, FragPorts,
     HandoverEntry, HandoverStage, Holder, Inbound, Lease, NatEntry, NodeEntry, NodePlace, Owned, OwnedAddr, PodEntry,
-    PolicyEntry, PolicyKey, PolicySlot, PortRange, PrefixKind, Share, Tuple, Usage, Verdict, WhenEmpty,
+    PolicyEntry, PolicyEntryKey, PolicySlot, PortRange, PrefixKind, Share, Tuple, Usage, Verdict, WhenEmpty,
 };
 use egress_common::decide::to_pod::SETTLE_NS;
 use nix::sched::{CloneFlags, unshare};
@@ -35,7 +35,7 @@ pub(crate) struct Stage {
     pub(crate) config: Array<MapData, Config>,
     lease: Array<MapData, Lease>,
     pub(crate) pods: HashMap<MapData, Addr, PodEntry>,
-    pub(crate) policy: HashMap<MapData, PolicyKey, PolicyEntry>,
+    pub(crate) policy: HashMap<MapData, PolicyEntryKey, PolicyEntry>,
     pub(crate) owned: HashMap<MapData, u32, Owned>,
     pub(crate) owned_addr: HashMap<MapData, Addr, OwnedAddr>,
     pub(crate) handovers: HashMap<MapData, u32, HandoverEntry>,
@@ -219,7 +219,7 @@ impl Stage {
             (cast.pending, vec![]),
         ] {
             let policy = PolicyEntry::with_slots(WhenEmpty::Drop, &slots).expect("few slots");
-            self.policy.insert(PolicyKey::new(id, cast.family), policy, 0).expect("a policy");
+            self.policy.insert(PolicyEntryKey::new(id, cast.family), policy, 0).expect("a policy");
         }
         self.own(cast.here, cast.egress);
         for (at, place, of) in [

@@ -7,7 +7,7 @@ use aya::Pod;
 use aya::maps::{HashMap, MapData};
 use egress_common::abi::{
     ABI_VERSION, Direction, HandoverStage, Holder, Lease, NatEntry, OnUnknownPod, Origin, PodEntry, PolicyEntry,
-    PolicyKey, PolicySlot, Share, Tuple, Verdict, WhenEmpty,
+    PolicyEntryKey, PolicySlot, Share, Tuple, Verdict, WhenEmpty,
 };
 use egress_datapath::names::PINNED_MAPS;
 use egress_datapath::trace::test_packet::TestPacket;
@@ -69,7 +69,7 @@ fn probe(from: &str, to: &str, dport: u16) -> TestPacket {
 
 fn policy(stage: &mut Stage, cast: &Cast, when: WhenEmpty, slots: &[PolicySlot]) {
     let policy = PolicyEntry::with_slots(when, slots).expect("few slots");
-    stage.policy.insert(PolicyKey::new(cast.here, cast.family), policy, 0).expect("a policy");
+    stage.policy.insert(PolicyEntryKey::new(cast.here, cast.family), policy, 0).expect("a policy");
 }
 
 /// Another flow has this port of the egress IP towards the world.

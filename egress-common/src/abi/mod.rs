@@ -30,7 +30,7 @@ pub use handover::{HandoverEntry, HandoverStage};
 pub use lease::Lease;
 pub use nat::{Direction, NatEntry, NextHop, Origin, Tuple};
 pub use pods::{
-    MAX_SLOTS, Owned, OwnedAddr, PodEntry, PodSelection, PolicyEntry, PolicyKey, PolicySlot, SlotPlace, WhenEmpty,
+    MAX_SLOTS, Owned, OwnedAddr, PodEntry, PodSelection, PolicyEntry, PolicyEntryKey, PolicySlot, SlotPlace, WhenEmpty,
 };
 pub use rig::{RIG_FRAME, Rig};
 pub use verdict::{Class, Verdict};

@@ -101,13 +101,13 @@ pub const MAX_SLOTS: usize = 64;
 /// Key of `policy`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(C)]
-pub struct PolicyKey {
+pub struct PolicyEntryKey {
     pub egress_id: u32,
     family: u32,
 }
-abi!(PolicyKey, 8);
+abi!(PolicyEntryKey, 8);
 
-impl PolicyKey {
+impl PolicyEntryKey {
     #[inline(always)]
     pub const fn new(egress_id: u32, family: Family) -> Self {
         Self { egress_id, family: family as u32 }

@@ -40,7 +40,7 @@ pub struct MemoryMaps {
     pub nodes: RefCell<HashMap<Addr, NodeEntry>>,
     /// Network, length in bits of the 128, value.
     pub prefixes: RefCell<Vec<(Addr, u32, ClusterPrefix)>>,
-    pub policies: RefCell<HashMap<PolicyKey, PolicyEntry>>,
+    pub policies: RefCell<HashMap<PolicyEntryKey, PolicyEntry>>,
     pub owned: RefCell<HashMap<u32, Owned>>,
     pub owned_addr: RefCell<HashMap<Addr, OwnedAddr>>,
     pub handovers: RefCell<HashMap<u32, HandoverEntry>>,
@@ -152,7 +152,7 @@ impl MemoryMaps {
         self.owned_addr.borrow_mut().retain(|_, owned| owned.egress_id != egress_id);
     }
 
-    pub fn put_policy(&self, key: PolicyKey, policy: PolicyEntry) {
+    pub fn put_policy(&self, key: PolicyEntryKey, policy: PolicyEntry) {
         self.policies.borrow_mut().insert(key, policy);
     }
 
@@ -233,7 +233,7 @@ impl Tables for MemoryMaps {
         let matching = prefixes.iter().filter(|(net, len, _)| (number(net) ^ number(addr)).leading_zeros() >= *len);
         matching.max_by_key(|(_, len, _)| *len).map(|(_, _, prefix)| self.lent.prefixes.lend(*prefix))
     }
-    fn policy(&self, key: &PolicyKey) -> Option<&PolicyEntry> {
+    fn policy(&self, key: &PolicyEntryKey) -> Option<&PolicyEntry> {
         self.policies.borrow().get(key).map(|policy| self.lent.policies.lend(*policy))
     }
     fn owned(&self, egress_id: u32) -> Option<&Owned> {

@@ -33,7 +33,7 @@ pub(crate) mod packets;
 
 use crate::abi::{
     Addr, ClusterPrefix, ExposedPort, Flow, FragKey, FragPorts, HandoverEntry, NatEntry, NodeEntry, Origin, Owned,
-    OwnedAddr, PodEntry, PolicyEntry, PolicyKey, PolicySlot, Share, Tuple, Verdict,
+    OwnedAddr, PodEntry, PolicyEntry, PolicyEntryKey, PolicySlot, Share, Tuple, Verdict,
 };
 use crate::wire::{Fragment, Headers, L4, Segment};
 use snat::PortSearch;
@@ -95,7 +95,7 @@ pub trait Tables {
     fn pod(&self, addr: &Addr) -> Option<&PodEntry>;
     fn node(&self, addr: &Addr) -> Option<&NodeEntry>;
     fn prefix(&self, addr: &Addr) -> Option<&ClusterPrefix>;
-    fn policy(&self, key: &PolicyKey) -> Option<&PolicyEntry>;
+    fn policy(&self, key: &PolicyEntryKey) -> Option<&PolicyEntry>;
     fn owned(&self, egress_id: u32) -> Option<&Owned>;
     fn owned_addr(&self, addr: &Addr) -> Option<&OwnedAddr>;
     /// Whether this node may emit its egress IPs now ([`crate::abi::Lease`]).

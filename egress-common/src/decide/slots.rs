@@ -8,7 +8,9 @@
 //! The policy is read each time: a reset leaves no mark in a flow, and an address that returns serves its flows again.
 
 use super::{ClaimOutcome, QuotaKind, Tables, phase};
-use crate::abi::{Addr, Direction, Flow, MAX_SLOTS, PolicyEntry, PolicyKey, PolicySlot, Tuple, Verdict, WhenEmpty};
+use crate::abi::{
+    Addr, Direction, Flow, MAX_SLOTS, PolicyEntry, PolicyEntryKey, PolicySlot, Tuple, Verdict, WhenEmpty,
+};
 use crate::wire::{Headers, L4, Quote, tcp};
 
 const SLOT_MASK: u32 = MAX_SLOTS as u32 - 1;
@@ -23,7 +25,7 @@ pub fn of_flow<'t, T: Tables>(
     tables: &'t T,
     egress_id: u32,
 ) -> Result<&'t PolicySlot, Verdict> {
-    let policy = tables.policy(&PolicyKey::new(egress_id, headers.family)).ok_or(Verdict::NoPolicy)?;
+    let policy = tables.policy(&PolicyEntryKey::new(egress_id, headers.family)).ok_or(Verdict::NoPolicy)?;
     if policy.count() == 0 {
         return Err(without_address(headers, tables, egress_id, policy));
     }

@@ -1,7 +1,8 @@
 //! Invariants after each packet.
 
 use egress_common::abi::{
-    Addr, Direction, HandoverEntry, HandoverStage, NatEntry, OnUnknownPod, PolicyKey, PolicySlot, PrefixKind, Verdict,
+    Addr, Direction, HandoverEntry, HandoverStage, NatEntry, OnUnknownPod, PolicyEntryKey, PolicySlot, PrefixKind,
+    Verdict,
 };
 use egress_common::decide::Tables as _;
 use egress_common::decide::from_overlay::Outer;
@@ -17,7 +18,7 @@ impl Node {
         assert_eq!(pod, Some(egress_id), "sent for an object that does not select the pod");
         assert_eq!(slot.address.family(), headers.family);
         let policies = self.maps.policies.borrow();
-        let policy = policies.get(&PolicyKey::new(egress_id, headers.family)).expect("asked");
+        let policy = policies.get(&PolicyEntryKey::new(egress_id, headers.family)).expect("asked");
         assert!(policy.slots.iter().take(policy.count() as usize).any(|now| now == slot), "a slot of old");
     }
 

@@ -48,7 +48,7 @@ pub trait Executor {
     }
 
     /// Waits until another host answers for an address that is held here. May be dropped and called again.
-    fn conflict(&mut self) -> impl Future<Output = Claimant> + Send {
+    fn conflict(&mut self) -> impl Future<Output = AddressClaim> + Send {
         std::future::pending()
     }
 
@@ -83,7 +83,7 @@ impl Expected {
 
 /// Another host answers for an address that this node holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Claimant {
+pub struct AddressClaim {
     pub address: IpAddr,
     pub mac: Mac,
 }

@@ -13,7 +13,7 @@ use egress_common::abi::{Addr, Tuple};
 use egress_common::wire::{Frame, PROTO_TCP, arp, csum, ipv6, nd};
 
 use egress_core::model::node::Mac;
-use egress_core::plan::executor::Claimant;
+use egress_core::plan::executor::AddressClaim;
 
 pub const ETHERTYPE_ARP: u16 = 0x0806;
 pub const ETHERTYPE_IPV6: u16 = 0x86dd;
@@ -90,7 +90,7 @@ pub fn announcement(mac: Mac, address: IpAddr) -> Bytes {
 }
 
 /// The claim of another host in this frame, if any: the host answers for the address, uses it, or probes for it.
-pub fn claimant(frame: &[u8], ours: Mac) -> Option<Claimant> {
+pub fn claimant(frame: &[u8], ours: Mac) -> Option<AddressClaim> {
     let claimant = match u16::from_be_bytes(frame.load(12)?) {
         ETHERTYPE_ARP => arp_claimant(frame),
         ETHERTYPE_IPV6 => neighbour_claimant(frame),
@@ -218,22 +218,22 @@ fn checksum(source: Ipv6Addr, destination: Ipv6Addr, message: &[u8]) -> u16 {
 }
 
 /// RFC 5227 section 2.1.1: any packet whose sender is the address, or another host's probe for it.
-fn arp_claimant(frame: &[u8]) -> Option<Claimant> {
+fn arp_claimant(frame: &[u8]) -> Option<AddressClaim> {
     let message = arp::Message::parse(frame)?;
     let (sender, target) = (Ipv4Addr::from(message.sender_ip), Ipv4Addr::from(message.target_ip));
     let address = if sender.is_unspecified() && message.is_request() { target } else { sender };
-    Some(Claimant { address: address.into(), mac: message.sender_mac })
+    Some(AddressClaim { address: address.into(), mac: message.sender_mac })
 }
 
 /// RFC 4862 section 5.4: an advertisement of the address, or another host's duplicate address detection, if it is valid by
 /// RFC 4861.
-fn neighbour_claimant(frame: &[u8]) -> Option<Claimant> {
+fn neighbour_claimant(frame: &[u8]) -> Option<AddressClaim> {
     let (kind, target) = nd::about(frame)?;
     let message = nd::Message::parse(frame)?;
     let sender = frame.load_addr(ETHERNET_LEN + ipv6::SADDR)?;
     let claims = kind == NEIGHBOUR_ADVERTISEMENT || sender == Addr::UNSPECIFIED;
     let mac = message.link(frame)?;
-    claims.then(|| Claimant { address: target.to_ip(), mac })
+    claims.then(|| AddressClaim { address: target.to_ip(), mac })
 }
 
 #[cfg(test)]
@@ -322,7 +322,7 @@ mod tests {
     fn announcements_answers_and_probes_of_other_hosts_are_claims() {
         for address in [v4(), v6()] {
             for frame in [probe(THEIRS, address), announcement(THEIRS, address)] {
-                assert_eq!(claimant(&frame, OURS), Some(Claimant { address, mac: THEIRS }));
+                assert_eq!(claimant(&frame, OURS), Some(AddressClaim { address, mac: THEIRS }));
                 assert_eq!(claimant(&frame, THEIRS), None, "our own frame");
                 for cut in 0..frame.len().min(60) {
                     // A truncated frame must not panic.
@@ -356,7 +356,7 @@ mod tests {
         let solicited = 1 << 30 | OVERRIDE;
         let whole = advertises("fe80::2", OVERRIDE);
         for frame in [&detects(None), &whole, &changed(&whole, 58, 0)] {
-            assert_eq!(claimant(frame, OURS), Some(Claimant { address: v6(), mac: THEIRS }));
+            assert_eq!(claimant(frame, OURS), Some(AddressClaim { address: v6(), mac: THEIRS }));
         }
         let mut summed_wrongly = whole.clone();
         summed_wrongly[57] ^= 1;
@@ -379,7 +379,7 @@ mod tests {
     #[test]
     fn a_request_claims_its_sender_address() {
         let (asker, asked) = (Ipv4Addr::new(172, 18, 0, 101), Ipv4Addr::new(172, 18, 0, 100));
-        let claim = Claimant { address: asker.into(), mac: THEIRS };
+        let claim = AddressClaim { address: asker.into(), mac: THEIRS };
         assert_eq!(claimant(&arp_request(THEIRS, asker, asked), OURS), Some(claim));
         let question = solicitation(THEIRS, "fd00:172:18::1:101".parse().expect("a literal"), v6(), None);
         assert_eq!(claimant(&question, OURS), None);

@@ -32,7 +32,7 @@ use crate::devices::interfaces::Interface;
 use crate::maps::lease;
 use egress_core::model::lease::SharedLease;
 use egress_core::model::node::{Mac, mac_text};
-use egress_core::plan::executor::Claimant;
+use egress_core::plan::executor::AddressClaim;
 use egress_supervise::blocking;
 
 const PROBES: u32 = 3;
@@ -87,7 +87,7 @@ async fn probe_family(interface: Interface, mut unclaimed: BTreeSet<IpAddr>) -> 
         {
             let (buffer, length) = frame?;
             let claimant = frames::claimant(buffer.get(..length).unwrap_or_default(), interface.mac);
-            if let Some(Claimant { address, mac }) = claimant
+            if let Some(AddressClaim { address, mac }) = claimant
                 && unclaimed.remove(&address)
             {
                 claimed.insert(address, mac);
@@ -142,7 +142,7 @@ async fn receive(socket: &AsyncFd<PacketSocket>) -> io::Result<Frame> {
 #[derive(Debug, Default)]
 pub struct Claims {
     held: BTreeMap<IpAddr, Held>,
-    heard: Option<UnboundedSender<Claimant>>,
+    heard: Option<UnboundedSender<AddressClaim>>,
     announcer: Announcer,
 }
 
@@ -192,7 +192,7 @@ impl Claims {
     }
 
     /// Sets the receiver of conflicts.
-    pub fn report_to(&mut self, heard: UnboundedSender<Claimant>) {
+    pub fn report_to(&mut self, heard: UnboundedSender<AddressClaim>) {
         self.heard = Some(heard);
     }
 
@@ -232,7 +232,7 @@ impl Claims {
     }
 
     /// Handles another host's claim of the given age. Must be called in a runtime.
-    pub fn defend(&mut self, interface: Interface, claimant: Claimant, ago: Duration) {
+    pub fn defend(&mut self, interface: Interface, claimant: AddressClaim, ago: Duration) {
         let now = Instant::now();
         let Some(held) = self.held.get_mut(&claimant.address) else { return };
         let is_late = now.duration_since(held.since) < ago;

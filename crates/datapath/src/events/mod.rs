@@ -17,7 +17,7 @@ use crate::clock::now_ns;
 use crate::events::drops::{Drops, Sample};
 use crate::maps::access;
 use crate::node_state::shared::Shared;
-use egress_core::plan::executor::Claimant;
+use egress_core::plan::executor::AddressClaim;
 
 const WINDOW: Duration = Duration::from_secs(1);
 const LINES_PER_WINDOW: u32 = 10;
@@ -67,7 +67,7 @@ pub async fn run(ring: RingBuf<MapData>, drops: Drops, shared: Arc<Shared>) {
     }
 }
 
-fn meet(shared: &Shared, claimant: Claimant, ago: Duration) {
+fn meet(shared: &Shared, claimant: AddressClaim, ago: Duration) {
     let mut state = shared.state();
     if let Some(interface) = state.facts().interface_of(claimant.address) {
         state.claims.defend(interface, claimant, ago);
@@ -75,14 +75,14 @@ fn meet(shared: &Shared, claimant: Claimant, ago: Duration) {
 }
 
 /// Field by field in the layout of [`ConflictEvent`]; with its age.
-fn conflict(item: &[u8], now: &Now) -> Option<(Claimant, Duration)> {
+fn conflict(item: &[u8], now: &Now) -> Option<(AddressClaim, Duration)> {
     if item.len() != size_of::<ConflictEvent>() {
         return None;
     }
     let time_ns = u64::from_ne_bytes(item.get(TIME..TIME + 8)?.try_into().ok()?);
     let address = Addr::v6(item.get(CLAIMED..CLAIMED + 16)?.try_into().ok()?).to_ip();
     let mac = item.get(CLAIMANT..CLAIMANT + 6)?.try_into().ok()?;
-    Some((Claimant { address, mac }, Duration::from_nanos(now.monotonic_ns.saturating_sub(time_ns))))
+    Some((AddressClaim { address, mac }, Duration::from_nanos(now.monotonic_ns.saturating_sub(time_ns))))
 }
 
 /// The programs' clock and the wall clock.
@@ -199,7 +199,7 @@ mod tests {
         item[8..24].copy_from_slice(&Addr::v4([172, 18, 0, 100]).octets());
         item[24..30].copy_from_slice(&[2, 0, 0, 0, 0, 9]);
         let now = Now { monotonic_ns: 10_000_000_000, wall: SystemTime::UNIX_EPOCH };
-        let claimant = Claimant { address: [172, 18, 0, 100].into(), mac: [2, 0, 0, 0, 0, 9] };
+        let claimant = AddressClaim { address: [172, 18, 0, 100].into(), mac: [2, 0, 0, 0, 0, 9] };
         assert_eq!(conflict(&item, &now), Some((claimant, Duration::from_secs(1))));
         assert_eq!((decode(&item, &now), conflict(&[0; 64], &now)), (None, None));
     }

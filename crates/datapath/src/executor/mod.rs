@@ -12,7 +12,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use aya::Pod;
-use egress_common::abi::{self, Addr, Exposure, MAX_SLOTS, PodEntry, PolicyKey, Timeouts};
+use egress_common::abi::{self, Addr, Exposure, MAX_SLOTS, PodEntry, PolicyEntryKey, Timeouts};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use ipnet::IpNet;
@@ -36,7 +36,7 @@ use egress_core::model::reserved::Reserved;
 use egress_core::model::state::{
     Action, EgressId, HandoverStage, HandoverState, KernelState, PodOwner, PodState, Policy,
 };
-use egress_core::plan::executor::{Claimant, DataplaneError, Executor, Expected};
+use egress_core::plan::executor::{AddressClaim, DataplaneError, Executor, Expected};
 use egress_supervise;
 
 impl Executor for Dataplane {
@@ -79,7 +79,7 @@ impl Executor for Dataplane {
         self.shared.lease.clone()
     }
 
-    async fn conflict(&mut self) -> Claimant {
+    async fn conflict(&mut self) -> AddressClaim {
         match self.conflicts.recv().await {
             Some(claimant) => claimant,
             None => std::future::pending().await,
@@ -192,10 +192,10 @@ fn write_maps(shared: &Shared, action: &Action) -> Result<(), DataplaneError> {
             maps.cluster.remove(&convert::cluster_key(net)).map(drop).map_err(kernel("remove from map cluster"))
         }
         Action::PutPolicy(id, family, policy) => {
-            put("policy", &mut maps.policy, &PolicyKey::new(id.0, *family), &policy_value(policy)?)
+            put("policy", &mut maps.policy, &PolicyEntryKey::new(id.0, *family), &policy_value(policy)?)
         }
         Action::RemovePolicy(id, family) => {
-            remove("remove from map policy", &mut maps.policy, &PolicyKey::new(id.0, *family))?;
+            remove("remove from map policy", &mut maps.policy, &PolicyEntryKey::new(id.0, *family))?;
             drop(guard);
             shared.forget_counts(id.0).map_err(kernel("remove from map eip_counters"))
         }

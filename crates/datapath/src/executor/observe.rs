@@ -1,6 +1,6 @@
 //! Reads the state of the maps.
 
-use egress_common::abi::{self, Addr, ExposedPort, Exposure, Owned, PolicyKey};
+use egress_common::abi::{self, Addr, ExposedPort, Exposure, Owned, PolicyEntryKey};
 
 use crate::executor::kernel;
 use crate::maps::convert;
@@ -29,7 +29,7 @@ pub fn observe(shared: &Shared) -> Result<KernelState, DataplaneError> {
         })
         .map_err(kernel("read map exposed"))?;
     maps.policy
-        .for_each(|key: &PolicyKey, value| {
+        .for_each(|key: &PolicyEntryKey, value| {
             if let Some(family) = key.family() {
                 seen.policy.insert((EgressId(key.egress_id), family), convert::policy(value));
             }

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use aya::Pod;
 use aya::maps::MapData;
-use egress_common::abi::{self, Addr, Owned, PodEntry, PolicyKey};
+use egress_common::abi::{self, Addr, Owned, PodEntry, PolicyEntryKey};
 
 use crate::error::map_io;
 use crate::maps::convert;
@@ -37,7 +37,7 @@ pub fn read(bpffs: &Path) -> io::Result<Option<Pinned>> {
         pinned.handovers.extend(convert::handover(entry).map(|handover| (EgressId(*id), handover)));
     })?;
     map(&pins, "pods", |_: &Addr, entry: &PodEntry| pinned.pods.push(convert::pod_state(entry)))?;
-    map(&pins, "policy", |key: &PolicyKey, entry: &abi::PolicyEntry| {
+    map(&pins, "policy", |key: &PolicyEntryKey, entry: &abi::PolicyEntry| {
         let key = key.family().map(|family| (EgressId(key.egress_id), family));
         pinned.policies.extend(key.map(|key| (key, convert::policy(entry))));
     })?;

@@ -10,7 +10,7 @@ use aya::maps::{Array, HashMap, LpmTrie, Map, MapData, MapError, PerCpuArray, Pe
 use aya::{Ebpf, Pod};
 use egress_common::abi::{
     Addr, ClusterPrefix, Config, Count, Datagram, EipCount, ExposedPort, Exposure, Family, Flow, HandoverEntry,
-    Inbound, NatEntry, NodeEntry, Owned, OwnedAddr, PodEntry, PolicyEntry, PolicyKey, Tuple, Usage,
+    Inbound, NatEntry, NodeEntry, Owned, OwnedAddr, PodEntry, PolicyEntry, PolicyEntryKey, Tuple, Usage,
 };
 
 use crate::error::{StartError, map_io};
@@ -64,7 +64,7 @@ impl FlowMaps {
 /// Maps of the plan, and counters. Only the programs use `frags`.
 pub struct PolicyMaps {
     pub pods: Hash<Addr, PodEntry>,
-    pub policy: Hash<PolicyKey, PolicyEntry>,
+    pub policy: Hash<PolicyEntryKey, PolicyEntry>,
     pub exposed: Hash<ExposedPort, Exposure>,
     pub cluster: Trie<Addr, ClusterPrefix>,
     pub nodes: Hash<Addr, NodeEntry>,
@@ -90,7 +90,7 @@ impl PolicyMaps {
     /// Drops the counters of an egress ID without a policy.
     pub fn forget_counts(&mut self, id: u32) -> io::Result<()> {
         for family in [Family::V4, Family::V6] {
-            if self.policy.get(&PolicyKey::new(id, family))?.is_some() {
+            if self.policy.get(&PolicyEntryKey::new(id, family))?.is_some() {
                 return Ok(());
             }
         }

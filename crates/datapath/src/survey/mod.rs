@@ -14,7 +14,7 @@ use aya::maps::lpm_trie::Key;
 use aya::maps::{Array, Map, MapData};
 use egress_common::abi::{
     Addr, ClusterPrefix, Config, Flow, HandoverEntry, Inbound, Lease, NatEntry, NodeEntry, Owned, PodEntry,
-    PolicyEntry, PolicyKey, Tuple, Usage,
+    PolicyEntry, PolicyEntryKey, Tuple, Usage,
 };
 use jiff::Timestamp;
 use nix::ifaddrs::getifaddrs;
@@ -96,7 +96,7 @@ fn program(pins: &Pins, config: &Config, hook: Hook) -> io::Result<Program> {
 fn maps(pins: &Pins, is_swept: bool) -> io::Result<Vec<Fill>> {
     let mut maps = vec![
         count::<Addr, PodEntry>(pins, "pods")?,
-        count::<PolicyKey, PolicyEntry>(pins, "policy")?,
+        count::<PolicyEntryKey, PolicyEntry>(pins, "policy")?,
         count::<u32, Owned>(pins, "owned")?,
         count::<u32, HandoverEntry>(pins, "handovers")?,
         count::<Addr, NodeEntry>(pins, "nodes")?,

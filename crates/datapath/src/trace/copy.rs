@@ -6,7 +6,7 @@ use aya::maps::lpm_trie::Key;
 use aya::maps::{Array, Map, MapData};
 use egress_common::abi::{
     Addr, ClusterPrefix, Config, Flow, HandoverEntry, Holder, Inbound, Lease, NatEntry, NodeEntry, Owned, PodEntry,
-    PolicyEntry, PolicyKey, Share, SlotPlace, Tuple,
+    PolicyEntry, PolicyEntryKey, Share, SlotPlace, Tuple,
 };
 use egress_common::decide::memory_maps::MemoryMaps;
 use egress_common::wire::{Headers, PROTO_ICMP, PROTO_ICMPV6};
@@ -106,8 +106,8 @@ fn reads(maps: &MemoryMaps, pins: &Pins, headers: &Headers) -> io::Result<Option
     maps.nodes.borrow_mut().extend(node.map(|node| (to, node)));
     prefixes(maps, pins, &[from, to])?;
     let Some(egress_id) = pod.and_then(|pod| pod.egress_id()) else { return Ok(None) };
-    let key = PolicyKey::new(egress_id, headers.family);
-    let policy = hash::<PolicyKey, PolicyEntry>(pins, "policy")?.get(&key)?;
+    let key = PolicyEntryKey::new(egress_id, headers.family);
+    let policy = hash::<PolicyEntryKey, PolicyEntry>(pins, "policy")?.get(&key)?;
     if let Some(policy) = policy {
         maps.put_policy(key, policy);
     }
@@ -145,7 +145,7 @@ fn prefixes(maps: &MemoryMaps, pins: &Pins, addresses: &[Addr]) -> io::Result<()
 fn addresses(maps: &MemoryMaps, headers: &Headers, egress_id: Option<u32>) -> Vec<Addr> {
     let Some(egress_id) = egress_id else { return Vec::new() };
     let policies = maps.policies.borrow();
-    let Some(policy) = policies.get(&PolicyKey::new(egress_id, headers.family)) else { return Vec::new() };
+    let Some(policy) = policies.get(&PolicyEntryKey::new(egress_id, headers.family)) else { return Vec::new() };
     let slots = policy.slots.iter().take(policy.count() as usize);
     slots.filter(|slot| slot.place() == SlotPlace::Here).map(|slot| slot.address).collect()
 }

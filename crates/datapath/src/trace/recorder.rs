@@ -8,7 +8,7 @@ use std::net::IpAddr;
 
 use egress_common::abi::{
     Addr, ClusterPrefix, ExposedPort, Flow, FragKey, FragPorts, HandoverEntry, NatEntry, NodeEntry, Owned, OwnedAddr,
-    PodEntry, PolicyEntry, PolicyKey, PolicySlot, Tuple,
+    PodEntry, PolicyEntry, PolicyEntryKey, PolicySlot, Tuple,
 };
 use egress_common::decide::memory_maps::MemoryMaps;
 use egress_common::decide::snat::PortSearch;
@@ -25,7 +25,7 @@ pub enum Lookup {
     Prefix(Addr, Option<(IpNet, ClusterPrefix)>),
     /// Whether an inbound connection has this tuple.
     Inbound(Tuple, bool),
-    Policy(PolicyKey, Option<Box<PolicyEntry>>),
+    Policy(PolicyEntryKey, Option<Box<PolicyEntry>>),
     Flow(Tuple, Option<Flow>),
     /// A new flow, and the outcome of its claim.
     Begun(Flow, ClaimOutcome),
@@ -106,7 +106,7 @@ impl Tables for MapRecorder<'_> {
         self.note(Lookup::Prefix(*addr, net.zip(found.copied())));
         found
     }
-    fn policy(&self, key: &PolicyKey) -> Option<&PolicyEntry> {
+    fn policy(&self, key: &PolicyEntryKey) -> Option<&PolicyEntry> {
         let found = self.maps.policy(key);
         self.note(Lookup::Policy(*key, found.copied().map(Box::new)));
         found

@@ -13,7 +13,7 @@ use aya::programs::{SchedClassifier, TestRun as _, TestRunOptions};
 use aya::{Ebpf, EbpfLoader, Pod};
 use egress_common::abi::{
     Addr, BloomFilter, ClusterPrefix, Config, Count, Cover, Family, Lease, NodeEntry, NodePlace, Owned, OwnedAddr,
-    PodEntry, PolicyEntry, PolicyKey, PolicySlot, PortRange, PrefixKind, RIG_FRAME, Rig, Verdict, WhenEmpty,
+    PodEntry, PolicyEntry, PolicyEntryKey, PolicySlot, PortRange, PrefixKind, RIG_FRAME, Rig, Verdict, WhenEmpty,
 };
 
 pub(super) const UPLINK: u32 = 11;
@@ -193,7 +193,7 @@ fn fill(product: &mut Ebpf, pods: u32) -> Result<()> {
     put(product, "pods", block(LOCAL_PODS, LOCAL.0).chain(block(REMOTE_PODS, AWAY.0)))?;
     let policy = |id: u32, slot: PolicySlot| -> Result<_> {
         let policy = PolicyEntry::with_slots(WhenEmpty::Drop, &[slot]).context("one slot")?;
-        Ok((PolicyKey::new(id, Family::V4), policy))
+        Ok((PolicyEntryKey::new(id, Family::V4), policy))
     };
     let policies = [
         policy(LOCAL.0, PolicySlot::here(addr(LOCAL.1)))?,

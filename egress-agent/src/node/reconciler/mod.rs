@@ -52,7 +52,7 @@ use egress_core::ownership::kernel_handovers::handovers;
 use egress_core::ownership::node_ownership::{Withheld, withhold};
 use egress_core::plan::capacity::{MOST_EGRESS_IPS, MOST_OF_SERVICE, spare_policies};
 use egress_core::plan::compile::Compiler;
-use egress_core::plan::executor::{Claimant, Conflict, DataplaneError, Executor};
+use egress_core::plan::executor::{AddressClaim, Conflict, DataplaneError, Executor};
 use egress_core::plan::refusal::Entry;
 use egress_core::plan::{Disconnected, plan, plan_addresses};
 use egress_core::selection::Standby;
@@ -454,7 +454,7 @@ impl<E: Executor> Reconciler<E> {
     }
 
     /// Reports another host that answers for an address of this node.
-    fn note_conflict(&mut self, Claimant { address, mac }: Claimant) {
+    fn note_conflict(&mut self, AddressClaim { address, mac }: AddressClaim) {
         let mut held = self.actual.iter().flat_map(|actual| &actual.owned);
         let Some((&id, _)) = held.find(|(_, held)| **held == address) else { return };
         let node = self.coordination.node_with(self.compiler.view(), mac);

@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use egress_common::abi::{NodeEntry, NodePlace, PolicyEntry, PolicyKey, PolicySlot, Verdict, WhenEmpty};
+use egress_common::abi::{NodeEntry, NodePlace, PolicyEntry, PolicyEntryKey, PolicySlot, Verdict, WhenEmpty};
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 
@@ -78,7 +78,7 @@ pub(crate) fn settle(stage: &mut Stage, underlay: &Cast) {
         }
         let slot = PolicySlot::remote(addr(cast.away_egress), other);
         let policy = PolicyEntry::with_slots(WhenEmpty::Drop, &[slot]).expect("few slots");
-        stage.policy.insert(PolicyKey::new(cast.away, cast.family), policy, 0).expect("a policy");
+        stage.policy.insert(PolicyEntryKey::new(cast.away, cast.family), policy, 0).expect("a policy");
         stage.move_subnets(&cast, own, other);
     }
 }

@@ -6,7 +6,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Once;
 
 use egress_common::abi::{
-    Direction, HandoverEntry, NODE_MARK, OnUnknownPod, PodEntry, PolicyEntry, PolicyKey, PolicySlot, Verdict, WhenEmpty,
+    Direction, HandoverEntry, NODE_MARK, OnUnknownPod, PodEntry, PolicyEntry, PolicyEntryKey, PolicySlot, Verdict,
+    WhenEmpty,
 };
 use egress_common::decide::to_netdev::Meta;
 use egress_common::wire::{Fragment, Headers};
@@ -204,7 +205,7 @@ impl<'a> Rig<'a> {
                 let elsewhere = away.then(|| PolicySlot::remote(addr(cast.away_egress), addr(V4.other_node)));
                 let slots: Vec<PolicySlot> = at_home.into_iter().chain(elsewhere).collect();
                 let policy = PolicyEntry::with_slots(WhenEmpty::Drop, &slots).expect("few slots");
-                let key = PolicyKey::new(cast.here, cast.family);
+                let key = PolicyEntryKey::new(cast.here, cast.family);
                 stage.policy.insert(key, policy, 0).expect("a policy");
                 maps.put_policy(key, policy);
             }

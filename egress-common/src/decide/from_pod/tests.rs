@@ -7,7 +7,7 @@ mod settled;
 
 use super::*;
 use crate::abi::{
-    Addr, ClusterPrefix, Direction, Family, OnUnknownPod, PodEntry, PolicyEntry, PolicyKey, PrefixKind, WhenEmpty,
+    Addr, ClusterPrefix, Direction, Family, OnUnknownPod, PodEntry, PolicyEntry, PolicyEntryKey, PrefixKind, WhenEmpty,
 };
 use crate::decide::cast::{Cast, ID, OTHER_NODE, both};
 use crate::decide::memory_maps::{MemoryMaps, addr};
@@ -338,7 +338,7 @@ fn entries_of_another_version_let_no_packet_out() {
         maps.add_pod(cast.pod, PodEntry::selected(ID, 0));
 
         let policy = PolicyEntry::empty(WhenEmpty::NodeAddress).of_another_version();
-        maps.put_policy(PolicyKey::new(ID, cast.family), policy);
+        maps.put_policy(PolicyEntryKey::new(ID, cast.family), policy);
         assert_eq!(verdict(maps, &udp(cast, cast.world)), Verdict::NoGateway);
 
         maps.config.set(maps.config.get().with_on_unknown_pod(OnUnknownPod::Pass).of_another_version());

@@ -75,13 +75,13 @@ impl MemoryMaps {
         let policy = PolicyEntry::with_slots(when_empty, slots).expect("few slots");
         let families = slots.first().map_or(vec![Family::V4, Family::V6], |slot| vec![slot.address.family()]);
         for family in families {
-            self.put_policy(PolicyKey::new(egress_id, family), policy);
+            self.put_policy(PolicyEntryKey::new(egress_id, family), policy);
         }
     }
 
     /// Adds addresses that no node serves now.
     pub(crate) fn set_pending(&self, egress_id: u32, addresses: &[Addr]) {
-        let key = PolicyKey::new(egress_id, addresses[0].family());
+        let key = PolicyEntryKey::new(egress_id, addresses[0].family());
         let policy = *self.policies.borrow().get(&key).expect("a policy");
         self.put_policy(key, policy.with_pending(addresses).expect("few addresses"));
     }

@@ -11,7 +11,7 @@ use super::tests::OWNER;
 use super::*;
 use crate::abi::{
     ClusterPrefix, ExposedPort, Flow, FragKey, FragPorts, HandoverEntry, NodeEntry, Owned, OwnedAddr, PodEntry,
-    PolicyEntry, PolicyKey, PolicySlot,
+    PolicyEntry, PolicyEntryKey, PolicySlot,
 };
 use crate::decide::cast::V4;
 use crate::decide::memory_maps::{MemoryMaps, addr};
@@ -139,7 +139,7 @@ impl Tables for Cpu<'_> {
     fn prefix(&self, _: &Addr) -> Option<&ClusterPrefix> {
         unreachable!()
     }
-    fn policy(&self, _: &PolicyKey) -> Option<&PolicyEntry> {
+    fn policy(&self, _: &PolicyEntryKey) -> Option<&PolicyEntry> {
         unreachable!()
     }
     fn owned(&self, _: u32) -> Option<&Owned> {
