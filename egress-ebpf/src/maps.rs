@@ -647,14 +647,8 @@ pub fn fence() {
 
 #[inline(always)]
 pub fn count_up(number: *mut u32) {
-    add(number, 1);
-}
-
-/// Adds with wrap-around.
-#[inline(always)]
-pub fn add(number: *mut u32, difference: u32) {
     // SAFETY: the caller's pointer is one from a lookup; the old value is not asked for.
-    unsafe { intrinsics::atomic_xadd::<u32, u32, { Relaxed }>(number, difference) };
+    unsafe { intrinsics::atomic_xadd::<u32, u32, { Relaxed }>(number, 1) };
 }
 
 /// Raises the epoch after a flow or NAT entry was removed, reset or reused, which invalidates the flow cache.

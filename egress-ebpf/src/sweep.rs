@@ -43,15 +43,12 @@ pub fn sweep(is_pressed: bool) -> i32 {
     let (nat, flows) = (walk(&NAT, nat_entry, &mut sweep), walk(&FLOWS, flow, &mut sweep));
     walk(&SHARES, end_shares, &mut sweep);
     walk(&EXPOSED, begin_count, &mut sweep);
-    let before = Maps.inbound_in_use();
     let inbound = walk(&INBOUND, inbound, &mut sweep);
     walk(&EXPOSED, end_count, &mut sweep);
     if let Some(known) = USAGE.get_ptr_mut(0) {
+        // Claims during the walk may be missing until the next one.
         // SAFETY: a pointer from a lookup, valid until the program ends; all fields are integers.
-        unsafe { ((*known).nat, (*known).flows) = (nat, flows) };
-        // As in `begin_shares`.
-        // SAFETY: as above.
-        maps::add(unsafe { &raw mut (*known).inbound }, inbound.wrapping_sub(before));
+        unsafe { ((*known).nat, (*known).flows, (*known).inbound) = (nat, flows, inbound) };
     }
     sweep.removed
 }
@@ -193,38 +190,32 @@ unsafe extern "C" fn inbound(_map: *mut c_void, key: *const Tuple, value: *mut I
     0
 }
 
-/// One sweep runs at a time (`Shared::sweep`, and one agent on a node). Counting starts below zero, by what is counted now. What is added in the end is then the difference that the walk found, and
-/// claims during the walk are not lost: those in a part that it had not reached count twice, until the next sweep.
 unsafe extern "C" fn begin_shares(_: *mut c_void, _: *const Holder, share: *mut Share, _: *mut Sweep) -> i64 {
     // SAFETY: as in `nat_entry`.
-    unsafe {
-        (*share).counting_flows = 0_u32.wrapping_sub((*share).flows);
-        (*share).counting_nat_entries = 0_u32.wrapping_sub((*share).nat_entries);
-    }
+    unsafe { ((*share).counting_flows, (*share).counting_nat_entries) = (0, 0) };
     0
 }
 
-/// A holder without entries is removed.
+/// Claims during the walk may be missing until the next one. A holder without entries is removed.
 unsafe extern "C" fn end_shares(_: *mut c_void, key: *const Holder, share: *mut Share, _: *mut Sweep) -> i64 {
     // SAFETY: as in `nat_entry`.
     let (key, share) = unsafe { (maps::copy_of(&*key), &mut *share) };
-    maps::add(&raw mut share.flows, share.counting_flows);
-    maps::add(&raw mut share.nat_entries, share.counting_nat_entries);
+    (share.flows, share.nat_entries) = (share.counting_flows, share.counting_nat_entries);
     if share.flows == 0 && share.nat_entries == 0 {
         let _gone = SHARES.remove(&key);
     }
     0
 }
 
-/// As in `begin_shares`.
 unsafe extern "C" fn begin_count(_: *mut c_void, _: *const ExposedPort, value: *mut Exposure, _: *mut Sweep) -> i64 {
     // SAFETY: as in `nat_entry`.
-    unsafe { (*value).counting = 0_u32.wrapping_sub((*value).inbound) };
+    unsafe { (*value).counting = 0 };
     0
 }
 
+/// Claims during the walk may be missing until the next one.
 unsafe extern "C" fn end_count(_: *mut c_void, _: *const ExposedPort, value: *mut Exposure, _: *mut Sweep) -> i64 {
     // SAFETY: as in `nat_entry`.
-    maps::add(unsafe { &raw mut (*value).inbound }, unsafe { (*value).counting });
+    unsafe { (*value).inbound = (*value).counting };
     0
 }

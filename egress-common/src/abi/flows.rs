@@ -159,7 +159,7 @@ impl ExposedPort {
 pub struct Exposure {
     /// Entries of `inbound` at this port: as last counted, and claimed since.
     pub inbound: u32,
-    /// What the present sweep adds in the end.
+    /// Count of the present sweep.
     pub counting: u32,
 }
 abi!(Exposure, 8);
@@ -192,7 +192,7 @@ pub struct Share {
     pub flows: u32,
     /// In `nat`, two keys each.
     pub nat_entries: u32,
-    /// What the present sweep adds in the end.
+    /// Counts of the present sweep.
     pub counting_flows: u32,
     pub counting_nat_entries: u32,
 }

@@ -180,9 +180,9 @@ pub(super) fn flows_of_one_pod_affect_no_others(context: &LabContext) -> Result<
         let first = &count["holders"]["pods"][0];
         println!("nat count on node{number}: {first}");
         ensure!(first["name"] == format!("red/{name}") && count["holders"]["pod_quota"] == QUOTA, "{count:#}");
-        // Never more, but two CPUs may both be the last. Less where a sweep ran while the quota was used up: what is claimed in a
-        // part of the map that it has not reached counts twice until the next one.
-        let most = QUOTA - QUOTA / 10..QUOTA + 8;
+        // More only where a sweep ran in the flood: what is claimed in a part of the map that it has passed is missing from the
+        // count until the next one.
+        let most = QUOTA..QUOTA + QUOTA / 10;
         ensure!(first[counted].as_u64().is_some_and(|held| most.contains(&held)), "{first}");
     }
     println!("{}", String::from_utf8_lossy(&cluster.agent(1)?.ask(&["nat", "count"])?.stdout));

@@ -212,7 +212,7 @@ mutations! { PROGRAMS,
     "no-quota-of-flows", SLOTS, ["quota"], "one pod takes its node's table from all others":
         "if !overwrite && !tables.has_quota(" => "if overwrite && !tables.has_quota(";
     "quota-never-recounted", SWEEP, ["quota"], "a pod that has once reached its quota is refused for ever":
-        "maps::add(&raw mut share.flows, share.counting_flows);" => "";
+        "(share.flows, share.nat_entries) = (share.counting_flows, share.counting_nat_entries);" => "";
     "fragment-key-without-protocol", FRAGMENTS, ["protocols::"], "a fragment of one protocol gets the ports of another's":
         "protocol: headers.tuple.protocol," => "protocol: 0,";
     "fragment-key-without-identification", FRAGMENTS, ["protocols::"], "a fragment gets the ports of another datagram":
