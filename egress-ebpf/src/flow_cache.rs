@@ -4,7 +4,8 @@
 //! compared before each use:
 //!
 //! - [`Config::decisions`]: the agent raises it after each change of pods, policies, owned addresses, nodes and prefixes;
-//! - `Usage::epoch`: programs raise it after removing a flow or NAT entry, after a reset, and for a reused tuple;
+//! - the number in `epochs` of the flow's bucket: programs raise it after removing a flow or NAT entry, after a reset, and
+//!   for a reused tuple;
 //! - [`Config::route_generation`]: next hops.
 //!
 //! An entry expires after [`LIFE_NS`], so that flow and NAT entry are refreshed, and with the lease if it emits an
@@ -15,7 +16,7 @@
 
 use aya_ebpf::btf_maps::PerCpuArray;
 use aya_ebpf::macros::btf_map;
-use egress_common::abi::{Addr, Config, NatEntry, Tuple, Verdict};
+use egress_common::abi::{Addr, Config, FlowCacheUse, NatEntry, Tuple, Verdict};
 use egress_common::decide::from_overlay::Outer;
 use egress_common::decide::{End, Rewrite};
 use egress_common::wire::{Fragment, Frame, Headers, L4, PROTO_UDP, tcp};
@@ -36,6 +37,10 @@ const PLACES: u32 = 1024;
 
 #[btf_map(name = "flow_cache")]
 static FLOW_CACHE: PerCpuArray<CacheEntry, { PLACES as usize }> = PerCpuArray::new();
+
+/// What the cache was good for.
+#[btf_map(name = "flow_cache_use")]
+static FLOW_CACHE_USE: PerCpuArray<FlowCacheUse, 1> = PerCpuArray::new();
 
 /// Value of `flow_cache`. All zero is no entry, because no decision has the number zero. The key comes first, so that a
 /// miss costs one cache line.
@@ -76,8 +81,12 @@ pub struct Pending {
 
 impl Generations {
     #[inline(always)]
-    fn read(config: &Config) -> Self {
-        Self { decisions: maps::decisions(), epoch: maps::epoch(), route_generation: maps::route_generation(config) }
+    fn read(config: &Config, tuple: &Tuple) -> Self {
+        Self {
+            decisions: maps::decisions(),
+            epoch: maps::epoch(tuple),
+            route_generation: maps::route_generation(config),
+        }
     }
 }
 
@@ -112,7 +121,30 @@ pub fn serve<const AT: u8>(packet: Packet, config: &Config, workspace: &mut Work
     if !is_plain(headers) {
         return None;
     }
-    let generations = Generations::read(config);
+    let outcome = repeat::<AT>(packet, config, headers, pending, route, outer);
+    if let Some(counts) = FLOW_CACHE_USE.get_ptr_mut(0) {
+        // SAFETY: the element is this CPU's own, and TC programs do not interrupt one another.
+        let counts = unsafe { &mut *counts };
+        if outcome.is_some() {
+            counts.hits += 1;
+        } else {
+            counts.misses += 1;
+        }
+    }
+    outcome
+}
+
+/// Looks up the flow's entry, and repeats its outcome if that is valid.
+#[inline(always)]
+fn repeat<const AT: u8>(
+    packet: Packet,
+    config: &Config,
+    headers: &Headers,
+    pending: &mut Pending,
+    route: &mut Route,
+    outer: &Outer,
+) -> Option<Outcome> {
+    let generations = Generations::read(config, &headers.tuple);
     let mixed = mix(&headers.tuple);
     let place = mixed >> (u32::BITS - PLACES.ilog2());
     let cached = FLOW_CACHE.get_ptr_mut(place)?;

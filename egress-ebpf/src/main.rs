@@ -19,6 +19,7 @@
 #![expect(clippy::needless_borrows_for_generic_args, reason = "a key by value is one more copy on 512 bytes of stack")]
 
 mod counters;
+mod expiry;
 mod fib;
 mod flow_cache;
 mod fragment;
@@ -34,7 +35,6 @@ mod nat;
 mod overlay;
 mod packet;
 mod rewrite;
-mod sweep;
 mod to_netdev;
 mod to_pod;
 mod verifier;
@@ -45,7 +45,7 @@ use core::num::NonZeroU64;
 use aya_ebpf::bindings::{TC_ACT_SHOT, TC_ACT_UNSPEC};
 use aya_ebpf::macros::classifier;
 use aya_ebpf::programs::TcContext;
-use egress_common::abi::{Class, Config, SWEEP_PRESSED, Verdict};
+use egress_common::abi::{Class, Config, SweepRequest, Verdict};
 
 use crate::packet::Packet;
 use crate::workspace::Workspace;
@@ -226,11 +226,11 @@ pub fn to_netdev(ctx: TcContext) -> i32 {
     )
 }
 
-/// Never attached: the agent runs it by BPF_PROG_TEST_RUN to remove idle entries. Returns the number of removed
-/// entries.
+/// Never attached: the agent runs it by BPF_PROG_TEST_RUN to remove entries. The test packet's mark is the request.
+/// Returns the number of removed keys.
 #[classifier]
 pub fn sweep(ctx: TcContext) -> i32 {
-    sweep::sweep(Packet::new(&ctx).mark() == SWEEP_PRESSED)
+    SweepRequest::of_mark(Packet::new(&ctx).mark()).map_or(0, expiry::sweep)
 }
 
 /// Never reached: a panicking path is one that the verifier refuses.

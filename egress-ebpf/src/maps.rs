@@ -20,11 +20,11 @@ use aya_ebpf::btf_maps::{Array, HashMap, LpmTrie, LruHashMap, RingBuf};
 use aya_ebpf::helpers::generated::{bpf_get_prandom_u32, bpf_ktime_get_coarse_ns};
 use aya_ebpf::macros::btf_map;
 use egress_common::abi::{
-    Addr, ClusterPrefix, Config, Datagram, Direction, DropEvent, ExposedPort, Exposure, Flow, FragKey, FragPorts,
-    HandoverEntry, Holder, Inbound, NatEntry, NextHop, NodeEntry, Owned, OwnedAddr, PodEntry, PolicyEntry,
+    Addr, ClusterPrefix, Config, Datagram, Direction, DropEvent, EPOCHS, ExposedPort, Exposure, Flow, FragKey,
+    FragPorts, HandoverEntry, Holder, Inbound, NatEntry, NextHop, NodeEntry, Owned, OwnedAddr, PodEntry, PolicyEntry,
     PolicyEntryKey, PolicySlot, Share, Tuple, Usage,
 };
-use egress_common::decide::expiry::GONE;
+use egress_common::decide::expiry::{self, GONE};
 use egress_common::decide::snat::{EXHAUSTED_NS, PortSearch};
 use egress_common::decide::{ClaimOutcome, NatOwner, PortClaim, QuotaKind, Tables, phase};
 use egress_common::wire::{PROTO_TCP, Segment, tcp};
@@ -74,14 +74,18 @@ pub static EXPOSED: HashMap<ExposedPort, Exposure, 65536, ON_DEMAND> = HashMap::
 #[btf_map(name = "datagrams")]
 pub static DATAGRAMS: LruHashMap<Tuple, Datagram, 65536> = LruHashMap::new();
 
-/// Number of entries in `flows` and `nat` of each pod and egress policy: counted by each sweep, and raised by claims in
-/// between. A holder without an entry here has no quota, only the limits of the maps.
+/// Number of entries in `flows` and `nat` of each pod and egress policy. A holder without an entry here has no quota,
+/// only the limits of the maps.
 #[btf_map(name = "shares")]
 pub static SHARES: HashMap<Holder, Share, 65536, ON_DEMAND> = HashMap::new();
 
-/// Entries in use: counted by each sweep, and raised by claims in between.
+/// Entries in use.
 #[btf_map(name = "usage")]
-pub static USAGE: Array<Usage, 1> = Array::new();
+static USAGE: Array<Usage, 1> = Array::new();
+
+/// Numbers that invalidate the flow cache, one for each bucket of flows.
+#[btf_map(name = "epochs")]
+static FLOW_EPOCHS: Array<u32, { EPOCHS as usize }> = Array::new();
 
 /// Two keys for each NAT entry: 262,144 entries.
 #[btf_map(name = "nat")]
@@ -207,14 +211,14 @@ impl Tables for Maps {
 
     #[inline(always)]
     fn inbound_answered(&self, tuple: &Tuple, segment: Segment) -> bool {
-        let Some(inbound) = INBOUND.get_ptr_mut(tuple) else { return false };
+        let Some(inbound) = inbound(tuple) else { return false };
         if tuple.protocol != PROTO_TCP {
             return true;
         }
         // SAFETY: see the module header.
         let inbound = unsafe { &mut *inbound };
         if change(&mut inbound.state, |state| phase::replied(state, segment.flags)) && segment.flags & tcp::RST != 0 {
-            raise_epoch();
+            raise_epoch(tuple);
         }
         change(&mut inbound.acknowledged, |known| phase::number(known, segment, Direction::Egress));
         touch(&raw mut inbound.last_seen_ns, self.now_ns()) != Refresh::Gone
@@ -222,13 +226,13 @@ impl Tables for Maps {
 
     #[inline(always)]
     fn inbound_seen(&self, tuple: &Tuple, segment: Segment) -> bool {
-        let Some(inbound) = INBOUND.get_ptr_mut(tuple) else { return false };
+        let Some(inbound) = inbound(tuple) else { return false };
         // SAFETY: see the module header.
         let inbound = unsafe { &mut *inbound };
         let fits = phase::fits(inbound.acknowledged, inbound.end);
         let has_changed = change(&mut inbound.state, |state| phase::seen_from_outside(state, segment.flags, fits));
         if has_changed && segment.flags & (tcp::SYN | tcp::RST) != 0 {
-            raise_epoch();
+            raise_epoch(tuple);
         }
         change(&mut inbound.end, |known| phase::number(known, segment, Direction::Ingress));
         touch(&raw mut inbound.last_seen_ns, self.now_ns()) != Refresh::Gone
@@ -236,12 +240,12 @@ impl Tables for Maps {
 
     #[inline(always)]
     fn inbound_known(&self, tuple: &Tuple) -> bool {
-        lent(INBOUND.get_ptr_mut(tuple)).is_some()
+        inbound(tuple).is_some()
     }
 
     #[inline(always)]
     fn inbound_in_use(&self) -> u32 {
-        USAGE.get(0).map_or(0, |usage| usage.inbound)
+        USAGE.get(0).map_or(0, |usage| usage.inbound.max(0) as u32)
     }
 
     #[inline(always)]
@@ -250,27 +254,19 @@ impl Tables for Maps {
         if claim != ClaimOutcome::Claimed {
             return claim;
         }
-        // SAFETY (both): see the module header.
-        if let Some(usage) = USAGE.get_ptr_mut(0) {
-            count_up(unsafe { &raw mut (*usage).inbound });
-        }
-        if let Some(exposure) = EXPOSED.get_ptr_mut(&ExposedPort::of(tuple)) {
-            count_up(unsafe { &raw mut (*exposure).inbound });
-        }
+        count_inbound(tuple, 1);
         claim
     }
 
     #[inline(always)]
     fn exposure(&self, port: &ExposedPort) -> Option<u32> {
-        lent(EXPOSED.get_ptr_mut(port)).map(|exposure| exposure.inbound)
+        lent(EXPOSED.get_ptr_mut(port)).map(|exposure| exposure.inbound.max(0) as u32)
     }
 
     #[inline(always)]
     fn forget_inbound(&self, tuple: &Tuple) {
         // Usually there is none.
-        if INBOUND.remove(tuple).is_ok() {
-            raise_epoch();
-        }
+        forget_inbound(tuple);
     }
 
     #[inline(always)]
@@ -309,6 +305,7 @@ impl Tables for Maps {
         let claim = claimed(FLOWS.insert(tuple, flow, BPF_NOEXIST.into()));
         if claim == ClaimOutcome::Claimed {
             nat::count(&tuple.saddr, flow.egress_id, QuotaKind::Flows);
+            count_in_use(|usage| &mut usage.flows, 1);
         }
         claim
     }
@@ -346,16 +343,19 @@ impl Tables for Maps {
 
     #[inline(always)]
     fn forget_flow(&self, tuple: &Tuple) {
-        // Another CPU may have removed it first.
-        let _gone = FLOWS.remove(tuple);
-        raise_epoch();
+        forget_flow(tuple);
     }
 
     #[inline(always)]
     fn put_flow(&self, tuple: &Tuple, flow: &Flow) -> bool {
+        let former = egress_id_of_flow(tuple);
         let done = FLOWS.insert(tuple, flow, BPF_EXIST.into()).is_ok();
+        if done && former != flow.egress_id {
+            nat::uncount(&tuple.saddr, former, QuotaKind::Flows);
+            nat::count(&tuple.saddr, flow.egress_id, QuotaKind::Flows);
+        }
         // The former entry is gone.
-        raise_epoch();
+        raise_epoch(tuple);
         done
     }
 
@@ -377,6 +377,7 @@ impl Tables for Maps {
     #[inline(always)]
     fn count_nat_entry(&self, pod: &Addr, egress_id: u32) {
         nat::count(pod, egress_id, QuotaKind::NatEntries);
+        count_in_use(|usage| &mut usage.nat, 2);
         // NAT entries of mark 1008 belong to no policy.
         if egress_id != 0 {
             counters::egress_ip(egress_id, |count| count.nat_entries += 1);
@@ -386,6 +387,11 @@ impl Tables for Maps {
     #[inline(always)]
     fn claim_any_port(&self, forward: &Tuple, address: &Addr, owner: &NatOwner, search: &PortSearch) -> PortClaim {
         nat::claim_any(self.now_ns(), forward, address, owner, search)
+    }
+
+    #[inline(always)]
+    fn expire_nat(&self, key: &Tuple) -> bool {
+        config().is_some_and(|config| crate::expiry::expire_nat(key, &config.timeouts) > 0)
     }
 
     #[inline(always)]
@@ -402,9 +408,7 @@ impl Tables for Maps {
 
     #[inline(always)]
     fn forget_nat(&self, key: &Tuple) -> bool {
-        let done = NAT.remove(key).is_ok();
-        raise_epoch();
-        done
+        forget_nat(key)
     }
 
     #[inline(always)]
@@ -429,17 +433,9 @@ const DATAGRAM_STEP_NS: u64 = 1 << 35;
 
 /// Copies an element, so that the checked value is the used one.
 #[inline(always)]
-fn copied<V: Copy>(element: *const V, copy: &mut V) -> &V {
+pub fn copied<V: Copy>(element: *const V, copy: &mut V) -> &V {
     // SAFETY: a pointer from a lookup into a map, which the workspace is not part of; any bytes are a value of these types.
     unsafe { ptr::copy_nonoverlapping(element, copy, 1) };
-    changed();
-    copy
-}
-
-/// A copy on the stack, for callers with enough stack.
-#[inline(always)]
-pub fn copy_of<V: Copy>(element: &V) -> V {
-    let copy = *element;
     changed();
     copy
 }
@@ -491,7 +487,93 @@ pub fn handover(egress_id: u32) -> Option<&'static HandoverEntry> {
 pub fn flow_only(tuple: &Tuple) -> Option<&'static Flow> {
     let flow = FLOWS.get_ptr_mut(tuple)?;
     let copy = copied(flow, &mut found()?.flow);
-    copy.is_of(tuple).then_some(copy)
+    (copy.is_of(tuple) && !is_flow_idle(tuple, copy, run_ns())).then_some(copy)
+}
+
+#[inline(always)]
+fn is_flow_idle(tuple: &Tuple, flow: &Flow, now: u64) -> bool {
+    now.saturating_sub(flow.last_seen_ns) > SEEN_STEP_NS
+        && config().is_some_and(|config| expiry::is_flow_idle(&config.timeouts, flow, tuple.protocol, now))
+}
+
+/// Removes a flow; false if another CPU has removed it first.
+#[inline(never)]
+pub fn forget_flow(tuple: &Tuple) -> bool {
+    let egress_id = egress_id_of_flow(tuple);
+    let is_gone = FLOWS.remove(tuple).is_ok();
+    if is_gone {
+        nat::uncount(&tuple.saddr, egress_id, QuotaKind::Flows);
+        count_in_use(|usage| &mut usage.flows, -1);
+    }
+    raise_epoch(tuple);
+    is_gone
+}
+
+/// Zero if there is none.
+#[inline(always)]
+fn egress_id_of_flow(tuple: &Tuple) -> u32 {
+    lent(FLOWS.get_ptr_mut(tuple)).map_or(0, |flow| flow.egress_id)
+}
+
+/// Removes a key of a NAT entry; false if another CPU has removed it first. The entry is counted by its forward key.
+#[inline(never)]
+pub fn forget_nat(key: &Tuple) -> bool {
+    let Some(nat_entry) = lent(NAT.get_ptr_mut(key)) else { return false };
+    let (egress_id, other) = (nat_entry.egress_id, nat_entry.other.bucket());
+    let is_gone = NAT.remove(key).is_ok();
+    if is_gone && key.direction() == Direction::Egress {
+        nat::uncount(&key.saddr, egress_id, QuotaKind::NatEntries);
+        count_in_use(|usage| &mut usage.nat, -2);
+    }
+    // Cached packets of both directions: without this key its tuple may become another flow's.
+    raise_epoch(key);
+    raise_epoch_of(other);
+    is_gone
+}
+
+/// An inbound connection. An idle one is removed, and absent.
+#[inline(never)]
+fn inbound(tuple: &Tuple) -> Option<*mut Inbound> {
+    let inbound = INBOUND.get_ptr_mut(tuple)?;
+    let now = run_ns();
+    // SAFETY: see the module header.
+    let is_recent = now.saturating_sub(unsafe { (*inbound).last_seen_ns }) <= SEEN_STEP_NS;
+    if !is_recent
+        && let Some(config) = config()
+        && crate::expiry::expire_inbound(tuple, &config.timeouts, false) > 0
+    {
+        return None;
+    }
+    Some(inbound)
+}
+
+/// Removes an inbound connection; false if there is none.
+#[inline(never)]
+pub fn forget_inbound(tuple: &Tuple) -> bool {
+    let is_gone = INBOUND.remove(tuple).is_ok();
+    if is_gone {
+        count_inbound(tuple, -1);
+        raise_epoch(tuple);
+    }
+    is_gone
+}
+
+/// Counts entries of `inbound`, in all and at their port.
+#[inline(always)]
+fn count_inbound(tuple: &Tuple, number: i32) {
+    count_in_use(|usage| &mut usage.inbound, number);
+    if let Some(exposure) = EXPOSED.get_ptr_mut(&ExposedPort::of(tuple)) {
+        // SAFETY: see the module header.
+        add(unsafe { &raw mut (*exposure).inbound }, number);
+    }
+}
+
+#[inline(always)]
+fn count_in_use(counter: impl Fn(&mut Usage) -> &mut i32, number: i32) {
+    if let Some(usage) = USAGE.get_ptr_mut(0) {
+        // SAFETY: see the module header.
+        add(counter(unsafe { &mut *usage }), number);
+    }
 }
 
 /// A flow, refreshed by a packet of the pod.
@@ -505,6 +587,12 @@ pub fn flow(tuple: &Tuple, segment: Segment) -> Option<&'static Flow> {
     // SAFETY: see `maps`.
     let flow = unsafe { &mut *flow };
     let now = run_ns();
+    if is_flow_idle(tuple, copy, now)
+        && let Some(config) = config()
+        && crate::expiry::expire_flow(tuple, &config.timeouts) > 0
+    {
+        return None;
+    }
     match touch(&raw mut flow.last_seen_ns, now) {
         Refresh::Gone => return None,
         // Refreshes the datagrams of a flow, so that they outlive the flow.
@@ -514,7 +602,7 @@ pub fn flow(tuple: &Tuple, segment: Segment) -> Option<&'static Flow> {
         Refresh::Noted | Refresh::Fresh => {}
     }
     if change(&mut flow.state, |state| phase::own(state, segment.flags, Direction::Egress)) {
-        opened(segment.flags);
+        opened(tuple, segment.flags);
     }
     change(&mut flow.acknowledged, |known| phase::number(known, segment, Direction::Egress));
     Some(copy)
@@ -528,7 +616,7 @@ pub fn answered(tuple: &Tuple, segment: Segment) {
     let flow = unsafe { &mut *flow };
     let _noted = touch(&raw mut flow.last_seen_ns, run_ns());
     if change(&mut flow.state, |state| phase::answered(state, segment.flags, tuple.protocol)) {
-        raise_epoch();
+        raise_epoch(tuple);
     }
     change(&mut flow.end, |known| phase::number(known, segment, Direction::Ingress));
 }
@@ -538,7 +626,7 @@ pub fn answered(tuple: &Tuple, segment: Segment) {
 pub fn nat_entry_only(key: &Tuple) -> Option<&'static NatEntry> {
     let nat_entry = NAT.get_ptr_mut(key)?;
     let copy = copied(nat_entry, &mut found()?.nat_entry);
-    copy.is_of(key).then_some(copy)
+    (copy.is_of(key) && copy.last_seen_ns != GONE).then_some(copy)
 }
 
 /// A NAT entry, refreshed by a packet of its direction.
@@ -546,11 +634,14 @@ pub fn nat_entry_only(key: &Tuple) -> Option<&'static NatEntry> {
 pub fn nat_entry(key: &Tuple, segment: Segment) -> Option<&'static NatEntry> {
     let nat_entry = NAT.get_ptr_mut(key)?;
     let copy = copied(nat_entry, &mut found()?.nat_entry);
-    if !copy.is_of(key) || !keep(nat_entry, key.direction(), segment) {
+    if !copy.is_of(key)
+        || crate::expiry::is_nat_gone(key, copy.last_seen_ns, run_ns())
+        || !keep(nat_entry, key, segment)
+    {
         return None;
     }
     if phase::changes_opposite(copy.state, segment.flags, key.direction()) {
-        update_opposite(copy, segment.flags, key.direction());
+        update_opposite(copy, key, segment.flags);
     }
     Some(copy)
 }
@@ -558,14 +649,15 @@ pub fn nat_entry(key: &Tuple, segment: Segment) -> Option<&'static NatEntry> {
 /// Refreshes time and TCP state of a NAT entry; false if it is under removal. Out of line, as [`update_opposite`] is,
 /// because its frame adds to those of a port search.
 #[inline(never)]
-fn keep(nat_entry: *mut NatEntry, direction: Direction, segment: Segment) -> bool {
+fn keep(nat_entry: *mut NatEntry, key: &Tuple, segment: Segment) -> bool {
+    let direction = key.direction();
     // SAFETY: see `maps`.
     let nat_entry = unsafe { &mut *nat_entry };
     if touch(&raw mut nat_entry.last_seen_ns, run_ns()) == Refresh::Gone {
         return false;
     }
     if change(&mut nat_entry.state, |state| phase::own(state, segment.flags, direction)) {
-        opened(segment.flags);
+        opened(key, segment.flags);
     }
     change(&mut nat_entry.number, |known| phase::number(known, segment, direction));
     true
@@ -573,20 +665,23 @@ fn keep(nat_entry: *mut NatEntry, direction: Direction, segment: Segment) -> boo
 
 /// A new connection on a known tuple invalidates the flow cache of the former one.
 #[inline(always)]
-fn opened(tcp_flags: u8) {
+fn opened(tuple: &Tuple, tcp_flags: u8) {
     if tcp_flags & tcp::SYN != 0 {
-        raise_epoch();
+        raise_epoch(tuple);
     }
 }
 
 /// Writes a reset or an opening to the opposite direction.
 #[inline(never)]
-fn update_opposite(copy: &NatEntry, tcp_flags: u8, direction: Direction) {
+fn update_opposite(copy: &NatEntry, key: &Tuple, tcp_flags: u8) {
+    let direction = key.direction();
     let Some(other) = NAT.get_ptr_mut(&copy.other) else { return };
     // SAFETY: see `maps`.
     let state = unsafe { &mut (*other).state };
     if change(state, |state| phase::opposite(copy.state, tcp_flags, direction, state).unwrap_or(state)) {
-        raise_epoch();
+        // The packet's own tuple too: its cached outcome would not refresh the changed state.
+        raise_epoch(&copy.other);
+        raise_epoch(key);
     }
 }
 
@@ -645,20 +740,27 @@ pub fn fence() {
     let _ordered = opaque(unsafe { intrinsics::atomic_xadd::<u32, u32, { SeqCst }>(&raw mut number, 1) }.into());
 }
 
+/// Adds to a counter that several CPUs change.
 #[inline(always)]
-pub fn count_up(number: *mut u32) {
-    // SAFETY: the caller's pointer is one from a lookup; the old value is not asked for.
-    unsafe { intrinsics::atomic_xadd::<u32, u32, { Relaxed }>(number, 1) };
+pub fn add(counter: *mut i32, number: i32) {
+    // SAFETY: the caller's pointer is one from a lookup, to an aligned field; the old value is not asked for.
+    unsafe { intrinsics::atomic_xadd::<i32, i32, { Relaxed }>(counter, number) };
 }
 
-/// Raises the epoch after a flow or NAT entry was removed, reset or reused, which invalidates the flow cache.
+/// Invalidates the flow cache for the bucket of this flow, after a flow, NAT entry or inbound connection was removed,
+/// reset or reused.
 #[inline(always)]
-pub fn raise_epoch() {
-    if let Some(usage) = USAGE.get_ptr_mut(0) {
+pub fn raise_epoch(tuple: &Tuple) {
+    raise_epoch_of(tuple.bucket());
+}
+
+#[inline(always)]
+fn raise_epoch_of(bucket: u32) {
+    if let Some(epoch) = FLOW_EPOCHS.get_ptr_mut(bucket) {
         // After the change that it announces; see `fence`.
         fence();
-        // SAFETY: see `maps`.
-        count_up(unsafe { &raw mut (*usage).epoch });
+        // SAFETY: see `maps`; a number that is only ever counted up, and compared for equality.
+        unsafe { intrinsics::atomic_xadd::<u32, u32, { Relaxed }>(epoch, 1) };
     }
 }
 
@@ -669,12 +771,12 @@ pub fn decisions() -> u32 {
     CONFIG.get_ptr(0).map_or(0, |config| unsafe { ptr::read_volatile(&raw const (*config).decisions) })
 }
 
-/// [`egress_common::abi::Usage::epoch`].
+/// The number of this bucket in `epochs`.
 #[inline(always)]
-pub fn epoch() -> u32 {
+pub fn epoch(tuple: &Tuple) -> u32 {
     // Volatile, as for `decisions`.
     // SAFETY: see `maps`.
-    USAGE.get_ptr(0).map_or(0, |usage| unsafe { ptr::read_volatile(&raw const (*usage).epoch) })
+    FLOW_EPOCHS.get_ptr(tuple.bucket()).map_or(0, |epoch| unsafe { ptr::read_volatile(epoch) })
 }
 
 /// [`Config::route_generation`], read here and now.

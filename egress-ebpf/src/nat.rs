@@ -16,9 +16,9 @@ use egress_common::wire::{Frame, Quote};
 
 use crate::fib::{self, Lookup, Route};
 use crate::flow_cache;
-use crate::maps::{self, Maps, NAT, SHARES, claimed, count_up};
+use crate::maps::{self, Maps, NAT, SHARES, claimed};
 use crate::rewrite::rewrite;
-use crate::workspace::{Found, Run, WORKSPACE, found};
+use crate::workspace::{self, Found, Run, WORKSPACE, found};
 use crate::{Outcome, counters};
 
 // The searches for a NAT entry are out of line, so that their frames share the stack with those of later calls. The
@@ -191,35 +191,43 @@ fn may_grow(holder: &Holder, held: QuotaKind, quota: u32) -> bool {
 /// Counts an entry of the pod and of the egress policy.
 #[inline(never)]
 pub fn count(pod: &Addr, egress_id: u32, held: QuotaKind) {
-    raise(&Holder::pod(*pod), held, false);
+    raise(&Holder::pod(*pod), held);
     if egress_id != 0 {
-        raise(&Holder::policy(egress_id), held, false);
-    }
-}
-
-/// The same for the counters of the running sweep.
-#[inline(never)]
-pub fn recount(pod: &Addr, egress_id: u32, held: QuotaKind) {
-    raise(&Holder::pod(*pod), held, true);
-    if egress_id != 0 {
-        raise(&Holder::policy(egress_id), held, true);
+        raise(&Holder::policy(egress_id), held);
     }
 }
 
 #[inline(always)]
-fn raise(holder: &Holder, held: QuotaKind, sweeps: bool) {
+fn raise(holder: &Holder, held: QuotaKind) {
     if SHARES.get_ptr(holder).is_none() {
         // Another CPU may have created it first. A full map loses a count, never a packet.
         let _taken = SHARES.insert(holder, Share::default(), BPF_NOEXIST.into());
     }
+    add(holder, held, 1);
+}
+
+/// The opposite of [`count`], after the removal of an entry. Its keys are in the workspace, and it is inlined, because
+/// removals are at the end of the longest call chain.
+#[inline(always)]
+pub fn uncount(pod: &Addr, egress_id: u32, held: QuotaKind) {
+    let Some(checked) = workspace::checked() else { return };
+    checked.holder = Holder::pod(*pod);
+    add(&checked.holder, held, -1);
+    if egress_id != 0 {
+        checked.holder = Holder::policy(egress_id);
+        add(&checked.holder, held, -1);
+    }
+}
+
+#[inline(always)]
+fn add(holder: &Holder, held: QuotaKind, number: i32) {
     let Some(share) = SHARES.get_ptr_mut(holder) else { return };
     // SAFETY: see `maps`.
-    count_up(unsafe {
-        match (held, sweeps) {
-            (QuotaKind::Flows, false) => &raw mut (*share).flows,
-            (QuotaKind::NatEntries, false) => &raw mut (*share).nat_entries,
-            (QuotaKind::Flows, true) => &raw mut (*share).counting_flows,
-            (QuotaKind::NatEntries, true) => &raw mut (*share).counting_nat_entries,
+    let counter = unsafe {
+        match held {
+            QuotaKind::Flows => &raw mut (*share).flows,
+            QuotaKind::NatEntries => &raw mut (*share).nat_entries,
         }
-    });
+    };
+    maps::add(counter, number);
 }

@@ -11,6 +11,7 @@ use egress_common::decide::from_overlay::Outer;
 use egress_common::decide::mtu;
 use egress_common::wire::{Frame, Headers, L4, Quote};
 
+use crate::expiry::Checked;
 use crate::fib::Route;
 use crate::flow_cache::Pending;
 use crate::fragment::{self, Rest};
@@ -47,6 +48,8 @@ pub struct Workspace {
     pub hold: fragment::HoldSpace,
     /// Copies of found elements.
     pub found: Found,
+    /// The NAT entry whose expiry is checked.
+    pub checked: Checked,
     /// CLOCK_MONOTONIC (ns) of this run, read on demand; zero before.
     pub now_ns: u64,
     /// Before these times, no drop and no conflict is reported.
@@ -72,6 +75,13 @@ pub struct Found {
 pub fn found() -> Option<&'static mut Found> {
     // SAFETY: the element is this CPU's own, as for `workspace`, and no other reference to it is alive.
     WORKSPACE.get_ptr_mut(0).map(|workspace| unsafe { &mut (*workspace).found })
+}
+
+/// Buffers of `expiry`.
+#[inline(always)]
+pub fn checked() -> Option<&'static mut Checked> {
+    // SAFETY: as for `found`; one function at a time uses them.
+    WORKSPACE.get_ptr_mut(0).map(|workspace| unsafe { &mut (*workspace).checked })
 }
 
 /// Whether `from_netdev` has decapsulated this run's packet.

@@ -92,9 +92,10 @@ impl Dataplane {
         packet_log::start(programs.ebpf_mut(), &mut tasks);
         let events = handles::events(programs.ebpf_mut())?;
         let mut policy_maps = PolicyMaps::take(programs.ebpf_mut())?;
-        let flow_maps = FlowMaps::take(programs.ebpf_mut())?;
-        let node_maps = NodeMaps::take(programs.ebpf_mut())?;
         let sweep = programs.sweep().map_err(|error| StartError::Object(format!("{SWEEP_PROGRAM}: {error}")))?;
+        let sweep = sweep.ok_or(StartError::NotInObject { what: "program", name: SWEEP_PROGRAM })?;
+        let flow_maps = FlowMaps::take(programs.ebpf_mut(), sweep)?;
+        let node_maps = NodeMaps::take(programs.ebpf_mut())?;
         let facts = watch::gather(&netlink, &settings).await.map_err(look)?;
         if let Some(known) = settings.initial_state.as_ref().filter(|_| !node_maps.are_configured()) {
             let own = OwnAddresses::read(&netlink, &facts).await.map_err(look)?;
@@ -118,7 +119,6 @@ impl Dataplane {
             policy_maps: Mutex::new(policy_maps),
             flow_maps: Mutex::new(flow_maps),
             lease,
-            sweep: Mutex::new(sweep),
             reset_requests,
             reset_history: Mutex::new(ResetHistory::default()),
             leak_guard: LeakGuard::default(),
@@ -153,9 +153,9 @@ impl Dataplane {
         self.shared.state().facts().uplink
     }
 
-    /// Removes idle entries; returns their number. Like every sweep it also reads the host's port ranges.
+    /// Removes idle entries at once; returns the number of keys. Also reads the host's port ranges.
     pub fn sweep(&self) -> io::Result<u32> {
         self.shared.follow_ports()?;
-        self.shared.sweep().map(|swept| swept.removed)
+        self.shared.sweep()
     }
 }

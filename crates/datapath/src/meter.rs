@@ -90,7 +90,8 @@ impl Meter {
         }
         facts.lease_seconds = lease::left(inner.shared.lease.read())?.map_or(f64::INFINITY, |left| left.as_secs_f64());
         let usage = inner.usage.get(&0, 0).map_err(map_io)?;
-        facts.entries = BTreeMap::from([("nat", usage.nat), ("flows", usage.flows), ("inbound", usage.inbound)]);
+        let used = [("nat", usage.nat), ("flows", usage.flows), ("inbound", usage.inbound)];
+        facts.entries = used.map(|(map, entries)| (map, u32::try_from(entries).unwrap_or_default())).into();
         facts.ports = inner.ports.lock().unwrap_or_else(PoisonError::into_inner).clone();
         Ok(facts)
     }

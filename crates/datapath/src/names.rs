@@ -68,7 +68,7 @@ pub const CLSACT_PROGRAMS: &str = "filters";
 pub const INSTANCE_SOCKET: &str = "egress-agent";
 
 /// Maps that outlive the agent. Others in the object (scratch space) live as long as the programs.
-pub const PINNED_MAPS: [&str; 20] = [
+pub const PINNED_MAPS: [&str; 22] = [
     "lease",
     "pods",
     "policy",
@@ -84,6 +84,8 @@ pub const PINNED_MAPS: [&str; 20] = [
     "nat",
     "usage",
     "shares",
+    "epochs",
+    "flow_cache_use",
     "frags",
     "counters",
     "eip_counters",
@@ -97,7 +99,7 @@ pub const READ_MAPS: [&str; 9] =
 
 /// The pinned maps that programs write: a trace has its own.
 #[cfg(test)]
-const WRITTEN_MAPS: [&str; 11] = [
+const WRITTEN_MAPS: [&str; 13] = [
     "flows",
     "inbound",
     "exposed",
@@ -105,6 +107,8 @@ const WRITTEN_MAPS: [&str; 11] = [
     "nat",
     "usage",
     "shares",
+    "epochs",
+    "flow_cache_use",
     "frags",
     "counters",
     "eip_counters",

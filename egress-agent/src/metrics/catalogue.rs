@@ -203,7 +203,7 @@ metrics! {
         "Above 0.8: a pod opens very many connections to one node.";
 
     MapEntries = "egress_agent_map_entries", Gauge, Map, Agent,
-        "Entries of a map: of `nat` (two for each mapping), `flows` and `inbound` as the latest sweep counted them",
+        "Entries of a map: of `nat` two for each mapping",
         "Near its capacity: see `egress_agent_map_capacity_entries`.";
     MapCapacity = "egress_agent_map_capacity_entries", Gauge, Map, Agent,
         "Capacity of a map",

@@ -134,9 +134,13 @@ impl Node {
         HashMap::try_from(Map::HashMap(data)).expect("a hash map of these types")
     }
 
+    pub(crate) fn array<V: aya::Pod>(&self, name: &str) -> Array<MapData, V> {
+        let data = MapData::from_pin(self.pin("maps").join(name)).expect("open a pinned map");
+        Array::try_from(Map::Array(data)).expect("an array of these")
+    }
+
     pub(crate) fn config_map(&self) -> Array<MapData, Config> {
-        let data = MapData::from_pin(self.pin("maps/config")).expect("open the pinned config");
-        Array::try_from(Map::Array(data)).expect("an array of config")
+        self.array("config")
     }
 
     pub(crate) fn config(&self) -> Config {

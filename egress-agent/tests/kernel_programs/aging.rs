@@ -2,7 +2,8 @@
 
 use aya::Pod;
 use aya::maps::{HashMap, MapData};
-use egress_common::abi::SWEEP_PRESSED;
+use egress_common::abi::{CANDIDATES, EPOCHS, SweepMode, SweepRequest, SweptMap, Tuple};
+use egress_datapath::maps::access::write_array;
 use nix::time::{ClockId, clock_gettime};
 
 use crate::stage::{Run, SWEEP, Stage, test_run};
@@ -15,11 +16,34 @@ pub(crate) fn now_ns() -> u64 {
 }
 
 impl Stage {
-    /// Removes idle entries; `pressed` as if a map were nearly full. Returns the number of removed entries.
+    /// Removes idle entries; `pressed` as if a map were nearly full. Every entry is a candidate. Returns the number of
+    /// removed keys.
     pub(crate) fn sweep(&mut self, pressed: bool) -> i32 {
-        let mark = if pressed { SWEEP_PRESSED } else { 0 };
-        let run = Run { mark, ..SWEEP };
-        test_run(self.program(run.program), &run, &[0; 64]).action
+        let mode = if pressed { SweepMode::Pressed } else { SweepMode::Idle };
+        let maps = [
+            (SweptMap::Nat, keys(&self.nat)),
+            (SweptMap::Flows, keys(&self.flows)),
+            (SweptMap::Inbound, keys(&self.inbound)),
+        ];
+        let mut removed = 0;
+        for (map, keys) in maps {
+            for chunk in keys.chunks(CANDIDATES as usize) {
+                let run = self.sweep_of(map, mode, chunk);
+                removed += test_run(self.program(run.program), &run, &[0; 64]).action;
+            }
+        }
+        let empty = self.shares.iter().map(|entry| entry.expect("a share"));
+        for (holder, _) in empty.filter(|(_, share)| (share.flows, share.nat_entries) == (0, 0)).collect::<Vec<_>>() {
+            self.shares.remove(&holder).expect("a share");
+        }
+        removed
+    }
+
+    /// A run of the program `sweep` that checks these keys.
+    pub(crate) fn sweep_of(&self, map: SweptMap, mode: SweepMode, keys: &[Tuple]) -> Run {
+        write_array(&self.candidates, keys).expect("write the candidates");
+        let count = keys.len().try_into().expect("a batch");
+        Run { mark: SweepRequest { map, mode, count }.to_mark(), ..SWEEP }
     }
 
     /// Ages all entries by so many seconds.
@@ -37,9 +61,8 @@ impl Stage {
 
     /// As if a program had removed a flow: invalidates the flow cache.
     pub(crate) fn turn(&mut self) {
-        let mut usage = self.usage.get(&0, 0).expect("the usage");
-        usage.epoch += 1;
-        self.usage.set(0, usage, 0).expect("write the usage");
+        self.epoch += 1;
+        write_array(&self.epochs, &vec![u32::MAX - self.epoch; EPOCHS as usize]).expect("write the epochs");
     }
 
     /// Ages held fragments by so many seconds.
@@ -54,6 +77,10 @@ impl Stage {
             }
         }
     }
+}
+
+pub(crate) fn keys<V: Pod>(map: &HashMap<MapData, Tuple, V>) -> Vec<Tuple> {
+    map.keys().collect::<Result<_, _>>().expect("the keys")
 }
 
 fn aged<K: Pod, V: Pod>(map: &mut HashMap<MapData, K, V>, age: impl Fn(&mut V)) {

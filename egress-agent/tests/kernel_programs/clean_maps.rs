@@ -10,7 +10,7 @@ use aya::Pod;
 use aya::maps::lpm_trie::Key;
 use aya::maps::{Array, HashMap, LpmTrie, Map, MapData, PerCpuArray, PerCpuHashMap, PerCpuValues, RingBuf};
 use aya::util::nr_cpus;
-use egress_common::abi::{Addr, Config, Count, Lease, NextHop, Usage, Verdict};
+use egress_common::abi::{Addr, Config, Count, FlowCacheUse, Lease, NextHop, Tuple, Usage, Verdict};
 
 use crate::cast::V4;
 use crate::dumps::use_every_map;
@@ -150,10 +150,13 @@ impl Stage {
             self.cells::<{ size_of::<Lease>() }>("lease"),
             self.cells::<{ size_of::<Usage>() }>("usage"),
             self.cells::<HELD>("held"),
+            self.cells::<{ size_of::<u32>() }>("epochs"),
+            self.cells::<{ size_of::<Tuple>() }>("candidates"),
             self.cells_per_cpu::<{ size_of::<Count>() }>("counters"),
             self.cells_per_cpu::<WAY>("next_hops"),
             self.cells_per_cpu::<RECENT>("flow_cache"),
             self.cells_per_cpu::<{ size_of::<u64>() }>("answers"),
+            self.cells_per_cpu::<{ size_of::<FlowCacheUse>() }>("flow_cache_use"),
             ("events", Box::new(Unread(RingBuf::try_from(self.again("events")).expect("a ring buffer")))),
             ("pods", Box::new(&mut self.pods)),
             ("policy", Box::new(&mut self.policy)),
@@ -215,6 +218,8 @@ fn no_map_keeps_entries_of_a_test() {
         // Fills the flow cache, which needs a decision number.
         stage.configure(|config| config.decisions = 1);
         stage.passes(&FROM_POD, &packet(V4.known_pod, V4.world, 4000, 80), Verdict::NotSelected);
+        stage.sweep(false);
+        stage.turn();
         let all: BTreeSet<String> =
             stage.ids.keys().filter(|name| !name.starts_with('.') && *name != "workspace").cloned().collect();
         let used: BTreeSet<String> = stage.remains().into_iter().map(str::to_owned).collect();

@@ -11,7 +11,7 @@ use crate::frames::{SYN, packet};
 use crate::stage::{FROM_NETDEV, FROM_POD, Run, Stage, TO_NETDEV, TO_POD, on_stage, test_run};
 
 /// Field names in the key and value of each map; empty for plain numbers.
-const FIELDS: [(&str, &[&str], &[&str]); 26] = [
+const FIELDS: [(&str, &[&str], &[&str]); 29] = [
     ("config", &[], &["generation", "tunnel_port", "overlay_mtu", "node_v4", "uplink_mac"]),
     ("lease", &[], &["until_ns"]),
     ("pods", &["bytes"], &["selection", "egress_id", "selected_since_ns", "cut_until_ns"]),
@@ -23,7 +23,7 @@ const FIELDS: [(&str, &[&str], &[&str]); 26] = [
     ("nodes", &["bytes"], &["place", "node"]),
     ("flows", &["saddr", "daddr", "sport", "dport", "protocol"], &["address", "egress_id", "slot", "last_seen_ns"]),
     ("inbound", &["saddr", "daddr", "sport", "dport", "protocol"], &["last_seen_ns", "state"]),
-    ("exposed", &["pod", "port", "protocol"], &["inbound", "counting"]),
+    ("exposed", &["pod", "port", "protocol"], &["inbound"]),
     ("datagrams", &["saddr", "daddr", "sport", "dport", "protocol"], &["last_seen_ns"]),
     ("nat", &["saddr", "daddr", "sport", "dport", "direction"], &["other", "source_node", "origin", "hop"]),
     ("exhausted", &["saddr", "daddr", "sport", "dport", "protocol"], &["last_seen_ns"]),
@@ -38,6 +38,9 @@ const FIELDS: [(&str, &[&str], &[&str]); 26] = [
     ("flow_cache", &[], &["key", "rewrite", "verdict"]),
     ("answers", &[], &[]),
     ("workspace", &[], &["headers", "route"]),
+    ("epochs", &[], &[]),
+    ("candidates", &[], &["saddr"]),
+    ("flow_cache_use", &[], &["hits", "misses"]),
 ];
 
 /// The first entry of a map as bpftool reads it.

@@ -2,10 +2,11 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use egress_common::abi::{Direction, Flow, Holder, PodEntry, Timeouts, Tuple, Verdict};
+use egress_common::abi::{Direction, Flow, Holder, PodEntry, SweepMode, SweptMap, Timeouts, Tuple, Verdict};
 use egress_common::decide::expiry::{GONE, INBOUND_BRIEF_SECS, PRESSED_OPENING_SECS};
 use egress_common::decide::phase::WINDOW;
 
+use crate::aging::{keys, now_ns};
 use crate::cast::{Cast, V4, V6, addr};
 use crate::frames::{ACK, Body, FIN, Packet, RST, SYN, packet};
 use crate::races::{has_both_cpus, pin};
@@ -298,8 +299,9 @@ fn a_nat_entry_with_a_broken_seal_expires() {
 
 /// It still refers to the NAT entry, but packets ignore it: the NAT entry would get no answers.
 #[test]
-fn a_nat_entry_whose_other_key_has_a_broken_seal_is_removed_at_once() {
+fn a_forward_key_whose_other_key_has_a_broken_seal_expires_soon() {
     both(|stage, cast| {
+        stage.configure(|config| config.timeouts = TIMEOUTS);
         stage.run_frame(&FROM_POD, &sent(cast, SYN).frame(), Verdict::SnatHere);
         stage.sweep(false);
         assert_eq!(stage.entries()[0], 2);
@@ -308,9 +310,11 @@ fn a_nat_entry_whose_other_key_has_a_broken_seal_is_removed_at_once() {
         drop(all);
         mapping.seal ^= 1;
         stage.nat.insert(reverse, mapping, 0).expect("a mapping");
-        assert_eq!(stage.sweep(false), 1);
+        stage.age(u64::from(TIMEOUTS.tcp_closing) + 1);
+        assert_eq!(stage.sweep(false), 1, "the shortest of all times");
         assert_eq!(stage.nat.keys().map(|key| key.expect("a key")).collect::<Vec<_>>(), [reverse]);
         stage.nat.remove(&reverse).expect("forget");
+        stage.configure(|_| ());
     });
 }
 
@@ -366,6 +370,88 @@ fn a_flood_at_one_port_leaves_entries_for_other_ports_and_expires_within_seconds
     });
 }
 
+/// No agent sweeps: a packet that finds an idle entry continues without, and removes it.
+#[test]
+fn an_idle_entry_is_absent_without_a_sweep() {
+    both(|stage, cast| {
+        stage.configure(|config| config.timeouts = TIMEOUTS);
+        stage.select_as(cast.known_pod, cast.pod);
+        let of = |pod| packet(pod, cast.world, 4000, 53).body(Body::Udp);
+        let answer = packet(cast.world, cast.egress, 53, 4000).body(Body::Udp).with(|p| p.dmac = UPLINK_MAC);
+        let idle = |stage: &mut Stage| {
+            stage.run_frame(&FROM_POD, &of(cast.pod).frame(), Verdict::SnatHere);
+            let taken = stage.mappings();
+            stage.age(u64::from(TIMEOUTS.unreplied) + 1);
+            stage.turn();
+            taken
+        };
+        // A late answer.
+        idle(stage);
+        stage.drops(&FROM_NETDEV, &answer, Verdict::NoNatEntry);
+        assert_eq!(stage.entries()[0], 0);
+        // The pod itself, to a policy that has lost nothing: a new flow.
+        idle(stage);
+        stage.run_frame(&FROM_POD, &of(cast.pod).frame(), Verdict::SnatHere);
+        let (_, flow) = stage.flows.iter().next().expect("a flow").expect("an entry");
+        assert!(now_ns() - flow.last_seen_ns < 1_000_000_000, "begun again");
+        assert_eq!(stage.entries()[..2], [2, 1]);
+        // Another pod that uses the same port.
+        idle(stage);
+        let out = of(cast.known_pod);
+        stage.forwards(&FROM_POD, &out, Verdict::SnatHere, &out.snat(cast.egress, 4000).hop());
+        assert_eq!(stage.entries()[0], 2, "in place of the former");
+        let held = |stage: &Stage, pod| stage.shares.get(&Holder::pod(addr(pod)), 0).map(|share| share.nat_entries);
+        assert_eq!((held(stage, cast.pod).ok(), held(stage, cast.known_pod).ok()), (Some(0), Some(1)));
+        stage.age(u64::from(3 * TIMEOUTS.udp) + 1);
+        stage.sweep(false);
+        stage.put_pod(cast.known_pod, PodEntry::known());
+        stage.configure(|_| ());
+    });
+}
+
+/// What a pod sends long after a datagram from outside is no answer to it, and leaves with the egress IP.
+#[test]
+fn an_idle_inbound_connection_is_absent_without_a_sweep() {
+    both(|stage, cast| {
+        stage.configure(|config| (config.timeouts, config.direct_routing) = (TIMEOUTS, 1));
+        let (asked, answer) = (packet(cast.world, cast.pod, 5000, 53), packet(cast.pod, cast.world, 53, 5000));
+        stage.passes(&TO_POD, &asked, Verdict::InboundRemembered);
+        stage.passes(&FROM_POD, &answer, Verdict::InboundReply);
+        stage.age(u64::from(TIMEOUTS.udp) + 1);
+        stage.turn();
+        stage.run_frame(&FROM_POD, &answer.frame(), Verdict::SnatHere);
+        assert_eq!(stage.entries(), [2, 1, 0]);
+        assert_eq!(stage.usage.get(&0, 0).map(|usage| [usage.nat, usage.flows, usage.inbound]).ok(), Some([2, 1, 0]));
+        stage.age(u64::from(3 * TIMEOUTS.udp) + 1);
+        stage.sweep(false);
+        stage.configure(|_| ());
+    });
+}
+
+/// As a flush does it.
+#[test]
+fn removed_entries_are_not_counted_whatever_their_age() {
+    both(|stage, cast| {
+        let before = stage.usage.get(&0, 0).expect("the usage");
+        talk(stage, cast, &[(true, SYN)]);
+        stage.passes(&TO_POD, &packet(cast.world, cast.known_pod, 5000, 80).tcp(SYN), Verdict::InboundRemembered);
+        let reverse: Vec<_> =
+            keys(&stage.nat).into_iter().filter(|key| key.direction() == Direction::Ingress).collect();
+        for (map, keys, removed) in [
+            (SweptMap::Nat, reverse, 2),
+            (SweptMap::Flows, keys(&stage.flows), 1),
+            (SweptMap::Inbound, keys(&stage.inbound), 1),
+        ] {
+            let run = stage.sweep_of(map, SweepMode::All, &keys);
+            assert_eq!(test_run(stage.program(run.program), &run, &[0; 64]).action, removed);
+            assert_eq!(test_run(stage.program(run.program), &run, &[0; 64]).action, 0, "gone");
+        }
+        assert_eq!((stage.entries(), stage.usage.get(&0, 0).ok()), ([0; 3], Some(before)));
+        let share = stage.shares.get(&Holder::pod(addr(cast.pod)), 0).expect("a share");
+        assert_eq!((share.flows, share.nat_entries), (0, 0));
+    });
+}
+
 /// One flow, aged before each round; then its packet races with a sweep.
 #[test]
 fn an_entry_that_a_packet_just_used_is_not_swept() {
@@ -375,12 +461,13 @@ fn an_entry_that_a_packet_just_used_is_not_swept() {
         }
         stage.configure(|config| config.timeouts = TIMEOUTS);
         let frame = packet(V4.pod, V4.world, 4000, 80).body(Body::Udp).frame();
-        stage.sweep(false);
+        stage.program("sweep");
         let forward = Tuple::new(Direction::Egress, addr(V4.pod), addr(V4.world), 4000, 80, 17);
         let (mut used, mut swept) = (0, 0);
         for round in 0..slow_guest::rounds(4000) {
             assert_eq!(test_run(stage.program(FROM_POD.program), &FROM_POD, &frame).action, REDIRECT);
-            stage.age(u64::from(TIMEOUTS.udp) + 1);
+            // Idle for the sweep alone, or for the packet too.
+            stage.age(u64::from(if round % 4 == 0 { TIMEOUTS.udp } else { PRESSED_OPENING_SECS }) + 1);
             let before = stage.counts();
             let ran = meet(stage, &frame, round);
             let there = stage.nat.get(&forward, 0).is_ok();
@@ -412,11 +499,12 @@ fn meet(stage: &Stage, frame: &[u8], round: u32) -> i32 {
         // Another offset in each round, so that every order occurs.
         (0..delay).for_each(|_| std::hint::spin_loop());
     };
+    let sweep_nat = stage.sweep_of(SweptMap::Nat, SweepMode::Pressed, &keys(&stage.nat));
     let (packets, sweeps) = (stage.loaded(FROM_POD.program), stage.loaded("sweep"));
     std::thread::scope(|scope| {
         scope.spawn(|| {
             together(1, (round % 40) * 10);
-            test_run(sweeps, &crate::stage::SWEEP, &[0; 64]);
+            test_run(sweeps, &sweep_nat, &[0; 64]);
         });
         let packet = scope.spawn(|| {
             together(0, 100);

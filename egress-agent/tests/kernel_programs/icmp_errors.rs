@@ -2,6 +2,7 @@
 
 use egress_common::abi::{Family, NODE_MARK, NatEntry, Origin, Tuple, Verdict};
 
+use crate::aging::now_ns;
 use crate::cast::{Cast, addr};
 use crate::frames::{ACK, Body, L3, Packet, SYN, ip, packet};
 use crate::stage::{FROM_NETDEV, FROM_POD, NEXT, Run, Stage, TO_NETDEV, UPLINK_MAC, both};
@@ -112,7 +113,7 @@ fn errors_for_a_pod_of_another_node_go_through_the_overlay() {
     both(|stage, cast| {
         let (inside, outside) = sent(stage, cast, 53, Body::Tcp(SYN));
         for (key, (tuple, mapping)) in stage.mappings() {
-            let made = NatEntry::new(mapping.other, Origin::Remote, addr(cast.other_node), mapping.egress_id, 0);
+            let made = NatEntry::new(mapping.other, Origin::Remote, addr(cast.other_node), mapping.egress_id, now_ns());
             stage.nat.insert(tuple, made.sealed(&tuple), 0).unwrap_or_else(|error| panic!("{key}: {error}"));
         }
         for kind in kinds(cast.family) {

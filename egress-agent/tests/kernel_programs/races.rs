@@ -7,10 +7,14 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use aya::programs::SchedClassifier;
-use egress_common::abi::{Direction, Flow, PolicyEntry, PolicyEntryKey, PolicySlot, Tuple, Verdict, WhenEmpty};
+use egress_common::abi::{
+    Direction, Flow, PolicyEntry, PolicyEntryKey, PolicySlot, SweepMode, SweptMap, Tuple, Verdict, WhenEmpty,
+};
+use egress_common::decide::expiry::PRESSED_OPENING_SECS;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 
+use crate::aging::keys;
 use crate::cast::{Cast, addr};
 use crate::frames::{Body, Packet, SYN, packet};
 use crate::skips::skipped;
@@ -221,13 +225,15 @@ fn an_entry_in_use_survives_a_concurrent_sweep() {
         }
         let frames: Vec<_> = (0..FLOWS).map(|flow| of_round(cast.pod, cast, Body::Udp, flow).frame()).collect();
         // Loads the program.
-        stage.sweep(false);
+        stage.program(SWEEP.program);
         let (mut taken, mut kept) = (0, 0);
         for round in 0..slow_guest::rounds(1000) {
             for frame in &frames {
                 assert_eq!(test_run(stage.program(FROM_POD.program), &FROM_POD, frame).action, REDIRECT);
             }
-            stage.age(600);
+            // In every other round the packets find idle entries too.
+            stage.age(if round % 2 == 0 { 600 } else { u64::from(PRESSED_OPENING_SECS) + 1 });
+            let sweep_nat = stage.sweep_of(SweptMap::Nat, SweepMode::Pressed, &keys(&stage.nat));
             let [sweep, from_pod] = [&SWEEP, &FROM_POD].map(|run| stage.object.get(run.program));
             let arrived = AtomicUsize::new(0);
             let meet = |cpu: usize| {
@@ -240,7 +246,7 @@ fn an_entry_in_use_survives_a_concurrent_sweep() {
             let actions: Vec<i32> = std::thread::scope(|scope| {
                 let swept = scope.spawn(|| {
                     meet(CPUS[0]);
-                    test_run(sweep, &SWEEP, &[0; 64]).action
+                    test_run(sweep, &sweep_nat, &[0; 64]).action
                 });
                 let sent = scope.spawn(|| {
                     meet(CPUS[1]);

@@ -2,6 +2,7 @@
 
 use egress_common::abi::{NODE_MARK, NatEntry, Origin, Tuple, Verdict};
 
+use crate::aging::now_ns;
 use crate::cast::{Cast, addr};
 use crate::frames::{ACK, Body, Packet, SYN, packet};
 use crate::stage::{FROM_NETDEV, FROM_POD, MGMT_MAC, NEXT, POD_MAC, Run, Stage, TO_NETDEV, TO_POD, UPLINK_MAC, both};
@@ -61,7 +62,7 @@ fn a_changed_port_is_changed_back() {
 /// Moves the pod of every mapping to another node.
 fn move_away(stage: &mut Stage, cast: &Cast) {
     for (key, (tuple, mapping)) in stage.mappings() {
-        let made = NatEntry::new(mapping.other, Origin::Remote, addr(cast.other_node), mapping.egress_id, 0);
+        let made = NatEntry::new(mapping.other, Origin::Remote, addr(cast.other_node), mapping.egress_id, now_ns());
         stage.nat.insert(tuple, made.sealed(&tuple), 0).unwrap_or_else(|error| panic!("{key}: {error}"));
     }
 }
@@ -97,7 +98,7 @@ fn unsolicited_packets_reach_no_pod() {
             stage.drops(&FROM_NETDEV, &later, Verdict::FragmentHeld);
         }
         for (key, (tuple, mapping)) in stage.mappings() {
-            let made = NatEntry::new(mapping.other, Origin::Stack, mapping.source_node, 0, 0);
+            let made = NatEntry::new(mapping.other, Origin::Stack, mapping.source_node, 0, now_ns());
             stage.nat.insert(tuple, made.sealed(&tuple), 0).unwrap_or_else(|error| panic!("{key}: {error}"));
         }
         stage.drops(&FROM_NETDEV, &asked, Verdict::BadState);

@@ -13,6 +13,7 @@ use aya::maps::{HashMap, Map, MapData};
 use aya::programs::SchedClassifier;
 use egress_common::abi::{Addr, Direction, Family, NatEntry, Origin, PodEntry, Tuple};
 
+use crate::aging::now_ns;
 use crate::cast::{Cast, addr};
 use crate::frames::{Body, packet};
 use crate::races::{has_both_cpus, pin};
@@ -35,7 +36,8 @@ fn keys(cast: &Cast, from: u16, port: u16) -> [(Tuple, NatEntry); 2] {
     let (pod, world, egress) = (addr(cast.pod), addr(cast.world), addr(cast.egress));
     let forward = Tuple::new(Direction::Egress, pod, world, from, 80, 17);
     let reverse = Tuple::new(Direction::Ingress, world, egress, 80, port, 17);
-    let made = |key: &Tuple, other| NatEntry::new(other, Origin::Here, Addr::UNSPECIFIED, cast.here, 1).sealed(key);
+    let made =
+        |key: &Tuple, other| NatEntry::new(other, Origin::Here, Addr::UNSPECIFIED, cast.here, now_ns()).sealed(key);
     [(forward, made(&forward, reverse)), (reverse, made(&reverse, forward))]
 }
 

@@ -51,6 +51,10 @@ pub(crate) struct Stage {
     pub(crate) datagrams: HashMap<MapData, Tuple, Datagram>,
     pub(crate) exhausted: HashMap<MapData, Tuple, Datagram>,
     pub(crate) usage: Array<MapData, Usage>,
+    pub(crate) candidates: MapData,
+    pub(crate) epochs: MapData,
+    /// Value of all epochs, as last written by a test.
+    pub(crate) epoch: u32,
     pub(crate) shares: HashMap<MapData, Holder, Share>,
     counters: PerCpuArray<MapData, Count>,
     /// Numbers of all maps, by name.
@@ -90,6 +94,11 @@ pub(crate) fn on_stage_with(sizes: &'static [(&'static str, u32)], test: impl Fn
     if let Err(panic) = thread.join() {
         std::panic::resume_unwind(panic);
     }
+}
+
+fn array(map: Map) -> MapData {
+    let Map::Array(data) = map else { panic!("no array: {map:?}") };
+    data
 }
 
 /// Runs a test body for both families on one stage.
@@ -147,6 +156,9 @@ impl Stage {
             datagrams: hash(take("datagrams")),
             exhausted: hash(take("exhausted")),
             usage: Array::try_from(take("usage")).expect("an array"),
+            candidates: array(take("candidates")),
+            epochs: array(take("epochs")),
+            epoch: 0,
             shares: hash(take("shares")),
             counters: PerCpuArray::try_from(take("counters")).expect("counters"),
             eip_counters: PerCpuHashMap::try_from(take("eip_counters")).expect("counters"),

@@ -157,10 +157,9 @@ impl ExposedPort {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Exposure {
-    /// Entries of `inbound` at this port: as last counted, and claimed since.
-    pub inbound: u32,
-    /// Count of the present sweep.
-    pub counting: u32,
+    /// Entries of `inbound` at this port; signed as in [`Share`].
+    pub inbound: i32,
+    pub reserved: u32,
 }
 abi!(Exposure, 8);
 
@@ -185,18 +184,16 @@ impl Holder {
     }
 }
 
-/// Value of `shares`: how many entries the holder has, as last counted, and claimed since.
+/// Value of `shares`: how many entries the holder has. The program that creates an entry counts up, the one that
+/// removes it counts down. Signed, because an entry may be removed before its creator has counted it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Share {
-    pub flows: u32,
+    pub flows: i32,
     /// In `nat`, two keys each.
-    pub nat_entries: u32,
-    /// Counts of the present sweep.
-    pub counting_flows: u32,
-    pub counting_nat_entries: u32,
+    pub nat_entries: i32,
 }
-abi!(Share, 16);
+abi!(Share, 8);
 
 /// Value of `datagrams`, whose key is the tuple as the pod sends it, and of `exhausted`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -207,19 +204,92 @@ pub struct Datagram {
 }
 abi!(Datagram, 8);
 
-/// The value of `usage`: entries in use as last counted, and claimed since.
+/// The value of `usage`: entries in use; signed as in [`Share`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Usage {
     /// Two for each NAT entry.
-    pub nat: u32,
-    pub flows: u32,
-    pub inbound: u32,
-    /// Raised by the programs after removing a flow, NAT entry or inbound connection, and after a reset or opening
-    /// changed one. Invalidates the flow cache.
-    pub epoch: u32,
+    pub nat: i32,
+    pub flows: i32,
+    pub inbound: i32,
+    pub reserved: u32,
 }
 abi!(Usage, 16);
+
+/// The value of `flow_cache_use`, for each CPU: packets whose outcome the flow cache had, and packets of flows that it
+/// takes, whose outcome it had not.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct FlowCacheUse {
+    pub hits: u64,
+    pub misses: u64,
+}
+abi!(FlowCacheUse, 16);
+
+/// Elements of `epochs`. A flow has the element of its [bucket](Tuple::bucket); the programs raise it after they have
+/// removed a flow, NAT entry or inbound connection, and after a reset or opening has changed one, which invalidates the
+/// flow cache for the flows of that bucket.
+pub const EPOCHS: u32 = 4096;
+
+/// Size of the map `candidates`.
+pub const CANDIDATES: u32 = 256;
+
+/// The map that a run of the program `sweep` works on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum SweptMap {
+    Nat = 1,
+    Flows = 2,
+    Inbound = 3,
+}
+
+/// Which candidates a run of the program `sweep` removes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum SweepMode {
+    /// Idle ones.
+    Idle = 1,
+    /// Likewise while a map is nearly full: unanswered ones sooner.
+    Pressed = 2,
+    /// All.
+    All = 3,
+}
+
+/// What the program `sweep` is asked for: it checks the first `count` keys in the map `candidates`, and removes their
+/// entries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SweepRequest {
+    pub map: SweptMap,
+    pub mode: SweepMode,
+    /// At most [`CANDIDATES`].
+    pub count: u16,
+}
+
+impl SweepRequest {
+    /// As the mark of the test packet, which never leaves the node.
+    #[must_use]
+    pub const fn to_mark(self) -> u32 {
+        (self.map as u32) << 24 | (self.mode as u32) << 16 | self.count as u32
+    }
+
+    /// `None` for any other mark.
+    #[inline(always)]
+    pub const fn of_mark(mark: u32) -> Option<Self> {
+        let map = match mark >> 24 {
+            1 => SweptMap::Nat,
+            2 => SweptMap::Flows,
+            3 => SweptMap::Inbound,
+            _ => return None,
+        };
+        let mode = match mark >> 16 & 0xff {
+            1 => SweepMode::Idle,
+            2 => SweepMode::Pressed,
+            3 => SweepMode::All,
+            _ => return None,
+        };
+        Some(Self { map, mode, count: mark as u16 })
+    }
+}
 
 /// Key of `frags`: the fields that all fragments of a datagram share (RFC 791, RFC 8200 section 4.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

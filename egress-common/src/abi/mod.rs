@@ -25,7 +25,10 @@ pub use addr::{Addr, Family};
 pub use cluster::{ClusterKey, ClusterPrefix, NodeEntry, NodePlace, PrefixKind};
 pub use config::{BloomFilter, Config, Cover, DEFAULT_INBOUND, OnUnknownPod, PortRange, Timeouts};
 pub use counters::{ConflictEvent, Count, DropEvent, EipCount};
-pub use flows::{Datagram, ExposedPort, Exposure, Flow, FragKey, FragPorts, Holder, Inbound, Share, Usage};
+pub use flows::{
+    CANDIDATES, Datagram, EPOCHS, ExposedPort, Exposure, Flow, FlowCacheUse, FragKey, FragPorts, Holder, Inbound,
+    Share, SweepMode, SweepRequest, SweptMap, Usage,
+};
 pub use handover::{HandoverEntry, HandoverStage};
 pub use lease::Lease;
 pub use nat::{Direction, NatEntry, NextHop, Origin, Tuple};
@@ -36,7 +39,7 @@ pub use rig::{RIG_FRAME, Rig};
 pub use verdict::{Class, Verdict};
 
 /// Version of the layout of all pinned maps; the pin directory is named after it.
-pub const ABI_VERSION: u32 = 7;
+pub const ABI_VERSION: u32 = 8;
 
 /// The only mark: a selected pod's packet to another node's address (OVN-Kubernetes' 1008). Only these bits are
 /// compared and written. Other bits belong to the host's rules (kube-proxy 0x4000 and 0x8000, Calico the upper half)
@@ -48,9 +51,6 @@ pub const NODE_MARK: u32 = 0x3f0;
 pub const fn has_node_mark(mark: u32) -> bool {
     mark & NODE_MARK == NODE_MARK
 }
-
-/// Mark of the test packet for the program `sweep` when a map is nearly full. It never leaves the node.
-pub const SWEEP_PRESSED: u32 = 1;
 
 /// Largest egress ID: it is sent as a 24-bit VXLAN network identifier (RFC 7348 section 5).
 pub const MAX_EGRESS_ID: u32 = (1 << 24) - 1;

@@ -5,6 +5,7 @@
 //! `other` has the source to write, the reverse value's `other` the destination to restore. The reverse key is claimed
 //! first, by insert-if-absent; both are removed together.
 
+use super::flows::EPOCHS;
 use super::seal::Seal;
 use super::{Addr, abi};
 
@@ -73,6 +74,16 @@ impl Tuple {
     pub(super) const fn last_words(&self) -> [u32; 2] {
         let (s, d, r) = (self.sport, self.dport, self.reserved);
         [u32::from_ne_bytes([s[0], s[1], d[0], d[1]]), u32::from_ne_bytes([self.protocol, self.direction, r[0], r[1]])]
+    }
+
+    /// Index into the map `epochs`: the same for both directions of a flow before NAT, and of one after NAT.
+    #[inline(always)]
+    pub const fn bucket(&self) -> u32 {
+        let [_, _, _, s] = self.saddr.words();
+        let [_, _, _, d] = self.daddr.words();
+        let ports = self.sport() as u32 ^ (self.dport() as u32);
+        // The upper bits of a product depend on all bits of the factor.
+        ((s ^ d).rotate_left(16) ^ ports).wrapping_mul(0x9e37_79b1) >> (u32::BITS - EPOCHS.ilog2())
     }
 
     /// The tuple of the pod's packet that this tuple answers, whatever its direction.

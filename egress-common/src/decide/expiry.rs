@@ -5,8 +5,10 @@
 //! that a flow that only receives keeps its address. Unanswered entries of other protocols than TCP live 30 s, as in
 //! Linux, because a pod can create any number of them.
 //!
-//! An entry is marked as [`GONE`] by compare-and-swap, and then removed. A packet updates the time by the same
-//! operation, so either the packet or the sweep wins. Both keys of a NAT entry are marked before either is removed.
+//! An idle entry counts as absent: a packet that finds one removes it and continues without. The sweep removes the
+//! others, so that they take no space. Whoever removes an entry marks it as [`GONE`] by compare-and-swap first. A packet
+//! updates the time by the same operation, so one of them wins. Both keys of a NAT entry are marked before either is
+//! removed.
 
 use super::phase::{self, Phase};
 use crate::abi::{Flow, Inbound, NatEntry, Timeouts};
@@ -47,6 +49,22 @@ pub const fn timeout_ns(timeouts: &Timeouts, protocol: u8, phase: Phase) -> u64 
         _ => answered,
     };
     seconds as u64 * SECOND_NS
+}
+
+/// The shortest time that an entry of this protocol may be idle, whatever its phase.
+#[inline(always)]
+const fn shortest_ns(timeouts: &Timeouts, protocol: u8) -> u64 {
+    let opening = timeout_ns(timeouts, protocol, Phase::Opening);
+    let closing = timeout_ns(timeouts, protocol, Phase::Closing);
+    let established = timeout_ns(timeouts, protocol, Phase::Established);
+    let shorter = if opening < closing { opening } else { closing };
+    if shorter < established { shorter } else { established }
+}
+
+/// Whether a NAT entry may be idle, by the value of one of its keys; [`is_nat_entry_idle`] decides, by both.
+#[inline(always)]
+pub const fn may_nat_entry_be_idle(timeouts: &Timeouts, protocol: u8, last_seen_ns: u64, now_ns: u64) -> bool {
+    now_ns.saturating_sub(last_seen_ns) > shortest_ns(timeouts, protocol)
 }
 
 /// Whether a NAT entry expires; both directions count, since both keys are removed together.

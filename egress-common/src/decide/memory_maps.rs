@@ -195,6 +195,44 @@ impl MemoryMaps {
         before - entries()
     }
 
+    /// Removes the NAT entry of this key if it is idle, as a packet that finds it does; whether it was.
+    fn expire(&self, key: &Tuple) -> bool {
+        let (now, timeouts) = (self.now.get(), self.config.get().timeouts);
+        let Some(here) = self.nat.get(key) else { return false };
+        if !expiry::may_nat_entry_be_idle(&timeouts, key.protocol, here.last_seen_ns, now) {
+            return false;
+        }
+        let other = self.nat.get(&here.other).filter(|other| other.other == *key);
+        let is_gone = match (key.direction(), &other) {
+            (Direction::Egress, None) => true,
+            (Direction::Egress, Some(reverse)) => expiry::is_nat_entry_idle(&timeouts, &here, Some(reverse), now),
+            (Direction::Ingress, None) => expiry::is_nat_entry_idle(&timeouts, &here, None, now),
+            (Direction::Ingress, Some(forward)) => expiry::is_nat_entry_idle(&timeouts, forward, Some(&here), now),
+        };
+        if is_gone {
+            self.nat.remove(key);
+            other.map(|_| self.nat.remove(&here.other));
+        }
+        is_gone
+    }
+
+    /// Likewise for a flow.
+    fn expire_flow(&self, key: &Tuple) {
+        let (now, timeouts) = (self.now.get(), self.config.get().timeouts);
+        if self.flows.get(key).is_some_and(|flow| expiry::is_flow_idle(&timeouts, &flow, key.protocol, now)) {
+            self.flows.remove(key);
+        }
+    }
+
+    /// Likewise for an inbound connection.
+    fn expire_inbound(&self, key: &Tuple) {
+        let (now, timeouts) = (self.now.get(), self.config.get().timeouts);
+        let is_idle = |entry| expiry::is_inbound_idle(&timeouts, false, &entry, key.protocol, now);
+        if self.inbound.get(key).is_some_and(is_idle) {
+            self.forget_inbound(key);
+        }
+    }
+
     /// Ages all entries by so many seconds.
     pub fn age(&self, seconds: u64) {
         let then = self.now.get() - seconds * 1_000_000_000;
@@ -249,6 +287,7 @@ impl Tables for MemoryMaps {
         self.handovers.borrow().get(&egress_id).map(|handover| self.lent.handover.lend(*handover))
     }
     fn inbound_answered(&self, tuple: &Tuple, segment: Segment) -> bool {
+        self.expire_inbound(tuple);
         let seen = self.inbound.change(tuple, |inbound| {
             if tuple.protocol == PROTO_TCP {
                 inbound.last_seen_ns = self.now.get();
@@ -259,6 +298,7 @@ impl Tables for MemoryMaps {
         seen.is_some()
     }
     fn inbound_seen(&self, tuple: &Tuple, segment: Segment) -> bool {
+        self.expire_inbound(tuple);
         let seen = self.inbound.change(tuple, |inbound| {
             inbound.last_seen_ns = self.now.get();
             let fits = phase::fits(inbound.acknowledged, inbound.end);
@@ -268,6 +308,7 @@ impl Tables for MemoryMaps {
         seen.is_some()
     }
     fn inbound_known(&self, tuple: &Tuple) -> bool {
+        self.expire_inbound(tuple);
         self.inbound.get(tuple).is_some()
     }
     fn inbound_in_use(&self) -> u32 {
@@ -286,7 +327,11 @@ impl Tables for MemoryMaps {
         self.exposed.borrow().get(port).copied()
     }
     fn forget_inbound(&self, tuple: &Tuple) {
-        self.inbound.remove(tuple);
+        if self.inbound.remove(tuple).is_some()
+            && let Some(used) = self.exposed.borrow_mut().get_mut(&ExposedPort::of(tuple))
+        {
+            *used = used.saturating_sub(1);
+        }
     }
     fn datagram_seen(&self, tuple: &Tuple) -> bool {
         self.datagrams.borrow().contains(tuple)
@@ -295,6 +340,7 @@ impl Tables for MemoryMaps {
         self.datagrams.borrow_mut().insert(*tuple);
     }
     fn flow_seen(&self, tuple: &Tuple, segment: Segment) -> Option<&Flow> {
+        self.expire_flow(tuple);
         let seen = self.flows.change(tuple, |flow| {
             flow.last_seen_ns = self.now.get();
             flow.state = phase::own(flow.state, segment.flags, Direction::Egress);
@@ -303,6 +349,7 @@ impl Tables for MemoryMaps {
         seen.map(|flow| self.lent.flows.lend(flow))
     }
     fn flow_peek(&self, tuple: &Tuple) -> Option<&Flow> {
+        self.expire_flow(tuple);
         self.flows.get(tuple).map(|flow| self.lent.flows.lend(flow))
     }
     fn flow_answered(&self, tuple: &Tuple, segment: Segment) {
@@ -327,7 +374,7 @@ impl Tables for MemoryMaps {
             let flows = self.flows.all().into_iter().filter(|(key, flow)| is_of(key, flow.egress_id)).count();
             let forward = self.nat.all().into_iter().filter(|(key, _)| key.direction() == Direction::Egress);
             let nat_entries = forward.filter(|(key, nat_entry)| is_of(key, nat_entry.egress_id)).count();
-            Share { flows: flows as u32, nat_entries: nat_entries as u32, ..Share::default() }
+            Share { flows: flows as i32, nat_entries: nat_entries as i32 }
         };
         let of_policy = || share(Holder::policy(egress_id), &|_, id| id == egress_id);
         held.may_grow(&share(Holder::pod(*pod), &|key, _| key.saddr == *pod), config.pod_quota)
@@ -351,6 +398,7 @@ impl Tables for MemoryMaps {
         true
     }
     fn nat_seen(&self, key: &Tuple, segment: Segment) -> Option<&NatEntry> {
+        self.expire(key);
         let before = self.nat.get(key)?.state;
         let seen = self.nat.change(key, |nat_entry| {
             nat_entry.last_seen_ns = self.now.get();
@@ -388,6 +436,9 @@ impl Tables for MemoryMaps {
             }
         }
         PortClaim::NoneFree
+    }
+    fn expire_nat(&self, key: &Tuple) -> bool {
+        self.expire(key)
     }
     fn is_exhausted(&self, destination: &Tuple) -> bool {
         let noted = self.exhausted.borrow().get(destination).copied();

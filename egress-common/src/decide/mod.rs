@@ -69,10 +69,16 @@ impl QuotaKind {
     #[inline(always)]
     pub const fn may_grow(self, share: &Share, quota: u32) -> bool {
         match self {
-            Self::Flows => share.flows < quota,
-            Self::NatEntries => share.nat_entries < quota,
+            Self::Flows => is_below(share.flows, quota),
+            Self::NatEntries => is_below(share.nat_entries, quota),
         }
     }
+}
+
+/// Whether a signed count is below a limit.
+#[inline(always)]
+const fn is_below(count: i32, limit: u32) -> bool {
+    count < 0 || (count as u32) < limit
 }
 
 /// The common part of a NAT entry's two values.
@@ -86,7 +92,8 @@ pub struct NatOwner {
 /// The maps as decisions see them. A lookup lends the value while the packet is processed. Fields that the data path
 /// changes later (times, TCP flags, the next hop) are not read through it.
 ///
-/// Methods named `..._seen` also refresh the entry: its time and TCP state.
+/// Methods named `..._seen` also refresh the entry: its time and TCP state. An idle entry ([`expiry`]) is absent, except
+/// for `nat_peek`, which cannot tell by one key.
 pub trait Tables {
     /// CLOCK_MONOTONIC (ns), a few milliseconds coarse.
     fn now_ns(&self) -> u64;
@@ -110,7 +117,7 @@ pub trait Tables {
     fn inbound_seen(&self, tuple: &Tuple, segment: Segment) -> bool;
     /// As `inbound_seen`, without a refresh.
     fn inbound_known(&self, tuple: &Tuple) -> bool;
-    /// Number of entries: as last counted, plus claims since.
+    /// Number of entries.
     fn inbound_in_use(&self) -> u32;
     fn claim_inbound(&self, tuple: &Tuple) -> ClaimOutcome;
     /// The same for this port; `None` if it is not exposed.
@@ -142,13 +149,15 @@ pub trait Tables {
     fn put_flow(&self, tuple: &Tuple, flow: &Flow) -> bool;
 
     fn nat_seen(&self, key: &Tuple, segment: Segment) -> Option<&NatEntry>;
-    /// As `nat_seen`, without a refresh.
+    /// As `nat_seen`, without a refresh. An entry under removal is absent.
     fn nat_peek(&self, key: &Tuple) -> Option<&NatEntry>;
     fn claim_nat(&self, key: &Tuple, other: &Tuple, owner: &NatOwner) -> ClaimOutcome;
     /// Counts a NAT entry for the pod and the egress policy (zero: of none).
     fn count_nat_entry(&self, pod: &Addr, egress_id: u32);
     /// Claims the first free port of the search for the reverse key made from `forward` and `address`.
     fn claim_any_port(&self, forward: &Tuple, address: &Addr, owner: &NatOwner, search: &PortSearch) -> PortClaim;
+    /// Removes the NAT entry of this key if it is idle; whether it was.
+    fn expire_nat(&self, key: &Tuple) -> bool;
     /// Whether a search found every port towards this destination taken, at most [`snat::EXHAUSTED_NS`] ago.
     fn is_exhausted(&self, destination: &Tuple) -> bool;
     fn note_exhausted(&self, destination: &Tuple);

@@ -11,7 +11,7 @@
 
 use super::{ClaimOutcome, NatOwner, PortClaim, QuotaKind, Tables, slots};
 use crate::abi::{Addr, Direction, NatEntry, Origin, PortRange, Tuple, Verdict};
-use crate::wire::{Headers, L4, PROTO_ICMP, PROTO_ICMPV6, Quote, Segment, sctp};
+use crate::wire::{Headers, L4, PROTO_ICMP, PROTO_ICMPV6, Quote, sctp};
 
 /// NAT uses no system ports.
 pub const EGRESS_PORTS: PortRange = PortRange { first: 1024, last: u16::MAX };
@@ -109,7 +109,11 @@ pub fn translate<'t, T: Tables>(
     if !tables.has_quota(&forward.saddr, owner.egress_id, QuotaKind::NatEntries) {
         return Err(Verdict::QuotaExceeded);
     }
-    let port = match claim_own_port(headers, tables, pool, owner) {
+    let mut own = claim_own_port(headers, tables, pool, owner);
+    if own == OwnPort::Taken && expire_own_port(forward, tables, pool) {
+        own = claim_own_port(headers, tables, pool, owner);
+    }
+    let port = match own {
         OwnPort::Claimed => Port { number: forward.sport(), ours: true },
         OwnPort::Adopted => Port { number: forward.sport(), ours: false },
         OwnPort::Full => return Err(Verdict::MapFull),
@@ -167,7 +171,7 @@ fn is_current_for(nat_entry: &NatEntry, pool: &SnatSource, owner: &NatOwner) -> 
 fn retire<T: Tables>(forward: &Tuple, old: &NatEntry, tables: &T) {
     // Copied, because the memory of a removed value may be reused.
     let reverse = old.other;
-    let is_whole = tables.nat_seen(&reverse, Segment::NONE).is_some_and(|there| there.other == *forward);
+    let is_whole = tables.nat_peek(&reverse).is_some_and(|there| there.other == *forward);
     if is_whole && tables.forget_nat(&reverse) {
         tables.forget_nat(forward);
     }
@@ -213,11 +217,17 @@ fn claim_own_port<T: Tables>(headers: &Headers, tables: &T, pool: &SnatSource, o
             ClaimOutcome::Full => return OwnPort::Full,
             ClaimOutcome::Taken => {}
         }
-        if let Some(there) = tables.nat_seen(&reverse, Segment::NONE) {
+        if let Some(there) = tables.nat_peek(&reverse) {
             return if there.other == *forward { OwnPort::Adopted } else { OwnPort::Taken };
         }
     }
     OwnPort::Taken
+}
+
+/// Whether the reverse key with the source port belonged to an idle entry, which is removed.
+#[inline(never)]
+fn expire_own_port<T: Tables>(forward: &Tuple, tables: &T, pool: &SnatSource) -> bool {
+    tables.expire_nat(&reverse_key(forward, &pool.address, forward.sport()))
 }
 
 /// How long a failed search holds for new flows of the same kind, because a search visits every port. A freed port is
@@ -267,7 +277,7 @@ fn claim_forward<T: Tables>(
         tables.count_nat_entry(&forward.saddr, owner.egress_id);
         return Ok(if port.ours { Forward::Stands } else { Forward::NeedsReverse });
     }
-    let is_named = || tables.nat_seen(forward, Segment::NONE).is_some_and(|winner| winner.other == reverse);
+    let is_named = || tables.nat_peek(forward).is_some_and(|winner| winner.other == reverse);
     if port.ours && !is_named() {
         tables.forget_nat(&reverse);
         if is_named() {

@@ -342,6 +342,7 @@ mod tests {
             let seen = || maps.inbound_at(&arriving(0).tuple.reversed()).map(|inbound| inbound.last_seen_ns);
             assert_eq!(to_pod(&arriving(tcp::SYN), maps), Verdict::InboundRemembered);
             assert_eq!(phase_of(maps, &arriving(0)), phase::Phase::Opening, "a flood of SYNs does not stay long");
+            assert_eq!(to_pod(&arriving(tcp::ACK), maps), Verdict::NotOurs);
             maps.now.set(begun + 7_000_000_000_000);
             assert_eq!(to_pod(&arriving(tcp::ACK), maps), Verdict::NotOurs);
             assert_eq!(seen(), Some(maps.now.get()), "a long connection is kept");

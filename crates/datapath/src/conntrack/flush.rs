@@ -14,7 +14,7 @@ use std::collections::BTreeSet;
 use std::io;
 use std::net::IpAddr;
 
-use egress_common::abi::{Addr, Direction, Flow, NatEntry, Origin, Tuple};
+use egress_common::abi::{Addr, Direction, Flow, NatEntry, Origin, SweepMode, SweptMap, Tuple};
 use egress_common::wire::PROTO_TCP;
 
 use crate::maps::handles::{FlowMaps, Hash};
@@ -80,8 +80,11 @@ pub fn all(maps: &mut FlowMaps, due: &Due) -> io::Result<Cut> {
         },
     )?;
     if !due.gone.is_empty() {
-        remove_those(&mut maps.inbound, |tuple| due.is_gone(tuple.saddr))?;
-        remove_those(&mut maps.datagrams, |tuple| due.is_gone(tuple.saddr))?;
+        let inbound = keys_of(&maps.inbound, |tuple| due.is_gone(tuple.saddr))?;
+        maps.sweeper.remove(SweptMap::Inbound, SweepMode::All, &inbound)?;
+        for tuple in keys_of(&maps.datagrams, |tuple| due.is_gone(tuple.saddr))? {
+            maps.datagrams.remove(&tuple)?;
+        }
     }
     Ok(done.0)
 }
@@ -126,9 +129,7 @@ fn cut(
         FlushAction::Cut | FlushAction::Forgotten => others.push(*tuple),
     })?;
     // The flow first: with it, the pod's next packet would create the NAT entry again.
-    for tuple in &others {
-        maps.flows.remove(tuple)?;
-    }
+    maps.sweeper.remove(SweptMap::Flows, SweepMode::All, &others)?;
     let nat_entries = cut_nat_entries(maps, is_cut)?;
     Ok((connections, others.len() + nat_entries))
 }
@@ -136,34 +137,23 @@ fn cut(
 /// `goes` gets the forward tuple, the NAT entry and the reverse tuple, for either key. Returns the number of removed
 /// entries.
 fn cut_nat_entries(maps: &mut FlowMaps, goes: impl Fn(&Tuple, &NatEntry, &Tuple) -> bool) -> io::Result<usize> {
-    // The walk visits both keys; the entry is removed at the reverse one. A lone forward key gets no answers, and the next
-    // sweep removes it.
+    // The walk visits both keys; the entry is removed at the reverse one.
     let mut keys = Vec::new();
     maps.nat.for_each(|key: &Tuple, mapping: &NatEntry| {
         if key.direction() == Direction::Ingress && goes(&mapping.other, mapping, key) {
-            keys.push((*key, mapping.other));
-        }
-    })?;
-    for (reverse, forward) in &keys {
-        // Only the remover of the reverse key removes the forward key, as in the programs: it may belong to a new NAT entry
-        // by then.
-        if maps.nat.remove(reverse)? {
-            maps.nat.remove(forward)?;
-        }
-    }
-    Ok(keys.len())
-}
-
-/// A missing entry is no error.
-fn remove_those<V: aya::Pod>(map: &mut Hash<Tuple, V>, goes: impl Fn(&Tuple) -> bool) -> io::Result<()> {
-    let mut keys = Vec::new();
-    map.for_each(|key: &Tuple, _| {
-        if goes(key) {
             keys.push(*key);
         }
     })?;
-    for key in keys {
-        map.remove(&key)?;
-    }
-    Ok(())
+    maps.sweeper.remove(SweptMap::Nat, SweepMode::All, &keys)?;
+    Ok(keys.len())
+}
+
+fn keys_of<V: aya::Pod>(map: &Hash<Tuple, V>, wanted: impl Fn(&Tuple) -> bool) -> io::Result<Vec<Tuple>> {
+    let mut keys = Vec::new();
+    map.for_each(|key: &Tuple, _| {
+        if wanted(key) {
+            keys.push(*key);
+        }
+    })?;
+    Ok(keys)
 }

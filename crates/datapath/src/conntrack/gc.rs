@@ -1,69 +1,203 @@
-//! Expiry: the program `sweep` walks `nat`, `flows` and `inbound` in the kernel, where it checks the time and removes both keys
-//! of an entry; user space starts it. Each sweep also follows the host's port ranges, which NAT on the node's own address
-//! avoids, and drops counters of removed policies.
+//! Expiry: the agent reads `nat`, `flows` and `inbound` in batches, and passes the keys of possibly idle entries to the
+//! program `sweep`, which checks each of them again and removes it. At rest one pass takes a minute, so that no call into the
+//! kernel takes long.
 //!
-//! `sweep` is a classifier that is never attached and runs by `BPF_PROG_TEST_RUN`. Without an agent nothing expires: full maps
-//! refuse new flows with their own drop reason.
+//! Packets ignore an idle entry whether or not it was swept, so passes free space only. Without an agent full maps refuse new
+//! flows with their own drop reason.
+//!
+//! Beside the passes, the agent reads the host's port ranges, which NAT on the node's own address avoids, and drops counters of
+//! removed policies.
 
 use std::io;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
-use aya::programs::{ProgramError, SchedClassifier, TestRun, TestRunOptions};
-use aya::sys::SyscallError;
-use egress_common::abi::SWEEP_PRESSED;
+use egress_common::abi::{Flow, Holder, Inbound, NatEntry, Share, SweepMode, SweptMap, Timeouts, Tuple};
+use egress_common::decide::expiry;
 use tokio::task::spawn_blocking;
-use tokio::time::sleep;
+use tokio::time::{MissedTickBehavior, interval, sleep};
 use tracing::{debug, info, warn};
 
+use crate::clock::now_ns;
 use crate::error::map_io;
+use crate::maps::access::Batches;
 use crate::maps::handles::FlowMaps;
 use crate::node_state::config;
 use crate::node_state::shared::Shared;
+use crate::settings::{Quotas, Settings};
 use egress_supervise;
 
-/// A test run needs a whole Ethernet header.
-const PACKET: [u8; 64] = [0; 64];
-/// Size of `struct __sk_buff` (linux/bpf.h), and the offset of its mark.
-const CONTEXT: usize = 192;
-const MARK: usize = 8;
-
-/// Interval of sweeps: an entry may outlive its timeout by this time. The shortest usual timeout is a minute.
+/// Interval of reading the host's port ranges.
 const INTERVAL: Duration = Duration::from_secs(10);
-/// While a map is nearly full.
-const PRESSED_INTERVAL: Duration = Duration::from_secs(1);
+/// Duration of a pass.
+const PASS: Duration = Duration::from_secs(60);
+/// The same while a pod or an egress policy is near its quota, which idle entries count against.
+const QUOTA_PASS: Duration = Duration::from_secs(10);
+/// Time between passes while a map is nearly full.
+const PRESSED_PAUSE: Duration = Duration::from_secs(1);
+/// How often the duration of the current pass is adapted.
+const LOOK: Duration = Duration::from_secs(1);
+/// Entries of a batch, for the planned duration of a pass.
+const BATCH: u64 = 1024;
 
-/// Sweeps at once and then periodically, until the data plane is dropped. With a nearly full map unanswered connections expire
-/// early and the next sweep comes sooner.
+/// Sweeps at once and then repeatedly, until the data plane is dropped.
 pub async fn run(shared: Arc<Shared>) {
+    tokio::join!(follow(Arc::clone(&shared)), passes(shared));
+}
+
+async fn follow(shared: Arc<Shared>) {
+    let mut ticks = interval(INTERVAL);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        let mut pressed = false;
-        // Reads of /proc and map walks block, and this thread watches the node's devices.
-        let sweeping = Arc::clone(&shared);
-        let sweep = move || {
-            if let Err(error) = sweeping.follow_ports() {
-                warn!(%error, "cannot follow the host's port ranges");
-            }
-            sweeping.sweep()
-        };
-        match egress_supervise::joined(spawn_blocking(sweep).await) {
-            Ok(swept) => {
-                if swept.removed > 0 {
-                    debug!(removed = swept.removed, "idle entries removed");
-                }
-                pressed = swept.pressed;
-            }
-            Err(error) => warn!(%error, "cannot remove idle entries: the maps fill"),
+        ticks.tick().await;
+        if let Err(error) = in_background(&shared, Shared::follow_ports).await {
+            warn!(%error, "cannot follow the host's port ranges");
         }
-        sleep(if pressed { PRESSED_INTERVAL } else { INTERVAL }).await;
+        if let Err(error) = in_background(&shared, Shared::forget_all_counts).await {
+            warn!(%error, "cannot drop the counters of removed policies");
+        }
     }
 }
 
-/// Result of a sweep.
-pub(crate) struct Swept {
-    pub(crate) removed: u32,
-    /// A map was, or is, nearly full.
-    pressed: bool,
+async fn passes(shared: Arc<Shared>) {
+    let mut was_pressed = false;
+    loop {
+        let pause = match pass(&shared).await {
+            Ok(full) => {
+                if !full.is_empty() && !was_pressed {
+                    warn!(maps = full.join(", "), "nearly full: unanswered connections expire early");
+                }
+                was_pressed = !full.is_empty();
+                if was_pressed { PRESSED_PAUSE } else { Duration::ZERO }
+            }
+            Err(error) => {
+                warn!(%error, "cannot remove idle entries: the maps fill");
+                INTERVAL
+            }
+        };
+        sleep(pause).await;
+    }
+}
+
+/// One pass over the maps, spread over time unless a map is nearly full. Returns the names of the nearly full maps.
+async fn pass(shared: &Arc<Shared>) -> io::Result<Vec<&'static str>> {
+    let mut pass = in_background(shared, |shared| Pass::begin(&shared.flow_maps())).await?;
+    let mut removed = 0;
+    loop {
+        let batches = pass.batches;
+        let work = move |shared: &Shared| {
+            let step = pass.step(&mut shared.flow_maps(), &shared.settings.timeouts)?;
+            Ok((pass, step))
+        };
+        let (returned, step) = in_background(shared, work).await?;
+        pass = returned;
+        removed += step.removed;
+        // Also after the last batch: a pass takes its time with empty maps too.
+        let mut waited = Duration::ZERO;
+        loop {
+            let whole = in_background(shared, |shared| shared.flow_maps().pass_duration(&shared.settings)).await?;
+            let left = (whole / batches).saturating_sub(waited).min(LOOK);
+            if left.is_zero() {
+                break;
+            }
+            sleep(left).await;
+            waited += left;
+        }
+        if step.is_last {
+            if removed > 0 {
+                debug!(removed, "idle entries removed");
+            }
+            return Ok(step.full);
+        }
+    }
+}
+
+/// Map access blocks, and waits for walks of other tasks, while this thread watches the node's devices.
+async fn in_background<T: Send + 'static>(
+    shared: &Arc<Shared>,
+    work: impl FnOnce(&Shared) -> io::Result<T> + Send + 'static,
+) -> io::Result<T> {
+    let shared = Arc::clone(shared);
+    egress_supervise::joined(spawn_blocking(move || work(&shared)).await)
+}
+
+/// A pass over the maps.
+struct Pass {
+    nat: Batches<Tuple, NatEntry>,
+    flows: Batches<Tuple, Flow>,
+    inbound: Batches<Tuple, Inbound>,
+    map: SweptMap,
+    /// How many there are, about.
+    batches: u32,
+    candidates: Vec<Tuple>,
+}
+
+/// Result of a batch.
+struct Step {
+    removed: u32,
+    is_last: bool,
+    /// The maps that are nearly full.
+    full: Vec<&'static str>,
+}
+
+impl Pass {
+    fn begin(maps: &FlowMaps) -> io::Result<Self> {
+        let usage = maps.usage.get(&0, 0).map_err(map_io)?;
+        let used = [usage.nat, usage.flows, usage.inbound];
+        let batches: u64 = used.map(|used| positive(used).div_ceil(BATCH).max(1)).iter().sum();
+        Ok(Self {
+            nat: maps.nat.batches()?,
+            flows: maps.flows.batches()?,
+            inbound: maps.inbound.batches()?,
+            map: SweptMap::Nat,
+            batches: u32::try_from(batches).unwrap_or(u32::MAX),
+            candidates: Vec::new(),
+        })
+    }
+
+    /// Handles one batch.
+    fn step(&mut self, maps: &mut FlowMaps, timeouts: &Timeouts) -> io::Result<Step> {
+        let full = maps.nearly_full()?;
+        let (mode, timeouts) = match full.is_empty() {
+            true => (SweepMode::Idle, *timeouts),
+            false => (SweepMode::Pressed, expiry::pressed(*timeouts)),
+        };
+        let now = now_ns()?;
+        let candidates = &mut self.candidates;
+        candidates.clear();
+        let mut collect = |tuple: &Tuple, is_idle: bool| {
+            if is_idle {
+                candidates.push(*tuple);
+            }
+        };
+        let map = self.map;
+        let has_more = match map {
+            SweptMap::Nat => self.nat.next(|key, nat_entry| {
+                let seen = nat_entry.last_seen_ns;
+                collect(key, expiry::may_nat_entry_be_idle(&timeouts, key.protocol, seen, now));
+            })?,
+            SweptMap::Flows => self.flows.next(|key, flow| {
+                collect(key, expiry::is_flow_idle(&timeouts, flow, key.protocol, now));
+            })?,
+            SweptMap::Inbound => self.inbound.next(|key, inbound| {
+                let is_pressed = mode == SweepMode::Pressed;
+                collect(key, expiry::is_inbound_idle(&timeouts, is_pressed, inbound, key.protocol, now));
+            })?,
+        };
+        let removed = maps.sweeper.remove(map, mode, &self.candidates)?;
+        let next = match (has_more, map) {
+            (true, _) => Some(map),
+            (false, SweptMap::Nat) => Some(SweptMap::Flows),
+            (false, SweptMap::Flows) => Some(SweptMap::Inbound),
+            (false, SweptMap::Inbound) => None,
+        };
+        if let Some(next) = next {
+            self.map = next;
+        } else {
+            maps.forget_empty_shares()?;
+        }
+        Ok(Step { removed, is_last: next.is_none(), full })
+    }
 }
 
 impl Shared {
@@ -78,40 +212,28 @@ impl Shared {
         Ok(())
     }
 
-    pub(crate) fn sweep(&self) -> io::Result<Swept> {
-        // One sweep at a time; nothing else waits for it.
-        let program = self.sweep.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(program) = program.as_ref() else {
-            return Err(io::Error::new(io::ErrorKind::NotFound, "the object has no program sweep"));
-        };
-        let removed = test_run(program, 0)?;
+    /// A whole pass without pauses; returns the number of removed keys.
+    pub(crate) fn sweep(&self) -> io::Result<u32> {
         self.forget_all_counts()?;
-        let full = self.flow_maps().nearly_full()?;
-        if full.is_empty() {
-            return Ok(Swept { removed, pressed: false });
-        }
-        let unanswered = test_run(program, SWEEP_PRESSED)?;
-        warn!(maps = full.join(", "), unanswered, "nearly full: unanswered connections expire early");
-        Ok(Swept { removed: removed + unanswered, pressed: true })
-    }
-}
-
-/// Runs the program; returns the number of removed entries.
-fn test_run(program: &SchedClassifier, mark: u32) -> io::Result<u32> {
-    let mut context = [0; CONTEXT];
-    context[MARK..MARK + 4].copy_from_slice(&mark.to_ne_bytes());
-    let mut options = TestRunOptions::new();
-    options.data_in = Some(&PACKET);
-    options.ctx_in = Some(&context);
-    match program.test_run(options) {
-        Ok(result) => Ok(result.return_value),
-        Err(ProgramError::SyscallError(SyscallError { io_error, .. })) => Err(io_error),
-        Err(error) => Err(io::Error::other(error)),
+        self.flow_maps().sweep(&self.settings.timeouts)
     }
 }
 
 impl FlowMaps {
-    /// Names of the maps that are seven eighths full or more, as the last sweep has counted.
+    /// A whole pass without pauses; returns the number of removed keys.
+    pub(crate) fn sweep(&mut self, timeouts: &Timeouts) -> io::Result<u32> {
+        let mut pass = Pass::begin(self)?;
+        let mut removed = 0;
+        loop {
+            let step = pass.step(self, timeouts)?;
+            removed += step.removed;
+            if step.is_last {
+                return Ok(removed);
+            }
+        }
+    }
+
+    /// Names of the maps that are seven eighths full or more.
     fn nearly_full(&self) -> io::Result<Vec<&'static str>> {
         let usage = self.usage.get(&0, 0).map_err(map_io)?;
         let maps = [
@@ -119,6 +241,45 @@ impl FlowMaps {
             ("flows", usage.flows, self.flows.limit()),
             ("inbound", usage.inbound, self.inbound.limit()),
         ];
-        Ok(maps.into_iter().filter(|(_, used, limit)| *used >= limit - limit / 8).map(|(name, ..)| name).collect())
+        let is_full = |used: i32, limit: u32| positive(used) >= u64::from(limit - limit / 8);
+        Ok(maps.into_iter().filter(|(_, used, limit)| is_full(*used, *limit)).map(|(name, ..)| name).collect())
     }
+
+    /// How long a pass may take that begins now.
+    fn pass_duration(&self, settings: &Settings) -> io::Result<Duration> {
+        Ok(match () {
+            () if !self.nearly_full()?.is_empty() => Duration::ZERO,
+            () if self.is_near_quota(settings)? => QUOTA_PASS,
+            () => PASS,
+        })
+    }
+
+    /// Whether a pod or an egress policy holds seven eighths of its quota or more.
+    fn is_near_quota(&self, settings: &Settings) -> io::Result<bool> {
+        let entries = |percent| Quotas::entries(percent, settings.nat_entries);
+        let (pod_quota, policy_quota) = (entries(settings.quotas.pod), entries(settings.quotas.policy));
+        let mut is_near = false;
+        let near = |held: i32, quota: u32| positive(held) >= u64::from(quota - quota / 8);
+        self.shares.for_each(|holder: &Holder, share: &Share| {
+            let quota = if holder.egress_id == 0 { pod_quota } else { policy_quota };
+            is_near |= near(share.flows, quota) || near(share.nat_entries, quota);
+        })?;
+        Ok(is_near)
+    }
+
+    /// Removes holders without entries.
+    fn forget_empty_shares(&mut self) -> io::Result<()> {
+        let mut empty = Vec::new();
+        self.shares.for_each(|holder, share| {
+            if share.flows <= 0 && share.nat_entries <= 0 {
+                empty.push(*holder);
+            }
+        })?;
+        // A claim in between is not counted, and its removal neither.
+        empty.iter().try_for_each(|holder| self.shares.remove(holder).map(drop))
+    }
+}
+
+fn positive(number: i32) -> u64 {
+    u64::try_from(number).unwrap_or_default()
 }

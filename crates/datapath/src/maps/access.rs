@@ -1,5 +1,5 @@
-//! System calls that aya lacks: reading a whole hash map in batches (`BPF_MAP_LOOKUP_BATCH`, Linux 5.6), a map in memory
-//! (`mmap`), waiting for a ring buffer, the descriptor of a pin (`BPF_OBJ_GET`), and program numbers on a hook
+//! System calls that aya lacks: reading a hash map and writing an array in batches (`BPF_MAP_LOOKUP_BATCH` and
+//! `BPF_MAP_UPDATE_BATCH`, Linux 5.6), a map in memory (`mmap`), waiting for a ring buffer, the descriptor of a pin (`BPF_OBJ_GET`), and program numbers on a hook
 //! (`BPF_PROG_QUERY`). aya opens each program by number for the last one, which takes `CAP_SYS_ADMIN`; the numbers alone do
 //! not.
 //!
@@ -12,7 +12,7 @@ use std::ffi::CString;
 use std::io;
 use std::mem::{MaybeUninit, size_of};
 use std::num::NonZeroUsize;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::ptr::NonNull;
@@ -27,6 +27,7 @@ use crate::error::map_io;
 use egress_core::model::lease::LeaseCell;
 
 const BPF_MAP_LOOKUP_BATCH: libc::c_long = 24;
+const BPF_MAP_UPDATE_BATCH: libc::c_long = 26;
 const FIRST_CHUNK: u32 = 1024;
 
 const BPF_PROG_QUERY: libc::c_long = 16;
@@ -92,42 +93,84 @@ pub fn tcx_programs(ifindex: u32, direction: TcAttachType) -> io::Result<Vec<u32
 }
 
 /// Calls `visit` with every entry of a hash map (not a per-CPU one).
-///
-/// The kernel writes as many bytes as *it* believes a key and a value to have, so the map is asked for its sizes here.
 pub fn for_each<K: Pod, V: Pod>(fd: BorrowedFd<'_>, mut visit: impl FnMut(&K, &V)) -> io::Result<()> {
-    let map = MapData::from_fd(fd.try_clone_to_owned()?).map_err(map_io)?;
-    let info = map.info().map_err(map_io)?;
-    if info.key_size() as usize != size_of::<K>() || info.value_size() as usize != size_of::<V>() {
-        return Err(io::Error::from_raw_os_error(libc::EINVAL));
+    let mut batches = Batches::of(fd.try_clone_to_owned()?)?;
+    while batches.next(&mut visit)? {}
+    Ok(())
+}
+
+/// A walk of a hash map (not a per-CPU one), one batch at a time.
+pub struct Batches<K, V> {
+    fd: OwnedFd,
+    keys: Vec<MaybeUninit<K>>,
+    values: Vec<MaybeUninit<V>>,
+    /// Position of the last call; hash maps use four bytes of it.
+    cursor: Option<u64>,
+}
+
+impl<K: Pod, V: Pod> Batches<K, V> {
+    /// The kernel writes as many bytes as *it* believes a key and a value to have, so the map is asked for its sizes here.
+    pub fn of(fd: OwnedFd) -> io::Result<Self> {
+        let map = MapData::from_fd(fd.try_clone()?).map_err(map_io)?;
+        let info = map.info().map_err(map_io)?;
+        if info.key_size() as usize != size_of::<K>() || info.value_size() as usize != size_of::<V>() {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        Ok(Self { fd, keys: buffer(FIRST_CHUNK), values: buffer(FIRST_CHUNK), cursor: None })
     }
-    let mut keys = buffer::<K>(FIRST_CHUNK);
-    let mut values = buffer::<V>(FIRST_CHUNK);
-    let mut chunk = FIRST_CHUNK;
-    // Position of the last call; hash maps use four bytes of it.
-    let mut cursor: Option<u64> = None;
-    loop {
-        match lookup(fd, &mut cursor, &mut keys, &mut values, chunk) {
-            Ok((count, last)) => {
-                for (key, value) in keys.iter().zip(&values).take(count as usize) {
-                    // SAFETY: the call succeeded, so the kernel has written the first `count` keys, and every bit
-                    // pattern is a `K`, which is Pod.
-                    let key = unsafe { key.assume_init_ref() };
-                    // SAFETY: likewise for the first `count` values.
-                    let value = unsafe { value.assume_init_ref() };
-                    visit(key, value);
+
+    /// Visits the next entries; false after the last ones.
+    pub fn next(&mut self, mut visit: impl FnMut(&K, &V)) -> io::Result<bool> {
+        loop {
+            let chunk = u32::try_from(self.keys.len()).map_err(io::Error::other)?;
+            match lookup(self.fd.as_fd(), &mut self.cursor, &mut self.keys, &mut self.values, chunk) {
+                Ok((count, last)) => {
+                    for (key, value) in self.keys.iter().zip(&self.values).take(count as usize) {
+                        // SAFETY: the call succeeded, so the kernel has written the first `count` keys, and every bit
+                        // pattern is a `K`, which is Pod.
+                        let key = unsafe { key.assume_init_ref() };
+                        // SAFETY: likewise for the first `count` values.
+                        let value = unsafe { value.assume_init_ref() };
+                        visit(key, value);
+                    }
+                    return Ok(!last);
                 }
-                if last {
-                    return Ok(());
+                Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => {
+                    let chunk = chunk.checked_mul(2).ok_or(error)?;
+                    self.keys = buffer(chunk);
+                    self.values = buffer(chunk);
                 }
+                Err(error) => return Err(error),
             }
-            Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => {
-                chunk = chunk.checked_mul(2).ok_or(error)?;
-                keys = buffer::<K>(chunk);
-                values = buffer::<V>(chunk);
-            }
-            Err(error) => return Err(error),
         }
     }
+}
+
+/// Writes the first elements of an array.
+pub fn write_array<V: Pod>(array: &MapData, values: &[V]) -> io::Result<()> {
+    let info = array.info().map_err(map_io)?;
+    if info.value_size() as usize != size_of::<V>() {
+        return Err(io::Error::from_raw_os_error(libc::EINVAL));
+    }
+    let count = u32::try_from(values.len()).map_err(io::Error::other)?;
+    let indexes: Vec<u32> = (0..count).collect();
+    let mut attr = BatchAttr {
+        in_batch: 0,
+        out_batch: 0,
+        keys: indexes.as_ptr() as u64,
+        values: values.as_ptr() as u64,
+        count,
+        map_fd: u32::try_from(array.fd().as_fd().as_raw_fd()).map_err(io::Error::other)?,
+        elem_flags: 0,
+        flags: 0,
+    };
+    // SAFETY: `attr` is the kernel's layout for this command and its size is given. The pointers in it are to `count` live
+    // indexes and values, whose sizes are those of the array (a key of four bytes; the value's was compared above). The
+    // kernel only reads them.
+    let result = unsafe {
+        libc::syscall(libc::SYS_bpf, BPF_MAP_UPDATE_BATCH, &raw mut attr, size_of::<BatchAttr>() as libc::c_ulong)
+    };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 fn buffer<T: Copy>(count: u32) -> Vec<MaybeUninit<T>> {

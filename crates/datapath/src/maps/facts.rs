@@ -13,7 +13,7 @@ pub struct KernelFacts {
     pub lease_seconds: f64,
     pub verdicts: BTreeMap<Verdict, Count>,
     pub egress_ips: BTreeMap<EgressId, EipCount>,
-    /// Usage of the maps that fill with traffic, as last counted.
+    /// Entries of the maps that fill with traffic.
     pub entries: BTreeMap<&'static str, u32>,
     /// Sizes of all maps.
     pub limits: BTreeMap<&'static str, u32>,

@@ -7,14 +7,17 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use aya::maps::lpm_trie::Key;
 use aya::maps::{Array, HashMap, LpmTrie, Map, MapData, MapError, PerCpuArray, PerCpuHashMap, RingBuf};
+use aya::programs::SchedClassifier;
 use aya::{Ebpf, Pod};
 use egress_common::abi::{
-    Addr, ClusterPrefix, Config, Count, Datagram, EipCount, ExposedPort, Exposure, Family, Flow, HandoverEntry,
-    Inbound, NatEntry, NodeEntry, Owned, OwnedAddr, PodEntry, PolicyEntry, PolicyEntryKey, Tuple, Usage,
+    Addr, ClusterPrefix, Config, Count, Datagram, EipCount, ExposedPort, Exposure, Family, Flow, HandoverEntry, Holder,
+    Inbound, NatEntry, NodeEntry, Owned, OwnedAddr, PodEntry, PolicyEntry, PolicyEntryKey, Share, Tuple, Usage,
 };
 
 use crate::error::{StartError, map_io};
-use crate::maps::access;
+use crate::maps::access::{self, Batches};
+use crate::maps::sweeper::Sweeper;
+use crate::names::SHARES_MAP;
 
 /// Small maps of the node's state. Walks of large maps do not block them.
 pub struct NodeMaps {
@@ -47,11 +50,16 @@ pub struct FlowMaps {
     pub datagrams: Hash<Tuple, Datagram>,
     pub nat: Hash<Tuple, NatEntry>,
     pub usage: Array<MapData, Usage>,
+    pub shares: Hash<Holder, Share>,
+    /// Entries of `flows`, `nat` and `inbound` are removed by it alone, because programs count them.
+    pub sweeper: Sweeper,
 }
 
 impl FlowMaps {
-    pub fn take(ebpf: &mut Ebpf) -> Result<Self, StartError> {
+    pub fn take(ebpf: &mut Ebpf, sweep: SchedClassifier) -> Result<Self, StartError> {
         Ok(Self {
+            sweeper: Sweeper::new(sweep, array(ebpf, "candidates")?),
+            shares: hash(ebpf, SHARES_MAP)?,
             flows: hash(ebpf, "flows")?,
             inbound: hash(ebpf, "inbound")?,
             datagrams: hash(ebpf, "datagrams")?,
@@ -141,6 +149,11 @@ impl<K: Pod, V: Pod> Hash<K, V> {
         keys.iter().try_for_each(|key| self.remove(key).map(|_was_there| ()))
     }
 
+    /// A walk of its own.
+    pub fn batches(&self) -> io::Result<Batches<K, V>> {
+        Batches::of(self.fd.try_clone()?)
+    }
+
     /// Every entry once, in any order.
     pub fn for_each(&self, visit: impl FnMut(&K, &V)) -> io::Result<()> {
         access::for_each(self.fd.as_fd(), visit)
@@ -215,6 +228,14 @@ pub fn hash<K: Pod, V: Pod>(ebpf: &mut Ebpf, name: &'static str) -> Result<Hash<
 
 pub fn typed<T: TryFrom<Map, Error = MapError>>(ebpf: &mut Ebpf, name: &'static str) -> Result<T, StartError> {
     T::try_from(take(ebpf, name)?).map_err(|error| wrong_type(name, &error))
+}
+
+/// An array that is written in batches.
+pub fn array(ebpf: &mut Ebpf, name: &'static str) -> Result<MapData, StartError> {
+    match take(ebpf, name)? {
+        Map::Array(data) => Ok(data),
+        other => Err(StartError::Object(format!("map {name} is no array: {other:?}"))),
+    }
 }
 
 pub fn take(ebpf: &mut Ebpf, name: &'static str) -> Result<Map, StartError> {

@@ -7,3 +7,4 @@ pub mod handles;
 pub mod lease;
 pub mod nat_entries;
 pub mod port_use;
+pub mod sweeper;

@@ -93,7 +93,7 @@ pub fn walk(
     outcome.map(|()| Some(nat.limit() / 2))
 }
 
-/// Shares of `flows` and `nat` per holder, as counted by the last sweep, plus claims since.
+/// Shares of `flows` and `nat` per holder.
 pub struct Shares {
     /// Quotas of one pod address and of one egress policy; `None`: the size of the maps.
     pub pod_quota: Option<u32>,

@@ -5,7 +5,6 @@
 use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use aya::programs::SchedClassifier;
 use egress_common::abi::Tuple;
 use tokio::sync::mpsc::UnboundedSender;
 
@@ -25,7 +24,6 @@ pub struct Shared {
     pub(crate) policy_maps: Mutex<PolicyMaps>,
     pub(crate) flow_maps: Mutex<FlowMaps>,
     pub(crate) lease: SharedLease,
-    pub(crate) sweep: Mutex<Option<SchedClassifier>>,
     /// Cut connections for `conntrack::idle_reset`.
     pub(crate) reset_requests: UnboundedSender<Vec<Tuple>>,
     pub(crate) reset_history: Mutex<ResetHistory>,

@@ -104,9 +104,18 @@ fn maps(pins: &Pins, is_swept: bool) -> io::Result<Vec<Fill>> {
     ];
     if is_swept {
         let usage: Usage = cell(pins, "usage")?;
-        maps.push(Fill { entries: usage.flows.into(), ..empty::<Tuple, Flow>(pins, "flows")? });
-        maps.push(Fill { entries: usage.inbound.into(), ..empty::<Tuple, Inbound>(pins, "inbound")? });
-        maps.push(Fill { entries: usage.nat.into(), ..empty::<Tuple, NatEntry>(pins, "nat")? });
+        maps.push(Fill {
+            entries: u64::try_from(usage.flows).unwrap_or_default(),
+            ..empty::<Tuple, Flow>(pins, "flows")?
+        });
+        maps.push(Fill {
+            entries: u64::try_from(usage.inbound).unwrap_or_default(),
+            ..empty::<Tuple, Inbound>(pins, "inbound")?
+        });
+        maps.push(Fill {
+            entries: u64::try_from(usage.nat).unwrap_or_default(),
+            ..empty::<Tuple, NatEntry>(pins, "nat")?
+        });
     } else {
         maps.push(count::<Tuple, Flow>(pins, "flows")?);
         maps.push(count::<Tuple, Inbound>(pins, "inbound")?);

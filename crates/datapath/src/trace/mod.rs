@@ -20,19 +20,20 @@ pub mod test_packet;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use aya::maps::{Array, MapData, PerCpuArray, PerCpuValues};
+use aya::maps::{MapData, PerCpuArray, PerCpuValues};
 use aya::programs::{ProgramError, SchedClassifier, TestRun, TestRunOptions};
 use aya::sys::SyscallError;
 use aya::util::nr_cpus;
 use aya::{Ebpf, EbpfLoader};
 use egress_common::abi::{
-    Addr, Config, Count, Datagram, Direction, Flow, Holder, Inbound, NatEntry, Origin, Share, Tuple, Usage, Verdict,
+    Addr, Config, Count, Datagram, Direction, EPOCHS, Flow, Holder, Inbound, NatEntry, Origin, Share, Tuple, Verdict,
 };
 use egress_common::wire::Headers;
 
 use crate::attach::listing::{self, Attached};
 use crate::error::{StartError, map_io};
 use crate::loader::{pins, programs};
+use crate::maps::access;
 use crate::maps::handles::{self, Hash};
 use crate::names::{Hook, Pins, READ_MAPS};
 use crate::survey;
@@ -241,7 +242,9 @@ struct Private {
     nat: Hash<Tuple, NatEntry>,
     inbound: Hash<Tuple, Inbound>,
     exhausted: Hash<Tuple, Datagram>,
-    usage: Array<MapData, Usage>,
+    epochs: MapData,
+    /// Value of all epochs.
+    runs: u32,
     shares: Hash<Holder, Share>,
     /// Rate limit state of each CPU.
     answers: PerCpuArray<MapData, u64>,
@@ -255,7 +258,8 @@ impl Private {
             nat: handles::hash(ebpf, "nat")?,
             inbound: handles::hash(ebpf, "inbound")?,
             exhausted: handles::hash(ebpf, "exhausted")?,
-            usage: handles::typed(ebpf, "usage")?,
+            epochs: handles::array(ebpf, "epochs")?,
+            runs: 0,
             shares: handles::hash(ebpf, "shares")?,
             answers: handles::typed(ebpf, "answers")?,
             counters: handles::typed(ebpf, "counters")?,
@@ -270,9 +274,8 @@ impl Private {
         self.exhausted.clear()?;
         self.shares.clear()?;
         // Invalidates the flow caches.
-        let mut usage = self.usage.get(&0, 0).map_err(map_io)?;
-        usage.epoch = usage.epoch.wrapping_add(1);
-        self.usage.set(0, usage, 0).map_err(map_io)?;
+        self.runs = self.runs.wrapping_add(1);
+        access::write_array(&self.epochs, &vec![self.runs; EPOCHS as usize])?;
         let cpus = nr_cpus().map_err(|(_, error)| error)?;
         let values = PerCpuValues::try_from(vec![0; cpus])?;
         self.answers.set(0, values, 0).map_err(map_io)?;

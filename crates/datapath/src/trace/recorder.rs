@@ -219,6 +219,9 @@ impl Tables for MapRecorder<'_> {
         self.note(Lookup::AnyPort(claim));
         claim
     }
+    fn expire_nat(&self, key: &Tuple) -> bool {
+        self.maps.expire_nat(key)
+    }
     fn is_exhausted(&self, destination: &Tuple) -> bool {
         self.maps.is_exhausted(destination)
     }

@@ -14,7 +14,7 @@ use egress_lab::traffic::flows::FlowReport;
 const V4: &str = "172.18.0.110";
 const V6: &str = "fd00:172:18::110";
 const TICK: Duration = Duration::from_millis(10);
-/// Unreplied datagrams live 30 s and the next sweep comes within ten; the rest is the machine's.
+/// Unreplied datagrams live 30 s, and near a quota a sweep takes ten; the rest is the machine's.
 const FORGOTTEN: Duration = Duration::from_secs(50);
 
 /// Two selected pods, one of them on the gateway, and one that is to be.
@@ -180,9 +180,8 @@ pub(super) fn flows_of_one_pod_affect_no_others(context: &LabContext) -> Result<
         let first = &count["holders"]["pods"][0];
         println!("nat count on node{number}: {first}");
         ensure!(first["name"] == format!("red/{name}") && count["holders"]["pod_quota"] == QUOTA, "{count:#}");
-        // More only where a sweep ran in the flood: what is claimed in a part of the map that it has passed is missing from the
-        // count until the next one.
-        let most = QUOTA..QUOTA + QUOTA / 10;
+        // Each CPU may have looked before the other one has counted.
+        let most = QUOTA..=QUOTA + 2;
         ensure!(first[counted].as_u64().is_some_and(|held| most.contains(&held)), "{first}");
     }
     println!("{}", String::from_utf8_lossy(&cluster.agent(1)?.ask(&["nat", "count"])?.stdout));

@@ -196,6 +196,8 @@ const TOP: usize = 10;
 impl Holders {
     pub(super) fn of(shares: Shares, names: &Names) -> Self {
         let Shares { pod_quota, policy_quota, pods, policies } = shares;
+        // Less than nothing only while a removed entry is not counted yet.
+        let number = |entries: i32| u32::try_from(entries).unwrap_or_default();
         let by_size = |mut holders: Vec<Holder>| {
             let size = |holder: &Holder| (holder.flows.max(holder.mappings), holder.flows.min(holder.mappings));
             holders.sort_by_key(|holder| std::cmp::Reverse(size(holder)));
@@ -205,15 +207,15 @@ impl Holders {
             pod_ip: Some(pod_ip),
             egress_id: None,
             name: names.pods.get(&pod_ip).cloned(),
-            flows: share.flows,
-            mappings: share.nat_entries,
+            flows: number(share.flows),
+            mappings: number(share.nat_entries),
         };
         let policy = |(id, share): (u32, Share)| Holder {
             pod_ip: None,
             egress_id: Some(id),
             name: names.objects.get(&id).cloned(),
-            flows: share.flows,
-            mappings: share.nat_entries,
+            flows: number(share.flows),
+            mappings: number(share.nat_entries),
         };
         Self {
             pod_quota,

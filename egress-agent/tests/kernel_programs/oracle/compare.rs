@@ -5,7 +5,7 @@ use std::fmt::Debug;
 
 use aya::Pod;
 use aya::maps::{HashMap as KernelMap, MapData};
-use egress_common::abi::{Exposure, Verdict};
+use egress_common::abi::{Direction, Exposure, Holder, Verdict};
 use egress_common::decide::memory_maps::MemoryMaps;
 use egress_fuzz::node::Outcome;
 
@@ -52,8 +52,11 @@ pub(super) fn maps(stage: &Stage, maps: &MemoryMaps) -> Result<(), String> {
     })?;
     compare("inbound", &stage.inbound, maps.inbound.all(), |inbound| (inbound.state, inbound.end))?;
     let exposed = maps.exposed.borrow();
-    let exposed = exposed.iter().map(|(port, inbound)| (*port, Exposure { inbound: *inbound, counting: 0 }));
+    let exposed = exposed
+        .iter()
+        .map(|(port, inbound)| (*port, Exposure { inbound: i32::try_from(*inbound).expect("a count"), reserved: 0 }));
     compare("exposed", &stage.exposed, exposed.collect(), |exposure| exposure.inbound)?;
+    counts(stage)?;
     let frags = maps.frags.borrow().iter().map(|(key, ports)| (*key, *ports)).collect();
     compare("frags", &stage.frags, frags, |ports| (ports.sport, ports.dport, ports.protocol))?;
     let count = |awaited: &[u8; 144]| u32::from_ne_bytes([awaited[8], awaited[9], awaited[10], awaited[11]]);
@@ -68,6 +71,39 @@ pub(super) fn maps(stage: &Stage, maps: &MemoryMaps) -> Result<(), String> {
     let expected: BTreeMap<_, _> = datagrams.iter().map(|key| (format!("{key:?}"), ())).collect();
     let there = stage.datagrams.keys().map(|key| (format!("{:?}", key.expect("a key")), ())).collect();
     differ("datagrams", &there, &expected)
+}
+
+/// The programs count their entries exactly.
+fn counts(stage: &Stage) -> Result<(), String> {
+    let (mut nat, mut flows, mut shares) = (0, 0, BTreeMap::<String, (i32, i32)>::new());
+    let mut hold = |pod, egress_id, flows, nat_entries| {
+        for holder in [Holder::pod(pod), Holder::policy(egress_id)] {
+            if holder != Holder::policy(0) {
+                let share = shares.entry(format!("{holder:?}")).or_default();
+                *share = (share.0 + flows, share.1 + nat_entries);
+            }
+        }
+    };
+    for (key, mapping) in stage.nat.iter().map(|entry| entry.expect("an entry")) {
+        if key.direction() == Direction::Egress {
+            nat += 2;
+            hold(key.saddr, mapping.egress_id, 0, 1);
+        }
+    }
+    for (key, flow) in stage.flows.iter().map(|entry| entry.expect("an entry")) {
+        flows += 1;
+        hold(key.saddr, flow.egress_id, 1, 0);
+    }
+    let counted = stage.shares.iter().map(|entry| entry.expect("an entry"));
+    let counted = counted.map(|(holder, share)| (format!("{holder:?}"), (share.flows, share.nat_entries)));
+    differ("shares", &counted.filter(|(_, share)| *share != (0, 0)).collect(), &shares)?;
+    let inbound = i32::try_from(stage.inbound.keys().count()).expect("a count");
+    let usage = stage.usage.get(&0, 0).expect("the usage");
+    if (usage.nat, usage.flows, usage.inbound) == (nat, flows, inbound) {
+        Ok(())
+    } else {
+        Err(format!("{usage:?}, not {nat} in nat, {flows} in flows, {inbound} in inbound"))
+    }
 }
 
 fn compare<K: Pod + Debug, V: Pod, S: Debug + PartialEq>(

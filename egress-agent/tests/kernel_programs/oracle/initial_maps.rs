@@ -2,7 +2,7 @@
 
 use aya::Pod;
 use aya::maps::{HashMap as KernelMap, Map, MapData};
-use egress_common::abi::{Addr, Family, PodEntry, PortRange, Tuple};
+use egress_common::abi::{Addr, Exposure, Family, PodEntry, PortRange, Tuple, Usage};
 use egress_common::decide::memory_maps::MemoryMaps;
 use egress_fuzz::node::Node;
 
@@ -28,6 +28,10 @@ pub(super) fn begin(stage: &mut Stage, decisions: u32) -> Node {
     stage.datagrams.empty();
     stage.exhausted.empty();
     stage.handovers.empty();
+    stage.shares.empty();
+    stage.usage.set(0, Usage::default(), 0).expect("write the usage");
+    // Outcomes of the last story.
+    stage.turn();
     stage.set_answers(0);
     stage.configure(|config| {
         config.decisions = decisions;
@@ -53,7 +57,8 @@ pub(super) fn begin(stage: &mut Stage, decisions: u32) -> Node {
     maps.policies.borrow_mut().extend(all(&stage.policy));
     maps.owned.borrow_mut().extend(all(&stage.owned));
     maps.owned_addr.borrow_mut().extend(all(&stage.owned_addr));
-    maps.exposed.borrow_mut().extend(all(&stage.exposed).into_iter().map(|(port, exposure)| (port, exposure.inbound)));
+    let counted = |exposure: Exposure| u32::try_from(exposure.inbound).expect("a count");
+    maps.exposed.borrow_mut().extend(all(&stage.exposed).into_iter().map(|(port, exposure)| (port, counted(exposure))));
     let prefixes = stage.cluster.iter().map(|entry| entry.expect("a prefix"));
     maps.prefixes.borrow_mut().extend(prefixes.map(|(key, prefix)| (key.data(), key.prefix_len(), prefix)));
     let limit = |name: &str| usize::try_from(stage.sizes[name]).expect("a size");

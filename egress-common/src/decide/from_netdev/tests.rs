@@ -49,7 +49,7 @@ fn a_reply_keeps_the_flow_of_a_pod_here_alive() {
         let sent = packet(cast.pod, cast.world, 4000, 80);
         from_pod::decide(&mut sent.headers(), &Quote::NONE, maps, &maps.config.get());
         begin(cast, maps, Origin::Here, &sent);
-        maps.now.set(maps.now.get() + 200_000_000_000);
+        maps.now.set(maps.now.get() + 20_000_000_000);
         let reply = asked(maps, &packet(cast.world, cast.egress, 80, 4000));
         assert!(matches!(reply, FromNetdev::ReplyHere { .. }));
         let flow = maps.flow_at(&sent.headers().tuple).expect("a flow");

@@ -87,7 +87,7 @@ impl MemoryMaps {
     }
 
     pub(crate) fn remember_flow(&self, tuple: &Tuple, address: Addr, egress_id: u32) {
-        self.flows.put(*tuple, Flow::new(address, egress_id, 0, 0, 0));
+        self.flows.put(*tuple, Flow::new(address, egress_id, 0, 0, self.now.get()));
     }
 
     pub(crate) fn flows_len(&self) -> usize {

@@ -16,6 +16,7 @@ use crate::abi::{
 use crate::decide::cast::V4;
 use crate::decide::memory_maps::{MemoryMaps, addr};
 use crate::decide::packets::packet;
+use crate::wire::Segment;
 
 /// Outcome of a step.
 #[derive(Clone, Copy)]
@@ -117,6 +118,10 @@ impl Tables for Cpu<'_> {
         true
     }
     fn count_nat_entry(&self, _pod: &Addr, _egress_id: u32) {}
+    // No entry is idle.
+    fn expire_nat(&self, _: &Tuple) -> bool {
+        false
+    }
     fn is_exhausted(&self, _destination: &Tuple) -> bool {
         false
     }

@@ -62,7 +62,7 @@ const MAIN: &str = "egress-ebpf/src/main.rs";
 const MAPS: &str = "egress-ebpf/src/maps.rs";
 const NAT: &str = "egress-ebpf/src/nat.rs";
 const REWRITE: &str = "egress-ebpf/src/rewrite.rs";
-const SWEEP: &str = "egress-ebpf/src/sweep.rs";
+const EXPIRE: &str = "egress-ebpf/src/expiry.rs";
 const PROGRAM_TO_NETDEV: &str = "egress-ebpf/src/to_netdev.rs";
 const CONFIG: &str = "egress-common/src/abi/config.rs";
 const FLOWS: &str = "egress-common/src/abi/flows.rs";
@@ -195,11 +195,17 @@ mutations! { PROGRAMS,
         ".filter(|owned| owned.address == slot.address)" => ".filter(|owned| owned.address != Addr::UNSPECIFIED)";
 
     // Life.
-    "expiry-without-last-seen", SWEEP, ["races::an_entry_in_use"], "a sweep removes what a packet has just used":
+    "expiry-without-last-seen", EXPIRE, ["races::an_entry_in_use"], "a sweep removes what a packet has just used":
         "    maps::swap(last_seen_ns, seen, expiry::GONE) == seen" =>
         "    unsafe extern \"C\" fn pause(_: u64, _: *mut c_void) -> u64 {\n        0\n    }\n    unsafe { aya_ebpf::helpers::generated::bpf_loop(400, pause as *mut c_void, core::ptr::null_mut(), 0) };\n    maps::swap(last_seen_ns, seen, expiry::GONE) != 0";
-    "sweep-takes-any-other-key", SWEEP, ["expiry::"], "a mapping that gets no answers stays for as long as its pod goes on":
-        "copy.is_of(at) && copy.other == *key" => "copy.other == *key";
+    "sweep-takes-any-other-key", EXPIRE, ["expiry::"], "a mapping that gets no answers stays for as long as its pod goes on":
+        "copy.is_of(&checked.key) && copy.other == *key" => "copy.other == *key";
+    "idle-mapping-is-used", MAPS, ["expiry::an_idle"], "without an agent an answer reaches a pod long after its connection":
+        "        || crate::expiry::is_nat_gone(key, copy.last_seen_ns, run_ns())\n" => "";
+    "idle-inbound-is-used", MAPS, ["expiry::an_idle"], "without an agent a pod's datagram leaves with its node's address":
+        "&& crate::expiry::expire_inbound(tuple, &config.timeouts, false) > 0" => "&& config.generation == 0";
+    "idle-port-stays-taken", SNAT, ["expiry::an_idle"], "a pod gets another port, which an idle mapping of another one does not need":
+        "own == OwnPort::Taken && expire_own_port(forward, tables, pool)" => "false";
     "expiry-of-one-direction", EXPIRY, ["expiry::"], "a download is cut because only answers come":
         "reverse.map_or(0, |reverse| reverse.last_seen_ns).max(forward.last_seen_ns)" => "forward.last_seen_ns";
     "opening-lives-as-established", EXPIRY, ["expiry::"], "unanswered SYNs fill the map for hours":
@@ -211,8 +217,8 @@ mutations! { PROGRAMS,
         "if !tables.has_quota(&forward.saddr, owner.egress_id, QuotaKind::NatEntries) {" => "if false {";
     "no-quota-of-flows", SLOTS, ["quota"], "one pod takes its node's table from all others":
         "if !overwrite && !tables.has_quota(" => "if overwrite && !tables.has_quota(";
-    "quota-never-recounted", SWEEP, ["quota"], "a pod that has once reached its quota is refused for ever":
-        "(share.flows, share.nat_entries) = (share.counting_flows, share.counting_nat_entries);" => "";
+    "quota-never-uncounted", NAT, ["quota", "oracle::"], "a pod that has once reached its quota is refused for ever":
+        "    add(&checked.holder, held, -1);\n    if egress_id" => "    if egress_id";
     "fragment-key-without-protocol", FRAGMENTS, ["protocols::"], "a fragment of one protocol gets the ports of another's":
         "protocol: headers.tuple.protocol," => "protocol: 0,";
     "fragment-key-without-identification", FRAGMENTS, ["protocols::"], "a fragment gets the ports of another datagram":
@@ -299,14 +305,14 @@ mutations! { PROGRAMS,
     "recent-for-last-hops", FLOW_CACHE, ["flow_cache::"], "packets go round for ever":
         "&& headers.ttl > 1 && !headers.source_routed;" => "&& !headers.source_routed;";
     "reset-raises-no-epoch", MAPS, ["flow_cache::"], "a forged reset ends the NAT entry of a live connection":
-        "unwrap_or(state)) {\n        raise_epoch();\n    }" => "unwrap_or(state)) {}";
+        "        raise_epoch(&copy.other);\n        raise_epoch(key);" => "";
     "opening-raises-no-epoch", MAPS, ["flow_cache::"], "a restarted connection counts as unanswered":
-        "if tcp_flags & tcp::SYN != 0 {\n        raise_epoch();\n    }" => "let _ = tcp_flags;";
+        "if tcp_flags & tcp::SYN != 0 {\n        raise_epoch(tuple);\n    }" => "let _ = (tuple, tcp_flags);";
     "inbound-removal-raises-no-epoch", MAPS, ["flow_cache::"], "a pod's connection leaves with the pod's address":
-        "if INBOUND.remove(tuple).is_ok() {\n            raise_epoch();\n        }" => "if INBOUND.remove(tuple).is_ok() {}";
+        "count_inbound(tuple, -1);\n        raise_epoch(tuple);" => "count_inbound(tuple, -1);";
     "mapping-unsealed", MAPS, ["reuse::"], "what another flow has in the memory of a removed mapping is written into a packet":
-        "let copy = copied(nat_entry, &mut found()?.nat_entry);\n    if !copy.is_of(key) || !keep(" =>
-        "unsafe extern \"C\" fn pause(_: u64, _: *mut core::ffi::c_void) -> u64 {\n        0\n    }\n    unsafe { aya_ebpf::helpers::generated::bpf_loop(4000, pause as *mut core::ffi::c_void, ptr::null_mut(), 0) };\n    let copy = copied(nat_entry, &mut found()?.nat_entry);\n    if !keep(";
+        "let copy = copied(nat_entry, &mut found()?.nat_entry);\n    if !copy.is_of(key)\n        || " =>
+        "unsafe extern \"C\" fn pause(_: u64, _: *mut core::ffi::c_void) -> u64 {\n        0\n    }\n    unsafe { aya_ebpf::helpers::generated::bpf_loop(4000, pause as *mut core::ffi::c_void, ptr::null_mut(), 0) };\n    let copy = copied(nat_entry, &mut found()?.nat_entry);\n    if ";
     "pod-unsealed", MAPS, ["reuse::"], "packets of a selected pod leave as those of a pod that nothing selects":
         "if copied(pod, space).is_of(addr) {" =>
         "unsafe extern \"C\" fn pause(_: u64, _: *mut core::ffi::c_void) -> u64 {\n        0\n    }\n        unsafe { aya_ebpf::helpers::generated::bpf_loop(4000, pause as *mut core::ffi::c_void, ptr::null_mut(), 0) };\n        if copied(pod, space).seal != 0 {";
