@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use crate::allocation::{AssignmentInputs, EntryStatus, Nodes, ObjectAssignment, assign};
 use crate::model::node::UnservedAddresses;
-use crate::model::policy::{EgressPolicy, Item, Part, Policies, parse_egress_ip};
+use crate::model::policy::{EgressPolicy, Item, Policies, PolicyPart, parse_egress_ip};
 use crate::model::reserved::ClusterNetworks;
 use crate::model::services::Services;
 use crate::ownership::handover::{Evidence, HandoverPlan, HandoverPlanner, RecordChange, Records};
@@ -116,7 +116,7 @@ fn object_status(
     (eligible, cluster, pod_counts): (usize, &conditions::ClusterContext, &PodCounts),
 ) -> ObjectStatus {
     // While the selectors of a policy are unknown, nothing is published: its pods must not leave with node addresses.
-    let is_published = assigned.no_eligible_node() && !policy.is_unknown(Part::Selectors);
+    let is_published = assigned.no_eligible_node() && !policy.is_unknown(PolicyPart::Selectors);
     let pods_without_agent: Vec<(&str, u32)> =
         policy.published.id.into_iter().flat_map(|id| pod_counts.pods_without_agent(id)).collect();
     let conditions = conditions::conditions(policy, &assigned, &pods_without_agent, cluster);
@@ -226,7 +226,7 @@ mod tests {
     #[test]
     fn unreadable_selectors_never_publish_that_no_node_can_host_the_object() {
         let (name, readable) = policy("a", 1, &["172.18.0.100"], &[]);
-        let why = Unreadable { part: Part::Selectors, why: "podSelector: x".into(), is_known: false };
+        let why = Unreadable { part: PolicyPart::Selectors, why: "podSelector: x".into(), is_known: false };
         let unreadable = EgressPolicy { unreadable: vec![why], ..(*readable).clone() };
         let published = |policy: EgressPolicy| {
             let policies = Policies::from([(name.clone(), Arc::new(policy))]);

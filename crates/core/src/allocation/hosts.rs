@@ -5,7 +5,8 @@
 //!   can take it, as in OVN-Kubernetes.
 //! - A node whose agent is away keeps its addresses and takes no new ones. Neither does a drained node, whose addresses
 //!   move to others as far as these can take them.
-//! - Addresses with the same candidates share a [`Class`]: there are few of them, however many addresses and nodes.
+//! - Addresses with the same candidates share an [`AddressClass`]: there are few of them, however many addresses and
+//!   nodes.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -22,7 +23,7 @@ pub(super) type ClassIndex = usize;
 
 /// Addresses with the same candidate nodes.
 #[derive(Debug)]
-pub(super) struct Class {
+pub(super) struct AddressClass {
     /// Ascending.
     pub(super) nodes: Vec<NodeIndex>,
 }
@@ -39,12 +40,12 @@ pub(super) struct Hosts<'a> {
     drained: BTreeSet<NodeIndex>,
     primary: Networks,
     secondary: Networks,
-    pub(super) classes: Vec<Class>,
-    class_by_networks: BTreeMap<Key, ClassIndex>,
+    pub(super) classes: Vec<AddressClass>,
+    class_by_networks: BTreeMap<NetworkKey, ClassIndex>,
 }
 
 /// The networks that contain an address: of primary interfaces, and of others.
-type Key = (Vec<IpNet>, Vec<IpNet>);
+type NetworkKey = (Vec<IpNet>, Vec<IpNet>);
 
 impl<'a> Hosts<'a> {
     pub(super) fn new(inputs: &AssignmentInputs<'a>) -> Self {
@@ -103,7 +104,7 @@ impl<'a> Hosts<'a> {
         let primary = self.primary.nodes(&key.0);
         let secondary: BTreeSet<NodeIndex> = &self.secondary.nodes(&key.1) - &primary;
         let nodes = if secondary.is_empty() { primary } else { secondary };
-        self.classes.push(Class { nodes: nodes.difference(&self.takes_no_new).copied().collect() });
+        self.classes.push(AddressClass { nodes: nodes.difference(&self.takes_no_new).copied().collect() });
         let class = self.classes.len() - 1;
         self.class_by_networks.insert(key, class);
         class

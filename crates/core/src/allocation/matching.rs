@@ -12,7 +12,7 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use crate::allocation::hosts::{Class, ClassIndex, NodeIndex};
+use crate::allocation::hosts::{AddressClass, ClassIndex, NodeIndex};
 use crate::allocation::search;
 use crate::model::node::Capacity;
 
@@ -101,7 +101,7 @@ pub(super) struct ObjectPlacement {
 
 #[derive(Debug)]
 pub(super) struct Matching<'a> {
-    pub(super) classes: &'a [Class],
+    pub(super) classes: &'a [AddressClass],
     pub(super) nodes: Vec<NodeLoad>,
     pub(super) policies: Vec<ObjectPlacement>,
     pub(super) units: Vec<Unit>,
@@ -114,7 +114,7 @@ pub(super) struct Matching<'a> {
 }
 
 impl<'a> Matching<'a> {
-    pub(super) fn new(nodes: Vec<NodeLoad>, policies: usize, classes: &'a [Class]) -> Self {
+    pub(super) fn new(nodes: Vec<NodeLoad>, policies: usize, classes: &'a [AddressClass]) -> Self {
         let (group, groups) = groups(nodes.len(), classes);
         let policies = (0..policies).map(|_| ObjectPlacement::default()).collect();
         let (units, dead, unsettled) = (Vec::new(), search::Dead::default(), BTreeSet::new());
@@ -258,7 +258,7 @@ impl<'a> Matching<'a> {
 }
 
 /// Joins the nodes of each class.
-fn groups(nodes: usize, classes: &[Class]) -> (Vec<Option<usize>>, Vec<Vec<NodeIndex>>) {
+fn groups(nodes: usize, classes: &[AddressClass]) -> (Vec<Option<usize>>, Vec<Vec<NodeIndex>>) {
     let mut group: Vec<Option<usize>> = vec![None; nodes];
     let mut groups: Vec<Vec<NodeIndex>> = Vec::new();
     for class in classes {

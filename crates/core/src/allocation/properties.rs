@@ -28,13 +28,13 @@ impl Numbers {
     }
 }
 
-struct Cluster {
+struct RandomCluster {
     nodes: Nodes,
     policies: Policies,
     unreachable: BTreeSet<String>,
 }
 
-impl Cluster {
+impl RandomCluster {
     fn assign(&self) -> Assignment {
         let hand_overs = &BTreeMap::new();
         assign(&AssignmentInputs {
@@ -64,7 +64,7 @@ impl Cluster {
 }
 
 /// Three networks; a node has one or two of them on its primary interface, and sometimes one on another.
-fn random(numbers: &mut Numbers) -> Cluster {
+fn random(numbers: &mut Numbers) -> RandomCluster {
     let network = |i: usize, node: usize| format!("10.{i}.0.{}/16", node + 1).parse().expect("a network");
     let mut nodes = Nodes::new();
     for i in 0..1 + numbers.below(4) {
@@ -107,11 +107,14 @@ fn random(numbers: &mut Numbers) -> Cluster {
         policies.extend([policy(&format!("o{i}"), created, &texts, &items)]);
     }
     let unreachable = nodes.keys().filter(|_| numbers.one_in(8)).cloned().collect();
-    Cluster { nodes, policies, unreachable }
+    RandomCluster { nodes, policies, unreachable }
 }
 
 /// The score of a placement: how many addresses, how many for each policy by rank, then how even the loads are.
-fn score(cluster: &Cluster, placed: &BTreeMap<PolicyKey, Vec<Item>>) -> (usize, Vec<usize>, std::cmp::Reverse<usize>) {
+fn score(
+    cluster: &RandomCluster,
+    placed: &BTreeMap<PolicyKey, Vec<Item>>,
+) -> (usize, Vec<usize>, std::cmp::Reverse<usize>) {
     let counts: Vec<usize> =
         by_rank(cluster.policies.values()).iter().map(|policy| placed[policy.key()].len()).collect();
     let mut loads: BTreeMap<&str, usize> = BTreeMap::new();
@@ -120,7 +123,7 @@ fn score(cluster: &Cluster, placed: &BTreeMap<PolicyKey, Vec<Item>>) -> (usize, 
 }
 
 /// The rules written independently and without optimisation: whether this node may take the address.
-fn may_take(cluster: &Cluster, name: &str, address: IpAddr) -> bool {
+fn may_take(cluster: &RandomCluster, name: &str, address: IpAddr) -> bool {
     let takes_part = |name: &str| {
         let node = &cluster.nodes[name];
         node.assignable && node.ready && !cluster.unreachable.contains(name)
@@ -135,7 +138,7 @@ fn may_take(cluster: &Cluster, name: &str, address: IpAddr) -> bool {
 }
 
 /// The best score of all placements that keep assigned addresses in place.
-fn best(cluster: &Cluster, assignment: &Assignment) -> (usize, Vec<usize>, std::cmp::Reverse<usize>) {
+fn best(cluster: &RandomCluster, assignment: &Assignment) -> (usize, Vec<usize>, std::cmp::Reverse<usize>) {
     let mut placed: BTreeMap<PolicyKey, Vec<Item>> = BTreeMap::new();
     let mut pending = Vec::new();
     for (name, outcome) in &assignment.policies {
@@ -156,7 +159,7 @@ fn best(cluster: &Cluster, assignment: &Assignment) -> (usize, Vec<usize>, std::
 }
 
 fn try_all(
-    cluster: &Cluster,
+    cluster: &RandomCluster,
     pending: &[(PolicyKey, String)],
     placed: &mut BTreeMap<PolicyKey, Vec<Item>>,
     best: &mut (usize, Vec<usize>, std::cmp::Reverse<usize>),
@@ -184,7 +187,7 @@ fn try_all(
     }
 }
 
-fn check_rules(cluster: &Cluster, assignment: &Assignment) {
+fn check_rules(cluster: &RandomCluster, assignment: &Assignment) {
     let mut addresses = BTreeSet::new();
     for (name, outcome) in &assignment.policies {
         let nodes: BTreeSet<&str> = outcome.items.iter().map(|item| item.node.as_str()).collect();
@@ -283,7 +286,7 @@ fn limits_of_a_family_are_kept_also_where_objects_have_both() {
                 )
             })
             .collect();
-        let cluster = Cluster { nodes, policies, unreachable: BTreeSet::new() };
+        let cluster = RandomCluster { nodes, policies, unreachable: BTreeSet::new() };
         let assignment = cluster.assign();
         check_rules(&cluster, &assignment);
         for (name, node) in &cluster.nodes {

@@ -9,7 +9,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::model::state::Port;
+use crate::model::state::PodPort;
 use crate::model::view::{ClusterView, Labels, Pod, PodKey};
 
 /// Ports entered for one pod, so that no pod fills the map. A Service may name as many by number, and as many by name.
@@ -40,7 +40,7 @@ pub enum TargetPort {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ContainerPort {
     pub name: Option<String>,
-    pub port: Port,
+    pub port: PodPort,
     pub is_host_port: bool,
 }
 
@@ -66,19 +66,19 @@ impl Exposes {
 }
 
 /// All ports by which the pod is exposed, possibly more than [`MOST_PORTS`].
-pub fn all_ports(view: &ClusterView, key: &PodKey, pod: &Pod) -> BTreeSet<Port> {
-    let mut named: BTreeMap<(u8, &str), Vec<Port>> = BTreeMap::new();
+pub fn all_ports(view: &ClusterView, key: &PodKey, pod: &Pod) -> BTreeSet<PodPort> {
+    let mut named: BTreeMap<(u8, &str), Vec<PodPort>> = BTreeMap::new();
     for ContainerPort { name, port, .. } in &pod.ports {
         if let Some(name) = name {
             named.entry((port.protocol, name)).or_default().push(*port);
         }
     }
     let of_host = pod.ports.iter().filter(|declared| declared.is_host_port).map(|declared| declared.port);
-    let mut all: BTreeSet<Port> = of_host.collect();
+    let mut all: BTreeSet<PodPort> = of_host.collect();
     let services = view.services.exposing(&key.namespace).filter(|exposes| exposes.selects(pod));
     for (protocol, target) in services.flat_map(|exposes| &exposes.ports).take(MOST_LOOKED_AT) {
         match target {
-            TargetPort::Number(number) => drop(all.insert(Port { protocol: *protocol, number: *number })),
+            TargetPort::Number(number) => drop(all.insert(PodPort { protocol: *protocol, number: *number })),
             TargetPort::Name(name) => all.extend(named.get(&(*protocol, name.as_str())).into_iter().flatten()),
         }
     }
@@ -86,7 +86,7 @@ pub fn all_ports(view: &ClusterView, key: &PodKey, pod: &Pod) -> BTreeSet<Port> 
 }
 
 /// The ports that are entered.
-pub fn ports(view: &ClusterView, key: &PodKey, pod: &Pod) -> BTreeSet<Port> {
+pub fn ports(view: &ClusterView, key: &PodKey, pod: &Pod) -> BTreeSet<PodPort> {
     all_ports(view, key, pod).into_iter().take(MOST_PORTS).collect()
 }
 
@@ -106,7 +106,7 @@ mod tests {
     fn pod(app: &str, ports: &[(Option<&str>, u8, u16, bool)]) -> Pod {
         let ports = ports.iter().map(|(name, protocol, number, is_host_port)| ContainerPort {
             name: name.map(str::to_owned),
-            port: Port { protocol: *protocol, number: *number },
+            port: PodPort { protocol: *protocol, number: *number },
             is_host_port: *is_host_port,
         });
         Pod {

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use crate::model::selector::Selector;
 
 use crate::model::state::{EgressId, Family, family_of};
-use crate::model::view::{Created, Reading};
+use crate::model::view::{CreationTimestamp, Reading};
 
 /// One entry of `status.items`, as written.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -117,12 +117,12 @@ impl fmt::Display for PolicyKey {
 
 /// The object that a policy was read from.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Origin {
+pub struct PolicyOrigin {
     pub key: PolicyKey,
     pub uid: String,
     pub resource_version: String,
     pub generation: Option<i64>,
-    pub created: Created,
+    pub created: CreationTimestamp,
 }
 
 /// The pods that a policy selects.
@@ -166,7 +166,7 @@ pub struct Published {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EgressPolicy {
-    pub origin: Origin,
+    pub origin: PolicyOrigin,
     /// `None` if a selector is unreadable and no earlier reading is known: then no new pods are selected.
     pub selects: Option<Selects>,
     pub destinations: Destinations,
@@ -185,7 +185,7 @@ pub type Policies = BTreeMap<PolicyKey, Arc<EgressPolicy>>;
 
 /// A part of a policy that can be unreadable by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Part {
+pub enum PolicyPart {
     /// The listed addresses. An entry that is no address does not make them unreadable.
     Addresses,
     /// The selectors of namespaces or pods.
@@ -197,7 +197,7 @@ pub enum Part {
 /// An unreadable part, and why, in a line for users.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Unreadable {
-    pub part: Part,
+    pub part: PolicyPart,
     pub why: String,
     /// The part has its last value; otherwise nothing is known of it.
     pub is_known: bool,
@@ -215,9 +215,9 @@ impl Reading for EgressPolicy {
         for unreadable in &mut self.unreadable {
             unreadable.is_known = !known.is_unknown(unreadable.part);
             match unreadable.part {
-                Part::Addresses => self.listed.clone_from(&known.listed),
-                Part::Selectors => self.selects.clone_from(&known.selects),
-                Part::Items => self.published.items.clone_from(&known.published.items),
+                PolicyPart::Addresses => self.listed.clone_from(&known.listed),
+                PolicyPart::Selectors => self.selects.clone_from(&known.selects),
+                PolicyPart::Items => self.published.items.clone_from(&known.published.items),
             }
         }
         self
@@ -226,7 +226,7 @@ impl Reading for EgressPolicy {
 
 impl EgressPolicy {
     /// A policy that selects nothing, lists nothing, and has no status.
-    pub fn new(origin: Origin) -> Self {
+    pub fn new(origin: PolicyOrigin) -> Self {
         Self {
             origin,
             selects: None,
@@ -240,7 +240,7 @@ impl EgressPolicy {
     }
 
     /// Unreadable now and never read before.
-    pub fn is_unknown(&self, part: Part) -> bool {
+    pub fn is_unknown(&self, part: PolicyPart) -> bool {
         self.unreadable.iter().any(|unreadable| unreadable.part == part && !unreadable.is_known)
     }
 
@@ -253,7 +253,7 @@ impl EgressPolicy {
     }
 
     /// Kind first, then age, then name: the precedence of policies, the same on every node.
-    pub fn rank(&self) -> (PolicyKind, Created, &str) {
+    pub fn rank(&self) -> (PolicyKind, CreationTimestamp, &str) {
         (self.origin.key.kind, self.origin.created, self.name())
     }
 

@@ -118,7 +118,7 @@ impl Reservations {
         }
         let addresses = &mut table.addresses;
         let reports = reports(nodes.clone(), own);
-        let of_reports = |rank| reports.iter().filter(move |report| report.rank == rank).map(Report::entry);
+        let of_reports = |rank| reports.iter().filter(move |report| report.rank == rank).map(AddressReport::entry);
         let of_nodes = nodes.clone().flat_map(|(_, node)| {
             let cloud = node.cloud.iter().flat_map(|cloud| &cloud.networks);
             let reported = node.primary.iter().chain(&node.host_cidrs).filter(|_| !node.networks_by_agent);
@@ -160,13 +160,13 @@ impl Reservations {
 }
 
 /// What agents alone report about an address.
-struct Report {
+struct AddressReport {
     rank: Rank,
     address: IpAddr,
     reason: Reserved,
 }
 
-impl Report {
+impl AddressReport {
     fn entry(&self) -> (IpAddr, Reserved) {
         (self.address, self.reason.clone())
     }
@@ -181,7 +181,10 @@ enum Rank {
 }
 
 /// The reports of agents that count.
-fn reports<'a>(nodes: impl DoubleEndedIterator<Item = (&'a str, &'a Node)> + Clone, own: Option<&str>) -> Vec<Report> {
+fn reports<'a>(
+    nodes: impl DoubleEndedIterator<Item = (&'a str, &'a Node)> + Clone,
+    own: Option<&str>,
+) -> Vec<AddressReport> {
     // The first reporting node by name, and whether there are several.
     let mut reported: BTreeMap<(Rank, IpAddr), (&str, Reserved, bool)> = BTreeMap::new();
     for (name, node) in nodes.clone() {
@@ -211,7 +214,7 @@ fn reports<'a>(nodes: impl DoubleEndedIterator<Item = (&'a str, &'a Node)> + Clo
         *is_shared || own == Some(*name) || !of_others()
     };
     let counting = reported.into_iter().filter(|((_, address), report)| counts(*address, report));
-    counting.map(|((rank, address), (_, reason, _))| Report { rank, address, reason }).collect()
+    counting.map(|((rank, address), (_, reason, _))| AddressReport { rank, address, reason }).collect()
 }
 
 /// Networks of two addresses (RFC 3021, RFC 6164), and of one, have only host addresses.

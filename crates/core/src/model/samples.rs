@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use crate::model::selector::{Requirement, Selector};
 use ipnet::IpNet;
 
-use crate::model::policy::{EgressPolicy, Item, Origin, PolicyKey, Published, Selects};
+use crate::model::policy::{EgressPolicy, Item, PolicyKey, PolicyOrigin, Published, Selects};
 use crate::model::settings::{OnUnassigned, Settings, UnknownPods};
 use crate::model::state::EgressId;
 
@@ -36,8 +36,8 @@ pub fn key(name: &str) -> PolicyKey {
 }
 
 /// The origin of an EgressIP object whose UID is its name.
-pub fn origin(name: &str, created: i64) -> Origin {
-    Origin { key: key(name), uid: name.into(), resource_version: "1".into(), generation: Some(1), created }
+pub fn origin(name: &str, created: i64) -> PolicyOrigin {
+    PolicyOrigin { key: key(name), uid: name.into(), resource_version: "1".into(), generation: Some(1), created }
 }
 
 pub fn items(items: &[(&str, &str)]) -> Vec<Item> {
@@ -71,7 +71,7 @@ impl EgressPolicy {
 
     /// A copy of another origin.
     #[must_use]
-    pub fn from_origin(&self, change: impl FnOnce(&mut Origin)) -> Self {
+    pub fn from_origin(&self, change: impl FnOnce(&mut PolicyOrigin)) -> Self {
         let mut policy = self.clone();
         change(&mut policy.origin);
         policy

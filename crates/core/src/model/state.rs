@@ -52,7 +52,7 @@ pub type SelectedPods = BTreeMap<EgressId, u32>;
 
 /// A port of a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Port {
+pub struct PodPort {
     /// IANA's number: TCP, UDP or SCTP.
     pub protocol: u8,
     pub number: u16,
@@ -113,7 +113,7 @@ pub struct KernelState {
     /// The pods that have these addresses.
     pub owners: BTreeMap<IpAddr, PodOwner>,
     /// Ports by which pods are reached from outside; no entry for a pod without such ports.
-    pub exposed: BTreeMap<IpAddr, BTreeSet<Port>>,
+    pub exposed: BTreeMap<IpAddr, BTreeSet<PodPort>>,
     pub policy: BTreeMap<(EgressId, Family), Policy>,
     /// Addresses that this node owns as a gateway: never two of one object.
     pub owned: BTreeMap<EgressId, IpAddr>,
@@ -241,9 +241,9 @@ pub enum Action {
     /// Record which pod has the address.
     PutOwner(IpAddr, PodOwner),
     /// Outside packets to this port of the pod are requests.
-    Expose(IpAddr, Port),
+    Expose(IpAddr, PodPort),
     /// Reverses [`Action::Expose`].
-    Conceal(IpAddr, Port),
+    Conceal(IpAddr, PodPort),
     /// Remove all state of the pod that had this address, so that the next pod inherits nothing.
     CutPod(IpAddr),
     /// Cut the flows and NAT entries of these addresses, which the object has lost.

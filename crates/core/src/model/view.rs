@@ -19,7 +19,7 @@ use crate::model::state::EgressId;
 pub type Labels = BTreeMap<String, String>;
 
 /// Seconds since the epoch, as in `metadata.creationTimestamp`.
-pub type Created = i64;
+pub type CreationTimestamp = i64;
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct PodKey {
@@ -31,7 +31,7 @@ pub struct PodKey {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pod {
     pub uid: String,
-    pub created: Created,
+    pub created: CreationTimestamp,
     pub labels: Labels,
     /// `status.podIPs`, one of each family.
     pub reported: BTreeSet<IpAddr>,

@@ -14,7 +14,7 @@ use crate::model::state::{KernelState, PodOwner, PodState};
 use crate::model::view::{Addresses, Attach, Change, ClusterView, PodKey, Touched, Update};
 use crate::plan::capacity::ServiceRoom;
 use crate::plan::desired::{Desired, Refusals, desired, on_unknown_pod, put_pod};
-use crate::selection::pod_addresses::{PodNetwork, Refusal};
+use crate::selection::pod_addresses::{PodAddressSpace, Refusal};
 use crate::selection::{Selection, Standby};
 
 /// The view, the desired state, and what has changed since the last plan.
@@ -74,7 +74,7 @@ impl Compiler {
     pub fn remember(&mut self, pods: &BTreeMap<IpAddr, PodState>) {
         let own = self.view.nodes.get(&self.settings.node_name);
         if let (None, Some(own)) = (&self.desired, own) {
-            let network = PodNetwork::new(own, &self.settings.service_cidrs);
+            let network = PodAddressSpace::new(own, &self.settings.service_cidrs);
             self.view.recall(&network, pods);
         }
     }

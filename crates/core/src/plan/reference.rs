@@ -169,24 +169,24 @@ pub fn check_action(now: &KernelState, action: &Action, cut: &BTreeSet<(EgressId
 }
 
 /// A flow of a pod of this node (or of another node if `None`), with its object and its address.
-pub type Flow = (Option<IpAddr>, EgressId, IpAddr);
+pub type PodFlow = (Option<IpAddr>, EgressId, IpAddr);
 
 /// Flows that pods of another node may have begun here: that node's policy may be ahead of this one's, or behind it.
-pub fn begun_from_elsewhere(state: &KernelState) -> BTreeSet<Flow> {
+pub fn begun_from_elsewhere(state: &KernelState) -> BTreeSet<PodFlow> {
     state.owned.iter().map(|(id, address)| (None, *id, *address)).collect()
 }
 
 /// Every flow that is permitted in this state.
-pub fn running(state: &KernelState) -> BTreeSet<Flow> {
+pub fn running(state: &KernelState) -> BTreeSet<PodFlow> {
     let slots = || state.policy.iter().flat_map(|((id, _), policy)| policy.addresses().map(|address| (*id, address)));
     let pods = || PODS.map(ip).into_iter().map(Some).chain([None]);
     let all = slots().flat_map(|(id, address)| pods().map(move |pod| (pod, id, address)));
-    let is_one_family = |flow: &Flow| flow.0.is_none_or(|pod| pod.is_ipv4() == flow.2.is_ipv4());
+    let is_one_family = |flow: &PodFlow| flow.0.is_none_or(|pod| pod.is_ipv4() == flow.2.is_ipv4());
     all.filter(|flow| is_one_family(flow) && state.permits(flow.0, flow.1, flow.2)).collect()
 }
 
 /// Performs an action on state and flows.
-pub fn perform(state: &mut KernelState, flows: &mut BTreeSet<Flow>, action: &Action) {
+pub fn perform(state: &mut KernelState, flows: &mut BTreeSet<PodFlow>, action: &Action) {
     flows.retain(|(pod, id, address)| match action {
         Action::CutFlows(of, lost) => of != id || !lost.contains(address),
         Action::CutPodFlows(of, from) => Some(*of) != *pod || from != id,

@@ -22,14 +22,14 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use crate::model::state::{Action, EgressId, Family, KernelState, OnUnknownPod, PodState, Port};
+use crate::model::state::{Action, EgressId, Family, KernelState, OnUnknownPod, PodPort, PodState};
 
 /// An entry that one action writes and the kernel may refuse.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Entry {
+pub enum KernelEntry {
     Pod(IpAddr),
     Owner(IpAddr),
-    Exposed(IpAddr, Port),
+    Exposed(IpAddr, PodPort),
     Policy(EgressId, Family),
     Claim(EgressId),
     Moving(EgressId),
@@ -42,7 +42,7 @@ pub enum Entry {
 /// The maps that may refuse an entry of a plan.
 pub const MAPS: [&str; 7] = ["pods", "exposed", "policy", "owned", "handovers", "cluster", "nodes"];
 
-impl Entry {
+impl KernelEntry {
     /// The entry that the action writes. `None` for removals and cuts, which fail only if the kernel fails.
     pub fn of(action: &Action) -> Option<Self> {
         Some(match action {
@@ -102,7 +102,7 @@ impl Entry {
     }
 }
 
-impl fmt::Display for Entry {
+impl fmt::Display for KernelEntry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Pod(address) => write!(f, "pod address {address}"),

@@ -65,7 +65,7 @@ fn every_prefix_of_every_plan_is_safe() {
 }
 
 /// Starts like an agent without memory.
-fn restart(state: &mut KernelState, flows: &mut BTreeSet<Flow>, desired: &KernelState) {
+fn restart(state: &mut KernelState, flows: &mut BTreeSet<PodFlow>, desired: &KernelState) {
     perform(state, flows, &Action::CutOrphans);
     for action in plan(state, desired) {
         perform(state, flows, &action);

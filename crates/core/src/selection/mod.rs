@@ -14,7 +14,7 @@ use std::sync::Arc;
 use crate::model::policy::{EgressPolicy, Policies, PolicyKey};
 use crate::model::state::{EgressId, NOT_NUMBERED, PodState};
 use crate::model::view::{ClusterView, Pod, PodKey, Remembered};
-use crate::selection::pod_addresses::PodNetwork;
+use crate::selection::pod_addresses::PodAddressSpace;
 
 /// The oldest standby policies reported for one pod. Authors of policies decide how many select it.
 pub const MOST_STANDBY: usize = 16;
@@ -47,18 +47,18 @@ pub fn by_rank<'a>(policies: impl IntoIterator<Item = &'a Arc<EgressPolicy>>) ->
 /// Which policies select a pod, cached between pod events: valid until a policy or a namespace changes.
 #[derive(Debug, Default)]
 pub struct Selection {
-    network: PodNetwork,
+    network: PodAddressSpace,
     ids: BTreeMap<PolicyKey, EgressId>,
     /// The policies that select a namespace, by rank; only namespaces that have pods here.
     by_namespace: BTreeMap<String, Vec<Arc<EgressPolicy>>>,
 }
 
 impl Selection {
-    pub fn new(view: &ClusterView, network: PodNetwork) -> Self {
+    pub fn new(view: &ClusterView, network: PodAddressSpace) -> Self {
         Self { network, ids: egress_ids(&view.policies), by_namespace: BTreeMap::new() }
     }
 
-    pub fn network(&self) -> &PodNetwork {
+    pub fn network(&self) -> &PodAddressSpace {
         &self.network
     }
 
@@ -135,7 +135,7 @@ impl Selection {
 impl ClusterView {
     /// Records the pods that the kernel had selected. UIDs are kept, since a later pod with the same address is another
     /// pod. Whether their policies had an address then is unknown: one that lists none had none.
-    pub fn recall(&mut self, network: &PodNetwork, selected: &BTreeMap<IpAddr, PodState>) {
+    pub fn recall(&mut self, network: &PodAddressSpace, selected: &BTreeMap<IpAddr, PodState>) {
         for (address, state) in selected {
             let PodState::Selected(id) = state else { continue };
             if let Some((_, pod)) = network.holder(self, *address) {
@@ -148,7 +148,7 @@ impl ClusterView {
     }
 
     /// Records the selected pods of the whole view.
-    pub fn remember(&mut self, network: &PodNetwork, pods: &BTreeMap<IpAddr, PodState>) {
+    pub fn remember(&mut self, network: &PodAddressSpace, pods: &BTreeMap<IpAddr, PodState>) {
         let alive: BTreeSet<String> = self.pods.values().map(|pod| pod.uid.clone()).collect();
         self.remembered.retain(|uid, _| alive.contains(uid));
         let policies = self.policies.values().filter(|policy| policy.has_assigned());
@@ -159,7 +159,7 @@ impl ClusterView {
     }
 
     /// Records the current state of one address.
-    pub fn remember_one(&mut self, network: &PodNetwork, address: IpAddr, state: Option<&PodState>) {
+    pub fn remember_one(&mut self, network: &PodAddressSpace, address: IpAddr, state: Option<&PodState>) {
         self.note_state(network, address, state, |view, id| {
             view.policies.values().any(|policy| policy.published.id == Some(id) && policy.has_assigned())
         });
@@ -167,7 +167,7 @@ impl ClusterView {
 
     fn note_state(
         &mut self,
-        network: &PodNetwork,
+        network: &PodAddressSpace,
         address: IpAddr,
         state: Option<&PodState>,
         can_serve: impl Fn(&Self, EgressId) -> bool,

@@ -7,7 +7,7 @@ use ipnet::IpNet;
 
 use crate::allocation::{EntryStatus, Nodes, ObjectAssignment};
 use crate::keys;
-use crate::model::policy::{EgressPolicy, Part, PolicyKey, Unreadable, listed_family, parse_egress_ip};
+use crate::model::policy::{EgressPolicy, PolicyKey, PolicyPart, Unreadable, listed_family, parse_egress_ip};
 use crate::model::state::Family;
 use crate::model::state::family_of;
 use crate::text::{listed, quoted};
@@ -161,7 +161,7 @@ impl ClusterContext {
         let without: Vec<Family> = families.iter().copied().filter(|family| !has(*family)).collect();
         let leaves = "leave with their nodes' addresses";
         if policy.listed.is_empty() {
-            return (!policy.is_unknown(Part::Addresses))
+            return (!policy.is_unknown(PolicyPart::Addresses))
                 .then(|| format!("packets of pods that no other object serves {leaves}"));
         }
         let of_family = match without.as_slice() {
@@ -180,8 +180,8 @@ fn assigned(policy: &EgressPolicy, outcome: &ObjectAssignment, cluster: &Cluster
     let statuses = || outcome.entries.iter().map(|(_, status)| status);
     let assigned = |status: &EntryStatus| matches!(status, EntryStatus::Assigned { .. });
     let reason = match () {
-        () if unreadable(policy, Part::Selectors) => Reason::InvalidSelector,
-        () if unreadable(policy, Part::Addresses) => Reason::InvalidSpec,
+        () if unreadable(policy, PolicyPart::Selectors) => Reason::InvalidSelector,
+        () if unreadable(policy, PolicyPart::Addresses) => Reason::InvalidSpec,
         () if statuses().count() > 0 && statuses().all(assigned) => Reason::Assigned,
         () if statuses().any(assigned) => Reason::PartiallyAssigned,
         () if statuses().any(|status| matches!(status, EntryStatus::NotServed { .. })) => Reason::NotServed,
@@ -273,7 +273,7 @@ fn reason_of(status: &EntryStatus) -> Option<&'static str> {
     })
 }
 
-fn unreadable(policy: &EgressPolicy, part: Part) -> bool {
+fn unreadable(policy: &EgressPolicy, part: PolicyPart) -> bool {
     policy.unreadable.iter().any(|unreadable| unreadable.part == part)
 }
 
@@ -281,11 +281,11 @@ fn unreadable(policy: &EgressPolicy, part: Part) -> bool {
 fn spec_problems(policy: &EgressPolicy) -> impl Iterator<Item = (Reason, String)> {
     policy.unreadable.iter().filter_map(|Unreadable { part, why, .. }| {
         Some(match part {
-            Part::Selectors => {
+            PolicyPart::Selectors => {
                 (Reason::InvalidSelector, format!("{why}; pods that were selected stay so, no others are"))
             }
-            Part::Addresses => (Reason::InvalidSpec, format!("{why}; the addresses that were read last hold")),
-            Part::Items => return None,
+            PolicyPart::Addresses => (Reason::InvalidSpec, format!("{why}; the addresses that were read last hold")),
+            PolicyPart::Items => return None,
         })
     })
 }
@@ -584,7 +584,7 @@ mod tests {
     #[test]
     fn unreadable_parts_degrade_a_serving_object() {
         let (_, a) = policy("a", 1, &[], &[]);
-        let unreadable = Unreadable { part: Part::Selectors, why: "podSelector: x".into(), is_known: true };
+        let unreadable = Unreadable { part: PolicyPart::Selectors, why: "podSelector: x".into(), is_known: true };
         let a = EgressPolicy { unreadable: vec![unreadable], ..(*a).clone() };
         let published = conditions(
             &a,

@@ -74,11 +74,11 @@ fn version(policy: &EgressPolicy) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::policy::{Origin, Published};
+    use crate::model::policy::{PolicyOrigin, Published};
     use crate::model::samples::{items, origin};
 
     fn policy(version: u64, node: &str) -> EgressPolicy {
-        let origin = Origin { uid: "u".into(), resource_version: version.to_string(), ..origin("a", 1) };
+        let origin = PolicyOrigin { uid: "u".into(), resource_version: version.to_string(), ..origin("a", 1) };
         let items = items(&[(node, "172.18.0.100")]);
         EgressPolicy {
             published: Published { has_status: true, has_items: true, items, ..Published::default() },

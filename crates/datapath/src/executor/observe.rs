@@ -6,7 +6,7 @@ use crate::executor::kernel;
 use crate::maps::convert;
 use crate::node_state::State;
 use crate::node_state::shared::Shared;
-use egress_core::model::state::{EgressId, KernelState, Port};
+use egress_core::model::state::{EgressId, KernelState, PodPort};
 use egress_core::plan::executor::DataplaneError;
 
 pub fn observe(shared: &Shared) -> Result<KernelState, DataplaneError> {
@@ -24,7 +24,7 @@ pub fn observe(shared: &Shared) -> Result<KernelState, DataplaneError> {
         .map_err(kernel("read map pods"))?;
     maps.exposed
         .for_each(|key: &ExposedPort, _: &Exposure| {
-            let port = Port { protocol: key.protocol, number: u16::from_be_bytes(key.port) };
+            let port = PodPort { protocol: key.protocol, number: u16::from_be_bytes(key.port) };
             seen.exposed.entry(key.pod.to_ip()).or_default().insert(port);
         })
         .map_err(kernel("read map exposed"))?;

@@ -10,7 +10,7 @@ use egress_common::abi;
 use ipnet::IpNet;
 
 use egress_core::model::state::{
-    EgressId, HandoverState, NodeAddress, Place, PodOwner, PodState, Policy, Port, Prefix, Slot, TunnelEndpoint,
+    EgressId, HandoverState, NodeAddress, Place, PodOwner, PodPort, PodState, Policy, Prefix, Slot, TunnelEndpoint,
 };
 
 /// Bits before an IPv4 address in a v4-mapped one.
@@ -74,7 +74,7 @@ pub fn policy(value: &abi::PolicyEntry) -> Policy {
     }
 }
 
-pub fn exposed_port(address: IpAddr, port: Port) -> abi::ExposedPort {
+pub fn exposed_port(address: IpAddr, port: PodPort) -> abi::ExposedPort {
     abi::ExposedPort::new(address.into(), port.protocol, port.number)
 }
 

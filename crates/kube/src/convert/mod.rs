@@ -12,7 +12,7 @@ pub use crate::convert::service::{service, service_key};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use egress_core::model::view::Created;
+use egress_core::model::view::CreationTimestamp;
 
 /// Maximum bytes of a problem: it may quote what a user has written.
 pub(crate) const MOST_OF_PROBLEM: usize = 256;
@@ -27,8 +27,8 @@ fn protocol(name: Option<&str>) -> Option<u8> {
     }
 }
 
-pub(crate) fn created(meta: &ObjectMeta) -> Created {
-    meta.creation_timestamp.as_ref().map_or(Created::MAX, |time| time.0.as_second())
+pub(crate) fn created(meta: &ObjectMeta) -> CreationTimestamp {
+    meta.creation_timestamp.as_ref().map_or(CreationTimestamp::MAX, |time| time.0.as_second())
 }
 
 pub(crate) fn annotation<'a>(meta: &'a ObjectMeta, key: &str) -> Option<&'a str> {

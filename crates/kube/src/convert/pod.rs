@@ -10,7 +10,7 @@ use serde::Deserialize;
 use crate::convert::{annotation, created, protocol};
 use egress_core::keys;
 use egress_core::model::exposed::ContainerPort;
-use egress_core::model::state::Port;
+use egress_core::model::state::PodPort;
 use egress_core::model::view::{Pod, PodKey};
 
 /// One network of the CNI's annotation. The older field holds one address.
@@ -59,7 +59,7 @@ fn ports(pod: &KubePod) -> Vec<ContainerPort> {
     let declared = containers.flat_map(|container| container.ports.iter().flatten());
     let read = declared.filter_map(|declared| {
         let number = u16::try_from(declared.container_port).ok()?;
-        let port = Port { protocol: protocol(declared.protocol.as_deref())?, number };
+        let port = PodPort { protocol: protocol(declared.protocol.as_deref())?, number };
         let is_host_port = declared.host_port.is_some_and(|port| port != 0);
         let name = declared.name.clone().filter(|name| !name.is_empty());
         (is_host_port || name.is_some()).then_some(ContainerPort { name, port, is_host_port })

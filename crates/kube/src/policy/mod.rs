@@ -14,7 +14,7 @@ use kube::api::{Api, ApiResource, DynamicObject};
 use crate::convert::created;
 use crate::policy::egress_ip::EgressIp;
 use crate::policy::status::{DesiredStatus, WriteError};
-use egress_core::model::policy::{EgressPolicy, Origin, PolicyKey, PolicyKind};
+use egress_core::model::policy::{EgressPolicy, PolicyKey, PolicyKind, PolicyOrigin};
 
 /// What differs between the APIs.
 pub trait PolicyApi: Sync {
@@ -69,8 +69,8 @@ impl StatusWriters {
 }
 
 /// The origin of a policy, by the metadata of its object.
-fn origin(kind: PolicyKind, meta: &ObjectMeta) -> Origin {
-    Origin {
+fn origin(kind: PolicyKind, meta: &ObjectMeta) -> PolicyOrigin {
+    PolicyOrigin {
         key: PolicyKey { kind, name: meta.name.clone().unwrap_or_default() },
         uid: meta.uid.clone().unwrap_or_default(),
         resource_version: meta.resource_version.clone().unwrap_or_default(),

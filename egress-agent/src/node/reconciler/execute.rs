@@ -9,7 +9,7 @@ use crate::node::reconciler::Reconciler;
 use crate::node::reconciler::action_log::log;
 use egress_core::model::state::{Action, EgressId, HandoverStage, HandoverState, KernelState};
 use egress_core::plan::executor::{DataplaneError, Executor};
-use egress_core::plan::refusal::{Entry, instead, waits};
+use egress_core::plan::refusal::{KernelEntry, instead, waits};
 
 /// A claim that failed, and why.
 pub(super) type Failed = (EgressId, IpAddr, DataplaneError);
@@ -64,7 +64,7 @@ impl<E: Executor> Reconciler<E> {
                     }
                     self.skip_handover(actual, (*id, *moving), &error).await?;
                 }
-                (Err(error), _) if error.is_of_entry() && Entry::of(action).is_some() => {
+                (Err(error), _) if error.is_of_entry() && KernelEntry::of(action).is_some() => {
                     self.leave_out(actual, action, &error).await?;
                 }
                 (Err(error), _) => return Err(error),
@@ -98,7 +98,7 @@ impl<E: Executor> Reconciler<E> {
     /// Warns once for each map when it begins to refuse.
     fn note_refusal(&mut self, refused: &Action, error: &DataplaneError) {
         self.count_refusal(refused);
-        let Some(entry) = Entry::of(refused) else { return };
+        let Some(entry) = KernelEntry::of(refused) else { return };
         if self.left_out.note(entry, refused, error, Instant::now()) {
             warn!(%entry, %error, "the kernel refuses an entry: it is left out and retried");
         } else {
@@ -107,7 +107,7 @@ impl<E: Executor> Reconciler<E> {
     }
 
     fn count_refusal(&self, refused: &Action) {
-        if let Some(map) = Entry::of(refused).and_then(|entry| entry.map()) {
+        if let Some(map) = KernelEntry::of(refused).and_then(|entry| entry.map()) {
             self.meters.entry_refused(map);
         }
     }

@@ -53,7 +53,7 @@ use egress_core::ownership::node_ownership::{Withheld, withhold};
 use egress_core::plan::capacity::{MOST_EGRESS_IPS, MOST_OF_SERVICE, spare_policies};
 use egress_core::plan::compile::Compiler;
 use egress_core::plan::executor::{AddressClaim, Conflict, DataplaneError, Executor};
-use egress_core::plan::refusal::Entry;
+use egress_core::plan::refusal::KernelEntry;
 use egress_core::plan::{Disconnected, plan, plan_addresses};
 use egress_core::selection::Standby;
 use egress_kube::events::{Events, Regarding};
@@ -497,7 +497,7 @@ impl<E: Executor> Reconciler<E> {
     fn report_left_out(&mut self, now: Instant) {
         let mut by_object: BTreeMap<Option<PolicyKey>, Vec<String>> = BTreeMap::new();
         for (action, why) in self.left_out.take_unreported(now) {
-            let Some(entry) = Entry::of(&action) else { continue };
+            let Some(entry) = KernelEntry::of(&action) else { continue };
             by_object.entry(self.object_of(&action)).or_default().push(format!("{entry}: {why}"));
         }
         let Some(events) = &self.events else { return };

@@ -8,14 +8,14 @@ use tokio::time::Instant;
 use crate::node::reconciler::{FIRST_RETRY, LONGEST_RETRY};
 use egress_core::model::state::{Action, KernelState};
 use egress_core::plan::executor::DataplaneError;
-use egress_core::plan::refusal::Entry;
+use egress_core::plan::refusal::KernelEntry;
 
 /// An entry that stays refused for this long is reported.
 const REPORT_AFTER: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
 pub(super) struct LeftOut {
-    entries: BTreeMap<Entry, Refused>,
+    entries: BTreeMap<KernelEntry, Refused>,
     /// When all of them are retried.
     retry_at: Option<Instant>,
     delay: Duration,
@@ -38,7 +38,7 @@ impl Default for LeftOut {
 
 impl LeftOut {
     /// Notes a refused entry. Returns whether it is the first of its map.
-    pub(super) fn note(&mut self, entry: Entry, action: &Action, error: &DataplaneError, now: Instant) -> bool {
+    pub(super) fn note(&mut self, entry: KernelEntry, action: &Action, error: &DataplaneError, now: Instant) -> bool {
         let is_first = !self.entries.keys().any(|left| left.map() == entry.map());
         let (action, why) = (action.clone(), error.to_string());
         match self.entries.get_mut(&entry) {
@@ -53,7 +53,7 @@ impl LeftOut {
         if self.entries.is_empty() {
             return;
         }
-        match Entry::of(action) {
+        match KernelEntry::of(action) {
             Some(entry) => drop(self.entries.remove(&entry)),
             None => self.retry_at = self.retry_at.map(|at| at.min(now + FIRST_RETRY)),
         }
@@ -66,15 +66,17 @@ impl LeftOut {
     /// Forgets entries that are no longer desired or exist by now, and schedules the retry of the rest. A partial plan only
     /// knows the desired state of pods and prefixes.
     pub(super) fn settle(&mut self, actual: &KernelState, desired: &KernelState, is_whole: bool, now: Instant) {
-        let is_judged = |entry: &Entry| is_whole || matches!(entry, Entry::Pod(_) | Entry::Owner(_) | Entry::Prefix(_));
+        let is_judged = |entry: &KernelEntry| {
+            is_whole || matches!(entry, KernelEntry::Pod(_) | KernelEntry::Owner(_) | KernelEntry::Prefix(_))
+        };
         self.entries.retain(|entry, _| !is_judged(entry) || !entry.is_same(actual, desired));
-        if !Entry::UnknownPods.is_same(actual, desired)
+        if !KernelEntry::UnknownPods.is_same(actual, desired)
             && let Some(on) = desired.on_unknown_pod
         {
             // It waits for a refused pod, which is reported.
             let action = Action::SetUnknownPods(on);
             let left = || Refused { action, why: String::new(), since: now, is_reported: true };
-            self.entries.entry(Entry::UnknownPods).or_insert_with(left);
+            self.entries.entry(KernelEntry::UnknownPods).or_insert_with(left);
         }
         if self.entries.is_empty() {
             *self = Self::default();
@@ -106,7 +108,7 @@ impl LeftOut {
     /// The number of entries of each map.
     pub(super) fn count(&self) -> BTreeMap<&'static str, usize> {
         let mut count = BTreeMap::new();
-        for map in self.entries.keys().filter_map(Entry::map) {
+        for map in self.entries.keys().filter_map(KernelEntry::map) {
             *count.entry(map).or_default() += 1;
         }
         count

@@ -112,7 +112,7 @@ mutations! { AGENT,
         "is_some_and(|judged| *judged == policy.addresses())" => "is_some()";
     "unreadable-addresses-let-pods-out", DESIRED, ["plan::desired::"],
         "a typing error in an object lets its pods out with their node's address":
-        "!policy.is_unknown(Part::Addresses) && " => "";
+        "!policy.is_unknown(PolicyPart::Addresses) && " => "";
     "two-addresses-of-an-object-on-a-node", DESIRED, ["plan::desired::"],
         "pods are sent to an address that no node owns, after a foreign write to a status":
         "!claimed.contains_key(address) && nodes.insert(*node)" =>
@@ -345,7 +345,7 @@ mutations! { AGENT,
         "evidence.released.contains(&(address, record.number))" =>
         "evidence.released.iter().any(|(released, _)| *released == address)";
     "record-forgotten-while-held", HANDOVER, ["ownership::handover::"], "a new object gets an address that a node holds still":
-        "_ if target.is_none() && *is_released => Progress::Remove," => "_ if target.is_none() => Progress::Remove,";
+        "_ if target.is_none() && *is_released => HandOverStep::Remove," => "_ if target.is_none() => HandOverStep::Remove,";
     "deleted-object-forgotten", HANDOVER, ["ownership::handover::"],
         "the next leader gives away an address whose object is deleted while its node holds it":
         "changing.extend(evidence.deleted_objects_gateways.keys());" => "";
@@ -375,14 +375,14 @@ mutations! { AGENT,
     // What objects say.
     "unreadable-selectors-published", DESIRED_STATUS, ["desired_status::"],
         "pods of an unreadable object leave with their node's address":
-        "assigned.no_eligible_node() && !policy.is_unknown(Part::Selectors)" => "assigned.no_eligible_node()";
+        "assigned.no_eligible_node() && !policy.is_unknown(PolicyPart::Selectors)" => "assigned.no_eligible_node()";
     "partly-is-assigned", CONDITIONS, ["status::conditions::"],
         "who waits for an object to be ready goes on without some of its addresses":
         "status: reason == Reason::Assigned," => "status: matches!(reason, Reason::Assigned | Reason::PartiallyAssigned),";
     "nothing-is-assigned", CONDITIONS, ["status::conditions::"], "an object without addresses says that all of them have a node":
         "statuses().count() > 0 && statuses().all(assigned)" => "statuses().all(assigned)";
     "unreadable-selector-is-assigned", CONDITIONS, ["status::conditions::"], "no condition reports that an object selects no new pods":
-        "        () if unreadable(policy, Part::Selectors) => Reason::InvalidSelector,\n" => "";
+        "        () if unreadable(policy, PolicyPart::Selectors) => Reason::InvalidSelector,\n" => "";
     "drained-reads-as-a-typing-error", CONDITIONS, ["status::conditions::"],
         "an object whose nodes are drained says that its addresses are wrong":
         "matches!(status, EntryStatus::NotReady { .. } | EntryStatus::Drained { .. })" =>

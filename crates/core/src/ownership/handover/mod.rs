@@ -73,7 +73,7 @@ pub struct HandoverPlanner {
 }
 
 /// The next step for an address.
-enum Progress {
+enum HandOverStep {
     /// No other node has it.
     Clear,
     /// Its hand-over is cancelled, or no policy wants the address any more.
@@ -88,7 +88,7 @@ enum Progress {
 }
 
 /// What is known of an open hand-over.
-struct OpenHandOver<'a> {
+struct HandOverFacts<'a> {
     record: &'a HandOver,
     is_released: bool,
     /// The node that received the address, if the old node has acknowledged a release.
@@ -96,7 +96,7 @@ struct OpenHandOver<'a> {
     prepared: Option<&'a BTreeSet<String>>,
 }
 
-impl OpenHandOver<'_> {
+impl HandOverFacts<'_> {
     /// A node that has received the address and is not wanted. Without an acknowledgement of the old node, one that may
     /// have received it.
     fn unwanted_new_owner(&self, target: Option<&str>) -> Option<&String> {
@@ -113,27 +113,27 @@ impl OpenHandOver<'_> {
 }
 
 /// `status_nodes` are the nodes in statuses, the serving one first.
-fn progress(known: Option<&OpenHandOver<'_>>, status_nodes: &[&str], target: Option<&str>) -> Progress {
+fn progress(known: Option<&HandOverFacts<'_>>, status_nodes: &[&str], target: Option<&str>) -> HandOverStep {
     let target_is_in_status = target.is_some_and(|target| status_nodes.contains(&target));
     let Some(open) = known else {
         let gateway = status_nodes.first().filter(|_| !target_is_in_status);
-        return gateway.map_or(Progress::Clear, |gateway| Progress::Begin((*gateway).to_owned()));
+        return gateway.map_or(HandOverStep::Clear, |gateway| HandOverStep::Begin((*gateway).to_owned()));
     };
-    let OpenHandOver { record, is_released, .. } = open;
+    let HandOverFacts { record, is_released, .. } = open;
     // Only the recorded new node can have received it. Other nodes in a status are written by foreign writers.
     let receiver = record.to.as_ref().filter(|to| **to != record.from && status_nodes.contains(&to.as_str()));
     match receiver {
-        Some(_) if target_is_in_status => Progress::Done(record.number),
-        Some(receiver) => Progress::Begin(receiver.clone()),
+        Some(_) if target_is_in_status => HandOverStep::Done(record.number),
+        Some(receiver) => HandOverStep::Begin(receiver.clone()),
         // A node that was the new one and no longer is continues with forwarded packets until it sees the change, so it
         // releases the address first, before any other node gets it, even the old one. If the old node has not yet
         // named the new owner, it is about to hand over to the node that is ready, and it is too late to cancel.
         None => match open.unwanted_new_owner(target) {
-            Some(new_owner) if *is_released => Progress::Begin(new_owner.clone()),
-            Some(new_owner) if record.to.as_ref() == Some(new_owner) => Progress::Finish((*record).clone()),
-            _ if target == Some(record.from.as_str()) => Progress::Remove,
-            _ if target.is_none() && *is_released => Progress::Remove,
-            _ => Progress::Continue((*record).clone()),
+            Some(new_owner) if *is_released => HandOverStep::Begin(new_owner.clone()),
+            Some(new_owner) if record.to.as_ref() == Some(new_owner) => HandOverStep::Finish((*record).clone()),
+            _ if target == Some(record.from.as_str()) => HandOverStep::Remove,
+            _ if target.is_none() && *is_released => HandOverStep::Remove,
+            _ => HandOverStep::Continue((*record).clone()),
         },
     }
 }
@@ -172,7 +172,7 @@ impl HandoverPlanner {
             let nodes = nodes.get(&address).map(Vec::as_slice).unwrap_or_default();
             let target = targets.get(&address).copied();
             let known = records.open.get(&address);
-            let open = known.map(|record| OpenHandOver {
+            let open = known.map(|record| HandOverFacts {
                 record,
                 is_released: may_move(address, record, evidence, now),
                 new_owner: evidence.new_owner(address, record),
@@ -183,12 +183,12 @@ impl HandoverPlanner {
             let to = target.map(str::to_owned);
             let waits = target.filter(|target| nodes.contains(target));
             let record = match progress(open.as_ref(), nodes, target) {
-                Progress::Clear => continue,
-                Progress::Remove => {
+                HandOverStep::Clear => continue,
+                HandOverStep::Remove => {
                     plan.record_changes.push(RecordChange::Remove(address));
                     continue;
                 }
-                Progress::Done(number) => {
+                HandOverStep::Done(number) => {
                     let end = *self.finished_at.entry(number).or_insert(now) + self.linger;
                     if now >= end {
                         plan.record_changes.push(RecordChange::Remove(address));
@@ -197,17 +197,19 @@ impl HandoverPlanner {
                     }
                     continue;
                 }
-                Progress::Begin(from) if known.is_none() && room == 0 => {
+                HandOverStep::Begin(from) if known.is_none() && room == 0 => {
                     plan.unreleased.insert(address, from);
                     continue;
                 }
-                Progress::Begin(from) => {
+                HandOverStep::Begin(from) => {
                     room -= usize::from(known.is_none());
                     last += 1;
                     HandOver { number: last, from, to: to.filter(|_| waits.is_none()) }
                 }
-                Progress::Continue(record) => HandOver { to: to.filter(|_| is_released || waits.is_none()), ..record },
-                Progress::Finish(record) => record,
+                HandOverStep::Continue(record) => {
+                    HandOver { to: to.filter(|_| is_released || waits.is_none()), ..record }
+                }
+                HandOverStep::Finish(record) => record,
             };
             if known != Some(&record) {
                 plan.record_changes.push(RecordChange::Record(address, record.clone()));

@@ -4,7 +4,7 @@ use super::*;
 use crate::model::reserved::ClusterNetworks;
 use crate::model::services::Services;
 
-impl World {
+impl SimulatedCluster {
     pub(super) fn lead(&mut self) {
         let (now, api) = (self.now, self.api.ledgers.len() - 1);
         let is_there = !self.is_away();
@@ -45,14 +45,16 @@ impl World {
         if leader.queue.is_empty() {
             return;
         }
-        if leader.is_replaced && matches!(leader.queue[0], Work::Ledger(_)) {
+        if leader.is_replaced && matches!(leader.queue[0], LeaderStep::Ledger(_)) {
             // And of the following requests.
             return leader.queue.clear();
         }
         leader.waits_until = Some(now + Duration::from_secs(1));
         let message = match leader.queue.remove(0) {
-            Work::Ledger(ledger) => Message::WriteLedger { leader: index, base: leader.ledger_seen, ledger },
-            Work::Object(base, policy) => Message::WriteObject { leader: index, base, policy },
+            LeaderStep::Ledger(ledger) => {
+                SimulatedMessage::WriteLedger { leader: index, base: leader.ledger_seen, ledger }
+            }
+            LeaderStep::Object(base, policy) => SimulatedMessage::WriteObject { leader: index, base, policy },
         };
         self.send(LEADERS[index], API, message);
     }
@@ -72,7 +74,7 @@ impl World {
             let confirmed = leader.confirmed_probe.get(&node).copied().filter(|_| may_confirm).unwrap_or_default();
             let (number, term) = (leader.number, leader.term);
             let orders = self.api.ledgers[leader.ledger_seen].leaving(name);
-            let probe = Message::Probe { leader: index, node, number, confirmed, term, orders };
+            let probe = SimulatedMessage::Probe { leader: index, node, number, confirmed, term, orders };
             self.send(LEADERS[index], name, probe);
         }
     }
@@ -169,7 +171,7 @@ impl World {
             }
         }
         if draft != *ledger {
-            leader.queue.push(Work::Ledger(draft.clone()));
+            leader.queue.push(LeaderStep::Ledger(draft.clone()));
         }
         let mut items: Vec<_> = plan.items.into_iter().collect();
         items.sort_by_key(|(name, items)| {
@@ -178,7 +180,9 @@ impl World {
         });
         for (name, items) in items {
             let base = Arc::clone(&policies[&name]);
-            leader.queue.push(Work::Object(Arc::clone(&base), base.published_as(|published| published.items = items)));
+            leader
+                .queue
+                .push(LeaderStep::Object(Arc::clone(&base), base.published_as(|published| published.items = items)));
         }
         let mut closed = draft;
         for step in &plan.record_changes {
@@ -187,7 +191,7 @@ impl World {
             }
         }
         if plan.record_changes.iter().any(|step| matches!(step, RecordChange::Remove(_))) {
-            leader.queue.push(Work::Ledger(closed));
+            leader.queue.push(LeaderStep::Ledger(closed));
         }
     }
 }

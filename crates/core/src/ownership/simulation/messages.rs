@@ -25,7 +25,7 @@ impl Random {
 }
 
 /// Messages between leaders, nodes and the API server; any may be late or lost.
-pub(super) enum Message {
+pub(super) enum SimulatedMessage {
     Probe {
         leader: usize,
         node: usize,

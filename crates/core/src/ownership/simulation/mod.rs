@@ -16,7 +16,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::ownership::simulation::messages::{Message, Random};
+use crate::ownership::simulation::messages::{Random, SimulatedMessage};
 use crate::ownership::simulation::nodes::{given, objects_of};
 
 use super::lease::*;
@@ -54,7 +54,7 @@ struct Api {
     acknowledgements: BTreeMap<&'static str, Acknowledgements>,
 }
 
-struct Node {
+struct SimulatedNode {
     lease: LeaseHolder,
     /// Until when its programs emit what the kernel holds.
     deadline: Instant,
@@ -83,12 +83,12 @@ struct Node {
 }
 
 /// A leader's next steps, one request at a time.
-enum Work {
+enum LeaderStep {
     Ledger(Ledger),
     Object(Arc<EgressPolicy>, EgressPolicy),
 }
 
-struct Leader {
+struct SimulatedLeader {
     planner: HandoverPlanner,
     suspicions: Suspicions,
     longest_lease: LongestDuration,
@@ -119,13 +119,13 @@ struct Leader {
     former: Option<FormerLeader>,
     number: u64,
     ledger_seen: usize,
-    queue: Vec<Work>,
+    queue: Vec<LeaderStep>,
     waits_until: Option<Instant>,
     probes_at: Option<Instant>,
     pass: u64,
 }
 
-impl Leader {
+impl SimulatedLeader {
     /// It has just started, and does not lead.
     fn new(term: u64, now: Instant) -> Self {
         Self {
@@ -211,20 +211,20 @@ fn terms(index: usize) -> LeaseDurations {
     LeaseDurations { lease: TOTALS[index], programs: TOTALS[index] + GRACES[index] }
 }
 
-struct World {
+struct SimulatedCluster {
     random: Random,
     start: Instant,
     now: Instant,
     api: Api,
-    nodes: Vec<Node>,
+    nodes: Vec<SimulatedNode>,
     labels: Nodes,
-    leaders: Vec<Leader>,
+    leaders: Vec<SimulatedLeader>,
     /// By the Lease.
     leads: Option<usize>,
     term: u64,
     changes_at: Instant,
     cut: BTreeSet<(&'static str, &'static str)>,
-    mail: BTreeMap<(Instant, u64), Message>,
+    mail: BTreeMap<(Instant, u64), SimulatedMessage>,
     sent: u64,
     quiet: bool,
     /// The outage of the API server, from and until.
@@ -244,7 +244,7 @@ struct World {
 fn no_two_nodes_hold_one_address_whatever_is_cut_and_lost() {
     let (mut moves, mut lost, mut left, mut early) = (0, 0, 0, 0);
     for seed in 0..48 {
-        let world = World::new(seed).play(seed);
+        let world = SimulatedCluster::new(seed).play(seed);
         (moves, lost, left, early) = (moves + world.moves, lost + world.lost, left + world.left, early + world.early);
     }
     assert!(early > 50, "few leaders were replaced early: {early}");
@@ -253,7 +253,7 @@ fn no_two_nodes_hold_one_address_whatever_is_cut_and_lost() {
     assert!(lost > 50, "little was lost while the API server was away: {lost} addresses");
 }
 
-impl World {
+impl SimulatedCluster {
     fn new(seed: u64) -> Self {
         let start = Instant::now();
         let policies = Policies::from([
@@ -261,7 +261,7 @@ impl World {
             policy("b", 2, &["172.18.0.102", "172.18.0.101"], &[]),
             policy("c", 3, &["172.18.0.103"], &[]),
         ]);
-        let named = |name: &&'static str| Node {
+        let named = |name: &&'static str| SimulatedNode {
             lease: LeaseHolder::new(Duration::from_secs(5), start, false),
             deadline: start,
             dead: (start, start),
@@ -294,7 +294,7 @@ impl World {
             },
             nodes: NODES.iter().map(named).collect(),
             labels: (1..=3).map(|i| node(&format!("n{i}"), &format!("172.18.0.{i}/16"))).collect(),
-            leaders: vec![Leader::new(1, start).leading(None), Leader::new(0, start)],
+            leaders: vec![SimulatedLeader::new(1, start).leading(None), SimulatedLeader::new(0, start)],
             leads: Some(0),
             term: 1,
             changes_at: start + Duration::from_secs(5),
@@ -457,17 +457,17 @@ impl World {
     fn begin_to_lead(&mut self, next: usize, former: Option<FormerLeader>) {
         self.term += 1;
         self.leads = Some(next);
-        let new = Leader::new(self.term, self.now).leading(former);
-        let old = std::mem::replace(&mut self.leaders[next], Leader::new(0, self.now));
+        let new = SimulatedLeader::new(self.term, self.now).leading(former);
+        let old = std::mem::replace(&mut self.leaders[next], SimulatedLeader::new(0, self.now));
         // It may have led before, or have been the standby; or it has just started.
         self.leaders[next] = if self.random.below(3) == 0 {
             let ledger = &self.api.ledgers[old.ledger_seen];
-            let mut new = Leader { ledger_seen: old.ledger_seen, ..new };
+            let mut new = SimulatedLeader { ledger_seen: old.ledger_seen, ..new };
             new.suspicions.observe(ledger, self.now);
             new.note_terms(ledger, next, self.now);
             new
         } else {
-            Leader {
+            SimulatedLeader {
                 last_confirmed: old.last_confirmed,
                 suspicions: old.suspicions,
                 longest_lease: old.longest_lease,
@@ -492,7 +492,7 @@ impl World {
     }
 
     fn has_just_died(&self, name: &str) -> bool {
-        let dies = |node: &Node| node.dead.0 != self.start && self.now < node.dead.0 + APART;
+        let dies = |node: &SimulatedNode| node.dead.0 != self.start && self.now < node.dead.0 + APART;
         self.nodes.iter().zip(NODES).any(|(node, of)| of == name && dies(node))
     }
 
@@ -501,7 +501,7 @@ impl World {
         Arc::make_mut(node).assignable = on;
     }
 
-    fn send(&mut self, from: &'static str, to: &'static str, message: Message) {
+    fn send(&mut self, from: &'static str, to: &'static str, message: SimulatedMessage) {
         let is_away = self.is_away() && [from, to].contains(&API);
         let is_mute = self.now < self.mute.1 && [from, to].contains(&self.mute.0) && place(from) != place(to);
         if is_away || is_mute || self.cut.contains(&(from, to)) {
@@ -510,20 +510,20 @@ impl World {
         self.sent += 1;
         let delay = match &message {
             // Much may happen between a pass and the write of its status.
-            Message::WriteObject { .. } if !self.quiet => self.random.milliseconds(900),
+            SimulatedMessage::WriteObject { .. } if !self.quiet => self.random.milliseconds(900),
             _ => self.random.delay(self.quiet),
         };
         let at = self.now + delay + TICK / 10;
         self.mail.insert((at, self.sent), message);
     }
 
-    fn receive(&mut self, message: Message) {
+    fn receive(&mut self, message: SimulatedMessage) {
         match message {
-            Message::Probe { leader, node, number, confirmed, term, orders } => {
+            SimulatedMessage::Probe { leader, node, number, confirmed, term, orders } => {
                 let (name, at) = (NODES[node], self.now);
                 let node_of = &mut self.nodes[node];
                 if at < node_of.dead.1 {
-                    self.send(name, LEADERS[leader], Message::Alive { leader, node });
+                    self.send(name, LEADERS[leader], SimulatedMessage::Alive { leader, node });
                     return;
                 }
                 if term >= node_of.term {
@@ -536,9 +536,13 @@ impl World {
                     }
                 }
                 let (released, greatest) = (node_of.sent.clone(), node_of.term);
-                self.send(name, LEADERS[leader], Message::Answer { leader, node, number, term, greatest, released });
+                self.send(
+                    name,
+                    LEADERS[leader],
+                    SimulatedMessage::Answer { leader, node, number, term, greatest, released },
+                );
             }
-            Message::Answer { leader: index, node, number, term, greatest, released } => {
+            SimulatedMessage::Answer { leader: index, node, number, term, greatest, released } => {
                 let (now, leader) = (self.now, &mut self.leaders[index]);
                 if term != leader.term {
                     return;
@@ -555,29 +559,29 @@ impl World {
                 }
                 leader.released.insert(node, released);
             }
-            Message::Alive { leader: index, node } => {
+            SimulatedMessage::Alive { leader: index, node } => {
                 let leader = &mut self.leaders[index];
                 leader.alive.insert(NODES[node].to_owned(), self.now);
                 if node != index {
                     leader.others = self.now;
                 }
             }
-            Message::ReadLedger { node, began } => {
+            SimulatedMessage::ReadLedger { node, began } => {
                 let (ledger, name) = (self.ledger(), NODES[node]);
                 let (suspected, terms) = (ledger.suspects.contains_key(name), LeaseTerms::of(&ledger, name));
-                self.send(API, name, Message::HasRead { node, began, suspected, terms });
+                self.send(API, name, SimulatedMessage::HasRead { node, began, suspected, terms });
             }
-            Message::HasRead { node, began, suspected, terms } => {
+            SimulatedMessage::HasRead { node, began, suspected, terms } => {
                 // An answer to a process that has died since is lost.
                 if began >= self.nodes[node].dead.1 {
                     self.nodes[node].lease.note_read(began, suspected, terms);
                 }
             }
-            Message::ReadObjects { node, ask } => {
+            SimulatedMessage::ReadObjects { node, ask } => {
                 let (ledger, policies) = (self.ledger(), self.policies());
-                self.send(API, NODES[node], Message::HasObjects { node, ask, ledger, policies });
+                self.send(API, NODES[node], SimulatedMessage::HasObjects { node, ask, ledger, policies });
             }
-            Message::HasObjects { node, ask, ledger, policies } => {
+            SimulatedMessage::HasObjects { node, ask, ledger, policies } => {
                 let now = self.now;
                 let node = &mut self.nodes[node];
                 if now >= node.dead.1 && node.asking.is_some_and(|(open, _)| open == ask) {
@@ -588,17 +592,17 @@ impl World {
                     node.apply(&objects_of(&self.api, node.objects_seen));
                 }
             }
-            Message::Acknowledge { node, acknowledgements } => {
+            SimulatedMessage::Acknowledge { node, acknowledgements } => {
                 drop(self.api.acknowledgements.insert(NODES[node], acknowledgements))
             }
-            Message::WriteLedger { leader, base, ledger } => {
+            SimulatedMessage::WriteLedger { leader, base, ledger } => {
                 let done = base + 1 == self.api.ledgers.len();
                 if done {
                     self.api.ledgers.push(Arc::new(ledger));
                 }
-                self.send(API, LEADERS[leader], Message::Written { leader, done });
+                self.send(API, LEADERS[leader], SimulatedMessage::Written { leader, done });
             }
-            Message::WriteObject { leader, base, policy } => {
+            SimulatedMessage::WriteObject { leader, base, policy } => {
                 let policies = self.policies();
                 let done = policies.get(policy.key()) == Some(&base);
                 if done {
@@ -610,9 +614,9 @@ impl World {
                     policies.insert(policy.key().clone(), Arc::new(policy));
                     self.api.policies.push(Arc::new(policies));
                 }
-                self.send(API, LEADERS[leader], Message::Written { leader, done });
+                self.send(API, LEADERS[leader], SimulatedMessage::Written { leader, done });
             }
-            Message::Written { leader, done } => {
+            SimulatedMessage::Written { leader, done } => {
                 let (index, leader) = (leader, &mut self.leaders[leader]);
                 leader.waits_until = None;
                 if done {

@@ -2,7 +2,7 @@
 
 use super::*;
 
-impl World {
+impl SimulatedCluster {
     pub(super) fn act(&mut self, index: usize) {
         let (now, name) = (self.now, NODES[index]);
         let reaches = !self.is_away() && !self.cut.contains(&(API, name));
@@ -71,18 +71,18 @@ impl World {
         let sends = acknowledgements != node.sent || self.random.below(50) == 0;
         node.sent.clone_from(&acknowledgements);
         if asks {
-            self.send(name, API, Message::ReadLedger { node: index, began: now });
+            self.send(name, API, SimulatedMessage::ReadLedger { node: index, began: now });
         }
         if let Some(ask) = ask {
-            self.send(name, API, Message::ReadObjects { node: index, ask });
+            self.send(name, API, SimulatedMessage::ReadObjects { node: index, ask });
         }
         if sends {
-            self.send(name, API, Message::Acknowledge { node: index, acknowledgements });
+            self.send(name, API, SimulatedMessage::Acknowledge { node: index, acknowledgements });
         }
     }
 }
 
-impl Node {
+impl SimulatedNode {
     pub(super) fn ownership_name(&self) -> &str {
         self.ownership.node_name()
     }

@@ -9,7 +9,7 @@ use ipnet::IpNet;
 
 use crate::model::exposed;
 use crate::model::node::Node;
-use crate::model::policy::{Destinations, EgressPolicy, Part, PolicyKey, listed_family, parse_egress_ip};
+use crate::model::policy::{Destinations, EgressPolicy, PolicyKey, PolicyPart, listed_family, parse_egress_ip};
 use crate::model::settings::{OnUnassigned, Settings, UnknownPods};
 use crate::model::state::{
     EgressId, Family, KernelState, NOT_NUMBERED, NodeAddress, OnUnknownPod, Place, PodOwner, PodState, Policy, Prefix,
@@ -17,7 +17,7 @@ use crate::model::state::{
 };
 use crate::model::view::ClusterView;
 use crate::plan::capacity::{MOST_EGRESS_IPS, ServiceRoom};
-use crate::selection::pod_addresses::{PodNetwork, Refusal};
+use crate::selection::pod_addresses::{PodAddressSpace, Refusal};
 use crate::selection::{Selection, by_rank};
 
 /// Computes the desired state. `None` while this node's own Node object is unknown: without its addresses, traffic to
@@ -28,7 +28,7 @@ pub fn desired(view: &ClusterView, settings: &Settings) -> Option<Desired> {
     if own.primary.is_empty() {
         return None;
     }
-    let mut selection = Selection::new(view, PodNetwork::new(own, &settings.service_cidrs));
+    let mut selection = Selection::new(view, PodAddressSpace::new(own, &settings.service_cidrs));
     let nodes = node_addresses(view, settings);
     let (egress_ips, beyond) = egress_ips(view, &nodes, MOST_EGRESS_IPS);
     let mut cluster = prefixes(view, settings, &egress_ips);
@@ -183,7 +183,7 @@ fn entries(
 }
 
 fn when_empty(policy: &EgressPolicy, family: Family, settings: &Settings) -> WhenEmpty {
-    if !policy.is_unknown(Part::Addresses) && !policy.listed.iter().any(|text| listed_family(text) == family) {
+    if !policy.is_unknown(PolicyPart::Addresses) && !policy.listed.iter().any(|text| listed_family(text) == family) {
         return WhenEmpty::NotListed;
     }
     let exception_is_on = settings.on_unassigned == OnUnassigned::NodeAddress && !policy.drop_unassigned;

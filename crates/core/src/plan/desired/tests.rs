@@ -261,12 +261,12 @@ fn the_node_address_serves_only_if_the_leader_published_it_for_these_addresses()
     assert_eq!(of(&policy("a", &["fd00::1"], &[])), WhenEmpty::NotListed);
 }
 
-fn unreadable(part: Part, policy: EgressPolicy) -> EgressPolicy {
+fn unreadable(part: PolicyPart, policy: EgressPolicy) -> EgressPolicy {
     let unreadable = vec![Unreadable { part, why: "nonsense".into(), is_known: false }];
     match part {
-        Part::Addresses => EgressPolicy { listed: Vec::new(), unreadable, ..policy },
-        Part::Selectors => EgressPolicy { selects: None, unreadable, ..policy },
-        Part::Items => EgressPolicy { unreadable, ..policy.published_as(|published| published.items.clear()) },
+        PolicyPart::Addresses => EgressPolicy { listed: Vec::new(), unreadable, ..policy },
+        PolicyPart::Selectors => EgressPolicy { selects: None, unreadable, ..policy },
+        PolicyPart::Items => EgressPolicy { unreadable, ..policy.published_as(|published| published.items.clear()) },
     }
 }
 
@@ -274,7 +274,7 @@ fn unreadable(part: Part, policy: EgressPolicy) -> EgressPolicy {
 fn unreadable_parts_keep_their_value_alone_or_in_a_list() {
     let readable = || policy("a", &["172.18.0.100"], &[("n1", "172.18.0.100")]);
     let before = compiled(&view(vec![readable()], vec![("web", pod("10.244.1.10"))]));
-    for part in [Part::Addresses, Part::Selectors, Part::Items] {
+    for part in [PolicyPart::Addresses, PolicyPart::Selectors, PolicyPart::Items] {
         for in_a_list in [false, true] {
             let mut view = view(vec![readable()], vec![("web", pod("10.244.1.10"))]);
             // Twice: the kept value is kept again.
@@ -289,7 +289,7 @@ fn unreadable_parts_keep_their_value_alone_or_in_a_list() {
         }
     }
     let mut view = view(vec![readable()], vec![("web", pod("10.244.1.10"))]);
-    let other = unreadable(Part::Selectors, readable()).from_origin(|origin| origin.uid = "other".into());
+    let other = unreadable(PolicyPart::Selectors, readable()).from_origin(|origin| origin.uid = "other".into());
     view.apply(Change::Policies(Update::Changed("a".into(), Arc::new(other))));
     assert_eq!(compiled(&view).pods[&ip("10.244.1.10")], PodState::Known, "another object of the same name");
 }
@@ -299,11 +299,11 @@ fn without_an_earlier_reading_only_the_kernels_pods_are_selected_and_nothing_get
     let published = |policy: EgressPolicy| {
         policy.published_as(|published| published.no_eligible_node = Some([ip("172.18.0.100")].into()))
     };
-    let lost = unreadable(Part::Selectors, policy("a", &["172.18.0.100"], &[("n1", "172.18.0.100")]));
+    let lost = unreadable(PolicyPart::Selectors, policy("a", &["172.18.0.100"], &[("n1", "172.18.0.100")]));
     let mut view = view(vec![lost], vec![("old", pod("10.244.1.10")), ("plain", pod("10.244.1.11"))]);
     assert_eq!(compiled(&view).pods[&ip("10.244.1.10")], PodState::Known);
     let kernel = [("10.244.1.10", PodState::Selected(EgressId(1))), ("10.244.1.11", PodState::Known)];
-    let network = PodNetwork::new(&node(1), &[]);
+    let network = PodAddressSpace::new(&node(1), &[]);
     view.remember(&network, &kernel.into_iter().map(|(address, state)| (ip(address), state)).collect());
     view.pods.insert(key("new"), pod("10.244.1.12"));
     let state = compiled(&view);
@@ -316,7 +316,7 @@ fn without_an_earlier_reading_only_the_kernels_pods_are_selected_and_nothing_get
         "the next pod with the address is another pod"
     );
 
-    let lost = published(unreadable(Part::Addresses, policy("a", &[], &[])));
+    let lost = published(unreadable(PolicyPart::Addresses, policy("a", &[], &[])));
     let state = compiled(&self::view(vec![lost], vec![]));
     for family in [Family::V4, Family::V6] {
         assert_eq!(state.policy[&(EgressId(1), family)].when_empty, WhenEmpty::Drop);
@@ -387,7 +387,7 @@ fn unknown_pods_are_dropped_while_one_that_is_selected_starts_or_where_the_cni_a
     let mut elsewhere = one_starts.clone();
     elsewhere.namespaces = BTreeMap::from([("prod".to_owned(), Labels::new())]);
     assert_eq!(auto(&elsewhere), OnUnknownPod::Pass, "no object selects it");
-    let unread = unreadable(Part::Selectors, policy("b", &["172.18.0.100"], &[]));
+    let unread = unreadable(PolicyPart::Selectors, policy("b", &["172.18.0.100"], &[]));
     elsewhere.policies.insert("b".into(), Arc::new(unread));
     assert_eq!(auto(&elsewhere), OnUnknownPod::Drop, "its selectors are unreadable");
     let mut early = one_starts;

@@ -36,7 +36,7 @@ enum Source {
 
 /// Where pods of this node may have addresses.
 #[derive(Debug, Default)]
-pub struct PodNetwork {
+pub struct PodAddressSpace {
     /// OVN-Kubernetes manages the node, and announces addresses.
     announced: bool,
     subnets: Vec<IpNet>,
@@ -97,7 +97,7 @@ impl fmt::Display for Refused {
     }
 }
 
-impl PodNetwork {
+impl PodAddressSpace {
     pub fn new(own: &Node, services: &[IpNet]) -> Self {
         let addresses = own.addresses();
         Self {

@@ -139,7 +139,7 @@ fn of_two_reported_pods_one_that_stays_wins_then_the_older_then_the_first_by_nam
         (vec![named("a", 1, true), named("b", 2, true)], "a", None),
     ] {
         let view = view(false, pods);
-        let network = PodNetwork::new(&view.nodes["n1"], &[]);
+        let network = PodAddressSpace::new(&view.nodes["n1"], &[]);
         let (holder, _) = network.holder(&view, address).expect("one has it");
         assert_eq!(holder.name, expected);
         let losers: Vec<_> = loser.into_iter().map(|name| (name.to_owned(), Refused::Taken(address))).collect();

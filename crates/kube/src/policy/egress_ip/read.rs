@@ -12,7 +12,7 @@ use crate::convert::{MOST_OF_PROBLEM, annotation};
 use crate::policy::origin;
 use egress_core::keys;
 use egress_core::model::policy::{
-    Condition, Conditions, Destinations, EgressPolicy, EligibleNodes, Item, Part, PolicyKind, Published, Selects,
+    Condition, Conditions, Destinations, EgressPolicy, EligibleNodes, Item, PolicyKind, PolicyPart, Published, Selects,
     Unreadable, parse_egress_ip,
 };
 use egress_core::model::state::EgressId;
@@ -32,9 +32,9 @@ pub(super) fn policy(object: &DynamicObject) -> EgressPolicy {
     let spec = &object.data["spec"];
     let status = object.data.get("status").filter(|status| status.is_object());
     let mut unreadable = Vec::new();
-    let listed = read(Part::Addresses, listed(spec), &mut unreadable);
-    let selects = read(Part::Selectors, selects(spec), &mut unreadable);
-    let items = read(Part::Items, items(status), &mut unreadable);
+    let listed = read(PolicyPart::Addresses, listed(spec), &mut unreadable);
+    let selects = read(PolicyPart::Selectors, selects(spec), &mut unreadable);
+    let items = read(PolicyPart::Items, items(status), &mut unreadable);
     EgressPolicy {
         origin: origin(PolicyKind::EgressIp, meta),
         selects,
@@ -57,7 +57,7 @@ pub(super) fn policy(object: &DynamicObject) -> EgressPolicy {
     }
 }
 
-fn read<T>(part: Part, value: Result<T, String>, unreadable: &mut Vec<Unreadable>) -> Option<T> {
+fn read<T>(part: PolicyPart, value: Result<T, String>, unreadable: &mut Vec<Unreadable>) -> Option<T> {
     let of_part = |why: String| Unreadable { part, why: quoted(&why, MOST_OF_PROBLEM).into_owned(), is_known: false };
     value.map_err(|why| unreadable.push(of_part(why))).ok()
 }
@@ -201,12 +201,12 @@ mod tests {
         let parts = |object: &EgressPolicy| object.unreadable.iter().map(|one| one.part).collect::<Vec<_>>();
 
         let no_spec = convert(json!({"metadata": metadata, "spec": "nonsense", "status": status}));
-        assert_eq!(parts(&no_spec), [Part::Addresses, Part::Selectors]);
+        assert_eq!(parts(&no_spec), [PolicyPart::Addresses, PolicyPart::Selectors]);
         assert_eq!((no_spec.name(), no_spec.published.id), ("a", Some(EgressId(7))));
         assert_eq!(no_spec.listed, ["172.18.0.100"], "what it was assigned");
         let spec = json!({"egressIPs": ["172.18.0.100"], "namespaceSelector": {}, "podSelector": 7});
         let odd = convert(json!({"metadata": metadata, "spec": spec, "status": {"items": [{"node": 7}]}}));
-        assert_eq!(parts(&odd), [Part::Selectors, Part::Items]);
+        assert_eq!(parts(&odd), [PolicyPart::Selectors, PolicyPart::Items]);
         assert!(!odd.published.has_items, "so that they are written again");
         assert!(odd.unreadable[0].why.starts_with("podSelector: "), "{:?}", odd.unreadable);
         let long = convert(json!({"spec": {"egressIPs": "x".repeat(12_000), "namespaceSelector": {}}}));

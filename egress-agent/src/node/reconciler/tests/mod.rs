@@ -11,7 +11,7 @@ use futures::future::BoxFuture;
 use super::ownership::FreshRead;
 use super::*;
 use egress_core::model::ledger::Ledger;
-use egress_core::model::policy::{Part, Published, Selects};
+use egress_core::model::policy::{PolicyPart, Published, Selects};
 use egress_core::model::samples::{self, equals, ip, net, settings};
 use egress_core::model::services::{Service, ServiceKey};
 use egress_core::model::state::family_of;
@@ -255,7 +255,7 @@ async fn a_restart_keeps_the_pods_of_an_object_that_has_become_unreadable() {
 
     let mut changes = world(&[("n1", "172.18.0.100")]);
     let (name, readable) = policy("a", 1, 1, &[("n1", "172.18.0.100")]);
-    let unreadable = vec![Unreadable { part: Part::Selectors, why: "invalid".into(), is_known: false }];
+    let unreadable = vec![Unreadable { part: PolicyPart::Selectors, why: "invalid".into(), is_known: false }];
     let object = EgressPolicy { selects: None, unreadable, ..(*readable).clone() };
     changes[2] = Change::Policies(Update::Replaced([(name, Arc::new(object))].into()));
     changes.push(pods());

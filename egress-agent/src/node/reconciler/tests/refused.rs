@@ -2,20 +2,20 @@
 
 use super::*;
 use egress_core::model::state::TunnelEndpoint;
-use egress_core::plan::reference::{Flow, Random, check, perform as flow_step, random_state, running};
-use egress_core::plan::refusal::Entry;
+use egress_core::plan::reference::{PodFlow, Random, check, perform as flow_step, random_state, running};
+use egress_core::plan::refusal::KernelEntry;
 
 /// A model of the kernel that refuses entries at random (seeded) and checks every intermediate state.
 struct RandomRefusals {
     random: Random,
     refuses: bool,
     state: KernelState,
-    flows: BTreeSet<Flow>,
+    flows: BTreeSet<PodFlow>,
     /// The states before and after the plan.
     before: KernelState,
     new: KernelState,
     /// Entries that were refused during this plan.
-    refused: BTreeSet<Entry>,
+    refused: BTreeSet<KernelEntry>,
 }
 
 impl RandomRefusals {
@@ -23,7 +23,7 @@ impl RandomRefusals {
     fn expected(&self) -> KernelState {
         let mut expected = self.new.clone();
         for entry in &self.refused {
-            let Entry::Prefix(prefix) = entry else { continue };
+            let KernelEntry::Prefix(prefix) = entry else { continue };
             match self.before.cluster.get(prefix) {
                 Some(value) => drop(expected.cluster.insert(*prefix, *value)),
                 None => drop(expected.cluster.remove(prefix)),
@@ -49,7 +49,7 @@ impl Executor for RandomRefusals {
 
     async fn apply(&mut self, action: &Action) -> Result<(), DataplaneError> {
         // Writes that are not entries always succeed.
-        let entry = Entry::of(action).filter(|entry| *entry != Entry::UnknownPods);
+        let entry = KernelEntry::of(action).filter(|entry| *entry != KernelEntry::UnknownPods);
         if let Some(entry) = entry
             && self.refuses
             && self.random.below(3) == 0
@@ -79,7 +79,7 @@ async fn round(
         withhold(&mut planned, &refused);
         let actions = plan(actual, &planned);
         reconciler.executor.before.clone_from(actual);
-        reconciler.executor.refused.retain(|entry| matches!(entry, Entry::Claim(_)));
+        reconciler.executor.refused.retain(|entry| matches!(entry, KernelEntry::Claim(_)));
         let failed = reconciler.perform(actual, &actions).await.expect("a refused entry does not stop the plan");
         assert_eq!(*actual, reconciler.executor.state, "the tracked state is the kernel's");
         if failed.is_empty() {
@@ -105,21 +105,22 @@ async fn any_entries_may_be_refused_and_nothing_leaves_with_another_address() {
         // Everything else is in the desired state.
         let refused = &reconciler.executor.refused;
         assert_eq!(actual.cluster, reconciler.executor.expected().cluster, "seed {seed}");
-        let untouched = |entry: &Entry| !refused.contains(entry);
-        for address in new.pods.keys().chain(old.pods.keys()).filter(|address| untouched(&Entry::Pod(**address))) {
+        let untouched = |entry: &KernelEntry| !refused.contains(entry);
+        for address in new.pods.keys().chain(old.pods.keys()).filter(|address| untouched(&KernelEntry::Pod(**address)))
+        {
             assert_eq!(actual.pods.get(address), new.pods.get(address), "seed {seed}");
         }
-        for address in new.nodes.keys().filter(|address| untouched(&Entry::Node(**address))) {
+        for address in new.nodes.keys().filter(|address| untouched(&KernelEntry::Node(**address))) {
             assert_eq!(actual.nodes.get(address), new.nodes.get(address), "seed {seed}");
         }
-        for (id, address) in new.owned.iter().filter(|(id, _)| untouched(&Entry::Claim(**id))) {
+        for (id, address) in new.owned.iter().filter(|(id, _)| untouched(&KernelEntry::Claim(**id))) {
             assert_eq!(actual.owned.get(id), Some(address), "seed {seed}");
         }
         for (key, policy) in &new.policy {
-            let is_whole = untouched(&Entry::Policy(key.0, key.1)) && untouched(&Entry::Claim(key.0));
+            let is_whole = untouched(&KernelEntry::Policy(key.0, key.1)) && untouched(&KernelEntry::Claim(key.0));
             assert!(!is_whole || actual.policy.get(key) == Some(policy), "seed {seed}: {key:?}");
         }
-        let all = refused.iter().chain([&Entry::UnknownPods]).all(|entry| entry.is_same(&actual, &planned));
+        let all = refused.iter().chain([&KernelEntry::UnknownPods]).all(|entry| entry.is_same(&actual, &planned));
         assert_eq!(reconciler.left_out.retry_at().is_none(), all, "seed {seed}: retried while anything is left out");
 
         // A retry without refusals reaches the desired state, and leaves no other flow.

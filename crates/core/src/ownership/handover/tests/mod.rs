@@ -13,7 +13,7 @@ const LEASE: Duration = Duration::from_secs(5);
 const A: &str = "172.18.0.101";
 
 /// A cluster with a leader that writes all it plans at once, and passive nodes.
-struct Stage {
+struct HandOverCluster {
     nodes: Nodes,
     policies: Policies,
     unreachable: BTreeSet<String>,
@@ -29,7 +29,7 @@ struct Stage {
     since: Instant,
 }
 
-impl Stage {
+impl HandOverCluster {
     fn new(policies: Policies) -> Self {
         let nodes = (1..=3).map(|i| node(&format!("n{i}"), &format!("172.18.0.{i}/16"))).collect();
         let start = Instant::now();
@@ -103,8 +103,8 @@ impl Stage {
     }
 }
 
-fn on(node: &str) -> Stage {
-    Stage::new(Policies::from([policy("a", 1, &[A], &[(node, A)])]))
+fn on(node: &str) -> HandOverCluster {
+    HandOverCluster::new(Policies::from([policy("a", 1, &[A], &[(node, A)])]))
 }
 
 fn at(node: &str, recorded: bool) -> (Option<String>, bool) {
@@ -279,7 +279,7 @@ fn a_ready_node_that_is_no_longer_wanted_releases_the_address_first() {
 }
 
 /// A record to a node that is ready; the old node has not released the address yet.
-fn on_its_way() -> (Stage, IpAddr, u64, String) {
+fn on_its_way() -> (HandOverCluster, IpAddr, u64, String) {
     let address: IpAddr = A.parse().expect("a literal");
     let mut stage = on("n1");
     Arc::make_mut(stage.nodes.get_mut("n1").expect("a node")).assignable = false;
@@ -371,12 +371,13 @@ fn a_ledger_that_is_full_makes_the_others_wait_where_they_are() {
     let many = MAX_OPEN + 10;
     let address = |i: usize| format!("172.18.{}.{}", 1 + i / 200, 1 + i % 200);
     let policies = (0..many).map(|i| policy(&format!("o{i}"), 1, &[&address(i)], &[("n1", &address(i))]));
-    let mut stage = Stage::new(policies.collect());
+    let mut stage = HandOverCluster::new(policies.collect());
     stage.unreachable.insert("n1".into());
     let plan = stage.plan(stage.start);
     assert_eq!((plan.record_changes.len(), plan.items.len(), plan.unreleased.len()), (MAX_OPEN, 0, many));
-    let everywhere =
-        |stage: &Stage| stage.policies.values().filter(|policy| policy.published.items[0].node != "n1").count();
+    let everywhere = |stage: &HandOverCluster| {
+        stage.policies.values().filter(|policy| policy.published.items[0].node != "n1").count()
+    };
     stage.pass(5);
     assert_eq!(everywhere(&stage), MAX_OPEN, "only what is recorded moves");
     stage.pass(5);
@@ -401,7 +402,7 @@ fn an_address_never_has_two_gateways_when_nodes_hand_it_over_to_one_another() {
 
 /// The leader's plan for a given assignment and ledger.
 fn planned(
-    stage: &Stage,
+    stage: &HandOverCluster,
     assignment: &[(&str, &str)],
     ends: &BTreeMap<String, Instant>,
     (records, now): (&Records, Instant),
@@ -410,7 +411,7 @@ fn planned(
     let outcome = ObjectAssignment { entries: Vec::new(), items: items.collect() };
     let outcomes = BTreeMap::from([("a".into(), outcome)]);
     let assignment = Assignment { policies: outcomes, eligible: 2 };
-    let Stage { released, given, prepared, departed, .. } = stage;
+    let HandOverCluster { released, given, prepared, departed, .. } = stage;
     let evidence =
         Evidence { released, new_owners: given, prepared, lease_expiries: ends, deleted_objects_gateways: departed };
     HandoverPlanner::default().plan(&stage.policies, &assignment, records, &evidence, now)
@@ -420,7 +421,7 @@ fn planned(
 #[test]
 fn a_node_gets_no_second_address_of_an_object_before_the_first_has_left() {
     let low = "172.18.0.100";
-    let stage = Stage::new(Policies::from([policy("a", 1, &[low, A], &[("n1", A)])]));
+    let stage = HandOverCluster::new(Policies::from([policy("a", 1, &[low, A], &[("n1", A)])]));
     let (records, ends) = (Records::default(), BTreeMap::new());
     let plan = planned(&stage, &[("n1", low), ("n2", A)], &ends, (&records, stage.start));
     assert_eq!(plan.unreleased, BTreeMap::from([(A.parse().expect("a literal"), "n1".to_owned())]));

@@ -19,7 +19,7 @@ impl Numbers {
 
 /// The state of a node's agent.
 #[derive(Default)]
-struct Agent {
+struct StoryAgent {
     cut: bool,
     in_touch: Duration,
     holds: BTreeSet<IpAddr>,
@@ -30,8 +30,8 @@ struct Agent {
 }
 
 struct Story {
-    stage: Stage,
-    agents: BTreeMap<String, Agent>,
+    stage: HandOverCluster,
+    agents: BTreeMap<String, StoryAgent>,
     time: Duration,
     numbers: Numbers,
     /// Whether nodes wait for one another, and hand over.
@@ -45,8 +45,8 @@ pub(super) fn tell(seed: u64, new_owners: bool) {
     let two = [policy("a", 1, &[A, ADDRESSES[1]], &[]), policy("b", 2, &[A, ADDRESSES[2]], &[])];
     // Addresses that move between policies are not handed over.
     let policies = if new_owners { Policies::from([policy("a", 1, &ADDRESSES, &[])]) } else { Policies::from(two) };
-    let stage = Stage::new(policies);
-    let agents = stage.nodes.keys().map(|name| (name.clone(), Agent::default())).collect();
+    let stage = HandOverCluster::new(policies);
+    let agents = stage.nodes.keys().map(|name| (name.clone(), StoryAgent::default())).collect();
     let mut story = Story { stage, agents, time: Duration::ZERO, numbers, new_owners };
     for _ in 0..120 {
         story.second(seed, true);
