@@ -21,7 +21,7 @@ use egress_core::model::node::{Node, Prepared, Readiness};
 use egress_core::node_health::fitness::Ready;
 
 /// Released addresses, readiness, and the number of the latest end of an endless lease.
-type Desired = (Acknowledgements, Readiness, Option<u64>);
+type DesiredNodeStatus = (Acknowledgements, Readiness, Option<u64>);
 
 /// Timeout of one write.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -86,12 +86,12 @@ pub async fn publish(
     }
 }
 
-async fn write(object: &NodeObject, node_uid: &str, desired: &Desired) -> Result<(), Error> {
+async fn write(object: &NodeObject, node_uid: &str, desired: &DesiredNodeStatus) -> Result<(), Error> {
     object.publish(node_uid, status(desired)).await
 }
 
 /// Empty lists are left out of the object.
-fn status((released, ready, bounded): &Desired) -> Value {
+fn status((released, ready, bounded): &DesiredNodeStatus) -> Value {
     let released: Vec<_> = released
         .iter()
         .map(|(address, number)| ReleasedAddress {
@@ -123,12 +123,12 @@ mod tests {
     use kube::api::DynamicObject;
 
     use crate::convert;
-    use crate::stub::Server;
+    use crate::stub::StubServer;
     use egress_core::model::samples::ip;
 
     #[tokio::test]
     async fn acknowledgements_of_an_earlier_run_stay_until_the_kernel_is_read() {
-        let server = Server::start().await;
+        let server = StubServer::start().await;
         let (client, outages) = server.client();
         let released = Acknowledgements::from([(ip("172.18.0.100"), 7)]);
         let node = Node { name: "a".into(), released, ..Node::default() };

@@ -35,14 +35,14 @@ pub enum RequestError {
 
 /// How long to wait for answers.
 #[derive(Clone, Copy, Debug)]
-pub struct Timeouts {
+pub struct RequestTimeouts {
     /// Per request.
     pub each: Duration,
     /// For all requests together.
     pub until: Option<Instant>,
 }
 
-impl Timeouts {
+impl RequestTimeouts {
     async fn wait<T>(
         self,
         what: &'static str,
@@ -71,7 +71,12 @@ impl AdminClient {
     }
 
     /// Marks the node as drained, or not. False if there is no such node.
-    pub async fn set_drained(&self, node: &str, drained: bool, patience: Timeouts) -> Result<bool, RequestError> {
+    pub async fn set_drained(
+        &self,
+        node: &str,
+        drained: bool,
+        patience: RequestTimeouts,
+    ) -> Result<bool, RequestError> {
         let value = if drained { Value::from("true") } else { Value::Null };
         let patch = json!({"metadata": {"annotations": {keys::DRAIN: value}}});
         let (how, patch) = (PatchParams::default(), Patch::Merge(patch));
@@ -83,14 +88,14 @@ impl AdminClient {
     }
 
     /// `None` if there is no such node.
-    pub async fn node(&self, name: &str, patience: Timeouts) -> Result<Option<Node>, RequestError> {
+    pub async fn node(&self, name: &str, patience: RequestTimeouts) -> Result<Option<Node>, RequestError> {
         let Some(found) = patience.wait("get the node", self.nodes.get_opt(name)).await? else { return Ok(None) };
         let facts = patience.wait("get the EgressNode object", self.egress_nodes.get_opt(name)).await?;
         let facts = facts.as_ref().map(convert::agent_facts);
         Ok(Some(convert::joined(&convert::node(&found), facts.as_ref())))
     }
 
-    pub async fn nodes(&self, patience: Timeouts) -> Result<Nodes, RequestError> {
+    pub async fn nodes(&self, patience: RequestTimeouts) -> Result<Nodes, RequestError> {
         let nodes = all("list nodes", &self.nodes, patience).await?;
         let facts = all("list EgressNode objects", &self.egress_nodes, patience).await?;
         let facts: BTreeMap<String, AgentFacts> =
@@ -103,7 +108,7 @@ impl AdminClient {
         Ok(nodes.iter().map(join).collect())
     }
 
-    pub async fn policies(&self, patience: Timeouts) -> Result<Policies, RequestError> {
+    pub async fn policies(&self, patience: RequestTimeouts) -> Result<Policies, RequestError> {
         let mut policies = Policies::new();
         for (kind, requests) in PolicyKind::ALL.into_iter().zip(&self.policies) {
             let objects = all("list egress policies", requests, patience).await?;
@@ -115,7 +120,7 @@ impl AdminClient {
 }
 
 /// Lists page by page: a list of a large cluster in one answer might exceed the timeout.
-async fn all<K>(what: &'static str, api: &Api<K>, patience: Timeouts) -> Result<Vec<K>, RequestError>
+async fn all<K>(what: &'static str, api: &Api<K>, patience: RequestTimeouts) -> Result<Vec<K>, RequestError>
 where
     K: Clone + std::fmt::Debug + DeserializeOwned,
 {
@@ -162,16 +167,16 @@ mod tests {
         let (short, long) = (Duration::from_millis(20), Duration::from_secs(600));
         let begin = Instant::now();
         for patience in [
-            Timeouts { each: short, until: None },
-            Timeouts { each: short, until: begin.checked_add(long) },
-            Timeouts { each: long, until: Some(begin + short) },
-            Timeouts { each: long, until: Some(begin) },
+            RequestTimeouts { each: short, until: None },
+            RequestTimeouts { each: short, until: begin.checked_add(long) },
+            RequestTimeouts { each: long, until: Some(begin + short) },
+            RequestTimeouts { each: long, until: Some(begin) },
         ] {
             let answer = patience.wait("do it", std::future::pending::<kube::Result<()>>()).await;
             assert!(matches!(answer, Err(RequestError::Unanswered { .. })), "{answer:?}");
         }
         assert!(begin.elapsed() < long / 2, "{:?}", begin.elapsed());
-        let answer = Timeouts { each: long, until: Some(begin) }.wait("do it", std::future::ready(Ok(7))).await;
+        let answer = RequestTimeouts { each: long, until: Some(begin) }.wait("do it", std::future::ready(Ok(7))).await;
         assert_eq!(answer.expect("an answer that is there is used"), 7);
     }
 }

@@ -31,7 +31,7 @@ const SHORTEST_OUTAGE: Duration = Duration::from_secs(2);
 #[derive(Clone, Debug)]
 pub struct ApiOutages {
     server: Arc<str>,
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<OutageState>>,
     ends: watch::Sender<Option<Instant>>,
     failures: watch::Sender<()>,
     rollbacks: watch::Sender<()>,
@@ -43,7 +43,7 @@ pub struct ApiOutages {
 
 /// Failing tasks, by name.
 #[derive(Debug, Default)]
-struct State {
+struct OutageState {
     unanswered: BTreeMap<&'static str, Instant>,
     refused: BTreeSet<&'static str>,
     /// When the outage began; until a failed request is answered.
@@ -77,7 +77,7 @@ struct EndedFailures {
     refusal: bool,
 }
 
-impl State {
+impl OutageState {
     /// Whether to log that the server does not answer.
     fn unanswered(&mut self, what: &'static str, now: Instant) -> bool {
         self.unanswered.entry(what).or_insert(now);
@@ -276,7 +276,7 @@ impl ApiOutages {
     }
 
     /// A poisoned lock is used: every update is complete in itself.
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, OutageState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -312,7 +312,7 @@ mod tests {
 
     #[test]
     fn an_outage_is_logged_once_and_ends_with_the_first_answer() {
-        let (mut state, start) = (State::default(), Instant::now());
+        let (mut state, start) = (OutageState::default(), Instant::now());
         let at = |seconds| start + Duration::from_secs(seconds);
         let tries = [("pods", 0), ("nodes", 0), ("pods", 30), ("nodes", 59), ("nodes", 60), ("pods", 600)];
         let logged = tries.map(|(what, second)| state.unanswered(what, at(second)));
@@ -326,7 +326,7 @@ mod tests {
 
     #[test]
     fn a_task_that_fails_for_long_is_no_outage_of_others() {
-        let (mut state, start) = (State::default(), Instant::now());
+        let (mut state, start) = (OutageState::default(), Instant::now());
         let at = |seconds| start + Duration::from_secs(seconds);
         state.unanswered("nodes", at(0));
         state.unanswered("the Lease", at(7_200));
@@ -338,7 +338,7 @@ mod tests {
 
     #[test]
     fn a_late_failure_logs_nothing_and_ends_the_outage_again() {
-        let (mut state, start) = (State::default(), Instant::now());
+        let (mut state, start) = (OutageState::default(), Instant::now());
         let at = |seconds| start + Duration::from_secs(seconds);
         assert!(state.unanswered("pods", at(0)));
         state.answered("pods", at(100));
@@ -354,8 +354,8 @@ mod tests {
 
     #[test]
     fn a_refusal_is_logged_for_each_task_and_ends_for_each() {
-        let (mut state, now) = (State::default(), Instant::now());
-        let refused = |state: &mut State, what| state.refused(what, now).0;
+        let (mut state, now) = (OutageState::default(), Instant::now());
+        let refused = |state: &mut OutageState, what| state.refused(what, now).0;
         assert_eq!(["services", "services", "pods"].map(|what| refused(&mut state, what)), [true, false, true]);
         assert!(state.answered("services", now).refusal);
         assert_eq!(state.answered("services", now), EndedFailures::default());

@@ -44,7 +44,7 @@ mod tests {
 
     #[derive(Debug, thiserror::Error)]
     #[error("cannot connect")]
-    struct Outer(#[source] io::Error);
+    struct ConnectError(#[source] io::Error);
 
     #[derive(Debug, thiserror::Error)]
     #[error("it failed: {0}")]
@@ -53,7 +53,7 @@ mod tests {
     #[test]
     fn every_cause_is_shown_once() {
         let refused = || io::Error::other("refused");
-        assert_eq!(ErrorText(&Outer(refused())).to_string(), "cannot connect: refused");
+        assert_eq!(ErrorText(&ConnectError(refused())).to_string(), "cannot connect: refused");
         assert_eq!(ErrorText(&WithCause(refused())).to_string(), "it failed: refused");
     }
 

@@ -51,11 +51,11 @@ async fn read_ledger(store: &LedgerStore) -> Option<Ledger> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stub::Server;
+    use crate::stub::StubServer;
 
     #[tokio::test]
     async fn a_server_that_takes_a_second_and_a_half_per_answer_is_waited_for() {
-        let server = Server::start().await;
+        let server = StubServer::start().await;
         let (client, address) = (server.client().0, IpAddr::from([10, 0, 0, 1]));
         let store = LedgerStore::new(client.clone(), "slow");
         let read_for = |node: &str| {
@@ -68,7 +68,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_missing_ledger_gives_no_answer() {
-        let server = Server::start().await;
+        let server = StubServer::start().await;
         let store = |namespace| LedgerStore::new(server.client().0, namespace);
         assert!(read_ledger(&store("there")).await.is_some());
         assert_eq!(read_ledger(&store("absent")).await, None);

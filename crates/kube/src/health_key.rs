@@ -55,7 +55,7 @@ enum KeyError {
     Request(#[from] Error),
     #[error(
         "the Secret {SECRET_NAME} has no entry `{ENTRY}` of {} bytes: delete it, and a controller makes another",
-        Key::LENGTH
+        HealthKey::LENGTH
     )]
     Malformed,
     #[error("no random numbers")]
@@ -66,15 +66,15 @@ enum KeyError {
 
 /// The key. Neither logs nor errors show it.
 #[derive(Clone)]
-pub struct Key(Arc<hmac::Key>);
+pub struct HealthKey(Arc<hmac::Key>);
 
-impl fmt::Debug for Key {
+impl fmt::Debug for HealthKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Key")
+        f.write_str("HealthKey")
     }
 }
 
-impl Key {
+impl HealthKey {
     /// In bytes: the length of the hash, as RFC 2104 recommends.
     pub const LENGTH: usize = 32;
 
@@ -91,7 +91,7 @@ impl Key {
 /// The current key, for everything that signs.
 #[derive(Clone)]
 pub struct SharedKey {
-    current: watch::Receiver<Option<Key>>,
+    current: watch::Receiver<Option<HealthKey>>,
     doubt: Arc<Notify>,
 }
 
@@ -110,7 +110,7 @@ impl Default for SharedKey {
 
 /// The other end of a [`SharedKey`].
 pub struct KeyPublisher {
-    pub current: watch::Sender<Option<Key>>,
+    pub current: watch::Sender<Option<HealthKey>>,
     doubt: Arc<Notify>,
 }
 
@@ -122,7 +122,7 @@ impl SharedKey {
     }
 
     /// `None` while it is not known: no message is trusted then.
-    pub fn current(&self) -> Option<Key> {
+    pub fn current(&self) -> Option<HealthKey> {
         self.current.borrow().clone()
     }
 
@@ -153,7 +153,7 @@ pub async fn keep(
     if_absent: IfAbsent,
     stop: CancellationToken,
 ) {
-    let store = Store { api: Api::namespaced(client, namespace) };
+    let store = HealthKeyStore { api: Api::namespaced(client, namespace) };
     let mut known = Vec::new();
     let mut outage_ends = outages.ends();
     loop {
@@ -203,12 +203,12 @@ pub async fn keep(
     }
 }
 
-struct Store {
+struct HealthKeyStore {
     api: Api<Secret>,
 }
 
-impl Store {
-    async fn read(&self, if_absent: IfAbsent) -> Result<(Key, Vec<u8>), KeyError> {
+impl HealthKeyStore {
+    async fn read(&self, if_absent: IfAbsent) -> Result<(HealthKey, Vec<u8>), KeyError> {
         if let Some(secret) = self.api.get_opt(SECRET_NAME).await? {
             return key_of(secret);
         }
@@ -231,7 +231,7 @@ impl Store {
 }
 
 fn new_secret() -> Result<Secret, KeyError> {
-    let mut bytes = [0; Key::LENGTH];
+    let mut bytes = [0; HealthKey::LENGTH];
     aws_lc_rs::rand::fill(&mut bytes).map_err(|_| KeyError::Random)?;
     Ok(Secret {
         metadata: ObjectMeta { name: Some(SECRET_NAME.to_owned()), ..ObjectMeta::default() },
@@ -242,9 +242,9 @@ fn new_secret() -> Result<Secret, KeyError> {
     })
 }
 
-fn key_of(secret: Secret) -> Result<(Key, Vec<u8>), KeyError> {
+fn key_of(secret: Secret) -> Result<(HealthKey, Vec<u8>), KeyError> {
     let ByteString(bytes) = secret.data.and_then(|mut data| data.remove(ENTRY)).ok_or(KeyError::Malformed)?;
-    Ok((Key::new(&bytes).ok_or(KeyError::Malformed)?, bytes))
+    Ok((HealthKey::new(&bytes).ok_or(KeyError::Malformed)?, bytes))
 }
 
 #[cfg(test)]
@@ -254,12 +254,12 @@ mod tests {
     #[test]
     fn a_key_is_random_and_a_malformed_secret_is_refused() {
         let [one, other] = [(); 2].map(|()| key_of(new_secret().expect("random")).expect("a key").1);
-        assert!(one != other && one.len() == Key::LENGTH);
+        assert!(one != other && one.len() == HealthKey::LENGTH);
         let secret = |data: &[(&str, &[u8])]| Secret {
             data: Some(data.iter().map(|(name, bytes)| ((*name).to_owned(), ByteString(bytes.to_vec()))).collect()),
             ..Secret::default()
         };
-        let (short, whole) = (&b"short"[..], &[1; Key::LENGTH][..]);
+        let (short, whole) = (&b"short"[..], &[1; HealthKey::LENGTH][..]);
         for data in [&[][..], &[(ENTRY, short)], &[("another", whole)]] {
             assert!(matches!(key_of(secret(data)), Err(KeyError::Malformed)), "{data:?}");
         }

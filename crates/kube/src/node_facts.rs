@@ -33,7 +33,7 @@ const MOST_NETWORKS: usize = 1024;
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Where to publish, and what to leave out.
-pub struct Place<'a> {
+pub struct NodeFactsTarget<'a> {
     pub client: Client,
     pub node_name: &'a str,
     /// Networks whose addresses on this host are not the node's: those of pods and services.
@@ -52,7 +52,7 @@ enum PublishError {
 
 /// Keeps the published facts current until stopped.
 pub async fn publish(
-    place: Place<'_>,
+    place: NodeFactsTarget<'_>,
     host: &impl HostAddresses,
     mut own: watch::Receiver<Option<Arc<Node>>>,
     outages: &ApiOutages,
@@ -92,7 +92,7 @@ pub async fn publish(
 
 /// Calls the API server only if the facts differ from the published ones.
 async fn publish_once(
-    place: &Place<'_>,
+    place: &NodeFactsTarget<'_>,
     host: &impl HostAddresses,
     published: Option<&HostNetworks>,
 ) -> Result<HostNetworks, PublishError> {
@@ -103,7 +103,7 @@ async fn publish_once(
     Ok(networks)
 }
 
-async fn write(place: &Place<'_>, networks: &HostNetworks) -> Result<(), Error> {
+async fn write(place: &NodeFactsTarget<'_>, networks: &HostNetworks) -> Result<(), Error> {
     let api: Api<KubeNode> = Api::all(place.client.clone());
     let object = NodeObject::new(place.client.clone(), place.node_name);
     // The kubelet may register the Node later; the watch brings it then.

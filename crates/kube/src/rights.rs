@@ -23,7 +23,7 @@ const CONTROLLER: &str = "egress-agent-controller";
 type Right = (&'static str, &'static str, &'static str, &'static str);
 
 /// A file of this crate, a text in it, how often it occurs, and the rights that it needs: those of an agent, and of a controller.
-type Request = (&'static str, &'static str, usize, &'static [Right], &'static [Right]);
+type RightsUse = (&'static str, &'static str, usize, &'static [Right], &'static [Right]);
 
 const LEDGER: &str = crate::ledger::LEDGER_NAME;
 const LEASE: &str = crate::leader_election::lease::LEASE_NAME;
@@ -36,7 +36,7 @@ const READ_SECRET: &[Right] = &[("secrets", OWN, SECRET, "get")];
 const READ_LEASE: &[Right] = &[(LEASES, OWN, LEASE, "get")];
 const READ_LEDGER: &[Right] = &[("configmaps", OWN, LEDGER, "get")];
 
-const REQUESTS: &[Request] = &[
+const REQUESTS: &[RightsUse] = &[
     (
         "watches.rs",
         "watcher(api, config)",

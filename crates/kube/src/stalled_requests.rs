@@ -126,7 +126,7 @@ mod tests {
 
     use super::*;
     use crate::backoff::with_backoff;
-    use crate::stub::{Server, until};
+    use crate::stub::{StubServer, until};
 
     fn late_once(outages: &ApiOutages) {
         outages.unanswered("the Lease", "no answer");
@@ -141,7 +141,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_watch_from_before_an_outage_is_resumed_where_it_was() {
-        let server = Server::start().await;
+        let server = StubServer::start().await;
         let (client, outages) = server.client();
         let maps: Api<ConfigMap> = Api::namespaced(client, "there");
         let mut watch = Box::pin(with_backoff(watcher(maps, watcher::Config::default()).boxed(), &outages));
@@ -165,7 +165,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_watch_established_during_an_outage_continues() {
-        let server = Server::start().await;
+        let server = StubServer::start().await;
         let (client, outages) = server.client();
         outages.unanswered("the Lease", "no answer");
         sleep(Duration::from_millis(20)).await;
@@ -181,7 +181,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_established_watch_ends_the_outage_of_a_failed_one() {
-        let server = Server::start().await;
+        let server = StubServer::start().await;
         let (client, outages) = server.client();
         outages.register_watch("/api/v1/namespaces/there/configmaps", "the maps");
         let mut ends = outages.ends();
@@ -193,7 +193,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_old_request_fails_at_the_end_of_an_outage_and_not_after_a_late_answer() {
-        let server = Server::start().await;
+        let server = StubServer::start().await;
         let (client, outages) = server.client();
         let maps: Api<ConfigMap> = Api::namespaced(client, "there");
         let asking = tokio::spawn(async move { maps.get("silence").await });
@@ -209,7 +209,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_client_does_not_retry_a_5xx_answer_by_itself() {
-        let server = Server::start().await;
+        let server = StubServer::start().await;
         let (client, _) = server.client();
         let maps: Api<ConfigMap> = Api::namespaced(client, "there");
         let answer = tokio::time::timeout(Duration::from_secs(2), maps.get("busy")).await.expect("at once");

@@ -12,15 +12,16 @@ use tokio::net::{TcpListener, TcpStream};
 use crate::api_outage::ApiOutages;
 use crate::client::client;
 
-/// Answers lists and writes, and holds watches open. A name in the request selects a failure: `silence` gets no answer, `busy` 503,
-/// `absent` 404, a write to `past` a conflict, `slow` a late answer. [`Server::hang_up`] and [`Server::creates`] set others.
-pub struct Server {
+/// Answers lists and writes, and holds watches open. A name in the request selects a failure: `silence` gets no answer,
+/// `busy` 503, `absent` 404, a write to `past` a conflict, `slow` a late answer. [`StubServer::hang_up`] and
+/// [`StubServer::creates`] set others.
+pub struct StubServer {
     address: SocketAddr,
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<StubState>>,
 }
 
 #[derive(Default)]
-struct State {
+struct StubState {
     requests: Vec<String>,
     hang_up: usize,
     creates: VecDeque<Created>,
@@ -44,7 +45,7 @@ const EGRESS_IP: &str = r#"{"kind":"EgressIP","apiVersion":"k8s.ovn.org/v1","met
 "status":{"items":[{"node":"a","egressIP":"10.0.0.1"}]}}"#;
 const LIST: &str = r#"{"kind":"ConfigMapList","apiVersion":"v1","metadata":{"resourceVersion":"7"},"items":[]}"#;
 
-impl Server {
+impl StubServer {
     pub async fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback has ports");
         let (address, state) = (listener.local_addr().expect("bound"), Arc::default());
@@ -82,7 +83,7 @@ impl Server {
     }
 }
 
-async fn answer(mut stream: TcpStream, state: Arc<Mutex<State>>) {
+async fn answer(mut stream: TcpStream, state: Arc<Mutex<StubState>>) {
     let mut buffer = [0; 4096];
     while let Ok(length @ 1..) = stream.read(&mut buffer).await {
         let request = String::from_utf8_lossy(&buffer[..length]).into_owned();

@@ -291,9 +291,9 @@ mod tests {
     use super::*;
     use egress_core::model::ledger::Records;
     use egress_kube::leader_election::leadership;
-    use egress_kube::stub::Server;
+    use egress_kube::stub::StubServer;
 
-    fn writer(server: &Server, leads: &Leadership) -> LedgerWriter {
+    fn writer(server: &StubServer, leads: &Leadership) -> LedgerWriter {
         let store = LedgerStore::new(server.client().0, "now");
         LedgerWriter::new(store, leads.clone(), "me".into(), terms())
     }
@@ -305,7 +305,7 @@ mod tests {
     /// What is written is answered with version 7.
     #[tokio::test]
     async fn a_former_leader_writes_nothing_and_a_late_watch_changes_nothing() {
-        let server = Server::start().await;
+        let server = StubServer::start().await;
         let (published, leads, _duty) = leadership();
         published.set_leads_until(Some(Instant::now() + Duration::from_secs(60)));
         let mut writer = writer(&server, &leads);
@@ -325,7 +325,7 @@ mod tests {
     /// It may consider itself the leader until its renew deadline.
     #[tokio::test]
     async fn a_leader_that_was_replaced_early_writes_nothing_after_its_successor() {
-        let server = Server::start().await;
+        let server = StubServer::start().await;
         let (published, leads, _duty) = leadership();
         published.set_leads_until(Some(Instant::now() + Duration::from_secs(60)));
         let mut writer = writer(&server, &leads);
@@ -347,7 +347,7 @@ mod tests {
 
     #[tokio::test]
     async fn waits_for_leases_are_as_long_as_a_former_leader_gave_them() {
-        let server = Server::start().await;
+        let server = StubServer::start().await;
         let (_published, leads, _duty) = leadership();
         let mut writer = writer(&server, &leads);
         let (now, former) = (Instant::now(), Duration::from_secs(30));
@@ -370,7 +370,7 @@ mod tests {
     /// Its programs emit without an end, even if it is suspected.
     #[tokio::test]
     async fn addresses_of_a_node_with_an_endless_lease_are_not_given_away() {
-        let server = Server::start().await;
+        let server = StubServer::start().await;
         let (_published, leads, _duty) = leadership();
         let now = Instant::now();
         let ends = |endless: &[&str], ending: &[&str]| {
@@ -395,7 +395,7 @@ mod tests {
     /// The server has version 7, and refuses writes over any other.
     #[tokio::test]
     async fn an_older_ledger_of_the_server_is_adopted_and_a_newer_one_waited_for() {
-        let server = Server::start().await;
+        let server = StubServer::start().await;
         let (published, leads, _duty) = leadership();
         published.set_leads_until(Some(Instant::now() + Duration::from_secs(60)));
         let store = LedgerStore::new(server.client().0, "past");

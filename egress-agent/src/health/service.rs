@@ -21,7 +21,7 @@ use egress_core::model::ledger::Acknowledgements;
 use egress_core::model::node::UnservedAddresses;
 use egress_core::model::state::SelectedPods;
 use egress_core::node_health::fitness::ServingObstacle;
-use egress_kube::health_key::{Key, SharedKey};
+use egress_kube::health_key::{HealthKey, SharedKey};
 
 /// Longest age of a probe's challenge, plus twice the total timeout, the longest delay of answers.
 const CHALLENGE_AGE: Duration = Duration::from_secs(10);
@@ -100,7 +100,7 @@ impl HealthService {
     }
 
     /// The signature of a signed request. Any other request is a plain health check.
-    fn authentic(&self, request: &Request<HealthCheckRequest>, at: Instant) -> Option<(Key, Signature)> {
+    fn authentic(&self, request: &Request<HealthCheckRequest>, at: Instant) -> Option<(HealthKey, Signature)> {
         let (metadata, service) = (request.metadata(), &request.get_ref().service);
         let key = self.0.key.current();
         if let Some(key) = &key

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use aws_lc_rs::hmac::{self, Tag};
 use aws_lc_rs::rand;
-pub use egress_kube::health_key::Key;
+pub use egress_kube::health_key::HealthKey;
 use tonic::metadata::{AsciiMetadataValue, BinaryMetadataValue, MetadataMap};
 
 /// The prefix of all signed metadata.
@@ -48,7 +48,7 @@ pub trait MessageAuth {
     fn has_signed_answer(&self, metadata: &MetadataMap, status: i32, node: &str, to: &Signature) -> bool;
 }
 
-impl MessageAuth for Key {
+impl MessageAuth for HealthKey {
     fn sign_request(&self, metadata: &mut MetadataMap, service: &str, from: &str, to: &str) -> Signature {
         for (key, name) in [(FROM, from), (TO, to)] {
             // Node names are letters, digits, dots and dashes.
@@ -73,13 +73,13 @@ impl MessageAuth for Key {
     }
 }
 
-fn put(key: &Key, metadata: &mut MetadataMap, message: &[u8]) -> Signature {
+fn put(key: &HealthKey, metadata: &mut MetadataMap, message: &[u8]) -> Signature {
     let tag = hmac::sign(key.hmac(), message);
     metadata.insert_bin(SIGNATURE, BinaryMetadataValue::from_bytes(tag.as_ref()));
     Signature(tag)
 }
 
-fn verify(key: &Key, metadata: &MetadataMap, message: &[u8]) -> Option<Signature> {
+fn verify(key: &HealthKey, metadata: &MetadataMap, message: &[u8]) -> Option<Signature> {
     let tag = metadata.get_bin(SIGNATURE)?.to_bytes().ok()?;
     // Compares in constant time.
     hmac::verify(key.hmac(), message, &tag).ok()?;
@@ -220,8 +220,8 @@ pub(crate) mod tests {
     use egress_kube::health_key::SharedKey;
 
     /// A key for tests, by a number.
-    pub(crate) fn key(number: u8) -> Key {
-        Key::new(&[number; Key::LENGTH]).expect("its length")
+    pub(crate) fn key(number: u8) -> HealthKey {
+        HealthKey::new(&[number; HealthKey::LENGTH]).expect("its length")
     }
 
     /// The same as a shared key.
@@ -310,8 +310,10 @@ pub(crate) mod tests {
     #[test]
     fn the_key_is_never_shown() {
         let shown = format!("{:?} {:?} {:?}", key(7), Some(key(7)), shared(7));
-        assert_eq!(shown, "Key Some(Key) SharedKey");
-        assert!(Key::new(&[]).is_none() && Key::new(&[1; 31]).is_none() && Key::new(&[1; 33]).is_none());
+        assert_eq!(shown, "HealthKey Some(HealthKey) SharedKey");
+        assert!(
+            HealthKey::new(&[]).is_none() && HealthKey::new(&[1; 31]).is_none() && HealthKey::new(&[1; 33]).is_none()
+        );
     }
 
     /// Times in milliseconds.

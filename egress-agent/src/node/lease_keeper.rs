@@ -182,11 +182,11 @@ mod tests {
 
     use super::*;
     use crate::debug::log::RecentWarnings;
-    use egress_kube::stub::Server;
+    use egress_kube::stub::StubServer;
 
     #[tokio::test]
     async fn an_absent_ledger_does_not_confirm_the_lease() {
-        let server = Server::start().await;
+        let server = StubServer::start().await;
         let store = |namespace| LedgerStore::new(server.client().0, namespace);
         let (began, timeout) = (Instant::now(), Duration::from_secs(5));
         assert_eq!(
@@ -200,7 +200,7 @@ mod tests {
     }
 
     /// The warnings of a node without a confirmed lease within 1.5 s.
-    async fn warnings(server: &Server, namespace: &str, confirmed: Option<Instant>) -> Vec<String> {
+    async fn warnings(server: &StubServer, namespace: &str, confirmed: Option<Instant>) -> Vec<String> {
         let recent = RecentWarnings::default();
         let _subscriber = tracing::subscriber::set_default(tracing_subscriber::registry().with(recent.clone()));
         let (confirmed, total_timeout) = (watch::channel(confirmed).1, watch::channel(None).1);
@@ -217,7 +217,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_server_too_slow_for_the_lease_causes_one_warning() {
-        let server = Server::start().await;
+        let server = StubServer::start().await;
         let lines = warnings(&server, "slow", None).await;
         assert_eq!(lines.len(), 1, "{lines:?}");
         assert!(lines[0].starts_with("the API server is too slow to hold egress IPs by: "), "{lines:?}");

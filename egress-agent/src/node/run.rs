@@ -282,7 +282,7 @@ impl Agent {
         let (client, name, outages) = (self.client.clone(), self.node_name.clone(), self.outages.clone());
         let (own_node, stop) = (self.topics.own_node.subscribe(), self.stop.clone());
         async move {
-            let place = node_facts::Place { client, node_name: &name, leave_out: &leave_out };
+            let place = node_facts::NodeFactsTarget { client, node_name: &name, leave_out: &leave_out };
             node_facts::publish(place, &*host, own_node, &outages, stop).await;
         }
     }

@@ -73,7 +73,7 @@ pub fn node(node: &KubeNode) -> Node {
         .into_iter()
         .flat_map(|s| s.conditions.iter().flatten())
         .any(|condition| condition.type_ == "Ready" && condition.status == "True");
-    let mut unreadable = Unreadable::default();
+    let mut unreadable = UnreadableParts::default();
     let primary = unreadable.part(NodePart::Primary, |problems| {
         let pair = read(meta, keys::PRIMARY_IFADDR, problems);
         pair.map(|pair| networks(keys::PRIMARY_IFADDR, &pair, problems)).unwrap_or_default()
@@ -86,7 +86,7 @@ pub fn node(node: &KubeNode) -> Node {
         few((keys::HOST_CIDRS, MOST_LISTED), read(meta, keys::HOST_CIDRS, problems).unwrap_or_default(), problems)
     });
     let serves_secondary = annotation(meta, keys::SERVES_SECONDARY).is_some_and(|value| value == "true");
-    let Unreadable { parts: unreadable, mut problems } = unreadable;
+    let UnreadableParts { parts: unreadable, mut problems } = unreadable;
     for problem in &mut problems {
         *problem = quoted(problem, MOST_OF_PROBLEM).into_owned();
     }
@@ -239,12 +239,12 @@ fn lists_any(meta: &ObjectMeta, key: &str) -> bool {
 
 /// Unreadable parts, and a line for each problem.
 #[derive(Default)]
-struct Unreadable {
+struct UnreadableParts {
     parts: BTreeSet<NodePart>,
     problems: Vec<String>,
 }
 
-impl Unreadable {
+impl UnreadableParts {
     /// Reads a part. It counts as unreadable if there is any problem with it.
     fn part<T>(&mut self, part: NodePart, read: impl FnOnce(&mut Vec<String>) -> T) -> T {
         let before = self.problems.len();

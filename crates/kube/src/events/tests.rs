@@ -1,10 +1,10 @@
 use super::*;
 use crate::api_outage::OutageSummary;
-use crate::stub::{Created, Server, until};
+use crate::stub::{Created, StubServer, until};
 
 #[tokio::test]
 async fn an_event_waits_for_a_server_that_hangs_up() {
-    let server = Server::start().await;
+    let server = StubServer::start().await;
     let (client, outages) = server.client();
     let (events, delivery) = queue(client, "a", &outages);
     let stop = CancellationToken::new();
@@ -23,7 +23,7 @@ async fn an_event_waits_for_a_server_that_hangs_up() {
 #[tokio::test]
 async fn an_existing_event_is_written_again_by_a_running_agent_and_not_by_a_starting_one() {
     for (age, posts) in [(Duration::ZERO, 2), (RECENT_START, 3)] {
-        let server = Server::start().await;
+        let server = StubServer::start().await;
         let (client, outages) = server.client();
         let (mut events, delivery) = queue(client, "a", &outages);
         events.since = events.since.checked_sub(age).expect("a machine that is up for longer");
@@ -38,7 +38,7 @@ async fn an_existing_event_is_written_again_by_a_running_agent_and_not_by_a_star
 
 /// The outcome for an event of a long-running agent whose tries end like this, and the names that were tried.
 async fn written_after(ends: impl IntoIterator<Item = Created>) -> (Result<(), String>, Vec<&'static str>) {
-    let server = Server::start().await;
+    let server = StubServer::start().await;
     let (client, outages) = server.client();
     let (_events, delivery) = queue(client, "a", &outages);
     let mut event = of_node("a", "a", ("MapNearlyFull", "nat"), Timestamp::now());
@@ -77,7 +77,7 @@ async fn a_taken_name_ends_the_tries_if_only_this_event_can_have_it() {
 
 #[tokio::test]
 async fn an_agent_that_exits_writes_its_event_first() {
-    let server = Server::start().await;
+    let server = StubServer::start().await;
     let (client, outages) = server.client();
     write_node_event(client, "a", &outages, ("SecondAgent", "another one runs here")).await;
     assert_eq!(server.requests("POST"), 1);

@@ -125,11 +125,11 @@ fn record(lease: &Lease) -> ElectionRecord {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stub::Server;
+    use crate::stub::StubServer;
 
     #[tokio::test]
     async fn a_rollback_of_the_server_is_reported_once() {
-        let mut lease = LeaderLease::new(Server::start().await.client().0, "there");
+        let mut lease = LeaderLease::new(StubServer::start().await.client().0, "there");
         let mut seen = |version: Option<&str>| {
             let metadata = ObjectMeta { resource_version: version.map(str::to_owned), ..ObjectMeta::default() };
             lease.lease = version.map(|_| Lease { metadata, spec: None });

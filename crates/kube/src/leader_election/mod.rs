@@ -248,8 +248,8 @@ pub async fn campaign(
                     holder = record.holder;
                 }
             }
-            Err(Failed::Refused(error)) => outages.failed("the Lease", &error),
-            Err(Failed::Timeout) => outages.unanswered("the Lease", "a request took too long"),
+            Err(LeaseAttemptError::Refused(error)) => outages.failed("the Lease", &error),
+            Err(LeaseAttemptError::Timeout) => outages.unanswered("the Lease", "a request took too long"),
         }
         let now = Instant::now();
         let leader_term = election.term(now);
@@ -327,7 +327,7 @@ fn log_holder(holder: &str, namespace: &str) {
 }
 
 /// Why an attempt at the Lease failed.
-enum Failed {
+enum LeaseAttemptError {
     Refused(kube::Error),
     Timeout,
 }
@@ -337,8 +337,11 @@ enum Failed {
 async fn with_timeout<T>(
     patience: Duration,
     request: impl Future<Output = Result<T, kube::Error>>,
-) -> Result<T, Failed> {
-    tokio::time::timeout(patience, request).await.map_err(|_| Failed::Timeout)?.map_err(Failed::Refused)
+) -> Result<T, LeaseAttemptError> {
+    tokio::time::timeout(patience, request)
+        .await
+        .map_err(|_| LeaseAttemptError::Timeout)?
+        .map_err(LeaseAttemptError::Refused)
 }
 
 /// One attempt: renew, or read and take over. Returns the content of the Lease.
@@ -346,7 +349,7 @@ async fn attempt(
     lease: &mut LeaderLease,
     election: &mut Election,
     silent_holder: Option<&SilentHolder>,
-) -> Result<ElectionRecord, Failed> {
+) -> Result<ElectionRecord, LeaseAttemptError> {
     let timing = election.timing();
     // A read that takes longer is repeated.
     let patience = timing.renew_deadline - timing.retry_period;

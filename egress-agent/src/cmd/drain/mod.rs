@@ -17,7 +17,7 @@ use kube::Client;
 use crate::cmd::CliError;
 use crate::cmd::drain::watch::{Seen, State, Watch};
 use egress_core::keys::DRAIN;
-use egress_kube::admin::{AdminClient, RequestError, Timeouts};
+use egress_kube::admin::{AdminClient, RequestError, RequestTimeouts};
 use egress_kube::client;
 
 /// Between two reads.
@@ -97,7 +97,8 @@ async fn drain(client: Client, args: &DrainArgs) -> Result<(), DrainError> {
     let cluster = AdminClient::new(client);
     // A time that the clock cannot represent is no limit either.
     let until = if *timeout == 0 { None } else { Instant::now().checked_add(Duration::from_secs(*timeout)) };
-    let (first, later) = (Timeouts { each: TIMEOUT_BEFORE, until }, Timeouts { each: TIMEOUT_AFTER, until });
+    let (first, later) =
+        (RequestTimeouts { each: TIMEOUT_BEFORE, until }, RequestTimeouts { each: TIMEOUT_AFTER, until });
     if *undo {
         mark(&cluster, node, false, first).await?;
         println!("{node} may get egress IPs again; nothing moves back by itself");
@@ -143,7 +144,7 @@ async fn drain(client: Client, args: &DrainArgs) -> Result<(), DrainError> {
     Err(error)
 }
 
-async fn mark(cluster: &AdminClient, node: &str, drained: bool, patience: Timeouts) -> Result<(), DrainError> {
+async fn mark(cluster: &AdminClient, node: &str, drained: bool, patience: RequestTimeouts) -> Result<(), DrainError> {
     match cluster.set_drained(node, drained, patience).await {
         Ok(true) => Ok(()),
         Ok(false) => Err(DrainError::UnknownNode(node.to_owned())),
@@ -153,7 +154,12 @@ async fn mark(cluster: &AdminClient, node: &str, drained: bool, patience: Timeou
 }
 
 /// Reads the node before the policies: the agent may withdraw an acknowledgement soon after the status is written.
-async fn read(cluster: &AdminClient, node: &str, lists: bool, patience: Timeouts) -> Result<State, RequestError> {
+async fn read(
+    cluster: &AdminClient,
+    node: &str,
+    lists: bool,
+    patience: RequestTimeouts,
+) -> Result<State, RequestError> {
     let own = cluster.node(node, patience).await?;
     let nodes = if lists { Some(cluster.nodes(patience).await?) } else { None };
     Ok(State { node: own, nodes, policies: cluster.policies(patience).await? })

@@ -43,7 +43,7 @@ use egress_core::ownership::suspicion::LeaseDurations;
 use egress_kube::api_outage::ApiOutages;
 use egress_kube::error_text::ErrorText;
 use egress_kube::events::Events;
-use egress_kube::health_key::{Key, SharedKey};
+use egress_kube::health_key::{HealthKey, SharedKey};
 
 /// Maximum probes in flight.
 const MAX_PENDING: usize = 8;
@@ -159,7 +159,7 @@ enum Event {
 }
 
 /// What a probe was signed with.
-type Signed = (Key, Signature);
+type Signed = (HealthKey, Signature);
 
 enum Failure {
     Late,
