@@ -13,7 +13,7 @@ use crate::topology::port_of;
 
 /// What is cut.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Cut {
+pub enum NetworkCut {
     /// A node from everything.
     Everything(NodeNumber),
     /// A node from the API server alone.
@@ -24,7 +24,7 @@ pub enum Cut {
     Group(Vec<NodeNumber>),
 }
 
-impl Cut {
+impl NetworkCut {
     /// The name of its table on the switches.
     fn table(&self) -> String {
         match self {
@@ -71,7 +71,7 @@ fn to(port: &str) -> String {
 }
 
 impl Lab {
-    pub fn cut(&self, cut: &Cut) -> Result<()> {
+    pub fn cut(&self, cut: &NetworkCut) -> Result<()> {
         let table = cut.table();
         let mut text = format!("add table bridge {table}\n");
         // Writing to a String cannot fail.
@@ -83,7 +83,7 @@ impl Lab {
     }
 
     /// Ends a cut.
-    pub fn mend(&self, cut: &Cut) -> Result<()> {
+    pub fn mend(&self, cut: &NetworkCut) -> Result<()> {
         self.hubs().iter().try_for_each(|hub| hub.exec("nft", &["delete", "table", "bridge", &cut.table()]).map(drop))
     }
 
@@ -102,7 +102,7 @@ mod tests {
         let group: Vec<NodeNumber> =
             [1, 3].into_iter().map(|number| NodeNumber::new(number).expect("a node")).collect();
         assert_eq!(
-            Cut::Group(group).rules(),
+            NetworkCut::Group(group).rules(),
             [
                 r#"iifname { "node1", "node3" } oifname != { "node1", "node3" } drop"#,
                 r#"iifname != { "node1", "node3" } oifname { "node1", "node3" } drop"#

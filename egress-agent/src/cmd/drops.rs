@@ -13,7 +13,7 @@ use crate::cmd::CliError;
 use crate::cmd::page::{DEFAULT_SOCKET, Output};
 use crate::debug::socket::{AskError, drops, names};
 use egress_core::display_names::Names;
-use egress_datapath::events::drops::{Line, Sample};
+use egress_datapath::events::drops::{DropLine, Sample};
 use egress_datapath::trace::questions::protocol;
 
 #[derive(Args, Debug)]
@@ -134,15 +134,15 @@ struct Show<'a> {
 const NAMES_INTERVAL: Duration = Duration::from_secs(5);
 
 impl Show<'_> {
-    async fn line(&mut self, line: Line) -> io::Result<()> {
+    async fn line(&mut self, line: DropLine) -> io::Result<()> {
         let mut out = io::stdout().lock();
         let sample = match line {
-            Line::LeftOut(count) if self.args.output == Output::Json => {
+            DropLine::LeftOut(count) if self.args.output == Output::Json => {
                 return writeln!(out, "{{\"left_out\":{count}}}");
             }
-            Line::LeftOut(count) => return writeln!(out, "{}", self.args.missed(count)),
-            Line::Drop(sample) if !self.args.is_wanted(&sample) => return Ok(()),
-            Line::Drop(sample) => sample,
+            DropLine::LeftOut(count) => return writeln!(out, "{}", self.args.missed(count)),
+            DropLine::Drop(sample) if !self.args.is_wanted(&sample) => return Ok(()),
+            DropLine::Drop(sample) => sample,
         };
         let knows = |end: &std::net::SocketAddr| self.names.pods.contains_key(&end.ip());
         if !knows(&sample.source) && !knows(&sample.destination) && self.named.elapsed() >= NAMES_INTERVAL {

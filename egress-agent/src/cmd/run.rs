@@ -177,8 +177,8 @@ impl RunArgs {
         self.api.config_file()
     }
 
-    fn model(&self) -> settings::Settings {
-        settings::Settings {
+    fn model(&self) -> settings::NodeSettings {
+        settings::NodeSettings {
             node_name: self.api.node_name.clone(),
             cluster_subnets: self.networks.cluster_subnets.clone(),
             service_cidrs: self.networks.service_cidrs.clone(),
@@ -206,9 +206,13 @@ impl RunArgs {
         questions: Questions,
     ) -> AgentSettings {
         AgentSettings {
-            model: settings::Settings { api_servers, ..self.model() },
+            model: settings::NodeSettings { api_servers, ..self.model() },
             namespace: self.api.namespace.clone(),
-            health: health::Settings { port: self.health.port(), tls, total_timeout: self.health.total_timeout() },
+            health: health::HealthSettings {
+                port: self.health.port(),
+                tls,
+                total_timeout: self.health.total_timeout(),
+            },
             overlay: Some(self.tunnel.tunnel_port),
             host: Some(host),
             outages,

@@ -11,7 +11,7 @@ use crate::cmd::page::{Output, PageArgs};
 use crate::cmd::values::{Destination, PodName, Protocol};
 use crate::debug::socket::names;
 use egress_core::display_names::Names;
-use egress_datapath::trace::report::Report;
+use egress_datapath::trace::report::TraceReport;
 use egress_datapath::trace::test_packet::TestPacket;
 use egress_datapath::trace::{TraceError, Tracer};
 use egress_kube::admin::{self, PodError};
@@ -86,7 +86,7 @@ pub(super) fn run(args: &TraceArgs) -> Result<(), CliError> {
     let object = egress_datapath::object::embedded().unwrap_or_default();
     let mut tracer = Tracer::new(&args.page.bpffs, object).map_err(NoTrace::from)?;
     let traced = tracer.trace(&probe).map_err(NoTrace::from)?;
-    let report = Report::of(&traced, &names);
+    let report = TraceReport::of(&traced, &names);
     match args.page.output {
         Output::Table => print!("{}", report.text()),
         Output::Json => println!("{}", serde_json::to_string_pretty(&report).map_err(std::io::Error::other)?),

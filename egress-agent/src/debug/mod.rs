@@ -28,7 +28,7 @@ pub use egress_core::notes::Notes;
 use egress_core::ownership::lease::LeaseState;
 use egress_datapath::events::drops::Drops;
 use egress_datapath::loader::pinned;
-use egress_datapath::survey::report::{Gateway, Kernel, Object};
+use egress_datapath::survey::report::{Gateway, Kernel, PolicyReport};
 use egress_kube::api_outage::ApiOutages;
 
 /// A request on the socket.
@@ -38,7 +38,8 @@ pub enum Request {
     Status,
     /// The names of pods, objects and nodes.
     Names,
-    /// Sampled drops, one line each (`drops::Line`): the recent ones, and with `follow` new ones; with `reason` only those.
+    /// Sampled drops, one line each (`drops::DropLine`): the recent ones, and with `follow` new ones; with `reason` only
+    /// those.
     Drops {
         follow: bool,
         #[serde(default)]
@@ -76,7 +77,7 @@ pub struct Status {
     pub addresses: Vec<Address>,
     /// Objects that select pods of this node, or have an address here.
     #[serde(default)]
-    pub objects: Vec<Object>,
+    pub objects: Vec<PolicyReport>,
     /// Nodes that serve pods of this node.
     #[serde(default)]
     pub gateways: Vec<Gateway>,

@@ -15,7 +15,7 @@ use tracing::{debug, info, warn};
 use crate::debug::log::LogLevel;
 use crate::debug::{Answer, Request, Sources};
 use egress_core::display_names::Names;
-use egress_datapath::events::drops::Line;
+use egress_datapath::events::drops::DropLine;
 
 /// Longest request (bytes).
 const QUESTION: u64 = 4096;
@@ -143,7 +143,7 @@ impl AskError {
 pub async fn drops(
     path: &Path,
     (follow, reason): (bool, Option<String>),
-    mut show: impl AsyncFnMut(Line) -> io::Result<()>,
+    mut show: impl AsyncFnMut(DropLine) -> io::Result<()>,
 ) -> Result<(), AskError> {
     let refused = |error| AskError::of(path, error);
     let mut stream = UnixStream::connect(path).await.map_err(refused)?;

@@ -64,7 +64,7 @@ const WINDOW: (u32, u32) = (4096, 65_535);
 const PING: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct HealthSettings {
     pub port: u16,
     /// `None` is plaintext.
     pub tls: Option<Tls>,
@@ -109,7 +109,7 @@ pub struct Reports {
 }
 
 /// Serves until `stop`.
-pub async fn serve(settings: Settings, inputs: Inputs, reports: Reports, stop: CancellationToken) {
+pub async fn serve(settings: HealthSettings, inputs: Inputs, reports: Reports, stop: CancellationToken) {
     let Inputs { mut ready, selected, mut uplink, released, overlay, bounded, next_hop, nodes, key, node_name } =
         inputs;
     let acceptor = Acceptor::new(nodes, reports.meters.clone());

@@ -44,7 +44,7 @@ impl TestServer {
         let (uplink, is_uplink) = watch::channel(UplinkState::Works);
         let (confirmed, is_confirmed) = watch::channel(None);
         let stop = CancellationToken::new();
-        let settings = Settings { port, tls: None, total_timeout: Duration::from_secs(1) };
+        let settings = HealthSettings { port, tls: None, total_timeout: Duration::from_secs(1) };
         let (orders, is_ordered) = watch::channel(Acknowledgements::new());
         let (total, leader) = (watch::channel(None).0, watch::channel(None).0);
         let outages = ApiOutages::new("http://nowhere");

@@ -27,7 +27,7 @@ use crate::node::reconciler::ownership::{Coordination, FreshRead};
 use crate::node::{lease_keeper, probe_orders};
 use egress_core::model::ledger::{Acknowledgements, Ledger};
 use egress_core::model::node::{Node, Readiness};
-use egress_core::model::settings::Settings;
+use egress_core::model::settings::NodeSettings;
 use egress_core::model::state::SelectedPods;
 use egress_core::node_health::fitness::{Ready, UplinkState};
 use egress_core::ownership::lease::{LeaseDemand, LeaseState};
@@ -45,11 +45,11 @@ use egress_kube::{acknowledgements, events, node_facts, restored_backup};
 use egress_supervise::{Heartbeat, Task, Tasks};
 
 pub struct AgentSettings {
-    pub model: Settings,
+    pub model: NodeSettings,
     /// Namespace of the ledger and of the agents' key.
     pub namespace: String,
     /// Port zero: no health server.
-    pub health: health::Settings,
+    pub health: health::HealthSettings,
     /// The UDP port of the overlay, where probes through the overlay are to be answered.
     pub overlay: Option<u16>,
     /// Reads this node's networks, which the agent publishes if no CNI does.
@@ -231,7 +231,7 @@ impl Agent {
 
     fn health_server(
         &self,
-        settings: health::Settings,
+        settings: health::HealthSettings,
         (key, nodes): (SharedKey, watch::Receiver<Arc<std::collections::BTreeSet<std::net::IpAddr>>>),
         meters: Meters,
     ) -> impl Future<Output = ()> + use<> {

@@ -20,7 +20,7 @@ use egress_agent::health;
 use egress_agent::metrics::Meters;
 use egress_agent::node::run::{self, AgentSettings};
 use egress_core::model::reserved::ClusterNetworks;
-use egress_core::model::settings::{OnUnassigned, Settings, UnknownPods};
+use egress_core::model::settings::{NodeSettings, OnUnassigned, UnknownPods};
 use egress_core::model::state::{Action, HandoverStage, HandoverState, KernelState, PodState};
 use egress_core::node_health::liveness::ProbeTiming;
 use egress_core::plan::executor::{DataplaneError, Executor};
@@ -174,7 +174,7 @@ impl Cluster {
         let mut agents = JoinSet::new();
         for name in NODES {
             let settings = AgentSettings {
-                model: Settings {
+                model: NodeSettings {
                     node_name: name.into(),
                     api_servers: std::collections::BTreeSet::new(),
                     cluster_subnets: vec![PODS.parse().expect("a literal")],
@@ -184,7 +184,7 @@ impl Cluster {
                     on_unassigned: OnUnassigned::NodeAddress,
                 },
                 namespace: "kube-system".into(),
-                health: health::Settings { port: 0, tls: None, total_timeout: self.rules.total },
+                health: health::HealthSettings { port: 0, tls: None, total_timeout: self.rules.total },
                 overlay: None,
                 host: None,
                 questions: None,

@@ -7,7 +7,7 @@ use crate::model::selector::{Requirement, Selector};
 use ipnet::IpNet;
 
 use crate::model::policy::{EgressPolicy, Item, PolicyKey, PolicyOrigin, Published, Selects};
-use crate::model::settings::{OnUnassigned, Settings, UnknownPods};
+use crate::model::settings::{NodeSettings, OnUnassigned, UnknownPods};
 use crate::model::state::EgressId;
 
 pub fn ip(text: &str) -> IpAddr {
@@ -19,8 +19,8 @@ pub fn net(text: &str) -> IpNet {
 }
 
 /// Of node `n1`.
-pub fn settings() -> Settings {
-    Settings {
+pub fn settings() -> NodeSettings {
+    NodeSettings {
         node_name: "n1".into(),
         cluster_subnets: vec![net("10.244.0.0/16")],
         service_cidrs: vec![net("10.96.0.0/16")],

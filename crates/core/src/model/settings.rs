@@ -28,7 +28,7 @@ pub enum OnUnassigned {
 
 /// Settings of one node.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct NodeSettings {
     pub node_name: String,
     pub cluster_subnets: Vec<IpNet>,
     pub service_cidrs: Vec<IpNet>,
@@ -39,7 +39,7 @@ pub struct Settings {
     pub on_unassigned: OnUnassigned,
 }
 
-impl Settings {
+impl NodeSettings {
     /// The cluster's own networks.
     pub fn networks(&self) -> ClusterNetworks {
         let (pods, services) = (self.cluster_subnets.clone(), self.service_cidrs.clone());

@@ -9,7 +9,7 @@ use crate::model::node::Node;
 use crate::model::policy::PolicyKey;
 use crate::model::reserved::Reservations;
 use crate::model::services::ServiceKey;
-use crate::model::settings::Settings;
+use crate::model::settings::NodeSettings;
 use crate::model::state::{KernelState, PodOwner, PodState};
 use crate::model::view::{Addresses, Attach, Change, ClusterView, PodKey, Touched, Update};
 use crate::plan::capacity::ServiceRoom;
@@ -20,7 +20,7 @@ use crate::selection::{Selection, Standby};
 /// The view, the desired state, and what has changed since the last plan.
 #[derive(Debug)]
 pub struct Compiler {
-    settings: Settings,
+    settings: NodeSettings,
     view: ClusterView,
     selection: Selection,
     desired: Option<KernelState>,
@@ -40,7 +40,7 @@ enum StaleStandby {
 }
 
 impl Compiler {
-    pub fn new(settings: Settings) -> Self {
+    pub fn new(settings: NodeSettings) -> Self {
         let view = ClusterView::default();
         let (selection, refused) = (Selection::default(), Refusals::new());
         let (standby, stale_standby) = (BTreeSet::new(), StaleStandby::All);

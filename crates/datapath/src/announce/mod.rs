@@ -99,7 +99,7 @@ async fn probe_family(interface: Interface, mut unclaimed: BTreeSet<IpAddr>) -> 
 }
 
 /// The start of a frame, and its length.
-pub type Frame = ([u8; FRAME], usize);
+pub type AnnouncementFrame = ([u8; FRAME], usize);
 
 /// Frames until a deadline. A plain timeout checks its clock only when there is nothing to read, and a socket that always
 /// has data would block other tasks of this thread.
@@ -114,7 +114,7 @@ impl<'a> ProbeAnswers<'a> {
         Self { socket, until, late: 0 }
     }
 
-    pub async fn next(&mut self) -> Option<io::Result<Frame>> {
+    pub async fn next(&mut self) -> Option<io::Result<AnnouncementFrame>> {
         // Frames in the buffer at the deadline have arrived in time.
         if Instant::now() >= self.until {
             self.late += 1;
@@ -127,7 +127,7 @@ impl<'a> ProbeAnswers<'a> {
     }
 }
 
-async fn receive(socket: &AsyncFd<PacketSocket>) -> io::Result<Frame> {
+async fn receive(socket: &AsyncFd<PacketSocket>) -> io::Result<AnnouncementFrame> {
     loop {
         let mut ready = socket.readable().await?;
         let mut buffer = [0; FRAME];

@@ -16,7 +16,7 @@ use crate::names::{Device, Hook, LINKS, Pins};
 
 /// A program on its hook.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Attached {
+pub struct AttachedProgram {
     pub attachment: Attachment,
     pub ifindex: u32,
     pub program: u32,
@@ -27,7 +27,7 @@ pub struct Attached {
 }
 
 /// `None` if none of our programs runs on the hook.
-pub fn attached(pins: &Pins, config: &Config, hook: Hook) -> io::Result<Option<Attached>> {
+pub fn attached(pins: &Pins, config: &Config, hook: Hook) -> io::Result<Option<AttachedProgram>> {
     match by_link(&pins.link(hook))? {
         None => by_filter(config, hook),
         some => Ok(some),
@@ -59,14 +59,14 @@ pub fn device_of(version: &Path, hook: Hook) -> io::Result<Option<u32>> {
     Ok(None)
 }
 
-fn by_link(path: &Path) -> io::Result<Option<Attached>> {
+fn by_link(path: &Path) -> io::Result<Option<AttachedProgram>> {
     if !path.try_exists()? {
         return Ok(None);
     }
     let since = fs::metadata(path)?.modified().ok();
     let link = access::open_pin(path)?;
     let text = fs::read_to_string(format!("/proc/self/fdinfo/{}", link.as_raw_fd()))?;
-    Ok(parse(&text).map(|(ifindex, program, tag)| Attached {
+    Ok(parse(&text).map(|(ifindex, program, tag)| AttachedProgram {
         attachment: Attachment::Tcx,
         ifindex,
         program,
@@ -86,12 +86,12 @@ fn parse(text: &str) -> Option<(u32, u32, Option<u64>)> {
     Some((ifindex, program, field("prog_tag").and_then(|tag| u64::from_str_radix(tag, 16).ok())))
 }
 
-fn by_filter(config: &Config, hook: Hook) -> io::Result<Option<Attached>> {
+fn by_filter(config: &Config, hook: Hook) -> io::Result<Option<AttachedProgram>> {
     let ifindex = ifindex(config, hook);
     let found = filters::list(ifindex, hook.direction())?;
     let ours = found.into_iter().find(|filter| filter.name == hook.name() && filter.program.is_some());
     Ok(ours.and_then(|filter| {
-        Some(Attached {
+        Some(AttachedProgram {
             attachment: Attachment::Clsact,
             ifindex,
             program: filter.program?,

@@ -46,7 +46,7 @@ pub struct Sample {
 /// A line to a follower.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Line {
+pub enum DropLine {
     Drop(Sample),
     /// Number of further samples that were left out.
     LeftOut(u64),
@@ -96,7 +96,7 @@ impl Drops {
         let is_asked_for = |sample: &Sample| reason.is_none_or(|reason| sample.reason == reason);
         let (recent, mut coming) = self.follow();
         for sample in recent.into_iter().filter(is_asked_for) {
-            write(&mut writer, &Line::Drop(sample)).await?;
+            write(&mut writer, &DropLine::Drop(sample)).await?;
         }
         if !follow {
             return Ok(());
@@ -109,13 +109,13 @@ impl Drops {
                 _end = reader.read(&mut byte) => return Ok(()),
                 () = limit.is_over() => {
                     let left_out = limit.begin(Instant::now());
-                    write(&mut writer, &Line::LeftOut(left_out)).await?;
+                    write(&mut writer, &DropLine::LeftOut(left_out)).await?;
                     continue;
                 }
             };
             match next {
                 Ok(sample) if !is_asked_for(&sample) => {}
-                Ok(sample) if limit.takes(Instant::now()) => write(&mut writer, &Line::Drop(sample)).await?,
+                Ok(sample) if limit.takes(Instant::now()) => write(&mut writer, &DropLine::Drop(sample)).await?,
                 Ok(_) => limit.left_out += 1,
                 // Of any reason.
                 Err(RecvError::Lagged(missed)) => limit.left_out += missed,
@@ -134,7 +134,7 @@ fn evict_oldest(recent: &mut VecDeque<Sample>) {
     recent.remove(oldest.unwrap_or_default());
 }
 
-async fn write(writer: &mut (impl AsyncWrite + Unpin), line: &Line) -> io::Result<()> {
+async fn write(writer: &mut (impl AsyncWrite + Unpin), line: &DropLine) -> io::Result<()> {
     let mut text = serde_json::to_vec(line)?;
     text.push(b'\n');
     writer.write_all(&text).await
@@ -197,7 +197,7 @@ mod tests {
         }
     }
 
-    fn lines(text: &[u8]) -> Vec<Line> {
+    fn lines(text: &[u8]) -> Vec<DropLine> {
         let lines = text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
         lines.map(|line| serde_json::from_slice(line).expect("a line")).collect()
     }
@@ -211,7 +211,7 @@ mod tests {
         let mut out = Vec::new();
         drops.stream((false, None), tokio::io::empty(), &mut out).await.expect("written");
         let lines_read = lines(&out);
-        assert_eq!((lines_read.len(), &lines_read[0]), (RECENT, &Line::Drop(sample(300 - 256))));
+        assert_eq!((lines_read.len(), &lines_read[0]), (RECENT, &DropLine::Drop(sample(300 - 256))));
     }
 
     fn of(reason: &'static str, number: u32) -> Sample {
@@ -230,7 +230,7 @@ mod tests {
         assert_eq!((recent.len(), &recent[0], &recent[1]), (RECENT, &of("no_gateway", 1), &of("no_nat_entry", 4746)));
         let mut out = Vec::new();
         drops.stream((false, Some("no_gateway")), tokio::io::empty(), &mut out).await.expect("written");
-        assert_eq!(lines(&out), [Line::Drop(of("no_gateway", 1))]);
+        assert_eq!(lines(&out), [DropLine::Drop(of("no_gateway", 1))]);
     }
 
     #[tokio::test]
@@ -248,7 +248,7 @@ mod tests {
         }
         drops.publish(of("no_gateway", 7));
         let line = BufReader::new(client).lines().next_line().await.expect("no error").expect("not the end");
-        assert_eq!(serde_json::from_str::<Line>(&line).expect("a line"), Line::Drop(of("no_gateway", 7)));
+        assert_eq!(serde_json::from_str::<DropLine>(&line).expect("a line"), DropLine::Drop(of("no_gateway", 7)));
         let _ended = task.await.expect("no panic");
     }
 
@@ -263,7 +263,7 @@ mod tests {
         let mut client = BufReader::new(client).lines();
         for number in 0..3 {
             let line = client.next_line().await.expect("no error").expect("not the end");
-            assert_eq!(serde_json::from_str::<Line>(&line).expect("a line"), Line::Drop(sample(number)));
+            assert_eq!(serde_json::from_str::<DropLine>(&line).expect("a line"), DropLine::Drop(sample(number)));
             drops.publish(sample(number + 1));
         }
         drop(client);

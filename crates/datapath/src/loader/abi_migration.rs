@@ -18,14 +18,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tracing::{info, warn};
 
 use crate::error::StartError;
-use crate::loader::pins::{self, Fit};
+use crate::loader::pins::{self, MapFit};
 use crate::names::{CLSACT_MARKERS, CLSACT_PROGRAMS, Hook, LINKS, Pins};
 use crate::settings::Settings;
 
 /// Whether a start with these settings is a migration, which must wait for the API server.
 pub fn is_due(settings: &Settings) -> bool {
     let pins = Pins::new(&settings.bpffs);
-    let is_resized = || matches!(pins::check(&pins, settings), Ok(Fit::Resized));
+    let is_resized = || matches!(pins::check(&pins, settings), Ok(MapFit::Resized));
     has_others(&settings.bpffs) || is_resized()
 }
 

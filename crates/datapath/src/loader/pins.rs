@@ -37,7 +37,7 @@ impl fmt::Display for Shape {
 
 /// How the pinned maps fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fit {
+pub enum MapFit {
     /// They are reused, as far as there are any.
     Same,
     /// Some have another size than the settings ask for.
@@ -72,14 +72,14 @@ impl Drop for Made {
 }
 
 /// Creates the directories of this layout. Sets the existing one aside where its maps have other sizes.
-pub fn make(pins: &Pins, fit: Fit) -> Result<Made, StartError> {
+pub fn make(pins: &Pins, fit: MapFit) -> Result<Made, StartError> {
     let version = pins.version();
     let wrap = |path: &Path| {
         let what = format!("make {}", path.display());
         move |error| StartError::kernel(what, error)
     };
     let mut made = Made { is_new: !version.exists(), version, aside: None };
-    if fit == Fit::Resized {
+    if fit == MapFit::Resized {
         let aside = pins.aside();
         fs::rename(&made.version, &aside).map_err(wrap(&aside))?;
         info!(former = %aside.display(), "other map sizes are configured: all maps start empty");
@@ -92,12 +92,12 @@ pub fn make(pins: &Pins, fit: Fit) -> Result<Made, StartError> {
 }
 
 /// Compares what is pinned with what the object defines and the settings ask for. Other layouts: see `abi_migration`.
-pub fn check(pins: &Pins, settings: &Settings) -> Result<Fit, StartError> {
+pub fn check(pins: &Pins, settings: &Settings) -> Result<MapFit, StartError> {
     let object = parse(&settings.object)?;
-    let mut fit = Fit::Same;
+    let mut fit = MapFit::Same;
     for name in PINNED_MAPS {
-        if compare(pins, &object, name, settings.map_size(name))? == Some(Fit::Resized) {
-            fit = Fit::Resized;
+        if compare(pins, &object, name, settings.map_size(name))? == Some(MapFit::Resized) {
+            fit = MapFit::Resized;
         }
     }
     Ok(fit)
@@ -120,7 +120,7 @@ fn parse(object: &[u8]) -> Result<Object, StartError> {
 }
 
 /// `None` without such a pin. `size` overrides that of the object.
-fn compare(pins: &Pins, object: &Object, name: &'static str, size: Option<u32>) -> Result<Option<Fit>, StartError> {
+fn compare(pins: &Pins, object: &Object, name: &'static str, size: Option<u32>) -> Result<Option<MapFit>, StartError> {
     let map = object.maps.get(name).ok_or(StartError::NotInObject { what: "map", name })?;
     let wanted = Shape {
         kind: map.map_type(),
@@ -132,9 +132,9 @@ fn compare(pins: &Pins, object: &Object, name: &'static str, size: Option<u32>) 
     let path = pins.map(name);
     match pinned_shape(&path)? {
         None => Ok(None),
-        Some(found) if found == wanted => Ok(Some(Fit::Same)),
+        Some(found) if found == wanted => Ok(Some(MapFit::Same)),
         Some(found) if size.is_some() && (Shape { max_entries: wanted.max_entries, ..found }) == wanted => {
-            Ok(Some(Fit::Resized))
+            Ok(Some(MapFit::Resized))
         }
         Some(found) => Err(StartError::ForeignMap { path, found: found.to_string(), wanted: wanted.to_string() }),
     }

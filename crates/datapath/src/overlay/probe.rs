@@ -49,7 +49,7 @@ const FORGOTTEN_AFTER: Duration = Duration::from_secs(10);
 
 /// The node to ask.
 #[derive(Clone, Debug)]
-pub struct Question {
+pub struct ProbeQuestion {
     pub node: Arc<str>,
     /// Its tunnel endpoint.
     pub to: IpAddr,
@@ -77,7 +77,7 @@ pub struct Asker {
     pub port: u16,
     /// The tunnel endpoint of the controller's node.
     pub own: watch::Receiver<Option<IpAddr>>,
-    pub questions: mpsc::Receiver<Question>,
+    pub questions: mpsc::Receiver<ProbeQuestion>,
     pub echoes: mpsc::Sender<Echo>,
 }
 
@@ -118,7 +118,7 @@ pub async fn ask(Asker { port, own, mut questions, echoes }: Asker, stop: Cancel
                 sender.follow(*own.borrow());
                 waiting.retain(|_, (_, asked)| asked.elapsed() < FORGOTTEN_AFTER);
             }
-            Some(Question { node, to }) = questions.recv() => {
+            Some(ProbeQuestion { node, to }) = questions.recv() => {
                 let Some(from) = *own.borrow() else { continue };
                 number += 1;
                 let nonce = secret.hash_one(number);

@@ -26,7 +26,7 @@ use crate::maps::handles::{Hash, Trie};
 use crate::maps::lease;
 use crate::names::Attachment;
 use crate::names::{Device, Hook, Pins};
-use crate::survey::report::{Fill, Interface, Kernel, Program};
+use crate::survey::report::{Fill, InterfaceReport, Kernel, Program};
 
 /// `None` if nothing is pinned. `is_swept`: an agent runs and counts the large maps every ten seconds; otherwise they are
 /// walked.
@@ -55,7 +55,7 @@ pub fn name_of(index: u32) -> Option<String> {
     if_indextoname(index).ok()?.into_string().ok().filter(|name| !name.is_empty())
 }
 
-fn interfaces(config: &Config) -> io::Result<Vec<Interface>> {
+fn interfaces(config: &Config) -> io::Result<Vec<InterfaceReport>> {
     let mut flags: BTreeMap<String, InterfaceFlags> = BTreeMap::new();
     for one in getifaddrs()? {
         flags.insert(one.interface_name, one.flags);
@@ -69,7 +69,7 @@ fn interfaces(config: &Config) -> io::Result<Vec<Interface>> {
         let name = name_of(index);
         let flags = name.as_ref().and_then(|name| flags.get(name).copied()).unwrap_or(InterfaceFlags::empty());
         let (up, carrier) = (flags.contains(InterfaceFlags::IFF_UP), flags.contains(InterfaceFlags::IFF_RUNNING));
-        Interface { role: device.to_string(), name, index, mtu, up, carrier }
+        InterfaceReport { role: device.to_string(), name, index, mtu, up, carrier }
     };
     Ok(devices.into_iter().map(interface).collect())
 }

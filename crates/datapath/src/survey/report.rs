@@ -14,13 +14,13 @@ pub struct Kernel {
     /// Remaining seconds of the lease, zero after expiry; absent without an end.
     #[serde(default)]
     pub lease_seconds: Option<u64>,
-    pub interfaces: Vec<Interface>,
+    pub interfaces: Vec<InterfaceReport>,
     pub programs: Vec<Program>,
     pub maps: Vec<Fill>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Interface {
+pub struct InterfaceReport {
     pub role: String,
     /// Absent without such a device.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -64,7 +64,7 @@ impl Fill {
 
 /// An egress policy that selects pods of this node, or has an address here.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Object {
+pub struct PolicyReport {
     pub egress_id: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
@@ -104,14 +104,14 @@ pub fn concerning(
     pods: impl IntoIterator<Item = PodState>,
     policies: &BTreeMap<(EgressId, Family), Policy>,
     names: &Names,
-) -> (Vec<Object>, Vec<Gateway>) {
+) -> (Vec<PolicyReport>, Vec<Gateway>) {
     let mut selected: BTreeMap<EgressId, usize> = BTreeMap::new();
     for pod in pods {
         if let PodState::Selected(id) = pod {
             *selected.entry(id).or_default() += 1;
         }
     }
-    let mut objects: BTreeMap<EgressId, Object> = BTreeMap::new();
+    let mut objects: BTreeMap<EgressId, PolicyReport> = BTreeMap::new();
     let mut gateways: BTreeMap<IpAddr, BTreeSet<IpAddr>> = BTreeMap::new();
     let of_node = |place: &Place| matches!(place, Place::Here);
     for ((id, _), policy) in policies {
@@ -120,7 +120,7 @@ pub fn concerning(
         if pod_addresses == 0 && !is_here && !objects.contains_key(id) {
             continue;
         }
-        let object = objects.entry(*id).or_insert_with(|| Object {
+        let object = objects.entry(*id).or_insert_with(|| PolicyReport {
             egress_id: id.0,
             name: names.objects.get(&id.0).cloned(),
             pod_addresses,

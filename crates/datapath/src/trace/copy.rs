@@ -23,13 +23,13 @@ const MAX_FREE: u32 = 16;
 pub type Sizes = [(&'static str, u32); 4];
 
 /// The entries, and the free entries of `flows` and `nat`.
-pub struct Copied {
+pub struct CopiedMaps {
     pub maps: MemoryMaps,
     flows_free: u32,
     nat_free: u32,
 }
 
-impl Copied {
+impl CopiedMaps {
     pub fn of(pins: &Pins, headers: &Headers) -> io::Result<Self> {
         let maps = MemoryMaps::empty(config(pins)?);
         maps.now.set(now_ns()?);

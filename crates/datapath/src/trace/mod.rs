@@ -30,14 +30,14 @@ use egress_common::abi::{
 };
 use egress_common::wire::Headers;
 
-use crate::attach::listing::{self, Attached};
+use crate::attach::listing::{self, AttachedProgram};
 use crate::error::{StartError, map_io};
 use crate::loader::{pins, programs};
 use crate::maps::access;
 use crate::maps::handles::{self, Hash};
 use crate::names::{Hook, Pins, READ_MAPS};
 use crate::survey;
-use crate::trace::copy::{Copied, Sizes};
+use crate::trace::copy::{CopiedMaps, Sizes};
 use crate::trace::prediction::{Prediction, predict};
 use crate::trace::test_packet::TestPacket;
 
@@ -58,7 +58,7 @@ pub struct Traced {
     /// Whether the flow exists already.
     pub is_known: bool,
     /// The attached program; absent if there is none.
-    pub attached: Option<Attached>,
+    pub attached: Option<AttachedProgram>,
     /// Tag of the program that was run.
     pub tag: u64,
 }
@@ -122,7 +122,7 @@ impl<'o> Tracer<'o> {
 
     fn once(&mut self, packet: &TestPacket) -> Result<Traced, TraceError> {
         let headers = packet.headers().ok_or(TraceError::TwoFamilies)?;
-        let copied = Copied::of(&self.pins, &headers)?;
+        let copied = CopiedMaps::of(&self.pins, &headers)?;
         let config = copied.maps.config.get();
         let attached = listing::attached(&self.pins, &config, HOOK)?;
         let loaded = match self.loaded.take().filter(|loaded| loaded.sizes == copied.sizes()) {
@@ -156,7 +156,7 @@ struct Loaded {
 }
 
 impl Loaded {
-    fn new(pins: &Pins, object: &[u8], copied: &Copied) -> Result<Self, StartError> {
+    fn new(pins: &Pins, object: &[u8], copied: &CopiedMaps) -> Result<Self, StartError> {
         let mut ebpf = load(pins, object, copied)?;
         let private = Private::take(&mut ebpf)?;
         let name = HOOK.name();
@@ -166,7 +166,7 @@ impl Loaded {
         Ok(Self { ebpf, private, sizes: copied.sizes(), tag })
     }
 
-    fn run(&mut self, frame: &[u8], config: &Config, copied: &Copied) -> Result<Verdict, TraceError> {
+    fn run(&mut self, frame: &[u8], config: &Config, copied: &CopiedMaps) -> Result<Verdict, TraceError> {
         self.private.begin(copied)?;
         let before = self.private.counted()?;
         run(classifier(&self.ebpf)?, frame, config.mgmt_ifindex)?;
@@ -180,7 +180,7 @@ impl Loaded {
 }
 
 /// The object, with its own maps for writes.
-fn load(pins: &Pins, object: &[u8], copied: &Copied) -> Result<Ebpf, StartError> {
+fn load(pins: &Pins, object: &[u8], copied: &CopiedMaps) -> Result<Ebpf, StartError> {
     let paths: Vec<_> = READ_MAPS.iter().map(|name| (*name, pins.map(name))).collect();
     let mut loader = EbpfLoader::new();
     for (name, path) in &paths {
@@ -267,7 +267,7 @@ impl Private {
     }
 
     /// Resets the state of earlier runs.
-    fn begin(&mut self, copied: &Copied) -> io::Result<()> {
+    fn begin(&mut self, copied: &CopiedMaps) -> io::Result<()> {
         self.flows.clear()?;
         self.nat.clear()?;
         self.inbound.clear()?;
@@ -282,7 +282,7 @@ impl Private {
         self.fill(copied)
     }
 
-    fn fill(&mut self, copied: &Copied) -> io::Result<()> {
+    fn fill(&mut self, copied: &CopiedMaps) -> io::Result<()> {
         for (key, flow) in copied.maps.flows.all() {
             self.flows.put(&key, &flow)?;
         }

@@ -11,7 +11,7 @@ use egress_common::decide::snat::{self, EGRESS_PORTS, SnatSource};
 use egress_common::decide::{NatOwner, Tables};
 use egress_common::wire::{Headers, Quote};
 
-use crate::trace::recorder::{Lookup, MapRecorder};
+use crate::trace::recorder::{MapRecorder, RecordedLookup};
 
 /// Possible outcomes of the packet.
 #[derive(Clone, Debug, PartialEq)]
@@ -20,7 +20,7 @@ pub struct Prediction {
     pub verdicts: Vec<Verdict>,
     /// The flow's address, if the policy has one for it.
     pub slot: Option<(u32, PolicySlot)>,
-    pub asked: Vec<Lookup>,
+    pub asked: Vec<RecordedLookup>,
 }
 
 impl Prediction {

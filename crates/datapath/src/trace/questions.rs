@@ -8,7 +8,7 @@ use egress_common::decide::{ClaimOutcome, PortClaim, QuotaKind};
 use ipnet::IpNet;
 use serde::Serialize;
 
-use crate::trace::recorder::Lookup;
+use crate::trace::recorder::RecordedLookup;
 use egress_core::display_names::Names;
 
 /// A lookup.
@@ -24,23 +24,23 @@ pub struct LookupLine {
 }
 
 /// All lookups for a packet with this tuple, in order, without those of entries that the packet itself created.
-pub fn questions(asked: &[Lookup], tuple: &Tuple, names: &Names) -> Vec<LookupLine> {
-    let is_made = |before: &[Lookup], key: &Tuple| {
-        before.iter().any(|one| matches!(one, Lookup::Key(made, _, ClaimOutcome::Claimed) if made == key))
+pub fn questions(asked: &[RecordedLookup], tuple: &Tuple, names: &Names) -> Vec<LookupLine> {
+    let is_made = |before: &[RecordedLookup], key: &Tuple| {
+        before.iter().any(|one| matches!(one, RecordedLookup::Key(made, _, ClaimOutcome::Claimed) if made == key))
     };
     let mut questions = Vec::new();
     for (place, one) in asked.iter().enumerate() {
         match one {
-            Lookup::NatEntry(key, _) if is_made(&asked[..place], key) => {}
+            RecordedLookup::NatEntry(key, _) if is_made(&asked[..place], key) => {}
             one => questions.push(question(one, tuple, names)),
         }
     }
     questions
 }
 
-fn question(asked: &Lookup, packet: &Tuple, names: &Names) -> LookupLine {
+fn question(asked: &RecordedLookup, packet: &Tuple, names: &Names) -> LookupLine {
     let (question, answer, map, entry) = match asked {
-        Lookup::Pod(addr, found) => {
+        RecordedLookup::Pod(addr, found) => {
             let answer = match found.map(|pod| pod.egress_id()) {
                 None => "no".to_owned(),
                 Some(None) => "yes, and no object selects it".to_owned(),
@@ -49,11 +49,11 @@ fn question(asked: &Lookup, packet: &Tuple, names: &Names) -> LookupLine {
             let address = addr.to_ip();
             (format!("is {} a pod of this node?", names.pod(address)), answer, "pods", found.map(|_| text(addr)))
         }
-        Lookup::Node(addr, found) => {
+        RecordedLookup::Node(addr, found) => {
             let question = format!("is {} an address of a node?", text(addr));
             (question, node(found.as_ref(), names), "nodes", found.map(|_| text(addr)))
         }
-        Lookup::Prefix(addr, found) => {
+        RecordedLookup::Prefix(addr, found) => {
             let question = match *addr == packet.saddr {
                 true => format!("is {} in this node's pod subnet?", text(addr)),
                 false => format!("is {} an address of the cluster?", text(addr)),
@@ -61,28 +61,28 @@ fn question(asked: &Lookup, packet: &Tuple, names: &Names) -> LookupLine {
             let entry = found.map(|(net, _)| net.to_string());
             (question, prefix(found.as_ref(), names), "cluster", entry)
         }
-        Lookup::Inbound(tuple, known) => {
+        RecordedLookup::Inbound(tuple, known) => {
             let answer = if *known { "yes" } else { "no" };
             let entry = known.then(|| line(tuple));
             ("does it answer a connection from outside?".to_owned(), answer.to_owned(), "inbound", entry)
         }
-        Lookup::Policy(key, found) => {
+        RecordedLookup::Policy(key, found) => {
             let question = format!("which addresses has {}?", names.object(key.egress_id));
             let family = key.family().map_or(0, |family| family as u32);
             let entry = found.as_ref().map(|_| format!("{} IPv{family}", key.egress_id));
             (question, policy(found.as_deref(), names), "policy", entry)
         }
-        Lookup::Flow(tuple, found) => {
+        RecordedLookup::Flow(tuple, found) => {
             ("has the flow an address already?".to_owned(), flow(found.as_ref()), "flows", found.map(|_| line(tuple)))
         }
-        Lookup::Begun(flow, claim) => {
+        RecordedLookup::Begun(flow, claim) => {
             let answer = match claim {
                 ClaimOutcome::Full => "none: the map is full".to_owned(),
                 ClaimOutcome::Claimed | ClaimOutcome::Taken => format!("{}, by its hash", flow.address.to_ip()),
             };
             ("which address does a new flow get?".to_owned(), answer, "flows", None)
         }
-        Lookup::Owned(id, found) => {
+        RecordedLookup::Owned(id, found) => {
             let answer = match found {
                 None => "no".to_owned(),
                 Some(owned) => format!("yes, {}", owned.address.to_ip()),
@@ -90,7 +90,7 @@ fn question(asked: &Lookup, packet: &Tuple, names: &Names) -> LookupLine {
             let question = format!("does this node hold an address of {}?", names.object(*id));
             (question, answer, "owned", found.map(|_| id.to_string()))
         }
-        Lookup::Handover(id, found) => {
+        RecordedLookup::Handover(id, found) => {
             let answer = match found {
                 None => "no".to_owned(),
                 Some(moving) => {
@@ -99,14 +99,14 @@ fn question(asked: &Lookup, packet: &Tuple, names: &Names) -> LookupLine {
             };
             ("is its address being handed over?".to_owned(), answer, "handovers", found.map(|_| id.to_string()))
         }
-        Lookup::Lease(has) => {
+        RecordedLookup::Lease(has) => {
             let answer = if *has { "yes" } else { "no, its lease has expired" };
             ("may this node emit its egress IPs?".to_owned(), answer.to_owned(), "lease", None)
         }
-        Lookup::NatEntry(key, found) => {
+        RecordedLookup::NatEntry(key, found) => {
             (whose(key, packet), mapping(found.as_deref()), "nat", found.as_ref().map(|_| line(key)))
         }
-        Lookup::Key(key, _, claim) => {
+        RecordedLookup::Key(key, _, claim) => {
             let answer = match claim {
                 ClaimOutcome::Claimed => "yes",
                 ClaimOutcome::Taken => "no, another flow has it",
@@ -118,14 +118,14 @@ fn question(asked: &Lookup, packet: &Tuple, names: &Names) -> LookupLine {
             };
             (question, answer.to_owned(), "nat", Some(line(key)))
         }
-        Lookup::NoQuota(held) => {
+        RecordedLookup::NoQuota(held) => {
             let question = match held {
                 QuotaKind::Flows => "may the pod and its egress policy have one more flow?",
                 QuotaKind::NatEntries => "may the pod and its egress policy have one more mapping here?",
             };
             (question.to_owned(), "no, one of them holds its quota".to_owned(), "shares", None)
         }
-        Lookup::AnyPort(claim) => {
+        RecordedLookup::AnyPort(claim) => {
             let answer = match claim {
                 PortClaim::Claimed(_) => "yes, one by chance",
                 PortClaim::NoneFree => "no",

@@ -18,7 +18,7 @@ use ipnet::IpNet;
 
 /// A lookup and its result.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Lookup {
+pub enum RecordedLookup {
     Pod(Addr, Option<PodEntry>),
     Node(Addr, Option<NodeEntry>),
     /// With the matching prefix.
@@ -44,7 +44,7 @@ pub enum Lookup {
 /// The maps of one packet.
 pub struct MapRecorder<'w> {
     maps: &'w MemoryMaps,
-    asked: RefCell<Vec<Lookup>>,
+    asked: RefCell<Vec<RecordedLookup>>,
 }
 
 impl<'w> MapRecorder<'w> {
@@ -53,8 +53,8 @@ impl<'w> MapRecorder<'w> {
     }
 
     /// The lookups, each once: the decision may repeat one.
-    pub fn asked(self) -> Vec<Lookup> {
-        let mut asked: Vec<Lookup> = Vec::new();
+    pub fn asked(self) -> Vec<RecordedLookup> {
+        let mut asked: Vec<RecordedLookup> = Vec::new();
         for one in self.asked.into_inner() {
             if !asked.contains(&one) {
                 asked.push(one);
@@ -63,7 +63,7 @@ impl<'w> MapRecorder<'w> {
         asked
     }
 
-    fn note(&self, asked: Lookup) {
+    fn note(&self, asked: RecordedLookup) {
         self.asked.borrow_mut().push(asked);
     }
 }
@@ -92,28 +92,28 @@ impl Tables for MapRecorder<'_> {
     }
     fn pod(&self, addr: &Addr) -> Option<&PodEntry> {
         let found = self.maps.pod(addr);
-        self.note(Lookup::Pod(*addr, found.copied()));
+        self.note(RecordedLookup::Pod(*addr, found.copied()));
         found
     }
     fn node(&self, addr: &Addr) -> Option<&NodeEntry> {
         let found = self.maps.node(addr);
-        self.note(Lookup::Node(*addr, found.copied()));
+        self.note(RecordedLookup::Node(*addr, found.copied()));
         found
     }
     fn prefix(&self, addr: &Addr) -> Option<&ClusterPrefix> {
         let found = self.maps.prefix(addr);
         let net = longest(self.maps, addr).or_else(|| Some(IpNet::from(addr.to_ip())));
-        self.note(Lookup::Prefix(*addr, net.zip(found.copied())));
+        self.note(RecordedLookup::Prefix(*addr, net.zip(found.copied())));
         found
     }
     fn policy(&self, key: &PolicyEntryKey) -> Option<&PolicyEntry> {
         let found = self.maps.policy(key);
-        self.note(Lookup::Policy(*key, found.copied().map(Box::new)));
+        self.note(RecordedLookup::Policy(*key, found.copied().map(Box::new)));
         found
     }
     fn owned(&self, egress_id: u32) -> Option<&Owned> {
         let found = self.maps.owned(egress_id);
-        self.note(Lookup::Owned(egress_id, found.copied()));
+        self.note(RecordedLookup::Owned(egress_id, found.copied()));
         found
     }
     fn owned_addr(&self, addr: &Addr) -> Option<&OwnedAddr> {
@@ -121,17 +121,17 @@ impl Tables for MapRecorder<'_> {
     }
     fn has_lease(&self) -> bool {
         let has = self.maps.has_lease();
-        self.note(Lookup::Lease(has));
+        self.note(RecordedLookup::Lease(has));
         has
     }
     fn handover(&self, egress_id: u32) -> Option<&HandoverEntry> {
         let found = self.maps.handover(egress_id);
-        self.note(Lookup::Handover(egress_id, found.copied()));
+        self.note(RecordedLookup::Handover(egress_id, found.copied()));
         found
     }
     fn inbound_answered(&self, tuple: &Tuple, segment: Segment) -> bool {
         let known = self.maps.inbound_answered(tuple, segment);
-        self.note(Lookup::Inbound(*tuple, known));
+        self.note(RecordedLookup::Inbound(*tuple, known));
         known
     }
     fn inbound_seen(&self, tuple: &Tuple, segment: Segment) -> bool {
@@ -139,7 +139,7 @@ impl Tables for MapRecorder<'_> {
     }
     fn inbound_known(&self, tuple: &Tuple) -> bool {
         let known = self.maps.inbound_known(tuple);
-        self.note(Lookup::Inbound(*tuple, known));
+        self.note(RecordedLookup::Inbound(*tuple, known));
         known
     }
     fn inbound_in_use(&self) -> u32 {
@@ -162,7 +162,7 @@ impl Tables for MapRecorder<'_> {
     }
     fn flow_seen(&self, tuple: &Tuple, segment: Segment) -> Option<&Flow> {
         // The state before this packet.
-        self.note(Lookup::Flow(*tuple, self.maps.flow_peek(tuple).copied()));
+        self.note(RecordedLookup::Flow(*tuple, self.maps.flow_peek(tuple).copied()));
         self.maps.flow_seen(tuple, segment)
     }
     fn flow_peek(&self, tuple: &Tuple) -> Option<&Flow> {
@@ -173,7 +173,7 @@ impl Tables for MapRecorder<'_> {
     }
     fn claim_flow(&self, tuple: &Tuple, flow: &Flow) -> ClaimOutcome {
         let claim = self.maps.claim_flow(tuple, flow);
-        self.note(Lookup::Begun(*flow, claim));
+        self.note(RecordedLookup::Begun(*flow, claim));
         claim
     }
     fn decisions(&self) -> u32 {
@@ -189,11 +189,11 @@ impl Tables for MapRecorder<'_> {
         self.maps.forget_flow(tuple);
     }
     fn put_flow(&self, tuple: &Tuple, flow: &Flow) -> bool {
-        self.note(Lookup::Begun(*flow, ClaimOutcome::Claimed));
+        self.note(RecordedLookup::Begun(*flow, ClaimOutcome::Claimed));
         self.maps.put_flow(tuple, flow)
     }
     fn nat_seen(&self, key: &Tuple, segment: Segment) -> Option<&NatEntry> {
-        self.note(Lookup::NatEntry(*key, self.maps.nat_peek(key).copied().map(Box::new)));
+        self.note(RecordedLookup::NatEntry(*key, self.maps.nat_peek(key).copied().map(Box::new)));
         self.maps.nat_seen(key, segment)
     }
     fn nat_peek(&self, key: &Tuple) -> Option<&NatEntry> {
@@ -201,13 +201,13 @@ impl Tables for MapRecorder<'_> {
     }
     fn claim_nat(&self, key: &Tuple, other: &Tuple, owner: &NatOwner) -> ClaimOutcome {
         let claim = self.maps.claim_nat(key, other, owner);
-        self.note(Lookup::Key(*key, *other, claim));
+        self.note(RecordedLookup::Key(*key, *other, claim));
         claim
     }
     fn has_quota(&self, pod: &Addr, egress_id: u32, held: QuotaKind) -> bool {
         let has = self.maps.has_quota(pod, egress_id, held);
         if !has {
-            self.note(Lookup::NoQuota(held));
+            self.note(RecordedLookup::NoQuota(held));
         }
         has
     }
@@ -216,7 +216,7 @@ impl Tables for MapRecorder<'_> {
     }
     fn claim_any_port(&self, forward: &Tuple, address: &Addr, owner: &NatOwner, search: &PortSearch) -> PortClaim {
         let claim = self.maps.claim_any_port(forward, address, owner, search);
-        self.note(Lookup::AnyPort(claim));
+        self.note(RecordedLookup::AnyPort(claim));
         claim
     }
     fn expire_nat(&self, key: &Tuple) -> bool {

@@ -13,7 +13,7 @@ use egress_core::display_names::Names;
 
 /// Output of `trace -o json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Report {
+pub struct TraceReport {
     /// The test packet.
     pub packet: String,
     pub pod: String,
@@ -59,7 +59,7 @@ pub struct TracedSource {
     pub whose: &'static str,
 }
 
-impl Report {
+impl TraceReport {
     pub fn of(traced: &Traced, names: &Names) -> Self {
         let Traced { verdict, predicted, headers, .. } = traced;
         let node = match headers.tuple.saddr.to_ip() {

@@ -5,7 +5,7 @@ use super::leader::leader;
 use super::senders::Senders;
 use crate::prelude::*;
 use egress_lab::api_objects::LEASE;
-use egress_lab::cut::Cut;
+use egress_lab::cut::NetworkCut;
 use egress_lab::wait::FAIL_OVER;
 
 const ADDRESS: &str = "172.18.0.110";
@@ -184,7 +184,7 @@ pub(super) fn leader_that_hears_no_node_lets_another_lead(context: &LabContext) 
     let (well, senders) = (NAMES[gateway - 1], Senders::watch(&cluster, ADDRESS, &NAMES)?);
     println!("node{former} leads and is cut from the other nodes");
     let cut = Instant::now();
-    cluster.lab.cut(&Cut::Nodes(node(former)?))?;
+    cluster.lab.cut(&NetworkCut::Nodes(node(former)?))?;
     let mut last_failure = cut;
     while last_failure.elapsed() < PROOF {
         if !is_seen(&cluster, well, MOMENT)? {
@@ -195,7 +195,7 @@ pub(super) fn leader_that_hears_no_node_lets_another_lead(context: &LabContext) 
     println!("{well} was not served for up to {} ms", last_failure.duration_since(cut).as_millis());
     ensure!(leader(&cluster)? != former, "node{former} leads still");
     ensure!(cluster.holder("held")? == format!("node{gateway}"), "the address is on {}", cluster.holder("held")?);
-    cluster.lab.mend(&Cut::Nodes(node(former)?))?;
+    cluster.lab.mend(&NetworkCut::Nodes(node(former)?))?;
     stays(&cluster, gateway, NAMES[former - 1])?;
     senders.were(&[gateway])
 }

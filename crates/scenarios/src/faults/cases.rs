@@ -7,7 +7,7 @@ use crate::prelude::*;
 
 use super::fault_test::FaultTest;
 use super::probes;
-use egress_lab::cut::Cut;
+use egress_lab::cut::NetworkCut;
 use egress_lab::machine::StoppedMachine;
 
 /// What must become of the addresses of the node that is hit.
@@ -100,21 +100,21 @@ pub(super) const CASES: &[FaultCase] = &[
         what: "a gateway cut from everything for 20 s, its agent restarted meanwhile",
         arguments: SHORT_GRACE,
         expected: ExpectedMove::Moves,
-        play: |test, _| cut_gateway(test, &Cut::Everything(test.gateway)),
+        play: |test, _| cut_gateway(test, &NetworkCut::Everything(test.gateway)),
     },
     FaultCase {
         name: "cut-api-server",
         what: "a gateway cut from the API server alone for 20 s, its agent restarted meanwhile",
         arguments: SHORT_GRACE,
         expected: ExpectedMove::Either,
-        play: |test, _| cut_gateway(test, &Cut::ApiServer(test.gateway)),
+        play: |test, _| cut_gateway(test, &NetworkCut::ApiServer(test.gateway)),
     },
     FaultCase {
         name: "cut-nodes",
         what: "a gateway cut from all other nodes for 20 s, its agent restarted meanwhile",
         arguments: SHORT_GRACE,
         expected: ExpectedMove::Moves,
-        play: |test, _| cut_gateway(test, &Cut::Nodes(test.gateway)),
+        play: |test, _| cut_gateway(test, &NetworkCut::Nodes(test.gateway)),
     },
     FaultCase {
         name: "cut-controllers",
@@ -262,9 +262,9 @@ fn bad_rollout(test: &mut FaultTest<'_>) -> Result<()> {
     test.cluster.wait_for_agents()
 }
 
-fn cut_gateway(test: &mut FaultTest<'_>, cut: &Cut) -> Result<()> {
+fn cut_gateway(test: &mut FaultTest<'_>, cut: &NetworkCut) -> Result<()> {
     // Pods reach the API server as little as they did.
-    if !matches!(cut, Cut::ApiServer(_)) {
+    if !matches!(cut, NetworkCut::ApiServer(_)) {
         test.are_away(&[test.gateway]);
     }
     test.say("the cut");
@@ -282,7 +282,7 @@ fn cut_controllers(test: &mut FaultTest<'_>) -> Result<()> {
     let mut group = vec![NodeNumber::new(1)?, NodeNumber::new(2)?, test.gateway];
     group.sort_unstable();
     test.are_away(&group);
-    let cut = Cut::Group(group);
+    let cut = NetworkCut::Group(group);
     test.say("the cut");
     test.cut(&cut)?;
     test.wait(Duration::from_secs(20))?;

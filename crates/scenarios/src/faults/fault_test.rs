@@ -7,7 +7,7 @@ use crate::prelude::*;
 use crate::soak::loaded_cluster::{LoadedCluster, Shape};
 use crate::soak::wire::Wire;
 use egress_lab::capture::CapturedPacket;
-use egress_lab::cut::Cut;
+use egress_lab::cut::NetworkCut;
 use egress_lab::traffic::neighbour::Asker;
 use egress_lab::yield_to_signal;
 use egress_toolchain::{Built, Progress};
@@ -172,11 +172,11 @@ impl<'a> FaultTest<'a> {
         self.away.extend(nodes);
     }
 
-    pub(super) fn cut(&mut self, cut: &Cut) -> Result<()> {
+    pub(super) fn cut(&mut self, cut: &NetworkCut) -> Result<()> {
         self.cluster.base.lab.cut(cut)
     }
 
-    pub(super) fn mend(&mut self, cut: &Cut) -> Result<()> {
+    pub(super) fn mend(&mut self, cut: &NetworkCut) -> Result<()> {
         self.cluster.base.lab.mend(cut)
     }
 

@@ -5,7 +5,7 @@ use anyhow::{Context, Result};
 use super::fault::Fault;
 use super::loaded_cluster::LoadedCluster;
 use egress_lab::agents;
-use egress_lab::cut::Cut;
+use egress_lab::cut::NetworkCut;
 use egress_lab::machine::StoppedMachine;
 use egress_lab::topology::addresses::NodeNumber;
 
@@ -72,8 +72,8 @@ pub(super) fn begin(cluster: &mut LoadedCluster, fault: Fault, target: Target) -
                 Some(StoppedMachine::stop(&cluster.base.lab, &mut cluster.base.agents[target.gateway.index()])?);
             Ok(())
         }
-        Fault::NoApi => cluster.base.lab.cut(&Cut::ApiServer(target.gateway)),
-        Fault::Isolate => cluster.base.lab.cut(&Cut::Nodes(target.gateway)),
+        Fault::NoApi => cluster.base.lab.cut(&NetworkCut::ApiServer(target.gateway)),
+        Fault::Isolate => cluster.base.lab.cut(&NetworkCut::Nodes(target.gateway)),
         Fault::CrashLoop => cluster.agent(target.gateway).restart(),
         Fault::DeleteNode => cluster.delete_node(target.gateway),
     }
@@ -110,8 +110,8 @@ pub(super) fn end(cluster: &mut LoadedCluster, fault: Fault, target: Target) -> 
             let machine = cluster.stopped.take().context("no machine is stopped")?;
             machine.resume(&cluster.base.lab, &mut cluster.base.agents[target.gateway.index()]).map(drop)
         }
-        Fault::NoApi => cluster.base.lab.mend(&Cut::ApiServer(target.gateway)),
-        Fault::Isolate => cluster.base.lab.mend(&Cut::Nodes(target.gateway)),
+        Fault::NoApi => cluster.base.lab.mend(&NetworkCut::ApiServer(target.gateway)),
+        Fault::Isolate => cluster.base.lab.mend(&NetworkCut::Nodes(target.gateway)),
         Fault::CrashLoop => cluster.agent(target.gateway).restart(),
         Fault::DeleteNode => cluster.create_node(target.gateway),
     }

@@ -5,7 +5,7 @@ use jiff::Timestamp;
 use crate::cmd::status::columns;
 use crate::debug::Status;
 use crate::debug::log::LogEntry;
-use egress_datapath::survey::report::{Fill, Gateway, Interface, Kernel, Object, Program};
+use egress_datapath::survey::report::{Fill, Gateway, InterfaceReport, Kernel, PolicyReport, Program};
 
 /// Other maps are shown from this percentage on.
 const SHOWN_FROM: u64 = 50;
@@ -42,7 +42,7 @@ fn dash(text: Option<&String>) -> String {
     text.map_or_else(|| "-".to_owned(), Clone::clone)
 }
 
-fn objects(of: &[Object]) -> String {
+fn objects(of: &[PolicyReport]) -> String {
     rows(["OBJECT", "ID", "PODS HERE", "EGRESS IPS"], of, |one| {
         let places: Vec<_> = one.egress_ips.iter().map(|ip| format!("{} {}", ip.address, ip.at)).collect();
         let places = if places.is_empty() { "none".to_owned() } else { places.join(", ") };
@@ -64,7 +64,7 @@ fn gateways(of: &[Gateway]) -> String {
     })
 }
 
-fn devices(of: &[Interface]) -> String {
+fn devices(of: &[InterfaceReport]) -> String {
     rows(["INTERFACE", "NAME", "STATE", "LARGEST PACKET"], of, |one| {
         let state = match (&one.name, one.up, one.carrier) {
             (None, ..) => "missing",
@@ -118,7 +118,7 @@ mod tests {
         let fill = |map: &str, entries| Fill { map: map.into(), entries, limit: 100 };
         let kernel = Kernel {
             lease_seconds: Some(31),
-            interfaces: vec![Interface {
+            interfaces: vec![InterfaceReport {
                 role: "uplink".into(),
                 name: Some("breth0".into()),
                 index: 2,
@@ -130,7 +130,7 @@ mod tests {
             maps: vec![fill("pods", 1), fill("policy", 60), fill("nat", 2)],
         };
         let status = Status {
-            objects: vec![Object { egress_id: 3, name: Some("first".into()), pod_addresses: 2, egress_ips }],
+            objects: vec![PolicyReport { egress_id: 3, name: Some("first".into()), pod_addresses: 2, egress_ips }],
             gateways: vec![Gateway {
                 endpoint: "172.18.0.3".parse().expect("a literal"),
                 node: Some("node2".into()),

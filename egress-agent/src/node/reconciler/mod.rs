@@ -44,7 +44,7 @@ use crate::metrics::Meters;
 use egress_core::model::node::{Node, mac_text};
 use egress_core::model::policy::{EgressPolicy, PolicyKey, Unreadable, parse_egress_ip};
 use egress_core::model::services::ServiceKey;
-use egress_core::model::settings::Settings;
+use egress_core::model::settings::NodeSettings;
 use egress_core::model::state::{Action, EgressId, KernelState, PodState, PrefixKind, SelectedPods};
 use egress_core::model::view::{Change, PodKey, Touched, Update};
 pub use egress_core::node_health::fitness::Ready;
@@ -124,7 +124,7 @@ pub struct Reconciler<E> {
 }
 
 impl<E: Executor> Reconciler<E> {
-    pub fn new(settings: Settings, executor: E, events: Option<Events>, ready: watch::Sender<Ready>) -> Self {
+    pub fn new(settings: NodeSettings, executor: E, events: Option<Events>, ready: watch::Sender<Ready>) -> Self {
         let coordination = Coordination::none(&settings.node_name);
         Self {
             executor,

@@ -10,7 +10,7 @@ use ipnet::IpNet;
 use crate::model::exposed;
 use crate::model::node::Node;
 use crate::model::policy::{Destinations, EgressPolicy, PolicyKey, PolicyPart, listed_family, parse_egress_ip};
-use crate::model::settings::{OnUnassigned, Settings, UnknownPods};
+use crate::model::settings::{NodeSettings, OnUnassigned, UnknownPods};
 use crate::model::state::{
     EgressId, Family, KernelState, NOT_NUMBERED, NodeAddress, OnUnknownPod, Place, PodOwner, PodState, Policy, Prefix,
     PrefixKind, Slot, WhenEmpty, family_of,
@@ -22,7 +22,7 @@ use crate::selection::{Selection, by_rank};
 
 /// Computes the desired state. `None` while this node's own Node object is unknown: without its addresses, traffic to
 /// the node itself would count as outside traffic.
-pub fn desired(view: &ClusterView, settings: &Settings) -> Option<Desired> {
+pub fn desired(view: &ClusterView, settings: &NodeSettings) -> Option<Desired> {
     let own = view.nodes.get(&settings.node_name)?;
     // Other nodes know this node by this address, so it counts only once it is published.
     if own.primary.is_empty() {
@@ -98,7 +98,7 @@ pub(super) fn put_pod(
 /// them. Without an agent the programs let none pass, unless no policy selects anything.
 pub(super) fn on_unknown_pod(
     view: &ClusterView,
-    settings: &Settings,
+    settings: &NodeSettings,
     own: &Node,
     selection: &mut Selection,
 ) -> OnUnknownPod {
@@ -126,7 +126,7 @@ type Owned = BTreeMap<EgressId, IpAddr>;
 /// controller writes no contradictions; a status by a foreign writer must not make nodes disagree.
 fn entries(
     view: &ClusterView,
-    settings: &Settings,
+    settings: &NodeSettings,
     selection: &Selection,
     nodes_own: &BTreeMap<IpAddr, NodeAddress>,
 ) -> (Entries, Owned) {
@@ -182,7 +182,7 @@ fn entries(
     (entries, owned)
 }
 
-fn when_empty(policy: &EgressPolicy, family: Family, settings: &Settings) -> WhenEmpty {
+fn when_empty(policy: &EgressPolicy, family: Family, settings: &NodeSettings) -> WhenEmpty {
     if !policy.is_unknown(PolicyPart::Addresses) && !policy.listed.iter().any(|text| listed_family(text) == family) {
         return WhenEmpty::NotListed;
     }
@@ -192,7 +192,7 @@ fn when_empty(policy: &EgressPolicy, family: Family, settings: &Settings) -> Whe
     if exception_is_on && published { WhenEmpty::NodeAddress } else { WhenEmpty::Drop }
 }
 
-fn node_addresses(view: &ClusterView, settings: &Settings) -> BTreeMap<IpAddr, NodeAddress> {
+fn node_addresses(view: &ClusterView, settings: &NodeSettings) -> BTreeMap<IpAddr, NodeAddress> {
     let mut addresses = BTreeMap::new();
     let endpoints: BTreeSet<IpAddr> = view.nodes.values().filter_map(|node| node.endpoint()).map(|at| at.0).collect();
     for (name, node) in &view.nodes {
@@ -218,7 +218,7 @@ fn node_addresses(view: &ClusterView, settings: &Settings) -> BTreeMap<IpAddr, N
 }
 
 /// Later insertions replace earlier ones with the same prefix, from general to certain.
-fn prefixes(view: &ClusterView, settings: &Settings, egress_ips: &[IpNet]) -> BTreeMap<IpNet, Prefix> {
+fn prefixes(view: &ClusterView, settings: &NodeSettings, egress_ips: &[IpNet]) -> BTreeMap<IpNet, Prefix> {
     let mut cluster = BTreeMap::new();
     let mut put = |prefixes: &[IpNet], kind, node| {
         cluster.extend(prefixes.iter().map(|prefix| (prefix.trunc(), Prefix { kind, node })));

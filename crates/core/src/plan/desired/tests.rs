@@ -56,7 +56,7 @@ fn compiled(view: &ClusterView) -> KernelState {
     compiled_with(view, &settings())
 }
 
-fn compiled_with(view: &ClusterView, settings: &Settings) -> KernelState {
+fn compiled_with(view: &ClusterView, settings: &NodeSettings) -> KernelState {
     desired(view, settings).expect("the own node is known").state
 }
 
@@ -255,7 +255,7 @@ fn the_node_address_serves_only_if_the_leader_published_it_for_these_addresses()
     let edited = judged_for(&published, &["172.18.0.99"]);
     assert_eq!(of(&edited), WhenEmpty::Drop, "judged before an edit");
     assert_eq!(of(&EgressPolicy { drop_unassigned: true, ..published.clone() }), WhenEmpty::Drop);
-    let strict = Settings { on_unassigned: OnUnassigned::Drop, ..settings() };
+    let strict = NodeSettings { on_unassigned: OnUnassigned::Drop, ..settings() };
     assert_eq!(v4_policy(&compiled_with(&view(vec![published], vec![]), &strict)).when_empty, WhenEmpty::Drop);
     assert_eq!(of(&policy("a", &["172.18.0.1000"], &[])), WhenEmpty::Drop, "a typing error is no exemption");
     assert_eq!(of(&policy("a", &["fd00::1"], &[])), WhenEmpty::NotListed);
@@ -362,7 +362,7 @@ fn a_pod_of_an_unknown_namespace_is_unknown_and_one_of_an_unnumbered_object_drop
 #[test]
 fn unknown_pods_are_dropped_while_one_that_is_selected_starts_or_where_the_cni_announces_them() {
     let on = |view: &ClusterView, unknown_pods| {
-        compiled_with(view, &Settings { unknown_pods, ..settings() }).on_unknown_pod.expect("it is set")
+        compiled_with(view, &NodeSettings { unknown_pods, ..settings() }).on_unknown_pod.expect("it is set")
     };
     let auto = |view: &ClusterView| on(view, UnknownPods::Auto);
     let starting = || Pod { starting: true, reported: BTreeSet::new(), ..pod("10.244.1.10") };

@@ -30,7 +30,7 @@ use egress_core::node_health::NodeHealth;
 use egress_core::node_health::liveness::{AgentAnswer, Liveness, Signal};
 use egress_core::node_health::state::{CountsAs, NodeHealthReport, NodeStates, StateChange, Traits};
 use egress_datapath::overlay::endpoints::endpoint;
-use egress_datapath::overlay::probe::{Echo, Question};
+use egress_datapath::overlay::probe::{Echo, ProbeQuestion};
 use egress_kube::leader_election::ProbeDuty;
 use egress_supervise::{self, Task};
 
@@ -60,7 +60,7 @@ const NOT_SIGNED: &str = "HealthAnswerNotSigned";
 pub struct Overlay {
     /// The UDP port of overlay packets.
     pub port: u16,
-    pub questions: mpsc::Sender<Question>,
+    pub questions: mpsc::Sender<ProbeQuestion>,
     pub echoes: mpsc::Receiver<Echo>,
 }
 
@@ -587,7 +587,7 @@ impl Probing {
                 && *name != self.own_node
             {
                 // If the queue is full, this one is skipped and the next follows soon.
-                let _left_out = overlay.questions.try_send(Question { node: name.as_str().into(), to });
+                let _left_out = overlay.questions.try_send(ProbeQuestion { node: name.as_str().into(), to });
             }
         }
     }

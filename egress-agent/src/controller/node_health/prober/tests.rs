@@ -62,7 +62,7 @@ fn serve(number: u8, port: u16) -> Server {
     let (total, meters) = (watch::channel(None).0, Meters::default());
     let outages = ApiOutages::new("http://nowhere");
     let reports = health::Reports { confirmed: heard, total, orders, leader: watch::channel(None).0, outages, meters };
-    let settings = health::Settings { port, tls: None, total_timeout: RULES.total };
+    let settings = health::HealthSettings { port, tls: None, total_timeout: RULES.total };
     tokio::spawn(health::serve(settings, facts, reports, stop.clone()));
     Server { uplink, confirmed: is_heard, orders: is_ordered, released, _ready: ready, _stop: stop.drop_guard() }
 }

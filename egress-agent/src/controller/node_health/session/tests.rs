@@ -157,7 +157,7 @@ async fn agent_keyed(tls: Option<Tls>, key: SharedKey) -> Agent {
         outages: ApiOutages::new("http://nowhere"),
         meters: Meters::default(),
     };
-    let settings = health::Settings { port, tls, total_timeout: Duration::from_secs(5) };
+    let settings = health::HealthSettings { port, tls, total_timeout: Duration::from_secs(5) };
     tokio::spawn(health::serve(settings, facts, reports, stop.clone()));
     while TcpStream::connect((LOOPBACK, port)).await.is_err() {
         tokio::time::sleep(Duration::from_millis(10)).await;
@@ -275,7 +275,7 @@ async fn a_closed_connection_is_made_again() {
     tokio::time::sleep(Duration::from_millis(900)).await;
     let (ready, is_ready) = watch::channel(Ready { serving: true, addresses: vec![LOOPBACK], ..Ready::default() });
     let (_uplink, is_uplink) = watch::channel(UplinkState::Works);
-    let settings = health::Settings { port, tls: None, total_timeout: Duration::from_secs(1) };
+    let settings = health::HealthSettings { port, tls: None, total_timeout: Duration::from_secs(1) };
     let released = watch::channel(Acknowledgements::new()).1;
     let overlay = watch::channel(None).1;
     let nodes = watch::channel(Arc::new([LOOPBACK].into())).1;
