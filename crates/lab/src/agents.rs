@@ -12,10 +12,10 @@ use nix::unistd::Pid;
 
 use crate::confinement::{self, confined};
 use crate::kube_api::KubeApi;
-use crate::process::{Process, last_lines};
+use crate::process::{NodeProcess, last_lines};
 use crate::topology::UPLINK;
 use crate::topology::addresses as plan;
-use crate::topology::lab::{Lab, Node};
+use crate::topology::lab::{Lab, LabNode};
 
 /// How many nodes have a controller.
 pub const CONTROLLERS: usize = 2;
@@ -83,13 +83,13 @@ fn line(command: &str, usual: &[(&str, String)], extra: &[String]) -> Vec<String
 
 /// The controller on a node.
 pub struct Controller {
-    process: Process,
+    process: NodeProcess,
     options: AgentOptions,
 }
 
 impl Controller {
-    fn start(lab: &Lab, node: &Node, options: &AgentOptions) -> Result<Self> {
-        let mut controller = Self { process: Process::new(lab, node, "controller"), options: options.clone() };
+    fn start(lab: &Lab, node: &LabNode, options: &AgentOptions) -> Result<Self> {
+        let mut controller = Self { process: NodeProcess::new(lab, node, "controller"), options: options.clone() };
         controller.restart()?;
         Ok(controller)
     }
@@ -105,7 +105,7 @@ impl Controller {
     }
 
     /// With which one is started on this node.
-    pub fn arguments(node: &Node, options: &AgentOptions) -> Vec<String> {
+    pub fn arguments(node: &LabNode, options: &AgentOptions) -> Vec<String> {
         let pairs = [
             ("--node-name", node.name()),
             ("--kubeconfig", options.controller_kubeconfig.display().to_string()),
@@ -138,16 +138,16 @@ pub const CONTROLLER_PAGES: u16 = 9478;
 /// The agent of one node, and the controller there, if it has one. Dropping it kills both, as a crash would: what the agent
 /// pinned stays.
 pub struct Agent {
-    process: Process,
+    process: NodeProcess,
     options: AgentOptions,
     controller: Option<Controller>,
 }
 
 impl Agent {
-    pub fn start(lab: &Lab, node: &Node, options: &AgentOptions) -> Result<Self> {
+    pub fn start(lab: &Lab, node: &LabNode, options: &AgentOptions) -> Result<Self> {
         let has_controller = node.number.index() < CONTROLLERS;
         let controller = has_controller.then(|| Controller::start(lab, node, options)).transpose()?;
-        let mut agent = Self { process: Process::new(lab, node, "agent"), options: options.clone(), controller };
+        let mut agent = Self { process: NodeProcess::new(lab, node, "agent"), options: options.clone(), controller };
         agent.restart()?;
         Ok(agent)
     }
@@ -157,7 +157,7 @@ impl Agent {
         lab.nodes().iter().map(|node| Self::start(lab, node, options)).collect()
     }
 
-    pub fn node(&self) -> &Node {
+    pub fn node(&self) -> &LabNode {
         &self.process.node
     }
 
@@ -274,13 +274,13 @@ impl Agent {
     pub fn ensure_alive(&mut self) -> Result<()> {
         self.process.ensure_alive()?;
         let controller = self.controller.as_mut().map(|controller| &mut controller.process);
-        controller.filter(|process| process.child.is_some()).map_or(Ok(()), Process::ensure_alive)
+        controller.filter(|process| process.child.is_some()).map_or(Ok(()), NodeProcess::ensure_alive)
     }
 
     /// The end of its log, and of that of the controller on its node.
     pub fn log_tails(&self) -> String {
         let processes = [Some(&self.process), self.controller.as_ref().map(|controller| &controller.process)];
-        let words = |process: &Process| format!("-- {}\n{}\n", process.name, last_lines(&process.log, 12));
+        let words = |process: &NodeProcess| format!("-- {}\n{}\n", process.name, last_lines(&process.log, 12));
         processes.into_iter().flatten().map(words).collect()
     }
 

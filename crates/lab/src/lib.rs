@@ -29,7 +29,7 @@ pub mod wait;
 
 pub use topology::builder::{LabBuilder, PodSpec};
 pub use topology::host_config::{Cni, HostConfig, ReversePath};
-pub use topology::lab::{Lab, Node, Pod, Service};
+pub use topology::lab::{Lab, LabNode, LabPod, LabService};
 pub use topology::netns::Netns;
 pub use topology::signals::{wait_for_signal, yield_to_signal};
 pub use topology::{EXT_LAN, MANAGEMENT, POD_INTERFACE, SECOND_UPLINK, UPLINK};

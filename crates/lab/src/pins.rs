@@ -10,13 +10,13 @@ use aya::maps::{Array, Map, MapData};
 use egress_common::abi::Lease;
 use serde_json::Value;
 
-use crate::topology::lab::Node;
+use crate::topology::lab::LabNode;
 use egress_toolchain::packages;
 
 pub const HOOKS: [&str; 5] = ["to_netdev", "from_netdev", "from_overlay", "to_pod", "from_pod"];
 
 /// The folder of one agent's pins.
-pub struct Pins {
+pub struct AgentPins {
     root: PathBuf,
 }
 
@@ -27,8 +27,8 @@ pub struct Link {
     pub program: u64,
 }
 
-impl Pins {
-    pub fn of(node: &Node) -> Self {
+impl AgentPins {
+    pub fn of(node: &LabNode) -> Self {
         Self { root: node.bpffs.clone() }
     }
 

@@ -10,12 +10,12 @@ use anyhow::{Context, Result, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::topology::lab::{Lab, Node};
+use crate::topology::lab::{Lab, LabNode};
 use crate::wait::poll;
 
 /// A process on a node. Dropping it kills it, as a crash would.
-pub(crate) struct Process {
-    pub(crate) node: Node,
+pub(crate) struct NodeProcess {
+    pub(crate) node: LabNode,
     /// For messages: `the agent of node1`.
     pub(crate) name: String,
     pub(crate) log: PathBuf,
@@ -24,8 +24,8 @@ pub(crate) struct Process {
     pub(crate) child: Option<Child>,
 }
 
-impl Process {
-    pub(crate) fn new(lab: &Lab, node: &Node, kind: &str) -> Self {
+impl NodeProcess {
+    pub(crate) fn new(lab: &Lab, node: &LabNode, kind: &str) -> Self {
         let (log, name) = (lab.logs().join(format!("{kind}-{}.log", node.name())), node.name());
         Self { node: node.clone(), name: format!("the {kind} of {name}"), log, log_from: 0, child: None }
     }
@@ -86,7 +86,7 @@ impl Process {
     }
 }
 
-impl Drop for Process {
+impl Drop for NodeProcess {
     fn drop(&mut self) {
         if let Err(error) = self.kill() {
             eprintln!("lab: {error:#}");

@@ -2,9 +2,9 @@
 
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
-pub struct Random(u64);
+pub struct SplitMix64(u64);
 
-impl Random {
+impl SplitMix64 {
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
@@ -46,7 +46,7 @@ mod tests {
     #[test]
     fn a_seed_gives_its_own_sequence_below_the_end() {
         let numbers = |seed| {
-            let mut random = Random::new(seed);
+            let mut random = SplitMix64::new(seed);
             (0..100).map(|_| random.below(10)).collect::<Vec<_>>()
         };
         assert_eq!(numbers(1), numbers(1));

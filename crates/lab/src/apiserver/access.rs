@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::kind::Kind;
 use super::meta::{self, text};
 use super::status::ApiError;
-use super::store::{Key, State};
+use super::store::{ObjectKey, StoreState};
 
 pub(super) const CLUSTER_ROLES: &str = "clusterroles.rbac.authorization.k8s.io";
 pub(super) const CLUSTER_ROLE_BINDINGS: &str = "clusterrolebindings.rbac.authorization.k8s.io";
@@ -47,7 +47,7 @@ impl<'a> Caller<'a> {
     }
 
     /// Refuses what no binding allows.
-    pub(super) fn check(&self, state: &State, attempt: &Attempt<'_>) -> Result<(), ApiError> {
+    pub(super) fn check(&self, state: &StoreState, attempt: &Attempt<'_>) -> Result<(), ApiError> {
         let Self::Account { namespace, name } = self else { return Ok(()) };
         let bindings = state.list(CLUSTER_ROLE_BINDINGS).into_values();
         let here = |binding: &Value| attempt.namespace.is_some_and(|namespace| meta::namespace(binding) == namespace);
@@ -89,11 +89,11 @@ fn forbidden(user: &str, attempt: &Attempt<'_>) -> String {
     format!("User {user:?} cannot {verb} resource {resource:?} in API group {:?} {place}", kind.group)
 }
 
-fn role_of(state: &State, binding: &Value) -> Option<std::sync::Arc<Value>> {
+fn role_of(state: &StoreState, binding: &Value) -> Option<std::sync::Arc<Value>> {
     let name = text(binding, "/roleRef/name").to_owned();
     match text(binding, "/roleRef/kind") {
-        "ClusterRole" => state.get(CLUSTER_ROLES, &Key { namespace: String::new(), name }),
-        "Role" => state.get(ROLES, &Key { namespace: meta::namespace(binding).to_owned(), name }),
+        "ClusterRole" => state.get(CLUSTER_ROLES, &ObjectKey { namespace: String::new(), name }),
+        "Role" => state.get(ROLES, &ObjectKey { namespace: meta::namespace(binding).to_owned(), name }),
         _ => None,
     }
 }

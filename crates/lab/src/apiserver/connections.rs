@@ -13,10 +13,10 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
 /// Shared by the listener and who wants an outage.
 #[derive(Clone, Default)]
-pub(super) struct Switch(Arc<Mutex<Position>>);
+pub(super) struct Switch(Arc<Mutex<SwitchPosition>>);
 
 #[derive(Default)]
-struct Position {
+struct SwitchPosition {
     is_out: bool,
     /// Cancelled to cut the connections accepted so far.
     cut: CancellationToken,
@@ -45,10 +45,10 @@ pub(super) struct SwitchedListener {
 }
 
 impl Listener for SwitchedListener {
-    type Io = Connection;
+    type Io = ApiConnection;
     type Addr = SocketAddr;
 
-    async fn accept(&mut self) -> (Connection, SocketAddr) {
+    async fn accept(&mut self) -> (ApiConnection, SocketAddr) {
         loop {
             let (stream, peer) = Listener::accept(&mut self.listener).await;
             // During an outage the stream is dropped here: the client sees its connection closed.
@@ -56,7 +56,7 @@ impl Listener for SwitchedListener {
                 if let Err(error) = stream.set_nodelay(true) {
                     tracing::debug!(%error, %peer, "a connection keeps Nagle's delay");
                 }
-                return (Connection { stream, cut: Box::pin(cut.cancelled_owned()) }, peer);
+                return (ApiConnection { stream, cut: Box::pin(cut.cancelled_owned()) }, peer);
             }
         }
     }
@@ -67,12 +67,12 @@ impl Listener for SwitchedListener {
 }
 
 /// A stream that fails once it is cut.
-pub(super) struct Connection {
+pub(super) struct ApiConnection {
     stream: TcpStream,
     cut: Pin<Box<WaitForCancellationFutureOwned>>,
 }
 
-impl Connection {
+impl ApiConnection {
     fn check(&mut self, context: &mut Context<'_>) -> io::Result<()> {
         match self.cut.as_mut().poll(context) {
             Poll::Ready(()) => Err(io::ErrorKind::ConnectionReset.into()),
@@ -81,7 +81,7 @@ impl Connection {
     }
 }
 
-impl AsyncRead for Connection {
+impl AsyncRead for ApiConnection {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -92,7 +92,7 @@ impl AsyncRead for Connection {
     }
 }
 
-impl AsyncWrite for Connection {
+impl AsyncWrite for ApiConnection {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         self.check(context)?;
         Pin::new(&mut self.stream).poll_write(context, bytes)

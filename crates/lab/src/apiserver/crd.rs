@@ -8,10 +8,10 @@
 use serde_json::{Value, json};
 
 use super::clock;
-use super::kind::{Kind, Traits};
+use super::kind::{Kind, KindTraits};
 use super::meta::{self, text};
 use super::registry::compile;
-use super::status::Cause;
+use super::status::StatusCause;
 use super::structural;
 use super::table::PrinterColumn;
 
@@ -37,7 +37,12 @@ fn kind(definition: &Value, version: &Value) -> Kind {
         categories: strings(definition.pointer("/spec/names/categories")),
         namespaced: text(definition, "/spec/scope") == "Namespaced",
         storage: meta::name(definition).into(),
-        traits: Traits { custom: true, status_subresource: has_status, tracks_generation: true, ..Traits::default() },
+        traits: KindTraits {
+            custom: true,
+            status_subresource: has_status,
+            tracks_generation: true,
+            ..KindTraits::default()
+        },
         schema: version.pointer("/schema/openAPIV3Schema").map(compile),
         columns: columns(version),
         kind: kind_name,
@@ -69,23 +74,23 @@ pub(super) fn unknown_fields(definition: &Value) -> Vec<String> {
 }
 
 /// What a real server refuses in a definition.
-pub(super) fn validate(definition: &Value) -> Vec<Cause> {
+pub(super) fn validate(definition: &Value) -> Vec<StatusCause> {
     let mut causes = Vec::new();
     for field in ["/spec/group", "/spec/scope", "/spec/names/plural", "/spec/names/kind"] {
         if text(definition, field).is_empty() {
-            causes.push(Cause::required(field[1..].replace('/', "."), ""));
+            causes.push(StatusCause::required(field[1..].replace('/', "."), ""));
         }
     }
     let expected = format!("{}.{}", text(definition, "/spec/names/plural"), text(definition, "/spec/group"));
     if causes.is_empty() && meta::name(definition) != expected {
-        causes.push(Cause::invalid(
+        causes.push(StatusCause::invalid(
             "metadata.name",
             &json!(meta::name(definition)),
             "must be spec.names.plural+\".\"+spec.group",
         ));
     }
     if !matches!(text(definition, "/spec/scope"), "" | "Namespaced" | "Cluster") {
-        causes.push(Cause {
+        causes.push(StatusCause {
             field: "spec.scope".into(),
             reason: "FieldValueNotSupported",
             message: "Unsupported value: supported values: \"Cluster\", \"Namespaced\"".into(),
@@ -94,13 +99,13 @@ pub(super) fn validate(definition: &Value) -> Vec<Cause> {
     let versions = definition.pointer("/spec/versions").and_then(Value::as_array).cloned().unwrap_or_default();
     if versions.iter().filter(|version| version["storage"] == json!(true)).count() != 1 {
         let why = "must have exactly one version marked as storage version";
-        causes.push(Cause::invalid("spec.versions", &json!(versions.len()), why));
+        causes.push(StatusCause::invalid("spec.versions", &json!(versions.len()), why));
     }
     for (index, version) in versions.iter().enumerate() {
         let field = format!("spec.versions[{index}].schema.openAPIV3Schema");
         match version.pointer("/schema/openAPIV3Schema") {
             Some(schema) => causes.extend(structural::check(schema, &field)),
-            None => causes.push(Cause::required(field, "schemas are required")),
+            None => causes.push(StatusCause::required(field, "schemas are required")),
         }
     }
     causes

@@ -55,13 +55,13 @@ pub(super) fn leaves(kind: &Kind, object: &Value) -> Leaves {
             "metadata" => {
                 for (name, value) in value.as_object().into_iter().flatten() {
                     if !SYSTEM.contains(&name.as_str()) {
-                        let mut walk = Walk { kind, names: vec![field.clone(), name.clone()], found: &mut found };
+                        let mut walk = FieldWalk { kind, names: vec![field.clone(), name.clone()], found: &mut found };
                         walk.visit(value, &vec![format!("f:{field}"), format!("f:{name}")]);
                     }
                 }
             }
             _ => {
-                let mut walk = Walk { kind, names: vec![field.clone()], found: &mut found };
+                let mut walk = FieldWalk { kind, names: vec![field.clone()], found: &mut found };
                 walk.visit(value, &vec![format!("f:{field}")]);
             }
         }
@@ -69,13 +69,13 @@ pub(super) fn leaves(kind: &Kind, object: &Value) -> Leaves {
     found
 }
 
-struct Walk<'a> {
+struct FieldWalk<'a> {
     kind: &'a Kind,
     names: Vec<String>,
     found: &'a mut Leaves,
 }
 
-impl Walk<'_> {
+impl FieldWalk<'_> {
     fn visit(&mut self, value: &Value, path: &Path) {
         match value {
             Value::Object(map) if !map.is_empty() && !self.kind.is_atomic_map(&self.names) => {

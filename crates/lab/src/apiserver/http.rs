@@ -16,17 +16,17 @@ use serde_json::{Value, json};
 use super::access::{self, Attempt, Caller};
 use super::patch::PatchType;
 use super::query::Query;
-use super::represent::Shape;
-use super::route::{Route, Target};
-use super::select::Selector;
-use super::status::{ApiError, Cause};
-use super::store::{Key, Store};
+use super::represent::Representation;
+use super::route::{ApiRoute, RouteTarget};
+use super::select::ListSelector;
+use super::status::{ApiError, StatusCause};
+use super::store::{ObjectKey, Store};
 use super::verbs::delete::{self, DeleteOptions, Deletion};
-use super::verbs::{Options, Subresource, Write, Written, create, patch, update};
+use super::verbs::{Subresource, Write, WriteOptions, WriteResult, create, patch, update};
 use super::watch::{Scope, Watch};
 use super::{discovery, list, openapi};
 
-pub(super) struct Request<'a> {
+pub(super) struct ApiRequest<'a> {
     pub method: &'a Method,
     pub path: &'a str,
     pub query: &'a [(String, String)],
@@ -38,13 +38,13 @@ pub(super) struct Request<'a> {
     pub body: &'a [u8],
 }
 
-pub(super) enum Answer {
+pub(super) enum ApiResponse {
     Text(&'static str),
     Json { code: u16, body: Value, warnings: Vec<String> },
     Watch(Box<Watch>),
 }
 
-impl From<Value> for Answer {
+impl From<Value> for ApiResponse {
     fn from(body: Value) -> Self {
         Self::Json { code: 200, body, warnings: Vec::new() }
     }
@@ -63,7 +63,7 @@ pub(super) async fn serve(
     let outcome = match (&pairs, &body) {
         (Ok(Pairs(pairs)), Ok(body)) => answer(
             &store,
-            &Request {
+            &ApiRequest {
                 method: &method,
                 path: uri.path(),
                 query: pairs,
@@ -79,7 +79,7 @@ pub(super) async fn serve(
         (_, Err(error)) => Err(ApiError::bad_request(error.to_string())),
     };
     let code = match &outcome {
-        Ok(Answer::Json { code, .. }) => *code,
+        Ok(ApiResponse::Json { code, .. }) => *code,
         Ok(_) => 200,
         Err(refusal) => refusal.code(),
     };
@@ -87,14 +87,14 @@ pub(super) async fn serve(
     respond(outcome)
 }
 
-fn respond(outcome: Result<Answer, ApiError>) -> Response {
+fn respond(outcome: Result<ApiResponse, ApiError>) -> Response {
     match outcome {
-        Ok(Answer::Text(text)) => {
+        Ok(ApiResponse::Text(text)) => {
             let mut response = Response::new(Body::from(text));
             response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain"));
             response
         }
-        Ok(Answer::Json { code, body, warnings }) => {
+        Ok(ApiResponse::Json { code, body, warnings }) => {
             let mut response = json_response(code, &body);
             for warning in warnings {
                 let text = format!("299 - {}", json!(warning));
@@ -104,7 +104,7 @@ fn respond(outcome: Result<Answer, ApiError>) -> Response {
             }
             response
         }
-        Ok(Answer::Watch(watch)) => {
+        Ok(ApiResponse::Watch(watch)) => {
             let lines = stream::unfold(watch, |mut watch| async move {
                 let line = watch.next().await?;
                 Some((Ok::<_, Infallible>(line), watch))
@@ -124,38 +124,38 @@ fn json_response(code: u16, body: &Value) -> Response {
     response
 }
 
-pub(super) fn answer(store: &Arc<Store>, request: &Request<'_>) -> Result<Answer, ApiError> {
+pub(super) fn answer(store: &Arc<Store>, request: &ApiRequest<'_>) -> Result<ApiResponse, ApiError> {
     let caller = Caller::of(request.authorization)?;
     let state = store.lock();
     let registry = &state.registry;
-    let document = match Route::parse(registry, request.path)? {
-        Route::Resource(target) => {
+    let document = match ApiRoute::parse(registry, request.path)? {
+        ApiRoute::Resource(target) => {
             caller.check(&state, &attempt(request, &target))?;
             drop(state);
             return resource(store, request, &target);
         }
         _ if request.method != Method::GET => return Err(ApiError::method_not_allowed()),
-        Route::Healthy => return Ok(Answer::Text("ok")),
-        Route::Version => discovery::version(),
-        Route::CoreVersions => discovery::core_versions(),
-        Route::Groups => discovery::groups(registry),
-        Route::Group(name) => discovery::group(registry, &name)?,
-        Route::Resources { group, version } => discovery::resources(registry, &group, &version)?,
+        ApiRoute::Healthy => return Ok(ApiResponse::Text("ok")),
+        ApiRoute::Version => discovery::version(),
+        ApiRoute::CoreVersions => discovery::core_versions(),
+        ApiRoute::Groups => discovery::groups(registry),
+        ApiRoute::Group(name) => discovery::group(registry, &name)?,
+        ApiRoute::Resources { group, version } => discovery::resources(registry, &group, &version)?,
         // Only the protobuf form is ever asked for, and only as a last resort.
-        Route::OpenApiV2 if !accepts_json(request.accept) => return Err(ApiError::not_acceptable()),
-        Route::OpenApiV2 => openapi::v2(),
-        Route::OpenApiV3Index => openapi::v3_index(registry),
-        Route::OpenApiV3 { group, version } => openapi::v3(registry, &group, &version)?,
+        ApiRoute::OpenApiV2 if !accepts_json(request.accept) => return Err(ApiError::not_acceptable()),
+        ApiRoute::OpenApiV2 => openapi::v2(),
+        ApiRoute::OpenApiV3Index => openapi::v3_index(registry),
+        ApiRoute::OpenApiV3 { group, version } => openapi::v3(registry, &group, &version)?,
     };
     Ok(document.into())
 }
 
 fn accepts_json(accept: &str) -> bool {
-    accept.is_empty() || Shape::negotiate(accept, "").is_ok()
+    accept.is_empty() || Representation::negotiate(accept, "").is_ok()
 }
 
 /// A request as RBAC names it.
-fn attempt<'a>(request: &'a Request<'_>, target: &'a Target) -> Attempt<'a> {
+fn attempt<'a>(request: &'a ApiRequest<'_>, target: &'a RouteTarget) -> Attempt<'a> {
     let watches = request.query.iter().any(|(key, value)| key == "watch" && matches!(value.as_str(), "true" | "1"));
     let verb = match (request.method, &target.name) {
         (&Method::GET, _) if watches => "watch",
@@ -173,14 +173,14 @@ fn attempt<'a>(request: &'a Request<'_>, target: &'a Target) -> Attempt<'a> {
 }
 
 /// A list or a watch that asks for one object by its name is a request for that object.
-fn only_name<'a>(request: &'a Request<'_>) -> Option<&'a str> {
+fn only_name<'a>(request: &'a ApiRequest<'_>) -> Option<&'a str> {
     let (_, selector) = request.query.iter().find(|(key, _)| key == "fieldSelector")?;
     selector.strip_prefix("metadata.name=").filter(|name| !name.contains(','))
 }
 
-fn resource(store: &Arc<Store>, request: &Request<'_>, target: &Target) -> Result<Answer, ApiError> {
+fn resource(store: &Arc<Store>, request: &ApiRequest<'_>, target: &RouteTarget) -> Result<ApiResponse, ApiError> {
     let query = Query::parse(request.query)?;
-    let shape = Shape::negotiate(request.accept, &query.include_object)?;
+    let shape = Representation::negotiate(request.accept, &query.include_object)?;
     match (request.method, &target.name) {
         (method, Some(name)) if target.subresource == Subresource::Token => {
             store.lock().find(&target.kind, &key(target, name))?;
@@ -189,7 +189,7 @@ fn resource(store: &Arc<Store>, request: &Request<'_>, target: &Target) -> Resul
         }
         (&Method::GET, name) if query.watch => watch(store, target, &query, shape, name.clone()),
         (&Method::GET, None) => {
-            let selector = Selector::parse(&target.kind, &query.label_selector, &query.field_selector)?;
+            let selector = ListSelector::parse(&target.kind, &query.label_selector, &query.field_selector)?;
             let listing = list::list(&store.lock(), &target.kind, target.namespace.as_deref(), &query, &selector)?;
             Ok(shape.list(&target.kind, &listing.items, listing.metadata).into())
         }
@@ -205,29 +205,29 @@ fn resource(store: &Arc<Store>, request: &Request<'_>, target: &Target) -> Resul
     }
 }
 
-fn key(target: &Target, name: &str) -> Key {
-    Key { namespace: target.namespace.clone().unwrap_or_default(), name: name.to_owned() }
+fn key(target: &RouteTarget, name: &str) -> ObjectKey {
+    ObjectKey { namespace: target.namespace.clone().unwrap_or_default(), name: name.to_owned() }
 }
 
 fn watch(
     store: &Arc<Store>,
-    target: &Target,
+    target: &RouteTarget,
     query: &Query,
-    shape: Shape,
+    shape: Representation,
     name: Option<String>,
-) -> Result<Answer, ApiError> {
-    let selector = Selector::parse(&target.kind, &query.label_selector, &query.field_selector)?;
+) -> Result<ApiResponse, ApiError> {
+    let selector = ListSelector::parse(&target.kind, &query.label_selector, &query.field_selector)?;
     let scope = Scope { kind: target.kind.clone(), namespace: target.namespace.clone(), name, selector, shape };
-    Ok(Answer::Watch(Box::new(Watch::start(store, scope, query))))
+    Ok(ApiResponse::Watch(Box::new(Watch::start(store, scope, query))))
 }
 
 fn delete(
     store: &Arc<Store>,
-    request: &Request<'_>,
-    target: &Target,
-    shape: Shape,
+    request: &ApiRequest<'_>,
+    target: &RouteTarget,
+    shape: Representation,
     name: &str,
-) -> Result<Answer, ApiError> {
+) -> Result<ApiResponse, ApiError> {
     let options = DeleteOptions::parse(request.body)?;
     match store.write(|state| delete::delete(state, &target.kind, &key(target, name), &options))? {
         Deletion::Object(object) => Ok(shape.object(&target.kind, &object).into()),
@@ -237,12 +237,12 @@ fn delete(
 
 fn write(
     store: &Arc<Store>,
-    request: &Request<'_>,
-    target: &Target,
+    request: &ApiRequest<'_>,
+    target: &RouteTarget,
     query: &Query,
-    shape: Shape,
-) -> Result<Answer, ApiError> {
-    let options = Options {
+    shape: Representation,
+) -> Result<ApiResponse, ApiError> {
+    let options = WriteOptions {
         dry_run: query.dry_run,
         validation: query.field_validation,
         manager: manager(request, query)?,
@@ -255,11 +255,11 @@ fn write(
     if query.force && how != Some(PatchType::Apply) {
         return Err(ApiError::invalid_options(
             "PatchOptions",
-            Cause::forbidden("force", "may not be specified for non-apply patch"),
+            StatusCause::forbidden("force", "may not be specified for non-apply patch"),
         ));
     }
     let body = if how.is_none() { body(request)? } else { Value::Null };
-    let (written, warnings) = store.write(|state| -> Result<(Written, Vec<String>), ApiError> {
+    let (written, warnings) = store.write(|state| -> Result<(WriteResult, Vec<String>), ApiError> {
         let mut write = Write {
             state,
             kind: &target.kind,
@@ -275,18 +275,18 @@ fn write(
         Ok((written, write.warnings))
     })?;
     let code = if written.is_new { 201 } else { 200 };
-    Ok(Answer::Json { code, body: shape.object(&target.kind, &written.object), warnings })
+    Ok(ApiResponse::Json { code, body: shape.object(&target.kind, &written.object), warnings })
 }
 
 /// The field manager: as given, else the first part of the user agent. An apply must give it.
-fn manager(request: &Request<'_>, query: &Query) -> Result<String, ApiError> {
+fn manager(request: &ApiRequest<'_>, query: &Query) -> Result<String, ApiError> {
     if !query.field_manager.is_empty() {
         return Ok(query.field_manager.clone());
     }
     if request.content_type.starts_with("application/apply-patch") {
         return Err(ApiError::invalid_options(
             "PatchOptions",
-            Cause::required("fieldManager", "is required for apply patch"),
+            StatusCause::required("fieldManager", "is required for apply patch"),
         ));
     }
     Ok(match request.user_agent.split('/').next().unwrap_or_default() {
@@ -295,7 +295,7 @@ fn manager(request: &Request<'_>, query: &Query) -> Result<String, ApiError> {
     })
 }
 
-fn body(request: &Request<'_>) -> Result<Value, ApiError> {
+fn body(request: &ApiRequest<'_>) -> Result<Value, ApiError> {
     let essence = request.content_type.split(';').next().unwrap_or_default().trim();
     match essence {
         "" | "application/json" => serde_json::from_slice(request.body)

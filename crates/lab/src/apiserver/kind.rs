@@ -26,7 +26,7 @@ pub struct Kind {
     pub namespaced: bool,
     /// Name of the table that holds the objects; kinds that share it show the same objects.
     pub storage: Arc<str>,
-    pub traits: Traits,
+    pub traits: KindTraits,
     /// Only custom resources have a schema; built-in kinds are taken as they come.
     pub schema: Option<Arc<Schema>>,
     pub columns: Vec<PrinterColumn>,
@@ -34,7 +34,7 @@ pub struct Kind {
 
 /// Where the resources of Kubernetes differ from each other.
 #[derive(Clone, Copy, Default)]
-pub struct Traits {
+pub struct KindTraits {
     pub custom: bool,
     pub status_subresource: bool,
     /// A new object may bring its status (kubelets register their Node so).
@@ -110,8 +110,9 @@ pub(super) const CRDS: &str = "customresourcedefinitions.apiextensions.k8s.io";
 const RBAC: &str = "rbac.authorization.k8s.io";
 
 /// One line per built-in kind: group, version, kind, plural, short names, namespaced, storage.
-type Line = (&'static str, &'static str, &'static str, &'static str, &'static [&'static str], bool, &'static str);
-const BUILTIN: &[Line] = &[
+type BuiltInKind =
+    (&'static str, &'static str, &'static str, &'static str, &'static [&'static str], bool, &'static str);
+const BUILTIN: &[BuiltInKind] = &[
     ("", "v1", "ConfigMap", "configmaps", &["cm"], true, "configmaps"),
     ("", "v1", "Event", "events", &["ev"], true, "events"),
     ("", "v1", "Namespace", "namespaces", &["ns"], false, NAMESPACES),
@@ -146,7 +147,7 @@ pub(super) fn builtin(group: &str, plural: &str) -> Option<Arc<Kind>> {
     builtins().into_iter().find(|kind| kind.group == group && kind.plural == plural)
 }
 
-fn from_line(&(group, version, kind, plural, short_names, namespaced, storage): &Line) -> Kind {
+fn from_line(&(group, version, kind, plural, short_names, namespaced, storage): &BuiltInKind) -> Kind {
     Kind {
         group: group.to_owned(),
         version: version.to_owned(),
@@ -164,15 +165,17 @@ fn from_line(&(group, version, kind, plural, short_names, namespaced, storage): 
     }
 }
 
-fn builtin_traits(kind: &str) -> Traits {
-    let plain = Traits { unconditional_update: true, ..Traits::default() };
+fn builtin_traits(kind: &str) -> KindTraits {
+    let plain = KindTraits { unconditional_update: true, ..KindTraits::default() };
     match kind {
-        "Pod" => Traits { status_subresource: true, delete_returns_object: true, ..plain },
-        "Node" => Traits { status_subresource: true, create_keeps_status: true, ..plain },
-        "Namespace" | "Service" => Traits { status_subresource: true, ..plain },
-        "Event" => Traits { create_on_update: true, ..plain },
-        "Lease" => Traits { create_on_update: true, ..Traits::default() },
-        "CustomResourceDefinition" => Traits { status_subresource: true, tracks_generation: true, ..Traits::default() },
+        "Pod" => KindTraits { status_subresource: true, delete_returns_object: true, ..plain },
+        "Node" => KindTraits { status_subresource: true, create_keeps_status: true, ..plain },
+        "Namespace" | "Service" => KindTraits { status_subresource: true, ..plain },
+        "Event" => KindTraits { create_on_update: true, ..plain },
+        "Lease" => KindTraits { create_on_update: true, ..KindTraits::default() },
+        "CustomResourceDefinition" => {
+            KindTraits { status_subresource: true, tracks_generation: true, ..KindTraits::default() }
+        }
         _ => plain,
     }
 }

@@ -13,9 +13,9 @@ use tokio::time::Instant;
 
 use super::kind::Kind;
 use super::query::Query;
-use super::select::Selector;
+use super::select::ListSelector;
 use super::status::ApiError;
-use super::store::{Key, State, Table};
+use super::store::{ObjectKey, ObjectTable, StoreState};
 
 pub(super) struct Listing {
     pub items: Vec<Arc<Value>>,
@@ -30,21 +30,21 @@ struct Token {
 }
 
 pub(super) fn list(
-    state: &State,
+    state: &StoreState,
     kind: &Kind,
     namespace: Option<&str>,
     query: &Query,
-    selector: &Selector,
+    selector: &ListSelector,
 ) -> Result<Listing, ApiError> {
     let token = if query.continue_from.is_empty() { None } else { Some(Token::decode(&query.continue_from)?) };
     let (table, version) = snapshot(state, kind, query, token.as_ref())?;
-    let after = token.map(|token| Key { namespace: token.namespace, name: token.name });
+    let after = token.map(|token| ObjectKey { namespace: token.namespace, name: token.name });
     let mut matching = table
         .into_iter()
         .filter(|(key, _)| after.as_ref().is_none_or(|after| key > after))
         .filter(|(key, object)| namespace.is_none_or(|wanted| key.namespace == wanted) && selector.matches(object));
     let mut metadata = json!({"resourceVersion": version.to_string()});
-    let page: Vec<(Key, Arc<Value>)> = matching.by_ref().take(query.limit.unwrap_or(usize::MAX)).collect();
+    let page: Vec<(ObjectKey, Arc<Value>)> = matching.by_ref().take(query.limit.unwrap_or(usize::MAX)).collect();
     let left = matching.count();
     if left > 0
         && let Some((last, _)) = page.last()
@@ -58,7 +58,12 @@ pub(super) fn list(
     Ok(Listing { items: page.into_iter().map(|(_, object)| object).collect(), metadata })
 }
 
-fn snapshot(state: &State, kind: &Kind, query: &Query, token: Option<&Token>) -> Result<(Table, u64), ApiError> {
+fn snapshot(
+    state: &StoreState,
+    kind: &Kind,
+    query: &Query,
+    token: Option<&Token>,
+) -> Result<(ObjectTable, u64), ApiError> {
     let current = state.version();
     let asked = query.resource_version.unwrap_or_default();
     if asked > current {
@@ -80,7 +85,7 @@ fn snapshot(state: &State, kind: &Kind, query: &Query, token: Option<&Token>) ->
 }
 
 /// The version that a list from the cache has, where there is a lag.
-fn cached(state: &State) -> Option<u64> {
+fn cached(state: &StoreState) -> Option<u64> {
     // Each version has readers of its own.
     let age = state.lag.as_ref()?.of(state.version());
     Some(state.version_of(age, Instant::now()).0)

@@ -6,7 +6,7 @@
 //!                             └─ verbs ── patch, schema, fields ── store (objects, versions, history)
 //! ```
 //!
-//! All objects are in `store` under one version counter. A kind differs by `kind::Traits`, `verbs::prepare` and `verbs::check`.
+//! All objects are in `store` under one version counter. A kind differs by `KindTraits`, `verbs::prepare` and `verbs::check`.
 //! Not implemented, and proved only by a real server: authentication, admission, CEL and `format` rules, schemas of built-in
 //! kinds, conversion, protobuf, strategic merge patches, set-based selectors, generated names, deletion of collections,
 //! dry runs of deletions, garbage collection, grace periods, cluster IPs, and subresources other than `status` and `token`.

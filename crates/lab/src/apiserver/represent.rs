@@ -13,7 +13,7 @@ use super::status::ApiError;
 use super::table;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Shape {
+pub(super) enum Representation {
     Full,
     Metadata,
     Table(RowObject),
@@ -27,7 +27,7 @@ pub(super) enum RowObject {
     Object,
 }
 
-impl Shape {
+impl Representation {
     /// The first form in the Accept header that this server has.
     pub(super) fn negotiate(accept: &str, include_object: &str) -> Result<Self, ApiError> {
         if accept.trim().is_empty() {
@@ -176,14 +176,14 @@ mod tests {
 
     #[test]
     fn the_first_known_form_wins() {
-        let shape = |accept: &str| Shape::negotiate(accept, "").map_err(|refusal| refusal.code());
+        let shape = |accept: &str| Representation::negotiate(accept, "").map_err(|refusal| refusal.code());
         let table = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json;as=Table;v=v1beta1;g=meta.k8s.io,application/json";
-        assert_eq!(shape(table), Ok(Shape::Table(RowObject::Metadata)));
+        assert_eq!(shape(table), Ok(Representation::Table(RowObject::Metadata)));
         let partial = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
-        assert_eq!(shape(partial), Ok(Shape::Metadata));
-        assert_eq!(shape("application/vnd.kubernetes.protobuf,application/json"), Ok(Shape::Full));
+        assert_eq!(shape(partial), Ok(Representation::Metadata));
+        assert_eq!(shape("application/vnd.kubernetes.protobuf,application/json"), Ok(Representation::Full));
         assert_eq!(shape("application/vnd.kubernetes.protobuf"), Err(406));
-        assert_eq!(shape("*/*"), Ok(Shape::Full));
-        assert_eq!(shape(""), Ok(Shape::Full));
+        assert_eq!(shape("*/*"), Ok(Representation::Full));
+        assert_eq!(shape(""), Ok(Representation::Full));
     }
 }

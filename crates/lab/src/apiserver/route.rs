@@ -7,7 +7,7 @@ use super::registry::Registry;
 use super::status::ApiError;
 use super::verbs::Subresource;
 
-pub(super) enum Route {
+pub(super) enum ApiRoute {
     Healthy,
     Version,
     CoreVersions,
@@ -17,10 +17,10 @@ pub(super) enum Route {
     OpenApiV2,
     OpenApiV3Index,
     OpenApiV3 { group: String, version: String },
-    Resource(Target),
+    Resource(RouteTarget),
 }
 
-pub(super) struct Target {
+pub(super) struct RouteTarget {
     pub kind: Arc<Kind>,
     /// None: every namespace, or a cluster-scoped kind.
     pub namespace: Option<String>,
@@ -29,7 +29,7 @@ pub(super) struct Target {
     pub subresource: Subresource,
 }
 
-impl Route {
+impl ApiRoute {
     pub(super) fn parse(registry: &Registry, path: &str) -> Result<Self, ApiError> {
         let segments: Vec<String> =
             path.split('/').filter(|segment| !segment.is_empty()).map(percent_decoded).collect();
@@ -59,7 +59,7 @@ impl Route {
     }
 }
 
-fn target(registry: &Registry, group: &str, version: &str, rest: &[&str]) -> Result<Target, ApiError> {
+fn target(registry: &Registry, group: &str, version: &str, rest: &[&str]) -> Result<RouteTarget, ApiError> {
     let (namespace, plural, name, subresource) = match rest {
         ["namespaces", name, sub @ ("status" | "finalize")] if group.is_empty() => {
             (None, "namespaces", Some(*name), Some(*sub))
@@ -83,7 +83,7 @@ fn target(registry: &Registry, group: &str, version: &str, rest: &[&str]) -> Res
     if !is_placed {
         return Err(ApiError::no_such_path());
     }
-    Ok(Target { kind, namespace: namespace.map(str::to_owned), name: name.map(str::to_owned), subresource })
+    Ok(RouteTarget { kind, namespace: namespace.map(str::to_owned), name: name.map(str::to_owned), subresource })
 }
 
 fn percent_decoded(segment: &str) -> String {
@@ -111,8 +111,8 @@ mod tests {
     use super::*;
 
     fn resource(path: &str) -> Option<(String, Option<String>, Option<String>, Subresource)> {
-        match Route::parse(&Registry::new(), path) {
-            Ok(Route::Resource(target)) => {
+        match ApiRoute::parse(&Registry::new(), path) {
+            Ok(ApiRoute::Resource(target)) => {
                 Some((target.kind.plural.clone(), target.namespace, target.name, target.subresource))
             }
             _ => None,

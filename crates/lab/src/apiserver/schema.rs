@@ -9,7 +9,7 @@ use regex::Regex;
 use serde_json::{Value, json};
 
 use super::fields::{ListType, item_key};
-use super::status::Cause;
+use super::status::StatusCause;
 
 pub struct Schema {
     root: Value,
@@ -37,7 +37,7 @@ impl Schema {
         fill_defaults(&self.root, object);
     }
 
-    pub fn validate(&self, object: &Value, before: Option<&Value>) -> Vec<Cause> {
+    pub fn validate(&self, object: &Value, before: Option<&Value>) -> Vec<StatusCause> {
         let mut causes = Vec::new();
         let body_of = |object: &Value| {
             let mut body = object.clone();
@@ -141,13 +141,13 @@ fn fill_defaults(schema: &Value, value: &mut Value) {
 
 /// `before` is what stood at this path: what equals it is let through. It is known along fields; lists are
 /// compared as a whole.
-fn validate(schema: &Value, value: &Value, before: Option<&Value>, path: &str, causes: &mut Vec<Cause>) {
+fn validate(schema: &Value, value: &Value, before: Option<&Value>, path: &str, causes: &mut Vec<StatusCause>) {
     if before == Some(value) || (value.is_null() && schema["nullable"] == json!(true)) {
         return;
     }
     if let Some(expected) = wrong_type(schema, value) {
         let shown = json!(type_name(value));
-        causes.push(Cause::invalid(path, &shown, &format!("{path} in body must be of type {expected}: {shown}")));
+        causes.push(StatusCause::invalid(path, &shown, &format!("{path} in body must be of type {expected}: {shown}")));
         return;
     }
     validate_combinators(schema, value, path, causes);
@@ -156,13 +156,13 @@ fn validate(schema: &Value, value: &Value, before: Option<&Value>, path: &str, c
     {
         let listed: Vec<String> = allowed.iter().map(Value::to_string).collect();
         let message = format!("Unsupported value: {value}: supported values: {}", listed.join(", "));
-        causes.push(Cause { field: path.to_owned(), reason: "FieldValueNotSupported", message });
+        causes.push(StatusCause { field: path.to_owned(), reason: "FieldValueNotSupported", message });
     }
     match value {
         Value::Object(map) => {
             for name in schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str) {
                 if !map.contains_key(name) {
-                    causes.push(Cause::required(join(path, name), ""));
+                    causes.push(StatusCause::required(join(path, name), ""));
                 }
             }
             validate_count(schema, "Properties", map.len(), path, causes);
@@ -213,14 +213,14 @@ fn wrong_type<'a>(schema: &'a Value, value: &Value) -> Option<&'a str> {
     (actual != expected && !(expected == "number" && actual == "integer")).then_some(expected)
 }
 
-fn validate_combinators(schema: &Value, value: &Value, path: &str, causes: &mut Vec<Cause>) {
+fn validate_combinators(schema: &Value, value: &Value, path: &str, causes: &mut Vec<StatusCause>) {
     let holds = |branch: &Value| {
         let mut found = Vec::new();
         validate(branch, value, None, path, &mut found);
         found.is_empty()
     };
-    let refuse = |causes: &mut Vec<Cause>, what: &str| {
-        causes.push(Cause::invalid(path, value, &format!("{path} in body must validate {what}")));
+    let refuse = |causes: &mut Vec<StatusCause>, what: &str| {
+        causes.push(StatusCause::invalid(path, value, &format!("{path} in body must validate {what}")));
     };
     for branch in schema["allOf"].as_array().into_iter().flatten() {
         validate(branch, value, None, path, causes);
@@ -236,17 +236,17 @@ fn validate_combinators(schema: &Value, value: &Value, path: &str, causes: &mut 
     }
 }
 
-fn validate_count(schema: &Value, what: &str, count: usize, path: &str, causes: &mut Vec<Cause>) {
+fn validate_count(schema: &Value, what: &str, count: usize, path: &str, causes: &mut Vec<StatusCause>) {
     let bound = |side: &str| schema[format!("{side}{what}")].as_u64().and_then(|bound| usize::try_from(bound).ok());
     let noun = if what == "Length" { "chars" } else { "items" };
     if let Some(most) = bound("max").filter(|&most| count > most) {
         causes.push(match what {
-            "Length" => Cause {
+            "Length" => StatusCause {
                 field: path.to_owned(),
                 reason: "FieldValueTooLong",
                 message: format!("Too long: may not be more than {most} bytes"),
             },
-            _ => Cause {
+            _ => StatusCause {
                 field: path.to_owned(),
                 reason: "FieldValueTooMany",
                 message: format!("Too many: {count}: must have at most {most} items"),
@@ -255,22 +255,22 @@ fn validate_count(schema: &Value, what: &str, count: usize, path: &str, causes: 
     }
     if let Some(least) = bound("min").filter(|&least| count < least) {
         let why = format!("{path} in body should be at least {least} {noun} long");
-        causes.push(Cause::invalid(path, &json!(count), &why));
+        causes.push(StatusCause::invalid(path, &json!(count), &why));
     }
 }
 
-fn validate_pattern(schema: &Value, text: &str, path: &str, causes: &mut Vec<Cause>) {
+fn validate_pattern(schema: &Value, text: &str, path: &str, causes: &mut Vec<StatusCause>) {
     // A pattern that cannot be read is refused with its definition.
     if let Some(pattern) = schema["pattern"].as_str()
         && Regex::new(pattern).is_ok_and(|pattern| !pattern.is_match(text))
     {
         let why = format!("{path} in body should match '{pattern}'");
-        causes.push(Cause::invalid(path, &json!(text), &why));
+        causes.push(StatusCause::invalid(path, &json!(text), &why));
     }
 }
 
 /// The formats of addresses, as Go's `net.ParseIP` reads them: it takes `::ffff:1.2.3.4` for both.
-fn validate_format(schema: &Value, text: &str, path: &str, causes: &mut Vec<Cause>) {
+fn validate_format(schema: &Value, text: &str, path: &str, causes: &mut Vec<StatusCause>) {
     let Some(format) = schema["format"].as_str() else { return };
     let is_address = text.parse::<std::net::IpAddr>().is_ok();
     let holds = match format {
@@ -280,20 +280,20 @@ fn validate_format(schema: &Value, text: &str, path: &str, causes: &mut Vec<Caus
     };
     if !holds {
         let text = json!(text);
-        causes.push(Cause::invalid(path, &text, &format!("{path} in body must be of type {format}: {text}")));
+        causes.push(StatusCause::invalid(path, &text, &format!("{path} in body must be of type {format}: {text}")));
     }
 }
 
-fn validate_bounds(schema: &Value, number: f64, path: &str, causes: &mut Vec<Cause>) {
+fn validate_bounds(schema: &Value, number: f64, path: &str, causes: &mut Vec<StatusCause>) {
     if let Some(least) = schema["minimum"].as_f64().filter(|&least| number < least) {
-        causes.push(Cause::invalid(
+        causes.push(StatusCause::invalid(
             path,
             &json!(number),
             &format!("{path} in body should be greater than or equal to {least}"),
         ));
     }
     if let Some(most) = schema["maximum"].as_f64().filter(|&most| number > most) {
-        causes.push(Cause::invalid(
+        causes.push(StatusCause::invalid(
             path,
             &json!(number),
             &format!("{path} in body should be less than or equal to {most}"),
@@ -301,7 +301,7 @@ fn validate_bounds(schema: &Value, number: f64, path: &str, causes: &mut Vec<Cau
     }
 }
 
-fn validate_unique(schema: &Value, items: &[Value], path: &str, causes: &mut Vec<Cause>) {
+fn validate_unique(schema: &Value, items: &[Value], path: &str, causes: &mut Vec<StatusCause>) {
     let keys: Vec<String> = match schema["x-kubernetes-list-type"].as_str() {
         Some("set") => items.iter().map(Value::to_string).collect(),
         Some("map") => {
@@ -313,7 +313,7 @@ fn validate_unique(schema: &Value, items: &[Value], path: &str, causes: &mut Vec
     };
     for (index, key) in keys.iter().enumerate() {
         if keys[..index].contains(key) {
-            causes.push(Cause {
+            causes.push(StatusCause {
                 field: format!("{path}[{index}]"),
                 reason: "FieldValueDuplicate",
                 message: format!("Duplicate value: {key}"),

@@ -11,14 +11,14 @@ use super::meta;
 use super::status::ApiError;
 
 #[derive(Clone, Debug, Default)]
-pub(super) struct Selector {
-    labels: Vec<Requirement>,
+pub(super) struct ListSelector {
+    labels: Vec<LabelRequirement>,
     fields: Vec<FieldTerm>,
 }
 
 /// A label has this value (any, where there is none), or has not.
 #[derive(Clone, Debug)]
-struct Requirement {
+struct LabelRequirement {
     key: String,
     value: Option<String>,
     holds: bool,
@@ -31,7 +31,7 @@ struct FieldTerm {
     is_equal: bool,
 }
 
-impl Selector {
+impl ListSelector {
     pub(super) fn parse(kind: &Kind, labels: &str, fields: &str) -> Result<Self, ApiError> {
         fn terms(text: &str) -> impl Iterator<Item = &str> {
             text.split(',').map(str::trim).filter(|term| !term.is_empty())
@@ -56,7 +56,7 @@ impl Selector {
     }
 }
 
-fn requirement(term: &str) -> Result<Requirement, ApiError> {
+fn requirement(term: &str) -> Result<LabelRequirement, ApiError> {
     let (key, value, holds) = match split(term) {
         Some((key, value, holds)) => (key, Some(value.to_owned()), holds),
         None => (term.trim_start_matches('!'), None, !term.starts_with('!')),
@@ -64,7 +64,7 @@ fn requirement(term: &str) -> Result<Requirement, ApiError> {
     if key.is_empty() || key.contains(|c: char| !c.is_ascii_alphanumeric() && !"-_./".contains(c)) {
         return Err(ApiError::bad_request(format!("unable to parse requirement: {term:?}")));
     }
-    Ok(Requirement { key: key.to_owned(), value, holds })
+    Ok(LabelRequirement { key: key.to_owned(), value, holds })
 }
 
 /// `key=value`, `key==value` or `key!=value`: key, value and whether they shall be equal.
@@ -113,7 +113,7 @@ mod tests {
             "metadata": {"name": "web", "namespace": "prod", "labels": {"app": "web", "n": "5", "empty": ""}},
             "spec": {"nodeName": "node1"}, "status": {"phase": "Running"},
         });
-        Selector::parse(&pods, labels, fields).expect("a readable selector").matches(&pod)
+        ListSelector::parse(&pods, labels, fields).expect("a readable selector").matches(&pod)
     }
 
     #[test]
@@ -147,7 +147,7 @@ mod tests {
     fn unreadable_selectors_are_refused() {
         let pods = kind::builtin("", "pods").expect("pods are built in");
         for (labels, fields) in [("a in (b)", ""), ("=b", ""), ("a>b", ""), ("", "spec.foo=1"), ("", "x")] {
-            let refusal = Selector::parse(&pods, labels, fields).expect_err("not readable");
+            let refusal = ListSelector::parse(&pods, labels, fields).expect_err("not readable");
             assert_eq!(refusal.code(), 400, "{labels:?} {fields:?}");
         }
     }

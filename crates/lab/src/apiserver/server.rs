@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
 use super::connections::{Switch, SwitchedListener};
-use super::http::{self, Answer, Request};
+use super::http::{self, ApiRequest, ApiResponse};
 use super::lag::Lag;
 use super::status::ApiError;
 use super::store::{Backup, Store};
@@ -114,7 +114,7 @@ impl ApiServer {
     /// with the content type `application/merge-patch+json`. No body is `Value::Null`.
     pub fn request(&self, method: &Method, path: &str, content_type: &str, body: &Value) -> Result<Value, ApiError> {
         let body = if body.is_null() { Vec::new() } else { body.to_string().into_bytes() };
-        let request = Request {
+        let request = ApiRequest {
             method,
             path,
             query: &[],
@@ -125,9 +125,9 @@ impl ApiServer {
             body: &body,
         };
         match http::answer(&self.store, &request)? {
-            Answer::Json { body, .. } => Ok(body),
-            Answer::Text(text) => Ok(json!(text)),
-            Answer::Watch(_) => Err(ApiError::method_not_allowed()),
+            ApiResponse::Json { body, .. } => Ok(body),
+            ApiResponse::Text(text) => Ok(json!(text)),
+            ApiResponse::Watch(_) => Err(ApiError::method_not_allowed()),
         }
     }
 

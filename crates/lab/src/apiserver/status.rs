@@ -9,7 +9,7 @@ use super::kind::Kind;
 
 /// The closed set of `Status` reasons that this server uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reason {
+pub enum StatusReason {
     AlreadyExists,
     BadRequest,
     Conflict,
@@ -26,7 +26,7 @@ pub enum Reason {
     UnsupportedMediaType,
 }
 
-impl Reason {
+impl StatusReason {
     pub fn code(self) -> u16 {
         match self {
             Self::BadRequest => 400,
@@ -50,20 +50,20 @@ impl Reason {
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{message}")]
 pub struct ApiError {
-    pub reason: Reason,
+    pub reason: StatusReason,
     pub message: String,
     details: Option<Value>,
 }
 
 /// One field that a validation refuses, as it appears in `details.causes`.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Cause {
+pub struct StatusCause {
     pub field: String,
     pub reason: &'static str,
     pub message: String,
 }
 
-impl Cause {
+impl StatusCause {
     pub fn required(field: impl Into<String>, hint: &str) -> Self {
         let message = if hint.is_empty() { "Required value".to_owned() } else { format!("Required value: {hint}") };
         Self { field: field.into(), reason: "FieldValueRequired", message }
@@ -79,55 +79,60 @@ impl Cause {
 }
 
 impl ApiError {
-    fn new(reason: Reason, message: impl Into<String>) -> Self {
+    fn new(reason: StatusReason, message: impl Into<String>) -> Self {
         Self { reason, message: message.into(), details: None }
     }
 
     pub fn bad_request(message: impl Into<String>) -> Self {
-        Self::new(Reason::BadRequest, message)
+        Self::new(StatusReason::BadRequest, message)
     }
 
     pub fn internal(message: impl Into<String>) -> Self {
-        Self::new(Reason::InternalError, message)
+        Self::new(StatusReason::InternalError, message)
     }
 
     /// A path that nothing serves.
     pub fn no_such_path() -> Self {
-        let mut error = Self::new(Reason::NotFound, "the server could not find the requested resource");
+        let mut error = Self::new(StatusReason::NotFound, "the server could not find the requested resource");
         error.details = Some(json!({}));
         error
     }
 
     pub fn method_not_allowed() -> Self {
-        Self::new(Reason::MethodNotAllowed, "the server does not allow this method on the requested resource")
+        Self::new(StatusReason::MethodNotAllowed, "the server does not allow this method on the requested resource")
     }
 
     pub fn not_acceptable() -> Self {
-        Self::new(Reason::NotAcceptable, "only the following media types are accepted: application/json")
+        Self::new(StatusReason::NotAcceptable, "only the following media types are accepted: application/json")
     }
 
     pub fn unsupported_media_type(accepted: &str) -> Self {
         let message =
             format!("the body of the request was in an unknown format - accepted media types include: {accepted}");
-        Self::new(Reason::UnsupportedMediaType, message)
+        Self::new(StatusReason::UnsupportedMediaType, message)
     }
 
     pub fn body_too_large() -> Self {
-        Self::new(Reason::RequestEntityTooLarge, "the body of the request is too large")
+        Self::new(StatusReason::RequestEntityTooLarge, "the body of the request is too large")
     }
 
     pub fn not_found(kind: &Kind, name: &str) -> Self {
-        Self::about(Reason::NotFound, kind, name, format!("{} {name:?} not found", kind.group_resource()))
+        Self::about(StatusReason::NotFound, kind, name, format!("{} {name:?} not found", kind.group_resource()))
     }
 
     pub fn already_exists(kind: &Kind, name: &str) -> Self {
-        Self::about(Reason::AlreadyExists, kind, name, format!("{} {name:?} already exists", kind.group_resource()))
+        Self::about(
+            StatusReason::AlreadyExists,
+            kind,
+            name,
+            format!("{} {name:?} already exists", kind.group_resource()),
+        )
     }
 
     /// The resource version or uid that the client holds is not the stored one.
     pub fn conflict(kind: &Kind, name: &str, why: &str) -> Self {
         let message = format!("Operation cannot be fulfilled on {} {name:?}: {why}", kind.group_resource());
-        Self::about(Reason::Conflict, kind, name, message)
+        Self::about(StatusReason::Conflict, kind, name, message)
     }
 
     pub fn modified(kind: &Kind, name: &str) -> Self {
@@ -138,32 +143,34 @@ impl ApiError {
     pub fn forbidden(kind: &Kind, name: &str, why: &str) -> Self {
         let quoted = if name.is_empty() { String::new() } else { format!(" {name:?}") };
         let message = format!("{}{quoted} is forbidden: {why}", kind.group_resource());
-        Self::about(Reason::Forbidden, kind, name, message)
+        Self::about(StatusReason::Forbidden, kind, name, message)
     }
 
     /// Unknown credentials.
     pub fn unauthorized() -> Self {
-        Self::new(Reason::Unauthorized, "Unauthorized")
+        Self::new(StatusReason::Unauthorized, "Unauthorized")
     }
 
     /// Fields that a server-side apply may not take from their owners.
-    pub fn apply_conflict(causes: &[Cause]) -> Self {
+    pub fn apply_conflict(causes: &[StatusCause]) -> Self {
         let noun = if causes.len() == 1 { "conflict" } else { "conflicts" };
         let listed: Vec<String> = causes.iter().map(|cause| format!("{}: {}", cause.message, cause.field)).collect();
-        let mut error =
-            Self::new(Reason::Conflict, format!("Apply failed with {} {noun}: {}", causes.len(), listed.join(", ")));
+        let mut error = Self::new(
+            StatusReason::Conflict,
+            format!("Apply failed with {} {noun}: {}", causes.len(), listed.join(", ")),
+        );
         error.details = Some(json!({"causes": causes_json(causes)}));
         error
     }
 
-    pub fn invalid(kind: &Kind, name: &str, causes: &[Cause]) -> Self {
+    pub fn invalid(kind: &Kind, name: &str, causes: &[StatusCause]) -> Self {
         let listed: Vec<String> = causes.iter().map(|cause| format!("{}: {}", cause.field, cause.message)).collect();
         let reasons = if listed.len() == 1 { listed.concat() } else { format!("[{}]", listed.join(", ")) };
         let qualified = match kind.group.as_str() {
             "" => kind.kind.clone(),
             group => format!("{}.{group}", kind.kind),
         };
-        let mut error = Self::new(Reason::Invalid, format!("{qualified} {name:?} is invalid: {reasons}"));
+        let mut error = Self::new(StatusReason::Invalid, format!("{qualified} {name:?} is invalid: {reasons}"));
         error.details =
             Some(json!({"name": name, "group": kind.group, "kind": kind.kind, "causes": causes_json(causes)}));
         error
@@ -171,34 +178,36 @@ impl ApiError {
 
     /// What a real server answers to a JSON patch that does not apply, a failed `test` included: 422, and it does not say why.
     pub fn patch_does_not_apply() -> Self {
-        let mut error = Self::new(Reason::Invalid, "the server rejected our request due to an error in our request");
+        let mut error =
+            Self::new(StatusReason::Invalid, "the server rejected our request due to an error in our request");
         error.details = Some(json!({}));
         error
     }
 
     /// Query parameters that contradict each other, or their values. The options are named as `ListOptions` and so on.
-    pub fn invalid_options(options: &str, cause: Cause) -> Self {
+    pub fn invalid_options(options: &str, cause: StatusCause) -> Self {
         let message = format!("{options}.meta.k8s.io \"\" is invalid: {}: {}", cause.field, cause.message);
-        let mut error = Self::new(Reason::Invalid, message);
+        let mut error = Self::new(StatusReason::Invalid, message);
         error.details = Some(json!({"group": "meta.k8s.io", "kind": options, "causes": causes_json(&[cause])}));
         error
     }
 
     /// A patch that brings unknown fields under strict validation. A real server shows the whole patched object.
     pub fn strict_patch(why: &str) -> Self {
-        let causes = [Cause::invalid("patch", &json!("{...}"), why)];
-        let mut error = Self::new(Reason::Invalid, format!(" \"\" is invalid: patch: {}", causes[0].message));
+        let causes = [StatusCause::invalid("patch", &json!("{...}"), why)];
+        let mut error = Self::new(StatusReason::Invalid, format!(" \"\" is invalid: patch: {}", causes[0].message));
         error.details = Some(json!({"causes": causes_json(&causes)}));
         error
     }
 
     /// The history that a watch or a list asks for has been forgotten.
     pub fn expired(asked: u64, oldest: u64) -> Self {
-        Self::new(Reason::Expired, format!("too old resource version: {asked} ({oldest})"))
+        Self::new(StatusReason::Expired, format!("too old resource version: {asked} ({oldest})"))
     }
 
     pub fn version_from_the_future(asked: u64, current: u64) -> Self {
-        let mut error = Self::new(Reason::Timeout, format!("Too large resource version: {asked}, current: {current}"));
+        let mut error =
+            Self::new(StatusReason::Timeout, format!("Too large resource version: {asked}, current: {current}"));
         error.details = Some(json!({
             "causes": [{"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}],
             "retryAfterSeconds": 1,
@@ -206,7 +215,7 @@ impl ApiError {
         error
     }
 
-    fn about(reason: Reason, kind: &Kind, name: &str, message: String) -> Self {
+    fn about(reason: StatusReason, kind: &Kind, name: &str, message: String) -> Self {
         let mut details = json!({"name": name, "kind": kind.plural});
         if !kind.group.is_empty() {
             details["group"] = json!(kind.group);
@@ -235,7 +244,7 @@ impl ApiError {
     }
 }
 
-fn causes_json(causes: &[Cause]) -> Value {
+fn causes_json(causes: &[StatusCause]) -> Value {
     causes.iter().map(|cause| json!({"reason": cause.reason, "message": cause.message, "field": cause.field})).collect()
 }
 

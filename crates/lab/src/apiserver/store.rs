@@ -25,26 +25,26 @@ use super::{kind, meta};
 const HISTORY: usize = 20_000;
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Key {
+pub(super) struct ObjectKey {
     /// Empty for cluster-scoped objects.
     pub namespace: String,
     pub name: String,
 }
 
-impl Key {
+impl ObjectKey {
     pub(super) fn of(object: &Value) -> Self {
         Self { namespace: meta::namespace(object).to_owned(), name: meta::name(object).to_owned() }
     }
 }
 
-pub(super) type Table = BTreeMap<Key, Arc<Value>>;
+pub(super) type ObjectTable = BTreeMap<ObjectKey, Arc<Value>>;
 
 /// One write: the object before (none: it was created) and after (none: it was removed).
-pub(super) struct Change {
+pub(super) struct ObjectChange {
     pub version: u64,
     at: Instant,
     storage: Arc<str>,
-    key: Key,
+    key: ObjectKey,
     pub before: Option<Arc<Value>>,
     pub after: Option<Arc<Value>>,
 }
@@ -52,22 +52,22 @@ pub(super) struct Change {
 /// What was stored at a version.
 pub struct Backup {
     version: u64,
-    tables: BTreeMap<Arc<str>, Table>,
+    tables: BTreeMap<Arc<str>, ObjectTable>,
 }
 
 pub(super) struct Store {
-    state: Mutex<State>,
+    state: Mutex<StoreState>,
     latest: watch::Sender<u64>,
     /// Watches so far.
     begun: AtomicU64,
 }
 
-pub(super) struct State {
+pub(super) struct StoreState {
     version: u64,
     /// The log holds every change after this version.
     forgotten: u64,
-    tables: BTreeMap<Arc<str>, Table>,
-    log: VecDeque<Arc<Change>>,
+    tables: BTreeMap<Arc<str>, ObjectTable>,
+    log: VecDeque<Arc<ObjectChange>>,
     /// How often each table was written to.
     written: BTreeMap<Arc<str>, u64>,
     pub registry: Registry,
@@ -77,7 +77,7 @@ pub(super) struct State {
 
 impl Store {
     pub(super) fn new() -> Self {
-        let state = State {
+        let state = StoreState {
             version: 1,
             forgotten: 1,
             tables: BTreeMap::new(),
@@ -90,12 +90,12 @@ impl Store {
     }
 
     /// The state under its lock. Nothing awaits while it is held.
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, StoreState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Run a write under the lock and wake the watches if it changed anything.
-    pub(super) fn write<T>(&self, work: impl FnOnce(&mut State) -> T) -> T {
+    pub(super) fn write<T>(&self, work: impl FnOnce(&mut StoreState) -> T) -> T {
         let mut state = self.lock();
         let outcome = work(&mut state);
         let version = state.version;
@@ -147,16 +147,16 @@ impl Store {
     }
 }
 
-impl State {
+impl StoreState {
     pub(super) fn version(&self) -> u64 {
         self.version
     }
 
-    pub(super) fn get(&self, storage: &str, key: &Key) -> Option<Arc<Value>> {
+    pub(super) fn get(&self, storage: &str, key: &ObjectKey) -> Option<Arc<Value>> {
         self.tables.get(storage)?.get(key).cloned()
     }
 
-    pub(super) fn find(&self, kind: &Kind, key: &Key) -> Result<Arc<Value>, ApiError> {
+    pub(super) fn find(&self, kind: &Kind, key: &ObjectKey) -> Result<Arc<Value>, ApiError> {
         self.get(&kind.storage, key).ok_or_else(|| ApiError::not_found(kind, &key.name))
     }
 
@@ -164,7 +164,7 @@ impl State {
     pub(super) fn put(&mut self, storage: &Arc<str>, mut object: Value) -> Arc<Value> {
         self.version += 1;
         meta::metadata_mut(&mut object).insert("resourceVersion".into(), json!(self.version.to_string()));
-        let key = Key::of(&object);
+        let key = ObjectKey::of(&object);
         let object = Arc::new(object);
         let before = self.tables.entry(storage.clone()).or_default().insert(key.clone(), object.clone());
         self.record(storage, key, before, Some(object.clone()));
@@ -172,7 +172,7 @@ impl State {
     }
 
     /// Remove an object; what is returned carries the version of its removal.
-    pub(super) fn remove(&mut self, storage: &Arc<str>, key: &Key) -> Option<Arc<Value>> {
+    pub(super) fn remove(&mut self, storage: &Arc<str>, key: &ObjectKey) -> Option<Arc<Value>> {
         let before = self.tables.get_mut(storage)?.remove(key)?;
         self.version += 1;
         let last = at_version(&before, self.version);
@@ -180,8 +180,9 @@ impl State {
         Some(last)
     }
 
-    fn record(&mut self, storage: &Arc<str>, key: Key, before: Option<Arc<Value>>, after: Option<Arc<Value>>) {
-        let change = Change { version: self.version, at: Instant::now(), storage: storage.clone(), key, before, after };
+    fn record(&mut self, storage: &Arc<str>, key: ObjectKey, before: Option<Arc<Value>>, after: Option<Arc<Value>>) {
+        let change =
+            ObjectChange { version: self.version, at: Instant::now(), storage: storage.clone(), key, before, after };
         self.log.push_back(Arc::new(change));
         *self.written.entry(storage.clone()).or_default() += 1;
         if self.log.len() > HISTORY
@@ -190,7 +191,7 @@ impl State {
             self.forgotten = oldest.version;
         }
         if &**storage == kind::CRDS {
-            let definitions = self.tables.get(kind::CRDS).map(Table::values);
+            let definitions = self.tables.get(kind::CRDS).map(ObjectTable::values);
             self.registry.rebuild(definitions.into_iter().flatten().map(|object| &**object));
         }
     }
@@ -201,12 +202,12 @@ impl State {
     }
 
     /// Everything in a table, in the order of its keys.
-    pub(super) fn list(&self, storage: &str) -> Table {
+    pub(super) fn list(&self, storage: &str) -> ObjectTable {
         self.tables.get(storage).cloned().unwrap_or_default()
     }
 
     /// A table as it was at a version.
-    pub(super) fn list_at(&self, storage: &str, version: u64) -> Result<Table, ApiError> {
+    pub(super) fn list_at(&self, storage: &str, version: u64) -> Result<ObjectTable, ApiError> {
         let mut table = self.list(storage);
         for change in self.changes_since(storage, version)?.iter().rev() {
             match &change.before {
@@ -218,7 +219,7 @@ impl State {
     }
 
     /// The changes of a table after a version, oldest first.
-    pub(super) fn changes_since(&self, storage: &str, version: u64) -> Result<Vec<Arc<Change>>, ApiError> {
+    pub(super) fn changes_since(&self, storage: &str, version: u64) -> Result<Vec<Arc<ObjectChange>>, ApiError> {
         if version < self.forgotten {
             return Err(ApiError::expired(version, self.forgotten));
         }
@@ -242,7 +243,7 @@ impl State {
     }
 
     /// Storage and key of everything in a namespace.
-    pub(super) fn in_namespace(&self, namespace: &str) -> Vec<(Arc<str>, Key)> {
+    pub(super) fn in_namespace(&self, namespace: &str) -> Vec<(Arc<str>, ObjectKey)> {
         let all = self.tables.iter().flat_map(|(storage, table)| table.keys().map(move |key| (storage, key)));
         all.filter(|(_, key)| !namespace.is_empty() && key.namespace == namespace)
             .map(|(storage, key)| (storage.clone(), key.clone()))
@@ -276,7 +277,7 @@ mod tests {
         });
         store.write(|state| {
             state.put(&table, object("a", 2));
-            state.remove(&table, &Key::of(&object("b", 1)));
+            state.remove(&table, &ObjectKey::of(&object("b", 1)));
             state.put(&table, object("c", 1));
         });
         let state = store.lock();

@@ -8,20 +8,20 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::JSONSche
 use regex::Regex;
 use serde_json::{Map, Value, json};
 
-use super::status::Cause;
+use super::status::StatusCause;
 
 const COMBINATORS: [&str; 3] = ["allOf", "anyOf", "oneOf"];
 const TYPES: [&str; 6] = ["array", "boolean", "integer", "number", "object", "string"];
 const LOGICAL_BANS: [&str; 5] = ["type", "default", "additionalProperties", "nullable", "description"];
 
-pub(super) fn check(schema: &Value, field: &str) -> Vec<Cause> {
+pub(super) fn check(schema: &Value, field: &str) -> Vec<StatusCause> {
     let mut causes = Vec::new();
     let Some(root) = schema.as_object() else {
-        causes.push(Cause::required(field, "must be an object"));
+        causes.push(StatusCause::required(field, "must be an object"));
         return causes;
     };
     if root.get("type") != Some(&json!("object")) {
-        causes.push(Cause::invalid(
+        causes.push(StatusCause::invalid(
             format!("{field}.type"),
             &root.get("type").cloned().unwrap_or_default(),
             "must be object at the root",
@@ -52,29 +52,30 @@ pub(super) fn unknown_fields(schema: &Value, field: &str) -> Vec<String> {
     found
 }
 
-fn check_node(node: &Map<String, Value>, field: &str, causes: &mut Vec<Cause>) {
+fn check_node(node: &Map<String, Value>, field: &str, causes: &mut Vec<StatusCause>) {
     let has = |name: &str| node.contains_key(name);
     let is_on = |name: &str| node.get(name) == Some(&json!(true));
     if !has("type") && !is_on("x-kubernetes-preserve-unknown-fields") && !is_on("x-kubernetes-int-or-string") {
-        causes.push(Cause::required(format!("{field}.type"), "must not be empty for specified object fields"));
+        causes.push(StatusCause::required(format!("{field}.type"), "must not be empty for specified object fields"));
     }
     if let Some(other) = node.get("type").filter(|named| !TYPES.iter().any(|known| named == known)) {
         let why = "must be one of \"array\", \"boolean\", \"integer\", \"number\", \"object\", \"string\"";
-        causes.push(Cause::invalid(format!("{field}.type"), other, why));
+        causes.push(StatusCause::invalid(format!("{field}.type"), other, why));
     }
     if let Some(pattern) = node.get("pattern").filter(|pattern| Regex::new(pattern.as_str().unwrap_or("(")).is_err()) {
-        causes.push(Cause::invalid(format!("{field}.pattern"), pattern, "must be a valid regular expression"));
+        causes.push(StatusCause::invalid(format!("{field}.pattern"), pattern, "must be a valid regular expression"));
     }
     for banned in ["$ref", "definitions", "dependencies", "patternProperties", "id", "deprecated"] {
         if has(banned) {
-            causes.push(Cause::forbidden(format!("{field}.{banned}"), "is not supported"));
+            causes.push(StatusCause::forbidden(format!("{field}.{banned}"), "is not supported"));
         }
     }
     if has("properties") && has("additionalProperties") {
-        causes.push(Cause::forbidden(format!("{field}.additionalProperties"), "must not be used with properties"));
+        causes
+            .push(StatusCause::forbidden(format!("{field}.additionalProperties"), "must not be used with properties"));
     }
     if node.get("uniqueItems") == Some(&json!(true)) {
-        causes.push(Cause::forbidden(
+        causes.push(StatusCause::forbidden(
             format!("{field}.uniqueItems"),
             "uniqueItems cannot be set to true since the runtime complexity becomes quadratic",
         ));
@@ -98,15 +99,15 @@ fn check_node(node: &Map<String, Value>, field: &str, causes: &mut Vec<Cause>) {
     }
 }
 
-fn check_list_type(node: &Map<String, Value>, field: &str, causes: &mut Vec<Cause>) {
+fn check_list_type(node: &Map<String, Value>, field: &str, causes: &mut Vec<StatusCause>) {
     let is_array = node.get("type") == Some(&json!("array"));
     if is_array && !node.contains_key("items") {
-        causes.push(Cause::required(format!("{field}.items"), "must be specified"));
+        causes.push(StatusCause::required(format!("{field}.items"), "must be specified"));
     }
     let is_map = node.get("x-kubernetes-list-type") == Some(&json!("map"));
     if is_map && node.get("x-kubernetes-list-map-keys").and_then(Value::as_array).is_none_or(Vec::is_empty) {
         let why = "must not be empty if x-kubernetes-list-type is map";
-        causes.push(Cause::required(format!("{field}.x-kubernetes-list-map-keys"), why));
+        causes.push(StatusCause::required(format!("{field}.x-kubernetes-list-map-keys"), why));
     }
 }
 
@@ -121,13 +122,13 @@ fn children(node: &Map<String, Value>) -> Vec<(String, &Map<String, Value>)> {
     found
 }
 
-fn check_logical(branch: &Value, field: &str, int_or_string: bool, causes: &mut Vec<Cause>) {
+fn check_logical(branch: &Value, field: &str, int_or_string: bool, causes: &mut Vec<StatusCause>) {
     let Some(branch) = branch.as_object() else {
         return;
     };
     for banned in LOGICAL_BANS {
         if branch.contains_key(banned) && !(int_or_string && banned == "type") {
-            causes.push(Cause::forbidden(format!("{field}.{banned}"), "must be empty to be structural"));
+            causes.push(StatusCause::forbidden(format!("{field}.{banned}"), "must be empty to be structural"));
         }
     }
     for (name, child) in children(branch) {

@@ -17,10 +17,10 @@ use tokio::time::{Instant, sleep_until};
 
 use super::kind::Kind;
 use super::query::Query;
-use super::represent::Shape;
-use super::select::Selector;
+use super::represent::Representation;
+use super::select::ListSelector;
 use super::status::ApiError;
-use super::store::{Change, State, Store, at_version};
+use super::store::{ObjectChange, Store, StoreState, at_version};
 
 /// A real server sends one about every minute; tests would rather not wait.
 const BOOKMARK_PERIOD: Duration = Duration::from_secs(5);
@@ -33,8 +33,8 @@ pub(super) struct Scope {
     pub kind: Arc<Kind>,
     pub namespace: Option<String>,
     pub name: Option<String>,
-    pub selector: Selector,
-    pub shape: Shape,
+    pub selector: ListSelector,
+    pub shape: Representation,
 }
 
 pub(super) struct Watch {
@@ -125,7 +125,7 @@ impl Watch {
         let state = store.lock();
         let changes = state.changes_since(&self.scope.kind.storage, self.cursor);
         // A version from the future is waited for.
-        let is_told = |change: &Arc<Change>| change.version <= visible;
+        let is_told = |change: &Arc<ObjectChange>| change.version <= visible;
         self.cursor = self.cursor.max(visible);
         let is_served = self.scope.is_served(&state);
         drop(state);
@@ -151,7 +151,7 @@ impl Watch {
         }
     }
 
-    fn send_change(&mut self, change: &Change) {
+    fn send_change(&mut self, change: &ObjectChange) {
         let seen = |object: &Option<Arc<Value>>| object.clone().filter(|object| self.scope.covers(object));
         match (seen(&change.before), seen(&change.after)) {
             (None, Some(after)) => self.send("ADDED", &after),
@@ -188,7 +188,7 @@ impl Scope {
     }
 
     /// False once the definition of a custom resource is gone.
-    fn is_served(&self, state: &State) -> bool {
+    fn is_served(&self, state: &StoreState) -> bool {
         let kind = &self.kind;
         state.registry.find(&kind.group, &kind.version, &kind.plural).is_some()
     }
@@ -212,8 +212,8 @@ mod tests {
         let store = Arc::new(Store::new());
         store.lock().lag = Some(Lag::new(1, 300..=300));
         let kind = store.lock().registry.find("", "v1", "nodes").expect("a kind");
-        let selector = || Selector::parse(&kind, "", "").expect("a selector");
-        let shape = Shape::negotiate("", "").expect("a shape");
+        let selector = || ListSelector::parse(&kind, "", "").expect("a selector");
+        let shape = Representation::negotiate("", "").expect("a shape");
         let scope = Scope { kind: kind.clone(), namespace: None, name: None, selector: selector(), shape };
         let mut watch = Watch::start(&store, scope, &Query { resource_version: Some(1), ..Query::default() });
         let begun = Instant::now();

@@ -35,7 +35,7 @@ pub enum Checksum {
 
 /// An IP packet in a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Packet {
+pub struct IpPacket {
     pub source: IpAddr,
     pub destination: IpAddr,
     pub protocol: u8,
@@ -43,20 +43,20 @@ pub struct Packet {
     pub source_port: u16,
     pub destination_port: u16,
     /// Of a TCP packet whose header is there.
-    pub segment: Option<Segment>,
+    pub segment: Option<TcpSegment>,
     pub checksum: Checksum,
 }
 
 /// What a TCP header says besides its ports: enough to tell an endpoint's SYN from a reset by someone who knows nothing of the
 /// connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Segment {
+pub struct TcpSegment {
     pub sequence: u32,
     pub acknowledged: u32,
     pub flags: u8,
 }
 
-impl fmt::Display for Segment {
+impl fmt::Display for TcpSegment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const FLAGS: [(&str, u8); 6] =
             [("FIN", 0x01), ("SYN", 0x02), ("RST", 0x04), ("PSH", 0x08), ("ACK", 0x10), ("URG", 0x20)];
@@ -69,8 +69,8 @@ impl fmt::Display for Segment {
 
 /// What a frame carries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Frame {
-    Ip(Packet),
+pub enum CapturedFrame {
+    Ip(IpPacket),
     /// An ARP packet that speaks for an IPv4 address: a request asks for `target`, an answer or announcement claims
     /// `sender`.
     Arp {
@@ -82,16 +82,16 @@ pub enum Frame {
     Other,
 }
 
-pub fn dissect(frame: &[u8]) -> Frame {
-    let Some(ethertype) = word(frame, 12) else { return Frame::Other };
+pub fn dissect(frame: &[u8]) -> CapturedFrame {
+    let Some(ethertype) = word(frame, 12) else { return CapturedFrame::Other };
     let payload = frame.get(ETHERNET..).unwrap_or_default();
     let packet = match ethertype {
         ETHERTYPE_IPV4 => ipv4(payload),
         ETHERTYPE_IPV6 => ipv6(payload),
-        ETHERTYPE_ARP => return arp(payload).unwrap_or(Frame::Other),
+        ETHERTYPE_ARP => return arp(payload).unwrap_or(CapturedFrame::Other),
         _ => None,
     };
-    packet.map_or(Frame::Other, Frame::Ip)
+    packet.map_or(CapturedFrame::Other, CapturedFrame::Ip)
 }
 
 fn word(bytes: &[u8], at: usize) -> Option<u16> {
@@ -106,8 +106,8 @@ fn array<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
     bytes.get(at..at + N)?.try_into().ok()
 }
 
-fn arp(packet: &[u8]) -> Option<Frame> {
-    Some(Frame::Arp {
+fn arp(packet: &[u8]) -> Option<CapturedFrame> {
+    Some(CapturedFrame::Arp {
         request: word(packet, 6)? == 1,
         sender_mac: array(packet, 8)?,
         sender: Ipv4Addr::from(array::<4>(packet, 14)?),
@@ -115,7 +115,7 @@ fn arp(packet: &[u8]) -> Option<Frame> {
     })
 }
 
-fn ipv4(bytes: &[u8]) -> Option<Packet> {
+fn ipv4(bytes: &[u8]) -> Option<IpPacket> {
     let header = usize::from(bytes.first()? & 0x0f) * 4;
     let total = usize::from(word(bytes, 2)?);
     // A segment for the hardware to cut may be longer than the field can say; the kernel then leaves zero there.
@@ -132,7 +132,7 @@ fn ipv4(bytes: &[u8]) -> Option<Packet> {
     Some(packet(source.into(), destination.into(), protocol, payload, checksum))
 }
 
-fn ipv6(bytes: &[u8]) -> Option<Packet> {
+fn ipv6(bytes: &[u8]) -> Option<IpPacket> {
     let length = usize::from(word(bytes, 4)?);
     let end = if length == 0 { bytes.len() } else { 40 + length };
     let source = Ipv6Addr::from(array::<16>(bytes, 8)?);
@@ -152,7 +152,7 @@ fn ipv6(bytes: &[u8]) -> Option<Packet> {
     Some(packet(source.into(), destination.into(), protocol, payload, checksum))
 }
 
-fn packet(source: IpAddr, destination: IpAddr, protocol: u8, payload: &[u8], checksum: Checksum) -> Packet {
+fn packet(source: IpAddr, destination: IpAddr, protocol: u8, payload: &[u8], checksum: Checksum) -> IpPacket {
     let (source_port, destination_port) = match protocol {
         TCP | UDP => (word(payload, 0).unwrap_or(0), word(payload, 2).unwrap_or(0)),
         ICMP | ICMPV6 => {
@@ -162,11 +162,11 @@ fn packet(source: IpAddr, destination: IpAddr, protocol: u8, payload: &[u8], che
         _ => (0, 0),
     };
     let segment = if protocol == TCP { segment(payload) } else { None };
-    Packet { source, destination, protocol, source_port, destination_port, segment, checksum }
+    IpPacket { source, destination, protocol, source_port, destination_port, segment, checksum }
 }
 
-fn segment(header: &[u8]) -> Option<Segment> {
-    Some(Segment { sequence: long(header, 4)?, acknowledged: long(header, 8)?, flags: *header.get(13)? })
+fn segment(header: &[u8]) -> Option<TcpSegment> {
+    Some(TcpSegment { sequence: long(header, 4)?, acknowledged: long(header, 8)?, flags: *header.get(13)? })
 }
 
 /// Judges the checksum of a transport header; `addresses` is the sum of both addresses.
@@ -244,7 +244,7 @@ mod tests {
 
     fn checksum_of(frame: &[u8]) -> Checksum {
         match dissect(frame) {
-            Frame::Ip(packet) => packet.checksum,
+            CapturedFrame::Ip(packet) => packet.checksum,
             other => panic!("not an IP packet: {other:?}"),
         }
     }
@@ -267,7 +267,7 @@ mod tests {
 
     #[test]
     fn ports_and_addresses_are_read() {
-        let Frame::Ip(packet) = dissect(&udp(0)) else { panic!("not an IP packet") };
+        let CapturedFrame::Ip(packet) = dissect(&udp(0)) else { panic!("not an IP packet") };
         assert_eq!((packet.source_port, packet.destination_port), (7, 8));
         assert_eq!(packet.source.to_string(), "10.0.0.1");
     }
@@ -278,14 +278,14 @@ mod tests {
         frame[23] = TCP;
         frame.splice(34.., [0, 7, 0x1f, 0x90, 0, 0, 1, 0, 0, 0, 2, 0, 0x50, 0x14, 0, 0, 0, 0, 0, 0]);
         frame[17] = 40;
-        let Frame::Ip(packet) = dissect(&frame) else { panic!("not an IP packet") };
+        let CapturedFrame::Ip(packet) = dissect(&frame) else { panic!("not an IP packet") };
         assert_eq!(packet.segment.map(|segment| segment.to_string()).as_deref(), Some("RST ACK seq 256 ack 512"));
     }
 
     #[test]
     fn cut_off_frames_are_no_packets() {
         for length in 0..udp(0).len() {
-            assert_eq!(dissect(&udp(0)[..length]), Frame::Other);
+            assert_eq!(dissect(&udp(0)[..length]), CapturedFrame::Other);
         }
     }
 }

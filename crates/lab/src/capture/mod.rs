@@ -26,13 +26,13 @@ use nix::sys::time::{TimeVal, TimeValLike};
 
 use crate::background::Background;
 use crate::topology::addresses::{self as plan, Dual, NodeNumber};
-use crate::topology::lab::{Lab, Node};
+use crate::topology::lab::{Lab, LabNode};
 use crate::topology::netns::Netns;
-use dissect::{Checksum, Frame, Packet, Segment, dissect};
+use dissect::{CapturedFrame, Checksum, IpPacket, TcpSegment, dissect};
 
 /// Whose address a packet bears.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Class {
+pub enum AddressKind {
     Pod,
     Node,
     /// Of the nodes' network, and no node's and not the router's: an egress IP.
@@ -76,7 +76,7 @@ pub struct CapturedPacket {
     /// Source and destination port, or type and code of ICMP.
     pub ports: (u16, u16),
     /// Of TCP.
-    pub segment: Option<Segment>,
+    pub segment: Option<TcpSegment>,
 }
 
 impl fmt::Display for CapturedPacket {
@@ -177,7 +177,7 @@ impl Capture {
     }
 
     fn begin(lab: &Lab, watched: BTreeSet<IpAddr>, watches_owners: bool) -> Result<Self> {
-        let strict = lab.nodes().iter().filter(|node| !node.config.checksum_offload).map(Node::name);
+        let strict = lab.nodes().iter().filter(|node| !node.config.checksum_offload).map(LabNode::name);
         let nodes = lab.nodes().iter().map(|node| node.number.address()).collect();
         let seen = Seen { nodes, watched, watches_owners, strict: strict.collect(), ..Seen::default() };
         let seen = Arc::new(Mutex::new(seen));
@@ -216,7 +216,7 @@ impl Capture {
     pub fn finish_clean(self) -> Result<Seen> {
         let seen = self.finish()?;
         seen.check()?;
-        ensure!(seen.to_the_world(Class::Pod) == 0, "a pod's address went out");
+        ensure!(seen.to_the_world(AddressKind::Pod) == 0, "a pod's address went out");
         Ok(seen)
     }
 }
@@ -228,15 +228,15 @@ fn complete(seen: &Mutex<Seen>) -> Result<Seen> {
 }
 
 impl Seen {
-    pub fn class(&self, address: IpAddr) -> Class {
+    pub fn class(&self, address: IpAddr) -> AddressKind {
         if plan::is_pod_network(address) {
-            Class::Pod
+            AddressKind::Pod
         } else if self.nodes.iter().any(|node| node.is(address)) {
-            Class::Node
+            AddressKind::Node
         } else if plan::is_lan(address) && !plan::EXT.is(address) {
-            Class::Egress
+            AddressKind::Egress
         } else {
-            Class::Other
+            AddressKind::Other
         }
     }
 
@@ -246,15 +246,15 @@ impl Seen {
     }
 
     /// Packets whose source is of this class, to addresses outside the nodes' network.
-    pub fn to_the_world(&self, class: Class) -> u64 {
+    pub fn to_the_world(&self, class: AddressKind) -> u64 {
         self.packets(|key| self.is_to_the_world(key, class))
     }
 
     /// What a node asks of its neighbours, as its agent does of the next hop, stays on the link. With a bridge CNI the nodes'
     /// network also leads to other nodes' bridges, where their agents are asked.
-    pub fn is_to_the_world(&self, key: &CaptureKey, class: Class) -> bool {
-        let asks = class == Class::Node && plan::is_pod_network(key.destination);
-        let to_neighbours = asks || class == Class::Node && is_of_the_link(key.destination);
+    pub fn is_to_the_world(&self, key: &CaptureKey, class: AddressKind) -> bool {
+        let asks = class == AddressKind::Node && plan::is_pod_network(key.destination);
+        let to_neighbours = asks || class == AddressKind::Node && is_of_the_link(key.destination);
         !plan::is_lan(key.destination) && !to_neighbours && self.class(key.source) == class
     }
 
@@ -268,12 +268,12 @@ impl Seen {
         Ok(())
     }
 
-    fn note(&mut self, port: &str, frame: &Frame, at: SystemTime) {
+    fn note(&mut self, port: &str, frame: &CapturedFrame, at: SystemTime) {
         self.frames += 1;
         match frame {
-            Frame::Ip(packet) => {
-                let Packet { source, destination, protocol, source_port, destination_port, segment, .. } = *packet;
-                let owner = self.watches_owners && self.class(source) == Class::Egress;
+            CapturedFrame::Ip(packet) => {
+                let IpPacket { source, destination, protocol, source_port, destination_port, segment, .. } = *packet;
+                let owner = self.watches_owners && self.class(source) == AddressKind::Egress;
                 if owner || self.watched.contains(&destination) {
                     let ports = (source_port, destination_port);
                     self.record(port, |node| CapturedPacket {
@@ -288,9 +288,9 @@ impl Seen {
                 }
                 self.note_packet(port, packet);
             }
-            Frame::Arp { request, sender, target, .. } if !request || sender == target => {
+            CapturedFrame::Arp { request, sender, target, .. } if !request || sender == target => {
                 let (source, destination) = (IpAddr::V4(*sender), IpAddr::V4(*target));
-                if self.watches_owners && self.class(source) == Class::Egress {
+                if self.watches_owners && self.class(source) == AddressKind::Egress {
                     let (protocol, ports, segment) = (ARP, (0, 0), None);
                     self.record(port, |node| CapturedPacket {
                         at,
@@ -304,7 +304,7 @@ impl Seen {
                 }
                 *self.claims.entry((port.to_owned(), IpAddr::V4(*sender))).or_default() += 1;
             }
-            Frame::Arp { .. } | Frame::Other => {}
+            CapturedFrame::Arp { .. } | CapturedFrame::Other => {}
         }
     }
 
@@ -315,7 +315,7 @@ impl Seen {
         self.captured.push(by(node));
     }
 
-    fn note_packet(&mut self, port: &str, packet: &Packet) {
+    fn note_packet(&mut self, port: &str, packet: &IpPacket) {
         let to_port = match packet.protocol {
             crate::capture::dissect::ICMP | crate::capture::dissect::ICMPV6 => packet.source_port,
             _ => packet.destination_port,

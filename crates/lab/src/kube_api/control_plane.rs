@@ -30,7 +30,7 @@ pub struct ControlPlane {
 }
 
 /// Where the control plane of a lab lives.
-pub struct Place<'a> {
+pub struct ControlPlaneLocation<'a> {
     pub folder: PathBuf,
     pub logs: &'a Path,
     /// The lab's, by which its processes are found again.
@@ -38,7 +38,7 @@ pub struct Place<'a> {
 }
 
 impl ControlPlane {
-    pub fn start(place: &Place<'_>, assets: &Path) -> Result<Self> {
+    pub fn start(place: &ControlPlaneLocation<'_>, assets: &Path) -> Result<Self> {
         let folder = &place.folder;
         std::fs::create_dir_all(folder)?;
         let [client_port, peer_port, port] = free_ports()?;
@@ -53,7 +53,7 @@ impl ControlPlane {
         Ok(plane)
     }
 
-    fn spawn(&mut self, place: &Place<'_>, program: &Path, arguments: &[String]) -> Result<PathBuf> {
+    fn spawn(&mut self, place: &ControlPlaneLocation<'_>, program: &Path, arguments: &[String]) -> Result<PathBuf> {
         let name = program.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
         let log = place.logs.join(format!("{name}.log"));
         let output = File::create(&log)?;

@@ -29,9 +29,9 @@ use tokio::runtime::Runtime;
 
 use crate::apiserver::{self, ApiServer};
 use crate::topology::addresses::{self as plan, NodeNumber};
-use crate::topology::lab::{Lab, Node, Pod};
+use crate::topology::lab::{Lab, LabNode, LabPod};
 use crate::wait::poll;
-pub use control_plane::{ControlPlane, Place, etcd_arguments};
+pub use control_plane::{ControlPlane, ControlPlaneLocation, etcd_arguments};
 use egress_toolchain::Paths;
 use relay::Relay;
 
@@ -112,7 +112,11 @@ impl KubeApi {
             ApiChoice::Kubeconfig(path) => kubeconfig::copy(path, &for_people)?,
             ApiChoice::Assets(folder) => {
                 let started = ControlPlane::start(
-                    &Place { folder: lab.folder().join("control-plane"), logs: lab.logs(), prefix: lab.prefix() },
+                    &ControlPlaneLocation {
+                        folder: lab.folder().join("control-plane"),
+                        logs: lab.logs(),
+                        prefix: lab.prefix(),
+                    },
                     folder,
                 )?;
                 std::fs::write(&for_people, started.kubeconfig())?;
@@ -213,7 +217,7 @@ impl KubeApi {
     }
 
     /// Makes a node that is ready, without labels.
-    pub fn publish_node(&self, node: &Node) -> Result<()> {
+    pub fn publish_node(&self, node: &LabNode) -> Result<()> {
         self.claim_alone("/api/v1/nodes", objects::node(node.number, node.config.cni))?;
         self.set_ready(node.number, true)
     }
@@ -231,7 +235,7 @@ impl KubeApi {
     }
 
     /// Makes one pod that runs and has its addresses.
-    pub fn publish_pod(&self, pod: &Pod) -> Result<()> {
+    pub fn publish_pod(&self, pod: &LabPod) -> Result<()> {
         let collection = format!("/api/v1/namespaces/{}/pods", pod.namespace);
         self.create(&collection, &objects::pod(pod))?;
         self.patch_status(&format!("{collection}/{}", pod.name), &objects::pod_status(pod))

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use crate::topology::addresses::{Dual, NodeNumber};
 use crate::topology::host_config::Cni;
-use crate::topology::lab::Pod;
+use crate::topology::lab::LabPod;
 
 /// A node as a cloud's or kubeadm's controllers leave it: OVN-Kubernetes' annotations are not there.
 fn bare_node(number: NodeNumber) -> Value {
@@ -74,7 +74,7 @@ pub fn service_account(namespace: &str) -> Value {
     json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default", "namespace": namespace}})
 }
 
-pub fn pod(pod: &Pod) -> Value {
+pub fn pod(pod: &LabPod) -> Value {
     let annotations = match pod.cni {
         Cni::Ovn => json!({"k8s.ovn.org/pod-networks": pod_networks(pod.node, pod.addresses).to_string()}),
         Cni::Bridge => json!({}),
@@ -106,7 +106,7 @@ fn pod_networks(node: NodeNumber, own: Dual) -> Value {
 }
 
 /// A merge patch of a pod's status: running, with both addresses.
-pub fn pod_status(pod: &Pod) -> Value {
+pub fn pod_status(pod: &LabPod) -> Value {
     let host = pod.node.address();
     json!({"status": {
         "phase": "Running",

@@ -13,12 +13,12 @@ use serde_json::{Value, json};
 use crate::agents::{Agent, AgentOptions, Controller};
 use crate::api_objects::{ASSIGNABLE, EGRESS_IPS, EVENTS, LEASE, assigned, path_of};
 use crate::kube_api::{ApiChoice, KubeApi};
-use crate::pins::Pins;
+use crate::pins::AgentPins;
 use crate::test::LabContext;
 use crate::topology::addresses::{self as plan, HTTP_PORT, NodeNumber};
 use crate::topology::builder::{LabBuilder, PodSpec};
 use crate::topology::host_config::HostConfig;
-use crate::topology::lab::{Lab, Pod};
+use crate::topology::lab::{Lab, LabPod};
 use crate::topology::netns::Netns;
 use crate::traffic::access_log::AccessLog;
 use crate::traffic::client;
@@ -190,8 +190,8 @@ impl TestCluster {
     pub fn serves(&mut self, number: usize) -> Result<()> {
         self.loaded(number)?;
         let node = self.lab.node(node(number)?);
-        let pins = Pins::of(node);
-        let pod = Pod {
+        let pins = AgentPins::of(node);
+        let pod = LabPod {
             name: format!("marker{number}"),
             namespace: "default".to_owned(),
             labels: std::collections::BTreeMap::new(),
@@ -228,7 +228,7 @@ impl TestCluster {
         self.agent(node)?.controller()
     }
 
-    pub fn pod(&self, name: &str) -> Result<&Pod> {
+    pub fn pod(&self, name: &str) -> Result<&LabPod> {
         self.lab.pod(name)
     }
 
@@ -285,7 +285,7 @@ impl TestCluster {
 
     /// Whether the node's programs own an egress IP.
     pub fn owns(&self, number: usize) -> Result<bool> {
-        Ok(!Pins::of(self.lab.node(node(number)?)).keys("owned_addr")?.is_empty())
+        Ok(!AgentPins::of(self.lab.node(node(number)?)).keys("owned_addr")?.is_empty())
     }
 
     /// The node of the controller that leads, and its last renewal of the Lease.

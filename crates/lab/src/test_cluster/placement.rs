@@ -16,7 +16,7 @@ use crate::test::LabContext;
 use crate::topology::addresses::{self as plan, HTTP_PORT, NodeNumber};
 use crate::topology::builder::LabBuilder;
 use crate::topology::host_config::HostConfig;
-use crate::topology::lab::{Node, Pod};
+use crate::topology::lab::{LabNode, LabPod};
 use crate::topology::netns::Netns;
 use crate::traffic::client;
 use crate::wait::time_until;
@@ -60,15 +60,15 @@ impl TestCluster {
         Ok(cluster)
     }
 
-    pub fn node(&self, number: usize) -> Result<&Node> {
+    pub fn node(&self, number: usize) -> Result<&LabNode> {
         Ok(self.lab.node(NodeNumber::new(number)?))
     }
 
-    pub fn chosen(&self, node: usize) -> Result<&Pod> {
+    pub fn chosen(&self, node: usize) -> Result<&LabPod> {
         self.lab.pod(&format!("chosen{node}"))
     }
 
-    pub fn plain(&self, node: usize) -> Result<&Pod> {
+    pub fn plain(&self, node: usize) -> Result<&LabPod> {
         self.lab.pod(&format!("plain{node}"))
     }
 
@@ -136,7 +136,7 @@ impl TestCluster {
     }
 
     /// Changes the label that the object selects by.
-    pub fn set_role(&self, pod: &Pod, role: &str) -> Result<()> {
+    pub fn set_role(&self, pod: &LabPod, role: &str) -> Result<()> {
         let path = format!("/api/v1/namespaces/{}/pods/{}", pod.namespace, pod.name);
         self.api.merge(&path, &json!({"metadata": {"labels": {"role": role}}}))
     }

@@ -12,8 +12,8 @@ use nix::mount::{MsFlags, mount};
 
 use super::addresses::{self as plan, HTTP_PORT, NodeNumber};
 use super::host_config::HostConfig;
-use super::lab::{Lab, Node, Pod, Service};
-use super::ledger::{Ledger, Prefix, Resource};
+use super::lab::{Lab, LabNode, LabPod, LabService};
+use super::ledger::{LabLedger, LabPrefix, Resource};
 use super::netns::Netns;
 use super::script::{self, Script};
 use super::signals;
@@ -31,7 +31,7 @@ pub struct PodSpec {
 
 /// What the lab shall be like.
 pub struct LabBuilder {
-    prefix: Prefix,
+    prefix: LabPrefix,
     nodes: usize,
     pods: Vec<PodSpec>,
     host_config: Box<dyn Fn(usize) -> HostConfig>,
@@ -44,7 +44,7 @@ impl Default for LabBuilder {
     /// Three nodes without pods, with mixed host options, named by the process.
     fn default() -> Self {
         Self {
-            prefix: Prefix::OfProcess,
+            prefix: LabPrefix::OfProcess,
             nodes: 3,
             pods: Vec::new(),
             host_config: Box::new(HostConfig::mixed),
@@ -58,7 +58,7 @@ impl Default for LabBuilder {
 impl LabBuilder {
     /// A prefix that people can type; a number is added while another lab has it.
     pub fn readable_prefix(mut self, prefix: &str) -> Self {
-        self.prefix = Prefix::Readable(prefix.to_owned());
+        self.prefix = LabPrefix::Readable(prefix.to_owned());
         self
     }
 
@@ -120,16 +120,16 @@ impl LabBuilder {
         ensure!(self.nodes > 0, "a lab needs a node");
         let numbers = (1..=self.nodes).map(NodeNumber::new).collect::<Result<Vec<_>>>()?;
         ensure!(self.pods.iter().all(|pod| pod.node < self.nodes), "a pod names a node that the lab has not");
-        let ledger = Ledger::claim(self.prefix.clone())?;
+        let ledger = LabLedger::claim(self.prefix.clone())?;
         let netns = |role: &str| Netns::new(ledger.prefix(), role);
         let node = |number: &NodeNumber| {
             let host = netns(&number.name());
             let router = netns(&format!("r{}", number.index() + 1));
             let bpffs = ledger.folder().join("bpf").join(number.name());
             let socket = ledger.folder().join(format!("{}.sock", number.name()));
-            Node { number: *number, host, router, config: (self.host_config)(number.index()), bpffs, socket }
+            LabNode { number: *number, host, router, config: (self.host_config)(number.index()), bpffs, socket }
         };
-        let nodes: Vec<Node> = numbers.iter().map(node).collect();
+        let nodes: Vec<LabNode> = numbers.iter().map(node).collect();
         let pods = plan_pods(&self.pods, &nodes, &netns)?;
         let world = outside(&netns);
         let second = self.second_network.then(|| second_outside(&netns));
@@ -138,13 +138,13 @@ impl LabBuilder {
     }
 }
 
-fn plan_pods(specs: &[PodSpec], nodes: &[Node], netns: &dyn Fn(&str) -> Netns) -> Result<Vec<Pod>> {
+fn plan_pods(specs: &[PodSpec], nodes: &[LabNode], netns: &dyn Fn(&str) -> Netns) -> Result<Vec<LabPod>> {
     let mut used = vec![0; nodes.len()];
     let mut pods = Vec::with_capacity(specs.len());
     for spec in specs {
         let place = used[spec.node];
         used[spec.node] += 1;
-        pods.push(Pod {
+        pods.push(LabPod {
             name: spec.name.clone(),
             namespace: spec.namespace.clone(),
             labels: spec.labels.clone(),
@@ -203,7 +203,7 @@ impl Lab {
         }
         let lan2 = self.second.as_ref().map(|world| &world.lan);
         for node in &self.nodes {
-            let pods: Vec<&Pod> = self.pods_on(node.number).collect();
+            let pods: Vec<&LabPod> = self.pods_on(node.number).collect();
             let others: Vec<NodeNumber> = numbers.iter().copied().filter(|other| *other != node.number).collect();
             scripts.push(topology::host(node, pods.len(), &others, &self.world.lan, lan2));
             scripts.push(topology::router(node, pods.len(), &self.overlay, &others));
@@ -233,7 +233,7 @@ impl Lab {
             let mut services = Vec::new();
             for front in plan::SERVICE.both() {
                 let backend = SocketAddr::new(backend.addresses.towards(front), HTTP_PORT);
-                services.push(Service { front: SocketAddr::new(front, 80), protocol: "tcp", backend });
+                services.push(LabService { front: SocketAddr::new(front, 80), protocol: "tcp", backend });
             }
             if let Some(local) = self.pods.iter().find(|pod| pod.node == node.number) {
                 services.extend(node.number.address().both().map(|front| node_port(front, local)));
@@ -244,7 +244,7 @@ impl Lab {
     }
 }
 
-fn node_port(front: IpAddr, pod: &Pod) -> Service {
+fn node_port(front: IpAddr, pod: &LabPod) -> LabService {
     let backend = SocketAddr::new(pod.addresses.towards(front), HTTP_PORT);
-    Service { front: SocketAddr::new(front, plan::NODE_PORT), protocol: "tcp", backend }
+    LabService { front: SocketAddr::new(front, plan::NODE_PORT), protocol: "tcp", backend }
 }

@@ -9,24 +9,24 @@ use anyhow::{Context, Result};
 
 use super::addresses::{Dual, NodeNumber};
 use super::host_config::{Cni, HostConfig};
-use super::ledger::{Ledger, Resource};
+use super::ledger::{LabLedger, Resource};
 use super::netns::Netns;
 use super::{self as topology, MANAGEMENT, UPLINK, World, firewall, script, teardown};
 
 /// A lab that is up. Dropping it takes it down.
 pub struct Lab {
-    pub(super) nodes: Vec<Node>,
-    pub(super) pods: Vec<Pod>,
+    pub(super) nodes: Vec<LabNode>,
+    pub(super) pods: Vec<LabPod>,
     pub(crate) world: World,
     pub(super) second: Option<World>,
     pub(crate) overlay: Netns,
     pub(super) logs: PathBuf,
-    pub(super) ledger: Arc<Ledger>,
+    pub(super) ledger: Arc<LabLedger>,
 }
 
 /// A node: the host's namespace and its pod network's router.
 #[derive(Debug, Clone)]
-pub struct Node {
+pub struct LabNode {
     pub number: NodeNumber,
     pub host: Netns,
     pub router: Netns,
@@ -37,7 +37,7 @@ pub struct Node {
     pub socket: PathBuf,
 }
 
-impl Node {
+impl LabNode {
     /// The node on its pod network.
     pub fn management(&self) -> Dual {
         self.number.management(self.config.cni)
@@ -59,7 +59,7 @@ impl Node {
 
 /// A pod: one namespace on its node's pod network.
 #[derive(Debug, Clone)]
-pub struct Pod {
+pub struct LabPod {
     pub name: String,
     pub namespace: String,
     pub labels: BTreeMap<String, String>,
@@ -71,7 +71,7 @@ pub struct Pod {
 
 /// A translation of the service proxy.
 #[derive(Debug, Clone, Copy)]
-pub struct Service {
+pub struct LabService {
     pub front: SocketAddr,
     pub protocol: &'static str,
     pub backend: SocketAddr,
@@ -91,23 +91,23 @@ impl Lab {
         &self.logs
     }
 
-    pub fn nodes(&self) -> &[Node] {
+    pub fn nodes(&self) -> &[LabNode] {
         &self.nodes
     }
 
-    pub fn node(&self, number: NodeNumber) -> &Node {
+    pub fn node(&self, number: NodeNumber) -> &LabNode {
         &self.nodes[number.index()]
     }
 
-    pub fn pods(&self) -> &[Pod] {
+    pub fn pods(&self) -> &[LabPod] {
         &self.pods
     }
 
-    pub fn pod(&self, name: &str) -> Result<&Pod> {
+    pub fn pod(&self, name: &str) -> Result<&LabPod> {
         self.pods.iter().find(|pod| pod.name == name).with_context(|| format!("the lab has no pod {name}"))
     }
 
-    pub fn pods_on(&self, node: NodeNumber) -> impl Iterator<Item = &Pod> {
+    pub fn pods_on(&self, node: NodeNumber) -> impl Iterator<Item = &LabPod> {
         self.pods.iter().filter(move |pod| pod.node == node)
     }
 
@@ -144,7 +144,7 @@ impl Lab {
     }
 
     /// Cuts the node's cables (its network and its pods' overlay), or plugs them in again.
-    pub fn set_power(&self, node: &Node, on: bool) -> Result<()> {
+    pub fn set_power(&self, node: &LabNode, on: bool) -> Result<()> {
         let state = if on { "up" } else { "down" };
         let port = topology::port_of(node.number);
         let hubs = std::iter::once(&self.world.lan).chain(self.second.as_ref().map(|world| &world.lan));
@@ -156,17 +156,17 @@ impl Lab {
 
     /// Takes the node's port off the switch, or puts it on again: nothing from and to the node is forwarded, and its
     /// carrier stays. What it sends is still seen by a capture.
-    pub fn set_lan(&self, node: &Node, on: bool) -> Result<()> {
+    pub fn set_lan(&self, node: &LabNode, on: bool) -> Result<()> {
         set_port(&self.world.lan, node.number, on)
     }
 
     /// The same for its pods' overlay.
-    pub fn set_overlay(&self, node: &Node, on: bool) -> Result<()> {
+    pub fn set_overlay(&self, node: &LabNode, on: bool) -> Result<()> {
         set_port(&self.overlay, node.number, on)
     }
 
     /// Unplugs the node's pods from their router, or plugs them in again.
-    pub fn set_pods(&self, node: &Node, on: bool) -> Result<()> {
+    pub fn set_pods(&self, node: &LabNode, on: bool) -> Result<()> {
         let state = if on { "up" } else { "down" };
         for place in 0..self.pods_on(node.number).count() {
             node.pod_ports().exec("ip", &["link", "set", &topology::pod_port(place), state])?;
@@ -175,13 +175,13 @@ impl Lab {
     }
 
     /// Takes the carrier of the node's uplink, or gives it back.
-    pub fn set_carrier(&self, node: &Node, on: bool) -> Result<()> {
+    pub fn set_carrier(&self, node: &LabNode, on: bool) -> Result<()> {
         let state = if on { "up" } else { "down" };
         self.world.lan.exec("ip", &["link", "set", &topology::port_of(node.number), state]).map(drop)
     }
 
     /// Deletes the node's `breth0` and recreates it, as a restart of the external bridge does.
-    pub fn remake_uplink(&self, node: &Node) -> Result<()> {
+    pub fn remake_uplink(&self, node: &LabNode) -> Result<()> {
         let device = if node.config.macvlan_uplink { topology::LOWER } else { UPLINK };
         node.host.exec("ip", &["link", "del", device])?;
         let (links, config) = topology::uplink_again(node, &self.world.lan);
@@ -192,17 +192,17 @@ impl Lab {
     }
 
     /// Deletes the node's mp0 and recreates it.
-    pub fn remake_management(&self, node: &Node) -> Result<()> {
+    pub fn remake_management(&self, node: &LabNode) -> Result<()> {
         Self::remove_management(node)?;
         self.make_management(node)
     }
 
     /// Of OVN-Kubernetes' kind.
-    pub fn remove_management(node: &Node) -> Result<()> {
+    pub fn remove_management(node: &LabNode) -> Result<()> {
         node.host.exec("ip", &["link", "del", MANAGEMENT]).map(drop)
     }
 
-    pub fn make_management(&self, node: &Node) -> Result<()> {
+    pub fn make_management(&self, node: &LabNode) -> Result<()> {
         let (links, config) = topology::management_again(node);
         script::ip(&node.host, &links)?;
         node.router.exec("ip", &["link", "set", "mp0", "master", "br0", "up"])?;
@@ -229,13 +229,13 @@ impl Drop for Lab {
     }
 }
 
-impl Node {
+impl LabNode {
     pub fn name(&self) -> String {
         self.number.name()
     }
 
     /// Adds translations to the node's service proxy.
-    pub fn add_services(&self, services: &[Service]) -> Result<()> {
+    pub fn add_services(&self, services: &[LabService]) -> Result<()> {
         let lines = services.iter().map(|one| firewall::service(one.front, one.protocol, one.backend) + "\n");
         self.host.feed("nft", &["-f", "-"], &lines.collect::<String>())
     }

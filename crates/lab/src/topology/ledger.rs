@@ -39,36 +39,36 @@ pub enum Resource {
 
 /// A ledger's content.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Record {
+pub struct LedgerRecord {
     pub prefix: String,
     pub pid: u32,
     pub started: u64,
     pub made: BTreeSet<Resource>,
 }
 
-struct Open {
-    record: Record,
+struct OpenLedger {
+    record: LedgerRecord,
     file: Flock<File>,
     closed: bool,
 }
 
 /// The ledger of a lab that this process owns.
-pub struct Ledger {
+pub struct LabLedger {
     prefix: String,
-    open: Mutex<Open>,
+    open: Mutex<OpenLedger>,
 }
 
-impl Ledger {
+impl LabLedger {
     /// Takes a prefix that no living lab uses, after removing what dead labs left.
-    pub fn claim(wish: Prefix) -> Result<Arc<Self>> {
+    pub fn claim(wish: LabPrefix) -> Result<Arc<Self>> {
         let cluster = LedgerFolder::lock()?;
         cluster.recover()?;
         for attempt in 0..1000 {
             let prefix = wish.candidate(attempt);
             let Some(file) = create_locked(&ledger_path(&prefix))? else { continue };
             let pid = std::process::id();
-            let record = Record { prefix: prefix.clone(), pid, started: start_time(pid), made: BTreeSet::new() };
-            let open = Mutex::new(Open { record, file, closed: false });
+            let record = LedgerRecord { prefix: prefix.clone(), pid, started: start_time(pid), made: BTreeSet::new() };
+            let open = Mutex::new(OpenLedger { record, file, closed: false });
             let ledger = Arc::new(Self { prefix, open });
             ledger.lock().save()?;
             fs::create_dir_all(ledger.folder())?;
@@ -123,13 +123,13 @@ impl Ledger {
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Open> {
+    fn lock(&self) -> MutexGuard<'_, OpenLedger> {
         // A panic while the lock was held leaves at worst a thing written down that was not made.
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Open {
+impl OpenLedger {
     fn save(&mut self) -> Result<()> {
         // The file is replaced in place: its inode carries the lock. A torn write is read as "unknown content",
         // so the new text goes down in one write, and it only ever grows.
@@ -142,14 +142,14 @@ impl Open {
 
 /// How a lab wants to be called.
 #[derive(Debug, Clone)]
-pub enum Prefix {
+pub enum LabPrefix {
     /// This name, or with a number after it while another lab has it: for labs that people type commands for.
     Readable(String),
     /// Unique by the process: for tests, which stand side by side.
     OfProcess,
 }
 
-impl Prefix {
+impl LabPrefix {
     fn candidate(&self, attempt: u32) -> String {
         match self {
             Self::Readable(name) if attempt == 0 => name.clone(),
@@ -196,7 +196,7 @@ impl LedgerFolder {
         Ok(())
     }
 
-    fn remove(&self, record: &Record) -> Result<()> {
+    fn remove(&self, record: &LedgerRecord) -> Result<()> {
         teardown::remove(record, &Path::new(FOLDER).join(&record.prefix))?;
         match fs::remove_file(ledger_path(&record.prefix)) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),
@@ -206,9 +206,9 @@ impl LedgerFolder {
 }
 
 /// Reads a dead lab's ledger. One that was never written yet owns nothing but its mark and its folder.
-fn read_record(path: &Path) -> Record {
+fn read_record(path: &Path) -> LedgerRecord {
     let written = fs::read(path).ok().and_then(|text| serde_json::from_slice(&text).ok());
-    written.unwrap_or_else(|| Record {
+    written.unwrap_or_else(|| LedgerRecord {
         prefix: path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default(),
         pid: 0,
         started: 0,
@@ -242,12 +242,12 @@ fn start_time(pid: u32) -> u64 {
     after_name.split_whitespace().nth(19).and_then(|ticks| ticks.parse().ok()).unwrap_or(0)
 }
 
-fn living() -> &'static Mutex<Vec<Weak<Ledger>>> {
-    static LIVING: OnceLock<Mutex<Vec<Weak<Ledger>>>> = OnceLock::new();
+fn living() -> &'static Mutex<Vec<Weak<LabLedger>>> {
+    static LIVING: OnceLock<Mutex<Vec<Weak<LabLedger>>>> = OnceLock::new();
     LIVING.get_or_init(Mutex::default)
 }
 
-fn remember(ledger: &Arc<Ledger>) {
+fn remember(ledger: &Arc<LabLedger>) {
     let mut living = living().lock().unwrap_or_else(PoisonError::into_inner);
     living.retain(|entry| entry.strong_count() > 0);
     living.push(Arc::downgrade(ledger));
@@ -255,7 +255,7 @@ fn remember(ledger: &Arc<Ledger>) {
 
 /// Tears down every lab of this process: what a signal does.
 pub fn tear_down_all() -> Vec<anyhow::Error> {
-    let ledgers: Vec<Arc<Ledger>> = {
+    let ledgers: Vec<Arc<LabLedger>> = {
         let living = living().lock().unwrap_or_else(PoisonError::into_inner);
         living.iter().filter_map(Weak::upgrade).collect()
     };

@@ -23,7 +23,7 @@ use anyhow::Result;
 
 use addresses::{self as plan, Dual, NodeNumber};
 use host_config::{Cni, HostConfig, ReversePath};
-use lab::Node;
+use lab::LabNode;
 use netns::Netns;
 use script::{CHECKSUMS, SEGMENTATION, Script};
 
@@ -102,7 +102,7 @@ pub fn port_of(number: NodeNumber) -> String {
 }
 
 /// The host: two interfaces, a route to the cluster's pods, the CNI's masquerade, and its options.
-pub fn host(node: &Node, pods: usize, others: &[NodeNumber], lan: &Netns, lan2: Option<&Netns>) -> Script {
+pub fn host(node: &LabNode, pods: usize, others: &[NodeNumber], lan: &Netns, lan2: Option<&Netns>) -> Script {
     let mut script = Script::new(node.host.clone());
     script.forwards();
     let filter = match node.config.reverse_path {
@@ -150,7 +150,7 @@ pub fn host(node: &Node, pods: usize, others: &[NodeNumber], lan: &Netns, lan2: 
 /// The macvlan's lower device.
 pub const LOWER: &str = "nic0";
 
-fn uplink_links(node: &Node, lan: &Netns) -> Vec<String> {
+fn uplink_links(node: &LabNode, lan: &Netns) -> Vec<String> {
     let wire = if node.config.macvlan_uplink { LOWER } else { UPLINK };
     let port = port_of(node.number);
     let mut lines = vec![format!("link add {wire} type veth peer name {port} netns {}", lan.name())];
@@ -160,7 +160,7 @@ fn uplink_links(node: &Node, lan: &Netns) -> Vec<String> {
     lines
 }
 
-fn uplink_config(node: &Node) -> Vec<String> {
+fn uplink_config(node: &LabNode) -> Vec<String> {
     let own = node.number.address();
     let mut lines = Vec::new();
     if node.config.macvlan_uplink {
@@ -189,7 +189,7 @@ fn management_config(number: NodeNumber) -> Vec<String> {
 }
 
 /// The bridge of the pods, and the routes to those of other nodes.
-fn bridge_config(node: &Node, pods: usize, others: &[NodeNumber]) -> Vec<String> {
+fn bridge_config(node: &LabNode, pods: usize, others: &[NodeNumber]) -> Vec<String> {
     let own = node.number.management(Cni::Bridge);
     let mut lines = vec![
         format!("addr add {}/24 dev {BRIDGE}", own.v4),
@@ -206,18 +206,18 @@ fn bridge_config(node: &Node, pods: usize, others: &[NodeNumber]) -> Vec<String>
 }
 
 /// The `ip` lines that recreate a node's uplink after it was deleted: links, then configuration.
-pub fn uplink_again(node: &Node, lan: &Netns) -> (Vec<String>, Vec<String>) {
+pub fn uplink_again(node: &LabNode, lan: &Netns) -> (Vec<String>, Vec<String>) {
     (uplink_links(node, lan), uplink_config(node))
 }
 
 /// The same for its management port.
-pub fn management_again(node: &Node) -> (Vec<String>, Vec<String>) {
+pub fn management_again(node: &LabNode) -> (Vec<String>, Vec<String>) {
     (vec![management_link(node)], management_config(node.number))
 }
 
 /// The management port comes back with the link address that it had, as OVN-Kubernetes' does, which makes it from the
 /// IPv4 address: the router's neighbour entries stay right, and frames for another host are not accepted.
-fn management_link(node: &Node) -> String {
+fn management_link(node: &LabNode) -> String {
     let [a, b, c, d] = node.number.management(Cni::Ovn).v4.octets();
     let (mtu, router) = (plan::POD_MTU, node.router.name());
     format!(
@@ -248,7 +248,7 @@ pub fn offloads_again(host: &Netns, config: &HostConfig, interfaces: &[&'static 
 const ROUTER_MAC: &str = "02:00:00:00:00:01";
 
 /// The pod network's router of a node. `others` are the nodes whose pods are behind the overlay.
-pub fn router(node: &Node, pods: usize, overlay: &Netns, others: &[NodeNumber]) -> Script {
+pub fn router(node: &LabNode, pods: usize, overlay: &Netns, others: &[NodeNumber]) -> Script {
     let mut script = Script::new(node.router.clone());
     if node.config.cni == Cni::Bridge {
         // It has no router; its port on the overlay is only there to be cut.
@@ -282,7 +282,7 @@ pub(super) fn pod_port(place: usize) -> String {
 }
 
 /// One pod: an interface on its router's bridge.
-pub fn pod(node: &Node, place: usize, netns: &Netns, own: Dual) -> Script {
+pub fn pod(node: &LabNode, place: usize, netns: &Netns, own: Dual) -> Script {
     let mut script = Script::new(netns.clone());
     let mtu = plan::POD_MTU;
     let ports = match node.config.cni {

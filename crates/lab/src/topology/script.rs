@@ -6,7 +6,7 @@ use super::netns::Netns;
 
 /// The interface features that `ethtool` switches off.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Offload {
+pub struct DisabledFeatures {
     pub interface: &'static str,
     pub features: &'static [&'static str],
 }
@@ -27,7 +27,7 @@ pub struct Script {
     pub config: Vec<String>,
     /// An `nft` ruleset, or nothing.
     pub rules: String,
-    pub offloads: Vec<Offload>,
+    pub offloads: Vec<DisabledFeatures>,
 }
 
 impl Script {
@@ -81,7 +81,7 @@ impl Script {
     }
 
     pub fn switch_off(&mut self, interface: &'static str, features: &'static [&'static str]) {
-        self.offloads.push(Offload { interface, features });
+        self.offloads.push(DisabledFeatures { interface, features });
     }
 
     fn make_links(&self) -> Result<()> {

@@ -17,7 +17,7 @@ use nix::mount::{MntFlags, umount2};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use super::ledger::{Record, Resource};
+use super::ledger::{LedgerRecord, Resource};
 use super::netns::MARK;
 
 /// Says that the mount at `/run/netns`, which `ip netns` makes and never removes, was made for a lab.
@@ -25,7 +25,7 @@ const NAMES_MARK: &str = "made-run-netns";
 const NAMES: &str = "/run/netns";
 
 /// Removes what `record` names, and the lab's `folder`.
-pub(super) fn remove(record: &Record, folder: &Path) -> Result<()> {
+pub(super) fn remove(record: &LedgerRecord, folder: &Path) -> Result<()> {
     let mut errors = Vec::new();
     let mut attempt = |outcome: Result<()>| errors.extend(outcome.err());
     attempt(end_processes(record));
@@ -57,7 +57,7 @@ fn together(prefix: &str, errors: Vec<Error>) -> Result<()> {
 }
 
 /// Kills the processes that carry the lab's mark or sit in one of its namespaces, and waits until they are gone.
-fn end_processes(record: &Record) -> Result<()> {
+fn end_processes(record: &LedgerRecord) -> Result<()> {
     let namespaces = namespace_inodes(record);
     let end = Instant::now() + Duration::from_secs(5);
     loop {
@@ -78,7 +78,7 @@ fn end_processes(record: &Record) -> Result<()> {
     }
 }
 
-fn namespace_inodes(record: &Record) -> BTreeSet<u64> {
+fn namespace_inodes(record: &LedgerRecord) -> BTreeSet<u64> {
     let names = record.made.iter().filter_map(|made| match made {
         Resource::Namespace(name) => Some(Path::new(NAMES).join(name)),
         Resource::Mount(_) | Resource::Cgroup(_) => None,

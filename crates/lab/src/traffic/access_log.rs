@@ -13,7 +13,7 @@ use jiff::Timestamp;
 
 /// One request; or one connection to the TCP echo, or the first datagram of a source at the UDP echo.
 #[derive(Debug, Clone)]
-pub struct Entry {
+pub struct AccessLogEntry {
     pub at: Timestamp,
     pub client: SocketAddr,
     /// `GET / HTTP/1.1`, `TCP echo`, `UDP echo`.
@@ -23,7 +23,7 @@ pub struct Entry {
     pub user_agent: String,
 }
 
-impl fmt::Display for Entry {
+impl fmt::Display for AccessLogEntry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { client, request, status, user_agent, .. } = self;
         let time = self.at.strftime("%d/%b/%Y:%H:%M:%S +0000");
@@ -33,25 +33,25 @@ impl fmt::Display for Entry {
 }
 
 pub struct AccessLog {
-    state: Mutex<State>,
+    state: Mutex<AccessLogState>,
 }
 
-struct State {
-    entries: Vec<Entry>,
+struct AccessLogState {
+    entries: Vec<AccessLogEntry>,
     file: File,
 }
 
 impl AccessLog {
     pub fn create(path: &Path) -> Result<Self> {
         let file = File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
-        Ok(Self { state: Mutex::new(State { entries: Vec::new(), file }) })
+        Ok(Self { state: Mutex::new(AccessLogState { entries: Vec::new(), file }) })
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, AccessLogState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub fn add(&self, entry: Entry) {
+    pub fn add(&self, entry: AccessLogEntry) {
         let mut state = self.lock();
         if let Err(error) = writeln!(state.file, "{entry}") {
             eprintln!("lab: cannot write the access log: {error}");
@@ -64,7 +64,7 @@ impl AccessLog {
         self.lock().entries.len()
     }
 
-    pub fn since(&self, mark: usize) -> Vec<Entry> {
+    pub fn since(&self, mark: usize) -> Vec<AccessLogEntry> {
         self.lock().entries.get(mark..).unwrap_or_default().to_vec()
     }
 }
@@ -75,7 +75,7 @@ mod tests {
 
     #[test]
     fn a_line_is_in_the_combined_format() {
-        let entry = Entry {
+        let entry = AccessLogEntry {
             at: Timestamp::from_second(1_637_931_193).expect("a time"),
             client: "172.18.0.100:40000".parse().expect("address"),
             request: "GET / HTTP/1.1".to_owned(),

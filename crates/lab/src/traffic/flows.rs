@@ -34,9 +34,9 @@ impl FlowReport {
 }
 
 /// A flow that runs until it is stopped.
-pub struct Flow(Background<FlowReport>);
+pub struct TrafficFlow(Background<FlowReport>);
 
-impl Flow {
+impl TrafficFlow {
     /// A TCP connection to an echo that sends a message every `interval` and expects it back within `patience`.
     pub fn tcp(from: &Netns, to: SocketAddr, interval: Duration, patience: Duration) -> Result<Self> {
         Background::start_in(from, move |stop| Ok(tcp(to, interval, patience, stop))).map(Self)

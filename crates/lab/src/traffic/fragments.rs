@@ -40,14 +40,14 @@ impl Order {
 }
 
 /// A datagram, or a segment, before it is cut: what follows the IP header, with its checksum.
-pub struct Datagram {
+pub struct IpPayload {
     from: IpAddr,
     to: IpAddr,
     protocol: u8,
     bytes: Vec<u8>,
 }
 
-impl Datagram {
+impl IpPayload {
     pub fn udp(from: SocketAddr, to: SocketAddr, data: &[u8]) -> Result<Self> {
         Ok(Self { from: from.ip(), to: to.ip(), protocol: UDP, bytes: packet::udp(from, to, data)? })
     }
@@ -108,7 +108,7 @@ impl Datagram {
 }
 
 /// Sends datagrams in pieces from a namespace, each with its own number from `number` on.
-pub fn send(from: &Netns, datagrams: &[Datagram], order: Order, number: u16) -> Result<()> {
+pub fn send(from: &Netns, datagrams: &[IpPayload], order: Order, number: u16) -> Result<()> {
     let mut cut = Vec::new();
     for (datagram, number) in datagrams.iter().zip(number..) {
         cut.push(datagram.cut(number)?);

@@ -27,9 +27,9 @@ const SOURCE_LINK_ADDRESS: [u8; 2] = [1, 1];
 const HOP_LIMIT: (usize, u8) = (2 + 7, 255);
 
 /// Asks until it is finished or dropped.
-pub struct Asker(Background<()>);
+pub struct NeighbourRequests(Background<()>);
 
-impl Asker {
+impl NeighbourRequests {
     pub fn start(lab: &Lab, addresses: &[IpAddr]) -> Result<Self> {
         let (socket, mac) = open(lab.ext())?;
         let frames = addresses.iter().map(|address| question(mac, *address)).collect::<Result<Vec<_>>>()?;
@@ -85,7 +85,7 @@ fn question(mac: [u8; 6], address: IpAddr) -> Result<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::capture::dissect::{Checksum, Frame, dissect};
+    use crate::capture::dissect::{CapturedFrame, Checksum, dissect};
 
     const MAC: [u8; 6] = [2, 0, 0, 0, 0, 9];
 
@@ -93,11 +93,11 @@ mod tests {
     fn questions_are_read_as_they_were_meant() {
         let v4: IpAddr = [172, 18, 0, 110].into();
         let frame = question(MAC, v4).expect("a frame");
-        let Frame::Arp { request: true, sender, target, .. } = dissect(&frame) else { panic!("{frame:02x?}") };
+        let CapturedFrame::Arp { request: true, sender, target, .. } = dissect(&frame) else { panic!("{frame:02x?}") };
         assert_eq!((IpAddr::from(sender), IpAddr::from(target)), (EXT.v4.into(), v4));
         let v6: IpAddr = "fd00:172:18::1:2345".parse().expect("a literal");
         let frame = question(MAC, v6).expect("a frame");
-        let Frame::Ip(seen) = dissect(&frame) else { panic!("{frame:02x?}") };
+        let CapturedFrame::Ip(seen) = dissect(&frame) else { panic!("{frame:02x?}") };
         assert_eq!((seen.source, seen.destination.to_string()), (EXT.v6.into(), "ff02::1:ff01:2345".to_owned()));
         assert_eq!((seen.checksum, seen.source_port), (Checksum::Complete, SOLICITATION.into()));
     }

@@ -89,7 +89,7 @@ const DATA: &[u8] = b"not what it seems..";
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::capture::dissect::{Checksum, Frame, dissect};
+    use crate::capture::dissect::{CapturedFrame, Checksum, dissect};
 
     #[test]
     fn what_is_made_is_read_as_it_was_meant() {
@@ -97,7 +97,9 @@ mod tests {
             let (from, to): (SocketAddr, SocketAddr) = (from.parse().expect("from"), to.parse().expect("to"));
             for data in [&b"even"[..], b"odd", b""] {
                 let packet = ip(from.ip(), to.ip(), UDP, &udp(from, to, data).expect("short")).expect("one family");
-                let Frame::Ip(seen) = dissect(&[&[0; 12], packet.as_slice()].concat()) else { panic!("{packet:02x?}") };
+                let CapturedFrame::Ip(seen) = dissect(&[&[0; 12], packet.as_slice()].concat()) else {
+                    panic!("{packet:02x?}")
+                };
                 assert_eq!(seen.checksum, Checksum::Complete, "{packet:02x?}");
                 assert_eq!((seen.source, seen.source_port), (from.ip(), from.port()));
                 assert_eq!((seen.destination, seen.destination_port), (to.ip(), to.port()));

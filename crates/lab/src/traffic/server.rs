@@ -23,10 +23,10 @@ use jiff::Timestamp;
 use tokio::runtime::{self, Runtime};
 use tokio_util::sync::CancellationToken;
 
-use super::access_log::{AccessLog, Entry};
+use super::access_log::{AccessLog, AccessLogEntry};
 use crate::topology::POD_INTERFACE;
 use crate::topology::addresses::{self as plan, ECHO_PORT, HTTP_PORT};
-use crate::topology::lab::{Lab, Node, Pod};
+use crate::topology::lab::{Lab, LabNode, LabPod};
 use crate::topology::netns::Netns;
 
 /// A running server. Dropping it closes its sockets.
@@ -75,12 +75,12 @@ impl Server {
     }
 
     /// A server in a pod; the lab's services lead to those.
-    pub fn in_pod(lab: &Lab, pod: &Pod) -> Result<Self> {
+    pub fn in_pod(lab: &Lab, pod: &LabPod) -> Result<Self> {
         Self::start(&pod.netns, &pod.addresses.both(), &lab.logs().join(format!("access_log-{}", pod.name)))
     }
 
     /// A server on a node's own address, as a pod in the host's network has.
-    pub fn on_node(lab: &Lab, node: &Node) -> Result<Self> {
+    pub fn on_node(lab: &Lab, node: &LabNode) -> Result<Self> {
         let addresses = node.number.address().both();
         Self::start(&node.host, &addresses, &lab.logs().join(format!("access_log-{}", node.name())))
     }
@@ -149,7 +149,7 @@ async fn answer(
     let head = request.method() == Method::HEAD;
     let body = body_of(client, request).await;
     let bytes = if head { 0 } else { body.size_hint().exact().unwrap_or(0) };
-    log.add(Entry { at: Timestamp::now(), client, request: line, status: 200, bytes, user_agent });
+    log.add(AccessLogEntry { at: Timestamp::now(), client, request: line, status: 200, bytes, user_agent });
     Response::new(body)
 }
 
@@ -168,9 +168,9 @@ async fn body_of(client: SocketAddr, request: Request<Body>) -> Body {
     Body::from(format!("{}\n", client.ip()))
 }
 
-fn echo_entry(client: SocketAddr, request: &str) -> Entry {
+fn echo_entry(client: SocketAddr, request: &str) -> AccessLogEntry {
     let (request, user_agent) = (request.to_owned(), "-".to_owned());
-    Entry { at: Timestamp::now(), client, request, status: 200, bytes: 0, user_agent }
+    AccessLogEntry { at: Timestamp::now(), client, request, status: 200, bytes: 0, user_agent }
 }
 
 async fn tcp_echo(listener: tokio::net::TcpListener, log: Arc<AccessLog>) {

@@ -9,7 +9,7 @@ use kube::{Client, Error};
 use serde_json::json;
 
 use crate::objects::from_json;
-use crate::server::Server;
+use crate::server::TestedServer;
 use crate::verbs::refused;
 
 async fn grant(client: &Client) -> Result<()> {
@@ -38,7 +38,7 @@ async fn grant(client: &Client) -> Result<()> {
 
 #[tokio::test]
 async fn an_account_may_what_its_bindings_allow() -> Result<()> {
-    let server = Server::start()?;
+    let server = TestedServer::start()?;
     let client = server.client().await?;
     grant(&client).await?;
     let reader = server.client_of("kube-system", "reader").await?;

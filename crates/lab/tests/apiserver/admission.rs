@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 use crate::install::{BRIDGE, rendered};
-use crate::server::{Server, has_kubectl, is_real};
+use crate::server::{TestedServer, has_kubectl, is_real};
 
 const NODES: &str = r#"
 apiVersion: v1
@@ -56,7 +56,7 @@ const LONG_NAME: &str = "nnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnn
 const PATIENCE: Duration = Duration::from_secs(60);
 
 struct Agents {
-    server: Server,
+    server: TestedServer,
     /// Of an agent on node1, one on node2, one that is bound to no pod, one on the node with the long name, and of a controller.
     tokens: [String; 5],
 }
@@ -67,7 +67,7 @@ const EIP: &str = "/apis/k8s.ovn.org/v1/egressips/eip";
 
 impl Agents {
     fn start() -> Result<Self> {
-        let server = Server::start()?;
+        let server = TestedServer::start()?;
         server.kubectl_with("apply -f -", &rendered(BRIDGE)?)?;
         server.kubectl("wait --for=condition=Established crd/egressips.k8s.ovn.org")?;
         server.kubectl_with("apply -f -", NODES)?;

@@ -7,7 +7,7 @@ use std::path::Path;
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 
-use crate::server::{Server, has_kubectl, is_real};
+use crate::server::{TestedServer, has_kubectl, is_real};
 
 fn object(spec: &Value) -> Value {
     json!({"apiVersion": "k8s.ovn.org/v1", "kind": "EgressIP", "metadata": {"name": "eip"}, "spec": spec})
@@ -24,7 +24,7 @@ fn refusals_are_sentences() -> Result<()> {
     if !has_kubectl(NAME) || !is_real(NAME) {
         return Ok(());
     }
-    let server = Server::start()?;
+    let server = TestedServer::start()?;
     let definition = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/crd/crd.yaml");
     server.kubectl_with("apply -f -", &fs::read_to_string(definition)?)?;
     server.kubectl("wait --for=condition=Established crd/egressips.k8s.ovn.org")?;

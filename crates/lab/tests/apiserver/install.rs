@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::server::{Server, has_kubectl, is_real};
+use crate::server::{TestedServer, has_kubectl, is_real};
 
 pub(crate) const BRIDGE: &str = "overlays/bridge-cni";
 const OPENSHIFT: &str = "overlays/ovn-kubernetes-openshift";
@@ -39,9 +39,9 @@ fn rendered_in(deploy: &Path, folder: &str) -> Result<String> {
 }
 
 /// The manifests once more, to change them as administrators do.
-struct Copied(PathBuf);
+struct ManifestCopy(PathBuf);
 
-impl Copied {
+impl ManifestCopy {
     fn new(name: &str) -> Result<Self> {
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
         let copied = Command::new("cp").arg("-r").arg(deploy()).arg(&folder).status()?;
@@ -59,7 +59,7 @@ impl Copied {
     }
 }
 
-impl Drop for Copied {
+impl Drop for ManifestCopy {
     fn drop(&mut self) {
         let _left = fs::remove_dir_all(&self.0);
     }
@@ -146,7 +146,7 @@ fn an_overlay_sets_the_image() -> Result<()> {
         return Ok(());
     }
     for folder in OVERLAYS {
-        let copied = Copied::new(NAME)?;
+        let copied = ManifestCopy::new(NAME)?;
         let image = json!([{"name": "egress-agent", "newName": "registry.example/mine", "newTag": "7"}]);
         copied.change(&format!("{folder}/kustomization.yaml"), |overlay| overlay["images"] = image)?;
         let all = documents(&rendered_in(&copied.0, folder)?)?;
@@ -163,7 +163,7 @@ fn an_overlay_leaves_what_others_say_of_the_namespace() -> Result<()> {
     if !has_kubectl(NAME) {
         return Ok(());
     }
-    let copied = Copied::new(NAME)?;
+    let copied = ManifestCopy::new(NAME)?;
     copied.change("base/namespace.yaml", |one| one["metadata"]["annotations"] = json!({"example.org/ours": "yes"}))?;
     let all = documents(&rendered_in(&copied.0, OPENSHIFT)?)?;
     let namespace = all.iter().find(|one| one["kind"] == "Namespace").context("no namespace")?;
@@ -200,7 +200,7 @@ fn a_real_server_takes_every_overlay() -> Result<()> {
     if !has_kubectl(NAME) || !is_real(NAME) {
         return Ok(());
     }
-    let server = Server::start()?;
+    let server = TestedServer::start()?;
     // A dry run makes no namespace for what is in it.
     server.kubectl_with("apply -f -", &fs::read_to_string(deploy().join("base/namespace.yaml"))?)?;
     for folder in OVERLAYS {

@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader};
 use anyhow::{Context, Result, ensure};
 
 use crate::objects::{DEFINITION, EGRESS_IP};
-use crate::server::{Server, has_controllers, has_kubectl};
+use crate::server::{TestedServer, has_controllers, has_kubectl};
 
 const POD: &str = r#"
 apiVersion: v1
@@ -33,8 +33,8 @@ fn row(table: &str, number: usize) -> String {
     line.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-fn with_egress_ip() -> Result<Server> {
-    let server = Server::start()?;
+fn with_egress_ip() -> Result<TestedServer> {
+    let server = TestedServer::start()?;
     server.kubectl_with("apply -f -", DEFINITION)?;
     server.kubectl("wait --for=condition=Established crd/egressips.k8s.ovn.org")?;
     server.kubectl_with("apply -f -", EGRESS_IP)?;
@@ -130,7 +130,7 @@ fn server_side_apply_has_owners() -> Result<()> {
     if !has_kubectl("server_side_apply_has_owners") {
         return Ok(());
     }
-    let server = Server::start()?;
+    let server = TestedServer::start()?;
     server.kubectl_with("apply -f -", DEFINITION)?;
     let apply = "apply --server-side -f -";
     assert!(server.kubectl_with(apply, EGRESS_IP)?.contains("serverside-applied"));
@@ -158,7 +158,7 @@ fn nodes_and_pods_as_people_know_them() -> Result<()> {
     if !has_kubectl("nodes_and_pods_as_people_know_them") {
         return Ok(());
     }
-    let server = Server::start()?;
+    let server = TestedServer::start()?;
     server.kubectl_with("create -f -", NODE)?;
     server.kubectl_with("create -f -", NAMESPACE)?;
     server.kubectl("label namespace prod env=prod")?;
@@ -236,7 +236,7 @@ fn a_definition_must_be_structural() -> Result<()> {
     if !has_kubectl("a_definition_must_be_structural") {
         return Ok(());
     }
-    let server = Server::start()?;
+    let server = TestedServer::start()?;
     let constant = DEFINITION.replace("description: Addresses.", "const: 1");
     let refusal = server.kubectl_fails("apply -f -", &constant)?;
     assert!(refusal.contains("strict decoding error: unknown field") && refusal.contains(".const"), "{refusal}");

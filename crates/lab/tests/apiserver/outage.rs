@@ -11,14 +11,14 @@ use kube::runtime::{WatchStreamExt, watcher};
 use tokio::time::timeout;
 
 use crate::objects::node;
-use crate::server::{Server, is_double};
+use crate::server::{TestedServer, is_double};
 
 #[tokio::test]
 async fn a_watch_resumes_after_an_outage() -> Result<()> {
     if !is_double("a_watch_resumes_after_an_outage") {
         return Ok(());
     }
-    let server = Server::start()?;
+    let server = TestedServer::start()?;
     let nodes: Api<Node> = Api::all(server.client().await?);
     let mut seen = watcher(nodes.clone(), watcher::Config::default()).default_backoff().applied_objects().boxed();
     nodes.create(&PostParams::default(), &node("first")?).await?;
@@ -62,7 +62,7 @@ async fn a_forgotten_version_is_gone() -> Result<()> {
     if !is_double("a_forgotten_version_is_gone") {
         return Ok(());
     }
-    let server = Server::start()?;
+    let server = TestedServer::start()?;
     let nodes: Api<Node> = Api::all(server.client().await?);
     for name in ["a", "b", "c"] {
         nodes.create(&PostParams::default(), &node(name)?).await?;

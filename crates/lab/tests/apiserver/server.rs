@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::{Context, Result, bail, ensure};
 use egress_lab::apiserver::{ApiServer, kubeconfig};
-use egress_lab::kube_api::{ControlPlane, Place};
+use egress_lab::kube_api::{ControlPlane, ControlPlaneLocation};
 use k8s_openapi::api::authentication::v1::TokenRequest;
 use k8s_openapi::api::core::v1::{Namespace, ServiceAccount};
 use kube::api::PostParams;
@@ -19,18 +19,18 @@ use tokio::runtime::{Builder, Runtime};
 
 use crate::objects;
 
-pub(crate) struct Server {
-    kind: Kind,
+pub(crate) struct TestedServer {
+    kind: ServerKind,
     folder: PathBuf,
 }
 
 /// The double with the runtime that serves it, or a real server.
-enum Kind {
+enum ServerKind {
     Double { server: ApiServer, runtime: Option<Runtime> },
     Real(#[expect(dead_code, reason = "held while the test runs")] ControlPlane),
 }
 
-impl Server {
+impl TestedServer {
     pub(crate) fn start() -> Result<Self> {
         static STARTED: AtomicUsize = AtomicUsize::new(0);
         let number = STARTED.fetch_add(1, Ordering::Relaxed);
@@ -38,10 +38,10 @@ impl Server {
         fs::create_dir_all(&folder).context("cannot make the test's folder")?;
         let (kind, text) = match assets() {
             Some(assets) => {
-                let place = Place { folder: folder.clone(), logs: &folder, prefix: "apiserver" };
+                let place = ControlPlaneLocation { folder: folder.clone(), logs: &folder, prefix: "apiserver" };
                 let plane = ControlPlane::start(&place, Path::new(&assets))?;
                 let text = plane.kubeconfig();
-                (Kind::Real(plane), text)
+                (ServerKind::Real(plane), text)
             }
             None => {
                 let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
@@ -50,7 +50,7 @@ impl Server {
                     ApiServer::bind(([127, 0, 0, 1], 0).into())?
                 };
                 let text = kubeconfig(&server.url());
-                (Kind::Double { server, runtime: Some(runtime) }, text)
+                (ServerKind::Double { server, runtime: Some(runtime) }, text)
             }
         };
         fs::write(folder.join("kubeconfig"), text).context("cannot write the kubeconfig")?;
@@ -106,8 +106,8 @@ impl Server {
     /// The double: a real server cannot fail on request.
     pub(crate) fn double(&self) -> Result<&ApiServer> {
         match &self.kind {
-            Kind::Double { server, .. } => Ok(server),
-            Kind::Real(_) => bail!("this is a real API server"),
+            ServerKind::Double { server, .. } => Ok(server),
+            ServerKind::Real(_) => bail!("this is a real API server"),
         }
     }
 
@@ -152,10 +152,10 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for TestedServer {
     fn drop(&mut self) {
         // In an asynchronous test a runtime cannot wait for its tasks.
-        if let Kind::Double { runtime, .. } = &mut self.kind
+        if let ServerKind::Double { runtime, .. } = &mut self.kind
             && let Some(runtime) = runtime.take()
         {
             runtime.shutdown_background();

@@ -10,7 +10,7 @@ use kube::runtime::events::{Event as Report, EventType, Recorder, Reporter};
 use serde_json::{Value, json};
 
 use crate::objects::{DEFINITION, egress_ip, egress_ips, from_json, node, pod};
-use crate::server::{Server, has_controllers};
+use crate::server::{TestedServer, has_controllers};
 
 /// Code and reason of a refusal.
 pub(crate) fn refused<T: std::fmt::Debug>(outcome: Result<T, kube::Error>) -> Result<(u16, String)> {
@@ -22,7 +22,7 @@ pub(crate) fn refused<T: std::fmt::Debug>(outcome: Result<T, kube::Error>) -> Re
 
 #[tokio::test]
 async fn a_lease_has_one_holder() -> Result<()> {
-    let server = Server::start()?;
+    let server = TestedServer::start()?;
     let leases: Api<Lease> = Api::namespaced(server.client().await?, "kube-system");
     let lease = |holder: &str| -> Result<Lease> {
         from_json(json!({
@@ -49,7 +49,7 @@ async fn a_lease_has_one_holder() -> Result<()> {
 
 #[tokio::test]
 async fn status_is_a_subresource() -> Result<()> {
-    let server = Server::with_egress_ips().await?;
+    let server = TestedServer::with_egress_ips().await?;
     let api = egress_ips(server.client().await?);
     let mut new = egress_ip()?;
     new.data["status"] = json!({"items": [{"node": "n", "egressIP": "1"}]});
@@ -76,7 +76,7 @@ async fn status_is_a_subresource() -> Result<()> {
 /// The definition that OVN-Kubernetes installs has no status subresource.
 #[tokio::test]
 async fn without_the_subresource_a_status_is_part_of_the_object() -> Result<()> {
-    let server = Server::start()?;
+    let server = TestedServer::start()?;
     let definition: CustomResourceDefinition =
         serde_yaml::from_str(&DEFINITION.replace("subresources: {status: {}}", "subresources: {}"))?;
     Api::all(server.client().await?).create(&PostParams::default(), &definition).await?;
@@ -95,7 +95,7 @@ async fn without_the_subresource_a_status_is_part_of_the_object() -> Result<()> 
 
 #[tokio::test]
 async fn a_json_patch_tests_uid_and_version() -> Result<()> {
-    let server = Server::with_egress_ips().await?;
+    let server = TestedServer::with_egress_ips().await?;
     let api = egress_ips(server.client().await?);
     let made = api.create(&PostParams::default(), &egress_ip()?).await?;
     let (uid, version) = (made.metadata.uid.context("a uid")?, made.metadata.resource_version.context("a version")?);
@@ -122,7 +122,7 @@ async fn a_json_patch_tests_uid_and_version() -> Result<()> {
 
 #[tokio::test]
 async fn the_applier_of_a_status_owns_it() -> Result<()> {
-    let server = Server::with_egress_ips().await?;
+    let server = TestedServer::with_egress_ips().await?;
     let api = egress_ips(server.client().await?);
     api.create(&PostParams::default(), &egress_ip()?).await?;
     let status = |node: &str| json!({"apiVersion": "k8s.ovn.org/v1", "kind": "EgressIP", "status": {"items": [{"node": node, "egressIP": "1"}]}});
@@ -138,7 +138,7 @@ async fn the_applier_of_a_status_owns_it() -> Result<()> {
 
 #[tokio::test]
 async fn deletion_waits_for_finalizers() -> Result<()> {
-    let server = Server::with_egress_ips().await?;
+    let server = TestedServer::with_egress_ips().await?;
     let api = egress_ips(server.client().await?);
     let mut new = egress_ip()?;
     new.metadata.finalizers = Some(vec!["k8s.ovn.org/cleanup".into()]);
@@ -163,7 +163,7 @@ async fn deletion_waits_for_finalizers() -> Result<()> {
 
 #[tokio::test]
 async fn a_pod_is_made_pending_and_in_a_namespace() -> Result<()> {
-    let server = Server::start()?;
+    let server = TestedServer::start()?;
     let pods: Api<Pod> = Api::default_namespaced(server.client().await?);
     pods.create(&PostParams::default(), &pod("p", "n", json!({}))?).await?;
     let made = pods.get("p").await?;
@@ -178,7 +178,7 @@ async fn a_pod_is_made_pending_and_in_a_namespace() -> Result<()> {
 
 #[tokio::test]
 async fn an_object_can_be_too_large() -> Result<()> {
-    let server = Server::start()?;
+    let server = TestedServer::start()?;
     let nodes: Api<Node> = Api::all(server.client().await?);
     nodes.create(&PostParams::default(), &node("n")?).await?;
     let large = json!({"metadata": {"annotations": {"a": "x".repeat(4 << 20)}}});
@@ -189,7 +189,7 @@ async fn an_object_can_be_too_large() -> Result<()> {
 
 #[tokio::test]
 async fn node_status_and_annotations() -> Result<()> {
-    let server = Server::start()?;
+    let server = TestedServer::start()?;
     let nodes: Api<Node> = Api::all(server.client().await?);
     nodes.create(&PostParams::default(), &node("n")?).await?;
     let not_ready = json!({"status": {"conditions": [{"type": "Ready", "status": "False"}]}});
@@ -205,7 +205,7 @@ async fn node_status_and_annotations() -> Result<()> {
 
 #[tokio::test]
 async fn events_show_in_both_groups() -> Result<()> {
-    let server = Server::with_egress_ips().await?;
+    let server = TestedServer::with_egress_ips().await?;
     let client = server.client().await?;
     let about = egress_ips(client.clone()).create(&PostParams::default(), &egress_ip()?).await?;
     let reference = ObjectReference {
@@ -249,7 +249,7 @@ async fn a_namespace_takes_its_content_along() -> Result<()> {
     if !has_controllers("a_namespace_takes_its_content_along") {
         return Ok(());
     }
-    let server = Server::start()?;
+    let server = TestedServer::start()?;
     let namespaces: Api<Namespace> = Api::all(server.client().await?);
     namespaces.create(&PostParams::default(), &from_json(json!({"metadata": {"name": "prod"}}))?).await?;
     let pods: Api<Pod> = Api::namespaced(server.client().await?, "prod");

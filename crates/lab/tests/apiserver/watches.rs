@@ -12,7 +12,7 @@ use serde_json::json;
 use tokio::time::timeout;
 
 use crate::objects::{from_json, node, pod};
-use crate::server::Server;
+use crate::server::TestedServer;
 
 /// The next event as text.
 async fn next<K: kube::Resource>(
@@ -30,7 +30,7 @@ async fn next<K: kube::Resource>(
 }
 
 async fn follow(config: watcher::Config) -> Result<()> {
-    let server = Server::start()?;
+    let server = TestedServer::start()?;
     let nodes: Api<Node> = Api::all(server.client().await?);
     for name in ["a", "b", "c"] {
         nodes.create(&PostParams::default(), &node(name)?).await?;
@@ -72,7 +72,7 @@ async fn the_watcher_takes_any_version() -> Result<()> {
 
 #[tokio::test]
 async fn metadata_is_enough_for_namespaces() -> Result<()> {
-    let server = Server::start()?;
+    let server = TestedServer::start()?;
     let namespaces: Api<Namespace> = Api::all(server.client().await?);
     let partial: Api<PartialObjectMeta<Namespace>> = Api::all(server.client().await?);
     for config in [watcher::Config::default(), watcher::Config::default().streaming_lists()] {
@@ -98,7 +98,7 @@ async fn metadata_is_enough_for_namespaces() -> Result<()> {
 
 #[tokio::test]
 async fn own_pods_by_field_selector() -> Result<()> {
-    let server = Server::start()?;
+    let server = TestedServer::start()?;
     let pods: Api<Pod> = Api::default_namespaced(server.client().await?);
     pods.create(&PostParams::default(), &pod("here", "node1", json!({"app": "web"}))?).await?;
     pods.create(&PostParams::default(), &pod("there", "node2", json!({"app": "web"}))?).await?;
@@ -119,7 +119,7 @@ async fn own_pods_by_field_selector() -> Result<()> {
 
 #[tokio::test]
 async fn bookmarks_come_and_a_watch_ends_in_time() -> Result<()> {
-    let server = Server::start()?;
+    let server = TestedServer::start()?;
     let nodes: Api<Node> = Api::all(server.client().await?);
     let mut events = nodes.watch(&WatchParams::default().timeout(7), "0").await?.boxed();
     let namespaces: Api<Namespace> = Api::all(server.client().await?);
@@ -148,7 +148,7 @@ async fn bookmarks_come_and_a_watch_ends_in_time() -> Result<()> {
 async fn many_watches_keep_up() -> Result<()> {
     const WATCHES: usize = 200;
     const CHANGES: usize = 50;
-    let server = Server::start()?;
+    let server = TestedServer::start()?;
     let nodes: Api<Node> = Api::all(server.client().await?);
     nodes.create(&PostParams::default(), &node("n")?).await?;
     let start = nodes.get("n").await?.metadata.resource_version.context("a version")?;

@@ -60,11 +60,11 @@ impl BenchCluster {
         Ok(cluster)
     }
 
-    fn node(&self, number: usize) -> Result<&Node> {
+    fn node(&self, number: usize) -> Result<&LabNode> {
         Ok(self.base.lab.node(NodeNumber::new(number)?))
     }
 
-    fn pod(&self, peer: Peer, path: PacketPath) -> Result<&Pod> {
+    fn pod(&self, peer: Peer, path: PacketPath) -> Result<&LabPod> {
         self.base.lab.pod(&pod_name(peer, path))
     }
 
@@ -114,7 +114,7 @@ impl BenchCluster {
     }
 
     fn sink(&self) -> Result<()> {
-        let ports: Vec<String> = self.base.lab.nodes().iter().map(Node::name).collect();
+        let ports: Vec<String> = self.base.lab.nodes().iter().map(LabNode::name).collect();
         self.base.lab.lan().feed("nft", &["-f", "-"], &peers::sink(&ports))
     }
 
@@ -141,7 +141,7 @@ impl BenchCluster {
         Ok(())
     }
 
-    fn wait_until_seen(&self, pod: &Pod, expected: IpAddr) -> Result<()> {
+    fn wait_until_seen(&self, pod: &LabPod, expected: IpAddr) -> Result<()> {
         let mut seen = None;
         let is_expected = poll(PATIENCE, || {
             let reply = client::get(&pod.netns, (peers::SERVER, HTTP_PORT).into(), "/", "bench")?;

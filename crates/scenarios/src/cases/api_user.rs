@@ -46,7 +46,7 @@ pub(super) fn unscheduled_pods_reserve_no_address(context: &LabContext) -> Resul
     }
     // The agent has heard of a later pod, so of these.
     cluster.serves(1)?;
-    let known = Pins::of(&cluster.lab.nodes()[0]).keys("pods")?.len();
+    let known = AgentPins::of(&cluster.lab.nodes()[0]).keys("pods")?.len();
     ensure!(known == 2, "node1 knows {known} addresses of pods, and homer has two");
     Ok(())
 }

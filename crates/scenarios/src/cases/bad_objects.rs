@@ -24,8 +24,8 @@ pub(super) fn are_reported_and_isolated(context: &LabContext) -> Result<()> {
     let mut flows = Vec::new();
     for to in plan::SERVER.both() {
         let (from, echo) = (&cluster.pod("well")?.netns, SocketAddr::new(to, ECHO_PORT));
-        flows.push(Flow::udp(from, echo, TICK)?);
-        flows.push(Flow::tcp(from, echo, TICK, client::PATIENCE)?);
+        flows.push(TrafficFlow::udp(from, echo, TICK)?);
+        flows.push(TrafficFlow::tcp(from, echo, TICK, client::PATIENCE)?);
     }
     bad_addresses(&cluster)?;
     bad_selector(&cluster)?;

@@ -22,8 +22,8 @@ pub(super) fn one_clear_line(context: &LabContext) -> Result<()> {
     let mut flows = Vec::new();
     for to in plan::SERVER.both() {
         let (from, echo) = (&cluster.pod("one")?.netns, SocketAddr::new(to, ECHO_PORT));
-        flows.push(Flow::udp(from, echo, TICK)?);
-        flows.push(Flow::tcp(from, echo, TICK, client::PATIENCE)?);
+        flows.push(TrafficFlow::udp(from, echo, TICK)?);
+        flows.push(TrafficFlow::tcp(from, echo, TICK, client::PATIENCE)?);
     }
     let trial = Trial::new(&cluster, context)?;
     beside_an_agent(&trial, context)?;
@@ -45,7 +45,7 @@ pub(super) fn one_clear_line(context: &LabContext) -> Result<()> {
 
 /// How agents are started here: like node 1's own, but for what is changed.
 struct Trial {
-    node: Node,
+    node: LabNode,
     binary: PathBuf,
     kubeconfig: PathBuf,
     /// A folder of the lab's BPF file system, for pins of others.
@@ -148,7 +148,7 @@ fn pins_of_others(trial: &Trial) -> Result<()> {
     std::fs::create_dir_all(older.join("v0"))?;
     trial.refuses(&[], &[("--bpffs", &older)], &["another set of maps runs", "egress-agent cleanup --bpffs"])?;
 
-    let layout = Pins::of(&trial.node).layout()?;
+    let layout = AgentPins::of(&trial.node).layout()?;
     let foreign = trial.bpffs.join("foreign");
     let maps = foreign.join(layout.file_name().context("no layout")?).join("maps");
     std::fs::create_dir_all(&maps)?;
@@ -184,7 +184,7 @@ fn dead_server(trial: &Trial, context: &LabContext) -> Result<()> {
     let changed = text.replace(&format!(":{}", egress_lab::kube_api::API_PORT), ":1");
     ensure!(changed != text, "the kubeconfig names no port");
     std::fs::write(&dead, changed)?;
-    let pods = Pins::of(&trial.node).keys("pods")?;
+    let pods = AgentPins::of(&trial.node).keys("pods")?;
     let log = context.logs.join("agent-dead-server.log");
     let mut child = trial.start(&[("--kubeconfig", &dead)], &log)?;
     let complaints = || -> Result<usize> {
@@ -207,6 +207,6 @@ fn dead_server(trial: &Trial, context: &LabContext) -> Result<()> {
         printed.lines().any(|line| line.contains("refused") && line.contains("server=http")),
         "no server is named: {printed}"
     );
-    ensure!(Pins::of(&trial.node).keys("pods")? == pods, "an agent without a cluster has changed the maps");
+    ensure!(AgentPins::of(&trial.node).keys("pods")? == pods, "an agent without a cluster has changed the maps");
     Ok(())
 }

@@ -67,7 +67,7 @@ fn world(context: &LabContext) -> Result<()> {
     let requests = server.log().since(0).len();
     ensure!(requests == 2 * lab.pods().len(), "the access log has {requests} lines");
     let seen = capture.finish_clean()?;
-    let packets = seen.to_the_world(Class::Node);
+    let packets = seen.to_the_world(AddressKind::Node);
     println!("{} frames captured, {packets} packets to the world, all from nodes' addresses", seen.frames);
     ensure!(packets > 0, "the capture saw nothing");
     Ok(())
@@ -130,8 +130,8 @@ fn long_flows(context: &LabContext) -> Result<()> {
     for pod in lab.pods() {
         for to in plan::SERVER.both() {
             let echo = SocketAddr::new(to, ECHO_PORT);
-            flows.push(Flow::tcp(&pod.netns, echo, TICK, client::PATIENCE)?);
-            flows.push(Flow::udp(&pod.netns, echo, TICK)?);
+            flows.push(TrafficFlow::tcp(&pod.netns, echo, TICK, client::PATIENCE)?);
+            flows.push(TrafficFlow::udp(&pod.netns, echo, TICK)?);
         }
     }
     for pod in lab.pods() {

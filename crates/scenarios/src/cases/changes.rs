@@ -44,12 +44,12 @@ pub(super) fn labels_and_pods(context: &LabContext) -> Result<()> {
     gitops::and_agents_do_not_fight(&cluster, "spare")
 }
 
-fn flows(from: &Netns) -> Result<Vec<Flow>> {
+fn flows(from: &Netns) -> Result<Vec<TrafficFlow>> {
     let mut flows = Vec::new();
     for to in plan::SERVER.both() {
         let echo = SocketAddr::new(to, ECHO_PORT);
-        flows.push(Flow::tcp(from, echo, TICK, client::PATIENCE)?);
-        flows.push(Flow::udp(from, echo, TICK)?);
+        flows.push(TrafficFlow::tcp(from, echo, TICK, client::PATIENCE)?);
+        flows.push(TrafficFlow::udp(from, echo, TICK)?);
     }
     Ok(flows)
 }
@@ -59,7 +59,7 @@ fn whole(report: &FlowReport) -> bool {
 }
 
 /// A connection that has lost its address ends at once, not by a timeout.
-fn is_cut(flow: Flow) -> Result<()> {
+fn is_cut(flow: TrafficFlow) -> Result<()> {
     // The change may be through before its next message is due.
     let report = flow.break_within(AT_ONCE)?;
     let cut = matches!(report.broken, Some(ErrorKind::ConnectionReset | ErrorKind::ConnectionAborted));
@@ -67,9 +67,9 @@ fn is_cut(flow: Flow) -> Result<()> {
     Ok(())
 }
 
-fn tcp(from: &Netns) -> Result<[Flow; 2]> {
+fn tcp(from: &Netns) -> Result<[TrafficFlow; 2]> {
     let [v4, v6] =
-        plan::SERVER.both().map(|to| Flow::tcp(from, SocketAddr::new(to, ECHO_PORT), TICK, client::PATIENCE));
+        plan::SERVER.both().map(|to| TrafficFlow::tcp(from, SocketAddr::new(to, ECHO_PORT), TICK, client::PATIENCE));
     Ok([v4?, v6?])
 }
 
@@ -119,7 +119,7 @@ fn born_again(cluster: &TestCluster) -> Result<()> {
     cluster.becomes(&old.netns, v4, Observed::Nothing)?;
     // No object selected it.
     cluster.becomes(&spare.netns, v4, Observed::Source(spare.node.address().towards(v4)))?;
-    let moved = Pod { addresses: spare.addresses, netns: spare.netns.clone(), ..old.clone() };
+    let moved = LabPod { addresses: spare.addresses, netns: spare.netns.clone(), ..old.clone() };
     cluster.api.publish_pod(&moved)?;
     for (to, egress) in [(v4, V4), (v6, V6)] {
         cluster.becomes(&spare.netns, to, Observed::Source(egress.parse().context("a literal")?))?;

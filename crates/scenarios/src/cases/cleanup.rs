@@ -23,8 +23,9 @@ pub(super) fn leaves_nothing(context: &LabContext) -> Result<()> {
     // One node has its programs attached by filters.
     let mut by_filters = options.clone();
     by_filters.extra.push("--attach=clsact".to_owned());
-    let start =
-        |node: &Node| Agent::start(&cluster.lab, node, if node.number.index() == 2 { &by_filters } else { &options });
+    let start = |node: &LabNode| {
+        Agent::start(&cluster.lab, node, if node.number.index() == 2 { &by_filters } else { &options })
+    };
     cluster.agents = cluster.lab.nodes().iter().map(start).collect::<Result<_>>()?;
     cluster.agents_serve()?;
     cluster.assignable(2, true)?;
@@ -75,7 +76,7 @@ fn stays_until_sigterm(agent: &Agent) -> Result<()> {
 }
 
 /// A link ends when the kernel gets to it.
-fn same(before: &BTreeMap<String, BTreeSet<String>>, node: &Node) -> Result<()> {
+fn same(before: &BTreeMap<String, BTreeSet<String>>, node: &LabNode) -> Result<()> {
     let mut left = Vec::new();
     let outcome = until_true(&format!("{} is as it was", node.name()), EFFECT, || {
         left = differences(before, &snapshot(node)?);
@@ -100,7 +101,7 @@ pub(crate) fn differences(
 
 /// The same once nothing changes by itself any more: an address of IPv6 may be tentative for seconds, and what comes of it
 /// (its multicast group, its route) later still.
-fn settled(node: &Node) -> Result<BTreeMap<String, BTreeSet<String>>> {
+fn settled(node: &LabNode) -> Result<BTreeMap<String, BTreeSet<String>>> {
     let mut last = snapshot(node)?;
     until(&format!("{} has settled", node.name()), EFFECT, || {
         std::thread::sleep(APART);
@@ -112,7 +113,7 @@ fn settled(node: &Node) -> Result<BTreeMap<String, BTreeSet<String>>> {
 }
 
 /// What an agent could leave, line by line.
-pub(crate) fn snapshot(node: &Node) -> Result<BTreeMap<String, BTreeSet<String>>> {
+pub(crate) fn snapshot(node: &LabNode) -> Result<BTreeMap<String, BTreeSet<String>>> {
     let questions: [(&str, &[&str]); 10] = [
         ("ip", &["-details", "-o", "link", "show"]),
         ("ip", &["-o", "addr", "show"]),

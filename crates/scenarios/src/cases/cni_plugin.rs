@@ -93,7 +93,7 @@ pub(super) fn no_first_packet_is_lost(context: &LabContext) -> Result<()> {
     Ok(())
 }
 
-fn path_of(pod: &Pod) -> String {
+fn path_of(pod: &LabPod) -> String {
     format!("/api/v1/namespaces/{}/pods/{}", pod.namespace, pod.name)
 }
 
@@ -109,7 +109,7 @@ struct FirstRequests {
 
 /// What a container runtime does for the networks of pods, on the first node.
 struct Runtime {
-    node: Node,
+    node: LabNode,
     folder: PathBuf,
     prefix: String,
     count: AtomicUsize,
@@ -228,10 +228,10 @@ impl Runtime {
     }
 
     /// A pod whose containers may begin now. Its object has no address yet.
-    fn make(&self, cluster: &TestCluster, name: &str, namespace: &str) -> Result<Pod> {
+    fn make(&self, cluster: &TestCluster, name: &str, namespace: &str) -> Result<LabPod> {
         let netns = Netns::new(&self.prefix, &format!("cni{}", self.count.fetch_add(1, Ordering::Relaxed)));
         cluster.lab.add_namespaces(std::slice::from_ref(&netns))?;
-        let mut pod = Pod {
+        let mut pod = LabPod {
             name: name.to_owned(),
             namespace: namespace.to_owned(),
             labels: std::collections::BTreeMap::new(),
@@ -255,7 +255,7 @@ impl Runtime {
         Ok(pod)
     }
 
-    fn arguments(&self, cluster: &TestCluster, pod: &Pod) -> Result<String> {
+    fn arguments(&self, cluster: &TestCluster, pod: &LabPod) -> Result<String> {
         let object = cluster.api.get(&path_of(pod))?.context("no pod")?;
         let uid = object.pointer("/metadata/uid").and_then(Value::as_str).context("no UID")?;
         Ok(format!(
@@ -267,7 +267,7 @@ impl Runtime {
     }
 
     /// The sandbox first, then the object, as a kubelet does.
-    fn unmake(&self, cluster: &TestCluster, pod: &Pod) -> Result<()> {
+    fn unmake(&self, cluster: &TestCluster, pod: &LabPod) -> Result<()> {
         self.call("DEL", &pod.netns, &self.arguments(cluster, pod)?)?;
         cluster.api.delete(&path_of(pod))
     }

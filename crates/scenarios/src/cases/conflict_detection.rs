@@ -25,7 +25,7 @@ const RESERVED: [(&str, &str); 6] = [
 ];
 
 fn held(cluster: &TestCluster) -> Result<usize> {
-    let nodes = (1..=3).map(|number| Pins::of(cluster.lab.node(node(number)?)).keys("owned_addr"));
+    let nodes = (1..=3).map(|number| AgentPins::of(cluster.lab.node(node(number)?)).keys("owned_addr"));
     nodes.map(|keys| Ok(keys?.len())).sum()
 }
 

@@ -75,7 +75,7 @@ pub(super) struct Connections {
 impl Connections {
     /// Each of these pods keeps `count` connections, half of them to each family, and makes a new one `every` so often. When
     /// this returns all kept ones have been answered.
-    pub(super) fn gather(pods: &[&Pod], count: usize, every: Duration, egress: [IpAddr; 2]) -> Result<Self> {
+    pub(super) fn gather(pods: &[&LabPod], count: usize, every: Duration, egress: [IpAddr; 2]) -> Result<Self> {
         let records = Records { kept: vec![KeptConnection::default(); count * pods.len()], calls: Vec::new() };
         let records = Arc::new(Mutex::new(records));
         let mut callers = Vec::new();

@@ -9,7 +9,7 @@ const V4: &str = "172.18.0.110";
 const TICK: Duration = Duration::from_millis(10);
 
 /// The pod's object as it is before the kubelet has reported anything.
-fn is_scheduled(cluster: &TestCluster, pod: &Pod) -> Result<()> {
+fn is_scheduled(cluster: &TestCluster, pod: &LabPod) -> Result<()> {
     let collection = format!("/api/v1/namespaces/{}/pods", pod.namespace);
     cluster.api.create(&collection, &objects::pod(pod)).map(drop)
 }
@@ -24,7 +24,7 @@ pub(super) fn of_pods_with_unknown_addresses(context: &LabContext) -> Result<()>
     let (chosen, plain, unknown) = (chosen?, plain?, unknown?);
     let to = SERVER.v4.into();
     let node = Observed::Source(plain.node.address().v4.into());
-    let drops = |pod: &Pod| cluster.api.delete(&cluster.pod_path(&pod.name)?);
+    let drops = |pod: &LabPod| cluster.api.delete(&cluster.pod_path(&pod.name)?);
 
     println!("a pod that nothing selects, before anybody knows its address");
     drops(&plain)?;
@@ -32,8 +32,8 @@ pub(super) fn of_pods_with_unknown_addresses(context: &LabContext) -> Result<()>
     cluster.becomes(&plain.netns, to, node)?;
     is_scheduled(&cluster, &plain)?;
     let flows = [
-        Flow::udp(&plain.netns, SocketAddr::new(to, ECHO_PORT), TICK)?,
-        Flow::tcp(&plain.netns, SocketAddr::new(to, ECHO_PORT), TICK, client::PATIENCE)?,
+        TrafficFlow::udp(&plain.netns, SocketAddr::new(to, ECHO_PORT), TICK)?,
+        TrafficFlow::tcp(&plain.netns, SocketAddr::new(to, ECHO_PORT), TICK, client::PATIENCE)?,
     ];
     std::thread::sleep(Duration::from_secs(1));
     cluster.api.publish_pod(&plain)?;

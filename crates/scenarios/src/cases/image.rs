@@ -61,7 +61,7 @@ pub(super) fn agent_from_the_image_serves(context: &LabContext) -> Result<()> {
 
 /// An unpacked image, and where its containers run.
 struct Bundle {
-    node: Node,
+    node: LabNode,
     folder: PathBuf,
     logs: PathBuf,
     kubeconfig: PathBuf,

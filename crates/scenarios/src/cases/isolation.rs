@@ -29,21 +29,21 @@ fn cluster(context: &LabContext) -> Result<TestCluster> {
     Ok(cluster)
 }
 
-fn flows(cluster: &TestCluster) -> Result<Vec<Flow>> {
+fn flows(cluster: &TestCluster) -> Result<Vec<TrafficFlow>> {
     let mut flows = Vec::new();
     for (name, to) in ["well", "far"].into_iter().flat_map(|name| plan::SERVER.both().map(|to| (name, to))) {
         let (from, echo) = (&cluster.pod(name)?.netns, SocketAddr::new(to, ECHO_PORT));
-        flows.push(Flow::udp(from, echo, TICK)?);
-        flows.push(Flow::tcp(from, echo, TICK, client::PATIENCE)?);
+        flows.push(TrafficFlow::udp(from, echo, TICK)?);
+        flows.push(TrafficFlow::tcp(from, echo, TICK, client::PATIENCE)?);
     }
     Ok(flows)
 }
 
 /// No packet was lost, the gateways are the same, a pod that is selected now is served, and no agent has a word of refusal.
-fn others_are_unaffected(cluster: &TestCluster, flows: Vec<Flow>) -> Result<()> {
+fn others_are_unaffected(cluster: &TestCluster, flows: Vec<TrafficFlow>) -> Result<()> {
     cluster.label_namespace("blue", "house", Some("red"))?;
     cluster.is_seen_as("late", Some(V4), Some(V6))?;
-    let reports = flows.into_iter().map(Flow::finish).collect::<Result<Vec<FlowReport>>>()?;
+    let reports = flows.into_iter().map(TrafficFlow::finish).collect::<Result<Vec<FlowReport>>>()?;
     let harmed: Vec<_> = reports.iter().filter(|report| report.lost() > 0 || report.broken.is_some()).collect();
     ensure!(harmed.is_empty(), "traffic was harmed: {harmed:?}");
     println!("{} packets sent, none lost", reports.iter().map(|report| report.sent).sum::<u64>());
@@ -59,7 +59,7 @@ fn others_are_unaffected(cluster: &TestCluster, flows: Vec<Flow>) -> Result<()> 
 /// How many entries of a map a node's kernel has.
 fn entries(cluster: &TestCluster, number: usize, map: &str) -> Result<usize> {
     let node = cluster.lab.node(egress_lab::test_cluster::node(number)?);
-    Ok(Pins::of(node).keys(map)?.len())
+    Ok(AgentPins::of(node).keys(map)?.len())
 }
 
 pub(super) fn services_with_many_addresses_affect_no_others(context: &LabContext) -> Result<()> {
@@ -156,7 +156,7 @@ pub(super) fn flows_of_one_pod_affect_no_others(context: &LabContext) -> Result<
     let to = IpAddr::V4(plan::SERVER.v4);
     let (mut flows, before) = (Vec::new(), lost_by_the_machine()?);
     for name in ["well", "far", "other"] {
-        flows.push(Flow::udp(&cluster.pod(name)?.netns, SocketAddr::new(to, ECHO_PORT), TICK)?);
+        flows.push(TrafficFlow::udp(&cluster.pod(name)?.netns, SocketAddr::new(to, ECHO_PORT), TICK)?);
     }
     for (name, number, counted) in [("greedy-far", 3, "flows"), ("greedy", 1, "mappings")] {
         let flooding = cluster.pod(name)?.netns.clone();
@@ -185,7 +185,7 @@ pub(super) fn flows_of_one_pod_affect_no_others(context: &LabContext) -> Result<
         ensure!(first[counted].as_u64().is_some_and(|held| most.contains(&held)), "{first}");
     }
     println!("{}", String::from_utf8_lossy(&cluster.agent(1)?.ask(&["nat", "count"])?.stdout));
-    let reports = flows.into_iter().map(Flow::finish).collect::<Result<Vec<FlowReport>>>()?;
+    let reports = flows.into_iter().map(TrafficFlow::finish).collect::<Result<Vec<FlowReport>>>()?;
     let (lost, by_the_machine) = (reports.iter().map(FlowReport::lost).sum::<u64>(), lost_by_the_machine()? - before);
     println!("{lost} datagrams of others lost; the CPUs' backlogs were full for {by_the_machine} packets of all");
     let is_whole = lost <= by_the_machine && reports.iter().all(|report| report.broken.is_none());

@@ -23,14 +23,14 @@ pub(super) fn no_pod_sends_before_the_programs(context: &LabContext) -> Result<(
     let line = format!("waiting for interface {MANAGEMENT}, the management port (--mgmt-port)");
     until_logged(cluster.agent(1)?.log(), &[&line], 1, EFFECT)?;
     // Its programs are loaded and know the pod, who may send by then.
-    let pins = Pins::of(&place);
+    let pins = AgentPins::of(&place);
     until_true("the pod's both addresses are in the kernel", EFFECT, || {
         Ok(pins.keys("pods").is_ok_and(|pods| pods.len() >= 2))
     })?;
 
     let capture = Capture::start(&cluster.lab)?;
     let from = &cluster.pod("one")?.netns;
-    let flows = plan::SERVER.both().into_iter().map(|to| Flow::udp(from, SocketAddr::new(to, ECHO_PORT), TICK));
+    let flows = plan::SERVER.both().into_iter().map(|to| TrafficFlow::udp(from, SocketAddr::new(to, ECHO_PORT), TICK));
     let flows = flows.collect::<Result<Vec<_>>>()?;
     cluster.lab.make_management(&place)?;
     cluster.is_seen_as("one", Some(V4), Some(V6))?;
@@ -40,7 +40,8 @@ pub(super) fn no_pod_sends_before_the_programs(context: &LabContext) -> Result<(
     }
     let seen = capture.finish()?;
     seen.check()?;
-    let [pods, nodes, egress] = [Class::Pod, Class::Node, Class::Egress].map(|class| seen.to_the_world(class));
+    let [pods, nodes, egress] =
+        [AddressKind::Pod, AddressKind::Node, AddressKind::Egress].map(|class| seen.to_the_world(class));
     println!("outside: {egress} packets with an egress IP, {nodes} with a node's address, {pods} with a pod's");
     ensure!(egress > 0 && nodes == 0 && pods == 0, "a selected pod's packets left with another address");
     Ok(())

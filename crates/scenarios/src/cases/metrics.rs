@@ -26,8 +26,9 @@ pub fn start(context: &LabContext, pods: Vec<PodSpec>) -> Result<TestCluster> {
     options.extra = vec![format!("--metrics-bind-address={AT}")];
     let mut by_filters = options.clone();
     by_filters.extra.push("--attach=clsact".to_owned());
-    let start =
-        |node: &Node| Agent::start(&cluster.lab, node, if node.number.index() == 1 { &by_filters } else { &options });
+    let start = |node: &LabNode| {
+        Agent::start(&cluster.lab, node, if node.number.index() == 1 { &by_filters } else { &options })
+    };
     cluster.agents = cluster.lab.nodes().iter().map(start).collect::<Result<_>>()?;
     gets_ready(&cluster, 1)?;
     cluster.agents_serve()?;

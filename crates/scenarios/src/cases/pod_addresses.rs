@@ -67,7 +67,7 @@ fn claimed(cluster: &mut TestCluster, (namespace, addresses, reason): &Claim, is
         addresses.len(),
         addresses[0]
     );
-    let known = || -> Result<usize> { Ok(Pins::of(&cluster.lab.nodes()[0]).keys("pods")?.len()) };
+    let known = || -> Result<usize> { Ok(AgentPins::of(&cluster.lab.nodes()[0]).keys("pods")?.len()) };
     let before = known()?;
     let listed: Vec<String> =
         addresses.iter().map(|address| format!("{address}/{}", if address.contains(':') { 64 } else { 24 })).collect();
@@ -84,7 +84,7 @@ fn claimed(cluster: &mut TestCluster, (namespace, addresses, reason): &Claim, is
     cluster.api.patch_status(&path, &json!({"status": {"conditions": scheduled}}))?;
     // The agent has heard of a later pod, so of this one, and its node can still talk to the API server.
     cluster.serves(1)?;
-    let more = Pins::of(&cluster.lab.nodes()[0]).keys("pods")?.len().saturating_sub(before);
+    let more = AgentPins::of(&cluster.lab.nodes()[0]).keys("pods")?.len().saturating_sub(before);
     // Of the many it may have one that is unused.
     let allowed = usize::from(is_managed && addresses.len() > 2);
     ensure!(more <= allowed, "the pods of node1 have {more} addresses more");

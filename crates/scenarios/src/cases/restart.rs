@@ -54,14 +54,14 @@ pub(super) fn under_traffic(context: &LabContext) -> Result<()> {
     capture.finish_clean().map(drop)
 }
 
-fn start_flows(cluster: &TestCluster) -> Result<Vec<(String, Flow)>> {
+fn start_flows(cluster: &TestCluster) -> Result<Vec<(String, TrafficFlow)>> {
     let mut flows = Vec::new();
     for pod in cluster.lab.pods() {
         for to in plan::SERVER.both() {
             let echo = SocketAddr::new(to, ECHO_PORT);
-            flows.push((format!("{} UDP {to}", pod.name), Flow::udp(&pod.netns, echo, TICK)?));
-            flows.push((format!("{} ping {to}", pod.name), Flow::ping(&pod.netns, to, TICK)?));
-            flows.push((format!("{} TCP {to}", pod.name), Flow::tcp(&pod.netns, echo, TICK, client::PATIENCE)?));
+            flows.push((format!("{} UDP {to}", pod.name), TrafficFlow::udp(&pod.netns, echo, TICK)?));
+            flows.push((format!("{} ping {to}", pod.name), TrafficFlow::ping(&pod.netns, to, TICK)?));
+            flows.push((format!("{} TCP {to}", pod.name), TrafficFlow::tcp(&pod.netns, echo, TICK, client::PATIENCE)?));
         }
     }
     Ok(flows)
@@ -92,7 +92,7 @@ pub(super) fn stopped_while_it_starts(context: &LabContext) -> Result<()> {
     let mut cluster = TestCluster::without_agents(context, Vec::new())?;
     let options = cluster.options(context);
     let node = cluster.lab.node(egress_lab::test_cluster::node(1)?).clone();
-    let pins = Pins::of(&node);
+    let pins = AgentPins::of(&node);
     let pinned = || pins.layout().map_or(0, |folder| std::fs::read_dir(folder.join("maps")).map_or(0, Iterator::count));
     cluster.agents = vec![Agent::start(&cluster.lab, &node, &options)?];
     until_true("the maps are there, and the programs are loading", EFFECT, || Ok(pinned() > 0))?;
@@ -123,8 +123,8 @@ impl PinnedState {
     }
 }
 
-fn pins(cluster: &TestCluster, node: usize) -> Result<Pins> {
-    Ok(Pins::of(cluster.lab.node(egress_lab::test_cluster::node(node)?)))
+fn pins(cluster: &TestCluster, node: usize) -> Result<AgentPins> {
+    Ok(AgentPins::of(cluster.lab.node(egress_lab::test_cluster::node(node)?)))
 }
 
 fn restart(cluster: &mut TestCluster, nodes: &[usize], kill: bool) -> Result<()> {

@@ -89,12 +89,12 @@ fn other_layout(cluster: &mut TestCluster, connections: &Connections) -> Result<
 fn other_layout_on(cluster: &mut TestCluster, number: usize, connections: &Connections, waits: bool) -> Result<()> {
     connections.begin();
     replace(cluster, number, |cluster| {
-        let former = Pins::of(cluster.lab.node(node(number)?)).layout()?;
+        let former = AgentPins::of(cluster.lab.node(node(number)?)).layout()?;
         std::fs::rename(&former, former.with_file_name(OTHER))
             .with_context(|| format!("rename {}", former.display()))?;
         if waits { waits_for_the_api_server(cluster, number, connections) } else { Ok(()) }
     })?;
-    let layout = Pins::of(cluster.lab.node(node(number)?)).layout()?;
+    let layout = AgentPins::of(cluster.lab.node(node(number)?)).layout()?;
     ensure!(!layout.ends_with(OTHER), "the pins of before are still there");
     let report = settled(connections);
     println!("another layout on node{number}: {report:?}");
@@ -116,7 +116,7 @@ fn waits_for_the_api_server(cluster: &mut TestCluster, number: usize, connection
     let report = settled(connections);
     println!("while it waits: {report:?}");
     ensure!(report.calls > 50 && report.failed == 0, "something is lost: {report:?}");
-    let layout = Pins::of(cluster.lab.node(node(number)?)).layout()?;
+    let layout = AgentPins::of(cluster.lab.node(node(number)?)).layout()?;
     ensure!(layout.ends_with(OTHER), "it has begun");
     cluster.set_outage(false)
 }

@@ -109,7 +109,7 @@ fn on_the_host(cluster: &TestCluster) -> Result<()> {
         let seen = observe(&host.host, to)?;
         ensure!(seen == Observed::Source(own.towards(to)), "a pod in the host's network is {seen}");
     }
-    let count = Pins::of(host).keys("pods")?.len();
+    let count = AgentPins::of(host).keys("pods")?.len();
     ensure!(count == 4, "node1 has two pods with two addresses, its map {count} entries");
     Ok(())
 }

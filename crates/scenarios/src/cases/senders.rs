@@ -2,7 +2,7 @@
 
 use crate::prelude::*;
 use egress_lab::capture::{ARP, CapturedPacket, turns};
-use egress_lab::traffic::neighbour::Asker;
+use egress_lab::traffic::neighbour::NeighbourRequests;
 
 const TICK: Duration = Duration::from_millis(5);
 /// Who emits an address that it has lost is seen within so long: a hundred times what lies between two packets.
@@ -14,8 +14,8 @@ const FEWEST: usize = 20;
 pub(super) struct Senders {
     address: IpAddr,
     capture: Capture,
-    flows: Vec<Flow>,
-    asker: Asker,
+    flows: Vec<TrafficFlow>,
+    asker: NeighbourRequests,
 }
 
 impl Senders {
@@ -23,8 +23,9 @@ impl Senders {
         let address = address.parse()?;
         let capture = Capture::watching_owners(&cluster.lab, BTreeSet::new())?;
         let to = SocketAddr::new(plan::SERVER.v4.into(), ECHO_PORT);
-        let flows = pods.iter().map(|pod| Flow::udp(&cluster.pod(pod)?.netns, to, TICK)).collect::<Result<_>>()?;
-        let asker = Asker::start(&cluster.lab, &[address])?;
+        let flows =
+            pods.iter().map(|pod| TrafficFlow::udp(&cluster.pod(pod)?.netns, to, TICK)).collect::<Result<_>>()?;
+        let asker = NeighbourRequests::start(&cluster.lab, &[address])?;
         Ok(Self { address, capture, flows, asker })
     }
 

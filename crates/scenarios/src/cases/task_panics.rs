@@ -28,7 +28,7 @@ pub(super) fn one_that_panics_ends_the_agent(context: &LabContext) -> Result<()>
     cluster.assign(&egress_ip("held", &[V4, V6], &all(), &all()))?;
     cluster.is_seen_as("one", Some(V4), Some(V6))?;
     let echo = SocketAddr::new(plan::SERVER.v4.into(), ECHO_PORT);
-    let flow = Flow::tcp(&cluster.pod("one")?.netns, echo, TICK, client::PATIENCE)?;
+    let flow = TrafficFlow::tcp(&cluster.pod("one")?.netns, echo, TICK, client::PATIENCE)?;
     cluster.agent(3)?.kill()?;
     for name in names()?.iter().filter(|name| !ELSEWHERE.contains(&name.as_str())) {
         let begin = Instant::now();

@@ -196,7 +196,7 @@ fn crash_loop(test: &mut FaultTest<'_>, point: Point) -> Result<()> {
     let (end, mut starts, mut reached) = (Instant::now() + PAST_GRACE, 0, 0);
     test.say("the crash loop begins");
     while Instant::now() < end {
-        let lease = Pins::of(&node).lease_end()?;
+        let lease = AgentPins::of(&node).lease_end()?;
         test.agent().restart()?;
         starts += 1;
         let patience = Instant::now() + PATIENCE;
@@ -216,7 +216,7 @@ fn crash_loop(test: &mut FaultTest<'_>, point: Point) -> Result<()> {
     test.cluster.wait_for_agents()
 }
 
-fn is_at(test: &mut FaultTest<'_>, node: &Node, point: Point, lease: Duration) -> Result<bool> {
+fn is_at(test: &mut FaultTest<'_>, node: &LabNode, point: Point, lease: Duration) -> Result<bool> {
     let binary = test.built.agent.clone();
     let agent = test.agent();
     let pid = agent.pid()?.with_context(|| format!("the agent has ended by itself:\n{}", agent.log_tails()))?;
@@ -232,7 +232,7 @@ fn is_at(test: &mut FaultTest<'_>, node: &Node, point: Point, lease: Duration) -
         Point::Maps => Ok(holds("bpf-map") > 0),
         Point::Programs => Ok(holds("bpf-prog") > 1),
         Point::Attached => agent.has_loaded(),
-        Point::Lease => Ok(Pins::of(node).lease_end()? > lease),
+        Point::Lease => Ok(AgentPins::of(node).lease_end()? > lease),
     }
 }
 

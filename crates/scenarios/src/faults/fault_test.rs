@@ -8,7 +8,7 @@ use crate::soak::loaded_cluster::{LoadedCluster, Shape};
 use crate::soak::wire::Wire;
 use egress_lab::capture::CapturedPacket;
 use egress_lab::cut::NetworkCut;
-use egress_lab::traffic::neighbour::Asker;
+use egress_lab::traffic::neighbour::NeighbourRequests;
 use egress_lab::yield_to_signal;
 use egress_toolchain::{Built, Progress};
 
@@ -37,8 +37,8 @@ pub(super) struct FaultTest<'a> {
     pub(super) logs: PathBuf,
     name: &'static str,
     progress: &'a Progress,
-    asker: Asker,
-    flows: Vec<Flow>,
+    asker: NeighbourRequests,
+    flows: Vec<TrafficFlow>,
     wire: Wire,
     seen: Vec<CapturedPacket>,
     wrong: Vec<String>,
@@ -104,9 +104,9 @@ impl<'a> FaultTest<'a> {
         let shape = Shape { nodes: NODES, hosts: &GATEWAYS, arguments };
         let cluster = LoadedCluster::start(&shape, built, prefix, logs.clone())?;
         let addresses = cluster.subjects.iter().map(|subject| subject.address()).collect::<Result<Vec<_>>>()?;
-        let asker = Asker::start(&cluster.base.lab, &addresses)?;
-        let flow = |(pod, caller): (&egress_lab::Pod, &crate::soak::loaded_cluster::LoadCaller)| {
-            Flow::udp(&pod.netns, SocketAddr::new(caller.server_address, ECHO_PORT), TICK)
+        let asker = NeighbourRequests::start(&cluster.base.lab, &addresses)?;
+        let flow = |(pod, caller): (&egress_lab::LabPod, &crate::soak::loaded_cluster::LoadCaller)| {
+            TrafficFlow::udp(&pod.netns, SocketAddr::new(caller.server_address, ECHO_PORT), TICK)
         };
         let flows = cluster.base.lab.pods().iter().zip(&cluster.callers).map(flow).collect::<Result<_>>()?;
         let mut wire = Wire::new(cluster.nodes().into_iter().flat_map(|node| node.address().both()).collect());

@@ -42,7 +42,7 @@ pub(super) struct RealCluster {
 /// A node that is up.
 pub(super) struct RealNode {
     /// The lab's, with the BPF file system that the node has mounted.
-    pub(super) lab: Node,
+    pub(super) lab: LabNode,
     /// Of its first process, seen from the machine.
     init: u32,
     _processes: Processes,
@@ -341,7 +341,7 @@ fn control_plane(lab: &Lab, programs: &Programs, folder: &Path) -> Result<Proces
 }
 
 impl RealNode {
-    fn start(lab: &Lab, node: &Node, programs: &Programs, folder: &Path) -> Result<Self> {
+    fn start(lab: &Lab, node: &LabNode, programs: &Programs, folder: &Path) -> Result<Self> {
         // The CNI makes it with the first pod.
         node.host.exec("ip", &["link", "del", node.management_port()])?;
         let cgroup = lab.add_cgroup(&node.name())?;
@@ -375,7 +375,7 @@ impl RealNode {
             Ok(init.filter(|pid| Path::new(&format!("/proc/{pid}/root/opt/cni/bin/bridge")).exists()))
         })?;
         let bpffs = PathBuf::from(format!("/proc/{init}/root/sys/fs/bpf"));
-        Ok(Self { lab: Node { bpffs, ..node.clone() }, init, _processes: processes })
+        Ok(Self { lab: LabNode { bpffs, ..node.clone() }, init, _processes: processes })
     }
 
     /// A path of the node's, seen from the machine.

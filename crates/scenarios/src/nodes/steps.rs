@@ -146,8 +146,8 @@ impl NodeTest {
         for (pod, server_address) in pods.zip(server_addresses) {
             let to = SocketAddr::new(server_address, ECHO_PORT);
             let source = if self.selected.iter().any(|one| one.name == pod.name) { EGRESS_IP } else { pod.node };
-            let datagrams = Flow::udp(&pod.netns, to, TICK)?;
-            let connection = Flow::tcp(&pod.netns, to, TICK * 10, Duration::from_secs(20))?;
+            let datagrams = TrafficFlow::udp(&pod.netns, to, TICK)?;
+            let connection = TrafficFlow::tcp(&pod.netns, to, TICK * 10, Duration::from_secs(20))?;
             flows.push(PodFlows { name: pod.name.clone(), server_address, source, datagrams, connection });
         }
         Ok(Traffic { capture, flows })
@@ -158,8 +158,8 @@ struct PodFlows {
     name: String,
     server_address: IpAddr,
     source: IpAddr,
-    datagrams: Flow,
-    connection: Flow,
+    datagrams: TrafficFlow,
+    connection: TrafficFlow,
 }
 
 struct Traffic {
@@ -198,7 +198,7 @@ impl Traffic {
                 "{wrong} packets to {server_address} have another source than {source}"
             );
         }
-        let pods = seen.to_the_world(Class::Pod);
+        let pods = seen.to_the_world(AddressKind::Pod);
         ensure!(pods == 0, "{pods} packets left with a pod's address");
         Ok((all, seen))
     }

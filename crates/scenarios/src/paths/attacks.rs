@@ -16,7 +16,7 @@ use egress_common::abi::Verdict;
 use super::findings::Findings;
 use super::maps::{self, Counts};
 use super::stateful;
-use egress_lab::Service;
+use egress_lab::LabService;
 use egress_lab::test_cluster::placement::{FIRST_V4, FIRST_V6, OBJECT, PATIENCE};
 use egress_lab::traffic::fragments;
 use egress_lab::traffic::packet;
@@ -69,7 +69,7 @@ fn sprayed(context: &LabContext) -> Result<()> {
         let outside = |wanted: bool| -> Result<u64> {
             let seen = capture.seen()?;
             Ok(seen.packets(|key| {
-                let is_egress = seen.class(key.source) == Class::Egress;
+                let is_egress = seen.class(key.source) == AddressKind::Egress;
                 key.to_port == MARKER && key.destination == to && is_egress == wanted
             }))
         };
@@ -95,19 +95,19 @@ fn as_another_node(cluster: &TestCluster, capture: &Capture, findings: &mut Find
         let seen = || Ok(Counts::of(node)?.since(&before).get(Verdict::NotPod.label()) >= Some(&COUNT));
         findings.right(&format!("{victim} is called as {to}, in"), &time_until("the datagrams arrive", PATIENCE, seen));
         pod.netns.run(|| Ok(UdpSocket::bind(from)?.send_to(b"!", other)?))?;
-        let left = |class: Class| -> Result<u64> {
+        let left = |class: AddressKind| -> Result<u64> {
             let seen = capture.seen()?;
             Ok(seen.packets(|key| key.to_port == MARKER && key.destination == to && seen.class(key.source) == class))
         };
-        let arrived = time_until("the pod's own datagram leaves", PATIENCE / 10, || Ok(left(Class::Node)? == 1));
+        let arrived = time_until("the pod's own datagram leaves", PATIENCE / 10, || Ok(left(AddressKind::Node)? == 1));
         findings.note(arrived.is_ok(), &format!("{victim} calls {to} with the node's address"));
-        findings.equal(&format!("datagrams to {to} with the pod's own address"), &0, &left(Class::Pod)?);
+        findings.equal(&format!("datagrams to {to} with the pod's own address"), &0, &left(AddressKind::Pod)?);
     }
     Ok(())
 }
 
 /// A datagram from each unused port; how many.
-fn from_every_port(pod: &Pod, to: SocketAddr) -> Result<u64> {
+fn from_every_port(pod: &LabPod, to: SocketAddr) -> Result<u64> {
     pod.netns.run(|| {
         let any: IpAddr = if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
         let mut sent = 0;
@@ -140,8 +140,8 @@ fn flooded(context: &LabContext) -> Result<()> {
     for front in node.number.address().both() {
         let backend = SocketAddr::new(pod.addresses.towards(front), ECHO_PORT);
         let front = SocketAddr::new(front, stateful::NODE_PORT);
-        node.add_services(&[Service { front, protocol: "tcp", backend }])?;
-        before.push(Flow::tcp(cluster.lab.outside(), front, TICK, client::PATIENCE)?);
+        node.add_services(&[LabService { front, protocol: "tcp", backend }])?;
+        before.push(TrafficFlow::tcp(cluster.lab.outside(), front, TICK, client::PATIENCE)?);
     }
     thread::sleep(20 * TICK);
     let capture = Capture::watching(&cluster.lab, plan::SERVER.both().into_iter().collect())?;
@@ -164,7 +164,9 @@ fn flooded(context: &LabContext) -> Result<()> {
     seen.check()?;
     // The test cluster's own requests go to this port, and the last of them may end late.
     let shown = seen.captured.iter().filter(|seen_at| {
-        seen.class(seen_at.source) == Class::Egress && seen_at.protocol == packet::TCP && seen_at.ports.1 != HTTP_PORT
+        seen.class(seen_at.source) == AddressKind::Egress
+            && seen_at.protocol == packet::TCP
+            && seen_at.ports.1 != HTTP_PORT
     });
     findings.equal("answers with the egress IP", &Vec::new(), &shown.take(8).collect());
     for flow in before {
@@ -252,9 +254,9 @@ fn send_raw(from: &Netns, to: IpAddr, packets: &[&[u8]]) -> Result<()> {
 fn own_tunnel_port(cluster: &TestCluster, findings: &mut Findings) -> Result<()> {
     let (node, other) = (cluster.node(1)?, cluster.node(2)?);
     let front = SocketAddr::new(Ipv4Addr::new(10, 96, 0, 98).into(), 7001);
-    let endpoint = |node: &egress_lab::Node| node.number.address().both()[0];
+    let endpoint = |node: &egress_lab::LabNode| node.number.address().both()[0];
     let backend = SocketAddr::new(endpoint(node), packet::TUNNEL_PORT);
-    node.add_services(&[Service { front, protocol: "udp", backend }])?;
+    node.add_services(&[LabService { front, protocol: "udp", backend }])?;
     let to = plan::SERVER.both()[0];
     let inner = SocketAddr::new(cluster.chosen(2)?.addresses.towards(to), 5555);
     let payload = packet::overlay(cluster.egress_id(OBJECT)?, inner, SocketAddr::new(to, MARKER))?;

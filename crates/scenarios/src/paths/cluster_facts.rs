@@ -6,7 +6,7 @@
 
 use super::findings::Findings;
 use crate::prelude::*;
-use egress_lab::Service;
+use egress_lab::LabService;
 use egress_lab::test_cluster::placement::{FIRST_V4, FIRST_V6, OBJECT, PATIENCE, seen_as};
 
 pub(super) fn tests() -> Vec<LabTest> {
@@ -55,7 +55,7 @@ fn service_address(cluster: &TestCluster, findings: &mut Findings) -> Result<()>
     let _server = Server::in_pod(&cluster.lab, backend)?;
     let (front, backend) = (SocketAddr::new(EXTERNAL, 80), SocketAddr::new(backend.addresses.v4.into(), HTTP_PORT));
     for node in cluster.lab.nodes() {
-        node.add_services(&[Service { front, protocol: "tcp", backend }])?;
+        node.add_services(&[LabService { front, protocol: "tcp", backend }])?;
     }
     let answers = |pod: usize| -> Result<bool> {
         let answer = client::get_within(&cluster.chosen(pod)?.netns, front, "/", "facts", Duration::from_secs(1))?;
@@ -92,7 +92,7 @@ fn exception(cluster: &TestCluster, findings: &mut Findings) -> Result<()> {
             let node = pod.node.address().towards(to);
             let seen = time_until("it is seen as its node", PATIENCE, || Ok(seen_as(&pod.netns, to)? == Some(node)));
             findings.right(&format!("{} is seen as {node}", pod.name), &seen);
-            let flow = Flow::udp(&pod.netns, SocketAddr::new(to, ECHO_PORT), Duration::from_millis(10))?;
+            let flow = TrafficFlow::udp(&pod.netns, SocketAddr::new(to, ECHO_PORT), Duration::from_millis(10))?;
             let pong = client::ping(&pod.netns, to, Ping { count: 3, ..Ping::default() })?;
             findings.equal(&format!("pings of {} to {to} answered", pod.name), &3, &pong.received);
             let report = flow.finish()?;
@@ -101,7 +101,7 @@ fn exception(cluster: &TestCluster, findings: &mut Findings) -> Result<()> {
         }
     }
     let seen = capture.finish()?;
-    findings.equal("packets outside with a pod's address", &0, &seen.to_the_world(Class::Pod));
+    findings.equal("packets outside with a pod's address", &0, &seen.to_the_world(AddressKind::Pod));
     findings.right("checksums", &seen.check());
     Ok(())
 }

@@ -4,7 +4,7 @@
 use std::fmt;
 
 use anyhow::{Result, ensure};
-use egress_lab::capture::{Capture, Class};
+use egress_lab::capture::{AddressKind, Capture};
 
 #[derive(Debug, Default)]
 pub(super) struct Findings {
@@ -39,7 +39,7 @@ impl Findings {
     /// Ends a capture: no packet outside has a pod's address, and all checksums are right.
     pub(super) fn conclude_with(mut self, capture: Capture) -> Result<()> {
         let seen = capture.finish()?;
-        self.equal("packets outside with a pod's address", &0, &seen.to_the_world(Class::Pod));
+        self.equal("packets outside with a pod's address", &0, &seen.to_the_world(AddressKind::Pod));
         self.right(&format!("checksums of {} frames", seen.frames), &seen.check());
         self.conclude()
     }

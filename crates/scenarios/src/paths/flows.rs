@@ -51,12 +51,12 @@ fn flows(context: &LabContext) -> Result<()> {
 }
 
 /// So many TCP flows of each chosen pod.
-fn start(lab: &Lab, count: usize) -> Result<Vec<(String, Flow)>> {
+fn start(lab: &Lab, count: usize) -> Result<Vec<(String, TrafficFlow)>> {
     let mut flows = Vec::new();
     for pod in lab.pods().iter().filter(|pod| pod.name.starts_with("chosen")) {
         for number in 0..count {
             let to = SocketAddr::new(plan::SERVER.v4.into(), ECHO_PORT);
-            let flow = Flow::tcp(&pod.netns, to, TICK, 3 * client::PATIENCE)?;
+            let flow = TrafficFlow::tcp(&pod.netns, to, TICK, 3 * client::PATIENCE)?;
             flows.push((format!("{} TCP flow {number}", pod.name), flow));
         }
     }
@@ -120,7 +120,7 @@ fn answered_as(cluster: &TestCluster) -> Result<BTreeSet<IpAddr>> {
 }
 
 /// Flows that had the address which was taken from the object are cut at once; the others live.
-fn cut(flows: Vec<(String, Flow)>, findings: &mut Findings) -> Result<()> {
+fn cut(flows: Vec<(String, TrafficFlow)>, findings: &mut Findings) -> Result<()> {
     let mut broken = BTreeMap::new();
     let mut whole = 0;
     for (name, flow) in flows {

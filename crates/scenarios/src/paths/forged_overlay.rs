@@ -19,7 +19,7 @@ use egress_lab::capture::Seen;
 use egress_lab::test_cluster::placement::{FIRST_V4, FIRST_V6, OBJECT, PATIENCE};
 use egress_lab::topology::addresses::Dual;
 use egress_lab::traffic::packet::{self, TUNNEL_PORT};
-use egress_lab::{Cni, SECOND_UPLINK, Service};
+use egress_lab::{Cni, LabService, SECOND_UPLINK};
 
 pub(super) fn tests() -> Vec<LabTest> {
     let timeout = Duration::from_secs(120);
@@ -101,7 +101,7 @@ fn second_network(cluster: &TestCluster) -> Result<()> {
 }
 
 /// What pods of `node` try. The service's ports lead to the same targets that are tried directly.
-fn attacks(node: &Node, gateway: &Node) -> Vec<Attack> {
+fn attacks(node: &LabNode, gateway: &LabNode) -> Vec<Attack> {
     let mut attacks = Vec::new();
     let (own, other) = (node.number, gateway.number);
     // How both paths are counted: straight, and by a service.
@@ -126,9 +126,9 @@ fn attacks(node: &Node, gateway: &Node) -> Vec<Attack> {
 }
 
 /// Attacks come in pairs: the target, then the service that leads to it.
-fn services(attacks: &[Attack]) -> Vec<Service> {
+fn services(attacks: &[Attack]) -> Vec<LabService> {
     let pairs = attacks.chunks(2).map(|pair| (pair[1].to, pair[0].to));
-    pairs.map(|(front, backend)| Service { front, protocol: "udp", backend }).collect()
+    pairs.map(|(front, backend)| LabService { front, protocol: "udp", backend }).collect()
 }
 
 /// Sends one attack from the selected and from the other pod of a node, with both objects' egress IDs.
@@ -184,7 +184,7 @@ fn control(cluster: &TestCluster, capture: &Capture, findings: &mut Findings) ->
         send(&cluster.node(1)?.host, SocketAddr::new(gateway, TUNNEL_PORT), &payload)?;
         let count = |seen: &Seen| {
             seen.packets(|key| {
-                key.to_port == MARKER && key.destination == to && seen.class(key.source) == Class::Egress
+                key.to_port == MARKER && key.destination == to && seen.class(key.source) == AddressKind::Egress
             })
         };
         let outside = || -> Result<u64> { Ok(count(&capture.seen()?) - count(&begun)) };

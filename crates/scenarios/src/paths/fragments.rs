@@ -16,7 +16,7 @@ use crate::prelude::*;
 use egress_lab::POD_INTERFACE;
 use egress_lab::test_cluster::placement::{FIRST_V4, FIRST_V6};
 use egress_lab::traffic::flows::{allow_echo_sockets, echo_request, echo_socket};
-use egress_lab::traffic::fragments::{self, DATA, Datagram, Order};
+use egress_lab::traffic::fragments::{self, DATA, IpPayload, Order};
 
 pub(super) fn tests() -> Vec<LabTest> {
     let timeout = Duration::from_secs(150);
@@ -50,15 +50,15 @@ fn every_order(context: &LabContext) -> Result<()> {
     }
     let seen = capture.finish()?;
     findings.equal("packets outside with a pod's or a node's address", &0, &{
-        seen.to_the_world(Class::Pod) + seen.to_the_world(Class::Node)
+        seen.to_the_world(AddressKind::Pod) + seen.to_the_world(AddressKind::Node)
     });
-    println!("       packets outside with an egress IP: {}", seen.to_the_world(Class::Egress));
+    println!("       packets outside with an egress IP: {}", seen.to_the_world(AddressKind::Egress));
     findings.conclude()
 }
 
 /// One pod, one server, one order; numbers of datagrams are used once.
 pub(super) struct Talk<'a> {
-    pub(super) pod: &'a Pod,
+    pub(super) pod: &'a LabPod,
     pub(super) outside: &'a Netns,
     pub(super) to: IpAddr,
     pub(super) egress: IpAddr,
@@ -102,7 +102,7 @@ impl Talk<'_> {
             .collect()
     }
 
-    fn send(&self, from: &Netns, offset: u16, datagrams: &[Datagram]) -> Result<()> {
+    fn send(&self, from: &Netns, offset: u16, datagrams: &[IpPayload]) -> Result<()> {
         fragments::send(from, datagrams, self.order, self.number + offset)
     }
 
@@ -111,12 +111,12 @@ impl Talk<'_> {
         let server = bound(self.outside, at)?;
         let pod = bound(&self.pod.netns, SocketAddr::new(self.own(), 0))?;
         let (local, data) = (pod.local_addr()?, self.data());
-        let out = data.iter().map(|data| Datagram::udp(local, at, data)).collect::<Result<Vec<_>>>()?;
+        let out = data.iter().map(|data| IpPayload::udp(local, at, data)).collect::<Result<Vec<_>>>()?;
         self.send(&self.pod.netns, 0, &out)?;
         let (seen, from) = received(&server, data.len()).context("at the server")?;
         ensure!(from.ip() == self.egress, "seen as {from}");
         ensure!(same(&seen, &data), "other data");
-        let back = data.iter().map(|data| Datagram::udp(at, from, data)).collect::<Result<Vec<_>>>()?;
+        let back = data.iter().map(|data| IpPayload::udp(at, from, data)).collect::<Result<Vec<_>>>()?;
         self.send(self.outside, 4, &back)?;
         let (seen, from) = received(&pod, data.len()).context("at the pod")?;
         ensure!(from == at && same(&seen, &data), "other data, or from {from}");
@@ -137,8 +137,8 @@ impl Talk<'_> {
             Ok(socket)
         })?;
         let (identifier, data) = (pod.local_addr()?.port(), self.data());
-        let echo = |from, to, is_request| -> Vec<Datagram> {
-            data.iter().map(|data| Datagram::echo(from, to, is_request, identifier, data)).collect()
+        let echo = |from, to, is_request| -> Vec<IpPayload> {
+            data.iter().map(|data| IpPayload::echo(from, to, is_request, identifier, data)).collect()
         };
         let bodies = |seen: Vec<Vec<u8>>| seen.iter().map(|one| one[HEAD..].to_vec()).collect::<Vec<_>>();
         self.send(&self.pod.netns, 8, &echo(self.own(), self.to, true))?;
@@ -195,10 +195,15 @@ struct Connection {
     from_server: (u32, u32),
 }
 
-fn segments(from: SocketAddr, to: SocketAddr, (sequence, acknowledged): (u32, u32), data: &[Vec<u8>]) -> Vec<Datagram> {
+fn segments(
+    from: SocketAddr,
+    to: SocketAddr,
+    (sequence, acknowledged): (u32, u32),
+    data: &[Vec<u8>],
+) -> Vec<IpPayload> {
     let mut at = sequence;
     let segment = |data: &Vec<u8>| {
-        let segment = Datagram::tcp(from, to, at, acknowledged, data);
+        let segment = IpPayload::tcp(from, to, at, acknowledged, data);
         at = at.wrapping_add(u32::try_from(data.len()).unwrap_or(0));
         segment
     };

@@ -40,7 +40,7 @@ struct Ladder {
     reply_ttl: Option<u8>,
 }
 
-fn ladder(pod: &Pod, to: IpAddr) -> Result<Ladder> {
+fn ladder(pod: &LabPod, to: IpAddr) -> Result<Ladder> {
     let mut exceeded_at = Vec::new();
     for ttl in 1..=8 {
         let pong = client::ping(&pod.netns, to, Ping { ttl: Some(ttl), ..Ping::default() })?;

@@ -31,7 +31,7 @@ struct Idle {
 }
 
 impl Idle {
-    fn start(pod: &Pod, to: SocketAddr) -> Result<Self> {
+    fn start(pod: &LabPod, to: SocketAddr) -> Result<Self> {
         let (tell, reported) = mpsc::channel();
         let reader = pod.netns.spawn(move || {
             let mut stream = TcpStream::connect_timeout(&to, client::PATIENCE)?;
@@ -58,17 +58,17 @@ impl Idle {
 struct PodConnections {
     name: String,
     idle: Vec<Idle>,
-    busy: Vec<Flow>,
+    busy: Vec<TrafficFlow>,
 }
 
 impl PodConnections {
-    fn start(pod: &Pod, servers: &[IpAddr]) -> Result<Self> {
+    fn start(pod: &LabPod, servers: &[IpAddr]) -> Result<Self> {
         let (mut idle, mut busy) = (Vec::new(), Vec::new());
         for server in servers {
             let to = SocketAddr::new(*server, ECHO_PORT);
             for _ in 0..EACH {
                 idle.push(Idle::start(pod, to)?);
-                busy.push(Flow::tcp(&pod.netns, to, TICK, 3 * client::PATIENCE)?);
+                busy.push(TrafficFlow::tcp(&pod.netns, to, TICK, 3 * client::PATIENCE)?);
             }
         }
         Ok(Self { name: pod.name.clone(), idle, busy })
@@ -163,7 +163,7 @@ fn cut(context: &LabContext) -> Result<()> {
     plain.continues("all of it", &mut findings)?;
 
     let seen = capture.finish()?;
-    findings.equal("packets outside with a pod's address", &0, &seen.to_the_world(Class::Pod));
+    findings.equal("packets outside with a pod's address", &0, &seen.to_the_world(AddressKind::Pod));
     for node in [2, 3] {
         let own = NodeNumber::new(node)?.address();
         let masked = seen.packets(|key| own.is(key.source) && key.to_port == ECHO_PORT);

@@ -6,7 +6,7 @@ use egress_common::abi::{ABI_VERSION, Verdict};
 use egress_toolchain::packages;
 
 /// The elements of a pinned map, keys and values as fields.
-pub(super) fn dump(node: &Node, map: &str) -> Result<Vec<Value>> {
+pub(super) fn dump(node: &LabNode, map: &str) -> Result<Vec<Value>> {
     let bpftool = packages::find("bpftool").context("bpftool is not installed")?;
     let pin = node.bpffs.join(format!("v{ABI_VERSION}/maps/{map}"));
     let args = ["-j", "map", "dump", "pinned"].map(String::from).into_iter().chain([pin.display().to_string()]);
@@ -19,7 +19,7 @@ pub(super) fn dump(node: &Node, map: &str) -> Result<Vec<Value>> {
 }
 
 /// How many links are pinned.
-pub(super) fn pinned_links(node: &Node) -> Result<usize> {
+pub(super) fn pinned_links(node: &LabNode) -> Result<usize> {
     let folder = node.bpffs.join(format!("v{ABI_VERSION}/links"));
     let entries = std::fs::read_dir(&folder).with_context(|| format!("read {}", folder.display()))?;
     Ok(entries.count())
@@ -30,7 +30,7 @@ pub(super) fn pinned_links(node: &Node) -> Result<usize> {
 pub(super) struct Counts(BTreeMap<Verdict, u64>);
 
 impl Counts {
-    pub(super) fn of(node: &Node) -> Result<Self> {
+    pub(super) fn of(node: &LabNode) -> Result<Self> {
         let mut counts = BTreeMap::new();
         for element in dump(node, "counters")? {
             let element = element.get("formatted").unwrap_or(&element);

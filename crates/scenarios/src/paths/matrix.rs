@@ -68,11 +68,11 @@ fn walk(cluster: &TestCluster, findings: &mut Findings) -> Result<()> {
         }
     }
     let seen = capture.finish()?;
-    for class in [Class::Egress, Class::Node, Class::Pod] {
+    for class in [AddressKind::Egress, AddressKind::Node, AddressKind::Pod] {
         println!("       packets to the world with a {class:?} address: {}", seen.to_the_world(class));
     }
     findings.equal("packets outside with a pod's or a node's address", &0, &{
-        seen.to_the_world(Class::Pod) + seen.to_the_world(Class::Node)
+        seen.to_the_world(AddressKind::Pod) + seen.to_the_world(AddressKind::Node)
     });
     let complete: u64 = seen.tallies.values().map(|tally| tally.complete).sum();
     findings.right(&format!("{complete} checksums, all complete, in {} frames", seen.frames), &seen.check());
@@ -82,14 +82,14 @@ fn walk(cluster: &TestCluster, findings: &mut Findings) -> Result<()> {
 /// TCP in both directions, UDP and echo of one pod over one family.
 fn cell(
     cluster: &TestCluster,
-    pod: &Pod,
+    pod: &LabPod,
     to: IpAddr,
     egress: IpAddr,
     path: &str,
     findings: &mut Findings,
 ) -> Result<()> {
     let mark = cluster.access_log()?.mark();
-    let udp = Flow::udp(&pod.netns, SocketAddr::new(to, ECHO_PORT), TICK)?;
+    let udp = TrafficFlow::udp(&pod.netns, SocketAddr::new(to, ECHO_PORT), TICK)?;
     let http = SocketAddr::new(to, HTTP_PORT);
     let down = client::get(&pod.netns, http, &format!("/bytes/{BYTES}"), &pod.name)??.body.len();
     let up = client::post(&pod.netns, http, &vec![b'.'; BYTES], &pod.name)??.body;

@@ -89,8 +89,12 @@ fn moved(cluster: &TestCluster, capture: &Capture, findings: &mut Findings) -> R
         seen_as(&cluster.chosen(3)?.netns, server)?;
         let old = known(ext, address)?;
         findings.equal(&format!("{address} before the move"), &Some(link_address(&cluster.node(from)?.host)?), &old);
-        let flow =
-            Flow::tcp(&cluster.chosen(3)?.netns, SocketAddr::new(server, ECHO_PORT), TICK, 3 * client::PATIENCE)?;
+        let flow = TrafficFlow::tcp(
+            &cluster.chosen(3)?.netns,
+            SocketAddr::new(server, ECHO_PORT),
+            TICK,
+            3 * client::PATIENCE,
+        )?;
         thread::sleep(20 * TICK);
         cluster.assignable(to, true)?;
         cluster.assignable(from, false)?;

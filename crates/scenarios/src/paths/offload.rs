@@ -74,7 +74,7 @@ fn elsewhere(context: &LabContext) -> Result<()> {
 }
 
 /// Datagrams whose sum begins at `start`, and is to be written `offset` behind that.
-fn send_all(pod: &Pod, to: IpAddr, (start, offset): (u16, u16)) -> Result<()> {
+fn send_all(pod: &LabPod, to: IpAddr, (start, offset): (u16, u16)) -> Result<()> {
     let (from, to) = (SocketAddr::new(pod.addresses.towards(to), 5555), SocketAddr::new(to, MARKER));
     let bytes = packet::ip(from.ip(), to.ip(), packet::UDP, &packet::udp(from, to, b"not what it seems")?)?;
     const NEEDS_CHECKSUM: u8 = 1;

@@ -58,13 +58,13 @@ fn sizes(context: &LabContext) -> Result<()> {
 }
 
 /// Where the gateway of a family is, for people.
-fn path(pod: &Pod, to: IpAddr) -> &'static str {
+fn path(pod: &LabPod, to: IpAddr) -> &'static str {
     let gateway = if to.is_ipv4() { 0 } else { 1 };
     if pod.node.index() == gateway { "local" } else { "remote" }
 }
 
 /// Answers of 1500 bytes to a pod that takes 1400.
-fn way_in(cluster: &TestCluster, pod: &Pod, findings: &mut Findings) -> Result<()> {
+fn way_in(cluster: &TestCluster, pod: &LabPod, findings: &mut Findings) -> Result<()> {
     for (via, family) in [(pod.node.router().v4.to_string(), "-4"), (pod.node.router().v6.to_string(), "-6")] {
         pod.netns.exec("ip", &[family, "route", "change", "default", "via", &via, "advmss", "1460"])?;
     }
@@ -92,7 +92,7 @@ fn egress(to: IpAddr) -> IpAddr {
 /// Some megabytes in each direction by TCP.
 pub(super) fn transfers(
     cluster: &TestCluster,
-    pod: &Pod,
+    pod: &LabPod,
     to: IpAddr,
     when: &str,
     findings: &mut Findings,
@@ -125,7 +125,7 @@ pub(super) fn narrow(cluster: &TestCluster, mtu: u32) -> Result<()> {
 }
 
 /// Pods' packets of 1400 bytes on uplinks that take 1300.
-fn way_out(cluster: &TestCluster, pod: &Pod, findings: &mut Findings) -> Result<()> {
+fn way_out(cluster: &TestCluster, pod: &LabPod, findings: &mut Findings) -> Result<()> {
     for to in plan::SERVER.both() {
         for (forbid, sender) in [(true, "DF"), (false, "no DF")] {
             datagrams::forbid_fragments(&pod.netns, forbid)?;

@@ -83,7 +83,7 @@ fn learns(cluster: &TestCluster, node: usize, [here, elsewhere]: [u32; 2], findi
 
 fn datagrams(
     cluster: &TestCluster,
-    pod: &Pod,
+    pod: &LabPod,
     to: IpAddr,
     (path, expected): (&str, u32),
     findings: &mut Findings,

@@ -38,8 +38,8 @@ fn remade(context: &LabContext) -> Result<()> {
         let pod = cluster.chosen(node)?;
         for to in plan::SERVER.both() {
             let echo = SocketAddr::new(to, ECHO_PORT);
-            flows.push((format!("{} UDP {to}", pod.name), Flow::udp(&pod.netns, echo, TICK)?));
-            flows.push((format!("{} TCP {to}", pod.name), Flow::tcp(&pod.netns, echo, TICK, SILENCE)?));
+            flows.push((format!("{} UDP {to}", pod.name), TrafficFlow::udp(&pod.netns, echo, TICK)?));
+            flows.push((format!("{} TCP {to}", pod.name), TrafficFlow::tcp(&pod.netns, echo, TICK, SILENCE)?));
         }
     }
     let mut steps = Steps::begin();
@@ -61,8 +61,8 @@ fn remade(context: &LabContext) -> Result<()> {
         findings.note(report.broken.is_none() && report.echoed > 0, &what);
     }
     let seen = capture.finish()?;
-    println!("       packets to the world with an egress IP: {}", seen.to_the_world(Class::Egress));
-    for class in [Class::Pod, Class::Node] {
+    println!("       packets to the world with an egress IP: {}", seen.to_the_world(AddressKind::Egress));
+    for class in [AddressKind::Pod, AddressKind::Node] {
         let is_leaked = |key: &CaptureKey| seen.is_to_the_world(key, class) && !is_the_hosts_own(key);
         for packet in seen.captured.iter().filter(|packet| is_leaked(&packet.key())) {
             println!("       {}", steps.place(packet));
@@ -156,7 +156,7 @@ fn nodes() -> impl Iterator<Item = plan::NodeNumber> {
 }
 
 /// The node's pod reaches the world with its egress IPs again; says how long that took after the interface was back.
-fn back(cluster: &TestCluster, node: &Node, device: &str, round: usize, findings: &mut Findings) -> Result<()> {
+fn back(cluster: &TestCluster, node: &LabNode, device: &str, round: usize, findings: &mut Findings) -> Result<()> {
     let pod = cluster.chosen(node.number.index() + 1)?;
     for (to, address) in plan::SERVER.both().into_iter().zip([FIRST_V4, FIRST_V6]) {
         let took = time_until("the pod is seen again", PATIENCE, || Ok(seen_as(&pod.netns, to)? == Some(address)));

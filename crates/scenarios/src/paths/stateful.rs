@@ -11,7 +11,7 @@
 use super::findings::Findings;
 use super::{maps, other_tc_program};
 use crate::prelude::*;
-use egress_lab::Service;
+use egress_lab::LabService;
 use egress_lab::test_cluster::placement::{FIRST_V4, FIRST_V6, NAMESPACE, PATIENCE, seen_as};
 
 pub(super) fn tests() -> Vec<LabTest> {
@@ -73,14 +73,14 @@ pub(super) fn second_programs(cluster: &TestCluster, findings: &mut Findings) ->
 /// Sends datagrams of both families and compares the count of each hook: mp0 in, uplink out, uplink in, mp0 out.
 fn second(
     cluster: &TestCluster,
-    pod: &Pod,
+    pod: &LabPod,
     to: [IpAddr; 2],
     sees: [Option<bool>; 4],
     findings: &mut Findings,
 ) -> Result<()> {
     let host = &cluster.lab.node(pod.node).host;
     let before = other_tc_program::counted(host)?;
-    let flows = to.map(|to| Flow::udp(&pod.netns, SocketAddr::new(to, ECHO_PORT), TICK));
+    let flows = to.map(|to| TrafficFlow::udp(&pod.netns, SocketAddr::new(to, ECHO_PORT), TICK));
     thread::sleep(20 * TICK);
     let mut sent = 0;
     let mut echoed = 0;
@@ -103,14 +103,14 @@ fn second(
 }
 
 /// Selected pods talk to the world for as long as the rest takes.
-fn to_the_world(cluster: &TestCluster) -> Result<Vec<(String, Flow)>> {
+fn to_the_world(cluster: &TestCluster) -> Result<Vec<(String, TrafficFlow)>> {
     let mut flows = Vec::new();
     for node in 1..=3 {
         let pod = cluster.chosen(node)?;
         for to in plan::SERVER.both() {
             let echo = SocketAddr::new(to, ECHO_PORT);
-            flows.push((format!("{} TCP {to}", pod.name), Flow::tcp(&pod.netns, echo, TICK, client::PATIENCE)?));
-            flows.push((format!("{} UDP {to}", pod.name), Flow::udp(&pod.netns, echo, TICK)?));
+            flows.push((format!("{} TCP {to}", pod.name), TrafficFlow::tcp(&pod.netns, echo, TICK, client::PATIENCE)?));
+            flows.push((format!("{} UDP {to}", pod.name), TrafficFlow::udp(&pod.netns, echo, TICK)?));
         }
     }
     Ok(flows)
@@ -127,8 +127,8 @@ fn to_nodes(cluster: &TestCluster, selected: Instant, findings: &mut Findings) -
             for to in node.number.address().both() {
                 let echo = SocketAddr::new(to, ECHO_PORT);
                 let name = format!("{} -> {} {to}", pod.name, node.name());
-                flows.push((format!("{name} TCP"), Flow::tcp(&pod.netns, echo, TICK, client::PATIENCE)?));
-                flows.push((format!("{name} UDP"), Flow::udp(&pod.netns, echo, TICK)?));
+                flows.push((format!("{name} TCP"), TrafficFlow::tcp(&pod.netns, echo, TICK, client::PATIENCE)?));
+                flows.push((format!("{name} UDP"), TrafficFlow::udp(&pod.netns, echo, TICK)?));
                 paths.push((pod, to));
             }
         }
@@ -153,7 +153,7 @@ fn to_nodes(cluster: &TestCluster, selected: Instant, findings: &mut Findings) -
     Ok(())
 }
 
-fn expect_whole(flows: Vec<(String, Flow)>, findings: &mut Findings) -> Result<()> {
+fn expect_whole(flows: Vec<(String, TrafficFlow)>, findings: &mut Findings) -> Result<()> {
     for (name, flow) in flows {
         let report = flow.finish()?;
         let whole = report.lost() == 0 && report.broken.is_none() && report.sent > 10;
@@ -167,7 +167,7 @@ fn expect_whole(flows: Vec<(String, Flow)>, findings: &mut Findings) -> Result<(
     Ok(())
 }
 
-fn not_inbound(cluster: &TestCluster, world: Vec<(String, Flow)>, findings: &mut Findings) -> Result<()> {
+fn not_inbound(cluster: &TestCluster, world: Vec<(String, TrafficFlow)>, findings: &mut Findings) -> Result<()> {
     // Old flows have crossed the time of settling; these are new after it.
     let more = to_the_world(cluster)?;
     for node in 1..=3 {
@@ -210,7 +210,7 @@ fn from_outside(cluster: &TestCluster, findings: &mut Findings) -> Result<()> {
         for front in host.number.address().both() {
             let backend = SocketAddr::new(pod.addresses.towards(front), ECHO_PORT);
             let front = SocketAddr::new(front, NODE_PORT);
-            host.add_services(&["tcp", "udp"].map(|protocol| Service { front, protocol, backend }))?;
+            host.add_services(&["tcp", "udp"].map(|protocol| LabService { front, protocol, backend }))?;
         }
         let begun_selected = node_port_flows(cluster, pod, "begun selected")?;
         select(cluster, pod, false)?;
@@ -228,21 +228,21 @@ fn from_outside(cluster: &TestCluster, findings: &mut Findings) -> Result<()> {
     Ok(())
 }
 
-fn node_port_flows(cluster: &TestCluster, pod: &Pod, when: &str) -> Result<Vec<(String, Flow)>> {
+fn node_port_flows(cluster: &TestCluster, pod: &LabPod, when: &str) -> Result<Vec<(String, TrafficFlow)>> {
     let mut flows = Vec::new();
     for front in pod.node.address().both() {
         let front = SocketAddr::new(front, NODE_PORT);
         let from = cluster.lab.outside();
-        let tcp = Flow::tcp(from, front, TICK, client::PATIENCE)?;
+        let tcp = TrafficFlow::tcp(from, front, TICK, client::PATIENCE)?;
         flows.push((format!("outside -> {} by {front}, TCP, {when}", pod.name), tcp));
-        flows.push((format!("outside -> {} by {front}, UDP, {when}", pod.name), Flow::udp(from, front, TICK)?));
+        flows.push((format!("outside -> {} by {front}, UDP, {when}", pod.name), TrafficFlow::udp(from, front, TICK)?));
     }
     thread::sleep(20 * TICK);
     Ok(flows)
 }
 
 /// Changes the selection and waits until the world sees it.
-fn select(cluster: &TestCluster, pod: &Pod, on: bool) -> Result<()> {
+fn select(cluster: &TestCluster, pod: &LabPod, on: bool) -> Result<()> {
     cluster.set_role(pod, if on { "chosen" } else { "plain" })?;
     for (to, egress) in plan::SERVER.both().into_iter().zip([FIRST_V4, FIRST_V6]) {
         let expected = if on { egress } else { pod.node.address().towards(to) };

@@ -41,7 +41,7 @@ fn by_ipv6(context: &LabContext) -> Result<()> {
     oversize::narrow(&cluster, TOO_NARROW)?;
     too_narrow(&cluster, &mut findings)?;
     let seen = capture.finish()?;
-    findings.equal("packets outside with a pod's address", &0, &seen.to_the_world(Class::Pod));
+    findings.equal("packets outside with a pod's address", &0, &seen.to_the_world(AddressKind::Pod));
     findings.conclude()
 }
 

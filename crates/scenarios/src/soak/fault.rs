@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::ValueEnum;
-use egress_lab::random::Random;
+use egress_lab::random::SplitMix64;
 
 /// What befalls the cluster in one round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, ValueEnum)]
@@ -164,7 +164,7 @@ pub(super) struct RoundPlan {
 impl RoundPlan {
     /// The plan of a round (from 1). `only` are the faults to choose from, all where there are none.
     pub(super) fn of(seed: u64, round: usize, only: &[Fault], extent: Extent) -> Self {
-        let mut random = Random::of_round(seed, round);
+        let mut random = SplitMix64::of_round(seed, round);
         let faults: &[Fault] = if only.is_empty() { &Fault::ALL } else { only };
         // Fail-overs are what is measured: half of the rounds, where there is a choice.
         let moving: Vec<Fault> = faults.iter().copied().filter(|fault| fault.effect() == Effect::FailsOver).collect();

@@ -135,7 +135,7 @@ impl LoadedCluster {
     }
 
     fn call(&self) -> Result<Vec<LoadCaller>> {
-        let call = |(pod, number): (&egress_lab::Pod, u8)| {
+        let call = |(pod, number): (&egress_lab::LabPod, u8)| {
             let subject = usize::from(pod.name.starts_with("six"));
             let server_address = plan::server_address(number).towards(self.subjects[subject].address()?);
             let own = pod.node.address().both().into_iter().chain(pod.addresses.both()).collect();

@@ -46,12 +46,12 @@ fn only(address: IpAddr) -> Option<BTreeSet<IpAddr>> {
 }
 
 /// How the world sees a pod without an egress IP.
-fn as_node(pod: &Pod, to: IpAddr) -> Option<BTreeSet<IpAddr>> {
+fn as_node(pod: &LabPod, to: IpAddr) -> Option<BTreeSet<IpAddr>> {
     only(pod.node.address().towards(to))
 }
 
 /// How the world sees the pods while the first object has these addresses.
-fn with_egress(pod: &Pod, to: IpAddr, addresses: &[IpAddr]) -> Option<BTreeSet<IpAddr>> {
+fn with_egress(pod: &LabPod, to: IpAddr, addresses: &[IpAddr]) -> Option<BTreeSet<IpAddr>> {
     if pod.namespace == SIMPSON && to.is_ipv4() { Some(addresses.iter().copied().collect()) } else { as_node(pod, to) }
 }
 
@@ -183,11 +183,11 @@ fn deleted(walkthrough: &mut Walkthrough, labelled: NodeNumber) -> Result<()> {
 fn nothing_leaked(walkthrough: &mut Walkthrough) -> Result<()> {
     walkthrough.report.begin("What left the nodes in all this time");
     let seen = walkthrough.capture.take().context("nothing was captured")?.finish()?;
-    for (class, name) in [(Class::Egress, "an egress IP"), (Class::Node, "a node's address")] {
+    for (class, name) in [(AddressKind::Egress, "an egress IP"), (AddressKind::Node, "a node's address")] {
         println!("   {:>6} packets to the world with {name}", seen.to_the_world(class));
     }
     println!("   {:>6} frames captured, {} missed", seen.frames, seen.missed);
-    walkthrough.report.check("packets with a pod's address", &0, &seen.to_the_world(Class::Pod));
+    walkthrough.report.check("packets with a pod's address", &0, &seen.to_the_world(AddressKind::Pod));
     let checksums = seen.check().err().map_or("right".to_owned(), |error| format!("{error:#}"));
     walkthrough.report.check("checksums", &"right", &checksums);
     Ok(())

@@ -90,8 +90,11 @@ impl Walkthrough {
     }
 
     /// Lets every pod that `expected` has an opinion on call the outside, and compares what the server saw.
-    pub(super) fn expect_outside(&mut self, expected: impl Fn(&Pod, IpAddr) -> Option<BTreeSet<IpAddr>>) -> Result<()> {
-        let questions: Vec<(Pod, SocketAddr, BTreeSet<IpAddr>)> = self
+    pub(super) fn expect_outside(
+        &mut self,
+        expected: impl Fn(&LabPod, IpAddr) -> Option<BTreeSet<IpAddr>>,
+    ) -> Result<()> {
+        let questions: Vec<(LabPod, SocketAddr, BTreeSet<IpAddr>)> = self
             .cluster
             .lab
             .pods()

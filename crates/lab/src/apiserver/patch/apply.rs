@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::apiserver::fields::{self, ListType, Manager, Path, item_key};
 use crate::apiserver::kind::Kind;
 use crate::apiserver::meta;
-use crate::apiserver::status::{ApiError, Cause};
+use crate::apiserver::status::{ApiError, StatusCause};
 
 /// The live object with the patch applied and its `managedFields` brought up to date.
 pub(crate) fn apply(
@@ -64,12 +64,12 @@ pub(crate) fn apply(
     Ok(merged)
 }
 
-fn conflict(owner: &Manager, path: &Path) -> Cause {
+fn conflict(owner: &Manager, path: &Path) -> StatusCause {
     let field: String = path.iter().map(|step| shown(step)).collect();
     let through =
         if owner.subresource.is_empty() { String::new() } else { format!(" with subresource {:?}", owner.subresource) };
     let message = format!("conflict with {:?}{through} using {}", owner.name, owner.api_version);
-    Cause { field, reason: "FieldManagerConflict", message }
+    StatusCause { field, reason: "FieldManagerConflict", message }
 }
 
 /// A step of a path for people: `.name`, `[type="Ready"]`, `["x"]`.

@@ -4,7 +4,7 @@ use regex::Regex;
 use serde_json::Value;
 
 #[derive(Clone, Debug)]
-enum Step {
+enum PathStep {
     Field(String),
     Every,
     Where { field: String, value: String },
@@ -12,15 +12,15 @@ enum Step {
 
 /// A parsed path; a step that cannot be read is left out.
 #[derive(Clone, Debug)]
-pub(super) struct JsonPath(Vec<Step>);
+pub(super) struct JsonPath(Vec<PathStep>);
 
 impl JsonPath {
     pub(super) fn parse(text: &str) -> Self {
         let step = Regex::new(r#"\.(\w+)|(\[\*\])|\[\?\(@\.(\w+)=="([^"]*)"\)\]"#).expect("a valid expression");
         let steps = step.captures_iter(text).map(|found| match (found.get(1), found.get(2)) {
-            (Some(field), _) => Step::Field(field.as_str().to_owned()),
-            (None, Some(_)) => Step::Every,
-            (None, None) => Step::Where { field: found[3].to_owned(), value: found[4].to_owned() },
+            (Some(field), _) => PathStep::Field(field.as_str().to_owned()),
+            (None, Some(_)) => PathStep::Every,
+            (None, None) => PathStep::Where { field: found[3].to_owned(), value: found[4].to_owned() },
         });
         Self(steps.collect())
     }
@@ -32,7 +32,7 @@ impl JsonPath {
     }
 }
 
-impl Step {
+impl PathStep {
     fn of<'a>(&self, value: &'a Value) -> Vec<&'a Value> {
         let items = value.as_array().into_iter().flatten();
         match self {

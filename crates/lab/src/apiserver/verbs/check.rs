@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::super::kind::{self, Kind};
 use super::super::meta::{self, text};
-use super::super::status::Cause;
+use super::super::status::StatusCause;
 use super::super::{clock, crd};
 
 const SUBDOMAIN_RULE: &str = "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must start and end with an alphanumeric character";
@@ -45,28 +45,28 @@ pub(crate) fn prune_metadata(object: &mut Value) -> Vec<String> {
     unknown
 }
 
-pub(crate) fn metadata(kind: &Kind, object: &Value) -> Vec<Cause> {
+pub(crate) fn metadata(kind: &Kind, object: &Value) -> Vec<StatusCause> {
     let mut causes = Vec::new();
     let name = meta::name(object);
     if name.is_empty() {
-        causes.push(Cause::required("metadata.name", "name or generateName is required"));
+        causes.push(StatusCause::required("metadata.name", "name or generateName is required"));
     } else if !is_subdomain(name, if &*kind.storage == kind::NAMESPACES { 63 } else { 253 }) {
-        causes.push(Cause::invalid("metadata.name", &json!(name), SUBDOMAIN_RULE));
+        causes.push(StatusCause::invalid("metadata.name", &json!(name), SUBDOMAIN_RULE));
     }
     for (field, has_label_values) in [("labels", true), ("annotations", false)] {
         let path = format!("metadata.{field}");
         let map = object.pointer(&format!("/metadata/{field}"));
         if map.is_some_and(|map| !map.is_object() && !map.is_null()) {
-            causes.push(Cause::invalid(path.as_str(), map.unwrap_or(&Value::Null), "must be a map of strings"));
+            causes.push(StatusCause::invalid(path.as_str(), map.unwrap_or(&Value::Null), "must be a map of strings"));
         }
         for (key, value) in map.and_then(Value::as_object).into_iter().flatten() {
             if !is_qualified(key) {
-                causes.push(Cause::invalid(path.as_str(), &json!(key), KEY_RULE));
+                causes.push(StatusCause::invalid(path.as_str(), &json!(key), KEY_RULE));
             }
             match value.as_str() {
-                None => causes.push(Cause::invalid(format!("{path}.{key}"), value, "must be a string")),
+                None => causes.push(StatusCause::invalid(format!("{path}.{key}"), value, "must be a string")),
                 Some(value) if has_label_values && !is_label_value(value) => {
-                    causes.push(Cause::invalid(path.as_str(), &json!(value), LABEL_RULE));
+                    causes.push(StatusCause::invalid(path.as_str(), &json!(value), LABEL_RULE));
                 }
                 Some(_) => {}
             }
@@ -99,7 +99,7 @@ fn is_qualified(key: &str) -> bool {
 }
 
 /// The rules of single kinds.
-pub(crate) fn specific(kind: &Kind, object: &Value, before: Option<&Value>) -> Vec<Cause> {
+pub(crate) fn specific(kind: &Kind, object: &Value, before: Option<&Value>) -> Vec<StatusCause> {
     match &*kind.storage {
         kind::CRDS => crd::validate(object),
         "events" => event(kind, object, before),
@@ -109,13 +109,13 @@ pub(crate) fn specific(kind: &Kind, object: &Value, before: Option<&Value>) -> V
     }
 }
 
-fn lease(lease: &Value) -> Vec<Cause> {
+fn lease(lease: &Value) -> Vec<StatusCause> {
     let mut causes = Vec::new();
     if let Some(duration) = lease.pointer("/spec/leaseDurationSeconds").and_then(Value::as_i64).filter(|&d| d <= 0) {
-        causes.push(Cause::invalid("spec.leaseDurationSeconds", &json!(duration), "must be greater than 0"));
+        causes.push(StatusCause::invalid("spec.leaseDurationSeconds", &json!(duration), "must be greater than 0"));
     }
     if let Some(count) = lease.pointer("/spec/leaseTransitions").and_then(Value::as_i64).filter(|&count| count < 0) {
-        causes.push(Cause::invalid("spec.leaseTransitions", &json!(count), "must be greater than or equal to 0"));
+        causes.push(StatusCause::invalid("spec.leaseTransitions", &json!(count), "must be greater than or equal to 0"));
     }
     for field in ["acquireTime", "renewTime"] {
         causes.extend(unreadable_time(lease, &format!("/spec/{field}")));
@@ -123,27 +123,27 @@ fn lease(lease: &Value) -> Vec<Cause> {
     causes
 }
 
-fn unreadable_time(object: &Value, pointer: &str) -> Option<Cause> {
+fn unreadable_time(object: &Value, pointer: &str) -> Option<StatusCause> {
     let value = object.pointer(pointer).filter(|value| !value.is_null())?;
     let is_readable = value.as_str().is_some_and(|stamp| clock::age_secs(stamp, jiff::Timestamp::UNIX_EPOCH).is_some());
     let field = pointer[1..].replace('/', ".");
-    (!is_readable).then(|| Cause::invalid(field, value, "must be a time in RFC 3339"))
+    (!is_readable).then(|| StatusCause::invalid(field, value, "must be a time in RFC 3339"))
 }
 
 /// Events about cluster-scoped objects live in `default` (or `kube-system`); the new API wants more fields than the old.
-fn event(kind: &Kind, event: &Value, before: Option<&Value>) -> Vec<Cause> {
+fn event(kind: &Kind, event: &Value, before: Option<&Value>) -> Vec<StatusCause> {
     let mut causes = Vec::new();
     let (own, about) = (meta::namespace(event), text(event, "/involvedObject/namespace"));
     let is_home = if about.is_empty() { matches!(own, "default" | "kube-system") } else { own == about };
     if !is_home {
-        causes.push(Cause::invalid("involvedObject.namespace", &json!(about), "does not match event.namespace"));
+        causes.push(StatusCause::invalid("involvedObject.namespace", &json!(about), "does not match event.namespace"));
     }
     if kind.group != "events.k8s.io" {
         return causes;
     }
     if before.is_none() {
         if text(event, "/eventTime").is_empty() {
-            causes.push(Cause::required("eventTime", ""));
+            causes.push(StatusCause::required("eventTime", ""));
         }
         for (pointer, field) in [
             ("/reportingComponent", "reportingController"),
@@ -152,35 +152,35 @@ fn event(kind: &Kind, event: &Value, before: Option<&Value>) -> Vec<Cause> {
             ("/reason", "reason"),
         ] {
             match text(event, pointer) {
-                "" => causes.push(Cause::required(field, "")),
+                "" => causes.push(StatusCause::required(field, "")),
                 long if long.len() > 128 => {
-                    causes.push(Cause::invalid(field, &json!(""), "can have at most 128 characters"));
+                    causes.push(StatusCause::invalid(field, &json!(""), "can have at most 128 characters"));
                 }
                 _ => {}
             }
         }
     }
     if text(event, "/message").len() > 1024 {
-        causes.push(Cause::invalid("note", &json!(""), "can have at most 1024 characters"));
+        causes.push(StatusCause::invalid("note", &json!(""), "can have at most 1024 characters"));
     }
     let severity = text(event, "/type");
     if !matches!(severity, "Normal" | "Warning") {
-        causes.push(Cause::invalid("type", &json!(severity), "has invalid value"));
+        causes.push(StatusCause::invalid("type", &json!(severity), "has invalid value"));
     }
     causes
 }
 
 /// Containers must be named.
-fn pod(pod: &Value) -> Vec<Cause> {
+fn pod(pod: &Value) -> Vec<StatusCause> {
     let mut causes = Vec::new();
     let containers = pod.pointer("/spec/containers").and_then(Value::as_array);
     if containers.is_none_or(Vec::is_empty) {
-        causes.push(Cause::required("spec.containers", ""));
+        causes.push(StatusCause::required("spec.containers", ""));
     }
     for (index, container) in containers.into_iter().flatten().enumerate() {
         for field in ["name", "image"] {
             if text(container, &format!("/{field}")).is_empty() {
-                causes.push(Cause::required(format!("spec.containers[{index}].{field}"), ""));
+                causes.push(StatusCause::required(format!("spec.containers[{index}].{field}"), ""));
             }
         }
     }

@@ -7,11 +7,11 @@ use serde_json::{Value, json};
 
 use super::super::kind::NAMESPACES;
 use super::super::status::ApiError;
-use super::super::store::Key;
+use super::super::store::ObjectKey;
 use super::super::{clock, fields, meta};
-use super::{Source, Write, Written, decode, place, prepare};
+use super::{FieldSource, Write, WriteResult, decode, place, prepare};
 
-pub(crate) fn create(write: &mut Write<'_>, namespace: &str, body: &Value) -> Result<Written, ApiError> {
+pub(crate) fn create(write: &mut Write<'_>, namespace: &str, body: &Value) -> Result<WriteResult, ApiError> {
     let mut object = decode(write.kind, body)?;
     place(write.kind, &mut object, namespace)?;
     if !meta::resource_version(&object).is_empty() {
@@ -19,9 +19,9 @@ pub(crate) fn create(write: &mut Write<'_>, namespace: &str, body: &Value) -> Re
     }
     stamp(write, &mut object);
     prepare::for_create(write.kind, &mut object);
-    write.admit(&mut object, None, Source::Body)?;
+    write.admit(&mut object, None, FieldSource::Body)?;
     check_home(write, namespace, meta::name(&object))?;
-    if write.state.get(&write.kind.storage, &Key::of(&object)).is_some() {
+    if write.state.get(&write.kind.storage, &ObjectKey::of(&object)).is_some() {
         return Err(ApiError::already_exists(write.kind, meta::name(&object)));
     }
     prepare::for_store(write.kind, &mut object);
@@ -46,7 +46,7 @@ pub(crate) fn stamp(write: &Write<'_>, object: &mut Value) {
 /// Is there a place for a new object: a namespace that is there to stay, a definition that is not being deleted?
 pub(crate) fn check_home(write: &Write<'_>, namespace: &str, name: &str) -> Result<(), ApiError> {
     if write.kind.namespaced {
-        let key = Key { namespace: String::new(), name: namespace.to_owned() };
+        let key = ObjectKey { namespace: String::new(), name: namespace.to_owned() };
         let Some(kind) = write.state.registry.of_storage(NAMESPACES) else {
             return Err(ApiError::internal("namespaces are not served"));
         };
@@ -56,7 +56,7 @@ pub(crate) fn check_home(write: &Write<'_>, namespace: &str, name: &str) -> Resu
             return Err(ApiError::forbidden(write.kind, name, &why));
         }
     }
-    let definition = Key { namespace: String::new(), name: write.kind.storage.to_string() };
+    let definition = ObjectKey { namespace: String::new(), name: write.kind.storage.to_string() };
     match write.state.get(super::super::kind::CRDS, &definition) {
         Some(definition) if write.kind.traits.custom && meta::is_terminating(&definition) => Err(ApiError::forbidden(
             write.kind,

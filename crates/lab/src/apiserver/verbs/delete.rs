@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::super::kind::{CRDS, Kind, NAMESPACES};
 use super::super::status::{ApiError, deleted};
-use super::super::store::{Key, State};
+use super::super::store::{ObjectKey, StoreState};
 use super::super::{clock, meta};
 
 /// The body of a deletion.
@@ -53,7 +53,12 @@ pub(crate) enum Deletion {
     Done(Value),
 }
 
-pub(crate) fn delete(state: &mut State, kind: &Kind, key: &Key, options: &DeleteOptions) -> Result<Deletion, ApiError> {
+pub(crate) fn delete(
+    state: &mut StoreState,
+    kind: &Kind,
+    key: &ObjectKey,
+    options: &DeleteOptions,
+) -> Result<Deletion, ApiError> {
     let live = state.find(kind, key)?;
     options.check(kind, &live)?;
     let marked = mark(state, kind, &live);
@@ -66,7 +71,7 @@ pub(crate) fn delete(state: &mut State, kind: &Kind, key: &Key, options: &Delete
         }
         CRDS => {
             let storage: Arc<str> = Arc::from(key.name.as_str());
-            let keys: Vec<Key> = state.list(&storage).into_keys().collect();
+            let keys: Vec<ObjectKey> = state.list(&storage).into_keys().collect();
             keys.iter().for_each(|key| remove_or_mark(state, &storage, key));
             state.get(CRDS, key).is_none()
         }
@@ -85,7 +90,7 @@ fn outcome(kind: &Kind, live: &Value, shown: Arc<Value>, is_gone: bool) -> Delet
 }
 
 /// Is anything left that must go before the object may?
-fn is_held(state: &State, kind: &Kind, object: &Value) -> bool {
+fn is_held(state: &StoreState, kind: &Kind, object: &Value) -> bool {
     let name = meta::name(object);
     !meta::finalizers(object).is_empty()
         || (&*kind.storage == NAMESPACES && !state.namespace_is_empty(name))
@@ -93,7 +98,7 @@ fn is_held(state: &State, kind: &Kind, object: &Value) -> bool {
 }
 
 /// Mark what cannot go at once; the mark shows to watches.
-fn mark(state: &mut State, kind: &Kind, live: &Arc<Value>) -> Arc<Value> {
+fn mark(state: &mut StoreState, kind: &Kind, live: &Arc<Value>) -> Arc<Value> {
     if meta::is_terminating(live) || !is_held(state, kind, live) {
         return live.clone();
     }
@@ -110,7 +115,7 @@ fn mark(state: &mut State, kind: &Kind, live: &Arc<Value>) -> Arc<Value> {
     state.put(&kind.storage, object)
 }
 
-fn remove_or_mark(state: &mut State, storage: &Arc<str>, key: &Key) {
+fn remove_or_mark(state: &mut StoreState, storage: &Arc<str>, key: &ObjectKey) {
     let (Some(kind), Some(live)) = (state.registry.of_storage(storage), state.get(storage, key)) else {
         return;
     };
@@ -119,7 +124,7 @@ fn remove_or_mark(state: &mut State, storage: &Arc<str>, key: &Key) {
 }
 
 /// Remove an object that nothing holds any more, then whatever waited for it. True when it is gone.
-pub(crate) fn finish_deletion(state: &mut State, kind: &Kind, key: &Key) -> bool {
+pub(crate) fn finish_deletion(state: &mut StoreState, kind: &Kind, key: &ObjectKey) -> bool {
     let Some(object) = state.get(&kind.storage, key) else {
         return true;
     };
@@ -128,7 +133,7 @@ pub(crate) fn finish_deletion(state: &mut State, kind: &Kind, key: &Key) -> bool
     }
     state.remove(&kind.storage, key);
     for (storage, name) in [(NAMESPACES, &*key.namespace), (CRDS, &*kind.storage)] {
-        let waiting = Key { namespace: String::new(), name: name.to_owned() };
+        let waiting = ObjectKey { namespace: String::new(), name: name.to_owned() };
         if let (Some(owner), Some(object)) = (state.registry.of_storage(storage), state.get(storage, &waiting))
             && meta::is_terminating(&object)
         {

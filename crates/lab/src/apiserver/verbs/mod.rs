@@ -19,7 +19,7 @@ use super::fields::{Manager, Operation};
 use super::kind::{CRDS, Kind};
 use super::query::FieldValidation;
 use super::status::ApiError;
-use super::store::{Key, State};
+use super::store::{ObjectKey, StoreState};
 use super::{crd, meta};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,7 +41,7 @@ impl Subresource {
 }
 
 /// What a write request says besides its body.
-pub(super) struct Options {
+pub(super) struct WriteOptions {
     pub dry_run: bool,
     pub validation: FieldValidation,
     pub manager: String,
@@ -50,23 +50,23 @@ pub(super) struct Options {
 
 /// One write in progress.
 pub(super) struct Write<'a> {
-    pub state: &'a mut State,
+    pub state: &'a mut StoreState,
     pub kind: &'a Kind,
     pub subresource: Subresource,
-    pub options: &'a Options,
+    pub options: &'a WriteOptions,
     /// Sent to the client in Warning headers.
     pub warnings: Vec<String>,
 }
 
 /// What became of it.
-pub(super) struct Written {
+pub(super) struct WriteResult {
     pub object: Arc<Value>,
     pub is_new: bool,
 }
 
 /// How an unknown field is refused differs between bodies and patches.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Source {
+pub(super) enum FieldSource {
     Body,
     Patch,
 }
@@ -77,13 +77,13 @@ impl Write<'_> {
     }
 
     /// Store the object, or only show what would be stored.
-    fn commit(&mut self, object: Value, is_new: bool) -> Written {
+    fn commit(&mut self, object: Value, is_new: bool) -> WriteResult {
         let object = if self.options.dry_run { Arc::new(object) } else { self.state.put(&self.kind.storage, object) };
-        Written { object, is_new }
+        WriteResult { object, is_new }
     }
 
     /// Prune, default and validate a proposed object.
-    fn admit(&mut self, object: &mut Value, before: Option<&Value>, source: Source) -> Result<(), ApiError> {
+    fn admit(&mut self, object: &mut Value, before: Option<&Value>, source: FieldSource) -> Result<(), ApiError> {
         let unknown = check::prune_metadata(object);
         self.report_unknown(&unknown, source)?;
         if let Some(schema) = &self.kind.schema {
@@ -102,7 +102,7 @@ impl Write<'_> {
         if causes.is_empty() { Ok(()) } else { Err(ApiError::invalid(self.kind, meta::name(object), &causes)) }
     }
 
-    fn report_unknown(&mut self, unknown: &[String], source: Source) -> Result<(), ApiError> {
+    fn report_unknown(&mut self, unknown: &[String], source: FieldSource) -> Result<(), ApiError> {
         let listed: Vec<String> = unknown.iter().map(|field| format!("unknown field {field:?}")).collect();
         match self.options.validation {
             _ if unknown.is_empty() => Ok(()),
@@ -115,11 +115,11 @@ impl Write<'_> {
                 let why = format!("strict decoding error: {}", listed.join(", "));
                 let kind = &self.kind.kind;
                 Err(match source {
-                    Source::Body => ApiError::bad_request(format!(
+                    FieldSource::Body => ApiError::bad_request(format!(
                         "{kind} in version {:?} cannot be handled as a {kind}: {why}",
                         self.kind.version
                     )),
-                    Source::Patch => ApiError::strict_patch(&why),
+                    FieldSource::Patch => ApiError::strict_patch(&why),
                 })
             }
         }
@@ -167,7 +167,7 @@ pub(super) fn place(kind: &Kind, object: &mut Value, namespace: &str) -> Result<
 }
 
 /// The name of the URL and the one of the body must not differ.
-pub(super) fn name_it(object: &mut Value, key: &Key) -> Result<(), ApiError> {
+pub(super) fn name_it(object: &mut Value, key: &ObjectKey) -> Result<(), ApiError> {
     let own = meta::name(object);
     if !own.is_empty() && own != key.name {
         return Err(ApiError::bad_request(format!(

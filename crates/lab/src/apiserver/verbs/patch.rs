@@ -6,11 +6,16 @@ use super::super::fields::{Manager, Operation};
 use super::super::patch::{PatchType, apply};
 use super::super::query::FieldValidation;
 use super::super::status::ApiError;
-use super::super::store::Key;
+use super::super::store::ObjectKey;
 use super::super::{convert, fields, meta};
-use super::{Source, Subresource, Write, Written, create, decode, name_it, place, prepare, update};
+use super::{FieldSource, Subresource, Write, WriteResult, create, decode, name_it, place, prepare, update};
 
-pub(crate) fn patch(write: &mut Write<'_>, key: &Key, how: PatchType, body: &[u8]) -> Result<Written, ApiError> {
+pub(crate) fn patch(
+    write: &mut Write<'_>,
+    key: &ObjectKey,
+    how: PatchType,
+    body: &[u8],
+) -> Result<WriteResult, ApiError> {
     if how == PatchType::Apply {
         return apply_patch(write, key, body);
     }
@@ -32,10 +37,10 @@ pub(crate) fn patch(write: &mut Write<'_>, key: &Key, how: PatchType, body: &[u8
         }
     }
     let object = decode(write.kind, &object)?;
-    update::store(write, &live, object, Source::Patch)
+    update::store(write, &live, object, FieldSource::Patch)
 }
 
-fn apply_patch(write: &mut Write<'_>, key: &Key, body: &[u8]) -> Result<Written, ApiError> {
+fn apply_patch(write: &mut Write<'_>, key: &ObjectKey, body: &[u8]) -> Result<WriteResult, ApiError> {
     let patch: Value =
         serde_yaml::from_slice(body).map_err(|error| ApiError::bad_request(format!("error decoding YAML: {error}")))?;
     for field in ["apiVersion", "kind"] {
@@ -75,7 +80,7 @@ fn apply_patch(write: &mut Write<'_>, key: &Key, body: &[u8]) -> Result<Written,
 }
 
 /// An applied object that is not there yet is created.
-fn apply_new(write: &mut Write<'_>, key: &Key, patch: Value, manager: Manager) -> Result<Written, ApiError> {
+fn apply_new(write: &mut Write<'_>, key: &ObjectKey, patch: Value, manager: Manager) -> Result<WriteResult, ApiError> {
     create::check_home(write, &key.namespace, &key.name)?;
     if !meta::uid(&patch).is_empty() {
         let why = "uid mismatch: the provided object specified uid, and no existing object was found";
@@ -85,7 +90,7 @@ fn apply_new(write: &mut Write<'_>, key: &Key, patch: Value, manager: Manager) -
     let managers = fields::managers(&object);
     create::stamp(write, &mut object);
     prepare::for_create(write.kind, &mut object);
-    write.admit(&mut object, None, Source::Patch)?;
+    write.admit(&mut object, None, FieldSource::Patch)?;
     prepare::for_store(write.kind, &mut object);
     fields::set_managers(&mut object, &managers);
     Ok(write.commit(object, true))

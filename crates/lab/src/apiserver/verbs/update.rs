@@ -9,13 +9,13 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use super::super::status::{ApiError, Cause};
-use super::super::store::Key;
+use super::super::status::{ApiError, StatusCause};
+use super::super::store::ObjectKey;
 use super::super::{fields, meta};
-use super::{Source, Subresource, Write, Written, create, decode, delete, name_it, place, prepare};
+use super::{FieldSource, Subresource, Write, WriteResult, create, decode, delete, name_it, place, prepare};
 
 /// PUT.
-pub(crate) fn replace(write: &mut Write<'_>, key: &Key, body: &Value) -> Result<Written, ApiError> {
+pub(crate) fn replace(write: &mut Write<'_>, key: &ObjectKey, body: &Value) -> Result<WriteResult, ApiError> {
     let mut object = decode(write.kind, body)?;
     place(write.kind, &mut object, &key.namespace)?;
     name_it(&mut object, key)?;
@@ -30,10 +30,10 @@ pub(crate) fn replace(write: &mut Write<'_>, key: &Key, body: &Value) -> Result<
         Err(refusal) => return Err(refusal),
     };
     if meta::resource_version(&object).is_empty() && !write.kind.traits.unconditional_update {
-        let causes = [Cause::invalid("metadata.resourceVersion", &json!(0), "must be specified for an update")];
+        let causes = [StatusCause::invalid("metadata.resourceVersion", &json!(0), "must be specified for an update")];
         return Err(ApiError::invalid(write.kind, &key.name, &causes));
     }
-    store(write, &live, object, Source::Body)
+    store(write, &live, object, FieldSource::Body)
 }
 
 /// Bring a proposed object into the store in place of the live one.
@@ -41,8 +41,8 @@ pub(crate) fn store(
     write: &mut Write<'_>,
     live: &Arc<Value>,
     proposed: Value,
-    source: Source,
-) -> Result<Written, ApiError> {
+    source: FieldSource,
+) -> Result<WriteResult, ApiError> {
     let mut object = confined(write, live, proposed)?;
     write.admit(&mut object, Some(live), source)?;
     prepare::for_store(write.kind, &mut object);
@@ -51,9 +51,13 @@ pub(crate) fn store(
 }
 
 /// The same for an object whose managers are already brought up to date (server-side apply).
-pub(crate) fn store_applied(write: &mut Write<'_>, live: &Arc<Value>, proposed: Value) -> Result<Written, ApiError> {
+pub(crate) fn store_applied(
+    write: &mut Write<'_>,
+    live: &Arc<Value>,
+    proposed: Value,
+) -> Result<WriteResult, ApiError> {
     let mut object = confined(write, live, proposed)?;
-    write.admit(&mut object, Some(live), Source::Patch)?;
+    write.admit(&mut object, Some(live), FieldSource::Patch)?;
     prepare::for_store(write.kind, &mut object);
     finish(write, live, object)
 }
@@ -71,7 +75,7 @@ fn confined(write: &Write<'_>, live: &Value, mut proposed: Value) -> Result<Valu
     }
     for (pointer, own) in [("name", meta::name(&proposed)), ("namespace", meta::namespace(&proposed))] {
         if own != meta::text(live, &format!("/metadata/{pointer}")) {
-            let cause = Cause::invalid(format!("metadata.{pointer}"), &json!(own), "field is immutable");
+            let cause = StatusCause::invalid(format!("metadata.{pointer}"), &json!(own), "field is immutable");
             return Err(ApiError::invalid(kind, name, &[cause]));
         }
     }
@@ -109,16 +113,20 @@ fn status_of(live: &Value, proposed: &Value, is_custom: bool) -> Value {
     object
 }
 
-fn finish(write: &mut Write<'_>, live: &Arc<Value>, mut object: Value) -> Result<Written, ApiError> {
+fn finish(write: &mut Write<'_>, live: &Arc<Value>, mut object: Value) -> Result<WriteResult, ApiError> {
     let kind = write.kind;
     if fields::is_same_object(live, &object) {
-        return Ok(Written { object: live.clone(), is_new: false });
+        return Ok(WriteResult { object: live.clone(), is_new: false });
     }
     if meta::is_terminating(live) {
         let before = meta::finalizers(live);
         if meta::finalizers(&object).iter().any(|finalizer| !before.contains(finalizer)) {
             let why = "no new finalizers can be added if the object is being deleted";
-            return Err(ApiError::invalid(kind, meta::name(live), &[Cause::forbidden("metadata.finalizers", why)]));
+            return Err(ApiError::invalid(
+                kind,
+                meta::name(live),
+                &[StatusCause::forbidden("metadata.finalizers", why)],
+            ));
         }
     }
     if kind.traits.tracks_generation
@@ -130,7 +138,7 @@ fn finish(write: &mut Write<'_>, live: &Arc<Value>, mut object: Value) -> Result
     let is_last_step = meta::is_terminating(live) && meta::finalizers(&object).is_empty();
     let written = write.commit(object, false);
     if is_last_step && !write.options.dry_run {
-        delete::finish_deletion(write.state, kind, &Key::of(&written.object));
+        delete::finish_deletion(write.state, kind, &ObjectKey::of(&written.object));
     }
     Ok(written)
 }

@@ -70,7 +70,7 @@ fn send(cluster: &ScaleCluster, scale: &Scale, number: usize) -> Result<Sent> {
 }
 
 /// The agent's own map, by its pin.
-pub(super) fn open<K: Pod, V: Pod>(node: &Node, name: &str) -> Result<HashMap<MapData, K, V>> {
+pub(super) fn open<K: Pod, V: Pod>(node: &LabNode, name: &str) -> Result<HashMap<MapData, K, V>> {
     let mut folders = std::fs::read_dir(&node.bpffs)?.collect::<std::io::Result<Vec<_>>>()?;
     let layout: PathBuf = folders.pop().context("nothing is pinned")?.path();
     let data =

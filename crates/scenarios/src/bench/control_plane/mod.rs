@@ -116,7 +116,7 @@ impl ScaleCluster {
         self.base.api.in_memory().context("the in-memory API server is not there")
     }
 
-    fn node(&self) -> Result<&Node> {
+    fn node(&self) -> Result<&LabNode> {
         self.base.lab.nodes().first().context("a lab without nodes")
     }
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use nix::unistd::{Pid, SysconfVar, sysconf};
 
-use egress_lab::{Node, UPLINK};
+use egress_lab::{LabNode, UPLINK};
 
 #[derive(Clone, Copy)]
 pub(super) struct Process(Pid);
@@ -61,7 +61,7 @@ fn ticks(stat: &str) -> Option<u64> {
 }
 
 /// Bytes that the node has received on its uplink.
-pub(super) fn received(node: &Node) -> Result<u64> {
+pub(super) fn received(node: &LabNode) -> Result<u64> {
     let shown = node.host.exec("ip", &["-j", "-s", "link", "show", "dev", UPLINK])?;
     let shown: serde_json::Value = serde_json::from_str(&shown)?;
     shown.pointer("/0/stats64/rx/bytes").and_then(serde_json::Value::as_u64).context("an uplink without statistics")

@@ -117,7 +117,7 @@ pub(super) fn judge_as(history: &[State], server_address: Dual, seen: &Seen) -> 
     for destination in server_address.both() {
         // Once no object lists an address, it is any address to a node, which says "unreachable" to late answers: as
         // itself and of its own accord.
-        let own = |packet: &CapturedPacket| packet.is_a_routers() && seen.class(packet.source) == Class::Node;
+        let own = |packet: &CapturedPacket| packet.is_a_routers() && seen.class(packet.source) == AddressKind::Node;
         let packets = seen.captured.iter().filter(|packet| packet.destination == destination && !own(packet));
         judgement.add(judge(history, packets.copied()));
     }
@@ -131,16 +131,16 @@ pub(super) fn table(judgements: &BTreeMap<CallerKind, Judgement>, seen: &Seen) -
         "callers", "packets", "egress", "node", "pod", "late", "longest", "wrong"
     );
     for (kind, judgement) in judgements {
-        let of = |class: Class| -> u64 {
+        let of = |class: AddressKind| -> u64 {
             judgement.sources.iter().filter(|(source, _)| seen.class(**source) == class).map(|(_, count)| count).sum()
         };
         lines += &format!(
             "{:<10} {:>8} {:>8} {:>8} {:>6} {:>6} {:>6} ms {:>6}\n",
             format!("{kind:?}"),
             judgement.packets(),
-            of(Class::Egress),
-            of(Class::Node),
-            of(Class::Pod),
+            of(AddressKind::Egress),
+            of(AddressKind::Node),
+            of(AddressKind::Pod),
             judgement.late,
             judgement.longest.as_millis(),
             judgement.wrong.len()

@@ -6,7 +6,7 @@ use std::time::SystemTime;
 use super::callers::{CallerKind, LeakCaller};
 use super::judge::LIMIT;
 use crate::prelude::*;
-use egress_lab::random::Random;
+use egress_lab::random::SplitMix64;
 
 /// The addresses of an object.
 type Pair = [&'static str; 2];
@@ -24,7 +24,7 @@ fn ips(pair: Pair) -> Vec<IpAddr> {
 }
 
 /// How long the cluster is left alone between two steps.
-pub(super) fn pause(random: &mut Random) -> Duration {
+pub(super) fn pause(random: &mut SplitMix64) -> Duration {
     Duration::from_millis(random.below(900) + 100)
 }
 
@@ -32,7 +32,7 @@ pub(super) fn pause(random: &mut Random) -> Duration {
 pub(super) struct Chaos {
     pub(super) cluster: TestCluster,
     pub(super) callers: Vec<LeakCaller>,
-    random: Random,
+    random: SplitMix64,
     /// Of `always` and of `pair`, which swap them.
     pairs: [Pair; 2],
     /// Assignable nodes, at least two.
@@ -44,7 +44,7 @@ pub(super) struct Chaos {
 }
 
 impl Chaos {
-    pub(super) fn new(cluster: TestCluster, random: Random) -> Result<Self> {
+    pub(super) fn new(cluster: TestCluster, random: SplitMix64) -> Result<Self> {
         let callers = LeakCaller::all(&cluster.lab)?;
         for node in [1, 2] {
             cluster.assignable(node, true)?;

@@ -49,7 +49,7 @@ pub(in crate::cases) fn attached_at_once(context: &LabContext) -> Result<()> {
 
 /// Real devices keep their link addresses, the lab's get new ones, which neighbours of the node itself have to ask for.
 /// Those of egress IPs are the product's to announce.
-fn forget_link_address(lab: &Lab, node: &Node) -> Result<()> {
+fn forget_link_address(lab: &Lab, node: &LabNode) -> Result<()> {
     let neighbours = lab.nodes().iter().flat_map(|other| [&other.host, &other.router]).chain([lab.ext()]);
     for neighbour in neighbours {
         for address in node.number.address().both().into_iter().chain(node.management().both()) {

@@ -17,7 +17,7 @@ use callers::{CallerKind, LeakCaller, SERVER_ADDRESSES, judge_as};
 use chaos::{Chaos, pause};
 use egress_lab::capture::{CaptureKey, Seen};
 use egress_lab::pins::bpftool;
-use egress_lab::random::Random;
+use egress_lab::random::SplitMix64;
 use judge::Judgement;
 use traffic::CallerTraffic;
 
@@ -31,7 +31,7 @@ fn begin(context: &LabContext) -> Result<(Chaos, Capture, Vec<CallerTraffic>)> {
     let seed = std::env::var(SEED_VARIABLE).ok().and_then(|text| text.parse().ok()).unwrap_or(SEED);
     println!("seed {seed} ({SEED_VARIABLE} names another)");
     let cluster = TestCluster::with_crd(context, callers::pods(), SERVER_ADDRESSES, |_| {})?;
-    let mut chaos = Chaos::new(cluster, Random::new(seed))?;
+    let mut chaos = Chaos::new(cluster, SplitMix64::new(seed))?;
     chaos.settle()?;
     let server_addresses: BTreeSet<IpAddr> =
         chaos.callers.iter().flat_map(|caller| caller.server_address.both()).collect();
@@ -44,7 +44,8 @@ fn begin(context: &LabContext) -> Result<(Chaos, Capture, Vec<CallerTraffic>)> {
 pub(super) fn nothing_leaks(context: &LabContext) -> Result<()> {
     let (mut chaos, capture, chatter) = begin(context)?;
     let witness = chaos.cluster.pod("never1")?.netns.clone();
-    let flows = plan::SERVER.both().map(|to| Flow::udp(&witness, (to, ECHO_PORT).into(), Duration::from_millis(20)));
+    let flows =
+        plan::SERVER.both().map(|to| TrafficFlow::udp(&witness, (to, ECHO_PORT).into(), Duration::from_millis(20)));
     let outcome = play(&mut chaos);
     if outcome.is_err() {
         println!("{}", chaos.cluster.log_tails());
@@ -66,7 +67,7 @@ pub(super) fn nothing_leaks(context: &LabContext) -> Result<()> {
     let elsewhere = |key: &CaptureKey| {
         !plan::is_lan(key.destination) && !chaos.callers.iter().any(|c| c.server_address.is(key.destination))
     };
-    let strays = seen.packets(|key| elsewhere(key) && seen.class(key.source) == Class::Pod);
+    let strays = seen.packets(|key| elsewhere(key) && seen.class(key.source) == AddressKind::Pod);
     ensure!(strays == 0, "{strays} packets with a pod's address have left the nodes");
     for (kind, judgement) in &judgements {
         if let Some(first) = judgement.wrong.first() {
@@ -87,7 +88,7 @@ pub(super) fn nothing_leaks(context: &LabContext) -> Result<()> {
 
 fn play(chaos: &mut Chaos) -> Result<()> {
     let begin = Instant::now();
-    let mut random = Random::new(1);
+    let mut random = SplitMix64::new(1);
     while begin.elapsed() < CHAOS {
         let what = chaos.step()?;
         println!("{:>6.1} s: {what}", begin.elapsed().as_secs_f32());
@@ -129,7 +130,7 @@ pub(super) fn judge_can_say_no(context: &LabContext) -> Result<()> {
     // Its agent would put the program and the table back.
     chaos.cluster.agent(1)?.pause()?;
     let first = chaos.cluster.lab.node(node(1)?);
-    let link = Pins::of(first).link_path("from_pod")?;
+    let link = AgentPins::of(first).link_path("from_pod")?;
     bpftool(&["link", "detach", "pinned", &link.to_string_lossy()])?;
     until_true("the leak guard drops what no program handles", EFFECT, || Ok(held(first)? > 20))?;
     ensure!(always.judge(&capture.seen()?).wrong.is_empty(), "the second line lets packets pass");
@@ -150,7 +151,7 @@ pub(super) fn judge_can_say_no(context: &LabContext) -> Result<()> {
 }
 
 /// Packets that the table behind the programs has dropped.
-fn held(node: &Node) -> Result<u64> {
+fn held(node: &LabNode) -> Result<u64> {
     let rules = node.host.exec("nft", &["list", "table", "inet", "egress-agent"])?;
     let counts = rules.split("counter packets ").skip(1).filter_map(|rest| rest.split(' ').next());
     Ok(counts.map(str::parse::<u64>).sum::<Result<_, _>>()?)

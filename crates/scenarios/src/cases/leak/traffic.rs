@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use egress_lab::Pod;
+use egress_lab::LabPod;
 use egress_lab::background::Background;
 use egress_lab::topology::addresses::{Dual, ECHO_PORT, HTTP_PORT};
 use egress_lab::traffic::flows::{allow_echo_sockets, echo_request, echo_socket, udp_socket};
@@ -23,7 +23,7 @@ const PATIENCE: Duration = Duration::from_millis(250);
 pub(super) struct CallerTraffic(Vec<Background<()>>);
 
 impl CallerTraffic {
-    pub(super) fn start(pod: &Pod, server_address: Dual) -> Result<Self> {
+    pub(super) fn start(pod: &LabPod, server_address: Dual) -> Result<Self> {
         allow_echo_sockets(&pod.netns)?;
         let mut workers = Vec::new();
         for to in server_address.both() {
