@@ -28,7 +28,7 @@ enum Command {
     /// Make a container image of egress-agent: one static binary on an empty base
     Image(egress_toolchain::ImageArgs),
     /// Bring up the lab with real agents and play the story of an egress IP on it
-    Run(egress_scenarios::story::RunArgs),
+    Run(egress_scenarios::story::StoryArgs),
     /// Bring up the lab's network alone, without agents and without an API server
     Lab(egress_lab::hold::LabArgs),
     /// Run every test: pure, on the kernel, in the lab

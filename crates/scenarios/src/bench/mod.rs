@@ -90,7 +90,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
             true => ensure_built_static(&build, &progress)?,
             false => ensure_built(&build, &progress)?,
         };
-        let effort = control_plane::Effort::new(args.quick);
+        let effort = control_plane::ControlPlaneEffort::new(args.quick);
         let figures = control_plane::measure(&built, &args.prefix, &effort, &say)?;
         control_plane::write(&figures, &folder).with_context(|| format!("write to {}", folder.display()))?;
         print!("{}", control_plane::table(&figures));

@@ -69,7 +69,7 @@ const OWN: [&str; 2] = ["nothing", "grow"];
 
 /// Which program, on which device, coming from which.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Hook {
+pub(super) struct BenchHook {
     pub(super) program: &'static str,
     pub(super) ifindex: u32,
     pub(super) ingress_ifindex: u32,
@@ -122,7 +122,7 @@ impl Bench {
     }
 
     /// Nanoseconds per run, of so many runs, without taking anything off.
-    pub(super) fn run(&mut self, hook: &Hook, plan: &Rig, times: u32) -> Result<f64> {
+    pub(super) fn run(&mut self, hook: &BenchHook, plan: &Rig, times: u32) -> Result<f64> {
         let place = SUBJECTS.iter().chain(&OWN).position(|name| *name == hook.program).context("no such program")?;
         let plan = Rig { subject: u32::try_from(place)?, next: 0, ..*plan };
         self.plan.set(0, plan, 0)?;
@@ -135,11 +135,11 @@ impl Bench {
         const TIMES: u32 = 50;
         let mut frame = vec![0; LONG];
         frame[..RIG_FRAME].copy_from_slice(&super::programs::any_frame());
-        let hook = Hook { program: "shrink", ifindex: UPLINK, ingress_ifindex: 0 };
+        let hook = BenchHook { program: "shrink", ifindex: UPLINK, ingress_ifindex: 0 };
         self.repeat("shrink", &hook, &frame, TIMES)
     }
 
-    fn repeat(&mut self, program: &str, hook: &Hook, frame: &[u8], times: u32) -> Result<f64> {
+    fn repeat(&mut self, program: &str, hook: &BenchHook, frame: &[u8], times: u32) -> Result<f64> {
         // linux/bpf.h: `struct __sk_buff` has 192 bytes.
         let mut context = [0; 192];
         context[36..40].copy_from_slice(&hook.ingress_ifindex.to_ne_bytes());

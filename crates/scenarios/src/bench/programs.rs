@@ -16,8 +16,8 @@ use nix::sched::{CloneFlags, unshare};
 use super::Effort;
 use super::cpu::pin;
 use super::prog_run::{
-    AWAY, Bench, DEVICES, FOREIGN, FOREIGN_PODS, Hook, LOCAL, LOCAL_PODS, MGMT, NODE, OTHER_NODE, REMOTE_PODS, SECRET,
-    TUNNEL_PORT, UPLINK, WORLD,
+    AWAY, Bench, BenchHook, DEVICES, FOREIGN, FOREIGN_PODS, LOCAL, LOCAL_PODS, MGMT, NODE, OTHER_NODE, REMOTE_PODS,
+    SECRET, TUNNEL_PORT, UPLINK, WORLD,
 };
 use super::samples::{Results, median};
 use egress_lab::traffic::packet;
@@ -35,7 +35,7 @@ const MGMT_MAC: [u8; 6] = [2, 0, 0, 0, 2, 2];
 struct ProgramCase {
     name: &'static str,
     path: &'static str,
-    hook: Hook,
+    hook: BenchHook,
     plan: Rig,
     verdict: Verdict,
     /// What the program does to the packet's length.
@@ -126,7 +126,7 @@ fn sample(bench: &mut Bench, pods: u32, rounds: usize, quick: bool) -> Result<Ve
         for _ in 0..rounds.max(5) {
             for (case, into) in cases.iter().zip(&mut sampled) {
                 let subject = bench.run(&case.hook, &case.plan, runs)?;
-                let nothing = bench.run(&Hook { program: "nothing", ..case.hook }, &case.plan, runs)?;
+                let nothing = bench.run(&BenchHook { program: "nothing", ..case.hook }, &case.plan, runs)?;
                 into.values.push((subject - nothing - restore(case.growth)).max(0.0));
             }
         }
@@ -176,8 +176,8 @@ fn make_devices() -> Result<()> {
     if child.wait()?.success() { Ok(()) } else { bail!("ip refused the devices") }
 }
 
-fn own(program: &'static str) -> Hook {
-    Hook { program, ifindex: UPLINK, ingress_ifindex: 0 }
+fn own(program: &'static str) -> BenchHook {
+    BenchHook { program, ifindex: UPLINK, ingress_ifindex: 0 }
 }
 
 /// A UDP packet; the rig puts in what differs between flows.
@@ -225,7 +225,7 @@ pub(super) fn any_frame() -> [u8; RIG_FRAME] {
 
 /// Where a flow's port and addresses lie.
 #[derive(Clone, Copy)]
-enum Side {
+enum FlowDirection {
     /// Pod to world: source port, source address, destination address.
     Out,
     /// World to egress IP: destination port; the source is the world's.
@@ -238,7 +238,7 @@ enum Side {
 
 fn plan(
     frame: [u8; RIG_FRAME],
-    side: Side,
+    side: FlowDirection,
     at: u32,
     first_source: Ipv4Addr,
     pods: u32,
@@ -246,10 +246,10 @@ fn plan(
     stride: u32,
 ) -> Rig {
     let (port_at, source_at, destination_at) = match side {
-        Side::Out => (at + 34, at + 26, at + 30),
-        Side::Back => (at + 36, 0, at + 26),
-        Side::BackToPod => (at + 36, at + 30, at + 26),
-        Side::Fixed => (0, 0, 0),
+        FlowDirection::Out => (at + 34, at + 26, at + 30),
+        FlowDirection::Back => (at + 36, 0, at + 26),
+        FlowDirection::BackToPod => (at + 36, at + 30, at + 26),
+        FlowDirection::Fixed => (0, 0, 0),
     };
     Rig {
         subject: 0,
@@ -270,7 +270,7 @@ fn plan(
 }
 
 fn cases(pods: u32, flows: u32, stride: u32) -> Vec<ProgramCase> {
-    let hook = |program, ifindex, ingress_ifindex| Hook { program, ifindex, ingress_ifindex };
+    let hook = |program, ifindex, ingress_ifindex| BenchHook { program, ifindex, ingress_ifindex };
     let from_pod = hook("from_pod", MGMT, MGMT);
     let to_pod = hook("to_pod", MGMT, UPLINK);
     let from_netdev = hook("from_netdev", UPLINK, UPLINK);
@@ -279,14 +279,14 @@ fn cases(pods: u32, flows: u32, stride: u32) -> Vec<ProgramCase> {
     let plan = |frame, side, at, first| plan(frame, side, at, first, pods, flows, stride);
     let out = |from| BenchPacket { from, to: WORLD, ports: (PORT, 80) };
     let back = |to| BenchPacket { from: WORLD, to, ports: (80, PORT) };
-    let case = |name, path, hook: Hook, mut plan: Rig, verdict, growth| {
+    let case = |name, path, hook: BenchHook, mut plan: Rig, verdict, growth| {
         // For this host, by whichever device it comes.
         plan.frame[..6].copy_from_slice(if hook.ifindex == MGMT { &MGMT_MAC } else { &UPLINK_MAC });
         ProgramCase { name, path, hook, plan, verdict, growth }
     };
     let from_other = |id, inner: &BenchPacket| overlay(OTHER_NODE, NODE, id, [2, 9, 9, 9, 9, 9], inner);
     let own_overlay = overlay(NODE, OTHER_NODE, AWAY.0, SECRET, &out(REMOTE_PODS));
-    let leaving = |from| plan(out(from).frame(), Side::Out, 0, from);
+    let leaving = |from| plan(out(from).frame(), FlowDirection::Out, 0, from);
     // What a program has redirected there: the sign of the configuration of `rig`.
     let redirected = |plan| Rig { priority: Config::EMPTY.redirected_priority(), ..plan };
     let translated = |address| redirected(Rig { source_at: 0, ..leaving(address) });
@@ -298,7 +298,7 @@ fn cases(pods: u32, flows: u32, stride: u32) -> Vec<ProgramCase> {
             "from_netdev",
             "local",
             from_netdev,
-            plan(back(LOCAL.1).frame(), Side::Back, 0, LOCAL.1),
+            plan(back(LOCAL.1).frame(), FlowDirection::Back, 0, LOCAL.1),
             Verdict::ReplyHere,
             plain,
         ),
@@ -306,7 +306,7 @@ fn cases(pods: u32, flows: u32, stride: u32) -> Vec<ProgramCase> {
             "to_pod",
             "both",
             to_pod,
-            plan(back(LOCAL_PODS).frame(), Side::BackToPod, 0, LOCAL_PODS),
+            plan(back(LOCAL_PODS).frame(), FlowDirection::BackToPod, 0, LOCAL_PODS),
             Verdict::NotOurs,
             plain,
         ),
@@ -315,7 +315,7 @@ fn cases(pods: u32, flows: u32, stride: u32) -> Vec<ProgramCase> {
             "to_netdev (overlay)",
             "remote",
             to_netdev,
-            redirected(plan(own_overlay, Side::Out, inside, REMOTE_PODS)),
+            redirected(plan(own_overlay, FlowDirection::Out, inside, REMOTE_PODS)),
             Verdict::NotOurs,
             plain,
         ),
@@ -323,7 +323,7 @@ fn cases(pods: u32, flows: u32, stride: u32) -> Vec<ProgramCase> {
             "from_netdev (overlay)",
             "remote",
             from_netdev,
-            plan(from_other(FOREIGN.0, &out(FOREIGN_PODS)), Side::Out, inside, FOREIGN_PODS),
+            plan(from_other(FOREIGN.0, &out(FOREIGN_PODS)), FlowDirection::Out, inside, FOREIGN_PODS),
             Verdict::SnatForNode,
             Growth::Shrinks,
         ),
@@ -332,7 +332,7 @@ fn cases(pods: u32, flows: u32, stride: u32) -> Vec<ProgramCase> {
             "from_netdev (reply)",
             "remote",
             from_netdev,
-            plan(back(FOREIGN.1).frame(), Side::Back, 0, FOREIGN.1),
+            plan(back(FOREIGN.1).frame(), FlowDirection::Back, 0, FOREIGN.1),
             Verdict::ReplyToNode,
             Growth::Grows,
         ),
@@ -340,7 +340,7 @@ fn cases(pods: u32, flows: u32, stride: u32) -> Vec<ProgramCase> {
             "from_netdev (overlay reply)",
             "remote",
             from_netdev,
-            plan(from_other(AWAY.0, &back(REMOTE_PODS)), Side::BackToPod, inside, REMOTE_PODS),
+            plan(from_other(AWAY.0, &back(REMOTE_PODS)), FlowDirection::BackToPod, inside, REMOTE_PODS),
             Verdict::ReplyDelivered,
             Growth::Shrinks,
         ),
@@ -348,7 +348,7 @@ fn cases(pods: u32, flows: u32, stride: u32) -> Vec<ProgramCase> {
             "from_netdev, not ours",
             "both",
             from_netdev,
-            plan(back(NODE).frame(), Side::Fixed, 0, NODE),
+            plan(back(NODE).frame(), FlowDirection::Fixed, 0, NODE),
             Verdict::NotOurs,
             plain,
         ),
@@ -356,7 +356,7 @@ fn cases(pods: u32, flows: u32, stride: u32) -> Vec<ProgramCase> {
             "to_netdev, not ours",
             "both",
             to_netdev,
-            plan(out(NODE).frame(), Side::Fixed, 0, NODE),
+            plan(out(NODE).frame(), FlowDirection::Fixed, 0, NODE),
             Verdict::NotOurs,
             plain,
         ),

@@ -275,14 +275,14 @@ fn api_server(context: &LabContext) -> Result<()> {
 
 /// Resources of the machine that a lab could leave.
 #[derive(Debug, PartialEq, Eq)]
-struct Snapshot {
+struct MachineSnapshot {
     namespaces: BTreeSet<String>,
     links: BTreeSet<String>,
     mounts: BTreeSet<String>,
     ledgers: BTreeSet<String>,
 }
 
-impl Snapshot {
+impl MachineSnapshot {
     /// Only what bears the prefix, where things have names: other labs come and go in the meantime.
     fn take(prefix: &str) -> Result<Self> {
         let ours = |name: &String| name.starts_with(prefix);
@@ -306,13 +306,13 @@ impl Snapshot {
 
 fn nothing_left(context: &LabContext) -> Result<()> {
     let prefix = format!("t{}-", std::process::id());
-    let before = Snapshot::take(&prefix)?;
+    let before = MachineSnapshot::take(&prefix)?;
     let lab = start(context)?;
     let mut bystander = lab.nodes()[0].host.run(|| spawn_sleep(&lab.nodes()[0].host))?;
-    ensure!(Snapshot::take(&prefix)? != before, "the snapshot does not see the lab");
-    ensure!(Snapshot::take(&prefix)?.links == before.links, "the lab made a device in the root namespace");
+    ensure!(MachineSnapshot::take(&prefix)? != before, "the snapshot does not see the lab");
+    ensure!(MachineSnapshot::take(&prefix)?.links == before.links, "the lab made a device in the root namespace");
     lab.tear_down()?;
-    let after = Snapshot::take(&prefix)?;
+    let after = MachineSnapshot::take(&prefix)?;
     ensure!(before == after, "before: {before:?}, after: {after:?}");
     ensure!(bystander.wait()?.code().is_none(), "a process of the lab has outlived it");
     Ok(())
@@ -326,12 +326,12 @@ fn recovery(context: &LabContext) -> Result<()> {
     let prefix = format!("k{}", std::process::id());
     let living = start(context)?;
     let mut doomed = hold(&prefix)?;
-    ensure!(!Snapshot::take(&prefix)?.namespaces.is_empty(), "the lab to be killed is not up");
+    ensure!(!MachineSnapshot::take(&prefix)?.namespaces.is_empty(), "the lab to be killed is not up");
     doomed.kill()?;
     doomed.wait()?;
-    ensure!(!Snapshot::take(&prefix)?.namespaces.is_empty(), "a killed lab cleans up by itself?");
+    ensure!(!MachineSnapshot::take(&prefix)?.namespaces.is_empty(), "a killed lab cleans up by itself?");
     drop(LabBuilder::default().nodes(1).start()?);
-    let left = Snapshot::take(&prefix)?;
+    let left = MachineSnapshot::take(&prefix)?;
     let nothing = left.namespaces.is_empty() && left.mounts.is_empty() && left.ledgers.is_empty();
     ensure!(nothing, "a killed lab left {left:?}");
     let host = &living.nodes()[0].host;

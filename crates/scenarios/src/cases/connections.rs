@@ -41,7 +41,7 @@ struct Call {
 }
 
 #[derive(Default)]
-struct Records {
+struct CallRecords {
     kept: Vec<KeptConnection>,
     calls: Vec<Call>,
 }
@@ -65,18 +65,18 @@ pub(super) struct ConnectionReport {
 }
 
 /// The callers; they end with this value.
-pub(super) struct Connections {
-    records: Arc<Mutex<Records>>,
+pub(super) struct Callers {
+    records: Arc<Mutex<CallRecords>>,
     callers: Vec<Background<()>>,
     pods: Vec<Netns>,
     egress: [IpAddr; 2],
 }
 
-impl Connections {
+impl Callers {
     /// Each of these pods keeps `count` connections, half of them to each family, and makes a new one `every` so often. When
     /// this returns all kept ones have been answered.
     pub(super) fn gather(pods: &[&LabPod], count: usize, every: Duration, egress: [IpAddr; 2]) -> Result<Self> {
-        let records = Records { kept: vec![KeptConnection::default(); count * pods.len()], calls: Vec::new() };
+        let records = CallRecords { kept: vec![KeptConnection::default(); count * pods.len()], calls: Vec::new() };
         let records = Arc::new(Mutex::new(records));
         let mut callers = Vec::new();
         for (number, pod) in pods.iter().enumerate() {
@@ -105,7 +105,7 @@ impl Connections {
         Ok(connections)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Records> {
+    fn lock(&self) -> MutexGuard<'_, CallRecords> {
         self.records.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -177,13 +177,17 @@ fn fraction(place: usize, count: usize) -> f64 {
     f64::from(part) / f64::from(u32::try_from(count).unwrap_or(1))
 }
 
-async fn keep(to: SocketAddr, place: usize, behind: Duration, records: Arc<Mutex<Records>>) {
+async fn keep(to: SocketAddr, place: usize, behind: Duration, records: Arc<Mutex<CallRecords>>) {
     sleep(behind).await;
     let Err(error) = talk(to, place, &records).await;
     lock(&records).kept[place].ended = Some(error.kind());
 }
 
-async fn talk(to: SocketAddr, place: usize, records: &Mutex<Records>) -> Result<std::convert::Infallible, io::Error> {
+async fn talk(
+    to: SocketAddr,
+    place: usize,
+    records: &Mutex<CallRecords>,
+) -> Result<std::convert::Infallible, io::Error> {
     let mut stream = timeout(GIVEN_UP, TcpStream::connect(to)).await??;
     stream.set_nodelay(true)?;
     lock(records).kept[place].port = stream.local_addr()?.port();
@@ -206,7 +210,7 @@ async fn talk(to: SocketAddr, place: usize, records: &Mutex<Records>) -> Result<
 }
 
 /// New connections, by turns of both families, for as long as it is let.
-async fn call(every: Duration, records: &Arc<Mutex<Records>>) {
+async fn call(every: Duration, records: &Arc<Mutex<CallRecords>>) {
     let mut ticks = interval(every);
     // A machine that is late is late: what it would have asked in between says nothing.
     ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
@@ -232,6 +236,6 @@ async fn ask(to: SocketAddr) -> io::Result<IpAddr> {
     sent.ok_or_else(|| ErrorKind::UnexpectedEof.into())
 }
 
-fn lock(records: &Mutex<Records>) -> MutexGuard<'_, Records> {
+fn lock(records: &Mutex<CallRecords>) -> MutexGuard<'_, CallRecords> {
     records.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -16,7 +16,7 @@ const CONTROLLER_AT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST
 const GATEWAY: &str = "k8s.ovn.org/l3-gateway-config";
 
 /// Series with their labels, and their values.
-type Scrape = BTreeMap<String, f64>;
+type MetricValues = BTreeMap<String, f64>;
 
 /// Three nodes whose agents serve their pages, which say that they are not ready until they are. The programs of node 2 are
 /// filters.
@@ -61,11 +61,11 @@ fn page_at(cluster: &TestCluster, (number, at): (usize, SocketAddr), path: &str)
     }
 }
 
-fn scrape(cluster: &TestCluster, number: usize) -> Result<Scrape> {
+fn scrape(cluster: &TestCluster, number: usize) -> Result<MetricValues> {
     scrape_at(cluster, (number, AT))
 }
 
-fn scrape_at(cluster: &TestCluster, (number, at): (usize, SocketAddr)) -> Result<Scrape> {
+fn scrape_at(cluster: &TestCluster, (number, at): (usize, SocketAddr)) -> Result<MetricValues> {
     let reply = page_at(cluster, (number, at), "/metrics")?;
     let reply = reply.with_context(|| format!("node{number} serves no metrics at {at}"))?;
     ensure!(reply.status == 200, "a scrape is answered with {}", reply.status);
@@ -73,7 +73,7 @@ fn scrape_at(cluster: &TestCluster, (number, at): (usize, SocketAddr)) -> Result
     ensure!(text.ends_with("# EOF\n"), "a scrape is not whole:\n{text}");
     let lines = text.lines().filter(|line| !line.starts_with('#'));
     lines.map(|line| line.rsplit_once(' ').with_context(|| format!("no sample: {line}"))).try_fold(
-        Scrape::new(),
+        MetricValues::new(),
         |mut all, line| {
             let (series, value) = line?;
             all.insert(series.to_owned(), value.parse().with_context(|| format!("the value of {series}"))?);
@@ -82,7 +82,7 @@ fn scrape_at(cluster: &TestCluster, (number, at): (usize, SocketAddr)) -> Result
     )
 }
 
-fn value(scrape: &Scrape, series: &str) -> Result<f64> {
+fn value(scrape: &MetricValues, series: &str) -> Result<f64> {
     scrape.get(series).copied().with_context(|| format!("there is no {series} among\n{:#?}", scrape.keys()))
 }
 
@@ -104,7 +104,7 @@ fn send(from: &Netns, to: IpAddr, count: usize) -> Result<()> {
 }
 
 /// Waits until as much is counted; it must never be more.
-fn grows(cluster: &TestCluster, before: &Scrape, by: &[(&str, f64)]) -> Result<()> {
+fn grows(cluster: &TestCluster, before: &MetricValues, by: &[(&str, f64)]) -> Result<()> {
     until_true("what was sent is counted", EFFECT, || {
         let after = scrape(cluster, 1)?;
         let mut is_all = true;
@@ -136,10 +136,10 @@ pub(super) fn are_seen(cluster: &TestCluster, address: &str) -> Result<()> {
     grows(cluster, &before, &[(dropped, 7.0)])?;
 
     println!("the controller that leads says what it knows of the cluster");
-    let all: Vec<Scrape> = (1..=3).map(|number| scrape(cluster, number)).collect::<Result<_>>()?;
+    let all: Vec<MetricValues> = (1..=3).map(|number| scrape(cluster, number)).collect::<Result<_>>()?;
     let of_controller = |number| scrape_at(cluster, (number, CONTROLLER_AT));
-    let controllers: Vec<Scrape> = (1..=CONTROLLERS).map(of_controller).collect::<Result<_>>()?;
-    let leads = |scrape: &&Scrape| scrape.get("egress_agent_leader") == Some(&1.0);
+    let controllers: Vec<MetricValues> = (1..=CONTROLLERS).map(of_controller).collect::<Result<_>>()?;
+    let leads = |scrape: &&MetricValues| scrape.get("egress_agent_leader") == Some(&1.0);
     let [leader] = &controllers.iter().filter(leads).collect::<Vec<_>>()[..] else {
         anyhow::bail!("not one leader: {controllers:?}")
     };
@@ -147,7 +147,8 @@ pub(super) fn are_seen(cluster: &TestCluster, address: &str) -> Result<()> {
     ensure!((value(leader, "egress_agent_egressip_objects{reason=\"Assigned\"}")? - 2.0).abs() < 0.5, "{leader:#?}");
     value(leader, "egress_agent_egress_node_state{node=\"node1\",state=\"answers\"}")?;
     ensure!(value(leader, "egress_agent_probes_total{answer=\"serving\"}")? > 0.0, "no node was probed");
-    let of_cluster = |scrape: &&Scrape| scrape.keys().any(|series| series.starts_with("egress_agent_egress_ips{"));
+    let of_cluster =
+        |scrape: &&MetricValues| scrape.keys().any(|series| series.starts_with("egress_agent_egress_ips{"));
     ensure!(all.iter().chain(&controllers).filter(of_cluster).count() == 1, "others speak for the cluster too");
     for (index, scrape) in all.iter().enumerate() {
         ensure!(value(scrape, "egress_agent_reconcile_duration_seconds_count")? > 0.0, "node{} is idle", index + 1);

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use std::thread::sleep;
 
 use crate::prelude::*;
-use crate::soak::echo::{self, Echo};
+use crate::soak::echo::{self, EchoServer};
 use crate::soak::sampler::{PATIENCE, Sampler};
 use crate::soak::streams::{COUNT, Streams};
 use egress_lab::capture::turns;
@@ -25,10 +25,10 @@ struct MoveCaller {
 }
 
 /// A lab with an object for each family, whose addresses node1 has, and on each node a pod of each.
-fn start(context: &LabContext) -> Result<(TestCluster, Echo)> {
+fn start(context: &LabContext) -> Result<(TestCluster, EchoServer)> {
     let of_node = |node: usize| NAMES.map(|name| pod(&format!("{name}{node}"), "red", node, &[("object", name)]));
     let cluster = TestCluster::start(context, (1..=NODES).flat_map(of_node).collect())?;
-    let echo = Echo::start(cluster.lab.outside(), &plan::SERVER.both())?;
+    let echo = EchoServer::start(cluster.lab.outside(), &plan::SERVER.both())?;
     cluster.assignable(1, true)?;
     for (name, address) in NAMES.into_iter().zip(ADDRESSES) {
         cluster.assign(&egress_ip(name, &[address], &all(), &labels("object", name)))?;

@@ -10,7 +10,7 @@ const ROUNDS: usize = 5;
 const MANY: u32 = 6000;
 
 /// A pod of a user: its namespace, the addresses that it claims, the event that it gets where its node reads the annotation.
-type Claim = (&'static str, Vec<String>, &'static str);
+type ClaimCase = (&'static str, Vec<String>, &'static str);
 
 pub(super) fn annotations_change_no_source(context: &LabContext) -> Result<()> {
     let pods = vec![
@@ -31,7 +31,7 @@ pub(super) fn annotations_change_no_source(context: &LabContext) -> Result<()> {
     let node = cluster.pod("homer")?.node.address();
     let text = |addresses: plan::Dual| vec![addresses.v4.to_string(), addresses.v6.to_string()];
     let many = (0..MANY).map(|i| format!("fd00:10:244:1::1:{i:x}")).collect();
-    let claims: [Claim; 5] = [
+    let claims: [ClaimCase; 5] = [
         ("bouvier", text(homer), "PodAddressConflict"),
         ("bouvier", vec![V4.to_owned(), V6.to_owned()], "PodAddressRefused"),
         ("bouvier", text(plan::SERVER), "PodAddressRefused"),
@@ -61,7 +61,7 @@ fn egress(name: &str, address: &'static str) -> Option<&'static str> {
     WITNESSES.contains(&(name, true)).then_some(address)
 }
 
-fn claimed(cluster: &mut TestCluster, (namespace, addresses, reason): &Claim, is_managed: bool) -> Result<()> {
+fn claimed(cluster: &mut TestCluster, (namespace, addresses, reason): &ClaimCase, is_managed: bool) -> Result<()> {
     println!(
         "{namespace}: {} addresses, {} first, managed by OVN-Kubernetes: {is_managed}",
         addresses.len(),

@@ -5,7 +5,7 @@
 use std::io::ErrorKind;
 use std::thread::sleep;
 
-use super::connections::{ConnectionReport, Connections, PATIENCE};
+use super::connections::{Callers, ConnectionReport, PATIENCE};
 use crate::prelude::*;
 use egress_lab::test_cluster::LOADED;
 use egress_toolchain::Paths;
@@ -43,7 +43,7 @@ pub(super) fn lose_no_more_than_documented(context: &LabContext) -> Result<()> {
     }
     let capture = Capture::start(&cluster.lab)?;
     let callers = NAMES.iter().map(|name| cluster.pod(name)).collect::<Result<Vec<_>>>()?;
-    let connections = Connections::gather(&callers, KEPT, EVERY, [V4.parse()?, V6.parse()?])?;
+    let connections = Callers::gather(&callers, KEPT, EVERY, [V4.parse()?, V6.parse()?])?;
     same_layout(&mut cluster, &connections)?;
     other_layout(&mut cluster, &connections)?;
     connections.finish()?;
@@ -61,7 +61,7 @@ fn rolls_one_by_one() -> Result<()> {
     Ok(())
 }
 
-fn same_layout(cluster: &mut TestCluster, connections: &Connections) -> Result<()> {
+fn same_layout(cluster: &mut TestCluster, connections: &Callers) -> Result<()> {
     let sent_again = connections.sent_again()?;
     connections.begin();
     for number in 1..=NAMES.len() {
@@ -81,12 +81,12 @@ fn same_layout(cluster: &mut TestCluster, connections: &Connections) -> Result<(
 }
 
 /// Each node as an agent of another version has left it: the same programs on the same hooks, by a directory of another name.
-fn other_layout(cluster: &mut TestCluster, connections: &Connections) -> Result<()> {
+fn other_layout(cluster: &mut TestCluster, connections: &Callers) -> Result<()> {
     // One begins while the API server is away.
     (1..=NAMES.len()).try_for_each(|number| other_layout_on(cluster, number, connections, number == NAMES.len()))
 }
 
-fn other_layout_on(cluster: &mut TestCluster, number: usize, connections: &Connections, waits: bool) -> Result<()> {
+fn other_layout_on(cluster: &mut TestCluster, number: usize, connections: &Callers, waits: bool) -> Result<()> {
     connections.begin();
     replace(cluster, number, |cluster| {
         let former = AgentPins::of(cluster.lab.node(node(number)?)).layout()?;
@@ -105,7 +105,7 @@ fn other_layout_on(cluster: &mut TestCluster, number: usize, connections: &Conne
 }
 
 /// The former programs continue in the meantime.
-fn waits_for_the_api_server(cluster: &mut TestCluster, number: usize, connections: &Connections) -> Result<()> {
+fn waits_for_the_api_server(cluster: &mut TestCluster, number: usize, connections: &Callers) -> Result<()> {
     if cluster.api.in_memory().is_none() {
         println!("only the lab's own API server can be made to go away");
         return Ok(());
@@ -122,7 +122,7 @@ fn waits_for_the_api_server(cluster: &mut TestCluster, number: usize, connection
 }
 
 /// When all new connections have been answered, or have failed.
-fn settled(connections: &Connections) -> ConnectionReport {
+fn settled(connections: &Callers) -> ConnectionReport {
     sleep(PATIENCE);
     connections.report()
 }

@@ -9,10 +9,10 @@ const V4: &str = "172.18.0.110";
 const V6: &str = "fd00:172:18::110";
 
 /// Name, namespace, node, labels.
-type Who = (&'static str, &'static str, usize, &'static [(&'static str, &'static str)]);
+type PodCase = (&'static str, &'static str, usize, &'static [(&'static str, &'static str)]);
 
 /// Labels: `app` and `tier` on pods; `house` (the namespace's own name) and, in red, `team` on namespaces.
-const PODS: [Who; 4] = [
+const PODS: [PodCase; 4] = [
     ("front", "red", 1, &[("app", "a"), ("tier", "front")]),
     ("back", "red", 2, &[("app", "b")]),
     ("plain", "blue", 3, &[]),

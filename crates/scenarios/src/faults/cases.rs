@@ -20,7 +20,7 @@ pub(super) enum ExpectedMove {
 }
 
 /// What may be chosen for a run.
-pub(super) struct Options {
+pub(super) struct FaultOptions {
     /// How long the API server is away.
     pub(super) outage: Duration,
     /// How old the backup is that is put back.
@@ -34,7 +34,7 @@ pub(super) struct FaultCase {
     pub(super) arguments: &'static [&'static str],
     pub(super) expected: ExpectedMove,
     /// Puts the fault on and takes it off again.
-    pub(super) play: fn(&mut FaultTest<'_>, &Options) -> Result<()>,
+    pub(super) play: fn(&mut FaultTest<'_>, &FaultOptions) -> Result<()>,
 }
 
 /// Saves time where the grace is no matter: a dead agent's addresses move after some 8 s instead of 34.
@@ -291,7 +291,7 @@ fn cut_controllers(test: &mut FaultTest<'_>) -> Result<()> {
     test.cluster.wait_for_agents()
 }
 
-fn api_server_away(test: &mut FaultTest<'_>, options: &Options) -> Result<()> {
+fn api_server_away(test: &mut FaultTest<'_>, options: &FaultOptions) -> Result<()> {
     let half = options.outage.saturating_sub(Duration::from_secs(5)) / 2;
     test.say("the API server is away");
     test.cluster.base.set_outage(true)?;
@@ -303,7 +303,7 @@ fn api_server_away(test: &mut FaultTest<'_>, options: &Options) -> Result<()> {
     test.cluster.wait_for_agents()
 }
 
-fn etcd_restored(test: &mut FaultTest<'_>, options: &Options) -> Result<()> {
+fn etcd_restored(test: &mut FaultTest<'_>, options: &FaultOptions) -> Result<()> {
     let gateway = test.gateway;
     let server = test.cluster.base.api.in_memory().context("the lab's own API server")?;
     let (backup, saved) = (server.save(), Instant::now());

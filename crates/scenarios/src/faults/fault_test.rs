@@ -4,7 +4,7 @@ use std::time::SystemTime;
 
 use super::judge::{self, Double, Gap, Stretch};
 use crate::prelude::*;
-use crate::soak::loaded_cluster::{LoadedCluster, Shape};
+use crate::soak::loaded_cluster::{ClusterShape, LoadedCluster};
 use crate::soak::wire::Wire;
 use egress_lab::capture::CapturedPacket;
 use egress_lab::cut::NetworkCut;
@@ -101,7 +101,7 @@ impl<'a> FaultTest<'a> {
         (built, logs, prefix): (&'a Built, PathBuf, Option<&str>),
         progress: &'a Progress,
     ) -> Result<Self> {
-        let shape = Shape { nodes: NODES, hosts: &GATEWAYS, arguments };
+        let shape = ClusterShape { nodes: NODES, hosts: &GATEWAYS, arguments };
         let cluster = LoadedCluster::start(&shape, built, prefix, logs.clone())?;
         let addresses = cluster.subjects.iter().map(|subject| subject.address()).collect::<Result<Vec<_>>>()?;
         let asker = NeighbourRequests::start(&cluster.base.lab, &addresses)?;

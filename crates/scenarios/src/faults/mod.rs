@@ -13,7 +13,7 @@ mod report;
 use clap::Args;
 
 use crate::prelude::*;
-use cases::{CASES, FaultCase, Options};
+use cases::{CASES, FaultCase, FaultOptions};
 use egress_lab::yield_to_signal;
 use egress_toolchain::packages::{self, Purpose};
 use egress_toolchain::{BuildArgs, Built, Paths, Progress, ensure_built};
@@ -59,7 +59,7 @@ pub fn run(args: &FaultsArgs) -> Result<()> {
         std::fs::remove_dir_all(&logs).with_context(|| format!("remove {}", logs.display()))?;
     }
     let options =
-        Options { outage: Duration::from_secs(args.outage), backup_age: Duration::from_secs(args.backup_age) };
+        FaultOptions { outage: Duration::from_secs(args.outage), backup_age: Duration::from_secs(args.backup_age) };
     let mut rows = Vec::new();
     for case in chosen {
         let cluster = (&built, logs.join(case.name), Some(args.prefix.as_str()));
@@ -80,7 +80,7 @@ pub fn run(args: &FaultsArgs) -> Result<()> {
 
 fn play(
     case: &FaultCase,
-    options: &Options,
+    options: &FaultOptions,
     cluster: (&Built, PathBuf, Option<&str>),
     progress: &Progress,
 ) -> Result<fault_test::FaultOutcome> {
@@ -101,7 +101,7 @@ pub fn tests() -> Vec<LabTest> {
 
 fn one(context: &LabContext, name: &str) -> Result<()> {
     let case = CASES.iter().find(|case| case.name == name).context("no such row")?;
-    let options = Options { outage: Duration::from_secs(20), backup_age: Duration::from_secs(20) };
+    let options = FaultOptions { outage: Duration::from_secs(20), backup_age: Duration::from_secs(20) };
     let played = play(case, &options, (&context.built, context.logs.clone(), None), &Progress::start())?;
     let row = FaultRow::of(case, Ok(played));
     println!("{}", row.line());

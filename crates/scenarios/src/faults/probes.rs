@@ -58,7 +58,7 @@ pub(super) fn play(test: &mut FaultTest<'_>) -> Result<()> {
 
 /// What a pod has sent and heard.
 #[derive(Default)]
-struct Counts {
+struct ProbeCounts {
     plain: AtomicU64,
     forged: AtomicU64,
     answered: AtomicU64,
@@ -67,13 +67,13 @@ struct Counts {
 }
 
 struct Attack {
-    counts: Arc<Counts>,
+    counts: Arc<ProbeCounts>,
     senders: Vec<Background<()>>,
 }
 
 impl Attack {
     fn start(pod: &Netns, to: SocketAddr, names: (String, String), session: Vec<u8>) -> Result<Self> {
-        let counts = Arc::new(Counts::default());
+        let counts = Arc::new(ProbeCounts::default());
         let count = Arc::clone(&counts);
         let asked = Background::start_in(pod, move |stop| {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -98,7 +98,7 @@ impl Attack {
     fn finish(self) -> Result<String> {
         Background::finish_all(self.senders)?;
         let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        let Counts { plain, forged, answered, replayed, malformed } = &*self.counts;
+        let ProbeCounts { plain, forged, answered, replayed, malformed } = &*self.counts;
         Ok(format!(
             "{} not signed, {} wrongly signed, {} of these answered, {} sessions replayed, {} malformed",
             of(plain),
@@ -110,7 +110,7 @@ impl Attack {
     }
 }
 
-type Local = (Arc<(String, String)>, Arc<Counts>);
+type Local = (Arc<(String, String)>, Arc<ProbeCounts>);
 
 /// Asks by a session of its own, as fast as answers come.
 async fn ask(target: Uri, signed: bool, (names, counts): Local, stop: &AtomicBool) {

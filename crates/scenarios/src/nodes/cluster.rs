@@ -10,7 +10,7 @@ use std::os::unix::fs::MetadataExt;
 use std::process::{Child, Stdio};
 
 use super::pki;
-use super::programs::{BOX, Programs};
+use super::programs::{BOX, NodePrograms};
 use crate::prelude::*;
 use egress_lab::Cni;
 use egress_lab::process::last_lines;
@@ -104,7 +104,7 @@ impl Drop for Processes {
 }
 
 impl RealCluster {
-    pub(super) fn start(programs: &Programs, logs: &Path, progress: &Progress) -> Result<Self> {
+    pub(super) fn start(programs: &NodePrograms, logs: &Path, progress: &Progress) -> Result<Self> {
         progress.step("nodes: network");
         let config = |_| HostConfig { cni: Cni::Bridge, service_proxy: false, ..HostConfig::default() };
         let lab = LabBuilder::default().nodes(2).host_config(config).keep_logs(logs.to_owned()).start()?;
@@ -292,7 +292,7 @@ pub(super) fn processes() -> Result<Vec<u32>> {
     Ok(entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect())
 }
 
-fn control_plane(lab: &Lab, programs: &Programs, folder: &Path) -> Result<Processes> {
+fn control_plane(lab: &Lab, programs: &NodePrograms, folder: &Path) -> Result<Processes> {
     let mut processes = Processes::default();
     let file = |name: &str| folder.join(name).display().to_string();
     let mut spawn = |name: &str, arguments: Vec<String>| {
@@ -341,7 +341,7 @@ fn control_plane(lab: &Lab, programs: &Programs, folder: &Path) -> Result<Proces
 }
 
 impl RealNode {
-    fn start(lab: &Lab, node: &LabNode, programs: &Programs, folder: &Path) -> Result<Self> {
+    fn start(lab: &Lab, node: &LabNode, programs: &NodePrograms, folder: &Path) -> Result<Self> {
         // The CNI makes it with the first pod.
         node.host.exec("ip", &["link", "del", node.management_port()])?;
         let cgroup = lab.add_cgroup(&node.name())?;

@@ -12,9 +12,9 @@ mod steps;
 use crate::prelude::*;
 use egress_lab::yield_to_signal;
 use egress_toolchain::{Paths, Progress};
-use programs::Programs;
+use programs::NodePrograms;
 pub use programs::assets;
-use steps::{NodeTest, STEPS, Step};
+use steps::{NodeTest, STEPS, TestStep};
 
 /// The names of the tests.
 pub fn names() -> impl Iterator<Item = &'static str> {
@@ -22,16 +22,16 @@ pub fn names() -> impl Iterator<Item = &'static str> {
 }
 
 /// What came of one test: its name, the error, the seconds.
-pub type Ended = (&'static str, Result<()>);
+pub type TestResult = (&'static str, Result<()>);
 
 /// Runs the tests whose name contains the filter, after the tests that they depend on.
-pub fn run(filter: &str, paths: &Paths) -> Result<Vec<Ended>> {
-    let is_chosen = |step: &&Step| step.name.contains(filter);
+pub fn run(filter: &str, paths: &Paths) -> Result<Vec<TestResult>> {
+    let is_chosen = |step: &&TestStep| step.name.contains(filter);
     if !STEPS.iter().any(|step| is_chosen(&step)) {
         return Ok(Vec::new());
     }
     let progress = Progress::start();
-    let programs = Programs::find(paths)?;
+    let programs = NodePrograms::find(paths)?;
     let logs = logs(paths)?;
     println!("logs: {}", logs.display());
     let mut test = NodeTest::start(&programs, &logs, &progress)?;

@@ -26,7 +26,7 @@ pub fn assets() -> Option<PathBuf> {
 
 /// Everything is here.
 #[derive(Debug)]
-pub(super) struct Programs {
+pub(super) struct NodePrograms {
     pub(super) assets: PathBuf,
     pub(super) kubectl: PathBuf,
     pub(super) runc: PathBuf,
@@ -39,7 +39,7 @@ pub(super) struct Programs {
     busybox: PathBuf,
 }
 
-impl Programs {
+impl NodePrograms {
     pub(super) fn find(paths: &Paths) -> Result<Self> {
         let assets = assets().context("KUBEBUILDER_ASSETS names no folder with a kubelet")?;
         let missing: Vec<&str> = COMPONENTS.into_iter().filter(|name| !assets.join(name).is_file()).collect();

@@ -3,7 +3,7 @@
 use std::fs;
 
 use super::cluster::{KUBERNETES, RealCluster, RealNode, RealPod, condition};
-use super::programs::Programs;
+use super::programs::NodePrograms;
 use crate::cases::cleanup::{differences, snapshot};
 use crate::prelude::*;
 use egress_lab::POD_INTERFACE;
@@ -11,22 +11,22 @@ use egress_lab::capture::{Seen, turns};
 use egress_lab::wait::{FAIL_OVER, LEADERS_FAIL_OVER, REPORTED};
 use egress_toolchain::Progress;
 
-pub(super) struct Step {
+pub(super) struct TestStep {
     pub(super) name: &'static str,
     pub(super) run: fn(&mut NodeTest) -> Result<()>,
     /// Whether the others stand on it.
     pub(super) is_shared: bool,
 }
 
-const fn step(name: &'static str, run: fn(&mut NodeTest) -> Result<()>) -> Step {
-    Step { name, run, is_shared: false }
+const fn step(name: &'static str, run: fn(&mut NodeTest) -> Result<()>) -> TestStep {
+    TestStep { name, run, is_shared: false }
 }
 
-const fn shared(name: &'static str, run: fn(&mut NodeTest) -> Result<()>) -> Step {
-    Step { name, run, is_shared: true }
+const fn shared(name: &'static str, run: fn(&mut NodeTest) -> Result<()>) -> TestStep {
+    TestStep { name, run, is_shared: true }
 }
 
-pub(super) const STEPS: [Step; 9] = [
+pub(super) const STEPS: [TestStep; 9] = [
     shared("nodes_install_as_documented", install),
     shared("nodes_selected_pods_leave_with_the_egress_ip", first_egress_ip),
     step("nodes_new_pods_lose_no_first_packet", first_packets),
@@ -50,7 +50,7 @@ const CAPABILITIES: &str = "000000c000003000";
 /// Doors of the server for long flows; those below are for single packets.
 const FLOWS: u8 = 50;
 
-type Snapshot = BTreeMap<String, BTreeSet<String>>;
+type NodeSnapshot = BTreeMap<String, BTreeSet<String>>;
 
 /// What the tests stand on.
 pub(super) struct NodeTest {
@@ -58,12 +58,12 @@ pub(super) struct NodeTest {
     /// One on each node.
     selected: Vec<RealPod>,
     others: Vec<RealPod>,
-    before: Vec<Snapshot>,
+    before: Vec<NodeSnapshot>,
 }
 
 impl NodeTest {
     /// The cluster, with pods on each node and without the product.
-    pub(super) fn start(programs: &Programs, logs: &Path, progress: &Progress) -> Result<Self> {
+    pub(super) fn start(programs: &NodePrograms, logs: &Path, progress: &Progress) -> Result<Self> {
         let cluster = RealCluster::start(programs, logs, progress)?;
         let placed = [
             ("simpson", "homer", "node1"),
@@ -461,7 +461,7 @@ fn uninstall(test: &mut NodeTest) -> Result<()> {
 }
 
 /// What an agent could leave on a node: what the lab's nodes are compared by, and the files of the CNI.
-fn snapshot_of(node: &RealNode) -> Result<Snapshot> {
+fn snapshot_of(node: &RealNode) -> Result<NodeSnapshot> {
     let mut snapshot = snapshot(&node.lab)?;
     // Timers of bridges, and addresses that a bridge has learned and forgets.
     let timer = regex::Regex::new(r"_timer +[0-9.]+")?;

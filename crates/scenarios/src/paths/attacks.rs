@@ -14,7 +14,7 @@ use crate::prelude::*;
 use egress_common::abi::Verdict;
 
 use super::findings::Findings;
-use super::maps::{self, Counts};
+use super::maps::{self, VerdictCounts};
 use super::stateful;
 use egress_lab::LabService;
 use egress_lab::test_cluster::placement::{FIRST_V4, FIRST_V6, OBJECT, PATIENCE};
@@ -57,11 +57,12 @@ fn sprayed(context: &LabContext) -> Result<()> {
         // Open while the pod sends, so that no ICMP error says that the port is closed.
         let neighbour = cluster.lab.outside().run(|| Ok(UdpSocket::bind((to, MARKER))?))?;
         let victim = pod.addresses.towards(to);
-        let before = Counts::of(cluster.node(1)?)?;
+        let before = VerdictCounts::of(cluster.node(1)?)?;
         for port in 1..=u16::MAX {
             neighbour.send_to(b"?", (victim, port))?;
         }
-        let arrived = || Ok(Counts::of(cluster.node(1)?)?.since(&before).get(Verdict::NotOurs.label()) > Some(&60_000));
+        let arrived =
+            || Ok(VerdictCounts::of(cluster.node(1)?)?.since(&before).get(Verdict::NotOurs.label()) > Some(&60_000));
         findings.right(&format!("{victim} has been sprayed, in"), &time_until("the spray arrives", PATIENCE, arrived));
         let inbound = maps::dump(cluster.node(1)?, "inbound")?.len();
         findings.equal("connections from outside that are remembered", &0, &inbound);
@@ -90,9 +91,9 @@ fn as_another_node(cluster: &TestCluster, capture: &Capture, findings: &mut Find
         let (from, other) = (SocketAddr::new(victim, 5556), SocketAddr::new(to, MARKER));
         let udp = packet::udp(other, from, b"not what it seems")?;
         let spoofed = packet::ip(to, victim, packet::UDP, &udp)?;
-        let before = Counts::of(node)?;
+        let before = VerdictCounts::of(node)?;
         send_raw(&sender.netns, victim, &[&spoofed[2..]])?;
-        let seen = || Ok(Counts::of(node)?.since(&before).get(Verdict::NotPod.label()) >= Some(&COUNT));
+        let seen = || Ok(VerdictCounts::of(node)?.since(&before).get(Verdict::NotPod.label()) >= Some(&COUNT));
         findings.right(&format!("{victim} is called as {to}, in"), &time_until("the datagrams arrive", PATIENCE, seen));
         pod.netns.run(|| Ok(UdpSocket::bind(from)?.send_to(b"!", other)?))?;
         let left = |class: AddressKind| -> Result<u64> {
@@ -145,13 +146,13 @@ fn flooded(context: &LabContext) -> Result<()> {
     }
     thread::sleep(20 * TICK);
     let capture = Capture::watching(&cluster.lab, plan::SERVER.both().into_iter().collect())?;
-    let counts = Counts::of(node)?;
+    let counts = VerdictCounts::of(node)?;
     let begun = Instant::now();
     for (front, from) in node.number.address().both().into_iter().zip(plan::SERVER.both()) {
         cluster.lab.outside().run(|| flood(from, SocketAddr::new(front, stateful::NODE_PORT)))?;
     }
     println!("       {} connections begun and reset in {} ms", 2 * (FLOOD.len() - 1), begun.elapsed().as_millis());
-    let grown = Counts::of(node)?.since(&counts);
+    let grown = VerdictCounts::of(node)?.since(&counts);
     let remembered = grown.get(Verdict::InboundRemembered.label()).copied().unwrap_or(0);
     findings.note(remembered > 16_384, &format!("{remembered} of them were remembered"));
     for front in node.number.address().both() {
@@ -229,9 +230,9 @@ fn refused(
     findings: &mut Findings,
 ) -> Result<()> {
     let node = cluster.node(sender)?;
-    let before = Counts::of(node)?;
+    let before = VerdictCounts::of(node)?;
     send_raw(&cluster.plain(sender)?.netns, to, packets)?;
-    let counted = || Counts::of(node).map(|now| now.since(&before).get(verdict.label()).copied().unwrap_or(0));
+    let counted = || VerdictCounts::of(node).map(|now| now.since(&before).get(verdict.label()).copied().unwrap_or(0));
     let all = time_until("the packets are counted", PATIENCE / 10, || Ok(counted()? == COUNT));
     let what = format!("{COUNT} packets of node{sender} to {to}: {} counted as {}", counted()?, verdict.label());
     findings.note(all.is_ok(), &what);

@@ -14,7 +14,7 @@ use crate::prelude::*;
 use egress_common::abi::Verdict;
 
 use super::findings::Findings;
-use super::maps::{self, Counts};
+use super::maps::{self, VerdictCounts};
 use egress_lab::capture::Seen;
 use egress_lab::test_cluster::placement::{FIRST_V4, FIRST_V6, OBJECT, PATIENCE};
 use egress_lab::topology::addresses::Dual;
@@ -41,7 +41,7 @@ fn fronts() -> [IpAddr; 2] {
 }
 
 /// One path to a tunnel port.
-struct Attack {
+struct ForgedPath {
     what: String,
     to: SocketAddr,
     /// The sender's node must have counted it as a forged packet to a tunnel port; else some node as forged.
@@ -101,7 +101,7 @@ fn second_network(cluster: &TestCluster) -> Result<()> {
 }
 
 /// What pods of `node` try. The service's ports lead to the same targets that are tried directly.
-fn attacks(node: &LabNode, gateway: &LabNode) -> Vec<Attack> {
+fn attacks(node: &LabNode, gateway: &LabNode) -> Vec<ForgedPath> {
     let mut attacks = Vec::new();
     let (own, other) = (node.number, gateway.number);
     // How both paths are counted: straight, and by a service.
@@ -117,24 +117,24 @@ fn attacks(node: &LabNode, gateway: &LabNode) -> Vec<Attack> {
         for (to, front) in address.both().into_iter().zip([front_v4, front_v6]) {
             let family = if to.is_ipv4() { "IPv4" } else { "IPv6" };
             let what = format!("{family} to {name}");
-            attacks.push(Attack { what, to: SocketAddr::new(to, TUNNEL_PORT), as_tunnel: direct });
+            attacks.push(ForgedPath { what, to: SocketAddr::new(to, TUNNEL_PORT), as_tunnel: direct });
             let what = format!("{family} to a service that leads to {name}");
-            attacks.push(Attack { what, to: SocketAddr::new(front, port), as_tunnel: by_service });
+            attacks.push(ForgedPath { what, to: SocketAddr::new(front, port), as_tunnel: by_service });
         }
     }
     attacks
 }
 
 /// Attacks come in pairs: the target, then the service that leads to it.
-fn services(attacks: &[Attack]) -> Vec<LabService> {
+fn services(attacks: &[ForgedPath]) -> Vec<LabService> {
     let pairs = attacks.chunks(2).map(|pair| (pair[1].to, pair[0].to));
     pairs.map(|(front, backend)| LabService { front, protocol: "udp", backend }).collect()
 }
 
 /// Sends one attack from the selected and from the other pod of a node, with both objects' egress IDs.
-fn launch(cluster: &TestCluster, sender: usize, attack: &Attack, findings: &mut Findings) -> Result<()> {
+fn launch(cluster: &TestCluster, sender: usize, attack: &ForgedPath, findings: &mut Findings) -> Result<()> {
     let (node, gateway) = (cluster.node(sender)?, cluster.node(2)?);
-    let before = [Counts::of(node)?, Counts::of(gateway)?];
+    let before = [VerdictCounts::of(node)?, VerdictCounts::of(gateway)?];
     let mut sent = 0;
     for pod in [cluster.chosen(sender)?, cluster.plain(sender)?] {
         // A pod that is selected lends its address to both.
@@ -147,7 +147,7 @@ fn launch(cluster: &TestCluster, sender: usize, attack: &Attack, findings: &mut 
     }
     let mut grown: [BTreeMap<&str, u64>; 2] = Default::default();
     let arrived = time_until("the packets are counted", Duration::from_millis(1500), || {
-        grown = [Counts::of(node)?.since(&before[0]), Counts::of(gateway)?.since(&before[1])];
+        grown = [VerdictCounts::of(node)?.since(&before[0]), VerdictCounts::of(gateway)?.since(&before[1])];
         let refused = |counts: &BTreeMap<&str, u64>| -> u64 {
             ["forged_tunnel", "forged_outer", "forged_inner"].iter().filter_map(|one| counts.get(one)).sum()
         };

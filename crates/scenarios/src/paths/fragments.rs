@@ -11,7 +11,7 @@ use std::net::{TcpListener, TcpStream, UdpSocket};
 use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, socket};
 
 use super::findings::Findings;
-use super::maps::Counts;
+use super::maps::VerdictCounts;
 use crate::prelude::*;
 use egress_lab::POD_INTERFACE;
 use egress_lab::test_cluster::placement::{FIRST_V4, FIRST_V6};
@@ -43,7 +43,7 @@ fn every_order(context: &LabContext) -> Result<()> {
             let path = if node == gateway { "local" } else { "remote" };
             for order in Order::ALL {
                 number += 16;
-                let talk = Talk { pod, outside: cluster.lab.outside(), to, egress, order, number };
+                let talk = FragmentTalk { pod, outside: cluster.lab.outside(), to, egress, order, number };
                 talk.all(path, &cluster, &mut findings)?;
             }
         }
@@ -57,7 +57,7 @@ fn every_order(context: &LabContext) -> Result<()> {
 }
 
 /// One pod, one server, one order; numbers of datagrams are used once.
-pub(super) struct Talk<'a> {
+pub(super) struct FragmentTalk<'a> {
     pub(super) pod: &'a LabPod,
     pub(super) outside: &'a Netns,
     pub(super) to: IpAddr,
@@ -66,9 +66,9 @@ pub(super) struct Talk<'a> {
     pub(super) number: u16,
 }
 
-impl Talk<'_> {
+impl FragmentTalk<'_> {
     pub(super) fn all(&self, path: &str, cluster: &TestCluster, findings: &mut Findings) -> Result<()> {
-        type Protocol<'t> = fn(&Talk<'t>) -> Result<()>;
+        type Protocol<'t> = fn(&FragmentTalk<'t>) -> Result<()>;
         let protocols: [(&str, Protocol<'_>); 4] = [
             ("UDP", Self::udp),
             ("echo", Self::echo),
@@ -76,11 +76,12 @@ impl Talk<'_> {
             ("TCP to the pod", Self::tcp_in),
         ];
         for (name, protocol) in protocols {
-            let before: Vec<Counts> = cluster.lab.nodes().iter().map(Counts::of).collect::<Result<_>>()?;
+            let before: Vec<VerdictCounts> =
+                cluster.lab.nodes().iter().map(VerdictCounts::of).collect::<Result<_>>()?;
             let outcome = protocol(self);
             let mut held = Vec::new();
             for (node, before) in cluster.lab.nodes().iter().zip(&before) {
-                let mut grown = Counts::of(node)?.since(before);
+                let mut grown = VerdictCounts::of(node)?.since(before);
                 grown.retain(|label, _| label.starts_with("fragment"));
                 held.push(grown);
             }
@@ -153,7 +154,7 @@ impl Talk<'_> {
     }
 
     fn tcp_out(&self) -> Result<()> {
-        let Connection { pod, mut server, from_pod, .. } = self.connect()?;
+        let TcpConnection { pod, mut server, from_pod, .. } = self.connect()?;
         let (local, at) = (pod.local_addr()?, SocketAddr::new(self.to, PORT));
         let data = self.data();
         let segments = segments(local, at, from_pod, &data);
@@ -163,7 +164,7 @@ impl Talk<'_> {
     }
 
     fn tcp_in(&self) -> Result<()> {
-        let Connection { mut pod, server, from_server, .. } = self.connect()?;
+        let TcpConnection { mut pod, server, from_server, .. } = self.connect()?;
         let (at, seen) = (SocketAddr::new(self.to, PORT), server.peer_addr()?);
         let data = self.data();
         let segments = segments(at, seen, from_server, &data);
@@ -172,7 +173,7 @@ impl Talk<'_> {
     }
 
     /// A connection, and what comes next on it as its packets say.
-    fn connect(&self) -> Result<Connection> {
+    fn connect(&self) -> Result<TcpConnection> {
         let at = SocketAddr::new(self.to, PORT);
         let listener = self.outside.run(|| Ok(TcpListener::bind(at)?))?;
         let ear = self.pod.netns.run(|| listen(self.to))?;
@@ -183,11 +184,11 @@ impl Talk<'_> {
         }
         let (sequence, acknowledged) = syn_ack(&ear, pod.local_addr()?.port())?;
         let next = sequence.wrapping_add(1);
-        Ok(Connection { pod, server, from_pod: (acknowledged, next), from_server: (next, acknowledged) })
+        Ok(TcpConnection { pod, server, from_pod: (acknowledged, next), from_server: (next, acknowledged) })
     }
 }
 
-struct Connection {
+struct TcpConnection {
     pod: TcpStream,
     server: TcpStream,
     /// Sequence and acknowledgement number of the next segment.

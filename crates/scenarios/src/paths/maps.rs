@@ -27,9 +27,9 @@ pub(super) fn pinned_links(node: &LabNode) -> Result<usize> {
 
 /// Packets by verdict, all CPUs together.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Counts(BTreeMap<Verdict, u64>);
+pub(super) struct VerdictCounts(BTreeMap<Verdict, u64>);
 
-impl Counts {
+impl VerdictCounts {
     pub(super) fn of(node: &LabNode) -> Result<Self> {
         let mut counts = BTreeMap::new();
         for element in dump(node, "counters")? {

@@ -10,7 +10,7 @@ use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, bind, send, 
 use nix::{setsockopt_impl, sockopt_impl};
 
 use super::findings::Findings;
-use super::maps::Counts;
+use super::maps::VerdictCounts;
 use egress_lab::test_cluster::placement::{FIRST_V4, FIRST_V6, PATIENCE};
 use egress_lab::topology::netns::link_address;
 use egress_lab::traffic::packet;
@@ -62,9 +62,10 @@ fn elsewhere(context: &LabContext) -> Result<()> {
                 (l4, 2, "port"),
             ];
             for (start, offset, field) in fields {
-                let before = Counts::of(node)?;
+                let before = VerdictCounts::of(node)?;
                 send_all(pod, to, (start, offset))?;
-                let dropped = || Ok(Counts::of(node)?.since(&before).get(Verdict::Malformed.label()) == Some(&COUNT));
+                let dropped =
+                    || Ok(VerdictCounts::of(node)?.since(&before).get(Verdict::Malformed.label()) == Some(&COUNT));
                 let all = time_until("they are dropped", PATIENCE / 10, dropped);
                 findings.note(all.is_ok(), &format!("{what} pod to {to}: a checksum into the {field} is malformed"));
             }

@@ -9,7 +9,7 @@
 
 use super::datagrams::{self, Answers, Exchange};
 use super::findings::Findings;
-use super::maps::{self, Counts};
+use super::maps::{self, VerdictCounts};
 use crate::prelude::*;
 use egress_lab::test_cluster::placement::{FIRST_V4, FIRST_V6, PATIENCE};
 use egress_lab::{EXT_LAN, UPLINK};
@@ -157,16 +157,16 @@ fn arrives(talk: &Exchange) -> bool {
     talk.answered_at.is_some_and(|number| number <= 3) && talk.errors.is_empty()
 }
 
-fn counts(cluster: &TestCluster) -> Result<Vec<Counts>> {
-    cluster.lab.nodes().iter().map(Counts::of).collect()
+fn counts(cluster: &TestCluster) -> Result<Vec<VerdictCounts>> {
+    cluster.lab.nodes().iter().map(VerdictCounts::of).collect()
 }
 
 /// What the nodes counted of sizes and drops since, all together, without the common verdicts.
-fn grown(cluster: &TestCluster, before: &[Counts]) -> Result<std::collections::BTreeMap<&'static str, u64>> {
+fn grown(cluster: &TestCluster, before: &[VerdictCounts]) -> Result<std::collections::BTreeMap<&'static str, u64>> {
     const COMMON: [&str; 6] = ["not_ours", "not_ip", "not_pod", "to_cluster", "not_selected", "to_own_node"];
     let mut all = std::collections::BTreeMap::new();
     for (node, before) in cluster.lab.nodes().iter().zip(before) {
-        for (label, packets) in Counts::of(node)?.since(before) {
+        for (label, packets) in VerdictCounts::of(node)?.since(before) {
             if !COMMON.contains(&label) {
                 *all.entry(label).or_insert(0) += packets;
             }

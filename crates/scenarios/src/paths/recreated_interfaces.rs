@@ -7,7 +7,7 @@ use std::net::TcpStream;
 use std::time::SystemTime;
 
 use super::findings::Findings;
-use super::maps::Counts;
+use super::maps::VerdictCounts;
 use crate::prelude::*;
 use egress_lab::Cni;
 use egress_lab::capture::dissect;
@@ -32,7 +32,7 @@ fn remade(context: &LabContext) -> Result<()> {
     end_earlier_connections(&cluster)?;
     let mut findings = Findings::default();
     let capture = Capture::watching(&cluster.lab, BTreeSet::from(plan::SERVER.both()))?;
-    let begun: Vec<Counts> = cluster.lab.nodes().iter().map(Counts::of).collect::<Result<_>>()?;
+    let begun: Vec<VerdictCounts> = cluster.lab.nodes().iter().map(VerdictCounts::of).collect::<Result<_>>()?;
     let mut flows = Vec::new();
     for node in 1..=3 {
         let pod = cluster.chosen(node)?;
@@ -79,7 +79,7 @@ fn remade(context: &LabContext) -> Result<()> {
         findings.equal(&format!("packets to the world with a {class:?}'s address"), &BTreeMap::new(), &leaked);
     }
     for (node, begun) in cluster.lab.nodes().iter().zip(&begun) {
-        println!("       {} counted {:?}", node.name(), Counts::of(node)?.since(begun));
+        println!("       {} counted {:?}", node.name(), VerdictCounts::of(node)?.since(begun));
     }
     let checksums = seen.check();
     findings.right(&format!("checksums of {} frames", seen.frames), &checksums);

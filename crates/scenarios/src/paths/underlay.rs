@@ -10,7 +10,7 @@ use egress_common::abi::Verdict;
 
 use super::findings::Findings;
 use super::forged_overlay::{COUNT, MARKER, send};
-use super::maps::Counts;
+use super::maps::VerdictCounts;
 use super::oversize;
 use egress_lab::test_cluster::placement::{FIRST_V6, OBJECT, PATIENCE};
 use egress_lab::traffic::packet::{self, TUNNEL_PORT};
@@ -50,10 +50,10 @@ fn too_narrow(cluster: &TestCluster, findings: &mut Findings) -> Result<()> {
     const HEADERS: u32 = 40 + 8;
     let (node, to) = (cluster.node(1)?, plan::SERVER.v6.into());
     for (length, arrives) in [(TOO_NARROW - 70, true), (1280, false)] {
-        let before = Counts::of(node)?;
+        let before = VerdictCounts::of(node)?;
         let ping = Ping { size: length - HEADERS, whole: true, count: 3, ..Ping::default() };
         let pong = client::ping(&cluster.chosen(1)?.netns, to, ping)?;
-        let lost = Counts::of(node)?.get(Verdict::OverlayTooNarrow) - before.get(Verdict::OverlayTooNarrow);
+        let lost = VerdictCounts::of(node)?.get(Verdict::OverlayTooNarrow) - before.get(Verdict::OverlayTooNarrow);
         let right = if arrives { (pong.received, lost) == (3, 0) } else { (pong.received, lost) == (0, 3) };
         let what = format!(
             "uplinks of {TOO_NARROW}, {length} bytes: {} of 3 answered, {lost} too large by name",
@@ -75,14 +75,15 @@ pub(super) fn known_by_ipv6(cluster: &TestCluster) -> Result<()> {
 /// Overlay packets from a neighbour on the nodes' network that is no node.
 fn forged(cluster: &TestCluster, findings: &mut Findings) -> Result<()> {
     let gateway = cluster.node(2)?;
-    let before = Counts::of(gateway)?;
+    let before = VerdictCounts::of(gateway)?;
     let source = SocketAddr::new(cluster.chosen(1)?.addresses.v6.into(), 5555);
     let inner = SocketAddr::new(plan::SERVER.v6.into(), MARKER);
     let payload = packet::overlay(cluster.egress_id(OBJECT)?, source, inner)?;
     let to = SocketAddr::new(IpAddr::V6(gateway.number.address().v6), TUNNEL_PORT);
     send(cluster.lab.ext(), to, &payload)?;
-    let refused =
-        || Ok::<_, anyhow::Error>(Counts::of(gateway)?.get(Verdict::ForgedOuter) - before.get(Verdict::ForgedOuter));
+    let refused = || {
+        Ok::<_, anyhow::Error>(VerdictCounts::of(gateway)?.get(Verdict::ForgedOuter) - before.get(Verdict::ForgedOuter))
+    };
     let all = time_until("forged packets are counted", PATIENCE / 10, || Ok(refused()? == COUNT));
     findings.note(all.is_ok(), &format!("{COUNT} packets with a forged outer source: {} refused", refused()?));
     Ok(())

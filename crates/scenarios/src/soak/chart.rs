@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::figures::{BAR, SoakRow, Table};
+use super::figures::{BAR, FaultTable, SoakRow};
 
 const LEFT: f64 = 60.0;
 const WIDTH: f64 = 720.0;
@@ -13,7 +13,7 @@ const LEAST_AXIS: f64 = 2000.0;
 /// The time below which nearly all fail-overs are to stay.
 const AIM: f64 = 1500.0;
 
-pub(super) fn svg(table: &Table) -> String {
+pub(super) fn svg(table: &FaultTable) -> String {
     let shown: Vec<(&String, &SoakRow)> = table.iter().filter(|(_, row)| !row.again_ms.is_empty()).collect();
     let longest = shown.iter().filter_map(|(_, row)| row.quantile(1.0)).fold(LEAST_AXIS, f64::max);
     let axis = (longest / BAR).ceil() * BAR;

@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub(crate) const PORT: u16 = 8090;
 
 /// Serves until it is dropped.
-pub(crate) struct Echo(Vec<Background<()>>);
+pub(crate) struct EchoServer(Vec<Background<()>>);
 
-impl Echo {
+impl EchoServer {
     pub(crate) fn start(netns: &Netns, addresses: &[IpAddr]) -> Result<Self> {
         let start = |address: &IpAddr| {
             let socket = netns.run(|| Ok(UdpSocket::bind(SocketAddr::new(*address, PORT))?));

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use super::sampler::Sample;
+use super::sampler::ConnectionSample;
 
 /// Width of a bar of the histogram, in milliseconds.
 pub(super) const BAR: f64 = 100.0;
@@ -20,10 +20,10 @@ pub(super) struct Interruption {
 }
 
 /// Looks through the samples of one pod, in any order.
-pub(super) fn interruption(samples: &[Sample], begun: Instant) -> Interruption {
-    let mut samples: Vec<&Sample> = samples.iter().filter(|sample| sample.sent >= begun).collect();
+pub(super) fn interruption(samples: &[ConnectionSample], begun: Instant) -> Interruption {
+    let mut samples: Vec<&ConnectionSample> = samples.iter().filter(|sample| sample.sent >= begun).collect();
     samples.sort_by_key(|sample| sample.sent);
-    let lost = |sample: &&&Sample| sample.answered.is_none();
+    let lost = |sample: &&&ConnectionSample| sample.answered.is_none();
     let mut interruption = Interruption {
         asked: samples.len() as u64,
         lost: samples.iter().filter(lost).count() as u64,
@@ -65,7 +65,7 @@ pub(super) struct SoakRow {
 }
 
 /// Rows by the name of the fault.
-pub(super) type Table = BTreeMap<String, SoakRow>;
+pub(super) type FaultTable = BTreeMap<String, SoakRow>;
 
 impl SoakRow {
     pub(super) fn add(&mut self, interruption: Interruption) {
@@ -135,11 +135,11 @@ mod tests {
 
     use super::*;
 
-    fn samples(begun: Instant, answered: &[bool]) -> Vec<Sample> {
+    fn samples(begun: Instant, answered: &[bool]) -> Vec<ConnectionSample> {
         let one = |(place, answered): (u32, &bool)| {
             let sent = begun + Duration::from_millis(10) * place;
             let address = "172.18.0.110".parse().expect("a literal");
-            Sample { sent, answered: answered.then(|| (sent + Duration::from_millis(1), address)) }
+            ConnectionSample { sent, answered: answered.then(|| (sent + Duration::from_millis(1), address)) }
         };
         (0..).zip(answered).map(one).collect()
     }

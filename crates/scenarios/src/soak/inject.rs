@@ -11,13 +11,13 @@ use egress_lab::topology::addresses::NodeNumber;
 
 /// What is hit: the gateway of the address that the round is about, and the node of the controller that leads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Target {
+pub(super) struct FaultTarget {
     pub(super) gateway: NodeNumber,
     pub(super) leader: NodeNumber,
     pub(super) subject: usize,
 }
 
-impl Target {
+impl FaultTarget {
     /// The node that the fault is on, if it is on one.
     pub(super) fn node(&self, fault: Fault) -> Option<NodeNumber> {
         match fault {
@@ -40,7 +40,7 @@ impl Target {
 }
 
 /// Begins a fault.
-pub(super) fn begin(cluster: &mut LoadedCluster, fault: Fault, target: Target) -> Result<()> {
+pub(super) fn begin(cluster: &mut LoadedCluster, fault: Fault, target: FaultTarget) -> Result<()> {
     let node = cluster.base.lab.node(target.gateway).clone();
     match fault {
         Fault::Cut => {
@@ -80,7 +80,7 @@ pub(super) fn begin(cluster: &mut LoadedCluster, fault: Fault, target: Target) -
 }
 
 /// Ends it.
-pub(super) fn end(cluster: &mut LoadedCluster, fault: Fault, target: Target) -> Result<()> {
+pub(super) fn end(cluster: &mut LoadedCluster, fault: Fault, target: FaultTarget) -> Result<()> {
     let node = cluster.base.lab.node(target.gateway).clone();
     match fault {
         Fault::Cut => {

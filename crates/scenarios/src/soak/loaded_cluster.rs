@@ -3,7 +3,7 @@
 
 use std::net::TcpStream;
 
-use super::echo::{self, Echo};
+use super::echo::{self, EchoServer};
 use super::sampler::Sampler;
 use super::streams::Streams;
 use crate::prelude::*;
@@ -15,7 +15,7 @@ use egress_lab::process::last_lines;
 use egress_toolchain::Built;
 
 /// How large it is, and what its processes are started with.
-pub(crate) struct Shape<'a> {
+pub(crate) struct ClusterShape<'a> {
     pub(crate) nodes: usize,
     /// The first nodes that may host egress IPs, by number: they get the addresses. All others may host them later.
     pub(crate) hosts: &'a [usize],
@@ -23,7 +23,7 @@ pub(crate) struct Shape<'a> {
     pub(crate) arguments: &'a [&'a str],
 }
 
-impl Shape<'_> {
+impl ClusterShape<'_> {
     /// The soak's: addresses are where the controller puts them.
     pub(crate) const SOAK: Self = Self { nodes: 3, hosts: &[1, 2, 3], arguments: &[] };
 }
@@ -33,14 +33,14 @@ const NAMESPACE: &str = "soak";
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// An object, and the addresses that it has in turns.
-pub(crate) struct Subject {
+pub(crate) struct AlternatingPolicy {
     pub(crate) name: &'static str,
     addresses: [&'static str; 2],
     /// Which of them it has now.
     turn: usize,
 }
 
-impl Subject {
+impl AlternatingPolicy {
     /// The address that the object has.
     pub(crate) fn address(&self) -> Result<IpAddr> {
         Ok(self.addresses[self.turn].parse()?)
@@ -69,8 +69,8 @@ pub(crate) struct LoadedCluster {
     pub(crate) capture: Capture,
     /// The machine that is stopped.
     pub(crate) stopped: Option<StoppedMachine>,
-    pub(crate) subjects: [Subject; 2],
-    echo: Echo,
+    pub(crate) subjects: [AlternatingPolicy; 2],
+    echo: EchoServer,
     pub(crate) base: TestCluster,
 }
 
@@ -81,7 +81,7 @@ fn pods(nodes: usize) -> impl Iterator<Item = PodSpec> {
 }
 
 impl LoadedCluster {
-    pub(crate) fn start(shape: &Shape<'_>, built: &Built, prefix: Option<&str>, logs: PathBuf) -> Result<Self> {
+    pub(crate) fn start(shape: &ClusterShape<'_>, built: &Built, prefix: Option<&str>, logs: PathBuf) -> Result<Self> {
         let builder = LabBuilder::default().nodes(shape.nodes).keep_logs(logs);
         let mut builder = pods(shape.nodes).fold(builder, LabBuilder::pod);
         if let Some(prefix) = prefix {
@@ -91,13 +91,13 @@ impl LoadedCluster {
         let mut base = TestCluster::bring_up(builder, Some(server_addresses), &ApiChoice::InMemory)?;
         let addresses: Vec<IpAddr> =
             (0..server_addresses).flat_map(|number| plan::server_address(number).both()).collect();
-        let echo = Echo::start(base.lab.outside(), &addresses)?;
+        let echo = EchoServer::start(base.lab.outside(), &addresses)?;
         // A socket for each sample: flows that are forgotten soon leave ports for those that come.
         let options = AgentOptions::new(&built.agent, &base.api).with(["--udp-timeout=20"]);
         base.start_agents(&options.with(shape.arguments.iter().copied()))?;
         let subjects = [
-            Subject { name: "four", addresses: ["172.18.0.110", "172.18.0.111"], turn: 0 },
-            Subject { name: "six", addresses: ["fd00:172:18::110", "fd00:172:18::111"], turn: 0 },
+            AlternatingPolicy { name: "four", addresses: ["172.18.0.110", "172.18.0.111"], turn: 0 },
+            AlternatingPolicy { name: "six", addresses: ["fd00:172:18::110", "fd00:172:18::111"], turn: 0 },
         ];
         let capture = Capture::watching_owners(&base.lab, addresses.into_iter().collect())?;
         let (callers, stopped) = (Vec::new(), None);
@@ -108,7 +108,7 @@ impl LoadedCluster {
     }
 
     /// Nodes host addresses, objects have them, and agents are ready.
-    fn serve(&mut self, shape: &Shape<'_>) -> Result<()> {
+    fn serve(&mut self, shape: &ClusterShape<'_>) -> Result<()> {
         let (hosts, others): (Vec<_>, Vec<_>) =
             self.nodes().into_iter().partition(|node| shape.hosts.contains(&(node.index() + 1)));
         hosts.iter().try_for_each(|node| self.assignable(*node, true))?;
@@ -196,7 +196,7 @@ impl LoadedCluster {
 
     /// The node of each object's address, as its status says.
     pub(crate) fn holders(&self) -> Result<Vec<Option<NodeNumber>>> {
-        let holder = |subject: &Subject| {
+        let holder = |subject: &AlternatingPolicy| {
             let object = self.base.api.get(&format!("{EGRESS_IPS}/{}", subject.name))?.unwrap_or_default();
             let items = object.pointer("/status/items").and_then(Value::as_array).cloned().unwrap_or_default();
             let [item] = items.as_slice() else { return Ok(None) };

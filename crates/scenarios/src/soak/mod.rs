@@ -30,7 +30,7 @@ use egress_lab::process::last_lines;
 use egress_toolchain::packages::{self, Purpose};
 use egress_toolchain::{BuildArgs, Built, Paths, Progress, ensure_built};
 use fault::{Extent, Fault, RoundPlan};
-use loaded_cluster::{LoadedCluster, Shape};
+use loaded_cluster::{ClusterShape, LoadedCluster};
 use report::SoakReport;
 use round::Soak;
 
@@ -89,13 +89,14 @@ pub fn run(args: &SoakArgs) -> Result<()> {
     let folder = paths.target.join("soak");
     let plans = args.plans();
     let first = plans.first().copied().context("no rounds")?;
-    progress.step(&format!("lab: {} nodes; seed {}, {} rounds", Shape::SOAK.nodes, args.seed, plans.len()));
+    progress.step(&format!("lab: {} nodes; seed {}, {} rounds", ClusterShape::SOAK.nodes, args.seed, plans.len()));
     let logs = folder.join("logs");
     if logs.exists() {
         std::fs::remove_dir_all(&logs).with_context(|| format!("remove {}", logs.display()))?;
     }
     let timeout = args.total_timeout.as_ref().map(|time| format!("--egressip-reachability-total-timeout={time}"));
-    let shape = Shape { arguments: &timeout.iter().map(String::as_str).collect::<Vec<_>>(), ..Shape::SOAK };
+    let shape =
+        ClusterShape { arguments: &timeout.iter().map(String::as_str).collect::<Vec<_>>(), ..ClusterShape::SOAK };
     let mut soak = Soak::new(LoadedCluster::start(&shape, &built, Some(&args.prefix), logs)?)?;
     let again = |round: usize| args.again(round);
     let mut played = 0;
@@ -137,7 +138,7 @@ fn ends(context: &LabContext) -> Result<()> {
     std::fs::set_permissions(&agent, PermissionsExt::from_mode(0o700))?;
     let built = Built { agent, ..context.built.clone() };
     let begin = Instant::now();
-    let Err(error) = LoadedCluster::start(&Shape::SOAK, &built, None, context.logs.clone()) else {
+    let Err(error) = LoadedCluster::start(&ClusterShape::SOAK, &built, None, context.logs.clone()) else {
         bail!("it starts without agents")
     };
     let (text, took) = (format!("{error:#}"), begin.elapsed());
@@ -171,7 +172,7 @@ const SHARED: [Fault; 13] = [
 fn short(context: &LabContext) -> Result<()> {
     let seed = std::env::var(SEED_VARIABLE).ok().and_then(|text| text.parse().ok()).unwrap_or(SEED);
     println!("seed {seed} ({SEED_VARIABLE} names another)");
-    let mut soak = Soak::new(LoadedCluster::start(&Shape::SOAK, &context.built, None, context.logs.clone())?)?;
+    let mut soak = Soak::new(LoadedCluster::start(&ClusterShape::SOAK, &context.built, None, context.logs.clone())?)?;
     let played = play_share(&mut soak, seed);
     let again =
         |round: usize| format!("round {round} of {SEED_VARIABLE}={seed} cargo xtask test --only lab --filter soak");

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::fs;
 
 use super::chart;
-use super::figures::{SoakRow, Table, quantile};
+use super::figures::{FaultTable, SoakRow, quantile};
 use super::round::{ReportedViolation, Soak};
 use crate::prelude::*;
 use egress_lab::columns::aligned;
@@ -13,7 +13,7 @@ use egress_lab::columns::aligned;
 pub(super) struct SoakReport<'a> {
     pub(super) seed: u64,
     pub(super) rounds: usize,
-    pub(super) table: &'a Table,
+    pub(super) table: &'a FaultTable,
     pub(super) violations: &'a [ReportedViolation],
     pub(super) missed: u32,
     pub(super) stalls_ms: &'a [f64],
@@ -142,7 +142,7 @@ mod tests {
     #[test]
     fn a_table_has_a_line_for_each_fault() {
         let row = SoakRow { rounds: 3, again_ms: vec![900.0, 1100.0], streams: 4, survived: 3, ..SoakRow::default() };
-        let table: Table = [("cut".to_owned(), row)].into();
+        let table: FaultTable = [("cut".to_owned(), row)].into();
         let again = |round: usize| format!("cargo xtask soak --seed 7 --round {round}");
         let report = SoakReport {
             seed: 7,

@@ -4,11 +4,11 @@
 use std::time::SystemTime;
 
 use super::fault::{Effect, Fault, RoundPlan};
-use super::figures::{SoakRow, Table, interruption};
-use super::inject::{self, Target};
+use super::figures::{FaultTable, SoakRow, interruption};
+use super::inject::{self, FaultTarget};
 use super::loaded_cluster::LoadedCluster;
 use super::outage_cost::OutageCost;
-use super::sampler::Sample;
+use super::sampler::ConnectionSample;
 use super::streams::StreamSnapshot;
 use super::wire::{Violation, Wire};
 use crate::prelude::*;
@@ -52,10 +52,10 @@ pub(super) struct Soak {
     pub(super) cluster: LoadedCluster,
     wire: Wire,
     /// Of this round, by caller.
-    samples: Vec<Vec<Sample>>,
+    samples: Vec<Vec<ConnectionSample>>,
     last_loss: Instant,
     pub(super) violations: Vec<ReportedViolation>,
-    pub(super) table: Table,
+    pub(super) table: FaultTable,
     /// Frames that the capture could not read in time.
     pub(super) missed: u32,
     /// How many watches agents have together at rest.
@@ -76,7 +76,7 @@ impl Soak {
             samples,
             last_loss: Instant::now(),
             violations: Vec::new(),
-            table: Table::new(),
+            table: FaultTable::new(),
             missed: 0,
             watches: 0,
             last_unrest: String::new(),
@@ -98,7 +98,7 @@ impl Soak {
         let before = self.cluster.holders()?;
         let gateway = before.get(plan.subject).copied().flatten().context("the address has no node")?;
         let (leader, _) = self.cluster.base.leader()?.context("no controller leads")?;
-        let target = Target { gateway, leader, subject: plan.subject };
+        let target = FaultTarget { gateway, leader, subject: plan.subject };
         self.pump(plan);
         self.samples.iter_mut().for_each(Vec::clear);
         let snapshots: Vec<StreamSnapshot> =
@@ -300,7 +300,7 @@ impl Soak {
     fn account(
         &mut self,
         plan: &RoundPlan,
-        target: Target,
+        target: FaultTarget,
         (before, after): (&[Option<NodeNumber>], &[Option<NodeNumber>]),
         snapshots: &[StreamSnapshot],
         (begun, ended, rest): (Instant, Instant, Duration),
@@ -343,7 +343,7 @@ impl Soak {
     }
 }
 
-fn line(plan: &RoundPlan, target: Target, row: &SoakRow) -> String {
+fn line(plan: &RoundPlan, target: FaultTarget, row: &SoakRow) -> String {
     let at = target.node(plan.fault).map(|node| format!(" {}", node.name())).unwrap_or_default();
     let led = if target.gateway == target.leader && !at.is_empty() { " (leads)" } else { "" };
     let times: Vec<String> = row.again_ms.iter().map(|time| format!("{time:.0}")).collect();
@@ -372,13 +372,13 @@ fn is_egress(source: IpAddr) -> bool {
 }
 
 /// From the end of a fault until the last loss, in milliseconds.
-fn back(samples: &[Sample], ended: Instant) -> f64 {
+fn back(samples: &[ConnectionSample], ended: Instant) -> f64 {
     let lost = samples.iter().filter(|sample| sample.answered.is_none()).map(|sample| sample.sent).max();
     lost.map_or(0.0, |last| last.saturating_duration_since(ended).as_secs_f64() * 1000.0)
 }
 
 /// The longest time between two samples, in milliseconds.
-fn longest_gap(samples: &[Sample]) -> f64 {
+fn longest_gap(samples: &[ConnectionSample]) -> f64 {
     let mut times: Vec<Instant> = samples.iter().map(|sample| sample.sent).collect();
     times.sort_unstable();
     let gaps = times.windows(2).map(|pair| pair[1].duration_since(pair[0]).as_secs_f64() * 1000.0);

@@ -19,7 +19,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
 
 /// One new connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Sample {
+pub(crate) struct ConnectionSample {
     pub(crate) sent: Instant,
     /// When the answer came, and the address that the world saw.
     pub(crate) answered: Option<(Instant, IpAddr)>,
@@ -27,7 +27,7 @@ pub(crate) struct Sample {
 
 /// A pod that samples until it is finished.
 pub(crate) struct Sampler {
-    samples: Arc<Mutex<Vec<Sample>>>,
+    samples: Arc<Mutex<Vec<ConnectionSample>>>,
     work: Background<()>,
 }
 
@@ -45,7 +45,7 @@ impl Sampler {
     }
 
     /// What is known so far and was not taken before, in the order in which it became known.
-    pub(crate) fn take(&self) -> Vec<Sample> {
+    pub(crate) fn take(&self) -> Vec<ConnectionSample> {
         std::mem::take(&mut *lock(&self.samples))
     }
 
@@ -54,11 +54,11 @@ impl Sampler {
     }
 }
 
-fn lock(samples: &Mutex<Vec<Sample>>) -> MutexGuard<'_, Vec<Sample>> {
+fn lock(samples: &Mutex<Vec<ConnectionSample>>) -> MutexGuard<'_, Vec<ConnectionSample>> {
     samples.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-async fn sample_until(to: SocketAddr, into: &Arc<Mutex<Vec<Sample>>>, stop: &AtomicBool) {
+async fn sample_until(to: SocketAddr, into: &Arc<Mutex<Vec<ConnectionSample>>>, stop: &AtomicBool) {
     let mut ticks = interval(EVERY);
     // A machine that is late is late; a burst afterwards would say nothing about the time in between.
     ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
@@ -69,7 +69,7 @@ async fn sample_until(to: SocketAddr, into: &Arc<Mutex<Vec<Sample>>>, stop: &Ato
             let sent = Instant::now();
             let seen = timeout(PATIENCE, ask(to)).await.ok().flatten();
             let answered = seen.map(|seen| (Instant::now(), seen));
-            lock(&into).push(Sample { sent, answered });
+            lock(&into).push(ConnectionSample { sent, answered });
         });
     }
 }

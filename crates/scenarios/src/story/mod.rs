@@ -22,7 +22,7 @@ use report::StoryReport;
 use walkthrough::Walkthrough;
 
 #[derive(Args)]
-pub struct RunArgs {
+pub struct StoryArgs {
     /// How many nodes
     #[arg(long, default_value_t = 3)]
     nodes: usize,
@@ -51,7 +51,7 @@ pub struct RunArgs {
     build: BuildArgs,
 }
 
-pub fn run(args: &RunArgs) -> Result<()> {
+pub fn run(args: &StoryArgs) -> Result<()> {
     ensure!(args.nodes >= 2, "the story moves an address from node to node and needs at least two");
     ensure!(args.pods >= 1, "the story needs pods");
     let progress = Progress::start();
@@ -85,7 +85,7 @@ pub fn run(args: &RunArgs) -> Result<()> {
 }
 
 /// Brings up everything that the story needs.
-fn set(args: &RunArgs, agent: PathBuf, paths: &Paths, progress: &Progress) -> Result<Walkthrough> {
+fn set(args: &StoryArgs, agent: PathBuf, paths: &Paths, progress: &Progress) -> Result<Walkthrough> {
     // Objects of a story that was broken off on the same server are removed first.
     let api = ApiChoice::new(args.kubeconfig.clone());
     let mut cluster = TestCluster::bring_up_on(lab_of(args, paths), &api, steps::withdraw)?;
@@ -103,12 +103,12 @@ fn set(args: &RunArgs, agent: PathBuf, paths: &Paths, progress: &Progress) -> Re
 }
 
 /// Packets are logged under the name of the programs' crate.
-fn log_options(args: &RunArgs) -> Vec<String> {
+fn log_options(args: &StoryArgs) -> Vec<String> {
     let level = args.build.log_packets.then_some("--log-level=info,egress_ebpf=trace");
     level.into_iter().map(str::to_owned).collect()
 }
 
-fn lab_of(args: &RunArgs, paths: &Paths) -> LabBuilder {
+fn lab_of(args: &StoryArgs, paths: &Paths) -> LabBuilder {
     let mut builder = LabBuilder::default().readable_prefix(&args.prefix).nodes(args.nodes);
     for pod in pods::pods(args.nodes, args.pods) {
         builder = builder.pod(pod);
@@ -136,7 +136,7 @@ fn show_agents(walkthrough: &Walkthrough) {
     }
 }
 
-fn take_down(walkthrough: Walkthrough, args: &RunArgs) -> Result<()> {
+fn take_down(walkthrough: Walkthrough, args: &StoryArgs) -> Result<()> {
     let Walkthrough { capture, mut cluster, .. } = walkthrough;
     cluster.agents.clear();
     drop(capture);

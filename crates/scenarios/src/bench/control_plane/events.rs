@@ -10,7 +10,7 @@ use aya::maps::{HashMap, Map, MapData};
 use egress_common::abi::{Addr, PodEntry};
 
 use super::large_cluster::{self, Scale};
-use super::{Effort, ScaleCluster};
+use super::{ControlPlaneEffort, ScaleCluster};
 
 /// 100 a second.
 const PACE: Duration = Duration::from_millis(10);
@@ -19,16 +19,16 @@ const POLL_INTERVAL: Duration = Duration::from_micros(200);
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// What was changed, and is not in the map yet.
-struct Sent {
+struct PendingEvent {
     pod: Addr,
     is_selected: bool,
     at: Instant,
 }
 
 /// Milliseconds from each event to the map.
-pub(super) fn play(cluster: &ScaleCluster, effort: &Effort, events: usize) -> Result<Vec<f64>> {
+pub(super) fn play(cluster: &ScaleCluster, effort: &ControlPlaneEffort, events: usize) -> Result<Vec<f64>> {
     let pods = open::<Addr, PodEntry>(cluster.node()?, "pods")?;
-    let mut under_way: Vec<Sent> = Vec::new();
+    let mut under_way: Vec<PendingEvent> = Vec::new();
     let mut arrivals = Vec::with_capacity(events);
     let start = Instant::now();
     let mut next = 0;
@@ -55,7 +55,7 @@ pub(super) fn play(cluster: &ScaleCluster, effort: &Effort, events: usize) -> Re
 }
 
 /// The n-th event: first each pod loses its label, then each gets it back, and so on.
-fn send(cluster: &ScaleCluster, scale: &Scale, number: usize) -> Result<Sent> {
+fn send(cluster: &ScaleCluster, scale: &Scale, number: usize) -> Result<PendingEvent> {
     let place = number % scale.own_pods;
     let is_selected = (number / scale.own_pods) % 2 == 1;
     let app = if is_selected { large_cluster::app(place) } else { "none".to_owned() };
@@ -66,7 +66,7 @@ fn send(cluster: &ScaleCluster, scale: &Scale, number: usize) -> Result<Sent> {
     // The watch carries it from the moment when the server has stored it.
     let at = Instant::now();
     cluster.server()?.request(&Method::PATCH, &path, "application/merge-patch+json", &patch)?;
-    Ok(Sent { pod, is_selected, at })
+    Ok(PendingEvent { pod, is_selected, at })
 }
 
 /// The agent's own map, by its pin.

@@ -7,7 +7,7 @@ use crate::prelude::*;
 
 /// In the order of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Figure {
+pub(super) enum ControlPlaneFigure {
     Synchronised,
     BytesToSynchronise,
     PeakMemory,
@@ -34,7 +34,7 @@ pub(super) enum Figure {
     LeaderMemory,
 }
 
-impl Figure {
+impl ControlPlaneFigure {
     const fn name(self) -> &'static str {
         match self {
             Self::Synchronised => "one agent: start to synchronised",
@@ -91,15 +91,15 @@ impl Figure {
 }
 
 #[derive(Default)]
-pub(in super::super) struct Figures(Vec<(Figure, Vec<f64>)>);
+pub(in super::super) struct Figures(Vec<(ControlPlaneFigure, Vec<f64>)>);
 
 impl Figures {
-    pub(super) fn add(&mut self, figure: Figure, samples: &[f64]) {
+    pub(super) fn add(&mut self, figure: ControlPlaneFigure, samples: &[f64]) {
         self.0.push((figure, samples.to_vec()));
     }
 
     /// Of milliseconds from an event to the map: the median, the 99th percentile, the worst.
-    pub(super) fn add_percentiles(&mut self, figures: [Figure; 3], arrivals: &[f64]) {
+    pub(super) fn add_percentiles(&mut self, figures: [ControlPlaneFigure; 3], arrivals: &[f64]) {
         let mut sorted = arrivals.to_vec();
         sorted.sort_by(f64::total_cmp);
         let at = |percent: usize| sorted.get((sorted.len() * percent / 100).min(sorted.len().saturating_sub(1)));
@@ -108,7 +108,7 @@ impl Figures {
         }
     }
 
-    fn sorted(&self) -> Vec<&(Figure, Vec<f64>)> {
+    fn sorted(&self) -> Vec<&(ControlPlaneFigure, Vec<f64>)> {
         let mut figures: Vec<_> = self.0.iter().collect();
         figures.sort_by_key(|(figure, _)| *figure);
         figures

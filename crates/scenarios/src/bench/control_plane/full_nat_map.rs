@@ -6,8 +6,8 @@ use crate::prelude::*;
 use egress_common::abi::{Addr, Direction, MAX_EGRESS_ID, NatEntry, Origin, Tuple};
 
 use super::events::{self, open};
-use super::figures::{Figure, Figures};
-use super::{Effort, ScaleCluster};
+use super::figures::{ControlPlaneFigure, Figures};
+use super::{ControlPlaneEffort, ScaleCluster};
 
 /// In the node's own network namespace.
 pub(super) const METRICS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9477);
@@ -21,8 +21,13 @@ const PODS: Ipv4Addr = Ipv4Addr::new(10, 190, 0, 0);
 const EGRESS_IP: Ipv4Addr = Ipv4Addr::new(172, 18, 255, 254);
 
 impl ScaleCluster {
-    pub(super) fn bear(&mut self, effort: &Effort, say: &dyn Fn(&str), figures: &mut Figures) -> Result<()> {
-        figures.add(Figure::Scrape, &self.scrapes()?);
+    pub(super) fn bear(
+        &mut self,
+        effort: &ControlPlaneEffort,
+        say: &dyn Fn(&str),
+        figures: &mut Figures,
+    ) -> Result<()> {
+        figures.add(ControlPlaneFigure::Scrape, &self.scrapes()?);
         say(&format!("another leads: {} mappings", effort.mappings));
         self.fill(effort.mappings)?;
         let process = self.process()?;
@@ -30,10 +35,17 @@ impl ScaleCluster {
             std::thread::sleep(effort.rest);
             Ok(())
         })?;
-        figures.add(Figure::FullCpuAtRest, &[cost.percent_of_a_core]);
-        figures.add(Figure::FullScrape, &self.scrapes()?);
+        figures.add(ControlPlaneFigure::FullCpuAtRest, &[cost.percent_of_a_core]);
+        figures.add(ControlPlaneFigure::FullScrape, &self.scrapes()?);
         let arrivals = events::play(self, effort, 2 * effort.scale.own_pods)?;
-        figures.add_percentiles([Figure::FullEventMedian, Figure::FullEventTail, Figure::FullEventWorst], &arrivals);
+        figures.add_percentiles(
+            [
+                ControlPlaneFigure::FullEventMedian,
+                ControlPlaneFigure::FullEventTail,
+                ControlPlaneFigure::FullEventWorst,
+            ],
+            &arrivals,
+        );
         Ok(())
     }
 

@@ -1,6 +1,6 @@
 //! What the controller does: all objects of a cluster without assignments, then the loss of one node.
 
-use super::figures::{Figure, Figures};
+use super::figures::{ControlPlaneFigure, Figures};
 use super::large_cluster::{self, Scale};
 use super::{PATIENCE, ScaleCluster, text};
 use crate::prelude::*;
@@ -17,8 +17,8 @@ impl ScaleCluster {
         let begin = Instant::now();
         self.start_agent()?;
         let took = self.wait_for(begin, say, |items| items.len() == scale.objects)?;
-        figures.add(Figure::AllAssigned, &[took.as_secs_f64()]);
-        figures.add(Figure::AllAssignedWrites, &[(self.server()?.written(OBJECTS) - before) as f64]);
+        figures.add(ControlPlaneFigure::AllAssigned, &[took.as_secs_f64()]);
+        figures.add(ControlPlaneFigure::AllAssignedWrites, &[(self.server()?.written(OBJECTS) - before) as f64]);
         self.settle()?;
 
         // Not the real node: the controller is there.
@@ -39,13 +39,13 @@ impl ScaleCluster {
             Ok(())
         })?;
         let writes = self.server()?.written(OBJECTS) - before;
-        figures.add(Figure::LossAddresses, &[theirs.len() as f64]);
-        figures.add(Figure::Loss, &[took.as_secs_f64()]);
-        figures.add(Figure::LossCpu, &[cost.percent_of_a_core / 100.0 * took.as_secs_f64()]);
-        figures.add(Figure::LossWrites, &[writes as f64]);
+        figures.add(ControlPlaneFigure::LossAddresses, &[theirs.len() as f64]);
+        figures.add(ControlPlaneFigure::Loss, &[took.as_secs_f64()]);
+        figures.add(ControlPlaneFigure::LossCpu, &[cost.percent_of_a_core / 100.0 * took.as_secs_f64()]);
+        figures.add(ControlPlaneFigure::LossWrites, &[writes as f64]);
         self.settle()?;
         let process = self.controller()?;
-        figures.add(Figure::LeaderMemory, &[process.memory()?.resident_mib]);
+        figures.add(ControlPlaneFigure::LeaderMemory, &[process.memory()?.resident_mib]);
         Ok(())
     }
 

@@ -22,9 +22,9 @@ use egress_lab::api_objects::HEALTH_PORT;
 use egress_lab::apiserver::ApiServer;
 use egress_lab::kube_api::ApiChoice;
 use egress_toolchain::Built;
-use figures::{Figure, Figures};
+use figures::{ControlPlaneFigure, Figures};
 use large_cluster::Scale;
-use process::Process;
+use process::MeasuredProcess;
 
 pub(super) use figures::{table, write};
 
@@ -36,7 +36,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(5);
 const PATIENCE: Duration = Duration::from_secs(600);
 
 /// How much of it.
-pub(super) struct Effort {
+pub(super) struct ControlPlaneEffort {
     scale: Scale,
     /// How often the agent is started and synchronises.
     starts: usize,
@@ -46,7 +46,7 @@ pub(super) struct Effort {
     mappings: u32,
 }
 
-impl Effort {
+impl ControlPlaneEffort {
     pub(super) fn new(quick: bool) -> Self {
         match quick {
             true => {
@@ -67,7 +67,7 @@ struct ScaleCluster {
     options: AgentOptions,
 }
 
-pub(super) fn measure(built: &Built, prefix: &str, effort: &Effort, say: &dyn Fn(&str)) -> Result<Figures> {
+pub(super) fn measure(built: &Built, prefix: &str, effort: &ControlPlaneEffort, say: &dyn Fn(&str)) -> Result<Figures> {
     let scale = &effort.scale;
     say(&format!(
         "{} nodes, {} pods, {} of them on the real node, {} objects",
@@ -139,14 +139,14 @@ impl ScaleCluster {
         self.base.agents.first_mut().context("no agent runs")
     }
 
-    fn controller(&mut self) -> Result<Process> {
+    fn controller(&mut self) -> Result<MeasuredProcess> {
         let pid = self.agent()?.controller()?.pid()?.context("the controller does not run")?;
-        Ok(Process::of(pid))
+        Ok(MeasuredProcess::of(pid))
     }
 
-    fn process(&mut self) -> Result<Process> {
+    fn process(&mut self) -> Result<MeasuredProcess> {
         let pid = self.agent()?.pid()?.context("the agent does not run")?;
-        Ok(Process::of(pid))
+        Ok(MeasuredProcess::of(pid))
     }
 
     fn is_synchronised(&self) -> Result<bool> {
@@ -156,7 +156,7 @@ impl ScaleCluster {
     }
 
     /// One agent of many; the controller is elsewhere.
-    fn follow(&mut self, effort: &Effort, say: &dyn Fn(&str), figures: &mut Figures) -> Result<()> {
+    fn follow(&mut self, effort: &ControlPlaneEffort, say: &dyn Fn(&str), figures: &mut Figures) -> Result<()> {
         say("the agent: start to synchronised");
         self.agent()?.controller()?.kill()?;
         let (mut starts, mut bytes) = (Vec::new(), Vec::new());
@@ -166,17 +166,17 @@ impl ScaleCluster {
             starts.push(self.start_agent()?.as_secs_f64());
             bytes.push((process::received(self.node()?)? - before) as f64 / 1e6);
         }
-        figures.add(Figure::Synchronised, &starts);
-        figures.add(Figure::BytesToSynchronise, &bytes);
+        figures.add(ControlPlaneFigure::Synchronised, &starts);
+        figures.add(ControlPlaneFigure::BytesToSynchronise, &bytes);
         let process = self.process()?;
-        figures.add(Figure::PeakMemory, &[process.memory()?.peak_mib]);
+        figures.add(ControlPlaneFigure::PeakMemory, &[process.memory()?.peak_mib]);
         say("the agent: at rest");
         let cost = process.cost_of(|| {
             std::thread::sleep(effort.rest);
             Ok(())
         })?;
-        figures.add(Figure::CpuAtRest, &[cost.percent_of_a_core]);
-        figures.add(Figure::Memory, &[process.memory()?.resident_mib]);
+        figures.add(ControlPlaneFigure::CpuAtRest, &[cost.percent_of_a_core]);
+        figures.add(ControlPlaneFigure::Memory, &[process.memory()?.resident_mib]);
         say(&format!("the agent: {} pod events", effort.events));
         let before = process::received(self.node()?)?;
         let mut arrivals = Vec::new();
@@ -185,10 +185,13 @@ impl ScaleCluster {
             Ok(())
         })?;
         let received = process::received(self.node()?)? - before;
-        figures.add(Figure::CpuAtEvents, &[cost.percent_of_a_core]);
-        figures.add(Figure::BytesPerEvent, &[received as f64 / arrivals.len() as f64]);
-        figures.add_percentiles([Figure::EventMedian, Figure::EventTail, Figure::EventWorst], &arrivals);
-        figures.add(Figure::MemoryAtEnd, &[process.memory()?.resident_mib]);
+        figures.add(ControlPlaneFigure::CpuAtEvents, &[cost.percent_of_a_core]);
+        figures.add(ControlPlaneFigure::BytesPerEvent, &[received as f64 / arrivals.len() as f64]);
+        figures.add_percentiles(
+            [ControlPlaneFigure::EventMedian, ControlPlaneFigure::EventTail, ControlPlaneFigure::EventWorst],
+            &arrivals,
+        );
+        figures.add(ControlPlaneFigure::MemoryAtEnd, &[process.memory()?.resident_mib]);
         Ok(())
     }
 

@@ -9,7 +9,7 @@ use nix::unistd::{Pid, SysconfVar, sysconf};
 use egress_lab::{LabNode, UPLINK};
 
 #[derive(Clone, Copy)]
-pub(super) struct Process(Pid);
+pub(super) struct MeasuredProcess(Pid);
 
 pub(super) struct Memory {
     pub(super) resident_mib: f64,
@@ -20,7 +20,7 @@ pub(super) struct Cost {
     pub(super) percent_of_a_core: f64,
 }
 
-impl Process {
+impl MeasuredProcess {
     pub(super) const fn of(pid: Pid) -> Self {
         Self(pid)
     }

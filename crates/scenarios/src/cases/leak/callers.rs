@@ -2,7 +2,7 @@
 
 use std::time::SystemTime;
 
-use super::judge::{self, Judgement, State, judge};
+use super::judge::{self, CallerState, Judgement, judge};
 use crate::prelude::*;
 use egress_lab::capture::{CapturedPacket, Seen};
 use egress_lab::topology::addresses::Dual;
@@ -68,7 +68,7 @@ pub(super) struct LeakCaller {
     pub(super) server_address: Dual,
     pub(super) node: Dual,
     pub(super) pod: Dual,
-    pub(super) history: Vec<State>,
+    pub(super) history: Vec<CallerState>,
 }
 
 impl LeakCaller {
@@ -84,7 +84,7 @@ impl LeakCaller {
     /// From now on these are right.
     pub(super) fn is_now(&mut self, asked: SystemTime, allowed: &[IpAddr]) {
         let allowed: BTreeSet<IpAddr> = allowed.iter().copied().collect();
-        self.history.push(State { asked, answered: SystemTime::now(), allowed });
+        self.history.push(CallerState { asked, answered: SystemTime::now(), allowed });
     }
 
     /// From now on it is like any unselected pod. Of a pod that was selected before, the host's connection
@@ -112,7 +112,7 @@ impl LeakCaller {
 }
 
 /// Judges the packets to a address by anybody's history.
-pub(super) fn judge_as(history: &[State], server_address: Dual, seen: &Seen) -> Judgement {
+pub(super) fn judge_as(history: &[CallerState], server_address: Dual, seen: &Seen) -> Judgement {
     let mut judgement = Judgement::default();
     for destination in server_address.both() {
         // Once no object lists an address, it is any address to a node, which says "unreachable" to late answers: as

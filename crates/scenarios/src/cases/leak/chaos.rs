@@ -9,17 +9,17 @@ use crate::prelude::*;
 use egress_lab::random::SplitMix64;
 
 /// The addresses of an object.
-type Pair = [&'static str; 2];
+type AddressPair = [&'static str; 2];
 
-const FIRST: Pair = ["172.18.0.110", "fd00:172:18::110"];
-const SECOND: Pair = ["172.18.0.111", "fd00:172:18::111"];
-const BRIEF: Pair = ["172.18.0.112", "fd00:172:18::112"];
-const TOWN: Pair = ["172.18.0.113", "fd00:172:18::113"];
+const FIRST: AddressPair = ["172.18.0.110", "fd00:172:18::110"];
+const SECOND: AddressPair = ["172.18.0.111", "fd00:172:18::111"];
+const BRIEF: AddressPair = ["172.18.0.112", "fd00:172:18::112"];
+const TOWN: AddressPair = ["172.18.0.113", "fd00:172:18::113"];
 /// On no node's network.
-const HOPELESS: Pair = ["192.0.2.50", "2001:db8:dead::50"];
-const SILENT: Pair = ["192.0.2.51", "2001:db8:dead::51"];
+const HOPELESS: AddressPair = ["192.0.2.50", "2001:db8:dead::50"];
+const SILENT: AddressPair = ["192.0.2.51", "2001:db8:dead::51"];
 
-fn ips(pair: Pair) -> Vec<IpAddr> {
+fn ips(pair: AddressPair) -> Vec<IpAddr> {
     pair.iter().filter_map(|text| text.parse().ok()).collect()
 }
 
@@ -34,7 +34,7 @@ pub(super) struct Chaos {
     pub(super) callers: Vec<LeakCaller>,
     random: SplitMix64,
     /// Of `always` and of `pair`, which swap them.
-    pairs: [Pair; 2],
+    pairs: [AddressPair; 2],
     /// Assignable nodes, at least two.
     gateways: Vec<usize>,
     swapped: SystemTime,
@@ -213,6 +213,6 @@ impl Chaos {
     }
 }
 
-fn grouped(name: &str, pair: Pair) -> Value {
+fn grouped(name: &str, pair: AddressPair) -> Value {
     egress_ip(name, &pair, &all(), &labels("group", name))
 }

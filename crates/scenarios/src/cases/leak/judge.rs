@@ -18,7 +18,7 @@ pub(super) const IN_FLIGHT: Duration = Duration::from_millis(100);
 
 /// One state of a caller.
 #[derive(Debug, Clone)]
-pub(super) struct State {
+pub(super) struct CallerState {
     /// When the API server was asked for it: no node can know it before.
     pub(super) asked: SystemTime,
     /// When the API server had answered: from then on the state before is over.
@@ -52,15 +52,18 @@ impl Judgement {
 }
 
 /// Judges the packets to one destination, in their order.
-pub(super) fn judge(history: &[State], captured: impl Iterator<Item = CapturedPacket>) -> Judgement {
+pub(super) fn judge(history: &[CallerState], captured: impl Iterator<Item = CapturedPacket>) -> Judgement {
     let ends = history.iter().skip(1).map(|next| Some(next.answered)).chain([None]);
-    let mut open: Vec<Open<'_>> =
-        history.iter().zip(ends).map(|(state, end)| Open { state, end, until: end.map(|end| end + LIMIT) }).collect();
+    let mut open: Vec<OpenState<'_>> = history
+        .iter()
+        .zip(ends)
+        .map(|(state, end)| OpenState { state, end, until: end.map(|end| end + LIMIT) })
+        .collect();
     let mut judgement = Judgement::default();
     for packet in captured {
         *judgement.sources.entry(packet.source).or_default() += 1;
         // The newest state that fits: what it shows ends those before it that do not allow it.
-        let fits = |open: &Open<'_>| open.holds(packet.at) && open.state.allowed.contains(&packet.source);
+        let fits = |open: &OpenState<'_>| open.holds(packet.at) && open.state.allowed.contains(&packet.source);
         let Some(place) = open.iter().rposition(fits) else {
             judgement.wrong.push(packet);
             continue;
@@ -82,14 +85,14 @@ pub(super) fn judge(history: &[State], captured: impl Iterator<Item = CapturedPa
 }
 
 /// A state, and how long it explains packets.
-struct Open<'a> {
-    state: &'a State,
+struct OpenState<'a> {
+    state: &'a CallerState,
     /// When the next state was known to hold.
     end: Option<SystemTime>,
     until: Option<SystemTime>,
 }
 
-impl Open<'_> {
+impl OpenState<'_> {
     fn holds(&self, at: SystemTime) -> bool {
         self.state.asked <= at && self.until.is_none_or(|until| at <= until)
     }
@@ -108,12 +111,12 @@ mod tests {
         SystemTime::UNIX_EPOCH + Duration::from_millis(millis)
     }
 
-    fn state(millis: u64, allowed: &[&str]) -> State {
+    fn state(millis: u64, allowed: &[&str]) -> CallerState {
         let allowed = allowed.iter().map(|text| text.parse().expect("address")).collect();
-        State { asked: at(millis), answered: at(millis + 10), allowed }
+        CallerState { asked: at(millis), answered: at(millis + 10), allowed }
     }
 
-    fn wrong(history: &[State], packets: &[(u64, &str)]) -> Vec<usize> {
+    fn wrong(history: &[CallerState], packets: &[(u64, &str)]) -> Vec<usize> {
         let packet = |(millis, source): &(u64, &str)| CapturedPacket {
             at: at(*millis),
             node: NodeNumber::new(1).expect("one is a node"),
