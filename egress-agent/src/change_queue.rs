@@ -19,20 +19,20 @@ use egress_core::model::view::{Change, Labels, Pod, PodKey, Update, filled};
 
 /// Pending changes of one kind.
 #[derive(Debug)]
-struct Pending<K, V> {
+struct PendingChanges<K, V> {
     /// A full list, with later changes applied.
     list: Option<BTreeMap<K, V>>,
     /// Without a pending list, the latest state of each object; `None` for a deleted one.
     changes: BTreeMap<K, Option<V>>,
 }
 
-impl<K, V> Default for Pending<K, V> {
+impl<K, V> Default for PendingChanges<K, V> {
     fn default() -> Self {
         Self { list: None, changes: BTreeMap::new() }
     }
 }
 
-impl<K: Ord, V> Pending<K, V> {
+impl<K: Ord, V> PendingChanges<K, V> {
     fn put(&mut self, update: Update<K, V>) {
         match update {
             Update::Replaced(list) => {
@@ -66,11 +66,11 @@ impl<K: Ord, V> Pending<K, V> {
 
 #[derive(Debug, Default)]
 struct Inbox {
-    policies: Pending<PolicyKey, Arc<EgressPolicy>>,
-    namespaces: Pending<String, Labels>,
-    pods: Pending<PodKey, Pod>,
-    nodes: Pending<String, Arc<Node>>,
-    services: Pending<ServiceKey, Service>,
+    policies: PendingChanges<PolicyKey, Arc<EgressPolicy>>,
+    namespaces: PendingChanges<String, Labels>,
+    pods: PendingChanges<PodKey, Pod>,
+    nodes: PendingChanges<String, Arc<Node>>,
+    services: PendingChanges<ServiceKey, Service>,
     ledger: Option<Arc<Ledger>>,
     /// When the first pending change arrived.
     since: Option<Instant>,
@@ -108,12 +108,12 @@ impl Inbox {
 }
 
 #[derive(Debug, Default)]
-struct Shared {
+struct SharedInbox {
     inbox: Mutex<Inbox>,
     changed: Notify,
 }
 
-impl Shared {
+impl SharedInbox {
     /// A change is applied as a whole, so a panic cannot leave the queue inconsistent.
     fn inbox(&self) -> MutexGuard<'_, Inbox> {
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
@@ -122,18 +122,18 @@ impl Shared {
 
 /// Sends changes; dropping it ends them.
 #[derive(Debug)]
-pub struct ChangeSender(Arc<Shared>);
+pub struct ChangeSender(Arc<SharedInbox>);
 
 /// Receives them.
 #[derive(Debug)]
 pub struct ChangeReceiver {
-    shared: Arc<Shared>,
+    shared: Arc<SharedInbox>,
     /// When the first change of the latest batch arrived.
     since: Option<Instant>,
 }
 
 pub fn inbox() -> (ChangeSender, ChangeReceiver) {
-    let shared = Arc::new(Shared::default());
+    let shared = Arc::new(SharedInbox::default());
     (ChangeSender(shared.clone()), ChangeReceiver { shared, since: None })
 }
 

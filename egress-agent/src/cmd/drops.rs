@@ -57,7 +57,7 @@ fn reason(text: &str) -> Result<String, String> {
 
 /// A drop as it is printed.
 #[derive(Debug, Serialize)]
-struct Row<'s> {
+struct DropRow<'s> {
     time: String,
     reason: &'s str,
     protocol: String,
@@ -80,7 +80,7 @@ const fn is_zero(number: &u32) -> bool {
     *number == 0
 }
 
-impl<'s> Row<'s> {
+impl<'s> DropRow<'s> {
     fn of(sample: &'s Sample, names: &'s Names) -> Self {
         let pod = |end: &std::net::SocketAddr| names.pods.get(&end.ip()).map(String::as_str);
         let time = Timestamp::try_from(sample.at).unwrap_or_default();
@@ -150,7 +150,7 @@ impl Show<'_> {
             self.read_names(&self.args.socket).await;
             out = io::stdout().lock();
         }
-        let row = Row::of(&sample, &self.names);
+        let row = DropRow::of(&sample, &self.names);
         match self.args.output {
             Output::Table => writeln!(out, "{}", row.line()),
             Output::Json => writeln!(out, "{}", serde_json::to_string(&row)?),
@@ -204,13 +204,13 @@ mod tests {
         let sample = sample();
         let mut names = Names::default();
         assert_eq!(
-            Row::of(&sample, &names).line(),
+            DropRow::of(&sample, &names).line(),
             "1970-01-01T00:00:01.500Z no_gateway         tcp 10.244.1.10:4000 -> 198.51.100.10:80, 60 bytes, 4294967295, \
              egress ID 3"
         );
         names.pods.insert(sample.source.ip(), "red/one".to_owned());
         names.objects.insert(3, "first".to_owned());
-        let row = Row::of(&sample, &names);
+        let row = DropRow::of(&sample, &names);
         assert!(row.line().contains("10.244.1.10:4000 (red/one) -> 198.51.100.10:80, 60 bytes, 4294967295, first"));
         let json = serde_json::to_value(&row).expect("JSON");
         assert_eq!((&json["source_pod"], &json["object"]), (&"red/one".into(), &"first".into()));

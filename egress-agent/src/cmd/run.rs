@@ -58,10 +58,10 @@ pub(super) struct RunArgs {
         env = "EGRESS_AGENT_ATTACH",
         value_name = "MODE",
         value_enum,
-        default_value_t = Attach::Auto,
+        default_value_t = AttachFlag::Auto,
         help_heading = "On this node"
     )]
-    attach: Attach,
+    attach: AttachFlag,
     /// Limit of NAT mappings of this node, 512 bytes of memory each (1024 to 268435456); if the map is full, new flows are
     /// dropped (map_full). A change recreates all maps, as with another layout of the maps
     #[arg(long, env = "EGRESS_AGENT_NAT_ENTRIES", value_name = "ENTRIES", default_value_t = DEFAULT_NAT_ENTRIES,
@@ -114,10 +114,10 @@ pub(super) struct RunArgs {
         env = "EGRESS_AGENT_UNKNOWN_PODS",
         value_name = "ACTION",
         value_enum,
-        default_value_t = UnknownPods::Auto,
+        default_value_t = UnknownPodsFlag::Auto,
         help_heading = "When there is no egress IP"
     )]
-    unknown_pods: UnknownPods,
+    unknown_pods: UnknownPodsFlag,
     #[command(flatten)]
     unassigned: UnassignedArgs,
     #[command(flatten)]
@@ -142,7 +142,7 @@ enum Encapsulation {
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum Attach {
+enum AttachFlag {
     /// Links if the kernel has them, else filters
     Auto,
     /// TCX links (Linux 6.6), before all other programs of the hook
@@ -151,7 +151,7 @@ enum Attach {
     Clsact,
 }
 
-impl Attach {
+impl AttachFlag {
     const fn preferred(self) -> Option<Attachment> {
         match self {
             Self::Auto => None,
@@ -162,7 +162,7 @@ impl Attach {
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum UnknownPods {
+enum UnknownPodsFlag {
     /// Drop if the CNI announces addresses before a pod starts; otherwise only while a selected pod starts here, and while no
     /// agent runs
     Auto,
@@ -185,9 +185,9 @@ impl RunArgs {
             excluded_cidrs: self.excluded_cidrs.clone(),
             api_servers: BTreeSet::new(),
             unknown_pods: match self.unknown_pods {
-                UnknownPods::Auto => settings::UnknownPods::Auto,
-                UnknownPods::Drop => settings::UnknownPods::Drop,
-                UnknownPods::Pass => settings::UnknownPods::Pass,
+                UnknownPodsFlag::Auto => settings::UnknownPods::Auto,
+                UnknownPodsFlag::Drop => settings::UnknownPods::Drop,
+                UnknownPodsFlag::Pass => settings::UnknownPods::Pass,
             },
             on_unassigned: self.unassigned.on_unassigned(),
         }
@@ -195,7 +195,7 @@ impl RunArgs {
 
     /// The programs' initial state, if unknown pods are dropped before the agent has any list.
     fn initial_state(&self) -> Option<InitialState> {
-        matches!(self.unknown_pods, UnknownPods::Drop).then(|| self.model().foreknown())
+        matches!(self.unknown_pods, UnknownPodsFlag::Drop).then(|| self.model().foreknown())
     }
 
     fn agent(

@@ -27,12 +27,12 @@ const INVALID_CONFIGURATION: u32 = 7;
 
 /// An error as the runtime reads it.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Failure {
+pub struct CniError {
     code: u32,
     message: String,
 }
 
-impl Failure {
+impl CniError {
     fn new(code: u32, message: impl Into<String>) -> Self {
         Self { code, message: message.into() }
     }
@@ -60,17 +60,17 @@ pub async fn run(
     input: &str,
     timeout: Duration,
     warn: impl Fn(&str),
-) -> Result<Option<Value>, Failure> {
+) -> Result<Option<Value>, CniError> {
     let command = variable("CNI_COMMAND").ok_or_else(|| {
-        Failure::new(INVALID_ENVIRONMENT, "CNI_COMMAND is not set: this is called by a container runtime")
+        CniError::new(INVALID_ENVIRONMENT, "CNI_COMMAND is not set: this is called by a container runtime")
     })?;
     match command.as_str() {
         "VERSION" => Ok(Some(json!({"cniVersion": VERSIONS[VERSIONS.len() - 1], "supportedVersions": VERSIONS}))),
         "ADD" => {
             let Configuration { socket, prev_result } =
-                serde_json::from_str(input).map_err(|error| Failure::new(UNREADABLE, error.to_string()))?;
+                serde_json::from_str(input).map_err(|error| CniError::new(UNREADABLE, error.to_string()))?;
             let result = prev_result.ok_or_else(|| {
-                Failure::new(
+                CniError::new(
                     INVALID_CONFIGURATION,
                     "no prevResult: the plugin comes after the one that sets up the network",
                 )
@@ -83,7 +83,7 @@ pub async fn run(
         }
         // The agent forgets a pod with its object, and an address when another pod gets it.
         "DEL" | "CHECK" | "GC" | "STATUS" => Ok(None),
-        other => Err(Failure::new(INVALID_ENVIRONMENT, format!("CNI_COMMAND={other} is unknown"))),
+        other => Err(CniError::new(INVALID_ENVIRONMENT, format!("CNI_COMMAND={other} is unknown"))),
     }
 }
 
@@ -131,7 +131,7 @@ mod tests {
 
     const ARGUMENTS: &str = "IgnoreUnknown=1;K8S_POD_NAMESPACE=red;K8S_POD_NAME=web;K8S_POD_UID=u-1";
 
-    async fn called(command: Option<&str>, input: &str) -> (Result<Option<Value>, Failure>, Vec<String>) {
+    async fn called(command: Option<&str>, input: &str) -> (Result<Option<Value>, CniError>, Vec<String>) {
         let warnings = std::cell::RefCell::new(Vec::new());
         let variable = |name: &str| match name {
             "CNI_COMMAND" => command.map(str::to_owned),

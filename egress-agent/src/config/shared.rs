@@ -72,13 +72,13 @@ pub struct UnassignedArgs {
         env = "EGRESS_AGENT_ON_UNASSIGNED",
         value_name = "ACTION",
         value_enum,
-        default_value_t = OnUnassigned::NodeAddress
+        default_value_t = OnUnassignedFlag::NodeAddress
     )]
-    on_unassigned: OnUnassigned,
+    on_unassigned: OnUnassignedFlag,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum OnUnassigned {
+enum OnUnassignedFlag {
     /// They leave with their node's address, as in OVN-Kubernetes
     NodeAddress,
     /// They are dropped
@@ -88,8 +88,8 @@ enum OnUnassigned {
 impl UnassignedArgs {
     pub fn on_unassigned(&self) -> settings::OnUnassigned {
         match self.on_unassigned {
-            OnUnassigned::NodeAddress => settings::OnUnassigned::NodeAddress,
-            OnUnassigned::Drop => settings::OnUnassigned::Drop,
+            OnUnassignedFlag::NodeAddress => settings::OnUnassigned::NodeAddress,
+            OnUnassignedFlag::Drop => settings::OnUnassigned::Drop,
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::metrics::meters::{Cluster, NodeState};
+use crate::metrics::meters::{ClusterMetrics, NodeState};
 use egress_core::allocation::Nodes;
 use egress_core::desired_status::ObjectStatus;
 use egress_core::node_health::NodeHealth;
@@ -19,8 +19,8 @@ pub(super) fn nodes(nodes: &Nodes, node_health: &NodeHealth) -> BTreeMap<String,
 }
 
 /// Counts over the desired status of all policies.
-pub(super) fn cluster(statuses: &[ObjectStatus], nodes: BTreeMap<String, NodeState>) -> Cluster {
-    let mut cluster = Cluster { nodes, ..Cluster::default() };
+pub(super) fn cluster(statuses: &[ObjectStatus], nodes: BTreeMap<String, NodeState>) -> ClusterMetrics {
+    let mut cluster = ClusterMetrics { nodes, ..ClusterMetrics::default() };
     for ObjectStatus { policy, items, conditions, .. } in statuses {
         cluster.assigned += items.len();
         cluster.unassigned += policy.listed.len().saturating_sub(items.len());

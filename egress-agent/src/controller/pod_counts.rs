@@ -46,14 +46,14 @@ const COMPLETE_AFTER: Duration = Duration::from_secs(15);
 const NONCE: &str = "egress-agent-nonce";
 
 /// The answers since this controller leads. Pure.
-struct Tally {
+struct PodCountTally {
     since: Instant,
     /// The last answer of each node, or the time of its first request.
     last_answer: BTreeMap<String, Instant>,
     pods: BTreeMap<String, SelectedPods>,
 }
 
-impl Tally {
+impl PodCountTally {
     fn new(now: Instant) -> Self {
         Self { since: now, last_answer: BTreeMap::new(), pods: BTreeMap::new() }
     }
@@ -91,7 +91,7 @@ pub async fn run(
     stop: CancellationToken,
 ) {
     let mut clients = Clients::new(settings, own_node);
-    let mut tally: Option<Tally> = None;
+    let mut tally: Option<PodCountTally> = None;
     let mut round = interval(ROUND);
     round.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -113,7 +113,7 @@ pub async fn run(
             counts.send_if_modified(|known| std::mem::take(known) != PodCounts::default());
             continue;
         };
-        let tally = tally.get_or_insert_with(|| Tally::new(Instant::now()));
+        let tally = tally.get_or_insert_with(|| PodCountTally::new(Instant::now()));
         let answers = tokio::select! {
             () = stop.cancelled() => return,
             answers = clients.request_all(&now) => answers,
@@ -253,7 +253,7 @@ mod tests {
     fn counts_of_all_agents_are_added_up() {
         let (begin, known) = (Instant::now(), nodes(&[("n1", true), ("n2", true), ("n3", false)]));
         let at = |seconds| begin + Duration::from_secs(seconds);
-        let mut tally = Tally::new(begin);
+        let mut tally = PodCountTally::new(begin);
         tally.note("n1", pods(&[(1, 2), (2, 1)]), at(0));
         assert_eq!(tally.counts(&known, at(0)).selected(EgressId(1)), None, "n2 has not answered");
         tally.note("n2", pods(&[(1, 3)]), at(5));
@@ -264,7 +264,7 @@ mod tests {
         // The pods of a deleted node do not count.
         assert_eq!(tally.counts(&nodes(&[("n2", true)]), at(11)).selected(EgressId(1)), Some(0));
         // A node whose agent never answers is not waited for without end.
-        let mut tally = Tally::new(begin);
+        let mut tally = PodCountTally::new(begin);
         tally.note("n1", pods(&[(1, 2)]), at(14));
         assert_eq!(tally.counts(&known, at(14)).selected(EgressId(1)), None);
         assert_eq!(tally.counts(&known, at(15)).selected(EgressId(1)), Some(2));
@@ -278,7 +278,7 @@ mod tests {
         let without_agent = |counts: &PodCounts| {
             counts.pods_without_agent(EgressId(1)).map(|(node, count)| (node.to_owned(), count)).collect::<Vec<_>>()
         };
-        let mut tally = Tally::new(begin);
+        let mut tally = PodCountTally::new(begin);
         tally.note("n1", pods(&[(1, 2)]), at(0));
         for second in (0..120).step_by(5) {
             tally.note("n2", pods(&[(1, 1)]), at(second));

@@ -6,8 +6,8 @@
 //! ```
 //!
 //! Each part is a task of its own: a pass of the reconciler in a large cluster takes longer than the timeouts of the
-//! Lease and of probes. Parts meet in [`Topics`] and in what leader election publishes ([`leadership`]). A controller
-//! runs on a node, in the host network, because agents answer on addresses of the management network.
+//! Lease and of probes. Parts meet in [`ControllerTopics`] and in what leader election publishes ([`leadership`]). A
+//! controller runs on a node, in the host network, because agents answer on addresses of the management network.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -64,7 +64,7 @@ pub struct ControllerSettings {
 const ECHOES: usize = 4096;
 
 /// What the parts of a controller publish to each other. A topic has one writer; a reader sees its latest value.
-struct Topics {
+struct ControllerTopics {
     // Of the API watches.
     /// Objects and nodes have been listed: this controller could lead.
     synced: watch::Sender<bool>,
@@ -90,7 +90,7 @@ struct Topics {
     silent_holder: watch::Sender<Option<SilentHolder>>,
 }
 
-impl Topics {
+impl ControllerTopics {
     fn new(lease: Duration) -> Self {
         Self {
             synced: watch::Sender::default(),
@@ -113,8 +113,9 @@ pub async fn run(client: Client, settings: ControllerSettings, stop: Cancellatio
     let (key, key_publisher) = SharedKey::new();
     let probing =
         ProbeSettings { key, meters, events: Some(events.clone()), outages: Some(outages.clone()), ..probing };
-    let (identity, topics) = (own_identity(&node_name), Topics::new(probing.lease_durations().lease));
-    let controller = Controller { client, node_name, namespace, identity, networks, probing, outages, topics, stop };
+    let (identity, topics) = (own_identity(&node_name), ControllerTopics::new(probing.lease_durations().lease));
+    let controller =
+        ControllerInputs { client, node_name, namespace, identity, networks, probing, outages, topics, stop };
     let (outputs, leadership, duty) = leadership();
     let (to_reconciler, changes) = change_queue::inbox();
     let (to_prober, prober_changes) = change_queue::inbox();
@@ -149,7 +150,7 @@ pub async fn run(client: Client, settings: ControllerSettings, stop: Cancellatio
 }
 
 /// What the parts are made from.
-struct Controller {
+struct ControllerInputs {
     client: Client,
     node_name: String,
     namespace: String,
@@ -158,11 +159,11 @@ struct Controller {
     networks: ClusterNetworks,
     probing: ProbeSettings,
     outages: ApiOutages,
-    topics: Topics,
+    topics: ControllerTopics,
     stop: CancellationToken,
 }
 
-impl Controller {
+impl ControllerInputs {
     fn receivers(
         &self,
         (reconciler, prober, leader_probe): (ChangeSender, ChangeSender, ChangeSender),

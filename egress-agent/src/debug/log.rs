@@ -55,7 +55,7 @@ impl<S: Subscriber> Layer<S> for RecentWarnings {
     fn on_event(&self, event: &Event<'_>, _context: Context<'_, S>) {
         let level = *event.metadata().level();
         if level <= Level::WARN {
-            let mut line = Line::default();
+            let mut line = LogLine::default();
             event.record(&mut line);
             self.note(SystemTime::now(), level, line.0);
         }
@@ -64,9 +64,9 @@ impl<S: Subscriber> Layer<S> for RecentWarnings {
 
 /// The message, then the fields.
 #[derive(Default)]
-struct Line(String);
+struct LogLine(String);
 
-impl Visit for Line {
+impl Visit for LogLine {
     fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
         // Writing to a string does not fail.
         let _written = match field.name() {

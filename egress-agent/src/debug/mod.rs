@@ -183,7 +183,7 @@ pub struct StandbyPod {
 
 /// The reconciler's part of a status.
 #[derive(Debug)]
-pub struct Report {
+pub struct ReconcilerReport {
     pub status: Status,
     /// Names, if the reconciler has not read the kernel's state yet. Programs of a former run may serve then, so the status
     /// is completed from the pins.
@@ -194,7 +194,7 @@ pub struct Report {
 #[derive(Debug)]
 pub enum Question {
     /// Its part of a status.
-    Status(oneshot::Sender<Report>),
+    Status(oneshot::Sender<ReconcilerReport>),
     /// Its part of a scrape.
     Snapshot(oneshot::Sender<ReconcilerSnapshot>),
     /// Its names of pods, objects and nodes.
@@ -248,7 +248,7 @@ impl Sources {
     pub async fn status(&self) -> Option<Status> {
         let (answer, report) = oneshot::channel();
         self.reconciler.send(Question::Status(answer)).await.ok()?;
-        let Report { mut status, unobserved } = report.await.ok()?;
+        let ReconcilerReport { mut status, unobserved } = report.await.ok()?;
         if let Some(names) = unobserved {
             let bpffs = self.questions.bpffs.clone();
             let read = spawn_blocking(move || pinned::read(&bpffs)).await.map_err(std::io::Error::other).flatten();

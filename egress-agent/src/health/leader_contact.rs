@@ -132,14 +132,14 @@ fn put(metadata: &mut MetadataMap, key: &'static str, value: &str) {
 /// The latest probes, and what they confirm.
 #[derive(Debug, Default)]
 pub struct LeaderContact {
-    sessions: BTreeMap<u64, Session>,
+    sessions: BTreeMap<u64, ProbeSession>,
     /// The greatest term, and when a probe last had it.
     term: Option<(u64, Instant)>,
     confirmed: Option<Instant>,
 }
 
 #[derive(Debug)]
-struct Session {
+struct ProbeSession {
     /// Number and arrival, oldest first.
     probes: VecDeque<(u64, Instant)>,
     latest: Instant,
@@ -158,7 +158,7 @@ impl LeaderContact {
         let session = self
             .sessions
             .entry(probe.session)
-            .or_insert_with(|| Session { probes: VecDeque::with_capacity(PROBES), latest: at });
+            .or_insert_with(|| ProbeSession { probes: VecDeque::with_capacity(PROBES), latest: at });
         session.latest = at;
         let confirmed = session.probes.iter().find(|(number, _)| *number == probe.confirmed);
         if let Some((_, arrived)) = confirmed {
@@ -193,12 +193,12 @@ impl LeaderContact {
 mod tests {
     use super::*;
 
-    struct Probes {
+    struct TimedProbes {
         contact: LeaderContact,
         start: Instant,
     }
 
-    impl Probes {
+    impl TimedProbes {
         fn new() -> Self {
             Self { contact: LeaderContact::default(), start: Instant::now() }
         }
@@ -213,7 +213,7 @@ mod tests {
 
     #[test]
     fn only_confirmed_probes_count_from_their_arrival() {
-        let mut probes = Probes::new();
+        let mut probes = TimedProbes::new();
         assert_eq!(probes.probe(0, 7, 1, 0, 1), None, "the answer may be lost");
         assert_eq!(probes.probe(250, 7, 2, 0, 1), None, "it was lost");
         assert_eq!(probes.probe(500, 7, 3, 2, 1), Some(250));
@@ -225,7 +225,7 @@ mod tests {
 
     #[test]
     fn sessions_have_their_own_numbers_and_any_session_confirms() {
-        let mut probes = Probes::new();
+        let mut probes = TimedProbes::new();
         probes.probe(0, 7, 1, 0, 1);
         assert_eq!(probes.probe(100, 8, 2, 1, 1), None, "1 is of another session");
         assert_eq!(probes.probe(200, 7, 2, 1, 1), Some(0));
@@ -242,7 +242,7 @@ mod tests {
 
     #[test]
     fn probes_of_a_former_leader_confirm_nothing() {
-        let mut probes = Probes::new();
+        let mut probes = TimedProbes::new();
         probes.probe(0, 7, 1, 0, 4);
         assert_eq!(probes.probe(250, 7, 2, 1, 4), Some(0));
         probes.probe(300, 9, 1, 0, 5);

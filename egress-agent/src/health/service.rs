@@ -30,9 +30,9 @@ const WARNING_INTERVAL: Duration = Duration::from_secs(600);
 
 /// Shared by the servers on all addresses.
 #[derive(Clone)]
-pub(super) struct HealthService(Arc<Shared>);
+pub(super) struct HealthService(Arc<HealthServiceState>);
 
-struct Shared {
+struct HealthServiceState {
     /// The current answer; `None`: the node serves.
     obstacle: watch::Sender<Option<ServingObstacle>>,
     unserved: watch::Sender<UnservedAddresses>,
@@ -81,7 +81,16 @@ impl HealthService {
         let probes = Probes { guard, contact: LeaderContact::default(), reports, other_timeout: None, unsigned: None };
         let (probes, obstacle) = (Mutex::new(probes), watch::Sender::new(Some(ServingObstacle::NotInStep)));
         let unserved = watch::Sender::default();
-        Self(Arc::new(Shared { obstacle, unserved, reporter, total_timeout, key, node_name, sources, probes }))
+        Self(Arc::new(HealthServiceState {
+            obstacle,
+            unserved,
+            reporter,
+            total_timeout,
+            key,
+            node_name,
+            sources,
+            probes,
+        }))
     }
 
     pub(super) fn into_server(self) -> HealthServer<Self> {
@@ -176,7 +185,7 @@ fn note_leader(reports: &Reports, request: &Request<HealthCheckRequest>) {
     });
 }
 
-impl Shared {
+impl HealthServiceState {
     fn challenge(&self, now: Instant) -> Challenge {
         self.probes.lock().unwrap_or_else(PoisonError::into_inner).guard.challenge(now)
     }

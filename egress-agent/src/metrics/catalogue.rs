@@ -1,18 +1,18 @@
 //! Every metric, defined once: scrapes, `docs/metrics.md` and the check of alerts and dashboard are generated from here.
 //!
 //! Names follow Prometheus' conventions: base units at the end of the name, `_total` for counters. Labels are few, and each
-//! has a bounded set of values ([`Labels`]).
+//! has a bounded set of values ([`MetricLabels`]).
 
 /// How a metric behaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum MetricKind {
     /// Grows until its maps are recreated or its process restarts.
     Counter,
     Gauge,
     Histogram,
 }
 
-impl Kind {
+impl MetricKind {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Counter => "counter",
@@ -41,7 +41,7 @@ impl Process {
 
 /// Which series a metric has, and what bounds their number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Labels {
+pub enum MetricLabels {
     None,
     /// One for each verdict, always all of them.
     Verdict,
@@ -71,7 +71,7 @@ pub const MOST_EGRESS_IPS: usize = 1_000;
 /// Egress nodes with their own series. If there are more, reachable ones are omitted first.
 pub const MOST_NODES: usize = 2_000;
 
-impl Labels {
+impl MetricLabels {
     pub const fn names(self) -> &'static [&'static str] {
         match self {
             Self::None => &[],
@@ -113,8 +113,8 @@ pub struct Metric {
     pub id: Id,
     /// Without `_total`.
     pub name: &'static str,
-    pub kind: Kind,
-    pub labels: Labels,
+    pub kind: MetricKind,
+    pub labels: MetricLabels,
     pub process: Process,
     /// One sentence, also in the scrape.
     pub help: &'static str,
@@ -126,8 +126,8 @@ impl Metric {
     /// The name that queries use. A histogram's series have a further suffix.
     pub fn series(&self) -> String {
         match self.kind {
-            Kind::Counter => format!("{}_total", self.name),
-            Kind::Gauge | Kind::Histogram => self.name.to_owned(),
+            MetricKind::Counter => format!("{}_total", self.name),
+            MetricKind::Gauge | MetricKind::Histogram => self.name.to_owned(),
         }
     }
 }
@@ -142,7 +142,8 @@ macro_rules! metrics {
 
         /// In the order in which they are shown.
         pub const ALL: &[Metric] = &[$(Metric {
-            id: Id::$id, name: $name, kind: Kind::$kind, labels: Labels::$labels, process: Process::$process, help: $help, bad: $bad,
+            id: Id::$id, name: $name, kind: MetricKind::$kind, labels: MetricLabels::$labels, process: Process::$process,
+            help: $help, bad: $bad,
         },)+];
     };
 }
@@ -291,7 +292,7 @@ mod tests {
             for scaled in ["_ms", "_millis", "_us", "_ns", "_percent", "_kb", "_kilobytes"] {
                 assert!(!name.ends_with(scaled), "{name} has no base unit");
             }
-            if metric.kind == Kind::Histogram {
+            if metric.kind == MetricKind::Histogram {
                 assert!(name.ends_with("_seconds"), "{name}");
             }
             assert!(!metric.help.ends_with('.') && !metric.help.contains(['\n', '|']), "{name}");

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 /// How long each loop may go without a heartbeat.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub struct HeartbeatLimits {
     /// Longer than one action, or one read of the kernel's state, takes.
     pub reconciler: Duration,
     pub lease_keeper: Duration,
@@ -18,7 +18,7 @@ pub struct Limits {
     pub leader_election: Duration,
 }
 
-pub const LIMITS: Limits = Limits {
+pub const LIMITS: HeartbeatLimits = HeartbeatLimits {
     reconciler: Duration::from_secs(60),
     lease_keeper: Duration::from_secs(10),
     startup: Duration::from_secs(300),
@@ -26,13 +26,13 @@ pub const LIMITS: Limits = Limits {
 };
 
 /// One line about the stalled loop of an agent, from the age of each heartbeat.
-pub fn check_agent(limits: &Limits, reconciler: Duration, lease_keeper: Duration) -> Result<(), String> {
+pub fn check_agent(limits: &HeartbeatLimits, reconciler: Duration, lease_keeper: Duration) -> Result<(), String> {
     check("reconciler", reconciler, limits.reconciler)?;
     check("lease keeper", lease_keeper, limits.lease_keeper)
 }
 
 /// The same for a controller.
-pub fn check_controller(limits: &Limits, leader_election: Duration) -> Result<(), String> {
+pub fn check_controller(limits: &HeartbeatLimits, leader_election: Duration) -> Result<(), String> {
     check("leader election", leader_election, limits.leader_election)
 }
 

@@ -72,7 +72,7 @@ impl NodeState {
 
 /// The cluster by the leader's latest decision.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Cluster {
+pub struct ClusterMetrics {
     pub assigned: usize,
     pub unassigned: usize,
     /// Objects by the reason of their condition.
@@ -92,7 +92,7 @@ struct Inner {
     probes: [AtomicU64; Probed::ALL.len()],
     probe: Histogram,
     failover: Histogram,
-    cluster: Mutex<Option<Cluster>>,
+    cluster: Mutex<Option<ClusterMetrics>>,
 }
 
 impl Default for Inner {
@@ -163,11 +163,11 @@ impl Meters {
     }
 
     /// As the leader sees it; `None` once the controller no longer leads.
-    pub fn set_cluster(&self, cluster: Option<Cluster>) {
+    pub fn set_cluster(&self, cluster: Option<ClusterMetrics>) {
         *self.cluster_mut() = cluster;
     }
 
-    pub fn cluster(&self) -> Option<Cluster> {
+    pub fn cluster(&self) -> Option<ClusterMetrics> {
         self.cluster_mut().clone()
     }
 
@@ -205,7 +205,7 @@ impl Meters {
     }
 
     /// The value is replaced as a whole, so a panic cannot leave it inconsistent.
-    fn cluster_mut(&self) -> MutexGuard<'_, Option<Cluster>> {
+    fn cluster_mut(&self) -> MutexGuard<'_, Option<ClusterMetrics>> {
         self.0.cluster.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

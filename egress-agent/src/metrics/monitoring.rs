@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use egress_common::abi::Verdict;
 use serde::Deserialize;
 
-use crate::metrics::catalogue::{ALL, Kind, Metric};
+use crate::metrics::catalogue::{ALL, Metric, MetricKind};
 use crate::metrics::meters::{NodeState, Probed};
 
 const ALERTS: &str = include_str!("../../../deploy/monitoring/alerts.yaml");
@@ -63,8 +63,8 @@ fn dashboard() -> Vec<String> {
 /// The series names of a metric.
 fn names(metric: &Metric) -> Vec<String> {
     match metric.kind {
-        Kind::Histogram => ["_bucket", "_sum", "_count"].map(|part| format!("{}{part}", metric.name)).into(),
-        Kind::Counter | Kind::Gauge => vec![metric.series()],
+        MetricKind::Histogram => ["_bucket", "_sum", "_count"].map(|part| format!("{}{part}", metric.name)).into(),
+        MetricKind::Counter | MetricKind::Gauge => vec![metric.series()],
     }
 }
 

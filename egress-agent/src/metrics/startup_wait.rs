@@ -5,10 +5,10 @@ use std::sync::{Mutex, PoisonError};
 use tokio::time::Instant;
 
 #[derive(Debug, Default)]
-pub struct StartupWait(Mutex<State>);
+pub struct StartupWait(Mutex<StartupWaitState>);
 
 #[derive(Debug, Default)]
-struct State {
+struct StartupWaitState {
     reason: Option<String>,
     ended: Option<Instant>,
 }
@@ -31,7 +31,7 @@ impl StartupWait {
         });
     }
 
-    fn with_state<T>(&self, read: impl FnOnce(&mut State) -> T) -> T {
+    fn with_state<T>(&self, read: impl FnOnce(&mut StartupWaitState) -> T) -> T {
         read(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }

@@ -33,7 +33,7 @@ pub struct Confirmations {
 }
 
 /// What the loop publishes.
-pub struct Lease {
+pub struct PublishedLease {
     /// Whether this node may hold addresses.
     pub lease_state: watch::Sender<LeaseState>,
     /// Until when its programs may emit them.
@@ -83,7 +83,7 @@ pub async fn keep(
     (node_name, total): (String, Duration),
     store: LedgerStore,
     Confirmations { mut confirmed, total_timeout, mut demand }: Confirmations,
-    Lease { lease_state, programs, bounded }: Lease,
+    PublishedLease { lease_state, programs, bounded }: PublishedLease,
     heartbeat: Heartbeat,
     stop: CancellationToken,
 ) {
@@ -155,10 +155,15 @@ pub async fn keep(
 }
 
 /// Whether this node is suspected, and the ledger's lease terms.
-type Reading = (bool, LeaseTerms);
+type LeaseInputs = (bool, LeaseTerms);
 
 /// One read, and its start. An absent or unreachable ledger does not confirm the lease.
-async fn read(store: &LedgerStore, node_name: &str, began: Instant, timeout: Duration) -> (Instant, Option<Reading>) {
+async fn read(
+    store: &LedgerStore,
+    node_name: &str,
+    began: Instant,
+    timeout: Duration,
+) -> (Instant, Option<LeaseInputs>) {
     let answer = match tokio::time::timeout(timeout, store.read()).await {
         Ok(Ok(Some(object))) => Some(match ledger::read(&object) {
             Ok(ledger) => (ledger.suspects.contains_key(node_name), LeaseTerms::of(&ledger, node_name)),
@@ -207,7 +212,7 @@ mod tests {
         let confirmations =
             Confirmations { confirmed, total_timeout, demand: watch::channel(LeaseDemand::default()).1 };
         let (lease_state, bounded) = (watch::Sender::default(), watch::Sender::default());
-        let lease = Lease { lease_state, programs: SharedLease::default(), bounded };
+        let lease = PublishedLease { lease_state, programs: SharedLease::default(), bounded };
         let (node, store) =
             (("a".to_owned(), Duration::from_millis(200)), LedgerStore::new(server.client().0, namespace));
         let keep = keep(node, store, confirmations, lease, Heartbeat::default(), CancellationToken::new());

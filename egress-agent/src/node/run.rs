@@ -4,8 +4,8 @@
 //! API watches ──> reconciler: compiler -> plan -> executor ──> ready ──> health server <── probes of the controller
 //! ```
 //!
-//! Each part is its own task, so that a busy part does not delay the lease. Parts share only [`Topics`]. The executor is
-//! generic, so that everything but the kernel runs in tests.
+//! Each part is its own task, so that a busy part does not delay the lease. Parts share only [`AgentTopics`]. The executor
+//! is generic, so that everything but the kernel runs in tests.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -67,7 +67,7 @@ const QUESTIONS: usize = 16;
 
 /// What the parts of an agent publish to each other. A topic has one writer; a reader sees its latest value.
 #[derive(Default)]
-struct Topics {
+struct AgentTopics {
     // Of the API watches.
     own_node: watch::Sender<Option<Arc<Node>>>,
     ledger: watch::Sender<Arc<Ledger>>,
@@ -113,9 +113,9 @@ pub async fn run<E: Executor + Send + 'static>(
     stop: CancellationToken,
 ) {
     let AgentSettings { model, namespace, health, overlay, host, outages, questions, health_page } = settings;
-    let (node_name, topics) = (model.node_name.clone(), Topics::default());
+    let (node_name, topics) = (model.node_name.clone(), AgentTopics::default());
     let store = LedgerStore::new(client.clone(), &namespace);
-    let agent = Agent { client, store, node_name, namespace, outages, topics, stop };
+    let agent = AgentInputs { client, store, node_name, namespace, outages, topics, stop };
     let (events, delivery) = events::queue(agent.client.clone(), &agent.node_name, &agent.outages);
     let meters = health_page.as_ref().map(|health_page| health_page.meters()).unwrap_or_default();
     let notes = questions.as_ref().map(|questions| questions.notes.clone());
@@ -168,17 +168,17 @@ pub async fn run<E: Executor + Send + 'static>(
 }
 
 /// The inputs of the parts.
-struct Agent {
+struct AgentInputs {
     client: Client,
     store: LedgerStore,
     node_name: String,
     namespace: String,
     outages: ApiOutages,
-    topics: Topics,
+    topics: AgentTopics,
     stop: CancellationToken,
 }
 
-impl Agent {
+impl AgentInputs {
     fn listeners(&self, reconciler: change_queue::ChangeSender, endpoints: Endpoints) -> Listeners {
         Listeners {
             reconciler,
@@ -214,7 +214,7 @@ impl Agent {
             total_timeout: topics.total_timeout.subscribe(),
             demand: topics.lease_demand.subscribe(),
         };
-        let lease = lease_keeper::Lease {
+        let lease = lease_keeper::PublishedLease {
             lease_state: topics.lease_state.clone(),
             programs: executor.lease(),
             bounded: topics.bounded.clone(),

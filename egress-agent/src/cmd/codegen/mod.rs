@@ -11,11 +11,11 @@ use egress_kube::crd;
 
 #[derive(Args, Debug)]
 pub(super) struct CodegenArgs {
-    what: What,
+    what: GeneratedText,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum What {
+enum GeneratedText {
     /// The CustomResourceDefinition of EgressIP
     Crd,
     /// The one of EgressNode
@@ -30,11 +30,11 @@ enum What {
 
 pub(super) fn run(args: &CodegenArgs) -> Result<(), CliError> {
     match args.what {
-        What::Crd => print!("{}", crd::manifest()?),
-        What::EgressNodes => print!("{}", crd::node_manifest()?),
-        What::Configuration => print!("{}", configuration::sections(&Cli::command())),
-        What::Metrics => print!("{}", page::tables()),
-        What::Reasons => print!("{}", reasons::tables()),
+        GeneratedText::Crd => print!("{}", crd::manifest()?),
+        GeneratedText::EgressNodes => print!("{}", crd::node_manifest()?),
+        GeneratedText::Configuration => print!("{}", configuration::sections(&Cli::command())),
+        GeneratedText::Metrics => print!("{}", page::tables()),
+        GeneratedText::Reasons => print!("{}", reasons::tables()),
     }
     Ok(())
 }

@@ -15,7 +15,7 @@ use clap::Args;
 use kube::Client;
 
 use crate::cmd::CliError;
-use crate::cmd::drain::watch::{Seen, State, Watch};
+use crate::cmd::drain::watch::{DrainProgress, DrainSnapshot, DrainWatch};
 use egress_core::keys::DRAIN;
 use egress_kube::admin::{AdminClient, RequestError, RequestTimeouts};
 use egress_kube::client;
@@ -109,7 +109,7 @@ async fn drain(client: Client, args: &DrainArgs) -> Result<(), DrainError> {
         return Err(DrainError::UnknownNode(node.clone()));
     }
     mark(&cluster, node, true, later).await?;
-    let (mut watch, line) = Watch::start(node, &before.policies, Instant::now());
+    let (mut watch, line) = DrainWatch::start(node, &before.policies, Instant::now());
     println!("{line}");
     println!(
         "it is marked: its egress IPs move away, also after this command ends, until `egress-agent drain --undo {node}`"
@@ -122,7 +122,7 @@ async fn drain(client: Client, args: &DrainArgs) -> Result<(), DrainError> {
         match state {
             Ok(state) => {
                 fails = false;
-                let Seen { lines, end } = watch.update(&state, Instant::now());
+                let DrainProgress { lines, end } = watch.update(&state, Instant::now());
                 lines.iter().for_each(|line| println!("{line}"));
                 if let Some(end) = end {
                     return end.map(|drained| println!("{drained}"));
@@ -159,10 +159,10 @@ async fn read(
     node: &str,
     lists: bool,
     patience: RequestTimeouts,
-) -> Result<State, RequestError> {
+) -> Result<DrainSnapshot, RequestError> {
     let own = cluster.node(node, patience).await?;
     let nodes = if lists { Some(cluster.nodes(patience).await?) } else { None };
-    Ok(State { node: own, nodes, policies: cluster.policies(patience).await? })
+    Ok(DrainSnapshot { node: own, nodes, policies: cluster.policies(patience).await? })
 }
 
 #[cfg(test)]

@@ -10,11 +10,11 @@ use super::*;
 use egress_core::keys;
 
 /// Requests in order: method and path.
-type Requests = Arc<Mutex<Vec<String>>>;
+type RequestLog = Arc<Mutex<Vec<String>>>;
 
 /// `answers` gets the number of the request, from 0, with method and path; `None` is no answer.
-fn server(answers: impl Fn(usize, &str) -> Option<(u16, Value)> + Send + Sync + 'static) -> (Client, Requests) {
-    let (requests, answers) = (Requests::default(), Arc::new(answers));
+fn server(answers: impl Fn(usize, &str) -> Option<(u16, Value)> + Send + Sync + 'static) -> (Client, RequestLog) {
+    let (requests, answers) = (RequestLog::default(), Arc::new(answers));
     let log = requests.clone();
     let service = tower::service_fn(move |request: Request<Body>| {
         let what = format!("{} {}", request.method(), request.uri().path());
@@ -50,7 +50,7 @@ fn arguments(timeout: u64) -> DrainArgs {
     DrainArgs { node: "n1".into(), undo: false, timeout, kubeconfig: None }
 }
 
-fn writes(requests: &Requests) -> usize {
+fn writes(requests: &RequestLog) -> usize {
     let requests = requests.lock().expect("not poisoned");
     requests.iter().filter(|what| what.starts_with(Method::PATCH.as_str())).count()
 }

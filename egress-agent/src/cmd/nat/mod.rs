@@ -11,7 +11,7 @@ use egress_common::abi::{Addr, NatEntry, Origin, Tuple};
 use egress_common::decide::phase::Phase;
 use serde::Serialize;
 
-use crate::cmd::nat::show::{Holders, Out, Visit, count, list};
+use crate::cmd::nat::show::{EntryVisitor, Holders, Out, count, list};
 
 use crate::cmd::CliError;
 use crate::cmd::page::PageArgs;
@@ -23,11 +23,11 @@ use egress_datapath::maps::nat_entries::{Entry, shares, walk};
 #[derive(Args, Debug)]
 pub(super) struct NatArgs {
     #[command(subcommand)]
-    what: What,
+    what: NatCommand,
 }
 
 #[derive(Subcommand, Debug)]
-enum What {
+enum NatCommand {
     /// One line for each mapping
     List(Filters),
     /// How many there are, for each egress IP; and, without a filter, which pods and objects hold most flows and mappings
@@ -56,7 +56,7 @@ struct Filters {
     node: Option<String>,
     /// Only TCP connections in this state
     #[arg(long, env = "EGRESS_AGENT_NAT_STATE", value_name = "STATE")]
-    state: Option<State>,
+    state: Option<MappingState>,
     #[command(flatten)]
     page: PageArgs,
 }
@@ -76,7 +76,7 @@ impl Filters {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "snake_case")]
-enum State {
+enum MappingState {
     /// At least one side has not sent yet
     Opening,
     /// Both sides have sent
@@ -85,7 +85,7 @@ enum State {
     Closing,
 }
 
-impl State {
+impl MappingState {
     const fn of(phase: Phase) -> Self {
         match phase {
             Phase::Opening => Self::Opening,
@@ -165,7 +165,7 @@ impl<'f> Wanted<'f> {
     }
 
     fn is_in_state(&self, entry: &Entry) -> bool {
-        self.filters.state.is_none_or(|state| entry.phase.map(State::of) == Some(state))
+        self.filters.state.is_none_or(|state| entry.phase.map(MappingState::of) == Some(state))
     }
 }
 
@@ -181,16 +181,17 @@ fn named(node: &str, names: &Names) -> Result<Of, NoMappings> {
 }
 
 pub(super) fn run(args: &NatArgs) -> Result<(), CliError> {
-    let (What::List(filters) | What::Count(filters)) = &args.what;
+    let (NatCommand::List(filters) | NatCommand::Count(filters)) = &args.what;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let names = runtime.block_on(names(&filters.page.socket));
     let wanted = Wanted::new(filters, &names)?;
     let mut out = Out { to: BufWriter::new(io::stdout().lock()), has_failed: false };
-    let walked = |visit: &mut Visit<'_>| walk(&filters.page.bpffs, |key, mapping| wanted.matches(key, mapping), visit);
+    let walked =
+        |visit: &mut EntryVisitor<'_>| walk(&filters.page.bpffs, |key, mapping| wanted.matches(key, mapping), visit);
     let unreadable = |source| NoMappings::Unreadable { bpffs: filters.page.bpffs.clone(), source };
     let done = match &args.what {
-        What::List(_) => list(&wanted, &names, &mut out, walked),
-        What::Count(_) => {
+        NatCommand::List(_) => list(&wanted, &names, &mut out, walked),
+        NatCommand::Count(_) => {
             let shares = if filters.are_any() { None } else { shares(&filters.page.bpffs).map_err(unreadable)? };
             count(&wanted, &names, &mut out, walked, shares.map(|shares| Holders::of(shares, &names)))
         }

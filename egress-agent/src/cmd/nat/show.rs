@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use egress_common::abi::Share;
 use serde::Serialize;
 
-use crate::cmd::nat::{State, Wanted};
+use crate::cmd::nat::{MappingState, Wanted};
 use crate::cmd::page::Output;
 use egress_core::display_names::Names;
 use egress_datapath::maps::nat_entries::{Entry, Shares};
@@ -15,7 +15,7 @@ use egress_datapath::trace::questions::protocol;
 
 /// A mapping as it is printed.
 #[derive(Debug, Serialize)]
-struct Row {
+struct MappingRow {
     egress_ip: IpAddr,
     egress_port: u16,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -30,7 +30,7 @@ struct Row {
     to: IpAddr,
     to_port: u16,
     #[serde(skip_serializing_if = "Option::is_none")]
-    state: Option<State>,
+    state: Option<MappingState>,
     age_seconds: u64,
     /// Since the last packet from the pod, and towards it.
     egress_idle_seconds: u64,
@@ -39,7 +39,7 @@ struct Row {
     expires_in_seconds: u64,
 }
 
-impl Row {
+impl MappingRow {
     fn of(entry: &Entry, names: &Names) -> Self {
         let Entry { egress, ingress, source_node, egress_id, .. } = *entry;
         let pod_ip = egress.saddr.to_ip();
@@ -57,7 +57,7 @@ impl Row {
             node,
             to: egress.daddr.to_ip(),
             to_port: egress.dport(),
-            state: entry.phase.map(State::of),
+            state: entry.phase.map(MappingState::of),
             age_seconds: entry.age.as_secs(),
             egress_idle_seconds: entry.egress_idle.as_secs(),
             ingress_idle_seconds: entry.ingress_idle.as_secs(),
@@ -71,7 +71,7 @@ impl Row {
         let end = |ip: IpAddr, port: u16| std::net::SocketAddr::new(ip, port).to_string();
         let (from, to) = (end(self.pod_ip, self.pod_port), end(self.to, self.to_port));
         let shown = end(self.egress_ip, self.egress_port);
-        let state = self.state.map_or("-", State::name);
+        let state = self.state.map_or("-", MappingState::name);
         let pod = self.pod.as_deref().unwrap_or("-");
         let object = self.object.as_deref().unwrap_or("-");
         format!(
@@ -111,13 +111,13 @@ impl<W: Write> Write for Out<W> {
     }
 }
 
-pub(super) type Visit<'v> = dyn FnMut(&Entry) -> io::Result<()> + 'v;
+pub(super) type EntryVisitor<'v> = dyn FnMut(&Entry) -> io::Result<()> + 'v;
 
 pub(super) fn list(
     wanted: &Wanted<'_>,
     names: &Names,
     out: &mut Out<impl Write>,
-    walk: impl FnOnce(&mut Visit<'_>) -> io::Result<Option<u32>>,
+    walk: impl FnOnce(&mut EntryVisitor<'_>) -> io::Result<Option<u32>>,
 ) -> io::Result<Option<()>> {
     let is_json = wanted.filters.page.output == Output::Json;
     let mut started = false;
@@ -125,7 +125,7 @@ pub(super) fn list(
         if !wanted.is_in_state(entry) {
             return Ok(());
         }
-        let row = Row::of(entry, names);
+        let row = MappingRow::of(entry, names);
         let first = !std::mem::replace(&mut started, true);
         if is_json {
             out.write_all(if first { b"[\n" } else { b",\n" })?;
@@ -173,12 +173,12 @@ pub(super) struct Holders {
     pod_quota: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     policy_quota: Option<u32>,
-    pods: Vec<Holder>,
-    policies: Vec<Holder>,
+    pods: Vec<HolderRow>,
+    policies: Vec<HolderRow>,
 }
 
 #[derive(Debug, Serialize)]
-struct Holder {
+struct HolderRow {
     #[serde(skip_serializing_if = "Option::is_none")]
     pod_ip: Option<IpAddr>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -198,19 +198,19 @@ impl Holders {
         let Shares { pod_quota, policy_quota, pods, policies } = shares;
         // Less than nothing only while a removed entry is not counted yet.
         let number = |entries: i32| u32::try_from(entries).unwrap_or_default();
-        let by_size = |mut holders: Vec<Holder>| {
-            let size = |holder: &Holder| (holder.flows.max(holder.mappings), holder.flows.min(holder.mappings));
+        let by_size = |mut holders: Vec<HolderRow>| {
+            let size = |holder: &HolderRow| (holder.flows.max(holder.mappings), holder.flows.min(holder.mappings));
             holders.sort_by_key(|holder| std::cmp::Reverse(size(holder)));
             holders
         };
-        let pod = |(pod_ip, share): (IpAddr, Share)| Holder {
+        let pod = |(pod_ip, share): (IpAddr, Share)| HolderRow {
             pod_ip: Some(pod_ip),
             egress_id: None,
             name: names.pods.get(&pod_ip).cloned(),
             flows: number(share.flows),
             mappings: number(share.nat_entries),
         };
-        let policy = |(id, share): (u32, Share)| Holder {
+        let policy = |(id, share): (u32, Share)| HolderRow {
             pod_ip: None,
             egress_id: Some(id),
             name: names.objects.get(&id).cloned(),
@@ -250,7 +250,7 @@ pub(super) fn count(
     wanted: &Wanted<'_>,
     names: &Names,
     out: &mut Out<impl Write>,
-    walk: impl FnOnce(&mut Visit<'_>) -> io::Result<Option<u32>>,
+    walk: impl FnOnce(&mut EntryVisitor<'_>) -> io::Result<Option<u32>>,
     holders: Option<Holders>,
 ) -> io::Result<Option<()>> {
     let (mut egress_ips, mut objects) = (BTreeMap::<IpAddr, usize>::new(), BTreeMap::new());
@@ -328,7 +328,7 @@ mod tests {
     #[test]
     fn a_row_has_the_known_names() {
         let entry = entry();
-        let row = Row::of(&entry, &names());
+        let row = MappingRow::of(&entry, &names());
         assert_eq!((row.node.as_str(), row.object.as_deref(), row.expires_in_seconds), ("node2", Some("first"), 7430));
         let line = row.line();
         let columns: Vec<_> = line.split_whitespace().collect();
@@ -346,6 +346,6 @@ mod tests {
             "-",
         ];
         assert_eq!(columns, expected);
-        assert_eq!(Row::of(&Entry { source_node: None, ..entry }, &Names::default()).node, "here");
+        assert_eq!(MappingRow::of(&Entry { source_node: None, ..entry }, &Names::default()).node, "here");
     }
 }

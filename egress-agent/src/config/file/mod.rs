@@ -27,7 +27,7 @@ pub const KEYS: [(&str, &str, &str); 7] = [
 
 /// A key, or the start of a section.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Entry {
+struct ConfigEntry {
     line: usize,
     /// As in [`KEYS`]: lower case.
     section: String,
@@ -93,7 +93,7 @@ impl ConfigFile {
         })?;
         let mut file = Self { path: path.to_owned(), ..Self::default() };
         let mut warned = BTreeSet::new();
-        for Entry { line, section, key, value } in entries {
+        for ConfigEntry { line, section, key, value } in entries {
             let name = key.as_deref().unwrap_or_default();
             let known = KEYS.iter().find(|known| (known.0, known.1) == (section.as_str(), name));
             match (known, key) {
@@ -159,7 +159,7 @@ fn why(error: &clap::Error) -> String {
 }
 
 /// Reads all lines; other sections are skipped.
-fn entries(text: &str) -> Result<Vec<Entry>, (usize, Problem)> {
+fn entries(text: &str) -> Result<Vec<ConfigEntry>, (usize, Problem)> {
     let (mut all, mut section) = (Vec::new(), None::<String>);
     for (line, text) in (1..).zip(text.trim_start_matches('\u{feff}').lines()) {
         let text = text.trim();
@@ -168,14 +168,14 @@ fn entries(text: &str) -> Result<Vec<Entry>, (usize, Problem)> {
         }
         if let Some(rest) = text.strip_prefix('[') {
             let name = section_name(rest).ok_or((line, Problem::Section))?;
-            all.push(Entry { line, section: name.clone(), key: None, value: String::new() });
+            all.push(ConfigEntry { line, section: name.clone(), key: None, value: String::new() });
             section = Some(name);
             continue;
         }
         let section = section.as_deref().ok_or((line, Problem::NoSection))?;
         if is_ours(section) {
             let (key, value) = key_and_value(text).map_err(|problem| (line, problem))?;
-            all.push(Entry { line, section: section.to_owned(), key: Some(key), value });
+            all.push(ConfigEntry { line, section: section.to_owned(), key: Some(key), value });
         }
     }
     Ok(all)

@@ -10,10 +10,10 @@ use std::time::Instant;
 
 /// When any other node last answered.
 #[derive(Debug)]
-pub(super) struct OtherNodes(Mutex<State>);
+pub(super) struct OtherNodes(Mutex<ConfirmationState>);
 
 #[derive(Debug)]
-struct State {
+struct ConfirmationState {
     /// The last answer, or the beginning of probing.
     latest: Instant,
     exist: bool,
@@ -21,7 +21,7 @@ struct State {
 
 impl OtherNodes {
     pub(super) fn new(now: Instant) -> Self {
-        Self(Mutex::new(State { latest: now, exist: false }))
+        Self(Mutex::new(ConfirmationState { latest: now, exist: false }))
     }
 
     pub(super) fn note_answer(&self, at: Instant) {
@@ -42,7 +42,7 @@ impl OtherNodes {
     }
 
     /// A poisoned lock is used: every update is complete in itself.
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ConfirmationState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

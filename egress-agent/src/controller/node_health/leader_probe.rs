@@ -139,7 +139,7 @@ mod tests {
         socket.listen(1).expect("listens")
     }
 
-    struct Standby {
+    struct ProbingStandby {
         nodes: ChangeSender,
         holder: watch::Sender<Option<String>>,
         silent_holder: watch::Receiver<Option<SilentHolder>>,
@@ -147,17 +147,17 @@ mod tests {
     }
 
     /// Probes a node with these addresses, whose controller leads.
-    fn standby_for(addresses: &[IpAddr], port: u16) -> Standby {
+    fn standby_for(addresses: &[IpAddr], port: u16) -> ProbingStandby {
         let ((nodes, taker), stop) = (inbox(), CancellationToken::new());
         let ((holder, is_holder), (silent, silent_holder)) =
             (watch::channel(Some(identity("node1", 1, 1))), watch::channel(None));
         tokio::spawn(run(port, taker, is_holder, silent, stop.clone()));
         let node = Node { name: "node1".into(), internal: addresses.to_vec(), ..Node::default() };
         nodes.put(Change::Nodes(Update::Replaced([("node1".to_owned(), Arc::new(node))].into())));
-        Standby { nodes, holder, silent_holder, _stop: stop.drop_guard() }
+        ProbingStandby { nodes, holder, silent_holder, _stop: stop.drop_guard() }
     }
 
-    impl Standby {
+    impl ProbingStandby {
         async fn until_silent(&mut self) -> Option<SilentHolder> {
             let silent = self.silent_holder.wait_for(Option::is_some);
             tokio::time::timeout(PROOF, silent).await.ok()?.expect("it runs").clone()

@@ -88,7 +88,7 @@ impl Acceptor {
         })
     }
 
-    fn take_slot(&self, peer: IpAddr) -> Option<Slot> {
+    fn take_slot(&self, peer: IpAddr) -> Option<ConnectionSlot> {
         let address = peer.to_canonical();
         let is_node = self.nodes.borrow().contains(&address);
         let mut open = lock(&self.open);
@@ -98,7 +98,7 @@ impl Acceptor {
         }
         open.by_address.insert(address, count + 1);
         open.of_others += usize::from(!is_node);
-        Some(Slot { open: self.open.clone(), address, is_node })
+        Some(ConnectionSlot { open: self.open.clone(), address, is_node })
     }
 
     fn refuse(&self, stream: &TcpStream, peer: SocketAddr) {
@@ -115,14 +115,14 @@ fn lock(open: &Mutex<Connections>) -> MutexGuard<'_, Connections> {
 }
 
 /// The slot of one connection; dropping it frees the slot.
-struct Slot {
+struct ConnectionSlot {
     open: Arc<Mutex<Connections>>,
     address: IpAddr,
     /// As of the connection's start.
     is_node: bool,
 }
 
-impl Drop for Slot {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         let mut open = lock(&self.open);
         match open.by_address.get_mut(&self.address) {
@@ -136,7 +136,7 @@ impl Drop for Slot {
 /// A connection with a slot.
 pub(super) struct Admitted {
     stream: TcpStream,
-    slot: Slot,
+    slot: ConnectionSlot,
     /// Deadline of the next bytes.
     idle: Pin<Box<Sleep>>,
     /// Deadline of the whole connection.
@@ -149,7 +149,7 @@ pub(super) struct Admitted {
 }
 
 impl Admitted {
-    fn new(stream: TcpStream, slot: Slot) -> Self {
+    fn new(stream: TcpStream, slot: ConnectionSlot) -> Self {
         let now = Instant::now();
         // If it fails, the connection is broken and the first read fails too.
         drop(stream.set_nodelay(true));

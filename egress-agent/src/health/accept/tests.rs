@@ -124,10 +124,10 @@ fn nodes_have_reserved_slots_and_each_address_has_a_limit() {
     let (node_addresses, nodes) = watch::channel(Arc::new(BTreeSet::from([node])));
     let acceptor = Acceptor::new(nodes, Meters::default());
     let pod = |number: u8| IpAddr::from([10, 9, 0, number]);
-    let mut slots: Vec<Slot> = (0..=255).filter_map(|number| acceptor.take_slot(pod(number / 2))).collect();
+    let mut slots: Vec<ConnectionSlot> = (0..=255).filter_map(|number| acceptor.take_slot(pod(number / 2))).collect();
     assert_eq!(slots.len(), OTHER_SLOTS);
     assert!(acceptor.take_slot(pod(200)).is_none(), "no slot is left for other addresses");
-    let of_node: Vec<Slot> = (0..100).filter_map(|_| acceptor.take_slot(node)).collect();
+    let of_node: Vec<ConnectionSlot> = (0..100).filter_map(|_| acceptor.take_slot(node)).collect();
     assert_eq!(of_node.len(), SLOTS_PER_ADDRESS);
     slots.pop();
     let mapped = IpAddr::V6(std::net::Ipv4Addr::new(10, 9, 0, 200).to_ipv6_mapped());

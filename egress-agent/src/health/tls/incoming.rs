@@ -32,18 +32,18 @@ impl Tls {
         let handshakes = plain.map(move |connection| handshake(tls.clone(), connection)).buffer_unordered(AT_ONCE);
         handshakes.filter_map(move |outcome| {
             let connection = match outcome {
-                Outcome::Refused(peer, cause) => {
+                HandshakeOutcome::Refused(peer, cause) => {
                     if logged.is_new(peer, &cause) {
                         warn!(%peer, "a health check is refused: {cause}");
                     }
                     None
                 }
-                Outcome::Made(peer, connection) => {
+                HandshakeOutcome::Made(peer, connection) => {
                     logged.0.remove(&peer);
                     Some(Ok(*connection))
                 }
-                Outcome::Gone => None,
-                Outcome::Failed(error) => Some(Err(error)),
+                HandshakeOutcome::Gone => None,
+                HandshakeOutcome::Failed(error) => Some(Err(error)),
             };
             std::future::ready(connection)
         })
@@ -55,7 +55,7 @@ pub trait Connection: AsyncRead + AsyncWrite + Connected<ConnectInfo = TcpConnec
 
 impl<C: AsyncRead + AsyncWrite + Connected<ConnectInfo = TcpConnectInfo> + Unpin> Connection for C {}
 
-enum Outcome<C> {
+enum HandshakeOutcome<C> {
     Made(IpAddr, Box<TlsStream<C>>),
     Refused(IpAddr, String),
     /// Closed by the peer before the end, by a port scan for instance.
@@ -64,18 +64,20 @@ enum Outcome<C> {
     Failed(io::Error),
 }
 
-async fn handshake<C: Connection>(tls: Tls, connection: io::Result<C>) -> Outcome<C> {
+async fn handshake<C: Connection>(tls: Tls, connection: io::Result<C>) -> HandshakeOutcome<C> {
     let connection = match connection {
         Ok(connection) => connection,
-        Err(error) => return Outcome::Failed(error),
+        Err(error) => return HandshakeOutcome::Failed(error),
     };
-    let Some(peer) = connection.connect_info().remote_addr() else { return Outcome::Gone };
+    let Some(peer) = connection.connect_info().remote_addr() else { return HandshakeOutcome::Gone };
     let peer = peer.ip().to_canonical();
     let acceptor = tls.now().acceptor();
     match tokio::time::timeout(HANDSHAKE_TIMEOUT, acceptor.accept(connection)).await {
-        Ok(Ok(connection)) => Outcome::Made(peer, Box::new(connection)),
-        Ok(Err(error)) => cause::find(&error).map_or(Outcome::Gone, |cause| Outcome::Refused(peer, cause)),
-        Err(_) => Outcome::Gone,
+        Ok(Ok(connection)) => HandshakeOutcome::Made(peer, Box::new(connection)),
+        Ok(Err(error)) => {
+            cause::find(&error).map_or(HandshakeOutcome::Gone, |cause| HandshakeOutcome::Refused(peer, cause))
+        }
+        Err(_) => HandshakeOutcome::Gone,
     }
 }
 

@@ -42,15 +42,15 @@ impl Authority {
 }
 
 /// A folder with the files of one node, gone with the value.
-pub(crate) struct Node(PathBuf);
+pub(crate) struct NodeFiles(PathBuf);
 
-impl Drop for Node {
+impl Drop for NodeFiles {
     fn drop(&mut self) {
         drop(std::fs::remove_dir_all(&self.0));
     }
 }
 
-impl Node {
+impl NodeFiles {
     /// With a certificate of the CA, for the usual name and all uses.
     pub(crate) fn new(ca: &Authority) -> Self {
         let name = format!("egress-agent-tls-{}-{}", std::process::id(), next());
@@ -139,7 +139,7 @@ const SERVING: Result<i32, String> = Ok(Answer::Serving as i32);
 #[tokio::test]
 async fn certificates_of_one_ca_are_accepted() {
     let ca = Authority::new();
-    let (server, client) = (Node::new(&ca), Node::new(&ca));
+    let (server, client) = (NodeFiles::new(&ca), NodeFiles::new(&ca));
     let ((server, keeper), (client, _)) = (server.read(), client.read());
     assert_eq!(keeper.reported, None);
     assert_eq!(probe(serve(Some(server)).await, Some(&client)).await, SERVING);
@@ -148,19 +148,19 @@ async fn certificates_of_one_ca_are_accepted() {
 #[tokio::test]
 async fn a_wrong_server_certificate_is_reported_on_both_ends() {
     let (ca, other) = (Authority::new(), Authority::new());
-    let client = Node::new(&ca).read().0;
+    let client = NodeFiles::new(&ca).read().0;
     for (make, text) in [
         (
-            (&|node: &Node| node.renew(&other, NAME, |_| {})) as &dyn Fn(&Node),
+            (&|node: &NodeFiles| node.renew(&other, NAME, |_| {})) as &dyn Fn(&NodeFiles),
             "was not signed by the CA: use one of --egressip-healthcheck-client-cacert",
         ),
         (
-            &|node: &Node| node.renew(&ca, "other", |_| {}),
+            &|node: &NodeFiles| node.renew(&ca, "other", |_| {}),
             "does not have the name \"egress-agents\" of --egressip-healthcheck-cert-common-name, but [DnsName(\"other\")]",
         ),
-        (&|node: &Node| node.renew(&ca, NAME, expired), "has expired: renew it, or correct the clock"),
+        (&|node: &NodeFiles| node.renew(&ca, NAME, expired), "has expired: renew it, or correct the clock"),
     ] {
-        let node = Node::new(&ca);
+        let node = NodeFiles::new(&ca);
         make(&node);
         let (tls, keeper) = node.read();
         let certificate = node.0.join("certificate");
@@ -174,11 +174,11 @@ async fn a_wrong_server_certificate_is_reported_on_both_ends() {
 #[tokio::test]
 async fn a_client_certificate_is_required_unless_that_is_off() {
     let (ca, other) = (Authority::new(), Authority::new());
-    let foreign = Node::new(&other);
+    let foreign = NodeFiles::new(&other);
     // It has the CA, which is no secret.
     foreign.put("ca", &ca.pem);
     let foreign = foreign.read().0;
-    let server = Node::new(&ca);
+    let server = NodeFiles::new(&ca);
     let outcome = probe(serve(Some(server.read().0)).await, Some(&foreign)).await;
     let text = "received fatal alert: UnknownCA: see the log of the other side";
     assert_eq!(outcome, Err(text.to_owned()));
@@ -189,7 +189,7 @@ async fn a_client_certificate_is_required_unless_that_is_off() {
 #[tokio::test]
 async fn a_server_certificate_is_enough_without_client_certificates() {
     let ca = Authority::new();
-    let node = Node::new(&ca);
+    let node = NodeFiles::new(&ca);
     node.renew(&ca, NAME, |params| params.extended_key_usages = vec![Purpose::ServerAuth]);
     let reported = node.read().1.reported.expect("a warning");
     assert!(reported.contains("is not for this use: it must allow the authentication of servers and"), "{reported}");
@@ -199,7 +199,7 @@ async fn a_server_certificate_is_enough_without_client_certificates() {
 
 #[tokio::test]
 async fn tls_and_plaintext_do_not_connect_and_report_it() {
-    let node = Node::new(&Authority::new());
+    let node = NodeFiles::new(&Authority::new());
     let (tls, _keeper) = node.read();
     let outcome = probe(serve(None).await, Some(&tls)).await;
     let text = "the other side does not speak TLS: give all agents certificates, or none";
@@ -210,7 +210,7 @@ async fn tls_and_plaintext_do_not_connect_and_report_it() {
 #[tokio::test]
 async fn changed_files_are_reloaded_and_broken_ones_are_not_used() {
     let (old, new) = (Authority::new(), Authority::new());
-    let (server, client) = (Node::new(&old), Node::new(&old));
+    let (server, client) = (NodeFiles::new(&old), NodeFiles::new(&old));
     let ((tls, mut keeper), (client_tls, mut client_keeper)) = (server.read(), client.read());
     let port = serve(Some(tls)).await;
     let mut session = connect(port, Some(&client_tls)).await.expect("a session");
@@ -253,14 +253,14 @@ async fn changed_files_are_reloaded_and_broken_ones_are_not_used() {
     }
     assert_eq!(probe(port, Some(&client_tls)).await, SERVING);
     assert_eq!(ask(&mut session).await.ok(), SERVING.ok(), "an existing session continues");
-    let former = Node::new(&old);
+    let former = NodeFiles::new(&old);
     assert!(probe(port, Some(&former.read().0)).await.is_err());
 }
 
 #[tokio::test]
 async fn the_keeper_checks_at_its_interval() {
     let (old, new) = (Authority::new(), Authority::new());
-    let node = Node::new(&old);
+    let node = NodeFiles::new(&old);
     let (tls, keeper) = node.read();
     let stop = CancellationToken::new();
     let keeping = tokio::spawn(keeper.run(Duration::from_millis(10), stop.clone()));
@@ -275,7 +275,7 @@ async fn the_keeper_checks_at_its_interval() {
 
 #[test]
 fn an_unusable_file_is_one_line() {
-    let node = Node::new(&Authority::new());
+    let node = NodeFiles::new(&Authority::new());
     let files = node.files();
     let wrong = |change: &dyn Fn(&mut Files)| {
         let mut files = files.clone();

@@ -12,7 +12,7 @@ use prometheus_client::metrics::exemplar::Exemplar;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
-use crate::metrics::catalogue::{ALL, Id, Kind, MOST_EGRESS_IPS, MOST_NODES, Metric};
+use crate::metrics::catalogue::{ALL, Id, MOST_EGRESS_IPS, MOST_NODES, Metric, MetricKind};
 use crate::metrics::meters::{NodeState, Probed};
 use crate::metrics::snapshot::Snapshot;
 use egress_core::model::state::EgressId;
@@ -57,9 +57,9 @@ impl Collector for Scrape {
 
 fn write(encoder: &mut DescriptorEncoder<'_>, metric: &Metric, series: Vec<Series>) -> fmt::Result {
     let kind = match metric.kind {
-        Kind::Counter => MetricType::Counter,
-        Kind::Gauge => MetricType::Gauge,
-        Kind::Histogram => MetricType::Histogram,
+        MetricKind::Counter => MetricType::Counter,
+        MetricKind::Gauge => MetricType::Gauge,
+        MetricKind::Histogram => MetricType::Histogram,
     };
     let help = format!("{}.", metric.help);
     let mut family = encoder.encode_descriptor(metric.name, &help, None, kind)?;
@@ -75,13 +75,13 @@ fn write(encoder: &mut DescriptorEncoder<'_>, metric: &Metric, series: Vec<Serie
     Ok(())
 }
 
-fn encode_value(mut one: MetricEncoder<'_>, kind: Kind, value: &Value) -> fmt::Result {
+fn encode_value(mut one: MetricEncoder<'_>, kind: MetricKind, value: &Value) -> fmt::Result {
     let none = None::<&Exemplar<NoLabelSet, f64>>;
     match (kind, value) {
-        (Kind::Counter, Value::Count(value)) => one.encode_counter(value, none),
-        (Kind::Counter, Value::Real(value)) => one.encode_counter(value, none),
-        (Kind::Gauge | Kind::Histogram, Value::Count(value)) => one.encode_gauge(value),
-        (Kind::Gauge | Kind::Histogram, Value::Real(value)) => one.encode_gauge(value),
+        (MetricKind::Counter, Value::Count(value)) => one.encode_counter(value, none),
+        (MetricKind::Counter, Value::Real(value)) => one.encode_counter(value, none),
+        (MetricKind::Gauge | MetricKind::Histogram, Value::Count(value)) => one.encode_gauge(value),
+        (MetricKind::Gauge | MetricKind::Histogram, Value::Real(value)) => one.encode_gauge(value),
         (_, Value::Histogram(value)) => value.encode(one),
     }
 }

@@ -5,7 +5,7 @@ use egress_common::abi::Count;
 
 use super::*;
 use crate::metrics::catalogue::Process;
-use crate::metrics::meters::{Cluster, Meters, NodeState};
+use crate::metrics::meters::{ClusterMetrics, Meters, NodeState};
 use crate::metrics::snapshot::{AgentSnapshot, InKernel, ReconcilerSnapshot, ServedAddress};
 use egress_datapath::maps::facts::{HookFacts, KernelFacts, PortUse};
 
@@ -21,7 +21,7 @@ fn everything(process: Process) -> Snapshot {
     meters.probed(Probed::Serving, Some(Duration::from_millis(1)));
     meters.probed(Probed::Late, None);
     meters.failed_over(Duration::from_millis(1700));
-    meters.set_cluster(Some(Cluster {
+    meters.set_cluster(Some(ClusterMetrics {
         assigned: 3,
         unassigned: 1,
         objects: BTreeMap::from([("Assigned", 2), ("NoCapacity", 1)]),
@@ -169,7 +169,7 @@ fn with_very_many_nodes_the_unreachable_ones_are_shown() {
     let mut nodes: BTreeMap<String, NodeState> =
         (0..MOST_NODES + 9).map(|number| (format!("a{number}"), NodeState::Answers)).collect();
     nodes.extend([("y".to_owned(), NodeState::AgentAway), ("z".to_owned(), NodeState::Unreachable)]);
-    snapshot.meters.set_cluster(Some(Cluster { nodes, ..Cluster::default() }));
+    snapshot.meters.set_cluster(Some(ClusterMetrics { nodes, ..ClusterMetrics::default() }));
     let text = text(snapshot);
     let shown: Vec<_> = text.lines().filter(|line| line.starts_with("egress_agent_egress_node_state{")).collect();
     assert_eq!(shown.len(), MOST_NODES);

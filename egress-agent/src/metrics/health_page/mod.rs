@@ -13,7 +13,7 @@ use tokio::time::{Instant, timeout};
 use tracing::debug;
 
 use crate::metrics::catalogue::Process;
-use crate::metrics::liveness::{self, LIMITS, Limits};
+use crate::metrics::liveness::{self, HeartbeatLimits, LIMITS};
 use crate::metrics::meters::Meters;
 use crate::metrics::snapshot::{AgentSnapshot, InKernel, ReconcilerSnapshot, Snapshot};
 use crate::metrics::startup_wait::StartupWait;
@@ -78,7 +78,7 @@ pub struct HealthPage {
     last_known: Arc<watch::Sender<Option<ReconcilerSnapshot>>>,
     /// A request is pending: further requests wait for the same answer.
     is_pending: Arc<AtomicBool>,
-    limits: Limits,
+    limits: HeartbeatLimits,
 }
 
 impl HealthPage {

@@ -5,7 +5,7 @@ use super::*;
 use crate::metrics::snapshot::ServedAddress;
 use egress_kube::leader_election::leadership;
 
-struct Agent {
+struct AgentPage {
     page: HealthPage,
     requests: mpsc::Receiver<oneshot::Sender<ReconcilerSnapshot>>,
     ready: watch::Sender<Ready>,
@@ -13,7 +13,7 @@ struct Agent {
 }
 
 /// A running agent without a kernel.
-fn agent() -> Agent {
+fn agent() -> AgentPage {
     let page = HealthPage::new(Process::Agent, ApiOutages::new("http://nowhere"));
     let (sender, requests) = mpsc::channel(16);
     let (ready, is_ready) = watch::channel(Ready::default());
@@ -29,7 +29,7 @@ fn agent() -> Agent {
         demand: watch::channel(LeaseDemand::default()).1,
         heartbeats: heartbeats.clone(),
     }));
-    Agent { page, requests, ready, heartbeats }
+    AgentPage { page, requests, ready, heartbeats }
 }
 
 /// Answers as the reconciler does, until it is aborted.
@@ -54,7 +54,7 @@ async fn a_starting_agent_is_live_and_not_ready() {
     let page = HealthPage::new(Process::Agent, ApiOutages::new("http://nowhere"));
     assert_eq!(page.check_live(), Ok(()));
     assert_eq!(page.check_ready().await, Err("the programs are being loaded".to_owned()));
-    let slow = HealthPage { limits: Limits { startup: Duration::ZERO, ..LIMITS }, ..page };
+    let slow = HealthPage { limits: HeartbeatLimits { startup: Duration::ZERO, ..LIMITS }, ..page };
     let dead = slow.check_live().expect_err("it hangs");
     assert!(dead.contains("not loaded"), "{dead}");
 }
@@ -62,7 +62,7 @@ async fn a_starting_agent_is_live_and_not_ready() {
 #[tokio::test]
 async fn an_agent_that_waits_for_an_uplink_stays_live_and_says_what_it_waits_for() {
     let page = HealthPage::new(Process::Agent, ApiOutages::new("http://nowhere"));
-    let page = HealthPage { limits: Limits { startup: Duration::from_secs(1), ..LIMITS }, ..page };
+    let page = HealthPage { limits: HeartbeatLimits { startup: Duration::from_secs(1), ..LIMITS }, ..page };
     let startup_wait = page.startup_wait();
     startup_wait.set(Some("waiting for an uplink".to_owned()));
     tokio::time::sleep(page.limits.startup).await;
@@ -76,7 +76,7 @@ async fn an_agent_that_waits_for_an_uplink_stays_live_and_says_what_it_waits_for
 
 #[tokio::test]
 async fn readiness_names_what_is_missing_until_the_kernel_is_in_the_desired_state() {
-    let Agent { page, requests, ready, heartbeats: _heartbeats } = agent();
+    let AgentPage { page, requests, ready, heartbeats: _heartbeats } = agent();
     let answers = answering(requests, Some("waiting for pods"));
     assert_eq!(page.check_ready().await, Err("waiting for pods".to_owned()));
     assert!(!page.snapshot(usize::MAX).await.ready);
@@ -90,10 +90,10 @@ async fn readiness_names_what_is_missing_until_the_kernel_is_in_the_desired_stat
 
 #[tokio::test]
 async fn a_stalled_reconciler_is_not_live_and_one_that_answers_late_is() {
-    let Agent { page, mut requests, ready: _ready, heartbeats: (reconciler, _lease_keeper) } = agent();
+    let AgentPage { page, mut requests, ready: _ready, heartbeats: (reconciler, _lease_keeper) } = agent();
     assert_eq!(page.snapshot(usize::MAX).await.reconciler, None, "it is busy");
     assert!(requests.len() <= 1, "one request at a time");
-    let page = HealthPage { limits: Limits { reconciler: Duration::from_millis(200), ..LIMITS }, ..page };
+    let page = HealthPage { limits: HeartbeatLimits { reconciler: Duration::from_millis(200), ..LIMITS }, ..page };
     let dead = page.check_live().expect_err("it hangs");
     assert!(dead.contains("reconciler"), "{dead}");
     reconciler.note();
@@ -107,10 +107,10 @@ async fn a_stalled_reconciler_is_not_live_and_one_that_answers_late_is() {
 
 #[tokio::test]
 async fn a_stalled_lease_keeper_is_not_live() {
-    let Agent { page, requests, ready: _ready, heartbeats: _heartbeats } = agent();
+    let AgentPage { page, requests, ready: _ready, heartbeats: _heartbeats } = agent();
     let answers = answering(requests, None);
     assert_eq!(page.check_live(), Ok(()));
-    let page = HealthPage { limits: Limits { lease_keeper: Duration::ZERO, ..LIMITS }, ..page };
+    let page = HealthPage { limits: HeartbeatLimits { lease_keeper: Duration::ZERO, ..LIMITS }, ..page };
     let dead = page.check_live().expect_err("it hangs");
     assert!(dead.contains("lease keeper"), "{dead}");
     answers.abort();
@@ -118,7 +118,7 @@ async fn a_stalled_lease_keeper_is_not_live() {
 
 #[tokio::test]
 async fn a_scrape_does_not_wait_for_a_busy_reconciler_and_shows_its_previous_answer() {
-    let Agent { page, requests, ready: _ready, heartbeats: _heartbeats } = agent();
+    let AgentPage { page, requests, ready: _ready, heartbeats: _heartbeats } = agent();
     let answers = answering(requests, None);
     assert_eq!(page.snapshot(usize::MAX).await.reconciler.map(|of| of.standby), Some(3));
     answers.abort();
@@ -129,7 +129,7 @@ async fn a_scrape_does_not_wait_for_a_busy_reconciler_and_shows_its_previous_ans
 
 #[tokio::test]
 async fn a_readiness_probe_of_a_serving_node_sends_no_request() {
-    let Agent { page, mut requests, ready, heartbeats: _heartbeats } = agent();
+    let AgentPage { page, mut requests, ready, heartbeats: _heartbeats } = agent();
     ready.send_replace(Ready { serving: true, addresses: Vec::new(), ..Ready::default() });
     assert_eq!(page.check_ready().await, Ok(()));
     assert!(requests.try_recv().is_err(), "no request");
@@ -172,6 +172,6 @@ async fn a_controller_is_ready_when_it_could_lead_and_live_while_it_checks_the_l
     assert_eq!((page.check_ready().await, page.check_live()), (Ok(()), Ok(())));
     let snapshot = page.snapshot(usize::MAX).await;
     assert_eq!((snapshot.leads, snapshot.agent.is_none(), snapshot.ready), (Some(false), true, true));
-    let stuck = HealthPage { limits: Limits { leader_election: Duration::ZERO, ..LIMITS }, ..page };
+    let stuck = HealthPage { limits: HeartbeatLimits { leader_election: Duration::ZERO, ..LIMITS }, ..page };
     assert!(stuck.check_live().is_err());
 }

@@ -102,7 +102,7 @@ impl Listen {
 
 /// Serves until `stop`. If the address cannot be bound the agent continues, and retries.
 pub async fn serve(listen: Listen, page: Arc<HealthPage>, stop: CancellationToken) {
-    let acceptor = Arc::new(Acceptor::new(page, is_of_this_host));
+    let acceptor = Arc::new(MetricsServer::new(page, is_of_this_host));
     let for_probes = async {
         if let Some(listen) = listen.for_probes() {
             serve_at(listen, Arc::clone(&acceptor), &stop).await;
@@ -111,7 +111,7 @@ pub async fn serve(listen: Listen, page: Arc<HealthPage>, stop: CancellationToke
     tokio::join!(serve_at(listen, Arc::clone(&acceptor), &stop), for_probes);
 }
 
-async fn serve_at(listen: Listen, acceptor: Arc<Acceptor>, stop: &CancellationToken) {
+async fn serve_at(listen: Listen, acceptor: Arc<MetricsServer>, stop: &CancellationToken) {
     let mut failing = false;
     let listener = loop {
         match listen.bind().await {
@@ -131,7 +131,7 @@ async fn serve_at(listen: Listen, acceptor: Arc<Acceptor>, stop: &CancellationTo
 }
 
 /// The same on a bound address.
-async fn serve_on(listener: TcpListener, acceptor: Arc<Acceptor>, stop: &CancellationToken) {
+async fn serve_on(listener: TcpListener, acceptor: Arc<MetricsServer>, stop: &CancellationToken) {
     loop {
         let accepted = tokio::select! {
             () = stop.cancelled() => return,
@@ -168,7 +168,7 @@ fn is_of_this_host(peer: IpAddr) -> bool {
 }
 
 /// What all connections share.
-struct Acceptor {
+struct MetricsServer {
     page: Arc<HealthPage>,
     is_of_this_host: fn(IpAddr) -> bool,
     own: Arc<Semaphore>,
@@ -176,7 +176,7 @@ struct Acceptor {
     scrapes: Mutex<()>,
 }
 
-impl Acceptor {
+impl MetricsServer {
     fn new(page: Arc<HealthPage>, is_of_this_host: fn(IpAddr) -> bool) -> Self {
         let [own, others] = [(); 2].map(|()| Arc::new(Semaphore::new(CONNECTIONS)));
         Self { page, is_of_this_host, own, others, scrapes: Mutex::new(()) }
@@ -189,9 +189,9 @@ impl Acceptor {
 }
 
 /// The pages. HEAD is served as GET; any other method is refused.
-fn pages(acceptor: Arc<Acceptor>) -> Router {
-    let live = |State(acceptor): State<Arc<Acceptor>>| async move { health(acceptor.page.check_live()) };
-    let ready = |State(acceptor): State<Arc<Acceptor>>| async move { health(acceptor.page.check_ready().await) };
+fn pages(acceptor: Arc<MetricsServer>) -> Router {
+    let live = |State(acceptor): State<Arc<MetricsServer>>| async move { health(acceptor.page.check_live()) };
+    let ready = |State(acceptor): State<Arc<MetricsServer>>| async move { health(acceptor.page.check_ready().await) };
     Router::new()
         .route("/metrics", get(metrics))
         .route("/healthz", get(live))
@@ -200,7 +200,7 @@ fn pages(acceptor: Arc<Acceptor>) -> Router {
         .with_state(acceptor)
 }
 
-async fn metrics(State(acceptor): State<Arc<Acceptor>>) -> Response {
+async fn metrics(State(acceptor): State<Arc<MetricsServer>>) -> Response {
     let Ok(_one_at_a_time) = timeout(SCRAPE_WAIT, acceptor.scrapes.lock()).await else {
         return text(StatusCode::SERVICE_UNAVAILABLE, "another scrape is in progress\n".to_owned());
     };
@@ -225,7 +225,7 @@ fn typed(status: StatusCode, kind: &'static str, text: String) -> Response {
     (status, [(CONTENT_TYPE, kind), (CACHE_CONTROL, "no-store")], text).into_response()
 }
 
-async fn answer(stream: TcpStream, acceptor: Arc<Acceptor>) {
+async fn answer(stream: TcpStream, acceptor: Arc<MetricsServer>) {
     let mut server = http1::Builder::new();
     server.timer(TokioTimer::new()).header_read_timeout(REQUEST).keep_alive(false).max_headers(64);
     let pages = TowerToHyperService::new(pages(acceptor));

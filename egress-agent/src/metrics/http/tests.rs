@@ -6,14 +6,14 @@ use super::*;
 use crate::metrics::catalogue::Process;
 use egress_kube::api_outage::ApiOutages;
 
-fn acceptor() -> Arc<Acceptor> {
+fn acceptor() -> Arc<MetricsServer> {
     // One address of loopback is this host, the others stand for other hosts.
-    Arc::new(Acceptor::new(Arc::new(HealthPage::new(Process::Agent, ApiOutages::new("http://nowhere"))), |peer| {
+    Arc::new(MetricsServer::new(Arc::new(HealthPage::new(Process::Agent, ApiOutages::new("http://nowhere"))), |peer| {
         peer == Ipv4Addr::LOCALHOST
     }))
 }
 
-async fn serving(acceptor: Arc<Acceptor>) -> (SocketAddr, DropGuard) {
+async fn serving(acceptor: Arc<MetricsServer>) -> (SocketAddr, DropGuard) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback has ports");
     let (address, stop) = (listener.local_addr().expect("bound"), CancellationToken::new());
     let stopped = stop.clone();

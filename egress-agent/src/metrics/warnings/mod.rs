@@ -55,11 +55,11 @@ pub struct Warning {
 }
 
 /// The reason, and the address or map that it is about.
-type Key = (&'static str, String);
+type WarningKey = (&'static str, String);
 
 #[derive(Debug, Default)]
 pub struct Warnings {
-    open: BTreeMap<Key, Warning>,
+    open: BTreeMap<WarningKey, Warning>,
     /// Counters of the last update: refusals of each egress IP, and packets dropped because no port was free.
     refusals: BTreeMap<EgressId, u64>,
     exhausted: Option<u64>,
@@ -171,7 +171,7 @@ impl Warnings {
         self.change((reason, what.to_owned()), is, Warning { subject: Subject::Node, reason, message }, new);
     }
 
-    fn change(&mut self, key: Key, is: bool, warning: Warning, new: &mut Vec<Warning>) {
+    fn change(&mut self, key: WarningKey, is: bool, warning: Warning, new: &mut Vec<Warning>) {
         match is {
             false => drop(self.open.remove(&key)),
             true if self.open.contains_key(&key) => {}

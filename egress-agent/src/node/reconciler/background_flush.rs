@@ -28,7 +28,7 @@ const REST: u32 = 3;
 
 /// Cuts that one walk serves.
 #[derive(Debug, Default)]
-struct Batch {
+struct FlushBatch {
     cuts: Vec<Action>,
     /// Actions to perform after the cuts.
     after_cuts: Vec<Action>,
@@ -38,7 +38,7 @@ struct Batch {
     left: BTreeSet<(IpAddr, EgressId)>,
 }
 
-impl Batch {
+impl FlushBatch {
     fn add(&mut self, disconnected: Disconnected) {
         let Disconnected { cuts, after_cuts, at_once: _ } = disconnected;
         for (address, cut) in cuts {
@@ -65,8 +65,8 @@ impl Batch {
     }
 }
 
-struct Walk {
-    of: Batch,
+struct FlushWalk {
+    of: FlushBatch,
     started: Instant,
     /// Taken when the walk is over.
     ends: BoxFuture<'static, Result<(), DataplaneError>>,
@@ -75,8 +75,8 @@ struct Walk {
 
 #[derive(Default)]
 pub(super) struct BackgroundFlush {
-    walk: Option<Walk>,
-    waiting: Batch,
+    walk: Option<FlushWalk>,
+    waiting: FlushBatch,
     rest_until: Option<Instant>,
     /// Pods' addresses that have changed while one of their cuts was queued or running.
     put_off: BTreeSet<IpAddr>,
@@ -121,7 +121,7 @@ impl BackgroundFlush {
     /// Waits until a walk has ended or may begin; forever if nothing is queued. Cancel-safe.
     pub(super) async fn next(&mut self) {
         match &mut self.walk {
-            Some(Walk { outcome: Some(_), .. }) => {}
+            Some(FlushWalk { outcome: Some(_), .. }) => {}
             Some(walk) => {
                 walk.outcome = Some((&mut walk.ends).await);
                 let now = Instant::now();
@@ -137,7 +137,7 @@ impl BackgroundFlush {
     }
 
     /// The finished walk.
-    fn take_over(&mut self) -> Option<(Batch, Result<(), DataplaneError>)> {
+    fn take_over(&mut self) -> Option<(FlushBatch, Result<(), DataplaneError>)> {
         let over = self.walk.take_if(|walk| walk.outcome.is_some())?;
         over.outcome.map(|outcome| (over.of, outcome))
     }
@@ -169,7 +169,7 @@ impl<E: Executor> Reconciler<E> {
         }
         let of = std::mem::take(&mut self.background.waiting);
         let ends = self.executor.cut(of.cuts.clone());
-        self.background.walk = Some(Walk { of, started: Instant::now(), ends, outcome: None });
+        self.background.walk = Some(FlushWalk { of, started: Instant::now(), ends, outcome: None });
     }
 
     /// Performs the actions after a finished walk.

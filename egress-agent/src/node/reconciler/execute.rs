@@ -12,7 +12,7 @@ use egress_core::plan::executor::{DataplaneError, Executor};
 use egress_core::plan::refusal::{KernelEntry, instead, waits};
 
 /// A claim that failed, and why.
-pub(super) type Failed = (EgressId, IpAddr, DataplaneError);
+pub(super) type FailedClaim = (EgressId, IpAddr, DataplaneError);
 
 impl<E: Executor> Reconciler<E> {
     /// Performs the plan. Refused entries are left out. Failed claims are returned; the actions after them depend on them and
@@ -21,7 +21,7 @@ impl<E: Executor> Reconciler<E> {
         &mut self,
         actual: &mut KernelState,
         plan: &[Action],
-    ) -> Result<Vec<Failed>, DataplaneError> {
+    ) -> Result<Vec<FailedClaim>, DataplaneError> {
         let begins = |action: &Action| {
             matches!(action, Action::PutHandover(_, HandoverState { stage: HandoverStage::Arriving, .. }))
         };

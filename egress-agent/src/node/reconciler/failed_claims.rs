@@ -14,7 +14,7 @@ use egress_core::model::node::{Unserved, UnservedAddresses};
 use egress_core::model::state::{EgressId, KernelState};
 use egress_core::plan::executor::DataplaneError;
 
-type Claim = (EgressId, IpAddr);
+type ClaimKey = (EgressId, IpAddr);
 
 /// A claim that fails for this long is reported.
 const REPORT_AFTER: Duration = Duration::from_secs(5);
@@ -25,13 +25,13 @@ const REPORT_NODE_AFTER: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Default)]
 pub(super) struct FailedClaims {
-    claims: BTreeMap<Claim, Failure>,
+    claims: BTreeMap<ClaimKey, ClaimFailure>,
     /// Held addresses that another host answers for.
     contested: BTreeSet<IpAddr>,
 }
 
 #[derive(Debug)]
-struct Failure {
+struct ClaimFailure {
     since: Instant,
     why: Unserved,
     /// `None` once it is reported.
@@ -44,7 +44,7 @@ struct Unreported {
     message: String,
 }
 
-impl Failure {
+impl ClaimFailure {
     /// The message, if it is due.
     fn take_due(&mut self, now: Instant) -> Option<String> {
         self.unreported.take_if(|unreported| now >= unreported.due).map(|unreported| unreported.message)
@@ -53,12 +53,12 @@ impl Failure {
 
 impl FailedClaims {
     /// Notes a failure. Returns whether it is new, and the message if it is due.
-    pub(super) fn note(&mut self, claim: Claim, error: &DataplaneError, now: Instant) -> (bool, Option<String>) {
+    pub(super) fn note(&mut self, claim: ClaimKey, error: &DataplaneError, now: Instant) -> (bool, Option<String>) {
         let is_new = !self.claims.contains_key(&claim);
         let message = || format!("cannot claim egress IP {}: {error}", claim.1);
         let unreported = |since| Unreported { due: since + report_after(error), message: message() };
         let why = Unserved::from(error);
-        let new = || Failure { since: now, why: why.clone(), unreported: Some(unreported(now)) };
+        let new = || ClaimFailure { since: now, why: why.clone(), unreported: Some(unreported(now)) };
         let failure = self.claims.entry(claim).or_insert_with(new);
         failure.why = why.clone();
         if failure.unreported.is_some() {
@@ -80,7 +80,7 @@ impl FailedClaims {
         now: Instant,
     ) -> Vec<(EgressId, String)> {
         self.contested.retain(|address| held.owned.values().any(|other| other == address));
-        let is_refused = |(id, address): &Claim| refused.get(id) == Some(address);
+        let is_refused = |(id, address): &ClaimKey| refused.get(id) == Some(address);
         let ended = self.claims.extract_if(.., |claim, _| !is_refused(claim));
         let claimed = ended.filter(|((id, address), _)| held.owned.get(id) == Some(address));
         claimed.filter_map(|((id, _), mut failure)| Some((id, failure.take_due(now)?))).collect()
@@ -133,7 +133,7 @@ mod tests {
 
     const ID: EgressId = EgressId(3);
 
-    fn claim() -> Claim {
+    fn claim() -> ClaimKey {
         (ID, [172, 18, 0, 100].into())
     }
 

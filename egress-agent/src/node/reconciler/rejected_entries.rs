@@ -15,7 +15,7 @@ const REPORT_AFTER: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
 pub(super) struct LeftOut {
-    entries: BTreeMap<KernelEntry, Refused>,
+    entries: BTreeMap<KernelEntry, RefusedEntry>,
     /// When all of them are retried.
     retry_at: Option<Instant>,
     delay: Duration,
@@ -23,7 +23,7 @@ pub(super) struct LeftOut {
 
 /// A refused entry, with the cause.
 #[derive(Debug)]
-struct Refused {
+struct RefusedEntry {
     action: Action,
     why: String,
     since: Instant,
@@ -43,7 +43,7 @@ impl LeftOut {
         let (action, why) = (action.clone(), error.to_string());
         match self.entries.get_mut(&entry) {
             Some(left) => (left.action, left.why) = (action, why),
-            None => drop(self.entries.insert(entry, Refused { action, why, since: now, is_reported: false })),
+            None => drop(self.entries.insert(entry, RefusedEntry { action, why, since: now, is_reported: false })),
         }
         is_first
     }
@@ -75,7 +75,7 @@ impl LeftOut {
         {
             // It waits for a refused pod, which is reported.
             let action = Action::SetUnknownPods(on);
-            let left = || Refused { action, why: String::new(), since: now, is_reported: true };
+            let left = || RefusedEntry { action, why: String::new(), since: now, is_reported: true };
             self.entries.entry(KernelEntry::UnknownPods).or_insert_with(left);
         }
         if self.entries.is_empty() {

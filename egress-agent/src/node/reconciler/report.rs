@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::debug::{Address, ClusterState, OpenHandOver, Question, Report, StandbyPod, Status};
+use crate::debug::{Address, ClusterState, OpenHandOver, Question, ReconcilerReport, StandbyPod, Status};
 use crate::metrics::snapshot::{InKernel, ReconcilerSnapshot, ServedAddress};
 use crate::node::reconciler::Reconciler;
 use egress_core::display_names::Names;
@@ -100,7 +100,7 @@ impl<E: Executor> Reconciler<E> {
         }
     }
 
-    fn report(&self) -> Report {
+    fn report(&self) -> ReconcilerReport {
         let view = self.compiler.view();
         let selected = |pod: &&PodState| matches!(pod, PodState::Selected(_));
         let mut problems = Vec::new();
@@ -120,7 +120,7 @@ impl<E: Executor> Reconciler<E> {
         let mut status = Status { cluster: Some(self.cluster(view)), problems, ..Status::default() };
         let (names, last) = (self.names(), self.last.get());
         let Some(actual) = self.actual.as_ref().or(last.as_ref()) else {
-            return Report { status, unobserved: Some(names) };
+            return ReconcilerReport { status, unobserved: Some(names) };
         };
         let (objects, mut gateways) = concerning(actual.pods.values().copied(), &actual.policy, &names);
         gateways.iter_mut().for_each(|gateway| self.add_state(view, gateway));
@@ -128,7 +128,7 @@ impl<E: Executor> Reconciler<E> {
         status.addresses = self.addresses(actual, &names);
         status.pod_addresses = actual.pods.len();
         status.selected_pod_addresses = actual.pods.values().filter(selected).count();
-        Report { status, unobserved: None }
+        ReconcilerReport { status, unobserved: None }
     }
 
     /// Adds the state of a gateway by Kubernetes and by the ledger.

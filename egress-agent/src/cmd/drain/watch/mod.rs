@@ -24,7 +24,7 @@ const RELEASE_LIMIT: Duration = Duration::from_secs(6);
 
 /// One read of the API server.
 #[derive(Debug)]
-pub(super) struct State {
+pub(super) struct DrainSnapshot {
     pub(super) node: Option<Node>,
     /// All nodes, if they were listed.
     pub(super) nodes: Option<Nodes>,
@@ -33,7 +33,7 @@ pub(super) struct State {
 
 /// The result of one state.
 #[derive(Debug)]
-pub(super) struct Seen {
+pub(super) struct DrainProgress {
     /// Lines to print.
     pub(super) lines: Vec<String>,
     /// How the drain ended, if it did.
@@ -41,7 +41,7 @@ pub(super) struct Seen {
 }
 
 /// The progress so far.
-pub(super) struct Watch<'a> {
+pub(super) struct DrainWatch<'a> {
     node: &'a str,
     start: Instant,
     states: usize,
@@ -59,7 +59,7 @@ pub(super) struct Watch<'a> {
     empty: Option<Instant>,
 }
 
-impl<'a> Watch<'a> {
+impl<'a> DrainWatch<'a> {
     /// Returns the first line too. `now` is after the mark.
     pub(super) fn start(node: &'a str, policies: &Policies, now: Instant) -> (Self, String) {
         let held = hosted(policies, node);
@@ -76,7 +76,7 @@ impl<'a> Watch<'a> {
         !self.held.is_empty()
     }
 
-    pub(super) fn update(&mut self, state: &State, now: Instant) -> Seen {
+    pub(super) fn update(&mut self, state: &DrainSnapshot, now: Instant) -> DrainProgress {
         let mut lines = Vec::new();
         let end = match &state.node {
             None => Some(Err(DrainError::Deleted(self.node.to_owned()))),
@@ -92,7 +92,7 @@ impl<'a> Watch<'a> {
                 }
             }
         };
-        Seen { lines, end }
+        DrainProgress { lines, end }
     }
 
     /// Addresses that left the node or were assigned to it.
@@ -119,7 +119,7 @@ impl<'a> Watch<'a> {
         lines
     }
 
-    fn all_stay(&mut self, state: &State, lines: &mut Vec<String>) -> Option<DrainError> {
+    fn all_stay(&mut self, state: &DrainSnapshot, lines: &mut Vec<String>) -> Option<DrainError> {
         self.empty = None;
         let stays = stays(&state.policies, state.nodes.as_ref()?, self.node);
         self.agreeing = if stays == self.stays { self.agreeing + 1 } else { 1 };

@@ -13,36 +13,36 @@ fn ip(text: &str) -> IpAddr {
 }
 
 /// The policy's address is on `place`; the node is marked, and no hand-over is open.
-fn at(place: &str) -> State {
+fn at(place: &str) -> DrainSnapshot {
     let drained = Node { drained: true, ..Arc::unwrap_or_clone(node("n1", "172.18.0.1/16").1) };
-    State { node: Some(drained), nodes: None, policies: [policy("a", 1, &[A], &[(place, A)])].into() }
+    DrainSnapshot { node: Some(drained), nodes: None, policies: [policy("a", 1, &[A], &[(place, A)])].into() }
 }
 
-fn changed(mut state: State, change: impl Fn(&mut Node)) -> State {
+fn changed(mut state: DrainSnapshot, change: impl Fn(&mut Node)) -> DrainSnapshot {
     state.node.iter_mut().for_each(change);
     state
 }
 
-fn released(state: State) -> State {
+fn released(state: DrainSnapshot) -> DrainSnapshot {
     changed(state, |node| node.released = [(ip(A), 7)].into())
 }
 
-fn prepared(state: State) -> State {
+fn prepared(state: DrainSnapshot) -> DrainSnapshot {
     changed(state, |node| node.prepared = [(ip(A), Prepared(7, "n2".into(), false))].into())
 }
 
 /// One state after another: the lines, and how the drain ends with the last state, but not before.
 fn play<'a>(
-    before: &State,
-    states: impl IntoIterator<Item = State>,
-) -> (Vec<String>, Option<Result<String, String>>, Watch<'a>) {
+    before: &DrainSnapshot,
+    states: impl IntoIterator<Item = DrainSnapshot>,
+) -> (Vec<String>, Option<Result<String, String>>, DrainWatch<'a>) {
     let mut now = Instant::now();
-    let (mut watch, line) = Watch::start("n1", &before.policies, now);
+    let (mut watch, line) = DrainWatch::start("n1", &before.policies, now);
     let (mut all, mut ended) = (vec![line], None);
     for state in states {
         assert!(ended.is_none(), "it has ended: {ended:?}");
         now += Duration::from_millis(700);
-        let Seen { lines, end } = watch.update(&state, now);
+        let DrainProgress { lines, end } = watch.update(&state, now);
         all.extend(lines);
         ended = end.map(|end| end.map_err(|error| error.to_string()));
     }
@@ -92,7 +92,7 @@ fn addresses_without_a_confirmed_release_are_named() {
 
 #[test]
 fn an_address_whose_object_was_deleted_is_not_waited_for() {
-    let deleted = || State { policies: Policies::new(), ..at("n1") };
+    let deleted = || DrainSnapshot { policies: Policies::new(), ..at("n1") };
     let (lines, end, _) = play(&at("n1"), [at("n1"), deleted()]);
     assert_eq!(lines[1], "172.18.0.100 (a): the object was deleted, after 1.4 s");
     assert!(matches!(end, Some(Ok(_))), "{end:?}");
@@ -100,7 +100,7 @@ fn an_address_whose_object_was_deleted_is_not_waited_for() {
     let (_, end, _) = play(&at("n1"), nine().chain([deleted()]));
     assert!(matches!(end, Some(Ok(_))), "nor one that had moved: {end:?}");
     // Another policy has the address now: two nodes might serve it.
-    let taken = || State { policies: [policy("b", 2, &[A], &[("n2", A)])].into(), ..at("n1") };
+    let taken = || DrainSnapshot { policies: [policy("b", 2, &[A], &[("n2", A)])].into(), ..at("n1") };
     let (_, end, watch) = play(&at("n1"), [at("n1"), taken(), taken()]);
     assert_eq!(end, None);
     assert!(matches!(watch.timed_out(3).1, DrainError::Unconfirmed { .. }));
@@ -119,7 +119,7 @@ fn undoing_the_drain_or_deleting_the_node_ends_it() {
     let (_, end, _) = play(&at("n1"), [at("n1"), changed(at("n2"), |node| node.drained = false)]);
     let Some(Err(error)) = end else { panic!("{end:?}") };
     assert!(error.contains("the drain of n1 was undone"), "{error}");
-    let (_, end, _) = play(&at("n1"), [at("n1"), State { node: None, ..at("n2") }]);
+    let (_, end, _) = play(&at("n1"), [at("n1"), DrainSnapshot { node: None, ..at("n2") }]);
     let Some(Err(error)) = end else { panic!("{end:?}") };
     assert!(error.contains("n1 was deleted"), "{error}");
 }
@@ -127,14 +127,14 @@ fn undoing_the_drain_or_deleting_the_node_ends_it() {
 /// The nodes are listed with every second state.
 #[test]
 fn an_address_stays_once_two_lists_of_the_nodes_agree() {
-    let own = |state: &State| ("n1".to_owned(), Arc::new(state.node.clone().expect("a node")));
+    let own = |state: &DrainSnapshot| ("n1".to_owned(), Arc::new(state.node.clone().expect("a node")));
     let alone = || {
         let state = at("n1");
-        State { nodes: Some([own(&state)].into()), ..state }
+        DrainSnapshot { nodes: Some([own(&state)].into()), ..state }
     };
     let with_another = || {
         let state = at("n1");
-        State { nodes: Some([own(&state), node("n2", "172.18.0.2/16")].into()), ..state }
+        DrainSnapshot { nodes: Some([own(&state), node("n2", "172.18.0.2/16")].into()), ..state }
     };
     let (_, end, _) = play(&at("n1"), [alone(), at("n1")]);
     assert_eq!(end, None);

@@ -27,7 +27,7 @@ fn node(number: u8) -> (String, Arc<Node>) {
     (name.clone(), Arc::new(Node { name, assignable: true, pod_subnets, announces_pods: true, ..Node::default() }))
 }
 
-struct Server {
+struct HealthServer {
     uplink: watch::Sender<UplinkState>,
     confirmed: watch::Receiver<Option<Instant>>,
     orders: watch::Receiver<Acknowledgements>,
@@ -36,7 +36,7 @@ struct Server {
     _stop: DropGuard,
 }
 
-fn serve(number: u8, port: u16) -> Server {
+fn serve(number: u8, port: u16) -> HealthServer {
     let addresses = node(number).1.health_addresses();
     let (ready, is_ready) = watch::channel(Ready { serving: true, addresses, ..Ready::default() });
     let ((uplink, is_uplink), (heard, is_heard)) = (watch::channel(UplinkState::Works), watch::channel(None));
@@ -64,7 +64,7 @@ fn serve(number: u8, port: u16) -> Server {
     let reports = health::Reports { confirmed: heard, total, orders, leader: watch::channel(None).0, outages, meters };
     let settings = health::HealthSettings { port, tls: None, total_timeout: RULES.total };
     tokio::spawn(health::serve(settings, facts, reports, stop.clone()));
-    Server { uplink, confirmed: is_heard, orders: is_ordered, released, _ready: ready, _stop: stop.drop_guard() }
+    HealthServer { uplink, confirmed: is_heard, orders: is_ordered, released, _ready: ready, _stop: stop.drop_guard() }
 }
 
 fn settings(port: u16) -> ProbeSettings {

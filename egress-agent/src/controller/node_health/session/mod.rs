@@ -150,7 +150,7 @@ enum Event {
         number: u64,
         sent: Instant,
         signed: Option<Box<Signed>>,
-        outcome: Result<Response<HealthCheckResponse>, Failure>,
+        outcome: Result<Response<HealthCheckResponse>, ProbeFailure>,
     },
     TcpProbe {
         at: IpAddr,
@@ -161,13 +161,13 @@ enum Event {
 /// What a probe was signed with.
 type Signed = (HealthKey, Signature);
 
-enum Failure {
+enum ProbeFailure {
     Late,
     Status(Box<Status>),
     NoEndpoint(String),
 }
 
-impl Failure {
+impl ProbeFailure {
     /// The metric's label.
     fn kind(&self) -> Probed {
         match self {
@@ -304,9 +304,9 @@ pub(super) async fn probe_node(
                     session.disconnect();
                     settings.meters.probed(failure.kind(), None);
                     let why = match failure {
-                        Failure::Late => format!("no answer within {} ms", rules.total.as_millis()),
-                        Failure::NoEndpoint(why) => why,
-                        Failure::Status(status) => {
+                        ProbeFailure::Late => format!("no answer within {} ms", rules.total.as_millis()),
+                        ProbeFailure::NoEndpoint(why) => why,
+                        ProbeFailure::Status(status) => {
                             if is_from_a_server(status.code()) {
                                 session.set_unexpected(true, &report);
                             }
@@ -526,10 +526,10 @@ impl<'a> Session<'a> {
         Box::pin(async move {
             let outcome = match client {
                 Ok(mut client) => match timeout(probe_timeout, client.check(request)).await {
-                    Ok(answer) => answer.map_err(|status| Failure::Status(Box::new(status))),
-                    Err(_) => Err(Failure::Late),
+                    Ok(answer) => answer.map_err(|status| ProbeFailure::Status(Box::new(status))),
+                    Err(_) => Err(ProbeFailure::Late),
                 },
-                Err(why) => Err(Failure::NoEndpoint(why)),
+                Err(why) => Err(ProbeFailure::NoEndpoint(why)),
             };
             Event::AgentAnswer { connection, number, sent, signed, outcome }
         })

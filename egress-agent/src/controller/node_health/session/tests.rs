@@ -13,7 +13,7 @@ use super::*;
 use crate::controller::node_health::confirmation::OtherNodes;
 use crate::health;
 use crate::health::signature::tests::{answer_for_anyone, key, shared};
-use crate::health::tls::tests::{Authority, Node};
+use crate::health::tls::tests::{Authority, NodeFiles};
 use crate::metrics::meters::count_and_sum;
 use crate::node::reconciler::Ready;
 use egress_core::node_health::fitness::UplinkState;
@@ -110,7 +110,7 @@ async fn listener() -> (TcpListener, u16) {
     (listener, port)
 }
 
-struct Agent {
+struct ProbedAgent {
     port: u16,
     uplink: watch::Sender<UplinkState>,
     confirmed: watch::Receiver<Option<Instant>>,
@@ -119,15 +119,15 @@ struct Agent {
 }
 
 /// The health server of an agent.
-async fn agent() -> Agent {
+async fn agent() -> ProbedAgent {
     agent_with(None).await
 }
 
-async fn agent_with(tls: Option<Tls>) -> Agent {
+async fn agent_with(tls: Option<Tls>) -> ProbedAgent {
     agent_keyed(tls, shared(1)).await
 }
 
-async fn agent_keyed(tls: Option<Tls>, key: SharedKey) -> Agent {
+async fn agent_keyed(tls: Option<Tls>, key: SharedKey) -> ProbedAgent {
     let (free, port) = listener().await;
     drop(free);
     let (ready, is_ready) = watch::channel(Ready { serving: true, addresses: vec![LOOPBACK], ..Ready::default() });
@@ -162,7 +162,7 @@ async fn agent_keyed(tls: Option<Tls>, key: SharedKey) -> Agent {
     while TcpStream::connect((LOOPBACK, port)).await.is_err() {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    Agent { port, uplink, confirmed: is_heard, stop, _ready: ready }
+    ProbedAgent { port, uplink, confirmed: is_heard, stop, _ready: ready }
 }
 
 #[tokio::test]
@@ -240,7 +240,7 @@ async fn an_answer_of_an_agent_is_confirmed() {
 #[tokio::test]
 async fn tls_works_alike_and_problems_of_certificates_are_reported() {
     let (ca, another) = (Authority::new(), Authority::new());
-    let (server, leader, foreign) = (Node::new(&ca), Node::new(&ca), Node::new(&another));
+    let (server, leader, foreign) = (NodeFiles::new(&ca), NodeFiles::new(&ca), NodeFiles::new(&another));
     let agent = agent_with(Some(server.read().0)).await;
     let within = Duration::from_millis(900);
     let findings = found_with(Dial::Tls(leader.read().0), agent.port, within, true).await;

@@ -4,27 +4,27 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use super::*;
 use crate::change_queue::{ChangeSender, inbox};
-use crate::debug::{Question, Report};
+use crate::debug::{Question, ReconcilerReport};
 use crate::metrics::meters::count_and_sum;
 use crate::metrics::snapshot::{InKernel, ReconcilerSnapshot, ServedAddress};
 
-struct Running {
+struct RunningReconciler {
     sender: ChangeSender,
     questions: mpsc::Sender<Question>,
     meters: Meters,
 }
 
-fn start(recorder: &Recorder) -> Running {
+fn start(recorder: &Recorder) -> RunningReconciler {
     let ((sender, receiver), meters) = (inbox(), Meters::default());
     let (questions, questions_in) = mpsc::channel(4);
     let coordination = Coordination::none("n1").with_questions(questions_in);
     let reconciler = Reconciler::new(settings(), recorder.clone(), None, watch::channel(Ready::default()).0);
     let reconciler = reconciler.with_coordination(coordination).with_meters(meters.clone());
     tokio::spawn(reconciler.run(receiver, CancellationToken::new()));
-    Running { sender, questions, meters }
+    RunningReconciler { sender, questions, meters }
 }
 
-impl Running {
+impl RunningReconciler {
     fn count(&self) -> u64 {
         count_and_sum(&self.meters.reconcile()).0
     }
@@ -36,7 +36,7 @@ impl Running {
         answer.await.expect("it answers")
     }
 
-    async fn report(&self) -> Report {
+    async fn report(&self) -> ReconcilerReport {
         let (reply, answer) = oneshot::channel();
         self.questions.send(Question::Status(reply)).await.expect("it runs");
         answer.await.expect("it answers")
