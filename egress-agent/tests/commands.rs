@@ -20,9 +20,9 @@ fn ended(output: &Output) -> (Option<i32>, String) {
 }
 
 /// A file that is removed with the value.
-struct Written(PathBuf);
+struct TempFile(PathBuf);
 
-impl Written {
+impl TempFile {
     fn new(name: &str, text: &str) -> Self {
         let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
         std::fs::write(&path, text).expect("a file");
@@ -30,7 +30,7 @@ impl Written {
     }
 }
 
-impl Drop for Written {
+impl Drop for TempFile {
     fn drop(&mut self) {
         let _gone = std::fs::remove_file(&self.0);
     }
@@ -68,7 +68,7 @@ fn empty_server() -> (SocketAddr, thread::JoinHandle<String>) {
 fn a_proxy_of_the_environment_is_not_used() {
     for is_named in [true, false] {
         let (address, request) = empty_server();
-        let file = Written::new("kubeconfig", &kubeconfig(address, ""));
+        let file = TempFile::new("kubeconfig", &kubeconfig(address, ""));
         let mut command = agent();
         command.args(["drain", "missing"]).envs([("HTTPS_PROXY", PROXY), ("https_proxy", PROXY)]);
         let variable = if is_named { "EGRESS_AGENT_KUBECONFIG" } else { "KUBECONFIG" };
@@ -85,7 +85,7 @@ fn a_proxy_of_the_environment_is_not_used() {
 #[test]
 fn a_proxy_of_the_kubeconfig_is_refused_in_one_line() {
     let no_server = SocketAddr::from(([127, 0, 0, 1], 1));
-    let file = Written::new("proxied", &kubeconfig(no_server, &format!(", proxy-url: '{PROXY}'")));
+    let file = TempFile::new("proxied", &kubeconfig(no_server, &format!(", proxy-url: '{PROXY}'")));
     let (code, text) =
         ended(&agent().args(["drain", "missing", "--kubeconfig"]).arg(&file.0).output().expect("it starts"));
     assert_eq!((code, text.lines().count()), (Some(1), 1), "{text}");
@@ -97,7 +97,7 @@ fn wrong_usage_has_its_own_exit_code_and_a_wrong_file_is_one_line() {
     let usage = ended(&agent().args(["run", "--node-name=a", "--tunnel-port=0"]).output().expect("it starts"));
     assert_eq!(usage.0, Some(2), "{}", usage.1);
     assert!(usage.1.starts_with("error: ") && usage.1.contains("--tunnel-port"), "{}", usage.1);
-    let file = Written::new("conf", "[ovnkubernetesfeature]\negressip-node-healthcheck-port=many\n");
+    let file = TempFile::new("conf", "[ovnkubernetesfeature]\negressip-node-healthcheck-port=many\n");
     let output = agent().args(["run", "--node-name=a", "--config-file"]).arg(&file.0).output().expect("it starts");
     let (code, text) = ended(&output);
     assert_eq!((code, text.lines().count()), (Some(1), 1), "{text}");

@@ -15,20 +15,20 @@ use serde_json::{Value, json};
 
 use crate::Result;
 use crate::numbers::Numbers;
-use crate::vector::{StatusItem, Vector, VectorNode, VectorObject};
+use crate::vector::{Vector, VectorNode, VectorObject, VectorStatusItem};
 
-pub(crate) struct Cluster<'v> {
+pub(crate) struct VectorCluster<'v> {
     nodes: Nodes,
     unreachable: BTreeSet<String>,
     /// In the order of their creation.
-    objects: Vec<(&'v VectorObject, Vec<StatusItem>)>,
+    objects: Vec<(&'v VectorObject, Vec<VectorStatusItem>)>,
     /// Reasons of all events so far.
     pub(crate) events: BTreeSet<&'static str>,
     no_records: NoRecords,
     planner: HandoverPlanner,
 }
 
-impl<'v> Cluster<'v> {
+impl<'v> VectorCluster<'v> {
     pub(crate) fn new(vector: &'v Vector, numbers: &mut Numbers) -> Self {
         let unreachable = vector.nodes.iter().filter(|node| !node.reachable).map(|node| node.name.clone()).collect();
         let mut nodes: Vec<(usize, &VectorNode)> = vector.nodes.iter().enumerate().collect();
@@ -55,7 +55,7 @@ impl<'v> Cluster<'v> {
     /// Decides, and writes the status.
     pub(crate) fn settle(&mut self, numbers: &mut Numbers) {
         let order = numbers.shuffled(self.objects.iter());
-        let as_read = |(object, items): &(&VectorObject, Vec<StatusItem>), numbers: &mut Numbers| {
+        let as_read = |(object, items): &(&VectorObject, Vec<VectorStatusItem>), numbers: &mut Numbers| {
             let value = serde_json::from_value(egressip_object(object, items, numbers)).expect("an object");
             (PolicyKey::egress_ip(&object.name), Arc::new(api_of(PolicyKind::EgressIp).read(&value)))
         };
@@ -67,13 +67,14 @@ impl<'v> Cluster<'v> {
         self.events.extend(events.map(|event| event.reason));
         for (object, items) in &mut self.objects {
             let wanted = statuses[object.name.as_str()].items.iter();
-            *items =
-                wanted.map(|item| StatusItem { node: item.node.clone(), egress_ip: item.egress_ip.clone() }).collect();
+            *items = wanted
+                .map(|item| VectorStatusItem { node: item.node.clone(), egress_ip: item.egress_ip.clone() })
+                .collect();
         }
     }
 
     pub(crate) fn items(&self) -> Result {
-        let sorted = |items: &Vec<StatusItem>| {
+        let sorted = |items: &Vec<VectorStatusItem>| {
             let mut items = items.clone();
             items.sort();
             items
@@ -118,7 +119,7 @@ fn node_object(number: usize, node: &VectorNode, numbers: &mut Numbers) -> Value
     })
 }
 
-fn egressip_object(object: &VectorObject, items: &[StatusItem], numbers: &mut Numbers) -> Value {
+fn egressip_object(object: &VectorObject, items: &[VectorStatusItem], numbers: &mut Numbers) -> Value {
     let items = numbers.shuffled(items.iter().map(|item| json!({"node": item.node, "egressIP": item.egress_ip})));
     json!({
         "apiVersion": "k8s.ovn.org/v1", "kind": "EgressIP",

@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use crate::cluster::Cluster;
-use crate::vector::{Expect, StatusItem, Vector};
+use crate::cluster::VectorCluster;
+use crate::vector::{Expect, Vector, VectorStatusItem};
 
-pub(crate) fn check(vector: &Vector, cluster: &Cluster<'_>) -> Result<(), String> {
+pub(crate) fn check(vector: &Vector, cluster: &VectorCluster<'_>) -> Result<(), String> {
     let items = cluster.items();
     let mut owners = BTreeMap::new();
     for (name, items) in &items {
@@ -42,7 +42,7 @@ pub(crate) fn check(vector: &Vector, cluster: &Cluster<'_>) -> Result<(), String
     Ok(())
 }
 
-fn check_object(expect: &Expect, items: &[StatusItem]) -> Result<(), String> {
+fn check_object(expect: &Expect, items: &[VectorStatusItem]) -> Result<(), String> {
     if items.len() != expect.count {
         return Err(format!("{} addresses expected", expect.count));
     }
@@ -63,7 +63,7 @@ fn check_object(expect: &Expect, items: &[StatusItem]) -> Result<(), String> {
         return Err("two addresses are on one node".to_owned());
     }
     let moved = expect.kept.iter().find(|kept| {
-        let kept = StatusItem { node: kept.node.clone(), egress_ip: canonical(&kept.egress_ip) };
+        let kept = VectorStatusItem { node: kept.node.clone(), egress_ip: canonical(&kept.egress_ip) };
         !items.contains(&kept)
     });
     moved.map_or(Ok(()), |moved| Err(format!("{moved:?} should have stayed")))

@@ -12,14 +12,14 @@ mod vector;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use cluster::Cluster;
+use cluster::VectorCluster;
 use numbers::Numbers;
-use vector::{StatusItem, Vector};
+use vector::{Vector, VectorStatusItem};
 
 const ORDERS: u64 = 200;
 
 /// The result: each object's items, sorted.
-type Result = BTreeMap<String, Vec<StatusItem>>;
+type Result = BTreeMap<String, Vec<VectorStatusItem>>;
 
 fn folder() -> PathBuf {
     let package = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
@@ -33,7 +33,7 @@ fn folder() -> PathBuf {
 
 /// Creates the objects one after another if the vector says so, else all at once.
 fn replay(vector: &Vector, at_once: bool, numbers: &mut Numbers) -> std::result::Result<Result, String> {
-    let mut cluster = Cluster::new(vector, numbers);
+    let mut cluster = VectorCluster::new(vector, numbers);
     let later = if at_once { &[][..] } else { &vector.sequential[..] };
     let first = vector.egressips.iter().filter(|object| !later.contains(&object.name));
     cluster.create(first, numbers);

@@ -25,16 +25,17 @@ const LOSSES: usize = 11;
 
 /// The addresses of the objects, and the networks of the nodes.
 #[derive(Clone, Copy, Debug)]
-enum Shape {
+enum AddressShape {
     /// Two IPv4 addresses each, which every node can host.
     TwoOfOneFamily,
     /// One address of each family; three of ten nodes have IPv6.
     DualStack,
 }
 
-fn node(shape: Shape, i: usize) -> Value {
+fn node(shape: AddressShape, i: usize) -> Value {
     let v4 = format!("172.16.{}.{}/12", i / 250, 1 + i % 250);
-    let v6 = matches!(shape, Shape::DualStack).then(|| format!("fd00:172::{:x}/64", i + 1)).filter(|_| i % 10 < 3);
+    let v6 =
+        matches!(shape, AddressShape::DualStack).then(|| format!("fd00:172::{:x}/64", i + 1)).filter(|_| i % 10 < 3);
     let all: Vec<&String> = [&v4].into_iter().chain(&v6).collect();
     json!({
         "metadata": {"name": format!("node-{i}"), "labels": {keys::ASSIGNABLE: ""}, "annotations": {
@@ -46,11 +47,11 @@ fn node(shape: Shape, i: usize) -> Value {
     })
 }
 
-fn object(shape: Shape, i: usize) -> Value {
+fn object(shape: AddressShape, i: usize) -> Value {
     let v4 = |i: usize| format!("172.{}.{}.{}", 20 + i / 62_500, i / 250 % 250, 1 + i % 250);
     let second = match shape {
-        Shape::TwoOfOneFamily => v4(2 * i + 1),
-        Shape::DualStack => format!("fd00:172::1:{i:x}"),
+        AddressShape::TwoOfOneFamily => v4(2 * i + 1),
+        AddressShape::DualStack => format!("fd00:172::1:{i:x}"),
     };
     json!({
         "apiVersion": "k8s.ovn.org/v1", "kind": "EgressIP",
@@ -80,7 +81,7 @@ impl Took {
 }
 
 impl Large {
-    fn new(shape: Shape) -> Self {
+    fn new(shape: AddressShape) -> Self {
         let read_node = |i| convert::node(&serde_json::from_value(node(shape, i)).expect("a Node"));
         let read_object =
             |i| api_of(PolicyKind::EgressIp).read(&serde_json::from_value(object(shape, i)).expect("an object"));
@@ -117,7 +118,7 @@ impl Large {
 
 #[test]
 fn the_loss_of_a_node_changes_only_objects_with_its_addresses() {
-    let mut large = Large::new(Shape::TwoOfOneFamily);
+    let mut large = Large::new(AddressShape::TwoOfOneFamily);
     large.settle();
     assert_eq!(large.on("node-7").len(), 2 * OBJECTS / NODES, "the loads are even");
     let (statuses, _) = large.decide(&BTreeSet::from(["node-7".to_owned()]));
@@ -134,7 +135,7 @@ fn the_loss_of_a_node_changes_only_objects_with_its_addresses() {
 #[ignore = "figures of optimized code, a separate command: see above"]
 fn figures() {
     println!("{NODES} nodes, {OBJECTS} objects with two addresses each, medians of {LOSSES} losses");
-    for shape in [Shape::TwoOfOneFamily, Shape::DualStack] {
+    for shape in [AddressShape::TwoOfOneFamily, AddressShape::DualStack] {
         let mut large = Large::new(shape);
         println!("{shape:?}: all addresses get a node: {}", large.settle().shown());
         let mut losses = Vec::new();

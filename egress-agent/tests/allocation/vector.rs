@@ -61,11 +61,11 @@ pub(crate) struct VectorObject {
     #[serde(rename = "egressIPs")]
     pub(crate) egress_ips: Vec<String>,
     #[serde(default)]
-    pub(crate) existing_status: Vec<StatusItem>,
+    pub(crate) existing_status: Vec<VectorStatusItem>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
-pub(crate) struct StatusItem {
+pub(crate) struct VectorStatusItem {
     pub(crate) node: String,
     #[serde(rename = "egressIP")]
     pub(crate) egress_ip: String,
@@ -78,7 +78,7 @@ pub(crate) struct Expect {
     #[serde(default = "yes")]
     pub(crate) must_be_on_distinct_nodes: bool,
     #[serde(default)]
-    pub(crate) kept: Vec<StatusItem>,
+    pub(crate) kept: Vec<VectorStatusItem>,
 }
 
 /// The largest difference of these nodes' loads.

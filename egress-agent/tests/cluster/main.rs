@@ -43,7 +43,7 @@ use tokio_util::sync::CancellationToken;
 
 /// A model of one node's kernel.
 #[derive(Clone, Default)]
-struct Recorder {
+struct ModelKernel {
     node: &'static str,
     state: Arc<Mutex<KernelState>>,
     lan: Lan,
@@ -80,7 +80,7 @@ impl Lan {
     }
 }
 
-impl Executor for Recorder {
+impl Executor for ModelKernel {
     async fn held(&mut self) -> Result<KernelState, DataplaneError> {
         let KernelState { owned, handovers, .. } = self.now();
         Ok(KernelState { owned, handovers, ..KernelState::default() })
@@ -101,7 +101,7 @@ impl Executor for Recorder {
     }
 }
 
-impl Recorder {
+impl ModelKernel {
     fn now(&self) -> KernelState {
         self.state.lock().expect("not poisoned").clone()
     }
@@ -117,7 +117,7 @@ struct Cluster {
     rules: ProbeTiming,
     client: Client,
     outages: ApiOutages,
-    kernels: BTreeMap<&'static str, Recorder>,
+    kernels: BTreeMap<&'static str, ModelKernel>,
     lan: Lan,
     stop: CancellationToken,
 }
@@ -191,7 +191,7 @@ impl Cluster {
                 health_page: None,
                 outages: self.outages.clone(),
             };
-            let new = || Recorder { node: name, lan: self.lan.clone(), ..Recorder::default() };
+            let new = || ModelKernel { node: name, lan: self.lan.clone(), ..ModelKernel::default() };
             let kernel = self.kernels.entry(name).or_insert_with(new).clone();
             agents.spawn(run::run(self.client.clone(), settings, kernel, self.stop.clone()));
         }

@@ -16,7 +16,7 @@ use egress_datapath::settings::InitialState;
 use egress_datapath::{Dataplane, Settings, StartError};
 
 use crate::actions::addr;
-use crate::node::{self, Node, clean, eventually, ip, is_attached, on_node, output};
+use crate::node::{self, TestNode, clean, eventually, ip, is_attached, on_node, output};
 
 const POD: &str = "10.244.1.10";
 const WORLD: &str = "203.0.113.5";
@@ -42,12 +42,12 @@ async fn fill(dataplane: &mut Dataplane) {
 }
 
 /// Leaves the pins unchanged: the sizes in the settings change.
-fn resize(node: &Node) -> PathBuf {
+fn resize(node: &TestNode) -> PathBuf {
     node.bpffs.join(format!("v{ABI_VERSION}-1"))
 }
 
 /// Turns the node's pins into those of another layout, whose maps have nothing in common with ours.
-fn make_other(node: &Node) -> PathBuf {
+fn make_other(node: &TestNode) -> PathBuf {
     let other = node.bpffs.join(format!("v{}", ABI_VERSION - 1));
     fs::rename(node.pin(""), &other).expect("rename the directory");
     for (name, former) in FORMER_NAMES {
@@ -95,7 +95,7 @@ fn send_until(stop: &AtomicBool) -> u64 {
     sent
 }
 
-fn links(node: &Node) -> Vec<u32> {
+fn links(node: &TestNode) -> Vec<u32> {
     let linked = |hook: Hook| PinnedLink::from_pin(node.pin("links").join(hook.name())).ok();
     let number = |link| FdLink::from(link).info().expect("its information").id();
     Hook::ALL.into_iter().filter_map(linked).map(number).collect()
@@ -114,7 +114,7 @@ fn a_migration_to_maps_of_another_size_lets_nothing_pass() {
     on_node(move |node| migrates(node, resize, settings));
 }
 
-async fn migrates(node: Node, make_other: fn(&Node) -> PathBuf, settings: fn(&Settings) -> Settings) {
+async fn migrates(node: TestNode, make_other: fn(&TestNode) -> PathBuf, settings: fn(&Settings) -> Settings) {
     let settings = settings(&node.settings());
     {
         count_forwarded();
@@ -170,7 +170,7 @@ async fn migrates(node: Node, make_other: fn(&Node) -> PathBuf, settings: fn(&Se
 /// Also if another layout, or another size, would migrate.
 #[test]
 fn a_refused_start_changes_no_pin() {
-    on_node(|node: Node| async move {
+    on_node(|node: TestNode| async move {
         drop(node.start().await);
         let taken = UdpSocket::bind(("0.0.0.0", 4999)).expect("take a port");
         for make in [resize, make_other] {
@@ -199,7 +199,7 @@ fn pins(folder: &Path) -> BTreeSet<PathBuf> {
 /// After a boot: nothing is pinned, and no list has arrived.
 #[test]
 fn unknown_pods_are_dropped_from_the_first_packet_on() {
-    on_node(|node: Node| async move {
+    on_node(|node: TestNode| async move {
         count_forwarded();
         node.outside(|| ip(&format!("addr add {POD}/24 dev pods0\nroute add 203.0.113.0/24 via 10.244.1.2\n")));
         let send = |times: u32| {
@@ -254,7 +254,7 @@ fn cleanup_removes_other_layouts() {
 
 #[test]
 fn an_unknown_directory_is_refused() {
-    on_node(|node: Node| async move {
+    on_node(|node: TestNode| async move {
         drop(node.start().await);
         for name in ["version4", "v", "v4x", "maps"] {
             let foreign = node.bpffs.join(name);

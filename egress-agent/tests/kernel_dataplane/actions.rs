@@ -14,7 +14,7 @@ use egress_core::model::state::{
 use egress_core::plan::executor::{DataplaneError, Executor};
 use egress_datapath::Dataplane;
 
-use crate::node::{Node, on_node};
+use crate::node::{TestNode, on_node};
 
 pub(crate) fn addr(text: &str) -> IpAddr {
     text.parse().expect("a literal")
@@ -33,12 +33,12 @@ pub(crate) fn policy(slots: &[(&str, Place)], when_empty: WhenEmpty) -> Policy {
 }
 
 /// The data plane, and the expected state of its maps.
-struct Ledger {
+struct CheckedDataplane {
     dataplane: Dataplane,
     wanted: KernelState,
 }
 
-impl Ledger {
+impl CheckedDataplane {
     async fn step(&mut self, action: Action, change: impl FnOnce(&mut KernelState)) {
         self.dataplane.apply(&action).await.unwrap_or_else(|error| panic!("{action:?}: {error}"));
         change(&mut self.wanted);
@@ -63,7 +63,7 @@ fn applied_actions_are_read_back() {
         let service = Prefix { kind: PrefixKind::Service, node: None };
         let net = |text: &str| text.parse::<ipnet::IpNet>().expect("a literal");
 
-        let mut ledger = Ledger { dataplane, wanted: KernelState::default() };
+        let mut ledger = CheckedDataplane { dataplane, wanted: KernelState::default() };
         ledger.step(Action::SetUnknownPods(OnUnknownPod::Pass), |w| w.on_unknown_pod = Some(OnUnknownPod::Pass)).await;
         ledger.step(Action::SetUnknownPods(OnUnknownPod::Drop), |w| w.on_unknown_pod = Some(OnUnknownPod::Drop)).await;
         for (own, text) in [(true, "172.18.0.2"), (false, "fd00:172:18::3")] {
@@ -132,7 +132,7 @@ fn applied_actions_are_read_back() {
                 })
                 .await;
         }
-        let Ledger { dataplane, wanted } = ledger;
+        let CheckedDataplane { dataplane, wanted } = ledger;
         drop(dataplane);
         let mut next = node.start().await;
         assert_eq!(next.observe().await.expect("observe"), wanted, "by the next agent");
@@ -238,11 +238,11 @@ pub(crate) fn now_ns() -> u64 {
 }
 
 /// A flow of a pod, and its mapping as if this node were the gateway too.
-pub(crate) fn make_flow(node: &Node, pod: &str, id: u32, address: &str, port: u16) {
+pub(crate) fn make_flow(node: &TestNode, pod: &str, id: u32, address: &str, port: u16) {
     make_flow_of(node, PROTO_UDP, pod, id, address, port);
 }
 
-pub(crate) fn make_flow_of(node: &Node, protocol: u8, pod: &str, id: u32, address: &str, port: u16) {
+pub(crate) fn make_flow_of(node: &TestNode, protocol: u8, pod: &str, id: u32, address: &str, port: u16) {
     let (pod, address, server) = (Addr::from(addr(pod)), Addr::from(addr(address)), Addr::v4([198, 51, 100, 10]));
     let out = Tuple::new(Direction::Egress, pod, server, port, 80, protocol);
     let flow = Flow::new(address, id, 0, 0, now_ns()).sealed(&out);
@@ -251,7 +251,7 @@ pub(crate) fn make_flow_of(node: &Node, protocol: u8, pod: &str, id: u32, addres
 }
 
 /// The mapping of a packet that leaves with this address and its own port.
-pub(crate) fn make_mapping(node: &Node, origin: Origin, out: Tuple, id: u32, address: Addr) {
+pub(crate) fn make_mapping(node: &TestNode, origin: Origin, out: Tuple, id: u32, address: Addr) {
     let reverse = Tuple::new(Direction::Ingress, out.daddr, address, out.dport(), out.sport(), out.protocol);
     let now_ns = now_ns();
     let mapping = |key, other| NatEntry::new(other, origin, Addr::UNSPECIFIED, id, now_ns).sealed(key);
@@ -261,7 +261,7 @@ pub(crate) fn make_mapping(node: &Node, origin: Origin, out: Tuple, id: u32, add
 }
 
 /// Ports of the remaining flows and mappings.
-pub(crate) fn left(node: &Node) -> (Vec<u16>, Vec<u16>) {
+pub(crate) fn left(node: &TestNode) -> (Vec<u16>, Vec<u16>) {
     let sorted = |mut ports: Vec<u16>| {
         ports.sort_unstable();
         ports

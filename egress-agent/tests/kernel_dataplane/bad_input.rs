@@ -7,7 +7,9 @@ use aya::maps::{HashMap, MapData};
 use egress_datapath::names::{DEFAULT_TUNNEL_PORT, Hook};
 use egress_datapath::{Attachment, Settings, StartError};
 
-use crate::node::{MGMT, Node, UPLINK, clean, eventually, ip, is_attached, on_node, output, programs, refused, start};
+use crate::node::{
+    MGMT, TestNode, UPLINK, clean, eventually, ip, is_attached, on_node, output, programs, refused, start,
+};
 
 async fn refusal(settings: Settings) -> StartError {
     let error = refused(settings).await;
@@ -24,7 +26,7 @@ fn nothing_is_attached() {
 
 #[test]
 fn a_name_that_no_device_can_have() {
-    on_node(|node: Node| async move {
+    on_node(|node: TestNode| async move {
         let error = refusal(Settings { uplink: "a-bridge-with-a-name".to_owned(), ..node.settings() }).await;
         let wanted = "no interface can have the name \"a-bridge-with-a-name\": name the uplink with --uplink";
         assert_eq!(error.to_string(), wanted);
@@ -38,7 +40,7 @@ fn a_name_that_no_device_can_have() {
 /// All other devices have their programs meanwhile; it gets its own when it appears.
 #[test]
 fn a_missing_device_is_waited_for() {
-    on_node(|node: Node| async move {
+    on_node(|node: TestNode| async move {
         ip(&format!("link del {MGMT}\n"));
         let dataplane = node.start().await;
         let is_mgmt = |hook: &Hook| matches!(hook, Hook::FromPod | Hook::ToPod);
@@ -56,7 +58,7 @@ fn a_missing_device_is_waited_for() {
 /// A wrong name; programs on the right device are unaffected.
 #[test]
 fn a_device_that_is_missing_while_its_programs_run_elsewhere() {
-    on_node(|node: Node| async move {
+    on_node(|node: TestNode| async move {
         drop(node.start().await);
         let before = Hook::ALL.map(programs);
         let error = refusal(Settings { uplink: "nosuch0".to_owned(), ..node.settings() }).await;
@@ -75,7 +77,7 @@ fn a_device_that_is_missing_while_its_programs_run_elsewhere() {
 
 #[test]
 fn pins_that_are_not_on_a_bpf_file_system() {
-    on_node(|node: Node| async move {
+    on_node(|node: TestNode| async move {
         let error = refusal(Settings { bpffs: "/run/elsewhere".into(), ..node.settings() }).await;
         assert!(matches!(error, StartError::NotBpffs { .. }), "{error}");
         assert!(!fs::exists("/run/elsewhere").expect("look for it"));
@@ -84,7 +86,7 @@ fn pins_that_are_not_on_a_bpf_file_system() {
 
 #[test]
 fn no_object() {
-    on_node(|node: Node| async move {
+    on_node(|node: TestNode| async move {
         let error = refusal(Settings { object: Vec::new().into(), ..node.settings() }).await;
         assert!(matches!(error, StartError::NoObject), "{error}");
     });
@@ -92,7 +94,7 @@ fn no_object() {
 
 #[test]
 fn an_invalid_object() {
-    on_node(|node: Node| async move {
+    on_node(|node: TestNode| async move {
         let error = refusal(Settings { object: b"no ELF file".to_vec().into(), ..node.settings() }).await;
         assert!(matches!(error, StartError::Object(_)), "{error}");
     });
@@ -100,7 +102,7 @@ fn an_invalid_object() {
 
 #[test]
 fn a_second_agent() {
-    on_node(|node: Node| async move {
+    on_node(|node: TestNode| async move {
         let first = node.start().await;
         let before = Hook::ALL.map(programs);
         for settings in [node.settings(), Settings { bpffs: "/run/bpf/other".into(), ..node.settings() }] {
@@ -116,7 +118,7 @@ fn a_second_agent() {
 /// Its programs use maps of another directory.
 #[test]
 fn a_second_set_of_programs() {
-    on_node(|node: Node| async move {
+    on_node(|node: TestNode| async move {
         drop(node.start().await);
         let programs = Hook::ALL.map(programs);
         let has_links = crate::node::links(Hook::FromPod).is_some();
@@ -138,7 +140,7 @@ fn a_second_set_of_programs() {
 
 #[test]
 fn maps_of_another_shape() {
-    on_node(|node: Node| async move {
+    on_node(|node: TestNode| async move {
         fs::create_dir_all(node.pin("maps")).expect("make the directory");
         let small: HashMap<MapData, u32, u32> = HashMap::create(10, 0).expect("make a map");
         small.pin(node.pin("maps/pods")).expect("pin it");
@@ -151,7 +153,7 @@ fn maps_of_another_shape() {
 
 #[test]
 fn a_tunnel_port_in_use() {
-    on_node(|node: Node| async move {
+    on_node(|node: TestNode| async move {
         let socket = UdpSocket::bind(("0.0.0.0", DEFAULT_TUNNEL_PORT)).expect("take the port");
         let error = refusal(node.settings()).await;
         assert!(matches!(error, StartError::TunnelPortTaken { port: DEFAULT_TUNNEL_PORT }), "{error}");

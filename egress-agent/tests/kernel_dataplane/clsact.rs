@@ -8,10 +8,10 @@ use aya::programs::{SchedClassifier, TcAttachType};
 use egress_datapath::names::Hook;
 use egress_datapath::{Attachment, Settings};
 
-use crate::node::{self, MGMT, Node, UPLINK, clean, filters, ip, on_node, output, patience, start};
+use crate::node::{self, MGMT, TestNode, UPLINK, clean, filters, ip, on_node, output, patience, start};
 use crate::skips::skipped;
 
-fn by(node: &Node, attachment: Attachment) -> Settings {
+fn by(node: &TestNode, attachment: Attachment) -> Settings {
     Settings { attachment: Some(attachment), ..node.settings() }
 }
 
@@ -22,7 +22,7 @@ struct Other {
 }
 
 impl Other {
-    fn attach(node: &Node, device: &str, direction: TcAttachType, options: NlOptions) -> Self {
+    fn attach(node: &TestNode, device: &str, direction: TcAttachType, options: NlOptions) -> Self {
         let mut ebpf = Ebpf::load(&node.settings().object).expect("load the object");
         let program: &mut SchedClassifier =
             ebpf.program_mut("sweep").and_then(|program| program.try_into().ok()).expect("a classifier");
@@ -36,7 +36,7 @@ impl Other {
 }
 
 /// The programs that are pinned because they are filters.
-fn pinned(node: &Node) -> usize {
+fn pinned(node: &TestNode) -> usize {
     std::fs::read_dir(node.pin("filters")).map_or(0, Iterator::count)
 }
 

@@ -6,7 +6,7 @@ use egress_core::plan::executor::Executor;
 use egress_datapath::Dataplane;
 
 use crate::actions::{addr, endpoint};
-use crate::node::{Node, UPLINK, device, eventually, ip, on_node};
+use crate::node::{TestNode, UPLINK, device, eventually, ip, on_node};
 
 const ID: EgressId = EgressId(9);
 const A: &str = "172.18.0.100";
@@ -50,7 +50,7 @@ fn a_released_address_has_no_arriving_hand_over_either() {
     });
 }
 
-fn written(node: &Node) -> (u32, [u8; 6]) {
+fn written(node: &TestNode) -> (u32, [u8; 6]) {
     let entry = node.map::<u32, abi::HandoverEntry>("handovers").get(&ID.0, 0).expect("its entry");
     (entry.owned.ifindex, entry.owned.mac)
 }

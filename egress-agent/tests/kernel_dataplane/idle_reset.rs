@@ -12,7 +12,7 @@ use egress_core::plan::executor::Executor;
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, socket};
 
 use crate::actions::now_ns;
-use crate::node::{MGMT, Node, eventually, ip, on_node, output};
+use crate::node::{MGMT, TestNode, eventually, ip, on_node, output};
 
 const OBJECT: EgressId = EgressId(7);
 
@@ -24,7 +24,7 @@ fn pod(port: u16) -> [u8; 4] {
 }
 
 /// A socket that receives the pods' packets.
-fn listen(node: &Node) -> OwnedFd {
+fn listen(node: &TestNode) -> OwnedFd {
     node.outside(|| {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         socket(AddressFamily::Packet, SockType::Raw, flags, SockProtocol::EthAll).expect("a packet socket")
@@ -45,7 +45,7 @@ fn received(socket: &OwnedFd) -> Vec<u16> {
 }
 
 /// An established connection of the pod.
-fn connect(node: &Node, port: u16) {
+fn connect(node: &TestNode, port: u16) {
     let out = Tuple::new(Direction::Egress, Addr::v4(pod(port)), Addr::v4([198, 51, 100, 10]), port, 80, PROTO_TCP);
     let flow = Flow::new(Addr::v4([172, 18, 0, 100]), OBJECT.0, 0, phase::SPOKE, now_ns()).sealed(&out);
     node.map::<Tuple, Flow>("flows").insert(out, flow, 0).expect("a flow");

@@ -13,7 +13,7 @@ use egress_core::plan::plan;
 use egress_datapath::Dataplane;
 
 use crate::actions::{addr, endpoint, left, make_flow, make_flow_of, make_mapping, policy};
-use crate::node::{Node, is_slow, on_node};
+use crate::node::{TestNode, is_slow, on_node};
 
 /// Policies by number, with their addresses, and pods by the last byte of their address.
 fn state(policies: &[(u32, &[&str])], pods: &[(u8, PodState, &str)]) -> KernelState {
@@ -82,7 +82,7 @@ fn new() -> KernelState {
 }
 
 /// A flow for each case, by port: those from 1000 continue, those from 2000 are cut.
-fn make_flows(node: &Node) {
+fn make_flows(node: &TestNode) {
     clear::<Flow>(node, "flows");
     clear::<NatEntry>(node, "nat");
     make_flow(node, "10.244.1.10", 1, "172.18.0.100", 1000);
@@ -107,7 +107,7 @@ fn make_flows(node: &Node) {
     make_mapping(node, Origin::Stack, out([10, 244, 1, 11], 1004), 0, Addr::v4([172, 18, 0, 2]));
 }
 
-fn clear<V: aya::Pod>(node: &Node, name: &str) {
+fn clear<V: aya::Pod>(node: &TestNode, name: &str) {
     let mut map = node.map::<Tuple, V>(name);
     let keys: Vec<_> = map.keys().map(|key| key.expect("a key")).collect();
     keys.iter().for_each(|key| map.remove(key).expect("remove an entry"));

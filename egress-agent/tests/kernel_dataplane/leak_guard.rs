@@ -9,7 +9,7 @@ use egress_datapath::names::{Hook, NFT_TABLE};
 use egress_datapath::{Attachment, Dataplane, Settings};
 
 use crate::actions::addr;
-use crate::node::{MGMT, Node, attachment, eventually, ip, is_attached, on_node, output, start, within};
+use crate::node::{MGMT, TestNode, attachment, eventually, ip, is_attached, on_node, output, start, within};
 
 const SELECTED: &str = "10.244.1.10";
 const PLAIN: &str = "10.244.1.11";
@@ -139,7 +139,7 @@ fn a_bridge_whose_ports_are_filtered_has_no_leak_guard() {
     });
 }
 
-async fn send_until(node: &Node, what: &str, happened: impl Fn() -> bool) {
+async fn send_until(node: &TestNode, what: &str, happened: impl Fn() -> bool) {
     eventually(what, || {
         send(node, SELECTED, WORLD);
         send(node, PLAIN, WORLD);
@@ -148,7 +148,7 @@ async fn send_until(node: &Node, what: &str, happened: impl Fn() -> bool) {
     .await;
 }
 
-fn send(node: &Node, from: &str, to: &str) {
+fn send(node: &TestNode, from: &str, to: &str) {
     node.outside(|| {
         let socket = UdpSocket::bind((from, 4000)).expect("a socket of the pod");
         socket.send_to(b"hello", (to, 9)).expect("send");

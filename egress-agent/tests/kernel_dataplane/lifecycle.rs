@@ -15,7 +15,7 @@ use egress_core::plan::executor::Executor;
 use egress_datapath::names::{Hook, PINNED_MAPS};
 use egress_datapath::{Attachment, Settings, cleanup};
 
-use crate::node::{self, MGMT, Node, UPLINK, clean, ip, is_attached, on_node, output, start};
+use crate::node::{self, MGMT, TestNode, UPLINK, clean, ip, is_attached, on_node, output, start};
 use crate::skips::skipped;
 
 /// Makes the test binary an agent with its pins in this directory.
@@ -50,7 +50,7 @@ fn address_v6() -> std::net::IpAddr {
     "fd00:172:18::1:100".parse().expect("a literal")
 }
 
-fn start_agent_process(node: &Node) -> Child {
+fn start_agent_process(node: &TestNode) -> Child {
     let me = std::env::current_exe().expect("this binary's path");
     let mut child = Command::new(me)
         .args(["--exact", "lifecycle::agent_process", "--ignored", "--nocapture"])
@@ -65,7 +65,7 @@ fn start_agent_process(node: &Node) -> Child {
 }
 
 /// Numbers of the pinned maps and links.
-fn pinned_ids(node: &Node) -> BTreeMap<PathBuf, u32> {
+fn pinned_ids(node: &TestNode) -> BTreeMap<PathBuf, u32> {
     let mut ids = BTreeMap::new();
     for path in files(&node.pin("maps")) {
         let info = aya::maps::MapInfo::from_pin(&path).expect("a pinned map");
@@ -287,7 +287,7 @@ fn another_attachment_replaces_the_first() {
 }
 
 /// All state of this node that the data plane could change.
-fn snapshot(node: &Node) -> Vec<String> {
+fn snapshot(node: &TestNode) -> Vec<String> {
     let mut shown: Vec<_> = [
         &["ip", "-o", "-d", "link", "show"][..],
         &["ip", "maddr", "show"],

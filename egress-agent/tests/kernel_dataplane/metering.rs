@@ -15,13 +15,13 @@ use egress_datapath::names::{DEFAULT_INBOUND_ENTRIES, DEFAULT_NAT_ENTRIES};
 use egress_datapath::nftables::forward_policy;
 
 use crate::actions::now_ns;
-use crate::node::{MGMT, Node, eventually, on_node, output};
+use crate::node::{MGMT, TestNode, eventually, on_node, output};
 use crate::skips::skipped;
 
 const OBJECT: EgressId = EgressId(7);
 
 /// A mapping of a pod of this node, with its own port.
-fn map(node: &Node, port: u16, destination: [u8; 4]) {
+fn map(node: &TestNode, port: u16, destination: [u8; 4]) {
     let (to, egress) = (Addr::v4(destination), Addr::v4([172, 18, 0, 100]));
     let out = Tuple::new(Direction::Egress, Addr::v4([10, 244, 1, 10]), to, port, 443, PROTO_TCP);
     let back = Tuple::new(Direction::Ingress, to, egress, 443, port, PROTO_TCP);
@@ -33,7 +33,7 @@ fn map(node: &Node, port: u16, destination: [u8; 4]) {
 }
 
 /// The same count on each CPU.
-fn count(node: &Node, count: EipCount) {
+fn count(node: &TestNode, count: EipCount) {
     let data = MapData::from_pin(node.pin("maps/eip_counters")).expect("a pinned map");
     let mut map = PerCpuHashMap::<_, u32, EipCount>::try_from(Map::PerCpuHashMap(data)).expect("of these types");
     let values = vec![count; nr_cpus().expect("CPUs")];

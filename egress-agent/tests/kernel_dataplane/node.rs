@@ -33,7 +33,7 @@ pub(crate) const MGMT: &str = "ovn-k8s-mp0";
 const MOUNT: &str = "/run";
 
 /// The node and its surroundings.
-pub(crate) struct Node {
+pub(crate) struct TestNode {
     pub(crate) outside: File,
     pub(crate) bpffs: PathBuf,
 }
@@ -41,7 +41,7 @@ pub(crate) struct Node {
 /// Runs the test on its own node; without root it is skipped with a note.
 pub(crate) fn on_node<F, Fut>(test: F)
 where
-    F: FnOnce(Node) -> Fut + Send + 'static,
+    F: FnOnce(TestNode) -> Fut + Send + 'static,
     Fut: Future<Output = ()>,
 {
     if !nix::unistd::geteuid().is_root() {
@@ -51,7 +51,7 @@ where
     // Named after the test.
     let thread = std::thread::Builder::new().name(std::thread::current().name().unwrap_or_default().to_owned());
     let thread = thread.spawn(move || {
-        let node = Node::make();
+        let node = TestNode::make();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("make a runtime");
         runtime.block_on(test(node));
     });
@@ -61,7 +61,7 @@ where
     }
 }
 
-impl Node {
+impl TestNode {
     fn make() -> Self {
         let outside = new_network();
         ip("link set lo up\n");

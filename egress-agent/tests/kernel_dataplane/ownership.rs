@@ -11,7 +11,7 @@ use egress_core::plan::executor::{DataplaneError, Executor};
 use egress_datapath::names::Hook;
 
 use crate::actions::addr;
-use crate::node::{MGMT, Node, UPLINK, eventually, ip, is_attached, on_node, output, place};
+use crate::node::{MGMT, TestNode, UPLINK, eventually, ip, is_attached, on_node, output, place};
 use crate::skips::skipped;
 
 /// An agent may be killed between the two writes of a claim, or of its end.
@@ -141,7 +141,7 @@ fn programs_are_attached_again_also_if_maps_cannot_be_written() {
         let mut dataplane = node.start().await;
         dataplane.apply(&Action::Own(EgressId(1), addr("172.18.0.100"))).await.expect("own");
         for (map, device, again) in
-            [("owned_addr", UPLINK, Node::make_uplink as fn(&Node)), ("config", MGMT, Node::make_mgmt)]
+            [("owned_addr", UPLINK, TestNode::make_uplink as fn(&TestNode)), ("config", MGMT, TestNode::make_mgmt)]
         {
             if !freeze(&node, map) {
                 return skipped("bpftool is not installed");
@@ -157,7 +157,7 @@ fn programs_are_attached_again_also_if_maps_cannot_be_written() {
 }
 
 /// Makes the kernel refuse every write to the map. False without bpftool.
-fn freeze(node: &Node, map: &str) -> bool {
+fn freeze(node: &TestNode, map: &str) -> bool {
     let pin = node.pin("maps").join(map);
     let Ok(frozen) = Command::new("bpftool").args(["map", "freeze", "pinned"]).arg(&pin).status() else {
         return false;

@@ -20,7 +20,7 @@ use egress_datapath::Dataplane;
 use nix::mount::{MsFlags, mount, umount};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrIn, bind, connect, setsockopt, socket, sockopt};
 
-use crate::node::{Node, ip, on_node};
+use crate::node::{TestNode, ip, on_node};
 
 const NODE: [u8; 4] = [172, 18, 0, 2];
 const OUTSIDE: [u8; 4] = [172, 18, 0, 1];
@@ -33,7 +33,7 @@ fn set(name: &str, value: &str) {
 }
 
 /// A node whose pod can talk to the outside as to another node.
-async fn start(node: &Node) -> Dataplane {
+async fn start(node: &TestNode) -> Dataplane {
     ip(&format!("addr add {}/32 dev lo\n", std::net::Ipv4Addr::from(POD)));
     let mut dataplane = node.start().await;
     let node_at = |own, ip: [u8; 4]| NodeAddress { own, node: TunnelEndpoint(ip.into()) };
@@ -69,7 +69,7 @@ fn serve(udp: &UdpSocket, tcp: &TcpListener, stop: &AtomicBool) {
 }
 
 /// Runs the test while the outside serves.
-fn while_served(node: &Node, test: impl FnOnce() + Send) {
+fn while_served(node: &TestNode, test: impl FnOnce() + Send) {
     let at = SocketAddr::from((OUTSIDE, SERVICE));
     let sockets = || (UdpSocket::bind(at).expect("bind"), TcpListener::bind(at).expect("listen"));
     let (stop, (udp, tcp)) = (AtomicBool::new(false), node.outside(sockets));
@@ -230,7 +230,7 @@ fn nat_keeps_its_ports_while_those_of_the_host_cannot_be_read() {
     });
 }
 
-fn packets(node: &Node, verdict: Verdict) -> u64 {
+fn packets(node: &TestNode, verdict: Verdict) -> u64 {
     let data = MapData::from_pin(node.pin("maps/counters")).expect("open the counters");
     let counters: PerCpuArray<MapData, Count> = PerCpuArray::try_from(Map::PerCpuArray(data)).expect("counters");
     counters.get(&verdict.index(), 0).expect("a counter").iter().map(|count| count.packets).sum()

@@ -10,7 +10,7 @@ use egress_datapath::names::Hook;
 use egress_datapath::{Attachment, Settings, StartError};
 use nix::mount::{MsFlags, mount};
 
-use crate::node::{self, Node, clean, filters, is_attached, links, on_node, output, programs, refused, start};
+use crate::node::{self, TestNode, clean, filters, is_attached, links, on_node, output, programs, refused, start};
 use crate::skips::skipped;
 
 /// Included in the binary, which also runs without the sources.
@@ -29,11 +29,11 @@ fn granted() -> BTreeSet<String> {
 }
 
 /// Runs the step in a process with these rights; `None` without setpriv.
-fn with_granted(node: &Node, step: &str) -> Option<Output> {
+fn with_granted(node: &TestNode, step: &str) -> Option<Output> {
     with(&granted(), node, step)
 }
 
-fn with(rights: &BTreeSet<String>, node: &Node, step: &str) -> Option<Output> {
+fn with(rights: &BTreeSet<String>, node: &TestNode, step: &str) -> Option<Output> {
     let set = rights.iter().fold("-all".to_owned(), |set, name| format!("{set},+{name}"));
     let me = std::env::current_exe().expect("this binary's path");
     let mut command = Command::new("setpriv");
@@ -109,7 +109,7 @@ fn source_check(device: &str) -> String {
     std::fs::read_to_string(format!("/proc/sys/net/ipv4/conf/{device}/rp_filter")).expect("procfs").trim().to_owned()
 }
 
-fn nothing_is_left(node: &Node) {
+fn nothing_is_left(node: &TestNode) {
     assert!(!node.bpffs.exists(), "pins are left");
     assert!(!output(&["ip", "-o", "link"]).contains("egress0"));
     assert!(!output(&["nft", "list", "ruleset"]).contains("egress-agent"));

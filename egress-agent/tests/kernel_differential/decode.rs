@@ -8,10 +8,10 @@ use std::net::IpAddr;
 
 use crate::layout::{View, long, number};
 use crate::packets::{ICMP, ICMPV6, SCTP, TCP, UDP, checksum, crc32c, octets, sum};
-use crate::sockets::{Frame, Offload};
+use crate::sockets::{Offload, ReceivedFrame};
 
 /// Names values that may differ.
-pub(crate) trait Names {
+pub(crate) trait ValueNames {
     fn address(&self, address: IpAddr) -> String;
     /// A port or identifier of the egress IP, towards this peer.
     fn chosen(&mut self, protocol: u8, peer: (IpAddr, u16), port: u16) -> String;
@@ -23,7 +23,7 @@ pub(crate) trait Names {
 }
 
 /// All fields of a frame, one per line; the first line names the packet.
-pub(crate) fn describe(frame: &Frame, names: &mut dyn Names) -> Vec<String> {
+pub(crate) fn describe(frame: &ReceivedFrame, names: &mut dyn ValueNames) -> Vec<String> {
     let mut lines = Vec::new();
     let frame = &finished(frame);
     let Some(view) = View::of(&frame.packet) else {
@@ -46,7 +46,7 @@ pub(crate) fn describe(frame: &Frame, names: &mut dyn Names) -> Vec<String> {
 }
 
 /// The frame with an offloaded checksum completed, unless it is to be segmented.
-fn finished(frame: &Frame) -> Frame {
+fn finished(frame: &ReceivedFrame) -> ReceivedFrame {
     let mut frame = frame.clone();
     if let (Some((start, at)), None) = (frame.offload.checksum, frame.offload.segments) {
         let start = usize::from(start);
@@ -64,7 +64,7 @@ fn end_of(view: &View<'_>) -> usize {
     view.payload_at + view.payload.len()
 }
 
-fn headline(view: &View<'_>, names: &mut dyn Names) -> String {
+fn headline(view: &View<'_>, names: &mut dyn ValueNames) -> String {
     let (from, to) = (names.address(view.from), names.address(view.to));
     let what = match view.protocol {
         TCP => format!("TCP {}", flags(view.payload.get(13).copied().unwrap_or(0))),
@@ -88,12 +88,13 @@ fn flags(bits: u8) -> String {
     if set.is_empty() { "without flags".to_owned() } else { set.join("+") }
 }
 
-fn say_network(view: &View<'_>, of: &str, quoted: bool, names: &mut dyn Names, lines: &mut Vec<String>) {
+fn say_network(view: &View<'_>, of: &str, quoted: bool, names: &mut dyn ValueNames, lines: &mut Vec<String>) {
     let bytes = view.bytes;
     lines.push(format!("{of}source: {}", names.address(view.from)));
     lines.push(format!("{of}destination: {}", names.address(view.to)));
     lines.push(format!("{of}protocol: {}", view.protocol));
-    let id = |names: &mut dyn Names, id: u32| if names.knows_id(id) { format!("{id:x}") } else { "its own".to_owned() };
+    let id =
+        |names: &mut dyn ValueNames, id: u32| if names.knows_id(id) { format!("{id:x}") } else { "its own".to_owned() };
     if view.v6 {
         let first = long(bytes, 0).unwrap_or(0);
         lines.push(format!("{of}traffic class: {:02x}", first >> 20 & 0xff));
@@ -141,7 +142,7 @@ fn judged(sum: u16) -> String {
     if sum == 0xffff { "right".to_owned() } else { format!("off by {:04x}", !sum) }
 }
 
-fn say_transport(view: &View<'_>, of: &str, offload: Offload, names: &mut dyn Names, lines: &mut Vec<String>) {
+fn say_transport(view: &View<'_>, of: &str, offload: Offload, names: &mut dyn ValueNames, lines: &mut Vec<String>) {
     let payload = view.payload;
     if view.fragment.is_some_and(|part| part.offset > 0) {
         return lines.push(format!("{of}data: {}", hex(payload)));

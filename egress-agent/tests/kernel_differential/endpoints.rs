@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// Addresses of one case.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Cast {
+pub(crate) struct CaseAddresses {
     pub(crate) v6: bool,
     /// Below [`CASES`].
     pub(crate) index: u16,
@@ -29,7 +29,7 @@ const SERVER: u16 = 0;
 const SECOND: u16 = 0x4000;
 const NARROW_BIT: u16 = 0x8000;
 
-impl Cast {
+impl CaseAddresses {
     pub(crate) fn pod(self) -> IpAddr {
         self.pick([10, 244, 1, 10], "fd00:10:244:1::10")
     }

@@ -17,12 +17,12 @@ pub(crate) struct View<'a> {
     pub(crate) payload_at: usize,
     /// Length from the header.
     pub(crate) whole: bool,
-    pub(crate) fragment: Option<Fragment>,
+    pub(crate) fragment: Option<FragmentFields>,
     pub(crate) extensions: Vec<(u8, &'a [u8])>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Fragment {
+pub(crate) struct FragmentFields {
     pub(crate) id: u32,
     pub(crate) offset: usize,
     pub(crate) more: bool,
@@ -59,7 +59,7 @@ impl<'a> View<'a> {
         let header = (usize::from(bytes[0] & 0x0f) * 4).min(bytes.len());
         let total = usize::from(number(bytes, 2)?);
         let bits = number(bytes, 6)?;
-        let fragment = (bits & 0x3fff != 0).then_some(Fragment {
+        let fragment = (bits & 0x3fff != 0).then_some(FragmentFields {
             id: number(bytes, 4)?.into(),
             offset: usize::from(bits & 0x1fff) * 8,
             more: bits & 0x2000 != 0,
@@ -94,7 +94,7 @@ impl<'a> View<'a> {
             if next == FRAGMENT {
                 let bits = number(content, 2)?;
                 let (offset, more) = (usize::from(bits & 0xfff8), bits & 1 == 1);
-                fragment = Some(Fragment { id: long(content, 4)?, offset, more, header: Some((at, named_at)) });
+                fragment = Some(FragmentFields { id: long(content, 4)?, offset, more, header: Some((at, named_at)) });
             } else {
                 extensions.push((next, &content[1..]));
             }

@@ -21,8 +21,8 @@ use egress_datapath::Dataplane;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 
-use crate::endpoints::{Cast, ROUTES};
-use crate::node::{MGMT, Node, UPLINK, device, eventually, ip, mac_text, on_node, output};
+use crate::endpoints::{CaseAddresses, ROUTES};
+use crate::node::{MGMT, TestNode, UPLINK, device, eventually, ip, mac_text, on_node, output};
 use crate::sockets::Plug;
 
 pub(crate) const ROUTER_MAC: [u8; 6] = [2, 0, 0, 0, 1, 1];
@@ -52,7 +52,7 @@ pub(crate) fn on_translator<T: Send + 'static>(
     on_node(move |node| async move {
         stay_on_one_cpu(by);
         prepare();
-        let cast = Cast { v6: true, index: 0, narrow: false };
+        let cast = CaseAddresses { v6: true, index: 0, narrow: false };
         for address in [cast.node(), cast.mgmt()] {
             know(address).await;
         }
@@ -109,7 +109,7 @@ fn prepare() {
         script += &format!("neigh replace {neighbour} lladdr {router} dev {UPLINK} nud permanent\n");
     }
     for v6 in [false, true] {
-        let cast = Cast { v6, index: 0, narrow: false };
+        let cast = CaseAddresses { v6, index: 0, narrow: false };
         for address in [cast.pod(), cast.other_pod()] {
             script += &format!("neigh replace {address} lladdr {pod} dev {MGMT} nud permanent\n");
         }
@@ -140,9 +140,9 @@ fn start_netfilter() {
     ip(&format!("addr add 172.18.0.100/32 dev {UPLINK}\naddr add fd00:172:18::100/128 dev {UPLINK} nodad\n"));
 }
 
-async fn start_ours(node: &Node) -> Dataplane {
+async fn start_ours(node: &TestNode) -> Dataplane {
     let mut dataplane = node.start().await;
-    let cast = |v6| Cast { v6, index: 0, narrow: false };
+    let cast = |v6| CaseAddresses { v6, index: 0, narrow: false };
     let own = TunnelEndpoint(cast(false).node());
     let mut actions = vec![Action::SetUnknownPods(OnUnknownPod::Drop)];
     for (nets, kind) in [(LINK_LOCAL.as_slice(), PrefixKind::LinkLocal), (&MULTICAST, PrefixKind::Multicast)] {

@@ -3,19 +3,19 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use crate::decode::{Names, describe};
-use crate::endpoints::Cast;
+use crate::decode::{ValueNames, describe};
+use crate::endpoints::CaseAddresses;
 use crate::layout::View;
 use crate::packets::{FRAGMENT, fix_ipv4_header, word};
 use crate::runner::{Caught, Played, Side};
-use crate::sockets::Frame;
+use crate::sockets::ReceivedFrame;
 
 /// Packets by step and side, in order of output.
-pub(crate) type Outcome = BTreeMap<(usize, Side), Vec<Vec<String>>>;
+pub(crate) type CaseOutcome = BTreeMap<(usize, Side), Vec<Vec<String>>>;
 
-pub(crate) fn outcome(played: &Played) -> Outcome {
+pub(crate) fn outcome(played: &Played) -> CaseOutcome {
     let mut names = CaseNames { cast: played.cast, known: Known::of(&played.put_in), chosen: Vec::new() };
-    let mut outcome = Outcome::new();
+    let mut outcome = CaseOutcome::new();
     for caught in made_whole(&played.caught) {
         outcome.entry((caught.step, caught.side)).or_default().push(describe(&caught.frame, &mut names));
     }
@@ -23,13 +23,13 @@ pub(crate) fn outcome(played: &Played) -> Outcome {
 }
 
 struct CaseNames {
-    cast: Cast,
+    cast: CaseAddresses,
     known: Known,
     /// In order of appearance.
     chosen: Vec<(u8, (IpAddr, u16), u16)>,
 }
 
-impl Names for CaseNames {
+impl ValueNames for CaseNames {
     fn address(&self, address: IpAddr) -> String {
         self.cast.name(address)
     }
@@ -90,12 +90,12 @@ impl Known {
 }
 
 /// Common key of a datagram's fragments.
-type Datagram = (Side, IpAddr, IpAddr, u32);
+type DatagramKey = (Side, IpAddr, IpAddr, u32);
 
 /// Reassembles fragments, in the step in which the datagram is complete.
 fn made_whole(caught: &[Caught]) -> Vec<Caught> {
     let mut whole = Vec::new();
-    let mut parts: Vec<(Datagram, Vec<&Caught>)> = Vec::new();
+    let mut parts: Vec<(DatagramKey, Vec<&Caught>)> = Vec::new();
     for caught in caught {
         let view = View::of(&caught.frame.packet);
         let Some((view, fragment)) = view.and_then(|view| view.fragment.map(|fragment| (view, fragment))) else {
@@ -112,7 +112,8 @@ fn made_whole(caught: &[Caught]) -> Vec<Caught> {
             // An offloaded checksum is completed for the whole datagram, and still shown as offloaded.
             let unfinished = parts[place].1.iter().find(|part| part.frame.offload.checksum.is_some());
             let offload = unfinished.map_or(caught.frame.offload, |part| part.frame.offload);
-            let frame = Frame { packet, offload, unfinished_parts: unfinished.is_some(), ..caught.frame.clone() };
+            let frame =
+                ReceivedFrame { packet, offload, unfinished_parts: unfinished.is_some(), ..caught.frame.clone() };
             whole.push(Caught { frame, ..caught.clone() });
             parts.remove(place);
         }
@@ -167,7 +168,7 @@ fn without_fragment(first: &View<'_>, header: Option<(usize, usize)>, data: &[u8
 }
 
 /// Differences between two outcomes, for messages; empty if they are equal.
-pub(crate) fn difference(netfilter: &Outcome, ours: &Outcome) -> Option<(String, String)> {
+pub(crate) fn difference(netfilter: &CaseOutcome, ours: &CaseOutcome) -> Option<(String, String)> {
     let (mut theirs, mut our) = (Vec::new(), Vec::new());
     let keys: BTreeSet<_> = netfilter.keys().chain(ours.keys()).collect();
     for key in keys {

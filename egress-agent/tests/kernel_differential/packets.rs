@@ -17,7 +17,7 @@ pub(crate) const SCTP: u8 = 132;
 
 /// A packet from the network header on.
 #[derive(Clone, Debug)]
-pub(crate) struct Packet {
+pub(crate) struct PacketSpec {
     pub(crate) from: IpAddr,
     pub(crate) to: IpAddr,
     pub(crate) ttl: u8,
@@ -30,7 +30,7 @@ pub(crate) struct Packet {
     pub(crate) options: Vec<u8>,
     /// IPv6 extension headers: number, and all bytes but the first.
     pub(crate) extensions: Vec<(u8, Vec<u8>)>,
-    pub(crate) body: Body,
+    pub(crate) body: Transport,
     /// Errors added to the valid checksums of the transport header and the IPv4 header.
     pub(crate) spoil: u16,
     pub(crate) spoil_header: u16,
@@ -38,7 +38,7 @@ pub(crate) struct Packet {
 
 /// What the packet carries.
 #[derive(Clone, Debug)]
-pub(crate) enum Body {
+pub(crate) enum Transport {
     Tcp(Tcp),
     Udp {
         sport: u16,
@@ -76,8 +76,8 @@ pub(crate) struct Tcp {
     pub(crate) data: Vec<u8>,
 }
 
-impl Packet {
-    pub(crate) fn new(from: IpAddr, to: IpAddr, body: Body) -> Self {
+impl PacketSpec {
+    pub(crate) fn new(from: IpAddr, to: IpAddr, body: Transport) -> Self {
         Self {
             from,
             to,
@@ -117,12 +117,12 @@ impl Packet {
 
     fn protocol(&self) -> u8 {
         match self.body {
-            Body::Tcp(_) => TCP,
-            Body::Udp { .. } => UDP,
-            Body::Sctp { .. } => SCTP,
-            Body::Icmp { .. } if self.from.is_ipv4() => ICMP,
-            Body::Icmp { .. } => ICMPV6,
-            Body::Other(protocol, _) => protocol,
+            Transport::Tcp(_) => TCP,
+            Transport::Udp { .. } => UDP,
+            Transport::Sctp { .. } => SCTP,
+            Transport::Icmp { .. } if self.from.is_ipv4() => ICMP,
+            Transport::Icmp { .. } => ICMPV6,
+            Transport::Other(protocol, _) => protocol,
         }
     }
 
@@ -158,22 +158,22 @@ impl Packet {
 
     fn transport(&self) -> Vec<u8> {
         let (mut bytes, sum_at) = match &self.body {
-            Body::Tcp(tcp) => (tcp.bytes(), 16),
-            Body::Udp { sport, dport, summed, data } => {
+            Transport::Tcp(tcp) => (tcp.bytes(), 16),
+            Transport::Udp { sport, dport, summed, data } => {
                 let bytes = [ports(*sport, *dport).as_slice(), &word(8 + data.len()), &[0, 0], data].concat();
                 if !summed {
                     return bytes;
                 }
                 (bytes, 6)
             }
-            Body::Sctp { sport, dport, tag, chunks } => {
+            Transport::Sctp { sport, dport, tag, chunks } => {
                 let mut bytes = [ports(*sport, *dport).as_slice(), &tag.to_be_bytes(), &[0; 4], chunks].concat();
                 let crc = crc32c(&bytes).wrapping_add(self.spoil.into());
                 bytes[8..12].copy_from_slice(&crc.to_le_bytes());
                 return bytes;
             }
-            Body::Icmp { kind, code, rest, data } => ([[*kind, *code, 0, 0].as_slice(), rest, data].concat(), 2),
-            Body::Other(_, bytes) => return bytes.clone(),
+            Transport::Icmp { kind, code, rest, data } => ([[*kind, *code, 0, 0].as_slice(), rest, data].concat(), 2),
+            Transport::Other(_, bytes) => return bytes.clone(),
         };
         let pseudo = if self.protocol() == ICMP { Vec::new() } else { self.pseudo(bytes.len()) };
         let sum = match (checksum(&[&pseudo, &bytes]), self.protocol()) {

@@ -6,11 +6,11 @@
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use crate::endpoints::{CASES, Cast, case_of};
+use crate::endpoints::{CASES, CaseAddresses, case_of};
 use crate::layout::View;
 use crate::nodes::{FarEnds, POD_MAC, ROUTER_MAC};
-use crate::packets::{Body, Packet};
-use crate::sockets::{Frame, Offload, Plug};
+use crate::packets::{PacketSpec, Transport};
+use crate::sockets::{Offload, Plug, ReceivedFrame};
 
 /// An end of the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -35,29 +35,29 @@ pub(crate) struct Shot {
 pub(crate) struct Caught {
     pub(crate) step: usize,
     pub(crate) side: Side,
-    pub(crate) frame: Frame,
+    pub(crate) frame: ReceivedFrame,
 }
 
 /// Input of a step: the addresses of its case, and the output so far.
 pub(crate) struct Talk<'a> {
-    pub(crate) cast: Cast,
+    pub(crate) cast: CaseAddresses,
     pub(crate) caught: &'a [Caught],
 }
 
-type Step = Box<dyn Fn(&Talk<'_>) -> Vec<Shot> + Send + Sync>;
+type CaseStep = Box<dyn Fn(&Talk<'_>) -> Vec<Shot> + Send + Sync>;
 
 /// A named sequence of packets.
 pub(crate) struct Case {
     pub(crate) name: String,
     pub(crate) v6: bool,
     pub(crate) narrow: bool,
-    pub(crate) steps: Vec<Step>,
+    pub(crate) steps: Vec<CaseStep>,
 }
 
 /// Result of a case.
 #[derive(Debug)]
 pub(crate) struct Played {
-    pub(crate) cast: Cast,
+    pub(crate) cast: CaseAddresses,
     pub(crate) put_in: Vec<Vec<u8>>,
     pub(crate) caught: Vec<Caught>,
 }
@@ -69,12 +69,12 @@ impl Case {
     }
 
     /// The pod sends a packet.
-    pub(crate) fn pod(self, make: impl Fn(&Talk<'_>) -> Packet + Send + Sync + 'static) -> Self {
+    pub(crate) fn pod(self, make: impl Fn(&Talk<'_>) -> PacketSpec + Send + Sync + 'static) -> Self {
         self.shots(move |talk| vec![shot(Side::Pods, make(talk).bytes())])
     }
 
     /// The outside sends a packet.
-    pub(crate) fn world(self, make: impl Fn(&Talk<'_>) -> Packet + Send + Sync + 'static) -> Self {
+    pub(crate) fn world(self, make: impl Fn(&Talk<'_>) -> PacketSpec + Send + Sync + 'static) -> Self {
         self.shots(move |talk| vec![shot(Side::World, make(talk).bytes())])
     }
 
@@ -132,12 +132,12 @@ const AT_ONCE: usize = 50;
 
 /// Runs all cases; returns their results.
 pub(crate) fn play(ends: &FarEnds, cases: &[Case]) -> Vec<Played> {
-    let mut table = Table { ends, played: Vec::new(), step: 0, markers: 0 };
+    let mut table = OutcomeTable { ends, played: Vec::new(), step: 0, markers: 0 };
     for (index, case) in cases.iter().enumerate() {
         // The first number belongs to the markers.
         let index = u16::try_from(index + 1).expect("few cases");
         assert!(index < CASES, "too many cases");
-        let cast = Cast { v6: case.v6, index, narrow: case.narrow };
+        let cast = CaseAddresses { v6: case.v6, index, narrow: case.narrow };
         table.played.push(Played { cast, put_in: Vec::new(), caught: Vec::new() });
     }
     let steps = cases.iter().map(|case| case.steps.len()).max().unwrap_or(0);
@@ -167,7 +167,7 @@ fn fire(ends: &FarEnds, shot: &Shot) {
     plug.send(&frame, shot.offload);
 }
 
-struct Table<'a> {
+struct OutcomeTable<'a> {
     ends: &'a FarEnds,
     played: Vec<Played>,
     step: usize,
@@ -177,7 +177,7 @@ struct Table<'a> {
 /// The markers' ports.
 const MARKER: (u16, u16) = (30000, 9);
 
-impl Table<'_> {
+impl OutcomeTable<'_> {
     fn play_step(&mut self, case: &Case, place: usize) {
         let Some(make) = case.steps.get(self.step) else { return };
         let played = &mut self.played[place];
@@ -189,14 +189,14 @@ impl Table<'_> {
 
     /// Waits until all output of the sent packets has arrived.
     fn settle(&mut self) {
-        let cast = Cast { v6: false, index: 0, narrow: false };
+        let cast = CaseAddresses { v6: false, index: 0, narrow: false };
         self.markers += 1;
         let number = self.markers.to_be_bytes().to_vec();
-        let udp = |(sport, dport), data| Body::Udp { sport, dport, summed: true, data };
-        let out = Packet::new(cast.pod(), cast.server(), udp(MARKER, number.clone()));
+        let udp = |(sport, dport), data| Transport::Udp { sport, dport, summed: true, data };
+        let out = PacketSpec::new(cast.pod(), cast.server(), udp(MARKER, number.clone()));
         fire(self.ends, &shot(Side::Pods, out.bytes()));
         let port = self.collect(Side::World, &number).expect("the marker's port");
-        let back = Packet::new(cast.server(), cast.egress(), udp((MARKER.1, port), number.clone()));
+        let back = PacketSpec::new(cast.server(), cast.egress(), udp((MARKER.1, port), number.clone()));
         fire(self.ends, &shot(Side::World, back.bytes()));
         self.collect(Side::Pods, &number);
         // Output on the other side, before both markers.
@@ -233,7 +233,7 @@ impl Table<'_> {
         }
     }
 
-    fn sort(&mut self, side: Side, frame: Frame) {
+    fn sort(&mut self, side: Side, frame: ReceivedFrame) {
         let Some(case) = case_of_frame(&frame.packet).filter(|case| *case > 0) else { return };
         let played = self.played.get_mut(usize::from(case) - 1).expect("a case that plays");
         played.caught.push(Caught { step: self.step, side, frame });

@@ -42,7 +42,7 @@ pub(crate) const GSO_UDP_L4: u8 = 5;
 
 /// A received frame.
 #[derive(Clone, Debug)]
-pub(crate) struct Frame {
+pub(crate) struct ReceivedFrame {
     pub(crate) ethertype: u16,
     /// From the network header on.
     pub(crate) packet: Vec<u8>,
@@ -97,7 +97,7 @@ impl Plug {
     }
 
     /// The next frame from the node, if any.
-    pub(crate) fn receive(&self) -> Option<Frame> {
+    pub(crate) fn receive(&self) -> Option<ReceivedFrame> {
         let mut buffer = vec![0; LONGEST];
         let mut ancillary = nix::cmsg_space!(u32, [u8; AUXDATA]);
         loop {
@@ -118,7 +118,7 @@ impl Plug {
     }
 }
 
-fn frame(bytes: &[u8], vlan: Option<u16>) -> Frame {
+fn frame(bytes: &[u8], vlan: Option<u16>) -> ReceivedFrame {
     let number = |at: usize| u16::from_ne_bytes([bytes[at], bytes[at + 1]]);
     let start = number(6).wrapping_sub(u16::try_from(ETHERNET).expect("fourteen"));
     let offload = Offload {
@@ -127,7 +127,7 @@ fn frame(bytes: &[u8], vlan: Option<u16>) -> Frame {
     };
     let frame = &bytes[VNET..];
     let ethertype = u16::from_be_bytes([frame[12], frame[13]]);
-    Frame { ethertype, packet: frame[ETHERNET..].to_vec(), vlan, offload, unfinished_parts: false }
+    ReceivedFrame { ethertype, packet: frame[ETHERNET..].to_vec(), vlan, offload, unfinished_parts: false }
 }
 
 fn vlan(messages: impl Iterator<Item = ControlMessageOwned>) -> Option<u16> {

@@ -6,7 +6,7 @@ use egress_common::abi::{CANDIDATES, EPOCHS, SweepMode, SweepRequest, SweptMap, 
 use egress_datapath::maps::access::write_array;
 use nix::time::{ClockId, clock_gettime};
 
-use crate::stage::{Run, SWEEP, Stage, test_run};
+use crate::stage::{SWEEP, Stage, TestRun, test_run};
 
 /// The programs' clock.
 pub(crate) fn now_ns() -> u64 {
@@ -40,10 +40,10 @@ impl Stage {
     }
 
     /// A run of the program `sweep` that checks these keys.
-    pub(crate) fn sweep_of(&self, map: SweptMap, mode: SweepMode, keys: &[Tuple]) -> Run {
+    pub(crate) fn sweep_of(&self, map: SweptMap, mode: SweepMode, keys: &[Tuple]) -> TestRun {
         write_array(&self.candidates, keys).expect("write the candidates");
         let count = keys.len().try_into().expect("a batch");
-        Run { mark: SweepRequest { map, mode, count }.to_mark(), ..SWEEP }
+        TestRun { mark: SweepRequest { map, mode, count }.to_mark(), ..SWEEP }
     }
 
     /// Ages all entries by so many seconds.

@@ -5,7 +5,7 @@ use egress_common::abi::{Addr, Family};
 use crate::frames::ip;
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Cast {
+pub(crate) struct FamilyAddresses {
     pub(crate) family: Family,
     /// Egress IDs of policies with an address here, on another node, and pending.
     pub(crate) here: u32,
@@ -31,7 +31,7 @@ pub(crate) struct Cast {
     pub(crate) away_egress: &'static str,
 }
 
-pub(crate) const V4: Cast = Cast {
+pub(crate) const V4: FamilyAddresses = FamilyAddresses {
     family: Family::V4,
     here: 7,
     away: 8,
@@ -54,7 +54,7 @@ pub(crate) const V4: Cast = Cast {
     away_egress: "172.18.0.101",
 };
 
-pub(crate) const V6: Cast = Cast {
+pub(crate) const V6: FamilyAddresses = FamilyAddresses {
     family: Family::V6,
     here: 17,
     away: 18,

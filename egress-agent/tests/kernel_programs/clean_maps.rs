@@ -25,12 +25,12 @@ const WAY: usize = size_of::<Addr>() + size_of::<NextHop>();
 const RECENT: usize = 128;
 
 /// A map that can be emptied.
-pub(crate) trait Memory {
+pub(crate) trait ClearableMap {
     fn is_empty(&mut self) -> bool;
     fn empty(&mut self);
 }
 
-impl<M: Memory> Memory for &mut M {
+impl<M: ClearableMap> ClearableMap for &mut M {
     fn is_empty(&mut self) -> bool {
         M::is_empty(self)
     }
@@ -40,7 +40,7 @@ impl<M: Memory> Memory for &mut M {
     }
 }
 
-impl<K: Pod, V: Pod> Memory for HashMap<MapData, K, V> {
+impl<K: Pod, V: Pod> ClearableMap for HashMap<MapData, K, V> {
     fn is_empty(&mut self) -> bool {
         self.keys().next().is_none()
     }
@@ -51,7 +51,7 @@ impl<K: Pod, V: Pod> Memory for HashMap<MapData, K, V> {
     }
 }
 
-impl<K: Pod, V: Pod> Memory for PerCpuHashMap<MapData, K, V> {
+impl<K: Pod, V: Pod> ClearableMap for PerCpuHashMap<MapData, K, V> {
     fn is_empty(&mut self) -> bool {
         self.keys().next().is_none()
     }
@@ -62,7 +62,7 @@ impl<K: Pod, V: Pod> Memory for PerCpuHashMap<MapData, K, V> {
     }
 }
 
-impl<K: Pod, V: Pod> Memory for LpmTrie<MapData, K, V> {
+impl<K: Pod, V: Pod> ClearableMap for LpmTrie<MapData, K, V> {
     fn is_empty(&mut self) -> bool {
         self.keys().next().is_none()
     }
@@ -82,7 +82,7 @@ impl<const SIZE: usize> Cells<SIZE> {
     }
 }
 
-impl<const SIZE: usize> Memory for Cells<SIZE> {
+impl<const SIZE: usize> ClearableMap for Cells<SIZE> {
     fn is_empty(&mut self) -> bool {
         self.written().is_empty()
     }
@@ -102,7 +102,7 @@ impl<const SIZE: usize> CellsPerCpu<SIZE> {
     }
 }
 
-impl<const SIZE: usize> Memory for CellsPerCpu<SIZE> {
+impl<const SIZE: usize> ClearableMap for CellsPerCpu<SIZE> {
     fn is_empty(&mut self) -> bool {
         self.written().is_empty()
     }
@@ -119,7 +119,7 @@ impl<const SIZE: usize> Memory for CellsPerCpu<SIZE> {
 /// Unread events.
 struct Unread(RingBuf<MapData>);
 
-impl Memory for Unread {
+impl ClearableMap for Unread {
     fn is_empty(&mut self) -> bool {
         self.0.next().is_none()
     }
@@ -136,15 +136,15 @@ impl Stage {
         Map::from_map_data(data).expect("a map of a known type")
     }
 
-    fn cells<const SIZE: usize>(&self, name: &'static str) -> (&'static str, Box<dyn Memory>) {
+    fn cells<const SIZE: usize>(&self, name: &'static str) -> (&'static str, Box<dyn ClearableMap>) {
         (name, Box::new(Cells::<SIZE>(Array::try_from(self.again(name)).expect("an array"))))
     }
 
-    fn cells_per_cpu<const SIZE: usize>(&self, name: &'static str) -> (&'static str, Box<dyn Memory>) {
+    fn cells_per_cpu<const SIZE: usize>(&self, name: &'static str) -> (&'static str, Box<dyn ClearableMap>) {
         (name, Box::new(CellsPerCpu::<SIZE>(PerCpuArray::try_from(self.again(name)).expect("an array per CPU"))))
     }
 
-    fn memories(&mut self) -> Vec<(&'static str, Box<dyn Memory + '_>)> {
+    fn memories(&mut self) -> Vec<(&'static str, Box<dyn ClearableMap + '_>)> {
         vec![
             self.cells::<{ size_of::<Config>() }>("config"),
             self.cells::<{ size_of::<Lease>() }>("lease"),

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::cast::V4;
 use crate::frames::{SYN, packet};
-use crate::stage::{FROM_NETDEV, FROM_POD, Run, Stage, TO_NETDEV, TO_POD, on_stage, test_run};
+use crate::stage::{FROM_NETDEV, FROM_POD, Stage, TO_NETDEV, TO_POD, TestRun, on_stage, test_run};
 
 /// Field names in the key and value of each map; empty for plain numbers.
 const FIELDS: [(&str, &[&str], &[&str]); 29] = [
@@ -71,7 +71,7 @@ pub(crate) fn use_every_map(stage: &mut Stage) {
     // Two flows and one port.
     stage.configure(|config| (config.node_ports.first, config.node_ports.last) = (61000, 61000));
     for port in [4000, 4001] {
-        let marked = Run { mark: NODE_MARK, ..TO_NETDEV };
+        let marked = TestRun { mark: NODE_MARK, ..TO_NETDEV };
         test_run(stage.program(TO_NETDEV.program), &marked, &packet(V4.pod, V4.other_node, port, 80).frame());
     }
 }

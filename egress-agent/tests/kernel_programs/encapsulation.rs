@@ -16,7 +16,8 @@ use self::setup::{
 use crate::cast::addr;
 use crate::frames::{Body, L3, SYN, ip, packet};
 use crate::stage::{
-    FROM_NETDEV, FROM_POD, MGMT_MAC, POD_MAC, REDIRECT, REDIRECTED, ROUTER_MAC, Run, SHOT, TO_NETDEV, UPLINK_MAC, batch,
+    FROM_NETDEV, FROM_POD, MGMT_MAC, POD_MAC, REDIRECT, REDIRECTED, ROUTER_MAC, SHOT, TO_NETDEV, TestRun, UPLINK_MAC,
+    batch,
 };
 
 #[test]
@@ -39,7 +40,7 @@ fn simple_packets_are_encapsulated_by_the_program() {
             );
             ports.insert(ran.frame[ran.frame.len() - out.frame().len() - 16..][..2].to_vec());
             // `to_netdev` recognises it.
-            let signed = Run { priority: ran.priority, ..TO_NETDEV };
+            let signed = TestRun { priority: ran.priority, ..TO_NETDEV };
             let passed = stage.run_frame(&signed, &ran.frame, Verdict::NotOurs);
             assert_eq!((passed.action, passed.frame), (-1, ran.frame));
         }
@@ -138,7 +139,7 @@ fn only_frames_with_the_overlay_seal_pass_the_uplink() {
         configure(stage, underlay);
         let (from, to) = (underlay.node, underlay.other_node);
         let own = Around { from, to, sport: 50_000, egress_id: 1, ecn: 0, link_source: SECRET };
-        let signed = Run { priority: REDIRECTED, ..TO_NETDEV };
+        let signed = TestRun { priority: REDIRECTED, ..TO_NETDEV };
         stage.run_frame(&signed, &own.frame(&from_remote(cast)), Verdict::NotOurs);
         let forged = [own, Around { link_source: [0; 6], ..own }, Around { from: underlay.mgmt, ..own }];
         for around in forged {

@@ -7,13 +7,13 @@ use egress_common::decide::expiry::{GONE, INBOUND_BRIEF_SECS, PRESSED_OPENING_SE
 use egress_common::decide::phase::WINDOW;
 
 use crate::aging::{keys, now_ns};
-use crate::cast::{Cast, V4, V6, addr};
-use crate::frames::{ACK, Body, FIN, Packet, RST, SYN, packet};
+use crate::cast::{FamilyAddresses, V4, V6, addr};
+use crate::frames::{ACK, Body, FIN, FrameSpec, RST, SYN, packet};
 use crate::races::{has_both_cpus, pin};
 use crate::skips::skipped;
 use crate::slow_guest;
 use crate::stage::{
-    FROM_NETDEV, FROM_POD, NEXT, REDIRECT, Ran, Run, SHOT, Stage, TO_POD, UPLINK_MAC, both, on_stage_with, test_run,
+    FROM_NETDEV, FROM_POD, NEXT, REDIRECT, Ran, SHOT, Stage, TO_POD, TestRun, UPLINK_MAC, both, on_stage_with, test_run,
 };
 
 /// Timeouts (seconds) that distinguish the phases; short, because no entry can be older than the machine.
@@ -22,12 +22,12 @@ pub(crate) const TIMEOUTS: Timeouts =
 /// Less than the difference of two phases, and more than the delays of a busy machine.
 const MARGIN_SECS: u32 = 5;
 
-fn sent(cast: &Cast, flags: u8) -> Packet {
+fn sent(cast: &FamilyAddresses, flags: u8) -> FrameSpec {
     packet(cast.pod, cast.world, 4000, 80).tcp(flags)
 }
 
 /// Sends packets of the pod (true) and of the world in turn.
-fn talk(stage: &mut Stage, cast: &Cast, packets: &[(bool, u8)]) {
+fn talk(stage: &mut Stage, cast: &FamilyAddresses, packets: &[(bool, u8)]) {
     for (from_pod, flags) in packets {
         if *from_pod {
             stage.run_frame(&FROM_POD, &sent(cast, *flags).frame(), Verdict::SnatHere);
@@ -90,14 +90,14 @@ fn an_answer_refreshes_flow_and_nat_entry_and_creates_none() {
             let aged = stage.flows.get(&key, 0).expect("a flow").last_seen_ns;
             let ran = stage.run_frame(&FROM_NETDEV, &answer.frame(), Verdict::ReplyHere);
             assert!(stage.flows.get(&key, 0).expect("a flow").last_seen_ns > aged, "kept alive");
-            let signed = Run { priority: ran.priority, ..TO_POD };
+            let signed = TestRun { priority: ran.priority, ..TO_POD };
             let left = stage.run_frame(&signed, &delivered.frame(), Verdict::NotOurs);
             assert_eq!(left, Ran::plain(NEXT, delivered.frame(), 0), "without the sign");
         }
         stage.flows.remove(&key).expect("a flow");
         stage.datagrams.remove(&key).expect("noted");
         let ran = stage.run_frame(&FROM_NETDEV, &answer.frame(), Verdict::ReplyHere);
-        stage.run_frame(&Run { priority: ran.priority, ..TO_POD }, &delivered.frame(), Verdict::NotOurs);
+        stage.run_frame(&TestRun { priority: ran.priority, ..TO_POD }, &delivered.frame(), Verdict::NotOurs);
         assert_eq!(stage.entries()[1..], [0, 0]);
         stage.run_frame(&FROM_POD, &asked.frame(), Verdict::SnatHere);
         // The next family begins with empty maps.

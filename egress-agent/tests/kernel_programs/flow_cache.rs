@@ -8,14 +8,14 @@ use egress_common::abi::{
 };
 use egress_common::decide::phase;
 
-use crate::cast::{Cast, V4, addr};
+use crate::cast::{FamilyAddresses, V4, addr};
 use crate::devices::{OWNED_MAC, UPLINK};
-use crate::frames::{ACK, Body, FIN, Packet, RST, SYN, ip, packet};
+use crate::frames::{ACK, Body, FIN, FrameSpec, RST, SYN, ip, packet};
 use crate::races::{CPUS, pin};
 use crate::stage::{FROM_NETDEV, FROM_POD, REDIRECT, Stage, TO_POD, UPLINK_MAC, both, test_run};
 
 /// Runs on one CPU, with a decision number.
-fn on_one_cpu(test: impl Fn(&mut Stage, &Cast) + Send + 'static) {
+fn on_one_cpu(test: impl Fn(&mut Stage, &FamilyAddresses) + Send + 'static) {
     both(move |stage, cast| {
         pin(CPUS[0]);
         decide(stage, 1);
@@ -34,16 +34,16 @@ fn decide(stage: &mut Stage, decisions: u32) {
     stage.configure(|config| config.decisions = decisions);
 }
 
-fn out(cast: &Cast) -> Packet {
+fn out(cast: &FamilyAddresses) -> FrameSpec {
     packet(cast.pod, cast.world, 4000, 80).tcp(ACK)
 }
 
-fn back(cast: &Cast) -> Packet {
+fn back(cast: &FamilyAddresses) -> FrameSpec {
     packet(cast.world, cast.egress, 80, 4000).tcp(ACK).with(|packet| packet.dmac = UPLINK_MAC)
 }
 
 /// Three packets: the first looks up the next hop, the second fills the cache, the third may be served by it.
-fn warm(stage: &mut Stage, cast: &Cast) {
+fn warm(stage: &mut Stage, cast: &FamilyAddresses) {
     for _ in 0..3 {
         stage.forwards(&FROM_POD, &out(cast), Verdict::SnatHere, &out(cast).snat(cast.egress, 4000).hop());
     }
@@ -52,16 +52,16 @@ fn warm(stage: &mut Stage, cast: &Cast) {
     }
 }
 
-fn forward(cast: &Cast) -> Tuple {
+fn forward(cast: &FamilyAddresses) -> Tuple {
     Tuple::new(Direction::Egress, addr(cast.pod), addr(cast.world), 4000, 80, 6)
 }
 
-fn reverse(cast: &Cast) -> Tuple {
+fn reverse(cast: &FamilyAddresses) -> Tuple {
     Tuple::new(Direction::Ingress, addr(cast.world), addr(cast.egress), 80, 4000, 6)
 }
 
 /// Changes the map without a new generation.
-fn remove_all(stage: &mut Stage, cast: &Cast) {
+fn remove_all(stage: &mut Stage, cast: &FamilyAddresses) {
     for key in [forward(cast), reverse(cast)] {
         stage.nat.remove(&key).expect("remove a mapping");
     }
@@ -355,7 +355,7 @@ fn ports_and_checksums_are_as_on_the_full_path() {
                     packet(cast.world, cast.egress, 80, port).body(body).with(|packet| packet.dmac = UPLINK_MAC);
                 // Different lengths, so that checksums differ.
                 for length in 0..40 {
-                    let sized = |packet: Packet| packet.with(|packet| packet.data = length);
+                    let sized = |packet: FrameSpec| packet.with(|packet| packet.data = length);
                     let out = sized(of(pod));
                     stage.forwards(&FROM_POD, &out, Verdict::SnatHere, &out.snat(cast.egress, port).hop());
                     let back = sized(reply.clone());

@@ -4,14 +4,14 @@
 use egress_common::abi::{PodEntry, Verdict};
 
 use crate::cast::V4;
-use crate::frames::{L3, Packet, checksum, ip, octets, packet};
+use crate::frames::{FrameSpec, L3, checksum, ip, octets, packet};
 use crate::stage::{FROM_NETDEV, FROM_POD, MGMT_MAC, POD_MAC, REDIRECT, Stage, UPLINK_MAC, batch, on_stage};
 
 /// MTU to a pod; an IPv4 header and this many bytes fit.
 const FIRST: usize = (1400 - 20) & !7;
 
 /// Begins a flow of `pod`, and returns an answer of 1468 bytes.
-fn begin(stage: &mut Stage, pod: &str, port: u16) -> Packet {
+fn begin(stage: &mut Stage, pod: &str, port: u16) -> FrameSpec {
     stage.run_frame(&FROM_POD, &packet(pod, V4.world, port, 80).frame(), Verdict::SnatHere);
     packet(V4.world, V4.egress, 80, port).with(|packet| {
         (packet.dmac, packet.dont_fragment, packet.data) = (UPLINK_MAC, false, 1440);

@@ -14,18 +14,18 @@ use nix::sys::socket::{
     AddressFamily, LinkAddr, MsgFlags, SockFlag, SockProtocol, SockType, recvmsg, setsockopt, socket, sockopt,
 };
 
-use crate::cast::Cast;
-use crate::frames::{ACK, Body, Packet, ip, octets, packet};
+use crate::cast::FamilyAddresses;
+use crate::frames::{ACK, Body, FrameSpec, ip, octets, packet};
 use crate::races::{CPUS, has_both_cpus, pin, rounds};
 use crate::skips::skipped;
-use crate::stage::{FROM_NETDEV, FROM_POD, REDIRECT, Run, SHOT, Stage, UPLINK_MAC, both, test_run};
+use crate::stage::{FROM_NETDEV, FROM_POD, REDIRECT, SHOT, Stage, TestRun, UPLINK_MAC, both, test_run};
 
 /// Receives reinjected frames on the devices of the stage.
-struct Listener {
+struct FrameListener {
     socket: OwnedFd,
 }
 
-impl Listener {
+impl FrameListener {
     fn open() -> Self {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let socket = socket(AddressFamily::Packet, SockType::Raw, flags, SockProtocol::EthAll).expect("a socket");
@@ -34,7 +34,7 @@ impl Listener {
     }
 
     /// New frames on this hook's device from the sender of this packet.
-    fn received(&self, run: &Run, like: &Packet) -> Vec<Vec<u8>> {
+    fn received(&self, run: &TestRun, like: &FrameSpec) -> Vec<Vec<u8>> {
         let mut frames = Vec::new();
         let mut buffer = [0; 4096];
         loop {
@@ -53,7 +53,7 @@ impl Listener {
 }
 
 /// A datagram with this identification in three fragments.
-fn fragments_of(whole: &Packet, number: u16) -> [Packet; 3] {
+fn fragments_of(whole: &FrameSpec, number: u16) -> [FrameSpec; 3] {
     let fragment = |fragment, data| {
         whole.clone().with(|packet| {
             (packet.fragment, packet.data, packet.number, packet.dont_fragment) = (fragment, data, number, false);
@@ -64,8 +64,14 @@ fn fragments_of(whole: &Packet, number: u16) -> [Packet; 3] {
 }
 
 /// The fragments arrive in the wrong order, and all of them are forwarded, each as `expected`.
-fn reversed(stage: &mut Stage, run: &Run, fragments: &[Packet; 3], on: Verdict, expected: impl Fn(&Packet) -> Packet) {
-    let listener = Listener::open();
+fn reversed(
+    stage: &mut Stage,
+    run: &TestRun,
+    fragments: &[FrameSpec; 3],
+    on: Verdict,
+    expected: impl Fn(&FrameSpec) -> FrameSpec,
+) {
+    let listener = FrameListener::open();
     let [first, middle, last] = fragments;
     for later in [last, middle] {
         stage.drops(run, later, Verdict::FragmentHeld);
@@ -73,7 +79,7 @@ fn reversed(stage: &mut Stage, run: &Run, fragments: &[Packet; 3], on: Verdict, 
     assert_eq!(listener.received(run, first), Vec::<Vec<u8>>::new(), "nothing passes without ports");
     stage.drops(run, first, Verdict::FragmentsReleased);
     let again = listener.received(run, first);
-    assert_eq!(again, [first, last, middle].map(Packet::frame), "the first one first");
+    assert_eq!(again, [first, last, middle].map(FrameSpec::frame), "the first one first");
     for (frame, fragment) in again.iter().zip([first, last, middle]) {
         let ran = stage.run_frame(run, frame, on);
         assert_eq!((ran.action, &ran.frame[14..]), (REDIRECT, &expected(fragment).frame()[14..]), "{fragment:?}");
@@ -82,7 +88,7 @@ fn reversed(stage: &mut Stage, run: &Run, fragments: &[Packet; 3], on: Verdict, 
     assert_eq!(listener.received(run, first), Vec::<Vec<u8>>::new());
 }
 
-fn to_world(cast: &Cast) -> Packet {
+fn to_world(cast: &FamilyAddresses) -> FrameSpec {
     packet(cast.pod, cast.world, 4000, 80)
 }
 
@@ -101,7 +107,7 @@ fn fragments_from_a_pod_wait_for_the_first_fragment() {
 }
 
 /// The answer to a packet of a pod.
-fn answer(stage: &mut Stage, cast: &Cast, body: Body) -> Packet {
+fn answer(stage: &mut Stage, cast: &FamilyAddresses, body: Body) -> FrameSpec {
     stage.run_frame(&FROM_POD, &to_world(cast).body(body).frame(), Verdict::SnatHere);
     let answer = packet(cast.world, cast.egress, 80, 4000).body(body).with(|packet| packet.dmac = UPLINK_MAC);
     match body {
@@ -129,7 +135,7 @@ fn a_first_fragment_without_a_flow_releases_nothing() {
         let [_, middle, last] = fragments_of(&answer, 1);
         let other = answer.with(|packet| packet.sport = 81);
         let [first, ..] = fragments_of(&other, 1);
-        let listener = Listener::open();
+        let listener = FrameListener::open();
         stage.drops(&FROM_NETDEV, &last, Verdict::FragmentHeld);
         stage.drops(&FROM_NETDEV, &first, Verdict::NoNatEntry);
         // It stored no ports either.
@@ -166,7 +172,7 @@ fn only_fragments_that_need_the_first_fragment_are_kept() {
         // Longer than a slot, or a GSO packet.
         let long = later.clone().with(|packet| packet.data = 1993 - 14 - 20);
         stage.drops(&FROM_POD, &long, Verdict::FragmentUnknown);
-        stage.drops(&Run { gso_size: 100, ..FROM_POD }, &later, Verdict::FragmentUnknown);
+        stage.drops(&TestRun { gso_size: 100, ..FROM_POD }, &later, Verdict::FragmentUnknown);
     });
 }
 
@@ -181,7 +187,7 @@ fn a_datagram_keeps_a_bounded_number_of_fragments() {
             stage.drops(&FROM_POD, &number(fragment), Verdict::FragmentHeld);
         }
         stage.drops(&FROM_POD, &number(MOST), Verdict::FragmentUnknown);
-        let listener = Listener::open();
+        let listener = FrameListener::open();
         stage.drops(&FROM_POD, &first, Verdict::FragmentsReleased);
         assert_eq!(listener.received(&FROM_POD, &first).len(), 1 + usize::from(MOST));
     });
@@ -193,7 +199,7 @@ fn a_flood_of_unsolicited_fragments_does_not_evict_a_newer_one() {
         // Each CPU has its own slots, so the thread stays on one.
         pin(CPUS[0]);
         let answer = answer(stage, cast, Body::Udp);
-        let listener = Listener::open();
+        let listener = FrameListener::open();
         let own = fragments_of(&answer, 1);
         // More unsolicited datagrams than slots.
         let flood = |stage: &mut Stage, numbers: std::ops::Range<u16>| {
@@ -204,7 +210,7 @@ fn a_flood_of_unsolicited_fragments_does_not_evict_a_newer_one() {
         stage.drops(&FROM_NETDEV, &own[1], Verdict::FragmentHeld);
         flood(stage, 2000..2500);
         stage.drops(&FROM_NETDEV, &own[0], Verdict::FragmentsReleased);
-        assert_eq!(listener.received(&FROM_NETDEV, &own[0]), [&own[0], &own[1]].map(Packet::frame));
+        assert_eq!(listener.received(&FROM_NETDEV, &own[0]), [&own[0], &own[1]].map(FrameSpec::frame));
     });
 }
 
@@ -212,12 +218,12 @@ fn a_flood_of_unsolicited_fragments_does_not_evict_a_newer_one() {
 fn a_fragment_that_waits_too_long_is_discarded() {
     both(|stage, cast| {
         let [first, middle, last] = fragments_of(&to_world(cast), 1);
-        let listener = Listener::open();
+        let listener = FrameListener::open();
         stage.drops(&FROM_POD, &last, Verdict::FragmentHeld);
         stage.age_held(31);
         stage.drops(&FROM_POD, &middle, Verdict::FragmentHeld);
         stage.drops(&FROM_POD, &first, Verdict::FragmentsReleased);
-        assert_eq!(listener.received(&FROM_POD, &first), [&first, &middle].map(Packet::frame));
+        assert_eq!(listener.received(&FROM_POD, &first), [&first, &middle].map(FrameSpec::frame));
     });
 }
 
@@ -229,7 +235,7 @@ fn a_fragment_and_its_first_fragment_on_two_cpus_leave_nothing_waiting() {
             return;
         }
         stage.run_frame(&FROM_POD, &to_world(cast).frame(), Verdict::SnatHere);
-        let listener = Listener::open();
+        let listener = FrameListener::open();
         let small = to_world(cast);
         let rounds = rounds().min(1000);
         let of =

@@ -35,9 +35,9 @@ pub(crate) enum Body {
     Other(u8),
 }
 
-/// Description of a packet; [`Packet::frame`] builds its bytes.
+/// Description of a packet; [`FrameSpec::frame`] builds its bytes.
 #[derive(Clone, Debug)]
-pub(crate) struct Packet {
+pub(crate) struct FrameSpec {
     pub(crate) dmac: [u8; 6],
     pub(crate) smac: [u8; 6],
     pub(crate) from: IpAddr,
@@ -67,8 +67,8 @@ pub(crate) fn ip(text: &str) -> IpAddr {
 }
 
 /// UDP with a little data, unless changed.
-pub(crate) fn packet(from: &str, to: &str, sport: u16, dport: u16) -> Packet {
-    Packet {
+pub(crate) fn packet(from: &str, to: &str, sport: u16, dport: u16) -> FrameSpec {
+    FrameSpec {
         // Of the management port: frames for another host are left alone.
         dmac: [2, 0, 0, 0, 2, 2],
         smac: [2, 0, 0, 0, 0, 0x50],
@@ -89,7 +89,7 @@ pub(crate) fn packet(from: &str, to: &str, sport: u16, dport: u16) -> Packet {
     }
 }
 
-impl Packet {
+impl FrameSpec {
     pub(crate) fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
         change(&mut self);
         self

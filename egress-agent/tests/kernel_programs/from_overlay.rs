@@ -15,19 +15,19 @@ use nix::sys::socket::{
 };
 use nix::sys::time::TimeVal;
 
-use crate::cast::{Cast, V4, V6, addr};
+use crate::cast::{FamilyAddresses, V4, V6, addr};
 use crate::encapsulation::setup::settle;
-use crate::frames::{ACK, Body, Packet, RST, SYN, ip, octets, packet};
+use crate::frames::{ACK, Body, FrameSpec, RST, SYN, ip, octets, packet};
 use crate::resets::reset_of;
 use crate::slow_guest::patience;
 use crate::stage::{FROM_POD, ROUTER_MAC, Stage, UPLINK_MAC, batch, on_stage};
 
 /// The far end of a device.
-pub(crate) struct Wire {
+pub(crate) struct FarEnd {
     socket: OwnedFd,
 }
 
-impl Wire {
+impl FarEnd {
     pub(crate) fn of(device: &str) -> Self {
         let flags = SockFlag::SOCK_CLOEXEC;
         let socket =
@@ -64,12 +64,12 @@ impl Wire {
 }
 
 /// The inner packet in an overlay packet from a chosen address.
-pub(crate) fn wrapped(from: &str, egress_id: u32, inner: &Packet) -> Vec<u8> {
+pub(crate) fn wrapped(from: &str, egress_id: u32, inner: &FrameSpec) -> Vec<u8> {
     wrapped_to(V4.node, from, egress_id, inner)
 }
 
 /// The same, to a chosen address.
-fn wrapped_to(to: &str, from: &str, egress_id: u32, inner: &Packet) -> Vec<u8> {
+fn wrapped_to(to: &str, from: &str, egress_id: u32, inner: &FrameSpec) -> Vec<u8> {
     // VXLAN: the flag "has an identifier", the identifier, and zeroes around.
     let content = [vec![8, 0, 0, 0], (egress_id << 8).to_be_bytes().to_vec(), inner.frame()].concat();
     // The stack requires a checksum over IPv6.
@@ -79,7 +79,7 @@ fn wrapped_to(to: &str, from: &str, egress_id: u32, inner: &Packet) -> Vec<u8> {
 }
 
 /// Sends it and waits for the one counter that moves.
-pub(crate) fn arrives(stage: &Stage, wire: &Wire, frame: &[u8]) -> BTreeMap<&'static str, u64> {
+pub(crate) fn arrives(stage: &Stage, wire: &FarEnd, frame: &[u8]) -> BTreeMap<&'static str, u64> {
     let (before, start) = (stage.counts(), Instant::now());
     wire.send(frame);
     loop {
@@ -96,13 +96,13 @@ pub(crate) fn is(verdict: Verdict) -> BTreeMap<&'static str, u64> {
 }
 
 /// A program with its device and hook.
-pub(crate) type Place = (&'static str, &'static str, TcAttachType);
+pub(crate) type AttachPoint = (&'static str, &'static str, TcAttachType);
 
 /// Runs a test body for both families with programs on devices. Both are removed before another test uses the stage: a
 /// device may still get packets, and a starting process may hold a copy of a link.
-pub(crate) fn on_devices(places: &'static [Place], test: impl Fn(&mut Stage, &Cast) + Send + 'static) {
+pub(crate) fn on_devices(places: &'static [AttachPoint], test: impl Fn(&mut Stage, &FamilyAddresses) + Send + 'static) {
     on_stage(move |stage| {
-        let put = |(name, device, hook): &Place| {
+        let put = |(name, device, hook): &AttachPoint| {
             if SchedClassifier::query_tcx(device, *hook).is_err() {
                 // A kernel without links needs clsact. An earlier test may have created it.
                 let _there = tc::qdisc_add_clsact(device);
@@ -122,18 +122,18 @@ pub(crate) fn on_devices(places: &'static [Place], test: impl Fn(&mut Stage, &Ca
     });
 }
 
-fn on_the_device(test: impl Fn(&mut Stage, &Cast) + Send + 'static) {
+fn on_the_device(test: impl Fn(&mut Stage, &FamilyAddresses) + Send + 'static) {
     on_devices(&[("from_overlay", "egress0", TcAttachType::Ingress)], test);
 }
 
-fn from_remote(cast: &Cast) -> Packet {
+fn from_remote(cast: &FamilyAddresses) -> FrameSpec {
     packet(cast.remote_pod, cast.world, 4000, 80)
 }
 
 #[test]
 fn another_nodes_pod_gets_its_egress_ip() {
     on_the_device(|stage, cast| {
-        let wire = Wire::of("out0");
+        let wire = FarEnd::of("out0");
         for (port, body) in (4000..).zip([Body::Udp, Body::Tcp(SYN), Body::EchoRequest]) {
             let inner = from_remote(cast).body(body).with(|packet| packet.sport = port);
             let frame = wrapped(V4.other_node, cast.here, &inner);
@@ -156,7 +156,7 @@ fn another_nodes_pod_gets_its_egress_ip() {
 #[test]
 fn an_answer_from_a_gateway_reaches_its_pod() {
     on_the_device(|stage, cast| {
-        let (wire, pods) = (Wire::of("out0"), Wire::of("pods0"));
+        let (wire, pods) = (FarEnd::of("out0"), FarEnd::of("pods0"));
         let inner = packet(cast.world, cast.pod, 80, 4000).tcp(SYN);
         let arrived = arrives(stage, &wire, &wrapped(V4.other_node, cast.here, &inner));
         assert_eq!(arrived, is(Verdict::ReplyDelivered));
@@ -168,7 +168,7 @@ fn an_answer_from_a_gateway_reaches_its_pod() {
 #[test]
 fn forged_packets_are_dropped_with_their_reason() {
     on_the_device(|stage, cast| {
-        let wire = Wire::of("out0");
+        let wire = FarEnd::of("out0");
         let inner = from_remote(cast);
         for (from, id, inner, verdict) in [
             ("172.18.0.77", cast.here, inner.clone(), Verdict::ForgedOuter),
@@ -210,7 +210,7 @@ fn a_packet_to_another_address_of_this_node_is_forged() {
     for underlay in [V4, V6] {
         on_the_device(move |stage, cast| {
             settle(stage, &underlay);
-            let wire = Wire::of("out0");
+            let wire = FarEnd::of("out0");
             let inner = [from_remote(cast), packet(cast.world, cast.pod, 80, 4000)];
             for (inner, verdict) in inner.iter().zip([Verdict::SnatForNode, Verdict::ReplyDelivered]) {
                 // The simple one first, so that its flow is cached.
@@ -231,7 +231,7 @@ fn a_packet_to_another_address_of_this_node_is_forged() {
 #[test]
 fn a_remote_pod_gets_packet_too_big_for_the_uplink() {
     on_the_device(|stage, cast| {
-        let wire = Wire::of("out0");
+        let wire = FarEnd::of("out0");
         stage.configure(|config| config.uplink_mtu = 1200);
         let large = from_remote(cast).with(|packet| packet.data = 1250);
         let arrived = arrives(stage, &wire, &wrapped(V4.other_node, cast.here, &large));
@@ -248,7 +248,7 @@ fn a_remote_pod_gets_packet_too_big_for_the_uplink() {
 #[test]
 fn a_remote_pod_whose_port_is_taken_gets_a_reset() {
     on_the_device(|stage, cast| {
-        let wire = Wire::of("out0");
+        let wire = FarEnd::of("out0");
         let taken = packet(cast.pod, cast.world, 4000, 80).tcp(SYN);
         stage.run_frame(&FROM_POD, &taken.frame(), Verdict::SnatHere);
         let running = from_remote(cast).tcp(ACK);
@@ -268,7 +268,7 @@ fn a_remote_pod_whose_port_is_taken_gets_a_reset() {
 #[test]
 fn without_a_configuration_nothing_enters() {
     on_the_device(|stage, cast| {
-        let wire = Wire::of("out0");
+        let wire = FarEnd::of("out0");
         stage.configure(|config| config.generation = 0);
         let arrived = arrives(stage, &wire, &wrapped(V4.other_node, cast.here, &from_remote(cast)));
         assert_eq!(arrived, is(Verdict::NotReady));

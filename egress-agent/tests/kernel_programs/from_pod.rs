@@ -2,14 +2,14 @@
 
 use egress_common::abi::{NODE_MARK, OnUnknownPod, Origin, PolicyEntry, PolicyEntryKey, Verdict, WhenEmpty};
 
-use crate::cast::{Cast, addr};
+use crate::cast::{FamilyAddresses, addr};
 use crate::devices::batch;
-use crate::frames::{ACK, Body, Packet, SYN, packet};
+use crate::frames::{ACK, Body, FrameSpec, SYN, packet};
 use crate::stage::{FROM_POD, NEXT, REDIRECT, ROUTER_MAC, Ran, SHOT, TO_NETDEV, UPLINK_MAC, both};
 
 const PROTOCOLS: [Body; 4] = [Body::Udp, Body::UdpUnsummed, Body::Tcp(SYN), Body::EchoRequest];
 
-fn to_world(cast: &Cast) -> Packet {
+fn to_world(cast: &FamilyAddresses) -> FrameSpec {
     packet(cast.pod, cast.world, 4000, 80)
 }
 
@@ -54,7 +54,7 @@ fn a_taken_source_port_is_replaced() {
     });
 }
 
-fn protocol(packet: &Packet) -> u8 {
+fn protocol(packet: &FrameSpec) -> u8 {
     let at = if packet.from.is_ipv4() { 23 } else { 20 };
     packet.frame()[at]
 }

@@ -2,12 +2,12 @@
 
 use egress_common::abi::{Addr, Family, Verdict};
 
-use crate::cast::Cast;
-use crate::frames::{ACK, Body, L3, Packet, SYN, checksum, ip, octets, packet};
-use crate::stage::{FROM_NETDEV, FROM_POD, REDIRECT, Ran, Run, Stage, UPLINK_MAC, both};
+use crate::cast::FamilyAddresses;
+use crate::frames::{ACK, Body, FrameSpec, L3, SYN, checksum, ip, octets, packet};
+use crate::stage::{FROM_NETDEV, FROM_POD, REDIRECT, Ran, Stage, TestRun, UPLINK_MAC, both};
 
 /// The error to `packet`'s sender: its link addresses swapped, the quote's transport checksum left to `quoted`.
-fn error(cast: &Cast, packet: &Packet, from: &str, head: [u8; 8], quote: &[u8]) -> Vec<u8> {
+fn error(cast: &FamilyAddresses, packet: &FrameSpec, from: &str, head: [u8; 8], quote: &[u8]) -> Vec<u8> {
     let (from, to) = (octets(ip(from)), octets(packet.from));
     let mut icmp = [head.as_slice(), quote].concat();
     let length = u16::try_from(icmp.len()).expect("a length");
@@ -42,7 +42,7 @@ fn error(cast: &Cast, packet: &Packet, from: &str, head: [u8; 8], quote: &[u8]) 
     frame
 }
 
-fn too_big(cast: &Cast, mtu: u16) -> [u8; 8] {
+fn too_big(cast: &FamilyAddresses, mtu: u16) -> [u8; 8] {
     let [high, low] = mtu.to_be_bytes();
     match cast.family {
         Family::V4 => [3, 4, 0, 0, 0, 0, high, low],
@@ -50,7 +50,7 @@ fn too_big(cast: &Cast, mtu: u16) -> [u8; 8] {
     }
 }
 
-pub(crate) fn prohibited(cast: &Cast) -> [u8; 8] {
+pub(crate) fn prohibited(cast: &FamilyAddresses) -> [u8; 8] {
     match cast.family {
         Family::V4 => [3, 13, 0, 0, 0, 0, 0, 0],
         Family::V6 => [1, 1, 0, 0, 0, 0, 0, 0],
@@ -59,7 +59,14 @@ pub(crate) fn prohibited(cast: &Cast) -> [u8; 8] {
 
 /// Runs the packet and compares the answer. The quote is the original packet, except the transport checksum of TCP and
 /// UDP, which is taken from the answer.
-pub(crate) fn is_answered(stage: &mut Stage, cast: &Cast, run: &Run, packet: &Packet, from: &str, head: [u8; 8]) {
+pub(crate) fn is_answered(
+    stage: &mut Stage,
+    cast: &FamilyAddresses,
+    run: &TestRun,
+    packet: &FrameSpec,
+    from: &str,
+    head: [u8; 8],
+) {
     let verdict = if head == prohibited(cast) { Verdict::HairpinAnswered } else { Verdict::MtuAnswered };
     let ran = stage.run_frame(run, &packet.frame(), verdict);
     let header = if cast.family == Family::V4 { 20 } else { 40 };
@@ -80,7 +87,7 @@ pub(crate) fn is_answered(stage: &mut Stage, cast: &Cast, run: &Run, packet: &Pa
 
 const BODIES: [Body; 4] = [Body::Udp, Body::UdpUnsummed, Body::Tcp(ACK), Body::EchoRequest];
 
-fn large(from: &str, to: &str, body: Body) -> Packet {
+fn large(from: &str, to: &str, body: Body) -> FrameSpec {
     packet(from, to, 4000, 80).body(body).with(|packet| packet.data = 1600)
 }
 
@@ -89,7 +96,7 @@ fn a_pod_gets_packet_too_big_for_the_uplink_and_the_overlay() {
     both(|stage, cast| {
         for body in BODIES {
             for options in [0, 1] {
-                let sized = |packet: Packet| packet.with(|packet| packet.options = options);
+                let sized = |packet: FrameSpec| packet.with(|packet| packet.options = options);
                 let here = sized(large(cast.pod, cast.world, body));
                 is_answered(stage, cast, &FROM_POD, &here, cast.node, too_big(cast, 1500));
                 let away = sized(large(cast.away_pod, cast.world, body));
@@ -111,8 +118,8 @@ fn the_largest_packet_that_fits_goes() {
             // A GSO packet counts by its segments.
             let many = sized(3000).tcp(ACK);
             let segments = u32::try_from(mtu - header - 20).expect("a size");
-            stage.run_frame(&Run { gso_size: segments, ..FROM_POD }, &many.frame(), verdict);
-            stage.run_frame(&Run { gso_size: segments + 1, ..FROM_POD }, &many.frame(), Verdict::MtuAnswered);
+            stage.run_frame(&TestRun { gso_size: segments, ..FROM_POD }, &many.frame(), verdict);
+            stage.run_frame(&TestRun { gso_size: segments + 1, ..FROM_POD }, &many.frame(), Verdict::MtuAnswered);
         }
     });
 }

@@ -3,8 +3,8 @@
 
 use egress_common::abi::{PolicyEntry, PolicyEntryKey, PolicySlot, Verdict, WhenEmpty};
 
-use crate::cast::{Cast, addr};
-use crate::frames::{ACK, Body, Packet, RST, SYN, packet};
+use crate::cast::{FamilyAddresses, addr};
+use crate::frames::{ACK, Body, FrameSpec, RST, SYN, packet};
 use crate::generated_errors::{is_answered, prohibited};
 use crate::stage::{FROM_POD, NEXT, Stage, TO_NETDEV, TO_POD, both};
 
@@ -22,7 +22,7 @@ const ANSWERED: [Body; 9] = [
 ];
 
 /// Senders and egress IPs: of its own or another policy, served here or elsewhere.
-fn calls(cast: &Cast) -> [(&'static str, &'static str); 4] {
+fn calls(cast: &FamilyAddresses) -> [(&'static str, &'static str); 4] {
     [
         (cast.pod, cast.egress),
         (cast.pod, cast.away_egress),
@@ -113,7 +113,7 @@ fn answers_and_unselected_pods_are_not_refused() {
             let call = packet(cast.pod, to, 4000, 80).tcp(SYN);
             is_answered(stage, cast, &FROM_POD, &call, cast.node, prohibited(cast));
             // An unselected pod's packet follows the host's routes.
-            let other: Packet = packet(cast.known_pod, to, 4000, 80);
+            let other: FrameSpec = packet(cast.known_pod, to, 4000, 80);
             assert_eq!(stage.run_frame(&FROM_POD, &other.frame(), Verdict::NotSelected).action, NEXT);
         }
         // Another selected pod connects by an external load balancer that keeps the client's address: the answer

@@ -3,19 +3,19 @@
 use aya::programs::TcAttachType;
 use egress_common::abi::{HandoverEntry, HandoverStage, Verdict};
 
-use crate::cast::{Cast, V4, addr};
-use crate::frames::{ACK, Body, Packet, ip, octets, packet};
-use crate::from_overlay::{Wire, arrives, is, on_devices, wrapped};
+use crate::cast::{FamilyAddresses, V4, addr};
+use crate::frames::{ACK, Body, FrameSpec, ip, octets, packet};
+use crate::from_overlay::{FarEnd, arrives, is, on_devices, wrapped};
 use crate::icmp_errors::arriving;
 use crate::stage::{FROM_NETDEV, FROM_POD, REDIRECT, Stage, UPLINK_MAC, both, now_ns};
 
 /// As the agent does it: before or after, this node does not own the address.
-fn hand_over(stage: &mut Stage, cast: &Cast, course: HandoverStage) {
+fn hand_over(stage: &mut Stage, cast: &FamilyAddresses, course: HandoverStage) {
     stage.hand_over(cast, course);
     stage.owned.remove(&cast.here).expect("it is owned");
 }
 
-fn answer(cast: &Cast, port: u16) -> Packet {
+fn answer(cast: &FamilyAddresses, port: u16) -> FrameSpec {
     packet(cast.world, cast.egress, 80, port).with(|packet| packet.dmac = UPLINK_MAC)
 }
 
@@ -37,7 +37,7 @@ fn packets_of_a_pod_on_the_old_owner_go_to_the_new_owner() {
     });
 }
 
-fn hand_over_again(stage: &mut Stage, cast: &Cast, course: HandoverStage) {
+fn hand_over_again(stage: &mut Stage, cast: &FamilyAddresses, course: HandoverStage) {
     stage.own(cast.here, cast.egress);
     hand_over(stage, cast, course);
 }
@@ -90,7 +90,7 @@ fn an_agent_killed_during_the_step_still_owns_the_address() {
 }
 
 /// Packets of the flow with this port: a datagram in two fragments, and an error about a sent packet.
-fn all_kinds(cast: &Cast, port: u16) -> [Packet; 3] {
+fn all_kinds(cast: &FamilyAddresses, port: u16) -> [FrameSpec; 3] {
     let piece =
         |fragment| answer(cast, port).with(|packet| (packet.fragment, packet.dont_fragment) = (fragment, false));
     let kind = if cast.egress.contains(':') { [1, 4] } else { [3, 3] };
@@ -143,7 +143,7 @@ fn the_new_owner_passes_answers_to_other_flows_back() {
 #[test]
 fn a_passed_on_packet_has_one_hop_less() {
     on_the_device(|stage, cast| {
-        let wire = Wire::of("out0");
+        let wire = FarEnd::of("out0");
         hand_over(stage, cast, HandoverStage::Arriving);
         let mut back = packet(cast.world, cast.egress, 80, 4000).with(|packet| packet.ttl = 3);
         for _ in 0..2 {
@@ -161,7 +161,7 @@ fn a_passed_on_packet_has_one_hop_less() {
 #[test]
 fn the_old_owner_accepts_what_the_new_owner_passes_back() {
     on_the_device(|stage, cast| {
-        let (wire, pods) = (Wire::of("out0"), Wire::of("pods0"));
+        let (wire, pods) = (FarEnd::of("out0"), FarEnd::of("pods0"));
         stage.run_frame(&FROM_POD, &packet(cast.pod, cast.world, 4000, 80).frame(), Verdict::SnatHere);
         hand_over(stage, cast, HandoverStage::Leaving);
         let back = |port| packet(cast.world, cast.egress, 80, port);
@@ -177,7 +177,7 @@ fn the_old_owner_accepts_what_the_new_owner_passes_back() {
 #[test]
 fn the_old_owner_accepts_fragments_and_errors_back() {
     on_the_device(|stage, cast| {
-        let (wire, pods) = (Wire::of("out0"), Wire::of("pods0"));
+        let (wire, pods) = (FarEnd::of("out0"), FarEnd::of("pods0"));
         stage.run_frame(&FROM_POD, &packet(cast.pod, cast.world, 4000, 80).frame(), Verdict::SnatHere);
         hand_over(stage, cast, HandoverStage::Leaving);
         for back in all_kinds(cast, 4000) {
@@ -194,14 +194,14 @@ fn the_old_owner_accepts_fragments_and_errors_back() {
     });
 }
 
-fn on_the_device(test: impl Fn(&mut Stage, &Cast) + Send + 'static) {
+fn on_the_device(test: impl Fn(&mut Stage, &FamilyAddresses) + Send + 'static) {
     on_devices(&[("from_overlay", "egress0", TcAttachType::Ingress)], test);
 }
 
 #[test]
 fn late_packets_are_forwarded_as_by_a_router() {
     on_the_device(|stage, cast| {
-        let wire = Wire::of("out0");
+        let wire = FarEnd::of("out0");
         hand_over(stage, cast, HandoverStage::Leaving);
         stage.add_node(THIRD);
         let inner = packet(cast.remote_pod, cast.world, 4000, 80);
@@ -222,7 +222,7 @@ fn late_packets_are_forwarded_as_by_a_router() {
 #[test]
 fn the_new_owner_translates_what_the_old_owner_passes_on() {
     on_the_device(|stage, cast| {
-        let (wire, pods) = (Wire::of("out0"), Wire::of("pods0"));
+        let (wire, pods) = (FarEnd::of("out0"), FarEnd::of("pods0"));
         hand_over(stage, cast, HandoverStage::Arriving);
         stage.add_node(THIRD);
         stage.move_subnets(cast, addr(V4.node), addr(THIRD));

@@ -3,9 +3,9 @@
 use egress_common::abi::{Family, NODE_MARK, NatEntry, Origin, Tuple, Verdict};
 
 use crate::aging::now_ns;
-use crate::cast::{Cast, addr};
-use crate::frames::{ACK, Body, L3, Packet, SYN, ip, packet};
-use crate::stage::{FROM_NETDEV, FROM_POD, NEXT, Run, Stage, TO_NETDEV, UPLINK_MAC, both};
+use crate::cast::{FamilyAddresses, addr};
+use crate::frames::{ACK, Body, FrameSpec, L3, SYN, ip, packet};
+use crate::stage::{FROM_NETDEV, FROM_POD, NEXT, Stage, TO_NETDEV, TestRun, UPLINK_MAC, both};
 
 /// Every error that is translated: the first two bytes and the last four of its header.
 fn kinds(family: Family) -> Vec<Body> {
@@ -33,7 +33,7 @@ fn kinds(family: Family) -> Vec<Body> {
 }
 
 /// An error that quotes so many bytes after the network header.
-fn error(from: &str, to: &str, kind: Body, quoted: &Packet, l4: usize) -> Packet {
+fn error(from: &str, to: &str, kind: Body, quoted: &FrameSpec, l4: usize) -> FrameSpec {
     let whole = quoted.frame();
     let header = if quoted.from.is_ipv4() { 20 } else { 40 } + 8 * usize::from(quoted.options);
     let content = whole[L3..whole.len().min(L3 + header + l4)].to_vec();
@@ -41,7 +41,7 @@ fn error(from: &str, to: &str, kind: Body, quoted: &Packet, l4: usize) -> Packet
 }
 
 /// The same, as the router sends it to this node.
-pub(crate) fn arriving(from: &str, to: &str, kind: Body, quoted: &Packet, l4: usize) -> Packet {
+pub(crate) fn arriving(from: &str, to: &str, kind: Body, quoted: &FrameSpec, l4: usize) -> FrameSpec {
     error(from, to, kind, quoted, l4).with(|packet| packet.dmac = UPLINK_MAC)
 }
 
@@ -56,7 +56,7 @@ fn shown(stage: &Stage, from: &str, port: u16) -> u16 {
 }
 
 /// The pod's packet, and its translated form: with a system port, which is always changed.
-fn sent(stage: &mut Stage, cast: &Cast, port: u16, body: Body) -> (Packet, Packet) {
+fn sent(stage: &mut Stage, cast: &FamilyAddresses, port: u16, body: Body) -> (FrameSpec, FrameSpec) {
     let sent = packet(cast.pod, cast.world, port, 80).body(body);
     stage.run_frame(&FROM_POD, &sent.frame(), Verdict::SnatHere);
     let outside = sent.snat(cast.egress, shown(stage, cast.pod, port)).hop();
@@ -70,7 +70,7 @@ fn errors_from_any_router_reach_the_pod_whose_packet_they_quote() {
             let (inside, outside) = sent(stage, cast, port, body);
             for (kind, router) in kinds(cast.family).into_iter().zip([cast.router, cast.world].into_iter().cycle()) {
                 for options in [0, 1] {
-                    let with = |packet: &Packet| packet.clone().with(|packet| packet.options = options);
+                    let with = |packet: &FrameSpec| packet.clone().with(|packet| packet.options = options);
                     for l4 in [8, 20, 100] {
                         let icmp_error = arriving(router, cast.egress, kind, &with(&outside), l4);
                         let expected = arriving(router, cast.pod, kind, &with(&inside), l4).hop();
@@ -89,7 +89,7 @@ fn a_quoted_checksum_that_covers_other_fragments_is_left() {
     both(|stage, cast| {
         let (inside, outside) = sent(stage, cast, 22, Body::Sctp(1));
         let at = if cast.family == Family::V4 { 20 } else { 48 } + 8;
-        let first = |packet: &Packet| {
+        let first = |packet: &FrameSpec| {
             packet.clone().with(|packet| (packet.dont_fragment, packet.fragment) = (false, (0, true))).frame()[L3..]
                 .to_vec()
         };
@@ -218,7 +218,7 @@ fn an_error_of_a_pod_about_no_flow_is_dropped() {
 #[test]
 fn errors_about_marked_packets_are_translated_both_ways() {
     both(|stage, cast| {
-        let marked = Run { mark: NODE_MARK, ..TO_NETDEV };
+        let marked = TestRun { mark: NODE_MARK, ..TO_NETDEV };
         for (port, body) in (4000..).zip([Body::Udp, Body::Tcp(SYN), Body::EchoRequest]) {
             let sent = packet(cast.pod, cast.other_node, port, 80).body(body);
             stage.run_frame(&marked, &sent.frame(), Verdict::NodeSnat);

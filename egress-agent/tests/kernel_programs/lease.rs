@@ -6,13 +6,13 @@ use aya::programs::TcAttachType;
 use egress_common::abi::{Family, HandoverStage, Lease, Verdict};
 use nix::time::{ClockId, clock_gettime};
 
-use crate::cast::{Cast, V4, addr};
-use crate::frames::{ACK, Packet, packet};
-use crate::from_overlay::{Wire, arrives, is, on_devices, wrapped};
+use crate::cast::{FamilyAddresses, V4, addr};
+use crate::frames::{ACK, FrameSpec, packet};
+use crate::from_overlay::{FarEnd, arrives, is, on_devices, wrapped};
 use crate::neighbours::asks_for;
 use crate::races::{CPUS, pin};
 use crate::stage::{
-    FROM_NETDEV, FROM_POD, NEXT, REDIRECT, REDIRECTED, Ran, Run, SHOT, Stage, TO_NETDEV, UPLINK_MAC, WAITING, both,
+    FROM_NETDEV, FROM_POD, NEXT, REDIRECT, REDIRECTED, Ran, SHOT, Stage, TO_NETDEV, TestRun, UPLINK_MAC, WAITING, both,
     test_run,
 };
 
@@ -21,7 +21,7 @@ const STALL: Duration = Duration::from_secs(20);
 const HOUR: Duration = Duration::from_secs(3600);
 
 /// Both families, each beginning with a lease.
-fn each(test: impl Fn(&mut Stage, &Cast) + Send + 'static) {
+fn each(test: impl Fn(&mut Stage, &FamilyAddresses) + Send + 'static) {
     both(move |stage, cast| {
         stage.set_lease(Lease::ENDLESS);
         test(stage, cast);
@@ -51,11 +51,11 @@ fn beat_ago(stage: &mut Stage, time: Duration) -> Lease {
     lease
 }
 
-fn out(cast: &Cast) -> Packet {
+fn out(cast: &FamilyAddresses) -> FrameSpec {
     packet(cast.pod, cast.world, 4000, 80)
 }
 
-fn back(cast: &Cast) -> Packet {
+fn back(cast: &FamilyAddresses) -> FrameSpec {
     packet(cast.world, cast.egress, 80, 4000).with(|packet| packet.dmac = UPLINK_MAC)
 }
 
@@ -148,7 +148,7 @@ fn packets_without_an_egress_ip_need_no_lease() {
         stage.run_frame(&FROM_NETDEV, &back(cast).frame(), Verdict::ReplyHere);
         stage.run_frame(&FROM_POD, &packet(cast.away_pod, cast.world, 1, 2).frame(), Verdict::ToGateway);
         stage.run_frame(&FROM_POD, &packet(cast.pod, cast.other_node, 1, 2).frame(), Verdict::MarkedNode);
-        let marked = Run { mark: egress_common::abi::NODE_MARK, ..TO_NETDEV };
+        let marked = TestRun { mark: egress_common::abi::NODE_MARK, ..TO_NETDEV };
         stage.run_frame(&marked, &packet(cast.pod, cast.other_node, 1, 2).frame(), Verdict::NodeSnat);
         stage.passes(&FROM_POD, &packet(cast.known_pod, cast.world, 1, 2), Verdict::NotSelected);
     });
@@ -179,7 +179,7 @@ fn no_error_leaves_from_the_address() {
 #[test]
 fn pods_of_other_nodes_get_no_egress_ip() {
     on_devices(&[("from_overlay", "egress0", TcAttachType::Ingress)], |stage, cast| {
-        let wire = Wire::of("out0");
+        let wire = FarEnd::of("out0");
         let sent = packet(cast.remote_pod, cast.world, 4000, 80);
         let frame = wrapped(V4.other_node, cast.here, &sent);
         assert_eq!(arrives(stage, &wire, &frame), is(Verdict::SnatForNode));
@@ -226,7 +226,7 @@ fn a_fragment_that_waited_needs_a_lease_when_it_leaves() {
         let ran = stage.run_frame(&FROM_POD, &out(cast).frame(), Verdict::SnatHere);
         assert_eq!(ran.priority, WAITING);
         assert_eq!(ran.mark, cast.here);
-        let waited = Run { priority: ran.priority, mark: ran.mark, ..TO_NETDEV };
+        let waited = TestRun { priority: ran.priority, mark: ran.mark, ..TO_NETDEV };
         assert_eq!(stage.run_frame(&waited, &ran.frame, Verdict::NotOurs), Ran::plain(NEXT, ran.frame.clone(), 0));
         stage.set_lease(Lease::EXPIRED);
         assert_eq!(stage.run_frame(&waited, &ran.frame, Verdict::LeaseExpired).action, SHOT);
@@ -255,7 +255,7 @@ fn a_fragment_that_waited_needs_a_lease_when_it_leaves() {
         let sent = stage.run_frame(&FROM_POD, &packet(cast.away_pod, cast.world, 1, 2).frame(), Verdict::ToGateway);
         stage.set_lease(Lease::EXPIRED);
         assert_eq!(sent.priority, REDIRECTED);
-        let signed = Run { priority: sent.priority, ..TO_NETDEV };
+        let signed = TestRun { priority: sent.priority, ..TO_NETDEV };
         assert_eq!(stage.run_frame(&signed, &sent.frame, Verdict::NotOurs).action, NEXT);
     });
 }

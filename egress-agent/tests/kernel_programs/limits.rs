@@ -7,7 +7,9 @@ use crate::cast::{V4, V6, addr};
 use crate::frames::{Body, SYN, packet};
 use crate::races::{has_both_cpus, pin};
 use crate::skips::skipped;
-use crate::stage::{FROM_NETDEV, FROM_POD, REDIRECT, Run, TO_NETDEV, TO_POD, both, on_stage, on_stage_with, test_run};
+use crate::stage::{
+    FROM_NETDEV, FROM_POD, REDIRECT, TO_NETDEV, TO_POD, TestRun, both, on_stage, on_stage_with, test_run,
+};
 
 #[test]
 fn without_a_configuration_everything_passes() {
@@ -70,7 +72,7 @@ fn a_full_inbound_map_translates_no_answer() {
 fn every_port_is_used_before_a_search_fails() {
     both(|stage, cast| {
         stage.configure(|config| (config.node_ports.first, config.node_ports.last) = (61000, 61004));
-        let marked = Run { mark: NODE_MARK, ..TO_NETDEV };
+        let marked = TestRun { mark: NODE_MARK, ..TO_NETDEV };
         for body in [Body::Udp, Body::Tcp(SYN), Body::EchoRequest] {
             let sent = |port| packet(cast.pod, cast.other_node, port, 80).body(body);
             for port in 4000..4005 {

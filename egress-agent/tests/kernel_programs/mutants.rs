@@ -7,7 +7,7 @@ use crate::cast::{V4, V6};
 use crate::frames::{Body, SYN, ip, octets, packet};
 use crate::slow_guest::rounds;
 use crate::stage::{
-    FROM_NETDEV, FROM_POD, NEXT, REDIRECT, Ran, Run, SHOT, Stage, TO_NETDEV, TO_POD, UPLINK_MAC, on_stage, test_run,
+    FROM_NETDEV, FROM_POD, NEXT, REDIRECT, Ran, SHOT, Stage, TO_NETDEV, TO_POD, TestRun, UPLINK_MAC, on_stage, test_run,
 };
 
 const ROUNDS: u32 = 4000;
@@ -31,7 +31,7 @@ impl Numbers {
 }
 
 /// Valid frames of the hooks.
-fn seeds() -> Vec<(Run, Vec<u8>)> {
+fn seeds() -> Vec<(TestRun, Vec<u8>)> {
     let mut seeds = Vec::new();
     for cast in [V4, V6] {
         for body in [Body::Udp, Body::Tcp(SYN), Body::EchoRequest, Body::Unreachable] {
@@ -60,7 +60,7 @@ fn action_of(verdict: Verdict) -> i32 {
     }
 }
 
-fn check(stage: &mut Stage, run: &Run, frame: &[u8]) {
+fn check(stage: &mut Stage, run: &TestRun, frame: &[u8]) {
     let before = stage.counts();
     let Ran { action, frame: out, .. } = test_run(stage.program(run.program), run, frame);
     let moved: Vec<_> = stage.moved(&before).into_iter().collect();

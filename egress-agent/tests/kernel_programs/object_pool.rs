@@ -24,14 +24,14 @@ const FOLDER: &str = "EGRESS_TEST_KEPT";
 static KEPT: Mutex<Vec<Stage>> = Mutex::new(Vec::new());
 
 /// Source of a stage's programs and maps.
-pub(crate) enum Object {
+pub(crate) enum LoadedObject {
     /// Each program is loaded at its first use.
     Own(Ebpf),
     /// Another process has loaded all of them.
     Pinned { maps: BTreeMap<String, Map>, programs: BTreeMap<String, SchedClassifier> },
 }
 
-impl Object {
+impl LoadedObject {
     pub(crate) fn take_map(&mut self, name: &str) -> Option<Map> {
         match self {
             Self::Own(ebpf) => ebpf.take_map(name),
@@ -137,7 +137,7 @@ fn unpinned(folder: &Path) -> Option<Stage> {
     let programs = files(&programs(folder))?.into_iter().map(|(name, path)| (name, program(path))).collect();
     remove(folder);
     let facts: Vec<_> = maps.iter().map(|(name, map)| (name.clone(), info(map))).collect();
-    Some(Stage::of(Object::Pinned { maps, programs }, &facts))
+    Some(Stage::of(LoadedObject::Pinned { maps, programs }, &facts))
 }
 
 fn files(folder: &Path) -> Option<Vec<(String, PathBuf)>> {

@@ -2,9 +2,9 @@
 
 use egress_common::abi::{Family, NODE_MARK, Verdict};
 
-use crate::cast::Cast;
-use crate::frames::{Body, L3, Packet, packet};
-use crate::stage::{FROM_NETDEV, FROM_POD, NEXT, Run, TO_NETDEV, UPLINK_MAC, both};
+use crate::cast::FamilyAddresses;
+use crate::frames::{Body, FrameSpec, L3, packet};
+use crate::stage::{FROM_NETDEV, FROM_POD, NEXT, TO_NETDEV, TestRun, UPLINK_MAC, both};
 
 /// The chunk that begins an association.
 const SCTP: Body = Body::Sctp(1);
@@ -13,7 +13,7 @@ const AH: Body = Body::Other(51);
 const DCCP: Body = Body::Other(33);
 const UDP_LITE: Body = Body::Other(136);
 
-fn arriving(cast: &Cast, sport: u16, dport: u16, body: Body) -> Packet {
+fn arriving(cast: &FamilyAddresses, sport: u16, dport: u16, body: Body) -> FrameSpec {
     packet(cast.world, cast.egress, sport, dport).body(body).with(|packet| packet.dmac = UPLINK_MAC)
 }
 
@@ -30,7 +30,7 @@ fn protocols_with_ports_are_translated_both_ways_with_right_checksums() {
 #[test]
 fn gso_packets_larger_than_the_mtu_pass() {
     both(|stage, cast| {
-        let ready = Run { gso_size: 0xffff, ..FROM_POD };
+        let ready = TestRun { gso_size: 0xffff, ..FROM_POD };
         let sent = packet(cast.pod, cast.world, 4000, 80).body(SCTP).with(|packet| packet.data = 3000);
         stage.drops(&FROM_POD, &sent, Verdict::MtuExceeded);
         stage.forwards(&ready, &sent, Verdict::SnatHere, &sent.snat(cast.egress, 4000).hop());
@@ -79,7 +79,7 @@ fn a_protocol_without_ports_serves_one_pod() {
 #[test]
 fn protocols_without_ports_get_no_node_address() {
     both(|stage, cast| {
-        let marked = Run { mark: NODE_MARK, ..TO_NETDEV };
+        let marked = TestRun { mark: NODE_MARK, ..TO_NETDEV };
         let sent = |port, body| packet(cast.pod, cast.other_node, port, 80).body(body);
         stage.drops(&marked, &sent(4000, GRE), Verdict::ProtocolTaken);
         let ran = stage.run_frame(&marked, &sent(61234, SCTP).frame(), Verdict::NodeSnat);
@@ -131,7 +131,7 @@ fn source_routed_packets_are_dropped() {
             }
         }
         stage.run_frame(&FROM_POD, &frame, Verdict::SourceRouted);
-        let marked = Run { mark: NODE_MARK, ..TO_NETDEV };
+        let marked = TestRun { mark: NODE_MARK, ..TO_NETDEV };
         let mut frame = packet(cast.pod, cast.other_node, 4000, 80).with(|packet| packet.options = 1).frame();
         if cast.family == Family::V6 {
             frame[20] = 43;
@@ -142,7 +142,7 @@ fn source_routed_packets_are_dropped() {
 }
 
 /// The packet with so many destination options headers of eight bytes each.
-fn chained(packet: &Packet, count: usize) -> Vec<u8> {
+fn chained(packet: &FrameSpec, count: usize) -> Vec<u8> {
     let mut frame = packet.frame();
     let last = frame[20];
     let mut chain = [60, 0, 1, 4, 0, 0, 0, 0].repeat(count);

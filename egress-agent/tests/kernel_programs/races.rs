@@ -15,11 +15,11 @@ use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 
 use crate::aging::keys;
-use crate::cast::{Cast, addr};
-use crate::frames::{Body, Packet, SYN, packet};
+use crate::cast::{FamilyAddresses, addr};
+use crate::frames::{Body, FrameSpec, SYN, packet};
 use crate::skips::skipped;
 use crate::slow_guest;
-use crate::stage::{FROM_POD, REDIRECT, Ran, Run, SWEEP, Stage, both, test_run};
+use crate::stage::{FROM_POD, REDIRECT, Ran, SWEEP, Stage, TestRun, both, test_run};
 
 pub(crate) fn rounds() -> u16 {
     u16::try_from(slow_guest::rounds(3000)).expect("no more than there are ports")
@@ -31,8 +31,8 @@ pub(crate) const CPUS: [usize; 2] = [0, 1];
 #[derive(Clone, Copy)]
 struct Race<'a> {
     program: &'a SchedClassifier,
-    run: &'a Run,
-    packet: &'a (dyn Fn(u16) -> Packet + Sync),
+    run: &'a TestRun,
+    packet: &'a (dyn Fn(u16) -> FrameSpec + Sync),
     arrived: &'a AtomicUsize,
 }
 
@@ -69,7 +69,7 @@ pub(crate) fn has_both_cpus() -> bool {
 }
 
 /// Races the packets; returns each CPU's results in order.
-fn run_both(stage: &mut Stage, run: &Run, packet: impl Fn(u16) -> Packet + Sync) -> [Vec<Ran>; 2] {
+fn run_both(stage: &mut Stage, run: &TestRun, packet: impl Fn(u16) -> FrameSpec + Sync) -> [Vec<Ran>; 2] {
     let arrived = AtomicUsize::new(0);
     let race = Race { program: stage.program(run.program), run, packet: &packet, arrived: &arrived };
     std::thread::scope(|scope| {
@@ -79,7 +79,7 @@ fn run_both(stage: &mut Stage, run: &Run, packet: impl Fn(u16) -> Packet + Sync)
 }
 
 /// Races the packets and checks the results.
-fn race(stage: &mut Stage, run: &Run, packet: impl Fn(u16) -> Packet + Sync) {
+fn race(stage: &mut Stage, run: &TestRun, packet: impl Fn(u16) -> FrameSpec + Sync) {
     let before = stage.counts();
     let [one, other] = run_both(stage, run, packet);
     for (round, (one, other)) in one.iter().zip(&other).enumerate() {
@@ -93,7 +93,7 @@ fn race(stage: &mut Stage, run: &Run, packet: impl Fn(u16) -> Packet + Sync) {
 }
 
 /// A packet of every round's own flow; all have the destination's port for the round's thousand.
-fn of_round(from: &str, cast: &Cast, body: Body, round: u16) -> Packet {
+fn of_round(from: &str, cast: &FamilyAddresses, body: Body, round: u16) -> FrameSpec {
     packet(from, cast.world, 10_000 + round, 80).body(body)
 }
 
@@ -135,7 +135,7 @@ fn one_nat_entry_where_both_search() {
 }
 
 /// The policy gets another address, served here too, while its flows run.
-fn move_address(stage: &mut Stage, cast: &Cast) {
+fn move_address(stage: &mut Stage, cast: &FamilyAddresses) {
     stage.own(cast.here, cast.away_egress);
     let policy =
         PolicyEntry::with_slots(WhenEmpty::Drop, &[PolicySlot::here(addr(cast.away_egress))]).expect("one slot");
@@ -143,7 +143,7 @@ fn move_address(stage: &mut Stage, cast: &Cast) {
 }
 
 /// Begins the flow of every round.
-fn begin(stage: &mut Stage, cast: &Cast, pod: &str) {
+fn begin(stage: &mut Stage, cast: &FamilyAddresses, pod: &str) {
     for round in 0..rounds() {
         let sent = of_round(pod, cast, Body::Udp, round);
         assert_eq!(test_run(stage.program(FROM_POD.program), &FROM_POD, &sent.frame()).action, REDIRECT);
@@ -151,7 +151,7 @@ fn begin(stage: &mut Stage, cast: &Cast, pod: &str) {
 }
 
 /// Races the flows of a pod whose address has changed; a packet may be lost, a key may not.
-fn race_moved(stage: &mut Stage, cast: &Cast, keys: usize) {
+fn race_moved(stage: &mut Stage, cast: &FamilyAddresses, keys: usize) {
     let before = stage.counts();
     run_both(stage, &FROM_POD, |round| of_round(cast.pod, cast, Body::Udp, round));
     let moved = stage.moved(&before);

@@ -3,23 +3,25 @@
 use egress_common::abi::{NODE_MARK, NatEntry, Origin, Tuple, Verdict};
 
 use crate::aging::now_ns;
-use crate::cast::{Cast, addr};
-use crate::frames::{ACK, Body, Packet, SYN, packet};
-use crate::stage::{FROM_NETDEV, FROM_POD, MGMT_MAC, NEXT, POD_MAC, Run, Stage, TO_NETDEV, TO_POD, UPLINK_MAC, both};
+use crate::cast::{FamilyAddresses, addr};
+use crate::frames::{ACK, Body, FrameSpec, SYN, packet};
+use crate::stage::{
+    FROM_NETDEV, FROM_POD, MGMT_MAC, NEXT, POD_MAC, Stage, TO_NETDEV, TO_POD, TestRun, UPLINK_MAC, both,
+};
 
 /// As the router sends it to this node.
-fn arriving(from: &str, to: &str, sport: u16, dport: u16) -> Packet {
+fn arriving(from: &str, to: &str, sport: u16, dport: u16) -> FrameSpec {
     packet(from, to, sport, dport).with(|packet| packet.dmac = UPLINK_MAC)
 }
 
 /// Begins a flow of the pod, and returns its answer.
-fn begin(stage: &mut Stage, cast: &Cast, port: u16, body: Body) -> Packet {
+fn begin(stage: &mut Stage, cast: &FamilyAddresses, port: u16, body: Body) -> FrameSpec {
     let sent = packet(cast.pod, cast.world, port, 80).body(body);
     stage.run_frame(&FROM_POD, &sent.frame(), Verdict::SnatHere);
     answer(cast, port, body)
 }
 
-fn answer(cast: &Cast, port: u16, body: Body) -> Packet {
+fn answer(cast: &FamilyAddresses, port: u16, body: Body) -> FrameSpec {
     match body {
         Body::EchoRequest => arriving(cast.world, cast.egress, port, 0).body(Body::EchoReply),
         Body::Tcp(_) => arriving(cast.world, cast.egress, 80, port).tcp(SYN | ACK),
@@ -60,7 +62,7 @@ fn a_changed_port_is_changed_back() {
 }
 
 /// Moves the pod of every mapping to another node.
-fn move_away(stage: &mut Stage, cast: &Cast) {
+fn move_away(stage: &mut Stage, cast: &FamilyAddresses) {
     for (key, (tuple, mapping)) in stage.mappings() {
         let made = NatEntry::new(mapping.other, Origin::Remote, addr(cast.other_node), mapping.egress_id, now_ns());
         stage.nat.insert(tuple, made.sealed(&tuple), 0).unwrap_or_else(|error| panic!("{key}: {error}"));
@@ -123,7 +125,7 @@ fn the_hosts_traffic_is_untouched() {
 fn marked_packets_get_the_node_address_and_answers_are_reversed() {
     both(|stage, cast| {
         for (port, body) in (4000..).zip([Body::Udp, Body::Tcp(SYN), Body::EchoRequest]) {
-            let marked = Run { mark: NODE_MARK, ..TO_NETDEV };
+            let marked = TestRun { mark: NODE_MARK, ..TO_NETDEV };
             let sent = packet(cast.pod, cast.other_node, port, 80).body(body);
             let ran = stage.run_frame(&marked, &sent.frame(), Verdict::NodeSnat);
             let is_ours = |key: &Tuple| key.saddr == addr(cast.pod) && key.sport() == port;

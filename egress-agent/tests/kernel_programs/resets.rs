@@ -4,11 +4,11 @@ use egress_common::abi::{Direction, PodEntry, PolicyEntry, PolicyEntryKey, Polic
 use egress_common::decide::limit::{ANSWER_STEP_NS, ANSWERS_AT_ONCE};
 use egress_common::decide::phase::{self, Phase};
 
-use crate::cast::{Cast, addr};
+use crate::cast::{FamilyAddresses, addr};
 use crate::expiry::TIMEOUTS;
-use crate::frames::{ACK, Body, FIN, Packet, RST, SYN, checksum, octets, packet};
+use crate::frames::{ACK, Body, FIN, FrameSpec, RST, SYN, checksum, octets, packet};
 use crate::stage::{
-    FROM_NETDEV, FROM_POD, NEXT, REDIRECT, Ran, Run, Stage, TO_NETDEV, TO_POD, UPLINK_MAC, both, now_ns,
+    FROM_NETDEV, FROM_POD, NEXT, REDIRECT, Ran, Stage, TO_NETDEV, TO_POD, TestRun, UPLINK_MAC, both, now_ns,
 };
 
 /// Sequence numbers of all segments (`frames`).
@@ -16,7 +16,7 @@ const SEQUENCE: u32 = 2;
 const ACKNOWLEDGED: u32 = 2;
 
 /// The reset to the sender of the packet.
-pub(crate) fn reset_of(packet: &Packet) -> Vec<u8> {
+pub(crate) fn reset_of(packet: &FrameSpec) -> Vec<u8> {
     let Body::Tcp(flags) = packet.body else { panic!("no segment: {packet:?}") };
     let (sequence, acknowledged, kind) = if flags & ACK != 0 {
         (ACKNOWLEDGED, 0, RST)
@@ -56,33 +56,33 @@ pub(crate) fn reset_of(packet: &Packet) -> Vec<u8> {
     frame
 }
 
-fn out(cast: &Cast, flags: u8) -> Packet {
+fn out(cast: &FamilyAddresses, flags: u8) -> FrameSpec {
     packet(cast.pod, cast.world, 4000, 80).tcp(flags)
 }
 
 /// The pod gets a reset, without other effects.
-fn is_reset(stage: &mut Stage, run: &Run, packet: &Packet) {
+fn is_reset(stage: &mut Stage, run: &TestRun, packet: &FrameSpec) {
     let ran = stage.run_frame(run, &packet.frame(), Verdict::CutAnswered);
     assert_eq!(ran, Ran::plain(REDIRECT, reset_of(packet), 0), "{packet:?}");
 }
 
-fn open(stage: &mut Stage, cast: &Cast) {
+fn open(stage: &mut Stage, cast: &FamilyAddresses) {
     for flags in [SYN, ACK] {
         stage.run_frame(&FROM_POD, &out(cast, flags).frame(), Verdict::SnatHere);
     }
 }
 
-fn deselect(stage: &mut Stage, cast: &Cast) {
+fn deselect(stage: &mut Stage, cast: &FamilyAddresses) {
     let entry = PodEntry::known().with_cut_until(now_ns() + 60_000_000_000);
     stage.put_pod(cast.pod, entry);
 }
 
-fn put_slots(stage: &mut Stage, cast: &Cast, slots: &[PolicySlot]) {
+fn put_slots(stage: &mut Stage, cast: &FamilyAddresses, slots: &[PolicySlot]) {
     let policy = PolicyEntry::with_slots(WhenEmpty::Drop, slots).expect("few slots");
     stage.policy.insert(PolicyEntryKey::new(cast.here, cast.family), policy, 0).expect("a policy");
 }
 
-fn phase_of(stage: &Stage, cast: &Cast) -> Phase {
+fn phase_of(stage: &Stage, cast: &FamilyAddresses) -> Phase {
     let key = Tuple::new(Direction::Egress, addr(cast.pod), addr(cast.world), 4000, 80, 6);
     phase::flow(&stage.flows.get(&key, 0).expect("a flow"))
 }
@@ -103,7 +103,7 @@ fn a_pod_whose_address_was_removed_gets_a_reset() {
         assert_eq!(phase_of(stage, cast), Phase::Closing, "as the reset of anybody else");
         // A GSO packet gets one answer.
         let many = out(cast, ACK).with(|packet| packet.data = 3000);
-        is_reset(stage, &Run { gso_size: 1400, ..FROM_POD }, &many);
+        is_reset(stage, &TestRun { gso_size: 1400, ..FROM_POD }, &many);
         stage.drops(&FROM_POD, &out(cast, RST), Verdict::AddressGone);
         stage.drops(&FROM_POD, &out(cast, RST | ACK), Verdict::AddressGone);
         // It begins again with a new address.
@@ -132,7 +132,7 @@ fn a_deselected_pod_gets_a_reset() {
 }
 
 /// A fragment, by its offset and whether more follow.
-fn piece(whole: &Packet, fragment: (u16, bool)) -> Packet {
+fn piece(whole: &FrameSpec, fragment: (u16, bool)) -> FrameSpec {
     whole.clone().with(|packet| {
         (packet.fragment, packet.data, packet.dont_fragment) = (fragment, 800, false);
     })
@@ -205,7 +205,7 @@ fn a_flow_to_another_node_keeps_the_node_address() {
         let sent = |flags| packet(cast.pod, cast.other_node, 4000, 80).tcp(flags);
         let marked = |stage: &mut Stage, flags| {
             let ran = stage.run_frame(&FROM_POD, &sent(flags).frame(), Verdict::MarkedNode);
-            let left = stage.run_frame(&Run { mark: ran.mark, ..TO_NETDEV }, &ran.frame, Verdict::NodeSnat);
+            let left = stage.run_frame(&TestRun { mark: ran.mark, ..TO_NETDEV }, &ran.frame, Verdict::NodeSnat);
             assert_eq!((ran.action, left.action), (NEXT, NEXT));
             left.frame
         };

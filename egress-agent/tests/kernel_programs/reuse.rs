@@ -14,7 +14,7 @@ use aya::programs::SchedClassifier;
 use egress_common::abi::{Addr, Direction, Family, NatEntry, Origin, PodEntry, Tuple};
 
 use crate::aging::now_ns;
-use crate::cast::{Cast, addr};
+use crate::cast::{FamilyAddresses, addr};
 use crate::frames::{Body, packet};
 use crate::races::{has_both_cpus, pin};
 use crate::skips::skipped;
@@ -32,7 +32,7 @@ const OTHERS_PORT: u16 = 50_000;
 type Nat = HashMap<MapData, Tuple, NatEntry>;
 
 /// Both keys of a NAT entry with their values.
-fn keys(cast: &Cast, from: u16, port: u16) -> [(Tuple, NatEntry); 2] {
+fn keys(cast: &FamilyAddresses, from: u16, port: u16) -> [(Tuple, NatEntry); 2] {
     let (pod, world, egress) = (addr(cast.pod), addr(cast.world), addr(cast.egress));
     let forward = Tuple::new(Direction::Egress, pod, world, from, 80, 17);
     let reverse = Tuple::new(Direction::Ingress, world, egress, 80, port, 17);
@@ -42,7 +42,7 @@ fn keys(cast: &Cast, from: u16, port: u16) -> [(Tuple, NatEntry); 2] {
 }
 
 /// Removes and creates NAT entries until it is stopped.
-fn change_hands(nat: &mut Nat, cast: &Cast, stop: &AtomicBool) {
+fn change_hands(nat: &mut Nat, cast: &FamilyAddresses, stop: &AtomicBool) {
     let [(forward, given), (reverse, answers)] = keys(cast, OWN_PORT, GIVEN_PORT);
     let [(made_by_a_packet, _), (own_reverse, _)] = keys(cast, OWN_PORT, OWN_PORT);
     let [(other, others), _] = keys(cast, OWN_PORT + 1, OTHERS_PORT);
@@ -62,7 +62,7 @@ fn change_hands(nat: &mut Nat, cast: &Cast, stop: &AtomicBool) {
 }
 
 /// Sends packets of the flow; returns how many had the restored port, and how many their own.
-fn send(program: &SchedClassifier, cast: &Cast, stop: &AtomicBool) -> (u32, u32) {
+fn send(program: &SchedClassifier, cast: &FamilyAddresses, stop: &AtomicBool) -> (u32, u32) {
     let frame = packet(cast.pod, cast.world, OWN_PORT, 80).body(Body::Udp).frame();
     let (source, port) = match cast.family {
         Family::V4 => (26..30, 34..36),
@@ -88,7 +88,7 @@ fn send(program: &SchedClassifier, cast: &Cast, stop: &AtomicBool) -> (u32, u32)
     (given, own)
 }
 
-fn race(stage: &mut Stage, cast: &Cast) {
+fn race(stage: &mut Stage, cast: &FamilyAddresses) {
     stage.program(FROM_POD.program);
     let id = stage.ids["nat"];
     let map = Map::HashMap(MapData::from_id(id).expect("the map nat"));
@@ -124,7 +124,7 @@ fn a_nat_entry_whose_memory_is_reused_gives_no_flow_a_foreign_port() {
 }
 
 /// Rewrites the pod's entry, and then writes that of an unselected pod into the memory of the former one.
-fn replace_pods(pods: &mut HashMap<MapData, Addr, PodEntry>, cast: &Cast, stop: &AtomicBool) -> u64 {
+fn replace_pods(pods: &mut HashMap<MapData, Addr, PodEntry>, cast: &FamilyAddresses, stop: &AtomicBool) -> u64 {
     let (pod, other) = (addr(cast.pod), addr(cast.unknown_pod));
     let mut rounds = 0;
     while !stop.load(Ordering::Relaxed) {

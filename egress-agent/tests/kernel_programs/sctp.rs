@@ -2,9 +2,9 @@
 
 use egress_common::abi::{Family, NODE_MARK, Verdict};
 
-use crate::cast::Cast;
-use crate::frames::{Body, L3, Packet, packet};
-use crate::stage::{FROM_NETDEV, FROM_POD, NEXT, Run, Stage, TO_NETDEV, UPLINK_MAC, both};
+use crate::cast::FamilyAddresses;
+use crate::frames::{Body, FrameSpec, L3, packet};
+use crate::stage::{FROM_NETDEV, FROM_POD, NEXT, Stage, TO_NETDEV, TestRun, UPLINK_MAC, both};
 
 const DATA: Body = Body::Sctp(0);
 const INIT: Body = Body::Sctp(1);
@@ -13,13 +13,13 @@ const PORT: u16 = 4000;
 const SYSTEM_PORT: u16 = 700;
 
 /// The source port of a frame with simple network headers.
-fn sport(cast: &Cast, frame: &[u8]) -> u16 {
+fn sport(cast: &FamilyAddresses, frame: &[u8]) -> u16 {
     let at = L3 + if cast.family == Family::V4 { 20 } else { 40 };
     u16::from_be_bytes([frame[at], frame[at + 1]])
 }
 
 /// Two pods begin an association from one port; the one that the second of them got.
-fn begin(stage: &mut Stage, cast: &Cast) -> u16 {
+fn begin(stage: &mut Stage, cast: &FamilyAddresses) -> u16 {
     stage.select_as(cast.known_pod, cast.pod);
     let first = packet(cast.pod, cast.world, PORT, 80).body(INIT);
     stage.forwards(&FROM_POD, &first, Verdict::SnatHere, &first.snat(cast.egress, PORT).hop());
@@ -29,11 +29,11 @@ fn begin(stage: &mut Stage, cast: &Cast) -> u16 {
     shown
 }
 
-fn sent(cast: &Cast, body: Body) -> Packet {
+fn sent(cast: &FamilyAddresses, body: Body) -> FrameSpec {
     packet(cast.known_pod, cast.world, PORT, 80).body(body)
 }
 
-fn answered(cast: &Cast, port: u16, body: Body) -> Packet {
+fn answered(cast: &FamilyAddresses, port: u16, body: Body) -> FrameSpec {
     packet(cast.world, cast.egress, 80, port).body(body).with(|packet| packet.dmac = UPLINK_MAC)
 }
 
@@ -44,7 +44,8 @@ fn the_checksum_follows_the_port_both_ways() {
         for body in [DATA, Body::Sctp(10), Body::SctpUnsummed(0)] {
             for data in (0..20).chain([255, 256, 257, 511, 512, 513, 1000, 1300]) {
                 for options in [0, 1, 3] {
-                    let with = |packet: Packet| packet.with(|packet| (packet.data, packet.options) = (data, options));
+                    let with =
+                        |packet: FrameSpec| packet.with(|packet| (packet.data, packet.options) = (data, options));
                     let out = with(sent(cast, body));
                     stage.forwards(&FROM_POD, &out, Verdict::SnatHere, &out.snat(cast.egress, shown).hop());
                     let back = with(answered(cast, shown, body));
@@ -59,7 +60,7 @@ fn the_checksum_follows_the_port_both_ways() {
 fn link_padding_is_not_part_of_the_checksum() {
     both(|stage, cast| {
         let shown = begin(stage, cast);
-        let padded = |packet: &Packet| [packet.frame(), vec![0xa5; 10]].concat();
+        let padded = |packet: &FrameSpec| [packet.frame(), vec![0xa5; 10]].concat();
         let out = sent(cast, DATA).with(|packet| packet.data = 3);
         let ran = stage.run_frame(&FROM_POD, &padded(&out), Verdict::SnatHere);
         assert_eq!(ran.frame[L3..], padded(&out.snat(cast.egress, shown).hop())[L3..]);
@@ -74,7 +75,7 @@ fn a_wrong_checksum_stays_wrong() {
     both(|stage, cast| {
         let shown = begin(stage, cast);
         let at = L3 + if cast.family == Family::V4 { 20 } else { 40 } + 8;
-        let spoilt = |packet: &Packet| {
+        let spoilt = |packet: &FrameSpec| {
             let mut frame = packet.frame();
             frame[at] ^= 0x40;
             frame
@@ -91,10 +92,10 @@ fn gso_segments_get_the_port_and_no_checksum() {
     both(|stage, cast| {
         let shown = begin(stage, cast);
         let out = sent(cast, Body::SctpUnsummed(0)).with(|packet| packet.data = 3000);
-        let ready = Run { gso_size: 0xffff, ..FROM_POD };
+        let ready = TestRun { gso_size: 0xffff, ..FROM_POD };
         stage.forwards(&ready, &out, Verdict::SnatHere, &out.snat(cast.egress, shown).hop());
         let back = answered(cast, shown, Body::SctpUnsummed(0)).with(|packet| packet.data = 3000);
-        let ready = Run { gso_size: 0xffff, ..FROM_NETDEV };
+        let ready = TestRun { gso_size: 0xffff, ..FROM_NETDEV };
         stage.forwards(&ready, &back, Verdict::ReplyHere, &back.dnat(cast.known_pod, PORT).hop());
     });
 }
@@ -103,7 +104,7 @@ fn gso_segments_get_the_port_and_no_checksum() {
 fn a_fragmented_message_keeps_its_port_or_is_dropped() {
     both(|stage, cast| {
         let shown = begin(stage, cast);
-        let cut = |packet: Packet, at: u16, more| {
+        let cut = |packet: FrameSpec, at: u16, more| {
             packet.with(|packet| (packet.dont_fragment, packet.fragment) = (false, (at, more)))
         };
         let kept = cut(packet(cast.pod, cast.world, PORT, 80).body(DATA), 0, true);
@@ -151,7 +152,7 @@ fn a_header_without_a_chunk_is_truncated() {
 #[test]
 fn on_the_node_address_it_gets_a_port_of_the_nat_range() {
     both(|stage, cast| {
-        let marked = Run { mark: NODE_MARK, ..TO_NETDEV };
+        let marked = TestRun { mark: NODE_MARK, ..TO_NETDEV };
         let out = packet(cast.pod, cast.other_node, PORT, 80).body(INIT);
         let ran = stage.run_frame(&marked, &out.frame(), Verdict::NodeSnat);
         let shown = sport(cast, &ran.frame);

@@ -16,10 +16,10 @@ use egress_common::abi::{
 use egress_common::decide::to_pod::SETTLE_NS;
 use nix::sched::{CloneFlags, unshare};
 
-use crate::cast::{Cast, V4, V6, addr};
-use crate::frames::Packet;
+use crate::cast::{FamilyAddresses, V4, V6, addr};
+use crate::frames::FrameSpec;
 use crate::object::bytes;
-use crate::object_pool::{self, Object};
+use crate::object_pool::{self, LoadedObject};
 use crate::skips::skipped;
 
 pub(crate) use crate::aging::*;
@@ -31,7 +31,7 @@ pub(crate) const HELD: usize = 2048;
 
 /// The loaded object and its maps.
 pub(crate) struct Stage {
-    pub(crate) object: Object,
+    pub(crate) object: LoadedObject,
     pub(crate) config: Array<MapData, Config>,
     lease: Array<MapData, Lease>,
     pub(crate) pods: HashMap<MapData, Addr, PodEntry>,
@@ -102,7 +102,7 @@ fn array(map: Map) -> MapData {
 }
 
 /// Runs a test body for both families on one stage.
-pub(crate) fn both(test: impl Fn(&mut Stage, &Cast) + Send + 'static) {
+pub(crate) fn both(test: impl Fn(&mut Stage, &FamilyAddresses) + Send + 'static) {
     on_stage(move |stage| {
         for cast in [V4, V6] {
             test(stage, &cast);
@@ -130,10 +130,10 @@ impl Stage {
         }
         let ebpf = loader.load(bytes()).expect("load the object");
         let facts: Vec<_> = ebpf.maps().map(|(name, map)| (name.to_owned(), info(map))).collect();
-        Self::of(Object::Own(ebpf), &facts)
+        Self::of(LoadedObject::Own(ebpf), &facts)
     }
 
-    pub(crate) fn of(mut object: Object, facts: &[(String, MapInfo)]) -> Self {
+    pub(crate) fn of(mut object: LoadedObject, facts: &[(String, MapInfo)]) -> Self {
         let mut take = |name: &str| object.take_map(name).unwrap_or_else(|| panic!("the object has no map {name}"));
         Self {
             ids: facts.iter().map(|(name, info)| (name.clone(), info.id())).collect(),
@@ -214,7 +214,7 @@ impl Stage {
     }
 
     /// Writes the agent's entries for a cast; existing entries are overwritten.
-    pub(crate) fn fill(&mut self, cast: &Cast) {
+    pub(crate) fn fill(&mut self, cast: &FamilyAddresses) {
         let (node, other) = (addr(V4.node), addr(V4.other_node));
         for (pod, entry) in [
             (cast.pod, PodEntry::selected(cast.here, 0)),
@@ -266,7 +266,7 @@ impl Stage {
     }
 
     /// Rewrites the nodes of the pod subnets.
-    pub(crate) fn move_subnets(&mut self, cast: &Cast, own: Addr, other: Addr) {
+    pub(crate) fn move_subnets(&mut self, cast: &FamilyAddresses, own: Addr, other: Addr) {
         let length = if cast.family == Family::V4 { 120 } else { 64 };
         for (at, of) in [(cast.pod, own), (cast.remote_pod, other)] {
             let prefix = ClusterPrefix::new(PrefixKind::PodSubnet, of);
@@ -283,7 +283,7 @@ impl Stage {
     }
 
     /// A hand-over of the address of `here` from or to the other node; ownership is unchanged.
-    pub(crate) fn hand_over(&mut self, cast: &Cast, course: HandoverStage) {
+    pub(crate) fn hand_over(&mut self, cast: &FamilyAddresses, course: HandoverStage) {
         let owned = self.owned.get(&cast.here, 0).expect("owned");
         // All packets of the stage count as sent since then, even if loading the next program is slow. A guest may have
         // been up for less than a minute.
@@ -307,7 +307,7 @@ impl Stage {
     }
 
     /// Runs a frame; exactly one counter, the verdict's, moves by one packet and the frame's length.
-    pub(crate) fn run_frame(&mut self, run: &Run, frame: &[u8], verdict: Verdict) -> Ran {
+    pub(crate) fn run_frame(&mut self, run: &TestRun, frame: &[u8], verdict: Verdict) -> Ran {
         let before = self.counts();
         let test_run = if is_rebuilt(verdict, frame) { test_run } else { test_run_summed };
         let ran = test_run(self.program(run.program), run, frame);
@@ -319,13 +319,13 @@ impl Stage {
     }
 
     /// Runs a packet that passes unchanged.
-    pub(crate) fn passes(&mut self, run: &Run, packet: &Packet, verdict: Verdict) {
+    pub(crate) fn passes(&mut self, run: &TestRun, packet: &FrameSpec, verdict: Verdict) {
         let ran = self.run_frame(run, &packet.frame(), verdict);
         assert_eq!(ran, Ran::plain(NEXT, packet.frame(), run.mark), "{packet:?}");
     }
 
     /// Runs packets with equal outcome; counters are read once, because that takes most of the time.
-    pub(crate) fn drops_all(&mut self, run: &Run, packets: impl IntoIterator<Item = Packet>, verdict: Verdict) {
+    pub(crate) fn drops_all(&mut self, run: &TestRun, packets: impl IntoIterator<Item = FrameSpec>, verdict: Verdict) {
         let (before, mut expected) = (self.counts(), (0, 0));
         for packet in packets {
             let frame = packet.frame();
@@ -335,18 +335,18 @@ impl Stage {
         assert_eq!(self.moved(&before), BTreeMap::from([(verdict.label(), expected)]), "{run:?}");
     }
 
-    pub(crate) fn drops(&mut self, run: &Run, packet: &Packet, verdict: Verdict) {
+    pub(crate) fn drops(&mut self, run: &TestRun, packet: &FrameSpec, verdict: Verdict) {
         assert_eq!(self.run_frame(run, &packet.frame(), verdict).action, SHOT, "{packet:?}");
     }
 
     /// Runs a packet that leaves by another device, as `expected`.
-    pub(crate) fn redirects(&mut self, run: &Run, packet: &Packet, verdict: Verdict, expected: &Packet) {
+    pub(crate) fn redirects(&mut self, run: &TestRun, packet: &FrameSpec, verdict: Verdict, expected: &FrameSpec) {
         let ran = self.run_frame(run, &packet.frame(), verdict);
         assert_eq!(ran, Ran::plain(REDIRECT, expected.frame(), 0), "{packet:?}");
     }
 
     /// The same for any link addresses: cached ones are written from the second packet on.
-    pub(crate) fn forwards(&mut self, run: &Run, packet: &Packet, verdict: Verdict, expected: &Packet) {
+    pub(crate) fn forwards(&mut self, run: &TestRun, packet: &FrameSpec, verdict: Verdict, expected: &FrameSpec) {
         let mut ran = self.run_frame(run, &packet.frame(), verdict);
         ran.frame.splice(..12, [expected.dmac, expected.smac].concat());
         assert_eq!(ran, Ran::plain(REDIRECT, expected.frame(), 0), "{packet:?}");

@@ -24,7 +24,7 @@ pub(crate) const WAITING: u32 = Config::EMPTY.waiting_priority();
 
 /// Program, device and packet metadata.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Run {
+pub(crate) struct TestRun {
     pub(crate) program: &'static str,
     pub(crate) ifindex: u32,
     pub(crate) ingress_ifindex: u32,
@@ -33,15 +33,15 @@ pub(crate) struct Run {
     pub(crate) priority: u32,
 }
 
-const fn run(program: &'static str, ifindex: u32) -> Run {
-    Run { program, ifindex, ingress_ifindex: 0, mark: 0, gso_size: 0, priority: 0 }
+const fn run(program: &'static str, ifindex: u32) -> TestRun {
+    TestRun { program, ifindex, ingress_ifindex: 0, mark: 0, gso_size: 0, priority: 0 }
 }
 
-pub(crate) const FROM_POD: Run = run("from_pod", MGMT);
-pub(crate) const TO_POD: Run = run("to_pod", MGMT);
-pub(crate) const FROM_NETDEV: Run = run("from_netdev", UPLINK);
-pub(crate) const SWEEP: Run = run("sweep", 0);
-pub(crate) const TO_NETDEV: Run = Run { ingress_ifindex: MGMT, ..run("to_netdev", UPLINK) };
+pub(crate) const FROM_POD: TestRun = run("from_pod", MGMT);
+pub(crate) const TO_POD: TestRun = run("to_pod", MGMT);
+pub(crate) const FROM_NETDEV: TestRun = run("from_netdev", UPLINK);
+pub(crate) const SWEEP: TestRun = run("sweep", 0);
+pub(crate) const TO_NETDEV: TestRun = TestRun { ingress_ifindex: MGMT, ..run("to_netdev", UPLINK) };
 
 /// Result of a run. Equality ignores which of the two priorities it has, and its mark, which depend on the next hop
 /// cache.
@@ -68,7 +68,7 @@ impl Ran {
 }
 
 /// One run, without counters.
-pub(crate) fn test_run(program: &SchedClassifier, run: &Run, frame: &[u8]) -> Ran {
+pub(crate) fn test_run(program: &SchedClassifier, run: &TestRun, frame: &[u8]) -> Ran {
     run_with(program, run, frame, 0).unwrap_or_else(|error| panic!("{run:?}: {error}; {frame:02x?}"))
 }
 
@@ -76,7 +76,7 @@ pub(crate) fn test_run(program: &SchedClassifier, run: &Run, frame: &[u8]) -> Ra
 /// sum of everything behind the Ethernet header, as a device has found it). The run fails with `EBADMSG` if the output
 /// does not match its complete checksum. Used only for packets that keep their length: a helper that changes it resets
 /// the checksum, and the run compares nevertheless.
-pub(crate) fn test_run_summed(program: &SchedClassifier, run: &Run, frame: &[u8]) -> Ran {
+pub(crate) fn test_run_summed(program: &SchedClassifier, run: &TestRun, frame: &[u8]) -> Ran {
     let flags = if knows_complete_sums(program) { COMPLETE_SUM } else { 0 };
     run_with(program, run, frame, flags).unwrap_or_else(|error| panic!("{run:?}: {error}; {frame:02x?}"))
 }
@@ -139,7 +139,7 @@ impl TestRunAttr {
     }
 }
 
-fn run_with(program: &SchedClassifier, run: &Run, frame: &[u8], flags: u32) -> io::Result<Ran> {
+fn run_with(program: &SchedClassifier, run: &TestRun, frame: &[u8], flags: u32) -> io::Result<Ran> {
     let context = context(run);
     let (mut out, mut context_out) = ([0_u8; 4096], [0_u8; CONTEXT]);
     let size = |length: usize| u32::try_from(length).expect("a length");
@@ -171,7 +171,7 @@ const INGRESS_IFINDEX: usize = 36;
 const IFINDEX: usize = 40;
 const GSO_SIZE: usize = 176;
 
-fn context(run: &Run) -> [u8; CONTEXT] {
+fn context(run: &TestRun) -> [u8; CONTEXT] {
     let mut context = [0; CONTEXT];
     for (at, value) in [
         (MARK, run.mark),

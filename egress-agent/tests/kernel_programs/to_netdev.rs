@@ -3,16 +3,16 @@
 use aya::programs::TcAttachType;
 use egress_common::abi::{NODE_MARK, Verdict};
 
-use crate::frames::{ACK, Body, Packet, RST, SYN, packet};
-use crate::from_overlay::{Place, Wire, on_devices};
+use crate::frames::{ACK, Body, FrameSpec, RST, SYN, packet};
+use crate::from_overlay::{AttachPoint, FarEnd, on_devices};
 use crate::resets::reset_of;
 use crate::stage::{
-    FROM_POD, MGMT_MAC, NEXT, POD_MAC, REDIRECT, Ran, Run, SHOT, TO_NETDEV, TO_POD, UPLINK, WAITING, batch, both,
+    FROM_POD, MGMT_MAC, NEXT, POD_MAC, REDIRECT, Ran, SHOT, TO_NETDEV, TO_POD, TestRun, UPLINK, WAITING, batch, both,
     now_ns,
 };
 
-const MARKED: Run = Run { mark: NODE_MARK, ..TO_NETDEV };
-const OWN: Run = Run { ingress_ifindex: 0, ..TO_NETDEV };
+const MARKED: TestRun = TestRun { mark: NODE_MARK, ..TO_NETDEV };
+const OWN: TestRun = TestRun { ingress_ifindex: 0, ..TO_NETDEV };
 
 #[test]
 fn no_pod_leaves_with_its_own_address() {
@@ -80,13 +80,13 @@ fn no_egress_ip_leaves_that_nat_has_not_written() {
                 stage.drops(&TO_NETDEV, &spoofed, Verdict::SpoofedEgressIp);
                 stage.drops(&MARKED, &spoofed, Verdict::SpoofedEgressIp);
                 stage.passes(&OWN, &spoofed, Verdict::NotOurs);
-                stage.passes(&Run { ingress_ifindex: UPLINK, ..TO_NETDEV }, &spoofed, Verdict::NotOurs);
+                stage.passes(&TestRun { ingress_ifindex: UPLINK, ..TO_NETDEV }, &spoofed, Verdict::NotOurs);
             }
         }
         // Redirected packets pass the guard by their priority, which is reset; a wrong one does not count.
         let sent = packet(cast.pod, cast.world, 1, 2);
         let ran = stage.run_frame(&FROM_POD, &sent.frame(), Verdict::SnatHere);
-        let signed = Run { priority: ran.priority, mark: ran.mark, ..TO_NETDEV };
+        let signed = TestRun { priority: ran.priority, mark: ran.mark, ..TO_NETDEV };
         let left = stage.run_frame(&signed, &ran.frame, Verdict::NotOurs);
         assert_eq!(left, Ran::plain(NEXT, ran.frame.clone(), 0));
         stage.configure(|config| config.redirected = 0x1234);
@@ -134,7 +134,7 @@ fn a_ping_from_outside_and_a_ping_of_the_pod_are_distinct() {
 fn fragments_of_a_ping_reply_leave_as_their_first_fragment() {
     both(|stage, cast| {
         let ping = |from, to, body| packet(from, to, 4000, 4000).body(body);
-        let pieces = |packet: Packet| {
+        let pieces = |packet: FrameSpec| {
             let whole = packet.with(|packet| (packet.data, packet.dont_fragment) = (1000, false));
             [(0, true), (100, false)].map(|piece| whole.clone().with(|packet| packet.fragment = piece))
         };
@@ -182,11 +182,11 @@ fn a_connection_that_lost_its_port_on_the_node_address_is_reset() {
 /// The same with real packets through the host's stack: the answer leaves by another device than the packet.
 #[test]
 fn the_reset_from_the_uplink_reaches_the_pod() {
-    const PLACES: &[Place] =
+    const PLACES: &[AttachPoint] =
         &[("from_pod", "ovn-k8s-mp0", TcAttachType::Ingress), ("to_netdev", "breth0", TcAttachType::Egress)];
     on_devices(PLACES, |_, cast| {
         batch(&format!("neigh replace {} lladdr 02:00:00:00:01:03 dev breth0 nud permanent\n", cast.other_node));
-        let pods = Wire::of("pods0");
+        let pods = FarEnd::of("pods0");
         let running = packet(cast.pod, cast.other_node, 4000, 80).tcp(ACK).macs(MGMT_MAC, POD_MAC);
         // The kernel resolves the next hop of the first one; the next one uses the cache.
         for _ in 0..2 {
@@ -213,16 +213,16 @@ fn the_mark_is_recognised_among_foreign_bits() {
     both(|stage, cast| {
         let sent = packet(cast.pod, cast.other_node, 4000, 80);
         for others in [0x4000, 0x8000, 0x0001_0000, 0xffff_0000] {
-            let run = Run { mark: others, ..FROM_POD };
+            let run = TestRun { mark: others, ..FROM_POD };
             let ran = stage.run_frame(&run, &sent.frame(), Verdict::MarkedNode);
             assert_eq!((ran.action, ran.mark), (NEXT, others | NODE_MARK));
-            let run = Run { mark: ran.mark, ..TO_NETDEV };
+            let run = TestRun { mark: ran.mark, ..TO_NETDEV };
             let ran = stage.run_frame(&run, &sent.frame(), Verdict::NodeSnat);
             assert_eq!((ran.action, ran.mark), (NEXT, others));
             let translated = packet(cast.node, cast.other_node, 4000, 80);
             let ran = stage.run_frame(&run, &translated.frame(), Verdict::NodeSnatDone);
             assert_eq!(ran, Ran::plain(NEXT, translated.frame(), others));
-            stage.drops(&Run { mark: others | 0x80, ..TO_NETDEV }, &sent, Verdict::ProgramBypassed);
+            stage.drops(&TestRun { mark: others | 0x80, ..TO_NETDEV }, &sent, Verdict::ProgramBypassed);
         }
     });
 }

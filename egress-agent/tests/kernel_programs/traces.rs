@@ -15,8 +15,8 @@ use egress_datapath::trace::{Traced, Tracer};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 
-use crate::cast::{Cast, V4, V6, addr};
-use crate::clean_maps::Memory;
+use crate::cast::{FamilyAddresses, V4, V6, addr};
+use crate::clean_maps::ClearableMap;
 use crate::frames::{SYN, ip, packet};
 use crate::object::bytes;
 use crate::stage::{FROM_POD, MGMT_MAC, Stage, TO_POD, now_ns, on_stage, on_stage_with};
@@ -67,13 +67,13 @@ fn probe(from: &str, to: &str, dport: u16) -> TestPacket {
     TestPacket { from: ip(from), to: ip(to), protocol: 17, sport: 40_000, dport, under_way: false, ttl: 64, length: 0 }
 }
 
-fn policy(stage: &mut Stage, cast: &Cast, when: WhenEmpty, slots: &[PolicySlot]) {
+fn policy(stage: &mut Stage, cast: &FamilyAddresses, when: WhenEmpty, slots: &[PolicySlot]) {
     let policy = PolicyEntry::with_slots(when, slots).expect("few slots");
     stage.policy.insert(PolicyEntryKey::new(cast.here, cast.family), policy, 0).expect("a policy");
 }
 
 /// Another flow has this port of the egress IP towards the world.
-fn occupy(stage: &mut Stage, cast: &Cast, protocol: u8, ports: impl IntoIterator<Item = u16>, dport: u16) {
+fn occupy(stage: &mut Stage, cast: &FamilyAddresses, protocol: u8, ports: impl IntoIterator<Item = u16>, dport: u16) {
     let (world, egress, other) = (addr(cast.world), addr(cast.egress), addr(cast.remote_pod));
     for port in ports {
         let forward = Tuple::new(Direction::Egress, other, world, port, dport, protocol);
@@ -85,17 +85,17 @@ fn occupy(stage: &mut Stage, cast: &Cast, protocol: u8, ports: impl IntoIterator
 }
 
 /// Verdict, setup and packet.
-type Case = (Verdict, fn(&mut Stage, &Cast), fn(&Cast) -> TestPacket);
+type TraceCase = (Verdict, fn(&mut Stage, &FamilyAddresses), fn(&FamilyAddresses) -> TestPacket);
 
-fn nothing(_: &mut Stage, _: &Cast) {}
+fn nothing(_: &mut Stage, _: &FamilyAddresses) {}
 
 /// The flow of the traced packet has begun.
-fn begun(stage: &mut Stage, cast: &Cast) {
+fn begun(stage: &mut Stage, cast: &FamilyAddresses) {
     let first = TestPacket { protocol: 6, ..probe(cast.pod, cast.world, 443) };
     stage.run_frame(&FROM_POD, &first.frame(MGMT_MAC), Verdict::SnatHere);
 }
 
-const CASES: &[Case] = &[
+const CASES: &[TraceCase] = &[
     (
         Verdict::NotConfigured,
         |stage, _| stage.configure(|config| config.generation = 0),
@@ -217,7 +217,7 @@ const CASES: &[Case] = &[
 ];
 
 /// Cases that differ by family.
-const CASES_V6: &[Case] = &[
+const CASES_V6: &[TraceCase] = &[
     (Verdict::SnatHere, nothing, |cast| TestPacket { protocol: 58, ..probe(cast.pod, cast.world, 0) }),
     (
         Verdict::OverlayTooNarrow,
@@ -292,7 +292,7 @@ fn traced(tracer: &mut Tracer<'_>, probe: &TestPacket) -> Traced {
     traced
 }
 
-fn play(stage: &mut Stage, cast: &Cast, tracer: &mut Tracer<'_>, (verdict, prepare, make): &Case) {
+fn play(stage: &mut Stage, cast: &FamilyAddresses, tracer: &mut Tracer<'_>, (verdict, prepare, make): &TraceCase) {
     stage.flows.empty();
     stage.nat.empty();
     stage.inbound.empty();

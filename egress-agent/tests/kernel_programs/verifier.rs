@@ -49,9 +49,9 @@ impl Figures {
 }
 
 /// By major and minor version of the kernel, then by program.
-type Record = BTreeMap<String, BTreeMap<String, Figures>>;
+type VerifierRecord = BTreeMap<String, BTreeMap<String, Figures>>;
 
-fn record() -> Record {
+fn record() -> VerifierRecord {
     serde_yaml::from_str(include_str!("../../../egress-ebpf/verifier.yaml")).expect("the record")
 }
 

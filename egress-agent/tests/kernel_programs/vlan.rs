@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 use aya::programs::TcAttachType;
 use egress_common::abi::Verdict;
 
-use crate::cast::{Cast, V4};
+use crate::cast::{FamilyAddresses, V4};
 use crate::encapsulation::setup::seal;
-use crate::frames::{Packet, SYN, packet};
-use crate::from_overlay::{Place, Wire, arrives, is, on_devices, wrapped};
+use crate::frames::{FrameSpec, SYN, packet};
+use crate::from_overlay::{AttachPoint, FarEnd, arrives, is, on_devices, wrapped};
 use crate::slow_guest::patience;
 use crate::stage::{MGMT_MAC, POD_MAC, ROUTER_MAC, UPLINK_MAC, batch};
 
-const PLACES: &[Place] = &[
+const PLACES: &[AttachPoint] = &[
     ("from_pod", "ovn-k8s-mp0", TcAttachType::Ingress),
     ("to_pod", "ovn-k8s-mp0", TcAttachType::Egress),
     ("from_overlay", "egress0", TcAttachType::Ingress),
@@ -22,10 +22,10 @@ const PLACES: &[Place] = &[
     ("to_netdev", "breth0", TcAttachType::Egress),
 ];
 
-const STEERING: &[Place] = &[("from_pod", "ovn-k8s-mp0", TcAttachType::Ingress)];
+const STEERING: &[AttachPoint] = &[("from_pod", "ovn-k8s-mp0", TcAttachType::Ingress)];
 
 /// The frame with these tags, outermost first.
-fn tagged(packet: &Packet, tags: &[u16]) -> Vec<u8> {
+fn tagged(packet: &FrameSpec, tags: &[u16]) -> Vec<u8> {
     let mut frame = packet.frame();
     let tags: Vec<u8> = tags.iter().flat_map(|tag| [[0x81, 0], tag.to_be_bytes()].concat()).collect();
     frame.splice(12..12, tags);
@@ -37,7 +37,7 @@ fn labels(moved: BTreeMap<&'static str, u64>) -> Vec<&'static str> {
     moved.into_keys().collect()
 }
 
-fn from_pod(cast: &Cast) -> Packet {
+fn from_pod(cast: &FamilyAddresses) -> FrameSpec {
     packet(cast.pod, cast.world, 4000, 80).tcp(SYN).macs(MGMT_MAC, POD_MAC)
 }
 
@@ -46,7 +46,7 @@ fn tagged_packets_pass_ingress_untouched() {
     on_devices(PLACES, |stage, cast| {
         let to_egress = packet(cast.world, cast.egress, 80, 4000).macs(UPLINK_MAC, ROUTER_MAC);
         for (wire, packet) in [("pods0", from_pod(cast)), ("out0", to_egress)] {
-            let arrived = arrives(stage, &Wire::of(wire), &tagged(&packet, &[7]));
+            let arrived = arrives(stage, &FarEnd::of(wire), &tagged(&packet, &[7]));
             assert_eq!(labels(arrived), [Verdict::NotOurs.label()], "{wire} {packet:?}");
         }
     });
@@ -64,7 +64,7 @@ fn tagged_packets_pass_egress_untouched() {
             [("breth0", leaving, Verdict::ProgramBypassed), ("ovn-k8s-mp0", to_pod, Verdict::InboundRemembered)]
         {
             batch(&format!("link set {device} master br7\n"));
-            let (far, before, start) = (Wire::of("far7"), stage.counts(), Instant::now());
+            let (far, before, start) = (FarEnd::of("far7"), stage.counts(), Instant::now());
             let other = packet.clone().with(|packet| (packet.dport, packet.data) = (4001, 99));
             far.send(&tagged(&other, &[7]));
             far.send(&packet.frame());
@@ -94,7 +94,7 @@ fn a_tagged_inner_packet_is_malformed() {
         }
         seal(&mut frame);
         // The outer packet is left to the stack.
-        let arrived = arrives(stage, &Wire::of("out0"), &frame);
+        let arrived = arrives(stage, &FarEnd::of("out0"), &frame);
         assert!(arrived.contains_key(Verdict::Malformed.label()), "{arrived:?}");
     });
 }
@@ -103,7 +103,7 @@ fn a_tagged_inner_packet_is_malformed() {
 #[test]
 fn a_pod_packet_with_two_priority_tags_does_not_bypass_the_program() {
     on_devices(STEERING, |stage, cast| {
-        let (pods, out) = (Wire::of("pods0"), Wire::of("out0"));
+        let (pods, out) = (FarEnd::of("pods0"), FarEnd::of("out0"));
         for tags in [&[0, 0][..], &[0, 0, 0], &[0x6000, 0]] {
             assert_eq!(arrives(stage, &pods, &tagged(&from_pod(cast), tags)), is(Verdict::Malformed), "{tags:?}");
         }

@@ -1,7 +1,7 @@
 //! ICMP and ICMPv6 queries: echo with its identifier, and the others.
 
 use super::echo;
-use crate::packets::Body;
+use crate::packets::Transport;
 use crate::runner::{Case, Talk};
 
 const ID: u16 = 0x4242;
@@ -73,7 +73,7 @@ pub(super) fn cases(v6: bool) -> Vec<Case> {
     cases
 }
 
-fn query(kind: u8, code: u8, data: Vec<u8>) -> Body {
+fn query(kind: u8, code: u8, data: Vec<u8>) -> Transport {
     let [a, b] = ID.to_be_bytes();
-    Body::Icmp { kind, code, rest: [a, b, 0, 7], data }
+    Transport::Icmp { kind, code, rest: [a, b, 0, 7], data }
 }

@@ -3,13 +3,13 @@
 
 use super::{ACK, CLIENT, PSH, SERVER, SPORT, SYN, open, udp};
 use crate::layout::View;
-use crate::packets::{Body, Packet};
+use crate::packets::{PacketSpec, Transport};
 use crate::runner::{Case, Talk};
 
 /// Type and code, and the four bytes after the checksum.
-type Kind = (u8, u8, [u8; 4]);
+type IcmpErrorKind = (u8, u8, [u8; 4]);
 
-const V4: [Kind; 17] = [
+const V4: [IcmpErrorKind; 17] = [
     (3, 0, [0; 4]),
     (3, 1, [0; 4]),
     (3, 2, [0; 4]),
@@ -29,7 +29,7 @@ const V4: [Kind; 17] = [
     (12, 2, [0; 4]),
 ];
 
-const V6: [Kind; 16] = [
+const V6: [IcmpErrorKind; 16] = [
     (1, 0, [0; 4]),
     (1, 1, [0; 4]),
     (1, 2, [0; 4]),
@@ -52,16 +52,16 @@ pub(super) fn cases(v6: bool) -> Vec<Case> {
     [every_kind(v6), quotes(v6), from_the_pod(v6), about_nothing(v6)].into_iter().flatten().collect()
 }
 
-fn error((kind, code, rest): Kind, quote: Vec<u8>) -> Body {
-    Body::Icmp { kind, code, rest, data: quote }
+fn error((kind, code, rest): IcmpErrorKind, quote: Vec<u8>) -> Transport {
+    Transport::Icmp { kind, code, rest, data: quote }
 }
 
 /// Time exceeded from a router, and port unreachable, by family.
-fn from_router(v6: bool) -> Kind {
+fn from_router(v6: bool) -> IcmpErrorKind {
     if v6 { (3, 0, [0; 4]) } else { (11, 0, [0; 4]) }
 }
 
-fn no_port(v6: bool) -> Kind {
+fn no_port(v6: bool) -> IcmpErrorKind {
     if v6 { (1, 4, [0; 4]) } else { (3, 3, [0; 4]) }
 }
 
@@ -78,7 +78,7 @@ fn cut(packet: &[u8], payload: usize) -> Vec<u8> {
 }
 
 /// A packet of each protocol, by name.
-type First = fn(&Talk<'_>) -> Packet;
+type First = fn(&Talk<'_>) -> PacketSpec;
 const FIRSTS: [(&str, First); 3] = [
     ("TCP", |talk| talk.tcp_out(SYN, CLIENT, 0, 0)),
     ("UDP", |talk| talk.udp_out(40)),
@@ -86,7 +86,7 @@ const FIRSTS: [(&str, First); 3] = [
 ];
 
 fn every_kind(v6: bool) -> Vec<Case> {
-    let kinds: &[Kind] = if v6 { &V6 } else { &V4 };
+    let kinds: &[IcmpErrorKind] = if v6 { &V6 } else { &V4 };
     let mut cases = Vec::new();
     for &kind in kinds {
         for (protocol, first) in FIRSTS {
@@ -171,7 +171,7 @@ fn quotes(v6: bool) -> Vec<Case> {
 
 /// Errors of the pod about received packets.
 fn from_the_pod(v6: bool) -> Vec<Case> {
-    let tell = move |talk: &Talk<'_>, kind: Kind, length: usize| {
+    let tell = move |talk: &Talk<'_>, kind: IcmpErrorKind, length: usize| {
         let answer = || talk.udp_back(20).with(|packet| packet.to = talk.cast.pod()).bytes();
         let quote = talk.came().last().map_or_else(answer, <[u8]>::to_vec);
         talk.out(error(kind, cut(&quote, length)))

@@ -2,7 +2,7 @@
 //! compared (see `outcome`).
 
 use super::{ACK, CLIENT, PSH, SERVER, open};
-use crate::packets::Packet;
+use crate::packets::PacketSpec;
 use crate::runner::{Case, Talk};
 
 /// Length of a datagram of three fragments, and of a first fragment: netfilter refuses IPv6 fragments below 1280 bytes,
@@ -10,7 +10,7 @@ use crate::runner::{Case, Talk};
 const WHOLE: usize = 2900;
 const FIRST: usize = 1240;
 
-type Make = fn(&Talk<'_>) -> Packet;
+type Make = fn(&Talk<'_>) -> PacketSpec;
 
 const MAKES: [(&str, Make, Make); 3] = [
     ("UDP", |talk| talk.udp_out(WHOLE), |talk| talk.udp_back(WHOLE)),

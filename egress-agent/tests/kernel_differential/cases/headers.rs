@@ -33,7 +33,7 @@ fn hops(v6: bool) -> Vec<Case> {
 fn both_ways(
     name: &str,
     v6: bool,
-    change: impl Fn(&mut crate::packets::Packet) + Copy + Send + Sync + 'static,
+    change: impl Fn(&mut crate::packets::PacketSpec) + Copy + Send + Sync + 'static,
 ) -> [Case; 3] {
     let named = |kind: &str| Case::new(&format!("{kind} with {name}"), v6);
     [

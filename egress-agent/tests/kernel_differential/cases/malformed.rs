@@ -1,10 +1,10 @@
 //! Malformed packets: lengths, versions, checksums, truncated headers.
 
 use super::{ACK, CLIENT, SERVER, SYN};
-use crate::packets::{Packet, fix_ipv4_header};
+use crate::packets::{PacketSpec, fix_ipv4_header};
 use crate::runner::{Case, Talk};
 
-type Make = fn(&Talk<'_>) -> Packet;
+type Make = fn(&Talk<'_>) -> PacketSpec;
 const MAKES: [(&str, Make, Make); 3] = [
     ("TCP", |talk| talk.tcp_out(SYN, CLIENT, 0, 0), |talk| talk.tcp_back(SYN | ACK, SERVER, CLIENT + 1, 0)),
     ("UDP", |talk| talk.udp_out(30), |talk| talk.udp_back(30)),
@@ -24,7 +24,7 @@ pub(super) fn cases(v6: bool) -> Vec<Case> {
                 .world(move |talk| back(talk).with(|packet| packet.spoil = 0x0101)),
         );
         for length in [0, 4, 7, 12] {
-            let cut = move |packet: Packet| {
+            let cut = move |packet: PacketSpec| {
                 let header = packet.header_length();
                 vec![shortened(packet.bytes(), header + length)]
             };
@@ -93,7 +93,7 @@ fn transport(v6: bool) -> Vec<Case> {
 fn ipv4_header() -> Vec<Case> {
     let changed = |name: &str, sums: bool, change: fn(&mut Vec<u8>)| {
         let named = |way: &str| Case::new(&format!("malformed: {name} {way}"), false);
-        let make = move |packet: Packet| {
+        let make = move |packet: PacketSpec| {
             let mut bytes = packet.bytes();
             change(&mut bytes);
             if sums {

@@ -13,7 +13,7 @@ mod tcp;
 mod udp;
 mod unsolicited;
 
-use crate::packets::{Body, Packet, Tcp};
+use crate::packets::{PacketSpec, Tcp, Transport};
 use crate::runner::{Case, Talk, tagged};
 
 pub(crate) const FIN: u8 = 0x01;
@@ -57,41 +57,41 @@ impl Talk<'_> {
     }
 
     /// From the pod to the server.
-    fn out(&self, body: Body) -> Packet {
-        Packet::new(self.cast.pod(), self.cast.server(), body)
+    fn out(&self, body: Transport) -> PacketSpec {
+        PacketSpec::new(self.cast.pod(), self.cast.server(), body)
     }
 
     /// From the server to the egress IP.
-    fn back(&self, body: Body) -> Packet {
-        Packet::new(self.cast.server(), self.cast.egress(), body)
+    fn back(&self, body: Transport) -> PacketSpec {
+        PacketSpec::new(self.cast.server(), self.cast.egress(), body)
     }
 
-    fn tcp_out(&self, flags: u8, seq: u32, ack: u32, length: usize) -> Packet {
-        self.out(Body::Tcp(segment((SPORT, DPORT), flags, (seq, ack), self.some(length))))
+    fn tcp_out(&self, flags: u8, seq: u32, ack: u32, length: usize) -> PacketSpec {
+        self.out(Transport::Tcp(segment((SPORT, DPORT), flags, (seq, ack), self.some(length))))
     }
 
-    fn tcp_back(&self, flags: u8, seq: u32, ack: u32, length: usize) -> Packet {
+    fn tcp_back(&self, flags: u8, seq: u32, ack: u32, length: usize) -> PacketSpec {
         let ports = (DPORT, self.chosen(0, SPORT));
-        self.back(Body::Tcp(segment(ports, flags, (seq, ack), self.some(length))))
+        self.back(Transport::Tcp(segment(ports, flags, (seq, ack), self.some(length))))
     }
 
     fn some(&self, length: usize) -> Vec<u8> {
         if length == 0 { Vec::new() } else { self.data(length) }
     }
 
-    fn udp_out(&self, length: usize) -> Packet {
+    fn udp_out(&self, length: usize) -> PacketSpec {
         self.out(udp(SPORT, DPORT, self.some(length)))
     }
 
-    fn udp_back(&self, length: usize) -> Packet {
+    fn udp_back(&self, length: usize) -> PacketSpec {
         self.back(udp(DPORT, self.chosen(0, SPORT), self.some(length)))
     }
 
-    fn echo_out(&self, id: u16, length: usize) -> Packet {
+    fn echo_out(&self, id: u16, length: usize) -> PacketSpec {
         self.out(echo(self.cast.v6, true, id, self.some(length)))
     }
 
-    fn echo_back(&self, id: u16, length: usize) -> Packet {
+    fn echo_back(&self, id: u16, length: usize) -> PacketSpec {
         self.back(echo(self.cast.v6, false, self.chosen(0, id), self.some(length)))
     }
 }
@@ -100,12 +100,12 @@ pub(crate) fn segment(ports: (u16, u16), flags: u8, (seq, ack): (u32, u32), data
     Tcp { sport: ports.0, dport: ports.1, seq, ack, flags, window: 0x2000, urgent: 0, options: Vec::new(), data }
 }
 
-pub(crate) fn udp(sport: u16, dport: u16, data: Vec<u8>) -> Body {
-    Body::Udp { sport, dport, summed: true, data }
+pub(crate) fn udp(sport: u16, dport: u16, data: Vec<u8>) -> Transport {
+    Transport::Udp { sport, dport, summed: true, data }
 }
 
 /// An echo message; its sequence number is 7.
-pub(crate) fn echo(v6: bool, request: bool, id: u16, data: Vec<u8>) -> Body {
+pub(crate) fn echo(v6: bool, request: bool, id: u16, data: Vec<u8>) -> Transport {
     let kind = match (v6, request) {
         (false, true) => 8,
         (false, false) => 0,
@@ -113,13 +113,13 @@ pub(crate) fn echo(v6: bool, request: bool, id: u16, data: Vec<u8>) -> Body {
         (true, false) => 129,
     };
     let [a, b] = id.to_be_bytes();
-    Body::Icmp { kind, code: 0, rest: [a, b, 0, 7], data }
+    Transport::Icmp { kind, code: 0, rest: [a, b, 0, 7], data }
 }
 
 /// Changes the TCP header of a packet.
-pub(crate) fn with_tcp(packet: Packet, change: impl FnOnce(&mut Tcp)) -> Packet {
+pub(crate) fn with_tcp(packet: PacketSpec, change: impl FnOnce(&mut Tcp)) -> PacketSpec {
     packet.with(|packet| match &mut packet.body {
-        Body::Tcp(tcp) => change(tcp),
+        Transport::Tcp(tcp) => change(tcp),
         other => panic!("no TCP: {other:?}"),
     })
 }

@@ -2,7 +2,7 @@
 
 use super::{ACK, CLIENT, PSH, SERVER, SYN, open};
 use crate::layout::View;
-use crate::packets::{Packet, sum};
+use crate::packets::{PacketSpec, sum};
 use crate::runner::{Case, Shot, Side, Talk, shot};
 use crate::sockets::{GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4, Offload};
 
@@ -10,7 +10,7 @@ const TCP_SUM: u16 = 16;
 const UDP_SUM: u16 = 6;
 
 /// The packet with the sum of its pseudo header where its checksum will be.
-fn unfinished(side: Side, packet: &Packet, at: u16, segments: Option<(u8, u16)>) -> Vec<Shot> {
+fn unfinished(side: Side, packet: &PacketSpec, at: u16, segments: Option<(u8, u16)>) -> Vec<Shot> {
     let mut bytes = packet.bytes();
     let (start, pseudo) = {
         let view = View::of(&bytes).expect("a packet");
@@ -27,7 +27,7 @@ fn unfinished(side: Side, packet: &Packet, at: u16, segments: Option<(u8, u16)>)
 pub(super) fn cases(v6: bool) -> Vec<Case> {
     let named = |name: &str| Case::new(&format!("offload: {name}"), v6);
     let tcp_kind = if v6 { GSO_TCPV6 } else { GSO_TCPV4 };
-    let whole = |packet: Packet| packet.with(|packet| packet.dont_fragment = true);
+    let whole = |packet: PacketSpec| packet.with(|packet| packet.dont_fragment = true);
     let data_out = move |talk: &Talk<'_>, length| whole(talk.tcp_out(PSH | ACK, CLIENT + 1, SERVER + 1, length));
     let data_back = move |talk: &Talk<'_>, length| whole(talk.tcp_back(PSH | ACK, SERVER + 1, CLIENT + 1, length));
     let mut cases = vec![

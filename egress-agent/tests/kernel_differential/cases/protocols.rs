@@ -1,7 +1,7 @@
 //! Protocols other than TCP, UDP and ICMP.
 
 use super::{DPORT, SPORT};
-use crate::packets::{AH, Body, ESP, GRE, Packet};
+use crate::packets::{AH, ESP, GRE, PacketSpec, Transport};
 use crate::runner::{Case, Talk};
 
 pub(super) fn cases(v6: bool) -> Vec<Case> {
@@ -34,11 +34,11 @@ const fn long_data() -> [u8; 616] {
 fn sctp(v6: bool) -> Vec<Case> {
     let named = |name: &str| Case::new(&format!("SCTP {name}"), v6);
     let out = |tag: u32, chunks: &'static [u8]| {
-        move |talk: &Talk<'_>| talk.out(Body::Sctp { sport: SPORT, dport: DPORT, tag, chunks: chunks.to_vec() })
+        move |talk: &Talk<'_>| talk.out(Transport::Sctp { sport: SPORT, dport: DPORT, tag, chunks: chunks.to_vec() })
     };
     let back = |tag: u32, chunks: &'static [u8]| {
         move |talk: &Talk<'_>| {
-            talk.back(Body::Sctp { sport: DPORT, dport: talk.chosen(0, SPORT), tag, chunks: chunks.to_vec() })
+            talk.back(Transport::Sctp { sport: DPORT, dport: talk.chosen(0, SPORT), tag, chunks: chunks.to_vec() })
         }
     };
     let begun = |case: Case| {
@@ -50,7 +50,7 @@ fn sctp(v6: bool) -> Vec<Case> {
     };
     let to_second = move |tag: u32, chunks: &'static [u8]| {
         move |talk: &Talk<'_>| {
-            talk.back(Body::Sctp { sport: DPORT, dport: talk.chosen(1, SPORT), tag, chunks: chunks.to_vec() })
+            talk.back(Transport::Sctp { sport: DPORT, dport: talk.chosen(1, SPORT), tag, chunks: chunks.to_vec() })
         }
     };
     let both_begun = |name: &str| {
@@ -64,10 +64,11 @@ fn sctp(v6: bool) -> Vec<Case> {
             let header: usize = if v6 { 40 } else { 20 };
             let data = whole[..whole.len().min(header.saturating_add(length))].to_vec();
             let (kind, code) = if v6 { (3, 0) } else { (11, 0) };
-            talk.back(Body::Icmp { kind, code, rest: [0; 4], data }).with(|packet| packet.from = talk.cast.router())
+            talk.back(Transport::Icmp { kind, code, rest: [0; 4], data })
+                .with(|packet| packet.from = talk.cast.router())
         }
     };
-    let zeroed = move |packet: Packet| {
+    let zeroed = move |packet: PacketSpec| {
         let mut bytes = packet.bytes();
         let at = if v6 { 40 } else { 20 } + 8;
         bytes[at..at + 4].fill(0);
@@ -93,7 +94,7 @@ fn sctp(v6: bool) -> Vec<Case> {
         named("unsolicited, from outside").world(back(9, &INIT)),
         named("picked up in mid-stream").pod(out(8, &DATA)),
         named("from a system port")
-            .pod(|talk| talk.out(Body::Sctp { sport: 700, dport: DPORT, tag: 0, chunks: INIT.to_vec() })),
+            .pod(|talk| talk.out(Transport::Sctp { sport: 700, dport: DPORT, tag: 0, chunks: INIT.to_vec() })),
     ]
 }
 
@@ -110,7 +111,7 @@ fn by_address(v6: bool) -> Vec<Case> {
         // Flags, version and key of GRE; for the others it is data.
         let send = move |talk: &Talk<'_>, length: usize| {
             let head = if protocol == GRE { vec![0x20, 0, 8, 0, 0, 0, 0, 7] } else { Vec::new() };
-            Body::Other(protocol, [head, talk.data(length)].concat())
+            Transport::Other(protocol, [head, talk.data(length)].concat())
         };
         let named = |what: &str| Case::new(&format!("{name} {what}"), v6);
         cases.push(
@@ -123,6 +124,6 @@ fn by_address(v6: bool) -> Vec<Case> {
         );
         cases.push(named("unsolicited, from outside").world(move |talk| talk.back(send(talk, 60))));
     }
-    cases.push(Case::new("protocol 253 without data", v6).pod(|talk| talk.out(Body::Other(253, Vec::new()))));
+    cases.push(Case::new("protocol 253 without data", v6).pod(|talk| talk.out(Transport::Other(253, Vec::new()))));
     cases
 }

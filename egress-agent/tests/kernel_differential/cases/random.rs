@@ -30,7 +30,7 @@ impl Numbers {
 
 /// A random packet of a pod.
 #[derive(Clone, Copy)]
-struct Sent {
+struct RandomPacket {
     other_pod: bool,
     second_server: bool,
     echo: bool,
@@ -52,7 +52,7 @@ fn sequence(v6: bool, number: u64) -> Case {
     let mut case = Case::new(&format!("random sequence {number}"), v6);
     for place in 0..PACKETS {
         let (answer, which, length) = (place > 0 && numbers.coin(), numbers.below(64), 8 + numbers.below(200));
-        let sent = Sent {
+        let sent = RandomPacket {
             other_pod: numbers.coin(),
             second_server: numbers.coin(),
             echo: numbers.below(3) == 0,
@@ -65,7 +65,7 @@ fn sequence(v6: bool, number: u64) -> Case {
     case
 }
 
-fn send(talk: &Talk<'_>, sent: Sent) -> Shot {
+fn send(talk: &Talk<'_>, sent: RandomPacket) -> Shot {
     let data = talk.data(sent.length);
     let body = if sent.echo { echo(talk.cast.v6, true, sent.sport, data) } else { udp(sent.sport, sent.dport, data) };
     let packet = talk.out(body).with(|packet| {

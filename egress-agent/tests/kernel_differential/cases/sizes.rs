@@ -2,7 +2,7 @@
 
 use super::{ACK, CLIENT, SERVER, open};
 use crate::endpoints::NARROW;
-use crate::packets::Packet;
+use crate::packets::PacketSpec;
 use crate::runner::{Case, Talk};
 
 /// MTU of the management port; packets from outside have up to a hundred bytes more.
@@ -12,7 +12,7 @@ fn headers(v6: bool, transport: usize) -> usize {
     transport + if v6 { 40 } else { 20 }
 }
 
-fn dont_fragment(packet: Packet) -> Packet {
+fn dont_fragment(packet: PacketSpec) -> PacketSpec {
     packet.with(|packet| packet.dont_fragment = true)
 }
 

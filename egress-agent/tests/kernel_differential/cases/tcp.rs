@@ -1,7 +1,7 @@
 //! TCP: begin, data and end of a connection, and segments that do not fit.
 
 use super::{ACK, CLIENT, CWR, DPORT, ECE, FIN, PSH, RST, SERVER, SPORT, SYN, URG, open, segment, with_tcp};
-use crate::packets::Body;
+use crate::packets::Transport;
 use crate::runner::{Case, Talk};
 
 pub(super) fn cases(v6: bool) -> Vec<Case> {
@@ -13,11 +13,11 @@ pub(super) fn cases(v6: bool) -> Vec<Case> {
 }
 
 /// A segment of the pod within the connection, and of the server.
-fn out(flags: u8, sent: u32, got: u32, length: usize) -> impl Fn(&Talk<'_>) -> crate::packets::Packet {
+fn out(flags: u8, sent: u32, got: u32, length: usize) -> impl Fn(&Talk<'_>) -> crate::packets::PacketSpec {
     move |talk| talk.tcp_out(flags, CLIENT + 1 + sent, SERVER + 1 + got, length)
 }
 
-fn back(flags: u8, sent: u32, got: u32, length: usize) -> impl Fn(&Talk<'_>) -> crate::packets::Packet {
+fn back(flags: u8, sent: u32, got: u32, length: usize) -> impl Fn(&Talk<'_>) -> crate::packets::PacketSpec {
     move |talk| talk.tcp_back(flags, SERVER + 1 + sent, CLIENT + 1 + got, length)
 }
 
@@ -221,7 +221,7 @@ fn contents(named: &dyn Fn(&str) -> Case) -> Vec<Case> {
             let mut tcp = segment((SPORT, DPORT), SYN, (CLIENT, 0), Vec::new());
             tcp.window = 0xffff;
             tcp.urgent = 0xffff;
-            talk.out(Body::Tcp(tcp))
+            talk.out(Transport::Tcp(tcp))
         }),
     ]
 }

@@ -1,7 +1,7 @@
 //! UDP: lengths, checksums, ports.
 
 use super::{DPORT, SPORT, udp};
-use crate::packets::{Body, Packet};
+use crate::packets::{PacketSpec, Transport};
 use crate::runner::{Case, Talk};
 
 pub(super) fn cases(v6: bool) -> Vec<Case> {
@@ -9,9 +9,9 @@ pub(super) fn cases(v6: bool) -> Vec<Case> {
     [contents(&named), ports(&named)].into_iter().flatten().collect()
 }
 
-fn unsummed(packet: Packet) -> Packet {
+fn unsummed(packet: PacketSpec) -> PacketSpec {
     packet.with(|packet| match &mut packet.body {
-        Body::Udp { summed, .. } => *summed = false,
+        Transport::Udp { summed, .. } => *summed = false,
         other => panic!("no UDP: {other:?}"),
     })
 }
@@ -42,14 +42,14 @@ fn contents(named: &dyn Fn(&str) -> Case) -> Vec<Case> {
 
 /// The packet with data chosen so that its checksum after the translation is ffff (which replaces zero, because zero
 /// means none), fffe and 0001.
-fn zero_sums(packet: &Packet, egress: std::net::IpAddr) -> Vec<Vec<u8>> {
+fn zero_sums(packet: &PacketSpec, egress: std::net::IpAddr) -> Vec<Vec<u8>> {
     let whole = packet.clone().with(|packet| packet.from = egress).bytes();
     let at = packet.header_length();
     let sum = u16::from_be_bytes([whole[at + 6], whole[at + 7]]);
     let wanted = [0xffff_u16, 0xfffe, 0x0001];
     let choose = |wanted: u16| {
         let mut packet = packet.clone();
-        if let Body::Udp { data, .. } = &mut packet.body {
+        if let Transport::Udp { data, .. } = &mut packet.body {
             let word = u16::from_be_bytes([data[20], data[21]]);
             // One's complement: the word grows as the checksum shrinks.
             let mut grown = u32::from(word) + u32::from(sum) + u32::from(!wanted);

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use super::{ACK, CLIENT, RST, SERVER, SYN, segment, udp};
-use crate::packets::Body;
+use crate::packets::Transport;
 use crate::runner::{Case, Shot, Side, Talk, shot};
 
 pub(super) fn cases(v6: bool) -> Vec<Case> {
@@ -84,7 +84,7 @@ fn vlans(v6: bool) -> Vec<Case> {
             vec![Shot { to: Some([0xff; 6]), ..shot(Side::World, talk.udp_back(20).bytes()) }]
         }),
         Case::new("to the link's broadcast: from the pod", v6).shots(|talk: &Talk<'_>| {
-            let packet = talk.out(Body::Tcp(segment((super::SPORT, super::DPORT), SYN, (CLIENT, 0), Vec::new())));
+            let packet = talk.out(Transport::Tcp(segment((super::SPORT, super::DPORT), SYN, (CLIENT, 0), Vec::new())));
             vec![Shot { to: Some([0xff; 6]), ..shot(Side::Pods, packet.bytes()) }]
         }),
     ]

@@ -6,9 +6,9 @@ use egress_common::abi::{NodeEntry, NodePlace, PolicyEntry, PolicyEntryKey, Poli
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 
-use crate::cast::{Cast, V4, V6, addr};
-use crate::frames::{Body, L3, Packet, checksum, ip, packet};
-use crate::stage::{FROM_NETDEV, NEXT, Ran, Run, Stage, UPLINK_MAC, batch, on_stage};
+use crate::cast::{FamilyAddresses, V4, V6, addr};
+use crate::frames::{Body, FrameSpec, L3, checksum, ip, packet};
+use crate::stage::{FROM_NETDEV, NEXT, Ran, Stage, TestRun, UPLINK_MAC, batch, on_stage};
 
 pub(crate) const SECRET: [u8; 6] = [2, 0xab, 0xcd, 0xef, 1, 2];
 const OTHERS_SECRET: [u8; 6] = [2, 0x11, 0x22, 0x33, 4, 5];
@@ -19,7 +19,7 @@ pub(crate) const ECT0: u8 = 2;
 pub(crate) const EXPERIENCED: u8 = 3;
 
 /// Runs a test for both families on both underlays, each underlay on its own stage.
-pub(crate) fn everywhere(test: impl Fn(&mut Stage, &Cast, &Cast) + Send + Copy + 'static) {
+pub(crate) fn everywhere(test: impl Fn(&mut Stage, &FamilyAddresses, &FamilyAddresses) + Send + Copy + 'static) {
     for underlay in [V4, V6] {
         on_stage(move |stage| {
             stay_on_one_cpu();
@@ -34,7 +34,9 @@ pub(crate) fn everywhere(test: impl Fn(&mut Stage, &Cast, &Cast) + Send + Copy +
 
 /// The same for tests of decapsulation. Different inner and outer families need kernel support; without it the packet
 /// is left to the device unchanged.
-pub(crate) fn everywhere_taken_out(test: impl Fn(&mut Stage, &Cast, &Cast) + Send + Copy + 'static) {
+pub(crate) fn everywhere_taken_out(
+    test: impl Fn(&mut Stage, &FamilyAddresses, &FamilyAddresses) + Send + Copy + 'static,
+) {
     everywhere(move |stage, cast, underlay| {
         if cast.family == underlay.family || takes_out_other_families() {
             return test(stage, cast, underlay);
@@ -65,7 +67,7 @@ pub(crate) fn stay_on_one_cpu() {
 }
 
 /// Sets the tunnel endpoints of both nodes to the underlay's family.
-pub(crate) fn settle(stage: &mut Stage, underlay: &Cast) {
+pub(crate) fn settle(stage: &mut Stage, underlay: &FamilyAddresses) {
     configure(stage, underlay);
     let (own, other) = (addr(underlay.node), addr(underlay.other_node));
     for cast in [V4, V6] {
@@ -83,7 +85,7 @@ pub(crate) fn settle(stage: &mut Stage, underlay: &Cast) {
     }
 }
 
-pub(crate) fn configure(stage: &mut Stage, underlay: &Cast) {
+pub(crate) fn configure(stage: &mut Stage, underlay: &FamilyAddresses) {
     stage.configure(|config| {
         config.self_node = addr(underlay.node);
         config.overlay_secret = SECRET;
@@ -106,7 +108,7 @@ pub(crate) struct Around<'a> {
 
 impl Around<'_> {
     /// The whole frame; identification zero, don't fragment, no UDP checksum.
-    pub(crate) fn frame(&self, inner: &Packet) -> Vec<u8> {
+    pub(crate) fn frame(&self, inner: &FrameSpec) -> Vec<u8> {
         let inner = inner.clone().macs(DEVICE_MAC, self.link_source).frame();
         let data = 8 + inner.len();
         let mut outer = packet(self.from, self.to, self.sport, PORT).body(Body::UdpUnsummed);
@@ -134,7 +136,7 @@ pub(crate) fn seal(frame: &mut [u8]) {
 }
 
 /// From this node to the other, with the source port that the program chose.
-pub(crate) fn sent(underlay: &Cast, egress_id: u32, inner: &Packet, seen: &[u8]) -> Vec<u8> {
+pub(crate) fn sent(underlay: &FamilyAddresses, egress_id: u32, inner: &FrameSpec, seen: &[u8]) -> Vec<u8> {
     let at = if ip(underlay.node).is_ipv4() { 34 } else { 54 };
     let sport = u16::from_be_bytes([seen[at], seen[at + 1]]);
     assert!(sport >= 0xc000, "a source port of the range for it: {sport}");
@@ -146,7 +148,7 @@ pub(crate) fn sent(underlay: &Cast, egress_id: u32, inner: &Packet, seen: &[u8])
 
 /// Runs it until the program has encapsulated it. A cached next hop expires after a second, and the next packet then
 /// goes by the device.
-pub(crate) fn put(stage: &mut Stage, run: &Run, frame: &[u8], verdict: Verdict) -> Ran {
+pub(crate) fn put(stage: &mut Stage, run: &TestRun, frame: &[u8], verdict: Verdict) -> Ran {
     for _ in 0..5 {
         let ran = stage.run_frame(run, frame, verdict);
         if ran.frame.len() > frame.len() {
@@ -156,11 +158,11 @@ pub(crate) fn put(stage: &mut Stage, run: &Run, frame: &[u8], verdict: Verdict) 
     panic!("it goes by the device every time");
 }
 
-pub(crate) fn arrived<'a>(underlay: &Cast, egress_id: u32) -> Around<'a> {
+pub(crate) fn arrived<'a>(underlay: &FamilyAddresses, egress_id: u32) -> Around<'a> {
     let (from, to) = (underlay.other_node, underlay.node);
     Around { from, to, sport: 50_000, egress_id, ecn: 0, link_source: OTHERS_SECRET }
 }
 
-pub(crate) fn from_remote(cast: &Cast) -> Packet {
+pub(crate) fn from_remote(cast: &FamilyAddresses) -> FrameSpec {
     packet(cast.remote_pod, cast.world, 4000, 80)
 }

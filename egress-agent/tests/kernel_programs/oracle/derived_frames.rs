@@ -4,8 +4,8 @@ use egress_common::abi::{Direction, Family};
 use egress_common::wire::{Headers, L4, PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP, csum, ipv4, ipv6, l4};
 
 use super::story::{Bent, Step, cast};
-use crate::cast::{Cast, V4};
-use crate::frames::{Body, L3, Packet, ip, packet};
+use crate::cast::{FamilyAddresses, V4};
+use crate::frames::{Body, FrameSpec, L3, ip, packet};
 use crate::stage::UPLINK_MAC;
 
 pub(super) const TUNNEL_PORT: u16 = 4794;
@@ -74,7 +74,13 @@ pub(super) fn mirrored(frame: &[u8], tcp_flags: u8) -> Option<Vec<u8>> {
 }
 
 /// An ICMP error to the sender of the frame, with as many bytes of it as `quoted`.
-pub(super) fn error_about(frame: &[u8], cast: &Cast, router: &str, kind: [u8; 2], quoted: usize) -> Option<Vec<u8>> {
+pub(super) fn error_about(
+    frame: &[u8],
+    cast: &FamilyAddresses,
+    router: &str,
+    kind: [u8; 2],
+    quoted: usize,
+) -> Option<Vec<u8>> {
     let heads = Headers::parse(frame, Direction::Egress)?;
     let quote = frame.get(L3..)?;
     let error = packet(router, cast.world, 0, 0).body(Body::Icmp(kind, [0, 0, 5, 0]));
@@ -96,7 +102,7 @@ pub(super) fn error_about(frame: &[u8], cast: &Cast, router: &str, kind: [u8; 2]
 pub(super) fn enveloped(inner: &[u8], from: &str, egress_id: u32) -> Vec<u8> {
     let content = [&[8, 0, 0, 0], (egress_id << 8).to_be_bytes().as_slice(), inner].concat();
     let outer = packet(from, V4.node, 50_000, TUNNEL_PORT).body(Body::UdpUnsummed).macs(UPLINK_MAC, OTHER_NODE_MAC);
-    let outer = Packet { content: Some(content), ..outer };
+    let outer = FrameSpec { content: Some(content), ..outer };
     assert!(ip(from).is_ipv4(), "the underlay of the stories");
     outer.frame()
 }

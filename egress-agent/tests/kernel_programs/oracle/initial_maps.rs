@@ -8,7 +8,7 @@ use egress_fuzz::node::Node;
 
 use super::derived_frames::SECRET;
 use crate::cast::{V4, V6, addr};
-use crate::clean_maps::Memory as _;
+use crate::clean_maps::ClearableMap as _;
 use crate::stage::Stage;
 
 /// A single port, so that stories exhaust the range.

@@ -16,7 +16,7 @@ mod story;
 use std::time::{Duration, Instant};
 
 use egress_common::abi::Verdict;
-use runner::Rig;
+use runner::OracleRig;
 use story::{Step, story};
 
 use crate::slow_guest::rounds;
@@ -72,7 +72,7 @@ fn number(variable: &str) -> Option<u64> {
 }
 
 fn tell(stage: &mut Stage, first: u64) {
-    let mut rig = Rig::new(stage);
+    let mut rig = OracleRig::new(stage);
     if let Some(seed) = number("EGRESS_ORACLE_SEED") {
         return one(&mut rig, seed);
     }
@@ -100,7 +100,7 @@ fn tell(stage: &mut Stage, first: u64) {
     println!("{played} stories, {} packets; the first was {first}", rig.packets);
 }
 
-fn one(rig: &mut Rig, seed: u64) {
+fn one(rig: &mut OracleRig, seed: u64) {
     let steps = story(seed);
     let Err(first) = rig.tell(&steps) else { return };
     let shortest = shortened(rig, steps);
@@ -111,7 +111,7 @@ fn one(rig: &mut Rig, seed: u64) {
 }
 
 /// Minimises the story: removes steps that are not needed for the failure.
-fn shortened(rig: &mut Rig, mut steps: Vec<(usize, Step)>) -> Vec<(usize, Step)> {
+fn shortened(rig: &mut OracleRig, mut steps: Vec<(usize, Step)>) -> Vec<(usize, Step)> {
     let (mut size, mut left, start) = (steps.len() / 2, RETELLINGS, Instant::now());
     while size > 0 {
         let mut at = 0;

@@ -19,7 +19,8 @@ use super::{compare, initial_maps};
 use crate::cast::{V4, V6, addr};
 use crate::encapsulation::setup::takes_out_other_families;
 use crate::stage::{
-    FROM_NETDEV, FROM_POD, MGMT, MGMT_MAC, Run, Stage, TO_NETDEV, TO_POD, UPLINK, UPLINK_MAC, batch, now_ns, test_run,
+    FROM_NETDEV, FROM_POD, MGMT, MGMT_MAC, Stage, TO_NETDEV, TO_POD, TestRun, UPLINK, UPLINK_MAC, batch, now_ns,
+    test_run,
 };
 
 /// The packet of a step, and its outcome.
@@ -32,7 +33,7 @@ struct Sent {
     out: Option<Vec<u8>>,
 }
 
-pub(super) struct Rig<'a> {
+pub(super) struct OracleRig<'a> {
     stage: &'a mut Stage,
     node: Node,
     sent: HashMap<usize, Sent>,
@@ -46,7 +47,7 @@ pub(super) struct Rig<'a> {
 const INNER_ETHERTYPE: Range<usize> = 62..64;
 const IPV4: [u8; 2] = [8, 0];
 
-impl<'a> Rig<'a> {
+impl<'a> OracleRig<'a> {
     pub(super) fn new(stage: &'a mut Stage) -> Self {
         let pods = [V4, V6].map(|cast| {
             [cast.pending_pod, cast.away_pod, cast.known_pod, cast.early_pod, cast.unknown_pod]
@@ -298,7 +299,7 @@ impl<'a> Rig<'a> {
                 let others = if id.is_multiple_of(2) { 0x0001_0000 } else { 0 };
                 let mark = others | if marked { NODE_MARK } else { 0 };
                 let meta = Meta { mark, forwarded: ingress_ifindex != 0, returning };
-                (Run { ingress_ifindex, mark, ..TO_NETDEV }, Hook::ToNetdev(meta))
+                (TestRun { ingress_ifindex, mark, ..TO_NETDEV }, Hook::ToNetdev(meta))
             }
         };
         run.gso_size = bent.gso_size;

@@ -3,7 +3,7 @@
 
 use egress_common::abi::HandoverStage;
 
-use crate::cast::{Cast, V4, V6};
+use crate::cast::{FamilyAddresses, V4, V6};
 use crate::frames::{ACK, Body, FIN, RST, SYN};
 use crate::mutants::Numbers;
 
@@ -30,7 +30,7 @@ pub(super) enum Who {
 }
 
 impl Who {
-    pub(super) fn of(self, cast: &Cast) -> &'static str {
+    pub(super) fn of(self, cast: &FamilyAddresses) -> &'static str {
         let v4 = cast.node == V4.node;
         match self {
             Self::Pod => cast.pod,
@@ -73,7 +73,7 @@ pub(super) enum By {
 
 impl By {
     /// A packet to the other node of a hand-over, as that node passes it on.
-    pub(super) fn passed(self, cast: &Cast) -> Self {
+    pub(super) fn passed(self, cast: &FamilyAddresses) -> Self {
         match self {
             Self::FromNetdev => Self::Overlay { from: Who::OtherNode, egress_id: cast.here },
             other => other,
@@ -330,6 +330,6 @@ pub(super) fn story(seed: u64) -> Vec<(usize, Step)> {
     (0..STEPS).map(|id| (id, maker.step(id))).collect()
 }
 
-pub(super) const fn cast(v6: bool) -> Cast {
+pub(super) const fn cast(v6: bool) -> FamilyAddresses {
     if v6 { V6 } else { V4 }
 }
