@@ -5,7 +5,7 @@ use egress_common::abi::{
 };
 use egress_common::decide::memory_maps::MemoryMaps;
 
-use crate::node::Node;
+use crate::node::ModelNode;
 
 pub(crate) const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
 
@@ -82,7 +82,7 @@ pub(crate) const fn bits(family: Family, v4: u32, v6: u32) -> u32 {
 const NODE_PORTS: PortRange = PortRange { first: 61_000, last: 61_003 };
 
 /// Two nodes with their networks; no pod and no policy.
-pub(crate) fn node_of_stories() -> Node {
+pub(crate) fn node_of_stories() -> ModelNode {
     let mut config = Config::EMPTY;
     config.generation = 1;
     config.tunnel_port = 4794;
@@ -110,7 +110,7 @@ pub(crate) fn node_of_stories() -> Node {
             (egress(family, 1), host, ClusterPrefix::new(PrefixKind::EgressIp, none)),
         ]);
     }
-    Node::new(maps)
+    ModelNode::new(maps)
 }
 
 /// Assigns an owned address to the policy.

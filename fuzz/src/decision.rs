@@ -10,9 +10,9 @@ use egress_common::decide::to_netdev::Meta;
 use egress_common::wire::{Headers, PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP, PROTO_UDP};
 
 use crate::addresses::{self, FAMILIES, policy_key};
-use crate::frame::{self, Packet};
+use crate::frame::{self, FuzzPacket};
 use crate::input::Input;
-use crate::node::{Hook, MARKS, Node, Outcome, Skb};
+use crate::node::{MARKS, ModelNode, PacketHook, PacketOutcome, Skb};
 
 /// Steps of one story.
 const STEPS: usize = 48;
@@ -32,7 +32,7 @@ pub fn decision(data: &[u8]) {
     }
 }
 
-fn change(input: &mut Input<'_>, node: &mut Node) {
+fn change(input: &mut Input<'_>, node: &mut ModelNode) {
     let (family, id) = (input.pick(&FAMILIES), input.pick(&IDS));
     let pod = addresses::pod(family, u8::try_from(input.below(addresses::PODS)).unwrap_or_default());
     let (maps, pods) = (&node.maps, &node.maps.pods);
@@ -88,29 +88,29 @@ fn hand_over(input: &mut Input<'_>, maps: &MemoryMaps, id: u32, family: Family) 
 /// Number of recent frames that errors can quote.
 const QUOTABLE: usize = 8;
 
-fn pass(input: &mut Input<'_>, node: &mut Node, hook: usize, seen: &mut Vec<Vec<u8>>) {
+fn pass(input: &mut Input<'_>, node: &mut ModelNode, hook: usize, seen: &mut Vec<Vec<u8>>) {
     let frame = match input.below(8) {
         0 => bent(input),
         1 if !seen.is_empty() => complaint(input, seen),
         _ => packet(input).frame(),
     };
     let hook = match hook {
-        2 | 3 => Hook::FromPod,
+        2 | 3 => PacketHook::FromPod,
         4 => {
             let source = input.pick(&[addresses::OTHER, addresses::SELF, addresses::remote_pod(Family::V4, 0)]);
-            Hook::FromOverlay(Outer { source, egress_id: input.pick(&IDS) })
+            PacketHook::FromOverlay(Outer { source, egress_id: input.pick(&IDS) })
         }
-        5 => Hook::FromNetdev,
+        5 => PacketHook::FromNetdev,
         6 => {
             let mark = input.pick(&MARKS);
-            Hook::ToNetdev(Meta { mark, forwarded: input.flag(), returning: input.flag() })
+            PacketHook::ToNetdev(Meta { mark, forwarded: input.flag(), returning: input.flag() })
         }
-        _ => Hook::ToPod,
+        _ => PacketHook::ToPod,
     };
     let gso_size = if input.below(16) == 1 { 1000 } else { 0 };
     let outcome = node.run(&hook, &Skb { frame: &frame, gso_size, foreign: false });
     seen.push(frame);
-    if let Outcome::Sent(_, out) = outcome {
+    if let PacketOutcome::Sent(_, out) = outcome {
         seen.push(out);
     }
     seen.drain(..seen.len().saturating_sub(QUOTABLE));
@@ -132,7 +132,7 @@ fn complaint(input: &mut Input<'_>, seen: &[Vec<u8>]) -> Vec<u8> {
 }
 
 /// A packet with any source and destination.
-fn packet(input: &mut Input<'_>) -> Packet {
+fn packet(input: &mut Input<'_>) -> FuzzPacket {
     let family = input.pick(&FAMILIES);
     let any_address = addresses::any_address(family);
     let (icmp, echo, reply, error) = match family {
@@ -146,7 +146,7 @@ fn packet(input: &mut Input<'_>) -> Packet {
         1 => (8, false, 1),
         _ => (0, false, 0),
     };
-    Packet {
+    FuzzPacket {
         saddr: input.pick(&any_address),
         daddr: input.pick(&any_address),
         protocol,

@@ -9,7 +9,7 @@ use egress_common::wire::{
 
 /// Description of a packet.
 #[derive(Clone, Copy, Debug)]
-pub struct Packet {
+pub struct FuzzPacket {
     pub saddr: Addr,
     pub daddr: Addr,
     pub protocol: u8,
@@ -25,7 +25,7 @@ pub struct Packet {
     pub unsummed: bool,
 }
 
-impl Packet {
+impl FuzzPacket {
     #[must_use]
     pub fn frame(&self) -> Vec<u8> {
         let transport = self.transport();
@@ -178,7 +178,7 @@ pub fn error_about(frame: &[u8], router: Addr, to: Addr, kind: u8, quoted: usize
         Family::V4 => (PROTO_ICMP, IPV4_LEN),
         Family::V6 => (PROTO_ICMPV6, IPV6_LEN),
     };
-    let shell = Packet {
+    let shell = FuzzPacket {
         saddr: router,
         daddr: to,
         protocol,

@@ -9,15 +9,15 @@ use egress_common::decide::to_netdev::Meta;
 use egress_common::wire::{Headers, PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP, PROTO_UDP, tcp};
 
 use crate::addresses::{self, FAMILIES, policy_key};
-use crate::frame::{self, Packet};
+use crate::frame::{self, FuzzPacket};
 use crate::input::Input;
-use crate::node::{MARKS, Node, Outcome};
+use crate::node::{MARKS, ModelNode, PacketOutcome};
 
 const STEPS: usize = 96;
 const SECOND_NS: u64 = 1_000_000_000;
 
 pub fn nat(data: &[u8]) {
-    let mut story = Story { input: Input::new(data), node: addresses::node_of_stories(), sent: Vec::new() };
+    let mut story = NatStory { input: Input::new(data), node: addresses::node_of_stories(), sent: Vec::new() };
     story.begin();
     for _ in 0..STEPS {
         if story.input.is_empty() {
@@ -27,9 +27,9 @@ pub fn nat(data: &[u8]) {
     }
 }
 
-struct Story<'a> {
+struct NatStory<'a> {
     input: Input<'a>,
-    node: Node,
+    node: ModelNode,
     /// An outbound packet with an egress IP or node address.
     sent: Vec<Vec<u8>>,
 }
@@ -42,7 +42,7 @@ const fn id(family: Family, index: u8) -> u32 {
     }
 }
 
-impl Story<'_> {
+impl NatStory<'_> {
     fn begin(&mut self) {
         for family in FAMILIES {
             self.give(family, false);
@@ -110,11 +110,11 @@ impl Story<'_> {
     }
 
     /// From and to a few ports, so that flows conflict.
-    fn packet(&mut self, family: Family, saddr: Addr, daddr: Addr) -> Packet {
+    fn packet(&mut self, family: Family, saddr: Addr, daddr: Addr) -> FuzzPacket {
         let (icmp, echo) = if family == Family::V4 { (PROTO_ICMP, 8) } else { (PROTO_ICMPV6, 128) };
         let protocol = self.input.pick(&[PROTO_UDP, PROTO_TCP, icmp]);
         let flags = self.input.pick(&[tcp::SYN, tcp::ACK, tcp::FIN | tcp::ACK, tcp::RST]);
-        Packet {
+        FuzzPacket {
             saddr,
             daddr,
             protocol,
@@ -156,20 +156,20 @@ impl Story<'_> {
         let (pod, _) = self.who(family);
         let packet = self.packet(family, addresses::pod(family, pod), addresses::other_node(family));
         let meta = Meta { mark: MARKS[1], forwarded: true, returning: false };
-        if let Outcome::Passed(Verdict::NodeSnat, out, _) = self.node.to_netdev(&packet.frame(), &meta) {
-            self.went(&packet, Outcome::Sent(Verdict::NodeSnat, out), Verdict::NodeReply);
+        if let PacketOutcome::Passed(Verdict::NodeSnat, out, _) = self.node.to_netdev(&packet.frame(), &meta) {
+            self.went(&packet, PacketOutcome::Sent(Verdict::NodeSnat, out), Verdict::NodeReply);
         }
     }
 
     /// Records an outbound packet and answers it at once: the answer must reach the pod, byte for byte as expected.
-    fn went(&mut self, packet: &Packet, outcome: Outcome, by: Verdict) {
+    fn went(&mut self, packet: &FuzzPacket, outcome: PacketOutcome, by: Verdict) {
         let out = match outcome {
             // The other node answers it.
-            Outcome::Sent(Verdict::HandedOver, _) => return,
-            Outcome::Sent(_, out) => out,
-            Outcome::Dropped(_) => return,
+            PacketOutcome::Sent(Verdict::HandedOver, _) => return,
+            PacketOutcome::Sent(_, out) => out,
+            PacketOutcome::Dropped(_) => return,
             // Another flow has its port by now, and the pod gets a reset.
-            Outcome::Answered(Verdict::CutAnswered, answer) => {
+            PacketOutcome::Answered(Verdict::CutAnswered, answer) => {
                 let answer = Headers::parse(answer.as_slice(), Direction::Ingress).expect("it is IP");
                 assert_eq!((answer.tuple.saddr, answer.tuple.daddr), (packet.daddr, packet.saddr));
                 assert_eq!(answer.tcp_flags & tcp::RST, tcp::RST, "{packet:?}");
@@ -178,10 +178,10 @@ impl Story<'_> {
             other => panic!("left to others: {other:?}: {packet:?}"),
         };
         let answer = answer_to(&out);
-        let expected = Packet { saddr: packet.daddr, daddr: packet.saddr, ..*packet };
+        let expected = FuzzPacket { saddr: packet.daddr, daddr: packet.saddr, ..*packet };
         let headers = Headers::parse(out.as_slice(), Direction::Egress).expect("it is IP");
         match self.node.from_netdev(&answer) {
-            Outcome::Sent(verdict, back) | Outcome::Passed(verdict, back, _) if verdict == by => {
+            PacketOutcome::Sent(verdict, back) | PacketOutcome::Passed(verdict, back, _) if verdict == by => {
                 let back = Headers::parse(back.as_slice(), Direction::Ingress).expect("it is IP");
                 assert_eq!((back.tuple.saddr, back.tuple.daddr), (expected.saddr, expected.daddr));
                 assert_eq!(back.tuple.dport(), packet.sport, "{packet:?}");
@@ -248,7 +248,7 @@ fn answer_to(sent: &[u8]) -> Vec<u8> {
         (_, Family::V4) => 0,
         (_, Family::V6) => 129,
     };
-    Packet {
+    FuzzPacket {
         saddr: tuple.daddr,
         daddr: tuple.saddr,
         protocol: tuple.protocol,

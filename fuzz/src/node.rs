@@ -29,7 +29,7 @@ pub(crate) const MARKS: [u32; 3] = [0, NODE_MARK, 0x0001_4000 | NODE_MARK];
 
 /// The hook of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Hook {
+pub enum PacketHook {
     /// Management port, ingress and egress.
     FromPod,
     ToPod,
@@ -59,7 +59,7 @@ impl<'a> Skb<'a> {
 
 /// Outcome of a packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum PacketOutcome {
     /// Passed to the stack, perhaps rewritten, with this mark.
     Passed(Verdict, Vec<u8>, u32),
     /// Leaves by another device, with any link addresses. Overlay packets are without outer headers.
@@ -71,7 +71,7 @@ pub enum Outcome {
     Dropped(Verdict),
 }
 
-impl Outcome {
+impl PacketOutcome {
     #[must_use]
     pub const fn verdict(&self) -> Verdict {
         match self {
@@ -110,7 +110,7 @@ impl Outcome {
 /// The path MTU that the unchanged packet exceeds.
 struct TooBig(u32);
 
-pub struct Node {
+pub struct ModelNode {
     pub maps: MemoryMaps,
     /// Destinations with a route by the uplink.
     pub routed: fn(&Addr) -> bool,
@@ -120,7 +120,7 @@ pub struct Node {
     asked: HashMap<Tuple, Tuple>,
 }
 
-impl Node {
+impl ModelNode {
     #[must_use]
     pub fn new(maps: MemoryMaps) -> Self {
         Self { maps, routed: |_| true, resolved: |_| true, asked: HashMap::new() }
@@ -148,42 +148,42 @@ impl Node {
         mtu::wire_length(u32::try_from(skb.frame.len()).unwrap_or(u32::MAX), skb.gso_size, headers)
     }
 
-    pub fn run(&mut self, hook: &Hook, skb: &Skb<'_>) -> Outcome {
+    pub fn run(&mut self, hook: &PacketHook, skb: &Skb<'_>) -> PacketOutcome {
         self.maps.next_packet();
         let outcome = match hook {
-            Hook::FromPod => self.run_from_pod(skb),
-            Hook::ToPod => self.run_to_pod(skb),
-            Hook::FromOverlay(outer) => self.run_from_overlay(outer, skb),
-            Hook::FromNetdev => self.run_from_netdev(skb),
-            Hook::ToNetdev(meta) => self.run_to_netdev(skb, meta),
+            PacketHook::FromPod => self.run_from_pod(skb),
+            PacketHook::ToPod => self.run_to_pod(skb),
+            PacketHook::FromOverlay(outer) => self.run_from_overlay(outer, skb),
+            PacketHook::FromNetdev => self.run_from_netdev(skb),
+            PacketHook::ToNetdev(meta) => self.run_to_netdev(skb, meta),
         };
         self.maps.assert_paired();
         outcome
     }
 
-    pub fn from_pod(&mut self, frame: &[u8]) -> Outcome {
-        self.run(&Hook::FromPod, &Skb::plain(frame))
+    pub fn from_pod(&mut self, frame: &[u8]) -> PacketOutcome {
+        self.run(&PacketHook::FromPod, &Skb::plain(frame))
     }
 
-    pub fn from_overlay(&mut self, outer: &Outer, frame: &[u8]) -> Outcome {
-        self.run(&Hook::FromOverlay(*outer), &Skb::plain(frame))
+    pub fn from_overlay(&mut self, outer: &Outer, frame: &[u8]) -> PacketOutcome {
+        self.run(&PacketHook::FromOverlay(*outer), &Skb::plain(frame))
     }
 
-    pub fn from_netdev(&mut self, frame: &[u8]) -> Outcome {
-        self.run(&Hook::FromNetdev, &Skb::plain(frame))
+    pub fn from_netdev(&mut self, frame: &[u8]) -> PacketOutcome {
+        self.run(&PacketHook::FromNetdev, &Skb::plain(frame))
     }
 
-    pub fn to_netdev(&mut self, frame: &[u8], meta: &Meta) -> Outcome {
-        self.run(&Hook::ToNetdev(*meta), &Skb::plain(frame))
+    pub fn to_netdev(&mut self, frame: &[u8], meta: &Meta) -> PacketOutcome {
+        self.run(&PacketHook::ToNetdev(*meta), &Skb::plain(frame))
     }
 
     /// Only records inbound connections.
-    pub fn to_pod(&mut self, frame: &[u8]) -> Outcome {
-        self.run(&Hook::ToPod, &Skb::plain(frame))
+    pub fn to_pod(&mut self, frame: &[u8]) -> PacketOutcome {
+        self.run(&PacketHook::ToPod, &Skb::plain(frame))
     }
 
     /// As egress-ebpf/src/fragment.rs, without running reinjected fragments.
-    fn kept(&self, skb: &Skb<'_>, headers: &Headers, outcome: Outcome) -> Outcome {
+    fn kept(&self, skb: &Skb<'_>, headers: &Headers, outcome: PacketOutcome) -> PacketOutcome {
         const MOST: u32 = 64;
         const FRAME: usize = 1992;
         let (key, now, mut awaited) = (fragments::key(headers), self.maps.now.get(), self.maps.awaited.borrow_mut());
@@ -194,7 +194,7 @@ impl Node {
                     *entry = (now, 0);
                 }
                 entry.1 += 1;
-                if entry.1 > MOST { outcome } else { Outcome::Dropped(Verdict::FragmentHeld) }
+                if entry.1 > MOST { outcome } else { PacketOutcome::Dropped(Verdict::FragmentHeld) }
             }
             Verdict::FragmentsReleased => {
                 awaited.remove(&key);
@@ -204,15 +204,15 @@ impl Node {
         }
     }
 
-    fn run_to_pod(&mut self, skb: &Skb<'_>) -> Outcome {
+    fn run_to_pod(&mut self, skb: &Skb<'_>) -> PacketOutcome {
         let headers = match Self::headers(skb.frame, Direction::Ingress) {
             Ok(headers) => headers,
-            Err(verdict) => return Outcome::done(verdict, skb.frame, 0),
+            Err(verdict) => return PacketOutcome::done(verdict, skb.frame, 0),
         };
         let verdict = to_pod::decide(&headers, &self.maps, &self.config());
         let is_refused = verdict == Verdict::InboundFull;
         assert!(is_refused || verdict.class() == Class::Pass, "it guards nothing else: {verdict:?}");
-        Outcome::done(verdict, skb.frame, 0)
+        PacketOutcome::done(verdict, skb.frame, 0)
     }
 
     /// Writes the translated source, and asserts that no other flow has the same.
@@ -264,7 +264,7 @@ fn rewritten(headers: &Headers, quote: &Quote, frame: Vec<u8>, rewrite: &Rewrite
 fn fits_in_two(skb: &Skb<'_>, headers: &Headers, mtu: u32) -> bool {
     let header = u32::from(headers.l4_offset) - u32::try_from(ETH_LEN).unwrap_or_default();
     let first = mtu.saturating_sub(header) & !7;
-    let rest = Node::wire_length(skb, headers).saturating_sub(header + first);
+    let rest = ModelNode::wire_length(skb, headers).saturating_sub(header + first);
     headers.family == Family::V4
         && headers.may_be_fragmented()
         && skb.gso_size == 0

@@ -8,7 +8,7 @@ use egress_common::wire::icmp::GeneratedError;
 use egress_common::wire::nd::{self, ADVERTISEMENT_LEN, Solicitation};
 use egress_common::wire::{ETH_LEN, Frame as _, Headers, L4, PROTO_ICMPV6, Quote, arp, ethertype, icmp, ipv4};
 
-use super::{Node, Outcome, Skb, TooBig, fits_in_two, quoted, rewritten};
+use super::{ModelNode, PacketOutcome, Skb, TooBig, fits_in_two, quoted, rewritten};
 use crate::rewrite;
 
 /// The decision about an answer, with a copy of the NAT entry.
@@ -30,18 +30,18 @@ impl Back {
     }
 }
 
-impl Node {
-    pub(super) fn run_from_netdev(&mut self, skb: &Skb<'_>) -> Outcome {
+impl ModelNode {
+    pub(super) fn run_from_netdev(&mut self, skb: &Skb<'_>) -> PacketOutcome {
         let (frame, config) = (skb.frame, self.config());
         if skb.foreign {
-            return Outcome::done(Verdict::NotOurs, frame, 0);
+            return PacketOutcome::done(Verdict::NotOurs, frame, 0);
         }
         if frame.load(ETH_LEN - 2).map(u16::from_be_bytes) == Some(ethertype::ARP) {
             return self.asked_for_address(frame);
         }
         let mut headers = match Self::headers(frame, Direction::Ingress) {
             Ok(headers) => headers,
-            Err(verdict) => return Outcome::done(verdict, frame, 0),
+            Err(verdict) => return PacketOutcome::done(verdict, frame, 0),
         };
         if skb.gso_size == 0
             && let Some((outer, inner)) = rewrite::decapsulated(frame, &headers, &config)
@@ -57,19 +57,19 @@ impl Node {
         self.kept(skb, &headers, outcome)
     }
 
-    fn asked_for_address(&self, frame: &[u8]) -> Outcome {
+    fn asked_for_address(&self, frame: &[u8]) -> PacketOutcome {
         let Some(message) = arp::Message::parse(frame) else {
-            return Outcome::done(Verdict::NotOurs, frame, 0);
+            return PacketOutcome::done(Verdict::NotOurs, frame, 0);
         };
         let is_contested = self.held(&message.sender()).is_some_and(|owned| owned.mac != message.sender_mac);
         let owned = if message.is_request() { self.held(&message.target()) } else { None };
         let Some(owned) = owned else {
             let verdict = if is_contested { Verdict::AddressConflict } else { Verdict::NotOurs };
-            return Outcome::done(verdict, frame, 0);
+            return PacketOutcome::done(verdict, frame, 0);
         };
         let answer = message.answer(owned.mac);
         let rest = frame.get(answer.len()..).unwrap_or_default();
-        Outcome::Answered(Verdict::ArpAnswered, [answer.as_slice(), rest].concat())
+        PacketOutcome::Answered(Verdict::ArpAnswered, [answer.as_slice(), rest].concat())
     }
 
     /// The new owner answers for a handed-over address.
@@ -79,22 +79,22 @@ impl Node {
         self.maps.owned_addr(address).filter(is_held)
     }
 
-    fn solicited(&self, frame: &[u8], headers: &Headers) -> Option<Outcome> {
+    fn solicited(&self, frame: &[u8], headers: &Headers) -> Option<PacketOutcome> {
         let sender = &headers.tuple.saddr;
         let (kind, target) = nd::about(frame)?;
         let owned = self.held(&target)?;
         let message = nd::Message::parse(frame)?;
         if kind == icmp::v6::NEIGHBOUR_ADVERTISEMENT {
             let is_contested = message.overrides() && message.link(frame)? != owned.mac;
-            return is_contested.then(|| Outcome::done(Verdict::AddressConflict, frame, 0));
+            return is_contested.then(|| PacketOutcome::done(Verdict::AddressConflict, frame, 0));
         }
         let solicitation = Solicitation { sender_mac: frame.load(6)?, sender, target };
         let mut answer = [0; ADVERTISEMENT_LEN];
         solicitation.answer(owned.mac, &mut answer);
-        Some(Outcome::Answered(Verdict::NeighbourAnswered, answer.to_vec()))
+        Some(PacketOutcome::Answered(Verdict::NeighbourAnswered, answer.to_vec()))
     }
 
-    fn came_from_world(&mut self, skb: &Skb<'_>, headers: &mut Headers) -> Outcome {
+    fn came_from_world(&mut self, skb: &Skb<'_>, headers: &mut Headers) -> PacketOutcome {
         let (frame, config) = (skb.frame, self.config());
         let quote = quoted(frame, headers);
         let is_for_egress_ip = self.maps.owned_addr.borrow().contains_key(&headers.tuple.daddr);
@@ -116,7 +116,7 @@ impl Node {
                     GeneratedError::TooBig(mtu).head(headers.family),
                     &headers.tuple.daddr,
                 );
-                Outcome::answered(Verdict::MtuAnswered, answer, Verdict::MtuExceeded)
+                PacketOutcome::answered(Verdict::MtuAnswered, answer, Verdict::MtuExceeded)
             }
         }
     }
@@ -128,10 +128,10 @@ impl Node {
         headers: &Headers,
         quote: &Quote,
         decision: &Back,
-    ) -> Result<Outcome, TooBig> {
+    ) -> Result<PacketOutcome, TooBig> {
         let (frame, config) = (skb.frame, self.config());
         let (verdict, nat_entry) = match decision {
-            Back::Done(verdict) => return Ok(Outcome::done(*verdict, frame, 0)),
+            Back::Done(verdict) => return Ok(PacketOutcome::done(*verdict, frame, 0)),
             Back::PassOn(egress_id) => return Ok(self.pass_on(skb, headers, *egress_id)),
             Back::To(verdict, nat_entry) => (*verdict, *nat_entry),
         };
@@ -144,7 +144,7 @@ impl Node {
             }
             Verdict::ReplyToNode => match mtu::fit(length, config.overlay_mtu, headers, &nat_entry.source_node) {
                 Fit::Tell(limit) => Some(limit.min(config.pod_mtu)),
-                Fit::Lost => return Ok(Outcome::Dropped(Verdict::OverlayTooNarrow)),
+                Fit::Lost => return Ok(PacketOutcome::Dropped(Verdict::OverlayTooNarrow)),
                 Fit::Whole | Fit::Cut => {
                     (length > config.pod_mtu && !headers.may_be_fragmented()).then_some(config.pod_mtu)
                 }
@@ -159,32 +159,32 @@ impl Node {
         let less = if by_stack { Some(()) } else { rewrite::decrement_ttl(&mut out, headers.family) };
         let sender = if headers.l4 == L4::IcmpError { quote.tuple().daddr } else { headers.tuple.saddr };
         if nat_entry.other.daddr != sender {
-            return Ok(Outcome::Dropped(Verdict::ClaimLost));
+            return Ok(PacketOutcome::Dropped(Verdict::ClaimLost));
         }
         let less = less.ok_or(Verdict::RewriteFailed);
         let out = match less.and_then(|()| rewritten(headers, quote, out, &Rewrite::reverse(&nat_entry))) {
             Ok(out) => out,
-            Err(verdict) => return Ok(Outcome::Dropped(verdict)),
+            Err(verdict) => return Ok(PacketOutcome::Dropped(verdict)),
         };
         let after = Self::headers(&out, Direction::Ingress).expect("still IP");
         assert_eq!(after.tuple.daddr, nat_entry.other.saddr, "for the pod");
         Ok(match verdict {
-            Verdict::NodeReply => Outcome::Passed(verdict, out, 0),
+            Verdict::NodeReply => PacketOutcome::Passed(verdict, out, 0),
             _ if in_two => self.split(verdict, &out, config.pod_mtu),
-            _ => Outcome::Sent(verdict, out),
+            _ => PacketOutcome::Sent(verdict, out),
         })
     }
 
     /// For a pod in two fragments, if the packet's length field is valid.
-    pub(super) fn split(&self, verdict: Verdict, frame: &[u8], mtu: u32) -> Outcome {
+    pub(super) fn split(&self, verdict: Verdict, frame: &[u8], mtu: u32) -> PacketOutcome {
         let headers = Self::headers(frame, Direction::Ingress).expect("still IP");
         if !(self.resolved)(&headers.tuple.daddr) {
-            return Outcome::Dropped(Verdict::NoNeighbour);
+            return PacketOutcome::Dropped(Verdict::NoNeighbour);
         }
         let header = usize::from(headers.l4_offset) - ETH_LEN;
         let first = (mtu as usize - header) & !7;
         let total = frame.load(ETH_LEN + ipv4::TOTAL_LEN).map_or(0, |total| usize::from(u16::from_be_bytes(total)));
         let is_there = total > header + first && total <= header + first + 2048 && ETH_LEN + total <= frame.len();
-        if is_there { Outcome::Split(verdict) } else { Outcome::Dropped(Verdict::RewriteFailed) }
+        if is_there { PacketOutcome::Split(verdict) } else { PacketOutcome::Dropped(Verdict::RewriteFailed) }
     }
 }

@@ -8,22 +8,22 @@ use egress_common::decide::{NatOwner, Rewrite};
 use egress_common::wire::icmp::GeneratedError;
 use egress_common::wire::{Headers, L4, Quote};
 
-use super::{Node, Outcome, Skb, TooBig, fits_in_two, quoted};
+use super::{ModelNode, PacketOutcome, Skb, TooBig, fits_in_two, quoted};
 use crate::rewrite;
 
-impl Node {
-    pub(super) fn run_from_overlay(&mut self, outer: &Outer, skb: &Skb<'_>) -> Outcome {
+impl ModelNode {
+    pub(super) fn run_from_overlay(&mut self, outer: &Outer, skb: &Skb<'_>) -> PacketOutcome {
         let mut headers = match Self::headers(skb.frame, Direction::Egress) {
             Ok(headers) => headers,
-            Err(why) => return Outcome::Dropped(from_overlay::unread(why)),
+            Err(why) => return PacketOutcome::Dropped(from_overlay::unread(why)),
         };
         let (config, quote) = (self.config(), quoted(skb.frame, &headers));
         let outcome = match from_overlay::decide(&mut headers, outer, &self.maps, &config) {
-            FromOverlay::Done(verdict) => Outcome::done(verdict, skb.frame, 0),
+            FromOverlay::Done(verdict) => PacketOutcome::done(verdict, skb.frame, 0),
             FromOverlay::Deliver => match Self::wire_length(skb, &headers) > config.pod_mtu {
-                true if !fits_in_two(skb, &headers, config.pod_mtu) => Outcome::Dropped(Verdict::MtuExceeded),
+                true if !fits_in_two(skb, &headers, config.pod_mtu) => PacketOutcome::Dropped(Verdict::MtuExceeded),
                 true => self.split(Verdict::ReplyDelivered, skb.frame, config.pod_mtu),
-                false => Outcome::Sent(Verdict::ReplyDelivered, skb.frame.to_vec()),
+                false => PacketOutcome::Sent(Verdict::ReplyDelivered, skb.frame.to_vec()),
             },
             FromOverlay::PassOn => self.pass_on(skb, &headers, outer.egress_id),
             FromOverlay::Answer => self.came_back(skb, outer.egress_id),
@@ -37,20 +37,22 @@ impl Node {
                 };
                 let owned = *owned;
                 match self.out_by_uplink(skb, &headers, &quote, &owned, &owner) {
-                    Ok(Outcome::Dropped(Verdict::PortTaken)) => {
-                        Outcome::answered(Verdict::CutAnswered, rewrite::reset(skb.frame, &headers), Verdict::PortTaken)
-                    }
+                    Ok(PacketOutcome::Dropped(Verdict::PortTaken)) => PacketOutcome::answered(
+                        Verdict::CutAnswered,
+                        rewrite::reset(skb.frame, &headers),
+                        Verdict::PortTaken,
+                    ),
                     Ok(outcome) => outcome,
                     Err(TooBig(mtu)) => {
                         let (head, node) = (GeneratedError::TooBig(mtu).head(headers.family), &config);
                         let answer =
                             rewrite::error(skb.frame, &headers, head, &from_netdev::node_address(node, headers.family));
-                        Outcome::answered(Verdict::MtuAnswered, answer, Verdict::MtuExceeded)
+                        PacketOutcome::answered(Verdict::MtuAnswered, answer, Verdict::MtuExceeded)
                     }
                 }
             }
         };
-        assert!(!matches!(outcome, Outcome::Passed(..)), "nothing from the overlay meets the stack: {outcome:?}");
+        assert!(!matches!(outcome, PacketOutcome::Passed(..)), "nothing from the overlay meets the stack: {outcome:?}");
         outcome
     }
 
@@ -62,18 +64,18 @@ impl Node {
         quote: &Quote,
         owned: &Owned,
         owner: &NatOwner,
-    ) -> Result<Outcome, TooBig> {
+    ) -> Result<PacketOutcome, TooBig> {
         let pool = SnatSource { address: owned.address, ports: snat::EGRESS_PORTS };
         let nat_entry = match snat::translate(headers, quote, &self.maps, &pool, owner) {
             Ok(nat_entry) => *nat_entry,
             Err(verdict) => {
                 assert_eq!(verdict.class(), Class::Drop, "no mapping, so no packet");
-                return Ok(Outcome::Dropped(verdict));
+                return Ok(PacketOutcome::Dropped(verdict));
             }
         };
         let source = Rewrite::snat(&nat_entry);
         if source.addr != owned.address {
-            return Ok(Outcome::Dropped(Verdict::ClaimLost));
+            return Ok(PacketOutcome::Dropped(Verdict::ClaimLost));
         }
         if headers.l4 != L4::IcmpError {
             assert_eq!(
@@ -83,7 +85,7 @@ impl Node {
             );
         }
         if !(self.routed)(&headers.tuple.daddr) {
-            return Ok(Outcome::Dropped(Verdict::NoRoute));
+            return Ok(PacketOutcome::Dropped(Verdict::NoRoute));
         }
         let limit = self.config().uplink_mtu;
         if Self::wire_length(skb, headers) > limit {
@@ -93,11 +95,11 @@ impl Node {
         let here = nat_entry.origin() == Some(Origin::Here);
         let less = if here { rewrite::decrement_ttl(&mut frame, headers.family) } else { Some(()) };
         if less.is_none() {
-            return Ok(Outcome::Dropped(Verdict::RewriteFailed));
+            return Ok(PacketOutcome::Dropped(Verdict::RewriteFailed));
         }
         Ok(match self.translated(headers, quote, frame, pool.ports, &nat_entry) {
-            Ok(out) => Outcome::Sent(if here { Verdict::SnatHere } else { Verdict::SnatForNode }, out),
-            Err(verdict) => Outcome::Dropped(verdict),
+            Ok(out) => PacketOutcome::Sent(if here { Verdict::SnatHere } else { Verdict::SnatForNode }, out),
+            Err(verdict) => PacketOutcome::Dropped(verdict),
         })
     }
 }

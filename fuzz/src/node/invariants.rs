@@ -10,9 +10,9 @@ use egress_common::decide::to_netdev::Meta;
 use egress_common::decide::to_pod;
 use egress_common::wire::{Headers, L4, Quote};
 
-use super::{Node, Outcome};
+use super::{ModelNode, PacketOutcome};
 
-impl Node {
+impl ModelNode {
     pub(super) fn judge_slot(&self, headers: &Headers, egress_id: u32, slot: &PolicySlot) {
         let pod = self.maps.pods.borrow().get(&headers.tuple.saddr).and_then(|pod| pod.egress_id());
         assert_eq!(pod, Some(egress_id), "sent for an object that does not select the pod");
@@ -55,8 +55,8 @@ impl Node {
     }
 
     /// A selected pod's packet to the world is left to the stack by these rules only.
-    pub(super) fn judge_stack(&self, headers: &Headers, outcome: &Outcome) {
-        let Outcome::Passed(verdict, ..) = outcome else { return };
+    pub(super) fn judge_stack(&self, headers: &Headers, outcome: &PacketOutcome) {
+        let PacketOutcome::Passed(verdict, ..) = outcome else { return };
         let selected = self.maps.pods.borrow().get(&headers.tuple.saddr).is_some_and(|pod| pod.egress_id().is_some());
         if selected && self.is_world(&headers.tuple.daddr) {
             let allowed = [
@@ -71,8 +71,8 @@ impl Node {
     }
 
     /// A packet leaves with a pod's address by these rules only.
-    pub(super) fn judge_wire(&self, headers: &Headers, meta: &Meta, outcome: &Outcome) {
-        let Outcome::Passed(verdict, out, _) = outcome else { return };
+    pub(super) fn judge_wire(&self, headers: &Headers, meta: &Meta, outcome: &PacketOutcome) {
+        let PacketOutcome::Passed(verdict, out, _) = outcome else { return };
         let source = Self::headers(out, Direction::Egress).expect("still IP").tuple.saddr;
         // Translated packets are redirected, and not checked here.
         let is_egress_ip = self.maps.prefix(&source).is_some_and(|p| p.kind() == Some(PrefixKind::EgressIp));

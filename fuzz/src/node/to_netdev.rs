@@ -6,20 +6,20 @@ use egress_common::decide::from_netdev;
 use egress_common::decide::to_netdev::{self, Meta, ToNetdev};
 use egress_common::wire::{Headers, Quote};
 
-use super::{Node, Outcome, Skb, quoted};
+use super::{ModelNode, PacketOutcome, Skb, quoted};
 use crate::rewrite;
 
-impl Node {
-    pub(super) fn run_to_netdev(&mut self, skb: &Skb<'_>, meta: &Meta) -> Outcome {
+impl ModelNode {
+    pub(super) fn run_to_netdev(&mut self, skb: &Skb<'_>, meta: &Meta) -> PacketOutcome {
         let (frame, config) = (skb.frame, self.config());
         let mut headers = match Self::headers(frame, Direction::Egress) {
             Ok(headers) => headers,
-            Err(verdict) => return Outcome::done(verdict, frame, meta.mark),
+            Err(verdict) => return PacketOutcome::done(verdict, frame, meta.mark),
         };
         let quote = quoted(frame, &headers);
         let outcome = match to_netdev::decide(&mut headers, &quote, meta, &self.maps, &config) {
-            ToNetdev::Done(verdict) => Outcome::done(verdict, frame, meta.mark),
-            ToNetdev::Unmark => Outcome::Passed(Verdict::NodeSnatDone, frame.to_vec(), meta.mark & !NODE_MARK),
+            ToNetdev::Done(verdict) => PacketOutcome::done(verdict, frame, meta.mark),
+            ToNetdev::Unmark => PacketOutcome::Passed(Verdict::NodeSnatDone, frame.to_vec(), meta.mark & !NODE_MARK),
             ToNetdev::NodeSnat => self.node_snat(&headers, &quote, frame, meta.mark & !NODE_MARK),
         };
         self.judge_wire(&headers, meta, &outcome);
@@ -27,28 +27,28 @@ impl Node {
     }
 
     /// `mark`: the remaining bits.
-    fn node_snat(&mut self, headers: &Headers, quote: &Quote, frame: &[u8], mark: u32) -> Outcome {
+    fn node_snat(&mut self, headers: &Headers, quote: &Quote, frame: &[u8], mark: u32) -> PacketOutcome {
         let config = self.config();
         let nat_entry = match to_netdev::translate(headers, quote, &self.maps, &config) {
             Ok(nat_entry) => *nat_entry,
             Err(Verdict::PortTaken) => return self.reset_from_uplink(headers, frame),
-            Err(verdict) => return Outcome::Dropped(verdict),
+            Err(verdict) => return PacketOutcome::Dropped(verdict),
         };
         if Rewrite::snat(&nat_entry).addr != from_netdev::node_address(&config, headers.family) {
-            return Outcome::Dropped(Verdict::ClaimLost);
+            return PacketOutcome::Dropped(Verdict::ClaimLost);
         }
         match self.translated(headers, quote, frame.to_vec(), config.node_ports, &nat_entry) {
-            Ok(out) => Outcome::Passed(Verdict::NodeSnat, out, mark),
-            Err(verdict) => Outcome::Dropped(verdict),
+            Ok(out) => PacketOutcome::Passed(Verdict::NodeSnat, out, mark),
+            Err(verdict) => PacketOutcome::Dropped(verdict),
         }
     }
 
     /// The pod gets a reset by the management port.
-    fn reset_from_uplink(&self, headers: &Headers, frame: &[u8]) -> Outcome {
+    fn reset_from_uplink(&self, headers: &Headers, frame: &[u8]) -> PacketOutcome {
         match rewrite::reset(frame, headers) {
-            Some(_) if !(self.resolved)(&headers.tuple.saddr) => Outcome::Dropped(Verdict::NoNeighbour),
-            Some(frame) => Outcome::Sent(Verdict::CutAnswered, frame),
-            None => Outcome::Dropped(Verdict::PortTaken),
+            Some(_) if !(self.resolved)(&headers.tuple.saddr) => PacketOutcome::Dropped(Verdict::NoNeighbour),
+            Some(frame) => PacketOutcome::Sent(Verdict::CutAnswered, frame),
+            None => PacketOutcome::Dropped(Verdict::PortTaken),
         }
     }
 }

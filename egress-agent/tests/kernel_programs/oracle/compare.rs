@@ -7,20 +7,20 @@ use aya::Pod;
 use aya::maps::{HashMap as KernelMap, MapData};
 use egress_common::abi::{Direction, Exposure, Holder, Verdict};
 use egress_common::decide::memory_maps::MemoryMaps;
-use egress_fuzz::node::Outcome;
+use egress_fuzz::node::PacketOutcome;
 
 use super::derived_frames::unwrapped;
 use crate::stage::{NEXT, REDIRECT, Ran, SHOT, Stage, WAITING};
 
 /// Compares verdict and output; returns the output without outer headers.
-pub(super) fn packet(ran: &Ran, outcome: &Outcome) -> Result<Option<Vec<u8>>, String> {
+pub(super) fn packet(ran: &Ran, outcome: &PacketOutcome) -> Result<Option<Vec<u8>>, String> {
     let (action, frame, mark, from) = match outcome {
-        Outcome::Passed(_, frame, mark) => (NEXT, Some(frame), *mark, 0),
+        PacketOutcome::Passed(_, frame, mark) => (NEXT, Some(frame), *mark, 0),
         // Link addresses belong to the next hop, or are written later.
-        Outcome::Sent(_, frame) => (REDIRECT, Some(frame), 0, 12),
-        Outcome::Split(_) => (REDIRECT, None, 0, 0),
-        Outcome::Answered(_, frame) => (REDIRECT, Some(frame), 0, 0),
-        Outcome::Dropped(_) => (SHOT, None, ran.mark, 0),
+        PacketOutcome::Sent(_, frame) => (REDIRECT, Some(frame), 0, 12),
+        PacketOutcome::Split(_) => (REDIRECT, None, 0, 0),
+        PacketOutcome::Answered(_, frame) => (REDIRECT, Some(frame), 0, 0),
+        PacketOutcome::Dropped(_) => (SHOT, None, ran.mark, 0),
     };
     // The egress ID, for the uplink's egress hook.
     let left = if ran.priority == WAITING { 0 } else { ran.mark };

@@ -4,7 +4,7 @@ use aya::Pod;
 use aya::maps::{HashMap as KernelMap, Map, MapData};
 use egress_common::abi::{Addr, Exposure, Family, PodEntry, PortRange, Tuple, Usage};
 use egress_common::decide::memory_maps::MemoryMaps;
-use egress_fuzz::node::Node;
+use egress_fuzz::node::ModelNode;
 
 use super::derived_frames::SECRET;
 use crate::cast::{V4, V6, addr};
@@ -18,7 +18,7 @@ const NODE_PORTS: PortRange = PortRange { first: 61_000, last: 61_000 };
 const EXPOSED: [u16; 3] = [4000, 80, 443];
 
 /// Clears the state of the programs, fills the other maps, and creates the same model.
-pub(super) fn begin(stage: &mut Stage, decisions: u32) -> Node {
+pub(super) fn begin(stage: &mut Stage, decisions: u32) -> ModelNode {
     stage.nat.empty();
     stage.flows.empty();
     stage.inbound.empty();
@@ -69,7 +69,7 @@ pub(super) fn begin(stage: &mut Stage, decisions: u32) -> Node {
     let nat = KernelMap::<_, Tuple, egress_common::abi::NatEntry>::try_from(Map::HashMap(nat)).expect("its shape");
     maps.adopt
         .replace(Some(Box::new(move |forward: &Tuple| nat.get(forward, 0).ok().map(|mapping| mapping.other.dport()))));
-    let mut node = Node::new(maps);
+    let mut node = ModelNode::new(maps);
     (node.routed, node.resolved) = (is_routed, is_resolved);
     node
 }

@@ -11,7 +11,7 @@ use egress_common::abi::{
 };
 use egress_common::decide::to_netdev::Meta;
 use egress_common::wire::{Fragment, Headers};
-use egress_fuzz::node::{Hook, Node, Skb};
+use egress_fuzz::node::{ModelNode, PacketHook, Skb};
 
 use super::derived_frames::{bend, enveloped, error_about, frame_of, mirrored};
 use super::story::{Bent, By, Step, Who, cast};
@@ -35,7 +35,7 @@ struct Sent {
 
 pub(super) struct OracleRig<'a> {
     stage: &'a mut Stage,
-    node: Node,
+    node: ModelNode,
     sent: HashMap<usize, Sent>,
     /// Expected counters.
     counted: Vec<u64>,
@@ -290,16 +290,16 @@ impl<'a> OracleRig<'a> {
 
     fn run(&mut self, id: usize, v6: bool, by: By, frame: Vec<u8>, bent: &Bent) -> Result<(), String> {
         let (mut run, hook) = match by {
-            By::FromPod => (FROM_POD, Hook::FromPod),
-            By::Notice => (TO_POD, Hook::ToPod),
-            By::FromNetdev | By::Overlay { .. } => (FROM_NETDEV, Hook::FromNetdev),
+            By::FromPod => (FROM_POD, PacketHook::FromPod),
+            By::Notice => (TO_POD, PacketHook::ToPod),
+            By::FromNetdev | By::Overlay { .. } => (FROM_NETDEV, PacketHook::FromNetdev),
             By::ToNetdev { marked, forwarded, returning } => {
                 let ingress_ifindex = if returning { UPLINK } else { u32::from(forwarded) * MGMT };
                 // Every other one also has a mark bit of the host's rules.
                 let others = if id.is_multiple_of(2) { 0x0001_0000 } else { 0 };
                 let mark = others | if marked { NODE_MARK } else { 0 };
                 let meta = Meta { mark, forwarded: ingress_ifindex != 0, returning };
-                (TestRun { ingress_ifindex, mark, ..TO_NETDEV }, Hook::ToNetdev(meta))
+                (TestRun { ingress_ifindex, mark, ..TO_NETDEV }, PacketHook::ToNetdev(meta))
             }
         };
         run.gso_size = bent.gso_size;
