@@ -32,7 +32,7 @@ pub(super) const ADVICE: &str = "run `rustup component add rust-src`";
 
 /// A compiler that can build for the target.
 #[derive(Clone, Debug)]
-pub(super) struct Compiler {
+pub(super) struct BpfCompiler {
     /// What it is, for messages.
     pub(super) name: String,
     pub(super) rustc: PathBuf,
@@ -55,7 +55,7 @@ pub(super) struct Version {
     pub(super) llvm_major: u32,
 }
 
-impl Compiler {
+impl BpfCompiler {
     /// Cargo set up for the eBPF workspace with this compiler, up to the linker.
     pub(super) fn cargo(&self, paths: &Paths, subcommand: &str) -> Command {
         let mut command = cargo_at(&self.cargo);
@@ -78,7 +78,7 @@ impl Compiler {
 }
 
 /// Finds a compiler, or fetches one.
-pub(super) fn choose(paths: &Paths, install: bool, progress: &Progress) -> Result<Compiler> {
+pub(super) fn choose(paths: &Paths, install: bool, progress: &Progress) -> Result<BpfCompiler> {
     if let Some(wanted) = std::env::var_os(VARIABLE).filter(|value| !value.is_empty()) {
         return named(&wanted);
     }
@@ -95,7 +95,7 @@ pub(super) fn choose(paths: &Paths, install: bool, progress: &Progress) -> Resul
 }
 
 /// The toolchain that the user asked for: anything but exactly this one would be a surprise.
-fn named(wanted: &OsString) -> Result<Compiler> {
+fn named(wanted: &OsString) -> Result<BpfCompiler> {
     let folder = PathBuf::from(wanted);
     let name = wanted.to_string_lossy().into_owned();
     let sysroot = if folder.is_absolute() {
@@ -115,7 +115,7 @@ fn named(wanted: &OsString) -> Result<Compiler> {
 }
 
 /// The first of the toolchains on this machine that has what is needed. One that is too old is passed over.
-fn present() -> Option<Compiler> {
+fn present() -> Option<BpfCompiler> {
     let toolchains = rustup_toolchains();
     let in_use = toolchains.iter().filter(|toolchain| toolchain.active);
     let channels = ["stable", "nightly"];
@@ -126,7 +126,7 @@ fn present() -> Option<Compiler> {
 }
 
 /// The compiler of this sysroot, if it can build for the target.
-fn at_sysroot(name: &str, sysroot: &Path) -> Result<Option<Compiler>> {
+fn at_sysroot(name: &str, sysroot: &Path) -> Result<Option<BpfCompiler>> {
     let library = sysroot.join("lib/rustlib");
     let has_source = library.join("src/rust/library/Cargo.lock").exists();
     let has_core = library.join(TARGET).join("lib").exists();
@@ -152,12 +152,12 @@ fn describe(
     cargo: OsString,
     llvm_folder: PathBuf,
     build_std: bool,
-) -> Result<Compiler> {
+) -> Result<BpfCompiler> {
     let version = parse_version(&output(Command::new(&rustc).arg("-vV"))?)?;
     if version.minor < OLDEST_MINOR {
         bail!("{name} is {}, the eBPF build needs 1.{OLDEST_MINOR} or newer", version.full);
     }
-    Ok(Compiler { name: name.to_owned(), rustc, clippy, cargo, build_std, llvm_folder, version })
+    Ok(BpfCompiler { name: name.to_owned(), rustc, clippy, cargo, build_std, llvm_folder, version })
 }
 
 /// rustup keeps libLLVM in `lib`, Debian in `lib/<machine>-linux-gnu`.
@@ -213,7 +213,7 @@ fn parse_toolchain(line: &str) -> Option<Toolchain> {
 }
 
 /// The last option: the sources of the compiler in use. rustup fetches them from where the toolchain came from.
-fn add_source(reason: &anyhow::Error, install: bool, progress: &Progress) -> Result<Compiler> {
+fn add_source(reason: &anyhow::Error, install: bool, progress: &Progress) -> Result<BpfCompiler> {
     let Some(toolchain) = rustup_toolchains().into_iter().find(|toolchain| toolchain.active) else {
         bail!("no compiler for {TARGET}: {reason:#}; and there is no rustup. Install rustup, then {ADVICE}");
     };

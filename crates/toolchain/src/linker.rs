@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail};
 
 use super::Paths;
 use super::command::{Progress, cargo, run};
-use super::compiler::Compiler;
+use super::compiler::BpfCompiler;
 
 const VERSION: &str = "0.13.0";
 
@@ -21,7 +21,7 @@ const VERSION: &str = "0.13.0";
 const LLVM: [u32; 3] = [21, 22, 23];
 
 /// Builds the linker for this compiler, once.
-pub(super) fn ensure(paths: &Paths, compiler: &Compiler, progress: &Progress) -> Result<PathBuf> {
+pub(super) fn ensure(paths: &Paths, compiler: &BpfCompiler, progress: &Progress) -> Result<PathBuf> {
     let folder = paths.toolchain().join(format!("linker-{:016x}", key(paths, compiler)));
     let linker = folder.join("bin/bpf-linker");
     if !linker.exists() {
@@ -39,7 +39,7 @@ pub(super) fn ensure(paths: &Paths, compiler: &Compiler, progress: &Progress) ->
 }
 
 /// What the linker depends on. Paths below the toolchain's folder count relative to it: the folder may be copied.
-fn key(paths: &Paths, compiler: &Compiler) -> u64 {
+fn key(paths: &Paths, compiler: &BpfCompiler) -> u64 {
     let folder = &compiler.llvm_folder;
     let mut hasher = DefaultHasher::new();
     VERSION.hash(&mut hasher);
@@ -61,7 +61,7 @@ pub(super) fn library_in(folder: &Path) -> Option<PathBuf> {
     found.pop()
 }
 
-fn build(paths: &Paths, compiler: &Compiler, folder: &Path) -> Result<()> {
+fn build(paths: &Paths, compiler: &BpfCompiler, folder: &Path) -> Result<()> {
     let parts = folder.with_extension("new");
     if parts.exists() {
         fs::remove_dir_all(&parts).with_context(|| format!("remove {}", parts.display()))?;
@@ -93,7 +93,7 @@ fn build(paths: &Paths, compiler: &Compiler, folder: &Path) -> Result<()> {
 
 /// Puts libLLVM into `lib` beside the linker under every name by which it is looked for: two while the linker is
 /// built, its own name while it runs.
-fn link_llvm(paths: &Paths, compiler: &Compiler, lib: &Path) -> Result<()> {
+fn link_llvm(paths: &Paths, compiler: &BpfCompiler, lib: &Path) -> Result<()> {
     let library = library_in(&compiler.llvm_folder)
         .with_context(|| format!("{} has no libLLVM", compiler.llvm_folder.display()))?;
     fs::create_dir_all(lib).with_context(|| format!("create {}", lib.display()))?;
@@ -113,7 +113,7 @@ fn link_llvm(paths: &Paths, compiler: &Compiler, lib: &Path) -> Result<()> {
 }
 
 /// The linker finds libLLVM beside itself, whatever LD_LIBRARY_PATH says; and libLLVM's own libraries in its folder.
-fn link_flags(compiler: &Compiler) -> Vec<String> {
+fn link_flags(compiler: &BpfCompiler) -> Vec<String> {
     vec![
         "-Clink-arg=-Wl,--disable-new-dtags".to_owned(),
         "-Clink-arg=-Wl,-rpath,$ORIGIN/../lib".to_owned(),

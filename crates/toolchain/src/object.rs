@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 
 use super::command::{Progress, output, run};
-use super::compiler::{Compiler, TARGET};
+use super::compiler::{BpfCompiler, TARGET};
 use super::{Paths, packages};
 
 /// Flags of the compiler and of bpf-linker.
@@ -19,7 +19,7 @@ const FLAGS: &str = "-Cdebuginfo=2 -Ctarget-cpu=v3 -Clink-arg=--btf -Clink-arg=-
 /// Builds the object where a source has changed, and the benchmark's beside it.
 pub(super) fn build(
     paths: &Paths,
-    compiler: &Compiler,
+    compiler: &BpfCompiler,
     linker: &Path,
     log_packets: bool,
     progress: &Progress,
@@ -32,13 +32,18 @@ pub(super) fn build(
 }
 
 /// The object alone.
-pub(super) fn build_alone(paths: &Paths, compiler: &Compiler, linker: &Path, progress: &Progress) -> Result<PathBuf> {
+pub(super) fn build_alone(
+    paths: &Paths,
+    compiler: &BpfCompiler,
+    linker: &Path,
+    progress: &Progress,
+) -> Result<PathBuf> {
     compile(paths, compiler, linker, &["--bin", "egress-ebpf"], progress)
 }
 
 fn compile(
     paths: &Paths,
-    compiler: &Compiler,
+    compiler: &BpfCompiler,
     linker: &Path,
     arguments: &[&str],
     progress: &Progress,
@@ -62,7 +67,7 @@ fn compile(
 }
 
 /// The flags for a check without linking.
-pub(super) fn check_command(paths: &Paths, compiler: &Compiler) -> std::process::Command {
+pub(super) fn check_command(paths: &Paths, compiler: &BpfCompiler) -> std::process::Command {
     let mut command = compiler.cargo(paths, "check");
     command.arg("--all-features");
     command.env("CARGO_TARGET_BPFEL_UNKNOWN_NONE_RUSTFLAGS", FLAGS);

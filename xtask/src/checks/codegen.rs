@@ -21,7 +21,7 @@ pub(crate) struct CodegenArgs {
 }
 
 /// Where the text goes.
-enum Place {
+enum TextPlace {
     /// The whole file.
     Whole,
     /// Between the lines `<!-- generated: NAME -->` and `<!-- end: NAME -->` of a file that a person writes.
@@ -30,7 +30,7 @@ enum Place {
 
 struct Generated {
     path: &'static str,
-    place: Place,
+    place: TextPlace,
     text: fn(&Built) -> Result<String>,
 }
 
@@ -40,33 +40,37 @@ const RESULTS: &str = include_str!("../../../docs/performance.json");
 /// Every generated file.
 fn files() -> Vec<Generated> {
     vec![
-        Generated { path: "deploy/crd/crd.yaml", place: Place::Whole, text: |built| from_agent(built, "crd") },
+        Generated { path: "deploy/crd/crd.yaml", place: TextPlace::Whole, text: |built| from_agent(built, "crd") },
         Generated {
             path: "deploy/base/egressnodes.yaml",
-            place: Place::Whole,
+            place: TextPlace::Whole,
             text: |built| from_agent(built, "egress-nodes"),
         },
-        Generated { path: "docs/datapath.md", place: Place::Between("verdicts"), text: |_| Ok(verdict_table()) },
+        Generated { path: "docs/datapath.md", place: TextPlace::Between("verdicts"), text: |_| Ok(verdict_table()) },
         Generated {
             path: "docs/metrics.md",
-            place: Place::Between("metrics"),
+            place: TextPlace::Between("metrics"),
             text: |built| from_agent(built, "metrics"),
         },
         Generated {
             path: "docs/configuration.md",
-            place: Place::Between("configuration"),
+            place: TextPlace::Between("configuration"),
             text: |built| from_agent(built, "configuration"),
         },
-        Generated { path: "docs/images/throughput.svg", place: Place::Whole, text: |_| bench::chart_of(RESULTS) },
-        Generated { path: "docs/performance.md", place: Place::Between("figures"), text: |_| bench::table_of(RESULTS) },
+        Generated { path: "docs/images/throughput.svg", place: TextPlace::Whole, text: |_| bench::chart_of(RESULTS) },
         Generated {
             path: "docs/performance.md",
-            place: Place::Between("programs"),
+            place: TextPlace::Between("figures"),
+            text: |_| bench::table_of(RESULTS),
+        },
+        Generated {
+            path: "docs/performance.md",
+            place: TextPlace::Between("programs"),
             text: |_| bench::programs_table_of(RESULTS),
         },
         Generated {
             path: "docs/troubleshooting.md",
-            place: Place::Between("reasons"),
+            place: TextPlace::Between("reasons"),
             text: |built| from_agent(built, "reasons"),
         },
     ]
@@ -142,8 +146,8 @@ pub(crate) fn check_generated(built: &Built) -> Result<Vec<Checked>> {
 fn wanted(file: &Generated, path: &Path, built: &Built) -> Result<String> {
     let text = (file.text)(built).with_context(|| format!("generate {}", file.path))?;
     match file.place {
-        Place::Whole => Ok(text),
-        Place::Between(name) => {
+        TextPlace::Whole => Ok(text),
+        TextPlace::Between(name) => {
             spliced(&present(path)?, name, &text).with_context(|| format!("{} has no markers for {name}", file.path))
         }
     }

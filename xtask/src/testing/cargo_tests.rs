@@ -9,8 +9,8 @@ use anyhow::{Context, Result, bail};
 use super::api::{self, ApiServers};
 use super::part::Part;
 use super::silence;
-use super::skips::{self, Notes};
-use super::summary::Outcome;
+use super::skips::{self, SkipNotes};
+use super::summary::PartOutcome;
 use egress_toolchain::{Paths, cargo, output};
 
 /// Integration tests of egress-agent in files with this prefix need root and BPF.
@@ -92,8 +92,8 @@ pub(super) fn filtered(filter: &str) -> Vec<String> {
 }
 
 /// Runs the tests, passes their output through and counts.
-pub(super) fn run(part: Part, targets: &[String], filter: &str, paths: &Paths) -> Result<Outcome> {
-    let mut outcome = Outcome::new(part);
+pub(super) fn run(part: Part, targets: &[String], filter: &str, paths: &Paths) -> Result<PartOutcome> {
+    let mut outcome = PartOutcome::new(part);
     run_with(targets, &filtered(filter), paths, &mut outcome, |_| ())?;
     Ok(outcome)
 }
@@ -109,12 +109,12 @@ pub(super) const FILTERS: (&str, &str) = ("EGRESS_TEST_ATTACHMENT", "clsact");
 pub(super) const SAME_BY_FILTERS: [&str; 4] = ["announce::", "killed::", "idle_reset::", "clsact::"];
 
 /// The datapath's tests once more, by filters.
-pub(super) fn run_by_filters(filter: &str, paths: &Paths, outcome: &mut Outcome) -> Result<()> {
+pub(super) fn run_by_filters(filter: &str, paths: &Paths, outcome: &mut PartOutcome) -> Result<()> {
     println!("the data plane by clsact filters:");
     let skipped = SAME_BY_FILTERS.iter().flat_map(|name| ["--skip", *name]).map(str::to_owned);
     let arguments: Vec<_> = filtered(filter).into_iter().chain(skipped).collect();
     let mut command = cargo_test(&named(DATAPLANE), paths);
-    let notes = Notes::begin(paths)?;
+    let notes = SkipNotes::begin(paths)?;
     let (variable, file) = notes.variable();
     command.env(FILTERS.0, FILTERS.1).env(variable, file).arg("--").args(arguments);
     follow(command, outcome, |_| ())?;
@@ -126,12 +126,12 @@ pub(super) fn run_with(
     targets: &[String],
     arguments: &[String],
     paths: &Paths,
-    outcome: &mut Outcome,
+    outcome: &mut PartOutcome,
     seen: impl FnMut(&str),
 ) -> Result<()> {
     let cluster = ApiServers::start(paths)?;
     let mut command = cargo_test(targets, paths);
-    let notes = Notes::begin(paths)?;
+    let notes = SkipNotes::begin(paths)?;
     let (variable, file) = notes.variable();
     command.env(api::VARIABLE, &cluster.kubeconfig).env(api::SLOW, &cluster.slow).env(variable, file);
     command.arg("--").args(arguments);
@@ -140,7 +140,7 @@ pub(super) fn run_with(
 }
 
 /// Runs cargo to its end and counts what it reports.
-fn follow(mut command: Command, outcome: &mut Outcome, mut seen: impl FnMut(&str)) -> Result<()> {
+fn follow(mut command: Command, outcome: &mut PartOutcome, mut seen: impl FnMut(&str)) -> Result<()> {
     let failed_before = outcome.failed;
     let mut child = command.stdout(Stdio::piped()).spawn().context("start cargo test")?;
     let mut hung = Vec::new();
@@ -177,7 +177,7 @@ pub(super) fn binaries(targets: &[String], paths: &Paths) -> Result<Vec<PathBuf>
 const HELPER: &str = ", helper process";
 
 /// Reads one line of a test binary's output.
-fn count(line: &str, outcome: &mut Outcome) {
+fn count(line: &str, outcome: &mut PartOutcome) {
     if let Some(name) = line.strip_prefix("test ").and_then(|rest| rest.strip_suffix(" ... FAILED")) {
         outcome.explain(name);
     }
@@ -219,7 +219,7 @@ mod tests {
 
     #[test]
     fn results_are_counted_and_failures_named() {
-        let mut outcome = Outcome::new(Part::Pure);
+        let mut outcome = PartOutcome::new(Part::Pure);
         for line in [
             "running 3 tests",
             "test snat::ports_are_kept ... ok",

@@ -28,7 +28,7 @@ const FLAGS: &str = "--cfg fuzzing -Cdebug-assertions -Coverflow-checks -Ccodege
 const LONGEST: u32 = 1024;
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum Target {
+enum FuzzTarget {
     /// Reading heads and quotes of any bytes
     Parsing,
     /// Any packets through all hooks in any state
@@ -39,7 +39,7 @@ enum Target {
     Kernel,
 }
 
-impl Target {
+impl FuzzTarget {
     const fn name(self) -> &'static str {
         match self {
             Self::Parsing => "parsing",
@@ -52,7 +52,7 @@ impl Target {
 
 #[derive(Args, Debug)]
 pub(crate) struct FuzzArgs {
-    target: Target,
+    target: FuzzTarget,
     /// How long to look
     #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u32).range(1..))]
     seconds: u32,
@@ -66,7 +66,7 @@ pub(crate) struct FuzzArgs {
 
 pub(crate) fn fuzz(args: &FuzzArgs) -> Result<()> {
     let paths = Paths::find()?;
-    if matches!(args.target, Target::Kernel) {
+    if matches!(args.target, FuzzTarget::Kernel) {
         return kernel(args, &paths);
     }
     packages::ensure(Purpose::Fuzz, !args.no_install)?;

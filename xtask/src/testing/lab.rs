@@ -20,7 +20,7 @@ use nix::unistd::Pid;
 
 use super::part::Part;
 use super::skips;
-use super::summary::Outcome;
+use super::summary::PartOutcome;
 use egress_lab::kube_api::ApiChoice;
 use egress_lab::test::{LabContext, LabTest, Skip};
 use egress_toolchain::{Built, Paths};
@@ -49,8 +49,8 @@ const SHOWN_LINES: usize = 40;
 
 /// Runs the tests whose name contains the filter, as many at a time as there are processors; then, one after the other, those
 /// that want the machine for themselves.
-pub(super) fn run_all(filter: &str, paths: &Paths) -> Result<Outcome> {
-    let (tests, outcome) = (lab_tests(), Mutex::new(Outcome::new(Part::Lab)));
+pub(super) fn run_all(filter: &str, paths: &Paths) -> Result<PartOutcome> {
+    let (tests, outcome) = (lab_tests(), Mutex::new(PartOutcome::new(Part::Lab)));
     let program = own_copy(paths)?;
     let api = ApiChoice::new(None);
     let at_a_time = thread::available_parallelism().map_or(1, usize::from).min(MOST_AT_A_TIME);
@@ -82,14 +82,14 @@ pub(super) fn run_all(filter: &str, paths: &Paths) -> Result<Outcome> {
     Ok(outcome.into_inner().unwrap_or_else(PoisonError::into_inner))
 }
 
-fn note(outcome: &mut Outcome, test: &LabTest, ended: &Ended, logs: &Path, took: Duration) {
+fn note(outcome: &mut PartOutcome, test: &LabTest, ended: &ProcessEnd, logs: &Path, took: Duration) {
     let seconds = took.as_secs_f64();
     match ended {
-        Ended::With(status) if status.success() => {
+        ProcessEnd::With(status) if status.success() => {
             println!("test {} ... ok ({seconds:.1} s)", test.name);
             outcome.passed += 1;
         }
-        Ended::With(status) if status.code() == Some(SKIPPED.into()) => {
+        ProcessEnd::With(status) if status.code() == Some(SKIPPED.into()) => {
             let reason = last_line(&logs.join(OUTPUT));
             println!("test {} ... {reason}", test.name);
             skips::note(outcome, test.name, &reason);
@@ -123,21 +123,21 @@ fn logs_of(name: &str, paths: &Paths) -> PathBuf {
 }
 
 /// How a test's process ended.
-enum Ended {
+enum ProcessEnd {
     With(ExitStatus),
     TimedOut(Duration),
 }
 
-impl std::fmt::Display for Ended {
+impl std::fmt::Display for ProcessEnd {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Ended::With(status) => write!(f, "{status}"),
-            Ended::TimedOut(after) => write!(f, "timed out after {} s", after.as_secs()),
+            ProcessEnd::With(status) => write!(f, "{status}"),
+            ProcessEnd::TimedOut(after) => write!(f, "timed out after {} s", after.as_secs()),
         }
     }
 }
 
-fn run_apart(program: &Path, test: &LabTest, logs: &Path, real_server: bool) -> Result<Ended> {
+fn run_apart(program: &Path, test: &LabTest, logs: &Path, real_server: bool) -> Result<ProcessEnd> {
     if logs.exists() {
         fs::remove_dir_all(logs).with_context(|| format!("remove {}", logs.display()))?;
     }
@@ -151,10 +151,10 @@ fn run_apart(program: &Path, test: &LabTest, logs: &Path, real_server: bool) -> 
         .with_context(|| format!("start the test {}", test.name))?;
     let timeout = if real_server { test.timeout + REAL_SERVER } else { test.timeout };
     match wait(&mut child, timeout)? {
-        Some(status) => Ok(Ended::With(status)),
+        Some(status) => Ok(ProcessEnd::With(status)),
         None => {
             stop(&mut child)?;
-            Ok(Ended::TimedOut(timeout))
+            Ok(ProcessEnd::TimedOut(timeout))
         }
     }
 }

@@ -33,11 +33,11 @@ use egress_toolchain::kubectl;
 use egress_toolchain::packages::{self, Purpose};
 use egress_toolchain::{BuildArgs, Built, Paths, Progress, ensure_built};
 pub(crate) use fuzz::{FuzzArgs, fuzz};
-use kernels::Request;
+use kernels::SuiteRequest;
 pub(crate) use kernels::run_guest;
 pub(crate) use mutate::{MutateArgs, mutate};
 use part::Part;
-use summary::{Outcome, Summary};
+use summary::{PartOutcome, Summary};
 pub(crate) use verifier::{VerifierArgs, verifier};
 
 #[derive(Args, Debug)]
@@ -104,13 +104,13 @@ fn run_parts(args: &TestArgs, summary: &mut Summary) -> Result<()> {
         let mut outcome = match part.hindrance() {
             Some(reason) => {
                 progress.step(&format!("{part}: skipped, {reason}"));
-                Outcome::skipped(part, part.count(&paths)?, reason)
+                PartOutcome::skipped(part, part.count(&paths)?, reason)
             }
             None => {
                 progress.step(&format!("{part}: running"));
                 // A part that breaks down is one failure, and the other parts still have their say.
                 run_part(part, args.filter(), &paths, built.as_ref()).unwrap_or_else(|error| {
-                    let mut outcome = Outcome::new(part);
+                    let mut outcome = PartOutcome::new(part);
                     outcome.fail(&format!("{error:#}"));
                     outcome
                 })
@@ -126,7 +126,8 @@ fn run_on_kernels(args: &TestArgs, summary: &mut Summary) -> Result<()> {
     let mut targets = cargo_tests::program(&Paths::find()?)?;
     // What netfilter does, and so the list of differences from it, is this kernel's.
     targets.retain(|target| target != "--test=kernel_differential");
-    let request = Request { targets, arguments: cargo_tests::filtered(args.filter()), no_install: args.no_install };
+    let request =
+        SuiteRequest { targets, arguments: cargo_tests::filtered(args.filter()), no_install: args.no_install };
     kernels::run(&args.kernel, &request, summary).map(drop)
 }
 
@@ -152,13 +153,13 @@ fn set_up(parts: &[Part], no_install: bool, progress: &Progress) -> Result<Optio
     ensure_built(&BuildArgs { no_install, ..BuildArgs::default() }, progress).map(Some)
 }
 
-fn run_part(part: Part, filter: &str, paths: &Paths, built: Option<&Built>) -> Result<Outcome> {
+fn run_part(part: Part, filter: &str, paths: &Paths, built: Option<&Built>) -> Result<PartOutcome> {
     match part {
         Part::Pure => cargo_tests::run(part, &cargo_tests::pure(paths)?, filter, paths),
         Part::Program => {
             let tests = cargo_tests::program(paths)?;
             if tests.is_empty() {
-                return Ok(Outcome::new(part));
+                return Ok(PartOutcome::new(part));
             }
             let mut outcome = cargo_tests::run(part, &tests, filter, paths)?;
             // On a kernel without links that is what has just run.
@@ -171,8 +172,8 @@ fn run_part(part: Part, filter: &str, paths: &Paths, built: Option<&Built>) -> R
     }
 }
 
-fn on_nodes(filter: &str, paths: &Paths) -> Result<Outcome> {
-    let mut outcome = Outcome::new(Part::Nodes);
+fn on_nodes(filter: &str, paths: &Paths) -> Result<PartOutcome> {
+    let mut outcome = PartOutcome::new(Part::Nodes);
     if nodes::assets().is_none() {
         for name in nodes::names().filter(|name| name.contains(filter)) {
             skips::note(&mut outcome, name, "KUBEBUILDER_ASSETS names no folder with a kubelet");
@@ -189,8 +190,8 @@ fn on_nodes(filter: &str, paths: &Paths) -> Result<Outcome> {
 }
 
 /// Each generated file counts as one test.
-fn codegen(filter: &str, built: Option<&Built>) -> Result<Outcome> {
-    let mut outcome = Outcome::new(Part::Codegen);
+fn codegen(filter: &str, built: Option<&Built>) -> Result<PartOutcome> {
+    let mut outcome = PartOutcome::new(Part::Codegen);
     let Some(built) = built else { return Ok(outcome) };
     for file in check_generated(built)? {
         if !file.path.contains(filter) {

@@ -24,7 +24,7 @@ pub(super) fn watch(
 ) -> Result<()> {
     let output = runner.stdout.take().context("the test runner has no output")?;
     let lines = follow(output);
-    let mut running = Running::default();
+    let mut running = RunningTests::default();
     loop {
         // Between two binaries the runner may build as long as it likes.
         let next = match running.tests {
@@ -65,13 +65,13 @@ fn follow(output: impl Read + Send + 'static) -> mpsc::Receiver<std::io::Result<
 
 /// The running tests, by the output.
 #[derive(Default)]
-struct Running {
+struct RunningTests {
     tests: bool,
     /// Named by the harness after a minute.
     slow: Vec<String>,
 }
 
-impl Running {
+impl RunningTests {
     fn see(&mut self, line: &str) {
         let Some(rest) = line.strip_prefix("test ") else {
             if line.starts_with("running ") {
@@ -130,7 +130,7 @@ mod tests {
 
     #[test]
     fn only_what_runs_is_named() {
-        let mut running = Running::default();
+        let mut running = RunningTests::default();
         running.see("running 3 tests");
         running.see("test a has been running for over 60 seconds");
         running.see("test b has been running for over 60 seconds");

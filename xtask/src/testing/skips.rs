@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-use super::summary::Outcome;
+use super::summary::PartOutcome;
 use egress_toolchain::Paths;
 
 /// Names the file in which tests note it.
@@ -49,7 +49,7 @@ fn is_expected(name: &str, reason: &str) -> bool {
 }
 
 /// A skipped test, by whichever way that became known.
-pub(super) fn note(outcome: &mut Outcome, name: &str, reason: &str) {
+pub(super) fn note(outcome: &mut PartOutcome, name: &str, reason: &str) {
     outcome.skipped += 1;
     match is_expected(name, reason) {
         true => println!("skipped, as is known: {name}: {reason}"),
@@ -58,11 +58,11 @@ pub(super) fn note(outcome: &mut Outcome, name: &str, reason: &str) {
 }
 
 /// The file in which the tests of one run note it.
-pub(super) struct Notes {
+pub(super) struct SkipNotes {
     file: PathBuf,
 }
 
-impl Notes {
+impl SkipNotes {
     /// Nothing is noted yet.
     pub(super) fn begin(paths: &Paths) -> Result<Self> {
         let folder = paths.test_logs();
@@ -80,7 +80,7 @@ impl Notes {
     }
 
     /// Counts what was noted: the harness counts these tests as passed.
-    pub(super) fn count(self, outcome: &mut Outcome) -> Result<()> {
+    pub(super) fn count(self, outcome: &mut PartOutcome) -> Result<()> {
         if !self.file.exists() {
             return Ok(());
         }
@@ -109,7 +109,7 @@ mod tests {
 
     #[test]
     fn what_is_not_on_the_list_fails_the_run() {
-        let mut outcome = Outcome::new(Part::Program);
+        let mut outcome = PartOutcome::new(Part::Program);
         (outcome.passed, outcome.skipped) = (5, 0);
         for (name, reason) in noted("life::a\tneeds two CPUs\nclsact::b\tthis kernel has no links\nlife::a\tagain\n") {
             outcome.passed -= 1;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 /// What came out of one part.
 #[derive(Clone, Debug)]
-pub(super) struct Outcome {
+pub(super) struct PartOutcome {
     /// Which part of the tests, or on which kernel.
     part: String,
     pub(super) passed: usize,
@@ -18,7 +18,7 @@ pub(super) struct Outcome {
     hindrance: Option<String>,
 }
 
-impl Outcome {
+impl PartOutcome {
     pub(super) fn new(part: impl ToString) -> Self {
         Self {
             part: part.to_string(),
@@ -50,12 +50,12 @@ impl Outcome {
 /// What came out of all parts.
 #[derive(Debug, Default)]
 pub(super) struct Summary {
-    outcomes: Vec<Outcome>,
+    outcomes: Vec<PartOutcome>,
     set_up_failed: bool,
 }
 
 impl Summary {
-    pub(super) fn add(&mut self, outcome: Outcome) {
+    pub(super) fn add(&mut self, outcome: PartOutcome) {
         self.outcomes.push(outcome);
     }
 
@@ -111,11 +111,11 @@ impl Summary {
     }
 
     fn skips(&self) -> Vec<String> {
-        let reason = |outcome: &Outcome| Some(format!("{}: {}", outcome.part, outcome.hindrance.as_ref()?));
+        let reason = |outcome: &PartOutcome| Some(format!("{}: {}", outcome.part, outcome.hindrance.as_ref()?));
         self.outcomes.iter().filter_map(reason).collect()
     }
 
-    fn total(&self, count: impl Fn(&Outcome) -> usize) -> usize {
+    fn total(&self, count: impl Fn(&PartOutcome) -> usize) -> usize {
         self.outcomes.iter().map(count).sum()
     }
 
@@ -137,12 +137,12 @@ mod tests {
     use crate::testing::part::Part;
 
     fn summary() -> Summary {
-        let mut pure = Outcome::new(Part::Pure);
+        let mut pure = PartOutcome::new(Part::Pure);
         pure.passed = 3;
         pure.fail("one");
         let mut summary = Summary::default();
         summary.add(pure);
-        summary.add(Outcome::skipped(Part::Lab, 2, "it needs root".to_owned()));
+        summary.add(PartOutcome::skipped(Part::Lab, 2, "it needs root".to_owned()));
         summary
     }
 

@@ -13,9 +13,9 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 
 use super::cargo_tests;
-use super::kernels::{self, Request};
+use super::kernels::{self, SuiteRequest};
 use super::part::Part;
-use super::summary::{Outcome, Summary};
+use super::summary::{PartOutcome, Summary};
 use egress_toolchain::packages::{self, Purpose};
 use egress_toolchain::{BuildArgs, Paths, Progress, ensure_built};
 
@@ -47,7 +47,7 @@ pub(crate) struct VerifierArgs {
 }
 
 /// Figures by program, as the record has them.
-type Programs = BTreeMap<String, serde_yaml::Value>;
+type ProgramFigures = BTreeMap<String, serde_yaml::Value>;
 
 pub(crate) fn verifier(args: &VerifierArgs) -> Result<ExitCode> {
     let paths = Paths::find()?;
@@ -79,20 +79,21 @@ fn here(args: &VerifierArgs, paths: &Paths, summary: &mut Summary) -> Result<Vec
     ensure_built(&BuildArgs { no_install: args.no_install, ..BuildArgs::default() }, &Progress::start())?;
     let targets = cargo_tests::named(BINARY);
     let mut lines = Vec::new();
-    let mut outcome = Outcome::new("here");
+    let mut outcome = PartOutcome::new("here");
     cargo_tests::run_with(&targets, &arguments(), paths, &mut outcome, |line| lines.push(line.to_owned()))?;
     summary.add(outcome);
     Ok(lines)
 }
 
 fn guests(args: &VerifierArgs, summary: &mut Summary) -> Result<Vec<String>> {
-    let request = Request { targets: cargo_tests::named(BINARY), arguments: arguments(), no_install: args.no_install };
+    let request =
+        SuiteRequest { targets: cargo_tests::named(BINARY), arguments: arguments(), no_install: args.no_install };
     kernels::run(&args.kernel, &request, summary)
 }
 
 /// Lines like `verifier: 6.1 from_pod {instructions: 71000, ...}`.
-fn read(lines: &[String]) -> Result<BTreeMap<String, Programs>> {
-    let mut figures: BTreeMap<String, Programs> = BTreeMap::new();
+fn read(lines: &[String]) -> Result<BTreeMap<String, ProgramFigures>> {
+    let mut figures: BTreeMap<String, ProgramFigures> = BTreeMap::new();
     for line in lines.iter().filter_map(|line| line.strip_prefix(MARK)) {
         let mut words = line.splitn(3, ' ');
         let (Some(kernel), Some(program), Some(values)) = (words.next(), words.next(), words.next()) else {
@@ -105,9 +106,9 @@ fn read(lines: &[String]) -> Result<BTreeMap<String, Programs>> {
 }
 
 /// Replaces these kernels' figures and leaves others'.
-fn record(path: &Path, figures: &BTreeMap<String, Programs>) -> Result<()> {
+fn record(path: &Path, figures: &BTreeMap<String, ProgramFigures>) -> Result<()> {
     let text = fs::read_to_string(path).with_context(|| format!("read {}", path.display()))?;
-    let mut all: BTreeMap<String, Programs> =
+    let mut all: BTreeMap<String, ProgramFigures> =
         serde_yaml::from_str(&text).with_context(|| format!("read {}", path.display()))?;
     all.extend(figures.clone());
     let text = serde_yaml::to_string(&all).context("write the figures")?;

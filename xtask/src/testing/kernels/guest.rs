@@ -11,10 +11,10 @@ use nix::kmod::{ModuleInitFlags, finit_module};
 use nix::mount::{MsFlags, mount};
 use nix::sys::reboot::{RebootMode, reboot};
 
-use super::line::Line;
+use super::line::SerialLine;
 use super::pace;
 use super::plan::{KernelPlan, MODULES, PLAN, PROGRAMS};
-use super::suite::{self, Conditions};
+use super::suite::{self, SuiteLimits};
 
 const LINE: &str = "/dev/ttyS1";
 
@@ -48,16 +48,16 @@ pub(crate) fn run() -> Result<()> {
     }
 }
 
-fn set_up() -> Result<Line> {
+fn set_up() -> Result<SerialLine> {
     for (kind, target) in MOUNTS {
         mount(Some(kind), target, Some(kind), MsFlags::empty(), None::<&str>)
             .with_context(|| format!("mount {target}"))?;
     }
     let file = OpenOptions::new().write(true).open(LINE).with_context(|| format!("open {LINE}"))?;
-    Ok(Line::new(file))
+    Ok(SerialLine::new(file))
 }
 
-fn work(line: &Line) -> Result<()> {
+fn work(line: &SerialLine) -> Result<()> {
     let plan = fs::read(PLAN).with_context(|| format!("read {PLAN}"))?;
     let plan: KernelPlan = serde_json::from_slice(&plan).with_context(|| format!("read {PLAN}"))?;
     for name in &plan.modules {
@@ -66,7 +66,7 @@ fn work(line: &Line) -> Result<()> {
     let release = nix::sys::utsname::uname().context("ask for the kernel's version")?;
     line.tell(&format!("up {} ({} modules)", release.release().to_string_lossy(), plan.modules.len()))?;
     let (_, pace) = pace::measure(&format!("{PROGRAMS}/ip"))?;
-    let conditions = Conditions { at_once: plan.at_once, patience: pace::patience(plan.host_pace, pace) };
+    let conditions = SuiteLimits { at_once: plan.at_once, patience: pace::patience(plan.host_pace, pace) };
     let clock = fs::read_to_string("/sys/devices/system/clocksource/clocksource0/current_clocksource");
     line.tell(&format!(
         "pace: starting a program takes {pace:.0?}, {:.0?} on the host; time limits are {} times as long; \

@@ -16,7 +16,7 @@ const WANTED: [&str; 9] =
     ["veth", "bridge", "vxlan", "dummy", "macvlan", "sch_ingress", "cls_bpf", "nf_tables", "nft_ct"];
 
 /// An unpacked kernel.
-pub(super) struct Image {
+pub(super) struct KernelImage {
     /// As `uname -r` will say.
     pub(super) release: String,
     pub(super) vmlinuz: PathBuf,
@@ -26,7 +26,7 @@ pub(super) struct Image {
 
 /// Fetches and unpacks the newest kernel of this version, once. A folder that is there already is used as it is: that
 /// boots a kernel which is in no package list (see docs/kernel-support.md).
-pub(super) fn ensure(paths: &Paths, version: &str, progress: &Progress) -> Result<Image> {
+pub(super) fn ensure(paths: &Paths, version: &str, progress: &Progress) -> Result<KernelImage> {
     let is_version = |text: &str| {
         text.starts_with(|c: char| c.is_ascii_digit())
             && text.chars().all(|c| c.is_ascii_alphanumeric() || ".+-~".contains(c))
@@ -39,7 +39,7 @@ pub(super) fn ensure(paths: &Paths, version: &str, progress: &Progress) -> Resul
         let choose = || newest(version).map(|name| vec![name]);
         debs::fetch(&folder, &format!("Linux {version}"), progress, choose, |_| Ok(()))?;
     }
-    Image::find(&debs::root(&folder)).with_context(|| format!("{}: remove it and try again", folder.display()))
+    KernelImage::find(&debs::root(&folder)).with_context(|| format!("{}: remove it and try again", folder.display()))
 }
 
 fn newest(version: &str) -> Result<String> {
@@ -57,7 +57,7 @@ fn numbers(name: &str) -> Vec<u64> {
     name.split(|c: char| !c.is_ascii_digit()).filter_map(|digits| digits.parse().ok()).collect()
 }
 
-impl Image {
+impl KernelImage {
     fn find(root: &Path) -> Result<Self> {
         let boot = root.join("boot");
         let mut entries = fs::read_dir(&boot).with_context(|| format!("read {}", boot.display()))?.flatten();

@@ -6,11 +6,11 @@ use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result};
 
-pub(super) struct Line {
+pub(super) struct SerialLine {
     file: Mutex<File>,
 }
 
-impl Line {
+impl SerialLine {
     pub(super) fn new(file: File) -> Self {
         Self { file: Mutex::new(file) }
     }

@@ -25,15 +25,15 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use super::cargo_tests::{self, DATAPLANE, FILTERS, SAME_BY_FILTERS};
-use super::summary::{Outcome, Summary};
+use super::summary::{PartOutcome, Summary};
 use archive::Archive;
 use egress_toolchain::packages::{self, Purpose};
 use egress_toolchain::{BuildArgs, Paths, Progress, ensure_built, output};
 pub(crate) use guest::run as run_guest;
-use image::Image;
+use image::KernelImage;
 use plan::{KernelPlan, MODULES, PLAN, PROGRAMS, Suite};
 use qemu::{Accelerator, CPUS, Qemu};
-use watch::Limits;
+use watch::SilenceLimits;
 
 /// Read by `egress-agent/tests/kernel_programs/slow_guest.rs`: of what a test repeats, one in so many is enough in a guest.
 const THINNED: (&str, &str) = ("EGRESS_TEST_THINNED", "15");
@@ -45,13 +45,13 @@ const TCX_SYMBOL: &str = "tcx_prog_attach";
 const CALLED: [&str; 5] = ["ip", "tc", "ss", "nft", "bpftool"];
 
 /// A busy machine is slow; one that hangs prints nothing. The guest names what it runs every minute.
-const LIMITS: Limits = Limits { boot: Duration::from_secs(600), silence: Duration::from_secs(600) };
+const LIMITS: SilenceLimits = SilenceLimits { boot: Duration::from_secs(600), silence: Duration::from_secs(600) };
 /// KVM that works brings a guest up in seconds.
-const KVM_LIMITS: Limits = Limits { boot: Duration::from_secs(20), ..LIMITS };
+const KVM_LIMITS: SilenceLimits = SilenceLimits { boot: Duration::from_secs(20), ..LIMITS };
 
 /// What to run on each kernel.
 #[derive(Debug)]
-pub(super) struct Request {
+pub(super) struct SuiteRequest {
     /// Arguments of cargo that choose the test binaries.
     pub(super) targets: Vec<String>,
     /// Arguments of the test binaries.
@@ -60,14 +60,14 @@ pub(super) struct Request {
 }
 
 /// Runs the tests on each kernel, counts them and returns the guests' output.
-pub(super) fn run(versions: &[String], request: &Request, summary: &mut Summary) -> Result<Vec<String>> {
+pub(super) fn run(versions: &[String], request: &SuiteRequest, summary: &mut Summary) -> Result<Vec<String>> {
     let no_install = request.no_install;
     let progress = Progress::start();
     let paths = Paths::find()?;
     packages::ensure(Purpose::Guest, !no_install)?;
     let qemu = Qemu::ensure(&paths, &progress)?;
     let images = versions.iter().map(|version| image::ensure(&paths, version, &progress));
-    let images = images.collect::<Result<Vec<Image>>>()?;
+    let images = images.collect::<Result<Vec<KernelImage>>>()?;
     progress.step("the eBPF object and the tests");
     ensure_built(&BuildArgs { no_install, ..BuildArgs::default() }, &progress)?;
     let mut tests = cargo_tests::binaries(&request.targets, &paths)?;
@@ -76,8 +76,8 @@ pub(super) fn run(versions: &[String], request: &Request, summary: &mut Summary)
     let lines = RefCell::new(Vec::new());
     for (version, image) in versions.iter().zip(&images) {
         let start = Instant::now();
-        let mut outcome = Outcome::new(version);
-        let bench = Bench { paths: &paths, qemu: &qemu, progress: &progress, version, image, lines: &lines };
+        let mut outcome = PartOutcome::new(version);
+        let bench = KernelRun { paths: &paths, qemu: &qemu, progress: &progress, version, image, lines: &lines };
         if let Err(error) = bench.test(&tests, &request.arguments, &mut outcome) {
             outcome.fail(&format!("{error:#}"));
         }
@@ -88,18 +88,18 @@ pub(super) fn run(versions: &[String], request: &Request, summary: &mut Summary)
 }
 
 /// One kernel and what runs it.
-struct Bench<'a> {
+struct KernelRun<'a> {
     paths: &'a Paths,
     qemu: &'a Qemu,
     progress: &'a Progress,
     version: &'a str,
-    image: &'a Image,
+    image: &'a KernelImage,
     /// The guests' output.
     lines: &'a RefCell<Vec<String>>,
 }
 
-impl Bench<'_> {
-    fn test(&self, tests: &[PathBuf], arguments: &[String], outcome: &mut Outcome) -> Result<()> {
+impl KernelRun<'_> {
+    fn test(&self, tests: &[PathBuf], arguments: &[String], outcome: &mut PartOutcome) -> Result<()> {
         let root = self.paths.kernels().join(format!("root-{}.cpio", self.version));
         self.progress.step(&format!("{}: packing the guest's root", self.version));
         self.pack(&root, tests, arguments)?;
@@ -159,7 +159,7 @@ impl Bench<'_> {
     }
 
     /// Runs the guest; whether it came up.
-    fn boot(&self, accelerator: Accelerator, root: &Path, outcome: &mut Outcome) -> Result<bool> {
+    fn boot(&self, accelerator: Accelerator, root: &Path, outcome: &mut PartOutcome) -> Result<bool> {
         let (version, console) = (self.version, self.console());
         self.progress.step(&format!("{version}: booting {} ({accelerator:?})", self.image.release));
         let machine = self.qemu.machine(accelerator, &self.image.vmlinuz, root, &console);

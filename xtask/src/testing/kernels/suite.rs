@@ -14,7 +14,7 @@ use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 
 use super::guest::BPFFS;
-use super::line::Line;
+use super::line::SerialLine;
 use super::pace;
 use super::plan::{PROGRAMS, Suite};
 
@@ -38,25 +38,25 @@ const SLOWEST: usize = 5;
 const REMARKS: [&str; 2] = ["skipped: ", "reduced: "];
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Conditions {
+pub(super) struct SuiteLimits {
     pub(super) at_once: usize,
     pub(super) patience: u32,
 }
 
 /// What came of a test.
-struct Ended {
+struct FinishedTest {
     name: String,
     passed: bool,
     took: Duration,
 }
 
 /// Runs all tests of the suite.
-pub(super) fn run(suite: &Suite, conditions: Conditions, line: &Line) -> Result<()> {
+pub(super) fn run(suite: &Suite, conditions: SuiteLimits, line: &SerialLine) -> Result<()> {
     line.tell(&format!("begins {} {}", suite.name, suite.tests.len()))?;
     let start = Instant::now();
     let queue: Mutex<VecDeque<&String>> = Mutex::new(suite.tests.iter().collect());
     let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
-    let worker = |number: usize| -> Result<Vec<Ended>> {
+    let worker = |number: usize| -> Result<Vec<FinishedTest>> {
         let mut ended = Vec::new();
         while let Some(name) = next() {
             ended.push(one(suite, name, number, conditions, line)?);
@@ -75,7 +75,7 @@ pub(super) fn run(suite: &Suite, conditions: Conditions, line: &Line) -> Result<
     line.tell(&format!("ended {} {}", suite.name, summary(ended, start.elapsed())))
 }
 
-fn summary(mut ended: Vec<Ended>, took: Duration) -> String {
+fn summary(mut ended: Vec<FinishedTest>, took: Duration) -> String {
     let passed = ended.iter().filter(|test| test.passed).count();
     let failed = ended.len() - passed;
     ended.sort_by_key(|test| std::cmp::Reverse(test.took));
@@ -86,7 +86,7 @@ fn summary(mut ended: Vec<Ended>, took: Duration) -> String {
 }
 
 /// Runs one test and prints its result.
-fn one(suite: &Suite, name: &str, worker: usize, conditions: Conditions, line: &Line) -> Result<Ended> {
+fn one(suite: &Suite, name: &str, worker: usize, conditions: SuiteLimits, line: &SerialLine) -> Result<FinishedTest> {
     let path = format!("/tmp/said-{worker}");
     let log = File::create(&path).with_context(|| format!("create {path}"))?;
     let also = log.try_clone().with_context(|| format!("share {path}"))?;
@@ -118,7 +118,7 @@ fn one(suite: &Suite, name: &str, worker: usize, conditions: Conditions, line: &
             Some(how) => format!("failed {about} {how}"),
         },
     )?;
-    Ok(Ended { name: name.to_owned(), passed, took })
+    Ok(FinishedTest { name: name.to_owned(), passed, took })
 }
 
 fn worth_showing(text: &str, passed: bool, is_shown: bool) -> Vec<&str> {
@@ -199,8 +199,11 @@ mod tests {
 
     #[test]
     fn a_suite_names_its_slowest() {
-        let ended =
-            |name: &str, seconds, passed| Ended { name: name.to_owned(), passed, took: Duration::from_secs(seconds) };
+        let ended = |name: &str, seconds, passed| FinishedTest {
+            name: name.to_owned(),
+            passed,
+            took: Duration::from_secs(seconds),
+        };
         let text = summary(vec![ended("a", 1, true), ended("b", 9, false)], Duration::from_secs(90));
         assert_eq!(text, "1 passed, 1 failed in 1.5 minutes; slowest: b 9 s, a 1 s");
     }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-use super::super::summary::Outcome;
+use super::super::summary::PartOutcome;
 
 /// What the guest's own lines begin with.
 pub(super) const OURS: &str = "guest: ";
@@ -21,7 +21,7 @@ const SHOWN_LINES: usize = 60;
 /// How long a guest may be silent. How long its tests may take, it knows itself (`pace`), and names every minute those that
 /// are running; so the whole has no limit.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Limits {
+pub(super) struct SilenceLimits {
     /// Until it reports that it is up.
     pub(super) boot: Duration,
     /// From one line to the next.
@@ -42,7 +42,7 @@ pub(super) struct Progressing {
 
 /// Why watching ended.
 #[derive(Debug, PartialEq, Eq)]
-enum End {
+enum WatchEnd {
     Closed,
     TooLong(Duration),
 }
@@ -52,8 +52,8 @@ enum End {
 pub(super) fn watch(
     mut machine: Command,
     console: &Path,
-    limits: Limits,
-    outcome: &mut Outcome,
+    limits: SilenceLimits,
+    outcome: &mut PartOutcome,
     mut shown: impl FnMut(&str, &Option<String>),
 ) -> Result<Progressing> {
     let mut child = machine.spawn().context("start qemu")?;
@@ -76,8 +76,8 @@ pub(super) fn watch(
         let during = state.suite.as_deref().unwrap_or("no suite");
         let left = state.left;
         let how = match end {
-            End::Closed => "the guest died".to_owned(),
-            End::TooLong(limit) => format!("the guest printed nothing for {} s", limit.as_secs()),
+            WatchEnd::Closed => "the guest died".to_owned(),
+            WatchEnd::TooLong(limit) => format!("the guest printed nothing for {} s", limit.as_secs()),
         };
         show_end(console);
         outcome.fail(&format!(
@@ -90,11 +90,11 @@ pub(super) fn watch(
 
 fn follow(
     lines: &Receiver<String>,
-    limits: Limits,
+    limits: SilenceLimits,
     state: &mut Progressing,
-    outcome: &mut Outcome,
+    outcome: &mut PartOutcome,
     shown: &mut impl FnMut(&str, &Option<String>),
-) -> End {
+) -> WatchEnd {
     let start = Instant::now();
     loop {
         let limit = match state.release {
@@ -106,15 +106,15 @@ fn follow(
                 let about = state.read(&line, outcome);
                 shown(&line, &about);
             }
-            Err(RecvTimeoutError::Disconnected) => return End::Closed,
-            Err(RecvTimeoutError::Timeout) => return End::TooLong(limit),
+            Err(RecvTimeoutError::Disconnected) => return WatchEnd::Closed,
+            Err(RecvTimeoutError::Timeout) => return WatchEnd::TooLong(limit),
         }
     }
 }
 
 impl Progressing {
     /// How far the suite is comes back, where the line is about a test that has ended.
-    fn read(&mut self, line: &str, outcome: &mut Outcome) -> Option<String> {
+    fn read(&mut self, line: &str, outcome: &mut PartOutcome) -> Option<String> {
         let (word, rest) = line.strip_prefix(OURS).map(|text| text.split_once(' ').unwrap_or((text, "")))?;
         match word {
             "up" => self.release = rest.split(' ').next().map(str::to_owned),
@@ -179,15 +179,15 @@ pub(super) fn show_end(console: &Path) {
 mod tests {
     use super::*;
 
-    fn limits(millis: u64) -> Limits {
-        Limits { boot: Duration::from_millis(millis), silence: Duration::from_millis(millis) }
+    fn limits(millis: u64) -> SilenceLimits {
+        SilenceLimits { boot: Duration::from_millis(millis), silence: Duration::from_millis(millis) }
     }
 
     /// A guest that prints this and ends.
-    fn say(script: &str, limits: Limits) -> (Progressing, Outcome) {
+    fn say(script: &str, limits: SilenceLimits) -> (Progressing, PartOutcome) {
         let mut machine = Command::new("sh");
         machine.args(["-c", script]).stdout(std::process::Stdio::piped());
-        let mut outcome = Outcome::new("6.1");
+        let mut outcome = PartOutcome::new("6.1");
         let state = watch(machine, Path::new("/nonexistent"), limits, &mut outcome, |_, _| ()).expect("watch");
         (state, outcome)
     }

@@ -29,7 +29,7 @@ use copy::Copy;
 use egress_toolchain::packages::{self, Purpose};
 use egress_toolchain::{BuildArgs, Paths, Progress, build_object_of, ensure_built};
 use table::{MutatedPart, Mutation};
-use trial::End;
+use trial::TrialEnd;
 
 /// The tests of what is broken may take so many times longer than of what is whole, and this.
 const PATIENCE: u32 = 4;
@@ -133,7 +133,7 @@ struct Trials {
     /// All tests are asked where those of the table pass.
     second_look: bool,
     /// Where programs are broken.
-    programs: Option<Programs>,
+    programs: Option<ProgramTrials>,
     /// How long the agent's tests may take.
     limit: Duration,
     no_install: bool,
@@ -141,7 +141,7 @@ struct Trials {
 }
 
 /// What mutations of the programs share.
-struct Programs {
+struct ProgramTrials {
     /// The tests on the kernel.
     binary: PathBuf,
     /// The object of the sources as they are.
@@ -183,7 +183,7 @@ impl Trials {
         Ok(trials)
     }
 
-    fn prepare_programs(&self, named: &[&str]) -> Result<Programs> {
+    fn prepare_programs(&self, named: &[&str]) -> Result<ProgramTrials> {
         if let Some(reason) = Part::Program.hindrance() {
             bail!("the tests on the kernel cannot run here: {reason}");
         }
@@ -195,12 +195,12 @@ impl Trials {
         let start = Instant::now();
         self.is_green("the programs", trial::on_kernel(binary, &object, named, &self.paths, UNBROKEN)?)?;
         self.is_green("egress-common", trial::on_host(&self.copy.paths, UNBROKEN)?)?;
-        Ok(Programs { binary: binary.clone(), whole: read(&object)?, limit: patience(start.elapsed()) })
+        Ok(ProgramTrials { binary: binary.clone(), whole: read(&object)?, limit: patience(start.elapsed()) })
     }
 
-    fn is_green(&self, what: &str, end: End) -> Result<()> {
+    fn is_green(&self, what: &str, end: TrialEnd) -> Result<()> {
         match end {
-            End::Green(passed) => self.progress.step(&format!("nothing of {what} is broken: {passed} tests pass")),
+            TrialEnd::Green(passed) => self.progress.step(&format!("nothing of {what} is broken: {passed} tests pass")),
             other => bail!("the tests of {what} do not pass without a mutation either: {other:?}"),
         }
         Ok(())
@@ -227,12 +227,12 @@ impl Trials {
         }
     }
 
-    fn try_programs(&self, mutation: &Mutation, programs: &Programs) -> Result<MutationResult> {
+    fn try_programs(&self, mutation: &Mutation, programs: &ProgramTrials) -> Result<MutationResult> {
         if mutation.is_pure() {
             match trial::on_host(&self.copy.paths, programs.limit)? {
-                End::Red(test) | End::Refused(test) => return Ok(MutationResult::KilledOnHost(test)),
-                End::Stuck => return Ok(MutationResult::Stuck),
-                End::Green(_) => {}
+                TrialEnd::Red(test) | TrialEnd::Refused(test) => return Ok(MutationResult::KilledOnHost(test)),
+                TrialEnd::Stuck => return Ok(MutationResult::Stuck),
+                TrialEnd::Green(_) => {}
             }
         }
         let object = build_object_of(&self.copy.paths, self.no_install, &self.progress)
@@ -240,18 +240,18 @@ impl Trials {
         if read(&object)? == programs.whole {
             return Ok(MutationResult::Survived);
         }
-        let Programs { binary, limit, .. } = programs;
+        let ProgramTrials { binary, limit, .. } = programs;
         self.ask(mutation, |tests| trial::on_kernel(binary, &object, tests, &self.paths, *limit))
     }
 
-    fn ask(&self, mutation: &Mutation, run: impl Fn(&[&str]) -> Result<End>) -> Result<MutationResult> {
+    fn ask(&self, mutation: &Mutation, run: impl Fn(&[&str]) -> Result<TrialEnd>) -> Result<MutationResult> {
         for (index, tests) in self.looks(mutation).iter().enumerate() {
             match run(tests)? {
-                End::Red(test) if index == 0 => return Ok(MutationResult::Killed(test)),
-                End::Red(test) => return Ok(MutationResult::KilledElsewhere(test)),
-                End::Refused(test) => return Ok(MutationResult::Refused(test)),
-                End::Stuck => return Ok(MutationResult::Stuck),
-                End::Green(_) => {}
+                TrialEnd::Red(test) if index == 0 => return Ok(MutationResult::Killed(test)),
+                TrialEnd::Red(test) => return Ok(MutationResult::KilledElsewhere(test)),
+                TrialEnd::Refused(test) => return Ok(MutationResult::Refused(test)),
+                TrialEnd::Stuck => return Ok(MutationResult::Stuck),
+                TrialEnd::Green(_) => {}
             }
         }
         Ok(MutationResult::Survived)

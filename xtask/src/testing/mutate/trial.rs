@@ -16,7 +16,7 @@ const VARIABLE: &str = "EGRESS_TEST_OBJECT";
 
 /// The tests' output.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum End {
+pub(super) enum TrialEnd {
     /// All passed, so many.
     Green(usize),
     /// This one failed.
@@ -29,7 +29,13 @@ pub(super) enum End {
 
 /// The tests of the programs on the kernel that have one of these texts in their names, or all of them, with this object.
 /// Figures of the verifier are no test of behaviour.
-pub(super) fn on_kernel(binary: &Path, object: &Path, named: &[&str], paths: &Paths, limit: Duration) -> Result<End> {
+pub(super) fn on_kernel(
+    binary: &Path,
+    object: &Path,
+    named: &[&str],
+    paths: &Paths,
+    limit: Duration,
+) -> Result<TrialEnd> {
     let mut command = Command::new(binary);
     command.args(["--test-threads=2", "--nocapture", "--skip=verifier::"]);
     command.args(named);
@@ -39,13 +45,13 @@ pub(super) fn on_kernel(binary: &Path, object: &Path, named: &[&str], paths: &Pa
     let text = std::fs::read(&errors).with_context(|| format!("read {}", errors.display()))?;
     let refused = String::from_utf8_lossy(&text).contains("BPF_PROG_LOAD");
     Ok(match end {
-        End::Red(test) if refused => End::Refused(test),
+        TrialEnd::Red(test) if refused => TrialEnd::Refused(test),
         end => end,
     })
 }
 
 /// The tests of the decisions on the host, of the copy.
-pub(super) fn on_host(copy: &Paths, limit: Duration) -> Result<End> {
+pub(super) fn on_host(copy: &Paths, limit: Duration) -> Result<TrialEnd> {
     let mut command = cargo();
     command
         .args(["test", "--offline", "--package=egress-common", "--lib", "--target-dir"])
@@ -55,7 +61,7 @@ pub(super) fn on_host(copy: &Paths, limit: Duration) -> Result<End> {
 }
 
 /// The agent's own tests that have one of these texts in their names, or all of them, of the copy.
-pub(super) fn of_agent(copy: &Paths, named: &[&str], limit: Duration) -> Result<End> {
+pub(super) fn of_agent(copy: &Paths, named: &[&str], limit: Duration) -> Result<TrialEnd> {
     let mut command = cargo();
     // They are not debugged, and are linked once for each mutation.
     command.args([
@@ -74,20 +80,20 @@ pub(super) fn of_agent(copy: &Paths, named: &[&str], limit: Duration) -> Result<
     until_red(&mut command, &copy.target.join("errors"), limit)
 }
 
-fn until_red(command: &mut Command, errors: &Path, limit: Duration) -> Result<End> {
+fn until_red(command: &mut Command, errors: &Path, limit: Duration) -> Result<TrialEnd> {
     let folder = errors.parent().context("a file has a folder")?;
     std::fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
     let file = File::create(errors).with_context(|| format!("create {}", errors.display()))?;
     let mut child =
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(file).spawn().context("start the tests")?;
     let end = read(&mut child, Instant::now() + limit);
-    if !matches!(end, Ok(End::Green(_))) {
+    if !matches!(end, Ok(TrialEnd::Green(_))) {
         // It may have ended by itself.
         let _ended = child.kill();
     }
     let status = child.wait().context("wait for the tests")?;
     match end? {
-        End::Green(passed) if !status.success() || passed == 0 => {
+        TrialEnd::Green(passed) if !status.success() || passed == 0 => {
             bail!("the tests ended with {status} and named no failure: see {}", errors.display())
         }
         end => Ok(end),
@@ -95,7 +101,7 @@ fn until_red(command: &mut Command, errors: &Path, limit: Duration) -> Result<En
 }
 
 /// Reads what the tests print, on a thread of its own: a broken program may keep a test waiting.
-fn read(child: &mut Child, until: Instant) -> Result<End> {
+fn read(child: &mut Child, until: Instant) -> Result<TrialEnd> {
     let output = child.stdout.take().context("the tests have no output")?;
     let (to, lines) = mpsc::channel();
     std::thread::spawn(move || {
@@ -106,12 +112,12 @@ fn read(child: &mut Child, until: Instant) -> Result<End> {
     loop {
         match lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
             Ok(line) => match result(&line) {
-                Some((test, false)) => return Ok(End::Red(test.to_owned())),
+                Some((test, false)) => return Ok(TrialEnd::Red(test.to_owned())),
                 Some((_, true)) => passed += 1,
                 None => {}
             },
-            Err(mpsc::RecvTimeoutError::Timeout) => return Ok(End::Stuck),
-            Err(mpsc::RecvTimeoutError::Disconnected) => return Ok(End::Green(passed)),
+            Err(mpsc::RecvTimeoutError::Timeout) => return Ok(TrialEnd::Stuck),
+            Err(mpsc::RecvTimeoutError::Disconnected) => return Ok(TrialEnd::Green(passed)),
         }
     }
 }
@@ -131,7 +137,7 @@ fn result(line: &str) -> Option<(&str, bool)> {
 mod tests {
     use super::*;
 
-    fn trial(script: &str, limit: Duration) -> Result<End> {
+    fn trial(script: &str, limit: Duration) -> Result<TrialEnd> {
         // Tests of one process share its number.
         let errors = std::env::temp_dir().join(format!("xtask-trial-{}-{}", std::process::id(), script.len()));
         let end = until_red(Command::new("sh").args(["-c", script]), &errors, limit);
@@ -143,9 +149,9 @@ mod tests {
     fn the_first_failure_ends_it() {
         let minute = Duration::from_secs(60);
         let end = trial("echo 'test a ... ok'; echo 'test b::c ... FAILED'; sleep 600", minute);
-        assert_eq!(end.expect("an end"), End::Red("b::c".to_owned()));
-        assert_eq!(trial("echo 'test a ... ok'; echo noise", minute).expect("an end"), End::Green(1));
-        assert_eq!(trial("sleep 599", Duration::ZERO).expect("an end"), End::Stuck);
+        assert_eq!(end.expect("an end"), TrialEnd::Red("b::c".to_owned()));
+        assert_eq!(trial("echo 'test a ... ok'; echo noise", minute).expect("an end"), TrialEnd::Green(1));
+        assert_eq!(trial("sleep 599", Duration::ZERO).expect("an end"), TrialEnd::Stuck);
     }
 
     #[test]
