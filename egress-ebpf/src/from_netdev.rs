@@ -61,7 +61,7 @@ pub fn finish(packet: Packet) -> Outcome {
 /// ARP on the uplink: requests for an owned egress IP are answered, and other hosts that claim one are reported.
 #[inline(never)]
 pub fn answer_arp(packet: Packet, config: &Config) -> Outcome {
-    let Some(message) = wire_arp::Message::parse(&packet) else {
+    let Some(message) = wire_arp::ArpMessage::parse(&packet) else {
         return Outcome::done(Verdict::NotOurs);
     };
     let contested = is_contested(&message.sender(), &message.sender_mac);

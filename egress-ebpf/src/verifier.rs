@@ -73,13 +73,13 @@ fn on_packet<O: Into<Option<Outcome>>>(
 /// The packet's neighbour discovery message, if it is valid. As a static function it would be verified for each number
 /// of options.
 #[inline(always)]
-pub fn believed(packet: Packet) -> Option<nd::Message> {
-    nd::Message::from_word(opaque(neighbour_message(packet.skb())))
+pub fn believed(packet: Packet) -> Option<nd::NdMessage> {
+    nd::NdMessage::from_word(opaque(neighbour_message(packet.skb())))
 }
 
 // SAFETY: no other function of the object has this name.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn neighbour_message(skb: *mut __sk_buff) -> u64 {
-    nd::Message::parse(&Packet::again(&TcContext::new(skb))).map_or(0, nd::Message::word)
+    nd::NdMessage::parse(&Packet::again(&TcContext::new(skb))).map_or(0, nd::NdMessage::word)
 }

@@ -78,18 +78,18 @@ fn quote_stands_where_it_was_read(frame: &[u8], headers: &Headers) {
 }
 
 fn asks_for_addresses(frame: &[u8]) {
-    if let Some(request) = arp::Message::parse(frame).filter(arp::Message::is_request) {
+    if let Some(request) = arp::ArpMessage::parse(frame).filter(arp::ArpMessage::is_request) {
         let mac = [2, 0, 0, 0, 0, 7];
         let answer = request.answer(mac);
         assert_eq!((&answer[..6], &answer[6..12]), (&request.sender_mac[..], &mac[..]));
         assert_eq!((&answer[22..28], &answer[28..32]), (&mac[..], &request.target_ip[..]));
-        let read = arp::Message::parse(answer.as_slice()).expect("ARP");
+        let read = arp::ArpMessage::parse(answer.as_slice()).expect("ARP");
         assert_eq!((read.is_request(), read.sender()), (false, request.target()), "an answer asks nothing");
     }
     let Some(headers) = Headers::parse(frame, Direction::Ingress) else { return };
     let sender = &headers.tuple.saddr;
     if let Some((icmp::v6::NEIGHBOUR_SOLICITATION, target)) = nd::about(frame)
-        && nd::Message::parse(frame).is_some()
+        && nd::NdMessage::parse(frame).is_some()
     {
         let sender_mac = frame.load(6).expect("a whole message has a frame");
         let solicitation = nd::Solicitation { sender_mac, sender, target };
@@ -102,7 +102,7 @@ fn asks_for_addresses(frame: &[u8]) {
         }
         assert_eq!(crate::frame::is_summed_right(&answer), Some(true));
         assert!(nd::about(answer.as_slice()).is_some(), "neighbour discovery");
-        let believed = nd::Message::parse(answer.as_slice());
+        let believed = nd::NdMessage::parse(answer.as_slice());
         let is_nobodys = target == Addr::UNSPECIFIED;
         assert!(is_nobodys || believed.is_some_and(|answer| answer.overrides()), "what we say can be believed");
     }

@@ -24,7 +24,7 @@ mod table;
 pub(crate) use setup::{addr, with_node_ports};
 pub use table::Table;
 
-type Callback = Box<dyn FnOnce(&MemoryMaps)>;
+type MapsCallback = Box<dyn FnOnce(&MemoryMaps)>;
 
 /// The port of the forward tuple's NAT entry on another implementation, if it has one.
 pub type Adopted = Box<dyn Fn(&Tuple) -> Option<u16>>;
@@ -57,7 +57,7 @@ pub struct MemoryMaps {
     pub awaited: RefCell<HashMap<FragKey, (u64, u32)>>,
     /// If set, chooses the port instead of a search; the port must be free here too.
     pub adopt: RefCell<Option<Adopted>>,
-    on_nat_full: RefCell<Option<Callback>>,
+    on_nat_full: RefCell<Option<MapsCallback>>,
     nat_entries: Cell<u32>,
     lent: Box<LentValues>,
 }

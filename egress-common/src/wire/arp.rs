@@ -17,14 +17,14 @@ const IEEE_802_IPV4: [u8; 6] = [0, 6, 8, 0, 6, 4];
 
 /// The fields of an ARP message that its reply needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Message {
+pub struct ArpMessage {
     pub operation: u16,
     pub sender_mac: [u8; 6],
     pub sender_ip: [u8; 4],
     pub target_ip: [u8; 4],
 }
 
-impl Message {
+impl ArpMessage {
     /// `None` unless the frame is ARP for IPv4 over Ethernet.
     #[inline(always)]
     pub fn parse<F: Frame + ?Sized>(frame: &F) -> Option<Self> {
@@ -78,19 +78,19 @@ mod tests {
         let mut frame = std::vec![0xffu8; 6];
         frame.extend([2, 0, 0, 0, 0, 9, 8, 6, 0, 1, 8, 0, 6, 4, 0, 1]);
         frame.extend([2, 0, 0, 0, 0, 9, 172, 18, 0, 1, 0, 0, 0, 0, 0, 0, 172, 18, 0, 100]);
-        let request = Message::parse(frame.as_slice()).expect("a request");
+        let request = ArpMessage::parse(frame.as_slice()).expect("a request");
         assert!(request.is_request());
         assert_eq!(request.sender(), Addr::v4([172, 18, 0, 1]));
         assert_eq!(request.target(), Addr::v4([172, 18, 0, 100]));
         let answer = request.answer([2, 0, 0, 0, 0, 1]);
         assert_eq!(answer[..6], [2, 0, 0, 0, 0, 9]);
         assert_eq!(answer[28..32], [172, 18, 0, 100]);
-        let reply = Message::parse(answer.as_slice()).expect("a reply");
+        let reply = ArpMessage::parse(answer.as_slice()).expect("a reply");
         assert_eq!((reply.is_request(), reply.sender()), (false, Addr::v4([172, 18, 0, 100])));
-        assert_eq!(Message::parse(&frame[..40]), None, "cut short");
+        assert_eq!(ArpMessage::parse(&frame[..40]), None, "cut short");
         for (hardware, is_read) in [(6, true), (7, false)] {
             let other = [&frame[..15], &[hardware], &frame[16..]].concat();
-            assert_eq!(Message::parse(other.as_slice()).is_some(), is_read, "hardware type {hardware}");
+            assert_eq!(ArpMessage::parse(other.as_slice()).is_some(), is_read, "hardware type {hardware}");
         }
     }
 }

@@ -31,7 +31,7 @@ const ALL_NODES_MAC: [u8; 6] = [0x33, 0x33, 0, 0, 0, 1];
 
 /// A valid message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Message {
+pub struct NdMessage {
     /// [`icmp::v6::NEIGHBOUR_SOLICITATION`] or [`icmp::v6::NEIGHBOUR_ADVERTISEMENT`].
     pub kind: u8,
     flags: u8,
@@ -57,7 +57,7 @@ pub fn about<F: Frame + ?Sized>(frame: &F) -> Option<(u8, Addr)> {
     Some((kind, target))
 }
 
-impl Message {
+impl NdMessage {
     /// The message, if RFC 4861 allows a node to accept it (section 7.1.1 for solicitations, 7.1.2 for advertisements),
     /// of a type that [`about`] has read. A message of more than 128 bytes, which no host sends, is refused too.
     #[inline(always)]
@@ -281,15 +281,15 @@ mod tests {
             let target = solicitation(&node).target;
             advertisement(&[2, 0, 0, 0, 0, 9], to, flags, &target, &[2, 0, 0, 0, 0, 1], &mut frame);
             let (_, named) = about(&frame[..]).expect("neighbour discovery");
-            let message = Message::parse(&frame[..]);
+            let message = NdMessage::parse(&frame[..]);
             assert_eq!((named, message.is_some()), (target, is_believed));
             if let Some(message) = message {
                 assert!(message.overrides());
-                assert_eq!(Message::from_word(message.word()), Some(message));
+                assert_eq!(NdMessage::from_word(message.word()), Some(message));
                 assert_eq!(message.link(&frame[..]), Some([2, 0, 0, 0, 0, 1]));
             }
             for cut in 0..frame.len() {
-                assert_eq!(Message::parse(&frame[..cut]), None, "{cut} bytes");
+                assert_eq!(NdMessage::parse(&frame[..cut]), None, "{cut} bytes");
             }
         }
     }

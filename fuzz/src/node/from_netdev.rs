@@ -58,7 +58,7 @@ impl ModelNode {
     }
 
     fn asked_for_address(&self, frame: &[u8]) -> PacketOutcome {
-        let Some(message) = arp::Message::parse(frame) else {
+        let Some(message) = arp::ArpMessage::parse(frame) else {
             return PacketOutcome::done(Verdict::NotOurs, frame, 0);
         };
         let is_contested = self.held(&message.sender()).is_some_and(|owned| owned.mac != message.sender_mac);
@@ -83,7 +83,7 @@ impl ModelNode {
         let sender = &headers.tuple.saddr;
         let (kind, target) = nd::about(frame)?;
         let owned = self.held(&target)?;
-        let message = nd::Message::parse(frame)?;
+        let message = nd::NdMessage::parse(frame)?;
         if kind == icmp::v6::NEIGHBOUR_ADVERTISEMENT {
             let is_contested = message.overrides() && message.link(frame)? != owned.mac;
             return is_contested.then(|| PacketOutcome::done(Verdict::AddressConflict, frame, 0));

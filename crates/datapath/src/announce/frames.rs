@@ -219,7 +219,7 @@ fn checksum(source: Ipv6Addr, destination: Ipv6Addr, message: &[u8]) -> u16 {
 
 /// RFC 5227 section 2.1.1: any packet whose sender is the address, or another host's probe for it.
 fn arp_claimant(frame: &[u8]) -> Option<AddressClaim> {
-    let message = arp::Message::parse(frame)?;
+    let message = arp::ArpMessage::parse(frame)?;
     let (sender, target) = (Ipv4Addr::from(message.sender_ip), Ipv4Addr::from(message.target_ip));
     let address = if sender.is_unspecified() && message.is_request() { target } else { sender };
     Some(AddressClaim { address: address.into(), mac: message.sender_mac })
@@ -229,7 +229,7 @@ fn arp_claimant(frame: &[u8]) -> Option<AddressClaim> {
 /// RFC 4861.
 fn neighbour_claimant(frame: &[u8]) -> Option<AddressClaim> {
     let (kind, target) = nd::about(frame)?;
-    let message = nd::Message::parse(frame)?;
+    let message = nd::NdMessage::parse(frame)?;
     let sender = frame.load_addr(ETHERNET_LEN + ipv6::SADDR)?;
     let claims = kind == NEIGHBOUR_ADVERTISEMENT || sender == Addr::UNSPECIFIED;
     let mac = message.link(frame)?;
