@@ -192,16 +192,16 @@ mod tests {
     use crate::decide::cast::{Cast, ID, NODE, OTHER_NODE, both};
     use crate::decide::from_pod;
     use crate::decide::memory_maps::{MemoryMaps, addr};
-    use crate::decide::packets::{Packet, packet};
+    use crate::decide::packets::{FrameFields, packet};
     use crate::decide::phase::{self, Phase};
     use crate::wire::{PROTO_AH, tcp};
 
-    fn asked<'t>(maps: &'t MemoryMaps, from: &str, egress_id: u32, packet: &Packet) -> FromOverlay<'t> {
+    fn asked<'t>(maps: &'t MemoryMaps, from: &str, egress_id: u32, packet: &FrameFields) -> FromOverlay<'t> {
         let outer = Outer { source: addr(from), egress_id };
         decide(&mut packet.headers(), &outer, maps, &maps.config.get())
     }
 
-    fn from_remote(cast: &Cast) -> Packet {
+    fn from_remote(cast: &Cast) -> FrameFields {
         packet(cast.remote_pod, cast.world, 4000, 80)
     }
 
@@ -351,7 +351,7 @@ mod tests {
     fn an_error_has_the_address_of_its_own_flow_or_none() {
         both(|cast, maps| {
             let (node, own) = (addr(OTHER_NODE), *maps.owned(ID).expect("owned"));
-            let on_error = |from: &str, quoted: &Packet, owned: &Owned| {
+            let on_error = |from: &str, quoted: &FrameFields, owned: &Owned| {
                 let error = packet(from, cast.world, 0, 0).unreachable().headers();
                 translate(&error, &quoted.quoted(Direction::Ingress), maps, owned, ID, &node, &maps.config.get())
                     .map(|found| found.other)

@@ -11,7 +11,7 @@ use super::from_netdev::{self, FromNetdev};
 use super::from_overlay::{self, FromOverlay, Outer};
 use super::from_pod::{self, FromPod};
 use super::memory_maps::{MemoryMaps, addr};
-use super::packets::{Packet, packet};
+use super::packets::{FrameFields, packet};
 use super::snat::{self, EGRESS_PORTS, SnatSource};
 use super::{NatOwner, Tables};
 use crate::abi::*;
@@ -138,7 +138,7 @@ impl Pair {
     }
 
     /// A pod of one of the two sends.
-    fn sends(&self, node: &'static str, sent: &Packet) -> PacketEnd {
+    fn sends(&self, node: &'static str, sent: &FrameFields) -> PacketEnd {
         let maps = self.maps(node);
         let headers = &mut sent.headers();
         match from_pod::decide(headers, &Quote::NONE, maps, &maps.config.get()) {
@@ -157,7 +157,7 @@ impl Pair {
         }
     }
 
-    fn emitted(&self, maps: &MemoryMaps, node: &'static str, sent: &Packet, owner: &NatOwner) -> PacketEnd {
+    fn emitted(&self, maps: &MemoryMaps, node: &'static str, sent: &FrameFields, owner: &NatOwner) -> PacketEnd {
         let pool = SnatSource { address: addr(self.cast.egress), ports: EGRESS_PORTS };
         match snat::translate(&sent.headers(), &Quote::NONE, maps, &pool, owner) {
             Ok(_) => PacketEnd::Emitted(node),
@@ -166,7 +166,7 @@ impl Pair {
     }
 
     /// A pod's packet by the overlay.
-    fn arrives(&self, node: &'static str, from: &str, sent: &Packet) -> PacketEnd {
+    fn arrives(&self, node: &'static str, from: &str, sent: &FrameFields) -> PacketEnd {
         let maps = self.maps(node);
         let outer = Outer { source: addr(from), egress_id: ID };
         match from_overlay::decide(&mut sent.headers(), &outer, maps, &maps.config.get()) {
@@ -181,13 +181,13 @@ impl Pair {
     }
 
     /// A packet from outside for the egress IP: the node that delivers it to the pod.
-    fn answered(&self, node: &'static str, answer: &(Packet, Quote)) -> PacketEnd {
+    fn answered(&self, node: &'static str, answer: &(FrameFields, Quote)) -> PacketEnd {
         let maps = self.maps(node);
         let entered = from_netdev::decide(&mut answer.0.arriving(), &answer.1, maps, &maps.config.get());
         self.goes(node, &entered, answer)
     }
 
-    fn goes(&self, node: &'static str, entered: &FromNetdev<'_>, answer: &(Packet, Quote)) -> PacketEnd {
+    fn goes(&self, node: &'static str, entered: &FromNetdev<'_>, answer: &(FrameFields, Quote)) -> PacketEnd {
         match entered {
             FromNetdev::ReplyHere { .. } | FromNetdev::ReplyRemote { .. } => PacketEnd::Emitted(node),
             FromNetdev::PassOn { .. } => {
@@ -218,7 +218,7 @@ impl Pair {
     }
 
     /// Packets of the flow with this port: whole, a datagram in two fragments, and an error about a sent packet.
-    fn answers(&self, port: u16) -> Vec<(Packet, Quote)> {
+    fn answers(&self, port: u16) -> Vec<(FrameFields, Quote)> {
         // Another datagram with the same identification.
         [&self.old, &self.new].iter().for_each(|maps| maps.frags.borrow_mut().clear());
         let whole = packet(self.cast.world, self.cast.egress, 80, port);

@@ -10,7 +10,7 @@ const FRAGMENT_HEADER: u8 = 44;
 
 /// The fields of a frame.
 #[derive(Clone, Debug)]
-pub(crate) struct Packet {
+pub(crate) struct FrameFields {
     saddr: Addr,
     daddr: Addr,
     protocol: u8,
@@ -21,13 +21,13 @@ pub(crate) struct Packet {
 }
 
 /// UDP by default.
-pub(crate) fn packet(saddr: &str, daddr: &str, sport: u16, dport: u16) -> Packet {
+pub(crate) fn packet(saddr: &str, daddr: &str, sport: u16, dport: u16) -> FrameFields {
     let mut payload = [sport.to_be_bytes(), dport.to_be_bytes()].concat();
     payload.resize(28, 0);
-    Packet { saddr: addr(saddr), daddr: addr(daddr), protocol: PROTO_UDP, ttl: 64, fragment: None, payload }
+    FrameFields { saddr: addr(saddr), daddr: addr(daddr), protocol: PROTO_UDP, ttl: 64, fragment: None, payload }
 }
 
-impl Packet {
+impl FrameFields {
     pub(crate) fn tcp(mut self, flags: u8) -> Self {
         self.protocol = PROTO_TCP;
         self.payload[12..14].copy_from_slice(&[0x50, flags]);

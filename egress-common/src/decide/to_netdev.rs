@@ -179,7 +179,7 @@ mod tests {
     use crate::abi::{Direction, NODE_MARK, OnUnknownPod, PodEntry, WhenEmpty};
     use crate::decide::cast::{ID, both};
     use crate::decide::memory_maps::{MemoryMaps, addr, with_node_ports};
-    use crate::decide::packets::{Packet, packet};
+    use crate::decide::packets::{FrameFields, packet};
     use crate::decide::to_pod;
     use crate::wire::{PROTO_AH, tcp};
 
@@ -187,11 +187,11 @@ mod tests {
     const OWN: Meta = Meta { mark: 0, forwarded: false, returning: false };
     const MARKED: Meta = Meta { mark: NODE_MARK, forwarded: true, returning: false };
 
-    fn asked(maps: &MemoryMaps, meta: &Meta, packet: &Packet) -> ToNetdev {
+    fn asked(maps: &MemoryMaps, meta: &Meta, packet: &FrameFields) -> ToNetdev {
         decide(&mut packet.headers(), &Quote::NONE, meta, maps, &maps.config.get())
     }
 
-    fn verdict(maps: &MemoryMaps, packet: &Packet) -> Verdict {
+    fn verdict(maps: &MemoryMaps, packet: &FrameFields) -> Verdict {
         match asked(maps, &FORWARDED, packet) {
             ToNetdev::Done(verdict) => verdict,
             other => panic!("{packet:?} is not done: {other:?}"),
@@ -237,7 +237,7 @@ mod tests {
         both(|cast, maps| {
             let request = packet(cast.world, cast.pod, 80, 4000).tcp(tcp::SYN);
             let error = packet(cast.pod, cast.world, 0, 0).unreachable();
-            let on_error = |request: &Packet| {
+            let on_error = |request: &FrameFields| {
                 let quote = request.quoted(Direction::Ingress);
                 decide(&mut error.headers(), &quote, &FORWARDED, maps, &maps.config.get())
             };

@@ -2,16 +2,16 @@ use super::*;
 use crate::abi::{BloomFilter, Direction, HandoverEntry, Owned, Tuple};
 use crate::decide::cast::{Cast, ID, OTHER_NODE, both};
 use crate::decide::memory_maps::{MemoryMaps, addr, with_node_ports};
-use crate::decide::packets::{Packet, packet};
+use crate::decide::packets::{FrameFields, packet};
 use crate::decide::snat::{self, EGRESS_PORTS, SnatSource};
 use crate::decide::{NatOwner, from_pod, to_netdev};
 use crate::wire::{PROTO_AH, PROTO_SCTP, tcp};
 
-fn asked<'t>(maps: &'t MemoryMaps, packet: &Packet) -> FromNetdev<'t> {
+fn asked<'t>(maps: &'t MemoryMaps, packet: &FrameFields) -> FromNetdev<'t> {
     decide(&mut packet.arriving(), &Quote::NONE, maps, &maps.config.get())
 }
 
-fn verdict(maps: &MemoryMaps, packet: &Packet) -> Verdict {
+fn verdict(maps: &MemoryMaps, packet: &FrameFields) -> Verdict {
     match asked(maps, packet) {
         FromNetdev::Done(verdict) => verdict,
         other => panic!("{packet:?} is not done: {other:?}"),
@@ -19,7 +19,7 @@ fn verdict(maps: &MemoryMaps, packet: &Packet) -> Verdict {
 }
 
 /// A flow of the pod to the world, translated.
-fn begin(cast: &Cast, maps: &MemoryMaps, origin: Origin, packet: &Packet) -> NatEntry {
+fn begin(cast: &Cast, maps: &MemoryMaps, origin: Origin, packet: &FrameFields) -> NatEntry {
     let pool = SnatSource { address: addr(cast.egress), ports: EGRESS_PORTS };
     let owner = NatOwner { origin, source_node: addr(OTHER_NODE), egress_id: ID };
     *snat::translate(&packet.headers(), &Quote::NONE, maps, &pool, &owner).expect("a free port")
@@ -275,7 +275,7 @@ fn an_error_about_a_marked_packet_goes_to_its_pod() {
         let port =
             to_netdev::translate(&request.headers(), &Quote::NONE, maps, &config).expect("a free port").other.dport();
         let error = packet(cast.world, cast.node, 0, 0).unreachable();
-        let on_error = |sent: &Packet| {
+        let on_error = |sent: &FrameFields| {
             let quote = sent.quoted(Direction::Egress);
             decide(&mut error.arriving(), &quote, maps, &maps.config.get())
         };
@@ -299,7 +299,7 @@ fn an_error_is_no_sign_of_life_and_quotes_no_answer() {
     both(|cast, maps| {
         begin(cast, maps, Origin::Here, &packet(cast.pod, cast.world, 0, 0).echo(4009));
         let error = packet(cast.multicast, cast.egress, 0, 0).unreachable();
-        let on_error = |sent: Packet| {
+        let on_error = |sent: FrameFields| {
             let quote = sent.quoted(Direction::Egress);
             decide(&mut error.arriving(), &quote, maps, &maps.config.get())
         };
@@ -364,7 +364,7 @@ fn hand_over(cast: &Cast, maps: &MemoryMaps, stage: HandoverStage, since_ns: u64
 }
 
 /// Packets of the flow with this port: whole, a first and a later fragment, and an error about a sent packet.
-fn answers(cast: &Cast, port: u16) -> [(Packet, Quote); 4] {
+fn answers(cast: &Cast, port: u16) -> [(FrameFields, Quote); 4] {
     let whole = packet(cast.world, cast.egress, 80, port);
     let error = packet(cast.world, cast.egress, 0, 0).unreachable();
     let sent = packet(cast.egress, cast.world, port, 80).quoted(Direction::Egress);
@@ -436,7 +436,7 @@ fn the_new_owner_keeps_answers_to_its_own_flows() {
         for stage in [HandoverStage::Arriving, HandoverStage::Open] {
             hand_over(cast, maps, stage, maps.now.get());
             for is_passed in [false, true] {
-                let asked = |answer: &Packet, quote: &Quote| match is_passed {
+                let asked = |answer: &FrameFields, quote: &Quote| match is_passed {
                     true => passed(&mut answer.arriving(), quote, maps, ID),
                     false => decide(&mut answer.arriving(), quote, maps, &maps.config.get()),
                 };

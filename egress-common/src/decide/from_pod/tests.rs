@@ -11,27 +11,27 @@ use crate::abi::{
 };
 use crate::decide::cast::{Cast, ID, OTHER_NODE, both};
 use crate::decide::memory_maps::{MemoryMaps, addr};
-use crate::decide::packets::{Packet, packet};
+use crate::decide::packets::{FrameFields, packet};
 use crate::decide::to_pod;
 use crate::wire::{PROTO_AH, PROTO_DCCP, PROTO_MOBILITY, PROTO_SCTP, PROTO_UDP_LITE, sctp};
 
-fn asked<'t>(maps: &'t MemoryMaps, packet: &Packet) -> FromPod<'t> {
+fn asked<'t>(maps: &'t MemoryMaps, packet: &FrameFields) -> FromPod<'t> {
     decide(&mut packet.headers(), &Quote::NONE, maps, &maps.config.get())
 }
 
-fn verdict(maps: &MemoryMaps, packet: &Packet) -> Verdict {
+fn verdict(maps: &MemoryMaps, packet: &FrameFields) -> Verdict {
     match asked(maps, packet) {
         FromPod::Done(verdict) => verdict,
         other => panic!("{packet:?} is not done: {other:?}"),
     }
 }
 
-fn udp(cast: &Cast, to: &str) -> Packet {
+fn udp(cast: &Cast, to: &str) -> FrameFields {
     packet(cast.pod, to, 4000, 80)
 }
 
 /// The packet leaves with the policy's address, served here.
-fn assert_sent(cast: &Cast, maps: &MemoryMaps, packet: &Packet) {
+fn assert_sent(cast: &Cast, maps: &MemoryMaps, packet: &FrameFields) {
     let slot = PolicySlot::here(addr(cast.egress));
     assert_eq!(asked(maps, packet), FromPod::Send { egress_id: ID, slot: &slot }, "{packet:?}");
 }

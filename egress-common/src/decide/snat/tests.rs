@@ -5,7 +5,7 @@ use crate::abi::Lease;
 use crate::decide::Rewrite;
 use crate::decide::cast::both;
 use crate::decide::memory_maps::{MemoryMaps, addr};
-use crate::decide::packets::{Packet, packet};
+use crate::decide::packets::{FrameFields, packet};
 use crate::wire::{sctp, tcp};
 
 /// A type of SCTP chunk.
@@ -333,7 +333,7 @@ fn the_first_fragment_of_an_association_keeps_its_port_or_is_refused() {
         {
             let (out, back) = (Rewrite::snat(nat_entry), back(nat_entry));
             for (fragment, expected) in [(None, Ok(())), (Some((0, true)), first), (Some((9, false)), Ok(()))] {
-                let cut = |whole: &Packet| match fragment {
+                let cut = |whole: &FrameFields| match fragment {
                     Some((offset, more)) => whole.clone().fragment(offset, more),
                     None => whole.clone(),
                 };
@@ -403,7 +403,7 @@ fn an_error_of_a_pod_has_the_egress_ip_of_its_flow() {
         let sent = packet(cast.pod, cast.world, 22, 80).headers();
         let nat_entry = *translate(&sent, &Quote::NONE, maps, &pool, &OWNER).expect("a free port");
         let error = packet(cast.pod, cast.world, 0, 0).unreachable().headers();
-        let on_error = |quoted: &Packet| {
+        let on_error = |quoted: &FrameFields| {
             let quote = quoted.quoted(Direction::Ingress);
             translate(&error, &quote, maps, &pool, &OWNER).map(|nat_entry| nat_entry.other)
         };
@@ -431,7 +431,7 @@ fn only_answers_to_queries_count_as_received() {
         translate(&ping, &Quote::NONE, maps, &pool, &OWNER).expect("a free id");
         let error = packet(cast.pod, cast.world, 0, 0).unreachable().headers();
         let on_error =
-            |quoted: Packet| translate(&error, &quoted.quoted(Direction::Ingress), maps, &pool, &OWNER).is_ok();
+            |quoted: FrameFields| translate(&error, &quoted.quoted(Direction::Ingress), maps, &pool, &OWNER).is_ok();
         assert!(on_error(packet(cast.world, cast.pod, 0, 0).echo_reply(9)));
         assert!(!on_error(packet(cast.world, cast.pod, 0, 0).echo(9)));
     });

@@ -2,7 +2,7 @@
 
 use super::*;
 
-fn on_error<'t>(maps: &'t MemoryMaps, error: &Packet, quoted: &Packet) -> FromPod<'t> {
+fn on_error<'t>(maps: &'t MemoryMaps, error: &FrameFields, quoted: &FrameFields) -> FromPod<'t> {
     let quote = quoted.quoted(Direction::Ingress);
     decide(&mut error.headers(), &quote, maps, &maps.config.get())
 }

@@ -4,7 +4,7 @@ use super::super::*;
 use crate::abi::{PodEntry, WhenEmpty};
 use crate::decide::cast::{Cast, ID, OTHER_NODE, both};
 use crate::decide::memory_maps::{MemoryMaps, addr};
-use crate::decide::packets::{Packet, packet};
+use crate::decide::packets::{FrameFields, packet};
 use crate::decide::{to_netdev, to_pod};
 use crate::wire::Segment;
 
@@ -12,15 +12,15 @@ const DATA: u8 = tcp::ACK;
 /// How long a deselected pod of a test gets resets.
 const RESET_NS: u64 = 240_000_000_000;
 
-fn asked<'t>(maps: &'t MemoryMaps, packet: &Packet) -> FromPod<'t> {
+fn asked<'t>(maps: &'t MemoryMaps, packet: &FrameFields) -> FromPod<'t> {
     decide(&mut packet.headers(), &Quote::NONE, maps, &maps.config.get())
 }
 
-fn out(cast: &Cast, flags: u8) -> Packet {
+fn out(cast: &Cast, flags: u8) -> FrameFields {
     packet(cast.pod, cast.world, 4000, 80).tcp(flags)
 }
 
-fn is_sent(maps: &MemoryMaps, packet: &Packet) -> bool {
+fn is_sent(maps: &MemoryMaps, packet: &FrameFields) -> bool {
     matches!(asked(maps, packet), FromPod::Send { .. })
 }
 

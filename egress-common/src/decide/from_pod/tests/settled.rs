@@ -4,7 +4,7 @@ use super::super::*;
 use crate::abi::{Addr, Config, Direction, PodEntry, WhenEmpty};
 use crate::decide::cast::{Cast, ID, OTHER_NODE, both};
 use crate::decide::memory_maps::{MemoryMaps, addr};
-use crate::decide::packets::{Packet, packet};
+use crate::decide::packets::{FrameFields, packet};
 
 fn decided(maps: &MemoryMaps, decisions: u32) -> Config {
     let mut config = maps.config.get();
@@ -13,7 +13,7 @@ fn decided(maps: &MemoryMaps, decisions: u32) -> Config {
     config
 }
 
-fn asked<'t>(maps: &'t MemoryMaps, packet: &Packet) -> FromPod<'t> {
+fn asked<'t>(maps: &'t MemoryMaps, packet: &FrameFields) -> FromPod<'t> {
     decide(&mut packet.headers(), &Quote::NONE, maps, &maps.config.get())
 }
 
@@ -24,7 +24,7 @@ fn address(answer: &FromPod<'_>) -> Option<Addr> {
     }
 }
 
-fn out(cast: &Cast) -> Packet {
+fn out(cast: &Cast) -> FrameFields {
     packet(cast.pod, cast.world, 4000, 80).tcp(tcp::ACK)
 }
 
