@@ -44,6 +44,9 @@ pub(crate) struct Talk<'a> {
     pub(crate) caught: &'a [Caught],
 }
 
+/// Makes the packet of a step.
+pub(crate) type MakePacket = fn(&Talk<'_>) -> PacketSpec;
+
 type CaseStep = Box<dyn Fn(&Talk<'_>) -> Vec<Shot> + Send + Sync>;
 
 /// A named sequence of packets.

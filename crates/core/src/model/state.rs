@@ -50,6 +50,9 @@ impl PodOwner {
 /// How many pods of one node each object serves.
 pub type SelectedPods = BTreeMap<EgressId, u32>;
 
+/// Egress IPs of one node by the policy that they serve: a node has at most one of a policy.
+pub type AddressByPolicy = BTreeMap<EgressId, IpAddr>;
+
 /// A port of a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PodPort {
@@ -116,7 +119,7 @@ pub struct KernelState {
     pub exposed: BTreeMap<IpAddr, BTreeSet<PodPort>>,
     pub policy: BTreeMap<(EgressId, Family), Policy>,
     /// Addresses that this node owns as a gateway: never two of one object.
-    pub owned: BTreeMap<EgressId, IpAddr>,
+    pub owned: AddressByPolicy,
     /// Hand-overs of this node.
     pub handovers: BTreeMap<EgressId, HandoverState>,
     pub cluster: BTreeMap<IpNet, Prefix>,

@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use egress_core::model::node::{Unserved, UnservedAddresses};
-use egress_core::model::state::{EgressId, KernelState};
+use egress_core::model::state::{AddressByPolicy, EgressId, KernelState};
 use egress_core::plan::executor::DataplaneError;
 
 type ClaimKey = (EgressId, IpAddr);
@@ -75,7 +75,7 @@ impl FailedClaims {
     /// Forgets claims that no longer fail. Returns the due messages of those that have succeeded.
     pub(super) fn settle(
         &mut self,
-        refused: &BTreeMap<EgressId, IpAddr>,
+        refused: &AddressByPolicy,
         held: &KernelState,
         now: Instant,
     ) -> Vec<(EgressId, String)> {
@@ -149,7 +149,7 @@ mod tests {
         format!("cannot claim egress IP 172.18.0.100: {error}")
     }
 
-    fn refused() -> BTreeMap<EgressId, IpAddr> {
+    fn refused() -> AddressByPolicy {
         BTreeMap::from([claim()])
     }
 

@@ -45,7 +45,7 @@ use egress_core::model::node::{Node, mac_text};
 use egress_core::model::policy::{EgressPolicy, PolicyKey, Unreadable, parse_egress_ip};
 use egress_core::model::services::ServiceKey;
 use egress_core::model::settings::NodeSettings;
-use egress_core::model::state::{Action, EgressId, KernelState, PodState, PrefixKind, SelectedPods};
+use egress_core::model::state::{Action, AddressByPolicy, EgressId, KernelState, PodState, PrefixKind, SelectedPods};
 use egress_core::model::view::{Change, PodKey, Touched, Update};
 pub use egress_core::node_health::fitness::Ready;
 use egress_core::ownership::kernel_handovers::handovers;
@@ -96,7 +96,7 @@ pub struct Reconciler<E> {
     /// Addresses wait for a fresh read of their objects.
     doubtful: bool,
     /// Claims that failed in this reconcile.
-    refused: BTreeMap<EgressId, IpAddr>,
+    refused: AddressByPolicy,
     /// A hand-over of this reconcile could not be prepared.
     unprepared: bool,
     background: BackgroundFlush,

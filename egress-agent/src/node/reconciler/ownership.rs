@@ -15,14 +15,12 @@ use crate::debug::Question;
 use egress_core::model::ledger::{Acknowledgements, Ledger};
 use egress_core::model::node::{Given, Mac, Node, Readiness};
 use egress_core::model::policy::{PolicyKey, parse_egress_ip};
-use egress_core::model::state::{EgressId, KernelState};
+use egress_core::model::state::{AddressByPolicy, KernelState};
 use egress_core::model::view::ClusterView;
 use egress_core::ownership::kernel_handovers;
 use egress_core::ownership::lease::{LeaseDemand, LeaseState, LeaseTerms};
 use egress_core::ownership::node_ownership::NodeOwnership;
 use egress_core::plan::executor::Expected;
-
-type Owned = BTreeMap<EgressId, IpAddr>;
 
 /// How long the old owner keeps serving an address while the new owner prepares. A slower one takes over unprepared.
 const NEW_OWNER_TIMEOUT: Duration = Duration::from_secs(1);
@@ -162,7 +160,7 @@ impl Coordination {
 
     /// Notes which hand-overs from this node wait for a new owner to be ready, and returns whether there are any. Until then
     /// this node serves the address.
-    pub(super) fn wait_for_new_owners(&mut self, view: &ClusterView, held: &Owned) -> bool {
+    pub(super) fn wait_for_new_owners(&mut self, view: &ClusterView, held: &AddressByPolicy) -> bool {
         let now = Instant::now();
         let Self { ownership, known, .. } = self;
         let open: BTreeSet<u64> = kernel_handovers::leaving(ownership).map(|(_, record)| record.number).collect();
@@ -179,7 +177,7 @@ impl Coordination {
     }
 
     /// The held addresses that the kernel must release now.
-    pub(super) fn barred(&mut self, held: &Owned) -> Owned {
+    pub(super) fn barred(&mut self, held: &AddressByPolicy) -> AddressByPolicy {
         // Read without marking as seen: the waiter plans the whole state again.
         let is_expired = self.is_lease_expired();
         self.ownership.set_lease_expired(is_expired, held);
@@ -196,7 +194,7 @@ impl Coordination {
 
     /// Logs that this node serves addresses again that it had released, once no address is doubtful: if only this node has
     /// lost the API server, the leader reaches it while no policy can be read.
-    pub(super) fn log_served_again(&mut self, desired: &Owned, held: &Owned) {
+    pub(super) fn log_served_again(&mut self, desired: &AddressByPolicy, held: &AddressByPolicy) {
         if !self.has_released
             || self.is_or_was_lease_expired()
             || !self.ownership.withheld(desired, held).unconfirmed.is_empty()
@@ -262,7 +260,7 @@ impl Coordination {
     }
 
     /// Reads the policies of these addresses afresh, and returns whether any may be held.
-    pub(super) async fn read_fresh(&mut self, view: &ClusterView, doubtful: &Owned) -> bool {
+    pub(super) async fn read_fresh(&mut self, view: &ClusterView, doubtful: &AddressByPolicy) -> bool {
         let mut reads = BTreeSet::new();
         for object in view.policies.values() {
             let items = object.published.items.iter().filter_map(|item| parse_egress_ip(&item.egress_ip));

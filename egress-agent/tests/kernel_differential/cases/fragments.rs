@@ -2,17 +2,14 @@
 //! compared (see `outcome`).
 
 use super::{ACK, CLIENT, PSH, SERVER, open};
-use crate::packets::PacketSpec;
-use crate::runner::{Case, Talk};
+use crate::runner::{Case, MakePacket, Talk};
 
 /// Length of a datagram of three fragments, and of a first fragment: netfilter refuses IPv6 fragments below 1280 bytes,
 /// except the last.
 const WHOLE: usize = 2900;
 const FIRST: usize = 1240;
 
-type Make = fn(&Talk<'_>) -> PacketSpec;
-
-const MAKES: [(&str, Make, Make); 3] = [
+const MAKES: [(&str, MakePacket, MakePacket); 3] = [
     ("UDP", |talk| talk.udp_out(WHOLE), |talk| talk.udp_back(WHOLE)),
     ("echo", |talk| talk.echo_out(0x4242, WHOLE), |talk| talk.echo_back(0x4242, WHOLE)),
     (
@@ -23,7 +20,7 @@ const MAKES: [(&str, Make, Make); 3] = [
 ];
 
 /// Each fragment has its own step where the order matters.
-fn in_order(case: Case, make: Make, outside: bool, order: &[usize]) -> Case {
+fn in_order(case: Case, make: MakePacket, outside: bool, order: &[usize]) -> Case {
     order.iter().fold(case, |case, part| {
         let part = *part;
         let one = move |talk: &Talk<'_>| vec![make(talk).fragments(&[FIRST, 2 * FIRST])[part].clone()];

@@ -2,10 +2,9 @@
 
 use super::{ACK, CLIENT, SERVER, SYN};
 use crate::packets::{PacketSpec, fix_ipv4_header};
-use crate::runner::{Case, Talk};
+use crate::runner::{Case, MakePacket};
 
-type Make = fn(&Talk<'_>) -> PacketSpec;
-const MAKES: [(&str, Make, Make); 3] = [
+const MAKES: [(&str, MakePacket, MakePacket); 3] = [
     ("TCP", |talk| talk.tcp_out(SYN, CLIENT, 0, 0), |talk| talk.tcp_back(SYN | ACK, SERVER, CLIENT + 1, 0)),
     ("UDP", |talk| talk.udp_out(30), |talk| talk.udp_back(30)),
     ("echo", |talk| talk.echo_out(7777, 30), |talk| talk.echo_back(7777, 30)),
@@ -71,7 +70,7 @@ fn shortened(mut bytes: Vec<u8>, length: usize) -> Vec<u8> {
 }
 
 fn transport(v6: bool) -> Vec<Case> {
-    let changed = |name: &str, make: Make, at: usize, value: u8| {
+    let changed = |name: &str, make: MakePacket, at: usize, value: u8| {
         Case::new(&format!("malformed: {name}"), v6).pod_bytes(move |talk| {
             let packet = make(talk);
             let mut bytes = packet.bytes();
@@ -79,7 +78,7 @@ fn transport(v6: bool) -> Vec<Case> {
             vec![bytes]
         })
     };
-    let (tcp, udp): (Make, Make) = (MAKES[0].1, MAKES[1].1);
+    let (tcp, udp): (MakePacket, MakePacket) = (MAKES[0].1, MAKES[1].1);
     vec![
         changed("TCP whose header length is 4", tcp, 12, 0x10),
         changed("TCP whose header is longer than the packet", tcp, 12, 0xf0),

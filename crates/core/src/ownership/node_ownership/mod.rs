@@ -16,10 +16,7 @@ use egress_common::abi::MAX_SLOTS;
 
 use crate::model::ledger::{Acknowledgements, HandOver, Ledger};
 use crate::model::state::family_of;
-use crate::model::state::{EgressId, HandoverState, KernelState, Place, WhenEmpty};
-
-/// Addresses by the policy that they serve, as in [`KernelState::owned`].
-type AddressByPolicy = BTreeMap<EgressId, IpAddr>;
+use crate::model::state::{AddressByPolicy, EgressId, HandoverState, KernelState, Place, WhenEmpty};
 
 #[derive(Debug)]
 pub struct NodeOwnership {

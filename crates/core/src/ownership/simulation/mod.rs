@@ -25,7 +25,7 @@ use crate::allocation::{AssignmentInputs, Nodes, assign};
 use crate::leader_election::{FormerLeader, Timing};
 use crate::model::ledger::{Acknowledgements, Ledger};
 use crate::model::policy::{EgressPolicy, Policies, parse_egress_ip};
-use crate::model::state::EgressId;
+use crate::model::state::{AddressByPolicy, EgressId};
 use crate::node_health::NodeHealth;
 use crate::ownership::handover::{Evidence, HandoverPlanner, RecordChange};
 use crate::ownership::node_ownership::NodeOwnership;
@@ -45,7 +45,6 @@ const NODES: [&str; 3] = ["n1", "n2", "n3"];
 /// On the first nodes.
 const LEADERS: [&str; 2] = ["l1", "l2"];
 const API: &str = "api";
-type AddressByPolicy = BTreeMap<EgressId, IpAddr>;
 
 /// Contents of the API server, and everything it ever held.
 struct Api {

@@ -12,8 +12,8 @@ use crate::model::node::Node;
 use crate::model::policy::{Destinations, EgressPolicy, PolicyKey, PolicyPart, listed_family, parse_egress_ip};
 use crate::model::settings::{NodeSettings, OnUnassigned, UnknownPods};
 use crate::model::state::{
-    EgressId, Family, KernelState, NOT_NUMBERED, NodeAddress, OnUnknownPod, Place, PodOwner, PodState, Policy, Prefix,
-    PrefixKind, Slot, WhenEmpty, family_of,
+    AddressByPolicy, EgressId, Family, KernelState, NOT_NUMBERED, NodeAddress, OnUnknownPod, Place, PodOwner, PodState,
+    Policy, Prefix, PrefixKind, Slot, WhenEmpty, family_of,
 };
 use crate::model::view::ClusterView;
 use crate::plan::capacity::{MOST_EGRESS_IPS, ServiceRoom};
@@ -119,7 +119,6 @@ fn could_select(view: &ClusterView) -> bool {
 }
 
 type Entries = BTreeMap<(EgressId, Family), Policy>;
-type Owned = BTreeMap<EgressId, IpAddr>;
 
 /// Entries of all egress policies of the cluster, and the addresses that this node owns. An item is served unless an older one
 /// contradicts it: of two policies with one address the older has it, and a node holds one address of a policy. The
@@ -129,8 +128,8 @@ fn entries(
     settings: &NodeSettings,
     selection: &Selection,
     nodes_own: &BTreeMap<IpAddr, NodeAddress>,
-) -> (Entries, Owned) {
-    let (mut entries, mut owned) = (Entries::new(), Owned::new());
+) -> (Entries, AddressByPolicy) {
+    let (mut entries, mut owned) = (Entries::new(), AddressByPolicy::new());
     let mut claimed: BTreeMap<IpAddr, Option<EgressId>> = BTreeMap::new();
     for policy in by_rank(view.policies.values()) {
         // An entry has no destinations: the programs apply it to every outside address.
