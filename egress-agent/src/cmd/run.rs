@@ -330,21 +330,14 @@ fn stopped_early() -> Result<(), CliError> {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
-
-    #[derive(Parser)]
-    struct Line {
-        #[command(flatten)]
-        run: RunArgs,
-    }
+    use crate::config::parse_flags;
 
     #[test]
     fn sizes_out_of_range_are_refused() {
-        let parse = |argument: &str| Line::try_parse_from(["agent", "--node-name=a", argument]);
+        let parse = |argument: &str| parse_flags::<RunArgs>(["--node-name=a", argument]);
         let accepted = parse("--inbound-entries=2048").expect("a size");
-        assert_eq!((accepted.run.inbound_entries, accepted.run.nat_entries), (2048, DEFAULT_NAT_ENTRIES));
+        assert_eq!((accepted.inbound_entries, accepted.nat_entries), (2048, DEFAULT_NAT_ENTRIES));
         for flag in ["--inbound-entries", "--nat-entries"] {
             for size in ["0", "1023", "268435457", "4294967296", "-1", "many"] {
                 let refused = parse(&format!("{flag}={size}")).err().map(|error| error.to_string());

@@ -146,18 +146,11 @@ impl TraceArgs {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
-
-    #[derive(Parser)]
-    struct Line {
-        #[command(flatten)]
-        trace: TraceArgs,
-    }
+    use crate::config::parse_flags;
 
     fn parse(arguments: &str) -> Result<TraceArgs, clap::Error> {
-        Line::try_parse_from(std::iter::once("trace").chain(arguments.split(' '))).map(|line| line.trace)
+        parse_flags(arguments.split(' '))
     }
 
     fn protocol(arguments: &str) -> Result<u8, String> {

@@ -90,18 +90,11 @@ impl ReachabilityArgs {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
-
-    #[derive(Parser)]
-    struct Line {
-        #[command(flatten)]
-        reachability: ReachabilityArgs,
-    }
+    use crate::config::parse_flags;
 
     fn manner(arguments: &[&str]) -> ProbeSettings {
-        Line::try_parse_from([&["agent"], arguments].concat()).expect("flags").reachability.manner(None)
+        parse_flags::<ReachabilityArgs>(arguments.iter().copied()).expect("flags").manner(None)
     }
 
     #[test]

@@ -91,19 +91,11 @@ fn short(timeouts: &Timeouts) -> Vec<Short> {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
-
-    #[derive(Parser)]
-    struct Line {
-        #[command(flatten)]
-        timeouts: TimeoutArgs,
-    }
+    use crate::config::parse_flags;
 
     fn parse(arguments: &[&str]) -> Result<Timeouts, clap::Error> {
-        let line = Line::try_parse_from([&["agent"], arguments].concat())?;
-        Ok(line.timeouts.checked())
+        Ok(parse_flags::<TimeoutArgs>(arguments.iter().copied())?.checked())
     }
 
     #[test]

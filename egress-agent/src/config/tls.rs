@@ -89,19 +89,12 @@ impl TlsArgs {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
-
-    #[derive(Parser)]
-    struct Line {
-        #[command(flatten)]
-        tls: TlsArgs,
-    }
+    use crate::config::parse_flags;
 
     fn files(arguments: &[&str]) -> Result<Option<Files>, String> {
-        let line = Line::try_parse_from([&["agent"], arguments].concat()).map_err(|error| error.to_string())?;
-        line.tls.files().map_err(|error| error.to_string())
+        let flags: TlsArgs = parse_flags(arguments.iter().copied()).map_err(|error| error.to_string())?;
+        flags.files().map_err(|error| error.to_string())
     }
 
     const CERT: &str = "--egressip-healthcheck-client-cert=/c";

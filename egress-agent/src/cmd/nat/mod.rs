@@ -208,20 +208,14 @@ pub(super) fn run(args: &NatArgs) -> Result<(), CliError> {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
     use egress_common::abi::Direction;
 
     use super::*;
-
-    #[derive(Parser)]
-    struct Line {
-        #[command(flatten)]
-        filters: Filters,
-    }
+    use crate::config::parse_flags;
 
     pub(super) fn filters(arguments: &str) -> Filters {
         let arguments = arguments.split(' ').filter(|argument| !argument.is_empty());
-        Line::try_parse_from(std::iter::once("nat").chain(arguments)).map(|line| line.filters).expect("a line")
+        parse_flags(arguments).expect("a line")
     }
 
     pub(super) fn mapping() -> (Tuple, NatEntry) {
