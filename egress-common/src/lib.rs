@@ -4,6 +4,7 @@
 //! - [`wire`]: views of packet headers; the length is checked once, then accessors cannot fail.
 //! - [`decide`]: the decisions, values in and values out. They use no map and no packet buffer, only traits that the
 //!   eBPF programs and the host tests implement.
+//! - `random`: random numbers from a seed, for tests.
 //!
 //! This crate does not allocate and does no I/O. Time and randomness are arguments.
 #![no_std]
@@ -17,4 +18,6 @@ extern crate std;
 
 pub mod abi;
 pub mod decide;
+#[cfg(any(test, feature = "model"))]
+pub mod random;
 pub mod wire;

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
+use egress_common::random::Random;
 use egress_core::allocation::Nodes;
 use egress_core::desired_status::{NoRecords, ObjectStatus, desired_statuses};
 use egress_core::keys;
@@ -14,7 +15,6 @@ use egress_kube::policy::api_of;
 use serde_json::{Value, json};
 
 use crate::Result;
-use crate::numbers::Numbers;
 use crate::vector::{Vector, VectorNode, VectorObject, VectorStatusItem};
 
 pub(crate) struct VectorCluster<'v> {
@@ -29,7 +29,7 @@ pub(crate) struct VectorCluster<'v> {
 }
 
 impl<'v> VectorCluster<'v> {
-    pub(crate) fn new(vector: &'v Vector, numbers: &mut Numbers) -> Self {
+    pub(crate) fn new(vector: &'v Vector, numbers: &mut Random) -> Self {
         let unreachable = vector.nodes.iter().filter(|node| !node.reachable).map(|node| node.name.clone()).collect();
         let mut nodes: Vec<(usize, &VectorNode)> = vector.nodes.iter().enumerate().collect();
         nodes = numbers.shuffled(nodes);
@@ -47,15 +47,15 @@ impl<'v> VectorCluster<'v> {
         }
     }
 
-    pub(crate) fn create(&mut self, objects: impl Iterator<Item = &'v VectorObject>, numbers: &mut Numbers) {
+    pub(crate) fn create(&mut self, objects: impl Iterator<Item = &'v VectorObject>, numbers: &mut Random) {
         let new: Vec<_> = objects.map(|object| (object, object.existing_status.clone())).collect();
         self.objects.extend(numbers.shuffled(new));
     }
 
     /// Decides, and writes the status.
-    pub(crate) fn settle(&mut self, numbers: &mut Numbers) {
+    pub(crate) fn settle(&mut self, numbers: &mut Random) {
         let order = numbers.shuffled(self.objects.iter());
-        let as_read = |(object, items): &(&VectorObject, Vec<VectorStatusItem>), numbers: &mut Numbers| {
+        let as_read = |(object, items): &(&VectorObject, Vec<VectorStatusItem>), numbers: &mut Random| {
             let value = serde_json::from_value(egressip_object(object, items, numbers)).expect("an object");
             (PolicyKey::egress_ip(&object.name), Arc::new(api_of(PolicyKind::EgressIp).read(&value)))
         };
@@ -83,7 +83,7 @@ impl<'v> VectorCluster<'v> {
     }
 }
 
-fn node_object(number: usize, node: &VectorNode, numbers: &mut Numbers) -> Value {
+fn node_object(number: usize, node: &VectorNode, numbers: &mut Random) -> Value {
     let mut annotations = BTreeMap::new();
     let mut annotate = |key: &str, value: Value| {
         let text = match value {
@@ -119,7 +119,7 @@ fn node_object(number: usize, node: &VectorNode, numbers: &mut Numbers) -> Value
     })
 }
 
-fn egressip_object(object: &VectorObject, items: &[VectorStatusItem], numbers: &mut Numbers) -> Value {
+fn egressip_object(object: &VectorObject, items: &[VectorStatusItem], numbers: &mut Random) -> Value {
     let items = numbers.shuffled(items.iter().map(|item| json!({"node": item.node, "egressIP": item.egress_ip})));
     json!({
         "apiVersion": "k8s.ovn.org/v1", "kind": "EgressIP",

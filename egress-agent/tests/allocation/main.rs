@@ -5,7 +5,6 @@
 
 mod cluster;
 mod expectations;
-mod numbers;
 mod scale;
 mod vector;
 
@@ -13,7 +12,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use cluster::VectorCluster;
-use numbers::Numbers;
+use egress_common::random::Random;
 use vector::{Vector, VectorStatusItem};
 
 const ORDERS: u64 = 200;
@@ -32,7 +31,7 @@ fn folder() -> PathBuf {
 }
 
 /// Creates the objects one after another if the vector says so, else all at once.
-fn replay(vector: &Vector, at_once: bool, numbers: &mut Numbers) -> std::result::Result<Result, String> {
+fn replay(vector: &Vector, at_once: bool, numbers: &mut Random) -> std::result::Result<Result, String> {
     let mut cluster = VectorCluster::new(vector, numbers);
     let later = if at_once { &[][..] } else { &vector.sequential[..] };
     let first = vector.egressips.iter().filter(|object| !later.contains(&object.name));
@@ -59,7 +58,7 @@ fn check(vector: &Vector) -> std::result::Result<(), String> {
     for at_once in modes {
         let mut first = None;
         for order in 0..ORDERS {
-            let result = replay(vector, at_once, &mut Numbers::new(order));
+            let result = replay(vector, at_once, &mut Random::new(order));
             let result = result.map_err(|problem| format!("order {order}, all at once {at_once}: {problem}"))?;
             let first = first.get_or_insert_with(|| result.clone());
             if *first != result {

@@ -2,6 +2,7 @@
 //! and passed packets are unchanged.
 
 use egress_common::abi::{Class, Verdict};
+use egress_common::random::Random;
 
 use crate::cast::{V4, V6};
 use crate::frames::{Body, SYN, ip, octets, packet};
@@ -11,24 +12,6 @@ use crate::stage::{
 };
 
 const ROUNDS: u32 = 4000;
-
-/// xorshift64*.
-pub(crate) struct Numbers(u64);
-
-impl Numbers {
-    /// Adjacent seeds begin with different numbers.
-    pub(crate) fn new(seed: u64) -> Self {
-        Self((seed + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
-    }
-
-    pub(crate) fn below(&mut self, bound: usize) -> usize {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        let high = self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33;
-        usize::try_from(high).expect("31 bits") % bound
-    }
-}
 
 /// Valid frames of the hooks.
 fn seeds() -> Vec<(TestRun, Vec<u8>)> {
@@ -79,7 +62,7 @@ fn check(stage: &mut Stage, run: &TestRun, frame: &[u8]) {
 #[test]
 fn every_frame_has_one_verdict_and_its_action() {
     on_stage(|stage| {
-        let (seeds, mut numbers) = (seeds(), Numbers(0x9e37_79b9_7f4a_7c15));
+        let (seeds, mut numbers) = (seeds(), Random::new(0));
         for (run, frame) in &seeds {
             check(stage, run, frame);
         }

@@ -1,32 +1,13 @@
 //! Properties of assignments in small random clusters, checked against all possible placements. The seeds are fixed.
 
+use egress_common::random::Random;
+
 use super::*;
 use crate::allocation::samples::{node, policy};
 use crate::model::node::{Capacity, CloudConfig};
 use crate::model::policy::Item;
 
 const CASES: u64 = 3_000;
-
-/// xorshift64*.
-struct Numbers(u64);
-
-impl Numbers {
-    fn new(seed: u64) -> Self {
-        Self((seed + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15))
-    }
-
-    fn below(&mut self, bound: usize) -> usize {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        let high = self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33;
-        usize::try_from(high).expect("31 bits") % bound
-    }
-
-    fn one_in(&mut self, n: usize) -> bool {
-        self.below(n) == 0
-    }
-}
 
 struct RandomCluster {
     nodes: Nodes,
@@ -64,7 +45,7 @@ impl RandomCluster {
 }
 
 /// Three networks; a node has one or two of them on its primary interface, and sometimes one on another.
-fn random(numbers: &mut Numbers) -> RandomCluster {
+fn random(numbers: &mut Random) -> RandomCluster {
     let network = |i: usize, node: usize| format!("10.{i}.0.{}/16", node + 1).parse().expect("a network");
     let mut nodes = Nodes::new();
     for i in 0..1 + numbers.below(4) {
@@ -205,7 +186,7 @@ fn check_rules(cluster: &RandomCluster, assignment: &Assignment) {
 fn as_many_as_possible_older_first_and_as_evenly_as_possible() {
     let mut short = 0;
     for seed in 0..CASES {
-        let cluster = random(&mut Numbers::new(seed));
+        let cluster = random(&mut Random::new(seed));
         let assignment = cluster.assign();
         check_rules(&cluster, &assignment);
         let placed = assignment.policies.iter().map(|(name, outcome)| (name.clone(), outcome.items.clone())).collect();
@@ -224,7 +205,7 @@ fn as_many_as_possible_older_first_and_as_evenly_as_possible() {
 #[test]
 fn a_settled_assignment_stays() {
     for seed in 0..CASES {
-        let settled = random(&mut Numbers::new(seed)).settled();
+        let settled = random(&mut Random::new(seed)).settled();
         let again = settled.assign();
         assert_eq!(again.changed(&settled.policies).count(), 0, "seed {seed}");
     }
@@ -233,7 +214,7 @@ fn a_settled_assignment_stays() {
 #[test]
 fn a_change_moves_nothing_that_it_does_not_concern() {
     for seed in 0..CASES {
-        let mut numbers = Numbers::new(seed);
+        let mut numbers = Random::new(seed);
         let mut cluster = random(&mut numbers).settled();
         let before = cluster.assign();
         match numbers.below(4) {
@@ -266,11 +247,11 @@ fn a_change_moves_nothing_that_it_does_not_concern() {
 #[test]
 fn limits_of_a_family_are_kept_also_where_objects_have_both() {
     for seed in 0..CASES {
-        let mut numbers = Numbers::new(seed);
+        let mut numbers = Random::new(seed);
         let both = |i: usize| {
             let mut made = (*node(&format!("n{i}"), "10.0.0.1/16").1).clone();
             let networks = vec!["10.0.0.0/16".parse().expect("a network"), "fd00::/64".parse().expect("a network")];
-            let limit = |numbers: &mut Numbers| (!numbers.one_in(3)).then(|| numbers.below(3));
+            let limit = |numbers: &mut Random| (!numbers.one_in(3)).then(|| numbers.below(3));
             let capacity = Capacity { total: None, v4: limit(&mut numbers), v6: limit(&mut numbers) };
             made.cloud = Some(CloudConfig { networks, capacity });
             (made.name.clone(), Arc::new(made))

@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
+use egress_common::random::Random;
+
 use super::*;
 use crate::model::samples::{ip, net};
 use crate::model::state::{NodeAddress, PodOwner, Prefix, PrefixKind, TunnelEndpoint};
@@ -40,23 +42,6 @@ pub fn fates(state: &KernelState, pod: IpAddr) -> BTreeSet<FlowFate> {
 
 pub fn family_of(address: IpAddr) -> Family {
     crate::model::state::family_of(address)
-}
-
-/// Marsaglia's xorshift: small, and the seed replays the case.
-pub struct Random(pub u64);
-
-impl Random {
-    pub fn below(&mut self, n: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % n
-    }
-
-    fn one_of<T: Copy>(&mut self, items: &[T]) -> T {
-        let n = self.below(items.len() as u64);
-        items[usize::try_from(n).expect("a small number")]
-    }
 }
 
 pub const PODS: [&str; 4] = ["10.244.1.10", "10.244.1.11", "fd00:10:244:1::10", "fd00:10:244:1::11"];

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use egress_common::random::Random;
+
 use super::reference::*;
 use super::*;
 use crate::model::samples::ip;
@@ -45,7 +47,7 @@ fn check_plan(old: &KernelState, new: &KernelState) -> Vec<Action> {
 #[test]
 fn every_prefix_of_every_plan_is_safe() {
     for seed in 1..=2_000_u64 {
-        let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15));
+        let mut random = Random::new(seed);
         let (mut old, new) = (random_state(&mut random), random_state(&mut random));
         // Some owners have not been recorded yet.
         old.owners.retain(|_, _| random.below(4) > 0);
@@ -58,7 +60,7 @@ fn every_prefix_of_every_plan_is_safe() {
 
         // A new agent starts from an interrupted plan.
         let mut interrupted = old.clone();
-        let steps = usize::try_from(random.below(actions.len() as u64 + 1)).expect("a small number");
+        let steps = random.below(actions.len() + 1);
         actions.iter().take(steps).for_each(|action| interrupted.apply(action));
         check_plan(&interrupted, &random_state(&mut random));
     }
@@ -75,7 +77,7 @@ fn restart(state: &mut KernelState, flows: &mut BTreeSet<PodFlow>, desired: &Ker
 #[test]
 fn an_agent_killed_at_any_step_leaves_no_flow_uncut() {
     for seed in 1..=300_u64 {
-        let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15));
+        let mut random = Random::new(seed);
         let [old, new, newer] = [(); 3].map(|()| random_state(&mut random));
         let actions = plan(&old, &new);
         let (mut now, mut flows) = (old.clone(), running(&old));
@@ -145,7 +147,7 @@ fn an_address_that_moves_between_objects_here_is_given_up_first() {
 #[test]
 fn a_pod_event_is_one_write() {
     let pod = ip(PODS[0]);
-    let mut random = Random(7);
+    let mut random = Random::new(7);
     let actual = random_state(&mut random);
     let mut desired = actual.clone();
     desired.pods.insert(pod, PodState::Known);
@@ -172,7 +174,7 @@ fn cuts_of_many_pods_stand_together() {
 
 #[test]
 fn new_pods_that_nothing_selects_wait_for_nothing() {
-    let mut random = Random(11);
+    let mut random = Random::new(11);
     for _ in 0..200 {
         let mut desired = random_state(&mut random);
         desired.on_unknown_pod = Some(OnUnknownPod::Drop);

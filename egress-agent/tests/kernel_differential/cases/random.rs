@@ -1,6 +1,8 @@
 //! Random sequences (seeded) of datagrams and echo messages: two pods, two servers and a few conflicting ports; answers
 //! go to the translated port.
 
+use egress_common::random::Random;
+
 use super::{echo, udp};
 use crate::layout::View;
 use crate::runner::{Case, Shot, Side, Talk, shot};
@@ -10,23 +12,6 @@ const SEQUENCES: u64 = 40;
 const PACKETS: usize = 12;
 /// Source ports: a system port, the first other port, and two more.
 const PORTS: [u16; 4] = [700, 1024, 40000, 40001];
-
-/// xorshift64*.
-struct Numbers(u64);
-
-impl Numbers {
-    fn below(&mut self, bound: usize) -> usize {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        let high = self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33;
-        usize::try_from(high).expect("31 bits") % bound
-    }
-
-    fn coin(&mut self) -> bool {
-        self.below(2) == 0
-    }
-}
 
 /// A random packet of a pod.
 #[derive(Clone, Copy)]
@@ -44,20 +29,16 @@ pub(super) fn cases(v6: bool) -> Vec<Case> {
 }
 
 fn sequence(v6: bool, number: u64) -> Case {
-    let mut numbers = Numbers(number << 1 | u64::from(v6));
-    // Small seeds begin with similar numbers.
-    for _ in 0..8 {
-        numbers.below(1);
-    }
+    let mut numbers = Random::new(number << 1 | u64::from(v6));
     let mut case = Case::new(&format!("random sequence {number}"), v6);
     for place in 0..PACKETS {
-        let (answer, which, length) = (place > 0 && numbers.coin(), numbers.below(64), 8 + numbers.below(200));
+        let (answer, which, length) = (place > 0 && numbers.one_in(2), numbers.below(64), 8 + numbers.below(200));
         let sent = RandomPacket {
-            other_pod: numbers.coin(),
-            second_server: numbers.coin(),
-            echo: numbers.below(3) == 0,
+            other_pod: numbers.one_in(2),
+            second_server: numbers.one_in(2),
+            echo: numbers.one_in(3),
             sport: PORTS[numbers.below(PORTS.len())],
-            dport: 80 + u16::from(numbers.coin()),
+            dport: 80 + u16::from(numbers.one_in(2)),
             length,
         };
         case = case.shots(move |talk| if answer { answered(talk, which, length) } else { vec![send(talk, sent)] });

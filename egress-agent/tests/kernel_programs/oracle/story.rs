@@ -2,10 +2,10 @@
 //! error names its packet, and is skipped if that packet never left.
 
 use egress_common::abi::HandoverStage;
+use egress_common::random::Random;
 
 use crate::cast::{FamilyAddresses, V4, V6};
 use crate::frames::{ACK, Body, FIN, RST, SYN};
-use crate::mutants::Numbers;
 
 const STEPS: usize = 60;
 
@@ -172,7 +172,7 @@ pub(super) enum Step {
     PassUnknown(bool),
 }
 
-struct Maker(Numbers);
+struct Maker(Random);
 
 impl Maker {
     fn pick<T: Copy>(&mut self, from: &[T]) -> T {
@@ -326,7 +326,7 @@ const TUNNEL: u16 = super::derived_frames::TUNNEL_PORT;
 
 /// The steps of a story with their numbers.
 pub(super) fn story(seed: u64) -> Vec<(usize, Step)> {
-    let mut maker = Maker(Numbers::new(seed));
+    let mut maker = Maker(Random::new(seed));
     (0..STEPS).map(|id| (id, maker.step(id))).collect()
 }
 

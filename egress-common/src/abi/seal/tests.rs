@@ -3,30 +3,7 @@
 use std::vec::Vec;
 
 use crate::abi::{Addr, Direction, Flow, NatEntry, NextHop, Origin, Owned, PodEntry, PolicySlot, Tuple};
-
-/// xorshift64*.
-struct Numbers(u64);
-
-impl Numbers {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32
-    }
-
-    fn below(&mut self, bound: usize) -> usize {
-        self.next() as usize % bound
-    }
-
-    fn shuffled(&mut self, count: usize) -> Vec<usize> {
-        let mut order: Vec<usize> = (0..count).collect();
-        for at in (1..count).rev() {
-            order.swap(at, self.below(at + 1));
-        }
-        order
-    }
-}
+use crate::random::Random;
 
 const POD: Addr = Addr::v4([10, 244, 1, 10]);
 const OTHER_POD: Addr = Addr::v4([10, 244, 1, 11]);
@@ -62,9 +39,9 @@ fn nat_entries() -> Vec<(Tuple, NatEntry)> {
 
 /// Reads `words` of one value during a write of another one, each in its own order, word by word. Passes the copy to
 /// `take`.
-fn race<const N: usize>(numbers: &mut Numbers, old: [u32; N], new: [u32; N], mut take: impl FnMut([u32; N])) {
+fn race<const N: usize>(numbers: &mut Random, old: [u32; N], new: [u32; N], mut take: impl FnMut([u32; N])) {
     let (mut memory, mut copy) = (old, [0; N]);
-    let (mut reads, mut writes) = (numbers.shuffled(N), numbers.shuffled(N));
+    let (mut reads, mut writes) = (numbers.shuffled(0..N), numbers.shuffled(0..N));
     if numbers.below(2) == 0 {
         // As memcpy mostly does it.
         (reads, writes) = ((0..N).collect(), (0..N).rev().collect());
@@ -107,7 +84,7 @@ fn made_of(w: [u32; 17]) -> Option<NatEntry> {
 
 #[test]
 fn a_nat_entry_read_during_memory_reuse_is_valid_or_ignored() {
-    let (all, mut numbers) = (nat_entries(), Numbers(1));
+    let (all, mut numbers) = (nat_entries(), Random::new(1));
     let (mut whole, mut refused) = (0, 0);
     for _ in 0..200 {
         for (key, old) in &all {

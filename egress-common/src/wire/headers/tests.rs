@@ -3,6 +3,7 @@ use std::vec::Vec;
 
 use super::*;
 use crate::decide::packets::packet;
+use crate::random::Random;
 
 const PAIRS: [(&str, &str); 2] = [("10.244.1.10", "198.51.100.10"), ("fd00:10:244:1::10", "2001:db8::10")];
 const HOP_BY_HOP: u8 = 0;
@@ -236,18 +237,6 @@ impl Frame for Watched<'_> {
     }
 }
 
-/// xorshift64*: the same numbers in every run.
-struct Numbers(u64);
-
-impl Numbers {
-    fn below(&mut self, bound: usize) -> usize {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) as usize % bound
-    }
-}
-
 fn seeds() -> Vec<Vec<u8>> {
     let mut seeds = Vec::from([chained(&[(HOP_BY_HOP, 0), (DESTINATION, 1), (FRAGMENT, 0)]), chained(&[(ROUTING, 4)])]);
     for (from, to) in PAIRS {
@@ -263,7 +252,7 @@ fn seeds() -> Vec<Vec<u8>> {
 #[test]
 fn mutated_frames_are_read_within_their_bounds() {
     let seeds = seeds();
-    let mut numbers = Numbers(0x9e37_79b9_7f4a_7c15);
+    let mut numbers = Random::new(0);
     for round in 0..200_000 {
         let mut frame = seeds[numbers.below(seeds.len())].clone();
         for _ in 0..numbers.below(5) {

@@ -1,27 +1,14 @@
-//! The messages of the simulation, and its random source.
+//! The messages of the simulation, and their random delays.
 
 use super::*;
 
-/// The random source for delays and faults.
-pub(super) struct Random(pub(super) u64);
+pub(super) fn milliseconds(random: &mut Random, below: usize) -> Duration {
+    TICK * u32::try_from(random.below(below)).expect("few") / 10
+}
 
-impl Random {
-    pub(super) fn below(&mut self, bound: usize) -> usize {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        let number = self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33;
-        usize::try_from(number).expect("31 bits") % bound
-    }
-
-    pub(super) fn milliseconds(&mut self, below: usize) -> Duration {
-        TICK * u32::try_from(self.below(below)).expect("few") / 10
-    }
-
-    pub(super) fn delay(&mut self, quiet: bool) -> Duration {
-        let most = if !quiet && self.below(20) == 0 { 400 } else { 40 };
-        self.milliseconds(most) + TICK / 10
-    }
+pub(super) fn delay(random: &mut Random, quiet: bool) -> Duration {
+    let most = if !quiet && random.one_in(20) { 400 } else { 40 };
+    milliseconds(random, most) + TICK / 10
 }
 
 /// Messages between leaders, nodes and the API server; any may be late or lost.

@@ -16,7 +16,9 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::ownership::simulation::messages::{Random, SimulatedMessage};
+use egress_common::random::Random;
+
+use crate::ownership::simulation::messages::{SimulatedMessage, delay, milliseconds};
 use crate::ownership::simulation::nodes::{given, objects_of};
 
 use super::lease::*;
@@ -279,7 +281,7 @@ impl SimulatedCluster {
             asking: None,
         };
         Self {
-            random: Random((seed + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)),
+            random: Random::new(seed),
             start,
             now: start,
             api: Api {
@@ -390,10 +392,10 @@ impl SimulatedCluster {
             if self.random.below(15) == 0 {
                 self.cut.clear();
                 let since = if self.is_away() { self.away.0 } else { self.now };
-                self.away = (since, self.now + self.random.milliseconds(8_000));
+                self.away = (since, self.now + milliseconds(&mut self.random, 8_000));
                 let node = NODES[self.random.below(3)];
                 if !self.has_just_died(node) {
-                    self.mute = (node, self.now + self.random.milliseconds(4_000));
+                    self.mute = (node, self.now + milliseconds(&mut self.random, 4_000));
                 }
             }
             let paths = if whole { paths } else { vec![paths[self.random.below(paths.len())]] };
@@ -426,12 +428,12 @@ impl SimulatedCluster {
         let reaches = !self.is_away() && !self.cut.iter().any(|(from, to)| [*from, *to] == [API, LEADERS[next]]);
         if reaches && self.random.below(3) > 0 {
             let until = now + timing.lease_duration - timing.stale_renewal;
-            let leads = now + self.random.milliseconds(900).min(timing.renew_deadline - timing.stale_renewal);
+            let leads = now + milliseconds(&mut self.random, 900).min(timing.renew_deadline - timing.stale_renewal);
             let leader = &mut self.leaders[old];
             (leader.leads_until, leader.confirms_until, leader.alone_until) = (leads, until, now);
             self.early += 1;
             self.part(next, old);
-            let silent_since = now - timing.node_silence - self.random.milliseconds(300);
+            let silent_since = now - timing.node_silence - milliseconds(&mut self.random, 300);
             return self.begin_to_lead(next, Some(FormerLeader { node: NODES[old].to_owned(), silent_since, until }));
         }
         let leader = &mut self.leaders[old];
@@ -476,13 +478,13 @@ impl SimulatedCluster {
                 ..new
             }
         };
-        self.changes_at = self.now + Duration::from_millis(500) + self.random.milliseconds(8_000);
+        self.changes_at = self.now + Duration::from_millis(500) + milliseconds(&mut self.random, 8_000);
     }
 
     /// The agent of a node whose paths are intact.
     fn kill(&mut self) {
         let index = self.random.below(3);
-        let (name, lasts) = (NODES[index], self.random.milliseconds(25_000));
+        let (name, lasts) = (NODES[index], milliseconds(&mut self.random, 25_000));
         let is_cut = self.cut.iter().any(|(from, to)| [*from, *to].contains(&name));
         let was_mute = self.mute.0 == name && self.now < self.mute.1 + APART;
         if !is_cut && !was_mute && self.now >= self.nodes[index].dead.1 {
@@ -509,8 +511,8 @@ impl SimulatedCluster {
         self.sent += 1;
         let delay = match &message {
             // Much may happen between a pass and the write of its status.
-            SimulatedMessage::WriteObject { .. } if !self.quiet => self.random.milliseconds(900),
-            _ => self.random.delay(self.quiet),
+            SimulatedMessage::WriteObject { .. } if !self.quiet => milliseconds(&mut self.random, 900),
+            _ => delay(&mut self.random, self.quiet),
         };
         let at = self.now + delay + TICK / 10;
         self.mail.insert((at, self.sent), message);

@@ -29,7 +29,7 @@ impl SimulatedCluster {
         if now < node.acts_at {
             return;
         }
-        node.acts_at = now + self.random.milliseconds(120);
+        node.acts_at = now + milliseconds(&mut self.random, 120);
         let ledger = Arc::clone(&self.api.ledgers[node.ledger_seen]);
         let view = objects_of(&self.api, node.objects_seen);
         let wants = !given(&view, name).is_empty();

@@ -1,8 +1,9 @@
 //! Entries that the kernel refuses, at any step of any plan.
 
 use super::*;
+use egress_common::random::Random;
 use egress_core::model::state::TunnelEndpoint;
-use egress_core::plan::reference::{PodFlow, Random, check, perform as flow_step, random_state, running};
+use egress_core::plan::reference::{PodFlow, check, perform as flow_step, random_state, running};
 use egress_core::plan::refusal::KernelEntry;
 
 /// A model of the kernel that refuses entries at random (seeded) and checks every intermediate state.
@@ -93,7 +94,7 @@ async fn round(
 #[tokio::test]
 async fn any_entries_may_be_refused_and_nothing_leaves_with_another_address() {
     for seed in 1..=1_500_u64 {
-        let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15));
+        let mut random = Random::new(seed);
         let [old, new] = [(); 2].map(|()| random_state(&mut random));
         let (state, before, flows) = (old.clone(), old.clone(), running(&old));
         let kernel =

@@ -1,21 +1,8 @@
 //! Nodes that are cut off and return, edited policies, leaders that die between two writes, slow nodes.
 
+use egress_common::random::Random;
+
 use super::*;
-
-struct Numbers(u64);
-
-impl Numbers {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) % bound
-    }
-
-    fn one_in(&mut self, n: u64) -> bool {
-        self.below(n) == 0
-    }
-}
 
 /// The state of a node's agent.
 #[derive(Default)]
@@ -33,7 +20,7 @@ struct Story {
     stage: HandOverCluster,
     agents: BTreeMap<String, StoryAgent>,
     time: Duration,
-    numbers: Numbers,
+    numbers: Random,
     /// Whether nodes wait for one another, and hand over.
     new_owners: bool,
 }
@@ -41,7 +28,7 @@ struct Story {
 const ADDRESSES: [&str; 3] = [A, "172.18.0.102", "172.18.0.103"];
 
 pub(super) fn tell(seed: u64, new_owners: bool) {
-    let numbers = Numbers((seed + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    let numbers = Random::new(seed);
     let two = [policy("a", 1, &[A, ADDRESSES[1]], &[]), policy("b", 2, &[A, ADDRESSES[2]], &[])];
     // Addresses that move between policies are not handed over.
     let policies = if new_owners { Policies::from([policy("a", 1, &ADDRESSES, &[])]) } else { Policies::from(two) };
@@ -89,7 +76,6 @@ impl Story {
             self.agents.iter().filter(|(_, agent)| agent.cut).map(|(name, _)| name.clone()).collect();
         let plan = self.stage.plan(self.now());
         let writes = plan.record_changes.len() + plan.items.len();
-        let writes = u64::try_from(writes).expect("few");
         let crash = (eventful && self.numbers.one_in(6)).then(|| self.numbers.below(1 + writes));
         let (before, after): (Vec<_>, Vec<_>) =
             plan.record_changes.iter().cloned().partition(|step| matches!(step, RecordChange::Record(..)));
@@ -101,7 +87,7 @@ impl Story {
         items.sort_by_key(losing_first);
         let writes = before.into_iter().map(Ok).chain(items.into_iter().map(Err)).chain(after.into_iter().map(Ok));
         for (done, write) in writes.enumerate() {
-            if crash == u64::try_from(done).ok() {
+            if crash == Some(done) {
                 self.stage.planner = HandoverPlanner::default();
                 self.stage.since = self.now();
                 break;
