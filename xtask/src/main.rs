@@ -52,7 +52,7 @@ enum Command {
     Apiserver(egress_lab::apiserver::ApiserverArgs),
     /// Write the files that are generated from code (CRD, tables in docs), or check them with --check
     Codegen(checks::CodegenArgs),
-    /// Check format and clippy of all workspaces
+    /// Check format, names of types and clippy of all workspaces
     Lint(checks::LintArgs),
     /// Play made series to the alert rules, with Prometheus' promtool
     Alerts,

@@ -1,4 +1,4 @@
-//! `cargo xtask lint`: format and clippy of all workspaces, warnings as errors.
+//! `cargo xtask lint`: format, names of types, and clippy of all workspaces, warnings as errors.
 //!
 //! The eBPF crate is checked for its own target with clippy of the compiler that builds it, since code for the target
 //! (its atomics, its assembly) does not exist on the host. Where that compiler came without clippy, this says so.
@@ -6,6 +6,7 @@
 use anyhow::{Context, Result};
 use clap::Args;
 
+use super::type_names::check_type_names;
 use egress_toolchain::{Paths, Progress, cargo, lint_object, run};
 
 #[derive(Args, Debug)]
@@ -24,11 +25,13 @@ pub(crate) fn lint(args: &LintArgs) -> Result<()> {
         .context("run `cargo fmt --manifest-path egress-ebpf/Cargo.toml`")?;
     run(cargo().args(["fmt", "--check", "--manifest-path"]).arg(paths.fuzz_manifest()))
         .context("run `cargo fmt --manifest-path fuzz/libfuzzer/Cargo.toml`")?;
+    progress.step("names of types");
+    check_type_names(&paths.root)?;
     progress.step("clippy of the host workspace");
     let mut clippy = cargo();
     clippy.args(["clippy", "--locked", "--workspace", "--all-targets", "--", "-D", "warnings"]);
     run(clippy.current_dir(&paths.root)).context("clippy")?;
     lint_object(&paths, !args.no_install, &progress)?;
-    progress.step("format and clippy: nothing to complain about");
+    progress.step("format, names of types and clippy: nothing to complain about");
     Ok(())
 }

@@ -4,6 +4,7 @@ mod codegen;
 mod deps;
 mod lint;
 mod spdx;
+mod type_names;
 
 pub(crate) use codegen::{CodegenArgs, check_generated, codegen, generated_paths};
 pub(crate) use deps::deps;
