@@ -10,7 +10,11 @@
 //! S the sum of the rest, is -S/2 in one's complement. No receiver can verify a quoted checksum, since the quote is
 //! truncated.
 
-use egress_common::abi::{Addr, Family, Verdict};
+use core::ptr;
+
+use aya_ebpf::btf_maps::{LruHashMap, PerCpuArray};
+use aya_ebpf::macros::btf_map;
+use egress_common::abi::{Addr, AnswerKey, AnswerKind, Family, Verdict};
 use egress_common::decide::from_overlay::Outer;
 use egress_common::decide::{Tables, from_netdev, limit};
 use egress_common::wire::icmp::{ERROR_HEADER_V4, ERROR_HEADER_V6, GeneratedError, write_error};
@@ -22,22 +26,31 @@ use egress_common::wire::{
 };
 
 use crate::fib::{self, Lookup, Route};
-use crate::maps::Maps;
+use crate::maps::{Maps, swap};
 use crate::packet::{OFFSET_MASK, Packet};
-use crate::workspace::{ANSWERS, Run};
+use crate::workspace::{Run, found};
 use crate::{Outcome, overlay};
+
+/// Budgets of pods; LRU. An evicted budget is full again, so a flood of keys takes no answer from anybody; the total
+/// bounds what it gains.
+#[btf_map(name = "answers")]
+static ANSWERS: LruHashMap<AnswerKey, u64, 16384> = LruHashMap::new();
+
+/// Total of this CPU, by kind.
+#[btf_map(name = "answer_totals")]
+static ANSWER_TOTALS: PerCpuArray<u64, { AnswerKind::ALL.len() }> = PerCpuArray::new();
 
 /// Sends an ICMP error to a pod of this node, by the management port and from this node's address.
 #[inline(always)]
 pub fn error_to_pod(run: &Run<'_>, buffer: &mut Buffer, answer: GeneratedError, otherwise: Verdict) -> Outcome {
     let from = from_netdev::node_address(run.config, run.headers.family);
-    if !become_error(run, buffer, answer, &from) {
+    let (kind, verdict) = match answer {
+        GeneratedError::TooBig(_) => (AnswerKind::TooBigToPod, Verdict::MtuAnswered),
+        GeneratedError::Prohibited => (AnswerKind::Hairpin, Verdict::HairpinAnswered),
+    };
+    if !become_error(run, buffer, answer, &from, kind, &run.headers.tuple.saddr) {
         return Outcome::done(otherwise);
     }
-    let verdict = match answer {
-        GeneratedError::TooBig(_) => Verdict::MtuAnswered,
-        GeneratedError::Prohibited => Verdict::HairpinAnswered,
-    };
     Outcome::redirected(verdict, fib::send_back(run.packet, run.config))
 }
 
@@ -45,20 +58,24 @@ pub fn error_to_pod(run: &Run<'_>, buffer: &mut Buffer, answer: GeneratedError, 
 #[inline(always)]
 pub fn error_to_remote_pod(run: &Run<'_>, buffer: &mut Buffer, outer: &Outer, mtu: u32) -> Outcome {
     let from = from_netdev::node_address(run.config, run.headers.family);
-    if !become_error(run, buffer, GeneratedError::TooBig(mtu), &from) {
+    let pod = &run.headers.tuple.saddr;
+    if !become_error(run, buffer, GeneratedError::TooBig(mtu), &from, AnswerKind::TooBigToPod, pod) {
         return Outcome::done(Verdict::MtuExceeded);
     }
     let result = overlay::by_device(run, &outer.source, outer.egress_id).map(|()| fib::TC_ACT_REDIRECT);
     Outcome::redirected(Verdict::MtuAnswered, result)
 }
 
-/// Sends an ICMP error to a sender outside, from the egress IP and with the original packet as the quote.
+/// Sends an ICMP error to a sender outside, from the egress IP and with the original packet as the quote. The NAT entry
+/// of the packet is in the workspace.
 #[inline(always)]
 pub fn error_to_world(run: &Run<'_>, buffer: &mut Buffer, mtu: u32) -> Outcome {
     if !Maps.has_lease() {
         return Outcome::done(Verdict::LeaseExpired);
     }
-    if !become_error(run, buffer, GeneratedError::TooBig(mtu), &run.headers.tuple.daddr) {
+    let Some(found) = found() else { return Outcome::done(Verdict::BadState) };
+    let (from, pod) = (&run.headers.tuple.daddr, &found.nat_entry.other.saddr);
+    if !become_error(run, buffer, GeneratedError::TooBig(mtu), from, AnswerKind::TooBigToWorld, pod) {
         return Outcome::done(Verdict::MtuExceeded);
     }
     Outcome::redirected(Verdict::MtuAnswered, fib::send_back(run.packet, run.config))
@@ -110,26 +127,49 @@ pub fn reset_remote_pod(run: &Run<'_>, buffer: &mut Buffer, outer: &Outer, other
 
 // The rate limit is checked last, so that packets that get no answer do not use it.
 
-/// Turns the packet into an ICMP error to its sender, if allowed and possible.
+/// Turns the packet into an ICMP error to its sender, if allowed and possible. The budget is that of `pod`.
 #[inline(always)]
-fn become_error(run: &Run<'_>, buffer: &mut Buffer, answer: GeneratedError, from: &Addr) -> bool {
+fn become_error(
+    run: &Run<'_>,
+    buffer: &mut Buffer,
+    answer: GeneratedError,
+    from: &Addr,
+    kind: AnswerKind,
+    pod: &Addr,
+) -> bool {
     let head = answer.head(run.headers.family);
-    answers(run.headers, from) && may_answer() && error(run, head, from, buffer).is_some()
+    answers(run.headers, from) && may_answer(kind, pod) && error(run, head, from, buffer).is_some()
 }
 
 /// Turns the packet into a reset to its sender, if allowed and possible.
 #[inline(always)]
 fn become_reset(run: &Run<'_>, buffer: &mut Buffer) -> bool {
-    wire_reset::answers(run.headers) && may_answer() && reset(run.packet, run.headers, buffer).is_some()
+    let (kind, pod) = (AnswerKind::Reset, &run.headers.tuple.saddr);
+    wire_reset::answers(run.headers) && may_answer(kind, pod) && reset(run.packet, run.headers, buffer).is_some()
 }
 
-/// Whether this CPU may send another answer; see `decide::limit`.
-#[inline(always)]
+/// Whether the budgets of this pod and kind have room for another answer; see `decide::limit`. Out of line, so that its
+/// frame is released before the packet is written.
+#[inline(never)]
 #[expect(unsafe_code, reason = "map access is one of the three places for it")]
-fn may_answer() -> bool {
-    let Some(full_at_ns) = ANSWERS.get_ptr_mut(0) else { return false };
+fn may_answer(kind: AnswerKind, pod: &Addr) -> bool {
+    let Some(total) = ANSWER_TOTALS.get_ptr_mut(kind.index()) else { return false };
+    let key = AnswerKey::new(*pod, kind);
+    let budget = ANSWERS.get_ptr_mut(&key);
+    // SAFETY: a pointer from a lookup; see `maps`. Another CPU may write it at the same time.
+    let state = budget.map_or(0, |budget| unsafe { ptr::read_volatile(budget) });
     // SAFETY: the element is this CPU's own, and nothing else refers to it.
-    limit::take(unsafe { &mut *full_at_ns }, Maps.now_ns())
+    let total = unsafe { &mut *total };
+    let Some((taken, total_taken)) = limit::take(state, *total, Maps.now_ns()) else { return false };
+    match budget {
+        // Otherwise another CPU answers the same pod at this moment.
+        Some(budget) if swap(budget, state, taken) != state => return false,
+        Some(_) => {}
+        // On failure the total alone counts.
+        None => _ = ANSWERS.insert(&key, &taken, 0),
+    }
+    *total = total_taken;
+    true
 }
 
 /// Buffer for headers under construction.

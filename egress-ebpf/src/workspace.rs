@@ -22,10 +22,6 @@ use crate::packet::Packet;
 #[btf_map(name = "workspace")]
 pub static WORKSPACE: PerCpuArray<Workspace, 1> = PerCpuArray::new();
 
-/// Rate limit of this CPU's answers; see `decide::limit`.
-#[btf_map(name = "answers")]
-pub static ANSWERS: PerCpuArray<u64, 1> = PerCpuArray::new();
-
 #[repr(C)]
 pub struct Workspace {
     /// Headers of this run's packet; parsed before any read.

@@ -155,7 +155,7 @@ impl Stage {
             self.cells_per_cpu::<{ size_of::<Count>() }>("counters"),
             self.cells_per_cpu::<WAY>("next_hops"),
             self.cells_per_cpu::<RECENT>("flow_cache"),
-            self.cells_per_cpu::<{ size_of::<u64>() }>("answers"),
+            self.cells_per_cpu::<{ size_of::<u64>() }>("answer_totals"),
             self.cells_per_cpu::<{ size_of::<FlowCacheUse>() }>("flow_cache_use"),
             ("events", Box::new(Unread(RingBuf::try_from(self.again("events")).expect("a ring buffer")))),
             ("pods", Box::new(&mut self.pods)),
@@ -173,6 +173,7 @@ impl Stage {
             ("awaited", Box::new(&mut self.awaited)),
             ("datagrams", Box::new(&mut self.datagrams)),
             ("exhausted", Box::new(&mut self.exhausted)),
+            ("answers", Box::new(&mut self.answers)),
             ("shares", Box::new(&mut self.shares)),
             ("eip_counters", Box::new(&mut self.eip_counters)),
         ]

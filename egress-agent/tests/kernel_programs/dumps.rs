@@ -11,7 +11,7 @@ use crate::frames::{SYN, packet};
 use crate::stage::{FROM_NETDEV, FROM_POD, Stage, TO_NETDEV, TO_POD, TestRun, on_stage, test_run};
 
 /// Field names in the key and value of each map; empty for plain numbers.
-const FIELDS: [(&str, &[&str], &[&str]); 29] = [
+const FIELDS: [(&str, &[&str], &[&str]); 30] = [
     ("config", &[], &["generation", "tunnel_port", "overlay_mtu", "node_v4", "uplink_mac"]),
     ("lease", &[], &["until_ns"]),
     ("pods", &["bytes"], &["selection", "egress_id", "selected_since_ns", "cut_until_ns"]),
@@ -36,7 +36,8 @@ const FIELDS: [(&str, &[&str], &[&str]); 29] = [
     ("eip_counters", &[], &["egress_packets", "ingress_bytes", "nat_entries", "refusals"]),
     ("next_hops", &[], &["to", "hop"]),
     ("flow_cache", &[], &["key", "rewrite", "verdict"]),
-    ("answers", &[], &[]),
+    ("answers", &["endpoint", "kind"], &[]),
+    ("answer_totals", &[], &[]),
     ("workspace", &[], &["headers", "route"]),
     ("epochs", &[], &[]),
     ("candidates", &[], &["saddr"]),
@@ -64,8 +65,10 @@ pub(crate) fn use_every_map(stage: &mut Stage) {
     let fragment = packet(V4.pod, V4.world, 4000, 80).with(|packet| packet.fragment = (0, true));
     let from_outside = packet(V4.world, V4.pod, 80, 5000).tcp(SYN);
     let datagram = packet(V4.known_pod, V4.world, 4000, 80);
+    let hairpin = packet(V4.pod, V4.egress, 4000, 80);
     let early = fragment.clone().with(|packet| (packet.fragment, packet.number) = ((9, false), 1));
-    for (run, packet) in [(FROM_POD, fragment), (FROM_POD, early), (FROM_POD, datagram), (TO_POD, from_outside)] {
+    let from_pods = [fragment, early, datagram, hairpin].map(|packet| (FROM_POD, packet));
+    for (run, packet) in from_pods.into_iter().chain([(TO_POD, from_outside)]) {
         test_run(stage.program(run.program), &run, &packet.frame());
     }
     // Two flows and one port.

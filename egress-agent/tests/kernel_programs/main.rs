@@ -7,6 +7,7 @@
 //! `cargo xtask test` counts them as skipped.
 
 mod aging;
+mod answers;
 mod cast;
 mod clean_maps;
 mod devices;

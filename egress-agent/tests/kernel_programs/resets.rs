@@ -1,15 +1,12 @@
 //! Connections that must end: the generated reset, byte by byte, and connections that continue.
 
 use egress_common::abi::{Direction, PodEntry, PolicyEntry, PolicyEntryKey, PolicySlot, Tuple, Verdict, WhenEmpty};
-use egress_common::decide::limit::{ANSWER_STEP_NS, ANSWERS_AT_ONCE};
 use egress_common::decide::phase::{self, Phase};
 
 use crate::cast::{FamilyAddresses, addr};
 use crate::expiry::TIMEOUTS;
 use crate::frames::{ACK, Body, FIN, FrameSpec, RST, SYN, checksum, octets, packet};
-use crate::stage::{
-    FROM_NETDEV, FROM_POD, NEXT, REDIRECT, Ran, Stage, TO_NETDEV, TO_POD, TestRun, UPLINK_MAC, both, now_ns,
-};
+use crate::stage::{FROM_POD, NEXT, REDIRECT, Ran, Stage, TO_NETDEV, TO_POD, TestRun, both, now_ns};
 
 /// Sequence numbers of all segments (`frames`).
 const SEQUENCE: u32 = 2;
@@ -56,17 +53,17 @@ pub(crate) fn reset_of(packet: &FrameSpec) -> Vec<u8> {
     frame
 }
 
-fn out(cast: &FamilyAddresses, flags: u8) -> FrameSpec {
+pub(crate) fn out(cast: &FamilyAddresses, flags: u8) -> FrameSpec {
     packet(cast.pod, cast.world, 4000, 80).tcp(flags)
 }
 
 /// The pod gets a reset, without other effects.
-fn is_reset(stage: &mut Stage, run: &TestRun, packet: &FrameSpec) {
+pub(crate) fn is_reset(stage: &mut Stage, run: &TestRun, packet: &FrameSpec) {
     let ran = stage.run_frame(run, &packet.frame(), Verdict::CutAnswered);
     assert_eq!(ran, Ran::plain(REDIRECT, reset_of(packet), 0), "{packet:?}");
 }
 
-fn open(stage: &mut Stage, cast: &FamilyAddresses) {
+pub(crate) fn open(stage: &mut Stage, cast: &FamilyAddresses) {
     for flags in [SYN, ACK] {
         stage.run_frame(&FROM_POD, &out(cast, flags).frame(), Verdict::SnatHere);
     }
@@ -77,12 +74,12 @@ fn deselect(stage: &mut Stage, cast: &FamilyAddresses) {
     stage.put_pod(cast.pod, entry);
 }
 
-fn put_slots(stage: &mut Stage, cast: &FamilyAddresses, slots: &[PolicySlot]) {
+pub(crate) fn put_slots(stage: &mut Stage, cast: &FamilyAddresses, slots: &[PolicySlot]) {
     let policy = PolicyEntry::with_slots(WhenEmpty::Drop, slots).expect("few slots");
     stage.policy.insert(PolicyEntryKey::new(cast.here, cast.family), policy, 0).expect("a policy");
 }
 
-fn phase_of(stage: &Stage, cast: &FamilyAddresses) -> Phase {
+pub(crate) fn phase_of(stage: &Stage, cast: &FamilyAddresses) -> Phase {
     let key = Tuple::new(Direction::Egress, addr(cast.pod), addr(cast.world), 4000, 80, 6);
     phase::flow(&stage.flows.get(&key, 0).expect("a flow"))
 }
@@ -132,7 +129,7 @@ fn a_deselected_pod_gets_a_reset() {
 }
 
 /// A fragment, by its offset and whether more follow.
-fn piece(whole: &FrameSpec, fragment: (u16, bool)) -> FrameSpec {
+pub(crate) fn piece(whole: &FrameSpec, fragment: (u16, bool)) -> FrameSpec {
     whole.clone().with(|packet| {
         (packet.fragment, packet.data, packet.dont_fragment) = (fragment, 800, false);
     })
@@ -214,52 +211,5 @@ fn a_flow_to_another_node_keeps_the_node_address() {
         deselect(stage, cast);
         assert_eq!(marked(stage, ACK), before, "the same source and port");
         stage.passes(&FROM_POD, &sent(SYN), Verdict::NotSelected);
-    });
-}
-
-#[test]
-fn unanswered_packets_do_not_use_the_limit() {
-    both(|stage, cast| {
-        open(stage, cast);
-        put_slots(stage, cast, &[]);
-        stage.set_answers(0);
-        let cut = out(cast, ACK);
-        for unanswered in [out(cast, RST), piece(&cut, (0, true)), piece(&cut, (100, false))] {
-            stage.drops(&FROM_POD, &unanswered, Verdict::AddressGone);
-        }
-        let hairpin = packet(cast.pod, cast.egress, 4000, 80);
-        stage.drops(&FROM_POD, &hairpin.clone().body(Body::Unreachable), Verdict::Hairpin);
-        assert_eq!(stage.answers_given(), 0);
-        is_reset(stage, &FROM_POD, &cut);
-        stage.run_frame(&FROM_POD, &hairpin.frame(), Verdict::HairpinAnswered);
-        assert_ne!(stage.answers_given(), 0);
-        stage.set_answers(0);
-        put_slots(stage, cast, &[PolicySlot::here(addr(cast.egress))]);
-    });
-}
-
-#[test]
-fn generated_packets_have_a_rate_limit() {
-    both(|stage, cast| {
-        let hairpin = packet(cast.pod, cast.egress, 4000, 80);
-        let large = packet(cast.pod, cast.world, 4000, 80).with(|packet| packet.data = 1600);
-        open(stage, cast);
-        let cut = out(cast, ACK);
-        stage.run_frame(&FROM_POD, &hairpin.frame(), Verdict::HairpinAnswered);
-        // The bucket is empty for a minute.
-        stage.set_answers(now_ns() + 60_000_000_000 + ANSWERS_AT_ONCE * ANSWER_STEP_NS);
-        stage.drops(&FROM_POD, &hairpin, Verdict::Hairpin);
-        stage.drops(&FROM_POD, &large, Verdict::MtuExceeded);
-        let reply = packet(cast.world, cast.egress, 80, 4000).tcp(ACK);
-        let reply = reply.with(|packet| (packet.data, packet.dmac) = (1450, UPLINK_MAC));
-        stage.drops(&FROM_NETDEV, &reply, Verdict::MtuExceeded);
-        put_slots(stage, cast, &[]);
-        stage.drops(&FROM_POD, &cut, Verdict::AddressGone);
-        assert_eq!(phase_of(stage, cast), Phase::Established, "no reset was sent");
-        // One answer is left.
-        stage.set_answers(now_ns() + (ANSWERS_AT_ONCE - 1) * ANSWER_STEP_NS);
-        is_reset(stage, &FROM_POD, &cut);
-        stage.set_answers(0);
-        put_slots(stage, cast, &[PolicySlot::here(addr(cast.egress))]);
     });
 }

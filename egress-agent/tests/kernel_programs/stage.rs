@@ -1,7 +1,7 @@
 //! A node for one test: a network namespace with devices (`devices`), a loaded or reused object (`object_pool`), and
 //! maps filled for a cast of addresses per family. `test_run` runs packets.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use aya::maps::lpm_trie::Key;
 use aya::maps::{Array, HashMap, LpmTrie, Map, MapData, MapInfo, PerCpuArray, PerCpuHashMap, PerCpuValues};
@@ -9,14 +9,17 @@ use aya::programs::SchedClassifier;
 use aya::util::nr_cpus;
 use aya::{EbpfLoader, Pod};
 use egress_common::abi::{
-    Addr, ClusterPrefix, Config, Count, Datagram, EipCount, ExposedPort, Exposure, Family, Flow, FragKey, FragPorts,
-    HandoverEntry, HandoverStage, Holder, Inbound, Lease, NatEntry, NodeEntry, NodePlace, Owned, OwnedAddr, PodEntry,
-    PolicyEntry, PolicyEntryKey, PolicySlot, PortRange, PrefixKind, Share, Tuple, Usage, Verdict, WhenEmpty,
+    Addr, AnswerKey, AnswerKind, ClusterPrefix, Config, Count, Datagram, EipCount, ExposedPort, Exposure, Family, Flow,
+    FragKey, FragPorts, HandoverEntry, HandoverStage, Holder, Inbound, Lease, NatEntry, NodeEntry, NodePlace, Owned,
+    OwnedAddr, PodEntry, PolicyEntry, PolicyEntryKey, PolicySlot, PortRange, PrefixKind, Share, Tuple, Usage, Verdict,
+    WhenEmpty,
 };
+use egress_common::decide::limit;
 use egress_common::decide::to_pod::SETTLE_NS;
 use nix::sched::{CloneFlags, unshare};
 
 use crate::cast::{FamilyAddresses, V4, V6, addr};
+use crate::clean_maps::ClearableMap as _;
 use crate::frames::FrameSpec;
 use crate::object::bytes;
 use crate::object_pool::{self, LoadedObject};
@@ -62,7 +65,8 @@ pub(crate) struct Stage {
     /// Their sizes, by name.
     pub(crate) sizes: BTreeMap<String, u32>,
     pub(crate) eip_counters: PerCpuHashMap<MapData, u32, EipCount>,
-    answers: PerCpuArray<MapData, u64>,
+    pub(crate) answers: HashMap<MapData, AnswerKey, u64>,
+    answer_totals: PerCpuArray<MapData, u64>,
     pub(crate) held: Array<MapData, [u8; HELD]>,
 }
 
@@ -162,7 +166,8 @@ impl Stage {
             shares: hash(take("shares")),
             counters: PerCpuArray::try_from(take("counters")).expect("counters"),
             eip_counters: PerCpuHashMap::try_from(take("eip_counters")).expect("counters"),
-            answers: PerCpuArray::try_from(take("answers")).expect("an array per CPU"),
+            answers: hash(take("answers")),
+            answer_totals: PerCpuArray::try_from(take("answer_totals")).expect("an array per CPU"),
             held: Array::try_from(take("held")).expect("an array"),
             object,
         }
@@ -393,16 +398,37 @@ impl Stage {
         lines.join("\n")
     }
 
-    /// Rate limit state of each CPU; zero for a full bucket.
-    pub(crate) fn set_answers(&mut self, full_at_ns: u64) {
-        let cpus = nr_cpus().expect("the number of CPUs");
-        let values = PerCpuValues::try_from(vec![full_at_ns; cpus]).expect("one for each");
-        self.answers.set(0, values, 0).expect("write the answers");
+    /// Leaves one answer of this kind to the pod, until the next millisecond.
+    pub(crate) fn leave_one_answer(&mut self, pod: &str, kind: AnswerKind) {
+        let full_at_ns = now_ns() + (limit::POD.burst - 1) * limit::POD.step_ns;
+        self.answers.insert(AnswerKey::new(addr(pod), kind), full_at_ns, 0).expect("a budget");
     }
 
-    /// Zero if no CPU has sent an answer since [`set_answers`](Self::set_answers) with zero.
-    pub(crate) fn answers_given(&self) -> u64 {
-        self.answers.get(&0, 0).expect("the answers").iter().sum()
+    /// Leaves no answer of this kind to the pod for a minute.
+    pub(crate) fn leave_no_answers(&mut self, pod: &str, kind: AnswerKind) {
+        self.answers.insert(AnswerKey::new(addr(pod), kind), empty(limit::POD), 0).expect("a budget");
+    }
+
+    /// The same of every CPU's total.
+    pub(crate) fn leave_no_answers_in_total(&mut self, kind: AnswerKind) {
+        let cpus = nr_cpus().expect("the number of CPUs");
+        let values = PerCpuValues::try_from(vec![empty(limit::TOTAL); cpus]).expect("one for each");
+        self.answer_totals.set(kind.index(), values, 0).expect("write a total");
+    }
+
+    /// Fills all budgets again.
+    pub(crate) fn refill_answers(&mut self) {
+        self.answers.empty();
+        let cpus = nr_cpus().expect("the number of CPUs");
+        for kind in AnswerKind::ALL {
+            let values = PerCpuValues::try_from(vec![0; cpus]).expect("one for each");
+            self.answer_totals.set(kind.index(), values, 0).expect("write a total");
+        }
+    }
+
+    /// The pods, with kinds, that have used their budgets.
+    pub(crate) fn answered(&self) -> HashSet<AnswerKey> {
+        self.answers.keys().map(|key| key.expect("a key")).collect()
     }
 
     /// Number of entries in `nat`, `flows` and `inbound`.
@@ -419,6 +445,11 @@ impl Stage {
         }
         all.into_iter().map(|(key, mapping)| (format!("{key:?}"), (key, mapping))).collect()
     }
+}
+
+/// State of a budget that is empty for a minute.
+fn empty(budget: limit::Budget) -> u64 {
+    now_ns() + 60_000_000_000 + budget.burst * budget.step_ns
 }
 
 fn zero(counts: &BTreeMap<&'static str, (u64, u64)>) -> BTreeMap<&'static str, (u64, u64)> {

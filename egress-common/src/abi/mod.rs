@@ -9,6 +9,7 @@
 //! A change of any layout raises [`ABI_VERSION`], which is part of the pin path.
 
 mod addr;
+mod answers;
 mod cluster;
 mod config;
 mod counters;
@@ -22,6 +23,7 @@ mod seal;
 mod verdict;
 
 pub use addr::{Addr, Family};
+pub use answers::{AnswerKey, AnswerKind};
 pub use cluster::{ClusterKey, ClusterPrefix, NodeEntry, NodePlace, PrefixKind};
 pub use config::{BloomFilter, Config, Cover, DEFAULT_INBOUND, OnUnknownPod, PortRange, Timeouts};
 pub use counters::{ConflictEvent, Count, DropEvent, EipCount};

@@ -20,13 +20,13 @@ pub mod test_packet;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use aya::maps::{MapData, PerCpuArray, PerCpuValues};
+use aya::maps::{MapData, PerCpuArray};
 use aya::programs::{ProgramError, SchedClassifier, TestRun, TestRunOptions};
 use aya::sys::SyscallError;
-use aya::util::nr_cpus;
 use aya::{Ebpf, EbpfLoader};
 use egress_common::abi::{
-    Addr, Config, Count, Datagram, Direction, EPOCHS, Flow, Holder, Inbound, NatEntry, Origin, Share, Tuple, Verdict,
+    Addr, AnswerKey, Config, Count, Datagram, Direction, EPOCHS, Flow, Holder, Inbound, NatEntry, Origin, Share, Tuple,
+    Verdict,
 };
 use egress_common::wire::Headers;
 
@@ -246,8 +246,7 @@ struct Private {
     /// Value of all epochs.
     runs: u32,
     shares: Hash<Holder, Share>,
-    /// Rate limit state of each CPU.
-    answers: PerCpuArray<MapData, u64>,
+    answers: Hash<AnswerKey, u64>,
     counters: PerCpuArray<MapData, Count>,
 }
 
@@ -261,7 +260,7 @@ impl Private {
             epochs: handles::array(ebpf, "epochs")?,
             runs: 0,
             shares: handles::hash(ebpf, "shares")?,
-            answers: handles::typed(ebpf, "answers")?,
+            answers: handles::hash(ebpf, "answers")?,
             counters: handles::typed(ebpf, "counters")?,
         })
     }
@@ -272,13 +271,11 @@ impl Private {
         self.nat.clear()?;
         self.inbound.clear()?;
         self.exhausted.clear()?;
+        self.answers.clear()?;
         self.shares.clear()?;
         // Invalidates the flow caches.
         self.runs = self.runs.wrapping_add(1);
         access::write_array(&self.epochs, &vec![self.runs; EPOCHS as usize])?;
-        let cpus = nr_cpus().map_err(|(_, error)| error)?;
-        let values = PerCpuValues::try_from(vec![0; cpus])?;
-        self.answers.set(0, values, 0).map_err(map_io)?;
         self.fill(copied)
     }
 

@@ -32,7 +32,7 @@ pub(super) fn begin(stage: &mut Stage, decisions: u32) -> ModelNode {
     stage.usage.set(0, Usage::default(), 0).expect("write the usage");
     // Outcomes of the last story.
     stage.turn();
-    stage.set_answers(0);
+    stage.refill_answers();
     stage.configure(|config| {
         config.decisions = decisions;
         config.overlay_secret = SECRET;

@@ -336,10 +336,18 @@ mutations! { PROGRAMS,
     "reset-for-a-reset", RESET, ["resets::"], "two ends may tell one another for ever":
         "        && headers.tcp_flags & tcp::RST == 0\n" => "";
 
-    "answers-that-are-none-limited", ICMP, ["resets::"], "packets without an answer use up the budget of answers":
-        "wire_reset::answers(run.headers) && may_answer()" => "may_answer() && wire_reset::answers(run.headers)";
-    "answers-without-limit", LIMIT, ["resets::"], "forged packets cause as many answers":
-        "*full_at_ns = due + ANSWER_STEP_NS;" => "*full_at_ns = due;";
+    "answers-that-are-none-limited", ICMP, ["answers::"], "packets without an answer use up the budget of answers":
+        "wire_reset::answers(run.headers) && may_answer(kind, pod)" => "may_answer(kind, pod) && wire_reset::answers(run.headers)";
+    "answers-without-limit", LIMIT, ["answers::"], "forged packets cause as many answers":
+        "Some(due + self.step_ns)" => "Some(due)";
+    "answers-without-total", LIMIT, ["answers::"], "many pods together cause any number of answers":
+        "TOTAL.take(total, now_ns)?" => "total";
+    "one-budget-for-all-pods", ICMP, ["answers::"], "one pod takes path MTU discovery from all others":
+        "AnswerKey::new(*pod, kind)" => "AnswerKey::new(Addr::UNSPECIFIED, kind)";
+    "one-budget-for-all-kinds", ICMP, ["answers::"], "resets take path MTU discovery from their pod":
+        "AnswerKey::new(*pod, kind)" => "AnswerKey::new(*pod, AnswerKind::TooBigToPod)";
+    "budget-of-the-peer", ICMP, ["answers::"], "each peer of a pod, and each forged one, has a budget":
+        "&found.nat_entry.other.saddr" => "&found.nat_entry.other.daddr";
 
     // Lengths and answers.
     "overlay-limit-without-overhead", MTU, ["generated_errors::"], "packets that do not fit with their tunnel header are sent":

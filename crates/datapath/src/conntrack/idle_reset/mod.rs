@@ -35,7 +35,7 @@ use egress_supervise;
 /// Segments per connection, and the time for the answer.
 const ROUNDS: u32 = 4;
 const PATIENCE: Duration = Duration::from_millis(700);
-/// Segments per batch and the pause after it: 1,000 a second, as many as a CPU answers (`decide::limit`).
+/// Segments per batch and the pause after it: 1,000 a second, as many as one pod gets answers (`decide::limit`).
 const AT_ONCE: usize = 10;
 const PAUSE: Duration = Duration::from_millis(10);
 /// Longest time from the decision to send until the pod's answer arrives.
