@@ -9,7 +9,7 @@ use egress_common::decide::from_netdev::{self, FromNetdev};
 use egress_common::decide::mtu::{self, Fit};
 use egress_common::wire::icmp::v6 as icmp_v6;
 use egress_common::wire::nd::{self, ADVERTISEMENT_LEN, Solicitation};
-use egress_common::wire::{ETH_LEN, Frame, Headers, PROTO_ICMPV6, Quote, arp as wire_arp, ethertype};
+use egress_common::wire::{ETH_LEN, Frame, Headers, PROTO_ICMPV6, Plain, Quote, arp as wire_arp, ethertype};
 
 use crate::counters::{self, may_report};
 use crate::fib::{self, Route, lookup_to_pod};
@@ -22,27 +22,33 @@ use crate::overlay::{self, pass_on};
 use crate::packet::Packet;
 use crate::rewrite::restore;
 use crate::workspace::{Run, Workspace, is_inner, parse, quoted};
-use crate::{Outcome, from_overlay, verifier};
+use crate::{FastCheck, Outcome, from_overlay, verifier};
 
-pub fn begin(packet: Packet, config: &Config, workspace: &mut Workspace) -> Option<Outcome> {
+/// A plain packet of the node itself, or of the overlay. Out of line, so that its frame is released.
+#[inline(never)]
+pub fn fast_check(packet: Packet, config: &Config) -> FastCheck {
+    match Plain::read(&packet) {
+        Some(plain) if overlay::is_for_us(&plain, config) => FastCheck::Overlay,
+        Some(plain) if from_netdev::is_left_alone(&plain, config) => FastCheck::LeftAlone,
+        _ => FastCheck::Undecided,
+    }
+}
+
+pub fn begin(packet: Packet, config: &Config, workspace: &mut Workspace, checked: FastCheck) -> Option<Outcome> {
     if packet.is_tagged() || packet.is_for_another_host() {
         return Some(Outcome::done(Verdict::NotOurs));
     }
     let Workspace { headers, outer, is_inner, .. } = workspace;
-    *is_inner = false;
+    *is_inner = checked == FastCheck::Overlay && overlay::decapsulate(packet, outer);
+    if *is_inner {
+        return take_inner(packet, config, workspace).map(never_passed);
+    }
     if packet.load(12).map(u16::from_be_bytes) == Some(ethertype::ARP) {
         *headers = Headers::NONE;
         return Some(answer_arp(packet, config));
     }
     if let Err(verdict) = parse(packet, headers, Direction::Ingress) {
         return Some(Outcome::done(verdict));
-    }
-    if overlay::is_for_us(headers, config) && overlay::decapsulate(packet, headers, outer) {
-        *is_inner = true;
-        return take_inner(packet, config, workspace).map(never_passed);
-    }
-    if from_netdev::is_left_alone(headers, config) {
-        return Some(Outcome::done(Verdict::NotOurs));
     }
     flow_cache::serve::<{ at::FROM_NETDEV }>(packet, config, workspace)
 }

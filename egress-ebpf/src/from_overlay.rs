@@ -19,9 +19,9 @@ use crate::nat::{out_cached, snat_for_node};
 use crate::overlay::{self, pass_on};
 use crate::packet::Packet;
 use crate::workspace::{Run, Workspace, parse, quoted};
-use crate::{Outcome, counters, icmp, verifier};
+use crate::{FastCheck, Outcome, counters, icmp, verifier};
 
-pub fn begin(packet: Packet, config: &Config, workspace: &mut Workspace) -> Option<Outcome> {
+pub fn begin(packet: Packet, config: &Config, workspace: &mut Workspace, _: FastCheck) -> Option<Outcome> {
     // A pod's packet that a Service has redirected to this node's own tunnel port.
     if packet.is_of_pod() {
         return Some(Outcome::done(Verdict::ForgedOuter));

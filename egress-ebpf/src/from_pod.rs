@@ -17,9 +17,9 @@ use crate::nat::{out_cached, snat_here};
 use crate::overlay::{self, handed_over};
 use crate::packet::Packet;
 use crate::workspace::{Run, Workspace, parse, quoted};
-use crate::{Outcome, counters, fragment, icmp, verifier};
+use crate::{FastCheck, Outcome, counters, fragment, icmp, verifier};
 
-pub fn begin(packet: Packet, config: &Config, workspace: &mut Workspace) -> Option<Outcome> {
+pub fn begin(packet: Packet, config: &Config, workspace: &mut Workspace, _: FastCheck) -> Option<Outcome> {
     if packet.is_tagged() {
         return Some(Outcome::done(Verdict::NotOurs));
     }

@@ -4,10 +4,18 @@
 
 use aya_ebpf::programs::TcContext;
 use aya_log_ebpf::trace;
-use egress_common::abi::Verdict;
+use egress_common::abi::{Direction, Verdict};
 
 use crate::packet::Packet;
-use crate::workspace::workspace;
+use crate::workspace::{Workspace, parse, workspace};
+
+/// A packet that was left alone before its headers were parsed.
+#[inline(always)]
+pub fn left_alone(packet: Packet, workspace: &mut Workspace, length: u32) {
+    // Headers that cannot be read are all zero.
+    let _unread = parse(packet, &mut workspace.headers, Direction::Egress);
+    verdict(packet, Verdict::NotOurs, length);
+}
 
 /// Original addresses of the packet, IPv4 as v4-mapped; all zero if it is not IP.
 #[inline(never)]

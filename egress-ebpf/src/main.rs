@@ -6,7 +6,7 @@
 //!
 //! A packet takes one of three paths, fastest first:
 //!
-//! 1. `to_netdev` and `to_pod` leave packets alone that they recognise without parsing.
+//! 1. The [`FastCheck`] of each hook but `from_pod` and `from_overlay` leaves packets alone without parsing.
 //! 2. The flow cache repeats the outcome of the flow's previous packet ([`flow_cache`]).
 //! 3. The decision reads the maps: `uncached` of each hook, a global function ([`verifier`]).
 #![no_std]
@@ -144,14 +144,24 @@ impl Outcome {
     }
 }
 
-/// Runs one hook. Without a configuration from the agent every packet gets `unready`. `is_alone` leaves packets alone
+/// What a few words of a packet show, before its headers are parsed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum FastCheck {
+    Undecided,
+    /// Counted as [`Verdict::NotOurs`], and left to the stack.
+    LeftAlone,
+    /// To this node's tunnel endpoint, by its headers.
+    Overlay,
+}
+
+/// Runs one hook. Without a configuration from the agent every packet gets `unready`. `fast_check` leaves packets alone
 /// without parsing. If `begin` has no outcome, `rest` continues without references into the workspace.
 #[inline(always)]
 fn run(
     ctx: &TcContext,
     unready: Verdict,
-    is_alone: impl Fn(Packet, &Config) -> bool,
-    begin: impl Fn(Packet, &Config, &mut Workspace) -> Option<Outcome>,
+    fast_check: impl Fn(Packet, &Config) -> FastCheck,
+    begin: impl Fn(Packet, &Config, &mut Workspace, FastCheck) -> Option<Outcome>,
     rest: impl Fn(Packet) -> Outcome,
 ) -> i32 {
     let length = ctx.len();
@@ -160,13 +170,15 @@ fn run(
         counters::verdict(unready, length);
         return if unready.class() == Class::Drop { TC_ACT_SHOT } else { TC_ACT_UNSPEC };
     };
-    // A build with the feature `log` parses these too.
-    if !cfg!(feature = "log") && is_alone(packet, config) {
+    let checked = fast_check(packet, config);
+    if checked == FastCheck::LeftAlone {
+        #[cfg(feature = "log")]
+        log::left_alone(packet, workspace, length);
         counters::verdict(Verdict::NotOurs, length);
         return TC_ACT_UNSPEC;
     }
     workspace.now_ns = 0;
-    let outcome = match begin(packet, config, workspace) {
+    let outcome = match begin(packet, config, workspace, checked) {
         Some(outcome) => outcome,
         None => rest(packet),
     };
@@ -176,7 +188,7 @@ fn run(
 /// Management port, TC ingress: packets from pods of this node.
 #[classifier]
 pub fn from_pod(ctx: TcContext) -> i32 {
-    let action = run(&ctx, Verdict::NotConfigured, |_, _| false, from_pod::begin, from_pod::finish);
+    let action = run(&ctx, Verdict::NotConfigured, |_, _| FastCheck::Undecided, from_pod::begin, from_pod::finish);
     if action == TC_ACT_UNSPEC {
         let packet = Packet::new(&ctx);
         packet.set_of_pod();
@@ -194,8 +206,8 @@ pub fn to_pod(ctx: TcContext) -> i32 {
     run(
         &ctx,
         Verdict::NotConfigured,
-        |packet, config| packet.takes_off_redirected(config),
-        |packet, config, workspace| Some(to_pod::begin(packet, config, workspace)),
+        to_pod::fast_check,
+        |packet, config, workspace, _| Some(to_pod::begin(packet, config, workspace)),
         Outcome::unexpected,
     )
 }
@@ -204,14 +216,14 @@ pub fn to_pod(ctx: TcContext) -> i32 {
 #[classifier]
 pub fn from_overlay(ctx: TcContext) -> i32 {
     // The stack would forward such a packet with the pod's address.
-    run(&ctx, Verdict::NotReady, |_, _| false, from_overlay::begin, from_overlay::finish)
+    run(&ctx, Verdict::NotReady, |_, _| FastCheck::Undecided, from_overlay::begin, from_overlay::finish)
 }
 
 /// Uplink, TC ingress: packets from outside.
 #[classifier]
 pub fn from_netdev(ctx: TcContext) -> i32 {
     lease::heartbeat();
-    run(&ctx, Verdict::NotConfigured, |_, _| false, from_netdev::begin, from_netdev::finish)
+    run(&ctx, Verdict::NotConfigured, from_netdev::fast_check, from_netdev::begin, from_netdev::finish)
 }
 
 /// Uplink, TC egress: packets that leave the node.
@@ -220,8 +232,8 @@ pub fn to_netdev(ctx: TcContext) -> i32 {
     run(
         &ctx,
         Verdict::NotConfigured,
-        to_netdev::is_left_alone,
-        |packet, config, workspace| Some(to_netdev::begin(packet, config, workspace)),
+        to_netdev::fast_check,
+        |packet, config, workspace, _| Some(to_netdev::begin(packet, config, workspace)),
         Outcome::unexpected,
     )
 }

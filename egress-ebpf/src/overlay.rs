@@ -21,7 +21,7 @@ use egress_common::decide::Tables;
 use egress_common::decide::from_overlay::Outer;
 use egress_common::decide::mtu::{self, Fit};
 use egress_common::wire::{
-    ETH_LEN, Fragment, Frame, Headers, IPV4_LEN, IPV6_LEN, L3, PROTO_UDP, csum, ethertype, ipv4, ipv6, l4,
+    ETH_LEN, Frame, Headers, IPV4_LEN, IPV6_LEN, L3, PROTO_UDP, Plain, csum, ethertype, ipv4, ipv6, l4,
 };
 
 use crate::fib::{self, Lookup, Route};
@@ -282,35 +282,33 @@ pub fn read_outer(packet: Packet, config: &Config, outer: &mut Outer) -> bool {
     false
 }
 
-/// Whether an IP packet from the uplink is an overlay packet by its headers.
+/// Whether a plain packet from the uplink is an overlay packet by its headers.
 #[inline(always)]
-pub fn is_for_us(headers: &Headers, config: &Config) -> bool {
-    headers.is_udp_to(config.tunnel_port) && headers.tuple.daddr == config.self_node && config.is_overlay_in_program()
+pub fn is_for_us(plain: &Plain, config: &Config) -> bool {
+    plain.is_udp_to(config.tunnel_port) && plain.daddr == config.self_node && config.is_overlay_in_program()
 }
 
 /// Removes the outer headers of a simple packet for which [`is_for_us`] holds, and stores their content. False if the
 /// packet is unchanged and left to the device.
 #[inline(never)]
-pub fn decapsulate(packet: Packet, headers: &Headers, outer: &mut Outer) -> bool {
-    match try_decapsulate(packet, headers) {
-        Some(egress_id) => {
-            *outer = Outer { source: headers.tuple.saddr, egress_id };
-            true
-        }
-        None => false,
-    }
+pub fn decapsulate(packet: Packet, outer: &mut Outer) -> bool {
+    try_decapsulate(packet, outer).is_some()
 }
 
 #[inline(always)]
-fn try_decapsulate(packet: Packet, headers: &Headers) -> Option<u32> {
-    if packet.gso_size() != 0 || !packet.is_for_this_host() || headers.fragment != Fragment::Whole {
+fn try_decapsulate(packet: Packet, outer: &mut Outer) -> Option<()> {
+    if packet.gso_size() != 0 || !packet.is_for_this_host() {
         return None;
     }
-    let at = match headers.family {
-        Family::V4 => L3 + IPV4_LEN,
-        Family::V6 => L3 + IPV6_LEN,
+    let family = match u16::from_be_bytes(packet.load(ETH_LEN - 2)?) {
+        ethertype::IPV4 => Family::V4,
+        _ => Family::V6,
     };
-    if usize::from(headers.l4_offset) != at || !is_plain(packet, headers.family)? {
+    let (at, source) = match family {
+        Family::V4 => (L3 + IPV4_LEN, Addr::v4(packet.load(L3 + ipv4::SADDR)?)),
+        Family::V6 => (L3 + IPV6_LEN, packet.load_addr(L3 + ipv6::SADDR)?),
+    };
+    if !is_plain(packet, family)? {
         return None;
     }
     let udp: [u8; UDP_LEN] = packet.load(at)?;
@@ -323,18 +321,19 @@ fn try_decapsulate(packet: Packet, headers: &Headers) -> Option<u32> {
     }
     let inner: [u8; 2] = packet.load(at + UDP_LEN + VXLAN_LEN + 12)?;
     let room = match u16::from_be_bytes(inner) {
-        ethertype::IPV4 if headers.family == Family::V4 => HeadroomChange::Plain,
-        ethertype::IPV6 if headers.family == Family::V6 => HeadroomChange::Plain,
+        ethertype::IPV4 if family == Family::V4 => HeadroomChange::Plain,
+        ethertype::IPV6 if family == Family::V6 => HeadroomChange::Plain,
         ethertype::IPV4 => HeadroomChange::DecapsulateV4,
         ethertype::IPV6 => HeadroomChange::DecapsulateV6,
         _ => return None,
     };
-    packet.change_room(-(overhead(headers.family) as i32), room)?;
-    // From here on the packet has changed, so this must return true: `from_overlay` drops a packet without a valid link
+    packet.change_room(-(overhead(family) as i32), room)?;
+    *outer = Outer { source, egress_id: vxlan[1] >> 8 };
+    // From here on the packet has changed, so this must not fail: `from_overlay` drops a packet without a valid link
     // header as malformed.
     let _unwritten = packet.store(ETH_LEN - 2, inner);
     packet.pull_headers();
-    Some(vxlan[1] >> 8)
+    Some(())
 }
 
 /// Whether the outer IP header can be removed without further processing.

@@ -69,6 +69,30 @@ impl Frame for Packet {
     }
 
     #[inline(always)]
+    fn words<const N: usize>(&self, offset: usize) -> Option<[u32; N]> {
+        let start = self.data() + offset;
+        if start + 4 * N > self.data_end() {
+            return None;
+        }
+        let mut words = [0; N];
+        for (place, word) in words.iter_mut().enumerate() {
+            let read: u64;
+            // Inline assembly: the compiler would read the bytes of an unaligned word one by one. SAFETY: the word lies
+            // within the linear area, checked above.
+            unsafe {
+                asm!(
+                    "{read} = *(u32 *)({at} + 0)",
+                    read = out(reg) read,
+                    at = in(reg) start + 4 * place,
+                    options(pure, readonly, nostack, preserves_flags),
+                );
+            }
+            *word = read as u32;
+        }
+        Some(words)
+    }
+
+    #[inline(always)]
     fn len(&self) -> usize {
         self.field(|skb| skb.len) as usize
     }

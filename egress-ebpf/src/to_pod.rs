@@ -5,15 +5,20 @@
 use egress_common::abi::{Config, Direction, Verdict};
 use egress_common::decide::{self};
 
-use crate::Outcome;
 use crate::flow_cache::{self, at};
 use crate::maps::Maps;
 use crate::packet::Packet;
 use crate::workspace::{Run, Workspace, parse};
+use crate::{FastCheck, Outcome};
+
+/// A program of this node has redirected the packet.
+#[inline(always)]
+pub fn fast_check(packet: Packet, config: &Config) -> FastCheck {
+    if packet.takes_off_redirected(config) { FastCheck::LeftAlone } else { FastCheck::Undecided }
+}
 
 pub fn begin(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
-    // As in `to_netdev`.
-    if packet.takes_off_redirected(config) || packet.is_tagged() {
+    if packet.is_tagged() {
         return Outcome::done(Verdict::NotOurs);
     }
     if let Err(verdict) = parse(packet, &mut workspace.headers, Direction::Ingress) {

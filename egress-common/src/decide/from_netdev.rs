@@ -7,7 +7,7 @@
 
 use super::{Tables, fragments, slots};
 use crate::abi::{Addr, Config, Family, HandoverStage, NatEntry, Origin, Verdict};
-use crate::wire::{Fragment, Headers, L4, Quote, Segment};
+use crate::wire::{Fragment, Headers, L4, Plain, Quote, Segment};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FromNetdev<'t> {
@@ -31,16 +31,12 @@ pub enum FromNetdev<'t> {
     },
 }
 
-/// Whether the headers alone show that [`from_netdev`] leaves the packet alone, as nearly all traffic of the node
-/// itself.
-///
-/// Out of line: its comparisons would crowd the frame that all paths share.
-#[inline(never)]
-pub fn is_left_alone(headers: &Headers, config: &Config) -> bool {
-    let is_whole = headers.fragment == Fragment::Whole && matches!(headers.l4, L4::Tcp | L4::Udp);
-    let may_be_nodes =
-        headers.tuple.daddr == node_address(config, headers.family) && is_node_port(headers.tuple.dport(), config);
-    is_whole && !may_be_nodes && !config.owned.may_contain(&headers.tuple.daddr)
+/// Whether a plain packet shows that [`decide`] leaves it alone, as nearly all traffic of the node itself: it is neither
+/// for an owned egress IP nor for a port of NAT on the node's address.
+#[inline(always)]
+pub fn is_left_alone(plain: &Plain, config: &Config) -> bool {
+    let may_be_nodes = plain.daddr == node_address(config, plain.family) && is_node_port(plain.dport, config);
+    !may_be_nodes && !config.owned.may_contain(&plain.daddr)
 }
 
 #[inline(always)]

@@ -9,10 +9,12 @@ pub mod csum;
 mod headers;
 pub mod icmp;
 pub mod nd;
+mod plain;
 mod quote;
 pub mod reset;
 
 pub use headers::{Fragment, Headers, L4, MAX_EXTENSION_HEADERS, Segment};
+pub use plain::Plain;
 pub use quote::Quote;
 
 use crate::abi::Addr;
@@ -113,6 +115,15 @@ pub mod sctp {
 pub trait Frame {
     /// `None` when the frame ends before `offset + N`.
     fn load<const N: usize>(&self, offset: usize) -> Option<[u8; N]>;
+    /// Consecutive words, as they stand in memory.
+    #[inline(always)]
+    fn words<const N: usize>(&self, offset: usize) -> Option<[u32; N]> {
+        let mut words = [0; N];
+        for (place, word) in words.iter_mut().enumerate() {
+            *word = u32::from_ne_bytes(self.load(offset + 4 * place)?);
+        }
+        Some(words)
+    }
     /// Length of the whole frame, including the non-linear part.
     fn len(&self) -> usize;
 

@@ -123,7 +123,7 @@ mutations! { PROGRAMS,
     "verdict-dropped", MAIN, ["to_netdev::"], "whatever was decided, the stack gets the packet":
         "    outcome.finish(packet, length)\n" => "    outcome.finish(packet, length);\n    TC_ACT_UNSPEC\n";
     "unready-overlay-passes", MAIN, ["from_overlay::"], "before the configuration is there, the stack forwards overlay packets with pods' addresses":
-        "run(&ctx, Verdict::NotReady, |_, _| false, from_overlay::begin" => "run(&ctx, Verdict::NotConfigured, |_, _| false, from_overlay::begin";
+        "run(&ctx, Verdict::NotReady, |_, _| FastCheck::Undecided, from_overlay::begin" => "run(&ctx, Verdict::NotConfigured, |_, _| FastCheck::Undecided, from_overlay::begin";
 
     // Where things stand in a packet.
     "ipv4-addresses-swapped", WIRE, ["replies::"], "the wrong end is rewritten":
@@ -284,9 +284,9 @@ mutations! { PROGRAMS,
         "|| hop.is_of(lookup.seal)" => "|| hop.is_of(lookup.seal) || hop.mtu < 1500";
     // With a pause between finding and reading: without one it takes hours to meet.
     "bloom-filter-forgets", FROM_NETDEV, ["replies::"], "answers to an egress IP are taken for the host's, which resets them":
-        "is_whole && !may_be_nodes && !config.owned.may_contain(&headers.tuple.daddr)" => "is_whole && !may_be_nodes";
+        "!may_be_nodes && !config.owned.may_contain(&plain.daddr)" => "!may_be_nodes";
     "bloom-filter-takes-the-nodes-ports", FROM_NETDEV, ["replies::"], "answers to packets with the mark are taken for the host's":
-        "is_whole && !may_be_nodes && !config.owned" => "is_whole && !config.owned";
+        "!may_be_nodes && !config.owned" => "!config.owned";
     "recent-outlives-decisions", FLOW_CACHE, ["flow_cache::"], "packets go the old way after the agent has decided otherwise":
         "&& cached.generations == generations" => "&& cached.generations.epoch == generations.epoch";
     "recent-outlives-removals", FLOW_CACHE, ["flow_cache::"], "packets go on with a port that is another flow's by now":
