@@ -192,10 +192,10 @@ pub fn from_pod(ctx: TcContext) -> i32 {
     if action == TC_ACT_UNSPEC {
         let packet = Packet::new(&ctx);
         packet.set_of_pod();
-        // For the leak guard in nftables.
-        if let Some(seen) = maps::seen_priority() {
-            packet.set_priority(seen);
-        }
+        // For the leak guard in nftables. Without one, zero: no priority of a pod's socket stays, which could be that of
+        // redirected packets.
+        let seen = maps::seen_priority().unwrap_or(0);
+        packet.set_priority(seen);
     }
     action
 }

@@ -211,11 +211,17 @@ impl Packet {
         self.field(|skb| skb.ifindex)
     }
 
-    /// Came in by a device of this node. When the kernel fragments an IPv6 packet, it drops that device
-    /// (`ip6_copy_metadata`), but keeps the mark of a pod's packet.
+    /// Came in by a device of this node.
+    #[inline(always)]
+    pub fn is_received(&self) -> bool {
+        self.field(|skb| skb.ingress_ifindex) != 0
+    }
+
+    /// The same for the packet before the kernel fragmented it: for IPv6 that drops the device (`ip6_copy_metadata`), but
+    /// keeps the mark of a pod's packet.
     #[inline(always)]
     pub fn is_forwarded(&self) -> bool {
-        self.field(|skb| skb.ingress_ifindex) != 0 || self.is_of_pod()
+        self.is_received() || self.is_of_pod()
     }
 
     /// Came in by the device that it is about to leave by.
@@ -237,7 +243,8 @@ impl Packet {
         self.field(|skb| skb.pkt_type) == PACKET_OTHERHOST
     }
 
-    /// Whether a program of this node has redirected the packet to its outgoing device. Resets that priority.
+    /// Whether the packet has the priority of packets that a program of this node has redirected
+    /// ([`Config::redirected`]). Resets it.
     #[inline(always)]
     pub fn takes_off_redirected(&self, config: &Config) -> bool {
         let is_ours = self.field(|skb| skb.priority) == config.redirected_priority();

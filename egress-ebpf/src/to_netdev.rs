@@ -25,7 +25,10 @@ pub fn fast_check(packet: Packet, config: &Config) -> FastCheck {
 
 #[inline(always)]
 fn is_left_alone(packet: Packet, config: &Config) -> bool {
-    if packet.takes_off_redirected(config) {
+    // Programs redirect what a device has received, so a socket that writes that priority passes nothing: neither the
+    // host's nor a pod's on a sub-device of the uplink (macvlan, ipvlan). The overlay device clears the input device of
+    // its packets, which are the node's own below.
+    if packet.takes_off_redirected(config) && packet.is_received() {
         return true;
     }
     if packet.is_waiting(config) || has_node_mark(packet.mark()) || packet.is_returning() {

@@ -7,8 +7,8 @@ use crate::frames::{ACK, Body, FrameSpec, RST, SYN, packet};
 use crate::from_overlay::{AttachPoint, FarEnd, on_devices};
 use crate::resets::reset_of;
 use crate::stage::{
-    FROM_POD, MGMT_MAC, NEXT, POD_MAC, REDIRECT, Ran, SHOT, TO_NETDEV, TO_POD, TestRun, UPLINK, WAITING, batch, both,
-    now_ns,
+    FROM_POD, MGMT_MAC, NEXT, POD_MAC, REDIRECT, REDIRECTED, Ran, SHOT, TO_NETDEV, TO_POD, TestRun, UPLINK, WAITING,
+    batch, both, now_ns,
 };
 
 const MARKED: TestRun = TestRun { mark: NODE_MARK, ..TO_NETDEV };
@@ -223,6 +223,33 @@ fn the_mark_is_recognised_among_foreign_bits() {
             let ran = stage.run_frame(&run, &translated.frame(), Verdict::NodeSnatDone);
             assert_eq!(ran, Ran::plain(NEXT, translated.frame(), others));
             stage.drops(&TestRun { mark: others | 0x80, ..TO_NETDEV }, &sent, Verdict::ProgramBypassed);
+        }
+    });
+}
+
+/// Programs redirect only what a device has received, so a socket's priority is not theirs.
+#[test]
+fn the_redirected_priority_of_a_socket_lets_nothing_pass() {
+    both(|stage, cast| {
+        let signed = TestRun { priority: REDIRECTED, ..OWN };
+        for sent in [packet(cast.pod, cast.world, 1, 2), packet(cast.remote_pod, cast.world, 1, 2)] {
+            let received = TestRun { priority: REDIRECTED, ..TO_NETDEV };
+            assert_eq!(stage.run_frame(&received, &sent.frame(), Verdict::NotOurs).action, NEXT);
+        }
+        stage.drops(&signed, &packet(cast.pod, cast.world, 1, 2), Verdict::ProgramBypassed);
+        // As the overlay device's packets, which have it from the inner one.
+        let ran = stage.run_frame(&signed, &packet(cast.node, cast.other_node, 50_000, 4794).frame(), Verdict::NotOurs);
+        assert_eq!((ran.action, ran.priority), (NEXT, 0));
+    });
+}
+
+#[test]
+fn no_priority_of_a_pod_passes_the_management_port() {
+    both(|stage, cast| {
+        for priority in [7, REDIRECTED, WAITING] {
+            let sent = TestRun { priority, ..FROM_POD };
+            let ran = stage.run_frame(&sent, &packet(cast.known_pod, cast.world, 1, 2).frame(), Verdict::NotSelected);
+            assert_eq!((ran.action, ran.priority), (NEXT, 0));
         }
     });
 }

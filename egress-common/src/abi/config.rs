@@ -105,9 +105,9 @@ pub struct Config {
     /// Lower half of the priority that `from_pod` sets on packets that it leaves to the stack. The leak guard in
     /// nftables drops packets of selected pods without it. Random, so that no pod can guess it. Zero: no leak guard.
     pub seen: u16,
-    /// Lower half of the priority that the programs set on packets that they redirect, by which `to_netdev` recognises
-    /// them. No pod can set it: forwarding derives the priority from the type of service, and every veth pair resets it
-    /// to zero.
+    /// Lower half of the priority that the programs set on packets that they redirect, by which `to_netdev` and `to_pod`
+    /// leave them alone. Random. A pod cannot have it set there: a veth pair resets the priority to zero, `from_pod`
+    /// overwrites it, and `to_netdev` requires an input device, which a socket's packet lacks.
     pub redirected: u16,
     /// Not zero where hosts outside reach pods by the pods' own addresses: every port counts as exposed then.
     pub direct_routing: u16,

@@ -260,6 +260,8 @@ mutations! { PROGRAMS,
         "ToNetdev::Unmark => {\n            packet.set_mark(meta.mark & !NODE_MARK);" => "ToNetdev::Unmark => {";
     "seen-not-said", MAIN, ["to_netdev::"], "what steering leaves to the stack is dropped there":
         "packet.set_priority(seen);" => "packet.set_priority(seen & 1);";
+    "a-sockets-priority-passes", PROGRAM_TO_NETDEV, ["to_netdev::"], "a process with a raw socket sends from the address of a pod":
+        "packet.takes_off_redirected(config) && packet.is_received()" => "packet.takes_off_redirected(config)";
     "seen-priority-not-published", CONFIG, ["to_netdev::"], "packets pass the stack with a priority that no rule removes":
         "if self.seen == 0 { None }" => "if self.seen == 1 { None }";
     "no-policy-passes", SLOTS, ["from_pod::"], "a selected pod leaves with the node's address until its policy is there":
