@@ -52,9 +52,13 @@ enum Growth {
 /// The cases in the order in which packets of a path meet them: a reply needs its flow.
 const PATHS: [(&str, &str, &[&str]); 4] = [
     ("path out", "local", &["from_pod", "to_netdev"]),
-    ("path back", "local", &["from_netdev", "to_pod"]),
+    ("path back", "local", &["from_netdev", "to_pod (reply)"]),
     ("path out", "remote", &["from_pod", "to_netdev (overlay)", "from_netdev (overlay)", "to_netdev (gateway)"]),
-    ("path back", "remote", &["from_netdev (reply)", "to_netdev (overlay)", "from_netdev (overlay reply)", "to_pod"]),
+    (
+        "path back",
+        "remote",
+        &["from_netdev (reply)", "to_netdev (overlay)", "from_netdev (overlay reply)", "to_pod (reply)"],
+    ),
 ];
 
 /// Measures everything on a thread in a namespace of its own.
@@ -290,6 +294,7 @@ fn cases(pods: u32, flows: u32, stride: u32) -> Vec<ProgramCase> {
     // What a program has redirected there: the sign of the configuration of `rig`.
     let redirected = |plan| Rig { priority: Config::EMPTY.redirected_priority(), ..plan };
     let translated = |address| redirected(Rig { source_at: 0, ..leaving(address) });
+    let to_local_pod = plan(back(LOCAL_PODS).frame(), FlowDirection::BackToPod, 0, LOCAL_PODS);
     let plain = Growth::None;
     vec![
         case("from_pod", "local", from_pod, leaving(LOCAL_PODS), Verdict::SnatHere, plain),
@@ -302,14 +307,9 @@ fn cases(pods: u32, flows: u32, stride: u32) -> Vec<ProgramCase> {
             Verdict::ReplyHere,
             plain,
         ),
-        case(
-            "to_pod",
-            "both",
-            to_pod,
-            plan(back(LOCAL_PODS).frame(), FlowDirection::BackToPod, 0, LOCAL_PODS),
-            Verdict::NotOurs,
-            plain,
-        ),
+        case("to_pod (reply)", "both", to_pod, redirected(to_local_pod), Verdict::NotOurs, plain),
+        // From outside to a pod's own address, by the stack.
+        case("to_pod", "both", to_pod, to_local_pod, Verdict::NotOurs, plain),
         case("from_pod", "remote", from_pod, leaving(REMOTE_PODS), Verdict::ToGateway, Growth::Grows),
         case(
             "to_netdev (overlay)",

@@ -356,7 +356,7 @@ fn packets_that_the_header_check_leaves_alone_have_no_flow() {
     });
 }
 
-fn is_plain_and_left_alone(packet: &Packet, config: &Config) -> bool {
+fn is_plain_and_left_alone(packet: &FrameFields, config: &Config) -> bool {
     Plain::read(packet.frame().as_slice()).is_some_and(|plain| is_left_alone(&plain, config))
 }
 
