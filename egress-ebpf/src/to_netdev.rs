@@ -37,7 +37,7 @@ fn is_left_alone(packet: Packet, config: &Config) -> bool {
     let Some(plain) = Plain::read(&packet) else { return false };
     // A forwarded packet may have an egress IP as its source, or the node's address with a NAT port.
     let is_nodes = !packet.is_forwarded()
-        || (plain.saddr == from_netdev::node_address(config, plain.family)
+        || (from_netdev::is_node_address(&plain.saddr, config, plain.family)
             && !from_netdev::is_node_port(plain.sport, config)
             && !plain.is_udp_to(config.tunnel_port));
     is_nodes && !config.may_be_pod(&plain.saddr)

@@ -35,7 +35,7 @@ pub enum FromNetdev<'t> {
 /// for an owned egress IP nor for a port of NAT on the node's address.
 #[inline(always)]
 pub fn is_left_alone(plain: &Plain, config: &Config) -> bool {
-    let may_be_nodes = plain.daddr == node_address(config, plain.family) && is_node_port(plain.dport, config);
+    let may_be_nodes = is_node_address(&plain.daddr, config, plain.family) && is_node_port(plain.dport, config);
     !may_be_nodes && !config.owned.may_contain(&plain.daddr)
 }
 
@@ -223,6 +223,15 @@ fn reply<'t, T: Tables>(headers: &Headers, nat_entry: &'t NatEntry, tables: &T) 
         }
         Some(Origin::Remote) => FromNetdev::ReplyRemote { nat_entry },
         Some(Origin::Stack) | None => FromNetdev::Done(Verdict::BadState),
+    }
+}
+
+/// Whether it is the [`node_address`], compared in place: of a copy, the compiler reads each byte.
+#[inline(always)]
+pub fn is_node_address(address: &Addr, config: &Config, family: Family) -> bool {
+    match family {
+        Family::V4 => *address == config.node_v4,
+        Family::V6 => *address == config.node_v6,
     }
 }
 
