@@ -1,26 +1,26 @@
 //! The lab of a benchmark: for each peer a node with two pods and a gateway beside it, all on one switch with one server
 //! outside. Ours are served by real agents that follow the lab's API server; two objects put one pod on each path.
 
-use super::flood::Flood;
+use super::cpu::Cores;
 use super::plan::{PacketPath, Peer, Work};
 use super::samples::Results;
 use super::{peers, requests};
 use crate::prelude::*;
+use egress_lab::ReversePath;
 use egress_lab::kube_api::ApiChoice;
 use egress_lab::topology::netns::link_address;
 use egress_lab::wait::poll;
-use egress_lab::{MANAGEMENT, ReversePath};
 use egress_toolchain::Built;
 
 const NAMESPACE: &str = "bench";
 /// How long agents may take for what they do at once.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// The far end of the management port.
-const FAR_END: &str = "mp0";
+pub(super) const FAR_END: &str = "mp0";
 
 pub(super) struct BenchCluster {
     base: TestCluster,
-    core: usize,
+    cores: Cores,
 }
 
 /// Where a path of ours ends, and the egress IP there.
@@ -40,7 +40,7 @@ fn bare(_node: usize) -> HostConfig {
 }
 
 impl BenchCluster {
-    pub(super) fn start(built: &Built, prefix: &str, core: usize) -> Result<Self> {
+    pub(super) fn start(built: &Built, prefix: &str, cores: Cores) -> Result<Self> {
         let mut builder = LabBuilder::default().readable_prefix(prefix).nodes(2 * Peer::ALL.len()).host_config(bare);
         for peer in Peer::ALL {
             for path in peer.paths().iter().copied() {
@@ -49,23 +49,32 @@ impl BenchCluster {
             }
         }
         let base = TestCluster::bring_up(builder, None, &ApiChoice::InMemory)?;
-        let mut cluster = Self { base, core };
+        let mut cluster = Self { base, cores };
         for peer in [Peer::Plain, Peer::Netfilter] {
             cluster.prepare(peer)?;
         }
+        cluster.publish_many()?;
         cluster.switch_to_ours(built)?;
         cluster.sink()?;
         cluster.check()?;
-        requests::serve(cluster.base.lab.outside(), core)?;
+        requests::serve(cluster.base.lab.outside(), cores.first)?;
         Ok(cluster)
     }
 
-    fn node(&self, number: usize) -> Result<&LabNode> {
+    pub(super) fn node(&self, number: usize) -> Result<&LabNode> {
         Ok(self.base.lab.node(NodeNumber::new(number)?))
     }
 
-    fn pod(&self, peer: Peer, path: PacketPath) -> Result<&LabPod> {
+    pub(super) fn pod(&self, peer: Peer, path: PacketPath) -> Result<&LabPod> {
         self.base.lab.pod(&pod_name(peer, path))
+    }
+
+    pub(super) fn lan(&self) -> &Netns {
+        self.base.lab.lan()
+    }
+
+    pub(super) fn ext(&self) -> &Netns {
+        self.base.lab.ext()
     }
 
     fn prepare(&self, peer: Peer) -> Result<()> {
@@ -82,11 +91,28 @@ impl BenchCluster {
                 batch(self.base.lab.ext(), &peers::outside((local, source.number), (remote, gateway.number)))
             }
             Peer::Netfilter => {
-                let rules = peers::netfilter_rules(remote);
+                let rules = peers::netfilter_rules(source.number, remote);
                 [source, gateway].iter().try_for_each(|node| node.host.feed("nft", &["-f", "-"], &rules))
             }
             Peer::Ours | Peer::OursByDevice => Ok(()),
         }
+    }
+
+    /// Pods that have addresses and no more: neighbours for all peers, API objects for ours.
+    fn publish_many(&self) -> Result<()> {
+        for peer in Peer::ALL {
+            let node = self.node(peer.source_node())?;
+            batch(&node.host, &peers::many_neighbours(node.number))?;
+            for path in peer.paths().iter().copied().filter(|_| peer.is_ours()) {
+                let model = self.pod(peer, path)?;
+                for address in peers::many_pods(node.number, path) {
+                    let addresses = addresses_of(node, address)?;
+                    let name = format!("{}-{}", model.name, address.octets()[3]);
+                    self.base.api.publish_pod(&LabPod { name, addresses, ..model.clone() })?;
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Agents on our nodes, and an object for each path.
@@ -115,7 +141,27 @@ impl BenchCluster {
 
     fn sink(&self) -> Result<()> {
         let ports: Vec<String> = self.base.lab.nodes().iter().map(LabNode::name).collect();
-        self.base.lab.lan().feed("nft", &["-f", "-"], &peers::sink(&ports))
+        self.lan().feed("nft", &["-f", "-"], &peers::sink(&ports))?;
+        for peer in Peer::ALL {
+            let router = &self.node(peer.source_node())?.router;
+            router.feed("nft", &["-f", "-"], &peers::sink_of_answers(FAR_END))?;
+        }
+        Ok(())
+    }
+
+    /// The address that the world sees of this pod address.
+    pub(super) fn seen_as(&self, peer: Peer, path: PacketPath, pod: IpAddr) -> Result<IpAddr> {
+        let node = NodeNumber::new(peer.source_node())?.address();
+        Ok(match (peer, path) {
+            (Peer::Plain, _) => pod,
+            (Peer::Netfilter, PacketPath::Local) => node.towards(pod),
+            (Peer::Netfilter, PacketPath::Remote) => peers::NETFILTER_REMOTE.into(),
+            (Peer::Ours | Peer::OursByDevice, _) => PLACES
+                .iter()
+                .find(|place| (place.0, place.1) == (peer, path))
+                .map(|place| place.3.into())
+                .context("a path without an address")?,
+        })
     }
 
     /// Each pod is seen outside as its peer and path have it: the figures are those of the named path.
@@ -124,17 +170,7 @@ impl BenchCluster {
         for peer in Peer::ALL {
             for path in peer.paths().iter().copied() {
                 let pod = self.pod(peer, path)?;
-                let node = NodeNumber::new(peer.source_node())?.address().v4;
-                let expected = IpAddr::V4(match (peer, path) {
-                    (Peer::Plain, _) => pod.addresses.v4,
-                    (Peer::Netfilter, PacketPath::Local) => node,
-                    (Peer::Netfilter, PacketPath::Remote) => peers::NETFILTER_REMOTE,
-                    (Peer::Ours | Peer::OursByDevice, _) => PLACES
-                        .iter()
-                        .find(|place| (place.0, place.1) == (peer, path))
-                        .map(|place| place.3)
-                        .context("a path without an address")?,
-                });
+                let expected = self.seen_as(peer, path, pod.addresses.v4.into())?;
                 self.wait_until_seen(pod, expected)?;
             }
         }
@@ -153,33 +189,21 @@ impl BenchCluster {
 
     /// One work on all paths by all peers; who begins changes with the round.
     pub(super) fn round(&self, work: Work, round: usize, time: Duration, results: &mut Results) -> Result<()> {
+        if work == Work::Cores {
+            return self.cores(self.cores, round, time, results);
+        }
         for path in PacketPath::ALL {
             let mut order = Peer::ALL;
             order.rotate_left(round % Peer::ALL.len());
             for peer in order.into_iter().filter(|peer| peer.paths().contains(&path)) {
                 let sample = match work {
-                    Work::Forwarding => self.forwarding(peer, path, time)?,
-                    _ => requests::measure(work, &self.pod(peer, path)?.netns, self.core, time)?,
+                    Work::Forwarding => self.forwarding(peer, path, self.cores.first, time)?,
+                    _ => requests::measure(work, &self.pod(peer, path)?.netns, self.cores.first, time)?,
                 };
                 results.add(work.name(), path.name(), peer.name(), work.unit(), sample);
             }
         }
         Ok(())
-    }
-
-    fn forwarding(&self, peer: Peer, path: PacketPath, time: Duration) -> Result<f64> {
-        let node = self.node(peer.source_node())?;
-        let exit = self.node(peers::exit_of(peer, path))?.name();
-        let flood = Flood {
-            router: &node.router,
-            device: FAR_END,
-            to: mac(&node.host, MANAGEMENT)?,
-            from: mac(&node.router, "br0")?,
-            pod: self.pod(peer, path)?.addresses.v4,
-            switch: self.base.lab.lan(),
-            exit: &exit,
-        };
-        flood.measure(self.core, time)
     }
 
     pub(super) fn tear_down(self) -> Result<()> {
@@ -191,6 +215,15 @@ fn batch(netns: &Netns, lines: &[String]) -> Result<()> {
     netns.feed("ip", &["-batch", "-"], &(lines.join("\n") + "\n"))
 }
 
-fn mac(netns: &Netns, device: &str) -> Result<[u8; 6]> {
+/// Both addresses of the pod with this IPv4 address.
+fn addresses_of(node: &LabNode, address: Ipv4Addr) -> Result<plan::Dual> {
+    let place = (0..plan::MAX_PODS_PER_NODE).find_map(|place| {
+        let addresses = node.number.pod(place, node.config.cni).ok()?;
+        (addresses.v4 == address).then_some(addresses)
+    });
+    place.with_context(|| format!("{address} is no pod address of {}", node.name()))
+}
+
+pub(super) fn link_address_of(netns: &Netns, device: &str) -> Result<[u8; 6]> {
     netns.run(|| link_address(device)?.addr().with_context(|| format!("{device} has no link address")))
 }

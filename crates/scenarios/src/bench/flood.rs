@@ -1,84 +1,142 @@
-//! The forwarding rate: 64-byte UDP packets written to the far end of the management port's cable as fast as it goes,
-//! from one thread pinned to one core. The kernel forwards each on that core before the next one comes, so the rate is
-//! what the whole path costs; what got through is counted after the outside NIC and dropped there.
+//! The forwarding rate: 64-byte UDP packets written to the far end of a cable as fast as it goes, by one thread per core,
+//! pinned to it. The kernel forwards each packet on the core that wrote it, before the next one comes, so the rate is what
+//! the whole path costs. Packets are counted where they leave the path, and dropped there.
 
 use std::io::IoSlice;
 use std::os::fd::AsRawFd;
+use std::sync::Barrier;
 
 use nix::sys::socket::{AddressFamily, LinkAddr, MsgFlags, MultiHeaders, SockFlag, SockType, bind, sendmmsg, socket};
 
 use super::cpu::pin;
-use super::peers::{DISCARD, NOBODY};
 use crate::prelude::*;
 use egress_lab::topology::netns::link_address;
 use egress_lab::traffic::packet;
 
-/// So many flows.
-const FLOWS: u16 = 64;
 /// As on the wire, without the checksum of the frame.
 const FRAME: usize = 64;
-const FIRST_PORT: u16 = 20_000;
+/// Packets of one system call.
+const BATCH: usize = 64;
 
-/// From where into where.
+/// Source and destination of a flow's packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Ends {
+    pub(super) from: SocketAddr,
+    pub(super) to: SocketAddr,
+}
+
+/// Where packets enter and where they are counted.
 pub(super) struct Flood<'a> {
-    /// Namespace and name of the cable's far end.
-    pub(super) router: &'a Netns,
-    pub(super) device: &'a str,
-    /// Link addresses of the two ends.
+    /// Namespace and name of the device that they are written to.
+    pub(super) into: &'a Netns,
+    pub(super) device: String,
+    /// Link addresses of the two ends of that cable.
     pub(super) to: [u8; 6],
     pub(super) from: [u8; 6],
-    pub(super) pod: Ipv4Addr,
-    /// Where the packets are counted.
-    pub(super) switch: &'a Netns,
-    pub(super) exit: &'a str,
+    /// Namespace and device of the rule that counts and drops.
+    pub(super) counted_in: &'a Netns,
+    pub(super) exit: String,
+    /// One packet of each in turn. Several cores get consecutive parts of them.
+    pub(super) flows: Vec<Ends>,
+}
+
+/// What was written.
+#[derive(Clone, Copy, Default)]
+struct Poured {
+    packets: u64,
+    time: Duration,
 }
 
 impl Flood<'_> {
+    /// Sends each flow's packet at least twice: the flows exist then.
+    pub(super) fn open(&self, core: usize) -> Result<()> {
+        self.pour(&[core], Duration::ZERO, 2).map(drop)
+    }
+
     /// Packets per second that got through.
-    pub(super) fn measure(&self, core: usize, time: Duration) -> Result<f64> {
-        self.pour(core, time / 10)?;
-        let before = counted(self.switch, self.exit)?;
-        let (sent, took) = self.pour(core, time)?;
-        let through = counted(self.switch, self.exit)? - before;
+    pub(super) fn measure(&self, cores: &[usize], time: Duration) -> Result<f64> {
+        self.pour(cores, time / 10, 2)?;
+        let before = counted(self.counted_in, &self.exit)?;
+        let poured = self.pour(cores, time, 0)?;
+        let through = counted(self.counted_in, &self.exit)? - before;
+        let sent = poured.packets;
         ensure!(through > 0, "of {sent} packets none came through to {}", self.exit);
         if through * 100 < sent * 99 {
             eprintln!("{}: {through} of {sent} packets came through", self.exit);
         }
         #[expect(clippy::cast_precision_loss, reason = "a rate needs no more digits than a double has")]
         let count = through as f64;
-        Ok(count / took.as_secs_f64())
+        Ok(count / poured.time.as_secs_f64())
     }
 
-    /// How many were sent, and how long that took.
-    fn pour(&self, core: usize, time: Duration) -> Result<(u64, Duration)> {
-        let frames = (0..FLOWS).map(|flow| self.frame(FIRST_PORT + flow)).collect::<Result<Vec<_>>>()?;
-        self.router.run(|| {
-            pin(core)?;
-            let socket = socket(AddressFamily::Packet, SockType::Raw, SockFlag::SOCK_CLOEXEC, None)?;
-            bind(socket.as_raw_fd(), &link_address(self.device)?)?;
-            let slices: Vec<[IoSlice<'_>; 1]> = frames.iter().map(|frame| [IoSlice::new(frame)]).collect();
-            let nowhere = vec![None::<LinkAddr>; slices.len()];
-            let mut headers = MultiHeaders::preallocate(slices.len(), None);
-            let (begin, mut sent) = (Instant::now(), 0);
-            while begin.elapsed() < time {
-                let taken = sendmmsg(socket.as_raw_fd(), &mut headers, &slices, &nowhere, [], MsgFlags::empty())?;
-                sent += taken.count() as u64;
-            }
-            Ok((sent, begin.elapsed()))
+    /// Writes for so long, and at least so many packets of each flow.
+    fn pour(&self, cores: &[usize], time: Duration, turns: u64) -> Result<Poured> {
+        let frames = self.flows.iter().map(|flow| self.frame(flow)).collect::<Result<Vec<_>>>()?;
+        let share = frames.len().div_ceil(cores.len());
+        let (together, device) = (Barrier::new(cores.len()), self.device.as_str());
+        self.into.run(|| {
+            // Threads are in the namespace of the thread that starts them.
+            thread::scope(|scope| {
+                let parts = cores.iter().zip(frames.chunks(share));
+                let threads: Vec<_> = parts
+                    .map(|(core, part)| {
+                        let together = &together;
+                        scope.spawn(move || pour_part(device, *core, part, time, turns, together))
+                    })
+                    .collect();
+                let mut all = Poured::default();
+                for thread in threads {
+                    let poured = thread.join().ok().context("a thread that sends has panicked")??;
+                    all.packets += poured.packets;
+                    all.time = all.time.max(poured.time);
+                }
+                Ok(all)
+            })
         })
     }
 
-    fn frame(&self, port: u16) -> Result<Vec<u8>> {
-        let (from, to) = (SocketAddr::new(self.pod.into(), port), SocketAddr::new(NOBODY.into(), DISCARD));
-        let datagram = packet::udp(from, to, &[0; FRAME - 14 - 20 - 8])?;
+    fn frame(&self, Ends { from, to }: &Ends) -> Result<Vec<u8>> {
+        let headers = if from.is_ipv4() { 14 + 20 + 8 } else { 14 + 40 + 8 };
+        let datagram = packet::udp(*from, *to, &[0; FRAME][headers..])?;
         let packet = packet::ip(from.ip(), to.ip(), packet::UDP, &datagram)?;
         Ok([&self.to, &self.from, packet.as_slice()].concat())
     }
 }
 
-/// Packets dropped by the sink's rule on this port.
-fn counted(switch: &Netns, port: &str) -> Result<u64> {
-    let text = switch.exec("nft", &["-j", "list", "chain", "netdev", "bench", port])?;
+fn pour_part(
+    device: &str,
+    core: usize,
+    frames: &[Vec<u8>],
+    time: Duration,
+    turns: u64,
+    together: &Barrier,
+) -> Result<Poured> {
+    let prepared = pin(core).and_then(|()| {
+        let socket = socket(AddressFamily::Packet, SockType::Raw, SockFlag::SOCK_CLOEXEC, None)?;
+        bind(socket.as_raw_fd(), &link_address(device)?)?;
+        Ok(socket)
+    });
+    // All wait here, also after a failure, or the others would wait for ever.
+    together.wait();
+    let socket = prepared?;
+    let slices: Vec<[IoSlice<'_>; 1]> = frames.iter().map(|frame| [IoSlice::new(frame)]).collect();
+    let nowhere = [None::<LinkAddr>; BATCH];
+    let mut headers = MultiHeaders::preallocate(BATCH, None);
+    let (begin, least) = (Instant::now(), turns * frames.len() as u64);
+    let mut packets = 0;
+    for batch in slices.chunks(BATCH).cycle() {
+        if begin.elapsed() >= time && packets >= least {
+            break;
+        }
+        let sent = sendmmsg(socket.as_raw_fd(), &mut headers, batch, &nowhere[..batch.len()], [], MsgFlags::empty())?;
+        packets += sent.count() as u64;
+    }
+    Ok(Poured { packets, time: begin.elapsed() })
+}
+
+/// Packets dropped by the sink's rule on this device.
+fn counted(netns: &Netns, device: &str) -> Result<u64> {
+    let text = netns.exec("nft", &["-j", "list", "chain", "netdev", "bench", device])?;
     let listed: Value = serde_json::from_str(&text)?;
     let items = listed["nftables"].as_array().into_iter().flatten();
     let counters = items.flat_map(|item| item["rule"]["expr"].as_array().into_iter().flatten());

@@ -11,6 +11,7 @@ mod chart;
 mod control_plane;
 mod cpu;
 mod flood;
+mod forwarding;
 mod peers;
 mod plan;
 mod prog_run;
@@ -23,6 +24,7 @@ use clap::Args;
 
 use crate::prelude::*;
 use bench_cluster::BenchCluster;
+use cpu::Cores;
 use egress_toolchain::packages::{self, Purpose};
 use egress_toolchain::{BuildArgs, Built, Paths, Progress, ensure_built, ensure_built_static};
 use plan::{Peer, Work};
@@ -115,7 +117,7 @@ pub fn tests() -> Vec<LabTest> {
 fn try_programs(_context: &LabContext) -> Result<()> {
     let effort = Effort { quick: true, works: vec![Work::Programs], rounds: 1, cell: Duration::ZERO };
     let mut results = Results::default();
-    programs::measure(&Paths::find()?, cpu::reserve()?, &effort, &|line| println!("{line}"), &mut results)?;
+    programs::measure(&Paths::find()?, cpu::reserve()?.first, &effort, &|line| println!("{line}"), &mut results)?;
     ensure!(results.cells.iter().any(|cell| cell.work.starts_with("path out")), "no path was summed up");
     print!("{}", report::table(&results));
     Ok(())
@@ -130,13 +132,13 @@ fn measure(
     say: &dyn Fn(&str),
     results: &mut Results,
 ) -> Result<()> {
-    let core = cpu::reserve()?;
+    let cores = cpu::reserve()?;
     let works: Vec<Work> = effort.works.iter().copied().filter(|work| work.is_traffic()).collect();
     if !works.is_empty() {
-        traffic(built, prefix, core, effort, &works, say, results)?;
+        traffic(built, prefix, cores, effort, &works, say, results)?;
     }
     if effort.works.contains(&Work::Programs) {
-        programs::measure(paths, core, effort, say, results)?;
+        programs::measure(paths, cores.first, effort, say, results)?;
     }
     Ok(())
 }
@@ -144,14 +146,14 @@ fn measure(
 fn traffic(
     built: &Built,
     prefix: &str,
-    core: usize,
+    cores: Cores,
     effort: &Effort,
     works: &[Work],
     say: &dyn Fn(&str),
     results: &mut Results,
 ) -> Result<()> {
-    say(&format!("lab: {} pairs of nodes, traffic on CPU {core}", Peer::ALL.len()));
-    let cluster = BenchCluster::start(built, prefix, core)?;
+    say(&format!("lab: {} pairs of nodes, traffic on CPU {}", Peer::ALL.len(), cores.first));
+    let cluster = BenchCluster::start(built, prefix, cores)?;
     for round in 0..effort.rounds {
         for work in works {
             say(&format!("round {} of {}: {}", round + 1, effort.rounds, work.name()));

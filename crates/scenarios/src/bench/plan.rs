@@ -88,13 +88,23 @@ pub(super) enum Work {
     TcpDown,
     /// 64-byte UDP packets injected at the management port's far end, dropped after the outside NIC
     Forwarding,
+    /// The same on one core and on two, of one pod and of many
+    Cores,
     /// Nanoseconds per packet of single programs
     Programs,
 }
 
 impl Work {
-    pub(super) const ALL: [Self; 7] =
-        [Self::TcpRr, Self::TcpCrr, Self::UdpRr, Self::TcpUp, Self::TcpDown, Self::Forwarding, Self::Programs];
+    pub(super) const ALL: [Self; 8] = [
+        Self::TcpRr,
+        Self::TcpCrr,
+        Self::UdpRr,
+        Self::TcpUp,
+        Self::TcpDown,
+        Self::Forwarding,
+        Self::Cores,
+        Self::Programs,
+    ];
 
     pub(super) const fn name(self) -> &'static str {
         match self {
@@ -104,6 +114,7 @@ impl Work {
             Self::TcpUp => "TCP stream to the server",
             Self::TcpDown => "TCP stream to the pod",
             Self::Forwarding => "forwarding, 64-byte UDP",
+            Self::Cores => "forwarding on one core and on two",
             Self::Programs => "programs",
         }
     }
@@ -112,7 +123,7 @@ impl Work {
         match self {
             Self::TcpRr | Self::TcpCrr | Self::UdpRr => "requests/s",
             Self::TcpUp | Self::TcpDown => "Mbit/s",
-            Self::Forwarding => "packets/s",
+            Self::Forwarding | Self::Cores => "packets/s",
             Self::Programs => "ns",
         }
     }
@@ -120,7 +131,9 @@ impl Work {
     /// Whether packets travel through the lab.
     pub(super) const fn is_traffic(self) -> bool {
         match self {
-            Self::TcpRr | Self::TcpCrr | Self::UdpRr | Self::TcpUp | Self::TcpDown | Self::Forwarding => true,
+            Self::TcpRr | Self::TcpCrr | Self::UdpRr | Self::TcpUp | Self::TcpDown | Self::Forwarding | Self::Cores => {
+                true
+            }
             Self::Programs => false,
         }
     }

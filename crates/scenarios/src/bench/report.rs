@@ -129,7 +129,12 @@ pub(super) fn table(results: &Results) -> String {
 
 /// Three digits that count, or all of a large number.
 pub(super) fn number(value: f64) -> String {
-    if value >= 100.0 { format!("{value:.0}") } else { format!("{value:.1}") }
+    let digits = match value.abs() {
+        100.0.. => 0,
+        10.0.. => 1,
+        _ => 2,
+    };
+    format!("{value:.digits$}")
 }
 
 #[cfg(test)]

@@ -89,7 +89,7 @@ pub(super) fn measure(work: Work, pod: &Netns, core: usize, time: Duration) -> R
             Work::UdpRr => datagrams(time),
             Work::TcpUp => upload(time),
             Work::TcpDown => download(time),
-            Work::Forwarding | Work::Programs => anyhow::bail!("this work needs no sockets"),
+            Work::Forwarding | Work::Cores | Work::Programs => anyhow::bail!("this work needs no sockets"),
         }
     })
     .with_context(|| format!("{} from {}", work.name(), pod.name()))
