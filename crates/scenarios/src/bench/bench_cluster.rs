@@ -1,6 +1,7 @@
 //! The lab of a benchmark: for each peer a node with two pods and a gateway beside it, all on one switch with one server
 //! outside. Ours are served by real agents that follow the lab's API server; two objects put one pod on each path.
 
+use super::cache_use::{CacheUse, CacheUseMap};
 use super::cpu::Cores;
 use super::plan::{PacketPath, Peer, Work};
 use super::samples::Results;
@@ -18,9 +19,14 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// The far end of the management port.
 pub(super) const FAR_END: &str = "mp0";
 
+/// Twice the default: the flows of two paths and several works are in the maps at the same time.
+const NAT_ENTRIES: &str = "--nat-entries=524288";
+
 pub(super) struct BenchCluster {
     base: TestCluster,
     cores: Cores,
+    /// By the number of the node.
+    caches: BTreeMap<usize, CacheUseMap>,
 }
 
 /// Where a path of ours ends, and the egress IP there.
@@ -49,7 +55,7 @@ impl BenchCluster {
             }
         }
         let base = TestCluster::bring_up(builder, None, &ApiChoice::InMemory)?;
-        let mut cluster = Self { base, cores };
+        let mut cluster = Self { base, cores, caches: BTreeMap::new() };
         for peer in [Peer::Plain, Peer::Netfilter] {
             cluster.prepare(peer)?;
         }
@@ -57,7 +63,12 @@ impl BenchCluster {
         cluster.switch_to_ours(built)?;
         cluster.sink()?;
         cluster.check()?;
-        requests::serve(cluster.base.lab.outside(), cores.first)?;
+        for peer in Peer::ALL.into_iter().filter(|peer| peer.is_ours()) {
+            for number in [peer.source_node(), peer.gateway_node()] {
+                cluster.caches.insert(number, CacheUseMap::of(cluster.node(number)?)?);
+            }
+        }
+        requests::serve(cluster.base.lab.outside(), cores)?;
         Ok(cluster)
     }
 
@@ -67,6 +78,17 @@ impl BenchCluster {
 
     pub(super) fn pod(&self, peer: Peer, path: PacketPath) -> Result<&LabPod> {
         self.base.lab.pod(&pod_name(peer, path))
+    }
+
+    /// Of the nodes on a path of ours.
+    pub(super) fn cache_use(&self, peer: Peer, path: PacketPath) -> Result<CacheUse> {
+        let gateway = (path == PacketPath::Remote).then_some(peer.gateway_node());
+        let nodes = std::iter::once(peer.source_node()).chain(gateway);
+        let mut sum = CacheUse::default();
+        for map in nodes.filter_map(|number| self.caches.get(&number)) {
+            sum += map.read()?;
+        }
+        Ok(sum)
     }
 
     pub(super) fn lan(&self) -> &Netns {
@@ -119,7 +141,7 @@ impl BenchCluster {
     fn switch_to_ours(&mut self, built: &Built) -> Result<()> {
         for peer in Peer::ALL.into_iter().filter(|peer| peer.is_ours()) {
             let by_device = (peer == Peer::OursByDevice).then_some("--encapsulation=device");
-            let options = AgentOptions::new(&built.agent, &self.base.api).with(by_device);
+            let options = AgentOptions::new(&built.agent, &self.base.api).with(by_device).with([NAT_ENTRIES]);
             for number in [peer.source_node(), peer.gateway_node()] {
                 let agent = Agent::start(&self.base.lab, self.node(number)?, &options)?;
                 self.base.agents.push(agent);
@@ -189,17 +211,20 @@ impl BenchCluster {
 
     /// One work on all paths by all peers; who begins changes with the round.
     pub(super) fn round(&self, work: Work, round: usize, time: Duration, results: &mut Results) -> Result<()> {
-        if work == Work::Cores {
-            return self.cores(self.cores, round, time, results);
+        match work {
+            Work::Cores => return self.cores(self.cores, round, time, results),
+            Work::Churn => return self.churn(self.cores, round, time, results),
+            _ => {}
         }
         for path in PacketPath::ALL {
             let mut order = Peer::ALL;
             order.rotate_left(round % Peer::ALL.len());
             for peer in order.into_iter().filter(|peer| peer.paths().contains(&path)) {
-                let sample = match work {
-                    Work::Forwarding => self.forwarding(peer, path, self.cores.first, time)?,
-                    _ => requests::measure(work, &self.pod(peer, path)?.netns, self.cores.first, time)?,
-                };
+                if work == Work::Forwarding {
+                    self.forwarding(peer, path, self.cores.first, time, results)?;
+                    continue;
+                }
+                let sample = requests::measure(work, &self.pod(peer, path)?.netns, self.cores.first, time)?;
                 results.add(work.name(), path.name(), peer.name(), work.unit(), sample);
             }
         }

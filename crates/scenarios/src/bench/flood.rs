@@ -30,14 +30,11 @@ pub(super) struct Flood<'a> {
     /// Namespace and name of the device that they are written to.
     pub(super) into: &'a Netns,
     pub(super) device: String,
-    /// Link addresses of the two ends of that cable.
-    pub(super) to: [u8; 6],
-    pub(super) from: [u8; 6],
     /// Namespace and device of the rule that counts and drops.
     pub(super) counted_in: &'a Netns,
     pub(super) exit: String,
-    /// One packet of each in turn. Several cores get consecutive parts of them.
-    pub(super) flows: Vec<Ends>,
+    /// Written in turn, one of each flow. Several cores get consecutive parts of them.
+    pub(super) frames: Vec<Vec<u8>>,
 }
 
 /// What was written.
@@ -54,8 +51,8 @@ impl Flood<'_> {
     }
 
     /// Packets per second that got through.
-    pub(super) fn measure(&self, cores: &[usize], time: Duration) -> Result<f64> {
-        self.pour(cores, time / 10, 2)?;
+    pub(super) fn rate(&self, cores: &[usize], time: Duration) -> Result<f64> {
+        self.pour(cores, time / 10, 0)?;
         let before = counted(self.counted_in, &self.exit)?;
         let poured = self.pour(cores, time, 0)?;
         let through = counted(self.counted_in, &self.exit)? - before;
@@ -71,13 +68,12 @@ impl Flood<'_> {
 
     /// Writes for so long, and at least so many packets of each flow.
     fn pour(&self, cores: &[usize], time: Duration, turns: u64) -> Result<Poured> {
-        let frames = self.flows.iter().map(|flow| self.frame(flow)).collect::<Result<Vec<_>>>()?;
-        let share = frames.len().div_ceil(cores.len());
+        let share = self.frames.len().div_ceil(cores.len());
         let (together, device) = (Barrier::new(cores.len()), self.device.as_str());
         self.into.run(|| {
             // Threads are in the namespace of the thread that starts them.
             thread::scope(|scope| {
-                let parts = cores.iter().zip(frames.chunks(share));
+                let parts = cores.iter().zip(self.frames.chunks(share));
                 let threads: Vec<_> = parts
                     .map(|(core, part)| {
                         let together = &together;
@@ -94,13 +90,17 @@ impl Flood<'_> {
             })
         })
     }
+}
 
-    fn frame(&self, Ends { from, to }: &Ends) -> Result<Vec<u8>> {
-        let headers = if from.is_ipv4() { 14 + 20 + 8 } else { 14 + 40 + 8 };
-        let datagram = packet::udp(*from, *to, &[0; FRAME][headers..])?;
-        let packet = packet::ip(from.ip(), to.ip(), packet::UDP, &datagram)?;
-        Ok([&self.to, &self.from, packet.as_slice()].concat())
-    }
+/// A packet of each flow, for a cable with these link addresses.
+pub(super) fn frames(to: [u8; 6], from: [u8; 6], flows: &[Ends]) -> Result<Vec<Vec<u8>>> {
+    let frame = |flow: &Ends| {
+        let headers = if flow.from.is_ipv4() { 14 + 20 + 8 } else { 14 + 40 + 8 };
+        let datagram = packet::udp(flow.from, flow.to, &[0; FRAME][headers..])?;
+        let packet = packet::ip(flow.from.ip(), flow.to.ip(), packet::UDP, &datagram)?;
+        Ok([&to, &from, packet.as_slice()].concat())
+    };
+    flows.iter().map(frame).collect()
 }
 
 fn pour_part(

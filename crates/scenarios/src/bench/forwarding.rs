@@ -1,10 +1,11 @@
 //! Forwarding rates: which flows are sent through which path, from the pods to the world and back.
 
 use super::bench_cluster::{BenchCluster, FAR_END, link_address_of};
+use super::closes::{self, Closes};
 use super::cpu::Cores;
-use super::flood::{Ends, Flood};
+use super::flood::{self, Ends, Flood};
 use super::peers::{self, DISCARD, NOBODY};
-use super::plan::{PacketPath, Peer};
+use super::plan::{PacketPath, Peer, Work};
 use super::samples::Results;
 use crate::prelude::*;
 use egress_lab::topology::EXT_LAN;
@@ -27,10 +28,22 @@ enum Way {
 const CASES: [(&str, Way); 3] =
     [("many pods, out", Way::Out), ("many pods, back", Way::Back), ("one pod, out", Way::Out)];
 
+/// Numbers of flows of [`super::plan::Work::Churn`].
+const CHURN: [u32; 3] = [1_000, 10_000, 100_000];
+
 impl BenchCluster {
-    pub(super) fn forwarding(&self, peer: Peer, path: PacketPath, core: usize, time: Duration) -> Result<f64> {
+    pub(super) fn forwarding(
+        &self,
+        peer: Peer,
+        path: PacketPath,
+        core: usize,
+        time: Duration,
+        results: &mut Results,
+    ) -> Result<()> {
         let pod = self.pod(peer, path)?.addresses.v4;
-        self.outward(peer, path, flows(&[pod.into()], FLOWS))?.measure(&[core], time)
+        let flood = self.outward(peer, path, &flows(&[pod.into()], FLOWS))?;
+        flood.open(core)?;
+        self.sample(&flood, peer, path, Work::Forwarding.name(), &[core], time, results).map(drop)
     }
 
     /// Rates on one core and on two, and how they compare.
@@ -45,43 +58,91 @@ impl BenchCluster {
                 order.rotate_left(round % 2);
                 for peer in order {
                     let pods = match case {
-                        "one pod, out" => vec![self.pod(peer, path)?.addresses.v4],
-                        _ => peers::many_pods(NodeNumber::new(peer.source_node())?, path),
+                        "one pod, out" => vec![self.pod(peer, path)?.addresses.v4.into()],
+                        _ => self.many_pods(peer, path)?,
                     };
-                    let pods: Vec<IpAddr> = pods.into_iter().map(IpAddr::V4).collect();
-                    let out = self.outward(peer, path, flows(&pods, FLOWS))?;
+                    let flows = flows(&pods, FLOWS);
+                    let out = self.outward(peer, path, &flows)?;
+                    out.open(cores.first)?;
                     let flood = match way {
                         Way::Out => out,
-                        Way::Back => {
-                            out.open(cores.first)?;
-                            self.backward(peer, path, &out.flows)?
-                        }
+                        Way::Back => self.backward(peer, path, &flows)?,
                     };
-                    let one = flood.measure(&[cores.first], time)?;
-                    let two = flood.measure(&[cores.first, second], time)?;
-                    let mut add = |what: &str, unit, sample| {
-                        results.add(&format!("forwarding, {case}, {what}"), path.name(), peer.name(), unit, sample);
+                    let mut rate = |what: &str, on: &[usize]| {
+                        let work = format!("forwarding, {case}, {what}");
+                        self.sample(&flood, peer, path, &work, on, time, results)
                     };
-                    add("one core", "packets/s", one);
-                    add("two cores", "packets/s", two);
-                    add("two cores to one", "times", two / one);
+                    let one = rate("one core", &[cores.first])?;
+                    let two = rate("two cores", &[cores.first, second])?;
+                    let work = format!("forwarding, {case}, two cores to one");
+                    results.add(&work, path.name(), peer.name(), "times", two / one);
                 }
             }
         }
         Ok(())
     }
 
+    /// Rates of many flows, without closes and with closes on the other core.
+    pub(super) fn churn(&self, cores: Cores, round: usize, time: Duration, results: &mut Results) -> Result<()> {
+        for path in PacketPath::ALL {
+            for count in CHURN {
+                let mut order = [Peer::Plain, Peer::Netfilter, Peer::Ours];
+                order.rotate_left(round % 3);
+                for peer in order {
+                    let flood = self.outward(peer, path, &flows(&self.many_pods(peer, path)?, count))?;
+                    flood.open(cores.first)?;
+                    let work = format!("forwarding, {} k flows", count / 1_000);
+                    self.sample(&flood, peer, path, &work, &[cores.first], time, results)?;
+                    let pod = &self.pod(peer, path)?.netns;
+                    let closes = Closes::start(pod, peers::SERVER.into(), cores.second.unwrap_or(cores.first))?;
+                    let work = format!("{work}, {} closes/s", closes::RATE);
+                    self.sample(&flood, peer, path, &work, &[cores.first], time, results)?;
+                    let reached = closes.finish()?;
+                    if reached < 0.9 * f64::from(closes::RATE) {
+                        eprintln!("{work}, {}, {}: only {reached:.0} closes a second", path.name(), peer.name());
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn many_pods(&self, peer: Peer, path: PacketPath) -> Result<Vec<IpAddr>> {
+        let node = self.node(peer.source_node())?.number;
+        Ok(peers::many_pods(node, path).into_iter().map(IpAddr::V4).collect())
+    }
+
+    /// One rate, and what the flow caches on the path of ours served in that time.
+    #[expect(clippy::too_many_arguments, reason = "what is sent, where, and the name of the result")]
+    fn sample(
+        &self,
+        flood: &Flood<'_>,
+        peer: Peer,
+        path: PacketPath,
+        work: &str,
+        cores: &[usize],
+        time: Duration,
+        results: &mut Results,
+    ) -> Result<f64> {
+        let before = self.cache_use(peer, path)?;
+        let rate = flood.rate(cores, time)?;
+        results.add(work, path.name(), peer.name(), "packets/s", rate);
+        if let Some(hit_rate) = (self.cache_use(peer, path)? - before).hit_rate() {
+            results.add_hit_rate(work, path.name(), peer.name(), hit_rate);
+        }
+        Ok(rate)
+    }
+
     /// From the pods' end of the management port to the switch outside.
-    fn outward(&self, peer: Peer, path: PacketPath, flows: Vec<Ends>) -> Result<Flood<'_>> {
+    fn outward(&self, peer: Peer, path: PacketPath, flows: &[Ends]) -> Result<Flood<'_>> {
         let node = self.node(peer.source_node())?;
+        let (to, from) = (link_address_of(&node.host, MANAGEMENT)?, link_address_of(&node.router, "br0")?);
         Ok(Flood {
             into: &node.router,
             device: FAR_END.to_owned(),
-            to: link_address_of(&node.host, MANAGEMENT)?,
-            from: link_address_of(&node.router, "br0")?,
             counted_in: self.lan(),
             exit: self.node(peers::exit_of(peer, path))?.name(),
-            flows,
+            frames: flood::frames(to, from, flows)?,
         })
     }
 
@@ -92,14 +153,14 @@ impl BenchCluster {
             let seen = self.seen_as(peer, path, flow.from.ip())?;
             Ok(Ends { from: flow.to, to: SocketAddr::new(seen, flow.from.port()) })
         };
+        let answers = flows.iter().map(answer).collect::<Result<Vec<_>>>()?;
+        let (to, from) = (link_address_of(&exit.host, UPLINK)?, link_address_of(self.ext(), EXT_LAN)?);
         Ok(Flood {
             into: self.lan(),
             device: exit.name(),
-            to: link_address_of(&exit.host, UPLINK)?,
-            from: link_address_of(self.ext(), EXT_LAN)?,
             counted_in: &self.node(peer.source_node())?.router,
             exit: FAR_END.to_owned(),
-            flows: flows.iter().map(answer).collect::<Result<_>>()?,
+            frames: flood::frames(to, from, &answers)?,
         })
     }
 }

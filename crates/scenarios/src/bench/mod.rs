@@ -7,7 +7,9 @@
 //! No figure is a pass criterion: a benchmark reports.
 
 mod bench_cluster;
+mod cache_use;
 mod chart;
+mod closes;
 mod control_plane;
 mod cpu;
 mod flood;

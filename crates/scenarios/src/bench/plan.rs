@@ -90,12 +90,14 @@ pub(super) enum Work {
     Forwarding,
     /// The same on one core and on two, of one pod and of many
     Cores,
+    /// The same with 1 k to 100 k flows, and with 1,000 closed TCP connections a second beside it
+    Churn,
     /// Nanoseconds per packet of single programs
     Programs,
 }
 
 impl Work {
-    pub(super) const ALL: [Self; 8] = [
+    pub(super) const ALL: [Self; 9] = [
         Self::TcpRr,
         Self::TcpCrr,
         Self::UdpRr,
@@ -103,6 +105,7 @@ impl Work {
         Self::TcpDown,
         Self::Forwarding,
         Self::Cores,
+        Self::Churn,
         Self::Programs,
     ];
 
@@ -115,6 +118,7 @@ impl Work {
             Self::TcpDown => "TCP stream to the pod",
             Self::Forwarding => "forwarding, 64-byte UDP",
             Self::Cores => "forwarding on one core and on two",
+            Self::Churn => "forwarding of many flows, with closes",
             Self::Programs => "programs",
         }
     }
@@ -123,7 +127,7 @@ impl Work {
         match self {
             Self::TcpRr | Self::TcpCrr | Self::UdpRr => "requests/s",
             Self::TcpUp | Self::TcpDown => "Mbit/s",
-            Self::Forwarding | Self::Cores => "packets/s",
+            Self::Forwarding | Self::Cores | Self::Churn => "packets/s",
             Self::Programs => "ns",
         }
     }
@@ -131,9 +135,14 @@ impl Work {
     /// Whether packets travel through the lab.
     pub(super) const fn is_traffic(self) -> bool {
         match self {
-            Self::TcpRr | Self::TcpCrr | Self::UdpRr | Self::TcpUp | Self::TcpDown | Self::Forwarding | Self::Cores => {
-                true
-            }
+            Self::TcpRr
+            | Self::TcpCrr
+            | Self::UdpRr
+            | Self::TcpUp
+            | Self::TcpDown
+            | Self::Forwarding
+            | Self::Cores
+            | Self::Churn => true,
             Self::Programs => false,
         }
     }

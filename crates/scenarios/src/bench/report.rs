@@ -20,6 +20,9 @@ pub(super) struct Figure {
     pub(super) unit: String,
     pub(super) ratio_to_plain: Option<f64>,
     pub(super) ratio_to_netfilter: Option<f64>,
+    /// The part of packets that the flow caches of the path served.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) hit_rate: Option<f64>,
     /// From the least to the greatest sample, as a part of the median.
     pub(super) spread: f64,
 }
@@ -34,6 +37,7 @@ impl Figure {
             unit: cell.unit.to_owned(),
             ratio_to_plain: results.ratio(cell, Peer::Plain),
             ratio_to_netfilter: results.ratio(cell, Peer::Netfilter),
+            hit_rate: cell.hit_rate(),
             spread: cell.spread(),
         }
     }
@@ -88,12 +92,12 @@ pub fn programs_table_of(json: &str) -> Result<String> {
 
 /// Their table, for a document; single programs have one of their own.
 pub fn table_of(json: &str) -> Result<String> {
-    let mut table = "| work | path | peer | median | unit | to plain | to netfilter | spread |\n|---|---|---|---|---|---|---|---|\n".to_owned();
+    let mut table = "| work | path | peer | median | unit | to plain | to netfilter | cache hits | spread |\n|---|---|---|---|---|---|---|---|---|\n".to_owned();
     let figures: Vec<Figure> = serde_json::from_str(json)?;
     for figure in figures.iter().filter(|figure| figure.ratio_to_plain.is_some()) {
         let ratio = |ratio: Option<f64>| ratio.map_or("-".to_owned(), |ratio| format!("{ratio:.2}"));
         table += &format!(
-            "| {} | {} | {} | {} | {} | {} | {} | {:.0} % |\n",
+            "| {} | {} | {} | {} | {} | {} | {} | {} | {:.0} % |\n",
             figure.work,
             figure.path,
             figure.peer,
@@ -101,6 +105,7 @@ pub fn table_of(json: &str) -> Result<String> {
             figure.unit,
             ratio(figure.ratio_to_plain),
             ratio(figure.ratio_to_netfilter),
+            percent(figure.hit_rate),
             figure.spread * 100.0
         );
     }
@@ -109,7 +114,7 @@ pub fn table_of(json: &str) -> Result<String> {
 
 /// Spread: from the least to the greatest sample, as a part of the median.
 pub(super) fn table(results: &Results) -> String {
-    let heads = ["work", "path", "peer", "median", "unit", "/plain", "/netfilter", "spread"];
+    let heads = ["work", "path", "peer", "median", "unit", "/plain", "/netfilter", "hits", "spread"];
     let mut rows = vec![heads.map(str::to_owned)];
     for cell in &results.cells {
         let ratio = |to| results.ratio(cell, to).map_or("-".to_owned(), |ratio| format!("{ratio:.2}"));
@@ -121,10 +126,15 @@ pub(super) fn table(results: &Results) -> String {
             cell.unit.to_owned(),
             ratio(Peer::Plain),
             ratio(Peer::Netfilter),
+            percent(cell.hit_rate()),
             format!("{:.0} %", cell.spread() * 100.0),
         ]);
     }
-    aligned(&rows, "  ", |column| matches!(column, 3 | 5 | 6 | 7))
+    aligned(&rows, "  ", |column| matches!(column, 3 | 5 | 6 | 7 | 8))
+}
+
+fn percent(part: Option<f64>) -> String {
+    part.map_or("-".to_owned(), |part| format!("{:.0} %", part * 100.0))
 }
 
 /// Three digits that count, or all of a large number.
@@ -146,10 +156,15 @@ mod tests {
         let mut results = Results::default();
         results.add("work", "local", "plain", "1/s", 100.0);
         results.add("work", "local", "ours", "1/s", 150.0);
+        results.add_hit_rate("work", "local", "ours", 0.75);
         let figure = Figure::of(&results, &results.cells[1]);
         assert_eq!((figure.ratio_to_plain, figure.ratio_to_netfilter), (Some(1.5), None));
         let json = serde_json::to_string(&[&figure]).expect("numbers and texts");
-        assert!(table_of(&json).expect("figures").ends_with("| work | local | ours | 150 | 1/s | 1.50 | - | 0 % |\n"));
+        assert!(
+            table_of(&json)
+                .expect("figures")
+                .ends_with("| work | local | ours | 150 | 1/s | 1.50 | - | 75 % | 0 % |\n")
+        );
         assert!(chart_of(&json).expect("figures").contains("1.50 · 150 1/s"));
         assert!(table(&results).lines().any(|line| line.starts_with("work") && line.contains("1.50")));
     }

@@ -1,9 +1,9 @@
 //! Requests and streams between a pod and the server outside, by ordinary sockets on threads pinned to one core.
 
 use std::io::{Read, Write};
-use std::net::{SocketAddrV4, TcpListener, TcpStream, UdpSocket};
+use std::net::{TcpListener, TcpStream, UdpSocket};
 
-use super::cpu::pin;
+use super::cpu::{Cores, pin};
 use super::peers::SERVER;
 use super::plan::Work;
 use crate::prelude::*;
@@ -12,19 +12,19 @@ const ECHO_PORT: u16 = 7000;
 const CLOSING_PORT: u16 = 7001;
 const SWALLOW_PORT: u16 = 7002;
 const POUR_PORT: u16 = 7003;
+/// As [`CLOSING_PORT`], on the second core.
+pub(super) const CHURN_PORT: u16 = 7004;
 const CHUNK: usize = 128 << 10;
 /// An answer that takes longer is none.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Starts the servers in this namespace. Their threads wait in accept and end with the process.
-pub(super) fn serve(outside: &Netns, core: usize) -> Result<()> {
+pub(super) fn serve(outside: &Netns, cores: Cores) -> Result<()> {
+    let core = cores.first;
     listen(outside, core, ECHO_PORT, |stream| std::thread::spawn(move || echo(stream)).thread().unpark())?;
     // The server closes first, so that waiting for stray packets of the connection is not the client's port's business.
-    listen(outside, core, CLOSING_PORT, |mut stream| {
-        let mut byte = [0];
-        // A client that has gone away is the client's failure to report.
-        let _gone = stream.read_exact(&mut byte).and_then(|()| stream.write_all(&byte));
-    })?;
+    listen(outside, core, CLOSING_PORT, close)?;
+    listen(outside, cores.second.unwrap_or(core), CHURN_PORT, close)?;
     listen(outside, core, SWALLOW_PORT, |stream| std::thread::spawn(move || swallow(stream)).thread().unpark())?;
     listen(outside, core, POUR_PORT, |stream| std::thread::spawn(move || pour(stream)).thread().unpark())?;
     let socket = outside.run(|| Ok(UdpSocket::bind((Ipv4Addr::UNSPECIFIED, ECHO_PORT))?))?;
@@ -53,6 +53,12 @@ fn listen(outside: &Netns, core: usize, port: u16, answer: impl Fn(TcpStream) + 
         Ok::<(), anyhow::Error>(())
     });
     Ok(())
+}
+
+fn close(mut stream: TcpStream) {
+    let mut byte = [0];
+    // A client that has gone away is the client's failure to report.
+    let _gone = stream.read_exact(&mut byte).and_then(|()| stream.write_all(&byte));
 }
 
 fn echo(mut stream: TcpStream) {
@@ -89,14 +95,16 @@ pub(super) fn measure(work: Work, pod: &Netns, core: usize, time: Duration) -> R
             Work::UdpRr => datagrams(time),
             Work::TcpUp => upload(time),
             Work::TcpDown => download(time),
-            Work::Forwarding | Work::Cores | Work::Programs => anyhow::bail!("this work needs no sockets"),
+            Work::Forwarding | Work::Cores | Work::Churn | Work::Programs => {
+                anyhow::bail!("this work needs no sockets")
+            }
         }
     })
     .with_context(|| format!("{} from {}", work.name(), pod.name()))
 }
 
-fn connect(port: u16) -> Result<TcpStream> {
-    let stream = TcpStream::connect_timeout(&SocketAddrV4::new(SERVER, port).into(), PATIENCE)?;
+pub(super) fn connect(to: SocketAddr) -> Result<TcpStream> {
+    let stream = TcpStream::connect_timeout(&to, PATIENCE)?;
     stream.set_nodelay(true)?;
     stream.set_read_timeout(Some(PATIENCE))?;
     Ok(stream)
@@ -114,7 +122,7 @@ fn rate(time: Duration, mut once: impl FnMut() -> Result<()>) -> Result<f64> {
 }
 
 fn tcp_requests(time: Duration) -> Result<f64> {
-    let mut stream = connect(ECHO_PORT)?;
+    let mut stream = connect((SERVER, ECHO_PORT).into())?;
     let mut byte = [7];
     rate(time, || {
         stream.write_all(&byte)?;
@@ -125,7 +133,7 @@ fn tcp_requests(time: Duration) -> Result<f64> {
 fn connections(time: Duration) -> Result<f64> {
     let mut byte = [7];
     rate(time, || {
-        let mut stream = connect(CLOSING_PORT)?;
+        let mut stream = connect((SERVER, CLOSING_PORT).into())?;
         stream.write_all(&byte)?;
         stream.read_exact(&mut byte)?;
         ensure!(stream.read(&mut byte)? == 0, "the server says more than it was asked");
@@ -146,7 +154,7 @@ fn datagrams(time: Duration) -> Result<f64> {
 }
 
 fn upload(time: Duration) -> Result<f64> {
-    let mut stream = connect(SWALLOW_PORT)?;
+    let mut stream = connect((SERVER, SWALLOW_PORT).into())?;
     let bytes = vec![7; CHUNK];
     let begin = Instant::now();
     while begin.elapsed() < time {
@@ -159,7 +167,7 @@ fn upload(time: Duration) -> Result<f64> {
 }
 
 fn download(time: Duration) -> Result<f64> {
-    let mut stream = connect(POUR_PORT)?;
+    let mut stream = connect((SERVER, POUR_PORT).into())?;
     let mut bytes = vec![0; CHUNK];
     let begin = Instant::now();
     let mut total = 0;

@@ -20,6 +20,8 @@ pub(super) struct Cell {
     pub(super) unit: &'static str,
     /// One per round, in order.
     pub(super) samples: Vec<f64>,
+    /// Of ours: the part of packets that the flow cache served, one per round.
+    pub(super) hit_rates: Vec<f64>,
 }
 
 impl Results {
@@ -28,9 +30,22 @@ impl Results {
         match found {
             Some(cell) => cell.samples.push(sample),
             None => {
-                self.cells.push(Cell { work: work.to_owned(), path, peer, unit, samples: vec![sample] });
+                self.cells.push(Cell {
+                    work: work.to_owned(),
+                    path,
+                    peer,
+                    unit,
+                    samples: vec![sample],
+                    hit_rates: Vec::new(),
+                });
             }
         }
+    }
+
+    /// Of a cell that is there.
+    pub(super) fn add_hit_rate(&mut self, work: &str, path: &str, peer: &str, hit_rate: f64) {
+        let found = self.cells.iter_mut().find(|cell| cell.work == work && cell.path == path && cell.peer == peer);
+        found.into_iter().for_each(|cell| cell.hit_rates.push(hit_rate));
     }
 
     pub(super) fn cell(&self, work: &str, path: &str, peer: &str) -> Option<&Cell> {
@@ -49,6 +64,10 @@ impl Results {
 impl Cell {
     pub(super) fn median(&self) -> f64 {
         median(&self.samples)
+    }
+
+    pub(super) fn hit_rate(&self) -> Option<f64> {
+        (!self.hit_rates.is_empty()).then(|| median(&self.hit_rates))
     }
 
     /// From the least to the greatest sample, as a part of the median.
