@@ -1,14 +1,16 @@
-//! The lab of a benchmark: for each peer a node with two pods and a gateway beside it, all on one switch with one server
-//! outside. Ours are served by real agents that follow the lab's API server; two objects put one pod on each path.
+//! The lab of a benchmark: for each peer a node with two pods of each family and a gateway beside it, all on one switch with
+//! one server outside. Ours are served by real agents that follow the lab's API server; objects put one pod on each path.
 
 use super::cache_use::{CacheUse, CacheUseMap};
 use super::cpu::Cores;
-use super::plan::{PacketPath, Peer, Work};
+use super::plan::{PacketPath, Peer, Work, of_family};
 use super::samples::Results;
 use super::{peers, requests};
 use crate::prelude::*;
+use egress_common::abi::Family;
 use egress_lab::ReversePath;
 use egress_lab::kube_api::ApiChoice;
+use egress_lab::topology::addresses::Dual;
 use egress_lab::topology::netns::link_address;
 use egress_lab::wait::poll;
 use egress_toolchain::Built;
@@ -30,14 +32,21 @@ pub(super) struct BenchCluster {
 }
 
 /// Where a path of ours ends, and the egress IP there.
-const PLACES: [(Peer, PacketPath, usize, Ipv4Addr); 3] = [
-    (Peer::Ours, PacketPath::Local, Peer::Ours.source_node(), Ipv4Addr::new(172, 18, 0, 150)),
-    (Peer::Ours, PacketPath::Remote, Peer::Ours.gateway_node(), Ipv4Addr::new(172, 18, 0, 151)),
-    (Peer::OursByDevice, PacketPath::Remote, Peer::OursByDevice.gateway_node(), Ipv4Addr::new(172, 18, 0, 152)),
+const PLACES: [(Peer, PacketPath, usize, Dual); 3] = [
+    (Peer::Ours, PacketPath::Local, Peer::Ours.source_node(), peers::on_lan(150)),
+    (Peer::Ours, PacketPath::Remote, Peer::Ours.gateway_node(), peers::on_lan(151)),
+    (Peer::OursByDevice, PacketPath::Remote, Peer::OursByDevice.gateway_node(), peers::on_lan(152)),
 ];
 
-fn pod_name(peer: Peer, path: PacketPath) -> String {
-    format!("{}-{}", peer.name(), path.name())
+/// A node never has two addresses of one object, so each family has its own pods and objects.
+const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
+
+fn pod_name(peer: Peer, path: PacketPath, family: Family) -> String {
+    let family = match family {
+        Family::V4 => "v4",
+        Family::V6 => "v6",
+    };
+    format!("{}-{}-{family}", peer.name(), path.name())
 }
 
 /// As bare as a host can be: what a host has beside these costs everyone but us.
@@ -49,8 +58,8 @@ impl BenchCluster {
     pub(super) fn start(built: &Built, prefix: &str, cores: Cores) -> Result<Self> {
         let mut builder = LabBuilder::default().readable_prefix(prefix).nodes(2 * Peer::ALL.len()).host_config(bare);
         for peer in Peer::ALL {
-            for path in peer.paths().iter().copied() {
-                let name = pod_name(peer, path);
+            for (path, family) in paths_and_families(peer) {
+                let name = pod_name(peer, path, family);
                 builder = builder.pod(pod(&name, NAMESPACE, peer.source_node(), &[("role", &name)]));
             }
         }
@@ -76,8 +85,8 @@ impl BenchCluster {
         Ok(self.base.lab.node(NodeNumber::new(number)?))
     }
 
-    pub(super) fn pod(&self, peer: Peer, path: PacketPath) -> Result<&LabPod> {
-        self.base.lab.pod(&pod_name(peer, path))
+    pub(super) fn pod(&self, peer: Peer, path: PacketPath, family: Family) -> Result<&LabPod> {
+        self.base.lab.pod(&pod_name(peer, path, family))
     }
 
     /// Of the nodes on a path of ours.
@@ -101,32 +110,38 @@ impl BenchCluster {
 
     fn prepare(&self, peer: Peer) -> Result<()> {
         let (source, gateway) = (self.node(peer.source_node())?, self.node(peer.gateway_node())?);
-        let [local, remote] =
-            [self.pod(peer, PacketPath::Local)?.addresses.v4, self.pod(peer, PacketPath::Remote)?.addresses.v4];
-        batch(&source.host, &peers::source(peer, source.number, gateway.number, remote))?;
-        batch(&gateway.host, &peers::gateway(peer, gateway.number, source.number, remote))?;
-        match peer {
-            Peer::Plain => {
-                for node in [source, gateway] {
-                    node.host.exec("nft", &["flush", "ruleset"])?;
+        for family in FAMILIES {
+            let pod = |path| Ok::<_, anyhow::Error>(of_family(self.pod(peer, path, family)?.addresses, family));
+            let (local, remote) = (pod(PacketPath::Local)?, pod(PacketPath::Remote)?);
+            batch(&source.host, family, &peers::source(peer, family, source.number, gateway.number, remote))?;
+            batch(&gateway.host, family, &peers::gateway(peer, family, gateway.number, source.number, remote))?;
+            match peer {
+                Peer::Plain => {
+                    let routes = peers::outside(family, (local, source.number), (remote, gateway.number));
+                    batch(self.base.lab.ext(), family, &routes)?;
                 }
-                batch(self.base.lab.ext(), &peers::outside((local, source.number), (remote, gateway.number)))
+                Peer::Netfilter => {
+                    let rules = peers::netfilter_rules(family, source.number, remote);
+                    [source, gateway].iter().try_for_each(|node| node.host.feed("nft", &["-f", "-"], &rules))?;
+                }
+                Peer::Ours | Peer::OursByDevice => {}
             }
-            Peer::Netfilter => {
-                let rules = peers::netfilter_rules(source.number, remote);
-                [source, gateway].iter().try_for_each(|node| node.host.feed("nft", &["-f", "-"], &rules))
-            }
-            Peer::Ours | Peer::OursByDevice => Ok(()),
         }
+        if peer == Peer::Plain {
+            for node in [source, gateway] {
+                node.host.exec("nft", &["flush", "ruleset"])?;
+            }
+        }
+        Ok(())
     }
 
     /// Pods that have addresses and no more: neighbours for all peers, API objects for ours.
     fn publish_many(&self) -> Result<()> {
         for peer in Peer::ALL {
             let node = self.node(peer.source_node())?;
-            batch(&node.host, &peers::many_neighbours(node.number))?;
+            batch(&node.host, Family::V4, &peers::many_neighbours(node.number))?;
             for path in peer.paths().iter().copied().filter(|_| peer.is_ours()) {
-                let model = self.pod(peer, path)?;
+                let model = self.pod(peer, path, Family::V4)?;
                 for address in peers::many_pods(node.number, path) {
                     let addresses = addresses_of(node, address)?;
                     let name = format!("{}-{}", model.name, address.octets()[3]);
@@ -147,16 +162,18 @@ impl BenchCluster {
                 self.base.agents.push(agent);
             }
         }
-        // One candidate at a time: an assignment that is there stays.
-        for (peer, path, number, address) in PLACES {
+        // One more candidate at a time: an assignment that is there stays, and a new one goes to the node with the fewest.
+        for (peer, path, number, addresses) in PLACES {
             self.base.api.label_node(&format!("node{number}"), ASSIGNABLE, Some(""))?;
-            let name = pod_name(peer, path);
-            let (namespaces, pods) = (labels("house", NAMESPACE), labels("role", &name));
-            self.base.api.create(EGRESS_IPS, &egress_ip(&name, &[&address.to_string()], &namespaces, &pods))?;
-            let path = format!("{EGRESS_IPS}/{name}");
-            let node = format!("node{number}");
-            let there = |value: &Value| value.pointer("/status/items/0/node").and_then(Value::as_str) == Some(&node);
-            self.base.api.wait_for(&path, PATIENCE, there)?;
+            for family in FAMILIES {
+                let (name, address) = (pod_name(peer, path, family), of_family(addresses, family).to_string());
+                let (namespaces, pods) = (labels("house", NAMESPACE), labels("role", &name));
+                self.base.api.create(EGRESS_IPS, &egress_ip(&name, &[&address], &namespaces, &pods))?;
+                let (path, node) = (format!("{EGRESS_IPS}/{name}"), format!("node{number}"));
+                let there =
+                    |value: &Value| value.pointer("/status/items/0/node").and_then(Value::as_str) == Some(&node);
+                self.base.api.wait_for(&path, PATIENCE, there)?;
+            }
         }
         Ok(())
     }
@@ -177,11 +194,11 @@ impl BenchCluster {
         Ok(match (peer, path) {
             (Peer::Plain, _) => pod,
             (Peer::Netfilter, PacketPath::Local) => node.towards(pod),
-            (Peer::Netfilter, PacketPath::Remote) => peers::NETFILTER_REMOTE.into(),
+            (Peer::Netfilter, PacketPath::Remote) => peers::NETFILTER_REMOTE.towards(pod),
             (Peer::Ours | Peer::OursByDevice, _) => PLACES
                 .iter()
                 .find(|place| (place.0, place.1) == (peer, path))
-                .map(|place| place.3.into())
+                .map(|place| place.3.towards(pod))
                 .context("a path without an address")?,
         })
     }
@@ -190,9 +207,9 @@ impl BenchCluster {
     fn check(&self) -> Result<()> {
         let _server = Server::outside(&self.base.lab)?;
         for peer in Peer::ALL {
-            for path in peer.paths().iter().copied() {
-                let pod = self.pod(peer, path)?;
-                let expected = self.seen_as(peer, path, pod.addresses.v4.into())?;
+            for (path, family) in paths_and_families(peer) {
+                let pod = self.pod(peer, path, family)?;
+                let expected = self.seen_as(peer, path, of_family(pod.addresses, family))?;
                 self.wait_until_seen(pod, expected)?;
             }
         }
@@ -201,8 +218,9 @@ impl BenchCluster {
 
     fn wait_until_seen(&self, pod: &LabPod, expected: IpAddr) -> Result<()> {
         let mut seen = None;
+        let server = SocketAddr::new(peers::SERVER.towards(expected), HTTP_PORT);
         let is_expected = poll(PATIENCE, || {
-            let reply = client::get(&pod.netns, (peers::SERVER, HTTP_PORT).into(), "/", "bench")?;
+            let reply = client::get(&pod.netns, server, "/", "bench")?;
             seen = reply.ok().map(|reply| reply.seen_as()).transpose()?;
             Ok((seen == Some(expected)).then_some(()))
         })?;
@@ -220,11 +238,12 @@ impl BenchCluster {
             let mut order = Peer::ALL;
             order.rotate_left(round % Peer::ALL.len());
             for peer in order.into_iter().filter(|peer| peer.paths().contains(&path)) {
-                if work == Work::Forwarding {
-                    self.forwarding(peer, path, self.cores.first, time, results)?;
+                if matches!(work, Work::Forwarding | Work::Forwarding6) {
+                    self.forwarding(work, peer, path, self.cores.first, time, results)?;
                     continue;
                 }
-                let sample = requests::measure(work, &self.pod(peer, path)?.netns, self.cores.first, time)?;
+                let pod = self.pod(peer, path, work.family())?;
+                let sample = requests::measure(work, &pod.netns, self.cores.first, time)?;
                 results.add(work.name(), path.name(), peer.name(), work.unit(), sample);
             }
         }
@@ -236,12 +255,20 @@ impl BenchCluster {
     }
 }
 
-fn batch(netns: &Netns, lines: &[String]) -> Result<()> {
-    netns.feed("ip", &["-batch", "-"], &(lines.join("\n") + "\n"))
+fn paths_and_families(peer: Peer) -> impl Iterator<Item = (PacketPath, Family)> {
+    peer.paths().iter().flat_map(|path| FAMILIES.map(|family| (*path, family)))
+}
+
+fn batch(netns: &Netns, family: Family, lines: &[String]) -> Result<()> {
+    let family = match family {
+        Family::V4 => "-4",
+        Family::V6 => "-6",
+    };
+    netns.feed("ip", &[family, "-batch", "-"], &(lines.join("\n") + "\n"))
 }
 
 /// Both addresses of the pod with this IPv4 address.
-fn addresses_of(node: &LabNode, address: Ipv4Addr) -> Result<plan::Dual> {
+fn addresses_of(node: &LabNode, address: Ipv4Addr) -> Result<Dual> {
     let place = (0..plan::MAX_PODS_PER_NODE).find_map(|place| {
         let addresses = node.number.pod(place, node.config.cni).ok()?;
         (addresses.v4 == address).then_some(addresses)

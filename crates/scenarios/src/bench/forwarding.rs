@@ -1,13 +1,16 @@
 //! Forwarding rates: which flows are sent through which path, from the pods to the world and back.
 
+use std::net::Ipv6Addr;
+
 use super::bench_cluster::{BenchCluster, FAR_END, link_address_of};
 use super::closes::{self, Closes};
 use super::cpu::Cores;
 use super::flood::{self, Ends, Flood};
 use super::peers::{self, DISCARD, NOBODY};
-use super::plan::{PacketPath, Peer, Work};
+use super::plan::{PacketPath, Peer, Work, of_family};
 use super::samples::Results;
 use crate::prelude::*;
+use egress_common::abi::Family;
 use egress_lab::topology::EXT_LAN;
 use egress_lab::{MANAGEMENT, UPLINK};
 
@@ -34,16 +37,17 @@ const CHURN: [u32; 3] = [1_000, 10_000, 100_000];
 impl BenchCluster {
     pub(super) fn forwarding(
         &self,
+        work: Work,
         peer: Peer,
         path: PacketPath,
         core: usize,
         time: Duration,
         results: &mut Results,
     ) -> Result<()> {
-        let pod = self.pod(peer, path)?.addresses.v4;
-        let flood = self.outward(peer, path, &flows(&[pod.into()], FLOWS))?;
+        let pod = of_family(self.pod(peer, path, work.family())?.addresses, work.family());
+        let flood = self.outward(peer, path, &flows(&[pod], FLOWS))?;
         flood.open(core)?;
-        self.sample(&flood, peer, path, Work::Forwarding.name(), &[core], time, results).map(drop)
+        self.sample(&flood, peer, path, work.name(), &[core], time, results).map(drop)
     }
 
     /// Rates on one core and on two, and how they compare.
@@ -58,7 +62,7 @@ impl BenchCluster {
                 order.rotate_left(round % 2);
                 for peer in order {
                     let pods = match case {
-                        "one pod, out" => vec![self.pod(peer, path)?.addresses.v4.into()],
+                        "one pod, out" => vec![self.pod(peer, path, Family::V4)?.addresses.v4.into()],
                         _ => self.many_pods(peer, path)?,
                     };
                     let flows = flows(&pods, FLOWS);
@@ -93,8 +97,8 @@ impl BenchCluster {
                     flood.open(cores.first)?;
                     let work = format!("forwarding, {} k flows", count / 1_000);
                     self.sample(&flood, peer, path, &work, &[cores.first], time, results)?;
-                    let pod = &self.pod(peer, path)?.netns;
-                    let closes = Closes::start(pod, peers::SERVER.into(), cores.second.unwrap_or(cores.first))?;
+                    let pod = &self.pod(peer, path, Family::V4)?.netns;
+                    let closes = Closes::start(pod, peers::SERVER.v4.into(), cores.second.unwrap_or(cores.first))?;
                     let work = format!("{work}, {} closes/s", closes::RATE);
                     self.sample(&flood, peer, path, &work, &[cores.first], time, results)?;
                     let reached = closes.finish()?;
@@ -177,8 +181,11 @@ fn flows(pods: &[IpAddr], count: u32) -> Vec<Ends> {
 }
 
 /// An unused address beyond the router outside.
-fn nobody(_pod: IpAddr, number: u32) -> IpAddr {
-    Ipv4Addr::from_bits(NOBODY.to_bits() + number).into()
+fn nobody(pod: IpAddr, number: u32) -> IpAddr {
+    match pod {
+        IpAddr::V4(_) => Ipv4Addr::from_bits(NOBODY.v4.to_bits() + number).into(),
+        IpAddr::V6(_) => Ipv6Addr::from_bits(NOBODY.v6.to_bits() + u128::from(number)).into(),
+    }
 }
 
 #[cfg(test)]

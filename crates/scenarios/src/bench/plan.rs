@@ -1,6 +1,17 @@
 //! The names of what is measured.
 
+use std::net::IpAddr;
+
 use clap::ValueEnum;
+use egress_common::abi::Family;
+use egress_lab::topology::addresses::Dual;
+
+pub(super) const fn of_family(addresses: Dual, family: Family) -> IpAddr {
+    match family {
+        Family::V4 => IpAddr::V4(addresses.v4),
+        Family::V6 => IpAddr::V6(addresses.v6),
+    }
+}
 
 /// Where the gateway is, seen from the pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -88,22 +99,28 @@ pub(super) enum Work {
     TcpDown,
     /// 64-byte UDP packets injected at the management port's far end, dropped after the outside NIC
     Forwarding,
-    /// The same on one core and on two, of one pod and of many
+    /// As tcp-rr, over IPv6
+    TcpRr6,
+    /// As forwarding, over IPv6
+    Forwarding6,
+    /// Forwarding on one core and on two, of one pod and of many
     Cores,
-    /// The same with 1 k to 100 k flows, and with 1,000 closed TCP connections a second beside it
+    /// Forwarding with 1 k to 100 k flows, and with 1,000 closed TCP connections a second beside it
     Churn,
     /// Nanoseconds per packet of single programs
     Programs,
 }
 
 impl Work {
-    pub(super) const ALL: [Self; 9] = [
+    pub(super) const ALL: [Self; 11] = [
         Self::TcpRr,
         Self::TcpCrr,
         Self::UdpRr,
         Self::TcpUp,
         Self::TcpDown,
         Self::Forwarding,
+        Self::TcpRr6,
+        Self::Forwarding6,
         Self::Cores,
         Self::Churn,
         Self::Programs,
@@ -117,6 +134,8 @@ impl Work {
             Self::TcpUp => "TCP stream to the server",
             Self::TcpDown => "TCP stream to the pod",
             Self::Forwarding => "forwarding, 64-byte UDP",
+            Self::TcpRr6 => "TCP request/response, IPv6",
+            Self::Forwarding6 => "forwarding, 64-byte UDP, IPv6",
             Self::Cores => "forwarding on one core and on two",
             Self::Churn => "forwarding of many flows, with closes",
             Self::Programs => "programs",
@@ -125,10 +144,17 @@ impl Work {
 
     pub(super) const fn unit(self) -> &'static str {
         match self {
-            Self::TcpRr | Self::TcpCrr | Self::UdpRr => "requests/s",
+            Self::TcpRr | Self::TcpCrr | Self::UdpRr | Self::TcpRr6 => "requests/s",
             Self::TcpUp | Self::TcpDown => "Mbit/s",
-            Self::Forwarding | Self::Cores | Self::Churn => "packets/s",
+            Self::Forwarding | Self::Forwarding6 | Self::Cores | Self::Churn => "packets/s",
             Self::Programs => "ns",
+        }
+    }
+
+    pub(super) const fn family(self) -> Family {
+        match self {
+            Self::TcpRr6 | Self::Forwarding6 => Family::V6,
+            _ => Family::V4,
         }
     }
 
@@ -141,6 +167,8 @@ impl Work {
             | Self::TcpUp
             | Self::TcpDown
             | Self::Forwarding
+            | Self::TcpRr6
+            | Self::Forwarding6
             | Self::Cores
             | Self::Churn => true,
             Self::Programs => false,

@@ -1,11 +1,11 @@
 //! Requests and streams between a pod and the server outside, by ordinary sockets on threads pinned to one core.
 
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream, UdpSocket};
+use std::net::{Ipv6Addr, TcpListener, TcpStream, UdpSocket};
 
 use super::cpu::{Cores, pin};
 use super::peers::SERVER;
-use super::plan::Work;
+use super::plan::{Work, of_family};
 use crate::prelude::*;
 
 const ECHO_PORT: u16 = 7000;
@@ -18,7 +18,7 @@ const CHUNK: usize = 128 << 10;
 /// An answer that takes longer is none.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Starts the servers in this namespace. Their threads wait in accept and end with the process.
+/// Starts the servers in this namespace, each for both families. Their threads wait in accept and end with the process.
 pub(super) fn serve(outside: &Netns, cores: Cores) -> Result<()> {
     let core = cores.first;
     listen(outside, core, ECHO_PORT, |stream| std::thread::spawn(move || echo(stream)).thread().unpark())?;
@@ -27,7 +27,7 @@ pub(super) fn serve(outside: &Netns, cores: Cores) -> Result<()> {
     listen(outside, cores.second.unwrap_or(core), CHURN_PORT, close)?;
     listen(outside, core, SWALLOW_PORT, |stream| std::thread::spawn(move || swallow(stream)).thread().unpark())?;
     listen(outside, core, POUR_PORT, |stream| std::thread::spawn(move || pour(stream)).thread().unpark())?;
-    let socket = outside.run(|| Ok(UdpSocket::bind((Ipv4Addr::UNSPECIFIED, ECHO_PORT))?))?;
+    let socket = outside.run(|| Ok(UdpSocket::bind((Ipv6Addr::UNSPECIFIED, ECHO_PORT))?))?;
     std::thread::spawn(move || {
         pin(core)?;
         let mut bytes = [0; 64];
@@ -42,7 +42,7 @@ pub(super) fn serve(outside: &Netns, cores: Cores) -> Result<()> {
 }
 
 fn listen(outside: &Netns, core: usize, port: u16, answer: impl Fn(TcpStream) + Send + 'static) -> Result<()> {
-    let listener = outside.run(|| Ok(TcpListener::bind((Ipv4Addr::UNSPECIFIED, port))?))?;
+    let listener = outside.run(|| Ok(TcpListener::bind((Ipv6Addr::UNSPECIFIED, port))?))?;
     std::thread::spawn(move || {
         pin(core)?;
         for stream in listener.incoming() {
@@ -87,15 +87,16 @@ fn pour(mut stream: TcpStream) {
 
 /// Does the work from the pod for so long; how much of it was done in a second.
 pub(super) fn measure(work: Work, pod: &Netns, core: usize, time: Duration) -> Result<f64> {
+    let server = of_family(SERVER, work.family());
     pod.run(|| {
         pin(core)?;
         match work {
-            Work::TcpRr => tcp_requests(time),
-            Work::TcpCrr => connections(time),
-            Work::UdpRr => datagrams(time),
-            Work::TcpUp => upload(time),
-            Work::TcpDown => download(time),
-            Work::Forwarding | Work::Cores | Work::Churn | Work::Programs => {
+            Work::TcpRr | Work::TcpRr6 => tcp_requests(server, time),
+            Work::TcpCrr => connections(server, time),
+            Work::UdpRr => datagrams(server, time),
+            Work::TcpUp => upload(server, time),
+            Work::TcpDown => download(server, time),
+            Work::Forwarding | Work::Forwarding6 | Work::Cores | Work::Churn | Work::Programs => {
                 anyhow::bail!("this work needs no sockets")
             }
         }
@@ -121,8 +122,8 @@ fn rate(time: Duration, mut once: impl FnMut() -> Result<()>) -> Result<f64> {
     Ok(f64::from(count) / begin.elapsed().as_secs_f64())
 }
 
-fn tcp_requests(time: Duration) -> Result<f64> {
-    let mut stream = connect((SERVER, ECHO_PORT).into())?;
+fn tcp_requests(server: IpAddr, time: Duration) -> Result<f64> {
+    let mut stream = connect((server, ECHO_PORT).into())?;
     let mut byte = [7];
     rate(time, || {
         stream.write_all(&byte)?;
@@ -130,10 +131,10 @@ fn tcp_requests(time: Duration) -> Result<f64> {
     })
 }
 
-fn connections(time: Duration) -> Result<f64> {
+fn connections(server: IpAddr, time: Duration) -> Result<f64> {
     let mut byte = [7];
     rate(time, || {
-        let mut stream = connect((SERVER, CLOSING_PORT).into())?;
+        let mut stream = connect((server, CLOSING_PORT).into())?;
         stream.write_all(&byte)?;
         stream.read_exact(&mut byte)?;
         ensure!(stream.read(&mut byte)? == 0, "the server says more than it was asked");
@@ -141,9 +142,10 @@ fn connections(time: Duration) -> Result<f64> {
     })
 }
 
-fn datagrams(time: Duration) -> Result<f64> {
-    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
-    socket.connect((SERVER, ECHO_PORT))?;
+fn datagrams(server: IpAddr, time: Duration) -> Result<f64> {
+    let any = if server.is_ipv4() { IpAddr::from(Ipv4Addr::UNSPECIFIED) } else { Ipv6Addr::UNSPECIFIED.into() };
+    let socket = UdpSocket::bind((any, 0))?;
+    socket.connect((server, ECHO_PORT))?;
     socket.set_read_timeout(Some(PATIENCE))?;
     let mut byte = [7];
     rate(time, || {
@@ -153,8 +155,8 @@ fn datagrams(time: Duration) -> Result<f64> {
     })
 }
 
-fn upload(time: Duration) -> Result<f64> {
-    let mut stream = connect((SERVER, SWALLOW_PORT).into())?;
+fn upload(server: IpAddr, time: Duration) -> Result<f64> {
+    let mut stream = connect((server, SWALLOW_PORT).into())?;
     let bytes = vec![7; CHUNK];
     let begin = Instant::now();
     while begin.elapsed() < time {
@@ -166,8 +168,8 @@ fn upload(time: Duration) -> Result<f64> {
     Ok(megabits(u64::from_be_bytes(total), begin))
 }
 
-fn download(time: Duration) -> Result<f64> {
-    let mut stream = connect((SERVER, POUR_PORT).into())?;
+fn download(server: IpAddr, time: Duration) -> Result<f64> {
+    let mut stream = connect((server, POUR_PORT).into())?;
     let mut bytes = vec![0; CHUNK];
     let begin = Instant::now();
     let mut total = 0;
