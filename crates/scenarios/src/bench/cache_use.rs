@@ -7,7 +7,7 @@ use aya::maps::{Map, MapData, PerCpuArray};
 use crate::prelude::*;
 use egress_lab::pins::bpftool;
 
-const MAP: &str = "flow_cache_use";
+pub(super) const MAP: &str = "flow_cache_use";
 
 /// The value for one CPU: hits, then misses.
 type Value64 = [u64; 2];

@@ -16,6 +16,7 @@ mod flood;
 mod forwarding;
 mod peers;
 mod plan;
+mod prog_addresses;
 mod prog_run;
 mod programs;
 mod report;
@@ -120,7 +121,9 @@ fn try_programs(_context: &LabContext) -> Result<()> {
     let effort = Effort { quick: true, works: vec![Work::Programs], rounds: 1, cell: Duration::ZERO };
     let mut results = Results::default();
     programs::measure(&Paths::find()?, cpu::reserve()?.first, &effort, &|line| println!("{line}"), &mut results)?;
-    ensure!(results.cells.iter().any(|cell| cell.work.starts_with("path out")), "no path was summed up");
+    for path in ["path out, hot", "path out, IPv6, hot"] {
+        ensure!(results.cells.iter().any(|cell| cell.work.starts_with(path)), "{path}: not summed up");
+    }
     print!("{}", report::table(&results));
     Ok(())
 }

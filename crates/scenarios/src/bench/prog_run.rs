@@ -4,16 +4,19 @@
 //! ```text
 //!   breth0        172.18.0.2/16   the router 172.18.0.1 and the other node 172.18.0.3 have known link addresses
 //!   ovn-k8s-mp0   10.244.1.2/24   own pods 10.128.0.0/15 behind 10.244.1.1, likewise
+//!   and the same for IPv6, but that the other node is reached by IPv4
 //! ```
 
+use super::cache_use::{self, CacheUse, CacheUseMap};
+use super::prog_addresses::{NODE, OTHER_NODE, ProgAddresses, after};
 use crate::prelude::*;
 use aya::maps::lpm_trie::Key;
 use aya::maps::{Array, HashMap, LpmTrie, Map, MapData, PerCpuArray, ProgramArray};
 use aya::programs::{SchedClassifier, TestRun as _, TestRunOptions};
 use aya::{Ebpf, EbpfLoader, Pod};
 use egress_common::abi::{
-    Addr, BloomFilter, ClusterPrefix, Config, Count, Cover, Family, Lease, NodeEntry, NodePlace, Owned, OwnedAddr,
-    PodEntry, PolicyEntry, PolicyEntryKey, PolicySlot, PortRange, PrefixKind, RIG_FRAME, Rig, Verdict, WhenEmpty,
+    Addr, BloomFilter, ClusterPrefix, Config, Count, Family, Lease, NodeEntry, NodePlace, Owned, OwnedAddr, PodEntry,
+    PolicyEntry, PolicyEntryKey, PolicySlot, PortRange, RIG_FRAME, Rig, Verdict, WhenEmpty,
 };
 
 pub(super) const UPLINK: u32 = 11;
@@ -22,25 +25,14 @@ const OVERLAY: u32 = 13;
 pub(super) const TUNNEL_PORT: u16 = 4794;
 pub(super) const SECRET: [u8; 6] = [2, 1, 2, 3, 4, 5];
 
-pub(super) const NODE: Ipv4Addr = Ipv4Addr::new(172, 18, 0, 2);
-pub(super) const OTHER_NODE: Ipv4Addr = Ipv4Addr::new(172, 18, 0, 3);
-/// Pods of this node: those of the local path first, those of the remote path from the second address on.
-pub(super) const LOCAL_PODS: Ipv4Addr = Ipv4Addr::new(10, 128, 0, 0);
-pub(super) const REMOTE_PODS: Ipv4Addr = Ipv4Addr::new(10, 129, 0, 0);
-/// Pods of the other node.
-pub(super) const FOREIGN_PODS: Ipv4Addr = Ipv4Addr::new(10, 130, 0, 0);
-pub(super) const WORLD: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 0);
-/// Objects: served here for pods here, served by the other node, served here for the other node's pods.
-pub(super) const LOCAL: (u32, Ipv4Addr) = (7, Ipv4Addr::new(172, 18, 0, 100));
-pub(super) const AWAY: (u32, Ipv4Addr) = (8, Ipv4Addr::new(172, 18, 0, 101));
-pub(super) const FOREIGN: (u32, Ipv4Addr) = (9, Ipv4Addr::new(172, 18, 0, 102));
-
 /// The script of the namespace.
 pub(super) const DEVICES: &str = "link set lo up
 link add breth0 index 11 address 02:00:00:00:01:02 type veth peer name out0 index 21
 link add ovn-k8s-mp0 index 12 address 02:00:00:00:02:02 mtu 1400 type veth peer name pods0 index 22
 addr add 172.18.0.2/16 dev breth0
 addr add 10.244.1.2/24 dev ovn-k8s-mp0
+addr add fd00:172:18::2/64 dev breth0 nodad
+addr add fd00:10:244:1::2/64 dev ovn-k8s-mp0 nodad
 link add egress0 index 13 type vxlan external dstport 4794 nolearning
 link set breth0 up
 link set egress0 up
@@ -50,8 +42,12 @@ link set pods0 up
 neigh replace 172.18.0.1 lladdr 02:00:00:00:01:01 dev breth0 nud permanent
 neigh replace 172.18.0.3 lladdr 02:00:00:00:01:03 dev breth0 nud permanent
 neigh replace 10.244.1.1 lladdr 02:00:00:00:02:01 dev ovn-k8s-mp0 nud permanent
+neigh replace fd00:172:18::1 lladdr 02:00:00:00:01:01 dev breth0 nud permanent
+neigh replace fd00:10:244:1::1 lladdr 02:00:00:00:02:01 dev ovn-k8s-mp0 nud permanent
 route add default via 172.18.0.1
 route add 10.128.0.0/15 via 10.244.1.1
+route add default via fd00:172:18::1
+route add fd00:10:128::/47 via fd00:10:244:1::1
 ";
 
 /// Both objects, loaded and filled. The rig outlives the programs that it calls.
@@ -59,6 +55,7 @@ pub(super) struct Bench {
     rig: Ebpf,
     plan: Array<MapData, Rig>,
     counters: PerCpuArray<MapData, Count>,
+    cache_use: CacheUseMap,
     _subjects: ProgramArray<MapData>,
     _product: Ebpf,
 }
@@ -75,8 +72,8 @@ pub(super) struct BenchHook {
     pub(super) ingress_ifindex: u32,
 }
 
-fn addr(ip: Ipv4Addr) -> Addr {
-    Addr::v4(ip.octets())
+fn addr(ip: impl Into<IpAddr>) -> Addr {
+    Addr::from(ip.into())
 }
 
 fn take(ebpf: &mut Ebpf, name: &str) -> Result<Map> {
@@ -97,7 +94,7 @@ fn put<K: Pod, V: Pod>(
 
 impl Bench {
     /// Called inside the namespace.
-    pub(super) fn load(product: &Path, rig: &Path, pods: u32) -> Result<Self> {
+    pub(super) fn load(product: &Path, rig: &Path, of: &ProgAddresses, pods: u32) -> Result<Self> {
         let mut product = EbpfLoader::new().map_max_entries("pods", 1 << 17).load_file(product)?;
         let mut rig = Ebpf::load_file(rig)?;
         // First: loaded programs hold the maps that are filled and closed below.
@@ -107,7 +104,8 @@ impl Bench {
         for name in OWN.into_iter().chain(["again", "shrink"]) {
             classifier(&mut rig, name)?;
         }
-        fill(&mut product, pods)?;
+        fill(&mut product, of, pods)?;
+        let cache_use = CacheUseMap::new(product.take_map(cache_use::MAP))?;
         let counters = PerCpuArray::try_from(take(&mut product, "counters")?)?;
         let plan = Array::try_from(take(&mut rig, "rig")?)?;
         let mut subjects = ProgramArray::try_from(take(&mut rig, "subjects")?)?;
@@ -118,7 +116,7 @@ impl Bench {
                 place += 1;
             }
         }
-        Ok(Self { rig, plan, counters, _subjects: subjects, _product: product })
+        Ok(Self { rig, plan, counters, cache_use, _subjects: subjects, _product: product })
     }
 
     /// Nanoseconds per run, of so many runs, without taking anything off.
@@ -160,6 +158,10 @@ impl Bench {
         Ok(ran.duration.as_secs_f64() * 1e9)
     }
 
+    pub(super) fn cache_use(&self) -> Result<CacheUse> {
+        self.cache_use.read()
+    }
+
     /// How often each verdict was given so far.
     pub(super) fn verdicts(&self) -> Result<Vec<(Verdict, u64)>> {
         let count = |verdict: &Verdict| -> Result<(Verdict, u64)> {
@@ -181,41 +183,48 @@ fn classifier<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut SchedClassif
 }
 
 /// Half of the pods on each path.
-fn fill(product: &mut Ebpf, pods: u32) -> Result<()> {
+fn fill(product: &mut Ebpf, of: &ProgAddresses, pods: u32) -> Result<()> {
     let mut map: Array<MapData, Config> = Array::try_from(take(product, "config")?)?;
-    map.set(0, config(), 0)?;
+    map.set(0, config(of), 0)?;
     let mut lease: Array<MapData, Lease> = Array::try_from(take(product, "lease")?)?;
     lease.set(0, Lease::ENDLESS, 0)?;
-    let block = |first: Ipv4Addr, id: u32| {
-        let pods = (0..pods / 2).map(move |place| addr(Ipv4Addr::from_bits(first.to_bits() + place)));
+    let block = |first: IpAddr, id: u32| {
+        let pods = (0..pods / 2).map(move |place| addr(after(first, place)));
         pods.map(move |pod| (pod, PodEntry::selected(id, 0).sealed(&pod)))
     };
-    put(product, "pods", block(LOCAL_PODS, LOCAL.0).chain(block(REMOTE_PODS, AWAY.0)))?;
+    put(product, "pods", block(of.local_pods, of.local.0).chain(block(of.remote_pods, of.away.0)))?;
     let policy = |id: u32, slot: PolicySlot| -> Result<_> {
         let policy = PolicyEntry::with_slots(WhenEmpty::Drop, &[slot]).context("one slot")?;
-        Ok((PolicyEntryKey::new(id, Family::V4), policy))
+        Ok((PolicyEntryKey::new(id, of.family), policy))
     };
     let policies = [
-        policy(LOCAL.0, PolicySlot::here(addr(LOCAL.1)))?,
-        policy(AWAY.0, PolicySlot::remote(addr(AWAY.1), addr(OTHER_NODE)))?,
-        policy(FOREIGN.0, PolicySlot::here(addr(FOREIGN.1)))?,
+        policy(of.local.0, PolicySlot::here(addr(of.local.1)))?,
+        policy(of.away.0, PolicySlot::remote(addr(of.away.1), addr(OTHER_NODE)))?,
+        policy(of.foreign.0, PolicySlot::here(addr(of.foreign.1)))?,
     ];
     put(product, "policy", policies)?;
     let mac = [2, 0, 0, 0, 1, 2];
     let own = |(egress_id, address)| Owned::new(egress_id, addr(address), UPLINK, mac);
-    put(product, "owned", [LOCAL, FOREIGN].map(|object| (object.0, own(object))))?;
+    put(product, "owned", [of.local, of.foreign].map(|object| (object.0, own(object))))?;
     let named = |(egress_id, _)| OwnedAddr { egress_id, ifindex: UPLINK, mac, reserved: [0; 2] };
-    put(product, "owned_addr", [LOCAL, FOREIGN].map(|object| (addr(object.1), named(object))))?;
-    let node = |at, place| (addr(at), NodeEntry::new(place, addr(at)));
-    put(product, "nodes", [node(NODE, NodePlace::Own), node(OTHER_NODE, NodePlace::Other)])?;
+    put(product, "owned_addr", [of.local, of.foreign].map(|object| (addr(object.1), named(object))))?;
+    let node = |at: IpAddr, place, endpoint: Ipv4Addr| (addr(at), NodeEntry::new(place, addr(endpoint)));
+    let mut nodes =
+        vec![node(NODE.into(), NodePlace::Own, NODE), node(OTHER_NODE.into(), NodePlace::Other, OTHER_NODE)];
+    if of.family == Family::V6 {
+        nodes.push(node(of.node, NodePlace::Own, NODE));
+    }
+    put(product, "nodes", nodes)?;
     let mut api: LpmTrie<MapData, Addr, ClusterPrefix> = LpmTrie::try_from(take(product, "cluster")?)?;
-    for (net, length, kind, of) in prefixes() {
-        api.insert(&Key::new(96 + length, addr(net)), ClusterPrefix::new(kind, of), 0)?;
+    for (net, length, kind, node) in of.prefixes() {
+        let mapped = if net.is_ipv4() { 96 } else { 0 };
+        let prefix = ClusterPrefix::new(kind, node.map_or(Addr::UNSPECIFIED, addr));
+        api.insert(&Key::new(mapped + u32::from(length), addr(net)), prefix, 0)?;
     }
     Ok(())
 }
 
-fn config() -> Config {
+fn config(of: &ProgAddresses) -> Config {
     let mut config = Config::EMPTY;
     config.generation = 1;
     config.route_generation = 1;
@@ -224,28 +233,15 @@ fn config() -> Config {
     (config.uplink_mtu, config.pod_mtu, config.overlay_mtu) = (1500, 1400, 1450);
     config.node_ports = PortRange { first: 61000, last: 65535 };
     config.node_v4 = addr(NODE);
+    if of.family == Family::V6 {
+        config.node_v6 = addr(of.node);
+    }
     config.self_node = addr(NODE);
     config.overlay_secret = SECRET;
     config.decisions = 1;
     // As the agent writes it.
-    config.owned = [LOCAL, FOREIGN].iter().fold(BloomFilter::NONE, |owned, object| owned.with(&addr(object.1)));
-    config.pods_v4 = Cover { net: [10, 128, 0, 0], mask: [255, 128, 0, 0] };
-    config.pods_v6 = Cover::NONE;
+    let owned = [of.local, of.foreign];
+    config.owned = owned.iter().fold(BloomFilter::NONE, |owned, object| owned.with(&addr(object.1)));
+    (config.pods_v4, config.pods_v6) = of.covers();
     config
-}
-
-/// What an agent writes for a cluster of two nodes.
-fn prefixes() -> Vec<(Ipv4Addr, u32, PrefixKind, Addr)> {
-    let unspecified = Addr::UNSPECIFIED;
-    let mut prefixes = vec![
-        (LOCAL_PODS, 15, PrefixKind::PodSubnet, addr(NODE)),
-        (FOREIGN_PODS, 15, PrefixKind::PodSubnet, addr(OTHER_NODE)),
-        (Ipv4Addr::new(10, 96, 0, 0), 16, PrefixKind::Service, unspecified),
-        (Ipv4Addr::new(100, 64, 0, 0), 16, PrefixKind::Join, unspecified),
-        (Ipv4Addr::new(169, 254, 0, 0), 16, PrefixKind::LinkLocal, unspecified),
-        (Ipv4Addr::new(224, 0, 0, 0), 4, PrefixKind::Multicast, unspecified),
-        (Ipv4Addr::new(10, 128, 0, 0), 9, PrefixKind::PodNetwork, unspecified),
-    ];
-    prefixes.extend([LOCAL, AWAY, FOREIGN].map(|(_, address)| (address, 32, PrefixKind::EgressIp, unspecified)));
-    prefixes
 }

@@ -63,7 +63,8 @@ pub fn chart_of(json: &str) -> Result<String> {
 pub fn programs_table_of(json: &str) -> Result<String> {
     let figures: Vec<Figure> = serde_json::from_str(json)?;
     let (mut columns, mut rows) = (Vec::new(), Vec::<((String, String), BTreeMap<String, String>)>::new());
-    for Figure { work, path, median, spread, .. } in figures.into_iter().filter(|figure| figure.unit == "ns") {
+    for Figure { work, path, median, spread, hit_rate, .. } in figures.into_iter().filter(|figure| figure.unit == "ns")
+    {
         let mut parts = work.rsplitn(3, ", ");
         let (pods, caches, name) = (parts.next(), parts.next(), parts.next());
         let (pods, caches, name) = pods.zip(caches).zip(name).map(|((a, b), c)| (a, b, c)).context("a work's name")?;
@@ -77,7 +78,8 @@ pub fn programs_table_of(json: &str) -> Result<String> {
         }
         let cells = rows.iter_mut().filter(|(known, _)| *known == row).map(|(_, cells)| cells);
         cells.for_each(|cells| {
-            cells.insert(column.clone(), format!("{} ({:.0} %)", number(median), spread * 100.0));
+            let hits = hit_rate.map(|part| format!(", {:.0} % hits", part * 100.0)).unwrap_or_default();
+            cells.insert(column.clone(), format!("{} ({:.0} %{hits})", number(median), spread * 100.0));
         });
     }
     columns.sort_by_key(|column| !column.starts_with("hot"));
