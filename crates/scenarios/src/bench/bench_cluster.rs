@@ -50,7 +50,7 @@ fn pod_name(peer: Peer, path: PacketPath, family: Family) -> String {
 }
 
 /// As bare as a host can be: what a host has beside these costs everyone but us.
-fn bare(_node: usize) -> HostConfig {
+pub(super) fn bare(_node: usize) -> HostConfig {
     HostConfig { service_proxy: false, reverse_path: ReversePath::Off, ..HostConfig::default() }
 }
 

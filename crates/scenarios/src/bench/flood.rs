@@ -135,7 +135,7 @@ fn pour_part(
 }
 
 /// Packets dropped by the sink's rule on this device.
-fn counted(netns: &Netns, device: &str) -> Result<u64> {
+pub(super) fn counted(netns: &Netns, device: &str) -> Result<u64> {
     let text = netns.exec("nft", &["-j", "list", "chain", "netdev", "bench", device])?;
     let listed: Value = serde_json::from_str(&text)?;
     let items = listed["nftables"].as_array().into_iter().flatten();

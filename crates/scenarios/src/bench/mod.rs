@@ -14,6 +14,7 @@ mod control_plane;
 mod cpu;
 mod flood;
 mod forwarding;
+mod isolation;
 mod peers;
 mod plan;
 mod prog_addresses;
@@ -33,7 +34,7 @@ use egress_toolchain::{BuildArgs, Built, Paths, Progress, ensure_built, ensure_b
 use plan::{Peer, Work};
 use samples::Results;
 
-pub use report::{chart_of, programs_table_of, table_of};
+pub use report::{chart_of, load_table_of, programs_table_of, table_of};
 
 #[derive(Args)]
 pub struct BenchArgs {
@@ -43,16 +44,16 @@ pub struct BenchArgs {
     /// With --control-plane: the agent as the image has it, linked with musl
     #[arg(long, requires = "control_plane")]
     of_image: bool,
-    /// Short cells and two rounds: to see that it works, not to compare
+    /// Every work once, as shortly as it goes: to see that it works, not to compare
     #[arg(long)]
     quick: bool,
-    /// Measure only this; may be given several times
+    /// Measure only this; may be given several times. Without it: all but those that say so
     #[arg(long, value_enum)]
     only: Vec<Work>,
-    /// How often each cell is measured
+    /// How often each cell is measured [default: 5]
     #[arg(long)]
     rounds: Option<usize>,
-    /// Seconds per cell
+    /// Seconds per cell [default: 0.5]; with --only isolation those of each of its parts
     #[arg(long)]
     seconds: Option<f64>,
     /// What the namespaces' names begin with
@@ -69,14 +70,27 @@ struct Effort {
     works: Vec<Work>,
     rounds: usize,
     cell: Duration,
+    /// `--seconds`, or what is enough to see that it works; works under load have times of their own otherwise.
+    under_load: Option<Duration>,
 }
 
 impl BenchArgs {
     fn effort(&self) -> Effort {
-        let works = Work::ALL.into_iter().filter(|work| self.only.is_empty() || self.only.contains(work)).collect();
-        let rounds = self.rounds.unwrap_or(if self.quick { 2 } else { 5 }).max(1);
-        let seconds = self.seconds.unwrap_or(if self.quick { 0.2 } else { 2.0 });
-        Effort { quick: self.quick, works, rounds, cell: Duration::from_secs_f64(seconds.clamp(0.01, 60.0)) }
+        let is_wanted = |work: &Work| match self.only.as_slice() {
+            [] => self.quick || work.is_default(),
+            only => only.contains(work),
+        };
+        let works = Work::ALL.into_iter().filter(is_wanted).collect();
+        let rounds = self.rounds.unwrap_or(if self.quick { 1 } else { 5 }).max(1);
+        let cell = self.seconds.unwrap_or(if self.quick { 0.1 } else { 0.5 }).clamp(0.01, 60.0);
+        let under_load = self.seconds.or(self.quick.then_some(2.0)).map(|seconds| seconds.clamp(1.0, 3_600.0));
+        Effort {
+            quick: self.quick,
+            works,
+            rounds,
+            cell: Duration::from_secs_f64(cell),
+            under_load: under_load.map(Duration::from_secs_f64),
+        }
     }
 }
 
@@ -118,7 +132,7 @@ pub fn tests() -> Vec<LabTest> {
 }
 
 fn try_programs(_context: &LabContext) -> Result<()> {
-    let effort = Effort { quick: true, works: vec![Work::Programs], rounds: 1, cell: Duration::ZERO };
+    let effort = Effort { quick: true, works: vec![Work::Programs], rounds: 1, cell: Duration::ZERO, under_load: None };
     let mut results = Results::default();
     programs::measure(&Paths::find()?, cpu::reserve()?.first, &effort, &|line| println!("{line}"), &mut results)?;
     for path in ["path out, hot", "path out, IPv6, hot"] {
@@ -144,6 +158,10 @@ fn measure(
     }
     if effort.works.contains(&Work::Programs) {
         programs::measure(paths, cores.first, effort, say, results)?;
+    }
+    if effort.works.contains(&Work::Isolation) {
+        let time = effort.under_load.unwrap_or(isolation::USUAL);
+        isolation::measure(built, prefix, cores, time, say, results)?;
     }
     Ok(())
 }

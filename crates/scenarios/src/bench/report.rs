@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 
 use super::chart;
-use super::plan::Peer;
+use super::plan::{Peer, Work};
 use super::samples::{Cell, Results};
 use crate::prelude::*;
 use egress_lab::columns::aligned;
@@ -20,6 +20,9 @@ pub(super) struct Figure {
     pub(super) unit: String,
     pub(super) ratio_to_plain: Option<f64>,
     pub(super) ratio_to_netfilter: Option<f64>,
+    /// The difference to the work that it is compared with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) over_baseline: Option<f64>,
     /// The part of packets that the flow caches of the path served.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) hit_rate: Option<f64>,
@@ -37,6 +40,7 @@ impl Figure {
             unit: cell.unit.to_owned(),
             ratio_to_plain: results.ratio(cell, Peer::Plain),
             ratio_to_netfilter: results.ratio(cell, Peer::Netfilter),
+            over_baseline: results.over_baseline(cell),
             hit_rate: cell.hit_rate(),
             spread: cell.spread(),
         }
@@ -114,29 +118,67 @@ pub fn table_of(json: &str) -> Result<String> {
     Ok(table)
 }
 
+/// Works under load: of ours alone, so that they are compared with no peer but with one another.
+fn is_load(work: &str) -> bool {
+    work.starts_with(Work::Isolation.name())
+}
+
+/// The table of works under load, for a document.
+pub fn load_table_of(json: &str) -> Result<String> {
+    let mut table =
+        "| work | path | median | unit | over the baseline | spread |\n|---|---|---|---|---|---|\n".to_owned();
+    let figures: Vec<Figure> = serde_json::from_str(json)?;
+    for figure in figures.iter().filter(|figure| is_load(&figure.work)) {
+        let Figure { work, path, median, unit, over_baseline, spread, .. } = figure;
+        let over = over_baseline.map_or("-".to_owned(), |over| number_of(over, unit));
+        table += &format!(
+            "| {work} | {path} | {} | {unit} | {over} | {:.0} % |\n",
+            number_of(*median, unit),
+            spread * 100.0
+        );
+    }
+    Ok(table)
+}
+
 /// Spread: from the least to the greatest sample, as a part of the median.
 pub(super) fn table(results: &Results) -> String {
     let heads = ["work", "path", "peer", "median", "unit", "/plain", "/netfilter", "hits", "spread"];
     let mut rows = vec![heads.map(str::to_owned)];
+    let heads = ["work under load", "path", "median", "unit", "over baseline", "spread"];
+    let mut load = vec![heads.map(str::to_owned)];
     for cell in &results.cells {
+        let (work, path, median) = (cell.work.clone(), cell.path.to_owned(), number_of(cell.median(), cell.unit));
+        let (unit, spread) = (cell.unit.to_owned(), format!("{:.0} %", cell.spread() * 100.0));
+        if is_load(&cell.work) {
+            let over = results.over_baseline(cell).map_or("-".to_owned(), |over| number_of(over, cell.unit));
+            load.push([work, path, median, unit, over, spread]);
+            continue;
+        }
         let ratio = |to| results.ratio(cell, to).map_or("-".to_owned(), |ratio| format!("{ratio:.2}"));
-        rows.push([
-            cell.work.clone(),
-            cell.path.to_owned(),
-            cell.peer.to_owned(),
-            number(cell.median()),
-            cell.unit.to_owned(),
-            ratio(Peer::Plain),
-            ratio(Peer::Netfilter),
-            percent(cell.hit_rate()),
-            format!("{:.0} %", cell.spread() * 100.0),
-        ]);
+        let (plain, netfilter) = (ratio(Peer::Plain), ratio(Peer::Netfilter));
+        let peer = cell.peer.to_owned();
+        rows.push([work, path, peer, median, unit, plain, netfilter, percent(cell.hit_rate()), spread]);
     }
-    aligned(&rows, "  ", |column| matches!(column, 3 | 5 | 6 | 7 | 8))
+    let mut text = String::new();
+    if rows.len() > 1 {
+        text += &aligned(&rows, "  ", |column| matches!(column, 3 | 5..));
+    }
+    if load.len() > 1 {
+        text += &aligned(&load, "  ", |column| matches!(column, 2 | 4..));
+    }
+    text
 }
 
 fn percent(part: Option<f64>) -> String {
     part.map_or("-".to_owned(), |part| format!("{:.0} %", part * 100.0))
+}
+
+/// As [`number`], but for what is counted one by one.
+fn number_of(value: f64, unit: &str) -> String {
+    match unit {
+        "connections" | "flows" | "packets" => format!("{value:.0}"),
+        _ => number(value),
+    }
 }
 
 /// Three digits that count, or all of a large number.

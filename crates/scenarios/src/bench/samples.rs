@@ -3,12 +3,16 @@
 //! A ratio is formed within each round, between two cells that were measured seconds apart, and the median of those is
 //! shown: what slowed the whole machine down for a while slowed both.
 
+use std::collections::BTreeMap;
+
 use super::plan::Peer;
 
 /// All that was measured.
 #[derive(Debug, Default)]
 pub(super) struct Results {
     pub(super) cells: Vec<Cell>,
+    /// From the name of a work to that of the one that it is compared with.
+    compared: BTreeMap<String, String>,
 }
 
 /// One work on one path by one peer.
@@ -48,6 +52,16 @@ impl Results {
         found.into_iter().for_each(|cell| cell.hit_rates.push(hit_rate));
     }
 
+    /// The one work is shown with its difference to the other.
+    pub(super) fn compare(&mut self, work: &str, with: &str) {
+        self.compared.insert(work.to_owned(), with.to_owned());
+    }
+
+    pub(super) fn over_baseline(&self, cell: &Cell) -> Option<f64> {
+        let baseline = self.cell(self.compared.get(&cell.work)?, cell.path, cell.peer)?;
+        Some(cell.median() - baseline.median())
+    }
+
     pub(super) fn cell(&self, work: &str, path: &str, peer: &str) -> Option<&Cell> {
         self.cells.iter().find(|cell| cell.work == work && cell.path == path && cell.peer == peer)
     }
@@ -79,6 +93,21 @@ impl Cell {
     }
 }
 
+/// The smallest sample that so many percent of all do not exceed; zero for nothing.
+pub(super) fn percentile(samples: &[f64], percent: f64) -> f64 {
+    let mut sorted = samples.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    #[expect(clippy::cast_precision_loss, reason = "numbers of samples are far below 2^52")]
+    let rank = (sorted.len() as f64 * percent / 100.0).ceil();
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a rank is at most the number of samples"
+    )]
+    let at = (rank as usize).clamp(1, sorted.len().max(1)) - 1;
+    sorted.get(at).copied().unwrap_or(0.0)
+}
+
 /// Zero for nothing.
 pub(super) fn median(samples: &[f64]) -> f64 {
     let mut sorted = samples.to_vec();
@@ -100,6 +129,27 @@ mod tests {
         assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
         assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), 2.5);
         assert_eq!(median(&[]), 0.0);
+    }
+
+    #[test]
+    fn a_percentile_is_a_sample() {
+        let samples: Vec<f64> = (1..=1_000).rev().map(f64::from).collect();
+        assert_eq!(
+            [50.0, 99.0, 99.9, 100.0].map(|percent| percentile(&samples, percent)),
+            [500.0, 990.0, 999.0, 1000.0]
+        );
+        assert_eq!((percentile(&[3.0], 50.0), percentile(&[], 50.0)), (3.0, 0.0));
+    }
+
+    #[test]
+    fn a_work_is_compared_with_another_on_the_same_path() {
+        let mut results = Results::default();
+        for (work, path, value) in [("alone", "local", 1.0), ("alone", "remote", 2.0), ("beside", "remote", 5.0)] {
+            results.add(work, path, "ours", "ms", value);
+        }
+        results.compare("beside", "alone");
+        let [alone, _, beside] = [0, 1, 2].map(|at| results.over_baseline(&results.cells[at]));
+        assert_eq!((alone, beside), (None, Some(3.0)));
     }
 
     #[test]
