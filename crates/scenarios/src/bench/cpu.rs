@@ -13,6 +13,8 @@ pub(super) struct Cores {
     pub(super) first: usize,
     /// With two CPUs, agents run there too. `None` on a machine with one.
     pub(super) second: Option<usize>,
+    /// One of those that agents run on.
+    pub(super) agents: usize,
 }
 
 /// Chooses the cores of the traffic and keeps this thread, and all that it starts from now on, off the first one, and off
@@ -27,7 +29,7 @@ pub(super) fn reserve() -> Result<Cores> {
         rest.iter().try_for_each(|cpu| set.set(*cpu))?;
         sched_setaffinity(SELF, &set).context("leave the traffic's CPUs")?;
     }
-    Ok(Cores { first, second: ours.get(1).copied() })
+    Ok(Cores { first, second: ours.get(1).copied(), agents: rest.first().copied().unwrap_or(first) })
 }
 
 /// Puts this thread on the core.

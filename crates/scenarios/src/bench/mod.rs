@@ -15,6 +15,7 @@ mod cpu;
 mod flood;
 mod forwarding;
 mod isolation;
+mod nat_entries;
 mod peers;
 mod plan;
 mod prog_addresses;
@@ -23,6 +24,7 @@ mod programs;
 mod report;
 mod requests;
 mod samples;
+mod stalls;
 
 use clap::Args;
 
@@ -53,7 +55,7 @@ pub struct BenchArgs {
     /// How often each cell is measured [default: 5]
     #[arg(long)]
     rounds: Option<usize>,
-    /// Seconds per cell [default: 0.5]; with --only isolation those of each of its parts
+    /// Seconds per cell [default: 0.5]; with --only isolation and --only stalls those of each part
     #[arg(long)]
     seconds: Option<f64>,
     /// What the namespaces' names begin with
@@ -162,6 +164,10 @@ fn measure(
     if effort.works.contains(&Work::Isolation) {
         let time = effort.under_load.unwrap_or(isolation::USUAL);
         isolation::measure(built, prefix, cores, time, say, results)?;
+    }
+    // The last one, since it takes all of this process to the agent's CPU.
+    if effort.works.contains(&Work::Stalls) {
+        stalls::measure(built, prefix, cores, effort.quick, effort.under_load, say, results)?;
     }
     Ok(())
 }

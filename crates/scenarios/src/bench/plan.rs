@@ -111,10 +111,12 @@ pub(super) enum Work {
     Programs,
     /// Connections of a pod beside one that opens 5,000 UDP flows a second (five minutes, not in a default run)
     Isolation,
+    /// The longest wait of a ping beside full maps and a SYN flood (ten minutes, not in a default run)
+    Stalls,
 }
 
 impl Work {
-    pub(super) const ALL: [Self; 12] = [
+    pub(super) const ALL: [Self; 13] = [
         Self::TcpRr,
         Self::TcpCrr,
         Self::UdpRr,
@@ -127,6 +129,7 @@ impl Work {
         Self::Churn,
         Self::Programs,
         Self::Isolation,
+        Self::Stalls,
     ];
 
     pub(super) const fn name(self) -> &'static str {
@@ -143,6 +146,7 @@ impl Work {
             Self::Churn => "forwarding of many flows, with closes",
             Self::Programs => "programs",
             Self::Isolation => "isolation",
+            Self::Stalls => "stalls",
         }
     }
 
@@ -152,13 +156,13 @@ impl Work {
             Self::TcpUp | Self::TcpDown => "Mbit/s",
             Self::Forwarding | Self::Forwarding6 | Self::Cores | Self::Churn => "packets/s",
             Self::Programs => "ns",
-            Self::Isolation => "ms",
+            Self::Isolation | Self::Stalls => "ms",
         }
     }
 
     /// Whether it is measured where nothing is asked for: what takes minutes has to be.
     pub(super) const fn is_default(self) -> bool {
-        !matches!(self, Self::Isolation)
+        !matches!(self, Self::Isolation | Self::Stalls)
     }
 
     pub(super) const fn family(self) -> Family {
@@ -181,7 +185,7 @@ impl Work {
             | Self::Forwarding6
             | Self::Cores
             | Self::Churn => true,
-            Self::Programs | Self::Isolation => false,
+            Self::Programs | Self::Isolation | Self::Stalls => false,
         }
     }
 }

@@ -120,7 +120,7 @@ pub fn table_of(json: &str) -> Result<String> {
 
 /// Works under load: of ours alone, so that they are compared with no peer but with one another.
 fn is_load(work: &str) -> bool {
-    work.starts_with(Work::Isolation.name())
+    [Work::Isolation, Work::Stalls].iter().any(|load| work.starts_with(load.name()))
 }
 
 /// The table of works under load, for a document.

@@ -96,7 +96,13 @@ pub(super) fn measure(work: Work, pod: &Netns, core: usize, time: Duration) -> R
             Work::UdpRr => datagrams(server, time),
             Work::TcpUp => upload(server, time),
             Work::TcpDown => download(server, time),
-            Work::Forwarding | Work::Forwarding6 | Work::Cores | Work::Churn | Work::Programs | Work::Isolation => {
+            Work::Forwarding
+            | Work::Forwarding6
+            | Work::Cores
+            | Work::Churn
+            | Work::Programs
+            | Work::Isolation
+            | Work::Stalls => {
                 anyhow::bail!("this work needs no sockets")
             }
         }

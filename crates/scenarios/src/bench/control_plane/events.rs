@@ -5,10 +5,9 @@
 
 use crate::prelude::*;
 use axum::http::Method;
-use aya::Pod;
-use aya::maps::{HashMap, Map, MapData};
 use egress_common::abi::{Addr, PodEntry};
 
+use super::super::nat_entries::open;
 use super::large_cluster::{self, Scale};
 use super::{ControlPlaneEffort, ScaleCluster};
 
@@ -67,13 +66,4 @@ fn send(cluster: &ScaleCluster, scale: &Scale, number: usize) -> Result<PendingE
     let at = Instant::now();
     cluster.server()?.request(&Method::PATCH, &path, "application/merge-patch+json", &patch)?;
     Ok(PendingEvent { pod, is_selected, at })
-}
-
-/// The agent's own map, by its pin.
-pub(super) fn open<K: Pod, V: Pod>(node: &LabNode, name: &str) -> Result<HashMap<MapData, K, V>> {
-    let mut folders = std::fs::read_dir(&node.bpffs)?.collect::<std::io::Result<Vec<_>>>()?;
-    let layout: PathBuf = folders.pop().context("nothing is pinned")?.path();
-    let data =
-        MapData::from_pin(layout.join("maps").join(name)).with_context(|| format!("open the pinned map {name}"))?;
-    Ok(HashMap::try_from(Map::HashMap(data))?)
 }
