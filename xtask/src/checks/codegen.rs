@@ -65,8 +65,28 @@ fn files() -> Vec<Generated> {
         },
         Generated {
             path: "docs/performance.md",
+            place: TextPlace::Between("machine"),
+            text: |_| bench::machine_of(RESULTS),
+        },
+        Generated {
+            path: "docs/performance.md",
+            place: TextPlace::Between("cores"),
+            text: |_| bench::cores_table_of(RESULTS),
+        },
+        Generated {
+            path: "docs/performance.md",
+            place: TextPlace::Between("churn"),
+            text: |_| bench::churn_table_of(RESULTS),
+        },
+        Generated {
+            path: "docs/performance.md",
             place: TextPlace::Between("programs"),
             text: |_| bench::programs_table_of(RESULTS),
+        },
+        Generated {
+            path: "docs/performance.md",
+            place: TextPlace::Between("load"),
+            text: |_| bench::load_table_of(RESULTS),
         },
         Generated {
             path: "docs/troubleshooting.md",

@@ -73,12 +73,12 @@ impl BenchCluster {
                         Way::Back => self.backward(peer, path, &flows)?,
                     };
                     let mut rate = |what: &str, on: &[usize]| {
-                        let work = format!("forwarding, {case}, {what}");
+                        let work = format!("{}, {case}: {what}", Work::Cores.name());
                         self.sample(&flood, peer, path, &work, on, time, results)
                     };
                     let one = rate("one core", &[cores.first])?;
                     let two = rate("two cores", &[cores.first, second])?;
-                    let work = format!("forwarding, {case}, two cores to one");
+                    let work = format!("{}, {case}: two cores to one", Work::Cores.name());
                     results.add(&work, path.name(), peer.name(), "times", two / one);
                 }
             }
@@ -95,7 +95,7 @@ impl BenchCluster {
                 for peer in order {
                     let flood = self.outward(peer, path, &flows(&self.many_pods(peer, path)?, count))?;
                     flood.open(cores.first)?;
-                    let work = format!("forwarding, {} k flows", count / 1_000);
+                    let work = format!("{}, {} k flows", Work::Churn.name(), count / 1_000);
                     self.sample(&flood, peer, path, &work, &[cores.first], time, results)?;
                     let pod = &self.pod(peer, path, Family::V4)?.netns;
                     let closes = Closes::start(pod, peers::SERVER.v4.into(), cores.second.unwrap_or(cores.first))?;

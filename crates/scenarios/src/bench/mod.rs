@@ -15,6 +15,7 @@ mod cpu;
 mod flood;
 mod forwarding;
 mod isolation;
+mod machine;
 mod nat_entries;
 mod peers;
 mod plan;
@@ -33,15 +34,16 @@ use bench_cluster::BenchCluster;
 use cpu::Cores;
 use egress_toolchain::packages::{self, Purpose};
 use egress_toolchain::{BuildArgs, Built, Paths, Progress, ensure_built, ensure_built_static};
+use machine::MeasuredOn;
 use plan::{Peer, Work};
 use samples::Results;
 
-pub use report::{chart_of, load_table_of, programs_table_of, table_of};
+pub use report::{chart_of, churn_table_of, cores_table_of, load_table_of, machine_of, programs_table_of, table_of};
 
 #[derive(Args)]
 pub struct BenchArgs {
     /// Measure one agent and the leader in a large cluster instead, with an optimised agent
-    #[arg(long, conflicts_with_all = ["only", "rounds", "seconds"])]
+    #[arg(long, conflicts_with_all = ["only", "all", "rounds", "seconds"])]
     control_plane: bool,
     /// With --control-plane: the agent as the image has it, linked with musl
     #[arg(long, requires = "control_plane")]
@@ -52,6 +54,9 @@ pub struct BenchArgs {
     /// Measure only this; may be given several times. Without it: all but those that say so
     #[arg(long, value_enum)]
     only: Vec<Work>,
+    /// Measure also what takes minutes and is left out otherwise
+    #[arg(long, conflicts_with = "only")]
+    all: bool,
     /// How often each cell is measured [default: 5]
     #[arg(long)]
     rounds: Option<usize>,
@@ -79,7 +84,7 @@ struct Effort {
 impl BenchArgs {
     fn effort(&self) -> Effort {
         let is_wanted = |work: &Work| match self.only.as_slice() {
-            [] => self.quick || work.is_default(),
+            [] => self.quick || self.all || work.is_default(),
             only => only.contains(work),
         };
         let works = Work::ALL.into_iter().filter(is_wanted).collect();
@@ -119,10 +124,12 @@ pub fn run(args: &BenchArgs) -> Result<()> {
         return Ok(());
     }
     let built = ensure_built(&args.build, &progress)?;
+    let measured_on = MeasuredOn::this(&paths)?;
+    progress.step(&measured_on.sentence());
     let mut results = Results::default();
     let measured = measure(&built, &paths, &args.prefix, &args.effort(), &say, &mut results);
     // What was measured before something went wrong is worth having.
-    report::write(&results, &folder).with_context(|| format!("write to {}", folder.display()))?;
+    report::write(&results, &measured_on, &folder).with_context(|| format!("write to {}", folder.display()))?;
     print!("{}", report::table(&results));
     progress.step(&format!("{0}/results.json, {0}/results.svg", folder.display()));
     measured

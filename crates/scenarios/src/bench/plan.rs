@@ -132,6 +132,7 @@ impl Work {
         Self::Stalls,
     ];
 
+    /// What the names of its rows begin with.
     pub(super) const fn name(self) -> &'static str {
         match self {
             Self::TcpRr => "TCP request/response",
@@ -142,8 +143,8 @@ impl Work {
             Self::Forwarding => "forwarding, 64-byte UDP",
             Self::TcpRr6 => "TCP request/response, IPv6",
             Self::Forwarding6 => "forwarding, 64-byte UDP, IPv6",
-            Self::Cores => "forwarding on one core and on two",
-            Self::Churn => "forwarding of many flows, with closes",
+            Self::Cores => "cores",
+            Self::Churn => "churn",
             Self::Programs => "programs",
             Self::Isolation => "isolation",
             Self::Stalls => "stalls",
