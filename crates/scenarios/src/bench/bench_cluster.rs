@@ -1,6 +1,7 @@
 //! The lab of a benchmark: for each peer a node with two pods of each family and a gateway beside it, all on one switch with
 //! one server outside. Ours are served by real agents that follow the lab's API server; objects put one pod on each path.
 
+use super::Effort;
 use super::cache_use::{CacheUse, CacheUseMap};
 use super::cpu::Cores;
 use super::plan::{PacketPath, Peer, Work, of_family};
@@ -228,10 +229,11 @@ impl BenchCluster {
     }
 
     /// One work on all paths by all peers; who begins changes with the round.
-    pub(super) fn round(&self, work: Work, round: usize, time: Duration, results: &mut Results) -> Result<()> {
+    pub(super) fn round(&self, work: Work, round: usize, effort: &Effort, results: &mut Results) -> Result<()> {
+        let time = effort.cell;
         match work {
             Work::Cores => return self.cores(self.cores, round, time, results),
-            Work::Churn => return self.churn(self.cores, round, time, results),
+            Work::Churn => return self.churn(self.cores, round, time, effort.quick, results),
             _ => {}
         }
         for path in PacketPath::ALL {

@@ -87,9 +87,17 @@ impl BenchCluster {
     }
 
     /// Rates of many flows, without closes and with closes on the other core.
-    pub(super) fn churn(&self, cores: Cores, round: usize, time: Duration, results: &mut Results) -> Result<()> {
+    pub(super) fn churn(
+        &self,
+        cores: Cores,
+        round: usize,
+        time: Duration,
+        quick: bool,
+        results: &mut Results,
+    ) -> Result<()> {
+        let counts = if quick { &CHURN[..1] } else { &CHURN };
         for path in PacketPath::ALL {
-            for count in CHURN {
+            for count in counts.iter().copied() {
                 let mut order = [Peer::Plain, Peer::Netfilter, Peer::Ours];
                 order.rotate_left(round % 3);
                 for peer in order {

@@ -193,7 +193,7 @@ fn traffic(
     for round in 0..effort.rounds {
         for work in works {
             say(&format!("round {} of {}: {}", round + 1, effort.rounds, work.name()));
-            cluster.round(*work, round, effort.cell, results)?;
+            cluster.round(*work, round, effort, results)?;
         }
     }
     cluster.tear_down()
