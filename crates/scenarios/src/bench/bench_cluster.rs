@@ -28,8 +28,7 @@ const NAT_ENTRIES: &str = "--nat-entries=524288";
 pub(super) struct BenchCluster {
     base: TestCluster,
     cores: Cores,
-    /// By the number of the node.
-    caches: BTreeMap<usize, CacheUseMap>,
+    caches: BTreeMap<NodeNumber, CacheUseMap>,
 }
 
 /// Where a path of ours ends, and the egress IP there.
@@ -75,7 +74,9 @@ impl BenchCluster {
         cluster.check()?;
         for peer in Peer::ALL.into_iter().filter(|peer| peer.is_ours()) {
             for number in [peer.source_node(), peer.gateway_node()] {
-                cluster.caches.insert(number, CacheUseMap::of(cluster.node(number)?)?);
+                let node = cluster.node(number)?;
+                let map = CacheUseMap::of(node)?;
+                cluster.caches.insert(node.number, map);
             }
         }
         requests::serve(cluster.base.lab.outside(), cores)?;
@@ -90,12 +91,20 @@ impl BenchCluster {
         self.base.lab.pod(&pod_name(peer, path, family))
     }
 
-    /// Of the nodes on a path of ours.
+    /// The nodes on a path of ours; none for other peers.
+    pub(super) fn own_nodes(&self, peer: Peer, path: PacketPath) -> Result<Vec<&LabNode>> {
+        let numbers = match path {
+            PacketPath::Local => &[peer.source_node()][..],
+            PacketPath::Remote => &[peer.source_node(), peer.gateway_node()],
+        };
+        numbers.iter().filter(|_| peer.is_ours()).map(|number| self.node(*number)).collect()
+    }
+
+    /// Of these nodes.
     pub(super) fn cache_use(&self, peer: Peer, path: PacketPath) -> Result<CacheUse> {
-        let gateway = (path == PacketPath::Remote).then_some(peer.gateway_node());
-        let nodes = std::iter::once(peer.source_node()).chain(gateway);
         let mut sum = CacheUse::default();
-        for map in nodes.filter_map(|number| self.caches.get(&number)) {
+        for node in self.own_nodes(peer, path)? {
+            let map = self.caches.get(&node.number).context("a node without an agent")?;
             sum += map.read()?;
         }
         Ok(sum)

@@ -5,6 +5,7 @@ use std::net::Ipv6Addr;
 use super::bench_cluster::{BenchCluster, FAR_END, link_address_of};
 use super::closes::{self, Closes};
 use super::cpu::Cores;
+use super::drops;
 use super::flood::{self, Ends, Flood};
 use super::peers::{self, DISCARD, NOBODY};
 use super::plan::{PacketPath, Peer, Work, of_family};
@@ -137,7 +138,14 @@ impl BenchCluster {
         results: &mut Results,
     ) -> Result<f64> {
         let before = self.cache_use(peer, path)?;
-        let rate = flood.rate(cores, time)?;
+        let drops = drops::dropped(self.own_nodes(peer, path)?)?;
+        let rate = match flood.rate(cores, time) {
+            Ok(rate) => rate,
+            Err(error) => {
+                let drops = drops::since(&drops, &drops::dropped(self.own_nodes(peer, path)?)?);
+                return Err(error.context(format!("{work}, {}, {}: dropped {drops:?}", path.name(), peer.name())));
+            }
+        };
         results.add(work, path.name(), peer.name(), "packets/s", rate);
         if let Some(hit_rate) = (self.cache_use(peer, path)? - before).hit_rate() {
             results.add_hit_rate(work, path.name(), peer.name(), hit_rate);

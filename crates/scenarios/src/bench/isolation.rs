@@ -10,8 +10,6 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use aya::maps::{Map, MapData, PerCpuArray};
-use egress_common::abi::{Class as VerdictClass, Count, Verdict};
 use egress_lab::kube_api::ApiChoice;
 use egress_lab::topology::POD_INTERFACE;
 use egress_lab::topology::netns::link_address;
@@ -21,6 +19,7 @@ use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, bind, send, 
 
 use super::bench_cluster::{bare, link_address_of};
 use super::cpu::{Cores, pin};
+use super::drops;
 use super::flood::counted;
 use super::plan::{PacketPath, Work};
 use super::requests::{self, CHURN_PORT};
@@ -101,7 +100,8 @@ fn measure_path(
     add(results, path, "alone", None, &connect_for(neighbour, core, time.min(ALONE))?);
 
     say(&format!("{}, {}: beside the resolver", Work::Isolation.name(), path.name()));
-    let before = dropped(cluster)?;
+    // Nothing but the two pods sends anything.
+    let before = drops::dropped(cluster.lab.nodes())?;
     let queries = Queries::start(cluster, resolver, cores.first)?;
     let connected = connect_for(neighbour, core, time)?;
     let sent = queries.finish()?;
@@ -113,11 +113,8 @@ fn measure_path(
     };
     row("flows opened", "flows", sent);
     row("answered", "flows", answered);
-    for (reason, after) in dropped(cluster)? {
-        let moved = after - before.get(reason).copied().unwrap_or(0);
-        if moved > 0 {
-            row(&format!("dropped, {reason}"), "packets", moved);
-        }
+    for (reason, packets) in drops::since(&before, &drops::dropped(cluster.lab.nodes())?) {
+        row(&format!("dropped, {reason}"), "packets", packets);
     }
     Ok(())
 }
@@ -270,20 +267,6 @@ fn answer_queries(lab: &Lab, core: usize) -> Result<()> {
         });
     }
     Ok(())
-}
-
-/// Packets dropped on both nodes so far, by the label of the reason. Nothing but the two pods sends any.
-fn dropped(cluster: &TestCluster) -> Result<BTreeMap<&'static str, u64>> {
-    let mut all = BTreeMap::new();
-    for node in cluster.lab.nodes() {
-        let data = MapData::from_pin(AgentPins::of(node).map("counters")?)?;
-        let counters: PerCpuArray<_, Count> = Map::PerCpuArray(data).try_into()?;
-        for verdict in Verdict::ALL.iter().filter(|verdict| verdict.class() == VerdictClass::Drop) {
-            let packets: u64 = counters.get(&verdict.index(), 0)?.iter().map(|count| count.packets).sum();
-            *all.entry(verdict.label()).or_default() += packets;
-        }
-    }
-    Ok(all)
 }
 
 #[cfg(test)]

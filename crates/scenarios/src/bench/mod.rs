@@ -12,6 +12,7 @@ mod chart;
 mod closes;
 mod control_plane;
 mod cpu;
+mod drops;
 mod flood;
 mod forwarding;
 mod isolation;
