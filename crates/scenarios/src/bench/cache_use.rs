@@ -3,14 +3,12 @@
 use std::ops::{AddAssign, Sub};
 
 use aya::maps::{Map, MapData, PerCpuArray};
+use egress_common::abi::FlowCacheUse;
 
 use crate::prelude::*;
 use egress_lab::pins::bpftool;
 
 pub(super) const MAP: &str = "flow_cache_use";
-
-/// The value for one CPU: hits, then misses.
-type Value64 = [u64; 2];
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct CacheUse {
@@ -44,7 +42,7 @@ impl Sub for CacheUse {
 }
 
 /// The open map; `None` for programs without it.
-pub(super) struct CacheUseMap(Option<PerCpuArray<MapData, Value64>>);
+pub(super) struct CacheUseMap(Option<PerCpuArray<MapData, FlowCacheUse>>);
 
 impl CacheUseMap {
     pub(super) fn new(map: Option<Map>) -> Result<Self> {
@@ -70,8 +68,8 @@ impl CacheUseMap {
     pub(super) fn read(&self) -> Result<CacheUse> {
         let mut sum = CacheUse::default();
         if let Self(Some(map)) = self {
-            for [hits, misses] in map.get(&0, 0)?.iter().copied() {
-                sum += CacheUse { hits, misses };
+            for of_cpu in map.get(&0, 0)?.iter() {
+                sum += CacheUse { hits: of_cpu.hits, misses: of_cpu.misses };
             }
         }
         Ok(sum)

@@ -6,11 +6,11 @@ use egress_common::abi::{Class as VerdictClass, Count, Verdict};
 use crate::prelude::*;
 
 /// By the label of the reason; those without any are absent.
-pub(super) type Drops = BTreeMap<&'static str, u64>;
+pub(super) type DropCounts = BTreeMap<&'static str, u64>;
 
 /// On these nodes so far.
-pub(super) fn dropped<'a>(nodes: impl IntoIterator<Item = &'a LabNode>) -> Result<Drops> {
-    let mut all = Drops::new();
+pub(super) fn dropped<'a>(nodes: impl IntoIterator<Item = &'a LabNode>) -> Result<DropCounts> {
+    let mut all = DropCounts::new();
     for node in nodes {
         let data = MapData::from_pin(AgentPins::of(node).map("counters")?)?;
         let counters: PerCpuArray<_, Count> = Map::PerCpuArray(data).try_into()?;
@@ -24,7 +24,7 @@ pub(super) fn dropped<'a>(nodes: impl IntoIterator<Item = &'a LabNode>) -> Resul
 }
 
 /// Since `before`.
-pub(super) fn since(before: &Drops, now: &Drops) -> Drops {
+pub(super) fn since(before: &DropCounts, now: &DropCounts) -> DropCounts {
     let moved = now.iter().map(|(reason, packets)| (*reason, packets - before.get(reason).copied().unwrap_or(0)));
     moved.filter(|(_, packets)| *packets > 0).collect()
 }
@@ -35,8 +35,8 @@ mod tests {
 
     #[test]
     fn only_what_has_moved_is_shown() {
-        let before = Drops::from([("no_route", 3), ("map_full", 2)]);
-        let now = Drops::from([("no_route", 3), ("map_full", 7), ("quota_exceeded", 1)]);
-        assert_eq!(since(&before, &now), Drops::from([("map_full", 5), ("quota_exceeded", 1)]));
+        let before = DropCounts::from([("no_route", 3), ("map_full", 2)]);
+        let now = DropCounts::from([("no_route", 3), ("map_full", 7), ("quota_exceeded", 1)]);
+        assert_eq!(since(&before, &now), DropCounts::from([("map_full", 5), ("quota_exceeded", 1)]));
     }
 }

@@ -8,7 +8,7 @@ pub(super) const NODE: Ipv4Addr = Ipv4Addr::new(172, 18, 0, 2);
 pub(super) const OTHER_NODE: Ipv4Addr = Ipv4Addr::new(172, 18, 0, 3);
 
 /// An egress ID and its address.
-pub(super) type EgressIp = (u32, IpAddr);
+pub(super) type NumberedEgressIp = (u32, IpAddr);
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ProgAddresses {
@@ -23,9 +23,9 @@ pub(super) struct ProgAddresses {
     pub(super) foreign_pods: IpAddr,
     pub(super) world: IpAddr,
     /// Objects: served here for pods here, served by the other node, served here for the other node's pods.
-    pub(super) local: EgressIp,
-    pub(super) away: EgressIp,
-    pub(super) foreign: EgressIp,
+    pub(super) local: NumberedEgressIp,
+    pub(super) away: NumberedEgressIp,
+    pub(super) foreign: NumberedEgressIp,
     /// Prefix lengths: of this node's pods, of the other node's, of an address.
     lengths: (u8, u8, u8),
     /// What an agent writes for any cluster.

@@ -63,7 +63,7 @@ impl RecordedResults {
 
 /// Where a row of the results is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Table {
+enum ResultsTable {
     /// Beside the other peers.
     Peers,
     Cores,
@@ -73,7 +73,7 @@ enum Table {
     Load,
 }
 
-impl Table {
+impl ResultsTable {
     fn of(work: &str, unit: &str) -> Self {
         let begins = |wanted: Work| work.starts_with(wanted.name());
         match () {
@@ -87,16 +87,19 @@ impl Table {
 }
 
 impl Figure {
-    fn is_in(&self, table: Table) -> bool {
-        Table::of(&self.work, &self.unit) == table
+    fn is_in(&self, table: ResultsTable) -> bool {
+        ResultsTable::of(&self.work, &self.unit) == table
     }
 }
 
 pub(super) fn write(results: &Results, measured_on: &MeasuredOn, folder: &Path) -> Result<()> {
     fs::create_dir_all(folder)?;
     let figures: Vec<Figure> = results.cells.iter().map(|cell| Figure::of(results, cell)).collect();
-    let shown: Vec<Figure> =
-        figures.iter().filter(|one| one.is_in(Table::Peers) || one.is_in(Table::Programs)).cloned().collect();
+    let shown: Vec<Figure> = figures
+        .iter()
+        .filter(|one| one.is_in(ResultsTable::Peers) || one.is_in(ResultsTable::Programs))
+        .cloned()
+        .collect();
     fs::write(folder.join("results.svg"), chart::svg(&shown))?;
     let recorded = RecordedResults { measured_on: measured_on.clone(), figures };
     fs::write(folder.join("results.json"), serde_json::to_string_pretty(&recorded)? + "\n")?;
@@ -111,7 +114,7 @@ pub fn machine_of(json: &str) -> Result<String> {
 /// The chart of recorded results, without single programs.
 pub fn chart_of(json: &str) -> Result<String> {
     let mut figures = RecordedResults::read(json)?.figures;
-    figures.retain(|figure| figure.is_in(Table::Peers));
+    figures.retain(|figure| figure.is_in(ResultsTable::Peers));
     Ok(chart::svg(&figures))
 }
 
@@ -165,7 +168,7 @@ pub fn programs_table_of(json: &str) -> Result<String> {
             cell: format!("{} ({:.0} %{hits})", number(*median), spread * 100.0),
         })
     };
-    let programs = figures.iter().filter(|figure| figure.is_in(Table::Programs));
+    let programs = figures.iter().filter(|figure| figure.is_in(ResultsTable::Programs));
     let mut items = programs.map(item).collect::<Result<Vec<_>>>()?;
     // Columns in this order, rows in theirs.
     let order: Vec<Vec<String>> = items.iter().map(|item| item.row.clone()).collect();
@@ -178,7 +181,7 @@ pub fn programs_table_of(json: &str) -> Result<String> {
 /// Rates on one core and on two: a row for each path, case and peer.
 pub fn cores_table_of(json: &str) -> Result<String> {
     let figures = RecordedResults::read(json)?.figures;
-    let items = figures.iter().filter(|figure| figure.is_in(Table::Cores)).filter_map(|figure| {
+    let items = figures.iter().filter(|figure| figure.is_in(ResultsTable::Cores)).filter_map(|figure| {
         let (case, column) = figure.work.strip_prefix(Work::Cores.name())?.trim_start_matches(", ").split_once(": ")?;
         Some(PivotCell {
             row: vec![case.to_owned(), figure.path.clone(), figure.peer.clone()],
@@ -192,7 +195,7 @@ pub fn cores_table_of(json: &str) -> Result<String> {
 /// Rates of many flows, with and without closes: a row for each path and peer.
 pub fn churn_table_of(json: &str) -> Result<String> {
     let figures = RecordedResults::read(json)?.figures;
-    let items = figures.iter().filter(|figure| figure.is_in(Table::Churn)).filter_map(|figure| {
+    let items = figures.iter().filter(|figure| figure.is_in(ResultsTable::Churn)).filter_map(|figure| {
         let column = figure.work.strip_prefix(Work::Churn.name())?.trim_start_matches(", ");
         let hits = figure.hit_rate.map(|part| format!(", {:.0} % hits", part * 100.0)).unwrap_or_default();
         let ratio = figure.ratio_to_plain.unwrap_or_default();
@@ -209,7 +212,7 @@ pub fn churn_table_of(json: &str) -> Result<String> {
 pub fn table_of(json: &str) -> Result<String> {
     let mut table = "| work | path | peer | median | unit | to plain | to netfilter | cache hits | spread |\n|---|---|---|---|---|---|---|---|---|\n".to_owned();
     let figures = RecordedResults::read(json)?.figures;
-    for figure in figures.iter().filter(|figure| figure.is_in(Table::Peers)) {
+    for figure in figures.iter().filter(|figure| figure.is_in(ResultsTable::Peers)) {
         let ratio = |ratio: Option<f64>| ratio.map_or("-".to_owned(), |ratio| format!("{ratio:.2}"));
         table += &format!(
             "| {} | {} | {} | {} | {} | {} | {} | {} | {:.0} % |\n",
@@ -231,7 +234,7 @@ pub fn table_of(json: &str) -> Result<String> {
 pub fn load_table_of(json: &str) -> Result<String> {
     let mut table = String::new();
     let figures = RecordedResults::read(json)?.figures;
-    for figure in figures.iter().filter(|figure| figure.is_in(Table::Load)) {
+    for figure in figures.iter().filter(|figure| figure.is_in(ResultsTable::Load)) {
         let Figure { work, path, median, unit, over_baseline, .. } = figure;
         let over = over_baseline.map_or("-".to_owned(), |over| number_of(over, unit));
         table += &format!("| {work} | {path} | {} | {unit} | {over} |\n", number_of(*median, unit));
@@ -251,7 +254,7 @@ pub(super) fn table(results: &Results) -> String {
     for cell in &results.cells {
         let (work, path, median) = (cell.work.clone(), cell.path.to_owned(), number_of(cell.median(), cell.unit));
         let (unit, spread) = (cell.unit.to_owned(), format!("{:.0} %", cell.spread() * 100.0));
-        if Table::of(&cell.work, cell.unit) == Table::Load {
+        if ResultsTable::of(&cell.work, cell.unit) == ResultsTable::Load {
             let over = results.over_baseline(cell).map_or("-".to_owned(), |over| number_of(over, cell.unit));
             load.push([work, path, median, unit, over, spread]);
             continue;

@@ -51,13 +51,13 @@ const TCP_SYN: u8 = 2;
 
 /// NAT entries, of two keys each: room in the map, those at rest, and those of a map under pressure, which begins at seven
 /// eighths.
-struct Entries {
+struct FillLevels {
     room: u32,
     at_rest: u32,
     pressed: u32,
 }
 
-impl Entries {
+impl FillLevels {
     const fn new(quick: bool) -> Self {
         match quick {
             true => Self { room: 20_000, at_rest: 16_000, pressed: 18_000 },
@@ -88,7 +88,7 @@ pub(super) fn measure(
 ) -> Result<()> {
     // The agent and all else run on one CPU: a sweep runs there, wherever its thread is.
     pin(cores.agents)?;
-    let entries = Entries::new(quick);
+    let entries = FillLevels::new(quick);
     let mut pingers = vec![("pinger-0".to_owned(), cores.agents, "the agent's CPU")];
     if cores.first != cores.agents {
         pingers.push(("pinger-1".to_owned(), cores.first, "another CPU"));
@@ -119,7 +119,7 @@ pub(super) fn measure(
 }
 
 /// One node with a service proxy; its pods are selected, and it has their egress IP.
-fn start(built: &Built, prefix: &str, pingers: &[(String, usize, &str)], entries: &Entries) -> Result<TestCluster> {
+fn start(built: &Built, prefix: &str, pingers: &[(String, usize, &str)], entries: &FillLevels) -> Result<TestCluster> {
     let proxied = |node| HostConfig { service_proxy: true, ..bare(node) };
     // The NodePort leads to the first pod.
     let mut builder = LabBuilder::default().readable_prefix(prefix).nodes(1).host_config(proxied);
@@ -322,7 +322,7 @@ mod tests {
 
     #[test]
     fn a_map_at_rest_is_not_under_pressure_and_one_under_pressure_is() {
-        for Entries { room, at_rest, pressed } in [Entries::new(true), Entries::new(false)] {
+        for FillLevels { room, at_rest, pressed } in [FillLevels::new(true), FillLevels::new(false)] {
             assert!(at_rest < room - room / 8 && pressed > room - room / 8 && pressed < room);
         }
     }
