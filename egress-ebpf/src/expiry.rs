@@ -31,7 +31,7 @@ static CANDIDATE_KEYS: Array<Tuple, { CANDIDATES as usize }> = Array::new();
 
 /// Copies of the two values of the checked NAT entry, in the workspace.
 #[repr(C)]
-pub struct Checked {
+pub struct ExpiryCheck {
     here: NatEntry,
     other: NatEntry,
     key: Tuple,
@@ -159,7 +159,7 @@ fn idle_nat(key: &Tuple, timeouts: &Timeouts) -> u32 {
 
 /// Copies the value of the checked entry's other key: whether it is complete, with `key` as its counterpart.
 #[inline(always)]
-fn has_counterpart(key: &Tuple, checked: &mut Checked) -> bool {
+fn has_counterpart(key: &Tuple, checked: &mut ExpiryCheck) -> bool {
     let Some(element) = NAT.get_ptr_mut(&checked.key) else { return false };
     let copy = maps::copied(element, &mut checked.other);
     copy.is_of(&checked.key) && copy.other == *key

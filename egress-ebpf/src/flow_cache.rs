@@ -207,11 +207,15 @@ fn is_plain(headers: &Headers) -> bool {
         }
 }
 
-/// The upper bits select the index.
+/// The upper bits select the index. Two multiplications, because addresses and ports that both count up would meet in
+/// the same places after one.
 #[inline(always)]
 fn mix(tuple: &Tuple) -> u32 {
+    const FACTOR: u32 = 0x9e37_79b1;
     let ports = u32::from(tuple.sport()) << 16 | u32::from(tuple.dport());
-    (tuple.saddr.words()[3] ^ tuple.daddr.words()[3].rotate_left(7) ^ ports).wrapping_mul(0x9e37_79b1)
+    let ([_, _, s2, s3], [_, _, d2, d3]) = (tuple.saddr.words(), tuple.daddr.words());
+    let addresses = s3 ^ d3.rotate_left(7) ^ s2.rotate_left(13) ^ d2.rotate_left(19);
+    (addresses.wrapping_mul(FACTOR).rotate_left(15) ^ ports).wrapping_mul(FACTOR)
 }
 
 /// The gateway is this node.

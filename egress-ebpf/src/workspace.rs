@@ -11,7 +11,7 @@ use egress_common::decide::from_overlay::Outer;
 use egress_common::decide::mtu;
 use egress_common::wire::{Frame, Headers, L4, Quote};
 
-use crate::expiry::Checked;
+use crate::expiry::ExpiryCheck;
 use crate::fib::Route;
 use crate::flow_cache::Pending;
 use crate::fragment::{self, Rest};
@@ -45,7 +45,7 @@ pub struct Workspace {
     /// Copies of found elements.
     pub found: Found,
     /// The NAT entry whose expiry is checked.
-    pub checked: Checked,
+    pub checked: ExpiryCheck,
     /// CLOCK_MONOTONIC (ns) of this run, read on demand; zero before.
     pub now_ns: u64,
     /// Before these times, no drop and no conflict is reported.
@@ -75,7 +75,7 @@ pub fn found() -> Option<&'static mut Found> {
 
 /// Buffers of `expiry`.
 #[inline(always)]
-pub fn checked() -> Option<&'static mut Checked> {
+pub fn checked() -> Option<&'static mut ExpiryCheck> {
     // SAFETY: as for `found`; one function at a time uses them.
     WORKSPACE.get_ptr_mut(0).map(|workspace| unsafe { &mut (*workspace).checked })
 }

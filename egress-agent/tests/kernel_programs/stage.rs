@@ -448,7 +448,7 @@ impl Stage {
 }
 
 /// State of a budget that is empty for a minute.
-fn empty(budget: limit::Budget) -> u64 {
+fn empty(budget: limit::AnswerBudget) -> u64 {
     now_ns() + 60_000_000_000 + budget.burst * budget.step_ns
 }
 

@@ -8,7 +8,7 @@
 //! The state of a budget is one number: the time at which it is full again. Zero is a full budget.
 
 #[derive(Clone, Copy, Debug)]
-pub struct Budget {
+pub struct AnswerBudget {
     /// Average interval between answers.
     pub step_ns: u64,
     /// Answers at once.
@@ -16,11 +16,11 @@ pub struct Budget {
 }
 
 /// Of each pod and kind: 1,000 answers per second.
-pub const POD: Budget = Budget { step_ns: 1_000_000, burst: 100 };
+pub const POD: AnswerBudget = AnswerBudget { step_ns: 1_000_000, burst: 100 };
 /// Of each CPU and kind.
-pub const TOTAL: Budget = Budget { step_ns: POD.step_ns / 100, burst: POD.burst * 100 };
+pub const TOTAL: AnswerBudget = AnswerBudget { step_ns: POD.step_ns / 100, burst: POD.burst * 100 };
 
-impl Budget {
+impl AnswerBudget {
     /// The state after another answer; `None` if the budget is empty.
     #[inline(always)]
     pub const fn take(self, full_at_ns: u64, now_ns: u64) -> Option<u64> {

@@ -133,7 +133,7 @@ struct Pass {
 }
 
 /// Result of a batch.
-struct Step {
+struct PassStep {
     removed: u32,
     is_last: bool,
     /// The maps that are nearly full.
@@ -156,7 +156,7 @@ impl Pass {
     }
 
     /// Handles one batch.
-    fn step(&mut self, maps: &mut FlowMaps, timeouts: &Timeouts) -> io::Result<Step> {
+    fn step(&mut self, maps: &mut FlowMaps, timeouts: &Timeouts) -> io::Result<PassStep> {
         let full = maps.nearly_full()?;
         let (mode, timeouts) = match full.is_empty() {
             true => (SweepMode::Idle, *timeouts),
@@ -196,7 +196,7 @@ impl Pass {
         } else {
             maps.forget_empty_shares()?;
         }
-        Ok(Step { removed, is_last: next.is_none(), full })
+        Ok(PassStep { removed, is_last: next.is_none(), full })
     }
 }
 
