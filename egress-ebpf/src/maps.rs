@@ -14,7 +14,7 @@ use core::arch::asm;
 use core::intrinsics::AtomicOrdering::{Relaxed, SeqCst};
 use core::{intrinsics, ptr};
 
-use aya_ebpf::bindings::{BPF_EXIST, BPF_F_NO_PREALLOC, BPF_NOEXIST};
+use aya_ebpf::bindings::{BPF_F_NO_PREALLOC, BPF_NOEXIST};
 use aya_ebpf::btf_maps::lpm_trie::Key;
 use aya_ebpf::btf_maps::{Array, HashMap, LpmTrie, LruHashMap, RingBuf};
 use aya_ebpf::helpers::generated::{bpf_get_prandom_u32, bpf_ktime_get_coarse_ns};
@@ -30,7 +30,7 @@ use egress_common::decide::{ClaimOutcome, NatOwner, PortClaim, QuotaKind, Tables
 use egress_common::wire::{PROTO_TCP, Segment, tcp};
 
 use crate::verifier::opaque;
-use crate::workspace::{WORKSPACE, found};
+use crate::workspace::{self, WORKSPACE, found};
 use crate::{counters, fragment, lease, nat};
 
 /// Many short-lived elements, and few on most nodes: allocate on demand.
@@ -255,6 +255,8 @@ impl Tables for Maps {
             return claim;
         }
         count_inbound(tuple, 1);
+        // Cached packets from outside were strays before, and would not refresh it.
+        raise_epoch(tuple);
         claim
     }
 
@@ -293,6 +295,14 @@ impl Tables for Maps {
     #[inline(always)]
     fn flow_peek(&self, tuple: &Tuple) -> Option<&Flow> {
         flow_only(tuple)
+    }
+
+    #[inline(always)]
+    fn keep_flow(&self, tuple: &Tuple) {
+        if let Some(flow) = FLOWS.get_ptr_mut(tuple) {
+            // SAFETY: see the module header.
+            let _noted = touch(unsafe { &raw mut (*flow).last_seen_ns }, run_ns());
+        }
     }
 
     #[inline(always)]
@@ -343,20 +353,16 @@ impl Tables for Maps {
 
     #[inline(always)]
     fn forget_flow(&self, tuple: &Tuple) {
-        forget_flow(tuple);
+        if let Some(check) = workspace::checked() {
+            forget_flow(tuple, &mut check.holder);
+        }
     }
 
     #[inline(always)]
     fn put_flow(&self, tuple: &Tuple, flow: &Flow) -> bool {
-        let former = egress_id_of_flow(tuple);
-        let done = FLOWS.insert(tuple, flow, BPF_EXIST.into()).is_ok();
-        if done && former != flow.egress_id {
-            nat::uncount(&tuple.saddr, former, QuotaKind::Flows);
-            nat::count(&tuple.saddr, flow.egress_id, QuotaKind::Flows);
-        }
-        // The former entry is gone.
-        raise_epoch(tuple);
-        done
+        // Removed and claimed, so that both policies' counts are right. Another CPU's choice in between stands.
+        self.forget_flow(tuple);
+        self.claim_flow(tuple, flow) != ClaimOutcome::Full
     }
 
     #[inline(always)]
@@ -391,7 +397,8 @@ impl Tables for Maps {
 
     #[inline(always)]
     fn expire_nat(&self, key: &Tuple) -> bool {
-        config().is_some_and(|config| crate::expiry::expire_nat(key, &config.timeouts) > 0)
+        let (Some(config), Some(check)) = (config(), workspace::checked()) else { return false };
+        crate::expiry::expire_nat(key, &config.timeouts, check) > 0
     }
 
     #[inline(always)]
@@ -408,7 +415,7 @@ impl Tables for Maps {
 
     #[inline(always)]
     fn forget_nat(&self, key: &Tuple) -> bool {
-        forget_nat(key)
+        workspace::checked().is_some_and(|check| forget_nat(key, &mut check.holder))
     }
 
     #[inline(always)]
@@ -487,42 +494,54 @@ pub fn handover(egress_id: u32) -> Option<&'static HandoverEntry> {
 pub fn flow_only(tuple: &Tuple) -> Option<&'static Flow> {
     let flow = FLOWS.get_ptr_mut(tuple)?;
     let copy = copied(flow, &mut found()?.flow);
-    (copy.is_of(tuple) && !is_flow_idle(tuple, copy, run_ns())).then_some(copy)
+    let is_there = copy.is_of(tuple) && copy.last_seen_ns != GONE && !is_flow_idle(tuple, copy, run_ns());
+    is_there.then_some(copy)
 }
 
 #[inline(always)]
 fn is_flow_idle(tuple: &Tuple, flow: &Flow, now: u64) -> bool {
     now.saturating_sub(flow.last_seen_ns) > SEEN_STEP_NS
-        && config().is_some_and(|config| expiry::is_flow_idle(&config.timeouts, flow, tuple.protocol, now))
+        && config()
+            .is_some_and(|config| expiry::is_flow_idle(&config.timeouts, flow, flow.last_seen_ns, tuple.protocol, now))
 }
 
-/// Removes a flow; false if another CPU has removed it first.
+/// Removes a flow; false if another CPU does.
 #[inline(never)]
-pub fn forget_flow(tuple: &Tuple) -> bool {
-    let egress_id = egress_id_of_flow(tuple);
+pub fn forget_flow(tuple: &Tuple, holder: &mut Holder) -> bool {
+    let Some(flow) = FLOWS.get_ptr_mut(tuple) else { return false };
+    // SAFETY: see the module header.
+    crate::expiry::mark(unsafe { &raw mut (*flow).last_seen_ns }) && remove_marked_flow(tuple, holder)
+}
+
+/// Removes the marked flow at this key.
+#[inline(always)]
+pub fn remove_marked_flow(tuple: &Tuple, holder: &mut Holder) -> bool {
+    let egress_id = lent(FLOWS.get_ptr_mut(tuple)).map_or(0, |flow| flow.egress_id);
     let is_gone = FLOWS.remove(tuple).is_ok();
     if is_gone {
-        nat::uncount(&tuple.saddr, egress_id, QuotaKind::Flows);
+        nat::uncount(&tuple.saddr, egress_id, QuotaKind::Flows, holder);
         count_in_use(|usage| &mut usage.flows, -1);
     }
     raise_epoch(tuple);
     is_gone
 }
 
-/// Zero if there is none.
-#[inline(always)]
-fn egress_id_of_flow(tuple: &Tuple) -> u32 {
-    lent(FLOWS.get_ptr_mut(tuple)).map_or(0, |flow| flow.egress_id)
+/// Removes a key of a NAT entry; false if another CPU does.
+#[inline(never)]
+pub fn forget_nat(key: &Tuple, holder: &mut Holder) -> bool {
+    let Some(nat_entry) = NAT.get_ptr_mut(key) else { return false };
+    // SAFETY: see the module header.
+    crate::expiry::mark(unsafe { &raw mut (*nat_entry).last_seen_ns }) && remove_marked_nat(key, holder)
 }
 
-/// Removes a key of a NAT entry; false if another CPU has removed it first. The entry is counted by its forward key.
+/// Removes the marked value at this key of a NAT entry. The entry is counted by its forward key.
 #[inline(never)]
-pub fn forget_nat(key: &Tuple) -> bool {
+pub fn remove_marked_nat(key: &Tuple, holder: &mut Holder) -> bool {
     let Some(nat_entry) = lent(NAT.get_ptr_mut(key)) else { return false };
     let (egress_id, other) = (nat_entry.egress_id, nat_entry.other.bucket());
     let is_gone = NAT.remove(key).is_ok();
     if is_gone && key.direction() == Direction::Egress {
-        nat::uncount(&key.saddr, egress_id, QuotaKind::NatEntries);
+        nat::uncount(&key.saddr, egress_id, QuotaKind::NatEntries, holder);
         count_in_use(|usage| &mut usage.nat, -2);
     }
     // Cached packets of both directions: without this key its tuple may become another flow's.
@@ -531,25 +550,36 @@ pub fn forget_nat(key: &Tuple) -> bool {
     is_gone
 }
 
-/// An inbound connection. An idle one is removed, and absent.
+/// An inbound connection. An idle one is removed, and absent, as is one under removal.
 #[inline(never)]
 fn inbound(tuple: &Tuple) -> Option<*mut Inbound> {
     let inbound = INBOUND.get_ptr_mut(tuple)?;
     let now = run_ns();
     // SAFETY: see the module header.
-    let is_recent = now.saturating_sub(unsafe { (*inbound).last_seen_ns }) <= SEEN_STEP_NS;
-    if !is_recent
+    let seen = last_seen(unsafe { &raw mut (*inbound).last_seen_ns });
+    if seen == GONE {
+        return None;
+    }
+    if now.saturating_sub(seen) > SEEN_STEP_NS
         && let Some(config) = config()
-        && crate::expiry::expire_inbound(tuple, &config.timeouts, false) > 0
+        && crate::expiry::expire_inbound(tuple, &config.timeouts, false, false) > 0
     {
         return None;
     }
     Some(inbound)
 }
 
-/// Removes an inbound connection; false if there is none.
+/// Removes an inbound connection; false if there is none, or another CPU removes it.
 #[inline(never)]
 pub fn forget_inbound(tuple: &Tuple) -> bool {
+    let Some(inbound) = INBOUND.get_ptr_mut(tuple) else { return false };
+    // SAFETY: see the module header.
+    crate::expiry::mark(unsafe { &raw mut (*inbound).last_seen_ns }) && remove_marked_inbound(tuple)
+}
+
+/// Removes the marked inbound connection at this key.
+#[inline(always)]
+pub fn remove_marked_inbound(tuple: &Tuple) -> bool {
     let is_gone = INBOUND.remove(tuple).is_ok();
     if is_gone {
         count_inbound(tuple, -1);
@@ -589,7 +619,8 @@ pub fn flow(tuple: &Tuple, segment: Segment) -> Option<&'static Flow> {
     let now = run_ns();
     if is_flow_idle(tuple, copy, now)
         && let Some(config) = config()
-        && crate::expiry::expire_flow(tuple, &config.timeouts) > 0
+        && let Some(check) = workspace::checked()
+        && crate::expiry::expire_flow(tuple, &config.timeouts, false, check) > 0
     {
         return None;
     }
@@ -614,6 +645,9 @@ pub fn answered(tuple: &Tuple, segment: Segment) {
     let Some(flow) = FLOWS.get_ptr_mut(tuple) else { return };
     // SAFETY: see `maps`.
     let flow = unsafe { &mut *flow };
+    if is_flow_idle(tuple, flow, run_ns()) {
+        return;
+    }
     let _noted = touch(&raw mut flow.last_seen_ns, run_ns());
     if change(&mut flow.state, |state| phase::answered(state, segment.flags, tuple.protocol)) {
         raise_epoch(tuple);
@@ -701,8 +735,7 @@ pub enum Refresh {
 /// Refreshes an entry, unless a sweep has won; see `decide::expiry`.
 #[inline(always)]
 pub fn touch(last_seen_ns: *mut u64, now: u64) -> Refresh {
-    // SAFETY: the caller's pointer is one from a lookup; see `maps`.
-    let seen = unsafe { ptr::read_volatile(last_seen_ns) };
+    let seen = last_seen(last_seen_ns);
     if seen == GONE {
         return Refresh::Gone;
     }
@@ -711,6 +744,13 @@ pub fn touch(last_seen_ns: *mut u64, now: u64) -> Refresh {
     }
     // A concurrent packet has written the same; a sweep has not.
     if swap(last_seen_ns, seen, now) == GONE { Refresh::Gone } else { Refresh::Noted }
+}
+
+/// Reads a time that other CPUs write.
+#[inline(always)]
+pub fn last_seen(last_seen_ns: *const u64) -> u64 {
+    // SAFETY: the caller's pointer is one from a lookup, to an aligned field; see `maps`.
+    unsafe { ptr::read_volatile(last_seen_ns) }
 }
 
 /// Compare-and-swap of 32 or 64 bits; returns the old value.

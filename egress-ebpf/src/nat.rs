@@ -18,7 +18,7 @@ use crate::fib::{self, Lookup, Route};
 use crate::flow_cache;
 use crate::maps::{self, Maps, NAT, SHARES, claimed};
 use crate::rewrite::rewrite;
-use crate::workspace::{self, Found, Run, WORKSPACE, found};
+use crate::workspace::{Found, Run, WORKSPACE, found};
 use crate::{Outcome, counters};
 
 // The searches for a NAT entry are out of line, so that their frames share the stack with those of later calls. The
@@ -206,16 +206,15 @@ fn raise(holder: &Holder, held: QuotaKind) {
     add(holder, held, 1);
 }
 
-/// The opposite of [`count`], after the removal of an entry. Its keys are in the workspace, and it is inlined, because
+/// The opposite of [`count`], after the removal of an entry. `holder` is space for the key, and it is inlined, because
 /// removals are at the end of the longest call chain.
 #[inline(always)]
-pub fn uncount(pod: &Addr, egress_id: u32, held: QuotaKind) {
-    let Some(checked) = workspace::checked() else { return };
-    checked.holder = Holder::pod(*pod);
-    add(&checked.holder, held, -1);
+pub fn uncount(pod: &Addr, egress_id: u32, held: QuotaKind, holder: &mut Holder) {
+    *holder = Holder::pod(*pod);
+    add(holder, held, -1);
     if egress_id != 0 {
-        checked.holder = Holder::policy(egress_id);
-        add(&checked.holder, held, -1);
+        *holder = Holder::policy(egress_id);
+        add(holder, held, -1);
     }
 }
 

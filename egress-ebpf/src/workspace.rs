@@ -73,7 +73,7 @@ pub fn found() -> Option<&'static mut Found> {
     WORKSPACE.get_ptr_mut(0).map(|workspace| unsafe { &mut (*workspace).found })
 }
 
-/// Buffers of `expiry`.
+/// Scratch space of `expiry`, for packets.
 #[inline(always)]
 pub fn checked() -> Option<&'static mut ExpiryCheck> {
     // SAFETY: as for `found`; one function at a time uses them.

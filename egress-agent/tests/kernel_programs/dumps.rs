@@ -11,7 +11,7 @@ use crate::frames::{SYN, packet};
 use crate::stage::{FROM_NETDEV, FROM_POD, Stage, TO_NETDEV, TO_POD, TestRun, on_stage, test_run};
 
 /// Field names in the key and value of each map; empty for plain numbers.
-const FIELDS: [(&str, &[&str], &[&str]); 30] = [
+const FIELDS: [(&str, &[&str], &[&str]); 31] = [
     ("config", &[], &["generation", "tunnel_port", "overlay_mtu", "node_v4", "uplink_mac"]),
     ("lease", &[], &["until_ns"]),
     ("pods", &["bytes"], &["selection", "egress_id", "selected_since_ns", "cut_until_ns"]),
@@ -42,6 +42,7 @@ const FIELDS: [(&str, &[&str], &[&str]); 30] = [
     ("epochs", &[], &[]),
     ("candidates", &[], &["saddr"]),
     ("flow_cache_use", &[], &["hits", "misses"]),
+    ("sweep_scratch", &[], &["here", "other", "key"]),
 ];
 
 /// The first entry of a map as bpftool reads it.

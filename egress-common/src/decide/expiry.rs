@@ -7,8 +7,8 @@
 //!
 //! An idle entry counts as absent: a packet that finds one removes it and continues without. The sweep removes the
 //! others, so that they take no space. Whoever removes an entry marks it as [`GONE`] by compare-and-swap first. A packet
-//! updates the time by the same operation, so one of them wins. Both keys of a NAT entry are marked before either is
-//! removed.
+//! updates the time by the same operation, so one of them wins. Both keys of an idle NAT entry are marked before either
+//! is removed.
 
 use super::phase::{self, Phase};
 use crate::abi::{Flow, Inbound, NatEntry, Timeouts};
@@ -75,27 +75,34 @@ pub fn is_nat_entry_idle(timeouts: &Timeouts, forward: &NatEntry, reverse: Optio
     now_ns.saturating_sub(seen) > timeout_ns(timeouts, forward.other.protocol, phase)
 }
 
-/// Whether a flow expires. Answered datagrams get three times the gateway's timeout, so that a flow outlives its NAT
+/// Whether a flow expires that was last seen then. Answered datagrams get three times the gateway's timeout, so that a flow outlives its NAT
 /// entry.
 #[inline(always)]
-pub fn is_flow_idle(timeouts: &Timeouts, flow: &Flow, protocol: u8, now_ns: u64) -> bool {
+pub fn is_flow_idle(timeouts: &Timeouts, flow: &Flow, last_seen_ns: u64, protocol: u8, now_ns: u64) -> bool {
     let phase = phase::flow(flow);
     let timeout = timeout_ns(timeouts, protocol, phase);
     let patience = if protocol == PROTO_TCP || matches!(phase, Phase::Opening) { timeout } else { 3 * timeout };
-    now_ns.saturating_sub(flow.last_seen_ns) > patience
+    now_ns.saturating_sub(last_seen_ns) > patience
 }
 
-/// Whether an inbound connection expires; `pressed` while a map is nearly full. Unconfirmed and closed connections
+/// Whether an inbound connection expires that was last seen then; `pressed` while a map is nearly full. Unconfirmed and closed connections
 /// expire within seconds, because any host outside can create such entries, and a live connection is in neither phase.
 #[inline(always)]
-pub fn is_inbound_idle(timeouts: &Timeouts, pressed: bool, inbound: &Inbound, protocol: u8, now_ns: u64) -> bool {
+pub fn is_inbound_idle(
+    timeouts: &Timeouts,
+    pressed: bool,
+    inbound: &Inbound,
+    last_seen_ns: u64,
+    protocol: u8,
+    now_ns: u64,
+) -> bool {
     // The pod's answers to inbound datagrams are not recorded.
     let phase = if protocol == PROTO_TCP { phase::inbound(inbound) } else { Phase::Established };
     let timeout = timeout_ns(timeouts, protocol, phase);
     let brief = if pressed { PRESSED_INBOUND_SECS } else { INBOUND_BRIEF_SECS };
     let is_brief = protocol == PROTO_TCP && !matches!(phase, Phase::Established);
     let timeout = if is_brief { timeout.min(u64::from(brief) * SECOND_NS) } else { timeout };
-    now_ns.saturating_sub(inbound.last_seen_ns) > timeout
+    now_ns.saturating_sub(last_seen_ns) > timeout
 }
 
 #[cfg(test)]
@@ -169,7 +176,11 @@ mod tests {
             (PROTO_ICMP, SPOKE, 180),
             (PROTO_UDP, 0, 30),
         ] {
-            assert_eq!(kept_secs(|now| is_flow_idle(DEFAULT, &flow(state), protocol, now)), secs, "{protocol} {state}");
+            assert_eq!(
+                kept_secs(|now| is_flow_idle(DEFAULT, &flow(state), 0, protocol, now)),
+                secs,
+                "{protocol} {state}"
+            );
         }
     }
 
@@ -184,7 +195,7 @@ mod tests {
             (PROTO_ICMPV6, 0, 60),
         ] {
             let inbound = Inbound { state, ..Inbound::new(0) };
-            let kept = |pressed| kept_secs(|now| is_inbound_idle(DEFAULT, pressed, &inbound, protocol, now));
+            let kept = |pressed| kept_secs(|now| is_inbound_idle(DEFAULT, pressed, &inbound, 0, protocol, now));
             assert_eq!((kept(false), kept(true)), (secs, if secs == 10 { 4 } else { secs }), "{protocol} {state}");
         }
     }

@@ -6,7 +6,7 @@
 
 use super::{Tables, fragments, slots, to_pod};
 use crate::abi::{Config, NodePlace, Origin, PolicySlot, PrefixKind, Verdict};
-use crate::wire::{ETH_LEN, Fragment, Frame, Headers, L4, PROTO_TCP, Quote, Segment, ethertype, sctp, tcp};
+use crate::wire::{ETH_LEN, Fragment, Frame, Headers, L4, PROTO_TCP, Quote, ethertype, sctp, tcp};
 
 /// What to do with the packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -179,9 +179,10 @@ fn left_over<T: Tables>(headers: &Headers, tables: &T, to_node: bool) -> LeftOve
     if gets_reset && headers.l4 == L4::Later {
         return LeftOver::Unknown;
     }
-    if gets_reset && headers.l4 == L4::Tcp && tables.flow_seen(&headers.tuple, Segment::NONE).is_some() {
+    if gets_reset && headers.l4 == L4::Tcp && tables.flow_peek(&headers.tuple).is_some() {
         // Also for a later fragment, by the ports of its first one.
         if slots::is_mid_stream(headers) {
+            tables.keep_flow(&headers.tuple);
             return LeftOver::Cut;
         }
         tables.forget_flow(&headers.tuple);

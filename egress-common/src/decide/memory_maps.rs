@@ -186,8 +186,10 @@ impl MemoryMaps {
                 other.map(|_| self.nat.remove(&nat_entry.other));
             }
         }
-        self.flows.retain(|key, flow| !expiry::is_flow_idle(&timeouts, flow, key.protocol, now));
-        self.inbound.retain(|key, entry| !expiry::is_inbound_idle(&timeouts, is_pressed, entry, key.protocol, now));
+        self.flows.retain(|key, flow| !expiry::is_flow_idle(&timeouts, flow, flow.last_seen_ns, key.protocol, now));
+        self.inbound.retain(|key, entry| {
+            !expiry::is_inbound_idle(&timeouts, is_pressed, entry, entry.last_seen_ns, key.protocol, now)
+        });
         for (port, used) in self.exposed.borrow_mut().iter_mut() {
             let here = self.inbound.all().into_iter().filter(|(key, _)| ExposedPort::of(key) == *port);
             *used = here.count() as u32;
@@ -219,7 +221,11 @@ impl MemoryMaps {
     /// Likewise for a flow.
     fn expire_flow(&self, key: &Tuple) {
         let (now, timeouts) = (self.now.get(), self.config.get().timeouts);
-        if self.flows.get(key).is_some_and(|flow| expiry::is_flow_idle(&timeouts, &flow, key.protocol, now)) {
+        if self
+            .flows
+            .get(key)
+            .is_some_and(|flow| expiry::is_flow_idle(&timeouts, &flow, flow.last_seen_ns, key.protocol, now))
+        {
             self.flows.remove(key);
         }
     }
@@ -227,7 +233,8 @@ impl MemoryMaps {
     /// Likewise for an inbound connection.
     fn expire_inbound(&self, key: &Tuple) {
         let (now, timeouts) = (self.now.get(), self.config.get().timeouts);
-        let is_idle = |entry| expiry::is_inbound_idle(&timeouts, false, &entry, key.protocol, now);
+        let is_idle =
+            |entry: Inbound| expiry::is_inbound_idle(&timeouts, false, &entry, entry.last_seen_ns, key.protocol, now);
         if self.inbound.get(key).is_some_and(is_idle) {
             self.forget_inbound(key);
         }
@@ -352,7 +359,15 @@ impl Tables for MemoryMaps {
         self.expire_flow(tuple);
         self.flows.get(tuple).map(|flow| self.lent.flows.lend(flow))
     }
+    fn keep_flow(&self, tuple: &Tuple) {
+        self.flows.change(tuple, |flow| flow.last_seen_ns = self.now.get());
+    }
     fn flow_answered(&self, tuple: &Tuple, segment: Segment) {
+        let (now, timeouts) = (self.now.get(), self.config.get().timeouts);
+        let idle = |flow: Flow| expiry::is_flow_idle(&timeouts, &flow, flow.last_seen_ns, tuple.protocol, now);
+        if self.flows.get(tuple).is_some_and(idle) {
+            return;
+        }
         self.flows.change(tuple, |flow| {
             flow.last_seen_ns = self.now.get();
             flow.state = phase::answered(flow.state, segment.flags, tuple.protocol);

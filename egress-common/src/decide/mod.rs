@@ -131,6 +131,8 @@ pub trait Tables {
     fn flow_seen(&self, tuple: &Tuple, segment: Segment) -> Option<&Flow>;
     /// As `flow_seen`, without a refresh.
     fn flow_peek(&self, tuple: &Tuple) -> Option<&Flow>;
+    /// Refreshes the time of a flow alone.
+    fn keep_flow(&self, tuple: &Tuple);
     /// An answer to the flow, found by its NAT entry: refreshes time and TCP state of the flow.
     fn flow_answered(&self, tuple: &Tuple, segment: Segment);
     /// Claims the key, and counts it for the pod and the egress policy.

@@ -164,9 +164,7 @@ fn is_current_for(nat_entry: &NatEntry, pool: &SnatSource, owner: &NatOwner) -> 
 /// Removes the NAT entry of a flow's former address; answers to that address are dropped from now on. Of several CPUs,
 /// only the one that removes the old reverse key removes the forward key, which may belong to a new NAT entry by then.
 /// If the reverse key is missing, another CPU is removing the entry, or the sweep will remove a lone forward key. Both
-/// cases look the same, and removing the forward key here could break the other CPU's new NAT entry. Only an agent that
-/// is killed between the two removals of a flush leaves a lone key for longer; the flow's packets are dropped
-/// (`claim_lost`) until the first sweep, at the start of the next agent.
+/// cases look the same, and removing the forward key here could break the other CPU's new NAT entry.
 #[inline(never)]
 fn retire<T: Tables>(forward: &Tuple, old: &NatEntry, tables: &T) {
     // Copied, because the memory of a removed value may be reused.
@@ -231,7 +229,8 @@ fn expire_own_port<T: Tables>(forward: &Tuple, tables: &T, pool: &SnatSource) ->
 }
 
 /// How long a failed search holds for new flows of the same kind, because a search visits every port. A freed port is
-/// found after this time at the latest; a flow with a free source port gets it at once.
+/// found after this time at the latest, the port of an idle entry after the next pass of the sweep. A flow whose source
+/// port is free, or belongs to an idle entry, gets it at once.
 pub const EXHAUSTED_NS: u64 = 1_000_000_000;
 
 #[inline(never)]

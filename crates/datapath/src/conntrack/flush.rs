@@ -129,9 +129,9 @@ fn cut(
         FlushAction::Cut | FlushAction::Forgotten => others.push(*tuple),
     })?;
     // The flow first: with it, the pod's next packet would create the NAT entry again.
-    maps.sweeper.remove(SweptMap::Flows, SweepMode::All, &others)?;
+    let flows = maps.sweeper.remove(SweptMap::Flows, SweepMode::All, &others)?;
     let nat_entries = cut_nat_entries(maps, is_cut)?;
-    Ok((connections, others.len() + nat_entries))
+    Ok((connections, flows as usize + nat_entries))
 }
 
 /// `goes` gets the forward tuple, the NAT entry and the reverse tuple, for either key. Returns the number of removed
@@ -144,8 +144,8 @@ fn cut_nat_entries(maps: &mut FlowMaps, goes: impl Fn(&Tuple, &NatEntry, &Tuple)
             keys.push(*key);
         }
     })?;
-    maps.sweeper.remove(SweptMap::Nat, SweepMode::All, &keys)?;
-    Ok(keys.len())
+    // Two keys each.
+    Ok(maps.sweeper.remove(SweptMap::Nat, SweepMode::All, &keys)? as usize / 2)
 }
 
 fn keys_of<V: aya::Pod>(map: &Hash<Tuple, V>, wanted: impl Fn(&Tuple) -> bool) -> io::Result<Vec<Tuple>> {

@@ -8,9 +8,10 @@
 //! Beside the passes, the agent reads the host's port ranges, which NAT on the node's own address avoids, and drops counters of
 //! removed policies.
 
+use std::collections::HashSet;
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use egress_common::abi::{Flow, Holder, Inbound, NatEntry, Share, SweepMode, SweptMap, Timeouts, Tuple};
 use egress_common::decide::expiry;
@@ -22,6 +23,7 @@ use crate::clock::now_ns;
 use crate::error::map_io;
 use crate::maps::access::Batches;
 use crate::maps::handles::FlowMaps;
+use crate::names::{FLOWS_MAP, INBOUND_MAP, NAT_MAP};
 use crate::node_state::config;
 use crate::node_state::shared::Shared;
 use crate::settings::{Quotas, Settings};
@@ -83,6 +85,8 @@ async fn passes(shared: Arc<Shared>) {
 async fn pass(shared: &Arc<Shared>) -> io::Result<Vec<&'static str>> {
     let mut pass = in_background(shared, |shared| Pass::begin(&shared.flow_maps())).await?;
     let mut removed = 0;
+    let mut duration = in_background(shared, |shared| shared.flow_maps().pass_duration(&shared.settings)).await?;
+    let mut looked = Instant::now();
     loop {
         let batches = pass.batches;
         let work = move |shared: &Shared| {
@@ -95,8 +99,11 @@ async fn pass(shared: &Arc<Shared>) -> io::Result<Vec<&'static str>> {
         // Also after the last batch: a pass takes its time with empty maps too.
         let mut waited = Duration::ZERO;
         loop {
-            let whole = in_background(shared, |shared| shared.flow_maps().pass_duration(&shared.settings)).await?;
-            let left = (whole / batches).saturating_sub(waited).min(LOOK);
+            if looked.elapsed() >= LOOK || !step.full.is_empty() {
+                duration = in_background(shared, |shared| shared.flow_maps().pass_duration(&shared.settings)).await?;
+                looked = Instant::now();
+            }
+            let left = (duration / batches).saturating_sub(waited).min(LOOK);
             if left.is_zero() {
                 break;
             }
@@ -158,30 +165,38 @@ impl Pass {
     /// Handles one batch.
     fn step(&mut self, maps: &mut FlowMaps, timeouts: &Timeouts) -> io::Result<PassStep> {
         let full = maps.nearly_full()?;
-        let (mode, timeouts) = match full.is_empty() {
-            true => (SweepMode::Idle, *timeouts),
-            false => (SweepMode::Pressed, expiry::pressed(*timeouts)),
+        let map = self.map;
+        let name = match map {
+            SweptMap::Nat => NAT_MAP,
+            SweptMap::Flows => FLOWS_MAP,
+            SweptMap::Inbound => INBOUND_MAP,
+        };
+        let (mode, timeouts) = match full.contains(&name) {
+            false => (SweepMode::Idle, *timeouts),
+            true => (SweepMode::Pressed, expiry::pressed(*timeouts)),
         };
         let now = now_ns()?;
         let candidates = &mut self.candidates;
         candidates.clear();
-        let mut collect = |tuple: &Tuple, is_idle: bool| {
-            if is_idle {
+        // A mark that is seen here is one whose owner could not remove the entry: the kernel may refuse (EBUSY).
+        let mut collect = |tuple: &Tuple, seen: u64, is_idle: bool| {
+            if is_idle || seen == expiry::GONE {
                 candidates.push(*tuple);
             }
         };
-        let map = self.map;
         let has_more = match map {
             SweptMap::Nat => self.nat.next(|key, nat_entry| {
                 let seen = nat_entry.last_seen_ns;
-                collect(key, expiry::may_nat_entry_be_idle(&timeouts, key.protocol, seen, now));
+                collect(key, seen, expiry::may_nat_entry_be_idle(&timeouts, key.protocol, seen, now));
             })?,
             SweptMap::Flows => self.flows.next(|key, flow| {
-                collect(key, expiry::is_flow_idle(&timeouts, flow, key.protocol, now));
+                let seen = flow.last_seen_ns;
+                collect(key, seen, expiry::is_flow_idle(&timeouts, flow, seen, key.protocol, now));
             })?,
             SweptMap::Inbound => self.inbound.next(|key, inbound| {
-                let is_pressed = mode == SweepMode::Pressed;
-                collect(key, expiry::is_inbound_idle(&timeouts, is_pressed, inbound, key.protocol, now));
+                let (is_pressed, seen) = (mode == SweepMode::Pressed, inbound.last_seen_ns);
+                let is_idle = expiry::is_inbound_idle(&timeouts, is_pressed, inbound, seen, key.protocol, now);
+                collect(key, seen, is_idle);
             })?,
         };
         let removed = maps.sweeper.remove(map, mode, &self.candidates)?;
@@ -237,9 +252,9 @@ impl FlowMaps {
     fn nearly_full(&self) -> io::Result<Vec<&'static str>> {
         let usage = self.usage.get(&0, 0).map_err(map_io)?;
         let maps = [
-            ("nat", usage.nat, self.nat.limit()),
-            ("flows", usage.flows, self.flows.limit()),
-            ("inbound", usage.inbound, self.inbound.limit()),
+            (NAT_MAP, usage.nat, self.nat.limit()),
+            (FLOWS_MAP, usage.flows, self.flows.limit()),
+            (INBOUND_MAP, usage.inbound, self.inbound.limit()),
         ];
         let is_full = |used: i32, limit: u32| positive(used) >= u64::from(limit - limit / 8);
         Ok(maps.into_iter().filter(|(_, used, limit)| is_full(*used, *limit)).map(|(name, ..)| name).collect())
@@ -267,16 +282,23 @@ impl FlowMaps {
         Ok(is_near)
     }
 
-    /// Removes holders without entries.
+    /// Removes holders that have had no entries since the last pass.
     fn forget_empty_shares(&mut self) -> io::Result<()> {
-        let mut empty = Vec::new();
+        let empty = |share: &Share| (share.flows, share.nat_entries) == (0, 0);
+        let mut now_empty = HashSet::new();
         self.shares.for_each(|holder, share| {
-            if share.flows <= 0 && share.nat_entries <= 0 {
-                empty.push(*holder);
+            if empty(share) {
+                now_empty.insert(*holder);
             }
         })?;
-        // A claim in between is not counted, and its removal neither.
-        empty.iter().try_for_each(|holder| self.shares.remove(holder).map(drop))
+        for holder in now_empty.intersection(&self.empty_shares) {
+            // Once more, so that a claim is lost only between these two calls: the holder then has one entry more.
+            if self.shares.get(holder)?.is_some_and(|share| empty(&share)) {
+                self.shares.remove(holder)?;
+            }
+        }
+        self.empty_shares = now_empty;
+        Ok(())
     }
 }
 

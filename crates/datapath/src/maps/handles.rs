@@ -2,6 +2,7 @@
 //!
 //! Keys and values are those of `egress_common::abi`; `convert` translates between them and the model.
 
+use std::collections::HashSet;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -51,6 +52,8 @@ pub struct FlowMaps {
     pub nat: Hash<Tuple, NatEntry>,
     pub usage: Array<MapData, Usage>,
     pub shares: Hash<Holder, Share>,
+    /// Holders that the last pass of `conntrack::gc` has found without entries.
+    pub empty_shares: HashSet<Holder>,
     /// Entries of `flows`, `nat` and `inbound` are removed by it alone, because programs count them.
     pub sweeper: Sweeper,
 }
@@ -60,6 +63,7 @@ impl FlowMaps {
         Ok(Self {
             sweeper: Sweeper::new(sweep, array(ebpf, "candidates")?),
             shares: hash(ebpf, SHARES_MAP)?,
+            empty_shares: HashSet::new(),
             flows: hash(ebpf, "flows")?,
             inbound: hash(ebpf, "inbound")?,
             datagrams: hash(ebpf, "datagrams")?,

@@ -168,6 +168,9 @@ impl Tables for MapRecorder<'_> {
     fn flow_peek(&self, tuple: &Tuple) -> Option<&Flow> {
         self.maps.flow_peek(tuple)
     }
+    fn keep_flow(&self, tuple: &Tuple) {
+        self.maps.keep_flow(tuple);
+    }
     fn flow_answered(&self, tuple: &Tuple, segment: Segment) {
         self.maps.flow_answered(tuple, segment);
     }

@@ -189,6 +189,9 @@ impl Tables for Cpu<'_> {
     fn flow_peek(&self, _: &Tuple) -> Option<&Flow> {
         unreachable!()
     }
+    fn keep_flow(&self, _: &Tuple) {
+        unreachable!()
+    }
     fn flow_answered(&self, _: &Tuple, _: Segment) {
         unreachable!()
     }

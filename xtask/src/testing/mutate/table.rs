@@ -199,11 +199,11 @@ mutations! { PROGRAMS,
         "    maps::swap(last_seen_ns, seen, expiry::GONE) == seen" =>
         "    unsafe extern \"C\" fn pause(_: u64, _: *mut c_void) -> u64 {\n        0\n    }\n    unsafe { aya_ebpf::helpers::generated::bpf_loop(400, pause as *mut c_void, core::ptr::null_mut(), 0) };\n    maps::swap(last_seen_ns, seen, expiry::GONE) != 0";
     "sweep-takes-any-other-key", EXPIRE, ["expiry::"], "a mapping that gets no answers stays for as long as its pod goes on":
-        "copy.is_of(&checked.key) && copy.other == *key" => "copy.other == *key";
+        "copy.is_of(&check.key) && copy.other == *key" => "copy.other == *key";
     "idle-mapping-is-used", MAPS, ["expiry::an_idle"], "without an agent an answer reaches a pod long after its connection":
         "        || crate::expiry::is_nat_gone(key, copy.last_seen_ns, run_ns())\n" => "";
     "idle-inbound-is-used", MAPS, ["expiry::an_idle"], "without an agent a pod's datagram leaves with its node's address":
-        "&& crate::expiry::expire_inbound(tuple, &config.timeouts, false) > 0" => "&& config.generation == 0";
+        "&& crate::expiry::expire_inbound(tuple, &config.timeouts, false, false) > 0" => "&& config.generation == 0";
     "idle-port-stays-taken", SNAT, ["expiry::an_idle"], "a pod gets another port, which an idle mapping of another one does not need":
         "own == OwnPort::Taken && expire_own_port(forward, tables, pool)" => "false";
     "expiry-of-one-direction", EXPIRY, ["expiry::"], "a download is cut because only answers come":
@@ -218,7 +218,7 @@ mutations! { PROGRAMS,
     "no-quota-of-flows", SLOTS, ["quota"], "one pod takes its node's table from all others":
         "if !overwrite && !tables.has_quota(" => "if overwrite && !tables.has_quota(";
     "quota-never-uncounted", NAT, ["quota", "oracle::"], "a pod that has once reached its quota is refused for ever":
-        "    add(&checked.holder, held, -1);\n    if egress_id" => "    if egress_id";
+        "    add(holder, held, -1);\n    if egress_id" => "    if egress_id";
     "fragment-key-without-protocol", FRAGMENTS, ["protocols::"], "a fragment of one protocol gets the ports of another's":
         "protocol: headers.tuple.protocol," => "protocol: 0,";
     "fragment-key-without-identification", FRAGMENTS, ["protocols::"], "a fragment gets the ports of another datagram":
