@@ -33,11 +33,12 @@ use egress_supervise;
 const INTERVAL: Duration = Duration::from_secs(10);
 /// Duration of a pass.
 const PASS: Duration = Duration::from_secs(60);
-/// The same while a pod or an egress policy is near its quota, which idle entries count against.
-const QUOTA_PASS: Duration = Duration::from_secs(10);
+/// The same while idle entries may cost somebody new connections: a pod or an egress policy is near its quota, or `inbound` is
+/// a quarter full, of which a port may have half.
+const HURRIED_PASS: Duration = Duration::from_secs(5);
 /// Time between passes while a map is nearly full.
 const PRESSED_PAUSE: Duration = Duration::from_secs(1);
-/// How often the duration of the current pass is adapted.
+/// How often the pause is adapted.
 const LOOK: Duration = Duration::from_secs(1);
 /// Entries of a batch, for the planned duration of a pass.
 const BATCH: u64 = 1024;
@@ -85,10 +86,9 @@ async fn passes(shared: Arc<Shared>) {
 async fn pass(shared: &Arc<Shared>) -> io::Result<Vec<&'static str>> {
     let mut pass = in_background(shared, |shared| Pass::begin(&shared.flow_maps())).await?;
     let mut removed = 0;
-    let mut duration = in_background(shared, |shared| shared.flow_maps().pass_duration(&shared.settings)).await?;
+    let mut pause = in_background(shared, |shared| shared.flow_maps().sweep_pause(&shared.settings)).await?;
     let mut looked = Instant::now();
     loop {
-        let batches = pass.batches;
         let work = move |shared: &Shared| {
             let step = pass.step(&mut shared.flow_maps(), &shared.settings.timeouts)?;
             Ok((pass, step))
@@ -100,10 +100,10 @@ async fn pass(shared: &Arc<Shared>) -> io::Result<Vec<&'static str>> {
         let mut waited = Duration::ZERO;
         loop {
             if looked.elapsed() >= LOOK || !step.full.is_empty() {
-                duration = in_background(shared, |shared| shared.flow_maps().pass_duration(&shared.settings)).await?;
+                pause = in_background(shared, |shared| shared.flow_maps().sweep_pause(&shared.settings)).await?;
                 looked = Instant::now();
             }
-            let left = (duration / batches).saturating_sub(waited).min(LOOK);
+            let left = pause.saturating_sub(waited).min(LOOK);
             if left.is_zero() {
                 break;
             }
@@ -134,8 +134,6 @@ struct Pass {
     flows: Batches<Tuple, Flow>,
     inbound: Batches<Tuple, Inbound>,
     map: SweptMap,
-    /// How many there are, about.
-    batches: u32,
     candidates: Vec<Tuple>,
 }
 
@@ -149,15 +147,11 @@ struct PassStep {
 
 impl Pass {
     fn begin(maps: &FlowMaps) -> io::Result<Self> {
-        let usage = maps.usage.get(&0, 0).map_err(map_io)?;
-        let used = [usage.nat, usage.flows, usage.inbound];
-        let batches: u64 = used.map(|used| positive(used).div_ceil(BATCH).max(1)).iter().sum();
         Ok(Self {
             nat: maps.nat.batches()?,
             flows: maps.flows.batches()?,
             inbound: maps.inbound.batches()?,
             map: SweptMap::Nat,
-            batches: u32::try_from(batches).unwrap_or(u32::MAX),
             candidates: Vec::new(),
         })
     }
@@ -260,13 +254,18 @@ impl FlowMaps {
         Ok(maps.into_iter().filter(|(_, used, limit)| is_full(*used, *limit)).map(|(name, ..)| name).collect())
     }
 
-    /// How long a pass may take that begins now.
-    fn pass_duration(&self, settings: &Settings) -> io::Result<Duration> {
-        Ok(match () {
+    /// The time between two batches, by the present state and number of entries.
+    fn sweep_pause(&self, settings: &Settings) -> io::Result<Duration> {
+        let usage = self.usage.get(&0, 0).map_err(map_io)?;
+        let batches = |used: i32| positive(used).div_ceil(BATCH).max(1);
+        let batches = batches(usage.nat) + batches(usage.flows) + batches(usage.inbound);
+        let pass = match () {
             () if !self.nearly_full()?.is_empty() => Duration::ZERO,
-            () if self.is_near_quota(settings)? => QUOTA_PASS,
+            () if positive(usage.inbound) >= u64::from(self.inbound.limit() / 4) => HURRIED_PASS,
+            () if self.is_near_quota(settings)? => HURRIED_PASS,
             () => PASS,
-        })
+        };
+        Ok(pass / u32::try_from(batches).unwrap_or(u32::MAX))
     }
 
     /// Whether a pod or an egress policy holds seven eighths of its quota or more.

@@ -14,7 +14,7 @@ use egress_lab::traffic::flows::FlowReport;
 const V4: &str = "172.18.0.110";
 const V6: &str = "fd00:172:18::110";
 const TICK: Duration = Duration::from_millis(10);
-/// Unreplied datagrams live 30 s, and near a quota a sweep takes ten; the rest is the machine's.
+/// Unreplied datagrams live 30 s, and near a quota a sweep takes five; the rest is the machine's.
 const FORGOTTEN: Duration = Duration::from_secs(50);
 
 /// Two selected pods, one of them on the gateway, and one that is to be.

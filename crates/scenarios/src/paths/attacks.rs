@@ -127,7 +127,7 @@ fn from_every_port(pod: &LabPod, to: SocketAddr) -> Result<u64> {
 
 /// Ports of the flood: none that a client's stack chooses.
 const FLOOD: Range<u16> = 1024..32_768;
-/// Unanswered and ended entries go after ten seconds; the sweep looks once in five.
+/// Unanswered and ended entries are idle after ten seconds, and a sweep takes five while there are many.
 const OVER: Duration = Duration::from_secs(20);
 
 fn flooded(context: &LabContext) -> Result<()> {
