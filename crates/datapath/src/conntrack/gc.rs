@@ -36,8 +36,8 @@ const PASS: Duration = Duration::from_secs(60);
 /// The same while idle entries may cost somebody new connections: a pod or an egress policy is near its quota, or `inbound` is
 /// a quarter full, of which a port may have half.
 const HURRIED_PASS: Duration = Duration::from_secs(5);
-/// Time between passes while a map is nearly full.
-const PRESSED_PAUSE: Duration = Duration::from_secs(1);
+/// The same while a map is nearly full.
+const PRESSED_PASS: Duration = Duration::from_secs(2);
 /// How often the pause is adapted.
 const LOOK: Duration = Duration::from_secs(1);
 /// Entries of a batch, for the planned duration of a pass.
@@ -65,24 +65,22 @@ async fn follow(shared: Arc<Shared>) {
 async fn passes(shared: Arc<Shared>) {
     let mut was_pressed = false;
     loop {
-        let pause = match pass(&shared).await {
+        match pass(&shared).await {
             Ok(full) => {
                 if !full.is_empty() && !was_pressed {
                     warn!(maps = full.join(", "), "nearly full: unanswered connections expire early");
                 }
                 was_pressed = !full.is_empty();
-                if was_pressed { PRESSED_PAUSE } else { Duration::ZERO }
             }
             Err(error) => {
                 warn!(%error, "cannot remove idle entries: the maps fill");
-                INTERVAL
+                sleep(INTERVAL).await;
             }
-        };
-        sleep(pause).await;
+        }
     }
 }
 
-/// One pass over the maps, spread over time unless a map is nearly full. Returns the names of the nearly full maps.
+/// One pass over the maps, spread over time. Returns the names of the nearly full maps.
 async fn pass(shared: &Arc<Shared>) -> io::Result<Vec<&'static str>> {
     let mut pass = in_background(shared, |shared| Pass::begin(&shared.flow_maps())).await?;
     let mut removed = 0;
@@ -99,7 +97,7 @@ async fn pass(shared: &Arc<Shared>) -> io::Result<Vec<&'static str>> {
         // Also after the last batch: a pass takes its time with empty maps too.
         let mut waited = Duration::ZERO;
         loop {
-            if looked.elapsed() >= LOOK || !step.full.is_empty() {
+            if looked.elapsed() >= LOOK {
                 pause = in_background(shared, |shared| shared.flow_maps().sweep_pause(&shared.settings)).await?;
                 looked = Instant::now();
             }
@@ -260,7 +258,7 @@ impl FlowMaps {
         let batches = |used: i32| positive(used).div_ceil(BATCH).max(1);
         let batches = batches(usage.nat) + batches(usage.flows) + batches(usage.inbound);
         let pass = match () {
-            () if !self.nearly_full()?.is_empty() => Duration::ZERO,
+            () if !self.nearly_full()?.is_empty() => PRESSED_PASS,
             () if positive(usage.inbound) >= u64::from(self.inbound.limit() / 4) => HURRIED_PASS,
             () if self.is_near_quota(settings)? => HURRIED_PASS,
             () => PASS,
