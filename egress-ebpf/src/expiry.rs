@@ -94,7 +94,7 @@ fn take(last_seen_ns: *mut u64, seen: u64) -> bool {
     maps::swap(last_seen_ns, seen, expiry::GONE) == seen
 }
 
-/// Marks an entry whenever it was last seen; false if somebody else has. A packet may refresh it in between, which it
+/// Marks an entry whenever it was last seen; false if another CPU has. A packet may refresh it in between, which it
 /// does once in a quarter of a second.
 #[inline(always)]
 pub fn mark(last_seen_ns: *mut u64) -> bool {

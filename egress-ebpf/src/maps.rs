@@ -560,13 +560,17 @@ fn inbound(tuple: &Tuple) -> Option<*mut Inbound> {
     if seen == GONE {
         return None;
     }
-    if now.saturating_sub(seen) > SEEN_STEP_NS
-        && let Some(config) = config()
-        && crate::expiry::expire_inbound(tuple, &config.timeouts, false, false) > 0
-    {
+    if now.saturating_sub(seen) <= SEEN_STEP_NS {
+        return Some(inbound);
+    }
+    let config = config()?;
+    if crate::expiry::expire_inbound(tuple, &config.timeouts, false, false) > 0 {
         return None;
     }
-    Some(inbound)
+    // Once more: another CPU may have refreshed it, or may be removing it.
+    let inbound = INBOUND.get_ptr_mut(tuple)?;
+    // SAFETY: see the module header.
+    (last_seen(unsafe { &raw mut (*inbound).last_seen_ns }) != GONE).then_some(inbound)
 }
 
 /// Removes an inbound connection; false if there is none, or another CPU removes it.

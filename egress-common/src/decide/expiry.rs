@@ -6,7 +6,7 @@
 //! Linux, because a pod can create any number of them.
 //!
 //! An idle entry counts as absent: a packet that finds one removes it and continues without. The sweep removes the
-//! others, so that they take no space. Whoever removes an entry marks it as [`GONE`] by compare-and-swap first. A packet
+//! others, so that they take no space. An entry is marked as [`GONE`] by compare-and-swap before it is removed. A packet
 //! updates the time by the same operation, so one of them wins. Both keys of an idle NAT entry are marked before either
 //! is removed.
 

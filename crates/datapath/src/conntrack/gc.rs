@@ -33,7 +33,7 @@ use egress_supervise;
 const INTERVAL: Duration = Duration::from_secs(10);
 /// Duration of a pass.
 const PASS: Duration = Duration::from_secs(60);
-/// The same while idle entries may cost somebody new connections: a pod or an egress policy is near its quota, or `inbound` is
+/// The same while idle entries may cost new connections: a pod or an egress policy is near its quota, or `inbound` is
 /// a quarter full, of which a port may have half.
 const HURRIED_PASS: Duration = Duration::from_secs(5);
 /// The same while a map is nearly full.

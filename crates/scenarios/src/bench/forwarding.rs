@@ -7,7 +7,7 @@ use super::closes::{self, Closes};
 use super::cpu::Cores;
 use super::drops;
 use super::flood::{self, Ends, Flood};
-use super::peers::{self, DISCARD, NOBODY};
+use super::peers::{self, DISCARD, UNANSWERED};
 use super::plan::{PacketPath, Peer, Work, of_family};
 use super::samples::Results;
 use crate::prelude::*;
@@ -191,16 +191,16 @@ fn flows(pods: &[IpAddr], count: u32) -> Vec<Ends> {
     let pods = pods.iter().flat_map(|pod| std::iter::repeat_n(*pod, share));
     let flow = |(number, pod): (u32, IpAddr)| {
         let port = FIRST_PORT + u16::try_from(number % PORTS).unwrap_or(0);
-        Ends { from: SocketAddr::new(pod, port), to: SocketAddr::new(nobody(pod, number / PORTS), DISCARD) }
+        Ends { from: SocketAddr::new(pod, port), to: SocketAddr::new(unanswered(pod, number / PORTS), DISCARD) }
     };
     (0..count).zip(pods).map(flow).collect()
 }
 
 /// An unused address beyond the router outside.
-fn nobody(pod: IpAddr, number: u32) -> IpAddr {
+fn unanswered(pod: IpAddr, number: u32) -> IpAddr {
     match pod {
-        IpAddr::V4(_) => Ipv4Addr::from_bits(NOBODY.v4.to_bits() + number).into(),
-        IpAddr::V6(_) => Ipv6Addr::from_bits(NOBODY.v6.to_bits() + u128::from(number)).into(),
+        IpAddr::V4(_) => Ipv4Addr::from_bits(UNANSWERED.v4.to_bits() + number).into(),
+        IpAddr::V6(_) => Ipv6Addr::from_bits(UNANSWERED.v6.to_bits() + u128::from(number)).into(),
     }
 }
 

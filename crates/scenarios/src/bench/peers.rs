@@ -149,7 +149,7 @@ pub(super) fn many_pods(node: NodeNumber, path: PacketPath) -> Vec<Ipv4Addr> {
     (0..u32::from(MANY_PODS)).map(|place| Ipv4Addr::from_bits(first + place)).collect()
 }
 
-/// Nobody answers for them on the pod network.
+/// No host answers for them on the pod network.
 pub(super) fn many_neighbours(node: NodeNumber) -> Vec<String> {
     let pods = PacketPath::ALL.into_iter().flat_map(|path| many_pods(node, path));
     let line = |pod| format!("neigh replace {pod} lladdr 02:00:00:00:00:99 dev {MANAGEMENT} nud permanent");
@@ -157,7 +157,7 @@ pub(super) fn many_neighbours(node: NodeNumber) -> Vec<String> {
 }
 
 /// The first destination of injected packets: an unused address beyond the router outside. All of them are in [`NOBODIES`].
-pub(super) const NOBODY: Dual =
+pub(super) const UNANSWERED: Dual =
     Dual { v4: Ipv4Addr::new(198, 51, 100, 200), v6: Ipv6Addr::new(0x2001, 0xdb8, 0x100, 0, 0, 0, 0xd, 0) };
 const NOBODIES: (&str, &str) = ("198.51.100.192/26", "2001:db8:100::d:0/112");
 pub(super) const DISCARD: u16 = 9;

@@ -203,7 +203,7 @@ mutations! { PROGRAMS,
     "idle-mapping-is-used", MAPS, ["expiry::an_idle"], "without an agent an answer reaches a pod long after its connection":
         "        || crate::expiry::is_nat_gone(key, copy.last_seen_ns, run_ns())\n" => "";
     "idle-inbound-is-used", MAPS, ["expiry::an_idle"], "without an agent a pod's datagram leaves with its node's address":
-        "&& crate::expiry::expire_inbound(tuple, &config.timeouts, false, false) > 0" => "&& config.generation == 0";
+        "if crate::expiry::expire_inbound(tuple, &config.timeouts, false, false) > 0 {" => "if config.generation == 0 {";
     "idle-port-stays-taken", SNAT, ["expiry::an_idle"], "a pod gets another port, which an idle mapping of another one does not need":
         "own == OwnPort::Taken && expire_own_port(forward, tables, pool)" => "false";
     "expiry-of-one-direction", EXPIRY, ["expiry::"], "a download is cut because only answers come":
