@@ -87,6 +87,14 @@ enum HandOverStep {
     Finish(HandOver),
 }
 
+/// The node that the assignment gives an address to.
+#[derive(Clone, Copy)]
+struct TargetNode<'a> {
+    node: &'a str,
+    /// The status of the address's new policy names it. That of the policy which the address leaves does not count.
+    is_published: bool,
+}
+
 /// What is known of an open hand-over.
 struct HandOverFacts<'a> {
     record: &'a HandOver,
@@ -113,17 +121,19 @@ impl HandOverFacts<'_> {
 }
 
 /// `status_nodes` are the nodes in statuses, the serving one first.
-fn progress(known: Option<&HandOverFacts<'_>>, status_nodes: &[&str], target: Option<&str>) -> HandOverStep {
-    let target_is_in_status = target.is_some_and(|target| status_nodes.contains(&target));
+fn progress(known: Option<&HandOverFacts<'_>>, status_nodes: &[&str], target: Option<TargetNode<'_>>) -> HandOverStep {
+    let is_published = target.is_some_and(|target| target.is_published);
+    let target = target.map(|target| target.node);
     let Some(open) = known else {
-        let gateway = status_nodes.first().filter(|_| !target_is_in_status);
+        // Also if the address only changes its policy: between the two writes no status names its node.
+        let gateway = status_nodes.first().filter(|_| !is_published);
         return gateway.map_or(HandOverStep::Clear, |gateway| HandOverStep::Begin((*gateway).to_owned()));
     };
     let HandOverFacts { record, is_released, .. } = open;
     // Only the recorded new node can have received it. Other nodes in a status are written by foreign writers.
     let receiver = record.to.as_ref().filter(|to| **to != record.from && status_nodes.contains(&to.as_str()));
     match receiver {
-        Some(_) if target_is_in_status => HandOverStep::Done(record.number),
+        Some(_) if is_published => HandOverStep::Done(record.number),
         Some(receiver) => HandOverStep::Begin(receiver.clone()),
         // A node that was the new one and no longer is continues with forwarded packets until it sees the change, so it
         // releases the address first, before any other node gets it, even the old one. If the old node has not yet
@@ -131,7 +141,7 @@ fn progress(known: Option<&HandOverFacts<'_>>, status_nodes: &[&str], target: Op
         None => match open.unwanted_new_owner(target) {
             Some(new_owner) if *is_released => HandOverStep::Begin(new_owner.clone()),
             Some(new_owner) if record.to.as_ref() == Some(new_owner) => HandOverStep::Finish((*record).clone()),
-            _ if target == Some(record.from.as_str()) => HandOverStep::Remove,
+            _ if is_published && target == Some(record.from.as_str()) => HandOverStep::Remove,
             _ if target.is_none() && *is_released => HandOverStep::Remove,
             _ => HandOverStep::Continue((*record).clone()),
         },
@@ -162,7 +172,7 @@ impl HandoverPlanner {
         let mut changing = changing_addresses(policies, assignment, records);
         // Recorded even if no policy wants them yet: a later policy, and a later leader, must know the gateway node.
         changing.extend(evidence.deleted_objects_gateways.keys());
-        let (mut nodes, targets) = (status_nodes(policies, &changing), targets(assignment, &changing));
+        let (mut nodes, targets) = (status_nodes(policies, &changing), targets(policies, assignment, &changing));
         for (address, node) in evidence.deleted_objects_gateways {
             nodes.entry(*address).or_insert_with(|| vec![node]);
         }
@@ -180,9 +190,11 @@ impl HandoverPlanner {
             });
             // A node that is already in the status would use the address before it is released.
             let is_released = open.as_ref().is_some_and(|open| open.is_released);
+            let step = progress(open.as_ref(), nodes, target);
+            let target = target.map(|target| target.node);
             let to = target.map(str::to_owned);
             let waits = target.filter(|target| nodes.contains(target));
-            let record = match progress(open.as_ref(), nodes, target) {
+            let record = match step {
                 HandOverStep::Clear => continue,
                 HandOverStep::Remove => {
                     plan.record_changes.push(RecordChange::Remove(address));
@@ -207,14 +219,17 @@ impl HandoverPlanner {
                     HandOver { number: last, from, to: to.filter(|_| waits.is_none()) }
                 }
                 HandOverStep::Continue(record) => {
-                    HandOver { to: to.filter(|_| is_released || waits.is_none()), ..record }
+                    let to = to.filter(|to| *to != record.from && (is_released || waits.is_none()));
+                    HandOver { to, ..record }
                 }
                 HandOverStep::Finish(record) => record,
             };
             if known != Some(&record) {
                 plan.record_changes.push(RecordChange::Record(address, record.clone()));
             }
-            if !may_move(address, &record, evidence, now) {
+            // The node keeps the address for another policy: only the status moves, and then the record is removed.
+            let stays = record.to.is_none() && target == Some(record.from.as_str());
+            if !stays && !may_move(address, &record, evidence, now) {
                 if let Some(end) = evidence.lease_expiries.get(&record.from) {
                     plan.requeue_no_later_than(*end);
                 }
@@ -266,10 +281,22 @@ fn status_nodes<'a>(policies: &'a Policies, changing: &BTreeSet<IpAddr>) -> BTre
     nodes
 }
 
-fn targets<'a>(assignment: &'a Assignment, changing: &BTreeSet<IpAddr>) -> BTreeMap<IpAddr, &'a str> {
-    let items = assignment.policies.values().flat_map(|outcome| &outcome.items);
-    let items = items.filter_map(|item| Some((parse_egress_ip(&item.egress_ip)?, item.node.as_str())));
-    items.filter(|(address, _)| changing.contains(address)).collect()
+fn targets<'a>(
+    policies: &'a Policies,
+    assignment: &'a Assignment,
+    changing: &BTreeSet<IpAddr>,
+) -> BTreeMap<IpAddr, TargetNode<'a>> {
+    let mut targets = BTreeMap::new();
+    for (policy, outcome) in assignment.with_policies(policies) {
+        let address_of = |item: &Item| parse_egress_ip(&item.egress_ip).filter(|address| changing.contains(address));
+        let items = outcome.items.iter().filter_map(|item| Some((address_of(item)?, item.node.as_str())));
+        targets.extend(items.map(|(address, node)| {
+            let mut published = policy.published.items.iter().filter(|shown| shown.node == node);
+            let is_published = published.any(|shown| address_of(shown) == Some(address));
+            (address, TargetNode { node, is_published })
+        }));
+    }
+    targets
 }
 
 /// The items of the assignment. While another node has not released the address, the old item stays, if the status has it.
