@@ -52,6 +52,13 @@ pub struct CaptureKey {
     pub to_port: u16,
 }
 
+impl fmt::Display for CaptureKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { port, source, destination, protocol, to_port } = self;
+        write!(f, "{port} {source} -> {destination} (protocol {protocol}, {to_port})")
+    }
+}
+
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Tally {
     pub packets: u64,
@@ -256,6 +263,15 @@ impl Seen {
         let asks = class == AddressKind::Node && plan::is_pod_network(key.destination);
         let to_neighbours = asks || class == AddressKind::Node && is_of_the_link(key.destination);
         !plan::is_lan(key.destination) && !to_neighbours && self.class(key.source) == class
+    }
+
+    /// The same without what a node itself has under way by its management port: where that port is gone, or has an address and
+    /// not yet its routes, such packets take the default route.
+    pub fn of_pods_to_the_world(&self) -> BTreeMap<String, u64> {
+        let is_a_nodes = |key: &CaptureKey| [key.source, key.destination].into_iter().any(plan::is_management_port);
+        let is_leaked = |key: &CaptureKey| self.is_to_the_world(key, AddressKind::Pod) && !is_a_nodes(key);
+        let leaked = self.tallies.iter().filter(|(key, _)| is_leaked(key));
+        leaked.map(|(key, tally)| (key.to_string(), tally.packets)).collect()
     }
 
     /// Fails when the capture has seen a checksum that is not right.

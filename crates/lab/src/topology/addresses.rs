@@ -174,6 +174,15 @@ pub fn is_pod_network(address: IpAddr) -> bool {
     }
 }
 
+/// The `ovn-k8s-mp0` of any node.
+pub fn is_management_port(address: IpAddr) -> bool {
+    is_pod_network(address)
+        && match address {
+            IpAddr::V4(v4) => v4.octets()[3] == 2,
+            IpAddr::V6(v6) => v6.segments()[4..] == [0, 0, 0, 2],
+        }
+}
+
 /// The nodes' network.
 pub fn is_lan(address: IpAddr) -> bool {
     match address {

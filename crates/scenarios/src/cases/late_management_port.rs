@@ -40,9 +40,10 @@ pub(super) fn no_pod_sends_before_the_programs(context: &LabContext) -> Result<(
     }
     let seen = capture.finish()?;
     seen.check()?;
-    let [pods, nodes, egress] =
-        [AddressKind::Pod, AddressKind::Node, AddressKind::Egress].map(|class| seen.to_the_world(class));
-    println!("outside: {egress} packets with an egress IP, {nodes} with a node's address, {pods} with a pod's");
-    ensure!(egress > 0 && nodes == 0 && pods == 0, "a selected pod's packets left with another address");
+    let [nodes, egress] = [AddressKind::Node, AddressKind::Egress].map(|class| seen.to_the_world(class));
+    let pods = seen.of_pods_to_the_world();
+    println!("outside: {egress} packets with an egress IP, {nodes} with a node's address, with a pod's: {pods:?}");
+    let is_right = egress > 0 && nodes == 0 && pods.is_empty();
+    ensure!(is_right, "a selected pod's packets left with another address, or none with the egress IP");
     Ok(())
 }

@@ -9,7 +9,6 @@ use std::time::SystemTime;
 use super::findings::Findings;
 use super::maps::VerdictCounts;
 use crate::prelude::*;
-use egress_lab::Cni;
 use egress_lab::capture::dissect;
 use egress_lab::capture::{CaptureKey, CapturedPacket};
 use egress_lab::test_cluster::placement::{FIRST_V4, FIRST_V6, PATIENCE, seen_as};
@@ -71,10 +70,7 @@ fn remade(context: &LabContext) -> Result<()> {
             .tallies
             .iter()
             .filter(|(key, _)| is_leaked(key))
-            .map(|(key, tally)| {
-                let what = format!("{} of {}", key.protocol, key.to_port);
-                (format!("{} {} -> {} ({what})", key.port, key.source, key.destination), tally.packets)
-            })
+            .map(|(key, tally)| (key.to_string(), tally.packets))
             .collect();
         findings.equal(&format!("packets to the world with a {class:?}'s address"), &BTreeMap::new(), &leaked);
     }
@@ -148,7 +144,7 @@ fn is_the_hosts_own(key: &CaptureKey) -> bool {
     // Unreachable, and redirect.
     let tells = matches!((key.protocol, key.to_port), (dissect::ICMP, 3 | 5) | (dissect::ICMPV6, 1 | 137));
     (tells && !plan::is_pod_network(key.source))
-        || nodes().any(|node| node.management(Cni::Ovn).is(key.source) || node.management(Cni::Ovn).is(key.destination))
+        || [key.source, key.destination].into_iter().any(plan::is_management_port)
 }
 
 fn nodes() -> impl Iterator<Item = plan::NodeNumber> {
