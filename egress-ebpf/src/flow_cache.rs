@@ -33,7 +33,7 @@ use crate::{Outcome, counters, lease, overlay};
 const LIFE_NS: u64 = 1 << 27;
 
 /// A power of two.
-const PLACES: u32 = 1024;
+const PLACES: u32 = 4096;
 
 #[btf_map(name = "flow_cache")]
 static FLOW_CACHE: PerCpuArray<CacheEntry, { PLACES as usize }> = PerCpuArray::new();
