@@ -14,6 +14,7 @@ mod devices;
 mod dumps;
 mod encapsulation;
 mod expiry;
+mod fib_helper;
 mod flow_cache;
 mod fragmentation;
 mod fragments;

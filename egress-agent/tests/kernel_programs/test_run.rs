@@ -3,7 +3,7 @@
 #![expect(unsafe_code, reason = "the one system call for which aya has no flags")]
 
 use std::io;
-use std::os::fd::{AsFd as _, AsRawFd as _};
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
 use std::sync::OnceLock;
 
 use aya::programs::SchedClassifier;
@@ -69,7 +69,17 @@ impl Ran {
 
 /// One run, without counters.
 pub(crate) fn test_run(program: &SchedClassifier, run: &TestRun, frame: &[u8]) -> Ran {
-    run_with(program, run, frame, 0).unwrap_or_else(|error| panic!("{run:?}: {error}; {frame:02x?}"))
+    run_with(fd(program), run, frame, 0).unwrap_or_else(|error| panic!("{run:?}: {error}; {frame:02x?}"))
+}
+
+/// One run of a program that is in no object file: what it returns, and the frame.
+pub(crate) fn test_run_of(program: BorrowedFd<'_>, frame: &[u8]) -> (i32, Vec<u8>) {
+    let ran = run_with(program, &run("a program", 0), frame, 0).expect("run a program");
+    (ran.action, ran.frame)
+}
+
+fn fd(program: &SchedClassifier) -> BorrowedFd<'_> {
+    program.fd().expect("loaded").as_fd()
 }
 
 /// As [`test_run`], with a packet that has a complete checksum where the kernel can make one (`CHECKSUM_COMPLETE`: the
@@ -78,7 +88,7 @@ pub(crate) fn test_run(program: &SchedClassifier, run: &TestRun, frame: &[u8]) -
 /// the checksum, and the run compares nevertheless.
 pub(crate) fn test_run_summed(program: &SchedClassifier, run: &TestRun, frame: &[u8]) -> Ran {
     let flags = if knows_complete_sums(program) { COMPLETE_SUM } else { 0 };
-    run_with(program, run, frame, flags).unwrap_or_else(|error| panic!("{run:?}: {error}; {frame:02x?}"))
+    run_with(fd(program), run, frame, flags).unwrap_or_else(|error| panic!("{run:?}: {error}; {frame:02x?}"))
 }
 
 /// `BPF_F_TEST_SKB_CHECKSUM_COMPLETE` (Linux 6.17).
@@ -88,7 +98,7 @@ const COMPLETE_SUM: u32 = 1 << 2;
 fn knows_complete_sums(program: &SchedClassifier) -> bool {
     static KNOWN: OnceLock<bool> = OnceLock::new();
     *KNOWN.get_or_init(|| {
-        let mut attr = TestRunAttr { data_size_in: 64, flags: COMPLETE_SUM, ..TestRunAttr::of(program) };
+        let mut attr = TestRunAttr { data_size_in: 64, flags: COMPLETE_SUM, ..TestRunAttr::of(fd(program)) };
         // SAFETY: the kernel may read 64 bytes at address zero, which it finds is not the process's memory.
         let error = unsafe { attr.run() }.expect_err("a packet from nowhere");
         let is_known = error.raw_os_error() == Some(libc::EFAULT);
@@ -122,9 +132,8 @@ struct TestRunAttr {
 }
 
 impl TestRunAttr {
-    fn of(program: &SchedClassifier) -> Self {
-        let prog_fd = program.fd().expect("loaded").as_fd().as_raw_fd().cast_unsigned();
-        Self { prog_fd, repeat: 1, ..Self::default() }
+    fn of(program: BorrowedFd<'_>) -> Self {
+        Self { prog_fd: program.as_raw_fd().cast_unsigned(), repeat: 1, ..Self::default() }
     }
 
     /// # Safety
@@ -139,7 +148,7 @@ impl TestRunAttr {
     }
 }
 
-fn run_with(program: &SchedClassifier, run: &TestRun, frame: &[u8], flags: u32) -> io::Result<Ran> {
+fn run_with(program: BorrowedFd<'_>, run: &TestRun, frame: &[u8], flags: u32) -> io::Result<Ran> {
     let context = context(run);
     let (mut out, mut context_out) = ([0_u8; 4096], [0_u8; CONTEXT]);
     let size = |length: usize| u32::try_from(length).expect("a length");
