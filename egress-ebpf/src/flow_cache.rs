@@ -58,7 +58,10 @@ pub struct CacheEntry {
     until_ns: u64,
     generations: Generations,
     ifindex: u32,
-    mtu: u32,
+    mtu: u16,
+    /// The interface that the packet came in by, on which the decision of `from_netdev` depends. An index that does not
+    /// fit is cut, and then equal to none.
+    came_by: u16,
     macs: Macs,
 }
 
@@ -165,9 +168,10 @@ fn repeat<const AT: u8>(
         return None;
     }
     let is = |verdict: Verdict| u32::from(cached.verdict) == verdict.index();
-    let fits = run.wire_length() <= cached.mtu;
+    let fits = run.wire_length() <= u32::from(cached.mtu);
     let fits_outer =
         || fits && overlay::is_short(run, &cached.node) && (headers.l4 == L4::Tcp || packet.gso_size() == 0);
+    let is_expected_here = || packet.ifindex() == u32::from(cached.came_by);
     Some(match AT {
         at::FROM_POD if is(Verdict::SnatHere) && fits => out(run, cached, Verdict::SnatHere),
         at::FROM_POD if is(Verdict::ToGateway) && fits_outer() => to_node(run, cached, route, Verdict::ToGateway),
@@ -175,8 +179,8 @@ fn repeat<const AT: u8>(
             out(run, cached, Verdict::SnatForNode)
         }
         at::FROM_OVERLAY if is(Verdict::ReplyDelivered) && fits && is_from(cached, outer) => deliver(run, cached),
-        at::FROM_NETDEV if is(Verdict::ReplyHere) && fits => send_reply(run, cached),
-        at::FROM_NETDEV if is(Verdict::ReplyToNode) && fits_outer() => {
+        at::FROM_NETDEV if is(Verdict::ReplyHere) && fits && is_expected_here() => send_reply(run, cached),
+        at::FROM_NETDEV if is(Verdict::ReplyToNode) && fits_outer() && is_expected_here() => {
             to_node(run, cached, route, Verdict::ReplyToNode)
         }
         at::FROM_POD if is(Verdict::NotSelected) => Outcome::done(Verdict::NotSelected),
@@ -290,6 +294,7 @@ fn begin(run: &Run<'_>, verdict: Verdict) -> Option<&'static mut CacheEntry> {
     cached.key = run.headers.tuple;
     cached.until_ns = run_ns() + LIFE_NS;
     cached.generations = pending.generations;
+    cached.came_by = run.packet.ifindex() as u16;
     cached.verdict = verdict.index() as u16;
     Some(cached)
 }
@@ -312,7 +317,8 @@ fn begin_route(
     cached.node = *node;
     cached.egress_id = egress_id;
     cached.ifindex = route.ifindex;
-    cached.mtu = mtu;
+    // No packet is longer.
+    cached.mtu = mtu.min(u32::from(u16::MAX)) as u16;
     cached.macs[..6].copy_from_slice(&route.dmac);
     cached.macs[6..].copy_from_slice(&route.smac);
     Some(cached)

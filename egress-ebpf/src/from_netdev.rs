@@ -70,7 +70,7 @@ pub fn answer_arp(packet: Packet, config: &Config) -> Outcome {
     let Some(message) = wire_arp::ArpMessage::parse(&packet) else {
         return Outcome::done(Verdict::NotOurs);
     };
-    let contested = is_contested(&message.sender(), &message.sender_mac);
+    let contested = is_contested(packet, &message.sender(), &message.sender_mac);
     let otherwise = Outcome::done(if contested { Verdict::AddressConflict } else { Verdict::NotOurs });
     if !message.is_request() {
         return otherwise;
@@ -78,6 +78,10 @@ pub fn answer_arp(packet: Packet, config: &Config) -> Outcome {
     let Some(owned) = held(&message.target()) else {
         return otherwise;
     };
+    // Not left to the stack, which may answer for the other interface (`proxy_arp`).
+    if owned.ifindex != packet.ifindex() {
+        return Outcome::done(Verdict::WrongInterface);
+    }
     if packet.store(0, message.answer(owned.mac)).is_none() {
         return Outcome::done(Verdict::RewriteFailed);
     }
@@ -103,9 +107,12 @@ pub fn answer_neighbour(packet: Packet, config: &Config, headers: &Headers, fram
     let owned = held(&target)?;
     packet.pull_long_headers();
     let message = verifier::believed(packet)?;
+    if owned.ifindex != packet.ifindex() {
+        return (kind == icmp_v6::NEIGHBOUR_SOLICITATION).then_some(Outcome::done(Verdict::WrongInterface));
+    }
     // A host in duplicate address detection is about to use the address.
     let claims = message.overrides() || *sender == Addr::UNSPECIFIED;
-    let contested = claims && is_contested(&target, &message.link(&packet)?);
+    let contested = claims && is_contested(packet, &target, &message.link(&packet)?);
     if kind != icmp_v6::NEIGHBOUR_SOLICITATION {
         return contested.then_some(Outcome::done(Verdict::AddressConflict));
     }
@@ -121,10 +128,11 @@ pub fn answer_neighbour(packet: Packet, config: &Config, headers: &Headers, fram
     Some(Outcome::redirected(Verdict::NeighbourAnswered, fib::send_back(packet, config)))
 }
 
-/// Whether another host claims an owned egress IP, by another link address; if so, user space gets an event.
+/// Whether another host claims an owned egress IP in the network of its interface, by another link address; if so, user
+/// space gets an event.
 #[inline(never)]
-fn is_contested(address: &Addr, mac: &[u8; 6]) -> bool {
-    let is_anothers = held(address).is_some_and(|owned| owned.mac != *mac);
+fn is_contested(packet: Packet, address: &Addr, mac: &[u8; 6]) -> bool {
+    let is_anothers = held(address).is_some_and(|owned| owned.ifindex == packet.ifindex() && owned.mac != *mac);
     if is_anothers {
         let now = Maps.now_ns();
         if may_report::<{ counters::CONFLICTS }>(now) {
@@ -136,7 +144,7 @@ fn is_contested(address: &Addr, mac: &[u8; 6]) -> bool {
     is_anothers
 }
 
-/// The owned egress IP, if this node answers for it. The new owner answers for a handed-over address, although this
+/// The owned egress IP, if this node answers for it, on its interface alone. The new owner answers for a handed-over address, although this
 /// node still accepts replies. Without a lease this node answers for none, because another node may own the address.
 #[inline(never)]
 fn held(target: &Addr) -> Option<&'static OwnedAddr> {
@@ -155,7 +163,7 @@ fn held(target: &Addr) -> Option<&'static OwnedAddr> {
 pub fn uncached(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
     let Workspace { headers, quote, .. } = workspace;
     let quote = quoted(packet, headers, quote);
-    let decision = from_netdev::decide(headers, quote, &Maps, config);
+    let decision = from_netdev::decide(headers, quote, packet.ifindex(), &Maps, config);
     let outcome = apply(packet, config, workspace, decision);
     match outcome.mtu_exceeded() {
         Some(mtu) => {

@@ -1,11 +1,11 @@
 //! `to_netdev`: uplink, TC egress. Packets that leave the node.
 //!
 //! The guard: no selected pod's packet leaves with the pod's address, and none with an egress IP that this node may not
-//! emit. Packets with the mark get the node's address. Most packets are the node's own: [`fast_check`] recognises them
+//! emit, or not by this interface. Packets with the mark get the node's address. Most packets are the node's own: [`fast_check`] recognises them
 //! from a few words of the packet, without parsing.
 
 use egress_common::abi::{Addr, Config, Direction, HandoverStage, NODE_MARK, Verdict, has_node_mark};
-use egress_common::decide::to_netdev::{Meta, ToNetdev};
+use egress_common::decide::to_netdev::{Meta, ToNetdev, is_misdirected};
 use egress_common::decide::{self, Rewrite, Tables, from_netdev};
 use egress_common::wire::{ETH_LEN, Frame, Headers, L3, Plain, ethertype, ipv4, ipv6};
 
@@ -40,7 +40,7 @@ fn is_left_alone(packet: Packet, config: &Config) -> bool {
         || (from_netdev::is_node_address(&plain.saddr, config, plain.family)
             && !from_netdev::is_node_port(plain.sport, config)
             && !plain.is_udp_to(config.tunnel_port));
-    is_nodes && !config.may_be_pod(&plain.saddr)
+    is_nodes && !config.may_be_pod(&plain.saddr) && !config.owned.may_contain(&plain.saddr)
 }
 
 pub fn begin(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
@@ -55,8 +55,12 @@ pub fn begin(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outc
     if let Err(verdict) = parse(packet, headers, Direction::Egress) {
         return Outcome::done(verdict);
     }
+    let word = meta_word(packet, headers, config);
+    if word & MISDIRECTED != 0 {
+        return Outcome::done(Verdict::WrongInterface);
+    }
     let quote = quoted(packet, headers, quote);
-    let meta = meta_of(packet);
+    let meta = meta_of(packet, word);
     let decision = decide::to_netdev::decide(headers, quote, &meta, &Maps, config);
     let run = &Run { packet, config, headers };
     match decision {
@@ -83,16 +87,27 @@ pub fn begin(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outc
     }
 }
 
-/// [`Meta`] in one register. Out of line, because `to_netdev` has little stack.
+const FORWARDED: u64 = 1 << 32;
+const RETURNING: u64 = 1 << 33;
+const MISDIRECTED: u64 = 1 << 34;
+
+/// [`Meta`] without the interface, and whether the packet [`is_misdirected`], in one register. Out of line, because
+/// `to_netdev` has little stack.
 #[inline(never)]
-fn meta_word(packet: Packet) -> u64 {
-    u64::from(packet.mark()) | u64::from(packet.is_forwarded()) << 32 | u64::from(packet.is_returning()) << 33
+fn meta_word(packet: Packet, headers: &Headers, config: &Config) -> u64 {
+    let (mark, ifindex) = (packet.mark(), packet.ifindex());
+    let meta = Meta { mark, ifindex, forwarded: packet.is_forwarded(), returning: packet.is_returning() };
+    let bit = |is_set: bool, bit: u64| if is_set { bit } else { 0 };
+    u64::from(mark)
+        | bit(meta.forwarded, FORWARDED)
+        | bit(meta.returning, RETURNING)
+        | bit(is_misdirected(&headers.tuple.saddr, &meta, &Maps, config), MISDIRECTED)
 }
 
 #[inline(always)]
-fn meta_of(packet: Packet) -> Meta {
-    let word = meta_word(packet);
-    Meta { mark: word as u32, forwarded: word >> 32 & 1 != 0, returning: word >> 33 & 1 != 0 }
+fn meta_of(packet: Packet, word: u64) -> Meta {
+    let ifindex = packet.ifindex();
+    Meta { mark: word as u32, ifindex, forwarded: word & FORWARDED != 0, returning: word & RETURNING != 0 }
 }
 
 /// A redirected packet with an egress IP that may have waited for its neighbour, for example while the uplink had no
@@ -105,19 +120,20 @@ pub fn waited(packet: Packet, egress_id: u32) -> Outcome {
         _ => None,
     };
     let Some(source) = source else { return Outcome::done(Verdict::Malformed) };
-    Outcome::done(match (Maps.has_lease(), may_emit(egress_id, &source)) {
-        (true, true) => Verdict::NotOurs,
-        (true, false) => Verdict::NotGateway,
+    Outcome::done(match (Maps.has_lease(), emitted_by(egress_id, &source)) {
         (false, _) => Verdict::LeaseExpired,
+        (true, None) => Verdict::NotGateway,
+        (true, Some(ifindex)) if ifindex == packet.ifindex() => Verdict::NotOurs,
+        (true, Some(_)) => Verdict::WrongInterface,
     })
 }
 
-/// Whether this node owns the policy's address, or is its new owner.
+/// The interface of the policy's address, if this node owns it or is its new owner.
 #[inline(always)]
-fn may_emit(egress_id: u32, address: &Addr) -> bool {
-    if Maps.owned(egress_id).is_some_and(|owned| owned.address == *address) {
-        return true;
+fn emitted_by(egress_id: u32, address: &Addr) -> Option<u32> {
+    if let Some(owned) = Maps.owned(egress_id).filter(|owned| owned.address == *address) {
+        return Some(owned.ifindex);
     }
-    let handover = Maps.handover(egress_id).filter(|handover| handover.owned.address == *address);
-    handover.is_some_and(|handover| matches!(handover.stage(), Some(HandoverStage::Arriving | HandoverStage::Open)))
+    let handover = Maps.handover(egress_id).filter(|handover| handover.owned.address == *address)?;
+    matches!(handover.stage(), Some(HandoverStage::Arriving | HandoverStage::Open)).then_some(handover.owned.ifindex)
 }

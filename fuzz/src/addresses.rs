@@ -113,9 +113,13 @@ pub(crate) fn node_of_stories() -> ModelNode {
     ModelNode::new(maps)
 }
 
+/// The interface of every owned address, and another one.
+pub(crate) const UPLINK: u32 = 11;
+pub(crate) const FURTHER: u32 = 14;
+
 /// Assigns an owned address to the policy.
 pub(crate) fn own(maps: &MemoryMaps, egress_id: u32, address: Addr) {
-    maps.put_owned(egress_id, Owned::new(egress_id, address, 11, [2, 0, 0, 0, 1, 0x64]));
+    maps.put_owned(egress_id, Owned::new(egress_id, address, UPLINK, [2, 0, 0, 0, 1, 0x64]));
 }
 
 /// The key of a policy.

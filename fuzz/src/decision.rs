@@ -94,20 +94,28 @@ fn pass(input: &mut Input<'_>, node: &mut ModelNode, hook: usize, seen: &mut Vec
         1 if !seen.is_empty() => complaint(input, seen),
         _ => packet(input).frame(),
     };
-    let hook = match hook {
+    let mut hook = match hook {
         2 | 3 => PacketHook::FromPod,
         4 => {
             let source = input.pick(&[addresses::OTHER, addresses::SELF, addresses::remote_pod(Family::V4, 0)]);
             PacketHook::FromOverlay(Outer { source, egress_id: input.pick(&IDS) })
         }
-        5 => PacketHook::FromNetdev,
+        5 => PacketHook::FromNetdev(addresses::UPLINK),
         6 => {
             let mark = input.pick(&MARKS);
-            PacketHook::ToNetdev(Meta { mark, forwarded: input.flag(), returning: input.flag() })
+            let ifindex = addresses::UPLINK;
+            PacketHook::ToNetdev(Meta { mark, ifindex, forwarded: input.flag(), returning: input.flag() })
         }
         _ => PacketHook::ToPod,
     };
-    let gso_size = if input.below(16) == 1 { 1000 } else { 0 };
+    // One byte, so that the corpus keeps its meaning.
+    let chances = input.byte();
+    let gso_size = if chances % 16 == 1 { 1000 } else { 0 };
+    if chances / 16 == 1
+        && let PacketHook::FromNetdev(ifindex) | PacketHook::ToNetdev(Meta { ifindex, .. }) = &mut hook
+    {
+        *ifindex = addresses::FURTHER;
+    }
     let outcome = node.run(&hook, &Skb { frame: &frame, gso_size, foreign: false });
     seen.push(frame);
     if let PacketOutcome::Sent(_, out) = outcome {

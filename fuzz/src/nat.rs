@@ -155,7 +155,7 @@ impl NatStory<'_> {
         let family = self.input.pick(&FAMILIES);
         let (pod, _) = self.who(family);
         let packet = self.packet(family, addresses::pod(family, pod), addresses::other_node(family));
-        let meta = Meta { mark: MARKS[1], forwarded: true, returning: false };
+        let meta = Meta { mark: MARKS[1], ifindex: addresses::UPLINK, forwarded: true, returning: false };
         if let PacketOutcome::Passed(Verdict::NodeSnat, out, _) = self.node.to_netdev(&packet.frame(), &meta) {
             self.went(&packet, PacketOutcome::Sent(Verdict::NodeSnat, out), Verdict::NodeReply);
         }

@@ -21,6 +21,7 @@ use egress_common::decide::to_netdev::Meta;
 use egress_common::decide::{Rewrite, fragments, mtu, to_pod};
 use egress_common::wire::{ETH_LEN, Headers, L4, Quote};
 
+use crate::addresses;
 use crate::frame;
 use crate::rewrite;
 
@@ -35,8 +36,9 @@ pub enum PacketHook {
     ToPod,
     /// Overlay, ingress.
     FromOverlay(Outer),
-    /// Uplink, ingress and egress.
-    FromNetdev,
+    /// The interface with this index, ingress.
+    FromNetdev(u32),
+    /// An interface, egress.
     ToNetdev(Meta),
 }
 
@@ -154,7 +156,7 @@ impl ModelNode {
             PacketHook::FromPod => self.run_from_pod(skb),
             PacketHook::ToPod => self.run_to_pod(skb),
             PacketHook::FromOverlay(outer) => self.run_from_overlay(outer, skb),
-            PacketHook::FromNetdev => self.run_from_netdev(skb),
+            PacketHook::FromNetdev(ifindex) => self.run_from_netdev(*ifindex, skb),
             PacketHook::ToNetdev(meta) => self.run_to_netdev(skb, meta),
         };
         self.maps.assert_paired();
@@ -170,7 +172,7 @@ impl ModelNode {
     }
 
     pub fn from_netdev(&mut self, frame: &[u8]) -> PacketOutcome {
-        self.run(&PacketHook::FromNetdev, &Skb::plain(frame))
+        self.run(&PacketHook::FromNetdev(addresses::UPLINK), &Skb::plain(frame))
     }
 
     pub fn to_netdev(&mut self, frame: &[u8], meta: &Meta) -> PacketOutcome {

@@ -3,6 +3,7 @@
 //! ```text
 //!   breth0        172.18.0.2/16   fd00:172:18::2/64     next hop 172.18.0.1, fd00:172:18::1 (no ARP: known for good)
 //!   ovn-k8s-mp0   10.244.1.2/24   fd00:10:244:1::2/64   pods likewise
+//!   eth1          another interface of the node, with the link address of breth0, so that the same frames are for it
 //! ```
 
 use std::io::Write;
@@ -13,6 +14,8 @@ use crate::cast::{V4, V6};
 pub(crate) const UPLINK: u32 = 11;
 pub(crate) const MGMT: u32 = 12;
 pub(crate) const OVERLAY: u32 = 13;
+/// Another interface than the uplink.
+pub(crate) const FURTHER: u32 = 14;
 pub(crate) const UPLINK_MAC: [u8; 6] = [2, 0, 0, 0, 1, 2];
 pub(crate) const ROUTER_MAC: [u8; 6] = [2, 0, 0, 0, 1, 1];
 pub(crate) const MGMT_MAC: [u8; 6] = [2, 0, 0, 0, 2, 2];
@@ -27,6 +30,7 @@ pub(crate) fn make_devices() {
     let mut script = format!(
         "link set lo up\n\
          link add breth0 index {UPLINK} address 02:00:00:00:01:02 type veth peer name out0 index 21\n\
+         link add eth1 index {FURTHER} address 02:00:00:00:01:02 type veth peer name far1 index 24\n\
          link add ovn-k8s-mp0 index {MGMT} address 02:00:00:00:02:02 mtu 1400 type veth peer name pods0 index 22\n\
          addr add 172.18.0.2/16 dev breth0\n\
          addr add fd00:172:18::2/64 dev breth0 nodad\n\

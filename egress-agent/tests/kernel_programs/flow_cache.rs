@@ -9,10 +9,10 @@ use egress_common::abi::{
 use egress_common::decide::phase;
 
 use crate::cast::{FamilyAddresses, V4, addr};
-use crate::devices::{OWNED_MAC, UPLINK};
+use crate::devices::{FURTHER, OWNED_MAC, UPLINK};
 use crate::frames::{ACK, Body, FIN, FrameSpec, RST, SYN, ip, packet};
 use crate::races::{CPUS, pin};
-use crate::stage::{FROM_NETDEV, FROM_POD, REDIRECT, Stage, TO_POD, UPLINK_MAC, both, test_run};
+use crate::stage::{FROM_NETDEV, FROM_POD, REDIRECT, Stage, TO_POD, TestRun, UPLINK_MAC, both, test_run};
 
 /// Runs on one CPU, with a decision number.
 fn on_one_cpu(test: impl Fn(&mut Stage, &FamilyAddresses) + Send + 'static) {
@@ -282,6 +282,16 @@ fn other_packets_take_the_full_path() {
         // A ping reply has the tuple of the ping.
         let ping = back(cast).body(Body::EchoRequest);
         stage.drops(&FROM_NETDEV, &ping, Verdict::NoNatEntry);
+    });
+}
+
+#[test]
+fn an_answer_by_another_interface_takes_the_full_path() {
+    on_one_cpu(|stage, cast| {
+        warm(stage, cast);
+        let elsewhere = TestRun { ifindex: FURTHER, ..FROM_NETDEV };
+        stage.drops(&elsewhere, &back(cast), Verdict::WrongInterface);
+        stage.forwards(&FROM_NETDEV, &back(cast), Verdict::ReplyHere, &back(cast).dnat(cast.pod, 4000).hop());
     });
 }
 

@@ -25,6 +25,7 @@ mod generated_errors;
 mod hairpin;
 mod handover;
 mod icmp_errors;
+mod interfaces;
 mod lease;
 mod limits;
 mod mutants;

@@ -8,7 +8,9 @@ use egress_common::abi::{Addr, ConflictEvent, Verdict};
 
 use crate::cast::{V4, V6};
 use crate::frames::{checksum, ip, octets};
-use crate::stage::{FROM_NETDEV, NEXT, OWNED_MAC, REDIRECT, Ran, Stage, UPLINK_MAC, on_stage};
+use crate::stage::{
+    FROM_NETDEV, FURTHER, NEXT, OWNED_MAC, REDIRECT, Ran, SHOT, Stage, TestRun, UPLINK, UPLINK_MAC, both, on_stage,
+};
 
 const ASKER_MAC: [u8; 6] = [2, 0, 0, 0, 0, 9];
 const REQUEST: u8 = 1;
@@ -275,6 +277,51 @@ fn conflicting_claims_on_an_owned_address_are_reported() {
         stage.owned.remove(&V4.here).expect("it is owned");
         stage.run_frame(&FROM_NETDEV, &announced, Verdict::NotOurs);
         assert_eq!(stage.conflicts(), []);
+    });
+}
+
+/// Other questions about it are dropped, because the stack may answer for another interface.
+#[test]
+fn an_address_is_answered_on_its_own_interface_alone() {
+    both(|stage, cast| {
+        let (question, answered) = asks_for(cast.egress);
+        for (own, other) in [(UPLINK, FURTHER), (FURTHER, UPLINK)] {
+            stage.own_on(own, cast.here, cast.egress);
+            let by = |ifindex| TestRun { ifindex, ..FROM_NETDEV };
+            assert_eq!(stage.run_frame(&by(own), &question, answered).action, REDIRECT);
+            assert_eq!(stage.run_frame(&by(other), &question, Verdict::WrongInterface).action, SHOT);
+        }
+        stage.own(cast.here, cast.egress);
+    });
+}
+
+#[test]
+fn a_claim_by_another_interface_is_no_conflict() {
+    const ELSEWHERE: TestRun = TestRun { ifindex: FURTHER, ..FROM_NETDEV };
+    on_stage(|stage| {
+        stage.conflicts();
+        let macs = [GROUP_MAC, ASKER_MAC];
+        let claims = [
+            arp([0xff; 6], REPLY, (ASKER_MAC, V4.egress), ([0; 6], V4.node)),
+            arp([0xff; 6], REQUEST, (ASKER_MAC, V4.egress), ([0; 6], V4.node)),
+            discovery(macs, V6.egress, "ff02::1", 255, &advertisement_of(V6.egress, 0x20, ASKER_MAC)),
+        ];
+        for frame in &claims {
+            let ran = stage.run_frame(&ELSEWHERE, frame, Verdict::NotOurs);
+            assert_eq!(ran, Ran::plain(NEXT, frame.clone(), 0));
+        }
+        assert_eq!(stage.conflicts(), []);
+        for frame in &claims {
+            stage.run_frame(&FROM_NETDEV, frame, Verdict::AddressConflict);
+            assert_eq!(stage.conflicts().len(), 1);
+        }
+        // An announcement and duplicate address detection are questions too.
+        for frame in [
+            arp([0xff; 6], REQUEST, (ASKER_MAC, V4.egress), ([0; 6], V4.egress)),
+            discovery(macs, "::", GROUP, 255, &solicitation(V6.egress, &[])),
+        ] {
+            assert_eq!(stage.run_frame(&ELSEWHERE, &frame, Verdict::WrongInterface).action, SHOT);
+        }
     });
 }
 

@@ -281,9 +281,14 @@ impl Stage {
 
     /// One address per egress ID and family: flows of the ID get the last owned one.
     pub(crate) fn own(&mut self, egress_id: u32, address: &str) {
-        let owned = Owned::new(egress_id, addr(address), UPLINK, OWNED_MAC);
+        self.own_on(UPLINK, egress_id, address);
+    }
+
+    /// The same on this interface.
+    pub(crate) fn own_on(&mut self, ifindex: u32, egress_id: u32, address: &str) {
+        let owned = Owned::new(egress_id, addr(address), ifindex, OWNED_MAC);
         self.owned.insert(egress_id, owned, 0).expect("own");
-        let entry = OwnedAddr { egress_id, ifindex: UPLINK, mac: OWNED_MAC, reserved: [0; 2] };
+        let entry = OwnedAddr { egress_id, ifindex, mac: OWNED_MAC, reserved: [0; 2] };
         self.owned_addr.insert(addr(address), entry, 0).expect("own");
     }
 

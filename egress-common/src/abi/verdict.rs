@@ -201,6 +201,8 @@ verdicts! {
     V4Mapped = 80, Drop, "v4_mapped";
     /// For an egress IP of this node, whose lease has expired: its agent is away, or out of touch with the controller and the API server.
     LeaseExpired = 81, Drop, "lease_expired";
+    /// To an egress IP of this node, or from it, by another interface than the one that the address is on.
+    WrongInterface = 82, Drop, "wrong_interface";
 }
 
 impl Verdict {

@@ -6,6 +6,10 @@ use crate::abi::*;
 /// Egress ID of the policy that selects [`Cast::pod`].
 pub(crate) const ID: u32 = 7;
 
+/// The interface of every owned address, and another one.
+pub(crate) const UPLINK: u32 = 2;
+pub(crate) const FURTHER: u32 = 3;
+
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cast {
     pub(crate) family: Family,

@@ -1,8 +1,8 @@
 //! `from_netdev`: the uplink, TC ingress. Packets from outside to this node.
 //!
 //! For an owned egress IP: replies, and ICMP errors that quote a packet of a flow, go to the pod, here or through the
-//! overlay. All other packets for it are dropped, so that nothing unsolicited reaches the host or a pod. For the node's own
-//! address: replies to packets with the mark, recognised by the port range that only NAT uses. All other traffic is
+//! overlay. All other packets for it are dropped, so that nothing unsolicited reaches the host or a pod; also what
+//! arrives by another interface than the address's. For the node's own address: replies to packets with the mark, recognised by the port range that only NAT uses. All other traffic is
 //! untouched.
 
 use super::{Tables, fragments, slots};
@@ -39,9 +39,19 @@ pub fn is_left_alone(plain: &Plain, config: &Config) -> bool {
     !may_be_nodes && !config.owned.may_contain(&plain.daddr)
 }
 
+/// `ifindex`: the interface that the packet came in by.
 #[inline(always)]
-pub fn decide<'t, T: Tables>(headers: &mut Headers, quote: &Quote, tables: &'t T, config: &Config) -> FromNetdev<'t> {
+pub fn decide<'t, T: Tables>(
+    headers: &mut Headers,
+    quote: &Quote,
+    ifindex: u32,
+    tables: &'t T,
+    config: &Config,
+) -> FromNetdev<'t> {
     if let Some(owned) = tables.owned_addr(&headers.tuple.daddr) {
+        if owned.ifindex != ifindex {
+            return FromNetdev::Done(Verdict::WrongInterface);
+        }
         let egress_id = owned.egress_id;
         return match is_elsewhere(headers, quote, egress_id, tables, false) {
             true => FromNetdev::PassOn { egress_id },

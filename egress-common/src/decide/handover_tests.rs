@@ -6,7 +6,7 @@
 
 use std::vec::Vec;
 
-use super::cast::{Cast, ID, NODE, OTHER_NODE, V4, V6, staged};
+use super::cast::{Cast, ID, NODE, OTHER_NODE, UPLINK, V4, V6, staged};
 use super::from_netdev::{self, FromNetdev};
 use super::from_overlay::{self, FromOverlay, Outer};
 use super::from_pod::{self, FromPod};
@@ -93,7 +93,7 @@ impl Pair {
     }
 
     fn move_entry(&self, maps: &MemoryMaps, stage: HandoverStage, peer: &str) {
-        let owned = Owned::new(ID, addr(self.cast.egress), 2, [2, 0, 0, 0, 0, 1]);
+        let owned = Owned::new(ID, addr(self.cast.egress), UPLINK, [2, 0, 0, 0, 0, 1]);
         maps.handovers.borrow_mut().insert(ID, HandoverEntry::new(ID, stage, maps.now.get(), addr(peer), owned));
     }
 
@@ -113,13 +113,13 @@ impl Pair {
 
     fn write_new(&self, number: usize) {
         let (maps, egress) = (&self.new, addr(self.cast.egress));
-        let owned = Owned::new(ID, egress, 2, [2, 0, 0, 0, 0, 1]);
+        let owned = Owned::new(ID, egress, UPLINK, [2, 0, 0, 0, 0, 1]);
         match number {
             0 => {}
             READY => self.move_entry(maps, HandoverStage::Arriving, NODE),
             OPEN => self.move_entry(maps, HandoverStage::Open, NODE),
             3 => {
-                let entry = OwnedAddr { egress_id: ID, ifindex: 2, mac: owned.mac, reserved: [0; 2] };
+                let entry = OwnedAddr { egress_id: ID, ifindex: UPLINK, mac: owned.mac, reserved: [0; 2] };
                 maps.owned_addr.borrow_mut().insert(egress, entry);
             }
             OWNED => drop(maps.owned.borrow_mut().insert(ID, owned)),
@@ -183,7 +183,7 @@ impl Pair {
     /// A packet from outside for the egress IP: the node that delivers it to the pod.
     fn answered(&self, node: &'static str, answer: &(FrameFields, Quote)) -> PacketEnd {
         let maps = self.maps(node);
-        let entered = from_netdev::decide(&mut answer.0.arriving(), &answer.1, maps, &maps.config.get());
+        let entered = from_netdev::decide(&mut answer.0.arriving(), &answer.1, UPLINK, maps, &maps.config.get());
         self.goes(node, &entered, answer)
     }
 

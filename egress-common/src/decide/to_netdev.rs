@@ -14,6 +14,8 @@ use crate::wire::{Headers, L4, Quote};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Meta {
     pub mark: u32,
+    /// The interface that it is about to leave by.
+    pub ifindex: u32,
     /// Came in by a device of this node, so it is forwarded. The kernel clears this when a tunnel device encapsulates.
     pub forwarded: bool,
     /// Came in by the device that it is about to leave by.
@@ -29,6 +31,18 @@ pub enum ToNetdev {
     NodeSnat,
 }
 
+/// Whether a packet from this address, of the node itself or of the network, is to be dropped because this node owns the
+/// address on another interface. [`decide`] drops a forwarded one with an egress IP, whatever the interface.
+///
+/// Asked before [`decide`], by a function of its own, because the program has little stack.
+#[inline(always)]
+pub fn is_misdirected<T: Tables>(source: &Addr, meta: &Meta, tables: &T, config: &Config) -> bool {
+    (!meta.forwarded || meta.returning)
+        && config.owned.may_contain(source)
+        && tables.owned_addr(source).is_some_and(|owned| owned.ifindex != meta.ifindex)
+}
+
+/// The rest of the guard, after [`is_misdirected`].
 #[inline(always)]
 pub fn decide<T: Tables>(headers: &mut Headers, quote: &Quote, meta: &Meta, tables: &T, config: &Config) -> ToNetdev {
     if meta.forwarded && headers.may_be_udp_to(config.tunnel_port) && tables.node(&headers.tuple.daddr).is_some() {
@@ -177,18 +191,22 @@ fn guard_foreign<T: Tables>(headers: &Headers, tables: &T, config: &Config) -> V
 mod tests {
     use super::*;
     use crate::abi::{Direction, NODE_MARK, OnUnknownPod, PodEntry, WhenEmpty};
-    use crate::decide::cast::{ID, both};
+    use crate::decide::cast::{FURTHER, ID, UPLINK, both};
     use crate::decide::memory_maps::{MemoryMaps, addr, with_node_ports};
     use crate::decide::packets::{FrameFields, packet};
     use crate::decide::to_pod;
     use crate::wire::{PROTO_AH, tcp};
 
-    const FORWARDED: Meta = Meta { mark: 0, forwarded: true, returning: false };
-    const OWN: Meta = Meta { mark: 0, forwarded: false, returning: false };
-    const MARKED: Meta = Meta { mark: NODE_MARK, forwarded: true, returning: false };
+    const FORWARDED: Meta = Meta { mark: 0, ifindex: UPLINK, forwarded: true, returning: false };
+    const OWN: Meta = Meta { forwarded: false, ..FORWARDED };
+    const MARKED: Meta = Meta { mark: NODE_MARK, ..FORWARDED };
 
     fn asked(maps: &MemoryMaps, meta: &Meta, packet: &FrameFields) -> ToNetdev {
-        decide(&mut packet.headers(), &Quote::NONE, meta, maps, &maps.config.get())
+        let (mut headers, config) = (packet.headers(), maps.config.get());
+        if is_misdirected(&headers.tuple.saddr, meta, maps, &config) {
+            return ToNetdev::Done(Verdict::WrongInterface);
+        }
+        decide(&mut headers, &Quote::NONE, meta, maps, &config)
     }
 
     fn verdict(maps: &MemoryMaps, packet: &FrameFields) -> Verdict {
@@ -461,6 +479,26 @@ mod tests {
                 let returning = Meta { returning: true, ..FORWARDED };
                 assert_eq!(asked(maps, &returning, &spoofed), ToNetdev::Done(Verdict::NotOurs), "{source}");
             }
+        });
+    }
+
+    #[test]
+    fn no_egress_ip_leaves_by_another_interface() {
+        both(|cast, maps| {
+            let sent = packet(cast.egress, cast.world, 4000, 80);
+            let returning = Meta { returning: true, ..FORWARDED };
+            for meta in [OWN, returning, Meta { forwarded: false, ..MARKED }] {
+                let elsewhere = Meta { ifindex: FURTHER, ..meta };
+                assert_eq!(asked(maps, &elsewhere, &sent), ToNetdev::Done(Verdict::WrongInterface), "{meta:?}");
+                let anothers = packet(cast.foreign_egress, cast.world, 4000, 80);
+                for packet in [anothers, packet(cast.node, cast.world, 4000, 80)] {
+                    let verdict = asked(maps, &elsewhere, &packet);
+                    assert_ne!(verdict, ToNetdev::Done(Verdict::WrongInterface), "not owned here: {packet:?}");
+                }
+                assert_ne!(asked(maps, &meta, &sent), ToNetdev::Done(Verdict::WrongInterface), "its own: {meta:?}");
+            }
+            let forged = Meta { ifindex: FURTHER, ..FORWARDED };
+            assert_eq!(asked(maps, &forged, &sent), ToNetdev::Done(Verdict::SpoofedEgressIp), "by no interface");
         });
     }
 

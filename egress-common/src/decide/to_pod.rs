@@ -130,7 +130,7 @@ pub fn follow_datagram<T: Tables>(headers: &Headers, tables: &T, config: &Config
 mod tests {
     use super::*;
     use crate::abi::{OnUnknownPod, PodEntry, WhenEmpty};
-    use crate::decide::cast::{Cast, ID, both};
+    use crate::decide::cast::{Cast, ID, UPLINK, both};
     use crate::decide::from_pod::{self, FromPod};
     use crate::decide::memory_maps::{MemoryMaps, addr};
     use crate::decide::packets::packet;
@@ -458,7 +458,7 @@ mod tests {
                 assert_eq!(to_pod(&syn, maps), Verdict::InboundRemembered);
                 let answer = packet(cast.pod, cast.world, port, 5000).tcp(tcp::ACK);
                 assert_eq!(from_pod(&mut answer.headers(), maps, &config), FromPod::Done(Verdict::InboundReply));
-                let meta = to_netdev::Meta { mark: 0, forwarded: true, returning: false };
+                let meta = to_netdev::Meta { mark: 0, ifindex: UPLINK, forwarded: true, returning: false };
                 let left = to_netdev::decide(&mut answer.headers(), &Quote::NONE, &meta, maps, &config);
                 assert_eq!(left, to_netdev::ToNetdev::Done(leaves), "{port}");
             }

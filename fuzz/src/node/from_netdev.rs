@@ -31,13 +31,13 @@ impl Back {
 }
 
 impl ModelNode {
-    pub(super) fn run_from_netdev(&mut self, skb: &Skb<'_>) -> PacketOutcome {
+    pub(super) fn run_from_netdev(&mut self, ifindex: u32, skb: &Skb<'_>) -> PacketOutcome {
         let (frame, config) = (skb.frame, self.config());
         if skb.foreign {
             return PacketOutcome::done(Verdict::NotOurs, frame, 0);
         }
         if frame.load(ETH_LEN - 2).map(u16::from_be_bytes) == Some(ethertype::ARP) {
-            return self.asked_for_address(frame);
+            return self.asked_for_address(ifindex, frame);
         }
         let mut headers = match Self::headers(frame, Direction::Ingress) {
             Ok(headers) => headers,
@@ -49,24 +49,28 @@ impl ModelNode {
             return self.run_from_overlay(&outer, &Skb::plain(&inner));
         }
         if headers.tuple.protocol == PROTO_ICMPV6
-            && let Some(outcome) = self.solicited(frame, &headers)
+            && let Some(outcome) = self.solicited(ifindex, frame, &headers)
         {
             return outcome;
         }
-        let outcome = self.came_from_world(skb, &mut headers);
+        let outcome = self.came_from_world(ifindex, skb, &mut headers);
         self.kept(skb, &headers, outcome)
     }
 
-    fn asked_for_address(&self, frame: &[u8]) -> PacketOutcome {
+    fn asked_for_address(&self, ifindex: u32, frame: &[u8]) -> PacketOutcome {
         let Some(message) = arp::ArpMessage::parse(frame) else {
             return PacketOutcome::done(Verdict::NotOurs, frame, 0);
         };
-        let is_contested = self.held(&message.sender()).is_some_and(|owned| owned.mac != message.sender_mac);
+        let claimed = self.held(&message.sender()).filter(|owned| owned.ifindex == ifindex);
+        let is_contested = claimed.is_some_and(|owned| owned.mac != message.sender_mac);
         let owned = if message.is_request() { self.held(&message.target()) } else { None };
         let Some(owned) = owned else {
             let verdict = if is_contested { Verdict::AddressConflict } else { Verdict::NotOurs };
             return PacketOutcome::done(verdict, frame, 0);
         };
+        if owned.ifindex != ifindex {
+            return PacketOutcome::Dropped(Verdict::WrongInterface);
+        }
         let answer = message.answer(owned.mac);
         let rest = frame.get(answer.len()..).unwrap_or_default();
         PacketOutcome::Answered(Verdict::ArpAnswered, [answer.as_slice(), rest].concat())
@@ -79,11 +83,15 @@ impl ModelNode {
         self.maps.owned_addr(address).filter(is_held)
     }
 
-    fn solicited(&self, frame: &[u8], headers: &Headers) -> Option<PacketOutcome> {
+    fn solicited(&self, ifindex: u32, frame: &[u8], headers: &Headers) -> Option<PacketOutcome> {
         let sender = &headers.tuple.saddr;
         let (kind, target) = nd::about(frame)?;
         let owned = self.held(&target)?;
         let message = nd::NdMessage::parse(frame)?;
+        if owned.ifindex != ifindex {
+            let is_asked = kind == icmp::v6::NEIGHBOUR_SOLICITATION;
+            return is_asked.then_some(PacketOutcome::Dropped(Verdict::WrongInterface));
+        }
         if kind == icmp::v6::NEIGHBOUR_ADVERTISEMENT {
             let is_contested = message.overrides() && message.link(frame)? != owned.mac;
             return is_contested.then(|| PacketOutcome::done(Verdict::AddressConflict, frame, 0));
@@ -94,11 +102,14 @@ impl ModelNode {
         Some(PacketOutcome::Answered(Verdict::NeighbourAnswered, answer.to_vec()))
     }
 
-    fn came_from_world(&mut self, skb: &Skb<'_>, headers: &mut Headers) -> PacketOutcome {
+    fn came_from_world(&mut self, ifindex: u32, skb: &Skb<'_>, headers: &mut Headers) -> PacketOutcome {
         let (frame, config) = (skb.frame, self.config());
         let quote = quoted(frame, headers);
-        let is_for_egress_ip = self.maps.owned_addr.borrow().contains_key(&headers.tuple.daddr);
-        let decision = Back::of(&from_netdev::decide(headers, &quote, &self.maps, &config));
+        let owned = self.maps.owned_addr.borrow().get(&headers.tuple.daddr).copied();
+        let is_for_egress_ip = owned.is_some();
+        let decision = Back::of(&from_netdev::decide(headers, &quote, ifindex, &self.maps, &config));
+        let is_elsewhere = owned.is_some_and(|owned| owned.ifindex != ifindex);
+        assert_eq!(is_elsewhere, matches!(decision, Back::Done(Verdict::WrongInterface)), "{headers:?}");
         if let Back::Done(verdict) = decision {
             assert!(
                 !is_for_egress_ip

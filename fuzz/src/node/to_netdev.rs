@@ -16,6 +16,9 @@ impl ModelNode {
             Ok(headers) => headers,
             Err(verdict) => return PacketOutcome::done(verdict, frame, meta.mark),
         };
+        if to_netdev::is_misdirected(&headers.tuple.saddr, meta, &self.maps, &config) {
+            return PacketOutcome::Dropped(Verdict::WrongInterface);
+        }
         let quote = quoted(frame, &headers);
         let outcome = match to_netdev::decide(&mut headers, &quote, meta, &self.maps, &config) {
             ToNetdev::Done(verdict) => PacketOutcome::done(verdict, frame, meta.mark),

@@ -122,6 +122,10 @@ pub const fn advice(verdict: Verdict) -> Option<&'static str> {
             "A pod, or a rule of the host, has written an egress IP into a packet as its source. A CNI with anti-spoofing \
              prevents it for pods; check the host's rules."
         }
+        Verdict::WrongInterface => {
+            "The egress IP is on another interface of this node, and works there alone. If it is the host that sends by it: \
+             `ip route get DESTINATION from ADDRESS` shows the interface that the host's routes and rules choose."
+        }
         Verdict::LeaseExpired => {
             "Its agent is not running, or reaches neither the controller nor the API server: `egress-agent status`. Another \
              node takes over the address, if one can host it."

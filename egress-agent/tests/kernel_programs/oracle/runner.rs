@@ -19,8 +19,8 @@ use super::{compare, initial_maps};
 use crate::cast::{V4, V6, addr};
 use crate::encapsulation::setup::takes_out_other_families;
 use crate::stage::{
-    FROM_NETDEV, FROM_POD, MGMT, MGMT_MAC, Stage, TO_NETDEV, TO_POD, TestRun, UPLINK, UPLINK_MAC, batch, now_ns,
-    test_run,
+    FROM_NETDEV, FROM_POD, FURTHER, MGMT, MGMT_MAC, Stage, TO_NETDEV, TO_POD, TestRun, UPLINK, UPLINK_MAC, batch,
+    now_ns, test_run,
 };
 
 /// The packet of a step, and its outcome.
@@ -289,17 +289,20 @@ impl<'a> OracleRig<'a> {
     }
 
     fn run(&mut self, id: usize, v6: bool, by: By, frame: Vec<u8>, bent: &Bent) -> Result<(), String> {
+        let ifindex = if bent.elsewhere { FURTHER } else { UPLINK };
         let (mut run, hook) = match by {
             By::FromPod => (FROM_POD, PacketHook::FromPod),
             By::Notice => (TO_POD, PacketHook::ToPod),
-            By::FromNetdev | By::Overlay { .. } => (FROM_NETDEV, PacketHook::FromNetdev),
+            By::FromNetdev | By::Overlay { .. } => {
+                (TestRun { ifindex, ..FROM_NETDEV }, PacketHook::FromNetdev(ifindex))
+            }
             By::ToNetdev { marked, forwarded, returning } => {
-                let ingress_ifindex = if returning { UPLINK } else { u32::from(forwarded) * MGMT };
+                let ingress_ifindex = if returning { ifindex } else { u32::from(forwarded) * MGMT };
                 // Every other one also has a mark bit of the host's rules.
                 let others = if id.is_multiple_of(2) { 0x0001_0000 } else { 0 };
                 let mark = others | if marked { NODE_MARK } else { 0 };
-                let meta = Meta { mark, forwarded: ingress_ifindex != 0, returning };
-                (TestRun { ingress_ifindex, mark, ..TO_NETDEV }, PacketHook::ToNetdev(meta))
+                let meta = Meta { mark, ifindex, forwarded: ingress_ifindex != 0, returning };
+                (TestRun { ifindex, ingress_ifindex, mark, ..TO_NETDEV }, PacketHook::ToNetdev(meta))
             }
         };
         run.gso_size = bent.gso_size;

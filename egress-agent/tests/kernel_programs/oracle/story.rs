@@ -92,6 +92,8 @@ pub(super) struct Bent {
     pub(super) tagged: bool,
     /// The link address is another host's.
     pub(super) foreign: bool,
+    /// By another interface than the uplink.
+    pub(super) elsewhere: bool,
     pub(super) gso_size: u32,
 }
 
@@ -203,6 +205,7 @@ impl Maker {
             8 => bent.tagged = true,
             9 => bent.foreign = true,
             10 => bent.gso_size = self.pick(&[500, 1300, 1448]),
+            11 => bent.elsewhere = true,
             _ => {}
         }
         bent

@@ -1,6 +1,6 @@
 use super::*;
 use crate::abi::{BloomFilter, Direction, HandoverEntry, Owned, Tuple};
-use crate::decide::cast::{Cast, ID, OTHER_NODE, both};
+use crate::decide::cast::{Cast, FURTHER, ID, OTHER_NODE, UPLINK, both};
 use crate::decide::memory_maps::{MemoryMaps, addr, with_node_ports};
 use crate::decide::packets::{FrameFields, packet};
 use crate::decide::snat::{self, EGRESS_PORTS, SnatSource};
@@ -8,7 +8,7 @@ use crate::decide::{NatOwner, from_pod, to_netdev};
 use crate::wire::{PROTO_AH, PROTO_SCTP, tcp};
 
 fn asked<'t>(maps: &'t MemoryMaps, packet: &FrameFields) -> FromNetdev<'t> {
-    decide(&mut packet.arriving(), &Quote::NONE, maps, &maps.config.get())
+    decide(&mut packet.arriving(), &Quote::NONE, UPLINK, maps, &maps.config.get())
 }
 
 fn verdict(maps: &MemoryMaps, packet: &FrameFields) -> Verdict {
@@ -78,6 +78,31 @@ fn unsolicited_packets_are_dropped() {
     });
 }
 
+/// Whatever it is, and during a hand-over too.
+#[test]
+fn an_egress_ip_is_reached_by_its_own_interface_alone() {
+    both(|cast, maps| {
+        begin(cast, maps, Origin::Here, &packet(cast.pod, cast.world, 4000, 80));
+        for stage in [None, Some(HandoverStage::Leaving), Some(HandoverStage::Open)] {
+            if let Some(stage) = stage {
+                hand_over(cast, maps, stage, 0);
+            }
+            for (answer, quote) in answers(cast, 4000) {
+                let by = |ifindex| decide(&mut answer.arriving(), &quote, ifindex, maps, &maps.config.get());
+                assert_eq!(by(FURTHER), FromNetdev::Done(Verdict::WrongInterface), "{stage:?} {answer:?}");
+                assert!(matches!(by(UPLINK), FromNetdev::ReplyHere { .. }), "{stage:?} {answer:?}");
+            }
+        }
+        let by_further = |to| {
+            let packet = packet(cast.world, to, 80, 4000);
+            decide(&mut packet.arriving(), &Quote::NONE, FURTHER, maps, &maps.config.get())
+        };
+        for to in [cast.node, cast.foreign_egress, cast.pod] {
+            assert_eq!(by_further(to), FromNetdev::Done(Verdict::NotOurs), "{to}");
+        }
+    });
+}
+
 #[test]
 fn untranslatable_packets_have_a_drop_reason() {
     both(|cast, maps| {
@@ -101,7 +126,7 @@ fn an_error_goes_to_the_pod_whose_packet_it_quotes() {
         let error = packet(cast.world, cast.egress, 0, 0).unreachable();
         let asked = |tuple: Tuple| {
             let quote = Quote::of(Headers { tuple, l4: Headers::kind_of(tuple.protocol), ..Headers::NONE });
-            decide(&mut error.arriving(), &quote, maps, &maps.config.get())
+            decide(&mut error.arriving(), &quote, UPLINK, maps, &maps.config.get())
         };
         let sent = packet(cast.egress, cast.world, 4000, 80).headers().tuple;
         let FromNetdev::ReplyHere { nat_entry: found } = asked(sent) else { panic!("not for the pod") };
@@ -127,7 +152,7 @@ fn an_error_to_another_egress_ip_is_not_believed() {
         let sent = packet(cast.egress, cast.world, 4000, 80).quoted(Direction::Egress);
         for (to, is_believed) in [(cast.egress, true), (cast.foreign_egress, false)] {
             let error = packet(cast.world, to, 0, 0).unreachable();
-            let answer = decide(&mut error.arriving(), &sent, maps, &maps.config.get());
+            let answer = decide(&mut error.arriving(), &sent, UPLINK, maps, &maps.config.get());
             assert_eq!(matches!(answer, FromNetdev::ReplyHere { .. }), is_believed, "{answer:?}");
             assert!(is_believed || answer == FromNetdev::Done(Verdict::IcmpUnmatched));
         }
@@ -277,7 +302,7 @@ fn an_error_about_a_marked_packet_goes_to_its_pod() {
         let error = packet(cast.world, cast.node, 0, 0).unreachable();
         let on_error = |sent: &FrameFields| {
             let quote = sent.quoted(Direction::Egress);
-            decide(&mut error.arriving(), &quote, maps, &maps.config.get())
+            decide(&mut error.arriving(), &quote, UPLINK, maps, &maps.config.get())
         };
         let sent = packet(cast.node, cast.other_node, port, 80).tcp(tcp::SYN);
         let FromNetdev::NodeReply { nat_entry } = on_error(&sent) else { panic!("not for the pod") };
@@ -301,7 +326,7 @@ fn an_error_is_no_sign_of_life_and_quotes_no_answer() {
         let error = packet(cast.multicast, cast.egress, 0, 0).unreachable();
         let on_error = |sent: FrameFields| {
             let quote = sent.quoted(Direction::Egress);
-            decide(&mut error.arriving(), &quote, maps, &maps.config.get())
+            decide(&mut error.arriving(), &quote, UPLINK, maps, &maps.config.get())
         };
         let seen = |maps: &MemoryMaps| {
             let key = packet(cast.world, cast.egress, 0, 0).echo_reply(4009).arriving().tuple;
@@ -362,7 +387,7 @@ fn is_plain_and_left_alone(packet: &FrameFields, config: &Config) -> bool {
 
 /// A hand-over of [`ID`]'s address with the other node.
 fn hand_over(cast: &Cast, maps: &MemoryMaps, stage: HandoverStage, since_ns: u64) {
-    let owned = Owned::new(ID, addr(cast.egress), 2, [2, 0, 0, 0, 0, 1]);
+    let owned = Owned::new(ID, addr(cast.egress), UPLINK, [2, 0, 0, 0, 0, 1]);
     maps.handovers.borrow_mut().insert(ID, HandoverEntry::new(ID, stage, since_ns, addr(OTHER_NODE), owned));
 }
 
@@ -385,14 +410,14 @@ fn an_agent_that_stops_during_the_step_still_owns_the_address() {
         begin(cast, maps, Origin::Here, &packet(cast.pod, cast.world, 4000, 80));
         hand_over(cast, maps, HandoverStage::Leaving, 0);
         for (answer, quote) in answers(cast, 4000) {
-            let asked = decide(&mut answer.arriving(), &quote, maps, &maps.config.get());
+            let asked = decide(&mut answer.arriving(), &quote, UPLINK, maps, &maps.config.get());
             assert!(matches!(asked, FromNetdev::ReplyHere { .. }), "{answer:?}: {asked:?}");
         }
         maps.owned.borrow_mut().remove(&ID);
         let passed = FromNetdev::PassOn { egress_id: ID };
         assert_eq!(asked(maps, &packet(cast.world, cast.egress, 80, 4000)), passed);
         // The policy may have another address here by then.
-        maps.owned.borrow_mut().insert(ID, Owned::new(ID, addr(cast.foreign_egress), 2, [2, 0, 0, 0, 0, 1]));
+        maps.owned.borrow_mut().insert(ID, Owned::new(ID, addr(cast.foreign_egress), UPLINK, [2, 0, 0, 0, 0, 1]));
         assert_eq!(asked(maps, &packet(cast.world, cast.egress, 80, 4000)), passed);
     });
 }
@@ -404,7 +429,7 @@ fn the_old_owner_passes_all_answers_to_the_new_owner() {
         hand_over(cast, maps, HandoverStage::Leaving, 0);
         maps.owned.borrow_mut().remove(&ID);
         for (answer, quote) in answers(cast, 4000) {
-            let asked = decide(&mut answer.arriving(), &quote, maps, &maps.config.get());
+            let asked = decide(&mut answer.arriving(), &quote, UPLINK, maps, &maps.config.get());
             assert_eq!(asked, FromNetdev::PassOn { egress_id: ID }, "{answer:?}");
         }
         // Answers to flows that the new owner has not sent come back.
@@ -441,7 +466,7 @@ fn the_new_owner_keeps_answers_to_its_own_flows() {
             for is_passed in [false, true] {
                 let asked = |answer: &FrameFields, quote: &Quote| match is_passed {
                     true => passed(&mut answer.arriving(), quote, maps, ID),
-                    false => decide(&mut answer.arriving(), quote, maps, &maps.config.get()),
+                    false => decide(&mut answer.arriving(), quote, UPLINK, maps, &maps.config.get()),
                 };
                 for (answer, quote) in answers(cast, 4000) {
                     let kept = asked(&answer, &quote);

@@ -5,7 +5,7 @@ use std::vec;
 
 use super::MemoryMaps;
 use crate::abi::*;
-use crate::decide::cast::{self, NODE, V4, V6};
+use crate::decide::cast::{self, NODE, UPLINK, V4, V6};
 use crate::decide::fragments;
 use crate::wire::Headers;
 
@@ -66,7 +66,7 @@ impl MemoryMaps {
     }
 
     pub(crate) fn own(&self, egress_id: u32, address: &str) {
-        let owned = Owned::new(egress_id, addr(address), 2, [2, 0, 0, 0, 0, 1]);
+        let owned = Owned::new(egress_id, addr(address), UPLINK, [2, 0, 0, 0, 0, 1]);
         self.put_owned(egress_id, owned);
     }
 

@@ -104,7 +104,20 @@ mutations! { PROGRAMS,
     "late-packets-leave", PROGRAM_TO_NETDEV, ["lease::"], "what has waited for its neighbour leaves from an address of another node":
         "(false, _) => Verdict::LeaseExpired," => "(false, _) => Verdict::NotOurs,";
     "late-packets-of-a-moved-address-leave", PROGRAM_TO_NETDEV, ["lease::"], "likewise, where the node has a lease again":
-        "(true, false) => Verdict::NotGateway," => "(true, false) => Verdict::NotOurs,";
+        "(true, None) => Verdict::NotGateway," => "(true, None) => Verdict::NotOurs,";
+    "late-packets-leave-by-any-interface", PROGRAM_TO_NETDEV, ["interfaces::"], "what has waited leaves to a network that does not have its address":
+        "(true, Some(_)) => Verdict::WrongInterface," => "(true, Some(_)) => Verdict::NotOurs,";
+    // An egress IP belongs to one interface.
+    "arp-on-every-interface", PROGRAM_FROM_NETDEV, ["neighbours::"], "neighbours of another interface learn its link address (ARP flux)":
+        "    if owned.ifindex != packet.ifindex() {\n        return Outcome::done(Verdict::WrongInterface);\n    }\n" => "";
+    "claims-on-every-interface", PROGRAM_FROM_NETDEV, ["neighbours::"], "a host of another network that has the same address is reported":
+        "owned.ifindex == packet.ifindex() && owned.mac" => "owned.mac";
+    "egress-ip-by-every-interface", FROM_NETDEV, ["interfaces::"], "a forged answer reaches a pod by another network":
+        "        if owned.ifindex != ifindex {\n            return FromNetdev::Done(Verdict::WrongInterface);\n        }\n" => "";
+    "recent-by-any-interface", FLOW_CACHE, ["flow_cache::"], "likewise, for as long as the flow cache serves its flow":
+        "let is_expected_here = || packet.ifindex() == u32::from(cached.came_by);" => "let is_expected_here = || true;";
+    "guard-of-another-interface-skipped", TO_NETDEV, ["interfaces::"], "an egress IP leaves by an interface whose network does not have it":
+        "tables.owned_addr(source).is_some_and(|owned| owned.ifindex != meta.ifindex)" => "tables.owned_addr(source).is_some_and(|owned| owned.ifindex == 0)";
     "a-gap-is-no-end", LEASE_ABI, ["lease::"], "a machine that stood still serves what another node serves by now":
         "self.is_bounded() && now_ns.saturating_sub(self.heartbeat_ns) > self.stall_ns" => "self.is_bounded() && now_ns == u64::MAX";
     "a-gap-ends-an-endless-lease", LEASE_ABI, ["lease::"], "a cluster with one gateway loses egress on a quiet network":

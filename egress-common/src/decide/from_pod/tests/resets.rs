@@ -2,7 +2,7 @@
 
 use super::super::*;
 use crate::abi::{PodEntry, WhenEmpty};
-use crate::decide::cast::{Cast, ID, OTHER_NODE, both};
+use crate::decide::cast::{Cast, ID, OTHER_NODE, UPLINK, both};
 use crate::decide::memory_maps::{MemoryMaps, addr};
 use crate::decide::packets::{FrameFields, packet};
 use crate::decide::{to_netdev, to_pod};
@@ -97,7 +97,7 @@ fn a_connection_of_a_deselected_pod_is_reset() {
             assert_eq!(asked(maps, &out(cast, flags)), FromPod::Reset(Verdict::FlowCut));
         }
         let config = maps.config.get();
-        let meta = to_netdev::Meta { mark: 0, forwarded: true, returning: false };
+        let meta = to_netdev::Meta { mark: 0, ifindex: UPLINK, forwarded: true, returning: false };
         let left = to_netdev::decide(&mut out(cast, DATA).headers(), &Quote::NONE, &meta, maps, &config);
         assert_eq!(left, to_netdev::ToNetdev::Done(Verdict::FlowCut), "nor by the uplink");
         // Other connections are untouched.
