@@ -100,7 +100,7 @@ fn route_out(run: &Run<'_>, route: &mut Route) -> Result<(), Verdict> {
         daddr: &run.headers.tuple.daddr,
         ifindex: owned.ifindex,
         as_routed: false,
-        device_mtu: run.config.uplink_mtu,
+        device_mtu: owned.mtu,
         kept: &nat_entry.hop,
         by_nat_entry: true,
         seal: nat_entry.seal,

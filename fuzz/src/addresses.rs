@@ -119,7 +119,7 @@ pub(crate) const FURTHER: u32 = 14;
 
 /// Assigns an owned address to the policy.
 pub(crate) fn own(maps: &MemoryMaps, egress_id: u32, address: Addr) {
-    maps.put_owned(egress_id, Owned::new(egress_id, address, UPLINK, [2, 0, 0, 0, 1, 0x64]));
+    maps.put_owned(egress_id, Owned::new(egress_id, address, UPLINK, [2, 0, 0, 0, 1, 0x64], 1500));
 }
 
 /// The key of a policy.

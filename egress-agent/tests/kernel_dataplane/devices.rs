@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use egress_common::abi::{Addr, OwnedAddr};
+use egress_common::abi::{Addr, Owned, OwnedAddr};
 use egress_core::model::state::{Action, EgressId, NodeAddress, OnUnknownPod, TunnelEndpoint};
 use egress_core::plan::executor::Executor;
 use egress_datapath::names::{DEFAULT_TUNNEL_PORT, Hook, OVERLAY_DEVICE, OVERLAY_MAC};
@@ -325,6 +325,14 @@ fn owned_addresses_follow_the_uplink() {
         eventually("decisions are new", || node.config().decisions != decisions).await;
         assert_eq!(entry().mac, mac, "the entry has followed the link address by then");
         eventually("the configuration follows", || node.config().uplink_mac == mac).await;
+
+        // A new MTU likewise.
+        let owned = || node.map::<u32, Owned>("owned").get(&9, 0).expect("its entry");
+        assert_eq!((owned().ifindex, owned().mtu), (device(UPLINK).0, 1500));
+        let decisions = node.config().decisions;
+        ip(&format!("link set {UPLINK} mtu 1400\n"));
+        eventually("decisions are new", || node.config().decisions != decisions).await;
+        assert_eq!((owned().mtu, node.config().uplink_mtu), (1400, 1400), "the entry has followed by then");
     });
 }
 

@@ -124,7 +124,7 @@ fn forged_sources_have_no_budgets() {
 fn remote_pods_have_their_own_budgets() {
     on_devices(&[("from_overlay", "egress0", TcAttachType::Ingress)], |stage, cast| {
         let wire = FarEnd::of("out0");
-        stage.configure(|config| config.uplink_mtu = 1200);
+        stage.set_mtu(cast.here, 1200);
         let beside = if cast.family == Family::V4 { "10.244.2.11" } else { "fd00:10:244:2::11" };
         let [one, other, forged] = [cast.remote_pod, beside, cast.pod].map(|from| {
             let large = packet(from, cast.world, 4000, 80).with(|packet| packet.data = 1250);

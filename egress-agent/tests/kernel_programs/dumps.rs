@@ -16,7 +16,7 @@ const FIELDS: [(&str, &[&str], &[&str]); 31] = [
     ("lease", &[], &["until_ns"]),
     ("pods", &["bytes"], &["selection", "egress_id", "selected_since_ns", "cut_until_ns"]),
     ("policy", &["egress_id", "family"], &["when_empty", "count", "pending", "slots"]),
-    ("owned", &[], &["address", "ifindex", "mac"]),
+    ("owned", &[], &["address", "ifindex", "mtu", "mac"]),
     ("owned_addr", &["bytes"], &["egress_id", "ifindex", "mac"]),
     ("handovers", &[], &["stage", "peer", "owned"]),
     ("cluster", &["prefix_len", "data"], &["kind", "node"]),

@@ -279,9 +279,9 @@ fn a_remote_pod_gets_packet_too_big_for_the_uplink() {
         stage.configure(|config| {
             config.self_node = addr(underlay.node);
             config.overlay_secret = SECRET;
-            config.uplink_mtu = 1200;
             config.route_generation = 3;
         });
+        stage.set_mtu(cast.here, 1200);
         let large = from_remote(cast).with(|packet| packet.data = 1250);
         let ran = stage.run_frame(&FROM_NETDEV, &arrived(underlay, cast.here).frame(&large), Verdict::MtuAnswered);
         assert_eq!(ran.action, REDIRECT);

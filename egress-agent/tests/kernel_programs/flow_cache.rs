@@ -299,7 +299,7 @@ fn an_answer_by_another_interface_takes_the_full_path() {
 fn another_address_of_the_policy_is_another_decision() {
     on_one_cpu(|stage, cast| {
         warm(stage, cast);
-        let owned = Owned::new(cast.here, addr(cast.away_egress), UPLINK, OWNED_MAC);
+        let owned = Owned::new(cast.here, addr(cast.away_egress), UPLINK, OWNED_MAC, 1500);
         stage.owned.insert(cast.here, owned, 0).expect("own another");
         decide(stage, 2);
         stage.drops(&FROM_POD, &out(cast), Verdict::NotGateway);

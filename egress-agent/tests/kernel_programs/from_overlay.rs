@@ -232,7 +232,7 @@ fn a_packet_to_another_address_of_this_node_is_forged() {
 fn a_remote_pod_gets_packet_too_big_for_the_uplink() {
     on_the_device(|stage, cast| {
         let wire = FarEnd::of("out0");
-        stage.configure(|config| config.uplink_mtu = 1200);
+        stage.set_mtu(cast.here, 1200);
         let large = from_remote(cast).with(|packet| packet.data = 1250);
         let arrived = arrives(stage, &wire, &wrapped(V4.other_node, cast.here, &large));
         assert_eq!(arrived, is(Verdict::MtuAnswered));

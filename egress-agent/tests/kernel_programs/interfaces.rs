@@ -1,7 +1,7 @@
 //! Several interfaces: an egress IP is reached, and left by, on its own one alone. ARP and neighbour discovery are in
 //! `neighbours`, packets of the flow cache in `flow_cache`.
 
-use egress_common::abi::{HandoverStage, Verdict};
+use egress_common::abi::{Family, HandoverStage, Verdict};
 
 use crate::frames::{Body, SYN, packet};
 use crate::stage::{FROM_NETDEV, FROM_POD, FURTHER, NEXT, Ran, SHOT, TO_NETDEV, TestRun, UPLINK_MAC, WAITING, both};
@@ -50,6 +50,25 @@ fn no_egress_ip_leaves_by_another_interface() {
         for source in [cast.node, cast.away_egress] {
             stage.passes(&elsewhere(OWN), &packet(source, cast.world, 1, 2), Verdict::NotOurs);
         }
+    });
+}
+
+/// Not of the uplink, should the address be on another interface.
+#[test]
+fn a_packet_is_as_long_as_the_interface_of_its_address_takes() {
+    both(|stage, cast| {
+        let large = |sport| packet(cast.pod, cast.world, sport, 80).with(|packet| packet.data = 1250);
+        stage.set_mtu(cast.here, 1200);
+        let answer = stage.run_frame(&FROM_POD, &large(4000).frame(), Verdict::MtuAnswered).frame;
+        // The last two bytes of the second word of the ICMP header.
+        let at = if cast.family == Family::V4 { 14 + 20 + 6 } else { 14 + 40 + 6 };
+        assert_eq!(answer[at..at + 2], 1200_u16.to_be_bytes());
+        stage.configure(|config| config.uplink_mtu = 1200);
+        stage.own(cast.here, cast.egress);
+        let sent = large(4001);
+        stage.redirects(&FROM_POD, &sent, Verdict::SnatHere, &sent.snat(cast.egress, 4001).hop());
+        stage.configure(|_| ());
+        stage.refill_answers();
     });
 }
 

@@ -286,10 +286,17 @@ impl Stage {
 
     /// The same on this interface.
     pub(crate) fn own_on(&mut self, ifindex: u32, egress_id: u32, address: &str) {
-        let owned = Owned::new(egress_id, addr(address), ifindex, OWNED_MAC);
+        let owned = Owned::new(egress_id, addr(address), ifindex, OWNED_MAC, 1500);
         self.owned.insert(egress_id, owned, 0).expect("own");
         let entry = OwnedAddr { egress_id, ifindex, mac: OWNED_MAC, reserved: [0; 2] };
         self.owned_addr.insert(addr(address), entry, 0).expect("own");
+    }
+
+    /// MTU of the interface of the policy's owned address.
+    pub(crate) fn set_mtu(&mut self, egress_id: u32, mtu: u32) {
+        let owned = self.owned.get(&egress_id, 0).expect("owned");
+        let owned = Owned::new(egress_id, owned.address, owned.ifindex, owned.mac, mtu);
+        self.owned.insert(egress_id, owned, 0).expect("own");
     }
 
     /// A hand-over of the address of `here` from or to the other node; ownership is unchanged.

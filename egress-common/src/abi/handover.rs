@@ -38,13 +38,14 @@ pub struct HandoverEntry {
     pub peer: Addr,
     /// The address, as this node owned it or is to own it.
     pub owned: Owned,
+    pub reserved: u32,
 }
-abi!(HandoverEntry, 16 + 16 + 32);
+abi!(HandoverEntry, 16 + 16 + 36 + 4);
 
 impl HandoverEntry {
     /// As it is written at `egress_id`.
     pub const fn new(egress_id: u32, stage: HandoverStage, since_ns: u64, peer: Addr, owned: Owned) -> Self {
-        let handover = Self { stage: stage as u32, seal: 0, since_ns, peer, owned };
+        let handover = Self { stage: stage as u32, seal: 0, since_ns, peer, owned, reserved: 0 };
         Self { seal: handover.seal_at(egress_id), ..handover }
     }
 

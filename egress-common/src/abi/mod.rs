@@ -41,7 +41,7 @@ pub use rig::{RIG_FRAME, Rig};
 pub use verdict::{Class, Verdict};
 
 /// Version of the layout of all pinned maps; the pin directory is named after it.
-pub const ABI_VERSION: u32 = 8;
+pub const ABI_VERSION: u32 = 9;
 
 /// The only mark: a selected pod's packet to another node's address (OVN-Kubernetes' 1008). Only these bits are
 /// compared and written. Other bits belong to the host's rules (kube-proxy 0x4000 and 0x8000, Calico the upper half)

@@ -243,20 +243,22 @@ impl PolicyEntry {
 #[repr(C)]
 pub struct Owned {
     pub address: Addr,
-    /// The uplink that the address is announced on.
+    /// The interface that the address is announced on, and leaves by.
     pub ifindex: u32,
+    /// MTU of that interface.
+    pub mtu: u32,
     pub mac: [u8; 6],
     pub reserved: [u8; 2],
     /// Over the key and the whole value.
     pub seal: u32,
 }
-abi!(Owned, 32);
+abi!(Owned, 36);
 
 impl Owned {
     /// As it is written at `egress_id`.
     #[inline(always)]
-    pub const fn new(egress_id: u32, address: Addr, ifindex: u32, mac: [u8; 6]) -> Self {
-        let owned = Self { address, ifindex, mac, reserved: [0; 2], seal: 0 };
+    pub const fn new(egress_id: u32, address: Addr, ifindex: u32, mac: [u8; 6], mtu: u32) -> Self {
+        let owned = Self { address, ifindex, mtu, mac, reserved: [0; 2], seal: 0 };
         Self { seal: owned.seal_at(egress_id), ..owned }
     }
 
@@ -274,6 +276,7 @@ impl Owned {
             .word(5, self.ifindex)
             .word(6, u32::from_ne_bytes([m[0], m[1], m[2], m[3]]))
             .word(7, u16::from_ne_bytes([m[4], m[5]]) as u32)
+            .word(8, self.mtu)
             .done()
     }
 }
@@ -283,6 +286,7 @@ impl Owned {
 #[repr(C)]
 pub struct OwnedAddr {
     pub egress_id: u32,
+    /// The interface on which the address is answered.
     pub ifindex: u32,
     pub mac: [u8; 6],
     pub reserved: [u8; 2],

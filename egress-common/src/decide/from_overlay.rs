@@ -362,7 +362,7 @@ mod tests {
                 .map(|made| made.other);
             assert!(made.is_ok());
             assert_eq!(on_error(cast.remote_pod, &got, &own), made);
-            let others = Owned::new(ID, addr(cast.foreign_egress), own.ifindex, own.mac);
+            let others = Owned::new(ID, addr(cast.foreign_egress), own.ifindex, own.mac, own.mtu);
             assert_eq!(on_error(cast.remote_pod, &got, &others), Err(Verdict::IcmpUnmatched), "another object's");
             assert_eq!(on_error(cast.lost_pod, &got, &own), Err(Verdict::IcmpUnmatched), "another pod's flow");
             assert_eq!(maps.nat_len(), 2);

@@ -93,7 +93,7 @@ impl Pair {
     }
 
     fn move_entry(&self, maps: &MemoryMaps, stage: HandoverStage, peer: &str) {
-        let owned = Owned::new(ID, addr(self.cast.egress), UPLINK, [2, 0, 0, 0, 0, 1]);
+        let owned = Owned::new(ID, addr(self.cast.egress), UPLINK, [2, 0, 0, 0, 0, 1], 1500);
         maps.handovers.borrow_mut().insert(ID, HandoverEntry::new(ID, stage, maps.now.get(), addr(peer), owned));
     }
 
@@ -113,7 +113,7 @@ impl Pair {
 
     fn write_new(&self, number: usize) {
         let (maps, egress) = (&self.new, addr(self.cast.egress));
-        let owned = Owned::new(ID, egress, UPLINK, [2, 0, 0, 0, 0, 1]);
+        let owned = Owned::new(ID, egress, UPLINK, [2, 0, 0, 0, 0, 1], 1500);
         match number {
             0 => {}
             READY => self.move_entry(maps, HandoverStage::Arriving, NODE),

@@ -87,7 +87,7 @@ impl ModelNode {
         if !(self.routed)(&headers.tuple.daddr) {
             return Ok(PacketOutcome::Dropped(Verdict::NoRoute));
         }
-        let limit = self.config().uplink_mtu;
+        let limit = owned.mtu;
         if Self::wire_length(skb, headers) > limit {
             return Err(TooBig(limit));
         }

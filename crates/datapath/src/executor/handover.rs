@@ -58,7 +58,7 @@ fn entry(state: &State, id: EgressId, handover: &HandoverState) -> Result<Owned,
     }
     let no_interface = || kernel("hand an egress IP over")(io::Error::from_raw_os_error(libc::ENETDOWN));
     let interface = state.facts().interface_of(handover.address).ok_or_else(no_interface)?;
-    Ok(convert::owned_pair(id, handover.address, interface.index, interface.mac).0)
+    Ok(convert::owned_pair(id, handover.address, interface).0)
 }
 
 pub fn end(state: &mut State, id: EgressId, address: IpAddr) -> Result<(), DataplaneError> {

@@ -13,6 +13,8 @@ use egress_core::model::state::{
     EgressId, HandoverState, NodeAddress, Place, PodOwner, PodPort, PodState, Policy, Prefix, Slot, TunnelEndpoint,
 };
 
+use crate::devices::interfaces::Interface;
+
 /// Bits before an IPv4 address in a v4-mapped one.
 const MAPPED_BITS: u8 = 96;
 
@@ -116,12 +118,18 @@ pub fn holds_pods(prefix: Prefix) -> bool {
     matches!(prefix.kind, abi::PrefixKind::PodSubnet | abi::PrefixKind::PodNetwork)
 }
 
-/// The two entries of an owned address.
-pub fn owned_pair(id: EgressId, address: IpAddr, ifindex: u32, mac: [u8; 6]) -> (abi::Owned, abi::OwnedAddr) {
+/// The two entries of an address that is owned on this interface.
+pub fn owned_pair(id: EgressId, address: IpAddr, interface: Interface) -> (abi::Owned, abi::OwnedAddr) {
+    let Interface { index: ifindex, mac, mtu } = interface;
     (
-        abi::Owned::new(id.0, address.into(), ifindex, mac),
+        abi::Owned::new(id.0, address.into(), ifindex, mac, mtu),
         abi::OwnedAddr { egress_id: id.0, ifindex, mac, reserved: [0; 2] },
     )
+}
+
+/// The interface of an owned address, as it was when the entry was written.
+pub const fn interface_of(entry: &abi::Owned) -> Interface {
+    Interface { index: entry.ifindex, mac: entry.mac, mtu: entry.mtu }
 }
 
 /// `None` for a stage that this version does not know.

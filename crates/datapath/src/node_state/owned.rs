@@ -28,7 +28,9 @@ impl State {
     /// Rewrites the entries for the current uplink.
     pub fn move_owned(&mut self, settings: &Settings) -> io::Result<()> {
         let moved = self.reclaim(settings);
-        self.raise_after(moved)
+        // A next hop that a program has cached in between has the former MTU.
+        let raised = self.raise_route_generation();
+        self.raise_after(moved.and(raised))
     }
 
     /// Applies a change that must hold for every packet at once: no flow caches a decision during the write.
@@ -73,14 +75,16 @@ impl State {
         }
         for (id, entry) in owned {
             if !answered.iter().any(|(address, there)| *address == entry.address && there.egress_id == id) {
-                let (_, answer) = convert::owned_pair(EgressId(id), entry.address.to_ip(), entry.ifindex, entry.mac);
+                let interface = convert::interface_of(&entry);
+                let (_, answer) = convert::owned_pair(EgressId(id), entry.address.to_ip(), interface);
                 self.maps.owned_addr.put(&entry.address, &answer)?;
             }
         }
         Ok(())
     }
 
-    /// Joins multicast groups and, where the interface of an address changed, rewrites and announces it.
+    /// Joins multicast groups and, where the interface of an address changed, rewrites it, and announces it if its
+    /// neighbours must know.
     fn reclaim(&mut self, settings: &Settings) -> io::Result<()> {
         let mut owned = Vec::new();
         self.maps.owned.for_each(|id, entry| owned.push((*id, *entry)))?;
@@ -91,8 +95,12 @@ impl State {
             if entry.ifindex != interface.index {
                 announce::remove_filter_at(entry.ifindex, address);
             }
-            if entry.ifindex != interface.index || entry.mac != interface.mac {
+            let before = convert::interface_of(&entry);
+            if before != interface {
                 self.write_owned(EgressId(id), address, interface)?;
+            }
+            // Neighbours know no MTU.
+            if (before.index, before.mac) != (interface.index, interface.mac) {
                 self.claims.announce(interface, address);
             }
         }
@@ -108,7 +116,7 @@ impl State {
             let Some(stage) = entry.stage() else { continue };
             let address = entry.owned.address.to_ip();
             let Some(interface) = self.facts.interface_of(address) else { continue };
-            let (owned, _) = convert::owned_pair(EgressId(id), address, interface.index, interface.mac);
+            let (owned, _) = convert::owned_pair(EgressId(id), address, interface);
             if entry.owned != owned {
                 let entry = HandoverEntry::new(id, stage, entry.since_ns, entry.peer, owned);
                 self.maps.handovers.put(&id, &entry)?;
@@ -119,7 +127,7 @@ impl State {
 
     /// Writes both entries or neither: `owned_addr` (replies, ARP) first, `owned` (translation) second.
     pub(crate) fn write_owned(&mut self, id: EgressId, address: IpAddr, interface: Interface) -> io::Result<()> {
-        let (owned, owned_addr) = convert::owned_pair(id, address, interface.index, interface.mac);
+        let (owned, owned_addr) = convert::owned_pair(id, address, interface);
         let key = owned.address;
         let before = self.maps.owned_addr.get(&key)?;
         self.write_owned_filter(self.config.owned.with(&key))?;

@@ -204,7 +204,7 @@ fn fill(product: &mut Ebpf, of: &ProgAddresses, pods: u32) -> Result<()> {
     ];
     put(product, "policy", policies)?;
     let mac = [2, 0, 0, 0, 1, 2];
-    let own = |(egress_id, address)| Owned::new(egress_id, addr(address), UPLINK, mac);
+    let own = |(egress_id, address)| Owned::new(egress_id, addr(address), UPLINK, mac, 1500);
     put(product, "owned", [of.local, of.foreign].map(|object| (object.0, own(object))))?;
     let named = |(egress_id, _)| OwnedAddr { egress_id, ifindex: UPLINK, mac, reserved: [0; 2] };
     put(product, "owned_addr", [of.local, of.foreign].map(|object| (addr(object.1), named(object))))?;

@@ -169,11 +169,12 @@ fn a_next_hop_is_sealed_to_its_nat_entry() {
 #[test]
 fn an_owned_entry_is_sealed_to_its_egress_id() {
     let mac = [2, 0, 0, 0, 1, 2];
-    let owned = Owned::new(7, EGRESS, 11, mac);
+    let owned = Owned::new(7, EGRESS, 11, mac, 1500);
     assert!(owned.is_of(7) && !owned.is_of(8));
     for mixed in [
         Owned { address: NODE, ..owned },
         Owned { ifindex: 12, ..owned },
+        Owned { mtu: 1400, ..owned },
         Owned { mac: [2, 0, 0, 0, 1, 3], ..owned },
         Owned { mac: [3, 0, 0, 0, 1, 2], ..owned },
     ] {

@@ -387,7 +387,7 @@ fn is_plain_and_left_alone(packet: &FrameFields, config: &Config) -> bool {
 
 /// A hand-over of [`ID`]'s address with the other node.
 fn hand_over(cast: &Cast, maps: &MemoryMaps, stage: HandoverStage, since_ns: u64) {
-    let owned = Owned::new(ID, addr(cast.egress), UPLINK, [2, 0, 0, 0, 0, 1]);
+    let owned = Owned::new(ID, addr(cast.egress), UPLINK, [2, 0, 0, 0, 0, 1], 1500);
     maps.handovers.borrow_mut().insert(ID, HandoverEntry::new(ID, stage, since_ns, addr(OTHER_NODE), owned));
 }
 
@@ -417,7 +417,7 @@ fn an_agent_that_stops_during_the_step_still_owns_the_address() {
         let passed = FromNetdev::PassOn { egress_id: ID };
         assert_eq!(asked(maps, &packet(cast.world, cast.egress, 80, 4000)), passed);
         // The policy may have another address here by then.
-        maps.owned.borrow_mut().insert(ID, Owned::new(ID, addr(cast.foreign_egress), UPLINK, [2, 0, 0, 0, 0, 1]));
+        maps.owned.borrow_mut().insert(ID, Owned::new(ID, addr(cast.foreign_egress), UPLINK, [2, 0, 0, 0, 0, 1], 1500));
         assert_eq!(asked(maps, &packet(cast.world, cast.egress, 80, 4000)), passed);
     });
 }

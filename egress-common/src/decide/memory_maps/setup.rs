@@ -66,7 +66,7 @@ impl MemoryMaps {
     }
 
     pub(crate) fn own(&self, egress_id: u32, address: &str) {
-        let owned = Owned::new(egress_id, addr(address), UPLINK, [2, 0, 0, 0, 0, 1]);
+        let owned = Owned::new(egress_id, addr(address), UPLINK, [2, 0, 0, 0, 0, 1], 1500);
         self.put_owned(egress_id, owned);
     }
 
