@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use crate::model::selector::{Requirement, Selector};
 use ipnet::IpNet;
 
+use crate::model::interface::{EgressInterface, InterfaceState};
 use crate::model::policy::{EgressPolicy, Item, PolicyKey, PolicyOrigin, Published, Selects};
 use crate::model::settings::{NodeSettings, OnUnassigned, UnknownPods};
 use crate::model::state::EgressId;
@@ -16,6 +17,20 @@ pub fn ip(text: &str) -> IpAddr {
 
 pub fn net(text: &str) -> IpNet {
     text.parse().expect("a literal")
+}
+
+/// A usable interface with these networks, which is no uplink. Its index is the number in its name.
+pub fn interface(name: &str, networks: &[&str]) -> EgressInterface {
+    let digits: String = name.chars().filter(char::is_ascii_digit).collect();
+    EgressInterface {
+        index: digits.parse().expect("a number in the name"),
+        name: name.to_owned(),
+        mac: [2, 0, 0, 0, 0, 1],
+        mtu: 1500,
+        is_uplink: false,
+        networks: networks.iter().map(|network| (net(network), None)).collect(),
+        state: InterfaceState::Usable,
+    }
 }
 
 /// Of node `n1`.

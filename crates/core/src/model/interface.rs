@@ -1,0 +1,227 @@
+//! The interfaces of a node that can host egress IPs, and which of them hosts an address.
+//!
+//! An agent reads the records from its kernel and publishes them in its EgressNode object. Agent and controller ask the
+//! same function, [`choose`], about the same records, so that no address is assigned to an interface that the agent does
+//! not serve.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use crate::model::node::Mac;
+
+/// Maximum interfaces of a node: others host nothing.
+pub const MOST_INTERFACES: usize = 32;
+/// Maximum networks of an interface: addresses in others are not hosted there.
+pub const MOST_INTERFACE_NETWORKS: usize = 64;
+
+/// An Ethernet device of a node with an address of its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EgressInterface {
+    /// The kernel's number of the device, which a rename does not change.
+    pub index: u32,
+    pub name: String,
+    pub mac: Mac,
+    /// In bytes from the IP header on.
+    pub mtu: u32,
+    /// The interface of the node's default route, by which pod packets without an egress IP leave.
+    pub is_uplink: bool,
+    /// The networks of its addresses, without host bits. `Some` is why a network hosts no egress IP.
+    pub networks: BTreeMap<IpNet, Option<InterfaceReason>>,
+    pub state: InterfaceState,
+}
+
+/// How far an interface is from sending by its egress IPs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum InterfaceState {
+    /// It hosts no egress IP.
+    Absent(InterfaceReason),
+    /// Programs are attached, so its egress IPs stay, but it cannot send.
+    Attached(InterfaceReason),
+    Usable,
+}
+
+/// Why an interface, or one of its networks, hosts no egress IP or cannot send.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum InterfaceReason {
+    /// No programs are attached.
+    NotAttached,
+    /// It is set down.
+    Down,
+    /// It is up, and its link is not.
+    NoCarrier,
+    /// The node's addresses in the network have a label that ends in `vip`: keepalived moves them between nodes.
+    VirtualIp,
+    /// The node's addresses in the network are secondary ones.
+    Secondary,
+    /// The node's addresses in the network are temporary ones (RFC 8981).
+    Temporary,
+    /// The node's addresses in the network are deprecated (RFC 4862 section 5.5.4).
+    Deprecated,
+    /// The word of an agent of another version.
+    Other(String),
+}
+
+impl EgressInterface {
+    fn is_attached(&self) -> bool {
+        !matches!(self.state, InterfaceState::Absent(_))
+    }
+
+    /// The length of the longest network that hosts the address.
+    fn prefix_len(&self, address: IpAddr) -> Option<u8> {
+        let networks =
+            self.networks.iter().filter(|(network, excluded)| excluded.is_none() && network.contains(&address));
+        networks.map(|(network, _)| network.prefix_len()).max()
+    }
+}
+
+impl InterfaceReason {
+    const KNOWN: [Self; 7] = [
+        Self::NotAttached,
+        Self::Down,
+        Self::NoCarrier,
+        Self::VirtualIp,
+        Self::Secondary,
+        Self::Temporary,
+        Self::Deprecated,
+    ];
+
+    /// The word in an EgressNode object.
+    pub fn code(&self) -> &str {
+        match self {
+            Self::NotAttached => "NotAttached",
+            Self::Down => "Down",
+            Self::NoCarrier => "NoCarrier",
+            Self::VirtualIp => "VirtualIP",
+            Self::Secondary => "Secondary",
+            Self::Temporary => "Temporary",
+            Self::Deprecated => "Deprecated",
+            Self::Other(code) => code,
+        }
+    }
+}
+
+impl From<&str> for InterfaceReason {
+    fn from(code: &str) -> Self {
+        let known = Self::KNOWN.into_iter().find(|known| known.code() == code);
+        known.unwrap_or_else(|| Self::Other(code.to_owned()))
+    }
+}
+
+/// The interface of the node that an egress IP belongs to; `None` if the address is in no network of those that host any.
+///
+/// It is the uplink if the address is in any of its networks, as in OVN-Kubernetes. Among others the longest prefix
+/// decides; of two interfaces in one network it is the first by name, since indices change at a reboot. Whether an
+/// attached interface can send is no input: while it cannot, its addresses belong to no other interface of the node.
+pub fn choose(interfaces: &[EgressInterface], address: IpAddr) -> Option<&EgressInterface> {
+    let attached = interfaces.iter().filter(|one| one.is_attached());
+    let holding = attached.filter_map(|one| Some((one, one.prefix_len(address)?)));
+    let best = holding.min_by_key(|(one, prefix_len)| (!one.is_uplink, Reverse(*prefix_len), &one.name));
+    best.map(|(one, _)| one)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::samples::{interface, ip, net};
+
+    const V4: (&str, &str) = ("10.10.10.0/24", "10.10.10.100");
+    const V6: (&str, &str) = ("fd00:10::/64", "fd00:10::100");
+
+    fn uplink() -> EgressInterface {
+        EgressInterface { is_uplink: true, ..interface("eth0", &["172.18.0.0/16", "fd00:172:18::/64"]) }
+    }
+
+    /// The name of the interface, whatever the order of the records.
+    fn chosen(records: &[EgressInterface], address: &str) -> Option<String> {
+        let name = |records: &[EgressInterface]| choose(records, ip(address)).map(|one| one.name.clone());
+        let reversed: Vec<_> = records.iter().rev().cloned().collect();
+        assert_eq!(name(records), name(&reversed), "the order of the records decides nothing");
+        name(records)
+    }
+
+    #[test]
+    fn an_address_belongs_to_the_interface_of_its_network_alone() {
+        for (network, address) in [V4, V6] {
+            let records =
+                [uplink(), interface("eth1", &[network]), interface("eth2", &["192.0.2.0/24", "fd00:2::/64"])];
+            assert_eq!(chosen(&records, address).as_deref(), Some("eth1"));
+            assert_eq!(chosen(&records[..1], address), None, "never to the uplink, where no host asks for it");
+        }
+        assert_eq!(chosen(&[], V4.1), None);
+    }
+
+    #[test]
+    fn an_interface_that_cannot_send_keeps_its_addresses_and_one_without_programs_has_none() {
+        for (network, address) in [V4, V6] {
+            let wider = net(network).supernet().expect("a wider network").to_string();
+            for (state, chosen_then) in [
+                (InterfaceState::Attached(InterfaceReason::Down), Some("eth2")),
+                (InterfaceState::Attached(InterfaceReason::NoCarrier), Some("eth2")),
+                (InterfaceState::Usable, Some("eth2")),
+                (InterfaceState::Absent(InterfaceReason::NotAttached), None),
+            ] {
+                let one = EgressInterface { state, ..interface("eth2", &[network]) };
+                let records = [uplink(), one, interface("eth1", &[&wider])];
+                assert_eq!(chosen(&records[..2], address).as_deref(), chosen_then);
+                assert_eq!(chosen(&records, address).as_deref(), chosen_then.or(Some("eth1")));
+            }
+        }
+    }
+
+    #[test]
+    fn a_network_of_virtual_secondary_temporary_or_deprecated_addresses_hosts_nothing() {
+        for (network, address) in [V4, V6] {
+            let wider = net(network).supernet().expect("a wider network").to_string();
+            for reason in [
+                InterfaceReason::VirtualIp,
+                InterfaceReason::Secondary,
+                InterfaceReason::Temporary,
+                InterfaceReason::Deprecated,
+                InterfaceReason::Other("Unheard".into()),
+            ] {
+                let one = EgressInterface { networks: [(net(network), Some(reason))].into(), ..interface("eth1", &[]) };
+                let records = [uplink(), one, interface("eth2", &[&wider])];
+                assert_eq!(chosen(&records[..2], address), None);
+                assert_eq!(chosen(&records, address).as_deref(), Some("eth2"), "and hides no other network");
+            }
+        }
+    }
+
+    #[test]
+    fn of_two_interfaces_in_one_network_the_first_by_name_has_it() {
+        for (network, address) in [V4, V6] {
+            let (mut one, other) = (interface("eth2", &[network]), interface("eth1", &[network]));
+            one.index = other.index - 1;
+            assert_eq!(chosen(&[uplink(), one.clone(), other], address).as_deref(), Some("eth1"), "not by index");
+            assert_eq!(chosen(&[uplink(), one], address).as_deref(), Some("eth2"));
+        }
+    }
+
+    #[test]
+    fn the_longest_prefix_decides() {
+        let records = [uplink(), interface("eth1", &["10.0.0.0/8", "fd00::/16"]), interface("eth2", &[V4.0, V6.0])];
+        for (address, name) in [(V4.1, "eth2"), ("10.10.11.1", "eth1"), (V6.1, "eth2"), ("fd00:11::1", "eth1")] {
+            assert_eq!(chosen(&records, address).as_deref(), Some(name), "{address}");
+        }
+    }
+
+    #[test]
+    fn every_network_of_the_uplink_is_the_uplinks() {
+        let mut second = uplink();
+        second.networks.extend([V4, V6].map(|(network, _)| (net(network), None)));
+        let narrower = interface("eth1", &["10.10.10.96/28", "fd00:10::/112", "172.18.9.0/24"]);
+        for address in [V4.1, V6.1, "172.18.9.9"] {
+            assert_eq!(chosen(&[second.clone(), narrower.clone()], address).as_deref(), Some("eth0"), "{address}");
+        }
+    }
+
+    #[test]
+    fn reasons_are_read_as_they_are_written() {
+        for reason in InterfaceReason::KNOWN.into_iter().chain([InterfaceReason::Other("Unheard".into())]) {
+            assert_eq!(InterfaceReason::from(reason.code()), reason);
+        }
+    }
+}
