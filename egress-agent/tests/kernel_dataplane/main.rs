@@ -18,6 +18,7 @@ mod metering;
 mod node;
 mod ownership;
 mod ports;
+mod records;
 mod rights;
 #[path = "../skips/mod.rs"]
 mod skips;

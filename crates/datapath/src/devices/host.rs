@@ -7,18 +7,16 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use futures::TryStreamExt;
 use ipnet::IpNet;
 use rtnetlink::packet_route::address::AddressMessage;
-use rtnetlink::packet_route::link::LinkAttribute;
+use rtnetlink::packet_route::link::LinkMessage;
 use rtnetlink::packet_route::route::{RouteAddress, RouteAttribute};
 use rtnetlink::{Handle, RouteMessageBuilder};
 use tokio::task::JoinSet;
 
-use crate::devices::interfaces;
+use crate::devices::interfaces::SERVICE_DEVICE;
+use crate::devices::{interfaces, records};
 use crate::error::netlink_io;
 use egress_core::model::node::{HostAddresses, HostNetworks};
 use egress_supervise::{self, Task};
-
-/// kube-proxy in IPVS mode keeps the addresses of all services on this device.
-const SERVICE_DEVICE: &str = "kube-ipvs0";
 
 /// Documentation addresses, in no real network: the route to them is the default one (RFC 5737, RFC 3849).
 const NOWHERE: [IpAddr; 2] =
@@ -40,31 +38,19 @@ impl Host {
         tasks.spawn(egress_supervise::forever(Task::Netlink, connection));
         Ok(Self { netlink, uplink, mgmt_port, _connection: tasks })
     }
-
-    async fn device_names(&self) -> io::Result<BTreeMap<u32, String>> {
-        let mut names = BTreeMap::new();
-        let mut links = self.netlink.link().get().execute();
-        while let Some(link) = links.try_next().await.map_err(netlink_io)? {
-            let name = link.attributes.iter().find_map(|attribute| match attribute {
-                LinkAttribute::IfName(name) => Some(name.clone()),
-                _ => None,
-            });
-            names.extend(name.map(|name| (link.header.index, name)));
-        }
-        Ok(names)
-    }
 }
 
 impl HostAddresses for Host {
     async fn networks(&self) -> io::Result<HostNetworks> {
-        let names = self.device_names().await?;
+        let (links, addresses) = records::dump(&self.netlink).await?;
+        let named = |link: &LinkMessage| Some((link.header.index, interfaces::name(link)?.to_owned()));
+        let names: BTreeMap<u32, String> = links.iter().filter_map(named).collect();
         let is_ours =
             |index: u32| names.get(&index).is_some_and(|name| *name != self.mgmt_port && name != SERVICE_DEVICE);
         let mut networks = HostNetworks::default();
-        let mut messages = self.netlink.address().get().execute();
-        while let Some(message) = messages.try_next().await.map_err(netlink_io)? {
+        for message in &addresses {
             let index = message.header.index;
-            let seen = network(&message);
+            let seen = network(message);
             if names.get(&index).is_some_and(|name| *name == self.mgmt_port) {
                 networks.management.extend(seen.map(|network| network.addr()));
             }

@@ -1,5 +1,6 @@
 //! Facts about the node's devices, by rtnetlink.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use futures::TryStreamExt;
@@ -9,6 +10,10 @@ use rtnetlink::packet_route::link::{InfoBridge, InfoData, InfoKind, LinkAttribut
 
 use crate::error::netlink_io;
 use crate::names::Device;
+use egress_core::model::interface::{EgressInterface, choose};
+
+/// kube-proxy in IPVS mode keeps the addresses of all services on this device.
+pub const SERVICE_DEVICE: &str = "kube-ipvs0";
 
 /// The properties of a device that the programs need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -19,7 +24,7 @@ pub struct Interface {
 }
 
 /// Current facts of the node; a missing device is `None`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeFacts {
     pub uplink: Option<Interface>,
     pub mgmt: Option<Interface>,
@@ -33,13 +38,23 @@ pub struct NodeFacts {
     /// Primary addresses of the uplink.
     pub v4: Option<Ipv4Addr>,
     pub v6: Option<Ipv6Addr>,
+    /// The uplink and the other interfaces that can host egress IPs.
+    pub interfaces: Vec<EgressInterface>,
 }
 
 impl NodeFacts {
-    /// The interface that hosts an egress IP: whose neighbours are asked for it, and on which it is answered and announced. It
-    /// is the uplink for every address. Its name is [`crate::settings::Settings::interface_of`].
-    pub fn interface_of(&self, _address: IpAddr) -> Option<Interface> {
-        self.uplink
+    /// The interface that hosts an egress IP: whose neighbours are asked for it, and on which it is answered and announced.
+    /// What is in no network of the others is the uplink's, such as addresses of a cloud. Its name is
+    /// [`crate::settings::Settings::interface_of`].
+    pub fn interface_of(&self, address: IpAddr) -> Option<Interface> {
+        match choose(&self.interfaces, address) {
+            Some(EgressInterface { is_uplink: true, .. }) | None => self.uplink,
+            Some(other) => Some(Interface { index: other.index, mac: other.mac, mtu: other.mtu }),
+        }
+    }
+
+    pub fn interface_indices(&self) -> BTreeSet<u32> {
+        self.interfaces.iter().map(|one| one.index).collect()
     }
 
     pub fn device(&self, device: Device) -> Option<Interface> {
@@ -77,11 +92,10 @@ pub fn has_carrier(message: &LinkMessage) -> bool {
 /// A bridge whose port traffic passes netfilter before the bridge's own hooks: by its own setting or by the namespace's
 /// (br_netfilter, `net.bridge.bridge-nf-call-iptables`, which Kubernetes' installers switch on).
 pub fn filters_ports(message: &LinkMessage) -> bool {
-    let mut kinds = message.attributes.iter().filter_map(|attribute| match attribute {
-        LinkAttribute::LinkInfo(info) => Some(info),
-        _ => None,
-    });
-    let Some(info) = kinds.find(|info| info.contains(&LinkInfo::Kind(InfoKind::Bridge))) else { return false };
+    let info = link_info(message);
+    if !info.contains(&LinkInfo::Kind(InfoKind::Bridge)) {
+        return false;
+    }
     let own = info.iter().any(|info| match info {
         LinkInfo::Data(InfoData::Bridge(settings)) => settings
             .iter()
@@ -93,6 +107,22 @@ pub fn filters_ports(message: &LinkMessage) -> bool {
             .is_ok_and(|text| text.trim() != "0")
     };
     own || is_on("iptables") || is_on("ip6tables")
+}
+
+/// The device's kind and, for a port, its master's; empty for a physical device without a master.
+pub fn link_info(message: &LinkMessage) -> &[LinkInfo] {
+    let mut infos = message.attributes.iter().filter_map(|attribute| match attribute {
+        LinkAttribute::LinkInfo(info) => Some(info.as_slice()),
+        _ => None,
+    });
+    infos.next().unwrap_or_default()
+}
+
+pub fn name(message: &LinkMessage) -> Option<&str> {
+    message.attributes.iter().find_map(|attribute| match attribute {
+        LinkAttribute::IfName(name) => Some(name.as_str()),
+        _ => None,
+    })
 }
 
 pub fn from_message(message: &LinkMessage) -> Interface {

@@ -3,3 +3,4 @@
 pub mod host;
 pub mod interfaces;
 pub mod node_ports;
+pub mod records;

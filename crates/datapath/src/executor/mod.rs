@@ -71,7 +71,7 @@ impl Executor for Dataplane {
     fn confirm(&mut self) {
         egress_supervise::blocking(|| self.shared.leak_guard.finish_migration(&self.shared));
         let mut state = self.shared.state();
-        let facts = *state.facts();
+        let facts = state.facts().clone();
         state.claims.announce_all(|address| facts.interface_of(address));
     }
 

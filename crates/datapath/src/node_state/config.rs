@@ -210,6 +210,7 @@ mod tests {
             carrier: true,
             v4: Some([172, 18, 0, 2].into()),
             v6: None,
+            interfaces: Vec::new(),
         }
     }
 

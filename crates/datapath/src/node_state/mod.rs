@@ -213,7 +213,7 @@ impl State {
             self.owned_elsewhere = false;
         }
         if carrier_back {
-            self.claims.announce_all(|address| facts.interface_of(address));
+            self.claims.announce_all(|address| self.facts.interface_of(address));
         }
         Ok(())
     }

@@ -1,13 +1,13 @@
 //! Watches the node by netlink events.
 //!
-//! - A **device** of ours appears, goes or changes: read the facts and attach where needed, without delay, since packets
-//!   bypass the programs until they are attached.
+//! - A **device** of ours or another egress interface appears, goes or changes: read the facts and attach where needed,
+//!   without delay, since packets bypass the programs until they are attached.
 //! - **Routes, addresses, neighbours** change: cached next hops are looked up again. The first change acts at once, further
 //!   ones every 50 ms. For a neighbour only its link address counts, not its state.
 //! - Events can be lost (socket buffer overrun) and other software can detach our programs: everything is read again every ten
 //!   seconds and after a loss.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -17,7 +17,8 @@ use futures::channel::mpsc::UnboundedReceiver;
 use futures::{FutureExt, StreamExt};
 use rtnetlink::packet_core::{NetlinkMessage, NetlinkPayload};
 use rtnetlink::packet_route::RouteNetlinkMessage;
-use rtnetlink::packet_route::link::{LinkAttribute, LinkMessage};
+use rtnetlink::packet_route::address::AddressScope;
+use rtnetlink::packet_route::link::LinkMessage;
 use rtnetlink::packet_route::neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourMessage, NeighbourState};
 use rtnetlink::sys::SocketAddr;
 use rtnetlink::{Handle, MulticastGroup};
@@ -27,6 +28,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use crate::devices::interfaces::{self, NodeFacts};
+use crate::devices::records;
 use crate::error::StartError;
 use crate::loader::initial_state::{self, OwnAddresses};
 use crate::names::OVERLAY_DEVICE;
@@ -75,6 +77,7 @@ pub async fn gather(netlink: &Handle, settings: &Settings) -> io::Result<NodeFac
     };
     let mgmt = interfaces::link(netlink, &settings.mgmt_port).await?;
     let overlay = interfaces::link(netlink, OVERLAY_DEVICE).await?;
+    let (links, addresses) = records::dump(netlink).await?;
     Ok(NodeFacts {
         uplink,
         mgmt: mgmt.as_ref().map(interfaces::from_message),
@@ -84,12 +87,14 @@ pub async fn gather(netlink: &Handle, settings: &Settings) -> io::Result<NodeFac
         carrier: link.as_ref().is_some_and(interfaces::has_carrier),
         v4,
         v6,
+        interfaces: records::records(&links, &addresses, (&settings.uplink, &settings.mgmt_port)),
     })
 }
 
 /// Runs until dropped.
 pub async fn run(shared: Arc<Shared>, mut changes: Changes) {
     let mut neighbours = Neighbours::new();
+    let mut interfaces = shared.state().facts().interface_indices();
     let mut check = interval(CHECK_INTERVAL);
     check.set_missed_tick_behavior(MissedTickBehavior::Delay);
     // When the routes' generation may be raised again, and whether it must be.
@@ -99,7 +104,7 @@ pub async fn run(shared: Arc<Shared>, mut changes: Changes) {
         let mut verify = false;
         tokio::select! {
             change = changes.next() => match change {
-                Some((change, _)) => need = judge(&shared.settings, &mut neighbours, &change),
+                Some((change, _)) => need = judge((&shared.settings, &interfaces), &mut neighbours, &change),
                 // The connection has ended, which ends the process.
                 None => return,
             },
@@ -108,11 +113,12 @@ pub async fn run(shared: Arc<Shared>, mut changes: Changes) {
         }
         // All pending events count as one change.
         while let Some(Some((change, _))) = changes.next().now_or_never() {
-            let more = judge(&shared.settings, &mut neighbours, &change);
+            let more = judge((&shared.settings, &interfaces), &mut neighbours, &change);
             need = Need { look: need.look | more.look, routes: need.routes | more.routes };
         }
         if need.look || verify {
             look(&shared, verify).await;
+            interfaces = shared.state().facts().interface_indices();
         }
         if verify {
             check_leak_guard(&shared).await;
@@ -188,16 +194,23 @@ async fn write_initial_state(shared: &Shared, facts: &NodeFacts) {
     }
 }
 
-fn judge(settings: &Settings, neighbours: &mut Neighbours, change: &NetlinkMessage<RouteNetlinkMessage>) -> Need {
+fn judge(
+    (settings, interfaces): (&Settings, &BTreeSet<u32>),
+    neighbours: &mut Neighbours,
+    change: &NetlinkMessage<RouteNetlinkMessage>,
+) -> Need {
     let everything = Need { look: true, routes: true };
     let routes = Need { look: false, routes: true };
     match &change.payload {
         NetlinkPayload::Overrun(_) => everything,
         NetlinkPayload::InnerMessage(message) => match message {
             RouteNetlinkMessage::NewLink(link) | RouteNetlinkMessage::DelLink(link) => {
-                Need { look: concerns_us(settings, link), routes: false }
+                Need { look: concerns_us(settings, interfaces, link), routes: false }
             }
-            RouteNetlinkMessage::NewAddress(_) | RouteNetlinkMessage::DelAddress(_) => everything,
+            // Each pod's device gets a link-local address.
+            RouteNetlinkMessage::NewAddress(address) | RouteNetlinkMessage::DelAddress(address) => {
+                Need { look: address.header.scope == AddressScope::Universe, routes: true }
+            }
             RouteNetlinkMessage::NewRoute(_) | RouteNetlinkMessage::DelRoute(_) => routes,
             RouteNetlinkMessage::NewNeighbour(neighbour) => {
                 Need { look: false, routes: note(neighbours, neighbour, false) }
@@ -211,9 +224,11 @@ fn judge(settings: &Settings, neighbours: &mut Neighbours, change: &NetlinkMessa
     }
 }
 
-fn concerns_us(settings: &Settings, link: &LinkMessage) -> bool {
+/// A device becomes an egress interface with its first address, so events of other devices, such as those of pods, are none
+/// of ours.
+fn concerns_us(settings: &Settings, interfaces: &BTreeSet<u32>, link: &LinkMessage) -> bool {
     let ours = [settings.uplink.as_str(), settings.mgmt_port.as_str(), OVERLAY_DEVICE];
-    link.attributes.iter().any(|a| matches!(a, LinkAttribute::IfName(name) if ours.contains(&name.as_str())))
+    interfaces.contains(&link.header.index) || interfaces::name(link).is_some_and(|name| ours.contains(&name))
 }
 
 /// Whether the neighbour's link address changed.
@@ -242,6 +257,8 @@ fn note(neighbours: &mut Neighbours, message: &NeighbourMessage, deleted: bool) 
 
 #[cfg(test)]
 mod tests {
+    use rtnetlink::packet_route::link::LinkAttribute;
+
     use super::*;
 
     fn neighbour(state: NeighbourState, mac: Option<[u8; 6]>) -> NeighbourMessage {
@@ -268,13 +285,15 @@ mod tests {
     #[test]
     fn other_devices_do_not_concern_us() {
         let settings = Settings::new("breth0", "ovn-k8s-mp0");
-        let named = |name: &str| {
+        let concerns = |name: &str, index| {
             let mut link = LinkMessage::default();
+            link.header.index = index;
             link.attributes.push(LinkAttribute::IfName(name.to_owned()));
-            link
+            concerns_us(&settings, &[3].into(), &link)
         };
-        assert!(concerns_us(&settings, &named("breth0")));
-        assert!(concerns_us(&settings, &named(OVERLAY_DEVICE)));
-        assert!(!concerns_us(&settings, &named("veth1234")));
+        assert!(concerns("breth0", 2));
+        assert!(concerns(OVERLAY_DEVICE, 2));
+        assert!(concerns("renamed", 3), "an egress interface, whatever its name");
+        assert!(!concerns("veth1234", 2));
     }
 }
