@@ -131,6 +131,10 @@ pub struct EgressNodeStatus {
     /// The interface by which its pods' packets leave.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uplink: Option<NodeUplink>,
+    /// The interfaces that can host egress IPs, the uplink first. An agent of an older version has no such list.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("maxItems" = 32, "x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
+    pub interfaces: Option<Vec<NodeInterface>>,
     /// Where the agent answers health checks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("maxItems" = 4, "x-kubernetes-list-type" = "atomic"))]
@@ -169,6 +173,40 @@ pub struct NodeUplink {
     /// The gateways of its routes there.
     #[schemars(extend("maxItems" = 64, "x-kubernetes-list-type" = "atomic"))]
     pub next_hops: Vec<String>,
+}
+
+/// An Ethernet device with an address of the node.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct NodeInterface {
+    pub name: String,
+    /// The kernel's number of the device.
+    #[schemars(extend("format" = "int64"))]
+    pub index: u32,
+    /// Its link address.
+    pub mac: String,
+    /// The largest packet in bytes, from the IP header on.
+    #[schemars(extend("format" = "int64"))]
+    pub mtu: u32,
+    /// Pods' packets without an egress IP leave by it. An address in any of its networks belongs to it.
+    pub uplink: bool,
+    /// The networks of its addresses.
+    #[schemars(extend("maxItems" = 64, "x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["network"]))]
+    pub networks: Vec<InterfaceNetwork>,
+    /// Absent: it hosts no egress IP. Attached: it keeps its egress IPs, and cannot send. Usable: it can.
+    #[schemars(extend("enum" = ["Absent", "Attached", "Usable"]))]
+    pub state: String,
+    /// One word for why it is not Usable.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+}
+
+/// A network of an interface.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct InterfaceNetwork {
+    pub network: String,
+    /// One word for why it hosts no egress IP; absent if it can host some.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub excluded: Option<String>,
 }
 
 /// One acknowledgement of the old owner.

@@ -1,5 +1,5 @@
-//! Publishes this node's facts in its EgressNode object: the uplink and the health addresses, which only its agent knows, and
-//! the networks if no CNI annotates the Node with them.
+//! Publishes this node's facts in its EgressNode object: the uplink, the egress interfaces and the health addresses, which only
+//! its agent knows, and the networks if no CNI annotates the Node with them.
 //!
 //! OVN-Kubernetes does (`node-primary-ifaddr`, `host-cidrs`, `node-subnets`); such annotations take precedence, whatever wrote
 //! them (`crate::convert::joined`). Other nodes send to the published address, so the agent sends nothing to them before it is
@@ -20,9 +20,11 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::api_outage::ApiOutages;
-use crate::crd::{EgressNodeStatus, NodeNetworks, NodeUplink};
+use crate::convert::interface;
+use crate::crd::{EgressNodeStatus, NodeInterface, NodeNetworks, NodeUplink};
 use crate::node_object::NodeObject;
 use egress_core::keys;
+use egress_core::model::interface::EgressInterface;
 use egress_core::model::node::{HostAddresses, HostNetworks, Node, Uplink, mac_text};
 
 /// How often the node's own addresses are read.
@@ -127,11 +129,13 @@ fn changes(
     let has_ovn = annotations.into_iter().any(|(key, _)| keys::OF_OVN_KUBERNETES.contains(&key.as_str()));
     let own = (!has_ovn).then(|| own_networks(node, networks, leave_out)).filter(|own| *own != NodeNetworks::default());
     let (uplink, health) = (uplink(&networks.uplink), health_addresses(networks));
+    let interfaces = Some(interfaces(networks, &others_networks(node, leave_out)));
     let uid = node.metadata.uid.clone().unwrap_or_default();
     let is_same = published.node_uid == uid
-        && (&published.networks, &published.uplink, &published.health_addresses) == (&own, &uplink, &health);
+        && (&published.networks, &published.uplink, &published.health_addresses) == (&own, &uplink, &health)
+        && published.interfaces == interfaces;
     // Null removes a field.
-    let mut status = json!({"networks": own, "uplink": uplink, "healthAddresses": health});
+    let mut status = json!({"networks": own, "uplink": uplink, "interfaces": interfaces, "healthAddresses": health});
     if !published.node_uid.is_empty() && published.node_uid != uid {
         // They belong to a former Node of this name.
         ["released", "prepared", "boundedLease"].into_iter().for_each(|key| status[key] = Value::Null);
@@ -160,18 +164,33 @@ fn health_addresses(networks: &HostNetworks) -> Option<Vec<String>> {
 
 fn own_networks(node: &KubeNode, networks: &HostNetworks, leave_out: &[IpNet]) -> NodeNetworks {
     let of = |v4: bool| networks.primary.iter().find(|one| one.addr().is_ipv4() == v4).map(IpNet::to_string);
-    let subnets = pod_subnets(node);
-    let egress_ips = egress_ips(node);
+    let (others, egress_ips) = (others_networks(node, leave_out), egress_ips(node));
     let is_the_nodes = |network: &&IpNet| {
         let address = network.addr();
-        let in_a_network = |other: &IpNet| other.contains(&address);
         !is_host_local(address)
             && !egress_ips.contains(&address)
-            && !leave_out.iter().any(in_a_network)
-            && !subnets.iter().filter_map(|subnet| subnet.parse().ok()).any(|subnet: IpNet| in_a_network(&subnet))
+            && !others.iter().any(|other| other.contains(&address))
     };
     let all = networks.all.iter().filter(is_the_nodes).map(IpNet::to_string).take(MOST_NETWORKS).collect();
     NodeNetworks { primary: [of(true), of(false)].into_iter().flatten().collect(), all }
+}
+
+/// The records without networks of pods and services, which have no egress IP, and of the host alone.
+fn interfaces(networks: &HostNetworks, others: &[IpNet]) -> Vec<NodeInterface> {
+    let is_the_nodes =
+        |network: &IpNet| !is_host_local(network.addr()) && !others.iter().any(|other| other.contains(network));
+    let published = |record: &EgressInterface| {
+        let mut record = record.clone();
+        record.networks.retain(|network, _| is_the_nodes(network));
+        (record.is_uplink || !record.networks.is_empty()).then(|| interface::published(&record))
+    };
+    networks.interfaces.iter().filter_map(published).collect()
+}
+
+/// Networks of pods and services.
+fn others_networks(node: &KubeNode, leave_out: &[IpNet]) -> Vec<IpNet> {
+    let subnets = pod_subnets(node);
+    leave_out.iter().copied().chain(subnets.iter().filter_map(|subnet| subnet.parse().ok())).collect()
 }
 
 fn is_host_local(address: IpAddr) -> bool {
@@ -200,6 +219,8 @@ fn egress_ips(node: &KubeNode) -> BTreeSet<IpAddr> {
 mod tests {
     use super::*;
     use crate::crd::ReleasedAddress;
+    use egress_core::model::interface::{InterfaceReason, InterfaceState};
+    use egress_core::model::samples;
 
     fn networks() -> HostNetworks {
         let net = |text: &str| -> IpNet { text.parse().expect("a literal") };
@@ -212,6 +233,11 @@ mod tests {
                 mac: Some([2, 0, 0xac, 18, 0, 2]),
                 next_hops: ["172.18.0.1".parse().expect("a literal")].into(),
             },
+            interfaces: vec![
+                EgressInterface { is_uplink: true, ..samples::interface("eth0", &["169.254.0.0/17"]) },
+                samples::interface("eth1", &["10.10.10.0/24", "10.244.0.0/14"]),
+                samples::interface("br3", &["10.244.1.0/25"]),
+            ],
         }
     }
 
@@ -242,6 +268,16 @@ mod tests {
         let uplink = first.uplink.clone().expect("an uplink");
         assert_eq!((uplink.mac.as_str(), &uplink.next_hops[..]), ("02:00:ac:12:00:02", &["172.18.0.1".to_owned()][..]));
         assert_eq!(published(&bare, &first, &networks()), None, "nothing to write twice");
+        let shown = first.interfaces.iter().flatten().map(|one| {
+            let networks = one.networks.iter().map(|network| network.network.as_str());
+            (one.name.as_str(), networks.collect::<Vec<_>>())
+        });
+        let expected = [("eth0", vec![]), ("eth1", vec!["10.10.10.0/24", "10.244.0.0/14"])];
+        assert_eq!(shown.collect::<Vec<_>>(), expected, "networks of pods alone, and of the host, are left out");
+        let mut down = networks();
+        down.interfaces[0].state = InterfaceState::Attached(InterfaceReason::Down);
+        let again = published(&bare, &first, &down).expect("the state has changed");
+        assert_eq!(again.interfaces.expect("a list")[0].reason.as_deref(), Some("Down"));
         let moved = HostNetworks { primary: vec!["172.18.0.9/16".parse().expect("a literal")], ..networks() };
         let again = published(&bare, &first, &moved).expect("the address has changed");
         assert_eq!(again.networks.expect("its networks").primary, ["172.18.0.9/16"]);
@@ -264,6 +300,7 @@ mod tests {
             let status =
                 published(&node, &EgressNodeStatus::default(), &networks()).expect("what only the agent can say");
             assert!(status.networks.is_none() && status.uplink.is_some() && status.health_addresses.is_some(), "{key}");
+            assert_eq!(status.interfaces.as_ref().map(Vec::len), Some(2), "{key}");
             assert_eq!(published(&node, &status, &networks()), None, "{key}");
         }
     }

@@ -8,10 +8,13 @@ use egress_common::random::Random;
 use egress_core::allocation::Nodes;
 use egress_core::desired_status::{NoRecords, ObjectStatus, desired_statuses};
 use egress_core::keys;
+use egress_core::model::interface::EgressInterface;
 use egress_core::model::policy::{Policies, PolicyKey, PolicyKind};
+use egress_core::model::samples::interface;
 use egress_core::ownership::handover::HandoverPlanner;
 use egress_kube::convert;
 use egress_kube::policy::api_of;
+use ipnet::IpNet;
 use serde_json::{Value, json};
 
 use crate::Result;
@@ -35,7 +38,9 @@ impl<'v> VectorCluster<'v> {
         nodes = numbers.shuffled(nodes);
         let nodes = nodes.into_iter().map(|(number, node)| {
             let value = serde_json::from_value(node_object(number, node, numbers)).expect("a Node");
-            (node.name.clone(), Arc::new(convert::node(&value)))
+            let published = serde_json::from_value(egress_node(node, numbers)).expect("an EgressNode");
+            let joined = convert::joined(&convert::node(&value), Some(&convert::agent_facts(&published)));
+            (node.name.clone(), Arc::new(joined))
         });
         Self {
             nodes: nodes.collect(),
@@ -111,11 +116,33 @@ fn node_object(number: usize, node: &VectorNode, numbers: &mut Random) -> Value 
     if !node.no_host_subnet {
         annotate(keys::NODE_SUBNETS, json!({"default": [format!("10.244.{number}.0/24")]}));
     }
-    annotate(keys::SERVES_SECONDARY, node.serves_secondary.to_string().into());
     let ready = if node.ready { "True" } else { "False" };
     json!({
-        "metadata": {"name": node.name, "labels": node.labels, "annotations": annotations},
+        "metadata": {"name": node.name, "uid": node.name, "labels": node.labels, "annotations": annotations},
         "status": {"conditions": [{"type": "Ready", "status": ready}]},
+    })
+}
+
+/// What the node's agent publishes: the uplink, and an interface for each other network.
+fn egress_node(node: &VectorNode, numbers: &mut Random) -> Value {
+    let networks = |value: &Value| -> Vec<IpNet> {
+        let values =
+            value.as_array().into_iter().flatten().chain(value.as_object().into_iter().flat_map(|o| o.values()));
+        values.filter_map(|text| text.as_str()?.parse().ok()).collect()
+    };
+    let primary = networks(&node.primary_ifaddr);
+    let mut others = networks(&node.host_cidrs);
+    others.retain(|network| !primary.contains(network));
+    let uplink = primary.iter().map(|network| (network.trunc(), None)).collect();
+    let mut records = vec![EgressInterface { is_uplink: true, networks: uplink, ..interface("eth0", &[]) }];
+    records.extend(others.iter().zip(1..).map(|(network, i)| EgressInterface {
+        networks: [(network.trunc(), None)].into(),
+        ..interface(&format!("eth{i}"), &[])
+    }));
+    let interfaces: Vec<_> = numbers.shuffled(records).iter().map(convert::interface::published).collect();
+    json!({
+        "apiVersion": "egress-agent.io/v1alpha1", "kind": "EgressNode", "metadata": {"name": node.name}, "spec": {},
+        "status": {"nodeUID": node.name, "interfaces": interfaces},
     })
 }
 

@@ -49,8 +49,6 @@ pub(crate) struct VectorNode {
     /// A node without pods of the cluster's network.
     #[serde(default)]
     pub(crate) no_host_subnet: bool,
-    #[serde(default = "yes")]
-    pub(crate) serves_secondary: bool,
 }
 
 #[derive(Debug, Deserialize)]

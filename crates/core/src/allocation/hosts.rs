@@ -1,8 +1,8 @@
 //! Which nodes could take an address.
 //!
 //! - A node takes part if it has the label, is ready, answers, and has published its networks. An address goes to a
-//!   node whose primary network contains it. If it lies in a network of another interface of some node, only such nodes
-//!   can take it, as in OVN-Kubernetes.
+//!   node whose primary network contains it. If it belongs to another interface of some node that hosts it there, only
+//!   such nodes can take it, as in OVN-Kubernetes.
 //! - A node whose agent is away keeps its addresses and takes no new ones. Neither does a drained node, whose addresses
 //!   move to others as far as these can take them.
 //! - Addresses with the same candidates share an [`AddressClass`]: there are few of them, however many addresses and
@@ -38,14 +38,12 @@ pub(super) struct Hosts<'a> {
     takes_no_new: BTreeSet<NodeIndex>,
     /// Drained nodes.
     drained: BTreeSet<NodeIndex>,
-    primary: Networks,
-    secondary: Networks,
+    /// All networks that decide about hosting.
+    networks: Networks,
     pub(super) classes: Vec<AddressClass>,
-    class_by_networks: BTreeMap<NetworkKey, ClassIndex>,
+    /// By the networks that contain the address.
+    class_by_networks: BTreeMap<Vec<IpNet>, ClassIndex>,
 }
-
-/// The networks that contain an address: of primary interfaces, and of others.
-type NetworkKey = (Vec<IpNet>, Vec<IpNet>);
 
 impl<'a> Hosts<'a> {
     pub(super) fn new(inputs: &AssignmentInputs<'a>) -> Self {
@@ -54,10 +52,9 @@ impl<'a> Hosts<'a> {
         };
         let all = inputs.nodes.iter().map(|(name, node)| (name.as_str(), node.as_ref()));
         let nodes: Vec<_> = all.filter(is_eligible).collect();
-        let (mut primary, mut secondary) = (Networks::default(), Networks::default());
+        let mut networks = Networks::default();
         for (index, (_, node)) in nodes.iter().enumerate() {
-            node.primary_networks().iter().for_each(|network| primary.add(*network, index));
-            node.secondary_networks().for_each(|network| secondary.add(network, index));
+            node.networks().for_each(|network| networks.add(network, index));
         }
         let indices = |is: &dyn Fn(&str, &Node) -> bool| -> BTreeSet<NodeIndex> {
             let found = nodes.iter().enumerate().filter(|(_, (name, node))| is(name, node));
@@ -71,8 +68,7 @@ impl<'a> Hosts<'a> {
             index_by_name: places,
             takes_no_new,
             drained,
-            primary,
-            secondary,
+            networks,
             classes: Vec::new(),
             class_by_networks: BTreeMap::new(),
         }
@@ -97,13 +93,16 @@ impl<'a> Hosts<'a> {
 
     /// The class of an address.
     pub(super) fn class(&mut self, address: IpAddr) -> ClassIndex {
-        let key = (self.primary.containing(address), self.secondary.containing(address));
+        let key = self.networks.containing(address);
         if let Some(class) = self.class_by_networks.get(&key) {
             return *class;
         }
-        let primary = self.primary.nodes(&key.0);
-        let secondary: BTreeSet<NodeIndex> = &self.secondary.nodes(&key.1) - &primary;
-        let nodes = if secondary.is_empty() { primary } else { secondary };
+        let mut nodes = self.networks.nodes(&key);
+        nodes.retain(|node| self.can_host(*node, address));
+        let is_other = |node: &NodeIndex| self.nodes[*node].1.other_interface(address).is_some();
+        if nodes.iter().any(is_other) {
+            nodes.retain(is_other);
+        }
         self.classes.push(AddressClass { nodes: nodes.difference(&self.takes_no_new).copied().collect() });
         let class = self.classes.len() - 1;
         self.class_by_networks.insert(key, class);

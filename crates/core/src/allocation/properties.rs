@@ -1,11 +1,13 @@
 //! Properties of assignments in small random clusters, checked against all possible placements. The seeds are fixed.
 
 use egress_common::random::Random;
+use ipnet::IpNet;
 
 use super::*;
 use crate::allocation::samples::{node, policy};
 use crate::model::node::{Capacity, CloudConfig};
 use crate::model::policy::Item;
+use crate::model::samples::interface;
 
 const CASES: u64 = 3_000;
 
@@ -46,7 +48,7 @@ impl RandomCluster {
 
 /// Three networks; a node has one or two of them on its primary interface, and sometimes one on another.
 fn random(numbers: &mut Random) -> RandomCluster {
-    let network = |i: usize, node: usize| format!("10.{i}.0.{}/16", node + 1).parse().expect("a network");
+    let network = |i: usize, node: usize| -> IpNet { format!("10.{i}.0.{}/16", node + 1).parse().expect("a network") };
     let mut nodes = Nodes::new();
     for i in 0..1 + numbers.below(4) {
         let (name, plain) = node(&format!("n{i}"), "10.0.0.1/16");
@@ -61,7 +63,11 @@ fn random(numbers: &mut Random) -> RandomCluster {
             let capacity = Capacity { total, ..Capacity::default() };
             made.cloud = Some(CloudConfig { networks: made.primary.clone(), capacity });
         } else if numbers.one_in(4) {
-            (made.serves_secondary, made.host_cidrs) = (true, vec![network(numbers.below(3), i)]);
+            let mut uplink = interface("eth0", &[]);
+            (uplink.is_uplink, uplink.networks) = (true, made.primary.iter().map(|own| (own.trunc(), None)).collect());
+            let mut other = interface("eth1", &[]);
+            other.networks = [(network(numbers.below(3), i).trunc(), None)].into();
+            made.interfaces = vec![uplink, other];
         }
         nodes.insert(name, Arc::new(made));
     }
@@ -112,7 +118,8 @@ fn may_take(cluster: &RandomCluster, name: &str, address: IpAddr) -> bool {
     let in_primary =
         |name: &str| cluster.nodes[name].primary_networks().iter().any(|network| network.contains(&address));
     let in_other = |name: &str| {
-        !in_primary(name) && cluster.nodes[name].secondary_networks().any(|network| network.contains(&address))
+        let mut networks = cluster.nodes[name].interfaces.iter().flat_map(|interface| interface.networks.keys());
+        !in_primary(name) && networks.any(|network| network.contains(&address))
     };
     let others = cluster.nodes.keys().any(|name| takes_part(name) && in_other(name));
     takes_part(name) && if others { in_other(name) } else { in_primary(name) }
@@ -226,7 +233,7 @@ fn a_change_moves_nothing_that_it_does_not_concern() {
                 let (name, node) = cluster.nodes.first_key_value().expect("a node");
                 let capacity = Capacity { total: Some(0), ..Capacity::default() };
                 let cloud = Some(CloudConfig { networks: node.primary.clone(), capacity });
-                if node.host_cidrs.is_empty() {
+                if node.interfaces.is_empty() {
                     let node = Node { cloud, ..(**node).clone() };
                     cluster.nodes.insert(name.clone(), Arc::new(node));
                 }

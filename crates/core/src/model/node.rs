@@ -12,6 +12,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
+use crate::model::interface::{EgressInterface, choose};
 use crate::model::state::TunnelEndpoint;
 use crate::model::view::Reading;
 
@@ -41,8 +42,8 @@ pub struct Node {
     pub pod_subnets: Vec<IpNet>,
     /// What the cloud publishes about egress IPs of this node, if it does.
     pub cloud: Option<CloudConfig>,
-    /// The agent can carry egress IPs on interfaces other than the primary one.
-    pub serves_secondary: bool,
+    /// The interfaces that can host egress IPs, as the agent publishes them; none of an agent without this list.
+    pub interfaces: Vec<EgressInterface>,
     /// The uplink, as the agent publishes it.
     pub uplink: Uplink,
     /// Where the agent answers health checks; `None` if it has not published that.
@@ -149,6 +150,7 @@ pub struct HostNetworks {
     pub management: BTreeSet<IpAddr>,
     /// Empty while there is no uplink.
     pub uplink: Uplink,
+    pub interfaces: Vec<EgressInterface>,
 }
 
 /// Reads them from the kernel.
@@ -163,6 +165,7 @@ pub enum NodePart {
     HostCidrs,
     PodSubnets,
     Cloud,
+    Interfaces,
 }
 
 /// Limits of a cloud for a node.
@@ -202,6 +205,7 @@ impl Reading for Node {
                 }
                 NodePart::PodSubnets => self.pod_subnets.clone_from(&known.pod_subnets),
                 NodePart::Cloud => self.cloud.clone_from(&known.cloud),
+                NodePart::Interfaces => self.interfaces.clone_from(&known.interfaces),
             }
         }
         self
@@ -262,10 +266,17 @@ impl Node {
         !self.networks_known || self.hosts(address)
     }
 
-    /// Whether the node can host the address, on any interface.
+    /// Whether the node can host the address, on any interface. Clouds support the primary one alone.
     pub fn hosts(&self, address: IpAddr) -> bool {
-        let holds = |network: &IpNet| network.contains(&address);
-        self.primary_networks().iter().any(holds) || self.secondary_networks().any(|network| holds(&network))
+        match self.other_interface(address) {
+            Some(_) => self.cloud.is_none(),
+            None => self.primary_networks().iter().any(|network| network.contains(&address)),
+        }
+    }
+
+    /// The interface that the address belongs to, if it is not the primary one.
+    pub fn other_interface(&self, address: IpAddr) -> Option<&EgressInterface> {
+        choose(&self.interfaces, address).filter(|chosen| !chosen.is_uplink)
     }
 
     /// The networks of egress IPs on the primary interface.
@@ -273,20 +284,11 @@ impl Node {
         self.cloud.as_ref().map_or(&self.primary, |cloud| &cloud.networks)
     }
 
-    /// The networks of the other interfaces, if the agent serves them. Clouds support none there.
-    pub fn secondary_networks(&self) -> impl Iterator<Item = IpNet> {
-        let serves = self.serves_secondary && self.cloud.is_none();
-        let is_other = move |network: &&IpNet| serves && !self.primary.contains(network) && is_global(network.addr());
-        self.host_cidrs.iter().filter(is_other).copied()
-    }
-}
-
-fn is_global(address: IpAddr) -> bool {
-    match address {
-        IpAddr::V4(a) => {
-            !(a.is_unspecified() || a.is_loopback() || a.is_link_local() || a.is_multicast() || a.is_broadcast())
-        }
-        IpAddr::V6(a) => !(a.is_unspecified() || a.is_loopback() || a.is_unicast_link_local() || a.is_multicast()),
+    /// The networks that decide whether the node hosts an address: of egress IPs on the primary interface, and of all
+    /// interfaces.
+    pub fn networks(&self) -> impl Iterator<Item = IpNet> {
+        let of_interfaces = self.interfaces.iter().flat_map(|interface| interface.networks.keys());
+        self.primary_networks().iter().chain(of_interfaces).copied()
     }
 }
 
@@ -301,6 +303,8 @@ fn nth_address(subnet: &IpNet, n: u8) -> Option<IpAddr> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::interface::{InterfaceReason, InterfaceState};
+    use crate::model::samples::interface;
 
     fn nets(texts: &[&str]) -> Vec<IpNet> {
         texts.iter().map(|text| text.parse().expect("a literal")).collect()
@@ -332,10 +336,11 @@ mod tests {
             host_cidrs: nets(&["172.18.0.2/16"]),
             pod_subnets: nets(&["10.244.1.0/24"]),
             cloud: cloud("172.18.0.0/16"),
+            interfaces: vec![interface("eth1", &["10.10.10.0/24"])],
             ..Node::default()
         };
-        use NodePart::{Cloud, HostCidrs, PodSubnets, Primary};
-        let unreadable = BTreeSet::from([Primary, HostCidrs, PodSubnets, Cloud]);
+        use NodePart::{Cloud, HostCidrs, Interfaces, PodSubnets, Primary};
+        let unreadable = BTreeSet::from([Primary, HostCidrs, PodSubnets, Cloud, Interfaces]);
         let bare = Node { uid: "a".into(), ready: true, unreadable: unreadable.clone(), ..Node::default() };
         let expected = Node { ready: true, networks_known: false, unreadable, ..known.clone() };
         assert_eq!(bare.clone().filled_from(&known), expected, "and the node might host any address");
@@ -346,15 +351,26 @@ mod tests {
     }
 
     #[test]
-    fn other_interfaces_count_where_the_agent_serves_them_and_a_cloud_has_its_own_networks() {
-        let host_cidrs = nets(&["172.18.0.2/16", "10.10.10.2/24", "169.254.3.2/16", "fe80::2/64"]);
-        let bare = Node { primary: nets(&["172.18.0.2/16"]), host_cidrs, ..Node::default() };
+    fn an_address_is_hosted_where_it_belongs_if_programs_are_attached_there() {
+        let uplink = EgressInterface { is_uplink: true, ..interface("eth0", &["172.18.0.0/16", "10.9.0.0/16"]) };
+        let eth1 = |state| EgressInterface { state, ..interface("eth1", &["10.10.10.0/24", "172.19.9.0/24"]) };
+        let with = |interfaces: Vec<_>| Node { primary: nets(&["172.18.0.2/16"]), interfaces, ..Node::default() };
         let hosts = |node: &Node, text: &str| node.hosts(text.parse().expect("a literal"));
-        assert!(hosts(&bare, "172.18.9.9") && !hosts(&bare, "10.10.10.9"));
-        let serving = Node { serves_secondary: true, ..bare };
-        assert!(hosts(&serving, "10.10.10.9") && !hosts(&serving, "169.254.3.9") && !hosts(&serving, "fe80::9"));
-        let cloud = CloudConfig { networks: nets(&["172.19.0.0/16"]), ..CloudConfig::default() };
-        let cloudy = Node { cloud: Some(cloud), ..serving };
-        assert!(hosts(&cloudy, "172.19.9.9") && !hosts(&cloudy, "172.18.9.9") && !hosts(&cloudy, "10.10.10.9"));
+        let older = with(vec![]);
+        assert!(hosts(&older, "172.18.9.9") && !hosts(&older, "10.10.10.9"), "the agent publishes no interfaces");
+        for (state, is_attached) in [
+            (InterfaceState::Usable, true),
+            (InterfaceState::Attached(InterfaceReason::Down), true),
+            (InterfaceState::Absent(InterfaceReason::NotAttached), false),
+        ] {
+            let node = with(vec![uplink.clone(), eth1(state)]);
+            assert_eq!(hosts(&node, "10.10.10.9"), is_attached);
+            assert!(hosts(&node, "172.18.9.9") && !hosts(&node, "10.11.0.9"));
+            assert!(!hosts(&node, "10.9.0.9"), "of the uplink's networks only that of its primary address counts");
+            let cloud = CloudConfig { networks: nets(&["172.19.0.0/16"]), ..CloudConfig::default() };
+            let cloudy = Node { cloud: Some(cloud), ..node };
+            assert!(hosts(&cloudy, "172.19.8.9") && !hosts(&cloudy, "172.18.9.9") && !hosts(&cloudy, "10.10.10.9"));
+            assert_eq!(hosts(&cloudy, "172.19.9.9"), !is_attached, "it belongs to eth1");
+        }
     }
 }

@@ -130,8 +130,7 @@ impl ClusterContext {
         let mut networks = None;
         for node in nodes.values().filter(|node| node.assignable) {
             let all = networks.get_or_insert_with(BTreeSet::new);
-            all.extend(node.primary_networks().iter().map(IpNet::trunc));
-            all.extend(node.secondary_networks().map(|network| network.trunc()));
+            all.extend(node.networks().filter(|network| node.hosts(network.addr())).map(|network| network.trunc()));
         }
         Self { networks, node_address_serves }
     }

@@ -47,7 +47,8 @@ impl HostAddresses for Host {
         let names: BTreeMap<u32, String> = links.iter().filter_map(named).collect();
         let is_ours =
             |index: u32| names.get(&index).is_some_and(|name| *name != self.mgmt_port && name != SERVICE_DEVICE);
-        let mut networks = HostNetworks::default();
+        let interfaces = records::records(&links, &addresses, (&self.uplink, &self.mgmt_port));
+        let mut networks = HostNetworks { interfaces, ..HostNetworks::default() };
         for message in &addresses {
             let index = message.header.index;
             let seen = network(message);

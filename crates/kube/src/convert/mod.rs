@@ -2,6 +2,7 @@
 //!
 //! What cannot be read becomes a problem that is named in the value; it blocks nothing else.
 
+pub mod interface;
 pub mod node;
 pub mod pod;
 pub mod service;

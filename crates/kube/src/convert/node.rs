@@ -13,11 +13,12 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::convert::{MOST_OF_PROBLEM, annotation};
+use crate::convert::{MOST_OF_PROBLEM, annotation, interface};
 use crate::crd::{EgressNodeStatus, NodeUplink, PreparedAddress, ReleasedAddress};
 use egress_core::keys;
+use egress_core::model::interface::{EgressInterface, MOST_INTERFACES};
 use egress_core::model::ledger::Acknowledgements;
-use egress_core::model::node::{Capacity, CloudConfig, Given, Node, NodePart, Prepared, Uplink};
+use egress_core::model::node::{Capacity, CloudConfig, Given, Mac, Node, NodePart, Prepared, Uplink};
 use egress_core::text::quoted;
 
 #[derive(Deserialize)]
@@ -85,7 +86,6 @@ pub fn node(node: &KubeNode) -> Node {
     let host_cidrs = unreadable.part(NodePart::HostCidrs, |problems| {
         few((keys::HOST_CIDRS, MOST_LISTED), read(meta, keys::HOST_CIDRS, problems).unwrap_or_default(), problems)
     });
-    let serves_secondary = annotation(meta, keys::SERVES_SECONDARY).is_some_and(|value| value == "true");
     let UnreadableParts { parts: unreadable, mut problems } = unreadable;
     for problem in &mut problems {
         *problem = quoted(problem, MOST_OF_PROBLEM).into_owned();
@@ -102,7 +102,6 @@ pub fn node(node: &KubeNode) -> Node {
         external: addresses("ExternalIP"),
         pod_subnets,
         cloud,
-        serves_secondary,
         announces_pods: annotation(meta, keys::CHASSIS_ID).is_some(),
         shared_gateway: is_shared_gateway(meta),
         foreign_egress_ips: keys::EGRESS_IPS_ON_INTERFACES.iter().any(|key| lists_any(meta, key)),
@@ -116,8 +115,11 @@ pub fn node(node: &KubeNode) -> Node {
 
 /// Whether the node's pod subnets and networks are published and readable.
 fn knows_networks(node: &Node) -> bool {
-    let has_networks_elsewhere = node.serves_secondary && node.cloud.is_none();
-    let is_missed = |part: &NodePart| *part != NodePart::HostCidrs || has_networks_elsewhere;
+    let is_missed = |part: &NodePart| match part {
+        NodePart::HostCidrs => false,
+        NodePart::Interfaces => node.cloud.is_none(),
+        NodePart::Primary | NodePart::PodSubnets | NodePart::Cloud => true,
+    };
     !node.primary.is_empty() && !node.pod_subnets.is_empty() && !node.unreadable.iter().any(is_missed)
 }
 
@@ -128,6 +130,7 @@ pub struct AgentFacts {
     primary: Vec<IpNet>,
     all: Vec<IpNet>,
     uplink: Uplink,
+    interfaces: Vec<EgressInterface>,
     health: Option<Vec<IpAddr>>,
     released: Acknowledgements,
     given: Given,
@@ -147,7 +150,16 @@ pub fn agent_facts(object: &DynamicObject) -> AgentFacts {
             EgressNodeStatus::default()
         }),
     };
-    let EgressNodeStatus { node_uid, networks, uplink, health_addresses, released, prepared, bounded_lease } = status;
+    let EgressNodeStatus {
+        node_uid,
+        networks,
+        uplink,
+        interfaces,
+        health_addresses,
+        released,
+        prepared,
+        bounded_lease,
+    } = status;
     let networks = networks.unwrap_or_default();
     let primary = parsed(networks.primary, MOST_LISTED, &mut problems);
     let all = parsed(networks.all, MOST_LISTED, &mut problems);
@@ -156,6 +168,8 @@ pub fn agent_facts(object: &DynamicObject) -> AgentFacts {
     if let Some(NodeUplink { mac, next_hops }) = uplink {
         facts.uplink = read_uplink(&mac, next_hops, &mut problems);
     }
+    let interfaces = interfaces.into_iter().flatten().take(MOST_INTERFACES);
+    facts.interfaces = interfaces.filter_map(|one| interface::record(one, &mut problems)).collect();
     for ReleasedAddress { address, hand_over, to } in released.into_iter().flatten() {
         let Some(address) = one(&address, &mut problems) else { continue };
         facts.released.insert(address, hand_over);
@@ -174,7 +188,7 @@ fn parsed<T: FromStr<Err: Display>>(texts: Vec<String>, most: usize, problems: &
     texts.iter().take(most).filter_map(|text| one(text, problems)).collect()
 }
 
-fn one<T: FromStr<Err: Display>>(text: &str, problems: &mut Vec<String>) -> Option<T> {
+pub(super) fn one<T: FromStr<Err: Display>>(text: &str, problems: &mut Vec<String>) -> Option<T> {
     let read = text.parse().inspect_err(|error| problems.push(format!("EgressNode: {text:?}: {error}")));
     read.ok()
 }
@@ -184,9 +198,11 @@ pub fn joined(node: &Node, published: Option<&AgentFacts>) -> Node {
     let mut node = node.clone();
     let Some(published) = published.filter(|published| published.node_uid == node.uid) else {
         // The last facts hold: an object that is deleted, and written again by its agent, takes no address from the node.
+        node.unreadable.insert(NodePart::Interfaces);
         if node.primary.is_empty() {
             node.unreadable.extend([NodePart::Primary, NodePart::HostCidrs]);
         }
+        node.networks_known = knows_networks(&node);
         return node;
     };
     if node.primary.is_empty() && !node.unreadable.contains(&NodePart::Primary) {
@@ -198,6 +214,7 @@ pub fn joined(node: &Node, published: Option<&AgentFacts>) -> Node {
         node.networks_by_agent |= !published.all.is_empty();
     }
     node.uplink.clone_from(&published.uplink);
+    node.interfaces.clone_from(&published.interfaces);
     node.health.clone_from(&published.health);
     node.released.clone_from(&published.released);
     node.given.clone_from(&published.given);
@@ -209,12 +226,17 @@ pub fn joined(node: &Node, published: Option<&AgentFacts>) -> Node {
 }
 
 fn read_uplink(mac: &str, next_hops: Vec<String>, problems: &mut Vec<String>) -> Uplink {
+    let mac = link_address(mac, problems);
+    Uplink { mac, next_hops: parsed(next_hops, MOST_NEXT_HOPS, problems).into_iter().collect() }
+}
+
+pub(super) fn link_address(mac: &str, problems: &mut Vec<String>) -> Option<Mac> {
     let bytes: Option<Vec<u8>> = mac.split(':').map(|byte| u8::from_str_radix(byte, 16).ok()).collect();
     let read = bytes.and_then(|bytes| bytes.try_into().ok());
     if read.is_none() {
         problems.push(format!("EgressNode: {mac:?} is no link address"));
     }
-    Uplink { mac: read, next_hops: parsed(next_hops, MOST_NEXT_HOPS, problems).into_iter().collect() }
+    read
 }
 
 /// The list, or a problem if it is longer than any node's.
@@ -319,6 +341,8 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use egress_core::model::interface::MOST_INTERFACE_NETWORKS;
+    use egress_core::model::samples::interface;
     use egress_core::model::view::Reading;
 
     fn convert(value: serde_json::Value) -> Node {
@@ -407,6 +431,7 @@ mod tests {
         let published = facts(json!({
             "nodeUID": "u",
             "networks": {"primary": ["172.18.0.2/16"], "all": ["172.18.0.2/16", "10.9.9.9/24"]},
+            "interfaces": [crate::convert::interface::published(&interface("eth1", &["10.9.9.0/24"]))],
             "healthAddresses": ["10.1.0.1"],
             "released": [{"address": "172.18.0.100", "handOver": 7}, {"address": "fd00::1", "handOver": 8, "to": "b"}],
             "prepared": [{"address": "172.18.0.101", "handOver": 9, "from": "b", "open": true}],
@@ -415,6 +440,7 @@ mod tests {
         let bare = joined(&of(json!({})), Some(&published));
         assert_eq!(bare.primary, nets(&["172.18.0.2/16"]));
         assert_eq!(bare.host_cidrs, nets(&["172.18.0.2/16", "10.9.9.9/24"]));
+        assert_eq!(bare.interfaces, [interface("eth1", &["10.9.9.0/24"])]);
         assert!(bare.networks_known && bare.health.is_some_and(|all| all.len() == 1));
         let ip = |text: &str| -> IpAddr { text.parse().expect("a literal") };
         assert_eq!(bare.bounded, Some(12));
@@ -428,10 +454,11 @@ mod tests {
         let former = facts(json!({"nodeUID": "former", "healthAddresses": ["10.1.0.1"]}));
         let without_facts = joined(&of(json!({})), None);
         assert_eq!(joined(&of(json!({})), Some(&former)), without_facts, "facts of a Node that was deleted");
-        assert_eq!(without_facts.unreadable, [NodePart::Primary, NodePart::HostCidrs].into());
+        assert_eq!(without_facts.unreadable, [NodePart::Primary, NodePart::HostCidrs, NodePart::Interfaces].into());
         assert!(!without_facts.networks_known && without_facts.problems.is_empty());
-        let held = without_facts.filled_from(&joined(&of(json!({})), Some(&published)));
-        assert_eq!(held.primary, nets(&["172.18.0.2/16"]), "the last facts hold");
+        let known = joined(&of(json!({})), Some(&published));
+        let held = without_facts.filled_from(&known);
+        assert_eq!((held.primary, held.interfaces), (known.primary, known.interfaces), "the last facts hold");
     }
 
     #[test]
@@ -465,6 +492,16 @@ mod tests {
         assert_eq!(with(keys::HOST_CIDRS, json!(networks(1_024)).to_string()).host_cidrs.len(), MOST_LISTED);
         let node = with(keys::NODE_SUBNETS, json!({"default": networks(65)}).to_string());
         assert!(node.pod_subnets.is_empty() && node.unreadable == [NodePart::PodSubnets].into());
+        let networks =
+            |count: u32| (0..count).map(|i| json!({"network": format!("10.9.{i}.0/24")})).collect::<Vec<_>>();
+        let interface = |i: u32, count| {
+            json!({"name": format!("eth{i}"), "index": i, "mac": "02:00:00:00:00:01", "mtu": 1500, "uplink": false,
+                   "networks": networks(count), "state": "Usable"})
+        };
+        let all: Vec<_> = (0..33).map(|i| interface(i, 65)).collect();
+        let published = facts(json!({"nodeUID": "u", "interfaces": all}));
+        assert_eq!(published.interfaces.len(), MOST_INTERFACES);
+        assert_eq!(published.interfaces[0].networks.len(), MOST_INTERFACE_NETWORKS);
         let addresses: Vec<_> = (0..60_000_u32)
             .map(|i| json!({"type": "ExternalIP", "address": std::net::Ipv4Addr::from(0x1400_0000 + i).to_string()}))
             .collect();
@@ -484,13 +521,14 @@ mod tests {
             convert(json!({"metadata": {"name": "a", "uid": "u", "annotations": annotations}}))
         };
         let plain = with(json!({}));
-        assert_eq!((plain.uid.as_str(), plain.networks_known), ("u", true), "those of other interfaces do not count");
+        assert_eq!((plain.uid.as_str(), plain.networks_known), ("u", true), "a list of addresses hosts nothing");
         assert_eq!(plain.unreadable, [NodePart::HostCidrs].into());
-        let serving = json!({keys::SERVES_SECONDARY: "true"});
-        assert!(!with(serving.clone()).networks_known, "one of those might host an address");
-        assert!(with(json!({keys::SERVES_SECONDARY: "true", keys::HOST_CIDRS: "[]"})).networks_known);
-        let cloud = r#"[{"ifaddr":{"ipv4":"172.18.0.0/16"}}]"#;
-        assert!(with(json!({keys::SERVES_SECONDARY: "true", keys::CLOUD_CONFIG: cloud})).networks_known);
+        assert!(!joined(&plain, None).networks_known, "one of its interfaces might host an address");
+        for published in [json!({"nodeUID": "u"}), json!({"nodeUID": "u", "interfaces": []})] {
+            assert!(joined(&plain, Some(&facts(published))).networks_known);
+        }
+        let cloudy = with(json!({keys::CLOUD_CONFIG: r#"[{"ifaddr":{"ipv4":"172.18.0.0/16"}}]"#}));
+        assert!(joined(&cloudy, None).networks_known, "of a cloud's node only the primary interface counts");
     }
 
     #[test]

@@ -2,7 +2,9 @@ mod drained;
 
 use super::samples::{key, node, policy};
 use super::*;
+use crate::model::interface::{EgressInterface, InterfaceReason, InterfaceState};
 use crate::model::reserved::Reserved;
+use crate::model::samples::interface;
 
 type Outcomes = BTreeMap<PolicyKey, ObjectAssignment>;
 
@@ -48,6 +50,41 @@ fn addresses_of_one_object_go_to_different_nodes_and_the_surplus_waits() {
     assert_ne!(items[0].node, items[1].node);
     assert!(outcomes[&key("a")].entries.iter().any(|(_, status)| *status == EntryStatus::NodesInUse));
     assert!(!outcomes[&key("a")].no_eligible_node());
+}
+
+/// Nodes with another interface in this state, in 10.10.10.0/24.
+fn with_another_interface(n: u8, state: &InterfaceState) -> Nodes {
+    let add = |(name, node): (String, Arc<Node>)| {
+        let uplink = EgressInterface { is_uplink: true, ..interface("eth0", &["172.18.0.0/16"]) };
+        let eth1 = EgressInterface { state: state.clone(), ..interface("eth1", &["10.10.10.0/24"]) };
+        (name, Arc::new(Node { interfaces: vec![uplink, eth1], ..(*node).clone() }))
+    };
+    nodes(n).into_iter().map(add).collect()
+}
+
+#[test]
+fn an_interface_without_programs_gets_no_address_and_keeps_none() {
+    let absent = InterfaceState::Absent(InterfaceReason::NotAttached);
+    for assigned in [&[][..], &[("n1", "10.10.10.100")]] {
+        let policies = Policies::from([policy("a", 1, &["10.10.10.100"], assigned)]);
+        let outcomes = assign(&policies, &with_another_interface(2, &absent));
+        assert_eq!((status(&outcomes, "a"), outcomes[&key("a")].items.len()), (&EntryStatus::NoNode, 0));
+        for state in [InterfaceState::Usable, InterfaceState::Attached(InterfaceReason::NoCarrier)] {
+            let outcomes = assign(&policies, &with_another_interface(2, &state));
+            let node = node_of(&outcomes, "a", "10.10.10.100");
+            assert!(node.is_some() && (assigned.is_empty() || node == Some("n1")), "{state:?}: {node:?}");
+        }
+    }
+}
+
+#[test]
+fn two_addresses_of_one_object_share_no_node_whatever_their_interfaces() {
+    let policies = Policies::from([policy("a", 1, &["172.18.0.101", "10.10.10.100"], &[])]);
+    let outcomes = assign(&policies, &with_another_interface(1, &InterfaceState::Usable));
+    assert_eq!(outcomes[&key("a")].items.len(), 1);
+    assert!(outcomes[&key("a")].entries.iter().any(|(_, status)| *status == EntryStatus::NodesInUse));
+    let outcomes = assign(&policies, &with_another_interface(2, &InterfaceState::Usable));
+    assert_eq!(outcomes[&key("a")].items.len(), 2);
 }
 
 #[test]
