@@ -1,7 +1,8 @@
 //! `from_netdev`: uplink, TC ingress. Packets from outside to this node.
 //!
 //! Replies to an egress IP go to the pod, here or on another node. ARP and neighbour discovery for owned egress IPs are
-//! answered, and other hosts that claim one are reported. Simple overlay packets are decapsulated.
+//! answered, and other hosts that claim one are reported, except for those that are shared with a Service. Simple overlay
+//! packets are decapsulated.
 
 use egress_common::abi::{Addr, Config, ConflictEvent, Direction, NatEntry, OwnedAddr, Verdict};
 use egress_common::decide::Tables;
@@ -144,8 +145,9 @@ fn is_contested(packet: Packet, address: &Addr, mac: &[u8; 6]) -> bool {
     is_anothers
 }
 
-/// The owned egress IP, if this node answers for it, on its interface alone. The new owner answers for a handed-over address, although this
-/// node still accepts replies. Without a lease this node answers for none, because another node may own the address.
+/// The owned egress IP, if this node answers for it, on its interface alone. The new owner answers for a handed-over
+/// address, although this node still accepts replies. Without a lease this node answers for none, because another node
+/// may own the address. For an address that is shared with a Service, the Service's provider answers.
 #[inline(never)]
 fn held(target: &Addr) -> Option<&'static OwnedAddr> {
     // Checked first: after the lookups, `is_contested` is never true on Linux 6.1 (the tests of neighbour discovery
@@ -155,7 +157,7 @@ fn held(target: &Addr) -> Option<&'static OwnedAddr> {
     }
     let owned = Maps.owned_addr(target)?;
     let held = Maps.owned(owned.egress_id)?;
-    (held.address == *target).then_some(owned)
+    (held.address == *target && !held.is_shared()).then_some(owned)
 }
 
 /// The decision, for a packet that the flow cache does not serve.

@@ -4,7 +4,7 @@
 //! emit, or not by this interface. Packets with the mark get the node's address. Most packets are the node's own: [`fast_check`] recognises them
 //! from a few words of the packet, without parsing.
 
-use egress_common::abi::{Addr, Config, Direction, HandoverStage, NODE_MARK, Verdict, has_node_mark};
+use egress_common::abi::{Addr, Config, Direction, HandoverStage, NODE_MARK, Owned, Verdict, has_node_mark};
 use egress_common::decide::to_netdev::{Meta, ToNetdev, is_misdirected};
 use egress_common::decide::{self, Rewrite, Tables, from_netdev};
 use egress_common::wire::{ETH_LEN, Frame, Headers, L3, Plain, ethertype, ipv4, ipv6};
@@ -123,17 +123,17 @@ pub fn waited(packet: Packet, egress_id: u32) -> Outcome {
     Outcome::done(match (Maps.has_lease(), emitted_by(egress_id, &source)) {
         (false, _) => Verdict::LeaseExpired,
         (true, None) => Verdict::NotGateway,
-        (true, Some(ifindex)) if ifindex == packet.ifindex() => Verdict::NotOurs,
-        (true, Some(_)) => Verdict::WrongInterface,
+        (true, Some(owned)) if owned.is_elsewhere(packet.ifindex()) => Verdict::WrongInterface,
+        (true, Some(_)) => Verdict::NotOurs,
     })
 }
 
-/// The interface of the policy's address, if this node owns it or is its new owner.
+/// The policy's address, if this node owns it or is its new owner.
 #[inline(always)]
-fn emitted_by(egress_id: u32, address: &Addr) -> Option<u32> {
+fn emitted_by(egress_id: u32, address: &Addr) -> Option<&'static Owned> {
     if let Some(owned) = Maps.owned(egress_id).filter(|owned| owned.address == *address) {
-        return Some(owned.ifindex);
+        return Some(owned);
     }
     let handover = Maps.handover(egress_id).filter(|handover| handover.owned.address == *address)?;
-    matches!(handover.stage(), Some(HandoverStage::Arriving | HandoverStage::Open)).then_some(handover.owned.ifindex)
+    matches!(handover.stage(), Some(HandoverStage::Arriving | HandoverStage::Open)).then_some(&handover.owned)
 }

@@ -1,7 +1,7 @@
 //! The target `decision`: any packets and any state, through all hooks; [`crate::node`] asserts the invariants.
 
 use egress_common::abi::{
-    Direction, Family, HandoverEntry, HandoverStage, OnUnknownPod, PodEntry, PolicyEntry, PolicySlot, WhenEmpty,
+    Addr, Direction, Family, HandoverEntry, HandoverStage, OnUnknownPod, PodEntry, PolicyEntry, PolicySlot, WhenEmpty,
 };
 use egress_common::decide::Tables as _;
 use egress_common::decide::from_overlay::Outer;
@@ -17,6 +17,8 @@ use crate::node::{MARKS, ModelNode, PacketHook, PacketOutcome, Skb};
 /// Steps of one story.
 const STEPS: usize = 48;
 pub(crate) const IDS: [u32; 3] = [1, 2, 3];
+/// The policy of a Service, whose address it shares.
+const OF_SERVICE: u32 = 3;
 pub(crate) const PORTS: [u16; 6] = [4000, 80, 4001, 443, 4794, 61_001];
 
 pub fn decision(data: &[u8]) {
@@ -40,7 +42,7 @@ fn change(input: &mut Input<'_>, node: &mut ModelNode) {
         0 | 1 => drop(pods.borrow_mut().insert(pod, PodEntry::selected(id, 0))),
         2 => drop(pods.borrow_mut().insert(pod, PodEntry::known())),
         3 => drop(pods.borrow_mut().remove(&pod)),
-        4 => addresses::own(maps, id, addresses::egress(family, u8::from(input.flag()))),
+        4 => own(maps, id, addresses::egress(family, u8::from(input.flag()))),
         5 if input.flag() => hand_over(input, maps, id, family),
         5 => maps.disown(id),
         6 => {
@@ -65,12 +67,21 @@ fn change(input: &mut Input<'_>, node: &mut ModelNode) {
     node.renew_decision_number();
 }
 
+fn own(maps: &MemoryMaps, id: u32, address: Addr) {
+    addresses::own(maps, id, address);
+    if id == OF_SERVICE
+        && let Some(owned) = maps.owned(id).copied()
+    {
+        maps.put_owned(id, owned.shared(id));
+    }
+}
+
 /// A hand-over of the policy's address, in any state of the node's agent.
 fn hand_over(input: &mut Input<'_>, maps: &MemoryMaps, id: u32, family: Family) {
     let address = addresses::egress(family, u8::from(input.flag()));
     let stage =
         input.pick(&[Some(HandoverStage::Leaving), Some(HandoverStage::Arriving), Some(HandoverStage::Open), None]);
-    addresses::own(maps, id, address);
+    own(maps, id, address);
     let owned = *maps.owned(id).expect("just now");
     match stage {
         Some(stage) => {

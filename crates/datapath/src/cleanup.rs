@@ -81,14 +81,16 @@ pub async fn cleanup(settings: &Settings) -> Result<CleanupReport, StartError> {
     Ok(report)
 }
 
-/// Egress IPs of this node and their devices, for the multicast filters.
+/// Egress IPs of this node that it answers for, and their devices, for the multicast filters.
 fn owned_addresses(pins: &Pins) -> io::Result<Vec<(u32, IpAddr)>> {
     let path = pins.map("owned_addr");
     let mut addresses = Vec::new();
     if path.exists() {
         let data = MapData::from_pin(path).map_err(map_io)?;
         let owned = Hash::<Addr, OwnedAddr>::new(data).map_err(map_io)?;
-        owned.for_each(|address, entry| addresses.push((entry.ifindex, address.to_ip())))?;
+        owned.for_each(|address, entry| {
+            addresses.extend((!entry.is_shared()).then_some((entry.ifindex, address.to_ip())));
+        })?;
     }
     Ok(addresses)
 }

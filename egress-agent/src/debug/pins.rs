@@ -106,7 +106,8 @@ mod tests {
     fn served_addresses_have_the_known_names() {
         let owned = [(EgressId(1), ip("172.18.0.100"))].into();
         let peer = TunnelEndpoint(ip("172.18.0.2"));
-        let moving = |address| HandoverState { address: ip(address), peer, stage: HandoverStage::Leaving };
+        let moving =
+            |address| HandoverState { address: ip(address), peer, stage: HandoverStage::Leaving, is_shared: false };
         let handovers = [(EgressId(1), moving("172.18.0.100")), (EgressId(2), moving("172.18.0.101"))].into();
         let pods = vec![PodState::Selected(EgressId(1)), PodState::Known];
         let pinned = Pinned { owned, handovers, pods, ..Pinned::default() };

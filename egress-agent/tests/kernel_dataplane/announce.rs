@@ -4,7 +4,7 @@ use std::net::{IpAddr, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::time::Duration;
 
-use egress_common::abi::Lease;
+use egress_common::abi::{Addr, Lease, OwnedAddr};
 use egress_core::model::reserved::Reserved;
 use egress_core::model::state::{Action, EgressId, HandoverStage, HandoverState, OnUnknownPod, TunnelEndpoint};
 use egress_core::plan::executor::{DataplaneError, Executor, Expected};
@@ -114,6 +114,7 @@ fn a_claim_waits_for_the_running_probe() {
             stage: HandoverStage::Arriving,
             address,
             peer: TunnelEndpoint(IpAddr::from([172, 18, 0, 3])),
+            is_shared: false,
         };
         let own = Action::Own(id, address);
         let start = std::time::Instant::now();
@@ -373,6 +374,49 @@ fn addresses_that_share_a_group_keep_it() {
         assert!(joined());
         dataplane.apply(&Action::Disown(EgressId(2), twins[1])).await.expect("disown");
         eventually("the group is left", || !joined()).await;
+    });
+}
+
+/// A Service's provider has the address on the network, here or elsewhere.
+#[test]
+fn a_shared_address_is_neither_probed_nor_announced() {
+    on_node(|node| async move {
+        let mut dataplane = node.start().await;
+        let filter = || output(&["ip", "maddr", "show", "dev", UPLINK]).contains("33:33:ff:01:01:00");
+        let neighbour = |text: &str| node.outside(|| output(&["ip", "neigh", "show", text]));
+        let mac = mac_text(device(UPLINK).1);
+        for (id, text) in (1..).zip(ADDRESSES) {
+            let bits = if address(text).is_ipv4() { 16 } else { 64 };
+            node.outside(|| ip(&format!("addr add {text}/{bits} dev out0\n")));
+            dataplane.apply(&Action::Share(EgressId(id), address(text))).await.expect("another host has it");
+            node.outside(|| ip(&format!("addr del {text}/{bits} dev out0\n")));
+            node.outside(|| ip(&format!("neigh replace {text} lladdr 02:00:00:00:00:99 dev out0 nud reachable\n")));
+        }
+        let held = dataplane.held().await.expect("held");
+        assert_eq!(held.shared, held.owned.keys().copied().collect());
+        // Announcements would be due at once and a second later, and after the restart.
+        dataplane.confirm();
+        tokio::time::sleep(Duration::from_millis(1500)).await;
+        drop(dataplane);
+        let mut dataplane = node.start().await;
+        dataplane.confirm();
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        for text in ADDRESSES {
+            assert!(!neighbour(text).contains(&mac), "{}", neighbour(text));
+        }
+        assert!(!filter());
+        assert_eq!(dataplane.held().await.expect("held").shared, held.shared, "it is adopted");
+        let entry = |text: &str| node.map::<Addr, OwnedAddr>("owned_addr").get(&address(text).into(), 0);
+        assert!(ADDRESSES.iter().all(|text| entry(text).expect("its entry").is_shared()));
+
+        for (id, text) in (1..).zip(ADDRESSES) {
+            dataplane.apply(&Action::Disown(EgressId(id), address(text))).await.expect("disown");
+            assert!(entry(text).is_err());
+            dataplane.apply(&Action::Own(EgressId(id), address(text))).await.expect("it is free");
+            eventually("the neighbour's entry points here", || neighbour(text).contains(&mac)).await;
+        }
+        assert!(filter());
+        assert_eq!(dataplane.held().await.expect("held").shared, [].into());
     });
 }
 

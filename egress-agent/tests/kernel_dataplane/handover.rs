@@ -12,7 +12,7 @@ const ID: EgressId = EgressId(9);
 const A: &str = "172.18.0.100";
 
 fn moving(stage: HandoverStage, address: &str) -> HandoverState {
-    HandoverState { stage, address: addr(address), peer: endpoint("172.18.0.3") }
+    HandoverState { stage, address: addr(address), peer: endpoint("172.18.0.3"), is_shared: false }
 }
 
 async fn apply(dataplane: &mut Dataplane, action: Action) {
@@ -81,5 +81,30 @@ fn a_hand_over_follows_the_uplink_and_begins_without_one() {
         assert!(refused, "the agent knows that there is no uplink");
         apply(&mut dataplane, Action::PutHandover(ID, moving(HandoverStage::Leaving, A))).await;
         assert_eq!(held(&mut dataplane).await, (false, Some(HandoverStage::Leaving)));
+    });
+}
+
+/// The programs pass on a shared address's known flows only, also after a restart.
+#[test]
+fn a_shared_address_stays_shared_in_its_hand_over() {
+    on_node(|node| async move {
+        let mut dataplane = node.start().await;
+        let entry = || node.map::<u32, abi::HandoverEntry>("handovers").get(&ID.0, 0).expect("its entry");
+        for stage in [HandoverStage::Arriving, HandoverStage::Open, HandoverStage::Leaving] {
+            let moving = HandoverState { is_shared: true, ..moving(stage, A) };
+            if stage == HandoverStage::Leaving {
+                apply(&mut dataplane, Action::Share(ID, addr(A))).await;
+            }
+            apply(&mut dataplane, Action::PutHandover(ID, moving)).await;
+            assert!(entry().owned.is_shared(), "{stage:?}");
+            if stage == HandoverStage::Leaving {
+                let answers = node.map::<abi::Addr, abi::OwnedAddr>("owned_addr").get(&addr(A).into(), 0);
+                assert!(answers.expect("replies are accepted").is_shared());
+            }
+            drop(dataplane);
+            dataplane = node.start().await;
+            let held = dataplane.held().await.expect("held");
+            assert_eq!((held.handovers.get(&ID), held.shared.len()), (Some(&moving), 0));
+        }
     });
 }

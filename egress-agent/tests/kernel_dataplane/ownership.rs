@@ -54,8 +54,9 @@ fn a_start_repairs_claims_before_it_invalidates_cached_decisions() {
         let mut halves = node.map::<Addr, OwnedAddr>("owned_addr");
         for id in 1..=2_000_u32 {
             let [.., high, low] = id.to_be_bytes();
-            let half = OwnedAddr { egress_id: id, ifindex: 1, mac: [2; 6], reserved: [0; 2] };
-            halves.insert(Addr::v4([172, 19, high, low]), half, 0).expect("half a claim");
+            let address = Addr::v4([172, 19, high, low]);
+            let half = Owned::new(id, address, 1, [2; 6]).by_address(id);
+            halves.insert(address, half, 0).expect("half a claim");
         }
         let (config, is_started) = (node.config_map(), Arc::new(AtomicBool::new(false)));
         let stop = Arc::clone(&is_started);

@@ -40,6 +40,7 @@ mod replies;
 mod resets;
 mod reuse;
 mod sctp;
+mod shared_addresses;
 #[path = "../skips/mod.rs"]
 mod skips;
 mod slow_guest;

@@ -325,6 +325,34 @@ fn a_claim_by_another_interface_is_no_conflict() {
     });
 }
 
+/// The Service's provider answers, from any host.
+#[test]
+fn shared_addresses_get_no_answer_and_no_report() {
+    on_stage(|stage| {
+        stage.conflicts();
+        stage.share(V4.here, V4.egress);
+        stage.share(V6.here, V6.egress);
+        for (operation, sender, target) in
+            [(REQUEST, "172.18.0.1", V4.egress), (REQUEST, V4.egress, V4.egress), (REPLY, V4.egress, V4.node)]
+        {
+            is_left_alone(stage, arp([0xff; 6], operation, (ASKER_MAC, sender), ([0; 6], target)));
+        }
+        let macs = [GROUP_MAC, ASKER_MAC];
+        for sender in [ROUTER, "::"] {
+            is_left_alone(stage, discovery(macs, sender, GROUP, 255, &solicitation(V6.egress, &[])));
+        }
+        let advert = advertisement_of(V6.egress, 0x20, ASKER_MAC);
+        is_left_alone(stage, discovery(macs, V6.egress, "ff02::1", 255, &advert));
+        // As soon as it is this node's alone, it answers.
+        stage.own(V4.here, V4.egress);
+        stage.own(V6.here, V6.egress);
+        for cast in [V4, V6] {
+            let (asks, answered) = asks_for(cast.egress);
+            stage.run_frame(&FROM_NETDEV, &asks, answered);
+        }
+    });
+}
+
 #[test]
 fn reports_of_conflicting_claims_are_limited_per_second() {
     on_stage(|stage| {

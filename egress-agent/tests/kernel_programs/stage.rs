@@ -286,10 +286,23 @@ impl Stage {
 
     /// The same on this interface.
     pub(crate) fn own_on(&mut self, ifindex: u32, egress_id: u32, address: &str) {
+        self.put_owned(egress_id, Owned::new(egress_id, addr(address), ifindex, OWNED_MAC, 1500));
+    }
+
+    /// Owns the address together with a Service.
+    pub(crate) fn share(&mut self, egress_id: u32, address: &str) {
+        self.share_on(UPLINK, egress_id, address);
+    }
+
+    /// The same on this interface.
+    pub(crate) fn share_on(&mut self, ifindex: u32, egress_id: u32, address: &str) {
         let owned = Owned::new(egress_id, addr(address), ifindex, OWNED_MAC, 1500);
+        self.put_owned(egress_id, owned.shared(egress_id));
+    }
+
+    fn put_owned(&mut self, egress_id: u32, owned: Owned) {
         self.owned.insert(egress_id, owned, 0).expect("own");
-        let entry = OwnedAddr { egress_id, ifindex, mac: OWNED_MAC, reserved: [0; 2] };
-        self.owned_addr.insert(addr(address), entry, 0).expect("own");
+        self.owned_addr.insert(owned.address, owned.by_address(egress_id), 0).expect("own");
     }
 
     /// MTU of the interface of the policy's owned address.

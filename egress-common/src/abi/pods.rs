@@ -238,6 +238,9 @@ impl PolicyEntry {
     }
 }
 
+/// Bit of the flags of [`Owned`] and [`OwnedAddr`]: see [`Owned::shared`].
+const SHARED: u8 = 1;
+
 /// Value of `owned`; the key is the egress ID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
@@ -248,18 +251,50 @@ pub struct Owned {
     /// MTU of that interface.
     pub mtu: u32,
     pub mac: [u8; 6],
-    pub reserved: [u8; 2],
+    pub(super) flags: u8,
+    pub reserved: u8,
     /// Over the key and the whole value.
     pub seal: u32,
 }
 abi!(Owned, 36);
 
 impl Owned {
-    /// As it is written at `egress_id`.
+    /// As it is written at `egress_id`, for an address that this node alone uses.
     #[inline(always)]
     pub const fn new(egress_id: u32, address: Addr, ifindex: u32, mac: [u8; 6], mtu: u32) -> Self {
-        let owned = Self { address, ifindex, mtu, mac, reserved: [0; 2], seal: 0 };
-        Self { seal: owned.seal_at(egress_id), ..owned }
+        Self { address, ifindex, mtu, mac, flags: 0, reserved: 0, seal: 0 }.sealed(egress_id)
+    }
+
+    /// The same for an address that is also an address of a Service. The Service's provider leads its traffic to this
+    /// node and announces it; this node answers no ARP or neighbour discovery for it, and leaves a packet without a NAT
+    /// entry to the stack, which serves the Service's clients.
+    #[must_use]
+    pub const fn shared(self, egress_id: u32) -> Self {
+        Self { flags: self.flags | SHARED, ..self }.sealed(egress_id)
+    }
+
+    /// Whether it is [`Self::shared`].
+    #[inline(always)]
+    pub const fn is_shared(&self) -> bool {
+        self.flags & SHARED != 0
+    }
+
+    /// Whether the address does not work on this interface. A shared one works on all: the Service's provider and the
+    /// host's routes choose.
+    #[inline(always)]
+    pub const fn is_elsewhere(&self, ifindex: u32) -> bool {
+        self.ifindex != ifindex && !self.is_shared()
+    }
+
+    /// The value of `owned_addr` that belongs to it.
+    pub const fn by_address(&self, egress_id: u32) -> OwnedAddr {
+        let Self { ifindex, mac, flags, reserved, .. } = *self;
+        OwnedAddr { egress_id, ifindex, mac, flags, reserved }
+    }
+
+    #[inline(always)]
+    const fn sealed(self, egress_id: u32) -> Self {
+        Self { seal: self.seal_at(egress_id), ..self }
     }
 
     /// Whether this is a complete value of `egress_id`. Called on a copy; see `abi::seal`.
@@ -275,7 +310,7 @@ impl Owned {
             .addr(1, &self.address)
             .word(5, self.ifindex)
             .word(6, u32::from_ne_bytes([m[0], m[1], m[2], m[3]]))
-            .word(7, u16::from_ne_bytes([m[4], m[5]]) as u32)
+            .word(7, u16::from_ne_bytes([m[4], m[5]]) as u32 | (self.flags as u32) << 16)
             .word(8, self.mtu)
             .done()
     }
@@ -289,6 +324,21 @@ pub struct OwnedAddr {
     /// The interface on which the address is answered.
     pub ifindex: u32,
     pub mac: [u8; 6],
-    pub reserved: [u8; 2],
+    flags: u8,
+    pub reserved: u8,
 }
 abi!(OwnedAddr, 16);
+
+impl OwnedAddr {
+    /// As [`Owned::is_elsewhere`].
+    #[inline(always)]
+    pub const fn is_elsewhere(&self, ifindex: u32) -> bool {
+        self.ifindex != ifindex && !self.is_shared()
+    }
+
+    /// Whether it is [`Owned::shared`].
+    #[inline(always)]
+    pub const fn is_shared(&self) -> bool {
+        self.flags & SHARED != 0
+    }
+}

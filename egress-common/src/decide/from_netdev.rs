@@ -2,11 +2,13 @@
 //!
 //! For an owned egress IP: replies, and ICMP errors that quote a packet of a flow, go to the pod, here or through the
 //! overlay. All other packets for it are dropped, so that nothing unsolicited reaches the host or a pod; also what
-//! arrives by another interface than the address's. For the node's own address: replies to packets with the mark, recognised by the port range that only NAT uses. All other traffic is
+//! arrives by another interface than the address's. An egress IP that is shared with a Service
+//! ([`Owned::shared`](crate::abi::Owned::shared)) has clients: all other packets for it are untouched. For the node's own
+//! address: replies to packets with the mark, recognised by the port range that only NAT uses. All other traffic is
 //! untouched.
 
 use super::{Tables, fragments, slots};
-use crate::abi::{Addr, Config, Family, HandoverStage, NatEntry, Origin, Verdict};
+use crate::abi::{Addr, Class, Config, Family, HandoverStage, NatEntry, Origin, Verdict};
 use crate::wire::{Fragment, Headers, L4, Plain, Quote, Segment};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,14 +51,16 @@ pub fn decide<'t, T: Tables>(
     config: &Config,
 ) -> FromNetdev<'t> {
     if let Some(owned) = tables.owned_addr(&headers.tuple.daddr) {
-        if owned.ifindex != ifindex {
+        if owned.is_elsewhere(ifindex) {
             return FromNetdev::Done(Verdict::WrongInterface);
         }
-        let egress_id = owned.egress_id;
-        return match is_elsewhere(headers, quote, egress_id, tables, false) {
-            true => FromNetdev::PassOn { egress_id },
-            false => answer(headers, quote, tables, true),
-        };
+        let (egress_id, is_shared) = (owned.egress_id, owned.is_shared());
+        if is_elsewhere(headers, quote, egress_id, tables, false) {
+            return FromNetdev::PassOn { egress_id };
+        }
+        // Fragments of a Service's client are not held: the first one has no NAT entry and releases none.
+        let decision = answer(headers, quote, tables, !is_shared);
+        return if is_shared { or_left_alone(decision) } else { decision };
     }
     if headers.tuple.daddr == node_address(config, headers.family)
         && config.node_ports.first != 0
@@ -88,11 +92,25 @@ fn answer<'t, T: Tables>(headers: &mut Headers, quote: &Quote, tables: &'t T, ke
     }
 }
 
+/// The decision at a shared address: what belongs to no flow of a pod is traffic of the Service.
+#[inline(always)]
+fn or_left_alone(decision: FromNetdev<'_>) -> FromNetdev<'_> {
+    match decision {
+        FromNetdev::Done(verdict) if verdict.class() == Class::Drop && verdict != Verdict::BadState => {
+            FromNetdev::Done(Verdict::NotOurs)
+        }
+        _ => decision,
+    }
+}
+
 /// Whether a reply goes to the other node of a hand-over first. The old owner passes on every reply, except those that
 /// the new owner passes back. The new owner passes on replies of flows that it has not sent.
 ///
 /// A fragment follows its first one, which alone has the ports: the old owner passes all of them on, and the new owner
 /// keeps those whose first one it kept. An ICMP error follows the flow that it quotes.
+///
+/// At a shared address only packets of known flows are passed on, because the others may be of the Service's clients,
+/// which are served where they arrive. So a reply at the new owner is lost until the pod has sent there.
 ///
 /// Out of line, because a hand-over is rare.
 #[inline(never)]
@@ -101,14 +119,27 @@ fn is_elsewhere<T: Tables>(headers: &mut Headers, quote: &Quote, egress_id: u32,
     if handover.owned.address != headers.tuple.daddr {
         return false;
     }
-    match handover.stage() {
+    let (is_shared, since_ns) = (handover.owned.is_shared(), handover.since_ns);
+    let is_elsewhere = match handover.stage() {
         // An agent that was killed during this step still owns the address.
         Some(HandoverStage::Leaving) => !passed && !is_held(egress_id, &headers.tuple.daddr, tables),
-        Some(HandoverStage::Arriving | HandoverStage::Open) => {
-            !is_sent_since(headers, quote, handover.since_ns, tables)
-        }
+        Some(HandoverStage::Arriving | HandoverStage::Open) => !is_sent_since(headers, quote, since_ns, tables),
         None => false,
+    };
+    is_elsewhere && (!is_shared || is_of_known_flow(headers, quote, tables))
+}
+
+/// Whether this node has a NAT entry of the flow that this packet answers, or quotes in an error. Later fragments of a
+/// known first one belong to it too.
+///
+/// Out of line, so that its frame is released.
+#[inline(never)]
+fn is_of_known_flow<T: Tables>(headers: &mut Headers, quote: &Quote, tables: &T) -> bool {
+    let is_known = is_sent_since(headers, quote, 0, tables);
+    if is_known && headers.fragment == Fragment::First {
+        fragments::resolve(headers, tables);
     }
+    is_known
 }
 
 /// Whether this node owns the address.
@@ -189,10 +220,9 @@ fn for_egress_ip<'t, T: Tables>(headers: &mut Headers, tables: &'t T, keeps: boo
         return FromNetdev::Done(verdict);
     }
     // Only the pod's side sends requests.
-    if headers.l4 == L4::EchoRequest && headers.has_l4() {
-        return FromNetdev::Done(Verdict::NoNatEntry);
-    }
-    let Some(nat_entry) = tables.nat_seen(&headers.tuple, headers.for_pod()) else {
+    let is_request = headers.l4 == L4::EchoRequest && headers.has_l4();
+    let nat_entry = if is_request { None } else { tables.nat_seen(&headers.tuple, headers.for_pod()) };
+    let Some(nat_entry) = nat_entry else {
         // Its later fragments must not match an answer with the same identification, and unsolicited packets must not
         // fill the map.
         fragments::supersede(headers, tables);

@@ -119,7 +119,7 @@ impl Pair {
             READY => self.move_entry(maps, HandoverStage::Arriving, NODE),
             OPEN => self.move_entry(maps, HandoverStage::Open, NODE),
             3 => {
-                let entry = OwnedAddr { egress_id: ID, ifindex: UPLINK, mac: owned.mac, reserved: [0; 2] };
+                let entry = owned.by_address(ID);
                 maps.owned_addr.borrow_mut().insert(egress, entry);
             }
             OWNED => drop(maps.owned.borrow_mut().insert(ID, owned)),

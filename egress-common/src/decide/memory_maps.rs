@@ -141,9 +141,7 @@ impl MemoryMaps {
 
     pub fn put_owned(&self, egress_id: u32, owned: Owned) {
         self.owned.borrow_mut().insert(egress_id, owned);
-        let Owned { address, ifindex, mac, .. } = owned;
-        let entry = OwnedAddr { egress_id, ifindex, mac, reserved: [0; 2] };
-        self.owned_addr.borrow_mut().insert(address, entry);
+        self.owned_addr.borrow_mut().insert(owned.address, owned.by_address(egress_id));
     }
 
     /// Removes the policy's address from this node.

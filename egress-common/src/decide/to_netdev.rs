@@ -39,7 +39,7 @@ pub enum ToNetdev {
 pub fn is_misdirected<T: Tables>(source: &Addr, meta: &Meta, tables: &T, config: &Config) -> bool {
     (!meta.forwarded || meta.returning)
         && config.owned.may_contain(source)
-        && tables.owned_addr(source).is_some_and(|owned| owned.ifindex != meta.ifindex)
+        && tables.owned_addr(source).is_some_and(|owned| owned.is_elsewhere(meta.ifindex))
 }
 
 /// The rest of the guard, after [`is_misdirected`].

@@ -1,6 +1,6 @@
 //! Packets from outside, by the uplink.
 
-use egress_common::abi::{Addr, Class, Direction, NatEntry, OwnedAddr, Verdict};
+use egress_common::abi::{Addr, Class, Direction, NatEntry, Owned, OwnedAddr, Verdict};
 use egress_common::decide::from_netdev::{self, FromNetdev};
 use egress_common::decide::mtu::Fit;
 use egress_common::decide::{Rewrite, Tables as _, mtu};
@@ -76,11 +76,10 @@ impl ModelNode {
         PacketOutcome::Answered(Verdict::ArpAnswered, [answer.as_slice(), rest].concat())
     }
 
-    /// The new owner answers for a handed-over address.
+    /// The new owner answers for a handed-over address, and the provider of a Service for an address of both.
     fn held(&self, address: &Addr) -> Option<&OwnedAddr> {
-        let is_held =
-            |owned: &&OwnedAddr| self.maps.owned(owned.egress_id).is_some_and(|held| held.address == *address);
-        self.maps.owned_addr(address).filter(is_held)
+        let answers = |held: &Owned| held.address == *address && !held.is_shared();
+        self.maps.owned_addr(address).filter(|owned| self.maps.owned(owned.egress_id).is_some_and(answers))
     }
 
     fn solicited(&self, ifindex: u32, frame: &[u8], headers: &Headers) -> Option<PacketOutcome> {
@@ -106,16 +105,18 @@ impl ModelNode {
         let (frame, config) = (skb.frame, self.config());
         let quote = quoted(frame, headers);
         let owned = self.maps.owned_addr.borrow().get(&headers.tuple.daddr).copied();
-        let is_for_egress_ip = owned.is_some();
         let decision = Back::of(&from_netdev::decide(headers, &quote, ifindex, &self.maps, &config));
-        let is_elsewhere = owned.is_some_and(|owned| owned.ifindex != ifindex);
+        let is_elsewhere = owned.is_some_and(|owned| owned.is_elsewhere(ifindex));
         assert_eq!(is_elsewhere, matches!(decision, Back::Done(Verdict::WrongInterface)), "{headers:?}");
-        if let Back::Done(verdict) = decision {
+        if let (Back::Done(verdict), Some(owned)) = (&decision, owned) {
+            let is_expected = match owned.is_shared() {
+                true => *verdict == Verdict::NotOurs,
+                false => matches!(verdict.class(), Class::Drop | Class::Hold),
+            };
             assert!(
-                !is_for_egress_ip
-                    || matches!(verdict.class(), Class::Drop | Class::Hold)
-                    || verdict == Verdict::TtlExpired,
-                "unasked, and left to the host: {verdict:?} {headers:?}"
+                is_expected || *verdict == Verdict::TtlExpired,
+                "shared {}: {verdict:?} {headers:?}",
+                owned.is_shared()
             );
         }
         match self.back(skb, headers, &quote, &decision) {

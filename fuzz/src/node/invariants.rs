@@ -77,7 +77,7 @@ impl ModelNode {
         // Translated packets are redirected, and not checked here.
         let is_egress_ip = self.maps.prefix(&source).is_some_and(|p| p.kind() == Some(PrefixKind::EgressIp));
         assert!(!is_egress_ip || !meta.forwarded || meta.returning, "a spoofed egress IP: {headers:?}");
-        let is_elsewhere = self.maps.owned_addr(&source).is_some_and(|owned| owned.ifindex != meta.ifindex);
+        let is_elsewhere = self.maps.owned_addr(&source).is_some_and(|owned| owned.is_elsewhere(meta.ifindex));
         assert!(!is_elsewhere, "the egress IP of another interface: {headers:?}");
         let of_pods = [Some(PrefixKind::PodSubnet), Some(PrefixKind::PodNetwork)];
         let is_pod = self.maps.pods.borrow().contains_key(&source)

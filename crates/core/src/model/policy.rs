@@ -85,6 +85,14 @@ impl PolicyKind {
             Self::EgressIp => "spec.egressIPs",
         }
     }
+
+    /// Whether the addresses are addresses of Services too: see
+    /// [`KernelState::shared`](crate::model::state::KernelState::shared).
+    pub const fn shares_addresses(self) -> bool {
+        match self {
+            Self::EgressIp => false,
+        }
+    }
 }
 
 // Arrays with a value of each kind are indexed by the kind.

@@ -68,6 +68,8 @@ pub struct HandoverState {
     pub address: IpAddr,
     /// The other node.
     pub peer: TunnelEndpoint,
+    /// As in [`KernelState::shared`].
+    pub is_shared: bool,
 }
 
 /// Where an assigned address is served, seen from this node.
@@ -120,6 +122,9 @@ pub struct KernelState {
     pub policy: BTreeMap<(EgressId, Family), Policy>,
     /// Addresses that this node owns as a gateway: never two of one object.
     pub owned: AddressByPolicy,
+    /// Those of `owned` that Services have too. Their providers announce them and lead the Services' traffic here: this
+    /// node answers for none of them, and leaves packets that belong to no flow of a pod to the host's stack.
+    pub shared: BTreeSet<EgressId>,
     /// Hand-overs of this node.
     pub handovers: BTreeMap<EgressId, HandoverState>,
     pub cluster: BTreeMap<IpNet, Prefix>,
@@ -155,6 +160,18 @@ impl KernelState {
         }
     }
 
+    /// Whether this node owns the address that the policy should have here, in the way that it should.
+    pub fn has_claim(&self, id: EgressId, desired: &Self) -> bool {
+        let of = |state: &Self| state.owned.get(&id).map(|address| (*address, state.shared.contains(&id)));
+        of(self).is_some() && of(self) == of(desired)
+    }
+
+    /// Removes the claim of the policy.
+    pub fn give_up(&mut self, id: EgressId) {
+        self.owned.remove(&id);
+        self.shared.remove(&id);
+    }
+
     /// The state after the action, as plans are tested against it and as the agent keeps it between observations.
     /// Cutting flows changes no map of the model.
     pub fn apply(&mut self, action: &Action) {
@@ -174,9 +191,14 @@ impl KernelState {
             }
             Action::Own(id, address) => {
                 self.owned.insert(*id, *address);
+                self.shared.remove(id);
+            }
+            Action::Share(id, address) => {
+                self.owned.insert(*id, *address);
+                self.shared.insert(*id);
             }
             Action::Disown(id, address) => {
-                self.owned.remove(id);
+                self.give_up(*id);
                 if self.handovers.get(id).is_some_and(|handover| handover.is_taken() && handover.address == *address) {
                     self.handovers.remove(id);
                 }
@@ -184,7 +206,7 @@ impl KernelState {
             Action::PutHandover(id, handover) => {
                 self.handovers.insert(*id, *handover);
                 if handover.stage == HandoverStage::Leaving {
-                    self.owned.remove(id);
+                    self.give_up(*id);
                 }
             }
             Action::EndHandover(id, _) => {
@@ -230,6 +252,8 @@ pub enum Action {
     RemovePrefix(IpNet),
     /// Claim the address (after a probe), answer for it, announce it and translate.
     Own(EgressId, IpAddr),
+    /// Claim an address that a Service has too ([`KernelState::shared`]): translate, and nothing else.
+    Share(EgressId, IpAddr),
     /// Stop answering and translating for the address of this object, also by a hand-over.
     Disown(EgressId, IpAddr),
     /// Prepare to take the address over, or hand it over and forward later packets to the new node. One step, after
@@ -269,6 +293,7 @@ impl Action {
             | Self::PutPrefix(..)
             | Self::RemovePrefix(_)
             | Self::Own(..)
+            | Self::Share(..)
             | Self::Disown(..)
             | Self::PutHandover(..)
             | Self::EndHandover(..)

@@ -99,7 +99,8 @@ pub fn handovers(
         let Some(id) = served_for(desired, *address, peer) else { continue };
         // A released address is not taken back to forward it.
         if actual.owned.get(&id) == Some(address) {
-            all.insert(id, HandoverState { stage: HandoverStage::Leaving, address: *address, peer });
+            let is_shared = actual.shared.contains(&id);
+            all.insert(id, HandoverState { stage: HandoverStage::Leaving, address: *address, peer, is_shared });
         }
     }
     for (address, id, handover) in handed_over(ownership, actual) {
@@ -119,10 +120,17 @@ pub fn handovers(
             };
             let is_open = view.nodes.get(&record.from).is_some_and(is_given);
             let stage = if is_open { HandoverStage::Open } else { HandoverStage::Arriving };
-            all.insert(id, HandoverState { stage, address: *address, peer });
+            let is_shared = is_shared(view, id);
+            all.insert(id, HandoverState { stage, address: *address, peer, is_shared });
         }
     }
     all
+}
+
+/// Whether the policy's address is a Service's too.
+fn is_shared(view: &ClusterView, id: EgressId) -> bool {
+    let mut policies = view.policies.values().filter(|policy| policy.published.id == Some(id));
+    policies.any(|policy| policy.key().kind.shares_addresses())
 }
 
 /// The policy that the address serves, on this node or on the other one.

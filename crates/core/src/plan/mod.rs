@@ -278,25 +278,31 @@ impl Planner<'_> {
         let taken: BTreeSet<IpAddr> = self.actual.owned.values().copied().collect();
         for (id, address) in &self.desired.owned {
             if !self.state.owned.contains_key(id) && !taken.contains(address) {
-                self.push(Action::Own(*id, *address));
+                self.claim(*id, *address);
             }
         }
     }
 
     fn own_rest(&mut self) {
         for (id, address) in &self.desired.owned {
-            if self.state.owned.get(id) != Some(address) {
-                self.push(Action::Own(*id, *address));
+            if !self.state.has_claim(*id, self.desired) {
+                self.claim(*id, *address);
             }
         }
     }
 
-    /// Removes claims that block others: the object should own another address, or another object this one.
+    fn claim(&mut self, id: EgressId, address: IpAddr) {
+        let is_shared = self.desired.shared.contains(&id);
+        self.push(if is_shared { Action::Share(id, address) } else { Action::Own(id, address) });
+    }
+
+    /// Removes claims that block others: the object should own another address, or this one in another way, or another
+    /// object this one.
     fn disown_blocking(&mut self) {
         let wanted: BTreeSet<IpAddr> = self.desired.owned.values().copied().collect();
         for (id, address) in &self.actual.owned {
             let wants = self.desired.owned.get(id);
-            if wants == Some(address) || (wants.is_none() && !wanted.contains(address)) {
+            if self.actual.has_claim(*id, self.desired) || (wants.is_none() && !wanted.contains(address)) {
                 continue;
             }
             self.shrink(*id, family_of(*address), Some(*address));

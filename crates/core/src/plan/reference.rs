@@ -78,6 +78,7 @@ pub fn random_state(random: &mut Random) -> KernelState {
         }
         if here {
             state.owned.insert(id, address);
+            state.shared.extend((random.below(3) == 0).then_some(id));
         }
         policy.slots.push(Slot { address, place: if here { Place::Here } else { remote } });
     }
@@ -125,6 +126,10 @@ pub fn check(old: &KernelState, now: &KernelState, new: &KernelState) {
     }
     let owned: BTreeSet<_> = now.owned.values().collect();
     assert_eq!(owned.len(), now.owned.len(), "two objects own one address");
+    for id in &now.shared {
+        let has = |state: &KernelState| state.owned.get(id) == now.owned.get(id) && state.shared.contains(id);
+        assert!(has(old) || has(new), "{id:?} is shared in neither state");
+    }
     for ((id, _), policy) in &now.policy {
         let here = policy.slots.iter().filter(|slot| slot.place == Place::Here);
         for slot in here {
@@ -136,7 +141,7 @@ pub fn check(old: &KernelState, now: &KernelState, new: &KernelState) {
 /// Invariants of single actions.
 pub fn check_action(now: &KernelState, action: &Action, cut: &BTreeSet<(EgressId, IpAddr)>, old: &KernelState) {
     match action {
-        Action::Own(id, address) => {
+        Action::Own(id, address) | Action::Share(id, address) => {
             assert!(!now.owned.contains_key(id), "{id:?} must give up its address first");
             assert!(!now.owned.values().any(|owned| owned == address), "{address} is still owned");
         }

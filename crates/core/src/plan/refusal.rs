@@ -51,7 +51,7 @@ impl KernelEntry {
             Action::PutOwner(address, _) => Self::Owner(*address),
             Action::Expose(address, port) => Self::Exposed(*address, *port),
             Action::PutPolicy(id, family, _) => Self::Policy(*id, *family),
-            Action::Own(id, _) => Self::Claim(*id),
+            Action::Own(id, _) | Action::Share(id, _) => Self::Claim(*id),
             Action::PutHandover(id, _) => Self::Moving(*id),
             Action::PutPrefix(prefix, _) => Self::Prefix(*prefix),
             Action::PutNode(address, _) => Self::Node(*address),
@@ -93,7 +93,9 @@ impl KernelEntry {
                 has(one) == has(other)
             }
             Self::Policy(id, family) => one.policy.get(&(*id, *family)) == other.policy.get(&(*id, *family)),
-            Self::Claim(id) => one.owned.get(id) == other.owned.get(id),
+            Self::Claim(id) => {
+                !one.owned.contains_key(id) && !other.owned.contains_key(id) || one.has_claim(*id, other)
+            }
             Self::Moving(id) => one.handovers.get(id) == other.handovers.get(id),
             Self::Prefix(prefix) => one.cluster.get(prefix) == other.cluster.get(prefix),
             Self::Node(address) => one.nodes.get(address) == other.nodes.get(address),

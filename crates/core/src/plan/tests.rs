@@ -144,6 +144,32 @@ fn an_address_that_moves_between_objects_here_is_given_up_first() {
     assert_eq!(plan(&with(1), &with(2)), expected);
 }
 
+/// Its flows wait in between.
+#[test]
+fn an_address_that_becomes_a_services_too_is_claimed_anew() {
+    let (id, address) = (EgressId(1), ip(ADDRESSES[0]));
+    let slots = vec![Slot { address, place: Place::Here }];
+    let full = Policy { slots, pending: Vec::new(), when_empty: WhenEmpty::Drop };
+    let waiting = Policy { slots: Vec::new(), pending: vec![address], when_empty: WhenEmpty::Drop };
+    let with = |shared: &[EgressId]| KernelState {
+        owned: BTreeMap::from([(id, address)]),
+        shared: shared.iter().copied().collect(),
+        policy: BTreeMap::from([((id, Family::V4), full.clone())]),
+        ..KernelState::default()
+    };
+    let (own, shared) = (with(&[]), with(&[id]));
+    for (old, new, claim) in [(&own, &shared, Action::Share(id, address)), (&shared, &own, Action::Own(id, address))] {
+        let expected = [
+            Action::PutPolicy(id, Family::V4, waiting.clone()),
+            Action::Disown(id, address),
+            claim,
+            Action::PutPolicy(id, Family::V4, full.clone()),
+        ];
+        assert_eq!(check_plan(old, new), expected);
+    }
+    assert_eq!(plan(&KernelState::default(), &shared)[0], Action::Share(id, address));
+}
+
 #[test]
 fn a_pod_event_is_one_write() {
     let pod = ip(PODS[0]);

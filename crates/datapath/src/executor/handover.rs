@@ -23,7 +23,7 @@ use egress_core::plan::executor::DataplaneError;
 const NOTED_NS: u64 = 500_000_000;
 
 pub fn put(shared: &Shared, state: &mut State, id: EgressId, handover: HandoverState) -> Result<(), DataplaneError> {
-    let HandoverState { stage, address, peer } = handover;
+    let HandoverState { stage, address, peer, is_shared } = handover;
     let owned = entry(state, id, &handover)?;
     let before = state.maps.handovers.get(&id.0).map_err(kernel("read map handovers"))?;
     // Ends an earlier hand-over of the same policy, which no other action ends.
@@ -41,7 +41,9 @@ pub fn put(shared: &Shared, state: &mut State, id: EgressId, handover: HandoverS
         let given_up = state.with_decisions_suspended(|maps| maps.owned.remove(&id.0));
         given_up.map_err(kernel("remove from map owned"))?;
         // Ends the announcements. After the step, because a busy kernel may be slow to change a filter.
-        state.claims.leave(shared.settings.interface_of(address), address);
+        if !is_shared {
+            state.claims.leave(shared.settings.interface_of(address), address);
+        }
         info!(%address, id = id.0, "egress IP is no longer served here");
     }
     Ok(())
@@ -58,7 +60,7 @@ fn entry(state: &State, id: EgressId, handover: &HandoverState) -> Result<Owned,
     }
     let no_interface = || kernel("hand an egress IP over")(io::Error::from_raw_os_error(libc::ENETDOWN));
     let interface = state.facts().interface_of(handover.address).ok_or_else(no_interface)?;
-    Ok(convert::owned_pair(id, handover.address, interface).0)
+    Ok(convert::owned(id, handover.address, interface, handover.is_shared))
 }
 
 pub fn end(state: &mut State, id: EgressId, address: IpAddr) -> Result<(), DataplaneError> {

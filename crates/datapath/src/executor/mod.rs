@@ -89,9 +89,10 @@ impl Executor for Dataplane {
     async fn apply(&mut self, action: &Action) -> Result<(), DataplaneError> {
         match action {
             Action::Own(id, address) => own(&self.shared, *id, *address).await,
+            Action::Share(id, address) => egress_supervise::blocking(|| share(&self.shared, *id, *address)),
             Action::CutFlows(..) | Action::CutPodFlows(..) | Action::CutPod(_) => self.cut(vec![action.clone()]).await,
             Action::CutOrphans => walk(&self.shared, cut_orphans).await,
-            Action::PutHandover(_, HandoverState { stage: HandoverStage::Arriving, address, .. }) => {
+            Action::PutHandover(_, HandoverState { stage: HandoverStage::Arriving, address, is_shared: false, .. }) => {
                 probe_early(&self.shared, *address);
                 egress_supervise::blocking(|| write(&self.shared, action))
             }
@@ -163,9 +164,12 @@ fn write_maps(shared: &Shared, action: &Action) -> Result<(), DataplaneError> {
     shared.leak_guard.before_map_write(action);
     match action {
         // Its probe waits for the network, so it does not run under a lock. Flushes walk other maps.
-        Action::Own(..) | Action::CutPod(_) | Action::CutFlows(..) | Action::CutPodFlows(..) | Action::CutOrphans => {
-            Ok(())
-        }
+        Action::Own(..)
+        | Action::Share(..)
+        | Action::CutPod(_)
+        | Action::CutFlows(..)
+        | Action::CutPodFlows(..)
+        | Action::CutOrphans => Ok(()),
         Action::SetUnknownPods(_) | Action::Disown(..) | Action::PutHandover(..) | Action::EndHandover(..) => Ok(()),
         Action::PutNode(address, node) => {
             put("nodes", &mut maps.nodes, &Addr::from(*address), &convert::node_entry(*node))?;
@@ -307,7 +311,7 @@ fn take(shared: &Shared, id: EgressId, address: IpAddr, held: Option<IpAddr>) ->
     let interface = state.facts().interface_of(address).ok_or_else(no_interface)?;
     let name = shared.settings.interface_of(address);
     state.claims.join(name, interface, address);
-    if let Err(error) = state.write_owned(id, address, interface) {
+    if let Err(error) = state.write_owned(id, convert::owned(id, address, interface, false)) {
         state.claims.leave(name, address);
         return Err(refused("owned", state.maps.owned.limit(), error));
     }
@@ -317,6 +321,25 @@ fn take(shared: &Shared, id: EgressId, address: IpAddr, held: Option<IpAddr>) ->
     ended?;
     state.claims.announce(interface, address);
     info!(%address, id = id.0, "egress IP is served here");
+    Ok(())
+}
+
+/// Claims an address that a Service has too. Its provider announces it, on this node or elsewhere, so a probe would find
+/// that announcer.
+fn share(shared: &Shared, id: EgressId, address: IpAddr) -> Result<(), DataplaneError> {
+    let mut state = shared.state();
+    let held = state.maps.owned.get(&id.0).map_err(kernel("read map owned"))?;
+    let interface = state.facts().interface_of(address).ok_or_else(no_interface)?;
+    let owned = convert::owned(id, address, interface, true);
+    if held == Some(owned) {
+        return Ok(());
+    }
+    state.write_owned(id, owned).map_err(|error| refused("owned", state.maps.owned.limit(), error))?;
+    let former = held.map(|entry| entry.address.to_ip()).filter(|former| *former != address);
+    let ended = former.map_or(Ok(()), |former| disown(shared, &mut state, id, former));
+    state.raise_decisions().map_err(kernel("write map config"))?;
+    ended?;
+    info!(%address, id = id.0, "egress IP is served here, and shared with a Service");
     Ok(())
 }
 
@@ -414,7 +437,9 @@ fn disown(shared: &Shared, state: &mut State, id: EgressId, address: IpAddr) -> 
     if answers.is_some_and(|entry| entry.egress_id == id.0) {
         remove("remove from map owned_addr", &mut maps.owned_addr, &key)?;
         // Before anything that may fail: a retry finds no entry and would skip it.
-        state.claims.leave(shared.settings.interface_of(address), address);
+        if answers.is_some_and(|entry| !entry.is_shared()) {
+            state.claims.leave(shared.settings.interface_of(address), address);
+        }
         info!(%address, id = id.0, "egress IP is no longer served here");
         state.rebuild_owned_filter().map_err(kernel("write map config"))?;
     }

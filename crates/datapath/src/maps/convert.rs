@@ -118,13 +118,11 @@ pub fn holds_pods(prefix: Prefix) -> bool {
     matches!(prefix.kind, abi::PrefixKind::PodSubnet | abi::PrefixKind::PodNetwork)
 }
 
-/// The two entries of an address that is owned on this interface.
-pub fn owned_pair(id: EgressId, address: IpAddr, interface: Interface) -> (abi::Owned, abi::OwnedAddr) {
-    let Interface { index: ifindex, mac, mtu } = interface;
-    (
-        abi::Owned::new(id.0, address.into(), ifindex, mac, mtu),
-        abi::OwnedAddr { egress_id: id.0, ifindex, mac, reserved: [0; 2] },
-    )
+/// The entry of an owned address on this interface; `is_shared` as in `KernelState::shared`.
+pub fn owned(id: EgressId, address: IpAddr, interface: Interface, is_shared: bool) -> abi::Owned {
+    let Interface { index, mac, mtu } = interface;
+    let owned = abi::Owned::new(id.0, address.into(), index, mac, mtu);
+    if is_shared { owned.shared(id.0) } else { owned }
 }
 
 /// The interface of an owned address, as it was when the entry was written.
@@ -135,7 +133,8 @@ pub const fn interface_of(entry: &abi::Owned) -> Interface {
 /// `None` for a stage that this version does not know.
 pub fn handover(entry: &abi::HandoverEntry) -> Option<HandoverState> {
     let peer = TunnelEndpoint(entry.peer.to_ip());
-    Some(HandoverState { stage: entry.stage()?, address: entry.owned.address.to_ip(), peer })
+    let (address, is_shared) = (entry.owned.address.to_ip(), entry.owned.is_shared());
+    Some(HandoverState { stage: entry.stage()?, address, peer, is_shared })
 }
 
 #[cfg(test)]

@@ -4,14 +4,12 @@
 //! cache decisions.
 
 use std::io;
-use std::net::IpAddr;
 
-use egress_common::abi::{BloomFilter, HandoverEntry};
+use egress_common::abi::{BloomFilter, HandoverEntry, Owned};
 use tracing::warn;
 
 use crate::announce;
 use crate::clock::now_ns;
-use crate::devices::interfaces::Interface;
 use crate::maps::convert;
 use crate::maps::handles::NodeMaps;
 use crate::node_state::State;
@@ -70,13 +68,16 @@ impl State {
             }
             warn!(address = %address.to_ip(), id = entry.egress_id, "half a claim of a former run removed");
             self.maps.owned_addr.remove(address)?;
+            if entry.is_shared() {
+                continue;
+            }
             self.claims.leave(settings.interface_of(address.to_ip()), address.to_ip());
             announce::remove_filter_at(entry.ifindex, address.to_ip());
         }
         for (id, entry) in owned {
-            if !answered.iter().any(|(address, there)| *address == entry.address && there.egress_id == id) {
-                let interface = convert::interface_of(&entry);
-                let (_, answer) = convert::owned_pair(EgressId(id), entry.address.to_ip(), interface);
+            let answer = entry.by_address(id);
+            // Also one that is not shared in the same way.
+            if !answered.contains(&(entry.address, answer)) {
                 self.maps.owned_addr.put(&entry.address, &answer)?;
             }
         }
@@ -84,23 +85,29 @@ impl State {
     }
 
     /// Joins multicast groups and, where the interface of an address changed, rewrites it, and announces it if its
-    /// neighbours must know.
+    /// neighbours must know. A shared address is only rewritten.
     fn reclaim(&mut self, settings: &Settings) -> io::Result<()> {
         let mut owned = Vec::new();
         self.maps.owned.for_each(|id, entry| owned.push((*id, *entry)))?;
         for (id, entry) in owned {
             let address = entry.address.to_ip();
             let Some(interface) = self.facts.interface_of(address) else { continue };
+            let owned = convert::owned(EgressId(id), address, interface, entry.is_shared());
+            if entry.is_shared() {
+                if entry != owned {
+                    self.write_owned(EgressId(id), owned)?;
+                }
+                continue;
+            }
             self.claims.join(settings.interface_of(address), interface, address);
             if entry.ifindex != interface.index {
                 announce::remove_filter_at(entry.ifindex, address);
             }
-            let before = convert::interface_of(&entry);
-            if before != interface {
-                self.write_owned(EgressId(id), address, interface)?;
+            if entry != owned {
+                self.write_owned(EgressId(id), owned)?;
             }
             // Neighbours know no MTU.
-            if (before.index, before.mac) != (interface.index, interface.mac) {
+            if (entry.ifindex, entry.mac) != (interface.index, interface.mac) {
                 self.claims.announce(interface, address);
             }
         }
@@ -116,7 +123,7 @@ impl State {
             let Some(stage) = entry.stage() else { continue };
             let address = entry.owned.address.to_ip();
             let Some(interface) = self.facts.interface_of(address) else { continue };
-            let (owned, _) = convert::owned_pair(EgressId(id), address, interface);
+            let owned = convert::owned(EgressId(id), address, interface, entry.owned.is_shared());
             if entry.owned != owned {
                 let entry = HandoverEntry::new(id, stage, entry.since_ns, entry.peer, owned);
                 self.maps.handovers.put(&id, &entry)?;
@@ -126,12 +133,11 @@ impl State {
     }
 
     /// Writes both entries or neither: `owned_addr` (replies, ARP) first, `owned` (translation) second.
-    pub(crate) fn write_owned(&mut self, id: EgressId, address: IpAddr, interface: Interface) -> io::Result<()> {
-        let (owned, owned_addr) = convert::owned_pair(id, address, interface);
+    pub(crate) fn write_owned(&mut self, id: EgressId, owned: Owned) -> io::Result<()> {
         let key = owned.address;
         let before = self.maps.owned_addr.get(&key)?;
         self.write_owned_filter(self.config.owned.with(&key))?;
-        self.maps.owned_addr.put(&key, &owned_addr)?;
+        self.maps.owned_addr.put(&key, &owned.by_address(id.0))?;
         let written = self.maps.owned.put(&id.0, &owned);
         if written.is_err() {
             match before {

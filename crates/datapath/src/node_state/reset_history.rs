@@ -41,6 +41,7 @@ impl ResetHistory {
             | Action::PutPrefix(..)
             | Action::RemovePrefix(_)
             | Action::Own(..)
+            | Action::Share(..)
             | Action::Disown(..)
             | Action::PutHandover(..)
             | Action::EndHandover(..)

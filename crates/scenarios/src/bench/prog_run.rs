@@ -15,8 +15,8 @@ use aya::maps::{Array, HashMap, LpmTrie, Map, MapData, PerCpuArray, ProgramArray
 use aya::programs::{SchedClassifier, TestRun as _, TestRunOptions};
 use aya::{Ebpf, EbpfLoader, Pod};
 use egress_common::abi::{
-    Addr, BloomFilter, ClusterPrefix, Config, Count, Family, Lease, NodeEntry, NodePlace, Owned, OwnedAddr, PodEntry,
-    PolicyEntry, PolicyEntryKey, PolicySlot, PortRange, RIG_FRAME, Rig, Verdict, WhenEmpty,
+    Addr, BloomFilter, ClusterPrefix, Config, Count, Family, Lease, NodeEntry, NodePlace, Owned, PodEntry, PolicyEntry,
+    PolicyEntryKey, PolicySlot, PortRange, RIG_FRAME, Rig, Verdict, WhenEmpty,
 };
 
 pub(super) const UPLINK: u32 = 11;
@@ -206,7 +206,7 @@ fn fill(product: &mut Ebpf, of: &ProgAddresses, pods: u32) -> Result<()> {
     let mac = [2, 0, 0, 0, 1, 2];
     let own = |(egress_id, address)| Owned::new(egress_id, addr(address), UPLINK, mac, 1500);
     put(product, "owned", [of.local, of.foreign].map(|object| (object.0, own(object))))?;
-    let named = |(egress_id, _)| OwnedAddr { egress_id, ifindex: UPLINK, mac, reserved: [0; 2] };
+    let named = |object: (u32, _)| own(object).by_address(object.0);
     put(product, "owned_addr", [of.local, of.foreign].map(|object| (addr(object.1), named(object))))?;
     let node = |at: IpAddr, place, endpoint: Ipv4Addr| (addr(at), NodeEntry::new(place, addr(endpoint)));
     let mut nodes =

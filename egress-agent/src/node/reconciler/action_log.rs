@@ -8,13 +8,13 @@ use egress_core::model::state::{Action, HandoverStage, HandoverState, Place, Pol
 pub(super) fn log(action: &Action) {
     match action {
         Action::Disown(id, address) => info!(id = id.0, %address, "this node has released an egress IP"),
-        Action::PutHandover(id, HandoverState { stage: HandoverStage::Leaving, address, peer }) => {
+        Action::PutHandover(id, HandoverState { stage: HandoverStage::Leaving, address, peer, .. }) => {
             info!(id = id.0, %address, to = %peer.0, "an egress IP is handed over: its late packets are forwarded");
         }
-        Action::PutHandover(id, HandoverState { stage: HandoverStage::Arriving, address, peer }) => {
+        Action::PutHandover(id, HandoverState { stage: HandoverStage::Arriving, address, peer, .. }) => {
             info!(id = id.0, %address, from = %peer.0, "this node is ready to take over an egress IP");
         }
-        Action::PutHandover(id, HandoverState { stage: HandoverStage::Open, address, peer }) => {
+        Action::PutHandover(id, HandoverState { stage: HandoverStage::Open, address, peer, .. }) => {
             info!(id = id.0, %address, from = %peer.0, "this node takes over an egress IP");
         }
         Action::EndHandover(id, address) => info!(id = id.0, %address, "the hand-over of an egress IP has ended"),
@@ -30,7 +30,7 @@ pub(super) fn log(action: &Action) {
         }
         Action::CutPodFlows(pod, id) => info!(id = id.0, %pod, "flows cut: another object serves the pod, or none"),
         // The executor logs these with their results.
-        Action::Own(..) | Action::CutOrphans => {}
+        Action::Own(..) | Action::Share(..) | Action::CutOrphans => {}
         Action::CutPod(address) => info!(%address, "all state of the former pod with this address removed"),
         Action::PutOwner(..)
         | Action::Expose(..)

@@ -14,6 +14,11 @@ use egress_core::plan::refusal::{KernelEntry, instead, waits};
 /// A claim that failed, and why.
 pub(super) type FailedClaim = (EgressId, IpAddr, DataplaneError);
 
+/// Whether a failure concerns the claimed address only.
+const fn is_claim(action: &Action) -> bool {
+    matches!(action, Action::Own(..) | Action::Share(..))
+}
+
 impl<E: Executor> Reconciler<E> {
     /// Performs the plan. Refused entries are left out. Failed claims are returned; the actions after them depend on them and
     /// are skipped. Consecutive cuts share one walk.
@@ -25,7 +30,7 @@ impl<E: Executor> Reconciler<E> {
         let begins = |action: &Action| {
             matches!(action, Action::PutHandover(_, HandoverState { stage: HandoverStage::Arriving, .. }))
         };
-        let claims = plan.iter().any(|action| matches!(action, Action::Own(..)));
+        let claims = plan.iter().any(is_claim);
         if claims || plan.iter().any(begins) {
             self.executor.expect(self.coordination.expected(self.compiler.view()));
         }
@@ -34,7 +39,7 @@ impl<E: Executor> Reconciler<E> {
         }
         let mut failed = Vec::new();
         for group in plan.chunk_by(|one, next| one.is_cut() && next.is_cut()) {
-            if !failed.is_empty() && !matches!(group, [Action::Own(..)]) {
+            if !failed.is_empty() && !matches!(group, [action] if is_claim(action)) {
                 break;
             }
             let [action] = group else {
@@ -52,7 +57,7 @@ impl<E: Executor> Reconciler<E> {
                     actual.apply(action);
                     self.left_out.done(action, Instant::now());
                 }
-                (Err(error), Action::Own(id, address)) => {
+                (Err(error), Action::Own(id, address) | Action::Share(id, address)) => {
                     if error.is_of_entry() {
                         self.count_refusal(action);
                     }

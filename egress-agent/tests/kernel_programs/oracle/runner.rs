@@ -210,22 +210,28 @@ impl<'a> OracleRig<'a> {
                 stage.policy.insert(key, policy, 0).expect("a policy");
                 maps.put_policy(key, policy);
             }
-            Step::Own { v6, own } => {
+            Step::Own { v6, own, shared } => {
                 let cast = cast(*v6);
-                if *own {
-                    stage.own(cast.here, cast.egress);
-                } else {
+                match (*own, *shared) {
+                    (true, false) => stage.own(cast.here, cast.egress),
+                    (true, true) => stage.share(cast.here, cast.egress),
                     // Perhaps it has none.
-                    let _gone = (stage.owned.remove(&cast.here), stage.owned_addr.remove(&addr(cast.egress)));
+                    (false, _) => {
+                        let _gone = (stage.owned.remove(&cast.here), stage.owned_addr.remove(&addr(cast.egress)));
+                    }
                 }
                 maps.disown(cast.here);
                 if let Ok(owned) = stage.owned.get(&cast.here, 0) {
                     maps.put_owned(cast.here, owned);
                 }
             }
-            Step::HandOver { v6, course, sent, held } => {
+            Step::HandOver { v6, course, sent, held, shared } => {
                 let cast = cast(*v6);
-                stage.own(cast.here, cast.egress);
+                if *shared {
+                    stage.share(cast.here, cast.egress);
+                } else {
+                    stage.own(cast.here, cast.egress);
+                }
                 let owned = stage.owned.get(&cast.here, 0).expect("just now");
                 maps.put_owned(cast.here, owned);
                 // These times differ more than those of programs and model.

@@ -159,17 +159,20 @@ pub(super) enum Step {
         here: bool,
         away: bool,
     },
+    /// `shared`: with a Service.
     Own {
         v6: bool,
         own: bool,
+        shared: bool,
     },
     /// Hand-over to or from the other node, or none. `sent`: all entries were sent since it began, or none. `held`:
-    /// whether this node owns the address meanwhile.
+    /// whether this node owns the address meanwhile. `shared`: with a Service.
     HandOver {
         v6: bool,
         course: Option<HandoverStage>,
         sent: bool,
         held: bool,
+        shared: bool,
     },
     PassUnknown(bool),
 }
@@ -309,7 +312,7 @@ impl Maker {
                 Step::Select { v6, pod: self.pick(&[Who::Pod, Who::SecondPod, Who::KnownPod]), object }
             }
             37 => Step::Slots { v6, here: !self.one_in(3), away: self.one_in(2) },
-            38 if self.one_in(2) => Step::Own { v6, own: self.one_in(2) },
+            38 if self.one_in(2) => Step::Own { v6, own: self.one_in(2), shared: id.is_multiple_of(2) },
             38 => {
                 let course = self.pick(&[
                     Some(HandoverStage::Leaving),
@@ -317,7 +320,8 @@ impl Maker {
                     Some(HandoverStage::Open),
                     None,
                 ]);
-                Step::HandOver { v6, course, sent: self.one_in(2), held: self.one_in(3) }
+                let (sent, held) = (self.one_in(2), self.one_in(3));
+                Step::HandOver { v6, course, sent, held, shared: id.is_multiple_of(3) }
             }
             _ if self.one_in(2) => Step::Forget { v6, pod: Who::KnownPod },
             _ => Step::PassUnknown(self.one_in(2)),

@@ -177,9 +177,13 @@ fn an_owned_entry_is_sealed_to_its_egress_id() {
         Owned { mtu: 1400, ..owned },
         Owned { mac: [2, 0, 0, 0, 1, 3], ..owned },
         Owned { mac: [3, 0, 0, 0, 1, 2], ..owned },
+        Owned { flags: 1, ..owned },
     ] {
         assert!(!mixed.is_of(7), "{mixed:?}");
     }
+    let shared = owned.shared(7);
+    assert!(shared.is_of(7) && !shared.is_of(8));
+    assert!(!Owned { flags: 0, ..shared }.is_of(7));
 }
 
 #[test]

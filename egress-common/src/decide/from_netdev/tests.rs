@@ -385,9 +385,96 @@ fn is_plain_and_left_alone(packet: &FrameFields, config: &Config) -> bool {
     Plain::read(packet.frame().as_slice()).is_some_and(|plain| is_left_alone(&plain, config))
 }
 
+/// [`ID`]'s address is also an address of a Service.
+fn share(cast: &Cast, maps: &MemoryMaps) {
+    maps.put_owned(ID, Owned::new(ID, addr(cast.egress), UPLINK, [2, 0, 0, 0, 0, 1], 1500).shared(ID));
+}
+
+/// The flows of the pods come back, and the Service's clients reach it.
+#[test]
+fn at_a_shared_address_all_but_replies_are_left_alone() {
+    both(|cast, maps| {
+        share(cast, maps);
+        begin(cast, maps, Origin::Here, &packet(cast.pod, cast.world, 4000, 80));
+        begin(cast, maps, Origin::Here, &packet(cast.pod, cast.world, 0, 0).echo(4002));
+        let whole = packet(cast.world, cast.egress, 80, 4000);
+        let pong = packet(cast.world, cast.egress, 0, 0).echo_reply(4002);
+        for reply in [whole.clone(), pong, whole.clone().fragment(0, true), whole.clone().fragment(100, false)] {
+            assert!(matches!(asked(maps, &reply), FromNetdev::ReplyHere { .. }), "{reply:?}");
+        }
+        let error = packet(cast.world, cast.egress, 0, 0).unreachable();
+        let on_error = |sent: FrameFields| {
+            decide(&mut error.arriving(), &sent.quoted(Direction::Egress), UPLINK, maps, &maps.config.get())
+        };
+        assert!(matches!(on_error(packet(cast.egress, cast.world, 4000, 80)), FromNetdev::ReplyHere { .. }));
+        let left_alone = FromNetdev::Done(Verdict::NotOurs);
+        assert_eq!(on_error(packet(cast.egress, cast.world, 443, 4000)), left_alone);
+        maps.frags.borrow_mut().clear();
+        let client = packet(cast.world, cast.egress, 4000, 443);
+        for packet in [
+            client.clone().tcp(tcp::SYN),
+            client.clone().tcp(tcp::ACK),
+            client.clone(),
+            whole.clone().tcp(tcp::SYN),
+            packet(cast.world, cast.egress, 0, 0).echo(4002),
+            packet(cast.world, cast.egress, 0, 0).echo_reply(4003),
+            client.clone().fragment(0, true),
+            client.clone().fragment(100, false),
+            client.clone().cut(4),
+            client.clone().protocol(PROTO_AH),
+            client.clone().protocol(47),
+            error.clone(),
+        ] {
+            assert_eq!(asked(maps, &packet), left_alone, "{packet:?}");
+        }
+        assert!(maps.awaited.borrow().is_empty(), "nothing is held");
+        assert_eq!(maps.nat_len(), 4, "only the pod's side makes mappings");
+        let mut source_routed = whole.arriving();
+        source_routed.source_routed = true;
+        assert_eq!(decide(&mut source_routed, &Quote::NONE, UPLINK, maps, &maps.config.get()), left_alone);
+        assert_eq!(verdict(maps, &whole.clone().ttl(1)), Verdict::TtlExpired);
+        let reply = decide(&mut whole.arriving(), &Quote::NONE, FURTHER, maps, &maps.config.get());
+        assert!(matches!(reply, FromNetdev::ReplyHere { .. }), "by any interface: {reply:?}");
+    });
+}
+
+/// A first fragment of the Service releases none, and its later ones do not match a reply with the same identification.
+#[test]
+fn fragments_of_a_services_client_stay_together() {
+    both(|cast, maps| {
+        share(cast, maps);
+        begin(cast, maps, Origin::Here, &packet(cast.pod, cast.world, 4000, 80));
+        begin(cast, maps, Origin::Here, &packet(cast.pod, cast.world, 0, 0).echo(4002));
+        let datagrams = [
+            (packet(cast.world, cast.egress, 80, 4000), packet(cast.world, cast.egress, 4000, 443)),
+            (packet(cast.world, cast.egress, 0, 0).echo_reply(4002), packet(cast.world, cast.egress, 0, 0).echo(9)),
+        ];
+        for (reply, client) in datagrams {
+            let later = client.clone().fragment(100, false);
+            maps.await_first(&reply.clone().fragment(0, true).arriving());
+            assert!(matches!(asked(maps, &reply.fragment(0, true)), FromNetdev::ReplyHere { .. }), "none is released");
+            assert!(matches!(asked(maps, &later), FromNetdev::ReplyHere { .. }));
+            assert_eq!(verdict(maps, &client.fragment(0, true)), Verdict::NotOurs);
+            assert_eq!(verdict(maps, &later), Verdict::NotOurs);
+        }
+    });
+}
+
+#[test]
+fn a_shared_address_has_no_nat_entries_of_the_node() {
+    both(|cast, maps| {
+        share(cast, maps);
+        begin(cast, maps, Origin::Stack, &packet(cast.pod, cast.world, 4000, 80));
+        assert_eq!(verdict(maps, &packet(cast.world, cast.egress, 80, 4000)), Verdict::BadState);
+    });
+}
+
 /// A hand-over of [`ID`]'s address with the other node.
 fn hand_over(cast: &Cast, maps: &MemoryMaps, stage: HandoverStage, since_ns: u64) {
-    let owned = Owned::new(ID, addr(cast.egress), UPLINK, [2, 0, 0, 0, 0, 1], 1500);
+    hand_over_as(maps, stage, since_ns, Owned::new(ID, addr(cast.egress), UPLINK, [2, 0, 0, 0, 0, 1], 1500));
+}
+
+fn hand_over_as(maps: &MemoryMaps, stage: HandoverStage, since_ns: u64, owned: Owned) {
     maps.handovers.borrow_mut().insert(ID, HandoverEntry::new(ID, stage, since_ns, addr(OTHER_NODE), owned));
 }
 
@@ -484,5 +571,42 @@ fn the_new_owner_keeps_answers_to_its_own_flows() {
                 hand_over(cast, maps, stage, maps.now.get());
             }
         }
+    });
+}
+
+/// A client's packet that is passed on would not come back: each of the two nodes serves those that arrive there.
+#[test]
+fn only_answers_of_known_flows_are_passed_on_for_a_shared_address() {
+    both(|cast, maps| {
+        share(cast, maps);
+        begin(cast, maps, Origin::Here, &packet(cast.pod, cast.world, 4000, 80));
+        let shared = *maps.owned(ID).expect("it is owned");
+        let passed_on = FromNetdev::PassOn { egress_id: ID };
+        let (before, after) = (maps.now.get(), maps.now.get() + 1);
+        let stages = [
+            (HandoverStage::Leaving, before, passed_on),
+            (HandoverStage::Arriving, after, passed_on),
+            (HandoverStage::Open, after, passed_on),
+        ];
+        maps.owned.borrow_mut().remove(&ID);
+        for (stage, since_ns, known) in stages {
+            hand_over_as(maps, stage, since_ns, shared);
+            for (answer, quote) in answers(cast, 4000) {
+                let asked = decide(&mut answer.arriving(), &quote, UPLINK, maps, &maps.config.get());
+                assert_eq!(asked, known, "{stage:?}: {answer:?}");
+            }
+            maps.frags.borrow_mut().clear();
+            for (answer, quote) in answers(cast, 4001) {
+                let asked = decide(&mut answer.arriving(), &quote, UPLINK, maps, &maps.config.get());
+                assert_eq!(asked, FromNetdev::Done(Verdict::NotOurs), "{stage:?}: {answer:?}");
+            }
+        }
+        hand_over_as(maps, HandoverStage::Leaving, before, shared);
+        let [(answer, _), ..] = answers(cast, 4000);
+        let back = passed(&mut answer.arriving(), &Quote::NONE, maps, ID);
+        assert!(matches!(back, FromNetdev::ReplyHere { .. }), "the new owner has not sent this flow: {back:?}");
+        let [(answer, _), ..] = answers(cast, 4001);
+        let back = passed(&mut answer.arriving(), &Quote::NONE, maps, ID);
+        assert_eq!(back, FromNetdev::Done(Verdict::NoNatEntry), "out of the overlay nothing is the stack's");
     });
 }

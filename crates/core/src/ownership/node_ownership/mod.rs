@@ -190,7 +190,7 @@ pub fn withhold(state: &mut KernelState, withheld: &AddressByPolicy) {
         if state.owned.get(id) != Some(address) {
             continue;
         }
-        state.owned.remove(id);
+        state.give_up(*id);
         let other = state.handovers.get(id).filter(|handover| handover.address == *address);
         if let Some(policy) = state.policy.get_mut(&(*id, family_of(*address))) {
             if let Some(HandoverState { peer, .. }) = other {

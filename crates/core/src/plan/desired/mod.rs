@@ -34,11 +34,21 @@ pub fn desired(view: &ClusterView, settings: &NodeSettings) -> Option<Desired> {
     let mut cluster = prefixes(view, settings, &egress_ips);
     let mut room = ServiceRoom::default();
     room.follow(&view.services, &nodes, &mut cluster);
-    let (entries, owned) = entries(view, settings, &selection, &nodes);
+    let (entries, owned, shared) = entries(view, settings, &selection, &nodes);
     let on_unknown_pod = Some(on_unknown_pod(view, settings, own, &mut selection));
     let (pods, owners, exposed, handovers) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-    let mut state =
-        KernelState { pods, owners, exposed, policy: entries, owned, handovers, cluster, nodes, on_unknown_pod };
+    let mut state = KernelState {
+        pods,
+        owners,
+        exposed,
+        policy: entries,
+        owned,
+        shared,
+        handovers,
+        cluster,
+        nodes,
+        on_unknown_pod,
+    };
     let mut refused = Refusals::new();
     let claimed = view.pods.values().flat_map(|pod| selection.network().claimed_by(pod));
     let addresses: BTreeSet<IpAddr> = claimed.chain(view.departed.iter().copied()).collect();
@@ -120,7 +130,7 @@ fn could_select(view: &ClusterView) -> bool {
 
 type Entries = BTreeMap<(EgressId, Family), Policy>;
 
-/// Entries of all egress policies of the cluster, and the addresses that this node owns. An item is served unless an older one
+/// Entries of all egress policies of the cluster, the addresses that this node owns, and which are shared. An item is served unless an older one
 /// contradicts it: of two policies with one address the older has it, and a node holds one address of a policy. The
 /// controller writes no contradictions; a status by a foreign writer must not make nodes disagree.
 fn entries(
@@ -128,8 +138,8 @@ fn entries(
     settings: &NodeSettings,
     selection: &Selection,
     nodes_own: &BTreeMap<IpAddr, NodeAddress>,
-) -> (Entries, AddressByPolicy) {
-    let (mut entries, mut owned) = (Entries::new(), AddressByPolicy::new());
+) -> (Entries, AddressByPolicy, BTreeSet<EgressId>) {
+    let (mut entries, mut owned, mut shared) = (Entries::new(), AddressByPolicy::new(), BTreeSet::new());
     let mut claimed: BTreeMap<IpAddr, Option<EgressId>> = BTreeMap::new();
     for policy in by_rank(view.policies.values()) {
         // An entry has no destinations: the programs apply it to every outside address.
@@ -157,6 +167,7 @@ fn entries(
         for (address, node) in items {
             if node == settings.node_name {
                 owned.insert(id, address);
+                shared.extend(policy.key().kind.shares_addresses().then_some(id));
                 slots.push(Slot { address, place: Place::Here });
             } else if let Some(endpoint) = view.nodes.get(node).and_then(|node| node.endpoint()) {
                 slots.push(Slot { address, place: Place::Remote(endpoint) });
@@ -178,7 +189,7 @@ fn entries(
     for ((id, _), entry) in &mut entries {
         entry.pending.retain(|address| claimed.get(address).is_none_or(|holder| *holder == Some(*id)));
     }
-    (entries, owned)
+    (entries, owned, shared)
 }
 
 fn when_empty(policy: &EgressPolicy, family: Family, settings: &NodeSettings) -> WhenEmpty {

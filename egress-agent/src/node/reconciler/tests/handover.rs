@@ -94,7 +94,7 @@ fn peer() -> TunnelEndpoint {
 }
 
 fn moving(stage: HandoverStage) -> HandoverState {
-    HandoverState { stage, address: ip(A), peer: peer() }
+    HandoverState { stage, address: ip(A), peer: peer(), is_shared: false }
 }
 
 #[tokio::test]
