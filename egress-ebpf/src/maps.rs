@@ -266,6 +266,11 @@ impl Tables for Maps {
     }
 
     #[inline(always)]
+    fn is_service_port(&self, address: &Addr, protocol: u8, port: u16) -> bool {
+        nat::is_service_port(address, protocol, port)
+    }
+
+    #[inline(always)]
     fn forget_inbound(&self, tuple: &Tuple) {
         // Usually there is none.
         forget_inbound(tuple);

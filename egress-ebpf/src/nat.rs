@@ -8,7 +8,7 @@ use core::ffi::c_void;
 
 use aya_ebpf::bindings::BPF_NOEXIST;
 use aya_ebpf::helpers::generated::bpf_loop;
-use egress_common::abi::{Addr, Holder, NatEntry, Origin, PolicySlot, Share, Tuple, Verdict};
+use egress_common::abi::{Addr, ExposedPort, Holder, NatEntry, Origin, PolicySlot, Share, Tuple, Verdict};
 use egress_common::decide::from_overlay::Outer;
 use egress_common::decide::snat::{self, PortSearch, SnatSource};
 use egress_common::decide::{self, ClaimOutcome, NatOwner, PortClaim, QuotaKind, Rewrite, Tables};
@@ -16,7 +16,7 @@ use egress_common::wire::{Frame, Quote};
 
 use crate::fib::{self, Lookup, Route};
 use crate::flow_cache;
-use crate::maps::{self, Maps, NAT, SHARES, claimed};
+use crate::maps::{self, EXPOSED, Maps, NAT, SHARES, claimed};
 use crate::rewrite::rewrite;
 use crate::workspace::{Found, Run, WORKSPACE, found};
 use crate::{Outcome, counters};
@@ -121,6 +121,20 @@ pub fn claim_nat(now: u64, key: &Tuple, other: &Tuple, owner: &NatOwner) -> Clai
     claimed(NAT.insert(key, made, BPF_NOEXIST.into()))
 }
 
+/// Whether the address that this run translates to is a Service's too, and this is one of its ports. The key is built in
+/// the workspace, because the search for a port is at the end of the longest call chain.
+#[inline(always)]
+pub fn is_service_port(address: &Addr, protocol: u8, port: u16) -> bool {
+    let Some(workspace) = WORKSPACE.get_ptr_mut(0) else { return false };
+    // SAFETY: as in `claim_nat`.
+    let (owned, key) = unsafe { (&(*workspace).found.owned, &mut (*workspace).exposed_port) };
+    if !owned.is_shared() {
+        return false;
+    }
+    *key = ExposedPort::new(*address, protocol, port);
+    EXPOSED.get_ptr_mut(&*key).is_some()
+}
+
 struct PortWalk<'a> {
     forward: &'a Tuple,
     owner: &'a NatOwner,
@@ -138,6 +152,9 @@ unsafe extern "C" fn try_port(index: u64, walk: *mut PortWalk<'_>) -> u64 {
     // SAFETY: as in `claim_nat`.
     let reverse = unsafe { &mut (*workspace).key };
     snat::set_reverse_port(reverse, walk.forward, port);
+    if is_service_port(&reverse.daddr, reverse.protocol, port) {
+        return 0;
+    }
     match claim_nat(walk.now, reverse, walk.forward, walk.owner) {
         ClaimOutcome::Claimed => {
             walk.found = PortClaim::Claimed(port);

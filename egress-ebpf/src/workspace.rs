@@ -6,7 +6,9 @@
 
 use aya_ebpf::btf_maps::PerCpuArray;
 use aya_ebpf::macros::btf_map;
-use egress_common::abi::{Config, Direction, Flow, HandoverEntry, NatEntry, Owned, PodEntry, Tuple, Verdict};
+use egress_common::abi::{
+    Config, Direction, ExposedPort, Flow, HandoverEntry, NatEntry, Owned, PodEntry, Tuple, Verdict,
+};
 use egress_common::decide::from_overlay::Outer;
 use egress_common::decide::mtu;
 use egress_common::wire::{Frame, Headers, L4, Quote};
@@ -38,6 +40,8 @@ pub struct Workspace {
     pub buffer: Buffer,
     /// A key under construction.
     pub key: Tuple,
+    /// Another one, of `exposed`.
+    pub exposed_port: ExposedPort,
     /// A NAT entry under construction.
     pub nat_entry: NatEntry,
     /// For fragments that arrive before their first one.

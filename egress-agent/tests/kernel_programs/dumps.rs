@@ -23,7 +23,7 @@ const FIELDS: [(&str, &[&str], &[&str]); 31] = [
     ("nodes", &["bytes"], &["place", "node"]),
     ("flows", &["saddr", "daddr", "sport", "dport", "protocol"], &["address", "egress_id", "slot", "last_seen_ns"]),
     ("inbound", &["saddr", "daddr", "sport", "dport", "protocol"], &["last_seen_ns", "state"]),
-    ("exposed", &["pod", "port", "protocol"], &["inbound"]),
+    ("exposed", &["address", "port", "protocol"], &["inbound"]),
     ("datagrams", &["saddr", "daddr", "sport", "dport", "protocol"], &["last_seen_ns"]),
     ("nat", &["saddr", "daddr", "sport", "dport", "direction"], &["other", "source_node", "origin", "hop"]),
     ("exhausted", &["saddr", "daddr", "sport", "dport", "protocol"], &["last_seen_ns"]),

@@ -1,9 +1,12 @@
 //! An egress IP that is also an address of a Service: the pods' flows are translated and come back, and everything else is
 //! left to the stack.
 
-use egress_common::abi::{HandoverStage, Verdict};
+use std::collections::BTreeSet;
+
+use egress_common::abi::{HandoverStage, Tuple, Verdict};
 
 use crate::cast::{FamilyAddresses, addr};
+use crate::clean_maps::ClearableMap as _;
 use crate::frames::{ACK, Body, FrameSpec, RST, SYN, packet};
 use crate::icmp_errors::arriving;
 use crate::stage::{FROM_NETDEV, FROM_POD, Stage, UPLINK_MAC, both};
@@ -93,6 +96,59 @@ fn fragments_follow_their_first_one() {
         for client in pieces(to_address(cast, 5000, 443)) {
             stage.passes(&FROM_NETDEV, &client, Verdict::NotOurs);
         }
+    });
+}
+
+/// A client's connection could have the same tuple.
+#[test]
+fn ports_of_the_service_are_not_given() {
+    both(|stage, cast| {
+        stage.share(cast.here, cast.egress);
+        for (protocol, body) in [(6, Body::Tcp(SYN)), (17, Body::Udp)] {
+            for port in 2000..2100 {
+                stage.expose(cast.egress, protocol, port);
+            }
+            let sent = |port| packet(cast.pod, cast.world, port, 80).body(body).frame();
+            stage.run_frame(&FROM_POD, &sent(1999), Verdict::SnatHere);
+            for port in 2000..2010 {
+                stage.run_frame(&FROM_POD, &sent(port), Verdict::SnatHere);
+            }
+            let outside = |key: &Tuple| key.protocol == protocol && key.daddr == addr(cast.egress);
+            let given: BTreeSet<u16> =
+                stage.mappings().into_values().filter(|(key, _)| outside(key)).map(|(key, _)| key.dport()).collect();
+            assert_eq!(given.len(), 11);
+            assert!(given.contains(&1999) && !given.iter().any(|port| (2000..2100).contains(port)), "{given:?}");
+            // Where nobody shares the address, they are its pods'.
+            stage.own(cast.here, cast.egress);
+            stage.redirects(
+                &FROM_POD,
+                &packet(cast.pod, cast.world, 2050, 81).body(body),
+                Verdict::SnatHere,
+                &packet(cast.egress, cast.world, 2050, 81).body(body).hop(),
+            );
+            stage.share(cast.here, cast.egress);
+        }
+        let running = packet(cast.pod, cast.world, 2050, 82).tcp(ACK);
+        stage.run_frame(&FROM_POD, &running.frame(), Verdict::CutAnswered);
+        let ping = packet(cast.pod, cast.world, 2050, 0).body(Body::EchoRequest);
+        stage.redirects(&FROM_POD, &ping, Verdict::SnatHere, &ping.snat(cast.egress, 2050).hop());
+    });
+}
+
+/// A search among few free ports, by the loop in the kernel.
+#[test]
+fn a_search_finds_the_last_port_beside_a_service() {
+    both(|stage, cast| {
+        stage.share(cast.here, cast.egress);
+        for port in (1024..=u16::MAX).filter(|port| ![1024, 40_000].contains(port)) {
+            stage.expose(cast.egress, 17, port);
+        }
+        let sent = |port| packet(cast.pod, cast.world, port, 80);
+        for port in [53, 54] {
+            stage.run_frame(&FROM_POD, &sent(port).frame(), Verdict::SnatHere);
+        }
+        stage.drops(&FROM_POD, &sent(55), Verdict::PortsExhausted);
+        stage.exposed.empty();
     });
 }
 

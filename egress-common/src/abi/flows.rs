@@ -129,11 +129,12 @@ impl Inbound {
     }
 }
 
-/// Key of `exposed`: a port by which a pod of this node is reached from outside the cluster.
+/// Key of `exposed`: a port by which a pod of this node is reached from outside the cluster, or a Service at an address
+/// that this node shares ([`Owned::shared`](super::Owned::shared)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(C)]
 pub struct ExposedPort {
-    pub pod: Addr,
+    pub address: Addr,
     pub port: [u8; 2],
     pub protocol: u8,
     pub reserved: u8,
@@ -142,8 +143,8 @@ abi!(ExposedPort, 20);
 
 impl ExposedPort {
     #[inline(always)]
-    pub const fn new(pod: Addr, protocol: u8, port: u16) -> Self {
-        Self { pod, port: port.to_be_bytes(), protocol, reserved: 0 }
+    pub const fn new(address: Addr, protocol: u8, port: u16) -> Self {
+        Self { address, port: port.to_be_bytes(), protocol, reserved: 0 }
     }
 
     /// The source port of this tuple of a pod's packet.

@@ -331,6 +331,14 @@ impl Tables for MemoryMaps {
     fn exposure(&self, port: &ExposedPort) -> Option<u32> {
         self.exposed.borrow().get(port).copied()
     }
+    fn is_service_port(&self, address: &Addr, protocol: u8, port: u16) -> bool {
+        let arrives = |handover: &HandoverEntry| handover.owned.address == *address && handover.owned.is_shared();
+        let is_shared = match self.owned_addr.borrow().get(address) {
+            Some(owned) => owned.is_shared(),
+            None => self.handovers.borrow().values().any(arrives),
+        };
+        is_shared && self.exposed.borrow().contains_key(&ExposedPort::new(*address, protocol, port))
+    }
     fn forget_inbound(&self, tuple: &Tuple) {
         if self.inbound.remove(tuple).is_some()
             && let Some(used) = self.exposed.borrow_mut().get_mut(&ExposedPort::of(tuple))
@@ -441,7 +449,9 @@ impl Tables for MemoryMaps {
     }
     fn claim_any_port(&self, forward: &Tuple, address: &Addr, owner: &NatOwner, search: &PortSearch) -> PortClaim {
         let adopted = self.adopt.borrow().as_ref().and_then(|adopted| adopted(forward));
-        for port in adopted.into_iter().chain((0..search.span).map(|index| search.at(index))) {
+        let searched = (0..search.span).map(|index| search.at(index));
+        let is_free = |port: &u16| !self.is_service_port(address, forward.protocol, *port);
+        for port in adopted.into_iter().chain(searched).filter(is_free) {
             match self.claim_nat(&snat::reverse_key(forward, address, port), forward, owner) {
                 ClaimOutcome::Claimed => return PortClaim::Claimed(port),
                 ClaimOutcome::Taken => {}

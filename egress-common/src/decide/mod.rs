@@ -122,6 +122,8 @@ pub trait Tables {
     fn claim_inbound(&self, tuple: &Tuple) -> ClaimOutcome;
     /// The same for this port; `None` if it is not exposed.
     fn exposure(&self, port: &ExposedPort) -> Option<u32>;
+    /// Whether it is a port of a Service at this egress IP, which is shared with it.
+    fn is_service_port(&self, address: &Addr, protocol: u8, port: u16) -> bool;
     fn forget_inbound(&self, tuple: &Tuple);
 
     /// Whether the pod sent this datagram's flow first, selected or not.
@@ -156,7 +158,8 @@ pub trait Tables {
     fn claim_nat(&self, key: &Tuple, other: &Tuple, owner: &NatOwner) -> ClaimOutcome;
     /// Counts a NAT entry for the pod and the egress policy (zero: of none).
     fn count_nat_entry(&self, pod: &Addr, egress_id: u32);
-    /// Claims the first free port of the search for the reverse key made from `forward` and `address`.
+    /// Claims the first free port of the search, other than ports of a Service, for the reverse key made from `forward`
+    /// and `address`.
     fn claim_any_port(&self, forward: &Tuple, address: &Addr, owner: &NatOwner, search: &PortSearch) -> PortClaim;
     /// Removes the NAT entry of this key if it is idle; whether it was.
     fn expire_nat(&self, key: &Tuple) -> bool;

@@ -1,6 +1,7 @@
 //! SNAT: the port of a flow on its egress IP (RFC 4787, RFC 5382, RFC 6056; docs/adr/0004-claim-order.md). The source
 //! port is kept if it is free and no system port; otherwise a search covers 1024..=65535 per egress IP, destination and
-//! protocol.
+//! protocol. At an egress IP that is shared with a Service, the Service's ports are never used: a client's connection
+//! could have the tuple of a pod's flow.
 //!
 //! 1. The reverse key is claimed by insert-if-absent. If it exists with *this* forward tuple, it is adopted.
 //! 2. The forward key is claimed likewise. The loser removes the reverse key that it claimed, and reads the winner's.
@@ -187,7 +188,7 @@ enum OwnPort {
     Claimed,
     /// It existed for this flow.
     Adopted,
-    /// It belongs to another flow, or is outside the pool's ports.
+    /// It belongs to another flow or to a Service, or is outside the pool's ports.
     Taken,
     Full,
 }
@@ -207,6 +208,9 @@ fn claim_own_port<T: Tables>(headers: &Headers, tables: &T, pool: &SnatSource, o
         return OwnPort::Taken;
     }
     let forward = &headers.tuple;
+    if tables.is_service_port(&pool.address, forward.protocol, port) {
+        return OwnPort::Taken;
+    }
     let reverse = reverse_key(forward, &pool.address, port);
     // A second attempt if the claim was removed in between.
     for _ in 0..2 {

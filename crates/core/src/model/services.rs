@@ -8,7 +8,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use crate::model::exposed::Exposes;
+use crate::model::exposed::{Exposes, MOST_PORTS};
+use crate::model::state::PodPort;
 use crate::model::view::Update;
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -26,6 +27,8 @@ pub struct Service {
     pub addresses: BTreeSet<IpAddr>,
     /// Those of them that the cluster assigned: cluster IPs, and addresses given by a load balancer.
     pub given: BTreeSet<IpAddr>,
+    /// Its own ports, at most [`MOST_PORTS`](crate::model::exposed::MOST_PORTS).
+    pub ports: BTreeSet<PodPort>,
     /// The number of its other addresses.
     pub surplus: usize,
     pub exposes: Exposes,
@@ -62,7 +65,7 @@ impl Services {
 
     fn put(&mut self, key: ServiceKey, new: Service, touched: &mut ServicesTouched) {
         let (addresses, given) = (new.addresses.clone(), new.given.clone());
-        let (surplus, exposes) = (new.surplus, new.exposes.clone());
+        let (surplus, exposes, ports) = (new.surplus, new.exposes.clone(), new.ports.clone());
         let namespace = key.namespace.clone();
         let is_nothing = addresses.is_empty() && exposes.is_empty();
         let old = if is_nothing { self.0.remove(&key) } else { self.0.insert(key, new) };
@@ -72,6 +75,9 @@ impl Services {
         }
         touched.addresses.extend(old.addresses.symmetric_difference(&addresses));
         touched.addresses.extend(old.given.symmetric_difference(&given));
+        if old.ports != ports {
+            touched.addresses.extend(&given);
+        }
         if old.surplus != surplus {
             // No entry changes, but the reported room does.
             touched.addresses.extend(addresses.first());
@@ -92,6 +98,14 @@ impl Services {
     /// Addresses that the cluster assigned to Services, not their authors.
     pub fn given(&self) -> impl Iterator<Item = IpAddr> {
         self.0.values().flat_map(|service| service.given.iter().copied())
+    }
+
+    /// The ports of the Services that were given this address, the lowest ones: NAT leaves them to these Services where
+    /// an egress policy shares the address.
+    pub fn ports_at(&self, address: IpAddr) -> BTreeSet<PodPort> {
+        let sharing = self.0.values().filter(|service| service.given.contains(&address));
+        let all: BTreeSet<PodPort> = sharing.flat_map(|service| &service.ports).copied().collect();
+        all.into_iter().take(MOST_PORTS).collect()
     }
 
     /// By namespace and name.
@@ -134,5 +148,26 @@ mod tests {
         services.apply(Update::Removed(key("a")));
         services.apply(Update::Removed(key("c")));
         assert_eq!(services, Services::default());
+    }
+
+    #[test]
+    fn an_address_has_the_ports_of_all_services_that_were_given_it() {
+        let mut services = Services::default();
+        let port = |number| PodPort { protocol: 6, number };
+        let mut put = |name, ports: &[u16]| {
+            let ports = ports.iter().copied().map(port).collect();
+            services.apply(Update::Changed(key(name), Service { ports, ..with(&["192.0.2.1"]) })).addresses
+        };
+        put("a", &[80]);
+        put("b", &[443, 80]);
+        assert_eq!(put("b", &[443, 80]), ips(&[]));
+        assert_eq!(put("b", &[443, 8443]), ips(&["192.0.2.1"]), "its ports have changed");
+        let chosen = Service { addresses: ips(&["192.0.2.1"]), ports: [port(22)].into(), ..Service::default() };
+        services.apply(Update::Changed(key("c"), chosen));
+        assert_eq!(services.ports_at(ip("192.0.2.1")), [80, 443, 8443].map(port).into(), "not those of a claimant");
+        assert_eq!(services.ports_at(ip("192.0.2.2")), [].into());
+        let many = (0..200).map(port).collect();
+        services.apply(Update::Changed(key("d"), Service { ports: many, ..with(&["192.0.2.1"]) }));
+        assert_eq!(services.ports_at(ip("192.0.2.1")).len(), MOST_PORTS);
     }
 }

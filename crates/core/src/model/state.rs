@@ -53,7 +53,7 @@ pub type SelectedPods = BTreeMap<EgressId, u32>;
 /// Egress IPs of one node by the policy that they serve: a node has at most one of a policy.
 pub type AddressByPolicy = BTreeMap<EgressId, IpAddr>;
 
-/// A port of a pod.
+/// A port of a pod, or of a Service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PodPort {
     /// IANA's number: TCP, UDP or SCTP.

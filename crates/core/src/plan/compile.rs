@@ -13,7 +13,7 @@ use crate::model::settings::NodeSettings;
 use crate::model::state::{KernelState, PodOwner, PodState};
 use crate::model::view::{Addresses, Attach, Change, ClusterView, PodKey, Touched, Update};
 use crate::plan::capacity::ServiceRoom;
-use crate::plan::desired::{Desired, Refusals, desired, on_unknown_pod, put_pod};
+use crate::plan::desired::{Desired, Refusals, desired, on_unknown_pod, put_pod, put_service_ports};
 use crate::selection::pod_addresses::{PodAddressSpace, Refusal};
 use crate::selection::{Selection, Standby};
 
@@ -119,6 +119,7 @@ impl Compiler {
             (Touched::Addresses(Addresses { pods, services }), Some(desired)) => {
                 if !services.is_empty() {
                     *services = self.room.follow(&self.view.services, &desired.nodes, &mut desired.cluster);
+                    services.extend(put_service_ports(&self.view, desired));
                 }
                 for address in pods.iter() {
                     put_pod(&self.view, &mut self.selection, desired, &mut self.refused, *address);

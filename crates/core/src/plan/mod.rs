@@ -58,8 +58,9 @@ pub fn plan(actual: &KernelState, desired: &KernelState) -> Vec<Action> {
     plan.own_rest();
     plan.park_pods();
     plan.put_policies();
-    let pods = actual.pods.keys().chain(desired.pods.keys()).chain(actual.exposed.keys());
-    plan.change_pods(pods.copied().collect::<BTreeSet<_>>());
+    let pods = actual.pods.keys().chain(desired.pods.keys());
+    let exposed = actual.exposed.keys().chain(desired.exposed.keys());
+    plan.change_pods(pods.chain(exposed).copied().collect::<BTreeSet<_>>());
     plan.remove_policies();
     plan.disown_rest();
     plan.end_handovers();
@@ -103,8 +104,10 @@ impl Disconnected {
 /// Plans the difference of these addresses only; no other difference may concern them.
 pub fn plan_addresses(actual: &KernelState, desired: &KernelState, addresses: &Addresses) -> Disconnected {
     let services = addresses.services.iter().filter_map(|address| change_host_prefix(actual, desired, *address));
+    let ports = addresses.services.iter().flat_map(|address| change_exposed(actual, desired, *address));
     let policies = missing_policies(actual, desired, &addresses.pods);
-    let mut parted = Disconnected { at_once: services.chain(policies).collect(), ..Disconnected::default() };
+    let mut parted =
+        Disconnected { at_once: services.chain(ports).chain(policies).collect(), ..Disconnected::default() };
     for address in &addresses.pods {
         parted.enter(*address, change_pod(actual, desired, *address));
     }
@@ -136,14 +139,11 @@ fn change_host_prefix(actual: &KernelState, desired: &KernelState, address: IpAd
     }
 }
 
-/// Before the other changes of the pod: the old ports mean nothing for another pod at this address.
+/// The ports of a pod, before its other changes: the old ones mean nothing for another pod at this address. Or those of
+/// Services at a shared address.
 fn change_exposed(actual: &KernelState, desired: &KernelState, address: IpAddr) -> Vec<Action> {
-    let none = BTreeSet::new();
     let of = |state: &'_ KernelState| state.exposed.get(&address).cloned().unwrap_or_default();
-    let (old, new) = match desired.pods.contains_key(&address) {
-        true => (of(actual), of(desired)),
-        false => (of(actual), none),
-    };
+    let (old, new) = (of(actual), of(desired));
     let gone = old.difference(&new).map(|port| Action::Conceal(address, *port));
     gone.chain(new.difference(&old).map(|port| Action::Expose(address, *port))).collect()
 }
@@ -292,8 +292,13 @@ impl Planner<'_> {
     }
 
     fn claim(&mut self, id: EgressId, address: IpAddr) {
-        let is_shared = self.desired.shared.contains(&id);
-        self.push(if is_shared { Action::Share(id, address) } else { Action::Own(id, address) });
+        if !self.desired.shared.contains(&id) {
+            return self.push(Action::Own(id, address));
+        }
+        // First, so that no flow gets a port of a Service.
+        let ports = change_exposed(&self.state, self.desired, address);
+        ports.into_iter().for_each(|action| self.push(action));
+        self.push(Action::Share(id, address));
     }
 
     /// Removes claims that block others: the object should own another address, or this one in another way, or another

@@ -7,7 +7,7 @@ use egress_common::random::Random;
 use super::reference::*;
 use super::*;
 use crate::model::samples::ip;
-use crate::model::state::PodOwner;
+use crate::model::state::{PodOwner, PodPort};
 
 fn check_plan(old: &KernelState, new: &KernelState) -> Vec<Action> {
     let actions = plan(old, new);
@@ -168,6 +168,28 @@ fn an_address_that_becomes_a_services_too_is_claimed_anew() {
         assert_eq!(check_plan(old, new), expected);
     }
     assert_eq!(plan(&KernelState::default(), &shared)[0], Action::Share(id, address));
+}
+
+/// NAT leaves them to the Service from the first packet on.
+#[test]
+fn ports_of_a_service_are_known_before_its_address_is_claimed() {
+    let (id, address) = (EgressId(1), ip(ADDRESSES[0]));
+    let port = |number| PodPort { protocol: 6, number };
+    let with = |ports: &[u16]| KernelState {
+        owned: BTreeMap::from([(id, address)]),
+        shared: BTreeSet::from([id]),
+        exposed: BTreeMap::from([(address, ports.iter().copied().map(port).collect())]),
+        ..KernelState::default()
+    };
+    let (none, one, two) = (KernelState::default(), with(&[80]), with(&[80, 443]));
+    let expose = |number| Action::Expose(address, port(number));
+    assert_eq!(check_plan(&none, &two), [expose(80), expose(443), Action::Share(id, address)]);
+    assert_eq!(check_plan(&one, &two), [expose(443)]);
+    let changed = Addresses { services: BTreeSet::from([address]), ..Addresses::default() };
+    let actions: Vec<_> = plan_addresses(&two, &one, &changed).into_actions().collect();
+    assert_eq!(actions, [Action::Conceal(address, port(443))]);
+    let cut = Action::CutFlows(id, BTreeSet::from([address]));
+    assert_eq!(check_plan(&one, &none), [Action::Conceal(address, port(80)), Action::Disown(id, address), cut]);
 }
 
 #[test]

@@ -25,7 +25,7 @@ pub fn observe(shared: &Shared) -> Result<KernelState, DataplaneError> {
     maps.exposed
         .for_each(|key: &ExposedPort, _: &Exposure| {
             let port = PodPort { protocol: key.protocol, number: u16::from_be_bytes(key.port) };
-            seen.exposed.entry(key.pod.to_ip()).or_default().insert(port);
+            seen.exposed.entry(key.address.to_ip()).or_default().insert(port);
         })
         .map_err(kernel("read map exposed"))?;
     maps.policy

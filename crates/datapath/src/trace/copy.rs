@@ -5,8 +5,8 @@ use std::io;
 use aya::maps::lpm_trie::Key;
 use aya::maps::{Array, Map, MapData};
 use egress_common::abi::{
-    Addr, ClusterPrefix, Config, Flow, HandoverEntry, Holder, Inbound, Lease, NatEntry, NodeEntry, Owned, PodEntry,
-    PolicyEntry, PolicyEntryKey, Share, SlotPlace, Tuple,
+    Addr, ClusterPrefix, Config, ExposedPort, Exposure, Flow, HandoverEntry, Holder, Inbound, Lease, NatEntry,
+    NodeEntry, Owned, PodEntry, PolicyEntry, PolicyEntryKey, Share, SlotPlace, Tuple,
 };
 use egress_common::decide::memory_maps::MemoryMaps;
 use egress_common::wire::{Headers, PROTO_ICMP, PROTO_ICMPV6};
@@ -114,6 +114,12 @@ fn reads(maps: &MemoryMaps, pins: &Pins, headers: &Headers) -> io::Result<Option
     let owned = hash::<u32, Owned>(pins, "owned")?.get(&egress_id)?;
     if let Some(owned) = owned {
         maps.put_owned(egress_id, owned);
+        if owned.is_shared() {
+            let note = |port: &ExposedPort, _: &Exposure| {
+                maps.exposed.borrow_mut().extend((port.address == owned.address).then_some((*port, 0)));
+            };
+            hash::<ExposedPort, Exposure>(pins, "exposed")?.for_each(note)?;
+        }
     }
     let moving = hash::<u32, HandoverEntry>(pins, "handovers")?.get(&egress_id)?;
     maps.handovers.borrow_mut().extend(moving.map(|moving| (egress_id, moving)));

@@ -148,6 +148,10 @@ impl Tables for MapRecorder<'_> {
     fn claim_inbound(&self, tuple: &Tuple) -> ClaimOutcome {
         self.maps.claim_inbound(tuple)
     }
+    fn is_service_port(&self, address: &Addr, protocol: u8, port: u16) -> bool {
+        self.maps.is_service_port(address, protocol, port)
+    }
+
     fn exposure(&self, port: &ExposedPort) -> Option<u32> {
         self.maps.exposure(port)
     }

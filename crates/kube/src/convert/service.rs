@@ -9,8 +9,9 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use crate::convert::protocol;
 use egress_core::keys;
-use egress_core::model::exposed::{Exposes, TargetPort};
+use egress_core::model::exposed::{Exposes, MOST_PORTS, TargetPort};
 use egress_core::model::services::{Service, ServiceKey};
+use egress_core::model::state::PodPort;
 use egress_core::plan::capacity::MOST_OF_SERVICE;
 
 pub fn service_key(service: &KubeService) -> ServiceKey {
@@ -26,7 +27,20 @@ pub fn service(service: &KubeService, service_networks: &[IpNet]) -> Service {
     let count = given.len() + chosen.len();
     let given: BTreeSet<IpAddr> = given.into_iter().take(MOST_OF_SERVICE).collect();
     let addresses: BTreeSet<IpAddr> = given.iter().copied().chain(chosen).take(MOST_OF_SERVICE).collect();
-    Service { uid, surplus: count - addresses.len(), addresses, given, exposes: exposes(service) }
+    let (ports, exposes) = (ports(service), exposes(service));
+    Service { uid, surplus: count - addresses.len(), addresses, given, ports, exposes }
+}
+
+/// Its own ports, the lowest ones.
+fn ports(service: &KubeService) -> BTreeSet<PodPort> {
+    let listed = service.spec.iter().flat_map(|spec| spec.ports.iter().flatten());
+    let all: BTreeSet<PodPort> = listed
+        .filter_map(|port| {
+            let number = u16::try_from(port.port).ok()?;
+            Some(PodPort { protocol: protocol(port.protocol.as_deref())?, number })
+        })
+        .collect();
+    all.into_iter().take(MOST_PORTS).collect()
 }
 
 /// The pods that it makes reachable from outside, and by which of their ports.
@@ -87,7 +101,6 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use egress_core::model::exposed::MOST_PORTS;
 
     fn read(value: Value) -> Service {
         let networks = ["10.96.0.0/16".parse().expect("a literal")];
@@ -120,6 +133,15 @@ mod tests {
     }
 
     #[test]
+    fn a_service_has_its_own_ports_and_not_its_pods() {
+        let ports = json!([{"port": 80, "targetPort": 8080}, {"port": 53, "protocol": "UDP", "targetPort": "dns"},
+                           {"port": 82, "protocol": "ICMP"}, {"port": 70000}]);
+        let ports = read(json!({"metadata": {}, "spec": {"clusterIP": "10.96.0.7", "ports": ports}})).ports;
+        let ports: Vec<_> = ports.into_iter().map(|port| (port.protocol, port.number)).collect();
+        assert_eq!(ports, [(6, 80), (17, 53)]);
+    }
+
+    #[test]
     fn addresses_ports_and_labels_of_a_service_are_bounded() {
         let many: Vec<String> =
             (0..100_000_u32).map(|i| std::net::Ipv4Addr::from(0x1400_0000 + i).to_string()).collect();
@@ -130,7 +152,7 @@ mod tests {
         let service = read(json!({"metadata": {}, "spec": spec}));
         assert_eq!((service.addresses.len(), service.surplus), (MOST_OF_SERVICE, 100_001 - MOST_OF_SERVICE));
         assert!(service.addresses.contains(&"172.30.0.7".parse().expect("a literal")), "the cluster IP comes first");
-        assert_eq!(service.exposes.ports.len(), 2 * MOST_PORTS);
+        assert_eq!((service.exposes.ports.len(), service.ports.len()), (2 * MOST_PORTS, MOST_PORTS));
         assert_eq!(service.exposes.ports.first(), Some(&(6, TargetPort::Number(1))));
         let labels: serde_json::Map<String, Value> = (0..10_000).map(|i| (format!("l{i}"), json!("x"))).collect();
         let spec = json!({"type": "NodePort", "clusterIP": "10.96.0.7", "selector": labels, "ports": [{"port": 80}]});

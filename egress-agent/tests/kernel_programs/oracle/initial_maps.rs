@@ -50,6 +50,8 @@ pub(super) fn begin(stage: &mut Stage, decisions: u32) -> ModelNode {
         for (pod, port) in [cast.pod, cast.known_pod, cast.away_pod].into_iter().zip(EXPOSED) {
             [6, 17, 132].into_iter().for_each(|protocol| stage.expose(pod, protocol, port));
         }
+        // Of a Service, while it shares the address.
+        [6, 17, 132].into_iter().for_each(|protocol| stage.expose(cast.egress, protocol, 4001));
     }
     let maps = MemoryMaps::empty(stage.config.get(&0, 0).expect("the configuration"));
     maps.pods.borrow_mut().extend(all(&stage.pods));

@@ -171,6 +171,9 @@ impl Tables for Cpu<'_> {
     fn claim_inbound(&self, _: &Tuple) -> ClaimOutcome {
         unreachable!()
     }
+    fn is_service_port(&self, _: &Addr, _: u8, _: u16) -> bool {
+        false
+    }
     fn exposure(&self, _: &ExposedPort) -> Option<u32> {
         unreachable!()
     }

@@ -1,12 +1,12 @@
 use std::collections::HashSet;
 
 use super::*;
-use crate::abi::Lease;
+use crate::abi::{ExposedPort, Lease};
 use crate::decide::Rewrite;
 use crate::decide::cast::both;
 use crate::decide::memory_maps::{MemoryMaps, addr};
 use crate::decide::packets::{FrameFields, packet};
-use crate::wire::{sctp, tcp};
+use crate::wire::{PROTO_TCP, PROTO_UDP, sctp, tcp};
 
 /// A type of SCTP chunk.
 const DATA: u8 = 0;
@@ -111,6 +111,33 @@ fn a_free_source_port_is_kept() {
     let low = packet("10.244.1.10", "198.51.100.10", 53, 53).headers();
     let low = translate(&low, &Quote::NONE, &maps, &SOURCE, &OWNER).expect("a free port");
     assert!(low.other.dport() >= 1024);
+}
+
+/// At an egress IP that is shared with a Service, neither as the flow's own port nor by a search.
+#[test]
+fn ports_of_a_service_are_not_given() {
+    both(|cast, maps| {
+        let ports = PortRange { first: 2000, last: 2002 };
+        let pool = SnatSource { address: addr(cast.egress), ports };
+        for (protocol, port) in [(PROTO_UDP, 2001), (PROTO_TCP, 2000)] {
+            maps.exposed.borrow_mut().insert(ExposedPort::new(pool.address, protocol, port), 0);
+        }
+        let asked = |packet: FrameFields| {
+            translate(&packet.headers(), &Quote::NONE, maps, &pool, &OWNER).map(|nat_entry| nat_entry.other.dport())
+        };
+        let elsewhere = packet(cast.pod, cast.world, 2001, 81);
+        assert_eq!(asked(elsewhere), Ok(2001), "a Service's port at an address that nobody shares");
+        maps.put_owned(OWNER.egress_id, maps.owned(OWNER.egress_id).expect("it is owned").shared(OWNER.egress_id));
+        let udp = |port| asked(packet(cast.pod, cast.world, port, 80));
+        assert_eq!(udp(2002), Ok(2002));
+        assert_eq!(udp(2001), Ok(2000), "the only free one");
+        assert_eq!(udp(2000), Err(Verdict::PortsExhausted));
+        let tcp = |port, flags| asked(packet(cast.pod, cast.world, port, 80).tcp(flags));
+        assert_eq!(tcp(2001, tcp::SYN), Ok(2001), "the Service's port is UDP's");
+        assert_eq!(tcp(2000, tcp::ACK), Err(Verdict::PortTaken), "a connection under way");
+        assert_eq!(asked(packet(cast.pod, cast.world, 0, 0).echo(2001)), Ok(2001), "an identifier is no port");
+        maps.assert_paired();
+    });
 }
 
 #[test]

@@ -36,7 +36,7 @@ pub fn desired(view: &ClusterView, settings: &NodeSettings) -> Option<Desired> {
     room.follow(&view.services, &nodes, &mut cluster);
     let (entries, owned, shared) = entries(view, settings, &selection, &nodes);
     let on_unknown_pod = Some(on_unknown_pod(view, settings, own, &mut selection));
-    let (pods, owners, exposed, handovers) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+    let (pods, owners, exposed, handovers) = Default::default();
     let mut state = KernelState {
         pods,
         owners,
@@ -49,6 +49,7 @@ pub fn desired(view: &ClusterView, settings: &NodeSettings) -> Option<Desired> {
         nodes,
         on_unknown_pod,
     };
+    put_service_ports(view, &mut state);
     let mut refused = Refusals::new();
     let claimed = view.pods.values().flat_map(|pod| selection.network().claimed_by(pod));
     let addresses: BTreeSet<IpAddr> = claimed.chain(view.departed.iter().copied()).collect();
@@ -101,6 +102,19 @@ pub(super) fn put_pod(
             state.owners.remove(&address);
         }
     }
+}
+
+/// Brings the ports of Services at shared addresses up to the view. Returns the changed addresses.
+pub(super) fn put_service_ports(view: &ClusterView, state: &mut KernelState) -> BTreeSet<IpAddr> {
+    let shared: Vec<IpAddr> = state.shared.iter().filter_map(|id| state.owned.get(id).copied()).collect();
+    let mut put = |address: &IpAddr| {
+        let ports = view.services.ports_at(*address);
+        match ports.is_empty() {
+            true => state.exposed.remove(address).is_some(),
+            false => state.exposed.insert(*address, ports.clone()) != Some(ports),
+        }
+    };
+    shared.into_iter().filter(|address| put(address)).collect()
 }
 
 /// The treatment of unknown pods. If the CNI announces addresses before a pod starts, no pod sends from an unknown one.
