@@ -42,6 +42,11 @@ fn files() -> Vec<Generated> {
     vec![
         Generated { path: "deploy/crd/crd.yaml", place: TextPlace::Whole, text: |built| from_agent(built, "crd") },
         Generated {
+            path: "deploy/crd/egressservices.yaml",
+            place: TextPlace::Whole,
+            text: |built| from_agent(built, "egress-services"),
+        },
+        Generated {
             path: "deploy/base/egressnodes.yaml",
             place: TextPlace::Whole,
             text: |built| from_agent(built, "egress-nodes"),

@@ -18,6 +18,8 @@ pub(super) struct CodegenArgs {
 enum GeneratedText {
     /// The CustomResourceDefinition of EgressIP
     Crd,
+    /// The one of EgressService
+    EgressServices,
     /// The one of EgressNode
     EgressNodes,
     /// The tables of flags, variables and keys
@@ -31,6 +33,7 @@ enum GeneratedText {
 pub(super) fn run(args: &CodegenArgs) -> Result<(), CliError> {
     match args.what {
         GeneratedText::Crd => print!("{}", crd::manifest()?),
+        GeneratedText::EgressServices => print!("{}", crd::service_manifest()?),
         GeneratedText::EgressNodes => print!("{}", crd::node_manifest()?),
         GeneratedText::Configuration => print!("{}", configuration::sections(&Cli::command())),
         GeneratedText::Metrics => print!("{}", page::tables()),
