@@ -117,10 +117,10 @@ fn object_status(
 ) -> ObjectStatus {
     // While the selectors of a policy are unknown, nothing is published: its pods must not leave with node addresses.
     let is_published = assigned.no_eligible_node() && !policy.is_unknown(PolicyPart::Selectors);
-    let pods_without_agent: Vec<(&str, u32)> =
-        policy.published.id.into_iter().flat_map(|id| pod_counts.pods_without_agent(id)).collect();
+    let ids = policy.published.ids;
+    let pods_without_agent = pod_counts.pods_without_agent(ids);
     let conditions = conditions::conditions(policy, &assigned, &pods_without_agent, cluster);
-    let selected_pods = policy.published.id.and_then(|id| pod_counts.selected(id));
+    let selected_pods = pod_counts.selected(ids);
     let events = conditions::events(policy, &assigned, eligible);
     let items = match new_items {
         Some(items) => items,

@@ -238,7 +238,11 @@ impl Clients {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use egress_core::model::state::EgressId;
+    use egress_core::model::state::{EgressId, EgressIds};
+
+    fn both(id: u32) -> EgressIds {
+        EgressIds::both(EgressId(id))
+    }
 
     fn nodes(all: &[(&str, bool)]) -> Nodes {
         let node = |ready| Arc::new(Node { ready, ..Node::default() });
@@ -255,19 +259,30 @@ mod tests {
         let at = |seconds| begin + Duration::from_secs(seconds);
         let mut tally = PodCountTally::new(begin);
         tally.note("n1", pods(&[(1, 2), (2, 1)]), at(0));
-        assert_eq!(tally.counts(&known, at(0)).selected(EgressId(1)), None, "n2 has not answered");
+        assert_eq!(tally.counts(&known, at(0)).selected(both(1)), None, "n2 has not answered");
         tally.note("n2", pods(&[(1, 3)]), at(5));
         let counts = tally.counts(&known, at(5));
-        assert_eq!([1, 2, 3].map(|id| counts.selected(EgressId(id))), [Some(5), Some(1), Some(0)]);
+        assert_eq!([1, 2, 3].map(|id| counts.selected(both(id))), [Some(5), Some(1), Some(0)]);
         tally.note("n2", pods(&[]), at(10));
-        assert_eq!(tally.counts(&known, at(10)).selected(EgressId(1)), Some(2));
+        assert_eq!(tally.counts(&known, at(10)).selected(both(1)), Some(2));
         // The pods of a deleted node do not count.
-        assert_eq!(tally.counts(&nodes(&[("n2", true)]), at(11)).selected(EgressId(1)), Some(0));
+        assert_eq!(tally.counts(&nodes(&[("n2", true)]), at(11)).selected(both(1)), Some(0));
         // A node whose agent never answers is not waited for without end.
         let mut tally = PodCountTally::new(begin);
         tally.note("n1", pods(&[(1, 2)]), at(14));
-        assert_eq!(tally.counts(&known, at(14)).selected(EgressId(1)), None);
-        assert_eq!(tally.counts(&known, at(15)).selected(EgressId(1)), Some(2));
+        assert_eq!(tally.counts(&known, at(14)).selected(both(1)), None);
+        assert_eq!(tally.counts(&known, at(15)).selected(both(1)), Some(2));
+    }
+
+    #[test]
+    fn a_pod_with_addresses_of_both_families_counts_once() {
+        let (begin, known) = (Instant::now(), nodes(&[("n1", true), ("n2", true)]));
+        let mut tally = PodCountTally::new(begin);
+        tally.note("n1", pods(&[(1, 2), (2, 3)]), begin);
+        tally.note("n2", pods(&[(1, 1)]), begin);
+        let counts = tally.counts(&known, begin);
+        let ids = EgressIds::new(Some(EgressId(1)), Some(EgressId(2)));
+        assert_eq!((counts.selected(ids), counts.selected(EgressIds::NONE)), (Some(4), None));
     }
 
     #[test]
@@ -276,7 +291,11 @@ mod tests {
         let at = |seconds| begin + Duration::from_secs(seconds);
         let known = |ready| nodes(&[("n1", ready), ("n2", true)]);
         let without_agent = |counts: &PodCounts| {
-            counts.pods_without_agent(EgressId(1)).map(|(node, count)| (node.to_owned(), count)).collect::<Vec<_>>()
+            counts
+                .pods_without_agent(both(1))
+                .into_iter()
+                .map(|(node, count)| (node.to_owned(), count))
+                .collect::<Vec<_>>()
         };
         let mut tally = PodCountTally::new(begin);
         tally.note("n1", pods(&[(1, 2)]), at(0));
@@ -286,7 +305,7 @@ mod tests {
             let is_away = (30..60).contains(&second);
             assert_eq!(without_agent(&counts).is_empty(), !is_away, "{second}");
             // Its last answer counts.
-            assert_eq!(counts.selected(EgressId(1)), Some(3));
+            assert_eq!(counts.selected(both(1)), Some(3));
         }
         assert!(without_agent(&tally.counts(&known(true), at(120))).is_empty(), "its time has started again");
         assert_eq!(without_agent(&tally.counts(&known(true), at(150))), [("n1".to_owned(), 2), ("n2".to_owned(), 1)]);

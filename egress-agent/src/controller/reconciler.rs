@@ -318,10 +318,10 @@ impl ControllerReconciler {
             .into_iter()
             .filter_map(|status| {
                 let ObjectStatus { policy, items, conditions, no_eligible_node, selected_pods, events } = status;
-                let id = *ids.get(policy.key())?;
+                let ids = *ids.get(policy.key())?;
                 Some(StatusUpdate {
                     policy,
-                    desired: DesiredStatus { id, no_eligible_node, items, selected_pods, conditions },
+                    desired: DesiredStatus { ids, no_eligible_node, items, selected_pods, conditions },
                     events,
                 })
             })
@@ -434,7 +434,7 @@ impl ControllerReconciler {
                     if policy.published.items != desired.items
                         || !desired.conditions.iter().all(|one| one.is_published(&policy))
                     {
-                        info!(egressip = policy.name(), id = desired.id.0, items = %items_text(&desired), reason, "status written");
+                        info!(egressip = policy.name(), id = %desired.ids, items = %items_text(&desired), reason, "status written");
                     }
                     self.foreign_writers.note_written(&answer);
                     self.report_moves(&policy, &desired.items);

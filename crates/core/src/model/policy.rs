@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use crate::model::selector::Selector;
 
-use crate::model::state::{EgressId, Family, family_of};
+use crate::model::state::{EgressIds, Family, family_of};
 use crate::model::view::{CreationTimestamp, Reading};
 
 /// One entry of `status.items`, as written.
@@ -158,7 +158,7 @@ pub enum EligibleNodes {
 /// What the controller has written to the object of a policy.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Published {
-    pub id: Option<EgressId>,
+    pub ids: EgressIds,
     /// The addresses for which no node can host any of them.
     pub no_eligible_node: Option<BTreeSet<IpAddr>>,
     /// The node of each assigned address.

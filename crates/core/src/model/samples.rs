@@ -9,7 +9,7 @@ use ipnet::IpNet;
 use crate::model::interface::{EgressInterface, InterfaceState};
 use crate::model::policy::{EgressPolicy, Item, PolicyKey, PolicyOrigin, Published, Selects};
 use crate::model::settings::{NodeSettings, OnUnassigned, UnknownPods};
-use crate::model::state::EgressId;
+use crate::model::state::{EgressId, EgressIds};
 
 pub fn ip(text: &str) -> IpAddr {
     text.parse().expect("a literal")
@@ -64,7 +64,7 @@ pub fn policy(name: &str, listed: &[&str], assigned: &[(&str, &str)]) -> EgressP
     EgressPolicy {
         listed: listed.iter().map(|text| (*text).to_owned()).collect(),
         selects: Some(Selects { namespaces: equals("env", "prod"), pods: Selector::default() }),
-        published: Published { id: Some(EgressId(1)), items: items(assigned), ..Published::default() },
+        published: Published { ids: EgressIds::both(EgressId(1)), items: items(assigned), ..Published::default() },
         ..EgressPolicy::new(origin(name, 1))
     }
 }

@@ -4,6 +4,7 @@
 //! `egress_common::abi`; the model never sees a map.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::net::IpAddr;
 
 pub use egress_common::abi::{Family, HandoverStage, OnUnknownPod, PrefixKind, WhenEmpty};
@@ -16,6 +17,59 @@ pub fn family_of(address: IpAddr) -> Family {
 /// Cluster-unique number of an EgressIP object, 1..=`egress_common::abi::MAX_EGRESS_ID`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EgressId(pub u32);
+
+/// The egress IDs of one policy, by the family of the address. A node owns at most one address of an egress ID: a policy
+/// whose addresses of both families are on one node has two IDs, and one without an ID of a family selects no pod's
+/// address of that family.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct EgressIds {
+    v4: Option<EgressId>,
+    v6: Option<EgressId>,
+}
+
+impl EgressIds {
+    pub const NONE: Self = Self { v4: None, v6: None };
+
+    pub const fn new(v4: Option<EgressId>, v6: Option<EgressId>) -> Self {
+        Self { v4, v6 }
+    }
+
+    /// One ID for both families.
+    pub const fn both(id: EgressId) -> Self {
+        Self { v4: Some(id), v6: Some(id) }
+    }
+
+    pub const fn of(&self, family: Family) -> Option<EgressId> {
+        match family {
+            Family::V4 => self.v4,
+            Family::V6 => self.v6,
+        }
+    }
+
+    /// Each ID once.
+    pub fn all(&self) -> impl Iterator<Item = EgressId> + use<> {
+        self.v4.into_iter().chain(self.v6.filter(|id| self.v4 != Some(*id)))
+    }
+
+    pub fn contains(&self, id: EgressId) -> bool {
+        self.v4 == Some(id) || self.v6 == Some(id)
+    }
+
+    /// Those of them that may be kept, asked once for each ID.
+    #[must_use]
+    pub fn retained(&self, mut may_keep: impl FnMut(EgressId) -> bool) -> Self {
+        let kept: BTreeSet<EgressId> = self.all().filter(|id| may_keep(*id)).collect();
+        let keep = |id: Option<EgressId>| id.filter(|id| kept.contains(id));
+        Self { v4: keep(self.v4), v6: keep(self.v6) }
+    }
+}
+
+impl fmt::Display for EgressIds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let all: Vec<String> = self.all().map(|id| id.0.to_string()).collect();
+        f.write_str(&all.join(","))
+    }
+}
 
 /// The egress ID in the map for "selected by an object that has no egress ID yet". No object has this ID, hence no
 /// policy, and a missing policy is a drop.

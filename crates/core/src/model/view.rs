@@ -14,7 +14,7 @@ use crate::model::ledger::Ledger;
 use crate::model::node::Node;
 use crate::model::policy::{EgressPolicy, Policies, PolicyKey};
 use crate::model::services::{Service, ServiceKey, Services};
-use crate::model::state::EgressId;
+use crate::model::state::{EgressId, Family, family_of};
 
 pub type Labels = BTreeMap<String, String>;
 
@@ -172,9 +172,9 @@ pub struct ClusterView {
     pub pods: BTreeMap<PodKey, Pod>,
     pub nodes: BTreeMap<String, Arc<Node>>,
     pub services: Services,
-    /// The policy that served each pod (by UID) at the last compilation; at the start of the agent, as the kernel has
-    /// it. It replaces selectors that are unreadable now, and keeps pods with a policy that has lost its addresses.
-    pub remembered: BTreeMap<String, Remembered>,
+    /// The policy that served each pod (by UID), in each family, at the last compilation; at the start of the agent, as
+    /// the kernel has it. It replaces selectors that are unreadable now, and keeps pods with a policy that has lost its addresses.
+    pub remembered: BTreeMap<(String, Family), Remembered>,
     /// Addresses of selected pods that are gone, the latest last. Packets from there are dropped until another pod has
     /// the address, since a pod may be deleted before its processes end.
     pub departed: VecDeque<IpAddr>,
@@ -248,7 +248,9 @@ impl ClusterView {
             Update::Removed(other) => other != key,
         };
         let gone = self.pods.iter().filter(|(key, pod)| !stays(key, pod) && pod.is_endpoint());
-        gone.filter(|(_, pod)| self.remembered.contains_key(&pod.uid)).flat_map(|(_, pod)| pod.listed()).collect()
+        let was_selected =
+            |pod: &Pod, address: &IpAddr| self.remembered.contains_key(&(pod.uid.clone(), family_of(*address)));
+        gone.flat_map(|(_, pod)| pod.listed().filter(move |address| was_selected(pod, address))).collect()
     }
 
     /// Records them, and forgets those that a pod has again.

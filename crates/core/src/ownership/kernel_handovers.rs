@@ -129,7 +129,7 @@ pub fn handovers(
 
 /// Whether the policy's address is a Service's too.
 fn is_shared(view: &ClusterView, id: EgressId) -> bool {
-    let mut policies = view.policies.values().filter(|policy| policy.published.id == Some(id));
+    let mut policies = view.policies.values().filter(|policy| policy.published.ids.contains(id));
     policies.any(|policy| policy.key().kind.shares_addresses())
 }
 

@@ -4,6 +4,8 @@
 //! event reports that. A policy without an assigned address takes no pod from one that has some, unless it already
 //! serves the pod: so an older policy with a typing error costs younger ones nothing, and one whose node is away keeps
 //! its pods, whose connections continue when the node returns.
+//!
+//! A pod has addresses of both families, and a policy an egress ID of each, so the question is asked for each family.
 
 pub mod pod_addresses;
 
@@ -12,7 +14,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use crate::model::policy::{EgressPolicy, Policies, PolicyKey};
-use crate::model::state::{EgressId, NOT_NUMBERED, PodState};
+use crate::model::state::{EgressId, EgressIds, Family, NOT_NUMBERED, PodState, family_of};
 use crate::model::view::{ClusterView, Pod, PodKey, Remembered};
 use crate::selection::pod_addresses::PodAddressSpace;
 
@@ -27,14 +29,13 @@ pub struct Standby {
     pub served_by: PolicyKey,
 }
 
-/// The egress IDs of all policies. If two policies carry the same ID, the older keeps it and the other counts as not
-/// numbered.
-pub fn egress_ids(policies: &Policies) -> BTreeMap<PolicyKey, EgressId> {
+/// The egress IDs of all policies that have one. If two policies carry the same ID, the older keeps it and the other
+/// counts as not numbered.
+pub fn egress_ids(policies: &Policies) -> BTreeMap<PolicyKey, EgressIds> {
     let mut taken = BTreeSet::new();
-    by_rank(policies.values())
-        .into_iter()
-        .filter_map(|policy| policy.published.id.filter(|id| taken.insert(*id)).map(|id| (policy.key().clone(), id)))
-        .collect()
+    let mut own = |policy: &EgressPolicy| policy.published.ids.retained(|id| taken.insert(id));
+    let all = by_rank(policies.values()).into_iter().map(|policy| (policy.key().clone(), own(policy)));
+    all.filter(|(_, ids)| *ids != EgressIds::NONE).collect()
 }
 
 /// Oldest first, then by name.
@@ -48,7 +49,7 @@ pub fn by_rank<'a>(policies: impl IntoIterator<Item = &'a Arc<EgressPolicy>>) ->
 #[derive(Debug, Default)]
 pub struct Selection {
     network: PodAddressSpace,
-    ids: BTreeMap<PolicyKey, EgressId>,
+    ids: BTreeMap<PolicyKey, EgressIds>,
     /// The policies that select a namespace, by rank; only namespaces that have pods here.
     by_namespace: BTreeMap<String, Vec<Arc<EgressPolicy>>>,
 }
@@ -62,17 +63,20 @@ impl Selection {
         &self.network
     }
 
-    pub fn id(&self, policy: &PolicyKey) -> Option<EgressId> {
-        self.ids.get(policy).copied()
+    pub fn ids(&self, policy: &PolicyKey) -> EgressIds {
+        self.ids.get(policy).copied().unwrap_or_default()
     }
 
-    /// The entry of a pod address. `None` for an address without a pod, or while the pod's namespace is unknown: an
-    /// unknown pod.
-    pub fn pod_state(&mut self, view: &ClusterView, (key, pod): (&PodKey, &Pod)) -> Option<PodState> {
-        let serving = self.selecting(view, key, pod)?.first().map(|policy| policy.key().clone());
+    fn id(&self, policy: &PolicyKey, family: Family) -> Option<EgressId> {
+        self.ids(policy).of(family)
+    }
+
+    /// The entry of a pod's address of this family. `None` while the pod's namespace is unknown: an unknown pod.
+    pub fn pod_state(&mut self, view: &ClusterView, (key, pod): (&PodKey, &Pod), family: Family) -> Option<PodState> {
+        let serving = self.selecting(view, (key, pod), family)?.first().map(|policy| policy.key().clone());
         Some(match serving {
             None => PodState::Known,
-            Some(policy) => PodState::Selected(self.id(&policy).unwrap_or(NOT_NUMBERED)),
+            Some(policy) => PodState::Selected(self.id(&policy, family).unwrap_or(NOT_NUMBERED)),
         })
     }
 
@@ -81,16 +85,16 @@ impl Selection {
         let mut standby = BTreeSet::new();
         let pods = pods.into_iter().filter_map(|key| view.pods.get_key_value(key));
         for (key, pod) in pods {
-            if self.network.claimed_by(pod).next().is_none() {
-                continue;
+            let families: BTreeSet<Family> = self.network.claimed_by(pod).map(family_of).collect();
+            for family in families {
+                let selecting = self.selecting(view, (key, pod), family).unwrap_or_default();
+                let Some((serving, others)) = selecting.split_first() else { continue };
+                standby.extend(others.iter().take(MOST_STANDBY).map(|other| Standby {
+                    policy: other.key().clone(),
+                    pod: key.clone(),
+                    served_by: serving.key().clone(),
+                }));
             }
-            let selecting = self.selecting(view, key, pod).unwrap_or_default();
-            let Some((serving, others)) = selecting.split_first() else { continue };
-            standby.extend(others.iter().take(MOST_STANDBY).map(|other| Standby {
-                policy: other.key().clone(),
-                pod: key.clone(),
-                served_by: serving.key().clone(),
-            }));
         }
         standby
     }
@@ -99,31 +103,38 @@ impl Selection {
     /// unknown address. A pod whose namespace is unknown counts too, since its entry waits for that.
     pub fn awaits_addresses(&mut self, view: &ClusterView) -> bool {
         let is_alive = |(_, pod): &(&PodKey, &Pod)| pod.is_endpoint() && !pod.terminating;
-        view.pods.iter().filter(is_alive).any(|(key, pod)| match self.selecting(view, key, pod) {
+        let mut awaits = |holder: (&PodKey, &Pod), family| match self.selecting(view, holder, family) {
             None => true,
-            Some(_) if !pod.starting || !pod.attached.is_empty() => false,
+            Some(_) if !holder.1.starting || !holder.1.attached.is_empty() => false,
             // A policy with unreadable selectors might select it.
             Some(selecting) => !selecting.is_empty() || view.policies.values().any(|policy| policy.selects.is_none()),
-        })
+        };
+        let mut pods = view.pods.iter().filter(is_alive);
+        pods.any(|holder| [Family::V4, Family::V6].into_iter().any(|family| awaits(holder, family)))
     }
 
-    /// The policies that select a pod, the serving one first. `None` while the namespace is unknown.
-    fn selecting(&mut self, view: &ClusterView, key: &PodKey, pod: &Pod) -> Option<Vec<Arc<EgressPolicy>>> {
+    /// The policies that select a pod in this family, the serving one first. `None` while the namespace is unknown.
+    fn selecting(
+        &mut self,
+        view: &ClusterView,
+        (key, pod): (&PodKey, &Pod),
+        family: Family,
+    ) -> Option<Vec<Arc<EgressPolicy>>> {
         let labels = view.namespaces.get(&key.namespace)?;
         let candidates = self.by_namespace.entry(key.namespace.clone()).or_insert_with(|| {
             let selected = |o: &&Arc<EgressPolicy>| o.selects.as_ref().is_none_or(|s| s.namespaces.matches(labels));
             by_rank(view.policies.values().filter(selected)).into_iter().cloned().collect()
         });
-        let remembered = view.remembered.get(&pod.uid);
+        let remembered = view.remembered.get(&(pod.uid.clone(), family));
+        let is_id = |policy: &EgressPolicy, id| self.ids.get(policy.key()).and_then(|ids| ids.of(family)) == Some(id);
         let selected = |policy: &&Arc<EgressPolicy>| match &policy.selects {
             Some(selects) => selects.pods.matches(&pod.labels),
             // With unreadable selectors, the policy selects the pods that it selected before.
-            None => remembered.is_some_and(|known| self.ids.get(policy.key()) == Some(&known.id)),
+            None => remembered.is_some_and(|known| is_id(policy, known.id)),
         };
         let mut selecting: Vec<_> = candidates.iter().filter(selected).cloned().collect();
-        let was_serving = |policy: &EgressPolicy| {
-            remembered.is_some_and(|known| known.had_address && self.ids.get(policy.key()) == Some(&known.id))
-        };
+        let was_serving =
+            |policy: &EgressPolicy| remembered.is_some_and(|known| known.had_address && is_id(policy, known.id));
         let serving = selecting.iter().position(|policy| policy.has_assigned() || was_serving(policy));
         if let Some(serving) = serving {
             selecting[..=serving].rotate_right(1);
@@ -140,9 +151,9 @@ impl ClusterView {
             let PodState::Selected(id) = state else { continue };
             if let Some((_, pod)) = network.holder(self, *address) {
                 let uid = pod.uid.clone();
-                let mut policies = self.policies.values().filter(|policy| policy.published.id == Some(*id));
+                let mut policies = self.policies.values().filter(|policy| policy.published.ids.contains(*id));
                 let had_address = policies.any(|policy| !policy.addresses().is_empty());
-                self.remembered.insert(uid, Remembered { id: *id, had_address });
+                self.remembered.insert((uid, family_of(*address)), Remembered { id: *id, had_address });
             }
         }
     }
@@ -150,9 +161,9 @@ impl ClusterView {
     /// Records the selected pods of the whole view.
     pub fn remember(&mut self, network: &PodAddressSpace, pods: &BTreeMap<IpAddr, PodState>) {
         let alive: BTreeSet<String> = self.pods.values().map(|pod| pod.uid.clone()).collect();
-        self.remembered.retain(|uid, _| alive.contains(uid));
+        self.remembered.retain(|(uid, _), _| alive.contains(uid));
         let policies = self.policies.values().filter(|policy| policy.has_assigned());
-        let can_serve: BTreeSet<EgressId> = policies.filter_map(|policy| policy.published.id).collect();
+        let can_serve: BTreeSet<EgressId> = policies.flat_map(|policy| policy.published.ids.all()).collect();
         for (address, state) in pods {
             self.note_state(network, *address, Some(state), |_, id| can_serve.contains(&id));
         }
@@ -161,7 +172,7 @@ impl ClusterView {
     /// Records the current state of one address.
     pub fn remember_one(&mut self, network: &PodAddressSpace, address: IpAddr, state: Option<&PodState>) {
         self.note_state(network, address, state, |view, id| {
-            view.policies.values().any(|policy| policy.published.id == Some(id) && policy.has_assigned())
+            view.policies.values().any(|policy| policy.published.ids.contains(id) && policy.has_assigned())
         });
     }
 
@@ -172,16 +183,17 @@ impl ClusterView {
         state: Option<&PodState>,
         can_serve: impl Fn(&Self, EgressId) -> bool,
     ) {
-        let Some(uid) = network.holder(self, address).map(|(_, pod)| pod.uid.clone()) else { return };
+        let Some((_, pod)) = network.holder(self, address) else { return };
+        let pod = (pod.uid.clone(), family_of(address));
         match state {
             // A policy without an ID could not be recognised later.
             Some(PodState::Selected(NOT_NUMBERED)) | None => {}
             Some(PodState::Selected(id)) => {
-                let known = self.remembered.get(&uid).is_some_and(|known| known.id == *id && known.had_address);
+                let known = self.remembered.get(&pod).is_some_and(|known| known.id == *id && known.had_address);
                 let had_address = known || can_serve(self, *id);
-                self.remembered.insert(uid, Remembered { id: *id, had_address });
+                self.remembered.insert(pod, Remembered { id: *id, had_address });
             }
-            Some(PodState::Known) => drop(self.remembered.remove(&uid)),
+            Some(PodState::Known) => drop(self.remembered.remove(&pod)),
         }
     }
 }

@@ -2,7 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::model::state::{EgressId, SelectedPods};
+use crate::model::state::{EgressIds, SelectedPods};
+
+/// Of two egress IDs the larger number: a pod with addresses of both families counts for both.
+fn of_node(pods: &SelectedPods, ids: EgressIds) -> Option<u32> {
+    ids.all().filter_map(|id| pods.get(&id)).max().copied()
+}
 
 /// The latest reports of agents.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -16,13 +21,15 @@ pub struct PodCounts {
 }
 
 impl PodCounts {
-    /// The pods that the object serves. `None` while reports of too many nodes are missing.
-    pub fn selected(&self, id: EgressId) -> Option<u32> {
-        self.is_complete.then(|| self.pods.values().filter_map(|pods| pods.get(&id)).sum())
+    /// The pods that the object serves. `None` while reports of too many nodes are missing, or without an egress ID.
+    pub fn selected(&self, ids: EgressIds) -> Option<u32> {
+        let is_known = self.is_complete && ids != EgressIds::NONE;
+        is_known.then(|| self.pods.values().filter_map(|pods| of_node(pods, ids)).sum())
     }
 
     /// Nodes without an agent that have pods of the object, by the last report, and how many.
-    pub fn pods_without_agent(&self, id: EgressId) -> impl Iterator<Item = (&str, u32)> {
-        self.without_agent.iter().filter_map(move |node| Some((node.as_str(), *self.pods.get(node)?.get(&id)?)))
+    pub fn pods_without_agent(&self, ids: EgressIds) -> Vec<(&str, u32)> {
+        let count = |node: &String| of_node(self.pods.get(node)?, ids);
+        self.without_agent.iter().filter_map(|node| Some((node.as_str(), count(node)?))).collect()
     }
 }

@@ -7,13 +7,13 @@ use kube::Error;
 
 use crate::error_text::ErrorText;
 use egress_core::model::policy::Item;
-use egress_core::model::state::EgressId;
+use egress_core::model::state::EgressIds;
 use egress_core::status::conditions::DesiredCondition;
 
 /// The desired annotations and status of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DesiredStatus {
-    pub id: EgressId,
+    pub ids: EgressIds,
     /// The addresses, if no node can host any of them.
     pub no_eligible_node: Option<Vec<IpAddr>>,
     pub items: Vec<Item>,

@@ -487,7 +487,7 @@ impl<E: Executor> Reconciler<E> {
     }
 
     fn send_event(&self, id: EgressId, reason: &str, message: &str) {
-        let object = self.compiler.view().policies.values().find(|object| object.published.id == Some(id));
+        let object = self.compiler.view().policies.values().find(|object| object.published.ids.contains(id));
         if let (Some(events), Some(object)) = (&self.events, object) {
             events.warn(&**object, reason, message);
         }
@@ -522,7 +522,7 @@ impl<E: Executor> Reconciler<E> {
         let mut objects = self.compiler.view().policies.values();
         let found = match action {
             Action::PutPod(_, PodState::Selected(id)) | Action::PutPolicy(id, ..) | Action::PutHandover(id, _) => {
-                objects.find(|object| object.published.id == Some(*id))
+                objects.find(|object| object.published.ids.contains(*id))
             }
             Action::PutPrefix(prefix, value) if value.kind == PrefixKind::EgressIp => {
                 let has = |object: &&Arc<EgressPolicy>| {

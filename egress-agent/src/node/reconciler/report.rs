@@ -56,8 +56,8 @@ impl<E: Executor> Reconciler<E> {
             ("cluster", cluster.len()),
             ("nodes", nodes.len()),
         ];
-        let ids = view.policies.values().filter(|object| object.published.id.is_some_and(|id| owned.contains_key(&id)));
-        let objects: BTreeMap<EgressId, _> = ids.filter_map(|object| Some((object.published.id?, object))).collect();
+        let ids = view.policies.values().flat_map(|object| object.published.ids.all().map(move |id| (id, object)));
+        let objects: BTreeMap<EgressId, _> = ids.filter(|(id, _)| owned.contains_key(id)).collect();
         let served = owned.iter().map(|(id, address)| {
             // The name is unknown while the object is being deleted.
             let policy = objects.get(id).map(|object| (object.key().clone(), object.origin.uid.clone()));
@@ -89,8 +89,8 @@ impl<E: Executor> Reconciler<E> {
             let PodKey { namespace, name } = self.compiler.holder(*address)?;
             Some((*address, format!("{namespace}/{name}")))
         });
-        let objects =
-            view.policies.values().filter_map(|object| Some((object.published.id?.0, object.name().to_owned())));
+        let policies = view.policies.values();
+        let objects = policies.flat_map(|object| object.published.ids.all().map(|id| (id.0, object.name().to_owned())));
         let nodes = view.nodes.iter().filter_map(|(name, node)| Some((node.endpoint()?.0, name.clone())));
         Names {
             node: Some(self.coordination.ownership.node_name().to_owned()),

@@ -66,11 +66,11 @@ mutations! { AGENT,
     "youngest-object-serves", SELECTION, ["plan::desired::"], "a new object takes the pods of those that were there before":
         "policies.sort_by(|a, b| a.rank().cmp(&b.rank()));" => "policies.sort_by(|a, b| b.rank().cmp(&a.rank()));";
     "number-of-two-objects", SELECTION, ["allocation::egress_ids::"], "pods of two objects leave with each other's addresses":
-        "policy.published.id.filter(|id| taken.insert(*id)).map(" =>
-        "policy.published.id.filter(|id| taken.insert(*id) || taken.contains(id)).map(";
+        "policy.published.ids.retained(|id| taken.insert(id))" =>
+        "policy.published.ids.retained(|id| taken.insert(id) || taken.contains(&id))";
     "older-without-address-takes-pods", SELECTION, ["plan::desired::"],
         "an old object with a typing error drops pods of others":
-        "known.had_address && self.ids.get(policy.key()) == Some(&known.id)" => "self.ids.get(policy.key()) == Some(&known.id)";
+        "known.had_address && is_id(policy, known.id)" => "is_id(policy, known.id)";
     "outage-gives-pods-to-another-object", SELECTION, ["plan::desired::"],
         "pods change their address while their node is away":
         "policy.has_assigned() || was_serving(policy)" => "policy.has_assigned()";
@@ -80,7 +80,7 @@ mutations! { AGENT,
         "let none = Default::default();\n        let labels = view.namespaces.get(&key.namespace).unwrap_or(&none);";
     "unreadable-selector-selects-no-pod", SELECTION, ["plan::desired::", "node::reconciler::tests::"],
         "a typing error in a selector lets all pods of its object out with their node's address":
-        "None => remembered.is_some_and(|known| self.ids.get(policy.key()) == Some(&known.id))," => "None => false,";
+        "None => remembered.is_some_and(|known| is_id(policy, known.id))," => "None => false,";
     "second-compilation-forgets-who-served", SELECTION, ["plan::desired::"],
         "while a node is away its pods change their address at the next change of any namespace":
         "let had_address = known || can_serve(self, *id);" => "let had_address = can_serve(self, *id);";
@@ -115,8 +115,8 @@ mutations! { AGENT,
         "!policy.is_unknown(PolicyPart::Addresses) && " => "";
     "two-addresses-of-an-object-on-a-node", DESIRED, ["plan::desired::"],
         "pods are sent to an address that no node owns, after a foreign write to a status":
-        "!claimed.contains_key(address) && nodes.insert(*node)" =>
-        "!claimed.contains_key(address) && (nodes.insert(*node) || nodes.contains(node))";
+        "!claimed.contains_key(address) && nodes.insert((*node, id))" =>
+        "!claimed.contains_key(address) && (nodes.insert((*node, id)) || nodes.contains(&(*node, id)))";
     "address-of-another-object-waited-for", DESIRED, ["plan::desired::"],
         "connections go on with an address that another object has by now":
         "entry.pending.retain(|address| claimed.get(address).is_none_or(|holder| *holder == Some(*id)));" =>
@@ -410,8 +410,8 @@ mutations! { AGENT,
         "\n                && found.observed_generation == policy.origin.generation" => "";
     "half-a-count", POD_COUNTS, ["controller::pod_counts::"],
         "after a change of leaders each object says that it serves a few pods only":
-        "self.is_complete.then(|| self.pods.values().filter_map(|pods| pods.get(&id)).sum())" =>
-        "Some(self.pods.values().filter_map(|pods| pods.get(&id)).sum())";
+        "is_known.then(|| self.pods.values().filter_map(|pods| of_node(pods, ids)).sum())" =>
+        "Some(self.pods.values().filter_map(|pods| of_node(pods, ids)).sum())";
     "node-that-is-back-counts-as-alone", POD_COUNT_REQUESTS, ["controller::pod_counts::"],
         "objects are Degraded for agents that are just starting with their nodes":
         "*last_answer = now;" => "";

@@ -87,7 +87,9 @@ pub(super) fn put_pod(
     }
     state.exposed.remove(&address);
     let ports = holder.map(|(key, pod)| exposed::ports(view, key, pod)).unwrap_or_default();
-    match holder.and_then(|holder| Some((selection.pod_state(view, holder)?, PodOwner::of(&holder.1.uid)))) {
+    match holder
+        .and_then(|holder| Some((selection.pod_state(view, holder, family_of(address))?, PodOwner::of(&holder.1.uid))))
+    {
         Some((pod, owner)) => {
             state.pods.insert(address, pod);
             state.owners.insert(address, owner);
@@ -170,15 +172,16 @@ fn entries(
             .collect();
         items.sort_unstable();
         let mut nodes = BTreeSet::new();
-        let id = selection.id(policy.key());
+        let ids = selection.ids(policy.key());
         items.retain(|(address, node)| {
-            let is_free = !claimed.contains_key(address) && nodes.insert(*node);
+            let id = ids.of(family_of(*address));
+            let is_free = !claimed.contains_key(address) && nodes.insert((*node, id));
             is_free && claimed.insert(*address, id).is_none()
         });
-        let Some(id) = id else { continue };
 
         let mut slots: Vec<Slot> = Vec::with_capacity(items.len());
         for (address, node) in items {
+            let Some(id) = ids.of(family_of(address)) else { continue };
             if node == settings.node_name {
                 owned.insert(id, address);
                 shared.extend(policy.key().kind.shares_addresses().then_some(id));
@@ -191,6 +194,7 @@ fn entries(
         let is_pending = |address: &&IpAddr| !is_served(address) && !nodes_own.contains_key(*address);
         let pending: Vec<IpAddr> = listed.iter().filter(is_pending).copied().collect();
         for family in [Family::V4, Family::V6] {
+            let Some(id) = ids.of(family) else { continue };
             let slots = slots.iter().filter(|slot| family_of(slot.address) == family).take(MAX_SLOTS).copied();
             let slots: Vec<Slot> = slots.collect();
             let pending = pending.iter().filter(|address| family_of(**address) == family);

@@ -5,7 +5,7 @@ use crate::model::exposed::{Exposes, TargetPort};
 use crate::model::policy::Unreadable;
 use crate::model::samples::{ip, net, policy, settings};
 use crate::model::services::{Service, ServiceKey};
-use crate::model::state::{PodOwner, PodState, TunnelEndpoint};
+use crate::model::state::{EgressIds, PodOwner, PodState, TunnelEndpoint};
 use crate::model::view::{Attach, Change, Labels, Pod, PodKey, Update};
 use crate::plan::compile::Compiler;
 use crate::selection::MOST_STANDBY;
@@ -95,8 +95,36 @@ fn slots_are_here_or_at_the_nodes_endpoint_and_this_nodes_are_owned() {
     assert_eq!(state.owned, BTreeMap::from([(EgressId(1), ip("172.18.0.100"))]));
 }
 
+/// A node that has an address of each family owns two, each of its own egress ID.
+#[test]
+fn a_policy_with_an_id_of_each_family_may_have_both_addresses_on_one_node() {
+    let (v4, v6) = (EgressId(5), EgressId(6));
+    let addresses = ["172.18.0.100", "fd00:172:18::100"];
+    let of = |ids| policy("a", &addresses, &addresses.map(|address| ("n1", address))).published_as(|p| p.ids = ids);
+    let dual = Pod { reported: [ip("10.244.1.10"), ip("fd00:10:244:1::10")].into(), ..pod("10.244.1.10") };
+    let seen = |ids| {
+        let mut view = view(vec![of(ids)], vec![("web", dual.clone())]);
+        let mut own = node(1);
+        own.pod_subnets.push(net("fd00:10:244:1::/64"));
+        view.nodes.insert("n1".to_owned(), Arc::new(own));
+        compiled(&view)
+    };
+    let both = seen(EgressIds::new(Some(v4), Some(v6)));
+    let selected = [("10.244.1.10", v4), ("fd00:10:244:1::10", v6)].map(|(pod, id)| (ip(pod), PodState::Selected(id)));
+    assert_eq!(both.pods, selected.into());
+    assert_eq!(both.owned, [(v4, ip(addresses[0])), (v6, ip(addresses[1]))].into());
+    assert_eq!(both.policy.keys().copied().collect::<Vec<_>>(), [(v4, Family::V4), (v6, Family::V6)]);
+    assert!(both.policy.values().all(|policy| policy.slots.len() == 1));
+    // With one ID for both families, a node holds one address of the policy.
+    let one = seen(EgressIds::both(v4));
+    assert_eq!(one.owned, [(v4, ip(addresses[0]))].into());
+    assert_eq!((one.policy[&(v4, Family::V4)].slots.len(), one.policy[&(v4, Family::V6)].slots.len()), (1, 0));
+}
+
 fn younger(policy: EgressPolicy) -> EgressPolicy {
-    policy.from_origin(|origin| origin.created = 2).published_as(|published| published.id = Some(EgressId(2)))
+    policy
+        .from_origin(|origin| origin.created = 2)
+        .published_as(|published| published.ids = EgressIds::both(EgressId(2)))
 }
 
 /// An older policy with a typing error in its address serves nothing; one that was serving keeps its pods.
@@ -349,7 +377,10 @@ fn an_address_that_a_new_pod_got_is_the_new_pods() {
 #[test]
 fn a_pod_of_an_unknown_namespace_is_unknown_and_one_of_an_unnumbered_object_dropped() {
     let mut unnumbered = view(
-        vec![policy("a", &["172.18.0.100"], &[("n1", "172.18.0.100")]).published_as(|published| published.id = None)],
+        vec![
+            policy("a", &["172.18.0.100"], &[("n1", "172.18.0.100")])
+                .published_as(|published| published.ids = EgressIds::NONE),
+        ],
         vec![("web", pod("10.244.1.10"))],
     );
     let state = compiled(&unnumbered);
@@ -484,7 +515,8 @@ fn incremental_compilation_equals_a_full_one() {
             1 | 2 => {
                 let name = format!("o{}", below(3));
                 let id = Some(EgressId(below(3).into())).filter(|id| id.0 > 0);
-                let policy = policy(&name, &["172.18.0.100"], &[]).published_as(|published| published.id = id);
+                let ids = id.map_or(EgressIds::NONE, EgressIds::both);
+                let policy = policy(&name, &["172.18.0.100"], &[]).published_as(|published| published.ids = ids);
                 let policy = policy.from_origin(|origin| origin.created = below(3).into());
                 Change::Policies(Update::Changed(policy.key().clone(), Arc::new(policy)))
             }

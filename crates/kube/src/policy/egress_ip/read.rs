@@ -15,7 +15,7 @@ use egress_core::model::policy::{
     Condition, Conditions, Destinations, EgressPolicy, EligibleNodes, Item, PolicyKind, PolicyPart, Published, Selects,
     Unreadable, parse_egress_ip,
 };
-use egress_core::model::state::EgressId;
+use egress_core::model::state::{EgressId, EgressIds};
 use egress_core::status::conditions::{ASSIGNED, DEGRADED};
 use egress_core::text::quoted;
 
@@ -44,7 +44,7 @@ pub(super) fn policy(object: &DynamicObject) -> EgressPolicy {
         listed: listed.unwrap_or_else(|| assigned(items.as_deref())),
         drop_unassigned: annotation(meta, keys::ON_UNASSIGNED).is_some_and(|value| value == "drop"),
         published: Published {
-            id: annotation(meta, keys::EGRESS_ID).and_then(egress_id),
+            ids: annotation(meta, keys::EGRESS_ID).and_then(egress_id).map_or(EgressIds::NONE, EgressIds::both),
             no_eligible_node: annotation(meta, keys::NO_ELIGIBLE_NODE).map(addresses),
             has_annotations: meta.annotations.is_some(),
             has_status: status.is_some(),
@@ -184,7 +184,7 @@ mod tests {
             "status": {"items": [{"node": "n", "egressIP": "172.18.0.100"}], "conditions": [
                 {"type": "Other"}, {"type": "Assigned", "status": "False", "reason": "PartiallyAssigned"}]}
         }));
-        assert_eq!(object.published.id, Some(EgressId(7)));
+        assert_eq!(object.published.ids, EgressIds::both(EgressId(7)));
         assert_eq!(object.origin.created, 1_704_067_210);
         assert_eq!(object.published.no_eligible_node.as_ref(), Some(&object.addresses()));
         assert!(object.drop_unassigned && object.published.has_status);
@@ -202,7 +202,7 @@ mod tests {
 
         let no_spec = convert(json!({"metadata": metadata, "spec": "nonsense", "status": status}));
         assert_eq!(parts(&no_spec), [PolicyPart::Addresses, PolicyPart::Selectors]);
-        assert_eq!((no_spec.name(), no_spec.published.id), ("a", Some(EgressId(7))));
+        assert_eq!((no_spec.name(), no_spec.published.ids), ("a", EgressIds::both(EgressId(7))));
         assert_eq!(no_spec.listed, ["172.18.0.100"], "what it was assigned");
         let spec = json!({"egressIPs": ["172.18.0.100"], "namespaceSelector": {}, "podSelector": 7});
         let odd = convert(json!({"metadata": metadata, "spec": spec, "status": {"items": [{"node": 7}]}}));

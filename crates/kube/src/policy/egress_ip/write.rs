@@ -155,8 +155,8 @@ fn is_stale(status: &Status) -> bool {
 
 fn annotation_ops(object: &EgressPolicy, desired: &DesiredStatus) -> Vec<Value> {
     let mut changes = Vec::new();
-    if object.published.id != Some(desired.id) {
-        changes.push((keys::EGRESS_ID, desired.id.0.to_string()));
+    if object.published.ids != desired.ids {
+        changes.push((keys::EGRESS_ID, desired.ids.to_string()));
     }
     let unhosted = desired.no_eligible_node.as_ref().map(|addresses| addresses.iter().copied().collect());
     if object.published.no_eligible_node != unhosted
@@ -260,7 +260,7 @@ fn escape(key: &str) -> String {
 mod tests {
     use super::*;
     use egress_core::model::policy::Item;
-    use egress_core::model::state::EgressId;
+    use egress_core::model::state::{EgressId, EgressIds};
     use egress_core::status::conditions::DEGRADED;
 
     fn object(value: Value) -> EgressPolicy {
@@ -273,7 +273,7 @@ mod tests {
 
     fn desired() -> DesiredStatus {
         DesiredStatus {
-            id: EgressId(3),
+            ids: EgressIds::both(EgressId(3)),
             no_eligible_node: None,
             items: vec![Item { node: "n1".into(), egress_ip: "172.18.0.100".into() }],
             selected_pods: Some(2),

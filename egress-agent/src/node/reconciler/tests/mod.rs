@@ -15,7 +15,9 @@ use egress_core::model::policy::{PolicyPart, Published, Selects};
 use egress_core::model::samples::{self, equals, ip, net, settings};
 use egress_core::model::services::{Service, ServiceKey};
 use egress_core::model::state::family_of;
-use egress_core::model::state::{Family, OnUnknownPod, PodOwner, PodState, Policy, Prefix, PrefixKind, WhenEmpty};
+use egress_core::model::state::{
+    EgressIds, Family, OnUnknownPod, PodOwner, PodState, Policy, Prefix, PrefixKind, WhenEmpty,
+};
 use egress_core::model::view::{Attach, Labels, Pod, PodKey};
 use egress_core::ownership::lease::{LeaseDemand, LeaseState};
 
@@ -108,8 +110,12 @@ fn node(i: u8) -> (String, Arc<Node>) {
 
 fn policy(name: &str, id: u32, created: i64, assigned: &[(&str, &str)]) -> (PolicyKey, Arc<EgressPolicy>) {
     let items = samples::items(assigned);
-    let published =
-        Published { id: Some(EgressId(id)), has_annotations: true, has_status: true, ..Published::default() };
+    let published = Published {
+        ids: EgressIds::both(EgressId(id)),
+        has_annotations: true,
+        has_status: true,
+        ..Published::default()
+    };
     let policy = EgressPolicy {
         listed: vec!["172.18.0.100".into(), "172.18.0.101".into()],
         selects: Some(Selects { namespaces: Selector::default(), pods: equals("app", "web") }),
