@@ -462,7 +462,7 @@ fn fib_helper_knows_a_table_and_no_neighbour_since_linux_6_5() {
         for (asked, known) in [(by_table, NO_NEIGH), (without, SUCCESS)] {
             match helper.ask(&asked) {
                 Err(result) if result == -libc::EINVAL && !is_new => {
-                    println!("flags {}: unknown to this kernel", asked.flags);
+                    println!("reduced: this kernel does not know all flags of {:#x}", asked.flags);
                 }
                 answer => {
                     let answer = answer.map(|answer| (answer.result, answer.ifindex, answer.next_hop));
