@@ -8,7 +8,6 @@ use anyhow::Result;
 use crate::kube_api::API_PORT;
 use crate::topology::addresses::{self as plan, NodeNumber};
 use crate::topology::lab::Lab;
-use crate::topology::netns::Netns;
 use crate::topology::port_of;
 
 /// What is cut.
@@ -18,7 +17,7 @@ pub enum NetworkCut {
     Everything(NodeNumber),
     /// A node from the API server alone.
     ApiServer(NodeNumber),
-    /// A node from all other nodes: on their network, and on their pods'.
+    /// A node from all other nodes: on their networks, and on their pods'.
     Nodes(NodeNumber),
     /// These nodes from all else; they reach each other.
     Group(Vec<NodeNumber>),
@@ -35,8 +34,7 @@ impl NetworkCut {
         }
     }
 
-    /// The rules on the switch of the nodes' network; the other switch has the same, but for the API server, which it does not
-    /// lead to.
+    /// The rules on each switch. Only that of the nodes' network leads to the API server.
     fn rules(&self) -> Vec<String> {
         match self {
             Self::Everything(node) => vec![format!("iifname {0:?} drop", port_of(*node)), to(&port_of(*node))],
@@ -85,11 +83,6 @@ impl Lab {
     /// Ends a cut.
     pub fn mend(&self, cut: &NetworkCut) -> Result<()> {
         self.hubs().iter().try_for_each(|hub| hub.exec("nft", &["delete", "table", "bridge", &cut.table()]).map(drop))
-    }
-
-    /// The switches: of the nodes' network, and of their pods' overlay.
-    pub(super) fn hubs(&self) -> [&Netns; 2] {
-        [&self.world.lan, &self.overlay]
     }
 }
 

@@ -8,6 +8,7 @@ use clap::Args;
 
 use crate::topology::addresses::{self as plan, ECHO_PORT, HTTP_PORT};
 use crate::topology::builder::LabBuilder;
+use crate::topology::host_config::{HostConfig, SecondNic};
 use crate::topology::lab::Lab;
 use crate::traffic::server::Server;
 
@@ -34,7 +35,8 @@ pub fn run(args: &LabArgs) -> Result<()> {
     let begin = Instant::now();
     let mut builder = LabBuilder::default().readable_prefix(&args.prefix).nodes(args.nodes).pods_per_node(args.pods);
     if args.second_network {
-        builder = builder.second_network();
+        builder =
+            builder.host_config(|index| HostConfig { second: Some(SecondNic::default()), ..HostConfig::mixed(index) });
     }
     let lab = builder.start()?;
     let _server = Server::outside(&lab)?;

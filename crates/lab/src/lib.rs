@@ -28,7 +28,7 @@ pub mod traffic;
 pub mod wait;
 
 pub use topology::builder::{LabBuilder, PodSpec};
-pub use topology::host_config::{Cni, HostConfig, ReversePath};
+pub use topology::host_config::{Cni, HostConfig, NicKind, ReversePath, SecondNic};
 pub use topology::lab::{Lab, LabNode, LabPod, LabService};
 pub use topology::netns::Netns;
 pub use topology::signals::{wait_for_signal, yield_to_signal};

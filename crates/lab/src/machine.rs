@@ -51,7 +51,7 @@ impl StoppedMachine {
         let node = agent.node().clone();
         let (port, since) = (topology::port_of(node.number), Instant::now());
         agent.pause_node()?;
-        let queues = lab.hubs().into_iter().map(|hub| Queue::open(hub, &port)).collect::<Result<_>>()?;
+        let queues = lab.hubs_of(&node).into_iter().map(|hub| Queue::open(hub, &port)).collect::<Result<_>>()?;
         lab.set_pods(&node, false)?;
         Ok(Self { queues, since })
     }

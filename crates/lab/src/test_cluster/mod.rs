@@ -15,7 +15,7 @@ use crate::api_objects::{ASSIGNABLE, EGRESS_IPS, EVENTS, LEASE, assigned, path_o
 use crate::kube_api::{ApiChoice, KubeApi};
 use crate::pins::AgentPins;
 use crate::test::LabContext;
-use crate::topology::addresses::{self as plan, HTTP_PORT, NodeNumber};
+use crate::topology::addresses::{self as plan, Dual, HTTP_PORT, NodeNumber};
 use crate::topology::builder::{LabBuilder, PodSpec};
 use crate::topology::host_config::HostConfig;
 use crate::topology::lab::{Lab, LabPod};
@@ -31,6 +31,8 @@ pub struct TestCluster {
     pub agents: Vec<Agent>,
     /// Outside; the benchmark runs without one.
     pub server: Option<Server>,
+    /// Behind the second network, if nodes are on it.
+    pub second_server: Option<Server>,
     pub api: KubeApi,
     pub lab: Lab,
 }
@@ -95,6 +97,8 @@ impl TestCluster {
         let server = server_addresses
             .map(|server_addresses| Server::outside_with_addresses(&lab, server_addresses))
             .transpose()?;
+        let has_second = server.is_some() && lab.second().is_ok();
+        let second_server = has_second.then(|| Server::behind_second(&lab)).transpose()?;
         let api = KubeApi::start(&lab, api)?;
         let text = std::fs::read_to_string(Paths::find()?.root.join("deploy/crd/crd.yaml"))?;
         let mut crd: Value = serde_yaml::from_str(&text)?;
@@ -104,7 +108,7 @@ impl TestCluster {
         api.install_crd(&file)?;
         before_publishing(&api)?;
         api.publish(&lab)?;
-        Ok(Self { agents: Vec::new(), server, api, lab })
+        Ok(Self { agents: Vec::new(), server, second_server, api, lab })
     }
 
     /// The same on an API server that may hold objects of an earlier run, which are removed first.
@@ -310,11 +314,16 @@ impl TestCluster {
 
     /// The same for a pod of the lab, without and with an egress IP, to both families.
     pub fn is_seen_as(&self, name: &str, v4: Option<&str>, v6: Option<&str>) -> Result<()> {
+        self.is_seen_at(plan::SERVER, name, v4, v6)
+    }
+
+    /// The same at [`plan::SERVER`] or [`plan::SERVER2`].
+    pub fn is_seen_at(&self, server: Dual, name: &str, v4: Option<&str>, v6: Option<&str>) -> Result<()> {
         let pod = self.pod(name)?;
-        for (to, egress) in plan::SERVER.both().into_iter().zip([v4, v6]) {
+        for (to, egress) in server.both().into_iter().zip([v4, v6]) {
             let expected = match egress {
                 Some(address) => address.parse().with_context(|| format!("{address} is no address"))?,
-                None => pod.node.address().towards(to),
+                None => self.lab.node(pod.node).address_towards(server).towards(to),
             };
             self.becomes(&pod.netns, to, Observed::Source(expected))?;
         }
@@ -333,8 +342,8 @@ impl TestCluster {
 
     /// Ends agents, API server and server, and takes the lab down.
     pub fn tear_down(self) -> Result<()> {
-        let Self { agents, server, api, lab } = self;
-        drop((agents, server, api));
+        let Self { agents, server, second_server, api, lab } = self;
+        drop((agents, server, second_server, api));
         lab.tear_down()
     }
 

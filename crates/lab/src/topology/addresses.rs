@@ -4,8 +4,11 @@
 //! |---|---|---|
 //! | lan (the nodes' network) | 172.18.0.0/16, node i is .(1+i), `ext` is .1 | fd00:172:18::/64, same ends |
 //! | behind `ext` | 198.51.100.0/24, the server is .10 | 2001:db8:100::/64, the server is ::10 |
-//! | second network | 10.10.10.0/24, node i is .(1+i), `ext2` is .1 | fd00:10:10:10::/64 |
+//! | second network | 10.10.10.0/24, node i is .(1+i), `ext2` is .1, `ext2b` is .254 | fd00:10:10:10::/64, same ends |
+//! | the same renumbered | 10.20.20.0/24, node i is .(1+i), `ext2` is .1 | fd00:10:20:20::/64, same ends |
 //! | behind `ext2` | 203.0.113.0/24, the server is .10 | 2001:db8:203::/64 |
+//! | `ext` and `ext2` | 100.87.0.1 and .2 | fd98::1 and ::2 |
+//! | `ext2b` and the server behind it | 100.86.0.1 and .2 | fd99::1 and ::2 |
 //! | pods of node i | 10.244.i.0/24: router .1, node (mp0) .2, pods from .10 | fd00:10:244:i::/64, same ends |
 //! | between the routers | 100.88.0.i/16 | fd97::i/64 |
 //! | services | 10.96.0.0/16 | fd00:10:96::/112 |
@@ -22,6 +25,14 @@ use super::host_config::Cni;
 pub const MAX_NODES: usize = 90;
 pub const MAX_PODS_PER_NODE: usize = 100;
 
+pub const LAN_V4: &str = "172.18.0.0/16";
+pub const LAN_V6: &str = "fd00:172:18::/64";
+pub const BEHIND_V4: &str = "198.51.100.0/24";
+pub const BEHIND_V6: &str = "2001:db8:100::/64";
+pub const LAN2_V4: &str = "10.10.10.0/24";
+pub const LAN2_V6: &str = "fd00:10:10:10::/64";
+pub const RENUMBERED_V4: &str = "10.20.20.0/24";
+pub const RENUMBERED_V6: &str = "fd00:10:20:20::/64";
 pub const BEHIND2_V4: &str = "203.0.113.0/24";
 pub const BEHIND2_V6: &str = "2001:db8:203::/64";
 pub const CLUSTER_V4: &str = "10.244.0.0/16";
@@ -77,9 +88,20 @@ pub const EXT_BEHIND: Dual = Dual::new([198, 51, 100, 1], [0x2001, 0xdb8, 0x100,
 pub const SERVER: Dual = Dual::new([198, 51, 100, 10], [0x2001, 0xdb8, 0x100, 0, 0, 0, 0, 0x10]);
 /// The gateway of the second network.
 pub const EXT2: Dual = Dual::new([10, 10, 10, 1], [0xfd00, 0x10, 0x10, 0x10, 0, 0, 0, 1]);
+/// Its other gateway, for routes with two next hops.
+pub const EXT2B: Dual = Dual::new([10, 10, 10, 254], [0xfd00, 0x10, 0x10, 0x10, 0, 0, 0, 0xfe]);
+/// `ext2` among the addresses of [`NodeNumber::renumbered_address`].
+pub const EXT2_RENUMBERED: Dual = Dual::new([10, 20, 20, 1], [0xfd00, 0x10, 0x20, 0x20, 0, 0, 0, 1]);
 pub const EXT2_BEHIND: Dual = Dual::new([203, 0, 113, 1], [0x2001, 0xdb8, 0x203, 0, 0, 0, 0, 1]);
 /// The server behind the second network.
 pub const SERVER2: Dual = Dual::new([203, 0, 113, 10], [0x2001, 0xdb8, 0x203, 0, 0, 0, 0, 0x10]);
+/// The link between the routers of both networks.
+pub const EXT_TO_EXT2: Dual = Dual::new([100, 87, 0, 1], [0xfd98, 0, 0, 0, 0, 0, 0, 1]);
+pub const EXT2_TO_EXT: Dual = Dual::new([100, 87, 0, 2], [0xfd98, 0, 0, 0, 0, 0, 0, 2]);
+/// The link between `ext2b` and the server.
+pub const EXT2B_BEHIND: Dual = Dual::new([100, 86, 0, 1], [0xfd99, 0, 0, 0, 0, 0, 0, 1]);
+pub const SERVER2_TO_EXT2B: Dual = Dual::new([100, 86, 0, 2], [0xfd99, 0, 0, 0, 0, 0, 0, 2]);
+
 /// More addresses of the server outside, by number: callers that each use their own are distinguished by the
 /// destination of what they send, whatever its source.
 pub fn server_address(number: u8) -> Dual {
@@ -124,6 +146,12 @@ impl NodeNumber {
     pub fn second_address(self) -> Dual {
         let end = self.0 + 1;
         Dual::new([10, 10, 10, end], [0xfd00, 0x10, 0x10, 0x10, 0, 0, 0, u16::from(end)])
+    }
+
+    /// The node's address on the second network after that was renumbered.
+    pub fn renumbered_address(self) -> Dual {
+        let end = self.0 + 1;
+        Dual::new([10, 20, 20, end], [0xfd00, 0x10, 0x20, 0x20, 0, 0, 0, u16::from(end)])
     }
 
     fn in_pod_subnet(self, end: u8) -> Dual {
@@ -205,6 +233,7 @@ mod tests {
         assert_eq!(node.management(Cni::Bridge).v4.to_string(), "10.244.3.1");
         assert_eq!(node.pod(0, Cni::Bridge).expect("first pod").v4.to_string(), "10.244.3.2");
         assert_eq!(node.pod_subnet_v6(), "fd00:10:244:3::/64");
+        assert_eq!(node.renumbered_address().v6.to_string(), "fd00:10:20:20::4");
     }
 
     #[test]

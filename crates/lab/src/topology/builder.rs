@@ -16,6 +16,7 @@ use super::lab::{Lab, LabNode, LabPod, LabService};
 use super::ledger::{LabLedger, LabPrefix, Resource};
 use super::netns::Netns;
 use super::script::{self, Script};
+use super::second::SecondNetwork;
 use super::signals;
 use super::{self as topology, World};
 
@@ -35,7 +36,6 @@ pub struct LabBuilder {
     nodes: usize,
     pods: Vec<PodSpec>,
     host_config: Box<dyn Fn(usize) -> HostConfig>,
-    second_network: bool,
     server_checksum_offload: bool,
     logs: Option<PathBuf>,
 }
@@ -48,7 +48,6 @@ impl Default for LabBuilder {
             nodes: 3,
             pods: Vec::new(),
             host_config: Box::new(HostConfig::mixed),
-            second_network: false,
             server_checksum_offload: true,
             logs: None,
         }
@@ -91,12 +90,6 @@ impl LabBuilder {
         self
     }
 
-    /// A second network (10.10.10.0/24) with its own outside.
-    pub fn second_network(mut self) -> Self {
-        self.second_network = true;
-        self
-    }
-
     /// The outside server computes checksums itself, so that answers are complete on the wire.
     pub fn server_without_checksum_offload(mut self) -> Self {
         self.server_checksum_offload = false;
@@ -132,7 +125,7 @@ impl LabBuilder {
         let nodes: Vec<LabNode> = numbers.iter().map(node).collect();
         let pods = plan_pods(&self.pods, &nodes, &netns)?;
         let world = outside(&netns);
-        let second = self.second_network.then(|| second_outside(&netns));
+        let second = nodes.iter().any(|node| node.config.second.is_some()).then(|| SecondNetwork::new(&netns));
         let logs = self.logs.clone().unwrap_or_else(|| ledger.folder().join("logs"));
         Ok(Lab { nodes, pods, world, second, overlay: netns("ovl"), logs, ledger })
     }
@@ -169,18 +162,6 @@ fn outside(netns: &dyn Fn(&str) -> Netns) -> World {
     }
 }
 
-fn second_outside(netns: &dyn Fn(&str) -> Netns) -> World {
-    World {
-        lan: netns("lan2"),
-        ext: netns("ext2"),
-        server: netns("server2"),
-        on_lan: plan::EXT2,
-        lan_lengths: (24, 64),
-        behind: plan::EXT2_BEHIND,
-        address: plan::SERVER2,
-    }
-}
-
 impl Lab {
     fn build(&self, server_checksum_offload: bool) -> Result<()> {
         std::fs::create_dir_all(&self.logs)?;
@@ -188,6 +169,11 @@ impl Lab {
         let namespaces: Vec<Netns> = scripts.iter().map(|script| script.netns.clone()).collect();
         self.ledger.make_namespaces(&namespaces)?;
         script::execute(&scripts)?;
+        if let Some(second) = &self.second {
+            second.finish()?;
+            let on_it = self.nodes.iter().filter(|node| node.config.second.is_some());
+            on_it.into_iter().try_for_each(|node| self.make_second(node))?;
+        }
         self.mount_bpffs()?;
         self.publish_service()
     }
@@ -197,15 +183,16 @@ impl Lab {
         let mut ports: Vec<String> = numbers.iter().map(|number| topology::port_of(*number)).collect();
         let mut scripts = vec![topology::bridge(&self.overlay, &ports)];
         ports.push("ext".to_owned());
-        for world in std::iter::once(&self.world).chain(&self.second) {
-            scripts.push(topology::bridge(&world.lan, &ports));
-            scripts.extend(topology::world(world, server_checksum_offload));
+        scripts.push(topology::bridge(&self.world.lan, &ports));
+        let [mut ext, server] = topology::world(&self.world, server_checksum_offload);
+        if let Some(second) = &self.second {
+            scripts.extend(second.scripts(&mut ext, server_checksum_offload));
         }
-        let lan2 = self.second.as_ref().map(|world| &world.lan);
+        scripts.extend([ext, server]);
         for node in &self.nodes {
             let pods: Vec<&LabPod> = self.pods_on(node.number).collect();
             let others: Vec<NodeNumber> = numbers.iter().copied().filter(|other| *other != node.number).collect();
-            scripts.push(topology::host(node, pods.len(), &others, &self.world.lan, lan2));
+            scripts.push(topology::host(node, pods.len(), &others, &self.world.lan));
             scripts.push(topology::router(node, pods.len(), &self.overlay, &others));
             let pods = pods.into_iter().enumerate();
             scripts.extend(pods.map(|(place, pod)| topology::pod(node, place, &pod.netns, pod.addresses)));

@@ -7,6 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use super::addresses::{self as plan, NodeNumber};
 use super::host_config::{Cni, HostConfig};
+use super::second::SECOND_BRIDGE;
 use super::{UPLINK, management_port};
 
 /// The mark of a selected pod's packet to another node's address (design section 9).
@@ -27,6 +28,11 @@ pub fn host(number: NodeNumber, config: &HostConfig) -> String {
     rules
 }
 
+/// Those by which pods' packets leave to the second network: `eth1`, renamed, or as a port of a bridge.
+fn second_devices() -> String {
+    format!("{{ \"eth*\", {SECOND_BRIDGE:?} }}")
+}
+
 fn masquerade(number: NodeNumber, config: &HostConfig) -> String {
     let spares_mark = config.masquerade_spares_mark;
     let mut spare = if spares_mark { format!("    meta mark {NODE_MARK} counter return\n") } else { String::new() };
@@ -34,12 +40,20 @@ fn masquerade(number: NodeNumber, config: &HostConfig) -> String {
     if config.cni == Cni::Bridge {
         spare += &format!("    ip daddr {} return\n    ip6 daddr {} return\n", plan::CLUSTER_V4, plan::CLUSTER_V6);
     }
+    let mut rules = masquerade_by("cni", &spare, &format!("{UPLINK:?}"), number);
+    if config.second.is_some() {
+        rules += &masquerade_by("cni2", &spare, &second_devices(), number);
+    }
+    rules
+}
+
+fn masquerade_by(table: &str, spare: &str, devices: &str, number: NodeNumber) -> String {
     format!(
-        "table inet cni {{
+        "table inet {table} {{
   chain postrouting {{
     type nat hook postrouting priority srcnat; policy accept;
-{spare}    oifname \"{UPLINK}\" ip saddr {v4} counter masquerade
-    oifname \"{UPLINK}\" ip6 saddr {v6} counter masquerade
+{spare}    oifname {devices} ip saddr {v4} counter masquerade
+    oifname {devices} ip6 saddr {v6} counter masquerade
   }}
 }}
 ",
@@ -119,6 +133,7 @@ pub fn service(front: SocketAddr, protocol: &str, backend: SocketAddr) -> String
 
 #[cfg(test)]
 mod tests {
+    use super::super::host_config::SecondNic;
     use super::*;
 
     fn node() -> NodeNumber {
@@ -131,6 +146,13 @@ mod tests {
         let plain = host(node(), &HostConfig::default());
         assert!(spares.contains("masquerade") && plain.contains("masquerade"));
         assert!(spares.contains(NODE_MARK) && !plain.contains(NODE_MARK));
+    }
+
+    #[test]
+    fn only_nodes_on_the_second_network_masquerade_there() {
+        let second = host(node(), &HostConfig { second: Some(SecondNic::default()), ..HostConfig::default() });
+        assert!(second.contains("oifname { \"eth*\", \"br1\" } ip saddr 10.244.2.0/24 counter masquerade"), "{second}");
+        assert!(!host(node(), &HostConfig::default()).contains("cni2"));
     }
 
     #[test]

@@ -5,6 +5,45 @@
 pub enum ReversePath {
     Off,
     Loose,
+    /// A packet is dropped unless its source is routed by the interface that it came in by.
+    Strict,
+}
+
+impl ReversePath {
+    /// The value of the setting.
+    pub fn value(self) -> u8 {
+        match self {
+            Self::Off => 0,
+            Self::Strict => 1,
+            Self::Loose => 2,
+        }
+    }
+}
+
+/// What `eth1` is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NicKind {
+    Veth,
+    /// It filters multicast, as a NIC does.
+    Macvlan,
+    /// A bridge with the cable as its port, with the kernel's multicast snooping.
+    Bridge,
+}
+
+/// A node's interface on the second network.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SecondNic {
+    pub kind: NicKind,
+    /// In bytes, also of the switch's port.
+    pub mtu: u32,
+    /// `net.ipv4.conf.eth1.forwarding`, and the same of IPv6. That of IPv6 stops no packet: Linux asks `conf.all` there.
+    pub forwards: bool,
+}
+
+impl Default for SecondNic {
+    fn default() -> Self {
+        Self { kind: NicKind::Veth, mtu: 1500, forwards: true }
+    }
 }
 
 /// How pods are connected, the same on all nodes of a lab.
@@ -36,6 +75,8 @@ pub struct HostConfig {
     /// Off: no segment larger than the MTU crosses `breth0`, mp0 and the pods' interfaces in one piece.
     pub segmentation_offload: bool,
     pub reverse_path: ReversePath,
+    /// `eth1`, on the second network, which a lab has if one of its nodes is on it.
+    pub second: Option<SecondNic>,
 }
 
 impl Default for HostConfig {
@@ -50,6 +91,7 @@ impl Default for HostConfig {
             checksum_offload: true,
             segmentation_offload: true,
             reverse_path: ReversePath::Loose,
+            second: None,
         }
     }
 }
@@ -84,6 +126,8 @@ impl HostConfig {
             (!self.checksum_offload, "checksum-offload-off"),
             (!self.segmentation_offload, "segmentation-offload-off"),
             (self.reverse_path == ReversePath::Loose, "rp-filter-loose"),
+            (self.reverse_path == ReversePath::Strict, "rp-filter-strict"),
+            (self.second.is_some(), "second-network"),
         ];
         let on: Vec<&str> = named.iter().filter(|(on, _)| *on).map(|(_, name)| *name).collect();
         if on.is_empty() { "none".to_owned() } else { on.join(", ") }

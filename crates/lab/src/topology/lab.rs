@@ -7,18 +7,19 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 
-use super::addresses::{Dual, NodeNumber};
+use super::addresses::{self as plan, Dual, NodeNumber};
 use super::host_config::{Cni, HostConfig};
 use super::ledger::{LabLedger, Resource};
 use super::netns::Netns;
-use super::{self as topology, MANAGEMENT, UPLINK, World, firewall, script, teardown};
+use super::second::SecondNetwork;
+use super::{self as topology, MANAGEMENT, UPLINK, World, firewall, script, set_port, teardown};
 
 /// A lab that is up. Dropping it takes it down.
 pub struct Lab {
     pub(super) nodes: Vec<LabNode>,
     pub(super) pods: Vec<LabPod>,
     pub(crate) world: World,
-    pub(super) second: Option<World>,
+    pub(super) second: Option<SecondNetwork>,
     pub(crate) overlay: Netns,
     pub(super) logs: PathBuf,
     pub(super) ledger: Arc<LabLedger>,
@@ -138,20 +139,24 @@ impl Lab {
         &self.world.server
     }
 
-    /// The outside of the second network, if the lab has one.
-    pub fn second_outside(&self) -> Option<&Netns> {
-        self.second.as_ref().map(|world| &world.server)
+    /// All switches: of the nodes' network, of their pods' overlay, and of the second network.
+    pub(crate) fn hubs(&self) -> Vec<&Netns> {
+        let second = self.second.as_ref().map(|second| &second.world.lan);
+        [&self.world.lan, &self.overlay].into_iter().chain(second).collect()
     }
 
-    /// Cuts the node's cables (its network and its pods' overlay), or plugs them in again.
+    /// Those that the node has a port on.
+    pub(crate) fn hubs_of(&self, node: &LabNode) -> Vec<&Netns> {
+        let mut hubs = self.hubs();
+        hubs.truncate(if node.config.second.is_some() { 3 } else { 2 });
+        hubs
+    }
+
+    /// Cuts the node's cables (its networks and its pods' overlay), or plugs them in again.
     pub fn set_power(&self, node: &LabNode, on: bool) -> Result<()> {
         let state = if on { "up" } else { "down" };
         let port = topology::port_of(node.number);
-        let hubs = std::iter::once(&self.world.lan).chain(self.second.as_ref().map(|world| &world.lan));
-        for hub in hubs.chain(std::iter::once(&self.overlay)) {
-            hub.exec("ip", &["link", "set", &port, state])?;
-        }
-        Ok(())
+        self.hubs_of(node).into_iter().try_for_each(|hub| hub.exec("ip", &["link", "set", &port, state]).map(drop))
     }
 
     /// Takes the node's port off the switch, or puts it on again: nothing from and to the node is forwarded, and its
@@ -216,11 +221,6 @@ impl Lab {
     }
 }
 
-fn set_port(hub: &Netns, node: NodeNumber, on: bool) -> Result<()> {
-    let master: &[&str] = if on { &["master", "br0"] } else { &["nomaster"] };
-    hub.exec("ip", &[&["link", "set", topology::port_of(node).as_str()], master].concat()).map(drop)
-}
-
 impl Drop for Lab {
     fn drop(&mut self) {
         if let Err(error) = self.ledger.tear_down() {
@@ -232,6 +232,12 @@ impl Drop for Lab {
 impl LabNode {
     pub fn name(&self) -> String {
         self.number.name()
+    }
+
+    /// The node's address that a server sees, [`plan::SERVER`] or [`plan::SERVER2`].
+    pub fn address_towards(&self, server: Dual) -> Dual {
+        let is_by_second = server == plan::SERVER2 && self.config.second.is_some();
+        if is_by_second { self.number.second_address() } else { self.number.address() }
     }
 
     /// Adds translations to the node's service proxy.

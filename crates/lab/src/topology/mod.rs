@@ -16,13 +16,14 @@ pub mod lab;
 pub mod ledger;
 pub mod netns;
 pub mod script;
+pub mod second;
 pub mod signals;
 pub mod teardown;
 
 use anyhow::Result;
 
 use addresses::{self as plan, Dual, NodeNumber};
-use host_config::{Cni, HostConfig, ReversePath};
+use host_config::{Cni, HostConfig};
 use lab::LabNode;
 use netns::Netns;
 use script::{CHECKSUMS, SEGMENTATION, Script};
@@ -31,6 +32,7 @@ use script::{CHECKSUMS, SEGMENTATION, Script};
 pub const UPLINK: &str = "breth0";
 pub const MANAGEMENT: &str = "ovn-k8s-mp0";
 const BRIDGE: &str = "cni0";
+/// On the second network, of a node that has it.
 pub const SECOND_UPLINK: &str = "eth1";
 /// The pod's, the server's and the outside router's interfaces.
 pub const POD_INTERFACE: &str = "eth0";
@@ -101,14 +103,17 @@ pub fn port_of(number: NodeNumber) -> String {
     number.name()
 }
 
-/// The host: two interfaces, a route to the cluster's pods, the CNI's masquerade, and its options.
-pub fn host(node: &LabNode, pods: usize, others: &[NodeNumber], lan: &Netns, lan2: Option<&Netns>) -> Script {
+/// Takes the node's port off a switch, or puts it on again.
+fn set_port(hub: &Netns, node: NodeNumber, on: bool) -> Result<()> {
+    let master: &[&str] = if on { &["master", "br0"] } else { &["nomaster"] };
+    hub.exec("ip", &[&["link", "set", port_of(node).as_str()], master].concat()).map(drop)
+}
+
+/// The host: two interfaces, a route to the cluster's pods, the CNI's masquerade, and its options. [`second`] adds `eth1`.
+pub fn host(node: &LabNode, pods: usize, others: &[NodeNumber], lan: &Netns) -> Script {
     let mut script = Script::new(node.host.clone());
     script.forwards();
-    let filter = match node.config.reverse_path {
-        ReversePath::Off => 0,
-        ReversePath::Loose => 2,
-    };
+    let filter = node.config.reverse_path.value();
     script.set("ipv4/conf/all/rp_filter", filter);
     script.set("ipv4/conf/default/rp_filter", filter);
     for line in uplink_links(node, lan) {
@@ -130,14 +135,6 @@ pub fn host(node: &LabNode, pods: usize, others: &[NodeNumber], lan: &Netns, lan
     };
     for line in lines {
         script.config(line);
-    }
-    if let Some(lan2) = lan2 {
-        let port = port_of(node.number);
-        script.link(format!("link add {SECOND_UPLINK} type veth peer name {port} netns {}", lan2.name()));
-        script.config(format!("link set {SECOND_UPLINK} up"));
-        address(&mut script, SECOND_UPLINK, node.number.second_address(), (24, 64));
-        script.config(format!("route add {} via {}", plan::BEHIND2_V4, plan::EXT2.v4));
-        script.config(format!("route add {} via {}", plan::BEHIND2_V6, plan::EXT2.v6));
     }
     script.rules = firewall::host(node.number, &node.config);
     offloads(&mut script, &node.config, &[UPLINK, management_port(node.config.cni)]);

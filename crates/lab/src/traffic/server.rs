@@ -60,6 +60,11 @@ impl Server {
         Self::start(lab.outside(), &plan::SERVER.both(), &lab.logs().join("access_log"))
     }
 
+    /// The server behind the second network, on both families.
+    pub fn behind_second(lab: &Lab) -> Result<Self> {
+        Self::start(&lab.second()?.world.server, &plan::SERVER2.both(), &lab.logs().join("access_log-2"))
+    }
+
     /// The server outside with so many more addresses ([`plan::address`]).
     pub fn outside_with_addresses(lab: &Lab, server_addresses: u8) -> Result<Self> {
         let outside = lab.outside();

@@ -23,7 +23,6 @@ pub(super) fn tests() -> Vec<LabTest> {
         test("lab_long_flows_lose_nothing_and_checksums_are_right", long_flows),
         test("lab_of_plain_nodes_has_right_checksums", plain_nodes),
         test("lab_agents_can_be_stopped_and_started", agents),
-        test("lab_second_network_is_reachable", second_network),
         test("lab_node_without_power_is_cut_off", power),
         test("lab_interfaces_can_be_recreated", recreated_interfaces),
         test("lab_nodes_and_people_share_an_api_server", api_server),
@@ -198,19 +197,6 @@ fn agents(context: &LabContext) -> Result<()> {
     ensure!(agent.clean_up()? == "clean\n", "cleanup was not run");
     agent.kill()?;
     ensure!(agent.ensure_alive().is_err(), "a killed agent counts as alive");
-    Ok(())
-}
-
-fn second_network(context: &LabContext) -> Result<()> {
-    let lab = builder(context).second_network().start()?;
-    let outside = lab.second_outside().context("the lab has no second network")?;
-    let _server = Server::start(outside, &plan::SERVER2.both(), &lab.logs().join("access_log-2"))?;
-    for node in lab.nodes() {
-        for to in plan::SERVER2.both() {
-            let own = node.number.second_address().towards(to);
-            expect_seen(&node.host, SocketAddr::new(to, HTTP_PORT), own)?;
-        }
-    }
     Ok(())
 }
 

@@ -31,6 +31,7 @@ mod pod_addresses;
 mod reachability;
 mod restart;
 mod rolling;
+mod second_network;
 mod selection;
 mod senders;
 mod story;
@@ -45,6 +46,7 @@ use egress_lab::test::LabTest;
 pub fn tests() -> Vec<LabTest> {
     let test = |name, run| LabTest::new(name, Duration::from_secs(120), run);
     let mut tests = baseline::tests();
+    tests.extend(second_network::tests());
     tests.extend([
         test("story_succeeds_and_leaves_nothing", story::succeeds),
         test("leader_goes_and_another_takes_over", leader::goes_and_another_comes),

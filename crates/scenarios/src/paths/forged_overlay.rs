@@ -19,7 +19,7 @@ use egress_lab::capture::Seen;
 use egress_lab::test_cluster::placement::{FIRST_V4, FIRST_V6, OBJECT, PATIENCE};
 use egress_lab::topology::addresses::Dual;
 use egress_lab::traffic::packet::{self, TUNNEL_PORT};
-use egress_lab::{Cni, LabService, SECOND_UPLINK};
+use egress_lab::{Cni, LabService, SecondNic};
 
 pub(super) fn tests() -> Vec<LabTest> {
     let timeout = Duration::from_secs(120);
@@ -49,15 +49,18 @@ struct ForgedPath {
 }
 
 fn forged(context: &LabContext) -> Result<()> {
-    let builder =
-        LabBuilder::default().host_config(|index| HostConfig { stateful_forward: index == 2, ..HostConfig::default() });
-    let cluster = TestCluster::for_placement_on(context, builder.second_network(), &[], |_| Ok(()))?;
+    let builder = LabBuilder::default().host_config(|index| HostConfig {
+        stateful_forward: index == 2,
+        second: Some(SecondNic::default()),
+        ..HostConfig::default()
+    });
+    let cluster = TestCluster::for_placement_on(context, builder, &[], |_| Ok(()))?;
     cluster.assignable(2, true)?;
     cluster.list(SIXTH, "empty", &[FIRST_V6])?;
     cluster.await_assignment(SIXTH, FIRST_V6, 2)?;
     cluster.place(&[(FIRST_V4, 2)])?;
     second_network(&cluster)?;
-    // Node 3 is one whose CNI does not masquerade.
+    // Node 3 is one whose CNI does not masquerade on the uplink.
     cluster.node(3)?.host.exec("nft", &["delete", "table", "inet", "cni"])?;
     let mut findings = Findings::default();
     let capture = Capture::start(&cluster.lab)?;
@@ -75,7 +78,7 @@ fn forged(context: &LabContext) -> Result<()> {
     findings.conclude()
 }
 
-/// Makes the second network known, as a CNI does, with the masquerade that nodes have there.
+/// Makes the second network known, as a CNI does.
 fn second_network(cluster: &TestCluster) -> Result<()> {
     for node in cluster.lab.nodes() {
         let [first, second] = [node.number.address(), node.number.second_address()];
@@ -86,11 +89,6 @@ fn second_network(cluster: &TestCluster) -> Result<()> {
         cluster
             .api
             .merge(&format!("/api/v1/nodes/{}", node.name()), &json!({"metadata": {"annotations": annotations}}))?;
-        let rules = format!(
-            "table inet cni2 {{ chain postrouting {{
-            type nat hook postrouting priority srcnat; policy accept; oifname \"{SECOND_UPLINK}\" masquerade; }}; }}"
-        );
-        node.host.feed("nft", &["-f", "-"], &rules)?;
     }
     for node in cluster.lab.nodes() {
         time_until("the second network is known", PATIENCE, || {
