@@ -1,5 +1,5 @@
-//! A capture on the nodes' network: every frame that a node sends, seen at its port of the switch (so nothing that
-//! leaves a node can hide, who it is for), counted by source and judged by its checksum.
+//! A capture on the nodes' network, or on the second one: every frame that a node sends, seen at its port of the switch (so
+//! nothing that leaves a node can hide, who it is for), counted by source and judged by its checksum.
 //!
 //! A packet socket in the switch's namespace sees a frame twice, entering by one port and leaving by another; only
 //! the entering one counts. Whether the kernel dropped frames because the reader was slow is counted too: a capture
@@ -34,8 +34,9 @@ use dissect::{CapturedFrame, Checksum, IpPacket, TcpSegment, dissect};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum AddressKind {
     Pod,
+    /// Of a node, on either network.
     Node,
-    /// Of the nodes' network, and no node's and not the router's: an egress IP.
+    /// Of the nodes' network or the second one, and no node's and no router's: an egress IP.
     Egress,
     Other,
 }
@@ -149,6 +150,8 @@ pub struct Seen {
     /// Whether all that egress IPs emit is watched too, ARP answers and announcements included.
     watches_owners: bool,
     nodes: Vec<Dual>,
+    /// Whether it is the second network.
+    is_second: bool,
     /// Ports where a checksum must be complete.
     strict: BTreeSet<String>,
 }
@@ -175,21 +178,27 @@ impl Capture {
 
     /// The same, and each packet to these destinations is noted with its time.
     pub fn watching(lab: &Lab, watched: BTreeSet<IpAddr>) -> Result<Self> {
-        Self::begin(lab, watched, false)
+        Self::begin(lab, Seen { watched, ..Seen::default() })
     }
 
     /// The same, and so is whatever bears an egress IP as its source, and who claims one by ARP ([`ARP`]).
     pub fn watching_owners(lab: &Lab, watched: BTreeSet<IpAddr>) -> Result<Self> {
-        Self::begin(lab, watched, true)
+        Self::begin(lab, Seen { watched, watches_owners: true, ..Seen::default() })
     }
 
-    fn begin(lab: &Lab, watched: BTreeSet<IpAddr>, watches_owners: bool) -> Result<Self> {
-        let strict = lab.nodes().iter().filter(|node| !node.config.checksum_offload).map(LabNode::name);
-        let nodes = lab.nodes().iter().map(|node| node.number.address()).collect();
-        let seen = Seen { nodes, watched, watches_owners, strict: strict.collect(), ..Seen::default() };
+    /// Captures on the switch of the second network.
+    pub fn on_second(lab: &Lab) -> Result<Self> {
+        Self::begin(lab, Seen { is_second: true, ..Seen::default() })
+    }
+
+    fn begin(lab: &Lab, mut seen: Seen) -> Result<Self> {
+        let lan = if seen.is_second { &lab.second()?.world.lan } else { lab.lan() };
+        seen.strict = lab.nodes().iter().filter(|node| !node.config.checksum_offload).map(LabNode::name).collect();
+        let numbers = lab.nodes().iter().map(|node| node.number);
+        seen.nodes = numbers.flat_map(|number| [number.address(), number.second_address()]).collect();
         let seen = Arc::new(Mutex::new(seen));
-        let socket = lab.lan().run(open)?;
-        let ports = Ports { netns: lab.lan().clone(), names: HashMap::new() };
+        let socket = lan.run(open)?;
+        let ports = Ports { netns: lan.clone(), names: HashMap::new() };
         let into = Arc::clone(&seen);
         // Outside the namespace, so that the reader never keeps it alive.
         let reader = Background::start("capture", move |stop| read_frames(&socket, ports, &into, stop))?;
@@ -240,7 +249,9 @@ impl Seen {
             AddressKind::Pod
         } else if self.nodes.iter().any(|node| node.is(address)) {
             AddressKind::Node
-        } else if plan::is_lan(address) && !plan::EXT.is(address) {
+        } else if [plan::EXT, plan::EXT2, plan::EXT2B].iter().any(|router| router.is(address)) {
+            AddressKind::Other
+        } else if plan::is_lan(address) || plan::is_second_lan(address) {
             AddressKind::Egress
         } else {
             AddressKind::Other
@@ -252,7 +263,7 @@ impl Seen {
         self.tallies.iter().filter(|(key, _)| question(key)).map(|(_, tally)| tally.packets).sum()
     }
 
-    /// Packets whose source is of this class, to addresses outside the nodes' network.
+    /// Packets whose source is of this class, to addresses outside the network of the capture.
     pub fn to_the_world(&self, class: AddressKind) -> u64 {
         self.packets(|key| self.is_to_the_world(key, class))
     }
@@ -262,7 +273,8 @@ impl Seen {
     pub fn is_to_the_world(&self, key: &CaptureKey, class: AddressKind) -> bool {
         let asks = class == AddressKind::Node && plan::is_pod_network(key.destination);
         let to_neighbours = asks || class == AddressKind::Node && is_of_the_link(key.destination);
-        !plan::is_lan(key.destination) && !to_neighbours && self.class(key.source) == class
+        let is_near: fn(IpAddr) -> bool = if self.is_second { plan::is_second_lan } else { plan::is_lan };
+        !is_near(key.destination) && !to_neighbours && self.class(key.source) == class
     }
 
     /// The same without what a node itself has under way by its management port: where that port is gone, or has an address and

@@ -102,6 +102,12 @@ pub const EXT2_TO_EXT: Dual = Dual::new([100, 87, 0, 2], [0xfd98, 0, 0, 0, 0, 0,
 pub const EXT2B_BEHIND: Dual = Dual::new([100, 86, 0, 1], [0xfd99, 0, 0, 0, 0, 0, 0, 1]);
 pub const SERVER2_TO_EXT2B: Dual = Dual::new([100, 86, 0, 2], [0xfd99, 0, 0, 0, 0, 0, 0, 2]);
 
+/// Egress IPs of the second network, by number.
+pub fn second_egress_ip(number: u8) -> Dual {
+    let end = number.saturating_add(100);
+    Dual::new([10, 10, 10, end], [0xfd00, 0x10, 0x10, 0x10, 0, 0, 0, 0x100 + u16::from(number)])
+}
+
 /// More addresses of the server outside, by number: callers that each use their own are distinguished by the
 /// destination of what they send, whatever its source.
 pub fn server_address(number: u8) -> Dual {
@@ -219,6 +225,14 @@ pub fn is_lan(address: IpAddr) -> bool {
     }
 }
 
+/// The second network.
+pub fn is_second_lan(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(v4) => v4.octets()[..3] == [10, 10, 10],
+        IpAddr::V6(v6) => v6.segments()[..4] == [0xfd00, 0x10, 0x10, 0x10],
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -234,6 +248,10 @@ mod tests {
         assert_eq!(node.pod(0, Cni::Bridge).expect("first pod").v4.to_string(), "10.244.3.2");
         assert_eq!(node.pod_subnet_v6(), "fd00:10:244:3::/64");
         assert_eq!(node.renumbered_address().v6.to_string(), "fd00:10:20:20::4");
+        assert_eq!(second_egress_ip(1).v4.to_string(), "10.10.10.101");
+        assert_eq!(second_egress_ip(1).v6.to_string(), "fd00:10:10:10::101");
+        assert!(second_egress_ip(1).both().into_iter().all(is_second_lan));
+        assert!(!node.renumbered_address().both().into_iter().any(is_second_lan));
     }
 
     #[test]

@@ -20,6 +20,7 @@ pub(super) fn tests() -> Vec<LabTest> {
         test("lab_nic_can_be_removed_and_made", removed),
         test("lab_nic_can_be_renamed_renumbered_and_enslaved", changed),
         test("lab_nic_forwarding_and_reverse_path_filter", filters),
+        test("lab_nic_captures_are_of_their_network", captures),
         test("lab_nic_has_two_next_hops", next_hops),
     ]
 }
@@ -245,6 +246,43 @@ fn arrives(from: &Netns, source: Ipv4Addr, node: &LabNode) -> Result<bool> {
     socket.set_read_timeout(Some(Duration::from_millis(500)))?;
     from.run(|| Ok(UdpSocket::bind((source, 0))?.send_to(b"?", to)?))?;
     Ok(socket.recv_from(&mut [0]).is_ok_and(|(_, sender)| sender.ip() == source))
+}
+
+fn captures(context: &LabContext) -> Result<()> {
+    let cluster = start(context, 3, each_kind)?;
+    let node = &cluster.lab.nodes()[0];
+    let (first, second) = (Capture::start(&cluster.lab)?, Capture::on_second(&cluster.lab)?);
+    cluster.is_seen_as(&pod_on(node), None, None)?;
+    cluster.is_seen_at(plan::SERVER2, &pod_on(node), None, None)?;
+    for (address, server) in plan::second_egress_ip(0).both().into_iter().zip(plan::SERVER2.both()) {
+        let length = if address.is_ipv4() { 32 } else { 128 };
+        node.host.exec("ip", &["addr", "add", &format!("{address}/{length}"), "dev", SECOND_UPLINK, "nodad"])?;
+        // The kernel joins the group that the address is asked for in some time later.
+        node.host.exec("ping", &["-n", "-c1", "-W3", "-I", &address.to_string(), &server.to_string()])?;
+    }
+    let (first, own) = (first.finish_clean()?, second.seen()?);
+    own.check()?;
+    ensure!(own.to_the_world(AddressKind::Pod) == 0, "a pod's address went out");
+    let to = |seen: &egress_lab::capture::Seen, server: Dual, kind| {
+        seen.packets(|key| server.is(key.destination) && seen.class(key.source) == kind)
+    };
+    let counts = [
+        ("on the nodes' network, of nodes to its server", to(&first, plan::SERVER, AddressKind::Node), true),
+        ("on the nodes' network, of nodes to the other server", to(&first, plan::SERVER2, AddressKind::Node), false),
+        ("on the second network, of nodes to its server", to(&own, plan::SERVER2, AddressKind::Node), true),
+        ("on the second network, of nodes to the other server", to(&own, plan::SERVER, AddressKind::Node), false),
+        ("on the second network, of egress IPs", to(&own, plan::SERVER2, AddressKind::Egress), true),
+        ("on the nodes' network, of egress IPs", first.to_the_world(AddressKind::Egress), false),
+    ];
+    for (what, count, is_some) in counts {
+        ensure!((count > 0) == is_some, "{count} packets {what}");
+    }
+    // A leak, which the capture has to see.
+    node.host.exec("nft", &["delete", "table", "inet", "cni2"])?;
+    client::ping(&cluster.pod(&pod_on(node))?.netns, plan::SERVER2.v4.into(), Ping::default())?;
+    let leaked = second.finish()?.to_the_world(AddressKind::Pod);
+    ensure!(leaked > 0, "the capture does not see a pod's address");
+    Ok(())
 }
 
 fn next_hops(context: &LabContext) -> Result<()> {
