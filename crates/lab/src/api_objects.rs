@@ -16,6 +16,11 @@ pub const TUNNEL_ID: &str = "k8s.ovn.org/egressip-tunnel-id";
 /// Where agents answer health checks.
 pub const HEALTH_PORT: u16 = 9107;
 
+/// The label of the node that serves an EgressService, and the load balancer's address of its Service.
+pub fn egress_service_label(namespace: &str, service: &str) -> String {
+    format!("egress-service.k8s.ovn.org/{namespace}-{service}")
+}
+
 /// Selects every namespace, or every pod.
 pub fn all() -> Value {
     json!({})

@@ -5,6 +5,7 @@
 //! - `test_cluster` is a lab with API server (`kube_api`, `apiserver`), a server outside (`traffic`) and agents (`agents`, with
 //!   the capabilities of their manifests, `confinement`). Tests, soak, faults, benchmark and walkthrough start with it.
 //! - `capture` counts every packet on the nodes' network by source and verifies its checksums.
+//! - `load_balancer` announces addresses of Services and leads to their pods.
 //! - `cut` and `machine` cut parts of the network and pause machines; `pins` reads a node's pinned maps and links.
 
 pub mod agents;
@@ -17,6 +18,7 @@ pub mod confinement;
 pub mod cut;
 pub mod hold;
 pub mod kube_api;
+pub mod load_balancer;
 pub mod machine;
 pub mod pins;
 pub mod process;

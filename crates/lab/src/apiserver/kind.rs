@@ -131,6 +131,7 @@ const BUILTIN: &[BuiltInKind] = &[
         CRDS,
     ),
     ("coordination.k8s.io", "v1", "Lease", "leases", &[], true, "leases.coordination.k8s.io"),
+    ("discovery.k8s.io", "v1", "EndpointSlice", "endpointslices", &[], true, "endpointslices.discovery.k8s.io"),
     ("events.k8s.io", "v1", "Event", "events", &["ev"], true, "events"),
     (RBAC, "v1", "ClusterRole", "clusterroles", &[], false, access::CLUSTER_ROLES),
     (RBAC, "v1", "ClusterRoleBinding", "clusterrolebindings", &[], false, access::CLUSTER_ROLE_BINDINGS),

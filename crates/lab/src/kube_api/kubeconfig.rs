@@ -67,7 +67,7 @@ fn write(config: &Kubeconfig, to: &Path) -> Result<()> {
 }
 
 /// A client for the root namespace.
-pub(super) async fn client(people: &Path) -> Result<Client> {
+pub(crate) async fn client(people: &Path) -> Result<Client> {
     let kubeconfig = Kubeconfig::read_from(people)?;
     let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
     Ok(Client::try_from(config)?)

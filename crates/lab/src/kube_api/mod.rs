@@ -33,6 +33,8 @@ use crate::topology::lab::{Lab, LabNode, LabPod};
 use crate::wait::poll;
 pub use control_plane::{ControlPlane, ControlPlaneLocation, etcd_arguments};
 use egress_toolchain::Paths;
+pub(crate) use kubeconfig::client;
+use objects::LabLoadBalancer;
 use relay::Relay;
 
 /// The port on `ext` that agents find their API server at.
@@ -239,6 +241,16 @@ impl KubeApi {
         let collection = format!("/api/v1/namespaces/{}/pods", pod.namespace);
         self.create(&collection, &objects::pod(pod))?;
         self.patch_status(&format!("{collection}/{}", pod.name), &objects::pod_status(pod))
+    }
+
+    /// Makes a Service of type `LoadBalancer` that has its addresses and leads to these pods, or leads it to them.
+    pub fn publish_load_balancer(&self, balancer: &LabLoadBalancer, pods: &[&LabPod]) -> Result<()> {
+        let services = format!("/api/v1/namespaces/{}/services", balancer.namespace);
+        self.create(&services, &objects::load_balancer(balancer))?;
+        self.patch_status(&format!("{services}/{}", balancer.name), &objects::load_balancer_status(balancer))?;
+        let slices = format!("/apis/discovery.k8s.io/v1/namespaces/{}/endpointslices", balancer.namespace);
+        let of_family = |is_v4| self.create(&slices, &objects::endpoint_slice(balancer, pods, is_v4)).map(drop);
+        [true, false].into_iter().try_for_each(of_family)
     }
 
     /// What the node lifecycle controller does when a node is gone or back.

@@ -1,9 +1,11 @@
 //! The objects of a cluster that the lab stands for, as its kubelets and OVN-Kubernetes would have written them.
 //! Pure: numbers and pods in, JSON out.
 
+use std::net::Ipv4Addr;
+
 use serde_json::{Value, json};
 
-use crate::topology::addresses::{Dual, NodeNumber};
+use crate::topology::addresses::{self as plan, Dual, HTTP_PORT, NodeNumber};
 use crate::topology::host_config::Cni;
 use crate::topology::lab::LabPod;
 
@@ -120,6 +122,73 @@ pub fn pod_status(pod: &LabPod) -> Value {
             "state": {"running": {}},
         }],
     }})
+}
+
+/// A Service of type `LoadBalancer`: HTTP on port 80.
+#[derive(Debug, Clone)]
+pub struct LabLoadBalancer {
+    pub namespace: String,
+    pub name: String,
+    /// Its addresses outside the cluster.
+    pub ingress: Dual,
+    cluster_ip: Ipv4Addr,
+}
+
+impl LabLoadBalancer {
+    /// `number` distinguishes it from others in the lab's address plan.
+    pub fn new(namespace: &str, name: &str, number: u8) -> Self {
+        let (ingress, cluster_ip) = (plan::load_balancer_ip(number), plan::load_balancer_cluster_ip(number));
+        Self { namespace: namespace.to_owned(), name: name.to_owned(), ingress, cluster_ip }
+    }
+}
+
+/// The Service without its status. It selects pods with the label `app=<name>`.
+pub fn load_balancer(balancer: &LabLoadBalancer) -> Value {
+    json!({
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": balancer.name, "namespace": balancer.namespace},
+        "spec": {
+            "type": "LoadBalancer",
+            "clusterIP": balancer.cluster_ip,
+            "ipFamilyPolicy": "PreferDualStack",
+            "allocateLoadBalancerNodePorts": false,
+            "selector": {"app": balancer.name},
+            "ports": [{"name": "http", "port": 80, "targetPort": HTTP_PORT, "protocol": "TCP"}],
+        },
+    })
+}
+
+/// A merge patch of its status: the addresses that a load balancer's controller has given it.
+pub fn load_balancer_status(balancer: &LabLoadBalancer) -> Value {
+    let ingress = balancer.ingress.both().map(|ip| json!({"ip": ip, "ipMode": "VIP"}));
+    json!({"status": {"loadBalancer": {"ingress": ingress}}})
+}
+
+/// Its endpoints of one family.
+pub fn endpoint_slice(balancer: &LabLoadBalancer, pods: &[&LabPod], is_v4: bool) -> Value {
+    let endpoint = |pod: &&LabPod| {
+        let [v4, v6] = pod.addresses.both();
+        json!({
+            "addresses": [if is_v4 { v4 } else { v6 }],
+            "conditions": {"ready": true, "serving": true, "terminating": false},
+            "nodeName": pod.node.name(),
+            "targetRef": {"kind": "Pod", "name": pod.name, "namespace": pod.namespace},
+        })
+    };
+    let name = format!("{}-{}", balancer.name, if is_v4 { "v4" } else { "v6" });
+    json!({
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {
+            "name": name,
+            "namespace": balancer.namespace,
+            "labels": {"kubernetes.io/service-name": balancer.name},
+        },
+        "addressType": if is_v4 { "IPv4" } else { "IPv6" },
+        "endpoints": pods.iter().map(endpoint).collect::<Vec<_>>(),
+        "ports": [{"name": "http", "port": HTTP_PORT, "protocol": "TCP"}],
+    })
 }
 
 #[cfg(test)]

@@ -118,6 +118,17 @@ pub fn server_address(number: u8) -> Dual {
 /// The ClusterIP of the lab's service, whose backends are the pods that the builder names.
 pub const SERVICE: Dual = Dual::new([10, 96, 0, 80], [0xfd00, 0x10, 0x96, 0, 0, 0, 0, 0x80]);
 
+/// Addresses of load balancers on the nodes' network, by number.
+pub fn load_balancer_ip(number: u8) -> Dual {
+    let end = number.saturating_add(200);
+    Dual::new([172, 18, 0, end], [0xfd00, 0x172, 0x18, 0, 0, 0, 0, 0x200 + u16::from(number)])
+}
+
+/// The ClusterIP of the same Service.
+pub fn load_balancer_cluster_ip(number: u8) -> Ipv4Addr {
+    Ipv4Addr::new(10, 96, 1, number)
+}
+
 /// The number of a node: 1 and up, as in its addresses and its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NodeNumber(u8);

@@ -131,6 +131,50 @@ pub fn service(front: SocketAddr, protocol: &str, backend: SocketAddr) -> String
     )
 }
 
+/// A port of a load balancer's address, and where a node leads it to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LoadBalancerPort {
+    pub front: SocketAddr,
+    /// In small letters.
+    pub protocol: String,
+    /// Of the front's family, at least one; each connection gets a random one.
+    pub backends: Vec<SocketAddr>,
+    /// The backend sees the client's address, not the node's.
+    pub keeps_client: bool,
+}
+
+/// The `nft` lines that replace what was translated for load balancers.
+pub(super) fn load_balancer(management: &str, ports: &[LoadBalancerPort]) -> String {
+    let (mut fronts, mut masquerades) = (String::new(), String::new());
+    for LoadBalancerPort { front, protocol, backends, keeps_client } in ports {
+        let family = if front.is_ipv4() { "ip" } else { "ip6" };
+        let (address, port, count) = (front.ip(), front.port(), backends.len());
+        let targets =
+            backends.iter().enumerate().map(|(place, one)| format!("{place} : {} . {}", one.ip(), one.port()));
+        let targets = targets.collect::<Vec<_>>().join(", ");
+        fronts += &format!(
+            "    {family} daddr {address} {protocol} dport {port} dnat {family} to numgen random mod {count} map {{ {targets} }}\n"
+        );
+        if !keeps_client {
+            masquerades +=
+                &format!("    oifname {management:?} ct status dnat ct original {family} daddr {address} masquerade\n");
+        }
+    }
+    format!(
+        "add table inet load-balancer
+delete table inet load-balancer
+table inet load-balancer {{
+  chain prerouting {{
+    type nat hook prerouting priority dstnat; policy accept;
+{fronts}  }}
+  chain postrouting {{
+    type nat hook postrouting priority srcnat; policy accept;
+{masquerades}  }}
+}}
+"
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::host_config::SecondNic;
@@ -153,6 +197,21 @@ mod tests {
         let second = host(node(), &HostConfig { second: Some(SecondNic::default()), ..HostConfig::default() });
         assert!(second.contains("oifname { \"eth*\", \"br1\" } ip saddr 10.244.2.0/24 counter masquerade"), "{second}");
         assert!(!host(node(), &HostConfig::default()).contains("cni2"));
+    }
+
+    #[test]
+    fn a_load_balancer_keeps_the_client_or_not() {
+        let ends = ["[fd00::1]:8080", "[fd00::2]:8080"].map(|end| end.parse().expect("end"));
+        let front = "[fd00:172:18::200]:80".parse().expect("front");
+        let mut port =
+            LoadBalancerPort { front, protocol: "tcp".to_owned(), backends: ends.to_vec(), keeps_client: true };
+        let dnat = "ip6 daddr fd00:172:18::200 tcp dport 80 dnat ip6 to numgen random mod 2 map \
+                    { 0 : fd00::1 . 8080, 1 : fd00::2 . 8080 }\n";
+        let text = load_balancer("mp0", std::slice::from_ref(&port));
+        assert!(text.contains(dnat) && !text.contains("masquerade"), "{text}");
+        port.keeps_client = false;
+        let masquerade = "oifname \"mp0\" ct status dnat ct original ip6 daddr fd00:172:18::200 masquerade\n";
+        assert!(load_balancer("mp0", &[port]).contains(masquerade));
     }
 
     #[test]

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 
 use super::addresses::{self as plan, Dual, NodeNumber};
+use super::firewall::LoadBalancerPort;
 use super::host_config::{Cni, HostConfig};
 use super::ledger::{LabLedger, Resource};
 use super::netns::Netns;
@@ -238,6 +239,11 @@ impl LabNode {
     pub fn address_towards(&self, server: Dual) -> Dual {
         let is_by_second = server == plan::SERVER2 && self.config.second.is_some();
         if is_by_second { self.number.second_address() } else { self.number.address() }
+    }
+
+    /// Replaces what the node translates for load balancers.
+    pub fn set_load_balancer(&self, ports: &[LoadBalancerPort]) -> Result<()> {
+        self.host.feed("nft", &["-f", "-"], &firewall::load_balancer(self.management_port(), ports))
     }
 
     /// Adds translations to the node's service proxy.

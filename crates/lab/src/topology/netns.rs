@@ -7,6 +7,7 @@
 
 use std::fs::File;
 use std::io::Write;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::thread;
@@ -14,7 +15,7 @@ use std::thread;
 use anyhow::{Context, Result, anyhow, bail};
 use nix::ifaddrs::getifaddrs;
 use nix::sched::{CloneFlags, setns};
-use nix::sys::socket::LinkAddr;
+use nix::sys::socket::{AddressFamily, LinkAddr, SockFlag, SockProtocol, SockType, bind, socket};
 
 /// Where `ip netns` keeps names.
 const NAMES: &str = "/run/netns";
@@ -155,6 +156,17 @@ pub fn feed(mut command: Command, input: &str) -> Result<()> {
         bail!("{program}: {}", String::from_utf8_lossy(&output.stderr).trim());
     }
     written.with_context(|| format!("cannot write to {program}"))
+}
+
+/// A packet socket on a device of this namespace, and the device's link address. Without a protocol it only sends.
+pub(crate) fn packet_socket(netns: &Netns, device: &str, protocol: Option<SockProtocol>) -> Result<(OwnedFd, [u8; 6])> {
+    netns.run(|| {
+        let socket = socket(AddressFamily::Packet, SockType::Raw, SockFlag::SOCK_CLOEXEC, protocol)
+            .context("cannot open a packet socket")?;
+        let own = link_address(device)?;
+        bind(socket.as_raw_fd(), &own).with_context(|| format!("cannot bind to {device}"))?;
+        Ok((socket, own.addr().context("no link address")?))
+    })
 }
 
 /// The packet address of a device in this thread's namespace.

@@ -3,35 +3,35 @@
 //! it, stay unchanged.
 
 use std::net::{IpAddr, Ipv6Addr};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, bind, send, socket};
+use nix::sys::socket::{MsgFlags, send};
 
 use super::packet;
 use crate::background::Background;
 use crate::topology::EXT_LAN;
 use crate::topology::addresses::EXT;
 use crate::topology::lab::Lab;
-use crate::topology::netns::{Netns, link_address};
+use crate::topology::netns::packet_socket;
 
 /// How often it asks.
 const EVERY: Duration = Duration::from_millis(20);
 /// RFC 4861 section 4.3, and the option of section 4.6.1.
-const SOLICITATION: u8 = 135;
+pub(crate) const SOLICITATION: u8 = 135;
 const SOURCE_LINK_ADDRESS: [u8; 2] = [1, 1];
 /// Where the hop limit is, after the EtherType, and what it must be.
-const HOP_LIMIT: (usize, u8) = (2 + 7, 255);
+pub(crate) const HOP_LIMIT: (usize, u8) = (2 + 7, 255);
 
 /// Asks until it is finished or dropped.
 pub struct NeighbourRequests(Background<()>);
 
 impl NeighbourRequests {
     pub fn start(lab: &Lab, addresses: &[IpAddr]) -> Result<Self> {
-        let (socket, mac) = open(lab.ext())?;
+        let (socket, mac) = packet_socket(lab.ext(), EXT_LAN, None)?;
         let frames = addresses.iter().map(|address| question(mac, *address)).collect::<Result<Vec<_>>>()?;
         let ask = move |stop: &AtomicBool| {
             while !stop.load(Ordering::Relaxed) {
@@ -50,17 +50,15 @@ impl NeighbourRequests {
     }
 }
 
-fn open(router: &Netns) -> Result<(OwnedFd, [u8; 6])> {
-    router.run(|| {
-        let socket = socket(AddressFamily::Packet, SockType::Raw, SockFlag::SOCK_CLOEXEC, None)?;
-        let own = link_address(EXT_LAN)?;
-        bind(socket.as_raw_fd(), &own)?;
-        Ok((socket, own.addr().context("no link address")?))
-    })
+/// The group that an IPv6 address is asked for in (RFC 4291 section 2.7.1), and its link address (RFC 2464 section 7).
+pub(crate) fn solicited_node(address: Ipv6Addr) -> (Ipv6Addr, [u8; 6]) {
+    let [.., high, middle, low] = address.octets();
+    let group = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xff00 | u16::from(high), u16::from_be_bytes([middle, low]));
+    (group, [0x33, 0x33, 0xff, high, middle, low])
 }
 
 /// A frame that asks for an address.
-fn question(mac: [u8; 6], address: IpAddr) -> Result<Vec<u8>> {
+pub(crate) fn question(mac: [u8; 6], address: IpAddr) -> Result<Vec<u8>> {
     let own = EXT.towards(address);
     match address {
         IpAddr::V4(v4) => {
@@ -70,14 +68,12 @@ fn question(mac: [u8; 6], address: IpAddr) -> Result<Vec<u8>> {
             Ok([&[0xff; 6], &mac[..], &head, &mac, &from, &[0; 6], &to].concat())
         }
         IpAddr::V6(v6) => {
-            let [.., high, middle, low] = v6.octets();
-            let group =
-                Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xff00 | u16::from(high), u16::from_be_bytes([middle, low]));
+            let (group, group_mac) = solicited_node(v6);
             let body = [&[SOLICITATION, 0, 0, 0, 0, 0, 0, 0], &v6.octets()[..], &SOURCE_LINK_ADDRESS, &mac].concat();
             let body = packet::summed(own, group.into(), packet::ICMPV6, body, 2);
             let mut packet = packet::ip(own, group.into(), packet::ICMPV6, &body)?;
             packet[HOP_LIMIT.0] = HOP_LIMIT.1;
-            Ok([&[0x33, 0x33, 0xff, high, middle, low], &mac[..], &packet].concat())
+            Ok([&group_mac, &mac[..], &packet].concat())
         }
     }
 }

@@ -1,8 +1,10 @@
 //! Writes as the product does them, through kube's client.
 
 use anyhow::{Context, Result};
+use egress_lab::kube_api::objects::{LabLoadBalancer, endpoint_slice, load_balancer, load_balancer_status};
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::{Event as CoreEvent, Namespace, Node, ObjectReference, Pod};
+use k8s_openapi::api::core::v1::{Event as CoreEvent, Namespace, Node, ObjectReference, Pod, Service};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
@@ -173,6 +175,31 @@ async fn a_pod_is_made_pending_and_in_a_namespace() -> Result<()> {
         refused(nowhere.create(&PostParams::default(), &pod("p", "n", json!({}))?).await)?,
         (404, "NotFound".into())
     );
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_load_balancer_has_addresses_and_endpoints() -> Result<()> {
+    let server = TestedServer::start()?;
+    let client = server.client().await?;
+    let services: Api<Service> = Api::default_namespaced(client.clone());
+    let slices: Api<EndpointSlice> = Api::default_namespaced(client);
+    let create = PostParams::default();
+    let balancer = LabLoadBalancer::new("default", "web", 0);
+    let made = services.create(&create, &from_json(load_balancer(&balancer))?).await?;
+    let addresses = |service: Service| service.status?.load_balancer?.ingress;
+    assert_eq!(addresses(made), None);
+    let status = Patch::Merge(load_balancer_status(&balancer));
+    let patched = services.patch_status("web", &PatchParams::default(), &status).await?;
+    assert_eq!(addresses(patched).context("addresses")?.len(), 2);
+    for is_v4 in [true, false] {
+        slices.create(&create, &from_json(endpoint_slice(&balancer, &[], is_v4))?).await?;
+    }
+    let of = |service: &str| ListParams::default().labels(&format!("kubernetes.io/service-name={service}"));
+    let listed = slices.list(&of("web")).await?;
+    let types: Vec<&str> = listed.items.iter().map(|slice| slice.address_type.as_str()).collect();
+    assert_eq!(types, ["IPv4", "IPv6"]);
+    assert_eq!(slices.list(&of("other")).await?.items.len(), 0);
     Ok(())
 }
 

@@ -25,6 +25,7 @@ mod late_management_port;
 mod leader;
 mod leak;
 mod lifecycle;
+mod load_balancer;
 pub mod metrics;
 mod planned_moves;
 mod pod_addresses;
@@ -47,6 +48,7 @@ pub fn tests() -> Vec<LabTest> {
     let test = |name, run| LabTest::new(name, Duration::from_secs(120), run);
     let mut tests = baseline::tests();
     tests.extend(second_network::tests());
+    tests.extend(load_balancer::tests());
     tests.extend([
         test("story_succeeds_and_leaves_nothing", story::succeeds),
         test("leader_goes_and_another_takes_over", leader::goes_and_another_comes),
