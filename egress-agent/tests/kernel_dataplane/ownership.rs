@@ -55,7 +55,7 @@ fn a_start_repairs_claims_before_it_invalidates_cached_decisions() {
         for id in 1..=2_000_u32 {
             let [.., high, low] = id.to_be_bytes();
             let address = Addr::v4([172, 19, high, low]);
-            let half = Owned::new(id, address, 1, [2; 6]).by_address(id);
+            let half = Owned::new(id, address, 1, [2; 6], 1500).by_address(id);
             halves.insert(address, half, 0).expect("half a claim");
         }
         let (config, is_started) = (node.config_map(), Arc::new(AtomicBool::new(false)));

@@ -95,7 +95,7 @@ impl Network {
 }
 
 /// A question to the helper.
-struct Question<'a> {
+struct FibQuestion<'a> {
     flags: u32,
     ifindex: u32,
     saddr: &'a str,
@@ -106,14 +106,14 @@ struct Question<'a> {
 
 /// What the helper has written; an address only where it has found a route.
 #[derive(Debug, PartialEq, Eq)]
-struct Answer {
+struct FibAnswer {
     result: i32,
     ifindex: u32,
     next_hop: IpAddr,
     dmac: [u8; 6],
 }
 
-impl Answer {
+impl FibAnswer {
     /// A route by a known neighbour.
     fn found(ifindex: u32, next_hop: &str) -> Self {
         Self { result: SUCCESS, ifindex, next_hop: ip(next_hop), dmac: lladdr(next_hop) }
@@ -137,6 +137,7 @@ const HEADER: usize = 14;
 
 /// The program: copies the question from its packet to the stack, calls the helper, copies the answer back, and returns
 /// the helper's result. One instruction (linux/bpf.h) is code, registers (source, destination), offset and immediate.
+#[expect(clippy::cast_possible_truncation, reason = "sizes of a few bytes")]
 const PROGRAM: [(u8, u8, i16, i32); 26] = {
     const SKB_STORE_BYTES: i32 = 9;
     const SKB_LOAD_BYTES: i32 = 26;
@@ -219,7 +220,7 @@ impl FibHelper {
     }
 
     /// The result alone is known where the helper has found no route.
-    fn ask(&self, question: &Question<'_>) -> Result<Answer, i32> {
+    fn ask(&self, question: &FibQuestion<'_>) -> Result<FibAnswer, i32> {
         const FAMILY: usize = 0;
         const TOT_LEN: usize = 6;
         const IFINDEX: usize = 8;
@@ -255,7 +256,7 @@ impl FibHelper {
         };
         let ifindex = u32::from_ne_bytes(params[IFINDEX..IFINDEX + 4].try_into().expect("four bytes"));
         let dmac = params[DMAC..DMAC + 6].try_into().expect("six bytes");
-        Ok(Answer { result, ifindex, next_hop, dmac })
+        Ok(FibAnswer { result, ifindex, next_hop, dmac })
     }
 }
 
@@ -313,8 +314,8 @@ fn default_of_nic1(network: &Network, table: &str) -> String {
 }
 
 /// What an egress IP of `nic1` asks for the world.
-fn of_nic1<'a>(network: &Network, flags: u32, daddr: &'a str) -> Question<'a> {
-    Question { flags, ifindex: NIC1, saddr: network.egress, daddr, table: 0 }
+fn of_nic1<'a>(network: &Network, flags: u32, daddr: &'a str) -> FibQuestion<'a> {
+    FibQuestion { flags, ifindex: NIC1, saddr: network.egress, daddr, table: 0 }
 }
 
 /// IPv4 looks at routes of the named device only. For IPv6 the device is a preference among routes of one prefix and
@@ -323,15 +324,15 @@ fn of_nic1<'a>(network: &Network, flags: u32, daddr: &'a str) -> Question<'a> {
 fn fib_helper_finds_the_routes_of_a_named_interface_for_ipv4_alone() {
     on_two_interfaces(|helper, network| {
         batch(&default_of_nic1(network, ""));
-        let by_nic0 = Ok(Answer::found(NIC0, network.router0));
-        let by_nic1 = Ok(Answer::found(NIC1, network.router1));
+        let by_nic0 = Ok(FibAnswer::found(NIC0, network.router0));
+        let by_nic1 = Ok(FibAnswer::found(NIC1, network.router1));
         let expected = if network.is_v4() { by_nic1 } else { by_nic0 };
         assert_eq!(helper.ask(&of_nic1(network, OUTPUT, network.world)), expected, "a lower metric");
         batch(&format!("route add {} via {} dev nic0 metric 300\n", network.world_net, network.router0));
         assert_eq!(helper.ask(&of_nic1(network, OUTPUT, network.world)), expected, "a longer prefix");
         // The longest match among its own.
         batch(&format!("route add {} via {} dev nic1 metric 200\n", network.world_net, network.router2));
-        let own = Ok(Answer::found(NIC1, network.router2));
+        let own = Ok(FibAnswer::found(NIC1, network.router2));
         assert_eq!(helper.ask(&of_nic1(network, OUTPUT, network.world)), own);
     });
 }
@@ -341,7 +342,7 @@ fn fib_helper_finds_the_routes_of_a_named_interface_for_ipv4_alone() {
 fn fib_helper_names_a_next_hop_without_a_link_address() {
     on_two_interfaces(|helper, network| {
         batch(&format!("neigh del {} dev nic0\n", network.router0));
-        let asked = Question { ifindex: NIC0, ..of_nic1(network, OUTPUT, network.world) };
+        let asked = FibQuestion { ifindex: NIC0, ..of_nic1(network, OUTPUT, network.world) };
         let answer = helper.ask(&asked).expect("a route");
         assert_eq!((answer.result, answer.ifindex, answer.next_hop), (NO_NEIGH, NIC0, ip(network.router0)));
     });
@@ -374,10 +375,10 @@ fn fib_helper_answers_nothing_about_a_link_local_address() {
         }
         batch(&neighbour(ROUTER, "nic1"));
         assert_eq!(helper.ask(&of_nic1(network, OUTPUT, ROUTER)), Err(NOT_FWDED));
-        let from_it = Question { saddr: ROUTER, ..of_nic1(network, OUTPUT, network.router1) };
+        let from_it = FibQuestion { saddr: ROUTER, ..of_nic1(network, OUTPUT, network.router1) };
         assert_eq!(helper.ask(&from_it), Err(NOT_FWDED));
         batch(&format!("route add {} via {ROUTER} dev nic1\n", network.world_net));
-        let through = Ok(Answer::found(NIC1, ROUTER));
+        let through = Ok(FibAnswer::found(NIC1, ROUTER));
         assert_eq!(helper.ask(&of_nic1(network, OUTPUT, network.world)), through);
     });
 }
@@ -386,15 +387,15 @@ fn fib_helper_answers_nothing_about_a_link_local_address() {
 fn fib_helper_answers_nothing_without_forwarding_on_the_named_interface() {
     on_two_interfaces(|helper, network| {
         batch(&format!("route add {} via {} dev nic1\n", network.world_net, network.router1));
-        let found = Ok(Answer::found(NIC1, network.router1));
+        let found = Ok(FibAnswer::found(NIC1, network.router1));
         assert_eq!(helper.ask(&of_nic1(network, OUTPUT, network.world)), found);
         std::fs::write(network.forwarding, "0").expect("stop to forward");
         for flags in [OUTPUT, OUTPUT | DIRECT, 0] {
             assert_eq!(helper.ask(&of_nic1(network, flags, network.world)), Err(FWD_DISABLED), "{flags}");
         }
         // That of another interface does not count.
-        let of_nic0 = Question { ifindex: NIC0, ..of_nic1(network, OUTPUT, network.router0) };
-        assert_eq!(helper.ask(&of_nic0), Ok(Answer::found(NIC0, network.router0)));
+        let of_nic0 = FibQuestion { ifindex: NIC0, ..of_nic1(network, OUTPUT, network.router0) };
+        assert_eq!(helper.ask(&of_nic0), Ok(FibAnswer::found(NIC0, network.router0)));
     });
 }
 
@@ -417,7 +418,7 @@ fn fib_helper_finds_the_table_of_a_vrf() {
         let addresses = NIC1_ADDRESSES.replace("addr add", "addr replace");
         batch(&format!("{addresses}{}", default_of_nic1(network, &format!("table {TABLE}"))));
         batch(&neighbour(network.router1, "nic1"));
-        let found = Ok(Answer::found(NIC1, network.router1));
+        let found = Ok(FibAnswer::found(NIC1, network.router1));
         assert_eq!(helper.ask(&of_nic1(network, OUTPUT, network.world)), found);
     });
 }
@@ -428,8 +429,8 @@ fn fib_helper_finds_the_table_of_a_vrf() {
 fn fib_helper_follows_rules_by_source_for_ipv4_alone() {
     on_two_interfaces(|helper, network| {
         batch(&default_of_nic1(network, &format!("table {TABLE}")));
-        let by_nic0 = Ok(Answer::found(NIC0, network.router0));
-        let by_nic1 = Ok(Answer::found(NIC1, network.router1));
+        let by_nic0 = Ok(FibAnswer::found(NIC0, network.router0));
+        let by_nic1 = Ok(FibAnswer::found(NIC1, network.router1));
         let asked = |flags| helper.ask(&of_nic1(network, flags, network.world));
         rule(network, ["from", network.egress]);
         assert_eq!(&asked(OUTPUT), if network.is_v4() { &by_nic1 } else { &by_nic0 }, "by source");
@@ -457,8 +458,8 @@ fn fib_helper_knows_a_table_and_no_neighbour_since_linux_6_5() {
         batch(&default_of_nic1(network, &format!("table {TABLE}")));
         batch(&format!("neigh del {} dev nic1\n", network.router1));
         let is_new = kernel() >= (6, 5);
-        let by_table = Question { table: TABLE, ..of_nic1(network, OUTPUT | DIRECT | TBID, network.world) };
-        let without = Question { flags: by_table.flags | SKIP_NEIGH, ..by_table };
+        let by_table = FibQuestion { table: TABLE, ..of_nic1(network, OUTPUT | DIRECT | TBID, network.world) };
+        let without = FibQuestion { flags: by_table.flags | SKIP_NEIGH, ..by_table };
         for (asked, known) in [(by_table, NO_NEIGH), (without, SUCCESS)] {
             match helper.ask(&asked) {
                 Err(result) if result == -libc::EINVAL && !is_new => {
