@@ -59,8 +59,8 @@ pub struct CacheEntry {
     generations: Generations,
     ifindex: u32,
     mtu: u16,
-    /// The interface that the packet came in by, on which the decision of `from_netdev` depends. An index that does not
-    /// fit is cut, and then equal to none.
+    /// The interface that the packet came in by, on which the decision of `from_netdev` depends. Zero, which is none, for
+    /// an index that does not fit.
     came_by: u16,
     macs: Macs,
 }
@@ -294,7 +294,7 @@ fn begin(run: &Run<'_>, verdict: Verdict) -> Option<&'static mut CacheEntry> {
     cached.key = run.headers.tuple;
     cached.until_ns = run_ns() + LIFE_NS;
     cached.generations = pending.generations;
-    cached.came_by = run.packet.ifindex() as u16;
+    cached.came_by = u16::try_from(run.packet.ifindex()).unwrap_or(0);
     cached.verdict = verdict.index() as u16;
     Some(cached)
 }

@@ -208,6 +208,11 @@ impl Agent {
         Ok(self.log_text()?.contains("data plane is up"))
     }
 
+    /// Whether it has brought the kernel to the state of the cluster in this run, and serves.
+    pub fn has_served(&self) -> Result<bool> {
+        Ok(self.log_text()?.contains("this node can carry egress traffic"))
+    }
+
     /// The process, if it still runs.
     pub fn pid(&mut self) -> Result<Option<Pid>> {
         self.process.pid()

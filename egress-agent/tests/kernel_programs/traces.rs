@@ -260,6 +260,7 @@ const ELSEWHERE: &[(Verdict, &str)] = &[
     (Verdict::ForeignPod, "the uplink's"),
     (Verdict::ProgramBypassed, "the uplink's"),
     (Verdict::AddressConflict, "the uplink's"),
+    (Verdict::WrongInterface, "the uplink's"),
     (Verdict::SpoofedEgressIp, "the uplink's"),
     (Verdict::NoNatEntry, "the uplink's"),
     (Verdict::ReplyHere, "the uplink's"),

@@ -106,18 +106,22 @@ mutations! { PROGRAMS,
     "late-packets-of-a-moved-address-leave", PROGRAM_TO_NETDEV, ["lease::"], "likewise, where the node has a lease again":
         "(true, None) => Verdict::NotGateway," => "(true, None) => Verdict::NotOurs,";
     "late-packets-leave-by-any-interface", PROGRAM_TO_NETDEV, ["interfaces::"], "what has waited leaves to a network that does not have its address":
-        "(true, Some(_)) => Verdict::WrongInterface," => "(true, Some(_)) => Verdict::NotOurs,";
+        "(true, Some(owned)) if owned.is_elsewhere(packet.ifindex()) => Verdict::WrongInterface," => "";
     // An egress IP belongs to one interface.
     "arp-on-every-interface", PROGRAM_FROM_NETDEV, ["neighbours::"], "neighbours of another interface learn its link address (ARP flux)":
         "    if owned.ifindex != packet.ifindex() {\n        return Outcome::done(Verdict::WrongInterface);\n    }\n" => "";
     "claims-on-every-interface", PROGRAM_FROM_NETDEV, ["neighbours::"], "a host of another network that has the same address is reported":
         "owned.ifindex == packet.ifindex() && owned.mac" => "owned.mac";
     "egress-ip-by-every-interface", FROM_NETDEV, ["interfaces::"], "a forged answer reaches a pod by another network":
-        "        if owned.ifindex != ifindex {\n            return FromNetdev::Done(Verdict::WrongInterface);\n        }\n" => "";
+        "        if owned.is_elsewhere(ifindex) {\n            return FromNetdev::Done(Verdict::WrongInterface);\n        }\n" => "";
+    "shared-address-is-answered", PROGRAM_FROM_NETDEV, ["neighbours::"], "this node answers for a Service's address beside the Service's provider":
+        "(held.address == *target && !held.is_shared())" => "(held.address == *target)";
+    "shared-address-drops-clients", FROM_NETDEV, ["shared_addresses::"], "the Service's clients do not reach it":
+        "return if is_shared { or_left_alone(decision) } else { decision };" => "return decision;";
     "recent-by-any-interface", FLOW_CACHE, ["flow_cache::"], "likewise, for as long as the flow cache serves its flow":
         "let is_expected_here = || packet.ifindex() == u32::from(cached.came_by);" => "let is_expected_here = || true;";
     "guard-of-another-interface-skipped", TO_NETDEV, ["interfaces::"], "an egress IP leaves by an interface whose network does not have it":
-        "tables.owned_addr(source).is_some_and(|owned| owned.ifindex != meta.ifindex)" => "tables.owned_addr(source).is_some_and(|owned| owned.ifindex == 0)";
+        "is_some_and(|owned| owned.is_elsewhere(meta.ifindex))" => "is_some_and(|owned| owned.ifindex == 0)";
     "a-gap-is-no-end", LEASE_ABI, ["lease::"], "a machine that stood still serves what another node serves by now":
         "self.is_bounded() && now_ns.saturating_sub(self.heartbeat_ns) > self.stall_ns" => "self.is_bounded() && now_ns == u64::MAX";
     "a-gap-ends-an-endless-lease", LEASE_ABI, ["lease::"], "a cluster with one gateway loses egress on a quiet network":
