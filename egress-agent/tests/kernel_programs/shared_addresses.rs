@@ -118,7 +118,7 @@ fn ports_of_the_service_are_not_given() {
                 stage.mappings().into_values().filter(|(key, _)| outside(key)).map(|(key, _)| key.dport()).collect();
             assert_eq!(given.len(), 11);
             assert!(given.contains(&1999) && !given.iter().any(|port| (2000..2100).contains(port)), "{given:?}");
-            // Where nobody shares the address, they are its pods'.
+            // At an address that is not shared, they are its pods'.
             stage.own(cast.here, cast.egress);
             stage.redirects(
                 &FROM_POD,

@@ -1,4 +1,4 @@
-//! A load balancer for Services of type `LoadBalancer`, as MetalLB in layer 2 mode with kube-proxy behind it:
+//! A load balancer for Services of type `LoadBalancer`, as MetalLB in layer 2 mode with kube-proxy:
 //!
 //! ```text
 //! API server -> per Service: the node with its label answers ARP and neighbour discovery for its addresses (`status.loadBalancer`)

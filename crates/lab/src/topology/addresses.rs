@@ -8,7 +8,7 @@
 //! | the same renumbered | 10.20.20.0/24, node i is .(1+i), `ext2` is .1 | fd00:10:20:20::/64, same ends |
 //! | behind `ext2` | 203.0.113.0/24, the server is .10 | 2001:db8:203::/64 |
 //! | `ext` and `ext2` | 100.87.0.1 and .2 | fd98::1 and ::2 |
-//! | `ext2b` and the server behind it | 100.86.0.1 and .2 | fd99::1 and ::2 |
+//! | `ext2b` and its link to the server | 100.86.0.1 and .2 | fd99::1 and ::2 |
 //! | pods of node i | 10.244.i.0/24: router .1, node (mp0) .2, pods from .10 | fd00:10:244:i::/64, same ends |
 //! | between the routers | 100.88.0.i/16 | fd97::i/64 |
 //! | services | 10.96.0.0/16 | fd00:10:96::/112 |

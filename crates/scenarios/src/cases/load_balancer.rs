@@ -78,7 +78,7 @@ struct Calls<'a> {
 }
 
 impl Calls<'_> {
-    /// Whom a pod saw, by IPv4 and by IPv6; `None` without an answer.
+    /// The client addresses that a pod saw, by IPv4 and by IPv6; `None` without an answer.
     fn seen(&self) -> Result<[Option<IpAddr>; 2]> {
         let [v4, v6] = self.address.both().map(|to| {
             let reply = client::get_within(self.cluster.lab.outside(), SocketAddr::new(to, 80), "/", "caller", CALL)?;

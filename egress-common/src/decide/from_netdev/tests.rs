@@ -390,13 +390,18 @@ fn share(cast: &Cast, maps: &MemoryMaps) {
     maps.put_owned(ID, Owned::new(ID, addr(cast.egress), UPLINK, [2, 0, 0, 0, 0, 1], 1500).shared(ID));
 }
 
+/// The same, and the pod has a flow of datagrams and one of echo requests.
+fn share_with_flows(cast: &Cast, maps: &MemoryMaps) {
+    share(cast, maps);
+    begin(cast, maps, Origin::Here, &packet(cast.pod, cast.world, 4000, 80));
+    begin(cast, maps, Origin::Here, &packet(cast.pod, cast.world, 0, 0).echo(4002));
+}
+
 /// The flows of the pods come back, and the Service's clients reach it.
 #[test]
 fn at_a_shared_address_all_but_replies_are_left_alone() {
     both(|cast, maps| {
-        share(cast, maps);
-        begin(cast, maps, Origin::Here, &packet(cast.pod, cast.world, 4000, 80));
-        begin(cast, maps, Origin::Here, &packet(cast.pod, cast.world, 0, 0).echo(4002));
+        share_with_flows(cast, maps);
         let whole = packet(cast.world, cast.egress, 80, 4000);
         let pong = packet(cast.world, cast.egress, 0, 0).echo_reply(4002);
         for reply in [whole.clone(), pong, whole.clone().fragment(0, true), whole.clone().fragment(100, false)] {
@@ -442,9 +447,7 @@ fn at_a_shared_address_all_but_replies_are_left_alone() {
 #[test]
 fn fragments_of_a_services_client_stay_together() {
     both(|cast, maps| {
-        share(cast, maps);
-        begin(cast, maps, Origin::Here, &packet(cast.pod, cast.world, 4000, 80));
-        begin(cast, maps, Origin::Here, &packet(cast.pod, cast.world, 0, 0).echo(4002));
+        share_with_flows(cast, maps);
         let datagrams = [
             (packet(cast.world, cast.egress, 80, 4000), packet(cast.world, cast.egress, 4000, 443)),
             (packet(cast.world, cast.egress, 0, 0).echo_reply(4002), packet(cast.world, cast.egress, 0, 0).echo(9)),

@@ -126,7 +126,7 @@ fn ports_of_a_service_are_not_given() {
             translate(&packet.headers(), &Quote::NONE, maps, &pool, &OWNER).map(|nat_entry| nat_entry.other.dport())
         };
         let elsewhere = packet(cast.pod, cast.world, 2001, 81);
-        assert_eq!(asked(elsewhere), Ok(2001), "a Service's port at an address that nobody shares");
+        assert_eq!(asked(elsewhere), Ok(2001), "a Service's port at an address that is not shared");
         maps.put_owned(OWNER.egress_id, maps.owned(OWNER.egress_id).expect("it is owned").shared(OWNER.egress_id));
         let udp = |port| asked(packet(cast.pod, cast.world, port, 80));
         assert_eq!(udp(2002), Ok(2002));
