@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 use crate::agents::{Agent, AgentOptions, Controller};
-use crate::api_objects::{ASSIGNABLE, EGRESS_IPS, EVENTS, LEASE, assigned, path_of};
+use crate::api_objects::{ASSIGNABLE, EGRESS_IPS, EVENTS, LEASE, LEDGER, assigned, path_of};
 use crate::kube_api::{ApiChoice, KubeApi};
 use crate::pins::AgentPins;
 use crate::test::LabContext;
@@ -298,6 +298,13 @@ impl TestCluster {
         let holder = lease["spec"]["holderIdentity"].as_str().unwrap_or_default();
         let Some((node, _)) = holder.split_once('_') else { return Ok(None) };
         Ok(Some((NodeNumber::of(node)?, lease["spec"]["renewTime"].to_string())))
+    }
+
+    /// Whether the leases of all nodes have an end: that of a node that is the only one that could host its addresses has none,
+    /// and nothing of it is given away before its agent has heard of another.
+    pub fn leases_have_an_end(&self) -> Result<bool> {
+        let ledger = self.api.get(LEDGER)?.unwrap_or_default();
+        Ok(["endless-leases", "ending-leases"].iter().all(|key| ledger["data"][key].is_null()))
     }
 
     /// Cuts the API server off, or connects it again.

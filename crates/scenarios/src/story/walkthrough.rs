@@ -8,7 +8,6 @@ use std::io::ErrorKind;
 
 use super::report::StoryReport;
 use crate::prelude::*;
-use egress_lab::api_objects::LEDGER;
 use egress_lab::kube_api::KubeApi;
 use egress_lab::wait::poll;
 
@@ -56,13 +55,9 @@ impl Walkthrough {
         self.show(&typed, |api| api.label_node(&node, ASSIGNABLE, on.then_some("")))
     }
 
-    /// Waits until the lease of each node has an end: of a node that was the only one that could host its addresses nothing is
-    /// given away before its agent has heard of the other.
+    /// Waits until the lease of each node has an end ([`TestCluster::leases_have_an_end`]).
     pub(super) fn leases_end(&self) -> Result<()> {
-        let ended = poll(self.patience, || {
-            let ledger = self.cluster.api.get(LEDGER)?.unwrap_or_default();
-            Ok(["endless-leases", "ending-leases"].iter().all(|key| ledger["data"][key].is_null()).then_some(()))
-        })?;
+        let ended = poll(self.patience, || Ok(self.cluster.leases_have_an_end()?.then_some(())))?;
         ended.context("a lease has no end though another node could host the address")
     }
 
